@@ -1,0 +1,48 @@
+package failpoint
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+)
+
+var testPoint = New("failpoint.test")
+
+func TestArmedActions(t *testing.T) {
+	t.Cleanup(func() { _ = Arm("failpoint.test", "") })
+	if err := testPoint.Hit(t.Context()); err != nil {
+		t.Fatalf("unarmed point: %v", err)
+	}
+	if err := Arm("failpoint.test", "2*error(boom)"); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 {
+		err := testPoint.Hit(t.Context())
+		if want := i < 2; (err != nil) != want {
+			t.Errorf("hit %d of 2*error: %v", i, err)
+		}
+	}
+	if err := Arm("failpoint.test", "hang"); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if err := testPoint.Hit(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("hang ended with %v, want the context's error", err)
+	}
+}
+
+func TestBadSpecs(t *testing.T) {
+	for _, spec := range []string{"explode", "0*error(x)", "x*kill", "delay(soon)"} {
+		if err := Arm("failpoint.test", spec); err == nil {
+			t.Errorf("Arm(%q) succeeded", spec)
+		}
+	}
+	if err := Arm("no.such.point", "kill"); err == nil {
+		t.Error("an unknown point was armed")
+	}
+	if _, err := parse("name-without-action"); err == nil {
+		t.Error("an entry without action was taken")
+	}
+}
