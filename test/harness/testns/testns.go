@@ -1,0 +1,248 @@
+package testns
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The environment that a command inside finds.
+const (
+	// EnvDir is the run's own directory, on a disk rather than in memory; it is removed afterwards.
+	EnvDir = "TRIPOD_TEST_DIR"
+	// EnvCgroup is the path, the same in every hierarchy, below which the run may make cgroups; removed afterwards.
+	EnvCgroup = "TRIPOD_TEST_CGROUP"
+
+	// envInit marks the process that becomes PID 1.
+	envInit = "TRIPOD_TESTNS_INIT"
+	prefix  = "tripod-test-"
+	// grace is how long a command that was sent a signal may take to end.
+	grace = 15 * time.Second
+)
+
+// exitSetup is the exit code when the world could not be made or unmade, and, if Options.Strict, when the command
+// left something running.
+const exitSetup = 70
+
+// Options of Run.
+type Options struct {
+	// Strict makes a command that leaves processes running fail with exit code 70.
+	Strict bool
+}
+
+// Inside reports whether this process runs in such a world already.
+func Inside() bool { return os.Getenv(EnvDir) != "" }
+
+// Reenter must be called first by every program that calls Run: the world's PID 1 is that program again.
+// It returns at once in every other process.
+func Reenter() {
+	if mode := os.Getenv(envInit); mode != "" {
+		os.Exit(initMain(os.Args[1:], mode == "strict"))
+	}
+}
+
+// Run runs argv in a new world and returns its exit code (128+n when signal n ended it).
+func Run(argv []string, o Options) int {
+	// Pdeathsig is about the thread that forks.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+
+	w, err := newWorld()
+	if err != nil {
+		return fail(err)
+	}
+	code, err := w.supervise(argv, o)
+	if err := errors.Join(err, w.remove()); err != nil && code == 0 {
+		return fail(err)
+	} else if err != nil {
+		fail(err)
+	}
+	return code
+}
+
+func fail(err error) int {
+	fmt.Fprintf(os.Stderr, "testns: %v\n", err)
+	return exitSetup
+}
+
+// world is what has a name on the host.
+type world struct {
+	dir    string
+	cgroup string // below the root of every hierarchy
+	lock   *os.File
+}
+
+func newWorld() (*world, error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("root is needed to make namespaces; run it as root")
+	}
+	base := baseDir()
+	sweep(base)
+	dir, err := os.MkdirTemp(base, prefix)
+	if err != nil {
+		return nil, err
+	}
+	w := &world{dir: dir, cgroup: "/" + filepath.Base(dir)}
+	if w.lock, err = lock(dir); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	return w, os.Mkdir(filepath.Join(dir, "tmp"), 0o1777)
+}
+
+// baseDir is TMPDIR unless that is in memory: image layers and overlays want a disk.
+func baseDir() string {
+	var fs unix.Statfs_t
+	if dir := os.Getenv("TMPDIR"); dir != "" && unix.Statfs(dir, &fs) == nil && fs.Type != unix.TMPFS_MAGIC {
+		return dir
+	}
+	return "/var/tmp"
+}
+
+// lock takes the lock that says that dir's run is alive.
+func lock(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
+	}
+	return f, nil
+}
+
+// sweep removes what runs left whose supervisor was killed. A run that has only just begun may not have its lock
+// yet, so young directories are left alone.
+func sweep(base string) {
+	dirs, _ := filepath.Glob(filepath.Join(base, prefix+"*"))
+	for _, dir := range dirs {
+		if fi, err := os.Lstat(dir); err != nil || !fi.IsDir() || time.Since(fi.ModTime()) < time.Minute {
+			continue
+		}
+		if l, err := lock(dir); err == nil {
+			if err := (&world{dir: dir, cgroup: "/" + filepath.Base(dir), lock: l}).remove(); err != nil {
+				fmt.Fprintf(os.Stderr, "testns: left over by a killed run: %v\n", err)
+			}
+		}
+	}
+}
+
+// supervise starts this program again as PID 1 of the new namespaces and waits for it.
+func (w *world) supervise(argv []string, o Options) (int, error) {
+	mode := "lenient"
+	if o.Strict {
+		mode = "strict"
+	}
+	c := exec.Command("/proc/self/exe", argv...)
+	c.Stdin, c.Stdout, c.Stderr = os.Stdin, os.Stdout, os.Stderr
+	c.Env = append(os.Environ(), envInit+"="+mode, EnvDir+"="+w.dir, EnvCgroup+"="+w.cgroup,
+		"TMPDIR="+filepath.Join(w.dir, "tmp"))
+	c.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
+		Pdeathsig:  unix.SIGKILL,
+	}
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, forwarded...)
+	defer signal.Stop(signals)
+	if err := c.Start(); err != nil {
+		return exitSetup, fmt.Errorf("make namespaces: %w", err)
+	}
+	done := make(chan struct{})
+	defer close(done)
+	go relay(c.Process, signals, done)
+	// What it exits with is the command's business; the state tells.
+	_ = c.Wait()
+	return exitCode(c.ProcessState.Sys().(syscall.WaitStatus)), nil
+}
+
+var forwarded = []os.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT}
+
+// relay passes signals on; from the first one the grace runs, and the third one ends it (a terminal's first ^C
+// reaches the command directly as well).
+func relay(p *os.Process, signals <-chan os.Signal, done <-chan struct{}) {
+	var expired <-chan time.Time
+	for n := 1; ; n++ {
+		select {
+		case s := <-signals:
+			if n > 2 {
+				_ = p.Kill()
+			}
+			_ = p.Signal(s)
+			if expired == nil {
+				expired = time.After(grace)
+			}
+		case <-expired:
+			_ = p.Kill()
+		case <-done:
+			return
+		}
+	}
+}
+
+func exitCode(ws syscall.WaitStatus) int {
+	if ws.Signaled() {
+		return 128 + int(ws.Signal())
+	}
+	return ws.ExitStatus()
+}
+
+// remove removes what the kernel does not: the cgroups and the directory. All of the run's processes are dead.
+func (w *world) remove() error {
+	var errs []error
+	for _, root := range cgroupRoots() {
+		errs = append(errs, removeCgroup(filepath.Join(root, w.cgroup)))
+	}
+	errs = append(errs, os.RemoveAll(w.dir), w.lock.Close())
+	return errors.Join(errs...)
+}
+
+// cgroupRoots returns the mount point of every cgroup hierarchy, v1 and v2.
+func cgroupRoots() []string {
+	data, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		return nil
+	}
+	var roots []string
+	for line := range strings.Lines(string(data)) {
+		if f := strings.Fields(line); len(f) > 2 && (f[2] == "cgroup" || f[2] == "cgroup2") {
+			roots = append(roots, f[1])
+		}
+	}
+	return roots
+}
+
+// removeCgroup removes a cgroup and those below it, waiting a while for the dead to leave.
+func removeCgroup(dir string) error {
+	children, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	for _, c := range children {
+		if c.IsDir() {
+			if err := removeCgroup(filepath.Join(dir, c.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	for deadline := time.Now().Add(5 * time.Second); ; {
+		err := unix.Rmdir(dir)
+		if err == nil || errors.Is(err, unix.ENOENT) {
+			return nil
+		}
+		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
+			return fmt.Errorf("remove cgroup %s: %w", dir, err)
+		}
+		time.Sleep(10 * time.Millisecond) // the kernel has no event for a cgroup that has become removable
+	}
+}

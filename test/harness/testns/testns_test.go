@@ -1,0 +1,156 @@
+package testns
+
+import (
+	"bufio"
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestMain makes this test binary its own testns: with runEnv set it runs its arguments in a new world.
+func TestMain(m *testing.M) {
+	Reenter()
+	if mode := os.Getenv(runEnv); mode != "" {
+		os.Unsetenv(runEnv)
+		os.Exit(Run(os.Args[1:], Options{Strict: mode == "strict"}))
+	}
+	os.Exit(m.Run())
+}
+
+const runEnv = "TESTNS_TEST_RUN"
+
+func command(t *testing.T, mode, script string) (*exec.Cmd, *bytes.Buffer) {
+	t.Helper()
+	c := exec.Command("/proc/self/exe", "sh", "-c", script)
+	c.Env = append(os.Environ(), runEnv+"="+mode)
+	var stderr bytes.Buffer
+	c.Stderr = &stderr
+	return c, &stderr
+}
+
+// gone fails the test when anything with the run's name is left on the host.
+func gone(t *testing.T, dir string) {
+	t.Helper()
+	if filepath.Base(dir) == "." || !strings.Contains(dir, prefix) {
+		t.Fatalf("not a run's directory: %q", dir)
+	}
+	if _, err := os.Stat(dir); !os.IsNotExist(err) {
+		t.Errorf("%s is left: %v", dir, err)
+	}
+	for _, root := range cgroupRoots() {
+		if _, err := os.Stat(filepath.Join(root, filepath.Base(dir))); !os.IsNotExist(err) {
+			t.Errorf("cgroup %s is left in %s", filepath.Base(dir), root)
+		}
+	}
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Contains(mounts, []byte(filepath.Base(dir))) {
+		t.Errorf("a mount of %s is left", dir)
+	}
+}
+
+func TestExitCodeAndCleanUp(t *testing.T) {
+	c, stderr := command(t, "lenient", `
+		set -e
+		echo $TRIPOD_TEST_DIR
+		for h in $(awk '$3 ~ /^cgroup/ {print $2}' /proc/mounts); do
+			mkdir -p $h$TRIPOD_TEST_CGROUP/a/b
+		done
+		mount -t tmpfs x $TRIPOD_TEST_DIR/tmp
+		touch $TRIPOD_TEST_DIR/tmp/file
+		ip link add br0 type bridge
+		ip netns add pod
+		ip netns exec pod sleep 1000 &
+		exit 7`)
+	out, err := c.Output()
+	if c.ProcessState.ExitCode() != 7 {
+		t.Fatalf("exit code %d (%v), want 7\n%s", c.ProcessState.ExitCode(), err, stderr)
+	}
+	if !strings.Contains(stderr.String(), "sleep 1000") {
+		t.Errorf("the process left running is not named: %s", stderr)
+	}
+	gone(t, strings.TrimSpace(string(out)))
+}
+
+func TestStrictFailsOnLeftovers(t *testing.T) {
+	c, stderr := command(t, "strict", "setsid sleep 1000 & exit 0")
+	_ = c.Run()
+	if c.ProcessState.ExitCode() != exitSetup {
+		t.Errorf("exit code %d, want %d\n%s", c.ProcessState.ExitCode(), exitSetup, stderr)
+	}
+}
+
+func TestIsolation(t *testing.T) {
+	c, stderr := command(t, "strict", `
+		set -e
+		test "$(cat /proc/sys/net/ipv4/ip_forward)" = 1
+		test "$(cat /proc/1/comm)" = exe -o "$(cat /proc/1/cmdline | tr '\0' ' ' | cut -c1-14)" = /proc/self/exe
+		test -d /sys/fs/cgroup
+		test -z "$(ls -A /run)"
+		test "$(findmnt -no PROPAGATION /)" = shared
+		test -z "$(findmnt -no TARGET /sys/fs/cgroup/unified)"
+		test "$(ls /sys/class/net/ >/dev/null; ip -o link | wc -l)" = 1
+		ip -o link show lo | grep -q UP`)
+	if err := c.Run(); err != nil {
+		t.Errorf("%v\n%s", err, stderr)
+	}
+}
+
+// TestSignal sends a signal to the supervisor; the command's trap must see it, and nothing may be left.
+func TestSignal(t *testing.T) {
+	c, stderr := command(t, "lenient", `trap 'exit 42' TERM; echo $TRIPOD_TEST_DIR; sleep 1000 & wait`)
+	dir := startAndReadLine(t, c)
+	if err := c.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Wait()
+	if c.ProcessState.ExitCode() != 42 {
+		t.Errorf("exit code %d, want 42\n%s", c.ProcessState.ExitCode(), stderr)
+	}
+	gone(t, dir)
+}
+
+// TestKilledSupervisor: the processes die with it, and a later run sweeps the directory and the cgroups.
+func TestKilledSupervisor(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	c, _ := command(t, "lenient", `
+		for h in $(awk '$3 ~ /^cgroup/ {print $2}' /proc/mounts); do mkdir -p $h$TRIPOD_TEST_CGROUP; done
+		echo $TRIPOD_TEST_DIR; sleep 1000`)
+	dir := startAndReadLine(t, c)
+	if err := c.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Wait() // returns once every holder of the output pipe is dead: the whole world is
+	old := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(dir, old, old); err != nil {
+		t.Fatal(err)
+	}
+	next, stderr := command(t, "strict", "true")
+	if err := next.Run(); err != nil {
+		t.Fatalf("%v\n%s", err, stderr)
+	}
+	gone(t, dir)
+}
+
+func startAndReadLine(t *testing.T, c *exec.Cmd) string {
+	t.Helper()
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(line)
+}
