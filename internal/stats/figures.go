@@ -1,0 +1,156 @@
+package stats
+
+import (
+	"math"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Unlimited is the value of a limit that is not set ("max" on cgroup v2).
+const Unlimited uint64 = math.MaxUint64
+
+// Figures is what a cgroup, with its children, used up to Time. Counters run from the cgroup's creation.
+type Figures struct {
+	// Time is when the reading began; it carries the monotonic clock.
+	Time   time.Time
+	CPU    CPU
+	Memory Memory
+	// IO has one entry per block device that was read or written.
+	IO   []DeviceIO
+	Pids Pids
+	PSI  PSI
+}
+
+// CPU is processor time. All times are nanoseconds summed over the cores.
+type CPU struct {
+	// Usage is the time used; User and System are its split as the kernel accounts it (10 ms grain on v1).
+	Usage, User, System uint64
+	// Periods counts the enforcement periods of the CFS quota, ThrottledPeriods those in which it ran out, and
+	// Throttled the time spent waiting for the next one.
+	Periods, ThrottledPeriods, Throttled uint64
+}
+
+// Memory is memory, in bytes but for the counters.
+type Memory struct {
+	// Usage is everything charged: anonymous memory, page cache, kernel memory. MaxUsage is its peak (0: unknown).
+	Usage, MaxUsage uint64
+	// WorkingSet is Usage less the inactive file cache, as cAdvisor and the kubelet's eviction have it.
+	WorkingSet uint64
+	// RSS is anonymous memory, Cache page cache, MappedFile the part of it that is mapped, Kernel kernel memory.
+	RSS, Cache, MappedFile, Kernel uint64
+	// PageFaults counts all page faults, MajorPageFaults those that needed I/O.
+	PageFaults, MajorPageFaults uint64
+	// Limit is the cgroup's own limit, or Unlimited.
+	Limit uint64
+	// Failcnt counts how often the limit was hit; OOMKills how many processes the OOM killer ended for it.
+	Failcnt, OOMKills uint64
+	// Swap is nil where the kernel does not account swap per cgroup.
+	Swap *Swap
+}
+
+// Swap is swap space in bytes: what is used and how much may be (Unlimited: no limit of the cgroup's own).
+type Swap struct{ Usage, Limit uint64 }
+
+// DeviceIO is the traffic with one block device.
+type DeviceIO struct {
+	Major, Minor          uint32
+	ReadBytes, WriteBytes uint64
+	Reads, Writes         uint64
+}
+
+// Pids counts tasks (processes and their threads) and tells how many there may be.
+type Pids struct{ Current, Limit uint64 }
+
+// PSI is pressure stall information (kernel: Documentation/accounting/psi.rst). A nil member is not offered by the
+// kernel: cgroup v1 has none, unless a v2 hierarchy holds the same cgroup beside it.
+type PSI struct{ CPU, Memory, IO *Pressure }
+
+// Pressure tells of the time in which some, or all (Full), tasks of a cgroup were stalled for one resource.
+type Pressure struct{ Some, Full Stall }
+
+// Stall is a total in nanoseconds and moving averages in percent over 10, 60 and 300 seconds.
+type Stall struct {
+	Total                uint64
+	Avg10, Avg60, Avg300 float64
+}
+
+// Available is what may still be used below the limit, counted from the working set; false when there is no limit.
+func (m Memory) Available() (uint64, bool) { return below(m.Limit, m.WorkingSet) }
+
+// Available is what may still be swapped below the limit; false when there is no limit.
+func (s Swap) Available() (uint64, bool) { return below(s.Limit, s.Usage) }
+
+func below(limit, used uint64) (uint64, bool) {
+	if limit == Unlimited {
+		return 0, false
+	}
+	return limit - min(used, limit), true
+}
+
+// CPUUsage is the CRI's message, without UsageNanoCores: that takes two moments (see Sampler.CPUUsage).
+func (f Figures) CPUUsage() *runtimeapi.CpuUsage {
+	return &runtimeapi.CpuUsage{
+		Timestamp:            f.Time.UnixNano(),
+		UsageCoreNanoSeconds: value(f.CPU.Usage),
+		Psi:                  f.PSI.CPU.message(),
+	}
+}
+
+// MemoryUsage is the CRI's message; AvailableBytes is absent when there is no limit.
+func (f Figures) MemoryUsage() *runtimeapi.MemoryUsage {
+	m := f.Memory
+	return &runtimeapi.MemoryUsage{
+		Timestamp:       f.Time.UnixNano(),
+		WorkingSetBytes: value(m.WorkingSet),
+		AvailableBytes:  optional(m.Available()),
+		UsageBytes:      value(m.Usage),
+		RssBytes:        value(m.RSS),
+		PageFaults:      value(m.PageFaults),
+		MajorPageFaults: value(m.MajorPageFaults),
+		Psi:             f.PSI.Memory.message(),
+	}
+}
+
+// SwapUsage is the CRI's message; nil where swap is not accounted.
+func (f Figures) SwapUsage() *runtimeapi.SwapUsage {
+	s := f.Memory.Swap
+	if s == nil {
+		return nil
+	}
+	return &runtimeapi.SwapUsage{
+		Timestamp:          f.Time.UnixNano(),
+		SwapAvailableBytes: optional(s.Available()),
+		SwapUsageBytes:     value(s.Usage),
+	}
+}
+
+// ProcessUsage is the CRI's message. Its count is the kernel's (tasks), the only one that includes child cgroups.
+func (f Figures) ProcessUsage() *runtimeapi.ProcessUsage {
+	return &runtimeapi.ProcessUsage{Timestamp: f.Time.UnixNano(), ProcessCount: value(f.Pids.Current)}
+}
+
+// IOUsage is the CRI's message, which carries the I/O pressure alone.
+func (f Figures) IOUsage() *runtimeapi.IoUsage {
+	return &runtimeapi.IoUsage{Timestamp: f.Time.UnixNano(), Psi: f.PSI.IO.message()}
+}
+
+func (p *Pressure) message() *runtimeapi.PsiStats {
+	if p == nil {
+		return nil
+	}
+	return &runtimeapi.PsiStats{Full: p.Full.message(), Some: p.Some.message()}
+}
+
+func (s Stall) message() *runtimeapi.PsiData {
+	return &runtimeapi.PsiData{Total: s.Total, Avg10: s.Avg10, Avg60: s.Avg60, Avg300: s.Avg300}
+}
+
+func value(v uint64) *runtimeapi.UInt64Value { return &runtimeapi.UInt64Value{Value: v} }
+
+func optional(v uint64, ok bool) *runtimeapi.UInt64Value {
+	if !ok {
+		return nil
+	}
+	return value(v)
+}

@@ -1,0 +1,178 @@
+package stats_test
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/stats"
+)
+
+// realCgroup makes a cgroup of the host's in the hierarchies that this package reads, with a memory limit, and
+// removes it at the end of the test. leave says how: before the test ends the caller may call it itself.
+func realCgroup(t testing.TB, limit int) (path string, join func(pid int), leave func()) {
+	t.Helper()
+	root, err := stats.Detect()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path = fmt.Sprintf("/tripod-stats-test-%d", os.Getpid())
+	controllers, limitFile := []string{"cpuacct", "memory", "cpu", "pids", "blkio"}, "memory.limit_in_bytes"
+	if root.V2 {
+		controllers, limitFile = []string{""}, "memory.max"
+	}
+	var dirs []string
+	for _, controller := range controllers {
+		dir := filepath.Join(root.Mount, controller, path)
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		dirs = append(dirs, dir)
+		file := filepath.Join(dir, limitFile)
+		if _, err := os.Stat(file); err == nil {
+			write(t, file, limit)
+		}
+	}
+	join = func(pid int) {
+		for _, dir := range dirs {
+			write(t, filepath.Join(dir, "cgroup.procs"), pid)
+		}
+	}
+	leave = func() {
+		for _, dir := range dirs {
+			if err := os.Remove(dir); err != nil && !os.IsNotExist(err) {
+				t.Error(err)
+			}
+		}
+	}
+	t.Cleanup(leave)
+	return path, join, leave
+}
+
+func write(t testing.TB, file string, number int) {
+	t.Helper()
+	if err := os.WriteFile(file, []byte(strconv.Itoa(number)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A program that burns CPU and touches memory in a real cgroup shows there, and once it is gone so are the figures.
+func TestRealCgroup(t *testing.T) {
+	const limit = 64 << 20
+	path, join, leave := realCgroup(t, limit)
+	c, err := stats.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, err := c.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	runIn(t, join, `i=0; s=xxxxxxxxxxxxxxxx; while [ $i -lt 19 ]; do i=$((i+1)); s=$s$s; done; echo ready; read _`, func() {
+		f, err := c.Read()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f.CPU.Usage <= before.CPU.Usage {
+			t.Errorf("CPU usage stayed at %d ns", f.CPU.Usage)
+		}
+		if f.Memory.Usage == 0 || f.Memory.RSS == 0 || f.Memory.PageFaults == 0 || f.Memory.MaxUsage < f.Memory.RSS {
+			t.Errorf("memory %+v", f.Memory)
+		}
+		if left, ok := f.Memory.Available(); !ok || f.Memory.Limit != limit || left > limit {
+			t.Errorf("limit %d, available %d, want a limit of %d", f.Memory.Limit, left, limit)
+		}
+		if f.Pids.Current != 1 {
+			t.Errorf("%d processes, want 1", f.Pids.Current)
+		}
+	})
+	if n, err := stats.OOMKills(path); n != 0 || err != nil {
+		t.Errorf("OOM kills %d, %v", n, err)
+	}
+	leave()
+	if _, err := c.Read(); !errdefs.IsNotFound(err) {
+		t.Errorf("a removed cgroup: %v", err)
+	}
+}
+
+// The OOM killer's work is counted.
+func TestRealOOMKill(t *testing.T) {
+	path, join, _ := realCgroup(t, 4<<20)
+	cmd := exec.Command("sh", "-c", `read _; exec tail -n1 /dev/zero`)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	join(cmd.Process.Pid)
+	in.Close()
+	if err := cmd.Wait(); err == nil {
+		t.Fatal("endless memory fitted into 4 MiB")
+	}
+	if n, err := stats.OOMKills(path); n != 1 || err != nil {
+		t.Errorf("OOM kills %d, %v; want 1", n, err)
+	}
+}
+
+// runIn runs a shell script in the cgroup and calls check when the script has said "ready".
+func runIn(t *testing.T, join func(pid int), script string, check func()) {
+	t.Helper()
+	cmd := exec.Command("sh", "-c", "read _; "+script)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	defer in.Close()
+	join(cmd.Process.Pid)
+	fmt.Fprintln(in)
+	word := make([]byte, 16)
+	if n, err := out.Read(word); err != nil || !bytes.HasPrefix(word[:n], []byte("ready")) {
+		t.Fatalf("the script said %q: %v", word[:n], err)
+	}
+	check()
+}
+
+// BenchmarkRead is a container's figures from the real file system; the bar is 150 µs.
+func BenchmarkRead(b *testing.B) {
+	path, _, _ := realCgroup(b, 64<<20)
+	c, err := stats.Open(path)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := c.Read(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkReadV2 reads the fake v2 tree.
+func BenchmarkReadV2(b *testing.B) {
+	c, err := stats.Root{Mount: tree(b, v2Tree), V2: true}.Open(group)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := c.Read(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
