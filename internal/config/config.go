@@ -1,0 +1,175 @@
+package config
+
+import (
+	_ "embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/pelletier/go-toml/v2"
+)
+
+// DefaultPath is the file that the daemon reads when it is told of no other.
+const DefaultPath = "/etc/tripod/config.toml"
+
+//go:embed default.toml
+var defaults []byte
+
+// Config is the whole configuration. The meaning of each key stands in default.toml.
+type Config struct {
+	Root     string   `toml:"root"`
+	State    string   `toml:"state"`
+	GRPC     GRPC     `toml:"grpc"`
+	Log      Log      `toml:"log"`
+	Image    Image    `toml:"image"`
+	Network  Network  `toml:"network"`
+	Linux    Linux    `toml:"linux"`
+	Node     Node     `toml:"node"`
+	Backends Backends `toml:"backends"`
+	Debug    Debug    `toml:"debug"`
+}
+
+// GRPC is the front door: the CRI socket and the streaming server.
+type GRPC struct {
+	Socket           string `toml:"socket"`
+	StreamingAddress string `toml:"streaming_address"`
+}
+
+// Log is what is logged, and how.
+type Log struct {
+	Level  string `toml:"level"`
+	Format string `toml:"format"`
+}
+
+// Image configures the content store and pulls.
+type Image struct {
+	HostsDirs              []string `toml:"hosts_dirs"`
+	Pinned                 []string `toml:"pinned"`
+	MaxConcurrentDownloads int      `toml:"max_concurrent_downloads"`
+	PullProgressTimeout    Duration `toml:"pull_progress_timeout"`
+	DockerConfig           string   `toml:"docker_config"`
+}
+
+// Network configures CNI.
+type Network struct {
+	ConfDir       string         `toml:"conf_dir"`
+	BinDirs       []string       `toml:"bin_dirs"`
+	NetnsDir      string         `toml:"netns_dir"`
+	PluginTimeout Duration       `toml:"plugin_timeout"`
+	Default       DefaultNetwork `toml:"default"`
+}
+
+// DefaultNetwork is the network of a node without a CNI configuration.
+type DefaultNetwork struct {
+	Bridge   string `toml:"bridge"`
+	SubnetV4 string `toml:"subnet_v4"`
+	SubnetV6 string `toml:"subnet_v6"`
+	MTU      int    `toml:"mtu"`
+}
+
+// Linux configures the backend of OCI containers.
+type Linux struct {
+	Runtime      string `toml:"runtime"`
+	Conmon       string `toml:"conmon"`
+	CgroupDriver string `toml:"cgroup_driver"`
+	CgroupParent string `toml:"cgroup_parent"`
+}
+
+// Node configures the pod pool.
+type Node struct {
+	DefaultHandler       string   `toml:"default_handler"`
+	OperationTimeout     Duration `toml:"operation_timeout"`
+	ComponentLabelPrefix string   `toml:"component_label_prefix"`
+}
+
+// Backends switches backends on that are not there by default.
+type Backends struct {
+	Fake bool `toml:"fake"`
+}
+
+// Debug is for people who look into the daemon.
+type Debug struct {
+	Socket string `toml:"socket"`
+}
+
+// Duration is a time.Duration that is written "1m30s" in TOML.
+type Duration time.Duration
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (d *Duration) UnmarshalText(text []byte) error {
+	v, err := time.ParseDuration(string(text))
+	if err != nil {
+		return fmt.Errorf("%q is not a duration such as \"90s\" or \"2m\"", text)
+	}
+	*d = Duration(v)
+	return nil
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (d Duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }
+
+// DefaultTOML is the commented text of the defaults.
+func DefaultTOML() string { return string(defaults) }
+
+// Default is the configuration of a node without a file.
+func Default() *Config {
+	c := &Config{}
+	if err := decode(c, defaults, "default.toml"); err != nil {
+		panic(err) // embedded in the program; a test decodes it
+	}
+	return c
+}
+
+// Parse reads a document over the defaults; name is for messages. Unknown keys are errors that give key and line.
+func Parse(document []byte, name string) (*Config, error) {
+	c := Default()
+	if err := decode(c, document, name); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// Load reads the file at path. With an empty path it reads DefaultPath, which need not be there.
+func Load(path string) (*Config, error) {
+	name := path
+	if name == "" {
+		name = DefaultPath
+	}
+	document, err := os.ReadFile(name)
+	if path == "" && errors.Is(err, fs.ErrNotExist) {
+		return Default(), nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("configuration: %w", err)
+	}
+	return Parse(document, name)
+}
+
+// TOML writes the configuration as it stands, without comments.
+func (c *Config) TOML() ([]byte, error) { return toml.Marshal(c) }
+
+func decode(c *Config, document []byte, name string) error {
+	err := toml.NewDecoder(strings.NewReader(string(document))).DisallowUnknownFields().Decode(c)
+	var unknown *toml.StrictMissingError
+	if errors.As(err, &unknown) {
+		errs := make([]error, 0, len(unknown.Errors))
+		for i := range unknown.Errors {
+			row, _ := unknown.Errors[i].Position()
+			errs = append(errs, fmt.Errorf("%s:%d: unknown key %q (`tripod config default` lists all)",
+				name, row, strings.Join(unknown.Errors[i].Key(), ".")))
+		}
+		return errors.Join(errs...)
+	}
+	var bad *toml.DecodeError
+	if errors.As(err, &bad) {
+		row, column := bad.Position()
+		return fmt.Errorf("%s:%d:%d: %s", name, row, column, strings.TrimPrefix(bad.Error(), "toml: "))
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}

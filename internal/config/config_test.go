@@ -1,0 +1,183 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestDefaultIsValidAndDerivesPaths(t *testing.T) {
+	c := Default()
+	if err := c.Complete(); err != nil {
+		t.Fatal(err)
+	}
+	if c.GRPC.Socket != "/run/tripod/tripod.sock" || c.Network.NetnsDir != "/run/tripod/netns" {
+		t.Errorf("derived %q, %q", c.GRPC.Socket, c.Network.NetnsDir)
+	}
+	c = Default()
+	c.State = "/run/other"
+	if err := c.Complete(); err != nil || c.GRPC.Socket != "/run/other/tripod.sock" || c.Network.NetnsDir != "/run/other/netns" {
+		t.Errorf("with another state directory: %q, %q, %v", c.GRPC.Socket, c.Network.NetnsDir, err)
+	}
+}
+
+// keys lists the TOML names of all fields with their section.
+func keys(t reflect.Type, section string) []string {
+	var all []string
+	for i := range t.NumField() {
+		f := t.Field(i)
+		name := f.Tag.Get("toml")
+		if f.Type.Kind() == reflect.Struct {
+			all = append(all, keys(f.Type, strings.TrimPrefix(section+"."+name, "."))...)
+		} else {
+			all = append(all, section+" "+name)
+		}
+	}
+	return all
+}
+
+func TestDefaultTOMLNamesEveryKeyWithAComment(t *testing.T) {
+	section, comment := "", false
+	documented := map[string]bool{}
+	key := regexp.MustCompile(`^([a-z0-9_]+) = `)
+	for line := range strings.Lines(DefaultTOML()) {
+		line = strings.TrimSpace(line)
+		switch {
+		case strings.HasPrefix(line, "["):
+			section, comment = strings.Trim(line, "[]"), false
+		case strings.HasPrefix(line, "#"):
+			comment = true
+		case line == "":
+			comment = false
+		default:
+			m := key.FindStringSubmatch(line)
+			if m == nil {
+				t.Fatalf("not a key: %q", line)
+			}
+			if !comment {
+				t.Errorf("[%s] %s has no comment", section, m[1])
+			}
+			documented[section+" "+m[1]] = true
+			comment = false
+		}
+	}
+	all := keys(reflect.TypeFor[Config](), "")
+	for _, k := range all {
+		if !documented[k] {
+			t.Errorf("default.toml lacks %q", k)
+		}
+	}
+	if len(documented) != len(all) {
+		t.Errorf("default.toml has %d keys, Config has %d", len(documented), len(all))
+	}
+}
+
+func TestRoundTrip(t *testing.T) {
+	c, err := Parse([]byte(`
+root = "/srv/t"
+[image]
+hosts_dirs = ["/a"]
+pinned = ["x", "y"]
+pull_progress_timeout = "90s"
+[network.default]
+mtu = 1400
+[backends]
+fake = true
+`), "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Complete(); err != nil {
+		t.Fatal(err)
+	}
+	if c.Root != "/srv/t" || c.State != "/run/tripod" || !reflect.DeepEqual(c.Image.HostsDirs, []string{"/a"}) ||
+		time.Duration(c.Image.PullProgressTimeout) != 90*time.Second || c.Network.Default.MTU != 1400 || !c.Backends.Fake {
+		t.Errorf("parsed %+v", c)
+	}
+	text, err := c.TOML()
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := Parse(text, "again")
+	if err != nil {
+		t.Fatalf("%v in\n%s", err, text)
+	}
+	if !reflect.DeepEqual(c, again) {
+		t.Errorf("round trip gave\n%+v\nwant\n%+v", again, c)
+	}
+}
+
+func TestBadDocuments(t *testing.T) {
+	for _, test := range []struct{ name, document, want string }{
+		{"unknown key", "root = \"/a\"\nrooot = 1\n", `f.toml:2: unknown key "rooot"`},
+		{"unknown keys, all of them", "[grpc]\nsokket = 1\n[imag]\nx = 2\n", "f.toml:2: unknown key \"grpc.sokket\" (`tripod config default` lists all)\nf.toml:3: unknown key \"imag\""},
+		{"wrong type", "[image]\nmax_concurrent_downloads = \"three\"\n", "f.toml:2"},
+		{"bad duration", "[node]\noperation_timeout = \"soon\"\n", `"soon" is not a duration`},
+		{"not TOML", "root = \n", "f.toml:1"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := Parse([]byte(test.document), "f.toml")
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("got %v, want %q", err, test.want)
+			}
+		})
+	}
+}
+
+func TestCompleteNamesAllErrorsAtOnce(t *testing.T) {
+	c := Default()
+	c.Root = "relative"
+	c.State = "/run/" + strings.Repeat("x", 120)
+	c.GRPC.StreamingAddress = "127.0.0.1:http"
+	c.Log.Level = "loud"
+	c.Log.Format = "xml"
+	c.Image.MaxConcurrentDownloads = 0
+	c.Network.BinDirs = nil
+	c.Network.Default = DefaultNetwork{Bridge: "much-too-long-for-a-bridge", SubnetV4: "10.0.0.1/8", SubnetV6: "10.1.0.0/16", MTU: 12}
+	c.Node.OperationTimeout = 0
+	c.Linux.CgroupDriver = "cgroups"
+	err := c.Complete()
+	for _, key := range []string{"root:", "grpc.socket:", "grpc.streaming_address:", "log.level:", "log.format:",
+		"image.max_concurrent_downloads:", "network.bin_dirs:", "network.default.bridge:", "network.default.subnet_v4:",
+		"network.default.subnet_v6:", "network.default.mtu:", "node.operation_timeout:", "linux.cgroup_driver:"} {
+		if err == nil || !strings.Contains(err.Error(), key) {
+			t.Errorf("%s is not named in: %v", key, err)
+		}
+	}
+	c = Default()
+	c.State = c.Root + "/run"
+	if err := c.Complete(); err == nil || !strings.Contains(err.Error(), "must not lie within") {
+		t.Errorf("state below root: %v", err)
+	}
+}
+
+func TestLoad(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.toml")
+	if _, err := Load(path); err == nil {
+		t.Error("a named file that is not there is an error")
+	}
+	if err := os.WriteFile(path, []byte("state = \"/run/x\"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := Load(path); err != nil || c.State != "/run/x" {
+		t.Errorf("Load = %+v, %v", c, err)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(DefaultTOML()))
+	f.Add([]byte("root = 1\n[grpc]\nx.y = [1, {a = 2}]\n"))
+	f.Fuzz(func(t *testing.T, document []byte) {
+		c, err := Parse(document, "fuzz")
+		if (c == nil) == (err == nil) {
+			t.Fatalf("Parse = %v, %v", c, err)
+		}
+		if c != nil {
+			_ = c.Complete()
+		}
+	})
+}

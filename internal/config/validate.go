@@ -1,0 +1,145 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// maxSocketPath is sun_path of unix(7) without the closing zero.
+const maxSocketPath = 107
+
+// Complete fills in the paths that derive from others and validates. The error names every bad key, not the
+// first one only.
+func (c *Config) Complete() error {
+	if c.GRPC.Socket == "" {
+		c.GRPC.Socket = filepath.Join(c.State, "tripod.sock")
+	}
+	if c.Network.NetnsDir == "" {
+		c.Network.NetnsDir = filepath.Join(c.State, "netns")
+	}
+	v := &validator{}
+	c.validatePaths(v)
+	c.validateNetwork(v)
+	v.oneOf("log.level", strings.ToLower(c.Log.Level), "debug", "info", "warn", "error")
+	v.oneOf("log.format", c.Log.Format, "text", "json")
+	v.oneOf("linux.cgroup_driver", c.Linux.CgroupDriver, "auto", "cgroupfs", "systemd")
+	v.notEmpty("linux.runtime", c.Linux.Runtime)
+	v.notEmpty("linux.conmon", c.Linux.Conmon)
+	v.notEmpty("node.default_handler", c.Node.DefaultHandler)
+	v.notEmpty("node.component_label_prefix", c.Node.ComponentLabelPrefix)
+	v.check(c.Image.MaxConcurrentDownloads >= 1, "image.max_concurrent_downloads", "%d is not at least 1", c.Image.MaxConcurrentDownloads)
+	v.positive("image.pull_progress_timeout", c.Image.PullProgressTimeout)
+	v.positive("network.plugin_timeout", c.Network.PluginTimeout)
+	v.positive("node.operation_timeout", c.Node.OperationTimeout)
+	return errors.Join(v.errs...)
+}
+
+func (c *Config) validatePaths(v *validator) {
+	v.absolute("root", c.Root)
+	v.absolute("state", c.State)
+	v.check(!within(c.Root, c.State) && !within(c.State, c.Root), "state",
+		"%q and root %q must not lie within one another: one outlives a reboot, the other does not", c.State, c.Root)
+	v.socket("grpc.socket", c.GRPC.Socket)
+	if c.Debug.Socket != "" {
+		v.socket("debug.socket", c.Debug.Socket)
+	}
+	for i, dir := range c.Image.HostsDirs {
+		v.absolute(fmt.Sprintf("image.hosts_dirs[%d]", i), dir)
+	}
+	if c.Image.DockerConfig != "" {
+		v.absolute("image.docker_config", c.Image.DockerConfig)
+	}
+}
+
+func (c *Config) validateNetwork(v *validator) {
+	host, port, err := net.SplitHostPort(c.GRPC.StreamingAddress)
+	if v.check(err == nil, "grpc.streaming_address", "%q is not host:port", c.GRPC.StreamingAddress) {
+		_, err = strconv.ParseUint(port, 10, 16)
+		v.check(err == nil, "grpc.streaming_address", "%q is not a port number", port)
+		_, err = netip.ParseAddr(host)
+		v.check(err == nil || host == "localhost", "grpc.streaming_address",
+			"%q is not an IP address; for all addresses write 0.0.0.0 or [::]", host)
+	}
+	v.absolute("network.conf_dir", c.Network.ConfDir)
+	v.absolute("network.netns_dir", c.Network.NetnsDir)
+	v.check(len(c.Network.BinDirs) > 0, "network.bin_dirs", "is empty: no CNI plugin could be found")
+	for i, dir := range c.Network.BinDirs {
+		v.absolute(fmt.Sprintf("network.bin_dirs[%d]", i), dir)
+	}
+	d := c.Network.Default
+	v.check(d.Bridge != "" && len(d.Bridge) <= 15 && !strings.ContainsAny(d.Bridge, "/ \t:"), "network.default.bridge",
+		"%q is not the name of an interface (1 to 15 characters, no slash, colon or space)", d.Bridge)
+	v.check(d.MTU == 0 || d.MTU >= 68 && d.MTU <= 65535, "network.default.mtu", "%d is neither 0 nor between 68 and 65535", d.MTU)
+	v.check(d.SubnetV4 != "" || d.SubnetV6 != "", "network.default", "needs subnet_v4, subnet_v6 or both")
+	v.subnet("network.default.subnet_v4", d.SubnetV4, true)
+	v.subnet("network.default.subnet_v6", d.SubnetV6, false)
+}
+
+// LogLevel is log.level for slog.
+func (c *Config) LogLevel() slog.Level {
+	var l slog.Level
+	if err := l.UnmarshalText([]byte(c.Log.Level)); err != nil {
+		return slog.LevelInfo // Complete has refused it
+	}
+	return l
+}
+
+type validator struct{ errs []error }
+
+func (v *validator) check(ok bool, key, format string, args ...any) bool {
+	if !ok {
+		v.errs = append(v.errs, fmt.Errorf("%s: %s", key, fmt.Sprintf(format, args...)))
+	}
+	return ok
+}
+
+func (v *validator) notEmpty(key, value string) { v.check(value != "", key, "is empty") }
+
+func (v *validator) absolute(key, path string) bool {
+	return v.check(filepath.IsAbs(path) && filepath.Clean(path) == path && path != "/", key,
+		"%q is not a clean absolute path below /", path)
+}
+
+func (v *validator) socket(key, path string) {
+	if v.absolute(key, path) {
+		v.check(len(path) <= maxSocketPath, key, "%q has %d bytes; the kernel allows %d in the path of a socket", path, len(path), maxSocketPath)
+	}
+}
+
+func (v *validator) oneOf(key, value string, allowed ...string) {
+	v.check(slices.Contains(allowed, value), key, "%q is none of %s", value, strings.Join(allowed, ", "))
+}
+
+func (v *validator) positive(key string, d Duration) {
+	v.check(d > 0, key, "%q is not more than 0", Duration(d).String())
+}
+
+// String writes the duration as in TOML.
+func (d Duration) String() string { t, _ := d.MarshalText(); return string(t) }
+
+func (v *validator) subnet(key, cidr string, four bool) {
+	if cidr == "" {
+		return
+	}
+	prefix, err := netip.ParsePrefix(cidr)
+	if !v.check(err == nil && prefix.Masked() == prefix, key, "%q is not a network such as 10.89.0.0/16", cidr) {
+		return
+	}
+	family, room := "IPv6", 128
+	if four {
+		family, room = "IPv4", 32
+	}
+	v.check(prefix.Addr().Is4() == four, key, "%q is not %s", cidr, family)
+	v.check(room-prefix.Bits() >= 2, key, "%q has no room for a gateway and a pod", cidr)
+}
+
+func within(dir, path string) bool {
+	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
+}
