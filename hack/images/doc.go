@@ -1,0 +1,22 @@
+// Command images builds the container images that the tests and the demo run, and serves them.
+//
+//	images [build]          build them into build/images, unless nothing has changed
+//	images list             print NAME DIGEST, one image a line
+//	images serve ADDR       serve them on ADDR (docker-registry, a copy that may be pushed to) until told to end
+//	images push ADDR        push them to a registry
+//	images hosts ADDR DIR   write DIR/_default/hosts.toml, which sends every registry's pulls to ADDR
+//
+// Many carry the names of public images that CRI test suites pull, so that such a suite runs here without the
+// internet, through a mirror. They hold Debian's busybox and nginx, taken from their packages without installing
+// them, and two small Go programs. The same packages and sources give the same digests: every file has the same
+// date and order, and nothing of the host is copied.
+//
+//	build/images/debs/       the packages
+//	build/images/oci/        one OCI image layout that holds them all, by org.opencontainers.image.ref.name
+//	build/images/registry/   docker-registry's storage with them all pushed to it (by skopeo)
+//	build/images/images.txt  NAME DIGEST
+//	build/images/images.yaml what critest takes as --test-images-file
+//	build/images/key         what they were built from; written last
+//
+// set.go is the list of images; tree.go makes layers, debs.go reads packages, store.go writes and pushes.
+package main
