@@ -1,0 +1,67 @@
+#!/bin/bash
+# setup.sh [bench]: install what building, testing and running Tripod needs on Debian 12, as root. Safe to repeat; does
+# nothing, quickly, when all is there. No service is started and none of the host's settings is changed.
+#
+# With "bench" also what `make bench` compares with.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+packages=(
+  # what a node runs
+  runc crun conmon catatonit            # OCI runtimes, their monitor, the init of a shared PID namespace
+  containernetworking-plugins iptables nftables iproute2
+  # what the tests run
+  docker-registry skopeo                # the registry on loopback, and what fills it
+  gcc libc6-dev                         # go test -race
+  jq procps util-linux ca-certificates
+  make git                              # the build itself
+)
+bench_packages=(containerd)
+
+die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
+
+case ${1-} in
+  '') ;;
+  bench) packages+=("${bench_packages[@]}") ;;
+  *) die "unknown argument $1; usage: hack/setup.sh [bench]" ;;
+esac
+
+# missing prints those of the packages that are not installed.
+missing() {
+  dpkg-query -W -f '${db:Status-Status} ${Package}\n' "$@" 2>/dev/null | awk '$1 == "installed" {print $2}' |
+    sort -u | comm -13 - <(printf '%s\n' "$@" | sort -u)
+}
+
+# install_packages installs them without starting the services that some of them bring.
+install_packages() {
+  local policy=/usr/sbin/policy-rc.d
+  if [ ! -e "$policy" ]; then
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod 755 "$policy"
+    trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+  fi
+  export DEBIAN_FRONTEND=noninteractive
+  local apt=(apt-get -qq -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300)
+  "${apt[@]}" update || die "apt-get update failed: this machine cannot reach a Debian mirror (see /etc/apt/sources.list)"
+  "${apt[@]}" install -y --no-install-recommends "$@" </dev/null ||
+    die "apt-get could not install: $*; the lines above say why"
+}
+
+command -v dpkg-query >/dev/null || die "this needs Debian (dpkg is not there); on another system install the equivalents of: ${packages[*]}"
+command -v go >/dev/null || die "Go $(awk '$1 == "go" {print $2}' go.mod) or later is needed and 'go' is not in PATH; see https://go.dev/dl"
+
+mapfile -t want < <(missing "${packages[@]}")
+if [ ${#want[@]} -gt 0 ]; then
+  [ "$(id -u)" = 0 ] || die "run this as root: to be installed are ${want[*]}"
+  echo "setup: installing ${want[*]}"
+  install_packages "${want[@]}"
+  mapfile -t want < <(missing "${packages[@]}")
+  [ ${#want[@]} -eq 0 ] || die "still not installed: ${want[*]}"
+fi
+
+# The modules in one step, so that what follows works without a network. The stamp saves the half second of looking.
+stamp=build/.modules
+if ! [ "$stamp" -nt go.sum ] || ! [ -d "$(go env GOMODCACHE)/cache/download" ]; then
+  go mod download || die "go mod download failed: the Go module proxy cannot be reached, or go.sum does not match"
+  mkdir -p build && touch "$stamp"
+fi
