@@ -1,0 +1,212 @@
+package network
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/containerd/errdefs"
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/utils"
+	"github.com/containernetworking/cni/pkg/version"
+)
+
+// chain is a CNI network configuration list, ready to be used.
+type chain struct {
+	// source says where it comes from, for people.
+	source string
+	list   *libcni.NetworkConfigList
+	// optional names the plugins of the embedded default that only pods with certain capability arguments get,
+	// by capability. Every plugin is a process at start and at stop, and portmap's DEL runs iptables four times.
+	optional map[string]string
+}
+
+// loaded is the outcome of looking for a chain: one of the two is set.
+type loaded struct {
+	chain *chain
+	err   error
+}
+
+// confList is a configuration list in the form that we keep: libcni's other sources (plugins in a folder beside
+// the list, single-plugin files) are brought into it, so that a record needs nothing but its bytes.
+type confList struct {
+	Name         string            `json:"name"`
+	CNIVersion   string            `json:"cniVersion"`
+	DisableCheck bool              `json:"disableCheck,omitempty"`
+	DisableGC    bool              `json:"disableGC,omitempty"`
+	Plugins      []json.RawMessage `json:"plugins"`
+}
+
+func (l confList) parse() (*libcni.NetworkConfigList, error) {
+	data, err := json.Marshal(l)
+	if err != nil {
+		return nil, err
+	}
+	return libcni.NetworkConfFromBytes(data)
+}
+
+// findChain loads the first configuration of dir by file name, or the embedded default when there is none.
+// A file that cannot be used is an error, not skipped: the next one, or the default, would be another network.
+func findChain(dir string, def DefaultNetwork, leases string) (*chain, error) {
+	files, err := libcni.ConfFiles(dir, []string{".conflist", ".conf", ".json"})
+	if err != nil {
+		return nil, fmt.Errorf("read CNI configuration directory: %w: %w", err, errdefs.ErrFailedPrecondition)
+	}
+	if len(files) == 0 {
+		return defaultChain(def, leases)
+	}
+	slices.Sort(files)
+	c, err := loadChain(files[0])
+	if errors.Is(err, fs.ErrNotExist) { // removed since it was listed
+		return findChain(dir, def, leases)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("CNI configuration %s cannot be used (correct it, or remove it for the next one by name): %w: %w",
+			files[0], err, errdefs.ErrFailedPrecondition)
+	}
+	return c, nil
+}
+
+func loadChain(file string) (*chain, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	list, err := parseConf(file, data)
+	if err != nil {
+		return nil, err
+	}
+	if err := utils.ValidateNetworkName(list.Name); err != nil {
+		return nil, err
+	}
+	if newer, err := version.GreaterThan(list.CNIVersion, version.Current()); err != nil || newer {
+		return nil, fmt.Errorf("cniVersion %q is not one of %v", list.CNIVersion, version.All.SupportedVersions())
+	}
+	return &chain{source: file, list: list}, nil
+}
+
+// parseConf reads a list or, where there is no "plugins" key and the name does not promise one, a single plugin.
+func parseConf(file string, data []byte) (*libcni.NetworkConfigList, error) {
+	var head struct {
+		Name       string           `json:"name"`
+		CNIVersion string           `json:"cniVersion"`
+		Plugins    *json.RawMessage `json:"plugins"`
+	}
+	if err := json.Unmarshal(data, &head); err != nil {
+		return nil, fmt.Errorf("not JSON: %w", err)
+	}
+	norm := confList{Name: head.Name, CNIVersion: head.CNIVersion}
+	if head.Plugins == nil && filepath.Ext(file) != ".conflist" {
+		if _, err := libcni.NetworkPluginConfFromBytes(data); err != nil {
+			return nil, err
+		}
+		norm.Plugins = []json.RawMessage{data}
+	} else {
+		list, err := libcni.NetworkConfFromFile(file)
+		if err != nil {
+			return nil, err
+		}
+		norm.CNIVersion, norm.DisableCheck, norm.DisableGC = list.CNIVersion, list.DisableCheck, list.DisableGC
+		for _, plugin := range list.Plugins {
+			norm.Plugins = append(norm.Plugins, plugin.Bytes)
+		}
+	}
+	norm.CNIVersion = orDefault(norm.CNIVersion, "0.1.0") // as plugins take a missing one
+	return norm.parse()
+}
+
+// The embedded default's name, and the newest version of CNI that Debian's plugins (1.1.1) speak.
+const (
+	defaultNetworkName = "tripod"
+	defaultCNIVersion  = "1.0.0"
+)
+
+// defaultChain is what a node without CNI configuration uses.
+func defaultChain(d DefaultNetwork, leases string) (*chain, error) {
+	ipam := map[string]any{"type": "host-local", "dataDir": leases}
+	var ranges [][]map[string]string // a pod gets an address of each, the first is its primary
+	var routes []map[string]string
+	for _, family := range []struct{ subnet, everything string }{{d.SubnetV4, "0.0.0.0/0"}, {d.SubnetV6, "::/0"}} {
+		if family.subnet != "" {
+			ranges = append(ranges, []map[string]string{{"subnet": family.subnet}})
+			routes = append(routes, map[string]string{"dst": family.everything})
+		}
+	}
+	ipam["ranges"], ipam["routes"] = ranges, routes
+
+	bridge := map[string]any{
+		"type":   "bridge",
+		"bridge": d.Bridge,
+		"ipam":   ipam,
+		// Pods reach the world with the node's address, and themselves through their own host port.
+		"isGateway": true, "ipMasq": true, "hairpinMode": true,
+		// A new pod CIDR replaces the bridge's address instead of failing every pod from then on.
+		"forceAddress": true,
+	}
+	if d.MTU > 0 {
+		bridge["mtu"] = d.MTU
+	}
+	plugins := []map[string]any{
+		bridge,
+		{"type": "portmap", "snat": true, "capabilities": map[string]bool{capPortMappings: true}},
+		{"type": "bandwidth", "capabilities": map[string]bool{capBandwidth: true}},
+	}
+	norm := confList{Name: defaultNetworkName, CNIVersion: defaultCNIVersion}
+	for _, plugin := range plugins {
+		data, err := json.Marshal(plugin)
+		if err != nil {
+			return nil, err
+		}
+		norm.Plugins = append(norm.Plugins, data)
+	}
+	list, err := norm.parse()
+	if err != nil {
+		return nil, fmt.Errorf("embedded default network: %w", err)
+	}
+	optional := map[string]string{"portmap": capPortMappings, "bandwidth": capBandwidth}
+	return &chain{source: "the embedded default", list: list, optional: optional}, nil
+}
+
+// forPod is the list without the optional plugins that caps give nothing to do.
+func (c *chain) forPod(caps map[string]any) (*libcni.NetworkConfigList, error) {
+	norm := confList{Name: c.list.Name, CNIVersion: c.list.CNIVersion, DisableCheck: c.list.DisableCheck, DisableGC: c.list.DisableGC}
+	for _, plugin := range c.list.Plugins {
+		if capability, ok := c.optional[plugin.Network.Type]; ok && caps[capability] == nil {
+			continue
+		}
+		norm.Plugins = append(norm.Plugins, plugin.Bytes)
+	}
+	if len(norm.Plugins) == len(c.list.Plugins) {
+		return c.list, nil
+	}
+	return norm.parse()
+}
+
+// unserved are the capability arguments that the pod needs to work as asked and that no plugin of the chain takes.
+func (c *chain) unserved(caps map[string]any) []string {
+	var missing []string
+	for _, capability := range []string{capPortMappings, capBandwidth} {
+		takes := func(p *libcni.PluginConfig) bool { return p.Network.Capabilities[capability] }
+		if caps[capability] != nil && !slices.ContainsFunc(c.list.Plugins, takes) {
+			missing = append(missing, capability)
+		}
+	}
+	return missing
+}
+
+// programs are the executables that the chain needs: plugin and IPAM types.
+func (c *chain) programs() []string {
+	var names []string
+	for _, plugin := range c.list.Plugins {
+		names = append(names, plugin.Network.Type)
+		if ipam := plugin.Network.IPAM.Type; ipam != "" {
+			names = append(names, ipam)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}

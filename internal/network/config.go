@@ -1,0 +1,132 @@
+package network
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+	"time"
+
+	"github.com/containerd/errdefs"
+)
+
+// Defaults of Config.
+const (
+	DefaultConfDir       = "/etc/cni/net.d"
+	DefaultNetnsDir      = "/run/tripod/netns"
+	DefaultCacheDir      = "/var/lib/tripod/cni"
+	DefaultBridge        = "tripod0"
+	DefaultSubnetV4      = "10.88.0.0/16"
+	DefaultPluginTimeout = time.Minute
+)
+
+// DefaultBinDirs is where plugins are looked for: upstream's place, Debian's, Fedora's.
+func DefaultBinDirs() []string {
+	return []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}
+}
+
+// Config says where things are. The zero value of each field stands for its default.
+type Config struct {
+	// ConfDir holds CNI configuration (*.conflist, *.conf, *.json); the first by name is used.
+	ConfDir string
+	// BinDirs are searched for plugins, in order.
+	BinDirs []string
+	// CacheDir holds what must outlive the daemon: records, ADD results, leases of the default chain.
+	CacheDir string
+	// NetnsDir holds the pods' network namespaces. It is ours alone and should be gone after a reboot.
+	NetnsDir string
+	// Default configures the chain that is used while ConfDir has none.
+	Default DefaultNetwork
+	// PluginTimeout bounds one execution of one plugin.
+	PluginTimeout time.Duration
+	// Logger takes what happens in the background; nil: slog.Default.
+	Logger *slog.Logger
+}
+
+// DefaultNetwork configures the embedded default chain.
+type DefaultNetwork struct {
+	// Bridge is the name of the bridge interface.
+	Bridge string
+	// SubnetV4 and SubnetV6 are CIDRs of the pods' addresses. One may be empty; if both are, SubnetV4 has a default.
+	SubnetV4 string
+	SubnetV6 string
+	// MTU of the pods' interfaces; 0 leaves it to the kernel.
+	MTU int
+}
+
+func (c Config) withDefaults() Config {
+	c.ConfDir = orDefault(c.ConfDir, DefaultConfDir)
+	c.CacheDir = orDefault(c.CacheDir, DefaultCacheDir)
+	c.NetnsDir = orDefault(c.NetnsDir, DefaultNetnsDir)
+	c.PluginTimeout = orDefault(c.PluginTimeout, DefaultPluginTimeout)
+	c.Default.Bridge = orDefault(c.Default.Bridge, DefaultBridge)
+	if len(c.BinDirs) == 0 {
+		c.BinDirs = DefaultBinDirs()
+	}
+	if c.Default.SubnetV4 == "" && c.Default.SubnetV6 == "" {
+		c.Default.SubnetV4 = DefaultSubnetV4
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return c
+}
+
+func orDefault[T comparable](value, otherwise T) T {
+	var zero T
+	if value == zero {
+		return otherwise
+	}
+	return value
+}
+
+// validate refuses what would only fail at the first pod.
+func (c Config) validate() error {
+	for field, dir := range map[string]string{"ConfDir": c.ConfDir, "CacheDir": c.CacheDir, "NetnsDir": c.NetnsDir} {
+		if !filepath.IsAbs(dir) {
+			return invalidf("network configuration: %s %q is not an absolute path", field, dir)
+		}
+	}
+	if len(c.Default.Bridge) > 15 {
+		return invalidf("network configuration: bridge name %q is longer than 15 bytes", c.Default.Bridge)
+	}
+	if c.Default.MTU < 0 || c.PluginTimeout < 0 {
+		return invalidf("network configuration: MTU and plugin timeout must not be negative")
+	}
+	return c.Default.validateSubnets()
+}
+
+func (d DefaultNetwork) validateSubnets() error {
+	v4, err4 := parseSubnet(d.SubnetV4)
+	v6, err6 := parseSubnet(d.SubnetV6)
+	if err := errors.Join(err4, err6); err != nil {
+		return err
+	}
+	if v4.IsValid() && !v4.Addr().Is4() {
+		return invalidf("network configuration: %s is not an IPv4 subnet", v4)
+	}
+	if v6.IsValid() && !v6.Addr().Is6() {
+		return invalidf("network configuration: %s is not an IPv6 subnet", v6)
+	}
+	return nil
+}
+
+// parseSubnet reads a CIDR that has room for a gateway and a pod; "" is the invalid (absent) prefix.
+func parseSubnet(cidr string) (netip.Prefix, error) {
+	if cidr == "" {
+		return netip.Prefix{}, nil
+	}
+	prefix, err := netip.ParsePrefix(cidr)
+	if err != nil {
+		return prefix, invalidf("subnet %q: %v", cidr, err)
+	}
+	if prefix.Addr().BitLen()-prefix.Bits() < 2 {
+		return prefix, invalidf("subnet %s has no room for a gateway and a pod: use a shorter prefix", prefix)
+	}
+	return prefix.Masked(), nil
+}
+
+func invalidf(format string, args ...any) error {
+	return fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalidArgument)...)
+}

@@ -1,0 +1,120 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sync/errgroup"
+)
+
+// gcParallel is how many leftovers are deleted at a time: plugins are processes.
+const gcParallel = 4
+
+// GC gives back what earlier processes left of pods that are not in keep, a list of pod IDs: attachments by DEL,
+// namespaces by unmounting, and, where the chain has the GC verb (1.1.0), what plugins hold for nobody. It is meant
+// for recovery. What this process has set up itself is left to its callers, so that a pod which starts meanwhile
+// is safe. Errors are joined; what failed is there at the next GC. Nothing outside our directories is touched.
+func (m *Manager) GC(ctx context.Context, keep []string) error {
+	kept := map[string]bool{}
+	for _, id := range keep {
+		kept[keyOf(id)] = true
+	}
+	keys, err := m.present()
+	if err != nil {
+		return err
+	}
+	var group errgroup.Group
+	group.SetLimit(gcParallel)
+	failures := make([]error, len(keys))
+	for i, key := range keys {
+		if kept[key] {
+			continue
+		}
+		group.Go(func() error { failures[i] = m.collect(ctx, key); return nil })
+	}
+	_ = group.Wait()
+	return errors.Join(append(failures, m.collectPlugins(ctx))...)
+}
+
+// present lists the keys of all records and namespaces.
+func (m *Manager) present() ([]string, error) {
+	keys, err := m.records.keys()
+	if err != nil {
+		return nil, err
+	}
+	seen := map[string]bool{}
+	for _, key := range keys {
+		seen[key] = true
+	}
+	entries, err := os.ReadDir(m.cfg.NetnsDir)
+	if err != nil {
+		return nil, fmt.Errorf("list network namespaces: %w", err)
+	}
+	for _, e := range entries {
+		if !seen[e.Name()] && m.looksMade(e) {
+			keys = append(keys, e.Name())
+		}
+	}
+	return keys, nil
+}
+
+// looksMade reports whether an entry of NetnsDir is one of createNetns: a namespace, or the empty file that a crash
+// left before the mount.
+func (m *Manager) looksMade(e os.DirEntry) bool {
+	if !containerIDs.MatchString(e.Name()) {
+		return false
+	}
+	if isNetns(m.netnsPath(e.Name())) {
+		return true
+	}
+	info, err := e.Info()
+	return err == nil && info.Mode().IsRegular() && info.Size() == 0
+}
+
+func (m *Manager) collect(ctx context.Context, key string) error {
+	unlock, err := m.locks.lock(ctx, key)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if m.claimed(key) {
+		return nil
+	}
+	if err := m.detach(ctx, key); err != nil {
+		return fmt.Errorf("give back the network of pod %s, which is no more: %w", key, err)
+	}
+	m.cfg.Logger.Info("gave back the network of a pod that is no more", "pod", key)
+	return nil
+}
+
+// collectPlugins runs the GC verb. CNI wants no ADD or DEL beside it: when one is under way, the verb waits for the
+// next GC, rather than that new pods wait for a slow plugin.
+func (m *Manager) collectPlugins(ctx context.Context) error {
+	c, err := m.currentChain()
+	if err != nil || !atLeast(c.list.CNIVersion, "1.1.0") {
+		return nil // without a chain there is nobody to ask; Status says so
+	}
+	if !m.garbage.TryLock() {
+		return nil
+	}
+	defer m.garbage.Unlock()
+	keys, err := m.records.keys()
+	if err != nil {
+		return err
+	}
+	// Everything that has a record is valid still: what is in keep, ours, and what DEL failed for.
+	args := &libcni.GCArgs{}
+	for _, key := range keys {
+		args.ValidAttachments = append(args.ValidAttachments, types.GCAttachment{ContainerID: key, IfName: interfaceName})
+	}
+	ctx, cancel := context.WithTimeout(ctx, rollbackTimeout)
+	defer cancel()
+	if err := m.cni.GCNetworkList(ctx, c.list, args); err != nil {
+		return fmt.Errorf("CNI GC by %s: %w", c.source, err)
+	}
+	return nil
+}

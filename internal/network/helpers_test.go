@@ -1,0 +1,242 @@
+package network
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+const debianPlugins = "/usr/lib/cni"
+
+// node is a manager on the test host with directories of its own, and can be restarted.
+type node struct {
+	*Manager
+	cfg Config
+	t   testing.TB
+}
+
+// newNode makes a node whose default bridge and subnet are its own, so that tests do not meet.
+func newNode(t testing.TB, change func(*Config)) *node {
+	t.Helper()
+	dir := t.TempDir()
+	cfg := Config{
+		ConfDir:       filepath.Join(dir, "net.d"),
+		BinDirs:       []string{filepath.Join(dir, "bin"), debianPlugins},
+		CacheDir:      filepath.Join(dir, "cni"),
+		NetnsDir:      filepath.Join(dir, "netns"),
+		PluginTimeout: 20 * time.Second,
+		Logger:        slog.New(slog.NewTextHandler(testWriter{t}, &slog.HandlerOptions{Level: slog.LevelInfo})),
+	}
+	for _, d := range []string{cfg.ConfDir, cfg.BinDirs[0]} {
+		if err := os.Mkdir(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cfg.Default.Bridge = bridgeName()
+	if change != nil {
+		change(&cfg)
+	}
+	n := &node{cfg: cfg, t: t}
+	t.Cleanup(func() {
+		_ = n.Close()
+		for _, path := range mountsBelow(t, cfg.NetnsDir) {
+			_ = unix.Unmount(path, unix.MNT_DETACH)
+		}
+		_ = unix.Unmount(cfg.NetnsDir, unix.MNT_DETACH)
+		if link, err := netlink.LinkByName(cfg.Default.Bridge); err == nil {
+			_ = netlink.LinkDel(link)
+		}
+	})
+	n.start()
+	return n
+}
+
+var bridges int
+
+func bridgeName() string {
+	bridges++
+	return fmt.Sprintf("tripod%d", bridges)
+}
+
+func (n *node) start() {
+	n.t.Helper()
+	m, err := New(n.cfg)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.Manager = m
+}
+
+// restart is the end of the daemon and its next start: nothing of the process's memory survives.
+func (n *node) restart() {
+	n.t.Helper()
+	_ = n.Close()
+	n.start()
+}
+
+// configure writes CNI configuration and waits until it is in force.
+func (n *node) configure(name, content string) {
+	n.t.Helper()
+	if err := os.WriteFile(filepath.Join(n.cfg.ConfDir, name), []byte(content), 0o644); err != nil {
+		n.t.Fatal(err)
+	}
+	n.reload()
+}
+
+// plugin installs a shell script as CNI plugin.
+func (n *node) plugin(name, script string) {
+	n.t.Helper()
+	if err := os.WriteFile(filepath.Join(n.cfg.BinDirs[0], name), []byte("#!/bin/sh\n"+script), 0o755); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *node) setup(a Attachment) *Result {
+	n.t.Helper()
+	r, err := n.Setup(n.t.Context(), a)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return r
+}
+
+func (n *node) teardown(a Attachment) {
+	n.t.Helper()
+	if err := n.Teardown(n.t.Context(), a); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// assertClean fails the test when anything of any pod is left.
+func (n *node) assertClean() {
+	n.t.Helper()
+	if left := n.leases(); len(left) > 0 {
+		n.t.Errorf("leases left: %v", left)
+	}
+	for _, dir := range []string{n.cfg.NetnsDir, n.records.dir, filepath.Join(n.cfg.CacheDir, "results")} {
+		entries, err := os.ReadDir(dir)
+		if err != nil && !os.IsNotExist(err) {
+			n.t.Error(err)
+		}
+		for _, e := range entries {
+			n.t.Errorf("left: %s", filepath.Join(dir, e.Name()))
+		}
+	}
+	if left := mountsBelow(n.t, n.cfg.NetnsDir); len(left) > 0 {
+		n.t.Errorf("mounts left: %v", left)
+	}
+	if left := n.bridgePorts(); len(left) > 0 {
+		n.t.Errorf("interfaces left on the bridge: %v", left)
+	}
+}
+
+// leases are the addresses that host-local holds for pods of the default network.
+func (n *node) leases() []string {
+	n.t.Helper()
+	entries, err := os.ReadDir(filepath.Join(n.leasesDir(), defaultNetworkName))
+	if err != nil && !os.IsNotExist(err) {
+		n.t.Fatal(err)
+	}
+	var held []string
+	for _, e := range entries {
+		if _, err := netip.ParseAddr(strings.ReplaceAll(e.Name(), "_", ":")); err == nil {
+			held = append(held, e.Name())
+		}
+	}
+	return held
+}
+
+func (n *node) bridgePorts() []string {
+	bridge, err := netlink.LinkByName(n.cfg.Default.Bridge)
+	if err != nil {
+		return nil
+	}
+	links, err := netlink.LinkList()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	var ports []string
+	for _, link := range links {
+		if link.Attrs().MasterIndex == bridge.Attrs().Index {
+			ports = append(ports, link.Attrs().Name)
+		}
+	}
+	return ports
+}
+
+// serve answers TCP connections to port inside the namespace with greeting, until the test ends.
+func (n *node) serve(netns string, addr, greeting string) {
+	n.t.Helper()
+	file, err := n.Listen(n.t.Context(), netns, "tcp", addr)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	listener, err := net.FileListener(file)
+	_ = file.Close()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(func() { _ = listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(conn, greeting)
+			_ = conn.Close()
+		}
+	}()
+}
+
+// ask connects from inside the namespace and returns what the server says.
+func (n *node) ask(netns, addr string) (string, error) {
+	ctx, cancel := context.WithTimeout(n.t.Context(), 10*time.Second)
+	defer cancel()
+	conn, err := n.Dial(ctx, netns, "tcp", addr)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+	said, err := io.ReadAll(conn)
+	return string(said), err
+}
+
+func (n *node) mustAsk(netns, addr, want string) {
+	n.t.Helper()
+	if got, err := n.ask(netns, addr); err != nil || got != want {
+		n.t.Errorf("from %q to %s: %q, %v; want %q", netns, addr, got, err, want)
+	}
+}
+
+// eventually waits for a condition of something in the background.
+func eventually(t testing.TB, within time.Duration, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(within)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within %s", what, within)
+		}
+		time.Sleep(5 * time.Millisecond) // pacing of the poll
+	}
+}
+
+type testWriter struct{ t testing.TB }
+
+func (w testWriter) Write(p []byte) (int, error) {
+	w.t.Log(string(bytes.TrimSpace(p)))
+	return len(p), nil
+}

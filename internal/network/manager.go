@@ -1,0 +1,133 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+
+	"github.com/containernetworking/cni/libcni"
+)
+
+// Manager gives pods their network. All methods may be called from many goroutines; operations on one pod are done
+// one after the other, those on different pods at the same time.
+type Manager struct {
+	cfg     Config
+	cni     *libcni.CNIConfig
+	exec    *pluginExec
+	records recordStore
+	locks   keyLocks
+
+	// garbage is held for reading by ADD and DEL, for writing by the GC verb, which CNI wants alone (SPEC 1.1.0,
+	// "Lifecycle & Ordering").
+	garbage sync.RWMutex
+
+	mu sync.Mutex
+	// ours are the keys that this process has set up and not torn down: GC leaves them to their callers.
+	ours map[string]bool
+	// podCIDR is the default network's configuration with what UpdatePodCIDR told.
+	podCIDR DefaultNetwork
+
+	reloading sync.Mutex // one reload at a time, so that the latest wins
+	chain     atomic.Pointer[loaded]
+	status    statusCache
+
+	life       context.Context // ends with Close
+	end        context.CancelFunc
+	background sync.WaitGroup
+}
+
+// New prepares the directories and loads the CNI configuration. A configuration that cannot be used is no error
+// here, as it may be corrected while we run: Status and Setup report it.
+func New(cfg Config) (*Manager, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	exec := &pluginExec{timeout: cfg.PluginTimeout, log: cfg.Logger}
+	m := &Manager{
+		cfg:     cfg,
+		exec:    exec,
+		cni:     libcni.NewCNIConfigWithCacheDir(cfg.BinDirs, cfg.CacheDir, exec),
+		records: recordStore{dir: filepath.Join(cfg.CacheDir, "attachments")},
+		ours:    map[string]bool{},
+		podCIDR: cfg.Default,
+	}
+	m.life, m.end = context.WithCancel(context.Background())
+	m.status.init()
+	err := errors.Join(m.records.open(), m.loadPodCIDR(), prepareNetnsDir(cfg.NetnsDir))
+	if err != nil {
+		return nil, err
+	}
+	m.reload()
+	m.inBackground(m.watch)
+	return m, nil
+}
+
+// Close ends the background work and waits for it. Pods keep their network.
+func (m *Manager) Close() error {
+	m.mu.Lock()
+	m.end()
+	m.mu.Unlock()
+	m.background.Wait()
+	return nil
+}
+
+// inBackground runs fn, which ends soon after m.life does, unless that has ended already.
+func (m *Manager) inBackground(fn func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.life.Err() == nil {
+		m.background.Go(fn)
+	}
+}
+
+func (m *Manager) claim(key string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.ours[key] = true
+}
+
+func (m *Manager) release(key string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.ours, key)
+}
+
+func (m *Manager) claimed(key string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.ours[key]
+}
+
+// leasesDir is where host-local keeps the leases of the embedded default.
+func (m *Manager) leasesDir() string { return filepath.Join(m.cfg.CacheDir, "leases") }
+
+// reload finds the chain that is now in force.
+func (m *Manager) reload() {
+	m.reloading.Lock()
+	defer m.reloading.Unlock()
+	m.mu.Lock()
+	def := m.podCIDR
+	m.mu.Unlock()
+
+	c, err := findChain(m.cfg.ConfDir, def, m.leasesDir())
+	old := m.chain.Swap(&loaded{chain: c, err: err})
+	switch {
+	case err != nil && (old == nil || old.err == nil || old.err.Error() != err.Error()):
+		m.cfg.Logger.Error("pod network cannot be set up", "error", err)
+	case err == nil && (old == nil || old.chain == nil || !c.equal(old.chain)):
+		m.cfg.Logger.Info("pod network", "configuration", c.source, "network", c.list.Name, "cniVersion", c.list.CNIVersion)
+	}
+}
+
+func (c *chain) equal(other *chain) bool {
+	return c.source == other.source && string(c.list.Bytes) == string(other.list.Bytes)
+}
+
+// currentChain is the chain for a pod that starts now.
+func (m *Manager) currentChain() (*chain, error) {
+	now := m.chain.Load()
+	return now.chain, now.err
+}

@@ -1,0 +1,145 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// loopbackIndex is the index of lo in every network namespace (LOOPBACK_IFINDEX of the kernel).
+const loopbackIndex = 1
+
+// Netns is the path of the pod's network namespace, whether or not it is there.
+func (m *Manager) Netns(id string) string { return m.netnsPath(keyOf(id)) }
+
+func (m *Manager) netnsPath(key string) string { return filepath.Join(m.cfg.NetnsDir, key) }
+
+// Present reports whether the pod's network namespace is there and mounted. It costs one system call.
+func (m *Manager) Present(id string) bool { return isNetns(m.Netns(id)) }
+
+func isNetns(path string) bool {
+	var fs unix.Statfs_t
+	return unix.Statfs(path, &fs) == nil && fs.Type == unix.NSFS_MAGIC
+}
+
+// NewNetns makes the pod's network namespace, with lo up and nothing else in it, or finds it made already.
+// Setup does it by itself; this is for pods that get no CNI network.
+func (m *Manager) NewNetns(ctx context.Context, id string) (string, error) {
+	if err := validateID(id); err != nil {
+		return "", err
+	}
+	key := keyOf(id)
+	unlock, err := m.locks.lock(ctx, key)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	m.claim(key)
+	path := m.netnsPath(key)
+	if isNetns(path) {
+		return path, nil
+	}
+	return path, createNetns(path)
+}
+
+// RemoveNetns unmounts and removes the pod's network namespace; one that is not there is no error. Interfaces that
+// are still in it go as well, or back to the host when they are physical, once no process and no socket holds it.
+func (m *Manager) RemoveNetns(ctx context.Context, id string) error {
+	if err := validateID(id); err != nil {
+		return err
+	}
+	key := keyOf(id)
+	unlock, err := m.locks.lock(ctx, key)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := removeNetns(m.netnsPath(key)); err != nil {
+		return err
+	}
+	m.release(key)
+	return nil
+}
+
+// createNetns makes a network namespace and pins it at path. A crash in the middle leaves an empty file or the
+// mounted namespace; removeNetns handles both.
+func createNetns(path string) error {
+	if err := removeNetns(path); err != nil {
+		return err
+	}
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o444)
+	if err != nil {
+		return fmt.Errorf("make network namespace: %w", err)
+	}
+	_ = file.Close()
+
+	onThread(func() bool { // the new namespace is this thread's; it ends, the mount stays
+		err = unshareAndPin(path)
+		return false
+	})
+	if err != nil {
+		return errors.Join(fmt.Errorf("make network namespace %s: %w", path, err), removeNetns(path))
+	}
+	return nil
+}
+
+func unshareAndPin(path string) error {
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("unshare: %w", err)
+	}
+	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer handle.Close()
+	lo := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "lo", Index: loopbackIndex}}
+	if err := handle.LinkSetUp(lo); err != nil {
+		return fmt.Errorf("set lo up: %w", err)
+	}
+	if err := unix.Mount("/proc/thread-self/ns/net", path, "none", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("bind mount: %w", err)
+	}
+	return nil
+}
+
+// removeNetns unmounts whatever is mounted at path and removes the file.
+func removeNetns(path string) error {
+	for {
+		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		if err == nil {
+			continue // mounts may be stacked
+		}
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+			break
+		}
+		return fmt.Errorf("unmount network namespace %s: %w", path, err)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove network namespace: %w", err)
+	}
+	return nil
+}
+
+// prepareNetnsDir makes dir a shared mount of its own, as `ip netns` does with /run/netns: a namespace that we
+// unmount is then unmounted in the mount namespaces that copied ours too, and not kept alive by them.
+func prepareNetnsDir(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("make the directory of network namespaces: %w", err)
+	}
+	err := unix.Mount("", dir, "none", unix.MS_SHARED|unix.MS_REC, "")
+	if errors.Is(err, unix.EINVAL) { // not a mount point yet
+		if err = unix.Mount(dir, dir, "none", unix.MS_BIND|unix.MS_REC, ""); err == nil {
+			err = unix.Mount("", dir, "none", unix.MS_SHARED|unix.MS_REC, "")
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("make %s a shared mount (tripod needs CAP_SYS_ADMIN): %w", dir, err)
+	}
+	return nil
+}

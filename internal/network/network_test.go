@@ -1,0 +1,374 @@
+package network
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+)
+
+func TestPodsReachEachOtherAndTheHost(t *testing.T) {
+	n := newNode(t, nil)
+	a, b := Attachment{ID: "pod-a"}, Attachment{ID: "example.com:foo.Bar@1.2.3#0", Name: "b", Namespace: "ns", UID: "u"}
+	ra, rb := n.setup(a), n.setup(b)
+	for _, r := range []*Result{ra, rb} {
+		if len(r.IPs) != 1 || !netip.MustParsePrefix(DefaultSubnetV4).Contains(r.IPs[0]) {
+			t.Fatalf("addresses %v, want one of %s", r.IPs, DefaultSubnetV4)
+		}
+	}
+	n.serve(ra.Netns, "0.0.0.0:80", "a")
+	n.mustAsk(rb.Netns, ra.IPs[0].String()+":80", "a")
+	n.mustAsk("", ra.IPs[0].String()+":80", "a")
+	n.mustAsk(ra.Netns, "localhost:80", "a") // lo is up
+	if _, err := n.ask(rb.Netns, "localhost:80"); !errdefs.IsUnavailable(err) {
+		t.Errorf("pod b answers on a's port: %v", err)
+	}
+	for _, pod := range []Attachment{a, b} {
+		if err := n.Check(t.Context(), pod); err != nil {
+			t.Errorf("Check(%s): %v", pod.ID, err)
+		}
+		if !n.Present(pod.ID) {
+			t.Errorf("%s is not present", pod.ID)
+		}
+		n.teardown(pod)
+		n.teardown(pod)
+		if n.Present(pod.ID) {
+			t.Errorf("%s is present after Teardown", pod.ID)
+		}
+	}
+	n.assertClean()
+	if err := n.Check(t.Context(), a); !errdefs.IsNotFound(err) {
+		t.Errorf("Check of a pod that is no more: %v", err)
+	}
+}
+
+func TestResultTellsInterfaces(t *testing.T) {
+	n := newNode(t, func(c *Config) { c.Default.MTU = 1400 })
+	r := n.setup(Attachment{ID: "pod"})
+	defer n.teardown(Attachment{ID: "pod"})
+	var pod *Interface
+	for i := range r.Interfaces {
+		if r.Interfaces[i].InPod {
+			pod = &r.Interfaces[i]
+		}
+	}
+	if pod == nil || pod.Name != "eth0" || pod.MAC == "" || pod.MTU != 1400 || len(pod.Addrs) != 1 || pod.Addrs[0].Addr() != r.IPs[0] {
+		t.Errorf("pod's interface %+v", pod)
+	}
+	if len(r.Routes) != 1 || r.Routes[0].Dst != netip.MustParsePrefix("0.0.0.0/0") {
+		t.Errorf("routes %+v, want the default route", r.Routes)
+	}
+	if len(r.Interfaces) != 3 || len(r.Raw) == 0 {
+		t.Errorf("interfaces %+v, raw %s", r.Interfaces, r.Raw)
+	}
+}
+
+func TestHostPort(t *testing.T) {
+	n := newNode(t, nil)
+	web := Attachment{ID: "web", PortMappings: []PortMapping{{HostPort: 18080, ContainerPort: 80}, {ContainerPort: 81, Protocol: "UDP"}}}
+	r, client := n.setup(web), n.setup(Attachment{ID: "client"})
+	n.serve(r.Netns, "0.0.0.0:80", "web")
+	n.mustAsk("", "127.0.0.1:18080", "web")
+	gateway := r.IPs[0].As4()
+	gateway[3] = 1 // the host's address as the pods see it
+	host := netip.AddrFrom4(gateway).String() + ":18080"
+	n.mustAsk(client.Netns, host, "web")
+	n.mustAsk(r.Netns, host, "web") // hairpin
+	n.teardown(web)
+	n.teardown(Attachment{ID: "client"})
+	n.assertClean()
+	if _, err := n.ask("", "127.0.0.1:18080"); err == nil {
+		t.Error("the host port answers after Teardown")
+	}
+}
+
+func TestDualStackAndSingleV6(t *testing.T) {
+	for name, c := range map[string]struct {
+		v4, v6   string
+		families []bool // of the addresses in order: is it IPv4?
+	}{
+		"dual": {"10.90.0.0/24", "fd00:90::/64", []bool{true, false}},
+		"v6":   {"", "fd00:91::/64", []bool{false}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, func(cfg *Config) { cfg.Default.SubnetV4, cfg.Default.SubnetV6 = c.v4, c.v6 })
+			a := Attachment{ID: "a", PortMappings: []PortMapping{{HostPort: 18081, ContainerPort: 80}}}
+			ra, rb := n.setup(a), n.setup(Attachment{ID: "b"})
+			if len(ra.IPs) != len(c.families) {
+				t.Fatalf("addresses %v", ra.IPs)
+			}
+			n.serve(ra.Netns, "[::]:80", "a")
+			for i, v4 := range c.families {
+				if ra.IPs[i].Is4() != v4 {
+					t.Errorf("address %d is %s", i, ra.IPs[i])
+				}
+				n.mustAsk(rb.Netns, netip.AddrPortFrom(ra.IPs[i], 80).String(), "a")
+			}
+			n.teardown(a)
+			n.teardown(Attachment{ID: "b"})
+			n.assertClean()
+		})
+	}
+}
+
+func TestSetupTwiceIsOneNetwork(t *testing.T) {
+	n := newNode(t, nil)
+	first := n.setup(Attachment{ID: "pod"})
+	again := n.setup(Attachment{ID: "pod"})
+	if first.IPs[0] != again.IPs[0] || len(n.leases()) != 1 {
+		t.Errorf("a repeat gave %v after %v, leases %v", again.IPs, first.IPs, n.leases())
+	}
+	n.restart()
+	if again = n.setup(Attachment{ID: "pod"}); first.IPs[0] != again.IPs[0] {
+		t.Errorf("a repeat after a restart gave %v after %v", again.IPs, first.IPs)
+	}
+	n.setup(Attachment{ID: "pod", Name: "other"}) // another request: a new network
+	if len(n.leases()) != 1 || len(n.bridgePorts()) != 1 {
+		t.Errorf("leases %v, ports %v", n.leases(), n.bridgePorts())
+	}
+	n.teardown(Attachment{ID: "pod"})
+	n.assertClean()
+}
+
+func TestParallelSetups(t *testing.T) {
+	n := newNode(t, nil)
+	const pods = 20
+	var wg sync.WaitGroup
+	results := make([]*Result, pods)
+	for i := range pods {
+		wg.Go(func() {
+			var err error
+			if results[i], err = n.Setup(t.Context(), Attachment{ID: fmt.Sprintf("pod-%d", i)}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	seen := map[netip.Addr]bool{}
+	for _, r := range results {
+		if r == nil || seen[r.IPs[0]] {
+			t.Fatalf("no result, or an address twice: %+v", r)
+		}
+		seen[r.IPs[0]] = true
+	}
+	for i := range pods {
+		wg.Go(func() {
+			if err := n.Teardown(t.Context(), Attachment{ID: fmt.Sprintf("pod-%d", i)}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	n.assertClean()
+}
+
+func TestTeardownAfterRestartWithOtherConfiguration(t *testing.T) {
+	n := newNode(t, nil)
+	n.setup(Attachment{ID: "pod", PortMappings: []PortMapping{{HostPort: 18082, ContainerPort: 80}}})
+	n.plugin("other", "exit 1")
+	n.configure("10-other.conflist", `{"cniVersion":"1.0.0","name":"other","plugins":[{"type":"other"}]}`)
+	n.restart()
+	n.teardown(Attachment{ID: "pod"})
+	n.assertClean()
+}
+
+func TestTeardownWithoutNetnsFreesLease(t *testing.T) {
+	n := newNode(t, nil)
+	r := n.setup(Attachment{ID: "pod"})
+	if err := unix.Unmount(r.Netns, unix.MNT_DETACH); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(r.Netns); err != nil { // as after a reboot: /run is empty
+		t.Fatal(err)
+	}
+	if n.Present("pod") {
+		t.Error("present without a namespace")
+	}
+	if err := n.Check(t.Context(), Attachment{ID: "pod"}); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("Check without a namespace: %v", err)
+	}
+	n.restart()
+	n.teardown(Attachment{ID: "pod"})
+	eventually(t, 5*time.Second, "the kernel's end of the namespace", func() bool { return len(n.bridgePorts()) == 0 })
+	n.assertClean()
+}
+
+func TestGC(t *testing.T) {
+	n := newNode(t, nil)
+	n.setup(Attachment{ID: "kept"})
+	n.setup(Attachment{ID: "gone"})
+	n.setup(Attachment{ID: "rebooted#1"})
+	if _, err := n.NewNetns(t.Context(), "bare"); err != nil {
+		t.Fatal(err)
+	}
+	if err := removeNetns(n.Netns("rebooted#1")); err != nil {
+		t.Fatal(err)
+	}
+	foreign := n.cfg.NetnsDir + "/foreign"
+	if err := os.WriteFile(foreign, []byte("not ours"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	halfMade := n.cfg.NetnsDir + "/half-made"
+	if err := os.WriteFile(halfMade, nil, 0o444); err != nil {
+		t.Fatal(err)
+	}
+	n.restart()
+	n.setup(Attachment{ID: "new"})
+	if err := n.GC(t.Context(), []string{"kept"}); err != nil {
+		t.Fatal(err)
+	}
+	for id, want := range map[string]bool{"kept": true, "new": true, "gone": false, "bare": false} {
+		if n.Present(id) != want {
+			t.Errorf("after GC %s is present: %t, want %t", id, !want, want)
+		}
+	}
+	if len(n.leases()) != 2 {
+		t.Errorf("leases %v, want those of two pods", n.leases())
+	}
+	if _, err := os.Stat(halfMade); err == nil {
+		t.Error("the file of a half-made namespace is left")
+	}
+	if data, _ := os.ReadFile(foreign); string(data) != "not ours" {
+		t.Error("GC touched a foreign file")
+	}
+	_ = os.Remove(foreign)
+	n.teardown(Attachment{ID: "kept"})
+	n.teardown(Attachment{ID: "new"})
+	n.assertClean()
+}
+
+func TestUpdatePodCIDR(t *testing.T) {
+	n := newNode(t, nil)
+	old := n.setup(Attachment{ID: "old"})
+	if err := n.UpdatePodCIDR("10.91.7.0/24, fd00:92::/64"); err != nil {
+		t.Fatal(err)
+	}
+	n.restart() // the kubelet does not tell it again
+	r := n.setup(Attachment{ID: "pod"})
+	if len(r.IPs) != 2 || !netip.MustParsePrefix("10.91.7.0/24").Contains(r.IPs[0]) || !netip.MustParsePrefix("fd00:92::/64").Contains(r.IPs[1]) {
+		t.Errorf("addresses %v after %v", r.IPs, old.IPs)
+	}
+	for _, bad := range []string{"10.0.0.0", "10.0.0.0/31", "10.0.0.0/8,10.1.0.0/16", "10.0.0.0/8,"} {
+		if err := n.UpdatePodCIDR(bad); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("UpdatePodCIDR(%q): %v", bad, err)
+		}
+	}
+	n.teardown(Attachment{ID: "old"})
+	n.teardown(Attachment{ID: "pod"})
+	n.assertClean()
+}
+
+func TestBadRequests(t *testing.T) {
+	n := newNode(t, nil)
+	for name, a := range map[string]Attachment{
+		"no ID":          {},
+		"dots":           {ID: ".."},
+		"slash":          {ID: "../pod"},
+		"argument":       {ID: "pod", Name: "x;K8S_POD_NAMESPACE=kube-system"},
+		"host port":      {ID: "pod", PortMappings: []PortMapping{{HostPort: 70000, ContainerPort: 1}}},
+		"container port": {ID: "pod", PortMappings: []PortMapping{{HostPort: 1}}},
+		"protocol":       {ID: "pod", PortMappings: []PortMapping{{HostPort: 1, ContainerPort: 1, Protocol: "icmp"}}},
+		"host IP":        {ID: "pod", PortMappings: []PortMapping{{HostPort: 1, ContainerPort: 1, HostIP: "everywhere"}}},
+	} {
+		if _, err := n.Setup(t.Context(), a); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	n.assertClean()
+}
+
+func TestStats(t *testing.T) {
+	n := newNode(t, nil)
+	r := n.setup(Attachment{ID: "pod"})
+	n.serve(r.Netns, "0.0.0.0:80", strings.Repeat("x", 100_000))
+	before, err := n.Stats(r.Netns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.ask("", r.IPs[0].String()+":80"); err != nil {
+		t.Fatal(err)
+	}
+	after, err := n.Stats(r.Netns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(after) != 1 || after[0].Name != "eth0" || after[0].TxBytes-before[0].TxBytes < 100_000 || after[0].RxPackets <= before[0].RxPackets {
+		t.Errorf("counters %+v after %+v", after, before)
+	}
+	n.teardown(Attachment{ID: "pod"})
+	if _, err := n.Stats(r.Netns); !errdefs.IsNotFound(err) {
+		t.Errorf("Stats of a namespace that is gone: %v", err)
+	}
+}
+
+func TestNetnsStaysOffTheProcess(t *testing.T) {
+	n := newNode(t, nil)
+	home, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 50 {
+		id := fmt.Sprintf("ns-%d", i)
+		path, err := n.NewNetns(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := n.Stats(path); err != nil {
+			t.Fatal(err)
+		}
+		if err := n.RemoveNetns(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tasks, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 5*time.Second, "all threads in the host's namespace", func() bool {
+		for _, task := range tasks {
+			ns, err := os.Readlink("/proc/self/task/" + task.Name() + "/ns/net")
+			if err == nil && ns != home {
+				return false
+			}
+		}
+		return true
+	})
+	n.assertClean()
+}
+
+func TestKeys(t *testing.T) {
+	seen := map[string]string{}
+	for _, id := range []string{
+		strings.Repeat("a1", 32), "pod", "Pod", "a:b", "a_b", "example.com:foo.Bar@1.2.3#0", "example.com:foo.Bar@1.2.3#1",
+		strings.Repeat("x", 300), hashedPrefix + "forged", keyOf("a:b"), "-x", ".", "..", "",
+	} {
+		key := keyOf(id)
+		if !containerIDs.MatchString(key) || len(key) > maxPlainKey || key != keyOf(id) {
+			t.Errorf("keyOf(%q) = %q", id, key)
+		}
+		if other, ok := seen[key]; ok {
+			t.Errorf("%q and %q share the key %q", id, other, key)
+		}
+		seen[key] = id
+	}
+}
+
+func TestConfigIsValidated(t *testing.T) {
+	for name, c := range map[string]Config{
+		"relative": {CacheDir: "cni"},
+		"not CIDR": {Default: DefaultNetwork{SubnetV4: "10.0.0.0"}},
+		"family":   {Default: DefaultNetwork{SubnetV4: "fd00::/64"}},
+		"bridge":   {Default: DefaultNetwork{Bridge: "a-name-of-more-than-15-bytes"}},
+	} {
+		if _, err := New(c); !errors.Is(err, errdefs.ErrInvalidArgument) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

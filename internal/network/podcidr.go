@@ -1,0 +1,100 @@
+package network
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// podCIDRs is the file that keeps what UpdatePodCIDR was told: the kubelet says it once, not again when we restart.
+type podCIDRs struct {
+	SubnetV4 string `json:"subnetV4,omitempty"`
+	SubnetV6 string `json:"subnetV6,omitempty"`
+}
+
+func (m *Manager) podCIDRFile() string { return filepath.Join(m.cfg.CacheDir, "pod-cidr.json") }
+
+// UpdatePodCIDR gives the embedded default chain the node's pod CIDR: one or, separated by a comma, one of each
+// family (CRI UpdateRuntimeConfig). Pods that run keep their addresses; a configuration in ConfDir is not touched.
+// Empty means that nothing is known yet and changes nothing.
+func (m *Manager) UpdatePodCIDR(cidr string) error {
+	if cidr == "" {
+		return nil
+	}
+	told, err := parsePodCIDR(cidr)
+	if err != nil {
+		return err
+	}
+	data, err := json.Marshal(told)
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	known := podCIDRs{m.podCIDR.SubnetV4, m.podCIDR.SubnetV6}
+	m.mu.Unlock()
+	if known == told {
+		return nil
+	}
+	if err := writeDurably(m.podCIDRFile(), data); err != nil {
+		return fmt.Errorf("keep pod CIDR %s: %w", cidr, err)
+	}
+	m.setPodCIDR(told)
+	m.reload()
+	return nil
+}
+
+func parsePodCIDR(cidr string) (podCIDRs, error) {
+	var told podCIDRs
+	for part := range strings.SplitSeq(cidr, ",") {
+		prefix, err := parseSubnet(strings.TrimSpace(part))
+		if err != nil {
+			return told, err
+		}
+		if prefix == (netip.Prefix{}) {
+			return told, invalidf("pod CIDR %q: an entry is empty", cidr)
+		}
+		field := &told.SubnetV6
+		if prefix.Addr().Is4() {
+			field = &told.SubnetV4
+		}
+		if *field != "" {
+			return told, invalidf("pod CIDR %q: more than one subnet of a family", cidr)
+		}
+		*field = prefix.String()
+	}
+	return told, nil
+}
+
+func (m *Manager) setPodCIDR(told podCIDRs) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.podCIDR.SubnetV4, m.podCIDR.SubnetV6 = told.SubnetV4, told.SubnetV6
+}
+
+// loadPodCIDR restores what was told before a restart. A file that cannot be understood is as good as none: the
+// configuration's subnets hold until the kubelet speaks again.
+func (m *Manager) loadPodCIDR() error {
+	data, err := os.ReadFile(m.podCIDRFile())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read pod CIDR: %w", err)
+	}
+	var told podCIDRs
+	err = json.Unmarshal(data, &told)
+	if err == nil {
+		err = DefaultNetwork(DefaultNetwork{SubnetV4: told.SubnetV4, SubnetV6: told.SubnetV6}).validateSubnets()
+	}
+	if err != nil || told == (podCIDRs{}) {
+		m.cfg.Logger.Warn("pod CIDR is not readable, using the configured subnets", "file", m.podCIDRFile(), "error", err)
+		return nil
+	}
+	m.setPodCIDR(told)
+	return nil
+}

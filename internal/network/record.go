@@ -1,0 +1,194 @@
+package network
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+)
+
+const (
+	recordVersion = 1
+	recordSuffix  = ".json"
+	// temporaryPrefix marks files that a crash left half-written; no key begins with a dot.
+	temporaryPrefix = ".tmp-"
+)
+
+// errCorrupt marks a record that was read but makes no sense.
+var errCorrupt = errors.New("corrupt record")
+
+// record is what DEL needs, for ever the same as what ADD was given. It is on disk from before ADD until after DEL.
+type record struct {
+	Version int    `json:"version"`
+	ID      string `json:"id"`
+	// Created tells two attachments of one ID apart.
+	Created time.Time `json:"created"`
+	// Source is where Conf came from, for people.
+	Source string `json:"source"`
+	// Conf is a configuration list with all its plugins.
+	Conf      json.RawMessage `json:"conf"`
+	Interface string          `json:"interface"`
+	Args      [][2]string     `json:"args"`
+	// Capabilities are the capability arguments; only json.RawMessage in map[string]any, as libcni wants it.
+	Capabilities map[string]any `json:"capabilities"`
+
+	key  string                    // keyOf(ID)
+	list *libcni.NetworkConfigList // Conf, parsed
+}
+
+func newRecord(a Attachment, c *chain) (*record, error) {
+	caps, err := a.capabilities()
+	if err != nil {
+		return nil, err
+	}
+	list, err := c.forPod(caps)
+	if err != nil {
+		return nil, err
+	}
+	return &record{
+		Version: recordVersion, ID: a.ID, Created: time.Now(), Source: c.source, Conf: list.Bytes,
+		Interface: interfaceName, Args: a.args(), Capabilities: caps, key: keyOf(a.ID), list: list,
+	}, nil
+}
+
+// runtimeConf is what libcni is told beside the configuration; netns is empty when the namespace is gone.
+func (r *record) runtimeConf(netns string) *libcni.RuntimeConf {
+	return &libcni.RuntimeConf{
+		ContainerID: r.key, NetNS: netns, IfName: r.Interface, Args: r.Args, CapabilityArgs: r.Capabilities,
+	}
+}
+
+// sameRequest reports whether two records ask for the same; the configuration may have changed in between.
+func (r *record) sameRequest(other *record) bool {
+	mine, err1 := json.Marshal([]any{r.ID, r.Interface, r.Args, r.Capabilities})
+	theirs, err2 := json.Marshal([]any{other.ID, other.Interface, other.Args, other.Capabilities})
+	return err1 == nil && err2 == nil && string(mine) == string(theirs)
+}
+
+// recordStore keeps records as files in a directory, one per key.
+type recordStore struct{ dir string }
+
+func (s recordStore) path(key string) string { return filepath.Join(s.dir, key+recordSuffix) }
+
+// open makes the directory and removes what a crash left half-written in it.
+func (s recordStore) open() error {
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return fmt.Errorf("make directory of network records: %w", err)
+	}
+	leftovers, err := filepath.Glob(filepath.Join(s.dir, temporaryPrefix+"*"))
+	for _, file := range leftovers {
+		err = errors.Join(err, os.Remove(file))
+	}
+	return err
+}
+
+// put writes the record so that it survives a power loss.
+func (s recordStore) put(r *record) error {
+	data, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	if err := writeDurably(s.path(r.key), data); err != nil {
+		return fmt.Errorf("write record: %w", err)
+	}
+	return nil
+}
+
+// get reads a record: nil when there is none, errCorrupt when it cannot be understood.
+func (s recordStore) get(key string) (*record, error) {
+	data, err := os.ReadFile(s.path(key))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read record: %w", err)
+	}
+	r := record{key: key}
+	if err := json.Unmarshal(data, &r); err != nil {
+		return nil, fmt.Errorf("%s: %w: %w", s.path(key), errCorrupt, err)
+	}
+	if r.Version != recordVersion {
+		return nil, fmt.Errorf("%s: record version %d is not known to this program (%d is): was it downgraded?", s.path(key), r.Version, recordVersion)
+	}
+	if r.Capabilities, err = rawValues(data); err != nil {
+		return nil, fmt.Errorf("%s: %w: %w", s.path(key), errCorrupt, err)
+	}
+	if r.list, err = libcni.NetworkConfFromBytes(r.Conf); err != nil || keyOf(r.ID) != key {
+		return nil, fmt.Errorf("%s: %w of %q: %w", s.path(key), errCorrupt, r.ID, err)
+	}
+	return &r, nil
+}
+
+// rawValues reads the capability arguments of a record as the JSON that they were.
+func rawValues(record []byte) (map[string]any, error) {
+	var raw struct {
+		Capabilities map[string]json.RawMessage `json:"capabilities"`
+	}
+	if err := json.Unmarshal(record, &raw); err != nil {
+		return nil, err
+	}
+	values := make(map[string]any, len(raw.Capabilities))
+	for name, value := range raw.Capabilities {
+		values[name] = value
+	}
+	return values, nil
+}
+
+func (s recordStore) remove(key string) error {
+	if err := os.Remove(s.path(key)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove record: %w", err)
+	}
+	return nil
+}
+
+// keys lists what there are records of.
+func (s recordStore) keys() ([]string, error) {
+	entries, err := os.ReadDir(s.dir)
+	if err != nil {
+		return nil, fmt.Errorf("list network records: %w", err)
+	}
+	var keys []string
+	for _, e := range entries {
+		if key, ok := strings.CutSuffix(e.Name(), recordSuffix); ok && !strings.HasPrefix(key, temporaryPrefix) {
+			keys = append(keys, key)
+		}
+	}
+	return slices.Clip(keys), nil
+}
+
+// writeDurably replaces the file at path by data: after a crash it holds the old or the new content, after a
+// return the new.
+func writeDurably(path string, data []byte) (err error) {
+	file, err := os.CreateTemp(filepath.Dir(path), temporaryPrefix+"*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(file.Name())
+		}
+	}()
+	_, err = file.Write(data)
+	if err == nil {
+		err = file.Sync()
+	}
+	if err = errors.Join(err, file.Close()); err != nil {
+		return err
+	}
+	if err = os.Rename(file.Name(), path); err != nil {
+		return err
+	}
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return dir.Sync()
+}

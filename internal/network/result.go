@@ -1,0 +1,156 @@
+package network
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+)
+
+// Result is the network that a pod has.
+type Result struct {
+	// Netns is the path of the network namespace.
+	Netns string
+	// IPs are the addresses of the pod's default interface, eth0, the primary one first; a chain may give none.
+	IPs []netip.Addr
+	// Interfaces are those that the chain made or used, on both sides.
+	Interfaces []Interface
+	Routes     []Route
+	DNS        DNS
+	// Raw is the chain's own result, in CNI's latest form.
+	Raw json.RawMessage
+}
+
+// Interface is a network interface of a Result.
+type Interface struct {
+	Name string
+	MAC  string
+	// InPod says that it is inside the pod's namespace, not on the host.
+	InPod bool
+	Addrs []netip.Prefix
+	// MTU in bytes; 0 where the chain does not tell and the interface is on the host.
+	MTU int
+}
+
+// Route is a route inside the pod. GW is not valid for one without a gateway.
+type Route struct {
+	Dst netip.Prefix
+	GW  netip.Addr
+}
+
+// result brings what ADD returned, in whatever version, into our terms.
+func (m *Manager) result(key string, added types.Result) (*Result, error) {
+	cni, err := types100.NewResultFromResult(added)
+	if err != nil {
+		return nil, fmt.Errorf("result of the CNI chain: %w", err)
+	}
+	raw, err := json.Marshal(cni)
+	if err != nil {
+		return nil, err
+	}
+	r := &Result{
+		Netns: m.netnsPath(key), Raw: raw,
+		DNS: DNS{Servers: cni.DNS.Nameservers, Searches: cni.DNS.Search, Options: cni.DNS.Options},
+	}
+	if err := r.takeInterfaces(cni); err != nil {
+		return nil, err
+	}
+	for _, route := range cni.Routes {
+		dst, ok := prefixOf(route.Dst)
+		if !ok {
+			return nil, fmt.Errorf("result of the CNI chain: route to %s", route.Dst.String())
+		}
+		gw, _ := netip.AddrFromSlice(route.GW)
+		r.Routes = append(r.Routes, Route{Dst: dst, GW: gw.Unmap()})
+	}
+	m.fillFromKernel(r)
+	return r, nil
+}
+
+// takeInterfaces sorts the addresses to their interfaces. Those that name none are the default interface's, as in
+// results before 0.3.0, which have no interfaces at all.
+func (r *Result) takeInterfaces(cni *types100.Result) error {
+	for _, i := range cni.Interfaces {
+		r.Interfaces = append(r.Interfaces, Interface{Name: i.Name, MAC: i.Mac, InPod: i.Sandbox != "", MTU: i.Mtu})
+	}
+	if len(r.Interfaces) == 0 && len(cni.IPs) > 0 {
+		r.Interfaces = []Interface{{Name: interfaceName, InPod: true}}
+	}
+	primary := r.defaultInterface()
+	for _, ip := range cni.IPs {
+		addr, ok := prefixOf(ip.Address)
+		if !ok {
+			return fmt.Errorf("result of the CNI chain: %s is not an address", ip.Address.String())
+		}
+		index := primary
+		if ip.Interface != nil {
+			index = *ip.Interface
+		}
+		if index >= len(r.Interfaces) {
+			return fmt.Errorf("result of the CNI chain: address %s belongs to interface %d, there are %d", addr, index, len(r.Interfaces))
+		}
+		if index < 0 { // the chain has interfaces, but no default one
+			continue
+		}
+		r.Interfaces[index].Addrs = append(r.Interfaces[index].Addrs, addr)
+		if index == primary {
+			r.IPs = append(r.IPs, addr.Addr())
+		}
+	}
+	return nil
+}
+
+// defaultInterface is the index of eth0, or of the only interface inside the pod, else -1.
+func (r *Result) defaultInterface() int {
+	only, inPod := -1, 0
+	for i, iface := range r.Interfaces {
+		if !iface.InPod {
+			continue
+		}
+		if iface.Name == interfaceName {
+			return i
+		}
+		only, inPod = i, inPod+1
+	}
+	if inPod == 1 {
+		return only
+	}
+	return -1
+}
+
+// fillFromKernel adds what chains before 1.1.0 do not tell. A chain may name interfaces that are not there any
+// more, or, handing over a device for a machine, are no interfaces: these stay as told.
+func (m *Manager) fillFromKernel(r *Result) {
+	links, err := m.links(r.Netns)
+	if err != nil {
+		m.cfg.Logger.Warn("interfaces of a new network namespace cannot be listed", "netns", r.Netns, "error", err)
+		return
+	}
+	for i := range r.Interfaces {
+		iface := &r.Interfaces[i]
+		for _, link := range links {
+			if attrs := link.Attrs(); iface.InPod && attrs.Name == iface.Name {
+				iface.MTU = attrs.MTU
+				iface.MAC = orDefault(iface.MAC, attrs.HardwareAddr.String())
+			}
+		}
+	}
+}
+
+// prefixOf converts an address with its mask; IPv4 in IPv6 form becomes IPv4.
+func prefixOf(n net.IPNet) (netip.Prefix, bool) {
+	addr, ok := netip.AddrFromSlice(n.IP)
+	if !ok {
+		return netip.Prefix{}, false
+	}
+	addr = addr.Unmap()
+	ones, bits := n.Mask.Size()
+	if bits == 128 && addr.Is4() {
+		ones -= 96
+	}
+	prefix := netip.PrefixFrom(addr, ones)
+	return prefix, prefix.IsValid()
+}

@@ -1,0 +1,201 @@
+package network
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/containernetworking/cni/pkg/version"
+	"github.com/fsnotify/fsnotify"
+)
+
+const (
+	// refreshInterval is how often the verdict is renewed without a sign: plugins come and go, STATUS may change.
+	refreshInterval = 10 * time.Second
+	// settleTime lets a configuration file be written to its end before it is read.
+	settleTime = 50 * time.Millisecond
+	// probeTimeout bounds one look at the chain's plugins.
+	probeTimeout = 5 * time.Second
+)
+
+// statusCache holds the last verdict, and what it took to find it.
+type statusCache struct {
+	verdict atomic.Pointer[verdict]
+	first   chan struct{} // closed when there is one
+	once    sync.Once
+	// versions remembers what VERSION of a plugin file answered. Only the watching goroutine uses it.
+	versions map[string]pluginVersions
+}
+
+type verdict struct{ err error }
+
+type pluginVersions struct {
+	modified  time.Time
+	size      int64
+	supported []string
+}
+
+func (s *statusCache) init() {
+	s.first = make(chan struct{})
+	s.versions = map[string]pluginVersions{}
+}
+
+func (s *statusCache) set(err error) {
+	s.verdict.Store(&verdict{err: err})
+	s.once.Do(func() { close(s.first) })
+}
+
+// Status tells whether pods can get a network (CRI condition NetworkReady): nil, or what is wrong and what to do,
+// as ErrFailedPrecondition or ErrUnavailable. It answers from memory; the verdict follows changes of the
+// configuration directory within a moment, of anything else within 10 s. Only before the first one it waits.
+func (m *Manager) Status(ctx context.Context) error {
+	if v := m.status.verdict.Load(); v != nil {
+		return v.err
+	}
+	select {
+	case <-m.status.first:
+		return m.status.verdict.Load().err
+	case <-m.life.Done():
+		return fmt.Errorf("network manager is closed: %w", errdefs.ErrUnavailable)
+	case <-ctx.Done():
+		return fmt.Errorf("network status is not known yet: %w", context.Cause(ctx))
+	}
+}
+
+// watch keeps the chain and the verdict up to date until Close.
+func (m *Manager) watch() {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		m.cfg.Logger.Warn("CNI configuration is looked at every 10 s only, as it cannot be watched", "error", err)
+		watcher = &fsnotify.Watcher{} // its channels are nil: nothing comes
+	} else {
+		defer watcher.Close()
+	}
+	tick := time.NewTicker(refreshInterval)
+	defer tick.Stop()
+	settled := time.NewTimer(0)
+	pending := true
+	for {
+		select {
+		case <-m.life.Done():
+			return
+		case <-watcher.Events:
+			if !pending {
+				settled.Reset(settleTime)
+				pending = true
+			}
+			continue
+		case <-watcher.Errors: // an overflow: events were lost, none is needed in particular
+		case <-settled.C:
+			pending = false
+		case <-tick.C:
+		}
+		if err == nil {
+			m.watchConfDir(watcher)
+		}
+		m.reload()
+		m.refreshStatus()
+	}
+}
+
+// watchConfDir watches the configuration directory or, until it exists, the nearest one above it.
+func (m *Manager) watchConfDir(watcher *fsnotify.Watcher) {
+	dir := m.cfg.ConfDir
+	for dir != "/" {
+		if info, err := os.Stat(dir); err == nil && info.IsDir() {
+			break
+		}
+		dir = filepath.Dir(dir)
+	}
+	for _, old := range watcher.WatchList() {
+		if old != dir {
+			_ = watcher.Remove(old)
+		}
+	}
+	if err := watcher.Add(dir); err != nil {
+		m.cfg.Logger.Warn("CNI configuration directory cannot be watched", "directory", dir, "error", err)
+	}
+}
+
+// refreshStatus finds a new verdict and logs it when it is another than before.
+func (m *Manager) refreshStatus() {
+	ctx, cancel := context.WithTimeout(m.life, probeTimeout)
+	defer cancel()
+	old := m.status.verdict.Load()
+	err := m.probe(ctx)
+	if m.life.Err() != nil {
+		return
+	}
+	m.status.set(err)
+	switch {
+	case err != nil && (old == nil || old.err == nil || old.err.Error() != err.Error()):
+		m.cfg.Logger.Warn("network is not ready", "error", err)
+	case err == nil && (old == nil || old.err != nil):
+		m.cfg.Logger.Info("network is ready")
+	}
+}
+
+// probe looks whether the chain in force can do its work.
+func (m *Manager) probe(ctx context.Context) error {
+	c, err := m.currentChain()
+	if err != nil {
+		return err
+	}
+	for _, program := range c.programs() {
+		path, err := m.exec.FindInPath(program, m.cfg.BinDirs)
+		if err != nil {
+			return fmt.Errorf("CNI configuration %s: %w", c.source, err)
+		}
+		if err := m.probeVersion(ctx, program, path, c.list.CNIVersion); err != nil {
+			return fmt.Errorf("CNI configuration %s: %w", c.source, err)
+		}
+	}
+	if c.optional != nil {
+		if _, err := exec.LookPath("iptables"); err != nil {
+			return fmt.Errorf("%s needs iptables for masquerading and host ports (on Debian: apt-get install iptables): %w: %w",
+				c.source, err, errdefs.ErrFailedPrecondition)
+		}
+	}
+	if err := m.cni.GetStatusNetworkList(ctx, c.list); err != nil { // does nothing below 1.1.0
+		return fmt.Errorf("CNI configuration %s: its plugins are not ready (see their logs, or those of the network's agent): %w", c.source, err)
+	}
+	return nil
+}
+
+// probeVersion asks a plugin once per file what versions it speaks. One that cannot say is given the benefit of
+// the doubt: VERSION is younger than CNI, ADD will tell.
+func (m *Manager) probeVersion(ctx context.Context, program, path, wanted string) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return fmt.Errorf("CNI plugin %s: %w: %w", program, err, errdefs.ErrFailedPrecondition)
+	}
+	known, ok := m.status.versions[path]
+	if !ok || !known.modified.Equal(info.ModTime()) || known.size != info.Size() {
+		known = pluginVersions{modified: info.ModTime(), size: info.Size()}
+		if said, err := m.cni.GetVersionInfo(ctx, program); err == nil {
+			known.supported = said.SupportedVersions()
+		} else if ctx.Err() != nil {
+			return fmt.Errorf("CNI plugin %s does not answer: %w", path, err)
+		}
+		m.status.versions[path] = known
+	}
+	if len(known.supported) > 0 && !slices.Contains(known.supported, wanted) {
+		return fmt.Errorf("CNI plugin %s does not speak version %s, but %s (lower cniVersion, or install newer plugins): %w",
+			path, wanted, strings.Join(known.supported, ", "), errdefs.ErrFailedPrecondition)
+	}
+	return nil
+}
+
+// atLeast compares CNI versions; what is not one is below all.
+func atLeast(have, want string) bool {
+	ok, err := version.GreaterThanOrEqualTo(have, want)
+	return err == nil && ok
+}

@@ -1,0 +1,113 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/containerd/errdefs"
+	"github.com/containernetworking/cni/libcni"
+	"github.com/tripod-run/tripod/internal/failpoint"
+)
+
+var teardownDel = failpoint.New("network.teardown.del")
+
+// Teardown gives back all that Setup took. It may be called in any state, half-made ones and after a reboot
+// included, and repeated; for an unknown pod it does nothing. The chain and the arguments are those of Setup, only
+// a.ID counts. After an error nothing is forgotten: call again.
+func (m *Manager) Teardown(ctx context.Context, a Attachment) error {
+	if err := validateID(a.ID); err != nil {
+		return err
+	}
+	key := keyOf(a.ID)
+	unlock, err := m.locks.lock(ctx, key)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := m.detach(ctx, key); err != nil {
+		return fmt.Errorf("give back the network of pod %s: %w", a.ID, err)
+	}
+	return nil
+}
+
+// detach is Teardown with the pod's lock held: DEL, namespace, record, in this order, so that a crash at any point
+// leaves enough to do it again.
+func (m *Manager) detach(ctx context.Context, key string) error {
+	rec, err := m.records.get(key)
+	if errors.Is(err, errCorrupt) {
+		rec, err = m.guessRecord(key, err)
+	}
+	if err != nil {
+		return err
+	}
+	if rec != nil {
+		if err := m.del(ctx, rec); err != nil {
+			return err
+		}
+		if err := teardownDel.Hit(ctx); err != nil {
+			return err
+		}
+	}
+	if err := removeNetns(m.netnsPath(key)); err != nil {
+		return err
+	}
+	if err := m.records.remove(key); err != nil {
+		return err
+	}
+	m.release(key)
+	return nil
+}
+
+// del runs DEL of the recorded chain. Without the namespace plugins get an empty path: they then give back what
+// they hold outside of it, leases above all.
+func (m *Manager) del(ctx context.Context, rec *record) error {
+	netns := m.netnsPath(rec.key)
+	if !isNetns(netns) {
+		netns = ""
+	}
+	m.garbage.RLock()
+	defer m.garbage.RUnlock()
+	return m.cni.DelNetworkList(ctx, rec.list, rec.runtimeConf(netns))
+}
+
+// guessRecord makes do for a record that is damaged, which takes a faulty disk: plugins find what they hold by the
+// container ID, so that the chain now in force most likely serves.
+func (m *Manager) guessRecord(key string, damage error) (*record, error) {
+	c, err := m.currentChain()
+	if err != nil {
+		return nil, errors.Join(damage, err)
+	}
+	m.cfg.Logger.Error("network record is damaged, deleting by the current configuration", "error", damage, "configuration", c.source)
+	return &record{ID: key, Interface: interfaceName, Args: [][2]string{{"IgnoreUnknown", "1"}}, key: key, list: c.list}, nil
+}
+
+// Check reports whether the pod's network is as Setup left it: the namespace is there and, where the chain's
+// version has CHECK (0.4.0), its plugins find nothing amiss. ErrNotFound: there is no such attachment.
+func (m *Manager) Check(ctx context.Context, a Attachment) error {
+	if err := validateID(a.ID); err != nil {
+		return err
+	}
+	key := keyOf(a.ID)
+	unlock, err := m.locks.lock(ctx, key)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	rec, err := m.records.get(key)
+	if err != nil {
+		return fmt.Errorf("network of pod %s: %w", a.ID, err)
+	}
+	if rec == nil {
+		return fmt.Errorf("network of pod %s: %w", a.ID, errdefs.ErrNotFound)
+	}
+	netns := m.netnsPath(key)
+	if !isNetns(netns) {
+		return fmt.Errorf("network of pod %s: its network namespace %s is gone: %w", a.ID, netns, errdefs.ErrFailedPrecondition)
+	}
+	err = m.cni.CheckNetworkList(ctx, rec.list, rec.runtimeConf(netns))
+	if err != nil && !errors.Is(err, libcni.ErrorCheckNotSupp) {
+		return fmt.Errorf("network of pod %s: %w", a.ID, err)
+	}
+	return nil
+}
