@@ -1,0 +1,209 @@
+package spec
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/containerd/containerd/v2/pkg/cap"
+	"golang.org/x/sys/unix"
+)
+
+// Host is what this machine lets us do. It is found once, at start, by Probe, and then only read.
+type Host struct {
+	// CgroupV2 says that the unified hierarchy alone is mounted at /sys/fs/cgroup.
+	CgroupV2 bool
+	// Controllers are the cgroup controllers that limits can be set with: cpu, cpuset, memory, pids, blkio (v1),
+	// io (v2), hugetlb, devices (v1) …
+	Controllers map[string]bool
+	// HugepageSizes are the page sizes of the machine as the CRI writes them: 64KB, 2MB, 1GB.
+	HugepageSizes []string
+	// SwapAccounting says that a limit on swap can be set.
+	SwapAccounting bool
+	// CPUQuota says that the cpu controller knows CFS bandwidth (quota and period).
+	CPUQuota bool
+	// Seccomp says that the kernel filters system calls.
+	Seccomp bool
+	// AppArmor and SELinux say that the security module is enabled.
+	AppArmor, SELinux bool
+	// OwnOOMScore is the lowest oom_score_adj we may give: -1000 with CAP_SYS_RESOURCE, else our own.
+	OwnOOMScore int
+	// Caps are the capabilities in our bounding set, which are those that can be granted, by full name.
+	Caps []string
+	// MaxNoFile is our hard limit of open files, which a container cannot exceed without CAP_SYS_RESOURCE.
+	MaxNoFile uint64
+	// RecursiveReadOnly says that the kernel can make a tree of mounts read-only (mount_setattr, Linux 5.12). Whoever
+	// finds that the OCI runtime cannot ("rro") clears it.
+	RecursiveReadOnly bool
+	// Name is the node's host name, which containers on the host network see.
+	Name string
+
+	// root is the file system in which /sys, /proc and /dev are looked up: "/" but for tests.
+	root string
+}
+
+// Probe finds out what this machine allows.
+func Probe() (Host, error) { return ProbeAt("/") }
+
+// ProbeAt is Probe with /proc and /sys looked up below root, for tests with a made-up machine. The limits of the
+// process itself (open files, system calls) are real in any case.
+func ProbeAt(root string) (Host, error) {
+	h := Host{root: root, Controllers: map[string]bool{}}
+	h.CgroupV2 = h.exists("sys/fs/cgroup/cgroup.controllers")
+	var err error
+	if h.CgroupV2 {
+		err = h.probeV2()
+	} else {
+		err = h.probeV1()
+	}
+	if err != nil {
+		return Host{}, err
+	}
+	if h.HugepageSizes, err = h.hugepageSizes(); err != nil {
+		return Host{}, err
+	}
+	if err := h.probeProcess(); err != nil {
+		return Host{}, err
+	}
+	h.AppArmor = strings.HasPrefix(h.line("sys/module/apparmor/parameters/enabled"), "Y")
+	h.SELinux = h.exists("sys/fs/selinux/enforce")
+	h.Name = h.line("proc/sys/kernel/hostname")
+	h.RecursiveReadOnly = !errors.Is(unix.MountSetattr(-1, "", unix.AT_EMPTY_PATH, &unix.MountAttr{}), unix.ENOSYS)
+	return h, nil
+}
+
+// probeV1 takes a controller for usable when its hierarchy is mounted where every OCI runtime looks for it.
+func (h *Host) probeV1() error {
+	entries, err := os.ReadDir(h.path("sys/fs/cgroup"))
+	if err != nil {
+		return fmt.Errorf("find cgroups: %w (are cgroups mounted at /sys/fs/cgroup?)", err)
+	}
+	for _, e := range entries {
+		if e.Name() == "unified" || !h.exists("sys/fs/cgroup/"+e.Name()+"/cgroup.procs") {
+			continue
+		}
+		for name := range strings.SplitSeq(e.Name(), ",") {
+			h.Controllers[name] = true
+		}
+	}
+	h.SwapAccounting = h.exists("sys/fs/cgroup/memory/memory.memsw.limit_in_bytes")
+	h.CPUQuota = h.exists("sys/fs/cgroup/cpu/cpu.cfs_quota_us")
+	return nil
+}
+
+func (h *Host) probeV2() error {
+	controllers, err := os.ReadFile(h.path("sys/fs/cgroup/cgroup.controllers"))
+	if err != nil {
+		return fmt.Errorf("find cgroup controllers: %w", err)
+	}
+	for _, name := range strings.Fields(string(controllers)) {
+		h.Controllers[name] = true
+	}
+	// The root cgroup has no limits of its own, so the files that tell are looked for in its children.
+	h.SwapAccounting = h.match("sys/fs/cgroup/*/memory.swap.max")
+	h.CPUQuota = h.match("sys/fs/cgroup/*/cpu.max")
+	return nil
+}
+
+// hugepageSizes reads names like hugepages-2048kB.
+func (h *Host) hugepageSizes() ([]string, error) {
+	entries, err := os.ReadDir(h.path("sys/kernel/mm/hugepages"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find huge page sizes: %w", err)
+	}
+	var sizes []uint64
+	for _, e := range entries {
+		kb, ok := strings.CutPrefix(strings.TrimSuffix(e.Name(), "kB"), "hugepages-")
+		if n, err := strconv.ParseUint(kb, 10, 32); ok && err == nil {
+			sizes = append(sizes, n<<10)
+		}
+	}
+	slices.Sort(sizes)
+	names := make([]string, len(sizes))
+	for i, n := range sizes {
+		names[i] = pageSizeName(n)
+	}
+	return names, nil
+}
+
+// probeProcess finds what this process may hand on to its children.
+func (h *Host) probeProcess() error {
+	f, err := os.Open(h.path("proc/self/status"))
+	if err != nil {
+		return fmt.Errorf("find our own capabilities: %w", err)
+	}
+	defer f.Close()
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		key, value, _ := strings.Cut(lines.Text(), ":")
+		switch value = strings.TrimSpace(value); key {
+		case "CapBnd":
+			bits, err := strconv.ParseUint(value, 16, 64)
+			if err != nil {
+				return fmt.Errorf("capability bounding set %q: %w", value, err)
+			}
+			h.Caps, _ = cap.FromBitmap(bits)
+		case "Seccomp":
+			h.Seccomp = true
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return fmt.Errorf("find our own capabilities: %w", err)
+	}
+	if h.OwnOOMScore, err = h.lowestOOMScore(); err != nil {
+		return err
+	}
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return fmt.Errorf("limit of open files: %w", err)
+	}
+	h.MaxNoFile = limit.Max
+	return nil
+}
+
+func (h *Host) lowestOOMScore() (int, error) {
+	if slices.Contains(h.Caps, "CAP_SYS_RESOURCE") {
+		return -1000, nil
+	}
+	n, err := strconv.Atoi(h.line("proc/self/oom_score_adj"))
+	if err != nil {
+		return 0, fmt.Errorf("our own oom_score_adj: %w", err)
+	}
+	return n, nil
+}
+
+func (h *Host) path(name string) string {
+	if h.root == "" {
+		return filepath.Join("/", name)
+	}
+	return filepath.Join(h.root, name)
+}
+
+func (h *Host) exists(name string) bool {
+	_, err := os.Stat(h.path(name))
+	return err == nil
+}
+
+func (h *Host) match(pattern string) bool {
+	found, err := filepath.Glob(h.path(pattern))
+	return err == nil && len(found) > 0
+}
+
+// line is the first line of a file, "" if it cannot be read.
+func (h *Host) line(name string) string {
+	text, err := os.ReadFile(h.path(name))
+	if err != nil {
+		return ""
+	}
+	first, _, _ := strings.Cut(string(text), "\n")
+	return first
+}

@@ -1,0 +1,293 @@
+package spec
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// mountOptions are what mount_options of a request may hold.
+var mountOptions = []string{"nodev", "noexec", "nosuid"}
+
+// procFiles are the files below /proc that may be mounted over: what lxcfs provides per container. Anything else
+// there would let a mount stand in for the files by which the runtime confines the container (CVE-2019-19921).
+var procFiles = []string{
+	"/proc/cpuinfo", "/proc/diskstats", "/proc/loadavg", "/proc/meminfo", "/proc/slabinfo", "/proc/stat",
+	"/proc/swaps", "/proc/uptime",
+}
+
+// defaultMounts are what every Linux program expects to find (runtime-spec, config-linux.md), and the pod's files.
+func defaultMounts(in Input, m Modes) ([]specs.Mount, error) {
+	sc := in.Container.Config.GetLinux().GetSecurityContext()
+	kernel := "ro"
+	if sc.GetPrivileged() {
+		kernel = "rw"
+	}
+	shm, err := sharedMemory(in, m)
+	if err != nil {
+		return nil, err
+	}
+	mounts := []specs.Mount{
+		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
+		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
+		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"}},
+		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
+		shm,
+		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", kernel}},
+		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", kernel}},
+	}
+	access := "rw"
+	if sc.GetReadonlyRootfs() {
+		access = "ro"
+	}
+	for _, file := range []struct{ dest, source string }{
+		{"/etc/hosts", in.Hosts}, {"/etc/resolv.conf", in.ResolvConf}, {"/etc/hostname", in.HostnameFile},
+	} {
+		if file.source != "" {
+			mounts = append(mounts, specs.Mount{
+				Destination: file.dest, Type: "bind", Source: file.source, Options: []string{"rbind", "rprivate", access},
+			})
+		}
+	}
+	return mounts, nil
+}
+
+// sharedMemory is /dev/shm: shared by those who share the IPC namespace.
+func sharedMemory(in Input, m Modes) (specs.Mount, error) {
+	const dest = "/dev/shm"
+	source := in.ShmPath
+	switch m.IPC {
+	case runtimeapi.NamespaceMode_CONTAINER:
+		return specs.Mount{Destination: dest, Type: "tmpfs", Source: "shm", Options: []string{"nosuid", "noexec", "nodev", "mode=1777", "size=65536k"}}, nil
+	case runtimeapi.NamespaceMode_NODE:
+		source = dest
+	}
+	if source == "" {
+		return specs.Mount{}, fmt.Errorf("container %s: the path of the pod's /dev/shm was not given", in.Container.ID)
+	}
+	return specs.Mount{Destination: dest, Type: "bind", Source: source, Options: []string{"rbind", "rprivate", "rw", "nosuid", "noexec", "nodev"}}, nil
+}
+
+// checkMounts refuses mounts that cannot be made as asked, without looking at the host's files.
+func checkMounts(mounts []*runtimeapi.Mount, h Host) error {
+	seen := map[string]bool{}
+	for i, m := range mounts {
+		field := fmt.Sprintf("mounts[%d]", i)
+		dest := path.Clean(m.GetContainerPath())
+		if err := checkDestination(field+".container_path", m.GetContainerPath()); err != nil {
+			return err
+		}
+		if seen[dest] {
+			return invalid(field+".container_path", "%s is mounted twice", dest)
+		}
+		seen[dest] = true
+		if err := checkSource(field, m); err != nil {
+			return err
+		}
+		if err := checkMountMode(field, m, h); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkDestination(field, dest string) error {
+	clean := path.Clean(dest)
+	switch {
+	case !path.IsAbs(dest):
+		return invalid(field, "%q is not absolute", dest)
+	case clean == "/":
+		return invalid(field, "the root of the container cannot be mounted over")
+	case below(clean, "/proc") && !slices.Contains(procFiles, clean):
+		return invalid(field, "%s: nothing can be mounted there", clean)
+	}
+	return checkText(field, dest)
+}
+
+func checkSource(field string, m *runtimeapi.Mount) error {
+	if m.GetImage().GetImage() != "" {
+		switch {
+		case m.GetHostPath() != "":
+			return invalid(field, "host_path and image exclude each other")
+		case !m.GetReadonly():
+			return invalid(field+".readonly", "an image can only be mounted read-only")
+		case m.GetPropagation() != runtimeapi.MountPropagation_PROPAGATION_PRIVATE:
+			return invalid(field+".propagation", "an image can only be mounted with PROPAGATION_PRIVATE")
+		}
+		return checkText(field+".image_sub_path", m.GetImageSubPath())
+	}
+	switch {
+	case m.GetHostPath() == "":
+		return invalid(field+".host_path", "missing (and no image is named)")
+	case !filepath.IsAbs(m.GetHostPath()):
+		return invalid(field+".host_path", "%q is not absolute", m.GetHostPath())
+	case m.GetImageSubPath() != "":
+		return invalid(field+".image_sub_path", "only goes with an image")
+	}
+	return checkText(field+".host_path", m.GetHostPath())
+}
+
+func checkMountMode(field string, m *runtimeapi.Mount, h Host) error {
+	if _, ok := runtimeapi.MountPropagation_name[int32(m.GetPropagation())]; !ok {
+		return invalid(field+".propagation", "unknown mode %d", m.GetPropagation())
+	}
+	if m.GetRecursiveReadOnly() {
+		switch {
+		case !m.GetReadonly():
+			return invalid(field+".recursive_read_only", "needs readonly too")
+		case m.GetPropagation() != runtimeapi.MountPropagation_PROPAGATION_PRIVATE:
+			return invalid(field+".recursive_read_only", "needs PROPAGATION_PRIVATE")
+		case !h.RecursiveReadOnly:
+			return unsupported(field+".recursive_read_only", "needs Linux 5.12 and an OCI runtime that knows the mount option rro")
+		}
+	}
+	if len(m.GetUidMappings())+len(m.GetGidMappings()) > 0 {
+		return unsupported(field+".uidMappings", "ID-mapped mounts come with user namespaces, which are not available on this node")
+	}
+	for _, option := range m.GetMountOptions() {
+		if !slices.Contains(mountOptions, option) {
+			return invalid(field+".mount_options", "%q is none of %s", option, strings.Join(mountOptions, ", "))
+		}
+	}
+	return nil
+}
+
+// requestedMounts makes the request's mounts, with the propagation that the root file system needs for them, and
+// gives them as ContainerStatus reports them. selinux_relabel has nothing to do on a host without SELinux.
+func requestedMounts(in Input) (mounts []specs.Mount, reported []*runtimeapi.Mount, rootfs string, err error) {
+	for i, m := range in.Container.Config.GetMounts() {
+		field := fmt.Sprintf("mounts[%d]", i)
+		dest := path.Clean(m.GetContainerPath())
+		if real, err := insideRoot(in.Rootfs, dest); err != nil || below(real, "/proc") && !slices.Contains(procFiles, real) {
+			return nil, nil, "", invalid(field+".container_path", "%s leads to %s in the image, where nothing can be mounted", dest, real)
+		}
+		source, err := mountSource(field, in, m)
+		if err != nil {
+			return nil, nil, "", err
+		}
+		propagation, err := propagation(field, source, m.GetPropagation())
+		if err != nil {
+			return nil, nil, "", err
+		}
+		// A tree that takes part in propagation needs a root that does not cut it off; shared implies slave.
+		if propagation == "rshared" || propagation == "rslave" && rootfs == "" {
+			rootfs = propagation
+		}
+		mounts = append(mounts, specs.Mount{
+			Destination: dest, Type: "bind", Source: source,
+			Options: slices.Concat([]string{"rbind", propagation, access(m)}, bindOptions(m)),
+		})
+		reported = append(reported, proto.CloneOf(m))
+	}
+	return mounts, reported, rootfs, nil
+}
+
+func access(m *runtimeapi.Mount) string {
+	switch {
+	case m.GetRecursiveReadOnly():
+		return "rro"
+	case m.GetReadonly():
+		return "ro"
+	}
+	return "rw"
+}
+
+// bindOptions are the request's options; an image is data, so that programs in it do not run (KEP-4639).
+func bindOptions(m *runtimeapi.Mount) []string {
+	options := slices.Clone(m.GetMountOptions())
+	if m.GetImage().GetImage() != "" {
+		options = slices.Clone(mountOptions)
+	}
+	slices.Sort(options)
+	return slices.Compact(options)
+}
+
+// mountSource is the host path to bind: of the image, or of the request with its symlinks resolved. A directory
+// that does not exist yet is made, as kubelets have come to expect of runtimes.
+func mountSource(field string, in Input, m *runtimeapi.Mount) (string, error) {
+	if m.GetImage().GetImage() != "" {
+		source, ok := in.ImageVolumes[m.GetContainerPath()]
+		if !ok {
+			return "", fmt.Errorf("%s: image %s was not mounted for %s", field, m.GetImage().GetImage(), m.GetContainerPath())
+		}
+		return source, nil
+	}
+	name := filepath.Clean(m.GetHostPath())
+	if _, err := os.Stat(name); errors.Is(err, fs.ErrNotExist) {
+		if err := os.MkdirAll(name, 0o755); err != nil {
+			return "", invalid(field+".host_path", "%s does not exist and cannot be made: %v", name, err)
+		}
+	}
+	real, err := filepath.EvalSymlinks(name)
+	if err != nil {
+		return "", invalid(field+".host_path", "%s: %v", name, err)
+	}
+	return real, nil
+}
+
+// propagation gives the mount option and checks that the mount that source lies on can propagate that way: a
+// private one would silently stay apart.
+func propagation(field, source string, mode runtimeapi.MountPropagation) (string, error) {
+	if mode == runtimeapi.MountPropagation_PROPAGATION_PRIVATE {
+		return "rprivate", nil
+	}
+	peers, err := peerGroups(source)
+	if err != nil {
+		return "", fmt.Errorf("%s.propagation: %w", field, err)
+	}
+	shared, slave := strings.Contains(peers, "shared:"), strings.Contains(peers, "master:")
+	switch {
+	case mode == runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL && !shared:
+		return "", invalid(field+".propagation", "%s is not on a shared mount of the node (make it so: mount --make-rshared)", source)
+	case mode == runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL:
+		return "rshared", nil
+	case !shared && !slave:
+		return "", invalid(field+".propagation", "%s is not on a shared or slave mount of the node (make it so: mount --make-rshared)", source)
+	}
+	return "rslave", nil
+}
+
+// peerGroups gives the optional fields (shared:N master:N) of the mount that a path lies on (proc_pid_mountinfo(5)).
+func peerGroups(name string) (string, error) {
+	var st unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, name, 0, unix.STATX_MNT_ID, &st); err != nil {
+		return "", &fs.PathError{Op: "statx", Path: name, Err: err}
+	}
+	found, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
+		is := uint64(m.ID) == st.Mnt_id
+		return !is, is
+	})
+	if err != nil {
+		return "", fmt.Errorf("read the node's mounts: %w", err)
+	}
+	if len(found) == 0 {
+		return "", fmt.Errorf("the mount of %s is not among the node's", name)
+	}
+	return found[0].Optional, nil
+}
+
+// joinMounts puts the request's mounts in place of default ones at the same path, and orders all so that no mount
+// hides one that was made before it. A request that brings its own /dev or /sys brings what is below too.
+func joinMounts(defaults, requested []specs.Mount) []specs.Mount {
+	replaced := func(d specs.Mount) bool {
+		return slices.ContainsFunc(requested, func(r specs.Mount) bool {
+			whole := r.Destination == "/dev" || r.Destination == "/sys"
+			return d.Destination == r.Destination || whole && below(d.Destination, r.Destination)
+		})
+	}
+	all := append(slices.DeleteFunc(slices.Clone(defaults), replaced), requested...)
+	depth := func(m specs.Mount) int { return strings.Count(m.Destination, "/") }
+	slices.SortStableFunc(all, func(a, b specs.Mount) int { return depth(a) - depth(b) })
+	return all
+}

@@ -1,0 +1,289 @@
+package spec
+
+import (
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Bounds of the kernel for CFS bandwidth, in microseconds (Documentation/scheduler/sched-bwc.rst), and of
+// oom_score_adj (proc_pid_oom_score_adj(5)).
+const (
+	minCPUQuota  = 1_000
+	minCPUPeriod = 1_000
+	maxCPUPeriod = 1_000_000
+	maxOOMScore  = 1000
+)
+
+// Resources gives a container's limits as the OCI runtime takes them, at creation and for an update in place.
+// A limit that the host has no controller for is errdefs.ErrNotImplemented, a value that no kernel takes is
+// errdefs.ErrInvalidArgument. The oom_score_adj belongs to the process, not to the cgroup: see Build.
+func Resources(res *runtimeapi.LinuxContainerResources, h Host) (*specs.LinuxResources, error) {
+	if err := checkOOMScore(res); err != nil {
+		return nil, err
+	}
+	r := &specs.LinuxResources{}
+	for _, add := range []func(*specs.LinuxResources, *runtimeapi.LinuxContainerResources, Host) error{
+		addCPU, addCpuset, addMemory, addHugepages, addUnified,
+	} {
+		if err := add(r, res, h); err != nil {
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+// Merge gives the resources in force once update is applied to old: what update does not specify (zero, empty)
+// stays. Huge page limits are merged by page size, unified ones by key. Neither argument is changed.
+func Merge(old, update *runtimeapi.LinuxContainerResources) *runtimeapi.LinuxContainerResources {
+	if old == nil {
+		old = &runtimeapi.LinuxContainerResources{}
+	}
+	merged := proto.CloneOf(old)
+	if update == nil {
+		return merged
+	}
+	for _, f := range []struct {
+		to   *int64
+		from int64
+	}{
+		{&merged.CpuPeriod, update.CpuPeriod}, {&merged.CpuQuota, update.CpuQuota}, {&merged.CpuShares, update.CpuShares},
+		{&merged.MemoryLimitInBytes, update.MemoryLimitInBytes}, {&merged.OomScoreAdj, update.OomScoreAdj},
+		{&merged.MemorySwapLimitInBytes, update.MemorySwapLimitInBytes},
+	} {
+		if f.from != 0 {
+			*f.to = f.from
+		}
+	}
+	if update.CpusetCpus != "" {
+		merged.CpusetCpus = update.CpusetCpus
+	}
+	if update.CpusetMems != "" {
+		merged.CpusetMems = update.CpusetMems
+	}
+	for _, limit := range update.HugepageLimits {
+		merged.HugepageLimits = slices.DeleteFunc(merged.HugepageLimits, func(l *runtimeapi.HugepageLimit) bool {
+			return l.GetPageSize() == limit.GetPageSize()
+		})
+		merged.HugepageLimits = append(merged.HugepageLimits, proto.CloneOf(limit))
+	}
+	if len(update.Unified) > 0 {
+		if merged.Unified == nil {
+			merged.Unified = map[string]string{}
+		}
+		maps.Copy(merged.Unified, update.Unified)
+	}
+	return merged
+}
+
+func addCPU(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResources, h Host) error {
+	const field = "linux.resources.cpu_"
+	shares, quota, period := res.GetCpuShares(), res.GetCpuQuota(), res.GetCpuPeriod()
+	if shares == 0 && quota == 0 && period == 0 {
+		return nil
+	}
+	switch {
+	case shares < 0:
+		return invalid(field+"shares", "%d is negative", shares)
+	case period != 0 && (period < minCPUPeriod || period > maxCPUPeriod):
+		return invalid(field+"period", "%d µs is not between %d and %d", period, minCPUPeriod, maxCPUPeriod)
+	case quota > 0 && quota < minCPUQuota:
+		return invalid(field+"quota", "%d µs is less than the kernel's least, %d", quota, minCPUQuota)
+	case !h.Controllers["cpu"]:
+		return unsupported(field+"shares", "the node has no cpu controller")
+	case quota > 0 && !h.CPUQuota:
+		return unsupported(field+"quota", "the kernel of this node cannot limit CPU time (CONFIG_CFS_BANDWIDTH)")
+	}
+	r.CPU = &specs.LinuxCPU{}
+	if shares > 0 {
+		r.CPU.Shares = new(uint64(shares))
+	}
+	if quota != 0 && h.CPUQuota {
+		r.CPU.Quota = new(max(quota, -1))
+	}
+	if period > 0 && h.CPUQuota {
+		r.CPU.Period = new(uint64(period))
+	}
+	return nil
+}
+
+func addCpuset(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResources, h Host) error {
+	const field = "linux.resources.cpuset_"
+	cpus, mems := res.GetCpusetCpus(), res.GetCpusetMems()
+	if cpus == "" && mems == "" {
+		return nil
+	}
+	if err := checkIDList(field+"cpus", cpus); err != nil {
+		return err
+	}
+	if err := checkIDList(field+"mems", mems); err != nil {
+		return err
+	}
+	if !h.Controllers["cpuset"] {
+		return unsupported(field+"cpus", "the node has no cpuset controller")
+	}
+	if r.CPU == nil {
+		r.CPU = &specs.LinuxCPU{}
+	}
+	r.CPU.Cpus, r.CPU.Mems = cpus, mems
+	return nil
+}
+
+// checkIDList checks the list format of cpuset(7): 0-4,9.
+func checkIDList(field, list string) error {
+	if list == "" {
+		return nil
+	}
+	for part := range strings.SplitSeq(list, ",") {
+		first, last, isRange := strings.Cut(part, "-")
+		if !isRange {
+			last = first
+		}
+		a, err1 := strconv.ParseUint(first, 10, 16)
+		b, err2 := strconv.ParseUint(last, 10, 16)
+		if err1 != nil || err2 != nil || b < a {
+			return invalid(field, "%q is not a list like 0-4,9", list)
+		}
+	}
+	return nil
+}
+
+// addMemory limits memory, and swap to none beyond it unless the request says otherwise: memory.swap in the OCI's
+// terms is memory plus swap.
+func addMemory(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResources, h Host) error {
+	const field = "linux.resources.memory_"
+	limit, swap := res.GetMemoryLimitInBytes(), res.GetMemorySwapLimitInBytes()
+	if limit == 0 && swap == 0 {
+		return nil
+	}
+	switch {
+	case limit < -1:
+		return invalid(field+"limit_in_bytes", "%d is negative", limit)
+	case swap < -1:
+		return invalid(field+"swap_limit_in_bytes", "%d is negative", swap)
+	case swap > 0 && limit <= 0:
+		return invalid(field+"swap_limit_in_bytes", "needs a memory limit too, which it includes")
+	case swap > 0 && swap < limit:
+		return invalid(field+"swap_limit_in_bytes", "%d is less than the memory limit of %d, which it includes", swap, limit)
+	case !h.Controllers["memory"]:
+		return unsupported(field+"limit_in_bytes", "the node has no memory controller (boot it with cgroup_enable=memory)")
+	case swap > 0 && !h.SwapAccounting:
+		return unsupported(field+"swap_limit_in_bytes", "the node does not account for swap (boot it with swapaccount=1)")
+	}
+	r.Memory = &specs.LinuxMemory{}
+	if limit != 0 {
+		r.Memory.Limit = &limit
+		if swap == 0 {
+			swap = limit
+		}
+	}
+	if swap != 0 && h.SwapAccounting {
+		r.Memory.Swap = &swap
+	}
+	return nil
+}
+
+// addHugepages drops limits of zero where there is no hugetlb controller: the kubelet sends one for every page size
+// of the machine with every container.
+func addHugepages(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResources, h Host) error {
+	const field = "linux.resources.hugepage_limits"
+	seen := map[string]bool{}
+	for _, limit := range res.GetHugepageLimits() {
+		size, err := parsePageSize(limit.GetPageSize())
+		name := pageSizeName(size)
+		switch {
+		case err != nil:
+			return invalid(field, "page size %q is not one like 2MB or 1GB", limit.GetPageSize())
+		case seen[name]:
+			return invalid(field, "page size %s is given twice", name)
+		case !slices.Contains(h.HugepageSizes, name):
+			return invalid(field, "the node has no huge pages of %s (it has %s)", name, strings.Join(h.HugepageSizes, ", "))
+		case !h.Controllers["hugetlb"] && limit.GetLimit() > 0:
+			return unsupported(field, "the node has no hugetlb controller")
+		case !h.Controllers["hugetlb"]:
+			continue
+		}
+		seen[name] = true
+		r.HugepageLimits = append(r.HugepageLimits, specs.LinuxHugepageLimit{Pagesize: name, Limit: limit.GetLimit()})
+	}
+	return nil
+}
+
+// pageUnits are the units of a page size, in steps of 1024.
+const pageUnits = "KMGTPE"
+
+// parsePageSize reads 64KB, 2MB, 1GB, 2Mi, 1Gi and gives bytes.
+func parsePageSize(s string) (uint64, error) {
+	number := strings.TrimRight(s, pageUnits+"iB")
+	n, err := strconv.ParseUint(number, 10, 64)
+	if err != nil {
+		return 0, err
+	}
+	unit := strings.TrimSuffix(strings.TrimSuffix(s[len(number):], "B"), "i")
+	if unit == "" {
+		return n, nil
+	}
+	i := strings.Index(pageUnits, unit)
+	if i < 0 || len(unit) != 1 || n > math.MaxUint64>>(10*(i+1)) {
+		return 0, strconv.ErrSyntax
+	}
+	return n << (10 * (i + 1)), nil
+}
+
+// pageSizeName writes bytes as the CRI and the kernel's file names do: the largest unit that keeps it whole.
+func pageSizeName(size uint64) string {
+	unit := -1
+	for size >= 1024 && size%1024 == 0 && unit+1 < len(pageUnits) {
+		size >>= 10
+		unit++
+	}
+	if unit < 0 {
+		return strconv.FormatUint(size, 10) + "B"
+	}
+	return strconv.FormatUint(size, 10) + pageUnits[unit:unit+1] + "B"
+}
+
+// addUnified passes files of cgroup v2 on by name. They must be limits of a controller that the host has: the files
+// that every cgroup has (cgroup.procs and the like) are not resources.
+func addUnified(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResources, h Host) error {
+	const field = "linux.resources.unified"
+	if len(res.GetUnified()) == 0 {
+		return nil
+	}
+	if !h.CgroupV2 {
+		return unsupported(field, "the node has cgroup v1")
+	}
+	for key, value := range res.GetUnified() {
+		controller, file, ok := strings.Cut(key, ".")
+		switch {
+		case !ok, file == "", strings.ContainsAny(key, "/\x00"), controller == "cgroup":
+			return invalid(field, "%q is not the file of a controller", key)
+		case !h.Controllers[controller]:
+			return unsupported(field, "%q: the node has no %s controller", key, controller)
+		}
+		if err := checkText(field, value); err != nil {
+			return err
+		}
+	}
+	r.Unified = maps.Clone(res.GetUnified())
+	return nil
+}
+
+func checkOOMScore(res *runtimeapi.LinuxContainerResources) error {
+	if n := res.GetOomScoreAdj(); n < -maxOOMScore || n > maxOOMScore {
+		return invalid("linux.resources.oom_score_adj", "%d is not between %d and %d", n, -maxOOMScore, maxOOMScore)
+	}
+	return nil
+}
+
+// oomScore is the oom_score_adj of the process: the request's, but no lower than we may set. It is always set, so
+// that a container does not inherit the daemon's protection.
+func oomScore(res *runtimeapi.LinuxContainerResources, h Host) *int {
+	return new(max(int(res.GetOomScoreAdj()), h.OwnOOMScore))
+}

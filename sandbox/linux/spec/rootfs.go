@@ -1,0 +1,125 @@
+package spec
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+
+	securejoin "github.com/cyphar/filepath-securejoin"
+	"golang.org/x/sys/unix"
+)
+
+// openInRoot opens name with every symlink in it, the last one too, resolved as if root were "/", and without
+// following magic links, so that nothing outside of root can be reached. Opening never blocks on a FIFO.
+func openInRoot(root, name string, flags uint64) (*os.File, error) {
+	dir, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: root, Err: err}
+	}
+	defer unix.Close(dir)
+	if flags&unix.O_PATH == 0 {
+		flags |= unix.O_NONBLOCK
+	}
+	how := unix.OpenHow{
+		Flags:   flags | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
+	}
+	for {
+		fd, err := unix.Openat2(dir, name, &how)
+		switch {
+		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
+			// A rename in the tree raced with a ".."; the kernel asks us to look again.
+			continue
+		case err != nil:
+			return nil, &fs.PathError{Op: "openat2", Path: name, Err: err}
+		}
+		return os.NewFile(uintptr(fd), name), nil
+	}
+}
+
+// readInRoot reads a regular file of at most limit bytes below root. A file that is not there is
+// fs.ErrNotExist; another kind of file, or a larger one, is an error that says so.
+func readInRoot(root, name string, limit int64) ([]byte, error) {
+	f, err := openInRoot(root, name, unix.O_RDONLY|unix.O_NOCTTY)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return readRegular(f, name, limit)
+}
+
+// readRegular reads all of an open file, which must be a regular one of at most limit bytes.
+func readRegular(f *os.File, name string, limit int64) ([]byte, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is not a regular file (%s)", name, info.Mode().Type())
+	}
+	text, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", name, err)
+	}
+	if int64(len(text)) > limit {
+		return nil, fmt.Errorf("%s is larger than %d bytes", name, limit)
+	}
+	return text, nil
+}
+
+// ResolveSubPath gives the host path of sub inside the tree at root (image_sub_path of an image volume), with
+// symlinks resolved inside the tree. It must exist; "" is root itself. The error is errdefs.ErrInvalidArgument.
+func ResolveSubPath(root, sub string) (string, error) {
+	const field = "image_sub_path"
+	if sub == "" {
+		return root, nil
+	}
+	if path.IsAbs(sub) || !fs.ValidPath(path.Clean(sub)) {
+		return "", invalid(field, "%q is not a relative path inside the image", sub)
+	}
+	f, err := openInRoot(root, sub, unix.O_PATH)
+	if err != nil {
+		return "", invalid(field, "%q is not in the image: %v", sub, err)
+	}
+	defer f.Close()
+	real, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", field, err)
+	}
+	return real, nil
+}
+
+// insideRoot resolves the symlinks of a path of the container as the container's own kernel view would, components
+// that do not exist included, and gives the path inside the container.
+func insideRoot(root, name string) (string, error) {
+	real, err := securejoin.SecureJoin(root, name)
+	if err != nil {
+		return "", err
+	}
+	return path.Join("/", strings.TrimPrefix(real, path.Clean(root))), nil
+}
+
+// below tells whether p is dir or lies under it. Both are clean and absolute.
+func below(p, dir string) bool {
+	return p == dir || strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/")
+}
+
+// checkRootfs refuses a root file system in which a directory that the runtime mounts on is something else: a
+// symlink there would send the mount elsewhere (CVE-2025-31133 and its kin).
+func checkRootfs(root string) error {
+	for _, name := range []string{"proc", "sys", "dev"} {
+		info, err := os.Lstat(path.Join(root, name))
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+		case err != nil:
+			return fmt.Errorf("root file system: %w", err)
+		case !info.IsDir():
+			return invalid("image", "/%s of the root file system is not a directory (%s)", name, info.Mode().Type())
+		}
+	}
+	return nil
+}

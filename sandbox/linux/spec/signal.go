@@ -1,0 +1,93 @@
+package spec
+
+import (
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// The real-time signals of a program linked with glibc or musl, which keep the first ones for themselves
+// (signal(7)).
+const (
+	sigRTMin = 34
+	sigRTMax = 64
+)
+
+// stopSignal is the signal that asks the container to end: the request's, else the image's, else SIGTERM.
+func stopSignal(asked runtimeapi.Signal, image string) (runtimeapi.Signal, error) {
+	if asked != runtimeapi.Signal_SIGNAL_RUNTIME_DEFAULT {
+		return asked, checkStopSignal(asked)
+	}
+	if image == "" {
+		return runtimeapi.Signal_SIGNAL_SIGTERM, nil
+	}
+	return parseSignal(image)
+}
+
+func checkStopSignal(s runtimeapi.Signal) error {
+	if _, ok := runtimeapi.Signal_name[int32(s)]; !ok {
+		return invalid("stop_signal", "unknown signal %d", s)
+	}
+	return nil
+}
+
+// parseSignal reads an image's StopSignal: SIGTERM, TERM, 15, SIGRTMIN+3 (OCI image-spec, config.md).
+func parseSignal(s string) (runtimeapi.Signal, error) {
+	name := strings.ToUpper(strings.TrimSpace(s))
+	if n, err := strconv.Atoi(name); err == nil {
+		for candidate := range runtimeapi.Signal_name {
+			sig := runtimeapi.Signal(candidate)
+			// Of two names for one number (CLD and CHLD, IOT and ABRT, POLL and IO) the first in the CRI's list is taken.
+			if sig != runtimeapi.Signal_SIGNAL_RUNTIME_DEFAULT && int(SignalNumber(sig)) == n && !isAlias(sig) {
+				return sig, nil
+			}
+		}
+		return 0, invalid("image StopSignal", "%q is no signal", s)
+	}
+	name = strings.NewReplacer("+", "PLUS", "-", "MINUS").Replace("SIG" + strings.TrimPrefix(name, "SIG"))
+	sig, ok := runtimeapi.Signal_value["SIGNAL_"+name]
+	if !ok || sig == 0 {
+		return 0, invalid("image StopSignal", "%q is no signal", s)
+	}
+	return runtimeapi.Signal(sig), nil
+}
+
+func isAlias(s runtimeapi.Signal) bool {
+	switch s {
+	case runtimeapi.Signal_SIGNAL_SIGCLD, runtimeapi.Signal_SIGNAL_SIGIOT, runtimeapi.Signal_SIGNAL_SIGPOLL:
+		return true
+	}
+	return false
+}
+
+// SignalNumber is the kernel's number of a signal; SIGNAL_RUNTIME_DEFAULT, and what is unknown, are SIGTERM.
+func SignalNumber(s runtimeapi.Signal) syscall.Signal {
+	name := strings.TrimPrefix(s.String(), "SIGNAL_")
+	if offset, ok := strings.CutPrefix(name, "SIGRTMINPLUS"); ok {
+		n, _ := strconv.Atoi(offset)
+		return syscall.Signal(sigRTMin + n)
+	}
+	if offset, ok := strings.CutPrefix(name, "SIGRTMAXMINUS"); ok {
+		n, _ := strconv.Atoi(offset)
+		return syscall.Signal(sigRTMax - n)
+	}
+	switch name {
+	case "SIGRTMIN":
+		return sigRTMin
+	case "SIGRTMAX":
+		return sigRTMax
+	case "SIGCLD":
+		return unix.SIGCHLD
+	case "SIGIOT":
+		return unix.SIGABRT
+	case "SIGPOLL":
+		return unix.SIGIO
+	}
+	if n := unix.SignalNum(name); n != 0 {
+		return n
+	}
+	return unix.SIGTERM
+}

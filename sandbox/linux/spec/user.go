@@ -1,0 +1,255 @@
+package spec
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+const (
+	// maxUserFile bounds /etc/passwd and /etc/group of an image, in bytes.
+	maxUserFile = 4 << 20
+	// maxID is the largest user or group ID accepted: the kernel has 32 bits but much software reads them signed,
+	// and takes what overflows for root (CVE-2024-40635).
+	maxID = math.MaxInt32
+	// maxGroups is NGROUPS_MAX of the kernel.
+	maxGroups = 65536
+)
+
+// identity is a user as asked for: by ID or name, with or without a group.
+type identity struct {
+	field       string // whom to blame
+	user, group string // a number or a name; group may be empty
+}
+
+// askedIdentity finds who a container is to run as: what the request says, else the image's USER.
+// A request with a user takes nothing of the image's USER, not even its group.
+func askedIdentity(sc *runtimeapi.LinuxContainerSecurityContext, imageUser string) identity {
+	const prefix = "linux.security_context."
+	id := identity{field: "image USER"}
+	id.user, id.group, _ = strings.Cut(imageUser, ":")
+	switch {
+	case sc.GetRunAsUser() != nil:
+		id = identity{field: prefix + "run_as_user", user: strconv.FormatInt(sc.GetRunAsUser().GetValue(), 10)}
+	case sc.GetRunAsUsername() != "":
+		id = identity{field: prefix + "run_as_username", user: sc.GetRunAsUsername()}
+	}
+	if sc.GetRunAsGroup() != nil {
+		id.group = strconv.FormatInt(sc.GetRunAsGroup().GetValue(), 10)
+	}
+	return id
+}
+
+// checkUser checks what can be checked of the user fields without the image.
+func checkUser(sc *runtimeapi.LinuxContainerSecurityContext) error {
+	const prefix = "linux.security_context."
+	switch {
+	case sc.GetRunAsUser() != nil && sc.GetRunAsUsername() != "":
+		return invalid(prefix+"run_as_user", "only one of run_as_user and run_as_username may be set")
+	case sc.GetRunAsGroup() != nil && sc.GetRunAsUser() == nil && sc.GetRunAsUsername() == "":
+		return invalid(prefix+"run_as_group", "needs run_as_user or run_as_username too")
+	case len(sc.GetSupplementalGroups()) > maxGroups-1:
+		return invalid(prefix+"supplemental_groups", "%d groups are more than the kernel's %d", len(sc.GetSupplementalGroups()), maxGroups)
+	}
+	if _, ok := runtimeapi.SupplementalGroupsPolicy_name[int32(sc.GetSupplementalGroupsPolicy())]; !ok {
+		return invalid(prefix+"supplemental_groups_policy", "unknown policy %d", sc.GetSupplementalGroupsPolicy())
+	}
+	if err := checkText(prefix+"run_as_username", sc.GetRunAsUsername()); err != nil {
+		return err
+	}
+	ids := []struct {
+		field string
+		value *runtimeapi.Int64Value
+	}{{prefix + "run_as_user", sc.GetRunAsUser()}, {prefix + "run_as_group", sc.GetRunAsGroup()}}
+	for _, id := range ids {
+		if id.value != nil {
+			if _, err := checkID(id.field, id.value.GetValue()); err != nil {
+				return err
+			}
+		}
+	}
+	for _, g := range sc.GetSupplementalGroups() {
+		if _, err := checkID(prefix+"supplemental_groups", g); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkID(field string, id int64) (uint32, error) {
+	if id < 0 || id > maxID {
+		return 0, invalid(field, "%d is not between 0 and %d", id, maxID)
+	}
+	return uint32(id), nil
+}
+
+// number tells whether s is a number, and the ID that it is. A number is always an ID, never a name, even if the
+// image's passwd file has a user of that name.
+func number(field, s string) (id uint32, isNumber bool, err error) {
+	digits := strings.TrimPrefix(s, "-")
+	if digits == "" || strings.Trim(digits, "0123456789") != "" {
+		return 0, false, nil
+	}
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil { // digits only, so it is out of range
+		return 0, true, invalid(field, "%s is not between 0 and %d", s, maxID)
+	}
+	id, err = checkID(field, n)
+	return id, true, err
+}
+
+// user resolves the process's identity in the container's root file system. The group of a user who names none is
+// the one of /etc/passwd, else 0. The primary group is always among the additional ones, so that dropping it by
+// setgroups takes a privilege (CVE-2022-36109).
+func user(sc *runtimeapi.LinuxContainerSecurityContext, imageUser, rootfs string) (specs.User, error) {
+	asked := askedIdentity(sc, imageUser)
+	passwd, err := userFile(rootfs, "etc/passwd")
+	if err != nil {
+		return specs.User{}, err
+	}
+	groups, err := userFile(rootfs, "etc/group")
+	if err != nil {
+		return specs.User{}, err
+	}
+	var u specs.User
+	entry, err := findUser(asked, passwd)
+	if err != nil {
+		return specs.User{}, err
+	}
+	u.UID, u.GID = entry.uid, entry.gid
+	if asked.group != "" {
+		if u.GID, err = findGroup(asked, groups); err != nil {
+			return specs.User{}, err
+		}
+	}
+	u.AdditionalGids, err = additionalGroups(sc, u.GID, entry.name, groups)
+	return u, err
+}
+
+// containerUser says in the CRI's terms who u is.
+func containerUser(u specs.User) *runtimeapi.ContainerUser {
+	linux := &runtimeapi.LinuxContainerUser{Uid: int64(u.UID), Gid: int64(u.GID)}
+	for _, g := range u.AdditionalGids {
+		linux.SupplementalGroups = append(linux.SupplementalGroups, int64(g))
+	}
+	return &runtimeapi.ContainerUser{Linux: linux}
+}
+
+// passwdEntry is what is known of a user; name is empty for an ID that /etc/passwd does not have.
+type passwdEntry struct {
+	name     string
+	uid, gid uint32
+}
+
+// findUser looks a user up in the lines of /etc/passwd (name:password:uid:gid:gecos:home:shell).
+func findUser(asked identity, passwd [][]byte) (passwdEntry, error) {
+	if asked.user == "" {
+		asked.user = "0"
+	}
+	uid, isID, err := number(asked.field, asked.user)
+	if err != nil {
+		return passwdEntry{}, err
+	}
+	for _, line := range passwd {
+		f := strings.Split(string(line), ":")
+		if len(f) < 4 {
+			continue
+		}
+		if isID {
+			if id, ok, err := number("", f[2]); !ok || err != nil || id != uid {
+				continue
+			}
+		} else if f[0] != asked.user {
+			continue
+		}
+		return parseUser(asked.field, f)
+	}
+	if isID {
+		return passwdEntry{uid: uid}, nil
+	}
+	return passwdEntry{}, invalid(asked.field, "no user %q in /etc/passwd of the image", asked.user)
+}
+
+func parseUser(field string, f []string) (passwdEntry, error) {
+	entry := passwdEntry{name: f[0]}
+	for i, id := range []*uint32{&entry.uid, &entry.gid} {
+		n, ok, err := number(field, f[2+i])
+		if err != nil || !ok {
+			return passwdEntry{}, invalid(field, "user %q has ID %q in /etc/passwd of the image, which is not between 0 and %d", f[0], f[2+i], maxID)
+		}
+		*id = n
+	}
+	return entry, nil
+}
+
+// findGroup looks a group up in the lines of /etc/group (name:password:gid:member,member).
+func findGroup(asked identity, groups [][]byte) (uint32, error) {
+	gid, isID, err := number(asked.field, asked.group)
+	if err != nil || isID {
+		return gid, err
+	}
+	for _, line := range groups {
+		f := strings.Split(string(line), ":")
+		if len(f) < 3 || f[0] != asked.group {
+			continue
+		}
+		gid, ok, err := number(asked.field, f[2])
+		if err != nil || !ok {
+			return 0, invalid(asked.field, "group %q has ID %q in /etc/group of the image, which is not between 0 and %d", f[0], f[2], maxID)
+		}
+		return gid, nil
+	}
+	return 0, invalid(asked.field, "no group %q in /etc/group of the image", asked.group)
+}
+
+// additionalGroups are the primary group, those that the request gives and, unless the policy is Strict, those
+// that /etc/group gives the user; ascending after the primary one.
+func additionalGroups(sc *runtimeapi.LinuxContainerSecurityContext, primary uint32, name string, groups [][]byte) ([]uint32, error) {
+	const field = "linux.security_context.supplemental_groups"
+	var more []uint32
+	for _, g := range sc.GetSupplementalGroups() {
+		gid, err := checkID(field, g)
+		if err != nil {
+			return nil, err
+		}
+		more = append(more, gid)
+	}
+	if sc.GetSupplementalGroupsPolicy() == runtimeapi.SupplementalGroupsPolicy_Merge && name != "" {
+		for _, line := range groups {
+			f := strings.Split(string(line), ":")
+			if len(f) < 4 || !slices.Contains(strings.Split(strings.TrimSpace(f[3]), ","), name) {
+				continue
+			}
+			gid, ok, err := number(field, f[2])
+			if err != nil || !ok {
+				return nil, invalid(field, "group %q has ID %q in /etc/group of the image, which is not between 0 and %d", f[0], f[2], maxID)
+			}
+			more = append(more, gid)
+		}
+	}
+	slices.Sort(more)
+	all := append([]uint32{primary}, slices.DeleteFunc(slices.Compact(more), func(g uint32) bool { return g == primary })...)
+	if len(all) > maxGroups {
+		return nil, invalid(field, "%d groups, from the request and /etc/group of the image, are more than the kernel's %d", len(all), maxGroups)
+	}
+	return all, nil
+}
+
+// userFile reads the lines of a user or group file of the image; one that is not there has none.
+func userFile(rootfs, name string) ([][]byte, error) {
+	text, err := readInRoot(rootfs, name, maxUserFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, invalid("image", "%v", err)
+	}
+	return bytes.Split(text, []byte("\n")), nil
+}
