@@ -1,0 +1,34 @@
+package stream
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+
+	"k8s.io/klog/v2"
+)
+
+var klogRouted sync.Once
+
+// routeKlog sends what the Kubernetes libraries log to logger, at debug level: they log as errors what clients do wrong,
+// and a client that hangs up is no error of the node. klog is global to the process, so the first server's logger
+// gets it all.
+func routeKlog(logger *slog.Logger) {
+	klogRouted.Do(func() { klog.SetSlogLogger(slog.New(quiet{logger.With("component", "klog").Handler()})) })
+}
+
+// quiet is a handler that turns every record into a debug record.
+type quiet struct{ slog.Handler }
+
+func (q quiet) Enabled(ctx context.Context, _ slog.Level) bool {
+	return q.Handler.Enabled(ctx, slog.LevelDebug)
+}
+
+func (q quiet) Handle(ctx context.Context, r slog.Record) error {
+	r.Level = slog.LevelDebug
+	return q.Handler.Handle(ctx, r)
+}
+
+func (q quiet) WithAttrs(attrs []slog.Attr) slog.Handler { return quiet{q.Handler.WithAttrs(attrs)} }
+
+func (q quiet) WithGroup(name string) slog.Handler { return quiet{q.Handler.WithGroup(name)} }

@@ -1,0 +1,374 @@
+package stream_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/stream"
+)
+
+// A log as runtimes write it, with pieces and both streams in one another.
+const sampleLog = `2026-01-02T03:04:05.000000001Z stdout F one
+2026-01-02T03:04:06.000000001Z stderr F two
+2026-01-02T03:04:07.000000001Z stdout P thr
+2026-01-02T03:04:07.000000002Z stderr F four
+2026-01-02T03:04:07.000000003Z stdout F ee
+2026-01-02T03:04:08.000000001Z stdout F 
+2026-01-02T03:04:09.000000001Z stdout F:tag five
+`
+
+func writeFile(t testing.TB, content string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "0.log")
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestReadLogs(t *testing.T) {
+	since := func(s string) time.Time {
+		at, err := time.Parse(time.RFC3339Nano, s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return at
+	}
+	for name, c := range map[string]struct {
+		opts           stream.LogOptions
+		stdout, stderr string
+	}{
+		"all":        {stream.LogOptions{}, "one\nthree\n\nfive\n", "two\nfour\n"},
+		"tail 0":     {stream.LogOptions{TailSet: true}, "", ""},
+		"tail 1":     {stream.LogOptions{TailSet: true, Tail: 1}, "five\n", ""},
+		"tail 3":     {stream.LogOptions{TailSet: true, Tail: 3}, "ee\n\nfive\n", ""},
+		"tail 4":     {stream.LogOptions{TailSet: true, Tail: 4}, "three\n\nfive\n", "four\n"},
+		"tail much":  {stream.LogOptions{TailSet: true, Tail: 1000}, "one\nthree\n\nfive\n", "two\nfour\n"},
+		"since":      {stream.LogOptions{Since: since("2026-01-02T03:04:07.000000002Z")}, "\nfive\n", "four\n"},
+		"since ever": {stream.LogOptions{Since: since("2030-01-01T00:00:00Z")}, "", ""},
+		"timestamps": {stream.LogOptions{Timestamps: true, TailSet: true, Tail: 4},
+			"2026-01-02T03:04:07.000000001Z three\n2026-01-02T03:04:08.000000001Z \n2026-01-02T03:04:09.000000001Z five\n",
+			"2026-01-02T03:04:07.000000002Z four\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var stdout, stderr bytes.Buffer
+			if err := stream.ReadLogs(t.Context(), writeFile(t, sampleLog), c.opts, &stdout, &stderr); err != nil {
+				t.Fatal(err)
+			}
+			if stdout.String() != c.stdout || stderr.String() != c.stderr {
+				t.Errorf("stdout %q, want %q\nstderr %q, want %q", stdout.String(), c.stdout, stderr.String(), c.stderr)
+			}
+		})
+	}
+}
+
+func TestReadLogsOddEnds(t *testing.T) {
+	const whole = "2026-01-02T03:04:05.000000001Z stdout F one\n"
+	for name, c := range map[string]struct{ log, want string }{
+		"no newline at the end":      {whole + "2026-01-02T03:04:05.000000001Z stdout F two", "one\ntwo\n"},
+		"cut off by a crash":         {whole + "2026-01-02T03:0", "one\n"},
+		"piece at the end":           {whole + "2026-01-02T03:04:05.000000001Z stdout P two\n", "one\ntwo"},
+		"empty":                      {"", ""},
+		"longer than the buffer":     {"2026-01-02T03:04:05Z stdout F " + strings.Repeat("x", 200_000) + "\n" + whole, strings.Repeat("x", 200_000) + "\none\n"},
+		"piece longer than the same": {"2026-01-02T03:04:05Z stdout P " + strings.Repeat("x", 200_000) + "\n" + whole, strings.Repeat("x", 200_000) + "one\n"},
+		"tag without content":        {"2026-01-02T03:04:05Z stdout F\n", "\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out bytes.Buffer
+			if err := stream.ReadLogs(t.Context(), writeFile(t, c.log), stream.LogOptions{}, &out, nil); err != nil {
+				t.Fatal(err)
+			}
+			if out.String() != c.want {
+				t.Errorf("got %.80q (%d), want %.80q (%d)", out.String(), out.Len(), c.want, len(c.want))
+			}
+		})
+	}
+	if err := stream.ReadLogs(t.Context(), writeFile(t, "hello\n"), stream.LogOptions{}, nil, nil); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("a file that is no log: %v", err)
+	}
+	if err := stream.ReadLogs(t.Context(), filepath.Join(t.TempDir(), "0.log"), stream.LogOptions{}, nil, nil); !errdefs.IsNotFound(err) {
+		t.Errorf("no file: %v", err)
+	}
+}
+
+// The tail of a log over many blocks is that of the lines.
+func TestTailOverBlocks(t *testing.T) {
+	var log, lines strings.Builder
+	for i := range 20_000 {
+		fmt.Fprintf(&log, "2026-01-02T03:04:05Z stdout F line %d\n", i)
+		if i >= 20_000-7_000 {
+			fmt.Fprintf(&lines, "line %d\n", i)
+		}
+	}
+	var out bytes.Buffer
+	opts := stream.LogOptions{TailSet: true, Tail: 7_000}
+	if err := stream.ReadLogs(t.Context(), writeFile(t, log.String()), opts, &out, nil); err != nil {
+		t.Fatal(err)
+	}
+	if out.String() != lines.String() {
+		t.Errorf("the tail has %d bytes and begins %.20q; want %d, %.20q", out.Len(), out.String(), lines.Len(), lines.String())
+	}
+}
+
+// What the writer writes, in whatever portions, the reader reads.
+func TestLogRoundTrip(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	var want [2]bytes.Buffer
+	path := filepath.Join(t.TempDir(), "0.log")
+	w, err := stream.NewLogWriter(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, name := range []string{stream.Stdout, stream.Stderr} {
+		s := w.Stream(name)
+		for range 300 {
+			chunk := make([]byte, random.IntN(5000))
+			for j := range chunk {
+				chunk[j] = byte('a' + random.IntN(26))
+				if random.IntN(3000) == 0 {
+					chunk[j] = '\n'
+				}
+			}
+			want[i].Write(chunk)
+			if n, err := s.Write(chunk); n != len(chunk) || err != nil {
+				t.Fatal(n, err)
+			}
+		}
+		s.Write([]byte("end"))
+		want[i].WriteString("end\n") // Close makes the last line whole
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	var got [2]bytes.Buffer
+	if err := stream.ReadLogs(t.Context(), path, stream.LogOptions{}, &got[0], &got[1]); err != nil {
+		t.Fatal(err)
+	}
+	for i := range got {
+		if !bytes.Equal(got[i].Bytes(), want[i].Bytes()) {
+			t.Errorf("stream %d: %d bytes came back of %d", i, got[i].Len(), want[i].Len())
+		}
+	}
+}
+
+func TestLogPieces(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "0.log")
+	w, err := stream.NewLogWriter(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := w.Stream(stream.Stdout)
+	s.Write([]byte(strings.Repeat("a", stream.MaxLogPiece) + "\n")) // just fits
+	s.Write([]byte(strings.Repeat("b", stream.MaxLogPiece+1)))
+	s.Write([]byte("\n"))
+	s.Close()
+	w.Close()
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for line := range strings.Lines(string(content)) {
+		l, err := stream.ParseLogLine([]byte(line))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, fmt.Sprintf("%.1s×%d %t", l.Content, len(l.Content), l.Partial))
+		if time.Since(l.Time) > time.Minute || l.Stream != stream.Stdout {
+			t.Errorf("entry of %v on %s", l.Time, l.Stream)
+		}
+	}
+	if want := "a×16384 false,b×16384 true,b×1 false"; strings.Join(got, ",") != want {
+		t.Errorf("entries %v, want %s", got, want)
+	}
+}
+
+func TestLogWriterRefuses(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Symlink("/etc/passwd", filepath.Join(dir, "0.log")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.NewLogWriter(filepath.Join(dir, "0.log")); err == nil {
+		t.Error("a symbolic link was followed")
+	}
+	w, err := stream.NewLogWriter(filepath.Join(dir, "1.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	if _, err := w.Stream(stream.Stdout).Write([]byte("x\n")); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("a write after Close: %v", err)
+	}
+	if err := w.Reopen(); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("a reopening after Close: %v", err)
+	}
+}
+
+// expecting is a writer that can be waited on.
+type expecting struct {
+	mu    sync.Mutex
+	buf   bytes.Buffer
+	grown chan struct{}
+}
+
+func newExpecting() *expecting { return &expecting{grown: make(chan struct{}, 1)} }
+
+func (e *expecting) Write(p []byte) (int, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.buf.Write(p)
+	select {
+	case e.grown <- struct{}{}:
+	default:
+	}
+	return len(p), nil
+}
+
+func (e *expecting) String() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.buf.String()
+}
+
+// wait waits until ok says so of what was written.
+func (e *expecting) wait(t *testing.T, ok func(string) bool) {
+	t.Helper()
+	timeout := time.After(20 * time.Second)
+	for !ok(e.String()) {
+		select {
+		case <-e.grown:
+		case <-timeout:
+			t.Fatalf("waited for more than %.200q", e.String())
+		}
+	}
+}
+
+func (e *expecting) waitFor(t *testing.T, want string) {
+	t.Helper()
+	e.wait(t, func(s string) bool { return s == want })
+}
+
+// A follower sees every line once, across rotations as the kubelet makes them: rename, then reopen.
+func TestFollowAcrossRotation(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "0.log")
+	w, err := stream.NewLogWriter(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	s, out, ended := w.Stream(stream.Stdout), newExpecting(), make(chan struct{})
+	fmt.Fprintln(s, "before")
+	done := make(chan error, 1)
+	go func() {
+		done <- stream.ReadLogs(t.Context(), path, stream.LogOptions{Follow: true, Ended: ended}, out, nil)
+	}()
+	want := "before\n"
+	out.waitFor(t, want)
+	for i := range 5 {
+		if err := os.Rename(path, fmt.Sprintf("%s.%d", path, i)); err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintln(s, "into the renamed file", i)
+		want += fmt.Sprintln("into the renamed file", i)
+		if i%2 == 0 {
+			out.waitFor(t, want)
+		}
+		if err := w.Reopen(); err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintln(s, "into the new file", i)
+		want += fmt.Sprintln("into the new file", i)
+		out.waitFor(t, want)
+	}
+	fmt.Fprintln(s, "last words")
+	close(ended)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	out.waitFor(t, want+"last words\n")
+}
+
+// A follower of half an entry waits for the rest, and ends with its context.
+func TestFollowHalfAnEntry(t *testing.T) {
+	path := writeFile(t, "2026-01-02T03:04:05Z stdout F one\n2026-01-02T03:04")
+	out, done := newExpecting(), make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() { done <- stream.ReadLogs(ctx, path, stream.LogOptions{Follow: true}, out, nil) }()
+	out.waitFor(t, "one\n")
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	f.WriteString(":06Z stdout F two\n")
+	out.waitFor(t, "one\ntwo\n")
+	if err := f.Truncate(0); err != nil {
+		t.Fatal(err)
+	}
+	f.WriteString("2026-01-02T03:04:07Z stdout F three\n")
+	out.waitFor(t, "one\ntwo\nthree\n")
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+func TestParseLogLineRefuses(t *testing.T) {
+	for _, line := range []string{
+		"", "\n", "hello", "2026-01-02T03:04:05Z", "2026-01-02T03:04:05Z stdout", "2026-01-02T03:04:05Z stdin F x",
+		"2026-01-02T03:04:05Z stdout X x", "yesterday stdout F x", "2026-01-02T03:04:05Z  stdout F x",
+	} {
+		if l, err := stream.ParseLogLine([]byte(line)); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("%q passed as %+v, %v", line, l, err)
+		}
+	}
+}
+
+// FuzzReadLogs: whatever stands in a log file, reading it does not panic, and never gives more than was put in.
+func FuzzReadLogs(f *testing.F) {
+	f.Add([]byte(sampleLog), 2)
+	f.Add([]byte("2026-01-02T03:04:05Z stdout F\n"), 1)
+	f.Add([]byte("\n\n\n"), 0)
+	f.Add([]byte("2026-01-02T03:04:05Z stderr P:F:x y"), 3)
+	path := filepath.Join(f.TempDir(), "0.log")
+	f.Fuzz(func(t *testing.T, log []byte, tail int) {
+		if line, err := stream.ParseLogLine(log); err == nil && (line.Stream != stream.Stdout && line.Stream != stream.Stderr || len(line.Content) > len(log)) {
+			t.Errorf("%q parsed as %+v", log, line)
+		}
+		if err := os.WriteFile(path, log, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var out, part bytes.Buffer
+		err := stream.ReadLogs(t.Context(), path, stream.LogOptions{}, &out, &out)
+		if err != nil && !errdefs.IsInvalidArgument(err) {
+			t.Fatal(err)
+		}
+		if out.Len() > len(log) {
+			t.Errorf("%d bytes of output from a log of %d", out.Len(), len(log))
+		}
+		if err != nil {
+			return
+		}
+		if err := stream.ReadLogs(t.Context(), path, stream.LogOptions{TailSet: true, Tail: tail}, &part, &part); err != nil {
+			t.Fatalf("the log can be read, its tail cannot: %v", err)
+		}
+		if !strings.HasSuffix(out.String(), part.String()) {
+			t.Errorf("tail %q of %q", part.String(), out.String())
+		}
+	})
+}

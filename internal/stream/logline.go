@@ -1,0 +1,96 @@
+package stream
+
+import (
+	"bytes"
+	"fmt"
+	"time"
+
+	"github.com/containerd/errdefs"
+)
+
+// The CRI's log format has one line per line of output, or per piece of a long one:
+//
+//	2016-10-06T00:17:09.669794202Z stdout F The content of a full line
+//	2016-10-06T00:17:09.669794202Z stderr P The beginning of a line that goes on in the next entry of its stream
+//
+// (kubernetes: design proposal "kubelet-cri-logging"). Tags may be joined by colons; the first says F or P.
+
+// The streams of a log.
+const (
+	Stdout = "stdout"
+	Stderr = "stderr"
+)
+
+// logTime is RFC 3339 with nine digits of a second always, so that lines sort as text.
+const logTime = "2006-01-02T15:04:05.000000000Z07:00"
+
+const (
+	tagFull    = "F"
+	tagPartial = "P"
+)
+
+// MaxLogPiece is how many bytes of a line one log entry holds; a longer line is written in pieces.
+const MaxLogPiece = 16 << 10
+
+// LogLine is one entry of a log in the CRI's format.
+type LogLine struct {
+	Time   time.Time
+	Stream string
+	// Partial says that the line goes on in the next entry of the stream.
+	Partial bool
+	// Content is the output without its newline.
+	Content []byte
+}
+
+// ParseLogLine reads an entry, with or without its newline. Content refers to line's memory. What is not in the
+// format is an errdefs.ErrInvalidArgument.
+func ParseLogLine(line []byte) (LogLine, error) {
+	stamp, rest, ok1 := bytes.Cut(bytes.TrimSuffix(line, []byte("\n")), []byte(" "))
+	stream, rest, ok2 := bytes.Cut(rest, []byte(" "))
+	tags, content, _ := bytes.Cut(rest, []byte(" ")) // an empty line may end after its tag
+	tag, _, _ := bytes.Cut(tags, []byte(":"))
+	if !ok1 || !ok2 {
+		return LogLine{}, badLine(line, "it has no time, stream and tag")
+	}
+	at, err := time.Parse(time.RFC3339Nano, string(stamp))
+	if err != nil {
+		return LogLine{}, badLine(line, "its time is not in RFC 3339")
+	}
+	l := LogLine{Time: at, Content: content}
+	switch string(stream) {
+	case Stdout:
+		l.Stream = Stdout
+	case Stderr:
+		l.Stream = Stderr
+	default:
+		return LogLine{}, badLine(line, "its stream is neither stdout nor stderr")
+	}
+	switch string(tag) {
+	case tagFull:
+	case tagPartial:
+		l.Partial = true
+	default:
+		return LogLine{}, badLine(line, "its tag is neither F nor P")
+	}
+	return l, nil
+}
+
+func badLine(line []byte, why string) error {
+	return fmt.Errorf("%.60q is not a line of a CRI log: %s: %w", line, why, errdefs.ErrInvalidArgument)
+}
+
+// append writes the entry, with its newline, to b.
+func (l LogLine) append(b []byte) []byte {
+	tag := tagFull
+	if l.Partial {
+		tag = tagPartial
+	}
+	b = l.Time.AppendFormat(b, logTime)
+	b = append(b, ' ')
+	b = append(b, l.Stream...)
+	b = append(b, ' ')
+	b = append(b, tag...)
+	b = append(b, ' ')
+	b = append(b, l.Content...)
+	return append(b, '\n')
+}

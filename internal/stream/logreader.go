@@ -1,0 +1,265 @@
+package stream
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/fsnotify/fsnotify"
+)
+
+// LogOptions says what of a log is wanted.
+type LogOptions struct {
+	// Follow waits for more at the end of the log, and goes on in the file that a rotation puts in its place,
+	// until the context ends, or Ended.
+	Follow bool
+	// Ended, if not nil, is closed when the container writes no more. What is in the log is still read to its end.
+	Ended <-chan struct{}
+	// Tail is how many lines from the end to begin with, unless TailSet is false: then all.
+	Tail    int
+	TailSet bool
+	// Since leaves out what is older.
+	Since time.Time
+	// Timestamps puts each line's time before it.
+	Timestamps bool
+}
+
+// readSize is the reader's buffer; longer lines pass through it in parts.
+const readSize = 64 << 10
+
+// ReadLogs copies a container's log to the two writers, stripped of the format. Lines that are not in the format are an
+// errdefs.ErrInvalidArgument; no log at path is an ErrNotFound.
+func ReadLogs(ctx context.Context, path string, opts LogOptions, stdout, stderr io.Writer) error {
+	r := &logReader{path: path, opts: opts, out: map[string]*logSink{
+		Stdout: {w: stdout}, Stderr: {w: stderr},
+	}}
+	if opts.Follow {
+		watcher, err := fsnotify.NewWatcher()
+		if err != nil {
+			return fmt.Errorf("follow %s: %w", path, err)
+		}
+		defer watcher.Close()
+		// The directory, because a rotation puts another file at the path.
+		if err := watcher.Add(filepath.Dir(path)); err != nil {
+			return fmt.Errorf("follow %s: %w", path, err)
+		}
+		r.watcher = watcher
+	}
+	if err := r.open(); err != nil {
+		return err
+	}
+	defer func() { r.file.Close() }()
+	if opts.TailSet {
+		if err := seekTail(r.file, opts.Tail); err != nil {
+			return fmt.Errorf("tail of %s: %w", path, err)
+		}
+	}
+	for {
+		if err := r.copy(ctx); err != nil {
+			return err
+		}
+		again, err := r.more(ctx)
+		if !again || err != nil {
+			return err
+		}
+	}
+}
+
+type logReader struct {
+	path    string
+	opts    LogOptions
+	out     map[string]*logSink
+	watcher *fsnotify.Watcher
+
+	file  *os.File
+	buf   *bufio.Reader
+	line  []byte // the beginning of an entry whose end is not there yet; at most readSize
+	long  *entry // the entry longer than that, of which a part was passed on
+	ended bool   // there will be no more: what is there is read for the last time
+}
+
+// entry is what the parts of an entry have in common.
+type entry struct {
+	sink    *logSink
+	partial bool
+}
+
+func (r *logReader) open() error {
+	file, err := os.Open(r.path)
+	if errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("no log at %s: %w", r.path, errdefs.ErrNotFound)
+	}
+	if err != nil {
+		return err
+	}
+	r.file, r.buf = file, bufio.NewReaderSize(file, readSize)
+	return nil
+}
+
+// copy passes on what there is, up to the end of the file.
+func (r *logReader) copy(ctx context.Context) error {
+	for ctx.Err() == nil {
+		part, err := r.buf.ReadSlice('\n')
+		switch {
+		case err == nil, errors.Is(err, bufio.ErrBufferFull):
+			if err := r.take(part); err != nil {
+				return err
+			}
+		case errors.Is(err, io.EOF):
+			return r.hold(part)
+		default:
+			return fmt.Errorf("log %s: %w", r.path, err)
+		}
+	}
+	return ctx.Err()
+}
+
+// hold keeps the part of an entry that is there until more comes.
+func (r *logReader) hold(part []byte) error {
+	switch {
+	case len(part) == 0:
+		return nil
+	case r.long != nil || len(r.line)+len(part) > readSize:
+		return r.take(part)
+	}
+	r.line = append(r.line, part...)
+	return nil
+}
+
+// take passes on an entry, or a part of one that is longer than the buffer.
+func (r *logReader) take(part []byte) error {
+	if len(r.line) > 0 {
+		part = append(r.line, part...)
+		r.line = nil
+	}
+	content, whole := bytes.CutSuffix(part, []byte("\n"))
+	e := r.long
+	if e == nil {
+		line, err := ParseLogLine(content)
+		if err != nil {
+			return fmt.Errorf("log %s: %w", r.path, err)
+		}
+		e = &entry{sink: r.out[line.Stream], partial: line.Partial}
+		if err := e.sink.begin(line, r.opts); err != nil {
+			return err
+		}
+		content = line.Content
+	}
+	if r.long = e; whole {
+		r.long = nil
+	}
+	return e.sink.write(content, whole && !e.partial)
+}
+
+// more waits until there may be more to read, and tells whether there is any use in reading again.
+func (r *logReader) more(ctx context.Context) (bool, error) {
+	if !r.opts.Follow {
+		return false, r.flush()
+	}
+	for {
+		if again, err := r.rotate(); again || err != nil {
+			return again, err
+		}
+		if r.ended {
+			return false, r.flush()
+		}
+		select {
+		case <-ctx.Done():
+			return false, ctx.Err()
+		case <-r.opts.Ended:
+			r.ended = true
+			return true, nil
+		case err := <-r.watcher.Errors:
+			// An overflow of the queue loses events; what they told of is found by looking.
+			if err != nil && !errors.Is(err, fsnotify.ErrEventOverflow) {
+				return false, fmt.Errorf("follow %s: %w", r.path, err)
+			}
+		case <-r.watcher.Events:
+		}
+	}
+}
+
+// rotate looks at the files, and goes over to the one that now has the path once the old one is read to its end.
+// It tells whether there is more to read.
+func (r *logReader) rotate() (bool, error) {
+	old, err := r.file.Stat()
+	if err != nil {
+		return false, err
+	}
+	at, err := r.file.Seek(0, io.SeekCurrent)
+	if err != nil {
+		return false, err
+	}
+	now, err := os.Stat(r.path)
+	switch {
+	case old.Size() > at:
+		return true, nil
+	case errors.Is(err, os.ErrNotExist):
+		return false, nil // renamed away, and its successor not there yet
+	case err != nil:
+		return false, err
+	case !os.SameFile(old, now):
+		if err := r.flush(); err != nil {
+			return false, err
+		}
+		r.file.Close()
+		return true, r.open()
+	case now.Size() < at: // truncated in place
+		r.line, r.long = nil, nil
+		_, err := r.file.Seek(0, io.SeekStart)
+		r.buf.Reset(r.file)
+		return true, err
+	}
+	return false, nil
+}
+
+// flush passes on the entry at the end of a file that has no newline. One that was cut off before it made sense is
+// what a crash leaves behind, and dropped.
+func (r *logReader) flush() error {
+	line := r.line
+	r.line, r.long = nil, nil
+	if _, err := ParseLogLine(line); len(line) == 0 || err != nil {
+		return nil
+	}
+	return r.take(append(line, '\n'))
+}
+
+// logSink is where the output of one stream goes.
+type logSink struct {
+	w      io.Writer
+	inLine bool // the line that was begun has not ended
+	old    bool // the line is from before LogOptions.Since
+}
+
+// begin looks at the time of an entry that begins a line.
+func (s *logSink) begin(line LogLine, opts LogOptions) error {
+	if s.inLine {
+		return nil
+	}
+	s.inLine = true
+	s.old = line.Time.Before(opts.Since)
+	if !opts.Timestamps || s.old || s.w == nil {
+		return nil
+	}
+	_, err := fmt.Fprintf(s.w, "%s ", line.Time.Format(logTime))
+	return err
+}
+
+func (s *logSink) write(content []byte, endsLine bool) error {
+	s.inLine = !endsLine
+	if s.w == nil || s.old {
+		return nil
+	}
+	if endsLine {
+		content = append(bytes.Clone(content), '\n')
+	}
+	_, err := s.w.Write(content)
+	return err
+}

@@ -1,0 +1,83 @@
+package stream
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+)
+
+// seekTail sets the file's position to where its last n lines begin. The pieces of a long line count as one.
+func seekTail(file *os.File, n int) error {
+	end, err := file.Seek(0, io.SeekEnd)
+	if err != nil || n <= 0 {
+		return err
+	}
+	start, err := tailStart(file, end, n)
+	if err != nil {
+		return err
+	}
+	_, err = file.Seek(start, io.SeekStart)
+	return err
+}
+
+// tailStart walks the entries from the end backwards, until it meets the one that ends the line before the last n.
+func tailStart(file io.ReaderAt, end int64, n int) (int64, error) {
+	next := end // where the entry after the one in hand begins
+	for start, err := range entriesBackwards(file, end) {
+		if err != nil {
+			return 0, err
+		}
+		ends, err := endsLine(file, start)
+		if err != nil {
+			return 0, err
+		}
+		if ends || next == end {
+			if n == 0 {
+				return next, nil
+			}
+			n--
+		}
+		next = start
+	}
+	return 0, nil
+}
+
+// entriesBackwards yields where the file's entries begin, the last one first.
+func entriesBackwards(file io.ReaderAt, end int64) func(yield func(int64, error) bool) {
+	return func(yield func(int64, error) bool) {
+		block := make([]byte, readSize)
+		for pos := end; pos > 0; {
+			size := min(pos, int64(len(block)))
+			pos -= size
+			if _, err := file.ReadAt(block[:size], pos); err != nil {
+				yield(0, err)
+				return
+			}
+			for i := size; ; {
+				i = int64(bytes.LastIndexByte(block[:i], '\n'))
+				if i < 0 {
+					break
+				}
+				if start := pos + i + 1; start < end && !yield(start, nil) {
+					return
+				}
+			}
+		}
+		if end > 0 {
+			yield(0, nil)
+		}
+	}
+}
+
+// endsLine tells whether the entry that begins at start is the end of a line. What is no entry is taken for one.
+func endsLine(file io.ReaderAt, start int64) (bool, error) {
+	var head [80]byte // holds the time, the stream and the tag
+	n, err := file.ReadAt(head[:], start)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return false, err
+	}
+	line, _, _ := bytes.Cut(head[:n], []byte("\n"))
+	entry, err := ParseLogLine(line)
+	return err != nil || !entry.Partial, nil
+}

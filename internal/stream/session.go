@@ -1,0 +1,244 @@
+package stream
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// lingerTime is how long the end of a session waits for the client to close its side (RFC 9112, 9.6).
+	lingerTime = 2 * time.Second
+	// watchPeriod is how often the kernel is asked whether the client is still there. It matters only while nobody
+	// reads the connection (a program that ignores its stdin); else the read itself ends.
+	watchPeriod = time.Second
+	// drainTime is how long what a client sent before it went may take to be read.
+	drainTime = 5 * time.Second
+)
+
+var errClientGone = errors.New("the client is gone")
+
+// session is one HTTP request that becomes a connection of SPDY or WebSocket frames. It is the ResponseWriter that the
+// protocol libraries take the connection from, and makes sure of two things that they do not: the request's context
+// ends with the client, and the connection with the session.
+type session struct {
+	http.ResponseWriter
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	// maxStreams is how many SPDY streams the client may open; 0 for any number.
+	maxStreams int
+
+	server *Server
+	conn   *clientConn // nil until the protocol library has taken it
+	unhook func() bool
+}
+
+// begin makes the session of a request; the request that comes with it carries the session's context.
+func (s *Server) begin(w http.ResponseWriter, r *http.Request, maxStreams int) (*session, *http.Request) {
+	ctx, cancel := context.WithCancelCause(r.Context())
+	ss := &session{ResponseWriter: w, ctx: ctx, cancel: cancel, maxStreams: maxStreams, server: s}
+	return ss, r.WithContext(ctx)
+}
+
+// end closes what is still open. After a session that ran its course, the client gets time to read the end of it.
+func (ss *session) end() {
+	defer ss.cancel(nil)
+	if ss.conn == nil {
+		return
+	}
+	if ss.unhook() {
+		ss.conn.Close()
+	} else {
+		ss.conn.closed.Store(true) // the hook has closed it for good
+	}
+}
+
+// Hijack hands out the connection (http.Hijacker). What the HTTP server has read too much is read first.
+func (ss *session) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	raw, rw, err := http.NewResponseController(ss.ResponseWriter).Hijack()
+	if err != nil {
+		return nil, nil, err
+	}
+	ahead, _ := rw.Reader.Peek(rw.Reader.Buffered())
+	ss.conn = &clientConn{
+		Conn:    raw,
+		ahead:   bytes.NewReader(bytes.Clone(ahead)),
+		gone:    ss.cancel,
+		streams: streamCounter{max: ss.maxStreams},
+		wait:    &ss.server.sessions,
+	}
+	ss.unhook = context.AfterFunc(ss.ctx, func() { raw.Close() })
+	ss.server.sessions.Go(func() { ss.conn.watch(ss.ctx) })
+	return ss.conn, bufio.NewReadWriter(bufio.NewReader(ss.conn), bufio.NewWriter(ss.conn)), nil
+}
+
+// clientConn is a client's connection that tells when the client is gone.
+type clientConn struct {
+	net.Conn
+	ahead   *bytes.Reader
+	gone    context.CancelCauseFunc
+	streams streamCounter
+	wait    *sync.WaitGroup
+	closed  atomic.Bool
+}
+
+func (c *clientConn) Read(p []byte) (int, error) {
+	n, err := c.read(p)
+	if c.closed.Load() {
+		return 0, io.EOF
+	}
+	if err == nil {
+		err = c.streams.count(p[:n])
+	}
+	if err != nil {
+		c.gone(fmt.Errorf("%w: %w", errClientGone, err))
+	}
+	return n, err
+}
+
+func (c *clientConn) read(p []byte) (int, error) {
+	if c.ahead.Len() > 0 {
+		return c.ahead.Read(p)
+	}
+	return c.Conn.Read(p)
+}
+
+func (c *clientConn) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	if err != nil {
+		c.gone(fmt.Errorf("%w: %w", errClientGone, err))
+	}
+	return n, err
+}
+
+// Close ends the connection as a server should: no more is sent, what still arrives is thrown away, and when the client
+// closes too, or after lingerTime, all is closed. Closing at once would make the kernel send a reset if the client had sent
+// anything unread, and the client might lose what was sent to it last, such as an exit code.
+func (c *clientConn) Close() error {
+	if c.closed.Swap(true) {
+		return nil
+	}
+	half, ok := c.Conn.(interface{ CloseWrite() error })
+	if !ok || half.CloseWrite() != nil {
+		return c.Conn.Close()
+	}
+	// A timer, not a deadline: the protocol library sets deadlines of its own.
+	timer := time.AfterFunc(lingerTime, func() { c.Conn.Close() })
+	c.wait.Go(func() {
+		io.Copy(io.Discard, c.Conn)
+		timer.Stop()
+		c.Conn.Close()
+	})
+	return nil
+}
+
+// watch looks after the client until ctx ends. A client that is gone without anybody reading what it sent before is
+// noticed here: at once after a reset, after drainTime when it closed in good order.
+func (c *clientConn) watch(ctx context.Context) {
+	ticker := time.NewTicker(watchPeriod)
+	defer ticker.Stop()
+	var closing time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		switch tcpState(c.Conn) {
+		case tcpEstablished:
+			continue
+		case tcpCloseWait:
+			if closing.IsZero() {
+				closing = time.Now()
+			}
+			if time.Since(closing) < drainTime {
+				continue
+			}
+		}
+		c.gone(errClientGone)
+		return
+	}
+}
+
+// States of a TCP connection (RFC 9293, 3.3.2), as Linux numbers them in net/tcp_states.h.
+const (
+	tcpEstablished = 1
+	tcpClose       = 7
+	tcpCloseWait   = 8
+)
+
+// tcpState is the connection's state; a connection that is closed, or cannot be asked, is tcpClose.
+func tcpState(conn net.Conn) uint8 {
+	state := uint8(tcpClose)
+	tcp, ok := conn.(*net.TCPConn)
+	if !ok {
+		return state
+	}
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return state
+	}
+	raw.Control(func(fd uintptr) {
+		if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
+			state = info.State
+		}
+	})
+	return state
+}
+
+// streamCounter follows the frames of an SPDY connection and refuses more streams than max. The protocol library waits
+// for as many streams as the request has and leaves a goroutine behind for each that comes later.
+//
+// A frame (SPDY/3.1, 2.2) has a head of eight bytes: a control bit, the type in two bytes, flags, the length in three.
+type streamCounter struct {
+	max    int
+	opened int
+	head   [8]byte
+	have   int    // bytes of head that are there
+	skip   uint32 // bytes of the frame's body to come
+}
+
+const (
+	spdyControl   = 0x80
+	spdySynStream = 1
+)
+
+func (s *streamCounter) count(p []byte) error {
+	if s.max == 0 {
+		return nil
+	}
+	for len(p) > 0 {
+		if s.skip > 0 {
+			n := min(s.skip, uint32(len(p)))
+			s.skip -= n
+			p = p[n:]
+			continue
+		}
+		n := copy(s.head[s.have:], p)
+		s.have += n
+		p = p[n:]
+		if s.have < len(s.head) {
+			return nil
+		}
+		s.have = 0
+		s.skip = binary.BigEndian.Uint32(s.head[4:]) & 0xffffff
+		if s.head[0]&spdyControl != 0 && binary.BigEndian.Uint16(s.head[2:]) == spdySynStream {
+			s.opened++
+		}
+		if s.opened > s.max {
+			return fmt.Errorf("it opened more than the %d streams of its request", s.max)
+		}
+	}
+	return nil
+}

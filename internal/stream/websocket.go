@@ -1,0 +1,103 @@
+package stream
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+
+	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
+	"k8s.io/streaming/pkg/httpstream/wsstream"
+	utilexec "k8s.io/utils/exec"
+)
+
+// serveWebSocketV5 serves an exec or attach session in the protocol v5.channel.k8s.io (KEP-4006): v4 and a signal
+// by which the client closes its stdin. kubectl speaks it, and so does everything made with client-go.
+func (s *Server) serveWebSocketV5(ss *session, r *http.Request, opts *remotecommand.Options, session stdioSession) {
+	conn := wsstream.NewConn(map[string]wsstream.ChannelProtocolConfig{
+		remotecommand.StreamProtocolV5Name: {Binary: true, Channels: []wsstream.ChannelType{
+			remotecommand.StreamStdIn:  channelType(opts.Stdin, wsstream.ReadChannel),
+			remotecommand.StreamStdOut: channelType(opts.Stdout, wsstream.WriteChannel),
+			remotecommand.StreamStdErr: channelType(opts.Stderr, wsstream.WriteChannel),
+			remotecommand.StreamErr:    wsstream.WriteChannel,
+			remotecommand.StreamResize: wsstream.ReadChannel,
+		}},
+	})
+	conn.SetIdleTimeout(s.config.IdleTimeout)
+	_, channels, err := conn.Open(ss, r)
+	if err != nil {
+		s.log.Debug("WebSocket session refused", "error", err)
+		return
+	}
+	defer conn.Close()
+	err = session.serve(ss.ctx, channels[remotecommand.StreamStdIn], channels[remotecommand.StreamStdOut],
+		channels[remotecommand.StreamStdErr], decodeSizes(ss.ctx, channels[remotecommand.StreamResize]))
+	if err := json.NewEncoder(channels[remotecommand.StreamErr]).Encode(statusOf(err)); err != nil {
+		s.log.Debug("WebSocket session ended without its client", "error", err)
+	}
+}
+
+func channelType(wanted bool, kind wsstream.ChannelType) wsstream.ChannelType {
+	if !wanted {
+		return wsstream.IgnoreChannel
+	}
+	return kind
+}
+
+// decodeSizes reads terminal sizes until there are no more, or ctx ends.
+func decodeSizes(ctx context.Context, from io.Reader) <-chan remotecommand.TerminalSize {
+	to := make(chan remotecommand.TerminalSize)
+	go func() {
+		defer close(to)
+		for decoder := json.NewDecoder(from); ; {
+			var size remotecommand.TerminalSize
+			if decoder.Decode(&size) != nil {
+				return
+			}
+			select {
+			case to <- size:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return to
+}
+
+// status is the part of the Kubernetes type metav1.Status that tells the end of an exec session.
+type status struct {
+	Status  string         `json:"status"`
+	Message string         `json:"message,omitempty"`
+	Reason  string         `json:"reason,omitempty"`
+	Details *statusDetails `json:"details,omitempty"`
+	Code    int32          `json:"code,omitempty"`
+}
+
+type statusDetails struct {
+	Causes []statusCause `json:"causes"`
+}
+
+// statusCause: its type is called "reason" on the wire.
+type statusCause struct {
+	Type    string `json:"reason"`
+	Message string `json:"message"`
+}
+
+func statusOf(err error) status {
+	var exit utilexec.ExitError
+	switch {
+	case err == nil:
+		return status{Status: "Success"}
+	case errors.As(err, &exit) && exit.Exited():
+		cause := statusCause{Type: remotecommand.ExitCodeCauseType, Message: strconv.Itoa(exit.ExitStatus())}
+		return status{
+			Status:  "Failure",
+			Message: "command terminated with non-zero exit code: " + err.Error(),
+			Reason:  remotecommand.NonZeroExitCodeReason,
+			Details: &statusDetails{Causes: []statusCause{cause}},
+		}
+	}
+	return status{Status: "Failure", Message: err.Error(), Reason: "InternalError", Code: http.StatusInternalServerError}
+}
