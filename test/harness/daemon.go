@@ -1,0 +1,342 @@
+package harness
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pelletier/go-toml/v2"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+const (
+	startTimeout = 30 * time.Second
+	stopTimeout  = 30 * time.Second
+)
+
+// Daemon is a tripod daemon under test. Its directories live as long as the test, its process may come and go.
+type Daemon struct {
+	// Dir holds everything of this daemon that is on disk: config.toml, daemon.log, root/, logs/ (of pods).
+	Dir string
+	// Root and State are the daemon's root and state directories, Socket its CRI socket.
+	Root, State, Socket string
+	// CgroupParent is the cgroup of the pods that name none.
+	CgroupParent string
+	// Bridge is the bridge of the embedded default network.
+	Bridge string
+
+	t       testing.TB
+	config  map[string]any
+	env     []string
+	leaksOK string
+	before  Resources
+
+	cmd    *exec.Cmd
+	exited chan struct{} // closed when cmd has ended
+	clients
+}
+
+// Option changes a daemon before it is started.
+type Option func(*Daemon)
+
+// Set sets a key of the configuration file, such as "linux.runtime".
+func Set(key string, value any) Option {
+	return func(d *Daemon) { set(d.config, key, value) }
+}
+
+// Env adds variables (NAME=VALUE) to the daemon's environment at every start.
+func Env(vars ...string) Option {
+	return func(d *Daemon) { d.env = append(d.env, vars...) }
+}
+
+// Fake offers the handler "fake" and makes it the default.
+func Fake() Option {
+	return func(d *Daemon) {
+		set(d.config, "backends.fake", true)
+		set(d.config, "node.default_handler", "fake")
+	}
+}
+
+// AllowLeaks turns the leak check at the end of the test off and says why that is right.
+func AllowLeaks(reason string) Option {
+	return func(d *Daemon) { d.leaksOK = reason }
+}
+
+func set(m map[string]any, key string, value any) {
+	table, rest, nested := strings.Cut(key, ".")
+	if !nested {
+		m[key] = value
+		return
+	}
+	if m[table] == nil {
+		m[table] = map[string]any{}
+	}
+	set(m[table].(map[string]any), rest, value)
+}
+
+var daemons atomic.Int32
+
+// NewDaemon prepares a daemon without starting it. When the test ends, its pods are removed, it is stopped, and the
+// test fails if anything is left behind.
+func NewDaemon(t testing.TB, opts ...Option) *Daemon {
+	t.Helper()
+	n := int(daemons.Add(1))
+	name := fmt.Sprintf("t%d", n)
+	d := &Daemon{
+		t: t, Dir: filepath.Join(Dir(), name), State: "/run/" + name,
+		CgroupParent: CgroupParent() + "/" + name, Bridge: "br-" + name,
+	}
+	if Dir() == "" {
+		t.Fatal("the package needs: func TestMain(m *testing.M) { harness.Main(m) }")
+	}
+	d.Root, d.Socket = filepath.Join(d.Dir, "root"), filepath.Join(d.State, "tripod.sock")
+	d.config = map[string]any{"root": d.Root, "state": d.State}
+	set(d.config, "log.level", "debug")
+	set(d.config, "grpc.socket", d.Socket)
+	set(d.config, "image.hosts_dirs", []string{Registry(t).HostsDir})
+	set(d.config, "network.conf_dir", filepath.Join(d.Dir, "net.d")) // empty: the embedded default
+	set(d.config, "network.bin_dirs", []string{"/usr/lib/cni"})
+	set(d.config, "network.default.bridge", d.Bridge)
+	set(d.config, "network.default.subnet_v4", fmt.Sprintf("10.%d.%d.0/24", 64+n/256%64, n%256))
+	set(d.config, "linux.cgroup_parent", d.CgroupParent)
+	for _, o := range opts {
+		o(d)
+	}
+	if err := errors.Join(os.MkdirAll(filepath.Join(d.Dir, "net.d"), 0o755), os.MkdirAll(d.LogDir(), 0o755), d.writeConfig()); err != nil {
+		t.Fatal(err)
+	}
+	d.before = Snapshot(nil)
+	t.Cleanup(d.cleanUp)
+	return d
+}
+
+// StartDaemon prepares a daemon and starts it.
+func StartDaemon(t testing.TB, opts ...Option) *Daemon {
+	t.Helper()
+	d := NewDaemon(t, opts...)
+	d.Start()
+	return d
+}
+
+// ConfigPath is the configuration file, LogPath the daemon's log, LogDir the parent of the pods' log directories.
+func (d *Daemon) ConfigPath() string { return filepath.Join(d.Dir, "config.toml") }
+
+// LogPath is the file with what the daemon wrote to standard error, over all its starts.
+func (d *Daemon) LogPath() string { return filepath.Join(d.Dir, "daemon.log") }
+
+// LogDir is the directory that PodConfig puts the pods' log directories in.
+func (d *Daemon) LogDir() string { return filepath.Join(d.Dir, "logs") }
+
+func (d *Daemon) writeConfig() error {
+	text, err := toml.Marshal(d.config)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(d.ConfigPath(), text, 0o600)
+}
+
+// Start starts the daemon, with additional environment variables for this start, and waits until its RuntimeReady
+// condition is true.
+func (d *Daemon) Start(env ...string) {
+	d.t.Helper()
+	if err := d.TryStart(env...); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+// TryStart is Start for a daemon that may fail to come up, at a fail point for instance.
+func (d *Daemon) TryStart(env ...string) error {
+	bin, err := Binary()
+	if err != nil {
+		return err
+	}
+	log, err := os.OpenFile(d.LogPath(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	c := exec.Command(bin, "daemon", "--config", d.ConfigPath())
+	c.Env = append(append(os.Environ(), d.env...), env...)
+	c.Stdout, c.Stderr = log, log
+	c.Dir = "/"
+	if err := c.Start(); err != nil {
+		return err
+	}
+	exited := make(chan struct{})
+	d.cmd, d.exited = c, exited
+	go func() {
+		_ = c.Wait() // its code is in ProcessState
+		close(exited)
+	}()
+	return d.waitReady()
+}
+
+func (d *Daemon) waitReady() error {
+	if err := d.connect(); err != nil {
+		return err
+	}
+	err := poll(startTimeout, func() error {
+		if !d.Running() {
+			return nil
+		}
+		return d.ready()
+	})
+	if !d.Running() {
+		return fmt.Errorf("the daemon ended before it was ready: %v\n%s", d.cmd.ProcessState, tail(d.LogPath(), 20))
+	}
+	return err
+}
+
+// ready is nil when the daemon says that its runtime is ready.
+func (d *Daemon) ready() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	resp, err := d.raw.Status(ctx, &runtimeapi.StatusRequest{})
+	if err != nil {
+		return fmt.Errorf("the daemon does not answer Status: %w", err)
+	}
+	for _, c := range resp.GetStatus().GetConditions() {
+		if c.Type == runtimeapi.RuntimeReady && c.Status {
+			return nil
+		}
+	}
+	return fmt.Errorf("the daemon is not ready: %v", resp.GetStatus().GetConditions())
+}
+
+// Running reports whether the daemon's process runs.
+func (d *Daemon) Running() bool {
+	if d.cmd == nil {
+		return false
+	}
+	select {
+	case <-d.exited:
+		return false
+	default:
+		return true
+	}
+}
+
+// Pid is the process ID of the daemon.
+func (d *Daemon) Pid() int { return d.cmd.Process.Pid }
+
+// Kill sends SIGKILL and waits until the process is gone.
+func (d *Daemon) Kill() {
+	d.t.Helper()
+	d.end(syscall.SIGKILL)
+}
+
+// Stop sends SIGTERM, waits until the process is gone and fails the test when it did not exit with 0.
+func (d *Daemon) Stop() {
+	d.t.Helper()
+	if !d.Running() {
+		return
+	}
+	if d.end(syscall.SIGTERM); d.cmd.ProcessState.ExitCode() != 0 {
+		d.t.Errorf("the daemon ended on SIGTERM with: %v", d.cmd.ProcessState)
+	}
+}
+
+// Restart stops the daemon, if it runs, and starts it again; env is for this start only.
+func (d *Daemon) Restart(env ...string) {
+	d.t.Helper()
+	d.Stop()
+	d.Start(env...)
+}
+
+// WaitExit waits for the daemon to end of its own accord, as at a fail point, and returns how it did.
+func (d *Daemon) WaitExit(timeout time.Duration) *os.ProcessState {
+	d.t.Helper()
+	select {
+	case <-d.exited:
+	case <-time.After(timeout):
+		d.t.Fatalf("the daemon still runs after %v", timeout)
+	}
+	return d.cmd.ProcessState
+}
+
+func (d *Daemon) end(sig syscall.Signal) {
+	d.t.Helper()
+	d.disconnect()
+	if d.cmd == nil {
+		return
+	}
+	_ = d.cmd.Process.Signal(sig)
+	select {
+	case <-d.exited:
+	case <-time.After(stopTimeout):
+		_ = d.cmd.Process.Signal(syscall.SIGQUIT) // its goroutines go to the log
+		d.t.Errorf("the daemon did not end within %v of signal %v", stopTimeout, sig)
+		select {
+		case <-d.exited:
+		case <-time.After(time.Second):
+			_ = d.cmd.Process.Kill()
+			<-d.exited
+		}
+	}
+}
+
+// cleanUp removes the pods, stops the daemon, looks for leaks and shows the log of a test that failed.
+func (d *Daemon) cleanUp() {
+	if d.Running() {
+		if err := d.RemoveAllPods(); err != nil {
+			d.t.Errorf("removing the test's pods: %v", err)
+		}
+	}
+	d.Stop()
+	removeBridge(d.Bridge)
+	d.checkLeaks()
+	if d.t.Failed() {
+		d.t.Logf("log of the daemon (%s):\n%s", d.Dir, tail(d.LogPath(), 200))
+	}
+	os.RemoveAll(d.Dir)
+	os.RemoveAll(d.State)
+}
+
+func (d *Daemon) checkLeaks() {
+	if d.leaksOK != "" {
+		d.t.Logf("no leak check: %s", d.leaksOK)
+		return
+	}
+	if err := poll(5*time.Second, func() error { return d.before.Leaks(Snapshot(d)) }); err != nil {
+		d.t.Errorf("left behind:\n%v", err)
+		d.before.killNew()
+	}
+}
+
+// tail is the end of a file, n lines at most.
+func tail(path string, n int) string {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err.Error()
+	}
+	lines := bytes.SplitAfter(data, []byte("\n"))
+	if len(lines) > n {
+		return fmt.Sprintf("… %d lines before\n%s", len(lines)-n, bytes.Join(lines[len(lines)-n:], nil))
+	}
+	return string(data)
+}
+
+// DaemonLog is what the daemon has logged so far.
+func (d *Daemon) DaemonLog() string {
+	f, err := os.Open(d.LogPath())
+	if err != nil {
+		return err.Error()
+	}
+	defer f.Close()
+	data, _ := io.ReadAll(f)
+	return string(data)
+}
+
+// Config returns a copy of the top level of the configuration that the daemon was given.
+func (d *Daemon) Config() map[string]any { return maps.Clone(d.config) }

@@ -1,0 +1,78 @@
+package harness
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/tripod-run/tripod/test/harness/testns"
+)
+
+// envInside marks the test binary that runs in the world which Main has made.
+const envInside = "TRIPOD_HARNESS_INSIDE"
+
+// Main is the whole TestMain of a package that uses the harness. It runs the tests in a world of their own and
+// fails if they leave a process running there.
+func Main(m *testing.M) {
+	testns.Reenter()
+	if os.Getenv(envInside) != "" {
+		code := m.Run()
+		stopRegistry()
+		os.Exit(code)
+	}
+	// What may need the network (packages for the images) is done outside.
+	if err := run("hack/images.sh", "build"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Setenv(envInside, "1")
+	os.Exit(testns.Run(append([]string{self}, os.Args[1:]...), testns.Options{Strict: true}))
+}
+
+// Dir is the world's own directory, on a disk; it is removed when the tests end.
+func Dir() string { return os.Getenv(testns.EnvDir) }
+
+// CgroupParent is the cgroup path below which the tests may make cgroups, the same in every hierarchy.
+func CgroupParent() string { return os.Getenv(testns.EnvCgroup) }
+
+// Root is the root of the repository: go test runs a test binary in its package's directory.
+var Root = sync.OnceValue(func() string {
+	dir, err := os.Getwd()
+	for ; err == nil && dir != "/"; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir
+		}
+	}
+	panic("the working directory is not in the repository")
+})
+
+// Binary is the tripod program under test: $TRIPOD_BIN, or build/bin/tripod, built anew.
+var Binary = sync.OnceValues(func() (string, error) {
+	if bin := os.Getenv("TRIPOD_BIN"); bin != "" {
+		return bin, nil
+	}
+	bin := filepath.Join(Root(), "build", "bin", "tripod")
+	return bin, run("go", "build", "-o", bin, "./cmd/tripod")
+})
+
+// run runs a program in the root of the repository.
+func run(name string, args ...string) error {
+	c := exec.Command(name, args...)
+	if filepath.Base(name) != name {
+		c.Path = filepath.Join(Root(), name)
+	}
+	c.Dir = Root()
+	c.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := c.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w\n%s", c, err, out)
+	}
+	return nil
+}

@@ -1,0 +1,303 @@
+package harness
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Pod is a sandbox that a test runs. Its methods fail the test on an error; what is expected to fail is called
+// through Daemon.CRI or Daemon.Runtime.
+type Pod struct {
+	ID     string
+	Config *runtimeapi.PodSandboxConfig
+
+	t testing.TB
+	d *Daemon
+}
+
+// Container is a container of a Pod.
+type Container struct {
+	ID     string
+	Config *runtimeapi.ContainerConfig
+	Pod    *Pod
+}
+
+// PodOption changes a pod's configuration.
+type PodOption func(*runtimeapi.PodSandboxConfig)
+
+// ContainerOption changes a container's configuration.
+type ContainerOption func(*runtimeapi.ContainerConfig)
+
+var uids atomic.Int64
+
+// PodConfig is the configuration of a pod in the namespace "test", with a UID and a log directory of its own.
+func PodConfig(t testing.TB, name string, opts ...PodOption) *runtimeapi.PodSandboxConfig {
+	t.Helper()
+	uid := fmt.Sprintf("%s-uid-%d", name, uids.Add(1))
+	c := &runtimeapi.PodSandboxConfig{
+		Metadata:     &runtimeapi.PodSandboxMetadata{Name: name, Uid: uid, Namespace: "test"},
+		LogDirectory: filepath.Join(Dir(), "logs", uid),
+		Labels:       map[string]string{"test": filepath.Base(t.Name())},
+		Linux:        &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{NamespaceOptions: &runtimeapi.NamespaceOption{}}},
+	}
+	for _, o := range opts {
+		o(c)
+	}
+	return c
+}
+
+// HostNetwork puts the pod into the node's network namespace.
+func HostNetwork() PodOption {
+	return Namespaces(func(n *runtimeapi.NamespaceOption) { n.Network = runtimeapi.NamespaceMode_NODE })
+}
+
+// Namespaces changes the pod's namespace options.
+func Namespaces(change func(*runtimeapi.NamespaceOption)) PodOption {
+	return func(c *runtimeapi.PodSandboxConfig) { change(c.Linux.SecurityContext.NamespaceOptions) }
+}
+
+// ContainerConfig is the configuration of a container that logs to NAME.log in the pod's log directory.
+func ContainerConfig(name, image string, opts ...ContainerOption) *runtimeapi.ContainerConfig {
+	c := &runtimeapi.ContainerConfig{
+		Metadata: &runtimeapi.ContainerMetadata{Name: name},
+		Image:    &runtimeapi.ImageSpec{Image: image},
+		LogPath:  name + ".log",
+		Linux:    &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{NamespaceOptions: &runtimeapi.NamespaceOption{}}},
+	}
+	for _, o := range opts {
+		o(c)
+	}
+	return c
+}
+
+// Command sets the container's command.
+func Command(argv ...string) ContainerOption {
+	return func(c *runtimeapi.ContainerConfig) { c.Command = argv }
+}
+
+// Shell makes the container run a script.
+func Shell(script string) ContainerOption { return Command("sh", "-c", script) }
+
+// Sleep makes the container run for an hour, and end at once when it is told to.
+func Sleep() ContainerOption { return Shell("trap 'exit 0' TERM; sleep 3600 & wait") }
+
+// Security changes the container's security context.
+func Security(change func(*runtimeapi.LinuxContainerSecurityContext)) ContainerOption {
+	return func(c *runtimeapi.ContainerConfig) { change(c.Linux.SecurityContext) }
+}
+
+// RunPod runs a pod with the default handler.
+func (d *Daemon) RunPod(t testing.TB, config *runtimeapi.PodSandboxConfig) *Pod {
+	t.Helper()
+	return d.RunPodWith(t, config, "")
+}
+
+// RunPodWith runs a pod with the named handler.
+func (d *Daemon) RunPodWith(t testing.TB, config *runtimeapi.PodSandboxConfig, handler string) *Pod {
+	t.Helper()
+	if err := os.MkdirAll(config.LogDirectory, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	id, err := d.Runtime().RunPodSandbox(context.Background(), config, handler)
+	if err != nil {
+		t.Fatalf("RunPodSandbox %s: %v", config.GetMetadata().GetName(), err)
+	}
+	return &Pod{ID: id, Config: config, t: t, d: d}
+}
+
+// Pull pulls an image and returns its ID.
+func (d *Daemon) Pull(t testing.TB, image string) string {
+	t.Helper()
+	ref, err := d.Images().PullImage(context.Background(), &runtimeapi.ImageSpec{Image: image}, nil, nil)
+	if err != nil {
+		t.Fatalf("PullImage %s: %v", image, err)
+	}
+	return ref
+}
+
+// ensureImage pulls an image that is not there.
+func (d *Daemon) ensureImage(t testing.TB, spec *runtimeapi.ImageSpec) {
+	t.Helper()
+	resp, err := d.Images().ImageStatus(context.Background(), spec, false)
+	if err != nil {
+		t.Fatalf("ImageStatus %s: %v", spec.GetImage(), err)
+	}
+	if resp.Image == nil {
+		d.Pull(t, spec.GetImage())
+	}
+}
+
+// Create creates a container, pulling its image when it is not there.
+func (p *Pod) Create(config *runtimeapi.ContainerConfig) *Container {
+	p.t.Helper()
+	p.d.ensureImage(p.t, config.Image)
+	id, err := p.d.Runtime().CreateContainer(context.Background(), p.ID, config, p.Config)
+	if err != nil {
+		p.t.Fatalf("CreateContainer %s: %v", config.GetMetadata().GetName(), err)
+	}
+	return &Container{ID: id, Config: config, Pod: p}
+}
+
+// Run creates and starts a container.
+func (p *Pod) Run(config *runtimeapi.ContainerConfig) *Container {
+	p.t.Helper()
+	c := p.Create(config)
+	c.Start()
+	return c
+}
+
+// Status is the pod's status.
+func (p *Pod) Status() *runtimeapi.PodSandboxStatus {
+	p.t.Helper()
+	resp, err := p.d.Runtime().PodSandboxStatus(context.Background(), p.ID, false)
+	if err != nil {
+		p.t.Fatalf("PodSandboxStatus: %v", err)
+	}
+	return resp.Status
+}
+
+// IP is the pod's primary address.
+func (p *Pod) IP() string {
+	p.t.Helper()
+	ip := p.Status().GetNetwork().GetIp()
+	if ip == "" {
+		p.t.Fatal("the pod has no IP")
+	}
+	return ip
+}
+
+// Stop stops the pod.
+func (p *Pod) Stop() {
+	p.t.Helper()
+	if err := p.d.Runtime().StopPodSandbox(context.Background(), p.ID); err != nil {
+		p.t.Fatalf("StopPodSandbox: %v", err)
+	}
+}
+
+// Remove stops and removes the pod.
+func (p *Pod) Remove() {
+	p.t.Helper()
+	p.Stop()
+	if err := p.d.Runtime().RemovePodSandbox(context.Background(), p.ID); err != nil {
+		p.t.Fatalf("RemovePodSandbox: %v", err)
+	}
+}
+
+// Start starts the container.
+func (c *Container) Start() {
+	c.Pod.t.Helper()
+	if err := c.Pod.d.Runtime().StartContainer(context.Background(), c.ID); err != nil {
+		c.Pod.t.Fatalf("StartContainer %s: %v", c.name(), err)
+	}
+}
+
+// Stop stops the container; grace is in whole seconds.
+func (c *Container) Stop(grace time.Duration) {
+	c.Pod.t.Helper()
+	if err := c.Pod.d.Runtime().StopContainer(context.Background(), c.ID, int64(grace/time.Second)); err != nil {
+		c.Pod.t.Fatalf("StopContainer %s: %v", c.name(), err)
+	}
+}
+
+// Remove removes the container.
+func (c *Container) Remove() {
+	c.Pod.t.Helper()
+	if err := c.Pod.d.Runtime().RemoveContainer(context.Background(), c.ID); err != nil {
+		c.Pod.t.Fatalf("RemoveContainer %s: %v", c.name(), err)
+	}
+}
+
+func (c *Container) name() string { return c.Config.GetMetadata().GetName() }
+
+// Status is the container's status.
+func (c *Container) Status() *runtimeapi.ContainerStatus {
+	c.Pod.t.Helper()
+	resp, err := c.Pod.d.Runtime().ContainerStatus(context.Background(), c.ID, false)
+	if err != nil {
+		c.Pod.t.Fatalf("ContainerStatus %s: %v", c.name(), err)
+	}
+	return resp.Status
+}
+
+// WaitState waits until the container is in a state and returns its status.
+func (c *Container) WaitState(state runtimeapi.ContainerState) *runtimeapi.ContainerStatus {
+	c.Pod.t.Helper()
+	var s *runtimeapi.ContainerStatus
+	Eventually(c.Pod.t, 30*time.Second, func() error {
+		if s = c.Status(); s.State != state {
+			return fmt.Errorf("container %s is %v, not %v", c.name(), s.State, state)
+		}
+		return nil
+	})
+	return s
+}
+
+// WaitExit waits until the container has ended, fails the test unless its exit code is code, and returns its status.
+func (c *Container) WaitExit(code int32) *runtimeapi.ContainerStatus {
+	c.Pod.t.Helper()
+	s := c.WaitState(runtimeapi.ContainerState_CONTAINER_EXITED)
+	if s.ExitCode != code {
+		c.Pod.t.Fatalf("container %s: exit code %d (%s: %s), want %d\n%s", c.name(), s.ExitCode, s.Reason, s.Message, code, tail(c.LogFile(), 20))
+	}
+	return s
+}
+
+// LogFile is the container's log file.
+func (c *Container) LogFile() string {
+	return filepath.Join(c.Pod.Config.LogDirectory, c.Config.LogPath)
+}
+
+// Logs parses what the container has logged so far.
+func (c *Container) Logs() []LogLine {
+	c.Pod.t.Helper()
+	return ReadLog(c.Pod.t, c.LogFile())
+}
+
+// WaitLog waits until the container's log contains text, and returns all of it.
+func (c *Container) WaitLog(text string) string {
+	c.Pod.t.Helper()
+	var all string
+	Eventually(c.Pod.t, 30*time.Second, func() error {
+		data, err := os.ReadFile(c.LogFile())
+		if err != nil {
+			return err
+		}
+		// The last line may be half written.
+		lines, err := ParseLog(string(data[:bytes.LastIndexByte(data, '\n')+1]))
+		if all = Text(lines, ""); err == nil && !strings.Contains(all, text) {
+			err = fmt.Errorf("no %q in the log of %s:\n%s", text, c.name(), all)
+		}
+		return err
+	})
+	return all
+}
+
+// ExecSync runs a command in the container and returns all that it wrote and its exit code.
+func (c *Container) ExecSync(argv ...string) (stdout, stderr string, code int32) {
+	c.Pod.t.Helper()
+	resp, err := c.Pod.d.CRI().ExecSync(context.Background(), &runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: argv, Timeout: 60})
+	if err != nil {
+		c.Pod.t.Fatalf("ExecSync %q: %v", argv, err)
+	}
+	return string(resp.Stdout), string(resp.Stderr), resp.ExitCode
+}
+
+// Must runs a command in the container, fails the test unless it exits with 0, and returns its standard output.
+func (c *Container) Must(argv ...string) string {
+	c.Pod.t.Helper()
+	stdout, stderr, code := c.ExecSync(argv...)
+	if code != 0 {
+		c.Pod.t.Fatalf("%q: %v", argv, errors.Join(fmt.Errorf("exit code %d", code), errors.New(stdout), errors.New(stderr)))
+	}
+	return stdout
+}

@@ -1,0 +1,80 @@
+package harness
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/tripod-run/tripod/test/harness/registry"
+)
+
+// Images of the set that hack/images builds; the daemon finds them through a mirror, whatever their host.
+const (
+	Busybox     = "registry.k8s.io/e2e-test-images/busybox:1.29-2"
+	Nginx       = "registry.k8s.io/e2e-test-images/nginx:1.14-2"          // serves port 80
+	HostNginx   = "images.test/k8s-staging-cri-tools/hostnet-nginx-amd64" // serves port 12003
+	Httpd       = "registry.k8s.io/e2e-test-images/httpd:2.4.39-4"        // serves port 80
+	NoNewPrivs  = "registry.k8s.io/e2e-test-images/nonewprivs:1.3"
+	Pause       = "registry.k8s.io/pause:3.10"
+	Config      = "images.test/tripod/config:1"     // says everything that an image configuration can
+	StopSignal  = "images.test/tripod/stopsignal:1" // exits 7 on its stop signal, USR1, and 15 on TERM
+	Index       = "images.test/tripod/index:1"      // for several platforms; /platform tells which one it is
+	Bare        = "images.test/tripod/bare:1"       // a manifest without an index
+	Layers      = "images.test/tripod/layers:1"     // whiteouts, opaque directories, links: /layers
+	Symlinks    = "images.test/tripod/symlinks:1"   // its /etc/passwd, /data and /work lead out of the image
+	HostileIDs  = "images.test/tripod/users:1"      // 32 MiB of /etc/group; users called 1000, big and negative
+	ImagePrefix = "images.test/"
+)
+
+// RegistryServer is the registry of a test binary.
+type RegistryServer struct {
+	// Addr is HOST:PORT on loopback.
+	Addr string
+	// HostsDir holds a hosts.toml that sends every registry to Addr.
+	HostsDir string
+
+	server *registry.Server
+}
+
+var theRegistry struct {
+	sync.Mutex
+	*RegistryServer
+}
+
+// Registry starts docker-registry with all the images, once per test binary. It may be pushed to.
+func Registry(t testing.TB) *RegistryServer {
+	t.Helper()
+	theRegistry.Lock()
+	defer theRegistry.Unlock()
+	if theRegistry.RegistryServer == nil {
+		r, err := startRegistry()
+		if err != nil {
+			t.Fatal(err)
+		}
+		theRegistry.RegistryServer = r
+	}
+	return theRegistry.RegistryServer
+}
+
+func startRegistry() (*RegistryServer, error) {
+	storage := filepath.Join(Dir(), "registry")
+	if err := os.CopyFS(storage, os.DirFS(filepath.Join(Root(), "build", "images", "registry"))); err != nil {
+		return nil, err
+	}
+	s, err := registry.Start(context.Background(), storage, "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	r := &RegistryServer{Addr: s.Addr, HostsDir: filepath.Join(Dir(), "certs.d"), server: s}
+	return r, registry.WriteHosts(r.HostsDir, r.Addr)
+}
+
+func stopRegistry() {
+	theRegistry.Lock()
+	defer theRegistry.Unlock()
+	if theRegistry.RegistryServer != nil {
+		_ = theRegistry.server.Stop()
+	}
+}
