@@ -1,0 +1,27 @@
+package cri
+
+import (
+	"context"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// Attach prepares a session that joins the container's stdio, and gives its URL.
+func (s *Server) Attach(_ context.Context, req *runtimeapi.AttachRequest) (*runtimeapi.AttachResponse, error) {
+	if req.GetContainerId() == "" {
+		return nil, required("container_id")
+	}
+	if err := validateStdio(req.GetStdin(), req.GetStdout(), req.GetStderr(), req.GetTty()); err != nil {
+		return nil, err
+	}
+	c, err := s.runningContainer(req.GetContainerId(), "Attach")
+	if err != nil {
+		return nil, err
+	}
+	if req.GetTty() != c.Config.GetTty() {
+		return nil, invalid("tty", "is %t, container %s was created with tty %t", req.GetTty(), c.ID, c.Config.GetTty())
+	}
+	return s.streams.GetAttach(&runtimeapi.AttachRequest{
+		ContainerId: c.ID, Tty: req.GetTty(), Stdin: req.GetStdin(), Stdout: req.GetStdout(), Stderr: req.GetStderr(),
+	})
+}

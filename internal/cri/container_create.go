@@ -1,0 +1,64 @@
+package cri
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	crierrors "k8s.io/cri-api/pkg/errors"
+
+	"github.com/tripod-run/tripod/internal/node"
+)
+
+// CreateContainer prepares a container in a pod without running anything of it. The request's sandbox_config is a copy
+// of what RunPodSandbox was given and immutable; the node has its own.
+func (s *Server) CreateContainer(ctx context.Context, req *runtimeapi.CreateContainerRequest) (*runtimeapi.CreateContainerResponse, error) {
+	if req.GetPodSandboxId() == "" {
+		return nil, required("pod_sandbox_id")
+	}
+	if err := validateContainerConfig(req.GetConfig()); err != nil {
+		return nil, err
+	}
+	pod, err := s.node.Pod(req.GetPodSandboxId())
+	if err != nil {
+		return nil, err
+	}
+	if err := s.checkAgainstPod(pod, req.GetConfig()); err != nil {
+		return nil, err
+	}
+	id, err := s.node.CreateContainer(ctx, pod.ID, req.GetConfig())
+	if err != nil {
+		return nil, err
+	}
+	return &runtimeapi.CreateContainerResponse{ContainerId: id}, nil
+}
+
+// checkAgainstPod refuses what the API does not allow in this pod: a privileged container in a pod that was not
+// announced as privileged, a target that is not one of its containers, recursive read-only mounts that its handler
+// cannot make.
+func (s *Server) checkAgainstPod(pod *node.Pod, c *runtimeapi.ContainerConfig) error {
+	sc := c.GetLinux().GetSecurityContext()
+	if sc.GetPrivileged() && !pod.Config.GetLinux().GetSecurityContext().GetPrivileged() {
+		return invalid("config.linux.security_context.privileged", "pod %s was not made for privileged containers, set privileged in its own security context", pod.ID)
+	}
+	if t := sc.GetNamespaceOptions().GetTargetId(); t != "" && pod.Container(t) == nil {
+		return invalid("config.linux.security_context.namespace_options.target_id", "pod %s has no container %q", pod.ID, t)
+	}
+	for i, m := range c.GetMounts() {
+		if m.GetRecursiveReadOnly() && !s.recursiveReadOnly(pod.Handler) {
+			return fmt.Errorf("%w: config.mounts[%d].recursive_read_only: handler %q cannot make mounts recursively read-only: %w",
+				crierrors.ErrRROUnsupported, i, pod.Handler, errdefs.ErrNotImplemented)
+		}
+	}
+	return nil
+}
+
+func (s *Server) recursiveReadOnly(handler string) bool {
+	for _, h := range s.node.Handlers() {
+		if h.Name == handler {
+			return h.Capabilities.RecursiveReadOnlyMounts
+		}
+	}
+	return false
+}

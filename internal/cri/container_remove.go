@@ -1,0 +1,18 @@
+package cri
+
+import (
+	"context"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// RemoveContainer removes the container, by force where it runs. An unknown ID is a container that is removed already.
+func (s *Server) RemoveContainer(ctx context.Context, req *runtimeapi.RemoveContainerRequest) (*runtimeapi.RemoveContainerResponse, error) {
+	if req.GetContainerId() == "" {
+		return nil, required("container_id")
+	}
+	if err := s.node.RemoveContainer(ctx, req.GetContainerId()); err != nil {
+		return nil, err
+	}
+	return &runtimeapi.RemoveContainerResponse{}, nil
+}

@@ -1,0 +1,42 @@
+package cri
+
+import (
+	"context"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/node"
+)
+
+// ListContainerStats measures the running containers that match the filter. One that cannot be measured is left out,
+// so that it does not hide the others.
+func (s *Server) ListContainerStats(ctx context.Context, req *runtimeapi.ListContainerStatsRequest) (*runtimeapi.ListContainerStatsResponse, error) {
+	stats, err := s.containerStatsOf(ctx, req.GetFilter())
+	if err != nil {
+		return nil, err
+	}
+	return &runtimeapi.ListContainerStatsResponse{Stats: stats}, nil
+}
+
+// StreamContainerStats is ListContainerStats without a limit to its size.
+func (s *Server) StreamContainerStats(req *runtimeapi.StreamContainerStatsRequest, stream runtimeapi.RuntimeService_StreamContainerStatsServer) error {
+	stats, err := s.containerStatsOf(stream.Context(), req.GetFilter())
+	if err != nil {
+		return err
+	}
+	return sendInChunks(stats, func(chunk []*runtimeapi.ContainerStats) error {
+		return stream.Send(&runtimeapi.StreamContainerStatsResponse{ContainerStats: chunk})
+	})
+}
+
+func (s *Server) containerStatsOf(ctx context.Context, f *runtimeapi.ContainerStatsFilter) ([]*runtimeapi.ContainerStats, error) {
+	containers, err := s.selectContainers(f.GetId(), f.GetPodSandboxId(), f.GetLabelSelector(), isRunning)
+	if err != nil {
+		return nil, err
+	}
+	return s.node.ContainersStats(ctx, containers), nil
+}
+
+func isRunning(c *node.Container) bool {
+	return containerState(c) == runtimeapi.ContainerState_CONTAINER_RUNNING
+}

@@ -1,0 +1,138 @@
+package cri
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	crierrors "k8s.io/cri-api/pkg/errors"
+)
+
+// classCodes is the whole translation from the house's error vocabulary to gRPC codes. The outermost class of an
+// error counts (errdefs.Resolve).
+var classCodes = map[error]codes.Code{
+	errdefs.ErrInvalidArgument:    codes.InvalidArgument,
+	errdefs.ErrNotFound:           codes.NotFound,
+	errdefs.ErrAlreadyExists:      codes.AlreadyExists,
+	errdefs.ErrPermissionDenied:   codes.PermissionDenied,
+	errdefs.ErrUnauthenticated:    codes.Unauthenticated,
+	errdefs.ErrResourceExhausted:  codes.ResourceExhausted,
+	errdefs.ErrFailedPrecondition: codes.FailedPrecondition,
+	errdefs.ErrConflict:           codes.FailedPrecondition,
+	errdefs.ErrNotModified:        codes.FailedPrecondition,
+	errdefs.ErrAborted:            codes.Aborted,
+	errdefs.ErrOutOfRange:         codes.OutOfRange,
+	errdefs.ErrNotImplemented:     codes.Unimplemented,
+	errdefs.ErrUnavailable:        codes.Unavailable,
+	errdefs.ErrDataLoss:           codes.DataLoss,
+	errdefs.ErrInternal:           codes.Internal,
+	errdefs.ErrUnknown:            codes.Unknown,
+	context.Canceled:              codes.Canceled,
+	context.DeadlineExceeded:      codes.DeadlineExceeded,
+}
+
+// pullErrors are the named errors of the CRI that the kubelet knows an image pull by. It compares the beginning of the
+// text, and its client strips the code from the text for codes.Unknown only: so they travel with that code.
+var pullErrors = []error{crierrors.ErrRegistryUnavailable, crierrors.ErrSignatureValidationFailed}
+
+// containerErrors are the named errors of the CRI for containers. The text begins with the name, the code is that of
+// the class.
+var containerErrors = []error{crierrors.ErrRROUnsupported, crierrors.ErrImageVolumeMountFailed}
+
+// toStatus gives err its gRPC code. ctx is the call's: once it has ended, an error that nobody classified (a killed
+// child process, a closed connection) is the consequence of that end.
+func toStatus(ctx context.Context, err error) *status.Status {
+	class := errdefs.Resolve(err)
+	if class == errdefs.ErrUnknown {
+		if s, ok := status.FromError(err); ok {
+			return s
+		}
+		if ctx.Err() != nil {
+			class = ctx.Err()
+		}
+	}
+	code, text := classCodes[class], err.Error()
+	if name := nameOf(err, pullErrors); name != "" {
+		return status.New(codes.Unknown, withPrefix(name, text))
+	}
+	return status.New(code, withPrefix(nameOf(err, containerErrors), text))
+}
+
+// nameOf returns the name of the first of named that err is, or "".
+func nameOf(err error, named []error) string {
+	for _, n := range named {
+		if errors.Is(err, n) {
+			return n.Error()
+		}
+	}
+	return ""
+}
+
+func withPrefix(name, text string) string {
+	if name == "" || strings.HasPrefix(text, name) {
+		return text
+	}
+	return name + ": " + text
+}
+
+// interceptUnary is around every unary call: see guard.
+func interceptUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
+	err = guard(ctx, loggerOf(info.Server), info.FullMethod, func() error {
+		resp, err = handler(ctx, req)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return resp, nil
+}
+
+// interceptStream is around every streaming call: see guard.
+func interceptStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	return guard(stream.Context(), loggerOf(srv), info.FullMethod, func() error { return handler(srv, stream) })
+}
+
+// guard runs one call. A panic becomes codes.Internal and leaves its stack in the log; an error gets its code; what is
+// our fault is logged as an error, what is the caller's for those who debug.
+func guard(ctx context.Context, log *slog.Logger, method string, call func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			log.ErrorContext(ctx, "a call panicked", "method", method, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			err = status.Errorf(codes.Internal, "%s: a defect of tripod, its log has the stack: %v", method, p)
+		}
+	}()
+	if err := call(); err != nil {
+		s := toStatus(ctx, err)
+		level := slog.LevelDebug
+		switch s.Code() {
+		case codes.Internal, codes.Unknown, codes.DataLoss:
+			level = slog.LevelError
+		}
+		log.Log(ctx, level, "a call failed", "method", method, "code", s.Code().String(), "err", err)
+		return s.Err()
+	}
+	return nil
+}
+
+// loggerOf finds the logger of the service that a call is for.
+func loggerOf(srv any) *slog.Logger {
+	if s, ok := srv.(*Server); ok {
+		return s.log
+	}
+	return slog.Default()
+}
+
+// invalid is the error for a request that is wrong in itself: the field by its name in the API, and what is wrong.
+func invalid(field, format string, args ...any) error {
+	return fmt.Errorf("%s: %s: %w", field, fmt.Sprintf(format, args...), errdefs.ErrInvalidArgument)
+}
+
+// required is the error for a field that must be there.
+func required(field string) error { return invalid(field, "must be set") }

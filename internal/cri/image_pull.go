@@ -1,0 +1,48 @@
+package cri
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	crierrors "k8s.io/cri-api/pkg/errors"
+
+	"github.com/tripod-run/tripod/internal/image"
+)
+
+// PullImage fetches an image and returns its ID, the one name that every other call has for it.
+func (s *Server) PullImage(ctx context.Context, req *runtimeapi.PullImageRequest) (*runtimeapi.PullImageResponse, error) {
+	if err := validateImageSpec("image", req.GetImage()); err != nil {
+		return nil, err
+	}
+	if err := s.checkHandler("image.runtime_handler", req.GetImage().GetRuntimeHandler()); err != nil {
+		return nil, err
+	}
+	img, err := s.images.Pull(ctx, req.GetImage().GetImage(), image.PullOptions{Auth: login(req.GetAuth())})
+	if err != nil {
+		return nil, pullError(ctx, err)
+	}
+	return &runtimeapi.PullImageResponse{ImageRef: img.ID}, nil
+}
+
+// pullError gives the error of a registry that cannot be reached the name that the kubelet knows it by. When the caller
+// has gone away, that and not the registry ended the pull.
+func pullError(ctx context.Context, err error) error {
+	if ctx.Err() == nil && errdefs.IsUnavailable(err) {
+		return fmt.Errorf("%w: %w", crierrors.ErrRegistryUnavailable, err)
+	}
+	return err
+}
+
+// login takes the credentials from the request. The kubelet sends an empty message for a registry that it has none for.
+func login(a *runtimeapi.AuthConfig) *image.Auth {
+	auth := image.Auth{
+		Username: a.GetUsername(), Password: a.GetPassword(), Auth: a.GetAuth(), ServerAddress: a.GetServerAddress(),
+		IdentityToken: a.GetIdentityToken(), RegistryToken: a.GetRegistryToken(),
+	}
+	if auth == (image.Auth{ServerAddress: auth.ServerAddress}) {
+		return nil
+	}
+	return &auth
+}

@@ -1,0 +1,19 @@
+package cri
+
+import (
+	"context"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// RemovePodSandbox removes the pod and its containers, by force where they run. An unknown ID is a pod that is
+// removed already.
+func (s *Server) RemovePodSandbox(ctx context.Context, req *runtimeapi.RemovePodSandboxRequest) (*runtimeapi.RemovePodSandboxResponse, error) {
+	if req.GetPodSandboxId() == "" {
+		return nil, required("pod_sandbox_id")
+	}
+	if err := s.node.RemoveSandbox(ctx, req.GetPodSandboxId()); err != nil {
+		return nil, err
+	}
+	return &runtimeapi.RemovePodSandboxResponse{}, nil
+}

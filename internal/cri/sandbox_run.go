@@ -1,0 +1,38 @@
+package cri
+
+import (
+	"context"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// RunPodSandbox makes a pod, network and all, and returns once it is ready.
+func (s *Server) RunPodSandbox(ctx context.Context, req *runtimeapi.RunPodSandboxRequest) (*runtimeapi.RunPodSandboxResponse, error) {
+	if err := validateSandboxConfig(req.GetConfig()); err != nil {
+		return nil, err
+	}
+	if err := s.checkHandler("runtime_handler", req.GetRuntimeHandler()); err != nil {
+		return nil, err
+	}
+	id, err := s.node.RunSandbox(ctx, req.GetConfig(), req.GetRuntimeHandler())
+	if err != nil {
+		return nil, err
+	}
+	return &runtimeapi.RunPodSandboxResponse{PodSandboxId: id}, nil
+}
+
+// checkHandler refuses a RuntimeClass handler that this node does not have; "" is the default one.
+func (s *Server) checkHandler(field, name string) error {
+	if name == "" {
+		return nil
+	}
+	handlers := s.node.Handlers()
+	names := make([]string, len(handlers))
+	for i, h := range handlers {
+		if h.Name == name {
+			return nil
+		}
+		names[i] = h.Name
+	}
+	return invalid(field, "no runtime for handler %q is configured here, there are %q", name, names)
+}

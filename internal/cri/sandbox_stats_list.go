@@ -1,0 +1,38 @@
+package cri
+
+import (
+	"context"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/node"
+)
+
+// ListPodSandboxStats measures the ready pods that match the filter. One that cannot be measured is left out, so that
+// it does not hide the others.
+func (s *Server) ListPodSandboxStats(ctx context.Context, req *runtimeapi.ListPodSandboxStatsRequest) (*runtimeapi.ListPodSandboxStatsResponse, error) {
+	stats, err := s.podStatsOf(ctx, req.GetFilter())
+	if err != nil {
+		return nil, err
+	}
+	return &runtimeapi.ListPodSandboxStatsResponse{Stats: stats}, nil
+}
+
+// StreamPodSandboxStats is ListPodSandboxStats without a limit to its size.
+func (s *Server) StreamPodSandboxStats(req *runtimeapi.StreamPodSandboxStatsRequest, stream runtimeapi.RuntimeService_StreamPodSandboxStatsServer) error {
+	stats, err := s.podStatsOf(stream.Context(), req.GetFilter())
+	if err != nil {
+		return err
+	}
+	return sendInChunks(stats, func(chunk []*runtimeapi.PodSandboxStats) error {
+		return stream.Send(&runtimeapi.StreamPodSandboxStatsResponse{PodSandboxStats: chunk})
+	})
+}
+
+func (s *Server) podStatsOf(ctx context.Context, f *runtimeapi.PodSandboxStatsFilter) ([]*runtimeapi.PodSandboxStats, error) {
+	pods, err := s.selectPods(f.GetId(), f.GetLabelSelector(), (*node.Pod).Ready)
+	if err != nil {
+		return nil, err
+	}
+	return s.node.PodsStats(ctx, pods), nil
+}

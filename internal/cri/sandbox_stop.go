@@ -1,0 +1,18 @@
+package cri
+
+import (
+	"context"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// StopPodSandbox kills what runs in the pod and frees its addresses. An unknown ID is a pod that is stopped already.
+func (s *Server) StopPodSandbox(ctx context.Context, req *runtimeapi.StopPodSandboxRequest) (*runtimeapi.StopPodSandboxResponse, error) {
+	if req.GetPodSandboxId() == "" {
+		return nil, required("pod_sandbox_id")
+	}
+	if err := s.node.StopSandbox(ctx, req.GetPodSandboxId()); err != nil {
+		return nil, err
+	}
+	return &runtimeapi.StopPodSandboxResponse{}, nil
+}

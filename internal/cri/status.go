@@ -1,0 +1,72 @@
+package cri
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"runtime"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/node"
+)
+
+// Status tells whether the node can run pods, and which handlers and features it has.
+func (s *Server) Status(ctx context.Context, req *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
+	resp := &runtimeapi.StatusResponse{
+		Status:   &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{runtimeReady(), networkReady(s.node.NetworkReady(ctx))}},
+		Features: &runtimeapi.RuntimeFeatures{},
+	}
+	handlers := s.node.Handlers()
+	for _, h := range handlers {
+		if h.Default {
+			// The API has one answer for the whole runtime; pods that ask for no handler get what it promises.
+			resp.Features.SupplementalGroupsPolicy = h.Capabilities.SupplementalGroupsPolicy
+			resp.RuntimeHandlers = append(resp.RuntimeHandlers, runtimeHandler("", h))
+		}
+		resp.RuntimeHandlers = append(resp.RuntimeHandlers, runtimeHandler(h.Name, h))
+	}
+	if req.GetVerbose() {
+		info, err := s.runtimeInfo(handlers)
+		if err != nil {
+			return nil, err
+		}
+		resp.Info = info
+	}
+	return resp, nil
+}
+
+// runtimeReady is true whenever it can be asked: the node answers only once its record is recovered.
+func runtimeReady() *runtimeapi.RuntimeCondition {
+	return &runtimeapi.RuntimeCondition{Type: runtimeapi.RuntimeReady, Status: true}
+}
+
+func networkReady(err error) *runtimeapi.RuntimeCondition {
+	c := &runtimeapi.RuntimeCondition{Type: runtimeapi.NetworkReady, Status: err == nil}
+	if err != nil {
+		c.Reason, c.Message = "NetworkNotReady", err.Error()
+	}
+	return c
+}
+
+func runtimeHandler(name string, h node.HandlerInfo) *runtimeapi.RuntimeHandler {
+	return &runtimeapi.RuntimeHandler{Name: name, Features: &runtimeapi.RuntimeHandlerFeatures{
+		RecursiveReadOnlyMounts: h.Capabilities.RecursiveReadOnlyMounts,
+		UserNamespaces:          h.Capabilities.UserNamespaces,
+	}}
+}
+
+// runtimeInfo is the verbose part of Status: JSON documents for a person.
+func (s *Server) runtimeInfo(handlers []node.HandlerInfo) (map[string]string, error) {
+	config, err := json.Marshal(map[string]any{
+		"version": s.version, "cgroupDriver": s.cgroupDriver.String(), "handlers": handlers,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("encode the runtime's configuration: %w", err)
+	}
+	golang, err := json.Marshal(runtime.Version())
+	if err != nil {
+		return nil, fmt.Errorf("encode the Go version: %w", err)
+	}
+	return map[string]string{"config": string(config), "golang": string(golang)}, nil
+}

@@ -1,0 +1,137 @@
+package cri
+
+import (
+	"cmp"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"unicode"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+const (
+	// maxNameLength is the longest name, namespace or UID in bytes: a DNS subdomain (RFC 1123), the longest that
+	// Kubernetes gives to anything.
+	maxNameLength = 253
+	// maxKeyValueBytes is the most that labels, or annotations, may hold together. An object of Kubernetes is never
+	// larger: its store takes no more in one request.
+	maxKeyValueBytes = 3 << 19
+	// maxHostnameLength is the kernel's limit (__NEW_UTS_LEN).
+	maxHostnameLength = 64
+	// maxPathLength is the kernel's limit (PATH_MAX), its final zero byte taken off.
+	maxPathLength = 4095
+	maxPort       = 65535
+)
+
+// enum is a generated enum of the API.
+type enum interface {
+	~int32
+	String() string
+}
+
+// validateEnum refuses a value that this version of the API does not name; names is the generated map of them.
+func validateEnum[E enum](field string, value E, names map[int32]string) error {
+	if _, known := names[int32(value)]; known {
+		return nil
+	}
+	return invalid(field, "%d is no value of this version of the API", int32(value))
+}
+
+// validateEach runs check over a list, with the name of each element's field.
+func validateEach[T any](field string, items []T, check func(field string, item T) error) error {
+	for i, item := range items {
+		if err := check(fmt.Sprintf("%s[%d]", field, i), item); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// validateName is for names that must be there and that people and log lines will read.
+func validateName(field, name string) error {
+	switch {
+	case name == "":
+		return required(field)
+	case len(name) > maxNameLength:
+		return invalid(field, "is %d bytes long, the limit is %d", len(name), maxNameLength)
+	case strings.ContainsFunc(name, unicode.IsControl):
+		return invalid(field, "%q has a control character", name)
+	}
+	return nil
+}
+
+// validateKeyValues is for labels and annotations.
+func validateKeyValues(field string, pairs map[string]string) error {
+	size := 0
+	for k, v := range pairs {
+		if k == "" {
+			return invalid(field, "has an empty key")
+		}
+		size += len(k) + len(v)
+	}
+	if size > maxKeyValueBytes {
+		return invalid(field, "hold %d bytes, the limit is %d", size, maxKeyValueBytes)
+	}
+	return nil
+}
+
+// validateWords is for argument vectors: the kernel ends a word at a zero byte.
+func validateWords(field string, words []string) error {
+	return validateEach(field, words, func(field, word string) error {
+		if strings.ContainsRune(word, 0) {
+			return invalid(field, "has a zero byte")
+		}
+		return nil
+	})
+}
+
+// validatePath is for paths that the kernel will be given; "" passes.
+func validatePath(field, path string) error {
+	switch {
+	case strings.ContainsRune(path, 0):
+		return invalid(field, "has a zero byte")
+	case len(path) > maxPathLength:
+		return invalid(field, "is %d bytes long, the limit is %d", len(path), maxPathLength)
+	}
+	return nil
+}
+
+// validateAbsolute is for paths that must begin at the root; "" passes.
+func validateAbsolute(field, path string) error {
+	if path != "" && !filepath.IsAbs(path) {
+		return invalid(field, "%q must be an absolute path", path)
+	}
+	return validatePath(field, path)
+}
+
+// validateBelow is for paths that are taken below a directory and must stay there; "" passes.
+func validateBelow(field, path string) error {
+	if filepath.IsAbs(path) {
+		return invalid(field, "%q must be a relative path", path)
+	}
+	return cmp.Or(validateNoDotDot(field, path), validatePath(field, path))
+}
+
+func validateNoDotDot(field, path string) error {
+	if slices.Contains(strings.Split(path, "/"), "..") {
+		return invalid(field, `%q must not have ".." in it`, path)
+	}
+	return nil
+}
+
+func validatePort(field string, port, least int32) error {
+	if port < least || port > maxPort {
+		return invalid(field, "%d is not a port between %d and %d", port, least, maxPort)
+	}
+	return nil
+}
+
+func validateSandboxState(field string, v *runtimeapi.PodSandboxStateValue) error {
+	return validateEnum(field, v.GetState(), runtimeapi.PodSandboxState_name)
+}
+
+func validateContainerState(field string, v *runtimeapi.ContainerStateValue) error {
+	return validateEnum(field, v.GetState(), runtimeapi.ContainerState_name)
+}

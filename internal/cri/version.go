@@ -1,0 +1,21 @@
+package cri
+
+import (
+	"context"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+const (
+	// kubeletAPIVersion is the version of the "kubelet runtime API" that every kubelet insists on (VersionResponse.version).
+	kubeletAPIVersion = "0.1.0"
+	runtimeName       = "tripod"
+	runtimeAPIVersion = "v1"
+)
+
+// Version names the runtime and the versions of the API.
+func (s *Server) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
+	return &runtimeapi.VersionResponse{
+		Version: kubeletAPIVersion, RuntimeName: runtimeName, RuntimeVersion: s.version, RuntimeApiVersion: runtimeAPIVersion,
+	}, nil
+}
