@@ -1,0 +1,108 @@
+package image
+
+import (
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
+	"github.com/distribution/reference"
+)
+
+// Config tells where the store is and what it may do. Only Root is required.
+type Config struct {
+	// Root is the directory of the store, <state root>/image. It is made with mode 0700.
+	Root string
+	// HostsDir are directories of hosts.toml files in containerd's certs.d layout; the first that knows a host wins.
+	HostsDir []string
+	// PinnedImages are references that the kubelet's image collection must spare (CRI Image.pinned).
+	PinnedImages []string
+	// MaxConcurrentDownloads is how many blobs one pull fetches at a time; 0 is 3.
+	MaxConcurrentDownloads int
+	// PullTimeout ends a pull however well it goes; 0 is six hours.
+	PullTimeout time.Duration
+	// ProgressTimeout ends a pull in which no byte arrived or was unpacked for so long; 0 is one minute.
+	ProgressTimeout time.Duration
+	// ResumeWindow is how long the downloads of a pull that failed are kept for the next one; 0 is a day.
+	ResumeWindow time.Duration
+	// DockerConfig is the path of a docker config.json whose "auths" are used where a pull brings no login of its own.
+	DockerConfig string
+	// Platform is what to choose from multi-platform images ("linux/arm64"); empty is the host's.
+	Platform string
+	// Limits bound what an image may be.
+	Limits Limits
+	// Logger takes what the store and the libraries below it have to say; nil is slog.Default.
+	Logger *slog.Logger
+}
+
+// Limits bound what is accepted from a registry. A zero field is its default.
+type Limits struct {
+	// DocumentBytes bounds an index, a manifest or a config; 0 is 8 MiB.
+	DocumentBytes int64
+	// IndexDepth is how many indexes may stand one in another above a manifest; 0 is 4.
+	IndexDepth int
+	// Layers bounds the layers of an image; 0 is 128. The kernel takes at most 500 below one overlay.
+	Layers int
+	// UnpackedBytes bounds an image's layers together, decompressed; 0 is 64 GiB.
+	UnpackedBytes int64
+	// UnpackedFiles bounds the entries of an image's layers together; 0 is 8 Mi.
+	UnpackedFiles int64
+}
+
+func (c *Config) setDefaults() {
+	setDefault(&c.MaxConcurrentDownloads, 3)
+	setDefault(&c.PullTimeout, 6*time.Hour)
+	setDefault(&c.ProgressTimeout, time.Minute)
+	setDefault(&c.ResumeWindow, 24*time.Hour)
+	setDefault(&c.Limits.DocumentBytes, 8<<20)
+	setDefault(&c.Limits.IndexDepth, 4)
+	setDefault(&c.Limits.Layers, 128)
+	setDefault(&c.Limits.UnpackedBytes, 64<<30)
+	setDefault(&c.Limits.UnpackedFiles, 8<<20)
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+}
+
+func setDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+// check refuses what cannot work, and parses what the store needs parsed.
+func (c *Config) check() (platforms.MatchComparer, map[string]bool, error) {
+	if !filepath.IsAbs(c.Root) {
+		return nil, nil, fmt.Errorf("image store: root %q is not an absolute path: %w", c.Root, errdefs.ErrInvalidArgument)
+	}
+	for name, value := range map[string]int64{
+		"max concurrent downloads": int64(c.MaxConcurrentDownloads), "pull timeout": int64(c.PullTimeout),
+		"progress timeout": int64(c.ProgressTimeout), "resume window": int64(c.ResumeWindow),
+		"document bytes": c.Limits.DocumentBytes, "index depth": int64(c.Limits.IndexDepth), "layers": int64(c.Limits.Layers),
+		"unpacked bytes": c.Limits.UnpackedBytes, "unpacked files": c.Limits.UnpackedFiles,
+	} {
+		if value < 0 {
+			return nil, nil, fmt.Errorf("image store: %s is negative: %w", name, errdefs.ErrInvalidArgument)
+		}
+	}
+	matcher := platforms.Default()
+	if c.Platform != "" {
+		p, err := platforms.Parse(c.Platform)
+		if err != nil {
+			return nil, nil, fmt.Errorf("image store: platform %q: %w", c.Platform, err)
+		}
+		matcher = platforms.Only(p)
+	}
+	pinned := map[string]bool{}
+	for _, ref := range c.PinnedImages {
+		named, err := reference.ParseDockerRef(ref)
+		if err != nil {
+			return nil, nil, fmt.Errorf("image store: pinned image %q: %v: %w", ref, err, errdefs.ErrInvalidArgument)
+		}
+		pinned[named.String()] = true
+	}
+	return matcher, pinned, nil
+}

@@ -1,0 +1,49 @@
+// Package image is the one image store of the node: it pulls images from registries, keeps them, tells what it has,
+// and makes root filesystems of them. It is containerd's storage used as a library, in this process, without its daemon.
+//
+//	                    Pull                 Get · List · Remove            Prepare · Mounts · View · Release
+//	                      │                          │                                    │
+//	   flights: one per ref and credentials    index: in memory,                 rootfs: one snapshot
+//	                      │                    rebuilt at Open                     per container ID
+//	   puller: resolve → manifest → blobs            │                                    │
+//	      │         │          │  unpack             │                                    │
+//	  registry   manifest   layer applier            │                                    │
+//	  (hosts,     (limits,  (limits, digests)        │                                    │
+//	   logins)     kind)       │                     │                                    │
+//	      ▼                    ▼                     ▼                                    ▼
+//	┌──────────────────────── metadata.db: image records, leases, references ──────────────────────────┐
+//	│       containerd core/metadata (bbolt); collect marks and sweeps what nothing refers to          │
+//	├────────────────────────────────────────┬─────────────────────────────────────────────────────────┤
+//	│ content/  blobs by digest, and ingests │ snapshots/  one directory per layer and per container,  │
+//	│ that resume (plugins/content/local)    │ overlayfs (plugins/snapshots/overlay)                   │
+//	└────────────────────────────────────────┴─────────────────────────────────────────────────────────┘
+//
+// # Names
+//
+// An image's ID is the digest of its config, so that one image of two registries is one image here; an artifact whose
+// config says nothing of it (an empty one) is named by its manifest's digest. Each image has one record per name in the
+// metadata: every tag, every name@digest, and the ID itself, which keeps it when its tags have moved on.
+//
+// # Kinds
+//
+// A rootfs is unpacked to snapshots as it arrives. A disk and a component stay blobs. All are stored, listed, removed
+// and collected alike; the kind is found from the media types of the manifest, never from a label or a name.
+//
+// # What is believed
+//
+// Nothing that comes from an image or a registry names anything of ours: labels and annotations of an image are data
+// of Image and are never written to a record, a lease or a snapshot. Every blob is checked against its digest before
+// it is used. A layer counts as unpacked once an image record says so, and that is written only after the file system
+// holding the layer was synced; unpacked layers that no record vouches for are removed at Open and unpacked again.
+//
+// # Registries
+//
+// Hosts, mirrors, certificates and plain http come from hosts.toml files (Config.HostsDir, the layout of containerd's
+// certs.d, "_default" included). Without one, https is spoken; a registry on a loopback address and a port other than
+// 443 is tried with https first and with http when it answers so, which is containerd's rule.
+// A login given with a pull goes to the registry that the reference names, or to the one that hosts.toml puts in its
+// place as "server"; to a mirror only when the login's ServerAddress names that mirror; to a host that a registry
+// redirects to, never.
+//
+// The package must not know of pods or of the CRI, and keeps no state of containers beyond their snapshots.
+package image

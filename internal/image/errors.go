@@ -1,0 +1,119 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"syscall"
+
+	"github.com/containerd/containerd/v2/core/remotes/docker"
+	remoteerrors "github.com/containerd/containerd/v2/core/remotes/errors"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// corruptError says that a stored blob is not what its digest says. The blob is to be dropped and fetched again.
+type corruptError struct{ digest digest.Digest }
+
+func (e *corruptError) Error() string { return fmt.Sprintf("stored blob %s is corrupt", e.digest) }
+
+func (e *corruptError) Unwrap() error { return errdefs.ErrDataLoss }
+
+// invalidf is for images that break the specification or a limit of ours.
+func invalidf(format string, args ...any) error {
+	return fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalidArgument)...)
+}
+
+// classify gives err, met by a pull of ref from host, its errdefs class and says what was asked.
+func classify(ctx context.Context, ref, host string, err error) error {
+	// What the libraries make of a cancelled context says nothing; why it was cancelled does.
+	if cause := context.Cause(ctx); cause != nil && errors.Is(err, context.Canceled) {
+		err = cause
+	}
+	if class := classOf(err); class != nil {
+		return fmt.Errorf("pull image %q from %s: %w (%w)", ref, host, err, class)
+	}
+	return fmt.Errorf("pull image %q from %s: %w", ref, host, err)
+}
+
+// classOf finds the class of an error that carries none; nil when it carries one or means nothing to us.
+func classOf(err error) error {
+	if class := statusClass(err); class != nil {
+		return class
+	}
+	switch {
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return errdefs.ErrResourceExhausted
+	case classed(err):
+		return nil
+	case errors.Is(err, docker.ErrInvalidAuthorization):
+		return errdefs.ErrUnauthenticated
+	case transient(err):
+		return errdefs.ErrUnavailable
+	default:
+		return nil
+	}
+}
+
+func classed(err error) bool {
+	for _, is := range []func(error) bool{
+		errdefs.IsNotFound, errdefs.IsInvalidArgument, errdefs.IsDataLoss, errdefs.IsUnavailable, errdefs.IsPermissionDenied,
+		errdefs.IsUnauthorized, errdefs.IsResourceExhausted, errdefs.IsFailedPrecondition, errdefs.IsCanceled,
+		errdefs.IsDeadlineExceeded, errdefs.IsNotImplemented,
+	} {
+		if is(err) {
+			return true
+		}
+	}
+	return false
+}
+
+// statusClass reads the HTTP status that a registry or its token server answered with.
+func statusClass(err error) error {
+	status, ok := errors.AsType[remoteerrors.ErrUnexpectedStatus](err)
+	if !ok {
+		return nil
+	}
+	switch code := status.StatusCode; {
+	case code == http.StatusUnauthorized:
+		return errdefs.ErrUnauthenticated
+	case code == http.StatusForbidden:
+		return errdefs.ErrPermissionDenied
+	case code == http.StatusNotFound:
+		return errdefs.ErrNotFound
+	case code == http.StatusRequestedRangeNotSatisfiable:
+		return errdefs.ErrDataLoss
+	case code == http.StatusTooManyRequests, code == http.StatusRequestTimeout, code >= 500:
+		return errdefs.ErrUnavailable
+	default:
+		return errdefs.ErrFailedPrecondition
+	}
+}
+
+// transient reports errors of the network, after which the same request may succeed.
+func transient(err error) bool {
+	if errors.Is(err, context.Canceled) || errors.Is(err, errRedirect) {
+		return false
+	}
+	// Not net.Error: any errno of the disk is one.
+	_, isURL := errors.AsType[*url.Error](err)
+	_, isOp := errors.AsType[*net.OpError](err)
+	return isURL || isOp || errors.Is(err, io.ErrUnexpectedEOF)
+}
+
+// notForUs says that an index has nothing for this node, and what it has.
+func notForUs(index ocispec.Descriptor, has []ocispec.Descriptor) error {
+	var names []string
+	for _, m := range has {
+		if m.Platform != nil && len(names) < 20 {
+			names = append(names, platforms.Format(*m.Platform))
+		}
+	}
+	return fmt.Errorf("index %s has nothing for this node's platform, only %q: %w", index.Digest, names, errdefs.ErrNotFound)
+}

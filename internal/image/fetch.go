@@ -1,0 +1,94 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/remotes"
+	remoteerrors "github.com/containerd/containerd/v2/core/remotes/errors"
+	"github.com/containerd/errdefs"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/errgroup"
+)
+
+// A transfer that breaks off is taken up again after retryPace, at most maxIdleRetries times without a byte between.
+const (
+	maxIdleRetries = 3
+	retryPace      = 200 * time.Millisecond
+)
+
+// lockBlob makes one transfer of a blob that several pulls want; the key is the one that containerd's unpacker uses.
+func (p *puller) lockBlob(ctx context.Context, desc ocispec.Descriptor) (func(), error) {
+	key := fmt.Sprintf("blob://%v", desc.Digest)
+	if err := p.once.Lock(ctx, key); err != nil {
+		return nil, err
+	}
+	return func() { p.once.Unlock(key) }, nil
+}
+
+// fetch brings one blob, or takes the stored one under the pull's lease. The caller holds the blob's lock.
+func (p *puller) fetch(ctx context.Context, desc ocispec.Descriptor) error {
+	if err := p.mend(ctx, desc); err != nil {
+		return err
+	}
+	defer p.tracker.busy()()
+	for idle := 0; ; idle++ {
+		before := p.tracker.done()
+		err := remotes.Fetch(ctx, p.content, p.fetcher, desc)
+		switch {
+		case err == nil:
+			return nil
+		case errdefs.IsAlreadyExists(err):
+			p.tracker.advance(desc.Digest, desc.Size)
+			return nil
+		case wrongContent(err):
+			return p.refuse(ctx, desc, err)
+		}
+		if p.tracker.done() != before {
+			idle = 0
+		}
+		if ctx.Err() != nil || !transient(err) || idle == maxIdleRetries {
+			return fmt.Errorf("blob %s: %w", desc.Digest, err)
+		}
+		select {
+		case <-time.After(retryPace):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// wrongContent reports that the registry has something else than the descriptor promises: another digest, too many
+// bytes, or too few (what is past the end cannot be asked for).
+func wrongContent(err error) bool {
+	status, ok := errors.AsType[remoteerrors.ErrUnexpectedStatus](err)
+	return errdefs.IsFailedPrecondition(err) || ok && status.StatusCode == http.StatusRequestedRangeNotSatisfiable
+}
+
+// refuse drops what a registry sent wrongly, which would else be taken up again by the next attempt.
+func (p *puller) refuse(ctx context.Context, desc ocispec.Descriptor, cause error) error {
+	err := p.content.Abort(context.WithoutCancel(ctx), remotes.MakeRefKey(ctx, desc))
+	if err != nil && !errdefs.IsNotFound(err) {
+		return errors.Join(cause, err)
+	}
+	return fmt.Errorf("the registry sent something else than blob %s of %d bytes: %v: %w", desc.Digest, desc.Size, cause, errdefs.ErrDataLoss)
+}
+
+// fetchLayers brings the blobs of an image that is not unpacked.
+func (p *puller) fetchLayers(ctx context.Context, d *details) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(p.cfg.MaxConcurrentDownloads)
+	for _, layer := range d.layers {
+		group.Go(func() error {
+			unlock, err := p.lockBlob(ctx, layer)
+			if err != nil {
+				return err
+			}
+			defer unlock()
+			return p.fetch(ctx, layer)
+		})
+	}
+	return group.Wait()
+}

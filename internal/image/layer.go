@@ -1,0 +1,225 @@
+package image
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/diff"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/containerd/v2/pkg/archive"
+	"github.com/containerd/errdefs"
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// layerApplier unpacks the layers of one image (diff.Applier). Beside what containerd's own does it checks the blob
+// against its digest while it reads, keeps the image within its limits, and leaves out what a layer has no business
+// with: paths out of the root, devices, and the overlay's own attributes (fault I4).
+type layerApplier struct {
+	*puller
+	diffIDs map[digest.Digest]digest.Digest
+	bytes   *budget
+	files   *budget
+}
+
+func newLayerApplier(p *puller, d *details) *layerApplier {
+	a := &layerApplier{puller: p, diffIDs: map[digest.Digest]digest.Digest{}}
+	a.bytes = newBudget("bytes unpacked", p.cfg.Limits.UnpackedBytes)
+	a.files = newBudget("files", p.cfg.Limits.UnpackedFiles)
+	for i, layer := range d.layers {
+		a.diffIDs[layer.Digest] = d.image.RootFS.DiffIDs[i]
+	}
+	return a
+}
+
+// budget is a limit that the layers of an image use up together.
+type budget struct {
+	what  string
+	limit int64
+	used  atomic.Int64
+}
+
+func newBudget(what string, limit int64) *budget { return &budget{what: what, limit: limit} }
+
+func (b *budget) spend(n int64) error {
+	if n < 0 || b.used.Add(n) > b.limit {
+		return invalidf("the image has more %s than the limit of %d", b.what, b.limit)
+	}
+	return nil
+}
+
+// Apply unpacks one layer into the directory that mounts writes to.
+func (a *layerApplier) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mount.Mount, _ ...diff.ApplyOpt) (ocispec.Descriptor, error) {
+	defer a.tracker.busy()()
+	root, parents, err := layerDirs(mounts)
+	if err != nil {
+		return ocispec.Descriptor{}, err
+	}
+	ra, err := a.content.ReaderAt(ctx, desc)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && ra.Size() != desc.Size {
+		return ocispec.Descriptor{}, &corruptError{desc.Digest}
+	} else if err != nil {
+		return ocispec.Descriptor{}, err
+	}
+	defer ra.Close()
+	blob := &digestReader{r: &touchReader{content.NewReader(ra), a.tracker}, digester: desc.Digest.Algorithm().Digester()}
+	diffID, size, err := a.extract(ctx, desc, root, parents, blob)
+	// A damaged blob can fail in any way: whatever happened, its digest decides whose fault it was.
+	if _, readErr := io.Copy(io.Discard, blob); readErr != nil {
+		return ocispec.Descriptor{}, errors.Join(err, readErr)
+	}
+	if blob.digester.Digest() != desc.Digest {
+		return ocispec.Descriptor{}, &corruptError{desc.Digest}
+	}
+	if err != nil {
+		return ocispec.Descriptor{}, fmt.Errorf("layer %s: %w", desc.Digest, err)
+	}
+	if want := a.diffIDs[desc.Digest]; diffID != want {
+		return ocispec.Descriptor{}, invalidf("layer %s unpacks to %s, the config promises %s", desc.Digest, diffID, want)
+	}
+	return ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: diffID, Size: size}, nil
+}
+
+// extract decompresses and unpacks a layer, and returns the digest and size of its tar archive.
+func (a *layerApplier) extract(ctx context.Context, desc ocispec.Descriptor, root string, parents []string, blob io.Reader) (digest.Digest, int64, error) {
+	plain, err := decompress(desc.MediaType, blob)
+	if err != nil {
+		return "", 0, invalidf("%s: %v", desc.MediaType, err)
+	}
+	defer plain.Close()
+	stream := &digestReader{r: &budgetReader{plain, a.bytes}, digester: digest.Canonical.Digester()}
+	opts := []archive.ApplyOpt{archive.WithFilter(a.accept(ctx, desc))}
+	if len(parents) > 0 {
+		// The lowest layer has nothing to white out, and may be shown without an overlay.
+		opts = append(opts, archive.WithConvertWhiteout(archive.OverlayConvertWhiteout), archive.WithParents(parents))
+	}
+	if _, err := archive.Apply(ctx, root, stream, opts...); err != nil {
+		return "", 0, badArchive(err)
+	}
+	// The padding after the archive's end is part of the digest.
+	if _, err := io.Copy(io.Discard, stream); err != nil {
+		return "", 0, badArchive(err)
+	}
+	return stream.digester.Digest(), stream.n, nil
+}
+
+// badArchive tells an archive that cannot be read from a disk that cannot be written, which has an errno.
+func badArchive(err error) error {
+	if _, ok := errors.AsType[syscall.Errno](err); ok || classed(err) {
+		return err
+	}
+	return invalidf("not a readable archive: %v", err)
+}
+
+// accept looks at each entry before it is unpacked.
+func (a *layerApplier) accept(ctx context.Context, desc ocispec.Descriptor) archive.Filter {
+	skipped := 0
+	return func(h *tar.Header) (bool, error) {
+		a.tracker.touch()
+		// A sparse file takes no room in the archive and all of it on the disk.
+		if err := errors.Join(a.files.spend(1), a.bytes.allows(h.Size)); err != nil {
+			return false, err
+		}
+		if outside(h.Name) || h.Typeflag == tar.TypeLink && outside(h.Linkname) {
+			return false, invalidf("entry %q (link to %q) leads out of the root", h.Name, h.Linkname)
+		}
+		if h.Typeflag == tar.TypeBlock || h.Typeflag == tar.TypeChar {
+			// Devices are given to containers by their pods, never by their images.
+			if skipped++; skipped == 1 {
+				a.cfg.Logger.InfoContext(ctx, "the devices of an image's layer are left out", "layer", desc.Digest, "first", h.Name)
+			}
+			return false, nil
+		}
+		for key := range h.PAXRecords {
+			// trusted.overlay.* would direct the overlay itself; nothing else of trusted.* is for images either.
+			if strings.HasPrefix(key, "SCHILY.xattr.trusted.") {
+				delete(h.PAXRecords, key)
+			}
+		}
+		return true, nil
+	}
+}
+
+// allows reports whether n more would fit, without using them up: the reader does that as they come.
+func (b *budget) allows(n int64) error {
+	if n < 0 || n > b.limit-b.used.Load() {
+		return invalidf("the image has more %s than the limit of %d", b.what, b.limit)
+	}
+	return nil
+}
+
+// outside reports a path that climbs above the root it is relative to. An absolute one begins at that root.
+func outside(path string) bool {
+	clean := filepath.Clean(path)
+	return clean == ".." || strings.HasPrefix(clean, "../")
+}
+
+// layerDirs finds where a snapshot's mounts write to, and the layers below. Unpacking goes straight to the upper
+// directory, with whiteouts in the overlay's form, and needs no mount.
+func layerDirs(mounts []mount.Mount) (string, []string, error) {
+	if len(mounts) != 1 {
+		return "", nil, fmt.Errorf("a snapshot with %d mounts: %w", len(mounts), errdefs.ErrNotImplemented)
+	}
+	m := mounts[0]
+	if m.Type == "bind" {
+		return m.Source, nil, nil
+	}
+	var upper string
+	var lower []string
+	for _, option := range m.Options {
+		if dir, ok := strings.CutPrefix(option, "upperdir="); ok {
+			upper = dir
+		} else if dirs, ok := strings.CutPrefix(option, "lowerdir="); ok {
+			lower = strings.Split(dirs, ":")
+		}
+	}
+	if m.Type != "overlay" || upper == "" {
+		return "", nil, fmt.Errorf("a snapshot with a %s mount and no upper directory: %w", m.Type, errdefs.ErrNotImplemented)
+	}
+	return upper, lower, nil
+}
+
+// compressionOf tells how a layer of a media type is compressed: "", "gzip", "zstd", or "unknown", when it must be
+// looked at. ok is false for a type that is no layer.
+func compressionOf(mediaType string) (compression string, ok bool) {
+	if strings.Contains(mediaType, "+encrypted") {
+		return "", false
+	}
+	compression, err := images.DiffCompression(context.Background(), mediaType)
+	return compression, err == nil
+}
+
+// decompress undoes a layer's compression in this process. The window of zstd is bounded, so a bomb costs no memory.
+func decompress(mediaType string, r io.Reader) (io.ReadCloser, error) {
+	compression, ok := compressionOf(mediaType)
+	if !ok {
+		return nil, errors.New("cannot be unpacked")
+	}
+	if compression == "unknown" {
+		r, compression = sniff(r)
+	}
+	switch compression {
+	case "gzip":
+		return gzip.NewReader(r)
+	case "zstd":
+		d, err := zstd.NewReader(r, zstd.WithDecoderMaxWindow(128<<20))
+		if err != nil {
+			return nil, err
+		}
+		return d.IOReadCloser(), nil
+	default:
+		return io.NopCloser(r), nil
+	}
+}

@@ -1,0 +1,76 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/leases"
+)
+
+// labelPull marks a lease with the reference whose pull works under it.
+const labelPull = "tripod.run/pull"
+
+// pullLeases counts the pulls that work under a lease.
+type pullLeases struct{ inUse map[string]int }
+
+// lease protects what a pull of names brings from the collector, until the image's records do. The lease of a pull
+// that succeeded goes away, with those that earlier attempts left; that of one that failed stays for ResumeWindow.
+func (s *Store) lease(ctx context.Context, names []string) (context.Context, func(done bool), error) {
+	s.change.Lock()
+	defer s.change.Unlock()
+	old, err := s.leasesOf(ctx, names[0])
+	if err != nil {
+		return nil, nil, err
+	}
+	id := ""
+	for _, l := range old {
+		// A lease must outlive the pull: what is left of it is more than PullTimeout.
+		if time.Since(l.CreatedAt) < s.cfg.ResumeWindow {
+			id = l.ID
+		}
+	}
+	if id == "" {
+		if id, err = s.newLease(ctx, names[0]); err != nil {
+			return nil, nil, err
+		}
+	}
+	s.pulls.inUse[id]++
+	clean := context.WithoutCancel(ctx)
+	return leases.WithLease(ctx, id), func(done bool) { s.unlease(clean, names, id, done) }, nil
+}
+
+func (s *Store) newLease(ctx context.Context, name string) (string, error) {
+	l, err := s.leases.Create(ctx, leases.WithRandomID(), leases.WithLabel(labelPull, name),
+		leases.WithExpiration(s.cfg.ResumeWindow+s.cfg.PullTimeout+time.Minute))
+	return l.ID, err
+}
+
+func (s *Store) leasesOf(ctx context.Context, name string) ([]leases.Lease, error) {
+	return s.leases.List(ctx, fmt.Sprintf("labels.%q==%q", labelPull, name))
+}
+
+func (s *Store) unlease(ctx context.Context, names []string, id string, done bool) {
+	s.change.Lock()
+	defer s.change.Unlock()
+	if s.pulls.inUse[id]--; s.pulls.inUse[id] == 0 {
+		delete(s.pulls.inUse, id)
+	}
+	if !done {
+		return
+	}
+	var errs []error
+	for _, name := range names {
+		old, err := s.leasesOf(ctx, name)
+		errs = append(errs, err)
+		for _, l := range old {
+			if s.pulls.inUse[l.ID] == 0 {
+				errs = append(errs, s.leases.Delete(ctx, l))
+			}
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		s.cfg.Logger.WarnContext(ctx, "leases of a pull stay until they expire", "error", err)
+	}
+}

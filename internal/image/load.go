@@ -1,0 +1,141 @@
+package image
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// load rebuilds the index from the records at Open, and clears away what a crash left half-made.
+func (s *Store) load(ctx context.Context) error {
+	records, err := s.records.List(ctx)
+	if err != nil {
+		return fmt.Errorf("list image records: %w", err)
+	}
+	type found struct {
+		*details
+		err error
+	}
+	read := map[string]found{} // by target digest
+	inspect := func(target ocispec.Descriptor) (*details, error) {
+		f, ok := read[target.Digest.String()]
+		if !ok {
+			f.details, f.err = s.inspect(ctx, target)
+			read[target.Digest.String()] = f
+		}
+		return f.details, f.err
+	}
+	for _, record := range records {
+		d, err := inspect(record.Target)
+		if err != nil {
+			if err := s.demote(ctx, record, err); err != nil {
+				return err
+			}
+			continue
+		}
+		if isID(record.Name) {
+			s.index.put(d, s.pinned)
+		} else {
+			s.index.put(d, s.pinned, record.Name)
+		}
+	}
+	return s.dropUnfinished(ctx)
+}
+
+// inspect reads what an image is from its blobs, all of which must be sound.
+func (s *Store) inspect(ctx context.Context, target ocispec.Descriptor) (*details, error) {
+	for range s.cfg.Limits.IndexDepth + 1 {
+		document, err := s.readBlob(ctx, target)
+		if err != nil {
+			return nil, err
+		}
+		if images.IsIndexType(target.MediaType) {
+			if target, err = choose(target, document, s.platform); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		d, err := parseManifest(target, document, s.cfg.Limits)
+		if err != nil {
+			return nil, err
+		}
+		config, err := s.readBlob(ctx, d.config)
+		if err != nil {
+			return nil, err
+		}
+		if err := d.setConfig(config, s.platform); err != nil {
+			return nil, err
+		}
+		if !s.sound(ctx, d) {
+			return nil, fmt.Errorf("blobs or unpacked layers of %s are missing or damaged: %w", d.id, errdefs.ErrDataLoss)
+		}
+		return d, nil
+	}
+	return nil, invalidf("more than %d indexes one in another", s.cfg.Limits.IndexDepth)
+}
+
+// demote takes the record of an unsound image away, so that it is pulled again, and keeps for that pull what is
+// still good of it.
+func (s *Store) demote(ctx context.Context, record images.Image, cause error) error {
+	s.cfg.Logger.WarnContext(ctx, "an image is not whole and must be pulled again", "image", record.Name, "error", cause)
+	if isID(record.Name) {
+		// The same image has a record by digest, whose lease is found when it is pulled again.
+		return s.records.Delete(ctx, record.Name)
+	}
+	return s.transact(ctx, func(ctx context.Context) error {
+		id, err := s.newLease(ctx, record.Name)
+		if err != nil {
+			return err
+		}
+		resource := leases.Resource{ID: record.Target.Digest.String(), Type: "content"}
+		if err := s.leases.AddResource(ctx, leases.Lease{ID: id}, resource); err != nil {
+			return err
+		}
+		return s.records.Delete(ctx, record.Name)
+	})
+}
+
+// dropUnfinished removes the snapshots of pulls that never ended: layers that no image record vouches for may have
+// lost their bytes with the power. What a container stands on was vouched for when the container was made.
+func (s *Store) dropUnfinished(ctx context.Context) error {
+	keep := s.index.trusted()
+	all := map[string]snapshots.Info{}
+	children := map[string][]string{}
+	err := s.snaps.Walk(ctx, func(_ context.Context, info snapshots.Info) error {
+		all[info.Name] = info
+		children[info.Parent] = append(children[info.Parent], info.Name)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("walk snapshots: %w", err)
+	}
+	for name, info := range all {
+		if info.Labels[labelOwner] == "" {
+			continue
+		}
+		for ; name != "" && !keep[name]; name = all[name].Parent {
+			keep[name] = true
+		}
+	}
+	var drop func(name string) error
+	drop = func(name string) error {
+		for _, child := range children[name] {
+			if err := drop(child); err != nil {
+				return err
+			}
+		}
+		if name == "" || keep[name] {
+			return nil
+		}
+		if err := s.snaps.Remove(ctx, name); err != nil && !errdefs.IsNotFound(err) {
+			return fmt.Errorf("remove unfinished snapshot %s: %w", name, err)
+		}
+		return nil
+	}
+	return drop("")
+}

@@ -1,0 +1,209 @@
+package image
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/platforms"
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/identity"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// Media types of artifacts, beside those of the OCI image specification.
+const (
+	// The Wasm OCI artifact layout of the CNCF's TAG Runtime.
+	mediaTypeWasmConfigPrefix = "application/vnd.wasm.config"
+	mediaTypeWasmLayerPrefix  = "application/vnd.wasm.content.layer"
+	mediaTypeWasm             = "application/wasm"
+)
+
+// diskMediaTypes are the layers that make an artifact a disk; they may be compressed ("+gzip", "+zstd").
+var diskMediaTypes = []string{
+	"application/vnd.tripod.disk.qcow2", "application/vnd.tripod.disk.raw",
+	"application/vnd.qemu.qcow2", "application/x-qemu-disk", "application/x-qcow2", "application/x-raw-disk-image",
+}
+
+// details are what the blobs of an image say; they never change.
+type details struct {
+	id       string
+	kind     Kind
+	size     int64
+	manifest ocispec.Descriptor
+	config   ocispec.Descriptor
+	layers   []ocispec.Descriptor
+	image    ocispec.Image
+	notes    map[string]string
+	// chain are the chain IDs of the layers, the lowest first; nil unless the image is a rootfs.
+	chain []digest.Digest
+}
+
+func (d *details) chainID() string {
+	if len(d.chain) == 0 {
+		return ""
+	}
+	return d.chain[len(d.chain)-1].String()
+}
+
+// bare strips a descriptor of what a foreign document may have put in it: URLs of other hosts (fault I4), inline
+// data, and annotations, which containerd would make labels of (fault I1).
+func bare(desc ocispec.Descriptor) ocispec.Descriptor {
+	return ocispec.Descriptor{MediaType: desc.MediaType, Digest: desc.Digest, Size: desc.Size, Platform: desc.Platform}
+}
+
+// checkDescriptor refuses a descriptor that cannot be fetched safely. what names it in the error.
+func checkDescriptor(what string, desc ocispec.Descriptor, limit int64) error {
+	if err := desc.Digest.Validate(); err != nil {
+		return invalidf("%s has the digest %q: %v", what, desc.Digest, err)
+	}
+	if desc.Size <= 0 {
+		return invalidf("%s %s has the size %d", what, desc.Digest, desc.Size)
+	}
+	if desc.Size > limit {
+		return invalidf("%s %s has %d bytes, more than the limit of %d", what, desc.Digest, desc.Size, limit)
+	}
+	return nil
+}
+
+// parseManifest reads and checks the manifest that desc describes.
+func parseManifest(desc ocispec.Descriptor, document []byte, limits Limits) (*details, error) {
+	var m struct {
+		ocispec.Manifest
+		// FSLayers and Manifests betray a document that is no manifest, whatever it calls itself.
+		FSLayers  json.RawMessage `json:"fsLayers"`
+		Manifests json.RawMessage `json:"manifests"`
+	}
+	if err := json.Unmarshal(document, &m); err != nil {
+		return nil, invalidf("manifest %s: %v", desc.Digest, err)
+	}
+	if len(m.FSLayers) > 0 || len(m.Manifests) > 0 {
+		return nil, invalidf("manifest %s is an index or of the long-dead schema 1", desc.Digest)
+	}
+	if len(m.Layers) == 0 {
+		return nil, invalidf("manifest %s has no layers", desc.Digest)
+	}
+	if len(m.Layers) > limits.Layers {
+		return nil, invalidf("manifest %s has %d layers, more than the limit of %d", desc.Digest, len(m.Layers), limits.Layers)
+	}
+	if err := checkDescriptor("config", m.Config, limits.DocumentBytes); err != nil {
+		return nil, err
+	}
+	d := &details{manifest: bare(desc), config: bare(m.Config), size: desc.Size + m.Config.Size, notes: m.Annotations}
+	for _, layer := range m.Layers {
+		if err := checkDescriptor("layer", layer, limits.UnpackedBytes); err != nil {
+			return nil, err
+		}
+		d.layers = append(d.layers, bare(layer))
+		d.size += layer.Size
+	}
+	if d.size > limits.UnpackedBytes {
+		return nil, invalidf("image %s has %d bytes, more than the limit of %d", desc.Digest, d.size, limits.UnpackedBytes)
+	}
+	var err error
+	d.kind, err = kindOf(m.Manifest)
+	return d, err
+}
+
+// kindOf tells what a manifest describes.
+func kindOf(m ocispec.Manifest) (Kind, error) {
+	anyLayer := func(is func(string) bool) bool {
+		return slices.ContainsFunc(m.Layers, func(l ocispec.Descriptor) bool { return is(l.MediaType) })
+	}
+	switch {
+	case strings.HasPrefix(m.Config.MediaType, mediaTypeWasmConfigPrefix), anyLayer(isWasm):
+		return KindComponent, nil
+	case anyLayer(isDisk):
+		return KindDisk, nil
+	case !images.IsConfigType(m.Config.MediaType):
+		return "", invalidf("an artifact with the config type %q and the layer type %q is neither a container image, nor a disk, nor a Wasm component",
+			m.Config.MediaType, m.Layers[0].MediaType)
+	}
+	for _, l := range m.Layers {
+		if _, ok := compressionOf(l.MediaType); !ok {
+			return "", invalidf("layer %s has the type %q, which cannot be unpacked", l.Digest, l.MediaType)
+		}
+	}
+	return KindRootfs, nil
+}
+
+func isWasm(mediaType string) bool {
+	return mediaType == mediaTypeWasm || strings.HasPrefix(mediaType, mediaTypeWasmLayerPrefix)
+}
+
+func isDisk(mediaType string) bool {
+	base, _, _ := strings.Cut(mediaType, "+")
+	return slices.Contains(diskMediaTypes, base)
+}
+
+// setConfig reads the config blob into the details, and with it the image's ID.
+func (d *details) setConfig(document []byte, matcher platforms.Matcher) error {
+	d.id = d.config.Digest.String()
+	err := json.Unmarshal(document, &d.image)
+	if d.kind != KindRootfs {
+		if err != nil || len(document) <= len("{}") || d.config.MediaType == ocispec.MediaTypeEmptyJSON {
+			d.id = d.manifest.Digest.String()
+			d.image = ocispec.Image{}
+		}
+		return nil
+	}
+	if err != nil {
+		return invalidf("config %s: %v", d.config.Digest, err)
+	}
+	if n := len(d.image.RootFS.DiffIDs); n != len(d.layers) {
+		return invalidf("config %s names %d layers, its manifest %d", d.config.Digest, n, len(d.layers))
+	}
+	for _, diffID := range d.image.RootFS.DiffIDs {
+		if err := diffID.Validate(); err != nil {
+			return invalidf("config %s names the layer %q: %v", d.config.Digest, diffID, err)
+		}
+	}
+	if p := d.image.Platform; p.OS != "" && p.Architecture != "" && p.Architecture != "wasm" && !matcher.Match(platforms.Normalize(p)) {
+		return invalidf("image %s is for %s, not for this node", d.id, platforms.Format(p))
+	}
+	// ChainIDs works in place.
+	d.chain = identity.ChainIDs(slices.Clone(d.image.RootFS.DiffIDs))
+	return nil
+}
+
+// choose picks from an index what suits this node best: its platform, then what names none, then Wasm.
+func choose(desc ocispec.Descriptor, document []byte, matcher platforms.MatchComparer) (ocispec.Descriptor, error) {
+	var index struct {
+		ocispec.Index
+		Config json.RawMessage `json:"config"`
+		Layers json.RawMessage `json:"layers"`
+	}
+	if err := json.Unmarshal(document, &index); err != nil {
+		return ocispec.Descriptor{}, invalidf("index %s: %v", desc.Digest, err)
+	}
+	if len(index.Config) > 0 || len(index.Layers) > 0 {
+		return ocispec.Descriptor{}, invalidf("index %s is a manifest", desc.Digest)
+	}
+	var native, unnamed, wasm []ocispec.Descriptor
+	for _, m := range index.Manifests {
+		switch {
+		case !images.IsManifestType(m.MediaType) && !images.IsIndexType(m.MediaType):
+		case m.Platform == nil:
+			unnamed = append(unnamed, m)
+		case matcher.Match(*m.Platform):
+			native = append(native, m)
+		case m.Platform.Architecture == "wasm":
+			wasm = append(wasm, m)
+		}
+	}
+	slices.SortStableFunc(native, func(a, b ocispec.Descriptor) int {
+		switch {
+		case matcher.Less(*a.Platform, *b.Platform):
+			return -1
+		case matcher.Less(*b.Platform, *a.Platform):
+			return 1
+		}
+		return 0
+	})
+	fits := slices.Concat(native, unnamed, wasm)
+	if len(fits) == 0 {
+		return ocispec.Descriptor{}, notForUs(desc, index.Manifests)
+	}
+	return bare(fits[0]), nil
+}

@@ -1,0 +1,172 @@
+package image
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/remotes"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// progressPace is how often a caller is told of progress.
+const progressPace = 200 * time.Millisecond
+
+// tracker follows one pull: for its callers, and for the watch that ends it when it stands still.
+type tracker struct {
+	start time.Time
+	// moved is when something last moved, in nanoseconds after start.
+	moved atomic.Int64
+	// active counts what could move: transfers and unpacks under way, not those that wait for a turn.
+	active atomic.Int32
+
+	mu       sync.Mutex
+	progress Progress
+	told     time.Time
+	nextID   int
+	tell     map[int]func(Progress)
+}
+
+func newTracker() *tracker { return &tracker{start: time.Now(), tell: map[int]func(Progress){}} }
+
+// subscribe adds a listener; the returned function takes it away.
+func (t *tracker) subscribe(fn func(Progress)) func() {
+	if fn == nil {
+		return func() {}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	id := t.nextID
+	t.nextID++
+	t.tell[id] = fn
+	return func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		delete(t.tell, id)
+	}
+}
+
+// busy marks the beginning of something that ought to move; the returned function marks its end.
+func (t *tracker) busy() func() {
+	t.touch()
+	t.active.Add(1)
+	return func() {
+		t.active.Add(-1)
+		t.touch()
+	}
+}
+
+func (t *tracker) touch() { t.moved.Store(int64(time.Since(t.start))) }
+
+func (t *tracker) setTotal(total int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.progress.Total, t.progress.Done = total, 0
+}
+
+// advance adds n bytes of blob, which may be negative when a transfer begins again.
+func (t *tracker) advance(blob digest.Digest, n int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.progress.Done += n
+	t.progress.Current = blob
+	if now := time.Now(); now.Sub(t.told) >= progressPace {
+		t.told = now
+		t.tellAll()
+	}
+}
+
+// finish tells the end: all bytes are there, those that needed no transfer included.
+func (t *tracker) finish() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.progress.Done = t.progress.Total
+	t.tellAll()
+}
+
+func (t *tracker) tellAll() {
+	p := t.progress
+	p.Done = min(p.Done, p.Total) // a blob that was fetched twice counted twice
+	for _, tell := range t.tell {
+		tell(p)
+	}
+}
+
+func (t *tracker) done() int64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.progress.Done
+}
+
+// watch ends the returned context when nothing that could move has moved for timeout.
+func (t *tracker) watch(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() {
+		ticker := time.NewTicker(max(timeout/8, time.Millisecond))
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-ticker.C:
+			}
+			if t.active.Load() == 0 {
+				t.touch()
+			} else if time.Since(t.start)-time.Duration(t.moved.Load()) > timeout {
+				cancel(fmt.Errorf("no progress for %v: %w", timeout, errdefs.ErrUnavailable))
+				return
+			}
+		}
+	}()
+	return ctx, func() { cancel(nil) }
+}
+
+// trackedFetcher counts what a fetcher brings.
+type trackedFetcher struct {
+	remotes.Fetcher
+	tracker *tracker
+}
+
+func (f trackedFetcher) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
+	rc, err := f.Fetcher.Fetch(ctx, desc)
+	if err != nil {
+		return nil, err
+	}
+	return &trackedReader{ReadCloser: rc, tracker: f.tracker, digest: desc.Digest}, nil
+}
+
+type trackedReader struct {
+	io.ReadCloser
+	tracker *tracker
+	digest  digest.Digest
+	offset  int64
+}
+
+func (r *trackedReader) Read(p []byte) (int, error) {
+	n, err := r.ReadCloser.Read(p)
+	if n > 0 {
+		r.tracker.touch()
+		r.offset += int64(n)
+		r.tracker.advance(r.digest, int64(n))
+	}
+	return n, err
+}
+
+// Seek is how a transfer that was broken off goes on where it was; docker's fetcher can always do it.
+func (r *trackedReader) Seek(offset int64, whence int) (int64, error) {
+	seeker, ok := r.ReadCloser.(io.Seeker)
+	if !ok {
+		return 0, fmt.Errorf("%T cannot seek: %w", r.ReadCloser, errdefs.ErrNotImplemented)
+	}
+	at, err := seeker.Seek(offset, whence)
+	if err == nil {
+		r.tracker.advance(r.digest, at-r.offset)
+		r.offset = at
+	}
+	return at, err
+}

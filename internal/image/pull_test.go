@@ -1,0 +1,279 @@
+package image
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/random"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+func idOf(t testing.TB, img v1.Image) string {
+	t.Helper()
+	h, err := img.ConfigName()
+	check(t, err)
+	return h.String()
+}
+
+func digestOf(t testing.TB, what interface{ Digest() (v1.Hash, error) }) string {
+	t.Helper()
+	h, err := what.Digest()
+	check(t, err)
+	return h.String()
+}
+
+func TestPullTellsTheSameImageEverywhere(t *testing.T) {
+	reg, s := newRegistry(t), open(t, Config{})
+	src := imageOf(t, v1.Config{User: "1000:100", Env: []string{"A=b"}, Labels: map[string]string{"x": "y"}},
+		tarOf(t, file("a", "lower")), tarOf(t, file("b", "upper")))
+	ref := reg.push(t, "some/app:1", src)
+	img := pull(t, s, ref)
+
+	byDigest := reg.ref("some/app@") + digestOf(t, src)
+	if img.ID != idOf(t, src) || !slices.Equal(img.RepoTags, []string{ref}) || !slices.Equal(img.RepoDigests, []string{byDigest}) {
+		t.Errorf("pulled %s %q %q", img.ID, img.RepoTags, img.RepoDigests)
+	}
+	if img.Kind != KindRootfs || img.User != "1000:100" || img.Config.Config.Env[0] != "A=b" || img.Size == 0 || len(img.Layers) != 2 {
+		t.Errorf("pulled %+v", img)
+	}
+	for _, called := range []string{ref, byDigest, reg.ref("some/app:1@" + digestOf(t, src)), img.ID, img.ID[len("sha256:"):], img.ID[len("sha256:"):][:12]} {
+		got, err := s.Get(t.Context(), called)
+		if err != nil || got.ID != img.ID {
+			t.Errorf("Get(%q) = %s, %v", called, got.ID, err)
+		}
+	}
+	all, err := s.List(t.Context())
+	check(t, err)
+	if len(all) != 1 || all[0].ID != img.ID {
+		t.Errorf("list: %+v", all)
+	}
+	for _, unknown := range []string{"", "busybox", "sha256:", "sha256:ffff", "UPPER", reg.ref("some/app:2")} {
+		_, err := s.Get(t.Context(), unknown)
+		wantError(t, err, errdefs.IsNotFound)
+	}
+}
+
+func TestPullUnpacks(t *testing.T) {
+	reg, s := newRegistry(t), open(t, Config{})
+	dir := entryOf{}
+	dir.Header.Name, dir.Header.Typeflag, dir.Header.Mode = "tmp/", '5', 0o1777
+	src := imageOf(t, v1.Config{},
+		tarOf(t, dir, file("kept", "lower"), file("gone", "x"), file("d/old", "x"), file("changed", "lower")),
+		tarOf(t, file(".wh.gone", ""), file("d/.wh..wh..opq", ""), file("d/new", "y"), file("changed", "upper"), file("tmp/f", "")))
+	img := pull(t, s, reg.push(t, "app:1", src))
+	mounts, err := s.Prepare(t.Context(), "c1", img.ID, nil)
+	check(t, err)
+	root := mounted(t, mounts)
+	if read(t, root+"/kept") != "lower" || read(t, root+"/changed") != "upper" || read(t, root+"/d/new") != "y" {
+		t.Error("files are not those of the layers")
+	}
+	for _, gone := range []string{"gone", "d/old", ".wh.gone", "d/.wh..wh..opq"} {
+		if _, err := os.Lstat(filepath.Join(root, gone)); !os.IsNotExist(err) {
+			t.Errorf("%s is there: %v", gone, err)
+		}
+	}
+	if fi, err := os.Stat(root + "/tmp"); err != nil || fi.Mode() != os.ModeDir|os.ModeSticky|0o777 {
+		t.Errorf("a directory that the upper layer does not list lost its mode: %v %v", fi, err)
+	}
+	check(t, os.WriteFile(root+"/written", []byte("w"), 0o600))
+}
+
+func TestPullByDigestHasNoTag(t *testing.T) {
+	reg, s := newRegistry(t), open(t, Config{})
+	src := simple(t, "x")
+	reg.push(t, "app:1", src)
+	ref := reg.ref("app@" + digestOf(t, src))
+	img := pull(t, s, ref)
+	if len(img.RepoTags) != 0 || !slices.Equal(img.RepoDigests, []string{ref}) {
+		t.Errorf("tags %q, digests %q", img.RepoTags, img.RepoDigests)
+	}
+	if _, err := s.Get(t.Context(), reg.ref("app:1")); !errdefs.IsNotFound(err) {
+		t.Errorf("the tag was never pulled: %v", err)
+	}
+	// With a tag beside the digest the digest counts, as everywhere.
+	if again := pull(t, s, reg.ref("app:other@"+digestOf(t, src))); len(again.RepoTags) != 0 || again.ID != img.ID {
+		t.Errorf("pulled %+v", again)
+	}
+}
+
+func TestPullOfMovedTagKeepsTheOldImage(t *testing.T) {
+	reg, s := newRegistry(t), open(t, Config{})
+	ref := reg.push(t, "app:1", simple(t, "old"))
+	old := pull(t, s, ref)
+	reg.push(t, "app:1", simple(t, "new"))
+	img := pull(t, s, ref)
+	kept, err := s.Get(t.Context(), old.ID)
+	check(t, err)
+	if img.ID == old.ID || !slices.Equal(img.RepoTags, []string{ref}) || len(kept.RepoTags) != 0 || !slices.Equal(kept.RepoDigests, old.RepoDigests) {
+		t.Errorf("new %+v, old %+v", img, kept)
+	}
+	check(t, s.Close())
+	again, err := open(t, Config{Root: s.cfg.Root}).List(t.Context())
+	check(t, err)
+	if len(again) != 2 {
+		t.Fatalf("after a restart: %+v", again)
+	}
+	for _, i := range again {
+		if wantTag := i.ID == img.ID; wantTag != slices.Equal(i.RepoTags, []string{ref}) {
+			t.Errorf("after a restart: %+v", i)
+		}
+	}
+}
+
+func TestPullFromTwoRegistriesIsOneImage(t *testing.T) {
+	one, two, s := newRegistry(t), newRegistry(t), open(t, Config{})
+	src := simple(t, "x")
+	a := pull(t, s, one.push(t, "app:1", src))
+	b := pull(t, s, two.push(t, "other/app:2", src))
+	all, _ := s.List(t.Context())
+	if a.ID != b.ID || len(b.RepoTags) != 2 || len(b.RepoDigests) != 2 || len(all) != 1 {
+		t.Errorf("%+v", all)
+	}
+	if n := two.count("GET", "/blobs/"); n != 0 {
+		t.Errorf("%d blobs fetched that were there", n)
+	}
+}
+
+func TestPullAgainAsksOnlyTheDigest(t *testing.T) {
+	reg, s := newRegistry(t), open(t, Config{})
+	ref := reg.push(t, "app:1", simple(t, "x"))
+	pull(t, s, ref)
+	reg.forget()
+	pull(t, s, ref)
+	if head, get := reg.count("HEAD", "/manifests/1"), reg.count("GET", "/v2/app"); head != 1 || get != 0 {
+		t.Errorf("%d HEAD, %d GET", head, get)
+	}
+}
+
+func TestPullChoosesThePlatform(t *testing.T) {
+	reg := newRegistry(t)
+	arm, amd := simple(t, "arm"), simple(t, "amd")
+	file, err := arm.ConfigFile()
+	check(t, err)
+	file = file.DeepCopy()
+	file.Architecture = "arm64"
+	arm, err = mutate.ConfigFile(arm, file)
+	check(t, err)
+	add := func(img mutate.Appendable, arch string) mutate.IndexAddendum {
+		return mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: arch}}}
+	}
+	unknown := mutate.IndexAddendum{Add: simple(t, "attestation"), Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "unknown", Architecture: "unknown"}}}
+	inner := mutate.AppendManifests(empty.Index, unknown, add(arm, "arm64"), add(amd, "amd64"))
+	outer := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: inner})
+	ref := reg.push(t, "multi:1", outer)
+
+	for platform, want := range map[string]v1.Image{"linux/amd64": amd, "linux/arm64": arm} {
+		s := open(t, Config{Platform: platform})
+		img := pull(t, s, ref)
+		if img.ID != idOf(t, want) || img.RepoDigests[0] != reg.ref("multi@"+digestOf(t, outer)) || string(img.Manifest) != digestOf(t, want) {
+			t.Errorf("%s: %+v", platform, img)
+		}
+		check(t, s.Close())
+		if again, err := open(t, Config{Root: s.cfg.Root, Platform: platform}).Get(t.Context(), ref); err != nil || again.ID != img.ID {
+			t.Errorf("%s after a restart: %+v %v", platform, again, err)
+		}
+	}
+	_, err = open(t, Config{Platform: "linux/s390x"}).Pull(t.Context(), ref, PullOptions{})
+	wantError(t, err, errdefs.IsNotFound, "linux/arm64", ref)
+	_, err = open(t, Config{Platform: "linux/s390x"}).Pull(t.Context(), reg.push(t, "single:1", amd), PullOptions{})
+	wantError(t, err, errdefs.IsInvalidArgument, "linux/amd64")
+}
+
+func TestPullKinds(t *testing.T) {
+	reg, s := newRegistry(t), open(t, Config{})
+	artifact := func(repo, configType, layerType, config string) string {
+		m := &rawImage{}
+		m.manifest.SchemaVersion, m.manifest.MediaType = 2, ocispec.MediaTypeImageManifest
+		m.manifest.Annotations = map[string]string{"vendor/note": repo}
+		m.manifest.Config = m.add(configType, []byte(config))
+		m.manifest.Layers = []ocispec.Descriptor{m.add(layerType, []byte("content of "+repo))}
+		return m.push(t, reg, repo)
+	}
+	for repo, c := range map[string]struct {
+		config, layer, document string
+		kind                    Kind
+		byManifest              bool
+	}{
+		"cncf":   {"application/vnd.wasm.config.v0+json", "application/wasm", `{"created":"2026-01-01T00:00:00Z"}`, KindComponent, false},
+		"vimana": {"application/vnd.oci.image.config.v1+json", "application/wasm", `{}`, KindComponent, true},
+		"qcow2":  {ocispec.MediaTypeEmptyJSON, "application/vnd.tripod.disk.qcow2", `{}`, KindDisk, true},
+		"raw":    {"application/vnd.example", "application/vnd.tripod.disk.raw+zstd", `text`, KindDisk, true},
+	} {
+		img := pull(t, s, artifact(repo, c.config, c.layer, c.document))
+		want := digest.FromString(c.document)
+		if c.byManifest {
+			want = img.Manifest
+		}
+		if img.Kind != c.kind || img.ID != want.String() || img.Annotations["vendor/note"] != repo || img.ChainID != "" {
+			t.Errorf("%s: %+v", repo, img)
+		}
+		if got := read(t, blobPath(s, img.Layers[0].Digest)); got != "content of "+repo {
+			t.Errorf("%s: blob %q", repo, got)
+		}
+		_, err := s.Prepare(t.Context(), "c", img.ID, nil)
+		wantError(t, err, errdefs.IsInvalidArgument, string(c.kind))
+	}
+	_, err := s.Pull(t.Context(), artifact("chart", "application/vnd.cncf.helm.config.v1+json", "application/tar", `{"a":1}`), PullOptions{})
+	wantError(t, err, errdefs.IsInvalidArgument, "helm")
+
+	check(t, s.Close())
+	s = open(t, Config{Root: s.cfg.Root})
+	all, _ := s.List(t.Context())
+	if len(all) != 4 {
+		t.Errorf("%d images after a restart", len(all))
+	}
+	for _, img := range all {
+		check(t, s.Remove(t.Context(), img.ID))
+	}
+	wantEmpty(t, s)
+}
+
+func TestPullTellsProgress(t *testing.T) {
+	reg, s := newRegistry(t), open(t, Config{})
+	src, err := random.Image(1<<20, 3)
+	check(t, err)
+	var last Progress
+	calls := 0
+	_, err = s.Pull(t.Context(), reg.push(t, "big:1", src), PullOptions{OnProgress: func(p Progress) {
+		if p.Total > 0 && p.Done > p.Total || p.Total == last.Total && p.Done < last.Done {
+			t.Errorf("%+v after %+v", p, last)
+		}
+		last = p
+		calls++
+	}})
+	check(t, err)
+	if last.Total < 3<<20 || last.Done != last.Total {
+		t.Errorf("last of %d: %+v", calls, last)
+	}
+}
+
+func TestPinnedImages(t *testing.T) {
+	reg := newRegistry(t)
+	ref := reg.push(t, "pause:1", simple(t, "x"))
+	s := open(t, Config{PinnedImages: []string{ref}})
+	if img := pull(t, s, ref); !img.Pinned {
+		t.Error("not pinned")
+	}
+	if img := pull(t, s, reg.push(t, "other:1", simple(t, "y"))); img.Pinned {
+		t.Error("pinned")
+	}
+}
+
+func TestSharedLayersAreFetchedOnce(t *testing.T) {
+	reg, s := newRegistry(t), open(t, Config{})
+	base := tarOf(t, file("base", "b"))
+	for i := range 3 {
+		pull(t, s, reg.push(t, fmt.Sprintf("app%d:1", i), imageOf(t, v1.Config{}, base, tarOf(t, file("top", fmt.Sprint(i))))))
+		if n := reg.count("GET", digest.FromBytes(base).Encoded()); (n == 1) != (i == 0) {
+			t.Errorf("image %d: base fetched %d times", i, n)
+		}
+	}
+}

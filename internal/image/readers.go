@@ -1,0 +1,71 @@
+package image
+
+import (
+	"bufio"
+	"bytes"
+	"io"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// digestReader digests and counts what is read through it.
+type digestReader struct {
+	r        io.Reader
+	digester digest.Digester
+	n        int64
+}
+
+func (d *digestReader) Read(p []byte) (int, error) {
+	n, err := d.r.Read(p)
+	d.digester.Hash().Write(p[:n])
+	d.n += int64(n)
+	return n, err
+}
+
+// touchReader tells the watch of a pull that it moves.
+type touchReader struct {
+	r       io.Reader
+	tracker *tracker
+}
+
+func (t *touchReader) Read(p []byte) (int, error) {
+	n, err := t.r.Read(p)
+	if n > 0 {
+		t.tracker.touch()
+	}
+	return n, err
+}
+
+// budgetReader fails once the budget is used up.
+type budgetReader struct {
+	r      io.Reader
+	budget *budget
+}
+
+func (b *budgetReader) Read(p []byte) (int, error) {
+	n, err := b.r.Read(p)
+	if over := b.budget.spend(int64(n)); over != nil {
+		return 0, over
+	}
+	return n, err
+}
+
+// Magic numbers: RFC 1952 with deflate, RFC 8878.
+var (
+	gzipMagic = []byte{0x1f, 0x8b, 0x08}
+	zstdMagic = []byte{0x28, 0xb5, 0x2f, 0xfd}
+)
+
+// sniff finds the compression of a stream by its first bytes; Docker's media type for plain layers is used for
+// compressed ones as well.
+func sniff(r io.Reader) (io.Reader, string) {
+	b := bufio.NewReaderSize(r, 64<<10)
+	head, _ := b.Peek(4) // a shorter stream is not compressed, and an error comes again with the next read
+	switch {
+	case bytes.HasPrefix(head, gzipMagic):
+		return b, "gzip"
+	case bytes.HasPrefix(head, zstdMagic):
+		return b, "zstd"
+	}
+	return b, ""
+}

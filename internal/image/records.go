@@ -1,0 +1,93 @@
+package image
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/metadata/boltutil"
+	"github.com/containerd/errdefs"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+)
+
+// Lines at which the crash tests stop the program.
+var (
+	failRecord = failpoint.New("image.pull.record")
+	failRemove = failpoint.New("image.remove.records")
+)
+
+// isID tells the record that keeps an image under its ID from those of references.
+func isID(name string) bool { return strings.HasPrefix(name, "sha256:") }
+
+// transact runs fn in one transaction of the metadata.
+func (s *Store) transact(ctx context.Context, fn func(context.Context) error) error {
+	return s.db.Update(func(tx *bolt.Tx) error { return fn(boltutil.WithTransaction(ctx, tx)) })
+}
+
+// record writes the records of an image that is wholly there, all or none, and tells the index.
+func (s *Store) record(ctx context.Context, d *details, target ocispec.Descriptor, names []string) (Image, error) {
+	if err := failRecord.Hit(ctx); err != nil {
+		return Image{}, err
+	}
+	s.change.Lock()
+	defer s.change.Unlock()
+	err := s.transact(ctx, func(ctx context.Context) error {
+		for _, name := range append([]string{d.id}, names...) {
+			if err := s.writeRecord(ctx, name, target); err != nil {
+				return fmt.Errorf("record %q: %w", name, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return Image{}, err
+	}
+	return s.index.put(d, s.pinned, names...), nil
+}
+
+func (s *Store) writeRecord(ctx context.Context, name string, target ocispec.Descriptor) error {
+	img := images.Image{Name: name, Target: target}
+	_, err := s.records.Create(ctx, img)
+	if errdefs.IsAlreadyExists(err) {
+		_, err = s.records.Update(ctx, img)
+	}
+	return err
+}
+
+// Remove removes an image under all its names, whichever of them it is asked by. Its content is collected soon
+// after, except what containers or other images use. An unknown image is errdefs.ErrNotFound.
+func (s *Store) Remove(ctx context.Context, refOrID string) error {
+	e, err := s.index.find(refOrID)
+	if err != nil {
+		return err
+	}
+	ctx, id := s.with(ctx), e.image.ID
+	if err := failRemove.Hit(ctx); err != nil {
+		return err
+	}
+	s.change.Lock()
+	defer s.change.Unlock()
+	if err := s.deleteRecords(ctx, append(s.index.namesOf(id), id)); err != nil {
+		return fmt.Errorf("remove image %q: %w", refOrID, err)
+	}
+	s.index.drop(id)
+	s.Kick()
+	return nil
+}
+
+func (s *Store) deleteRecords(ctx context.Context, names []string) error {
+	slices.Sort(names)
+	return s.transact(ctx, func(ctx context.Context) error {
+		for _, name := range slices.Compact(names) {
+			if err := s.records.Delete(ctx, name); err != nil && !errdefs.IsNotFound(err) {
+				return fmt.Errorf("record %q: %w", name, err)
+			}
+		}
+		return nil
+	})
+}

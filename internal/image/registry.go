@@ -1,0 +1,103 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+
+	"github.com/containerd/containerd/v2/core/remotes"
+	"github.com/containerd/containerd/v2/core/remotes/docker"
+	dockerconfig "github.com/containerd/containerd/v2/core/remotes/docker/config"
+	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
+)
+
+// maxRedirects is how often a registry may send us on for one request.
+const maxRedirects = 10
+
+// errRedirect says that a registry sent us where we do not go.
+var errRedirect = errors.New("redirect refused")
+
+// resolver makes the resolver of one pull: hosts and mirrors of hosts.toml, the logins, and no login to strangers.
+func (s *Store) resolver(ctx context.Context, named reference.Named, auth *Auth) (remotes.Resolver, error) {
+	registry := reference.Domain(named)
+	logins, err := newLogins(auth, s.cfg.DockerConfig, registry)
+	if err != nil {
+		return nil, err
+	}
+	configured := dockerconfig.ConfigureHosts(ctx, dockerconfig.HostOptions{
+		HostDir: s.hostDir,
+		Credentials: func(host string) (string, string, error) {
+			l := logins.find(host)
+			return l.username, l.secret, nil
+		},
+		UpdateClient: func(c *http.Client) error {
+			c.CheckRedirect = checkRedirect
+			return nil
+		},
+	})
+	hosts := func(namespace string) ([]docker.RegistryHost, error) {
+		hosts, err := configured(namespace)
+		if err != nil {
+			return nil, fmt.Errorf("hosts of %s: %w", namespace, err)
+		}
+		if len(hosts) == 0 {
+			return nil, fmt.Errorf("hosts.toml of %s allows no host: %w", namespace, errdefs.ErrFailedPrecondition)
+		}
+		// The last host is the registry itself, or the "server" of hosts.toml; those before are mirrors.
+		logins.trust(namespace, hosts[len(hosts)-1].Host, auth)
+		for i := range hosts {
+			if bearer := logins.find(hosts[i].Host).bearer; bearer != "" {
+				hosts[i].Header = hosts[i].Header.Clone()
+				if hosts[i].Header == nil {
+					hosts[i].Header = http.Header{}
+				}
+				hosts[i].Header.Set("Authorization", "Bearer "+bearer)
+				hosts[i].Authorizer = nil
+			}
+		}
+		return hosts, nil
+	}
+	return docker.NewResolver(docker.ResolverOptions{Hosts: hosts, Headers: http.Header{"User-Agent": {"tripod"}}}), nil
+}
+
+// hostDir finds the hosts.toml directory of a registry host.
+func (s *Store) hostDir(host string) (string, error) {
+	for _, root := range s.cfg.HostsDir {
+		dir, err := dockerconfig.HostDirFromRoot(root)(host)
+		if err == nil || !errdefs.IsNotFound(err) {
+			return dir, err
+		}
+	}
+	return "", errdefs.ErrNotFound
+}
+
+// checkRedirect follows a registry to where it keeps its blobs, but takes nothing along that was meant for the
+// registry: net/http would pass headers on to other hosts, and logins to other ports and subdomains. A redirect from
+// https to http is refused.
+func checkRedirect(to *http.Request, via []*http.Request) error {
+	if len(via) >= maxRedirects {
+		return fmt.Errorf("more than %d redirects: %w", maxRedirects, errRedirect)
+	}
+	from := via[len(via)-1]
+	if from.URL.Scheme == "https" && to.URL.Scheme != "https" {
+		return fmt.Errorf("from https to %s://%s: %w", to.URL.Scheme, to.URL.Host, errRedirect)
+	}
+	first := via[0]
+	if first.URL.Scheme == to.URL.Scheme && strings.EqualFold(first.URL.Host, to.URL.Host) {
+		return nil
+	}
+	if to.Method != http.MethodGet && to.Method != http.MethodHead {
+		return fmt.Errorf("of a %s, which may carry a login, to %s: %w", to.Method, to.URL.Host, errRedirect)
+	}
+	for name := range to.Header {
+		switch name {
+		case "Accept", "Accept-Encoding", "Range", "User-Agent":
+		default:
+			to.Header.Del(name)
+		}
+	}
+	return nil
+}

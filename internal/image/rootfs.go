@@ -1,0 +1,148 @@
+package image
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"strings"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
+)
+
+// labelOwner marks the snapshots that Prepare and View made; its value is what for.
+const labelOwner = "tripod.run/owner"
+
+// labelRoot makes a snapshot a root of the collection: it stays, with all that is below it, until Release.
+const labelRoot = "containerd.io/gc.root"
+
+const (
+	ownerWritable = "rootfs"
+	ownerReadOnly = "view"
+)
+
+// Prepare makes a writable layer over an image's root filesystem and returns the mounts that show it; the caller
+// mounts them. It lives, and keeps the layers below, until Release(key), whatever becomes of the image.
+// labels are kept with it and must not begin with "containerd.io/" or "tripod.run/".
+// Asked again for the same image it returns the same; a key that stands on another image is errdefs.ErrAlreadyExists.
+func (s *Store) Prepare(ctx context.Context, key, imageID string, labels map[string]string) ([]mount.Mount, error) {
+	return s.makeSnapshot(ctx, key, imageID, ownerWritable, labels, s.snaps.Prepare)
+}
+
+// View makes a read-only root filesystem of an image, for image volumes. Otherwise it is as Prepare.
+func (s *Store) View(ctx context.Context, key, imageID string) ([]mount.Mount, error) {
+	return s.makeSnapshot(ctx, key, imageID, ownerReadOnly, nil, s.snaps.View)
+}
+
+type snapshotFunc func(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error)
+
+func (s *Store) makeSnapshot(ctx context.Context, key, imageID, owner string, labels map[string]string, snapshot snapshotFunc) ([]mount.Mount, error) {
+	if err := checkKey(key); err != nil {
+		return nil, err
+	}
+	e, err := s.index.find(imageID)
+	if err != nil {
+		return nil, fmt.Errorf("root filesystem %q: %w", key, err)
+	}
+	if e.details.kind != KindRootfs {
+		return nil, invalidf("root filesystem %q: image %s is a %s and has none", key, e.image.ID, e.details.kind)
+	}
+	now := time.Now()
+	own := map[string]string{labelOwner: owner, labelRoot: now.UTC().Format(time.RFC3339)}
+	for label := range maps.Keys(labels) {
+		if strings.HasPrefix(label, "containerd.io/") || strings.HasPrefix(label, "tripod.run/") {
+			return nil, invalidf("root filesystem %q: the label %q is ours to set", key, label)
+		}
+		own[label] = labels[label]
+	}
+	ctx = s.with(ctx)
+	mounts, err := snapshot(ctx, key, e.image.ChainID, snapshots.WithLabels(own))
+	switch {
+	case errdefs.IsAlreadyExists(err):
+		mounts, err = s.again(ctx, key, e.image.ChainID, owner)
+	case errdefs.IsNotFound(err):
+		err = s.lostLayers(ctx, e)
+	case err == nil && owner == ownerWritable:
+		s.usage.made(key)
+	}
+	if class := classOf(err); err != nil && class != nil {
+		return nil, fmt.Errorf("root filesystem %q of image %s: %w (%w)", key, e.image.ID, err, class)
+	} else if err != nil {
+		return nil, fmt.Errorf("root filesystem %q of image %s: %w", key, e.image.ID, err)
+	}
+	e.used.Store(&now)
+	return mounts, nil
+}
+
+// again answers a repeated order.
+func (s *Store) again(ctx context.Context, key, chainID, owner string) ([]mount.Mount, error) {
+	info, err := s.snaps.Stat(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	if info.Parent != chainID || info.Labels[labelOwner] != owner {
+		return nil, fmt.Errorf("there is one already, a %s of %s: %w", info.Labels[labelOwner], info.Parent, errdefs.ErrAlreadyExists)
+	}
+	return s.snaps.Mounts(ctx, key)
+}
+
+// lostLayers answers for an image whose unpacked layers are not there: it was removed just now, or the store was
+// tampered with. In the second case the image must not be listed any longer, or nobody would pull it again.
+func (s *Store) lostLayers(ctx context.Context, e *entry) error {
+	s.change.Lock()
+	defer s.change.Unlock()
+	if now, err := s.index.find(e.image.ID); err == nil && now.details == e.details && !s.sound(ctx, e.details) {
+		s.cfg.Logger.WarnContext(ctx, "an image has lost its layers and must be pulled again", "image", e.image.ID)
+		if err := s.deleteRecords(ctx, append(s.index.namesOf(e.image.ID), e.image.ID)); err != nil {
+			return err
+		}
+		s.index.drop(e.image.ID)
+	}
+	return fmt.Errorf("its layers are gone, pull it again: %w", errdefs.ErrNotFound)
+}
+
+// Mounts returns the mounts of a snapshot that Prepare or View made; errdefs.ErrNotFound when there is none.
+func (s *Store) Mounts(ctx context.Context, key string) ([]mount.Mount, error) {
+	if err := checkKey(key); err != nil {
+		return nil, err
+	}
+	return s.snaps.Mounts(s.with(ctx), key)
+}
+
+// Release removes what Prepare or View made. The caller has unmounted it. Nothing to remove is success.
+func (s *Store) Release(ctx context.Context, key string) error {
+	if err := checkKey(key); err != nil {
+		return err
+	}
+	if err := s.snaps.Remove(s.with(ctx), key); err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("release root filesystem %q: %w", key, err)
+	}
+	s.usage.forget(key)
+	s.Kick()
+	return nil
+}
+
+// Snapshots lists the keys of all that Prepare and View made and Release has not removed.
+func (s *Store) Snapshots(ctx context.Context) ([]string, error) {
+	var keys []string
+	err := s.snaps.Walk(s.with(ctx), func(_ context.Context, info snapshots.Info) error {
+		if info.Labels[labelOwner] != "" {
+			keys = append(keys, info.Name)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list root filesystems: %w", err)
+	}
+	return keys, nil
+}
+
+// checkKey keeps callers off the names that layers have: chain IDs and those of unpacks under way.
+func checkKey(key string) error {
+	if key == "" || strings.HasPrefix(key, "sha256:") || strings.HasPrefix(key, "extract-") {
+		return invalidf("root filesystem key %q", key)
+	}
+	return nil
+}

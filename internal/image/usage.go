@@ -1,0 +1,219 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
+)
+
+// usageFresh is for how long figures are handed out before they are taken anew.
+const usageFresh = 10 * time.Second
+
+// firstUsage is what an empty writable layer takes: its directory.
+var firstUsage = Usage{Bytes: 4096, Inodes: 1}
+
+// usageCache holds the figures of writable layers. One goroutine walks the trees, so that nobody else waits for them.
+type usageCache struct {
+	mu    sync.Mutex
+	byKey map[string]*usageEntry
+	work  chan string
+}
+
+type usageEntry struct {
+	usage  Usage
+	queued bool
+}
+
+func (c *usageCache) init() {
+	c.byKey = map[string]*usageEntry{}
+	c.work = make(chan string, 4096)
+}
+
+// made notes a new layer.
+func (c *usageCache) made(key string) {
+	first := firstUsage
+	first.Timestamp = time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.byKey[key] = &usageEntry{usage: first}
+}
+
+func (c *usageCache) forget(key string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.byKey, key)
+}
+
+// get returns the figures there are, and asks for new ones when they are old.
+func (c *usageCache) get(key string) Usage {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e := c.byKey[key]
+	if e == nil {
+		e = &usageEntry{}
+		c.byKey[key] = e
+	}
+	if !e.queued && time.Since(e.usage.Timestamp) >= usageFresh {
+		select {
+		case c.work <- key:
+			e.queued = true
+		default: // the walker is far behind: the next call asks again
+		}
+	}
+	return e.usage
+}
+
+func (c *usageCache) set(key string, usage Usage, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e := c.byKey[key]
+	switch {
+	case e == nil: // released meanwhile
+	case errdefs.IsNotFound(err):
+		delete(c.byKey, key)
+	default:
+		e.queued = false
+		if err == nil {
+			e.usage = usage
+		}
+	}
+}
+
+func (s *Store) usageLoop() {
+	for {
+		select {
+		case <-s.base.Done():
+			return
+		case key := <-s.usage.work:
+			u, err := s.snaps.Usage(s.base, key)
+			s.usage.set(key, Usage{Bytes: uint64(u.Size), Inodes: uint64(u.Inodes), Timestamp: time.Now()}, err)
+		}
+	}
+}
+
+// Usage tells what the writable layer of key takes on the disk. It never walks files itself: figures older than ten
+// seconds are renewed in the background, and before the first ones are there the Timestamp is zero.
+func (s *Store) Usage(ctx context.Context, key string) (Usage, error) {
+	if err := checkKey(key); err != nil {
+		return Usage{}, err
+	}
+	if u := s.usage.get(key); !u.Timestamp.IsZero() {
+		return u, nil
+	}
+	if _, err := s.snaps.Stat(s.with(ctx), key); err != nil {
+		s.usage.forget(key)
+		return Usage{}, fmt.Errorf("usage of root filesystem %q: %w", key, err)
+	}
+	return Usage{}, nil
+}
+
+// fsCache holds the figures of the whole store.
+type fsCache struct {
+	mu         sync.Mutex
+	images     FsUsage
+	containers FsUsage
+	renewing   bool
+}
+
+// FsInfo tells what images take on the disk: blobs, downloads under way, unpacked layers and the store's own files.
+// The figures are at most some ten seconds old; only the first call waits for them.
+func (s *Store) FsInfo(ctx context.Context) (FsUsage, error) {
+	images, _, err := s.fsInfo(ctx)
+	return images, err
+}
+
+// ContainerFsInfo tells what the writable layers of containers take, as FsInfo does.
+func (s *Store) ContainerFsInfo(ctx context.Context) (FsUsage, error) {
+	_, containers, err := s.fsInfo(ctx)
+	return containers, err
+}
+
+func (s *Store) fsInfo(ctx context.Context) (images, containers FsUsage, err error) {
+	s.fs.mu.Lock()
+	defer s.fs.mu.Unlock()
+	if s.fs.images.Timestamp.IsZero() {
+		s.fs.images, s.fs.containers, err = s.measure(s.with(ctx))
+		return s.fs.images, s.fs.containers, err
+	}
+	if time.Since(s.fs.images.Timestamp) >= usageFresh && !s.fs.renewing && s.base.Err() == nil {
+		s.fs.renewing = true
+		s.wg.Go(s.renewFsInfo)
+	}
+	return s.fs.images, s.fs.containers, nil
+}
+
+func (s *Store) renewFsInfo() {
+	images, containers, err := s.measure(s.base)
+	s.fs.mu.Lock()
+	defer s.fs.mu.Unlock()
+	s.fs.renewing = false
+	if err == nil {
+		s.fs.images, s.fs.containers = images, containers
+	} else if s.base.Err() == nil {
+		s.cfg.Logger.Warn("usage of the image store", "error", err)
+	}
+}
+
+// measure adds up the store. Unpacked layers were measured when they were unpacked and writable ones have figures of
+// their own, so that only the few files of the content store are looked at.
+func (s *Store) measure(ctx context.Context) (images, containers FsUsage, err error) {
+	images = FsUsage{Mountpoint: s.cfg.Root, Timestamp: time.Now()}
+	containers = images
+	err = s.snaps.Walk(ctx, func(ctx context.Context, info snapshots.Info) error {
+		if info.Labels[labelOwner] == ownerWritable {
+			u := s.usage.get(info.Name)
+			containers.UsedBytes += u.Bytes
+			containers.InodesUsed += u.Inodes
+			return nil
+		}
+		if info.Kind != snapshots.KindCommitted {
+			return nil
+		}
+		u, err := s.snaps.Usage(ctx, info.Name)
+		if err != nil && !errdefs.IsNotFound(err) {
+			return err
+		}
+		images.UsedBytes += uint64(u.Size)
+		images.InodesUsed += uint64(u.Inodes)
+		return nil
+	})
+	if err != nil {
+		return images, containers, fmt.Errorf("usage of unpacked layers: %w", err)
+	}
+	return images, containers, s.measureFiles(&images)
+}
+
+func (s *Store) measureFiles(into *FsUsage) error {
+	skip := filepath.Join(s.cfg.Root, "snapshots", "snapshots")
+	return filepath.WalkDir(s.cfg.Root, func(path string, d fs.DirEntry, err error) error {
+		if path == skip {
+			return filepath.SkipDir
+		}
+		var info fs.FileInfo
+		if err == nil {
+			info, err = d.Info()
+		}
+		if err != nil {
+			// What goes away while one looks takes nothing.
+			if path != s.cfg.Root && isGone(err) {
+				return nil
+			}
+			return err
+		}
+		if stat, ok := info.Sys().(*syscall.Stat_t); ok {
+			into.UsedBytes += uint64(stat.Blocks) * 512 // stat(2): st_blocks counts 512 B whatever the file system's block
+			into.InodesUsed++
+		}
+		return nil
+	})
+}
+
+func isGone(err error) bool { return errors.Is(err, fs.ErrNotExist) }
