@@ -102,6 +102,19 @@ func Arm(name, spec string) error {
 	return nil
 }
 
+// Do performs the action spec at once, as a point called name would; "" is nothing. It serves components that are told
+// where to fail by their own configuration.
+func Do(ctx context.Context, name, spec string) error {
+	if spec == "" {
+		return nil
+	}
+	a, err := parseAction(spec)
+	if err != nil {
+		return err
+	}
+	return a.do(ctx, name)
+}
+
 // Hit does what the point is armed for; nil when it is not armed.
 func (p *Point) Hit(ctx context.Context) error {
 	a := p.action.Load()

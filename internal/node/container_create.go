@@ -1,0 +1,220 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/image"
+)
+
+var (
+	failCreateIntent = failpoint.New("node.create-container.intent")
+	failCreateEffect = failpoint.New("node.create-container.effect")
+	failCreateCommit = failpoint.New("node.create-container.commit")
+)
+
+// restartCount is the kubelet's own annotation; it counts up and is no parameter of the container.
+const restartCount = "io.kubernetes.container.restartCount"
+
+// CreateContainer prepares a container in a pod (CRI CreateContainer) and returns its ID. A repeat with unchanged
+// parameters returns the same ID and changes nothing. Errors: ErrNotFound (pod, image), ErrAlreadyExists (changed
+// parameters), ErrFailedPrecondition (the state table), ErrInvalidArgument, ErrNotImplemented.
+func (n *Node) CreateContainer(ctx context.Context, podID string, config *runtimeapi.ContainerConfig) (string, error) {
+	if config.GetMetadata() == nil || config.GetImage() == nil {
+		return "", fmt.Errorf("the container has no metadata or no image: %w", errdefs.ErrInvalidArgument)
+	}
+	p, err := n.pool.pod(podID)
+	if err != nil {
+		return "", err
+	}
+	var id string
+	err = p.slotOf(containerKey(config.Metadata)).run(ctx, n.order(CreateContainer), func(ctx context.Context) (err error) {
+		id, err = p.createContainer(ctx, config)
+		return err
+	})
+	if err != nil {
+		return "", err
+	}
+	return id, nil
+}
+
+// createContainer is CreateContainer in the container's slot.
+func (p *livePod) createContainer(ctx context.Context, config *runtimeapi.ContainerConfig) (string, error) {
+	rec := p.rec.Load()
+	existing := rec.same(config.Metadata)
+	state := rec.State
+	if existing != nil && rec.State == Initiated {
+		state = existing.State
+	}
+	if rec.unit && state == Created && supersedes(config.Metadata, existing.Config.Metadata) {
+		if err := p.recreate(ctx, rec, existing); err != nil {
+			return "", err
+		}
+		return p.createContainer(ctx, config)
+	}
+	switch Decide(rec.unit, state, CreateContainer) {
+	case Idempotent:
+		if sameParameters(existing.Config, config) {
+			return existing.ID, nil
+		}
+		return "", fmt.Errorf("CreateContainer: container %s of pod %s exists with other parameters: %w", existing.ID, p.id, errdefs.ErrAlreadyExists)
+	case Refused:
+		return "", refusal(rec.unit, p.id, state, CreateContainer)
+	}
+	if err := p.node.inheritComponent(rec, config); err != nil {
+		return "", err
+	}
+	img, err := p.node.Images.Get(ctx, config.Image.GetImage())
+	if err != nil {
+		return "", fmt.Errorf("image of container %q: %w", config.Metadata.Name, err)
+	}
+	return p.makeContainer(ctx, newContainer(rec, config, img))
+}
+
+// newContainer is the record of a container before anything of it is made.
+func newContainer(p *Pod, config *runtimeapi.ContainerConfig, img image.Image) *Container {
+	c := &Container{ID: newID(), PodID: p.ID, Config: config, ImageID: img.ID, ImageRef: img.ID, CreatedAt: time.Now()}
+	if p.unit {
+		c.ID = p.ID
+	}
+	if len(img.RepoDigests) > 0 {
+		c.ImageRef = img.RepoDigests[0]
+	}
+	return c
+}
+
+// makeContainer goes from nothing to Created: intent, the backend's part, commit.
+func (p *livePod) makeContainer(ctx context.Context, c *Container) (string, error) {
+	pod := p.rec.Load().sandboxPod()
+	if err := p.backend.Validate(pod, c.sandboxContainer()); err != nil {
+		return "", err
+	}
+	err := p.commit(func(next *Pod) error {
+		if err := next.open(CreateContainer); err != nil {
+			return err
+		}
+		next.drop(c.ID) // the Removed container of a unit pod
+		next.Containers = append(next.Containers, c)
+		return nil
+	})
+	if err != nil {
+		return "", err
+	}
+	if err := p.prepare(ctx, c); err != nil {
+		ctx, cancel := undo(ctx)
+		defer cancel()
+		return "", errors.Join(err, p.unmakeContainer(ctx, c))
+	}
+	return c.ID, failCreateCommit.Hit(ctx)
+}
+
+func (p *livePod) prepare(ctx context.Context, c *Container) error {
+	if err := failCreateIntent.Hit(ctx); err != nil {
+		return err
+	}
+	resolved, err := p.backend.CreateContainer(ctx, p.rec.Load().sandboxPod(), c.sandboxContainer())
+	if err != nil {
+		return err
+	}
+	if err := failCreateEffect.Hit(ctx); err != nil {
+		return err
+	}
+	return p.commit(func(next *Pod) error {
+		made := next.find(c.ID)
+		made.State, made.Resolved = Created, resolved
+		return nil
+	})
+}
+
+// unmakeContainer rolls a half-made container back. When that fails its record stays, unseen, for the janitor.
+func (p *livePod) unmakeContainer(ctx context.Context, c *Container) error {
+	if err := p.backend.RemoveContainer(ctx, p.rec.Load().sandboxPod(), c.sandboxContainer()); err != nil {
+		p.node.wakeJanitor()
+		return fmt.Errorf("roll back container %s, to be retried: %w", c.ID, err)
+	}
+	return p.commit(func(next *Pod) error { next.drop(c.ID); return nil })
+}
+
+// recreate removes the Created container of a unit pod that a higher attempt replaces.
+func (p *livePod) recreate(ctx context.Context, rec *Pod, c *Container) error {
+	if err := p.backend.RemoveContainer(ctx, rec.sandboxPod(), c.sandboxContainer()); err != nil {
+		return err
+	}
+	return p.commit(func(next *Pod) error { next.find(c.ID).State = Removed; return nil })
+}
+
+// same finds the container that a CreateContainer with this metadata would repeat.
+func (p *Pod) same(m *runtimeapi.ContainerMetadata) *Container {
+	for _, c := range p.Containers {
+		if p.unit || c.key() == containerKey(m) {
+			return c
+		}
+	}
+	return nil
+}
+
+// open refuses new work in a pod that is stopped or being stopped.
+func (p *Pod) open(call Call) error {
+	if p.State == Initiated && p.Intent == "" {
+		return nil
+	}
+	return refusal(p.unit, p.ID, Killed, call)
+}
+
+// supersedes reports whether m is a later attempt at the container of old.
+func supersedes(m, old *runtimeapi.ContainerMetadata) bool {
+	return m.GetName() == old.GetName() && m.GetAttempt() > old.GetAttempt()
+}
+
+// sameParameters compares what makes two requests the same container: labels, annotations, environment, image,
+// command, args, mounts and resources, without the kubelet's own counters.
+func sameParameters(a, b *runtimeapi.ContainerConfig) bool {
+	return proto.Equal(parameters(a), parameters(b))
+}
+
+func parameters(c *runtimeapi.ContainerConfig) *runtimeapi.ContainerConfig {
+	annotations := maps.Clone(c.GetAnnotations())
+	delete(annotations, restartCount)
+	resources := c.GetLinux().GetResources()
+	if resources == nil {
+		resources = &runtimeapi.LinuxContainerResources{}
+	}
+	return &runtimeapi.ContainerConfig{
+		Metadata: &runtimeapi.ContainerMetadata{Name: c.GetMetadata().GetName()},
+		Labels:   c.GetLabels(), Annotations: annotations, Envs: c.GetEnvs(), Image: &runtimeapi.ImageSpec{Image: c.GetImage().GetImage()},
+		Command: c.GetCommand(), Args: c.GetArgs(), Mounts: c.GetMounts(),
+		Linux: &runtimeapi.LinuxContainerConfig{Resources: resources},
+	}
+}
+
+// inheritComponent holds the labels of the container against those of a pod that runs a component: what begins with
+// the component prefix must be identical. A container with none of them (a kubelet copies no pod labels) has the pod's.
+func (n *Node) inheritComponent(p *Pod, config *runtimeapi.ContainerConfig) error {
+	if p.Component == "" {
+		return nil
+	}
+	own, pods := prefixed(config.GetLabels(), n.ComponentPrefix), prefixed(p.Config.GetLabels(), n.ComponentPrefix)
+	if len(own) == 0 || maps.Equal(own, pods) {
+		return nil
+	}
+	return fmt.Errorf("labels below %q differ: the pod has %v, the container %v: %w", n.ComponentPrefix, pods, own, errdefs.ErrInvalidArgument)
+}
+
+func prefixed(labels map[string]string, prefix string) map[string]string {
+	out := map[string]string{}
+	for k, v := range labels {
+		if strings.HasPrefix(k, prefix) {
+			out[k] = v
+		}
+	}
+	return out
+}

@@ -1,0 +1,182 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/sandbox"
+)
+
+var (
+	failStartIntent = failpoint.New("node.start-container.intent")
+	failStartEffect = failpoint.New("node.start-container.effect")
+	failStartCommit = failpoint.New("node.start-container.commit")
+)
+
+// StartContainer starts a created or stopped container (CRI StartContainer) and returns once it is Running. One
+// that cannot be started ends in Stopped, with the reason. Errors: ErrNotFound, ErrFailedPrecondition, or the
+// backend's.
+func (n *Node) StartContainer(ctx context.Context, id string) error {
+	p, id, err := n.pool.target(id)
+	if err != nil {
+		return err
+	}
+	key := p.keyOf(id)
+	return p.slotOf(key).run(ctx, n.order(StartContainer), func(ctx context.Context) error {
+		return p.startContainer(ctx, id)
+	})
+}
+
+// startContainer is StartContainer in the container's slot.
+func (p *livePod) startContainer(ctx context.Context, id string) error {
+	rec, c, state, err := p.seen(id)
+	if err != nil {
+		return err
+	}
+	switch Decide(rec.unit, state, StartContainer) {
+	case Idempotent:
+		return nil
+	case Refused:
+		return refusal(rec.unit, id, state, StartContainer)
+	}
+	// The state Starting is itself the intent.
+	err = p.commit(func(next *Pod) error {
+		if err := next.open(StartContainer); err != nil {
+			return err
+		}
+		delete(p.exits, id)
+		starting := next.find(id)
+		starting.State, starting.ExitCode, starting.Reason, starting.Message = Starting, 0, "", ""
+		starting.StartedAt, starting.FinishedAt = time.Time{}, time.Time{}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	err = failStartIntent.Hit(ctx)
+	if err == nil {
+		err = p.backend.StartContainer(ctx, rec.sandboxPod(), c.sandboxContainer())
+	}
+	if err == nil {
+		err = failStartEffect.Hit(ctx)
+	}
+	if err != nil {
+		p.startFailed(ctx, rec, c, err)
+		return err
+	}
+	if err := p.nowRunning(ctx, rec, c); err != nil {
+		return err
+	}
+	return failStartCommit.Hit(ctx)
+}
+
+// nowRunning commits Running and then, when the container has ended meanwhile, Stopped.
+func (p *livePod) nowRunning(ctx context.Context, rec *Pod, c *Container) error {
+	status, err := p.backend.Status(ctx, rec.sandboxPod(), c.sandboxContainer())
+	if err != nil {
+		p.node.log.Warn("status of a container just started", "container", c.ID, "err", err)
+	}
+	var ended *sandbox.Status
+	err = p.commit(func(next *Pod) error {
+		running := next.find(c.ID)
+		running.State, running.Pid, running.StartedAt = Running, status.Pid, status.StartedAt
+		if running.StartedAt.IsZero() {
+			running.StartedAt = time.Now()
+		}
+		if exit, ok := p.exits[c.ID]; ok {
+			ended = &exit
+		} else if status.State == sandbox.StateExited {
+			ended = &status
+		}
+		return nil
+	})
+	if err != nil || ended == nil {
+		return err
+	}
+	return p.stopped(c.ID, *ended)
+}
+
+// startFailed brings down what was begun and commits Stopped with the reason.
+func (p *livePod) startFailed(ctx context.Context, rec *Pod, c *Container, cause error) {
+	ctx, cancel := undo(ctx)
+	defer cancel()
+	if err := p.backend.StopContainer(ctx, rec.sandboxPod(), c.sandboxContainer(), 0); err != nil {
+		p.node.log.Warn("stop a container that failed to start", "container", c.ID, "err", err)
+	}
+	status, err := p.backend.Status(ctx, rec.sandboxPod(), c.sandboxContainer())
+	if err != nil || status.State != sandbox.StateExited {
+		status = sandbox.Status{ExitCode: sandbox.ExitStartError, Reason: sandbox.ReasonStartError}
+	}
+	if status.Message == "" {
+		status.Message = cause.Error()
+	}
+	if err := p.stopped(c.ID, status); err != nil {
+		p.node.log.Error("record a container that failed to start", "container", c.ID, "err", err)
+	}
+}
+
+// stopped commits Stopped for a container that was Starting or Running, whoever saw its end first.
+func (p *livePod) stopped(id string, status sandbox.Status) error {
+	return p.observe(func(next *Pod) error {
+		c := next.find(id)
+		if c == nil || (c.State != Starting && c.State != Running) {
+			return nil
+		}
+		delete(p.exits, id)
+		c.finish(status)
+		return nil
+	})
+}
+
+// ended takes a backend's report that a container ended without an order.
+func (p *livePod) ended(id string, status sandbox.Status) {
+	err := p.observe(func(next *Pod) error {
+		c := next.find(id)
+		switch {
+		case c == nil:
+		case c.State == Starting:
+			p.exits[id] = status // StartContainer commits Running first
+		case c.State == Running:
+			c.finish(status)
+		}
+		return nil
+	})
+	if err != nil {
+		p.node.log.Error("record the end of a container", "container", id, "err", err)
+	}
+}
+
+// seen finds the container in the record and the state in which the table meets it. Of a unit pod the container may
+// be nil, in states in which the table lets no order reach it.
+func (p *livePod) seen(id string) (*Pod, *Container, State, error) {
+	rec := p.rec.Load()
+	c := rec.find(id)
+	switch {
+	case rec.unit && rec.State != "":
+		return rec, c, rec.UnitState(), nil
+	case c == nil || c.State == "":
+		return nil, nil, "", notFound("container", id)
+	case rec.State == Killed:
+		return rec, c, Killed, nil
+	default:
+		return rec, c, c.State, nil
+	}
+}
+
+// keyOf is the slot key of a container of the record.
+func (p *livePod) keyOf(id string) string {
+	if c := p.rec.Load().find(id); c != nil {
+		return c.key()
+	}
+	return ""
+}
+
+// lostStatus is the end of a container that nobody saw.
+func lostStatus(why string) sandbox.Status {
+	return sandbox.Status{
+		State: sandbox.StateExited, FinishedAt: time.Now(), ExitCode: sandbox.ExitUnknown,
+		Reason: sandbox.ReasonUnknown, Message: fmt.Sprintf("nobody saw it end: %s", why),
+	}
+}

@@ -1,0 +1,116 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+
+	"github.com/containerd/errdefs"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/sandbox"
+)
+
+var (
+	failUpdateIntent = failpoint.New("node.update-container.intent")
+	failUpdateEffect = failpoint.New("node.update-container.effect")
+)
+
+// UpdateContainer changes the resources of a created or running container (CRI UpdateContainerResources); fields that
+// are not set stay as they are. Errors: ErrNotFound, ErrFailedPrecondition, ErrNotImplemented, the backend's.
+func (n *Node) UpdateContainer(ctx context.Context, id string, res *runtimeapi.LinuxContainerResources) error {
+	p, id, err := n.pool.container(id)
+	if err != nil {
+		return err
+	}
+	updater, ok := p.backend.(sandbox.Updater)
+	if !ok {
+		return fmt.Errorf("resources of a %q container cannot be changed in place: %w", p.rec.Load().Handler, errdefs.ErrNotImplemented)
+	}
+	return p.slotOf(p.keyOf(id)).run(ctx, n.order(intentUpdate), func(ctx context.Context) error {
+		return p.updateContainer(ctx, updater, id, res)
+	})
+}
+
+// updateContainer records the wanted resources, applies them, and takes them back when that fails.
+func (p *livePod) updateContainer(ctx context.Context, updater sandbox.Updater, id string, res *runtimeapi.LinuxContainerResources) error {
+	_, old, state, err := p.seen(id)
+	if err != nil {
+		return err
+	}
+	if state != Created && state != Running {
+		return fmt.Errorf("%s: container %s is %s; only created and running ones can be changed: %w", intentUpdate, id, state, errdefs.ErrFailedPrecondition)
+	}
+	config := proto.CloneOf(old.Config)
+	if config.Linux == nil {
+		config.Linux = &runtimeapi.LinuxContainerConfig{}
+	}
+	config.Linux.Resources = mergeResources(config.Linux.Resources, res)
+	wanted := &Container{ID: id, Config: config, ImageID: old.ImageID}
+	if err := p.backend.Validate(p.rec.Load().sandboxPod(), wanted.sandboxContainer()); err != nil {
+		return err
+	}
+	err = p.commit(func(next *Pod) error { c := next.find(id); c.Config, c.Intent = config, intentUpdate; return nil })
+	if err != nil {
+		return err
+	}
+	err = failUpdateIntent.Hit(ctx)
+	if err == nil {
+		err = p.applyUpdate(ctx, updater, id)
+	}
+	if err == nil {
+		return nil
+	}
+	undone := p.commit(func(next *Pod) error { c := next.find(id); c.Config, c.Intent = old.Config, ""; return nil })
+	return errors.Join(err, undone)
+}
+
+// applyUpdate carries the recorded intent to its end.
+func (p *livePod) applyUpdate(ctx context.Context, updater sandbox.Updater, id string) error {
+	rec := p.rec.Load()
+	c := rec.find(id)
+	if c == nil {
+		return nil
+	}
+	if c.State == Created || c.State == Running {
+		if err := updater.UpdateContainer(ctx, rec.sandboxPod(), c.sandboxContainer()); err != nil {
+			return err
+		}
+	}
+	if err := failUpdateEffect.Hit(ctx); err != nil {
+		return err
+	}
+	return p.commit(func(next *Pod) error { next.find(id).Intent = ""; return nil })
+}
+
+// mergeResources is old with the fields that change sets (CRI: a field that is 0 or empty is left as it is).
+func mergeResources(old, change *runtimeapi.LinuxContainerResources) *runtimeapi.LinuxContainerResources {
+	merged := &runtimeapi.LinuxContainerResources{}
+	if old != nil {
+		merged = proto.CloneOf(old)
+	}
+	unified := maps.Clone(merged.Unified)
+	hugepages := map[string]*runtimeapi.HugepageLimit{}
+	for _, h := range append(merged.HugepageLimits, change.GetHugepageLimits()...) {
+		hugepages[h.GetPageSize()] = h
+	}
+	proto.Merge(merged, change)
+	merged.HugepageLimits = merged.HugepageLimits[:0]
+	for _, h := range append(old.GetHugepageLimits(), change.GetHugepageLimits()...) {
+		if last := hugepages[h.GetPageSize()]; last != nil {
+			merged.HugepageLimits = append(merged.HugepageLimits, last)
+			delete(hugepages, h.GetPageSize())
+		}
+	}
+	for k, v := range change.GetUnified() {
+		if unified == nil {
+			unified = map[string]string{}
+		}
+		unified[k] = v
+	}
+	merged.Unified = unified
+	return merged
+}

@@ -1,0 +1,131 @@
+package node_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/node"
+)
+
+// crashDir names the directory in which a child of TestN1 lives its script.
+const crashDir = "TRIPOD_TEST_CRASH_DIR"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(crashDir); dir != "" {
+		if err := crashScript(context.Background(), dir); err != nil {
+			os.Stderr.WriteString(err.Error())
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// crashScript walks a pod of many and a unit pod through every lifecycle call, so that every fail point is passed.
+func crashScript(ctx context.Context, dir string) error {
+	b, err := tryOpen(dir)
+	if err != nil {
+		return err
+	}
+	defer b.close()
+	for _, handler := range []string{"linux", "wasm"} {
+		pod, err := b.RunSandbox(ctx, podConfig(handler), handler)
+		if err != nil {
+			return err
+		}
+		id, err := b.CreateContainer(ctx, pod, containerConfig("c"))
+		if err != nil {
+			return err
+		}
+		err = errors.Join(b.StartContainer(ctx, id), b.UpdateContainer(ctx, id, nil), b.StopContainer(ctx, id, 0),
+			b.RemoveContainer(ctx, id), b.StopSandbox(ctx, pod), b.RemoveSandbox(ctx, pod))
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// TestN1KilledAtEveryFailPoint kills a node with SIGKILL at each fail point of the lifecycle, opens another over what
+// it left, and holds the record against what is there. Then the pods can be removed and the same
+// script runs to its end, leaving nothing.
+func TestN1KilledAtEveryFailPoint(t *testing.T) {
+	visited := 0
+	for _, point := range failpoint.Names() {
+		if !strings.HasPrefix(point, "node.") && !strings.HasPrefix(point, "fake.") {
+			continue
+		}
+		visited++
+		t.Run(point, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			child := exec.Command(os.Args[0])
+			child.Env = append(os.Environ(), crashDir+"="+dir, failpoint.Variable+"="+point+"=kill")
+			out, err := child.CombinedOutput()
+			var exit *exec.ExitError
+			if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+				t.Fatalf("the script never passed the point: %v\n%s", err, out)
+			}
+			b := open(t, dir)
+			b.holdsTrue(t)
+			b = b.reopen(t) // recovery itself left a true record
+			b.holdsTrue(t)
+			for _, p := range b.Pods() {
+				must(t, b.RemoveSandbox(t.Context(), p.ID))
+			}
+			b.close()
+			if err := crashScript(t.Context(), dir); err != nil {
+				t.Errorf("the same calls after the crash: %v", err)
+			}
+			b = open(t, dir)
+			if left := b.residue(t); len(left) > 0 || len(b.Pods()) > 0 {
+				t.Errorf("left behind: %v, pods %v", left, b.Pods())
+			}
+		})
+	}
+	if visited < 30 {
+		t.Errorf("only %d fail points were visited", visited)
+	}
+}
+
+// holdsTrue compares the record with what the backends and the network have.
+func (b *bench) holdsTrue(t *testing.T) {
+	t.Helper()
+	leases, err := b.network.Leases()
+	must(t, err)
+	var ready, known []string
+	for _, p := range b.Pods() {
+		known = append(known, p.ID)
+		if p.Ready() {
+			ready = append(ready, p.ID)
+		}
+		if p.Intent != "" {
+			t.Errorf("pod %s still has the intent %s", p.ID, p.Intent)
+		}
+		for _, c := range p.Containers {
+			if c.State == node.Starting || c.Intent != "" {
+				t.Errorf("container %s is %s with the intent %q", c.ID, c.State, c.Intent)
+			}
+		}
+	}
+	slices.Sort(ready)
+	if !slices.Equal(leases, ready) {
+		t.Errorf("leases %v, ready pods %v", leases, ready)
+	}
+	for _, f := range b.backend {
+		there, err := f.Pods()
+		must(t, err)
+		for _, id := range there {
+			if !slices.Contains(known, id) {
+				t.Errorf("the backend has pod %s, the record does not", id)
+			}
+		}
+	}
+}

@@ -1,0 +1,177 @@
+package node
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// eventBuffer is how far a subscriber may lag before its subscription is ended.
+const eventBuffer = 4096
+
+// Event is one transition that CRI v1 has an event for. A sandbox's own events carry its ID in both fields.
+type Event struct {
+	Type        runtimeapi.ContainerEventType
+	ContainerID string
+	PodID       string
+	At          time.Time
+	// Pod is the pod after the transition; the last that was seen of it when it was removed.
+	Pod *Pod
+}
+
+// hub hands every event to every subscriber, in the order of the transitions.
+type hub struct {
+	mu     sync.Mutex
+	subs   map[*Subscription]struct{}
+	closed bool
+}
+
+// Subscription is one listener to the node's events.
+type Subscription struct {
+	hub    *hub
+	events chan Event
+	err    error
+}
+
+// Events gives the events as they happen. It is closed by Close, by the node's end and when the subscriber lags
+// more than 4096 events behind; Err then tells which.
+func (s *Subscription) Events() <-chan Event { return s.events }
+
+// Err tells why Events was closed: nil after Close, errdefs.ErrResourceExhausted after lagging behind,
+// errdefs.ErrUnavailable when the node closed.
+func (s *Subscription) Err() error {
+	s.hub.mu.Lock()
+	defer s.hub.mu.Unlock()
+	return s.err
+}
+
+// Close ends the subscription.
+func (s *Subscription) Close() { s.hub.end(s, nil) }
+
+func newHub() *hub { return &hub{subs: map[*Subscription]struct{}{}} }
+
+func (h *hub) subscribe() *Subscription {
+	s := &Subscription{hub: h, events: make(chan Event, eventBuffer)}
+	h.mu.Lock()
+	h.subs[s] = struct{}{}
+	closed := h.closed
+	h.mu.Unlock()
+	if closed {
+		h.end(s, errNodeClosed)
+	}
+	return s
+}
+
+func (h *hub) end(s *Subscription, why error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.endLocked(s, why)
+}
+
+func (h *hub) endLocked(s *Subscription, why error) {
+	if _, ok := h.subs[s]; !ok {
+		return
+	}
+	delete(h.subs, s)
+	s.err = why
+	close(s.events)
+}
+
+func (h *hub) close() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.closed = true
+	for s := range h.subs {
+		h.endLocked(s, errNodeClosed)
+	}
+}
+
+// emit derives the events of the transition from old to next and queues them for every subscriber.
+// It does not wait: a subscriber whose buffer is full is ended.
+func (h *hub) emit(old, next *Pod) {
+	events := transitionEvents(old, next)
+	if len(events) == 0 {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for s := range h.subs {
+		for _, e := range events {
+			select {
+			case s.events <- e:
+				continue
+			default:
+			}
+			h.endLocked(s, fmt.Errorf("the listener is %d events behind: %w", eventBuffer, errdefs.ErrResourceExhausted))
+			break
+		}
+	}
+}
+
+// transitionEvents compares two snapshots of a pod; nil means not there.
+func transitionEvents(old, next *Pod) []Event {
+	at := time.Now()
+	var events []Event
+	add := func(t runtimeapi.ContainerEventType, podID, containerID string, snapshot *Pod) {
+		events = append(events, Event{Type: t, ContainerID: containerID, PodID: podID, At: at, Pod: snapshot})
+	}
+	if old == nil && next != nil {
+		add(runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT, next.ID, next.ID, next)
+		add(runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT, next.ID, next.ID, next)
+	}
+	if old != nil {
+		after := next
+		if after == nil {
+			after = &Pod{}
+		}
+		for _, c := range old.Containers {
+			if now := after.Container(c.ID); now == nil || now.CreatedAt != c.CreatedAt {
+				add(runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT, old.ID, c.ID, orLast(next, old))
+			}
+		}
+	}
+	if next != nil {
+		before := old
+		if before == nil {
+			before = &Pod{}
+		}
+		for _, c := range next.Containers {
+			for _, t := range containerEvents(before.Container(c.ID), c) {
+				add(t, next.ID, c.ID, next)
+			}
+		}
+		if old != nil && old.State == Initiated && next.State == Killed {
+			add(runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT, next.ID, next.ID, next)
+		}
+	}
+	if old != nil && next == nil {
+		add(runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT, old.ID, old.ID, old)
+	}
+	return events
+}
+
+func orLast(next, old *Pod) *Pod {
+	if next != nil {
+		return next
+	}
+	return old
+}
+
+// containerEvents are the events of one container's transition; old is nil for a new one.
+func containerEvents(old, next *Container) []runtimeapi.ContainerEventType {
+	var events []runtimeapi.ContainerEventType
+	if old == nil || old.CreatedAt != next.CreatedAt {
+		events = append(events, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
+		old = &Container{}
+	}
+	switch {
+	case next.State == Running && old.State != Running:
+		events = append(events, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT)
+	case next.State == Stopped && old.State != Stopped:
+		events = append(events, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT)
+	}
+	return events
+}

@@ -1,0 +1,44 @@
+package node
+
+import (
+	"testing"
+
+	"github.com/containerd/errdefs"
+)
+
+// TestN10ListenerThatNeverReadsIsCutOff: its buffer is bounded, and the others lose nothing.
+func TestN10ListenerThatNeverReadsIsCutOff(t *testing.T) {
+	h := newHub()
+	idle, busy := h.subscribe(), h.subscribe()
+	received := make(chan int)
+	go func() {
+		n := 0
+		for range busy.Events() {
+			n++
+		}
+		received <- n
+	}()
+	up, down := &Pod{ID: "p", State: Initiated}, &Pod{ID: "p", State: Killed}
+	sent := 0
+	for ; idle.Err() == nil; sent++ {
+		h.emit(up, down)
+		if sent > 2*eventBuffer {
+			t.Fatal("a listener that never reads is never cut off")
+		}
+		if len(busy.events) > eventBuffer/2 { // let the reader keep up
+			for len(busy.events) > 0 {
+			}
+		}
+	}
+	if !errdefs.IsResourceExhausted(idle.Err()) {
+		t.Errorf("cut off with %v", idle.Err())
+	}
+	busy.Close()
+	if n := <-received; n != sent || busy.Err() != nil {
+		t.Errorf("the reader had %d of %d events, %v", n, sent, busy.Err())
+	}
+	h.close()
+	if late := h.subscribe(); !errdefs.IsUnavailable(late.Err()) {
+		t.Errorf("subscribing to a closed node: %v", late.Err())
+	}
+}

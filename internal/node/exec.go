@@ -1,0 +1,123 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/sandbox"
+)
+
+// Exec runs a program in a running container and returns its exit code. Errors: ErrNotFound, ErrFailedPrecondition
+// (it does not run), ErrNotImplemented (its backend cannot), the backend's.
+func (n *Node) Exec(ctx context.Context, id string, req sandbox.ExecRequest) (int32, error) {
+	p, rec, c, err := n.running(id, "exec")
+	if err != nil {
+		return 0, err
+	}
+	execer, ok := p.backend.(sandbox.Execer)
+	if !ok {
+		return 0, unable(rec, "exec")
+	}
+	return execer.Exec(ctx, rec.sandboxPod(), c.sandboxContainer(), req)
+}
+
+// Attach joins the stdio of a running container. Errors as for Exec.
+func (n *Node) Attach(ctx context.Context, id string, req sandbox.AttachRequest) error {
+	p, rec, c, err := n.running(id, "attach")
+	if err != nil {
+		return err
+	}
+	attacher, ok := p.backend.(sandbox.Attacher)
+	if !ok {
+		return unable(rec, "attach")
+	}
+	return attacher.Attach(ctx, rec.sandboxPod(), c.sandboxContainer(), req)
+}
+
+// ReopenLog makes a running container's log writer open its file again after a rotation. Errors as for Exec.
+func (n *Node) ReopenLog(ctx context.Context, id string) error {
+	p, rec, c, err := n.running(id, "reopen the log")
+	if err != nil {
+		return err
+	}
+	reopener, ok := p.backend.(sandbox.LogReopener)
+	if !ok {
+		return unable(rec, "log rotation")
+	}
+	return reopener.ReopenLog(ctx, rec.sandboxPod(), c.sandboxContainer())
+}
+
+// DialPod opens a connection from inside the pod's network namespace, or the node's for a pod on host network.
+func (n *Node) DialPod(ctx context.Context, podID, network, address string) (net.Conn, error) {
+	p, err := n.Pod(podID)
+	if err != nil {
+		return nil, err
+	}
+	if !p.Ready() {
+		return nil, fmt.Errorf("pod %s is %s: %w", p.ID, p.State, errdefs.ErrFailedPrecondition)
+	}
+	return n.Network.Dial(ctx, p.Netns, network, address)
+}
+
+// Inspect gathers what the node and the backend know beyond the CRI's fields, as JSON by topic. containerID is empty
+// for the sandbox.
+func (n *Node) Inspect(ctx context.Context, podID, containerID string) (map[string]string, error) {
+	p, err := n.pool.pod(podID)
+	if err != nil {
+		return nil, err
+	}
+	rec := p.rec.Load()
+	var c *sandbox.Container
+	about := map[string]any{"handler": rec.Handler, "state": rec.UnitState(), "component": rec.Component, "intent": rec.Intent, "netns": rec.Netns}
+	if containerID != "" {
+		record := rec.Container(containerID)
+		if record == nil {
+			return nil, notFound("container", containerID)
+		}
+		c = record.sandboxContainer()
+		about = map[string]any{"handler": rec.Handler, "state": record.State, "pid": record.Pid, "imageID": record.ImageID, "intent": record.Intent, "config": record.Config}
+	}
+	raw, err := json.Marshal(about)
+	if err != nil {
+		return nil, err
+	}
+	info := map[string]string{"info": string(raw)}
+	inspector, ok := p.backend.(sandbox.Inspector)
+	if !ok {
+		return info, nil
+	}
+	more, err := inspector.Inspect(ctx, rec.sandboxPod(), c)
+	if err != nil {
+		return nil, err
+	}
+	for k, v := range more {
+		info[k] = v
+	}
+	return info, nil
+}
+
+// running finds a container that must be Running for what.
+func (n *Node) running(id, what string) (*livePod, *Pod, *Container, error) {
+	p, id, err := n.pool.container(id)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	rec := p.rec.Load()
+	c := rec.Container(id)
+	if c == nil {
+		return nil, nil, nil, notFound("container", id)
+	}
+	if c.State != Running {
+		return nil, nil, nil, fmt.Errorf("%s: container %s is %s, not %s: %w", what, id, c.State, Running, errdefs.ErrFailedPrecondition)
+	}
+	return p, rec, c, nil
+}
+
+// unable is the error for what a backend cannot do.
+func unable(p *Pod, what string) error {
+	return fmt.Errorf("pods of runtime handler %q have no %s: %w", p.Handler, what, errdefs.ErrNotImplemented)
+}

@@ -1,0 +1,107 @@
+package node
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/Masterminds/semver/v3"
+	"github.com/containerd/errdefs"
+)
+
+// Component is the name of a component, for example example.com:foo.Bar@1.2.3 (seed 1, "Resource Hierarchy").
+// Each component has one spelling: a Component made by ParseComponent or ComponentFromLabels prints as it was read.
+type Component struct {
+	// Domain is a lower-case DNS name or 32 lower-case hex digits.
+	Domain string
+	// Server is a dotted identifier (foo.Bar) or a DNS label, 63 characters at most.
+	Server string
+	// Version is a version of SemVer 2.0.
+	Version string
+}
+
+var (
+	domainPattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*$`)
+	serverPattern = regexp.MustCompile(`^([A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*|[a-z0-9]([-a-z0-9]*[a-z0-9])?)$`)
+	podIDPattern  = regexp.MustCompile(`^[0-9a-f]{64}$`)
+)
+
+const (
+	maxDomain  = 253 // RFC 1035
+	maxServer  = 63
+	maxVersion = 63 // a Kubernetes label value
+)
+
+// String is the canonical spelling, domain:server@version.
+func (c Component) String() string { return c.Domain + ":" + c.Server + "@" + c.Version }
+
+// validate refuses every spelling but the canonical one.
+func (c Component) validate() error {
+	if len(c.Domain) > maxDomain || !domainPattern.MatchString(c.Domain) {
+		return fmt.Errorf("component domain %q is neither a lower-case DNS name nor 32 hex digits: %w", c.Domain, errdefs.ErrInvalidArgument)
+	}
+	if len(c.Server) > maxServer || !serverPattern.MatchString(c.Server) {
+		return fmt.Errorf("component server %q is neither a dotted identifier nor a DNS label of up to %d characters: %w", c.Server, maxServer, errdefs.ErrInvalidArgument)
+	}
+	if _, err := semver.StrictNewVersion(c.Version); err != nil || len(c.Version) > maxVersion {
+		return fmt.Errorf("component version %q is not SemVer 2.0 of up to %d characters: %w", c.Version, maxVersion, errdefs.ErrInvalidArgument)
+	}
+	return nil
+}
+
+// ParseComponent reads domain:server@version; errdefs.ErrInvalidArgument names the part that is wrong.
+func ParseComponent(s string) (Component, error) {
+	domain, rest, ok1 := strings.Cut(s, ":")
+	server, version, ok2 := strings.Cut(rest, "@")
+	if !ok1 || !ok2 {
+		return Component{}, fmt.Errorf("component name %q is not domain:server@version: %w", s, errdefs.ErrInvalidArgument)
+	}
+	c := Component{Domain: domain, Server: server, Version: version}
+	return c, c.validate()
+}
+
+// ComponentFromLabels reads the labels PREFIXdomain, PREFIXserver and PREFIXversion; ok is false when none of them is
+// there. Build metadata, whose plus sign no label can hold, is written with an underscore: 1.2.3_build.
+func ComponentFromLabels(labels map[string]string, prefix string) (c Component, ok bool, err error) {
+	domain, d := labels[prefix+"domain"]
+	server, s := labels[prefix+"server"]
+	version, v := labels[prefix+"version"]
+	if !d && !s && !v {
+		return Component{}, false, nil
+	}
+	if !d || !s || !v {
+		return Component{}, false, fmt.Errorf("labels %[1]sdomain, %[1]sserver and %[1]sversion belong together, and one is missing: %[2]w", prefix, errdefs.ErrInvalidArgument)
+	}
+	c = Component{Domain: domain, Server: server, Version: strings.Replace(version, "_", "+", 1)}
+	return c, true, c.validate()
+}
+
+// Instance is the ID of the nth pod of a component, component#n with n in lower-case hex.
+func (c Component) Instance(n uint64) string { return c.String() + "#" + strconv.FormatUint(n, 16) }
+
+// ParseInstance reads component#n. There is one spelling: no upper-case hex, no leading zeros.
+func ParseInstance(id string) (Component, uint64, error) {
+	name, counter, ok := strings.Cut(id, "#")
+	if !ok {
+		return Component{}, 0, fmt.Errorf("%q is not component#n: %w", id, errdefs.ErrInvalidArgument)
+	}
+	c, err := ParseComponent(name)
+	if err != nil {
+		return Component{}, 0, err
+	}
+	n, err := strconv.ParseUint(counter, 16, 64)
+	if err != nil || c.Instance(n) != id {
+		return Component{}, 0, fmt.Errorf("instance number %q of %s is not canonical lower-case hex: %w", counter, name, errdefs.ErrInvalidArgument)
+	}
+	return c, n, nil
+}
+
+// newID makes a random ID of 64 hex digits.
+func newID() string {
+	raw := make([]byte, 32)
+	_, _ = rand.Read(raw) // never fails, it says
+	return hex.EncodeToString(raw)
+}

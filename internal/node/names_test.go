@@ -1,0 +1,92 @@
+package node
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+)
+
+func TestComponentNames(t *testing.T) {
+	for _, name := range []string{
+		"example.com:foo.Bar@1.2.3",
+		"localhost:echo@0.0.1-rc.1",
+		"0123456789abcdef0123456789abcdef:foo.Bar@1.0.0",
+		"a.b-c.io:my-server@1.2.3+build.5",
+		"example.com:_Private.x1@10.20.30",
+	} {
+		c, err := ParseComponent(name)
+		if err != nil {
+			t.Errorf("ParseComponent(%q): %v", name, err)
+		} else if c.String() != name {
+			t.Errorf("%q printed as %q", name, c)
+		}
+	}
+	for _, name := range []string{
+		"", "example.com", "example.com:foo", "example.com@1.2.3", ":foo@1.2.3", "example.com:@1.2.3",
+		"Example.com:foo@1.2.3", "0123456789ABCDEF0123456789ABCDEF:foo@1.0.0", "ex_ample.com:foo@1.2.3", "-a.com:foo@1.2.3",
+		"example.com:foo..Bar@1.2.3", "example.com:Foo-Bar@1.2.3", "example.com:1foo.Bar@1.2.3",
+		"example.com:" + strings.Repeat("x", 64) + "@1.2.3",
+		"example.com:foo@1.2", "example.com:foo@v1.2.3", "example.com:foo@01.2.3", "example.com:foo@1.2.3 ", "example.com:foo@1.2.3-01",
+		strings.Repeat("a.", 127) + "com:foo@1.2.3", "example.com:foo@1.2.3#0",
+	} {
+		if c, err := ParseComponent(name); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("ParseComponent(%q) = %v, %v; want invalid argument", name, c, err)
+		}
+	}
+}
+
+func TestInstanceIDsHaveOneSpelling(t *testing.T) {
+	c := Component{"example.com", "foo.Bar", "1.2.3"}
+	for n, want := range map[uint64]string{0: "example.com:foo.Bar@1.2.3#0", 255: "example.com:foo.Bar@1.2.3#ff"} {
+		if got := c.Instance(n); got != want {
+			t.Errorf("Instance(%d) = %q, want %q", n, got, want)
+		}
+		back, m, err := ParseInstance(want)
+		if err != nil || m != n || back != c {
+			t.Errorf("ParseInstance(%q) = %v, %d, %v", want, back, m, err)
+		}
+	}
+	for _, id := range []string{"example.com:foo.Bar@1.2.3", "example.com:foo.Bar@1.2.3#", "example.com:foo.Bar@1.2.3#FF",
+		"example.com:foo.Bar@1.2.3#01", "example.com:foo.Bar@1.2.3#+1", "example.com:foo.Bar@1.2.3#1#2", "example.com:foo.Bar@1.2.3#10000000000000000"} {
+		if _, _, err := ParseInstance(id); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("ParseInstance(%q): %v, want invalid argument", id, err)
+		}
+	}
+}
+
+func TestComponentFromLabels(t *testing.T) {
+	const prefix = "vimana.host/"
+	labels := func(kv ...string) map[string]string {
+		m := map[string]string{"app": "x"}
+		for i := 0; i < len(kv); i += 2 {
+			m[prefix+kv[i]] = kv[i+1]
+		}
+		return m
+	}
+	c, ok, err := ComponentFromLabels(labels("domain", "example.com", "server", "foo.Bar", "version", "1.2.3-a_b5"), prefix)
+	if err != nil || !ok || c.String() != "example.com:foo.Bar@1.2.3-a+b5" {
+		t.Errorf("got %v, %v, %v", c, ok, err)
+	}
+	if _, ok, err := ComponentFromLabels(labels(), prefix); ok || err != nil {
+		t.Errorf("no labels: %v, %v", ok, err)
+	}
+	if _, ok, err := ComponentFromLabels(labels("port", "80"), prefix); ok || err != nil {
+		t.Errorf("labels that name no component: %v, %v", ok, err)
+	}
+	if _, _, err := ComponentFromLabels(labels("domain", "example.com"), prefix); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("half a name: %v", err)
+	}
+}
+
+// FuzzParseInstance: whatever is accepted is its own canonical spelling.
+func FuzzParseInstance(f *testing.F) {
+	f.Add("example.com:foo.Bar@1.2.3#0")
+	f.Add("0123456789abcdef0123456789abcdef:a@0.0.0-x.1+y#ffff")
+	f.Fuzz(func(t *testing.T, id string) {
+		c, n, err := ParseInstance(id)
+		if err == nil && c.Instance(n) != id {
+			t.Errorf("%q was accepted and prints as %q", id, c.Instance(n))
+		}
+	})
+}

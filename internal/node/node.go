@@ -1,0 +1,199 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/network"
+	"github.com/tripod-run/tripod/internal/node/store"
+	"github.com/tripod-run/tripod/sandbox"
+)
+
+// kindPod is the kind of the pods' records in the store.
+const kindPod = "pods"
+
+// rollbackTimeout bounds the undoing of what a failed order began.
+const rollbackTimeout = time.Minute
+
+var errNodeClosed = fmt.Errorf("the node is shutting down: %w", errdefs.ErrUnavailable)
+
+// Network is what the node asks of the pods' network; *network.Manager is one.
+type Network interface {
+	Setup(ctx context.Context, a network.Attachment) (*network.Result, error)
+	Teardown(ctx context.Context, a network.Attachment) error
+	Present(id string) bool
+	GC(ctx context.Context, keep []string) error
+	Status(ctx context.Context) error
+	Dial(ctx context.Context, netns, network, address string) (net.Conn, error)
+	Stats(netns string) ([]network.InterfaceStats, error)
+	UpdatePodCIDR(cidr string) error
+}
+
+// Images is what the node asks of the image store; *image.Store is one.
+type Images interface {
+	// Get finds the image that a reference, digest or ID names; errdefs.ErrNotFound.
+	Get(ctx context.Context, ref string) (image.Image, error)
+}
+
+// Config is what a Node is made of. Everything but Logger, ComponentPrefix and OperationTimeout must be given.
+type Config struct {
+	Store *store.Store
+	// Backends are by RuntimeClass handler; DefaultHandler is the one for pods that name none.
+	Backends       map[string]sandbox.Backend
+	DefaultHandler string
+	Network        Network
+	Images         Images
+	// ComponentPrefix begins the labels that name a component; "vimana.host/" by default.
+	ComponentPrefix string
+	// OperationTimeout bounds one order's work, also when its caller has gone away; 5 minutes by default.
+	OperationTimeout time.Duration
+	Logger           *slog.Logger
+}
+
+// Node is the pod pool with its record. All its methods may be called from many goroutines.
+type Node struct {
+	Config
+	log    *slog.Logger
+	store  *store.Store
+	pool   *pool
+	index  *Index
+	events *hub
+
+	// broken holds, by handler, why a backend could not be recovered. Its pods are listed as last known and take
+	// no orders.
+	broken map[string]error
+
+	stop    context.CancelFunc
+	kick    chan struct{}
+	workers sync.WaitGroup
+}
+
+// HandlerInfo describes one RuntimeClass handler.
+type HandlerInfo struct {
+	Name         string
+	Default      bool
+	Capabilities sandbox.Capabilities
+}
+
+func (c *Config) setDefaults() error {
+	if c.ComponentPrefix == "" {
+		c.ComponentPrefix = "vimana.host/"
+	}
+	if c.OperationTimeout == 0 {
+		c.OperationTimeout = 5 * time.Minute
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Backends[c.DefaultHandler] == nil {
+		return fmt.Errorf("the default handler %q has no backend: %w", c.DefaultHandler, errdefs.ErrInvalidArgument)
+	}
+	return nil
+}
+
+// Handlers lists the handlers by name.
+func (n *Node) Handlers() []HandlerInfo {
+	var infos []HandlerInfo
+	for name, b := range n.Backends {
+		infos = append(infos, HandlerInfo{Name: name, Default: name == n.DefaultHandler, Capabilities: b.Capabilities()})
+	}
+	slices.SortFunc(infos, func(a, b HandlerInfo) int { return strings.Compare(a.Name, b.Name) })
+	return infos
+}
+
+// NetworkReady is nil when new pods can be given a network, else it says why not.
+func (n *Node) NetworkReady(ctx context.Context) error { return n.Network.Status(ctx) }
+
+// SetPodCIDR hands the node's pod range (CRI UpdateRuntimeConfig) to the network.
+func (n *Node) SetPodCIDR(cidr string) error { return n.Network.UpdatePodCIDR(cidr) }
+
+// Components is the pair of maps between components and the pods that run them.
+func (n *Node) Components() *Index { return n.index }
+
+// Subscribe listens to the transitions from now on.
+func (n *Node) Subscribe() *Subscription { return n.events.subscribe() }
+
+// Pods lists the pods in the order of their creation.
+func (n *Node) Pods() []*Pod {
+	live := n.pool.all()
+	pods := make([]*Pod, 0, len(live))
+	for _, p := range live {
+		if view := p.view.Load(); view != nil {
+			pods = append(pods, view)
+		}
+	}
+	return pods
+}
+
+// Pod finds a pod by its ID or by an unambiguous prefix of it: errdefs.ErrNotFound, or ErrInvalidArgument for a
+// prefix of several.
+func (n *Node) Pod(id string) (*Pod, error) {
+	p, err := n.pool.pod(id)
+	if err != nil {
+		return nil, err
+	}
+	if view := p.view.Load(); view != nil {
+		return view, nil
+	}
+	return nil, notFound("pod", id)
+}
+
+// Container finds a container and its pod by the container's ID or by an unambiguous prefix of it.
+func (n *Node) Container(id string) (*Container, *Pod, error) {
+	p, full, err := n.pool.container(id)
+	if err != nil {
+		return nil, nil, err
+	}
+	if view := p.view.Load(); view != nil {
+		if c := view.Container(full); c != nil {
+			return c, view, nil
+		}
+	}
+	return nil, nil, notFound("container", id)
+}
+
+// Close ends the node's own work and lets orders under way finish or end with ctx. Pods go on running.
+func (n *Node) Close() error {
+	n.stop()
+	n.workers.Wait()
+	n.events.close()
+	return nil
+}
+
+// backend finds the backend of a handler; the empty name is the default's.
+func (n *Node) backend(handler string) (string, sandbox.Backend, error) {
+	if handler == "" {
+		handler = n.DefaultHandler
+	}
+	b := n.Backends[handler]
+	if b == nil {
+		return "", nil, fmt.Errorf("no runtime handler %q on this node: %w", handler, errdefs.ErrInvalidArgument)
+	}
+	if err := n.broken[handler]; err != nil {
+		return "", nil, fmt.Errorf("runtime handler %q could not be recovered when the node started (%v): %w", handler, err, errdefs.ErrUnavailable)
+	}
+	return handler, b, nil
+}
+
+// order is an order with the node's own limit.
+func (n *Node) order(call Call) order { return order{call: call, limit: n.OperationTimeout} }
+
+// undo is a context for undoing what failed: it does not end with the order that failed.
+func undo(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
+}
+
+// hostNetwork reports whether the pod asks for the node's own network namespace.
+func hostNetwork(c *runtimeapi.PodSandboxConfig) bool {
+	return c.GetLinux().GetSecurityContext().GetNamespaceOptions().GetNetwork() == runtimeapi.NamespaceMode_NODE
+}

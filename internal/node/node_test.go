@@ -1,0 +1,592 @@
+package node_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/node"
+	"github.com/tripod-run/tripod/internal/node/store"
+	"github.com/tripod-run/tripod/sandbox"
+	"github.com/tripod-run/tripod/sandbox/fake"
+)
+
+// bench is a node on fake services, all of whose state lies below dir.
+type bench struct {
+	*node.Node
+	dir     string
+	store   *store.Store
+	backend map[string]*fake.Backend
+	network *fake.Network
+}
+
+// open starts a node over dir: handler "linux" has pods of many containers, "wasm" has unit pods that run components.
+func open(t testing.TB, dir string) *bench {
+	t.Helper()
+	b, err := tryOpen(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.close)
+	return b
+}
+
+func tryOpen(dir string) (*bench, error) {
+	b := &bench{dir: dir, backend: map[string]*fake.Backend{}, network: &fake.Network{Dir: filepath.Join(dir, "network")}}
+	if err := os.MkdirAll(b.network.Dir, 0o700); err != nil {
+		return nil, err
+	}
+	var err error
+	if b.store, err = store.Open(filepath.Join(dir, "node.db")); err != nil {
+		return nil, err
+	}
+	backends := map[string]sandbox.Backend{}
+	for handler, caps := range map[string]sandbox.Capabilities{"linux": {HostNetwork: true}, "wasm": {MaxContainers: 1, Components: true}} {
+		f, err := fake.New(fake.Config{Dir: filepath.Join(dir, handler), Capabilities: caps})
+		if err != nil {
+			return nil, err
+		}
+		b.backend[handler], backends[handler] = f, f
+	}
+	b.Node, err = node.Open(context.Background(), node.Config{
+		Store: b.store, Backends: backends, DefaultHandler: "linux", Network: b.network, Images: fake.Images{},
+		OperationTimeout: 10 * time.Second,
+	})
+	if err != nil {
+		return nil, errors.Join(err, b.store.Close())
+	}
+	return b, nil
+}
+
+func (b *bench) close() {
+	_ = b.Close()
+	_ = b.store.Close()
+}
+
+// reopen ends the node and starts another over the same state.
+func (b *bench) reopen(t testing.TB) *bench {
+	t.Helper()
+	b.close()
+	return open(t, b.dir)
+}
+
+// residue lists what is left of pods outside the record.
+func (b *bench) residue(t testing.TB) []string {
+	t.Helper()
+	left, err := b.network.Leases()
+	for _, f := range b.backend {
+		ids, podsErr := f.Pods()
+		left, err = append(left, ids...), errors.Join(err, podsErr)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return left
+}
+
+func podConfig(name string, annotations ...string) *runtimeapi.PodSandboxConfig {
+	return &runtimeapi.PodSandboxConfig{
+		Metadata:    &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "default", Uid: name + "-uid"},
+		Annotations: pairs(annotations),
+	}
+}
+
+func containerConfig(name string, annotations ...string) *runtimeapi.ContainerConfig {
+	return &runtimeapi.ContainerConfig{
+		Metadata: &runtimeapi.ContainerMetadata{Name: name}, Image: &runtimeapi.ImageSpec{Image: "busybox"},
+		Annotations: pairs(annotations),
+	}
+}
+
+func pairs(kv []string) map[string]string {
+	m := map[string]string{}
+	for i := 0; i+1 < len(kv); i += 2 {
+		m["fake.tripod.dev/"+kv[i]] = kv[i+1]
+	}
+	return m
+}
+
+func (b *bench) run(t testing.TB, handler string, config *runtimeapi.PodSandboxConfig) string {
+	t.Helper()
+	id, err := b.RunSandbox(t.Context(), config, handler)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+func (b *bench) create(t testing.TB, pod string, config *runtimeapi.ContainerConfig) string {
+	t.Helper()
+	id, err := b.CreateContainer(t.Context(), pod, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (b *bench) state(t testing.TB, id string) node.State {
+	t.Helper()
+	c, _, err := b.Container(id)
+	if errdefs.IsNotFound(err) {
+		return ""
+	}
+	must(t, err)
+	return c.State
+}
+
+// eventually waits for a condition that another goroutine brings about.
+func eventually(t testing.TB, what string, holds func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(10 * time.Second)
+	for !holds() {
+		if time.Now().After(deadline) {
+			t.Fatalf("never: %s", what)
+		}
+		time.Sleep(time.Millisecond) // pacing of a poll
+	}
+}
+
+func TestLifeOfAPodOfMany(t *testing.T) {
+	b := open(t, t.TempDir())
+	sub := b.Subscribe()
+	pod := b.run(t, "", podConfig("p"))
+	if again := b.run(t, "linux", podConfig("p")); again != pod {
+		t.Errorf("a repeat of RunPodSandbox made %s beside %s", again, pod)
+	}
+	one := b.create(t, pod, containerConfig("one"))
+	two := b.create(t, pod, containerConfig("two"))
+	must(t, b.StartContainer(t.Context(), one), b.StartContainer(t.Context(), two))
+	b.backend["linux"].Exit(two, 3)
+	eventually(t, "the exit is recorded", func() bool { return b.state(t, two) == node.Stopped })
+	c, _, err := b.Container(two)
+	must(t, err)
+	if c.ExitCode != 3 || c.Reason != sandbox.ReasonError || c.FinishedAt.Before(c.StartedAt) {
+		t.Errorf("recorded exit: %+v", c)
+	}
+	must(t, b.StopContainer(t.Context(), one, time.Second), b.RemoveContainer(t.Context(), one))
+	must(t, b.StopSandbox(t.Context(), pod))
+	if p, err := b.Pod(pod); err != nil || p.Ready() {
+		t.Errorf("after StopPodSandbox: %v, %v", p, err)
+	}
+	must(t, b.RemoveSandbox(t.Context(), pod), b.RemoveSandbox(t.Context(), pod))
+	if left := b.residue(t); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	var got []string
+	for len(got) < 12 {
+		e := <-sub.Events()
+		who := map[string]string{pod: "pod", one: "one", two: "two"}[e.ContainerID]
+		got = append(got, who+" "+e.Type.String()[len("CONTAINER_"):])
+	}
+	want := []string{"pod CREATED_EVENT", "pod STARTED_EVENT", "one CREATED_EVENT", "two CREATED_EVENT", "one STARTED_EVENT", "two STARTED_EVENT",
+		"two STOPPED_EVENT", "one STOPPED_EVENT", "one DELETED_EVENT", "pod STOPPED_EVENT", "two DELETED_EVENT", "pod DELETED_EVENT"}
+	if !slices.Equal(got, want) {
+		t.Errorf("events:\n got %v\nwant %v", got, want)
+	}
+}
+
+func TestLifeOfAUnitPod(t *testing.T) {
+	b := open(t, t.TempDir())
+	config := podConfig("p")
+	config.Labels = map[string]string{"vimana.host/domain": "example.com", "vimana.host/server": "foo.Bar", "vimana.host/version": "1.2.3"}
+	pod := b.run(t, "wasm", config)
+	if pod != "example.com:foo.Bar@1.2.3#0" {
+		t.Errorf("the first pod of the component is %q", pod)
+	}
+	other := containerConfig("c")
+	other.Labels = map[string]string{"vimana.host/domain": "example.org"}
+	if _, err := b.CreateContainer(t.Context(), pod, other); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("other component labels: %v", err)
+	}
+	id := b.create(t, pod, containerConfig("c"))
+	if id != pod {
+		t.Errorf("container ID %q is not the pod's", id)
+	}
+	must(t, b.StartContainer(t.Context(), id))
+	if got := b.Components().Running("example.com:foo.Bar@1.2.3"); !slices.Equal(got, []string{id}) {
+		t.Errorf("running containers of the component: %v", got)
+	}
+	if name, ok := b.Components().Component(id); !ok || name != "example.com:foo.Bar@1.2.3" {
+		t.Errorf("component of %s: %q, %v", id, name, ok)
+	}
+	ip := func() string { p, err := b.Pod(pod); must(t, err); return p.IPs[0].String() }
+	before := ip()
+	must(t, b.StopContainer(t.Context(), id, 0))
+	if got := b.Components().Running("example.com:foo.Bar@1.2.3"); len(got) != 0 {
+		t.Errorf("running after the stop: %v", got)
+	}
+	must(t, b.StartContainer(t.Context(), id))
+	if ip() != before {
+		t.Error("a restart changed the IP")
+	}
+	must(t, b.StopContainer(t.Context(), id, 0), b.RemoveContainer(t.Context(), id))
+	if p, err := b.Pod(pod); err != nil || p.UnitState() != node.Removed || len(p.Containers) != 0 {
+		t.Errorf("after RemoveContainer: %+v, %v", p, err)
+	}
+	must(t, b.RemoveSandbox(t.Context(), pod))
+	if b = b.reopen(t); b.run(t, "wasm", config) != "example.com:foo.Bar@1.2.3#1" {
+		t.Error("an instance number was given twice")
+	}
+}
+
+// TestEveryCellOfTheUnitTable brings a unit pod into each state and orders each call.
+func TestEveryCellOfTheUnitTable(t *testing.T) {
+	ctx := t.Context()
+	for _, state := range node.States {
+		for _, call := range node.Calls[1:] {
+			t.Run(string(state)+"/"+string(call), func(t *testing.T) {
+				b := open(t, t.TempDir())
+				pod, config := b.bring(t, state)
+				err := map[node.Call]func() error{
+					node.CreateContainer:  func() error { _, err := b.CreateContainer(ctx, pod, config); return err },
+					node.StartContainer:   func() error { return b.StartContainer(ctx, pod) },
+					node.StopContainer:    func() error { return b.StopContainer(ctx, pod, 0) },
+					node.RemoveContainer:  func() error { return b.RemoveContainer(ctx, pod) },
+					node.StopPodSandbox:   func() error { return b.StopSandbox(ctx, pod) },
+					node.RemovePodSandbox: func() error { return b.RemoveSandbox(ctx, pod) },
+				}[call]()
+				p, _ := b.Pod(pod)
+				switch node.Decide(true, state, call) {
+				case node.Refused:
+					if !errdefs.IsFailedPrecondition(err) {
+						t.Errorf("got %v, want failed precondition", err)
+					}
+					if p.UnitState() != state {
+						t.Errorf("a refused call moved the pod to %s", p.UnitState())
+					}
+				case node.Idempotent:
+					if err != nil || p.UnitState() != state && state != node.Starting {
+						t.Errorf("a repeat: %v, state %s", err, p.UnitState())
+					}
+				default:
+					if err != nil {
+						t.Errorf("a valid call: %v", err)
+					}
+				}
+			})
+		}
+	}
+}
+
+// bring makes a unit pod in a state. Starting lasts a moment, during which a call finds it.
+func (b *bench) bring(t *testing.T, s node.State) (string, *runtimeapi.ContainerConfig) {
+	t.Helper()
+	ctx := t.Context()
+	pod := b.run(t, "wasm", podConfig("p"))
+	config := containerConfig("c")
+	if s == node.Starting {
+		config = containerConfig("c", "start-container", "delay(300ms)")
+	}
+	if s == node.Initiated {
+		return pod, config
+	}
+	b.create(t, pod, config)
+	if s == node.Starting {
+		go func() { _ = b.StartContainer(context.WithoutCancel(ctx), pod) }()
+		eventually(t, "Starting", func() bool { return b.state(t, pod) == node.Starting })
+		return pod, config
+	}
+	for _, step := range []struct {
+		until node.State
+		do    func() error
+	}{
+		{node.Created, func() error { return nil }},
+		{node.Running, func() error { return b.StartContainer(ctx, pod) }},
+		{node.Stopped, func() error { return b.StopContainer(ctx, pod, 0) }},
+		{node.Removed, func() error { return b.RemoveContainer(ctx, pod) }},
+		{node.Killed, func() error { return b.StopSandbox(ctx, pod) }},
+	} {
+		must(t, step.do())
+		if step.until == s {
+			break
+		}
+	}
+	return pod, config
+}
+
+func TestCreateContainerRepeats(t *testing.T) {
+	b := open(t, t.TempDir())
+	for _, handler := range []string{"linux", "wasm"} {
+		pod := b.run(t, handler, podConfig(handler))
+		id := b.create(t, pod, containerConfig("c"))
+		counted := containerConfig("c")
+		counted.Annotations["io.kubernetes.container.restartCount"] = "7"
+		if again := b.create(t, pod, counted); again != id {
+			t.Errorf("%s: a repeat made %s beside %s", handler, again, id)
+		}
+		changed := containerConfig("c")
+		changed.Envs = []*runtimeapi.KeyValue{{Key: "A", Value: []byte("1")}}
+		if _, err := b.CreateContainer(t.Context(), pod, changed); !errdefs.IsAlreadyExists(err) {
+			t.Errorf("%s: changed parameters: %v", handler, err)
+		}
+		next := containerConfig("c")
+		next.Metadata.Attempt = 1
+		second := b.create(t, pod, next)
+		if unit := handler == "wasm"; (second == id) != unit {
+			t.Errorf("%s: the next attempt is %s, the first was %s", handler, second, id)
+		}
+	}
+}
+
+// TestN3CallerGoesAwayAndRetries: one pod comes of it, and no name stays reserved.
+func TestN3CallerGoesAwayAndRetries(t *testing.T) {
+	b := open(t, t.TempDir())
+	config := podConfig("p", "create-sandbox", "delay(200ms)")
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := b.RunSandbox(ctx, config, ""); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("the first call: %v", err)
+	}
+	pod := b.run(t, "", config)
+	if n := len(b.Pods()); n != 1 {
+		t.Errorf("%d pods", n)
+	}
+	c := containerConfig("c", "start-container", "delay(200ms)")
+	id := b.create(t, pod, c)
+	ctx, cancel = context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if err := b.StartContainer(ctx, id); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("the first start: %v", err)
+	}
+	must(t, b.StartContainer(t.Context(), id))
+	if got := b.state(t, id); got != node.Running {
+		t.Errorf("state %s", got)
+	}
+}
+
+// TestN4FailuresAreRolledBack: whatever step fails, nothing is left and the same request then succeeds.
+func TestN4FailuresAreRolledBack(t *testing.T) {
+	for _, step := range []string{"validate", "network-setup", "network-setup.done", "create-sandbox", "create-sandbox.done"} {
+		t.Run(step, func(t *testing.T) {
+			b := open(t, t.TempDir())
+			if _, err := b.RunSandbox(t.Context(), podConfig("p", step, "error(boom)"), ""); err == nil {
+				t.Fatal("it succeeded")
+			}
+			if left := b.residue(t); len(left) > 0 || len(b.Pods()) > 0 {
+				t.Errorf("left behind: %v, pods %v", left, b.Pods())
+			}
+			b.run(t, "", podConfig("p"))
+		})
+	}
+	for _, step := range []string{"create-container", "create-container.done"} {
+		t.Run(step, func(t *testing.T) {
+			b := open(t, t.TempDir())
+			pod := b.run(t, "", podConfig("p"))
+			if _, err := b.CreateContainer(t.Context(), pod, containerConfig("c", step, "error(boom)")); err == nil {
+				t.Fatal("it succeeded")
+			}
+			if p, err := b.Pod(pod); err != nil || len(p.Containers) > 0 {
+				t.Errorf("containers %v, %v", p.Containers, err)
+			}
+			b.create(t, pod, containerConfig("c"))
+		})
+	}
+	t.Run("start-container", func(t *testing.T) {
+		b := open(t, t.TempDir())
+		pod := b.run(t, "", podConfig("p"))
+		id := b.create(t, pod, containerConfig("c", "start-container", "error(no such program)"))
+		if err := b.StartContainer(t.Context(), id); err == nil {
+			t.Fatal("it succeeded")
+		}
+		c, _, err := b.Container(id)
+		must(t, err)
+		if c.State != node.Stopped || c.Reason != sandbox.ReasonStartError || c.ExitCode != sandbox.ExitStartError || c.Message == "" {
+			t.Errorf("recorded: %+v", c)
+		}
+	})
+}
+
+// TestN4NetworkReleaseIsRetried: the pod is stopped for its user at once and leaves the network when the plugin can.
+func TestN4NetworkReleaseIsRetried(t *testing.T) {
+	b := open(t, t.TempDir())
+	pod := b.run(t, "", podConfig("p", "network-teardown", "error(plugin is ill)"))
+	if err := b.StopSandbox(t.Context(), pod); err == nil {
+		t.Fatal("a failing DEL was not reported")
+	}
+	if p, err := b.Pod(pod); err != nil || p.Ready() {
+		t.Errorf("pod after the failed release: %v, %v", p, err)
+	}
+	if err := b.RemoveSandbox(t.Context(), pod); err == nil {
+		t.Error("a pod was removed whose lease is not free")
+	}
+	if leases, _ := b.network.Leases(); len(leases) != 1 {
+		t.Errorf("leases %v", leases)
+	}
+}
+
+// TestC2StopAndRemoveInParallelAndDuringCreate: all succeed and nothing is left.
+func TestC2StopAndRemoveInParallelAndDuringCreate(t *testing.T) {
+	b := open(t, t.TempDir())
+	ctx := t.Context()
+	must(t, b.StopSandbox(ctx, "0123"), b.RemoveSandbox(ctx, "0123"), b.StopContainer(ctx, "0123", 0), b.RemoveContainer(ctx, "0123"))
+	pod := b.run(t, "", podConfig("p"))
+	id := b.create(t, pod, containerConfig("runs"))
+	must(t, b.StartContainer(ctx, id))
+	created := make(chan error, 1)
+	go func() {
+		_, err := b.CreateContainer(ctx, pod, containerConfig("slow", "create-container", "hang"))
+		created <- err
+	}()
+	go func() { _, _ = b.CreateContainer(ctx, pod, containerConfig("late", "create-container", "delay(5ms)")) }()
+	done := make(chan error, 30)
+	for range 10 {
+		go func() { done <- b.RemoveContainer(ctx, id) }()
+		go func() { done <- b.StopSandbox(ctx, pod) }()
+		go func() { done <- b.RemoveSandbox(ctx, pod) }()
+	}
+	for range 30 {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	if err := <-created; err == nil {
+		t.Error("a container was created in a removed pod")
+	}
+	eventually(t, "nothing is left", func() bool { return len(b.residue(t)) == 0 && len(b.Pods()) == 0 })
+}
+
+func TestStopOverridesStartAndLongerStop(t *testing.T) {
+	b := open(t, t.TempDir())
+	ctx := t.Context()
+	pod := b.run(t, "", podConfig("p"))
+	hangs := b.create(t, pod, containerConfig("hangs", "start-container", "hang"))
+	started := make(chan error, 1)
+	go func() { started <- b.StartContainer(ctx, hangs) }()
+	eventually(t, "Starting", func() bool { return b.state(t, hangs) == node.Starting })
+	must(t, b.StopContainer(ctx, hangs, time.Minute))
+	if err := <-started; err == nil || b.state(t, hangs) != node.Stopped {
+		t.Errorf("start: %v, state %s", err, b.state(t, hangs))
+	}
+	deaf := b.create(t, pod, containerConfig("deaf", "ignore-stop", "true"))
+	must(t, b.StartContainer(ctx, deaf))
+	slow := make(chan error, 1)
+	go func() { slow <- b.StopContainer(ctx, deaf, time.Hour) }()
+	must(t, b.StopContainer(ctx, deaf, 10*time.Millisecond))
+	if err := <-slow; err != nil {
+		t.Errorf("the patient stop: %v", err)
+	}
+	c, _, err := b.Container(deaf)
+	must(t, err)
+	if c.ExitCode != 137 {
+		t.Errorf("exit code %d, want 137", c.ExitCode)
+	}
+}
+
+// TestN8StuckBackendDelaysNobodyElse: lists, status calls and other pods go on beside an order that hangs.
+func TestN8StuckBackendDelaysNobodyElse(t *testing.T) {
+	b := open(t, t.TempDir())
+	stuck := b.run(t, "", podConfig("stuck"))
+	id := b.create(t, stuck, containerConfig("c", "start-container", "hang", "stats", "hang"))
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { _ = b.StartContainer(ctx, id) }()
+	eventually(t, "Starting", func() bool { return b.state(t, id) == node.Starting })
+	fine := b.run(t, "", podConfig("fine"))
+	c := b.create(t, fine, containerConfig("c"))
+	must(t, b.StartContainer(t.Context(), c))
+	if len(b.Pods()) != 2 {
+		t.Error("a pod is not listed")
+	}
+	cancel()
+	must(t, b.StopContainer(t.Context(), id, 0))
+}
+
+func TestReopenAdoptsWhatRunsAndWhatEnded(t *testing.T) {
+	b := open(t, t.TempDir())
+	pod := b.run(t, "", podConfig("p"))
+	runs := b.create(t, pod, containerConfig("runs"))
+	ends := b.create(t, pod, containerConfig("ends", "exit-after", "30ms", "exit-code", "5"))
+	made := b.create(t, pod, containerConfig("made"))
+	must(t, b.StartContainer(t.Context(), runs), b.StartContainer(t.Context(), ends))
+	b.close()
+	time.Sleep(40 * time.Millisecond) // the container ends while no node is there
+	b = open(t, b.dir)
+	for id, want := range map[string]node.State{runs: node.Running, ends: node.Stopped, made: node.Created} {
+		if got := b.state(t, id); got != want {
+			t.Errorf("%s is %s, want %s", id, got, want)
+		}
+	}
+	if c, _, err := b.Container(ends); err != nil || c.ExitCode != 5 {
+		t.Errorf("exit code of what ended meanwhile: %+v, %v", c, err)
+	}
+	must(t, b.StopContainer(t.Context(), runs, time.Second), b.StartContainer(t.Context(), made))
+	must(t, os.Remove(filepath.Join(b.network.Dir, pod)))
+	b = b.reopen(t)
+	if p, err := b.Pod(pod); err != nil || p.Ready() {
+		t.Errorf("a pod without its network is ready: %v, %v", p, err)
+	}
+	must(t, b.RemoveSandbox(t.Context(), pod))
+	if left := b.residue(t); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// TestN9UnknownRecordVersionIsRefused: the node does not start, and nothing of the pods is touched.
+func TestN9UnknownRecordVersionIsRefused(t *testing.T) {
+	b := open(t, t.TempDir())
+	b.run(t, "", podConfig("p"))
+	must(t, b.store.Put("pods", "x", []byte(`{"version":99}`)))
+	before := b.residue(t)
+	b.close()
+	if _, err := tryOpen(b.dir); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("open: %v, want failed precondition", err)
+	}
+	if after := b.residue(t); !slices.Equal(before, after) {
+		t.Errorf("before %v, after %v", before, after)
+	}
+}
+
+func TestPrefixesAndUnknownIDs(t *testing.T) {
+	b := open(t, t.TempDir())
+	first, second := b.run(t, "", podConfig("a")), b.run(t, "", podConfig("b"))
+	if p, err := b.Pod(first[:20]); err != nil || p.ID != first {
+		t.Errorf("by prefix: %v, %v", p, err)
+	}
+	if _, err := b.Pod(""); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("the empty ID: %v", err)
+	}
+	if _, err := b.Pod("nonesuch"); !errdefs.IsNotFound(err) {
+		t.Errorf("an unknown ID: %v", err)
+	}
+	for i := 1; i < 64; i++ {
+		if first[:i] != second[:i] {
+			break
+		}
+		if _, err := b.Pod(first[:i]); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("a prefix of both: %v", err)
+		}
+	}
+}
+
+func TestUpdateContainerMergesResources(t *testing.T) {
+	b := open(t, t.TempDir())
+	pod := b.run(t, "", podConfig("p"))
+	config := containerConfig("c")
+	config.Linux = &runtimeapi.LinuxContainerConfig{Resources: &runtimeapi.LinuxContainerResources{
+		CpuShares: 512, MemoryLimitInBytes: 1 << 20,
+		HugepageLimits: []*runtimeapi.HugepageLimit{{PageSize: "2MB", Limit: 1}, {PageSize: "1GB", Limit: 1}},
+	}}
+	id := b.create(t, pod, config)
+	must(t, b.UpdateContainer(t.Context(), id, &runtimeapi.LinuxContainerResources{
+		MemoryLimitInBytes: 2 << 20, HugepageLimits: []*runtimeapi.HugepageLimit{{PageSize: "2MB", Limit: 2}}, Unified: map[string]string{"a": "b"},
+	}))
+	c, _, err := b.reopen(t).Container(id)
+	must(t, err)
+	r := c.Config.Linux.Resources
+	if r.CpuShares != 512 || r.MemoryLimitInBytes != 2<<20 || len(r.HugepageLimits) != 2 || r.HugepageLimits[0].Limit != 2 || r.Unified["a"] != "b" {
+		t.Errorf("resources after the update: %v", r)
+	}
+}

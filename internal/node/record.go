@@ -1,0 +1,310 @@
+package node
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/sandbox"
+)
+
+// Pod is one record of the node: a pod with its containers. A Pod that was given out is never changed; a transition
+// makes the next one. State is Initiated or Killed; empty while RunPodSandbox is under way.
+type Pod struct {
+	ID      string
+	Handler string
+	// Component is the component's name, for unit pods that run one.
+	Component string
+	Config    *runtimeapi.PodSandboxConfig
+	State     State
+	// Netns is the path of the pod's network namespace; empty on host network.
+	Netns     string
+	IPs       []netip.Addr
+	CreatedAt time.Time
+	// Intent is what was ordered and not yet seen to its end: the call, or empty.
+	Intent Call
+	// Containers are in the order of their creation. The Removed container of a unit pod stays, unseen, until the
+	// next CreateContainer.
+	Containers []*Container
+
+	unit      bool
+	unitState State // of a view, whose Removed container is left out
+}
+
+// Container is the record of one container. State is Created … Removed; empty while CreateContainer is under way.
+type Container struct {
+	ID      string
+	PodID   string
+	Config  *runtimeapi.ContainerConfig
+	ImageID string
+	// ImageRef is a repository digest of the image, or its ID when it has none.
+	ImageRef   string
+	State      State
+	Resolved   sandbox.Resolved
+	CreatedAt  time.Time
+	StartedAt  time.Time
+	FinishedAt time.Time
+	ExitCode   int32
+	Reason     string
+	Message    string
+	Pid        int
+	// Intent is RemoveContainer, or intentUpdate, from the order until its effect is complete.
+	Intent Call
+}
+
+// intentUpdate marks a container whose new resources are recorded and not yet applied.
+const intentUpdate Call = "UpdateContainerResources"
+
+// Ready reports whether the sandbox can take containers (CRI SANDBOX_READY).
+func (p *Pod) Ready() bool { return p.State == Initiated }
+
+// Unit reports whether the pod is a unit pod.
+func (p *Pod) Unit() bool { return p.unit }
+
+// UnitState is the state of a unit pod in the table of seed 1.
+func (p *Pod) UnitState() State {
+	if p.unitState != "" {
+		return p.unitState
+	}
+	if p.State == Initiated && len(p.Containers) > 0 && p.Containers[0].State != "" {
+		return p.Containers[0].State
+	}
+	return p.State
+}
+
+// Container finds the container id of the pod, nil when it is not there or Removed.
+func (p *Pod) Container(id string) *Container {
+	for _, c := range p.Containers {
+		if c.ID == id && c.visible() {
+			return c
+		}
+	}
+	return nil
+}
+
+// Visible lists the containers that the control planes may see: those that are made and not removed.
+func (p *Pod) Visible() []*Container {
+	if !slices.ContainsFunc(p.Containers, func(c *Container) bool { return !c.visible() }) {
+		return p.Containers
+	}
+	seen := make([]*Container, 0, len(p.Containers))
+	for _, c := range p.Containers {
+		if c.visible() {
+			seen = append(seen, c)
+		}
+	}
+	return seen
+}
+
+func (c *Container) visible() bool { return c.State != "" && c.State != Removed }
+
+// key tells the pod's containers apart: name and attempt, as the kubelet counts them.
+func (c *Container) key() string { return containerKey(c.Config.GetMetadata()) }
+
+func containerKey(m *runtimeapi.ContainerMetadata) string {
+	return fmt.Sprintf("%s_%d", m.GetName(), m.GetAttempt())
+}
+
+// podKey is what makes a second RunPodSandbox a repeat: name, namespace, uid and attempt.
+func podKey(m *runtimeapi.PodSandboxMetadata) string {
+	return fmt.Sprintf("%s_%s_%s_%d", m.GetName(), m.GetNamespace(), m.GetUid(), m.GetAttempt())
+}
+
+// clone makes the next record: the pod and its containers are new, the configurations are shared.
+func (p *Pod) clone() *Pod {
+	next := *p
+	next.Containers = make([]*Container, len(p.Containers))
+	for i, c := range p.Containers {
+		copied := *c
+		next.Containers[i] = &copied
+	}
+	return &next
+}
+
+// find returns the container id of the record whatever its state.
+func (p *Pod) find(id string) *Container {
+	for _, c := range p.Containers {
+		if c.ID == id {
+			return c
+		}
+	}
+	return nil
+}
+
+// drop takes the container id out of the record.
+func (p *Pod) drop(id string) {
+	p.Containers = slices.DeleteFunc(p.Containers, func(c *Container) bool { return c.ID == id })
+}
+
+// sandboxPod is the pod as a backend is told of it.
+func (p *Pod) sandboxPod() *sandbox.Pod {
+	return &sandbox.Pod{ID: p.ID, Handler: p.Handler, Config: p.Config, Netns: p.Netns, IPs: p.IPs}
+}
+
+// sandboxContainer is the container as a backend is told of it.
+func (c *Container) sandboxContainer() *sandbox.Container {
+	return &sandbox.Container{ID: c.ID, Config: c.Config, ImageID: c.ImageID}
+}
+
+// finish records the end of a container as its backend saw it.
+func (c *Container) finish(s sandbox.Status) {
+	c.State, c.Pid = Stopped, 0
+	if !s.StartedAt.IsZero() {
+		c.StartedAt = s.StartedAt
+	}
+	c.FinishedAt, c.ExitCode, c.Reason, c.Message = s.FinishedAt, s.ExitCode, s.Reason, s.Message
+	if c.FinishedAt.IsZero() {
+		c.FinishedAt = time.Now()
+	}
+	if c.StartedAt.IsZero() {
+		c.StartedAt = c.CreatedAt
+	}
+	if c.Reason == "" {
+		c.Reason = sandbox.ReasonError
+		if c.ExitCode == 0 {
+			c.Reason = sandbox.ReasonCompleted
+		}
+	}
+}
+
+// recordVersion is the version of the encoding below. A record of a later version is refused, never guessed at.
+const recordVersion = 1
+
+// podRecord is how a Pod lies in the store: JSON, with CRI messages in protobuf's own encoding, so that fields that
+// this program does not know come through unharmed.
+type podRecord struct {
+	Version    int               `json:"version"`
+	ID         string            `json:"id"`
+	Handler    string            `json:"handler"`
+	Component  string            `json:"component,omitempty"`
+	Unit       bool              `json:"unit,omitempty"`
+	Config     []byte            `json:"config"`
+	State      State             `json:"state"`
+	Netns      string            `json:"netns,omitempty"`
+	IPs        []netip.Addr      `json:"ips,omitempty"`
+	CreatedAt  time.Time         `json:"createdAt"`
+	Intent     Call              `json:"intent,omitempty"`
+	Containers []containerRecord `json:"containers,omitempty"`
+}
+
+type containerRecord struct {
+	ID         string    `json:"id"`
+	Config     []byte    `json:"config"`
+	ImageID    string    `json:"imageID,omitempty"`
+	ImageRef   string    `json:"imageRef,omitempty"`
+	State      State     `json:"state"`
+	User       []byte    `json:"user,omitempty"`
+	Mounts     [][]byte  `json:"mounts,omitempty"`
+	StopSignal int32     `json:"stopSignal,omitempty"`
+	CreatedAt  time.Time `json:"createdAt"`
+	StartedAt  time.Time `json:"startedAt,omitzero"`
+	FinishedAt time.Time `json:"finishedAt,omitzero"`
+	ExitCode   int32     `json:"exitCode,omitempty"`
+	Reason     string    `json:"reason,omitempty"`
+	Message    string    `json:"message,omitempty"`
+	Pid        int       `json:"pid,omitempty"`
+	Intent     Call      `json:"intent,omitempty"`
+}
+
+// encodePod writes p as bytes for the store.
+func encodePod(p *Pod) ([]byte, error) {
+	config, err := proto.Marshal(p.Config)
+	if err != nil {
+		return nil, fmt.Errorf("encode pod %s: %w", p.ID, err)
+	}
+	r := podRecord{
+		Version: recordVersion, ID: p.ID, Handler: p.Handler, Component: p.Component, Unit: p.unit, Config: config,
+		State: p.State, Netns: p.Netns, IPs: p.IPs, CreatedAt: p.CreatedAt, Intent: p.Intent,
+	}
+	for _, c := range p.Containers {
+		cr, err := encodeContainer(c)
+		if err != nil {
+			return nil, fmt.Errorf("encode container %s: %w", c.ID, err)
+		}
+		r.Containers = append(r.Containers, cr)
+	}
+	return json.Marshal(r)
+}
+
+func encodeContainer(c *Container) (containerRecord, error) {
+	r := containerRecord{
+		ID: c.ID, ImageID: c.ImageID, ImageRef: c.ImageRef, State: c.State, StopSignal: int32(c.Resolved.StopSignal),
+		CreatedAt: c.CreatedAt, StartedAt: c.StartedAt, FinishedAt: c.FinishedAt, ExitCode: c.ExitCode,
+		Reason: c.Reason, Message: c.Message, Pid: c.Pid, Intent: c.Intent,
+	}
+	var err error
+	if r.Config, err = proto.Marshal(c.Config); err != nil {
+		return r, err
+	}
+	if c.Resolved.User != nil {
+		if r.User, err = proto.Marshal(c.Resolved.User); err != nil {
+			return r, err
+		}
+	}
+	for _, m := range c.Resolved.Mounts {
+		raw, err := proto.Marshal(m)
+		if err != nil {
+			return r, err
+		}
+		r.Mounts = append(r.Mounts, raw)
+	}
+	return r, nil
+}
+
+// decodePod reads what encodePod wrote.
+func decodePod(raw []byte) (*Pod, error) {
+	var r podRecord
+	if err := json.Unmarshal(raw, &r); err != nil {
+		return nil, fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)
+	}
+	if r.Version < 1 || r.Version > recordVersion {
+		return nil, fmt.Errorf("record version %d, this tripod knows 1 to %d: start the tripod that wrote it: %w", r.Version, recordVersion, errdefs.ErrFailedPrecondition)
+	}
+	p := &Pod{
+		ID: r.ID, Handler: r.Handler, Component: r.Component, unit: r.Unit, Config: &runtimeapi.PodSandboxConfig{},
+		State: r.State, Netns: r.Netns, IPs: r.IPs, CreatedAt: r.CreatedAt, Intent: r.Intent,
+	}
+	if err := proto.Unmarshal(r.Config, p.Config); err != nil {
+		return nil, fmt.Errorf("pod %s: %w: %w", r.ID, err, errdefs.ErrDataLoss)
+	}
+	for _, cr := range r.Containers {
+		c, err := decodeContainer(r.ID, cr)
+		if err != nil {
+			return nil, fmt.Errorf("container %s: %w: %w", cr.ID, err, errdefs.ErrDataLoss)
+		}
+		p.Containers = append(p.Containers, c)
+	}
+	return p, nil
+}
+
+func decodeContainer(podID string, r containerRecord) (*Container, error) {
+	c := &Container{
+		ID: r.ID, PodID: podID, Config: &runtimeapi.ContainerConfig{}, ImageID: r.ImageID, ImageRef: r.ImageRef,
+		State: r.State, CreatedAt: r.CreatedAt, StartedAt: r.StartedAt, FinishedAt: r.FinishedAt, ExitCode: r.ExitCode,
+		Reason: r.Reason, Message: r.Message, Pid: r.Pid, Intent: r.Intent,
+		Resolved: sandbox.Resolved{StopSignal: runtimeapi.Signal(r.StopSignal)},
+	}
+	if err := proto.Unmarshal(r.Config, c.Config); err != nil {
+		return nil, err
+	}
+	if r.User != nil {
+		c.Resolved.User = &runtimeapi.ContainerUser{}
+		if err := proto.Unmarshal(r.User, c.Resolved.User); err != nil {
+			return nil, err
+		}
+	}
+	for _, raw := range r.Mounts {
+		m := &runtimeapi.Mount{}
+		if err := proto.Unmarshal(raw, m); err != nil {
+			return nil, err
+		}
+		c.Resolved.Mounts = append(c.Resolved.Mounts, m)
+	}
+	return c, nil
+}

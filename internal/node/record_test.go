@@ -1,0 +1,87 @@
+package node
+
+import (
+	"net/netip"
+	"reflect"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/sandbox"
+)
+
+func fullPod() *Pod {
+	at := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
+	return &Pod{
+		ID: newID(), Handler: "linux", Component: "example.com:a@1.0.0", unit: true, State: Initiated, Intent: StopPodSandbox,
+		Config: &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Name: "p", Uid: "u"}},
+		Netns:  "/run/netns/x", IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}, CreatedAt: at,
+		Containers: []*Container{{
+			ID: newID(), Config: &runtimeapi.ContainerConfig{Metadata: &runtimeapi.ContainerMetadata{Name: "c"}, Envs: []*runtimeapi.KeyValue{{Key: "A", Value: []byte{0xff}}}},
+			ImageID: "sha256:1", ImageRef: "a@sha256:2", State: Stopped, CreatedAt: at, StartedAt: at, FinishedAt: at, ExitCode: 3, Reason: "Error", Message: "m", Pid: 7, Intent: RemoveContainer,
+			Resolved: sandbox.Resolved{
+				User:       &runtimeapi.ContainerUser{Linux: &runtimeapi.LinuxContainerUser{Uid: 1}},
+				Mounts:     []*runtimeapi.Mount{{ContainerPath: "/a"}, {ContainerPath: "/b"}},
+				StopSignal: runtimeapi.Signal_SIGNAL_SIGTERM,
+			},
+		}},
+	}
+}
+
+// TestRecordsComeBackWhole compares a pod that uses every field with what is read of its record.
+func TestRecordsComeBackWhole(t *testing.T) {
+	want := fullPod()
+	raw, err := encodePod(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := decodePod(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sameMessage := func(what string, a, b proto.Message) {
+		if !proto.Equal(a, b) {
+			t.Errorf("%s: %v, want %v", what, a, b)
+		}
+	}
+	g, w := got.Containers[0], want.Containers[0]
+	sameMessage("pod", got.Config, want.Config)
+	sameMessage("container", g.Config, w.Config)
+	sameMessage("user", g.Resolved.User, w.Resolved.User)
+	for i, m := range w.Resolved.Mounts {
+		sameMessage("mount", g.Resolved.Mounts[i], m)
+	}
+	if g.PodID != want.ID || g.Resolved.StopSignal != w.Resolved.StopSignal {
+		t.Errorf("container: %+v", g)
+	}
+	g.Config, g.PodID, g.Resolved, got.Config = w.Config, w.PodID, w.Resolved, want.Config
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("\n got %+v\nwant %+v", got, want)
+	}
+}
+
+// FuzzDecodePod: whatever lies in the store, reading it is an error or a pod.
+func FuzzDecodePod(f *testing.F) {
+	raw, err := encodePod(fullPod())
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(raw)
+	f.Add([]byte(`{"version":1,"containers":[{"config":"AA=="}]}`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		if p, err := decodePod(raw); err == nil && p.Config == nil {
+			t.Error("a pod without configuration")
+		}
+	})
+}
+
+func BenchmarkEncodePod(b *testing.B) {
+	p := fullPod()
+	for b.Loop() {
+		if _, err := encodePod(p); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,76 @@
+package node
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+)
+
+var (
+	failRemoveSandboxIntent     = failpoint.New("node.remove-sandbox.intent")
+	failRemoveSandboxContainers = failpoint.New("node.remove-sandbox.containers")
+	failRemoveSandboxEffect     = failpoint.New("node.remove-sandbox.effect")
+	failRemoveSandboxCommit     = failpoint.New("node.remove-sandbox.commit")
+)
+
+// RemoveSandbox removes a pod with its containers (CRI RemovePodSandbox); one that is not stopped is stopped by force
+// first. An unknown pod is a success.
+func (n *Node) RemoveSandbox(ctx context.Context, id string) error {
+	p, err := n.pool.pod(id)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return ignoreGone(p.slot.run(ctx, n.order(RemovePodSandbox), p.removeSandbox))
+}
+
+// removeSandbox is RemovePodSandbox in the pod's slot.
+func (p *livePod) removeSandbox(ctx context.Context) error {
+	if err := p.stopSandbox(ctx); err != nil {
+		return err
+	}
+	if p.isGone() { // it was half-made, and stopping it unmade it
+		return nil
+	}
+	if err := p.erase(ctx); err != nil {
+		p.node.wakeJanitor()
+		return err
+	}
+	return nil
+}
+
+// erase goes from Killed to nothing.
+func (p *livePod) erase(ctx context.Context) error {
+	if err := p.commit(func(next *Pod) error { next.Intent = RemovePodSandbox; return nil }); err != nil {
+		return err
+	}
+	if err := failRemoveSandboxIntent.Hit(ctx); err != nil {
+		return err
+	}
+	rec := p.rec.Load()
+	if err := p.eachContainer(func(c *Container) error {
+		return p.slotOf(c.key()).run(ctx, p.node.order(RemoveContainer), func(ctx context.Context) error {
+			return p.backend.RemoveContainer(ctx, rec.sandboxPod(), c.sandboxContainer())
+		})
+	}); err != nil {
+		return fmt.Errorf("remove the containers of pod %s: %w", p.id, err)
+	}
+	if err := failRemoveSandboxContainers.Hit(ctx); err != nil {
+		return err
+	}
+	if err := p.backend.RemoveSandbox(ctx, rec.sandboxPod()); err != nil {
+		return err
+	}
+	if err := failRemoveSandboxEffect.Hit(ctx); err != nil {
+		return err
+	}
+	if err := p.forget(); err != nil {
+		return err
+	}
+	return failRemoveSandboxCommit.Hit(ctx)
+}

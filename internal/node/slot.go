@@ -1,0 +1,140 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+)
+
+// A slot lets one order at a time work on a pod or on a container.
+//
+// The work does not belong to the caller: when the caller goes away it goes on to its end, and the caller's retry
+// waits for the slot, finds the state that the work left and, by the table's repeats, succeeds without doing it
+// again. An order that makes the one under way pointless (a stop during a start) cancels it instead of waiting.
+type slot struct {
+	mu  sync.Mutex
+	cur *operation
+}
+
+// order is what a caller wants the slot for.
+type order struct {
+	call Call
+	// by is when a StopContainer forces the container at the latest.
+	by time.Time
+	// limit bounds the work.
+	limit time.Duration
+}
+
+type operation struct {
+	order
+	cancel context.CancelCauseFunc
+	done   chan struct{}
+	err    error
+}
+
+var (
+	// errOverridden is the cause of a context whose order was overridden by a later one.
+	errOverridden = fmt.Errorf("overridden by a later order for the same pod: %w", errdefs.ErrAborted)
+	errTooLong    = fmt.Errorf("the node's operation timeout passed: %w", context.DeadlineExceeded)
+)
+
+// overrides tells whether o makes the order under way pointless.
+func (o order) overrides(cur order) bool {
+	switch o.call {
+	case StopContainer:
+		return cur.call == CreateContainer || cur.call == StartContainer || cur.call == intentUpdate ||
+			cur.call == StopContainer && o.by.Before(cur.by)
+	case RemoveContainer:
+		return cur.call != RemoveContainer
+	default:
+		return false
+	}
+}
+
+// run waits for the slot and does work in it. The context of work is ended by limit and by overriding orders, not by
+// the end of ctx, which ends only the waiting.
+func (s *slot) run(ctx context.Context, o order, work func(context.Context) error) error {
+	for {
+		cur, op, opctx := s.enter(ctx, o)
+		if op != nil {
+			go s.perform(opctx, op, work)
+			return op.wait(ctx)
+		}
+		if o.overrides(cur.order) {
+			cur.cancel(errOverridden)
+		}
+		select {
+		case <-cur.done:
+		case <-ctx.Done():
+			return fmt.Errorf("%s waits for the %s under way: %w", o.call, cur.call, context.Cause(ctx))
+		}
+	}
+}
+
+// try does work when the slot is free and reports whether it was.
+func (s *slot) try(ctx context.Context, o order, work func(context.Context) error) (bool, error) {
+	_, op, opctx := s.enter(ctx, o)
+	if op == nil {
+		return false, nil
+	}
+	s.perform(opctx, op, work)
+	return true, op.err
+}
+
+// enter takes the slot (op is set) or tells who has it (cur is set).
+func (s *slot) enter(ctx context.Context, o order) (cur, op *operation, opctx context.Context) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cur != nil {
+		return s.cur, nil, nil
+	}
+	opctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	s.cur = &operation{order: o, cancel: cancel, done: make(chan struct{})}
+	return nil, s.cur, opctx
+}
+
+func (s *slot) perform(ctx context.Context, op *operation, work func(context.Context) error) {
+	ctx, stop := context.WithTimeoutCause(ctx, op.limit, errTooLong)
+	defer func() {
+		if r := recover(); r != nil {
+			op.err = fmt.Errorf("%s: panic: %v\n%s", op.call, r, debug.Stack())
+		}
+		stop()
+		op.cancel(nil)
+		s.mu.Lock()
+		s.cur = nil
+		s.mu.Unlock()
+		close(op.done)
+	}()
+	op.err = explain(ctx, work(ctx))
+}
+
+// explain puts the reason why ctx ended in the place of a bare "context canceled".
+func explain(ctx context.Context, err error) error {
+	if err == nil || ctx.Err() == nil {
+		return err
+	}
+	if cause := context.Cause(ctx); !errors.Is(err, cause) {
+		return fmt.Errorf("%w (%w)", err, cause)
+	}
+	return err
+}
+
+func (op *operation) wait(ctx context.Context) error {
+	select {
+	case <-op.done:
+		return op.err
+	default:
+	}
+	select {
+	case <-op.done:
+		return op.err
+	case <-ctx.Done():
+		return fmt.Errorf("%s goes on without its caller: %w", op.call, context.Cause(ctx))
+	}
+}

@@ -1,0 +1,161 @@
+package store
+
+import (
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"go.etcd.io/bbolt"
+)
+
+func open(t testing.TB, path string) *Store {
+	t.Helper()
+	s, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func records(t *testing.T, s *Store, kind string) map[string]string {
+	t.Helper()
+	got := map[string]string{}
+	if err := s.All(kind, func(k string, v []byte) error { got[k] = string(v); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+func TestRecordsSurviveReopening(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "node.db")
+	s := open(t, path)
+	if !s.Fresh() {
+		t.Error("a new file is not fresh")
+	}
+	for _, err := range []error{s.Put("pods", "a", []byte("1")), s.Put("pods", "b", []byte("2")), s.Delete("pods", "a"), s.Delete("none", "x")} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n, err := s.Next("id"); n != 0 || err != nil {
+		t.Fatalf("first of the sequence: %d, %v", n, err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Put("pods", "c", nil); !errdefs.IsUnavailable(err) {
+		t.Errorf("Put after Close: %v, want unavailable", err)
+	}
+	s = open(t, path)
+	if s.Fresh() {
+		t.Error("an old file is fresh")
+	}
+	if got, want := records(t, s, "pods"), map[string]string{"b": "2"}; !maps.Equal(got, want) {
+		t.Errorf("records after reopening: %v, want %v", got, want)
+	}
+	if n, err := s.Next("id"); n != 1 || err != nil {
+		t.Errorf("the sequence went on with %d, %v; want 1", n, err)
+	}
+	if err := s.Check(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestConcurrentWritesAllLand(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "node.db"))
+	const writers = 100
+	numbers := make([]uint64, writers)
+	var wg sync.WaitGroup
+	for i := range writers {
+		wg.Go(func() {
+			if err := s.Put("pods", fmt.Sprint(i), []byte("x")); err != nil {
+				t.Error(err)
+			}
+			var err error
+			if numbers[i], err = s.Next("id"); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if got := len(records(t, s, "pods")); got != writers {
+		t.Errorf("%d records, want %d", got, writers)
+	}
+	seen := map[uint64]bool{}
+	for _, n := range numbers {
+		if seen[n] {
+			t.Errorf("number %d was given twice", n)
+		}
+		seen[n] = true
+	}
+}
+
+func TestOneBadWriteDoesNotHarmItsNeighbours(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "node.db"))
+	good := request{apply: func(tx *bbolt.Tx) error {
+		b, err := tx.CreateBucketIfNotExists([]byte("pods"))
+		if err != nil {
+			return err
+		}
+		return b.Put([]byte("good"), []byte("1"))
+	}, done: make(chan error, 1)}
+	bad := request{apply: func(*bbolt.Tx) error { return fmt.Errorf("bad") }, done: make(chan error, 1)}
+	s.commit([]request{good, bad})
+	if err := <-good.done; err != nil {
+		t.Errorf("good write: %v", err)
+	}
+	if err := <-bad.done; err == nil {
+		t.Error("bad write succeeded")
+	}
+	if records(t, s, "pods")["good"] != "1" {
+		t.Error("the good record is not there")
+	}
+}
+
+// TestN9LaterFormatIsRefused: a file of a later program is left alone.
+func TestN9LaterFormatIsRefused(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "node.db")
+	s := open(t, path)
+	err := s.db.Update(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketMeta).Put(keyFormat, binary.BigEndian.AppendUint32(nil, Format+1))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(path); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("opening a later format: %v, want failed precondition", err)
+	}
+}
+
+func TestSecondOpenerIsTurnedAway(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "node.db")
+	open(t, path)
+	if _, err := Open(path); !errdefs.IsUnavailable(err) {
+		t.Errorf("second opener: %v, want unavailable", err)
+	}
+}
+
+func BenchmarkPut(b *testing.B) {
+	for _, writers := range []int{1, 10} {
+		b.Run(fmt.Sprintf("writers=%d", writers), func(b *testing.B) {
+			s := open(b, filepath.Join(b.TempDir(), "node.db"))
+			value := make([]byte, 4096)
+			b.SetParallelism(writers)
+			b.RunParallel(func(pb *testing.PB) {
+				for pb.Next() {
+					if err := s.Put("pods", "key", value); err != nil {
+						b.Error(err)
+					}
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,78 @@
+package node
+
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+// seedTable is the table of seed 1 as it is written there, without the column of the pod that does not exist. A blank
+// square ("impossible") is a dot.
+const seedTable = `
+              Initiated Created Starting Running Stopped Removed Killed
+   Initiated      .        ✔       ✘        .       ✘       ✘      ✔
+   Created        .        ↻       ✔        .       ✘       ✘      ✔
+   Starting       .        ↻       ↻        ✔       ✔       ✘      ✔
+   Running        .        ↻       ↻        .       ✔       ✘      ✔
+   Stopped        .        ✘       ✔        .       ↻       ✔      ✔
+   Removed        .        ✔       ✘        .       ✘       ↻      ✔
+   Killed         .        ✘       ✘        .       ✘       ✘      ↻
+`
+
+// TestUnitTableIsSeedOnes compares each of the 49 cells. The column Running is no call's, and Initiated is that of
+// RunPodSandbox, which names no existing pod.
+func TestUnitTableIsSeedOnes(t *testing.T) {
+	call := map[State]Call{Created: CreateContainer, Starting: StartContainer, Stopped: StopContainer, Removed: RemoveContainer, Killed: StopPodSandbox}
+	lines := strings.Split(strings.TrimSpace(seedTable), "\n")
+	columns, cells := strings.Fields(lines[0]), 0
+	for _, line := range lines[1:] {
+		row := strings.Fields(line)
+		for i, want := range row[1:] {
+			cells++
+			c, ordered := call[State(columns[i])]
+			if !ordered || want == "." {
+				continue
+			}
+			if got := string(Decide(true, State(row[0]), c)); got != want {
+				t.Errorf("%s in %s: %s, the seed says %s", c, row[0], got, want)
+			}
+		}
+	}
+	if cells != 49 {
+		t.Errorf("compared %d cells, want 49", cells)
+	}
+}
+
+// TestEveryCellIsFilled: no state or call is forgotten in either table.
+func TestEveryCellIsFilled(t *testing.T) {
+	for _, unit := range []bool{true, false} {
+		for _, s := range States {
+			for _, c := range Calls {
+				if Decide(unit, s, c) == 0 {
+					t.Errorf("unit=%v: no verdict for %s in %s", unit, c, s)
+				}
+			}
+		}
+	}
+	if Decide(true, "", CreateContainer) == Valid {
+		t.Error("a pod that does not exist takes a container")
+	}
+}
+
+// TestDocumentedTable holds docs/states.md against the table; UPDATE=1 in the environment writes it.
+func TestDocumentedTable(t *testing.T) {
+	const path = "../../docs/states.md"
+	want := "# The state tables\n\nPrinted from `internal/node/table.go`. ✔ valid, ↻ a repeat that changes nothing, ✘ FailedPrecondition, ⇒ a walk over valid edges.\n\n" + strings.TrimSpace(Markdown()) + "\n"
+	if os.Getenv("UPDATE") != "" {
+		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != want {
+		t.Errorf("%s is not what the table says; run UPDATE=1 go test ./internal/node -run DocumentedTable", path)
+	}
+}

@@ -1,0 +1,113 @@
+package fake
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/network"
+)
+
+// Network stands in for the pods' network where no namespace can be made: each attachment is a file in Dir. The
+// pod's annotations fake.tripod.dev/network-setup and network-teardown tell it where to misbehave.
+type Network struct {
+	Dir  string
+	next atomic.Uint32
+}
+
+// Setup writes the attachment's file and gives it an address below 192.0.2.0/24.
+func (n *Network) Setup(ctx context.Context, a network.Attachment) (*network.Result, error) {
+	if err := n.step(ctx, a, "network-setup"); err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(filepath.Join(n.Dir, a.ID), nil, 0o600); err != nil {
+		return nil, err
+	}
+	ip := netip.AddrFrom4([4]byte{192, 0, 2, byte(n.next.Add(1))})
+	return &network.Result{Netns: filepath.Join(n.Dir, a.ID), IPs: []netip.Addr{ip}}, n.step(ctx, a, "network-setup.done")
+}
+
+// Teardown removes the attachment's file.
+func (n *Network) Teardown(ctx context.Context, a network.Attachment) error {
+	if err := n.step(ctx, a, "network-teardown"); err != nil {
+		return err
+	}
+	if err := os.Remove(filepath.Join(n.Dir, a.ID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+func (n *Network) step(ctx context.Context, a network.Attachment, step string) error {
+	return failpoint.Do(ctx, "fake."+step, a.Annotations[annotationPrefix+step])
+}
+
+// Present reports whether the attachment's file is there.
+func (n *Network) Present(id string) bool {
+	_, err := os.Stat(filepath.Join(n.Dir, id))
+	return err == nil
+}
+
+// Leases lists the attachments, for leak checks.
+func (n *Network) Leases() ([]string, error) {
+	entries, err := os.ReadDir(n.Dir)
+	var ids []string
+	for _, e := range entries {
+		ids = append(ids, e.Name())
+	}
+	return ids, err
+}
+
+// GC removes the attachments that are not in keep.
+func (n *Network) GC(_ context.Context, keep []string) error {
+	ids, err := n.Leases()
+	for _, id := range ids {
+		if !slices.Contains(keep, id) {
+			err = errors.Join(err, os.Remove(filepath.Join(n.Dir, id)))
+		}
+	}
+	return err
+}
+
+// Status is always ready.
+func (*Network) Status(context.Context) error { return nil }
+
+// Dial has nothing to connect to.
+func (*Network) Dial(context.Context, string, string, string) (net.Conn, error) {
+	return nil, fmt.Errorf("the fake network connects nothing: %w", errdefs.ErrUnavailable)
+}
+
+// Stats has no interfaces.
+func (*Network) Stats(string) ([]network.InterfaceStats, error) { return nil, nil }
+
+// UpdatePodCIDR accepts what parses.
+func (*Network) UpdatePodCIDR(cidr string) error {
+	if _, err := netip.ParsePrefix(cidr); err != nil {
+		return fmt.Errorf("pod CIDR %q: %w: %w", cidr, err, errdefs.ErrInvalidArgument)
+	}
+	return nil
+}
+
+// Images stands in for the image store: it has every image but those whose name holds "missing".
+type Images struct{}
+
+// Get makes up the image called ref; its ID is the digest of the name.
+func (Images) Get(_ context.Context, ref string) (image.Image, error) {
+	if ref == "" || strings.Contains(ref, "missing") {
+		return image.Image{}, fmt.Errorf("image %q: %w", ref, errdefs.ErrNotFound)
+	}
+	return image.Image{ID: digest.FromString(ref).String()}, nil
+}
