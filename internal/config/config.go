@@ -74,6 +74,7 @@ type DefaultNetwork struct {
 type Linux struct {
 	Runtime      string `toml:"runtime"`
 	Conmon       string `toml:"conmon"`
+	Catatonit    string `toml:"catatonit"`
 	CgroupDriver string `toml:"cgroup_driver"`
 	CgroupParent string `toml:"cgroup_parent"`
 }
@@ -85,9 +86,10 @@ type Node struct {
 	ComponentLabelPrefix string   `toml:"component_label_prefix"`
 }
 
-// Backends switches backends on that are not there by default.
+// Backends switches backends on and off.
 type Backends struct {
-	Fake bool `toml:"fake"`
+	Linux bool `toml:"linux"`
+	Fake  bool `toml:"fake"`
 }
 
 // Debug is for people who look into the daemon.

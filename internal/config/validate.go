@@ -31,7 +31,8 @@ func (c *Config) Complete() error {
 	v.oneOf("log.format", c.Log.Format, "text", "json")
 	v.oneOf("linux.cgroup_driver", c.Linux.CgroupDriver, "auto", "cgroupfs", "systemd")
 	v.notEmpty("linux.runtime", c.Linux.Runtime)
-	v.notEmpty("linux.conmon", c.Linux.Conmon)
+	v.program("linux.conmon", c.Linux.Conmon)
+	v.program("linux.catatonit", c.Linux.Catatonit)
 	v.notEmpty("node.default_handler", c.Node.DefaultHandler)
 	v.notEmpty("node.component_label_prefix", c.Node.ComponentLabelPrefix)
 	v.check(c.Image.MaxConcurrentDownloads >= 1, "image.max_concurrent_downloads", "%d is not at least 1", c.Image.MaxConcurrentDownloads)
@@ -63,9 +64,9 @@ func (c *Config) validateNetwork(v *validator) {
 	if v.check(err == nil, "grpc.streaming_address", "%q is not host:port", c.GRPC.StreamingAddress) {
 		_, err = strconv.ParseUint(port, 10, 16)
 		v.check(err == nil, "grpc.streaming_address", "%q is not a port number", port)
-		_, err = netip.ParseAddr(host)
-		v.check(err == nil || host == "localhost", "grpc.streaming_address",
-			"%q is not an IP address; for all addresses write 0.0.0.0 or [::]", host)
+		ip, err := netip.ParseAddr(host)
+		v.check(err == nil && ip.IsLoopback(), "grpc.streaming_address",
+			"%q is not a loopback IP address such as 127.0.0.1 or [::1]; sessions are not encrypted", host)
 	}
 	v.absolute("network.conf_dir", c.Network.ConfDir)
 	v.absolute("network.netns_dir", c.Network.NetnsDir)
@@ -107,6 +108,13 @@ func (v *validator) absolute(key, path string) bool {
 		"%q is not a clean absolute path below /", path)
 }
 
+// program is the path of one, or nothing.
+func (v *validator) program(key, path string) {
+	if path != "" {
+		v.absolute(key, path)
+	}
+}
+
 func (v *validator) socket(key, path string) {
 	if v.absolute(key, path) {
 		v.check(len(path) <= maxSocketPath, key, "%q has %d bytes; the kernel allows %d in the path of a socket", path, len(path), maxSocketPath)
@@ -129,7 +137,7 @@ func (v *validator) subnet(key, cidr string, four bool) {
 		return
 	}
 	prefix, err := netip.ParsePrefix(cidr)
-	if !v.check(err == nil && prefix.Masked() == prefix, key, "%q is not a network such as 10.89.0.0/16", cidr) {
+	if !v.check(err == nil && prefix.Masked() == prefix, key, "%q is not a network such as 10.88.0.0/16", cidr) {
 		return
 	}
 	family, room := "IPv6", 128

@@ -1,0 +1,48 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tripod-run/tripod/internal/cli"
+	"github.com/tripod-run/tripod/internal/cli/check"
+	"github.com/tripod-run/tripod/sandbox/linux"
+)
+
+func checkCommand() *cobra.Command {
+	var s settings
+	var format string
+	c := &cobra.Command{
+		Use: "check", Short: "Say what this host can and cannot do, and how to put it right (exit code 1: it cannot run pods)", Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if format != "table" && format != "json" {
+				return fmt.Errorf("output format %q is neither table nor json", format)
+			}
+			cfg, err := s.load()
+			if err != nil {
+				return err
+			}
+			findings := check.System(cfg).Findings(c.Context())
+			for _, f := range linux.Doctor(c.Context(), linuxConfig(cfg, nil, slog.New(slog.DiscardHandler))) {
+				findings = append(findings, check.Finding(f))
+			}
+			if format == "json" {
+				out := json.NewEncoder(c.OutOrStdout())
+				out.SetIndent("", "  ")
+				err = out.Encode(findings)
+			} else {
+				err = check.Print(c.OutOrStdout(), findings)
+			}
+			if err == nil && check.Errors(findings) > 0 {
+				err = &cli.ExitError{Code: 1}
+			}
+			return err
+		},
+	}
+	s.flags(c)
+	c.Flags().StringVarP(&format, "output", "o", "table", "table or json")
+	return c
+}

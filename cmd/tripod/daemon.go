@@ -1,0 +1,173 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+
+	"github.com/tripod-run/tripod/internal/config"
+	"github.com/tripod-run/tripod/internal/cri"
+	"github.com/tripod-run/tripod/internal/failpoint"
+)
+
+// drainTime is how long calls under way may take to finish once the daemon has been told to stop. It lies below
+// systemd's TimeoutStopSec of the unit.
+const drainTime = 20 * time.Second
+
+func daemonCommand() *cobra.Command {
+	var s settings
+	c := &cobra.Command{
+		Use: "daemon", Short: "Run the node", Args: cobra.NoArgs,
+		Long: `Run the node in the foreground. SIGTERM and SIGINT end it once the calls under way are done, a second signal
+at once; pods keep running either way and are found again at the next start.`,
+		RunE: func(c *cobra.Command, _ []string) error {
+			cfg, err := s.load()
+			if err != nil {
+				return err
+			}
+			if err := failpoint.Check(); err != nil {
+				return err
+			}
+			unix.Umask(0o077)
+			log := newLogger(cfg, c.ErrOrStderr())
+			return runDaemon(c.Context(), cfg, log)
+		},
+	}
+	s.flags(c)
+	return c
+}
+
+// runDaemon is the life of the daemon.
+func runDaemon(ctx context.Context, c *config.Config, log *slog.Logger) error {
+	started := time.Now()
+	status := newNotifier(log)
+	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
+	defer stop()
+	release, err := holdDirectories(c, log)
+	if err != nil {
+		return err
+	}
+	defer release()
+	files, err := raiseFileLimit()
+	if err != nil {
+		log.Warn("the limit of open files cannot be raised", "error", err)
+	}
+	p, err := openParts(ctx, c, log)
+	if err != nil {
+		return err
+	}
+	listener, err := listenPrivate(ctx, c.GRPC.Socket, log)
+	if err != nil {
+		return errors.Join(err, p.close())
+	}
+	closeDebug, err := serveDebug(ctx, c.Debug.Socket, log)
+	if err != nil {
+		return errors.Join(err, listener.Close(), p.close())
+	}
+	defer closeDebug()
+	log.Info("tripod is ready", "version", version, "socket", c.GRPC.Socket, "pods", len(p.node.Pods()),
+		"files", files, "took", time.Since(started).Round(time.Millisecond))
+	err = serve(ctx, stop, p, listener, status, log)
+	log.Info("tripod has stopped; its pods run on")
+	return err
+}
+
+// holdDirectories makes the state directories safe and takes them for this process.
+func holdDirectories(c *config.Config, log *slog.Logger) (release func(), err error) {
+	var locks []*os.File
+	release = func() {
+		for _, l := range locks {
+			_ = l.Close()
+		}
+	}
+	for _, dir := range []string{c.Root, c.State} {
+		lock, err := holdDirectory(dir, log)
+		if err != nil {
+			release()
+			return nil, err
+		}
+		locks = append(locks, lock)
+	}
+	if err := refuseLostRecord(recordFile(c), podTraces(c)...); err != nil {
+		release()
+		return nil, err
+	}
+	return release, nil
+}
+
+func holdDirectory(dir string, log *slog.Logger) (*os.File, error) {
+	if err := privateDir(dir, log); err != nil {
+		return nil, err
+	}
+	return lockDir(dir)
+}
+
+// serve answers calls until ctx ends, which is when the first signal comes.
+func serve(ctx context.Context, stop context.CancelFunc, p *parts, listener net.Listener, status *notifier, log *slog.Logger) error {
+	// Event streams have no end of their own; they must not keep the server from draining.
+	draining, drain := context.WithCancel(context.Background())
+	defer drain()
+	server := grpc.NewServer(append(cri.ServerOptions(), grpc.ChainStreamInterceptor(endWith(draining)))...)
+	p.server.Register(server)
+
+	failed := make(chan error, 2)
+	go func() { failed <- server.Serve(listener) }()
+	go func() { failed <- p.streams.Serve(draining) }()
+	status.ready(fmt.Sprintf("%d pods", len(p.node.Pods())))
+	go status.watchdog(ctx, func() { p.node.Pods() })
+
+	var err error
+	select {
+	case <-ctx.Done():
+		log.Info("told to stop; letting calls under way finish", "limit", drainTime)
+	case err = <-failed:
+		log.Error("serving failed", "error", err)
+	}
+	status.stopping()
+	stop() // from here on a signal ends the process as signals do
+	drain()
+	return errors.Join(err, finish(server, p, log))
+}
+
+// finish drains the server for drainTime at most and closes everything.
+func finish(server *grpc.Server, p *parts, log *slog.Logger) error {
+	drained := make(chan struct{})
+	go func() {
+		defer close(drained)
+		server.GracefulStop()
+	}()
+	select {
+	case <-drained:
+	case <-time.After(drainTime):
+		log.Warn("calls under way are cut off; the next start finds what they left")
+		server.Stop()
+		<-drained
+	}
+	return p.close()
+}
+
+// endWith ends streaming calls when ctx does.
+func endWith(ctx context.Context) grpc.StreamServerInterceptor {
+	return func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+		c, cancel := context.WithCancel(stream.Context())
+		defer cancel()
+		defer context.AfterFunc(ctx, cancel)()
+		return handler(srv, &streamWithContext{stream, c})
+	}
+}
+
+type streamWithContext struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s *streamWithContext) Context() context.Context { return s.ctx }

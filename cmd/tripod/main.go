@@ -1,0 +1,77 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/cli"
+)
+
+func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+
+// run is the program without its process: it returns the exit code.
+func run(args []string, stdout, stderr io.Writer) int {
+	root := newRoot(stdout, stderr)
+	root.SetArgs(args)
+	command, err := root.ExecuteContextC(context.Background())
+	if err == nil {
+		return 0
+	}
+	if text := cli.Explain(err); !isSilent(err) {
+		fmt.Fprintf(stderr, "%s: %s\n", command.CommandPath(), text)
+	}
+	return cli.ExitCode(err)
+}
+
+// isSilent says that a program inside a container gave its exit code and has said for itself why.
+func isSilent(err error) bool {
+	exit, ok := err.(*cli.ExitError)
+	return ok && exit.Err == nil
+}
+
+func newRoot(stdout, stderr io.Writer) *cobra.Command {
+	root := &cobra.Command{
+		Use:           "tripod",
+		Short:         "A Kubernetes node runtime: CRI in front, several kinds of isolation behind",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Version:       version,
+	}
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	root.AddGroup(&cobra.Group{ID: groupNode, Title: "The node:"},
+		&cobra.Group{ID: cli.Group, Title: "Pods, containers and images, over the CRI socket:"})
+	for _, c := range []*cobra.Command{
+		daemonCommand(), checkCommand(), configCommand(), diagCommand(), versionCommand(), failpointsCommand(), benchCommand(),
+	} {
+		c.GroupID = groupNode
+		root.AddCommand(c)
+	}
+	app := cli.New()
+	app.Stdout, app.Stderr = stdout, stderr
+	for _, c := range app.Commands() {
+		interruptible(c)
+		root.AddCommand(c)
+	}
+	return root
+}
+
+const groupNode = "node"
+
+// interruptible ends a client command's context by SIGINT and SIGTERM. A second signal ends the process.
+func interruptible(c *cobra.Command) {
+	run := c.RunE
+	c.RunE = func(c *cobra.Command, args []string) error {
+		ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM)
+		defer stop()
+		context.AfterFunc(ctx, stop)
+		c.SetContext(ctx)
+		return run(c, args)
+	}
+}

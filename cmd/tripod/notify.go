@@ -1,0 +1,92 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"os"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+)
+
+// notifier tells systemd how we are (sd_notify(3)); without systemd it does nothing.
+type notifier struct {
+	log      *slog.Logger
+	socket   string
+	interval time.Duration // of the watchdog; 0: none
+}
+
+// newNotifier takes systemd's variables out of the environment: runc would carry NOTIFY_SOCKET into containers.
+func newNotifier(log *slog.Logger) *notifier {
+	n := &notifier{log: log, socket: os.Getenv("NOTIFY_SOCKET")}
+	var err error
+	if n.interval, err = daemon.SdWatchdogEnabled(true); err != nil {
+		log.Warn("the watchdog is misconfigured", "error", err)
+	}
+	_ = os.Unsetenv("NOTIFY_SOCKET")
+	return n
+}
+
+func (n *notifier) send(state string) {
+	if n.socket == "" {
+		return
+	}
+	c, err := net.Dial("unixgram", n.socket)
+	if err == nil {
+		_, err = c.Write([]byte(state))
+		_ = c.Close()
+	}
+	if err != nil {
+		n.log.Warn("systemd cannot be notified", "error", err)
+	}
+}
+
+func (n *notifier) ready(status string) { n.send(daemon.SdNotifyReady + "\nSTATUS=" + status) }
+
+func (n *notifier) stopping() { n.send(daemon.SdNotifyStopping) }
+
+// watchdog tells systemd, at half the interval that it asks for, that probe still returns.
+func (n *notifier) watchdog(ctx context.Context, probe func()) {
+	if n.interval <= 0 {
+		return
+	}
+	tick := time.NewTicker(n.interval / 2)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			probe()
+			n.send(daemon.SdNotifyWatchdog)
+		}
+	}
+}
+
+// serveDebug serves Go's profiles on a private socket, if one is configured.
+func serveDebug(ctx context.Context, socket string, log *slog.Logger) (closeAll func(), err error) {
+	if socket == "" {
+		return func() {}, nil
+	}
+	listener, err := listenPrivate(ctx, socket, log)
+	if err != nil {
+		return nil, err
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/debug/pprof/", pprof.Index)
+	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	server := &http.Server{Handler: mux, BaseContext: func(net.Listener) context.Context { return ctx }, ReadHeaderTimeout: 10 * time.Second}
+	go func() {
+		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			log.Warn("the debug server ended", "error", err)
+		}
+	}()
+	return func() { _ = server.Close() }, nil
+}

@@ -1,0 +1,96 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// listenPrivate listens on a unix socket that root and our own user may use, and nobody else: the file has mode
+// 0600, and each peer's credentials are checked too, as a descriptor can be passed on. The caller must hold the
+// lock of the daemon, so that a socket that is there already is a leftover; one that still answers is refused.
+func listenPrivate(ctx context.Context, path string, log *slog.Logger) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, err
+	}
+	if err := removeLeftover(ctx, path); err != nil {
+		return nil, err
+	}
+	// Between bind and chmod the umask alone protects the socket.
+	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return &privateListener{l.(*net.UnixListener), log}, nil
+}
+
+func removeLeftover(ctx context.Context, path string) error {
+	info, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if info.Mode().Type() != fs.ModeSocket {
+		return fmt.Errorf("%s is in the way and is no socket; remove it or choose another path", path)
+	}
+	dialer := net.Dialer{Timeout: time.Second}
+	if c, err := dialer.DialContext(ctx, "unix", path); err == nil {
+		_ = c.Close()
+		return fmt.Errorf("another program listens on %s; stop it or choose another path", path)
+	}
+	return os.Remove(path)
+}
+
+type privateListener struct {
+	*net.UnixListener
+	log *slog.Logger
+}
+
+// Accept gives connections of permitted peers only.
+func (l *privateListener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.AcceptUnix()
+		if err != nil {
+			return nil, err
+		}
+		peer, err := peerOf(c)
+		if err == nil && (peer.Uid == 0 || int(peer.Uid) == os.Geteuid()) {
+			return c, nil
+		}
+		_ = c.Close()
+		if err != nil {
+			l.log.Warn("connection refused: no peer credentials", "error", err)
+		} else {
+			l.log.Warn("connection refused: only root may connect", "uid", peer.Uid, "pid", peer.Pid)
+		}
+	}
+}
+
+// peerOf asks the kernel who connected (SO_PEERCRED, unix(7)).
+func peerOf(c *net.UnixConn) (*unix.Ucred, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var peer *unix.Ucred
+	var optErr error
+	if err := raw.Control(func(fd uintptr) {
+		peer, optErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
+		return nil, err
+	}
+	return peer, optErr
+}

@@ -1,0 +1,104 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// privateDir makes dir, or makes sure of one that is there: ours, and closed to everybody else (faults C7).
+// A mode that is too open is corrected; another owner is refused, as what lies there may be planted.
+func privateDir(dir string, log *slog.Logger) error {
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		return err
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	fd, err := unix.Open(dir, unix.O_DIRECTORY|unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("%s: %w", dir, err)
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return fmt.Errorf("%s: %w", dir, err)
+	}
+	if int(st.Uid) != os.Geteuid() {
+		return fmt.Errorf("%s belongs to uid %d, not to uid %d, as which this program runs; look at what is in it, then `chown -R %d %s`, or choose another directory",
+			dir, st.Uid, os.Geteuid(), os.Geteuid(), dir)
+	}
+	if mode := st.Mode & 0o777; mode&0o077 != 0 {
+		log.Warn("the directory was open to others; closing it", "dir", dir, "mode", fmt.Sprintf("%#o", mode))
+		if err := unix.Fchmod(fd, 0o700); err != nil {
+			return fmt.Errorf("%s is open to others (mode %#o) and cannot be closed: %w; `chmod 700 %s`", dir, mode, err, dir)
+		}
+	}
+	return nil
+}
+
+// lockDir holds dir for this process as long as the file returned is open: two daemons never share one.
+// The lock goes with the process, however it ends.
+func lockDir(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		holder, _ := os.ReadFile(f.Name())
+		_ = f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("another daemon (pid %s) works on %s; stop it, or choose another directory", strings.TrimSpace(string(holder)), dir)
+		}
+		return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
+	}
+	if err := f.Truncate(0); err == nil {
+		_, _ = f.WriteAt(fmt.Appendf(nil, "%d\n", os.Getpid()), 0) // for the message above only
+	}
+	return f, nil
+}
+
+// errRecordGone tells that pods run of which the record knows nothing. Recovery would take them for rubbish.
+var errRecordGone = errors.New("the record is gone but its pods are not")
+
+// refuseLostRecord looks, before a record file would be made, whether the run-time directories hold pods already
+// (faults N7: a disk that is not mounted yet). pods are directories with an entry per pod.
+func refuseLostRecord(record string, pods ...string) error {
+	if _, err := os.Stat(record); err == nil {
+		return nil
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return err // not readable is not the same as not there
+	}
+	for _, dir := range pods {
+		entries, err := os.ReadDir(dir)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if len(entries) > 0 {
+			return fmt.Errorf("%w: %s does not exist, while %s holds what belongs to %d pods (%s, …). "+
+				"Is the file system of %s mounted? Mount it and start again. To give those pods up, reboot the node or "+
+				"end their processes, unmount and remove what is in %s",
+				errRecordGone, record, dir, len(entries), entries[0].Name(), filepath.Dir(record), dir)
+		}
+	}
+	return nil
+}
+
+// raiseFileLimit lifts the soft limit of open files to the hard one: every running container holds some.
+func raiseFileLimit() (uint64, error) {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return 0, err
+	}
+	limit.Cur = limit.Max
+	return limit.Cur, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)
+}

@@ -1,0 +1,194 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/config"
+	"github.com/tripod-run/tripod/internal/cri"
+	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/network"
+	"github.com/tripod-run/tripod/internal/node"
+	"github.com/tripod-run/tripod/internal/node/store"
+	"github.com/tripod-run/tripod/internal/stream"
+	"github.com/tripod-run/tripod/sandbox"
+	"github.com/tripod-run/tripod/sandbox/fake"
+	"github.com/tripod-run/tripod/sandbox/linux"
+)
+
+// Where the parts keep their things. A path never depends on anything but the configuration.
+func recordFile(c *config.Config) string  { return filepath.Join(c.Root, "record.db") }
+func imageDir(c *config.Config) string    { return filepath.Join(c.Root, "image") }
+func networkDir(c *config.Config) string  { return filepath.Join(c.Root, "network") }
+func linuxRoot(c *config.Config) string   { return filepath.Join(c.Root, "linux") }
+func linuxRunDir(c *config.Config) string { return filepath.Join(c.State, "linux") }
+
+// podTraces are the directories that have an entry per pod while the node is up.
+func podTraces(c *config.Config) []string {
+	return []string{c.Network.NetnsDir, filepath.Join(linuxRunDir(c), "pods"), fakeDir(c, "fake"), fakeDir(c, "fake-unit")}
+}
+
+func fakeDir(c *config.Config, handler string) string { return filepath.Join(c.State, handler) }
+
+// parts is a node with everything below it, in the order in which it was opened.
+type parts struct {
+	node    *node.Node
+	streams *stream.Server
+	server  *cri.Server
+	closers []func() error
+}
+
+// openParts opens the store, the images, the network and the backends and recovers the node. What was opened is
+// closed again when a later part fails.
+func openParts(ctx context.Context, c *config.Config, log *slog.Logger) (_ *parts, err error) {
+	p := &parts{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.close())
+		}
+	}()
+	record, err := store.Open(recordFile(c))
+	if err != nil {
+		return nil, err
+	}
+	p.opened(record.Close)
+	if err := record.Check(); err != nil {
+		return nil, fmt.Errorf("the record %s is damaged: %w; nothing was changed. `tripod diag` shows what can be read", recordFile(c), err)
+	}
+	images, err := openImages(ctx, c, log)
+	if err != nil {
+		return nil, err
+	}
+	p.opened(images.Close)
+	networks, err := network.New(networkConfig(c, log))
+	if err != nil {
+		return nil, err
+	}
+	p.opened(networks.Close)
+	backends, err := p.openBackends(c, images, log)
+	if err != nil {
+		return nil, err
+	}
+	return p, p.openNode(ctx, c, node.Config{
+		Store: record, Backends: backends, DefaultHandler: c.Node.DefaultHandler, Network: networks, Images: images,
+		ComponentPrefix: c.Node.ComponentLabelPrefix, OperationTimeout: time.Duration(c.Node.OperationTimeout),
+		Logger: log.With("part", "node"),
+	}, images, log)
+}
+
+func (p *parts) openNode(ctx context.Context, c *config.Config, nc node.Config, images *image.Store, log *slog.Logger) (err error) {
+	if p.node, err = node.Open(ctx, nc); err != nil {
+		return fmt.Errorf("recover the node: %w", err)
+	}
+	p.opened(p.node.Close)
+	p.streams, err = stream.New(stream.Config{
+		Address: c.GRPC.StreamingAddress, Runtime: sessions{p.node}, Logger: log.With("part", "stream"),
+	})
+	if err != nil {
+		return err
+	}
+	p.opened(p.streams.Close)
+	p.server = cri.New(cri.Config{
+		Node: p.node, Images: images, Streams: p.streams, Version: version,
+		CgroupDriver: cgroupDriver(c), Logger: log.With("part", "cri"),
+	})
+	return nil
+}
+
+func (p *parts) opened(closer func() error) { p.closers = append(p.closers, closer) }
+
+// close closes what was opened, the last first. Pods go on running.
+func (p *parts) close() error {
+	var errs []error
+	for i := len(p.closers) - 1; i >= 0; i-- {
+		errs = append(errs, p.closers[i]())
+	}
+	p.closers = nil
+	return errors.Join(errs...)
+}
+
+func openImages(ctx context.Context, c *config.Config, log *slog.Logger) (*image.Store, error) {
+	return image.Open(ctx, image.Config{
+		Root: imageDir(c), HostsDir: c.Image.HostsDirs, PinnedImages: c.Image.Pinned,
+		MaxConcurrentDownloads: c.Image.MaxConcurrentDownloads, ProgressTimeout: time.Duration(c.Image.PullProgressTimeout),
+		DockerConfig: c.Image.DockerConfig, Logger: log.With("part", "image"),
+	})
+}
+
+func networkConfig(c *config.Config, log *slog.Logger) network.Config {
+	d := c.Network.Default
+	return network.Config{
+		ConfDir: c.Network.ConfDir, BinDirs: c.Network.BinDirs, CacheDir: networkDir(c), NetnsDir: c.Network.NetnsDir,
+		Default:       network.DefaultNetwork{Bridge: d.Bridge, SubnetV4: d.SubnetV4, SubnetV6: d.SubnetV6, MTU: d.MTU},
+		PluginTimeout: time.Duration(c.Network.PluginTimeout), Logger: log.With("part", "network"),
+	}
+}
+
+func linuxConfig(c *config.Config, images linux.ImageStore, log *slog.Logger) linux.Config {
+	return linux.Config{
+		Root: linuxRoot(c), RunDir: linuxRunDir(c), Runtime: c.Linux.Runtime, Conmon: c.Linux.Conmon, Catatonit: c.Linux.Catatonit,
+		CgroupDriver: cgroupDriver(c), CgroupParent: c.Linux.CgroupParent, Images: images, Logger: log.With("part", "linux"),
+	}
+}
+
+// openBackends opens the backends, by RuntimeClass handler.
+func (p *parts) openBackends(c *config.Config, images *image.Store, log *slog.Logger) (map[string]sandbox.Backend, error) {
+	backends := map[string]sandbox.Backend{}
+	if c.Backends.Linux {
+		l, err := linux.New(linuxConfig(c, images, log))
+		if err != nil {
+			return nil, fmt.Errorf("%w (`tripod check` tells more)", err)
+		}
+		p.opened(l.Close)
+		backends["linux"] = l
+	}
+	if c.Backends.Fake {
+		for handler, can := range map[string]sandbox.Capabilities{
+			"fake":      {HostNetwork: true},
+			"fake-unit": {MaxContainers: 1, Components: true},
+		} {
+			f, err := fake.New(fake.Config{Dir: fakeDir(c, handler), Capabilities: can, Logger: log.With("part", handler)})
+			if err != nil {
+				return nil, err
+			}
+			backends[handler] = f
+		}
+	}
+	if backends[c.Node.DefaultHandler] == nil {
+		return nil, fmt.Errorf("node.default_handler: no backend that is switched on serves the handler %q", c.Node.DefaultHandler)
+	}
+	return backends, nil
+}
+
+// cgroupDriver resolves "auto": systemd owns the one hierarchy of cgroup v2 where it is the first process, and two
+// managers of one tree do not get on; everywhere else the files are ours to write.
+func cgroupDriver(c *config.Config) string {
+	if c.Linux.CgroupDriver != "auto" {
+		return c.Linux.CgroupDriver
+	}
+	var fs unix.Statfs_t
+	v2 := unix.Statfs("/sys/fs/cgroup", &fs) == nil && fs.Type == unix.CGROUP2_SUPER_MAGIC
+	if v2 && unix.Access("/run/systemd/system", unix.F_OK) == nil {
+		return "systemd"
+	}
+	return "cgroupfs"
+}
+
+// sessions is the node as the streaming server sees it.
+type sessions struct{ *node.Node }
+
+// PortForward implements stream.Runtime.
+func (s sessions) PortForward(ctx context.Context, podID string, port int32, client io.ReadWriteCloser) error {
+	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
+		return s.DialPod(ctx, podID, network, address)
+	}
+	return stream.PortForwardTCP(ctx, dial, port, client)
+}

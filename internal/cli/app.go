@@ -1,0 +1,95 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
+)
+
+// DefaultEndpoint is where a node with the default configuration listens.
+const DefaultEndpoint = "unix:///run/tripod/tripod.sock"
+
+// EndpointVariable overrides DefaultEndpoint; crictl and the kubelet's tools know it too.
+const EndpointVariable = "CONTAINER_RUNTIME_ENDPOINT"
+
+// Group is the cobra group of the commands of this package.
+const Group = "cri"
+
+// App is what the commands share.
+type App struct {
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+
+	endpoint string
+	timeout  time.Duration
+	format   string
+	quiet    bool
+}
+
+// New is an App on the streams of the process.
+func New() *App { return &App{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr} }
+
+// ExitError ends the program with a code of its own, such as the one of a program run by exec. Err may be nil.
+type ExitError struct {
+	Code int
+	Err  error
+}
+
+func (e *ExitError) Error() string {
+	if e.Err != nil {
+		return e.Err.Error()
+	}
+	return fmt.Sprintf("exit code %d", e.Code)
+}
+
+func (e *ExitError) Unwrap() error { return e.Err }
+
+// Commands are all commands of the package; the caller adds them to its root.
+func (a *App) Commands() []*cobra.Command {
+	var all []*cobra.Command
+	for _, group := range []func() []*cobra.Command{
+		a.podCommands, a.containerCommands, a.imageCommands, a.inspectCommands, a.runCommands,
+		a.logCommands, a.streamCommands, a.statsCommands, a.nodeCommands,
+	} {
+		for _, c := range group() {
+			a.common(c)
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+func (a *App) common(c *cobra.Command) {
+	c.GroupID = Group
+	endpoint := DefaultEndpoint
+	if e := os.Getenv(EndpointVariable); e != "" {
+		endpoint = e
+	}
+	c.Flags().StringVar(&a.endpoint, "endpoint", endpoint, "CRI socket of the node ($"+EndpointVariable+")")
+	c.Flags().DurationVar(&a.timeout, "timeout", 2*time.Minute, "how long one call may take")
+}
+
+func (a *App) formatFlags(c *cobra.Command, quiet string) {
+	c.Flags().StringVarP(&a.format, "output", "o", "table", "table, wide, json or yaml")
+	if quiet != "" {
+		c.Flags().BoolVarP(&a.quiet, "quiet", "q", false, quiet)
+	}
+}
+
+// with runs do with a connection; the command's context ends it.
+func (a *App) with(c *cobra.Command, do func(context.Context, *Client) error) error {
+	// The client reports each error to klog as well as to its caller; once is enough for a person.
+	ctx := klog.NewContext(c.Context(), logr.Discard())
+	client, err := Connect(ctx, a.endpoint, a.timeout)
+	if err != nil {
+		return err
+	}
+	defer client.Close(context.WithoutCancel(ctx))
+	return do(ctx, client)
+}

@@ -1,0 +1,177 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/cli"
+)
+
+// Round is the life of a number of pods, so many at a time.
+type Round struct {
+	Parallel int      `json:"parallel"`
+	Pods     int      `json:"pods"`
+	Figures  []Figure `json:"figures"`
+	// PodsPerSecond is over the up phase alone.
+	PodsPerSecond float64 `json:"pods_per_second"`
+	Memory        Memory  `json:"memory"`
+}
+
+// Report is what one run of `bench cri` or `bench lists` found.
+type Report struct {
+	Runtime  string    `json:"runtime"`
+	Endpoint string    `json:"endpoint"`
+	Date     time.Time `json:"date"`
+	Image    string    `json:"image"`
+	Network  string    `json:"network"`
+	Rounds   []Round   `json:"rounds,omitempty"`
+	// Lists are of a node with ListPods pods.
+	Lists    []Figure `json:"lists,omitempty"`
+	ListPods int      `json:"list_pods,omitempty"`
+}
+
+func newReport(ctx context.Context, d *driver) (*Report, error) {
+	version, err := d.client.Version(ctx, "v1")
+	if err != nil {
+		return nil, err
+	}
+	r := &Report{Runtime: version.GetRuntimeName() + " " + version.GetRuntimeVersion(), Endpoint: d.client.Endpoint,
+		Date: time.Now().UTC().Truncate(time.Second), Image: d.o.Image, Network: "CNI"}
+	if d.o.HostNetwork {
+		r.Network = "host"
+	}
+	return r, nil
+}
+
+// Pods measures the lives of pods: for each number in atATime a round of that many, after one pod to warm up.
+func Pods(ctx context.Context, client *cli.Client, o Options, pods int, atATime []int) (_ *Report, err error) {
+	d := newDriver(client, o)
+	report, err := newReport(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.ensureImage(ctx); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, d.sweep()) }()
+	if _, err := d.round(ctx, 1, 1); err != nil {
+		return nil, err
+	}
+	for _, n := range atATime {
+		round, err := d.round(ctx, pods, n)
+		if err != nil {
+			return nil, fmt.Errorf("%d at a time: %w", n, err)
+		}
+		report.Rounds = append(report.Rounds, *round)
+	}
+	return report, nil
+}
+
+// round starts all pods, looks at the memory, and takes them down.
+func (d *driver) round(ctx context.Context, pods, atATime int) (*Round, error) {
+	before, err := processes("/proc")
+	if err != nil {
+		return nil, err
+	}
+	round, r, all := &Round{Parallel: atATime, Pods: pods}, newRecorder(), make([]*pod, pods)
+	started := time.Now()
+	err = parallel(ctx, atATime, pods, func(i int) (err error) {
+		all[i], err = d.up(ctx, r)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	round.PodsPerSecond = float64(pods) / time.Since(started).Seconds()
+	if round.Memory, err = helpers("/proc", before, pods); err != nil {
+		return nil, err
+	}
+	err = parallel(ctx, atATime, pods, func(i int) error { return d.down(ctx, r, all[i]) })
+	if err != nil {
+		return nil, err
+	}
+	round.Figures = r.figures()
+	return round, nil
+}
+
+// Lists measures the calls that a kubelet repeats all the time, on a node with so many pods.
+func Lists(ctx context.Context, client *cli.Client, o Options, pods, repeats int) (_ *Report, err error) {
+	d := newDriver(client, o)
+	report, err := newReport(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.ensureImage(ctx); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, d.sweep()) }()
+	all, discard := make([]*pod, pods), newRecorder()
+	err = parallel(ctx, 10, pods, func(i int) (err error) {
+		all[i], err = d.up(ctx, discard)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	r := newRecorder()
+	for i := range repeats {
+		if err := d.lists(ctx, r, all[i%pods], pods); err != nil {
+			return nil, err
+		}
+	}
+	report.Lists, report.ListPods = r.figures(), pods
+	return report, nil
+}
+
+// lists makes each call once and makes sure that the answers are whole.
+func (d *driver) lists(ctx context.Context, r *recorder, p *pod, pods int) error {
+	whole := func(call string, list func() (int, error)) error {
+		n := 0
+		err := r.time(call, func() (err error) { n, err = list(); return err })
+		if err == nil && n < pods {
+			err = fmt.Errorf("%d of %d are in the answer", n, pods)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", call, err)
+		}
+		return nil
+	}
+	return errors.Join(
+		whole("ListPodSandbox", func() (int, error) {
+			all, err := d.client.ListPodSandbox(ctx, nil)
+			return len(all), err
+		}),
+		whole("ListContainers", func() (int, error) {
+			all, err := d.client.ListContainers(ctx, nil)
+			return len(all), err
+		}),
+		r.time("PodSandboxStatus", func() error {
+			_, err := d.client.PodSandboxStatus(ctx, p.id, false)
+			return err
+		}),
+		r.time("ContainerStatus", func() error {
+			_, err := d.client.ContainerStatus(ctx, p.container, false)
+			return err
+		}),
+		r.time("ListContainers of a pod", func() error {
+			_, err := d.client.ListContainers(ctx, &runtimeapi.ContainerFilter{PodSandboxId: p.id})
+			return err
+		}),
+		r.time("Status", func() error {
+			_, err := d.client.Status(ctx, false)
+			return err
+		}),
+		whole("ListContainerStats", func() (int, error) {
+			all, err := d.client.ListContainerStats(ctx, nil)
+			return len(all), err
+		}),
+		whole("ListPodSandboxStats", func() (int, error) {
+			all, err := d.client.ListPodSandboxStats(ctx, nil)
+			return len(all), err
+		}),
+	)
+}

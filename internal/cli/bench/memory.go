@@ -1,0 +1,108 @@
+package bench
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// process identifies one life of a PID by its start time (proc(5), stat field 22), as PIDs are used again.
+type process struct {
+	pid   int
+	start string
+}
+
+// processes lists what runs, with the names of the programs.
+func processes(proc string) (map[process]string, error) {
+	entries, err := os.ReadDir(proc)
+	if err != nil {
+		return nil, err
+	}
+	all := map[process]string{}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		stat, err := os.ReadFile(filepath.Join(proc, e.Name(), "stat"))
+		if err != nil {
+			continue // it has ended
+		}
+		// The name, in parentheses, may hold anything; what follows the last one is plain.
+		open, end := bytes.IndexByte(stat, '('), bytes.LastIndexByte(stat, ')')
+		fields := strings.Fields(string(stat[end+1:]))
+		if open < 0 || end < open || len(fields) < 20 {
+			return nil, fmt.Errorf("%s/%d/stat: %q", proc, pid, stat)
+		}
+		all[process{pid, fields[19]}] = string(stat[open+1 : end])
+	}
+	return all, nil
+}
+
+// pss is the proportional set size of a process in bytes (smaps_rollup), 0 when it has ended.
+func pss(proc string, pid int) int64 {
+	f, err := os.Open(filepath.Join(proc, strconv.Itoa(pid), "smaps_rollup"))
+	if err != nil {
+		return 0
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		fields := strings.Fields(lines.Text())
+		if len(fields) == 3 && fields[0] == "Pss:" {
+			kib, _ := strconv.ParseInt(fields[1], 10, 64)
+			return kib << 10
+		}
+	}
+	return 0
+}
+
+// ownProgram tells whether a process belongs to what runs inside the container: it sees another root than we do,
+// one that holds the mark that only the image's file system has.
+func ownProgram(proc string, pid int) bool {
+	ours, err1 := os.Stat(filepath.Join(proc, "self", "root") + "/")
+	theirs, err2 := os.Stat(filepath.Join(proc, strconv.Itoa(pid), "root") + "/")
+	return err1 == nil && err2 == nil && !os.SameFile(ours, theirs)
+}
+
+// Memory is what a runtime's helpers take while pods are idle.
+type Memory struct {
+	Pods int `json:"pods"`
+	// HelperPSS is the sum over the processes that appeared with the pods and are not the containers' own, a pod.
+	HelperPSS int64 `json:"helper_pss_bytes_per_pod"`
+	// Helpers counts them by name.
+	Helpers map[string]int `json:"helpers"`
+}
+
+// helpers measures the processes that are there now and were not before. Programs inside containers are left out;
+// pauseName, when not empty, is the name of the runtime's own program that runs with another root all the same.
+func helpers(proc string, before map[process]string, pods int) (Memory, error) {
+	m := Memory{Pods: pods, Helpers: map[string]int{}}
+	now, err := processes(proc)
+	if err != nil {
+		return m, err
+	}
+	var total int64
+	for p, name := range now {
+		if _, old := before[p]; old {
+			continue
+		}
+		if ownProgram(proc, p.pid) && !isPause(name) {
+			continue
+		}
+		if size := pss(proc, p.pid); size > 0 {
+			total += size
+			m.Helpers[name]++
+		}
+	}
+	if pods > 0 {
+		m.HelperPSS = total / int64(pods)
+	}
+	return m, nil
+}
+
+// isPause knows the programs that a runtime, not a user, puts inside a pod.
+func isPause(name string) bool { return name == "pause" || name == "catatonit" }

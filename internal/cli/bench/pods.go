@@ -1,0 +1,160 @@
+package bench
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/cli"
+)
+
+// Options is what the pods are like.
+type Options struct {
+	Image       string
+	Command     []string
+	Handler     string
+	HostNetwork bool
+	// LogDir is where the pods' log directories are made.
+	LogDir string
+}
+
+// driver makes and removes pods of one endpoint.
+type driver struct {
+	client *cli.Client
+	o      Options
+	run    string // marks the pods of this run
+	serial atomic.Int64
+}
+
+func newDriver(client *cli.Client, o Options) *driver {
+	var mark [4]byte
+	_, _ = rand.Read(mark[:]) // never fails, by its documentation
+	return &driver{client: client, o: o, run: hex.EncodeToString(mark[:])}
+}
+
+// pod is one pod with its one container.
+type pod struct {
+	id, container string
+	config        *runtimeapi.PodSandboxConfig
+}
+
+const label = "tripod.run/bench"
+
+func (d *driver) configs() (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig) {
+	name := fmt.Sprintf("bench-%s-%d", d.run, d.serial.Add(1))
+	network := runtimeapi.NamespaceMode_POD
+	if d.o.HostNetwork {
+		network = runtimeapi.NamespaceMode_NODE
+	}
+	spaces := &runtimeapi.NamespaceOption{Network: network, Pid: runtimeapi.NamespaceMode_CONTAINER}
+	labels := map[string]string{label: d.run}
+	sandbox := &runtimeapi.PodSandboxConfig{
+		Metadata:     &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "bench", Uid: name},
+		LogDirectory: filepath.Join(d.o.LogDir, "bench_"+name), Labels: labels,
+		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{NamespaceOptions: spaces}},
+	}
+	container := &runtimeapi.ContainerConfig{
+		Metadata: &runtimeapi.ContainerMetadata{Name: "main"}, Labels: labels, LogPath: "main/0.log",
+		Image: &runtimeapi.ImageSpec{Image: d.o.Image}, Command: d.o.Command,
+		Linux: &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{NamespaceOptions: spaces}},
+	}
+	return sandbox, container
+}
+
+// up runs one pod: the up phase is RunPodSandbox, CreateContainer and StartContainer.
+func (d *driver) up(ctx context.Context, r *recorder) (*pod, error) {
+	sandbox, container := d.configs()
+	p := &pod{config: sandbox}
+	return p, r.time("up phase", func() error {
+		err := r.time("RunPodSandbox", func() (err error) {
+			p.id, err = d.client.RunPodSandbox(ctx, sandbox, d.o.Handler)
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("RunPodSandbox: %w", err)
+		}
+		err = r.time("CreateContainer", func() (err error) {
+			p.container, err = d.client.CreateContainer(ctx, p.id, container, sandbox)
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("CreateContainer: %w", err)
+		}
+		if err = r.time("StartContainer", func() error { return d.client.StartContainer(ctx, p.container) }); err != nil {
+			return fmt.Errorf("StartContainer: %w", err)
+		}
+		return nil
+	})
+}
+
+// down stops and removes one pod.
+func (d *driver) down(ctx context.Context, r *recorder, p *pod) error {
+	return r.time("down phase", func() error {
+		for _, step := range []struct {
+			call string
+			do   func() error
+		}{
+			{"StopContainer", func() error { return d.client.StopContainer(ctx, p.container, 10) }},
+			{"RemoveContainer", func() error { return d.client.RemoveContainer(ctx, p.container) }},
+			{"StopPodSandbox", func() error { return d.client.StopPodSandbox(ctx, p.id) }},
+			{"RemovePodSandbox", func() error { return d.client.RemovePodSandbox(ctx, p.id) }},
+		} {
+			if err := r.time(step.call, step.do); err != nil {
+				return fmt.Errorf("%s: %w", step.call, err)
+			}
+		}
+		return nil
+	})
+}
+
+// sweep removes every pod of this run, also those of failed attempts.
+func (d *driver) sweep() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	pods, err := d.client.ListPodSandbox(ctx, &runtimeapi.PodSandboxFilter{LabelSelector: map[string]string{label: d.run}})
+	if err != nil {
+		return err
+	}
+	return parallel(ctx, 10, len(pods), func(i int) error {
+		if err := d.client.StopPodSandbox(ctx, pods[i].GetId()); err != nil {
+			return err
+		}
+		return d.client.RemovePodSandbox(ctx, pods[i].GetId())
+	})
+}
+
+// parallel runs do for 0 … n-1, so many at a time, and stops handing out work at the first error.
+func parallel(ctx context.Context, workers, n int, do func(i int) error) error {
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	for range min(workers, n) {
+		wg.Go(func() {
+			for i := next.Add(1) - 1; i < int64(n) && ctx.Err() == nil; i = next.Add(1) - 1 {
+				if err := do(int(i)); err != nil {
+					cancel(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return context.Cause(ctx)
+}
+
+// ensureImage pulls the image if it is not there, outside of what is measured.
+func (d *driver) ensureImage(ctx context.Context) error {
+	image, err := d.client.ImageStatus(ctx, d.o.Image)
+	if err != nil || image != nil {
+		return err
+	}
+	_, err = d.client.Images.PullImage(ctx, &runtimeapi.ImageSpec{Image: d.o.Image}, nil, nil)
+	return err
+}

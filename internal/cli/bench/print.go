@@ -1,0 +1,112 @@
+package bench
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// Markdown writes reports side by side, one column pair a runtime; with two, the last column is the ratio of the
+// second's p50 to the first's: above 1 the first is faster.
+func Markdown(out io.Writer, reports []*Report) error {
+	w := &writer{out: out}
+	for i := range rounds(reports) {
+		first := reports[0].Rounds[i]
+		w.printf("\n### %d pods, %d at a time (network: %s)\n\n", first.Pods, first.Parallel, reports[0].Network)
+		w.figures(reports, func(r *Report) []Figure { return r.Rounds[i].Figures })
+		w.summary("pods/s (up phase)", reports, func(r *Report) string { return fmt.Sprintf("%.1f", r.Rounds[i].PodsPerSecond) })
+		w.summary("helpers' PSS per idle pod", reports, func(r *Report) string {
+			return fmt.Sprintf("%.2f MiB (%s)", float64(r.Rounds[i].Memory.HelperPSS)/(1<<20), counts(r.Rounds[i].Memory.Helpers))
+		})
+	}
+	if len(reports) > 0 && reports[0].ListPods > 0 {
+		w.printf("\n### Lists and status with %d pods\n\n", reports[0].ListPods)
+		w.figures(reports, func(r *Report) []Figure { return r.Lists })
+	}
+	return w.err
+}
+
+// rounds is how many rounds all reports have.
+func rounds(reports []*Report) int {
+	if len(reports) == 0 {
+		return 0
+	}
+	n := len(reports[0].Rounds)
+	for _, r := range reports {
+		n = min(n, len(r.Rounds))
+	}
+	return n
+}
+
+func counts(m map[string]int) string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(m)) {
+		parts = append(parts, fmt.Sprintf("%d %s", m[name], name))
+	}
+	if len(parts) == 0 {
+		return "none"
+	}
+	return strings.Join(parts, ", ")
+}
+
+// writer keeps the first error.
+type writer struct {
+	out io.Writer
+	err error
+}
+
+func (w *writer) printf(format string, args ...any) {
+	if w.err == nil {
+		_, w.err = fmt.Fprintf(w.out, format, args...)
+	}
+}
+
+func (w *writer) figures(reports []*Report, of func(*Report) []Figure) {
+	head, rule := "| p50 / p95 in ms |", "|---|"
+	for _, r := range reports {
+		head += " " + r.Runtime + " |"
+		rule += "---:|"
+	}
+	if len(reports) == 2 {
+		head, rule = head+" ratio of p50 |", rule+"---:|"
+	}
+	w.printf("%s\n%s\n", head, rule)
+	for _, f := range of(reports[0]) {
+		row := "| " + f.Call + " |"
+		var p50 []float64
+		for _, r := range reports {
+			i := slices.IndexFunc(of(r), func(g Figure) bool { return g.Call == f.Call })
+			if i < 0 {
+				row += " – |"
+				continue
+			}
+			g := of(r)[i]
+			row += fmt.Sprintf(" %.1f / %.1f |", g.P50, g.P95)
+			p50 = append(p50, g.P50)
+		}
+		if len(reports) == 2 {
+			row += " " + ratio(p50) + " |"
+		}
+		w.printf("%s\n", row)
+	}
+}
+
+func ratio(p50 []float64) string {
+	if len(p50) != 2 || p50[0] == 0 {
+		return "–"
+	}
+	return fmt.Sprintf("%.2f", p50[1]/p50[0])
+}
+
+func (w *writer) summary(what string, reports []*Report, of func(*Report) string) {
+	row := "| " + what + " |"
+	for _, r := range reports {
+		row += " " + of(r) + " |"
+	}
+	if len(reports) == 2 {
+		row += " |"
+	}
+	w.printf("%s\n", row)
+}

@@ -1,0 +1,344 @@
+package check
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/config"
+)
+
+// Host is what is looked at. System fills it with the real thing; tests give their own.
+type Host struct {
+	// Proc is where procfs is mounted.
+	Proc string
+	// UID is the effective user.
+	UID int
+	// Overlay tries an overlay mount whose directories lie below dir.
+	Overlay func(dir string) error
+	// NAT tries to make a masquerading rule, in a network namespace of its own.
+	NAT func(ctx context.Context) error
+	// Statfs is statfs(2).
+	Statfs func(path string) (unix.Statfs_t, error)
+	// FileLimit is the hard limit of open files.
+	FileLimit func() (uint64, error)
+	// Clock is the time, and whether something keeps it right.
+	Clock func() (now time.Time, synchronised bool)
+	// LoopbackUp reports whether the loopback interface is up.
+	LoopbackUp func() bool
+	Config     *config.Config
+}
+
+// System is the host that the program runs on.
+func System(c *config.Config) Host {
+	return Host{
+		Proc: "/proc", UID: os.Geteuid(), Overlay: tryOverlay, NAT: tryNAT, Statfs: statfs,
+		FileLimit: fileLimit, Clock: clock, LoopbackUp: loopbackUp, Config: c,
+	}
+}
+
+// Findings looks at everything, in the order in which a person would put it right.
+func (h Host) Findings(ctx context.Context) []Finding {
+	findings := []Finding{h.root(), h.kernel(), h.namespaces(), h.seccomp(), h.overlay(), h.disk(), h.files(), h.loopback(), h.nat(ctx)}
+	findings = append(findings, h.network()...)
+	return append(findings, h.clock())
+}
+
+func (h Host) root() Finding {
+	return Finding{Subject: "root", Required: true, OK: h.UID == 0, Detail: fmt.Sprintf("running as uid %d", h.UID),
+		Remedy: "run as root: namespaces, mounts and cgroups are root's to make (some findings below are false without)"}
+}
+
+// The oldest kernels with openat2 and pidfd_open (5.6), and with mount_setattr (5.12), which recursive read-only
+// mounts need.
+var (
+	kernelNeeded = [2]int{5, 6}
+	kernelWanted = [2]int{5, 12}
+)
+
+func (h Host) kernel() Finding {
+	f := Finding{Subject: "kernel", Required: true, Remedy: "install a kernel of 5.12 or later"}
+	text, err := os.ReadFile(filepath.Join(h.Proc, "sys/kernel/osrelease"))
+	if err != nil {
+		f.Detail, f.Remedy = err.Error(), "mount procfs at /proc"
+		return f
+	}
+	release := strings.TrimSpace(string(text))
+	version, err := kernelVersion(release)
+	f.Detail = release
+	switch {
+	case err != nil:
+		f.Detail, f.Required = err.Error(), false
+	case slices.Compare(version[:], kernelNeeded[:]) < 0:
+		f.Detail += ": openat2 and pidfds are missing"
+	case slices.Compare(version[:], kernelWanted[:]) < 0:
+		f.Detail, f.Required = f.Detail+": recursive read-only mounts will be refused", false
+	default:
+		f.OK = true
+	}
+	return f
+}
+
+func kernelVersion(release string) (v [2]int, err error) {
+	parts := strings.FieldsFunc(release, func(r rune) bool { return r < '0' || r > '9' })
+	if len(parts) < 2 {
+		return v, fmt.Errorf("release %q has no version number", release)
+	}
+	for i := range v {
+		if v[i], err = strconv.Atoi(parts[i]); err != nil {
+			return v, fmt.Errorf("release %q has no version number", release)
+		}
+	}
+	return v, nil
+}
+
+func (h Host) namespaces() Finding {
+	f := Finding{Subject: "namespaces", Required: true, Remedy: "use a kernel with CONFIG_NAMESPACES and all kinds of it"}
+	var have, lack []string
+	for _, kind := range []string{"mnt", "net", "pid", "ipc", "uts", "cgroup", "user"} {
+		if _, err := os.Lstat(filepath.Join(h.Proc, "self/ns", kind)); err == nil {
+			have = append(have, kind)
+		} else {
+			lack = append(lack, kind)
+		}
+	}
+	f.OK = len(lack) == 0
+	f.Detail = strings.Join(have, " ")
+	if !f.OK {
+		f.Detail = "missing: " + strings.Join(lack, " ")
+		// Without these two, pods that do not ask for them run all the same.
+		f.Required = slices.ContainsFunc(lack, func(kind string) bool { return kind != "user" && kind != "cgroup" })
+	}
+	return f
+}
+
+func (h Host) seccomp() Finding {
+	f := Finding{Subject: "seccomp", Required: true, Remedy: "use a kernel with CONFIG_SECCOMP_FILTER"}
+	text, err := os.ReadFile(filepath.Join(h.Proc, "sys/kernel/seccomp/actions_avail"))
+	actions := strings.Fields(string(text))
+	f.OK = err == nil && slices.Contains(actions, "errno")
+	f.Detail = "filters with " + strings.Join(actions, " ")
+	if !f.OK {
+		f.Detail = "no seccomp filters: the RuntimeDefault profile cannot be enforced"
+	}
+	return f
+}
+
+func (h Host) overlay() Finding {
+	dir := existing(h.Config.Root)
+	f := Finding{Subject: "overlayfs", Required: true, Detail: "works below " + dir,
+		Remedy: "`modprobe overlay`, and put root on a file system that can hold upper layers (ext4, xfs with ftype=1, tmpfs), not on an overlay itself"}
+	if err := h.Overlay(dir); err != nil {
+		f.Detail = fmt.Sprintf("does not work below %s: %v", dir, err)
+		return f
+	}
+	f.OK = true
+	return f
+}
+
+// existing is path or the nearest directory above it that is there.
+func existing(path string) string {
+	for {
+		if _, err := os.Stat(path); err == nil || path == "/" {
+			return path
+		}
+		path = filepath.Dir(path)
+	}
+}
+
+// Room below the root directory: for a few small images at least, and for use.
+const (
+	diskNeeded = 256 << 20
+	diskWanted = 5 << 30
+)
+
+func (h Host) disk() Finding {
+	dir := existing(h.Config.Root)
+	f := Finding{Subject: "disk", Required: true, Remedy: "make room, or set root to a directory on a larger file system"}
+	st, err := h.Statfs(dir)
+	if err != nil {
+		f.Detail = err.Error()
+		return f
+	}
+	free := st.Bavail * uint64(st.Bsize)
+	f.Detail = fmt.Sprintf("%.1f GiB free for %s", float64(free)/(1<<30), h.Config.Root)
+	switch {
+	case st.Flags&unix.ST_RDONLY != 0:
+		f.Detail, f.Remedy = dir+" is read-only", "remount it read-write"
+	case st.Flags&unix.ST_NOEXEC != 0:
+		f.Detail, f.Remedy = dir+" is mounted noexec: no program in a container could run", "remount it with exec"
+	case free < diskNeeded:
+	case st.Files > 0 && st.Ffree < st.Files/50:
+		f.Detail = fmt.Sprintf("only %d of %d inodes are free for %s", st.Ffree, st.Files, h.Config.Root)
+	case free < diskWanted:
+		f.Required = false
+	default:
+		f.OK = true
+	}
+	return f
+}
+
+// A running container costs the daemon a handful of descriptors.
+const (
+	filesNeeded = 1024
+	filesWanted = 16384
+)
+
+func (h Host) files() Finding {
+	f := Finding{Subject: "open files", Required: true, Remedy: "raise the hard limit (LimitNOFILE= in the systemd unit, or ulimit -Hn)"}
+	limit, err := h.FileLimit()
+	if err != nil {
+		f.Detail = err.Error()
+		return f
+	}
+	f.OK, f.Required = limit >= filesWanted, limit < filesNeeded
+	f.Detail = fmt.Sprintf("hard limit %d", limit)
+	return f
+}
+
+func (h Host) loopback() Finding {
+	return Finding{Subject: "loopback", Required: true, OK: h.LoopbackUp(), Detail: "exec, attach and port-forward stream over " + h.Config.GRPC.StreamingAddress,
+		Remedy: "`ip link set lo up`"}
+}
+
+func (h Host) nat(ctx context.Context) Finding {
+	f := Finding{Subject: "NAT", Detail: "iptables works: pods reach the world and can have host ports", OK: true,
+		Remedy: "`apt-get install iptables`, and use a kernel with nftables or iptables NAT; without it pods talk to one another and to the node only"}
+	if err := h.NAT(ctx); err != nil {
+		f.OK, f.Detail = false, err.Error()
+	}
+	return f
+}
+
+func (h Host) clock() Finding {
+	now, synchronised := h.Clock()
+	f := Finding{Subject: "clock", OK: synchronised, Detail: "synchronised", Remedy: "run chrony or systemd-timesyncd"}
+	if !synchronised {
+		f.Detail = "nothing keeps it right (adjtimex: unsynchronised)"
+	}
+	if now.Year() < 2026 {
+		f.OK, f.Required = false, true
+		f.Detail = fmt.Sprintf("says %s: certificates of registries will not be valid yet", now.UTC().Format(time.DateOnly))
+	}
+	return f
+}
+
+// network looks at the CNI configuration in force and at each plugin that it names.
+func (h Host) network() []Finding {
+	f := Finding{Subject: "CNI configuration", Required: true, OK: true}
+	plugins := []string{"loopback", "bridge", "host-local", "portmap"}
+	file, named, err := h.cniConfiguration()
+	switch {
+	case err != nil:
+		f.OK, f.Detail, f.Remedy = false, err.Error(), "correct the file, or move it away to use the embedded default"
+	case file == "":
+		d := h.Config.Network.Default
+		f.Detail = fmt.Sprintf("none in %s: the embedded default is used (bridge %s, %s)", h.Config.Network.ConfDir, d.Bridge,
+			strings.TrimSpace(d.SubnetV4+" "+d.SubnetV6))
+	default:
+		f.Detail, plugins = file, append([]string{"loopback"}, named...)
+	}
+	return []Finding{f, h.plugins(plugins)}
+}
+
+func (h Host) plugins(names []string) Finding {
+	f := Finding{Subject: "CNI plugins", Required: true, Remedy: "`apt-get install containernetworking-plugins`, or set network.bin_dirs"}
+	var lack []string
+	for _, name := range names {
+		found := slices.ContainsFunc(h.Config.Network.BinDirs, func(dir string) bool {
+			info, err := os.Stat(filepath.Join(dir, name))
+			return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
+		})
+		if !found {
+			lack = append(lack, name)
+		}
+	}
+	f.OK = len(lack) == 0
+	f.Detail = strings.Join(names, " ")
+	if !f.OK {
+		f.Detail = fmt.Sprintf("%s not found in %s", strings.Join(lack, " "), strings.Join(h.Config.Network.BinDirs, ", "))
+	}
+	return f
+}
+
+// cniConfiguration finds the file in force, "" when there is none, and the plugins that it names.
+func (h Host) cniConfiguration() (file string, plugins []string, err error) {
+	files, err := libcni.ConfFiles(h.Config.Network.ConfDir, []string{".conflist", ".conf", ".json"})
+	if errors.Is(err, os.ErrNotExist) || err == nil && len(files) == 0 {
+		return "", nil, nil
+	}
+	if err != nil {
+		return "", nil, err
+	}
+	slices.Sort(files)
+	file = files[0]
+	var list *libcni.NetworkConfigList
+	if filepath.Ext(file) == ".conflist" {
+		list, err = libcni.ConfListFromFile(file)
+	} else {
+		var single *libcni.PluginConfig
+		if single, err = libcni.ConfFromFile(file); err == nil {
+			list, err = libcni.ConfListFromConf(single)
+		}
+	}
+	if err != nil {
+		return file, nil, fmt.Errorf("%s: %w", file, err)
+	}
+	for _, p := range list.Plugins {
+		plugins = append(plugins, p.Network.Type)
+		if ipam := p.Network.IPAM.Type; ipam != "" {
+			plugins = append(plugins, ipam)
+		}
+	}
+	slices.Sort(plugins)
+	return file, slices.Compact(plugins), nil
+}
+
+func statfs(path string) (st unix.Statfs_t, err error) {
+	err = unix.Statfs(path, &st)
+	return st, err
+}
+
+func fileLimit() (uint64, error) {
+	var limit unix.Rlimit
+	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
+	return limit.Max, err
+}
+
+func clock() (time.Time, bool) {
+	var tx unix.Timex
+	state, err := unix.Adjtimex(&tx)
+	return time.Now(), err == nil && state != unix.TIME_ERROR && tx.Status&unix.STA_UNSYNC == 0
+}
+
+func loopbackUp() bool {
+	lo, err := net.InterfaceByName("lo")
+	return err == nil && lo.Flags&net.FlagUp != 0
+}
+
+// tryNAT makes a rule as the bridge plugin does, in a network namespace that ends with the command.
+func tryNAT(ctx context.Context) error {
+	path, err := exec.LookPath("iptables")
+	if err != nil {
+		return errors.New("iptables is not installed")
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	c := exec.CommandContext(ctx, path, "-w", "-t", "nat", "-A", "POSTROUTING", "-s", "192.0.2.0/24", "-m", "comment", "--comment", "trial", "-j", "MASQUERADE")
+	c.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWNET}
+	if out, err := c.CombinedOutput(); err != nil {
+		return fmt.Errorf("iptables cannot make a NAT rule: %w: %s", err, oneLine(string(out)))
+	}
+	return nil
+}

@@ -1,0 +1,115 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"k8s.io/client-go/util/exec"
+	criapi "k8s.io/cri-api/pkg/apis"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	criclient "k8s.io/cri-client/pkg"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// Client is both services of one CRI endpoint, as a kubelet has them.
+type Client struct {
+	criapi.RuntimeService
+	Images   criapi.ImageManagerService
+	Endpoint string
+}
+
+// Connect dials the endpoint, a path or a URL, and asks its version. Each later call may take timeout.
+func Connect(ctx context.Context, endpoint string, timeout time.Duration) (*Client, error) {
+	if strings.HasPrefix(endpoint, "/") {
+		endpoint = "unix://" + endpoint
+	}
+	if err := reachable(endpoint); err != nil {
+		return nil, err
+	}
+	runtime, err := criclient.NewRemoteRuntimeServiceBuilder().WithEndpoint(endpoint).
+		WithConnectionTimeout(timeout).WithTracerProvider(nil).WithUseStreaming(true).Build(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("no CRI v1 runtime service at %s: %w", endpoint, err)
+	}
+	images, err := criclient.NewRemoteImageServiceBuilder().WithEndpoint(endpoint).
+		WithConnectionTimeout(timeout).WithTracerProvider(nil).WithUseStreaming(true).Build(ctx)
+	if err != nil {
+		_ = runtime.Close(ctx)
+		return nil, fmt.Errorf("no CRI v1 image service at %s: %w", endpoint, err)
+	}
+	return &Client{RuntimeService: runtime, Images: images, Endpoint: endpoint}, nil
+}
+
+// reachable tells the two usual troubles apart before gRPC wraps them in its own words.
+func reachable(endpoint string) error {
+	path, ok := strings.CutPrefix(endpoint, "unix://")
+	if !ok {
+		return fmt.Errorf("endpoint %q is neither a path nor unix://PATH", endpoint)
+	}
+	_, err := os.Stat(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return fmt.Errorf("no socket at %s: is the node running? Start it with `tripod daemon`, or name its socket with --endpoint", path)
+	case errors.Is(err, os.ErrPermission):
+		return fmt.Errorf("socket %s: permission denied: only root speaks to a node", path)
+	case err != nil:
+		return err
+	}
+	return nil
+}
+
+// Close ends the connections.
+func (c *Client) Close(ctx context.Context) {
+	_ = c.RuntimeService.Close(ctx)
+	_ = c.Images.Close(ctx)
+}
+
+// ImageStatus is nil when there is no such image.
+func (c *Client) ImageStatus(ctx context.Context, ref string) (*runtimeapi.Image, error) {
+	resp, err := c.Images.ImageStatus(ctx, &runtimeapi.ImageSpec{Image: ref}, false)
+	if err != nil {
+		return nil, err
+	}
+	return resp.GetImage(), nil
+}
+
+// Explain words an error for a person: what the runtime said, without gRPC's frame around it.
+func Explain(err error) string {
+	var framed interface{ GRPCStatus() *status.Status }
+	if !errors.As(err, &framed) {
+		return err.Error()
+	}
+	st := framed.GRPCStatus()
+	text := st.Message()
+	switch st.Code() {
+	case codes.DeadlineExceeded:
+		text = "took longer than allowed (--timeout): " + text
+	case codes.Unimplemented:
+		text = "not implemented by this runtime: " + text
+	case codes.Unavailable:
+		text = "the node does not answer: " + text
+	}
+	return strings.ReplaceAll(err.Error(), st.Err().Error(), text)
+}
+
+// ExitCode is the code that the program ends with after err.
+func ExitCode(err error) int {
+	var exit *ExitError
+	var remote exec.ExitError
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &exit):
+		return exit.Code
+	case errors.As(err, &remote):
+		return remote.ExitStatus()
+	default:
+		return 1
+	}
+}

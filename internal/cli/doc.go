@@ -1,0 +1,11 @@
+// Package cli owns the commands that speak to a running node: a small crictl over the CRI socket, for tripod and
+// for any other CRI runtime (--endpoint).
+//
+// It sees a node exactly as a kubelet does, through k8s.io/cri-client, whose checks of the answers it inherits.
+// It must not know how a node works inside: no import of internal/node, internal/cri or a backend. Each group of
+// commands is one file; App holds what they share (streams, endpoint, output format).
+//
+//	tripod ps ──▶ App.connect ──▶ Client ──▶ cri-client ──▶ unix socket
+//	                               │ resolves IDs, prefixes and names
+//	tripod exec ──▶ CRI Exec ──▶ URL ──▶ SPDY or WebSocket to the streaming server
+package cli

@@ -1,0 +1,220 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func (a *App) imageCommands() []*cobra.Command {
+	return []*cobra.Command{a.imagesCommand(), a.pullCommand(), a.rmiCommand()}
+}
+
+func (a *App) imagesCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use: "images [REFERENCE]", Short: "List images", Args: cobra.MaximumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			return a.with(c, func(ctx context.Context, client *Client) error {
+				filter := &runtimeapi.ImageFilter{}
+				if len(args) == 1 {
+					filter.Image = &runtimeapi.ImageSpec{Image: args[0]}
+				}
+				images, err := client.Images.ListImages(ctx, filter)
+				if err != nil {
+					return err
+				}
+				return a.listImages(images)
+			})
+		},
+	}
+	a.formatFlags(c, "print only IDs")
+	return c
+}
+
+func (a *App) listImages(images []*runtimeapi.Image) error {
+	slices.SortFunc(images, func(x, y *runtimeapi.Image) int { return strings.Compare(firstName(x), firstName(y)) })
+	if a.quiet {
+		for _, i := range images {
+			fmt.Fprintln(a.Stdout, i.GetId())
+		}
+		return nil
+	}
+	return a.print(&runtimeapi.ListImagesResponse{Images: images}, func(wide bool) error {
+		header := []string{"IMAGE", "TAG", "IMAGE ID", "SIZE"}
+		if wide {
+			header = append(header, "PINNED", "USER", "DIGESTS")
+		}
+		t := newTable(a.Stdout, header...)
+		for _, i := range images {
+			for _, tag := range namesOf(i) {
+				name, label := splitTag(tag)
+				row := []string{name, label, shortID(i.GetId()), size(i.GetSize())}
+				if wide {
+					row = append(row, fmt.Sprint(i.GetPinned()), userOf(i), strings.Join(i.GetRepoDigests(), ","))
+				}
+				t.row(row...)
+			}
+		}
+		return t.flush()
+	})
+}
+
+func namesOf(i *runtimeapi.Image) []string {
+	if len(i.GetRepoTags()) > 0 {
+		return i.GetRepoTags()
+	}
+	if len(i.GetRepoDigests()) > 0 {
+		name, _, _ := strings.Cut(i.GetRepoDigests()[0], "@")
+		return []string{name + ":<none>"}
+	}
+	return []string{"<none>:<none>"}
+}
+
+func firstName(i *runtimeapi.Image) string { return namesOf(i)[0] }
+
+// splitTag cuts at the colon of the tag, which is never one of a port.
+func splitTag(ref string) (name, tag string) {
+	if i := strings.LastIndexByte(ref, ':'); i > strings.LastIndexByte(ref, '/') {
+		return ref[:i], ref[i+1:]
+	}
+	return ref, "<none>"
+}
+
+func userOf(i *runtimeapi.Image) string {
+	switch {
+	case i.GetUid() != nil:
+		return fmt.Sprint(i.GetUid().GetValue())
+	case i.GetUsername() != "":
+		return i.GetUsername()
+	default:
+		return "-"
+	}
+}
+
+func (a *App) pullCommand() *cobra.Command {
+	var creds string
+	c := &cobra.Command{
+		Use: "pull REFERENCE", Short: "Pull an image", Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			return a.with(c, func(ctx context.Context, client *Client) error {
+				auth, err := parseCreds(creds)
+				if err != nil {
+					return err
+				}
+				id, err := a.pull(ctx, client, args[0], auth)
+				if err != nil {
+					return err
+				}
+				fmt.Fprintln(a.Stdout, id)
+				return nil
+			})
+		},
+	}
+	c.Flags().StringVar(&creds, "creds", "", "USER:PASSWORD for the registry; @FILE reads it from a file, so that no process list shows it")
+	return c
+}
+
+func parseCreds(creds string) (*runtimeapi.AuthConfig, error) {
+	if creds == "" {
+		return nil, nil
+	}
+	if path, ok := strings.CutPrefix(creds, "@"); ok {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		creds = strings.TrimSpace(string(text))
+	}
+	user, password, ok := strings.Cut(creds, ":")
+	if !ok || user == "" {
+		return nil, fmt.Errorf("--creds is not USER:PASSWORD")
+	}
+	return &runtimeapi.AuthConfig{Username: user, Password: password}, nil
+}
+
+// pull shows, on a terminal, how long it takes and how the image file system grows: the CRI tells no more.
+func (a *App) pull(ctx context.Context, client *Client, ref string, auth *runtimeapi.AuthConfig) (string, error) {
+	f, ok := a.Stderr.(*os.File)
+	if !ok || !term.IsTerminal(int(f.Fd())) {
+		return client.Images.PullImage(ctx, &runtimeapi.ImageSpec{Image: ref}, auth, nil)
+	}
+	ctx, stop := context.WithCancel(ctx)
+	shown := make(chan struct{})
+	go func() {
+		defer close(shown)
+		a.showPull(ctx, client, ref)
+	}()
+	defer func() { stop(); <-shown }()
+	return client.Images.PullImage(ctx, &runtimeapi.ImageSpec{Image: ref}, auth, nil)
+}
+
+func (a *App) showPull(ctx context.Context, client *Client, ref string) {
+	started, before := time.Now(), imageBytes(ctx, client)
+	tick := time.NewTicker(500 * time.Millisecond)
+	defer tick.Stop()
+	defer fmt.Fprint(a.Stderr, "\r\x1b[K")
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			grown := max(imageBytes(ctx, client), before) - before
+			fmt.Fprintf(a.Stderr, "\r\x1b[Kpulling %s: %.1f s, %s stored", ref, time.Since(started).Seconds(), size(grown))
+		}
+	}
+}
+
+func imageBytes(ctx context.Context, client *Client) (total uint64) {
+	info, err := client.Images.ImageFsInfo(ctx)
+	if err != nil {
+		return 0
+	}
+	for _, fs := range info.GetImageFilesystems() {
+		total += fs.GetUsedBytes().GetValue()
+	}
+	return total
+}
+
+func (a *App) rmiCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "rmi IMAGE...", Short: "Remove images", Args: cobra.MinimumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			return a.with(c, func(ctx context.Context, client *Client) error {
+				return a.each(args,
+					func(arg string) (string, error) { return client.Image(ctx, arg) },
+					func(ref string) error { return client.Images.RemoveImage(ctx, &runtimeapi.ImageSpec{Image: ref}) })
+			})
+		},
+	}
+}
+
+// Image resolves an argument, a reference or the beginning of an ID, to what RemoveImage and ImageStatus take.
+func (c *Client) Image(ctx context.Context, arg string) (string, error) {
+	image, err := c.ImageStatus(ctx, arg)
+	if err == nil && image != nil {
+		return arg, nil
+	}
+	images, listErr := c.Images.ListImages(ctx, nil)
+	if listErr != nil {
+		return "", listErr
+	}
+	var all []named
+	full := map[string]string{}
+	for _, i := range images {
+		digits := strings.TrimPrefix(i.GetId(), "sha256:")
+		all = append(all, named{id: digits})
+		full[digits] = i.GetId()
+	}
+	digits, pickErr := pick("image", strings.TrimPrefix(arg, "sha256:"), all)
+	if pickErr != nil && err != nil {
+		return "", err
+	}
+	return full[digits], pickErr
+}

@@ -1,0 +1,124 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// named is one thing that an argument may mean.
+type named struct{ id, name string }
+
+// pick finds what a person meant by arg: an ID, the beginning of one, or a name. kind is for messages.
+func pick(kind, arg string, all []named) (string, error) {
+	if arg == "" {
+		return "", fmt.Errorf("the %s ID is empty", kind)
+	}
+	var byPrefix, byName []string
+	for _, n := range all {
+		if n.id == arg {
+			return n.id, nil
+		}
+		if strings.HasPrefix(n.id, arg) {
+			byPrefix = append(byPrefix, n.id)
+		}
+		if n.name == arg {
+			byName = append(byName, n.id)
+		}
+	}
+	for _, found := range [][]string{byPrefix, byName} {
+		if len(found) == 1 {
+			return found[0], nil
+		}
+		if len(found) > 1 {
+			slices.Sort(found)
+			return "", fmt.Errorf("%q may be any of %d: the %ss %s", arg, len(found), kind, strings.Join(shortIDs(found), ", "))
+		}
+	}
+	return "", fmt.Errorf("no %s has the ID or the name %q", kind, arg)
+}
+
+// Pod resolves an argument to the ID of a pod.
+func (c *Client) Pod(ctx context.Context, arg string) (string, error) {
+	pods, err := c.ListPodSandbox(ctx, nil)
+	if err != nil {
+		return "", err
+	}
+	all := make([]named, len(pods))
+	for i, p := range pods {
+		all[i] = named{p.GetId(), p.GetMetadata().GetName()}
+	}
+	return pick("pod", arg, all)
+}
+
+// Container resolves an argument to the ID of a container.
+func (c *Client) Container(ctx context.Context, arg string) (string, error) {
+	containers, err := c.ListContainers(ctx, nil)
+	if err != nil {
+		return "", err
+	}
+	// A restarted container leaves its dead predecessors behind under the same name: the living one is meant.
+	slices.SortStableFunc(containers, func(x, y *runtimeapi.Container) int {
+		return int(y.GetMetadata().GetAttempt()) - int(x.GetMetadata().GetAttempt())
+	})
+	seen := map[string]bool{}
+	all := make([]named, len(containers))
+	for i, k := range containers {
+		all[i] = named{id: k.GetId()}
+		if of := k.GetPodSandboxId() + "/" + k.GetMetadata().GetName(); !seen[of] {
+			seen[of] = true
+			all[i].name = k.GetMetadata().GetName()
+		}
+	}
+	return pick("container", arg, all)
+}
+
+// each resolves every argument, runs do on it and goes on past errors; it prints each ID that is done.
+func (a *App) each(args []string, resolve func(string) (string, error), do func(id string) error) error {
+	failed := 0
+	for _, arg := range args {
+		id, err := resolve(arg)
+		if err == nil {
+			err = do(id)
+		}
+		if err != nil {
+			failed++
+			fmt.Fprintf(a.Stderr, "%s: %s\n", arg, Explain(err))
+			continue
+		}
+		fmt.Fprintln(a.Stdout, id)
+	}
+	if failed > 0 {
+		return &ExitError{Code: 1, Err: fmt.Errorf("%d of %d failed", failed, len(args))}
+	}
+	return nil
+}
+
+// completePods and completeContainers answer the shell's question for arguments.
+func (a *App) completePods(c *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+	var words []string
+	_ = a.with(c, func(ctx context.Context, client *Client) error {
+		pods, err := client.ListPodSandbox(ctx, nil)
+		for _, p := range pods {
+			words = append(words, shortID(p.GetId())+"\t"+p.GetMetadata().GetName())
+		}
+		return err
+	})
+	return words, cobra.ShellCompDirectiveNoFileComp
+}
+
+func (a *App) completeContainers(c *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+	var words []string
+	_ = a.with(c, func(ctx context.Context, client *Client) error {
+		containers, err := client.ListContainers(ctx, nil)
+		for _, k := range containers {
+			words = append(words, shortID(k.GetId())+"\t"+k.GetMetadata().GetName())
+		}
+		return err
+	})
+	return words, cobra.ShellCompDirectiveNoFileComp
+}

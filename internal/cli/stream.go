@@ -1,0 +1,265 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"os/signal"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+	"golang.org/x/term"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/portforward"
+	"k8s.io/client-go/tools/remotecommand"
+	"k8s.io/client-go/transport/spdy"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/streaming/pkg/httpstream"
+)
+
+func (a *App) streamCommands() []*cobra.Command {
+	return []*cobra.Command{a.execCommand(), a.attachCommand(), a.portForwardCommand()}
+}
+
+// streamOptions are the flags that exec and attach share.
+type streamOptions struct {
+	stdin, tty bool
+	transport  string
+}
+
+func (o *streamOptions) flags(c *cobra.Command, tty bool) {
+	c.Flags().BoolVarP(&o.stdin, "interactive", "i", false, "pass standard input on")
+	if tty {
+		c.Flags().BoolVarP(&o.tty, "tty", "t", false, "give the program a terminal")
+	}
+	c.Flags().StringVar(&o.transport, "transport", "spdy", "spdy or websocket")
+}
+
+func (a *App) execCommand() *cobra.Command {
+	var o streamOptions
+	var sync bool
+	c := &cobra.Command{
+		Use: "exec [-it] CONTAINER [--] COMMAND...", Short: "Run a command in a running container; its exit code is passed on",
+		Args: cobra.MinimumNArgs(2), ValidArgsFunction: a.completeContainers,
+		RunE: func(c *cobra.Command, args []string) error {
+			return a.with(c, func(ctx context.Context, client *Client) error {
+				id, err := client.Container(ctx, args[0])
+				if err != nil {
+					return err
+				}
+				if sync {
+					return a.execSync(ctx, client, id, args[1:])
+				}
+				resp, err := client.Exec(ctx, &runtimeapi.ExecRequest{
+					ContainerId: id, Cmd: args[1:], Stdin: o.stdin, Tty: o.tty, Stdout: true, Stderr: !o.tty,
+				})
+				if err != nil {
+					return err
+				}
+				return a.stream(ctx, resp.GetUrl(), o)
+			})
+		},
+	}
+	o.flags(c, true)
+	c.Flags().BoolVarP(&sync, "sync", "s", false, "by ExecSync: no streams, the output comes at the end")
+	c.Flags().SetInterspersed(false)
+	return c
+}
+
+func (a *App) execSync(ctx context.Context, client *Client, id string, cmd []string) error {
+	stdout, stderr, err := client.ExecSync(ctx, id, cmd, 0)
+	_, _ = a.Stdout.Write(stdout)
+	_, _ = a.Stderr.Write(stderr)
+	if code := ExitCode(err); code > 1 || (code == 1 && stdout != nil) {
+		return &ExitError{Code: code} // the program's own failure: it has said what there was to say
+	}
+	return err
+}
+
+func (a *App) attachCommand() *cobra.Command {
+	var o streamOptions
+	c := &cobra.Command{
+		Use: "attach [-i] CONTAINER", Short: "Join the standard streams of a running container",
+		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeContainers,
+		RunE: func(c *cobra.Command, args []string) error {
+			return a.with(c, func(ctx context.Context, client *Client) error {
+				id, err := client.Container(ctx, args[0])
+				if err != nil {
+					return err
+				}
+				resp, err := client.Attach(ctx, &runtimeapi.AttachRequest{
+					ContainerId: id, Stdin: o.stdin, Tty: o.tty, Stdout: true, Stderr: !o.tty,
+				})
+				if err != nil {
+					return err
+				}
+				return a.stream(ctx, resp.GetUrl(), o)
+			})
+		},
+	}
+	o.flags(c, true)
+	return c
+}
+
+// stream joins our streams to those behind the URL until the remote program ends.
+func (a *App) stream(ctx context.Context, address string, o streamOptions) error {
+	executor, err := newExecutor(address, o.transport)
+	if err != nil {
+		return err
+	}
+	options := remotecommand.StreamOptions{Stdout: a.Stdout, Tty: o.tty}
+	if o.stdin {
+		options.Stdin = a.Stdin
+	}
+	if !o.tty {
+		options.Stderr = a.Stderr
+	}
+	restore := func() {}
+	if o.tty {
+		if options.TerminalSizeQueue, restore, err = a.terminal(ctx); err != nil {
+			return err
+		}
+	}
+	err = executor.StreamWithContext(ctx, options)
+	restore()
+	if code := ExitCode(err); err != nil && isExit(err) {
+		return &ExitError{Code: code}
+	}
+	return err
+}
+
+func isExit(err error) bool {
+	var exit interface {
+		Exited() bool
+		ExitStatus() int
+	}
+	return errors.As(err, &exit) && exit.Exited()
+}
+
+func newExecutor(address, transport string) (remotecommand.Executor, error) {
+	target, err := url.Parse(address)
+	if err != nil || target.Host == "" {
+		return nil, fmt.Errorf("the runtime answered with an unusable stream address %q", address)
+	}
+	config := restConfig(target)
+	switch transport {
+	case "spdy":
+		return remotecommand.NewSPDYExecutor(config, http.MethodPost, target)
+	case "websocket":
+		return remotecommand.NewWebSocketExecutor(config, http.MethodGet, target.String())
+	default:
+		return nil, fmt.Errorf("--transport %q is neither spdy nor websocket", transport)
+	}
+}
+
+// restConfig is for a streaming server of the node itself. The one-time token in its URL, which came over the
+// CRI socket, is what both sides trust; certificates of such servers are self-signed.
+func restConfig(target *url.URL) *rest.Config {
+	c := &rest.Config{Host: target.Host}
+	if target.Scheme == "https" {
+		c.TLSClientConfig = rest.TLSClientConfig{Insecure: true}
+	}
+	return c
+}
+
+// terminal puts our terminal, if there is one, into raw mode and reports its sizes; restore undoes it.
+func (a *App) terminal(ctx context.Context) (remotecommand.TerminalSizeQueue, func(), error) {
+	f, ok := a.Stdin.(*os.File)
+	if !ok || !term.IsTerminal(int(f.Fd())) {
+		return nil, func() {}, nil
+	}
+	before, err := term.MakeRaw(int(f.Fd()))
+	if err != nil {
+		return nil, nil, fmt.Errorf("terminal: %w", err)
+	}
+	ctx, stop := context.WithCancel(ctx)
+	return newSizes(ctx, f), func() {
+		stop()
+		_ = term.Restore(int(f.Fd()), before)
+	}, nil
+}
+
+// sizes is a remotecommand.TerminalSizeQueue that follows SIGWINCH.
+type sizes struct {
+	next chan remotecommand.TerminalSize
+}
+
+func newSizes(ctx context.Context, f *os.File) *sizes {
+	s := &sizes{next: make(chan remotecommand.TerminalSize, 1)}
+	changed := make(chan os.Signal, 1)
+	signal.Notify(changed, unix.SIGWINCH)
+	go func() {
+		defer close(s.next)
+		defer signal.Stop(changed)
+		for {
+			if width, height, err := term.GetSize(int(f.Fd())); err == nil {
+				select {
+				case s.next <- remotecommand.TerminalSize{Width: uint16(width), Height: uint16(height)}:
+				case <-ctx.Done():
+					return
+				}
+			}
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return s
+}
+
+// Next implements remotecommand.TerminalSizeQueue.
+func (s *sizes) Next() *remotecommand.TerminalSize {
+	if size, ok := <-s.next; ok {
+		return &size
+	}
+	return nil
+}
+
+func (a *App) portForwardCommand() *cobra.Command {
+	var address []string
+	c := &cobra.Command{
+		Use: "port-forward POD [LOCAL:]REMOTE...", Short: "Forward local TCP ports to ports inside a pod, until interrupted",
+		Args: cobra.MinimumNArgs(2), ValidArgsFunction: a.completePods,
+		RunE: func(c *cobra.Command, args []string) error {
+			return a.with(c, func(ctx context.Context, client *Client) error {
+				id, err := client.Pod(ctx, args[0])
+				if err != nil {
+					return err
+				}
+				resp, err := client.PortForward(ctx, &runtimeapi.PortForwardRequest{PodSandboxId: id})
+				if err != nil {
+					return err
+				}
+				return a.portForward(ctx, resp.GetUrl(), address, args[1:])
+			})
+		},
+	}
+	c.Flags().StringSliceVar(&address, "address", []string{"localhost"}, "local addresses to listen on")
+	return c
+}
+
+func (a *App) portForward(ctx context.Context, address string, listen, ports []string) error {
+	target, err := url.Parse(address)
+	if err != nil || target.Host == "" {
+		return fmt.Errorf("the runtime answered with an unusable stream address %q", address)
+	}
+	transport, upgrader, err := spdy.RoundTripperFor(restConfig(target))
+	if err != nil {
+		return err
+	}
+	var dialer httpstream.Dialer = spdy.NewDialerForStreaming(upgrader, &http.Client{Transport: transport}, http.MethodPost, target)
+	forwarder, err := portforward.NewOnAddressesForStreamingWithContext(ctx, dialer, listen, ports, nil, a.Stdout, a.Stderr)
+	if err != nil {
+		return err
+	}
+	if err := forwarder.ForwardPorts(); err != nil && ctx.Err() == nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	return nil
+}
