@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,7 +24,12 @@ type chain struct {
 	// optional names the plugins of the embedded default that only pods with certain capability arguments get,
 	// by capability. Every plugin is a process at start and at stop, and portmap's DEL runs iptables four times.
 	optional map[string]string
+	// masqueraded are the subnets of the embedded default, whose pods need the node's address to reach the world.
+	masqueraded []netip.Prefix
 }
+
+// embedded reports whether this is the default, not a configuration of the node's owner.
+func (c *chain) embedded() bool { return len(c.masqueraded) > 0 }
 
 // loaded is the outcome of looking for a chain: one of the two is set.
 type loaded struct {
@@ -130,10 +136,16 @@ func defaultChain(d DefaultNetwork, leases string) (*chain, error) {
 	ipam := map[string]any{"type": "host-local", "dataDir": leases}
 	var ranges [][]map[string]string // a pod gets an address of each, the first is its primary
 	var routes []map[string]string
+	var masqueraded []netip.Prefix
 	for _, family := range []struct{ subnet, everything string }{{d.SubnetV4, "0.0.0.0/0"}, {d.SubnetV6, "::/0"}} {
-		if family.subnet != "" {
-			ranges = append(ranges, []map[string]string{{"subnet": family.subnet}})
+		subnet, err := parseSubnet(family.subnet)
+		if err != nil {
+			return nil, err
+		}
+		if subnet.IsValid() {
+			ranges = append(ranges, []map[string]string{{"subnet": subnet.String()}})
 			routes = append(routes, map[string]string{"dst": family.everything})
+			masqueraded = append(masqueraded, subnet)
 		}
 	}
 	ipam["ranges"], ipam["routes"] = ranges, routes
@@ -142,8 +154,8 @@ func defaultChain(d DefaultNetwork, leases string) (*chain, error) {
 		"type":   "bridge",
 		"bridge": d.Bridge,
 		"ipam":   ipam,
-		// Pods reach the world with the node's address, and themselves through their own host port.
-		"isGateway": true, "ipMasq": true, "hairpinMode": true,
+		// Pods reach the world through the node (masquerading is ours), and themselves through their own host port.
+		"isGateway": true, "hairpinMode": true,
 		// A new pod CIDR replaces the bridge's address instead of failing every pod from then on.
 		"forceAddress": true,
 	}
@@ -168,7 +180,7 @@ func defaultChain(d DefaultNetwork, leases string) (*chain, error) {
 		return nil, fmt.Errorf("embedded default network: %w", err)
 	}
 	optional := map[string]string{"portmap": capPortMappings, "bandwidth": capBandwidth}
-	return &chain{source: "the embedded default", list: list, optional: optional}, nil
+	return &chain{source: "the embedded default", list: list, optional: optional, masqueraded: masqueraded}, nil
 }
 
 // forPod is the list without the optional plugins that caps give nothing to do.

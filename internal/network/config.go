@@ -41,7 +41,7 @@ type Config struct {
 	// PluginTimeout bounds one execution of one plugin.
 	PluginTimeout time.Duration
 	// Logger takes what happens in the background; nil: slog.Default.
-	Logger *slog.Logger
+	Logger *slog.Logger `json:"-"`
 }
 
 // DefaultNetwork configures the embedded default chain.

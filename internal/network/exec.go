@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/version"
 	"golang.org/x/sys/unix"
 )
@@ -162,8 +163,12 @@ func (r *pluginRun) outcome(ctx context.Context, err error) ([]byte, error) {
 		failure.Cause = fmt.Errorf("%w (%w)", context.Cause(ctx), err)
 	case err != nil:
 		failure.hear(output)
-	case r.command == "ADD" && !isObject(output):
-		failure.Cause = fmt.Errorf("exited with status 0 but printed no result, but %s", excerpt(output))
+	case r.command == "ADD":
+		if err := readable(output); err != nil {
+			failure.Cause = fmt.Errorf("exited with status 0 but printed no result that can be read (%w): %s", err, excerpt(output))
+			break
+		}
+		return output, nil
 	default:
 		return output, nil
 	}
@@ -182,9 +187,17 @@ func (e *PluginError) hear(output []byte) {
 	}
 }
 
-func isObject(data []byte) bool {
+// readable looks for what is no result of any version, before libcni says the same in fewer words.
+func readable(output []byte) error {
 	var object map[string]json.RawMessage
-	return json.Unmarshal(data, &object) == nil && object != nil
+	if err := json.Unmarshal(output, &object); err != nil {
+		return err
+	}
+	if object == nil {
+		return errors.New("not an object")
+	}
+	var result types100.Result // whose fields are those of every version since 0.3.0
+	return json.Unmarshal(output, &result)
 }
 
 func excerpt(data []byte) string {

@@ -1,8 +1,11 @@
 package network
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"strings"
@@ -11,6 +14,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
 )
 
 // inHost marks the process that runs the tests: inside namespaces of its own, which play the host.
@@ -22,11 +27,54 @@ func TestMain(m *testing.M) {
 	if os.Getenv(inHost) == "" {
 		os.Exit(rerun())
 	}
+	if config := os.Getenv(asDaemon); config != "" {
+		os.Exit(daemon(config))
+	}
 	if err := prepareHost(); err != nil {
 		fmt.Fprintln(os.Stderr, "prepare the test host:", err)
 		os.Exit(1)
 	}
 	os.Exit(m.Run())
+}
+
+// asDaemon makes the test program a daemon that sets up and tears down one pod, by the Config in the variable.
+const asDaemon = "TRIPOD_NETWORK_TEST_DAEMON"
+
+// runDaemon starts a daemon on the test host with the node's directories and the given fail points.
+func runDaemon(t *testing.T, n *node, failpoints string) *exec.Cmd {
+	t.Helper()
+	cfg := n.cfg
+	cfg.Logger = nil
+	data, err := json.Marshal(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), asDaemon+"="+string(data), failpoint.Variable+"="+failpoints)
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return cmd
+}
+
+func daemon(config string) int {
+	var cfg Config
+	err := json.Unmarshal([]byte(config), &cfg)
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	if err == nil {
+		var m *Manager
+		if m, err = New(cfg); err == nil {
+			_, err = m.Setup(context.Background(), Attachment{ID: "pod"})
+			err = errors.Join(err, m.Teardown(context.Background(), Attachment{ID: "pod"}))
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
 }
 
 func rerun() int {

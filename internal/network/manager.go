@@ -33,6 +33,8 @@ type Manager struct {
 	chain     atomic.Pointer[loaded]
 	status    statusCache
 
+	masquerading masquerading
+
 	life       context.Context // ends with Close
 	end        context.CancelFunc
 	background sync.WaitGroup

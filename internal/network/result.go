@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 
+	"github.com/containerd/errdefs"
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 )
@@ -45,7 +46,7 @@ type Route struct {
 func (m *Manager) result(key string, added types.Result) (*Result, error) {
 	cni, err := types100.NewResultFromResult(added)
 	if err != nil {
-		return nil, fmt.Errorf("result of the CNI chain: %w", err)
+		return nil, badResult("%v", err)
 	}
 	raw, err := json.Marshal(cni)
 	if err != nil {
@@ -61,7 +62,7 @@ func (m *Manager) result(key string, added types.Result) (*Result, error) {
 	for _, route := range cni.Routes {
 		dst, ok := prefixOf(route.Dst)
 		if !ok {
-			return nil, fmt.Errorf("result of the CNI chain: route to %s", route.Dst.String())
+			return nil, badResult("route to %s", route.Dst.String())
 		}
 		gw, _ := netip.AddrFromSlice(route.GW)
 		r.Routes = append(r.Routes, Route{Dst: dst, GW: gw.Unmap()})
@@ -83,14 +84,14 @@ func (r *Result) takeInterfaces(cni *types100.Result) error {
 	for _, ip := range cni.IPs {
 		addr, ok := prefixOf(ip.Address)
 		if !ok {
-			return fmt.Errorf("result of the CNI chain: %s is not an address", ip.Address.String())
+			return badResult("%s is not an address", ip.Address.String())
 		}
 		index := primary
 		if ip.Interface != nil {
 			index = *ip.Interface
 		}
 		if index >= len(r.Interfaces) {
-			return fmt.Errorf("result of the CNI chain: address %s belongs to interface %d, there are %d", addr, index, len(r.Interfaces))
+			return badResult("address %s belongs to interface %d, there are %d", addr, index, len(r.Interfaces))
 		}
 		if index < 0 { // the chain has interfaces, but no default one
 			continue
@@ -153,4 +154,9 @@ func prefixOf(n net.IPNet) (netip.Prefix, bool) {
 	}
 	prefix := netip.PrefixFrom(addr, ones)
 	return prefix, prefix.IsValid()
+}
+
+// badResult is a fault of the chain, which may go away, not of ours.
+func badResult(format string, args ...any) error {
+	return fmt.Errorf("result of the CNI chain: "+format+": %w", append(args, errdefs.ErrUnavailable)...)
 }

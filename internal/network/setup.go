@@ -51,6 +51,9 @@ func (m *Manager) Setup(ctx context.Context, a Attachment) (*Result, error) {
 	if result, err := m.previous(ctx, rec); result != nil || err != nil {
 		return result, err
 	}
+	if err := m.masquerading.ensure(ctx, c.masqueraded); err != nil {
+		return nil, fmt.Errorf("network of pod %s: %w", a.ID, err)
+	}
 	result, err := m.attach(ctx, rec)
 	if err != nil {
 		return nil, fmt.Errorf("network of pod %s by %s: %w", a.ID, c.source, m.rollback(ctx, rec, err))

@@ -131,6 +131,9 @@ func (m *Manager) refreshStatus() {
 	defer cancel()
 	old := m.status.verdict.Load()
 	err := m.probe(ctx)
+	if err == nil {
+		err = m.masquerading.refresh(ctx)
+	}
 	if m.life.Err() != nil {
 		return
 	}
@@ -158,7 +161,7 @@ func (m *Manager) probe(ctx context.Context) error {
 			return fmt.Errorf("CNI configuration %s: %w", c.source, err)
 		}
 	}
-	if c.optional != nil {
+	if c.embedded() {
 		if _, err := exec.LookPath("iptables"); err != nil {
 			return fmt.Errorf("%s needs iptables for masquerading and host ports (on Debian: apt-get install iptables): %w: %w",
 				c.source, err, errdefs.ErrFailedPrecondition)

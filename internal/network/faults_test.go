@@ -1,0 +1,321 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+)
+
+// withFault is the default network with the plugin "fault" at its end, so that a fault comes when the address and
+// the interface are there already.
+func withFault(n *node) {
+	n.configure("10-fault.conflist", `{"cniVersion":"1.0.0","name":"tripod","plugins":[
+		{"type":"bridge","bridge":"`+n.cfg.Default.Bridge+`","isGateway":true,
+		 "ipam":{"type":"host-local","dataDir":"`+n.leasesDir()+`","ranges":[[{"subnet":"10.89.0.0/24"}]]}},
+		{"type":"fault"}]}`)
+}
+
+// passOn ends a fault plugin well: a chained plugin prints the result that it was given.
+const passOn = `
+sed -n 's/.*"prevResult":\({.*}\),"type".*/\1/p' <<END
+$stdin
+END
+`
+
+// readInput is the beginning of fault plugins that end with passOn.
+const readInput = "stdin=$(cat)\n"
+
+func TestFaultN4AddFails(t *testing.T) {
+	n := newNode(t, nil)
+	n.plugin("fault", `
+[ $CNI_COMMAND = ADD ] || exit 0
+echo "what the plugin logged" >&2
+echo '{"cniVersion":"1.0.0","code":11,"msg":"no more of it","details":"come back later"}'
+exit 1`)
+	withFault(n)
+	_, err := n.Setup(t.Context(), Attachment{ID: "pod"})
+	var plugin *PluginError
+	if !errors.As(err, &plugin) || plugin.Code != 11 || plugin.Command != "ADD" || !errdefs.IsUnavailable(err) {
+		t.Fatalf("error %v", err)
+	}
+	for _, part := range []string{"no more of it", "come back later", "what the plugin logged", "fault"} {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("the error does not tell %q: %v", part, err)
+		}
+	}
+	n.assertClean()
+}
+
+func TestFaultN4AddPrintsJunk(t *testing.T) {
+	for name, script := range map[string]string{
+		"text":    `echo "all is well"`,
+		"nothing": `true`,
+		"null":    `echo null`,
+		"garbage": `head -c 100000 /dev/urandom`,
+		"endless": `while :; do echo '{"cniVersion":"1.0.0","ips":[],"padding":"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"}'; done`,
+		"other":   `echo '{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.1/24","interface":7}]}'`,
+		"address": `echo '{"cniVersion":"1.0.0","ips":[{"address":"nowhere"}]}'`,
+		"crash":   `kill -SEGV $$`,
+		"failure": `echo "<html>" ; exit 3`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, nil)
+			n.plugin("fault", "[ $CNI_COMMAND = ADD ] || exit 0\n"+script)
+			withFault(n)
+			_, err := n.Setup(t.Context(), Attachment{ID: "pod"})
+			if err == nil || len(err.Error()) > 2000 {
+				t.Errorf("error %v", err)
+			}
+			n.assertClean()
+		})
+	}
+}
+
+// TestFaultN4AddHangs: the plugin and its children are killed, by the plugin timeout or the caller's end.
+func TestFaultN4AddHangs(t *testing.T) {
+	for name, c := range map[string]struct{ plugin, caller time.Duration }{
+		"plugin timeout": {300 * time.Millisecond, time.Minute},
+		"caller":         {time.Minute, 300 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, func(cfg *Config) { cfg.PluginTimeout = c.plugin })
+			pids := filepath.Join(t.TempDir(), "pids")
+			n.plugin("fault", `
+[ $CNI_COMMAND = ADD ] || exit 0
+sleep 1000 &
+echo $$ $! > `+pids+`
+wait`)
+			withFault(n)
+			ctx, cancel := context.WithTimeout(t.Context(), c.caller)
+			defer cancel()
+			start := time.Now()
+			_, err := n.Setup(ctx, Attachment{ID: "pod"})
+			if !errdefs.IsDeadlineExceeded(err) || time.Since(start) > 10*time.Second {
+				t.Errorf("after %s: %v", time.Since(start), err)
+			}
+			n.assertClean()
+			data, err := os.ReadFile(pids)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for pid := range strings.FieldsSeq(string(data)) {
+				eventually(t, 5*time.Second, "the end of process "+pid, func() bool { return !running(pid) })
+			}
+		})
+	}
+}
+
+// running reports whether a process is there and not a zombie.
+func running(pid string) bool {
+	stat, err := os.ReadFile("/proc/" + pid + "/stat")
+	if err != nil {
+		return false
+	}
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	return !strings.HasPrefix(rest, "Z")
+}
+
+func TestFaultN4PluginLeavesHelperBehind(t *testing.T) {
+	n := newNode(t, nil)
+	pid := filepath.Join(t.TempDir(), "pid")
+	n.plugin("fault", readInput+`
+[ $CNI_COMMAND = ADD ] || exit 0
+sleep 1000 & echo $! > `+pid+passOn)
+	withFault(n)
+	r := n.setup(Attachment{ID: "pod"}) // the helper holds stdout open
+	if len(r.IPs) != 1 {
+		t.Errorf("result %+v", r)
+	}
+	data, err := os.ReadFile(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	helper, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !running(strconv.Itoa(helper)) {
+		t.Error("the helper of a plugin that succeeded was killed")
+	}
+	_ = unix.Kill(helper, unix.SIGKILL)
+	n.teardown(Attachment{ID: "pod"})
+	n.assertClean()
+}
+
+// failDel is a fault plugin whose DEL fails while the file is there.
+func failDel(n *node, file string) {
+	n.plugin("fault", readInput+"[ $CNI_COMMAND = DEL ] && [ -e "+file+" ] && { echo broken >&2; exit 1; }\n"+passOn)
+}
+
+func TestFaultN4DelFails(t *testing.T) {
+	n := newNode(t, nil)
+	broken := filepath.Join(t.TempDir(), "broken")
+	failDel(n, broken)
+	withFault(n)
+	n.setup(Attachment{ID: "pod"})
+	if err := os.WriteFile(broken, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := n.Teardown(t.Context(), Attachment{ID: "pod"}); !errdefs.IsUnavailable(err) {
+			t.Fatalf("Teardown: %v", err)
+		}
+		if len(n.leases()) != 1 || !n.Present("pod") {
+			t.Fatal("something was given back before DEL succeeded")
+		}
+		n.restart()
+	}
+	if err := n.GC(t.Context(), nil); err == nil {
+		t.Error("GC does not tell that DEL failed")
+	}
+	if err := os.Remove(broken); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.GC(t.Context(), nil); err != nil {
+		t.Error(err)
+	}
+	n.assertClean()
+}
+
+func TestFaultN4RollbackFailsThenSucceeds(t *testing.T) {
+	n := newNode(t, nil)
+	broken := filepath.Join(t.TempDir(), "broken")
+	if err := os.WriteFile(broken, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.plugin("fault", "[ -e "+broken+" ] && exit 1\nexit 0")
+	withFault(n)
+	if _, err := n.Setup(t.Context(), Attachment{ID: "pod"}); err == nil || !strings.Contains(err.Error(), "background") {
+		t.Fatalf("Setup: %v", err)
+	}
+	if len(n.leases()) != 1 {
+		t.Fatal("the lease was given back although DEL failed")
+	}
+	if err := os.Remove(broken); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 10*time.Second, "the roll-back in the background", func() bool {
+		keys, err := n.records.keys()
+		return err == nil && len(keys) == 0
+	})
+	n.assertClean()
+}
+
+func TestFailPoints(t *testing.T) {
+	n := newNode(t, nil)
+	arm := func(name, spec string) {
+		t.Helper()
+		if err := failpoint.Arm(name, spec); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = failpoint.Arm(name, "") })
+	}
+	for _, name := range []string{"network.setup.netns", "network.setup.add"} {
+		arm(name, "1*error(made to fail)")
+		if _, err := n.Setup(t.Context(), Attachment{ID: "pod"}); err == nil || !strings.Contains(err.Error(), "made to fail") {
+			t.Errorf("%s: %v", name, err)
+		}
+		n.assertClean()
+	}
+	n.setup(Attachment{ID: "pod"})
+	arm("network.teardown.del", "1*error(made to fail)")
+	if err := n.Teardown(t.Context(), Attachment{ID: "pod"}); err == nil {
+		t.Error("Teardown passed an armed fail point")
+	}
+	n.restart()
+	n.teardown(Attachment{ID: "pod"})
+	n.assertClean()
+}
+
+// TestFaultN1DaemonKilled kills a daemon at each fail point, and in the middle of a plugin; the next one finds out.
+func TestFaultN1DaemonKilled(t *testing.T) {
+	for _, point := range []string{"network.setup.netns", "network.setup.add", "network.teardown.del"} {
+		t.Run(point, func(t *testing.T) {
+			n := newNode(t, nil)
+			if point == "network.teardown.del" {
+				n.setup(Attachment{ID: "pod"})
+			}
+			_ = n.Close()
+			if ended := runDaemon(t, n, point+"=kill").Wait(); ended == nil || ended.Error() != "signal: killed" {
+				t.Fatalf("the daemon ended with %v", ended)
+			}
+			n.start()
+			if err := n.GC(t.Context(), nil); err != nil {
+				t.Error(err)
+			}
+			n.assertClean()
+		})
+	}
+	t.Run("plugin", func(t *testing.T) {
+		n := newNode(t, nil)
+		pid := filepath.Join(t.TempDir(), "pid")
+		n.plugin("fault", "[ $CNI_COMMAND = ADD ] || exit 0\necho $$ > "+pid+".tmp; mv "+pid+".tmp "+pid+"; exec sleep 1000")
+		withFault(n)
+		_ = n.Close()
+		daemon := runDaemon(t, n, "")
+		var data []byte
+		eventually(t, 10*time.Second, "the hanging plugin", func() bool { data, _ = os.ReadFile(pid); return len(data) > 0 })
+		if err := daemon.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = daemon.Wait()
+		eventually(t, 5*time.Second, "the plugin's end with its daemon", func() bool { return !running(strings.TrimSpace(string(data))) })
+		n.start()
+		n.teardown(Attachment{ID: "pod"})
+		n.assertClean()
+	})
+}
+
+func TestDamagedRecord(t *testing.T) {
+	n := newNode(t, nil)
+	n.setup(Attachment{ID: "pod#1"})
+	if err := os.WriteFile(n.records.path(keyOf("pod#1")), nil, 0o600); err != nil { // as after a power loss
+		t.Fatal(err)
+	}
+	n.restart()
+	n.teardown(Attachment{ID: "pod#1"})
+	n.assertClean()
+
+	n.setup(Attachment{ID: "pod"})
+	if err := os.WriteFile(n.records.path("pod"), []byte(`{"version":99,"id":"pod"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Teardown(t.Context(), Attachment{ID: "pod"}); err == nil || !strings.Contains(err.Error(), "version 99") {
+		t.Errorf("record of an unknown version: %v", err)
+	}
+	if len(n.leases()) != 1 {
+		t.Error("a record that was not understood was acted upon")
+	}
+}
+
+func TestSetupWaitsForItsTurn(t *testing.T) {
+	n := newNode(t, nil)
+	unlock, err := n.locks.lock(t.Context(), "pod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := n.Setup(ctx, Attachment{ID: "pod"}); !errdefs.IsDeadlineExceeded(err) {
+		t.Errorf("Setup while the pod is locked: %v", err)
+	}
+	n.setup(Attachment{ID: "other"}) // is not held up
+	unlock()
+	n.setup(Attachment{ID: "pod"})
+	n.teardown(Attachment{ID: "pod"})
+	n.teardown(Attachment{ID: "other"})
+	n.assertClean()
+	if len(n.locks.held) != 0 {
+		t.Errorf("locks left: %v", n.locks.held)
+	}
+}

@@ -1,0 +1,112 @@
+package network
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+)
+
+// masquerading lets the pods of the embedded default network reach the world with the node's address: one chain of
+// iptables rules per subnet, made with the first pod. The bridge plugin would make one per pod (ipMasq), which takes
+// half of the time of its ADD and more of its DEL's, and stays behind when a pod's namespace is gone before DEL.
+//
+// The rules belong to the bridge, not to a pod: as it, they stay.
+type masquerading struct {
+	mu sync.Mutex
+	// made are the subnets whose rules were there when we last looked.
+	made map[netip.Prefix]bool
+}
+
+// iptablesTimeout bounds one execution, waiting for other users' lock included.
+const iptablesTimeout = 10 * time.Second
+
+// ensure makes the rules of the subnets, unless they were there already when it was last asked or refreshed.
+func (q *masquerading) ensure(ctx context.Context, subnets []netip.Prefix) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, subnet := range subnets {
+		if q.made[subnet] {
+			continue
+		}
+		if err := masquerade(ctx, subnet); err != nil {
+			return err
+		}
+		if q.made == nil {
+			q.made = map[netip.Prefix]bool{}
+		}
+		q.made[subnet] = true
+	}
+	return nil
+}
+
+// refresh makes rules again that somebody has flushed, as firewalls do when they reload.
+func (q *masquerading) refresh(ctx context.Context) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	var failures []error
+	for subnet := range q.made {
+		if err := masquerade(ctx, subnet); err != nil {
+			delete(q.made, subnet) // the next pod tries again, and tells
+			failures = append(failures, err)
+		}
+	}
+	return errors.Join(failures...)
+}
+
+// masquerade makes the rules of one subnet, if they are not there.
+func masquerade(ctx context.Context, subnet netip.Prefix) error {
+	iptables, multicast := "iptables", "224.0.0.0/4"
+	if subnet.Addr().Is6() {
+		iptables, multicast = "ip6tables", "ff00::/8"
+	}
+	sum := sha256.Sum256([]byte(subnet.String()))
+	chain := "TRIPOD-MASQ-" + hex.EncodeToString(sum[:6])
+	jump := fmt.Sprintf("POSTROUTING -s %s -m comment --comment tripod-pods -j %s", subnet, chain)
+
+	check := append([]string{"--wait", "-t", "nat", "-C"}, strings.Fields(jump)...)
+	if runIptables(ctx, iptables, check, "") == nil {
+		return nil
+	}
+	rules := strings.Join([]string{
+		"*nat",
+		":" + chain + " - [0:0]", // made, or emptied
+		"-A " + chain + " -d " + subnet.String() + " -j RETURN",
+		"-A " + chain + " -d " + multicast + " -j RETURN",
+		"-A " + chain + " -j MASQUERADE",
+		"-A " + jump,
+		"COMMIT\n",
+	}, "\n")
+	if err := runIptables(ctx, iptables+"-restore", []string{"--wait", "--noflush"}, rules); err != nil {
+		return fmt.Errorf("masquerade the pods of %s: %w", subnet, err)
+	}
+	return nil
+}
+
+func runIptables(ctx context.Context, program string, args []string, stdin string) error {
+	ctx, cancel := context.WithTimeout(ctx, iptablesTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Stdin = strings.NewReader(stdin)
+	cmd.WaitDelay = outputGrace
+	output, err := cmd.CombinedOutput()
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, exec.ErrNotFound):
+		return fmt.Errorf("%w (on Debian: apt-get install iptables): %w", err, errdefs.ErrFailedPrecondition)
+	case ctx.Err() != nil:
+		return fmt.Errorf("%s: %w", program, context.Cause(ctx))
+	default:
+		return fmt.Errorf("%s: %w: %s: %w", program, err, bytes.TrimSpace(output), errdefs.ErrUnavailable)
+	}
+}
