@@ -1,0 +1,405 @@
+package spec
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// These tests give built specifications to the real OCI runtimes. The program in the container says what it finds
+// and what it may do: testdata/probe, built without cgo since nothing else is in the root file system.
+
+const probeProgram = "/probe"
+
+// probeDir is where the probe is built, once, when a test first needs it.
+var probeDir string
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if probeDir != "" {
+		os.RemoveAll(probeDir)
+	}
+	os.Exit(code)
+}
+
+var buildProbe = sync.OnceValues(func() (string, error) {
+	var err error
+	if probeDir, err = os.MkdirTemp("", "tripod-probe-"); err != nil {
+		return "", err
+	}
+	binary := filepath.Join(probeDir, "probe")
+	build := exec.Command("go", "build", "-o", binary, "./testdata/probe")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w: %s", err, out)
+	}
+	return binary, os.Chmod(probeDir, 0o755)
+})
+
+func probeBinary(t *testing.T) string {
+	t.Helper()
+	binary, err := buildProbe()
+	require.NoError(t, err)
+	return binary
+}
+
+// report is what the probe says.
+type report struct {
+	Status map[string]string // /proc/self/status
+	Cwd    string
+	Env    []string
+	Mounts map[string]string // mount point → options and optional fields
+	Did    map[string]string // an asked deed → "" or the error or what was read
+}
+
+// runtimes are the OCI runtimes that specifications are written for. crun 1.8 refuses hosts that have a cgroup2
+// beside the v1 hierarchies, so it gets a mount namespace without it; whose propagation is left as it is, but for
+// the one mount, since a private copy of the tree would have private copies of shared mounts.
+var runtimes = map[string][]string{
+	"runc": {"runc"},
+	"crun": {"unshare", "--mount", "--propagation", "unchanged", "sh", "-c", `
+		if mountpoint -q /sys/fs/cgroup/unified; then
+			mount --make-private /sys/fs/cgroup && umount /sys/fs/cgroup/unified || exit 125
+		fi
+		exec crun "$@"`, "crun"},
+}
+
+// testNamespaces are the pod's, held by a process of ours.
+func testNamespaces(t *testing.T) (pid int) {
+	t.Helper()
+	holder := exec.Command(probeBinary(t), "hold")
+	holder.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS}
+	stdin, err := holder.StdinPipe()
+	require.NoError(t, err)
+	stdout, err := holder.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, holder.Start())
+	t.Cleanup(func() {
+		stdin.Close()
+		_ = holder.Wait()
+	})
+	_, err = stdout.Read(make([]byte, 6))
+	require.NoError(t, err)
+	return holder.Process.Pid
+}
+
+// realInput is a container that can really run: its program is the probe, with the given deeds.
+func realInput(t *testing.T, deeds ...string) Input {
+	t.Helper()
+	in := testInput(t)
+	pid := testNamespaces(t)
+	in.Net, in.IPC, in.UTS = fmt.Sprintf("/proc/%d/ns/net", pid), fmt.Sprintf("/proc/%d/ns/ipc", pid), fmt.Sprintf("/proc/%d/ns/uts", pid)
+	in.ShmPath = t.TempDir()
+	files := t.TempDir()
+	in.ResolvConf, in.Hosts, in.HostnameFile = filepath.Join(files, "resolv.conf"), filepath.Join(files, "hosts"), filepath.Join(files, "hostname")
+	writeFile(t, in.ResolvConf, "nameserver 192.0.2.1\n")
+	writeFile(t, in.Hosts, "pod's\n")
+	writeFile(t, in.HostnameFile, "web-0\n")
+	c := in.Container.Config
+	c.Command = append([]string{probeProgram}, deeds...)
+	c.Mounts = []*runtimeapi.Mount{{HostPath: probeBinary(t), ContainerPath: probeProgram, Readonly: true}}
+	c.Linux.SecurityContext.NamespaceOptions = &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER}
+	in.Container.ID = "tripod-spec-test-" + strings.ReplaceAll(t.Name(), "/", "-")
+	in.CgroupsPath = "/" + in.Container.ID
+	return in
+}
+
+// run lets a runtime carry out s to its end and gives what the container printed.
+func run(t *testing.T, runtime []string, id string, s *specs.Spec) ([]byte, error) {
+	t.Helper()
+	bundle := t.TempDir()
+	writeFile(t, filepath.Join(bundle, "config.json"), toJSON(t, s))
+	args := append(append([]string{}, runtime[1:]...), "--root", filepath.Join(bundle, "state"), "run", "--bundle", bundle, id)
+	cmd := exec.Command(runtime[0], args...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return out, fmt.Errorf("%s: %w: %s", runtime[0], err, stderr.String())
+	}
+	return out, nil
+}
+
+// onBoth runs what input makes under both runtimes and has the probe's report looked at.
+func onBoth(t *testing.T, h Host, input func(t *testing.T) Input, look func(t *testing.T, r report)) {
+	for name, runtime := range runtimes {
+		t.Run(name, func(t *testing.T) {
+			in := input(t)
+			s, _ := build(t, in, h)
+			out, err := run(t, runtime, in.Container.ID, s)
+			require.NoError(t, err)
+			var r report
+			require.NoError(t, json.Unmarshal(out, &r), "%s", out)
+			look(t, r)
+		})
+	}
+}
+
+func realHost(t *testing.T) Host {
+	t.Helper()
+	h, err := Probe()
+	require.NoError(t, err)
+	return h
+}
+
+func succeeded(t *testing.T, r report, deeds ...string) {
+	t.Helper()
+	for _, deed := range deeds {
+		did, asked := r.Did[deed]
+		assert.True(t, asked && !strings.HasPrefix(did, "error:"), "%s: %s", deed, did)
+	}
+}
+
+func failed(t *testing.T, r report, deeds ...string) {
+	t.Helper()
+	for _, deed := range deeds {
+		assert.True(t, strings.HasPrefix(r.Did[deed], "error:"), "%s succeeded: %s", deed, r.Did[deed])
+	}
+}
+
+func TestRuntimesPlain(t *testing.T) {
+	h := realHost(t)
+	onBoth(t, h, func(t *testing.T) Input {
+		in := realInput(t, "read:/proc/interrupts", "list:/sys/firmware", "write:/proc/sys/kernel/msgmax", "write:/sys/x",
+			"read:/etc/hosts", "read:/etc/hostname", "read:/etc/resolv.conf", "write:/tmpfile", "write:/dev/shm/x",
+			"stat:/dev/kvm", "stat:/dev/null", "open:/dev/mine", "pid:", "sethostname:x", "unshare:", "list:/sys/fs/cgroup", "write:/sys/fs/cgroup/memory/memory.limit_in_bytes")
+		c := in.Container.Config
+		c.WorkingDir = "/made/for/me"
+		c.Devices = []*runtimeapi.Device{{HostPath: "/dev/zero", ContainerPath: "/dev/mine", Permissions: "r"}}
+		c.Linux.Resources = &runtimeapi.LinuxContainerResources{
+			CpuShares: 100, CpuQuota: 50000, CpuPeriod: 100000, MemoryLimitInBytes: 64 << 20, CpusetCpus: "0",
+			HugepageLimits: []*runtimeapi.HugepageLimit{{PageSize: h.HugepageSizes[0]}},
+		}
+		c.Linux.SecurityContext.RunAsUsername = "root"
+		return in
+	}, func(t *testing.T, r report) {
+		assert.Equal(t, "/made/for/me", r.Cwd)
+		assert.Contains(t, r.Env, "HOSTNAME=web-0")
+		assert.Contains(t, r.Env, "LANG=C")
+		assert.Equal(t, "1", r.Did["pid:"])
+		assert.Equal(t, "pod's\n", r.Did["read:/etc/hosts"])
+		assert.Equal(t, "web-0\n", r.Did["read:/etc/hostname"])
+		assert.Empty(t, r.Did["read:/proc/interrupts"], "masked")
+		assert.Equal(t, "0", r.Did["list:/sys/firmware"], "masked")
+		assert.Equal(t, "00000000a80425fb", r.Status["CapEff"], "the default capabilities")
+		assert.Equal(t, "0000000000000000", r.Status["CapInh"])
+		assert.Equal(t, "0", r.Status["Seccomp"], "nothing said is unconfined")
+		assert.Equal(t, "0", r.Status["NoNewPrivs"])
+		succeeded(t, r, "write:/tmpfile", "write:/dev/shm/x", "stat:/dev/null", "open:/dev/mine", "read:/etc/resolv.conf", "list:/sys/fs/cgroup")
+		failed(t, r, "write:/proc/sys/kernel/msgmax", "write:/sys/x", "stat:/dev/kvm", "sethostname:x", "unshare:", "write:/sys/fs/cgroup/memory/memory.limit_in_bytes")
+	})
+}
+
+func TestRuntimesConfined(t *testing.T) {
+	onBoth(t, realHost(t), func(t *testing.T) Input {
+		in := realInput(t, "unshare:", "sethostname:x", "write:/x", "read:/etc/passwd", "list:/made/secret", "write:/made/ro/x")
+		require.NoError(t, os.MkdirAll(filepath.Join(in.Rootfs, "made/secret/inner"), 0o777))
+		require.NoError(t, os.MkdirAll(filepath.Join(in.Rootfs, "made/ro"), 0o777))
+		require.NoError(t, os.Chmod(filepath.Join(in.Rootfs, "made/ro"), 0o777))
+		sc := in.Container.Config.Linux.SecurityContext
+		sc.RunAsUser, sc.RunAsGroup, sc.SupplementalGroups = int64Value(1000), int64Value(2000), []int64{3000}
+		sc.Seccomp = &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}
+		sc.NoNewPrivs, sc.ReadonlyRootfs = true, true
+		sc.MaskedPaths, sc.ReadonlyPaths = []string{"/made/secret"}, []string{"/made/ro"}
+		sc.Capabilities = &runtimeapi.Capability{DropCapabilities: []string{"ALL"}, AddAmbientCapabilities: []string{"NET_BIND_SERVICE"}}
+		return in
+	}, func(t *testing.T, r report) {
+		assert.Equal(t, "1000 1000 1000 1000", r.Status["Uid"])
+		assert.Equal(t, "2000 2000 2000 2000", r.Status["Gid"])
+		assert.Equal(t, "2000 3000 50000 50001", r.Status["Groups"])
+		assert.Equal(t, "2", r.Status["Seccomp"], "filtered")
+		assert.Equal(t, "1", r.Status["NoNewPrivs"])
+		for _, set := range []string{"CapEff", "CapPrm", "CapBnd", "CapAmb", "CapInh"} {
+			assert.Equal(t, "0000000000000400", r.Status[set], "%s: NET_BIND_SERVICE alone", set)
+		}
+		assert.Equal(t, "0", r.Did["list:/made/secret"])
+		succeeded(t, r, "read:/etc/passwd")
+		failed(t, r, "unshare:", "sethostname:x", "write:/x", "write:/made/ro/x")
+	})
+}
+
+// TestRuntimesSeccomp shows that it is the filter that forbids, by what is allowed without it.
+func TestRuntimesSeccomp(t *testing.T) {
+	h := realHost(t)
+	profileFile := filepath.Join(t.TempDir(), "profile.json")
+	writeFile(t, profileFile, `{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["sethostname"], "action": "SCMP_ACT_ERRNO"}]}`)
+	for name, c := range map[string]struct {
+		profile *runtimeapi.SecurityProfile
+		allowed bool
+	}{
+		"unconfined": {&runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Unconfined}, true},
+		"localhost":  {localhostProfile(profileFile), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onBoth(t, h, func(t *testing.T) Input {
+				in := realInput(t, "sethostname:changed", "hostname:")
+				sc := in.Container.Config.Linux.SecurityContext
+				sc.Seccomp = c.profile
+				sc.Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"SYS_ADMIN"}}
+				return in
+			}, func(t *testing.T, r report) {
+				if c.allowed {
+					succeeded(t, r, "sethostname:changed")
+					assert.Equal(t, "changed", r.Did["hostname:"])
+				} else {
+					failed(t, r, "sethostname:changed")
+				}
+			})
+		})
+	}
+}
+
+func TestRuntimesPrivileged(t *testing.T) {
+	h := realHost(t)
+	onBoth(t, h, func(t *testing.T) Input {
+		in := realInput(t, "mount:/mnt", "unshare:", "stat:/dev/loop0", "open:/dev/loop0", "read:/proc/interrupts", "sethostname:x", "stat:/dev/pts/ptmx")
+		require.NoError(t, os.MkdirAll(filepath.Join(in.Rootfs, "mnt"), 0o755))
+		in.Pod.Config.Linux.SecurityContext.Privileged = true
+		in.Container.Config.Linux.SecurityContext.Privileged = true
+		in.Container.Config.Linux.SecurityContext.Seccomp = &runtimeapi.SecurityProfile{}
+		return in
+	}, func(t *testing.T, r report) {
+		own, err := os.ReadFile("/proc/self/status")
+		require.NoError(t, err)
+		assert.Contains(t, string(own), "CapBnd:\t"+r.Status["CapEff"], "all that the host has")
+		assert.Equal(t, "0", r.Status["Seccomp"])
+		assert.NotEmpty(t, r.Did["read:/proc/interrupts"], "not masked")
+		assert.Contains(t, r.Mounts["/sys"], "rw")
+		succeeded(t, r, "mount:/mnt", "unshare:", "stat:/dev/loop0", "open:/dev/loop0", "read:/proc/interrupts", "sethostname:x", "stat:/dev/pts/ptmx")
+	})
+}
+
+// TestRuntimesHostDev binds the whole of the host's /dev: nothing of it may be made anew or changed.
+func TestRuntimesHostDev(t *testing.T) {
+	before, err := os.Stat("/dev/null")
+	require.NoError(t, err)
+	onBoth(t, realHost(t), func(t *testing.T) Input {
+		in := realInput(t, "stat:/dev/loop0", "stat:/dev/null", "list:/dev/shm")
+		in.Pod.Config.Linux.SecurityContext.Privileged = true
+		in.Container.Config.Linux.SecurityContext.Privileged = true
+		in.Container.Config.Mounts = append(in.Container.Config.Mounts, &runtimeapi.Mount{HostPath: "/dev", ContainerPath: "/dev"})
+		return in
+	}, func(t *testing.T, r report) {
+		succeeded(t, r, "stat:/dev/loop0", "stat:/dev/null", "list:/dev/shm")
+		after, err := os.Stat("/dev/null")
+		require.NoError(t, err)
+		assert.True(t, os.SameFile(before, after))
+	})
+}
+
+func TestRuntimesMounts(t *testing.T) {
+	h := realHost(t)
+	onBoth(t, h, func(t *testing.T) Input {
+		in := realInput(t, "write:/ro/x", "write:/ro/inner/x", "write:/rro/x", "write:/rro/inner/x", "write:/rw/x", "read:/etc/hosts",
+			"list:/nested", "write:/nested/deep/x")
+		dir := t.TempDir()
+		inner := filepath.Join(dir, "inner")
+		require.NoError(t, os.MkdirAll(inner, 0o755))
+		require.NoError(t, os.MkdirAll(filepath.Join(dir, "deep"), 0o755))
+		require.NoError(t, unix.Mount("x", inner, "tmpfs", 0, ""))
+		t.Cleanup(func() { assert.NoError(t, unix.Unmount(inner, unix.MNT_DETACH)) })
+		hosts := filepath.Join(t.TempDir(), "hosts")
+		writeFile(t, hosts, "kubelet's\n")
+		in.Container.Config.Mounts = append(in.Container.Config.Mounts,
+			&runtimeapi.Mount{HostPath: t.TempDir(), ContainerPath: "/nested/deep"},
+			&runtimeapi.Mount{HostPath: dir, ContainerPath: "/nested", Readonly: true},
+			&runtimeapi.Mount{HostPath: dir, ContainerPath: "/ro", Readonly: true},
+			&runtimeapi.Mount{HostPath: dir, ContainerPath: "/rro", Readonly: true, RecursiveReadOnly: true},
+			&runtimeapi.Mount{HostPath: t.TempDir(), ContainerPath: "/rw", MountOptions: []string{"noexec", "nodev", "nosuid"}},
+			&runtimeapi.Mount{HostPath: hosts, ContainerPath: "/etc/hosts"},
+		)
+		return in
+	}, func(t *testing.T, r report) {
+		succeeded(t, r, "write:/ro/inner/x", "write:/rw/x", "write:/nested/deep/x")
+		failed(t, r, "write:/ro/x", "write:/rro/x", "write:/rro/inner/x")
+		assert.Equal(t, "kubelet's\n", r.Did["read:/etc/hosts"])
+		for _, option := range []string{"noexec", "nodev", "nosuid", "rw"} {
+			assert.Contains(t, r.Mounts["/rw"], option)
+		}
+	})
+}
+
+func TestRuntimesPropagation(t *testing.T) {
+	base := t.TempDir()
+	require.NoError(t, unix.Mount("x", base, "tmpfs", 0, ""))
+	t.Cleanup(func() { assert.NoError(t, unix.Unmount(base, unix.MNT_DETACH)) })
+	require.NoError(t, unix.Mount("", base, "", unix.MS_SHARED, ""))
+	h := realHost(t)
+	for name, mode := range map[string]runtimeapi.MountPropagation{"private": private, "slave": slave, "shared": bidirect} {
+		t.Run(name, func(t *testing.T) {
+			var from string
+			onBoth(t, h, func(t *testing.T) Input {
+				in := realInput(t, "mount:/vol/from-inside")
+				from = filepath.Join(base, name, in.Container.ID)
+				require.NoError(t, os.MkdirAll(filepath.Join(from, "from-inside"), 0o755))
+				t.Cleanup(func() { _ = unix.Unmount(filepath.Join(from, "from-inside"), unix.MNT_DETACH) })
+				in.Pod.Config.Linux.SecurityContext.Privileged = true
+				in.Container.Config.Linux.SecurityContext.Privileged = true
+				in.Container.Config.Mounts = append(in.Container.Config.Mounts, &runtimeapi.Mount{HostPath: from, ContainerPath: "/vol", Propagation: mode})
+				return in
+			}, func(t *testing.T, r report) {
+				succeeded(t, r, "mount:/vol/from-inside")
+				optional := r.Mounts["/vol"]
+				assert.Equal(t, mode == bidirect, strings.Contains(optional, "shared:"), optional)
+				assert.Equal(t, mode == slave, strings.Contains(optional, "master:"), optional)
+				table, err := os.ReadFile("/proc/self/mountinfo")
+				require.NoError(t, err)
+				assert.Equal(t, mode == bidirect, strings.Contains(string(table), from+"/from-inside"), "seen on the host")
+			})
+		})
+	}
+}
+
+// TestRuntimesHostNamespaces shows that NODE is the node's.
+func TestRuntimesHostNamespaces(t *testing.T) {
+	links := []string{"link:/proc/self/ns/net", "link:/proc/self/ns/ipc", "link:/proc/self/ns/uts", "link:/proc/self/ns/pid"}
+	onBoth(t, realHost(t), func(t *testing.T) Input {
+		in := realInput(t, links...)
+		node := &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE, Pid: runtimeapi.NamespaceMode_NODE, Ipc: runtimeapi.NamespaceMode_NODE}
+		in.Pod.Config.Linux.SecurityContext.NamespaceOptions = node
+		in.Container.Config.Linux.SecurityContext.NamespaceOptions = node
+		return in
+	}, func(t *testing.T, r report) {
+		for _, deed := range links {
+			want, err := os.Readlink(strings.TrimPrefix(deed, "link:"))
+			require.NoError(t, err)
+			assert.Equal(t, want, r.Did[deed])
+		}
+	})
+}
+
+// TestRuntimesPause runs the pause container with the probe in place of the pause binary.
+func TestRuntimesPause(t *testing.T) {
+	for name, runtime := range runtimes {
+		t.Run(name, func(t *testing.T) {
+			pid := testNamespaces(t)
+			s := Pause(PauseInput{
+				Pod: testPod(), Host: realHost(t), Rootfs: t.TempDir(), Binary: probeBinary(t), Args: []string{"write:/x", "pid:", "unshare:"},
+				Net: fmt.Sprintf("/proc/%d/ns/net", pid), IPC: fmt.Sprintf("/proc/%d/ns/ipc", pid), UTS: fmt.Sprintf("/proc/%d/ns/uts", pid),
+				CgroupsPath: "/tripod-spec-test-pause",
+			})
+			out, err := run(t, runtime, "tripod-spec-test-pause", s)
+			require.NoError(t, err)
+			var r report
+			require.NoError(t, json.Unmarshal(out, &r))
+			assert.Equal(t, "1", r.Did["pid:"])
+			assert.Equal(t, "0000000000000000", r.Status["CapBnd"])
+			assert.Equal(t, "65535 65535 65535 65535", r.Status["Uid"])
+			assert.Equal(t, "2", r.Status["Seccomp"])
+			failed(t, r, "write:/x", "unshare:")
+		})
+	}
+}
