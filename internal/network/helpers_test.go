@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -139,6 +140,12 @@ func (n *node) assertClean() {
 	}
 	if left := n.bridgePorts(); len(left) > 0 {
 		n.t.Errorf("interfaces left on the bridge: %v", left)
+	}
+	for _, iptables := range []string{"iptables", "ip6tables"} {
+		rules, err := exec.Command(iptables, "--wait", "-t", "nat", "-S").CombinedOutput()
+		if err != nil || strings.Contains(string(rules), "CNI-DN-") { // portmap's chains of one pod
+			n.t.Errorf("%s rules left: %v\n%s", iptables, err, rules)
+		}
 	}
 }
 

@@ -108,21 +108,34 @@ func (m *Manager) watch() {
 
 // watchConfDir watches the configuration directory or, until it exists, the nearest one above it.
 func (m *Manager) watchConfDir(watcher *fsnotify.Watcher) {
-	dir := m.cfg.ConfDir
-	for dir != "/" {
-		if info, err := os.Stat(dir); err == nil && info.IsDir() {
+	dir := nearestDir(m.cfg.ConfDir)
+	for {
+		if err := watcher.Add(dir); err != nil {
+			m.cfg.Logger.Warn("CNI configuration directory cannot be watched", "directory", dir, "error", err)
+			return
+		}
+		for _, old := range watcher.WatchList() {
+			if old != dir {
+				_ = watcher.Remove(old)
+			}
+		}
+		nearer := nearestDir(m.cfg.ConfDir)
+		if nearer == dir {
+			return
+		}
+		dir = nearer // it was made before the watch began
+	}
+}
+
+// nearestDir is path or the nearest of its parents that is a directory.
+func nearestDir(path string) string {
+	for path != "/" {
+		if info, err := os.Stat(path); err == nil && info.IsDir() {
 			break
 		}
-		dir = filepath.Dir(dir)
+		path = filepath.Dir(path)
 	}
-	for _, old := range watcher.WatchList() {
-		if old != dir {
-			_ = watcher.Remove(old)
-		}
-	}
-	if err := watcher.Add(dir); err != nil {
-		m.cfg.Logger.Warn("CNI configuration directory cannot be watched", "directory", dir, "error", err)
-	}
+	return path
 }
 
 // refreshStatus finds a new verdict and logs it when it is another than before.
