@@ -1,5 +1,104 @@
 package cli
 
-import "github.com/spf13/cobra"
+import (
+	"context"
+	"fmt"
+	"time"
 
-func (a *App) logCommands() []*cobra.Command { return nil }
+	"github.com/spf13/cobra"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/stream"
+)
+
+// watchInterval is how often a followed log's container is asked whether it still runs.
+const watchInterval = 300 * time.Millisecond
+
+func (a *App) logCommands() []*cobra.Command {
+	var follow, timestamps bool
+	var tail int
+	var since string
+	c := &cobra.Command{
+		Use: "logs [-f] CONTAINER", Short: "Print a container's log", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeContainers,
+		RunE: func(c *cobra.Command, args []string) error {
+			from, err := parseSince(since, time.Now())
+			if err != nil {
+				return err
+			}
+			o := stream.LogOptions{Follow: follow, Timestamps: timestamps, Since: from, Tail: tail, TailSet: c.Flags().Changed("tail")}
+			if o.TailSet && tail < 0 {
+				return fmt.Errorf("--tail %d is negative", tail)
+			}
+			return a.with(c, func(ctx context.Context, client *Client) error { return a.logs(ctx, client, args[0], o) })
+		},
+	}
+	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the container ends")
+	c.Flags().BoolVarP(&timestamps, "timestamps", "t", false, "put its time before each line")
+	c.Flags().IntVar(&tail, "tail", 0, "only so many lines from the end")
+	c.Flags().StringVar(&since, "since", "", "only lines after this time (RFC 3339) or of the last so much time (10m)")
+	return []*cobra.Command{c}
+}
+
+func (a *App) logs(ctx context.Context, client *Client, arg string, o stream.LogOptions) error {
+	id, err := client.Container(ctx, arg)
+	if err != nil {
+		return err
+	}
+	resp, err := client.ContainerStatus(ctx, id, false)
+	if err != nil {
+		return err
+	}
+	path := resp.GetStatus().GetLogPath()
+	if path == "" {
+		return fmt.Errorf("container %s has no log: it was created without log_path", shortID(id))
+	}
+	if o.Follow {
+		ended := make(chan struct{})
+		o.Ended = ended
+		go func() {
+			defer close(ended)
+			waitForEnd(ctx, client, id)
+		}()
+	}
+	err = stream.ReadLogs(ctx, path, o, a.Stdout, a.Stderr)
+	if ctx.Err() != nil {
+		return nil // interrupted, which is how following ends
+	}
+	return err
+}
+
+// waitForEnd returns when the container will write no more.
+func waitForEnd(ctx context.Context, client *Client, id string) {
+	tick := time.NewTicker(watchInterval)
+	defer tick.Stop()
+	for {
+		resp, err := client.ContainerStatus(ctx, id, false)
+		if err != nil {
+			return // it is gone, or the node is
+		}
+		switch resp.GetStatus().GetState() {
+		case runtimeapi.ContainerState_CONTAINER_CREATED, runtimeapi.ContainerState_CONTAINER_RUNNING:
+		default:
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func parseSince(text string, now time.Time) (time.Time, error) {
+	if text == "" {
+		return time.Time{}, nil
+	}
+	if d, err := time.ParseDuration(text); err == nil {
+		return now.Add(-d), nil
+	}
+	t, err := time.Parse(time.RFC3339Nano, text)
+	if err != nil {
+		return t, fmt.Errorf("--since %q is neither a duration such as 10m nor a time such as 2026-01-31T12:00:00Z", text)
+	}
+	return t, nil
+}

@@ -1,0 +1,123 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/signal"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/cli"
+	"github.com/tripod-run/tripod/internal/cli/bench"
+)
+
+// benchSettings are the flags that all benchmarks share.
+type benchSettings struct {
+	socket  string
+	out     string
+	pods    int
+	options bench.Options
+}
+
+func (s *benchSettings) flags(c *cobra.Command, pods int) {
+	f := c.Flags()
+	f.StringVar(&s.socket, "socket", cli.DefaultEndpoint, "CRI socket of the runtime to measure, ours or another's")
+	f.IntVar(&s.pods, "pods", pods, "how many pods")
+	f.StringVar(&s.options.Image, "image", "docker.io/library/busybox:1", "image of the pods' containers")
+	f.StringSliceVar(&s.options.Command, "command", []string{"sleep", "3600"}, "what the containers run")
+	f.StringVar(&s.options.Handler, "handler", "", "RuntimeClass handler; empty: the runtime's default")
+	f.BoolVar(&s.options.HostNetwork, "host-network", false, "pods on the node's network: no CNI")
+	f.StringVar(&s.options.LogDir, "log-dir", "/var/log/pods", "where the pods' logs are written")
+	f.StringVar(&s.out, "json", "", "write the report to this file as JSON")
+}
+
+// measure connects, runs do, and prints and writes the report.
+func (s *benchSettings) measure(c *cobra.Command, do func(context.Context, *cli.Client) (*bench.Report, error)) error {
+	if s.pods < 1 {
+		return fmt.Errorf("--pods %d is not at least 1", s.pods)
+	}
+	ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM)
+	defer stop()
+	client, err := cli.Connect(ctx, s.socket, 5*time.Minute)
+	if err != nil {
+		return err
+	}
+	defer client.Close(context.WithoutCancel(ctx))
+	report, err := do(ctx, client)
+	if err != nil {
+		return err
+	}
+	if s.out != "" {
+		text, err := json.MarshalIndent(report, "", "  ")
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(s.out, append(text, '\n'), 0o644); err != nil {
+			return err
+		}
+	}
+	return bench.Markdown(c.OutOrStdout(), []*bench.Report{report})
+}
+
+func benchCommand() *cobra.Command {
+	c := &cobra.Command{Use: "bench", Short: "Measure a CRI runtime: this one or any other"}
+	c.AddCommand(benchCRICommand(), benchListsCommand(), benchCompareCommand())
+	return c
+}
+
+func benchCRICommand() *cobra.Command {
+	var s benchSettings
+	var atATime []int
+	c := &cobra.Command{
+		Use: "cri", Short: "Lives of pods: percentiles of each call, pods a second, helpers' memory", Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return s.measure(c, func(ctx context.Context, client *cli.Client) (*bench.Report, error) {
+				return bench.Pods(ctx, client, s.options, s.pods, atATime)
+			})
+		},
+	}
+	s.flags(c, 30)
+	c.Flags().IntSliceVar(&atATime, "parallel", []int{1, 10}, "a round for each of these numbers of pods at a time")
+	return c
+}
+
+func benchListsCommand() *cobra.Command {
+	var s benchSettings
+	var repeats int
+	c := &cobra.Command{
+		Use: "lists", Short: "List, status and stats calls on a node with many pods", Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return s.measure(c, func(ctx context.Context, client *cli.Client) (*bench.Report, error) {
+				return bench.Lists(ctx, client, s.options, s.pods, repeats)
+			})
+		},
+	}
+	s.flags(c, 200)
+	c.Flags().IntVar(&repeats, "repeats", 50, "how often each call is made")
+	return c
+}
+
+func benchCompareCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "compare REPORT.json...", Short: "Put reports of one machine and one run side by side, as Markdown", Args: cobra.MinimumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			var reports []*bench.Report
+			for _, path := range args {
+				text, err := os.ReadFile(path)
+				if err != nil {
+					return err
+				}
+				report := &bench.Report{}
+				if err := json.Unmarshal(text, report); err != nil {
+					return fmt.Errorf("%s: %w", path, err)
+				}
+				reports = append(reports, report)
+			}
+			return bench.Markdown(c.OutOrStdout(), reports)
+		},
+	}
+}

@@ -1,0 +1,318 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tripod-run/tripod/internal/cli"
+	"github.com/tripod-run/tripod/internal/cli/check"
+	"github.com/tripod-run/tripod/internal/config"
+	"github.com/tripod-run/tripod/internal/node/store"
+	"github.com/tripod-run/tripod/sandbox/linux"
+)
+
+func diagCommand() *cobra.Command {
+	var s settings
+	var out string
+	c := &cobra.Command{
+		Use: "diag", Short: "Gather what is needed to find out what is wrong with a node", Args: cobra.NoArgs,
+		Long: `Diag gathers version, configuration, findings about the host, the record, the pods as the CRI tells them, and
+the mounts, namespaces, cgroups and helper processes of the node. It changes nothing, works with the daemon up or
+down, and goes on past what cannot be read. Environment variables of containers are left out, as they hold secrets.`,
+		RunE: func(c *cobra.Command, _ []string) error {
+			cfg, err := s.load()
+			if err != nil {
+				return err
+			}
+			sections := gather(c.Context(), cfg)
+			if out == "" {
+				return printSections(c.OutOrStdout(), sections)
+			}
+			if err := writeArchive(out, sections); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(c.OutOrStdout(), out)
+			return err
+		},
+	}
+	s.flags(c)
+	c.Flags().StringVar(&out, "file", "", "write a .tar.gz here instead of text to standard output")
+	return c
+}
+
+// section is one file of the archive.
+type section struct {
+	name string
+	text []byte
+}
+
+func gather(ctx context.Context, c *config.Config) []section {
+	var sections []section
+	for _, part := range []struct {
+		name string
+		get  func(context.Context, *config.Config, io.Writer) error
+	}{
+		{"version.txt", diagVersion}, {"config.toml", diagConfig}, {"check.txt", diagCheck}, {"record.txt", diagRecord},
+		{"cri.json", diagCRI}, {"mounts.txt", diagMounts}, {"directories.txt", diagDirectories}, {"cgroups.txt", diagCgroups},
+		{"processes.txt", diagProcesses}, {"journal.txt", diagJournal},
+	} {
+		var text bytes.Buffer
+		if err := part.get(ctx, c, &text); err != nil {
+			fmt.Fprintf(&text, "\ncannot be gathered: %s\n", cli.Explain(err))
+		}
+		sections = append(sections, section{part.name, text.Bytes()})
+	}
+	return sections
+}
+
+func printSections(out io.Writer, sections []section) error {
+	for _, s := range sections {
+		if _, err := fmt.Fprintf(out, "==> %s <==\n%s\n", s.name, bytes.TrimRight(s.text, "\n")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func writeArchive(path string, sections []section) (err error) {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	zip := gzip.NewWriter(f)
+	archive := tar.NewWriter(zip)
+	for _, s := range sections {
+		err = archive.WriteHeader(&tar.Header{Name: "tripod-diag/" + s.name, Mode: 0o600, Size: int64(len(s.text)), ModTime: time.Now()})
+		if err == nil {
+			_, err = archive.Write(s.text)
+		}
+		if err != nil {
+			break
+		}
+	}
+	for _, closer := range []io.Closer{archive, zip, f} {
+		if closeErr := closer.Close(); err == nil {
+			err = closeErr
+		}
+	}
+	return err
+}
+
+func diagVersion(_ context.Context, _ *config.Config, out io.Writer) error {
+	release, err := os.ReadFile("/proc/version")
+	fmt.Fprintf(out, "tripod %s, %s\n%s%s\n", version, runtime.Version(), release, time.Now().UTC().Format(time.RFC3339))
+	return err
+}
+
+func diagConfig(_ context.Context, c *config.Config, out io.Writer) error {
+	text, err := c.TOML()
+	if err == nil {
+		_, err = out.Write(text)
+	}
+	return err
+}
+
+func diagCheck(ctx context.Context, c *config.Config, out io.Writer) error {
+	findings := check.System(c).Findings(ctx)
+	for _, f := range linux.Doctor(ctx, linuxConfig(c, nil, slog.New(slog.DiscardHandler))) {
+		findings = append(findings, check.Finding(f))
+	}
+	return check.Print(out, findings)
+}
+
+// diagRecord reads a copy of the record, as the daemon holds the file itself.
+func diagRecord(_ context.Context, c *config.Config, out io.Writer) error {
+	dir, err := os.MkdirTemp("", "tripod-diag-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	text, err := os.ReadFile(recordFile(c))
+	if err != nil {
+		return err
+	}
+	copied := filepath.Join(dir, "record.db")
+	if err := os.WriteFile(copied, text, 0o600); err != nil {
+		return err
+	}
+	s, err := store.Open(copied)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	fmt.Fprintf(out, "%s, %d bytes\nfsck: %s\n", recordFile(c), len(text), verdict(s.Check()))
+	return s.All("pods", func(key string, value []byte) error {
+		var document any
+		if err := json.Unmarshal(value, &document); err != nil {
+			_, err = fmt.Fprintf(out, "\n%s: %d bytes, not JSON: %v\n", key, len(value), err)
+			return err
+		}
+		readable, err := json.MarshalIndent(withoutSecrets(document), "", "  ")
+		if err == nil {
+			_, err = fmt.Fprintf(out, "\n%s\n%s\n", key, readable)
+		}
+		return err
+	})
+}
+
+func verdict(err error) string {
+	if err != nil {
+		return err.Error()
+	}
+	return "sound"
+}
+
+// withoutSecrets drops the values of environment variables, at any depth.
+func withoutSecrets(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		for key, value := range v {
+			if strings.EqualFold(key, "envs") || strings.EqualFold(key, "env") {
+				v[key] = "(left out)"
+			} else {
+				v[key] = withoutSecrets(value)
+			}
+		}
+	case []any:
+		for i := range v {
+			v[i] = withoutSecrets(v[i])
+		}
+	}
+	return v
+}
+
+func diagCRI(ctx context.Context, c *config.Config, out io.Writer) error {
+	client, err := cli.Connect(ctx, c.GRPC.Socket, 10*time.Second)
+	if err != nil {
+		return err
+	}
+	defer client.Close(ctx)
+	status, err := client.Status(ctx, true)
+	if err != nil {
+		return err
+	}
+	answers := map[string]any{"status": status}
+	pods, err := client.ListPodSandbox(ctx, nil)
+	if err != nil {
+		return err
+	}
+	var statuses []any
+	for _, p := range pods {
+		if s, err := client.PodSandboxStatus(ctx, p.GetId(), true); err == nil {
+			statuses = append(statuses, s)
+		}
+	}
+	answers["pods"] = statuses
+	if answers["containers"], err = client.ListContainers(ctx, nil); err != nil {
+		return err
+	}
+	if answers["images"], err = client.Images.ListImages(ctx, nil); err != nil {
+		return err
+	}
+	encoded, err := json.Marshal(answers)
+	if err != nil {
+		return err
+	}
+	var document any
+	if err := json.Unmarshal(encoded, &document); err != nil {
+		return err
+	}
+	text, err := json.MarshalIndent(withoutSecrets(document), "", "  ")
+	if err == nil {
+		_, err = out.Write(text)
+	}
+	return err
+}
+
+// diagMounts lists the mounts that lie in our directories.
+func diagMounts(_ context.Context, c *config.Config, out io.Writer) error {
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	for line := range strings.Lines(string(text)) {
+		if strings.Contains(line, " "+c.Root+"/") || strings.Contains(line, " "+c.State+"/") {
+			fmt.Fprint(out, line)
+		}
+	}
+	return err
+}
+
+// diagDirectories lists what is in our directories, but not the images' and containers' own files.
+func diagDirectories(_ context.Context, c *config.Config, out io.Writer) error {
+	for _, top := range []string{c.State, c.Root} {
+		err := filepath.WalkDir(top, func(path string, d os.DirEntry, err error) error {
+			if err != nil {
+				fmt.Fprintf(out, "%s: %v\n", path, err)
+				return nil
+			}
+			fmt.Fprintf(out, "%s %s\n", d.Type(), path)
+			deep := strings.Count(strings.TrimPrefix(path, top), "/")
+			if d.IsDir() && (deep >= 4 || d.Name() == "rootfs" || path == imageDir(c)) {
+				return filepath.SkipDir
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// diagCgroups lists the cgroups of the node with their processes.
+func diagCgroups(_ context.Context, c *config.Config, out io.Writer) error {
+	parent := strings.Trim(c.Linux.CgroupParent, "/")
+	if parent == "" {
+		parent = "tripod"
+	}
+	return filepath.WalkDir("/sys/fs/cgroup", func(path string, d os.DirEntry, err error) error {
+		if err != nil || !d.IsDir() || !strings.Contains(path, parent) {
+			return nil // a cgroup may end while we look
+		}
+		procs, _ := os.ReadFile(filepath.Join(path, "cgroup.procs"))
+		_, err = fmt.Fprintf(out, "%s: %s\n", path, strings.Join(strings.Fields(string(procs)), " "))
+		return err
+	})
+}
+
+// helperNames are the programs that run on our behalf (comm, cut to 15 bytes by the kernel).
+var helperNames = []string{"tripod", "conmon", "crun", "runc", "catatonit"}
+
+func diagProcesses(_ context.Context, _ *config.Config, out io.Writer) error {
+	dirs, err := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range dirs {
+		name, err := os.ReadFile(filepath.Join(dir, "comm"))
+		if err != nil || !slices.Contains(helperNames, strings.TrimSpace(string(name))) {
+			continue
+		}
+		line, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
+		fmt.Fprintf(out, "%s %s\n", filepath.Base(dir), bytes.ReplaceAll(line, []byte{0}, []byte{' '}))
+	}
+	return err
+}
+
+func diagJournal(ctx context.Context, _ *config.Config, out io.Writer) error {
+	path, err := exec.LookPath("journalctl")
+	if err != nil {
+		_, err = fmt.Fprintln(out, "there is no journal on this host; the daemon logs to its standard error")
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	c := exec.CommandContext(ctx, path, "--unit=tripod", "--lines=500", "--no-pager", "--output=short-iso")
+	c.Stdout, c.Stderr = out, out
+	return c.Run()
+}
