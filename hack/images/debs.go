@@ -96,7 +96,7 @@ func (d debian) read(ctx context.Context, file string) error {
 	}
 	for r := tar.NewReader(bytes.NewReader(out)); ; {
 		h, err := r.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return nil
 		} else if err != nil {
 			return err

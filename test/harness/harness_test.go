@@ -2,6 +2,7 @@ package harness
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -188,7 +189,7 @@ func TestOpenFilesAndSnapshots(t *testing.T) {
 	Eventually(t, 5*time.Second, func() error {
 		err := before.Leaks(Snapshot(d))
 		if err == nil || !strings.Contains(err.Error(), "socket") || !strings.Contains(err.Error(), "snapshots/7") {
-			return fmt.Errorf("not found: %v", err)
+			return errors.Join(errors.New("not found"), err)
 		}
 		return nil
 	})

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/apimachinery/pkg/util/httpstream"
 	protocol "k8s.io/apimachinery/pkg/util/remotecommand"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
@@ -19,6 +18,7 @@ import (
 	"k8s.io/client-go/transport/spdy"
 	utilexec "k8s.io/client-go/util/exec"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/streaming/pkg/httpstream"
 )
 
 // Protocol is how a streaming client speaks to the daemon; both are the libraries that kubectl uses.
@@ -110,14 +110,16 @@ func (p *Pod) Forward(t testing.TB, port int32) string {
 		t.Fatal(err)
 	}
 	stop, ready, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
-	f, err := portforward.NewOnAddresses(dialer, []string{"127.0.0.1"}, []string{fmt.Sprintf("0:%d", port)}, stop, ready, io.Discard, io.Discard)
+	f, err := portforward.NewOnAddressesForStreaming(dialer, []string{"127.0.0.1"}, []string{fmt.Sprintf("0:%d", port)}, stop, ready, io.Discard, io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
 	go func() { ended <- f.ForwardPorts() }()
 	t.Cleanup(func() {
 		close(stop)
-		<-ended
+		if err := <-ended; err != nil {
+			t.Logf("port-forward to %d ended: %v", port, err)
+		}
 	})
 	select {
 	case <-ready:
@@ -143,5 +145,5 @@ func spdyDialer(rawURL string) (httpstream.Dialer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return spdy.NewDialer(upgrader, &http.Client{Transport: transport}, http.MethodPost, u), nil
+	return spdy.NewDialerForStreaming(upgrader, &http.Client{Transport: transport}, http.MethodPost, u), nil
 }

@@ -1,0 +1,98 @@
+# Tripod. `make` or `make help` lists what there is to do. Debian 12, Go and root are assumed; `make setup` installs
+# the rest. Tests run in network, mount and PID namespaces of their own and leave nothing behind (docs/testing.md).
+
+SHELL       := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS   += --no-print-directory
+
+VERSION     ?= 0.1.0-dev$(shell git rev-parse --short=12 HEAD 2>/dev/null | sed 's/^/+g/')
+BIN         := build/bin/tripod
+DESTDIR     ?=
+PREFIX      ?= /usr/local
+UNITDIR     ?= $(PREFIX)/lib/systemd/system
+
+# Unit tests and the suites of the backends; those that make namespaces are root's, inside testns like all the others.
+UNIT        := ./cmd/... ./internal/... ./sandbox/...
+# Real daemons. One package at a time: two cores are not enough for two nodes and their deadlines.
+DAEMON      := ./test/e2e/... ./test/crash/...
+GOTEST      := go test -count=1 -timeout 20m
+FUZZTIME    ?= 20s
+
+# One binary under test for all packages, rather than one that each of them builds.
+export TRIPOD_BIN := $(CURDIR)/$(BIN)
+# Pure Go everywhere but under the race detector, which is C.
+export CGO_ENABLED := 0
+
+.PHONY: help
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: ## install the Debian packages and Go modules that everything needs (root; quick when all is there)
+	@hack/setup.sh
+
+.PHONY: build
+build: ## build/bin/tripod, static
+	go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN) ./cmd/tripod
+
+.PHONY: run
+run: setup build ## see it work: a node, two pods, kill -9 of the daemon, and everything still there
+	@hack/run.sh
+
+.PHONY: up down
+up: setup build ## a node that stays, with a registry and images, to try things on
+	@hack/run.sh up
+down: ## end it and clean up
+	@hack/run.sh down
+
+.PHONY: test
+test: setup build lint test-unit test-daemon ## all that a change must pass: lint, unit, backend, end-to-end and crash tests
+
+.PHONY: test-unit
+test-unit: ## unit tests with the race detector, and the rules about imports
+	CGO_ENABLED=1 hack/testns.sh go test -race -timeout 15m $(UNIT)
+	$(GOTEST) ./test/deps/... ./test/harness/...
+
+.PHONY: test-daemon
+test-daemon: build images ## end-to-end and crash tests against real daemons
+	$(GOTEST) -p 1 $(DAEMON)
+
+.PHONY: test-all
+test-all: ## test, with every fail point on every backend and a short run of every fuzz target
+	TRIPOD_TEST_FULL=1 $(MAKE) test
+	$(MAKE) fuzz
+
+.PHONY: bench
+bench: build images ## side by side with Debian's containerd, into docs/benchmarks.md
+	@hack/setup.sh bench
+	TRIPOD_BENCH=1 $(GOTEST) -timeout 60m -v ./test/bench/...
+
+.PHONY: fuzz
+fuzz: ## each fuzz target for FUZZTIME (20s)
+	@hack/fuzz.sh $(FUZZTIME)
+
+.PHONY: lint
+lint: build/tools/golangci-lint ## go vet, golangci-lint (.golangci.yml), gofmt, bash -n
+	go vet ./...
+	build/tools/golangci-lint run
+	@test -z "$$(gofmt -l cmd hack internal sandbox test | tee /dev/stderr)" || { echo 'run gofmt -w on these files' >&2; exit 1; }
+	@for f in hack/*.sh .ci/run; do bash -n "$$f"; done
+
+# Pinned in a module of its own, so that its 200 dependencies are not the product's. About a minute, once.
+build/tools/golangci-lint: hack/tools/go.mod hack/tools/go.sum
+	go build -C hack/tools -o $(CURDIR)/$@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+	@touch $@
+
+.PHONY: images
+images: ## the container images of the tests and the demo, into build/images (cached)
+	@hack/images.sh build
+
+.PHONY: install
+install: build ## the program and its systemd unit, below DESTDIR and PREFIX
+	install -D -m 0755 $(BIN) $(DESTDIR)$(PREFIX)/bin/tripod
+	install -D -m 0644 dist/tripod.service $(DESTDIR)$(UNITDIR)/tripod.service
+
+.PHONY: clean
+clean: ## remove build/
+	rm -rf build

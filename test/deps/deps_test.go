@@ -1,0 +1,190 @@
+package deps
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+)
+
+const module = "github.com/tripod-run/tripod/"
+
+// rule says what the packages below from, tests aside, may not depend on, be it through others.
+type rule struct {
+	from   []string
+	except []string
+	deny   []string
+	why    string
+}
+
+var backends = []string{"sandbox/linux", "sandbox/fake", "sandbox/vm", "sandbox/wasm"}
+
+var rules = []rule{
+	{from: []string{"internal/cri", "internal/edge"}, deny: backends, why: "a control plane knows no backend"},
+	{from: []string{"internal/node"}, deny: append([]string{"internal/cri", "internal/edge"}, backends...), why: "the node is below the control planes and knows the contract only"},
+	{from: []string{"internal/node/store"}, deny: []string{"sandbox", "internal/network", "internal/image"}, why: "the store does not know what a record means"},
+	{from: backends, deny: []string{"internal/cri", "internal/edge", "internal/node"}, why: "a backend is below the node"},
+	{from: []string{"internal/network", "internal/image", "internal/stats"}, deny: []string{"internal/cri", "internal/edge", "internal/node", "sandbox"}, why: "a shared service knows nothing of its users"},
+	{from: []string{"internal/stream"}, deny: append([]string{"internal/cri", "internal/edge", "internal/node"}, backends...), why: "a shared service knows the contract at most"},
+	{from: []string{"sandbox"}, except: []string{"sandbox/sandboxtest"}, deny: []string{"test"}, why: "the product does not contain its tests"},
+	{from: []string{"cmd", "internal"}, deny: []string{"test", "sandbox/sandboxtest"}, why: "the product does not contain its tests"},
+	{from: []string{"test"}, except: []string{"test/bench"}, deny: []string{"internal", "sandbox", "cmd"}, why: "these tests know the daemon as a user does"},
+	// What would come into the program unnoticed.
+	{from: []string{"cmd"}, deny: []string{"!testing", "!github.com/google/go-containerregistry", "!github.com/stretchr/testify"}, why: "it is for tests"},
+	{from: []string{"internal", "sandbox"}, except: []string{"internal/cli"}, deny: []string{"!k8s.io/client-go"}, why: "only the command line is a client"},
+}
+
+// pkg is what go list tells of a package.
+type pkg struct {
+	ImportPath, Name, Doc string
+	Standard              bool
+	Imports, Deps         []string
+	CgoFiles              []string
+}
+
+// below reports whether path is one of the prefixes or below it. A prefix is in this module unless it begins with "!".
+func below(path string, prefixes []string) bool {
+	return slices.ContainsFunc(prefixes, func(p string) bool {
+		if rest, other := strings.CutPrefix(p, "!"); other {
+			p = rest
+		} else {
+			p = module + p
+		}
+		return path == p || strings.HasPrefix(path, p+"/")
+	})
+}
+
+// check returns what in deps breaks the rule when package path depends on it.
+func (r rule) check(path string, deps []string) []string {
+	if !below(path, r.from) || below(path, r.except) {
+		return nil
+	}
+	var bad []string
+	for _, d := range deps {
+		if below(d, r.deny) {
+			bad = append(bad, d)
+		}
+	}
+	return bad
+}
+
+// list is every package that the module's own depend on, in a build as the product's is.
+var list = sync.OnceValues(func() (map[string]*pkg, error) {
+	c := exec.Command("go", "list", "-e", "-deps", "-json=ImportPath,Name,Doc,Standard,Imports,Deps,CgoFiles", "../../...")
+	c.Env = append(c.Environ(), "CGO_ENABLED=0")
+	out, err := c.Output()
+	if err != nil {
+		return nil, err
+	}
+	found := map[string]*pkg{}
+	for d := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p pkg
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			return found, nil
+		} else if err != nil {
+			return nil, err
+		}
+		found[p.ImportPath] = &p
+	}
+})
+
+// ours calls f for every package of the module.
+func ours(t *testing.T, f func(p *pkg, all map[string]*pkg)) {
+	t.Helper()
+	all, err := list()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for path, p := range all {
+		if strings.HasPrefix(path, module) {
+			n++
+			f(p, all)
+		}
+	}
+	if n < 10 {
+		t.Fatalf("go list knows only %d packages of the module", n)
+	}
+}
+
+func TestImportRules(t *testing.T) {
+	ours(t, func(p *pkg, all map[string]*pkg) {
+		for _, r := range rules {
+			if bad := r.check(p.ImportPath, p.Deps); bad != nil {
+				t.Errorf("%s depends on %s (%d such): %s\n\t%s", p.ImportPath, bad[0], len(bad), r.why,
+					strings.Join(chain(all, p.ImportPath, bad[0]), "\n\t→ "))
+			}
+		}
+	})
+}
+
+func TestBackendsDoNotImportEachOther(t *testing.T) {
+	ours(t, func(p *pkg, _ map[string]*pkg) {
+		for _, own := range backends {
+			if !below(p.ImportPath, []string{own}) {
+				continue
+			}
+			others := slices.DeleteFunc(slices.Clone(backends), func(b string) bool { return b == own })
+			for _, d := range p.Deps {
+				if below(d, others) {
+					t.Errorf("%s depends on %s: backends never import each other", p.ImportPath, d)
+				}
+			}
+		}
+	})
+}
+
+// TestEveryPackageIsExplained: a package says what it owns, at best in its doc.go.
+func TestEveryPackageIsExplained(t *testing.T) {
+	ours(t, func(p *pkg, _ map[string]*pkg) {
+		if p.Doc == "" && p.Name != "" {
+			t.Errorf("%s has no package comment", p.ImportPath)
+		}
+	})
+}
+
+// chain is one way by which from depends on to.
+func chain(all map[string]*pkg, from, to string) []string {
+	if from == to {
+		return []string{to}
+	}
+	for _, next := range all[from].Imports {
+		if next == to || all[next] != nil && slices.Contains(all[next].Deps, to) {
+			return append([]string{from}, chain(all, next, to)...)
+		}
+	}
+	return []string{from, to}
+}
+
+func TestRulesCatchWhatTheyForbid(t *testing.T) {
+	caught := func(from, on string) bool {
+		return slices.ContainsFunc(rules, func(r rule) bool { return r.check(from, []string{on}) != nil })
+	}
+	for _, c := range []struct{ from, on string }{
+		{module + "internal/cri", module + "sandbox/linux/spec"},
+		{module + "internal/node", module + "internal/cri"},
+		{module + "sandbox/linux", module + "internal/node/store"},
+		{module + "internal/network", module + "sandbox"},
+		{module + "cmd/tripod", "testing"},
+		{module + "test/harness", module + "internal/config"},
+	} {
+		if !caught(c.from, c.on) {
+			t.Errorf("%s may depend on %s", c.from, c.on)
+		}
+	}
+	for _, c := range []struct{ from, on string }{
+		{module + "internal/cri", module + "sandbox"},
+		{module + "internal/critical", module + "sandbox/linux"},
+		{module + "cmd/tripod", module + "sandbox/linux"},
+		{module + "sandbox/sandboxtest", module + "internal/cri"},
+	} {
+		if caught(c.from, c.on) {
+			t.Errorf("%s may not depend on %s", c.from, c.on)
+		}
+	}
+}
