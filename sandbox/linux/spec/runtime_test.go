@@ -122,8 +122,7 @@ func run(t *testing.T, runtime []string, id string, s *specs.Spec) ([]byte, erro
 	t.Helper()
 	bundle := t.TempDir()
 	writeFile(t, filepath.Join(bundle, "config.json"), toJSON(t, s))
-	args := append(append([]string{}, runtime[1:]...), "--root", filepath.Join(bundle, "state"), "run", "--bundle", bundle, id)
-	cmd := exec.Command(runtime[0], args...)
+	cmd := ociCommand(runtime, filepath.Join(bundle, "state"), "run", "--bundle", bundle, id)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
@@ -402,4 +401,82 @@ func TestRuntimesPause(t *testing.T) {
 			failed(t, r, "write:/x", "unshare:")
 		})
 	}
+}
+
+// TestRuntimesExecAndUpdate gives a running container another process and other limits.
+func TestRuntimesExecAndUpdate(t *testing.T) {
+	h := realHost(t)
+	for name, runtime := range runtimes {
+		t.Run(name, func(t *testing.T) {
+			in := realInput(t)
+			c := in.Container.Config
+			c.Command, c.WorkingDir = []string{probeProgram, "hold"}, "/etc"
+			c.Linux.Resources.MemoryLimitInBytes = 64 << 20
+			sc := c.Linux.SecurityContext
+			sc.RunAsUser, sc.NoNewPrivs = int64Value(1000), true
+			sc.Seccomp = &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}
+			s, _ := build(t, in, h)
+			state := startHeld(t, runtime, in.Container.ID, s)
+
+			p, err := Process(ExecInput{Spec: s, Cmd: []string{probeProgram, "unshare:", "pid:"}})
+			require.NoError(t, err)
+			file := filepath.Join(t.TempDir(), "process.json")
+			writeFile(t, file, toJSON(t, p))
+			out, err := ociCommand(runtime, state, "exec", "--process", file, in.Container.ID).Output()
+			require.NoError(t, err)
+			var r report
+			require.NoError(t, json.Unmarshal(out, &r))
+			assert.Equal(t, "1000 1000 1000 1000", r.Status["Uid"])
+			assert.Equal(t, "1001 50000 50001", r.Status["Groups"])
+			assert.Equal(t, "/etc", r.Cwd)
+			assert.Equal(t, "2", r.Status["Seccomp"])
+			assert.Equal(t, "1", r.Status["NoNewPrivs"])
+			assert.NotEqual(t, "1", r.Did["pid:"])
+			failed(t, r, "unshare:")
+
+			limits, err := Resources(Merge(c.Linux.Resources, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 96 << 20}), h)
+			require.NoError(t, err)
+			writeFile(t, file, toJSON(t, limits))
+			out, err = ociCommand(runtime, state, "update", "--resources", file, in.Container.ID).CombinedOutput()
+			require.NoError(t, err, "%s", out)
+			now, err := os.ReadFile(memoryLimitFile(h, in.CgroupsPath))
+			require.NoError(t, err)
+			assert.Equal(t, fmt.Sprint(96<<20), strings.TrimSpace(string(now)))
+		})
+	}
+}
+
+func memoryLimitFile(h Host, cgroup string) string {
+	if h.CgroupV2 {
+		return filepath.Join("/sys/fs/cgroup", cgroup, "memory.max")
+	}
+	return filepath.Join("/sys/fs/cgroup/memory", cgroup, "memory.limit_in_bytes")
+}
+
+func ociCommand(runtime []string, state string, args ...string) *exec.Cmd {
+	return exec.Command(runtime[0], append(append(append([]string{}, runtime[1:]...), "--root", state), args...)...)
+}
+
+// startHeld starts a container whose program is the probe with "hold", gives the runtime's state directory once it
+// runs, and ends it with the test.
+func startHeld(t *testing.T, runtime []string, id string, s *specs.Spec) (state string) {
+	t.Helper()
+	bundle := t.TempDir()
+	state = filepath.Join(bundle, "state")
+	writeFile(t, filepath.Join(bundle, "config.json"), toJSON(t, s))
+	cmd := ociCommand(runtime, state, "run", "--bundle", bundle, id)
+	stdin, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		stdin.Close()
+		assert.NoError(t, cmd.Wait(), stderr.String())
+	})
+	_, err = stdout.Read(make([]byte, 6))
+	require.NoError(t, err, stderr.String())
+	return state
 }
