@@ -1,0 +1,382 @@
+package linux
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+)
+
+// monitor starts conmons (https://github.com/containers/conmon). Each is a daemon of its own: it creates the
+// container, holds its stdio, writes its log, serves its attach socket and writes its exit code to a file. It holds
+// nothing of ours, so that it outlives us.
+type monitor struct {
+	path, version string
+	cgroup        string
+	spawner       *spawner
+}
+
+func findMonitor(ctx context.Context, cfg Config, g cgroups) (monitor, error) {
+	name := cfg.Conmon
+	if name == "" {
+		name = "conmon"
+	}
+	found, err := exec.LookPath(name)
+	if err != nil {
+		return monitor{}, fmt.Errorf("conmon, the monitor of containers (Debian: apt-get install conmon): %w: %w", err, errdefs.ErrUnavailable)
+	}
+	out, err := exec.CommandContext(ctx, found, "--version").Output()
+	if err != nil {
+		return monitor{}, fmt.Errorf("%s --version: %w: %w", found, err, errdefs.ErrUnavailable)
+	}
+	version, _, _ := strings.Cut(string(out), "\n")
+	sp, err := newSpawner(g)
+	if err != nil {
+		return monitor{}, err
+	}
+	return monitor{path: found, version: version, spawner: sp}, nil
+}
+
+func (m monitor) close() { m.spawner.close() }
+
+// launch is what conmon is told of a container.
+type launch struct {
+	id, bundle string
+	logPath    string
+	stdin      bool
+	stdinOnce  bool
+	tty        bool
+}
+
+// The files that conmon and the OCI runtime leave in the bundle.
+func initPidFile(bundle string) string   { return filepath.Join(bundle, "init.pid") }
+func conmonPidFile(bundle string) string { return filepath.Join(bundle, "conmon.pid") }
+func savedExitFile(bundle string) string { return filepath.Join(bundle, "exit") }
+
+// args is conmon's command line. Recovery knows our conmons by the bundle on it.
+func (m monitor) args(l launch, cfg Config, rt ociRuntime) []string {
+	args := []string{
+		"--api-version", "1",
+		"--cid", l.id, "--cuuid", l.id,
+		"--runtime", rt.path,
+		"--bundle", l.bundle,
+		"--container-pidfile", initPidFile(l.bundle),
+		"--conmon-pidfile", conmonPidFile(l.bundle),
+		"--exit-dir", cfg.exitDir(),
+		"--persist-dir", l.bundle, // a second exit file, which survives a reboot
+		"--full-attach",
+		"--no-sync-log",
+		"--log-level", "error",
+	}
+	for _, global := range rt.globals() {
+		args = append(args, "--runtime-arg", global)
+	}
+	if l.logPath == "" {
+		args = append(args, "--log-path", "null")
+	} else {
+		args = append(args, "--log-path", "k8s-file:"+l.logPath)
+	}
+	if l.tty {
+		args = append(args, "--terminal")
+	}
+	if l.stdin {
+		args = append(args, "--stdin")
+		if !l.stdinOnce {
+			args = append(args, "--leave-stdin-open")
+		}
+	}
+	return args
+}
+
+// syncMessage is what conmon writes on its sync pipe: the PID of the container's init, or -1 and the runtime's words.
+type syncMessage struct {
+	Data    int    `json:"data"`
+	Message string `json:"message"`
+}
+
+// errCreate is an OCI runtime's refusal to create the container.
+type errCreate struct{ message string }
+
+func (e errCreate) Error() string { return e.message }
+
+// launched is a container that conmon has created: it waits for the runtime's start.
+type launched struct{ conmon, init *process }
+
+// start launches conmon and returns when it has created the container. The monitor that came to be is in the result
+// also when there is an error, so that the caller can end it.
+func (m monitor) start(ctx context.Context, l launch, cfg Config, rt ociRuntime) (launched, error) {
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		return launched{}, err
+	}
+	defer reader.Close()
+	cmd := exec.Command(m.path, m.args(l, cfg, rt)...)
+	cmd.Dir = l.bundle
+	cmd.Env = conmonEnv()
+	cmd.ExtraFiles = []*os.File{writer} // descriptor 3
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	err = m.spawner.start(cmd)
+	writer.Close()
+	if err != nil {
+		return launched{}, fmt.Errorf("start conmon: %w", err)
+	}
+	// The first process forks the one that stays and ends.
+	if err := cmd.Wait(); err != nil {
+		return launched{}, fmt.Errorf("conmon: %w", err)
+	}
+	var got launched
+	pid, err := readPid(conmonPidFile(l.bundle))
+	if err != nil {
+		return launched{}, fmt.Errorf("conmon: %w", err)
+	}
+	if got.conmon, err = openProcess(pid); err != nil && !errdefs.IsNotFound(err) {
+		return got, err
+	}
+	if err := fpConmon.Hit(ctx); err != nil {
+		return got, err
+	}
+	initPid, err := readSync(ctx, reader)
+	if err != nil {
+		return got, err
+	}
+	got.init, err = openProcess(initPid)
+	return got, err
+}
+
+// conmonEnv is the environment of conmon and, by inheritance, of the OCI runtime. The daemon's own is not passed on:
+// NOTIFY_SOCKET and LISTEN_FDS would have effects of their own.
+func conmonEnv() []string {
+	env := []string{"_OCI_SYNCPIPE=3", "PATH=" + os.Getenv("PATH"), "LC_ALL=C"}
+	for _, name := range []string{"XDG_RUNTIME_DIR", "TMPDIR"} {
+		if v, ok := os.LookupEnv(name); ok {
+			env = append(env, name+"="+v)
+		}
+	}
+	return env
+}
+
+// readSync waits for conmon's word. The end of the pipe without one means that conmon gave up.
+func readSync(ctx context.Context, pipe *os.File) (int, error) {
+	stop := context.AfterFunc(ctx, func() { _ = pipe.Close() })
+	defer stop()
+	line, err := bufio.NewReader(io.LimitReader(pipe, 64<<10)).ReadBytes('\n')
+	if ctx.Err() != nil {
+		return 0, fmt.Errorf("the OCI runtime creates the container: %w", ctx.Err())
+	}
+	if err != nil && len(line) == 0 {
+		return 0, errCreate{"the container's monitor ended before the container was created"}
+	}
+	var msg syncMessage
+	if err := json.Unmarshal(line, &msg); err != nil {
+		return 0, fmt.Errorf("conmon said %q: %w", line, err)
+	}
+	if msg.Data <= 0 {
+		return 0, errCreate{runtimeMessage(msg.Message)}
+	}
+	return msg.Data, nil
+}
+
+func readPid(file string) (int, error) {
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		return 0, err
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(raw)))
+	if err != nil || pid <= 0 {
+		return 0, fmt.Errorf("%s holds no PID: %q", file, raw)
+	}
+	return pid, nil
+}
+
+// spawner is a thread that lives in the cgroup of the conmons, so that they are born there. Moving a process on cgroup
+// v1 costs a grace period of the kernel's RCU per hierarchy (over 1 ms each); a thread that moves itself does not,
+// and does it once. On v2 the kernel puts a child into a cgroup as it makes it.
+//
+// The cgroup is common to all pods: a conmon must not be killed by the limits of the pod that it watches, nor end with
+// the daemon's service.
+type spawner struct {
+	jobs chan func()
+	// into is the cgroup's directory on v2, else nil.
+	into *os.File
+}
+
+// conmonCgroup is the name of the conmons' cgroup below the default parent.
+const conmonCgroup = cgroupMark + "conmon"
+
+func newSpawner(g cgroups) (*spawner, error) {
+	dir := filepath.Join(g.parent, conmonCgroup)
+	if g.driver == driverSystemd {
+		own, err := ownCgroup(g)
+		if err != nil {
+			return nil, err
+		}
+		dir = filepath.Join(own, conmonCgroup)
+	}
+	s := &spawner{jobs: make(chan func())}
+	for controller, root := range g.roots {
+		full := filepath.Join(root, dir)
+		if err := os.MkdirAll(full, 0o755); err != nil {
+			return nil, fmt.Errorf("make the monitors' cgroup: %w", err)
+		}
+		if controller == "cpuset" {
+			inheritCpuset(root, dir)
+		}
+	}
+	if g.v2 {
+		f, err := os.OpenFile(filepath.Join(g.roots[""], dir), unix.O_PATH|unix.O_DIRECTORY, 0)
+		if err != nil {
+			return nil, err
+		}
+		s.into = f
+	}
+	ready := make(chan error)
+	go s.loop(func() error { return s.enter(g, dir) }, ready)
+	if err := <-ready; err != nil {
+		s.close()
+		return nil, fmt.Errorf("enter the monitors' cgroup: %w", err)
+	}
+	return s, nil
+}
+
+// ownCgroup is the cgroup that the daemon was started in, which systemd delegates to it.
+func ownCgroup(g cgroups) (string, error) {
+	raw, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return "", err
+	}
+	want := "::"
+	if !g.v2 {
+		want = ":name=systemd:"
+	}
+	for line := range strings.SplitSeq(string(raw), "\n") {
+		if _, dir, ok := strings.Cut(line, want); ok {
+			return strings.TrimSuffix(dir, "/"+conmonCgroup), nil
+		}
+	}
+	return "", fmt.Errorf("/proc/self/cgroup tells no cgroup of systemd's: %w", errdefs.ErrUnavailable)
+}
+
+// inheritCpuset gives the cpuset cgroups on the way down what their parents have: empty ones take no process.
+func inheritCpuset(root, dir string) {
+	parent := root
+	for part := range strings.SplitSeq(strings.Trim(dir, "/"), "/") {
+		child := filepath.Join(parent, part)
+		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
+			have, _ := os.ReadFile(filepath.Join(child, file))
+			if strings.TrimSpace(string(have)) != "" {
+				continue
+			}
+			if value, err := os.ReadFile(filepath.Join(parent, file)); err == nil {
+				_ = os.WriteFile(filepath.Join(child, file), value, 0o644)
+			}
+		}
+		parent = child
+	}
+}
+
+// enter moves the calling thread into the cgroup of all v1 hierarchies.
+func (s *spawner) enter(g cgroups, dir string) error {
+	if g.v2 {
+		return nil
+	}
+	for _, full := range g.dirs(dir) {
+		// "0" is the thread that writes; naming it by its ID would cost the grace period.
+		if err := os.WriteFile(filepath.Join(full, "tasks"), []byte("0"), 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// loop runs jobs on a thread that is not given back: it ends with the spawner.
+func (s *spawner) loop(enter func() error, ready chan<- error) {
+	runtime.LockOSThread()
+	if unix.Gettid() == unix.Getpid() {
+		// The main thread cannot end, and shows the process's cgroup to others. Occupy it until another took over.
+		done := make(chan struct{})
+		go func() { defer close(done); s.loop(enter, ready) }()
+		<-done
+		runtime.UnlockOSThread()
+		return
+	}
+	ready <- enter()
+	for job := range s.jobs {
+		job()
+	}
+}
+
+func (s *spawner) close() {
+	close(s.jobs)
+	if s.into != nil {
+		_ = s.into.Close()
+	}
+}
+
+// start starts cmd from within the cgroup.
+func (s *spawner) start(cmd *exec.Cmd) error {
+	if s.into != nil {
+		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(s.into.Fd())
+		return cmd.Start()
+	}
+	done := make(chan error, 1)
+	s.jobs <- func() { done <- cmd.Start() }
+	return <-done
+}
+
+// monitors finds the conmons of our bundles by their command lines: container ID to process. It reads all of /proc
+// and is for recovery only, when what files say may be half of the truth.
+func monitors(root string) map[string]procID {
+	found := map[string]procID{}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return found
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		raw, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+		if err != nil || len(raw) == 0 {
+			continue
+		}
+		id, ok := monitorOf(strings.Split(string(raw), "\x00"), root)
+		if !ok {
+			continue
+		}
+		if start, err := startTime(pid); err == nil {
+			found[id] = procID{pid, start}
+		}
+	}
+	return found
+}
+
+// monitorOf tells of which container of ours a command line is the monitor.
+func monitorOf(argv []string, root string) (id string, ok bool) {
+	if filepath.Base(argv[0]) != "conmon" {
+		return "", false
+	}
+	for i := 1; i+1 < len(argv); i++ {
+		if argv[i] != "--bundle" {
+			continue
+		}
+		rel, err := filepath.Rel(root, argv[i+1])
+		if err != nil {
+			return "", false
+		}
+		pod, container, two := strings.Cut(rel, "/")
+		return container, two && idPattern.MatchString(pod) && idPattern.MatchString(container)
+	}
+	return "", false
+}

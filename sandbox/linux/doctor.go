@@ -1,0 +1,111 @@
+package linux
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Finding is one thing that Doctor looked at.
+type Finding struct {
+	// Subject names it: "OCI runtime crun", "conmon" …
+	Subject string
+	// OK says that it is as it should be; Required, that pods cannot run when it is not.
+	OK, Required bool
+	// Detail tells what was found, Remedy what to do when it is not OK.
+	Detail, Remedy string
+}
+
+// Doctor tries what the backend needs on this host, by doing it. It changes nothing that stays.
+func Doctor(ctx context.Context, cfg Config) []Finding {
+	cfg = cfg.withDefaults()
+	var findings []Finding
+	add := func(f Finding) { findings = append(findings, f) }
+
+	g, err := openCgroups(cfg.CgroupDriver, cfg.CgroupParent)
+	add(cgroupFinding(g, err))
+	if err == nil {
+		findings = append(findings, doctorRuntimes(ctx, cfg, g)...)
+	}
+	if m, err := findMonitor(ctx, cfg, g); err != nil {
+		add(Finding{Subject: "conmon", Required: true, Detail: err.Error(), Remedy: "apt-get install conmon"})
+	} else {
+		m.close()
+		add(Finding{Subject: "conmon", Required: true, OK: true, Detail: m.path + ": " + m.version})
+	}
+	if path := cfg.catatonit(); path == "" {
+		add(Finding{Subject: "catatonit", Detail: "not found: pods whose containers share a PID namespace are refused",
+			Remedy: "apt-get install catatonit"})
+	} else {
+		add(Finding{Subject: "catatonit", OK: true, Detail: path})
+	}
+	add(pidfdFinding())
+	return findings
+}
+
+func cgroupFinding(g cgroups, err error) Finding {
+	f := Finding{Subject: "cgroups", Required: true, OK: err == nil}
+	if err != nil {
+		f.Detail, f.Remedy = err.Error(), "mount cgroup2 at /sys/fs/cgroup"
+		return f
+	}
+	if g.v2 {
+		f.Detail = "v2, driver " + g.driver
+		return f
+	}
+	names := make([]string, 0, len(g.roots))
+	for name := range g.roots {
+		names = append(names, name)
+	}
+	f.Detail = fmt.Sprintf("v1 (%s), driver %s", strings.Join(names, " "), g.driver)
+	return f
+}
+
+func doctorRuntimes(ctx context.Context, cfg Config, g cgroups) (findings []Finding) {
+	names := []string{cfg.Runtime}
+	if cfg.Runtime == "auto" {
+		names = []string{"crun", "runc"}
+	}
+	if err := os.MkdirAll(cfg.ociDir(), 0o700); err != nil {
+		return []Finding{{Subject: "run directory", Required: true, Detail: err.Error(), Remedy: "make it writable"}}
+	}
+	works := false
+	for _, name := range names {
+		f := Finding{Subject: "OCI runtime " + name}
+		if rt, err := tryRuntime(ctx, cfg, g, name); err == nil {
+			f.OK, f.Detail, works = true, rt.path+": "+rt.version, true
+		} else {
+			f.Detail, f.Remedy = err.Error(), runtimeRemedy(name, err)
+		}
+		findings = append(findings, f)
+	}
+	for i := range findings {
+		findings[i].Required = !works // one that works is enough
+	}
+	return findings
+}
+
+func runtimeRemedy(name string, err error) string {
+	switch {
+	case strings.Contains(err.Error(), exec.ErrNotFound.Error()):
+		return "apt-get install " + name
+	case strings.Contains(err.Error(), "hybrid"), strings.Contains(err.Error(), "cgroup"):
+		return "crun takes pure cgroup v1 or v2: boot with systemd.unified_cgroup_hierarchy=1, unmount " +
+			"/sys/fs/cgroup/unified, or use runc"
+	}
+	return "run the command by hand to see more, or configure another runtime"
+}
+
+// pidfdFinding tries the pidfd of this process, of which everything about the end of containers depends.
+func pidfdFinding() Finding {
+	fd, err := unix.PidfdOpen(os.Getpid(), unix.PIDFD_NONBLOCK)
+	if err != nil {
+		return Finding{Subject: "pidfd", Required: true, Detail: "pidfd_open: " + err.Error(), Remedy: "use Linux 5.10 or newer"}
+	}
+	unix.Close(fd)
+	return Finding{Subject: "pidfd", Required: true, OK: true, Detail: "pidfd_open works"}
+}

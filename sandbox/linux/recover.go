@@ -1,0 +1,287 @@
+package linux
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/sandbox"
+)
+
+// Recover implements sandbox.Backend.
+func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandbox.Sink) (sandbox.Found, error) {
+	b.mu.Lock()
+	b.sink = sink
+	b.mu.Unlock()
+	found := sandbox.Found{Sandboxes: map[string]bool{}, Containers: map[string]sandbox.Status{}}
+	conmons := monitors(b.cfg.Root)
+	keep := map[string]bool{}
+	for _, k := range known {
+		keep[k.Pod.ID] = true
+		if b.recoverPod(k.Pod) {
+			found.Sandboxes[k.Pod.ID] = true
+		}
+		for _, c := range k.Containers {
+			keep[c.ID] = true
+			status, err := b.recoverContainer(ctx, k.Pod.ID, c.ID, conmons)
+			if err != nil {
+				return found, fmt.Errorf("container %s: %w", c.ID, err)
+			}
+			if status.State != sandbox.StateAbsent {
+				found.Containers[c.ID] = status
+			}
+		}
+	}
+	if err := b.removeOrphans(ctx, keep, conmons); err != nil {
+		// What cannot be removed now does no harm to the pods that are known.
+		b.log.Error("remove what is not in the record", "error", err)
+	}
+	return found, nil
+}
+
+// recoverPod tells whether the pod's shared parts are there, its init process included, which is watched again.
+func (b *Backend) recoverPod(p *sandbox.Pod) bool {
+	if !b.sandboxReady(p) {
+		return false
+	}
+	if !sharesPID(p) {
+		return true
+	}
+	state, err := readPodState(b.cfg.podRunDir(p.ID))
+	if err != nil {
+		return false
+	}
+	init, err := adoptProcess(state.Pause)
+	if err != nil {
+		return false
+	}
+	b.keepPause(p.ID, init)
+	return true
+}
+
+// recoverContainer finds out what became of a container while nobody looked.
+func (b *Backend) recoverContainer(ctx context.Context, podID, id string, conmons map[string]procID) (sandbox.Status, error) {
+	h, err := b.lookup(podID, id)
+	if errdefs.IsNotFound(err) {
+		// Half made, or damaged: the node will have it removed. A monitor without a state file must not stay.
+		return sandbox.Status{}, b.killMonitor(ctx, conmons[id])
+	}
+	if err != nil {
+		return sandbox.Status{}, err
+	}
+	s, _ := h.snapshot()
+	switch s.Phase {
+	case phaseStarting:
+		err = b.recoverStarting(ctx, h, conmons[id])
+	case phaseRunning:
+		b.recoverRunning(h)
+	}
+	s, _ = h.snapshot()
+	return s.status(), err
+}
+
+// recoverRunning watches a container again that ran when it was last heard of, or records how it ended.
+func (b *Backend) recoverRunning(h *handle) {
+	s, _ := h.snapshot()
+	if s.BootID != bootID() {
+		l := newLife(launched{deadProcess(s.Conmon), deadProcess(s.Init)})
+		b.record(h, l, b.endAcrossBoot(h))
+		return
+	}
+	l := newLife(launched{b.adopt(s.Conmon), b.adopt(s.Init)})
+	if !l.conmon.alive() && !l.init.alive() {
+		b.record(h, l, b.findEnd(h))
+		return
+	}
+	h.mu.Lock()
+	h.life = l
+	h.mu.Unlock()
+	go b.watch(h, l)
+}
+
+// adopt is adoptProcess, with a dead one for one that is gone.
+func (b *Backend) adopt(id procID) *process {
+	p, err := adoptProcess(id)
+	if err != nil {
+		if !errdefs.IsNotFound(err) {
+			b.log.Error("watch a process again", "pid", id.Pid, "error", err)
+		}
+		return deadProcess(id)
+	}
+	return p
+}
+
+// endAcrossBoot is the end of a container that ran before the node was restarted: what conmon wrote to the bundle if it
+// had the time, else unknown.
+func (b *Backend) endAcrossBoot(h *handle) end {
+	if code, at, err := readExit(savedExitFile(h.bundle)); err == nil {
+		e := end{at: at, code: code, reason: sandbox.ReasonCompleted}
+		if code != 0 {
+			e.reason = sandbox.ReasonError
+		}
+		return e
+	}
+	return end{at: time.Now(), code: sandbox.ExitUnknown, reason: sandbox.ReasonUnknown, message: "the node was restarted"}
+}
+
+// recoverStarting decides about a container in the middle of a start: if its program was let run it is a running
+// container, else the start is undone.
+func (b *Backend) recoverStarting(ctx context.Context, h *handle, conmon procID) error {
+	s, _ := h.snapshot()
+	if s.BootID == bootID() {
+		if done := b.adoptStarted(ctx, h, conmon); done {
+			return nil
+		}
+		if err := b.killMonitor(ctx, conmon); err != nil {
+			return err
+		}
+	}
+	if err := b.clear(ctx, h); err != nil {
+		return err
+	}
+	return h.set(func(s *state) { s.Phase = phaseCreated })
+}
+
+// adoptStarted takes over a container whose program runs, or has run, although the start was not recorded.
+func (b *Backend) adoptStarted(ctx context.Context, h *handle, conmon procID) bool {
+	watcher := b.adopt(conmon)
+	if !watcher.alive() {
+		// An exit file is of a program that ran: conmon writes none for a creation that failed, and a container that
+		// was created only is never let go by anyone but us.
+		if code, at, err := readExit(b.exitFile(h.id)); err == nil {
+			h.mu.Lock()
+			h.state.StartedAt = at
+			h.mu.Unlock()
+			b.record(h, newLife(launched{watcher, deadProcess(procID{})}), b.findEnd(h))
+			b.log.Info("a container ended while its start was not recorded", "container", h.id, "code", code)
+			return true
+		}
+		return false
+	}
+	pid, err := readPid(initPidFile(h.bundle))
+	if err != nil || !b.runtime.started(ctx, h.id) {
+		watcher.close()
+		return false
+	}
+	init, err := openProcess(pid)
+	if err != nil {
+		init = deadProcess(procID{Pid: pid})
+	} else if parent, err := parentOf(pid); err != nil || parent != watcher.Pid {
+		init.close() // another process by now
+		init = deadProcess(procID{Pid: pid})
+	}
+	began := time.Now()
+	if init.alive() {
+		began = startedAt(init.Start)
+	}
+	if err := b.running(h, launched{watcher, init}, began); err != nil {
+		b.log.Error("record a running container", "container", h.id, "error", err)
+	}
+	return true
+}
+
+// killMonitor ends a conmon, whose child, an OCI runtime that is at work, ends with it.
+func (b *Backend) killMonitor(ctx context.Context, id procID) error {
+	p, err := adoptProcess(id)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := p.signal(unix.SIGKILL); err != nil {
+		return err
+	}
+	return p.wait(ctx)
+}
+
+// removeOrphans removes what carries our mark, whose place is given by our configuration, and whose ID is not known.
+func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool, conmons map[string]procID) error {
+	var errs []error
+	for id, conmon := range conmons {
+		if !keep[id] {
+			errs = append(errs, b.killMonitor(ctx, conmon))
+		}
+	}
+	pods := map[string]bool{}
+	for _, pod := range idsIn(b.cfg.Root) {
+		for _, id := range idsIn(b.cfg.podDir(pod)) {
+			if !keep[id] {
+				b.log.Info("removing a container that is not in the record", "pod", pod, "container", id)
+				errs = append(errs, b.removeContainer(ctx, pod, id, ""))
+			}
+		}
+		pods[pod] = true
+	}
+	for _, id := range append(idsIn(b.cfg.ociDir()), idsIn(b.cfg.exitDir())...) {
+		if !keep[id] {
+			errs = append(errs, b.runtime.delete(ctx, id), removeEmpty(b.exitFile(id)))
+		}
+	}
+	for _, pod := range idsIn(filepath.Join(b.cfg.RunDir, "pods")) {
+		pods[pod] = true
+	}
+	for pod := range pods {
+		if !keep[pod] {
+			b.log.Info("removing a pod that is not in the record", "pod", pod)
+			errs = append(errs, b.removeSandbox(ctx, pod, ""))
+		}
+	}
+	errs = append(errs, b.removeOrphanCgroups(ctx, keep), b.releaseOrphans(ctx, keep), emptyDir(b.cfg.execDir()))
+	return errors.Join(errs...)
+}
+
+func (b *Backend) removeOrphanCgroups(ctx context.Context, keep map[string]bool) error {
+	if b.cgroups.driver == driverSystemd {
+		return nil // systemd removes scopes and slices itself
+	}
+	var errs []error
+	for _, id := range b.cgroups.marked() {
+		if keep[id] {
+			continue
+		}
+		dir := filepath.Join(b.cgroups.parent, cgroupMark+id)
+		errs = append(errs, b.cgroups.kill(ctx, dir), b.cgroups.remove(ctx, dir))
+	}
+	return errors.Join(errs...)
+}
+
+func (b *Backend) releaseOrphans(ctx context.Context, keep map[string]bool) error {
+	keys, err := b.cfg.Images.Snapshots(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, key := range keys {
+		if id := containerOfKey(key); id != "" && !keep[id] {
+			errs = append(errs, b.cfg.Images.Release(ctx, key))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// idsIn lists the entries of a directory that have the form of an ID.
+func idsIn(dir string) (ids []string) {
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		if idPattern.MatchString(e.Name()) {
+			ids = append(ids, e.Name())
+		}
+	}
+	return ids
+}
+
+// emptyDir removes what is in a directory.
+func emptyDir(dir string) error {
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
+	}
+	return err
+}
