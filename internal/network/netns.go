@@ -40,12 +40,14 @@ func (m *Manager) NewNetns(ctx context.Context, id string) (string, error) {
 		return "", err
 	}
 	defer unlock()
-	m.claim(key)
 	path := m.netnsPath(key)
-	if isNetns(path) {
-		return path, nil
+	if !isNetns(path) {
+		if err := createNetns(path); err != nil {
+			return "", err
+		}
 	}
-	return path, createNetns(path)
+	m.claim(key)
+	return path, nil
 }
 
 // RemoveNetns unmounts and removes the pod's network namespace; one that is not there is no error. Interfaces that

@@ -1,0 +1,96 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+)
+
+func TestDialErrors(t *testing.T) {
+	n := newNode(t, nil)
+	r := n.setup(Attachment{ID: "pod"})
+	for name, c := range map[string]struct {
+		netns, network, addr string
+		is                   func(error) bool
+	}{
+		"refused":      {r.Netns, "tcp", "127.0.0.1:1", errdefs.IsUnavailable},
+		"localhost":    {r.Netns, "tcp", "localhost:1", errdefs.IsUnavailable},
+		"name":         {r.Netns, "tcp", "example.com:80", errdefs.IsInvalidArgument},
+		"no port":      {r.Netns, "tcp", "127.0.0.1", errdefs.IsInvalidArgument},
+		"network":      {r.Netns, "unix", "/run/x", errdefs.IsInvalidArgument},
+		"no namespace": {r.Netns + "x", "tcp", "127.0.0.1:1", errdefs.IsNotFound},
+		"no nsfs":      {os.Args[0], "tcp", "127.0.0.1:1", errdefs.IsFailedPrecondition},
+	} {
+		conn, err := n.Dial(t.Context(), c.netns, c.network, c.addr)
+		if err == nil {
+			_ = conn.Close()
+		}
+		if !c.is(err) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := n.Listen(t.Context(), r.Netns, "tcp", "192.0.2.77:80"); err == nil {
+		t.Error("listened at an address that is not there")
+	}
+	n.teardown(Attachment{ID: "pod"})
+}
+
+// TestDialEndsWithItsContext dials an address that nobody has: the kernel tries for three seconds and more.
+func TestDialEndsWithItsContext(t *testing.T) {
+	n := newNode(t, nil)
+	r := n.setup(Attachment{ID: "pod"})
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	start := time.Now()
+	_, err := n.Dial(ctx, r.Netns, "tcp", "10.88.255.254:80")
+	if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > time.Second {
+		t.Errorf("after %s: %v", time.Since(start), err)
+	}
+	n.teardown(Attachment{ID: "pod"})
+}
+
+// TestConnectionOutlivesItsDial: the end of the context and the half-close do not touch the other direction.
+func TestConnectionOutlivesItsDial(t *testing.T) {
+	n := newNode(t, nil)
+	r := n.setup(Attachment{ID: "pod"})
+	file, err := n.Listen(t.Context(), r.Netns, "tcp", "[::1]:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.FileListener(file)
+	_ = file.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	conn, err := n.Dial(ctx, r.Netns, "tcp", "localhost:80") // not at 127.0.0.1, but at ::1
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	cancel()
+	server, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := server.Read(make([]byte, 1)); err == nil {
+		t.Error("the half-close did not arrive")
+	}
+	if _, err := server.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Read(make([]byte, 1)); err != nil {
+		t.Errorf("reading after the context's end and a half-close: %v", err)
+	}
+	n.teardown(Attachment{ID: "pod"})
+}
