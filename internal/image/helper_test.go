@@ -327,3 +327,5 @@ func eventually(t testing.TB, condition func() error) {
 		time.Sleep(5 * time.Millisecond) // pacing of the polls
 	}
 }
+
+var testTime = time.Unix(1_700_000_000, 0)

@@ -15,9 +15,10 @@ const labelPull = "tripod.run/pull"
 // pullLeases counts the pulls that work under a lease.
 type pullLeases struct{ inUse map[string]int }
 
-// lease protects what a pull of names brings from the collector, until the image's records do. The lease of a pull
-// that succeeded goes away, with those that earlier attempts left; that of one that failed stays for ResumeWindow.
-func (s *Store) lease(ctx context.Context, names []string) (context.Context, func(done bool), error) {
+// lease protects what a pull of names brings from the collector, until the image's records do. With the end of the
+// pull it goes away, and with it those that earlier attempts left; unless it is kept, for ResumeWindow, so that the
+// next pull goes on where this one stopped.
+func (s *Store) lease(ctx context.Context, names []string) (context.Context, func(keep bool), error) {
 	s.change.Lock()
 	defer s.change.Unlock()
 	old, err := s.leasesOf(ctx, names[0])
@@ -38,7 +39,7 @@ func (s *Store) lease(ctx context.Context, names []string) (context.Context, fun
 	}
 	s.pulls.inUse[id]++
 	clean := context.WithoutCancel(ctx)
-	return leases.WithLease(ctx, id), func(done bool) { s.unlease(clean, names, id, done) }, nil
+	return leases.WithLease(ctx, id), func(keep bool) { s.unlease(clean, names, id, keep) }, nil
 }
 
 func (s *Store) newLease(ctx context.Context, name string) (string, error) {
@@ -51,15 +52,16 @@ func (s *Store) leasesOf(ctx context.Context, name string) ([]leases.Lease, erro
 	return s.leases.List(ctx, fmt.Sprintf("labels.%q==%q", labelPull, name))
 }
 
-func (s *Store) unlease(ctx context.Context, names []string, id string, done bool) {
+func (s *Store) unlease(ctx context.Context, names []string, id string, keep bool) {
 	s.change.Lock()
 	defer s.change.Unlock()
 	if s.pulls.inUse[id]--; s.pulls.inUse[id] == 0 {
 		delete(s.pulls.inUse, id)
 	}
-	if !done {
+	if keep {
 		return
 	}
+	defer s.Kick()
 	var errs []error
 	for _, name := range names {
 		old, err := s.leasesOf(ctx, name)

@@ -4,8 +4,10 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"math"
 	"sync"
 
+	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/containerd/log"
 	"github.com/sirupsen/logrus"
 )
@@ -20,13 +22,15 @@ func bridge(to *slog.Logger) *log.Entry {
 	return logrus.NewEntry(l)
 }
 
-// routeLogs sends where slog.Default goes what containerd logs without a context, all as debug: nothing of it is ours
-// to act on (a file system without fs-verity, a connection that did not close).
-var routeLogs = sync.OnceFunc(func() {
+// setGlobals sets the two variables that containerd's libraries have for the whole process. What they log without a
+// context goes where slog.Default goes, as debug: nothing of it is ours to act on (a file system without fs-verity, a
+// connection that did not close). And the size of manifests is limited here, where it gets the right class of error.
+var setGlobals = sync.OnceFunc(func() {
 	entry := bridge(slog.Default())
 	entry.Logger.ReplaceHooks(logrus.LevelHooks{})
 	entry.Logger.AddHook(slogHook{to: slog.Default(), quiet: true})
 	log.L = entry
+	docker.MaxManifestSize = math.MaxInt64
 })
 
 type slogHook struct {

@@ -84,7 +84,8 @@ func (s *Store) pull(ctx context.Context, named reference.Named, auth *Auth, t *
 	if err != nil {
 		return Image{}, err
 	}
-	defer func() { release(err == nil) }()
+	// What was fetched is worth keeping when the next pull may go on with it, not when the image is bad or the disk full.
+	defer func() { release(err != nil && (ctx.Err() != nil || errdefs.IsUnavailable(classOf(err)))) }()
 	d, err := p.fetchAll(ctx, target)
 	if err != nil {
 		return Image{}, err

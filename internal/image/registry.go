@@ -82,7 +82,8 @@ func checkRedirect(to *http.Request, via []*http.Request) error {
 		return fmt.Errorf("more than %d redirects: %w", maxRedirects, errRedirect)
 	}
 	from := via[len(via)-1]
-	if from.URL.Scheme == "https" && to.URL.Scheme != "https" {
+	// A registry on loopback may have been answered by http under an https URL, by containerd's fallback.
+	if from.URL.Scheme == "https" && to.URL.Scheme != "https" && !docker.IsLocalhost(from.URL.Host) {
 		return fmt.Errorf("from https to %s://%s: %w", to.URL.Scheme, to.URL.Host, errRedirect)
 	}
 	first := via[0]

@@ -70,7 +70,7 @@ type Store struct {
 // A store that another process has open is errdefs.ErrFailedPrecondition.
 func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	cfg.setDefaults()
-	routeLogs()
+	setGlobals()
 	s := &Store{cfg: cfg, kick: make(chan struct{}, 1), logger: bridge(cfg.Logger)}
 	s.flights.all = map[string]*flight{}
 	s.once.locks = map[string]*keyedLock{}
