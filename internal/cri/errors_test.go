@@ -1,0 +1,129 @@
+package cri
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	crierrors "k8s.io/cri-api/pkg/errors"
+)
+
+func TestErrorCodes(t *testing.T) {
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	for _, c := range []struct {
+		name string
+		ctx  context.Context
+		err  error
+		code codes.Code
+	}{
+		{"invalid argument", nil, errdefs.ErrInvalidArgument, codes.InvalidArgument},
+		{"not found", nil, errdefs.ErrNotFound, codes.NotFound},
+		{"already exists", nil, errdefs.ErrAlreadyExists, codes.AlreadyExists},
+		{"permission denied", nil, errdefs.ErrPermissionDenied, codes.PermissionDenied},
+		{"unauthenticated", nil, errdefs.ErrUnauthenticated, codes.Unauthenticated},
+		{"resource exhausted", nil, errdefs.ErrResourceExhausted, codes.ResourceExhausted},
+		{"failed precondition", nil, errdefs.ErrFailedPrecondition, codes.FailedPrecondition},
+		{"conflict", nil, errdefs.ErrConflict, codes.FailedPrecondition},
+		{"not modified", nil, errdefs.ErrNotModified, codes.FailedPrecondition},
+		{"aborted", nil, errdefs.ErrAborted, codes.Aborted},
+		{"out of range", nil, errdefs.ErrOutOfRange, codes.OutOfRange},
+		{"not implemented", nil, errdefs.ErrNotImplemented, codes.Unimplemented},
+		{"unavailable", nil, errdefs.ErrUnavailable, codes.Unavailable},
+		{"data loss", nil, errdefs.ErrDataLoss, codes.DataLoss},
+		{"internal", nil, errdefs.ErrInternal, codes.Internal},
+		{"unknown", nil, errdefs.ErrUnknown, codes.Unknown},
+		{"cancelled", nil, context.Canceled, codes.Canceled},
+		{"deadline", nil, context.DeadlineExceeded, codes.DeadlineExceeded},
+
+		{"wrapped", nil, fmt.Errorf("a: %w", fmt.Errorf("b: %w", errdefs.ErrNotFound)), codes.NotFound},
+		{"joined", nil, errors.Join(io.EOF, errdefs.ErrAborted), codes.Aborted},
+		{"the outermost class counts", nil, fmt.Errorf("%w: %w", errdefs.ErrFailedPrecondition, errdefs.ErrNotFound), codes.FailedPrecondition},
+		{"a gRPC error keeps its code", nil, fmt.Errorf("peer: %w", status.Error(codes.OutOfRange, "far")), codes.OutOfRange},
+		{"our class before a gRPC error's code", nil, fmt.Errorf("%w: %w", errdefs.ErrNotFound, status.Error(codes.OutOfRange, "far")), codes.NotFound},
+		{"unclassified", nil, io.EOF, codes.Unknown},
+		{"unclassified after the call's end", ended, io.EOF, codes.Canceled},
+		{"classified after the call's end", ended, errdefs.ErrNotFound, codes.NotFound},
+
+		{"registry unavailable", nil, fmt.Errorf("pull: %w: %w", crierrors.ErrRegistryUnavailable, errdefs.ErrUnavailable), codes.Unknown},
+		{"signature", nil, fmt.Errorf("%w: %w", crierrors.ErrSignatureValidationFailed, errdefs.ErrPermissionDenied), codes.Unknown},
+		{"recursive read-only", nil, fmt.Errorf("%w: %w", crierrors.ErrRROUnsupported, errdefs.ErrNotImplemented), codes.Unimplemented},
+		{"image volume", nil, fmt.Errorf("mount: %w: %w", crierrors.ErrImageVolumeMountFailed, errdefs.ErrNotFound), codes.NotFound},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if c.ctx == nil {
+				c.ctx = context.Background()
+			}
+			s := toStatus(c.ctx, c.err)
+			wantEqual(t, "code", s.Code(), c.code)
+			if !strings.Contains(s.Message(), c.err.Error()) && !errors.As(c.err, new(interface{ GRPCStatus() *status.Status })) {
+				t.Errorf("message %q lost %q", s.Message(), c.err)
+			}
+		})
+	}
+}
+
+// The kubelet's client knows a named error by the beginning of the text (cri-client, kubelet image manager).
+func TestNamedErrorsBeginTheText(t *testing.T) {
+	for _, named := range append(append([]error{}, pullErrors...), containerErrors...) {
+		s := toStatus(context.Background(), fmt.Errorf("deep down: %w: %w", named, errdefs.ErrUnavailable))
+		if !strings.HasPrefix(s.Message(), named.Error()+": ") {
+			t.Errorf("text %q does not begin with %q", s.Message(), named)
+		}
+		s = toStatus(context.Background(), fmt.Errorf("%w: %w", named, errdefs.ErrUnavailable))
+		if strings.Count(s.Message(), named.Error()) != 1 {
+			t.Errorf("text %q repeats the name", s.Message())
+		}
+	}
+}
+
+func TestPanicBecomesInternalAndLeavesItsStackInTheLog(t *testing.T) {
+	log := &syncBuffer{}
+	srv := &Server{log: slog.New(slog.NewTextHandler(log, nil))}
+	check := func(err error) {
+		t.Helper()
+		wantCode(t, err, codes.Internal, "/x/Y", "what a pity")
+		if !strings.Contains(log.String(), "errors_test.go") || !strings.Contains(log.String(), "what a pity") {
+			t.Errorf("the log has no stack: %s", log)
+		}
+	}
+	_, err := interceptUnary(t.Context(), nil, &grpc.UnaryServerInfo{Server: srv, FullMethod: "/x/Y"},
+		func(context.Context, any) (any, error) { panic("what a pity") })
+	check(err)
+	check(interceptStream(srv, &deadStream{ctx: t.Context()}, &grpc.StreamServerInfo{FullMethod: "/x/Y"},
+		func(any, grpc.ServerStream) error { panic("what a pity") }))
+}
+
+// What is our fault is found in the log; what is the caller's does not fill it.
+func TestFaultsOfOursAreLogged(t *testing.T) {
+	log := &syncBuffer{}
+	srv := &Server{log: slog.New(slog.NewTextHandler(log, nil))}
+	call := func(err error) {
+		_, _ = interceptUnary(t.Context(), nil, &grpc.UnaryServerInfo{Server: srv, FullMethod: "/x/Y"},
+			func(context.Context, any) (any, error) { return nil, err })
+	}
+	call(fmt.Errorf("no such pod: %w", errdefs.ErrNotFound))
+	if log.String() != "" {
+		t.Errorf("a caller's mistake is in the log: %s", log)
+	}
+	call(errors.New("disk on fire"))
+	if !strings.Contains(log.String(), "disk on fire") || !strings.Contains(log.String(), "ERROR") {
+		t.Errorf("a fault of ours is not in the log: %s", log)
+	}
+}
+
+// deadStream is a server stream that nobody listens to.
+type deadStream struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s *deadStream) Context() context.Context { return s.ctx }
