@@ -10,6 +10,8 @@ VERSION     ?= 0.1.0-dev$(shell git rev-parse --short=12 HEAD 2>/dev/null | sed 
 BIN         := build/bin/tripod
 DESTDIR     ?=
 PREFIX      ?= /usr/local
+# Flags for go build; a release is built with -trimpath. (Without, the tests share what is compiled.)
+BUILDFLAGS  ?=
 UNITDIR     ?= $(PREFIX)/lib/systemd/system
 
 # Unit tests and the suites of the backends; those that make namespaces are root's, inside testns like all the others.
@@ -34,7 +36,7 @@ setup: ## install the Debian packages and Go modules that everything needs (root
 
 .PHONY: build
 build: ## build/bin/tripod, static
-	go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN) ./cmd/tripod
+	go build $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN) ./cmd/tripod
 
 .PHONY: run
 run: setup build ## see it work: a node, two pods, kill -9 of the daemon, and everything still there

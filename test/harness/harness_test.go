@@ -152,8 +152,9 @@ func TestLeaks(t *testing.T) {
 	leaks := []struct{ kind, name, leave, clean string }{
 		{"process", "sleep 4242", "setsid sleep 4242 >/dev/null 2>&1 &", "kill $(pidof sleep)"},
 		{"mount", "/run/leak", "mkdir /run/leak; mount -t tmpfs x /run/leak", "umount /run/leak; rmdir /run/leak"},
-		{"cgroup", "/tN/pod", "mkdir -p /sys/fs/cgroup/pids$TRIPOD_TEST_CGROUP/tN/pod || mkdir -p /sys/fs/cgroup$TRIPOD_TEST_CGROUP/tN/pod",
-			"rmdir /sys/fs/cgroup/pids$TRIPOD_TEST_CGROUP/tN/pod || rmdir /sys/fs/cgroup$TRIPOD_TEST_CGROUP/tN/pod"},
+		{"cgroup", "/tN/pod" + id, "mkdir -p " + hierarchy() + "/tN/pod" + id, "rmdir " + hierarchy() + "/tN/pod" + id},
+		{"cgroup", "/busy", "mkdir " + hierarchy() + "/busy; sh -c 'echo $$ >" + hierarchy() + "/busy/cgroup.procs; exec setsid sleep 4343 >/dev/null 2>&1' &",
+			"kill $(pidof sleep)"},
 		{"network link", "leak0 veth", "ip link add leak0 type veth peer name leak1", "ip link del leak0"},
 		{"iptables chain", "CNI-DN-0123456789abcdef", "iptables -t nat -N CNI-DN-0123456789abcdef", "iptables -t nat -X CNI-DN-0123456789abcdef"},
 		{"IP lease", "10.1.2.3", "mkdir -p /run/cni/net; touch /run/cni/net/10.1.2.3", "rm -r /run/cni"},
@@ -164,10 +165,13 @@ func TestLeaks(t *testing.T) {
 		t.Run(l.kind, func(t *testing.T) {
 			before := Snapshot(nil)
 			script(t, l.leave)
-			err := before.Leaks(Snapshot(nil))
-			if err == nil || !strings.Contains(err.Error(), l.kind+": ") || !strings.Contains(err.Error(), l.name) {
-				t.Errorf("not found: %v", err)
-			}
+			Eventually(t, 5*time.Second, func() error {
+				err := before.Leaks(Snapshot(nil))
+				if err == nil || !strings.Contains(err.Error(), l.kind+": ") || !strings.Contains(err.Error(), l.name) {
+					return errors.Join(errors.New("not found"), err)
+				}
+				return nil
+			})
 			script(t, l.clean)
 			Eventually(t, 5*time.Second, func() error { return before.Leaks(Snapshot(nil)) })
 		})
@@ -196,6 +200,14 @@ func TestOpenFilesAndSnapshots(t *testing.T) {
 	conn.Close()
 	os.RemoveAll(dir)
 	Eventually(t, 5*time.Second, func() error { return before.Leaks(Snapshot(d)) })
+}
+
+// hierarchy is the test's own cgroup in a hierarchy that every host has.
+func hierarchy() string {
+	if _, err := os.Stat("/sys/fs/cgroup/pids"); err == nil {
+		return "/sys/fs/cgroup/pids" + CgroupParent()
+	}
+	return "/sys/fs/cgroup" + CgroupParent()
 }
 
 func script(t *testing.T, text string) {

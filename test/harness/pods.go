@@ -40,7 +40,8 @@ type ContainerOption func(*runtimeapi.ContainerConfig)
 
 var uids atomic.Int64
 
-// PodConfig is the configuration of a pod in the namespace "test", with a UID and a log directory of its own.
+// PodConfig is the configuration of a pod in the namespace "test", with a UID and a log directory of its own. Like
+// the kubelet's, its containers have a PID namespace each, and share the others.
 func PodConfig(t testing.TB, name string, opts ...PodOption) *runtimeapi.PodSandboxConfig {
 	t.Helper()
 	uid := fmt.Sprintf("%s-uid-%d", name, uids.Add(1))
@@ -48,7 +49,7 @@ func PodConfig(t testing.TB, name string, opts ...PodOption) *runtimeapi.PodSand
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: name, Uid: uid, Namespace: "test"},
 		LogDirectory: filepath.Join(Dir(), "logs", uid),
 		Labels:       map[string]string{"test": filepath.Base(t.Name())},
-		Linux:        &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{NamespaceOptions: &runtimeapi.NamespaceOption{}}},
+		Linux:        &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER}}},
 	}
 	for _, o := range opts {
 		o(c)
@@ -72,7 +73,7 @@ func ContainerConfig(name, image string, opts ...ContainerOption) *runtimeapi.Co
 		Metadata: &runtimeapi.ContainerMetadata{Name: name},
 		Image:    &runtimeapi.ImageSpec{Image: image},
 		LogPath:  name + ".log",
-		Linux:    &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{NamespaceOptions: &runtimeapi.NamespaceOption{}}},
+		Linux:    &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER}}},
 	}
 	for _, o := range opts {
 		o(c)

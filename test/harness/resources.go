@@ -25,7 +25,7 @@ type Resources struct {
 	Processes map[string]int
 	// Mounts of this mount namespace: "MOUNTPOINT TYPE (ROOT)"; pinned namespaces are among them.
 	Mounts map[string]int
-	// Cgroups below CgroupParent in every hierarchy, as paths.
+	// Cgroups below CgroupParent in every hierarchy, as paths: those of pods and containers, and those in use.
 	Cgroups map[string]int
 	// Links are network interfaces of this network namespace that are not bridges, Rules its per-pod iptables chains.
 	Links, Rules map[string]int
@@ -48,6 +48,8 @@ func Snapshot(d *Daemon) Resources {
 			maps.DeleteFunc(r.Processes, func(name string, _ int) bool { return strings.HasPrefix(name, strconv.Itoa(d.Pid())+"@") })
 			r.Files, r.Snapshots = openFiles(d.Pid()), snapshots(d.Root)
 		}
+		// The directory of pinned namespaces is a mount of its own, for as long as the node is up.
+		maps.DeleteFunc(r.Mounts, func(name string, _ int) bool { return strings.HasPrefix(name, d.State+"/netns ") })
 	}
 	r.Leases, r.Paths = walk(dirs)
 	return r
@@ -87,12 +89,18 @@ func more(kind string, before, after map[string]int) []error {
 	return errs
 }
 
-// killNew kills the processes that were not there at the snapshot, so that the next test starts clean.
-func (r Resources) killNew() {
+// endNew kills the processes that were not there at the snapshot and detaches the mounts.
+func (r Resources) endNew() {
 	for name := range processes() {
 		pid, _, _ := strings.Cut(name, "@")
 		if n, err := strconv.Atoi(pid); err == nil && r.Processes[name] == 0 {
 			_ = syscall.Kill(n, syscall.SIGKILL)
+		}
+	}
+	for name, n := range mounts() {
+		path, _, _ := strings.Cut(name, " ")
+		for range n - r.Mounts[name] {
+			_ = syscall.Unmount(path, syscall.MNT_DETACH)
 		}
 	}
 }
@@ -134,15 +142,22 @@ func mounts() map[string]int {
 	return found
 }
 
-// cgroups lists those below CgroupParent; the hierarchies are the directories of /sys/fs/cgroup, or it itself (v2).
+// cgroups lists those below CgroupParent, in every hierarchy, that are named after a pod or container or hold a
+// process. Others are a parent's, which is made once, or the kubelet's.
 func cgroups() map[string]int {
 	found := map[string]int{}
-	v1, _ := filepath.Glob("/sys/fs/cgroup/*" + CgroupParent())
-	for _, top := range append(v1, "/sys/fs/cgroup"+CgroupParent()) {
-		_ = filepath.WalkDir(top, func(path string, e fs.DirEntry, err error) error {
-			// The daemon's own parent (tN, without a pod below it) may stay: it is made once.
-			if err == nil && e.IsDir() && strings.Count(strings.TrimPrefix(path, top), "/") > 1 {
-				found[path] = 1
+	data, _ := os.ReadFile("/proc/self/mounts")
+	for line := range strings.Lines(string(data)) {
+		f := strings.Fields(line)
+		if len(f) < 3 || (f[2] != "cgroup" && f[2] != "cgroup2") {
+			continue
+		}
+		_ = filepath.WalkDir(f[1]+CgroupParent(), func(path string, e fs.DirEntry, err error) error {
+			if err == nil && e.IsDir() {
+				procs, _ := os.ReadFile(filepath.Join(path, "cgroup.procs"))
+				if len(procs) > 0 || namedAfter.MatchString(e.Name()) {
+					found[path] = 1
+				}
 			}
 			return nil
 		})

@@ -86,7 +86,8 @@ func leftovers() []string {
 
 // setupMounts makes a mount tree that the host does not see, and that propagates within itself as on a host.
 func setupMounts() error {
-	// A host with cgroup v1 often mounts an empty cgroup2 beside it; crun before 1.9 refuses such a host.
+	// A host with cgroup v1 often mounts an empty cgroup2 beside it; crun before 1.9 refuses such a host. In its
+	// place comes memory of our own: crun makes directories there all the same, and forgets them.
 	const unified = "/sys/fs/cgroup/unified"
 	var fs unix.Statfs_t
 	hybrid := unix.Statfs(unified, &fs) == nil && fs.Type == unix.CGROUP2_SUPER_MAGIC
@@ -103,6 +104,9 @@ func setupMounts() error {
 			return unix.Mount("tripod-test", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755")
 		}, false},
 		{"unmount " + unified, func() error { return unix.Unmount(unified, 0) }, !hybrid},
+		{"mount " + unified, func() error {
+			return unix.Mount("tripod-test", unified, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755")
+		}, !hybrid},
 		{"make / shared", func() error { return unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, "") }, false},
 	}
 	for _, s := range steps {
