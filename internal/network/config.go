@@ -41,7 +41,7 @@ type Config struct {
 	// PluginTimeout bounds one execution of one plugin.
 	PluginTimeout time.Duration
 	// Logger takes what happens in the background; nil: slog.Default.
-	Logger *slog.Logger `json:"-"`
+	Logger *slog.Logger
 }
 
 // DefaultNetwork configures the embedded default chain.

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -197,7 +198,14 @@ func readable(output []byte) error {
 		return errors.New("not an object")
 	}
 	var result types100.Result // whose fields are those of every version since 0.3.0
-	return json.Unmarshal(output, &result)
+	if err := json.Unmarshal(output, &result); err != nil {
+		return err
+	}
+	// Nobody after us, libcni's conversions included, reckons with these.
+	if slices.Contains(result.Interfaces, nil) || slices.Contains(result.IPs, nil) || slices.Contains(result.Routes, nil) {
+		return errors.New("an interface, address or route is null")
+	}
+	return nil
 }
 
 func excerpt(data []byte) string {

@@ -65,6 +65,7 @@ func TestFaultN4AddPrintsJunk(t *testing.T) {
 		"endless": `while :; do echo '{"cniVersion":"1.0.0","ips":[],"padding":"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"}'; done`,
 		"other":   `echo '{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.1/24","interface":7}]}'`,
 		"address": `echo '{"cniVersion":"1.0.0","ips":[{"address":"nowhere"}]}'`,
+		"nulls":   `echo '{"cniVersion":"0.4.0","interfaces":[null],"ips":[null],"routes":[null]}'`,
 		"crash":   `kill -SEGV $$`,
 		"failure": `echo "<html>" ; exit 3`,
 	} {
@@ -318,4 +319,41 @@ func TestSetupWaitsForItsTurn(t *testing.T) {
 	if len(n.locks.held) != 0 {
 		t.Errorf("locks left: %v", n.locks.held)
 	}
+}
+
+// TestFaultN5DiskFull: nothing of a pod is left when there is no room for its record, a full disk does not keep the
+// daemon from starting and giving back, and with room again all is well.
+func TestFaultN5DiskFull(t *testing.T) {
+	n := newNode(t, nil)
+	_ = n.Close()
+	if err := unix.Mount("tmpfs", n.cfg.CacheDir, "tmpfs", 0, "size=128k"); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Unmount(n.cfg.CacheDir, unix.MNT_DETACH)
+	n.start()
+	n.setup(Attachment{ID: "before"})
+	ballast := filepath.Join(n.cfg.CacheDir, "ballast")
+	file, err := os.Create(ballast)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for err == nil {
+		_, err = file.Write(make([]byte, 512))
+	}
+	_ = file.Close()
+
+	if _, err := n.Setup(t.Context(), Attachment{ID: "pod"}); !errdefs.IsResourceExhausted(err) {
+		t.Errorf("Setup on a full disk: %v", err)
+	}
+	if n.Present("pod") {
+		t.Error("the namespace is left")
+	}
+	n.restart()
+	n.teardown(Attachment{ID: "before"})
+	if err := os.Remove(ballast); err != nil {
+		t.Fatal(err)
+	}
+	n.setup(Attachment{ID: "pod"})
+	n.teardown(Attachment{ID: "pod"})
+	n.assertClean()
 }

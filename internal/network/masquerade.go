@@ -22,41 +22,49 @@ import (
 //
 // The rules belong to the bridge, not to a pod: as it, they stay.
 type masquerading struct {
-	mu sync.Mutex
-	// made are the subnets whose rules were there when we last looked.
-	made map[netip.Prefix]bool
+	// made holds the subnets (netip.Prefix) whose rules were there when we last looked.
+	made sync.Map
+	// changing is held while rules are looked at or made.
+	changing sync.Mutex
 }
 
 // iptablesTimeout bounds one execution, waiting for other users' lock included.
 const iptablesTimeout = 10 * time.Second
 
-// ensure makes the rules of the subnets, unless they were there already when it was last asked or refreshed.
+// ensure makes the rules of the subnets, unless they were there already when we last looked.
 func (q *masquerading) ensure(ctx context.Context, subnets []netip.Prefix) error {
-	q.mu.Lock()
-	defer q.mu.Unlock()
 	for _, subnet := range subnets {
-		if q.made[subnet] {
-			continue
-		}
-		if err := masquerade(ctx, subnet); err != nil {
+		if err := q.ensureOne(ctx, subnet); err != nil {
 			return err
 		}
-		if q.made == nil {
-			q.made = map[netip.Prefix]bool{}
-		}
-		q.made[subnet] = true
 	}
+	return nil
+}
+
+func (q *masquerading) ensureOne(ctx context.Context, subnet netip.Prefix) error {
+	if _, ok := q.made.Load(subnet); ok {
+		return nil
+	}
+	q.changing.Lock()
+	defer q.changing.Unlock()
+	if _, ok := q.made.Load(subnet); ok { // by whom we waited for
+		return nil
+	}
+	if err := masquerade(ctx, subnet); err != nil {
+		return err
+	}
+	q.made.Store(subnet, true)
 	return nil
 }
 
 // refresh makes rules again that somebody has flushed, as firewalls do when they reload.
 func (q *masquerading) refresh(ctx context.Context) error {
-	q.mu.Lock()
-	defer q.mu.Unlock()
+	q.changing.Lock()
+	defer q.changing.Unlock()
 	var failures []error
-	for subnet := range q.made {
-		if err := masquerade(ctx, subnet); err != nil {
-			delete(q.made, subnet) // the next pod tries again, and tells
+	for subnet := range q.made.Range {
+		if err := masquerade(ctx, subnet.(netip.Prefix)); err != nil {
+			q.made.Delete(subnet) // the next pod tries again, and tells
 			failures = append(failures, err)
 		}
 	}

@@ -11,7 +11,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/containernetworking/cni/libcni"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -95,7 +97,11 @@ func (s recordStore) put(r *record) error {
 	if err != nil {
 		return err
 	}
-	if err := writeDurably(s.path(r.key), data); err != nil {
+	err = writeDurably(s.path(r.key), data)
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return fmt.Errorf("write record (make room on the file system of %s): %w: %w", s.dir, err, errdefs.ErrResourceExhausted)
+	}
+	if err != nil {
 		return fmt.Errorf("write record: %w", err)
 	}
 	return nil

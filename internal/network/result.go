@@ -2,6 +2,7 @@ package network
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -56,16 +57,8 @@ func (m *Manager) result(key string, added types.Result) (*Result, error) {
 		Netns: m.netnsPath(key), Raw: raw,
 		DNS: DNS{Servers: cni.DNS.Nameservers, Searches: cni.DNS.Search, Options: cni.DNS.Options},
 	}
-	if err := r.takeInterfaces(cni); err != nil {
+	if err := errors.Join(r.takeInterfaces(cni), r.takeRoutes(cni)); err != nil {
 		return nil, err
-	}
-	for _, route := range cni.Routes {
-		dst, ok := prefixOf(route.Dst)
-		if !ok {
-			return nil, badResult("route to %s", route.Dst.String())
-		}
-		gw, _ := netip.AddrFromSlice(route.GW)
-		r.Routes = append(r.Routes, Route{Dst: dst, GW: gw.Unmap()})
 	}
 	m.fillFromKernel(r)
 	return r, nil
@@ -100,6 +93,18 @@ func (r *Result) takeInterfaces(cni *types100.Result) error {
 		if index == primary {
 			r.IPs = append(r.IPs, addr.Addr())
 		}
+	}
+	return nil
+}
+
+func (r *Result) takeRoutes(cni *types100.Result) error {
+	for _, route := range cni.Routes {
+		dst, ok := prefixOf(route.Dst)
+		if !ok {
+			return badResult("route to %s", route.Dst.String())
+		}
+		gw, _ := netip.AddrFromSlice(route.GW)
+		r.Routes = append(r.Routes, Route{Dst: dst, GW: gw.Unmap()})
 	}
 	return nil
 }

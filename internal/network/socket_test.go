@@ -3,8 +3,10 @@ package network
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -93,4 +95,33 @@ func TestConnectionOutlivesItsDial(t *testing.T) {
 		t.Errorf("reading after the context's end and a half-close: %v", err)
 	}
 	n.teardown(Attachment{ID: "pod"})
+}
+
+// TestNamespacesAreNotMixedUp opens sockets in many namespaces at the same time, all at the same address.
+func TestNamespacesAreNotMixedUp(t *testing.T) {
+	n := newNode(t, nil)
+	const pods = 8
+	var paths [pods]string
+	for i := range pods {
+		id := fmt.Sprintf("pod-%d", i)
+		path, err := n.NewNetns(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = n.RemoveNetns(t.Context(), id) }()
+		paths[i] = path
+		n.serve(path, "127.0.0.1:80", id)
+	}
+	var wg sync.WaitGroup
+	for i := range pods {
+		for range 25 {
+			wg.Go(func() {
+				n.mustAsk(paths[i], "127.0.0.1:80", fmt.Sprintf("pod-%d", i))
+				if stats, err := n.Stats(paths[i]); err != nil || len(stats) != 0 {
+					t.Errorf("interfaces of a bare namespace: %+v, %v", stats, err)
+				}
+			})
+		}
+	}
+	wg.Wait()
 }
