@@ -53,7 +53,7 @@ test: setup build lint test-unit test-daemon ## all that a change must pass: lin
 
 .PHONY: test-unit
 test-unit: ## unit tests with the race detector, and the rules about imports
-	CGO_ENABLED=1 hack/testns.sh go test -race -timeout 15m $(UNIT)
+	CGO_ENABLED=1 hack/testns.sh -strict go test -race -timeout 15m $(UNIT)
 	$(GOTEST) ./test/deps/... ./test/harness/...
 
 .PHONY: test-daemon
