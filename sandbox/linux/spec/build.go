@@ -5,7 +5,7 @@ import (
 	"path"
 	"slices"
 
-	securejoin "github.com/cyphar/filepath-securejoin/pathrs-lite"
+	pathrs "github.com/cyphar/filepath-securejoin/pathrs-lite"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
@@ -178,7 +178,7 @@ func (b *builder) imageVolumes() error {
 		if err := checkDestination("image Volumes", name); err != nil {
 			return err
 		}
-		if err := securejoin.MkdirAll(b.in.Rootfs, path.Clean(name), 0o755); err != nil {
+		if err := pathrs.MkdirAll(b.in.Rootfs, path.Clean(name), 0o755); err != nil {
 			return invalid("image Volumes", "%s cannot be made in the image: %v", name, err)
 		}
 	}

@@ -126,7 +126,8 @@ func namespaces(in Input, m Modes, h Host) ([]specs.LinuxNamespace, error) {
 	if m.UTS() {
 		list = append(list, specs.LinuxNamespace{Type: specs.UTSNamespace, Path: in.UTS})
 	}
-	// A privileged container sees the cgroups of the node; on v1 the others' own subtree is bound read-only instead.
+	// A privileged container sees the cgroups of the node. On v1 there is none: OCI runtimes then bind the container's
+	// own part of each hierarchy instead.
 	if h.CgroupV2 && !in.Container.Config.GetLinux().GetSecurityContext().GetPrivileged() {
 		list = append(list, specs.LinuxNamespace{Type: specs.CgroupNamespace})
 	}

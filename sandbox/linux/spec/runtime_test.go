@@ -28,11 +28,27 @@ const probeProgram = "/probe"
 var probeDir string
 
 func TestMain(m *testing.M) {
+	before := ownersOfDevices()
 	code := m.Run()
+	if after := ownersOfDevices(); after != before {
+		fmt.Fprintf(os.Stderr, "the tests changed devices of the host:\n%s\n%s\n", before, after)
+		code = 1
+	}
 	if probeDir != "" {
 		os.RemoveAll(probeDir)
 	}
 	os.Exit(code)
+}
+
+// ownersOfDevices are the owners and modes of the devices that every container shares with the host in kind.
+func ownersOfDevices() string {
+	var b strings.Builder
+	for _, name := range []string{"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"} {
+		var st unix.Stat_t
+		err := unix.Stat(name, &st)
+		fmt.Fprintln(&b, name, st.Uid, st.Gid, st.Mode, err)
+	}
+	return b.String()
 }
 
 var buildProbe = sync.OnceValues(func() (string, error) {
@@ -422,8 +438,8 @@ func TestRuntimesExecAndUpdate(t *testing.T) {
 			require.NoError(t, err)
 			file := filepath.Join(t.TempDir(), "process.json")
 			writeFile(t, file, toJSON(t, p))
-			out, err := ociCommand(runtime, state, "exec", "--process", file, in.Container.ID).Output()
-			require.NoError(t, err)
+			out, err := ociCommand(runtime, state, "exec", "--process", file, in.Container.ID).CombinedOutput()
+			require.NoError(t, err, "%s", out)
 			var r report
 			require.NoError(t, json.Unmarshal(out, &r))
 			assert.Equal(t, "1000 1000 1000 1000", r.Status["Uid"])
@@ -431,6 +447,7 @@ func TestRuntimesExecAndUpdate(t *testing.T) {
 			assert.Equal(t, "/etc", r.Cwd)
 			assert.Equal(t, "2", r.Status["Seccomp"])
 			assert.Equal(t, "1", r.Status["NoNewPrivs"])
+			assert.Equal(t, "0000000000000000", r.Status["CapEff"], "an unprivileged user has none to begin with")
 			assert.NotEqual(t, "1", r.Did["pid:"])
 			failed(t, r, "unshare:")
 
@@ -453,8 +470,12 @@ func memoryLimitFile(h Host, cgroup string) string {
 	return filepath.Join("/sys/fs/cgroup/memory", cgroup, "memory.limit_in_bytes")
 }
 
+// ociCommand has an empty pipe as stdin, since crun 1.8 would give /dev/null, which os/exec takes else, to the
+// container's user.
 func ociCommand(runtime []string, state string, args ...string) *exec.Cmd {
-	return exec.Command(runtime[0], append(append(append([]string{}, runtime[1:]...), "--root", state), args...)...)
+	cmd := exec.Command(runtime[0], append(append(append([]string{}, runtime[1:]...), "--root", state), args...)...)
+	cmd.Stdin = strings.NewReader("")
+	return cmd
 }
 
 // startHeld starts a container whose program is the probe with "hold", gives the runtime's state directory once it
@@ -465,6 +486,7 @@ func startHeld(t *testing.T, runtime []string, id string, s *specs.Spec) (state 
 	state = filepath.Join(bundle, "state")
 	writeFile(t, filepath.Join(bundle, "config.json"), toJSON(t, s))
 	cmd := ociCommand(runtime, state, "run", "--bundle", bundle, id)
+	cmd.Stdin = nil
 	stdin, err := cmd.StdinPipe()
 	require.NoError(t, err)
 	stdout, err := cmd.StdoutPipe()
@@ -477,6 +499,6 @@ func startHeld(t *testing.T, runtime []string, id string, s *specs.Spec) (state 
 		assert.NoError(t, cmd.Wait(), stderr.String())
 	})
 	_, err = stdout.Read(make([]byte, 6))
-	require.NoError(t, err, stderr.String())
+	require.NoError(t, err)
 	return state
 }
