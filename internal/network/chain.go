@@ -22,7 +22,7 @@ type chain struct {
 	source string
 	list   *libcni.NetworkConfigList
 	// optional names the plugins of the embedded default that only pods with certain capability arguments get,
-	// by capability. Every plugin is a process at start and at stop, and portmap's DEL runs iptables four times.
+	// by capability. Every plugin is a process at start and at stop, and portmap's DEL runs iptables for each pod.
 	optional map[string]string
 	// masqueraded are the subnets of the embedded default, whose pods need the node's address to reach the world.
 	masqueraded []netip.Prefix

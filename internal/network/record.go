@@ -169,32 +169,26 @@ func (s recordStore) keys() ([]string, error) {
 	return slices.Clip(keys), nil
 }
 
-// writeDurably replaces the file at path by data: after a crash it holds the old or the new content, after a
-// return the new.
+// writeDurably replaces the file at path by data, which is safe once it has returned. Killed in the middle, it leaves
+// the old content or the new. A power loss in the middle may leave an empty file, which readers must tell: syncing
+// after the rename makes file systems commit once instead of twice, and nothing was done yet on the word of the file.
 func writeDurably(path string, data []byte) (err error) {
-	file, err := os.CreateTemp(filepath.Dir(path), temporaryPrefix+"*")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(file.Name())
-		}
-	}()
-	_, err = file.Write(data)
-	if err == nil {
-		err = file.Sync()
-	}
-	if err = errors.Join(err, file.Close()); err != nil {
-		return err
-	}
-	if err = os.Rename(file.Name(), path); err != nil {
-		return err
-	}
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	return dir.Sync()
+	file, err := os.CreateTemp(dir.Name(), temporaryPrefix+"*")
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	_, err = file.Write(data)
+	if err == nil {
+		err = os.Rename(file.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(file.Name()))
+	}
+	return errors.Join(file.Sync(), dir.Sync())
 }
