@@ -37,7 +37,9 @@ at once; pods keep running either way and are found again at the next start.`,
 			if err := failpoint.Check(); err != nil {
 				return err
 			}
-			unix.Umask(0o077)
+			// Not 077: what containers see (the roots of their file systems, resolv.conf, log files) must be as open as
+			// its maker says. What is private lies below directories of mode 0700, see privateDir.
+			unix.Umask(0o022)
 			log := newLogger(cfg, c.ErrOrStderr())
 			return runDaemon(c.Context(), cfg, log)
 		},
@@ -52,7 +54,7 @@ func runDaemon(ctx context.Context, c *config.Config, log *slog.Logger) error {
 	status := newNotifier(log)
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
 	defer stop()
-	release, err := holdDirectories(c, log)
+	release, err := holdDirectories(ctx, c, log)
 	if err != nil {
 		return err
 	}
@@ -82,7 +84,7 @@ func runDaemon(ctx context.Context, c *config.Config, log *slog.Logger) error {
 }
 
 // holdDirectories makes the state directories safe and takes them for this process.
-func holdDirectories(c *config.Config, log *slog.Logger) (release func(), err error) {
+func holdDirectories(ctx context.Context, c *config.Config, log *slog.Logger) (release func(), err error) {
 	var locks []*os.File
 	release = func() {
 		for _, l := range locks {
@@ -90,7 +92,7 @@ func holdDirectories(c *config.Config, log *slog.Logger) (release func(), err er
 		}
 	}
 	for _, dir := range []string{c.Root, c.State} {
-		lock, err := holdDirectory(dir, log)
+		lock, err := holdDirectory(ctx, dir, log)
 		if err != nil {
 			release()
 			return nil, err
@@ -104,11 +106,11 @@ func holdDirectories(c *config.Config, log *slog.Logger) (release func(), err er
 	return release, nil
 }
 
-func holdDirectory(dir string, log *slog.Logger) (*os.File, error) {
+func holdDirectory(ctx context.Context, dir string, log *slog.Logger) (*os.File, error) {
 	if err := privateDir(dir, log); err != nil {
 		return nil, err
 	}
-	return lockDir(dir)
+	return lockDir(ctx, dir)
 }
 
 // serve answers calls until ctx ends, which is when the first signal comes.

@@ -24,7 +24,8 @@ func listenPrivate(ctx context.Context, path string, log *slog.Logger) (net.List
 	if err := removeLeftover(ctx, path); err != nil {
 		return nil, err
 	}
-	// Between bind and chmod the umask alone protects the socket.
+	// Between bind and chmod, the directory (mode 0700, unless somebody chose another place) and the check of the
+	// peer's credentials protect it.
 	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
 	if err != nil {
 		return nil, err

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -43,14 +45,21 @@ func privateDir(dir string, log *slog.Logger) error {
 	return nil
 }
 
+// How long a daemon waits for the one before it to let go: a process that was killed lives on for a moment, and a
+// service manager may start the next one in it.
+const (
+	lockTimeout  = 5 * time.Second
+	lockInterval = 20 * time.Millisecond
+)
+
 // lockDir holds dir for this process as long as the file returned is open: two daemons never share one.
 // The lock goes with the process, however it ends.
-func lockDir(dir string) (*os.File, error) {
+func lockDir(ctx context.Context, dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := flock(ctx, f); err != nil {
 		holder, _ := os.ReadFile(f.Name())
 		_ = f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
@@ -62,6 +71,23 @@ func lockDir(dir string) (*os.File, error) {
 		_, _ = f.WriteAt(fmt.Appendf(nil, "%d\n", os.Getpid()), 0) // for the message above only
 	}
 	return f, nil
+}
+
+// flock tries until lockTimeout has passed; flock(2) itself cannot wait with a limit.
+func flock(ctx context.Context, f *os.File) error {
+	ctx, cancel := context.WithTimeout(ctx, lockTimeout)
+	defer cancel()
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return err
+		}
+		select {
+		case <-time.After(lockInterval):
+		case <-ctx.Done():
+			return err
+		}
+	}
 }
 
 // errRecordGone tells that pods run of which the record knows nothing. Recovery would take them for rubbish.

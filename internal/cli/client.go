@@ -34,6 +34,9 @@ func Connect(ctx context.Context, endpoint string, timeout time.Duration) (*Clie
 	}
 	runtime, err := criclient.NewRemoteRuntimeServiceBuilder().WithEndpoint(endpoint).
 		WithConnectionTimeout(timeout).WithTracerProvider(nil).WithUseStreaming(true).Build(ctx)
+	if status.Code(err) == codes.Unavailable {
+		return nil, fmt.Errorf("nobody answers at %s: is the node running? Start it with `tripod daemon`, or name its socket with --endpoint", endpoint)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("no CRI v1 runtime service at %s: %w", endpoint, err)
 	}

@@ -2,9 +2,11 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -100,7 +102,28 @@ func jsonOf(msg proto.Message) ([]byte, error) {
 	if fields["info"], err = json.Marshal(opened); err != nil {
 		return nil, err
 	}
-	return json.Marshal(fields)
+	return inOrder(fields)
+}
+
+// inOrder writes the fields of a status answer as a person reads them: the long info comes last.
+func inOrder(fields map[string]json.RawMessage) ([]byte, error) {
+	var out bytes.Buffer
+	names := slices.SortedFunc(maps.Keys(fields), func(a, b string) int {
+		return cmp.Or(boolInt(a == "info")-boolInt(b == "info"), boolInt(b == "status")-boolInt(a == "status"), cmp.Compare(a, b))
+	})
+	for i, name := range names {
+		out.WriteByte("{,"[min(i, 1)])
+		fmt.Fprintf(&out, "%q:%s", name, fields[name])
+	}
+	out.WriteByte('}')
+	return out.Bytes(), nil
+}
+
+func boolInt(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // shortID cuts IDs that are hex digits, as people are used to; names stay whole.

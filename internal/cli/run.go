@@ -96,6 +96,7 @@ type runOptions struct {
 	command       bool
 	tty, stdin    bool
 	env, publish  []string
+	logDir        string
 }
 
 func (a *App) runCommand() *cobra.Command {
@@ -132,6 +133,7 @@ removed again when a step fails. It prints the container's ID.
 	f.BoolVarP(&o.tty, "tty", "t", false, "give the container a terminal")
 	f.BoolVarP(&o.stdin, "interactive", "i", false, "keep the container's standard input for attach")
 	f.StringArrayVarP(&o.env, "env", "e", nil, "environment NAME=VALUE")
+	f.StringVar(&o.logDir, "log-dir", "/var/log/pods", "where the pod's log directory is made, as a kubelet would; it stays when the pod is removed")
 	f.StringArrayVarP(&o.publish, "publish", "p", nil, "host port [ADDRESS:]HOST:CONTAINER[/udp]")
 	return c
 }
@@ -164,7 +166,7 @@ func (o runOptions) configs(args []string, dash int) (*runtimeapi.ContainerConfi
 	spaces := &runtimeapi.NamespaceOption{Network: network, Pid: runtimeapi.NamespaceMode_CONTAINER}
 	pod := &runtimeapi.PodSandboxConfig{
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "default", Uid: uid},
-		LogDirectory: path.Join("/var/log/pods", "default_"+name+"_"+uid),
+		LogDirectory: path.Join(o.logDir, "default_"+name+"_"+uid),
 		PortMappings: ports,
 		Linux:        &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{NamespaceOptions: spaces}},
 	}

@@ -1,0 +1,311 @@
+#!/bin/bash
+# run.sh                see a node work: pods, HTTP, logs, exec, kill -9 of the daemon, and everything still there
+# run.sh up             start a node that stays, with a registry and test images
+# run.sh sh [COMMAND]   a shell, or a command, in the world of that node
+# run.sh down           end it and clean up
+#
+# Everything runs in namespaces of its own (hack/testns.sh) and is gone afterwards. Each step of the demonstration is
+# checked; the exit code is 0 only if all of them held. build/bin/tripod must be there: `make run` sees to it.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+export TRIPOD=$PWD/build/bin/tripod
+registry=127.0.0.1:5000
+images=registry.k8s.io/e2e-test-images # any name will do: the mirror configuration sends every pull to our registry
+nginx=$images/nginx:1.14-2
+busybox=$images/busybox:1.29-2
+pidfile=build/up.pid
+
+# ---------------------------------------------------------------------------------------------- the world's inside
+
+dir=${TRIPOD_TEST_DIR:-}
+daemon_pid='' registry_pid=''
+
+write_config() {
+  mount -t tmpfs logs /var/log # the pods' logs go there; the host's is not for us
+  build/bin/images hosts "$registry" "$dir/certs.d"
+  cat >"$dir/config.toml" <<TOML
+root = "$dir/root"
+state = "/run/tripod"
+
+[image]
+hosts_dirs = ["$dir/certs.d"]
+
+[network]
+conf_dir = "$dir/net.d"
+
+[linux]
+cgroup_parent = "$TRIPOD_TEST_CGROUP"
+TOML
+}
+
+start_registry() {
+  build/bin/images serve "$registry" 2>"$dir/registry.log" &
+  registry_pid=$!
+  await "the registry answers" connects 127.0.0.1 5000
+}
+
+start_daemon() {
+  "$TRIPOD" daemon --config "$dir/config.toml" 2>>"$dir/daemon.log" &
+  daemon_pid=$!
+  await "the daemon answers" daemon_ready
+}
+
+daemon_ready() {
+  kill -0 "$daemon_pid" 2>/dev/null || fail "the daemon has ended: $(tail -n 3 "$dir/daemon.log")"
+  "$TRIPOD" info >/dev/null 2>&1
+}
+
+end_all() {
+  for pid in $daemon_pid $registry_pid; do
+    kill "$pid" 2>/dev/null || true
+    wait "$pid" 2>/dev/null || true
+  done
+}
+
+# ---------------------------------------------------------------------------------------------- small helpers
+
+say()  { printf '\n\033[1m%s\033[0m\n' "$*"; }
+ok()   { printf '  ✔ %s\n' "$*"; }
+fail() { printf '  ✘ %s\n' "$*" >&2; exit 1; }
+show() { sed 's/^/    /'; }
+
+# check WHAT COMMAND...: the command must succeed.
+check() { local what=$1; shift; if "$@"; then ok "$what"; else fail "$what: does not hold ($*)"; fi; }
+
+# await WHAT COMMAND...: the command must succeed within ten seconds.
+await() {
+  local what=$1 end=$((SECONDS + 10)); shift
+  until "$@"; do
+    [ $SECONDS -lt $end ] || fail "$what: not within 10 s ($*)"
+    read -rt 0.05 <> <(:) || true # a pause without a process
+  done
+}
+
+connects() { (exec 3<>"/dev/tcp/$1/$2") 2>/dev/null; }
+
+# http HOST PORT: what a GET of / answers.
+http() {
+  local request='GET / HTTP/1.0\r\nHost: demo\r\n\r\n'
+  { exec 3<>"/dev/tcp/$1/$2" && printf "$request" >&3 && cat <&3; } 2>/dev/null
+}
+
+welcomes() {
+  local answer; answer=$(http "$1" "$2") || true
+  [[ "$answer" == *"200 OK"*"Welcome to nginx!"* ]] || { printf "%s\n" "${answer:-no answer}" | show >&2; return 1; }
+}
+same()     { [ "$1" = "$2" ]; }
+matches()  { [[ "$1" == $2 ]]; }
+pod_ip()   { "$TRIPOD" inspectp "$1" | jq -r .status.network.ip; }
+
+# ---------------------------------------------------------------------------------------------- the demonstration
+
+demo_check() {
+  say "Can this host run pods?  (tripod check)"
+  "$TRIPOD" check --config "$dir/config.toml" >"$dir/check.txt" || { show <"$dir/check.txt"; fail "this host cannot run pods"; }
+  grep -v '^ok' "$dir/check.txt" | grep -v '^$' | show
+}
+
+demo_pull() {
+  say "An image from the registry  (tripod pull)"
+  "$TRIPOD" pull "$nginx" >/dev/null
+  "$TRIPOD" pull "$busybox" >/dev/null
+  "$TRIPOD" images | show
+  check "two images are there" same "$("$TRIPOD" images -q | wc -l)" 2
+}
+
+demo_web() {
+  say "A pod with nginx and a host port  (tripod run -p 8080:80)"
+  "$TRIPOD" run --name web -p 8080:80 "$nginx" >/dev/null
+  web_ip=$(pod_ip web)
+  await "nginx listens" connects "$web_ip" 80
+  check "it answers HTTP on the pod's address, $web_ip:80" welcomes "$web_ip" 80
+  check "and through the host port, 127.0.0.1:8080" welcomes 127.0.0.1 8080
+}
+
+pair_files() {
+  cat >"$dir/pod.yaml" <<YAML
+metadata: {name: pair, namespace: demo, uid: pair}
+hostname: pair
+log_directory: /var/log/pods/pair
+YAML
+  cat >"$dir/server.yaml" <<YAML
+metadata: {name: server}
+image: {image: $nginx}
+log_path: server.log
+YAML
+  # The client asks the server in its own pod, over localhost, and counts: a gap would show in its log.
+  cat >"$dir/client.yaml" <<YAML
+metadata: {name: client}
+image: {image: $busybox}
+command: [sh, -c, 'n=0; until wget -qO /dev/null http://127.0.0.1/; do sleep 0.1; done; while :; do n=\$((n+1)); wget -qO /dev/null http://127.0.0.1/ && echo "\$GREETING \$n"; sleep 0.1; done']
+envs: [{key: GREETING, value: answer}]
+log_path: client.log
+YAML
+}
+
+# answers: how many answers the client has logged.
+answers() { "$TRIPOD" logs client | wc -l; }
+more_answers() { [ "$(answers)" -gt "$1" ]; }
+
+demo_pair() {
+  say "A pod of two containers, a server and its client  (tripod runp, create, start)"
+  pair_files
+  "$TRIPOD" runp "$dir/pod.yaml" >/dev/null
+  for c in server client; do
+    "$TRIPOD" create pair "$dir/$c.yaml" "$dir/pod.yaml" >/dev/null
+    "$TRIPOD" start "$c" >/dev/null
+  done
+  "$TRIPOD" ps | show
+  await "the client is answered" more_answers 2
+  "$TRIPOD" logs -t --tail 2 client | show
+  ok "the client logs the server's answers  (tripod logs)"
+}
+
+demo_streams() {
+  say "Into the containers  (tripod exec, port-forward)"
+  check "exec sees the pod from inside" same "$("$TRIPOD" exec client hostname)" pair
+  local code=0
+  echo "from outside" | "$TRIPOD" exec -i client sh -c 'read line; [ "$line" = "from outside" ] && exit 42' || code=$?
+  check "exec passes input in and the exit code out" same $code 42
+  "$TRIPOD" port-forward web 18080:80 >"$dir/forward.log" 2>&1 &
+  local forward=$!
+  await "port-forward listens" connects 127.0.0.1 18080
+  check "port-forward carries HTTP to the pod" welcomes 127.0.0.1 18080
+  kill -INT $forward && wait $forward || fail "port-forward did not end well: $(cat "$dir/forward.log")"
+}
+
+demo_kill() {
+  say "kill -9 of the daemon"
+  local before pods count
+  before=$("$TRIPOD" ps -q | sort) pods=$("$TRIPOD" pods -q | sort) count=$(answers)
+  kill -9 "$daemon_pid"
+  wait "$daemon_pid" 2>/dev/null || true
+  check "without a daemon the pod still answers" welcomes "$web_ip" 80
+  check "and so does its host port" welcomes 127.0.0.1 8080
+  start_daemon
+  check "after the restart the same pods are there" same "$("$TRIPOD" pods -q | sort)" "$pods"
+  check "with the same containers, running" same "$("$TRIPOD" ps -q | sort)" "$before"
+  await "the client goes on" more_answers "$count"
+  check "and the log has no gap" gapless
+  check "exec works again" same "$("$TRIPOD" exec client hostname)" pair
+  "$TRIPOD" pods | show
+}
+
+# gapless: the client's log is answer 1, answer 2, ... without a hole.
+gapless() { "$TRIPOD" logs client | awk '$0 != "answer " NR { exit 1 }'; }
+
+demo_remove() {
+  say "Stop and remove  (tripod stop, rm, rmp)"
+  [ "$(leftovers | wc -l)" -gt 10 ] || fail "the search for leftovers does not even see pods that run"
+  "$TRIPOD" stop --grace 2 client server >/dev/null
+  check "stopped containers tell how they ended" matches "$("$TRIPOD" ps -a -o json | jq -r '[.containers[].state] | sort | unique | join(" ")')" "CONTAINER_EXITED CONTAINER_RUNNING"
+  "$TRIPOD" rm client server >/dev/null
+  "$TRIPOD" rmp -f pair web >/dev/null
+  check "no pod is left" same "$("$TRIPOD" pods -q)$("$TRIPOD" ps -aq)" ""
+  check "the host port is closed" refuses 127.0.0.1 8080
+  kill "$daemon_pid"
+  wait "$daemon_pid" || fail "the daemon did not end well: $(tail -n 3 "$dir/daemon.log")"
+  daemon_pid=''
+  nothing_left
+}
+
+refuses() { ! connects "$@"; }
+
+nothing_left() {
+  check "no process, mount, namespace, cgroup, address or interface of the pods is left" same "$(leftovers)" ""
+}
+
+leftovers() {
+  local name
+  for name in conmon crun runc nginx; do pgrep -l "$name" || true; done
+  grep -E " ($dir/root|/run/tripod)/[^ ]+/" /proc/self/mountinfo || true
+  ls -A "$dir/root/linux" /run/tripod/linux/pods /run/tripod/netns | grep -Ev ':$|^$' || true
+  find /sys/fs/cgroup \( -fstype cgroup -o -fstype cgroup2 \) -path "*$TRIPOD_TEST_CGROUP/tripod-*" \
+    ! -name tripod-conmon -type d 2>/dev/null || true # the monitors' own cgroup is the node's, not a pod's
+  find "$dir/root/network/leases" -name '[0-9]*.*' || true
+  ip -o link show type veth
+}
+
+demo() {
+  trap end_all EXIT
+  write_config
+  start_registry
+  start_daemon
+  demo_check
+  demo_pull
+  demo_web
+  demo_pair
+  demo_streams
+  demo_kill
+  demo_remove
+  say "All of it held, in $SECONDS s; nothing is left."
+}
+
+# ---------------------------------------------------------------------------------------------- a node that stays
+
+stay() {
+  trap 'end_all; exit 0' TERM INT
+  write_config
+  start_registry
+  start_daemon
+  touch "$dir/up"
+  wait "$daemon_pid"
+}
+
+up() {
+  ! running || fail "it is up already (process $(cat $pidfile)); end it with: $0 down"
+  setsid hack/testns.sh "$PWD/hack/run.sh" __stay >build/up.log 2>&1 </dev/null &
+  echo $! >$pidfile
+  await "the node is up (build/up.log says more)" up_ready
+  cat <<TEXT
+A node is up in namespaces of its own, with a registry of test images. Try:
+
+  hack/run.sh sh tripod pull $busybox
+  hack/run.sh sh tripod run $busybox --name hello -- sh -c 'while :; do date; sleep 1; done'
+  hack/run.sh sh tripod logs -f hello
+  hack/run.sh sh            # a shell in there; every image of build/images/images.txt can be pulled
+  make down                 # end it and clean up
+TEXT
+}
+
+running() { [ -s $pidfile ] && kill -0 "$(cat $pidfile)" 2>/dev/null; }
+
+# in_world COMMAND...: run it in the namespaces of the node that stays, whose first process is testns' child.
+in_world() {
+  local first
+  running && first=$(pgrep -P "$(cat $pidfile)") && [ -n "$first" ] || return 1
+  nsenter -t "$first" -m -n -p -i -u -- env PATH="$PWD/build/bin:$PATH" "$@"
+}
+
+up_ready() { in_world "$TRIPOD" info >/dev/null 2>&1; }
+
+enter() {
+  running || fail "nothing is up; start it with: $0 up"
+  if [ $# = 0 ]; then set -- bash; fi
+  in_world "$@"
+}
+
+down() {
+  running || { echo "nothing is up"; return; }
+  local pid; pid=$(cat $pidfile)
+  kill "$pid"
+  await "the node has ended" gone "$pid"
+  rm -f $pidfile
+  echo "the node has ended; its pods went with it"
+}
+
+gone() { ! kill -0 "$1" 2>/dev/null; }
+
+# ---------------------------------------------------------------------------------------------- start here
+
+[ -x "$TRIPOD" ] || fail "$TRIPOD is not there: run make build first"
+case ${1-demo} in
+  demo) hack/images.sh build && exec hack/testns.sh -strict "$PWD/hack/run.sh" __demo ;;
+  __demo) demo ;;
+  up) hack/images.sh build && up ;;
+  __stay) stay ;;
+  sh) shift; enter "$@" ;;
+  down) down ;;
+  *) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 2 ;;
+esac
