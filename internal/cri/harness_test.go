@@ -240,6 +240,9 @@ func (m *memoryImages) Pull(ctx context.Context, name string, o image.PullOption
 	if m.pullError != nil {
 		return image.Image{}, m.pullError
 	}
+	if _, err := reference.ParseDockerRef(name); err != nil {
+		return image.Image{}, fmt.Errorf("image reference %q: %w: %w", name, err, errdefs.ErrInvalidArgument)
+	}
 	return m.add(name, ""), ctx.Err()
 }
 
