@@ -99,6 +99,31 @@ func (m monitor) args(l launch, cfg Config, rt ociRuntime) []string {
 	return args
 }
 
+// execCommand is a conmon that only waits for a further program in a container: the program has conmon's own stdio
+// ("passthrough"), and its exit code becomes conmon's. dir holds process.json and takes the PID and the runtime's words.
+func (m monitor) execCommand(id, dir string, rt ociRuntime, options []string) *exec.Cmd {
+	args := []string{
+		"--api-version", "1", "--exec", "--sync",
+		"--cid", id, "--cuuid", id,
+		"--runtime", rt.path,
+		"--exec-process-spec", filepath.Join(dir, "process.json"),
+		"--container-pidfile", filepath.Join(dir, "pid"),
+		"--log-path", "passthrough",
+		"--log-level", "error",
+	}
+	for _, global := range append(rt.globals(), "--log", filepath.Join(dir, "log"), "--log-format", "json") {
+		args = append(args, "--runtime-arg", global)
+	}
+	for _, option := range options {
+		args = append(args, "--runtime-opt="+option)
+	}
+	cmd := exec.Command(m.path, args...)
+	cmd.Dir = dir
+	cmd.Env = conmonEnv()[1:] // no sync pipe: Wait tells
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	return cmd
+}
+
 // syncMessage is what conmon writes on its sync pipe: the PID of the container's init, or -1 and the runtime's words.
 type syncMessage struct {
 	Data    int    `json:"data"`

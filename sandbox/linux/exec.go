@@ -22,12 +22,13 @@ import (
 const (
 	// execDrain is how long output is read after the program has ended, when a child of it holds its stdio.
 	execDrain = time.Second
-	// execKill is how long a killed program, and then the OCI runtime, may take to end.
+	// execKill is how long a killed program, and then its monitor, may take to end.
 	execKill = 5 * time.Second
 )
 
-// Exec implements sandbox.Execer. The OCI runtime is the parent of the program and passes its exit code on; there is no
-// monitor, since nobody needs to find the program again.
+// Exec implements sandbox.Execer. conmon is the program's parent here too, but it only waits: the program has our
+// pipes, or a terminal that is handed to us. Without it there would be no exit code as soon as a child of the program
+// holds its output, since runc waits for that, and nobody to reap what a failed exec leaves in the PID namespace.
 func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.ExecRequest) (int32, error) {
 	h, _, l, err := b.runningContainer(p, c)
 	if err != nil {
@@ -46,136 +47,174 @@ func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 		return 0, err
 	}
 	defer os.RemoveAll(dir)
-	x := execution{
-		pidFile: filepath.Join(dir, "pid"), log: filepath.Join(dir, "log"),
-		cgroup: h.id, container: l,
-	}
-	file := filepath.Join(dir, "process.json")
-	if err := writeJSON(file, process); err != nil {
+	if err := writeJSON(filepath.Join(dir, "process.json"), process); err != nil {
 		return 0, err
 	}
-	// The context is not the command's: it is the program that must be killed, not the runtime that waits for it.
-	x.cmd = b.runtime.command(context.WithoutCancel(ctx), x.log, "exec", "--process", file, "--pid-file", x.pidFile, h.id)
+	x := &execution{dir: dir, container: l}
+	defer x.close()
+	var options []string
 	if req.TTY {
-		err = x.terminal(req)
+		options, err = x.terminal(req)
 	} else {
 		err = x.pipes(req)
 	}
 	if err != nil {
-		x.closeAll()
 		return 0, err
 	}
-	return x.run(ctx)
+	return x.run(ctx, b.conmon, b.conmon.execCommand(h.id, dir, b.runtime, options))
 }
 
 // execution is one program run by exec.
 type execution struct {
-	cmd          *exec.Cmd
-	pidFile, log string
-	cgroup       string
-	container    *life
+	dir       string
+	container *life
 
-	theirs  []io.Closer    // the program's ends, closed once it has them
-	ours    []io.Closer    // our ends, closed when all is over
-	output  sync.WaitGroup // the copies of the program's output
-	afterUp []func()       // what is started once the program runs
+	stdin, stdout, stderr *os.File       // the program's ends, closed once it has them
+	whenUp                []func()       // what is started once the program runs
+	output                sync.WaitGroup // the copies of the program's output
+
+	mu     sync.Mutex
+	ours   []io.Closer // our ends, closed when all is over
+	closed bool
 }
 
-// pipes connects plain stdio. A descriptor is passed rather than a copying goroutine of os/exec, whose Wait would wait
-// for every child that holds the pipe.
+func (x *execution) pidFile() string { return filepath.Join(x.dir, "pid") }
+
+// own sees to it that c is closed in the end; it is closed at once when that has passed.
+func (x *execution) own(c io.Closer) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.closed {
+		_ = c.Close()
+		return
+	}
+	x.ours = append(x.ours, c)
+}
+
+func (x *execution) close() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.closed = true
+	for _, c := range x.ours {
+		_ = c.Close()
+	}
+	x.closeTheirs()
+}
+
+func (x *execution) closeTheirs() {
+	for _, f := range []*os.File{x.stdin, x.stdout, x.stderr} {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+}
+
+// pipes connects plain stdio. What is not asked for is /dev/null.
 func (x *execution) pipes(req sandbox.ExecRequest) error {
 	if req.Stdin != nil {
 		r, w, err := os.Pipe()
 		if err != nil {
 			return err
 		}
-		x.cmd.Stdin = r
-		x.theirs, x.ours = append(x.theirs, r), append(x.ours, w)
-		x.afterUp = append(x.afterUp, func() {
+		x.stdin = r
+		x.own(w)
+		x.whenUp = append(x.whenUp, func() {
 			_, _ = io.Copy(w, req.Stdin)
-			_ = w.Close() // half-close: the program sees the end of its input
+			_ = w.Close() // the program sees the end of its input
 		})
 	}
 	for _, out := range []struct {
-		to   io.Writer
-		file *io.Writer
-	}{{req.Stdout, &x.cmd.Stdout}, {req.Stderr, &x.cmd.Stderr}} {
+		to    io.Writer
+		their **os.File
+	}{{req.Stdout, &x.stdout}, {req.Stderr, &x.stderr}} {
 		if out.to == nil {
-			continue // os/exec takes /dev/null
+			continue
 		}
 		r, w, err := os.Pipe()
 		if err != nil {
 			return err
 		}
-		*out.file = w
-		x.theirs, x.ours = append(x.theirs, w), append(x.ours, r)
+		*out.their = w
+		x.own(r)
 		x.output.Add(1)
-		x.afterUp = append(x.afterUp, func() {
+		x.whenUp = append(x.whenUp, func() {
 			defer x.output.Done()
-			_, _ = io.Copy(out.to, r)
-			_, _ = io.Copy(io.Discard, r) // a client that is gone must not stop the program
+			if _, err := io.Copy(out.to, r); err != nil {
+				_, _ = io.Copy(io.Discard, r) // a client that is gone must not stop the program
+			}
 		})
 	}
 	return nil
 }
 
-// terminal connects a pseudo-terminal of ours as the runtime's own terminal: it makes the container's, copies between
-// the two and follows its size.
-func (x *execution) terminal(req sandbox.ExecRequest) error {
-	ours, theirs, err := openTerminal()
+// terminal has the runtime make a terminal in the container and hand its other end to us. It gives the runtime's options.
+func (x *execution) terminal(req sandbox.ExecRequest) ([]string, error) {
+	console, err := listenConsole(x.dir)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	x.cmd.Stdin, x.cmd.Stdout, x.cmd.Stderr = theirs, theirs, theirs
-	x.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
-	x.theirs, x.ours = append(x.theirs, theirs), append(x.ours, ours)
-	if req.Stdin != nil {
-		x.afterUp = append(x.afterUp, func() { _, _ = io.Copy(ours, req.Stdin) })
-	}
-	stop := make(chan struct{})
-	x.ours = append(x.ours, closerFunc(func() error { close(stop); return nil }))
-	x.afterUp = append(x.afterUp, func() { followSize(ours, req.Resize, stop) })
+	x.own(console)
 	out := req.Stdout
 	if out == nil {
 		out = io.Discard
 	}
 	x.output.Add(1)
-	x.afterUp = append(x.afterUp, func() {
+	x.whenUp = append(x.whenUp, func() {
 		defer x.output.Done()
-		_, _ = io.Copy(out, ours) // ends with EIO when the last one has closed the terminal
+		terminal, err := console.receive()
+		if err != nil {
+			return // the program did not come to be, which the caller is told elsewhere
+		}
+		x.own(terminal)
+		stop := make(chan struct{})
+		defer close(stop)
+		go followSize(terminal, req.Resize, stop)
+		if req.Stdin != nil {
+			go func() { _, _ = io.Copy(terminal, req.Stdin) }()
+		}
+		_, _ = io.Copy(out, terminal) // ends with EIO when the last one has closed the terminal
 	})
-	return nil
+	return []string{"--console-socket=" + console.path}, nil
 }
 
 // run starts the program, waits for its end and for its output, and gives its exit code.
-func (x *execution) run(ctx context.Context) (int32, error) {
-	defer x.closeAll()
+func (x *execution) run(ctx context.Context, m monitor, cmd *exec.Cmd) (int32, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, fmt.Errorf("exec: %w", err)
 	}
-	err := x.cmd.Start()
-	for _, c := range x.theirs {
-		_ = c.Close()
+	for file, to := range map[**os.File]func(*os.File){
+		&x.stdin:  func(f *os.File) { cmd.Stdin = f },
+		&x.stdout: func(f *os.File) { cmd.Stdout = f },
+		&x.stderr: func(f *os.File) { cmd.Stderr = f },
+	} {
+		if *file != nil { // a nil *os.File in an interface would not be nil
+			to(*file)
+		}
 	}
-	if err != nil {
-		return 0, fmt.Errorf("exec: start the OCI runtime: %w", err)
+	if err := m.spawner.start(cmd); err != nil {
+		return 0, fmt.Errorf("exec: start conmon: %w", err)
 	}
-	for _, f := range x.afterUp {
+	x.closeTheirs()
+	for _, f := range x.whenUp {
 		go f()
 	}
+	var err error
 	ended := make(chan struct{})
 	go func() {
-		err = x.cmd.Wait()
+		err = cmd.Wait()
 		close(ended)
 	}()
 	select {
 	case <-ended:
 	case <-ctx.Done():
-		x.kill(ended)
+		x.kill(cmd, ended)
 		return 0, fmt.Errorf("exec: the program was killed: %w", context.Cause(ctx))
 	}
-	x.drain(ctx)
-	return x.result(err)
+	code, err := x.result(err)
+	if err == nil {
+		x.drain(ctx)
+	}
+	return code, err
 }
 
 // drain waits until the output is read, but not for ever when somebody holds it open.
@@ -189,64 +228,59 @@ func (x *execution) drain(ctx context.Context) {
 	}
 }
 
-// result tells a program's exit code from a runtime's failure: only a program that came to be has its PID in the file.
+// result tells a program's exit code, which conmon has as its own, from a failure of the runtime: only a program that
+// came to be has its PID in the file.
 func (x *execution) result(err error) (int32, error) {
-	if err == nil {
-		return 0, nil
+	if !exists(x.pidFile()) {
+		message := said(filepath.Join(x.dir, "log"))
+		switch {
+		case !x.container.init.alive():
+			return 0, fmt.Errorf("exec: the container has ended: %w", errdefs.ErrFailedPrecondition)
+		case message != "":
+			return 0, fmt.Errorf("failed to exec: %s: %w", message, errdefs.ErrInvalidArgument)
+		}
+		return 0, fmt.Errorf("exec: the OCI runtime did not run the program: %w", err)
 	}
 	var exit *exec.ExitError
-	if !errors.As(err, &exit) {
+	switch {
+	case err == nil:
+		return 0, nil
+	case !errors.As(err, &exit):
 		return 0, fmt.Errorf("exec: %w", err)
-	}
-	if message := said(x.log); message != "" && !exists(x.pidFile) {
-		if !x.container.init.alive() {
-			return 0, fmt.Errorf("exec: the container has ended: %s: %w", message, errdefs.ErrFailedPrecondition)
-		}
-		return 0, fmt.Errorf("failed to exec: %s: %w", message, errdefs.ErrInvalidArgument)
-	}
-	if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-		return 128 + int32(status.Signal()), nil
+	case exit.Sys().(syscall.WaitStatus).Signaled():
+		return 0, fmt.Errorf("exec: the program's monitor was killed: %w", err)
 	}
 	return int32(exit.ExitCode()), nil
 }
 
-// kill ends the program and its process group, upon which the runtime ends; if not, the runtime too.
-func (x *execution) kill(ended <-chan struct{}) {
-	x.killProgram()
+// kill ends the program and its process group, upon which its monitor ends; if not, the monitor too.
+func (x *execution) kill(cmd *exec.Cmd, ended <-chan struct{}) {
+	if !x.killProgram() {
+		// It is not there yet, and without its runtime, which ends with the monitor, it will not be.
+		_ = cmd.Process.Kill()
+	}
 	select {
 	case <-ended:
-		return
 	case <-time.After(execKill):
+		_ = cmd.Process.Kill()
+		<-ended
 	}
-	_ = x.cmd.Process.Kill()
-	<-ended
-	x.killProgram() // it may have come to be in the meantime
+	x.killProgram() // in case it came to be just then
 }
 
-func (x *execution) killProgram() {
-	pid, err := readPid(x.pidFile)
+func (x *execution) killProgram() bool {
+	pid, err := readPid(x.pidFile())
 	if err != nil {
-		// The program is not there yet: without its runtime it will not be.
-		_ = x.cmd.Process.Kill()
-		return
+		return false
 	}
 	p, err := openProcess(pid)
 	if err != nil {
-		return
+		return true
 	}
 	defer p.close()
 	if group, err := unix.Getpgid(pid); err == nil && group == pid && p.alive() {
 		_ = unix.Kill(-pid, unix.SIGKILL)
 	}
 	_ = p.signal(unix.SIGKILL)
+	return true
 }
-
-func (x *execution) closeAll() {
-	for _, c := range append(x.ours, x.theirs...) {
-		_ = c.Close()
-	}
-}
-
-type closerFunc func() error
-
-func (f closerFunc) Close() error { return f() }

@@ -38,7 +38,8 @@ func (b *Backend) startPause(ctx context.Context, p *sandbox.Pod, at pins) (*pro
 	}
 	bundle := filepath.Join(b.cfg.podRunDir(p.ID), "pause")
 	rootfs := filepath.Join(bundle, "rootfs")
-	if err := os.MkdirAll(rootfs, 0o700); err != nil {
+	// It becomes the root directory of a program that is not root.
+	if err := os.MkdirAll(rootfs, 0o755); err != nil {
 		return nil, err
 	}
 	oci, _ := b.cgroups.container(p, p.ID)

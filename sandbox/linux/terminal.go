@@ -1,32 +1,82 @@
 package linux
 
 import (
+	"errors"
 	"fmt"
+	"io"
+	"net"
 	"os"
+	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/sandbox"
 )
 
-// openTerminal makes a pseudo-terminal: our end, which can be read with a deadline and closed while it is read, and the
-// other one.
-func openTerminal() (ours, theirs *os.File, err error) {
-	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+// consoleTime is how long a runtime may take to hand over a terminal once it was started.
+const consoleTime = time.Minute
+
+// console is a socket on which an OCI runtime hands over a terminal.
+type console struct {
+	*net.UnixListener
+	dir int
+	// path is how the runtime finds it: through our descriptor of the directory, since the directory's own path may be
+	// longer than the 107 bytes of a socket address.
+	path string
+}
+
+func listenConsole(dir string) (*console, error) {
+	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, nil, fmt.Errorf("make a terminal: %w", err)
+		return nil, err
 	}
-	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
+	path := fmt.Sprintf("/proc/%d/fd/%d/tty", os.Getpid(), fd)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
 		unix.Close(fd)
-		return nil, nil, fmt.Errorf("unlock the terminal: %w", err)
+		return nil, fmt.Errorf("console socket in %s: %w", filepath.Base(dir), err)
 	}
-	// The peer is opened through our end: a path below /dev/pts may be of another mount.
-	peer, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.TIOCGPTPEER, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC)
-	if errno != 0 {
-		unix.Close(fd)
-		return nil, nil, fmt.Errorf("open the terminal's other end: %w", errno)
+	l.SetUnlinkOnClose(false) // it goes with its directory
+	return &console{l, fd, path}, nil
+}
+
+func (c *console) Close() error { return errors.Join(c.UnixListener.Close(), unix.Close(c.dir)) }
+
+// receive waits for the terminal. The result can be closed while it is read.
+func (c *console) receive() (*os.File, error) {
+	if err := c.SetDeadline(time.Now().Add(consoleTime)); err != nil {
+		return nil, err
 	}
-	return os.NewFile(uintptr(fd), "ptmx"), os.NewFile(peer, "pts"), nil
+	conn, err := c.AcceptUnix()
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	name, oob := make([]byte, 4096), make([]byte, unix.CmsgSpace(4))
+	_, n, _, _, err := conn.ReadMsgUnix(name, oob)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	messages, err := unix.ParseSocketControlMessage(oob[:n])
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range messages {
+		fds, err := unix.ParseUnixRights(&m)
+		if err != nil || len(fds) == 0 {
+			continue
+		}
+		for _, extra := range fds[1:] {
+			unix.Close(extra)
+		}
+		if err := unix.SetNonblock(fds[0], true); err != nil {
+			unix.Close(fds[0])
+			return nil, err
+		}
+		return os.NewFile(uintptr(fds[0]), "terminal"), nil
+	}
+	return nil, errors.New("the OCI runtime handed over no terminal")
 }
 
 // setSize tells a terminal how large it is; those in it get SIGWINCH.
@@ -39,10 +89,7 @@ func setSize(terminal *os.File, size sandbox.TermSize) error {
 	err = conn.Control(func(fd uintptr) {
 		setErr = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Row: size.Height, Col: size.Width})
 	})
-	if err != nil {
-		return err
-	}
-	return setErr
+	return errors.Join(err, setErr)
 }
 
 // followSize gives the terminal every size that comes, until it is told to stop.
