@@ -1,189 +1,18 @@
 package spec
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
 
-	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
-
-// These tests give built specifications to the real OCI runtimes. The program in the container says what it finds
-// and what it may do: testdata/probe, built without cgo since nothing else is in the root file system.
-
-const probeProgram = "/probe"
-
-// probeDir is where the probe is built, once, when a test first needs it.
-var probeDir string
-
-func TestMain(m *testing.M) {
-	before := ownersOfDevices()
-	code := m.Run()
-	if after := ownersOfDevices(); after != before {
-		fmt.Fprintf(os.Stderr, "the tests changed devices of the host:\n%s\n%s\n", before, after)
-		code = 1
-	}
-	if probeDir != "" {
-		os.RemoveAll(probeDir)
-	}
-	os.Exit(code)
-}
-
-// ownersOfDevices are the owners and modes of the devices that every container shares with the host in kind.
-func ownersOfDevices() string {
-	var b strings.Builder
-	for _, name := range []string{"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"} {
-		var st unix.Stat_t
-		err := unix.Stat(name, &st)
-		fmt.Fprintln(&b, name, st.Uid, st.Gid, st.Mode, err)
-	}
-	return b.String()
-}
-
-var buildProbe = sync.OnceValues(func() (string, error) {
-	var err error
-	if probeDir, err = os.MkdirTemp("", "tripod-probe-"); err != nil {
-		return "", err
-	}
-	binary := filepath.Join(probeDir, "probe")
-	build := exec.Command("go", "build", "-o", binary, "./testdata/probe")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("%w: %s", err, out)
-	}
-	return binary, os.Chmod(probeDir, 0o755)
-})
-
-func probeBinary(t *testing.T) string {
-	t.Helper()
-	binary, err := buildProbe()
-	require.NoError(t, err)
-	return binary
-}
-
-// report is what the probe says.
-type report struct {
-	Status map[string]string // /proc/self/status
-	Cwd    string
-	Env    []string
-	Mounts map[string]string // mount point → options and optional fields
-	Did    map[string]string // an asked deed → "" or the error or what was read
-}
-
-// runtimes are the OCI runtimes that specifications are written for. crun 1.8 refuses hosts that have a cgroup2
-// beside the v1 hierarchies, so it gets a mount namespace without it; whose propagation is left as it is, but for
-// the one mount, since a private copy of the tree would have private copies of shared mounts.
-var runtimes = map[string][]string{
-	"runc": {"runc"},
-	"crun": {"unshare", "--mount", "--propagation", "unchanged", "sh", "-c", `
-		if mountpoint -q /sys/fs/cgroup/unified; then
-			mount --make-private /sys/fs/cgroup && umount /sys/fs/cgroup/unified || exit 125
-		fi
-		exec crun "$@"`, "crun"},
-}
-
-// testNamespaces are the pod's, held by a process of ours.
-func testNamespaces(t *testing.T) (pid int) {
-	t.Helper()
-	holder := exec.Command(probeBinary(t), "hold")
-	holder.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS}
-	stdin, err := holder.StdinPipe()
-	require.NoError(t, err)
-	stdout, err := holder.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, holder.Start())
-	t.Cleanup(func() {
-		stdin.Close()
-		_ = holder.Wait()
-	})
-	_, err = stdout.Read(make([]byte, 6))
-	require.NoError(t, err)
-	return holder.Process.Pid
-}
-
-// realInput is a container that can really run: its program is the probe, with the given deeds.
-func realInput(t *testing.T, deeds ...string) Input {
-	t.Helper()
-	in := testInput(t)
-	pid := testNamespaces(t)
-	in.Net, in.IPC, in.UTS = fmt.Sprintf("/proc/%d/ns/net", pid), fmt.Sprintf("/proc/%d/ns/ipc", pid), fmt.Sprintf("/proc/%d/ns/uts", pid)
-	in.ShmPath = t.TempDir()
-	files := t.TempDir()
-	in.ResolvConf, in.Hosts, in.HostnameFile = filepath.Join(files, "resolv.conf"), filepath.Join(files, "hosts"), filepath.Join(files, "hostname")
-	writeFile(t, in.ResolvConf, "nameserver 192.0.2.1\n")
-	writeFile(t, in.Hosts, "pod's\n")
-	writeFile(t, in.HostnameFile, "web-0\n")
-	c := in.Container.Config
-	c.Command = append([]string{probeProgram}, deeds...)
-	c.Mounts = []*runtimeapi.Mount{{HostPath: probeBinary(t), ContainerPath: probeProgram, Readonly: true}}
-	c.Linux.SecurityContext.NamespaceOptions = &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER}
-	in.Container.ID = "tripod-spec-test-" + strings.ReplaceAll(t.Name(), "/", "-")
-	in.CgroupsPath = "/" + in.Container.ID
-	return in
-}
-
-// run lets a runtime carry out s to its end and gives what the container printed.
-func run(t *testing.T, runtime []string, id string, s *specs.Spec) ([]byte, error) {
-	t.Helper()
-	bundle := t.TempDir()
-	writeFile(t, filepath.Join(bundle, "config.json"), toJSON(t, s))
-	cmd := ociCommand(runtime, filepath.Join(bundle, "state"), "run", "--bundle", bundle, id)
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if err != nil {
-		return out, fmt.Errorf("%s: %w: %s", runtime[0], err, stderr.String())
-	}
-	return out, nil
-}
-
-// onBoth runs what input makes under both runtimes and has the probe's report looked at.
-func onBoth(t *testing.T, h Host, input func(t *testing.T) Input, look func(t *testing.T, r report)) {
-	for name, runtime := range runtimes {
-		t.Run(name, func(t *testing.T) {
-			in := input(t)
-			s, _ := build(t, in, h)
-			out, err := run(t, runtime, in.Container.ID, s)
-			require.NoError(t, err)
-			var r report
-			require.NoError(t, json.Unmarshal(out, &r), "%s", out)
-			look(t, r)
-		})
-	}
-}
-
-func realHost(t *testing.T) Host {
-	t.Helper()
-	h, err := Probe()
-	require.NoError(t, err)
-	return h
-}
-
-func succeeded(t *testing.T, r report, deeds ...string) {
-	t.Helper()
-	for _, deed := range deeds {
-		did, asked := r.Did[deed]
-		assert.True(t, asked && !strings.HasPrefix(did, "error:"), "%s: %s", deed, did)
-	}
-}
-
-func failed(t *testing.T, r report, deeds ...string) {
-	t.Helper()
-	for _, deed := range deeds {
-		assert.True(t, strings.HasPrefix(r.Did[deed], "error:"), "%s succeeded: %s", deed, r.Did[deed])
-	}
-}
 
 func TestRuntimesPlain(t *testing.T) {
 	h := realHost(t)
@@ -400,13 +229,13 @@ func TestRuntimesHostNamespaces(t *testing.T) {
 func TestRuntimesPause(t *testing.T) {
 	for name, runtime := range runtimes {
 		t.Run(name, func(t *testing.T) {
-			pid := testNamespaces(t)
+			pid, id := testNamespaces(t), fmt.Sprintf("tripod-spec-test-%d-pause-%s", os.Getpid(), name)
 			s := Pause(PauseInput{
 				Pod: testPod(), Host: realHost(t), Rootfs: t.TempDir(), Binary: probeBinary(t), Args: []string{"write:/x", "pid:", "unshare:"},
 				Net: fmt.Sprintf("/proc/%d/ns/net", pid), IPC: fmt.Sprintf("/proc/%d/ns/ipc", pid), UTS: fmt.Sprintf("/proc/%d/ns/uts", pid),
-				CgroupsPath: "/tripod-spec-test-pause",
+				CgroupsPath: "/" + id,
 			})
-			out, err := run(t, runtime, "tripod-spec-test-pause", s)
+			out, err := run(t, runtime, id, s)
 			require.NoError(t, err)
 			var r report
 			require.NoError(t, json.Unmarshal(out, &r))
@@ -461,44 +290,4 @@ func TestRuntimesExecAndUpdate(t *testing.T) {
 			assert.Equal(t, fmt.Sprint(96<<20), strings.TrimSpace(string(now)))
 		})
 	}
-}
-
-func memoryLimitFile(h Host, cgroup string) string {
-	if h.CgroupV2 {
-		return filepath.Join("/sys/fs/cgroup", cgroup, "memory.max")
-	}
-	return filepath.Join("/sys/fs/cgroup/memory", cgroup, "memory.limit_in_bytes")
-}
-
-// ociCommand has an empty pipe as stdin, since crun 1.8 would give /dev/null, which os/exec takes else, to the
-// container's user.
-func ociCommand(runtime []string, state string, args ...string) *exec.Cmd {
-	cmd := exec.Command(runtime[0], append(append(append([]string{}, runtime[1:]...), "--root", state), args...)...)
-	cmd.Stdin = strings.NewReader("")
-	return cmd
-}
-
-// startHeld starts a container whose program is the probe with "hold", gives the runtime's state directory once it
-// runs, and ends it with the test.
-func startHeld(t *testing.T, runtime []string, id string, s *specs.Spec) (state string) {
-	t.Helper()
-	bundle := t.TempDir()
-	state = filepath.Join(bundle, "state")
-	writeFile(t, filepath.Join(bundle, "config.json"), toJSON(t, s))
-	cmd := ociCommand(runtime, state, "run", "--bundle", bundle, id)
-	cmd.Stdin = nil
-	stdin, err := cmd.StdinPipe()
-	require.NoError(t, err)
-	stdout, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	require.NoError(t, cmd.Start())
-	t.Cleanup(func() {
-		stdin.Close()
-		assert.NoError(t, cmd.Wait(), stderr.String())
-	})
-	_, err = stdout.Read(make([]byte, 6))
-	require.NoError(t, err)
-	return state
 }
