@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"fmt"
 	"maps"
 	"path"
 	"slices"
@@ -179,7 +180,7 @@ func (b *builder) imageVolumes() error {
 			return err
 		}
 		if err := pathrs.MkdirAll(b.in.Rootfs, path.Clean(name), 0o755); err != nil {
-			return invalid("image Volumes", "%s cannot be made in the image: %v", name, err)
+			return blame("image Volumes", fmt.Errorf("%s cannot be made in the image: %w", name, err))
 		}
 	}
 	return nil

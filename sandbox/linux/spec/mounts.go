@@ -169,7 +169,11 @@ func requestedMounts(in Input) (mounts []specs.Mount, reported []*runtimeapi.Mou
 	for i, m := range in.Container.Config.GetMounts() {
 		field := fmt.Sprintf("mounts[%d]", i)
 		dest := path.Clean(m.GetContainerPath())
-		if real, err := insideRoot(in.Rootfs, dest); err != nil || below(real, "/proc") && !slices.Contains(procFiles, real) {
+		real, err := insideRoot(in.Rootfs, dest)
+		if err != nil {
+			return nil, nil, "", blame(field+".container_path", err)
+		}
+		if below(real, "/proc") && !slices.Contains(procFiles, real) {
 			return nil, nil, "", invalid(field+".container_path", "%s leads to %s in the image, where nothing can be mounted", dest, real)
 		}
 		source, err := mountSource(field, in, m)
@@ -226,12 +230,12 @@ func mountSource(field string, in Input, m *runtimeapi.Mount) (string, error) {
 	name := filepath.Clean(m.GetHostPath())
 	if _, err := os.Stat(name); errors.Is(err, fs.ErrNotExist) {
 		if err := os.MkdirAll(name, 0o755); err != nil {
-			return "", invalid(field+".host_path", "%s does not exist and cannot be made: %v", name, err)
+			return "", blame(field+".host_path", fmt.Errorf("%s does not exist and cannot be made: %w", name, err))
 		}
 	}
 	real, err := filepath.EvalSymlinks(name)
 	if err != nil {
-		return "", invalid(field+".host_path", "%s: %v", name, err)
+		return "", blame(field+".host_path", err)
 	}
 	return real, nil
 }

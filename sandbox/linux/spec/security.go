@@ -104,12 +104,12 @@ func readProfile(name string) (*specs.LinuxSeccomp, error) {
 		return nil, invalid(field, "there is no profile %s on this node", name)
 	}
 	if err != nil {
-		return nil, invalid(field, "%v", err)
+		return nil, blame(field, err)
 	}
 	defer f.Close()
 	text, err := readRegular(f, name, maxProfile)
 	if err != nil {
-		return nil, invalid(field, "%v", err)
+		return nil, blame(field, err)
 	}
 	var filter specs.LinuxSeccomp
 	if err := json.Unmarshal(text, &filter); err != nil {
