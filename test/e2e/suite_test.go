@@ -1,0 +1,43 @@
+package e2e
+
+import (
+	"testing"
+
+	"google.golang.org/grpc"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/sandbox/sandboxtest"
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+// TestSuite runs the suite of all backends over real containers, with both OCI runtimes, and kills the daemon in it.
+func TestSuite(t *testing.T) {
+	for _, runtime := range []string{"crun", "runc"} {
+		t.Run(runtime, func(t *testing.T) {
+			d := harness.StartDaemon(t, harness.Set("linux.runtime", runtime))
+			image := d.Pull(t, harness.Busybox)
+			sandboxtest.Run(t, sandboxtest.Subject{
+				Conn:    func() *grpc.ClientConn { return d.Conn() },
+				Handler: "linux",
+				Pod: func(c *runtimeapi.PodSandboxConfig) {
+					full := harness.PodConfig(t, c.Metadata.Name)
+					c.LogDirectory, c.Linux = full.LogDirectory, full.Linux
+					c.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_CONTAINER // the kubelet's default
+				},
+				Container: func(c *runtimeapi.ContainerConfig, w sandboxtest.Workload) { workload(c, image, w) },
+				Restart:   func(testing.TB) { d.Kill(); d.Start() },
+			})
+		})
+	}
+}
+
+// workload is what the containers of the suite do: shell scripts in busybox.
+func workload(c *runtimeapi.ContainerConfig, image string, w sandboxtest.Workload) {
+	c.Image.Image = image
+	c.Command = map[sandboxtest.Workload][]string{
+		sandboxtest.Runs:  {"sh", "-c", "trap 'exit 0' TERM; sleep 3600 & wait"},
+		sandboxtest.Ends:  {"sh", "-c", "exit 7"},
+		sandboxtest.Fails: {"/no/such/program"},
+		sandboxtest.Deaf:  {"sh", "-c", "trap '' TERM; while :; do sleep 1; done"},
+	}[w]
+}
