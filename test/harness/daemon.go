@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -27,7 +25,7 @@ const (
 
 // Daemon is a tripod daemon under test. Its directories live as long as the test, its process may come and go.
 type Daemon struct {
-	// Dir holds everything of this daemon that is on disk: config.toml, daemon.log, root/, logs/ (of pods).
+	// Dir holds everything of this daemon that is on disk: config.toml, daemon.log, root/.
 	Dir string
 	// Root and State are the daemon's root and state directories, Socket its CRI socket.
 	Root, State, Socket string
@@ -113,7 +111,7 @@ func NewDaemon(t testing.TB, opts ...Option) *Daemon {
 	for _, o := range opts {
 		o(d)
 	}
-	if err := errors.Join(os.MkdirAll(filepath.Join(d.Dir, "net.d"), 0o755), os.MkdirAll(d.LogDir(), 0o755), d.writeConfig()); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Join(d.Dir, "net.d"), 0o755), d.writeConfig()); err != nil {
 		t.Fatal(err)
 	}
 	d.before = Snapshot(nil)
@@ -129,14 +127,11 @@ func StartDaemon(t testing.TB, opts ...Option) *Daemon {
 	return d
 }
 
-// ConfigPath is the configuration file, LogPath the daemon's log, LogDir the parent of the pods' log directories.
+// ConfigPath is the configuration file that the daemon is started with.
 func (d *Daemon) ConfigPath() string { return filepath.Join(d.Dir, "config.toml") }
 
 // LogPath is the file with what the daemon wrote to standard error, over all its starts.
 func (d *Daemon) LogPath() string { return filepath.Join(d.Dir, "daemon.log") }
-
-// LogDir is the directory that PodConfig puts the pods' log directories in.
-func (d *Daemon) LogDir() string { return filepath.Join(d.Dir, "logs") }
 
 func (d *Daemon) writeConfig() error {
 	text, err := toml.Marshal(d.config)
@@ -328,14 +323,9 @@ func tail(path string, n int) string {
 
 // DaemonLog is what the daemon has logged so far.
 func (d *Daemon) DaemonLog() string {
-	f, err := os.Open(d.LogPath())
+	data, err := os.ReadFile(d.LogPath())
 	if err != nil {
 		return err.Error()
 	}
-	defer f.Close()
-	data, _ := io.ReadAll(f)
 	return string(data)
 }
-
-// Config returns a copy of the top level of the configuration that the daemon was given.
-func (d *Daemon) Config() map[string]any { return maps.Clone(d.config) }
