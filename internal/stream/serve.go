@@ -145,11 +145,11 @@ func (s stdioSession) serve(ctx context.Context, in io.Reader, out, err io.Write
 		std.in = in
 	}
 	if s.req.GetStdout() && out != nil {
-		std.out = out
+		std.out = chunked{out}
 		defer out.Close() // tells the client that no more comes
 	}
 	if s.req.GetStderr() && err != nil {
-		std.err = err
+		std.err = chunked{err}
 		defer err.Close()
 	}
 	if resize != nil {
@@ -159,6 +159,22 @@ func (s stdioSession) serve(ctx context.Context, in io.Reader, out, err io.Write
 		}
 	}
 	return s.run(ctx, std)
+}
+
+// chunked writes in portions that any client takes as one frame; an SPDY frame cannot hold more than 16 MiB.
+type chunked struct{ io.Writer }
+
+func (c chunked) Write(p []byte) (int, error) {
+	const size = 32 << 10
+	written := 0
+	for chunk := range slices.Chunk(p, size) {
+		n, err := c.Writer.Write(chunk)
+		written += n
+		if err != nil {
+			return written, err
+		}
+	}
+	return written, nil
 }
 
 // termSizes passes sizes on in the contract's type until ctx ends or there are no more. Of sizes that nobody takes the last

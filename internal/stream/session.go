@@ -13,17 +13,14 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 const (
 	// lingerTime is how long the end of a session waits for the client to close its side (RFC 9112, 9.6).
 	lingerTime = 2 * time.Second
-	// watchPeriod is how often the kernel is asked whether the client is still there. It matters only while nobody
-	// reads the connection (a program that ignores its stdin); else the read itself ends.
+	// watchPeriod is how often a connection that nobody reads is looked at.
 	watchPeriod = time.Second
-	// drainTime is how long what a client sent before it went may take to be read.
+	// drainTime is how long a program may still take to read what a client sent before it went.
 	drainTime = 5 * time.Second
 )
 
@@ -57,11 +54,18 @@ func (ss *session) end() {
 	if ss.conn == nil {
 		return
 	}
-	if ss.unhook() {
-		ss.conn.Close()
-	} else {
-		ss.conn.closed.Store(true) // the hook has closed it for good
+	ss.unhook()
+	ss.conn.Close()
+}
+
+// cutOff closes the connection of a session whose context has ended, so that nobody waits for its client any more. At the
+// server's own end, the client is told first, if that can be done soon: an SPDY client takes silence for success.
+func (ss *session) cutOff(raw net.Conn) {
+	if errors.Is(context.Cause(ss.ctx), errServerClosed) {
+		time.AfterFunc(lingerTime, func() { raw.Close() })
+		return
 	}
+	raw.Close()
 }
 
 // Hijack hands out the connection (http.Hijacker). What the HTTP server has read too much is read first.
@@ -78,7 +82,7 @@ func (ss *session) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 		streams: streamCounter{max: ss.maxStreams},
 		wait:    &ss.server.sessions,
 	}
-	ss.unhook = context.AfterFunc(ss.ctx, func() { raw.Close() })
+	ss.unhook = context.AfterFunc(ss.ctx, func() { ss.cutOff(raw) })
 	ss.server.sessions.Go(func() { ss.conn.watch(ss.ctx) })
 	return ss.conn, bufio.NewReadWriter(bufio.NewReader(ss.conn), bufio.NewWriter(ss.conn)), nil
 }
@@ -143,58 +147,30 @@ func (c *clientConn) Close() error {
 	return nil
 }
 
-// watch looks after the client until ctx ends. A client that is gone without anybody reading what it sent before is
-// noticed here: at once after a reset, after drainTime when it closed in good order.
+// watch looks after the client until ctx ends. Who reads the connection notices the client's end; while nobody does, because
+// a program leaves its input alone, it is noticed here.
 func (c *clientConn) watch(ctx context.Context) {
 	ticker := time.NewTicker(watchPeriod)
 	defer ticker.Stop()
-	var closing time.Time
+	var missed time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
 		}
-		switch tcpState(c.Conn) {
-		case tcpEstablished:
+		if unread(c.Conn) == 0 || !peerGone(c.Conn) {
+			missed = time.Time{}
 			continue
-		case tcpCloseWait:
-			if closing.IsZero() {
-				closing = time.Now()
-			}
-			if time.Since(closing) < drainTime {
-				continue
-			}
 		}
-		c.gone(errClientGone)
-		return
-	}
-}
-
-// States of a TCP connection (RFC 9293, 3.3.2), as Linux numbers them in net/tcp_states.h.
-const (
-	tcpEstablished = 1
-	tcpClose       = 7
-	tcpCloseWait   = 8
-)
-
-// tcpState is the connection's state; a connection that is closed, or cannot be asked, is tcpClose.
-func tcpState(conn net.Conn) uint8 {
-	state := uint8(tcpClose)
-	tcp, ok := conn.(*net.TCPConn)
-	if !ok {
-		return state
-	}
-	raw, err := tcp.SyscallConn()
-	if err != nil {
-		return state
-	}
-	raw.Control(func(fd uintptr) {
-		if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
-			state = info.State
+		if missed.IsZero() {
+			missed = time.Now()
 		}
-	})
-	return state
+		if time.Since(missed) >= drainTime {
+			c.gone(errClientGone)
+			return
+		}
+	}
 }
 
 // streamCounter follows the frames of an SPDY connection and refuses more streams than max. The protocol library waits

@@ -1,0 +1,193 @@
+package stream_test
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"net/url"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/remotecommand"
+
+	"github.com/tripod-run/tripod/internal/stream"
+	"github.com/tripod-run/tripod/sandbox"
+)
+
+// fakeRuntime does what its functions say.
+type fakeRuntime struct {
+	exec    func(ctx context.Context, id string, req sandbox.ExecRequest) (int32, error)
+	attach  func(ctx context.Context, id string, req sandbox.AttachRequest) error
+	forward func(ctx context.Context, id string, port int32, s io.ReadWriteCloser) error
+}
+
+func (f fakeRuntime) Exec(ctx context.Context, id string, req sandbox.ExecRequest) (int32, error) {
+	if f.exec == nil {
+		return 0, errdefs.ErrNotImplemented
+	}
+	return f.exec(ctx, id, req)
+}
+
+func (f fakeRuntime) Attach(ctx context.Context, id string, req sandbox.AttachRequest) error {
+	if f.attach == nil {
+		return errdefs.ErrNotImplemented
+	}
+	return f.attach(ctx, id, req)
+}
+
+func (f fakeRuntime) PortForward(ctx context.Context, id string, port int32, s io.ReadWriteCloser) error {
+	if f.forward == nil {
+		return errdefs.ErrNotImplemented
+	}
+	return f.forward(ctx, id, port, s)
+}
+
+// serve runs a server until the test ends, and checks then that it ends well.
+func serve(t *testing.T, config stream.Config) *stream.Server {
+	t.Helper()
+	config.Logger = slog.New(slog.DiscardHandler)
+	s, err := stream.New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Serve: %v", err)
+		}
+	})
+	return s
+}
+
+// protocols are the ways in which clients speak, by name.
+var protocols = map[string]func(url string) (remotecommand.Executor, error){
+	"SPDY": func(u string) (remotecommand.Executor, error) {
+		parsed, err := url.Parse(u)
+		if err != nil {
+			return nil, err
+		}
+		return remotecommand.NewSPDYExecutor(&rest.Config{}, "POST", parsed)
+	},
+	"WebSocket v4": func(u string) (remotecommand.Executor, error) {
+		return remotecommand.NewWebSocketExecutorForProtocols(&rest.Config{}, "GET", u, "v4.channel.k8s.io")
+	},
+	"WebSocket v5": func(u string) (remotecommand.Executor, error) {
+		return remotecommand.NewWebSocketExecutor(&rest.Config{}, "GET", u)
+	},
+}
+
+// canCloseStdin says whether a protocol has a half-close.
+func canCloseStdin(protocol string) bool { return protocol != "WebSocket v4" }
+
+// relay stands between clients and a server and can cut them off.
+type relay struct {
+	listener net.Listener
+	target   string
+	mu       sync.Mutex
+	conns    []*net.TCPConn
+	wg       sync.WaitGroup
+}
+
+func newRelay(t *testing.T, target string) *relay {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &relay{listener: listener, target: target}
+	r.wg.Go(r.accept)
+	t.Cleanup(func() {
+		listener.Close()
+		r.cut(false)
+		r.wg.Wait()
+	})
+	return r
+}
+
+func (r *relay) accept() {
+	for {
+		client, err := r.listener.Accept()
+		if err != nil {
+			return
+		}
+		server, err := net.Dial("tcp", r.target)
+		if err != nil {
+			client.Close()
+			continue
+		}
+		r.mu.Lock()
+		r.conns = append(r.conns, client.(*net.TCPConn), server.(*net.TCPConn))
+		r.mu.Unlock()
+		r.wg.Go(func() { pass(client, server) })
+		r.wg.Go(func() { pass(server, client) })
+	}
+}
+
+// pass copies without splice(2), whose pipes the standard library keeps for a while.
+func pass(to, from net.Conn) {
+	io.Copy(struct{ io.Writer }{to}, struct{ io.Reader }{from})
+	to.Close()
+	from.Close()
+}
+
+// through is a server's URL by way of the relay.
+func (r *relay) through(t *testing.T, u string) string {
+	t.Helper()
+	if !strings.Contains(u, r.target) {
+		t.Fatalf("URL %s is not one of %s", u, r.target)
+	}
+	return strings.Replace(u, r.target, r.listener.Addr().String(), 1)
+}
+
+// cut closes all connections, with a reset if so wanted.
+func (r *relay) cut(reset bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, conn := range r.conns {
+		if reset {
+			conn.SetLinger(0)
+		}
+		conn.Close()
+	}
+	r.conns = nil
+}
+
+// usage is what the process holds.
+type usage struct{ goroutines, fds int }
+
+func use(t *testing.T) usage {
+	t.Helper()
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return usage{runtime.NumGoroutine(), len(fds)}
+}
+
+// backTo waits until the process holds no more than it did before, and fails the test if that does not come about.
+func backTo(t *testing.T, before usage) {
+	t.Helper()
+	deadline := time.Now().Add(30 * time.Second)
+	for {
+		now := use(t)
+		if now.goroutines <= before.goroutines && now.fds <= before.fds {
+			return
+		}
+		if time.Now().After(deadline) {
+			stacks := make([]byte, 1<<20)
+			stacks = stacks[:runtime.Stack(stacks, true)]
+			t.Fatalf("held before: %+v, now: %+v\n%.20000s", before, now, stacks)
+		}
+		time.Sleep(20 * time.Millisecond) // there is nothing to wait on: goroutines end unseen
+	}
+}

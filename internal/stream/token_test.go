@@ -1,0 +1,44 @@
+package stream
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/containerd/errdefs"
+)
+
+// A token is good for its time and makes room when that is over.
+func TestTokenExpiry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tokens := newTokens(time.Minute, 2)
+		issue := func(req string) string {
+			token, err := tokens.issue(kindExec, req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return token
+		}
+		early := issue("early")
+		time.Sleep(30 * time.Second)
+		late := issue("late")
+		if _, err := tokens.issue(kindExec, "full"); !errdefs.IsResourceExhausted(err) {
+			t.Errorf("a third token of two: %v", err)
+		}
+		time.Sleep(30 * time.Second)
+		if req, ok := tokens.redeem(kindExec, early); ok {
+			t.Errorf("%v after its minute", req)
+		}
+		if req, ok := tokens.redeem(kindExec, late); !ok || req != "late" {
+			t.Errorf("%v, %v within its minute", req, ok)
+		}
+		for range 100 {
+			issue("a")
+			issue("b")
+			time.Sleep(time.Minute)
+		}
+		if tokens.expire(time.Now()); len(tokens.order) != 0 || len(tokens.pending) != 0 {
+			t.Errorf("%d tokens in order, %d pending after all have expired", len(tokens.order), len(tokens.pending))
+		}
+	})
+}

@@ -1,0 +1,314 @@
+package stream_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/httpstream"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/remotecommand"
+	"k8s.io/client-go/transport/spdy"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/stream"
+	"github.com/tripod-run/tripod/sandbox"
+)
+
+// stubborn is a runtime whose programs and servers say one word, and then do nothing until they are ended.
+type stubborn struct{ running atomic.Int64 }
+
+func (s *stubborn) stay(ctx context.Context) error {
+	s.running.Add(1)
+	defer s.running.Add(-1)
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+func (s *stubborn) Exec(ctx context.Context, _ string, req sandbox.ExecRequest) (int32, error) {
+	io.WriteString(req.Stdout, "begun")
+	return 137, s.stay(ctx)
+}
+
+func (s *stubborn) Attach(ctx context.Context, _ string, req sandbox.AttachRequest) error {
+	// As a real one does: copies until the stream ends, in a goroutine that it leaves to the session's end.
+	go io.Copy(io.Discard, req.Stdin)
+	io.WriteString(req.Stdout, "begun")
+	return s.stay(ctx)
+}
+
+func (s *stubborn) PortForward(ctx context.Context, _ string, port int32, client io.ReadWriteCloser) error {
+	dial := func(context.Context, string, string) (net.Conn, error) {
+		ours, theirs := net.Pipe()
+		context.AfterFunc(ctx, func() { theirs.Close() }) // the pod's server neither reads nor writes
+		return ours, nil
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { s.stay(ctx) })
+	return stream.PortForwardTCP(ctx, dial, port, client)
+}
+
+// vanisher is a client to be: it begins a session through the relay, says when it has begun, and returns when it is over.
+type vanisher struct {
+	t     *testing.T
+	s     *stream.Server
+	r     *relay
+	begun chan<- struct{}
+}
+
+// vanishing are the kinds of client that vanish. Those that flood send more than anybody reads.
+var vanishing = map[string]func(ctx context.Context, v vanisher){
+	"exec SPDY":               func(ctx context.Context, v vanisher) { v.exec(ctx, "SPDY", nil) },
+	"exec WebSocket v4":       func(ctx context.Context, v vanisher) { v.exec(ctx, "WebSocket v4", nil) },
+	"exec WebSocket v5":       func(ctx context.Context, v vanisher) { v.exec(ctx, "WebSocket v5", nil) },
+	"exec SPDY flood":         func(ctx context.Context, v vanisher) { v.exec(ctx, "SPDY", endless{}) },
+	"exec WebSocket v5 flood": func(ctx context.Context, v vanisher) { v.exec(ctx, "WebSocket v5", endless{}) },
+	"attach SPDY":             func(ctx context.Context, v vanisher) { v.attach(ctx, "SPDY") },
+	"attach WebSocket v5":     func(ctx context.Context, v vanisher) { v.attach(ctx, "WebSocket v5") },
+	"port-forward":            func(ctx context.Context, v vanisher) { v.forward(ctx, false) },
+	"port-forward flood":      func(ctx context.Context, v vanisher) { v.forward(ctx, true) },
+}
+
+func (v vanisher) exec(ctx context.Context, protocol string, stdin io.Reader) {
+	resp, err := v.s.GetExec(&runtimeapi.ExecRequest{ContainerId: "c", Cmd: []string{"sleep"}, Stdin: true, Stdout: true, Stderr: true})
+	if err != nil {
+		v.t.Error(err)
+		return
+	}
+	v.stdio(ctx, protocol, resp.Url, stdin)
+}
+
+func (v vanisher) attach(ctx context.Context, protocol string) {
+	resp, err := v.s.GetAttach(&runtimeapi.AttachRequest{ContainerId: "c", Stdin: true, Stdout: true, Stderr: true})
+	if err != nil {
+		v.t.Error(err)
+		return
+	}
+	v.stdio(ctx, protocol, resp.Url, nil)
+}
+
+func (v vanisher) stdio(ctx context.Context, protocol, u string, stdin io.Reader) {
+	typing, typed := io.Pipe()
+	defer typed.Close()
+	if stdin == nil {
+		stdin = typing
+	}
+	c, err := protocols[protocol](v.r.through(v.t, u))
+	if err != nil {
+		v.t.Error(err)
+		return
+	}
+	c.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: stopping{ctx, stdin}, Stdout: signal{v.begun}, Stderr: io.Discard})
+}
+
+// signal is a writer that tells of being written to.
+type signal struct{ to chan<- struct{} }
+
+func (s signal) Write(p []byte) (int, error) {
+	s.to <- struct{}{}
+	return len(p), nil
+}
+
+func (v vanisher) forward(ctx context.Context, flood bool) {
+	resp, err := v.s.GetPortForward(&runtimeapi.PortForwardRequest{PodSandboxId: "p", Port: []int32{80}})
+	if err != nil {
+		v.t.Error(err)
+		return
+	}
+	conn := dialSPDY(v.t, v.r.through(v.t, resp.Url), "portforward.k8s.io")
+	if conn == nil {
+		return
+	}
+	defer conn.Close()
+	headers := http.Header{}
+	headers.Set("port", "80")
+	headers.Set("requestID", "1")
+	for _, kind := range []string{"error", "data"} {
+		headers.Set("streamType", kind)
+		st, err := conn.CreateStream(headers)
+		if err != nil {
+			v.t.Error(err)
+			return
+		}
+		if kind == "data" && flood {
+			go io.Copy(st, stopping{ctx, endless{}})
+		}
+	}
+	v.begun <- struct{}{}
+	select {
+	case <-conn.CloseChan():
+	case <-ctx.Done():
+	}
+}
+
+// dialSPDY opens an SPDY connection; when that fails it fails the test and returns nil.
+func dialSPDY(t *testing.T, address, protocol string) httpstream.Connection {
+	u, err := url.Parse(address)
+	if err != nil {
+		t.Error(err)
+		return nil
+	}
+	transport, upgrader, err := spdy.RoundTripperFor(&rest.Config{})
+	if err != nil {
+		t.Error(err)
+		return nil
+	}
+	conn, _, err := spdy.NewDialer(upgrader, &http.Client{Transport: transport}, "POST", u).Dial(protocol)
+	if err != nil {
+		t.Error(err)
+		return nil
+	}
+	return conn
+}
+
+// stopping is a reader that ends with its context.
+type stopping struct {
+	ctx context.Context
+	io.Reader
+}
+
+func (s stopping) Read(p []byte) (int, error) {
+	if s.ctx.Err() != nil {
+		return 0, io.EOF
+	}
+	return s.Reader.Read(p)
+}
+
+func vanishForward(ctx context.Context, t *testing.T, s *stream.Server, r *relay, flood bool) {
+	resp, err := s.GetPortForward(&runtimeapi.PortForwardRequest{PodSandboxId: "p", Port: []int32{80}})
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	u, err := url.Parse(r.through(t, resp.Url))
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	transport, upgrader, err := spdy.RoundTripperFor(&rest.Config{})
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	conn, _, err := spdy.NewDialer(upgrader, &http.Client{Transport: transport}, "POST", u).Dial("portforward.k8s.io")
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer conn.Close()
+	headers := http.Header{}
+	headers.Set("port", "80")
+	headers.Set("requestID", "1")
+	for _, kind := range []string{"error", "data"} {
+		headers.Set("streamType", kind)
+		st, err := conn.CreateStream(headers)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		if kind == "data" && flood {
+			go io.Copy(st, stopping{ctx, endless{}})
+		}
+	}
+	select {
+	case <-conn.CloseChan():
+	case <-ctx.Done():
+	}
+}
+
+// C5: a thousand clients that vanish, politely or not, whatever they were about, leave nothing behind.
+func TestVanishedClientsC5(t *testing.T) {
+	const clients, atATime = 1000, 50
+	rt := &stubborn{}
+	s := serve(t, stream.Config{Runtime: rt})
+	v := vanisher{t: t, s: s, r: newRelay(t, s.Addr().String())}
+	before := use(t)
+	kinds := slices.Sorted(maps.Keys(vanishing))
+	for batch := range clients / atATime {
+		vanish(v, batch%2 == 0, func(i int) func(context.Context, vanisher) {
+			return vanishing[kinds[(batch*atATime+i)%len(kinds)]]
+		}, atATime)
+	}
+	backTo(t, before)
+	if n := rt.running.Load(); n != 0 {
+		t.Errorf("%d programs run without a client", n)
+	}
+}
+
+// vanish begins n sessions, cuts their clients off, and waits for the clients' ends.
+func vanish(v vanisher, reset bool, kind func(i int) func(context.Context, vanisher), n int) {
+	begun := make(chan struct{}, n)
+	v.begun = begun
+	ctx, cancel := context.WithCancel(v.t.Context())
+	var wg sync.WaitGroup
+	for i := range n {
+		begin := kind(i)
+		wg.Go(func() { begin(ctx, v) })
+	}
+	for range n {
+		select {
+		case <-begun:
+		case <-time.After(30 * time.Second):
+			v.t.Error("a session did not begin")
+		}
+	}
+	v.r.cut(reset)
+	cancel()
+	wg.Wait()
+}
+
+// Each kind by itself, so that a leak has a name.
+func TestVanishedClientOfEachKind(t *testing.T) {
+	s := serve(t, stream.Config{Runtime: &stubborn{}})
+	r := newRelay(t, s.Addr().String())
+	for kind, begin := range vanishing {
+		for _, reset := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, reset %t", kind, reset), func(t *testing.T) {
+				before := use(t)
+				vanish(vanisher{t: t, s: s, r: r}, reset, func(int) func(context.Context, vanisher) { return begin }, 1)
+				backTo(t, before)
+			})
+		}
+	}
+}
+
+// Clients that open no streams, too few, or too many, are sent away and leave nothing behind.
+func TestOddClients(t *testing.T) {
+	s := serve(t, stream.Config{Runtime: &stubborn{}, CreationTimeout: 200 * time.Millisecond})
+	before := use(t)
+	for streams := range 12 {
+		if streams == 2 {
+			continue // the right number
+		}
+		resp, err := s.GetExec(&runtimeapi.ExecRequest{ContainerId: "c", Cmd: []string{"sleep"}, Stdout: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn := dialSPDY(t, resp.Url, "v4.channel.k8s.io")
+		if conn == nil {
+			return
+		}
+		for i := range streams {
+			headers := http.Header{}
+			headers.Set("streamType", []string{"error", "stdout", "stderr", "stdout"}[i%4])
+			go conn.CreateStream(headers) // waits half a minute for an answer
+		}
+		select {
+		case <-conn.CloseChan():
+		case <-time.After(20 * time.Second):
+			t.Fatalf("a client with %d streams was not sent away", streams)
+		}
+		conn.Close()
+	}
+	backTo(t, before)
+}
