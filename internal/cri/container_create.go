@@ -20,6 +20,9 @@ func (s *Server) CreateContainer(ctx context.Context, req *runtimeapi.CreateCont
 	if err := validateContainerConfig(req.GetConfig()); err != nil {
 		return nil, err
 	}
+	if err := s.checkHandler("config.image.runtime_handler", req.GetConfig().GetImage().GetRuntimeHandler()); err != nil {
+		return nil, err
+	}
 	pod, err := s.node.Pod(req.GetPodSandboxId())
 	if err != nil {
 		return nil, err

@@ -24,7 +24,7 @@ func (s *Server) StreamContainerStats(req *runtimeapi.StreamContainerStatsReques
 	if err != nil {
 		return err
 	}
-	return sendInChunks(stats, func(chunk []*runtimeapi.ContainerStats) error {
+	return sendMessages(stats, func(chunk []*runtimeapi.ContainerStats) error {
 		return stream.Send(&runtimeapi.StreamContainerStatsResponse{ContainerStats: chunk})
 	})
 }

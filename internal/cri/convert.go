@@ -4,13 +4,14 @@ import (
 	"path/filepath"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/node"
 )
 
 // The messages made here share labels, annotations and configurations with the node's snapshots, which never change:
-// a list of a thousand pods copies none of them.
+// nothing of them is copied.
 
 // sandboxStatus describes a pod in full.
 func sandboxStatus(p *node.Pod) *runtimeapi.PodSandboxStatus {
@@ -54,32 +55,21 @@ func sandboxState(p *node.Pod) runtimeapi.PodSandboxState {
 	return runtimeapi.PodSandboxState_SANDBOX_NOTREADY
 }
 
-// sandboxItems describes pods for a list.
-func sandboxItems(pods []*node.Pod) []*runtimeapi.PodSandbox {
-	items := make([]*runtimeapi.PodSandbox, len(pods))
-	slab := make([]runtimeapi.PodSandbox, len(pods))
-	for i, p := range pods {
-		item := &slab[i]
-		item.Id, item.Metadata, item.State, item.CreatedAt = p.ID, p.Config.GetMetadata(), sandboxState(p), nano(p.CreatedAt)
-		item.Labels, item.Annotations, item.RuntimeHandler = p.Config.GetLabels(), p.Config.GetAnnotations(), p.Handler
-		items[i] = item
+// sandboxItem describes a pod for a list.
+func sandboxItem(p *node.Pod) proto.Message {
+	return &runtimeapi.PodSandbox{
+		Id: p.ID, Metadata: p.Config.GetMetadata(), State: sandboxState(p), CreatedAt: nano(p.CreatedAt),
+		Labels: p.Config.GetLabels(), Annotations: p.Config.GetAnnotations(), RuntimeHandler: p.Handler,
 	}
-	return items
 }
 
-// containerItems describes containers for a list.
-func containerItems(containers []*node.Container) []*runtimeapi.Container {
-	items := make([]*runtimeapi.Container, len(containers))
-	slab := make([]runtimeapi.Container, len(containers))
-	for i, c := range containers {
-		item := &slab[i]
-		item.Id, item.PodSandboxId, item.Metadata = c.ID, c.PodID, c.Config.GetMetadata()
-		item.Image, item.ImageRef, item.ImageId = imageAsked(c.Config.GetImage()), c.ImageID, c.ImageID
-		item.State, item.CreatedAt = containerState(c), nano(c.CreatedAt)
-		item.Labels, item.Annotations = c.Config.GetLabels(), c.Config.GetAnnotations()
-		items[i] = item
+// containerItem describes a container for a list.
+func containerItem(c *node.Container) proto.Message {
+	return &runtimeapi.Container{
+		Id: c.ID, PodSandboxId: c.PodID, Metadata: c.Config.GetMetadata(),
+		Image: imageAsked(c.Config.GetImage()), ImageRef: c.ImageID, ImageId: c.ImageID,
+		State: containerState(c), CreatedAt: nano(c.CreatedAt), Labels: c.Config.GetLabels(), Annotations: c.Config.GetAnnotations(),
 	}
-	return items
 }
 
 // containerStatuses describes every container of a pod in full.

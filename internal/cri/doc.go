@@ -14,12 +14,12 @@
 //	├────────────────────────────────────────────┤
 //	│ one file per RPC                           │   sandbox_*.go container_*.go image_*.go …
 //	├────────────────────────────────────────────┤
-//	│ snapshots → messages                       │   convert*.go
+//	│ snapshots → messages, encoded once         │   convert*.go wire.go
 //	└───┬──────────────────┬─────────────────┬───┘
 //	    ▼                  ▼                 ▼
 //	internal/node    internal/image   internal/stream
 //
-// The package keeps no state: List and Status calls read the node's immutable snapshots, take no lock and ask no
+// The package keeps no state but a memo of encoded list items: List and Status calls read the node's immutable snapshots, take no lock and ask no
 // backend. It never imports a backend; what a backend cannot honour the backend refuses, and what only the request
 // can tell (a missing field, a negative timeout, a path that leaves its directory) is refused here.
 //

@@ -111,14 +111,18 @@ func guard(ctx context.Context, log *slog.Logger, method string, call func() err
 	if err := call(); err != nil {
 		s := toStatus(ctx, err)
 		level := slog.LevelDebug
-		switch s.Code() {
-		case codes.Internal, codes.Unknown, codes.DataLoss:
+		if isFault(s.Code()) && nameOf(err, pullErrors) == "" {
 			level = slog.LevelError
 		}
 		log.Log(ctx, level, "a call failed", "method", method, "code", s.Code().String(), "err", err)
 		return s.Err()
 	}
 	return nil
+}
+
+// isFault reports whether a code says that something is wrong with this node, not with the request.
+func isFault(c codes.Code) bool {
+	return c == codes.Internal || c == codes.Unknown || c == codes.DataLoss
 }
 
 // loggerOf finds the logger of the service that a call is for.

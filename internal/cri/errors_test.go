@@ -114,6 +114,10 @@ func TestFaultsOfOursAreLogged(t *testing.T) {
 	if log.String() != "" {
 		t.Errorf("a caller's mistake is in the log: %s", log)
 	}
+	call(fmt.Errorf("%w: %w", crierrors.ErrRegistryUnavailable, errdefs.ErrUnavailable))
+	if log.String() != "" {
+		t.Errorf("a registry that is away is in the log as a fault of ours: %s", log)
+	}
 	call(errors.New("disk on fire"))
 	if !strings.Contains(log.String(), "disk on fire") || !strings.Contains(log.String(), "ERROR") {
 		t.Errorf("a fault of ours is not in the log: %s", log)

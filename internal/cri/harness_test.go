@@ -36,6 +36,7 @@ import (
 type door struct {
 	runtimeapi.RuntimeServiceClient
 	runtimeapi.ImageServiceClient
+	conn    *grpc.ClientConn
 	server  *Server
 	node    *node.Node
 	images  *memoryImages
@@ -105,6 +106,7 @@ func (d *door) serve(t testing.TB) {
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessageSize), grpc.MaxCallSendMsgSize(2*MaxMessageSize)))
 	must(t, err)
 	t.Cleanup(func() { must(t, c.Close()) })
+	d.conn = c
 	d.RuntimeServiceClient, d.ImageServiceClient = runtimeapi.NewRuntimeServiceClient(c), runtimeapi.NewImageServiceClient(c)
 }
 

@@ -24,7 +24,7 @@ func (s *Server) StreamImages(req *runtimeapi.StreamImagesRequest, stream runtim
 	if err != nil {
 		return err
 	}
-	return sendInChunks(images, func(chunk []*runtimeapi.Image) error {
+	return sendMessages(images, func(chunk []*runtimeapi.Image) error {
 		return stream.Send(&runtimeapi.StreamImagesResponse{Images: chunk})
 	})
 }

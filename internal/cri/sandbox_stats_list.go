@@ -24,7 +24,7 @@ func (s *Server) StreamPodSandboxStats(req *runtimeapi.StreamPodSandboxStatsRequ
 	if err != nil {
 		return err
 	}
-	return sendInChunks(stats, func(chunk []*runtimeapi.PodSandboxStats) error {
+	return sendMessages(stats, func(chunk []*runtimeapi.PodSandboxStats) error {
 		return stream.Send(&runtimeapi.StreamPodSandboxStatsResponse{PodSandboxStats: chunk})
 	})
 }

@@ -60,6 +60,9 @@ type Server struct {
 	version      string
 	cgroupDriver runtimeapi.CgroupDriver
 	log          *slog.Logger
+
+	podWire       wireMemo[node.Pod]
+	containerWire wireMemo[node.Container]
 }
 
 var (

@@ -298,14 +298,14 @@ func TestChunks(t *testing.T) {
 				items = append(items, item(size))
 			}
 			var got []int
-			must(t, sendInChunks(items, func(chunk []*runtimeapi.PodSandbox) error { got = append(got, len(chunk)); return nil }))
+			must(t, sendMessages(items, func(chunk []*runtimeapi.PodSandbox) error { got = append(got, len(chunk)); return nil }))
 			if fmt.Sprint(got) != fmt.Sprint(c.want) {
 				t.Errorf("chunks of %v, want %v", got, c.want)
 			}
 		})
 	}
 	sent := 0
-	err := sendInChunks([]*runtimeapi.PodSandbox{item(chunkSize), item(chunkSize), item(1)}, func([]*runtimeapi.PodSandbox) error { sent++; return io.ErrClosedPipe })
+	err := sendMessages([]*runtimeapi.PodSandbox{item(chunkSize), item(chunkSize), item(1)}, func([]*runtimeapi.PodSandbox) error { sent++; return io.ErrClosedPipe })
 	if err != io.ErrClosedPipe || sent != 1 {
 		t.Errorf("after an error %d messages were sent, and the error is %v", sent, err)
 	}
