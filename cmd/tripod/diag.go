@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -18,6 +19,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/cli"
 	"github.com/tripod-run/tripod/internal/cli/check"
@@ -135,6 +139,9 @@ func diagCheck(ctx context.Context, c *config.Config, out io.Writer) error {
 	return check.Print(out, findings)
 }
 
+// copyTries is how often the record is copied when the daemon writes to it meanwhile and the copy is torn.
+const copyTries = 5
+
 // diagRecord reads a copy of the record, as the daemon holds the file itself.
 func diagRecord(_ context.Context, c *config.Config, out io.Writer) error {
 	dir, err := os.MkdirTemp("", "tripod-diag-")
@@ -142,32 +149,70 @@ func diagRecord(_ context.Context, c *config.Config, out io.Writer) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	text, err := os.ReadFile(recordFile(c))
-	if err != nil {
-		return err
+	var s *store.Store
+	for try := range copyTries {
+		if s, err = copyRecord(recordFile(c), filepath.Join(dir, fmt.Sprintf("record-%d.db", try))); err != nil {
+			continue
+		}
+		if err = s.Check(); err == nil || try == copyTries-1 {
+			break
+		}
+		_ = s.Close()
 	}
-	copied := filepath.Join(dir, "record.db")
-	if err := os.WriteFile(copied, text, 0o600); err != nil {
-		return err
-	}
-	s, err := store.Open(copied)
-	if err != nil {
+	if s == nil {
 		return err
 	}
 	defer s.Close()
-	fmt.Fprintf(out, "%s, %d bytes\nfsck: %s\n", recordFile(c), len(text), verdict(s.Check()))
-	return s.All("pods", func(key string, value []byte) error {
-		var document any
-		if err := json.Unmarshal(value, &document); err != nil {
-			_, err = fmt.Fprintf(out, "\n%s: %d bytes, not JSON: %v\n", key, len(value), err)
-			return err
-		}
-		readable, err := json.MarshalIndent(withoutSecrets(document), "", "  ")
-		if err == nil {
-			_, err = fmt.Fprintf(out, "\n%s\n%s\n", key, readable)
-		}
+	fmt.Fprintf(out, "%s\nfsck: %s\n", recordFile(c), verdict(err))
+	return s.All("pods", func(key string, value []byte) error { return printRecord(out, key, value) })
+}
+
+func copyRecord(from, to string) (*store.Store, error) {
+	text, err := os.ReadFile(from)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(to, text, 0o600); err != nil {
+		return nil, err
+	}
+	return store.Open(to)
+}
+
+func printRecord(out io.Writer, key string, value []byte) error {
+	var record map[string]any
+	if err := json.Unmarshal(value, &record); err != nil {
+		_, err = fmt.Fprintf(out, "\n%s: %d bytes, not JSON: %v\n", key, len(value), err)
 		return err
-	})
+	}
+	openMessage(record, &runtimeapi.PodSandboxConfig{})
+	containers, _ := record["containers"].([]any)
+	for _, c := range containers {
+		if c, ok := c.(map[string]any); ok {
+			openMessage(c, &runtimeapi.ContainerConfig{})
+		}
+	}
+	readable, err := json.MarshalIndent(withoutSecrets(record), "", "  ")
+	if err == nil {
+		_, err = fmt.Fprintf(out, "\n%s\n%s\n", key, readable)
+	}
+	return err
+}
+
+// openMessage puts a readable form in the place of the CRI message that a record carries as bytes. What cannot be
+// read is left out, as it may hold secrets.
+func openMessage(record map[string]any, message proto.Message) {
+	text, _ := record["config"].(string)
+	record["config"] = "(not readable)"
+	encoded, err := base64.StdEncoding.DecodeString(text)
+	if err != nil || proto.Unmarshal(encoded, message) != nil {
+		return
+	}
+	if document, err := protojson.Marshal(message); err == nil {
+		var opened any
+		if json.Unmarshal(document, &opened) == nil {
+			record["config"] = opened
+		}
+	}
 }
 
 func verdict(err error) string {
@@ -177,7 +222,7 @@ func verdict(err error) string {
 	return "sound"
 }
 
-// withoutSecrets drops the values of environment variables, at any depth.
+// withoutSecrets drops the values of environment variables, at any depth, also in JSON inside of strings.
 func withoutSecrets(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -187,6 +232,11 @@ func withoutSecrets(v any) any {
 			} else {
 				v[key] = withoutSecrets(value)
 			}
+		}
+	case string:
+		var inner map[string]any
+		if strings.HasPrefix(v, "{") && json.Unmarshal([]byte(v), &inner) == nil {
+			return withoutSecrets(inner)
 		}
 	case []any:
 		for i := range v {

@@ -13,11 +13,11 @@ import (
 	"github.com/tripod-run/tripod/internal/cli"
 )
 
-func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+func main() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
 
 // run is the program without its process: it returns the exit code.
-func run(args []string, stdout, stderr io.Writer) int {
-	root := newRoot(stdout, stderr)
+func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	root := newRoot(stdin, stdout, stderr)
 	root.SetArgs(args)
 	command, err := root.ExecuteContextC(context.Background())
 	if err == nil {
@@ -35,7 +35,7 @@ func isSilent(err error) bool {
 	return ok && exit.Err == nil
 }
 
-func newRoot(stdout, stderr io.Writer) *cobra.Command {
+func newRoot(stdin io.Reader, stdout, stderr io.Writer) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "tripod",
 		Short:         "A Kubernetes node runtime: CRI in front, several kinds of isolation behind",
@@ -53,8 +53,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		c.GroupID = groupNode
 		root.AddCommand(c)
 	}
-	app := cli.New()
-	app.Stdout, app.Stderr = stdout, stderr
+	app := &cli.App{Stdin: stdin, Stdout: stdout, Stderr: stderr}
 	for _, c := range app.Commands() {
 		interruptible(c)
 		root.AddCommand(c)

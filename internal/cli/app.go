@@ -32,9 +32,6 @@ type App struct {
 	quiet    bool
 }
 
-// New is an App on the streams of the process.
-func New() *App { return &App{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr} }
-
 // ExitError ends the program with a code of its own, such as the one of a program run by exec. Err may be nil.
 type ExitError struct {
 	Code int

@@ -1,0 +1,307 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	"github.com/google/go-containerregistry/pkg/v1/random"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/config"
+)
+
+const testImage = "registry.example.com/demo/random:1"
+
+// fakeNode is the configuration of a node with the fake backends and a registry of one image.
+func fakeNode(t *testing.T) *config.Config {
+	t.Helper()
+	dir := t.TempDir()
+	c := config.Default()
+	c.Root, c.State = filepath.Join(dir, "root"), filepath.Join(dir, "state")
+	c.Backends.Linux, c.Backends.Fake, c.Node.DefaultHandler = false, true, "fake"
+	c.Network.ConfDir = filepath.Join(dir, "net.d")
+	c.Image.HostsDirs = []string{serveImage(t, dir)}
+	if err := c.Complete(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(c.Network.NetnsDir, unix.MNT_DETACH) }) // a mount point of its own
+	return c
+}
+
+func serveImage(t *testing.T, dir string) (hosts string) {
+	t.Helper()
+	server := httptest.NewServer(registry.New(registry.Logger(log.New(&bytes.Buffer{}, "", 0))))
+	t.Cleanup(server.Close)
+	image, err := random.Image(1000, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tag, err := name.NewTag(strings.TrimPrefix(server.URL, "http://") + "/demo/random:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := remote.Write(tag, image); err != nil {
+		t.Fatal(err)
+	}
+	hosts = filepath.Join(dir, "certs.d")
+	if err := os.MkdirAll(filepath.Join(hosts, "_default"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	text := fmt.Sprintf("[host.%q]\ncapabilities = [\"pull\", \"resolve\"]\n", server.URL)
+	if err := os.WriteFile(filepath.Join(hosts, "_default", "hosts.toml"), []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return hosts
+}
+
+// start runs a daemon in this process until stop, which returns how it ended.
+func start(t *testing.T, c *config.Config) (stop func() error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- runDaemon(ctx, c, quiet) }()
+	stop = func() error { cancel(); return <-ended }
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		if code, _, _ := tripod(c, "", "info"); code == 0 {
+			return stop
+		}
+		select {
+		case err := <-ended:
+			t.Fatalf("the daemon ended: %v", err)
+		case <-time.After(10 * time.Millisecond): // it says nothing but by answering
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the daemon does not answer")
+		}
+	}
+}
+
+// tripod runs a client command against the node.
+func tripod(c *config.Config, stdin string, args ...string) (code int, stdout, stderr string) {
+	var out, errs bytes.Buffer
+	args = append(args[:1:1], append([]string{"--endpoint=" + c.GRPC.Socket}, args[1:]...)...)
+	code = run(args, strings.NewReader(stdin), &out, &errs)
+	return code, out.String(), errs.String()
+}
+
+// must is tripod that has to succeed.
+func must(t *testing.T, c *config.Config, args ...string) string {
+	t.Helper()
+	code, stdout, stderr := tripod(c, "", args...)
+	if code != 0 {
+		t.Fatalf("tripod %s: exit code %d: %s", strings.Join(args, " "), code, stderr)
+	}
+	return strings.TrimSpace(stdout)
+}
+
+// fails is tripod that has to fail with this code and these words on standard error.
+func fails(t *testing.T, c *config.Config, code int, words string, args ...string) {
+	t.Helper()
+	got, _, stderr := tripod(c, "", args...)
+	if got != code || !strings.Contains(stderr, words) {
+		t.Errorf("tripod %s: exit code %d: %q; want %d and %q", strings.Join(args, " "), got, stderr, code, words)
+	}
+	if strings.Contains(stderr, "rpc error") {
+		t.Errorf("tripod %s: gRPC noise: %q", strings.Join(args, " "), stderr)
+	}
+}
+
+func TestCommandsAgainstADaemon(t *testing.T) {
+	c := fakeNode(t)
+	stop := start(t, c)
+	if id := must(t, c, "pull", testImage); !strings.HasPrefix(id, "sha256:") {
+		t.Errorf("pull printed %q", id)
+	}
+	if out := must(t, c, "images", "-o", "wide"); !strings.Contains(out, "registry.example.com/demo/random   1 ") {
+		t.Errorf("images: %s", out)
+	}
+	container := must(t, c, "run", testImage, "--host-network", "--name", "one", "--log-dir", t.TempDir(), "-e", "KEY=a value")
+	pod := must(t, c, "pods", "-q")
+	if out := must(t, c, "ps"); !strings.Contains(out, container[:13]) || !strings.Contains(out, pod[:13]) || !strings.Contains(out, "Running") {
+		t.Errorf("ps: %s", out)
+	}
+	for _, arg := range []string{container, container[:7], "one"} {
+		if out := must(t, c, "exec", arg, "echo", "-n", "hello"); out != "-n hello" {
+			t.Errorf("exec by %q: %q", arg, out)
+		}
+	}
+	if code, out, _ := tripod(c, "in and out", "exec", "-i", "one", "cat"); code != 0 || out != "in and out" {
+		t.Errorf("exec -i cat: %d, %q", code, out)
+	}
+	fails(t, c, 42, "", "exec", "one", "exit", "42")
+	fails(t, c, 42, "", "exec", "-s", "one", "exit", "42")
+	fails(t, c, 1, "", "exec", "-s", "one", "exit", "1")
+	if code, out, _ := tripod(c, "", "exec", "--transport=websocket", "one", "echo", "ws"); code != 0 || out != "ws\n" {
+		t.Errorf("exec over WebSocket: %d, %q", code, out)
+	}
+	testReading(t, c, container, pod)
+	testRemoval(t, c)
+	if err := stop(); err != nil {
+		t.Errorf("the daemon ended with %v", err)
+	}
+	fails(t, c, 1, "tripod daemon", "ps")
+}
+
+// testReading looks at the one pod and its container in every format.
+func testReading(t *testing.T, c *config.Config, container, pod string) {
+	t.Helper()
+	var list struct{ Containers []struct{ ID, State string } }
+	if err := json.Unmarshal([]byte(must(t, c, "ps", "-o", "json")), &list); err != nil || len(list.Containers) != 1 ||
+		list.Containers[0].ID != container || list.Containers[0].State != "CONTAINER_RUNNING" {
+		t.Errorf("ps -o json: %+v, %v", list, err)
+	}
+	if out := must(t, c, "pods", "-o", "yaml"); !strings.Contains(out, "id: "+pod) {
+		t.Errorf("pods -o yaml: %s", out)
+	}
+	out := must(t, c, "inspect", "one")
+	if status := strings.Index(out, `"status"`); status < 0 || strings.Index(out, `"info"`) < status || !strings.Contains(out, container) {
+		t.Errorf("inspect: %s", out)
+	}
+	if out := must(t, c, "inspecti", testImage); !strings.Contains(out, `"repoTags"`) {
+		t.Errorf("inspecti: %s", out)
+	}
+	must(t, c, "inspectp", "one", "-o", "yaml")
+	must(t, c, "stats")
+	must(t, c, "stats", "--pods", "-o", "json")
+	fails(t, c, 1, `no container has the ID or the name "two"`, "inspect", "two")
+	fails(t, c, 1, "none of created, running", "ps", "--state", "happy")
+	fails(t, c, 1, "output format", "ps", "-o", "xml")
+	fails(t, c, 1, "unknown flag", "ps", "--no-such-flag")
+}
+
+func testRemoval(t *testing.T, c *config.Config) {
+	t.Helper()
+	fails(t, c, 1, "running; stop it first", "rm", "one")
+	fails(t, c, 1, "stop it first", "rmp", "one")
+	must(t, c, "stop", "--grace=0", "one")
+	if out := must(t, c, "ps"); strings.Contains(out, "one") {
+		t.Errorf("ps shows what does not run: %s", out)
+	}
+	if out := must(t, c, "ps", "-a", "-o", "wide"); !strings.Contains(out, "Exited") {
+		t.Errorf("ps -a: %s", out)
+	}
+	must(t, c, "rm", "one")
+	must(t, c, "stopp", "one")
+	must(t, c, "rmp", "one")
+	must(t, c, "rmi", testImage)
+	if left := must(t, c, "pods", "-q") + must(t, c, "ps", "-aq") + must(t, c, "images", "-q"); left != "" {
+		t.Errorf("left: %s", left)
+	}
+	fails(t, c, 1, "1 of 1 failed", "rmp", "one")
+	fails(t, c, 1, "at least one ID", "rmp")
+}
+
+// TestStopEndsEventStreams holds that a client that follows events forever does not hold up the end, and that pods
+// are there again at the next start.
+func TestStopEndsEventStreams(t *testing.T) {
+	c := fakeNode(t)
+	stop := start(t, c)
+	followed := make(chan int, 1)
+	go func() {
+		code, _, _ := tripod(c, "", "events")
+		followed <- code
+	}()
+	must(t, c, "run", testImage, "--host-network", "--name", "one", "--log-dir", t.TempDir())
+	began := time.Now()
+	if err := stop(); err != nil || time.Since(began) > drainTime/2 {
+		t.Errorf("the daemon ended with %v after %s", err, time.Since(began))
+	}
+	if code := <-followed; code != 1 {
+		t.Errorf("events ended with exit code %d", code)
+	}
+	stop = start(t, c)
+	if out := must(t, c, "ps"); !strings.Contains(out, "one") {
+		t.Errorf("after the restart: %s", out)
+	}
+	if err := runDaemon(t.Context(), c, quiet); err == nil || !strings.Contains(err.Error(), "another daemon") {
+		t.Errorf("a second daemon on the same directories: %v", err)
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestLostRecordN7 takes the root directory away, as a disk that is not mounted is.
+func TestLostRecordN7(t *testing.T) {
+	c := fakeNode(t)
+	stop := start(t, c)
+	must(t, c, "run", testImage, "--host-network", "--name", "one", "--log-dir", t.TempDir())
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(c.Root, c.Root+".away"); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the refusal must not make the file that would let the second try pass
+		if err := runDaemon(t.Context(), c, quiet); !errors.Is(err, errRecordGone) {
+			t.Fatalf("started without its record: %v", err)
+		}
+	}
+	if err := errors.Join(os.RemoveAll(c.Root), os.Rename(c.Root+".away", c.Root)); err != nil {
+		t.Fatal(err)
+	}
+	stop = start(t, c)
+	if out := must(t, c, "ps"); !strings.Contains(out, "one") {
+		t.Errorf("with the disk back: %s", out)
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDamagedRecordIsLeftAlone(t *testing.T) {
+	c := fakeNode(t)
+	if err := os.MkdirAll(c.Root, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	damaged := bytes.Repeat([]byte("not a database\n"), 4096)
+	if err := os.WriteFile(recordFile(c), damaged, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := runDaemon(t.Context(), c, quiet); err == nil || !strings.Contains(err.Error(), "record.db") {
+		t.Errorf("started with a damaged record: %v", err)
+	}
+	if text, err := os.ReadFile(recordFile(c)); err != nil || !bytes.Equal(text, damaged) {
+		t.Errorf("the damaged record was changed: %v", err)
+	}
+}
+
+// TestDiag holds that a diagnosis has every section, with the daemon up and down, and no secrets.
+func TestDiag(t *testing.T) {
+	c := fakeNode(t)
+	stop := start(t, c)
+	must(t, c, "run", testImage, "--host-network", "--name", "one", "--log-dir", t.TempDir(), "-e", "PASSWORD=hush")
+	sections := gather(t.Context(), c)
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	for up, sections := range map[bool][]section{true: sections, false: gather(t.Context(), c)} {
+		text := map[string]string{}
+		for _, s := range sections {
+			text[s.name] = string(s.text)
+			if strings.Contains(text[s.name], "hush") || strings.Contains(text[s.name], "aHVzaA==") {
+				t.Errorf("%s tells a secret", s.name)
+			}
+		}
+		if !strings.Contains(text["record.txt"], "fsck: sound") || !strings.Contains(text["record.txt"], `"hostname": "one"`) && !strings.Contains(text["record.txt"], `"name": "one"`) {
+			t.Errorf("record.txt: %s", text["record.txt"])
+		}
+		if got := strings.Contains(text["cri.json"], `"RuntimeReady"`); got != up {
+			t.Errorf("with the daemon up=%v, cri.json: %.300s", up, text["cri.json"])
+		}
+	}
+}

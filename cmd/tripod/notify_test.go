@@ -1,0 +1,76 @@
+package main
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestNotifierSpeaksToSystemd(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "notify")
+	systemd, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer systemd.Close()
+	t.Setenv("NOTIFY_SOCKET", socket)
+	t.Setenv("WATCHDOG_USEC", "20000")
+	t.Setenv("WATCHDOG_PID", strconv.Itoa(os.Getpid()))
+	n := newNotifier(quiet)
+	for _, key := range []string{"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"} {
+		if v, set := os.LookupEnv(key); set {
+			t.Errorf("%s=%s is still there for children to inherit", key, v)
+		}
+	}
+	n.ready("3 pods")
+	expect(t, systemd, "READY=1\nSTATUS=3 pods")
+	probed := make(chan struct{}, 100)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go n.watchdog(ctx, func() { probed <- struct{}{} })
+	expect(t, systemd, "WATCHDOG=1")
+	expect(t, systemd, "WATCHDOG=1")
+	if len(probed) < 2 {
+		t.Error("the watchdog was fed without a probe")
+	}
+	cancel()
+	n.stopping()
+	for { // one more watchdog message may be under way
+		if text := receive(t, systemd); text == "STOPPING=1" {
+			break
+		} else if text != "WATCHDOG=1" {
+			t.Fatalf("got %q", text)
+		}
+	}
+}
+
+// TestNotifierWithoutSystemd must not block or complain.
+func TestNotifierWithoutSystemd(t *testing.T) {
+	t.Setenv("NOTIFY_SOCKET", "")
+	n := newNotifier(quiet)
+	n.ready("")
+	n.watchdog(t.Context(), func() { t.Error("probed") })
+}
+
+func expect(t *testing.T, c *net.UnixConn, want string) {
+	t.Helper()
+	if got := receive(t, c); got != want {
+		t.Errorf("systemd got %q, want %q", got, want)
+	}
+}
+
+func receive(t *testing.T, c *net.UnixConn) string {
+	t.Helper()
+	_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	b := make([]byte, 1024)
+	n, err := c.Read(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(b[:n]))
+}

@@ -1,0 +1,201 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+var quiet = slog.New(slog.DiscardHandler)
+
+func TestPrivateDirC7(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a", "b")
+	if err := privateDir(dir, quiet); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := privateDir(dir, quiet); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("mode %v, %v; want it closed", info.Mode(), err)
+	}
+	if err := os.Chown(dir, 65534, 65534); err != nil {
+		t.Fatal(err)
+	}
+	if err := privateDir(dir, quiet); err == nil || !strings.Contains(err.Error(), "chown") {
+		t.Errorf("a directory of somebody else: %v; want a refusal with its remedy", err)
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := privateDir(file, quiet); err == nil {
+		t.Error("a file was taken for a directory")
+	}
+}
+
+func TestLockDir(t *testing.T) {
+	dir := t.TempDir()
+	first, err := lockDir(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*lockInterval)
+	defer cancel()
+	if _, err := lockDir(ctx, dir); err == nil || !strings.Contains(err.Error(), "another daemon (pid ") {
+		t.Errorf("a second lock: %v", err)
+	}
+	time.AfterFunc(2*lockInterval, func() { _ = first.Close() })
+	second, err := lockDir(t.Context(), dir)
+	if err != nil {
+		t.Fatalf("the lock was let go while we waited: %v", err)
+	}
+	_ = second.Close()
+}
+
+func TestRefuseLostRecordN7(t *testing.T) {
+	dir := t.TempDir()
+	record, pods := filepath.Join(dir, "root", "record.db"), filepath.Join(dir, "pods")
+	if err := os.MkdirAll(filepath.Dir(record), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := refuseLostRecord(record, pods); err != nil {
+		t.Errorf("a first start: %v", err)
+	}
+	if err := os.MkdirAll(filepath.Join(pods, "abc"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := refuseLostRecord(record, pods); !errors.Is(err, errRecordGone) || !strings.Contains(err.Error(), "mounted") {
+		t.Errorf("pods without a record: %v", err)
+	}
+	if err := os.WriteFile(record, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := refuseLostRecord(record, pods); err != nil {
+		t.Errorf("pods with a record: %v", err)
+	}
+}
+
+func TestListenPrivate(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := listenPrivate(t.Context(), path, quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	if _, err := listenPrivate(t.Context(), path, quiet); err == nil || !strings.Contains(err.Error(), "another program") {
+		t.Errorf("a socket in use: %v", err)
+	}
+	l.(*privateListener).SetUnlinkOnClose(false)
+	_ = l.Close()
+	l, err = listenPrivate(t.Context(), path, quiet)
+	if err != nil {
+		t.Fatalf("a leftover socket is in the way: %v", err)
+	}
+	_ = l.Close()
+	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := listenPrivate(t.Context(), path, quiet); err == nil {
+		t.Error("a file that is no socket was removed")
+	}
+}
+
+// TestPeerCredentials connects as another user through a socket whose file mode was opened by mistake.
+func TestPeerCredentials(t *testing.T) {
+	dir, err := os.MkdirTemp("/var/tmp", "tripod-peer-") // t.TempDir is closed to others
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "s")
+	l, err := listenPrivate(t.Context(), path, quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for p, mode := range map[string]os.FileMode{dir: 0o755, path: 0o666} {
+		if err := os.Chmod(p, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	accepted := make(chan net.Conn, 2)
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				close(accepted)
+				return
+			}
+			accepted <- c
+		}
+	}()
+	other, err := otherUser(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := other.CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != "closed" {
+		t.Fatalf("the other user's client: %q, %v; want its connection closed", out, err)
+	}
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	served := <-accepted
+	peer, err := peerOf(served.(*net.UnixConn))
+	if err != nil || int(peer.Pid) != os.Getpid() {
+		t.Errorf("the first connection served is of %+v, %v; want this process's", peer, err)
+	}
+	_ = served.Close()
+}
+
+// clientVariable makes TestMain a client of the socket that it names.
+const clientVariable = "TRIPOD_TEST_CLIENT"
+
+// otherUser runs this test program as nobody, as a client of the socket. Its copy lies where he can read it.
+func otherUser(socket string) (*exec.Cmd, error) {
+	program := filepath.Join(filepath.Dir(socket), "client")
+	text, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(program, text, 0o755); err != nil {
+		return nil, err
+	}
+	c := exec.Command(program)
+	c.Dir, c.Env = "/", []string{clientVariable + "=" + socket}
+	c.SysProcAttr = &unix.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	return c, nil
+}
+
+func TestMain(m *testing.M) {
+	if socket := os.Getenv(clientVariable); socket != "" {
+		c, err := net.Dial("unix", socket)
+		if err == nil {
+			_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+			if _, err = c.Read(make([]byte, 1)); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+				os.Stdout.WriteString("closed\n")
+				os.Exit(0)
+			}
+		}
+		os.Stdout.WriteString("not closed\n")
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}

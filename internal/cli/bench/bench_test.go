@@ -1,0 +1,108 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+func TestPercentile(t *testing.T) {
+	var all []time.Duration
+	for i := range 100 {
+		all = append(all, time.Duration(100-i)*time.Millisecond)
+	}
+	f := figureOf("x", all)
+	if f.N != 100 || f.P50 != 50 || f.P95 != 95 || f.Max != 100 {
+		t.Errorf("figures %+v", f)
+	}
+	if f = figureOf("x", all[:1]); f.P50 != 100 || f.P95 != 100 {
+		t.Errorf("of one value %+v", f)
+	}
+}
+
+func TestRecorderLeavesFailuresOut(t *testing.T) {
+	r := newRecorder()
+	_ = r.time("b", func() error { return nil })
+	_ = r.time("a", func() error { return nil })
+	_ = r.time("a", func() error { return errors.New("failed") })
+	figures := r.figures()
+	if len(figures) != 2 || figures[0].Call != "b" || figures[1].N != 1 {
+		t.Errorf("figures %+v", figures)
+	}
+}
+
+func TestParallel(t *testing.T) {
+	var now, most, done atomic.Int64
+	err := parallel(t.Context(), 4, 50, func(int) error {
+		most.Store(max(most.Load(), now.Add(1)))
+		defer now.Add(-1)
+		done.Add(1)
+		return nil
+	})
+	if err != nil || done.Load() != 50 || most.Load() > 4 {
+		t.Errorf("%v: %d done, %d at a time", err, done.Load(), most.Load())
+	}
+	stop := errors.New("stop")
+	done.Store(0)
+	err = parallel(context.Background(), 1, 50, func(i int) error {
+		done.Add(1)
+		if i == 3 {
+			return stop
+		}
+		return nil
+	})
+	if !errors.Is(err, stop) || done.Load() != 4 {
+		t.Errorf("%v after %d", err, done.Load())
+	}
+}
+
+// TestHelpersAreWhatAppears starts a process of ours and finds it, with its memory, and nothing of before.
+func TestHelpersAreWhatAppears(t *testing.T) {
+	before, err := processes("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := exec.Command("sleep", "60")
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Process.Kill(); _ = c.Wait() }()
+	m, err := helpers("/proc", before, 1)
+	if err != nil || m.Helpers["sleep"] < 1 || m.HelperPSS <= 0 {
+		t.Errorf("helpers %+v, %v", m, err)
+	}
+	if pss("/proc", os.Getpid()) < 1<<20 {
+		t.Error("this program has more than a MiB")
+	}
+	now, err := processes("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m, err = helpers("/proc", now, 1); err != nil || m.Helpers["sleep"] != 0 {
+		t.Errorf("what was there before counts too: %+v, %v", m, err)
+	}
+}
+
+func TestMarkdown(t *testing.T) {
+	report := func(name string, p50 float64) *Report {
+		return &Report{Runtime: name, Network: "CNI", ListPods: 3, Lists: []Figure{{Call: "ListPodSandbox", P50: p50}},
+			Rounds: []Round{{Parallel: 1, Pods: 30, PodsPerSecond: 5, Figures: []Figure{{Call: "RunPodSandbox", P50: p50, P95: 2 * p50}},
+				Memory: Memory{HelperPSS: 1 << 20, Helpers: map[string]int{"conmon": 30}}}}}
+	}
+	var out bytes.Buffer
+	if err := Markdown(&out, []*Report{report("a", 50), report("b", 100)}); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"### 30 pods, 1 at a time (network: CNI)", "| p50 / p95 in ms | a | b | ratio of p50 |",
+		"| RunPodSandbox | 50.0 / 100.0 | 100.0 / 200.0 | 2.00 |", "1.00 MiB (30 conmon)", "with 3 pods"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q is not in\n%s", want, out.String())
+		}
+	}
+}

@@ -1,0 +1,258 @@
+package cli
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+func TestPick(t *testing.T) {
+	all := []named{{"abc1", "web"}, {"abc2", "db"}, {"def", "web"}, {"ab", "x"}}
+	for _, test := range []struct{ arg, want, err string }{
+		{"abc1", "abc1", ""},
+		{"ab", "ab", ""}, // a whole ID goes before prefixes
+		{"de", "def", ""},
+		{"db", "abc2", ""},
+		{"abc", "", `"abc" may be any of 2`},
+		{"web", "", `"web" may be any of 2: the pods abc1, def`},
+		{"zz", "", `no pod has the ID or the name "zz"`},
+		{"", "", "empty"},
+	} {
+		got, err := pick("pod", test.arg, all)
+		if got != test.want || (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
+			t.Errorf("pick(%q) = %q, %v", test.arg, got, err)
+		}
+	}
+}
+
+func TestExplain(t *testing.T) {
+	st := status.Error(codes.NotFound, "container abc: not found")
+	for _, test := range []struct {
+		err  error
+		want string
+	}{
+		{errors.New("plain"), "plain"},
+		{st, "container abc: not found"},
+		{fmt.Errorf("while looking: %w", st), "while looking: container abc: not found"},
+		{status.Error(codes.Unimplemented, "CheckpointPod"), "not implemented by this runtime: CheckpointPod"},
+		{status.Error(codes.DeadlineExceeded, "context deadline exceeded"), "took longer than allowed (--timeout): context deadline exceeded"},
+	} {
+		if got := Explain(test.err); got != test.want {
+			t.Errorf("Explain(%v) = %q, want %q", test.err, got, test.want)
+		}
+	}
+}
+
+func TestExitCode(t *testing.T) {
+	for want, err := range map[int]error{0: nil, 1: errors.New("x"), 7: fmt.Errorf("wrapped: %w", &ExitError{Code: 7})} {
+		if got := ExitCode(err); got != want {
+			t.Errorf("ExitCode(%v) = %d, want %d", err, got, want)
+		}
+	}
+}
+
+func TestTableKeepsItsShape(t *testing.T) {
+	var out bytes.Buffer
+	table := newTable(&out, "ID", "NAME")
+	table.row("1", "tab\there\nand a line")
+	table.row("22", "\x1b[31mred")
+	if err := table.flush(); err != nil {
+		t.Fatal(err)
+	}
+	want := "ID   NAME\n1    tab?here?and a line\n22   ?[31mred\n"
+	if out.String() != want {
+		t.Errorf("table:\n%q\nwant\n%q", out.String(), want)
+	}
+}
+
+func TestPrintFormats(t *testing.T) {
+	msg := &runtimeapi.ListImagesResponse{Images: []*runtimeapi.Image{{Id: "sha256:1", RepoTags: []string{"a:b"}, Size: 5}}}
+	for format, want := range map[string]string{"json": `"id": "sha256:1"`, "yaml": "- id: sha256:1", "table": "people false", "wide": "people true"} {
+		var out bytes.Buffer
+		a := &App{Stdout: &out, format: format}
+		err := a.print(msg, func(wide bool) error { _, err := fmt.Fprint(&out, "people ", wide); return err })
+		if format == "yaml" {
+			want = "id: sha256:1"
+		}
+		if err != nil || !strings.Contains(out.String(), want) {
+			t.Errorf("%s: %s, %v", format, out.String(), err)
+		}
+	}
+	if err := (&App{format: "xml"}).print(msg, nil); err == nil {
+		t.Error("xml is no format")
+	}
+}
+
+// TestStatusInOrder holds that verbose answers begin with the status and that info, JSON in strings, is opened up.
+func TestStatusInOrder(t *testing.T) {
+	msg := &runtimeapi.ContainerStatusResponse{
+		Status: &runtimeapi.ContainerStatus{Id: "x"},
+		Info:   map[string]string{"info": `{"pid":7}`, "text": "not JSON"},
+	}
+	document, err := jsonOf(msg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(document)
+	if !strings.HasPrefix(text, `{"status":`) || !strings.Contains(text, `"info":{"info":{"pid":7},"text":"not JSON"}`) {
+		t.Errorf("JSON: %s", text)
+	}
+}
+
+func TestWords(t *testing.T) {
+	hex := strings.Repeat("0123456789abcdef", 4)
+	for in, want := range map[string]string{hex: "0123456789abc", "sha256:" + hex: "0123456789abc", "example.com:foo.Bar@1.2.3#0": "example.com:foo.Bar@1.2.3#0", "": ""} {
+		if got := shortID(in); got != want {
+			t.Errorf("shortID(%q) = %q", in, got)
+		}
+	}
+	for in, want := range map[uint64]string{0: "0B", 999: "999B", 1000: "1kB", 2906556: "2.91MB", 999_999: "1MB", 1 << 40: "1.1TB", 1<<64 - 1: "18.4EB"} {
+		if got := size(in); got != want {
+			t.Errorf("size(%d) = %q, want %q", in, got, want)
+		}
+	}
+	for in, want := range map[string][2]string{"a.b:5000/c": {"a.b:5000/c", "<none>"}, "a.b:5000/c:d": {"a.b:5000/c", "d"}, "c": {"c", "<none>"}} {
+		if n, tag := splitTag(in); n != want[0] || tag != want[1] {
+			t.Errorf("splitTag(%q) = %q, %q", in, n, tag)
+		}
+	}
+	for in, want := range map[string]string{"docker.io/library/Busy_Box:1": "busy-box", "a@sha256:00": "a", "x/---": "pod", "": "pod"} {
+		if got := nameOf(in); got != want {
+			t.Errorf("nameOf(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
+
+func TestParsePorts(t *testing.T) {
+	for text, want := range map[string]*runtimeapi.PortMapping{
+		"8080:80":          {HostPort: 8080, ContainerPort: 80},
+		"53:5353/udp":      {HostPort: 53, ContainerPort: 5353, Protocol: runtimeapi.Protocol_UDP},
+		"127.0.0.1:8080:1": {HostIp: "127.0.0.1", HostPort: 8080, ContainerPort: 1},
+		"[::1]:8080:1":     {HostIp: "::1", HostPort: 8080, ContainerPort: 1},
+	} {
+		got, err := parsePorts([]string{text})
+		if err != nil || len(got) != 1 || got[0].String() != want.String() {
+			t.Errorf("%s: %v, %v", text, got, err)
+		}
+	}
+	for _, bad := range []string{"80", "a:80", "80:b", "0:80", "80:65536", "80:80/icmp", ":80", "80:"} {
+		if got, err := parsePorts([]string{bad}); err == nil {
+			t.Errorf("%s was taken for %v", bad, got)
+		}
+	}
+}
+
+func TestReadMessage(t *testing.T) {
+	read := func(text string) (*runtimeapi.ContainerConfig, error) {
+		path := filepath.Join(t.TempDir(), "c.yaml")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c := &runtimeapi.ContainerConfig{}
+		return c, readMessage(path, c)
+	}
+	c, err := read(`{"metadata":{"name":"a","attempt":1},"log_path":"x","envs":[{"key":"K","value":"plain text"}],
+		"linux":{"security_context":{"namespace_options":{"pid":1,"network":"NODE"}}}}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := c.GetLinux().GetSecurityContext().GetNamespaceOptions()
+	if c.GetMetadata().GetAttempt() != 1 || c.GetLogPath() != "x" || string(c.GetEnvs()[0].GetValue()) != "plain text" ||
+		o.GetPid() != runtimeapi.NamespaceMode_CONTAINER || o.GetNetwork() != runtimeapi.NamespaceMode_NODE {
+		t.Errorf("read %v", c)
+	}
+	if c, err := read("metadata: {name: a}\nlogPath: a.log\nenvs: [{key: K}]\n"); err != nil || c.GetLogPath() != "a.log" {
+		t.Errorf("YAML with JSON's names: %v, %v", c, err)
+	}
+	for text, want := range map[string]string{
+		"metadata: {nam: a}":              `unknown field "nam"`,
+		"- a":                             "holds no object",
+		"envs: [{key: K, value: 1}]":      "put it in quotes",
+		"envs: [K]":                       "not an object",
+		"metadata: {name: a, name: b}":    "already",
+		"metadata: {attempt: many}":       "not a ContainerConfig",
+		"linux: {resources: {x: {y: z}}}": "unknown field",
+	} {
+		if _, err := read(text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", text, err, want)
+		}
+	}
+}
+
+func TestRunConfigs(t *testing.T) {
+	o := runOptions{logDir: "/logs", env: []string{"A=b=c"}, publish: []string{"1:2"}}
+	container, pod, err := o.configs([]string{"example.com/x/web:1", "sh", "-c", "true"}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pod.GetMetadata().GetName() != "web" || pod.GetMetadata().GetUid() == "" || !strings.HasPrefix(pod.GetLogDirectory(), "/logs/default_web_") ||
+		len(pod.GetPortMappings()) != 1 || container.GetArgs()[2] != "true" || container.GetCommand() != nil || string(container.GetEnvs()[0].GetValue()) != "b=c" {
+		t.Errorf("configs: %v\n%v", pod, container)
+	}
+	o.command = true
+	if container, _, err = o.configs([]string{"web", "sh"}, 1); err != nil || container.GetCommand()[0] != "sh" || container.GetArgs() != nil {
+		t.Errorf("--command: %v, %v", container, err)
+	}
+	for _, bad := range []struct {
+		args []string
+		dash int
+	}{{[]string{"web", "sh"}, -1}, {[]string{"sh"}, 0}, {[]string{"a", "b", "c"}, 2}} {
+		if _, _, err := o.configs(bad.args, bad.dash); err == nil {
+			t.Errorf("%v with -- at %d was accepted", bad.args, bad.dash)
+		}
+	}
+}
+
+func TestParseSince(t *testing.T) {
+	now := time.Date(2026, 1, 31, 12, 0, 0, 0, time.UTC)
+	for text, want := range map[string]time.Time{"": {}, "10m": now.Add(-10 * time.Minute), "2026-01-31T11:00:00.5Z": now.Add(-time.Hour + time.Second/2)} {
+		if got, err := parseSince(text, now); err != nil || !got.Equal(want) {
+			t.Errorf("parseSince(%q) = %v, %v", text, got, err)
+		}
+	}
+	if _, err := parseSince("yesterday", now); err == nil {
+		t.Error("yesterday was understood")
+	}
+}
+
+func TestParseCreds(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "creds")
+	if err := os.WriteFile(file, []byte("user:pass:word\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, creds := range []string{"user:pass:word", "@" + file} {
+		if auth, err := parseCreds(creds); err != nil || auth.GetUsername() != "user" || auth.GetPassword() != "pass:word" {
+			t.Errorf("%s: %v, %v", creds, auth, err)
+		}
+	}
+	for _, bad := range []string{"user", ":x", "@/does/not/exist"} {
+		if _, err := parseCreds(bad); err == nil {
+			t.Errorf("%s was accepted", bad)
+		}
+	}
+}
+
+func TestConnectSaysWhatIsWrong(t *testing.T) {
+	dead := filepath.Join(t.TempDir(), "dead.sock")
+	if err := os.WriteFile(dead, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for endpoint, want := range map[string]string{
+		"unix:///does/not/exist.sock": "is the node running?",
+		dead:                          "nobody answers at unix://",
+		"tcp://127.0.0.1:1":           "neither a path nor unix://PATH",
+	} {
+		if _, err := Connect(t.Context(), endpoint, time.Second); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", endpoint, err, want)
+		}
+	}
+}
