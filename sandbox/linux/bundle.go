@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	crierrors "k8s.io/cri-api/pkg/errors"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/sandbox"
@@ -133,18 +134,35 @@ func (b *Backend) build(ctx context.Context, p *sandbox.Pod, c *sandbox.Containe
 		pid = b.targetPin(p.ID, c.ID)
 	}
 	oci, _ := b.cgroups.container(p, c.ID)
-	return spec.Build(spec.Input{
+	config, answer, err := spec.Build(spec.Input{
 		Pod: p, Container: c, Image: img.Config.Config, Rootfs: rootfsDir(bundle),
 		Net: at.net, IPC: at.ipc, UTS: at.uts, PID: pid,
 		CgroupsPath: oci, ShmPath: files.shm,
 		ResolvConf: files.resolvConf, Hosts: files.hosts, HostnameFile: files.hostname,
-		ImageVolumes: volumes,
+		ImageVolumes: sources(volumes),
 	}, b.host)
+	for _, m := range answer.Mounts {
+		if v, ok := volumes[m.ContainerPath]; ok {
+			m.Image.ImageRef = v.imageID
+		}
+	}
+	return config, answer, err
 }
 
-// mountAll mounts the root file system and the image volumes where they are not mounted yet, and gives the host paths
-// of the volumes by their paths in the container.
-func (b *Backend) mountAll(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (map[string]string, error) {
+// volume is an image that is mounted for a container: its path on the host and the image's ID.
+type volume struct{ dir, imageID string }
+
+func sources(volumes map[string]volume) map[string]string {
+	dirs := make(map[string]string, len(volumes))
+	for path, v := range volumes {
+		dirs[path] = v.dir
+	}
+	return dirs
+}
+
+// mountAll mounts the root file system and the image volumes where they are not mounted yet, and gives the volumes by
+// their paths in the container.
+func (b *Backend) mountAll(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (map[string]volume, error) {
 	bundle := b.cfg.bundle(p.ID, c.ID)
 	mounts, err := b.cfg.Images.Mounts(ctx, snapshotPrefix+c.ID)
 	if err != nil {
@@ -153,37 +171,38 @@ func (b *Backend) mountAll(ctx context.Context, p *sandbox.Pod, c *sandbox.Conta
 	if err := mountOn(mounts, rootfsDir(bundle)); err != nil {
 		return nil, err
 	}
-	volumes := map[string]string{}
+	volumes := map[string]volume{}
 	for n, m := range c.Config.GetMounts() {
 		if m.GetImage().GetImage() == "" {
 			continue
 		}
-		dir, err := b.mountVolume(ctx, c.ID, bundle, n, m)
+		v, err := b.mountVolume(ctx, c.ID, bundle, n, m)
 		if err != nil {
-			return nil, fmt.Errorf("mounts[%d], image %s: %w", n, m.Image.Image, err)
+			return nil, fmt.Errorf("%w: mounts[%d], image %s: %w", crierrors.ErrImageVolumeMountFailed, n, m.Image.Image, err)
 		}
-		volumes[m.ContainerPath] = dir
+		volumes[m.ContainerPath] = v
 	}
 	return volumes, nil
 }
 
-func (b *Backend) mountVolume(ctx context.Context, id, bundle string, n int, m *runtimeapi.Mount) (string, error) {
+func (b *Backend) mountVolume(ctx context.Context, id, bundle string, n int, m *runtimeapi.Mount) (volume, error) {
 	img, err := b.cfg.Images.Get(ctx, m.Image.Image)
 	if err != nil {
-		return "", err
+		return volume{}, err
 	}
 	dir := volumeDir(bundle, n)
 	if err := os.MkdirAll(dir, 0o700); err != nil { // before the snapshot, which is found by it
-		return "", err
+		return volume{}, err
 	}
 	mounts, err := b.cfg.Images.View(ctx, volumeKey(id, n), img.ID)
 	if err != nil {
-		return "", err
+		return volume{}, err
 	}
 	if err := mountOn(mounts, dir); err != nil {
-		return "", err
+		return volume{}, err
 	}
-	return spec.ResolveSubPath(dir, m.ImageSubPath)
+	dir, err = spec.ResolveSubPath(dir, m.ImageSubPath)
+	return volume{dir, img.ID}, err
 }
 
 // mountOn mounts a snapshot on a directory unless it is mounted there.
