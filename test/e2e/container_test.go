@@ -324,6 +324,7 @@ func TestExit(t *testing.T) {
 func TestProcess(t *testing.T) {
 	d := harness.StartDaemon(t)
 	d.Pull(t, harness.Config)
+	d.Pull(t, harness.Busybox)
 	first := func(t *testing.T, change func(*runtimeapi.ContainerConfig)) string {
 		t.Helper()
 		config := harness.ContainerConfig("c", harness.Config)

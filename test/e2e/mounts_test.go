@@ -1,0 +1,254 @@
+package e2e
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	crierrors "k8s.io/cri-api/pkg/errors"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+// mountTmpfs mounts a tmpfs with one file, named "file", and unmounts it when the test ends.
+func mountTmpfs(t *testing.T, dir, content string) {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := os.WriteFile(filepath.Join(dir, "file"), []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// propagating is a directory on a mount of its own with the propagation given.
+func propagating(t *testing.T, flag uintptr) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "volume")
+	mountTmpfs(t, dir, "outer")
+	if err := unix.Mount("", dir, "", flag, ""); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func TestMountPropagation(t *testing.T) {
+	d := harness.StartDaemon(t)
+	d.Pull(t, harness.Busybox)
+	for _, c := range []struct {
+		name           string
+		mode           runtimeapi.MountPropagation
+		toContainer    bool
+		fromContainer  bool
+		seenAtCreation bool
+	}{
+		{"mount with 'rprivate' should not support propagation", runtimeapi.MountPropagation_PROPAGATION_PRIVATE, false, false, true},
+		{"mount with 'rshared' should support propagation from host to container and vice versa", runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL, true, true, true},
+		{"mount with 'rslave' should support propagation from host to container", runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER, true, false, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := propagating(t, unix.MS_SHARED|unix.MS_REC)
+			mountTmpfs(t, filepath.Join(dir, "before"), "before")
+			p := d.RunPod(t, harness.PodConfig(t, "p", func(c *runtimeapi.PodSandboxConfig) { c.Linux.SecurityContext.Privileged = true }))
+			defer p.Remove()
+			ctr := p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep(),
+				harness.Security(func(s *security) { s.Privileged = true }),
+				mounts(&runtimeapi.Mount{HostPath: dir, ContainerPath: "/volume", Propagation: c.mode})))
+			if got := ctr.Must("cat", "/volume/before/file"); got != "before" {
+				t.Errorf("a mount that was there before reads %q", got)
+			}
+			mountTmpfs(t, filepath.Join(dir, "host"), "host")
+			if _, _, code := ctr.ExecSync("test", "-e", "/volume/host/file"); (code == 0) != c.toContainer {
+				t.Errorf("the container sees the host's mount: %v, want %v", code == 0, c.toContainer)
+			}
+			ctr.Must("sh", "-c", "mkdir /volume/mine && mount -t tmpfs none /volume/mine && touch /volume/mine/file")
+			_, err := os.Stat(filepath.Join(dir, "mine", "file"))
+			if (err == nil) != c.fromContainer {
+				t.Errorf("the host sees the container's mount: %v, want %v", err == nil, c.fromContainer)
+			}
+			if err == nil {
+				ctr.Must("umount", "/volume/mine")
+			}
+		})
+	}
+	t.Run("a private mount of the host cannot propagate", func(t *testing.T) {
+		dir := propagating(t, unix.MS_PRIVATE|unix.MS_REC)
+		p := startPod(t, d)
+		for _, mode := range []runtimeapi.MountPropagation{runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL, runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER} {
+			config := harness.ContainerConfig("c", harness.Busybox, mounts(&runtimeapi.Mount{HostPath: dir, ContainerPath: "/volume", Propagation: mode}))
+			if msg := refused(t, d, p, config); !strings.Contains(msg, "propagation") {
+				t.Errorf("the message does not name the field: %s", msg)
+			}
+		}
+	})
+}
+
+func TestReadOnlyMounts(t *testing.T) {
+	d := harness.StartDaemon(t)
+	d.Pull(t, harness.Busybox)
+	// nested runs a container with a read-only volume that has another mount within.
+	nested := func(t *testing.T, recursive bool) *harness.Container {
+		dir := t.TempDir()
+		mountTmpfs(t, filepath.Join(dir, "within"), "x")
+		return sleeper(t, d, mounts(&runtimeapi.Mount{HostPath: dir, ContainerPath: "/volume", Readonly: true, RecursiveReadOnly: recursive}))
+	}
+	writes := func(c *harness.Container, path string) bool {
+		_, _, code := c.ExecSync("touch", path)
+		return code == 0
+	}
+	t.Run("should support non-recursive readonly mounts", func(t *testing.T) {
+		c := nested(t, false)
+		if writes(c, "/volume/new") || !writes(c, "/volume/within/new") {
+			t.Error("want the volume read-only and the mount within it writable")
+		}
+		if m := c.Status().Mounts; len(m) != 1 || !m[0].Readonly || m[0].RecursiveReadOnly {
+			t.Errorf("mounts in the status: %v", m)
+		}
+	})
+	t.Run("should support recursive readonly mounts", func(t *testing.T) {
+		status, err := d.Runtime().Status(context.Background(), false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		offered := slices.ContainsFunc(status.RuntimeHandlers, func(h *runtimeapi.RuntimeHandler) bool {
+			return h.Name == "" && h.Features.RecursiveReadOnlyMounts
+		})
+		if !offered { // then it must be refused by its name
+			p := startPod(t, d)
+			_, err := create(d, p, harness.ContainerConfig("c", harness.Busybox, mounts(&runtimeapi.Mount{HostPath: t.TempDir(), ContainerPath: "/v", Readonly: true, RecursiveReadOnly: true})))
+			if err == nil || !strings.Contains(err.Error(), crierrors.ErrRROUnsupported.Error()) {
+				t.Errorf("not offered, and not refused as %v: %v", crierrors.ErrRROUnsupported, err)
+			}
+			return
+		}
+		c := nested(t, true)
+		if writes(c, "/volume/new") || writes(c, "/volume/within/new") {
+			t.Error("want all of it read-only")
+		}
+		if m := c.Status().Mounts; len(m) != 1 || !m[0].Readonly || !m[0].RecursiveReadOnly {
+			t.Errorf("mounts in the status: %v", m)
+		}
+	})
+	for name, m := range map[string]*runtimeapi.Mount{
+		"should reject a recursive readonly mount with PROPAGATION_HOST_TO_CONTAINER": {Readonly: true, Propagation: runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER},
+		"should reject a recursive readonly mount with PROPAGATION_BIDIRECTIONAL":     {Readonly: true, Propagation: runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL},
+		"should reject a recursive readonly mount with ReadOnly  false":               {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m.HostPath, m.ContainerPath, m.RecursiveReadOnly = t.TempDir(), "/volume", true
+			_, err := create(d, startPod(t, d), harness.ContainerConfig("c", harness.Busybox, mounts(m)))
+			wantCode(t, err, codes.InvalidArgument)
+		})
+	}
+	t.Run("mount options", func(t *testing.T) {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "program"), []byte("#!/bin/sh\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		c := sleeper(t, d, mounts(&runtimeapi.Mount{HostPath: dir, ContainerPath: "/volume", MountOptions: []string{"noexec", "nodev", "nosuid"}}))
+		if _, stderr, code := c.ExecSync("sh", "-c", "/volume/program"); code != 126 {
+			t.Errorf("a program on a noexec mount: code %d, %s", code, stderr)
+		}
+		options := c.Must("grep", " /volume ", "/proc/self/mountinfo")
+		for _, o := range []string{"noexec", "nodev", "nosuid"} {
+			if !strings.Contains(options, o) {
+				t.Errorf("no %s in %s", o, options)
+			}
+		}
+		_, err := create(d, c.Pod, harness.ContainerConfig("other", harness.Busybox, mounts(&runtimeapi.Mount{HostPath: dir, ContainerPath: "/volume", MountOptions: []string{"suid"}})))
+		wantCode(t, err, codes.InvalidArgument)
+	})
+}
+
+func TestImageVolume(t *testing.T) {
+	d := harness.StartDaemon(t)
+	id := d.Pull(t, harness.Layers)
+	d.Pull(t, harness.Busybox)
+	volume := func(sub string) *runtimeapi.Mount {
+		return &runtimeapi.Mount{ContainerPath: "/volume", Image: &runtimeapi.ImageSpec{Image: harness.Layers}, ImageSubPath: sub, Readonly: true}
+	}
+	t.Run("should return image digest in ContainerStatus mounts", func(t *testing.T) {
+		m := sleeper(t, d, mounts(volume(""))).Status().Mounts
+		if len(m) != 1 || m[0].ContainerPath != "/volume" || m[0].Image == nil {
+			t.Fatalf("mounts in the status: %v", m)
+		}
+		if got := m[0].Image.ImageRef; got != id {
+			t.Errorf("image_ref %q, want %q", got, id)
+		}
+	})
+	t.Run("should correctly mount image and enforce read-only", func(t *testing.T) {
+		c := sleeper(t, d, mounts(volume("")))
+		if got := c.Must("cat", "/volume/layers/kept", "/volume/layers/replaced"); got != "low\nhigh\n" {
+			t.Errorf("%q", got)
+		}
+		for _, script := range []string{"echo x >/volume/new", "echo x >/volume/layers/kept", "rm /volume/layers/kept"} {
+			if _, stderr, code := c.ExecSync("sh", "-c", script); code == 0 || !strings.Contains(stderr, "Read-only") {
+				t.Errorf("%s: code %d, %s", script, code, stderr)
+			}
+		}
+	})
+	t.Run("should reject Image Volume with Readonly set to false", func(t *testing.T) {
+		m := volume("")
+		m.Readonly = false
+		_, err := create(d, startPod(t, d), harness.ContainerConfig("c", harness.Busybox, mounts(m)))
+		wantCode(t, err, codes.InvalidArgument)
+	})
+	t.Run("subPath should succeed when using a valid subPath", func(t *testing.T) {
+		if got := sleeper(t, d, mounts(volume("layers/opaque"))).Must("ls", "/volume"); got != "new\n" {
+			t.Errorf("%q", got)
+		}
+	})
+	t.Run("subPath should fail when subPath does not exist in the image", func(t *testing.T) {
+		if msg := refused(t, d, startPod(t, d), harness.ContainerConfig("c", harness.Busybox, mounts(volume("no/such/path")))); !strings.Contains(msg, crierrors.ErrImageVolumeMountFailed.Error()) {
+			t.Errorf("not the name that the kubelet knows it by: %s", msg)
+		}
+	})
+	t.Run("a sub path that leads out of the image is refused", func(t *testing.T) {
+		d.Pull(t, harness.Symlinks)
+		for _, sub := range []string{"../../etc", "/etc", "work", "data", "loop"} {
+			m := volume(sub)
+			m.Image.Image = harness.Symlinks
+			p := startPod(t, d)
+			id, err := create(d, p, harness.ContainerConfig("c", harness.Busybox, harness.Sleep(), mounts(m)))
+			if err == nil { // resolved within the image, which has such a directory
+				_, err = d.CRI().StartContainer(context.Background(), &runtimeapi.StartContainerRequest{ContainerId: id})
+			}
+			if err == nil {
+				resp, err := d.CRI().ExecSync(context.Background(), &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: []string{"test", "-e", "/volume/shadow"}})
+				if err != nil || resp.ExitCode == 0 {
+					t.Errorf("%s shows the node's files: %v", sub, err)
+				}
+			}
+		}
+	})
+	t.Run("an image that is not there", func(t *testing.T) {
+		m := volume("")
+		m.Image.Image = "images.test/not/pulled:1"
+		_, err := create(d, startPod(t, d), harness.ContainerConfig("c", harness.Busybox, mounts(m)))
+		wantCode(t, err, codes.NotFound)
+	})
+	t.Run("an image in use as a volume is not lost", func(t *testing.T) {
+		c := sleeper(t, d, mounts(volume("layers")))
+		if err := d.Images().RemoveImage(context.Background(), &runtimeapi.ImageSpec{Image: harness.Layers}); err != nil {
+			t.Logf("refused while in use: %v", err)
+		}
+		if got := c.Must("cat", "/volume/kept"); got != "low\n" {
+			t.Errorf("%q", got)
+		}
+		d.Pull(t, harness.Layers)
+	})
+}
