@@ -36,18 +36,18 @@ func (p *puller) fetch(ctx context.Context, desc ocispec.Descriptor) error {
 	}
 	defer p.tracker.busy()()
 	for idle := 0; ; idle++ {
-		before := p.tracker.done()
+		before := p.tracker.position(desc.Digest)
 		err := remotes.Fetch(ctx, p.content, p.fetcher, desc)
 		switch {
 		case err == nil:
 			return nil
 		case errdefs.IsAlreadyExists(err):
-			p.tracker.advance(desc.Digest, desc.Size)
+			p.tracker.reached(desc.Digest, desc.Size)
 			return nil
 		case wrongContent(err):
 			return p.refuse(ctx, desc, err)
 		}
-		if p.tracker.done() != before {
+		if p.tracker.position(desc.Digest) != before {
 			idle = 0
 		}
 		if ctx.Err() != nil || !transient(err) || idle == maxIdleRetries {

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"io/fs"
 	"log"
 	"log/slog"
 	"net/http"
@@ -329,3 +330,19 @@ func eventually(t testing.TB, condition func() error) {
 }
 
 var testTime = time.Unix(1_700_000_000, 0)
+
+// findFile finds the only file of a name in a tree.
+func findFile(t testing.TB, root, name string) string {
+	t.Helper()
+	var found []string
+	check(t, filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
+		if filepath.Base(path) == name {
+			found = append(found, path)
+		}
+		return err
+	}))
+	if len(found) != 1 {
+		t.Fatalf("%d files %s in %s", len(found), name, root)
+	}
+	return found[0]
+}

@@ -27,12 +27,13 @@ type tracker struct {
 
 	mu       sync.Mutex
 	progress Progress
+	at       map[digest.Digest]int64 // how far each blob is
 	told     time.Time
 	nextID   int
 	tell     map[int]func(Progress)
 }
 
-func newTracker() *tracker { return &tracker{start: time.Now(), tell: map[int]func(Progress){}} }
+func newTracker() *tracker { return &tracker{start: time.Now(), at: map[digest.Digest]int64{}, tell: map[int]func(Progress){}} }
 
 // subscribe adds a listener; the returned function takes it away.
 func (t *tracker) subscribe(fn func(Progress)) func() {
@@ -63,17 +64,20 @@ func (t *tracker) busy() func() {
 
 func (t *tracker) touch() { t.moved.Store(int64(time.Since(t.start))) }
 
-func (t *tracker) setTotal(total int64) {
+// begin tells how many bytes the image's blobs have; what came before them counts no longer.
+func (t *tracker) begin(total int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	clear(t.at)
 	t.progress.Total, t.progress.Done = total, 0
 }
 
-// advance adds n bytes of blob, which may be negative when a transfer begins again.
-func (t *tracker) advance(blob digest.Digest, n int64) {
+// reached tells how far blob is; a transfer that begins again goes back.
+func (t *tracker) reached(blob digest.Digest, offset int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.progress.Done += n
+	t.progress.Done += offset - t.at[blob]
+	t.at[blob] = offset
 	t.progress.Current = blob
 	if now := time.Now(); now.Sub(t.told) >= progressPace {
 		t.told = now
@@ -90,17 +94,16 @@ func (t *tracker) finish() {
 }
 
 func (t *tracker) tellAll() {
-	p := t.progress
-	p.Done = min(p.Done, p.Total) // a blob that was fetched twice counted twice
 	for _, tell := range t.tell {
-		tell(p)
+		tell(t.progress)
 	}
 }
 
-func (t *tracker) done() int64 {
+// position is how far blob is.
+func (t *tracker) position(blob digest.Digest) int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.progress.Done
+	return t.at[blob]
 }
 
 // watch ends the returned context when nothing that could move has moved for timeout.
@@ -152,7 +155,7 @@ func (r *trackedReader) Read(p []byte) (int, error) {
 	if n > 0 {
 		r.tracker.touch()
 		r.offset += int64(n)
-		r.tracker.advance(r.digest, int64(n))
+		r.tracker.reached(r.digest, r.offset)
 	}
 	return n, err
 }
@@ -165,8 +168,8 @@ func (r *trackedReader) Seek(offset int64, whence int) (int64, error) {
 	}
 	at, err := seeker.Seek(offset, whence)
 	if err == nil {
-		r.tracker.advance(r.digest, at-r.offset)
 		r.offset = at
+		r.tracker.reached(r.digest, at)
 	}
 	return at, err
 }

@@ -169,7 +169,7 @@ func (p *puller) fetchAll(ctx context.Context, target ocispec.Descriptor) (*deta
 	if err != nil {
 		return nil, err
 	}
-	p.tracker.setTotal(d.config.Size + sizes(d.layers))
+	p.tracker.begin(d.config.Size + sizes(d.layers))
 	if err := p.label(ctx, d.manifest, append([]ocispec.Descriptor{d.config}, d.layers...)...); err != nil {
 		return nil, err
 	}

@@ -1,0 +1,412 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/errdefs"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/random"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+)
+
+// Variables that make the test program a store that dies in the middle of something (see helperProcess).
+const (
+	helperRoot  = "TRIPOD_IMAGE_TEST_ROOT"
+	helperOrder = "TRIPOD_IMAGE_TEST_ORDER"
+)
+
+func TestMain(m *testing.M) {
+	if root := os.Getenv(helperRoot); root != "" {
+		if err := helperProcess(root, os.Getenv(helperOrder)); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// helperProcess opens the store at root and carries out an order: "pull REF" or "remove REF".
+func helperProcess(root, order string) error {
+	if err := failpoint.Check(); err != nil {
+		return err
+	}
+	ctx := context.Background()
+	s, err := Open(ctx, Config{Root: root})
+	if err != nil {
+		return err
+	}
+	switch what, ref, _ := strings.Cut(order, " "); what {
+	case "pull":
+		_, err = s.Pull(ctx, ref, PullOptions{})
+	case "remove":
+		err = s.Remove(ctx, ref)
+	}
+	if err != nil {
+		return err
+	}
+	return s.Close()
+}
+
+// helper is the test program as a process of its own.
+func helper(t testing.TB, root, order, failpoints string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
+	cmd.Env = append(os.Environ(), helperRoot+"="+root, helperOrder+"="+order, failpoint.Variable+"="+failpoints)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	return cmd
+}
+
+// flaky serves the blobs of a registry in pieces: each connection breaks after so many bytes.
+type flaky struct {
+	piece  int64
+	served atomic.Int64 // bytes
+	broken chan struct{}
+	once   sync.Once
+}
+
+func (f *flaky) serve(blobs map[string][]byte) func(http.ResponseWriter, *http.Request) bool {
+	return func(w http.ResponseWriter, r *http.Request) bool {
+		blob, ok := blobs[r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]]
+		if !ok || r.Method != http.MethodGet {
+			return false
+		}
+		http.ServeContent(&pieceWriter{ResponseWriter: w, f: f, left: f.piece}, r, "", testTime, strings.NewReader(string(blob)))
+		return true
+	}
+}
+
+type pieceWriter struct {
+	http.ResponseWriter
+	f    *flaky
+	left int64
+}
+
+func (w *pieceWriter) Write(p []byte) (int, error) {
+	if int64(len(p)) > w.left {
+		n, _ := w.ResponseWriter.Write(p[:w.left])
+		w.f.served.Add(int64(n))
+		w.ResponseWriter.(http.Flusher).Flush()
+		w.f.once.Do(func() { close(w.f.broken) })
+		panic(http.ErrAbortHandler)
+	}
+	n, err := w.ResponseWriter.Write(p)
+	w.left -= int64(n)
+	w.f.served.Add(int64(n))
+	return n, err
+}
+
+// oneLayer makes an image of one layer that does not compress, and the blobs by digest.
+func oneLayer(t testing.TB, size int64) (v1.Image, map[string][]byte, int64) {
+	t.Helper()
+	layer, err := random.Layer(size, "application/vnd.oci.image.layer.v1.tar")
+	check(t, err)
+	rc, err := layer.Uncompressed()
+	check(t, err)
+	defer rc.Close()
+	archive := new(strings.Builder)
+	_, err = io.Copy(archive, rc)
+	check(t, err)
+	src := imageOf(t, v1.Config{}, []byte(archive.String()))
+	return src, map[string][]byte{digest.FromString(archive.String()).String(): []byte(archive.String())}, int64(archive.Len())
+}
+
+func TestPullGoesOnAfterBrokenConnections(t *testing.T) {
+	reg, s := newRegistry(t), open(t, Config{})
+	src, blobs, size := oneLayer(t, 1<<20)
+	ref := reg.push(t, "app:1", src)
+	f := &flaky{piece: 100 << 10, broken: make(chan struct{})}
+	reg.setHook(f.serve(blobs))
+	pull(t, s, ref)
+	if n := f.served.Load(); n < size || n > size+size/10 {
+		t.Errorf("%d bytes served for a blob of %d", n, size)
+	}
+}
+
+func TestPullResumesAfterRestart(t *testing.T) {
+	reg, s := newRegistry(t), open(t, Config{})
+	src, blobs, size := oneLayer(t, 1<<20)
+	ref := reg.push(t, "app:1", src)
+	f := &flaky{piece: size / 2, broken: make(chan struct{})}
+	serve := f.serve(blobs)
+	reg.setHook(func(w http.ResponseWriter, r *http.Request) bool {
+		select {
+		case <-f.broken:
+			panic(http.ErrAbortHandler) // the registry has gone for good
+		default:
+			return serve(w, r)
+		}
+	})
+	_, err := s.Pull(t.Context(), ref, PullOptions{})
+	wantError(t, err, errdefs.IsUnavailable, ref)
+	check(t, s.Collect(t.Context()))
+	check(t, s.Close())
+
+	s = open(t, Config{Root: s.cfg.Root})
+	check(t, s.Collect(t.Context()))
+	f.piece = size
+	reg.setHook(serve)
+	pull(t, s, ref)
+	if n := f.served.Load(); n != size {
+		t.Errorf("%d bytes served in two pulls for a blob of %d", n, size)
+	}
+}
+
+func TestPullResumesAfterSIGKILL(t *testing.T) {
+	reg := newRegistry(t)
+	root := t.TempDir() + "/image"
+	src, blobs, size := oneLayer(t, 8<<20)
+	ref := reg.push(t, "app:1", src)
+	stop := make(chan struct{})
+	letGo := sync.OnceFunc(func() { close(stop) })
+	defer letGo()
+	reg.setHook(func(w http.ResponseWriter, r *http.Request) bool {
+		blob, ok := blobs[r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]]
+		if !ok {
+			return false
+		}
+		w.Header().Set("Content-Length", fmt.Sprint(len(blob)))
+		_, _ = w.Write(blob[:size/2])
+		w.(http.Flusher).Flush()
+		<-stop
+		return true
+	})
+	cmd := helper(t, root, "pull "+ref, "")
+	check(t, cmd.Start())
+	// containerd writes a mebibyte at a time, so the last one of those sent may not be there.
+	eventually(t, func() error {
+		if n := ingested(root); n < size/2-1<<20 {
+			return fmt.Errorf("%d bytes on the disk", n)
+		}
+		return nil
+	})
+	check(t, cmd.Process.Kill())
+	_ = cmd.Wait()
+	letGo()
+	kept := ingested(root)
+
+	f := &flaky{piece: size, broken: make(chan struct{})}
+	reg.setHook(f.serve(blobs))
+	s := open(t, Config{Root: root})
+	if all, _ := s.List(t.Context()); len(all) != 0 {
+		t.Errorf("half an image is listed: %+v", all)
+	}
+	check(t, s.Collect(t.Context()))
+	img := pull(t, s, ref)
+	if n := f.served.Load(); n != size-kept {
+		t.Errorf("%d bytes served after the crash for a blob of %d, of which %d were there", n, size, kept)
+	}
+	check(t, s.Remove(t.Context(), img.ID))
+	if left, err := s.leases.List(s.with(t.Context())); err != nil || len(left) != 0 {
+		t.Errorf("leases are left: %+v %v", left, err)
+	}
+	wantEmpty(t, s)
+}
+
+// ingested is how much of downloads under way is on the disk.
+func ingested(root string) (sum int64) {
+	entries, _ := os.ReadDir(root + "/content/ingest")
+	for _, e := range entries {
+		if fi, err := os.Stat(root + "/content/ingest/" + e.Name() + "/data"); err == nil {
+			sum += fi.Size()
+		}
+	}
+	return sum
+}
+
+// A store that is killed at any line of a pull or a removal is whole when it is opened again: the image is there or
+// not, can be pulled, and leaves nothing behind when it goes.
+func TestCrashAtEveryLine(t *testing.T) {
+	points := 0
+	for _, point := range failpoint.Names() {
+		what, ok := map[string]string{"pull": "pull", "remove": "remove"}[strings.Split(point, ".")[1]]
+		if !strings.HasPrefix(point, "image.") || !ok {
+			continue
+		}
+		points++
+		t.Run(point, func(t *testing.T) {
+			reg := newRegistry(t)
+			ref := reg.push(t, "app:1", imageOf(t, v1.Config{}, tarOf(t, file("a", "1")), tarOf(t, file("b", "2"))))
+			root := t.TempDir() + "/image"
+			if what == "remove" {
+				s := open(t, Config{Root: root})
+				pull(t, s, ref)
+				check(t, s.Close())
+			}
+			out, err := helper(t, root, what+" "+ref, point+"=kill").CombinedOutput()
+			if err == nil || !strings.Contains(err.Error(), "killed") {
+				t.Fatalf("%v: %s", err, out)
+			}
+			s := open(t, Config{Root: root})
+			img := pull(t, s, ref)
+			mounts, err := s.Prepare(t.Context(), "c", img.ID, nil)
+			check(t, err)
+			t.Run("files", func(t *testing.T) {
+				dir := mounted(t, mounts)
+				if read(t, dir+"/a")+read(t, dir+"/b") != "12" {
+					t.Error("files are not whole")
+				}
+			})
+			check(t, s.Release(t.Context(), "c"))
+			check(t, s.Remove(t.Context(), ref))
+			wantEmpty(t, s)
+			if left, err := s.leases.List(s.with(t.Context())); err != nil || len(left) != 0 {
+				t.Errorf("leases are left: %+v %v", left, err)
+			}
+		})
+	}
+	if points < 4 {
+		t.Errorf("only %d fail points", points)
+	}
+}
+
+// Layers that were unpacked but not synced when the power went are not believed.
+func TestUnfinishedLayersAreUnpackedAgain(t *testing.T) {
+	reg := newRegistry(t)
+	root := t.TempDir() + "/image"
+	base := tarOf(t, file("base", "good"))
+	s := open(t, Config{Root: root})
+	kept := pull(t, s, reg.push(t, "kept:1", imageOf(t, v1.Config{}, base)))
+	_, err := s.Prepare(t.Context(), "running", kept.ID, nil)
+	check(t, err)
+	check(t, s.Remove(t.Context(), kept.ID)) // the container alone keeps the base layer now
+	check(t, s.Close())
+	ref := reg.push(t, "app:1", imageOf(t, v1.Config{}, base, tarOf(t, file("top", "good"))))
+	_ = helper(t, root, "pull "+ref, "image.pull.sync=kill").Run()
+
+	// The power took the bytes of what was not synced.
+	lost := findFile(t, root+"/snapshots/snapshots", "top")
+	check(t, os.Truncate(lost, 0))
+	s = open(t, Config{Root: root})
+	img := pull(t, s, ref)
+	mounts, err := s.Prepare(t.Context(), "c", img.ID, nil)
+	check(t, err)
+	dir := mounted(t, mounts)
+	if read(t, dir+"/top")+read(t, dir+"/base") != "goodgood" {
+		t.Error("a layer that was never synced was believed")
+	}
+	if _, err := s.Mounts(t.Context(), "running"); err != nil {
+		t.Errorf("the container lost its root filesystem: %v", err)
+	}
+}
+
+// held is a registry whose blobs wait until they are released, and that notes who goes away meanwhile.
+type held struct {
+	asked, gone, release chan struct{}
+}
+
+func hold(reg *testRegistry) *held {
+	h := &held{asked: make(chan struct{}, 100), gone: make(chan struct{}, 100), release: make(chan struct{})}
+	reg.setHook(func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.Contains(r.URL.Path, "/blobs/") {
+			return false
+		}
+		h.asked <- struct{}{}
+		select {
+		case <-h.release:
+		case <-r.Context().Done():
+			h.gone <- struct{}{}
+		}
+		return false
+	})
+	return h
+}
+
+func TestCallersLeaveAPullOneByOne(t *testing.T) {
+	reg, s := newRegistry(t), open(t, Config{})
+	ref := reg.push(t, "app:1", simple(t, "x"))
+	h := hold(reg)
+	results := make(chan error, 2)
+	pullWith := func(ctx context.Context) { _, err := s.Pull(ctx, ref, PullOptions{}); results <- err }
+	first, leaveFirst := context.WithCancel(t.Context())
+	go pullWith(first)
+	<-h.asked
+	go pullWith(t.Context())
+	eventually(t, func() error {
+		s.flights.mu.Lock()
+		defer s.flights.mu.Unlock()
+		for _, f := range s.flights.all {
+			if f.waiters == 2 {
+				return nil
+			}
+		}
+		return errors.New("the second caller has not joined")
+	})
+	leaveFirst()
+	wantError(t, <-results, errdefs.IsCanceled, ref)
+	close(h.release)
+	check(t, <-results)
+	if len(h.gone) != 0 {
+		t.Error("the pull ended with the first of two callers")
+	}
+}
+
+func TestPullEndsWithItsLastCaller(t *testing.T) {
+	reg, s := newRegistry(t), open(t, Config{})
+	ref := reg.push(t, "app:1", simple(t, "x"))
+	h := hold(reg)
+	result := make(chan error)
+	ctx, leave := context.WithCancel(t.Context())
+	go func() { _, err := s.Pull(ctx, ref, PullOptions{}); result <- err }()
+	<-h.asked
+	leave()
+	wantError(t, <-result, errdefs.IsCanceled, ref)
+	<-h.gone
+	reg.setHook(nil)
+	pull(t, s, ref)
+}
+
+func TestLeasesOfFailedPullsExpire(t *testing.T) {
+	reg := newRegistry(t)
+	src, blobs, size := oneLayer(t, 1<<20)
+	ref := reg.push(t, "app:1", src)
+	f := &flaky{piece: size / 2, broken: make(chan struct{})}
+	serve := f.serve(blobs)
+	s := open(t, Config{})
+	reg.setHook(func(w http.ResponseWriter, r *http.Request) bool {
+		select {
+		case <-f.broken:
+			panic(http.ErrAbortHandler)
+		default:
+			return serve(w, r)
+		}
+	})
+	for range 3 {
+		_, err := s.Pull(t.Context(), ref, PullOptions{})
+		wantError(t, err, errdefs.IsUnavailable)
+	}
+	ctx := s.with(t.Context())
+	all, err := s.leases.List(ctx)
+	check(t, err)
+	if len(all) != 1 || all[0].Labels["containerd.io/gc.expire"] == "" {
+		t.Fatalf("leases %+v", all)
+	}
+	expires, err := time.Parse(time.RFC3339, all[0].Labels["containerd.io/gc.expire"])
+	check(t, err)
+	if left := time.Until(expires); left < s.cfg.ResumeWindow || left > 2*s.cfg.ResumeWindow {
+		t.Errorf("a lease has %v left", left)
+	}
+	check(t, s.Collect(ctx))
+	statuses, err := s.content.ListStatuses(ctx)
+	check(t, err)
+	if len(statuses) != 1 || statuses[0].Offset != size/2 {
+		t.Errorf("downloads under way: %+v", statuses)
+	}
+	check(t, s.leases.Delete(ctx, leases.Lease{ID: all[0].ID})) // as the collector does when its time has come
+	wantEmpty(t, s)
+}
