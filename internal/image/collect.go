@@ -14,7 +14,7 @@ import (
 
 const (
 	// collectPace gathers removals that come together into one collection.
-	collectPace = 100 * time.Millisecond
+	collectPace = 250 * time.Millisecond
 	// collectEvery is how often leases that expired are looked for.
 	collectEvery = time.Hour
 )

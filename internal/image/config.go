@@ -92,7 +92,7 @@ func (c *Config) check() (platforms.MatchComparer, map[string]bool, error) {
 	if c.Platform != "" {
 		p, err := platforms.Parse(c.Platform)
 		if err != nil {
-			return nil, nil, fmt.Errorf("image store: platform %q: %w", c.Platform, err)
+			return nil, nil, fmt.Errorf("image store: platform %q: %v: %w", c.Platform, err, errdefs.ErrInvalidArgument)
 		}
 		matcher = platforms.Only(p)
 	}

@@ -33,7 +33,9 @@ type tracker struct {
 	tell     map[int]func(Progress)
 }
 
-func newTracker() *tracker { return &tracker{start: time.Now(), at: map[digest.Digest]int64{}, tell: map[int]func(Progress){}} }
+func newTracker() *tracker {
+	return &tracker{start: time.Now(), at: map[digest.Digest]int64{}, tell: map[int]func(Progress){}}
+}
 
 // subscribe adds a listener; the returned function takes it away.
 func (t *tracker) subscribe(fn func(Progress)) func() {

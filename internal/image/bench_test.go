@@ -1,0 +1,109 @@
+package image
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"testing"
+
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// crowded is a store that believes to have n images; the index is all that Get and List look at.
+func crowded(b *testing.B, n int) *Store {
+	s := open(b, Config{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	for i := range n {
+		dgst := digest.FromString(fmt.Sprint(i))
+		d := &details{id: dgst.String(), kind: KindRootfs, size: 1 << 20, manifest: ocispec.Descriptor{Digest: dgst}, chain: []digest.Digest{dgst}}
+		s.index.put(d, nil, fmt.Sprintf("registry.example/team/app%d:1.2.3", i), fmt.Sprintf("registry.example/team/app%d@%s", i, dgst))
+	}
+	return s
+}
+
+func BenchmarkGet(b *testing.B) {
+	s := crowded(b, 500)
+	for _, called := range []string{"registry.example/team/app250:1.2.3", digest.FromString("250").String(), digest.FromString("250").Encoded()[:12]} {
+		b.Run(called[:12], func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := s.Get(b.Context(), called); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkList(b *testing.B) {
+	s := crowded(b, 500)
+	b.ReportAllocs()
+	for b.Loop() {
+		if all, err := s.List(b.Context()); err != nil || len(all) != 500 {
+			b.Fatal(len(all), err)
+		}
+	}
+}
+
+// BenchmarkPrepare is on the way of every container's start; Release is not, but without it there is no second run.
+func BenchmarkPrepare(b *testing.B) {
+	reg := newRegistry(b)
+	s := open(b, Config{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	img := pull(b, s, reg.push(b, "app:1", simple(b, "x")))
+	i := 0
+	for b.Loop() {
+		key := fmt.Sprintf("c%d", i)
+		i++
+		if _, err := s.Prepare(b.Context(), key, img.ID, nil); err != nil {
+			b.Fatal(err)
+		}
+		b.StopTimer()
+		if err := s.Release(b.Context(), key); err != nil {
+			b.Fatal(err)
+		}
+		b.StartTimer()
+	}
+}
+
+func BenchmarkPrepareParallel(b *testing.B) {
+	reg := newRegistry(b)
+	s := open(b, Config{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	img := pull(b, s, reg.push(b, "app:1", simple(b, "x")))
+	var keys = make(chan int, 1)
+	keys <- 0
+	b.SetParallelism(5)
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			i := <-keys
+			keys <- i + 1
+			if _, err := s.Prepare(b.Context(), fmt.Sprintf("c%d", i), img.ID, nil); err != nil {
+				b.Error(err)
+			}
+		}
+	})
+}
+
+func BenchmarkUsage(b *testing.B) {
+	reg := newRegistry(b)
+	s := open(b, Config{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	img := pull(b, s, reg.push(b, "app:1", simple(b, "x")))
+	if _, err := s.Prepare(b.Context(), "c", img.ID, nil); err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		if _, err := s.Usage(b.Context(), "c"); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkPullAgain is a pull of what is there, as with imagePullPolicy Always.
+func BenchmarkPullAgain(b *testing.B) {
+	reg := newRegistry(b)
+	s := open(b, Config{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	ref := reg.push(b, "app:1", simple(b, "x"))
+	pull(b, s, ref)
+	for b.Loop() {
+		pull(b, s, ref)
+	}
+}
