@@ -2,7 +2,6 @@ package cri
 
 import (
 	"context"
-	"io"
 	"testing"
 	"time"
 
@@ -23,43 +22,50 @@ type handler struct {
 	call func(ctx context.Context, raw []byte, prepare func(proto.Message)) error
 }
 
-// errNotARequest says that bytes are no message of the method's type; gRPC answers that itself.
-var errNotARequest = status.Error(codes.OK, "")
-
 func (h *handlers) RegisterService(desc *grpc.ServiceDesc, srv any) {
 	for _, m := range desc.Methods {
 		h.list = append(h.list, handler{m.MethodName, func(ctx context.Context, raw []byte, prepare func(proto.Message)) error {
-			broken := false
-			_, err := m.Handler(srv, ctx, func(in any) error {
-				err := proto.Unmarshal(raw, in.(proto.Message))
-				broken = err != nil
-				prepare(in.(proto.Message))
-				return err
-			}, interceptUnary)
-			if broken {
-				return errNotARequest
-			}
-			return err
+			request := &fuzzRequest{raw: raw, prepare: prepare}
+			_, err := m.Handler(srv, ctx, request.decode, interceptUnary)
+			return request.outcome(err)
 		}})
 	}
 	for _, s := range desc.Streams {
 		h.list = append(h.list, handler{s.StreamName, func(ctx context.Context, raw []byte, prepare func(proto.Message)) error {
-			stream := &fuzzStream{ctx: ctx, raw: raw, prepare: prepare}
-			err := interceptStream(srv, stream, &grpc.StreamServerInfo{FullMethod: s.StreamName, IsServerStream: true}, s.Handler)
-			if stream.broken {
-				return errNotARequest
-			}
-			return err
+			request := &fuzzRequest{raw: raw, prepare: prepare}
+			err := interceptStream(srv, &fuzzStream{ctx: ctx, request: request}, &grpc.StreamServerInfo{FullMethod: s.StreamName, IsServerStream: true}, s.Handler)
+			return request.outcome(err)
 		}})
 	}
+}
+
+// fuzzRequest is the bytes of a request.
+type fuzzRequest struct {
+	raw     []byte
+	prepare func(proto.Message)
+	broken  bool
+}
+
+func (r *fuzzRequest) decode(into any) error {
+	err := proto.Unmarshal(r.raw, into.(proto.Message))
+	r.broken = err != nil
+	r.prepare(into.(proto.Message))
+	return err
+}
+
+// outcome is the call's error. Bytes that are no message of the request's type are answered by gRPC itself, as Internal,
+// before an error of the handler counts.
+func (r *fuzzRequest) outcome(err error) error {
+	if r.broken {
+		return nil
+	}
+	return err
 }
 
 // fuzzStream gives one request and takes the answers.
 type fuzzStream struct {
 	ctx     context.Context
-	raw     []byte
-	prepare func(proto.Message)
-	broken  bool
+	request *fuzzRequest
 }
 
 func (s *fuzzStream) Context() context.Context     { return s.ctx }
@@ -74,15 +80,7 @@ func (s *fuzzStream) SendMsg(m any) error {
 	return s.ctx.Err()
 }
 
-func (s *fuzzStream) RecvMsg(m any) error {
-	if s.raw == nil {
-		return io.EOF
-	}
-	err := proto.Unmarshal(s.raw, m.(proto.Message))
-	s.raw, s.broken = nil, err != nil
-	s.prepare(m.(proto.Message))
-	return err
-}
+func (s *fuzzStream) RecvMsg(m any) error { return s.request.decode(m) }
 
 // IDs are random, so that a corpus cannot hold them: these words in a request stand for what is there.
 const (
@@ -90,8 +88,8 @@ const (
 	theContainer = "$container"
 )
 
-// FuzzRequests calls every RPC with whatever bytes are a request of its type. No call panics, and no error is ours:
-// Unknown and Internal are for defects.
+// FuzzRequests calls every RPC with any bytes. No call panics, and no error is ours: Unknown and Internal are for
+// defects.
 func FuzzRequests(f *testing.F) {
 	d := open(f)
 	all := &handlers{}
