@@ -75,6 +75,9 @@ func get(t *testing.T, url string) string {
 	return body
 }
 
+// waitLimit is how long a condition of another process is waited for.
+const waitLimit = 30 * time.Second
+
 // lines are the lines of a text without what surrounds them.
 func lines(text string) []string { return strings.Split(strings.TrimSpace(text), "\n") }
 

@@ -1,0 +1,454 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	crierrors "k8s.io/cri-api/pkg/errors"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+// The images of which the content does not matter.
+const (
+	markers = harness.ImagePrefix + "k8s-staging-cri-tools/test-image-"
+	tags    = markers + "tags"
+)
+
+func spec(name string) *runtimeapi.ImageSpec { return &runtimeapi.ImageSpec{Image: name} }
+
+// imageOf is the status of an image, nil when there is none.
+func imageOf(t *testing.T, d *harness.Daemon, name string) *runtimeapi.Image {
+	t.Helper()
+	resp, err := d.Images().ImageStatus(context.Background(), spec(name), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.Image
+}
+
+func removeImage(t *testing.T, d *harness.Daemon, name string) {
+	t.Helper()
+	if err := d.Images().RemoveImage(context.Background(), spec(name)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// listImages maps the IDs of all images to their tags.
+func listImages(t *testing.T, d *harness.Daemon) map[string][]string {
+	t.Helper()
+	all, err := d.Images().ListImages(context.Background(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	byID := map[string][]string{}
+	for _, i := range all {
+		if _, twice := byID[i.Id]; twice {
+			t.Errorf("image %s is listed twice", i.Id)
+		}
+		byID[i.Id] = i.RepoTags
+	}
+	return byID
+}
+
+func TestImages(t *testing.T) {
+	d := harness.StartDaemon(t, harness.Set("image.pinned", []string{harness.Pause}))
+	// pullAndRemove pulls an image, looks at it, and removes it.
+	pullAndRemove := func(t *testing.T, name string, check func(*runtimeapi.Image)) {
+		t.Helper()
+		id := d.Pull(t, name)
+		i := imageOf(t, d, name)
+		if i.GetId() != id || i.GetSize() == 0 {
+			t.Fatalf("pulled %s, got %v", id, i)
+		}
+		check(i)
+		removeImage(t, d, name)
+		if i := imageOf(t, d, name); i != nil {
+			t.Errorf("after its removal: %v", i)
+		}
+	}
+	t.Run("public image with tag should be pulled and removed [Conformance]", func(t *testing.T) {
+		name := markers + "tag:test"
+		pullAndRemove(t, name, func(i *runtimeapi.Image) {
+			if !slices.Equal(i.RepoTags, []string{name}) {
+				t.Errorf("tags %v", i.RepoTags)
+			}
+		})
+	})
+	t.Run("public image without tag should be pulled and removed [Conformance]", func(t *testing.T) {
+		pullAndRemove(t, markers+"latest", func(i *runtimeapi.Image) {
+			if !slices.Equal(i.RepoTags, []string{markers + "latest:latest"}) {
+				t.Errorf("tags %v", i.RepoTags)
+			}
+		})
+	})
+	t.Run("public image with digest should be pulled and removed [Conformance]", func(t *testing.T) {
+		d.Pull(t, markers+"digest")
+		name := imageOf(t, d, markers+"digest").RepoDigests[0]
+		removeImage(t, d, markers+"digest")
+		pullAndRemove(t, name, func(i *runtimeapi.Image) {
+			if len(i.RepoTags) != 0 || !slices.Equal(i.RepoDigests, []string{name}) {
+				t.Errorf("tags %v, digests %v", i.RepoTags, i.RepoDigests)
+			}
+		})
+	})
+	t.Run("image status should support all kinds of references [Conformance]", func(t *testing.T) {
+		id := d.Pull(t, markers+"latest")
+		i := imageOf(t, d, markers+"latest:latest")
+		for _, name := range []string{markers + "latest", i.RepoDigests[0], id, strings.TrimPrefix(id, "sha256:")} {
+			if got := imageOf(t, d, name); got.GetId() != id {
+				t.Errorf("by %s: %v", name, got)
+			}
+		}
+		removeImage(t, d, id)
+	})
+	t.Run("image status get image fields should not have Uid|Username empty [Conformance]", func(t *testing.T) {
+		for suffix, want := range map[string]string{"uid": "1002/", "username": "none/www-data", "uid-group": "1003/", "username-group": "none/www-data"} {
+			name := markers + "user-" + suffix
+			pullAndRemove(t, name, func(i *runtimeapi.Image) {
+				uid := "none"
+				if i.Uid != nil {
+					uid = fmt.Sprint(i.Uid.Value)
+				}
+				if got := uid + "/" + i.Username; got != want {
+					t.Errorf("%s: uid and user name are %s, want %s", name, got, want)
+				}
+			})
+		}
+	})
+	t.Run("listImage should get exactly 3 image in the result list [Conformance]", func(t *testing.T) {
+		var ids []string
+		for _, n := range []string{"1", "2", "3"} {
+			ids = append(ids, d.Pull(t, markers+n))
+		}
+		all := listImages(t, d)
+		for _, id := range ids {
+			if all[id] == nil {
+				t.Errorf("%s is not listed", id)
+			}
+			removeImage(t, d, id)
+		}
+		if all := listImages(t, d); len(all) != 0 {
+			t.Errorf("left: %v", all)
+		}
+	})
+	t.Run("listImage should get exactly 3 repoTags in the result image [Conformance]", func(t *testing.T) {
+		want := []string{tags + ":1", tags + ":2", tags + ":3"}
+		var id string
+		for _, name := range want {
+			id = d.Pull(t, name)
+		}
+		if got := listImages(t, d)[id]; !slices.Equal(slices.Sorted(slices.Values(got)), want) {
+			t.Errorf("%v", got)
+		}
+		removeImage(t, d, id)
+	})
+	t.Run("removing image by one tag should remove all tags [Conformance]", func(t *testing.T) {
+		for _, n := range []string{":1", ":2", ":3"} {
+			d.Pull(t, tags+n)
+		}
+		removeImage(t, d, tags+":2")
+		if all := listImages(t, d); len(all) != 0 {
+			t.Errorf("left: %v", all)
+		}
+	})
+	t.Run("removing image from one registry should remove all tags from other registries [Conformance]", func(t *testing.T) {
+		other := strings.Replace(tags, harness.ImagePrefix, "other.test/", 1) + ":1"
+		d.Pull(t, tags+":1")
+		d.Pull(t, other)
+		removeImage(t, d, tags+":1")
+		if i := imageOf(t, d, other); i != nil {
+			t.Errorf("left: %v", i)
+		}
+	})
+	t.Run("should list and get image status immediately after pulling [Conformance]", func(t *testing.T) {
+		id := d.Pull(t, markers+"1")
+		if all := listImages(t, d); all[id] == nil || imageOf(t, d, markers+"1").GetId() != id {
+			t.Errorf("not there: %v", all)
+		}
+	})
+	t.Run("should not list or get image status immediately after removal [Conformance]", func(t *testing.T) {
+		id := d.Pull(t, markers+"1")
+		removeImage(t, d, markers+"1")
+		if all := listImages(t, d); all[id] != nil || imageOf(t, d, markers+"1") != nil || imageOf(t, d, id) != nil {
+			t.Errorf("still there: %v", all)
+		}
+	})
+	t.Run("should not fail on simultaneous RemoveImage calls [Conformance]", func(t *testing.T) {
+		id := d.Pull(t, markers+"1")
+		var calls sync.WaitGroup
+		for range 10 {
+			calls.Go(func() {
+				if err := d.Images().RemoveImage(context.Background(), spec(id)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		calls.Wait()
+	})
+	t.Run("should return the same image identifier across all APIs [Conformance]", func(t *testing.T) {
+		id := d.Pull(t, harness.Busybox)
+		c := sleeper(t, d)
+		all, err := d.Runtime().ListContainers(context.Background(), &runtimeapi.ContainerFilter{Id: c.ID})
+		if err != nil || len(all) != 1 {
+			t.Fatalf("%v, %v", all, err)
+		}
+		if s := c.Status(); s.ImageId != id || all[0].ImageId != id || imageOf(t, d, harness.Busybox).Id != id || listImages(t, d)[id] == nil {
+			t.Errorf("pull says %s, status %s, list %s", id, s.ImageId, all[0].ImageId)
+		}
+	})
+	t.Run("should return the same image identifier when pulled from different registries [Conformance]", func(t *testing.T) {
+		other := strings.Replace(tags, harness.ImagePrefix, "other.test/", 1) + ":1"
+		if a, b := d.Pull(t, tags+":1"), d.Pull(t, other); a != b {
+			t.Errorf("%s and %s", a, b)
+		}
+		i := imageOf(t, d, tags+":1")
+		if len(i.RepoTags) != 2 || len(i.RepoDigests) != 2 {
+			t.Errorf("tags %v, digests %v", i.RepoTags, i.RepoDigests)
+		}
+		removeImage(t, d, other)
+	})
+	t.Run("an index gives the image of this platform", func(t *testing.T) {
+		d.Pull(t, harness.Index)
+		c := startPod(t, d).Run(harness.ContainerConfig("c", harness.Index, harness.Shell("cat /platform")))
+		c.WaitExit(0)
+		if got := harness.Text(c.Logs(), ""); !strings.Contains(got, runtime.GOARCH) {
+			t.Errorf("/platform is %q on %s", got, runtime.GOARCH)
+		}
+	})
+	t.Run("a manifest without an index", func(t *testing.T) { pullAndRemove(t, harness.Bare, func(*runtimeapi.Image) {}) })
+	t.Run("layers", func(t *testing.T) {
+		c := startPod(t, d).Run(harness.ContainerConfig("c", harness.Layers, harness.Sleep()))
+		want := "a\nb\nbecomes-dir\nkept\nlink\nlinked\nopaque\nreplaced\nsetuid\n"
+		if got := c.Must("ls", "/layers"); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+		if got := c.Must("sh", "-c", "cd /layers && cat replaced link && ls opaque && stat -c %a becomes-dir setuid && test a -ef b && echo linked"); got != "high\nlow\nnew\n750\n4755\nlinked\n" {
+			t.Errorf("%q", got)
+		}
+	})
+	t.Run("pinned images say so", func(t *testing.T) {
+		d.Pull(t, harness.Pause)
+		d.Pull(t, harness.Busybox)
+		if !imageOf(t, d, harness.Pause).Pinned || imageOf(t, d, harness.Busybox).Pinned {
+			t.Error("want the pause image pinned, and no other")
+		}
+	})
+	t.Run("I1 labels of the image are not ours", func(t *testing.T) {
+		d.Pull(t, harness.Config)
+		c := startPod(t, d).Run(harness.ContainerConfig("c", harness.Config))
+		if s := c.Status(); len(s.Labels) != 0 || len(s.Annotations) != 0 {
+			t.Errorf("labels %v, annotations %v", s.Labels, s.Annotations)
+		}
+	})
+	t.Run("an image in use is kept for its container", func(t *testing.T) {
+		d.Pull(t, harness.Bare)
+		c := startPod(t, d).Create(harness.ContainerConfig("c", harness.Bare, harness.Shell("cat /bare")))
+		removeImage(t, d, harness.Bare)
+		c.Start()
+		c.WaitExit(0)
+	})
+}
+
+func TestImageFsInfo(t *testing.T) {
+	d := harness.StartDaemon(t)
+	used := func(t *testing.T) uint64 {
+		t.Helper()
+		info, err := d.Images().ImageFsInfo(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(info.ImageFilesystems) == 0 || len(info.ContainerFilesystems) == 0 {
+			t.Fatalf("%v", info)
+		}
+		f := info.ImageFilesystems[0]
+		if fi, err := os.Stat(f.FsId.GetMountpoint()); err != nil || !fi.IsDir() || f.Timestamp == 0 || f.InodesUsed == nil {
+			t.Errorf("%v, %v", f, err)
+		}
+		return f.UsedBytes.GetValue()
+	}
+	before := used(t)
+	d.Pull(t, harness.Nginx)
+	d.Restart() // figures are kept for ten seconds: these are the first of a new life
+	size := imageOf(t, d, harness.Nginx).Size
+	t.Run("usage should increase momentarily when an image is pulled", func(t *testing.T) {
+		if got := used(t); got < before+size/2 {
+			t.Errorf("%d bytes before, %d after an image of %d", before, got, size)
+		}
+	})
+	t.Run("usage should decrease eventually when an image is removed", func(t *testing.T) {
+		removeImage(t, d, harness.Nginx)
+		harness.Eventually(t, 30*time.Second, func() error {
+			if got := used(t); got > before+size/10 {
+				return fmt.Errorf("%d bytes before, %d after the removal", before, got)
+			}
+			return nil
+		})
+	})
+}
+
+// unruly are registries with other manners than docker-registry's, each under a host name of its own.
+type unruly struct {
+	dir      string
+	upstream *url.URL
+	blobs    atomic.Int32 // how many were asked for
+}
+
+func newUnruly(t *testing.T) *unruly {
+	u := &unruly{dir: filepath.Join(t.TempDir(), "certs.d"), upstream: &url.URL{Scheme: "http", Host: harness.Registry(t).Addr}}
+	proxy := httputil.NewSingleHostReverseProxy(u.upstream)
+	u.host(t, "locked.test", func(w http.ResponseWriter, r *http.Request) {
+		if name, password, ok := r.BasicAuth(); !ok || name != "user" || password != "secret" {
+			w.Header().Set("WWW-Authenticate", `Basic realm="test"`)
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		r.Header.Del("Authorization")
+		proxy.ServeHTTP(w, r)
+	})
+	u.host(t, "silent.test", func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+	u.host(t, "stalls.test", func(w http.ResponseWriter, r *http.Request) {
+		if strings.Contains(r.URL.Path, "/blobs/") {
+			<-r.Context().Done()
+			return
+		}
+		proxy.ServeHTTP(w, r)
+	})
+	u.host(t, "liar.test", func(w http.ResponseWriter, r *http.Request) {
+		if !strings.Contains(r.URL.Path, "/blobs/") {
+			proxy.ServeHTTP(w, r)
+			return
+		}
+		answer := httptest.NewRecorder()
+		proxy.ServeHTTP(answer, r)
+		body := answer.Body.Bytes()
+		for i := range body {
+			body[i] ^= 1
+		}
+		for k, v := range answer.Header() {
+			w.Header()[k] = v
+		}
+		w.WriteHeader(answer.Code)
+		_, _ = w.Write(body)
+	})
+	u.host(t, "counted.test", func(w http.ResponseWriter, r *http.Request) {
+		if strings.Contains(r.URL.Path, "/blobs/") {
+			u.blobs.Add(1)
+		}
+		proxy.ServeHTTP(w, r)
+	})
+	u.hosts(t, "down.test", "http://127.0.0.1:1")
+	return u
+}
+
+func (u *unruly) host(t *testing.T, name string, serve http.HandlerFunc) {
+	s := httptest.NewServer(serve)
+	t.Cleanup(s.Close)
+	u.hosts(t, name, s.URL)
+}
+
+func (u *unruly) hosts(t *testing.T, name, server string) {
+	t.Helper()
+	text := fmt.Sprintf("server = %[1]q\n[host.%[1]q]\ncapabilities = [\"pull\", \"resolve\"]\n", server)
+	if err := os.MkdirAll(filepath.Join(u.dir, name), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(u.dir, name, "hosts.toml"), []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestPullFailures(t *testing.T) {
+	u := newUnruly(t)
+	d := harness.StartDaemon(t, harness.Set("image.hosts_dirs", []string{u.dir, harness.Registry(t).HostsDir}),
+		harness.Set("image.pull_progress_timeout", "1s"))
+	pull := func(ctx context.Context, name string, auth *runtimeapi.AuthConfig) error {
+		_, err := d.ImageCRI().PullImage(ctx, &runtimeapi.PullImageRequest{Image: spec(name), Auth: auth})
+		return err
+	}
+	const path = "/k8s-staging-cri-tools/test-image-1"
+	t.Run("public image should timeout if requested [Conformance]", func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+		defer cancel()
+		wantCode(t, pull(ctx, "silent.test"+path, nil), codes.DeadlineExceeded)
+	})
+	for name, c := range map[string]struct {
+		image string
+		want  codes.Code
+	}{
+		"unknown repository":  {"images.test/no/such/repository:1", codes.NotFound},
+		"unknown tag":         {"images.test" + path + ":none", codes.NotFound},
+		"unknown digest":      {"images.test" + path + "@sha256:" + strings.Repeat("ab", 32), codes.NotFound},
+		"malformed reference": {"images.test/UPPER:1", codes.InvalidArgument},
+		"malformed digest":    {"images.test" + path + "@sha256:12", codes.InvalidArgument},
+		"no reference":        {"", codes.InvalidArgument},
+		"wrong content":       {"liar.test" + path, codes.DataLoss},
+		"no login":            {"locked.test" + path, codes.Unauthenticated},
+	} {
+		t.Run(name, func(t *testing.T) { wantCode(t, pull(context.Background(), c.image, nil), c.want) })
+	}
+	for name, image := range map[string]string{"a registry that is down": "down.test" + path, "a registry that stops sending": "stalls.test" + path} {
+		t.Run(name+" is told by the kubelet's name", func(t *testing.T) {
+			_, err := d.Images().PullImage(context.Background(), spec(image), nil, nil)
+			// The kubelet compares the beginning of what its client hands it.
+			text := ""
+			if s, ok := status.FromError(err); ok {
+				text = s.Message()
+			} else if err != nil {
+				text = err.Error()
+			}
+			if !strings.HasPrefix(text, crierrors.ErrRegistryUnavailable.Error()) || !strings.Contains(text, strings.SplitN(image, "/", 2)[0]) {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+	t.Run("logins", func(t *testing.T) {
+		good, bad := &runtimeapi.AuthConfig{Username: "user", Password: "secret"}, &runtimeapi.AuthConfig{Username: "user", Password: "guess"}
+		wantCode(t, pull(context.Background(), "locked.test"+path, bad), codes.Unauthenticated)
+		if err := pull(context.Background(), "locked.test"+path, good); err != nil {
+			t.Error(err)
+		}
+		// What one login has pulled is not another's.
+		wantCode(t, pull(context.Background(), "locked.test"+path, nil), codes.Unauthenticated)
+		if log := d.DaemonLog(); strings.Contains(log, "secret") || strings.Contains(log, "guess") {
+			t.Error("a password is in the log")
+		}
+	})
+	t.Run("a failed pull leaves no image", func(t *testing.T) {
+		for _, host := range []string{"liar.test", "stalls.test", "down.test"} {
+			if i := imageOf(t, d, host+path); i != nil {
+				t.Errorf("%v", i)
+			}
+		}
+	})
+	t.Run("I8 many pods want one cold image", func(t *testing.T) {
+		var pulls sync.WaitGroup
+		for range 50 {
+			pulls.Go(func() {
+				if err := pull(context.Background(), "counted.test/e2e-test-images/httpd:2.4.39-4", nil); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		pulls.Wait()
+		if n := u.blobs.Load(); n > 3 { // the configuration and two layers
+			t.Errorf("%d blobs were asked for", n)
+		}
+	})
+}
