@@ -68,7 +68,7 @@ test-all: ## test, with every fail point on every backend and a short run of eve
 .PHONY: bench
 bench: build images ## side by side with Debian's containerd, into docs/benchmarks.md
 	@hack/setup.sh bench
-	TRIPOD_BENCH=1 $(GOTEST) -timeout 60m -v ./test/bench/...
+	@hack/bench.sh
 
 .PHONY: fuzz
 fuzz: ## each fuzz target for FUZZTIME (20s)

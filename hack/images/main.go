@@ -55,7 +55,7 @@ func run(ctx context.Context, s store, args []string) error {
 
 // serve serves a copy of the storage until ctx ends.
 func (s store) serve(ctx context.Context, addr string) error {
-	dir, err := os.MkdirTemp("/var/tmp", "tripod-registry-")
+	dir, err := os.MkdirTemp("", "tripod-registry-") // below TMPDIR: in a test world it goes with that
 	if err != nil {
 		return err
 	}

@@ -33,7 +33,7 @@ var rules = []rule{
 	{from: []string{"internal/stream"}, deny: append([]string{"internal/cri", "internal/edge", "internal/node"}, backends...), why: "a shared service knows the contract at most"},
 	{from: []string{"sandbox"}, except: []string{"sandbox/sandboxtest"}, deny: []string{"test"}, why: "the product does not contain its tests"},
 	{from: []string{"cmd", "internal"}, deny: []string{"test", "sandbox/sandboxtest"}, why: "the product does not contain its tests"},
-	{from: []string{"test"}, except: []string{"test/bench"}, deny: append([]string{"internal", "cmd"}, backends...), why: "these tests know the daemon as a user does"},
+	{from: []string{"test"}, deny: append([]string{"internal", "cmd"}, backends...), why: "these tests know the daemon as a user does"},
 	// What would come into the program unnoticed.
 	{from: []string{"cmd"}, deny: []string{"!testing", "!github.com/google/go-containerregistry", "!github.com/stretchr/testify"}, why: "it is for tests"},
 	{from: []string{"internal", "sandbox"}, except: []string{"internal/cli"}, deny: []string{"!k8s.io/client-go"}, why: "only the command line is a client"},

@@ -1,4 +1,4 @@
-// Package harness is the ground that the end-to-end, crash and benchmark tests stand on: it runs a real daemon in a
+// Package harness is the ground that the end-to-end and crash tests stand on: it runs a real daemon in a
 // world of its own, talks to it as a kubelet does, and looks afterwards whether anything was left behind.
 //
 // It knows the daemon as a user does: its command line, its configuration file and the CRI. It must not import the
