@@ -188,7 +188,7 @@ func TestC1_SixteenMiBList(t *testing.T) {
 		d.pod(t, fmt.Sprintf("p%d", i), func(c *runtimeapi.PodSandboxConfig) { c.Annotations["big"] = big })
 	}
 	_, err := d.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{})
-	wantCode(t, err, codes.ResourceExhausted)
+	wantCode(t, err, codes.ResourceExhausted, "17 items", "StreamPodSandboxes")
 
 	stream, err := d.StreamPodSandboxes(t.Context(), &runtimeapi.StreamPodSandboxesRequest{})
 	must(t, err)

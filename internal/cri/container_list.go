@@ -14,6 +14,9 @@ func (s *Server) ListContainers(_ context.Context, req *runtimeapi.ListContainer
 	if err != nil {
 		return nil, err
 	}
+	if err := checkFits(items, "StreamContainers"); err != nil {
+		return nil, err
+	}
 	return withItems(&runtimeapi.ListContainersResponse{}, items), nil
 }
 

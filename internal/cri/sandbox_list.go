@@ -14,6 +14,9 @@ func (s *Server) ListPodSandbox(_ context.Context, req *runtimeapi.ListPodSandbo
 	if err != nil {
 		return nil, err
 	}
+	if err := checkFits(items, "StreamPodSandboxes"); err != nil {
+		return nil, err
+	}
 	return withItems(&runtimeapi.ListPodSandboxResponse{}, items), nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	goruntime "runtime"
 	"strings"
 	"testing"
 	"time"
@@ -219,6 +220,34 @@ func TestContainerEvents(t *testing.T) {
 		_, err = events.Recv()
 	}
 	wantCode(t, err, codes.Canceled)
+}
+
+// Listeners that vanish, and one that never reads, leave nothing behind and delay nobody (N10).
+func TestEventListenersThatVanishLeaveNothing(t *testing.T) {
+	d := open(t)
+	pod := d.pod(t, "p")
+	before := goruntime.NumGoroutine()
+	ctx, cancel := context.WithCancel(t.Context())
+	for range 100 {
+		events, err := d.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{})
+		must(t, err)
+		_, err = events.Header()
+		must(t, err)
+	}
+	if n := goruntime.NumGoroutine(); n < before+100 {
+		t.Fatalf("100 listeners make only %d goroutines", n-before)
+	}
+	for range 20 { // nobody reads these
+		_, err := d.RemoveContainer(t.Context(), &runtimeapi.RemoveContainerRequest{ContainerId: d.running(t, pod, "c")})
+		must(t, err)
+	}
+	cancel()
+	for deadline := time.Now().Add(20 * time.Second); goruntime.NumGoroutine() > before; {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d goroutines, %d before", goruntime.NumGoroutine(), before)
+		}
+		time.Sleep(10 * time.Millisecond) // pacing of the question
+	}
 }
 
 // Every item is in exactly one message, and a message stays far below the limit.

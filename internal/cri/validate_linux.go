@@ -48,7 +48,7 @@ func validateSecurityContext(field string, sc *runtimeapi.LinuxContainerSecurity
 		validateID(field+".run_as_user", sc.GetRunAsUser()),
 		validateID(field+".run_as_group", sc.GetRunAsGroup()),
 		validateGroups(field, sc.GetSupplementalGroups(), sc.GetSupplementalGroupsPolicy()),
-		validateProfile(field+".seccomp", sc.GetSeccomp()),
+		validateSeccomp(field+".seccomp", sc.GetSeccomp()),
 		validateProfile(field+".apparmor", sc.GetApparmor()),
 		validateEach(field+".masked_paths", sc.GetMaskedPaths(), validateAbsolute),
 		validateEach(field+".readonly_paths", sc.GetReadonlyPaths(), validateAbsolute),
@@ -87,6 +87,11 @@ func validateProfile(field string, p *runtimeapi.SecurityProfile) error {
 		}
 	}
 	return validateEnum(field+".profile_type", p.GetProfileType(), runtimeapi.SecurityProfile_ProfileType_name)
+}
+
+// validateSeccomp: a profile of the node is named by an absolute path.
+func validateSeccomp(field string, p *runtimeapi.SecurityProfile) error {
+	return cmp.Or(validateProfile(field, p), validateAbsolute(field+".localhost_ref", p.GetLocalhostRef()))
 }
 
 // validateSandboxNamespaces: a pod's network is its own or the node's, and a sandbox has no container to target.

@@ -121,7 +121,7 @@ func validateLinuxSandbox(field string, l *runtimeapi.LinuxPodSandboxConfig) err
 		validateID(f+".run_as_user", sc.GetRunAsUser()),
 		validateID(f+".run_as_group", sc.GetRunAsGroup()),
 		validateGroups(f, sc.GetSupplementalGroups(), sc.GetSupplementalGroupsPolicy()),
-		validateProfile(f+".seccomp", sc.GetSeccomp()),
+		validateSeccomp(f+".seccomp", sc.GetSeccomp()),
 		validateProfile(f+".apparmor", sc.GetApparmor()),
 	)
 }

@@ -204,6 +204,7 @@ func TestValidateSecurityContext(t *testing.T) {
 		"relative masked path":     {&context{MaskedPaths: []string{"/proc/kcore", "x"}}, "sc.masked_paths[1]"},
 		"relative read-only path":  {&context{ReadonlyPaths: []string{"x"}}, "sc.readonly_paths[0]"},
 		"seccomp":                  {&context{Seccomp: &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: "/x.json"}}, ""},
+		"relative seccomp profile": {&context{Seccomp: &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: "x.json"}}, "sc.seccomp.localhost_ref"},
 		"apparmor":                 {&context{Apparmor: &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: "profile"}}, ""},
 	} {
 		t.Run(name, func(t *testing.T) { wantInvalid(t, validateSecurityContext("sc", c.sc), c.field) })

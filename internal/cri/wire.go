@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
+	"github.com/containerd/errdefs"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 )
@@ -76,14 +77,27 @@ func encodeItem(message proto.Message) (wireItem, error) {
 
 // withItems puts items into a response, whose field 1 they are.
 func withItems[R proto.Message](response R, items []wireItem) R {
-	size := 0
-	for _, item := range items {
-		size += len(item)
-	}
-	raw := make([]byte, 0, size)
+	raw := make([]byte, 0, wireSize(items))
 	for _, item := range items {
 		raw = append(raw, item...)
 	}
 	response.ProtoReflect().SetUnknown(raw)
 	return response
+}
+
+func wireSize(items []wireItem) int {
+	size := 0
+	for _, item := range items {
+		size += len(item)
+	}
+	return size
+}
+
+// checkFits refuses a list that one message cannot hold; streamed is the call that has no such limit.
+func checkFits(items []wireItem, streamed string) error {
+	if size := wireSize(items); size > MaxMessageSize {
+		return fmt.Errorf("the list of %d items has %d bytes, a message holds %d: call %s or set a filter: %w",
+			len(items), size, MaxMessageSize, streamed, errdefs.ErrResourceExhausted)
+	}
+	return nil
 }
