@@ -11,6 +11,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"go.etcd.io/bbolt"
+	bbolterrors "go.etcd.io/bbolt/errors"
 )
 
 // Format is the format that this program writes. Migrations from older formats go into migrate.
@@ -49,7 +50,7 @@ func Open(path string) (*Store, error) {
 		return nil, fmt.Errorf("look at the record file: %w", statErr)
 	}
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: lockTimeout, FreelistType: bbolt.FreelistMapType})
-	if errors.Is(err, bbolt.ErrTimeout) {
+	if errors.Is(err, bbolterrors.ErrTimeout) {
 		return nil, fmt.Errorf("record file %s is held by another process: %w", path, errdefs.ErrUnavailable)
 	}
 	if err != nil {
