@@ -1,0 +1,274 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+const (
+	ready    = runtimeapi.PodSandboxState_SANDBOX_READY
+	notReady = runtimeapi.PodSandboxState_SANDBOX_NOTREADY
+	exited   = runtimeapi.ContainerState_CONTAINER_EXITED
+	running  = runtimeapi.ContainerState_CONTAINER_RUNNING
+	created  = runtimeapi.ContainerState_CONTAINER_CREATED
+)
+
+// listedPods are the IDs that ListPodSandbox gives.
+func listedPods(t *testing.T, d *harness.Daemon, filter *runtimeapi.PodSandboxFilter) []string {
+	t.Helper()
+	all, err := d.Runtime().ListPodSandbox(context.Background(), filter)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids := make([]string, len(all))
+	for i, p := range all {
+		ids[i] = p.Id
+	}
+	return ids
+}
+
+func TestPodSandbox(t *testing.T) {
+	ctx := context.Background()
+	d := harness.StartDaemon(t)
+	d.Pull(t, harness.Busybox)
+	t.Run("runtime should support running PodSandbox [Conformance]", func(t *testing.T) {
+		p := startPod(t, d)
+		if s := p.Status(); s.State != ready || s.CreatedAt == 0 || s.GetNetwork().GetIp() == "" {
+			t.Errorf("status %v", s)
+		}
+	})
+	t.Run("runtime should support stopping PodSandbox [Conformance]", func(t *testing.T) {
+		p := startPod(t, d)
+		c := p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep()))
+		p.Stop()
+		if s := p.Status(); s.State != notReady {
+			t.Errorf("status %v", s)
+		}
+		if s := c.Status(); s.State != exited {
+			t.Errorf("its container is %v", s.State)
+		}
+	})
+	t.Run("runtime should support removing PodSandbox [Conformance]", func(t *testing.T) {
+		p := d.RunPod(t, harness.PodConfig(t, "p"))
+		c := p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep()))
+		p.Remove()
+		_, err := d.CRI().PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.ID})
+		wantCode(t, err, codes.NotFound)
+		_, err = d.CRI().ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: c.ID})
+		wantCode(t, err, codes.NotFound)
+		if got := listedPods(t, d, nil); slices.Contains(got, p.ID) {
+			t.Error("it is still listed")
+		}
+	})
+	t.Run("a running pod can be removed without a stop", func(t *testing.T) {
+		p := d.RunPod(t, harness.PodConfig(t, "p"))
+		p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep()))
+		if err := d.Runtime().RemovePodSandbox(ctx, p.ID); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("runtime should support preserving PodSandbox attributes [Conformance]", func(t *testing.T) {
+		labels, annotations := map[string]string{"app": "web", "tier": "front"}, map[string]string{"note": "línea\nzwei", "empty": ""}
+		p := startPod(t, d, func(c *runtimeapi.PodSandboxConfig) {
+			c.Metadata.Attempt, c.Labels, c.Annotations = 2, labels, annotations
+		})
+		s := p.Status()
+		if s.Metadata.String() != p.Config.Metadata.String() || !maps.Equal(s.Labels, labels) || !maps.Equal(s.Annotations, annotations) {
+			t.Errorf("status %v", s)
+		}
+		if n := s.GetLinux().GetNamespaces().GetOptions(); n.GetPid() != runtimeapi.NamespaceMode_CONTAINER || n.GetNetwork() != runtimeapi.NamespaceMode_POD {
+			t.Errorf("namespaces %v", n)
+		}
+		for name, f := range map[string]*runtimeapi.PodSandboxFilter{
+			"ID": {Id: p.ID}, "short ID": {Id: p.ID[:12]}, "label": {LabelSelector: map[string]string{"tier": "front"}},
+			"state": {State: &runtimeapi.PodSandboxStateValue{State: ready}, LabelSelector: map[string]string{"app": "web"}},
+		} {
+			if got := listedPods(t, d, f); !slices.Equal(got, []string{p.ID}) {
+				t.Errorf("by %s: %v", name, got)
+			}
+		}
+		if got := listedPods(t, d, &runtimeapi.PodSandboxFilter{Id: p.ID, State: &runtimeapi.PodSandboxStateValue{State: notReady}}); len(got) != 0 {
+			t.Errorf("by another state: %v", got)
+		}
+	})
+	t.Run("N3 RunPodSandbox again is the same pod", func(t *testing.T) {
+		p := startPod(t, d)
+		again, err := d.Runtime().RunPodSandbox(ctx, p.Config, "")
+		if err != nil || again != p.ID {
+			t.Errorf("%s, %v, want %s", again, err, p.ID)
+		}
+	})
+	t.Run("N3 a caller that gives up and comes back", func(t *testing.T) {
+		config := harness.PodConfig(t, "p")
+		short, cancel := context.WithTimeout(ctx, time.Millisecond)
+		defer cancel()
+		_, err := d.CRI().RunPodSandbox(short, &runtimeapi.RunPodSandboxRequest{Config: config})
+		wantCode(t, err, codes.DeadlineExceeded)
+		p := d.RunPod(t, config)
+		defer p.Remove()
+		if got := listedPods(t, d, &runtimeapi.PodSandboxFilter{LabelSelector: config.Labels}); !slices.Equal(got, []string{p.ID}) {
+			t.Errorf("pods %v, want %s alone", got, p.ID)
+		}
+	})
+	t.Run("an unknown handler is refused", func(t *testing.T) {
+		_, err := d.CRI().RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: harness.PodConfig(t, "p"), RuntimeHandler: "gvisor"})
+		wantCode(t, err, codes.InvalidArgument)
+	})
+	t.Run("verbose status", func(t *testing.T) {
+		p := startPod(t, d)
+		resp, err := d.Runtime().PodSandboxStatus(ctx, p.ID, true)
+		if err != nil || len(resp.Info) == 0 {
+			t.Errorf("%v, %v", resp, err)
+		}
+	})
+}
+
+// TestKubeletHabits does what a kubelet does with pods over their lives, its crashes and the daemon's included.
+func TestKubeletHabits(t *testing.T) {
+	ctx := context.Background()
+	d := harness.StartDaemon(t)
+	d.Pull(t, harness.Busybox)
+	t.Run("a second attempt while the first is still there", func(t *testing.T) {
+		p := startPod(t, d)
+		first := p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Shell("exit 1")))
+		first.WaitExit(1)
+		config := harness.ContainerConfig("c", harness.Busybox, harness.Sleep())
+		config.Metadata.Attempt, config.LogPath = 1, "c-1.log"
+		second := p.Run(config)
+		if first.ID == second.ID || first.Status().State != exited || second.Status().State != running {
+			t.Errorf("first %v, second %v", first.Status(), second.Status())
+		}
+		if got := listed(t, d, &runtimeapi.ContainerFilter{PodSandboxId: p.ID}); len(got) != 2 {
+			t.Errorf("%v", got)
+		}
+		first.Remove() // the kubelet keeps the last dead one and removes those before
+		second.Must("true")
+	})
+	t.Run("containers come and go, and the dead are collected", func(t *testing.T) {
+		p := startPod(t, d)
+		var dead []*harness.Container
+		for n := range uint32(5) {
+			config := harness.ContainerConfig("c", harness.Busybox, harness.Shell("exit 1"))
+			config.Metadata.Attempt, config.LogPath = n, fmt.Sprintf("c/%d.log", n)
+			if err := os.MkdirAll(filepath.Join(p.Config.LogDirectory, "c"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			c := p.Run(config)
+			c.WaitExit(1)
+			dead = append(dead, c)
+		}
+		for _, c := range dead {
+			c.Remove()
+		}
+		if got := listed(t, d, &runtimeapi.ContainerFilter{PodSandboxId: p.ID}); len(got) != 0 {
+			t.Errorf("left: %v", got)
+		}
+	})
+	t.Run("a stopped container is started again", func(t *testing.T) {
+		p := startPod(t, d)
+		c := p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Shell("echo run >>/runs; exit $(wc -l </runs)")))
+		first := c.WaitExit(1)
+		c.Start()
+		harness.Eventually(t, waitLimit, func() error {
+			if s := c.Status(); s.State != exited || s.ExitCode != 2 || s.StartedAt <= first.StartedAt {
+				return fmt.Errorf("status %v", s)
+			}
+			return nil
+		})
+	})
+	t.Run("a new attempt at a pod", func(t *testing.T) {
+		config := harness.PodConfig(t, "p")
+		old := d.RunPod(t, config)
+		old.Stop()
+		config.Metadata.Attempt++
+		next := d.RunPod(t, config)
+		defer next.Remove()
+		if next.ID == old.ID || old.Status().State != notReady {
+			t.Errorf("old %s is %v, new %s", old.ID, old.Status().State, next.ID)
+		}
+		old.Remove()
+		next.Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep())).Must("true")
+	})
+	for name, restart := range map[string]func(){"a restart": func() { d.Restart() }, "SIGKILL": func() { d.Kill(); d.Start() }} {
+		t.Run("status after "+name, func(t *testing.T) {
+			p := startPod(t, d)
+			up := p.Run(harness.ContainerConfig("up", harness.Busybox, harness.Sleep()))
+			ended := p.Run(harness.ContainerConfig("ended", harness.Busybox, harness.Shell("exit 5")))
+			ended.WaitExit(5)
+			ends := p.Run(harness.ContainerConfig("ends", harness.Busybox, harness.Shell("while ! test -e /end; do usleep 10000; done; exit 6")))
+			cold, warm := p.Create(harness.ContainerConfig("cold", harness.Busybox, harness.Sleep())), p.Create(harness.ContainerConfig("warm", harness.Busybox, harness.Sleep()))
+			before := map[*harness.Container]*runtimeapi.ContainerStatus{up: up.Status(), ended: ended.Status(), cold: cold.Status()}
+			pod := p.Status()
+			ends.Must("touch", "/end")
+			restart()
+			if s := p.Status(); s.String() != pod.String() {
+				t.Errorf("the pod was\n%v, is\n%v", pod, s)
+			}
+			for c, was := range before {
+				if s := c.Status(); s.String() != was.String() {
+					t.Errorf("the container was\n%v, is\n%v", was, s)
+				}
+			}
+			ends.WaitExit(6)
+			up.Must("true")
+			cold.Remove()
+			warm.Start()
+			warm.Must("true")
+			up.Stop(10 * time.Second)
+			up.WaitState(exited)
+		})
+	}
+	t.Run("a container that ends while the daemon is down", func(t *testing.T) {
+		p := startPod(t, d)
+		c := p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Command("sleep", "86543")))
+		d.Kill()
+		killByCommand(t, "sleep\x0086543\x00")
+		d.Start()
+		if s := c.WaitExit(137); s.FinishedAt < s.StartedAt {
+			t.Errorf("status %v", s)
+		}
+	})
+	t.Run("events of a container's life", func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(ctx, waitLimit)
+		defer cancel()
+		stream, err := d.CRI().GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := stream.Header(); err != nil { // the daemon listens
+			t.Fatal(err)
+		}
+		c := startPod(t, d).Run(harness.ContainerConfig("c", harness.Busybox, harness.Shell("exit 4")))
+		c.WaitExit(4)
+		c.Remove()
+		var got []string
+		for len(got) < 4 {
+			e, err := stream.Recv()
+			if err != nil {
+				t.Fatalf("%v after %v", err, got)
+			}
+			if e.ContainerId != c.ID {
+				continue
+			}
+			if e.PodSandboxStatus.GetId() != c.Pod.ID || e.CreatedAt == 0 {
+				t.Errorf("event %v", e)
+			}
+			got = append(got, strings.TrimSuffix(strings.TrimPrefix(e.ContainerEventType.String(), "CONTAINER_"), "_EVENT"))
+		}
+		if want := "CREATED STARTED STOPPED DELETED"; strings.Join(got, " ") != want {
+			t.Errorf("%v, want %s", got, want)
+		}
+	})
+}
