@@ -12,7 +12,8 @@
 //
 //   - A session's context ends when its client is gone, also while nobody reads what the client sent, and the
 //     connection is closed whatever happens, so that vanished clients leave neither goroutine nor descriptor.
-//   - A client cannot open more SPDY streams than its request has.
+//   - A client can neither open more SPDY streams than its request has, nor go while one is being opened, and so leave
+//     the SPDY library waiting for ever.
 //   - The end of a session waits for the client to read it (RFC 9112, 9.6), so that an exit code is not lost when a
 //     program ends before it has read its input.
 //   - WebSocket protocol v5 (stdin can be closed), which cri-streaming lacks.

@@ -88,9 +88,6 @@ func attachment(rt Runtime, req *runtimeapi.AttachRequest) func(context.Context,
 // serveStdio serves an exec or attach session in whichever protocol the client speaks.
 func (s *Server) serveStdio(w http.ResponseWriter, r *http.Request, session stdioSession) {
 	opts, streams := session.options()
-	if wsstream.IsWebSocketRequest(r) {
-		streams = 0 // has channels instead
-	}
 	ss, r := s.begin(w, r, streams)
 	defer ss.end()
 	idle, creation, protocols := s.config.IdleTimeout, s.config.CreationTimeout, remotecommand.SupportedStreamingProtocols
@@ -145,11 +142,11 @@ func (s stdioSession) serve(ctx context.Context, in io.Reader, out, err io.Write
 		std.in = in
 	}
 	if s.req.GetStdout() && out != nil {
-		std.out = chunked{out}
+		std.out = chunked{ctx, out}
 		defer out.Close() // tells the client that no more comes
 	}
 	if s.req.GetStderr() && err != nil {
-		std.err = chunked{err}
+		std.err = chunked{ctx, err}
 		defer err.Close()
 	}
 	if resize != nil {
@@ -161,14 +158,20 @@ func (s stdioSession) serve(ctx context.Context, in io.Reader, out, err io.Write
 	return s.run(ctx, std)
 }
 
-// chunked writes in portions that any client takes as one frame; an SPDY frame cannot hold more than 16 MiB.
-type chunked struct{ io.Writer }
+// chunked writes in portions that any client takes as one frame (an SPDY frame cannot hold more than 16 MiB), until ctx ends.
+type chunked struct {
+	ctx context.Context
+	w   io.Writer
+}
 
 func (c chunked) Write(p []byte) (int, error) {
 	const size = 32 << 10
 	written := 0
 	for chunk := range slices.Chunk(p, size) {
-		n, err := c.Writer.Write(chunk)
+		if c.ctx.Err() != nil {
+			return written, context.Cause(c.ctx)
+		}
+		n, err := c.w.Write(chunk)
 		written += n
 		if err != nil {
 			return written, err

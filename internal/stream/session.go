@@ -3,8 +3,8 @@ package stream
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -13,6 +13,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"k8s.io/streaming/pkg/httpstream/wsstream"
 )
 
 const (
@@ -33,18 +35,20 @@ type session struct {
 	http.ResponseWriter
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	// maxStreams is how many SPDY streams the client may open; 0 for any number.
-	maxStreams int
-
 	server *Server
+	spdy   *spdyGuard
 	conn   *clientConn // nil until the protocol library has taken it
 	unhook func() bool
 }
 
-// begin makes the session of a request; the request that comes with it carries the session's context.
+// begin makes the session of a request; the request that comes with it carries the session's context. maxStreams is how
+// many SPDY streams the client may open; 0 for any number.
 func (s *Server) begin(w http.ResponseWriter, r *http.Request, maxStreams int) (*session, *http.Request) {
 	ctx, cancel := context.WithCancelCause(r.Context())
-	ss := &session{ResponseWriter: w, ctx: ctx, cancel: cancel, maxStreams: maxStreams, server: s}
+	ss := &session{ResponseWriter: w, ctx: ctx, cancel: cancel, server: s}
+	if !wsstream.IsWebSocketRequest(r) {
+		ss.spdy = newSPDYGuard(maxStreams)
+	}
 	return ss, r.WithContext(ctx)
 }
 
@@ -76,11 +80,12 @@ func (ss *session) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	}
 	ahead, _ := rw.Reader.Peek(rw.Reader.Buffered())
 	ss.conn = &clientConn{
-		Conn:    raw,
-		ahead:   bytes.NewReader(bytes.Clone(ahead)),
-		gone:    ss.cancel,
-		streams: streamCounter{max: ss.maxStreams},
-		wait:    &ss.server.sessions,
+		Conn:  raw,
+		ahead: bytes.NewReader(bytes.Clone(ahead)),
+		gone:  ss.cancel,
+		spdy:  ss.spdy,
+		over:  make(chan struct{}),
+		wait:  &ss.server.sessions,
 	}
 	ss.unhook = context.AfterFunc(ss.ctx, func() { ss.cutOff(raw) })
 	ss.server.sessions.Go(func() { ss.conn.watch(ss.ctx) })
@@ -90,25 +95,40 @@ func (ss *session) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 // clientConn is a client's connection that tells when the client is gone.
 type clientConn struct {
 	net.Conn
-	ahead   *bytes.Reader
-	gone    context.CancelCauseFunc
-	streams streamCounter
-	wait    *sync.WaitGroup
-	closed  atomic.Bool
+	ahead *bytes.Reader // what the HTTP server has read already
+	end   error         // why there is no more to read
+	gone  context.CancelCauseFunc
+	spdy  *spdyGuard // nil with WebSocket
+	wait  *sync.WaitGroup
+
+	closed atomic.Bool
+	over   chan struct{} // closed with closed
 }
 
 func (c *clientConn) Read(p []byte) (int, error) {
-	n, err := c.read(p)
+	n, err := 0, c.end
+	if err == nil {
+		n, err = c.read(p)
+	}
 	if c.closed.Load() {
 		return 0, io.EOF
 	}
+	if c.spdy != nil {
+		pass, refused := c.spdy.received(p[:n])
+		n, err = pass, cmp.Or(refused, err)
+	}
 	if err == nil {
-		err = c.streams.count(p[:n])
+		return n, nil
 	}
-	if err != nil {
-		c.gone(fmt.Errorf("%w: %w", errClientGone, err))
+	c.end = err
+	c.gone(fmt.Errorf("%w: %w", errClientGone, err))
+	if n > 0 {
+		return n, nil
 	}
-	return n, err
+	if c.spdy != nil {
+		c.spdy.settle(c.over)
+	}
+	return 0, err
 }
 
 func (c *clientConn) read(p []byte) (int, error) {
@@ -118,12 +138,16 @@ func (c *clientConn) read(p []byte) (int, error) {
 	return c.Conn.Read(p)
 }
 
+// Write does not fail: the SPDY library would wait for ever for a stream whose answer it could not write. That the client
+// is gone is told by the session's context.
 func (c *clientConn) Write(p []byte) (int, error) {
-	n, err := c.Conn.Write(p)
-	if err != nil {
+	if _, err := c.Conn.Write(p); err != nil {
 		c.gone(fmt.Errorf("%w: %w", errClientGone, err))
 	}
-	return n, err
+	if c.spdy != nil {
+		c.spdy.sent(p)
+	}
+	return len(p), nil
 }
 
 // Close ends the connection as a server should: no more is sent, what still arrives is thrown away, and when the client
@@ -133,6 +157,7 @@ func (c *clientConn) Close() error {
 	if c.closed.Swap(true) {
 		return nil
 	}
+	close(c.over)
 	half, ok := c.Conn.(interface{ CloseWrite() error })
 	if !ok || half.CloseWrite() != nil {
 		return c.Conn.Close()
@@ -171,50 +196,4 @@ func (c *clientConn) watch(ctx context.Context) {
 			return
 		}
 	}
-}
-
-// streamCounter follows the frames of an SPDY connection and refuses more streams than max. The protocol library waits
-// for as many streams as the request has and leaves a goroutine behind for each that comes later.
-//
-// A frame (SPDY/3.1, 2.2) has a head of eight bytes: a control bit, the type in two bytes, flags, the length in three.
-type streamCounter struct {
-	max    int
-	opened int
-	head   [8]byte
-	have   int    // bytes of head that are there
-	skip   uint32 // bytes of the frame's body to come
-}
-
-const (
-	spdyControl   = 0x80
-	spdySynStream = 1
-)
-
-func (s *streamCounter) count(p []byte) error {
-	if s.max == 0 {
-		return nil
-	}
-	for len(p) > 0 {
-		if s.skip > 0 {
-			n := min(s.skip, uint32(len(p)))
-			s.skip -= n
-			p = p[n:]
-			continue
-		}
-		n := copy(s.head[s.have:], p)
-		s.have += n
-		p = p[n:]
-		if s.have < len(s.head) {
-			return nil
-		}
-		s.have = 0
-		s.skip = binary.BigEndian.Uint32(s.head[4:]) & 0xffffff
-		if s.head[0]&spdyControl != 0 && binary.BigEndian.Uint16(s.head[2:]) == spdySynStream {
-			s.opened++
-		}
-		if s.opened > s.max {
-			return fmt.Errorf("it opened more than the %d streams of its request", s.max)
-		}
-	}
-	return nil
 }

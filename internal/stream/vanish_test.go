@@ -1,19 +1,24 @@
 package stream_test
 
 import (
+	"bufio"
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	spdyframe "github.com/moby/spdystream/spdy"
 	"k8s.io/apimachinery/pkg/util/httpstream"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/remotecommand"
@@ -267,24 +272,57 @@ func vanish(v vanisher, reset bool, kind func(i int) func(context.Context, vanis
 	wg.Wait()
 }
 
-// Each kind by itself, so that a leak has a name.
-func TestVanishedClientOfEachKind(t *testing.T) {
-	s := serve(t, stream.Config{Runtime: &stubborn{}})
-	r := newRelay(t, s.Addr().String())
-	for kind, begin := range vanishing {
-		for _, reset := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, reset %t", kind, reset), func(t *testing.T) {
-				before := use(t)
-				vanish(vanisher{t: t, s: s, r: r}, reset, func(int) func(context.Context, vanisher) { return begin }, 1)
-				backTo(t, before)
-			})
+// rawSPDY upgrades a connection and returns it, with nobody else reading or writing it.
+func rawSPDY(t *testing.T, address, protocol string) *net.TCPConn {
+	t.Helper()
+	req, err := http.NewRequest("POST", address, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Connection", "Upgrade")
+	req.Header.Set("Upgrade", "SPDY/3.1")
+	req.Header.Set("X-Stream-Protocol-Version", protocol)
+	conn, err := net.Dial("tcp", req.URL.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := req.Write(conn); err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.ReadResponse(bufio.NewReaderSize(conn, 16), req) // the server says no more before it is asked
+	if err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
+		t.Fatalf("upgrade: %v, %v", resp, err)
+	}
+	return conn.(*net.TCPConn)
+}
+
+// openStreams writes frames that open n streams.
+func openStreams(t *testing.T, conn net.Conn, n int, headers func(i int) http.Header) {
+	t.Helper()
+	var b bytes.Buffer
+	framer, err := spdyframe.NewFramer(&b, &b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range n {
+		if err := framer.WriteFrame(&spdyframe.SynStreamFrame{StreamId: spdyframe.StreamId(2*i + 1), Headers: headers(i)}); err != nil {
+			t.Fatal(err)
 		}
 	}
+	conn.Write(b.Bytes()) // fails when the server has closed already
+}
+
+func stdioHeaders(i int) http.Header {
+	return http.Header{"Streamtype": {[]string{"error", "stdout", "stderr", "stdout"}[i%4]}}
+}
+
+func forwardHeaders(i int) http.Header {
+	return http.Header{"Streamtype": {[]string{"error", "data"}[i%2]}, "Port": {"80"}, "Requestid": {fmt.Sprint(i / 2)}}
 }
 
 // Clients that open no streams, too few, or too many, are sent away and leave nothing behind.
 func TestOddClients(t *testing.T) {
-	s := serve(t, stream.Config{Runtime: &stubborn{}, CreationTimeout: 200 * time.Millisecond})
+	s := serve(t, stream.Config{Runtime: &stubborn{}, CreationTimeout: 100 * time.Millisecond})
 	before := use(t)
 	for streams := range 12 {
 		if streams == 2 {
@@ -294,21 +332,46 @@ func TestOddClients(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		conn := dialSPDY(t, resp.Url, "v4.channel.k8s.io")
-		if conn == nil {
-			return
-		}
-		for i := range streams {
-			headers := http.Header{}
-			headers.Set("streamType", []string{"error", "stdout", "stderr", "stdout"}[i%4])
-			go conn.CreateStream(headers) // waits half a minute for an answer
-		}
-		select {
-		case <-conn.CloseChan():
-		case <-time.After(20 * time.Second):
-			t.Fatalf("a client with %d streams was not sent away", streams)
+		conn := rawSPDY(t, resp.Url, "v4.channel.k8s.io")
+		openStreams(t, conn, streams, stdioHeaders)
+		conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+		if _, err := io.Copy(io.Discard, struct{ io.Reader }{conn}); errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("a client with %d streams was not sent away", streams)
 		}
 		conn.Close()
 	}
 	backTo(t, before)
+}
+
+// Clients that vanish in the very act of opening their streams.
+func TestClientsThatVanishAtOnce(t *testing.T) {
+	s := serve(t, stream.Config{Runtime: &stubborn{}, CreationTimeout: 100 * time.Millisecond})
+	before := use(t)
+	for i := range 300 {
+		exec, err := s.GetExec(&runtimeapi.ExecRequest{ContainerId: "c", Cmd: []string{"sleep"}, Stdout: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		forward, err := s.GetPortForward(&runtimeapi.PortForwardRequest{PodSandboxId: "p"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, conn := range []*net.TCPConn{
+			begin(t, exec.Url, "v4.channel.k8s.io", 1+i%2, stdioHeaders),
+			begin(t, forward.Url, "portforward.k8s.io", 1+i%20, forwardHeaders),
+		} {
+			if i%3 == 0 {
+				conn.SetLinger(0) // a reset
+			}
+			conn.Close()
+		}
+	}
+	backTo(t, before)
+}
+
+func begin(t *testing.T, address, protocol string, streams int, headers func(int) http.Header) *net.TCPConn {
+	t.Helper()
+	conn := rawSPDY(t, address, protocol)
+	openStreams(t, conn, streams, headers)
+	return conn
 }

@@ -1,0 +1,155 @@
+package stream
+
+import (
+	"encoding/binary"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// The SPDY library (moby/spdystream, used by k8s.io/streaming) has two ways of being left waiting for ever by its client:
+//
+//   - Of the streams that a client opens, the session's handler takes as many as the request has. Each more leaves a
+//     goroutine behind that wants to hand it over.
+//   - A stream is answered before it is written to. If the client goes in between, the answer fails, and whoever
+//     writes to the stream waits for the answer.
+//
+// spdyGuard follows the frames of a connection in both directions, lets no stream beyond a limit through, and holds
+// the news of the client's end back until all streams are answered. What is written to a client that is gone succeeds.
+type spdyGuard struct {
+	// max is how many streams the client may open, 0 for any number.
+	max int
+
+	mu         sync.Mutex
+	in, out    frameReader
+	opened     int
+	unanswered map[uint32]bool
+	settled    chan struct{} // closed when nothing is unanswered; nil while nobody waits
+}
+
+// settleTime is how long at most the client's end is held back. Streams that were refused are never answered.
+const settleTime = 3 * time.Second
+
+func newSPDYGuard(max int) *spdyGuard { return &spdyGuard{max: max, unanswered: map[uint32]bool{}} }
+
+// received looks at bytes from the client and returns how many of them may pass: all, unless there is an error.
+func (g *spdyGuard) received(p []byte) (int, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for done := 0; done < len(p); {
+		frame, n := g.in.next(p[done:])
+		if frame.kind == spdySynStream {
+			if g.opened++; g.max > 0 && g.opened > g.max {
+				return done, fmt.Errorf("it opened more than the %d streams of its request", g.max)
+			}
+			g.unanswered[frame.stream] = true
+		}
+		done += n
+	}
+	return len(p), nil
+}
+
+// sent looks at bytes to the client.
+func (g *spdyGuard) sent(p []byte) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for done := 0; done < len(p); {
+		frame, n := g.out.next(p[done:])
+		if frame.kind == spdySynReply { // a reset is none: it may come while the answer is under way
+			delete(g.unanswered, frame.stream)
+		}
+		done += n
+	}
+	if len(g.unanswered) == 0 && g.settled != nil {
+		close(g.settled)
+		g.settled = nil
+	}
+}
+
+// settle waits until every stream is answered, over is closed, or settleTime has passed. One goroutine at a time.
+func (g *spdyGuard) settle(over <-chan struct{}) {
+	g.mu.Lock()
+	if len(g.unanswered) == 0 {
+		g.mu.Unlock()
+		return
+	}
+	settled := make(chan struct{})
+	g.settled = settled
+	g.mu.Unlock()
+	timer := time.NewTimer(settleTime)
+	defer timer.Stop()
+	select {
+	case <-settled:
+	case <-over:
+	case <-timer.C:
+	}
+}
+
+// Kinds of SPDY control frame (SPDY/3.1, 2.6).
+const (
+	spdySynStream = 1
+	spdySynReply  = 2
+)
+
+// frameReader finds the frames in a stream of bytes. A frame (SPDY/3.1, 2.2) has a head of eight bytes, with a control
+// bit, the kind in 15 bits and, after four bytes, flags and the length of its body in 24 bits. The body of the control
+// frames above begins with the stream's number.
+type frameReader struct {
+	head [longHead]byte
+	have int    // bytes of head that are there
+	skip uint32 // bytes of the frame's body to come
+}
+
+// controlFrame is what frameReader tells of a frame; kind is 0 for what is none of those above.
+type controlFrame struct {
+	kind   uint16
+	stream uint32
+}
+
+// next takes bytes from p, up to the end of p or of a frame's head, and tells how many, and of what frame the head is.
+func (r *frameReader) next(p []byte) (frame controlFrame, n int) {
+	if r.skip > 0 {
+		n = int(min(r.skip, uint32(len(p))))
+		r.skip -= uint32(n)
+		return frame, n
+	}
+	for r.have < r.headLen() {
+		m := copy(r.head[r.have:r.headLen()], p[n:])
+		if m == 0 {
+			return frame, n
+		}
+		r.have += m
+		n += m
+	}
+	r.skip = r.length() + shortHead - uint32(r.have)
+	if r.have == longHead {
+		frame = controlFrame{r.kind(), binary.BigEndian.Uint32(r.head[shortHead:]) & 0x7fffffff}
+	}
+	r.have = 0
+	return frame, n
+}
+
+// A head is read with the first four bytes of the body where these are wanted.
+const (
+	shortHead = 8
+	longHead  = 12
+)
+
+// headLen is how much of a head to read, as far as can be told from what is there.
+func (r *frameReader) headLen() int {
+	if r.have >= shortHead && r.kind() != 0 && r.length() >= longHead-shortHead {
+		return longHead
+	}
+	return shortHead
+}
+
+func (r *frameReader) length() uint32 { return binary.BigEndian.Uint32(r.head[4:]) & 0xffffff }
+
+func (r *frameReader) kind() uint16 {
+	const control = 0x80
+	kind := binary.BigEndian.Uint16(r.head[2:])
+	if r.head[0]&control == 0 || kind > spdySynReply {
+		return 0
+	}
+	return kind
+}
