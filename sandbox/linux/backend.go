@@ -110,8 +110,11 @@ func New(cfg Config) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	conmon, err := findMonitor(ctx, cfg, groups)
+	conmon, err := findMonitor(ctx, cfg)
 	if err != nil {
+		return nil, err
+	}
+	if conmon.spawner, err = newSpawner(groups); err != nil {
 		return nil, err
 	}
 	cfg.Logger.Info("linux backend", "runtime", rt.path, "version", rt.version, "conmon", conmon.path, "cgroup_v2", groups.v2)

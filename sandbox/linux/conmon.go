@@ -23,11 +23,10 @@ import (
 // nothing of ours, so that it outlives us.
 type monitor struct {
 	path, version string
-	cgroup        string
 	spawner       *spawner
 }
 
-func findMonitor(ctx context.Context, cfg Config, g cgroups) (monitor, error) {
+func findMonitor(ctx context.Context, cfg Config) (monitor, error) {
 	name := cfg.Conmon
 	if name == "" {
 		name = "conmon"
@@ -41,11 +40,7 @@ func findMonitor(ctx context.Context, cfg Config, g cgroups) (monitor, error) {
 		return monitor{}, fmt.Errorf("%s --version: %w: %w", found, err, errdefs.ErrUnavailable)
 	}
 	version, _, _ := strings.Cut(string(out), "\n")
-	sp, err := newSpawner(g)
-	if err != nil {
-		return monitor{}, err
-	}
-	return monitor{path: found, version: version, spawner: sp}, nil
+	return monitor{path: found, version: version}, nil
 }
 
 func (m monitor) close() { m.spawner.close() }
@@ -165,7 +160,9 @@ func (m monitor) start(ctx context.Context, l launch, cfg Config, rt ociRuntime)
 	if err != nil {
 		return launched{}, fmt.Errorf("conmon: %w", err)
 	}
-	if got.conmon, err = openProcess(pid); err != nil && !errdefs.IsNotFound(err) {
+	if got.conmon, err = openProcess(pid); errdefs.IsNotFound(err) {
+		got.conmon = deadProcess(procID{Pid: pid}) // what it said is in the pipe
+	} else if err != nil {
 		return got, err
 	}
 	if err := fpConmon.Hit(ctx); err != nil {
@@ -176,6 +173,9 @@ func (m monitor) start(ctx context.Context, l launch, cfg Config, rt ociRuntime)
 		return got, err
 	}
 	got.init, err = openProcess(initPid)
+	if errdefs.IsNotFound(err) {
+		err = errCreate{"the container's first process ended before it was started"}
+	}
 	return got, err
 }
 

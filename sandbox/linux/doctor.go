@@ -31,10 +31,9 @@ func Doctor(ctx context.Context, cfg Config) []Finding {
 	if err == nil {
 		findings = append(findings, doctorRuntimes(ctx, cfg, g)...)
 	}
-	if m, err := findMonitor(ctx, cfg, g); err != nil {
+	if m, err := findMonitor(ctx, cfg); err != nil {
 		add(Finding{Subject: "conmon", Required: true, Detail: err.Error(), Remedy: "apt-get install conmon"})
 	} else {
-		m.close()
 		add(Finding{Subject: "conmon", Required: true, OK: true, Detail: m.path + ": " + m.version})
 	}
 	if path := cfg.catatonit(); path == "" {
@@ -70,8 +69,18 @@ func doctorRuntimes(ctx context.Context, cfg Config, g cgroups) (findings []Find
 	if cfg.Runtime == "auto" {
 		names = []string{"crun", "runc"}
 	}
-	if err := os.MkdirAll(cfg.ociDir(), 0o700); err != nil {
-		return []Finding{{Subject: "run directory", Required: true, Detail: err.Error(), Remedy: "make it writable"}}
+	dir, err := os.MkdirTemp("", "tripod-doctor-")
+	if err != nil {
+		return []Finding{{Subject: "temporary directory", Required: true, Detail: err.Error(), Remedy: "make it writable"}}
+	}
+	defer os.RemoveAll(dir)
+	cfg.RunDir = dir
+	if g.driver == driverCgroupfs {
+		defer func() {
+			for _, full := range g.dirs(g.parent) {
+				_ = unix.Rmdir(full) // only if nothing is in it: it came with the trial then, or is made again
+			}
+		}()
 	}
 	works := false
 	for _, name := range names {

@@ -200,9 +200,11 @@ func (b *Backend) running(h *handle, got launched, began time.Time) error {
 func (b *Backend) failStart(ctx context.Context, h *handle, got launched, cause error) error {
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()
-	if got.conmon != nil {
-		_ = got.conmon.signal(unix.SIGKILL) // first, so that it writes no exit file
+	if got.conmon != nil { // first, so that it writes no exit file
+		_ = got.conmon.signal(unix.SIGKILL)
 		got.conmon.waitFor(cleanupTime)
+	} else if err := b.killMonitor(undo, monitors(b.cfg.Root)[h.id]); err != nil {
+		b.log.Error("end the monitor of a start that failed", "container", h.id, "error", err)
 	}
 	if got.init != nil {
 		_ = got.init.signal(unix.SIGKILL)

@@ -117,10 +117,10 @@ func (p *process) signal(sig unix.Signal) error {
 	}
 	var sendErr error
 	err = conn.Control(func(fd uintptr) { sendErr = unix.PidfdSendSignal(int(fd), sig, nil, 0) })
-	if errors.Is(err, os.ErrClosed) || errors.Is(sendErr, unix.ESRCH) {
-		return nil
+	if err != nil || errors.Is(sendErr, unix.ESRCH) {
+		return nil // closed, as it is once the process has ended
 	}
-	return errors.Join(err, sendErr)
+	return sendErr
 }
 
 // wait returns when the process has ended, or with the context's error.

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"debug/elf"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -36,6 +37,13 @@ func TestMain(m *testing.M) {
 	testns.Reenter()
 	if !testns.Inside() {
 		os.Exit(testns.Run(append([]string{"/proc/self/exe"}, os.Args[1:]...), testns.Options{Strict: true}))
+	}
+	if raw := os.Getenv(victimEnv); raw != "" {
+		var v victim
+		if err := errors.Join(json.Unmarshal([]byte(raw), &v), v.live()); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+		os.Exit(1)
 	}
 	os.Exit(m.Run())
 }
@@ -401,16 +409,13 @@ func (p *testPod) known(containers ...*testContainer) sandbox.Known {
 // busybox is the ID of the one image.
 const busybox = "sha256:busybox"
 
-// fakeImages gives overlays over one directory with busybox in it.
-type fakeImages struct {
-	base, dir string
-	mu        sync.Mutex
-	views     map[string]bool
-	keys      []string
-}
+// fakeImages gives overlays over one directory with busybox in it. What it knows is on the disk: <dir>/<key>/.
+type fakeImages struct{ base, dir string }
+
+func openFakeImages(dir string) *fakeImages { return &fakeImages{filepath.Join(dir, "base"), dir} }
 
 func newFakeImages(tb testing.TB, dir string) *fakeImages {
-	f := &fakeImages{base: filepath.Join(dir, "base"), dir: dir, views: map[string]bool{}}
+	f := openFakeImages(dir)
 	if err := makeRootfs(f.base); err != nil {
 		tb.Fatal(err)
 	}
@@ -425,24 +430,18 @@ func (f *fakeImages) Get(_ context.Context, id string) (image.Image, error) {
 }
 
 func (f *fakeImages) Prepare(ctx context.Context, key, id string, _ map[string]string) ([]mount.Mount, error) {
-	return f.make(ctx, key, id, false)
+	return f.make(ctx, key, id, "upper", "work")
 }
 
 func (f *fakeImages) View(ctx context.Context, key, id string) ([]mount.Mount, error) {
-	return f.make(ctx, key, id, true)
+	return f.make(ctx, key, id, "view")
 }
 
-func (f *fakeImages) make(ctx context.Context, key, id string, view bool) ([]mount.Mount, error) {
+func (f *fakeImages) make(ctx context.Context, key, id string, subs ...string) ([]mount.Mount, error) {
 	if _, err := f.Get(ctx, id); err != nil {
 		return nil, err
 	}
-	f.mu.Lock()
-	if !slices.Contains(f.keys, key) {
-		f.keys = append(f.keys, key)
-	}
-	f.views[key] = view
-	f.mu.Unlock()
-	for _, sub := range []string{"upper", "work"} {
+	for _, sub := range subs {
 		if err := os.MkdirAll(filepath.Join(f.dir, key, sub), 0o755); err != nil {
 			return nil, err
 		}
@@ -451,31 +450,30 @@ func (f *fakeImages) make(ctx context.Context, key, id string, view bool) ([]mou
 }
 
 func (f *fakeImages) Mounts(_ context.Context, key string) ([]mount.Mount, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if !slices.Contains(f.keys, key) {
-		return nil, fmt.Errorf("snapshot %s: %w", key, errdefs.ErrNotFound)
-	}
-	if f.views[key] {
-		return []mount.Mount{{Type: "bind", Source: f.base, Options: []string{"ro", "bind"}}}, nil
-	}
 	dir := filepath.Join(f.dir, key)
-	return []mount.Mount{{Type: "overlay", Source: "overlay", Options: []string{
-		"lowerdir=" + f.base, "upperdir=" + filepath.Join(dir, "upper"), "workdir=" + filepath.Join(dir, "work"),
-	}}}, nil
+	switch {
+	case exists(filepath.Join(dir, "view")):
+		return []mount.Mount{{Type: "bind", Source: f.base, Options: []string{"ro", "bind"}}}, nil
+	case exists(dir):
+		return []mount.Mount{{Type: "overlay", Source: "overlay", Options: []string{
+			"lowerdir=" + f.base, "upperdir=" + filepath.Join(dir, "upper"), "workdir=" + filepath.Join(dir, "work"),
+		}}}, nil
+	}
+	return nil, fmt.Errorf("snapshot %s: %w", key, errdefs.ErrNotFound)
 }
 
 func (f *fakeImages) Release(_ context.Context, key string) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.keys = slices.DeleteFunc(f.keys, func(k string) bool { return k == key })
 	return os.RemoveAll(filepath.Join(f.dir, key))
 }
 
-func (f *fakeImages) Snapshots(context.Context) ([]string, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return slices.Clone(f.keys), nil
+func (f *fakeImages) Snapshots(context.Context) (keys []string, err error) {
+	entries, err := os.ReadDir(f.dir)
+	for _, e := range entries {
+		if e.Name() != "base" {
+			keys = append(keys, e.Name())
+		}
+	}
+	return keys, err
 }
 
 func (f *fakeImages) Usage(_ context.Context, key string) (image.Usage, error) {

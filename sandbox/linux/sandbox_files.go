@@ -119,11 +119,9 @@ func orNothing(content []byte, err error) ([]byte, error) {
 	return content, err
 }
 
-// mountedOn tells whether a file system is mounted on the directory itself.
+// mountedOn tells whether something is mounted on the directory itself.
 func mountedOn(dir string) bool {
-	var at, above unix.Stat_t
-	if unix.Lstat(dir, &at) != nil || unix.Lstat(filepath.Dir(dir), &above) != nil {
-		return false
-	}
-	return at.Dev != above.Dev
+	var st unix.Statx_t
+	err := unix.Statx(unix.AT_FDCWD, dir, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, 0, &st)
+	return err == nil && st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
 }

@@ -1,0 +1,78 @@
+package linux
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/tripod-run/tripod/sandbox"
+)
+
+// BenchmarkStart measures each order of a container's life, as milliseconds per order.
+func BenchmarkStart(b *testing.B) {
+	for _, name := range []string{"crun", "runc"} {
+		b.Run(name, func(b *testing.B) {
+			r := newRig(b, name)
+			p := r.pod()
+			took := map[string]time.Duration{}
+			timed := func(order string, f func() error) {
+				began := time.Now()
+				if err := f(); err != nil {
+					b.Fatal(err)
+				}
+				took[order] += time.Since(began)
+			}
+			ctx := context.Background()
+			template := p.container("exec sleep 1000")
+			for b.Loop() {
+				c := &sandbox.Container{ID: newID(), Config: template.Config, ImageID: busybox}
+				timed("create", func() error { _, err := r.CreateContainer(ctx, p.Pod, c); return err })
+				timed("start", func() error { return r.StartContainer(ctx, p.Pod, c) })
+				timed("exec", func() error {
+					_, err := r.Exec(ctx, p.Pod, c, sandbox.ExecRequest{Cmd: []string{"/bin/true"}})
+					return err
+				})
+				timed("stop", func() error { return r.StopContainer(ctx, p.Pod, c, 0) })
+				timed("remove", func() error { return r.RemoveContainer(ctx, p.Pod, c) })
+			}
+			for order, d := range took {
+				b.ReportMetric(float64(d.Microseconds())/1000/float64(b.N), order+"-ms")
+			}
+		})
+	}
+}
+
+// BenchmarkSandbox measures a pod without containers, with a PID namespace per container.
+func BenchmarkSandbox(b *testing.B) {
+	r := newRig(b, "runc")
+	p := r.pod()
+	ctx := context.Background()
+	var setup, remove time.Duration
+	for b.Loop() {
+		pod := &sandbox.Pod{ID: newID(), Config: p.Config, Netns: p.Netns}
+		began := time.Now()
+		if err := r.CreateSandbox(ctx, pod); err != nil {
+			b.Fatal(err)
+		}
+		setup += time.Since(began)
+		began = time.Now()
+		if err := r.RemoveSandbox(ctx, pod); err != nil {
+			b.Fatal(err)
+		}
+		remove += time.Since(began)
+	}
+	b.ReportMetric(float64(setup.Microseconds())/1000/float64(b.N), "create-ms")
+	b.ReportMetric(float64(remove.Microseconds())/1000/float64(b.N), "remove-ms")
+}
+
+// BenchmarkStats measures ContainerStats of a running container.
+func BenchmarkStats(b *testing.B) {
+	r := newRig(b, "runc")
+	p := r.pod()
+	c := p.container("exec sleep 1000").start()
+	for b.Loop() {
+		if _, err := r.ContainerStats(context.Background(), p.Pod, c.Container); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
