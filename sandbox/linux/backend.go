@@ -110,6 +110,7 @@ func New(cfg Config) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
+	host.RecursiveReadOnly = host.RecursiveReadOnly && rt.recursiveReadOnly
 	conmon, err := findMonitor(ctx, cfg)
 	if err != nil {
 		return nil, err
@@ -117,7 +118,8 @@ func New(cfg Config) (*Backend, error) {
 	if conmon.spawner, err = newSpawner(groups); err != nil {
 		return nil, err
 	}
-	cfg.Logger.Info("linux backend", "runtime", rt.path, "version", rt.version, "conmon", conmon.path, "cgroup_v2", groups.v2)
+	cfg.Logger.Info("linux backend", "runtime", rt.path, "version", rt.version, "conmon", conmon.path,
+		"cgroup_v2", groups.v2, "recursive_read_only", host.RecursiveReadOnly)
 	return &Backend{
 		cfg: cfg, log: cfg.Logger, host: host, runtime: rt, conmon: conmon, cgroups: groups,
 		sampler:    stats.NewSampler(8192),

@@ -2,6 +2,7 @@ package linux
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -33,13 +34,13 @@ func (c Config) catatonit() string {
 
 // startPause runs the pod's init process and pins its PID namespace. What an earlier attempt left is replaced.
 func (b *Backend) startPause(ctx context.Context, p *sandbox.Pod, at pins) (*process, error) {
-	if err := b.runtime.delete(ctx, p.ID); err != nil {
+	if err := b.stopPause(ctx, p.ID); err != nil {
 		return nil, err
 	}
 	bundle := filepath.Join(b.cfg.podRunDir(p.ID), "pause")
 	rootfs := filepath.Join(bundle, "rootfs")
-	// It becomes the root directory of a program that is not root.
-	if err := os.MkdirAll(rootfs, 0o755); err != nil {
+	// It becomes the root directory of a program that is not root, whatever our umask is.
+	if err := errors.Join(os.MkdirAll(rootfs, 0o755), os.Chmod(rootfs, 0o755)); err != nil {
 		return nil, err
 	}
 	oci, _ := b.cgroups.container(p, p.ID)

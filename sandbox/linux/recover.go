@@ -80,41 +80,49 @@ func (b *Backend) recoverContainer(ctx context.Context, podID, id string, conmon
 	case phaseStarting:
 		err = b.recoverStarting(ctx, h, conmons[id])
 	case phaseRunning:
-		b.recoverRunning(h)
+		err = b.recoverRunning(h)
 	}
 	s, _ = h.snapshot()
 	return s.status(), err
 }
 
 // recoverRunning watches a container again that ran when it was last heard of, or records how it ended.
-func (b *Backend) recoverRunning(h *handle) {
+func (b *Backend) recoverRunning(h *handle) error {
 	s, _ := h.snapshot()
 	if s.BootID != bootID() {
 		l := newLife(launched{deadProcess(s.Conmon), deadProcess(s.Init)})
 		b.record(h, l, b.endAcrossBoot(h))
-		return
+		return nil
 	}
-	l := newLife(launched{b.adopt(s.Conmon), b.adopt(s.Init)})
-	if !l.conmon.alive() && !l.init.alive() {
+	conmon, err := adoptOrDead(s.Conmon)
+	if err != nil {
+		return err
+	}
+	init, err := adoptOrDead(s.Init)
+	if err != nil {
+		conmon.close()
+		return err
+	}
+	l := newLife(launched{conmon, init})
+	if !conmon.alive() && !init.alive() {
 		b.record(h, l, b.findEnd(h))
-		return
+		return nil
 	}
 	h.mu.Lock()
 	h.life = l
 	h.mu.Unlock()
 	go b.watch(h, l)
+	return nil
 }
 
-// adopt is adoptProcess, with a dead one for one that is gone.
-func (b *Backend) adopt(id procID) *process {
+// adoptOrDead is adoptProcess, with a dead one for one that is gone. Any other failure tells nothing of the process, and
+// must not be taken for its end.
+func adoptOrDead(id procID) (*process, error) {
 	p, err := adoptProcess(id)
-	if err != nil {
-		if !errdefs.IsNotFound(err) {
-			b.log.Error("watch a process again", "pid", id.Pid, "error", err)
-		}
-		return deadProcess(id)
+	if errdefs.IsNotFound(err) {
+		return deadProcess(id), nil
 	}
-	return p
+	return p, err
 }
 
 // endAcrossBoot is the end of a container that ran before the node was restarted: what conmon wrote to the bundle if it
@@ -135,8 +143,8 @@ func (b *Backend) endAcrossBoot(h *handle) end {
 func (b *Backend) recoverStarting(ctx context.Context, h *handle, conmon procID) error {
 	s, _ := h.snapshot()
 	if s.BootID == bootID() {
-		if done := b.adoptStarted(ctx, h, conmon); done {
-			return nil
+		if done, err := b.adoptStarted(ctx, h, conmon); done || err != nil {
+			return err
 		}
 		if err := b.killMonitor(ctx, conmon); err != nil {
 			return err
@@ -149,40 +157,45 @@ func (b *Backend) recoverStarting(ctx context.Context, h *handle, conmon procID)
 }
 
 // adoptStarted takes over a container whose program runs, or has run, although the start was not recorded.
-func (b *Backend) adoptStarted(ctx context.Context, h *handle, conmon procID) bool {
-	watcher := b.adopt(conmon)
-	if !watcher.alive() {
-		// An exit file is of a program that ran: conmon writes none for a creation that failed, and a container that
-		// was created only is never let go by anyone but us.
-		if code, at, err := readExit(b.exitFile(h.id)); err == nil {
-			h.mu.Lock()
-			h.state.StartedAt = at
-			h.mu.Unlock()
-			b.record(h, newLife(launched{watcher, deadProcess(procID{})}), b.findEnd(h))
-			b.log.Info("a container ended while its start was not recorded", "container", h.id, "code", code)
-			return true
-		}
-		return false
+func (b *Backend) adoptStarted(ctx context.Context, h *handle, id procID) (bool, error) {
+	conmon, err := adoptOrDead(id)
+	if err != nil {
+		return false, err
+	}
+	if !conmon.alive() {
+		return b.endUnrecorded(h, conmon), nil
 	}
 	pid, err := readPid(initPidFile(h.bundle))
 	if err != nil || !b.runtime.started(ctx, h.id) {
-		watcher.close()
-		return false
+		conmon.close()
+		return false, nil
 	}
 	init, err := openProcess(pid)
-	if err != nil {
-		init = deadProcess(procID{Pid: pid})
-	} else if parent, err := parentOf(pid); err != nil || parent != watcher.Pid {
-		init.close() // another process by now
-		init = deadProcess(procID{Pid: pid})
+	if err != nil && !errdefs.IsNotFound(err) {
+		conmon.close()
+		return false, err
 	}
 	began := time.Now()
-	if init.alive() {
+	if parent, parentErr := parentOf(pid); err != nil || parentErr != nil || parent != conmon.Pid {
+		init.close() // it has ended, and its PID may be another's
+		init = deadProcess(procID{Pid: pid})
+	} else {
 		began = startedAt(init.Start)
 	}
-	if err := b.running(h, launched{watcher, init}, began); err != nil {
-		b.log.Error("record a running container", "container", h.id, "error", err)
+	return true, b.running(h, launched{conmon, init}, began)
+}
+
+// endUnrecorded records the end of a program whose start was not recorded. That there is an exit file means that it
+// ran: conmon writes none when the creation fails, and a container that waits for its start is let go by nobody else.
+func (b *Backend) endUnrecorded(h *handle, conmon *process) bool {
+	_, at, err := readExit(b.exitFile(h.id))
+	if err != nil {
+		return false
 	}
+	h.mu.Lock()
+	h.state.StartedAt = at
+	h.mu.Unlock()
+	b.record(h, newLife(launched{conmon, deadProcess(procID{})}), b.findEnd(h))
 	return true
 }
 

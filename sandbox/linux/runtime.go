@@ -28,7 +28,9 @@ type ociRuntime struct {
 	path, version string
 	root          string
 	systemd       bool
-	cli           *runc.Runc
+	// recursiveReadOnly says that it knows the mount option "rro".
+	recursiveReadOnly bool
+	cli               *runc.Runc
 }
 
 func newRuntime(cfg Config, path, version string) ociRuntime {
@@ -73,38 +75,64 @@ func tryRuntime(ctx context.Context, cfg Config, g cgroups, name string) (ociRun
 	}
 	version, _, _ := strings.Cut(string(out), "\n")
 	rt := newRuntime(cfg, found, version)
-	if err := rt.probe(ctx, cfg, g); err != nil {
+	if rt.recursiveReadOnly, err = rt.probe(ctx, cfg, g); err != nil {
 		return ociRuntime{}, fmt.Errorf("%s (%s) does not work on this host: %w", found, version, err)
 	}
 	return rt, nil
 }
 
-// probe makes and deletes a container that is never started: that takes the cgroups, namespaces, mounts and the
-// system call filter of this host, which version numbers tell nothing of.
-func (r ociRuntime) probe(ctx context.Context, cfg Config, g cgroups) error {
+// probe makes and deletes a container that is never started: that takes the cgroups, namespaces and mounts of this
+// host, which version numbers tell nothing of. It tells whether a mount was made read-only recursively.
+func (r ociRuntime) probe(ctx context.Context, cfg Config, g cgroups) (recursive bool, err error) {
 	dir, err := os.MkdirTemp(cfg.RunDir, "probe-")
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer os.RemoveAll(dir)
 	id := filepath.Base(dir) + "-" + strconv.Itoa(os.Getpid())
 	if err := writeProbeBundle(dir, id, g); err != nil {
-		return err
+		return false, err
 	}
-	log := filepath.Join(dir, "log")
-	err = r.command(ctx, log, "create", "--bundle", dir, "--pid-file", filepath.Join(dir, "pid"), id).Run()
+	log, pidFile := filepath.Join(dir, "log"), filepath.Join(dir, "pid")
+	err = r.command(ctx, log, "create", "--bundle", dir, "--pid-file", pidFile, id).Run()
+	if err == nil {
+		recursive = readOnlyBelow(pidFile, "/rro")
+	}
 	defer func() { _ = g.remove(ctx, filepath.Join(g.parent, cgroupMark+id)) }()
 	if delErr := r.delete(context.WithoutCancel(ctx), id); delErr != nil && err == nil {
-		return delErr
+		return false, delErr
 	}
 	if err != nil {
-		return fmt.Errorf("create a container: %w: %s", err, said(log))
+		return false, fmt.Errorf("create a container: %w: %s", err, said(log))
 	}
-	return nil
+	return recursive, nil
+}
+
+// readOnlyBelow tells whether a mount, and every mount below it, is read-only for the process in the PID file.
+func readOnlyBelow(pidFile, dir string) bool {
+	pid, err := readPid(pidFile)
+	if err != nil {
+		return false
+	}
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
+	if err != nil {
+		return false
+	}
+	found := false
+	for line := range strings.Lines(string(raw)) {
+		f := strings.Fields(line) // proc_pid_mountinfo(5): the fifth field is the mount point, the sixth its options
+		if len(f) < 6 || f[4] != dir && !strings.HasPrefix(f[4], dir+"/") {
+			continue
+		}
+		if found = slices.Contains(strings.Split(f[5], ","), "ro"); !found {
+			return false
+		}
+	}
+	return found
 }
 
 func writeProbeBundle(dir, id string, g cgroups) error {
-	for _, sub := range []string{"rootfs/proc", "rootfs/dev", "rootfs/sys"} {
+	for _, sub := range []string{"rootfs/proc", "rootfs/dev", "rootfs/sys", "rootfs/rro"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
 			return err
 		}
@@ -124,6 +152,7 @@ func writeProbeBundle(dir, id string, g cgroups) error {
 		Mounts: []specs.Mount{
 			{Destination: "/proc", Type: "proc", Source: "proc"},
 			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "mode=755"}},
+			{Destination: "/rro", Type: "bind", Source: "/dev", Options: []string{"rbind", "rprivate", "rro"}},
 		},
 		Linux: &specs.Linux{
 			CgroupsPath: cgroup,

@@ -132,6 +132,9 @@ func writeFile(path string, content []byte, mode fs.FileMode) error {
 	if err := os.WriteFile(tmp, content, mode); err != nil {
 		return err
 	}
+	if err := os.Chmod(tmp, mode); err != nil { // whatever our umask is
+		return err
+	}
 	return os.Rename(tmp, path)
 }
 
