@@ -19,6 +19,7 @@ import (
 type benchSettings struct {
 	socket  string
 	out     string
+	title   string
 	pods    int
 	options bench.Options
 }
@@ -28,10 +29,13 @@ func (s *benchSettings) flags(c *cobra.Command, pods int) {
 	f.StringVar(&s.socket, "socket", cli.DefaultEndpoint, "CRI socket of the runtime to measure, ours or another's")
 	f.IntVar(&s.pods, "pods", pods, "how many pods")
 	f.StringVar(&s.options.Image, "image", "docker.io/library/busybox:1", "image of the pods' containers")
-	f.StringSliceVar(&s.options.Command, "command", []string{"sleep", "3600"}, "what the containers run")
+	f.StringArrayVar(&s.options.Command, "command", []string{"sh", "-c", "trap 'exit 0' TERM; sleep 86400 & wait"},
+		"what the containers run, a word each time; it should end at SIGTERM")
 	f.StringVar(&s.options.Handler, "handler", "", "RuntimeClass handler; empty: the runtime's default")
 	f.BoolVar(&s.options.HostNetwork, "host-network", false, "pods on the node's network: no CNI")
+	f.StringVar(&s.options.CgroupParent, "cgroup-parent", "", "where (cgroupfs) each pod gets a parent cgroup, as a kubelet gives it; empty: the runtime's choice")
 	f.StringVar(&s.options.LogDir, "log-dir", "/var/log/pods", "where the pods' logs are written")
+	f.StringVar(&s.title, "title", "", "what to call the runtime in the report; empty: its own name and version")
 	f.StringVar(&s.out, "json", "", "write the report to this file as JSON")
 }
 
@@ -40,7 +44,7 @@ func (s *benchSettings) measure(c *cobra.Command, do func(context.Context, *cli.
 	if s.pods < 1 {
 		return fmt.Errorf("--pods %d is not at least 1", s.pods)
 	}
-	ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM)
+	ctx, stop := signal.NotifyContext(cli.Quiet(c.Context()), unix.SIGINT, unix.SIGTERM)
 	defer stop()
 	client, err := cli.Connect(ctx, s.socket, 5*time.Minute)
 	if err != nil {
@@ -50,6 +54,9 @@ func (s *benchSettings) measure(c *cobra.Command, do func(context.Context, *cli.
 	report, err := do(ctx, client)
 	if err != nil {
 		return err
+	}
+	if s.title != "" {
+		report.Runtime = s.title
 	}
 	if s.out != "" {
 		text, err := json.MarshalIndent(report, "", "  ")

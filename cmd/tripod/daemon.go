@@ -59,11 +59,15 @@ func runDaemon(ctx context.Context, c *config.Config, log *slog.Logger) error {
 		return err
 	}
 	defer release()
-	files, err := raiseFileLimit()
+	files, err := fileLimit()
 	if err != nil {
-		log.Warn("the limit of open files cannot be raised", "error", err)
+		return err
 	}
 	p, err := openParts(ctx, c, log)
+	if err != nil && ctx.Err() != nil {
+		log.Info("told to stop before the node was ready", "error", err)
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -125,7 +129,7 @@ func serve(ctx context.Context, stop context.CancelFunc, p *parts, listener net.
 	go func() { failed <- server.Serve(listener) }()
 	go func() { failed <- p.streams.Serve(draining) }()
 	status.ready(fmt.Sprintf("%d pods", len(p.node.Pods())))
-	go status.watchdog(ctx, func() { p.node.Pods() })
+	go status.watchdog(ctx, probe(listener.Addr().String()))
 
 	var err error
 	select {

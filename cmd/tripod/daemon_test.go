@@ -227,7 +227,9 @@ func TestStopEndsEventStreams(t *testing.T) {
 	if out := must(t, c, "ps"); !strings.Contains(out, "one") {
 		t.Errorf("after the restart: %s", out)
 	}
-	if err := runDaemon(t.Context(), c, quiet); err == nil || !strings.Contains(err.Error(), "another daemon") {
+	soon, cancel := context.WithTimeout(t.Context(), 2*lockInterval)
+	defer cancel()
+	if err := runDaemon(soon, c, quiet); err == nil || !strings.Contains(err.Error(), "another daemon") {
 		t.Errorf("a second daemon on the same directories: %v", err)
 	}
 	if err := stop(); err != nil {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -31,8 +32,8 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 
 // isSilent says that a program inside a container gave its exit code and has said for itself why.
 func isSilent(err error) bool {
-	exit, ok := err.(*cli.ExitError)
-	return ok && exit.Err == nil
+	var exit *cli.ExitError
+	return errors.As(err, &exit) && exit.Err == nil
 }
 
 func newRoot(stdin io.Reader, stdout, stderr io.Writer) *cobra.Command {
@@ -63,7 +64,8 @@ func newRoot(stdin io.Reader, stdout, stderr io.Writer) *cobra.Command {
 
 const groupNode = "node"
 
-// interruptible ends a client command's context by SIGINT and SIGTERM. A second signal ends the process.
+// interruptible ends a client command's context by SIGINT and SIGTERM, and the program with the code that a shell
+// expects then. A second signal ends the process.
 func interruptible(c *cobra.Command) {
 	run := c.RunE
 	c.RunE = func(c *cobra.Command, args []string) error {
@@ -71,6 +73,10 @@ func interruptible(c *cobra.Command) {
 		defer stop()
 		context.AfterFunc(ctx, stop)
 		c.SetContext(ctx)
-		return run(c, args)
+		err := run(c, args)
+		if err != nil && ctx.Err() != nil {
+			return &cli.ExitError{Code: 128 + int(unix.SIGINT)}
+		}
+		return err
 	}
 }

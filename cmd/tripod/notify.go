@@ -11,6 +11,11 @@ import (
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/cri"
 )
 
 // notifier tells systemd how we are (sd_notify(3)); without systemd it does nothing.
@@ -49,8 +54,9 @@ func (n *notifier) ready(status string) { n.send(daemon.SdNotifyReady + "\nSTATU
 
 func (n *notifier) stopping() { n.send(daemon.SdNotifyStopping) }
 
-// watchdog tells systemd, at half the interval that it asks for, that probe still returns.
-func (n *notifier) watchdog(ctx context.Context, probe func()) {
+// watchdog tells systemd, at half the interval that it asks for, that probe still succeeds. Otherwise it stays
+// silent, and systemd restarts the daemon.
+func (n *notifier) watchdog(ctx context.Context, probe func(context.Context) error) {
 	if n.interval <= 0 {
 		return
 	}
@@ -61,9 +67,32 @@ func (n *notifier) watchdog(ctx context.Context, probe func()) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			probe()
-			n.send(daemon.SdNotifyWatchdog)
+			if err := n.limited(ctx, probe); err == nil {
+				n.send(daemon.SdNotifyWatchdog)
+			} else if ctx.Err() == nil {
+				n.log.Error("the daemon does not answer itself; the watchdog is not told", "error", err)
+			}
 		}
+	}
+}
+
+func (n *notifier) limited(ctx context.Context, probe func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, n.interval/2)
+	defer cancel()
+	return probe(ctx)
+}
+
+// probe asks the node for its pods as a kubelet does, through its own socket.
+func probe(socket string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		c, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(cri.MaxMessageSize)))
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		_, err = runtimeapi.NewRuntimeServiceClient(c).ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
+		return err
 	}
 }
 

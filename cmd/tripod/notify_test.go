@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -32,11 +33,17 @@ func TestNotifierSpeaksToSystemd(t *testing.T) {
 	probed := make(chan struct{}, 100)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	go n.watchdog(ctx, func() { probed <- struct{}{} })
+	go n.watchdog(ctx, func(context.Context) error {
+		probed <- struct{}{}
+		if len(probed) < 4 {
+			return errors.New("does not answer")
+		}
+		return nil
+	})
 	expect(t, systemd, "WATCHDOG=1")
 	expect(t, systemd, "WATCHDOG=1")
-	if len(probed) < 2 {
-		t.Error("the watchdog was fed without a probe")
+	if len(probed) < 5 {
+		t.Errorf("the watchdog was told twice after %d probes, of which the first three failed", len(probed))
 	}
 	cancel()
 	n.stopping()
@@ -54,7 +61,7 @@ func TestNotifierWithoutSystemd(t *testing.T) {
 	t.Setenv("NOTIFY_SOCKET", "")
 	n := newNotifier(quiet)
 	n.ready("")
-	n.watchdog(t.Context(), func() { t.Error("probed") })
+	n.watchdog(t.Context(), func(context.Context) error { t.Error("probed"); return nil })
 }
 
 func expect(t *testing.T, c *net.UnixConn, want string) {
@@ -73,4 +80,19 @@ func receive(t *testing.T, c *net.UnixConn) string {
 		t.Fatal(err)
 	}
 	return strings.TrimSpace(string(b[:n]))
+}
+
+// TestProbeAnswers holds that a daemon that serves is told healthy, and one that is away is not.
+func TestProbeAnswers(t *testing.T) {
+	c := fakeNode(t)
+	stop := start(t, c)
+	if err := probe(c.GRPC.Socket)(t.Context()); err != nil {
+		t.Errorf("a daemon that serves: %v", err)
+	}
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	if err := probe(c.GRPC.Socket)(t.Context()); err == nil {
+		t.Error("nobody there, and yet healthy")
+	}
 }

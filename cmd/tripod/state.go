@@ -119,12 +119,11 @@ func refuseLostRecord(record string, pods ...string) error {
 	return nil
 }
 
-// raiseFileLimit lifts the soft limit of open files to the hard one: every running container holds some.
-func raiseFileLimit() (uint64, error) {
+// fileLimit is how many files this process may have open. The Go runtime has lifted the soft limit to the hard one
+// when it started, and gives children the old one back. We must not lift it ourselves: that would end the latter, and
+// programs in containers that walk all possible descriptors would feel it.
+func fileLimit() (uint64, error) {
 	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		return 0, err
-	}
-	limit.Cur = limit.Max
-	return limit.Cur, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)
+	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
+	return limit.Cur, err
 }

@@ -3,11 +3,13 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -64,6 +66,24 @@ func TestLockDir(t *testing.T) {
 		t.Fatalf("the lock was let go while we waited: %v", err)
 	}
 	_ = second.Close()
+}
+
+// TestFileLimit holds what fileLimit relies on: we have the hard limit, our children have what we were started with.
+func TestFileLimit(t *testing.T) {
+	// A soft limit below the hard one, and then this program again.
+	again := exec.Command("/bin/bash", "-c", "ulimit -Hn; ulimit -Sn 512; exec /proc/"+strconv.Itoa(os.Getpid())+"/exe")
+	again.Env = append(os.Environ(), limitVariable+"=1")
+	out, err := again.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var hard, own, child uint64
+	if _, err := fmt.Sscan(string(out), &hard, &own, &child); err != nil {
+		t.Fatalf("%q: %v", out, err)
+	}
+	if own+1 < hard || child != 512 { // the Go runtime stays one below, to know its own limit again
+		t.Errorf("with a soft limit of 512 and a hard one of %d we have %d and a child %d", hard, own, child)
+	}
 }
 
 func TestRefuseLostRecordN7(t *testing.T) {
@@ -165,6 +185,9 @@ func TestPeerCredentials(t *testing.T) {
 	_ = served.Close()
 }
 
+// limitVariable makes TestMain print its limit of open files and that of a child.
+const limitVariable = "TRIPOD_TEST_LIMIT"
+
 // clientVariable makes TestMain a client of the socket that it names.
 const clientVariable = "TRIPOD_TEST_CLIENT"
 
@@ -185,6 +208,12 @@ func otherUser(socket string) (*exec.Cmd, error) {
 }
 
 func TestMain(m *testing.M) {
+	if os.Getenv(limitVariable) != "" {
+		limit, _ := fileLimit()
+		child, _ := exec.Command("/bin/bash", "-c", "ulimit -Sn").Output()
+		fmt.Printf("%d\n%s", limit, child)
+		os.Exit(0)
+	}
 	if socket := os.Getenv(clientVariable); socket != "" {
 		c, err := net.Dial("unix", socket)
 		if err == nil {

@@ -81,8 +81,7 @@ func (a *App) formatFlags(c *cobra.Command, quiet string) {
 
 // with runs do with a connection; the command's context ends it.
 func (a *App) with(c *cobra.Command, do func(context.Context, *Client) error) error {
-	// The client reports each error to klog as well as to its caller; once is enough for a person.
-	ctx := klog.NewContext(c.Context(), logr.Discard())
+	ctx := Quiet(c.Context())
 	client, err := Connect(ctx, a.endpoint, a.timeout)
 	if err != nil {
 		return err
@@ -90,3 +89,7 @@ func (a *App) with(c *cobra.Command, do func(context.Context, *Client) error) er
 	defer client.Close(context.WithoutCancel(ctx))
 	return do(ctx, client)
 }
+
+// Quiet is a context for calls of a Client: cri-client reports each error to klog as well as to its caller, and once
+// is enough for a person.
+func Quiet(ctx context.Context) context.Context { return klog.NewContext(ctx, logr.Discard()) }

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"os/signal"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -129,7 +130,19 @@ func (a *App) stream(ctx context.Context, address string, o streamOptions) error
 	if code := ExitCode(err); err != nil && isExit(err) {
 		return &ExitError{Code: code}
 	}
-	return err
+	return withoutFrame(err)
+}
+
+// withoutFrame takes off what the streaming protocol's server puts before the runtime's words.
+func withoutFrame(err error) error {
+	if err == nil {
+		return nil
+	}
+	text := err.Error()
+	for _, frame := range []string{"Internal error occurred: ", "error executing command in container: ", "error attaching to container: "} {
+		text = strings.TrimPrefix(text, frame)
+	}
+	return errors.New(text)
 }
 
 func isExit(err error) bool {

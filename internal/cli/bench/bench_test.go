@@ -99,7 +99,7 @@ func TestMarkdown(t *testing.T) {
 	if err := Markdown(&out, []*Report{report("a", 50), report("b", 100)}); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"### 30 pods, 1 at a time (network: CNI)", "| p50 / p95 in ms | a | b | ratio of p50 |",
+	for _, want := range []string{"### 30 pods, 1 at a time (network: CNI)", "| p50 / p95 in ms | a | b | last : first |",
 		"| RunPodSandbox | 50.0 / 100.0 | 100.0 / 200.0 | 2.00 |", "1.00 MiB (30 conmon)", "with 3 pods"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not in\n%s", want, out.String())

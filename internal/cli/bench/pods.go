@@ -5,11 +5,13 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
+	"path"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/cli"
@@ -21,6 +23,8 @@ type Options struct {
 	Command     []string
 	Handler     string
 	HostNetwork bool
+	// CgroupParent is where each pod gets a parent cgroup of its own (cgroupfs), as a kubelet gives it; empty: none.
+	CgroupParent string
 	// LogDir is where the pods' log directories are made.
 	LogDir string
 }
@@ -59,6 +63,9 @@ func (d *driver) configs() (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerC
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "bench", Uid: name},
 		LogDirectory: filepath.Join(d.o.LogDir, "bench_"+name), Labels: labels,
 		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{NamespaceOptions: spaces}},
+	}
+	if d.o.CgroupParent != "" {
+		sandbox.Linux.CgroupParent = path.Join(d.o.CgroupParent, name)
 	}
 	container := &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: "main"}, Labels: labels, LogPath: "main/0.log",
@@ -114,7 +121,7 @@ func (d *driver) down(ctx context.Context, r *recorder, p *pod) error {
 	})
 }
 
-// sweep removes every pod of this run, also those of failed attempts.
+// sweep removes every pod of this run, also those of failed attempts, and the cgroups that are ours to remove.
 func (d *driver) sweep() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
@@ -122,12 +129,28 @@ func (d *driver) sweep() error {
 	if err != nil {
 		return err
 	}
+	defer d.removeCgroups()
 	return parallel(ctx, 10, len(pods), func(i int) error {
 		if err := d.client.StopPodSandbox(ctx, pods[i].GetId()); err != nil {
 			return err
 		}
 		return d.client.RemovePodSandbox(ctx, pods[i].GetId())
 	})
+}
+
+// removeCgroups removes the parents that the pods were given: runtimes make them when they are not there, and leave
+// them to the kubelet.
+func (d *driver) removeCgroups() {
+	if d.o.CgroupParent == "" {
+		return
+	}
+	for _, hierarchy := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} {
+		dirs, _ := filepath.Glob(filepath.Join(hierarchy, d.o.CgroupParent, "bench-"+d.run+"-*"))
+		for _, dir := range dirs {
+			_ = unix.Rmdir(dir) // one that is still in use says so by staying
+			_ = unix.Rmdir(filepath.Dir(dir))
+		}
+	}
 }
 
 // parallel runs do for 0 … n-1, so many at a time, and stops handing out work at the first error.

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Markdown writes reports side by side, one column pair a runtime; with two, the last column is the ratio of the
-// second's p50 to the first's: above 1 the first is faster.
+// Markdown writes reports side by side, a column each; from two on there is one more with the ratio of the last one's
+// p50 to the first one's: above 1 the first is faster.
 func Markdown(out io.Writer, reports []*Report) error {
 	w := &writer{out: out}
 	for i := range rounds(reports) {
@@ -69,35 +69,42 @@ func (w *writer) figures(reports []*Report, of func(*Report) []Figure) {
 		head += " " + r.Runtime + " |"
 		rule += "---:|"
 	}
-	if len(reports) == 2 {
-		head, rule = head+" ratio of p50 |", rule+"---:|"
+	if len(reports) > 1 {
+		head, rule = head+" last : first |", rule+"---:|"
 	}
 	w.printf("%s\n%s\n", head, rule)
 	for _, f := range of(reports[0]) {
 		row := "| " + f.Call + " |"
-		var p50 []float64
-		for _, r := range reports {
-			i := slices.IndexFunc(of(r), func(g Figure) bool { return g.Call == f.Call })
-			if i < 0 {
+		p50 := make([]float64, len(reports))
+		for i, r := range reports {
+			at := slices.IndexFunc(of(r), func(g Figure) bool { return g.Call == f.Call })
+			if at < 0 {
 				row += " – |"
 				continue
 			}
-			g := of(r)[i]
-			row += fmt.Sprintf(" %.1f / %.1f |", g.P50, g.P95)
-			p50 = append(p50, g.P50)
+			p50[i] = of(r)[at].P50
+			row += fmt.Sprintf(" %s / %s |", millis(p50[i]), millis(of(r)[at].P95))
 		}
-		if len(reports) == 2 {
-			row += " " + ratio(p50) + " |"
+		if len(reports) > 1 {
+			row += " " + ratio(p50[len(p50)-1], p50[0]) + " |"
 		}
 		w.printf("%s\n", row)
 	}
 }
 
-func ratio(p50 []float64) string {
-	if len(p50) != 2 || p50[0] == 0 {
+// millis writes milliseconds with three digits that mean something.
+func millis(v float64) string {
+	if v < 10 {
+		return fmt.Sprintf("%.2f", v)
+	}
+	return fmt.Sprintf("%.1f", v)
+}
+
+func ratio(last, first float64) string {
+	if last == 0 || first == 0 {
 		return "–"
 	}
-	return fmt.Sprintf("%.2f", p50[1]/p50[0])
+	return fmt.Sprintf("%.2f", last/first)
 }
 
 func (w *writer) summary(what string, reports []*Report, of func(*Report) string) {
@@ -105,7 +112,7 @@ func (w *writer) summary(what string, reports []*Report, of func(*Report) string
 	for _, r := range reports {
 		row += " " + of(r) + " |"
 	}
-	if len(reports) == 2 {
+	if len(reports) > 1 {
 		row += " |"
 	}
 	w.printf("%s\n", row)

@@ -2,6 +2,7 @@ package check
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -13,7 +14,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/containernetworking/cni/libcni"
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/config"
@@ -272,33 +272,53 @@ func (h Host) plugins(names []string) Finding {
 	return f
 }
 
+// cniConf is what is looked at of a CNI configuration (CNI SPEC 1.0, section 1): a list of plugins, or, in the form
+// that came before, one plugin.
+type cniConf struct {
+	Name    string      `json:"name"`
+	Plugins []cniPlugin `json:"plugins"`
+	cniPlugin
+}
+
+type cniPlugin struct {
+	Type string `json:"type"`
+	IPAM struct {
+		Type string `json:"type"`
+	} `json:"ipam"`
+}
+
 // cniConfiguration finds the file in force, "" when there is none, and the plugins that it names.
 func (h Host) cniConfiguration() (file string, plugins []string, err error) {
-	files, err := libcni.ConfFiles(h.Config.Network.ConfDir, []string{".conflist", ".conf", ".json"})
-	if errors.Is(err, os.ErrNotExist) || err == nil && len(files) == 0 {
-		return "", nil, nil
-	}
-	if err != nil {
+	entries, err := os.ReadDir(h.Config.Network.ConfDir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return "", nil, err
 	}
-	slices.Sort(files)
-	file = files[0]
-	var list *libcni.NetworkConfigList
-	if filepath.Ext(file) == ".conflist" {
-		list, err = libcni.ConfListFromFile(file)
-	} else {
-		var single *libcni.PluginConfig
-		if single, err = libcni.ConfFromFile(file); err == nil {
-			list, err = libcni.ConfListFromConf(single)
-		}
+	// ReadDir sorts by name.
+	i := slices.IndexFunc(entries, func(e os.DirEntry) bool {
+		return !e.IsDir() && slices.Contains([]string{".conflist", ".conf", ".json"}, filepath.Ext(e.Name()))
+	})
+	if i < 0 {
+		return "", nil, nil
 	}
+	file = filepath.Join(h.Config.Network.ConfDir, entries[i].Name())
+	text, err := os.ReadFile(file)
 	if err != nil {
+		return file, nil, err
+	}
+	var conf cniConf
+	if err := json.Unmarshal(text, &conf); err != nil {
 		return file, nil, fmt.Errorf("%s: %w", file, err)
 	}
-	for _, p := range list.Plugins {
-		plugins = append(plugins, p.Network.Type)
-		if ipam := p.Network.IPAM.Type; ipam != "" {
-			plugins = append(plugins, ipam)
+	if conf.Type != "" {
+		conf.Plugins = append(conf.Plugins, conf.cniPlugin)
+	}
+	if conf.Name == "" || len(conf.Plugins) == 0 {
+		return file, nil, fmt.Errorf("%s: names no network or no plugin", file)
+	}
+	for _, p := range conf.Plugins {
+		plugins = append(plugins, p.Type)
+		if p.IPAM.Type != "" {
+			plugins = append(plugins, p.IPAM.Type)
 		}
 	}
 	slices.Sort(plugins)

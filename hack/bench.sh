@@ -1,0 +1,162 @@
+#!/bin/bash
+# bench.sh [PODS [LIST_PODS]]: measure Tripod and, in the same run on the same machine, Debian's containerd, with the
+# same CNI chain, images and client, and write docs/benchmarks.md. 30 and 200 pods if not told otherwise.
+#
+# Everything runs in namespaces of its own (hack/testns.sh) and is gone afterwards. Needed are build/bin/tripod and
+# what `hack/setup.sh bench` installs.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+export TRIPOD=$PWD/build/bin/tripod
+report=docs/benchmarks.md
+registry=127.0.0.1:5000
+image=registry.k8s.io/e2e-test-images/busybox:1.29-2
+pause=registry.k8s.io/pause:3.9
+
+fail() { printf 'bench: %s\n' "$*" >&2; exit 1; }
+say()  { printf 'bench: %s\n' "$*" >&2; }
+
+# await WHAT COMMAND...: the command must succeed within 30 seconds.
+await() {
+  local what=$1 end=$((SECONDS + 30)); shift
+  until "$@" >/dev/null 2>&1; do
+    [ $SECONDS -lt $end ] || fail "$what: not within 30 s ($*)"
+    read -rt 0.1 <> <(:) || true # a pause without a process
+  done
+}
+
+connects() { (exec 3<>"/dev/tcp/$1/$2"); }
+
+# ------------------------------------------------------------------------------------ inside the namespaces
+
+# write_files: what both runtimes share: the mirror configuration and the CNI chain, as CNI's own documents have it.
+write_files() {
+  build/bin/images hosts "$registry" "$dir/certs.d"
+  mkdir -p "$dir/net.d"
+  cat >"$dir/net.d/10-bench.conflist" <<JSON
+{"cniVersion": "1.0.0", "name": "bench", "plugins": [
+  {"type": "bridge", "bridge": "bench0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
+   "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.99.0.0/16"}]], "routes": [{"dst": "0.0.0.0/0"}], "dataDir": "$dir/leases"}},
+  {"type": "portmap", "capabilities": {"portMappings": true}}]}
+JSON
+}
+
+# start_tripod OCI-RUNTIME
+start_tripod() {
+  cat >"$dir/tripod.toml" <<TOML
+root = "$dir/tripod-$1"
+state = "/run/tripod"
+[log]
+level = "warn"
+[image]
+hosts_dirs = ["$dir/certs.d"]
+[network]
+conf_dir = "$dir/net.d"
+bin_dirs = ["/usr/lib/cni"]
+[linux]
+runtime = "$1"
+cgroup_parent = "$TRIPOD_TEST_CGROUP"
+TOML
+  "$TRIPOD" daemon --config "$dir/tripod.toml" 2>>"$dir/tripod.log" &
+  runtime_pid=$! socket=/run/tripod/tripod.sock
+}
+
+start_containerd() {
+  cat >"$dir/containerd.toml" <<TOML
+version = 2
+root = "$dir/containerd"
+state = "/run/containerd"
+oom_score = 0
+disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.aufs",
+  "io.containerd.snapshotter.v1.devmapper", "io.containerd.tracing.processor.v1.otlp", "io.containerd.internal.v1.tracing"]
+[grpc]
+  address = "/run/containerd/containerd.sock"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "$pause"
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.grpc.v1.cri".registry]
+    config_path = "$dir/certs.d"
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    conf_dir = "$dir/net.d"
+    bin_dir = "/usr/lib/cni"
+TOML
+  containerd --config "$dir/containerd.toml" --log-level warn 2>>"$dir/containerd.log" &
+  runtime_pid=$! socket=/run/containerd/containerd.sock
+}
+
+stop_runtime() {
+  kill "$runtime_pid"
+  wait "$runtime_pid" || true
+}
+
+# measure NAME TITLE START...: both benchmarks of one runtime, into $dir/NAME-{cri,host,lists}.json.
+measure() {
+  local name=$1 title=$2 common; shift 2
+  "$@"
+  await "$title answers" "$TRIPOD" info --endpoint "unix://$socket"
+  common=(--socket "unix://$socket" --title "$title" --image "$image" --log-dir "$dir/logs" --cgroup-parent "$TRIPOD_TEST_CGROUP/bench")
+  say "$title: $pods pods, 1 and 10 at a time"
+  "$TRIPOD" bench cri "${common[@]}" --pods "$pods" --parallel 1,10 --json "$dir/$name-cri.json" >/dev/null
+  say "$title: $pods pods without CNI"
+  "$TRIPOD" bench cri "${common[@]}" --pods "$pods" --parallel 1 --host-network --json "$dir/$name-host.json" >/dev/null
+  say "$title: lists with $list_pods pods"
+  "$TRIPOD" bench lists "${common[@]}" --pods "$list_pods" --json "$dir/$name-lists.json" >/dev/null
+  grep -E '^(VmRSS|RssAnon)' "/proc/$runtime_pid/status" | tr -s '\t ' ' ' | paste -sd ' ' >"$dir/$name-rss"
+  stop_runtime
+}
+
+inside() {
+  dir=$TRIPOD_TEST_DIR pods=$1 list_pods=$2 runtime_pid=''
+  trap 'kill $runtime_pid $registry_pid 2>/dev/null; wait' EXIT
+  write_files
+  build/bin/images serve "$registry" 2>"$dir/registry.log" &
+  registry_pid=$!
+  await "the registry" connects 127.0.0.1 5000
+  measure crun "Tripod, crun" start_tripod crun
+  measure runc "Tripod, runc" start_tripod runc
+  measure containerd "containerd, runc" start_containerd
+  write_report
+}
+
+compare() { "$TRIPOD" bench compare "$dir/crun-$1.json" "$dir/runc-$1.json" "$dir/containerd-$1.json"; }
+
+write_report() {
+  cat <<MD
+# Benchmarks
+
+Written by \`make bench\` (hack/bench.sh). All columns are from one run on one machine, which others share: compare
+columns, not runs. One client, \`tripod bench\`, drives every runtime over its CRI socket with the same image
+(busybox, a shell that ends at SIGTERM), the same CNI chain (bridge, host-local, portmap) and the same plugins. Times are p50 / p95 in
+milliseconds; the last column is containerd's p50 divided by that of Tripod with crun.
+
+- Date: $(date -u +%Y-%m-%d)
+- Machine: $(nproc) × $(awk -F ': ' '/^model name/ {print $2; exit}' /proc/cpuinfo), $(awk '/^MemTotal/ {printf "%.0f GiB", $2 / 1048576}' /proc/meminfo), Linux $(uname -r)
+- $("$TRIPOD" version)
+- $(crun --version | head -1); $(runc --version | head -1); $(conmon --version | head -1)
+- containerd $(containerd --version | awk '{print $3}'); CNI plugins $(dpkg-query -W -f '${Version}' containernetworking-plugins)
+
+The up phase is RunPodSandbox, CreateContainer and StartContainer of a pod; the down phase is StopContainer,
+RemoveContainer, StopPodSandbox and RemovePodSandbox. Helpers' PSS is that of all processes that a pod adds and that
+are not the container's own: conmon here, shim and pause there.
+$(compare cri)
+$(compare host)
+$(compare lists)
+
+Daemons' memory after all that (VmRSS, of which RssAnon): Tripod with crun $(cat "$dir/crun-rss"), with runc $(cat "$dir/runc-rss"), containerd $(cat "$dir/containerd-rss").
+MD
+}
+
+# ------------------------------------------------------------------------------------ start here
+
+if [ "${1-}" = __inside ]; then
+  inside "$2" "$3"
+  exit
+fi
+[ -x "$TRIPOD" ] || fail "$TRIPOD is not there: run make build first"
+command -v containerd >/dev/null || fail "containerd is not installed: run hack/setup.sh bench"
+hack/images.sh build
+new=$(mktemp)
+trap 'rm -f "$new"' EXIT
+hack/testns.sh "$PWD/hack/bench.sh" __inside "${1:-30}" "${2:-200}" >"$new"
+install -m 644 "$new" "$report"
+say "wrote $report"
