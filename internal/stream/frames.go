@@ -2,6 +2,7 @@ package stream
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -12,10 +13,11 @@ import (
 //   - Of the streams that a client opens, the session's handler takes as many as the request has. Each more leaves a
 //     goroutine behind that wants to hand it over.
 //   - A stream is answered before it is written to. If the client goes in between, the answer fails, and whoever
-//     writes to the stream waits for the answer.
+//     writes to the stream waits for the answer. After a client's GOAWAY, too, nothing can be written.
 //
 // spdyGuard follows the frames of a connection in both directions, lets no stream beyond a limit through, and holds
-// the news of the client's end back until all streams are answered. What is written to a client that is gone succeeds.
+// the news of the client's end back until all streams are answered. A GOAWAY, by which clients take their leave, is such
+// an end. What is written to a client that is gone succeeds.
 type spdyGuard struct {
 	// max is how many streams the client may open, 0 for any number.
 	max int
@@ -38,11 +40,14 @@ func (g *spdyGuard) received(p []byte) (int, error) {
 	defer g.mu.Unlock()
 	for done := 0; done < len(p); {
 		frame, n := g.in.next(p[done:])
-		if frame.kind == spdySynStream {
+		switch frame.kind {
+		case spdySynStream:
 			if g.opened++; g.max > 0 && g.opened > g.max {
 				return done, fmt.Errorf("it opened more than the %d streams of its request", g.max)
 			}
 			g.unanswered[frame.stream] = true
+		case spdyGoAway:
+			return done, errGoAway
 		}
 		done += n
 	}
@@ -85,10 +90,13 @@ func (g *spdyGuard) settle(over <-chan struct{}) {
 	}
 }
 
+var errGoAway = errors.New("it said so (GOAWAY)")
+
 // Kinds of SPDY control frame (SPDY/3.1, 2.6).
 const (
 	spdySynStream = 1
 	spdySynReply  = 2
+	spdyGoAway    = 7
 )
 
 // frameReader finds the frames in a stream of bytes. A frame (SPDY/3.1, 2.2) has a head of eight bytes, with a control
@@ -148,8 +156,8 @@ func (r *frameReader) length() uint32 { return binary.BigEndian.Uint32(r.head[4:
 func (r *frameReader) kind() uint16 {
 	const control = 0x80
 	kind := binary.BigEndian.Uint16(r.head[2:])
-	if r.head[0]&control == 0 || kind > spdySynReply {
-		return 0
+	if r.head[0]&control != 0 && (kind == spdySynStream || kind == spdySynReply || kind == spdyGoAway) {
+		return kind
 	}
-	return kind
+	return 0
 }

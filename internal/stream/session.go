@@ -177,21 +177,20 @@ func (c *clientConn) Close() error {
 func (c *clientConn) watch(ctx context.Context) {
 	ticker := time.NewTicker(watchPeriod)
 	defer ticker.Stop()
-	var missed time.Time
+	var since time.Time // when the client was first found to have left
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
 		}
-		if unread(c.Conn) == 0 || !peerGone(c.Conn) {
-			missed = time.Time{}
+		if !left(c.Conn) {
 			continue
 		}
-		if missed.IsZero() {
-			missed = time.Now()
+		if since.IsZero() {
+			since = time.Now()
 		}
-		if time.Since(missed) >= drainTime {
+		if unread(c.Conn) == 0 || time.Since(since) >= drainTime {
 			c.gone(errClientGone)
 			return
 		}

@@ -343,9 +343,36 @@ func TestOddClients(t *testing.T) {
 	backTo(t, before)
 }
 
+// A client that takes its leave by GOAWAY ends its session, though its connection stays.
+func TestGoAway(t *testing.T) {
+	ended := make(chan struct{})
+	s := serve(t, stream.Config{Runtime: fakeRuntime{exec: func(ctx context.Context, _ string, req sandbox.ExecRequest) (int32, error) {
+		defer close(ended)
+		<-ctx.Done()
+		return 137, nil
+	}}})
+	before := use(t)
+	resp, err := s.GetExec(&runtimeapi.ExecRequest{ContainerId: "c", Cmd: []string{"sleep"}, Stdout: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn := rawSPDY(t, resp.Url, "v4.channel.k8s.io")
+	openStreams(t, conn, 2, stdioHeaders)
+	var b bytes.Buffer
+	framer, err := spdyframe.NewFramer(&b, &b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	framer.WriteFrame(&spdyframe.GoAwayFrame{})
+	conn.Write(b.Bytes())
+	<-ended
+	conn.Close()
+	backTo(t, before)
+}
+
 // Clients that vanish in the very act of opening their streams.
 func TestClientsThatVanishAtOnce(t *testing.T) {
-	s := serve(t, stream.Config{Runtime: &stubborn{}, CreationTimeout: 100 * time.Millisecond})
+	s := serve(t, stream.Config{Runtime: &stubborn{}, CreationTimeout: 2 * time.Second})
 	before := use(t)
 	for i := range 300 {
 		exec, err := s.GetExec(&runtimeapi.ExecRequest{ContainerId: "c", Cmd: []string{"sleep"}, Stdout: true})
