@@ -126,8 +126,8 @@ write_report() {
 
 Written by \`make bench\` (hack/bench.sh). All columns are from one run on one machine, which others share: compare
 columns, not runs. One client, \`tripod bench\`, drives every runtime over its CRI socket with the same image
-(busybox, a shell that ends at SIGTERM), the same CNI chain (bridge, host-local, portmap) and the same plugins. Times are p50 / p95 in
-milliseconds; the last column is containerd's p50 divided by that of Tripod with crun.
+(busybox, a shell that ends at SIGTERM), the same CNI chain (bridge, host-local, portmap) and the same plugins. Times
+are p50 / p95 in milliseconds; the last column is containerd's p50 divided by that of Tripod with crun.
 
 - Date: $(date -u +%Y-%m-%d)
 - Machine: $(nproc) × $(awk -F ': ' '/^model name/ {print $2; exit}' /proc/cpuinfo), $(awk '/^MemTotal/ {printf "%.0f GiB", $2 / 1048576}' /proc/meminfo), Linux $(uname -r)
@@ -154,6 +154,9 @@ if [ "${1-}" = __inside ]; then
 fi
 [ -x "$TRIPOD" ] || fail "$TRIPOD is not there: run make build first"
 command -v containerd >/dev/null || fail "containerd is not installed: run hack/setup.sh bench"
+mkdir -p build
+exec 9>build/.bench.lock
+flock -n 9 || fail "another benchmark is running here; two would measure one another"
 hack/images.sh build
 new=$(mktemp)
 trap 'rm -f "$new"' EXIT

@@ -32,6 +32,11 @@ func TestRecorderLeavesFailuresOut(t *testing.T) {
 	_ = r.time("a", func() error { return nil })
 	_ = r.time("a", func() error { return errors.New("failed") })
 	figures := r.figures()
+	r.add("b", time.Second)
+	r.add("b", time.Second)
+	if r.count("b") != 3 || r.total("b") < 2*time.Second || r.count("c") != 0 {
+		t.Errorf("%d calls in %s", r.count("b"), r.total("b"))
+	}
 	if len(figures) != 2 || figures[0].Call != "b" || figures[1].N != 1 {
 		t.Errorf("figures %+v", figures)
 	}

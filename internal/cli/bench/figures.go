@@ -43,6 +43,22 @@ func (r *recorder) time(call string, do func() error) error {
 	return err
 }
 
+// count and total are how often a call was made and how long that took in all.
+func (r *recorder) count(call string) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.all[call])
+}
+
+func (r *recorder) total(call string) (sum time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, d := range r.all[call] {
+		sum += d
+	}
+	return sum
+}
+
 // figures are in the order in which the calls were first seen.
 func (r *recorder) figures() []Figure {
 	r.mu.Lock()
