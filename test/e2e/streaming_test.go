@@ -1,0 +1,546 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/remotecommand"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+// buffer takes output while a test looks at it.
+type buffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+func (b *buffer) wait(t *testing.T, text string) {
+	t.Helper()
+	harness.Eventually(t, waitLimit, func() error {
+		if got := b.String(); !strings.Contains(got, text) {
+			return fmt.Errorf("no %q in %q", text, got)
+		}
+		return nil
+	})
+}
+
+// session is a stream in the background.
+type session struct {
+	t      *testing.T
+	stdin  *io.PipeWriter
+	stdout buffer
+	sizes  sizes
+	end    context.CancelFunc
+	done   chan struct{}
+	code   int
+	err    error
+}
+
+// sizes are the terminal's, as the client says them.
+type sizes chan *remotecommand.TerminalSize
+
+func (s sizes) Next() *remotecommand.TerminalSize { return <-s }
+
+// startSession joins a stream with stdin, stdout and, without tty, stderr into stdout.
+func startSession(t *testing.T, p harness.Protocol, rawURL string, tty bool) *session {
+	t.Helper()
+	ctx, end := context.WithTimeout(context.Background(), time.Minute)
+	r, w := io.Pipe()
+	s := &session{t: t, stdin: w, sizes: make(sizes, 4), end: end, done: make(chan struct{})}
+	o := remotecommand.StreamOptions{Stdin: r, Stdout: &s.stdout, Tty: tty, TerminalSizeQueue: s.sizes}
+	if !tty {
+		o.Stderr = &s.stdout
+	}
+	go func() {
+		defer close(s.done)
+		s.code, s.err = harness.Stream(ctx, p, rawURL, o)
+	}()
+	t.Cleanup(func() {
+		end()
+		w.Close()
+		close(s.sizes)
+		<-s.done
+	})
+	return s
+}
+
+func (s *session) say(text string) {
+	s.t.Helper()
+	if _, err := io.WriteString(s.stdin, text); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// wait waits for the end and fails the test unless it is the program's, with the code.
+func (s *session) wait(code int) {
+	s.t.Helper()
+	select {
+	case <-s.done:
+	case <-time.After(waitLimit):
+		s.t.Fatalf("the session does not end; it said %q", s.stdout.String())
+	}
+	if s.err != nil || s.code != code {
+		s.t.Errorf("code %d, %v; want %d", s.code, s.err, code)
+	}
+}
+
+// execURL asks for an exec with all streams.
+func execURL(t *testing.T, d *harness.Daemon, c *harness.Container, tty bool, argv ...string) string {
+	t.Helper()
+	resp, err := d.Runtime().Exec(context.Background(), &runtimeapi.ExecRequest{ContainerId: c.ID, Cmd: argv, Tty: tty, Stdin: true, Stdout: true, Stderr: !tty})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.Url
+}
+
+func TestExecStream(t *testing.T) {
+	d := harness.StartDaemon(t)
+	d.Pull(t, harness.Busybox)
+	for _, p := range harness.Protocols {
+		t.Run(string(p), func(t *testing.T) {
+			t.Run("runtime should support exec with tty=false and stdin=false [Conformance]", func(t *testing.T) {
+				r := sleeper(t, d).Exec(p, nil, false, "sh", "-c", "echo hello; echo world >&2; exit 9")
+				if r != (harness.ExecResult{Stdout: "hello\n", Stderr: "world\n", Code: 9}) {
+					t.Errorf("%+v", r)
+				}
+			})
+			t.Run("runtime should support exec with tty=true and stdin=true [Conformance]", func(t *testing.T) {
+				s := startSession(t, p, execURL(t, d, sleeper(t, d), true, "sh"), true)
+				s.say("test -t 0 && test -t 1 && test -t 2 && echo a ter''minal\n")
+				s.stdout.wait(t, "a terminal\r\n")
+				s.say("exit 5\n")
+				s.wait(5)
+			})
+			t.Run("the terminal has the client's size, and follows it", func(t *testing.T) {
+				s := startSession(t, p, execURL(t, d, sleeper(t, d), true, "sh", "-c", "while :; do stty size; usleep 20000; done"), true)
+				for _, size := range []remotecommand.TerminalSize{{Width: 132, Height: 50}, {Width: 91, Height: 17}} {
+					s.sizes <- &size
+					s.stdout.wait(t, fmt.Sprintf("%d %d\r\n", size.Height, size.Width))
+				}
+				s.say("\x03")
+				s.wait(130)
+			})
+			t.Run("much output arrives whole", func(t *testing.T) {
+				r := sleeper(t, d).Exec(p, nil, false, "sh", "-c", "head -c 8000000 /dev/zero | tr '\\0' x; head -c 2000000 /dev/zero | tr '\\0' y >&2")
+				if strings.Count(r.Stdout, "x") != 8000000 || strings.Count(r.Stderr, "y") != 2000000 || r.Code != 0 {
+					t.Errorf("%d bytes of stdout, %d of stderr, code %d", len(r.Stdout), len(r.Stderr), r.Code)
+				}
+			})
+			t.Run("a program that is not there", func(t *testing.T) {
+				u := execURL(t, d, sleeper(t, d), false, "/no/such/program")
+				code, err := harness.Stream(context.Background(), p, u, remotecommand.StreamOptions{Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: io.Discard})
+				if err == nil && code == 0 || err != nil && !strings.Contains(err.Error(), "/no/such/program") {
+					t.Errorf("code %d, %v", code, err)
+				}
+			})
+		})
+	}
+	t.Run("SPDY: the end of stdin reaches the program", func(t *testing.T) {
+		r := sleeper(t, d).Exec(harness.SPDY, strings.NewReader(strings.Repeat("z", 1<<20)), false, "sh", "-c", "wc -c; echo after")
+		if r.Stdout != "1048576\nafter\n" || r.Code != 0 {
+			t.Errorf("%+v", r)
+		}
+	})
+	t.Run("WebSocket version 5: the end of stdin reaches the program", func(t *testing.T) {
+		e, err := remotecommand.NewWebSocketExecutor(&rest.Config{}, http.MethodGet, execURL(t, d, sleeper(t, d), false, "sh", "-c", "wc -c; echo after"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), waitLimit)
+		defer cancel()
+		var out buffer
+		err = e.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: strings.NewReader(strings.Repeat("z", 1<<20)), Stdout: &out, Stderr: &out})
+		if err != nil || out.String() != "1048576\nafter\n" {
+			t.Errorf("%q, %v", out.String(), err)
+		}
+	})
+	t.Run("a program whose client goes away ends", func(t *testing.T) {
+		c := sleeper(t, d)
+		s := startSession(t, harness.SPDY, execURL(t, d, c, false, "sh", "-c", "echo up; exec sleep 54321"), false)
+		s.stdout.wait(t, "up")
+		s.end()
+		harness.Eventually(t, waitLimit, func() error {
+			if out := c.Must("ps"); strings.Contains(out, "54321") {
+				return errors.New(out)
+			}
+			return nil
+		})
+	})
+	t.Run("a URL is good for one session", func(t *testing.T) {
+		u := execURL(t, d, sleeper(t, d), false, "true")
+		o := remotecommand.StreamOptions{Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: io.Discard}
+		if code, err := harness.Stream(context.Background(), harness.SPDY, u, o); code != 0 || err != nil {
+			t.Errorf("code %d, %v", code, err)
+		}
+		if _, err := harness.Stream(context.Background(), harness.SPDY, u, o); err == nil {
+			t.Error("it was good for two")
+		}
+		if resp, err := http.Get(u[:strings.LastIndex(u, "/")+1] + "guessed"); err != nil || resp.StatusCode != http.StatusNotFound {
+			t.Errorf("a guessed token: %v, %v", resp, err)
+		}
+	})
+}
+
+func TestExecSync(t *testing.T) {
+	d := harness.StartDaemon(t)
+	d.Pull(t, harness.Busybox)
+	c := startPod(t, d).Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep()))
+	sync := func(timeout int64, argv ...string) (*runtimeapi.ExecSyncResponse, error) {
+		return d.CRI().ExecSync(context.Background(), &runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: argv, Timeout: timeout})
+	}
+	t.Run("exit codes and both outputs", func(t *testing.T) {
+		for _, code := range []int32{0, 1, 126, 255} {
+			r, err := sync(0, "sh", "-c", fmt.Sprintf("echo out; echo err >&2; exit %d", code))
+			if err != nil || r.ExitCode != code || string(r.Stdout) != "out\n" || string(r.Stderr) != "err\n" {
+				t.Errorf("%v, %v, want %d", r, err, code)
+			}
+		}
+		if r, err := sync(0, "sh", "-c", "kill -9 $$"); err != nil || r.ExitCode != 137 {
+			t.Errorf("ended by a signal: %v, %v", r, err)
+		}
+	})
+	t.Run("the environment and the directory are the container's", func(t *testing.T) {
+		config := harness.ContainerConfig("env", harness.Busybox, harness.Sleep())
+		config.Envs, config.WorkingDir = []*runtimeapi.KeyValue{{Key: "A", Value: []byte("b")}}, "/etc"
+		if got := c.Pod.Run(config).Must("sh", "-c", "echo $A $PWD"); got != "b /etc\n" {
+			t.Errorf("%q", got)
+		}
+	})
+	t.Run("what is wrong with the request", func(t *testing.T) {
+		_, err := sync(0)
+		wantCode(t, err, codes.InvalidArgument)
+		_, err = sync(-1, "true")
+		wantCode(t, err, codes.InvalidArgument)
+		_, err = sync(0, "/no/such/program")
+		wantCode(t, err, codes.InvalidArgument)
+		_, err = d.CRI().ExecSync(context.Background(), &runtimeapi.ExecSyncRequest{ContainerId: strings.Repeat("1f", 32), Cmd: []string{"true"}})
+		wantCode(t, err, codes.NotFound)
+	})
+	t.Run("a timeout ends the program and its children", func(t *testing.T) {
+		begin := time.Now()
+		_, err := sync(1, "sh", "-c", "sleep 43210 & sleep 43211")
+		wantCode(t, err, codes.DeadlineExceeded)
+		if took := time.Since(begin); took > 10*time.Second {
+			t.Errorf("it took %v", took)
+		}
+		if out := c.Must("ps"); strings.Contains(out, "43211") {
+			t.Errorf("it still runs:\n%s", out)
+		}
+	})
+	t.Run("C4 a flood of output is capped", func(t *testing.T) {
+		r, err := sync(60, "sh", "-c", "head -c 20000000 /dev/zero; echo end >&2; exit 3")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := len(r.Stdout) + len(r.Stderr); n > 16<<20 || n < 15<<20 || r.ExitCode != 3 {
+			t.Errorf("%d bytes, code %d", n, r.ExitCode)
+		}
+		if !strings.Contains(string(r.Stderr), "dropped") {
+			t.Errorf("nobody says that output was cut: %.200q", r.Stderr)
+		}
+	})
+	t.Run("C4 a child that holds the output", func(t *testing.T) {
+		begin := time.Now()
+		r, err := sync(0, "sh", "-c", "sleep 3600 & echo $!; exit 4")
+		if err != nil || r.ExitCode != 4 {
+			t.Fatalf("%v, %v", r, err)
+		}
+		if took := time.Since(begin); took > 10*time.Second {
+			t.Errorf("it took %v", took)
+		}
+		c.Must("kill", strings.TrimSpace(string(r.Stdout)))
+	})
+}
+
+func TestAttach(t *testing.T) {
+	d := harness.StartDaemon(t)
+	d.Pull(t, harness.Busybox)
+	const echo = `echo ready; while read -r line; do echo "got $line"; done; echo the end; exit 8`
+	start := func(t *testing.T, tty, once bool) *harness.Container {
+		config := harness.ContainerConfig("c", harness.Busybox, harness.Shell(echo))
+		config.Stdin, config.StdinOnce, config.Tty = true, once, tty
+		c := startPod(t, d).Run(config)
+		c.WaitLog("ready")
+		return c
+	}
+	for _, p := range harness.Protocols {
+		t.Run(string(p), func(t *testing.T) {
+			t.Run("runtime should support attach [Conformance]", func(t *testing.T) {
+				c := start(t, false, false)
+				s := startSession(t, p, c.AttachURL(true, false), false)
+				s.say("hello\n")
+				s.stdout.wait(t, "got hello\n")
+				c.WaitLog("got hello")
+			})
+			t.Run("a terminal", func(t *testing.T) {
+				c := start(t, true, false)
+				s := startSession(t, p, c.AttachURL(true, true), true)
+				s.say("hello\n")
+				s.stdout.wait(t, "got hello\r\n")
+			})
+			t.Run("the end of the container is the end of the session", func(t *testing.T) {
+				c := start(t, true, false)
+				s := startSession(t, p, c.AttachURL(true, true), true)
+				s.say("\x04")
+				s.stdout.wait(t, "the end")
+				s.wait(0)
+				c.WaitExit(8)
+			})
+		})
+	}
+	t.Run("stdin_once: the first client's end is the program's end of input", func(t *testing.T) {
+		c := start(t, false, true)
+		s := startSession(t, harness.SPDY, c.AttachURL(true, false), false)
+		s.say("last words\n")
+		s.stdout.wait(t, "got last words\n")
+		s.stdin.Close()
+		c.WaitExit(8)
+	})
+	t.Run("without stdin_once input stays open for the next client", func(t *testing.T) {
+		c := start(t, false, false)
+		for n := range 3 {
+			s := startSession(t, harness.SPDY, c.AttachURL(true, false), false)
+			s.say(fmt.Sprintf("client %d\n", n))
+			s.stdout.wait(t, fmt.Sprintf("got client %d\n", n))
+			s.end()
+			<-s.done
+		}
+		if s := c.Status(); s.State != running {
+			t.Errorf("the container is %v", s.State)
+		}
+	})
+	t.Run("two clients at a time", func(t *testing.T) {
+		c := start(t, false, false)
+		one, two := startSession(t, harness.SPDY, c.AttachURL(true, false), false), startSession(t, harness.WebSocket, c.AttachURL(true, false), false)
+		// A client has joined when it sees what it says.
+		one.say("one\n")
+		one.stdout.wait(t, "got one")
+		two.say("two\n")
+		one.stdout.wait(t, "got two")
+		two.stdout.wait(t, "got two")
+	})
+	t.Run("a container that has ended", func(t *testing.T) {
+		c := startPod(t, d).Run(harness.ContainerConfig("c", harness.Busybox, harness.Shell("true")))
+		c.WaitExit(0)
+		_, err := d.CRI().Attach(context.Background(), &runtimeapi.AttachRequest{ContainerId: c.ID, Stdout: true})
+		wantCode(t, err, codes.FailedPrecondition)
+	})
+}
+
+func TestPortForward(t *testing.T) {
+	d := harness.StartDaemon(t)
+	d.Pull(t, harness.Nginx)
+	d.Pull(t, harness.Busybox)
+	const welcome = "Welcome to nginx!"
+	t.Run("runtime should support portforward [Conformance]", func(t *testing.T) {
+		p := startPod(t, d)
+		p.Run(harness.ContainerConfig("web", harness.Nginx))
+		addr := p.Forward(t, 80)
+		for range 5 {
+			if got := get(t, "http://"+addr); !strings.Contains(got, welcome) {
+				t.Errorf("%q", got)
+			}
+		}
+	})
+	t.Run("runtime should support portforward in host network", func(t *testing.T) {
+		p := startPod(t, d, harness.HostNetwork())
+		p.Run(harness.ContainerConfig("web", harness.HostNginx, harness.Security(func(s *security) {
+			s.NamespaceOptions.Network = runtimeapi.NamespaceMode_NODE
+		})))
+		if got := get(t, "http://"+p.Forward(t, 12003)); !strings.Contains(got, welcome) {
+			t.Errorf("%q", got)
+		}
+	})
+	t.Run("a server on IPv6's localhost alone", func(t *testing.T) {
+		p := startPod(t, d)
+		p.Run(harness.ContainerConfig("web", harness.Busybox, harness.Shell("echo over six >/index.html; exec httpd -f -p [::1]:8080 -h /")))
+		if got := get(t, "http://"+p.Forward(t, 8080)); got != "over six\n" {
+			t.Errorf("%q", got)
+		}
+	})
+	t.Run("a port on which nobody listens ends the connection", func(t *testing.T) {
+		conn, err := net.Dial("tcp", startPod(t, d).Forward(t, 81))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if err := conn.SetDeadline(time.Now().Add(waitLimit)); err != nil {
+			t.Fatal(err)
+		}
+		if data, err := io.ReadAll(conn); len(data) != 0 || errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%q, %v", data, err)
+		}
+	})
+	t.Run("a pod that is not there, or stopped", func(t *testing.T) {
+		p := startPod(t, d)
+		p.Stop()
+		for id, want := range map[string]codes.Code{strings.Repeat("1f", 32): codes.NotFound, p.ID: codes.FailedPrecondition} {
+			_, err := d.CRI().PortForward(context.Background(), &runtimeapi.PortForwardRequest{PodSandboxId: id, Port: []int32{80}})
+			wantCode(t, err, want)
+		}
+	})
+}
+
+// TestVanishingClients is C5: what clients that go away leave behind in the daemon.
+func TestVanishingClients(t *testing.T) {
+	const clients = 300
+	debug := harness.Dir() + "/debug.sock"
+	d := harness.StartDaemon(t, harness.Set("debug.socket", debug))
+	p := startPod(t, d)
+	config := harness.ContainerConfig("c", harness.Busybox, harness.Shell("cat"))
+	config.Stdin = true
+	c := p.Run(config)
+	visit := []func() error{
+		func() error { return leaveEarly(t, execURL(t, d, c, false, "sleep", "3600"), "v4.channel.k8s.io") },
+		func() error { return leaveEarly(t, c.AttachURL(true, false), "v4.channel.k8s.io") },
+		func() error {
+			resp, err := d.Runtime().PortForward(context.Background(), &runtimeapi.PortForwardRequest{PodSandboxId: p.ID, Port: []int32{80}})
+			if err != nil {
+				return err
+			}
+			return leaveEarly(t, resp.Url, "portforward.k8s.io")
+		},
+		func() error { return leaveLate(harness.SPDY, c.AttachURL(true, false)) },
+		func() error { return leaveLate(harness.WebSocket, c.AttachURL(true, false)) },
+		func() error {
+			return leaveLate(harness.SPDY, execURL(t, d, c, false, "sh", "-c", "echo up; cat; sleep 3600"))
+		},
+	}
+	round := func(n int) {
+		t.Helper()
+		var wg sync.WaitGroup
+		limit := make(chan struct{}, 20)
+		for i := range n {
+			limit <- struct{}{}
+			wg.Go(func() {
+				defer func() { <-limit }()
+				if err := visit[i%len(visit)](); err != nil {
+					t.Errorf("client %d: %v", i, err)
+				}
+			})
+		}
+		wg.Wait()
+	}
+	round(2 * len(visit)) // what is made once is there now
+	c.Must("true")
+	var before harness.Resources
+	var goroutinesBefore int
+	harness.Eventually(t, waitLimit, func() error {
+		before, goroutinesBefore = harness.Snapshot(d), goroutines(t, debug)
+		if len(before.Processes) > 3 {
+			return fmt.Errorf("%v", before.Processes)
+		}
+		return nil
+	})
+	round(clients)
+	harness.Eventually(t, waitLimit, func() error {
+		if n := goroutines(t, debug); n > goroutinesBefore+5 {
+			return fmt.Errorf("%d goroutines, %d before", n, goroutinesBefore)
+		}
+		return before.Leaks(harness.Snapshot(d))
+	})
+	c.Must("true")
+}
+
+// leaveEarly upgrades a connection to SPDY and closes it before any stream is made.
+func leaveEarly(t *testing.T, rawURL, protocol string) error {
+	t.Helper()
+	u, err := url.Parse(rawURL)
+	if err != nil {
+		return err
+	}
+	conn, err := net.Dial("tcp", u.Host)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: %s\r\n\r\n", u.RequestURI(), u.Host, protocol)
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode != http.StatusSwitchingProtocols {
+		return errors.New(resp.Status)
+	}
+	return nil
+}
+
+// leaveLate goes away once it has seen output.
+func leaveLate(p harness.Protocol, rawURL string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	stdin, say := io.Pipe()
+	defer say.Close()
+	go func() { _, _ = io.WriteString(say, "hello\n") }()
+	seen := writer(func(p []byte) (int, error) { cancel(); return len(p), nil })
+	_, err := harness.Stream(ctx, p, rawURL, remotecommand.StreamOptions{Stdin: stdin, Stdout: seen, Stderr: seen})
+	if ctx.Err() == nil || errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return fmt.Errorf("there was no output: %w", err)
+	}
+	return nil
+}
+
+type writer func([]byte) (int, error)
+
+func (w writer) Write(p []byte) (int, error) { return w(p) }
+
+var goroutineTotal = regexp.MustCompile(`^goroutine profile: total (\d+)`)
+
+// goroutines asks the daemon how many it has.
+func goroutines(t *testing.T, socket string) int {
+	t.Helper()
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
+		},
+	}}
+	resp, err := client.Get("http://debug/debug/pprof/goroutine?debug=1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := goroutineTotal.FindSubmatch(data)
+	if m == nil {
+		t.Fatalf("not a goroutine profile: %.100q", data)
+	}
+	n, err := strconv.Atoi(string(m[1]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
