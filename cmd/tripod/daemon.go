@@ -13,6 +13,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/cri"
@@ -51,7 +53,7 @@ at once; pods keep running either way and are found again at the next start.`,
 // runDaemon is the life of the daemon.
 func runDaemon(ctx context.Context, c *config.Config, log *slog.Logger) error {
 	started := time.Now()
-	status := newNotifier(log)
+	systemd := newNotifier(log)
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
 	defer stop()
 	release, err := holdDirectories(ctx, c, log)
@@ -82,7 +84,7 @@ func runDaemon(ctx context.Context, c *config.Config, log *slog.Logger) error {
 	defer closeDebug()
 	log.Info("tripod is ready", "version", version, "socket", c.GRPC.Socket, "pods", len(p.node.Pods()),
 		"files", files, "took", time.Since(started).Round(time.Millisecond))
-	err = serve(ctx, stop, p, listener, status, log)
+	err = serve(ctx, stop, p, listener, systemd, log)
 	log.Info("tripod has stopped; its pods run on")
 	return err
 }
@@ -118,7 +120,7 @@ func holdDirectory(ctx context.Context, dir string, log *slog.Logger) (*os.File,
 }
 
 // serve answers calls until ctx ends, which is when the first signal comes.
-func serve(ctx context.Context, stop context.CancelFunc, p *parts, listener net.Listener, status *notifier, log *slog.Logger) error {
+func serve(ctx context.Context, stop context.CancelFunc, p *parts, listener net.Listener, systemd *notifier, log *slog.Logger) error {
 	// Event streams have no end of their own; they must not keep the server from draining.
 	draining, drain := context.WithCancel(context.Background())
 	defer drain()
@@ -128,8 +130,8 @@ func serve(ctx context.Context, stop context.CancelFunc, p *parts, listener net.
 	failed := make(chan error, 2)
 	go func() { failed <- server.Serve(listener) }()
 	go func() { failed <- p.streams.Serve(draining) }()
-	status.ready(fmt.Sprintf("%d pods", len(p.node.Pods())))
-	go status.watchdog(ctx, probe(listener.Addr().String()))
+	systemd.ready(fmt.Sprintf("%d pods", len(p.node.Pods())))
+	go systemd.watchdog(ctx, probe(listener.Addr().String()))
 
 	var err error
 	select {
@@ -138,7 +140,7 @@ func serve(ctx context.Context, stop context.CancelFunc, p *parts, listener net.
 	case err = <-failed:
 		log.Error("serving failed", "error", err)
 	}
-	status.stopping()
+	systemd.stopping()
 	stop() // from here on a signal ends the process as signals do
 	drain()
 	return errors.Join(err, finish(server, p, log))
@@ -167,7 +169,11 @@ func endWith(ctx context.Context) grpc.StreamServerInterceptor {
 		c, cancel := context.WithCancel(stream.Context())
 		defer cancel()
 		defer context.AfterFunc(ctx, cancel)()
-		return handler(srv, &streamWithContext{stream, c})
+		err := handler(srv, &streamWithContext{stream, c})
+		if ctx.Err() != nil && stream.Context().Err() == nil {
+			return status.Error(codes.Unavailable, "the daemon is stopping")
+		}
+		return err
 	}
 }
 

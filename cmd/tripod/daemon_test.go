@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -210,21 +211,30 @@ func testRemoval(t *testing.T, c *config.Config) {
 func TestStopEndsEventStreams(t *testing.T) {
 	c := fakeNode(t)
 	stop := start(t, c)
-	followed := make(chan int, 1)
+	followed, seen := make(chan string, 1), &signalWriter{written: make(chan struct{})}
 	go func() {
-		code, _, _ := tripod(c, "", "events")
-		followed <- code
+		var errs bytes.Buffer
+		code := run([]string{"events", "--endpoint=" + c.GRPC.Socket}, strings.NewReader(""), seen, &errs)
+		followed <- fmt.Sprint(code, " ", errs.String())
 	}()
-	must(t, c, "run", testImage, "--host-network", "--name", "one", "--log-dir", t.TempDir())
+	// Events from before it listens are not told, so pods are made until one is.
+	for i, heard := 0, false; !heard; i++ {
+		must(t, c, "run", testImage, "--host-network", "--name", fmt.Sprint("pod-", i), "--log-dir", t.TempDir())
+		select {
+		case <-seen.written:
+			heard = true
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
 	began := time.Now()
 	if err := stop(); err != nil || time.Since(began) > drainTime/2 {
 		t.Errorf("the daemon ended with %v after %s", err, time.Since(began))
 	}
-	if code := <-followed; code != 1 {
-		t.Errorf("events ended with exit code %d", code)
+	if end := <-followed; !strings.HasPrefix(end, "1 ") || !strings.Contains(end, "the daemon is stopping") {
+		t.Errorf("events ended with %s", end)
 	}
 	stop = start(t, c)
-	if out := must(t, c, "ps"); !strings.Contains(out, "one") {
+	if out := must(t, c, "ps"); !strings.Contains(out, "pod-0") {
 		t.Errorf("after the restart: %s", out)
 	}
 	soon, cancel := context.WithTimeout(t.Context(), 2*lockInterval)
@@ -235,6 +245,17 @@ func TestStopEndsEventStreams(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Error(err)
 	}
+}
+
+// signalWriter tells of the first write.
+type signalWriter struct {
+	once    sync.Once
+	written chan struct{}
+}
+
+func (w *signalWriter) Write(p []byte) (int, error) {
+	w.once.Do(func() { close(w.written) })
+	return len(p), nil
 }
 
 // TestLostRecordN7 takes the root directory away, as a disk that is not mounted is.
