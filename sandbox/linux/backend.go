@@ -7,11 +7,13 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/stats"
@@ -187,6 +189,7 @@ func (b *Backend) Capabilities() sandbox.Capabilities {
 	return sandbox.Capabilities{
 		HostNetwork:              true,
 		RecursiveReadOnlyMounts:  b.host.RecursiveReadOnly,
+		MountOptions:             true,
 		SupplementalGroupsPolicy: true,
 	}
 }
@@ -213,6 +216,14 @@ func (b *Backend) validatePod(p *sandbox.Pod) error {
 	if sharesPID(p) && b.cfg.catatonit() == "" {
 		return fmt.Errorf("a PID namespace shared by the pod's containers needs catatonit, which is not installed "+
 			"(Debian: apt-get install catatonit): %w", errdefs.ErrNotImplemented)
+	}
+	if spec.PodModes(p).IPC == runtimeapi.NamespaceMode_CONTAINER {
+		for name := range p.Config.GetLinux().GetSysctls() {
+			if !strings.HasPrefix(name, "net") {
+				return fmt.Errorf("linux.sysctls: %q belongs to an IPC namespace, which the pod's containers do not share "+
+					"(namespace_options.ipc is CONTAINER): %w", name, errdefs.ErrInvalidArgument)
+			}
+		}
 	}
 	return b.cgroups.validParent(p.Config.GetLinux().GetCgroupParent())
 }

@@ -254,6 +254,28 @@ func TestTargetPIDNamespace(t *testing.T) {
 	})
 }
 
+// TestOwnIPC: containers with IPC namespaces of their own share none, and take no kernel parameters from the pod.
+func TestOwnIPC(t *testing.T) {
+	r := newRig(t, "crun")
+	own := func(c *runtimeapi.PodSandboxConfig) {
+		c.Linux.SecurityContext.NamespaceOptions.Ipc = runtimeapi.NamespaceMode_CONTAINER
+	}
+	p := r.pod(own)
+	one, two := p.container(forever).start(), p.container(forever).start()
+	host, err := os.Readlink("/proc/self/ns/ipc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, b := namespaceOf(t, one, "ipc"), namespaceOf(t, two, "ipc"); a == b || a == host || b == host {
+		t.Errorf("ipc: %s and %s, the host's is %s", a, b, host)
+	}
+	p.Config.Linux.Sysctls = map[string]string{"kernel.shm_rmid_forced": "1"}
+	if err := r.Validate(p.Pod, nil); !errdefs.IsInvalidArgument(err) {
+		t.Error(err)
+	}
+	p.Config.Linux.Sysctls = nil
+}
+
 func TestHostNetwork(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		p := r.pod(func(c *runtimeapi.PodSandboxConfig) {

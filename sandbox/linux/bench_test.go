@@ -2,6 +2,9 @@ package linux
 
 import (
 	"context"
+	"fmt"
+	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -75,4 +78,36 @@ func BenchmarkStats(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// BenchmarkIdleMemory measures what of ours stays in memory for an idle container: conmon, by its proportional share.
+func BenchmarkIdleMemory(b *testing.B) {
+	const containers = 20
+	r := newRig(b, "crun")
+	p := r.pod()
+	for range containers {
+		p.container("exec sleep 1000").start()
+	}
+	for b.Loop() {
+		var pss, rss float64
+		for _, m := range monitors(r.cfg.Root) {
+			pss, rss = pss+rollup(b, m.Pid, "Pss:"), rss+rollup(b, m.Pid, "Rss:")
+		}
+		b.ReportMetric(pss/containers, "pss-KiB")
+		b.ReportMetric(rss/containers, "rss-KiB")
+	}
+}
+
+func rollup(b *testing.B, pid int, field string) (kib float64) {
+	b.Helper()
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	if err != nil {
+		b.Fatal(err)
+	}
+	for line := range strings.Lines(string(raw)) {
+		if strings.HasPrefix(line, field) {
+			_, _ = fmt.Sscan(strings.TrimPrefix(line, field), &kib)
+		}
+	}
+	return kib
 }

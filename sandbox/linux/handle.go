@@ -226,7 +226,7 @@ func (b *Backend) failStart(ctx context.Context, h *handle, got launched, cause 
 // clear drops what the OCI runtime and conmon keep of an earlier run.
 func (b *Backend) clear(ctx context.Context, h *handle) error {
 	s, _ := h.snapshot()
-	if err := b.wipe(ctx, h.id, s.Cgroup); err != nil {
+	if err := b.wipe(ctx, h.id, s.Cgroup, s.Phase == phaseStarting); err != nil {
 		return err
 	}
 	for _, name := range []string{
@@ -240,10 +240,11 @@ func (b *Backend) clear(ctx context.Context, h *handle) error {
 	return nil
 }
 
-// wipe ends what still runs in the container's cgroup and drops what the OCI runtime holds of it, cgroup included. A
-// runtime that was killed in the middle of its work may have left what it cannot read itself any more.
-func (b *Backend) wipe(ctx context.Context, id, cgroup string) error {
-	if cgroup != "" {
+// wipe drops what the OCI runtime holds of a container, its cgroup included. Of one that is half made nobody has seen the
+// end yet, so what runs in the cgroup is killed; and a runtime that was killed in the middle of its work may have left
+// what it cannot read itself any more.
+func (b *Backend) wipe(ctx context.Context, id, cgroup string, halfMade bool) error {
+	if halfMade && cgroup != "" {
 		if err := b.cgroups.kill(ctx, cgroup); err != nil {
 			return err
 		}
@@ -357,6 +358,7 @@ func (b *Backend) removeContainer(ctx context.Context, podID, id, cgroup string)
 	if err != nil && !errdefs.IsNotFound(err) {
 		return err
 	}
+	halfMade := true
 	if h != nil {
 		s, l := h.snapshot()
 		if cgroup == "" {
@@ -365,8 +367,9 @@ func (b *Backend) removeContainer(ctx context.Context, podID, id, cgroup string)
 		if err := b.endLife(ctx, h, l); err != nil {
 			return err
 		}
+		halfMade = s.Phase == phaseStarting
 	}
-	if err := b.wipe(ctx, id, cgroup); err != nil {
+	if err := b.wipe(ctx, id, cgroup, halfMade); err != nil {
 		return err
 	}
 	if err := fpDeleted.Hit(ctx); err != nil {

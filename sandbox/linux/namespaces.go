@@ -24,7 +24,7 @@ func podPins(p *sandbox.Pod, runDir string) pins {
 	modes := spec.PodModes(p)
 	dir := filepath.Join(runDir, "ns")
 	at := pins{net: p.Netns}
-	if modes.IPC == runtimeapi.NamespaceMode_POD {
+	if modes.IPC != runtimeapi.NamespaceMode_NODE { // also when each container has another one: the pod's init needs one
 		at.ipc = filepath.Join(dir, "ipc")
 	}
 	if modes.UTS() {

@@ -105,6 +105,7 @@ func (b *Backend) recoverRunning(h *handle) error {
 	}
 	l := newLife(launched{conmon, init})
 	if !conmon.alive() && !init.alive() {
+		b.settle(h, l)
 		b.record(h, l, b.findEnd(h))
 		return nil
 	}
