@@ -1,0 +1,306 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+// statsOf lists whom ListContainerStats has figures of.
+func statsOf(t *testing.T, d *harness.Daemon, filter *runtimeapi.ContainerStatsFilter) map[string]*runtimeapi.ContainerStats {
+	t.Helper()
+	all, err := d.Runtime().ListContainerStats(context.Background(), filter)
+	if err != nil {
+		t.Fatal(err)
+	}
+	byID := map[string]*runtimeapi.ContainerStats{}
+	for _, s := range all {
+		byID[s.Attributes.Id] = s
+	}
+	return byID
+}
+
+func TestContainerStatsLists(t *testing.T) {
+	d := harness.StartDaemon(t)
+	d.Pull(t, harness.Busybox)
+	labelled := func(p *harness.Pod, name, label string) *harness.Container {
+		return p.Run(harness.ContainerConfig(name, harness.Busybox, harness.Sleep(), func(c *runtimeapi.ContainerConfig) { c.Labels = map[string]string{"which": label} }))
+	}
+	t.Run("runtime should support listing container stats [Conformance]", func(t *testing.T) {
+		c := sleeper(t, d)
+		got := statsOf(t, d, &runtimeapi.ContainerStatsFilter{Id: c.ID})
+		s := got[c.ID]
+		if len(got) != 1 || s == nil || s.Attributes.Metadata.Name != "c" {
+			t.Fatalf("%v", got)
+		}
+		if s.Cpu.GetTimestamp() == 0 || s.Memory.GetTimestamp() == 0 || s.Cpu.GetUsageCoreNanoSeconds() == nil || s.Memory.GetWorkingSetBytes().GetValue() == 0 || s.WritableLayer == nil {
+			t.Errorf("%v", s)
+		}
+	})
+	t.Run("runtime should support listing stats for started containers [Conformance]", func(t *testing.T) {
+		p := startPod(t, d)
+		one, two := labelled(p, "one", "a"), labelled(p, "two", "a")
+		if got := statsOf(t, d, &runtimeapi.ContainerStatsFilter{PodSandboxId: p.ID}); len(got) != 2 || got[one.ID] == nil || got[two.ID] == nil {
+			t.Errorf("%v", got)
+		}
+	})
+	t.Run("runtime should support listing stats for started containers when filter is nil [Conformance]", func(t *testing.T) {
+		p := startPod(t, d)
+		one, two := labelled(p, "one", "a"), labelled(p, "two", "a")
+		two.Stop(0)
+		two.WaitState(exited)
+		if got := statsOf(t, d, nil); got[one.ID] == nil || got[two.ID] != nil {
+			t.Errorf("%v", got)
+		}
+	})
+	t.Run("runtime should support listing stats for three created containers when filter is nil. [Conformance]", func(t *testing.T) {
+		p := startPod(t, d)
+		var want []string
+		for _, name := range []string{"one", "two", "three"} {
+			want = append(want, labelled(p, name, "a").ID)
+		}
+		if got := slices.Sorted(maps.Keys(statsOf(t, d, nil))); !slices.Equal(got, slices.Sorted(slices.Values(want))) {
+			t.Errorf("%v, want %v", got, want)
+		}
+	})
+	t.Run("runtime should support listing stats for containers filtered by labels [Conformance]", func(t *testing.T) {
+		p := startPod(t, d)
+		one := labelled(p, "one", "mine")
+		labelled(p, "two", "other")
+		if got := statsOf(t, d, &runtimeapi.ContainerStatsFilter{LabelSelector: map[string]string{"which": "mine"}}); len(got) != 1 || got[one.ID] == nil {
+			t.Errorf("%v", got)
+		}
+	})
+}
+
+// TestFigures makes a container use each resource and looks for it in the figures.
+func TestFigures(t *testing.T) {
+	ctx := context.Background()
+	d := harness.StartDaemon(t)
+	p, other := startPod(t, d), startPod(t, d)
+	c := p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep(), resources(&runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 256 << 20})))
+	of := func() (*runtimeapi.ContainerStats, *runtimeapi.PodSandboxStats) {
+		t.Helper()
+		ctr, err := d.Runtime().ContainerStats(ctx, c.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pod, err := d.Runtime().PodSandboxStats(ctx, p.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ctr, pod
+	}
+	cpu := func(u *runtimeapi.CpuUsage) uint64 { return u.GetUsageCoreNanoSeconds().GetValue() }
+	before, podBefore := of()
+	t.Run("CPU", func(t *testing.T) {
+		c.Must("sh", "-c", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done")
+		after, pod := of()
+		if n := cpu(after.Cpu) - cpu(before.Cpu); n < 20e6 || n > 60e9 {
+			t.Errorf("a busy loop took %d ns", n)
+		}
+		if cpu(pod.Linux.Cpu) < cpu(podBefore.Linux.Cpu)+20e6 {
+			t.Errorf("the pod had used %d ns, now %d", cpu(podBefore.Linux.Cpu), cpu(pod.Linux.Cpu))
+		}
+	})
+	t.Run("memory", func(t *testing.T) {
+		c.Must("sh", "-c", "head -c 40000000 /dev/zero >/dev/shm/x")
+		after, pod := of()
+		set := after.Memory.GetWorkingSetBytes().GetValue()
+		if set < before.Memory.GetWorkingSetBytes().GetValue()+35e6 || set > 256<<20 {
+			t.Errorf("the working set was %v, is %v with 40 MB more", before.Memory, after.Memory)
+		}
+		if pod.Linux.Memory.GetWorkingSetBytes().GetValue() < 35e6 {
+			t.Errorf("the pod's: %v", pod.Linux.Memory)
+		}
+		if available := after.Memory.GetAvailableBytes().GetValue(); available != 256<<20-set {
+			t.Errorf("available: %d, want the limit less the working set, %d", available, 256<<20-set)
+		}
+	})
+	t.Run("processes", func(t *testing.T) {
+		_, before := of()
+		c.Must("sh", "-c", "for i in 1 2 3 4 5; do sleep 3600 >/dev/null 2>&1 </dev/null & done")
+		_, after := of()
+		was, is := before.Linux.Process.GetProcessCount().GetValue(), after.Linux.Process.GetProcessCount().GetValue()
+		if was == 0 || is < was+5 {
+			t.Errorf("%d processes, then %d with 5 more", was, is)
+		}
+	})
+	t.Run("network", func(t *testing.T) {
+		other.Run(httpd("web"))
+		c.Must("sh", "-c", "for i in 1 2 3 4 5 6 7 8 9 0; do wget -q -O /dev/null http://"+other.IP()+" && exit; usleep 100000; done; exit 1")
+		_, after := of()
+		a, b := podBefore.Linux.Network.GetDefaultInterface(), after.Linux.Network.GetDefaultInterface()
+		if b.GetName() != "eth0" || b.GetRxBytes().GetValue() < a.GetRxBytes().GetValue()+100 || b.GetTxBytes().GetValue() < a.GetTxBytes().GetValue()+100 {
+			t.Errorf("before %v, after %v", a, b)
+		}
+	})
+	t.Run("the pod's list has its containers", func(t *testing.T) {
+		all, err := d.Runtime().ListPodSandboxStats(ctx, &runtimeapi.PodSandboxStatsFilter{Id: p.ID})
+		if err != nil || len(all) != 1 {
+			t.Fatalf("%v, %v", all, err)
+		}
+		if s := all[0].Linux.Containers; len(s) != 1 || s[0].Attributes.Id != c.ID {
+			t.Errorf("%v", s)
+		}
+	})
+	t.Run("writable layer", func(t *testing.T) {
+		c.Must("sh", "-c", "head -c 10000000 /dev/zero >/written")
+		harness.Eventually(t, waitLimit, func() error {
+			after, _ := of()
+			if used := after.WritableLayer.GetUsedBytes().GetValue(); used < 10e6 || used > 20e6 {
+				return fmt.Errorf("%v after 10 MB", after.WritableLayer)
+			}
+			return nil
+		})
+	})
+	t.Run("of what is not there", func(t *testing.T) {
+		_, err := d.CRI().ContainerStats(ctx, &runtimeapi.ContainerStatsRequest{ContainerId: strings.Repeat("1f", 32)})
+		wantCode(t, err, codes.NotFound)
+		_, err = d.CRI().PodSandboxStats(ctx, &runtimeapi.PodSandboxStatsRequest{PodSandboxId: strings.Repeat("1f", 32)})
+		wantCode(t, err, codes.NotFound)
+	})
+}
+
+// cgroupFile reads a file of the cgroup of the container's processes in one hierarchy, as they see it themselves.
+func cgroupFile(t *testing.T, c *harness.Container, controller, file string) string {
+	t.Helper()
+	dir := filepath.Join("/sys/fs/cgroup", controller, cgroupOf(t, c, controller))
+	data, err := os.ReadFile(filepath.Join(dir, file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(data))
+}
+
+// cgroupOf is the path of the container's cgroup, found by its ID below the daemon's parent.
+func cgroupOf(t *testing.T, c *harness.Container, controller string) string {
+	t.Helper()
+	root := filepath.Join("/sys/fs/cgroup", controller)
+	var found string
+	err := filepath.WalkDir(root+harness.CgroupParent(), func(path string, e os.DirEntry, err error) error {
+		if err == nil && e.IsDir() && strings.Contains(e.Name(), c.ID) {
+			found = strings.TrimPrefix(path, root)
+			return filepath.SkipAll
+		}
+		return nil
+	})
+	if err != nil || found == "" {
+		t.Fatalf("no cgroup of %s in %s: %v", c.ID, root, err)
+	}
+	return found
+}
+
+func TestResources(t *testing.T) {
+	ctx := context.Background()
+	d := harness.StartDaemon(t)
+	d.Pull(t, harness.Busybox)
+	update := func(c *harness.Container, r *runtimeapi.LinuxContainerResources) error {
+		_, err := d.CRI().UpdateContainerResources(ctx, &runtimeapi.UpdateContainerResourcesRequest{ContainerId: c.ID, Linux: r})
+		return err
+	}
+	t.Run("limits are in the cgroup, and an update changes those that it names", func(t *testing.T) {
+		c := sleeper(t, d, resources(&runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 64 << 20, CpuShares: 512, CpusetCpus: "0"}))
+		want := func(controller, file, value string) {
+			t.Helper()
+			if got := cgroupFile(t, c, controller, file); got != value {
+				t.Errorf("%s is %s, want %s", file, got, value)
+			}
+		}
+		want("memory", "memory.limit_in_bytes", strconv.Itoa(64<<20))
+		want("cpu", "cpu.shares", "512")
+		want("cpuset", "cpuset.cpus", "0")
+		if err := update(c, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 96 << 20, CpuShares: 256}); err != nil {
+			t.Fatal(err)
+		}
+		want("memory", "memory.limit_in_bytes", strconv.Itoa(96<<20))
+		want("cpu", "cpu.shares", "256")
+		want("cpuset", "cpuset.cpus", "0")
+		r := c.Status().GetResources().GetLinux()
+		if r.GetMemoryLimitInBytes() != 96<<20 || r.GetCpuShares() != 256 || r.GetCpusetCpus() != "0" {
+			t.Errorf("the status has %v", r)
+		}
+		d.Restart()
+		if again := c.Status().GetResources().GetLinux(); again.String() != r.String() {
+			t.Errorf("after a restart the status has %v, had %v", again, r)
+		}
+	})
+	t.Run("an update of a created container holds at its start", func(t *testing.T) {
+		c := startPod(t, d).Create(harness.ContainerConfig("c", harness.Busybox, harness.Sleep(), resources(&runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 64 << 20})))
+		if err := update(c, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 80 << 20}); err != nil {
+			t.Fatal(err)
+		}
+		c.Start()
+		if got := cgroupFile(t, c, "memory", "memory.limit_in_bytes"); got != strconv.Itoa(80<<20) {
+			t.Errorf("%s", got)
+		}
+	})
+	t.Run("an update that cannot be made changes nothing", func(t *testing.T) {
+		c := sleeper(t, d, resources(&runtimeapi.LinuxContainerResources{CpuShares: 512}))
+		wantCode(t, update(c, &runtimeapi.LinuxContainerResources{CpuShares: -5}), codes.InvalidArgument)
+		if err := update(c, &runtimeapi.LinuxContainerResources{CpusetCpus: "4000"}); err == nil {
+			t.Error("a CPU that is not there was taken")
+		}
+		if got := cgroupFile(t, c, "cpu", "cpu.shares"); got != "512" || c.Status().GetResources().GetLinux().GetCpusetCpus() != "" {
+			t.Errorf("cpu.shares is %s, the status %v", got, c.Status().Resources)
+		}
+		c.Stop(0)
+		wantCode(t, update(c, &runtimeapi.LinuxContainerResources{CpuShares: 256}), codes.FailedPrecondition)
+	})
+	t.Run("the pod's cgroup parent is honoured, and left to its owner", func(t *testing.T) {
+		parent := d.CgroupParent + "/kubepods/burstable/pod1234"
+		p := d.RunPod(t, harness.PodConfig(t, "p", func(c *runtimeapi.PodSandboxConfig) { c.Linux.CgroupParent = parent }))
+		c := p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep(), resources(&runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 64 << 20})))
+		if got := cgroupOf(t, c, "memory"); !strings.HasPrefix(got, parent+"/") {
+			t.Errorf("the container is in %s, not below %s", got, parent)
+		}
+		p.Remove()
+		entries, err := os.ReadDir("/sys/fs/cgroup/memory" + parent)
+		for _, e := range entries {
+			if e.IsDir() {
+				t.Errorf("left in the parent: %s", e.Name())
+			}
+		}
+		if err != nil {
+			t.Errorf("the kubelet's cgroup is the kubelet's to remove: %v", err)
+		}
+	})
+	t.Run("the OOM score is the container's, within what the daemon may give", func(t *testing.T) {
+		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", d.Pid()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		own, err := strconv.Atoi(strings.TrimSpace(string(data)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		score := func(want int64) int {
+			t.Helper()
+			c := sleeper(t, d, resources(&runtimeapi.LinuxContainerResources{OomScoreAdj: want}))
+			got, err := strconv.Atoi(strings.TrimSpace(c.Must("cat", "/proc/1/oom_score_adj")))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return got
+		}
+		if got := score(777); got != 777 {
+			t.Errorf("%d, want 777", got)
+		}
+		if got := score(-998); got != -998 && got != own {
+			t.Errorf("%d, want -998, or the daemon's own %d where it may not give less", got, own)
+		}
+		_, err = create(d, startPod(t, d), harness.ContainerConfig("c", harness.Busybox, resources(&runtimeapi.LinuxContainerResources{OomScoreAdj: 1001})))
+		wantCode(t, err, codes.InvalidArgument)
+	})
+}
