@@ -85,8 +85,10 @@ type Capabilities struct {
 	Components bool
 	// HostNetwork says that pods may use the node's own network namespace.
 	HostNetwork bool
-	// RecursiveReadOnlyMounts, UserNamespaces and SupplementalGroupsPolicy are reported by the CRI's Status.
+	// RecursiveReadOnlyMounts, MountOptions (noexec, nodev, nosuid), UserNamespaces and SupplementalGroupsPolicy are
+	// reported by the CRI's Status.
 	RecursiveReadOnlyMounts  bool
+	MountOptions             bool
 	UserNamespaces           bool
 	SupplementalGroupsPolicy bool
 }

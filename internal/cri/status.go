@@ -13,15 +13,16 @@ import (
 
 // Status tells whether the node can run pods, and which handlers and features it has.
 func (s *Server) Status(ctx context.Context, req *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
+	handlers := s.node.Handlers()
 	resp := &runtimeapi.StatusResponse{
-		Status:   &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{runtimeReady(), networkReady(s.node.NetworkReady(ctx))}},
+		Status:   &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{runtimeReady(handlers), networkReady(s.node.NetworkReady(ctx))}},
 		Features: &runtimeapi.RuntimeFeatures{},
 	}
-	handlers := s.node.Handlers()
 	for _, h := range handlers {
 		if h.Default {
 			// The API has one answer for the whole runtime; pods that ask for no handler get what it promises.
 			resp.Features.SupplementalGroupsPolicy = h.Capabilities.SupplementalGroupsPolicy
+			resp.Features.MountOptions = h.Capabilities.MountOptions
 			resp.RuntimeHandlers = append(resp.RuntimeHandlers, runtimeHandler("", h))
 		}
 		resp.RuntimeHandlers = append(resp.RuntimeHandlers, runtimeHandler(h.Name, h))
@@ -36,9 +37,15 @@ func (s *Server) Status(ctx context.Context, req *runtimeapi.StatusRequest) (*ru
 	return resp, nil
 }
 
-// runtimeReady is true whenever it can be asked: the node answers only once its record is recovered.
-func runtimeReady() *runtimeapi.RuntimeCondition {
-	return &runtimeapi.RuntimeCondition{Type: runtimeapi.RuntimeReady, Status: true}
+// runtimeReady is false while pods that ask for no handler can be given none: its backend could not be recovered.
+func runtimeReady(handlers []node.HandlerInfo) *runtimeapi.RuntimeCondition {
+	c := &runtimeapi.RuntimeCondition{Type: runtimeapi.RuntimeReady, Status: true}
+	for _, h := range handlers {
+		if h.Default && h.Err != nil {
+			c.Status, c.Reason, c.Message = false, "BackendNotRecovered", h.Err.Error()
+		}
+	}
+	return c
 }
 
 func networkReady(err error) *runtimeapi.RuntimeCondition {

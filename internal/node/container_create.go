@@ -32,7 +32,7 @@ func (n *Node) CreateContainer(ctx context.Context, podID string, config *runtim
 	if config.GetMetadata() == nil || config.GetImage() == nil {
 		return "", fmt.Errorf("the container has no metadata or no image: %w", errdefs.ErrInvalidArgument)
 	}
-	p, err := n.pool.pod(podID)
+	p, err := n.orderPod(podID)
 	if err != nil {
 		return "", err
 	}

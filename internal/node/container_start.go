@@ -19,7 +19,7 @@ var (
 // that cannot be started ends in Stopped, with the reason. Errors: ErrNotFound, ErrFailedPrecondition, or the
 // backend's.
 func (n *Node) StartContainer(ctx context.Context, id string) error {
-	p, id, err := n.pool.target(id)
+	p, id, err := n.orderContainer(id)
 	if err != nil {
 		return err
 	}

@@ -23,7 +23,7 @@ var (
 // StopContainer asks a container to end and forces it after grace (CRI StopContainer). It returns when the container
 // is Stopped with its exit code. An unknown container is a success.
 func (n *Node) StopContainer(ctx context.Context, id string, grace time.Duration) error {
-	p, id, err := n.pool.target(id)
+	p, id, err := n.orderContainer(id)
 	if errdefs.IsNotFound(err) {
 		return nil
 	}
@@ -96,7 +96,7 @@ func (p *livePod) bringToEnd(ctx context.Context, rec *Pod, c *Container, grace 
 // RemoveContainer removes a container (CRI RemoveContainer). In a pod of many a running one is killed first; for a
 // unit pod the table of seed 1 holds. An unknown container is a success.
 func (n *Node) RemoveContainer(ctx context.Context, id string) error {
-	p, full, err := n.pool.target(id)
+	p, full, err := n.orderContainer(id)
 	if errdefs.IsNotFound(err) {
 		return nil
 	}

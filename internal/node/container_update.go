@@ -22,7 +22,7 @@ var (
 // UpdateContainer changes the resources of a created or running container (CRI UpdateContainerResources); fields that
 // are not set stay as they are. Errors: ErrNotFound, ErrFailedPrecondition, ErrNotImplemented, the backend's.
 func (n *Node) UpdateContainer(ctx context.Context, id string, res *runtimeapi.LinuxContainerResources) error {
-	p, id, err := n.pool.container(id)
+	p, id, err := n.orderContainer(id)
 	if err != nil {
 		return err
 	}

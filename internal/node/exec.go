@@ -102,7 +102,7 @@ func (n *Node) Inspect(ctx context.Context, podID, containerID string) (map[stri
 
 // running finds a container that must be Running for what.
 func (n *Node) running(id, what string) (*livePod, *Pod, *Container, error) {
-	p, id, err := n.pool.container(id)
+	p, id, err := n.orderContainer(id)
 	if err != nil {
 		return nil, nil, nil, err
 	}

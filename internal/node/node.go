@@ -83,6 +83,8 @@ type HandlerInfo struct {
 	Name         string
 	Default      bool
 	Capabilities sandbox.Capabilities
+	// Err says why the handler's pods take no orders; nil when they do.
+	Err error
 }
 
 func (c *Config) setDefaults() error {
@@ -105,7 +107,7 @@ func (c *Config) setDefaults() error {
 func (n *Node) Handlers() []HandlerInfo {
 	var infos []HandlerInfo
 	for name, b := range n.Backends {
-		infos = append(infos, HandlerInfo{Name: name, Default: name == n.DefaultHandler, Capabilities: b.Capabilities()})
+		infos = append(infos, HandlerInfo{Name: name, Default: name == n.DefaultHandler, Capabilities: b.Capabilities(), Err: n.broken[name]})
 	}
 	slices.SortFunc(infos, func(a, b HandlerInfo) int { return strings.Compare(a.Name, b.Name) })
 	return infos
@@ -180,9 +182,40 @@ func (n *Node) backend(handler string) (string, sandbox.Backend, error) {
 		return "", nil, fmt.Errorf("no runtime handler %q on this node: %w", handler, errdefs.ErrInvalidArgument)
 	}
 	if err := n.broken[handler]; err != nil {
-		return "", nil, fmt.Errorf("runtime handler %q could not be recovered when the node started (%v): %w", handler, err, errdefs.ErrUnavailable)
+		return "", nil, unrecovered(handler, err)
 	}
 	return handler, b, nil
+}
+
+// orderPod finds a pod for an order: by ID or unambiguous prefix, and only when its backend takes orders.
+func (n *Node) orderPod(id string) (*livePod, error) {
+	p, err := n.pool.pod(id)
+	if err != nil {
+		return nil, err
+	}
+	return p, n.takesOrders(p)
+}
+
+// orderContainer finds the pod and the full ID of a container, or of a unit pod, for an order.
+func (n *Node) orderContainer(id string) (*livePod, string, error) {
+	p, full, err := n.pool.target(id)
+	if err != nil {
+		return nil, "", err
+	}
+	return p, full, n.takesOrders(p)
+}
+
+func (n *Node) takesOrders(p *livePod) error {
+	handler := p.rec.Load().Handler
+	if err := n.broken[handler]; err != nil {
+		return unrecovered(handler, err)
+	}
+	return nil
+}
+
+// unrecovered is the error of every order for a backend that could not be recovered.
+func unrecovered(handler string, why error) error {
+	return fmt.Errorf("runtime handler %q could not be recovered when the node started (%v): %w", handler, why, errdefs.ErrUnavailable)
 }
 
 // order is an order with the node's own limit.

@@ -590,3 +590,32 @@ func TestUpdateContainerMergesResources(t *testing.T) {
 		t.Errorf("resources after the update: %v", r)
 	}
 }
+
+// TestBackendThatCannotBeRecovered: its pods stay in the list and take no orders; the others' do.
+func TestBackendThatCannotBeRecovered(t *testing.T) {
+	b := open(t, t.TempDir())
+	sick, fine := b.run(t, "linux", podConfig("sick")), b.run(t, "wasm", podConfig("fine"))
+	id := b.create(t, sick, containerConfig("c"))
+	b.close()
+	must(t, os.WriteFile(filepath.Join(b.dir, "linux", sick, "containers", id+".json"), []byte("damaged"), 0o600))
+	b = open(t, b.dir)
+	if p, err := b.Pod(sick); err != nil || len(p.Containers) != 1 {
+		t.Errorf("the pod of the sick backend: %v, %v", p, err)
+	}
+	if _, err := b.RunSandbox(t.Context(), podConfig("new"), "linux"); !errdefs.IsUnavailable(err) {
+		t.Errorf("a new pod of the sick backend: %v", err)
+	}
+	for what, err := range map[string]error{
+		"start": b.StartContainer(t.Context(), id), "stop": b.StopSandbox(t.Context(), sick), "remove": b.RemoveSandbox(t.Context(), sick),
+	} {
+		if !errdefs.IsUnavailable(err) {
+			t.Errorf("%s a pod of the sick backend: %v", what, err)
+		}
+	}
+	for _, h := range b.Handlers() {
+		if (h.Err != nil) != (h.Name == "linux") {
+			t.Errorf("handler %s: %v", h.Name, h.Err)
+		}
+	}
+	must(t, b.RemoveSandbox(t.Context(), fine))
+}

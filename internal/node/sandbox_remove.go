@@ -19,7 +19,7 @@ var (
 // RemoveSandbox removes a pod with its containers (CRI RemovePodSandbox); one that is not stopped is stopped by force
 // first. An unknown pod is a success.
 func (n *Node) RemoveSandbox(ctx context.Context, id string) error {
-	p, err := n.pool.pod(id)
+	p, err := n.orderPod(id)
 	if errdefs.IsNotFound(err) {
 		return nil
 	}

@@ -22,7 +22,7 @@ var (
 // StopSandbox forces the pod's containers down and frees its network (CRI StopPodSandbox). An unknown or stopped
 // pod is a success.
 func (n *Node) StopSandbox(ctx context.Context, id string) error {
-	p, err := n.pool.pod(id)
+	p, err := n.orderPod(id)
 	if errdefs.IsNotFound(err) {
 		return nil
 	}

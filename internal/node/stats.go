@@ -2,11 +2,9 @@ package node
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"time"
 
-	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/network"
@@ -172,7 +170,7 @@ func (n *Node) provider(p *Pod) (sandbox.StatsProvider, error) {
 		return nil, unable(p, "figures")
 	}
 	if err := n.broken[p.Handler]; err != nil {
-		return nil, fmt.Errorf("runtime handler %q: %w: %w", p.Handler, err, errdefs.ErrUnavailable)
+		return nil, unrecovered(p.Handler, err)
 	}
 	return provider, nil
 }

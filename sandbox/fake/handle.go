@@ -89,8 +89,11 @@ func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 		_, err := io.Copy(stdout, req.Stdin)
 		return 0, err
 	case "exit":
-		code, err := strconv.ParseInt(args[0], 10, 32)
-		return int32(code), err
+		code, err := strconv.ParseInt(strings.Join(args, " "), 10, 32)
+		if err != nil {
+			return 0, fmt.Errorf("exit %q: %w: %w", args, err, errdefs.ErrInvalidArgument)
+		}
+		return int32(code), nil
 	case "hang":
 		<-ctx.Done()
 		return 0, context.Cause(ctx)
