@@ -463,6 +463,9 @@ func TestVanishingClients(t *testing.T) {
 		return nil
 	})
 	round(clients)
+	if s := c.Status(); s.State != running {
+		t.Fatalf("the container that they visited has ended: %v", s)
+	}
 	harness.Eventually(t, waitLimit, func() error {
 		if n := goroutines(t, debug); n > goroutinesBefore+5 {
 			return fmt.Errorf("%d goroutines, %d before", n, goroutinesBefore)
