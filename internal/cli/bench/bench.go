@@ -57,7 +57,7 @@ func Pods(ctx context.Context, client *cli.Client, o Options, pods int, atATime 
 	if err := d.ensureImage(ctx); err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, d.sweep()) }()
+	defer func() { err = errors.Join(err, d.sweep(ctx)) }()
 	if _, err := d.round(ctx, 1, 1); err != nil {
 		return nil, err
 	}
@@ -108,7 +108,7 @@ func Lists(ctx context.Context, client *cli.Client, o Options, pods, repeats int
 	if err := d.ensureImage(ctx); err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, d.sweep()) }()
+	defer func() { err = errors.Join(err, d.sweep(ctx)) }()
 	all, discard := make([]*pod, pods), newRecorder()
 	err = parallel(ctx, 10, pods, func(i int) (err error) {
 		all[i], err = d.up(ctx, discard)

@@ -122,8 +122,9 @@ func (d *driver) down(ctx context.Context, r *recorder, p *pod) error {
 }
 
 // sweep removes every pod of this run, also those of failed attempts, and the cgroups that are ours to remove.
-func (d *driver) sweep() error {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+// It has a time of its own, as ctx may have ended.
+func (d *driver) sweep(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Minute)
 	defer cancel()
 	pods, err := d.client.ListPodSandbox(ctx, &runtimeapi.PodSandboxFilter{LabelSelector: map[string]string{label: d.run}})
 	if err != nil {
