@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/sandbox"
 	"github.com/tripod-run/tripod/sandbox/linux/spec"
@@ -278,9 +277,6 @@ func (x *execution) killProgram() bool {
 		return true
 	}
 	defer p.close()
-	if group, err := unix.Getpgid(pid); err == nil && group == pid && p.alive() {
-		_ = unix.Kill(-pid, unix.SIGKILL)
-	}
-	_ = p.signal(unix.SIGKILL)
+	_ = p.killGroup()
 	return true
 }

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/tripod-run/tripod/internal/stats"
 	"github.com/tripod-run/tripod/sandbox"
 )
@@ -66,7 +64,7 @@ func (b *Backend) settle(h *handle, l *life) {
 	}
 	if !l.conmon.waitFor(drainTime) {
 		b.log.Error("the container's monitor does not end; killing it", "container", h.id, "conmon", l.conmon.Pid)
-		_ = l.conmon.signal(unix.SIGKILL)
+		_ = l.conmon.killGroup()
 		<-l.conmon.dead
 	}
 }

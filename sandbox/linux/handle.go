@@ -201,7 +201,7 @@ func (b *Backend) failStart(ctx context.Context, h *handle, got launched, cause 
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()
 	if got.conmon != nil { // first, so that it writes no exit file
-		_ = got.conmon.signal(unix.SIGKILL)
+		_ = got.conmon.killGroup()
 		got.conmon.waitFor(cleanupTime)
 	} else if err := b.killMonitor(undo, monitors(b.cfg.Root)[h.id]); err != nil {
 		b.log.Error("end the monitor of a start that failed", "container", h.id, "error", err)

@@ -123,6 +123,15 @@ func (p *process) signal(sig unix.Signal) error {
 	return sendErr
 }
 
+// killGroup kills the process and, when it leads a process group, all of that: a monitor with the OCI runtime that it
+// has at work and what that has started, a program with its children.
+func (p *process) killGroup() error {
+	if group, err := unix.Getpgid(p.Pid); err == nil && group == p.Pid && p.alive() {
+		_ = unix.Kill(-p.Pid, unix.SIGKILL)
+	}
+	return p.signal(unix.SIGKILL)
+}
+
 // wait returns when the process has ended, or with the context's error.
 func (p *process) wait(ctx context.Context) error {
 	select {

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/sandbox"
 )
@@ -200,7 +199,7 @@ func (b *Backend) endUnrecorded(h *handle, conmon *process) bool {
 	return true
 }
 
-// killMonitor ends a conmon, whose child, an OCI runtime that is at work, ends with it.
+// killMonitor ends a conmon and the OCI runtime that it has at work.
 func (b *Backend) killMonitor(ctx context.Context, id procID) error {
 	p, err := adoptProcess(id)
 	if errdefs.IsNotFound(err) {
@@ -209,7 +208,7 @@ func (b *Backend) killMonitor(ctx context.Context, id procID) error {
 	if err != nil {
 		return err
 	}
-	if err := p.signal(unix.SIGKILL); err != nil {
+	if err := p.killGroup(); err != nil {
 		return err
 	}
 	return p.wait(ctx)
