@@ -61,7 +61,7 @@ test-daemon: build images ## end-to-end and crash tests against real daemons
 	$(GOTEST) -p 1 $(DAEMON)
 
 .PHONY: test-all
-test-all: ## test, with every fail point on every backend and a short run of every fuzz target
+test-all: ## test, with every fail point under both OCI runtimes and a short run of every fuzz target
 	TRIPOD_TEST_FULL=1 $(MAKE) test
 	$(MAKE) fuzz
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"os/exec"
 	"strings"
 	"syscall"
@@ -101,7 +102,21 @@ func script(d *harness.Daemon, pod *runtimeapi.PodSandboxConfig, container *runt
 // TestN1KilledAtEveryFailPoint kills the daemon with SIGKILL at each fail point that a pod's life passes, starts it
 // again, and demands: a record that is true, a bystander that never noticed, no trace of the victim once it is removed.
 func TestN1KilledAtEveryFailPoint(t *testing.T) {
-	d := harness.StartDaemon(t)
+	for _, runtime := range runtimes() {
+		t.Run(runtime, func(t *testing.T) { visitAll(t, runtime) })
+	}
+}
+
+// runtimes are crun and, in the long form of the tests, runc.
+func runtimes() []string {
+	if os.Getenv("TRIPOD_TEST_FULL") != "" {
+		return []string{"crun", "runc"}
+	}
+	return []string{"crun"}
+}
+
+func visitAll(t *testing.T, runtime string) {
+	d := harness.StartDaemon(t, harness.Set("linux.runtime", runtime))
 	bystander := d.RunPod(t, harness.PodConfig(t, "bystander"))
 	clock := bystander.Run(harness.ContainerConfig("clock", harness.Busybox, harness.Shell("i=0; while :; do i=$((i+1)); echo tick $i; sleep 0.1; done")))
 	clock.WaitLog("tick 1")
