@@ -20,7 +20,8 @@ const halfOpenTime = 30 * time.Second
 type Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 
 // PortForwardTCP joins stream with a TCP port on the pod's localhost, IPv4 first, then IPv6, and copies both ways until
-// both sides have closed, or ctx ends. An end of one direction is passed on as such.
+// both sides have closed, or ctx ends. An end of one direction is passed on as such. After an error stream is still the
+// caller's to close.
 //
 // The error is about the connection's coming up (an errdefs.ErrUnavailable when nobody listens) or the end of ctx. What
 // happens to a connection that was up is passed on as its end: kubectl gives up all its forwarded connections at an error.

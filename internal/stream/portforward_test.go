@@ -155,7 +155,10 @@ func TestPortForwardTCPEnds(t *testing.T) {
 		}
 	})
 	t.Run("pod resets", func(t *testing.T) {
-		port := podServer(t, "tcp", "127.0.0.1:0", func(conn *net.TCPConn) { conn.SetLinger(0) })
+		port := podServer(t, "tcp", "127.0.0.1:0", func(conn *net.TCPConn) {
+			conn.Read(make([]byte, 1)) // a reset at once would look like nobody listening
+			conn.SetLinger(0)
+		})
 		ours, theirs := tcpPair(t)
 		done := make(chan error, 1)
 		go func() { done <- stream.PortForwardTCP(t.Context(), dialHost, port, halfCloser{theirs}) }()
