@@ -277,6 +277,13 @@ func (x *execution) killProgram() bool {
 		return true
 	}
 	defer p.close()
+	// Without a terminal the program does not lead the process group that it and what it started are in: the runtime
+	// that has put it into the container did.
+	group, err := syscall.Getpgid(pid)
+	known := err == nil && p.alive() && group > 1 && group != syscall.Getpgrp()
 	_ = p.killGroup()
+	if known {
+		_ = syscall.Kill(-group, syscall.SIGKILL)
+	}
 	return true
 }
