@@ -72,6 +72,8 @@ type Node struct {
 	// broken holds, by handler, why a backend could not be recovered. Its pods are listed as last known and take
 	// no orders.
 	broken map[string]error
+	// silent holds the IDs of pods and containers whose backend has not come back with figures.
+	silent sync.Map
 
 	stop    context.CancelFunc
 	kick    chan struct{}

@@ -2,9 +2,11 @@ package node
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
+	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/network"
@@ -29,7 +31,7 @@ func (n *Node) ContainerStats(ctx context.Context, id string) (*runtimeapi.Conta
 
 // ContainersStats measures many containers at once; those that cannot be measured are left out.
 func (n *Node) ContainersStats(ctx context.Context, containers []*Container) []*runtimeapi.ContainerStats {
-	return measure(ctx, containers, func(ctx context.Context, c *Container) (*runtimeapi.ContainerStats, error) {
+	return measure(ctx, n, containers, func(c *Container) string { return c.ID }, func(ctx context.Context, c *Container) (*runtimeapi.ContainerStats, error) {
 		p, err := n.Pod(c.PodID)
 		if err != nil {
 			return nil, err
@@ -49,27 +51,20 @@ func (n *Node) PodStats(ctx context.Context, id string) (*runtimeapi.PodSandboxS
 
 // PodsStats measures many pods at once; those that cannot be measured are left out.
 func (n *Node) PodsStats(ctx context.Context, pods []*Pod) []*runtimeapi.PodSandboxStats {
-	return measure(ctx, pods, n.podStats)
+	return measure(ctx, n, pods, func(p *Pod) string { return p.ID }, n.podStats)
 }
 
 // measure asks for the figures of many things, a few at a time, and gives up on each after statsTimeout, so that one
 // that hangs (a process in uninterruptible sleep, a silent machine) does not hold up the rest.
-func measure[In, Out any](ctx context.Context, things []In, one func(context.Context, In) (Out, error)) []Out {
-	type result struct {
-		at    int
-		value Out
-	}
-	var (
-		wg      sync.WaitGroup
-		queue   = make(chan int)
-		results = make(chan result, len(things))
-	)
+func measure[In, Out any](ctx context.Context, n *Node, things []In, id func(In) string, one func(context.Context, In) (Out, error)) []Out {
+	out, got := make([]Out, len(things)), make([]bool, len(things))
+	var wg sync.WaitGroup
+	queue := make(chan int)
 	for range min(statsWorkers, len(things)) {
 		wg.Go(func() {
 			for i := range queue {
-				if value, err := within(ctx, func(ctx context.Context) (Out, error) { return one(ctx, things[i]) }); err == nil {
-					results <- result{i, value}
-				}
+				value, err := within(ctx, &n.silent, id(things[i]), func(ctx context.Context) (Out, error) { return one(ctx, things[i]) })
+				out[i], got[i] = value, err == nil
 			}
 		})
 	}
@@ -78,30 +73,30 @@ func measure[In, Out any](ctx context.Context, things []In, one func(context.Con
 	}
 	close(queue)
 	wg.Wait()
-	close(results)
-	ordered, got := make([]Out, len(things)), make([]bool, len(things))
-	for r := range results {
-		ordered[r.at], got[r.at] = r.value, true
-	}
-	out := make([]Out, 0, len(things))
-	for i, ok := range got {
-		if ok {
-			out = append(out, ordered[i])
+	kept := out[:0]
+	for i, value := range out {
+		if got[i] {
+			kept = append(kept, value)
 		}
 	}
-	return out
+	return kept
 }
 
-// within runs work and stops waiting for it after statsTimeout.
-func within[Out any](ctx context.Context, work func(context.Context) (Out, error)) (Out, error) {
+// within runs work and stops waiting for it after statsTimeout. Until work comes back after all, its ID is in silent
+// and is not asked again: something that hangs for good costs one goroutine, not one per question.
+func within[Out any](ctx context.Context, silent *sync.Map, id string, work func(context.Context) (Out, error)) (Out, error) {
 	type result struct {
 		value Out
 		err   error
 	}
+	var none Out
+	if _, hangs := silent.Load(id); hangs {
+		return none, fmt.Errorf("%s has not answered an earlier question: %w", id, errdefs.ErrUnavailable)
+	}
 	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
+	defer cancel()
 	done := make(chan result, 1)
 	go func() {
-		defer cancel()
 		value, err := work(ctx)
 		done <- result{value, err}
 	}()
@@ -109,14 +104,13 @@ func within[Out any](ctx context.Context, work func(context.Context) (Out, error
 	case r := <-done:
 		return r.value, r.err
 	case <-ctx.Done():
-		select {
-		case r := <-done: // cancel ran because work ended
-			return r.value, r.err
-		default:
-		}
-		var none Out
-		return none, ctx.Err()
 	}
+	silent.Store(id, nil)
+	go func() {
+		<-done
+		silent.Delete(id)
+	}()
+	return none, context.Cause(ctx)
 }
 
 func (n *Node) containerStats(ctx context.Context, p *Pod, c *Container) (*runtimeapi.ContainerStats, error) {

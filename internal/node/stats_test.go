@@ -1,0 +1,63 @@
+package node_test
+
+import (
+	"context"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/node"
+	"github.com/tripod-run/tripod/internal/node/store"
+	"github.com/tripod-run/tripod/sandbox"
+	"github.com/tripod-run/tripod/sandbox/fake"
+)
+
+// deaf is a backend whose figures of one pod never come, whatever its context says.
+type deaf struct {
+	*fake.Backend
+	name string
+	free chan struct{}
+}
+
+func (d deaf) PodStats(ctx context.Context, p *sandbox.Pod) (*runtimeapi.LinuxPodSandboxStats, error) {
+	if p.Config.Metadata.Name == d.name {
+		<-d.free
+	}
+	return d.Backend.PodStats(ctx, p)
+}
+
+// TestN8SickPodCostsItsFiguresOnce: a list of figures leaves out the pod that hangs, and asking again and again costs
+// neither time nor goroutines.
+func TestN8SickPodCostsItsFiguresOnce(t *testing.T) {
+	dir := t.TempDir()
+	records, err := store.Open(filepath.Join(dir, "node.db"))
+	must(t, err)
+	f, err := fake.New(fake.Config{Dir: filepath.Join(dir, "linux")})
+	must(t, err)
+	sick := deaf{f, "sick", make(chan struct{})}
+	n, err := node.Open(t.Context(), node.Config{
+		Store: records, Backends: map[string]sandbox.Backend{"linux": sick}, DefaultHandler: "linux",
+		Network: &fake.Network{Dir: t.TempDir()}, Images: fake.Images{},
+	})
+	must(t, err)
+	b := &bench{Node: n, store: records}
+	t.Cleanup(b.close)
+	b.run(t, "", podConfig("sick"))
+	fine := b.run(t, "", podConfig("fine"))
+	if got := b.PodsStats(t.Context(), b.Pods()); len(got) != 1 || got[0].Attributes.Id != fine {
+		t.Errorf("figures %v", got)
+	}
+	before := runtime.NumGoroutine()
+	for range 100 {
+		if got := b.PodsStats(t.Context(), b.Pods()); len(got) != 1 {
+			t.Errorf("%d pods were measured", len(got))
+		}
+	}
+	if after := runtime.NumGoroutine(); after > before+5 {
+		t.Errorf("goroutines went from %d to %d", before, after)
+	}
+	close(sick.free)
+	eventually(t, "the pod that came back is measured again", func() bool { return len(b.PodsStats(t.Context(), b.Pods())) == 2 })
+}
