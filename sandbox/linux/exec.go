@@ -23,6 +23,8 @@ const (
 	execDrain = time.Second
 	// execKill is how long a killed program, and then its monitor, may take to end.
 	execKill = 5 * time.Second
+	// killPause is how often it is looked for the PID of a program that is to be killed before it is known.
+	killPause = 5 * time.Millisecond
 )
 
 // Exec implements sandbox.Execer. conmon is the program's parent here too, but it only waits: the program has our
@@ -254,15 +256,23 @@ func (x *execution) result(err error) (int32, error) {
 
 // kill ends the program and its process group, upon which its monitor ends; if not, the monitor too.
 func (x *execution) kill(cmd *exec.Cmd, ended <-chan struct{}) {
-	if !x.killProgram() {
-		// It is not there yet, and without its runtime, which ends with the monitor, it will not be.
-		_ = cmd.Process.Kill()
-	}
-	select {
-	case <-ended:
-	case <-time.After(execKill):
-		_ = cmd.Process.Kill()
-		<-ended
+	limit, again := time.After(execKill), time.NewTicker(killPause)
+	defer again.Stop()
+	// The program may be up before the runtime has written its PID down; without its monitor nobody would.
+	for killed := false; ; {
+		killed = killed || x.killProgram()
+		if killed {
+			again.Stop()
+		}
+		select {
+		case <-again.C:
+			continue
+		case <-ended:
+		case <-limit:
+			_ = cmd.Process.Kill()
+			<-ended
+		}
+		break
 	}
 	x.killProgram() // in case it came to be just then
 }
