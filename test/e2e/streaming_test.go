@@ -365,6 +365,7 @@ func TestPortForward(t *testing.T) {
 	t.Run("runtime should support portforward [Conformance]", func(t *testing.T) {
 		p := startPod(t, d)
 		p.Run(harness.ContainerConfig("web", harness.Nginx))
+		get(t, "http://"+p.IP()) // a forwarder gives up when the first connection is refused, as kubectl does
 		addr := p.Forward(t, 80)
 		for range 5 {
 			if got := get(t, "http://"+addr); !strings.Contains(got, welcome) {
@@ -377,13 +378,15 @@ func TestPortForward(t *testing.T) {
 		p.Run(harness.ContainerConfig("web", harness.HostNginx, harness.Security(func(s *security) {
 			s.NamespaceOptions.Network = runtimeapi.NamespaceMode_NODE
 		})))
+		get(t, "http://127.0.0.1:12003")
 		if got := get(t, "http://"+p.Forward(t, 12003)); !strings.Contains(got, welcome) {
 			t.Errorf("%q", got)
 		}
 	})
 	t.Run("a server on IPv6's localhost alone", func(t *testing.T) {
 		p := startPod(t, d)
-		p.Run(harness.ContainerConfig("web", harness.Busybox, harness.Shell("echo over six >/index.html; exec httpd -f -p [::1]:8080 -h /")))
+		c := p.Run(harness.ContainerConfig("web", harness.Busybox, harness.Shell("echo over six >/index.html; exec httpd -f -p [::1]:8080 -h /")))
+		c.Must("sh", "-c", "until wget -q -O /dev/null http://[::1]:8080; do usleep 20000; done")
 		if got := get(t, "http://"+p.Forward(t, 8080)); got != "over six\n" {
 			t.Errorf("%q", got)
 		}
@@ -474,7 +477,8 @@ func TestVanishingClients(t *testing.T) {
 	if s := c.Status(); s.State != running {
 		t.Fatalf("the container that they visited has ended: %v", s)
 	}
-	harness.Eventually(t, waitLimit, func() error {
+	// Those that left before they opened a stream are waited for as long as a client may take for that, half a minute.
+	harness.Eventually(t, 2*waitLimit, func() error {
 		if n := goroutines(t, debug); n > goroutinesBefore+5 {
 			return fmt.Errorf("%d goroutines, %d before", n, goroutinesBefore)
 		}
