@@ -161,13 +161,14 @@ func findMount(t *testing.T, s *specs.Spec, dest string) specs.Mount {
 func TestMountOptions(t *testing.T) {
 	in := testInput(t)
 	dir := t.TempDir()
-	in.ImageVolumes = map[string]string{"/img/": "/run/images/x"}
+	in.ImageVolumes = map[string]string{"/img/": "/run/images/x", "/data": "/run/images/x"}
 	in.Container.Config.Mounts = []*runtimeapi.Mount{
 		{HostPath: dir, ContainerPath: "/ro", Readonly: true},
 		{HostPath: dir, ContainerPath: "/rro", Readonly: true, RecursiveReadOnly: true},
 		{HostPath: dir, ContainerPath: "/opts", MountOptions: []string{"nosuid", "noexec", "nosuid", "nodev"}},
 		{HostPath: dir, ContainerPath: "/label", SelinuxRelabel: true},
 		{ContainerPath: "/img/", Image: &runtimeapi.ImageSpec{Image: "sha256:x", ImageRef: "sha256:x"}, Readonly: true, RecursiveReadOnly: true},
+		{ContainerPath: "/data", Image: &runtimeapi.ImageSpec{Image: "sha256:x"}, Readonly: true, MountOptions: []string{"noexec", "nodev"}},
 	}
 	s, resolved := build(t, in, fullHost())
 	for dest, want := range map[string][]string{
@@ -175,11 +176,12 @@ func TestMountOptions(t *testing.T) {
 		"/rro":   {"rbind", "rprivate", "rro"},
 		"/opts":  {"rbind", "rprivate", "rw", "nodev", "noexec", "nosuid"},
 		"/label": {"rbind", "rprivate", "rw"},
-		"/img":   {"rbind", "rprivate", "rro", "nodev", "noexec", "nosuid"},
+		"/img":   {"rbind", "rprivate", "rro", "nodev", "nosuid"},
+		"/data":  {"rbind", "rprivate", "ro", "nodev", "noexec", "nosuid"},
 	} {
 		assert.Equal(t, want, findMount(t, s, dest).Options, dest)
 	}
-	require.Len(t, resolved.Mounts, 5)
+	require.Len(t, resolved.Mounts, 6)
 	assert.Equal(t, "sha256:x", resolved.Mounts[4].GetImage().GetImageRef())
 }
 

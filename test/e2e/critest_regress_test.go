@@ -1,0 +1,46 @@
+package e2e
+
+import (
+	"strings"
+	"testing"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+// What a public conformance suite of the CRI asks of a runtime, and this one once did not do.
+
+// TestImageVolumeRuns: an image volume may hold programs, unless the request says that it must not.
+func TestImageVolumeRuns(t *testing.T) {
+	d := harness.StartDaemon(t)
+	d.Pull(t, harness.Busybox)
+	volume := func(options ...string) *runtimeapi.Mount {
+		return &runtimeapi.Mount{ContainerPath: "/volume", Image: &runtimeapi.ImageSpec{Image: harness.Busybox}, Readonly: true, MountOptions: options}
+	}
+	t.Run("its programs run", func(t *testing.T) {
+		if got := sleeper(t, d, mounts(volume())).Must("/volume/bin/ls", "/volume"); !strings.Contains(got, "bin") {
+			t.Errorf("ls printed %q", got)
+		}
+	})
+	t.Run("noexec is heeded", func(t *testing.T) {
+		c := sleeper(t, d, mounts(volume("noexec")))
+		if _, stderr, code := c.ExecSync("sh", "-c", "/volume/bin/ls /volume"); code == 0 || !strings.Contains(stderr, "Permission denied") {
+			t.Errorf("code %d, %s", code, stderr)
+		}
+	})
+	t.Run("it brings neither devices nor set-user-ID programs", func(t *testing.T) {
+		table := sleeper(t, d, mounts(volume())).Must("cat", "/proc/mounts")
+		for line := range strings.Lines(table) {
+			if f := strings.Fields(line); f[1] == "/volume" {
+				for _, o := range []string{"ro", "nodev", "nosuid"} {
+					if !strings.Contains(","+f[3]+",", ","+o+",") {
+						t.Errorf("%s is missing: %s", o, line)
+					}
+				}
+				return
+			}
+		}
+		t.Errorf("/volume is not a mount:\n%s", table)
+	})
+}
