@@ -126,7 +126,7 @@ func (s *set) markers() {
 
 const nginxConf = `user www-data;
 worker_processes 1;
-pid /run/nginx.pid;
+pid /var/run/nginx.pid;
 error_log /dev/stderr notice;
 events { worker_connections 128; }
 http {
