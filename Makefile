@@ -61,9 +61,13 @@ test-daemon: build images ## end-to-end and crash tests against real daemons
 	$(GOTEST) -p 1 $(DAEMON)
 
 .PHONY: test-all
-test-all: ## test, with every fail point under both OCI runtimes and a short run of every fuzz target
+test-all: ## test, with every fail point under both OCI runtimes, the soak test and a short run of every fuzz target
 	TRIPOD_TEST_FULL=1 $(MAKE) test
-	$(MAKE) fuzz
+	$(MAKE) soak fuzz
+
+.PHONY: soak
+soak: build images ## random calls and faults against a real daemon, TRIPOD_SOAK (30s) for each backend
+	$(GOTEST) -timeout 24h -v ./test/soak/...
 
 .PHONY: bench
 bench: build images ## side by side with Debian's containerd, into docs/benchmarks.md

@@ -1,0 +1,318 @@
+package soak
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+// settleTime is how long the daemon may take to notice what has happened when nobody calls any more, and to carry to
+// its end what its last callers did not wait for.
+const settleTime = 30 * time.Second
+
+// check holds what the daemon says against the machine. Nobody else calls meanwhile.
+func (s *soak) check() {
+	harness.Eventually(s.t, settleTime, func() error {
+		list, err := s.cri.ListContainers(s.t.Context(), &runtimeapi.ListContainersRequest{})
+		if err != nil {
+			return err
+		}
+		pods, err := s.cri.ListPodSandbox(s.t.Context(), &runtimeapi.ListPodSandboxRequest{})
+		if err != nil {
+			return err
+		}
+		return errors.Join(s.checkProcesses(list.Containers, pods.Items), s.checkStatuses(list.Containers), s.checkAddresses(pods.Items))
+	})
+	for _, w := range s.workers {
+		for _, c := range w.own.containers {
+			w.expect(c, c.state)
+			s.checkEnd(c)
+			if s.linux {
+				s.checkLog(c)
+			}
+		}
+	}
+	s.quickLists()
+}
+
+// checkProcesses: in the cgroups of running containers, and of no others, there are processes.
+func (s *soak) checkProcesses(containers []*runtimeapi.Container, pods []*runtimeapi.PodSandbox) error {
+	if !s.linux {
+		return nil
+	}
+	at := processesByID()
+	var errs []error
+	for _, c := range containers {
+		if n := at[c.Id]; (n > 0) != (c.State == running) {
+			errs = append(errs, fmt.Errorf("container %s %s is %s and has %d processes", c.Metadata.Name, c.Id, c.State, n))
+		}
+		delete(at, c.Id)
+	}
+	for _, p := range pods {
+		if at[p.Id] > 0 && p.State != runtimeapi.PodSandboxState_SANDBOX_READY {
+			errs = append(errs, fmt.Errorf("pod %s %s is %s and has %d processes", p.Metadata.Name, p.Id, p.State, at[p.Id]))
+		}
+		delete(at, p.Id)
+	}
+	for id, n := range at {
+		errs = append(errs, fmt.Errorf("%d processes are in the cgroup of %s, which is unknown", n, id))
+	}
+	return errors.Join(errs...)
+}
+
+// checkStatuses: times are there, and in order, and ends have a reason.
+func (s *soak) checkStatuses(containers []*runtimeapi.Container) error {
+	var errs []error
+	for _, c := range containers {
+		resp, err := s.cri.ContainerStatus(s.t.Context(), &runtimeapi.ContainerStatusRequest{ContainerId: c.Id})
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		st := resp.Status
+		good := st.State == c.State && st.CreatedAt > 0
+		switch st.State {
+		case created:
+			good = good && st.StartedAt == 0 && st.FinishedAt == 0
+		case running:
+			good = good && st.StartedAt >= st.CreatedAt && st.FinishedAt == 0 && st.ExitCode == 0 && st.Reason == ""
+		case exited:
+			good = good && st.StartedAt >= st.CreatedAt && st.FinishedAt >= st.StartedAt && (st.Reason == "Completed") == (st.ExitCode == 0) && st.Reason != ""
+		default:
+			good = false
+		}
+		if !good {
+			errs = append(errs, fmt.Errorf("container %s has a status that cannot be: %v", c.Metadata.Name, st))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// checkAddresses: pods that are ready have an address of their own, at which something answers, if only a refusal.
+func (s *soak) checkAddresses(pods []*runtimeapi.PodSandbox) error {
+	var errs []error
+	owner := map[string]string{}
+	for _, p := range pods {
+		resp, err := s.cri.PodSandboxStatus(s.t.Context(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: p.Id})
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		network := resp.Status.GetLinux().GetNamespaces().GetOptions().GetNetwork()
+		if resp.Status.State != runtimeapi.PodSandboxState_SANDBOX_READY || network == runtimeapi.NamespaceMode_NODE {
+			continue
+		}
+		ip := resp.Status.GetNetwork().GetIp()
+		if other := owner[ip]; other != "" || ip == "" {
+			errs = append(errs, fmt.Errorf("pods %s and %s have the IP %q", p.Id, other, ip))
+		}
+		owner[ip] = p.Id
+		conn, err := net.DialTimeout("tcp", net.JoinHostPort(ip, "9"), 5*time.Second)
+		if err == nil {
+			conn.Close()
+		} else if !errors.Is(err, syscall.ECONNREFUSED) {
+			errs = append(errs, fmt.Errorf("pod %s is not reachable: %w", p.Id, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// checkEnd: a container that nobody stopped or harmed has ended as its program does.
+func (s *soak) checkEnd(c *container) {
+	if c.state != exited || c.ordered || s.isHarmed(c.id, c.pod.id) {
+		return
+	}
+	want := map[string]string{"short": "3 Error", "burst": "0 Completed", "orphans": "0 Completed"}
+	if s.linux {
+		want["oom"], want["missing"] = "137 OOMKilled", "128 StartError"
+	}
+	resp, err := s.cri.ContainerStatus(s.t.Context(), &runtimeapi.ContainerStatusRequest{ContainerId: c.id})
+	if err != nil {
+		s.t.Error(err)
+		return
+	}
+	if got := fmt.Sprintf("%d %s", resp.Status.ExitCode, resp.Status.Reason); want[c.kind] != "" && got != want[c.kind] {
+		s.t.Errorf("container %s (%s) ended with %s (%s), not %s", c.id, c.kind, got, resp.Status.Message, want[c.kind])
+	}
+}
+
+// checkLog: each start counts its lines from 1, and none is missing, torn or twice there, over all rotations.
+func (s *soak) checkLog(c *container) {
+	if s.isHarmed(c.id, c.pod.id) {
+		return
+	}
+	var all strings.Builder
+	for i := range c.rotations + 1 {
+		name := c.log
+		if i < c.rotations {
+			name = fmt.Sprintf("%s.%d", c.log, i+1)
+		}
+		text, err := os.ReadFile(name)
+		if err != nil && !os.IsNotExist(err) {
+			s.t.Error(err)
+		}
+		if c.state == running { // the last line may be half written
+			text = text[:strings.LastIndexByte(string(text), '\n')+1]
+		}
+		all.Write(text)
+	}
+	lines, err := harness.ParseLog(all.String())
+	if err != nil {
+		s.t.Errorf("log of %s (%s): %v", c.id, c.kind, err)
+		return
+	}
+	n := 0
+	for line := range strings.Lines(harness.Text(lines, "stdout")) {
+		got, err := strconv.Atoi(strings.TrimSuffix(strings.TrimPrefix(line, "line "), "\n"))
+		if err != nil || got != n+1 && got != 1 {
+			s.t.Errorf("log of %s (%s) has after line %d: %q", c.id, c.kind, n, line)
+			return
+		}
+		n = got
+	}
+	if c.kind == "burst" && c.state == exited && !c.ordered && n != burstLines {
+		s.t.Errorf("log of %s (%s) ends with line %d", c.id, c.kind, n)
+	}
+}
+
+// quickLists: without load, the calls that a kubelet makes every second are quick.
+func (s *soak) quickLists() {
+	var times []time.Duration
+	for range 20 {
+		began := time.Now()
+		if _, err := s.cri.ListContainers(s.t.Context(), &runtimeapi.ListContainersRequest{}); err != nil {
+			s.t.Error(err)
+		}
+		times = append(times, time.Since(began))
+	}
+	slices.Sort(times)
+	if median := times[len(times)/2]; median > 50*time.Millisecond {
+		s.t.Errorf("ListContainers takes %v", median)
+	}
+}
+
+// removeAll removes every pod and the image that comes and goes, and looks for what is left.
+func (s *soak) removeAll() {
+	if err := s.d.RemoveAllPods(); err != nil && !s.soaked(err) {
+		s.t.Errorf("remove all pods: %v", err)
+	} else if err != nil {
+		harness.Eventually(s.t, settleTime, s.d.RemoveAllPods)
+	}
+	for _, w := range s.workers {
+		s.renew(w.own, s.rng)
+	}
+	for _, p := range s.shared {
+		s.renew(p, s.rng)
+	}
+	remove := &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: harness.Config}}
+	harness.Eventually(s.t, settleTime, func() error { _, err := s.img.RemoveImage(s.t.Context(), remove); return err })
+	if s.d.Pid() != s.basePid {
+		s.base.Files = nil
+	}
+	harness.Eventually(s.t, settleTime, func() error {
+		var more error
+		if n := s.countGoroutines(); s.d.Pid() == s.basePid && n > s.goroutines+20 {
+			more = fmt.Errorf("the daemon has %d goroutines, at first it had %d", n, s.goroutines)
+		}
+		return errors.Join(more, s.base.Leaks(harness.Snapshot(s.d)))
+	})
+	s.takeBase()
+}
+
+// takeBase remembers what there is without pods.
+func (s *soak) takeBase() {
+	s.base, s.basePid, s.goroutines = harness.Snapshot(s.d), s.d.Pid(), s.countGoroutines()
+}
+
+// countGoroutines asks the daemon's profiles.
+func (s *soak) countGoroutines() int {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", s.debug)
+	}
+	client := http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}, Timeout: 10 * time.Second}
+	resp, err := client.Get("http://daemon/debug/pprof/goroutine?debug=1")
+	if err != nil {
+		s.t.Errorf("the daemon's profile: %v", err)
+		return 0
+	}
+	defer resp.Body.Close()
+	var n int
+	if _, err := fmt.Fscanf(resp.Body, "goroutine profile: total %d", &n); err != nil {
+		s.t.Errorf("the daemon's profile: %v", err)
+	}
+	_, _ = io.Copy(io.Discard, resp.Body)
+	return n
+}
+
+// helper is a process that a container or a pod cannot do without.
+type helper struct {
+	pid     int
+	id      string
+	monitor bool
+}
+
+var (
+	cgroupID  = regexp.MustCompile(`/tripod-([0-9a-f]{64})$`)
+	monitorID = regexp.MustCompile(`conmon\x00.*--cid\x00([0-9a-f]{64})\x00.*--full-attach`)
+)
+
+// helperProcesses finds the monitors of containers and the init processes of pods.
+func helperProcesses() []helper {
+	var found []helper
+	eachProcess(func(pid int, cmdline, cgroup string) {
+		if m := monitorID.FindStringSubmatch(cmdline); m != nil {
+			found = append(found, helper{pid: pid, id: m[1], monitor: true})
+		} else if strings.HasSuffix(cmdline, "\x00-P\x00") && cgroup != "" {
+			found = append(found, helper{pid: pid, id: cgroup})
+		}
+	})
+	return found
+}
+
+// processesByID counts the processes in the cgroups of pods and containers.
+func processesByID() map[string]int {
+	found := map[string]int{}
+	eachProcess(func(_ int, _, cgroup string) {
+		if cgroup != "" {
+			found[cgroup]++
+		}
+	})
+	return found
+}
+
+// eachProcess visits the living processes with their command lines and the pod or container whose cgroup they are in.
+func eachProcess(visit func(pid int, cmdline, cgroup string)) {
+	entries, _ := os.ReadDir("/proc")
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		cmdline, _ := os.ReadFile("/proc/" + e.Name() + "/cmdline")
+		cgroups, err := os.ReadFile("/proc/" + e.Name() + "/cgroup")
+		if err != nil || len(cmdline) == 0 { // it has ended
+			continue
+		}
+		var id string
+		for line := range strings.Lines(string(cgroups)) {
+			if m := cgroupID.FindStringSubmatch(strings.TrimSpace(line)); m != nil {
+				id = m[1]
+			}
+		}
+		visit(pid, string(cmdline), id)
+	}
+}
