@@ -151,10 +151,11 @@ func (s *set) servers() {
 			ExposedPorts: map[string]struct{}{port + "/tcp": {}}, StopSignal: "SIGQUIT",
 		}, t)
 	}
+	// The log begins with the command line, as Apache's does: suites look for it.
 	t := tree{}
 	t.text("www/index.html", "It works!\n")
 	s.on(e2e+"httpd:2.4.39-4", v1.Config{
-		Env: env, Cmd: []string{"sh", "-c", "echo 'httpd: listening on port 80'; exec httpd -f -v -p 80 -h /www"},
+		Env: env, Cmd: []string{"sh", "-c", "echo 'httpd -D FOREGROUND: listening on port 80'; exec httpd -f -v -p 80 -h /www"},
 		ExposedPorts: map[string]struct{}{"80/tcp": {}},
 	}, t)
 }
