@@ -27,7 +27,7 @@ func unread(conn net.Conn) int {
 func control(conn net.Conn, f func(fd int)) {
 	if tcp, ok := conn.(*net.TCPConn); ok {
 		if raw, err := tcp.SyscallConn(); err == nil {
-			raw.Control(func(fd uintptr) { f(int(fd)) })
+			_ = raw.Control(func(fd uintptr) { f(int(fd)) })
 		}
 	}
 }

@@ -44,7 +44,7 @@ func PortForwardTCP(ctx context.Context, dial Dial, port int32, stream io.ReadWr
 	fromPod := make(chan struct{})
 	go func() {
 		defer close(fromPod)
-		io.Copy(stream, conn)
+		_, _ = io.Copy(stream, conn)
 		stream.Close()
 	}()
 	return join(ctx, conn, stream, fromClient, fromPod)
@@ -97,7 +97,7 @@ func dialLocalhost(ctx context.Context, dial Dial, port int32) (net.Conn, error)
 
 func closeWrite(conn net.Conn) {
 	if half, ok := conn.(interface{ CloseWrite() error }); ok {
-		half.CloseWrite()
+		_ = half.CloseWrite()
 		return
 	}
 	conn.Close()
@@ -106,7 +106,7 @@ func closeWrite(conn net.Conn) {
 // abort ends a stream in both directions. An SPDY stream's Close ends one only.
 func abort(stream io.Closer) {
 	if both, ok := stream.(interface{ Reset() error }); ok {
-		both.Reset()
+		_ = both.Reset()
 		return
 	}
 	stream.Close()

@@ -165,7 +165,7 @@ func (c *clientConn) Close() error {
 	// A timer, not a deadline: the protocol library sets deadlines of its own.
 	timer := time.AfterFunc(lingerTime, func() { c.Conn.Close() })
 	c.wait.Go(func() {
-		io.Copy(io.Discard, c.Conn)
+		_, _ = io.Copy(io.Discard, c.Conn)
 		timer.Stop()
 		c.Conn.Close()
 	})

@@ -19,11 +19,11 @@ import (
 	"time"
 
 	spdyframe "github.com/moby/spdystream/spdy"
-	"k8s.io/apimachinery/pkg/util/httpstream"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/remotecommand"
 	"k8s.io/client-go/transport/spdy"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/streaming/pkg/httpstream"
 
 	"github.com/tripod-run/tripod/internal/stream"
 	"github.com/tripod-run/tripod/sandbox"
@@ -168,7 +168,7 @@ func dialSPDY(t *testing.T, address, protocol string) httpstream.Connection {
 		t.Error(err)
 		return nil
 	}
-	conn, _, err := spdy.NewDialer(upgrader, &http.Client{Transport: transport}, "POST", u).Dial(protocol)
+	conn, _, err := spdy.NewDialerForStreaming(upgrader, &http.Client{Transport: transport}, http.MethodPost, u).Dial(protocol)
 	if err != nil {
 		t.Error(err)
 		return nil
@@ -187,48 +187,6 @@ func (s stopping) Read(p []byte) (int, error) {
 		return 0, io.EOF
 	}
 	return s.Reader.Read(p)
-}
-
-func vanishForward(ctx context.Context, t *testing.T, s *stream.Server, r *relay, flood bool) {
-	resp, err := s.GetPortForward(&runtimeapi.PortForwardRequest{PodSandboxId: "p", Port: []int32{80}})
-	if err != nil {
-		t.Error(err)
-		return
-	}
-	u, err := url.Parse(r.through(t, resp.Url))
-	if err != nil {
-		t.Error(err)
-		return
-	}
-	transport, upgrader, err := spdy.RoundTripperFor(&rest.Config{})
-	if err != nil {
-		t.Error(err)
-		return
-	}
-	conn, _, err := spdy.NewDialer(upgrader, &http.Client{Transport: transport}, "POST", u).Dial("portforward.k8s.io")
-	if err != nil {
-		t.Error(err)
-		return
-	}
-	defer conn.Close()
-	headers := http.Header{}
-	headers.Set("port", "80")
-	headers.Set("requestID", "1")
-	for _, kind := range []string{"error", "data"} {
-		headers.Set("streamType", kind)
-		st, err := conn.CreateStream(headers)
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		if kind == "data" && flood {
-			go io.Copy(st, stopping{ctx, endless{}})
-		}
-	}
-	select {
-	case <-conn.CloseChan():
-	case <-ctx.Done():
-	}
 }
 
 // C5: a thousand clients that vanish, politely or not, whatever they were about, leave nothing behind.
