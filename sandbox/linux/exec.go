@@ -235,7 +235,8 @@ func (x *execution) result(err error) (int32, error) {
 	if !exists(x.pidFile()) {
 		message := said(filepath.Join(x.dir, "log"))
 		switch {
-		case !x.container.init.alive():
+		// What ends a container ends the program, and the runtime at work in it, before the container's own end shows.
+		case message == "" && x.container.init.waitFor(execKill), x.container.init.ending():
 			return 0, fmt.Errorf("exec: the container has ended: %w", errdefs.ErrFailedPrecondition)
 		case message != "":
 			return 0, fmt.Errorf("failed to exec: %s: %w", message, errdefs.ErrInvalidArgument)

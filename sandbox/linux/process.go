@@ -106,6 +106,20 @@ func (p *process) alive() bool {
 	}
 }
 
+// ending tells whether the process has ended or is on its way: it executes nothing of its own any more.
+func (p *process) ending() bool {
+	if !p.alive() {
+		return true
+	}
+	fields, err := statFields(p.Pid)
+	if err != nil {
+		return true
+	}
+	flags, err := strconv.ParseUint(string(fields[9-3]), 10, 64)
+	const exiting = 0x4 // PF_EXITING
+	return err == nil && flags&exiting != 0
+}
+
 // signal sends sig to the process, and to no other that has its PID by now. To one that has ended it does nothing.
 func (p *process) signal(sig unix.Signal) error {
 	if p.fd == nil {
@@ -149,34 +163,39 @@ func (p *process) waitFor(d time.Duration) bool {
 	return p.wait(ctx) == nil
 }
 
-// startTime reads field 22 of /proc/PID/stat. The second field, the name, may contain anything, blanks and ")" too.
+// startTime reads field 22 of /proc/PID/stat.
 func startTime(pid int) (uint64, error) {
-	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-		return 0, fmt.Errorf("process %d has ended: %w", pid, errdefs.ErrNotFound)
-	}
+	fields, err := statFields(pid)
 	if err != nil {
 		return 0, err
 	}
-	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-	const field = 22 - 3 // the first one after the name is field 3
-	if len(fields) <= field {
-		return 0, fmt.Errorf("/proc/%d/stat has no start time: %q", pid, stat)
-	}
-	return strconv.ParseUint(string(fields[field]), 10, 64)
+	return strconv.ParseUint(string(fields[22-3]), 10, 64)
 }
 
 // parentOf reads the parent's PID.
 func parentOf(pid int) (int, error) {
-	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	fields, err := statFields(pid)
 	if err != nil {
 		return 0, err
 	}
-	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-	if len(fields) < 2 {
-		return 0, fmt.Errorf("/proc/%d/stat has no parent: %q", pid, stat)
+	return strconv.Atoi(string(fields[4-3]))
+}
+
+// statFields reads the fields 3 to 22 and later of /proc/PID/stat. The second, the name, may contain anything, blanks and
+// ")" too. A process that has ended is an errdefs.ErrNotFound.
+func statFields(pid int) ([][]byte, error) {
+	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+		return nil, fmt.Errorf("process %d has ended: %w", pid, errdefs.ErrNotFound)
 	}
-	return strconv.Atoi(string(fields[1]))
+	if err != nil {
+		return nil, err
+	}
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	if len(fields) <= 22-3 {
+		return nil, fmt.Errorf("/proc/%d/stat has too few fields: %q", pid, stat)
+	}
+	return fields, nil
 }
 
 // startedAt turns a start time in clock ticks into wall-clock time.

@@ -17,6 +17,9 @@ import (
 // patience is how long a client waits that is not in a hurry. Nothing here may take as long, on a busy machine neither.
 const patience = time.Minute
 
+// slow is what is worth a line in the test's log.
+const slow = 5 * time.Second
+
 // transient are the codes after which a client asks again: it went away itself, the daemon did, or another client's
 // order came in between.
 var transient = []codes.Code{codes.DeadlineExceeded, codes.Canceled, codes.Unavailable, codes.Aborted}
@@ -34,7 +37,7 @@ func (s *soak) call(rng *rand.Rand, name string, allowed []codes.Code, do func(c
 		err := do(ctx)
 		cancel()
 		s.calls.Add(1)
-		if took := time.Since(began); took > 5*time.Second {
+		if took := time.Since(began); took > slow {
 			s.t.Logf("%s %s took %v: %v", clock(), name, took, err)
 		}
 		code := status.Code(err)

@@ -109,6 +109,13 @@ func newSoak(t *testing.T, backend string, seed uint64) *soak {
 	}
 	s := &soak{t: t, linux: backend != "fake", rng: rand.New(rand.NewPCG(seed, 0)), debug: debug, harmed: map[string]bool{}}
 	s.d = harness.StartDaemon(t, opts...)
+	if file := os.Getenv("TRIPOD_SOAK_LOG"); file != "" {
+		t.Cleanup(func() {
+			if err := os.WriteFile(file, []byte(s.d.DaemonLog()), 0o600); err != nil {
+				t.Error(err)
+			}
+		})
+	}
 	conn, err := harness.Dial(s.d.Socket)
 	if err != nil {
 		t.Fatal(err)

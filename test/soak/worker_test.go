@@ -305,7 +305,11 @@ func (w *worker) stream(c *container) {
 		o.Stdin = strings.NewReader("hello")
 	}
 	// What the end of a stream is called is no matter here: the container, the client and the daemon all come and go.
-	_, _ = harness.Stream(ctx, harness.Protocols[w.rng.IntN(2)], url, o)
+	protocol, began := harness.Protocols[w.rng.IntN(2)], time.Now()
+	_, err := harness.Stream(ctx, protocol, url, o)
+	if took := time.Since(began); took > slow {
+		w.t.Logf("%s %s stream over %s took %v: %v", clock(), w.name, protocol, took, err)
+	}
 }
 
 // rotate puts the log file aside, as a kubelet does, and has a new one opened.
