@@ -91,6 +91,9 @@ func setupMounts() error {
 	const unified = "/sys/fs/cgroup/unified"
 	var fs unix.Statfs_t
 	hybrid := unix.Statfs(unified, &fs) == nil && fs.Type == unix.CGROUP2_SUPER_MAGIC
+	// Where CNI plugins keep their leases by default; those of another world that runs beside this one are not ours.
+	const leases = "/var/lib/cni"
+	_, noLeases := os.Stat(leases)
 	steps := []struct {
 		what string
 		do   func() error
@@ -103,6 +106,9 @@ func setupMounts() error {
 		{"mount /run", func() error {
 			return unix.Mount("tripod-test", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755")
 		}, false},
+		{"mount " + leases, func() error {
+			return unix.Mount("tripod-test", leases, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755")
+		}, noLeases != nil},
 		{"unmount " + unified, func() error { return unix.Unmount(unified, 0) }, !hybrid},
 		{"mount " + unified, func() error {
 			return unix.Mount("tripod-test", unified, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755")
