@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -10,6 +11,22 @@ import (
 )
 
 // What a public conformance suite of the CRI asks of a runtime, and this one once did not do.
+
+// TestHostPIDOfAServer: a pod in the node's PID namespace sees another container's server under the number that the
+// server itself has written down.
+func TestHostPIDOfAServer(t *testing.T) {
+	d := harness.StartDaemon(t)
+	node := func(n *namespaces) { n.Pid = runtimeapi.NamespaceMode_NODE }
+	p := startPod(t, d, harness.Namespaces(node))
+	share := harness.Security(func(s *security) { node(s.NamespaceOptions) })
+	server := harness.ContainerConfig("server", harness.Nginx, share)
+	server.LogPath = ""
+	pid := strings.TrimSpace(p.Run(server).Must("sh", "-c", "until cat /var/run/nginx.pid 2>/dev/null; do sleep 0.1; done"))
+	seen := p.Run(harness.ContainerConfig("observer", harness.Busybox, harness.Sleep(), share)).Must("pidof", "nginx")
+	if !slices.Contains(strings.Fields(seen), pid) {
+		t.Errorf("the server says that it is %s, and is seen as %s", pid, seen)
+	}
+}
 
 // TestImageVolumeRuns: an image volume may hold programs, unless the request says that it must not.
 func TestImageVolumeRuns(t *testing.T) {
