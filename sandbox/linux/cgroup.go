@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -37,7 +38,7 @@ const cgroupMark = "tripod-"
 type cgroups struct {
 	driver, parent string
 	v2             bool
-	// roots are the mount points of the hierarchies by controller; on v2 the one of "".
+	// roots are the mount points of the hierarchies by name, which is that of their controllers; on v2 the one of "".
 	roots map[string]string
 }
 
@@ -183,9 +184,24 @@ func (g cgroups) limits(res, over *runtimeapi.LinuxContainerResources) (w []cgro
 	return w
 }
 
+// liftQuota removes the limit on CPU time of a cgroup that is there.
+func (g cgroups) liftQuota(dir string) error {
+	file, value := "cpu.cfs_quota_us", "-1"
+	if g.v2 {
+		file, value = "cpu.max", "max"
+	}
+	return os.WriteFile(filepath.Join(g.roots[g.hierarchy("cpu")], dir, file), []byte(value), 0o644)
+}
+
+// hierarchy is the key in roots of the hierarchy that has the controller. On v1 one may have several: cpu,cpuacct.
 func (g cgroups) hierarchy(controller string) string {
 	if g.v2 {
 		return ""
+	}
+	for name := range g.roots {
+		if slices.Contains(strings.Split(name, ","), controller) {
+			return name
+		}
 	}
 	return controller
 }

@@ -95,6 +95,29 @@ func TestPodLimitsV2(t *testing.T) {
 	}
 }
 
+// TestHierarchies finds controllers as hosts mount them on cgroup v1: one by one, or cpu and cpuacct together.
+func TestHierarchies(t *testing.T) {
+	for name, roots := range map[string]map[string]string{
+		"apart": {"cpu": t.TempDir(), "cpuacct": "/none", "memory": "/none"}, "together": {"cpu,cpuacct": t.TempDir(), "memory": "/none"},
+	} {
+		g := cgroups{driver: driverCgroupfs, parent: "/tripod", roots: roots}
+		p := podWithParent("")
+		p.Config.Linux.Resources = &runtimeapi.LinuxContainerResources{CpuShares: 1024}
+		if err := g.limit(p); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		dir, _ := g.pod(p)
+		if err := g.liftQuota(dir); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		for file, want := range map[string]string{"cpu.shares": "1024", "cpu.cfs_quota_us": "-1"} {
+			if raw, err := os.ReadFile(filepath.Join(g.roots[g.hierarchy("cpu")], dir, file)); string(raw) != want {
+				t.Errorf("%s: %s is %q, want %s: %v", name, file, raw, want, err)
+			}
+		}
+	}
+}
+
 func TestMonitorOf(t *testing.T) {
 	pod, id := strings.Repeat("a", 64), strings.Repeat("b", 64)
 	for line, want := range map[string]string{

@@ -32,6 +32,13 @@ func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 		if err := b.runtime.update(ctx, h.id, res); err != nil {
 			return fmt.Errorf("update container %s: %w", c.ID, err)
 		}
+		if c.Config.GetLinux().GetResources().GetCpuQuota() < 0 {
+			if _, dir := b.cgroups.container(p, c.ID); b.host.CPUQuota {
+				if err := b.cgroups.liftQuota(dir); err != nil {
+					return fmt.Errorf("update container %s: %w", c.ID, err)
+				}
+			}
+		}
 	}
 	if old := config.Linux.Resources; old != nil {
 		res.Devices = old.Devices // not among what an update can change

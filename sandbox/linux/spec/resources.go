@@ -104,8 +104,10 @@ func addCPU(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResources, h 
 	if shares > 0 {
 		r.CPU.Shares = new(uint64(shares))
 	}
-	if quota != 0 && h.CPUQuota {
-		r.CPU.Quota = new(max(quota, -1))
+	// A negative quota is none, which a new cgroup has by itself. It is not passed on: crun 1.8 writes it to cgroup v1
+	// as a huge number, which the kernel refuses.
+	if quota > 0 {
+		r.CPU.Quota = new(quota)
 	}
 	if period > 0 && h.CPUQuota {
 		r.CPU.Period = new(uint64(period))

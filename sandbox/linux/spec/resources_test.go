@@ -30,7 +30,7 @@ func TestResources(t *testing.T) {
 		"nothing":            {host: bare},
 		"shares":             {host: fullHost(), res: &runtimeapi.LinuxContainerResources{CpuShares: 2}, want: specs.LinuxResources{CPU: &specs.LinuxCPU{Shares: new(uint64(2))}}},
 		"quota":              {host: fullHost(), res: &runtimeapi.LinuxContainerResources{CpuQuota: 1000, CpuPeriod: 1000}, want: specs.LinuxResources{CPU: &specs.LinuxCPU{Quota: new(int64(1000)), Period: new(uint64(1000))}}},
-		"no quota":           {host: fullHost(), res: &runtimeapi.LinuxContainerResources{CpuQuota: -5}, want: specs.LinuxResources{CPU: &specs.LinuxCPU{Quota: new(int64(-1))}}},
+		"no quota":           {host: fullHost(), res: &runtimeapi.LinuxContainerResources{CpuQuota: -5}, want: specs.LinuxResources{CPU: &specs.LinuxCPU{}}},
 		"period, no CFS":     {host: noQuota, res: &runtimeapi.LinuxContainerResources{CpuPeriod: 100000}, want: specs.LinuxResources{CPU: &specs.LinuxCPU{}}},
 		"cpuset":             {host: fullHost(), res: &runtimeapi.LinuxContainerResources{CpusetCpus: "0-2,7", CpusetMems: "0"}, want: specs.LinuxResources{CPU: &specs.LinuxCPU{Cpus: "0-2,7", Mems: "0"}}},
 		"memory":             {host: fullHost(), res: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 9}, want: specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: new(int64(9)), Swap: new(int64(9))}}},
