@@ -1,0 +1,686 @@
+package e2e
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	internalapi "k8s.io/cri-api/pkg/apis"
+	crierrors "k8s.io/cri-api/pkg/errors"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+// kubelet is a model of the kubelet: what it asks of a runtime, in which order, and what it makes of the answers. It
+// keeps no state of pods but their specifications: like the kubelet it learns all else from the runtime, so that a
+// second one over the same directory is a kubelet that was restarted.
+//
+//	wait(pod, until …) ──▶ status ──▶ sync ──▶ RunPodSandbox, CreateContainer, StartContainer, StopContainer …
+//	        ▲                │         garbage collection
+//	        └────────────────┘ relist
+type kubelet struct {
+	t       *testing.T
+	d       *harness.Daemon
+	runtime internalapi.RuntimeService
+	images  internalapi.ImageManagerService
+	// root and logs stand for /var/lib/kubelet and /var/log/pods, cgroups for /kubepods/burstable.
+	root, logs, cgroups string
+}
+
+func newKubelet(t *testing.T, d *harness.Daemon) *kubelet {
+	k := &kubelet{
+		t: t, d: d, runtime: d.Runtime(), images: d.Images(),
+		root: filepath.Join(d.Dir, "kubelet"), logs: filepath.Join(d.Dir, "pods"), cgroups: d.CgroupParent + "/kubepods/burstable",
+	}
+	return k
+}
+
+// The restart policies of pods.
+const (
+	restartAlways = iota
+	restartOnFailure
+	restartNever
+)
+
+// kubePod is what the kubelet has of a pod from the API server.
+type kubePod struct {
+	name, uid        string
+	init, containers []*kubeContainer
+	ephemeral        []*kubeContainer
+	restart          int
+	sharePID         bool
+	hostNetwork      bool
+	handler          string
+	ports            []*runtimeapi.PortMapping
+	grace            int64 // seconds
+
+	deleted    bool // by the user: to be ended
+	terminated bool // ended, and its cgroup is gone
+}
+
+// kubeContainer is a container in a pod's specification.
+type kubeContainer struct {
+	name, image        string
+	command            []string
+	sidecar            bool // an init container that stays
+	postStart, preStop []string
+	target             string // ephemeral: the container whose processes it sees
+	limits             limits
+	change             func(*runtimeapi.ContainerConfig)
+}
+
+// limits are a container's resources: CPU in thousandths (request and limit), memory in bytes; 0 is none.
+type limits struct{ cpuRequest, cpuLimit, memory int64 }
+
+// linux are the limits as the kubelet tells them: in full each time, and with a limit for every size of huge pages.
+func (l limits) linux() *runtimeapi.LinuxContainerResources {
+	const period = 100_000
+	r := &runtimeapi.LinuxContainerResources{
+		CpuPeriod: period, CpuShares: max(2, l.cpuRequest*1024/1000), MemoryLimitInBytes: l.memory, OomScoreAdj: 999,
+	}
+	if l.cpuLimit > 0 {
+		r.CpuQuota = max(1000, l.cpuLimit*period/1000)
+	}
+	sizes, _ := filepath.Glob("/sys/kernel/mm/hugepages/hugepages-*kB")
+	for _, dir := range sizes {
+		kb, _ := strconv.Atoi(strings.TrimSuffix(strings.TrimPrefix(filepath.Base(dir), "hugepages-"), "kB"))
+		name := fmt.Sprintf("%dKB", kb)
+		if kb >= 1<<20 {
+			name = fmt.Sprintf("%dGB", kb>>20)
+		} else if kb >= 1<<10 {
+			name = fmt.Sprintf("%dMB", kb>>10)
+		}
+		r.HugepageLimits = append(r.HugepageLimits, &runtimeapi.HugepageLimit{PageSize: name})
+	}
+	return r
+}
+
+// newPod makes a pod and, as the kubelet does before it asks the runtime for anything, the pod's cgroup and directories.
+func (k *kubelet) newPod(name string, containers ...*kubeContainer) *kubePod {
+	k.t.Helper()
+	p := &kubePod{name: name, uid: fmt.Sprintf("%s-%d", name, time.Now().UnixNano()), containers: containers, grace: 30}
+	k.makeCgroup(p)
+	k.must(os.MkdirAll(k.dir(p), 0o750))
+	k.t.Cleanup(func() {
+		p.grace = 2 // many have a first process that does not take SIGTERM
+		newKubelet(k.t, k.d).remove(p)
+	})
+	return p
+}
+
+func (k *kubelet) must(err error) {
+	k.t.Helper()
+	if err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+func (k *kubelet) dir(p *kubePod) string    { return filepath.Join(k.root, "pods", p.uid) }
+func (k *kubelet) logDir(p *kubePod) string { return filepath.Join(k.logs, "ns_"+p.name+"_"+p.uid) }
+func (k *kubelet) cgroup(p *kubePod) string { return k.cgroups + "/pod" + p.uid }
+
+// hierarchies are the mount points of the cgroup hierarchies that a kubelet manages.
+func (k *kubelet) hierarchies() []string {
+	all, err := filepath.Glob("/sys/fs/cgroup/*/tasks")
+	k.must(err)
+	dirs := []string{}
+	for _, file := range all {
+		dirs = append(dirs, filepath.Dir(file))
+	}
+	if len(dirs) == 0 {
+		return []string{"/sys/fs/cgroup"}
+	}
+	return dirs
+}
+
+func (k *kubelet) makeCgroup(p *kubePod) {
+	for _, root := range k.hierarchies() {
+		dir := root
+		for part := range strings.SplitSeq(strings.Trim(k.cgroup(p), "/"), "/") {
+			above := dir
+			dir = filepath.Join(dir, part)
+			k.must(os.MkdirAll(dir, 0o755))
+			for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
+				have, err := os.ReadFile(filepath.Join(dir, file))
+				if err != nil || strings.TrimSpace(string(have)) != "" {
+					continue
+				}
+				value, err := os.ReadFile(filepath.Join(above, file))
+				k.must(err)
+				k.must(os.WriteFile(filepath.Join(dir, file), value, 0o644))
+			}
+		}
+	}
+}
+
+// destroyCgroup removes the pod's cgroup with all that is below it, while the runtime still knows the pod. Processes
+// in it would be killed; there must be none.
+func (k *kubelet) destroyCgroup(p *kubePod) {
+	k.t.Helper()
+	for _, root := range k.hierarchies() {
+		top := filepath.Join(root, k.cgroup(p))
+		var dirs []string
+		_ = filepath.WalkDir(top, func(path string, e os.DirEntry, err error) error {
+			if err == nil && e.IsDir() {
+				dirs = append(dirs, path)
+			}
+			return nil
+		})
+		slices.Reverse(dirs)
+		for _, dir := range dirs {
+			harness.Eventually(k.t, 5*time.Second, func() error {
+				if err := os.Remove(dir); err != nil && !os.IsNotExist(err) {
+					procs, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+					return fmt.Errorf("%w (processes %q)", err, procs)
+				}
+				return nil
+			})
+		}
+	}
+}
+
+// podStatus is what the runtime tells of a pod, the newest first.
+type podStatus struct {
+	sandboxes  []*runtimeapi.PodSandboxStatus
+	containers []*runtimeapi.ContainerStatus
+}
+
+// sandbox is the newest sandbox if it is ready.
+func (s *podStatus) sandbox() *runtimeapi.PodSandboxStatus {
+	if len(s.sandboxes) > 0 && s.sandboxes[0].State == ready {
+		return s.sandboxes[0]
+	}
+	return nil
+}
+
+// of is the newest container of the name.
+func (s *podStatus) of(c *kubeContainer) *runtimeapi.ContainerStatus {
+	for _, status := range s.containers {
+		if status.Labels["io.kubernetes.container.name"] == c.name {
+			return status
+		}
+	}
+	return nil
+}
+
+func (s *podStatus) state(c *kubeContainer) string {
+	status := s.of(c)
+	if status == nil {
+		return "none"
+	}
+	return strings.ToLower(strings.TrimPrefix(status.State.String(), "CONTAINER_"))
+}
+
+// status asks for all of a pod, by its UID.
+func (k *kubelet) status(p *kubePod) *podStatus {
+	k.t.Helper()
+	ctx, byUID := context.Background(), map[string]string{"io.kubernetes.pod.uid": p.uid}
+	s := &podStatus{}
+	sandboxes, err := k.runtime.ListPodSandbox(ctx, &runtimeapi.PodSandboxFilter{LabelSelector: byUID})
+	k.must(err)
+	for _, item := range sandboxes {
+		resp, err := k.runtime.PodSandboxStatus(ctx, item.Id, false)
+		if crierrors.IsNotFound(err) {
+			continue
+		}
+		k.must(err)
+		if resp.Timestamp == 0 || resp.Status.Metadata.Uid != p.uid || item.CreatedAt != resp.Status.CreatedAt {
+			k.t.Errorf("sandbox listed as %v has the status %v", item, resp)
+		}
+		s.sandboxes = append(s.sandboxes, resp.Status)
+	}
+	containers, err := k.runtime.ListContainers(ctx, &runtimeapi.ContainerFilter{LabelSelector: byUID})
+	k.must(err)
+	for _, item := range containers {
+		resp, err := k.runtime.ContainerStatus(ctx, item.Id, false)
+		if crierrors.IsNotFound(err) {
+			continue
+		}
+		k.must(err)
+		c := resp.Status
+		if item.ImageId == "" || item.ImageId != c.ImageId || item.Image.GetImage() != c.Image.GetImage() || c.State < item.State {
+			k.t.Errorf("container listed as %v has the status %v", item, c)
+		}
+		s.containers = append(s.containers, c)
+	}
+	slices.SortFunc(s.sandboxes, func(a, b *runtimeapi.PodSandboxStatus) int { return cmp.Compare(b.CreatedAt, a.CreatedAt) })
+	slices.SortFunc(s.containers, func(a, b *runtimeapi.ContainerStatus) int { return cmp.Compare(b.CreatedAt, a.CreatedAt) })
+	return s
+}
+
+// wait lists, syncs and collects garbage until cond is nil.
+func (k *kubelet) wait(p *kubePod, cond func(*podStatus) error) *podStatus {
+	k.t.Helper()
+	var s *podStatus
+	harness.Eventually(k.t, waitLimit, func() error {
+		k.sync(p, k.status(p))
+		s = k.status(p)
+		return cond(s)
+	})
+	return s
+}
+
+// states is a condition: container names with their states, as in "web running, job exited".
+func (k *kubelet) states(p *kubePod, want string) *podStatus {
+	k.t.Helper()
+	return k.wait(p, func(s *podStatus) error {
+		var got []string
+		for _, c := range slices.Concat(p.init, p.containers, p.ephemeral) {
+			got = append(got, c.name+" "+s.state(c))
+		}
+		if text := strings.Join(got, ", "); text != want {
+			return fmt.Errorf("%s; want %s", text, want)
+		}
+		return nil
+	})
+}
+
+// sync brings a pod one step nearer to what it should be.
+func (k *kubelet) sync(p *kubePod, s *podStatus) {
+	k.t.Helper()
+	switch {
+	case p.terminated:
+		return
+	case p.deleted:
+		k.terminate(p, s)
+		return
+	case k.finished(p, s):
+		k.stopAll(p, s)
+		return
+	}
+	if sandbox := s.sandbox(); sandbox == nil || len(s.readySandboxes()) > 1 || !p.hostNetwork && sandbox.GetNetwork().GetIp() == "" {
+		if s = k.newSandbox(p, s); s == nil {
+			return
+		}
+	}
+	if k.syncInit(p, s) {
+		for _, c := range p.containers {
+			if k.shouldStart(p, s.of(c)) {
+				k.start(p, s, c)
+			}
+		}
+	}
+	for _, c := range p.ephemeral {
+		if s.of(c) == nil {
+			k.start(p, s, c)
+		}
+	}
+	k.collect(p, k.status(p))
+}
+
+func (s *podStatus) readySandboxes() (all []*runtimeapi.PodSandboxStatus) {
+	for _, sandbox := range s.sandboxes {
+		if sandbox.State == ready {
+			all = append(all, sandbox)
+		}
+	}
+	return all
+}
+
+// finished reports whether a pod has run and none of its containers is to run again.
+func (k *kubelet) finished(p *kubePod, s *podStatus) bool {
+	if p.restart == restartAlways {
+		return false
+	}
+	for _, c := range p.containers {
+		if status := s.of(c); status == nil || status.State == running || k.shouldStart(p, status) {
+			return false
+		}
+	}
+	return true
+}
+
+// shouldStart reports whether a container is to be started (again). One that was created and never started, by a
+// kubelet that crashed in between, is left to garbage collection.
+func (k *kubelet) shouldStart(p *kubePod, c *runtimeapi.ContainerStatus) bool {
+	switch {
+	case c == nil:
+		return true
+	case c.State == running:
+		return false
+	case c.State != exited:
+		return true
+	}
+	return p.restart == restartAlways || p.restart == restartOnFailure && c.ExitCode != 0
+}
+
+// syncInit runs the init containers one after the other; true means that the others may start.
+func (k *kubelet) syncInit(p *kubePod, s *podStatus) bool {
+	begun := slices.ContainsFunc(p.containers, func(c *kubeContainer) bool { return s.state(c) == "running" })
+	for _, c := range p.init {
+		status := s.of(c)
+		switch {
+		case c.sidecar && s.state(c) == "running", !c.sidecar && (begun || status != nil && status.State == exited && status.ExitCode == 0):
+			continue
+		case status != nil && status.State == running:
+			return false
+		}
+		k.start(p, s, c)
+		return false
+	}
+	return true
+}
+
+// newSandbox makes the next attempt at a pod: what runs of it is stopped, and its init containers begin anew.
+func (k *kubelet) newSandbox(p *kubePod, s *podStatus) *podStatus {
+	k.t.Helper()
+	ctx := context.Background()
+	k.stopAll(p, s)
+	attempt := uint32(0)
+	if len(s.sandboxes) > 0 {
+		if attempt = s.sandboxes[0].Metadata.Attempt + 1; p.restart == restartNever && len(s.containers) > 0 {
+			return nil
+		}
+	}
+	config := k.sandboxConfig(p, attempt)
+	k.must(os.MkdirAll(config.LogDirectory, 0o755))
+	id, err := k.runtime.RunPodSandbox(ctx, config, p.handler)
+	if err != nil {
+		k.t.Fatalf("RunPodSandbox %s, attempt %d: %v", p.name, attempt, err)
+	}
+	for _, c := range p.init {
+		for _, status := range k.status(p).containers {
+			if status.Metadata.Name == c.name {
+				k.removeContainer(status)
+			}
+		}
+	}
+	s = k.status(p)
+	if s.sandbox().GetId() != id {
+		k.t.Errorf("sandbox %s is not the newest that is ready: %v", id, s.sandboxes)
+	}
+	return s
+}
+
+// start makes the image be there, creates a container, starts it and runs its hook.
+func (k *kubelet) start(p *kubePod, s *podStatus, c *kubeContainer) {
+	k.t.Helper()
+	ctx := context.Background()
+	attempt := uint32(0)
+	if old := s.of(c); old != nil {
+		n, err := strconv.Atoi(old.Annotations["io.kubernetes.container.restartCount"])
+		k.must(err)
+		attempt = uint32(n) + 1
+	}
+	config := k.containerConfig(p, c, k.ensureImage(c.image), attempt)
+	if c.target != "" {
+		ns := config.Linux.SecurityContext.NamespaceOptions
+		ns.Pid, ns.TargetId = runtimeapi.NamespaceMode_TARGET, s.of(&kubeContainer{name: c.target}).GetId()
+	}
+	sandbox := s.sandbox()
+	id, err := k.runtime.CreateContainer(ctx, sandbox.Id, config, k.sandboxConfig(p, sandbox.Metadata.Attempt))
+	if err != nil {
+		k.t.Fatalf("CreateContainer %s/%s: %v", p.name, c.name, err)
+	}
+	if err := k.runtime.StartContainer(ctx, id); err != nil {
+		k.t.Logf("StartContainer %s/%s: %v", p.name, c.name, err) // an event of the pod; the status has the rest
+		return
+	}
+	if _, err := os.Stat(filepath.Join(k.logDir(p), config.LogPath)); err != nil {
+		k.t.Errorf("a container that runs has no log for kubectl: %v", err)
+	}
+	if c.postStart == nil {
+		return
+	}
+	if _, _, err := k.runtime.ExecSync(ctx, id, c.postStart, 0); err != nil {
+		k.must(k.runtime.StopContainer(ctx, id, p.grace))
+	}
+}
+
+// ensureImage is what imagePullPolicy IfNotPresent does; the answer is what a container is created from.
+func (k *kubelet) ensureImage(name string) string {
+	k.t.Helper()
+	ctx, spec := context.Background(), &runtimeapi.ImageSpec{Image: name}
+	resp, err := k.images.ImageStatus(ctx, spec, false)
+	k.must(err)
+	if resp.Image != nil {
+		return resp.Image.Id
+	}
+	ref, err := k.images.PullImage(ctx, spec, nil, &runtimeapi.PodSandboxConfig{})
+	k.must(err)
+	return ref
+}
+
+// stopAll stops what runs of a pod, sidecars last, and its sandboxes.
+func (k *kubelet) stopAll(p *kubePod, s *podStatus) {
+	k.t.Helper()
+	k.stopContainers(p, s, p.containers, p.ephemeral)
+	k.stopContainers(p, s, p.init)
+	for _, sandbox := range s.sandboxes { // stopped ones as well: the kubelet does not remember
+		k.must(k.runtime.StopPodSandbox(context.Background(), sandbox.Id))
+	}
+}
+
+// stopContainers runs the hooks of the containers that run and stops them, all at a time.
+func (k *kubelet) stopContainers(p *kubePod, s *podStatus, lists ...[]*kubeContainer) {
+	k.t.Helper()
+	var all sync.WaitGroup
+	for _, c := range slices.Concat(lists...) {
+		status := s.of(c)
+		if status == nil || status.State != running {
+			continue
+		}
+		all.Go(func() {
+			begin := time.Now()
+			if c.preStop != nil {
+				if _, _, err := k.runtime.ExecSync(context.Background(), status.Id, c.preStop, 0); err != nil {
+					k.t.Errorf("preStop hook of %s: %v", c.name, err)
+				}
+			}
+			left := max(2, p.grace-int64(time.Since(begin)/time.Second))
+			if err := k.runtime.StopContainer(context.Background(), status.Id, left); err != nil && !crierrors.IsNotFound(err) {
+				k.t.Errorf("StopContainer %s: %v", c.name, err)
+			}
+		})
+	}
+	all.Wait()
+}
+
+// terminate ends a pod. Its cgroup goes at once, its containers and sandboxes when garbage is collected.
+func (k *kubelet) terminate(p *kubePod, s *podStatus) {
+	k.t.Helper()
+	k.stopAll(p, s)
+	for _, c := range k.status(p).containers {
+		if c.State == running {
+			k.t.Errorf("%s runs after the pod was stopped", c.Metadata.Name)
+		}
+	}
+	k.destroyCgroup(p)
+	p.terminated = true
+}
+
+// remove deletes a pod and waits until there is nothing of it.
+func (k *kubelet) remove(p *kubePod) {
+	k.t.Helper()
+	p.deleted = true
+	k.sync(p, k.status(p))
+	s := k.status(p)
+	for _, c := range s.containers {
+		k.removeContainer(c)
+	}
+	for _, sandbox := range s.sandboxes {
+		k.removeSandbox(sandbox.Id)
+	}
+	k.must(os.RemoveAll(k.logDir(p)))
+	k.must(os.RemoveAll(k.dir(p))) // fails while a volume is held
+	if s := k.status(p); len(s.containers)+len(s.sandboxes) > 0 {
+		k.t.Errorf("left of %s: %v", p.name, s)
+	}
+}
+
+// collect removes what a running pod no longer needs: all but the newest dead container of a name, and sandboxes
+// that are neither the newest nor have containers.
+func (k *kubelet) collect(p *kubePod, s *podStatus) {
+	k.t.Helper()
+	dead := map[string]int{}
+	for _, c := range s.containers {
+		if c.State == running {
+			continue
+		}
+		if dead[c.Metadata.Name]++; dead[c.Metadata.Name] > 1 {
+			k.removeContainer(c)
+		}
+	}
+	containers, err := k.runtime.ListContainers(context.Background(), nil)
+	k.must(err)
+	for _, sandbox := range s.sandboxes[min(1, len(s.sandboxes)):] {
+		inUse := slices.ContainsFunc(containers, func(c *runtimeapi.Container) bool { return c.PodSandboxId == sandbox.Id })
+		if sandbox.State != ready && !inUse {
+			k.removeSandbox(sandbox.Id)
+		}
+	}
+}
+
+// removeContainer removes the log first: a container whose log is there is found again.
+func (k *kubelet) removeContainer(c *runtimeapi.ContainerStatus) {
+	k.t.Helper()
+	if err := os.Remove(c.LogPath); err != nil && !os.IsNotExist(err) {
+		k.t.Error(err)
+	}
+	k.must(k.runtime.RemoveContainer(context.Background(), c.Id))
+}
+
+func (k *kubelet) removeSandbox(id string) {
+	k.t.Helper()
+	k.must(k.runtime.StopPodSandbox(context.Background(), id))
+	k.must(k.runtime.RemovePodSandbox(context.Background(), id))
+}
+
+// sandboxConfig is the configuration of an attempt at a pod.
+func (k *kubelet) sandboxConfig(p *kubePod, attempt uint32) *runtimeapi.PodSandboxConfig {
+	c := &runtimeapi.PodSandboxConfig{
+		Metadata:     &runtimeapi.PodSandboxMetadata{Name: p.name, Namespace: "ns", Uid: p.uid, Attempt: attempt},
+		LogDirectory: k.logDir(p),
+		DnsConfig: &runtimeapi.DNSConfig{
+			Servers: []string{"10.96.0.10"}, Searches: []string{"ns.svc.cluster.local", "svc.cluster.local", "cluster.local"}, Options: []string{"ndots:5"},
+		},
+		PortMappings: p.ports,
+		Labels:       map[string]string{"app": p.name, "io.kubernetes.pod.name": p.name, "io.kubernetes.pod.namespace": "ns", "io.kubernetes.pod.uid": p.uid},
+		Annotations:  map[string]string{"kubernetes.io/config.seen": "2026-11-21T09:00:00.000000000Z", "kubernetes.io/config.source": "api"},
+		Linux: &runtimeapi.LinuxPodSandboxConfig{
+			CgroupParent: k.cgroup(p),
+			SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+				NamespaceOptions: p.namespaces(), SupplementalGroups: []int64{2000},
+				Seccomp: &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
+			},
+			Sysctls:   map[string]string{"net.ipv4.ip_unprivileged_port_start": "0"},
+			Overhead:  &runtimeapi.LinuxContainerResources{},
+			Resources: &runtimeapi.LinuxContainerResources{CpuPeriod: 100_000, CpuShares: 2},
+		},
+	}
+	if p.hostNetwork {
+		c.Linux.Sysctls = nil
+	} else {
+		c.Hostname = p.name
+	}
+	return c
+}
+
+// namespaces are those of the pod and of each container: of its own are the processes, unless the pod shares them.
+func (p *kubePod) namespaces() *runtimeapi.NamespaceOption {
+	n := &runtimeapi.NamespaceOption{
+		Pid: runtimeapi.NamespaceMode_CONTAINER, UsernsOptions: &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_NODE},
+	}
+	if p.sharePID {
+		n.Pid = runtimeapi.NamespaceMode_POD
+	}
+	if p.hostNetwork {
+		n.Network = runtimeapi.NamespaceMode_NODE
+	}
+	return n
+}
+
+// containerConfig is the configuration of an attempt at a container; the files that it mounts are made here.
+func (k *kubelet) containerConfig(p *kubePod, c *kubeContainer, imageRef string, attempt uint32) *runtimeapi.ContainerConfig {
+	k.t.Helper()
+	dir := k.dir(p)
+	token, data, hosts, message := filepath.Join(dir, "token"), filepath.Join(dir, "emptydir"), filepath.Join(dir, "etc-hosts"),
+		filepath.Join(dir, fmt.Sprintf("%s-%d", c.name, time.Now().UnixNano()))
+	for _, d := range []string{token, data, filepath.Join(k.logDir(p), c.name)} {
+		k.must(os.MkdirAll(d, 0o777))
+		k.must(os.Chmod(d, 0o777))
+	}
+	for file, text := range map[string]string{filepath.Join(token, "token"): "secret", hosts: "127.0.0.1\tlocalhost\n", message: ""} {
+		k.must(os.WriteFile(file, []byte(text), 0o666))
+		k.must(os.Chmod(file, 0o666))
+	}
+	config := &runtimeapi.ContainerConfig{
+		Metadata: &runtimeapi.ContainerMetadata{Name: c.name, Attempt: attempt},
+		Image:    &runtimeapi.ImageSpec{Image: imageRef, UserSpecifiedImage: c.image},
+		Command:  c.command,
+		LogPath:  fmt.Sprintf("%s/%d.log", c.name, attempt),
+		Envs:     []*runtimeapi.KeyValue{{Key: "KUBERNETES_SERVICE_HOST", Value: []byte("10.96.0.1")}, {Key: "EMPTY"}},
+		Labels: map[string]string{
+			"io.kubernetes.container.name": c.name, "io.kubernetes.pod.name": p.name, "io.kubernetes.pod.namespace": "ns", "io.kubernetes.pod.uid": p.uid,
+		},
+		Annotations: map[string]string{
+			"io.kubernetes.container.hash": "2aa0ffb5", "io.kubernetes.container.restartCount": strconv.Itoa(int(attempt)),
+			"io.kubernetes.container.terminationMessagePath": "/dev/termination-log", "io.kubernetes.container.terminationMessagePolicy": "File",
+			"io.kubernetes.pod.terminationGracePeriod": strconv.FormatInt(p.grace, 10),
+		},
+		Mounts: []*runtimeapi.Mount{
+			{ContainerPath: "/data", HostPath: data},
+			{ContainerPath: "/var/run/secrets/kubernetes.io/serviceaccount", HostPath: token, Readonly: true, RecursiveReadOnly: false},
+			{ContainerPath: "/etc/hosts", HostPath: hosts},
+			{ContainerPath: "/dev/termination-log", HostPath: message},
+		},
+		Linux: &runtimeapi.LinuxContainerConfig{
+			Resources: c.limits.linux(),
+			SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
+				NamespaceOptions: p.namespaces(), NoNewPrivs: true, SupplementalGroups: []int64{2000},
+				Seccomp:       &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
+				MaskedPaths:   slices.Clone(kubeMaskedPaths),
+				ReadonlyPaths: []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"},
+			},
+		},
+	}
+	if c.change != nil {
+		c.change(config)
+	}
+	return config
+}
+
+// kubeMaskedPaths are those that procMount: Default hides; not every kernel has them all.
+var kubeMaskedPaths = []string{
+	"/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/proc/timer_stats",
+	"/proc/sched_debug", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap", "/sys/devices/system/cpu/cpu0/thermal_throttle",
+}
+
+// relist looks at the whole node as the kubelet's pod lifecycle event generator does, and at what must always hold.
+func (k *kubelet) relist() map[string]string {
+	k.t.Helper()
+	ctx := context.Background()
+	sandboxes, err := k.runtime.ListPodSandbox(ctx, nil)
+	k.must(err)
+	containers, err := k.runtime.ListContainers(ctx, &runtimeapi.ContainerFilter{})
+	k.must(err)
+	states := map[string]string{}
+	readyOf := map[string]string{}
+	for _, s := range sandboxes {
+		states[s.Id] = s.State.String()
+		if uid := s.Metadata.Uid; s.State == ready {
+			if readyOf[uid] != "" {
+				k.t.Errorf("pod %s has two ready sandboxes", uid)
+			}
+			readyOf[uid] = s.Id
+		}
+	}
+	for _, c := range containers {
+		if _, ok := states[c.PodSandboxId]; !ok {
+			k.t.Errorf("container %s has a sandbox that is not listed: %v", c.Id, slices.Collect(maps.Keys(states)))
+		}
+		states[c.Id] = c.State.String()
+	}
+	return states
+}
