@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -24,6 +25,10 @@ import (
 // drainTime is how long calls under way may take to finish once the daemon has been told to stop. It lies below
 // systemd's TimeoutStopSec of the unit.
 const drainTime = 20 * time.Second
+
+// lastWords is how long event streams may take to tell their listeners that the daemon stops, once nothing else is under
+// way. One who does not read is not told.
+const lastWords = time.Second
 
 func daemonCommand() *cobra.Command {
 	var s settings
@@ -124,7 +129,8 @@ func serve(ctx context.Context, stop context.CancelFunc, p *parts, listener net.
 	// Event streams have no end of their own; they must not keep the server from draining.
 	draining, drain := context.WithCancel(context.Background())
 	defer drain()
-	server := grpc.NewServer(append(cri.ServerOptions(), grpc.ChainStreamInterceptor(endWith(draining)))...)
+	var calls calls
+	server := grpc.NewServer(append(cri.ServerOptions(), grpc.ChainStreamInterceptor(endWith(draining)), grpc.ChainUnaryInterceptor(calls.count))...)
 	p.server.Register(server)
 
 	failed := make(chan error, 2)
@@ -143,11 +149,32 @@ func serve(ctx context.Context, stop context.CancelFunc, p *parts, listener net.
 	systemd.stopping()
 	stop() // from here on a signal ends the process as signals do
 	drain()
-	return errors.Join(err, finish(server, p, log))
+	finish(server, &calls, drainTime, log)
+	return errors.Join(err, p.close())
 }
 
-// finish drains the server for drainTime at most and closes everything.
-func finish(server *grpc.Server, p *parts, log *slog.Logger) error {
+// calls knows when no unary call is under way: each holds the lock for reading.
+type calls struct{ sync.RWMutex }
+
+func (c *calls) count(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	c.RLock()
+	defer c.RUnlock()
+	return handler(ctx, req)
+}
+
+// ended returns a channel that is closed when the calls of this moment have ended.
+func (c *calls) ended() <-chan struct{} {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		c.Lock()
+		defer c.Unlock()
+	}()
+	return ended
+}
+
+// finish drains the server, for limit at most. A stream whose client does not read never drains; nothing waits for those.
+func finish(server *grpc.Server, calls *calls, limit time.Duration, log *slog.Logger) {
 	drained := make(chan struct{})
 	go func() {
 		defer close(drained)
@@ -155,12 +182,18 @@ func finish(server *grpc.Server, p *parts, log *slog.Logger) error {
 	}()
 	select {
 	case <-drained:
-	case <-time.After(drainTime):
+		return
+	case <-calls.ended():
+	case <-time.After(limit):
 		log.Warn("calls under way are cut off; the next start finds what they left")
 		server.Stop()
-		<-drained
 	}
-	return p.close()
+	select {
+	case <-drained:
+	case <-time.After(lastWords):
+		server.Stop()
+	}
+	<-drained
 }
 
 // endWith ends streaming calls when ctx does.
