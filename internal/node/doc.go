@@ -21,5 +21,7 @@
 // Snapshots are immutable. Nothing is held while a backend works but that pod's slot: lists and status calls answer
 // whatever any backend is doing.
 //
+// "Seed 1" in comments is the document that the state table comes from: docs/sources.md.
+//
 // The package knows no concrete backend and no control plane; cmd/tripod wires them together.
 package node
