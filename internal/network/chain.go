@@ -156,7 +156,8 @@ func defaultChain(d DefaultNetwork, leases string) (*chain, error) {
 		"ipam":   ipam,
 		// Pods reach the world through the node (masquerading is ours), and themselves through their own host port.
 		"isGateway": true, "hairpinMode": true,
-		// A new pod CIDR replaces the bridge's address instead of failing every pod from then on.
+		// A new subnet in the configuration replaces the bridge's address instead of failing every pod from then on. One
+		// that the kubelet tells is added before (see addGateway).
 		"forceAddress": true,
 	}
 	if d.MTU > 0 {

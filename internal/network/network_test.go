@@ -247,11 +247,17 @@ func TestGC(t *testing.T) {
 func TestUpdatePodCIDR(t *testing.T) {
 	n := newNode(t, nil)
 	old := n.setup(Attachment{ID: "old"})
+	n.serve(old.Netns, "0.0.0.0:80", "old")
 	if err := n.UpdatePodCIDR("10.91.7.0/24, fd00:92::/64"); err != nil {
 		t.Fatal(err)
 	}
 	n.restart() // the kubelet does not tell it again
 	r := n.setup(Attachment{ID: "pod"})
+	for from, netns := range map[string]string{"the node": "", "a new pod": r.Netns} {
+		if got, err := n.ask(netns, netip.AddrPortFrom(old.IPs[0], 80).String()); err != nil || got != "old" {
+			t.Errorf("the old pod answers %s: %q, %v", from, got, err)
+		}
+	}
 	if len(r.IPs) != 2 || !netip.MustParsePrefix("10.91.7.0/24").Contains(r.IPs[0]) || !netip.MustParsePrefix("fd00:92::/64").Contains(r.IPs[1]) {
 		t.Errorf("addresses %v after %v", r.IPs, old.IPs)
 	}

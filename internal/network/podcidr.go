@@ -20,7 +20,8 @@ type podCIDRs struct {
 func (m *Manager) podCIDRFile() string { return filepath.Join(m.cfg.CacheDir, "pod-cidr.json") }
 
 // UpdatePodCIDR gives the embedded default chain the node's pod CIDR: one or, separated by a comma, one of each
-// family (CRI UpdateRuntimeConfig). Pods that run keep their addresses; a configuration in ConfDir is not touched.
+// family (CRI UpdateRuntimeConfig). Pods that run keep their addresses and their gateway; a configuration in ConfDir is
+// not touched.
 // Empty means that nothing is known yet and changes nothing.
 func (m *Manager) UpdatePodCIDR(cidr string) error {
 	if cidr == "" {
@@ -39,6 +40,11 @@ func (m *Manager) UpdatePodCIDR(cidr string) error {
 	m.mu.Unlock()
 	if known == told {
 		return nil
+	}
+	if v4, err := parseSubnet(told.SubnetV4); err != nil {
+		return err
+	} else if err := addGateway(m.cfg.Default.Bridge, v4); err != nil {
+		return fmt.Errorf("pod CIDR %s: %w", cidr, err)
 	}
 	if err := writeDurably(m.podCIDRFile(), data); err != nil {
 		return fmt.Errorf("keep pod CIDR %s: %w", cidr, err)
