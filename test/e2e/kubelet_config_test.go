@@ -1,0 +1,204 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+// limits are a container's resources: CPU in thousandths (request and limit), memory in bytes; 0 is none.
+type limits struct{ cpuRequest, cpuLimit, memory int64 }
+
+// linux are the limits as the kubelet tells them: in full each time, and with a limit for every size of huge pages.
+func (l limits) linux() *runtimeapi.LinuxContainerResources {
+	const period = 100_000
+	r := &runtimeapi.LinuxContainerResources{
+		CpuPeriod: period, CpuShares: max(2, l.cpuRequest*1024/1000), MemoryLimitInBytes: l.memory, OomScoreAdj: 999,
+	}
+	if _, err := os.Stat("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes"); err == nil {
+		r.MemorySwapLimitInBytes = l.memory // no swap
+	}
+	if l.cpuLimit > 0 {
+		r.CpuQuota = max(1000, l.cpuLimit*period/1000)
+	}
+	sizes, _ := filepath.Glob("/sys/kernel/mm/hugepages/hugepages-*kB")
+	for _, dir := range sizes {
+		kb, _ := strconv.Atoi(strings.TrimSuffix(strings.TrimPrefix(filepath.Base(dir), "hugepages-"), "kB"))
+		name := fmt.Sprintf("%dKB", kb)
+		if kb >= 1<<20 {
+			name = fmt.Sprintf("%dGB", kb>>20)
+		} else if kb >= 1<<10 {
+			name = fmt.Sprintf("%dMB", kb>>10)
+		}
+		r.HugepageLimits = append(r.HugepageLimits, &runtimeapi.HugepageLimit{PageSize: name})
+	}
+	return r
+}
+
+// sandboxConfig is the configuration of an attempt at a pod.
+func (k *kubelet) sandboxConfig(p *kubePod, attempt uint32) *runtimeapi.PodSandboxConfig {
+	c := &runtimeapi.PodSandboxConfig{
+		Metadata:     &runtimeapi.PodSandboxMetadata{Name: p.name, Namespace: "ns", Uid: p.uid, Attempt: attempt},
+		LogDirectory: k.logDir(p),
+		DnsConfig: &runtimeapi.DNSConfig{
+			Servers: []string{"10.96.0.10"}, Searches: []string{"ns.svc.cluster.local", "svc.cluster.local", "cluster.local"}, Options: []string{"ndots:5"},
+		},
+		PortMappings: p.ports,
+		Labels:       map[string]string{"app": p.name, "io.kubernetes.pod.name": p.name, "io.kubernetes.pod.namespace": "ns", "io.kubernetes.pod.uid": p.uid},
+		Annotations:  map[string]string{"kubernetes.io/config.seen": "2026-11-21T09:00:00.000000000Z", "kubernetes.io/config.source": "api"},
+		Linux: &runtimeapi.LinuxPodSandboxConfig{
+			CgroupParent: k.cgroup(p),
+			SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+				NamespaceOptions: p.namespaces(), SupplementalGroups: []int64{2000},
+				Seccomp: &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
+			},
+			Sysctls:   map[string]string{"net.ipv4.ip_unprivileged_port_start": "0"},
+			Overhead:  &runtimeapi.LinuxContainerResources{},
+			Resources: &runtimeapi.LinuxContainerResources{CpuPeriod: 100_000, CpuShares: 2},
+		},
+	}
+	if p.hostNetwork {
+		c.Linux.Sysctls = nil
+	} else {
+		c.Hostname = p.name
+	}
+	return c
+}
+
+// namespaces are those of the pod and of each container: of its own are the processes, unless the pod shares them.
+func (p *kubePod) namespaces() *runtimeapi.NamespaceOption {
+	n := &runtimeapi.NamespaceOption{
+		Pid: runtimeapi.NamespaceMode_CONTAINER, UsernsOptions: &runtimeapi.UserNamespace{Mode: runtimeapi.NamespaceMode_NODE},
+	}
+	if p.sharePID {
+		n.Pid = runtimeapi.NamespaceMode_POD
+	}
+	if p.hostNetwork {
+		n.Network = runtimeapi.NamespaceMode_NODE
+	}
+	return n
+}
+
+// containerConfig is the configuration of an attempt at a container; the files that it mounts are made here.
+func (k *kubelet) containerConfig(p *kubePod, c *kubeContainer, imageRef string, attempt uint32) *runtimeapi.ContainerConfig {
+	k.t.Helper()
+	dir := k.dir(p)
+	token, data, hosts, message := filepath.Join(dir, "token"), filepath.Join(dir, "emptydir"), filepath.Join(dir, "etc-hosts"),
+		filepath.Join(dir, fmt.Sprintf("%s-%d", c.name, time.Now().UnixNano()))
+	for _, d := range []string{token, data, filepath.Join(k.logDir(p), c.name)} {
+		k.must(os.MkdirAll(d, 0o777))
+		k.must(os.Chmod(d, 0o777))
+	}
+	for file, text := range map[string]string{filepath.Join(token, "token"): "secret", hosts: "127.0.0.1\tlocalhost\n", message: ""} {
+		k.must(os.WriteFile(file, []byte(text), 0o666))
+		k.must(os.Chmod(file, 0o666))
+	}
+	config := &runtimeapi.ContainerConfig{
+		Metadata: &runtimeapi.ContainerMetadata{Name: c.name, Attempt: attempt},
+		Image:    &runtimeapi.ImageSpec{Image: imageRef, UserSpecifiedImage: c.image},
+		Command:  c.command,
+		LogPath:  fmt.Sprintf("%s/%d.log", c.name, attempt),
+		Envs:     []*runtimeapi.KeyValue{{Key: "KUBERNETES_SERVICE_HOST", Value: []byte("10.96.0.1")}, {Key: "EMPTY"}},
+		Labels: map[string]string{
+			"io.kubernetes.container.name": c.name, "io.kubernetes.pod.name": p.name, "io.kubernetes.pod.namespace": "ns", "io.kubernetes.pod.uid": p.uid,
+		},
+		Annotations: map[string]string{
+			"io.kubernetes.container.hash": "2aa0ffb5", "io.kubernetes.container.restartCount": strconv.Itoa(int(attempt)),
+			"io.kubernetes.container.terminationMessagePath": "/dev/termination-log", "io.kubernetes.container.terminationMessagePolicy": "File",
+			"io.kubernetes.pod.terminationGracePeriod": strconv.FormatInt(p.grace, 10),
+		},
+		Mounts: []*runtimeapi.Mount{
+			{ContainerPath: "/data", HostPath: data},
+			{ContainerPath: "/var/run/secrets/kubernetes.io/serviceaccount", HostPath: token, Readonly: true, RecursiveReadOnly: false},
+			{ContainerPath: "/etc/hosts", HostPath: hosts},
+			{ContainerPath: "/dev/termination-log", HostPath: message},
+		},
+		Linux: &runtimeapi.LinuxContainerConfig{
+			Resources: c.limits.linux(),
+			SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
+				NamespaceOptions: p.namespaces(), NoNewPrivs: true, SupplementalGroups: []int64{2000},
+				Seccomp:       &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
+				MaskedPaths:   slices.Clone(kubeMaskedPaths),
+				ReadonlyPaths: []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"},
+			},
+		},
+	}
+	if c.change != nil {
+		c.change(config)
+	}
+	return config
+}
+
+// kubeMaskedPaths are those that procMount: Default hides; not every kernel has them all.
+var kubeMaskedPaths = []string{
+	"/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/proc/timer_stats",
+	"/proc/sched_debug", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap", "/sys/devices/system/cpu/cpu0/thermal_throttle",
+}
+
+// hierarchies are the mount points of the cgroup hierarchies that a kubelet manages.
+func (k *kubelet) hierarchies() []string {
+	all, err := filepath.Glob("/sys/fs/cgroup/*/tasks")
+	k.must(err)
+	dirs := []string{}
+	for _, file := range all {
+		dirs = append(dirs, filepath.Dir(file))
+	}
+	if len(dirs) == 0 {
+		return []string{"/sys/fs/cgroup"}
+	}
+	return dirs
+}
+
+func (k *kubelet) makeCgroup(p *kubePod) {
+	for _, root := range k.hierarchies() {
+		dir := root
+		for part := range strings.SplitSeq(strings.Trim(k.cgroup(p), "/"), "/") {
+			above := dir
+			dir = filepath.Join(dir, part)
+			k.must(os.MkdirAll(dir, 0o755))
+			for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
+				have, err := os.ReadFile(filepath.Join(dir, file))
+				if err != nil || strings.TrimSpace(string(have)) != "" {
+					continue
+				}
+				value, err := os.ReadFile(filepath.Join(above, file))
+				k.must(err)
+				k.must(os.WriteFile(filepath.Join(dir, file), value, 0o644))
+			}
+		}
+	}
+}
+
+// destroyCgroup removes the pod's cgroup with all that is below it, while the runtime still knows the pod. Processes
+// in it would be killed; there must be none.
+func (k *kubelet) destroyCgroup(p *kubePod) {
+	k.t.Helper()
+	for _, root := range k.hierarchies() {
+		top := filepath.Join(root, k.cgroup(p))
+		var dirs []string
+		_ = filepath.WalkDir(top, func(path string, e os.DirEntry, err error) error {
+			if err == nil && e.IsDir() {
+				dirs = append(dirs, path)
+			}
+			return nil
+		})
+		slices.Reverse(dirs)
+		for _, dir := range dirs {
+			harness.Eventually(k.t, 5*time.Second, func() error {
+				if err := os.Remove(dir); err != nil && !os.IsNotExist(err) {
+					procs, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+					return fmt.Errorf("%w (processes %q)", err, procs)
+				}
+				return nil
+			})
+		}
+	}
+}
