@@ -64,6 +64,7 @@ type Network struct {
 
 // DefaultNetwork is the network of a node without a CNI configuration.
 type DefaultNetwork struct {
+	Enabled  bool   `toml:"enabled"`
 	Bridge   string `toml:"bridge"`
 	SubnetV4 string `toml:"subnet_v4"`
 	SubnetV6 string `toml:"subnet_v6"`

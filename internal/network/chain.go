@@ -55,12 +55,16 @@ func (l confList) parse() (*libcni.NetworkConfigList, error) {
 	return libcni.NetworkConfFromBytes(data)
 }
 
-// findChain loads the first configuration of dir by file name, or the embedded default when there is none.
+// findChain loads the first configuration of dir by file name, or the embedded default when there is none and it is on.
 // A file that cannot be used is an error, not skipped: the next one, or the default, would be another network.
 func findChain(dir string, def DefaultNetwork, leases string) (*chain, error) {
 	files, err := libcni.ConfFiles(dir, []string{".conflist", ".conf", ".json"})
 	if err != nil {
 		return nil, fmt.Errorf("read CNI configuration directory: %w: %w", err, errdefs.ErrFailedPrecondition)
+	}
+	if len(files) == 0 && def.Off {
+		return nil, fmt.Errorf("no CNI configuration in %s, and the embedded default is switched off (install a network plugin): %w",
+			dir, errdefs.ErrFailedPrecondition)
 	}
 	if len(files) == 0 {
 		return defaultChain(def, leases)

@@ -46,6 +46,8 @@ type Config struct {
 
 // DefaultNetwork configures the embedded default chain.
 type DefaultNetwork struct {
+	// Off leaves a node without CNI configuration without a network.
+	Off bool
 	// Bridge is the name of the bridge interface.
 	Bridge string
 	// SubnetV4 and SubnetV6 are CIDRs of the pods' addresses. One may be empty; if both are, SubnetV4 has a default.

@@ -117,6 +117,44 @@ func TestKubeletTellsThePodCIDR(t *testing.T) {
 	}
 }
 
+// TestKubeletWaitsForTheNetwork is a node whose network plugin comes by a pod, as with a DaemonSet.
+func TestKubeletWaitsForTheNetwork(t *testing.T) {
+	ctx := context.Background()
+	d := harness.StartDaemon(t, harness.Set("network.default.enabled", false))
+	k := newKubelet(t, d)
+	networkReady := func() error {
+		s, err := k.runtime.Status(ctx, false)
+		k.must(err)
+		for _, c := range s.Status.Conditions {
+			if c.Type == runtimeapi.NetworkReady && !c.Status {
+				return errors.New(c.Message)
+			}
+		}
+		return nil
+	}
+	if err := networkReady(); err == nil || !strings.Contains(err.Error(), "net.d") {
+		t.Errorf("without a configuration: %v", err)
+	}
+	waiting := k.newPod("waiting", &kubeContainer{name: "c", image: harness.Busybox, command: sleeps("")})
+	_, err := d.CRI().RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: k.sandboxConfig(waiting, 0)})
+	wantCode(t, err, codes.FailedPrecondition)
+	if s := k.status(waiting); len(s.sandboxes) != 0 {
+		t.Errorf("left of a pod that was refused: %v", s.sandboxes)
+	}
+	list := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "installed", "plugins": [{"type": "bridge", "bridge": %q, "isGateway": true,
+		"ipam": {"type": "host-local", "subnet": "10.199.0.0/24", "dataDir": %q}}]}`, d.Bridge, filepath.Join(d.Dir, "leases"))
+	plugin := k.newPod("plugin", &kubeContainer{name: "p", image: harness.Busybox, command: sleeps("echo '" + list + "' >/net.d/new && mv /net.d/new /net.d/10-installed.conflist"),
+		change: func(c *runtimeapi.ContainerConfig) {
+			c.Mounts = append(c.Mounts, &runtimeapi.Mount{ContainerPath: "/net.d", HostPath: filepath.Join(d.Dir, "net.d")})
+		}})
+	plugin.hostNetwork = true
+	k.states(plugin, "p running")
+	harness.Eventually(t, waitLimit, networkReady)
+	if ip := k.states(waiting, "c running").sandbox().GetNetwork().GetIp(); !strings.HasPrefix(ip, "10.199.0.") {
+		t.Errorf("the pod has %s", ip)
+	}
+}
+
 // TestKubelet plays what happens to the pods of a node, with both OCI runtimes.
 func TestKubelet(t *testing.T) {
 	for _, runtime := range []string{"crun", "runc"} {
