@@ -57,7 +57,7 @@ func (k *kubelet) sandboxConfig(p *kubePod, attempt uint32) *runtimeapi.PodSandb
 		Linux: &runtimeapi.LinuxPodSandboxConfig{
 			CgroupParent: k.cgroup(p),
 			SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
-				NamespaceOptions: p.namespaces(), SupplementalGroups: []int64{2000},
+				NamespaceOptions: p.namespaces(), SupplementalGroups: []int64{2000}, Privileged: p.ofNode,
 				Seccomp: &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
 			},
 			Sysctls:   map[string]string{"net.ipv4.ip_unprivileged_port_start": "0"},
@@ -83,6 +83,9 @@ func (p *kubePod) namespaces() *runtimeapi.NamespaceOption {
 	}
 	if p.hostNetwork {
 		n.Network = runtimeapi.NamespaceMode_NODE
+	}
+	if p.ofNode {
+		n.Pid, n.Ipc = runtimeapi.NamespaceMode_NODE, runtimeapi.NamespaceMode_NODE
 	}
 	return n
 }

@@ -60,6 +60,7 @@ type kubePod struct {
 	restart          int
 	sharePID         bool
 	hostNetwork      bool
+	ofNode           bool // privileged, with the node's processes and IPC
 	handler          string
 	ports            []*runtimeapi.PortMapping
 	grace            int64 // seconds

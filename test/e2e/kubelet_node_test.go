@@ -381,6 +381,40 @@ func kubeHostNetwork(t *testing.T, k *kubelet) {
 	}
 }
 
+// kubeNodePod is kubectl debug node/NAME, and what a node's agents are: a privileged pod that has the node's root
+// directory with all that is mounted below. Other pods come and go meanwhile, without a trace.
+func kubeNodePod(t *testing.T, k *kubelet) {
+	other := func(name string) *kubePod {
+		p := k.newPod(name, &kubeContainer{name: "c", image: harness.Busybox, command: sleeps("")})
+		p.grace = 2
+		k.states(p, "c running")
+		return p
+	}
+	before := other("before")
+	agent := &kubeContainer{name: "agent", image: harness.Busybox, command: sleeps(""), change: func(c *runtimeapi.ContainerConfig) {
+		sc := c.Linux.SecurityContext
+		sc.Privileged, sc.NoNewPrivs, sc.Seccomp, sc.MaskedPaths, sc.ReadonlyPaths = true, false, nil, nil, nil
+		c.Mounts = append(c.Mounts, &runtimeapi.Mount{ContainerPath: "/host", HostPath: "/"},
+			&runtimeapi.Mount{ContainerPath: "/kubelet", HostPath: k.root, Propagation: runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL})
+	}}
+	p := k.newPod("agent", agent)
+	p.hostNetwork, p.ofNode = true, true
+	s := k.states(p, "agent running")
+	after := other("after")
+	script := fmt.Sprintf("chroot /host /bin/sh -c 'test -e %s' && tr '\\0' ' ' </proc/%d/cmdline && mkdir /kubelet/csi && mount -t tmpfs csi /kubelet/csi", k.d.Socket, k.d.Pid())
+	out, errout, err := k.runtime.ExecSync(context.Background(), s.of(agent).Id, shell(script), 0)
+	if err != nil || !strings.Contains(string(out), "daemon") {
+		t.Errorf("%s%s: %v", out, errout, err)
+	}
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if k.must(err); !strings.Contains(string(mounts), filepath.Join(k.root, "csi")) {
+		t.Error("what the agent mounted for pods is not on the node")
+	}
+	k.remove(before)
+	k.remove(after)
+	k.must(syscall.Unmount(filepath.Join(k.root, "csi"), 0))
+}
+
 // kubeEvents is evented PLEG: every event has the pod and all of its containers as they were right after it.
 func kubeEvents(t *testing.T, k *kubelet) {
 	ctx, cancel := context.WithTimeout(context.Background(), waitLimit)

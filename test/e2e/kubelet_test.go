@@ -180,6 +180,7 @@ func playAll(t *testing.T, d *harness.Daemon) {
 		"cp":                         kubeCopy,
 		"images":                     kubeImages,
 		"host network and handler":   kubeHostNetwork,
+		"node's own pod":             kubeNodePod,
 		"events instead of relists":  kubeEvents,
 		"what is not there any more": kubeNotFound,
 	} {
