@@ -1,6 +1,7 @@
 #!/bin/bash
-# bench.sh [PODS [LIST_PODS]]: measure Tripod and, in the same run on the same machine, Debian's containerd, with the
-# same CNI chain, images and client, and write docs/benchmarks.md. 30 and 200 pods if not told otherwise.
+# bench.sh [PODS [LIST_PODS]...]: measure Tripod and, in the same run on the same machine, Debian's containerd, with the
+# same CNI chain, images and client, and write docs/benchmarks.md. 30 pods, and lists with 100 and with 200, if not told
+# otherwise.
 #
 # Everything runs in namespaces of its own (hack/testns.sh) and is gone afterwards. Needed are build/bin/tripod and
 # what `hack/setup.sh bench` installs.
@@ -89,7 +90,7 @@ stop_runtime() {
   wait "$runtime_pid" || true
 }
 
-# measure NAME TITLE START...: both benchmarks of one runtime, into $dir/NAME-{cri,host,lists}.json.
+# measure NAME TITLE START...: both benchmarks of one runtime, into $dir/NAME-{cri,host,lists-N}.json.
 measure() {
   local name=$1 title=$2 common; shift 2
   "$@"
@@ -99,14 +100,17 @@ measure() {
   "$TRIPOD" bench cri "${common[@]}" --pods "$pods" --parallel 1,10 --json "$dir/$name-cri.json" >/dev/null
   say "$title: $pods pods without CNI"
   "$TRIPOD" bench cri "${common[@]}" --pods "$pods" --parallel 1 --host-network --json "$dir/$name-host.json" >/dev/null
-  say "$title: lists with $list_pods pods"
-  "$TRIPOD" bench lists "${common[@]}" --pods "$list_pods" --json "$dir/$name-lists.json" >/dev/null
+  for n in "${list_pods[@]}"; do
+    say "$title: lists with $n pods"
+    "$TRIPOD" bench lists "${common[@]}" --pods "$n" --json "$dir/$name-lists-$n.json" >/dev/null
+  done
   grep -E '^(VmRSS|RssAnon)' "/proc/$runtime_pid/status" | tr -s '\t ' ' ' | paste -sd ' ' >"$dir/$name-rss"
   stop_runtime
 }
 
 inside() {
-  dir=$TRIPOD_TEST_DIR pods=$1 list_pods=$2 runtime_pid=''
+  dir=$TRIPOD_TEST_DIR pods=$1 runtime_pid=''
+  list_pods=("${@:2}")
   trap 'kill $runtime_pid $registry_pid 2>/dev/null; wait' EXIT
   write_files
   build/bin/images serve "$registry" 2>"$dir/registry.log" &
@@ -130,7 +134,7 @@ columns, not runs. One client, \`tripod bench\`, drives every runtime over its C
 are p50 / p95 in milliseconds; the last column is containerd's p50 divided by that of Tripod with crun.
 
 - Date: $(date -u +%Y-%m-%d)
-- Machine: $(nproc) × $(awk -F ': ' '/^model name/ {print $2; exit}' /proc/cpuinfo), $(awk '/^MemTotal/ {printf "%.0f GiB", $2 / 1048576}' /proc/meminfo), Linux $(uname -r)
+- Machine: $(nproc) × $(awk -F ': ' '/^model name/ {print $2; exit}' /proc/cpuinfo), $(awk '/^MemTotal/ {printf "%.0f GiB", $2 / 1048576}' /proc/meminfo), Linux $(uname -r | cut -d . -f 1,2)
 - $("$TRIPOD" version)
 - $(crun --version | head -1); $(runc --version | head -1); $(conmon --version | head -1)
 - containerd $(containerd --version | awk '{print $3}'); CNI plugins $(dpkg-query -W -f '${Version}' containernetworking-plugins)
@@ -140,7 +144,7 @@ RemoveContainer, StopPodSandbox and RemovePodSandbox. Helpers' PSS is that of al
 are not the container's own: conmon here, shim and pause there.
 $(compare cri)
 $(compare host)
-$(compare lists)
+$(for n in "${list_pods[@]}"; do compare "lists-$n"; done)
 
 Daemons' memory after all that (VmRSS, of which RssAnon): Tripod with crun $(cat "$dir/crun-rss"), with runc $(cat "$dir/runc-rss"), containerd $(cat "$dir/containerd-rss").
 MD
@@ -149,7 +153,7 @@ MD
 # ------------------------------------------------------------------------------------ start here
 
 if [ "${1-}" = __inside ]; then
-  inside "$2" "$3"
+  inside "${@:2}"
   exit
 fi
 [ -x "$TRIPOD" ] || fail "$TRIPOD is not there: run make build first"
@@ -160,6 +164,7 @@ flock -n 9 || fail "another benchmark is running here; two would measure one ano
 hack/images.sh build
 new=$(mktemp)
 trap 'rm -f "$new"' EXIT
-hack/testns.sh "$PWD/hack/bench.sh" __inside "${1:-30}" "${2:-200}" >"$new"
+[ $# -gt 1 ] || set -- "${1:-30}" 100 200
+hack/testns.sh "$PWD/hack/bench.sh" __inside "$@" >"$new"
 install -m 644 "$new" "$report"
 say "wrote $report"
