@@ -2,10 +2,9 @@ package linux
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"net"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
@@ -14,41 +13,74 @@ import (
 )
 
 const (
-	// attachPacket is at least what conmon sends at once: a byte that names the stream, and 8 KiB of it.
-	attachPacket = 32 << 10
-	// attachWrite is the most that conmon takes at once.
-	attachWrite = 8 << 10
-	// The streams as conmon names them.
-	attachStdout, attachStderr = 2, 3
 	// maxSide is the largest height or width that conmon takes.
 	maxSide = 1000
+	// partTime is how long the end of the backend waits for conmons to take notice of it.
+	partTime = time.Second
 )
 
-// Attach implements sandbox.Attacher. A client that does not read its output holds the container up, as everywhere;
-// the caller's context is the way out. After Attach has returned a read of req.Stdin may still be under way.
+// Attach implements sandbox.Attacher. A client that does not read its output does not hold the container up: it is cut
+// off with errdefs.ErrResourceExhausted when attachBacklog waits for it. After Attach has returned a read of req.Stdin
+// or a write to req.Stdout or req.Stderr may still be under way.
 func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.AttachRequest) error {
-	h, _, _, err := b.runningContainer(p, c)
+	h, _, l, err := b.runningContainer(p, c)
 	if err != nil {
 		return err
 	}
-	conn, err := dialAttach(h.bundle)
+	hub, client, err := l.join(h.bundle, c)
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
-	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
-	stop := make(chan struct{})
-	defer close(stop)
-	go b.followAttachSize(h, req.Resize, stop)
+	defer hub.drop(client)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go b.followAttachSize(h, req.Resize, ctx.Done())
 	if req.Stdin != nil && c.Config.GetStdin() {
-		go sendInput(conn, req.Stdin)
+		if hub.once {
+			defer hub.endInput()
+		}
+		go hub.send(ctx, req.Stdin)
 	}
-	err = receiveOutput(conn, req)
+	delivered := make(chan error, 1)
+	go func() { delivered <- client.deliver(req) }()
+	select {
+	case err = <-delivered:
+	case <-client.cut:
+		err = errSlow
+	case <-ctx.Done():
+	}
 	if ctx.Err() != nil {
 		return fmt.Errorf("attach: %w", context.Cause(ctx))
 	}
 	return err
 }
+
+// join makes a client of the run's hub, which is opened if there is none.
+func (l *life) join(bundle string, c *sandbox.Container) (*hub, *attachClient, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before := make(chan struct{})
+	if l.hub == nil {
+		close(before)
+	} else {
+		if client := l.hub.add(); client != nil {
+			return l.hub, client, nil
+		}
+		before = l.hub.gone
+	}
+	conn, err := dialAttach(bundle)
+	if err != nil {
+		return nil, nil, err
+	}
+	once := endsStdin(c.Config.GetStdinOnce(), c.Config.GetTty())
+	hub, client := newHub(conn, c.Config.GetStdin(), once, before)
+	l.hub = hub
+	return hub, client, nil
+}
+
+// endsStdin tells whether the end of the first client's input is the end of the container's. A terminal is not closed:
+// those in it have other ways to say that (Ctrl-D), and it serves the next client.
+func endsStdin(once, tty bool) bool { return once && !tty }
 
 // dialAttach connects to conmon's attach socket. Its path is too long for a socket address, so it goes through an open
 // directory.
@@ -66,48 +98,34 @@ func dialAttach(bundle string) (*net.UnixConn, error) {
 	return conn, nil
 }
 
-// sendInput sends input until its end, which conmon passes on when the container was made with stdin_once.
-func sendInput(conn *net.UnixConn, input io.Reader) {
-	buf := make([]byte, attachWrite)
-	for {
-		n, err := input.Read(buf)
-		if n > 0 {
-			if _, err := conn.Write(buf[:n]); err != nil {
-				return
-			}
-		}
-		if err != nil {
-			_ = conn.CloseWrite()
+// partAll has all hubs leave, and waits a little for it.
+func (b *Backend) partAll() {
+	limit, hubs := time.After(partTime), b.hubs()
+	for _, hub := range hubs {
+		go hub.leave()
+	}
+	for _, hub := range hubs {
+		select {
+		case <-hub.gone:
+		case <-limit:
 			return
 		}
 	}
 }
 
-// receiveOutput passes packets on until the container ends or a writer fails, which is a client that went away.
-func receiveOutput(conn *net.UnixConn, req sandbox.AttachRequest) error {
-	buf := make([]byte, attachPacket)
-	for {
-		n, err := conn.Read(buf)
-		if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("attach: %w", err)
-		}
-		if n < 2 {
-			continue
-		}
-		to := req.Stdout
-		if buf[0] == attachStderr && !req.TTY {
-			to = req.Stderr
-		}
-		if to == nil {
-			continue
-		}
-		if _, err := to.Write(buf[1:n]); err != nil {
-			return fmt.Errorf("attach: the client went away: %w", err)
+func (b *Backend) hubs() (found []*hub) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, h := range b.containers {
+		if _, l := h.snapshot(); l != nil {
+			l.mu.Lock()
+			if l.hub != nil {
+				found = append(found, l.hub)
+			}
+			l.mu.Unlock()
 		}
 	}
+	return found
 }
 
 func (b *Backend) followAttachSize(h *handle, sizes <-chan sandbox.TermSize, stop <-chan struct{}) {

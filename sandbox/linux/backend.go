@@ -133,6 +133,7 @@ func New(cfg Config) (*Backend, error) {
 
 // Close ends what New began. Containers go on running; the backend must not be used any more.
 func (b *Backend) Close() error {
+	b.partAll()
 	b.conmon.close()
 	return nil
 }

@@ -87,7 +87,7 @@ func (m monitor) args(l launch, cfg Config, rt ociRuntime) []string {
 	}
 	if l.stdin {
 		args = append(args, "--stdin")
-		if !l.stdinOnce {
+		if !endsStdin(l.stdinOnce, l.tty) {
 			args = append(args, "--leave-stdin-open")
 		}
 	}

@@ -50,6 +50,7 @@ type life struct {
 	signalled bool        // the stop signal was sent
 	deadline  time.Time   // when it will be killed
 	kill      *time.Timer // … by this
+	hub       *hub        // the clients attached to it; nil until the first one comes
 }
 
 func newLife(l launched) *life { return &life{launched: l, ended: make(chan struct{})} }

@@ -100,6 +100,7 @@ func (r *rig) restart(known ...sandbox.Known) sandbox.Found {
 
 // abandon makes the backend deaf, as if its process were gone.
 func (b *Backend) abandon() {
+	defer b.Close()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.sink = func(sandbox.Event) {}
@@ -108,6 +109,11 @@ func (b *Backend) abandon() {
 		if h.life != nil {
 			h.life.init.close()
 			h.life.conmon.close()
+			h.life.mu.Lock()
+			if h.life.hub != nil {
+				_ = h.life.hub.conn.Close()
+			}
+			h.life.mu.Unlock()
 		}
 		h.mu.Unlock()
 	}
@@ -115,7 +121,6 @@ func (b *Backend) abandon() {
 		p.close()
 		delete(b.pauses, id)
 	}
-	_ = b.Close()
 }
 
 func (r *rig) sink(e sandbox.Event) {
