@@ -32,22 +32,21 @@ func (s *Server) routes() http.Handler {
 // handle serves the sessions of a kind, from the token to the end.
 func (s *Server) handle(kind string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		if !s.enter() {
-			http.Error(w, errServerClosed.Error(), http.StatusServiceUnavailable)
-			return
-		}
-		defer s.sessions.Done()
 		req, ok := s.tokens.redeem(kind, r.PathValue("token"))
 		if !ok {
 			http.Error(w, fmt.Sprintf("no such %s session: its URL works once, within %s", kind, s.config.TokenTTL), http.StatusNotFound)
 			return
 		}
+		if !s.enter() {
+			http.Error(w, errServerClosed.Error(), http.StatusServiceUnavailable)
+			return
+		}
 		start := time.Now()
 		switch req := req.(type) {
 		case *runtimeapi.ExecRequest:
-			s.serveStdio(w, r, stdioSession{req, execution(s.config.Runtime, req), false})
+			s.serveStdio(w, r, stdioSession{req: req, run: execution(s.config.Runtime, req)})
 		case *runtimeapi.AttachRequest:
-			s.serveStdio(w, r, stdioSession{req, attachment(s.config.Runtime, req), true})
+			s.serveStdio(w, r, stdioSession{req: req, run: attachment(s.config.Runtime, req), attach: true})
 		case *runtimeapi.PortForwardRequest:
 			s.servePortForward(w, r, req)
 		}
@@ -90,6 +89,7 @@ func (s *Server) serveStdio(w http.ResponseWriter, r *http.Request, session stdi
 	opts, streams := session.options()
 	ss, r := s.begin(w, r, streams)
 	defer ss.end()
+	session.start = ss.start
 	idle, creation, protocols := s.config.IdleTimeout, s.config.CreationTimeout, remotecommand.SupportedStreamingProtocols
 	switch {
 	case wsstream.IsWebSocketRequestWithStreamCloseProtocol(r):
@@ -106,6 +106,7 @@ type stdioSession struct {
 	req    stdioRequest
 	run    func(context.Context, stdio) error
 	attach bool
+	start  func() error
 }
 
 var (
@@ -135,6 +136,9 @@ func (s stdioSession) options() (*remotecommand.Options, int) {
 
 // serve runs the session with those of the protocol's streams that the request asked for.
 func (s stdioSession) serve(ctx context.Context, in io.Reader, out, err io.WriteCloser, resize <-chan remotecommand.TerminalSize) error {
+	if err := s.start(); err != nil {
+		return err
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var std stdio
@@ -213,6 +217,9 @@ func (s *Server) servePortForward(w http.ResponseWriter, r *http.Request, req *r
 	opts, err := portforward.BuildV4Options(req.GetPort())
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	if ss.start() != nil {
 		return
 	}
 	portforward.ServePortForward(ss, r, &forwarder{s.config.Runtime, ss.ctx, req}, req.GetPodSandboxId(), "", opts,

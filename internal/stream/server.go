@@ -161,7 +161,7 @@ func (s *Server) Close() error {
 	}
 }
 
-// enter counts a session in, unless the server is closed; who is in calls sessions.Done in the end.
+// enter counts a session in, unless the server is closed; the session counts itself out.
 func (s *Server) enter() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

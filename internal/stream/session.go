@@ -39,27 +39,72 @@ type session struct {
 	spdy   *spdyGuard
 	conn   *clientConn // nil until the protocol library has taken it
 	unhook func() bool
+	keep   func() bool // takes abandon back
+
+	mu      sync.Mutex
+	started bool // it does what it is for
+	given   bool // the server does not count it any more
 }
 
-// begin makes the session of a request; the request that comes with it carries the session's context. maxStreams is how
-// many SPDY streams the client may open; 0 for any number.
+// begin makes the session of a request, which the server counts; the request that comes with it carries the session's
+// context. maxStreams is how many SPDY streams the client may open; 0 for any number.
 func (s *Server) begin(w http.ResponseWriter, r *http.Request, maxStreams int) (*session, *http.Request) {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	ss := &session{ResponseWriter: w, ctx: ctx, cancel: cancel, server: s}
 	if !wsstream.IsWebSocketRequest(r) {
 		ss.spdy = newSPDYGuard(maxStreams)
 	}
+	ss.keep = context.AfterFunc(s.ctx, ss.abandon)
 	return ss, r.WithContext(ctx)
+}
+
+// start says that the session begins to do what it is for. It must not once the server has closed.
+func (ss *session) start() error {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	if ss.given {
+		return errServerClosed
+	}
+	ss.started = true
+	return nil
+}
+
+// abandon gives a session up that has not started when the server closes: for CreationTimeout, the SPDY library waits for
+// the streams even of a client that is gone.
+func (ss *session) abandon() {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	if !ss.started && !ss.given {
+		ss.given = true
+		ss.server.sessions.Done()
+	}
 }
 
 // end closes what is still open. After a session that ran its course, the client gets time to read the end of it.
 func (ss *session) end() {
-	defer ss.cancel(nil)
-	if ss.conn == nil {
+	if ss.conn != nil {
+		ss.unhook()
+		ss.conn.Close()
+	}
+	ss.mu.Lock()
+	if !ss.given {
+		ss.given = true
+		ss.server.sessions.Done()
+	}
+	ss.mu.Unlock()
+	ss.keep()
+	ss.cancel(nil)
+}
+
+// spawn does work that the server waits for as long as it waits for the session.
+func (ss *session) spawn(work func()) {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	if ss.given {
+		go work()
 		return
 	}
-	ss.unhook()
-	ss.conn.Close()
+	ss.server.sessions.Go(work)
 }
 
 // cutOff closes the connection of a session whose context has ended, so that nobody waits for its client any more. At the
@@ -85,10 +130,10 @@ func (ss *session) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 		gone:  ss.cancel,
 		spdy:  ss.spdy,
 		over:  make(chan struct{}),
-		wait:  &ss.server.sessions,
+		spawn: ss.spawn,
 	}
 	ss.unhook = context.AfterFunc(ss.ctx, func() { ss.cutOff(raw) })
-	ss.server.sessions.Go(func() { ss.conn.watch(ss.ctx) })
+	ss.spawn(func() { ss.conn.watch(ss.ctx) })
 	return ss.conn, bufio.NewReadWriter(bufio.NewReader(ss.conn), bufio.NewWriter(ss.conn)), nil
 }
 
@@ -99,7 +144,7 @@ type clientConn struct {
 	end   error         // why there is no more to read
 	gone  context.CancelCauseFunc
 	spdy  *spdyGuard // nil with WebSocket
-	wait  *sync.WaitGroup
+	spawn func(func())
 
 	closed atomic.Bool
 	over   chan struct{} // closed with closed
@@ -164,7 +209,7 @@ func (c *clientConn) Close() error {
 	}
 	// A timer, not a deadline: the protocol library sets deadlines of its own.
 	timer := time.AfterFunc(lingerTime, func() { c.Conn.Close() })
-	c.wait.Go(func() {
+	c.spawn(func() {
 		_, _ = io.Copy(io.Discard, c.Conn)
 		timer.Stop()
 		c.Conn.Close()

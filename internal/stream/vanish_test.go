@@ -354,6 +354,26 @@ func TestClientsThatVanishAtOnce(t *testing.T) {
 	backTo(t, before)
 }
 
+// The end of the server does not wait for the streams of clients that have not opened them, gone or there.
+func TestCloseWithoutStreams(t *testing.T) {
+	s := serve(t, stream.Config{Runtime: &stubborn{}})
+	for i := range 3 {
+		resp, err := s.GetExec(&runtimeapi.ExecRequest{ContainerId: "c", Cmd: []string{"sleep"}, Stdout: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn := begin(t, resp.Url, "v4.channel.k8s.io", i%2, stdioHeaders)
+		defer conn.Close()
+		if i == 0 {
+			conn.Close()
+		}
+	}
+	start := time.Now()
+	if err := s.Close(); err != nil {
+		t.Errorf("Close took %s: %v", time.Since(start), err)
+	}
+}
+
 func begin(t *testing.T, address, protocol string, streams int, headers func(int) http.Header) *net.TCPConn {
 	t.Helper()
 	conn := rawSPDY(t, address, protocol)
