@@ -21,8 +21,8 @@ import (
 )
 
 // settleTime is how long the daemon may take to notice what has happened when nobody calls any more, and to carry to
-// its end what its last callers did not wait for.
-const settleTime = 30 * time.Second
+// its end what its last callers did not wait for. An SPDY session whose client left before its streams lives 30 s.
+const settleTime = 45 * time.Second
 
 // check holds what the daemon says against the machine. Nobody else calls meanwhile.
 func (s *soak) check() {

@@ -26,6 +26,8 @@ const (
 	workers    = 4
 	sharedPods = 2
 	phase      = 5 * time.Second
+	// stopTime is more than any call of the workers takes.
+	stopTime = 10 * time.Second
 )
 
 func TestMain(m *testing.M) {
@@ -246,7 +248,12 @@ func (s *soak) supervise(trouble string) {
 				s.d.Kill()
 				s.start()
 			case "SIGTERM":
-				s.d.Restart()
+				began := time.Now()
+				s.d.Stop()
+				if took := time.Since(began); took > stopTime {
+					s.t.Errorf("the daemon took %v to stop", took)
+				}
+				s.d.Start()
 			}
 		}
 		s.restartIfDead()
