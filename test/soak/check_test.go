@@ -228,6 +228,9 @@ func (s *soak) removeAll() {
 		if n := s.countGoroutines(); s.d.Pid() == s.basePid && n > s.goroutines+20 {
 			more = fmt.Errorf("the daemon has %d goroutines, at first it had %d", n, s.goroutines)
 		}
+		if kib := s.residentKiB(); s.d.Pid() == s.basePid && kib > s.resident+moreKiB {
+			more = errors.Join(more, fmt.Errorf("the daemon has %d KiB of memory, at first it had %d", kib, s.resident))
+		}
 		return errors.Join(more, s.base.Leaks(harness.Snapshot(s.d)))
 	})
 	s.takeBase()
@@ -235,7 +238,25 @@ func (s *soak) removeAll() {
 
 // takeBase remembers what there is without pods.
 func (s *soak) takeBase() {
-	s.base, s.basePid, s.goroutines = harness.Snapshot(s.d), s.d.Pid(), s.countGoroutines()
+	s.base, s.basePid, s.goroutines, s.resident = harness.Snapshot(s.d), s.d.Pid(), s.countGoroutines(), s.residentKiB()
+}
+
+// moreKiB is what the daemon's memory may grow by between two moments without pods: Go gives it back when it pleases.
+const moreKiB = 96 << 10
+
+// residentKiB is the daemon's resident memory.
+func (s *soak) residentKiB() int {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.d.Pid()))
+	if err != nil {
+		s.t.Error(err)
+	}
+	for line := range strings.Lines(string(status)) {
+		if f := strings.Fields(line); len(f) > 1 && f[0] == "VmRSS:" {
+			n, _ := strconv.Atoi(f[1])
+			return n
+		}
+	}
+	return 0
 }
 
 // countGoroutines asks the daemon's profiles.

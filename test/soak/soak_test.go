@@ -59,10 +59,11 @@ type soak struct {
 	workers []*worker
 	shared  []*pod
 	events  *listener
-	// base is what there was before the first pod; basePid is the life of the daemon whose files it counts.
+	// base is what there was without pods; basePid is the life of the daemon whose files, goroutines and memory count.
 	base       harness.Resources
 	basePid    int
 	goroutines int
+	resident   int
 
 	mu sync.Mutex
 	// harmed are the containers and pods whose helpers were killed: their logs may be torn, their ends unknown.
