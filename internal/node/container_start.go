@@ -81,6 +81,9 @@ func (p *livePod) nowRunning(ctx context.Context, rec *Pod, c *Container) error 
 	var ended *sandbox.Status
 	err = p.commit(func(next *Pod) error {
 		running := next.find(c.ID)
+		if running.State != Starting {
+			return nil // the sandbox was lost meanwhile, and the container with it
+		}
 		running.State, running.Pid, running.StartedAt = Running, status.Pid, status.StartedAt
 		if running.StartedAt.IsZero() {
 			running.StartedAt = time.Now()
@@ -98,7 +101,8 @@ func (p *livePod) nowRunning(ctx context.Context, rec *Pod, c *Container) error 
 	return p.stopped(c.ID, *ended)
 }
 
-// startFailed brings down what was begun and commits Stopped with the reason.
+// startFailed brings down what was begun and commits Stopped with the reason; what cannot be brought down runs, and is
+// recorded so.
 func (p *livePod) startFailed(ctx context.Context, rec *Pod, c *Container, cause error) {
 	ctx, cancel := undo(ctx)
 	defer cancel()
@@ -106,6 +110,13 @@ func (p *livePod) startFailed(ctx context.Context, rec *Pod, c *Container, cause
 		p.node.log.Warn("stop a container that failed to start", "container", c.ID, "err", err)
 	}
 	status, err := p.backend.Status(ctx, rec.sandboxPod(), c.sandboxContainer())
+	if err == nil && status.State == sandbox.StateRunning {
+		p.node.log.Error("a container that failed to start cannot be stopped", "container", c.ID, "err", cause)
+		if err := p.nowRunning(ctx, rec, c); err != nil {
+			p.node.log.Error("record a container that cannot be stopped", "container", c.ID, "err", err)
+		}
+		return
+	}
 	if err != nil || status.State != sandbox.StateExited {
 		status = sandbox.Status{ExitCode: sandbox.ExitStartError, Reason: sandbox.ReasonStartError}
 	}

@@ -619,3 +619,42 @@ func TestBackendThatCannotBeRecovered(t *testing.T) {
 	}
 	must(t, b.RemoveSandbox(t.Context(), fine))
 }
+
+// stubborn is a backend whose starts fail with the container running, and whose stops then fail, too.
+type stubborn struct{ *fake.Backend }
+
+func (s stubborn) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
+	return errors.Join(s.Backend.StartContainer(ctx, p, c), errors.New("started, and then something went wrong"))
+}
+
+func (stubborn) StopContainer(context.Context, *sandbox.Pod, *sandbox.Container, time.Duration) error {
+	return errors.New("it does not end")
+}
+
+// TestFailedStartThatCannotBeStoppedRuns: the record says so, instead of hiding a process behind an exit code.
+func TestFailedStartThatCannotBeStoppedRuns(t *testing.T) {
+	b := openWith(t, t.TempDir(), func(f *fake.Backend) sandbox.Backend { return stubborn{f} })
+	id := b.create(t, b.run(t, "", podConfig("p")), containerConfig("c"))
+	if err := b.StartContainer(t.Context(), id); err == nil {
+		t.Error("the start succeeded")
+	}
+	if got := b.state(t, id); got != node.Running {
+		t.Errorf("the container is recorded as %s", got)
+	}
+}
+
+// openWith starts a node with one backend, "linux", that wraps the fake one.
+func openWith(t *testing.T, dir string, wrap func(*fake.Backend) sandbox.Backend) *bench {
+	t.Helper()
+	records, err := store.Open(filepath.Join(dir, "node.db"))
+	must(t, err)
+	f, err := fake.New(fake.Config{Dir: filepath.Join(dir, "linux")})
+	must(t, err)
+	b := &bench{dir: dir, store: records, network: &fake.Network{Dir: t.TempDir()}}
+	b.Node, err = node.Open(t.Context(), node.Config{
+		Store: records, Backends: map[string]sandbox.Backend{"linux": wrap(f)}, DefaultHandler: "linux", Network: b.network, Images: fake.Images{},
+	})
+	must(t, err)
+	t.Cleanup(b.close)
+	return b
+}

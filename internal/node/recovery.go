@@ -271,11 +271,22 @@ func (p *livePod) settleContainer(ctx context.Context, id string) error {
 		if !ok {
 			return nil
 		}
-		return p.applyUpdate(ctx, updater, id)
+		return p.endUpdate(ctx, updater, id)
 	case c.State == Starting:
 		return p.unstart(ctx, rec, c)
 	}
 	return nil
+}
+
+// endUpdate applies recorded resources. What the backend refuses for good it is not asked again: the record then says
+// what was wanted, as the caller was told by nobody that it failed.
+func (p *livePod) endUpdate(ctx context.Context, updater sandbox.Updater, id string) error {
+	err := p.applyUpdate(ctx, updater, id)
+	if !errdefs.IsInvalidArgument(err) && !errdefs.IsFailedPrecondition(err) && !errdefs.IsNotImplemented(err) && !errdefs.IsNotFound(err) {
+		return err
+	}
+	p.node.log.Error("resources that were ordered before the node died are refused", "container", id, "err", err)
+	return p.commit(func(next *Pod) error { next.find(id).Intent = ""; return nil })
 }
 
 // unstart takes a container whose start was cut short before it ran back to Created.

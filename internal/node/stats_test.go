@@ -2,14 +2,11 @@ package node_test
 
 import (
 	"context"
-	"path/filepath"
 	"runtime"
 	"testing"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/tripod-run/tripod/internal/node"
-	"github.com/tripod-run/tripod/internal/node/store"
 	"github.com/tripod-run/tripod/sandbox"
 	"github.com/tripod-run/tripod/sandbox/fake"
 )
@@ -31,19 +28,8 @@ func (d deaf) PodStats(ctx context.Context, p *sandbox.Pod) (*runtimeapi.LinuxPo
 // TestN8SickPodCostsItsFiguresOnce: a list of figures leaves out the pod that hangs, and asking again and again costs
 // neither time nor goroutines.
 func TestN8SickPodCostsItsFiguresOnce(t *testing.T) {
-	dir := t.TempDir()
-	records, err := store.Open(filepath.Join(dir, "node.db"))
-	must(t, err)
-	f, err := fake.New(fake.Config{Dir: filepath.Join(dir, "linux")})
-	must(t, err)
-	sick := deaf{f, "sick", make(chan struct{})}
-	n, err := node.Open(t.Context(), node.Config{
-		Store: records, Backends: map[string]sandbox.Backend{"linux": sick}, DefaultHandler: "linux",
-		Network: &fake.Network{Dir: t.TempDir()}, Images: fake.Images{},
-	})
-	must(t, err)
-	b := &bench{Node: n, store: records}
-	t.Cleanup(b.close)
+	free := make(chan struct{})
+	b := openWith(t, t.TempDir(), func(f *fake.Backend) sandbox.Backend { return deaf{f, "sick", free} })
 	b.run(t, "", podConfig("sick"))
 	fine := b.run(t, "", podConfig("fine"))
 	if got := b.PodsStats(t.Context(), b.Pods()); len(got) != 1 || got[0].Attributes.Id != fine {
@@ -58,6 +44,6 @@ func TestN8SickPodCostsItsFiguresOnce(t *testing.T) {
 	if after := runtime.NumGoroutine(); after > before+5 {
 		t.Errorf("goroutines went from %d to %d", before, after)
 	}
-	close(sick.free)
+	close(free)
 	eventually(t, "the pod that came back is measured again", func() bool { return len(b.PodsStats(t.Context(), b.Pods())) == 2 })
 }
