@@ -12,7 +12,8 @@
 //	           ├──▶ conmon ──▶ crun create ──▶ init ◀── crun start
 //	           │      │ stdio, CRI log, attach socket, exit file; outlives us
 //	           │      ▼
-//	           └── pidfds of conmon and of init: the two witnesses of a container's end
+//	           ├── pidfds of conmon and of init: the two witnesses of a container's end
+//	           └── hub: one connection to the attach socket, shared by all attach clients
 //
 // Everything is findable from the IDs of pod and container alone: directories, cgroups (tripod-<id>), snapshots
 // (linux-<id>), the OCI runtime's state, and conmon by its command line. So each order can be repeated, each removal
