@@ -423,14 +423,6 @@ func TestVanishingClients(t *testing.T) {
 	config := harness.ContainerConfig("c", harness.Busybox, harness.Shell("cat"))
 	config.Stdin = true
 	c := p.Run(config)
-	// conmon 2.1 writes to a freed client when one leaves while another's output is on its way to it, and dies of it:
-	// that many clients see the same output is not what this test is about.
-	var one sync.Mutex
-	attach := func(protocol harness.Protocol) error {
-		one.Lock()
-		defer one.Unlock()
-		return leaveLate(protocol, c.AttachURL(true, false))
-	}
 	visit := []func() error{
 		func() error { return leaveEarly(t, execURL(t, d, c, false, "sleep", "3600"), "v4.channel.k8s.io") },
 		func() error { return leaveEarly(t, c.AttachURL(true, false), "v4.channel.k8s.io") },
@@ -441,8 +433,8 @@ func TestVanishingClients(t *testing.T) {
 			}
 			return leaveEarly(t, resp.Url, "portforward.k8s.io")
 		},
-		func() error { return attach(harness.SPDY) },
-		func() error { return attach(harness.WebSocket) },
+		func() error { return leaveLate(harness.SPDY, c.AttachURL(true, false)) },
+		func() error { return leaveLate(harness.WebSocket, c.AttachURL(true, false)) },
 		func() error {
 			return leaveLate(harness.SPDY, execURL(t, d, c, false, "sh", "-c", "echo up; cat; sleep 3600"))
 		},
