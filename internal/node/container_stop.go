@@ -41,7 +41,8 @@ func (p *livePod) stopContainer(ctx context.Context, id, key string, grace time.
 	}
 	by := time.Now().Add(grace)
 	for {
-		o := order{call: StopContainer, by: by, limit: time.Until(by) + p.node.OperationTimeout}
+		o := p.node.order(StopContainer)
+		o.by, o.limit = by, time.Until(by)+o.limit
 		err := p.slotOf(key).run(ctx, o, func(ctx context.Context) error {
 			return p.endContainer(ctx, id, max(0, time.Until(by)))
 		})

@@ -25,6 +25,9 @@ const kindPod = "pods"
 // rollbackTimeout bounds the undoing of what a failed order began.
 const rollbackTimeout = time.Minute
 
+// closePatience is how long Close waits for orders under way before it ends their contexts, and how long after that.
+const closePatience = 10 * time.Second
+
 var errNodeClosed = fmt.Errorf("the node is shutting down: %w", errdefs.ErrUnavailable)
 
 // Network is what the node asks of the pods' network; *network.Manager is one.
@@ -75,6 +78,7 @@ type Node struct {
 	// silent holds the IDs of pods and containers whose backend has not come back with figures.
 	silent sync.Map
 
+	duty    *duty
 	stop    context.CancelFunc
 	kick    chan struct{}
 	workers sync.WaitGroup
@@ -166,11 +170,16 @@ func (n *Node) Container(id string) (*Container, *Pod, error) {
 	return nil, nil, notFound("container", id)
 }
 
-// Close ends the node's own work and lets orders under way finish or end with ctx. Pods go on running.
+// Close takes no more orders, lets those under way finish (they get 10 s, and as long again to wind up), and ends the
+// node's own work. Pods go on running. The store can be closed afterwards.
 func (n *Node) Close() error {
+	ended := n.duty.close(closePatience)
 	n.stop()
 	n.workers.Wait()
 	n.events.close()
+	if !ended {
+		return fmt.Errorf("orders are still under way %s after they were given up: %w", closePatience, errdefs.ErrUnavailable)
+	}
 	return nil
 }
 
@@ -221,7 +230,9 @@ func unrecovered(handler string, why error) error {
 }
 
 // order is an order with the node's own limit.
-func (n *Node) order(call Call) order { return order{call: call, limit: n.OperationTimeout} }
+func (n *Node) order(call Call) order {
+	return order{call: call, limit: n.OperationTimeout, duty: n.duty}
+}
 
 // undo is a context for undoing what failed: it does not end with the order that failed.
 func undo(ctx context.Context) (context.Context, context.CancelFunc) {

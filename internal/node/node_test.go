@@ -658,3 +658,17 @@ func openWith(t *testing.T, dir string, wrap func(*fake.Backend) sandbox.Backend
 	t.Cleanup(b.close)
 	return b
 }
+
+// TestCloseLetsOrdersFinish: what a caller that went away has ordered is done, and recorded, when Close returns.
+func TestCloseLetsOrdersFinish(t *testing.T) {
+	b := open(t, t.TempDir())
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if _, err := b.RunSandbox(ctx, podConfig("p", "create-sandbox", "delay(200ms)"), ""); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("the call: %v", err)
+	}
+	b = b.reopen(t)
+	if pods := b.Pods(); len(pods) != 1 || !pods[0].Ready() {
+		t.Errorf("pods after the restart: %v", pods)
+	}
+}

@@ -30,7 +30,7 @@ func Open(ctx context.Context, config Config) (*Node, error) {
 		return nil, err
 	}
 	n := &Node{
-		Config: config, log: config.Logger, store: config.Store, pool: newPool(), index: newIndex(), events: newHub(),
+		Config: config, log: config.Logger, store: config.Store, pool: newPool(), index: newIndex(), events: newHub(), duty: newDuty(ctx),
 		broken: map[string]error{}, kick: make(chan struct{}, 1),
 	}
 	if err := n.load(); err != nil {

@@ -28,6 +28,8 @@ type order struct {
 	by time.Time
 	// limit bounds the work.
 	limit time.Duration
+	// duty counts it among the node's orders.
+	duty *duty
 }
 
 type operation struct {
@@ -60,7 +62,10 @@ func (o order) overrides(cur order) bool {
 // the end of ctx, which ends only the waiting.
 func (s *slot) run(ctx context.Context, o order, work func(context.Context) error) error {
 	for {
-		cur, op, opctx := s.enter(ctx, o)
+		cur, op, opctx, err := s.enter(ctx, o)
+		if err != nil {
+			return err
+		}
 		if op != nil {
 			go s.perform(opctx, op, work)
 			return op.wait(ctx)
@@ -78,32 +83,38 @@ func (s *slot) run(ctx context.Context, o order, work func(context.Context) erro
 
 // try does work when the slot is free and reports whether it was.
 func (s *slot) try(ctx context.Context, o order, work func(context.Context) error) (bool, error) {
-	_, op, opctx := s.enter(ctx, o)
+	_, op, opctx, err := s.enter(ctx, o)
 	if op == nil {
-		return false, nil
+		return false, err
 	}
 	s.perform(opctx, op, work)
 	return true, op.err
 }
 
 // enter takes the slot (op is set) or tells who has it (cur is set).
-func (s *slot) enter(ctx context.Context, o order) (cur, op *operation, opctx context.Context) {
+func (s *slot) enter(ctx context.Context, o order) (cur, op *operation, opctx context.Context, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.cur != nil {
-		return s.cur, nil, nil
+		return s.cur, nil, nil, nil
+	}
+	if err := o.duty.begin(); err != nil {
+		return nil, nil, nil, err
 	}
 	opctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	s.cur = &operation{order: o, cancel: cancel, done: make(chan struct{})}
-	return nil, s.cur, opctx
+	return nil, s.cur, opctx, nil
 }
 
 func (s *slot) perform(ctx context.Context, op *operation, work func(context.Context) error) {
 	ctx, stop := context.WithTimeoutCause(ctx, op.limit, errTooLong)
+	given := context.AfterFunc(op.duty.ctx, func() { op.cancel(context.Cause(op.duty.ctx)) })
+	defer op.duty.end()
 	defer func() {
 		if r := recover(); r != nil {
 			op.err = fmt.Errorf("%s: panic: %v\n%s", op.call, r, debug.Stack())
 		}
+		given()
 		stop()
 		op.cancel(nil)
 		s.mu.Lock()
