@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"net"
 	"path/filepath"
 	"time"
 
@@ -90,7 +88,7 @@ func (p *parts) openNode(ctx context.Context, c *config.Config, nc node.Config, 
 	}
 	p.opened(p.node.Close)
 	p.streams, err = stream.New(stream.Config{
-		Address: c.GRPC.StreamingAddress, Runtime: sessions{p.node}, Logger: log.With("part", "stream"),
+		Address: c.GRPC.StreamingAddress, Runtime: cri.StreamRuntime(p.node), Logger: log.With("part", "stream"),
 	})
 	if err != nil {
 		return err
@@ -180,15 +178,4 @@ func cgroupDriver(c *config.Config) string {
 		return "systemd"
 	}
 	return "cgroupfs"
-}
-
-// sessions is the node as the streaming server sees it.
-type sessions struct{ *node.Node }
-
-// PortForward implements stream.Runtime.
-func (s sessions) PortForward(ctx context.Context, podID string, port int32, client io.ReadWriteCloser) error {
-	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
-		return s.DialPod(ctx, podID, network, address)
-	}
-	return stream.PortForwardTCP(ctx, dial, port, client)
 }

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
+	"slices"
 
 	"github.com/containerd/errdefs"
 	"google.golang.org/protobuf/proto"
@@ -86,31 +86,16 @@ func (p *livePod) applyUpdate(ctx context.Context, updater sandbox.Updater, id s
 	return p.commit(func(next *Pod) error { next.find(id).Intent = ""; return nil })
 }
 
-// mergeResources is old with the fields that change sets (CRI: a field that is 0 or empty is left as it is).
+// mergeResources is old with the fields that change sets (CRI: a field that is 0 or empty is left as it is). Unified
+// limits are merged by key, huge page limits by page size.
 func mergeResources(old, change *runtimeapi.LinuxContainerResources) *runtimeapi.LinuxContainerResources {
 	merged := &runtimeapi.LinuxContainerResources{}
-	if old != nil {
-		merged = proto.CloneOf(old)
-	}
-	unified := maps.Clone(merged.Unified)
-	hugepages := map[string]*runtimeapi.HugepageLimit{}
-	for _, h := range append(merged.HugepageLimits, change.GetHugepageLimits()...) {
-		hugepages[h.GetPageSize()] = h
+	proto.Merge(merged, old)
+	for _, limit := range change.GetHugepageLimits() {
+		merged.HugepageLimits = slices.DeleteFunc(merged.HugepageLimits, func(l *runtimeapi.HugepageLimit) bool {
+			return l.GetPageSize() == limit.GetPageSize()
+		})
 	}
 	proto.Merge(merged, change)
-	merged.HugepageLimits = merged.HugepageLimits[:0]
-	for _, h := range append(old.GetHugepageLimits(), change.GetHugepageLimits()...) {
-		if last := hugepages[h.GetPageSize()]; last != nil {
-			merged.HugepageLimits = append(merged.HugepageLimits, last)
-			delete(hugepages, h.GetPageSize())
-		}
-	}
-	for k, v := range change.GetUnified() {
-		if unified == nil {
-			unified = map[string]string{}
-		}
-		unified[k] = v
-	}
-	merged.Unified = unified
 	return merged
 }

@@ -586,7 +586,7 @@ func TestUpdateContainerMergesResources(t *testing.T) {
 	c, _, err := b.reopen(t).Container(id)
 	must(t, err)
 	r := c.Config.Linux.Resources
-	if r.CpuShares != 512 || r.MemoryLimitInBytes != 2<<20 || len(r.HugepageLimits) != 2 || r.HugepageLimits[0].Limit != 2 || r.Unified["a"] != "b" {
+	if r.CpuShares != 512 || r.MemoryLimitInBytes != 2<<20 || len(r.HugepageLimits) != 2 || r.HugepageLimits[1].PageSize != "2MB" || r.HugepageLimits[1].Limit != 2 || r.Unified["a"] != "b" {
 		t.Errorf("resources after the update: %v", r)
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
-	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -37,49 +36,6 @@ func Resources(res *runtimeapi.LinuxContainerResources, h Host) (*specs.LinuxRes
 		}
 	}
 	return r, nil
-}
-
-// Merge gives the resources in force once update is applied to old: what update does not specify (zero, empty)
-// stays. Huge page limits are merged by page size, unified ones by key. Neither argument is changed.
-func Merge(old, update *runtimeapi.LinuxContainerResources) *runtimeapi.LinuxContainerResources {
-	if old == nil {
-		old = &runtimeapi.LinuxContainerResources{}
-	}
-	merged := proto.CloneOf(old)
-	if update == nil {
-		return merged
-	}
-	for _, f := range []struct {
-		to   *int64
-		from int64
-	}{
-		{&merged.CpuPeriod, update.CpuPeriod}, {&merged.CpuQuota, update.CpuQuota}, {&merged.CpuShares, update.CpuShares},
-		{&merged.MemoryLimitInBytes, update.MemoryLimitInBytes}, {&merged.OomScoreAdj, update.OomScoreAdj},
-		{&merged.MemorySwapLimitInBytes, update.MemorySwapLimitInBytes},
-	} {
-		if f.from != 0 {
-			*f.to = f.from
-		}
-	}
-	if update.CpusetCpus != "" {
-		merged.CpusetCpus = update.CpusetCpus
-	}
-	if update.CpusetMems != "" {
-		merged.CpusetMems = update.CpusetMems
-	}
-	for _, limit := range update.HugepageLimits {
-		merged.HugepageLimits = slices.DeleteFunc(merged.HugepageLimits, func(l *runtimeapi.HugepageLimit) bool {
-			return l.GetPageSize() == limit.GetPageSize()
-		})
-		merged.HugepageLimits = append(merged.HugepageLimits, proto.CloneOf(limit))
-	}
-	if len(update.Unified) > 0 {
-		if merged.Unified == nil {
-			merged.Unified = map[string]string{}
-		}
-		maps.Copy(merged.Unified, update.Unified)
-	}
-	return merged
 }
 
 func addCPU(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResources, h Host) error {

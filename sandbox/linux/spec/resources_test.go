@@ -6,7 +6,6 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -103,29 +102,6 @@ func TestResourcesRefused(t *testing.T) {
 		container.Config.Linux.Resources = c.res
 		requireRefused(t, Validate(testPod(), container, c.host), c.class, c.field)
 	}
-}
-
-func TestMerge(t *testing.T) {
-	old := &runtimeapi.LinuxContainerResources{
-		CpuShares: 2, CpuQuota: 5000, MemoryLimitInBytes: 100, OomScoreAdj: 5, CpusetCpus: "0",
-		HugepageLimits: []*runtimeapi.HugepageLimit{{PageSize: "2MB", Limit: 1}, {PageSize: "1GB", Limit: 2}},
-		Unified:        map[string]string{"memory.high": "1", "memory.min": "2"},
-	}
-	before := proto.CloneOf(old)
-	got := Merge(old, &runtimeapi.LinuxContainerResources{
-		CpuQuota: -1, MemoryLimitInBytes: 200, MemorySwapLimitInBytes: 300, CpusetMems: "0",
-		HugepageLimits: []*runtimeapi.HugepageLimit{{PageSize: "2MB", Limit: 9}}, Unified: map[string]string{"memory.high": "7"},
-	})
-	want := &runtimeapi.LinuxContainerResources{
-		CpuShares: 2, CpuQuota: -1, MemoryLimitInBytes: 200, MemorySwapLimitInBytes: 300, OomScoreAdj: 5, CpusetCpus: "0", CpusetMems: "0",
-		HugepageLimits: []*runtimeapi.HugepageLimit{{PageSize: "1GB", Limit: 2}, {PageSize: "2MB", Limit: 9}},
-		Unified:        map[string]string{"memory.high": "7", "memory.min": "2"},
-	}
-	assert.True(t, proto.Equal(want, got), "%v", got)
-	assert.True(t, proto.Equal(before, old), "old is untouched")
-	assert.True(t, proto.Equal(old, Merge(old, nil)))
-	assert.True(t, proto.Equal(&runtimeapi.LinuxContainerResources{CpuShares: 3, Unified: map[string]string{"a.b": "c"}},
-		Merge(nil, &runtimeapi.LinuxContainerResources{CpuShares: 3, Unified: map[string]string{"a.b": "c"}})))
 }
 
 func TestOOMScoreIsClamped(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -280,7 +281,9 @@ func TestRuntimesExecAndUpdate(t *testing.T) {
 			assert.NotEqual(t, "1", r.Did["pid:"])
 			failed(t, r, "unshare:")
 
-			limits, err := Resources(Merge(c.Linux.Resources, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 96 << 20}), h)
+			changed := proto.CloneOf(c.Linux.Resources)
+			changed.MemoryLimitInBytes = 96 << 20
+			limits, err := Resources(changed, h)
 			require.NoError(t, err)
 			writeFile(t, file, toJSON(t, limits))
 			out, err = ociCommand(runtime, state, "update", "--resources", file, in.Container.ID).CombinedOutput()
