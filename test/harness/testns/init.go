@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -73,15 +74,33 @@ func leftovers() []string {
 	var left []string
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
-		if err != nil || pid == 1 {
+		if err != nil || pid == 1 || !alive(e.Name()) {
 			continue
 		}
-		// A zombie has no command line; neither has a kernel thread, of which a new PID namespace has none.
-		if cmd, err := os.ReadFile("/proc/" + e.Name() + "/cmdline"); err == nil && len(cmd) > 0 {
-			left = append(left, fmt.Sprintf("%d %s", pid, bytes.ReplaceAll(bytes.TrimRight(cmd, "\x00"), []byte{0}, []byte{' '})))
-		}
+		left = append(left, fmt.Sprintf("%d %s", pid, describe(e.Name())))
 	}
 	return left
+}
+
+// alive reports whether /proc/pid is a process that has not ended (proc_pid_stat(5): zombies are Z, the dead X).
+func alive(pid string) bool {
+	stat, err := os.ReadFile("/proc/" + pid + "/stat")
+	// The name, in brackets, may hold anything; the state is the first field after it.
+	_, state, ok := bytes.Cut(stat[bytes.LastIndexByte(stat, ')')+1:], []byte{' '})
+	return err == nil && ok && len(state) > 0 && state[0] != 'Z' && state[0] != 'X'
+}
+
+// describe tells what /proc/pid runs. In the middle of an execve a process has no command line for a moment, and some
+// never have one: these are called by their name.
+func describe(pid string) string {
+	for range 100 {
+		if cmd, err := os.ReadFile("/proc/" + pid + "/cmdline"); err != nil || len(cmd) > 0 {
+			return string(bytes.ReplaceAll(bytes.TrimRight(cmd, "\x00"), []byte{0}, []byte{' '}))
+		}
+		time.Sleep(time.Millisecond)
+	}
+	comm, _ := os.ReadFile("/proc/" + pid + "/comm")
+	return string(bytes.TrimSpace(comm))
 }
 
 // setupMounts makes a mount tree that the host does not see, and that propagates within itself as on a host.
