@@ -8,6 +8,8 @@ MAKEFLAGS   += --no-print-directory
 
 VERSION     ?= 0.1.0-dev$(shell git rev-parse --short=12 HEAD 2>/dev/null | sed 's/^/+g/')
 BIN         := build/bin/tripod
+# The worker that holds the Wasm engine; the daemon looks for it beside itself.
+WORKER      := build/bin/tripod-wasm
 DESTDIR     ?=
 PREFIX      ?= /usr/local
 # Flags for go build; a release is built with -trimpath. (Without, the tests share what is compiled.)
@@ -23,8 +25,9 @@ FUZZTIME    ?= 20s
 
 # One binary under test for all packages, rather than one that each of them builds.
 export TRIPOD_BIN := $(CURDIR)/$(BIN)
-# Pure Go everywhere but under the race detector, which is C.
+# Pure Go everywhere but in the worker, whose engine is a C library, and under the race detector, which is C.
 export CGO_ENABLED := 0
+export TRIPOD_WASM_BIN := $(CURDIR)/$(WORKER)
 
 .PHONY: help
 help: ## this list
@@ -35,8 +38,9 @@ setup: ## install the Debian packages and Go modules that everything needs (root
 	@hack/setup.sh
 
 .PHONY: build
-build: ## build/bin/tripod, static
+build: ## build/bin/tripod, static, and build/bin/tripod-wasm, the worker with the Wasm engine
 	go build $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN) ./cmd/tripod
+	$(if $(wildcard cmd/tripod-wasm),CGO_ENABLED=1 go build $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o $(WORKER) ./cmd/tripod-wasm)
 
 .PHONY: run
 run: setup build ## see it work: a node, two pods, kill -9 of the daemon, and everything still there
@@ -80,8 +84,8 @@ fuzz: ## each fuzz target for FUZZTIME (20s)
 
 .PHONY: lint
 lint: build/tools/golangci-lint ## go vet, golangci-lint (.golangci.yml), gofmt, bash -n
-	go vet ./...
-	build/tools/golangci-lint run
+	CGO_ENABLED=1 go vet ./...
+	CGO_ENABLED=1 build/tools/golangci-lint run
 	@test -z "$$(gofmt -l cmd hack internal sandbox test | tee /dev/stderr)" || { echo 'run gofmt -w on these files' >&2; exit 1; }
 	@for f in hack/*.sh .ci/run; do bash -n "$$f"; done
 
@@ -95,8 +99,9 @@ images: ## the container images of the tests and the demo, into build/images (ca
 	@hack/images.sh build
 
 .PHONY: install
-install: build ## the program and its systemd unit, below DESTDIR and PREFIX
+install: build ## the programs and the systemd unit, below DESTDIR and PREFIX
 	install -D -m 0755 $(BIN) $(DESTDIR)$(PREFIX)/bin/tripod
+	install -D -m 0755 $(WORKER) $(DESTDIR)$(PREFIX)/bin/tripod-wasm
 	install -D -m 0644 dist/tripod.service $(DESTDIR)$(UNITDIR)/tripod.service
 
 .PHONY: clean

@@ -2,6 +2,7 @@
 # fuzz.sh [TIME] [PATTERN]: run every fuzz target, or those whose name matches PATTERN, for TIME each (20s).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export CGO_ENABLED=1 # for the Wasm engine
 time=${1:-20s} pattern=${2:-.}
 found=0
 while IFS=: read -r file name; do

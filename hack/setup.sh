@@ -12,7 +12,8 @@ packages=(
   containernetworking-plugins iptables nftables iproute2
   # what the tests run
   docker-registry skopeo                # the registry on loopback, and what fills it
-  gcc libc6-dev                         # go test -race
+  gcc libc6-dev                         # tripod-wasm, whose engine is a C library; go test -race
+  curl                                  # a client of the pods that is not ours
   jq procps util-linux ca-certificates
   make git                              # the build itself
 )

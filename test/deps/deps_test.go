@@ -22,6 +22,9 @@ type rule struct {
 	why    string
 }
 
+// What the engine is in: tripod-wasm, and nothing that the daemon is made of.
+var engine = []string{"internal/wasm/engine", "internal/wasm/wasihttp", "internal/wasm/worker", "!github.com/bytecodealliance/wasmtime-go"}
+
 var backends = []string{"sandbox/linux", "sandbox/fake", "sandbox/vm", "sandbox/wasm"}
 
 var rules = []rule{
@@ -34,6 +37,10 @@ var rules = []rule{
 	{from: []string{"sandbox"}, except: []string{"sandbox/sandboxtest"}, deny: []string{"test"}, why: "the product does not contain its tests"},
 	{from: []string{"cmd", "internal"}, deny: []string{"test", "sandbox/sandboxtest"}, why: "the product does not contain its tests"},
 	{from: []string{"test"}, deny: append([]string{"internal", "cmd"}, backends...), why: "these tests know the daemon as a user does"},
+	{from: []string{"internal/cri", "internal/edge", "internal/node"}, deny: []string{"internal/wasm", "internal/route", "internal/metrics"}, why: "a component pod is a unit pod to them, no more"},
+	{from: []string{"internal/wasm", "cmd/tripod-wasm"}, deny: []string{"internal/cri", "internal/edge", "internal/node", "internal/image", "internal/network", "internal/config", "sandbox"}, why: "the worker is told all that it needs, and knows nothing of the node"},
+	{from: []string{"internal/route", "internal/metrics"}, deny: append([]string{"internal/cri", "internal/edge"}, backends...), why: "a service of the node knows no backend"},
+	{from: []string{"cmd", "internal", "sandbox", "test"}, except: append([]string{"cmd/tripod-wasm"}, engine...), deny: engine, why: "guests never run in the daemon, and the daemon is pure Go"},
 	// What would come into the program unnoticed.
 	{from: []string{"cmd"}, deny: []string{"!testing", "!github.com/google/go-containerregistry", "!github.com/stretchr/testify"}, why: "it is for tests"},
 	{from: []string{"internal", "sandbox"}, except: []string{"internal/cli"}, deny: []string{"!k8s.io/client-go"}, why: "only the command line is a client"},
@@ -73,10 +80,10 @@ func (r rule) check(path string, deps []string) []string {
 	return bad
 }
 
-// list is every package that the module's own depend on, in a build as the product's is.
+// list is every package that the module's own depend on. With cgo, for else the files of the engine are left out.
 var list = sync.OnceValues(func() (map[string]*pkg, error) {
 	c := exec.Command("go", "list", "-e", "-deps", "-json=ImportPath,Name,Doc,Standard,Imports,Deps,CgoFiles", "../../...")
-	c.Env = append(c.Environ(), "CGO_ENABLED=0")
+	c.Env = append(c.Environ(), "CGO_ENABLED=1")
 	out, err := c.Output()
 	if err != nil {
 		return nil, err
@@ -139,6 +146,15 @@ func TestBackendsDoNotImportEachOther(t *testing.T) {
 	})
 }
 
+// TestOnlyTheEngineIsC: what talks to C is one package, so that the rest can be built anywhere and needs no compiler.
+func TestOnlyTheEngineIsC(t *testing.T) {
+	ours(t, func(p *pkg, _ map[string]*pkg) {
+		if len(p.CgoFiles) > 0 && !below(p.ImportPath, []string{"internal/wasm/engine"}) {
+			t.Errorf("%s uses cgo in %v", p.ImportPath, p.CgoFiles)
+		}
+	})
+}
+
 // TestEveryPackageIsExplained: a package says what it owns, at best in its doc.go.
 func TestEveryPackageIsExplained(t *testing.T) {
 	ours(t, func(p *pkg, _ map[string]*pkg) {
@@ -172,6 +188,10 @@ func TestRulesCatchWhatTheyForbid(t *testing.T) {
 		{module + "internal/network", module + "sandbox"},
 		{module + "cmd/tripod", "testing"},
 		{module + "test/harness", module + "internal/config"},
+		{module + "sandbox/wasm", module + "internal/wasm/engine"},
+		{module + "cmd/tripod", "github.com/bytecodealliance/wasmtime-go/v39"},
+		{module + "internal/wasm/worker", module + "internal/node"},
+		{module + "internal/cri", module + "internal/wasm/artifact"},
 	} {
 		if !caught(c.from, c.on) {
 			t.Errorf("%s may depend on %s", c.from, c.on)
@@ -182,6 +202,10 @@ func TestRulesCatchWhatTheyForbid(t *testing.T) {
 		{module + "internal/critical", module + "sandbox/linux"},
 		{module + "cmd/tripod", module + "sandbox/linux"},
 		{module + "sandbox/sandboxtest", module + "internal/cri"},
+		{module + "sandbox/wasm", module + "internal/wasm/control"},
+		{module + "cmd/tripod-wasm", module + "internal/wasm/engine"},
+		{module + "internal/wasm/worker", module + "internal/wasm/wasihttp"},
+		{module + "internal/image", module + "internal/wasm/artifact"},
 	} {
 		if caught(c.from, c.on) {
 			t.Errorf("%s may not depend on %s", c.from, c.on)

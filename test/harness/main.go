@@ -63,6 +63,15 @@ var Binary = sync.OnceValues(func() (string, error) {
 	return bin, run("go", "build", "-o", bin, "./cmd/tripod")
 })
 
+// WasmBinary is the tripod-wasm program under test: $TRIPOD_WASM_BIN, or build/bin/tripod-wasm, built anew.
+var WasmBinary = sync.OnceValues(func() (string, error) {
+	if bin := os.Getenv("TRIPOD_WASM_BIN"); bin != "" {
+		return bin, nil
+	}
+	bin := filepath.Join(Root(), "build", "bin", "tripod-wasm")
+	return bin, run("env", "CGO_ENABLED=1", "go", "build", "-o", bin, "./cmd/tripod-wasm")
+})
+
 // run runs a program in the root of the repository.
 func run(name string, args ...string) error {
 	c := exec.Command(name, args...)
