@@ -4,7 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/errdefs"
@@ -83,4 +87,55 @@ func (s *Store) readBlob(ctx context.Context, desc ocispec.Descriptor) ([]byte, 
 		return nil, &corruptError{desc.Digest}
 	}
 	return data, nil
+}
+
+// OpenBlob opens a blob for reading, at its beginning, once it was checked against its size and digest. One that is not
+// there is errdefs.ErrNotFound; a damaged one is errdefs.ErrDataLoss, and the images made of it are dropped, so that they
+// are pulled again.
+func (s *Store) OpenBlob(ctx context.Context, desc ocispec.Descriptor) (_ *os.File, err error) {
+	ctx = s.with(ctx)
+	if _, err := s.content.Info(ctx, desc.Digest); err != nil {
+		return nil, fmt.Errorf("blob %s: %w", desc.Digest, err)
+	}
+	name := filepath.Join(s.cfg.Root, "content", "blobs", desc.Digest.Algorithm().String(), desc.Digest.Encoded())
+	file, err := os.Open(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, s.lostBlob(ctx, desc.Digest)
+	} else if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			file.Close()
+		}
+	}()
+	verifier := desc.Digest.Verifier()
+	n, err := io.Copy(verifier, file)
+	if err != nil {
+		return nil, fmt.Errorf("read blob %s: %w", desc.Digest, err)
+	}
+	if n != desc.Size || !verifier.Verified() {
+		return nil, s.lostBlob(ctx, desc.Digest)
+	}
+	_, err = file.Seek(0, io.SeekStart)
+	return file, err
+}
+
+// lostBlob drops a damaged blob and the artifacts that it belongs to, or nobody would pull them again. One that was
+// made of an entrypoint is made anew.
+func (s *Store) lostBlob(ctx context.Context, dgst digest.Digest) error {
+	s.change.Lock()
+	defer s.change.Unlock()
+	for _, img := range s.index.list() {
+		is := func(desc ocispec.Descriptor) bool { return desc.Digest == dgst }
+		if img.Kind == KindRootfs || !slices.ContainsFunc(img.Layers, is) {
+			continue
+		}
+		s.cfg.Logger.WarnContext(ctx, "an image has a damaged blob and must be pulled again", "image", img.ID, "digest", dgst)
+		if err := s.deleteRecords(ctx, append(s.index.namesOf(img.ID), img.ID)); err != nil {
+			return err
+		}
+		s.index.drop(img.ID)
+	}
+	return errors.Join(&corruptError{dgst}, s.dropBlob(ctx, dgst))
 }

@@ -39,8 +39,10 @@ type Config struct {
 
 // Limits bound what is accepted from a registry. A zero field is its default.
 type Limits struct {
-	// DocumentBytes bounds an index, a manifest or a config; 0 is 8 MiB.
+	// DocumentBytes bounds an index, a manifest, a config or the descriptors of a component; 0 is 8 MiB.
 	DocumentBytes int64
+	// ComponentBytes bounds the binary of a component; 0 is 128 MiB.
+	ComponentBytes int64
 	// IndexDepth is how many indexes may stand one in another above a manifest; 0 is 4.
 	IndexDepth int
 	// Layers bounds the layers of an image; 0 is 128. The kernel takes at most 500 below one overlay.
@@ -57,6 +59,7 @@ func (c *Config) setDefaults() {
 	setDefault(&c.ProgressTimeout, time.Minute)
 	setDefault(&c.ResumeWindow, 24*time.Hour)
 	setDefault(&c.Limits.DocumentBytes, 8<<20)
+	setDefault(&c.Limits.ComponentBytes, 128<<20)
 	setDefault(&c.Limits.IndexDepth, 4)
 	setDefault(&c.Limits.Layers, 128)
 	setDefault(&c.Limits.UnpackedBytes, 64<<30)
@@ -81,7 +84,8 @@ func (c *Config) check() (platforms.MatchComparer, map[string]bool, error) {
 	for name, value := range map[string]int64{
 		"max concurrent downloads": int64(c.MaxConcurrentDownloads), "pull timeout": int64(c.PullTimeout),
 		"progress timeout": int64(c.ProgressTimeout), "resume window": int64(c.ResumeWindow),
-		"document bytes": c.Limits.DocumentBytes, "index depth": int64(c.Limits.IndexDepth), "layers": int64(c.Limits.Layers),
+		"document bytes": c.Limits.DocumentBytes, "component bytes": c.Limits.ComponentBytes,
+		"index depth": int64(c.Limits.IndexDepth), "layers": int64(c.Limits.Layers),
 		"unpacked bytes": c.Limits.UnpackedBytes, "unpacked files": c.Limits.UnpackedFiles,
 	} {
 		if value < 0 {

@@ -20,14 +20,17 @@
 //
 // # Names
 //
-// An image's ID is the digest of its config, so that one image of two registries is one image here; an artifact whose
-// config says nothing of it (an empty one) is named by its manifest's digest. Each image has one record per name in the
+// An image's ID is the digest of its config, so that one image of two registries is one image here; an artifact, whose
+// config need not tell it from others, is named by its manifest's digest. Each image has one record per name in the
 // metadata: every tag, every name@digest, and the ID itself, which keeps it when its tags have moved on.
 //
 // # Kinds
 //
 // A rootfs is unpacked to snapshots as it arrives. A disk and a component stay blobs. All are stored, listed, removed
 // and collected alike; the kind is found from the media types of the manifest, never from a label or a name.
+// A component is an artifact (component.go has the layouts), or the .wasm file that a rootfs names as its entrypoint;
+// that file becomes a blob of its own when it is first asked for (ComponentBlob), which lives as long as the image.
+// Who runs a component holds the image (Hold): its blobs stay until Unhold, whatever becomes of the image.
 //
 // # What is believed
 //

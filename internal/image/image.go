@@ -16,13 +16,13 @@ const (
 	KindRootfs Kind = "rootfs"
 	// KindDisk is a virtual machine's disk: one qcow2 or raw blob.
 	KindDisk Kind = "disk"
-	// KindComponent is a WebAssembly module or component.
+	// KindComponent is an artifact that is a WebAssembly module or component. (A rootfs may have one as its entrypoint.)
 	KindComponent Kind = "component"
 )
 
 // Image is one image of the store. Its slices and maps are shared: read them, never change them.
 type Image struct {
-	// ID is "sha256:…": the digest of the config, or of the manifest for artifacts whose config is empty.
+	// ID is "sha256:…": the digest of the config, for artifacts that of the manifest.
 	// It is what every RPC of the CRI calls the image.
 	ID string
 	// RepoTags are the tags, in full ("docker.io/library/busybox:1.36"), sorted.
@@ -46,6 +46,8 @@ type Image struct {
 	Annotations map[string]string
 	// ChainID names the unpacked root filesystem; empty unless Kind is KindRootfs.
 	ChainID string
+	// Component is what the image has of a WebAssembly component or module; nil when it has none.
+	Component *Component
 	// LastUsed is when Prepare or View last used it since Open; zero when not.
 	LastUsed time.Time
 }

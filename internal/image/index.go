@@ -39,6 +39,12 @@ func (e *entry) snapshot() Image {
 	return img
 }
 
+// touch notes that the image is used.
+func (e *entry) touch() {
+	now := time.Now()
+	e.used.Store(&now)
+}
+
 // put adds an image with further names. A name that was another image's moves.
 func (x *index) put(d *details, pinned map[string]bool, names ...string) Image {
 	x.mu.Lock()
@@ -103,7 +109,7 @@ func (x *index) rebuild(id string, pinned map[string]bool) {
 	d := old.details
 	img := Image{
 		ID: id, Size: uint64(d.size), Kind: d.kind, Config: d.image, User: d.image.Config.User,
-		Manifest: d.manifest.Digest, Layers: d.layers, Annotations: d.notes, ChainID: d.chainID(),
+		Manifest: d.manifest.Digest, Layers: d.layers, Annotations: d.notes, ChainID: d.chainID(), Component: d.component,
 	}
 	for name, of := range x.names {
 		if of != id {

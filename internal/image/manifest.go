@@ -12,14 +12,6 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Media types of artifacts, beside those of the OCI image specification.
-const (
-	// The Wasm OCI artifact layout of the CNCF's TAG Runtime.
-	mediaTypeWasmConfigPrefix = "application/vnd.wasm.config"
-	mediaTypeWasmLayerPrefix  = "application/vnd.wasm.content.layer"
-	mediaTypeWasm             = "application/wasm"
-)
-
 // diskMediaTypes are the layers that make an artifact a disk; they may be compressed ("+gzip", "+zstd").
 var diskMediaTypes = []string{
 	"application/vnd.tripod.disk.qcow2", "application/vnd.tripod.disk.raw",
@@ -36,6 +28,8 @@ type details struct {
 	layers   []ocispec.Descriptor
 	image    ocispec.Image
 	notes    map[string]string
+	// component is what the image has of one; nil when it has none.
+	component *Component
 	// chain are the chain IDs of the layers, the lowest first; nil unless the image is a rootfs.
 	chain []digest.Digest
 }
@@ -102,7 +96,9 @@ func parseManifest(desc ocispec.Descriptor, document []byte, limits Limits) (*de
 		return nil, invalidf("image %s has %d bytes, more than the limit of %d", desc.Digest, d.size, limits.UnpackedBytes)
 	}
 	var err error
-	d.kind, err = kindOf(m.Manifest)
+	if d.kind, err = kindOf(m.Manifest); err == nil && d.kind == KindComponent {
+		d.component, err = componentOf(m.Manifest, limits)
+	}
 	return d, err
 }
 
@@ -128,10 +124,6 @@ func kindOf(m ocispec.Manifest) (Kind, error) {
 	return KindRootfs, nil
 }
 
-func isWasm(mediaType string) bool {
-	return mediaType == mediaTypeWasm || strings.HasPrefix(mediaType, mediaTypeWasmLayerPrefix)
-}
-
 func isDisk(mediaType string) bool {
 	base, _, _ := strings.Cut(mediaType, "+")
 	return slices.Contains(diskMediaTypes, base)
@@ -139,16 +131,16 @@ func isDisk(mediaType string) bool {
 
 // setConfig reads the config blob into the details, and with it the image's ID.
 func (d *details) setConfig(document []byte, matcher platforms.Matcher) error {
-	d.id = d.config.Digest.String()
-	err := json.Unmarshal(document, &d.image)
 	if d.kind != KindRootfs {
-		if err != nil || len(document) <= len("{}") || d.config.MediaType == ocispec.MediaTypeEmptyJSON {
-			d.id = d.manifest.Digest.String()
+		// The config of an artifact need not tell it from others of its kind.
+		d.id = d.manifest.Digest.String()
+		if err := json.Unmarshal(document, &d.image); err != nil {
 			d.image = ocispec.Image{}
 		}
 		return nil
 	}
-	if err != nil {
+	d.id = d.config.Digest.String()
+	if err := json.Unmarshal(document, &d.image); err != nil {
 		return invalidf("config %s: %v", d.config.Digest, err)
 	}
 	if n := len(d.image.RootFS.DiffIDs); n != len(d.layers) {
@@ -159,9 +151,10 @@ func (d *details) setConfig(document []byte, matcher platforms.Matcher) error {
 			return invalidf("config %s names the layer %q: %v", d.config.Digest, diffID, err)
 		}
 	}
-	if p := d.image.Platform; p.OS != "" && p.Architecture != "" && p.Architecture != "wasm" && !matcher.Match(platforms.Normalize(p)) {
+	if p := d.image.Platform; p.OS != "" && p.Architecture != "" && !isWasmPlatform(p) && !matcher.Match(platforms.Normalize(p)) {
 		return invalidf("image %s is for %s, not for this node", d.id, platforms.Format(p))
 	}
+	d.component = entrypointOf(d.image.Config)
 	// ChainIDs works in place.
 	d.chain = identity.ChainIDs(slices.Clone(d.image.RootFS.DiffIDs))
 	return nil
@@ -188,7 +181,7 @@ func choose(desc ocispec.Descriptor, document []byte, matcher platforms.MatchCom
 			unnamed = append(unnamed, m)
 		case matcher.Match(*m.Platform):
 			native = append(native, m)
-		case m.Platform.Architecture == "wasm":
+		case isWasmPlatform(*m.Platform):
 			wasm = append(wasm, m)
 		}
 	}

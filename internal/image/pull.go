@@ -193,6 +193,9 @@ func (p *puller) fetchAll(ctx context.Context, target ocispec.Descriptor) (*deta
 		}
 		err = bring(ctx, d)
 	}
+	if err == nil {
+		err = p.checkBinary(ctx, d)
+	}
 	return d, err
 }
 

@@ -49,8 +49,7 @@ func (s *Store) makeSnapshot(ctx context.Context, key, imageID, owner string, la
 	if e.details.kind != KindRootfs {
 		return nil, invalidf("root filesystem %q: image %s is a %s and has none", key, e.image.ID, e.details.kind)
 	}
-	now := time.Now()
-	own := map[string]string{labelOwner: owner, labelRoot: now.UTC().Format(time.RFC3339)}
+	own := map[string]string{labelOwner: owner, labelRoot: time.Now().UTC().Format(time.RFC3339)}
 	for label := range maps.Keys(labels) {
 		if strings.HasPrefix(label, "containerd.io/") || strings.HasPrefix(label, "tripod.run/") {
 			return nil, invalidf("root filesystem %q: the label %q is ours to set", key, label)
@@ -72,7 +71,7 @@ func (s *Store) makeSnapshot(ctx context.Context, key, imageID, owner string, la
 	} else if err != nil {
 		return nil, fmt.Errorf("root filesystem %q of image %s: %w", key, e.image.ID, err)
 	}
-	e.used.Store(&now)
+	e.touch()
 	return mounts, nil
 }
 

@@ -1,0 +1,122 @@
+package image
+
+import (
+	"context"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/tripod-run/tripod/internal/wasm/wasmbin"
+)
+
+// Media types of artifacts that carry a component.
+const (
+	// MediaTypeWasmConfig is the config of the CNCF's Wasm OCI artifact layout (TAG Runtime, version 0).
+	MediaTypeWasmConfig = "application/vnd.wasm.config.v0+json"
+	// MediaTypeWasm is a binary: a component or a core module.
+	MediaTypeWasm = "application/wasm"
+	// MediaTypeDescriptorSet is a google.protobuf.FileDescriptorSet, ours.
+	MediaTypeDescriptorSet = "application/vnd.tripod.protobuf.descriptorset.v1+protobuf"
+	// MediaTypeMetadata is the Metadata message of Vimana, the public system.
+	MediaTypeMetadata = "application/protobuf"
+
+	mediaTypeWasmConfigPrefix = "application/vnd.wasm.config"
+	// The layer's type before the layout was agreed on.
+	mediaTypeWasmLayerPrefix = "application/vnd.wasm.content.layer"
+)
+
+// Layout is a way in which an image carries a component.
+type Layout string
+
+// The layouts.
+const (
+	// LayoutCNCF is the CNCF's Wasm OCI artifact layout, perhaps with a layer of descriptors.
+	LayoutCNCF Layout = "cncf"
+	// LayoutVimana is a binary and a Metadata message in two layers.
+	LayoutVimana Layout = "vimana"
+	// LayoutRootfs is a container image whose entrypoint is a .wasm file.
+	LayoutRootfs Layout = "rootfs"
+)
+
+// Component is what an image has of a WebAssembly component or module.
+type Component struct {
+	Layout Layout
+	// Wasm is the layer with the binary. It is zero with LayoutRootfs: see Store.ComponentBlob.
+	Wasm ocispec.Descriptor
+	// Descriptors and Metadata are the layers that describe its services; their Digest is empty when there are none.
+	Descriptors, Metadata ocispec.Descriptor
+	// Entrypoint is the absolute path of the binary in the root filesystem, with LayoutRootfs only.
+	Entrypoint string
+}
+
+// isWasmPlatform reports the platforms that builders give to images of components: wasi/wasm, wasip1/wasm32 …
+func isWasmPlatform(p ocispec.Platform) bool {
+	return p.Architecture == "wasm" || p.Architecture == "wasm32"
+}
+
+// componentOf sorts the layers of an artifact. There is one binary; a second one, or a layer that nobody here can use,
+// means that the artifact is not what its author took it for.
+func componentOf(m ocispec.Manifest, limits Limits) (*Component, error) {
+	c := &Component{Layout: LayoutCNCF}
+	for _, layer := range m.Layers {
+		into, limit := &c.Wasm, limits.ComponentBytes
+		switch {
+		case isWasm(layer.MediaType):
+		case layer.MediaType == MediaTypeDescriptorSet:
+			into, limit = &c.Descriptors, limits.DocumentBytes
+		case layer.MediaType == MediaTypeMetadata:
+			into, limit = &c.Metadata, limits.DocumentBytes
+			c.Layout = LayoutVimana
+		default:
+			return nil, invalidf("a Wasm artifact has a layer of the type %q; it may have %s, %s and %s",
+				layer.MediaType, MediaTypeWasm, MediaTypeDescriptorSet, MediaTypeMetadata)
+		}
+		if into.Digest != "" {
+			return nil, invalidf("a Wasm artifact has two layers of the type %q, %s and %s", layer.MediaType, into.Digest, layer.Digest)
+		}
+		if err := checkDescriptor("layer", layer, limit); err != nil {
+			return nil, err
+		}
+		*into = bare(layer)
+	}
+	if c.Wasm.Digest == "" {
+		return nil, invalidf("a Wasm artifact (config type %q) has no layer of the type %s", m.Config.MediaType, MediaTypeWasm)
+	}
+	return c, nil
+}
+
+func isWasm(mediaType string) bool {
+	return mediaType == MediaTypeWasm || strings.HasPrefix(mediaType, mediaTypeWasmLayerPrefix)
+}
+
+// entrypointOf finds that a container image's program is a .wasm file; nil when it is not.
+func entrypointOf(config ocispec.ImageConfig) *Component {
+	argv := slices.Concat(config.Entrypoint, config.Cmd)
+	if len(argv) == 0 || !strings.HasSuffix(argv[0], ".wasm") {
+		return nil
+	}
+	file := argv[0]
+	if !path.IsAbs(file) {
+		file = path.Join(config.WorkingDir, file)
+	}
+	return &Component{Layout: LayoutRootfs, Entrypoint: path.Join("/", file)}
+}
+
+// checkBinary refuses an artifact whose binary is something else, or cut off, before anybody is told that it is there.
+func (s *Store) checkBinary(ctx context.Context, d *details) error {
+	if d.kind != KindComponent {
+		return nil
+	}
+	ra, err := s.content.ReaderAt(ctx, d.component.Wasm)
+	if err != nil {
+		return err
+	}
+	defer ra.Close()
+	if _, err := wasmbin.Read(ra, ra.Size()); err != nil {
+		return fmt.Errorf("layer %s of the type %s: %w", d.component.Wasm.Digest, MediaTypeWasm, err)
+	}
+	return nil
+}

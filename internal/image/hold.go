@@ -1,0 +1,72 @@
+package image
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/errdefs"
+)
+
+// holdPrefix begins the IDs of the leases that Hold makes.
+const holdPrefix = "hold-"
+
+// Hold keeps the blobs of an image from the collector until Unhold(key), whatever becomes of the image: what Prepare
+// does for those who run from a root filesystem. Asked again for the same image it does nothing; a key that holds
+// another image is errdefs.ErrAlreadyExists, an unknown image errdefs.ErrNotFound.
+func (s *Store) Hold(ctx context.Context, key, imageID string) error {
+	if err := checkKey(key); err != nil {
+		return err
+	}
+	ctx = s.with(ctx)
+	s.change.Lock() // the image cannot be removed between being found and being held
+	defer s.change.Unlock()
+	e, err := s.index.find(imageID)
+	if err != nil {
+		return fmt.Errorf("hold %q: %w", key, err)
+	}
+	resource := leases.Resource{ID: e.image.Manifest.String(), Type: "content"}
+	err = s.transact(ctx, func(ctx context.Context) error {
+		lease, err := s.leases.Create(ctx, leases.WithID(holdPrefix+key))
+		if err != nil {
+			return err
+		}
+		return s.leases.AddResource(ctx, lease, resource)
+	})
+	if errdefs.IsAlreadyExists(err) {
+		held, listErr := s.leases.ListResources(ctx, leases.Lease{ID: holdPrefix + key})
+		if listErr == nil && len(held) == 1 && held[0] == resource {
+			err = nil
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("hold %q of image %s: %w", key, e.image.ID, err)
+	}
+	e.touch()
+	return nil
+}
+
+// Unhold lets go of what Hold kept. Nothing to let go is success.
+func (s *Store) Unhold(ctx context.Context, key string) error {
+	if err := s.leases.Delete(s.with(ctx), leases.Lease{ID: holdPrefix + key}); err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("unhold %q: %w", key, err)
+	}
+	s.Kick()
+	return nil
+}
+
+// Holds lists the keys of all that Hold keeps.
+func (s *Store) Holds(ctx context.Context) ([]string, error) {
+	all, err := s.leases.List(s.with(ctx))
+	if err != nil {
+		return nil, fmt.Errorf("list holds: %w", err)
+	}
+	var keys []string
+	for _, lease := range all {
+		if key, ok := strings.CutPrefix(lease.ID, holdPrefix); ok {
+			keys = append(keys, key)
+		}
+	}
+	return keys, nil
+}

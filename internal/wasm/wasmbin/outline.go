@@ -1,0 +1,187 @@
+package wasmbin
+
+import (
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/containerd/errdefs"
+)
+
+// Max is how large a section with names may be, in bytes; a custom section has the limit of its caller.
+const Max = 4 << 20
+
+// Outline is what a binary says of itself.
+type Outline struct {
+	// Component says that it is a component; otherwise it is a core module.
+	Component bool
+	// Imports are the names a component imports, or "module name" pairs of a module; Exports likewise, names only.
+	// Both are in the order of the file.
+	Imports, Exports []string
+	// Custom are the names of the custom sections.
+	Custom []string
+}
+
+// HasExport reports whether an export has the name.
+func (o *Outline) HasExport(name string) bool { return slices.Contains(o.Exports, name) }
+
+// Section numbers.
+const (
+	sectionCustom = 0
+
+	moduleImports = 2
+	moduleExports = 7
+
+	componentImports = 10
+	componentExports = 11
+)
+
+// Read reads the outline of a binary of size bytes. It also finds binaries that were cut off.
+func Read(r io.ReaderAt, size int64) (*Outline, error) {
+	o := &Outline{}
+	var err error
+	if o.Component, err = preamble(r, size); err != nil {
+		return nil, err
+	}
+	err = sections(r, size, func(s section) error { return o.section(r, s) })
+	if err != nil {
+		return nil, err
+	}
+	return o, nil
+}
+
+// Custom returns the content of the first custom section of a name, nil when there is none. One of more than limit
+// bytes is refused.
+func Custom(r io.ReaderAt, size int64, name string, limit int64) ([]byte, error) {
+	if _, err := preamble(r, size); err != nil {
+		return nil, err
+	}
+	var found []byte
+	err := sections(r, size, func(s section) error {
+		if s.id != sectionCustom || found != nil {
+			return nil
+		}
+		// The name is at the front; what follows may be debug information of any size.
+		head, err := s.read(r, min(s.size, int64(len(name))+maxLEB))
+		if err != nil {
+			return err
+		}
+		if got, rest, ok := cutName(head); !ok || got != name || len(rest) > 0 && int64(len(head)) > s.size {
+			return nil
+		}
+		if s.size > limit {
+			return invalid(s.offset, "the custom section %q has %d bytes, more than the limit of %d", name, s.size, limit)
+		}
+		content, err := s.read(r, s.size)
+		if err != nil {
+			return err
+		}
+		_, found, _ = cutName(content)
+		return nil
+	})
+	return found, err
+}
+
+// preamble tells components from modules and refuses everything else.
+func preamble(r io.ReaderAt, size int64) (component bool, err error) {
+	var head [8]byte
+	n, err := r.ReadAt(head[:min(size, 8)], 0)
+	if err != nil && n < int(min(size, 8)) {
+		return false, err
+	}
+	if n < len(head) || string(head[:4]) != "\x00asm" {
+		return false, invalid(0, "not WebAssembly: the file begins with %q", head[:n])
+	}
+	switch version, layer := le16(head[4:]), le16(head[6:]); {
+	case version == 1 && layer == 0:
+		return false, nil
+	case version == 13 && layer == 1:
+		return true, nil
+	default:
+		return false, invalid(4, "WebAssembly of version %d, layer %d: only modules (1, 0) and components (13, 1) are known", version, layer)
+	}
+}
+
+func le16(b []byte) uint16 { return uint16(b[0]) | uint16(b[1])<<8 }
+
+// section is one section of the file: where its content begins and how long it is.
+type section struct {
+	id           byte
+	offset, size int64
+}
+
+func (s section) read(r io.ReaderAt, n int64) ([]byte, error) {
+	data := make([]byte, n)
+	if got, err := r.ReadAt(data, s.offset); int64(got) < n {
+		return nil, fmt.Errorf("read section %d at %#x: %w", s.id, s.offset, err)
+	}
+	return data, nil
+}
+
+// sections calls do for each section at the top of the file.
+func sections(r io.ReaderAt, size int64, do func(section) error) error {
+	for at := int64(8); at < size; {
+		head := make([]byte, min(size-at, 1+maxLEB))
+		if n, err := r.ReadAt(head, at); n < len(head) {
+			return err
+		}
+		length, n := uvarint(head[1:])
+		if n == 0 {
+			return invalid(at, "section %d has no length: the file is cut off or not WebAssembly", head[0])
+		}
+		s := section{id: head[0], offset: at + 1 + int64(n), size: int64(length)}
+		if s.size > size-s.offset {
+			return invalid(at, "section %d has %d bytes, but the file ends after %d of them: it is cut off", s.id, s.size, size-s.offset)
+		}
+		if err := do(s); err != nil {
+			return err
+		}
+		at = s.offset + s.size
+	}
+	return nil
+}
+
+// section takes the names of a section into the outline.
+func (o *Outline) section(r io.ReaderAt, s section) error {
+	var names func(*cursor)
+	switch {
+	case s.id == sectionCustom:
+		head, err := s.read(r, min(s.size, 4<<10))
+		if err != nil {
+			return err
+		}
+		if name, _, ok := cutName(head); ok {
+			o.Custom = append(o.Custom, name)
+		}
+		return nil
+	case o.Component && s.id == componentImports:
+		names = o.componentImport
+	case o.Component && s.id == componentExports:
+		names = o.componentExport
+	case !o.Component && s.id == moduleImports:
+		names = o.moduleImport
+	case !o.Component && s.id == moduleExports:
+		names = o.moduleExport
+	default:
+		return nil
+	}
+	if s.size > Max {
+		return invalid(s.offset, "section %d has %d bytes, more than the limit of %d", s.id, s.size, Max)
+	}
+	content, err := s.read(r, s.size)
+	if err != nil {
+		return err
+	}
+	c := &cursor{rest: content}
+	for n := c.u32(); n > 0 && !c.bad; n-- {
+		names(c)
+	}
+	if c.bad {
+		return invalid(s.offset, "section %d cannot be read", s.id)
+	}
+	return nil
+}
+
+func invalid(offset int64, format string, args ...any) error {
+	return fmt.Errorf("at %#x: %s: %w", offset, fmt.Sprintf(format, args...), errdefs.ErrInvalidArgument)
+}
