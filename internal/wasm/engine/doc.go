@@ -1,0 +1,35 @@
+// Package engine runs guests: WebAssembly components and preview-1 modules, in wasmtime (its C API, reached by cgo).
+// It knows types, flat values (internal/wasm/value) and limits; it knows neither pods nor gRPC, HTTP or protobuf.
+//
+//	bytes of a guest ──Compile (child process)──► code image ──Load──► Code ──Instantiate──► Instance ──Call, Run──►
+//	                                                                    └─Func (types checked once)───────┘
+//
+// # Two paths
+//
+// A call takes flat bytes and gives flat bytes, with one crossing from Go to C. Below that there are two ways, and a test
+// holds them to the same answers:
+//
+//   - the component path: wasmtime's component API with dynamic values. Always right; slow for long lists.
+//   - the core path: the component's main core module alone, with the canonical ABI spoken in C on its linear memory
+//     (GB/s for list<u8>). It is taken where the component has the shape that the usual tools give it: the first core
+//     module is the guest, all others were made by wit-component, and the guest imports only WASI preview 1 and
+//     interfaces of ours. [InstanceOptions].Path can force one of the two.
+//
+// # What bounds a guest
+//
+//   - time: an epoch tick every 10 ms while guests run. At a tick the guest's own thread looks whether it has been killed
+//     (the context of its call has ended, or [Instance.Kill]) or has used up its compute budget
+//     ([InstanceOptions].Deadline). Waiting in host calls is not computing: what a host call takes beyond 1 ms is
+//     not counted, and [HostCall.Renew] gives a fresh budget. A guest that runs longer than a tick has its thread
+//     scheduled as SCHED_IDLE until the call (or a host call) ends, so that it does not move the latency of others.
+//   - memory: bytes of each linear memory, elements of each table, live resource handles, host calls of a call; and
+//     the sum over a pod's instances, in an [Account], which also holds the pod's CPU quota.
+//   - stack: 512 KiB; deeper recursion is a trap.
+//
+// An instance whose call did not return normally is dead: every further call is refused.
+//
+// # What it must not do
+//
+// The daemon never imports this package: guests run in worker processes. No function here is told what a digest or an
+// image is, and it never reads or writes files other than the directories a guest is given.
+package engine
