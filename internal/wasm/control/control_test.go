@@ -1,0 +1,363 @@
+package control
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/stretchr/testify/require"
+)
+
+// handler remembers what it was asked and answers from its fields. It closes the files it gets.
+type handler struct {
+	hello Hello
+
+	mu       sync.Mutex
+	specs    []PodSpec
+	contents []string // of the files of Start, in order
+	err      error
+
+	blocked chan string // an ID for each Stop that waits
+	release chan struct{}
+	session chan *AttachSession
+}
+
+func newHandler() *handler {
+	return &handler{
+		hello:   Hello{Version: Version, Name: "test", Engine: "engine"},
+		blocked: make(chan string, 16), release: make(chan struct{}), session: make(chan *AttachSession, 16),
+	}
+}
+
+func (h *handler) Hello() Hello { return h.hello }
+
+func (h *handler) Load(_ context.Context, digest string, code *os.File) (Loaded, error) {
+	if code == nil {
+		return Loaded{}, fmt.Errorf("no code: %w", errdefs.ErrInvalidArgument)
+	}
+	defer code.Close()
+	data, err := io.ReadAll(code)
+	return Loaded{Digest: digest, World: string(data)}, err
+}
+func (h *handler) Unload(context.Context, string) error          { return h.err }
+func (h *handler) Check(context.Context, Check) (Checked, error) { return Checked{}, h.err }
+func (h *handler) Kill(context.Context, string) error            { return h.err }
+func (h *handler) Remove(context.Context, string) error          { return h.err }
+func (h *handler) UpdateTLS(context.Context, string, TLS) error  { return h.err }
+func (h *handler) Update(context.Context, Update) error          { return h.err }
+func (h *handler) List(context.Context) ([]Status, error) {
+	return []Status{{ID: "a"}, {ID: "b"}}, h.err
+}
+func (h *handler) Stats(context.Context, []string) ([]Stats, error) { return nil, h.err }
+func (h *handler) Metrics(context.Context, []string) ([]Metrics, error) {
+	return []Metrics{{ID: "a", Methods: []MethodMetrics{{Procedure: "/p.S/M", Codes: map[string]uint64{"OK": 3}}}}}, h.err
+}
+
+func (h *handler) ReopenLog(_ context.Context, _ string, file *os.File) error {
+	if file != nil {
+		file.Close()
+	}
+	return h.err
+}
+
+func (h *handler) Start(_ context.Context, spec PodSpec) (Status, error) {
+	defer spec.CloseFiles()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, f := range spec.files() {
+		if f.File != nil {
+			data, err := io.ReadAll(f)
+			if err != nil {
+				return Status{}, err
+			}
+			h.contents = append(h.contents, string(data))
+		}
+	}
+	h.specs = append(h.specs, spec)
+	return Status{ID: spec.ID, State: StateRunning}, h.err
+}
+
+func (h *handler) Stop(ctx context.Context, id string, _ time.Duration) (Status, error) {
+	h.blocked <- id
+	select {
+	case <-h.release:
+		return Status{ID: id, State: StateExited}, nil
+	case <-ctx.Done():
+		return Status{}, ctx.Err()
+	}
+}
+
+func (h *handler) Attach(_ context.Context, id string, s *AttachSession) error {
+	if id == "none" {
+		return fmt.Errorf("pod %s: %w", id, errdefs.ErrNotFound)
+	}
+	h.session <- s
+	return nil
+}
+
+func start(t testing.TB, h *handler) (*Server, string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "control.sock")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
+	require.NoError(t, err)
+	s := NewServer(l, h, slog.New(slog.DiscardHandler))
+	served := make(chan error, 1)
+	go func() { served <- s.Serve() }()
+	t.Cleanup(func() {
+		s.Close()
+		require.NoError(t, <-served)
+	})
+	return s, path
+}
+
+func dial(t testing.TB, path string) *Client {
+	t.Helper()
+	c, err := Dial(t.Context(), path)
+	require.NoError(t, err)
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// file is an open temporary file with content.
+func file(t testing.TB, content string) *os.File {
+	t.Helper()
+	f, err := os.CreateTemp(t.TempDir(), "")
+	require.NoError(t, err)
+	t.Cleanup(func() { f.Close() })
+	_, err = f.WriteString(content)
+	require.NoError(t, err)
+	_, err = f.Seek(0, io.SeekStart)
+	require.NoError(t, err)
+	return f
+}
+
+func openFiles(t testing.TB) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	return len(entries)
+}
+
+func TestRequests(t *testing.T) {
+	h := newHandler()
+	_, path := start(t, h)
+	c := dial(t, path)
+	require.Equal(t, "test", c.Hello().Name)
+
+	loaded, err := c.Load(t.Context(), "sha256:1", file(t, "grpc"))
+	require.NoError(t, err)
+	require.Equal(t, Loaded{Digest: "sha256:1", World: "grpc"}, loaded)
+
+	list, err := c.List(t.Context())
+	require.NoError(t, err)
+	require.Len(t, list, 2)
+
+	m, err := c.Metrics(t.Context(), "a")
+	require.NoError(t, err)
+	require.Equal(t, uint64(3), m[0].Methods[0].Codes["OK"])
+}
+
+func TestFilesTravelWithTheirRequest(t *testing.T) {
+	h := newHandler()
+	_, path := start(t, h)
+	c := dial(t, path)
+	spec := PodSpec{
+		ID: "pod", Args: []string{"a"}, Descriptors: bytes.Repeat([]byte{1}, 3<<20), // much more than one read
+		Log:    File{File: file(t, "log")},
+		Mounts: []Mount{{Guest: "/a", Dir: File{File: file(t, "mount a")}}, {Guest: "/b", Dir: File{File: file(t, "mount b")}}},
+		Ports:  []Port{{Kind: PortTLS, Socket: File{File: file(t, "port")}}},
+	}
+	before := openFiles(t)
+	var all sync.WaitGroup
+	for range 8 { // frames of many goroutines do not mix
+		all.Go(func() {
+			status, err := c.Start(t.Context(), spec)
+			if err != nil || status.ID != "pod" {
+				t.Errorf("start: %v, %v", status, err)
+			}
+			for _, f := range spec.files() {
+				_, _ = f.Seek(0, io.SeekStart)
+			}
+		})
+		all.Wait()
+	}
+	require.Len(t, h.specs, 8)
+	for i, s := range h.specs {
+		require.Equal(t, spec.Descriptors, s.Descriptors)
+		require.Equal(t, []string{"log", "mount a", "mount b", "port"}, h.contents[4*i:4*i+4])
+	}
+	require.Equal(t, before, openFiles(t), "the worker's copies are closed")
+	require.Nil(t, spec.Log.Index, "the caller's spec is as it was")
+}
+
+func TestErrorsKeepTheirClass(t *testing.T) {
+	h := newHandler()
+	_, path := start(t, h)
+	c := dial(t, path)
+	for _, class := range classes {
+		h.err = fmt.Errorf("what was asked: %w", class.err)
+		err := c.Remove(t.Context(), "pod")
+		require.ErrorIs(t, err, class.err)
+		require.Equal(t, h.err.Error(), err.Error())
+	}
+	h.err = errors.New("a fault")
+	err := c.Remove(t.Context(), "pod")
+	require.EqualError(t, err, "a fault")
+	require.Nil(t, errors.Unwrap(err))
+
+	_, err = c.Load(t.Context(), "d", nil)
+	require.True(t, errdefs.IsInvalidArgument(err))
+	require.True(t, errdefs.IsNotImplemented(c.call(t.Context(), "unheard-of", idRequest{}, nil)))
+}
+
+func TestRepliesComeInAnyOrder(t *testing.T) {
+	h := newHandler()
+	_, path := start(t, h)
+	c := dial(t, path)
+	stopped := make(chan error, 1)
+	go func() {
+		_, err := c.Stop(t.Context(), "slow", time.Hour)
+		stopped <- err
+	}()
+	require.Equal(t, "slow", <-h.blocked)
+	_, err := c.List(t.Context()) // is not held up
+	require.NoError(t, err)
+	close(h.release)
+	require.NoError(t, <-stopped)
+}
+
+func TestEndOfContextEndsTheWaiting(t *testing.T) {
+	h := newHandler()
+	_, path := start(t, h)
+	c := dial(t, path)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		<-h.blocked
+		cancel()
+	}()
+	_, err := c.Stop(ctx, "slow", time.Hour)
+	require.ErrorIs(t, err, context.Canceled)
+	_, err = c.List(t.Context()) // the connection is as good as before
+	require.NoError(t, err)
+}
+
+func TestWorkerGone(t *testing.T) {
+	h := newHandler()
+	s, path := start(t, h)
+	c := dial(t, path)
+	s.Publish(Event{Exited: &Status{ID: "pod", ExitCode: 3}})
+	_, err := c.List(t.Context()) // the event is there
+	require.NoError(t, err)
+	go func() { <-h.blocked; s.Close() }()
+	_, err = c.Stop(t.Context(), "pod", 0)
+	require.Error(t, err)
+	<-c.Done()
+	require.Error(t, c.Err())
+	require.Equal(t, int32(3), (<-c.Events()).Exited.ExitCode, "what came before the end is told")
+	_, open := <-c.Events()
+	require.False(t, open)
+	_, err = c.List(t.Context())
+	require.True(t, errdefs.IsUnavailable(err), "%v", err)
+
+	_, err = Dial(t.Context(), path)
+	require.True(t, errdefs.IsUnavailable(err), "%v", err)
+}
+
+func TestOtherVersion(t *testing.T) {
+	h := newHandler()
+	h.hello.Version = Version + 1
+	_, path := start(t, h)
+	_, err := Dial(t.Context(), path)
+	require.True(t, errdefs.IsFailedPrecondition(err), "%v", err)
+	require.ErrorContains(t, err, fmt.Sprint("version ", Version+1))
+}
+
+func TestEvents(t *testing.T) {
+	h := newHandler()
+	s, path := start(t, h)
+	a, b := dial(t, path), dial(t, path)
+	const exits = 300
+	for i := range exits { // b does not read meanwhile
+		s.Publish(Event{Exited: &Status{ID: fmt.Sprint(i)}})
+		s.Publish(Event{Spans: []byte{byte(i)}})
+	}
+	for _, c := range []*Client{a, b} {
+		seen := 0
+		for seen < exits {
+			if e := <-c.Events(); e.Exited != nil {
+				require.Equal(t, fmt.Sprint(seen), e.Exited.ID)
+				seen++
+			}
+		}
+	}
+}
+
+func TestSpansThatNobodyReadsAreDropped(t *testing.T) {
+	q := newEventQueue()
+	defer q.abandon()
+	for i := range 10 * maxQueuedSpans {
+		q.put(Event{Spans: []byte{byte(i)}})
+		q.put(Event{Exited: &Status{}})
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	exits := 0
+	for _, e := range q.queue {
+		if e.Exited != nil {
+			exits++
+		}
+	}
+	require.GreaterOrEqual(t, exits, 10*maxQueuedSpans-1) // the pump may hold one
+	require.LessOrEqual(t, len(q.queue)-exits, maxQueuedSpans)
+}
+
+func TestStrangersAreCutOff(t *testing.T) {
+	_, path := start(t, newHandler())
+	for name, bytes := range map[string]string{
+		"junk":         "GET / HTTP/1.1\r\n\r\n",
+		"too long":     "\xff\xff\xff\xff\x00\x00\x00\x00",
+		"lying":        "\x00\x00\x00\x02\x00\x00\x00\x01{}",
+		"not a number": "\x00\x00\x00\x02\x00\x00\x00\x00{}",
+	} {
+		conn, err := net.Dial("unix", path)
+		require.NoError(t, err)
+		_, err = io.WriteString(conn, bytes)
+		require.NoError(t, err)
+		_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+		_, err = conn.Read(make([]byte, 1))
+		require.True(t, errors.Is(err, io.EOF) || strings.Contains(fmt.Sprint(err), "reset"), "%s: %v", name, err)
+		conn.Close()
+	}
+	c := dial(t, path)
+	_, err := c.List(t.Context())
+	require.NoError(t, err)
+}
+
+// TestPacketLimits: what cannot be sent is refused, and the connection lives.
+func TestPacketLimits(t *testing.T) {
+	_, path := start(t, newHandler())
+	c := dial(t, path)
+	_, err := c.Start(t.Context(), PodSpec{Descriptors: make([]byte, MaxMessage)})
+	require.True(t, errdefs.IsInvalidArgument(err), "%v", err)
+	spec := PodSpec{}
+	f := file(t, "")
+	for range MaxFiles + 1 {
+		spec.Mounts = append(spec.Mounts, Mount{Dir: File{File: f}})
+	}
+	_, err = c.Start(t.Context(), spec)
+	require.True(t, errdefs.IsInvalidArgument(err), "%v", err)
+	spec.Mounts = spec.Mounts[:MaxFiles]
+	_, err = c.Start(t.Context(), spec)
+	require.NoError(t, err)
+}

@@ -1,0 +1,285 @@
+package control
+
+import (
+	"encoding/json"
+	"os"
+	"time"
+)
+
+// Version is the version of the protocol. Within a version, fields are added only; a reader leaves alone what it does
+// not know. A daemon that meets a worker of another version ends that worker and its pods, with a reason.
+const Version = 1
+
+// HeaderContainer is the HTTP header by which a request on the data socket says which pod it is for: the pod's ID.
+const HeaderContainer = "Tripod-Container"
+
+// message is what a frame holds.
+type message struct {
+	ID    uint64          `json:"id,omitempty"` // of the request; 0 makes an event
+	Op    string          `json:"op,omitempty"` // of requests and events
+	Body  json.RawMessage `json:"body,omitempty"`
+	Error *Error          `json:"error,omitempty"` // of replies
+}
+
+// Operations and events.
+const (
+	opHello     = "hello"
+	opLoad      = "load"
+	opUnload    = "unload"
+	opCheck     = "check"
+	opStart     = "start"
+	opStop      = "stop"
+	opKill      = "kill"
+	opRemove    = "remove"
+	opList      = "list"
+	opStats     = "stats"
+	opAttach    = "attach"
+	opReopenLog = "reopen-log"
+	opUpdateTLS = "update-tls"
+	opUpdate    = "update"
+	opMetrics   = "metrics"
+
+	eventExited = "exited"
+	eventSpans  = "spans"
+)
+
+// Hello is how a worker introduces itself. It stays readable in all versions of the protocol.
+type Hello struct {
+	// Version is the worker's version of the protocol.
+	Version int `json:"version"`
+	// Program is the version of tripod-wasm, Engine the fingerprint of its engine and configuration: code that was
+	// compiled under another one is refused by Load.
+	Program string `json:"program"`
+	Engine  string `json:"engine"`
+	// Name is the worker's, from WorkerConfig; Pid is its process ID as it sees it.
+	Name      string    `json:"name"`
+	Pid       int       `json:"pid"`
+	StartedAt time.Time `json:"startedAt"`
+}
+
+type helloRequest struct {
+	Version int  `json:"version"`
+	Events  bool `json:"events"` // send events on this connection
+}
+
+// Loaded describes code that a worker has loaded.
+type Loaded struct {
+	Digest string `json:"digest"`
+	// World is "grpc", "http" or "command".
+	World   string   `json:"world"`
+	Exports []string `json:"exports"`
+	Imports []string `json:"imports"`
+}
+
+// Check asks whether loaded code can serve what descriptors say, as Start would find out.
+type Check struct {
+	Digest      string   `json:"digest"`
+	Descriptors []byte   `json:"descriptors,omitempty"`
+	Services    []string `json:"services,omitempty"`
+}
+
+// Checked is what code and descriptors together serve.
+type Checked struct {
+	World string `json:"world"`
+	// Procedures are the gRPC methods, as "/package.Service/Method".
+	Procedures []string `json:"procedures,omitempty"`
+}
+
+// PodSpec is all that a worker must know to run a pod. Files are set by the sender as *os.File, which stay the
+// sender's to close; the receiver gets its own.
+type PodSpec struct {
+	ID string `json:"id"`
+	// Component names the component in logs, metrics and traces.
+	Component string `json:"component"`
+	// Digest is that of the loaded code.
+	Digest string   `json:"digest"`
+	Args   []string `json:"args,omitempty"` // the first is the program's name
+	Env    []string `json:"env,omitempty"`  // KEY=value
+	Mounts []Mount  `json:"mounts,omitempty"`
+
+	Resources Resources `json:"resources"`
+	Limits    Limits    `json:"limits"`
+
+	// Ports are the sockets of servers; a command has none.
+	Ports []Port `json:"ports,omitempty"`
+	// TLS is needed as soon as there is a TLS or QUIC port.
+	TLS *TLS `json:"tls,omitempty"`
+
+	// Descriptors is a serialized google.protobuf.FileDescriptorSet with all imports; Services are the services of it
+	// that the component serves, all when empty. For the gRPC world only.
+	Descriptors []byte   `json:"descriptors,omitempty"`
+	Services    []string `json:"services,omitempty"`
+
+	// Log is the container's log, opened for appending; nil: no log.
+	Log File `json:"log"`
+	// Stdin gives the guest a standard input that attached clients write to; StdinOnce closes it when the first of them
+	// is done. Without Stdin the guest reads end of file. TTY joins stderr to stdout.
+	Stdin     bool `json:"stdin,omitempty"`
+	StdinOnce bool `json:"stdinOnce,omitempty"`
+	TTY       bool `json:"tty,omitempty"`
+}
+
+// File is a file of a request. Over the wire it is the number of one that travels with the frame; a nil one is none.
+type File struct {
+	*os.File `json:"-"`
+	Index    *int `json:"fd,omitempty"`
+}
+
+// Mount makes a directory or file of the node visible to the guest.
+type Mount struct {
+	// Guest is the absolute path that the guest sees.
+	Guest    string `json:"guest"`
+	ReadOnly bool   `json:"readOnly,omitempty"`
+	// Dir is the directory (O_PATH|O_DIRECTORY does). Files are mounted through their directory.
+	Dir File `json:"dir"`
+}
+
+// Kinds of Port.
+const (
+	PortTLS       = "tls"       // TCP: HTTP/2 and HTTP/1.1 over TLS
+	PortQUIC      = "quic"      // UDP: HTTP/3
+	PortCleartext = "cleartext" // TCP: HTTP/1.1 and HTTP/2 with prior knowledge
+)
+
+// Port is an open socket: listening for TCP, bound for QUIC.
+type Port struct {
+	Kind   string `json:"kind"`
+	Socket File   `json:"socket"`
+}
+
+// Resources are limits of a pod as a whole; 0 is unlimited.
+type Resources struct {
+	// MemoryBytes bounds the linear memories and tables of all instances of the pod together.
+	MemoryBytes int64 `json:"memoryBytes,omitempty"`
+	// CPUQuota of each CPUPeriod may be used by guests, both in microseconds, as in cgroups: 50000 of 100000 is half a CPU.
+	CPUQuota  int64 `json:"cpuQuota,omitempty"`
+	CPUPeriod int64 `json:"cpuPeriod,omitempty"`
+}
+
+// Limits are limits of one request, or on requests; 0 takes the default.
+type Limits struct {
+	// RequestTimeout bounds a request that brings no deadline of its own, and the computing of any: default 30 s.
+	RequestTimeout time.Duration `json:"requestTimeout,omitempty"`
+	// MaxMessageBytes bounds a message of a request or of its answer; default 4 MiB.
+	MaxMessageBytes int64 `json:"maxMessageBytes,omitempty"`
+	// Concurrency is how many requests a pod serves at a time; default 64.
+	Concurrency int `json:"concurrency,omitempty"`
+	// Reuse lets an instance serve more than one request, one after the other.
+	Reuse bool `json:"reuse,omitempty"`
+}
+
+// Defaults of Limits.
+const (
+	DefaultRequestTimeout  = 30 * time.Second
+	DefaultMaxMessageBytes = 4 << 20
+	DefaultConcurrency     = 64
+)
+
+// TLS is the server's identity, all in PEM.
+type TLS struct {
+	Certificate []byte `json:"certificate"` // the chain, the leaf first
+	Key         []byte `json:"key"`
+	// ClientCAs, when there are any, are the authorities that a client certificate is verified against, when the client
+	// brings one; RequireClient refuses clients that bring none.
+	ClientCAs     []byte `json:"clientCAs,omitempty"`
+	RequireClient bool   `json:"requireClient,omitempty"`
+}
+
+// States of a pod in a worker.
+const (
+	StateRunning = "running"
+	StateExited  = "exited"
+)
+
+// Status is what there is of a pod. A pod is there from Start, also one that fails, until Remove.
+type Status struct {
+	ID         string    `json:"id"`
+	Component  string    `json:"component"`
+	Digest     string    `json:"digest"`
+	State      string    `json:"state"`
+	StartedAt  time.Time `json:"startedAt"`
+	FinishedAt time.Time `json:"finishedAt,omitzero"`
+	// ExitCode, Reason (one of package sandbox's) and Message are of a pod that has exited.
+	ExitCode int32  `json:"exitCode"`
+	Reason   string `json:"reason,omitempty"`
+	Message  string `json:"message,omitempty"`
+}
+
+// Stats are figures of one pod since its start.
+type Stats struct {
+	ID   string    `json:"id"`
+	Time time.Time `json:"time"`
+	// CPUNanos is the CPU time that its guests have used.
+	CPUNanos uint64 `json:"cpuNanos"`
+	// MemoryBytes are the linear memories and tables of the live instances, PeakBytes the most there were.
+	MemoryBytes uint64 `json:"memoryBytes"`
+	PeakBytes   uint64 `json:"peakBytes"`
+	// ThrottledNanos is how long guests have waited for CPU quota.
+	ThrottledNanos uint64 `json:"throttledNanos"`
+	Instances      int    `json:"instances"` // live now
+	Active         int    `json:"active"`    // requests being served now
+	Requests       uint64 `json:"requests"`
+	Traps          uint64 `json:"traps"`
+	Timeouts       uint64 `json:"timeouts"`   // guests ended at their deadline
+	OutOfMemory    uint64 `json:"oom"`        // guests ended at their memory limit
+	LogDropped     uint64 `json:"logDropped"` // bytes of output that could not be written to the log
+}
+
+// Metrics are counters of one pod by method.
+type Metrics struct {
+	ID        string          `json:"id"`
+	Component string          `json:"component"`
+	Methods   []MethodMetrics `json:"methods,omitempty"`
+}
+
+// MethodMetrics are the counters of one gRPC procedure, or of "http" for the wasi:http world.
+type MethodMetrics struct {
+	Procedure string `json:"procedure"`
+	// Codes counts the answers by their gRPC code in its canonical spelling ("OK", "INTERNAL"), or HTTP status ("200").
+	Codes map[string]uint64 `json:"codes"`
+	// Buckets counts answers by duration: Buckets[i] took at most Bounds[i] seconds and more than the bound before; the last
+	// bucket has no bound. Not cumulative.
+	Bounds  []float64 `json:"bounds"`
+	Buckets []uint64  `json:"buckets"`
+	// Seconds is the sum of the durations.
+	Seconds float64 `json:"seconds"`
+}
+
+// Event is what a worker tells unasked; one field is set.
+type Event struct {
+	// Exited is a pod that has ended, in whatever way.
+	Exited *Status
+	// Spans is a serialized opentelemetry.proto.collector.trace.v1.ExportTraceServiceRequest.
+	Spans []byte
+}
+
+type idRequest struct {
+	ID    string        `json:"id"`
+	Grace time.Duration `json:"grace,omitempty"`
+}
+
+type loadRequest struct {
+	Digest string `json:"digest"`
+	Code   File   `json:"code"`
+}
+
+type fileRequest struct {
+	ID   string `json:"id"`
+	File File   `json:"file"`
+}
+
+type tlsRequest struct {
+	ID  string `json:"id"`
+	TLS TLS    `json:"tls"`
+}
+
+// Update changes limits of a running pod; nil leaves as it is.
+type Update struct {
+	ID        string     `json:"id"`
+	Resources *Resources `json:"resources,omitempty"`
+	Limits    *Limits    `json:"limits,omitempty"`
+}
+
+type idsRequest struct {
+	IDs []string `json:"ids,omitempty"`
+}

@@ -1,0 +1,327 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+)
+
+// Handler carries out requests. Implemented by the worker. Files of requests become the handler's, also when there is an
+// error. ctx ends when the server is closed, not when the client goes away.
+type Handler interface {
+	Hello() Hello
+	Load(ctx context.Context, digest string, code *os.File) (Loaded, error)
+	Unload(ctx context.Context, digest string) error
+	Check(ctx context.Context, c Check) (Checked, error)
+	Start(ctx context.Context, spec PodSpec) (Status, error)
+	Stop(ctx context.Context, id string, grace time.Duration) (Status, error)
+	Kill(ctx context.Context, id string) error
+	Remove(ctx context.Context, id string) error
+	List(ctx context.Context) ([]Status, error)
+	Stats(ctx context.Context, ids []string) ([]Stats, error)
+	Metrics(ctx context.Context, ids []string) ([]Metrics, error)
+	Attach(ctx context.Context, id string, session *AttachSession) error
+	ReopenLog(ctx context.Context, id string, file *os.File) error
+	UpdateTLS(ctx context.Context, id string, t TLS) error
+	Update(ctx context.Context, u Update) error
+}
+
+// Limits of a connection.
+const (
+	// maxPending is how many requests of a connection are carried out at a time; more wait in the socket. Stops of all pods of
+	// a large node must fit, or the Kill that would end them would wait behind them.
+	maxPending = 8192
+	// maxOutbox is how many bytes wait for a client to read them, maxSpansOutbox how many of them may be spans.
+	maxOutbox      = 64 << 20
+	maxSpansOutbox = 1 << 20
+	// replyTimeout is how long a client may take to make room for a frame.
+	replyTimeout = 30 * time.Second
+)
+
+// Server serves the protocol on a listener and sends events to all who want them.
+type Server struct {
+	listener *net.UnixListener
+	handler  Handler
+	logger   *slog.Logger
+	ctx      context.Context
+	cancel   context.CancelFunc
+	running  sync.WaitGroup
+
+	mu    sync.Mutex
+	conns map[*serverConn]bool
+}
+
+// NewServer is a server on a listener, which becomes the server's.
+func NewServer(listener *net.UnixListener, handler Handler, logger *slog.Logger) *Server {
+	ctx, cancel := context.WithCancel(context.Background())
+	return &Server{listener: listener, handler: handler, logger: logger, ctx: ctx, cancel: cancel, conns: map[*serverConn]bool{}}
+}
+
+// Serve serves until Close is called; it returns nil then. Clients must be root or of the server's own user.
+func (s *Server) Serve() error {
+	for {
+		conn, err := s.listener.AcceptUnix()
+		if err != nil {
+			if s.ctx.Err() != nil {
+				return nil
+			}
+			if isTemporary(err) {
+				s.logger.Error("A daemon's connection could not be accepted", "err", err)
+				time.Sleep(100 * time.Millisecond) // descriptors become free when connections or pods end: there is nothing to wait for
+				continue
+			}
+			return err
+		}
+		if err := checkPeer(conn); err != nil {
+			s.logger.Warn("A control connection was refused", "err", err)
+			conn.Close()
+			continue
+		}
+		s.serve(conn)
+	}
+}
+
+func isTemporary(err error) bool {
+	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ECONNABORTED)
+}
+
+// checkPeer lets in root and the process's own user.
+func checkPeer(conn *net.UnixConn) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var cred *unix.Ucred
+	var credErr error
+	if err := raw.Control(func(fd uintptr) {
+		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil || credErr != nil {
+		return errors.Join(err, credErr)
+	}
+	if cred.Uid != 0 && int(cred.Uid) != os.Geteuid() {
+		return fmt.Errorf("process %d of user %d is neither root nor of user %d", cred.Pid, cred.Uid, os.Geteuid())
+	}
+	return nil
+}
+
+// Close ends the listener and all connections, and waits for requests under way, whose context ends.
+func (s *Server) Close() error {
+	s.cancel()
+	err := s.listener.Close()
+	s.mu.Lock()
+	for c := range s.conns {
+		c.conn.Close()
+	}
+	s.mu.Unlock()
+	s.running.Wait()
+	return err
+}
+
+// Publish sends an event to all clients that subscribed; it does not block.
+func (s *Server) Publish(e Event) {
+	m, size := message{Op: eventExited}, 0
+	var body any = e.Exited
+	if e.Spans != nil {
+		m.Op, body, size = eventSpans, e.Spans, maxSpansOutbox
+	}
+	var err error
+	if m.Body, err = json.Marshal(body); err != nil {
+		s.logger.Error("An event could not be sent", "err", err)
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c, events := range s.conns {
+		if events {
+			c.send(m, size)
+		}
+	}
+}
+
+func (s *Server) subscribe(c *serverConn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.conns[c]; ok {
+		s.conns[c] = true
+	}
+}
+
+func (s *Server) serve(conn *net.UnixConn) {
+	c := &serverConn{server: s, conn: conn, wake: make(chan struct{}, 1), closed: make(chan struct{}), slots: make(chan struct{}, maxPending)}
+	s.mu.Lock()
+	s.conns[c] = false
+	s.mu.Unlock()
+	s.running.Go(func() { c.write() })
+	s.running.Go(func() {
+		err := c.read()
+		s.mu.Lock()
+		delete(s.conns, c)
+		s.mu.Unlock()
+		conn.Close()
+		close(c.closed)
+		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
+			s.logger.Warn("A control connection has broken", "err", err)
+		}
+	})
+}
+
+// serverConn is one connection: a reader, a writer and a goroutine for each request.
+type serverConn struct {
+	server *Server
+	conn   *net.UnixConn
+	slots  chan struct{}
+	closed chan struct{} // the reader has ended
+
+	wake   chan struct{}
+	mu     sync.Mutex
+	outbox [][]byte
+	queued int // bytes in outbox
+}
+
+func (c *serverConn) read() error {
+	r := newFrameReader(c.conn)
+	defer r.close()
+	for {
+		f, err := r.next()
+		if err != nil {
+			return err
+		}
+		var m message
+		if err := json.Unmarshal(f.payload, &m); err != nil || m.ID == 0 {
+			f.close()
+			return fmt.Errorf("%w: neither a request nor JSON: %w", errFrame, err)
+		}
+		c.slots <- struct{}{}
+		c.server.running.Go(func() {
+			defer func() { <-c.slots }()
+			defer f.close()
+			body, err := c.dispatch(m, &f)
+			c.reply(m.ID, body, err)
+		})
+	}
+}
+
+func (c *serverConn) reply(id uint64, body any, err error) {
+	m := message{ID: id, Error: toWire(err)}
+	if err == nil && body != nil {
+		if m.Body, err = json.Marshal(body); err != nil {
+			m.Error = toWire(err)
+		}
+	}
+	c.send(m, 0)
+}
+
+// send queues a message unless more than limit (0: maxOutbox) waits already: over maxOutbox, the client has stopped reading
+// and is cut off; over a lower limit, the message is dropped.
+func (c *serverConn) send(m message, limit int) {
+	payload, err := json.Marshal(m)
+	if err != nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case limit > 0 && c.queued > limit:
+		return
+	case c.queued+len(payload) > maxOutbox:
+		c.conn.Close()
+		return
+	}
+	c.outbox, c.queued = append(c.outbox, payload), c.queued+len(payload)
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (c *serverConn) write() {
+	for {
+		c.mu.Lock()
+		out := c.outbox
+		c.outbox = nil
+		c.mu.Unlock()
+		for _, payload := range out {
+			_ = c.conn.SetWriteDeadline(time.Now().Add(replyTimeout))
+			if err := writeFrame(c.conn, payload, nil); err != nil {
+				c.conn.Close() // the reader ends, too
+				return
+			}
+			c.mu.Lock()
+			c.queued -= len(payload)
+			c.mu.Unlock()
+		}
+		if len(out) > 0 {
+			continue
+		}
+		select {
+		case <-c.wake:
+		case <-c.closed:
+			return
+		}
+	}
+}
+
+// dispatch carries out one request.
+func (c *serverConn) dispatch(m message, f *frame) (any, error) {
+	h, ctx := c.server.handler, c.server.ctx
+	switch m.Op {
+	case opHello:
+		return serve(m, f, func(r *helloRequest) (Hello, error) {
+			if r.Events {
+				c.server.subscribe(c)
+			}
+			return h.Hello(), nil
+		})
+	case opLoad:
+		return serve(m, f, func(r *loadRequest) (Loaded, error) { return h.Load(ctx, r.Digest, r.Code.File) })
+	case opUnload:
+		return done(m, f, func(r *loadRequest) error { return h.Unload(ctx, r.Digest) })
+	case opCheck:
+		return serve(m, f, func(r *Check) (Checked, error) { return h.Check(ctx, *r) })
+	case opStart:
+		return serve(m, f, func(r *PodSpec) (Status, error) { return h.Start(ctx, *r) })
+	case opStop:
+		return serve(m, f, func(r *idRequest) (Status, error) { return h.Stop(ctx, r.ID, r.Grace) })
+	case opKill:
+		return done(m, f, func(r *idRequest) error { return h.Kill(ctx, r.ID) })
+	case opRemove:
+		return done(m, f, func(r *idRequest) error { return h.Remove(ctx, r.ID) })
+	case opList:
+		return serve(m, f, func(*idRequest) ([]Status, error) { return h.List(ctx) })
+	case opStats:
+		return serve(m, f, func(r *idsRequest) ([]Stats, error) { return h.Stats(ctx, r.IDs) })
+	case opMetrics:
+		return serve(m, f, func(r *idsRequest) ([]Metrics, error) { return h.Metrics(ctx, r.IDs) })
+	case opAttach:
+		return done(m, f, func(r *attachRequest) error { return attach(ctx, h, r) })
+	case opReopenLog:
+		return done(m, f, func(r *fileRequest) error { return h.ReopenLog(ctx, r.ID, r.File.File) })
+	case opUpdateTLS:
+		return done(m, f, func(r *tlsRequest) error { return h.UpdateTLS(ctx, r.ID, r.TLS) })
+	case opUpdate:
+		return done(m, f, func(r *Update) error { return h.Update(ctx, *r) })
+	}
+	return nil, fmt.Errorf("operation %q: %w", m.Op, errdefs.ErrNotImplemented)
+}
+
+func serve[Q, R any](m message, f *frame, do func(*Q) (R, error)) (any, error) {
+	var request Q
+	if err := unpack(m.Body, f, &request); err != nil {
+		return nil, fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	return do(&request)
+}
+
+func done[Q any](m message, f *frame, do func(*Q) error) (any, error) {
+	return serve(m, f, func(r *Q) (any, error) { return nil, do(r) })
+}
