@@ -104,6 +104,9 @@ type Resolved struct {
 	Mounts []*runtimeapi.Mount
 	// StopSignal is the signal in force, from the request or from the image.
 	StopSignal runtimeapi.Signal
+	// Component is the name of the component that the container runs (domain:server@version), as derived from its
+	// image by a backend whose pods need no component labels; empty when the labels give it, or there is none.
+	Component string
 }
 
 // State is what a backend sees of a container.

@@ -31,7 +31,7 @@ func (s *Server) selectContainers(id, podID string, labels map[string]string, ke
 	selected := make([]*node.Container, 0, len(pods))
 	for _, p := range pods {
 		for _, c := range p.Visible() {
-			if (only == nil || only.ID == c.ID) && matches(labels, c.Config.GetLabels()) && keep(c) {
+			if !c.Unlisted && (only == nil || only.ID == c.ID) && matches(labels, c.Config.GetLabels()) && keep(c) {
 				selected = append(selected, c)
 			}
 		}

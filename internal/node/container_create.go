@@ -55,19 +55,14 @@ func (p *livePod) createContainer(ctx context.Context, config *runtimeapi.Contai
 	if existing != nil && rec.State == Initiated {
 		state = existing.State
 	}
-	if rec.unit && state == Created && supersedes(config.Metadata, existing.Config.Metadata) {
-		if err := p.recreate(ctx, rec, existing); err != nil {
-			return "", err
-		}
-		return p.createContainer(ctx, config)
-	}
-	switch Decide(rec.unit, state, CreateContainer) {
-	case Idempotent:
-		if sameParameters(existing.Config, config) {
-			return existing.ID, nil
-		}
+	replaced := rec.replacedBy(config.Metadata, state)
+	switch verdict := Decide(rec.unit, state, CreateContainer); {
+	case replaced != nil:
+	case verdict == Idempotent && sameParameters(existing.Config, config):
+		return existing.ID, nil
+	case verdict == Idempotent:
 		return "", fmt.Errorf("CreateContainer: container %s of pod %s exists with other parameters: %w", existing.ID, p.id, errdefs.ErrAlreadyExists)
-	case Refused:
+	case verdict == Refused:
 		return "", refusal(rec.unit, p.id, state, CreateContainer)
 	}
 	if err := p.node.inheritComponent(rec, config); err != nil {
@@ -77,7 +72,19 @@ func (p *livePod) createContainer(ctx context.Context, config *runtimeapi.Contai
 	if err != nil {
 		return "", fmt.Errorf("image of container %q: %w", config.Metadata.Name, err)
 	}
-	return p.makeContainer(ctx, newContainer(rec, config, img))
+	return p.makeContainer(ctx, newContainer(rec, config, img), replaced)
+}
+
+// replacedBy finds the container of a unit pod that a later attempt takes the place of: one that does not run. This is
+// how a kubelet restarts, and a walk over the table's own edges: Stopped → Removed → Created.
+func (p *Pod) replacedBy(m *runtimeapi.ContainerMetadata, s State) *Container {
+	if !p.unit || (s != Created && s != Stopped) {
+		return nil
+	}
+	if old := p.same(m); m.GetName() == old.Config.GetMetadata().GetName() && m.GetAttempt() > old.Config.GetMetadata().GetAttempt() {
+		return old
+	}
+	return nil
 }
 
 // newContainer is the record of a container before anything of it is made.
@@ -92,11 +99,17 @@ func newContainer(p *Pod, config *runtimeapi.ContainerConfig, img image.Image) *
 	return c
 }
 
-// makeContainer goes from nothing to Created: intent, the backend's part, commit.
-func (p *livePod) makeContainer(ctx context.Context, c *Container) (string, error) {
+// makeContainer goes from nothing to Created: intent, the backend's part, commit. The container that it replaces goes
+// once the new one is known to be acceptable.
+func (p *livePod) makeContainer(ctx context.Context, c, replaced *Container) (string, error) {
 	pod := p.rec.Load().sandboxPod()
 	if err := p.backend.Validate(pod, c.sandboxContainer()); err != nil {
 		return "", err
+	}
+	if replaced != nil {
+		if err := p.takeAway(ctx, replaced.ID); err != nil {
+			return "", err
+		}
 	}
 	err := p.commit(func(next *Pod) error {
 		if err := next.open(CreateContainer); err != nil {
@@ -144,14 +157,6 @@ func (p *livePod) unmakeContainer(ctx context.Context, c *Container) error {
 	return p.commit(func(next *Pod) error { next.drop(c.ID); return nil })
 }
 
-// recreate removes the Created container of a unit pod that a higher attempt replaces.
-func (p *livePod) recreate(ctx context.Context, rec *Pod, c *Container) error {
-	if err := p.backend.RemoveContainer(ctx, rec.sandboxPod(), c.sandboxContainer()); err != nil {
-		return err
-	}
-	return p.commit(func(next *Pod) error { next.find(c.ID).State = Removed; return nil })
-}
-
 // same finds the container that a CreateContainer with this metadata would repeat.
 func (p *Pod) same(m *runtimeapi.ContainerMetadata) *Container {
 	for _, c := range p.Containers {
@@ -168,11 +173,6 @@ func (p *Pod) open(call Call) error {
 		return nil
 	}
 	return refusal(p.unit, p.ID, Killed, call)
-}
-
-// supersedes reports whether m is a later attempt at the container of old.
-func supersedes(m, old *runtimeapi.ContainerMetadata) bool {
-	return m.GetName() == old.GetName() && m.GetAttempt() > old.GetAttempt()
 }
 
 // sameParameters compares what makes two requests the same container: labels, annotations, environment, image,

@@ -95,7 +95,8 @@ func (p *livePod) bringToEnd(ctx context.Context, rec *Pod, c *Container, grace 
 }
 
 // RemoveContainer removes a container (CRI RemoveContainer). In a pod of many a running one is killed first; for a
-// unit pod the table of seed 1 holds. An unknown container is a success.
+// unit pod the table of seed 1 holds: the container of a Killed one goes with it, and is listed no more once its
+// removal was asked for. An unknown container is a success.
 func (n *Node) RemoveContainer(ctx context.Context, id string) error {
 	p, full, err := n.orderContainer(id)
 	if errdefs.IsNotFound(err) {
@@ -105,7 +106,7 @@ func (n *Node) RemoveContainer(ctx context.Context, id string) error {
 		return err
 	}
 	if err := p.admits(full, RemoveContainer); err != nil {
-		return err
+		return errors.Join(err, p.unlist(full))
 	}
 	err = p.slotOf(p.keyOf(full)).run(ctx, n.order(RemoveContainer), func(ctx context.Context) error {
 		return p.removeContainer(ctx, full)
@@ -143,6 +144,11 @@ func (p *livePod) removeContainer(ctx context.Context, id string) error {
 			}
 		}
 	}
+	return p.takeAway(ctx, id)
+}
+
+// takeAway removes a container that does not run: intent, the backend's part, commit.
+func (p *livePod) takeAway(ctx context.Context, id string) error {
 	if err := p.commit(func(next *Pod) error { next.find(id).Intent = RemoveContainer; return nil }); err != nil {
 		return err
 	}
@@ -154,6 +160,26 @@ func (p *livePod) removeContainer(ctx context.Context, id string) error {
 		return err
 	}
 	return failRemoveCommit.Hit(ctx)
+}
+
+// unlist takes the container of a Killed unit pod out of the lists. A kubelet's garbage collection removes containers
+// before their sandbox, and a sandbox only when it sees no containers of it; by the table it could do neither.
+func (p *livePod) unlist(id string) error {
+	killed := func(rec *Pod) *Container {
+		if !rec.unit || rec.State != Killed {
+			return nil
+		}
+		return rec.find(id)
+	}
+	if c := killed(p.rec.Load()); c == nil || c.Unlisted {
+		return nil
+	}
+	return p.commit(func(next *Pod) error {
+		if c := killed(next); c != nil {
+			c.Unlisted = true
+		}
+		return nil
+	})
 }
 
 // finishRemove carries the intent to remove a container to its end.

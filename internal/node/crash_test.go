@@ -44,9 +44,15 @@ func crashScript(ctx context.Context, dir string) error {
 		if err != nil {
 			return err
 		}
-		err = errors.Join(b.StartContainer(ctx, id), b.UpdateContainer(ctx, id, nil), b.StopContainer(ctx, id, 0),
-			b.RemoveContainer(ctx, id), b.StopSandbox(ctx, pod), b.RemoveSandbox(ctx, pod))
-		if err != nil {
+		again := containerConfig("c")
+		again.Metadata.Attempt = 1
+		err = errors.Join(b.StartContainer(ctx, id), b.UpdateContainer(ctx, id, nil), b.StopContainer(ctx, id, 0))
+		if id, createErr := b.CreateContainer(ctx, pod, again); createErr == nil { // of a unit pod, in the first one's place
+			err = errors.Join(err, b.StartContainer(ctx, id), b.StopContainer(ctx, id, 0), b.RemoveContainer(ctx, id))
+		} else {
+			err = errors.Join(err, createErr)
+		}
+		if err := errors.Join(err, b.StopSandbox(ctx, pod), b.RemoveSandbox(ctx, pod)); err != nil {
 			return err
 		}
 	}

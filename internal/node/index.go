@@ -2,6 +2,7 @@ package node
 
 import (
 	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 )
@@ -40,38 +41,28 @@ func (x *Index) track(old, next *Pod) {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if before.id != after.id {
+	if before.name() != after.name() {
 		ids := maps.Clone(*x.ids.Load())
+		delete(ids, before.id)
 		if after.id != "" {
 			ids[after.id] = after.component
-		} else {
-			delete(ids, before.id)
 		}
 		x.ids.Store(&ids)
 	}
-	if before.running != after.running {
-		x.publishRunning(max(before.component, after.component), max(before.id, after.id), after.running)
+	running := maps.Clone(*x.running.Load())
+	if before.running {
+		running[before.component] = without(running[before.component], before.id)
 	}
+	if after.running {
+		running[after.component] = append(without(running[after.component], after.id), after.id)
+	}
+	maps.DeleteFunc(running, func(_ string, ids []string) bool { return len(ids) == 0 })
+	x.running.Store(&running)
 }
 
-// publishRunning puts id into, or takes it out of, the running containers of component.
-func (x *Index) publishRunning(component, id string, in bool) {
-	running := maps.Clone(*x.running.Load())
-	kept := make([]string, 0, len(running[component])+1)
-	for _, other := range running[component] {
-		if other != id {
-			kept = append(kept, other)
-		}
-	}
-	if in {
-		kept = append(kept, id)
-	}
-	if len(kept) == 0 {
-		delete(running, component)
-	} else {
-		running[component] = kept
-	}
-	x.running.Store(&running)
+// without is a new slice with all of ids but id.
+func without(ids []string, id string) []string {
+	return slices.DeleteFunc(slices.Clone(ids), func(other string) bool { return other == id })
 }
 
 // trace is what the index holds of one pod.
@@ -80,9 +71,11 @@ type trace struct {
 	running       bool
 }
 
+func (t trace) name() [2]string { return [2]string{t.component, t.id} }
+
 func presence(p *Pod) trace {
-	if p == nil || p.Component == "" || p.State == "" {
+	if p == nil || p.State == "" || p.ComponentName() == "" {
 		return trace{}
 	}
-	return trace{component: p.Component, id: p.ID, running: p.UnitState() == Running}
+	return trace{component: p.ComponentName(), id: p.ID, running: p.UnitState() == Running}
 }

@@ -633,7 +633,7 @@ func (stubborn) StopContainer(context.Context, *sandbox.Pod, *sandbox.Container,
 
 // TestFailedStartThatCannotBeStoppedRuns: the record says so, instead of hiding a process behind an exit code.
 func TestFailedStartThatCannotBeStoppedRuns(t *testing.T) {
-	b := openWith(t, t.TempDir(), func(f *fake.Backend) sandbox.Backend { return stubborn{f} })
+	b := openWith(t, t.TempDir(), "linux", sandbox.Capabilities{}, func(f *fake.Backend) sandbox.Backend { return stubborn{f} })
 	id := b.create(t, b.run(t, "", podConfig("p")), containerConfig("c"))
 	if err := b.StartContainer(t.Context(), id); err == nil {
 		t.Error("the start succeeded")
@@ -643,16 +643,17 @@ func TestFailedStartThatCannotBeStoppedRuns(t *testing.T) {
 	}
 }
 
-// openWith starts a node with one backend, "linux", that wraps the fake one.
-func openWith(t *testing.T, dir string, wrap func(*fake.Backend) sandbox.Backend) *bench {
+// openWith starts a node with one backend, which wraps the fake one.
+func openWith(t *testing.T, dir, handler string, caps sandbox.Capabilities, wrap func(*fake.Backend) sandbox.Backend) *bench {
 	t.Helper()
 	records, err := store.Open(filepath.Join(dir, "node.db"))
 	must(t, err)
-	f, err := fake.New(fake.Config{Dir: filepath.Join(dir, "linux")})
+	f, err := fake.New(fake.Config{Dir: filepath.Join(dir, handler), Capabilities: caps})
 	must(t, err)
-	b := &bench{dir: dir, store: records, network: &fake.Network{Dir: t.TempDir()}}
+	b := &bench{dir: dir, store: records, network: &fake.Network{Dir: filepath.Join(dir, "network")}}
+	must(t, os.MkdirAll(b.network.Dir, 0o700))
 	b.Node, err = node.Open(t.Context(), node.Config{
-		Store: records, Backends: map[string]sandbox.Backend{"linux": wrap(f)}, DefaultHandler: "linux", Network: b.network, Images: fake.Images{},
+		Store: records, Backends: map[string]sandbox.Backend{handler: wrap(f)}, DefaultHandler: handler, Network: b.network, Images: fake.Images{},
 	})
 	must(t, err)
 	t.Cleanup(b.close)

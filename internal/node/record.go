@@ -19,7 +19,7 @@ import (
 type Pod struct {
 	ID      string
 	Handler string
-	// Component is the component's name, for unit pods that run one.
+	// Component is the component's name, for unit pods whose labels give one; see ComponentName.
 	Component string
 	Config    *runtimeapi.PodSandboxConfig
 	State     State
@@ -54,6 +54,8 @@ type Container struct {
 	Reason     string
 	Message    string
 	Pid        int
+	// Unlisted says that the removal of a Killed unit pod's container was asked for: lists leave it out.
+	Unlisted bool
 	// Intent is RemoveContainer, or intentUpdate, from the order until its effect is complete.
 	Intent Call
 }
@@ -86,6 +88,15 @@ func (p *Pod) Container(id string) *Container {
 		}
 	}
 	return nil
+}
+
+// ComponentName is the name of the component that the pod runs: from its labels, or as the backend derived it when
+// the container was created; empty when it runs none.
+func (p *Pod) ComponentName() string {
+	if p.Component == "" && p.unit && len(p.Containers) > 0 && p.Containers[0].visible() {
+		return p.Containers[0].Resolved.Component
+	}
+	return p.Component
 }
 
 // Visible lists the containers that the control planes may see: those that are made and not removed.
@@ -209,6 +220,8 @@ type containerRecord struct {
 	Reason     string    `json:"reason,omitempty"`
 	Message    string    `json:"message,omitempty"`
 	Pid        int       `json:"pid,omitempty"`
+	Component  string    `json:"component,omitempty"`
+	Unlisted   bool      `json:"unlisted,omitempty"`
 	Intent     Call      `json:"intent,omitempty"`
 }
 
@@ -236,7 +249,7 @@ func encodeContainer(c *Container) (containerRecord, error) {
 	r := containerRecord{
 		ID: c.ID, ImageID: c.ImageID, ImageRef: c.ImageRef, State: c.State, StopSignal: int32(c.Resolved.StopSignal),
 		CreatedAt: c.CreatedAt, StartedAt: c.StartedAt, FinishedAt: c.FinishedAt, ExitCode: c.ExitCode,
-		Reason: c.Reason, Message: c.Message, Pid: c.Pid, Intent: c.Intent,
+		Reason: c.Reason, Message: c.Message, Pid: c.Pid, Component: c.Resolved.Component, Unlisted: c.Unlisted, Intent: c.Intent,
 	}
 	var err error
 	if r.Config, err = proto.Marshal(c.Config); err != nil {
@@ -287,8 +300,8 @@ func decodeContainer(podID string, r containerRecord) (*Container, error) {
 	c := &Container{
 		ID: r.ID, PodID: podID, Config: &runtimeapi.ContainerConfig{}, ImageID: r.ImageID, ImageRef: r.ImageRef,
 		State: r.State, CreatedAt: r.CreatedAt, StartedAt: r.StartedAt, FinishedAt: r.FinishedAt, ExitCode: r.ExitCode,
-		Reason: r.Reason, Message: r.Message, Pid: r.Pid, Intent: r.Intent,
-		Resolved: sandbox.Resolved{StopSignal: runtimeapi.Signal(r.StopSignal)},
+		Reason: r.Reason, Message: r.Message, Pid: r.Pid, Unlisted: r.Unlisted, Intent: r.Intent,
+		Resolved: sandbox.Resolved{StopSignal: runtimeapi.Signal(r.StopSignal), Component: r.Component},
 	}
 	if err := proto.Unmarshal(r.Config, c.Config); err != nil {
 		return nil, err

@@ -29,7 +29,7 @@ func (d deaf) PodStats(ctx context.Context, p *sandbox.Pod) (*runtimeapi.LinuxPo
 // neither time nor goroutines.
 func TestN8SickPodCostsItsFiguresOnce(t *testing.T) {
 	free := make(chan struct{})
-	b := openWith(t, t.TempDir(), func(f *fake.Backend) sandbox.Backend { return deaf{f, "sick", free} })
+	b := openWith(t, t.TempDir(), "linux", sandbox.Capabilities{}, func(f *fake.Backend) sandbox.Backend { return deaf{f, "sick", free} })
 	b.run(t, "", podConfig("sick"))
 	fine := b.run(t, "", podConfig("fine"))
 	if got := b.PodsStats(t.Context(), b.Pods()); len(got) != 1 || got[0].Attributes.Id != fine {

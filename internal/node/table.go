@@ -112,13 +112,23 @@ func refusal(unit bool, id string, s State, c Call) error {
 	return fmt.Errorf("%s: %s is %s; valid now: %s: %w", c, id, s, strings.Join(valid, ", "), errdefs.ErrFailedPrecondition)
 }
 
+// unitNotes are what a kubelet needs beyond unitTable: no edges, but walks over its own and what lists show.
+const unitNotes = `A kubelet restarts a container by creating its next attempt. Of a unit pod that is the walk Stopped → Removed → Created: a
+CreateContainer in Stopped whose ` + "`metadata.attempt`" + ` is higher than the container's (of the same name) is valid, and so is one in
+Created, which makes the container anew. The same attempt in Stopped is refused, as the table says.
+
+A kubelet's garbage collection removes containers before their sandbox. RemoveContainer in Killed is refused, as the table
+says; from then on ListContainers leaves the container out, and the kubelet removes the sandbox. ContainerStatus still answers.
+
+`
+
 // Markdown prints both tables for the documentation.
 func Markdown() string {
 	var b strings.Builder
 	for _, t := range []struct {
-		title string
-		table table
-	}{{"Unit pods", unitTable}, {"Containers in a pod of many", containerTable}} {
+		title, notes string
+		table        table
+	}{{"Unit pods", unitNotes, unitTable}, {"Containers in a pod of many", "", containerTable}} {
 		fmt.Fprintf(&b, "### %s\n\n| state |", t.title)
 		for _, c := range Calls {
 			fmt.Fprintf(&b, " %s |", c)
@@ -131,7 +141,7 @@ func Markdown() string {
 			}
 			b.WriteByte('\n')
 		}
-		b.WriteByte('\n')
+		b.WriteString("\n" + t.notes)
 	}
 	return b.String()
 }

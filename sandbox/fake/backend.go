@@ -142,12 +142,25 @@ func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox
 			code, _ := strconv.ParseInt(behaviour(p, c, "exit-code"), 10, 32)
 			s.EndsAt, s.EndsWith = s.StartedAt.Add(after), int32(code)
 		}
-		if err := write(b.containerFile(p.ID, c.ID), s); err != nil {
+		if err := errors.Join(makeLog(p, c), write(b.containerFile(p.ID, c.ID), s)); err != nil {
 			return err
 		}
 		b.follow(p, c, s)
 		return nil
 	})
+}
+
+// makeLog makes the container's log file, in which a fake container writes nothing.
+func makeLog(p *sandbox.Pod, c *sandbox.Container) error {
+	dir, path := p.Config.GetLogDirectory(), c.Config.GetLogPath()
+	if dir == "" || path == "" {
+		return nil
+	}
+	log := filepath.Join(dir, path)
+	if err := os.MkdirAll(filepath.Dir(log), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(log, nil, 0o600)
 }
 
 // follow watches a running container.

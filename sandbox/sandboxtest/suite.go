@@ -31,6 +31,8 @@ func Run(t *testing.T, s Subject) {
 		{"StopCutShort", client.stopCutShort},
 		{"Restart", client.restart},
 		{"CreateRepeats", client.createRepeats},
+		{"NextAttempt", client.nextAttempt},
+		{"Collected", client.collected},
 		{"ManyContainers", client.manyContainers},
 		{"C2StopAndRemove", client.stopAndRemoveAtOnce},
 		{"N3Retry", client.retry},

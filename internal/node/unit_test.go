@@ -1,0 +1,159 @@
+package node_test
+
+import (
+	"context"
+	"slices"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/node"
+	"github.com/tripod-run/tripod/sandbox"
+	"github.com/tripod-run/tripod/sandbox/fake"
+)
+
+// attempt is a container's configuration as a kubelet gives it at its nth restart.
+func attempt(n uint32, annotations ...string) *runtimeapi.ContainerConfig {
+	config := containerConfig("c", annotations...)
+	config.Metadata.Attempt = n
+	return config
+}
+
+// TestKubeletRestartsAUnitPod: a later attempt takes the place of the container that has ended; the same one does not.
+func TestKubeletRestartsAUnitPod(t *testing.T) {
+	b := open(t, t.TempDir())
+	ctx := t.Context()
+	pod := b.run(t, "wasm", podConfig("p"))
+	b.create(t, pod, attempt(0))
+	must(t, b.StartContainer(ctx, pod))
+	if id := b.create(t, pod, attempt(1)); id != pod || b.state(t, pod) != node.Running {
+		t.Errorf("the next attempt made a running container %s", b.state(t, pod))
+	}
+	b.backend["wasm"].Exit(pod, 1)
+	eventually(t, "Stopped", func() bool { return b.state(t, pod) == node.Stopped })
+	if _, err := b.CreateContainer(ctx, pod, attempt(0)); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("the same attempt again: %v", err)
+	}
+	other := attempt(1)
+	other.Metadata.Name = "other"
+	if _, err := b.CreateContainer(ctx, pod, other); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("another container: %v", err)
+	}
+	sub := b.Subscribe()
+	if id := b.create(t, pod, attempt(1)); id != pod || b.state(t, pod) != node.Created {
+		t.Errorf("the next attempt is %s, %s", id, b.state(t, pod))
+	}
+	for _, want := range []runtimeapi.ContainerEventType{runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT} {
+		if e := <-sub.Events(); e.Type != want {
+			t.Errorf("event %s, want %s", e.Type, want)
+		}
+	}
+	must(t, b.StartContainer(ctx, pod))
+	c, _, err := b.Container(pod)
+	must(t, err)
+	if c.State != node.Running || c.Config.Metadata.Attempt != 1 || c.ExitCode != 0 {
+		t.Errorf("after the restart: %+v", c)
+	}
+}
+
+// TestRefusedNextAttemptLeavesTheLast: what ended, and how, is there until its successor is known to be acceptable.
+func TestRefusedNextAttemptLeavesTheLast(t *testing.T) {
+	b := open(t, t.TempDir())
+	pod := b.run(t, "wasm", podConfig("p"))
+	b.create(t, pod, attempt(0))
+	must(t, b.StartContainer(t.Context(), pod), b.StopContainer(t.Context(), pod, 0))
+	if _, err := b.CreateContainer(t.Context(), pod, attempt(1, "validate", "not like this")); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("a container that is not valid: %v", err)
+	}
+	if c, _, err := b.Container(pod); err != nil || c.State != node.Stopped || c.ExitCode == 0 {
+		t.Errorf("the container that ended: %+v, %v", c, err)
+	}
+}
+
+// TestRemovalInAKilledUnitPodUnlists: it is refused, and lists leave the container out from then on, restarts included.
+func TestRemovalInAKilledUnitPodUnlists(t *testing.T) {
+	b := open(t, t.TempDir())
+	pod := b.run(t, "wasm", podConfig("p"))
+	b.create(t, pod, attempt(0))
+	must(t, b.StartContainer(t.Context(), pod))
+	if err := b.RemoveContainer(t.Context(), pod); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("removal of a running container: %v", err)
+	}
+	must(t, b.StopSandbox(t.Context(), pod))
+	unlisted := func() bool {
+		c, _, err := b.Container(pod)
+		must(t, err)
+		return c.Unlisted
+	}
+	if unlisted() {
+		t.Error("it is not listed before anybody asked for its removal")
+	}
+	for range 2 {
+		if err := b.RemoveContainer(t.Context(), pod); !errdefs.IsFailedPrecondition(err) {
+			t.Errorf("removal in a killed pod: %v", err)
+		}
+		if !unlisted() {
+			t.Error("it is still listed")
+		}
+		b = b.reopen(t)
+	}
+	must(t, b.RemoveSandbox(t.Context(), pod))
+	if left := b.residue(t); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// naming is a backend that derives component names from images.
+type naming struct{ *fake.Backend }
+
+func (n naming) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (sandbox.Resolved, error) {
+	r, err := n.Backend.CreateContainer(ctx, p, c)
+	r.Component = "example.com:" + c.Config.GetImage().GetImage() + "@1.0.0"
+	return r, err
+}
+
+// TestComponentsNamedByTheBackend: pods without component labels are in the index under the name that their backend
+// told, which goes with the container.
+func TestComponentsNamedByTheBackend(t *testing.T) {
+	b := openUnit(t, t.TempDir())
+	ctx := t.Context()
+	pod := b.run(t, "wasm", podConfig("p"))
+	if name, ok := b.Components().Component(pod); ok {
+		t.Errorf("a pod without a container runs %s", name)
+	}
+	holds := func(component string, running bool) {
+		t.Helper()
+		if name, _ := b.Components().Component(pod); name != component {
+			t.Errorf("the pod runs %q, want %q", name, component)
+		}
+		if got := b.Components().Running(component); slices.Contains(got, pod) != running || len(got) > 1 {
+			t.Errorf("running containers of %s: %v", component, got)
+		}
+	}
+	b.create(t, pod, attempt(0))
+	holds("example.com:busybox@1.0.0", false)
+	must(t, b.StartContainer(ctx, pod))
+	holds("example.com:busybox@1.0.0", true)
+	b.close()
+	b = openUnit(t, b.dir)
+	holds("example.com:busybox@1.0.0", true)
+	must(t, b.StopContainer(ctx, pod, 0))
+	holds("example.com:busybox@1.0.0", false)
+	next := attempt(1)
+	next.Image.Image = "other"
+	b.create(t, pod, next)
+	must(t, b.StartContainer(ctx, pod))
+	holds("example.com:other@1.0.0", true)
+	if got := b.Components().Running("example.com:busybox@1.0.0"); len(got) > 0 {
+		t.Errorf("still running the first: %v", got)
+	}
+	must(t, b.RemoveSandbox(ctx, pod))
+	holds("", false)
+}
+
+// openUnit starts a node whose backend "wasm" names components itself.
+func openUnit(t *testing.T, dir string) *bench {
+	t.Helper()
+	return openWith(t, dir, "wasm", sandbox.Capabilities{MaxContainers: 1, Components: true}, func(f *fake.Backend) sandbox.Backend { return naming{f} })
+}

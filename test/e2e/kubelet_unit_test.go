@@ -1,0 +1,193 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"testing"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+// unitKind is a kind of unit pods, for the model of the kubelet: what their containers are made of.
+type unitKind struct {
+	handler, image string
+	// runs has a container run until it is stopped, ends has it end soon after its start with a code.
+	runs func(*runtimeapi.ContainerConfig)
+	ends func(c *runtimeapi.ContainerConfig, code int)
+}
+
+// fakeUnits are the unit pods of the fake backend, which are told by annotations what to do.
+var fakeUnits = unitKind{
+	handler: "fake-unit", image: harness.Busybox,
+	runs: func(*runtimeapi.ContainerConfig) {},
+	ends: func(c *runtimeapi.ContainerConfig, code int) {
+		c.Annotations["fake.tripod.dev/exit-after"], c.Annotations["fake.tripod.dev/exit-code"] = "20ms", strconv.Itoa(code)
+	},
+}
+
+// TestKubeletUnitPods plays what happens to pods whose container is the pod, and whose ID is its container's.
+func TestKubeletUnitPods(t *testing.T) {
+	playUnits(t, harness.StartDaemon(t, harness.Fake()), fakeUnits)
+}
+
+func playUnits(t *testing.T, d *harness.Daemon, kind unitKind) {
+	for name, test := range map[string]func(*testing.T, *kubelet, unitKind){
+		"Deployment":      unitDeployment,
+		"crash loop":      unitCrashLoop,
+		"Job":             unitJob,
+		"failed Job":      unitFailedJob,
+		"killed sandbox":  unitKilledSandbox,
+		"daemon's return": unitDaemonReturns,
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := newKubelet(t, d)
+			test(t, k, kind)
+			newKubelet(t, d).relist()
+		})
+	}
+}
+
+// unitPod makes a pod of one container; how tells what each attempt at it does.
+func (k *kubelet) unitPod(name string, kind unitKind, how func(c *runtimeapi.ContainerConfig, attempt int)) *kubePod {
+	k.t.Helper()
+	p := k.newPod(name, &kubeContainer{name: "c", image: kind.image, change: func(c *runtimeapi.ContainerConfig) { how(c, int(c.Metadata.Attempt)) }})
+	p.handler, p.grace = kind.handler, 5
+	return p
+}
+
+// isUnit holds that a pod has one container, whose ID is the sandbox's.
+func (s *podStatus) isUnit() error {
+	if len(s.sandboxes) != 1 || len(s.containers) != 1 || s.sandboxes[0].Id != s.containers[0].Id {
+		return fmt.Errorf("sandboxes %v, containers %v", s.sandboxes, s.containers)
+	}
+	return nil
+}
+
+// unitDeployment runs until it is deleted.
+func unitDeployment(t *testing.T, k *kubelet, kind unitKind) {
+	p := k.unitPod("unit", kind, func(c *runtimeapi.ContainerConfig, _ int) { kind.runs(c) })
+	s := k.states(p, "c running")
+	k.must(s.isUnit())
+	if again := k.states(p, "c running"); again.of(p.containers[0]).StartedAt != s.of(p.containers[0]).StartedAt {
+		t.Errorf("a pod that is as it should be was changed: %v", again.containers)
+	}
+	p.deleted = true
+	k.sync(p, k.status(p))
+	if s := k.status(p); s.state(p.containers[0]) != "exited" || s.of(p.containers[0]).Reason == "" {
+		t.Errorf("after its termination: %v", s.containers)
+	}
+	k.remove(p)
+}
+
+// unitCrashLoop: each attempt takes the place of the last, in the same pod with the same address and a log of its own.
+func unitCrashLoop(t *testing.T, k *kubelet, kind unitKind) {
+	p := k.unitPod("unit-crash", kind, func(c *runtimeapi.ContainerConfig, attempt int) {
+		if kind.runs(c); attempt < 3 {
+			kind.ends(c, 4)
+		}
+	})
+	var ip string
+	s := k.wait(p, func(s *podStatus) error {
+		k.must(s.isUnit())
+		if ip == "" {
+			ip = s.sandbox().GetNetwork().GetIp()
+		}
+		if c := s.containers[0]; c.State == exited && (c.ExitCode != 4 || c.Reason != "Error") {
+			t.Errorf("attempt %d: %v", c.Metadata.Attempt, c)
+		}
+		if c := s.containers[0]; c.State != running || c.Metadata.Attempt != 3 {
+			return fmt.Errorf("the container is %v", c)
+		}
+		return nil
+	})
+	if now := s.sandbox().GetNetwork().GetIp(); now != ip {
+		t.Errorf("the restarts took the pod from %s to %s", ip, now)
+	}
+}
+
+// unitJob fails once and then completes; its pod is stopped, kept for its exit code, and collected when it is deleted.
+func unitJob(t *testing.T, k *kubelet, kind unitKind) {
+	p := k.unitPod("unit-job", kind, func(c *runtimeapi.ContainerConfig, attempt int) { kind.ends(c, max(0, 1-attempt)) })
+	p.restart = restartOnFailure
+	k.wait(p, func(s *podStatus) error {
+		if c := s.of(p.containers[0]); s.sandbox() != nil || c == nil || c.State != exited || c.Metadata.Attempt != 1 || c.ExitCode != 0 || c.Reason != "Completed" {
+			return fmt.Errorf("%v", s)
+		}
+		return s.isUnit()
+	})
+	k.sync(p, k.status(p))
+	if s := k.status(p); s.isUnit() != nil || s.of(p.containers[0]).ExitCode != 0 {
+		t.Errorf("a Job that is complete became %v", s)
+	}
+	k.remove(p)
+}
+
+// unitFailedJob is not run again.
+func unitFailedJob(t *testing.T, k *kubelet, kind unitKind) {
+	p := k.unitPod("unit-failed", kind, func(c *runtimeapi.ContainerConfig, _ int) { kind.ends(c, 3) })
+	p.restart = restartNever
+	k.wait(p, func(s *podStatus) error {
+		if c := s.of(p.containers[0]); s.sandbox() != nil || c == nil || c.ExitCode != 3 || c.Metadata.Attempt != 0 {
+			return fmt.Errorf("%v", s)
+		}
+		return s.isUnit()
+	})
+	k.remove(p)
+}
+
+// unitKilledSandbox: a pod whose sandbox somebody stopped gets another. The last dead container is kept, with its pod;
+// the one before is collected although its container cannot be removed by itself.
+func unitKilledSandbox(t *testing.T, k *kubelet, kind unitKind) {
+	p := k.unitPod("unit-killed", kind, func(c *runtimeapi.ContainerConfig, _ int) { kind.runs(c) })
+	var ids []string
+	for range 3 {
+		s := k.wait(p, func(s *podStatus) error {
+			if sandbox := s.sandbox(); sandbox == nil || slices.Contains(ids, sandbox.Id) || s.state(p.containers[0]) != "running" {
+				return fmt.Errorf("%v", s)
+			}
+			return nil
+		})
+		ids = append(ids, s.sandbox().Id)
+		k.must(k.runtime.StopPodSandbox(context.Background(), s.sandbox().Id))
+	}
+	k.wait(p, func(s *podStatus) error {
+		var left []string
+		for _, sandbox := range s.sandboxes {
+			left = append(left, sandbox.Id)
+		}
+		if s.state(p.containers[0]) != "running" || len(left) != 2 || left[1] != ids[2] {
+			return fmt.Errorf("sandboxes %q, of which %q were stopped; %v", left, ids, s)
+		}
+		return nil
+	})
+}
+
+// unitDaemonReturns: a kubelet that finds the daemon again after a SIGKILL has nothing to do.
+func unitDaemonReturns(t *testing.T, k *kubelet, kind unitKind) {
+	p := k.unitPod("unit-stays", kind, func(c *runtimeapi.ContainerConfig, _ int) { kind.runs(c) })
+	before := k.states(p, "c running")
+	k.d.Kill()
+	k.d.Start()
+	again := newKubelet(t, k.d)
+	after := again.states(p, "c running")
+	if after.String() != before.String() {
+		t.Errorf("before %v\nafter %v", before, after)
+	}
+	k.runtime, k.images = again.runtime, again.images
+}
+
+// String tells what must not change while nothing happens to a pod.
+func (s *podStatus) String() string {
+	text := ""
+	for _, sandbox := range s.sandboxes {
+		text += fmt.Sprintf("sandbox %s %s %s; ", sandbox.Id, sandbox.State, sandbox.GetNetwork().GetIp())
+	}
+	for _, c := range s.containers {
+		text += fmt.Sprintf("container %s attempt %d %s started %d code %d %s; ", c.Id, c.Metadata.Attempt, c.State, c.StartedAt, c.ExitCode, c.Reason)
+	}
+	return text
+}
