@@ -16,6 +16,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/stats"
 	"github.com/tripod-run/tripod/sandbox"
 	"github.com/tripod-run/tripod/sandbox/linux/spec"
@@ -72,7 +73,7 @@ type Backend struct {
 	mu         sync.Mutex
 	sink       sandbox.Sink
 	containers map[string]*handle
-	pauses     map[string]*process
+	pauses     map[string]*process.Process
 }
 
 var (
@@ -127,7 +128,7 @@ func New(cfg Config) (*Backend, error) {
 		sampler:    stats.NewSampler(8192),
 		sink:       func(sandbox.Event) {},
 		containers: map[string]*handle{},
-		pauses:     map[string]*process{},
+		pauses:     map[string]*process.Process{},
 	}, nil
 }
 

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/stats"
 	"github.com/tripod-run/tripod/sandbox"
 )
@@ -319,9 +320,9 @@ func (g cgroups) killFrozen(ctx context.Context, dir string) error {
 		}
 		// Frozen processes take the signal when they thaw, so the loop ends after a round or two.
 		for _, pid := range pids {
-			if p, err := openProcess(pid); err == nil {
-				err = p.wait(ctx)
-				p.close()
+			if p, err := process.Open(pid); err == nil {
+				err = p.Wait(ctx)
+				p.Close()
 				if err != nil {
 					return err
 				}

@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/sandbox"
 )
 
@@ -186,17 +187,17 @@ func TestStateVersion(t *testing.T) {
 
 // TestN10ProcessIdentity: a PID alone is nobody.
 func TestN10ProcessIdentity(t *testing.T) {
-	start, err := startTime(os.Getpid())
+	start, err := process.StartTime(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := adoptProcess(procID{os.Getpid(), start})
-	if err != nil || !p.alive() {
+	p, err := process.Adopt(process.ID{Pid: os.Getpid(), Start: start})
+	if err != nil || !p.Alive() {
 		t.Fatal(err)
 	}
-	p.close()
-	for _, other := range []procID{{os.Getpid(), start + 1}, {}, {Pid: 1 << 22}} {
-		if _, err := adoptProcess(other); !errdefs.IsNotFound(err) {
+	p.Close()
+	for _, other := range []process.ID{{Pid: os.Getpid(), Start: start + 1}, {}, {Pid: 1 << 22}} {
+		if _, err := process.Adopt(other); !errdefs.IsNotFound(err) {
 			t.Errorf("%+v: %v", other, err)
 		}
 	}

@@ -16,6 +16,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/process"
 )
 
 // monitor starts conmons (https://github.com/containers/conmon). Each is a daemon of its own: it creates the
@@ -131,7 +133,7 @@ type errCreate struct{ message string }
 func (e errCreate) Error() string { return e.message }
 
 // launched is a container that conmon has created: it waits for the runtime's start.
-type launched struct{ conmon, init *process }
+type launched struct{ conmon, init *process.Process }
 
 // start launches conmon and returns when it has created the container. The monitor that came to be is in the result
 // also when there is an error, so that the caller can end it.
@@ -160,8 +162,8 @@ func (m monitor) start(ctx context.Context, l launch, cfg Config, rt ociRuntime)
 	if err != nil {
 		return launched{}, fmt.Errorf("conmon: %w", err)
 	}
-	if got.conmon, err = openProcess(pid); errdefs.IsNotFound(err) {
-		got.conmon = deadProcess(procID{Pid: pid}) // what it said is in the pipe
+	if got.conmon, err = process.Open(pid); errdefs.IsNotFound(err) {
+		got.conmon = process.Ended(process.ID{Pid: pid}) // what it said is in the pipe
 	} else if err != nil {
 		return got, err
 	}
@@ -172,7 +174,7 @@ func (m monitor) start(ctx context.Context, l launch, cfg Config, rt ociRuntime)
 	if err != nil {
 		return got, err
 	}
-	got.init, err = openProcess(initPid)
+	got.init, err = process.Open(initPid)
 	if errdefs.IsNotFound(err) {
 		err = errCreate{"the container's first process ended before it was started"}
 	}
@@ -361,8 +363,8 @@ func (s *spawner) start(cmd *exec.Cmd) error {
 
 // monitors finds the conmons of our bundles by their command lines: container ID to process. It reads all of /proc
 // and is for recovery only, when what files say may be half of the truth.
-func monitors(root string) map[string]procID {
-	found := map[string]procID{}
+func monitors(root string) map[string]process.ID {
+	found := map[string]process.ID{}
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return found
@@ -380,8 +382,8 @@ func monitors(root string) map[string]procID {
 		if !ok {
 			continue
 		}
-		if start, err := startTime(pid); err == nil {
-			found[id] = procID{pid, start}
+		if start, err := process.StartTime(pid); err == nil {
+			found[id] = process.ID{Pid: pid, Start: start}
 		}
 	}
 	return found

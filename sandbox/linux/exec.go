@@ -14,6 +14,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/sandbox"
 	"github.com/tripod-run/tripod/sandbox/linux/spec"
 )
@@ -236,7 +237,7 @@ func (x *execution) result(err error) (int32, error) {
 		message := said(filepath.Join(x.dir, "log"))
 		switch {
 		// What ends a container ends the program, and the runtime at work in it, before the container's own end shows.
-		case message == "" && x.container.init.waitFor(execKill), x.container.init.ending():
+		case message == "" && x.container.init.WaitFor(execKill), x.container.init.Ending():
 			return 0, fmt.Errorf("exec: the container has ended: %w", errdefs.ErrFailedPrecondition)
 		case message != "":
 			return 0, fmt.Errorf("failed to exec: %s: %w", message, errdefs.ErrInvalidArgument)
@@ -283,16 +284,16 @@ func (x *execution) killProgram() bool {
 	if err != nil {
 		return false
 	}
-	p, err := openProcess(pid)
+	p, err := process.Open(pid)
 	if err != nil {
 		return true
 	}
-	defer p.close()
+	defer p.Close()
 	// Without a terminal the program does not lead the process group that it and what it started are in: the runtime
 	// that has put it into the container did.
 	group, err := syscall.Getpgid(pid)
-	known := err == nil && p.alive() && group > 1 && group != syscall.Getpgrp()
-	_ = p.killGroup()
+	known := err == nil && p.Alive() && group > 1 && group != syscall.Getpgrp()
+	_ = p.KillGroup()
 	if known {
 		_ = syscall.Kill(-group, syscall.SIGKILL)
 	}

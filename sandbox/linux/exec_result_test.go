@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/process"
 )
 
 // TestExecInDyingContainer: an exec that fails because the container ends is the container's end, not a fault and not a
@@ -19,14 +21,16 @@ func TestExecInDyingContainer(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = zombie.Wait() })
-	unnoticed := func(pid int) *process { return &process{procID: procID{Pid: pid}, dead: make(chan struct{})} }
-	for init := unnoticed(zombie.Process.Pid); !init.ending(); {
+	unnoticed := func(pid int) *process.Process {
+		return &process.Process{ID: process.ID{Pid: pid}, Dead: make(chan struct{})}
+	}
+	for init := unnoticed(zombie.Process.Pid); !init.Ending(); {
 		time.Sleep(time.Millisecond) // until the kernel is through with it
 	}
 	soon := unnoticed(os.Getpid())
 	for _, c := range []struct {
 		name, said string
-		init       *process
+		init       *process.Process
 	}{
 		{"the runtime says so", `{"msg":"the container is not running"}`, unnoticed(zombie.Process.Pid)},
 		{"the runtime was killed, too", "", soon},
@@ -37,7 +41,7 @@ func TestExecInDyingContainer(t *testing.T) {
 				t.Fatal(err)
 			}
 			if c.init == soon {
-				time.AfterFunc(50*time.Millisecond, func() { close(soon.dead) })
+				time.AfterFunc(50*time.Millisecond, func() { close(soon.Dead) })
 			}
 			x := &execution{dir: dir, container: &life{launched: launched{init: c.init}}}
 			if _, err := x.result(errors.New("exit status 1")); !errdefs.IsFailedPrecondition(err) {

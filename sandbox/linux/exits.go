@@ -33,8 +33,8 @@ func (b *Backend) exitFile(id string) string { return filepath.Join(b.cfg.exitDi
 // nothing is polled and no queue can overflow.
 func (b *Backend) watch(h *handle, l *life) {
 	select {
-	case <-l.init.dead:
-	case <-l.conmon.dead:
+	case <-l.init.Dead:
+	case <-l.conmon.Dead:
 	}
 	b.settle(h, l)
 	e := b.findEnd(h)
@@ -46,26 +46,26 @@ func (b *Backend) watch(h *handle, l *life) {
 // settle brings both to their end. It is called when one of them has ended.
 func (b *Backend) settle(h *handle, l *life) {
 	s, _ := h.snapshot()
-	if l.init.alive() {
+	if l.init.Alive() {
 		// Without its monitor the container has no one to read its output or to tell its exit code: it cannot go on.
 		// Unless the exit is told already, and the kernel is about to say so of init.
 		if !exists(b.exitFile(h.id)) {
 			b.log.Error("the container's monitor has ended before it; killing the container", "container", h.id, "conmon", l.conmon.Pid)
 		}
 		b.killLife(h, l)
-		if !l.init.waitFor(drainTime) {
+		if !l.init.WaitFor(drainTime) {
 			b.log.Error("the container's first process cannot be killed", "container", h.id, "pid", l.init.Pid)
-			<-l.init.dead
+			<-l.init.Dead
 		}
 		return
 	}
 	if !s.OwnPID {
 		b.killLife(h, l) // what it left in a PID namespace of others
 	}
-	if !l.conmon.waitFor(drainTime) {
+	if !l.conmon.WaitFor(drainTime) {
 		b.log.Error("the container's monitor does not end; killing it", "container", h.id, "conmon", l.conmon.Pid)
-		_ = l.conmon.killGroup()
-		<-l.conmon.dead
+		_ = l.conmon.KillGroup()
+		<-l.conmon.Dead
 	}
 }
 

@@ -188,7 +188,7 @@ func (b *Backend) running(h *handle, got launched, began time.Time) error {
 	l := newLife(got)
 	h.mu.Lock()
 	h.state.Phase, h.state.StartedAt = phaseRunning, began
-	h.state.Init, h.state.Conmon = got.init.procID, got.conmon.procID
+	h.state.Init, h.state.Conmon = got.init.ID, got.conmon.ID
 	h.life = l
 	err := h.state.write(h.bundle)
 	h.mu.Unlock()
@@ -202,14 +202,14 @@ func (b *Backend) failStart(ctx context.Context, h *handle, got launched, cause 
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()
 	if got.conmon != nil { // first, so that it writes no exit file
-		_ = got.conmon.killGroup()
-		got.conmon.waitFor(cleanupTime)
+		_ = got.conmon.KillGroup()
+		got.conmon.WaitFor(cleanupTime)
 	} else if err := b.killMonitor(undo, monitors(b.cfg.Root)[h.id]); err != nil {
 		b.log.Error("end the monitor of a start that failed", "container", h.id, "error", err)
 	}
 	if got.init != nil {
-		_ = got.init.signal(unix.SIGKILL)
-		got.init.close()
+		_ = got.init.Signal(unix.SIGKILL)
+		got.init.Close()
 	}
 	err := b.clear(undo, h)
 	if ctx.Err() != nil {
@@ -325,7 +325,7 @@ func (b *Backend) askToStop(h *handle, l *life, s state, grace time.Duration) er
 		return nil
 	}
 	l.signalled = true
-	if err := l.init.signal(s.Resolved.signal()); err != nil {
+	if err := l.init.Signal(s.Resolved.signal()); err != nil {
 		return fmt.Errorf("send the stop signal: %w", err)
 	}
 	return nil
@@ -333,7 +333,7 @@ func (b *Backend) askToStop(h *handle, l *life, s state, grace time.Duration) er
 
 // killLife kills the container at once, with all that it started.
 func (b *Backend) killLife(h *handle, l *life) {
-	if err := l.init.signal(unix.SIGKILL); err != nil {
+	if err := l.init.Signal(unix.SIGKILL); err != nil {
 		b.log.Error("kill a container", "container", h.id, "pid", l.init.Pid, "error", err)
 	}
 	s, _ := h.snapshot()

@@ -2,7 +2,6 @@ package linux
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,6 +12,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/stream"
 	"github.com/tripod-run/tripod/sandbox"
 )
 
@@ -21,83 +21,26 @@ const reopenTime = 10 * time.Second
 
 // logPath is the container's CRI log file, "" for none: log_path below the pod's log_directory.
 func logPath(p *sandbox.Pod, c *sandbox.Container) (string, error) {
-	dir, name := p.Config.GetLogDirectory(), c.Config.GetLogPath()
-	if dir == "" || name == "" {
-		return "", nil
-	}
-	switch {
-	case !filepath.IsAbs(dir):
-		return "", fmt.Errorf("log_directory %q is not an absolute path: %w", dir, errdefs.ErrInvalidArgument)
-	case !filepath.IsLocal(name) || filepath.Clean(name) == ".":
-		return "", fmt.Errorf("log_path %q leads out of log_directory: %w", name, errdefs.ErrInvalidArgument)
-	case strings.Contains(dir+name, ":"):
+	full, err := stream.LogPath(p.Config.GetLogDirectory(), c.Config.GetLogPath())
+	if err == nil && strings.Contains(full, ":") {
 		return "", fmt.Errorf("log file %q: a colon separates things on conmon's command line and cannot be in the path: %w",
-			filepath.Join(dir, name), errdefs.ErrInvalidArgument)
+			full, errdefs.ErrInvalidArgument)
 	}
-	return filepath.Join(dir, name), nil
+	return full, err
 }
 
-// openLog makes the log file and the directories on the way and gives its path. Nothing below the log directory may be
-// a symlink or lead out of it. conmon, which opens the file again by its path, runs as we do; whoever can write to the
-// log directory between the two is trusted with the node's logs.
+// openLog makes the log file and gives its path. conmon, which opens the file again by its path, runs as we do; whoever
+// can write to the log directory between the two is trusted with the node's logs.
 func openLog(p *sandbox.Pod, c *sandbox.Container) (string, error) {
 	full, err := logPath(p, c)
 	if err != nil || full == "" {
 		return "", err
 	}
-	root := p.Config.GetLogDirectory()
-	if err := os.MkdirAll(root, 0o755); err != nil {
-		return "", fmt.Errorf("log_directory: %w", err)
-	}
-	dir, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	file, err := stream.OpenLogFile(p.Config.GetLogDirectory(), c.Config.GetLogPath())
 	if err != nil {
-		return "", fmt.Errorf("log_directory %s: %w", root, err)
-	}
-	defer func() { unix.Close(dir) }()
-	parent, name := filepath.Split(filepath.Clean(c.Config.GetLogPath()))
-	for part := range strings.SplitSeq(strings.Trim(parent, "/"), "/") {
-		if part == "" {
-			continue
-		}
-		if err := unix.Mkdirat(dir, part, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
-			return "", fmt.Errorf("log file %s: %w", full, err)
-		}
-		next, err := openBeneath(dir, part, unix.O_PATH|unix.O_DIRECTORY)
-		if err != nil {
-			return "", badLog(full, err)
-		}
-		unix.Close(dir)
-		dir = next
-	}
-	file, err := openBeneath(dir, name, unix.O_WRONLY|unix.O_CREAT|unix.O_APPEND|unix.O_NONBLOCK)
-	if err != nil {
-		return "", badLog(full, err)
-	}
-	defer unix.Close(file)
-	var st unix.Stat_t
-	if err := unix.Fstat(file, &st); err != nil {
 		return "", err
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return "", fmt.Errorf("log file %s is not a regular file: %w", full, errdefs.ErrInvalidArgument)
-	}
-	return full, nil
-}
-
-// openBeneath opens one name in a directory, never through a symlink.
-func openBeneath(dir int, name string, flags uint64) (int, error) {
-	how := unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS}
-	if flags&unix.O_CREAT != 0 {
-		how.Mode = 0o640
-	}
-	return unix.Openat2(dir, name, &how)
-}
-
-func badLog(full string, err error) error {
-	if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.EXDEV) || errors.Is(err, unix.ENOTDIR) {
-		return fmt.Errorf("log file %s leads through a symlink or out of log_directory: %w: %w", full, err, errdefs.ErrInvalidArgument)
-	}
-	return fmt.Errorf("log file %s: %w", full, err)
+	return full, file.Close()
 }
 
 // ReopenLog implements sandbox.LogReopener: conmon makes the file anew and writes to it from then on. When the file was
@@ -128,7 +71,7 @@ func (b *Backend) ReopenLog(ctx context.Context, p *sandbox.Pod, c *sandbox.Cont
 		case <-watcher.Events:
 		case err := <-watcher.Errors:
 			return err
-		case <-l.conmon.dead:
+		case <-l.conmon.Dead:
 			return fmt.Errorf("container %s has ended: %w", c.ID, errdefs.ErrFailedPrecondition)
 		case <-ctx.Done():
 			return fmt.Errorf("conmon opens the log %s again: %w", s.LogPath, ctx.Err())

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/sandbox"
 	"github.com/tripod-run/tripod/sandbox/linux/spec"
 )
@@ -141,7 +142,7 @@ func unpin(pin string) error {
 
 // pinPID holds the PID namespace that a process is the init of, and is sure to be that process's: the namespace is
 // opened by number, and the process was alive after that.
-func pinPID(init *process, pin string) error {
+func pinPID(init *process.Process, pin string) error {
 	if err := makePin(pin); err != nil {
 		return err
 	}
@@ -150,7 +151,7 @@ func pinPID(init *process, pin string) error {
 		return fmt.Errorf("PID namespace of process %d: %w: %w", init.Pid, err, errdefs.ErrFailedPrecondition)
 	}
 	defer unix.Close(ns)
-	if !init.alive() {
+	if !init.Alive() {
 		return fmt.Errorf("process %d has ended: %w", init.Pid, errdefs.ErrFailedPrecondition)
 	}
 	return pinNamespace(fmt.Sprintf("/proc/self/fd/%d", ns), pin)

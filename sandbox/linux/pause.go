@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/sandbox"
 	"github.com/tripod-run/tripod/sandbox/linux/spec"
 )
@@ -33,7 +34,7 @@ func (c Config) catatonit() string {
 }
 
 // startPause runs the pod's init process and pins its PID namespace. What an earlier attempt left is replaced.
-func (b *Backend) startPause(ctx context.Context, p *sandbox.Pod, at pins) (*process, error) {
+func (b *Backend) startPause(ctx context.Context, p *sandbox.Pod, at pins) (*process.Process, error) {
 	if err := b.stopPause(ctx, p.ID); err != nil {
 		return nil, err
 	}
@@ -63,24 +64,24 @@ func (b *Backend) startPause(ctx context.Context, p *sandbox.Pod, at pins) (*pro
 	if err != nil {
 		return nil, err
 	}
-	init, err := openProcess(pid)
+	init, err := process.Open(pid)
 	if err != nil {
 		return nil, err
 	}
 	if err := pinPID(init, at.pid); err != nil {
-		init.close()
+		init.Close()
 		return nil, err
 	}
 	return init, nil
 }
 
 // keepPause remembers a pod's init process and reports when it ends without an order: the pod is of no use then.
-func (b *Backend) keepPause(podID string, init *process) {
+func (b *Backend) keepPause(podID string, init *process.Process) {
 	b.mu.Lock()
 	b.pauses[podID] = init
 	b.mu.Unlock()
 	go func() {
-		<-init.dead
+		<-init.Dead
 		b.mu.Lock()
 		mine := b.pauses[podID] == init
 		if mine {

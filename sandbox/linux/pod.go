@@ -65,11 +65,11 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 		return err
 	}
 	if err := fpPause.Hit(ctx); err != nil {
-		init.close()
+		init.Close()
 		return err
 	}
 	b.keepPause(p.ID, init)
-	state.Pause = init.procID
+	state.Pause = init.ID
 	return state.write(run)
 }
 

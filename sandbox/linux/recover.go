@@ -10,6 +10,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/sandbox"
 )
 
@@ -56,7 +57,7 @@ func (b *Backend) recoverPod(p *sandbox.Pod) bool {
 	if err != nil {
 		return false
 	}
-	init, err := adoptProcess(state.Pause)
+	init, err := process.Adopt(state.Pause)
 	if err != nil {
 		return false
 	}
@@ -65,7 +66,7 @@ func (b *Backend) recoverPod(p *sandbox.Pod) bool {
 }
 
 // recoverContainer finds out what became of a container while nobody looked.
-func (b *Backend) recoverContainer(ctx context.Context, podID, id string, conmons map[string]procID) (sandbox.Status, error) {
+func (b *Backend) recoverContainer(ctx context.Context, podID, id string, conmons map[string]process.ID) (sandbox.Status, error) {
 	h, err := b.lookup(podID, id)
 	if errdefs.IsNotFound(err) {
 		// Half made, or damaged: the node will have it removed. A monitor without a state file must not stay.
@@ -89,7 +90,7 @@ func (b *Backend) recoverContainer(ctx context.Context, podID, id string, conmon
 func (b *Backend) recoverRunning(h *handle) error {
 	s, _ := h.snapshot()
 	if s.BootID != bootID() {
-		l := newLife(launched{deadProcess(s.Conmon), deadProcess(s.Init)})
+		l := newLife(launched{process.Ended(s.Conmon), process.Ended(s.Init)})
 		b.record(h, l, b.endAcrossBoot(h))
 		return nil
 	}
@@ -99,11 +100,11 @@ func (b *Backend) recoverRunning(h *handle) error {
 	}
 	init, err := adoptOrDead(s.Init)
 	if err != nil {
-		conmon.close()
+		conmon.Close()
 		return err
 	}
 	l := newLife(launched{conmon, init})
-	if !conmon.alive() && !init.alive() {
+	if !conmon.Alive() && !init.Alive() {
 		b.settle(h, l)
 		b.record(h, l, b.findEnd(h))
 		return nil
@@ -115,12 +116,12 @@ func (b *Backend) recoverRunning(h *handle) error {
 	return nil
 }
 
-// adoptOrDead is adoptProcess, with a dead one for one that is gone. Any other failure tells nothing of the process, and
+// adoptOrDead is process.Adopt, with a dead one for one that is gone. Any other failure tells nothing of the process, and
 // must not be taken for its end.
-func adoptOrDead(id procID) (*process, error) {
-	p, err := adoptProcess(id)
+func adoptOrDead(id process.ID) (*process.Process, error) {
+	p, err := process.Adopt(id)
 	if errdefs.IsNotFound(err) {
-		return deadProcess(id), nil
+		return process.Ended(id), nil
 	}
 	return p, err
 }
@@ -140,7 +141,7 @@ func (b *Backend) endAcrossBoot(h *handle) end {
 
 // recoverStarting decides about a container in the middle of a start: if its program was let run it is a running
 // container, else the start is undone.
-func (b *Backend) recoverStarting(ctx context.Context, h *handle, conmon procID) error {
+func (b *Backend) recoverStarting(ctx context.Context, h *handle, conmon process.ID) error {
 	s, _ := h.snapshot()
 	if s.BootID == bootID() {
 		if done, err := b.adoptStarted(ctx, h, conmon); done || err != nil {
@@ -157,37 +158,37 @@ func (b *Backend) recoverStarting(ctx context.Context, h *handle, conmon procID)
 }
 
 // adoptStarted takes over a container whose program runs, or has run, although the start was not recorded.
-func (b *Backend) adoptStarted(ctx context.Context, h *handle, id procID) (bool, error) {
+func (b *Backend) adoptStarted(ctx context.Context, h *handle, id process.ID) (bool, error) {
 	conmon, err := adoptOrDead(id)
 	if err != nil {
 		return false, err
 	}
-	if !conmon.alive() {
+	if !conmon.Alive() {
 		return b.endUnrecorded(h, conmon), nil
 	}
 	pid, err := readPid(initPidFile(h.bundle))
 	if err != nil || !b.runtime.started(ctx, h.id) {
-		conmon.close()
+		conmon.Close()
 		return false, nil
 	}
-	init, err := openProcess(pid)
+	init, err := process.Open(pid)
 	if err != nil && !errdefs.IsNotFound(err) {
-		conmon.close()
+		conmon.Close()
 		return false, err
 	}
 	began := time.Now()
-	if parent, parentErr := parentOf(pid); err != nil || parentErr != nil || parent != conmon.Pid {
-		init.close() // it has ended, and its PID may be another's
-		init = deadProcess(procID{Pid: pid})
+	if parent, parentErr := process.ParentOf(pid); err != nil || parentErr != nil || parent != conmon.Pid {
+		init.Close() // it has ended, and its PID may be another's
+		init = process.Ended(process.ID{Pid: pid})
 	} else {
-		began = startedAt(init.Start)
+		began = process.StartedAt(init.Start)
 	}
 	return true, b.running(h, launched{conmon, init}, began)
 }
 
 // endUnrecorded records the end of a program whose start was not recorded. That there is an exit file means that it
 // ran: conmon writes none when the creation fails, and a container that waits for its start is let go by nobody else.
-func (b *Backend) endUnrecorded(h *handle, conmon *process) bool {
+func (b *Backend) endUnrecorded(h *handle, conmon *process.Process) bool {
 	_, at, err := readExit(b.exitFile(h.id))
 	if err != nil {
 		return false
@@ -195,27 +196,27 @@ func (b *Backend) endUnrecorded(h *handle, conmon *process) bool {
 	h.mu.Lock()
 	h.state.StartedAt = at
 	h.mu.Unlock()
-	b.record(h, newLife(launched{conmon, deadProcess(procID{})}), b.findEnd(h))
+	b.record(h, newLife(launched{conmon, process.Ended(process.ID{})}), b.findEnd(h))
 	return true
 }
 
 // killMonitor ends a conmon and the OCI runtime that it has at work.
-func (b *Backend) killMonitor(ctx context.Context, id procID) error {
-	p, err := adoptProcess(id)
+func (b *Backend) killMonitor(ctx context.Context, id process.ID) error {
+	p, err := process.Adopt(id)
 	if errdefs.IsNotFound(err) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	if err := p.killGroup(); err != nil {
+	if err := p.KillGroup(); err != nil {
 		return err
 	}
-	return p.wait(ctx)
+	return p.Wait(ctx)
 }
 
 // removeOrphans removes what carries our mark, whose place is given by our configuration, and whose ID is not known.
-func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool, conmons map[string]procID) error {
+func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool, conmons map[string]process.ID) error {
 	var errs []error
 	for id, conmon := range conmons {
 		if !keep[id] {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/sandbox"
 )
 
@@ -57,14 +58,14 @@ func TestRecoverExited(t *testing.T) {
 		h, _ := r.lookup(p.ID, c.ID)
 		s, _ := h.snapshot()
 		r.abandon()
-		watch, err := adoptProcess(s.Conmon)
+		watch, err := process.Adopt(s.Conmon)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if err := unix.Kill(s.Init.Pid, unix.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
-		if !watch.waitFor(10 * time.Second) {
+		if !watch.WaitFor(10 * time.Second) {
 			t.Fatal("conmon goes on")
 		}
 		r.Backend = nil
@@ -84,10 +85,10 @@ func TestRecoverAfterReboot(t *testing.T) {
 	c.waitLog("up")
 	h, _ := r.lookup(p.ID, c.ID)
 	s, _ := h.snapshot()
-	for _, id := range []procID{s.Conmon, s.Init} { // conmon first: it writes no exit file
-		if watch, err := adoptProcess(id); err == nil {
-			_ = watch.signal(unix.SIGKILL)
-			watch.waitFor(10 * time.Second)
+	for _, id := range []process.ID{s.Conmon, s.Init} { // conmon first: it writes no exit file
+		if watch, err := process.Adopt(id); err == nil {
+			_ = watch.Signal(unix.SIGKILL)
+			watch.WaitFor(10 * time.Second)
 		}
 	}
 	c.waitExit()
@@ -136,7 +137,7 @@ func TestN2ConmonKilled(t *testing.T) {
 		if got.ExitCode != sandbox.ExitUnknown || got.Reason != sandbox.ReasonUnknown || !strings.Contains(got.Message, "monitor") {
 			t.Errorf("%+v", got)
 		}
-		if init, err := adoptProcess(s.Init); err == nil && !init.waitFor(5*time.Second) {
+		if init, err := process.Adopt(s.Init); err == nil && !init.WaitFor(5*time.Second) {
 			t.Error("the container lives")
 		}
 		c.start().stop(0) // it can be started again
@@ -197,12 +198,12 @@ func TestRecoverStarting(t *testing.T) {
 		if s := found.Containers[c.ID]; s.State != sandbox.StateCreated {
 			t.Errorf("created only: %+v", s)
 		}
-		if !got.init.waitFor(5*time.Second) || !got.conmon.waitFor(5*time.Second) {
+		if !got.init.WaitFor(5*time.Second) || !got.conmon.WaitFor(5*time.Second) {
 			t.Error("what was begun lives")
 		}
 		c.start().waitLog("up")
 		h, _ = r.lookup(p.ID, c.ID)
-		if err := h.set(func(s *state) { s.Phase, s.Init, s.Conmon = phaseStarting, procID{}, procID{} }); err != nil {
+		if err := h.set(func(s *state) { s.Phase, s.Init, s.Conmon = phaseStarting, process.ID{}, process.ID{} }); err != nil {
 			t.Fatal(err)
 		}
 		found = r.restart(p.known(c)) // cut off between start and record

@@ -107,8 +107,8 @@ func (b *Backend) abandon() {
 	for _, h := range b.containers {
 		h.mu.Lock()
 		if h.life != nil {
-			h.life.init.close()
-			h.life.conmon.close()
+			h.life.init.Close()
+			h.life.conmon.Close()
 			h.life.mu.Lock()
 			if h.life.hub != nil {
 				_ = h.life.hub.conn.Close()
@@ -118,7 +118,7 @@ func (b *Backend) abandon() {
 		h.mu.Unlock()
 	}
 	for id, p := range b.pauses {
-		p.close()
+		p.Close()
 		delete(b.pauses, id)
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/sandbox"
 )
 
@@ -37,8 +38,8 @@ type state struct {
 	Phase   phase  `json:"phase"`
 	BootID  string `json:"bootID,omitempty"`
 	// Init and Conmon are the two processes of a running container.
-	Init   procID `json:"init,omitzero"`
-	Conmon procID `json:"conmon,omitzero"`
+	Init   process.ID `json:"init,omitzero"`
+	Conmon process.ID `json:"conmon,omitzero"`
 	// OwnPID says that the container has a PID namespace of its own, which ends with its first process.
 	OwnPID bool `json:"ownPID"`
 	// Cgroup is the container's cgroup below the hierarchies' roots.
@@ -63,7 +64,7 @@ type podState struct {
 	// Cgroup is the pod's own cgroup, below which its containers' are.
 	Cgroup string `json:"cgroup"`
 	// Pause is the init process of a PID namespace that the pod shares.
-	Pause procID `json:"pause,omitzero"`
+	Pause process.ID `json:"pause,omitzero"`
 }
 
 func (s state) status() sandbox.Status {

@@ -1,4 +1,4 @@
-package linux
+package process
 
 import (
 	"bytes"
@@ -13,23 +13,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// procID names a process for good: a PID is used again, the time at which its process began is not.
-type procID struct {
+// ID names a process for good: a PID is used again, the time at which its process began is not.
+type ID struct {
 	Pid int `json:"pid"`
 	// Start is the 22nd field of /proc/PID/stat: clock ticks since boot.
 	Start uint64 `json:"start"`
 }
 
-// process is a process that is watched through a pidfd, ours or not.
-type process struct {
-	procID
+// Process is a process that is watched through a pidfd, ours or not.
+type Process struct {
+	ID
 	fd *os.File
-	// dead is closed when the process has ended (it may still be a zombie).
-	dead chan struct{}
+	// Dead is closed when the process has ended (it may still be a zombie).
+	Dead chan struct{}
 }
 
-// openProcess watches the process that has this PID now. One that has ended is an errdefs.ErrNotFound.
-func openProcess(pid int) (*process, error) {
+// Open watches the process that has this PID now. One that has ended is an errdefs.ErrNotFound.
+func Open(pid int) (*Process, error) {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) {
 		return nil, fmt.Errorf("process %d has ended: %w", pid, errdefs.ErrNotFound)
@@ -38,40 +38,40 @@ func openProcess(pid int) (*process, error) {
 		return nil, fmt.Errorf("pidfd of process %d: %w", pid, err)
 	}
 	// The descriptor is held, so what is read of this PID until the process is seen alive again is of this process.
-	start, err := startTime(pid)
+	start, err := StartTime(pid)
 	if err != nil {
 		unix.Close(fd)
 		return nil, err
 	}
-	p := &process{procID: procID{pid, start}, fd: os.NewFile(uintptr(fd), "pidfd"), dead: make(chan struct{})}
+	p := &Process{ID: ID{pid, start}, fd: os.NewFile(uintptr(fd), "pidfd"), Dead: make(chan struct{})}
 	go p.watch()
 	return p, nil
 }
 
-// adoptProcess is openProcess for a process that was known before; another one of the same PID does not count.
-func adoptProcess(id procID) (*process, error) {
+// Adopt is Open for a process that was known before; another one of the same PID does not count.
+func Adopt(id ID) (*Process, error) {
 	if id.Pid <= 0 {
 		return nil, fmt.Errorf("no process is recorded: %w", errdefs.ErrNotFound)
 	}
-	p, err := openProcess(id.Pid)
+	p, err := Open(id.Pid)
 	if err != nil {
 		return nil, err
 	}
 	if p.Start != id.Start {
-		p.close()
+		p.Close()
 		return nil, fmt.Errorf("process %d is another one now: %w", id.Pid, errdefs.ErrNotFound)
 	}
 	return p, nil
 }
 
-// deadProcess stands for a process that has ended already.
-func deadProcess(id procID) *process {
-	p := &process{procID: id, dead: make(chan struct{})}
-	close(p.dead)
+// Ended stands for a process that has ended already.
+func Ended(id ID) *Process {
+	p := &Process{ID: id, Dead: make(chan struct{})}
+	close(p.Dead)
 	return p
 }
 
-func (p *process) watch() {
+func (p *Process) watch() {
 	defer p.fd.Close()
 	conn, err := p.fd.SyscallConn()
 	if err != nil {
@@ -86,29 +86,29 @@ func (p *process) watch() {
 		return ended
 	})
 	if ended {
-		close(p.dead)
+		close(p.Dead)
 	}
 }
 
-// close stops watching. A process that has ended needs none.
-func (p *process) close() {
+// Close stops watching. A process that has ended needs none.
+func (p *Process) Close() {
 	if p != nil && p.fd != nil {
 		_ = p.fd.Close()
 	}
 }
 
-func (p *process) alive() bool {
+func (p *Process) Alive() bool {
 	select {
-	case <-p.dead:
+	case <-p.Dead:
 		return false
 	default:
 		return true
 	}
 }
 
-// ending tells whether the process has ended or is on its way: it executes nothing of its own any more.
-func (p *process) ending() bool {
-	if !p.alive() {
+// Ending tells whether the process has ended or is on its way: it executes nothing of its own any more.
+func (p *Process) Ending() bool {
+	if !p.Alive() {
 		return true
 	}
 	fields, err := statFields(p.Pid)
@@ -120,8 +120,8 @@ func (p *process) ending() bool {
 	return err == nil && flags&exiting != 0
 }
 
-// signal sends sig to the process, and to no other that has its PID by now. To one that has ended it does nothing.
-func (p *process) signal(sig unix.Signal) error {
+// Signal sends sig to the process, and to no other that has its PID by now. To one that has ended it does nothing.
+func (p *Process) Signal(sig unix.Signal) error {
 	if p.fd == nil {
 		return nil
 	}
@@ -137,34 +137,34 @@ func (p *process) signal(sig unix.Signal) error {
 	return sendErr
 }
 
-// killGroup kills the process and, when it leads a process group, all of that: a monitor with the OCI runtime that it
+// KillGroup kills the process and, when it leads a process group, all of that: a monitor with the OCI runtime that it
 // has at work and what that has started, a program with its children.
-func (p *process) killGroup() error {
-	if group, err := unix.Getpgid(p.Pid); err == nil && group == p.Pid && p.alive() {
+func (p *Process) KillGroup() error {
+	if group, err := unix.Getpgid(p.Pid); err == nil && group == p.Pid && p.Alive() {
 		_ = unix.Kill(-p.Pid, unix.SIGKILL)
 	}
-	return p.signal(unix.SIGKILL)
+	return p.Signal(unix.SIGKILL)
 }
 
-// wait returns when the process has ended, or with the context's error.
-func (p *process) wait(ctx context.Context) error {
+// Wait returns when the process has ended, or with the context's error.
+func (p *Process) Wait(ctx context.Context) error {
 	select {
-	case <-p.dead:
+	case <-p.Dead:
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("wait for the end of process %d: %w", p.Pid, ctx.Err())
 	}
 }
 
-// waitFor is wait with a time instead of a context; it tells whether the process has ended.
-func (p *process) waitFor(d time.Duration) bool {
+// WaitFor is Wait with a time instead of a context; it tells whether the process has ended.
+func (p *Process) WaitFor(d time.Duration) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	defer cancel()
-	return p.wait(ctx) == nil
+	return p.Wait(ctx) == nil
 }
 
-// startTime reads field 22 of /proc/PID/stat.
-func startTime(pid int) (uint64, error) {
+// StartTime reads field 22 of /proc/PID/stat.
+func StartTime(pid int) (uint64, error) {
 	fields, err := statFields(pid)
 	if err != nil {
 		return 0, err
@@ -172,8 +172,8 @@ func startTime(pid int) (uint64, error) {
 	return strconv.ParseUint(string(fields[22-3]), 10, 64)
 }
 
-// parentOf reads the parent's PID.
-func parentOf(pid int) (int, error) {
+// ParentOf reads the parent's PID.
+func ParentOf(pid int) (int, error) {
 	fields, err := statFields(pid)
 	if err != nil {
 		return 0, err
@@ -198,8 +198,8 @@ func statFields(pid int) ([][]byte, error) {
 	return fields, nil
 }
 
-// startedAt turns a start time in clock ticks into wall-clock time.
-func startedAt(ticks uint64) time.Time {
+// StartedAt turns a start time in clock ticks into wall-clock time.
+func StartedAt(ticks uint64) time.Time {
 	const hertz = 100 // USER_HZ, the same on all architectures that Linux runs on today
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
