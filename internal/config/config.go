@@ -59,6 +59,7 @@ type Network struct {
 	BinDirs       []string       `toml:"bin_dirs"`
 	NetnsDir      string         `toml:"netns_dir"`
 	PluginTimeout Duration       `toml:"plugin_timeout"`
+	InProcess     bool           `toml:"in_process"`
 	Default       DefaultNetwork `toml:"default"`
 }
 

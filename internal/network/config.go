@@ -38,6 +38,8 @@ type Config struct {
 	NetnsDir string
 	// Default configures the chain that is used while ConfDir has none.
 	Default DefaultNetwork
+	// Executables runs every plugin as an executable, also those that can be run in this process (package builtin).
+	Executables bool
 	// PluginTimeout bounds one execution of one plugin.
 	PluginTimeout time.Duration
 	// Logger takes what happens in the background; nil: slog.Default.

@@ -76,13 +76,18 @@ func (e *PluginError) Unwrap() []error {
 	return []error{e.Cause, errdefs.ErrUnavailable}
 }
 
-// pluginExec runs plugins for libcni. Each is the leader of a process group of its own that is killed as a whole
-// when the context ends or the plugin's time is over, and dies with the daemon: a plugin that worked on behind a
-// dead daemon could take a lease after the next daemon has given everything back.
+// pluginExec runs plugins for libcni: in this process, where plan says so (inprocess.go), else as executables. Each
+// executable is the leader of a process group of its own that is killed as a whole when the context ends or the
+// plugin's time is over, and dies with the daemon: a plugin that worked on behind a dead daemon could take a lease
+// after the next daemon has given everything back.
 type pluginExec struct {
 	version.PluginDecoder
 	timeout time.Duration
 	log     *slog.Logger
+	// plan reads an execution for what is done in this process; nil: nothing is.
+	plan func(path string, stdin []byte, environ []string) (inProcess, error)
+	// attachments are busy for as long as a plugin works on them, be it behind the back of a caller that has given up.
+	attachments keyLocks
 }
 
 var _ invoke.Exec = (*pluginExec)(nil)
@@ -101,8 +106,33 @@ func (e *pluginExec) FindInPath(plugin string, dirs []string) (string, error) {
 func (e *pluginExec) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, e.timeout, pluginTimeout(e.timeout))
 	defer cancel()
+	free, err := e.occupy(ctx, cniVariable(environ, "CNI_CONTAINERID"))
+	if err != nil {
+		return nil, err
+	}
+	if e.plan != nil {
+		call, why := e.plan(path, stdin, environ)
+		if why == nil {
+			return e.inProcess(ctx, call, path, environ, free)
+		}
+		e.log.Debug("CNI plugin is run as an executable", "plugin", path, "because", why)
+	}
+	defer free()
+	return e.execute(ctx, path, stdin, environ)
+}
+
+// occupy waits until no plugin works for the container any more. VERSION, STATUS and GC are for no container.
+func (e *pluginExec) occupy(ctx context.Context, container string) (free func(), err error) {
+	if container == "" {
+		return func() {}, nil
+	}
+	return e.attachments.lock(ctx, container)
+}
+
+// execute runs the executable.
+func (e *pluginExec) execute(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
 	start := time.Now()
-	run := pluginRun{path: path, command: cniCommand(environ), stdin: stdin, environ: environ}
+	run := pluginRun{path: path, command: cniVariable(environ, "CNI_COMMAND"), stdin: stdin, environ: environ}
 	err := run.start(ctx)
 	for errors.Is(err, unix.ETXTBSY) && time.Since(start) < busyPatience {
 		select {
@@ -216,10 +246,10 @@ func excerpt(data []byte) string {
 	return fmt.Sprintf("%q", data)
 }
 
-func cniCommand(environ []string) string {
+func cniVariable(environ []string, name string) string {
 	for _, entry := range environ {
-		if command, ok := strings.CutPrefix(entry, "CNI_COMMAND="); ok {
-			return command
+		if value, ok := strings.CutPrefix(entry, name+"="); ok {
+			return value
 		}
 	}
 	return ""

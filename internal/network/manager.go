@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 
 	"github.com/containernetworking/cni/libcni"
+
+	"github.com/tripod-run/tripod/internal/network/builtin"
 )
 
 // Manager gives pods their network. All methods may be called from many goroutines; operations on one pod are done
@@ -48,6 +50,9 @@ func New(cfg Config) (*Manager, error) {
 		return nil, err
 	}
 	exec := &pluginExec{timeout: cfg.PluginTimeout, log: cfg.Logger}
+	if !cfg.Executables {
+		exec.plan = planBuiltin(&builtin.Plugins{})
+	}
 	m := &Manager{
 		cfg:     cfg,
 		exec:    exec,

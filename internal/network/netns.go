@@ -10,6 +10,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/network/netthread"
 )
 
 // loopbackIndex is the index of lo in every network namespace (LOOPBACK_IFINDEX of the kernel).
@@ -81,7 +83,7 @@ func createNetns(path string) error {
 	}
 	_ = file.Close()
 
-	onThread(func() bool { // the new namespace is this thread's; it ends, the mount stays
+	netthread.Run(func() bool { // the new namespace is this thread's; it ends, the mount stays
 		err = unshareAndPin(path)
 		return false
 	})
@@ -106,6 +108,23 @@ func unshareAndPin(path string) error {
 	}
 	if err := unix.Mount("/proc/thread-self/ns/net", path, "none", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("bind mount: %w", err)
+	}
+	return nil
+}
+
+// inNetns runs fn on a thread that is inside the network namespace at path; "" is the host's.
+// fn should only open sockets: they stay in the namespace, the thread does not.
+func (m *Manager) inNetns(path string, fn func() error) error {
+	if path == "" {
+		return fn()
+	}
+	target, err := netthread.Open(path)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(target)
+	if err := netthread.In(target, fn); err != nil {
+		return fmt.Errorf("in network namespace %s: %w", path, err)
 	}
 	return nil
 }

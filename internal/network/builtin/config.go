@@ -1,0 +1,140 @@
+package builtin
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+)
+
+// The structures of this file hold the fields that we serve, and decoding them is strict: what else is in a
+// configuration is a reason to leave it to the executable. Values are read as the plugins read them.
+
+// versions of CNI in which results are printed alike by every release of the plugins since 1.0.
+var versions = []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0"}
+
+// common is in every plugin's configuration.
+type common struct {
+	Name         string          `json:"name"`
+	CNIVersion   string          `json:"cniVersion"`
+	Type         string          `json:"type"`
+	Capabilities map[string]bool `json:"capabilities"`
+	PrevResult   json.RawMessage `json:"prevResult"`
+}
+
+func (c *common) check() error {
+	if string(c.PrevResult) == "null" {
+		c.PrevResult = nil
+	}
+	if !slices.Contains(versions, c.CNIVersion) {
+		return fmt.Errorf("cniVersion %q", c.CNIVersion)
+	}
+	if c.Name == "" {
+		return errors.New("no name")
+	}
+	return nil
+}
+
+// bridgeConfig is the bridge plugin's, its IPAM being host-local.
+type bridgeConfig struct {
+	common
+	Bridge           string          `json:"bridge"`
+	IsGateway        bool            `json:"isGateway"`
+	IsDefaultGateway bool            `json:"isDefaultGateway"`
+	ForceAddress     bool            `json:"forceAddress"`
+	IPMasq           bool            `json:"ipMasq"`
+	MTU              int             `json:"mtu"`
+	HairpinMode      bool            `json:"hairpinMode"`
+	PromiscMode      bool            `json:"promiscMode"`
+	Vlan             int             `json:"vlan"`
+	DNS              types.DNS       `json:"dns"`
+	IPAM             json.RawMessage `json:"ipam"`
+	RuntimeConfig    struct{}        `json:"runtimeConfig"`
+}
+
+// defaultBridge is the bridge plugin's.
+const defaultBridge = "cni0"
+
+func (c *bridgeConfig) check() error {
+	switch {
+	case c.IPMasq:
+		return errors.New("ipMasq")
+	case c.Vlan != 0:
+		return errors.New("vlan")
+	case c.HairpinMode && c.PromiscMode:
+		return errors.New("hairpinMode with promiscMode")
+	case c.MTU < 0:
+		return errors.New("a negative mtu")
+	}
+	c.IsGateway = c.IsGateway || c.IsDefaultGateway
+	if c.Bridge == "" {
+		c.Bridge = defaultBridge
+	}
+	return c.common.check()
+}
+
+// rangeConfig is a range of host-local.
+type rangeConfig struct {
+	Subnet     string `json:"subnet"`
+	RangeStart string `json:"rangeStart"`
+	RangeEnd   string `json:"rangeEnd"`
+	Gateway    string `json:"gateway"`
+}
+
+// ipamConfig is host-local's. It is only looked at here: the values are read by the reference's own code.
+type ipamConfig struct {
+	rangeConfig
+	Type    string          `json:"type"`
+	DataDir string          `json:"dataDir"`
+	Ranges  [][]rangeConfig `json:"ranges"`
+	Routes  []struct {
+		Dst string `json:"dst"`
+		GW  string `json:"gw"`
+	} `json:"routes"`
+}
+
+// loopbackConfig is the loopback plugin's.
+type loopbackConfig struct {
+	common
+	RuntimeConfig struct{} `json:"runtimeConfig"`
+}
+
+// strictly decodes the whole of data into v, unless something in it is unknown.
+func strictly(data []byte, v any) error {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return err
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("something follows the configuration")
+	}
+	return nil
+}
+
+// knownArgs are the CNI_ARGS that mean nothing to these plugins. "MAC" and "IP" do.
+var knownArgs = []string{"IgnoreUnknown", "K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_INFRA_CONTAINER_ID", "K8S_POD_UID"}
+
+// checkArgs says yes to arguments that the plugins pass over.
+func checkArgs(args string) error {
+	if args == "" {
+		return nil
+	}
+	ignore := false
+	for pair := range strings.SplitSeq(args, ";") {
+		name, value, ok := strings.Cut(pair, "=")
+		if !ok || !slices.Contains(knownArgs, name) {
+			return fmt.Errorf("argument %q", pair)
+		}
+		ignore = ignore || name == "IgnoreUnknown" && value == "1"
+	}
+	if !ignore {
+		return errors.New("arguments without IgnoreUnknown=1")
+	}
+	return nil
+}

@@ -1,0 +1,66 @@
+package builtin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
+)
+
+// defaultDataDir is where host-local keeps leases when its configuration does not say.
+const defaultDataDir = "/var/lib/cni/networks"
+
+// allocate takes an address of each range, and returns them with the configured routes. Nothing is kept of a failure.
+// Choosing addresses is the reference's own code; only its store is ours (leases).
+func (c *Call) allocate(ctx context.Context) (result *types100.Result, err error) {
+	conf, store, err := c.openLeases(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer store.release()
+	result = &types100.Result{Routes: conf.Routes}
+	for i := range conf.Ranges {
+		address, err := allocator.NewIPAllocator(&conf.Ranges[i], store, i).Get(c.container, c.ifName, nil)
+		if err != nil {
+			err = fmt.Errorf("host-local: range %d: %w", i, err)
+			if i > 0 {
+				err = errors.Join(err, store.ReleaseByID(c.container, c.ifName))
+			}
+			return nil, err
+		}
+		result.IPs = append(result.IPs, address)
+	}
+	return result, nil
+}
+
+// free gives back what allocate took.
+func (c *Call) free(ctx context.Context) error {
+	_, store, err := c.openLeases(ctx)
+	if err != nil {
+		return err
+	}
+	defer store.release()
+	if err := store.ReleaseByID(c.container, c.ifName); err != nil {
+		return fmt.Errorf("host-local: %w", err)
+	}
+	return nil
+}
+
+func (c *Call) openLeases(ctx context.Context) (*allocator.IPAMConfig, *leases, error) {
+	conf, _, err := allocator.LoadIPAMConfig(c.stdin, "")
+	if err != nil {
+		return nil, nil, fmt.Errorf("host-local: %w", err)
+	}
+	dir := conf.DataDir
+	if dir == "" {
+		dir = defaultDataDir
+	}
+	store, err := openLeases(ctx, filepath.Join(dir, conf.Name))
+	if err != nil {
+		return nil, nil, fmt.Errorf("host-local: %w", err)
+	}
+	return conf, store, nil
+}

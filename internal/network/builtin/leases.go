@@ -1,0 +1,184 @@
+package builtin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend"
+	"golang.org/x/sys/unix"
+)
+
+// leases is a directory of host-local, held by its lock (README of host-local, "Files"):
+//
+//	lock                   flock'ed by whoever reads or writes the rest
+//	10.88.0.7              a lease: container ID and interface, on a line each
+//	last_reserved_ip.N     the address that range N gave last
+//
+// The reference's own store would leave the lock's descriptor to every program that is started meanwhile, and waits
+// for the lock without end.
+type leases struct {
+	dir  string
+	lock int
+}
+
+var _ backend.Store = (*leases)(nil)
+
+const (
+	leaseLine  = "\r\n" // between the lines of a lease
+	lastPrefix = "last_reserved_ip."
+	// lockPause is how often the lock is asked for that another holds: for as long as it takes to write two files.
+	lockPause = time.Millisecond
+)
+
+// openLeases makes the directory, if it is not there, and waits for its lock until ctx ends.
+func openLeases(ctx context.Context, dir string) (*leases, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	lock, err := unix.Open(filepath.Join(dir, "lock"), unix.O_CREAT|unix.O_RDONLY|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open lock of leases in %s: %w", dir, err)
+	}
+	for {
+		err = unix.Flock(lock, unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return &leases{dir: dir, lock: lock}, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			break
+		}
+		if err = pause(ctx, lockPause); err != nil {
+			break
+		}
+	}
+	_ = unix.Close(lock)
+	return nil, fmt.Errorf("lock leases in %s: %w", dir, err)
+}
+
+// release ends the use of the directory: the lock goes with its descriptor.
+func (l *leases) release() { _ = unix.Close(l.lock) }
+
+// Lock does nothing, as the lock is held all the time.
+func (l *leases) Lock() error { return nil }
+
+// Unlock does nothing.
+func (l *leases) Unlock() error { return nil }
+
+// Close does nothing; release does.
+func (l *leases) Close() error { return nil }
+
+func leaseOf(id, ifName string) string { return id + leaseLine + ifName }
+
+// Reserve takes an address, unless it is taken.
+func (l *leases) Reserve(id, ifName string, ip net.IP, rangeID string) (bool, error) {
+	path := filepath.Join(l.dir, ip.String())
+	err := writeNew(path, leaseOf(id, ifName))
+	if errors.Is(err, fs.ErrExist) {
+		return false, nil
+	}
+	if err == nil {
+		err = os.WriteFile(filepath.Join(l.dir, lastPrefix+rangeID), []byte(ip.String()), 0o600)
+		if err != nil {
+			err = errors.Join(err, os.Remove(path))
+		}
+	}
+	return err == nil, err
+}
+
+// writeNew makes a file, or leaves nothing.
+func writeNew(path, content string) error {
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_EXCL|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = file.WriteString(content)
+	if err = errors.Join(err, file.Close()); err != nil {
+		return errors.Join(err, os.Remove(path))
+	}
+	return nil
+}
+
+// LastReservedIP is where the search for a free address goes on.
+func (l *leases) LastReservedIP(rangeID string) (net.IP, error) {
+	data, err := os.ReadFile(filepath.Join(l.dir, lastPrefix+rangeID))
+	if err != nil {
+		return nil, err
+	}
+	return net.ParseIP(string(data)), nil
+}
+
+// GetByID returns the addresses that the container's interface holds.
+func (l *leases) GetByID(id, ifName string) []net.IP {
+	held, _ := l.held(id, ifName)
+	return held
+}
+
+// ReleaseByID frees the addresses that the container's interface holds.
+func (l *leases) ReleaseByID(id, ifName string) error {
+	held, err := l.held(id, ifName)
+	for _, ip := range held {
+		if failed := os.Remove(filepath.Join(l.dir, ip.String())); !errors.Is(failed, fs.ErrNotExist) {
+			err = errors.Join(err, failed)
+		}
+	}
+	return err
+}
+
+// held reads all leases for those of a container's interface. Ones that name no interface are of releases before 0.7
+// and hold for every interface of the container.
+func (l *leases) held(id, ifName string) ([]net.IP, error) {
+	dir, err := os.Open(l.dir)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	var found []net.IP
+	for _, name := range names {
+		ip := net.ParseIP(name)
+		if ip == nil {
+			continue
+		}
+		data, failed := readAt(dir, name)
+		if failed != nil {
+			err = errors.Join(err, fmt.Errorf("lease %s: %w", name, failed))
+			continue
+		}
+		if lease := strings.TrimSpace(data); lease == leaseOf(id, ifName) || lease == id {
+			found = append(found, ip)
+		}
+	}
+	return found, err
+}
+
+// readAt reads the beginning of a small file in a directory: a node has a lease for every pod, and each ADD and DEL
+// reads all of them.
+func readAt(dir *os.File, name string) (string, error) {
+	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return "", err
+	}
+	defer unix.Close(fd)
+	var data [512]byte
+	n, err := unix.Read(fd, data[:])
+	return string(data[:max(n, 0)]), err
+}
+
+// pause waits, or tells why ctx has ended.
+func pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

@@ -1,0 +1,68 @@
+package builtin
+
+import (
+	"fmt"
+	"net"
+
+	"github.com/containerd/errdefs"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// addLoopback sets lo up, and passes on the result that it was given, or tells of lo.
+func (c *Call) addLoopback(conf *loopbackConfig) ([]byte, error) {
+	result := &types100.Result{Interfaces: []*types100.Interface{{Name: "lo", Mac: "00:00:00:00:00:00", Sandbox: c.netns}}}
+	err := inPod(c.netns, func(h *netlink.Handle) error {
+		lo, err := h.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		if err := h.LinkSetUp(lo); err != nil {
+			return fmt.Errorf("set lo up: %w", err)
+		}
+		for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+			own, err := addresses(h, lo, family)
+			if err != nil {
+				return fmt.Errorf("addresses of lo: %w", err)
+			}
+			for i, a := range own {
+				if !a.IP.IsLoopback() {
+					return fmt.Errorf("lo has the address %s", a.IP)
+				}
+				if i == 0 {
+					result.IPs = append(result.IPs, &types100.IPConfig{Interface: new(int), Address: *a.IPNet})
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if conf.PrevResult != nil {
+		return passOn(conf.PrevResult, conf.CNIVersion)
+	}
+	return print(result, conf.CNIVersion)
+}
+
+// delLoopback sets lo down.
+func (c *Call) delLoopback() error {
+	if c.netns == "" {
+		return nil
+	}
+	err := inPod(c.netns, func(h *netlink.Handle) error {
+		lo, err := h.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		return h.LinkSetDown(lo)
+	})
+	if errdefs.IsNotFound(err) { // the namespace
+		return nil
+	}
+	return err
+}
+
+// isV4 reports whether ip is IPv4, in either form.
+func isV4(ip net.IP) bool { return ip.To4() != nil }

@@ -1,0 +1,73 @@
+package builtin
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/network/netthread"
+)
+
+// inPod runs fn inside the network namespace at path, with a netlink handle that belongs to it.
+func inPod(path string, fn func(*netlink.Handle) error) error {
+	netns, err := netthread.Open(path)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(netns)
+	return inNetns(netns, fn)
+}
+
+func inNetns(netns int, fn func(*netlink.Handle) error) error {
+	return netthread.In(netns, func() (err error) {
+		defer recoverTo(&err) // it runs on a goroutine of its own
+		return withHandle(fn)
+	})
+}
+
+// withHandle opens a netlink handle for fn. Each call has its own: requests of one handle wait for one another.
+func withHandle(fn func(*netlink.Handle) error) error {
+	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("open netlink socket: %w", err)
+	}
+	defer handle.Close()
+	return fn(handle)
+}
+
+// steady repeats a dump that was disturbed by a change of what it lists.
+func steady[T any](dump func() (T, error)) (T, error) {
+	for range 10 {
+		if found, err := dump(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return found, err
+		}
+	}
+	return dump()
+}
+
+func addresses(h *netlink.Handle, link netlink.Link, family int) ([]netlink.Addr, error) {
+	return steady(func() ([]netlink.Addr, error) { return h.AddrList(link, family) })
+}
+
+func notFound(err error) bool {
+	_, missing := errors.AsType[netlink.LinkNotFoundError](err)
+	return missing
+}
+
+// sysctl writes a value below /proc/sys/net of the thread's network namespace. Names of interfaces may have dots.
+func sysctl(value string, name ...string) error {
+	return os.WriteFile("/proc/sys/net/"+strings.Join(name, "/"), []byte(value), 0)
+}
+
+// ensureSysctl writes a value that is not there yet.
+func ensureSysctl(value string, name ...string) error {
+	have, err := os.ReadFile("/proc/sys/net/" + strings.Join(name, "/"))
+	if err == nil && strings.TrimSpace(string(have)) == value {
+		return nil
+	}
+	return sysctl(value, name...)
+}

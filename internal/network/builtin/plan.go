@@ -1,0 +1,129 @@
+package builtin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/invoke"
+)
+
+// Plugins runs plugins in this process. The zero value is ready.
+type Plugins struct{ references references }
+
+// Call is one execution of one plugin.
+type Call struct {
+	container, ifName string
+	netns             string // path; empty for a DEL after the end of the namespace
+	stdin             []byte
+	run               func(context.Context) ([]byte, error)
+}
+
+// Plan reads an execution as libcni orders it: the executable's path, its standard input and environment. The error says
+// why it is left to the executable; it is no failure.
+func (p *Plugins) Plan(path string, stdin []byte, environ []string) (*Call, error) {
+	env := cniEnvironment(environ)
+	command := env["CNI_COMMAND"]
+	if command != "ADD" && command != "DEL" {
+		return nil, fmt.Errorf("command %q", command)
+	}
+	if err := checkArgs(env["CNI_ARGS"]); err != nil {
+		return nil, err
+	}
+	c := &Call{container: env["CNI_CONTAINERID"], ifName: env["CNI_IFNAME"], netns: env["CNI_NETNS"], stdin: stdin}
+	if c.container == "" || c.ifName == "" || command == "ADD" && c.netns == "" {
+		return nil, errors.New("an incomplete environment")
+	}
+	add := command == "ADD"
+	name := filepath.Base(path)
+	var err error
+	switch name {
+	case "bridge":
+		err = c.planBridge(add, env["CNI_PATH"], &p.references)
+	case "loopback":
+		err = c.planLoopback(add)
+	case "portmap":
+		err = c.planPortmap(add)
+	default:
+		return nil, fmt.Errorf("plugin %q", name)
+	}
+	if err == nil && !p.references.is(path, name) {
+		err = fmt.Errorf("%s is not the reference plugin", path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// Run does the work. For ADD it returns the result as the plugin would print it.
+func (c *Call) Run(ctx context.Context) (output []byte, err error) {
+	defer recoverTo(&err)
+	return c.run(ctx)
+}
+
+// recoverTo turns a panic, which would be the end of one plugin's process, into an error.
+func recoverTo(err *error) {
+	if r := recover(); r != nil {
+		*err = fmt.Errorf("panic: %v\n%s", r, debug.Stack())
+	}
+}
+
+func cniEnvironment(environ []string) map[string]string {
+	env := map[string]string{}
+	for _, entry := range environ {
+		if name, value, ok := strings.Cut(entry, "="); ok && strings.HasPrefix(name, "CNI_") {
+			env[name] = value // the last counts
+		}
+	}
+	return env
+}
+
+func (c *Call) planBridge(add bool, path string, references *references) error {
+	conf := &bridgeConfig{}
+	if err := strictly(c.stdin, conf); err != nil {
+		return err
+	}
+	if err := conf.check(); err != nil {
+		return err
+	}
+	var ipam ipamConfig
+	if err := strictly(conf.IPAM, &ipam); err != nil {
+		return fmt.Errorf("ipam: %w", err)
+	}
+	if ipam.Type != "host-local" {
+		return fmt.Errorf("ipam type %q", ipam.Type)
+	}
+	executable, err := invoke.FindInPath(ipam.Type, filepath.SplitList(path))
+	if err != nil {
+		return err
+	}
+	if !references.is(executable, ipam.Type) {
+		return fmt.Errorf("%s is not the reference plugin", executable)
+	}
+	if add {
+		c.run = func(ctx context.Context) ([]byte, error) { return c.addBridge(ctx, conf) }
+	} else {
+		c.run = func(ctx context.Context) ([]byte, error) { return nil, c.delBridge(ctx) }
+	}
+	return nil
+}
+
+func (c *Call) planLoopback(add bool) error {
+	conf := &loopbackConfig{}
+	if err := strictly(c.stdin, conf); err != nil {
+		return err
+	}
+	if err := conf.check(); err != nil {
+		return err
+	}
+	if add {
+		c.run = func(context.Context) ([]byte, error) { return c.addLoopback(conf) }
+	} else {
+		c.run = func(context.Context) ([]byte, error) { return nil, c.delLoopback() }
+	}
+	return nil
+}

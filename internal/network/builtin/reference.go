@@ -1,0 +1,48 @@
+package builtin
+
+import (
+	"debug/buildinfo"
+	"os"
+	"strings"
+	"sync"
+	"time"
+)
+
+// references remembers which executables are builds of the reference plugins: their main package is part of every
+// Go program since 1.18.
+type references struct {
+	mu   sync.Mutex
+	seen map[string]executable
+}
+
+// executable is what was found out of a file, as long as it is the same.
+type executable struct {
+	modified time.Time
+	size     int64
+	main     string // path of the main package
+}
+
+const referenceModule = "github.com/containernetworking/plugins/plugins/"
+
+// is reports whether the executable at path is the reference plugin of that name, which is one of plugins/KIND/NAME.
+func (r *references) is(path, name string) bool {
+	info, err := os.Stat(path)
+	if err != nil {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	known, ok := r.seen[path]
+	if !ok || !known.modified.Equal(info.ModTime()) || known.size != info.Size() {
+		known = executable{modified: info.ModTime(), size: info.Size()}
+		if build, err := buildinfo.ReadFile(path); err == nil {
+			known.main = build.Path
+		}
+		if r.seen == nil {
+			r.seen = map[string]executable{}
+		}
+		r.seen[path] = known
+	}
+	kind, ok := strings.CutPrefix(known.main, referenceModule)
+	return ok && strings.HasSuffix(kind, "/"+name) && strings.Count(kind, "/") == 1
+}

@@ -1,0 +1,54 @@
+package network
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/tripod-run/tripod/internal/network/builtin"
+)
+
+// inProcess is an execution of a plugin in this process; *builtin.Call is one. Run looks at ctx wherever it waits, but
+// the kernel may keep it, so that it returns late.
+type inProcess interface {
+	Run(ctx context.Context) (output []byte, err error)
+}
+
+func planBuiltin(plugins *builtin.Plugins) func(string, []byte, []string) (inProcess, error) {
+	return func(path string, stdin []byte, environ []string) (inProcess, error) {
+		call, why := plugins.Plan(path, stdin, environ)
+		if why != nil {
+			return nil, why
+		}
+		return call, nil
+	}
+}
+
+// inProcess runs the call to its end, or until ctx ends. What it does after that is waited for by the next execution
+// for the same container, which is the DEL of the roll-back: the attachment is free when the call has returned.
+func (e *pluginExec) inProcess(ctx context.Context, call inProcess, path string, environ []string, free func()) ([]byte, error) {
+	type outcome struct {
+		output []byte
+		err    error
+	}
+	command := cniVariable(environ, "CNI_COMMAND")
+	done := make(chan outcome, 1)
+	start := time.Now()
+	go func() {
+		defer free()
+		output, err := call.Run(ctx)
+		e.log.Debug("CNI plugin ran in this process", "plugin", path, "command", command, "took", time.Since(start), "error", err)
+		done <- outcome{output, err}
+	}()
+	failure := &PluginError{Plugin: path, Command: command}
+	select {
+	case o := <-done:
+		if o.err == nil {
+			return o.output, nil
+		}
+		failure.Cause = o.err
+	case <-ctx.Done():
+		failure.Cause = fmt.Errorf("%w (the kernel has not answered yet)", context.Cause(ctx))
+	}
+	return nil, failure
+}
