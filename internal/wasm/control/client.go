@@ -80,25 +80,18 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// Load makes the worker load compiled code from a file, from its beginning, under a digest of the caller's choice. What is
-// loaded already is left as it is. Code that was not compiled by the worker's engine is an ErrFailedPrecondition.
-func (c *Client) Load(ctx context.Context, digest string, code *os.File) (Loaded, error) {
+// Load makes the worker load compiled code and checks that the component exports, with the right types, what its
+// descriptors say. A digest that is loaded already is left as it is. Code that was not compiled by the worker's engine, or
+// is damaged, is an ErrFailedPrecondition; an ErrInvalidArgument names the function and type, or the import, that is wrong.
+func (c *Client) Load(ctx context.Context, code Code) (Loaded, error) {
 	var l Loaded
-	err := c.call(ctx, opLoad, &loadRequest{Digest: digest, Code: File{File: code}}, &l)
+	err := c.call(ctx, opLoad, &code, &l)
 	return l, err
 }
 
 // Unload forgets code; pods that were started with it keep it until they are removed.
 func (c *Client) Unload(ctx context.Context, digest string) error {
-	return c.call(ctx, opUnload, loadRequest{Digest: digest}, nil)
-}
-
-// Check tells whether Start would find descriptors that fit the code. An ErrInvalidArgument names the method and type
-// that differ; ErrNotFound: no such code is loaded.
-func (c *Client) Check(ctx context.Context, check Check) (Checked, error) {
-	var r Checked
-	err := c.call(ctx, opCheck, check, &r)
-	return r, err
+	return c.call(ctx, opUnload, Code{Digest: digest}, nil)
 }
 
 // Start starts a pod, anew when it has exited, and returns when it serves, or when the command runs. ErrAlreadyExists: it

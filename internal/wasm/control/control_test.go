@@ -1,7 +1,6 @@
 package control
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -28,9 +27,10 @@ type handler struct {
 	contents []string // of the files of Start, in order
 	err      error
 
-	blocked chan string // an ID for each Stop that waits
-	release chan struct{}
-	session chan *AttachSession
+	starting chan struct{} // if not nil, Start waits for it
+	blocked  chan string   // an ID for each Stop that waits
+	release  chan struct{}
+	session  chan *AttachSession
 }
 
 func newHandler() *handler {
@@ -42,20 +42,20 @@ func newHandler() *handler {
 
 func (h *handler) Hello() Hello { return h.hello }
 
-func (h *handler) Load(_ context.Context, digest string, code *os.File) (Loaded, error) {
-	if code == nil {
+func (h *handler) Load(_ context.Context, code Code) (Loaded, error) {
+	if code.Image.File == nil {
 		return Loaded{}, fmt.Errorf("no code: %w", errdefs.ErrInvalidArgument)
 	}
-	defer code.Close()
-	data, err := io.ReadAll(code)
-	return Loaded{Digest: digest, World: string(data)}, err
+	defer code.Image.Close()
+	data, err := io.ReadAll(code.Image)
+	return Loaded{Digest: code.Digest, World: string(data)}, err
 }
-func (h *handler) Unload(context.Context, string) error          { return h.err }
-func (h *handler) Check(context.Context, Check) (Checked, error) { return Checked{}, h.err }
-func (h *handler) Kill(context.Context, string) error            { return h.err }
-func (h *handler) Remove(context.Context, string) error          { return h.err }
-func (h *handler) UpdateTLS(context.Context, string, TLS) error  { return h.err }
-func (h *handler) Update(context.Context, Update) error          { return h.err }
+
+func (h *handler) Unload(context.Context, string) error         { return h.err }
+func (h *handler) Kill(context.Context, string) error           { return h.err }
+func (h *handler) Remove(context.Context, string) error         { return h.err }
+func (h *handler) UpdateTLS(context.Context, string, TLS) error { return h.err }
+func (h *handler) Update(context.Context, Update) error         { return h.err }
 func (h *handler) List(context.Context) ([]Status, error) {
 	return []Status{{ID: "a"}, {ID: "b"}}, h.err
 }
@@ -73,6 +73,10 @@ func (h *handler) ReopenLog(_ context.Context, _ string, file *os.File) error {
 
 func (h *handler) Start(_ context.Context, spec PodSpec) (Status, error) {
 	defer spec.CloseFiles()
+	if h.starting != nil {
+		h.blocked <- spec.ID
+		<-h.starting
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, f := range spec.files() {
@@ -155,7 +159,7 @@ func TestRequests(t *testing.T) {
 	c := dial(t, path)
 	require.Equal(t, "test", c.Hello().Name)
 
-	loaded, err := c.Load(t.Context(), "sha256:1", file(t, "grpc"))
+	loaded, err := c.Load(t.Context(), Code{Digest: "sha256:1", Image: File{File: file(t, "grpc")}})
 	require.NoError(t, err)
 	require.Equal(t, Loaded{Digest: "sha256:1", World: "grpc"}, loaded)
 
@@ -173,7 +177,7 @@ func TestFilesTravelWithTheirRequest(t *testing.T) {
 	_, path := start(t, h)
 	c := dial(t, path)
 	spec := PodSpec{
-		ID: "pod", Args: []string{"a"}, Descriptors: bytes.Repeat([]byte{1}, 3<<20), // much more than one read
+		ID: "pod", Args: []string{strings.Repeat("a", 3<<20)}, // much more than one read
 		Log:    File{File: file(t, "log")},
 		Mounts: []Mount{{Guest: "/a", Dir: File{File: file(t, "mount a")}}, {Guest: "/b", Dir: File{File: file(t, "mount b")}}},
 		Ports:  []Port{{Kind: PortTLS, Socket: File{File: file(t, "port")}}},
@@ -194,7 +198,7 @@ func TestFilesTravelWithTheirRequest(t *testing.T) {
 	}
 	require.Len(t, h.specs, 8)
 	for i, s := range h.specs {
-		require.Equal(t, spec.Descriptors, s.Descriptors)
+		require.Equal(t, spec.Args, s.Args)
 		require.Equal(t, []string{"log", "mount a", "mount b", "port"}, h.contents[4*i:4*i+4])
 	}
 	require.Equal(t, before, openFiles(t), "the worker's copies are closed")
@@ -216,7 +220,7 @@ func TestErrorsKeepTheirClass(t *testing.T) {
 	require.EqualError(t, err, "a fault")
 	require.Nil(t, errors.Unwrap(err))
 
-	_, err = c.Load(t.Context(), "d", nil)
+	_, err = c.Load(t.Context(), Code{Digest: "d"})
 	require.True(t, errdefs.IsInvalidArgument(err))
 	require.True(t, errdefs.IsNotImplemented(c.call(t.Context(), "unheard-of", idRequest{}, nil)))
 }
@@ -348,7 +352,7 @@ func TestStrangersAreCutOff(t *testing.T) {
 func TestPacketLimits(t *testing.T) {
 	_, path := start(t, newHandler())
 	c := dial(t, path)
-	_, err := c.Start(t.Context(), PodSpec{Descriptors: make([]byte, MaxMessage)})
+	_, err := c.Start(t.Context(), PodSpec{Args: []string{strings.Repeat("a", MaxMessage)}})
 	require.True(t, errdefs.IsInvalidArgument(err), "%v", err)
 	spec := PodSpec{}
 	f := file(t, "")
@@ -360,4 +364,32 @@ func TestPacketLimits(t *testing.T) {
 	spec.Mounts = spec.Mounts[:MaxFiles]
 	_, err = c.Start(t.Context(), spec)
 	require.NoError(t, err)
+}
+
+// TestTakeover: a daemon that comes after one that was killed meets all that the other had ordered, carried out.
+func TestTakeover(t *testing.T) {
+	h := newHandler()
+	h.starting = make(chan struct{})
+	_, path := start(t, h)
+	first := dial(t, path)
+	go func() { _, _ = first.Start(t.Context(), PodSpec{ID: "late"}) }()
+	go func() { _, _ = first.Stop(t.Context(), "slow", time.Hour) }()
+	<-h.blocked
+	<-h.blocked
+	live := dial(t, path) // a connection that stands holds up nobody
+	go func() { _, _ = live.Start(t.Context(), PodSpec{ID: "other"}) }()
+	<-h.blocked
+	first.Close()
+	second := make(chan *Client, 1)
+	go func() { second <- dial(t, path) }()
+	select {
+	case <-second:
+		t.Fatal("the second daemon does not wait for the orders of the first")
+	case <-time.After(50 * time.Millisecond): // nothing can be waited for: it must not happen
+	}
+	close(h.starting)
+	<-second
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	require.Contains(t, []string{h.specs[0].ID, h.specs[min(1, len(h.specs)-1)].ID}, "late")
 }

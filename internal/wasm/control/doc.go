@@ -15,6 +15,8 @@
 //   - Connections hold no state but the subscription to events. Many may be open, each may break at any time, and an
 //     order that was begun is carried out to its end whether or not somebody still waits for the reply.
 //   - Events are hints. What they tell of pods is in List as well, until Remove; a daemon that was away asks List.
+//   - A Hello that subscribes is answered when the orders of clients that are gone have been carried out (Stop aside),
+//     so that the next daemon's List is the truth.
 //   - Orders are idempotent: Kill, Remove, Unload of what is not there succeed.
 //   - The server never waits for a client: one that does not read is cut off.
 //
@@ -32,9 +34,10 @@
 // (WorkerConfig.UID) and then writes one line, "ready", to descriptor 5 and closes it; without that line it has
 // failed, and standard error says why. SIGTERM ends all pods at once, and then the worker.
 //
-// and compiles a component with
+// It compiles a component with
 //
 //	tripod-wasm compile CONFIG <component.wasm >code        CONFIG is CompileConfig as JSON
 //
-// whose exit code is one of the Compile constants, with one line for a person on standard error.
+// whose exit code is one of the Compile constants, with one line for a person on standard error; `tripod-wasm fingerprint`
+// prints what the code depends on besides the component (Hello.Engine).
 package control

@@ -21,7 +21,7 @@ func (s *PodSpec) files() []*File {
 	return all
 }
 
-func (r *loadRequest) files() []*File   { return []*File{&r.Code} }
+func (c *Code) files() []*File          { return []*File{&c.Image} }
 func (r *fileRequest) files() []*File   { return []*File{&r.File} }
 func (r *attachRequest) files() []*File { return []*File{&r.Conn} }
 

@@ -92,7 +92,7 @@ func FuzzFrames(f *testing.F) {
 func FuzzRequests(f *testing.F) {
 	for _, s := range []struct{ op, body string }{
 		{opHello, `{"version":1,"events":true}`},
-		{opLoad, `{"digest":"d","code":{"fd":0}}`},
+		{opLoad, `{"digest":"d","image":{"fd":0}}`},
 		{opStart, `{"id":"x","log":{"fd":1},"mounts":[{"dir":{"fd":0}}],"ports":[{"socket":{"fd":0}}]}`},
 		{opStart, `{"log":{"fd":-1}}`}, {opStart, `{"limits":{"requestTimeout":1e99}}`},
 		{opReopenLog, `{"id":"x","file":{"fd":0}}`}, {opAttach, `{"id":"x","conn":{"fd":0}}`},

@@ -26,7 +26,6 @@ const (
 	opHello     = "hello"
 	opLoad      = "load"
 	opUnload    = "unload"
-	opCheck     = "check"
 	opStart     = "start"
 	opStop      = "stop"
 	opKill      = "kill"
@@ -62,28 +61,37 @@ type helloRequest struct {
 	Events  bool `json:"events"` // send events on this connection
 }
 
-// Loaded describes code that a worker has loaded.
-type Loaded struct {
+// Code is a compiled component with what it serves.
+type Code struct {
+	// Digest is the name that PodSpec calls it by: of the image, say. The same code with other descriptors needs another.
 	Digest string `json:"digest"`
-	// World is "grpc", "http" or "command".
-	World   string   `json:"world"`
-	Exports []string `json:"exports"`
-	Imports []string `json:"imports"`
-}
-
-// Check asks whether loaded code can serve what descriptors say, as Start would find out.
-type Check struct {
-	Digest      string   `json:"digest"`
+	// Image is the file that `tripod-wasm compile` wrote; it is read from its beginning.
+	Image File `json:"image"`
+	// Descriptors is a serialized google.protobuf.FileDescriptorSet with all imports; Services are the services of it
+	// that the component serves, when empty those of the files that no other file of the set imports. For the gRPC world
+	// only; others leave them alone.
 	Descriptors []byte   `json:"descriptors,omitempty"`
 	Services    []string `json:"services,omitempty"`
 }
 
-// Checked is what code and descriptors together serve.
-type Checked struct {
+// Loaded describes code that a worker has loaded.
+type Loaded struct {
+	Digest string `json:"digest"`
+	// World is one of the World constants.
 	World string `json:"world"`
 	// Procedures are the gRPC methods, as "/package.Service/Method".
 	Procedures []string `json:"procedures,omitempty"`
+	// Exports and Imports name the functions of the component.
+	Exports []string `json:"exports"`
+	Imports []string `json:"imports"`
 }
+
+// Worlds of components.
+const (
+	WorldGRPC    = "grpc"
+	WorldHTTP    = "http"
+	WorldCommand = "command"
+)
 
 // PodSpec is all that a worker must know to run a pod. Files are set by the sender as *os.File, which stay the
 // sender's to close; the receiver gets its own.
@@ -104,11 +112,6 @@ type PodSpec struct {
 	Ports []Port `json:"ports,omitempty"`
 	// TLS is needed as soon as there is a TLS or QUIC port.
 	TLS *TLS `json:"tls,omitempty"`
-
-	// Descriptors is a serialized google.protobuf.FileDescriptorSet with all imports; Services are the services of it
-	// that the component serves, all when empty. For the gRPC world only.
-	Descriptors []byte   `json:"descriptors,omitempty"`
-	Services    []string `json:"services,omitempty"`
 
 	// Log is the container's log, opened for appending; nil: no log.
 	Log File `json:"log"`
@@ -256,11 +259,6 @@ type Event struct {
 type idRequest struct {
 	ID    string        `json:"id"`
 	Grace time.Duration `json:"grace,omitempty"`
-}
-
-type loadRequest struct {
-	Digest string `json:"digest"`
-	Code   File   `json:"code"`
 }
 
 type fileRequest struct {

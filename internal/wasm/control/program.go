@@ -19,6 +19,9 @@ type WorkerConfig struct {
 	// can have.
 	Instances int    `json:"instances,omitempty"`
 	MaxMemory uint64 `json:"maxMemory,omitempty"`
+	// Isolated says that the worker was started in a mount namespace of its own, and is to empty it: it makes an own root of
+	// nothing but /proc, so that it neither sees nor pins what is mounted on the node.
+	Isolated bool `json:"isolated,omitempty"`
 	// LogLevel is one of slog's: "debug", "info" …
 	LogLevel string `json:"logLevel,omitempty"`
 	// Spans says that spans of requests are wanted.

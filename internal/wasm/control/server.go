@@ -20,9 +20,8 @@ import (
 // error. ctx ends when the server is closed, not when the client goes away.
 type Handler interface {
 	Hello() Hello
-	Load(ctx context.Context, digest string, code *os.File) (Loaded, error)
+	Load(ctx context.Context, code Code) (Loaded, error)
 	Unload(ctx context.Context, digest string) error
-	Check(ctx context.Context, c Check) (Checked, error)
 	Start(ctx context.Context, spec PodSpec) (Status, error)
 	Stop(ctx context.Context, id string, grace time.Duration) (Status, error)
 	Kill(ctx context.Context, id string) error
@@ -148,6 +147,45 @@ func (s *Server) Publish(e Event) {
 	}
 }
 
+// settleTimeout bounds the waiting for what a daemon that is gone had asked for.
+const settleTimeout = 10 * time.Second
+
+// settle waits until the orders of clients that are gone have been carried out, Stops aside, so that a daemon that takes
+// over does not meet, later, the work of the one before.
+func (s *Server) settle() {
+	deadline := time.NewTimer(settleTimeout)
+	defer deadline.Stop()
+	for _, c := range s.gone() {
+		done := make(chan struct{})
+		go func() {
+			<-c.closed // its requests have all been read
+			c.orders.Wait()
+			close(done)
+		}()
+		select {
+		case <-done:
+		case <-deadline.C:
+			s.logger.Warn("Orders of an earlier daemon are still under way")
+			return
+		case <-s.ctx.Done():
+			return
+		}
+	}
+}
+
+// gone lists the connections whose clients have closed them, read to their end or not, and that have orders under way.
+func (s *Server) gone() []*serverConn {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var gone []*serverConn
+	for c := range s.conns {
+		if c.hungUp() {
+			gone = append(gone, c)
+		}
+	}
+	return gone
+}
+
 func (s *Server) subscribe(c *serverConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -164,11 +202,12 @@ func (s *Server) serve(conn *net.UnixConn) {
 	s.running.Go(func() { c.write() })
 	s.running.Go(func() {
 		err := c.read()
+		conn.Close()
+		close(c.closed)
+		c.orders.Wait()
 		s.mu.Lock()
 		delete(s.conns, c)
 		s.mu.Unlock()
-		conn.Close()
-		close(c.closed)
 		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
 			s.logger.Warn("A control connection has broken", "err", err)
 		}
@@ -180,7 +219,8 @@ type serverConn struct {
 	server *Server
 	conn   *net.UnixConn
 	slots  chan struct{}
-	closed chan struct{} // the reader has ended
+	closed chan struct{}  // the reader has ended
+	orders sync.WaitGroup // requests under way, Stops aside
 
 	wake   chan struct{}
 	mu     sync.Mutex
@@ -202,13 +242,38 @@ func (c *serverConn) read() error {
 			return fmt.Errorf("%w: neither a request nor JSON: %w", errFrame, err)
 		}
 		c.slots <- struct{}{}
+		ended := func() {}
+		if m.Op != opStop && m.Op != opHello {
+			c.orders.Add(1)
+			ended = c.orders.Done
+		}
 		c.server.running.Go(func() {
-			defer func() { <-c.slots }()
+			defer func() { ended(); <-c.slots }()
 			defer f.close()
 			body, err := c.dispatch(m, &f)
 			c.reply(m.ID, body, err)
 		})
 	}
+}
+
+// hungUp tells whether the client has closed the connection.
+func (c *serverConn) hungUp() bool {
+	select {
+	case <-c.closed:
+		return true
+	default:
+	}
+	raw, err := c.conn.SyscallConn()
+	if err != nil {
+		return true
+	}
+	gone := true // also when the connection has been closed on this side
+	_ = raw.Control(func(fd uintptr) {
+		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+		n, err := unix.Poll(poll, 0)
+		gone = err == nil && n > 0
+	})
+	return gone
 }
 
 func (c *serverConn) reply(id uint64, body any, err error) {
@@ -278,16 +343,15 @@ func (c *serverConn) dispatch(m message, f *frame) (any, error) {
 	case opHello:
 		return serve(m, f, func(r *helloRequest) (Hello, error) {
 			if r.Events {
+				c.server.settle()
 				c.server.subscribe(c)
 			}
 			return h.Hello(), nil
 		})
 	case opLoad:
-		return serve(m, f, func(r *loadRequest) (Loaded, error) { return h.Load(ctx, r.Digest, r.Code.File) })
+		return serve(m, f, func(r *Code) (Loaded, error) { return h.Load(ctx, *r) })
 	case opUnload:
-		return done(m, f, func(r *loadRequest) error { return h.Unload(ctx, r.Digest) })
-	case opCheck:
-		return serve(m, f, func(r *Check) (Checked, error) { return h.Check(ctx, *r) })
+		return done(m, f, func(r *Code) error { return h.Unload(ctx, r.Digest) })
 	case opStart:
 		return serve(m, f, func(r *PodSpec) (Status, error) { return h.Start(ctx, *r) })
 	case opStop:
