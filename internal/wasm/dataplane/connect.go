@@ -1,0 +1,236 @@
+package dataplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+
+	"connectrpc.com/connect"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/dynamicpb"
+	"google.golang.org/protobuf/types/known/anypb"
+)
+
+// newConnect makes the handler of one method for gRPC-Web, Connect, and gRPC with JSON.
+func (h *grpcHandler) newConnect(e *endpoint) http.Handler {
+	options := []connect.HandlerOption{
+		connect.WithCodec(binaryCodec{}),
+		connect.WithCodec(jsonCodec{input: e.Desc.Input(), output: e.Desc.Output(), types: h.types()}),
+		connect.WithReadMaxBytes(h.MaxMessageBytes),
+		connect.WithSendMaxBytes(h.MaxMessageBytes),
+		connect.WithCompressMinBytes(compressFrom),
+	}
+	switch {
+	case e.Desc.IsStreamingClient() && e.Desc.IsStreamingServer():
+		return connect.NewBidiStreamHandler(e.Procedure, func(ctx context.Context, s *connect.BidiStream[frame, frame]) error {
+			c := &connectCall{
+				request: s.RequestHeader(), header: s.ResponseHeader(), trailer: s.ResponseTrailer(), peer: s.Peer(),
+				receive: s.Receive, send: s.Send, stats: e.stats,
+			}
+			return h.runConnect(ctx, e, c)
+		}, options...)
+	case e.Desc.IsStreamingClient():
+		return connect.NewClientStreamHandler(e.Procedure, func(ctx context.Context, s *connect.ClientStream[frame]) (*connect.Response[frame], error) {
+			c := newConnectCall(e, s.RequestHeader(), s.Peer())
+			c.receive = func() (*frame, error) { return receiveFrom(s) }
+			return h.runConnectOne(ctx, e, c)
+		}, options...)
+	case e.Desc.IsStreamingServer():
+		return connect.NewServerStreamHandler(e.Procedure, func(ctx context.Context, r *connect.Request[frame], s *connect.ServerStream[frame]) error {
+			c := &connectCall{
+				request: r.Header(), header: s.ResponseHeader(), trailer: s.ResponseTrailer(), peer: r.Peer(),
+				receive: once(r.Msg), send: s.Send, stats: e.stats,
+			}
+			return h.runConnect(ctx, e, c)
+		}, options...)
+	default:
+		return connect.NewUnaryHandler(e.Procedure, func(ctx context.Context, r *connect.Request[frame]) (*connect.Response[frame], error) {
+			c := newConnectCall(e, r.Header(), r.Peer())
+			c.receive = once(r.Msg)
+			return h.runConnectOne(ctx, e, c)
+		}, options...)
+	}
+}
+
+// runConnect has a call answered that streams its responses.
+func (h *grpcHandler) runConnect(ctx context.Context, e *endpoint, c *connectCall) error {
+	if status := h.run(ctx, e, c, c.peer.Protocol); status != nil {
+		return status.connectError()
+	}
+	return nil
+}
+
+// runConnectOne has a call answered that has one response.
+func (h *grpcHandler) runConnectOne(ctx context.Context, e *endpoint, c *connectCall) (*connect.Response[frame], error) {
+	var response *frame
+	c.send = func(f *frame) error {
+		if response != nil {
+			return Errorf(codes.Internal, "the method sends one message, and has sent it")
+		}
+		response = &frame{bytes: append([]byte(nil), f.bytes...)}
+		return nil
+	}
+	if status := h.run(ctx, e, c, c.peer.Protocol); status != nil {
+		err := status.connectError()
+		addAll(err.Meta(), c.header)
+		addAll(err.Meta(), c.trailer)
+		return nil, err
+	}
+	if response == nil {
+		h.Logger.ErrorContext(ctx, "a method without a response", "procedure", e.Procedure)
+		return nil, Errorf(codes.Internal, "the method ended without a response").connectError()
+	}
+	r := connect.NewResponse(response)
+	addAll(r.Header(), c.header)
+	addAll(r.Trailer(), c.trailer)
+	return r, nil
+}
+
+func addAll(to, from http.Header) {
+	for k, v := range from {
+		to[k] = append(to[k], v...)
+	}
+}
+
+// connectCall is a Call over a stream of connect-go.
+type connectCall struct {
+	request, header, trailer http.Header
+	peer                     connect.Peer
+	receive                  func() (*frame, error)
+	send                     func(*frame) error
+	stats                    *methodMetrics
+}
+
+func newConnectCall(e *endpoint, request http.Header, peer connect.Peer) *connectCall {
+	return &connectCall{request: request, header: http.Header{}, trailer: http.Header{}, peer: peer, stats: e.stats}
+}
+
+func (c *connectCall) RequestHeader() http.Header   { return c.request }
+func (c *connectCall) ResponseHeader() http.Header  { return c.header }
+func (c *connectCall) ResponseTrailer() http.Header { return c.trailer }
+func (c *connectCall) Peer() string                 { return c.peer.Addr }
+
+func (c *connectCall) Receive() ([]byte, error) {
+	f, err := c.receive()
+	if errors.Is(err, io.EOF) {
+		return nil, io.EOF
+	}
+	if err != nil {
+		return nil, fromConnect(err)
+	}
+	c.stats.addReceived(len(f.bytes))
+	return f.bytes, nil
+}
+
+func (c *connectCall) Send(message []byte) error {
+	if err := c.send(&frame{bytes: message}); err != nil {
+		return fromConnect(err)
+	}
+	c.stats.addSent(len(message))
+	return nil
+}
+
+// once gives out the one message of a request that does not stream.
+func once(f *frame) func() (*frame, error) {
+	return func() (*frame, error) {
+		if f == nil {
+			return nil, io.EOF
+		}
+		defer func() { f = nil }()
+		return f, nil
+	}
+}
+
+func receiveFrom(s *connect.ClientStream[frame]) (*frame, error) {
+	if s.Receive() {
+		return s.Msg(), nil
+	}
+	if err := s.Err(); err != nil {
+		return nil, err
+	}
+	return nil, io.EOF
+}
+
+// connectError is the status as connect-go has it.
+func (s *Status) connectError() *connect.Error {
+	err := connect.NewError(connect.Code(s.Code), errors.New(s.Message))
+	for _, d := range s.Details {
+		packed := &anypb.Any{}
+		if proto.Unmarshal(d, packed) != nil {
+			continue // the component gave bytes that are no Any, which only gRPC's own encoding can pass on
+		}
+		if detail, e := connect.NewErrorDetail(packed); e == nil {
+			err.AddDetail(detail)
+		}
+	}
+	return err
+}
+
+// fromConnect is the Status of connect-go's error for a broken stream.
+func fromConnect(err error) error {
+	if ce, ok := errors.AsType[*connect.Error](err); ok {
+		return &Status{Code: codes.Code(ce.Code()), Message: ce.Message()}
+	}
+	return err
+}
+
+// frame is a message in protobuf's binary encoding.
+type frame struct{ bytes []byte }
+
+// binaryCodec moves the bytes as they are.
+type binaryCodec struct{}
+
+func (binaryCodec) Name() string { return "proto" }
+
+func (binaryCodec) Marshal(m any) ([]byte, error) {
+	if f, ok := m.(*frame); ok {
+		return f.bytes, nil
+	}
+	return proto.Marshal(m.(proto.Message)) // connect-go's own messages
+}
+
+func (binaryCodec) Unmarshal(b []byte, m any) error {
+	f := m.(*frame)
+	f.bytes = append(f.bytes[:0], b...) // connect-go uses b again
+	return nil
+}
+
+// jsonCodec turns one method's messages from and into protobuf's JSON.
+type jsonCodec struct {
+	input, output protoreflect.MessageDescriptor
+	types         *dynamicpb.Types
+}
+
+func (jsonCodec) Name() string { return "json" }
+
+func (c jsonCodec) Marshal(m any) ([]byte, error) {
+	f, ok := m.(*frame)
+	if !ok {
+		return protojson.Marshal(m.(proto.Message))
+	}
+	message := dynamicpb.NewMessage(c.output)
+	if err := (proto.UnmarshalOptions{Resolver: c.types}).Unmarshal(f.bytes, message); err != nil {
+		return nil, fmt.Errorf("response: %w", err)
+	}
+	return protojson.MarshalOptions{Resolver: c.types}.Marshal(message)
+}
+
+func (c jsonCodec) Unmarshal(b []byte, m any) error {
+	message := dynamicpb.NewMessage(c.input)
+	if err := (protojson.UnmarshalOptions{Resolver: c.types, DiscardUnknown: true}).Unmarshal(b, message); err != nil {
+		// The library varies its spaces on purpose, so that nobody parses them.
+		return errors.New(strings.ReplaceAll(err.Error(), "\u00a0", " "))
+	}
+	binary, err := proto.Marshal(message)
+	if err != nil {
+		return err
+	}
+	m.(*frame).bytes = binary
+	return nil
+}

@@ -1,0 +1,133 @@
+package dataplane
+
+import (
+	"context"
+	"encoding/base64"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+)
+
+const (
+	grpcContentType = "application/grpc"
+	gzipEncoding    = "gzip"
+)
+
+// isGRPC tells application/grpc, with or without +codec and parameters, from gRPC-Web and the rest.
+func isGRPC(contentType string) bool {
+	rest, ok := strings.CutPrefix(contentType, grpcContentType)
+	return ok && (rest == "" || rest[0] == '+' || rest[0] == ';')
+}
+
+func isJSON(contentType string) bool { return strings.HasPrefix(contentType, grpcContentType+"+json") }
+
+// serveGRPC answers one request of gRPC over HTTP/2 or HTTP/3.
+func (h *grpcHandler) serveGRPC(w http.ResponseWriter, r *http.Request, e *endpoint, contentType string) {
+	if r.Method != http.MethodPost {
+		w.Header().Set("Allow", http.MethodPost)
+		http.Error(w, "gRPC requests are POST", http.StatusMethodNotAllowed)
+		return
+	}
+	header := w.Header()
+	header["Content-Type"] = []string{contentType}
+	header["Grpc-Accept-Encoding"] = []string{gzipEncoding}
+	c := &grpcCall{
+		request: r, writer: w, stats: e.stats, max: h.MaxMessageBytes,
+		clientStreams: e.Desc.IsStreamingClient(), serverStreams: e.Desc.IsStreamingServer(),
+		trailer: http.Header{},
+	}
+	defer c.free()
+	status := c.negotiate()
+	if status == nil {
+		status = h.runWithDeadline(r, e, c)
+	}
+	if status == nil && !c.serverStreams && !c.sent {
+		h.Logger.ErrorContext(r.Context(), "a method without a response", "procedure", e.Procedure)
+		status = Errorf(codes.Internal, "the method ended without a response")
+	}
+	c.finish(status)
+}
+
+// runWithDeadline runs the call within the time that the client and MaxTimeout allow it.
+func (h *grpcHandler) runWithDeadline(r *http.Request, e *endpoint, c *grpcCall) *Status {
+	timeout, err := parseTimeout(firstValue(r.Header, "Grpc-Timeout"))
+	if err != nil {
+		return Errorf(codes.InvalidArgument, "%v", err)
+	}
+	if e.timeout > 0 && (timeout < 0 || timeout > e.timeout) {
+		timeout = e.timeout
+	}
+	if timeout < 0 {
+		return h.run(r.Context(), e, c, "grpc")
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), timeout)
+	defer cancel()
+	defer unblockAtEnd(ctx, c.writer)()
+	return h.run(ctx, e, c, "grpc")
+}
+
+// resetGrace is how long a Send that is blocked at the deadline may go on: what is not blocked gets its status out.
+const resetGrace = 100 * time.Millisecond
+
+// unblockAtEnd ends the reads and writes of a request that still wait when ctx ends. The function that it returns
+// waits until nothing of that is under way; the writer must not be used after its handler.
+func unblockAtEnd(ctx context.Context, w http.ResponseWriter) (stop func()) {
+	var mu sync.Mutex
+	over := false
+	disarm := context.AfterFunc(ctx, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if over {
+			return
+		}
+		now := time.Now()
+		control := http.NewResponseController(w)
+		_ = control.SetReadDeadline(now) // HTTP/2 and HTTP/3 both have deadlines per stream
+		_ = control.SetWriteDeadline(now.Add(resetGrace))
+	})
+	return func() {
+		disarm()
+		mu.Lock()
+		over = true
+		mu.Unlock()
+	}
+}
+
+// parseTimeout reads grpc-timeout: up to eight digits and a unit. Without one it is negative: none.
+func parseTimeout(s string) (time.Duration, error) {
+	if s == "" {
+		return -1, nil
+	}
+	units := map[byte]time.Duration{
+		'H': time.Hour, 'M': time.Minute, 'S': time.Second, 'm': time.Millisecond, 'u': time.Microsecond, 'n': time.Nanosecond,
+	}
+	unit, ok := units[s[len(s)-1]]
+	n, err := strconv.ParseUint(s[:len(s)-1], 10, 64)
+	if !ok || err != nil || len(s) > 9 {
+		return 0, fmt.Errorf("grpc-timeout %q: want up to 8 digits and one of H M S m u n", s)
+	}
+	if time.Duration(n) > time.Duration(1<<63-1)/unit {
+		return 1<<63 - 1, nil
+	}
+	return time.Duration(n) * unit, nil
+}
+
+// addTo writes the status into a header or trailer; prefix is http.TrailerPrefix or nothing.
+func (s *Status) addTo(h http.Header, prefix string) {
+	if s == nil {
+		h[prefix+"Grpc-Status"] = []string{"0"}
+		return
+	}
+	h[prefix+"Grpc-Status"] = []string{strconv.FormatUint(uint64(s.Code), 10)}
+	if s.Message != "" {
+		h[prefix+"Grpc-Message"] = []string{percentEncode(s.Message)}
+	}
+	if len(s.Details) > 0 {
+		h[prefix+"Grpc-Status-Details-Bin"] = []string{base64.RawStdEncoding.EncodeToString(s.appendTo(nil))}
+	}
+}

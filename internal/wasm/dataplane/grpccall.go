@@ -1,0 +1,246 @@
+package dataplane
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+)
+
+// grpcCall is a Call over gRPC's own framing: each message has a byte of flags and four of length before it
+// (PROTOCOL-HTTP2.md, "Length-Prefixed-Message").
+type grpcCall struct {
+	request *http.Request
+	writer  http.ResponseWriter
+	trailer http.Header
+	stats   *methodMetrics
+	max     int
+
+	clientStreams, serverStreams bool
+	compressedIn, compressOut    bool
+
+	in       *buffer // holds the message that Receive gave out last
+	out      *buffer // holds a message with its prefix
+	received bool
+	sent     bool // the response's header is out
+}
+
+const (
+	prefixSize     = 5
+	flagCompressed = 1
+	// compressFrom is the size from which messages are worth compressing.
+	compressFrom = 1024
+	// joinUpTo is the size up to which a message is copied behind its prefix, so as to be written as one.
+	joinUpTo = 32 << 10
+)
+
+func (c *grpcCall) RequestHeader() http.Header   { return c.request.Header }
+func (c *grpcCall) ResponseHeader() http.Header  { return c.writer.Header() }
+func (c *grpcCall) ResponseTrailer() http.Header { return c.trailer }
+func (c *grpcCall) Peer() string                 { return c.request.RemoteAddr }
+
+// negotiate settles the compression of both directions. Messages go out compressed to clients that compress theirs.
+func (c *grpcCall) negotiate() *Status {
+	switch encoding := firstValue(c.request.Header, "Grpc-Encoding"); encoding {
+	case "", "identity":
+	case gzipEncoding:
+		c.compressedIn = true
+		for _, v := range c.request.Header["Grpc-Accept-Encoding"] {
+			c.compressOut = c.compressOut || strings.Contains(v, gzipEncoding)
+		}
+	default:
+		return Errorf(codes.Unimplemented, "grpc-encoding %q is not supported, gzip is", encoding)
+	}
+	if c.compressOut {
+		c.writer.Header()["Grpc-Encoding"] = []string{gzipEncoding}
+	}
+	return nil
+}
+
+// Receive implements Call.
+func (c *grpcCall) Receive() ([]byte, error) {
+	if c.received && !c.clientStreams {
+		return nil, io.EOF
+	}
+	message, err := c.readMessage()
+	if err == io.EOF && !c.clientStreams {
+		return nil, Errorf(codes.Unimplemented, "the method takes one message, the request has none")
+	}
+	if err != nil {
+		return nil, err
+	}
+	c.received = true
+	if !c.clientStreams {
+		if err := c.expectEnd(); err != nil {
+			return nil, err
+		}
+	}
+	c.stats.addReceived(len(message))
+	return message, nil
+}
+
+// expectEnd waits for the client to close its side.
+func (c *grpcCall) expectEnd() error {
+	var b [1]byte
+	for {
+		n, err := c.request.Body.Read(b[:])
+		switch {
+		case n > 0:
+			return Errorf(codes.Unimplemented, "the method takes one message, the request has more")
+		case err == io.EOF:
+			return nil
+		case err != nil:
+			return c.readError(err)
+		}
+	}
+}
+
+func (c *grpcCall) readMessage() ([]byte, error) {
+	if c.in == nil {
+		c.in = getBuffer()
+	}
+	prefix := c.in.room(prefixSize)
+	if _, err := io.ReadFull(c.request.Body, prefix); err == io.EOF {
+		return nil, io.EOF
+	} else if err != nil {
+		return nil, c.readError(err)
+	}
+	flags, size := prefix[0], binary.BigEndian.Uint32(prefix[1:])
+	switch {
+	case flags > flagCompressed:
+		return nil, Errorf(codes.InvalidArgument, "message prefix: flags 0x%02x are not known", flags)
+	case flags == flagCompressed && !c.compressedIn:
+		return nil, Errorf(codes.InvalidArgument, "message prefix: the message is compressed, but there is no grpc-encoding")
+	case uint64(size) > uint64(c.max):
+		return nil, c.tooLarge("message", uint64(size))
+	}
+	if err := c.in.readFrom(c.request.Body, int(size)); err != nil {
+		if err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
+		return nil, c.readError(err)
+	}
+	if flags == 0 {
+		return c.in.bytes, nil
+	}
+	return c.decompress()
+}
+
+// decompress replaces the message in c.in.
+func (c *grpcCall) decompress() ([]byte, error) {
+	plain := getBuffer()
+	switch err := gunzip(plain, c.in.bytes, c.max); {
+	case errors.Is(err, errTooLong):
+		plain.free()
+		return nil, Errorf(codes.ResourceExhausted, "message: more than %d bytes when decompressed", c.max)
+	case err != nil:
+		plain.free()
+		return nil, Errorf(codes.InvalidArgument, "message: gzip: %v", err)
+	}
+	c.in.free()
+	c.in = plain
+	return plain.bytes, nil
+}
+
+func (c *grpcCall) tooLarge(what string, size uint64) *Status {
+	return Errorf(codes.ResourceExhausted, "%s of %d bytes is over the limit of %d", what, size, c.max)
+}
+
+// readError says what the end of a request's body in its middle means.
+func (c *grpcCall) readError(err error) error {
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		return Errorf(codes.InvalidArgument, "the request ends in the middle of a message")
+	}
+	return c.brokenOff(err)
+}
+
+// brokenOff is the error of a stream that takes or gives nothing any more: its deadline, or a client that went away.
+func (c *grpcCall) brokenOff(err error) error {
+	if isTimeout(err) {
+		return Errorf(codes.DeadlineExceeded, "the deadline of the request has passed")
+	}
+	return Errorf(codes.Canceled, "the client is gone: %v", err)
+}
+
+// isTimeout tells an I/O deadline of any transport.
+func isTimeout(err error) bool {
+	timeout, ok := errors.AsType[interface {
+		error
+		Timeout() bool
+	}](err)
+	return ok && timeout.Timeout()
+}
+
+// Send implements Call.
+func (c *grpcCall) Send(message []byte) error {
+	switch {
+	case len(message) > c.max:
+		return c.tooLarge("response message", uint64(len(message)))
+	case c.sent && !c.serverStreams:
+		return Errorf(codes.Internal, "the method sends one message, and has sent it")
+	}
+	if c.out == nil {
+		c.out = getBuffer()
+	}
+	c.sent = true
+	if err := c.write(message); err != nil {
+		return c.brokenOff(err)
+	}
+	c.stats.addSent(len(message))
+	if !c.serverStreams {
+		return nil // goes out with the trailer
+	}
+	if err := http.NewResponseController(c.writer).Flush(); err != nil {
+		return c.brokenOff(err)
+	}
+	return nil
+}
+
+func (c *grpcCall) write(message []byte) error {
+	flags := byte(0)
+	prefix := c.out.room(prefixSize)
+	switch {
+	case c.compressOut && len(message) >= compressFrom:
+		flags = flagCompressed
+		if err := gzipTo(c.out, message); err != nil {
+			return err
+		}
+		message = nil
+	case len(message) <= joinUpTo:
+		c.out.bytes = append(prefix, message...)
+		message = nil
+	}
+	c.out.bytes[0] = flags
+	binary.BigEndian.PutUint32(c.out.bytes[1:], uint32(len(c.out.bytes)-prefixSize+len(message)))
+	if _, err := c.writer.Write(c.out.bytes); err != nil {
+		return err
+	}
+	if len(message) == 0 {
+		return nil
+	}
+	_, err := c.writer.Write(message)
+	return err
+}
+
+// finish ends the response: in the trailer, or in the header when there is nothing else ("Trailers-Only").
+func (c *grpcCall) finish(status *Status) {
+	header, prefix := c.writer.Header(), ""
+	if c.sent {
+		prefix = http.TrailerPrefix
+	}
+	for key, values := range c.trailer {
+		header[prefix+key] = append(header[prefix+key], values...)
+	}
+	status.addTo(header, prefix)
+	if !c.sent {
+		c.writer.WriteHeader(http.StatusOK)
+	}
+}
+
+func (c *grpcCall) free() {
+	c.in.free()
+	c.out.free()
+}

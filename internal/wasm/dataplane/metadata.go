@@ -1,0 +1,95 @@
+package dataplane
+
+import (
+	"encoding/base64"
+	"fmt"
+	"iter"
+	"net/http"
+	"net/textproto"
+	"strings"
+
+	"github.com/containerd/errdefs"
+)
+
+// reserved are header fields that are HTTP's, gRPC's or Connect's own and no metadata.
+var reserved = map[string]bool{
+	"Connection": true, "Content-Encoding": true, "Content-Length": true, "Content-Type": true, "Accept-Encoding": true,
+	"Host": true, "Http2-Settings": true, "Keep-Alive": true, "Proxy-Connection": true, "Te": true, "Trailer": true,
+	"Transfer-Encoding": true, "Upgrade": true, "Date": true, "Alt-Svc": true,
+	"Connect-Protocol-Version": true, "Connect-Timeout-Ms": true, "Connect-Content-Encoding": true,
+	"Connect-Accept-Encoding": true, "X-Grpc-Web": true, "X-User-Agent": true,
+}
+
+func isReserved(canonical string) bool {
+	return reserved[canonical] || strings.HasPrefix(canonical, "Grpc-") || strings.HasPrefix(canonical, ":") ||
+		strings.HasPrefix(canonical, http.TrailerPrefix)
+}
+
+// Metadata reads a request's header as gRPC metadata: keys in lower case, values of "-bin" keys decoded, without what
+// belongs to HTTP and gRPC themselves (content-type, te, grpc-timeout …). A value that is no base64 is left out.
+func Metadata(header http.Header) iter.Seq2[string, []byte] {
+	return func(yield func(string, []byte) bool) {
+		for name, values := range header {
+			if isReserved(name) {
+				continue
+			}
+			key := strings.ToLower(name)
+			for _, v := range values {
+				if !yieldValues(key, v, yield) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// yieldValues yields the value of one header field. A "-bin" field may hold several, with commas between them
+// (PROTOCOL-HTTP2.md, "Custom-Metadata").
+func yieldValues(key, v string, yield func(string, []byte) bool) bool {
+	if !strings.HasSuffix(key, "-bin") {
+		return yield(key, []byte(v))
+	}
+	for part := range strings.SplitSeq(v, ",") {
+		part = strings.TrimRight(strings.TrimSpace(part), "=")
+		if b, err := base64.RawStdEncoding.DecodeString(part); err == nil && !yield(key, b) {
+			return false
+		}
+	}
+	return true
+}
+
+// SetMetadata adds an entry of gRPC metadata to a response's header or trailer; "-bin" values are encoded.
+// errdefs.ErrInvalidArgument when the key or value cannot be one, or is reserved.
+func SetMetadata(header http.Header, key string, value []byte) error {
+	if !validKey(key) {
+		return fmt.Errorf("metadata key %q: lower-case letters, digits, '-', '_' and '.' are allowed: %w",
+			key, errdefs.ErrInvalidArgument)
+	}
+	name := textproto.CanonicalMIMEHeaderKey(key)
+	if isReserved(name) {
+		return fmt.Errorf("metadata key %q is reserved for the protocol: %w", key, errdefs.ErrInvalidArgument)
+	}
+	if strings.HasSuffix(key, "-bin") {
+		header[name] = append(header[name], base64.RawStdEncoding.EncodeToString(value))
+		return nil
+	}
+	for _, c := range value {
+		if c < ' ' || c > '~' {
+			return fmt.Errorf("metadata %q: byte 0x%02x is not printable ASCII, use a key that ends in -bin: %w",
+				key, c, errdefs.ErrInvalidArgument)
+		}
+	}
+	header[name] = append(header[name], string(value))
+	return nil
+}
+
+// validKey is Header-Name of PROTOCOL-HTTP2.md.
+func validKey(key string) bool {
+	for i := range len(key) {
+		c := key[i]
+		if !(c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '-' || c == '_' || c == '.') {
+			return false
+		}
+	}
+	return key != ""
+}

@@ -1,0 +1,184 @@
+package dataplane
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+
+	"github.com/quic-go/quic-go"
+	"github.com/quic-go/quic-go/http3"
+	"golang.org/x/sys/unix"
+)
+
+// quicServer serves HTTP/3 on one UDP socket. Until the first packet comes there is a goroutine and nothing else.
+type quicServer struct {
+	server *Server
+	conn   *net.UDPConn
+
+	mu        sync.Mutex // guards what the first packet makes, and closed
+	closed    bool
+	transport *quic.Transport
+	listener  *quic.Listener
+	http      *http3.Server
+	accepted  chan struct{} // closed when no connection is accepted any more
+
+	connections, handshakes atomic.Int64
+}
+
+const (
+	// handshakesUnverified is how many handshakes may be under way before clients have to prove their address
+	// (RFC 9000, 8.1.2), so that a flood of forged ones costs a datagram each and no state.
+	handshakesUnverified = 16
+	// The windows bound what a peer may send ahead of a reader: per stream, and over all streams of a connection.
+	streamWindow     = 1 << 20
+	connectionWindow = 4 << 20
+)
+
+func newQUICServer(s *Server, conn *net.UDPConn) *quicServer {
+	return &quicServer{server: s, conn: conn, accepted: make(chan struct{})}
+}
+
+// serve waits for the first packet and then for the end of all connections' being accepted.
+func (q *quicServer) serve() {
+	defer close(q.accepted)
+	if err := awaitPacket(q.conn); err != nil {
+		return // closed
+	}
+	if err := q.listen(); err != nil {
+		q.server.Logger.Error("HTTP/3 is not served", "address", q.conn.LocalAddr().String(), "error", err)
+		return
+	}
+	if q.http == nil {
+		return // closed in the meantime
+	}
+	if err := q.http.ServeListener(established{q.listener}); !errors.Is(err, http.ErrServerClosed) {
+		q.server.Logger.Error("a socket is served no more", "address", q.conn.LocalAddr().String(), "error", err)
+	}
+}
+
+// awaitPacket returns when a packet lies in the socket, which it leaves there.
+func awaitPacket(conn *net.UDPConn) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var b [1]byte
+	return raw.Read(func(fd uintptr) (readable bool) {
+		_, _, err := unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		return err != unix.EAGAIN && err != unix.EINTR
+	})
+}
+
+func (q *quicServer) listen() error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return nil
+	}
+	transport := &quic.Transport{
+		Conn:                q.conn,
+		VerifySourceAddress: func(net.Addr) bool { return q.handshakes.Load() >= handshakesUnverified },
+		ConnContext:         q.admit,
+	}
+	// Not ListenEarly: connections count, and are served, once the client has proved who it is.
+	listener, err := transport.Listen(q.server.TLS.config(http3.NextProtoH3), &quic.Config{
+		HandshakeIdleTimeout:           handshakeTimeout / 2, // quic-go allows twice that for the whole handshake
+		MaxIdleTimeout:                 q.server.IdleTimeout,
+		MaxIncomingStreams:             maxStreams,
+		MaxIncomingUniStreams:          8, // HTTP/3 has three, and clients may grease
+		MaxStreamReceiveWindow:         streamWindow,
+		MaxConnectionReceiveWindow:     connectionWindow,
+		InitialStreamReceiveWindow:     streamWindow / 4,
+		InitialConnectionReceiveWindow: streamWindow / 2,
+	})
+	if err != nil {
+		return err
+	}
+	q.transport, q.listener = transport, listener
+	q.http = &http3.Server{
+		Handler:        http.HandlerFunc(q.server.serveHTTP),
+		MaxHeaderBytes: q.server.MaxHeaderBytes,
+		IdleTimeout:    q.server.IdleTimeout,
+		Logger:         q.server.Logger,
+	}
+	return nil
+}
+
+// handshake is a QUIC connection's from its first packet to its end.
+type handshake struct{ over atomic.Bool }
+
+type handshakeKey struct{}
+
+var errTooManyConnections = errors.New("too many connections")
+
+// admit counts a new connection, or refuses it. It is called before any work is done for it.
+func (q *quicServer) admit(ctx context.Context, info *quic.ClientInfo) (context.Context, error) {
+	peer := info.RemoteAddr.String()
+	if q.connections.Load() >= int64(q.server.MaxConnections) {
+		q.server.log.warn("connection refused: there are too many", "peer", peer, "limit", q.server.MaxConnections)
+		return nil, errTooManyConnections
+	}
+	q.connections.Add(1)
+	q.handshakes.Add(1)
+	h := &handshake{}
+	context.AfterFunc(ctx, func() {
+		q.connections.Add(-1)
+		if h.over.CompareAndSwap(false, true) {
+			q.handshakes.Add(-1)
+			q.server.log.warn("QUIC handshake failed", "peer", peer, "error", context.Cause(ctx))
+		}
+	})
+	return context.WithValue(ctx, handshakeKey{}, func() {
+		if h.over.CompareAndSwap(false, true) {
+			q.handshakes.Add(-1)
+		}
+	}), nil
+}
+
+// established is the listener that tells admit which handshakes have succeeded.
+type established struct{ *quic.Listener }
+
+// Accept implements http3.QUICListener.
+func (l established) Accept(ctx context.Context) (*quic.Conn, error) {
+	c, err := l.Listener.Accept(ctx)
+	if err == nil {
+		c.Context().Value(handshakeKey{}).(func())()
+	}
+	return c, err
+}
+
+// shutdown sends GOAWAY and waits for the clients to close, or the end of ctx.
+func (q *quicServer) shutdown(ctx context.Context) {
+	q.mu.Lock()
+	q.closed = true
+	if q.http == nil {
+		q.conn.Close() // ends awaitPacket
+		q.mu.Unlock()
+		<-q.accepted
+		return
+	}
+	q.mu.Unlock()
+	// http3.Server miscounts connections that come in while it shuts down, so there must be none.
+	q.listener.Close()
+	<-q.accepted
+	_ = q.http.Shutdown(ctx) // ctx's error, which the caller has
+}
+
+// close ends everything at once.
+func (q *quicServer) close() {
+	q.mu.Lock()
+	q.closed = true
+	if q.http != nil {
+		q.listener.Close()
+	}
+	q.mu.Unlock()
+	if q.http != nil {
+		// It waits for handlers, which a component may keep busy for longer than anyone wants to wait.
+		go q.http.Close()
+		q.transport.Close()
+	}
+	q.conn.Close()
+}
