@@ -20,8 +20,8 @@
 //   - Tokens of 130 bits.
 //
 // ExecSync runs a program and gathers its output within what a CRI message can hold. PortForwardTCP joins a stream
-// with a TCP port of a pod, through a dial function that knows the way into it. LogWriter writes log files in the
-// CRI's format for backends without a helper that does it, and ReadLogs reads them, across rotations.
+// with a TCP port of a pod, through a dial function that knows the way into it. ReadLogs reads
+// container logs in the CRI's format (internal/crilog), across rotations; OpenLogFile opens them for who writes them.
 //
 // The package knows containers and pods by their IDs alone; what Runtime does with them is the node's.
 // See docs/adr/0007-streaming-by-cri-streaming.md.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/crilog"
 	"github.com/tripod-run/tripod/internal/stream"
 )
 
@@ -121,16 +122,22 @@ func TestTailOverBlocks(t *testing.T) {
 	}
 }
 
+func openLog(t *testing.T, path string) *os.File {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o640)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
 // What the writer writes, in whatever portions, the reader reads.
 func TestLogRoundTrip(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	var want [2]bytes.Buffer
 	path := filepath.Join(t.TempDir(), "0.log")
-	w, err := stream.NewLogWriter(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, name := range []string{stream.Stdout, stream.Stderr} {
+	w := crilog.NewWriter(openLog(t, path))
+	for i, name := range []string{crilog.Stdout, crilog.Stderr} {
 		s := w.Stream(name)
 		for range 300 {
 			chunk := make([]byte, random.IntN(5000))
@@ -162,59 +169,6 @@ func TestLogRoundTrip(t *testing.T) {
 		if !bytes.Equal(got[i].Bytes(), want[i].Bytes()) {
 			t.Errorf("stream %d: %d bytes came back of %d", i, got[i].Len(), want[i].Len())
 		}
-	}
-}
-
-func TestLogPieces(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "0.log")
-	w, err := stream.NewLogWriter(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := w.Stream(stream.Stdout)
-	s.Write([]byte(strings.Repeat("a", stream.MaxLogPiece) + "\n")) // just fits
-	s.Write([]byte(strings.Repeat("b", stream.MaxLogPiece+1)))
-	s.Write([]byte("\n"))
-	s.Close()
-	w.Close()
-	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var got []string
-	for line := range strings.Lines(string(content)) {
-		l, err := stream.ParseLogLine([]byte(line))
-		if err != nil {
-			t.Fatal(err)
-		}
-		got = append(got, fmt.Sprintf("%.1s×%d %t", l.Content, len(l.Content), l.Partial))
-		if time.Since(l.Time) > time.Minute || l.Stream != stream.Stdout {
-			t.Errorf("entry of %v on %s", l.Time, l.Stream)
-		}
-	}
-	if want := "a×16384 false,b×16384 true,b×1 false"; strings.Join(got, ",") != want {
-		t.Errorf("entries %v, want %s", got, want)
-	}
-}
-
-func TestLogWriterRefuses(t *testing.T) {
-	dir := t.TempDir()
-	if err := os.Symlink("/etc/passwd", filepath.Join(dir, "0.log")); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := stream.NewLogWriter(filepath.Join(dir, "0.log")); err == nil {
-		t.Error("a symbolic link was followed")
-	}
-	w, err := stream.NewLogWriter(filepath.Join(dir, "1.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.Close()
-	if _, err := w.Stream(stream.Stdout).Write([]byte("x\n")); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("a write after Close: %v", err)
-	}
-	if err := w.Reopen(); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("a reopening after Close: %v", err)
 	}
 }
 
@@ -265,12 +219,9 @@ func (e *expecting) waitFor(t *testing.T, want string) {
 // A follower sees every line once, across rotations as the kubelet makes them: rename, then reopen.
 func TestFollowAcrossRotation(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "0.log")
-	w, err := stream.NewLogWriter(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := crilog.NewWriter(openLog(t, path))
 	defer w.Close()
-	s, out, ended := w.Stream(stream.Stdout), newExpecting(), make(chan struct{})
+	s, out, ended := w.Stream(crilog.Stdout), newExpecting(), make(chan struct{})
 	fmt.Fprintln(s, "before")
 	done := make(chan error, 1)
 	go func() {
@@ -287,7 +238,7 @@ func TestFollowAcrossRotation(t *testing.T) {
 		if i%2 == 0 {
 			out.waitFor(t, want)
 		}
-		if err := w.Reopen(); err != nil {
+		if err := w.Replace(openLog(t, path)); err != nil {
 			t.Fatal(err)
 		}
 		fmt.Fprintln(s, "into the new file", i)
@@ -328,17 +279,6 @@ func TestFollowHalfAnEntry(t *testing.T) {
 	}
 }
 
-func TestParseLogLineRefuses(t *testing.T) {
-	for _, line := range []string{
-		"", "\n", "hello", "2026-01-02T03:04:05Z", "2026-01-02T03:04:05Z stdout", "2026-01-02T03:04:05Z stdin F x",
-		"2026-01-02T03:04:05Z stdout X x", "yesterday stdout F x", "2026-01-02T03:04:05Z  stdout F x",
-	} {
-		if l, err := stream.ParseLogLine([]byte(line)); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%q passed as %+v, %v", line, l, err)
-		}
-	}
-}
-
 // FuzzReadLogs: whatever stands in a log file, reading it does not panic, and never gives more than was put in.
 func FuzzReadLogs(f *testing.F) {
 	f.Add([]byte(sampleLog), 2)
@@ -347,7 +287,7 @@ func FuzzReadLogs(f *testing.F) {
 	f.Add([]byte("2026-01-02T03:04:05Z stderr P:F:x y"), 3)
 	path := filepath.Join(f.TempDir(), "0.log")
 	f.Fuzz(func(t *testing.T, log []byte, tail int) {
-		if line, err := stream.ParseLogLine(log); err == nil && (line.Stream != stream.Stdout && line.Stream != stream.Stderr || len(line.Content) > len(log)) {
+		if line, err := crilog.Parse(log); err == nil && (line.Stream != crilog.Stdout && line.Stream != crilog.Stderr || len(line.Content) > len(log)) {
 			t.Errorf("%q parsed as %+v", log, line)
 		}
 		if err := os.WriteFile(path, log, 0o600); err != nil {

@@ -13,6 +13,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/tripod-run/tripod/internal/crilog"
 )
 
 // LogOptions says what of a log is wanted.
@@ -38,7 +40,7 @@ const readSize = 64 << 10
 // errdefs.ErrInvalidArgument; no log at path is an ErrNotFound.
 func ReadLogs(ctx context.Context, path string, opts LogOptions, stdout, stderr io.Writer) error {
 	r := &logReader{path: path, opts: opts, out: map[string]*logSink{
-		Stdout: {w: stdout}, Stderr: {w: stderr},
+		crilog.Stdout: {w: stdout}, crilog.Stderr: {w: stderr},
 	}}
 	if opts.Follow {
 		watcher, err := fsnotify.NewWatcher()
@@ -142,7 +144,7 @@ func (r *logReader) take(part []byte) error {
 	content, whole := bytes.CutSuffix(part, []byte("\n"))
 	e := r.long
 	if e == nil {
-		line, err := ParseLogLine(content)
+		line, err := crilog.Parse(content)
 		if err != nil {
 			return fmt.Errorf("log %s: %w", r.path, err)
 		}
@@ -225,7 +227,7 @@ func (r *logReader) rotate() (bool, error) {
 func (r *logReader) flush() error {
 	line := r.line
 	r.line, r.long = nil, nil
-	if _, err := ParseLogLine(line); len(line) == 0 || err != nil {
+	if _, err := crilog.Parse(line); len(line) == 0 || err != nil {
 		return nil
 	}
 	return r.take(append(line, '\n'))
@@ -239,7 +241,7 @@ type logSink struct {
 }
 
 // begin looks at the time of an entry that begins a line.
-func (s *logSink) begin(line LogLine, opts LogOptions) error {
+func (s *logSink) begin(line crilog.Line, opts LogOptions) error {
 	if s.inLine {
 		return nil
 	}
@@ -248,7 +250,7 @@ func (s *logSink) begin(line LogLine, opts LogOptions) error {
 	if !opts.Timestamps || s.old || s.w == nil {
 		return nil
 	}
-	_, err := fmt.Fprintf(s.w, "%s ", line.Time.Format(logTime))
+	_, err := fmt.Fprintf(s.w, "%s ", line.Time.Format(crilog.TimeFormat))
 	return err
 }
 

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io"
 	"os"
+
+	"github.com/tripod-run/tripod/internal/crilog"
 )
 
 // seekTail sets the file's position to where its last n lines begin. The pieces of a long line count as one.
@@ -78,6 +80,6 @@ func endsLine(file io.ReaderAt, start int64) (bool, error) {
 		return false, err
 	}
 	line, _, _ := bytes.Cut(head[:n], []byte("\n"))
-	entry, err := ParseLogLine(line)
+	entry, err := crilog.Parse(line)
 	return err != nil || !entry.Partial, nil
 }

@@ -1,4 +1,4 @@
-package stream
+package crilog
 
 import (
 	"bytes"
@@ -21,19 +21,19 @@ const (
 	Stderr = "stderr"
 )
 
-// logTime is RFC 3339 with nine digits of a second always, so that lines sort as text.
-const logTime = "2006-01-02T15:04:05.000000000Z07:00"
+// TimeFormat is RFC 3339 with nine digits of a second always, so that lines sort as text.
+const TimeFormat = "2006-01-02T15:04:05.000000000Z07:00"
 
 const (
 	tagFull    = "F"
 	tagPartial = "P"
 )
 
-// MaxLogPiece is how many bytes of a line one log entry holds; a longer line is written in pieces.
-const MaxLogPiece = 16 << 10
+// MaxPiece is how many bytes of a line one log entry holds; a longer line is written in pieces.
+const MaxPiece = 16 << 10
 
-// LogLine is one entry of a log in the CRI's format.
-type LogLine struct {
+// Line is one entry of a log in the CRI's format.
+type Line struct {
 	Time   time.Time
 	Stream string
 	// Partial says that the line goes on in the next entry of the stream.
@@ -42,35 +42,35 @@ type LogLine struct {
 	Content []byte
 }
 
-// ParseLogLine reads an entry, with or without its newline. Content refers to line's memory. What is not in the
+// Parse reads an entry, with or without its newline. Content refers to line's memory. What is not in the
 // format is an errdefs.ErrInvalidArgument.
-func ParseLogLine(line []byte) (LogLine, error) {
+func Parse(line []byte) (Line, error) {
 	stamp, rest, ok1 := bytes.Cut(bytes.TrimSuffix(line, []byte("\n")), []byte(" "))
 	stream, rest, ok2 := bytes.Cut(rest, []byte(" "))
 	tags, content, _ := bytes.Cut(rest, []byte(" ")) // an empty line may end after its tag
 	tag, _, _ := bytes.Cut(tags, []byte(":"))
 	if !ok1 || !ok2 {
-		return LogLine{}, badLine(line, "it has no time, stream and tag")
+		return Line{}, badLine(line, "it has no time, stream and tag")
 	}
 	at, err := time.Parse(time.RFC3339Nano, string(stamp))
 	if err != nil {
-		return LogLine{}, badLine(line, "its time is not in RFC 3339")
+		return Line{}, badLine(line, "its time is not in RFC 3339")
 	}
-	l := LogLine{Time: at, Content: content}
+	l := Line{Time: at, Content: content}
 	switch string(stream) {
 	case Stdout:
 		l.Stream = Stdout
 	case Stderr:
 		l.Stream = Stderr
 	default:
-		return LogLine{}, badLine(line, "its stream is neither stdout nor stderr")
+		return Line{}, badLine(line, "its stream is neither stdout nor stderr")
 	}
 	switch string(tag) {
 	case tagFull:
 	case tagPartial:
 		l.Partial = true
 	default:
-		return LogLine{}, badLine(line, "its tag is neither F nor P")
+		return Line{}, badLine(line, "its tag is neither F nor P")
 	}
 	return l, nil
 }
@@ -80,12 +80,12 @@ func badLine(line []byte, why string) error {
 }
 
 // append writes the entry, with its newline, to b.
-func (l LogLine) append(b []byte) []byte {
+func (l Line) append(b []byte) []byte {
 	tag := tagFull
 	if l.Partial {
 		tag = tagPartial
 	}
-	b = l.Time.AppendFormat(b, logTime)
+	b = l.Time.AppendFormat(b, TimeFormat)
 	b = append(b, ' ')
 	b = append(b, l.Stream...)
 	b = append(b, ' ')

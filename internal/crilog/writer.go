@@ -1,0 +1,119 @@
+package crilog
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+)
+
+// Writer writes a container's log file. It may be used from many goroutines; each of its streams from one at a time.
+type Writer struct {
+	now func() time.Time
+
+	mu   sync.Mutex
+	file *os.File
+	buf  []byte
+}
+
+// NewWriter writes to file, which is open for appending and becomes the writer's.
+func NewWriter(file *os.File) *Writer { return &Writer{now: time.Now, file: file} }
+
+// Replace writes to file from now on, which becomes the writer's, and closes the one before: a rotation. After Close it
+// closes file, and is an os.ErrClosed.
+func (l *Writer) Replace(file *os.File) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.file == nil {
+		file.Close()
+		return fmt.Errorf("container log: %w", os.ErrClosed)
+	}
+	old := l.file
+	l.file = file
+	return old.Close()
+}
+
+// Close closes the file. Close the streams first: they may hold the beginning of a line.
+func (l *Writer) Close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.file == nil {
+		return nil
+	}
+	file := l.file
+	l.file = nil
+	return file.Close()
+}
+
+// Stream is the writer for Stdout or Stderr. A line is written when its end is, or MaxPiece of it; Close writes what
+// is left, as a full line.
+func (l *Writer) Stream(name string) io.WriteCloser { return &stream{log: l, name: name} }
+
+type stream struct {
+	log  *Writer
+	name string
+	rest []byte // the beginning of a line, less than MaxPiece
+}
+
+func (s *stream) Write(p []byte) (int, error) {
+	written := len(p)
+	var lines []Line
+	for len(p) > 0 {
+		room := MaxPiece - len(s.rest)
+		end := bytes.IndexByte(p[:min(room+1, len(p))], '\n')
+		switch {
+		case end >= 0: // a line that just fits is whole
+			lines = append(lines, Line{Content: s.join(p[:end])})
+			p = p[end+1:]
+		case len(p) <= room:
+			s.rest = append(s.rest, p...)
+			p = nil
+		default:
+			lines = append(lines, Line{Content: s.join(p[:room]), Partial: true})
+			p = p[room:]
+		}
+	}
+	if err := s.log.write(s.name, lines); err != nil {
+		return 0, err
+	}
+	return written, nil
+}
+
+// join is the held beginning of the line with more of it, and nothing is held then.
+func (s *stream) join(more []byte) []byte {
+	if len(s.rest) == 0 {
+		return more
+	}
+	line := append(s.rest, more...)
+	s.rest = nil
+	return line
+}
+
+func (s *stream) Close() error {
+	if len(s.rest) == 0 {
+		return nil
+	}
+	return s.log.write(s.name, []Line{{Content: s.join(nil)}})
+}
+
+// write appends the lines of one Write by one system call, so that a reader, or a crash, meets few half lines.
+func (l *Writer) write(name string, lines []Line) error {
+	if len(lines) == 0 {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.file == nil {
+		return fmt.Errorf("container log: %w", os.ErrClosed)
+	}
+	now := l.now().UTC()
+	l.buf = l.buf[:0]
+	for _, line := range lines {
+		line.Time, line.Stream = now, name
+		l.buf = line.append(l.buf)
+	}
+	_, err := l.file.Write(l.buf)
+	return err
+}
