@@ -47,7 +47,8 @@ func newRoot(stdin io.Reader, stdout, stderr io.Writer) *cobra.Command {
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.AddGroup(&cobra.Group{ID: groupNode, Title: "The node:"},
-		&cobra.Group{ID: cli.Group, Title: "Pods, containers and images, over the CRI socket:"})
+		&cobra.Group{ID: cli.Group, Title: "Pods, containers and images, over the CRI socket:"},
+		&cobra.Group{ID: groupWasm, Title: "Wasm components:"})
 	for _, c := range []*cobra.Command{
 		daemonCommand(), checkCommand(), configCommand(), diagCommand(), versionCommand(), failpointsCommand(), benchCommand(),
 	} {
@@ -59,10 +60,17 @@ func newRoot(stdin io.Reader, stdout, stderr io.Writer) *cobra.Command {
 		interruptible(c)
 		root.AddCommand(c)
 	}
+	for _, c := range []*cobra.Command{app.WITCommand()} {
+		c.GroupID = groupWasm
+		root.AddCommand(c)
+	}
 	return root
 }
 
-const groupNode = "node"
+const (
+	groupNode = "node"
+	groupWasm = "wasm"
+)
 
 // interruptible ends a client command's context by SIGINT and SIGTERM, and the program with the code that a shell
 // expects then. A second signal ends the process.

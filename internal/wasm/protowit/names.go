@@ -1,0 +1,83 @@
+package protowit
+
+import (
+	"strconv"
+	"strings"
+	"unicode"
+)
+
+// kebab is the WIT name of a protobuf identifier: words in lower case, joined by hyphens. A word begins after an
+// underscore or a dot, at an upper-case letter that follows a lower-case one or a digit (fooBar, v2Beta), and at the
+// last upper-case letter of a run that a lower-case one follows (HTTPServer). WIT words begin with a letter, so
+// digits belong to the word before them: foo_2 is foo2.
+func kebab(identifier string) string {
+	var b strings.Builder
+	runes := []rune(identifier)
+	boundary := false
+	for i, r := range runes {
+		if r == '_' || r == '.' {
+			boundary = true
+			continue
+		}
+		if unicode.IsUpper(r) && i > 0 && runes[i-1] != '_' && runes[i-1] != '.' {
+			boundary = !unicode.IsUpper(runes[i-1]) || i+1 < len(runes) && unicode.IsLower(runes[i+1])
+		}
+		switch {
+		case b.Len() == 0 && unicode.IsDigit(r):
+			b.WriteByte('x')
+		case b.Len() > 0 && boundary && !unicode.IsDigit(r):
+			b.WriteByte('-')
+		}
+		boundary = false
+		b.WriteRune(unicode.ToLower(r))
+	}
+	if b.Len() == 0 {
+		return "x" // an identifier of underscores only
+	}
+	return b.String()
+}
+
+// scope hands out names that are unique in one WIT namespace.
+type scope map[string]bool
+
+// name takes the wanted name, or the first free one of wanted-x2, wanted-x3 and so on.
+func (s scope) name(wanted string) string {
+	name := wanted
+	for n := 2; s[name]; n++ {
+		name = wanted + "-x" + strconv.Itoa(n)
+	}
+	s[name] = true
+	return name
+}
+
+// keywords of WIT, those of its drafts included: as identifiers they are written with a % before them.
+var keywords = func() map[string]bool {
+	all := make(map[string]bool)
+	for _, w := range strings.Fields(`as async bool borrow char constructor enum error-context export external f32 f64
+		flags float32 float64 from func future import include interface list map option own package record resource
+		result s16 s32 s64 s8 static stream string tuple type u16 u32 u64 u8 union use variant with world`) {
+		all[w] = true
+	}
+	return all
+}()
+
+// ident is a name as WIT text.
+func ident(name string) string {
+	if keywords[name] {
+		return "%" + name
+	}
+	return name
+}
+
+// enumPrefix is what all values of an enum begin with by convention, the enum's own name (COLOR_ in enum Color), if
+// they do and something that is a name of its own follows.
+func enumPrefix(enum string, values []string) string {
+	prefix := strings.ToUpper(strings.ReplaceAll(kebab(enum), "-", "_")) + "_"
+	for _, v := range values {
+		rest, ok := strings.CutPrefix(v, prefix)
+		if !ok || rest == "" || !unicode.IsLetter(rune(rest[0])) {
+			return ""
+		}
+	}
+	return prefix
+}
