@@ -66,7 +66,7 @@ func Custom(r io.ReaderAt, size int64, name string, limit int64) ([]byte, error)
 		if err != nil {
 			return err
 		}
-		if got, rest, ok := cutName(head); !ok || got != name || len(rest) > 0 && int64(len(head)) > s.size {
+		if got, _, ok := cutName(head); !ok || got != name {
 			return nil
 		}
 		if s.size > limit {

@@ -1,0 +1,55 @@
+#!/bin/bash
+# build.sh: rebuilds the .wasm files of the examples from their sources, and SHA256SUMS, which tells whether they
+# belong together. It installs what it needs: Debian packages, and npm packages (tools/package-lock.json) into
+# build/wasm-tools. What is in the repository was built so; nothing else needs it.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+root=$PWD/../..
+tools=$root/build/wasm-tools
+work=$root/build/wasm
+mkdir -p "$tools" "$work"
+
+packages=(clang-14 lld-14 wasi-libc libclang-rt-14-dev-wasm32 nodejs npm)
+# A node that did not come from Debian will do.
+for p in node npm; do if command -v $p >/dev/null; then packages=("${packages[@]/#${p/%node/nodejs}/}"); fi; done
+missing=()
+for p in "${packages[@]}"; do
+  [[ -z $p ]] || dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q ' installed$' || missing+=("$p")
+done
+if ((${#missing[@]})); then
+  apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "${missing[@]}" >/dev/null
+fi
+cp tools/component.mjs tools/package.json tools/package-lock.json "$tools"
+if ! cmp -s tools/package-lock.json "$tools/node_modules/.installed"; then
+  npm ci --prefix "$tools" --no-audit --no-fund --loglevel=error
+  cp tools/package-lock.json "$tools/node_modules/.installed"
+fi
+CGO_ENABLED=0 go build -C "$root" -o "$work/tripod" ./cmd/tripod
+
+# wit PROTO DIR: what a component of the services must export.
+wit() {
+  rm -rf "$2"
+  "$work/tripod" wit gen "$1" -o "$2"
+}
+
+# c SOURCE WIT WORLD NAME: a component in C. It speaks the canonical ABI itself, and uses WASI preview 1.
+c() {
+  local flags=(--target=wasm32-wasi -O2 -mexec-model=reactor -Wl,--strip-all -Wall -Wextra -Werror
+    -Wno-unused-parameter -Wno-unused-function)
+  clang-14 "${flags[@]}" -o "$work/$4.core.wasm" "$1"
+  node "$tools/component.mjs" "$2" "$3" "$work/$4.core.wasm" "$4/$4.wasm"
+}
+
+wit greeter/greeter.proto "$work/greeter.wit"
+wit faults-c/faults.proto "$work/faults.wit"
+c greeter-c/greeter.c "$work/greeter.wit" server greeter-c
+c faults-c/faults.c "$work/faults.wit" server faults-c
+c hello-http-c/hello.c hello-http-c/wasi-http.wit hello hello-http-c
+(cd greeter-js && "$tools/node_modules/.bin/componentize-qjs" --sync --opt-size --minify \
+  --wit "$work/greeter.wit" --world server --js greeter.js --output greeter-js.wasm >/dev/null)
+GOOS=wasip1 GOARCH=wasm CGO_ENABLED=0 GOFLAGS= \
+  go build -C "$root" -trimpath -buildvcs=false -ldflags='-s -w -buildid=' -o "$PWD/command-go/command-go.wasm" ./examples/wasm/command-go
+chmod 644 ./*/*.wasm
+
+find . -type f ! -name '*.md' ! -name '*_test.go' ! -name embed.go ! -name SHA256SUMS -printf '%P\n' | LC_ALL=C sort | xargs sha256sum >SHA256SUMS

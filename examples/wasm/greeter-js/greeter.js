@@ -1,0 +1,48 @@
+// The Greeter service in JavaScript. `tripod wit gen ../greeter/greeter.proto` writes the interfaces that it implements:
+// results are returned, or thrown when they are a status; streams are objects with next() and send().
+import response from 'tripod:grpc/response@0.1.0';
+
+const INVALID_ARGUMENT = 3;
+const hello = { german: 'Hallo', french: 'Bonjour' };
+
+function greet(name, language) {
+  if (!name) throw { code: INVALID_ARGUMENT, message: 'name: must not be empty', details: [] };
+  return { message: `${hello[language?.tag] ?? 'Hello'}, ${name}!`, servedBy: '' };
+}
+
+function* all(requests) {
+  for (let r = requests.next(); r !== null; r = requests.next()) yield r;
+}
+
+export const greeter = {
+  sayHello(context, request) {
+    const id = context.metadata.find((e) => e.key === 'x-request-id');
+    if (id) response.setHeader(id);
+    const bin = context.metadata.find((e) => e.key === 'x-trace-bin');
+    if (bin) response.setTrailer(bin);
+    console.log(`SayHello ${request.name} from ${context.peer}`);
+    return greet(request.name, request.language);
+  },
+
+  // There is no timer in this world: the numbers come as fast as they are read, whatever the interval.
+  countdown(context, request, replies) {
+    console.log(`Countdown from ${request.from}`);
+    for (let number = request.from; number >= 0; number--) replies.send({ number });
+  },
+
+  collect(context, requests) {
+    const names = [];
+    let language;
+    for (const r of all(requests)) {
+      names.push(r.name);
+      language = r.language;
+    }
+    console.log(`Collect ${names.join(', ')}`);
+    return greet(names.join(', '), language);
+  },
+
+  chat(context, requests, replies) {
+    console.log('Chat');
+    for (const r of all(requests)) replies.send(greet(r.name, r.language));
+  },
+};
