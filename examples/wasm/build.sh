@@ -22,15 +22,15 @@ if ((${#missing[@]})); then
 fi
 cp tools/component.mjs tools/package.json tools/package-lock.json "$tools"
 if ! cmp -s tools/package-lock.json "$tools/node_modules/.installed"; then
-  npm ci --prefix "$tools" --no-audit --no-fund --loglevel=error
+  # Not npm ci: it wants the optional packages of other platforms in the lock file too.
+  npm install --prefix "$tools" --no-audit --no-fund --loglevel=error
   cp tools/package-lock.json "$tools/node_modules/.installed"
 fi
 CGO_ENABLED=0 go build -C "$root" -o "$work/tripod" ./cmd/tripod
 
-# wit PROTO DIR: what a component of the services must export.
+# wit PROTO FILE: what a component of the services must export.
 wit() {
-  rm -rf "$2"
-  "$work/tripod" wit gen "$1" -o "$2"
+  "$work/tripod" wit gen "$1" >"$2"
 }
 
 # c SOURCE WIT WORLD NAME: a component in C. It speaks the canonical ABI itself, and uses WASI preview 1.
