@@ -221,7 +221,7 @@ func TestFailPoints(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = failpoint.Arm(name, "") })
 	}
-	for _, name := range []string{"network.setup.netns", "network.setup.add"} {
+	for _, name := range []string{"network.setup.netns", "network.setup.add", "network.bridge.add.leased", "network.bridge.add.paired", "network.bridge.add.configured"} {
 		arm(name, "1*error(made to fail)")
 		if _, err := n.Setup(t.Context(), Attachment{ID: "pod"}); err == nil || !strings.Contains(err.Error(), "made to fail") {
 			t.Errorf("%s: %v", name, err)
@@ -229,9 +229,11 @@ func TestFailPoints(t *testing.T) {
 		n.assertClean()
 	}
 	n.setup(Attachment{ID: "pod"})
-	arm("network.teardown.del", "1*error(made to fail)")
-	if err := n.Teardown(t.Context(), Attachment{ID: "pod"}); err == nil {
-		t.Error("Teardown passed an armed fail point")
+	for _, name := range []string{"network.bridge.del.unlinked", "network.teardown.del"} {
+		arm(name, "1*error(made to fail)")
+		if err := n.Teardown(t.Context(), Attachment{ID: "pod"}); err == nil {
+			t.Errorf("Teardown passed %s", name)
+		}
 	}
 	n.restart()
 	n.teardown(Attachment{ID: "pod"})
@@ -240,10 +242,13 @@ func TestFailPoints(t *testing.T) {
 
 // TestFaultN1DaemonKilled kills a daemon at each fail point, and in the middle of a plugin; the next one finds out.
 func TestFaultN1DaemonKilled(t *testing.T) {
-	for _, point := range []string{"network.setup.netns", "network.setup.add", "network.teardown.del"} {
+	for _, point := range []string{
+		"network.setup.netns", "network.setup.add", "network.bridge.add.leased", "network.bridge.add.paired",
+		"network.bridge.add.configured", "network.bridge.del.unlinked", "network.teardown.del",
+	} {
 		t.Run(point, func(t *testing.T) {
 			n := newNode(t, nil)
-			if point == "network.teardown.del" {
+			if strings.Contains(point, "del") {
 				n.setup(Attachment{ID: "pod"})
 			}
 			_ = n.Close()
