@@ -1,0 +1,37 @@
+package lockdown
+
+import (
+	"fmt"
+	"os"
+	"syscall"
+
+	"github.com/containerd/errdefs"
+)
+
+// Drop makes the process that of a user and group for good. The kernel takes all capabilities with the change from root
+// (capabilities(7)); no further groups are kept. A process that is not root must be of that user already.
+func Drop(uid, gid int) error {
+	if os.Geteuid() != 0 {
+		if os.Getuid() != uid || os.Geteuid() != uid {
+			return fmt.Errorf("drop: user %d cannot become user %d: %w", os.Geteuid(), uid, errdefs.ErrFailedPrecondition)
+		}
+		return nil
+	}
+	if uid <= 0 || gid <= 0 {
+		return fmt.Errorf("drop: %d:%d is root: %w", uid, gid, errdefs.ErrInvalidArgument)
+	}
+	// These change all threads (package syscall does it, or libc in programs with cgo).
+	if err := syscall.Setgroups(nil); err != nil {
+		return fmt.Errorf("drop: groups: %w", err)
+	}
+	if err := syscall.Setresgid(gid, gid, gid); err != nil {
+		return fmt.Errorf("drop: group %d: %w", gid, err)
+	}
+	if err := syscall.Setresuid(uid, uid, uid); err != nil {
+		return fmt.Errorf("drop: user %d: %w", uid, err)
+	}
+	if syscall.Setuid(0) == nil {
+		return fmt.Errorf("drop: user %d could become root again", uid)
+	}
+	return nil
+}

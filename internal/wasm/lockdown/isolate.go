@@ -1,0 +1,74 @@
+package lockdown
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+)
+
+// Isolate gives the process a root directory that holds nothing but /proc, and drops what was mounted. It needs root, and
+// a mount namespace that the process was started in and does not share with its parent (errdefs.ErrFailedPrecondition):
+// all others in the namespace would lose their files, too.
+func Isolate() error {
+	if err := ownMountNamespace(); err != nil {
+		return err
+	}
+	// /proc is there surely; what is below is covered for a moment only.
+	const root = "/proc"
+	steps := []struct {
+		what string
+		do   func() error
+	}{
+		{"make mounts private", func() error { return unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "") }},
+		{"mount an empty root", func() error {
+			return unix.Mount("tripod-wasm", root, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0755,size=64k,nr_inodes=16")
+		}},
+		{"make /proc", func() error { return os.Mkdir(root+"/proc", 0o555) }},
+		{"mount /proc", func() error { return mountProc(root + "/proc") }},
+		{"enter the root", func() error { return os.Chdir(root) }},
+		{"change the root", func() error { return unix.PivotRoot(".", ".") }}, // the old root lies over the new one then
+		{"drop the old root", func() error { return unix.Unmount(".", unix.MNT_DETACH) }},
+		{"enter the root", func() error { return os.Chdir("/") }},
+		{"make the root read-only", func() error {
+			return unix.Mount("", "/", "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
+		}},
+	}
+	for _, s := range steps {
+		if err := s.do(); err != nil {
+			return fmt.Errorf("isolate: %s: %w", s.what, err)
+		}
+	}
+	return nil
+}
+
+// ownMountNamespace refuses a namespace that the parent is in as well.
+func ownMountNamespace() error {
+	own, err := os.Readlink("/proc/self/ns/mnt")
+	if err != nil {
+		return fmt.Errorf("isolate: %w", err)
+	}
+	parent, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", os.Getppid()))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // a parent that this PID namespace does not see, or that has ended
+	}
+	if err != nil {
+		return fmt.Errorf("isolate: %w", err)
+	}
+	if own == parent {
+		return fmt.Errorf("isolate: the mount namespace is the parent's: %w", errdefs.ErrFailedPrecondition)
+	}
+	return nil
+}
+
+// mountProc shows the process to itself: preopened directories are reached through /proc/self/fd. Kernels before 5.8 do
+// not know subset.
+func mountProc(path string) error {
+	const flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+	if err := unix.Mount("proc", path, "proc", flags, "hidepid=2,subset=pid"); err == nil {
+		return nil
+	}
+	return unix.Mount("proc", path, "proc", flags, "")
+}

@@ -1,0 +1,99 @@
+package lockdown
+
+import (
+	"fmt"
+	"runtime"
+
+	seccomp "github.com/elastic/go-seccomp-bpf"
+	"golang.org/x/sys/unix"
+)
+
+// Restrict allows the process, for good, the system calls of Policy alone, and no program with more privileges.
+func Restrict() error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	filter := seccomp.Filter{NoNewPrivs: true, Flag: seccomp.FilterFlagTSync, Policy: Policy()}
+	if err := seccomp.LoadFilter(filter); err != nil {
+		return fmt.Errorf("restrict system calls: %w", err)
+	}
+	return nil
+}
+
+// Policy is the allow-list: the rest fails with EPERM. What matters is what is not in it: execve, fork (clone makes threads
+// only), ptrace, process_vm_*, mount and its kin, socket and connect (sockets come from the daemon), bpf, keyctl,
+// io_uring, userfaultfd, setns, unshare, kill of others, setuid and its kin, chmod and chown.
+func Policy() seccomp.Policy {
+	return seccomp.Policy{
+		DefaultAction: seccomp.ActionErrno,
+		Syscalls: []seccomp.SyscallGroup{
+			{Action: seccomp.ActionAllow, Names: concat(sockets, scheduling, memory, files, signals, process)},
+			{Action: seccomp.ActionAllow, NamesWithCondtions: conditional()},
+			// glibc goes on with clone then, whose flags are no pointer and can be looked at.
+			{Action: seccomp.ActionErrno | seccomp.Action(unix.ENOSYS), Names: []string{"clone3"}},
+		},
+	}
+}
+
+func concat(lists ...[]string) (all []string) {
+	for _, l := range lists {
+		all = append(all, l...)
+	}
+	return all
+}
+
+// What is called most comes first: the kernel goes through the list in this order, unless it remembers.
+var (
+	// The data plane: the Go runtime's poller, TCP, and QUIC's batches with GSO and ECN as socket options. Not socket, connect
+	// or bind: all sockets are handed over.
+	sockets = []string{
+		"epoll_pwait", "epoll_wait", "recvmsg", "sendmsg", "recvmmsg", "sendmmsg", "read", "write", "readv", "writev",
+		"recvfrom", "sendto", "accept4", "accept", "setsockopt", "getsockopt", "getsockname", "getpeername", "shutdown", "listen",
+		"epoll_ctl", "epoll_create1", "eventfd2", "poll", "ppoll", "select", "pselect6", "close",
+	}
+	// Threads of the Go runtime, of the engine, and those that guests run on, which are demoted when they compute for long.
+	scheduling = []string{
+		"futex", "nanosleep", "clock_nanosleep", "sched_yield", "clock_gettime", "clock_getres", "gettimeofday", "time", "getcpu",
+		"sched_getaffinity", "sched_setscheduler", "sched_getscheduler", "sched_setparam", "sched_getparam", "sched_setattr", "sched_getattr",
+		"getpriority", "setpriority", "set_robust_list", "get_robust_list", "rseq", "membarrier", "restart_syscall",
+		"timer_create", "timer_settime", "timer_gettime", "timer_delete", "setitimer", "getitimer",
+		"timerfd_create", "timerfd_settime", "timerfd_gettime",
+	}
+	// Memory: of Go, of compiled code (made executable by mprotect), and of guests, copy-on-write from memfds.
+	memory = []string{
+		"madvise", "mmap", "munmap", "mprotect", "mremap", "brk", "mincore", "msync", "memfd_create",
+	}
+	// Files: of guests, below their directories, and logs.
+	files = []string{
+		"pread64", "pwrite64", "preadv", "pwritev", "preadv2", "pwritev2", "lseek", "openat", "openat2", "open",
+		"fstat", "newfstatat", "stat", "lstat", "statx", "fstatfs", "statfs", "access", "faccessat", "faccessat2", "getdents64", "readlink", "readlinkat",
+		"mkdirat", "unlinkat", "renameat", "renameat2", "linkat", "symlinkat", "utimensat", "ftruncate", "fallocate",
+		"fsync", "fdatasync", "sync_file_range", "fadvise64", "copy_file_range", "sendfile", "splice", "flock", "fcntl",
+		"dup", "dup2", "dup3", "pipe2", "getcwd", "umask",
+	}
+	signals = []string{
+		"rt_sigprocmask", "rt_sigaction", "rt_sigreturn", "sigaltstack", "tgkill", "rt_sigtimedwait", "rt_sigpending",
+	}
+	process = []string{
+		"gettid", "getpid", "getppid", "getuid", "geteuid", "getgid", "getegid", "getrandom", "getrusage", "times",
+		"getrlimit", "uname", "sysinfo", "exit", "exit_group", "getpgrp", "getpgid", "getsid",
+	}
+)
+
+// fionbio sets a file non-blocking (ioctl_fionbio(2)), as Rust does it.
+const fionbio = 0x5421
+
+func conditional() []seccomp.NameWithConditions {
+	var all []seccomp.NameWithConditions
+	one := func(name string, argument uint32, is seccomp.Operation, values ...uint64) {
+		for _, v := range values {
+			all = append(all, seccomp.NameWithConditions{
+				Name: name, Conditions: seccomp.ArgumentConditions{{Argument: argument, Operation: is, Value: v}},
+			})
+		}
+	}
+	one("clone", 0, seccomp.BitsSet, unix.CLONE_THREAD)
+	one("prctl", 0, seccomp.Equal, unix.PR_SET_NAME, unix.PR_GET_NAME, unix.PR_SET_VMA, unix.PR_GET_DUMPABLE)
+	one("prlimit64", 2, seccomp.Equal, 0) // reading only
+	one("ioctl", 1, seccomp.Equal, unix.TIOCINQ /* FIONREAD */, fionbio, unix.TCGETS)
+	return all
+}
