@@ -143,7 +143,7 @@ func (n *node) assertClean() {
 	}
 	for _, iptables := range []string{"iptables", "ip6tables"} {
 		rules, err := exec.Command(iptables, "--wait", "-t", "nat", "-S").CombinedOutput()
-		if err != nil || strings.Contains(string(rules), "CNI-DN-") { // portmap's chains of one pod
+		if err != nil || strings.Contains(string(rules), "CNI-DN-") || strings.Contains(string(rules), " id: ") { // of one pod
 			n.t.Errorf("%s rules left: %v\n%s", iptables, err, rules)
 		}
 	}

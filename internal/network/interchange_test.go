@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -56,6 +57,11 @@ var interchangeable = map[string]struct {
 		         "routes":[{"dst":"192.0.2.0/24","gw":"10.95.0.7"}]}},
 		{"type":"loopback"},
 		{"type":"portmap","snat":true,"capabilities":{"portMappings":true}}]}`},
+	"ipMasq": {calls: 2, conf: `{"cniVersion":"1.0.0","name":"masq","plugins":[
+		{"type":"bridge","bridge":"BRIDGE","isGateway":true,"ipMasq":true,"hairpinMode":true,
+		 "ipam":{"type":"host-local","dataDir":"LEASES","ranges":[[{"subnet":"10.98.0.0/24"}],[{"subnet":"fd00:98::/64"}]],
+		         "routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"}]}},
+		{"type":"portmap","capabilities":{"portMappings":true}}]}`},
 	"no gateway": {calls: 1, conf: `{"cniVersion":"0.3.1","name":"plain","plugins":[
 		{"type":"bridge","bridge":"BRIDGE","ipam":{"type":"host-local","dataDir":"LEASES","ranges":[[{"subnet":"10.96.0.0/24"}],[{"subnet":"fd00:96::/64"}]]}}]}`},
 }
@@ -220,6 +226,13 @@ func (n *node) snapshot(r *Result) string {
 	for _, forwarding := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
 		value, _ := os.ReadFile("/proc/sys/net/" + forwarding)
 		fmt.Fprintf(&b, "%s %s", forwarding, value)
+	}
+	for _, iptables := range []string{"iptables", "ip6tables"} {
+		rules, err := exec.Command(iptables, "--wait", "-t", "nat", "-S").CombinedOutput()
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		fmt.Fprintf(&b, "%s rules:\n%s", iptables, rules)
 	}
 	n.describe(&b, r.Netns, "lo")
 	n.describe(&b, r.Netns, "eth0")

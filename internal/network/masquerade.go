@@ -1,19 +1,16 @@
 package network
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/netip"
-	"os/exec"
 	"strings"
 	"sync"
-	"time"
 
-	"github.com/containerd/errdefs"
+	"github.com/tripod-run/tripod/internal/network/iptables"
 )
 
 // masquerading lets the pods of the embedded default network reach the world with the node's address: one chain of
@@ -27,9 +24,6 @@ type masquerading struct {
 	// changing is held while rules are looked at or made.
 	changing sync.Mutex
 }
-
-// iptablesTimeout bounds one execution, waiting for other users' lock included.
-const iptablesTimeout = 10 * time.Second
 
 // ensure makes the rules of the subnets, unless they were there already when we last looked.
 func (q *masquerading) ensure(ctx context.Context, subnets []netip.Prefix) error {
@@ -73,48 +67,27 @@ func (q *masquerading) refresh(ctx context.Context) error {
 
 // masquerade makes the rules of one subnet, if they are not there.
 func masquerade(ctx context.Context, subnet netip.Prefix) error {
-	iptables, multicast := "iptables", "224.0.0.0/4"
+	family, multicast := iptables.V4, "224.0.0.0/4"
 	if subnet.Addr().Is6() {
-		iptables, multicast = "ip6tables", "ff00::/8"
+		family, multicast = iptables.V6, "ff00::/8"
 	}
 	sum := sha256.Sum256([]byte(subnet.String()))
 	chain := "TRIPOD-MASQ-" + hex.EncodeToString(sum[:6])
 	jump := fmt.Sprintf("POSTROUTING -s %s -m comment --comment tripod-pods -j %s", subnet, chain)
-
-	check := append([]string{"--wait", "-t", "nat", "-C"}, strings.Fields(jump)...)
-	if runIptables(ctx, iptables, check, "") == nil {
+	if iptables.Holds(ctx, family, strings.Fields(jump)...) {
 		return nil
 	}
-	rules := strings.Join([]string{
+	err := iptables.Restore(ctx, family,
 		"*nat",
-		":" + chain + " - [0:0]", // made, or emptied
-		"-A " + chain + " -d " + subnet.String() + " -j RETURN",
-		"-A " + chain + " -d " + multicast + " -j RETURN",
-		"-A " + chain + " -j MASQUERADE",
-		"-A " + jump,
-		"COMMIT\n",
-	}, "\n")
-	if err := runIptables(ctx, iptables+"-restore", []string{"--wait", "--noflush"}, rules); err != nil {
+		":"+chain+" - [0:0]", // made, or emptied
+		"-A "+chain+" -d "+subnet.String()+" -j RETURN",
+		"-A "+chain+" -d "+multicast+" -j RETURN",
+		"-A "+chain+" -j MASQUERADE",
+		"-A "+jump,
+		"COMMIT",
+	)
+	if err != nil {
 		return fmt.Errorf("masquerade the pods of %s: %w", subnet, err)
 	}
 	return nil
-}
-
-func runIptables(ctx context.Context, program string, args []string, stdin string) error {
-	ctx, cancel := context.WithTimeout(ctx, iptablesTimeout)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, program, args...)
-	cmd.Stdin = strings.NewReader(stdin)
-	cmd.WaitDelay = outputGrace
-	output, err := cmd.CombinedOutput()
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, exec.ErrNotFound):
-		return fmt.Errorf("%w (on Debian: apt-get install iptables): %w", err, errdefs.ErrFailedPrecondition)
-	case ctx.Err() != nil:
-		return fmt.Errorf("%s: %w", program, context.Cause(ctx))
-	default:
-		return fmt.Errorf("%s: %w: %s: %w", program, err, bytes.TrimSpace(output), errdefs.ErrUnavailable)
-	}
 }

@@ -63,6 +63,11 @@ func (c *Call) addBridge(ctx context.Context, conf *bridgeConfig) (output []byte
 		if err := addPodReady.Hit(ctx); err != nil {
 			return err
 		}
+		if conf.IPMasq {
+			if err := masqueradeOf(conf.Name, c.container).add(ctx, podAddresses(result)); err != nil {
+				return err
+			}
+		}
 		for _, gateway := range gateways {
 			if err := conf.serveAsGateway(host, bridge, gateway); err != nil {
 				return err
@@ -86,6 +91,15 @@ func (c *Call) addBridge(ctx context.Context, conf *bridgeConfig) (output []byte
 		result.DNS = d
 	}
 	return print(result, conf.CNIVersion)
+}
+
+// podAddresses are the addresses of the result.
+func podAddresses(result *types100.Result) []net.IPNet {
+	var all []net.IPNet
+	for _, address := range result.IPs {
+		all = append(all, address.Address)
+	}
+	return all
 }
 
 // podInterface is the index of the pod's interface in the result.
@@ -209,10 +223,32 @@ func (conf *bridgeConfig) ensureAddress(host *netlink.Handle, bridge netlink.Lin
 	return host.LinkSetHardwareAddr(bridge, bridge.Attrs().HardwareAddr)
 }
 
-// delBridge takes away the pod's interface, with it the host's end, and gives back the addresses.
-func (c *Call) delBridge(ctx context.Context) error {
+// delBridge takes away the pod's interface, with it the host's end, the rules for its addresses, and gives these back.
+// The addresses are known by their leases, so that no rule stays for the next who gets one when the namespace has gone
+// before.
+func (c *Call) delBridge(ctx context.Context, conf *bridgeConfig) error {
+	if err := c.delPair(); err != nil {
+		return err
+	}
+	if err := delUnlinked.Hit(ctx); err != nil {
+		return err
+	}
+	if conf.IPMasq {
+		held, err := c.held(ctx)
+		if err != nil {
+			return err
+		}
+		if err := masqueradeOf(conf.Name, c.container).remove(ctx, held); err != nil {
+			return err
+		}
+	}
+	return c.free(ctx)
+}
+
+// delPair takes away the pod's interface, if it and its namespace are there.
+func (c *Call) delPair() error {
 	if c.netns == "" {
-		return c.free(ctx)
+		return nil
 	}
 	err := inPod(c.netns, func(h *netlink.Handle) error {
 		link, err := h.LinkByName(c.ifName)
@@ -224,11 +260,8 @@ func (c *Call) delBridge(ctx context.Context) error {
 		}
 		return nil
 	})
-	if err != nil && !errdefs.IsNotFound(err) { // the namespace may be gone
-		return err
+	if errdefs.IsNotFound(err) {
+		return nil
 	}
-	if err := delUnlinked.Hit(ctx); err != nil {
-		return err
-	}
-	return c.free(ctx)
+	return err
 }

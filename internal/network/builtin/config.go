@@ -62,8 +62,6 @@ const defaultBridge = "cni0"
 
 func (c *bridgeConfig) check() error {
 	switch {
-	case c.IPMasq:
-		return errors.New("ipMasq")
 	case c.Vlan != 0:
 		return errors.New("vlan")
 	case c.HairpinMode && c.PromiscMode:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"path/filepath"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -34,6 +35,20 @@ func (c *Call) allocate(ctx context.Context) (result *types100.Result, err error
 		result.IPs = append(result.IPs, address)
 	}
 	return result, nil
+}
+
+// held are the addresses that the container's interface has.
+func (c *Call) held(ctx context.Context) ([]net.IP, error) {
+	_, store, err := c.openLeases(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer store.release()
+	held, err := store.held(c.container, c.ifName)
+	if err != nil {
+		return nil, fmt.Errorf("host-local: %w", err)
+	}
+	return held, nil
 }
 
 // free gives back what allocate took.

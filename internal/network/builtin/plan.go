@@ -107,7 +107,7 @@ func (c *Call) planBridge(add bool, path string, references *references) error {
 	if add {
 		c.run = func(ctx context.Context) ([]byte, error) { return c.addBridge(ctx, conf) }
 	} else {
-		c.run = func(ctx context.Context) ([]byte, error) { return nil, c.delBridge(ctx) }
+		c.run = func(ctx context.Context) ([]byte, error) { return nil, c.delBridge(ctx, conf) }
 	}
 	return nil
 }
