@@ -52,6 +52,10 @@ type field struct {
 	name   string // for messages to people
 	kind   protoreflect.Kind
 	wire   protowire.Type // of one value that is not packed
+	op     op             // of one value that is no message
+	spread bool           // what it holds may be in many places: a list, a map, a message
+	tag    []byte         // as it is written; of a packed list that of the whole
+	endTag []byte         // of a group
 	slot   int
 	member int  // the case, in a oneof
 	list   bool // slotList
@@ -69,7 +73,6 @@ type enum struct {
 	numbers []int32 // of the cases
 	cases   map[int32]uint32
 	dense   []uint32 // case+1 by number, while numbers are small
-	initial int32    // the number of the default value
 }
 
 // denseLimit bounds tables that are indexed by number.
@@ -260,7 +263,15 @@ func (p *witPackage) field(
 	m *Message, parent protoreflect.MessageDescriptor, fd protoreflect.FieldDescriptor,
 ) (*field, *value.Type, error) {
 	f := &field{
-		number: fd.Number(), name: string(fd.Name()), kind: fd.Kind(), wire: wireTypes[fd.Kind()], slot: len(m.slots),
+		number: fd.Number(), name: string(fd.Name()), kind: fd.Kind(), slot: len(m.slots),
+		wire: kinds[fd.Kind()].wire, op: kinds[fd.Kind()].op, spread: fd.IsList() || contained(fd) != nil || fd.IsMap(),
+	}
+	f.tag = protowire.AppendTag(nil, f.number, f.wire)
+	if fd.IsPacked() {
+		f.tag = protowire.AppendTag(nil, f.number, protowire.BytesType)
+	}
+	if f.wire == protowire.StartGroupType {
+		f.endTag = protowire.AppendTag(nil, f.number, protowire.EndGroupType)
 	}
 	m.fields = append(m.fields, f)
 	if fd.IsMap() {
@@ -279,7 +290,7 @@ func (p *witPackage) field(
 		t, err := p.nested(f, parent, fd.Message())
 		return f, t, err
 	}
-	return f, scalars[fd.Kind()], nil
+	return f, kinds[fd.Kind()].typ, nil
 }
 
 // nested plans the message of a field. That of a raw field is planned too, for its bytes are checked, but later: it may
@@ -311,7 +322,8 @@ func (p *witPackage) entry(f *field, fd protoreflect.FieldDescriptor) (*value.Ty
 			return nil, err
 		}
 		t.Fields = append(t.Fields, value.Field{Type: pt})
-		// A part that is missing in an entry is the default of its type: presence does not show.
+		// A part that is missing in an entry is the default of its type, which is 0 also for an enum: presence does not
+		// show.
 		e.slots = append(e.slots, slot{kind: slotValue, fields: []*field{pf}})
 	}
 	e.index()
@@ -325,7 +337,7 @@ func (p *witPackage) enum(ed protoreflect.EnumDescriptor) (*enum, error) {
 	}
 	e := &enum{
 		typ:   &value.Type{Kind: value.Variant, Name: p.typeName(ed)},
-		cases: make(map[int32]uint32), initial: int32(ed.Values().Get(0).Number()),
+		cases: make(map[int32]uint32),
 	}
 	p.enums[ed.FullName()] = e
 	var all []string
@@ -371,26 +383,4 @@ func (e *enum) caseOf(n int32) (uint32, bool) {
 	}
 	c, ok := e.cases[n]
 	return c, ok
-}
-
-var scalars = map[protoreflect.Kind]*value.Type{
-	protoreflect.BoolKind:  boolType,
-	protoreflect.Int32Kind: s32Type, protoreflect.Sint32Kind: s32Type, protoreflect.Sfixed32Kind: s32Type,
-	protoreflect.Uint32Kind: u32Type, protoreflect.Fixed32Kind: u32Type,
-	protoreflect.Int64Kind: s64Type, protoreflect.Sint64Kind: s64Type, protoreflect.Sfixed64Kind: s64Type,
-	protoreflect.Uint64Kind: u64Type, protoreflect.Fixed64Kind: u64Type,
-	protoreflect.FloatKind: f32Type, protoreflect.DoubleKind: f64Type,
-	protoreflect.StringKind: stringType, protoreflect.BytesKind: bytesType,
-}
-
-var wireTypes = map[protoreflect.Kind]protowire.Type{
-	protoreflect.BoolKind: protowire.VarintType, protoreflect.EnumKind: protowire.VarintType,
-	protoreflect.Int32Kind: protowire.VarintType, protoreflect.Sint32Kind: protowire.VarintType,
-	protoreflect.Uint32Kind: protowire.VarintType, protoreflect.Int64Kind: protowire.VarintType,
-	protoreflect.Sint64Kind: protowire.VarintType, protoreflect.Uint64Kind: protowire.VarintType,
-	protoreflect.Fixed32Kind: protowire.Fixed32Type, protoreflect.Sfixed32Kind: protowire.Fixed32Type,
-	protoreflect.FloatKind: protowire.Fixed32Type, protoreflect.Fixed64Kind: protowire.Fixed64Type,
-	protoreflect.Sfixed64Kind: protowire.Fixed64Type, protoreflect.DoubleKind: protowire.Fixed64Type,
-	protoreflect.StringKind: protowire.BytesType, protoreflect.BytesKind: protowire.BytesType,
-	protoreflect.MessageKind: protowire.BytesType, protoreflect.GroupKind: protowire.StartGroupType,
 }
