@@ -60,7 +60,7 @@ func newRoot(stdin io.Reader, stdout, stderr io.Writer) *cobra.Command {
 		interruptible(c)
 		root.AddCommand(c)
 	}
-	for _, c := range []*cobra.Command{app.WITCommand()} {
+	for _, c := range []*cobra.Command{app.WITCommand(), app.PushCommand()} {
 		c.GroupID = groupWasm
 		root.AddCommand(c)
 	}

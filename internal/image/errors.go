@@ -30,16 +30,16 @@ func invalidf(format string, args ...any) error {
 	return fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalidArgument)...)
 }
 
-// classify gives err, met by a pull of ref from host, its errdefs class and says what was asked.
-func classify(ctx context.Context, ref, host string, err error) error {
+// classify gives err, met by a transfer ("pull image … from …"), its errdefs class and says what was asked.
+func classify(ctx context.Context, what string, err error) error {
 	// What the libraries make of a cancelled context says nothing; why it was cancelled does.
 	if cause := context.Cause(ctx); cause != nil && errors.Is(err, context.Canceled) {
 		err = cause
 	}
 	if class := classOf(err); class != nil {
-		return fmt.Errorf("pull image %q from %s: %w (%w)", ref, host, err, class)
+		return fmt.Errorf("%s: %w (%w)", what, err, class)
 	}
-	return fmt.Errorf("pull image %q from %s: %w", ref, host, err)
+	return fmt.Errorf("%s: %w", what, err)
 }
 
 // classOf finds the class of an error that carries none; nil when it carries one or means nothing to us.

@@ -66,7 +66,7 @@ func (s *Store) pull(ctx context.Context, named reference.Named, auth *Auth, t *
 	defer stop()
 	defer func() {
 		if err != nil {
-			err = classify(ctx, named.String(), reference.Domain(named), err)
+			err = classify(ctx, fmt.Sprintf("pull image %q from %s", named, reference.Domain(named)), err)
 		}
 	}()
 

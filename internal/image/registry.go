@@ -20,15 +20,35 @@ const maxRedirects = 10
 // errRedirect says that a registry sent us where we do not go.
 var errRedirect = errors.New("redirect refused")
 
-// resolver makes the resolver of one pull: hosts and mirrors of hosts.toml, the logins, and no login to strangers.
+// Registries tells how registries are reached; a Store has it from its Config.
+type Registries struct {
+	// HostsDir are directories of hosts.toml files in containerd's certs.d layout; the first that knows a host wins.
+	HostsDir []string
+	// DockerConfig is the path of a docker config.json whose "auths" are used where a request brings no login.
+	DockerConfig string
+	// PlainHTTP has hosts spoken to without TLS that no hosts.toml tells of.
+	PlainHTTP bool
+}
+
+// resolver is the one of a pull.
 func (s *Store) resolver(ctx context.Context, named reference.Named, auth *Auth) (remotes.Resolver, error) {
+	return Registries{HostsDir: s.cfg.HostsDir, DockerConfig: s.cfg.DockerConfig}.resolver(ctx, named, auth)
+}
+
+// resolver makes the resolver of one transfer: hosts and mirrors of hosts.toml, the logins, and no login to strangers.
+func (r Registries) resolver(ctx context.Context, named reference.Named, auth *Auth) (remotes.Resolver, error) {
 	registry := reference.Domain(named)
-	logins, err := newLogins(auth, s.cfg.DockerConfig, registry)
+	logins, err := newLogins(auth, r.DockerConfig, registry)
 	if err != nil {
 		return nil, err
 	}
+	scheme := ""
+	if r.PlainHTTP {
+		scheme = "http"
+	}
 	configured := dockerconfig.ConfigureHosts(ctx, dockerconfig.HostOptions{
-		HostDir: s.hostDir,
+		HostDir:       r.hostDir,
+		DefaultScheme: scheme,
 		Credentials: func(host string) (string, string, error) {
 			l := logins.find(host)
 			return l.username, l.secret, nil
@@ -64,8 +84,8 @@ func (s *Store) resolver(ctx context.Context, named reference.Named, auth *Auth)
 }
 
 // hostDir finds the hosts.toml directory of a registry host.
-func (s *Store) hostDir(host string) (string, error) {
-	for _, root := range s.cfg.HostsDir {
+func (r Registries) hostDir(host string) (string, error) {
+	for _, root := range r.HostsDir {
 		dir, err := dockerconfig.HostDirFromRoot(root)(host)
 		if err == nil || !errdefs.IsNotFound(err) {
 			return dir, err

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path"
+	"strings"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -34,6 +35,9 @@ type Artifact struct {
 	MetadataLayer ocispec.Descriptor `json:"metadata,omitzero"`
 	// Annotations are the manifest's.
 	Annotations map[string]string `json:"annotations,omitempty"`
+	// Services are the full names of the services it serves; empty: those of the files in the descriptors that no other
+	// file imports.
+	Services []string `json:"services,omitempty"`
 	// Program is what the guest calls itself when nobody names it: the base name of the entrypoint's file, or "main.wasm".
 	Program string `json:"program"`
 	// Entrypoint and Cmd are the image's, without the program; Env is the image's ("NAME=value").
@@ -62,6 +66,9 @@ func Open(ctx context.Context, store *image.Store, imageID string) (*Artifact, e
 	a := &Artifact{
 		ImageID: img.ID, Layout: img.Component.Layout, Wasm: wasm, Program: "main.wasm", Annotations: img.Annotations,
 		DescriptorSet: img.Component.Descriptors, MetadataLayer: img.Component.Metadata,
+	}
+	if services := img.Annotations[AnnotationServices]; services != "" {
+		a.Services = strings.Split(services, ",")
 	}
 	if config := img.Config.Config; img.Component.Layout == image.LayoutRootfs {
 		a.Program, a.Env = path.Base(img.Component.Entrypoint), config.Env

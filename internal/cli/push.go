@@ -1,0 +1,246 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/tripod-run/tripod/internal/config"
+	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/node"
+	"github.com/tripod-run/tripod/internal/wasm/artifact"
+	"github.com/tripod-run/tripod/internal/wasm/protowit"
+	"github.com/tripod-run/tripod/internal/wasm/protowit/protosource"
+)
+
+// PushCommand is `tripod push`: it needs no node.
+func (a *App) PushCommand() *cobra.Command {
+	var p push
+	c := &cobra.Command{
+		Use:   "push APP.wasm REFERENCE",
+		Short: "Push a WebAssembly component to a registry as an OCI artifact",
+		Long: "Push a WebAssembly component, or a command for WASI preview 1, to a registry as an OCI artifact (the CNCF's\n" +
+			"Wasm layout). What no node would run is refused first. The same files make the same artifact; what the\n" +
+			"registry has already is not sent again.",
+		Example: "  tripod push app.wasm registry.example/greeter:1 --proto greeter.proto\n" +
+			"  tripod push app.wasm registry.example/greeter:1 --descriptors greeter.pb --component example.com:greet.Greeter@1.0.0",
+		Args: cobra.ExactArgs(2),
+		RunE: func(c *cobra.Command, args []string) error {
+			ctx, cancel := context.WithTimeout(c.Context(), p.timeout)
+			defer cancel()
+			result, err := p.run(ctx, args[0], args[1])
+			if err != nil {
+				return err
+			}
+			return a.printPushed(result)
+		},
+	}
+	f := c.Flags()
+	f.StringSliceVar(&p.protos, "proto", nil, "FILE.proto with the services that the component serves")
+	f.StringSliceVarP(&p.imports, "proto-path", "I", nil, "where imports are looked for (default: beside the files)")
+	f.StringVar(&p.descriptors, "descriptors", "", "a FileDescriptorSet (protoc --include_imports --descriptor_set_out) instead of --proto")
+	f.StringSliceVar(&p.services, "service", nil, "full name of a service (default: all of the files)")
+	f.StringVar(&p.component, "component", "", "DOMAIN:SERVER@VERSION, the component that pods may run by their labels")
+	f.StringVar(&p.prefix, "label-prefix", config.Default().Node.ComponentLabelPrefix, "prefix of the labels that --component is about")
+	f.StringToStringVar(&p.annotations, "annotation", nil, "KEY=VALUE for the manifest")
+	f.BoolVar(&p.registries.PlainHTTP, "plain-http", false, "speak http to registries that no hosts.toml tells of")
+	f.StringSliceVar(&p.registries.HostsDir, "hosts-dir", config.Default().Image.HostsDirs, "directories with hosts.toml files (certs.d)")
+	f.StringVar(&p.registries.DockerConfig, "docker-config", dockerConfig(), "docker config.json with logins")
+	f.StringVar(&p.creds, "creds", "", "USER:PASSWORD for the registry; @FILE reads it from a file, so that no process list shows it")
+	f.BoolVar(&p.dry, "dry-run", false, "check and lay out, push nothing")
+	f.DurationVar(&p.timeout, "timeout", 10*time.Minute, "how long it may take")
+	f.StringVarP(&a.format, "output", "o", "table", "table (the digest reference), json or yaml")
+	return c
+}
+
+// dockerConfig is where docker login leaves its logins.
+func dockerConfig() string {
+	if dir := os.Getenv("DOCKER_CONFIG"); dir != "" {
+		return filepath.Join(dir, "config.json")
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return ""
+	}
+	return filepath.Join(home, ".docker", "config.json")
+}
+
+type push struct {
+	protos, imports, services []string
+	descriptors               string
+	component, prefix         string
+	annotations               map[string]string
+	registries                image.Registries
+	creds                     string
+	dry                       bool
+	timeout                   time.Duration
+}
+
+// pushed is what was pushed.
+type pushed struct {
+	Reference string            `json:"reference"`
+	Digest    string            `json:"digest"`
+	World     artifact.World    `json:"world"`
+	Services  []string          `json:"services,omitempty"`
+	Layers    []pushedLayer     `json:"layers"`
+	Notes     map[string]string `json:"annotations,omitempty"`
+}
+
+type pushedLayer struct {
+	MediaType string `json:"mediaType"`
+	Digest    string `json:"digest"`
+	Size      int64  `json:"size"`
+}
+
+func (p *push) run(ctx context.Context, file, ref string) (*pushed, error) {
+	binary, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	spec := artifact.Spec{Wasm: binary}
+	if spec.Annotations, err = p.notes(); err != nil {
+		return nil, err
+	}
+	schema, err := p.describe(ctx, &spec)
+	if err != nil {
+		return nil, err
+	}
+	built, err := artifact.Build(spec)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	interfaces, services := exported(schema)
+	result := &pushed{Digest: built.Manifest.Digest.String(), Services: services, Notes: spec.Annotations}
+	if result.World, err = artifact.Check(built.Outline, interfaces); err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	for _, b := range built.Blobs {
+		result.Layers = append(result.Layers, pushedLayer{b.MediaType, b.Digest.String(), b.Size})
+	}
+	result.Reference, err = p.send(ctx, ref, built)
+	return result, err
+}
+
+// send pushes, or only says what it would push.
+func (p *push) send(ctx context.Context, ref string, built *artifact.Image) (string, error) {
+	if p.dry {
+		return image.DigestReference(ref, built.Manifest.Digest)
+	}
+	creds, err := parseCreds(p.creds)
+	if err != nil {
+		return "", err
+	}
+	var auth *image.Auth
+	if creds != nil {
+		auth = &image.Auth{Username: creds.GetUsername(), Password: creds.GetPassword()}
+	}
+	return p.registries.Push(ctx, ref, auth, built.Manifest, built.Blobs...)
+}
+
+// notes are the annotations of the manifest.
+func (p *push) notes() (map[string]string, error) {
+	notes := map[string]string{}
+	maps.Copy(notes, p.annotations)
+	if p.component != "" {
+		c, err := node.ParseComponent(p.component)
+		if err != nil {
+			return nil, fmt.Errorf("--component: %w", err)
+		}
+		notes[p.prefix+"domain"], notes[p.prefix+"server"] = c.Domain, c.Server
+		notes[p.prefix+"version"] = strings.Replace(c.Version, "+", "_", 1) // as the label has it
+	}
+	if len(notes) == 0 {
+		return nil, nil
+	}
+	return notes, nil
+}
+
+// describe finds the descriptors and the services that the component serves by them; nil when it has none.
+func (p *push) describe(ctx context.Context, spec *artifact.Spec) (*protowit.Schema, error) {
+	services := p.services
+	var err error
+	switch {
+	case len(p.protos) > 0 && p.descriptors != "":
+		return nil, fmt.Errorf("--proto and --descriptors exclude each other: %w", errdefs.ErrInvalidArgument)
+	case len(p.protos) > 0:
+		source, err := protosource.Compile(ctx, p.protos, p.imports)
+		if err != nil {
+			return nil, err
+		}
+		if len(services) == 0 {
+			services = source.Services
+		}
+		if spec.Descriptors, err = (proto.MarshalOptions{Deterministic: true}).Marshal(source.Set); err != nil {
+			return nil, err
+		}
+	case p.descriptors != "":
+		if spec.Descriptors, err = os.ReadFile(p.descriptors); err != nil {
+			return nil, err
+		}
+	default:
+		if len(services) > 0 {
+			return nil, fmt.Errorf("--service wants --proto or --descriptors: %w", errdefs.ErrInvalidArgument)
+		}
+		return nil, nil
+	}
+	return p.schema(spec, services)
+}
+
+// schema compiles the descriptors as a node does. The services are noted where it would find others by itself.
+func (p *push) schema(spec *artifact.Spec, services []string) (*protowit.Schema, error) {
+	schema, err := protowit.Parse(spec.Descriptors, services...)
+	if err != nil {
+		return nil, err
+	}
+	byItself, err := protowit.Parse(spec.Descriptors)
+	_, want := exported(schema)
+	if err == nil {
+		if _, got := exported(byItself); slices.Equal(got, want) {
+			return schema, nil
+		}
+	}
+	if spec.Annotations == nil {
+		spec.Annotations = map[string]string{}
+	}
+	spec.Annotations[artifact.AnnotationServices] = strings.Join(want, ",")
+	return schema, nil
+}
+
+// exported are the interfaces that a component with the schema exports, and the services they are for; both sorted.
+func exported(schema *protowit.Schema) (interfaces, services []string) {
+	if schema == nil {
+		return nil, nil
+	}
+	for _, m := range schema.Methods {
+		interfaces = append(interfaces, m.Interface)
+		services = append(services, string(m.Desc.Parent().FullName()))
+	}
+	slices.Sort(interfaces)
+	slices.Sort(services)
+	return slices.Compact(interfaces), slices.Compact(services)
+}
+
+func (a *App) printPushed(p *pushed) error {
+	switch a.format {
+	case "json", "yaml":
+		document, err := json.Marshal(p)
+		if err != nil {
+			return err
+		}
+		return a.printJSON(document)
+	case "table":
+		_, err := fmt.Fprintln(a.Stdout, p.Reference)
+		return err
+	}
+	return fmt.Errorf("output format %q is none of table, json, yaml: %w", a.format, errdefs.ErrInvalidArgument)
+}

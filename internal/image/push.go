@@ -1,0 +1,88 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/remotes"
+	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// Blob is a blob in memory.
+type Blob struct {
+	ocispec.Descriptor
+	Data []byte
+}
+
+// NewBlob describes data.
+func NewBlob(mediaType string, data []byte) Blob {
+	return Blob{ocispec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(data), Size: int64(len(data))}, data}
+}
+
+// DigestReference is the name@digest of a manifest that is pushed to ref.
+func DigestReference(ref string, manifest digest.Digest) (string, error) {
+	named, err := reference.ParseDockerRef(ref)
+	if err != nil {
+		return "", invalidf("image reference %q: %v", ref, err)
+	}
+	if canonical, ok := named.(reference.Canonical); ok && canonical.Digest() != manifest {
+		return "", invalidf("image reference %q: what is pushed has the digest %s", ref, manifest)
+	}
+	return reference.TrimNamed(named).String() + "@" + manifest.String(), nil
+}
+
+// Push uploads blobs, and then the manifest that refers to them under the tag of ref. What the registry has already is
+// not sent. It returns name@digest. auth may be nil; errors are those of Store.Pull.
+func (r Registries) Push(ctx context.Context, ref string, auth *Auth, manifest Blob, blobs ...Blob) (name string, err error) {
+	if name, err = DigestReference(ref, manifest.Digest); err != nil {
+		return "", err
+	}
+	named, err := reference.ParseDockerRef(ref)
+	if err != nil {
+		return "", err
+	}
+	defer func() {
+		if err != nil {
+			err = classify(ctx, fmt.Sprintf("push %q to %s", named, reference.Domain(named)), err)
+		}
+	}()
+	resolver, err := r.resolver(ctx, named, auth)
+	if err != nil {
+		return "", err
+	}
+	target := name
+	if tagged, ok := named.(reference.Tagged); ok {
+		// containerd's pusher gives the tag to the manifest that has the digest.
+		target = reference.TrimNamed(named).String() + ":" + tagged.Tag() + "@" + manifest.Digest.String()
+	}
+	pusher, err := resolver.Pusher(ctx, target)
+	if err != nil {
+		return "", err
+	}
+	for _, blob := range append(blobs[:len(blobs):len(blobs)], manifest) {
+		if err := push(ctx, pusher, blob); err != nil {
+			return "", fmt.Errorf("%s %s: %w", blob.MediaType, blob.Digest, err)
+		}
+	}
+	return name, nil
+}
+
+func push(ctx context.Context, pusher remotes.Pusher, blob Blob) error {
+	writer, err := pusher.Push(ctx, blob.Descriptor)
+	if errdefs.IsAlreadyExists(err) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	defer writer.Close()
+	err = content.Copy(ctx, writer, bytes.NewReader(blob.Data), blob.Size, blob.Digest)
+	if errdefs.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
+}
