@@ -1,0 +1,199 @@
+package wasihttp
+
+import (
+	"net/http"
+	"net/textproto"
+	"slices"
+	"strings"
+
+	"golang.org/x/net/http/httpguts"
+
+	"github.com/tripod-run/tripod/internal/wasm/value"
+	"github.com/tripod-run/tripod/internal/wasm/wasi"
+)
+
+// Cases of header-error.
+const (
+	invalidSyntax = iota
+	forbidden
+	immutable
+)
+
+// maxFields bounds the names and values of one fields resource, in bytes.
+const maxFields = 1 << 20
+
+// fields is the resource of that name: names in lower case, in the order in which they were given.
+type fields struct {
+	list      []field
+	size      int
+	immutable bool
+}
+
+type field struct{ name, value string }
+
+// forbiddenNames are of the connection, which is the server's (RFC 9110, 7.6.1), or say what the server says itself.
+var forbiddenNames = []string{
+	"connection", "host", "http2-settings", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te",
+	"transfer-encoding", "upgrade",
+}
+
+// fieldsOf are the fields of a header of net/http, without those that are forbidden; their order is that of the names.
+func fieldsOf(header http.Header) *fields {
+	f := &fields{immutable: true}
+	names := make([]string, 0, len(header))
+	for name := range header {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		lower := strings.ToLower(name)
+		if slices.Contains(forbiddenNames, lower) {
+			continue
+		}
+		for _, v := range header[name] {
+			f.list = append(f.list, field{lower, v})
+		}
+	}
+	return f
+}
+
+// check tells why a name and its values cannot be added: a case of header-error, or -1.
+func (f *fields) check(name string, values ...string) int {
+	switch {
+	case f.immutable:
+		return immutable
+	case !httpguts.ValidHeaderFieldName(name):
+		return invalidSyntax
+	case slices.Contains(forbiddenNames, strings.ToLower(name)):
+		return forbidden
+	}
+	size := f.size
+	for _, v := range values {
+		if !httpguts.ValidHeaderFieldValue(v) {
+			return invalidSyntax
+		}
+		size += len(name) + len(v)
+	}
+	if size > maxFields {
+		return forbidden
+	}
+	return -1
+}
+
+func (f *fields) add(name, value string) {
+	f.list = append(f.list, field{strings.ToLower(name), value})
+	f.size += len(name) + len(value)
+}
+
+func (f *fields) remove(name string) {
+	name = strings.ToLower(name)
+	f.list = slices.DeleteFunc(f.list, func(x field) bool {
+		if x.name == name {
+			f.size -= len(x.name) + len(x.value)
+		}
+		return x.name == name
+	})
+}
+
+func (f *fields) get(name string) []string {
+	var values []string
+	for _, x := range f.list {
+		if strings.EqualFold(x.name, name) {
+			values = append(values, x.value)
+		}
+	}
+	return values
+}
+
+// copyTo adds the fields to a header of net/http; prefix is for the names of trailers.
+func (f *fields) copyTo(header http.Header, prefix string) {
+	for _, x := range f.list {
+		name := prefix + textproto.CanonicalMIMEHeaderKey(x.name)
+		header[name] = append(header[name], x.value)
+	}
+}
+
+// onFields makes a method of fields.
+func onFields(do func(c *wasi.Call, f *fields)) wasi.Func {
+	return func(c *wasi.Call) error {
+		f, err := wasi.Get[*fields](c.State, c.In.U32())
+		if err != nil {
+			return err
+		}
+		do(c, f)
+		return nil
+	}
+}
+
+// changed writes a result<_, header-error>, after doing what is allowed.
+func changed(c *wasi.Call, refused int, do func()) {
+	if refused >= 0 {
+		c.FailedWith(refused)
+		return
+	}
+	do()
+	c.OK()
+}
+
+func appendEntries(c *wasi.Call, list []field) {
+	c.Out = value.AppendLen(c.Out, len(list))
+	for _, x := range list {
+		c.Out = value.AppendString(value.AppendString(c.Out, x.name), x.value)
+	}
+}
+
+func fieldsFromList(c *wasi.Call) error {
+	f := &fields{}
+	for range c.In.Len() {
+		name, v := c.In.String(), c.In.String()
+		if refused := f.check(name, v); refused >= 0 {
+			c.FailedWith(refused)
+			c.In.Raw(len(c.In.Rest()))
+			return nil
+		}
+		f.add(name, v)
+	}
+	c.OK()
+	c.Own(f)
+	return nil
+}
+
+var fieldsFuncs = map[string]wasi.Func{
+	"[constructor]fields":      func(c *wasi.Call) error { c.Own(&fields{}); return nil },
+	"[static]fields.from-list": fieldsFromList,
+	"[method]fields.get": onFields(func(c *wasi.Call, f *fields) {
+		values := f.get(c.In.String())
+		c.Out = value.AppendLen(c.Out, len(values))
+		for _, v := range values {
+			c.Out = value.AppendString(c.Out, v)
+		}
+	}),
+	"[method]fields.has": onFields(func(c *wasi.Call, f *fields) {
+		c.Out = value.AppendBool(c.Out, len(f.get(c.In.String())) > 0)
+	}),
+	"[method]fields.set": onFields(func(c *wasi.Call, f *fields) {
+		name := c.In.String()
+		values := make([]string, c.In.Len())
+		for i := range values {
+			values[i] = c.In.String()
+		}
+		changed(c, f.check(name, values...), func() {
+			f.remove(name)
+			for _, v := range values {
+				f.add(name, v)
+			}
+		})
+	}),
+	"[method]fields.delete": onFields(func(c *wasi.Call, f *fields) {
+		name := c.In.String()
+		changed(c, f.check(name), func() { f.remove(name) })
+	}),
+	"[method]fields.append": onFields(func(c *wasi.Call, f *fields) {
+		name, v := c.In.String(), c.In.String()
+		changed(c, f.check(name, v), func() { f.add(name, v) })
+	}),
+	"[method]fields.entries": onFields(func(c *wasi.Call, f *fields) { appendEntries(c, f.list) }),
+	"[method]fields.clone": onFields(func(c *wasi.Call, f *fields) {
+		c.Own(&fields{list: slices.Clone(f.list), size: f.size})
+	}),
+}
