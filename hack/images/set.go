@@ -54,6 +54,7 @@ func newSet(ctx context.Context, d debian, scratch string) ([]image, error) {
 	s.servers()
 	s.programs(ctx)
 	s.own()
+	s.wasmRootfs()
 	slices.SortFunc(s.images, func(a, b image) int { return strings.Compare(a.name, b.name) })
 	return s.images, s.err
 }

@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -61,7 +62,11 @@ func (s store) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	key := buildKey(debs)
+	comps, err := components(ctx)
+	if err != nil {
+		return err
+	}
+	key := buildKey(debs, comps)
 	if have, err := os.ReadFile(s.path("key")); err == nil && bytes.Equal(have, key) {
 		return nil
 	}
@@ -84,20 +89,23 @@ func (s store) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := s.writeLayout(images); err != nil {
+	if err := s.writeLayout(images, comps); err != nil {
 		return err
 	}
 	if err := s.fillInPrivate(); err != nil {
 		return err
 	}
-	fmt.Fprintf(os.Stderr, "built %d images in %s, %.1f s\n", len(images), s, time.Since(start).Seconds())
+	fmt.Fprintf(os.Stderr, "built %d images in %s, %.1f s\n", len(images)+len(comps), s, time.Since(start).Seconds())
 	return os.WriteFile(s.path("key"), key, 0o644)
 }
 
 // buildKey is what the images depend on, as text.
-func buildKey(debs []string) []byte {
+func buildKey(debs []string, comps []component) []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "%s %s\n%s\n", runtime.Version(), runtime.GOARCH, strings.Join(debs, "\n"))
+	for _, c := range comps {
+		fmt.Fprintf(&b, "%s %s\n", c.name, c.Manifest.Digest)
+	}
 	_ = fs.WalkDir(sources, ".", func(name string, e fs.DirEntry, err error) error {
 		if err == nil && !e.IsDir() {
 			data, _ := sources.ReadFile(name)
@@ -108,8 +116,8 @@ func buildKey(debs []string) []byte {
 	return b.Bytes()
 }
 
-// writeLayout writes one OCI image layout with all the images, and the lists.
-func (s store) writeLayout(images []image) error {
+// writeLayout writes one OCI image layout with all the images, and the lists, which the components are on as well.
+func (s store) writeLayout(images []image, comps []component) error {
 	p, err := layout.Write(s.path("oci"), empty.Index)
 	if err != nil {
 		return err
@@ -121,6 +129,9 @@ func (s store) writeLayout(images []image) error {
 			return fmt.Errorf("%s: %w", im.name, err)
 		}
 		fmt.Fprintf(&list, "%s %s\n", im.name, hash)
+	}
+	for _, c := range comps {
+		fmt.Fprintf(&list, "%s %s\n", c.name, c.Manifest.Digest)
 	}
 	yaml := "defaultTestContainerImage: registry.k8s.io/" + e2e + "busybox:1.29-2\n" +
 		"webServerTestImage: registry.k8s.io/" + e2e + "nginx:1.14-2\n"
@@ -227,14 +238,25 @@ func (s store) fill(ctx context.Context) error {
 	return errors.Join(s.push(ctx, srv.Addr), srv.Stop())
 }
 
-// push copies the images to a registry with skopeo and checks that it has them under the digests of the list.
+// push copies the images to a registry with skopeo, and the components without, and checks that the registry has them
+// under the digests of the list.
 func (s store) push(ctx context.Context, addr string) error {
 	list, err := os.ReadFile(s.path("images.txt"))
 	if err != nil {
 		return err
 	}
+	comps, err := components(ctx)
+	if err != nil {
+		return err
+	}
 	for line := range strings.Lines(string(list)) {
 		name, want, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if i := slices.IndexFunc(comps, func(c component) bool { return c.name == name }); i >= 0 {
+			if err := errors.Join(comps[i].push(ctx, addr), verify(ctx, addr, name, want)); err != nil {
+				return err
+			}
+			continue
+		}
 		out, err := exec.CommandContext(ctx, "skopeo", "copy", "--all", "--quiet", "--insecure-policy", "--dest-tls-verify=false",
 			"oci:"+s.path("oci")+":"+name, "docker://"+addr+"/"+name).CombinedOutput()
 		if err != nil {

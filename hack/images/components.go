@@ -1,0 +1,149 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"google.golang.org/protobuf/proto"
+
+	imagestore "github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/wasm/artifact"
+	"github.com/tripod-run/tripod/internal/wasm/protowit/protosource"
+)
+
+// examples is the directory of the components' sources and binaries.
+const examples = "examples/wasm"
+
+const wasm = house + "wasm/"
+
+// component is an OCI artifact of the set: NAME:TAG, and what it is pushed as.
+type component struct {
+	name string
+	*artifact.Image
+}
+
+// components makes the artifacts of the examples, and some that a node must refuse (fault I6): what `tripod push` would
+// not let through is built here without its check.
+func components(ctx context.Context) ([]component, error) {
+	b := builder{ctx: ctx}
+	greeter, faults := b.descriptors("greeter/greeter.proto"), b.descriptors("faults-c/faults.proto")
+	b.add("greeter-c:1", b.example("greeter-c"), greeter, nil)
+	b.add("greeter-js:1", b.example("greeter-js"), greeter, nil)
+	b.add("faults-c:1", b.example("faults-c"), faults, nil)
+	b.add("hello-http-c:1", b.example("hello-http-c"), nil, nil)
+	b.add("command-go:1", b.example("command-go"), nil, nil)
+
+	// Two that pods may run by the labels example.com:greet.Greeter@1.0.0: the one says so, the other is called so.
+	b.add("named:1", b.example("greeter-c"), greeter, map[string]string{
+		"vimana.host/domain": "example.com", "vimana.host/server": "greet.Greeter", "vimana.host/version": "1.0.0",
+	})
+	b.add("example.com/greet.greeter:1.0.0", b.example("greeter-c"), greeter, nil)
+
+	b.add("mismatch:1", b.example("greeter-c"), faults, nil)
+	b.add("no-descriptors:1", b.example("greeter-c"), nil, nil)
+	b.add("unknown-import:1", module(`env missing`, 1, "\x00\x0b"), nil, nil)
+	b.add("huge-memory:1", module(``, 65536, "\x00\x0b"), nil, nil)
+	b.add("invalid:1", module(``, 1, "\x00\x6a\x0b"), nil, nil) // adds two numbers that are not there
+	return b.all, b.err
+}
+
+// builder keeps the first error for the end.
+type builder struct {
+	ctx context.Context
+	all []component
+	err error
+}
+
+func (b *builder) keep(err error) {
+	if b.err == nil {
+		b.err = err
+	}
+}
+
+func (b *builder) example(name string) []byte {
+	data, err := os.ReadFile(filepath.Join(examples, name, name+".wasm"))
+	b.keep(err)
+	return data
+}
+
+func (b *builder) descriptors(file string) []byte {
+	source, err := protosource.Compile(b.ctx, []string{filepath.Join(examples, file)}, nil)
+	if err != nil {
+		b.keep(err)
+		return nil
+	}
+	set, err := proto.MarshalOptions{Deterministic: true}.Marshal(source.Set)
+	b.keep(err)
+	return set
+}
+
+func (b *builder) add(name string, binary, descriptors []byte, notes map[string]string) {
+	im, err := artifact.Build(artifact.Spec{Wasm: binary, Descriptors: descriptors, Annotations: notes})
+	if err != nil {
+		b.keep(fmt.Errorf("%s: %w", name, err))
+		return
+	}
+	b.all = append(b.all, component{wasm + name, im})
+}
+
+// module assembles a core module with a function _start: what it imports ("module name", a function, or nothing), how
+// many pages of memory it begins with, and the function's code (its locals, then its instructions).
+func module(imports string, pages uint64, code string) []byte {
+	var m bytes.Buffer
+	m.WriteString("\x00asm\x01\x00\x00\x00")
+	section := func(id byte, content string) {
+		m.WriteByte(id)
+		m.Write(leb(uint64(len(content))))
+		m.WriteString(content)
+	}
+	name := func(s string) string { return string(leb(uint64(len(s)))) + s }
+	section(1, "\x01\x60\x00\x00") // one type: func()
+	start := byte(0)
+	if imports != "" {
+		var from, what string
+		_, _ = fmt.Sscan(imports, &from, &what)
+		section(2, "\x01"+name(from)+name(what)+"\x00\x00")
+		start = 1
+	}
+	section(3, "\x01\x00")
+	section(5, "\x01\x00"+string(leb(pages)))
+	section(7, "\x01"+name("_start")+"\x00"+string(start))
+	section(10, "\x01"+name(code))
+	return m.Bytes()
+}
+
+// leb is an unsigned LEB128 number.
+func leb(n uint64) []byte {
+	var b []byte
+	for ; n >= 0x80; n >>= 7 {
+		b = append(b, byte(n)|0x80)
+	}
+	return append(b, byte(n))
+}
+
+// push sends the artifact to the registry at addr.
+func (c component) push(ctx context.Context, addr string) error {
+	_, err := imagestore.Registries{PlainHTTP: true}.Push(ctx, addr+"/"+c.name, nil, c.Manifest, c.Blobs...)
+	return err
+}
+
+// wasmRootfs is a container image whose entrypoint is a .wasm file, behind a symbolic link as images have them.
+func (s *set) wasmRootfs() {
+	data, err := os.ReadFile(filepath.Join(examples, "command-go", "command-go.wasm"))
+	if err != nil {
+		s.err = err
+		return
+	}
+	t := tree{}
+	t.dir(0o755, "opt", "srv")
+	t.file("opt/command-go.wasm", 0o644, data)
+	t.symlink("srv/app.wasm", "/opt/command-go.wasm")
+	s.images = append(s.images, image{name: wasm + "rootfs:1", layers: []v1.Layer{s.layer(t)}, config: v1.Config{
+		Env: []string{"GREETING=hello from the image"}, WorkingDir: "/srv",
+		Entrypoint: []string{"app.wasm"}, Cmd: []string{"env", "GREETING", "args"},
+	}})
+}
