@@ -77,6 +77,10 @@ func (d *driver) round(ctx context.Context, pods, atATime int) (*Round, error) {
 	if err != nil {
 		return nil, err
 	}
+	daemonsBefore, err := daemonsPSS("/proc")
+	if err != nil {
+		return nil, err
+	}
 	round, r, all := &Round{Parallel: atATime, Pods: pods}, newRecorder(), make([]*pod, pods)
 	started := time.Now()
 	err = parallel(ctx, atATime, pods, func(i int) (err error) {
@@ -90,6 +94,11 @@ func (d *driver) round(ctx context.Context, pods, atATime int) (*Round, error) {
 	if round.Memory, err = helpers("/proc", before, pods); err != nil {
 		return nil, err
 	}
+	daemonsNow, err := daemonsPSS("/proc")
+	if err != nil {
+		return nil, err
+	}
+	round.Memory.DaemonGrowth = (daemonsNow - daemonsBefore) / int64(pods)
 	err = parallel(ctx, atATime, pods, func(i int) error { return d.down(ctx, r, all[i]) })
 	if err != nil {
 		return nil, err

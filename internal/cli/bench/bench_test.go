@@ -98,14 +98,14 @@ func TestMarkdown(t *testing.T) {
 	report := func(name string, p50 float64) *Report {
 		return &Report{Runtime: name, Network: "CNI", ListPods: 3, Lists: []Figure{{Call: "ListPodSandbox", P50: p50}},
 			Rounds: []Round{{Parallel: 1, Pods: 30, PodsPerSecond: 5, Figures: []Figure{{Call: "RunPodSandbox", P50: p50, P95: 2 * p50}},
-				Memory: Memory{HelperPSS: 1 << 20, Helpers: map[string]int{"conmon": 30}}}}}
+				Memory: Memory{HelperPSS: 1 << 20, DaemonGrowth: 1 << 19, Helpers: map[string]int{"conmon": 30}}}}}
 	}
 	var out bytes.Buffer
 	if err := Markdown(&out, []*Report{report("a", 50), report("b", 100)}); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"### 30 pods, 1 at a time (network: CNI)", "| p50 / p95 in ms | a | b | last : first |",
-		"| RunPodSandbox | 50.0 / 100.0 | 100.0 / 200.0 | 2.00 |", "1.00 MiB (30 conmon)", "with 3 pods"} {
+		"| RunPodSandbox | 50.0 / 100.0 | 100.0 / 200.0 | 2.00 |", "1.00 MiB (30 conmon)", "0.50 MiB", "with 3 pods"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not in\n%s", want, out.String())
 		}

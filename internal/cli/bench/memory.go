@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -68,10 +69,27 @@ func ownProgram(proc string, pid int) bool {
 	return err1 == nil && err2 == nil && !os.SameFile(ours, theirs)
 }
 
-// Memory is what a runtime's helpers take while pods are idle.
+// daemons are the programs that serve all pods of a node, and grow with their number.
+var daemons = []string{"tripod", "tripod-wasm", "containerd"}
+
+// daemonsPSS sums the memory of the daemons, ourselves left out, who may be one of the programs.
+func daemonsPSS(proc string) (total int64, err error) {
+	now, err := processes(proc)
+	for p, name := range now {
+		if slices.Contains(daemons, name) && p.pid != os.Getpid() {
+			total += pss(proc, p.pid)
+		}
+	}
+	return total, err
+}
+
+// Memory is what a runtime takes while pods are idle.
 type Memory struct {
 	Pods int `json:"pods"`
-	// HelperPSS is the sum over the processes that appeared with the pods and are not the containers' own, a pod.
+	// DaemonGrowth is by how much the PSS of the daemons has grown since there was no pod, a pod.
+	DaemonGrowth int64 `json:"daemon_growth_bytes_per_pod"`
+	// HelperPSS is the sum over the processes that appeared with the pods and are neither the containers' own nor
+	// daemons, a pod.
 	HelperPSS int64 `json:"helper_pss_bytes_per_pod"`
 	// Helpers counts them by name.
 	Helpers map[string]int `json:"helpers"`
@@ -90,7 +108,7 @@ func helpers(proc string, before map[process]string, pods int) (Memory, error) {
 		if _, old := before[p]; old {
 			continue
 		}
-		if ownProgram(proc, p.pid) && !isPause(name) {
+		if ownProgram(proc, p.pid) && !isPause(name) || slices.Contains(daemons, name) {
 			continue
 		}
 		if size := pss(proc, p.pid); size > 0 {

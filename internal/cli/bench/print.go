@@ -20,6 +20,9 @@ func Markdown(out io.Writer, reports []*Report) error {
 		w.summary("helpers' PSS per idle pod", reports, func(r *Report) string {
 			return fmt.Sprintf("%.2f MiB (%s)", float64(r.Rounds[i].Memory.HelperPSS)/(1<<20), counts(r.Rounds[i].Memory.Helpers))
 		})
+		w.summary("daemons' growth per idle pod (PSS)", reports, func(r *Report) string {
+			return fmt.Sprintf("%.2f MiB", float64(r.Rounds[i].Memory.DaemonGrowth)/(1<<20))
+		})
 	}
 	if len(reports) > 0 && reports[0].ListPods > 0 {
 		w.printf("\n### Lists and status with %d pods\n\n", reports[0].ListPods)

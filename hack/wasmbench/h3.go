@@ -1,0 +1,104 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+
+	"github.com/quic-go/quic-go/http3"
+)
+
+// Procedures of examples/wasm/faults-c.
+const (
+	echoProcedure = "/faults.v1.Faults/Echo"
+	spinProcedure = "/faults.v1.Faults/Spin"
+)
+
+// conn is a QUIC connection to one server, over which gRPC calls are made.
+type conn struct {
+	base      string
+	transport *http3.Transport
+}
+
+func dial(addr string) *conn {
+	// Who answers is not the question here: the certificates are made for the moment.
+	return &conn{base: "https://" + addr, transport: &http3.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h3"}}}}
+}
+
+func (c *conn) close() { _ = c.transport.Close() }
+
+// payload is a request of Echo in gRPC's framing: one message with one field of so many bytes.
+func payload(size int) []byte {
+	message := binary.AppendUvarint([]byte{1<<3 | 2}, uint64(size))
+	data := make([]byte, size)
+	_, _ = rand.Read(data) // never fails
+	return framed(append(message, data...))
+}
+
+// spin is a request of Spin: compute until the deadline.
+func spin() []byte { return framed(nil) }
+
+func framed(message []byte) []byte {
+	frame := binary.BigEndian.AppendUint32([]byte{0}, uint32(len(message)))
+	return append(frame, message...)
+}
+
+// status is a gRPC status other than OK.
+type status struct{ code, message string }
+
+func (s *status) Error() string { return fmt.Sprintf("gRPC status %s: %s", s.code, s.message) }
+
+// call makes one unary call and returns the framed reply.
+func (c *conn) call(ctx context.Context, procedure string, frame []byte) ([]byte, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, c.base+procedure, bytes.NewReader(frame))
+	if err != nil {
+		return nil, err
+	}
+	request.Header.Set("Content-Type", "application/grpc")
+	request.Header.Set("Te", "trailers")
+	response, err := c.transport.RoundTrip(request)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("HTTP status %s", response.Status)
+	}
+	reply := make([]byte, 0, len(frame)+1) // Echo's, with room to see the end
+	for {
+		n, err := response.Body.Read(reply[len(reply):cap(reply)])
+		reply = reply[:len(reply)+n]
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		if len(reply) == cap(reply) {
+			return nil, errors.New("the reply is longer than the request")
+		}
+	}
+	trailer := response.Trailer
+	if code := response.Header.Get("Grpc-Status"); code != "" { // a response of trailers only
+		trailer = response.Header
+	}
+	if code := trailer.Get("Grpc-Status"); code != "0" {
+		return nil, &status{code, trailer.Get("Grpc-Message")}
+	}
+	return reply, nil
+}
+
+// echo makes one call of Echo and compares.
+func (c *conn) echo(ctx context.Context, frame []byte) error {
+	reply, err := c.call(ctx, echoProcedure, frame)
+	if err == nil && !bytes.Equal(reply, frame) {
+		err = fmt.Errorf("the reply of %d bytes is not the request of %d", len(reply), len(frame))
+	}
+	return err
+}

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// rate asks as fast as answers come, so many at a time, and returns the answers a second.
+func rate(ctx context.Context, c *conn, frame []byte, atATime int, duration time.Duration) (float64, error) {
+	var answers atomic.Int64
+	var wg sync.WaitGroup
+	var first sync.Once
+	var failure error
+	started := time.Now()
+	for range atATime {
+		wg.Go(func() {
+			for time.Since(started) < duration {
+				if err := c.echo(ctx, frame); err != nil {
+					first.Do(func() { failure = err })
+					return
+				}
+				answers.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	return float64(answers.Load()) / time.Since(started).Seconds(), failure
+}
+
+// latencies asks so many times a second, whether or not earlier answers have come, and returns how long each took.
+func latencies(ctx context.Context, c *conn, frame []byte, perSecond int, duration time.Duration) ([]time.Duration, error) {
+	var mu sync.Mutex
+	var took []time.Duration
+	var failures []error
+	var wg sync.WaitGroup
+	tick := time.NewTicker(time.Second / time.Duration(perSecond))
+	defer tick.Stop()
+	for started := time.Now(); time.Since(started) < duration; {
+		asked := <-tick.C
+		wg.Go(func() {
+			err := c.echo(ctx, frame)
+			mu.Lock()
+			defer mu.Unlock()
+			took, failures = append(took, time.Since(asked)), append(failures, err)
+		})
+	}
+	wg.Wait()
+	slices.Sort(took)
+	return took, errors.Join(failures...)
+}
+
+// quantile of sorted values, by nearest rank.
+func quantile(sorted []time.Duration, q float64) time.Duration {
+	return sorted[min(int(float64(len(sorted))*q), len(sorted)-1)]
+}
+
+// median of values.
+func median(values []float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[len(sorted)/2]
+}

@@ -1,0 +1,60 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/tripod-run/tripod/internal/cli"
+)
+
+const usage = "usage: wasmbench [FLAGS] calls | many N | echo NETNS"
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "wasmbench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context) error {
+	n := &node{}
+	socket := flag.String("socket", "/run/tripod/tripod.sock", "CRI socket of the node")
+	flag.StringVar(&n.image, "image", "", "image of examples/wasm/faults-c")
+	flag.StringVar(&n.logs, "log-dir", "/var/log/pods", "where the pods' logs are written")
+	flag.StringVar(&n.netns, "netns-dir", "/run/tripod/netns", "where the node pins network namespaces")
+	seconds := flag.Int("seconds", 3, "how long each measurement of calls takes")
+	flag.Parse()
+	if flag.Arg(0) == "echo" && flag.NArg() == 2 {
+		return serveEcho(flag.Arg(1))
+	}
+	ctx = cli.Quiet(ctx)
+	client, err := cli.Connect(ctx, *socket, time.Minute)
+	if err != nil {
+		return err
+	}
+	defer client.Close(context.WithoutCancel(ctx))
+	n.client = client
+	if err := n.ensureImage(ctx); err != nil {
+		return err
+	}
+	switch {
+	case flag.Arg(0) == "calls" && flag.NArg() == 1:
+		return n.calls(ctx, time.Duration(*seconds)*time.Second)
+	case flag.Arg(0) == "many" && flag.NArg() == 2:
+		var pods int
+		if _, err := fmt.Sscan(flag.Arg(1), &pods); err != nil || pods < 1 {
+			return fmt.Errorf("%q is no number of pods", flag.Arg(1))
+		}
+		return n.many(ctx, pods)
+	default:
+		return errors.New(usage)
+	}
+}

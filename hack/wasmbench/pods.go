@@ -1,0 +1,97 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/cli"
+)
+
+// node is what pods are made of.
+type node struct {
+	client *cli.Client
+	image  string
+	logs   string
+	// netns is the directory in which the node pins network namespaces, by pod ID.
+	netns string
+}
+
+// pod is a running pod of the component.
+type pod struct{ id, container, ip string }
+
+// up starts a pod and learns its address.
+func (n *node) up(ctx context.Context, name string) (*pod, error) {
+	sandbox := &runtimeapi.PodSandboxConfig{
+		Metadata:     &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "wasmbench", Uid: name},
+		LogDirectory: filepath.Join(n.logs, "wasmbench_"+name), Linux: &runtimeapi.LinuxPodSandboxConfig{},
+	}
+	container := &runtimeapi.ContainerConfig{
+		Metadata: &runtimeapi.ContainerMetadata{Name: "main"}, LogPath: "main/0.log",
+		Image: &runtimeapi.ImageSpec{Image: n.image}, Linux: &runtimeapi.LinuxContainerConfig{},
+	}
+	p := &pod{}
+	var err error
+	if p.id, err = n.client.RunPodSandbox(ctx, sandbox, "wasm"); err != nil {
+		return nil, fmt.Errorf("RunPodSandbox: %w", err)
+	}
+	if p.container, err = n.client.CreateContainer(ctx, p.id, container, sandbox); err == nil {
+		err = n.client.StartContainer(ctx, p.container)
+	}
+	if err != nil {
+		return p, fmt.Errorf("container of pod %s: %w", p.id, err)
+	}
+	status, err := n.client.PodSandboxStatus(ctx, p.id, false)
+	if err != nil {
+		return p, err
+	}
+	p.ip = status.GetStatus().GetNetwork().GetIp()
+	return p, nil
+}
+
+// dial connects to the pod's HTTP/3 port.
+func (p *pod) dial() *conn { return dial(p.ip + ":443") }
+
+// down removes pods, ten at a time; it has a time of its own.
+func (n *node) down(ctx context.Context, pods ...*pod) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Minute)
+	defer cancel()
+	failures := make([]error, len(pods))
+	each(10, len(pods), func(i int) {
+		if p := pods[i]; p != nil && p.id != "" {
+			failures[i] = n.client.StopPodSandbox(ctx, p.id)
+			if failures[i] == nil {
+				failures[i] = n.client.RemovePodSandbox(ctx, p.id)
+			}
+		}
+	})
+	return errors.Join(failures...)
+}
+
+// ensureImage pulls the image if it is not there.
+func (n *node) ensureImage(ctx context.Context) error {
+	if image, err := n.client.ImageStatus(ctx, n.image); err != nil || image != nil {
+		return err
+	}
+	_, err := n.client.Images.PullImage(ctx, &runtimeapi.ImageSpec{Image: n.image}, nil, nil)
+	return err
+}
+
+// each runs do for 0 … n-1, so many at a time.
+func each(atATime, n int, do func(i int)) {
+	slots := make(chan struct{}, atATime)
+	var wg sync.WaitGroup
+	for i := range n {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			do(i)
+		})
+	}
+	wg.Wait()
+}

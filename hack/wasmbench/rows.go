@@ -1,0 +1,177 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+const (
+	// turns is how often the component and the bare handler are asked in turn; the report has the medians.
+	turns = 5
+	// smallSize is the payload of the unary calls, largeSize of those whose bytes a second count.
+	smallSize, largeSize = 128, 1 << 20
+	// callsAtATime is less than what a pod lets in by default, 64.
+	callsAtATime = 32
+	// bystanderRate is how often a bystander is asked while others spin: seldom enough that it does not queue.
+	bystanderRate = 200
+)
+
+// calls measures unary calls of two sizes beside the bare handler, and a bystander beside a guest that spins.
+func (n *node) calls(ctx context.Context, duration time.Duration) (err error) {
+	component, err := n.up(ctx, "component")
+	defer func() { err = errors.Join(err, n.down(ctx, component)) }()
+	if err != nil {
+		return err
+	}
+	stop, err := startEcho(ctx, filepath.Join(n.netns, component.id))
+	if err != nil {
+		return err
+	}
+	defer stop()
+	own, bare := component.dial(), dial(fmt.Sprintf("%s:%d", component.ip, echoPort))
+	defer own.close()
+	defer bare.close()
+
+	fmt.Println("| unary gRPC over HTTP/3 (median of", turns, "turns) | component | bare handler | component : bare |\n|---|---:|---:|---:|")
+	for _, size := range []int{smallSize, largeSize} {
+		atATime := callsAtATime
+		if size == largeSize {
+			atATime = 4
+		}
+		mine, theirs, err := inTurns(ctx, own, bare, payload(size), atATime, duration)
+		if err != nil {
+			return fmt.Errorf("%d bytes: %w", size, err)
+		}
+		fmt.Printf("| %d bytes each way, %d at a time, calls/s | %.0f | %.0f | %.2f |\n", size, atATime, mine, theirs, mine/theirs)
+		if size == largeSize {
+			mib := func(calls float64) float64 { return calls * float64(size) / 1e6 }
+			fmt.Printf("| the same, MB/s each way | %.0f | %.0f | |\n", mib(mine), mib(theirs))
+		}
+	}
+	return n.beside(ctx, own, duration)
+}
+
+// inTurns asks both, one after the other, again and again.
+func inTurns(ctx context.Context, own, bare *conn, frame []byte, atATime int, duration time.Duration) (mine, theirs float64, err error) {
+	rates := [2][]float64{}
+	for turn := range turns + 1 {
+		for i, c := range []*conn{own, bare} {
+			r, err := rate(ctx, c, frame, atATime, duration)
+			if err != nil {
+				return 0, 0, err
+			}
+			if turn > 0 { // the first is to warm up
+				rates[i] = append(rates[i], r)
+			}
+		}
+	}
+	return median(rates[0]), median(rates[1]), nil
+}
+
+// beside measures how long a bystander takes to answer, without and with another pod whose guest computes without end.
+func (n *node) beside(ctx context.Context, bystander *conn, duration time.Duration) (err error) {
+	spinner, err := n.up(ctx, "spinner")
+	defer func() { err = errors.Join(err, n.down(ctx, spinner)) }()
+	if err != nil {
+		return err
+	}
+	quiet, disturbed := []float64{}, []float64{}
+	medians := [2][]float64{}
+	for range turns {
+		p50, p99, err := tail(ctx, bystander, duration)
+		if err != nil {
+			return err
+		}
+		quiet, medians[0] = append(quiet, p99), append(medians[0], p50)
+		if p50, p99, err = n.tailBesideSpinner(ctx, bystander, spinner, duration); err != nil {
+			return err
+		}
+		disturbed, medians[1] = append(disturbed, p99), append(medians[1], p50)
+	}
+	fmt.Printf("\n| a pod asked %d times a second | alone | beside a guest that spins | beside : alone |\n|---|---:|---:|---:|\n", bystanderRate)
+	fmt.Printf("| p50 in ms | %.2f | %.2f | %.2f |\n", median(medians[0]), median(medians[1]), median(medians[1])/median(medians[0]))
+	fmt.Printf("| p99 in ms | %.2f | %.2f | %.2f |\n", median(quiet), median(disturbed), median(disturbed)/median(quiet))
+	return nil
+}
+
+func tail(ctx context.Context, c *conn, duration time.Duration) (p50, p99 float64, err error) {
+	took, err := latencies(ctx, c, payload(smallSize), bystanderRate, duration)
+	if err != nil {
+		return 0, 0, err
+	}
+	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+	return ms(quantile(took, 0.5)), ms(quantile(took, 0.99)), nil
+}
+
+// tailBesideSpinner is tail while a call of Spin is under way.
+func (n *node) tailBesideSpinner(ctx context.Context, c *conn, spinner *pod, duration time.Duration) (p50, p99 float64, err error) {
+	spinning, cancel := context.WithTimeout(ctx, duration+time.Minute)
+	defer cancel()
+	other := spinner.dial()
+	defer other.close()
+	var wg sync.WaitGroup
+	wg.Go(func() { _, _ = other.call(spinning, spinProcedure, spin()) }) // it ends with its context
+	defer wg.Wait()
+	defer cancel()
+	if err := n.awaitSpin(ctx, spinner); err != nil {
+		return 0, 0, err
+	}
+	return tail(ctx, c, duration)
+}
+
+// awaitSpin waits until the pod has used processor time that only a guest that spins uses.
+func (n *node) awaitSpin(ctx context.Context, spinner *pod) error {
+	used := func() (uint64, error) {
+		stats, err := n.client.ContainerStats(ctx, spinner.container)
+		return stats.GetCpu().GetUsageCoreNanoSeconds().GetValue(), err
+	}
+	before, err := used()
+	for deadline := time.Now().Add(10 * time.Second); err == nil && time.Now().Before(deadline); {
+		var now uint64
+		if now, err = used(); err == nil && now-before > uint64(100*time.Millisecond) {
+			return nil
+		}
+		time.Sleep(20 * time.Millisecond) // pacing of the poll
+	}
+	if err == nil {
+		err = errors.New("the spinner does not spin")
+	}
+	return err
+}
+
+// many starts so many pods, asks each once, and takes them down.
+func (n *node) many(ctx context.Context, count int) (err error) {
+	pods := make([]*pod, count)
+	defer func() { err = errors.Join(err, n.down(ctx, pods...)) }()
+	failures := make([]error, count)
+	started := time.Now()
+	each(10, count, func(i int) {
+		pods[i], failures[i] = n.up(ctx, fmt.Sprintf("many-%d", i))
+	})
+	up := time.Since(started)
+	if err := errors.Join(failures...); err != nil {
+		return err
+	}
+	frame, answered := payload(smallSize), time.Now()
+	each(4, count, func(i int) {
+		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+		defer cancel()
+		c := pods[i].dial()
+		defer c.close()
+		if err := c.echo(ctx, frame); err != nil {
+			failures[i] = fmt.Errorf("pod %d, %s: %w", i, pods[i].ip, err)
+		}
+	})
+	if err := errors.Join(failures...); err != nil {
+		return err
+	}
+	fmt.Printf("%d pods on one node, 10 at a time: all running after %.1f s (%.0f pods/s), each has answered over HTTP/3 on a connection of its own after %.1f s more.\n",
+		count, up.Seconds(), float64(count)/up.Seconds(), time.Since(answered).Seconds())
+	_, err = fmt.Fprintln(os.Stderr, "wasmbench:", count, "pods answered")
+	return err
+}
