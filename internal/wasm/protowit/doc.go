@@ -20,6 +20,7 @@
 //   - Strings must be UTF-8, also in proto2, since WIT knows no others.
 //   - Messages may nest [MaxDepth] deep.
 //   - Enums are open, also those that proto2 declares closed, as they are in Go.
+//   - A required field (proto2) that is missing in an entry of a map is missed also if a later entry takes its key.
 //   - Messages that recur stay serialized, and are checked (see cycles.go).
 //
 // # How it is done
