@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -9,7 +10,9 @@ import (
 
 	"github.com/tripod-run/tripod/internal/cli"
 	"github.com/tripod-run/tripod/internal/cli/check"
+	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/sandbox/linux"
+	"github.com/tripod-run/tripod/sandbox/wasm"
 )
 
 func checkCommand() *cobra.Command {
@@ -29,6 +32,7 @@ func checkCommand() *cobra.Command {
 			for _, f := range linux.Doctor(c.Context(), linuxConfig(cfg, nil, slog.New(slog.DiscardHandler))) {
 				findings = append(findings, check.Finding(f))
 			}
+			findings = append(findings, checkWasm(c.Context(), cfg)...)
 			if format == "json" {
 				out := json.NewEncoder(c.OutOrStdout())
 				out.SetIndent("", "  ")
@@ -45,4 +49,21 @@ func checkCommand() *cobra.Command {
 	s.flags(c)
 	c.Flags().StringVarP(&format, "output", "o", "table", "table or json")
 	return c
+}
+
+// checkWasm looks at what components need. Without tripod-wasm everything else works.
+func checkWasm(ctx context.Context, c *config.Config) []check.Finding {
+	if !c.Backends.Wasm {
+		return nil
+	}
+	wc, err := wasmConfig(c, nil, nil, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return []check.Finding{{Subject: wasm.ProgramName, Required: c.Wasm.Program != "", Detail: err.Error(),
+			Remedy: "install tripod-wasm beside tripod, or name it by wasm.program; without it there is no handler \"wasm\""}}
+	}
+	var findings []check.Finding
+	for _, f := range wasm.Doctor(ctx, wc) {
+		findings = append(findings, check.Finding(f))
+	}
+	return findings
 }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/config"
@@ -20,6 +21,7 @@ import (
 	"github.com/tripod-run/tripod/sandbox"
 	"github.com/tripod-run/tripod/sandbox/fake"
 	"github.com/tripod-run/tripod/sandbox/linux"
+	"github.com/tripod-run/tripod/sandbox/wasm"
 )
 
 // Where the parts keep their things. A path never depends on anything but the configuration.
@@ -28,10 +30,12 @@ func imageDir(c *config.Config) string    { return filepath.Join(c.Root, "image"
 func networkDir(c *config.Config) string  { return filepath.Join(c.Root, "network") }
 func linuxRoot(c *config.Config) string   { return filepath.Join(c.Root, "linux") }
 func linuxRunDir(c *config.Config) string { return filepath.Join(c.State, "linux") }
+func wasmRoot(c *config.Config) string    { return filepath.Join(c.Root, "wasm") }
+func wasmRunDir(c *config.Config) string  { return filepath.Join(c.State, "wasm") }
 
 // podTraces are the directories that have an entry per pod while the node is up.
 func podTraces(c *config.Config) []string {
-	return []string{c.Network.NetnsDir, filepath.Join(linuxRunDir(c), "pods"), fakeDir(c, "fake"), fakeDir(c, "fake-unit")}
+	return []string{c.Network.NetnsDir, filepath.Join(linuxRunDir(c), "pods"), filepath.Join(wasmRunDir(c), "pods"), fakeDir(c, "fake"), fakeDir(c, "fake-unit")}
 }
 
 func fakeDir(c *config.Config, handler string) string { return filepath.Join(c.State, handler) }
@@ -71,7 +75,7 @@ func openParts(ctx context.Context, c *config.Config, log *slog.Logger) (_ *part
 		return nil, err
 	}
 	p.opened(networks.Close)
-	backends, err := p.openBackends(c, images, log)
+	backends, err := p.openBackends(c, images, networks, log)
 	if err != nil {
 		return nil, err
 	}
@@ -137,8 +141,45 @@ func linuxConfig(c *config.Config, images linux.ImageStore, log *slog.Logger) li
 	}
 }
 
+// wasmConfig fails when there is no tripod-wasm.
+func wasmConfig(c *config.Config, images wasm.ImageStore, networks wasm.Network, log *slog.Logger) (wasm.Config, error) {
+	program := c.Wasm.Program
+	if program == "" {
+		found, err := wasm.FindProgram()
+		if err != nil {
+			return wasm.Config{}, err
+		}
+		program = found
+	}
+	return wasm.Config{
+		Root: wasmRoot(c), RunDir: wasmRunDir(c), Program: program, Workers: wasm.WorkerMode(c.Wasm.Worker),
+		UID: c.Wasm.User, GID: c.Wasm.User, LabelPrefix: c.Node.ComponentLabelPrefix,
+		Instances: c.Wasm.Instances, MaxMemory: c.Wasm.MaxMemory,
+		CompileTimeout: time.Duration(c.Wasm.CompileTimeout), CompileMemory: c.Wasm.CompileMemory,
+		LogLevel: c.Log.Level, Images: images, Network: networks, Logger: log.With("part", "wasm"),
+	}, nil
+}
+
+// openWasm opens the backend of components. Without its program a node that was not told where that is does without.
+func (p *parts) openWasm(c *config.Config, images *image.Store, networks *network.Manager, log *slog.Logger) (*wasm.Backend, error) {
+	wc, err := wasmConfig(c, wasm.Images(images), networks, log)
+	if errdefs.IsNotFound(err) {
+		log.Warn("the handler \"wasm\" is not offered", "reason", err)
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	w, err := wasm.New(wc)
+	if err != nil {
+		return nil, fmt.Errorf("%w (`tripod check` tells more)", err)
+	}
+	p.opened(w.Close)
+	return w, nil
+}
+
 // openBackends opens the backends, by RuntimeClass handler.
-func (p *parts) openBackends(c *config.Config, images *image.Store, log *slog.Logger) (map[string]sandbox.Backend, error) {
+func (p *parts) openBackends(c *config.Config, images *image.Store, networks *network.Manager, log *slog.Logger) (map[string]sandbox.Backend, error) {
 	backends := map[string]sandbox.Backend{}
 	if c.Backends.Linux {
 		l, err := linux.New(linuxConfig(c, images, log))
@@ -147,6 +188,15 @@ func (p *parts) openBackends(c *config.Config, images *image.Store, log *slog.Lo
 		}
 		p.opened(l.Close)
 		backends["linux"] = l
+	}
+	if c.Backends.Wasm {
+		w, err := p.openWasm(c, images, networks, log)
+		if err != nil {
+			return nil, err
+		}
+		if w != nil {
+			backends["wasm"] = w
+		}
 	}
 	if c.Backends.Fake {
 		for handler, can := range map[string]sandbox.Capabilities{

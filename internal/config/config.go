@@ -27,6 +27,7 @@ type Config struct {
 	Image    Image    `toml:"image"`
 	Network  Network  `toml:"network"`
 	Linux    Linux    `toml:"linux"`
+	Wasm     Wasm     `toml:"wasm"`
 	Node     Node     `toml:"node"`
 	Backends Backends `toml:"backends"`
 	Debug    Debug    `toml:"debug"`
@@ -81,6 +82,17 @@ type Linux struct {
 	CgroupParent string `toml:"cgroup_parent"`
 }
 
+// Wasm configures the backend of components.
+type Wasm struct {
+	Program        string   `toml:"program"`
+	Worker         string   `toml:"worker"`
+	User           int      `toml:"user"`
+	Instances      int      `toml:"instances"`
+	MaxMemory      uint64   `toml:"max_memory"`
+	CompileTimeout Duration `toml:"compile_timeout"`
+	CompileMemory  int64    `toml:"compile_memory"`
+}
+
 // Node configures the pod pool.
 type Node struct {
 	DefaultHandler       string   `toml:"default_handler"`
@@ -91,6 +103,7 @@ type Node struct {
 // Backends switches backends on and off.
 type Backends struct {
 	Linux bool `toml:"linux"`
+	Wasm  bool `toml:"wasm"`
 	Fake  bool `toml:"fake"`
 }
 

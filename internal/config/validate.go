@@ -33,6 +33,7 @@ func (c *Config) Complete() error {
 	v.notEmpty("linux.runtime", c.Linux.Runtime)
 	v.program("linux.conmon", c.Linux.Conmon)
 	v.program("linux.catatonit", c.Linux.Catatonit)
+	c.validateWasm(v)
 	v.notEmpty("node.default_handler", c.Node.DefaultHandler)
 	v.notEmpty("node.component_label_prefix", c.Node.ComponentLabelPrefix)
 	v.check(c.Image.MaxConcurrentDownloads >= 1, "image.max_concurrent_downloads", "%d is not at least 1", c.Image.MaxConcurrentDownloads)
@@ -81,6 +82,24 @@ func (c *Config) validateNetwork(v *validator) {
 	v.check(d.SubnetV4 != "" || d.SubnetV6 != "", "network.default", "needs subnet_v4, subnet_v6 or both")
 	v.subnet("network.default.subnet_v4", d.SubnetV4, true)
 	v.subnet("network.default.subnet_v6", d.SubnetV6, false)
+}
+
+// The least memory in which a component, and the compiler, can do anything: a page of linear memory; the engine alone.
+const (
+	minWasmMemory    = 64 << 10
+	minCompileMemory = 64 << 20
+	maxUser          = 1<<31 - 1
+)
+
+func (c *Config) validateWasm(v *validator) {
+	w := c.Wasm
+	v.program("wasm.program", w.Program)
+	v.oneOf("wasm.worker", w.Worker, "node", "namespace", "pod")
+	v.check(w.User >= 1 && w.User <= maxUser, "wasm.user", "%d is not the number of an unprivileged user", w.User)
+	v.check(w.Instances >= 1, "wasm.instances", "%d is not at least 1", w.Instances)
+	v.check(w.MaxMemory >= minWasmMemory && w.MaxMemory <= 4<<30, "wasm.max_memory", "%d is not between %d and %d bytes", w.MaxMemory, minWasmMemory, uint64(4<<30))
+	v.check(w.CompileMemory >= minCompileMemory, "wasm.compile_memory", "%d bytes are less than %d", w.CompileMemory, minCompileMemory)
+	v.positive("wasm.compile_timeout", w.CompileTimeout)
 }
 
 // LogLevel is log.level for slog.

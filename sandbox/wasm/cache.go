@@ -1,0 +1,261 @@
+package wasm
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+)
+
+var (
+	fpCompiled = failpoint.New("wasm.cache.compiled")
+	fpStored   = failpoint.New("wasm.cache.stored")
+)
+
+// cache holds compiled code by the digest of the component and the fingerprint of the engine:
+//
+//	<dir>/<digest of the component>/<hash of the fingerprint>.code    machine code
+//	                                                        .json    entry: its checksum, written after it
+//
+// A file without a fitting entry is not code of ours, whoever made it so: it is compiled again. Where the disk cannot be
+// written, code is kept in memory for as long as it takes to load it.
+type cache struct {
+	dir      string
+	compiler *compiler
+	log      *slog.Logger
+
+	mu      sync.Mutex
+	flights map[string]*flight
+}
+
+// entry describes one file of code.
+type entry struct {
+	Version int `json:"version"`
+	// Digest is the component's, Engine the fingerprint under which it was compiled.
+	Digest string `json:"digest"`
+	Engine string `json:"engine"`
+	// Size and SHA256 are the code's.
+	Size   int64  `json:"size"`
+	SHA256 string `json:"sha256"`
+}
+
+// flight is a compilation under way, with those who wait for it.
+type flight struct {
+	waiting int
+	cancel  context.CancelCauseFunc
+	done    chan struct{}
+	code    *os.File
+	err     error
+}
+
+func newCache(cfg Config, compiler *compiler) *cache {
+	return &cache{dir: cfg.cacheDir(), compiler: compiler, log: cfg.Logger, flights: map[string]*flight{}}
+}
+
+// source opens the component, when it must be compiled.
+type source func(ctx context.Context) (*os.File, error)
+
+// open gives the code of a component, verified and at its beginning, compiled if need be. Who asks for what is being
+// compiled waits for it; when nobody waits any more, it is given up.
+func (c *cache) open(ctx context.Context, digest string, component source) (*os.File, error) {
+	engine, err := c.compiler.engine()
+	if err != nil {
+		return nil, err
+	}
+	if code, err := c.verified(digest, engine); err == nil {
+		return code, nil
+	} else if !errdefs.IsNotFound(err) {
+		c.log.Warn("compiled code is not what was written, or cannot be read; compiling again", "component", digest, "error", err)
+	}
+	f := c.join(ctx, digest, engine, component)
+	defer c.part(digest, f)
+	select {
+	case <-f.done:
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for the compilation of %s: %w", digest, context.Cause(ctx))
+	}
+	if f.err != nil {
+		return nil, f.err
+	}
+	return reopen(f.code)
+}
+
+// join takes part in the compilation of a component, which it begins if need be.
+func (c *cache) join(ctx context.Context, digest, engine string, component source) *flight {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f := c.flights[digest]
+	if f == nil {
+		ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+		f = &flight{cancel: cancel, done: make(chan struct{})}
+		c.flights[digest] = f
+		go func() {
+			defer close(f.done)
+			f.code, f.err = c.make(ctx, digest, engine, component)
+		}()
+	}
+	f.waiting++
+	return f
+}
+
+// part leaves a compilation; the last one ends it.
+func (c *cache) part(digest string, f *flight) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if f.waiting--; f.waiting > 0 {
+		return
+	}
+	delete(c.flights, digest)
+	f.cancel(errors.New("nobody waits for the code any more"))
+	go func() {
+		<-f.done
+		if f.code != nil {
+			f.code.Close()
+		}
+	}()
+}
+
+// make compiles and keeps the code. That it cannot be kept does not keep anybody from running it.
+func (c *cache) make(ctx context.Context, digest, engine string, component source) (*os.File, error) {
+	in, err := component(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer in.Close()
+	code, err := c.compiler.compile(ctx, in)
+	if err != nil {
+		return nil, err
+	}
+	err = fpCompiled.Hit(ctx)
+	if err == nil {
+		if err = c.store(digest, engine, code); err != nil {
+			c.log.Warn("compiled code cannot be kept and will be compiled again next time", "component", digest, "error", err)
+			c.drop(digest, engine)
+			err = nil
+		}
+	}
+	if err == nil {
+		err = fpStored.Hit(ctx)
+	}
+	if err != nil {
+		code.Close()
+		return nil, err
+	}
+	return code, nil
+}
+
+func (c *cache) entryDir(digest string) string { return filepath.Join(c.dir, keyOf(hexOf(digest))) }
+
+// hexOf is a digest without its algorithm.
+func hexOf(digest string) string {
+	if len(digest) > 7 && digest[:7] == "sha256:" {
+		return digest[7:]
+	}
+	return digest
+}
+
+func (c *cache) file(digest, engine, kind string) string {
+	sum := sha256.Sum256([]byte(engine))
+	return filepath.Join(c.entryDir(digest), hex.EncodeToString(sum[:8])+kind)
+}
+
+// store writes the code, then its entry. Neither is synced: code that a crash of the machine tore fails its checksum.
+func (c *cache) store(digest, engine string, code *os.File) error {
+	if err := os.MkdirAll(c.entryDir(digest), 0o700); err != nil {
+		return err
+	}
+	path := c.file(digest, engine, ".code")
+	tmp := path + ".new"
+	out, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return err
+	}
+	sum := sha256.New()
+	size, err := io.Copy(io.MultiWriter(out, sum), io.NewSectionReader(code, 0, 1<<62))
+	if err = errors.Join(err, out.Close()); err != nil {
+		return errors.Join(err, removeFile(tmp))
+	}
+	if err := os.Rename(tmp, path); err != nil {
+		return err
+	}
+	return writeJSON(c.file(digest, engine, ".json"), entry{
+		Version: stateVersion, Digest: digest, Engine: engine, Size: size, SHA256: hex.EncodeToString(sum.Sum(nil)),
+	})
+}
+
+// drop removes what may be half written.
+func (c *cache) drop(digest, engine string) {
+	for _, kind := range []string{".json", ".json.new", ".code", ".code.new"} {
+		_ = removeFile(c.file(digest, engine, kind))
+	}
+}
+
+// verified opens code after holding it against its entry. None is errdefs.ErrNotFound, any other is ErrDataLoss.
+func (c *cache) verified(digest, engine string) (*os.File, error) {
+	var e entry
+	if err := readJSON(c.file(digest, engine, ".json"), &e, &e.Version); err != nil {
+		return nil, err
+	}
+	if e.Digest != digest || e.Engine != engine {
+		return nil, fmt.Errorf("entry is of %s under engine %s: %w", e.Digest, e.Engine, errdefs.ErrDataLoss)
+	}
+	code, err := os.OpenFile(c.file(digest, engine, ".code"), os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)
+	}
+	sum := sha256.New()
+	n, err := io.Copy(sum, code)
+	if err == nil && (n != e.Size || hex.EncodeToString(sum.Sum(nil)) != e.SHA256) {
+		err = fmt.Errorf("%s has %d bytes that are not those that were written (%d): %w", code.Name(), n, e.Size, errdefs.ErrDataLoss)
+	}
+	if err == nil {
+		_, err = code.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		code.Close()
+		return nil, err
+	}
+	return code, nil
+}
+
+// forget removes code that a worker refuses, although it is what was written.
+func (c *cache) forget(digest string) {
+	if engine, err := c.compiler.engine(); err == nil {
+		c.drop(digest, engine)
+	}
+}
+
+// reopen gives a descriptor of its own, with an offset of its own, of a memory file.
+func reopen(f *os.File) (*os.File, error) {
+	return os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+}
+
+// evict removes the code of components that nobody wants any more, and what was never finished.
+func (c *cache) evict(wanted map[string]bool) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	entries, err := os.ReadDir(c.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	errs := []error{err}
+	for _, e := range entries {
+		digest := "sha256:" + e.Name()
+		if !wanted[digest] && c.flights[digest] == nil && hexID.MatchString(e.Name()) {
+			errs = append(errs, os.RemoveAll(filepath.Join(c.dir, e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,138 @@
+package wasm
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/wasm/artifact"
+)
+
+// component is what a container runs: the binary and what describes its services.
+type component struct {
+	artifact *artifact.Artifact
+	// descriptors is a serialized FileDescriptorSet, digest its SHA-256; both empty when there is none.
+	descriptors []byte
+	digest      string
+}
+
+// code is the name by which workers know the component: of the binary and the descriptors, as one without the other is
+// something else.
+func codeName(a *artifact.Artifact, descriptors string) string {
+	if descriptors == "" {
+		return a.Wasm.Digest.String()
+	}
+	return a.Wasm.Digest.String() + "+" + descriptors
+}
+
+// catalog remembers the components of images, and keeps their descriptors for containers whose image is gone.
+type catalog struct {
+	cfg Config
+
+	mu     sync.Mutex
+	images map[string]*component
+}
+
+func newCatalog(cfg Config) *catalog { return &catalog{cfg: cfg, images: map[string]*component{}} }
+
+// find gives the component of an image. An image that has none is an errdefs.ErrInvalidArgument.
+func (c *catalog) find(ctx context.Context, imageID string) (*component, error) {
+	c.mu.Lock()
+	known := c.images[imageID]
+	c.mu.Unlock()
+	if known != nil {
+		return known, nil
+	}
+	a, err := c.cfg.Images.Component(ctx, imageID)
+	if err != nil {
+		return nil, err
+	}
+	found := &component{artifact: a}
+	if found.descriptors, err = a.Descriptors(ctx, c.cfg.Images); err != nil {
+		return nil, fmt.Errorf("descriptors of image %s: %w", imageID, err)
+	}
+	if len(found.descriptors) > 0 {
+		sum := sha256.Sum256(found.descriptors)
+		found.digest = hex.EncodeToString(sum[:])
+		if err := c.keep(found); err != nil {
+			c.cfg.Logger.Warn("descriptors cannot be kept; containers cannot start again once their image is gone", "image", imageID, "error", err)
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.images[imageID] = found
+	return found, nil
+}
+
+func (c *catalog) file(digest string) string { return filepath.Join(c.cfg.descriptorDir(), digest) }
+
+func (c *catalog) keep(found *component) error {
+	path := c.file(found.digest)
+	if _, err := os.Lstat(path); err == nil {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	return replaceFile(path, found.descriptors, 0o600)
+}
+
+// describe gives the descriptors of a container that was created before, be it by an earlier daemon.
+func (c *catalog) describe(ctx context.Context, a *artifact.Artifact, digest string) ([]byte, error) {
+	if digest == "" {
+		return nil, nil
+	}
+	c.mu.Lock()
+	known := c.images[a.ImageID]
+	c.mu.Unlock()
+	if known != nil && known.digest == digest {
+		return known.descriptors, nil
+	}
+	raw, err := os.ReadFile(c.file(digest))
+	if err == nil {
+		if sum := sha256.Sum256(raw); hex.EncodeToString(sum[:]) == digest {
+			return raw, nil
+		}
+		c.cfg.Logger.Warn("kept descriptors are not what was written; looking in the image", "digest", digest)
+	}
+	again, err := c.find(ctx, a.ImageID)
+	if err == nil && again.digest != digest {
+		err = fmt.Errorf("the image has other descriptors now: %w", errdefs.ErrFailedPrecondition)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("descriptors of the component: %w", err)
+	}
+	return again.descriptors, nil
+}
+
+// evict forgets images that are gone, and removes the descriptors that no container needs.
+func (c *catalog) evict(images, descriptors map[string]bool) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for id, known := range c.images {
+		if images[id] {
+			descriptors[known.digest] = true
+		} else {
+			delete(c.images, id)
+		}
+	}
+	entries, err := os.ReadDir(c.cfg.descriptorDir())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	errs := []error{err}
+	for _, e := range entries {
+		if !descriptors[e.Name()] {
+			errs = append(errs, removeFile(c.file(e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,194 @@
+package wasm
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/wasm/control"
+)
+
+// compiler runs `tripod-wasm compile` in a process of its own, without rights: a component is foreign bytes, and what
+// its compilation costs is for its author to say.
+type compiler struct {
+	cfg Config
+	// slots bounds how many compile at a time: each may take hundreds of megabytes.
+	slots chan struct{}
+	// engine is the fingerprint of the program's engine, asked once.
+	engine func() (string, error)
+}
+
+func newCompiler(cfg Config) *compiler {
+	return &compiler{cfg: cfg, slots: make(chan struct{}, max(1, runtime.NumCPU()/2)), engine: sync.OnceValues(func() (string, error) {
+		return askFingerprint(cfg)
+	})}
+}
+
+// fingerprintTimeout bounds the start of a program that prints one line.
+const fingerprintTimeout = 30 * time.Second
+
+func askFingerprint(cfg Config) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), fingerprintTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, cfg.Program, "fingerprint")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: cfg.credential()}
+	cmd.Env = guestlessEnv()
+	out, err := cmd.Output()
+	line := strings.TrimSpace(string(out))
+	if err != nil || line == "" {
+		return "", fmt.Errorf("%s fingerprint: %w: %w", cfg.Program, noted(err), errdefs.ErrUnavailable)
+	}
+	return line, nil
+}
+
+// noted adds what a program said on standard error to the error of its end.
+func noted(err error) error {
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && len(exit.Stderr) > 0 {
+		return fmt.Errorf("%w: %s", err, lastLine(exit.Stderr))
+	}
+	if err == nil {
+		return errors.New("it printed nothing")
+	}
+	return err
+}
+
+// guestlessEnv is the environment of all programs of ours: nothing of the daemon's.
+func guestlessEnv() []string { return []string{"RUST_BACKTRACE=0", "PATH=/usr/bin:/bin"} }
+
+// compile turns a component into code, which is in memory: the compiler is given no file of ours. What the component is
+// to blame for is an errdefs.ErrInvalidArgument in the compiler's words.
+func (c *compiler) compile(ctx context.Context, component *os.File) (_ *os.File, err error) {
+	select {
+	case c.slots <- struct{}{}:
+		defer func() { <-c.slots }()
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for other compilations: %w", context.Cause(ctx))
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.CompileTimeout,
+		fmt.Errorf("compiling takes longer than %s (wasm.compile_timeout): %w", c.cfg.CompileTimeout, errdefs.ErrInvalidArgument))
+	defer cancel()
+	code, err := memoryFile("code")
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			code.Close()
+		}
+	}()
+	said, err := c.run(ctx, component, code)
+	if err != nil {
+		return nil, compileError(ctx, err, said)
+	}
+	return code, seal(code)
+}
+
+// run is one child process. It is killed when the thread that started it ends, which is this goroutine's own: so it does
+// not outlive the daemon.
+func (c *compiler) run(ctx context.Context, component, code *os.File) (said []byte, err error) {
+	config, err := json.Marshal(control.CompileConfig{
+		MaxMemory: c.cfg.CompileMemory, MaxCPU: c.cfg.CompileTimeout,
+	})
+	if err != nil {
+		return nil, err
+	}
+	stderr := &tail{limit: 4 << 10}
+	cmd := exec.CommandContext(ctx, c.cfg.Program, "compile", string(config))
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = component, code, stderr
+	cmd.Env, cmd.Dir = guestlessEnv(), "/"
+	cmd.WaitDelay = time.Second
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Setsid: true, Pdeathsig: unix.SIGKILL, Credential: c.cfg.credential(),
+		Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
+	}
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		done <- cmd.Run()
+	}()
+	err = <-done
+	return stderr.bytes(), err
+}
+
+// compileError gives a failed compilation to whom it belongs.
+func compileError(ctx context.Context, err error, said []byte) error {
+	line := lastLine(said)
+	var exit *exec.ExitError
+	if ctx.Err() != nil || !errors.As(err, &exit) {
+		return fmt.Errorf("compile the component: %w", errors.Join(context.Cause(ctx), err))
+	}
+	status, _ := exit.Sys().(syscall.WaitStatus)
+	switch {
+	case exit.ExitCode() == control.CompileInvalid:
+		return fmt.Errorf("the image is not a component that can run here: %s: %w", line, errdefs.ErrInvalidArgument)
+	case exit.ExitCode() == control.CompileLimit:
+		return fmt.Errorf("the component cannot be compiled within the limits of this node: %s: %w", line, errdefs.ErrInvalidArgument)
+	case status.Signaled() && (status.Signal() == unix.SIGXCPU || status.Signal() == unix.SIGKILL):
+		return fmt.Errorf("the component cannot be compiled within the limits of this node (the compiler was ended by %s): %w",
+			status.Signal(), errdefs.ErrInvalidArgument)
+	default:
+		return fmt.Errorf("the compiler failed (%w): %s", err, line)
+	}
+}
+
+func lastLine(text []byte) string {
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	return strings.TrimSpace(lines[len(lines)-1])
+}
+
+// tail keeps the end of what is written to it.
+type tail struct {
+	mu    sync.Mutex
+	limit int
+	buf   bytes.Buffer
+}
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.buf.Write(p)
+	if over := t.buf.Len() - t.limit; over > 0 {
+		t.buf.Next(over)
+	}
+	return len(p), nil
+}
+
+func (t *tail) bytes() []byte {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return bytes.Clone(t.buf.Bytes())
+}
+
+// memoryFile is a file that has no place in any file system.
+func memoryFile(name string) (*os.File, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("memfd: %w", err)
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+// seal makes the content of a memory file final, also for a child that kept a descriptor, and rewinds it.
+func seal(f *os.File) error {
+	const all = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE | unix.F_SEAL_SEAL
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, all); err != nil {
+		return fmt.Errorf("seal the code: %w", err)
+	}
+	_, err := f.Seek(0, io.SeekStart)
+	return err
+}

@@ -1,0 +1,53 @@
+package wasm
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+)
+
+// noRoom gives an error of a full or failing disk its class: the node is out of something, nobody called wrongly.
+func noRoom(err error) error {
+	for _, exhausted := range []unix.Errno{unix.ENOSPC, unix.EDQUOT, unix.EMFILE, unix.ENFILE, unix.ENOMEM} {
+		if errors.Is(err, exhausted) {
+			return fmt.Errorf("%w: %w", err, errdefs.ErrResourceExhausted)
+		}
+	}
+	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EIO) {
+		return fmt.Errorf("%w: %w", err, errdefs.ErrUnavailable)
+	}
+	return err
+}
+
+// readOnly tells that a file system does not take writes: what is there already can be served still.
+func readOnly(err error) bool { return errors.Is(err, unix.EROFS) || errors.Is(err, unix.ENOSPC) }
+
+// readBelow reads a regular file of at most limit bytes in a directory that others write to: links are followed as if the
+// directory were all there is (a Secret's files are links to the version in force).
+func readBelow(dir, name string, limit int64) ([]byte, error) {
+	at, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: dir, Err: err}
+	}
+	defer unix.Close(at)
+	fd, err := unix.Openat2(at, name, &unix.OpenHow{
+		Flags: unix.O_RDONLY | unix.O_NONBLOCK | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
+	})
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: name, Err: err}
+	}
+	f := os.NewFile(uintptr(fd), name)
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() || info.Size() > limit {
+		return nil, fmt.Errorf("%s is not a regular file of at most %d bytes", name, limit)
+	}
+	return io.ReadAll(io.LimitReader(f, limit))
+}

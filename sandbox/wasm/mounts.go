@@ -1,0 +1,81 @@
+package wasm
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/wasm/control"
+)
+
+// wantedMounts are the mounts that a guest is given: all but the files that every kubelet sends and no guest can use.
+func wantedMounts(mounts []*runtimeapi.Mount) []*runtimeapi.Mount {
+	return slices.DeleteFunc(slices.Clone(mounts), func(m *runtimeapi.Mount) bool {
+		return slices.Contains(kubeletFiles, path.Clean(m.GetContainerPath())) && !isDirectory(m.GetHostPath())
+	})
+}
+
+func isDirectory(name string) bool {
+	info, err := os.Stat(name)
+	return err == nil && info.IsDir()
+}
+
+// checkMounts sees to it that each mount is a directory, and gives those that the guest will have.
+func checkMounts(mounts []*runtimeapi.Mount) ([]*runtimeapi.Mount, error) {
+	opened, err := openMounts(mounts)
+	closeMounts(opened)
+	if err != nil {
+		return nil, err
+	}
+	return wantedMounts(mounts), nil
+}
+
+// openMounts opens the directories of a container, those with the longest path in the container first. WASI knows
+// directories only.
+func openMounts(mounts []*runtimeapi.Mount) (opened []control.Mount, err error) {
+	defer func() {
+		if err != nil {
+			closeMounts(opened)
+			opened = nil
+		}
+	}()
+	for i, m := range wantedMounts(mounts) {
+		field := fmt.Sprintf("mounts[%d]", i)
+		dir, err := openMount(m.GetHostPath())
+		switch {
+		case errors.Is(err, unix.ENOTDIR):
+			return opened, invalid(field+".host_path", "%s is not a directory: components are given directories; mount the one it is in", m.GetHostPath())
+		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EACCES), errors.Is(err, unix.ELOOP):
+			return opened, fmt.Errorf("%s.host_path: %s: %w: %w", field, m.GetHostPath(), err, errdefs.ErrInvalidArgument)
+		case err != nil:
+			return opened, fmt.Errorf("%s.host_path: %s: %w", field, m.GetHostPath(), err)
+		}
+		opened = append(opened, control.Mount{
+			Guest: path.Clean(m.GetContainerPath()), ReadOnly: m.GetReadonly(), Dir: control.File{File: dir},
+		})
+	}
+	slices.SortFunc(opened, func(a, b control.Mount) int { return strings.Compare(b.Guest, a.Guest) })
+	return opened, nil
+}
+
+func openMount(host string) (*os.File, error) {
+	fd, err := unix.Open(host, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), host), nil
+}
+
+func closeMounts(mounts []control.Mount) {
+	for _, m := range mounts {
+		m.Dir.Close()
+	}
+}

@@ -1,0 +1,31 @@
+package wasm
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"path/filepath"
+	"regexp"
+)
+
+// hexID is the form of the IDs of pods without a component name, and of the keys of all pods.
+var hexID = regexp.MustCompile(`^[0-9a-f]{64}$`)
+
+// componentID is the form of the IDs of pods with one: component#n.
+var componentID = regexp.MustCompile(`^[^/\x00#]{1,400}#[0-9a-f]+$`)
+
+// keyOf is the name of a pod in file systems and cgroups.
+func keyOf(id string) string {
+	if hexID.MatchString(id) {
+		return id
+	}
+	sum := sha256.Sum256([]byte(id))
+	return hex.EncodeToString(sum[:])
+}
+
+// Where things are. All of it follows from the configuration and the IDs.
+
+func (c Config) cacheDir() string        { return filepath.Join(c.Root, "cache") }
+func (c Config) descriptorDir() string   { return filepath.Join(c.Root, "descriptors") }
+func (c Config) podsDir() string         { return filepath.Join(c.RunDir, "pods") }
+func (c Config) workersDir() string      { return filepath.Join(c.RunDir, "workers") }
+func (c Config) podDir(id string) string { return filepath.Join(c.podsDir(), keyOf(id)) }

@@ -1,0 +1,171 @@
+package wasm
+
+import (
+	"fmt"
+	"path"
+	"strconv"
+	"time"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/wasm/control"
+)
+
+// The keys, below the component label prefix, with which a pod says how its component is to be served. They are
+// annotations of the pod; port may be a label too, as the public system has it.
+const (
+	keyPort           = "port"              // TCP (HTTP/2 over TLS) and UDP (HTTP/3); default 443
+	keyCleartextPort  = "cleartext-port"    // TCP without TLS; default 80, "off"
+	keyTLS            = "tls"               // "generated" (default), "off", or a mount's container_path
+	keyClientAuth     = "client-auth"       // "require"
+	keyConcurrency    = "concurrency"       // requests at a time
+	keyRequestTimeout = "request-timeout"   // "30s"
+	keyMaxMessage     = "max-message-bytes" // of one message
+	keyReuse          = "reuse"             // "true": an instance serves more than one request
+)
+
+const (
+	defaultPort          = 443
+	defaultCleartextPort = 80
+	maxRequestTimeout    = 24 * time.Hour
+	maxMaxMessage        = 1 << 30
+	maxConcurrency       = 100_000
+)
+
+// Where a pod's certificate comes from, beside a mount.
+const (
+	tlsGenerated = "generated"
+	tlsOff       = "off"
+)
+
+// options are what those keys say.
+type options struct {
+	// port and cleartext are numbers, 0 for none.
+	port, cleartext uint16
+	// tls is tlsGenerated, tlsOff or the container path of a mount with tls.crt, tls.key and perhaps ca.crt.
+	tls           string
+	requireClient bool
+	limits        control.Limits
+}
+
+// parseOptions reads the options of a pod. An error names the annotation and what it may be.
+func parseOptions(config *runtimeapi.PodSandboxConfig, prefix string) (options, error) {
+	r := optionReader{config: config, prefix: prefix}
+	o := options{tls: r.tls()}
+	o.requireClient = r.choice(keyClientAuth, "", "require") == "require"
+	if o.tls != tlsOff {
+		o.port = r.port(keyPort, defaultPort)
+	}
+	switch fallback := uint16(defaultCleartextPort); {
+	case r.text(keyCleartextPort) == "off":
+	case o.requireClient && r.text(keyCleartextPort) == "": // nobody could be asked for a certificate there
+	default:
+		o.cleartext = r.port(keyCleartextPort, fallback)
+	}
+	o.limits = control.Limits{
+		Concurrency:     int(r.number(keyConcurrency, 1, maxConcurrency)),
+		MaxMessageBytes: r.number(keyMaxMessage, 1, maxMaxMessage),
+		RequestTimeout:  r.duration(keyRequestTimeout),
+		Reuse:           r.choice(keyReuse, "false", "true") == "true",
+	}
+	switch {
+	case r.err != nil:
+	case o.port == 0 && o.cleartext == 0:
+		r.fail(keyCleartextPort, "TLS is off and so is this: nobody could reach the pod")
+	case o.port == o.cleartext:
+		r.fail(keyCleartextPort, "%d is the port for TLS, too", o.cleartext)
+	case o.requireClient && (o.tls == tlsOff || o.tls == tlsGenerated):
+		r.fail(keyClientAuth, "clients are held against the ca.crt of a mount; name the mount by %s", prefix+keyTLS)
+	}
+	return o, r.err
+}
+
+// optionReader reads one key after the other and keeps the first error.
+type optionReader struct {
+	config *runtimeapi.PodSandboxConfig
+	prefix string
+	err    error
+}
+
+func (r *optionReader) text(key string) string {
+	if v, ok := r.config.GetAnnotations()[r.prefix+key]; ok {
+		return v
+	}
+	if key == keyPort {
+		return r.config.GetLabels()[r.prefix+key]
+	}
+	return ""
+}
+
+func (r *optionReader) fail(key, format string, args ...any) {
+	if r.err == nil {
+		r.err = fmt.Errorf("annotation %s: %s: %w", r.prefix+key, fmt.Sprintf(format, args...), errdefs.ErrInvalidArgument)
+	}
+}
+
+func (r *optionReader) tls() string {
+	switch v := r.text(keyTLS); {
+	case v == "":
+		return tlsGenerated
+	case v == tlsGenerated, v == tlsOff:
+		return v
+	case path.IsAbs(v):
+		return path.Clean(v)
+	default:
+		r.fail(keyTLS, "%q is neither generated, off, nor the absolute path at which the container has tls.crt and tls.key", v)
+		return v
+	}
+}
+
+// choice is one of the words allowed; without the key, the first.
+func (r *optionReader) choice(key string, allowed ...string) string {
+	v := r.text(key)
+	if v == "" {
+		return allowed[0]
+	}
+	for _, a := range allowed {
+		if v == a {
+			return v
+		}
+	}
+	r.fail(key, "%q is not %q", v, allowed[len(allowed)-1])
+	return allowed[0]
+}
+
+func (r *optionReader) port(key string, fallback uint16) uint16 {
+	v := r.text(key)
+	if v == "" {
+		return fallback
+	}
+	n, err := strconv.ParseUint(v, 10, 16)
+	if err != nil || n == 0 {
+		r.fail(key, "%q is not a port number", v)
+	}
+	return uint16(n)
+}
+
+// number is between least and most; 0 without the key.
+func (r *optionReader) number(key string, least, most int64) int64 {
+	v := r.text(key)
+	if v == "" {
+		return 0
+	}
+	n, err := strconv.ParseInt(v, 10, 64)
+	if err != nil || n < least || n > most {
+		r.fail(key, "%q is not a number between %d and %d", v, least, most)
+	}
+	return n
+}
+
+func (r *optionReader) duration(key string) time.Duration {
+	v := r.text(key)
+	if v == "" {
+		return 0
+	}
+	d, err := time.ParseDuration(v)
+	if err != nil || d <= 0 || d > maxRequestTimeout {
+		r.fail(key, "%q is not a duration such as \"30s\", of at most %s", v, maxRequestTimeout)
+	}
+	return d
+}

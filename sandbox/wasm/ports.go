@@ -1,0 +1,63 @@
+package wasm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/wasm/control"
+	"github.com/tripod-run/tripod/sandbox"
+)
+
+// listen opens the pod's sockets in its network namespace, which may be the node's own.
+func (b *Backend) listen(ctx context.Context, p *sandbox.Pod, o options) (ports []control.Port, err error) {
+	wanted := []struct {
+		kind, network string
+		port          uint16
+	}{
+		{control.PortTLS, "tcp", o.port}, {control.PortQUIC, "udp", o.port}, {control.PortCleartext, "tcp", o.cleartext},
+	}
+	for _, want := range wanted {
+		if want.port == 0 {
+			continue
+		}
+		socket, err := b.socket(ctx, p.Netns, want.network, want.port)
+		if err != nil {
+			for _, opened := range ports {
+				opened.Socket.Close()
+			}
+			return nil, b.portError(p, want.network, want.port, err)
+		}
+		ports = append(ports, control.Port{Kind: want.kind, Socket: control.File{File: socket}})
+	}
+	return ports, nil
+}
+
+// socket listens at all addresses of the namespace: of both families where it has both.
+func (b *Backend) socket(ctx context.Context, netns, network string, port uint16) (*os.File, error) {
+	number := strconv.Itoa(int(port))
+	socket, err := b.cfg.Network.Listen(ctx, netns, network, net.JoinHostPort("::", number))
+	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EADDRNOTAVAIL) {
+		return b.cfg.Network.Listen(ctx, netns, network, net.JoinHostPort("0.0.0.0", number))
+	}
+	return socket, err
+}
+
+// portError says what to do about a port that somebody else has.
+func (b *Backend) portError(p *sandbox.Pod, network string, port uint16, err error) error {
+	if !errors.Is(err, unix.EADDRINUSE) {
+		return fmt.Errorf("open port %d/%s of the pod: %w", port, network, err)
+	}
+	where := "in the pod's network"
+	if p.Netns == "" {
+		where = "on the node, whose network this pod shares"
+	}
+	return fmt.Errorf("port %d/%s is taken %s; the annotations %s%s and %s%s choose others: %w: %w", port, network, where,
+		b.cfg.LabelPrefix, keyPort, b.cfg.LabelPrefix, keyCleartextPort, err, errdefs.ErrFailedPrecondition)
+}

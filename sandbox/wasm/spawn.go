@@ -1,0 +1,260 @@
+package wasm
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/process"
+	"github.com/tripod-run/tripod/internal/wasm/control"
+	"github.com/tripod-run/tripod/sandbox"
+)
+
+var (
+	fpListening = failpoint.New("wasm.worker.listening")
+	fpSpawned   = failpoint.New("wasm.worker.spawned")
+	fpReady     = failpoint.New("wasm.worker.ready")
+)
+
+// startTime bounds the start of a worker, to its word that it is ready.
+const startTime = time.Minute
+
+// maxFiles is the limit of open files of a worker: a thousand pods with three sockets, and their connections.
+const maxFiles = 1 << 20
+
+// spawn starts the process of w and connects to it. What it made is removed when it fails.
+func (k *keeper) spawn(ctx context.Context, w *worker, in place) (err error) {
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, k.unspawn(w))
+		}
+	}()
+	if err := os.MkdirAll(w.dir, 0o700); err != nil {
+		return fmt.Errorf("wasm worker: %w", err)
+	}
+	ready, cmd, err := k.prepare(ctx, w)
+	if err != nil {
+		return err
+	}
+	defer ready.Close()
+	err = in.start(cmd)
+	closeAll(cmd.ExtraFiles)
+	if log, ok := cmd.Stderr.(*os.File); ok {
+		log.Close()
+	}
+	if err != nil {
+		return fmt.Errorf("start %s: %w", cmd.Path, err)
+	}
+	w.child, w.cgroup = cmd, in.cgroup
+	if w.proc, err = process.Open(cmd.Process.Pid); err != nil {
+		return err
+	}
+	if err := writeJSON(filepath.Join(w.dir, workerFile), workerState{Version: stateVersion, Process: w.proc.ID, Cgroup: in.cgroup}); err != nil {
+		return err
+	}
+	if err := errors.Join(limitProcess(w.proc.Pid), fpSpawned.Hit(ctx)); err != nil {
+		return err
+	}
+	if err := awaitReady(ctx, ready); err != nil {
+		return fmt.Errorf("%w: %s", err, lastLine(endOf(filepath.Join(w.dir, workerLog), 4<<10)))
+	}
+	if err := w.connect(ctx); err != nil {
+		return err
+	}
+	w.log.Info("started a worker", "pid", w.proc.Pid, "engine", w.conn().Hello().Engine)
+	return fpReady.Hit(ctx)
+}
+
+// prepare makes the worker's sockets and log, and the command that inherits them.
+func (k *keeper) prepare(ctx context.Context, w *worker) (ready *os.File, cmd *exec.Cmd, err error) {
+	var files []*os.File
+	defer func() {
+		if err != nil {
+			closeAll(files)
+		}
+	}()
+	for _, name := range []string{controlSocket, dataSocket} {
+		f, err := listenUnix(w.dir, name)
+		if err != nil {
+			return nil, nil, err
+		}
+		files = append(files, f)
+	}
+	if err := fpListening.Hit(ctx); err != nil {
+		return nil, nil, err
+	}
+	log, err := os.OpenFile(filepath.Join(w.dir, workerLog), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, nil, err
+	}
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		log.Close()
+		return nil, nil, err
+	}
+	files = append(files, writer)
+	config, err := json.Marshal(control.WorkerConfig{
+		Name: w.name, UID: k.cfg.UID, GID: k.cfg.GID, Instances: k.cfg.Instances, MaxMemory: k.cfg.MaxMemory,
+		LogLevel: k.cfg.LogLevel, Spans: k.cfg.Spans != nil, Isolated: true,
+	})
+	if err != nil {
+		log.Close()
+		reader.Close()
+		return nil, nil, err
+	}
+	cmd = exec.Command(k.cfg.Program, "worker", string(config)) // not bound to a context: it outlives us
+	cmd.ExtraFiles = files                                      // control.FDControl, FDData, FDReady
+	cmd.Stderr = log
+	cmd.Env, cmd.Dir = guestlessEnv(), "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Setsid:     true,
+		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
+	}
+	return reader, cmd, nil
+}
+
+// unspawn undoes a start that failed.
+func (k *keeper) unspawn(w *worker) error {
+	if w.child != nil {
+		_ = w.child.Process.Kill()
+		_ = w.child.Wait()
+	}
+	if c := w.conn(); c != nil {
+		c.Close()
+	}
+	return errors.Join(removeCgroup(w.cgroup), os.RemoveAll(w.dir))
+}
+
+// listenUnix makes a listening socket in a directory, by a path that is short enough, and gives its descriptor.
+func listenUnix(dir, name string) (*os.File, error) {
+	if err := removeFile(filepath.Join(dir, name)); err != nil {
+		return nil, err
+	}
+	at, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(at)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: fmt.Sprintf("/proc/self/fd/%d/%s", at, name), Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	defer l.Close()
+	l.SetUnlinkOnClose(false)
+	if err := os.Chmod(filepath.Join(dir, name), 0o600); err != nil {
+		return nil, err
+	}
+	return l.File()
+}
+
+// limitProcess sets what a worker may use of the node beyond memory and CPU. It may lower and restore its priority, and
+// leaves no core file: guests' data would be in it.
+func limitProcess(pid int) error {
+	for resource, limit := range map[int]unix.Rlimit{
+		unix.RLIMIT_NOFILE: {Cur: maxFiles, Max: maxFiles},
+		unix.RLIMIT_NICE:   {Cur: 20, Max: 20}, // to nice 0, getrlimit(2)
+		unix.RLIMIT_CORE:   {},
+	} {
+		err := unix.Prlimit(pid, resource, &limit, nil)
+		if resource == unix.RLIMIT_NOFILE && errors.Is(err, unix.EPERM) {
+			err = nil // beyond fs.nr_open, or a limit that we cannot lift; it has ours then
+		}
+		if err != nil {
+			return fmt.Errorf("limits of worker %d: %w", pid, err)
+		}
+	}
+	return nil
+}
+
+// awaitReady waits for the worker's word. The end of the pipe without it is the worker's end.
+func awaitReady(ctx context.Context, ready *os.File) error {
+	stop := context.AfterFunc(ctx, func() { _ = ready.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	line, err := bufio.NewReader(ready).ReadString('\n')
+	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("the worker does not become ready: %w", context.Cause(ctx))
+	case err != nil || line != "ready\n":
+		return fmt.Errorf("the worker ended before it was ready: %w", errdefs.ErrUnavailable)
+	default:
+		return nil
+	}
+}
+
+// introduced finds the process of a worker by what it says of itself, and that it is a worker of that name.
+func (k *keeper) introduced(w *worker) (*process.Process, error) {
+	pid := w.conn().Hello().Pid
+	p, err := process.Open(pid)
+	if err != nil {
+		return nil, err
+	}
+	cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	words := bytes.Split(cmdline, []byte{0})
+	var config control.WorkerConfig
+	if err != nil || len(words) < 3 || string(words[1]) != "worker" || json.Unmarshal(words[2], &config) != nil || config.Name != w.name {
+		p.Close()
+		return nil, fmt.Errorf("process %d is not worker %s: %w", pid, w.name, errdefs.ErrFailedPrecondition)
+	}
+	return p, writeJSON(filepath.Join(w.dir, workerFile), workerState{Version: stateVersion, Process: p.ID})
+}
+
+// runsProgram tells whether a process runs the file that is at path now.
+func runsProgram(pid int, path string) bool {
+	have, err := os.Stat(fmt.Sprintf("/proc/%d/exe", pid))
+	if err != nil {
+		return false
+	}
+	want, err := os.Stat(path)
+	return err == nil && os.SameFile(have, want)
+}
+
+// credential is the identity of children that look at foreign bytes.
+func (c Config) credential() *syscall.Credential {
+	return &syscall.Credential{Uid: uint32(c.UID), Gid: uint32(c.GID)}
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}
+
+// endOf is the end of a file, at most n bytes.
+func endOf(path string, n int64) []byte {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err == nil && info.Size() > n {
+		_, _ = f.Seek(-n, io.SeekEnd)
+	}
+	raw, _ := io.ReadAll(io.LimitReader(f, n))
+	return raw
+}
+
+// place is where a worker is started: a cgroup, or the daemon's own.
+type place struct {
+	cgroup string
+}
+
+func (p place) start(cmd *exec.Cmd) error { return cmd.Start() }
+
+func removeCgroup(string) error { return nil }
+
+// placeOf is where a container's own worker is started.
+func (b *Backend) placeOf(*sandbox.Pod, *sandbox.Container) place { return place{} }

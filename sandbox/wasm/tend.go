@@ -1,0 +1,112 @@
+package wasm
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"time"
+
+	"github.com/containerd/errdefs"
+)
+
+const (
+	// tendPause is the time between two rounds of what is done without an order.
+	tendPause = time.Minute
+	// spareCode is how many components that no container needs a worker keeps loaded for the next.
+	spareCode = 32
+	// maxWorkerLog is how large the log of a worker may grow; the end of it that is kept is a quarter.
+	maxWorkerLog = 8 << 20
+)
+
+// tend renews certificates, lets go of code that nobody needs, and keeps the workers' logs in bounds.
+func (b *Backend) tend(ctx context.Context) {
+	tick := time.NewTicker(tendPause)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		b.renewDue(ctx, time.Now())
+		if err := b.sweep(ctx); err != nil && ctx.Err() == nil {
+			b.log.Warn("remove compiled code that nobody needs", "error", err)
+		}
+		for _, w := range b.keeper.all() {
+			if err := trimLog(w.logFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
+				b.log.Warn("trim the log of a worker", "worker", w.name, "error", err)
+			}
+		}
+	}
+}
+
+// renewDue gives new certificates to the containers whose own are due.
+func (b *Backend) renewDue(ctx context.Context, now time.Time) {
+	for _, h := range b.handles() {
+		s, l := h.snapshot()
+		if l == nil || s.RenewAt.IsZero() || now.Before(s.RenewAt) {
+			continue
+		}
+		if err := b.renew(ctx, h); err != nil {
+			b.log.Error("renew a certificate", "container", h.id, "error", err)
+		}
+	}
+}
+
+// sweep lets go of code: in the workers of what no container needs, and on the disk of what belongs to no image and no
+// container.
+func (b *Backend) sweep(ctx context.Context) error {
+	loaded, wanted, descriptors := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	for _, h := range b.handles() {
+		if s, _ := h.snapshot(); s.Artifact != nil {
+			loaded[codeName(s.Artifact, s.Descriptors)] = true
+			wanted[s.Artifact.Wasm.Digest.String()] = true
+			descriptors[s.Descriptors] = true
+		}
+	}
+	for _, w := range b.keeper.all() {
+		w.spare(ctx, loaded, spareCode)
+	}
+	images, err := b.cfg.Images.List(ctx)
+	if err != nil {
+		return err
+	}
+	have := map[string]bool{}
+	for _, img := range images {
+		have[img.ID] = true
+		if img.Component == nil {
+			continue
+		}
+		a, err := b.cfg.Images.Component(ctx, img.ID)
+		if errdefs.IsNotFound(err) || errdefs.IsInvalidArgument(err) {
+			continue // gone meanwhile, or none after all
+		}
+		if err != nil {
+			return err // without knowing all, nothing is thrown away
+		}
+		wanted[a.Wasm.Digest.String()] = true
+	}
+	return errors.Join(b.cache.evict(wanted), b.catalog.evict(have, descriptors))
+}
+
+// trimLog keeps the end of a log that has grown too large. The worker appends, so it goes on behind what is left.
+func trimLog(path string) error {
+	info, err := os.Stat(path)
+	if err != nil || info.Size() <= maxWorkerLog {
+		return err
+	}
+	end := endOf(path, maxWorkerLog/4)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := f.Truncate(0); err != nil {
+		return err
+	}
+	if n, err := f.Write(end); err != nil || n < len(end) {
+		return errors.Join(err, io.ErrShortWrite)
+	}
+	return nil
+}

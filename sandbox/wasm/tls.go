@@ -1,0 +1,198 @@
+package wasm
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/big"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+)
+
+const (
+	// authorityLife is how long the node's own authority is valid; leafLife a certificate of it, which is replaced when
+	// a third is left.
+	authorityLife = 10 * 365 * 24 * time.Hour
+	leafLife      = 30 * 24 * time.Hour
+	// backdated makes certificates valid for clients whose clock is behind.
+	backdated = time.Hour
+)
+
+// authority is the node's certificate authority, for pods that bring no certificate: <Root>/ca.crt and ca.key. It is
+// made when it is first needed.
+type authority struct {
+	dir string
+
+	mu   sync.Mutex
+	cert *x509.Certificate
+	pem  []byte
+	key  *ecdsa.PrivateKey
+}
+
+func newAuthority(dir string) *authority { return &authority{dir: dir} }
+
+func (a *authority) certFile() string { return filepath.Join(a.dir, "ca.crt") }
+func (a *authority) keyFile() string  { return filepath.Join(a.dir, "ca.key") }
+
+// issue makes a certificate for the addresses and names, with its key, both in PEM. Clients trust it by ca.crt.
+func (a *authority) issue(ctx context.Context, ips []netip.Addr, names []string) (chain, key []byte, renewAt time.Time, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err := a.ready(ctx); err != nil {
+		return nil, nil, renewAt, fmt.Errorf("the node's certificate authority: %w", err)
+	}
+	now := time.Now()
+	template := &x509.Certificate{
+		SerialNumber: serial(), Subject: pkix.Name{CommonName: names[0]}, DNSNames: names,
+		NotBefore: now.Add(-backdated), NotAfter: earlier(now.Add(leafLife), a.cert.NotAfter),
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	for _, ip := range ips {
+		template.IPAddresses = append(template.IPAddresses, net.IP(ip.Unmap().AsSlice()))
+	}
+	leaf, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, renewAt, err
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, leaf.Public(), a.key)
+	if err != nil {
+		return nil, nil, renewAt, err
+	}
+	if key, err = encodeKey(leaf); err != nil {
+		return nil, nil, renewAt, err
+	}
+	return append(encodeCert(der), a.pem...), key, now.Add(template.NotAfter.Sub(now) * 2 / 3), nil
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}
+
+// ready reads the authority, or makes it where there is none, or only half of one.
+func (a *authority) ready(ctx context.Context) error {
+	if a.cert != nil && time.Until(a.cert.NotAfter) > leafLife {
+		return nil
+	}
+	err := a.read()
+	if err == nil && time.Until(a.cert.NotAfter) > leafLife {
+		return nil
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return a.create(ctx)
+}
+
+func (a *authority) read() error {
+	cert, err := os.ReadFile(a.certFile())
+	if err != nil {
+		return err
+	}
+	key, err := os.ReadFile(a.keyFile())
+	if err != nil {
+		return err
+	}
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		return fmt.Errorf("%s and %s are not a pair (%w); remove both to have new ones made: %w", a.certFile(), a.keyFile(), err, errdefs.ErrFailedPrecondition)
+	}
+	signer, ok := pair.PrivateKey.(*ecdsa.PrivateKey)
+	if !ok || !pair.Leaf.IsCA {
+		return fmt.Errorf("%s is not an authority with an ECDSA key: %w", a.certFile(), errdefs.ErrFailedPrecondition)
+	}
+	a.cert, a.pem, a.key = pair.Leaf, cert, signer
+	return nil
+}
+
+var fpAuthority = failpoint.New("wasm.tls.key")
+
+// create makes a new authority: its key is written before its certificate, which makes it one.
+func (a *authority) create(ctx context.Context) error {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return err
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	template := &x509.Certificate{
+		SerialNumber: serial(), Subject: pkix.Name{CommonName: "Tripod node " + host}, NotBefore: now.Add(-backdated), NotAfter: now.Add(authorityLife),
+		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return err
+	}
+	raw, err := encodeKey(key)
+	if err != nil {
+		return err
+	}
+	if err := removeFile(a.certFile()); err != nil { // a pair never is of two halves
+		return err
+	}
+	if err := syncFile(a.keyFile(), raw, 0o600); err != nil {
+		return noRoom(err)
+	}
+	if err := fpAuthority.Hit(ctx); err != nil {
+		return err
+	}
+	if err := syncFile(a.certFile(), encodeCert(der), 0o644); err != nil {
+		return noRoom(err)
+	}
+	return a.read()
+}
+
+// syncFile replaces a file and makes sure of it: clients hold the authority for years.
+func syncFile(path string, content []byte, mode fs.FileMode) error {
+	tmp := path + ".new"
+	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(content)
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(tmp, path)
+}
+
+func serial() *big.Int {
+	n, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127)) // RFC 5280, 4.1.2.2: at most 20 octets, positive
+	if err != nil {
+		panic(err) // the kernel's source of randomness does not fail
+	}
+	return n.Add(n, big.NewInt(1))
+}
+
+func encodeCert(der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+}
+
+func encodeKey(key *ecdsa.PrivateKey) ([]byte, error) {
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, err
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
+}

@@ -1,0 +1,329 @@
+package wasm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/process"
+	"github.com/tripod-run/tripod/internal/stats"
+	"github.com/tripod-run/tripod/internal/wasm/control"
+)
+
+const (
+	// redialTime is how long a worker whose connection broke may take to answer another one before it is ended.
+	redialTime = 5 * time.Second
+	// helloTime is how long a worker that was there before this daemon may take to introduce itself.
+	helloTime = 20 * time.Second
+)
+
+// The files in a worker's directory.
+const (
+	controlSocket = "control.sock"
+	dataSocket    = "data.sock"
+	workerLog     = "log"
+	workerFile    = "worker.json"
+)
+
+// worker is one tripod-wasm process: ours or adopted.
+type worker struct {
+	name, scope, dir string
+	cgroup           string
+	proc             *process.Process
+	// child is set when this daemon started it, and reaps it.
+	child *exec.Cmd
+	log   *slog.Logger
+	// retired tells that another program is installed now: it serves its pods to their end and gets no new ones.
+	retired bool
+	// died is closed when the process is gone and what ran in it is recorded as ended; why then says how it ended.
+	died chan struct{}
+	why  string
+	// parted is closed when the daemon goes and leaves the worker running.
+	parted chan struct{}
+
+	mu     sync.Mutex
+	client *control.Client
+	// loading has, by digest of the component, the outcome of Load; closed channels are done.
+	loading map[string]*loading
+}
+
+// loading is code that a worker has, or is being given.
+type loading struct {
+	done   chan struct{}
+	loaded control.Loaded
+	err    error
+	// used is when a container last asked for it.
+	used time.Time
+}
+
+func newWorker(name, scope, dir string, log *slog.Logger) *worker {
+	return &worker{
+		name: name, scope: scope, dir: dir, log: log.With("worker", name),
+		died: make(chan struct{}), parted: make(chan struct{}), loading: map[string]*loading{},
+	}
+}
+
+// dial connects to one of the worker's sockets. A path may be too long for a socket address, so it goes through an open
+// directory.
+func (w *worker) dial(ctx context.Context, socket string) (*net.UnixConn, error) {
+	dir, err := unix.Open(w.dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("wasm worker %s: %w: %w", w.name, err, errdefs.ErrUnavailable)
+	}
+	defer unix.Close(dir)
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/%s", dir, socket))
+	if err != nil {
+		return nil, fmt.Errorf("wasm worker %s: %w: %w", w.name, err, errdefs.ErrUnavailable)
+	}
+	return conn.(*net.UnixConn), nil
+}
+
+// connect makes the connection that orders go over and events come from.
+func (w *worker) connect(ctx context.Context) error {
+	conn, err := w.dial(ctx, controlSocket)
+	if err != nil {
+		return err
+	}
+	client, err := control.NewClient(ctx, conn)
+	if err != nil {
+		return err
+	}
+	w.mu.Lock()
+	w.client = client
+	w.mu.Unlock()
+	return nil
+}
+
+// conn is the connection of now; calls on one that has ended fail with errdefs.ErrUnavailable.
+func (w *worker) conn() *control.Client {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.client
+}
+
+func (w *worker) alive() bool {
+	select {
+	case <-w.died:
+		return false
+	default:
+		return w.proc.Alive()
+	}
+}
+
+// identity is what a container's state says of where it was started.
+func (w *worker) identity() process.ID { return w.proc.ID }
+
+// watch takes the worker's events until its process ends, over one connection after the other.
+func (w *worker) watch(exited func(control.Status), spans func([]byte), adopt func(context.Context, *worker) error) {
+	for {
+		w.serve(w.conn(), exited, spans)
+		if !w.proc.Alive() || w.isParted() {
+			return
+		}
+		if err := w.reconnect(adopt); err != nil {
+			if w.proc.Alive() {
+				w.log.Error("the worker does not answer; ending it", "pid", w.proc.Pid, "error", err)
+				_ = w.proc.Signal(unix.SIGKILL)
+				<-w.proc.Dead
+			}
+			return
+		}
+	}
+}
+
+// serve takes the events of one connection until it ends, or the process does.
+func (w *worker) serve(client *control.Client, exited func(control.Status), spans func([]byte)) {
+	defer client.Close()
+	for {
+		select {
+		case e, ok := <-client.Events():
+			switch {
+			case !ok:
+				return
+			case e.Exited != nil:
+				exited(*e.Exited)
+			case e.Spans != nil:
+				spans(e.Spans)
+			}
+		case <-w.proc.Dead:
+			return
+		case <-w.parted:
+			return
+		}
+	}
+}
+
+func (w *worker) isParted() bool {
+	select {
+	case <-w.parted:
+		return true
+	default:
+		return false
+	}
+}
+
+// reconnect makes a new connection to a worker that lives, and brings what is known of its pods up to date.
+func (w *worker) reconnect(adopt func(context.Context, *worker) error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), redialTime)
+	defer cancel()
+	if w.proc.WaitFor(20 * time.Millisecond) { // a connection that ends because the process does is the usual case
+		return fmt.Errorf("wasm worker %s has ended: %w", w.name, errdefs.ErrUnavailable)
+	}
+	if err := w.connect(ctx); err != nil {
+		return err
+	}
+	w.log.Warn("connected to the worker anew")
+	return adopt(ctx, w)
+}
+
+// reap waits for the end of the process and tells how it ended.
+func (w *worker) reap() string {
+	<-w.proc.Dead
+	if w.child == nil {
+		return "it has ended" // its exit status is its parent's
+	}
+	_ = w.child.Wait()
+	state := w.child.ProcessState
+	if status, ok := state.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		return fmt.Sprintf("it was killed by signal %d (%s)", status.Signal(), status.Signal())
+	}
+	return "it ended with " + state.String()
+}
+
+// end has the worker end itself, and kills it when it does not.
+func (w *worker) end(ctx context.Context) error {
+	if err := w.proc.Signal(unix.SIGTERM); err != nil {
+		return err
+	}
+	if !w.proc.WaitFor(endTime) {
+		_ = w.proc.Signal(unix.SIGKILL)
+	}
+	select {
+	case <-w.died:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the end of worker %s: %w", w.name, context.Cause(ctx))
+	}
+}
+
+// endTime is how long a worker without pods may take to end.
+const endTime = 5 * time.Second
+
+// load makes sure that the worker has the code of a component; code opens it when it has not.
+func (w *worker) load(ctx context.Context, digest string, code func(context.Context) (control.Code, error)) (control.Loaded, error) {
+	for {
+		w.mu.Lock()
+		l, mine := w.loading[digest], false
+		if l == nil {
+			l, mine = &loading{done: make(chan struct{})}, true
+			w.loading[digest] = l
+		}
+		l.used = time.Now()
+		w.mu.Unlock()
+		if mine {
+			l.loaded, l.err = w.loadNow(ctx, digest, code)
+			if l.err != nil {
+				w.unlist(digest, l)
+			}
+			close(l.done)
+			return l.loaded, l.err
+		}
+		select {
+		case <-l.done:
+		case <-ctx.Done():
+			return control.Loaded{}, fmt.Errorf("wait for the code of %s to be loaded: %w", digest, context.Cause(ctx))
+		}
+		if l.err == nil || !errors.Is(l.err, context.Canceled) && !errors.Is(l.err, context.DeadlineExceeded) {
+			return l.loaded, l.err
+		}
+		// Who loaded it went away; now it is our turn.
+	}
+}
+
+func (w *worker) loadNow(ctx context.Context, digest string, code func(context.Context) (control.Code, error)) (control.Loaded, error) {
+	what, err := code(ctx)
+	if err != nil {
+		return control.Loaded{}, err
+	}
+	defer what.Image.Close()
+	return w.conn().Load(ctx, what)
+}
+
+// forgetCode drops what is believed to be loaded, after the worker said that it is not.
+func (w *worker) forgetCode(digest string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.loading, digest)
+}
+
+func (w *worker) unlist(digest string, l *loading) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.loading[digest] == l {
+		delete(w.loading, digest)
+	}
+}
+
+// spare unloads code that no container needs, but for the latest keep.
+func (w *worker) spare(ctx context.Context, needed map[string]bool, keep int) {
+	for {
+		w.mu.Lock()
+		oldest, idle := "", 0
+		for digest, l := range w.loading {
+			select {
+			case <-l.done:
+			default:
+				continue // being loaded
+			}
+			if needed[digest] {
+				continue
+			}
+			if idle++; oldest == "" || l.used.Before(w.loading[oldest].used) {
+				oldest = digest
+			}
+		}
+		if idle > keep {
+			delete(w.loading, oldest)
+		}
+		w.mu.Unlock()
+		if idle <= keep {
+			return
+		}
+		if err := w.conn().Unload(ctx, oldest); err != nil {
+			w.log.Debug("unload code", "digest", oldest, "error", err)
+			return
+		}
+	}
+}
+
+// recordedProcess is the process that the worker's file names, if it lives.
+func recordedProcess(dir string) (*process.Process, workerState, error) {
+	var s workerState
+	if err := readJSON(filepath.Join(dir, workerFile), &s, &s.Version); err != nil {
+		return nil, s, err
+	}
+	p, err := process.Adopt(s.Process)
+	return p, s, err
+}
+
+func (w *worker) logFile() string { return filepath.Join(w.dir, workerLog) }
+
+// outOfMemory tells whether the kernel has killed in the worker's own cgroup for want of memory.
+func (w *worker) outOfMemory() bool {
+	if w.cgroup == "" {
+		return false
+	}
+	kills, err := stats.OOMKills(w.cgroup)
+	return err == nil && kills > 0
+}
