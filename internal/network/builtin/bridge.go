@@ -11,6 +11,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
@@ -223,26 +224,34 @@ func (conf *bridgeConfig) ensureAddress(host *netlink.Handle, bridge netlink.Lin
 	return host.LinkSetHardwareAddr(bridge, bridge.Attrs().HardwareAddr)
 }
 
-// delBridge takes away the pod's interface, with it the host's end, the rules for its addresses, and gives these back.
-// The addresses are known by their leases, so that no rule stays for the next who gets one when the namespace has gone
-// before.
+// delBridge takes away the pod's interface, with it the host's end, and the rules for its addresses, then gives these
+// back. Interface and rules go at the same time, as most of that is waiting for the kernel's grace periods.
 func (c *Call) delBridge(ctx context.Context, conf *bridgeConfig) error {
-	if err := c.delPair(); err != nil {
+	var both errgroup.Group
+	both.Go(c.delPair)
+	if conf.IPMasq {
+		both.Go(func() (err error) {
+			defer recoverTo(&err)
+			return c.delMasquerade(ctx, conf)
+		})
+	}
+	if err := both.Wait(); err != nil {
 		return err
 	}
 	if err := delUnlinked.Hit(ctx); err != nil {
 		return err
 	}
-	if conf.IPMasq {
-		held, err := c.held(ctx)
-		if err != nil {
-			return err
-		}
-		if err := masqueradeOf(conf.Name, c.container).remove(ctx, held); err != nil {
-			return err
-		}
-	}
 	return c.free(ctx)
+}
+
+// delMasquerade takes away the rules. The addresses are known by their leases, so that no rule stays for the next pod
+// that gets one when the namespace has gone before.
+func (c *Call) delMasquerade(ctx context.Context, conf *bridgeConfig) error {
+	held, err := c.held(ctx)
+	if err != nil {
+		return err
+	}
+	return masqueradeOf(conf.Name, c.container).remove(ctx, held)
 }
 
 // delPair takes away the pod's interface, if it and its namespace are there.
