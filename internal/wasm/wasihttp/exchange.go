@@ -58,6 +58,9 @@ func (x *exchange) requestBody() wasi.Input {
 		return wasi.Empty{}
 	}
 	if x.body == nil {
+		// Else a server of HTTP/1.1 reads the rest of the body itself before it writes a response, and waits for it. Others
+		// need not be told.
+		_ = x.control.EnableFullDuplex()
 		x.body = wasi.NewReader(x.r.Body, x.state.Wake)
 	}
 	return x.body

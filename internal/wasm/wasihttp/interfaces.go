@@ -16,54 +16,48 @@ var text string
 
 // The interfaces of wasi:http.
 const (
-	typesInterface   = "wasi:http/types@0.2.12"
-	handlerInterface = "wasi:http/incoming-handler@0.2.12"
+	typesInterface    = "wasi:http/types@0.2.12"
+	handlerInterface  = "wasi:http/incoming-handler@0.2.12"
+	outgoingInterface = "wasi:http/outgoing-handler@0.2.12"
 )
 
-// interfaces are all that a guest is offered, those of internal/wasm/wasi included, and their functions.
-var interfaces = sync.OnceValues(func() ([]*wasi.Interface, []wasi.Bound) {
-	known, bound := wasi.Interfaces()
+// declared are the interfaces of http.wit.
+var declared = sync.OnceValue(func() []*wasi.Interface {
+	known, _ := wasi.Interfaces()
 	own, err := wasi.ParseWIT(text, known...)
 	if err != nil {
 		panic(err) // embedded in the program; a test reads it
 	}
+	return own
+})
+
+func declaration(name string) *wasi.Interface {
+	return declared()[slices.IndexFunc(declared(), func(i *wasi.Interface) bool { return i.Name == name })]
+}
+
+// interfaces are all that a guest is offered, those of internal/wasm/wasi included, and their functions.
+var interfaces = sync.OnceValues(func() ([]*wasi.Interface, []wasi.Bound) {
+	known, bound := wasi.Interfaces()
 	types := outgoingFuncs()
 	for _, funcs := range []map[string]wasi.Func{fieldsFuncs, requestFuncs, responseFuncs} {
 		maps.Copy(types, funcs)
 	}
 	all, bound := slices.Clone(known), slices.Clone(bound)
-	for _, i := range own {
-		if i.Name == handlerInterface {
-			continue // the guest's
-		}
-		do := types
-		if i.Name != typesInterface {
-			do = map[string]wasi.Func{"handle": deny}
-		}
-		funcs, err := wasi.Bind(i, do)
+	for name, do := range map[string]map[string]wasi.Func{typesInterface: types, outgoingInterface: {"handle": deny}} {
+		funcs, err := wasi.Bind(declaration(name), do)
 		if err != nil {
-			panic(fmt.Errorf("http.wit: %w", err))
+			panic(fmt.Errorf("http.wit: %w", err)) // likewise
 		}
-		all, bound = append(all, i), append(bound, funcs...)
+		all, bound = append(all, declaration(name)), append(bound, funcs...)
 	}
 	return all, bound
 })
 
 // handle is the function that the guest exports.
-var handle = sync.OnceValue(func() wasi.Signature {
-	known, _ := wasi.Interfaces()
-	own, err := wasi.ParseWIT(text, known...)
-	if err != nil {
-		panic(err)
-	}
-	return own[slices.IndexFunc(own, func(i *wasi.Interface) bool { return i.Name == handlerInterface })].Funcs[0]
-})
+func handle() wasi.Signature { return declaration(handlerInterface).Funcs[0] }
 
 // errorCodes is the variant error-code.
-var errorCodes = sync.OnceValue(func() *value.Type {
-	all, _ := interfaces()
-	return all[slices.IndexFunc(all, func(i *wasi.Interface) bool { return i.Name == typesInterface })].Type("error-code")
-})
+func errorCodes() *value.Type { return declaration(typesInterface).Type("error-code") }
 
 // caseOf is the number of an error-code.
 func caseOf(name string) int {

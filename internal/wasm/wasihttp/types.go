@@ -68,7 +68,7 @@ func appendMethod(dst []byte, method string) []byte {
 	return value.AppendString(value.AppendCase(dst, len(methods)), method)
 }
 
-func some(c *wasi.Call, s string) {
+func optional(c *wasi.Call, s string) {
 	c.Out = value.AppendOption(c.Out, s != "")
 	if s != "" {
 		c.Out = value.AppendString(c.Out, s)
@@ -81,7 +81,7 @@ var requestFuncs = map[string]wasi.Func{
 		return nil
 	}),
 	"[method]incoming-request.path-with-query": on(func(c *wasi.Call, q *incomingRequest) error {
-		some(c, strings.ToValidUTF8(q.r.URL.RequestURI(), "\uFFFD"))
+		optional(c, strings.ToValidUTF8(q.r.URL.RequestURI(), "\uFFFD"))
 		return nil
 	}),
 	"[method]incoming-request.scheme": on(func(c *wasi.Call, q *incomingRequest) error {
@@ -94,7 +94,7 @@ var requestFuncs = map[string]wasi.Func{
 		return nil
 	}),
 	"[method]incoming-request.authority": on(func(c *wasi.Call, q *incomingRequest) error {
-		some(c, strings.ToValidUTF8(q.r.Host, "\uFFFD"))
+		optional(c, strings.ToValidUTF8(q.r.Host, "\uFFFD"))
 		return nil
 	}),
 	"[method]incoming-request.headers": on(func(c *wasi.Call, q *incomingRequest) error {
