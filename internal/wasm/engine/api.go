@@ -46,6 +46,8 @@ type CompileOptions struct {
 	// Provided tells whether the host will offer an interface ("tripod:grpc/response@0.1.0"), beyond WASI 0.2 and
 	// preview 1, which the engine brings; nil: nothing more.
 	Provided func(iface string) bool
+	// Both makes an image that can be called on both paths, for comparing them. Otherwise it has the better one.
+	Both bool
 }
 
 // Item is one function that a guest exports or imports.
@@ -113,6 +115,9 @@ const (
 	PathCore
 )
 
+// String is the path's name.
+func (p Path) String() string { return [...]string{"auto", "component", "core"}[p] }
+
 // Preopen is a directory that the guest is given.
 type Preopen struct {
 	Path     string // on the host ("/proc/self/fd/7" is one)
@@ -135,6 +140,9 @@ type InstanceOptions struct {
 	MaxTableElements uint32 // elements of each table; 0: the engine's
 	MaxHandles       uint32 // live resources of the host that the guest holds; 0: 10 000
 	MaxHostCalls     uint64 // calls of host functions in one Call or Run since the last Renew; 0: unlimited
+	// MaxValue is the largest result, or list of arguments for a host function, that the guest may give, in flat bytes:
+	// a guest's list may hold one long string a million times. 0: 64 MiB. (The component path learns of it late.)
+	MaxValue uint64
 	// Deadline is the compute budget of instantiation and of each Call: time that is not spent waiting in host calls.
 	// 0: unlimited. It is not for Run, which lasts as long as the program does.
 	Deadline time.Duration
@@ -184,6 +192,8 @@ var (
 	ErrMemory = fmt.Errorf("guest is out of memory: %w", errdefs.ErrResourceExhausted)
 	// ErrHandles: the guest holds too many resources of the host.
 	ErrHandles = fmt.Errorf("guest holds too many host resources: %w", errdefs.ErrResourceExhausted)
+	// ErrValue: the guest gave a value that is too large.
+	ErrValue = fmt.Errorf("guest gave too large a value: %w", errdefs.ErrResourceExhausted)
 	// ErrHostCalls: the guest has called the host too often in one call.
 	ErrHostCalls = fmt.Errorf("guest called the host too often: %w", errdefs.ErrResourceExhausted)
 	// ErrKilled: Instance.Kill.

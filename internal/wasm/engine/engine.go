@@ -1,134 +1,275 @@
 package engine
 
+// #include "tw.h"
+import "C"
+
 import (
 	"context"
-	"time"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"sync/atomic"
+	"syscall"
+	"unsafe"
 
 	"github.com/containerd/errdefs"
 )
 
+// wasmtimeVersion is that of the library which go.mod brings; a test compares the two.
+const wasmtimeVersion = "39.0.1"
+
+// codeVersion counts the changes to how we configure the compiler and to the form of code images.
+const codeVersion = 1
+
+// Defaults of Config.
+const (
+	defaultOverflow  = 1024
+	defaultMaxMemory = 4 << 30
+	defaultMaxTable  = 65536
+)
+
 // Engine compiles and runs guests. It is safe for concurrent use. It is never closed: a process has one.
-type Engine struct{}
+type Engine struct {
+	cfg Config
+	// pooled has the pool; nil without. plain makes instances on demand: for compiling, and when the pool is full.
+	pooled, plain *C.wasm_engine_t
+	overflow      atomic.Int64 // instances outside of the pool
+}
 
 // Fingerprint names the engine's version, its configuration and the target: what compiled code depends on. A cache of
 // code images has it in its keys.
-func Fingerprint() string { return "" }
+func Fingerprint() string {
+	return fmt.Sprintf("wasmtime-%s+%d-%s-%s", wasmtimeVersion, codeVersion, runtime.GOOS, runtime.GOARCH)
+}
 
 // New makes an engine. It maps the pool's address space; that it cannot is errdefs.ErrResourceExhausted.
-func New(cfg Config) (*Engine, error) { return nil, errdefs.ErrNotImplemented }
+func New(cfg Config) (*Engine, error) {
+	if cfg.Instances < 0 || cfg.Instances > 1<<20 || cfg.MaxMemory > 4<<30 {
+		return nil, invalid("engine: %d instances (at most %d), %d bytes of memory (at most 4 GiB)",
+			cfg.Instances, 1<<20, cfg.MaxMemory)
+	}
+	if cfg.Overflow == 0 {
+		cfg.Overflow = defaultOverflow
+	}
+	if cfg.MaxMemory == 0 {
+		cfg.MaxMemory = defaultMaxMemory
+	}
+	if cfg.MaxTableElements == 0 {
+		cfg.MaxTableElements = defaultMaxTable
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	e := &Engine{cfg: cfg}
+	var err error
+	if e.plain, err = e.open(0); err != nil {
+		return nil, err
+	}
+	if cfg.Instances > 0 {
+		if e.pooled, err = e.open(cfg.Instances); err != nil {
+			return nil, err
+		}
+	}
+	return e, nil
+}
+
+// open makes one of wasmtime's engines. Both have the same configuration but for the allocation, so that what one has
+// compiled is code for the other.
+func (e *Engine) open(slots int) (*C.wasm_engine_t, error) {
+	c := C.wasm_config_new()
+	C.wasmtime_config_strategy_set(c, C.TW_STRATEGY_CRANELIFT)
+	C.wasmtime_config_cranelift_opt_level_set(c, C.TW_OPT_SPEED)
+	C.wasmtime_config_parallel_compilation_set(c, true)
+	C.wasmtime_config_native_unwind_info_set(c, false) // backtraces go by frame pointers
+	C.wasmtime_config_epoch_interruption_set(c, true)
+	C.wasmtime_config_wasm_component_model_set(c, true)
+	// Shared memories could make a guest wait where no tick reaches it; the others have no limits of their own here.
+	C.wasmtime_config_wasm_threads_set(c, false)
+	C.wasmtime_config_wasm_gc_set(c, false)
+	C.wasmtime_config_wasm_function_references_set(c, false)
+	C.wasmtime_config_wasm_multi_memory_set(c, false)
+	C.wasmtime_config_wasm_memory64_set(c, false)
+	if slots > 0 {
+		e.pool(c, slots)
+	}
+	engine := C.wasm_engine_new_with_config(c)
+	if engine == nil {
+		return nil, fmt.Errorf("engine: no address space for a pool of %d instances: %w", slots, errdefs.ErrResourceExhausted)
+	}
+	demotes := C.tw_ticker(engine)
+	if demotes < 0 {
+		return nil, fmt.Errorf("engine: the ticker cannot be started: %w", syscall.Errno(-demotes))
+	}
+	if demotes == 0 && slots > 0 {
+		e.cfg.Logger.Warn("guests that compute for long are not scheduled behind others: " +
+			"the process may not leave SCHED_IDLE again (RLIMIT_NICE must be 20 or more)")
+	}
+	return engine, nil
+}
+
+// pool sizes the pooling allocator. A component has some core instances beside its main one.
+func (e *Engine) pool(c *C.wasm_config_t, slots int) {
+	const coreInstances = 4
+	p := C.wasmtime_pooling_allocation_config_new()
+	defer C.wasmtime_pooling_allocation_config_delete(p)
+	n := C.uint32_t(slots)
+	C.wasmtime_pooling_allocation_config_total_component_instances_set(p, n)
+	C.wasmtime_pooling_allocation_config_total_core_instances_set(p, n*coreInstances)
+	C.wasmtime_pooling_allocation_config_total_memories_set(p, n)
+	C.wasmtime_pooling_allocation_config_total_tables_set(p, n*coreInstances)
+	C.wasmtime_pooling_allocation_config_max_memory_size_set(p, C.size_t(e.cfg.MaxMemory))
+	C.wasmtime_pooling_allocation_config_table_elements_set(p, C.size_t(e.cfg.MaxTableElements))
+	C.wasmtime_pooling_allocation_config_max_tables_per_module_set(p, coreInstances)
+	// What a used slot keeps for the next instance, cleared by hand rather than by the kernel.
+	C.wasmtime_pooling_allocation_config_linear_memory_keep_resident_set(p, 128<<10)
+	C.wasmtime_pooling_allocation_config_table_keep_resident_set(p, 4<<10)
+	C.wasmtime_pooling_allocation_strategy_set(c, p)
+}
 
 // Compile makes the code image of a component or of a core module with _start. What is wrong with the guest is
 // errdefs.ErrInvalidArgument and named: not WebAssembly, truncated, invalid, an import that nobody provides, a
 // memory or table beyond the limits, nothing exported that could be served. It takes CPU and memory in proportion to
 // the guest (10 s and 600 MB for 12 MB): run it in a child process with limits. ctx is looked at between steps only.
 func (e *Engine) Compile(ctx context.Context, wasm []byte, opts CompileOptions) ([]byte, error) {
-	return nil, errdefs.ErrNotImplemented
+	bin, err := parseBinary(wasm)
+	if err != nil {
+		return nil, err
+	}
+	img := &image{}
+	for _, m := range append(bin.modules, bin.nested...) {
+		if err := m.declared(e.cfg); err != nil {
+			return nil, err
+		}
+		img.MinMemory += m.minMemory()
+	}
+	if bin.component {
+		err = e.compileComponent(ctx, wasm, bin, opts, img)
+	} else {
+		err = e.compileCommand(ctx, bin, img)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return img.encode()
 }
 
-// Load makes guests from a code image. The image must come from Compile of an engine with the same Fingerprint, over a
-// way that is trusted: it holds machine code. One that is damaged or of another fingerprint is
-// errdefs.ErrFailedPrecondition (compile again). An import that neither WASI nor host provides, or with another type, is
-// errdefs.ErrInvalidArgument and named.
-func (e *Engine) Load(image []byte, host Host) (*Code, error) { return nil, errdefs.ErrNotImplemented }
-
-// Code is a loaded guest; any number of instances are made of it. It is safe for concurrent use.
-type Code struct{}
-
-// World is what the guest is made for.
-func (c *Code) World() World { return "" }
-
-// Exports are the functions that the guest exports, with their types (core modules: names only).
-func (c *Code) Exports() []Item { return nil }
-
-// Imports are the functions that the guest imports, WASI's without their types.
-func (c *Code) Imports() []Item { return nil }
-
-// Path is the way that calls take by default: PathCore or PathComponent.
-func (c *Code) Path() Path { return PathAuto }
-
-// Func binds an exported function. One that does not exist is errdefs.ErrNotFound; one of another type is
-// errdefs.ErrInvalidArgument, naming the function, the place in the type and both types.
-func (c *Code) Func(sig Signature) (*Func, error) { return nil, errdefs.ErrNotImplemented }
-
-// Instantiate makes an instance, which runs the guest's own initialisation within opts.Deadline and ctx. Errors are
-// those of Instance.Call, and errdefs.ErrResourceExhausted when there is no room for one more.
-func (c *Code) Instantiate(ctx context.Context, opts InstanceOptions) (*Instance, error) {
-	return nil, errdefs.ErrNotImplemented
+// compileCommand compiles a core module, which is a command of preview 1.
+func (e *Engine) compileCommand(ctx context.Context, bin *wasmBinary, img *image) error {
+	m := bin.modules[0]
+	if m.exports["_start"] != coreFunc || !hasKey(m.exports, "_start") {
+		return invalid("the core module exports no _start: it is neither a component nor a WASI preview 1 command")
+	}
+	for _, i := range m.imports {
+		if i.module != preview1 {
+			return invalid("import %s.%s: nobody provides it (a core module gets %s only)", i.module, i.name, preview1)
+		}
+	}
+	img.describeCore(m)
+	img.World = WorldCommand
+	for name, kind := range m.exports {
+		if kind == coreFunc {
+			img.Exports = append(img.Exports, Item{Name: name})
+		}
+	}
+	for _, i := range m.imports {
+		img.Imports = append(img.Imports, Item{Interface: i.module, Name: i.name})
+	}
+	if err := e.compileModule(ctx, m.code, img); err != nil {
+		return err
+	}
+	return e.linkable(img)
 }
 
-// Close releases the code once its last instance is closed.
-func (c *Code) Close() {}
-
-// Func is a function bound to the types that its caller uses. It belongs to a Code and serves all its instances.
-type Func struct{}
-
-// String is the function's full name.
-func (f *Func) String() string { return "" }
-
-// Instance is one running guest with memory of its own. One goroutine at a time calls it; Kill, CPU and Memory may be
-// used by others meanwhile.
-type Instance struct{}
-
-// Call calls f with the flat parameters args, and appends the flat result to out. It returns when the guest does, or
-// soon (a tick) after ctx ends, Kill is called, or the compute budget is used up. Errors: *Trap, *Exit, ErrMemory,
-// ErrHandles, ErrHostCalls, ErrKilled, ErrDead, context.DeadlineExceeded, context.Cause(ctx), and
-// errdefs.ErrInvalidArgument for args that do not fit the types, which leaves the instance as it was.
-func (i *Instance) Call(ctx context.Context, f *Func, args, out []byte) ([]byte, error) {
-	return out, errdefs.ErrNotImplemented
+func (e *Engine) compileModule(ctx context.Context, code []byte, img *image) (err error) {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	var m *C.wasmtime_module_t
+	if err := failure(C.wasmtime_module_new(e.plain, bytePtr(code), C.size_t(len(code)), &m)); err != nil {
+		return invalid("%v", err)
+	}
+	defer C.wasmtime_module_delete(m)
+	var v C.wasm_byte_vec_t
+	if err := failure(C.wasmtime_module_serialize(m, &v)); err != nil {
+		return fmt.Errorf("serialising the module: %w", err)
+	}
+	img.module = takeBytes(&v)
+	return nil
 }
 
-// Run runs a command to its end: its exit code, or the errors of Call. An instance runs once.
-func (i *Instance) Run(ctx context.Context) (int, error) { return 0, errdefs.ErrNotImplemented }
+// linkable links a command as Load will: imports of preview 1 that do not exist, or with other types, show here.
+func (e *Engine) linkable(img *image) error {
+	c, err := e.load(img, Host{})
+	if err == nil {
+		c.Close()
+	}
+	return err
+}
 
-// Kill ends what the instance does, and the instance. It does not wait.
-func (i *Instance) Kill() {}
+func (e *Engine) compileComponent(ctx context.Context, wasm []byte, bin *wasmBinary, opts CompileOptions, img *image) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	var c *C.wasmtime_component_t
+	if err := failure(C.wasmtime_component_new(e.plain, bytePtr(wasm), C.size_t(len(wasm)), &c)); err != nil {
+		return invalid("%v", err)
+	}
+	defer C.wasmtime_component_delete(c)
+	img.Component = true
+	if err := inspect(e.plain, c, &img.inspection); err != nil {
+		return err
+	}
+	if err := img.provided(opts.Provided); err != nil {
+		return err
+	}
+	if img.World = worldOf(img.Exports); img.World == "" {
+		return invalid("the component exports nothing that could be served: no function, wasi:http/incoming-handler or wasi:cli/run")
+	}
+	img.findCore(bin, opts.Provided)
+	if img.CoreOdd != "" || opts.Both {
+		var v C.wasm_byte_vec_t
+		if err := failure(C.wasmtime_component_serialize(c, &v)); err != nil {
+			return fmt.Errorf("serialising the component: %w", err)
+		}
+		img.component = takeBytes(&v)
+	}
+	if img.CoreOdd != "" {
+		return nil
+	}
+	return e.compileModule(ctx, bin.modules[0].code, img)
+}
 
-// Alive tells whether the instance may be called again.
-func (i *Instance) Alive() bool { return false }
+func worldOf(exports []Item) (w World) {
+	for _, i := range exports {
+		switch track(i.Interface) {
+		case httpHandler:
+			return WorldHTTP
+		case cliRun:
+			w = WorldCommand
+		default:
+			if w == "" {
+				w = WorldGRPC
+			}
+		}
+	}
+	return w
+}
 
-// CPU is the time that the guest has run (system and user, of its thread), up to the last tick.
-func (i *Instance) CPU() time.Duration { return 0 }
+// failure turns the engine's error, which it frees, into one of ours.
+func failure(err *C.wasmtime_error_t) error {
+	if err == nil {
+		return nil
+	}
+	return errors.New(taken(C.tw_error(err)))
+}
 
-// Memory is the size of the guest's linear memory in bytes, up to the last tick. (On the component path: what it has
-// declared at least.)
-func (i *Instance) Memory() uint64 { return 0 }
+func takeBytes(v *C.wasm_byte_vec_t) []byte {
+	defer C.wasm_byte_vec_delete(v)
+	return C.GoBytes(unsafe.Pointer(v.data), C.int(v.size))
+}
 
-// Close ends the instance, waits until nothing runs in it any more, and releases it. It may be called again.
-func (i *Instance) Close() {}
-
-// HostCall is one call of a host function.
-type HostCall struct{}
-
-// Context is that of the Call or Run under way; it also ends when the instance is killed.
-func (c *HostCall) Context() context.Context { return nil }
-
-// Host is InstanceOptions.Host.
-func (c *HostCall) Host() any { return nil }
-
-// Renew gives the guest's call a fresh compute budget and quota of host calls: for functions that bring new work (the
-// next message of a stream).
-func (c *HostCall) Renew() {}
-
-// Account adds up what several instances use (a pod's), and bounds it. It is safe for concurrent use.
-type Account struct{}
-
-// NewAccount makes an account with a limit of memory: the sum of the linear memories, in bytes; 0: none. An instance
-// that grows beyond it ends with ErrMemory at its next tick.
-func NewAccount(memory uint64) *Account { return nil }
-
-// SetMemory changes the limit.
-func (a *Account) SetMemory(limit uint64) {}
-
-// SetCPU lets the instances run for quota in every period, all together; beyond, their threads sleep until the next
-// period begins, and this sleep is not computing. A quota of 0 lifts it.
-func (a *Account) SetCPU(quota, period time.Duration) {}
-
-// Memory is the sum of the linear memories at the last ticks, in bytes; CPU that of the time that guests have run, with
-// those of instances which are closed.
-func (a *Account) Memory() uint64 { return 0 }
-
-// CPU is documented at Memory.
-func (a *Account) CPU() time.Duration { return 0 }
-
-// MemoryPeak is the largest that Memory has been.
-func (a *Account) MemoryPeak() uint64 { return 0 }
+func hasKey[K comparable, V any](m map[K]V, k K) bool {
+	_, ok := m[k]
+	return ok
+}

@@ -1,0 +1,36 @@
+package engine
+
+// #cgo CFLAGS: -O2 -Wall
+// #include "tw.h"
+// #include <stdlib.h>
+import "C"
+
+import (
+	"unsafe"
+
+	// Its #cgo lines bring libwasmtime.a to the link. Its Go API, which knows no components, is not used.
+	_ "github.com/bytecodealliance/wasmtime-go/v39"
+)
+
+// cString gives a string to C until free is called.
+func cString(s string) (p *C.char, free func()) {
+	p = C.CString(s)
+	return p, func() { C.free(unsafe.Pointer(p)) }
+}
+
+// taken turns a message in C's memory into a string, and frees it; "" for NULL.
+func taken(p *C.char) string {
+	if p == nil {
+		return ""
+	}
+	defer C.free(unsafe.Pointer(p))
+	return C.GoString(p)
+}
+
+func bytePtr(b []byte) *C.uint8_t { return (*C.uint8_t)(unsafe.SliceData(b)) }
+
+// member reads a pointer out of a C union.
+func member[T any](union unsafe.Pointer) *T { return *(**T)(union) }
+
+// nameOf is a name that C lends.
+func nameOf(p *C.char, n C.size_t) string { return C.GoStringN(p, C.int(n)) }

@@ -1,0 +1,90 @@
+package engine
+
+// #include "tw.h"
+import "C"
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"runtime/cgo"
+	"runtime/debug"
+	"unsafe"
+)
+
+// HostCall is one call of a host function. It is valid until the function returns.
+type HostCall struct {
+	inst *Instance
+	c    *C.tw_inst
+}
+
+// Context is that of the Call or Run under way; it also ends when the instance is killed.
+func (c *HostCall) Context() context.Context { return c.inst.callContext() }
+
+// Host is InstanceOptions.Host.
+func (c *HostCall) Host() any { return c.inst.opts.Host }
+
+// Renew gives the guest's call a fresh compute budget and quota of host calls: for functions that bring new work (the
+// next message of a stream).
+func (c *HostCall) Renew() { c.c.renew = true }
+
+// twHost runs on the guest's thread, within a Call, Run or Instantiate of this instance.
+//
+//export twHost
+func twHost(handle C.uintptr_t, fn C.uint32_t, args *C.uint8_t, n C.size_t, ci *C.tw_inst) C.int {
+	i := cgo.Handle(handle).Value().(*Instance)
+	f := &i.code.host.funcs[fn]
+	out, err := callHost(f, &HostCall{inst: i, c: ci}, unsafe.Slice((*byte)(args), int(n)))
+	if err != nil {
+		i.hostErr = fmt.Errorf("host function %s#%s: %w", f.Interface, f.Name, err)
+		return C.TW_HOST
+	}
+	if len(out) == 0 {
+		return C.TW_OK
+	}
+	room := C.tw_room(&ci.scratch, C.size_t(len(out)))
+	if room == nil {
+		i.hostErr = fmt.Errorf("host function %s#%s: no memory for its result of %d bytes", f.Interface, f.Name, len(out))
+		return C.TW_HOST
+	}
+	copy(unsafe.Slice((*byte)(room), len(out)), out)
+	return C.TW_OK
+}
+
+// callHost keeps a panic of a host function from crossing the frames of the guest, which would end the process.
+func callHost(f *HostFunc, c *HostCall, args []byte) (out []byte, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			c.inst.code.engine.cfg.Logger.Error("host function panicked",
+				"function", f.Interface+"#"+f.Name, "panic", p, "stack", string(debug.Stack()))
+			err = fmt.Errorf("panic: %v", p)
+		}
+	}()
+	return f.Call(c, args)
+}
+
+//export twDrop
+func twDrop(handle C.uintptr_t, resource, rep C.uint32_t) {
+	i := cgo.Handle(handle).Value().(*Instance)
+	if drop := i.code.host.drops[resource]; drop != nil {
+		drop(i.opts.Host, uint32(rep))
+	}
+}
+
+//export twWrite
+func twWrite(handle C.uintptr_t, fd C.int, p *C.uchar, n C.size_t) C.ptrdiff_t {
+	const eio = 5
+	i := cgo.Handle(handle).Value().(*Instance)
+	var w io.Writer = i.opts.Stdout
+	if fd == 2 {
+		w = i.opts.Stderr
+	}
+	if w == nil {
+		return C.ptrdiff_t(n)
+	}
+	k, err := w.Write(unsafe.Slice((*byte)(p), int(n)))
+	if err != nil && k == 0 {
+		return -eio
+	}
+	return C.ptrdiff_t(k)
+}

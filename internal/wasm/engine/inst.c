@@ -1,0 +1,285 @@
+// Stores and instances, WASI's configuration, and calls.
+#define _GNU_SOURCE
+#include "tw.h"
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void tw_fail(tw_inst *i, int why, const char *fmt, ...) {
+  va_list args;
+  va_start(args, fmt);
+  free(i->message);
+  if (vasprintf(&i->message, fmt, args) < 0) i->message = NULL;
+  va_end(args);
+  i->why = why;
+}
+
+static char *text(wasm_byte_vec_t *v) {
+  char *s = strndup(v->data, v->size);
+  wasm_byte_vec_delete(v);
+  return s;
+}
+
+char *tw_error(wasmtime_error_t *e) {
+  if (!e) return NULL;
+  wasm_byte_vec_t v;
+  wasmtime_error_message(e, &v);
+  wasmtime_error_delete(e);
+  return text(&v);
+}
+
+bool tw_took(tw_inst *i, wasmtime_error_t *e, wasm_trap_t *t) {
+  if (!e && !t) return false;
+  int code;
+  bool exited = e && wasmtime_error_exit_status(e, &code);
+  char *s;
+  if (e) {
+    s = tw_error(e);
+  } else {
+    wasm_byte_vec_t v;
+    wasm_trap_message(t, &v);
+    wasm_trap_delete(t);
+    s = text(&v);
+  }
+  if (i->why) { // whoever ended the guest has said so already
+    if (i->message) free(s);
+    else i->message = s;
+    return true;
+  }
+  free(i->message);
+  i->message = s;
+  i->why = exited ? TW_EXIT : TW_TRAP;
+  if (exited) i->exit_code = code;
+  return true;
+}
+
+// ---- making ----
+
+static const char *next(const char **s) {
+  const char *at = *s;
+  *s += strlen(at) + 1;
+  return at;
+}
+
+static void take(const char **to, uint32_t n, const char **s) {
+  for (uint32_t k = 0; k < n; k++) to[k] = next(s);
+}
+
+static ptrdiff_t write_out(void *go, const unsigned char *p, size_t n) {
+  return twWrite((uintptr_t)go, 1, (unsigned char *)p, n);
+}
+static ptrdiff_t write_err(void *go, const unsigned char *p, size_t n) {
+  return twWrite((uintptr_t)go, 2, (unsigned char *)p, n);
+}
+
+enum { READ = 1, WRITE = 2 };
+
+static bool preopens(tw_inst *i, wasi_config_t *w, const tw_opts *o, const char *s) {
+  for (uint32_t k = 0; k < o->npreopens; k++) {
+    const char *host = next(&s), *guest = next(&s);
+    size_t perms = o->read_only >> k & 1 ? READ : READ | WRITE;
+    if (!wasi_config_preopen_dir(w, host, guest, perms, perms)) {
+      tw_fail(i, TW_FAILED, "directory %s, for the guest %s: cannot be opened", host, guest);
+      return false;
+    }
+  }
+  return true;
+}
+
+static void set_wasi(tw_inst *i, const tw_opts *o, const char *s) {
+  wasi_config_t *w = wasi_config_new();
+  const char *all[o->nargs + o->nenv * 2 + 1];
+  take(all, o->nargs, &s);
+  bool ok = wasi_config_set_argv(w, o->nargs, all);
+  take(all, o->nenv * 2, &s);
+  ok = ok && wasi_config_set_env(w, o->nenv, all, all + o->nenv);
+  if (!ok) tw_fail(i, TW_FAILED, "arguments or environment are not UTF-8");
+  if (ok && o->has_stdin && !wasi_config_set_stdin_file(w, next(&s))) {
+    tw_fail(i, TW_FAILED, "standard input cannot be opened");
+    ok = false;
+  }
+  wasi_config_set_stdout_custom(w, write_out, (void *)o->go_, NULL);
+  wasi_config_set_stderr_custom(w, write_err, (void *)o->go_, NULL);
+  if (!ok || !preopens(i, w, o, s)) {
+    wasi_config_delete(w);
+    return;
+  }
+  tw_took(i, wasmtime_context_set_wasi(i->cx, w), NULL);
+}
+
+static bool export(tw_inst *i, const char *name, uint8_t kind, wasmtime_extern_t *e) {
+  return wasmtime_instance_export_get(i->cx, &i->mod, name, strlen(name), e) && e->kind == kind;
+}
+
+static void instantiate_core(tw_inst *i, const tw_code *c) {
+  wasm_trap_t *trap = NULL;
+  wasmtime_error_t *err = wasmtime_instance_pre_instantiate(c->pre, i->cx, &i->mod, &trap);
+  if (tw_took(i, err, trap)) return;
+  wasmtime_extern_t e;
+  if ((i->has_memory = export(i, "memory", TW_EXTERN_MEMORY, &e))) i->memory = e.of.memory;
+  if ((i->has_realloc = export(i, "cabi_realloc", TW_EXTERN_FUNC, &e))) i->realloc = e.of.func;
+  i->ready = true;
+  tw_memory(i);
+  if (!export(i, "_initialize", TW_EXTERN_FUNC, &e)) return;
+  wasmtime_val_raw_t none;
+  err = wasmtime_func_call_unchecked(i->cx, &e.of.func, &none, 0, &trap);
+  tw_took(i, err, trap);
+}
+
+tw_inst *tw_new(const tw_code *c, const tw_opts *o, const char *strings) {
+  tw_inst *i = calloc(1, sizeof *i);
+  i->core = c->pre != NULL, i->go_ = o->go_, i->account = o->account;
+  i->budget = o->budget, i->max_calls = o->max_calls, i->max_handles = o->max_handles, i->max_value = o->max_value;
+  i->scratch.max = SIZE_MAX / 4;
+  i->store = wasmtime_store_new(c->engine, i, NULL);
+  i->cx = wasmtime_store_context(i->store);
+  wasmtime_store_limiter(i->store, (int64_t)o->max_memory, (int64_t)o->max_table, -1, -1, -1);
+  wasmtime_store_epoch_deadline_callback(i->store, tw_tick, i, NULL);
+  if (!i->core) tw_charge(i, (int64_t)o->min_memory);
+  if (c->wasi) set_wasi(i, o, strings);
+  return i;
+}
+
+int tw_start(tw_inst *i, const tw_code *c, uint64_t seq) {
+  i->seq = seq;
+  tw_enter(i);
+  if (i->core) instantiate_core(i, c);
+  else tw_took(i, wasmtime_component_linker_instantiate(c->linker, i->cx, c->component, &i->comp), NULL);
+  tw_leave(i);
+  return i->why;
+}
+
+void tw_free(tw_inst *i) {
+  if (i->account) __atomic_sub_fetch(&i->account->memory, i->mem, __ATOMIC_RELAXED);
+  wasmtime_store_delete(i->store);
+  tw_buf_free(&i->scratch);
+  tw_buf_free(&i->out);
+  free(i->handles);
+  free(i->message);
+  free(i);
+}
+
+// ---- calling ----
+
+static bool lower_params(tw_src *s, wasmtime_val_raw_t *v) {
+  const tw_prog *p = s->prog;
+  if (p->param_core != TW_NONE) {
+    for (uint32_t k = 0; k < p->nparams; k++) {
+      if (!tw_lower_flat(s, p->params[k], v)) return false;
+      v += p->nodes[p->params[k]].ncore;
+    }
+    return true;
+  }
+  uint32_t at, offset = 0;
+  if (!tw_alloc(s->i, p->spill_size, p->spill_align, &at)) return false;
+  v->i32 = (int32_t)at;
+  for (uint32_t k = 0; k < p->nparams; k++) {
+    const tw_node *n = &p->nodes[p->params[k]];
+    offset = tw_align(offset, n->align);
+    if (!tw_lower_at(s, p->params[k], at + offset)) return false;
+    offset += n->size;
+  }
+  return true;
+}
+
+static bool lift_result(tw_inst *i, const tw_prog *p, const wasmtime_val_raw_t *v, tw_buf *out) {
+  if (p->result == TW_NONE) return true;
+  if (p->result_core <= 1) return tw_lift_flat(i, p, p->result, v, out);
+  const tw_node *n = &p->nodes[p->result];
+  uint32_t at = (uint32_t)v->i32;
+  return tw_range(i, at, n->size, n->align) && tw_lift_at(i, p, p->result, at, out);
+}
+
+static void call_core(tw_inst *i, const tw_func *f, const uint8_t *args, tw_buf *out) {
+  wasmtime_extern_t fn, post;
+  if (!export(i, f->name, TW_EXTERN_FUNC, &fn) || (f->post && !export(i, f->post, TW_EXTERN_FUNC, &post))) {
+    tw_fail(i, TW_FAILED, "%s is not exported", f->name);
+    return;
+  }
+  const tw_prog *p = f->prog;
+  wasmtime_val_raw_t v[TW_MAX_FLAT + 1];
+  memset(v, 0, sizeof v);
+  tw_src s = {i, p, args};
+  if (!lower_params(&s, v)) return;
+  wasm_trap_t *trap = NULL;
+  size_t n = p->param_core == TW_NONE ? 1 : p->param_core;
+  wasmtime_error_t *err = wasmtime_func_call_unchecked(i->cx, &fn.of.func, v, n > 1 ? n : 1, &trap);
+  if (tw_took(i, err, trap) || !lift_result(i, p, v, out)) return;
+  if (i->borrows) {
+    tw_fail(i, TW_ABI, "the guest keeps a borrowed handle");
+    return;
+  }
+  if (!f->post) return;
+  i->may_leave = false;
+  err = wasmtime_func_call_unchecked(i->cx, &post.of.func, v, 1, &trap);
+  i->may_leave = true;
+  tw_took(i, err, trap);
+}
+
+static void call_comp(tw_inst *i, const tw_func *f, const uint8_t *args, tw_buf *out) {
+  wasmtime_component_func_t fn;
+  if (!wasmtime_component_instance_get_func(&i->comp, i->cx, f->index, &fn)) {
+    tw_fail(i, TW_FAILED, "%s is not exported", f->name);
+    return;
+  }
+  const tw_prog *p = f->prog;
+  tw_arena *arena = NULL;
+  tw_src s = {i, p, args};
+  wasmtime_component_val_t params[p->nparams + 1], result;
+  memset(&result, 0, sizeof result);
+  bool ok = true;
+  for (uint32_t k = 0; k < p->nparams && ok; k++) ok = tw_to_val(&s, p->params[k], &params[k], &arena);
+  size_t results = p->result != TW_NONE;
+  if (ok) ok = !tw_took(i, wasmtime_component_func_call(&fn, i->cx, params, p->nparams, &result, results), NULL);
+  tw_release(i, arena, ok);
+  if (!ok) return;
+  if (results) {
+    tw_from_val(i, p, p->result, &result, out);
+    wasmtime_component_val_delete(&result);
+  }
+  wasmtime_error_t *e = wasmtime_component_func_post_return(&fn, i->cx);
+  if (!i->why) tw_took(i, e, NULL);
+  else if (e) wasmtime_error_delete(e);
+}
+
+int tw_call(tw_inst *i, const tw_func *f, uint64_t seq, const uint8_t *args, size_t len, uint8_t *room, size_t cap) {
+  const char *why;
+  i->out = (tw_buf){room, 0, cap, i->max_value, false, false};
+  if (tw_check(f->prog, false, args, len, &why) < 0) {
+    tw_fail(i, TW_ARGS, "%s", why);
+    return TW_ARGS;
+  }
+  i->seq = seq;
+  tw_enter(i);
+  if (i->core) call_core(i, f, args, &i->out);
+  else call_comp(i, f, args, &i->out);
+  tw_leave(i);
+  return i->why;
+}
+
+int tw_run(tw_inst *i, const wasmtime_component_export_index_t *run, uint64_t seq) {
+  i->seq = seq, i->budget = 0;
+  tw_enter(i);
+  if (i->core) {
+    wasmtime_extern_t start;
+    wasmtime_val_raw_t none;
+    wasm_trap_t *trap = NULL;
+    if (export(i, "_start", TW_EXTERN_FUNC, &start)) {
+      wasmtime_error_t *err = wasmtime_func_call_unchecked(i->cx, &start.of.func, &none, 0, &trap);
+      tw_took(i, err, trap);
+    } else tw_fail(i, TW_FAILED, "_start is not exported");
+  } else {
+    wasmtime_component_func_t fn;
+    wasmtime_component_val_t result;
+    memset(&result, 0, sizeof result);
+    if (!wasmtime_component_instance_get_func(&i->comp, i->cx, run, &fn)) tw_fail(i, TW_FAILED, "run is not exported");
+    else if (!tw_took(i, wasmtime_component_func_call(&fn, i->cx, NULL, 0, &result, 1), NULL)) {
+      i->exit_code = !result.of.result.is_ok;
+      wasmtime_component_val_delete(&result);
+    }
+  }
+  tw_leave(i);
+  return i->why;
+}

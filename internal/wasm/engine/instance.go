@@ -1,0 +1,237 @@
+package engine
+
+// #include "tw.h"
+// #include <stdlib.h>
+import "C"
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime/cgo"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unsafe"
+
+	"github.com/containerd/errdefs"
+)
+
+// Defaults of InstanceOptions.
+const (
+	defaultMaxHandles = 10000
+	defaultMaxValue   = 64 << 20
+)
+
+// abandonAfter is how long a killed guest may take to end before it is left alone: it sleeps or waits in WASI, where no
+// tick reaches it, and its thread and memory are released when it wakes up.
+const abandonAfter = 100 * time.Millisecond
+
+// Instance is one running guest with memory of its own. One goroutine at a time calls it; Kill, CPU and Memory may be
+// used by others meanwhile.
+type Instance struct {
+	code   *Code
+	link   *link
+	opts   InstanceOptions
+	waits  bool   // whether it can wait where no tick reaches it
+	limit  uint64 // of its memory, bytes
+	extra  bool   // outside of the pool
+	handle cgo.Handle
+	stdin  *os.File // our end of the pipe
+
+	mu     sync.Mutex
+	c      *C.tw_inst // nil: released
+	seq    uint64
+	busy   bool
+	back   bool  // the call under way has come back from the guest
+	left   bool  // abandoned: released when its call returns
+	closed bool  // Close was called
+	dead   error // why it may not be called any more
+	idle   sync.Cond
+	cpu    time.Duration // at the release
+	killed chan struct{} // closed by Kill
+
+	// The call under way; cancel is guarded by mu.
+	ctx     context.Context
+	derived context.Context
+	cancel  context.CancelFunc
+	hostErr error
+}
+
+// Instantiate makes an instance, which runs the guest's own initialisation within opts.Deadline and ctx. Errors are
+// those of Instance.Call, and errdefs.ErrResourceExhausted when there is no room for one more.
+func (c *Code) Instantiate(ctx context.Context, opts InstanceOptions) (*Instance, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, context.Cause(ctx)
+	}
+	strs, err := opts.pack()
+	if err != nil {
+		return nil, err
+	}
+	path := opts.Path
+	if path == PathAuto {
+		path = c.path
+	}
+	i, err := c.instantiate(ctx, path, c.engine.pooled != nil, opts, strs)
+	if errors.Is(err, errNoRoom) && c.engine.pooled != nil {
+		i, err = c.instantiate(ctx, path, false, opts, strs)
+	}
+	return i, err
+}
+
+// errNoRoom is the pool's.
+var errNoRoom = fmt.Errorf("no room for one more instance: %w", errdefs.ErrResourceExhausted)
+
+func (c *Code) instantiate(ctx context.Context, path Path, pooled bool, opts InstanceOptions, strs []byte) (*Instance, error) {
+	l, err := c.linked(path, pooled)
+	if err != nil {
+		return nil, err
+	}
+	i := &Instance{code: c, link: l, opts: opts, killed: make(chan struct{})}
+	i.idle.L = &i.mu
+	if i.limit, err = i.memoryLimit(); err != nil {
+		return nil, err
+	}
+	if err := c.use(1); err != nil {
+		return nil, err
+	}
+	if !pooled {
+		if n := c.engine.overflow.Add(1); n > int64(c.engine.cfg.Overflow) {
+			c.engine.overflow.Add(-1)
+			_ = c.use(-1)
+			return nil, fmt.Errorf("%w (%d in the pool, %d beside it)", errNoRoom, c.engine.cfg.Instances, n-1)
+		}
+		i.extra = true
+	}
+	i.waits = path == PathCore && c.img.CoreWaits || path == PathComponent && bool(l.c.wasi)
+	i.handle = cgo.NewHandle(i)
+	if err := i.make(strs); err != nil {
+		i.Close()
+		return nil, err
+	}
+	err = i.do(ctx, func(c *C.tw_inst, seq C.uint64_t) C.int { return C.tw_start(c, &l.c, seq) },
+		func(*C.tw_inst) error { return nil })
+	if err != nil {
+		i.Close()
+		return nil, err
+	}
+	return i, nil
+}
+
+// memoryLimit is the least of all limits; a guest that declares more is refused.
+func (i *Instance) memoryLimit() (uint64, error) {
+	limit := i.code.engine.cfg.MaxMemory
+	if i.opts.MaxMemory > 0 {
+		limit = min(limit, i.opts.MaxMemory)
+	}
+	if a := i.opts.Account; a != nil && a.limit() > 0 {
+		limit = min(limit, a.limit())
+	}
+	if need := i.code.img.MinMemory; need > limit {
+		return 0, fmt.Errorf("%w: it declares %s, its limit is %s", ErrMemory, size2(need), size2(limit))
+	}
+	return limit, nil
+}
+
+// make makes the C half, with its world.
+func (i *Instance) make(strs []byte) error {
+	o := i.copts()
+	if i.opts.Stdin != nil && bool(i.link.c.wasi) {
+		r, w, err := os.Pipe()
+		if err != nil {
+			return fmt.Errorf("standard input: %w", err)
+		}
+		defer r.Close()
+		i.stdin = w
+		go feed(w, i.opts.Stdin)
+		o.has_stdin = true
+		path := fmt.Sprintf("/proc/self/fd/%d\x00", r.Fd())
+		strs = slices.Insert(strs, i.opts.stdinAt(), []byte(path)...)
+	}
+	i.c = C.tw_new(&i.link.c, &o, (*C.char)(unsafe.Pointer(unsafe.SliceData(strs))))
+	if i.c.why != C.TW_OK {
+		return invalid("the guest's world: %s", C.GoString(i.c.message))
+	}
+	return nil
+}
+
+func (i *Instance) copts() C.tw_opts {
+	o := C.tw_opts{
+		go_: C.uintptr_t(i.handle), budget: C.int64_t(i.opts.Deadline),
+		max_memory: C.uint64_t(i.limit), max_table: C.uint64_t(i.code.engine.cfg.MaxTableElements),
+		max_calls: C.uint64_t(i.opts.MaxHostCalls), max_value: defaultMaxValue, max_handles: defaultMaxHandles,
+		min_memory: C.uint64_t(i.code.img.MinMemory),
+		nargs:      C.uint32_t(len(i.opts.Args)), nenv: C.uint32_t(len(i.opts.Env)),
+		npreopens: C.uint32_t(len(i.opts.Preopens)),
+	}
+	if i.opts.Account != nil {
+		o.account = i.opts.Account.c
+	}
+	if i.opts.MaxTableElements > 0 {
+		o.max_table = min(o.max_table, C.uint64_t(i.opts.MaxTableElements))
+	}
+	if i.opts.MaxHandles > 0 {
+		o.max_handles = C.uint32_t(i.opts.MaxHandles)
+	}
+	if i.opts.MaxValue > 0 {
+		o.max_value = C.uint64_t(i.opts.MaxValue)
+	}
+	for n, p := range i.opts.Preopens {
+		if p.ReadOnly {
+			o.read_only |= 1 << n
+		}
+	}
+	return o
+}
+
+// feed copies the reader's bytes to the guest until one of them has enough.
+func feed(w *os.File, r io.Reader) {
+	_, _ = io.Copy(w, r)
+	_ = w.Close()
+}
+
+// pack makes the strings for the C half (see tw_new), without standard input's path.
+func (o *InstanceOptions) pack() ([]byte, error) {
+	var b []byte
+	add := func(s string) { b = append(append(b, s...), 0) }
+	for _, a := range o.Args {
+		add(a)
+	}
+	for _, e := range o.Env {
+		name, _, _ := strings.Cut(e, "=")
+		add(name)
+	}
+	for _, e := range o.Env {
+		_, v, _ := strings.Cut(e, "=")
+		add(v)
+	}
+	for _, p := range o.Preopens {
+		add(p.Path)
+		add(p.Guest)
+	}
+	if n := strings.Count(string(b), "\x00"); n != len(o.Args)+2*len(o.Env)+2*len(o.Preopens) {
+		return nil, invalid("arguments, environment and paths may not hold NUL bytes")
+	}
+	if len(o.Preopens) > 64 {
+		return nil, invalid("%d directories for the guest, at most 64", len(o.Preopens))
+	}
+	return append(b, 0), nil
+}
+
+// stdinAt is where standard input's path goes among the packed strings.
+func (o *InstanceOptions) stdinAt() (n int) {
+	for _, a := range o.Args {
+		n += len(a) + 1
+	}
+	for _, e := range o.Env {
+		n += len(e) + 2
+		if !strings.Contains(e, "=") {
+			continue
+		}
+		n-- // the equals sign is not packed, but a NUL for each half is
+	}
+	return n
+}

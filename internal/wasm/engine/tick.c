@@ -1,0 +1,232 @@
+// Clocks, the epoch ticker, accounts, and what a guest's thread does at a tick.
+#define _GNU_SOURCE
+#include "tw.h"
+#include <errno.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define TICK 10000000          // ns
+#define LINGER 100             // ticks that the ticker goes on without guests, to save them its waking
+#define LONG_HOST_CALL 1000000 // ns; a host call that takes more has waited, and waiting is not computing
+#define MAX_ENGINES 8
+
+static int64_t ns(clockid_t clock) {
+  struct timespec t;
+  clock_gettime(clock, &t);
+  return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+int64_t tw_now(void) { return ns(CLOCK_MONOTONIC); }
+int64_t tw_load(const int64_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+
+// ---- the ticker ----
+
+static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t awake = PTHREAD_COND_INITIALIZER;
+static wasm_engine_t *engines[MAX_ENGINES];
+static int nengines, parked, demotion; // demotion: 1 possible, negative errno, 0 not tried
+static int64_t active;                 // guests that run
+
+// demote puts the thread behind all others, or back. Going back needs RLIMIT_NICE to allow nice 0, or CAP_SYS_NICE.
+static int demote(bool down) {
+  struct sched_param none = {0};
+  return sched_setscheduler(0, down ? SCHED_IDLE : SCHED_OTHER, &none) ? -errno : 0;
+}
+
+static void *tick(void *arg) {
+  (void)arg;
+  int idle = 0, rc = demote(true);
+  if (!rc) rc = demote(false);
+  pthread_mutex_lock(&mu);
+  demotion = rc ? rc : 1;
+  pthread_cond_broadcast(&awake);
+  pthread_mutex_unlock(&mu);
+  for (;;) {
+    struct timespec t = {0, TICK};
+    clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
+    int n = __atomic_load_n(&nengines, __ATOMIC_ACQUIRE);
+    for (int k = 0; k < n; k++) wasmtime_engine_increment_epoch(engines[k]);
+    idle = __atomic_load_n(&active, __ATOMIC_SEQ_CST) ? 0 : idle + 1;
+    if (idle < LINGER) continue;
+    pthread_mutex_lock(&mu);
+    __atomic_store_n(&parked, 1, __ATOMIC_SEQ_CST);
+    while (!__atomic_load_n(&active, __ATOMIC_SEQ_CST)) pthread_cond_wait(&awake, &mu);
+    __atomic_store_n(&parked, 0, __ATOMIC_SEQ_CST);
+    pthread_mutex_unlock(&mu);
+    idle = 0;
+  }
+  return NULL;
+}
+
+int tw_ticker(wasm_engine_t *e) {
+  static bool started;
+  int rc = 0;
+  pthread_mutex_lock(&mu);
+  if (!started) {
+    sigset_t all, old; // signals are for the threads of Go
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    pthread_t t;
+    rc = pthread_create(&t, NULL, tick, NULL);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (!rc) {
+      pthread_detach(t);
+      started = true;
+    }
+  }
+  if (!rc && nengines == MAX_ENGINES) rc = ENOSPC;
+  if (!rc) {
+    engines[nengines] = e;
+    __atomic_store_n(&nengines, nengines + 1, __ATOMIC_RELEASE);
+    while (!demotion) pthread_cond_wait(&awake, &mu);
+  }
+  pthread_mutex_unlock(&mu);
+  return rc ? -rc : demotion == 1;
+}
+
+static void guest_begins(void) {
+  if (__atomic_fetch_add(&active, 1, __ATOMIC_SEQ_CST) || !__atomic_load_n(&parked, __ATOMIC_SEQ_CST)) return;
+  pthread_mutex_lock(&mu);
+  pthread_cond_broadcast(&awake);
+  pthread_mutex_unlock(&mu);
+}
+
+static void guest_ends(void) { __atomic_fetch_sub(&active, 1, __ATOMIC_SEQ_CST); }
+
+// ---- accounts ----
+
+static void lock(int32_t *l) {
+  while (__atomic_exchange_n(l, 1, __ATOMIC_ACQUIRE)) sched_yield();
+}
+static void unlock(int32_t *l) { __atomic_store_n(l, 0, __ATOMIC_RELEASE); }
+
+void tw_account_set_limit(tw_account *a, int64_t limit) { __atomic_store_n(&a->limit, limit, __ATOMIC_RELAXED); }
+
+void tw_account_set_cpu(tw_account *a, int64_t quota, int64_t period) {
+  lock(&a->lock);
+  a->quota = quota, a->period = period, a->window = a->used = 0;
+  unlock(&a->lock);
+}
+
+// owed adds what has been computed, and gives how long the thread has to sleep for it. What a period is overdrawn by
+// is taken from the next ones.
+static int64_t owed(tw_account *a, int64_t now, int64_t computed) {
+  __atomic_fetch_add(&a->cpu, computed, __ATOMIC_RELAXED);
+  int64_t rest = 0;
+  lock(&a->lock);
+  if (a->quota > 0) {
+    if (!a->window) a->window = now + a->period;
+    if (now >= a->window) {
+      int64_t n = (now - a->window) / a->period + 1, paid = n > a->used / a->quota ? a->used : n * a->quota;
+      a->window += n * a->period, a->used -= paid;
+    }
+    a->used += computed;
+    if (a->used > a->quota) rest = a->window - now;
+  }
+  unlock(&a->lock);
+  return rest;
+}
+
+void tw_charge(tw_inst *i, int64_t size) {
+  int64_t grown = size - i->mem;
+  __atomic_store_n(&i->mem, size, __ATOMIC_RELAXED);
+  if (!i->account || !grown) return;
+  tw_account *a = i->account;
+  int64_t sum = __atomic_add_fetch(&a->memory, grown, __ATOMIC_RELAXED), peak = tw_load(&a->peak), limit = tw_load(&a->limit);
+  while (sum > peak && !__atomic_compare_exchange_n(&a->peak, &peak, sum, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+  if (limit && sum > limit) i->over = true;
+}
+
+void tw_memory(tw_inst *i) {
+  if (i->has_memory) tw_charge(i, (int64_t)wasmtime_memory_data_size(i->cx, &i->memory));
+}
+
+// ---- the guest's thread ----
+
+bool tw_ended(tw_inst *i) {
+  uint64_t k = __atomic_load_n(&i->killed, __ATOMIC_ACQUIRE);
+  if (k != TW_FOREVER && k != i->seq) return false;
+  i->why = TW_KILLED;
+  return true;
+}
+
+static void computed(tw_inst *i) {
+  int64_t cpu = ns(CLOCK_THREAD_CPUTIME_ID), used = cpu - i->cpu_mark, rest;
+  i->cpu_mark = cpu;
+  __atomic_fetch_add(&i->cpu, used, __ATOMIC_RELAXED);
+  if (!i->account) return;
+  while ((rest = owed(i->account, tw_now(), used)) > 0 && !tw_ended(i)) {
+    int64_t paused = tw_now();
+    struct timespec t = {rest / 1000000000, rest % 1000000000};
+    uint32_t seen = __atomic_load_n(&i->wake, __ATOMIC_ACQUIRE);
+    if (tw_ended(i)) break;
+    guest_ends();
+    syscall(SYS_futex, &i->wake, FUTEX_WAIT_PRIVATE, seen, &t, NULL, 0);
+    guest_begins();
+    if (i->deadline) i->deadline += tw_now() - paused;
+    used = 0;
+  }
+}
+
+void tw_enter(tw_inst *i) {
+  i->deadline = i->budget ? tw_now() + i->budget : 0;
+  i->cpu_mark = ns(CLOCK_THREAD_CPUTIME_ID);
+  i->ticks = 0, i->calls = 0, i->why = TW_OK, i->may_leave = true;
+  guest_begins();
+  wasmtime_context_set_epoch_deadline(i->cx, 1);
+}
+
+void tw_leave(tw_inst *i) {
+  tw_memory(i);
+  computed(i);
+  guest_ends();
+  if (i->demoted) demote(false), i->demoted = false;
+  if (i->over && !i->why) i->why = TW_MEMORY;
+}
+
+wasmtime_error_t *tw_tick(wasmtime_context_t *cx, void *data, uint64_t *delta, uint8_t *kind) {
+  (void)cx;
+  tw_inst *i = data;
+  *delta = 1, *kind = 0;
+  tw_memory(i);
+  computed(i);
+  if (i->over) i->why = TW_MEMORY;
+  else if (!tw_ended(i) && i->deadline && tw_now() > i->deadline) i->why = TW_DEADLINE;
+  if (i->why) return wasmtime_error_new("ended by the host");
+  if (++i->ticks >= 2 && !i->demoted && demotion == 1) i->demoted = !demote(true);
+  return NULL;
+}
+
+void tw_kill(tw_inst *i, uint64_t seq) {
+  uint64_t old = __atomic_load_n(&i->killed, __ATOMIC_RELAXED);
+  while (old != TW_FOREVER &&
+         !__atomic_compare_exchange_n(&i->killed, &old, seq, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {
+  }
+  __atomic_fetch_add(&i->wake, 1, __ATOMIC_RELEASE);
+  syscall(SYS_futex, &i->wake, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+
+// A host function holds locks that others wait for, so it runs as all do.
+int64_t tw_pause(tw_inst *i) {
+  if (i->demoted) demote(false);
+  guest_ends();
+  return tw_now();
+}
+
+void tw_resume(tw_inst *i, int64_t paused) {
+  int64_t now = tw_now();
+  guest_begins();
+  if (i->renew) {
+    i->renew = false, i->calls = 0, i->ticks = 0, i->demoted = false;
+    if (i->deadline) i->deadline = now + i->budget;
+  } else if (i->deadline && now - paused > LONG_HOST_CALL) {
+    i->deadline += now - paused;
+  }
+  if (i->demoted) demote(true);
+}
