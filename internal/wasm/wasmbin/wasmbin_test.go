@@ -1,0 +1,150 @@
+package wasmbin
+
+import (
+	"bytes"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+)
+
+const (
+	moduleHead    = "\x00asm\x01\x00\x00\x00"
+	componentHead = "\x00asm\x0d\x00\x01\x00"
+)
+
+func name(s string) string { return string(rune(len(s))) + s }
+
+func sec(id byte, content string) string { return string(rune(id)) + name(content) }
+
+func read(text string) (*Outline, error) {
+	return Read(strings.NewReader(text), int64(len(text)))
+}
+
+func TestModule(t *testing.T) {
+	o, err := read(moduleHead +
+		sec(0, name("note")+"anything") +
+		sec(2, "\x05"+
+			name("wasi")+name("f")+"\x00\x07"+
+			name("env")+name("table")+"\x01\x70\x01\x02\x03"+
+			name("env")+name("memory")+"\x02\x00\x80\x80\x04"+
+			name("env")+name("global")+"\x03\x7f\x01"+
+			name("env")+name("tag")+"\x04\x00\x01") +
+		sec(7, "\x02"+name("_start")+"\x00\x01"+name("memory")+"\x02\x00"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"wasi f", "env table", "env memory", "env global", "env tag"}
+	if o.Component || !slices.Equal(o.Imports, want) || !o.HasExport("_start") || !o.HasExport("memory") || o.HasExport("f") || !slices.Equal(o.Custom, []string{"note"}) {
+		t.Errorf("%+v", o)
+	}
+}
+
+func TestComponent(t *testing.T) {
+	o, err := read(componentHead +
+		sec(10, "\x07"+
+			"\x00"+name("wasi:io/error@0.2.0")+"\x05\x00"+
+			"\x01"+name("f")+"\x01\x01"+
+			"\x00"+name("m")+"\x00\x11\x02"+
+			"\x00"+name("v")+"\x02\x01\x7f"+
+			"\x00"+name("t")+"\x03\x00\x02"+
+			"\x00"+name("r")+"\x03\x01"+
+			"\x02"+name("s")+"\x01\x00"+name("1.2.3")+"\x04\x00") +
+		sec(11, "\x01\x00"+name("a:b/c")+"\x05\x03\x00") +
+		sec(11, "\x02\x00"+name("run")+"\x01\x03\x01\x01\x04"+"\x00"+name("core")+"\x00\x11\x03\x00"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !o.Component || !slices.Equal(o.Imports, []string{"wasi:io/error@0.2.0", "f", "m", "v", "t", "r", "s"}) || !slices.Equal(o.Exports, []string{"a:b/c", "run", "core"}) {
+		t.Errorf("%+v", o)
+	}
+}
+
+func TestBadBinaries(t *testing.T) {
+	for text, words := range map[string]string{
+		"":                                      "not WebAssembly",
+		"\x00asm\x01":                           "not WebAssembly",
+		"\x7fELF\x02\x01\x01\x00":               `"\x7fELF`,
+		"\x00asm\x0c\x00\x01\x00":               "version 12, layer 1",
+		moduleHead + "\x01":                     "no length",
+		moduleHead + "\x01\xff":                 "no length",
+		moduleHead + "\x01\x05abcd":             "cut off",
+		moduleHead + "\x01\xff\xff\xff\xff\x0f": "cut off",
+		moduleHead + sec(2, "\x01"+name("env")): "section 2 cannot be read",
+		moduleHead + sec(2, "\x01"+name("env")+name("x")+"\x09"):     "section 2 cannot be read",
+		moduleHead + sec(7, "\xff\xff\xff\xff\x0f"+name("x")+"\x00"): "section 7 cannot be read",
+		componentHead + sec(10, "\x01\x07"+name("x")+"\x01\x00"):     "section 10 cannot be read",
+		componentHead + sec(11, "\x01\x00"+name("x")+"\x01"):         "section 11 cannot be read",
+	} {
+		_, err := read(text)
+		if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), words) {
+			t.Errorf("%q: %v, want %q", text, err, words)
+		}
+	}
+}
+
+func TestCustom(t *testing.T) {
+	text := componentHead + sec(0, name("na")+"no") + sec(0, name("name")+"content") + sec(0, name("name")+"second") + sec(0, name("empty"))
+	custom := func(name string, limit int64) ([]byte, error) {
+		return Custom(strings.NewReader(text), int64(len(text)), name, limit)
+	}
+	for want, content := range map[string]string{"name": "content", "na": "no", "empty": ""} {
+		if got, err := custom(want, 100); err != nil || got == nil || string(got) != content {
+			t.Errorf("%s: %q, %v", want, got, err)
+		}
+	}
+	if got, err := custom("nam", 100); err != nil || got != nil {
+		t.Errorf("a name that is not there: %q, %v", got, err)
+	}
+	if _, err := custom("name", 10); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), `"name"`) {
+		t.Errorf("a section above the limit: %v", err)
+	}
+}
+
+// TestExample reads what real tools make.
+func TestExample(t *testing.T) {
+	data, err := os.ReadFile("../../../examples/wasm/greeter-c/greeter-c.wasm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, err := Read(bytes.NewReader(data), int64(len(data)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !o.Component || !o.HasExport("proto:greet-v1/greeter") || !slices.Contains(o.Imports, "proto:greet-v1/greeter-streams") {
+		t.Errorf("%+v", o)
+	}
+	for cut := range len(data) {
+		if cut > 4096 && cut%997 != 0 {
+			continue
+		}
+		o, err := Read(bytes.NewReader(data[:cut]), int64(cut))
+		if err == nil && o.HasExport("proto:greet-v1/greeter") && cut < 40000 {
+			t.Fatalf("cut off at %d of %d, nothing is missing", cut, len(data))
+		}
+	}
+}
+
+func FuzzRead(f *testing.F) {
+	f.Add([]byte(moduleHead + sec(2, "\x01"+name("env")+name("t")+"\x01\x70\x01\x02\x03") + sec(7, "\x01"+name("_start")+"\x00\x01")))
+	f.Add([]byte(componentHead + sec(10, "\x01\x00"+name("x")+"\x05\x00") + sec(11, "\x01\x00"+name("y")+"\x01\x03\x01\x01\x04")))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		o, err := Read(bytes.NewReader(data), int64(len(data)))
+		if err != nil {
+			if !errdefs.IsInvalidArgument(err) {
+				t.Errorf("the fault of a file is no invalid argument: %v", err)
+			}
+			return
+		}
+		if n := len(o.Imports) + len(o.Exports) + len(o.Custom); n > len(data) {
+			t.Errorf("%d names in %d bytes", n, len(data))
+		}
+		for _, name := range o.Custom[:min(3, len(o.Custom))] {
+			if _, err := Custom(bytes.NewReader(data), int64(len(data)), name, 1<<20); err != nil {
+				t.Errorf("a custom section that is there: %v", err)
+			}
+		}
+	})
+}
