@@ -163,7 +163,7 @@ func (d *decoder) index(m *Message, base, start, end, depth int) error {
 			continue // unknown: dropped
 		}
 		if err := d.note(m, f, base, depth, r, at, pos); err != nil {
-			return within(err, f.name)
+			return err
 		}
 	}
 	return nil
@@ -183,9 +183,9 @@ func (d *decoder) note(m *Message, f *field, base, depth int, r record, at, end 
 	i := base + f.slot
 	if s := &d.states[i]; s.set && int(s.member) != f.member {
 		// Another member of the oneof was set before. It is gone, but was to be well-formed.
-		old := *s
-		if err := d.gone(m.slots[f.slot].fields[s.member], old, depth); err != nil {
-			return err
+		old := m.slots[f.slot].fields[s.member]
+		if err := d.gone(old, *s, depth); err != nil {
+			return within(err, old.name)
 		}
 		d.states[i] = state{}
 	}
@@ -196,7 +196,7 @@ func (d *decoder) note(m *Message, f *field, base, depth int, r record, at, end 
 		d.extend(s, at, end)
 	case f.op == opString:
 		if !utf8.Valid(d.b[r.start:r.end]) {
-			return errUTF8
+			return within(errUTF8, f.name)
 		}
 		s.bits = uint64(r.start)<<32 | uint64(r.end)
 	case f.op == opBytes:
@@ -302,16 +302,17 @@ func (d *decoder) list(dst []byte, f *field, first uint32, depth int) ([]byte, e
 	at, n := len(dst), 0
 	dst = value.AppendLen(dst, 0)
 	for c := d.cursor(first); c.next(); {
-		more, err := 1, error(nil)
+		var err error
+		more := 0
 		if c.record.wire == protowire.BytesType && f.packable() {
 			dst, more, err = packed(dst, f, d.b[c.record.start:c.record.end])
-		} else {
-			dst, err = d.element(dst, f, c.record, depth)
+		} else if dst, err = d.element(dst, f, c.record, depth); err == nil {
+			more = 1
 		}
+		n += more
 		if err != nil {
 			return nil, element(err, n)
 		}
-		n += more
 	}
 	binary.LittleEndian.PutUint32(dst[at:], uint32(n))
 	return dst, nil
