@@ -1,10 +1,10 @@
 #!/bin/bash
-# bench.sh [PODS [LIST_PODS]...]: measure Tripod and, in the same run on the same machine, Debian's containerd, with the
-# same CNI chain, images and client, and write docs/benchmarks.md. 30 pods, and lists with 100 and with 200, if not told
-# otherwise.
+# bench.sh [PODS [LIST_PODS]...]: measure Tripod, with containers and with Wasm components, and, in the same run on the
+# same machine, Debian's containerd, with the same CNI chain and client, and write docs/benchmarks.md. 30 pods, and lists
+# with 100 and with 200, if not told otherwise.
 #
-# Everything runs in namespaces of its own (hack/testns.sh) and is gone afterwards. Needed are build/bin/tripod and
-# what `hack/setup.sh bench` installs.
+# Everything runs in namespaces of its own (hack/testns.sh) and is gone afterwards. Needed are build/bin/tripod,
+# build/bin/tripod-wasm and what `hack/setup.sh bench` installs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -12,7 +12,10 @@ export TRIPOD=$PWD/build/bin/tripod
 report=docs/benchmarks.md
 registry=127.0.0.1:5000
 image=registry.k8s.io/e2e-test-images/busybox:1.29-2
+component=registry.k8s.io/tripod/wasm/faults-c:1
 pause=registry.k8s.io/pause:3.9
+# How many pods of components are looked at for their memory, and how many a node must carry.
+idle_pods=200 many_pods=1000
 
 fail() { printf 'bench: %s\n' "$*" >&2; exit 1; }
 say()  { printf 'bench: %s\n' "$*" >&2; }
@@ -108,6 +111,28 @@ measure() {
   stop_runtime
 }
 
+# measure_wasm: what measure does, for pods of a component; their memory; and how fast they answer, into $dir/wasm-*.
+measure_wasm() {
+  local common all
+  start_tripod crun
+  await "Tripod answers" "$TRIPOD" info --endpoint "unix://$socket"
+  common=(--socket "unix://$socket" --title "Tripod, wasm" --image "$component" --handler wasm --command '' --log-dir "$dir/logs"
+    --cgroup-parent "$TRIPOD_TEST_CGROUP/bench")
+  say "Tripod, wasm: $pods pods, 1 and 10 at a time"
+  "$TRIPOD" bench cri "${common[@]}" --pods "$pods" --parallel 1,10 --json "$dir/wasm-cri.json" >/dev/null
+  say "Tripod, wasm: $pods pods without CNI"
+  "$TRIPOD" bench cri "${common[@]}" --pods "$pods" --parallel 1 --host-network --annotation 'vimana.host/port={port}' \
+    --annotation vimana.host/cleartext-port=off --json "$dir/wasm-host.json" >/dev/null
+  say "Tripod, wasm: memory of $idle_pods pods"
+  "$TRIPOD" bench cri "${common[@]}" --pods "$idle_pods" --parallel 10 --json "$dir/wasm-idle.json" >/dev/null
+  all=(--socket "unix://$socket" --image "$component" --log-dir "$dir/logs")
+  say "Tripod, wasm: calls"
+  build/bin/wasmbench "${all[@]}" calls >"$dir/wasm-calls.md"
+  say "Tripod, wasm: $many_pods pods"
+  build/bin/wasmbench "${all[@]}" many "$many_pods" >"$dir/wasm-many.md"
+  stop_runtime
+}
+
 inside() {
   dir=$TRIPOD_TEST_DIR pods=$1 runtime_pid=''
   list_pods=("${@:2}")
@@ -116,6 +141,7 @@ inside() {
   build/bin/images serve "$registry" 2>"$dir/registry.log" &
   registry_pid=$!
   await "the registry" connects 127.0.0.1 5000
+  measure_wasm
   measure crun "Tripod, crun" start_tripod crun
   measure runc "Tripod, runc" start_tripod runc
   measure containerd "containerd, runc" start_containerd
@@ -124,14 +150,18 @@ inside() {
 
 compare() { "$TRIPOD" bench compare "$dir/crun-$1.json" "$dir/runc-$1.json" "$dir/containerd-$1.json"; }
 
+# A component has no OCI runtime: it is held against both pairs that run containers.
+compare_wasm() { "$TRIPOD" bench compare "$dir/wasm-$1.json" "$dir/crun-$1.json" "$dir/containerd-$1.json"; }
+
 write_report() {
   cat <<MD
 # Benchmarks
 
 Written by \`make bench\` (hack/bench.sh). All columns are from one run on one machine, which others share: compare
 columns, not runs. One client, \`tripod bench\`, drives every runtime over its CRI socket with the same image
-(busybox, a shell that ends at SIGTERM), the same CNI chain (bridge, host-local, portmap) and the same plugins. Times
-are p50 / p95 in milliseconds; the last column is containerd's p50 divided by that of Tripod with crun.
+(busybox, a shell that ends at SIGTERM), the same CNI chain (bridge with ipMasq, host-local, portmap) and the same
+plugins, which Tripod does the work of in process where it can. Times are p50 / p95 in milliseconds; the last column is
+containerd's p50 divided by that of the first.
 
 - Date: $(date -u +%Y-%m-%d)
 - Machine: $(nproc) × $(awk -F ': ' '/^model name/ {print $2; exit}' /proc/cpuinfo), $(awk '/^MemTotal/ {printf "%.0f GiB", $2 / 1048576}' /proc/meminfo), Linux $(uname -r | cut -d . -f 1,2)
@@ -142,11 +172,30 @@ are p50 / p95 in milliseconds; the last column is containerd's p50 divided by th
 The up phase is RunPodSandbox, CreateContainer and StartContainer of a pod; the down phase is StopContainer,
 RemoveContainer, StopPodSandbox and RemovePodSandbox. Helpers' PSS is that of all processes that a pod adds and that
 are not the container's own: conmon here, shim and pause there.
+
+## Containers
 $(compare cri)
 $(compare host)
 $(for n in "${list_pods[@]}"; do compare "lists-$n"; done)
 
 Daemons' memory after all that (VmRSS, of which RssAnon): Tripod with crun $(cat "$dir/crun-rss"), with runc $(cat "$dir/runc-rss"), containerd $(cat "$dir/containerd-rss").
+
+## Components
+
+Pods of examples/wasm/faults-c, whose image is present and whose compiled code is cached, in one worker for the node;
+beside them, the pods of containers from above.
+$(compare_wasm cri)
+$(compare_wasm host)
+$("$TRIPOD" bench compare "$dir/wasm-idle.json")
+
+$(cat "$dir/wasm-many.md")
+
+### Calls
+
+One client for both: the component in the worker, a fresh instance for each request, and quic-go's http3.Server with a
+handler that copies the body, in a process of its own inside the same network namespace.
+
+$(cat "$dir/wasm-calls.md")
 MD
 }
 
@@ -156,12 +205,15 @@ if [ "${1-}" = __inside ]; then
   inside "${@:2}"
   exit
 fi
-[ -x "$TRIPOD" ] || fail "$TRIPOD is not there: run make build first"
+for program in "$TRIPOD" "$TRIPOD-wasm"; do
+  [ -x "$program" ] || fail "$program is not there: run make build first"
+done
 command -v containerd >/dev/null || fail "containerd is not installed: run hack/setup.sh bench"
 mkdir -p build
 exec 9>build/.bench.lock
 flock -n 9 || fail "another benchmark is running here; two would measure one another"
 hack/images.sh build
+CGO_ENABLED=0 go build -o build/bin/wasmbench ./hack/wasmbench
 new=$(mktemp)
 trap 'rm -f "$new"' EXIT
 [ $# -gt 1 ] || set -- "${1:-30}" 100 200

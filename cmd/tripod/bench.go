@@ -30,10 +30,11 @@ func (s *benchSettings) flags(c *cobra.Command, pods int) {
 	f.IntVar(&s.pods, "pods", pods, "how many pods")
 	f.StringVar(&s.options.Image, "image", "docker.io/library/busybox:1", "image of the pods' containers")
 	f.StringArrayVar(&s.options.Command, "command", []string{"sh", "-c", "trap 'exit 0' TERM; sleep 86400 & wait"},
-		"what the containers run, a word each time; it should end at SIGTERM")
+		"what the containers run, a word each time; it should end at SIGTERM; empty: what the image says")
 	f.StringVar(&s.options.Handler, "handler", "", "RuntimeClass handler; empty: the runtime's default")
 	f.BoolVar(&s.options.HostNetwork, "host-network", false, "pods on the node's network: no CNI")
 	f.StringVar(&s.options.CgroupParent, "cgroup-parent", "", "where (cgroupfs) each pod gets a parent cgroup, as a kubelet gives it; empty: the runtime's choice")
+	f.StringToStringVar(&s.options.Annotations, "annotation", nil, "KEY=VALUE of each pod; in the value, {port} is another port each time")
 	f.StringVar(&s.options.LogDir, "log-dir", "/var/log/pods", "where the pods' logs are written")
 	f.StringVar(&s.title, "title", "", "what to call the runtime in the report; empty: its own name and version")
 	f.StringVar(&s.out, "json", "", "write the report to this file as JSON")
@@ -43,6 +44,9 @@ func (s *benchSettings) flags(c *cobra.Command, pods int) {
 func (s *benchSettings) measure(c *cobra.Command, do func(context.Context, *cli.Client) (*bench.Report, error)) error {
 	if s.pods < 1 {
 		return fmt.Errorf("--pods %d is not at least 1", s.pods)
+	}
+	if len(s.options.Command) == 1 && s.options.Command[0] == "" {
+		s.options.Command = nil
 	}
 	ctx, stop := signal.NotifyContext(cli.Quiet(c.Context()), unix.SIGINT, unix.SIGTERM)
 	defer stop()

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"path"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,6 +27,8 @@ type Options struct {
 	HostNetwork bool
 	// CgroupParent is where each pod gets a parent cgroup of its own (cgroupfs), as a kubelet gives it; empty: none.
 	CgroupParent string
+	// Annotations are the pods'; in their values, {port} is a port that no other pod of the run has.
+	Annotations map[string]string
 	// LogDir is where the pods' log directories are made.
 	LogDir string
 }
@@ -51,8 +55,12 @@ type pod struct {
 
 const label = "tripod.run/bench"
 
+// firstPort and those after it are the pods' own, where annotations ask for one.
+const firstPort = 20000
+
 func (d *driver) configs() (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig) {
-	name := fmt.Sprintf("bench-%s-%d", d.run, d.serial.Add(1))
+	serial := d.serial.Add(1)
+	name := fmt.Sprintf("bench-%s-%d", d.run, serial)
 	network := runtimeapi.NamespaceMode_POD
 	if d.o.HostNetwork {
 		network = runtimeapi.NamespaceMode_NODE
@@ -61,8 +69,11 @@ func (d *driver) configs() (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerC
 	labels := map[string]string{label: d.run}
 	sandbox := &runtimeapi.PodSandboxConfig{
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "bench", Uid: name},
-		LogDirectory: filepath.Join(d.o.LogDir, "bench_"+name), Labels: labels,
+		LogDirectory: filepath.Join(d.o.LogDir, "bench_"+name), Labels: labels, Annotations: map[string]string{},
 		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{NamespaceOptions: spaces}},
+	}
+	for key, value := range d.o.Annotations {
+		sandbox.Annotations[key] = strings.ReplaceAll(value, "{port}", strconv.FormatInt(firstPort+serial, 10))
 	}
 	if d.o.CgroupParent != "" {
 		sandbox.Linux.CgroupParent = path.Join(d.o.CgroupParent, name)
