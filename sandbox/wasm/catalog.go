@@ -37,38 +37,66 @@ func codeName(a *artifact.Artifact, descriptors string) string {
 type catalog struct {
 	cfg Config
 
-	mu     sync.Mutex
-	images map[string]*component
+	mu      sync.Mutex
+	images  map[string]*component
+	looking map[string]chan struct{} // closed when it has been looked at
 }
 
-func newCatalog(cfg Config) *catalog { return &catalog{cfg: cfg, images: map[string]*component{}} }
+func newCatalog(cfg Config) *catalog {
+	return &catalog{cfg: cfg, images: map[string]*component{}, looking: map[string]chan struct{}{}}
+}
 
-// find gives the component of an image. An image that has none is an errdefs.ErrInvalidArgument.
+// find gives the component of an image, which is looked at once, however many ask. An image that has none is an
+// errdefs.ErrInvalidArgument.
 func (c *catalog) find(ctx context.Context, imageID string) (*component, error) {
-	c.mu.Lock()
-	known := c.images[imageID]
-	c.mu.Unlock()
-	if known != nil {
-		return known, nil
+	for {
+		c.mu.Lock()
+		known, looking := c.images[imageID], c.looking[imageID]
+		if known == nil && looking == nil {
+			c.looking[imageID] = make(chan struct{})
+		}
+		c.mu.Unlock()
+		switch {
+		case known != nil:
+			return known, nil
+		case looking == nil:
+			return c.look(ctx, imageID)
+		}
+		select {
+		case <-looking:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for image %s to be looked at: %w", imageID, context.Cause(ctx))
+		}
 	}
+}
+
+// look reads what the image says of its component, and lets those go on who wait for it.
+func (c *catalog) look(ctx context.Context, imageID string) (found *component, err error) {
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if err == nil {
+			c.images[imageID] = found
+		}
+		close(c.looking[imageID])
+		delete(c.looking, imageID)
+	}()
 	a, err := c.cfg.Images.Component(ctx, imageID)
 	if err != nil {
 		return nil, err
 	}
-	found := &component{artifact: a}
+	found = &component{artifact: a}
 	if found.descriptors, err = a.Descriptors(ctx, c.cfg.Images); err != nil {
 		return nil, fmt.Errorf("descriptors of image %s: %w", imageID, err)
 	}
-	if len(found.descriptors) > 0 {
-		sum := sha256.Sum256(found.descriptors)
-		found.digest = hex.EncodeToString(sum[:])
-		if err := c.keep(found); err != nil {
-			c.cfg.Logger.Warn("descriptors cannot be kept; containers cannot start again once their image is gone", "image", imageID, "error", err)
-		}
+	if len(found.descriptors) == 0 {
+		return found, nil
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.images[imageID] = found
+	sum := sha256.Sum256(found.descriptors)
+	found.digest = hex.EncodeToString(sum[:])
+	if err := c.keep(found); err != nil {
+		c.cfg.Logger.Warn("descriptors cannot be kept; containers cannot start again once their image is gone", "image", imageID, "error", err)
+	}
 	return found, nil
 }
 

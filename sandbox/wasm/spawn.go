@@ -162,18 +162,14 @@ func listenUnix(dir, name string) (*os.File, error) {
 }
 
 // limitProcess sets what a worker may use of the node beyond memory and CPU. It may lower and restore its priority, and
-// leaves no core file: guests' data would be in it.
+// leaves no core file: guests' data would be in it. A limit that we may not lift (CAP_SYS_RESOURCE) stays what it is.
 func limitProcess(pid int) error {
 	for resource, limit := range map[int]unix.Rlimit{
 		unix.RLIMIT_NOFILE: {Cur: maxFiles, Max: maxFiles},
 		unix.RLIMIT_NICE:   {Cur: 20, Max: 20}, // to nice 0, getrlimit(2)
 		unix.RLIMIT_CORE:   {},
 	} {
-		err := unix.Prlimit(pid, resource, &limit, nil)
-		if resource == unix.RLIMIT_NOFILE && errors.Is(err, unix.EPERM) {
-			err = nil // beyond fs.nr_open, or a limit that we cannot lift; it has ours then
-		}
-		if err != nil {
+		if err := unix.Prlimit(pid, resource, &limit, nil); err != nil && !errors.Is(err, unix.EPERM) {
 			return fmt.Errorf("limits of worker %d: %w", pid, err)
 		}
 	}

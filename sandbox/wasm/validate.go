@@ -159,7 +159,7 @@ func validateNamespaces(o *runtimeapi.NamespaceOption) error {
 		return unsupported(field+"pid", "a component sees no processes, its own namespace's or another's (%s)", o.GetPid())
 	case o.GetIpc() == runtimeapi.NamespaceMode_NODE:
 		return unsupported(field+"ipc", "a component has no System V IPC")
-	case o.GetUsernsOptions().GetMode() == runtimeapi.NamespaceMode_POD:
+	case o.GetUsernsOptions() != nil && o.GetUsernsOptions().GetMode() == runtimeapi.NamespaceMode_POD:
 		return unsupported(field+"userns_options", "a component has no users that could be mapped")
 	}
 	return nil
