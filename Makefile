@@ -98,6 +98,10 @@ build/tools/golangci-lint: hack/tools/go.mod hack/tools/go.sum
 images: ## the container images of the tests and the demo, into build/images (cached)
 	@hack/images.sh build
 
+.PHONY: examples
+examples: ## the .wasm files of examples/wasm from their sources (installs clang-14, wasi-libc and npm packages)
+	@examples/wasm/build.sh
+
 .PHONY: install
 install: build ## the programs and the systemd unit, below DESTDIR and PREFIX
 	install -D -m 0755 $(BIN) $(DESTDIR)$(PREFIX)/bin/tripod

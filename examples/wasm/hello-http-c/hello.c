@@ -3,7 +3,7 @@
 //   GET  /PATH        200, "hello from /PATH", and who the header x-name says it is
 //   POST /echo        200, the body of the request, piece by piece
 //   GET  /status/NNN  that status
-//   GET  /trap        traps; GET /empty ends without a response
+//   GET  /trap        traps; /empty ends without a response, /spin does not end, /handles makes handles without end
 #include "../include/abi.h"
 
 #define TYPES "wasi:http/types@0.2.0"
@@ -135,6 +135,10 @@ EXPORT("wasi:http/incoming-handler@0.2.0#handle") void handle(int32_t request, i
   str path = given.some ? given.value : STR("/");
   check(eq(path, STR("/trap")));
   if (eq(path, STR("/empty"))) return;
+  if (eq(path, STR("/handles")))
+    for (;;) fields_new();
+  if (eq(path, STR("/spin")))
+    for (volatile int turns = 0;; turns++) continue;
 
   int32_t headers = fields_new();
   fields_append(headers, FLAT(STR("content-type")), FLAT(STR("text/plain; charset=utf-8")), unread);

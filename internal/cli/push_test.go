@@ -1,0 +1,167 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/registry"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+const examples = "../../examples/wasm/"
+
+// pushTo runs `tripod push` and returns what it printed.
+func pushTo(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	app := &App{Stdout: &out, Stderr: io.Discard}
+	c := app.PushCommand()
+	c.SetArgs(append([]string{"--docker-config", "", "--hosts-dir", t.TempDir()}, args...))
+	c.SilenceErrors, c.SilenceUsage = true, true
+	err := c.ExecuteContext(t.Context())
+	return strings.TrimSpace(out.String()), err
+}
+
+// newRegistry is a registry that counts what is written to it.
+func newRegistry(t *testing.T) (host string, writes *atomic.Int64) {
+	store := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	writes = new(atomic.Int64)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
+			writes.Add(1)
+		}
+		store.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	return strings.TrimPrefix(server.URL, "http://"), writes
+}
+
+func TestPushGreeter(t *testing.T) {
+	host, writes := newRegistry(t)
+	args := []string{
+		examples + "greeter-c/greeter-c.wasm", host + "/greeter:1", "--proto", examples + "greeter/greeter.proto",
+		"--component", "example.com:greet.Greeter@1.0.0+5", "--annotation", "note=x", "--plain-http",
+	}
+	ref, err := pushTo(t, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	repo, digest, _ := strings.Cut(ref, "@")
+	if repo != host+"/greeter" {
+		t.Errorf("printed %q", ref)
+	}
+	resp, err := http.Get("http://" + host + "/v2/greeter/manifests/1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var m ocispec.Manifest
+	if err := json.NewDecoder(resp.Body).Decode(&m); err != nil {
+		t.Fatal(err)
+	}
+	if resp.Header.Get("Docker-Content-Digest") != digest {
+		t.Errorf("the tag is %s, printed %s", resp.Header.Get("Docker-Content-Digest"), digest)
+	}
+	var types []string
+	for _, layer := range append([]ocispec.Descriptor{m.Config}, m.Layers...) {
+		types = append(types, layer.MediaType)
+	}
+	want := "application/vnd.wasm.config.v0+json application/wasm application/vnd.tripod.protobuf.descriptorset.v1+protobuf"
+	if got := strings.Join(types, " "); got != want {
+		t.Errorf("blobs %s, want %s", got, want)
+	}
+	notes := m.Annotations
+	if len(notes) != 4 || notes["vimana.host/domain"] != "example.com" || notes["vimana.host/server"] != "greet.Greeter" || notes["vimana.host/version"] != "1.0.0_5" {
+		t.Errorf("annotations %v", notes)
+	}
+
+	writes.Store(0)
+	document, err := pushTo(t, append(args, "-o", "json")...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var again pushed
+	if err := json.Unmarshal([]byte(document), &again); err != nil {
+		t.Fatal(err)
+	}
+	if again.Reference != ref || again.Digest != digest || again.World != "grpc" || len(again.Layers) != 3 || again.Services[0] != "greet.v1.Greeter" {
+		t.Errorf("%+v", again)
+	}
+	if n := writes.Load(); n != 0 {
+		t.Errorf("%d writes to push what is there", n)
+	}
+}
+
+// TestPushNotesServices: where the descriptors alone would name other services, the manifest says which.
+func TestPushNotesServices(t *testing.T) {
+	dir := t.TempDir()
+	two := filepath.Join(dir, "two.proto")
+	text := `syntax = "proto3"; package greet.v1; import "greeter.proto";
+		service Other { rpc Do(HelloRequest) returns (HelloReply); }`
+	if err := os.WriteFile(two, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{examples + "greeter-c/greeter-c.wasm", "localhost:1/x:1", "--dry-run", "-o", "json", "-I", dir, "-I", examples + "greeter", "--proto", two}
+	if _, err := pushTo(t, args...); err == nil || !strings.Contains(err.Error(), "proto:greet-v1/other") {
+		t.Errorf("a service that the component does not have: %v", err)
+	}
+	document, err := pushTo(t, append(args, "--service", "greet.v1.Greeter")...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(document, `"tripod.run/services": "greet.v1.Greeter"`) {
+		t.Errorf("printed %s", document)
+	}
+}
+
+func TestPushRefuses(t *testing.T) {
+	host, writes := newRegistry(t)
+	dir := t.TempDir()
+	file := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	greeter, proto := examples+"greeter-c/greeter-c.wasm", examples+"greeter/greeter.proto"
+	binary, err := os.ReadFile(greeter)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for words, args := range map[string][]string{
+		"not WebAssembly":                        {file("text.wasm", "#!/bin/sh")},
+		"cut off":                                {file("cut.wasm", string(binary[:len(binary)-1])), "--proto", proto},
+		"--proto":                                {greeter},
+		"does not export proto:greet-v1/greeter": {examples + "faults-c/faults-c.wasm", "--proto", proto},
+		"a core module cannot serve":             {examples + "command-go/command-go.wasm", "--proto", proto},
+		"bad.proto:1":                            {greeter, "--proto", file("bad.proto", "no proto")},
+		"no such file":                           {filepath.Join(dir, "none.wasm")},
+		"not a FileDescriptorSet":                {greeter, "--descriptors", file("junk.pb", "\xff\xff")},
+		"exclude each other":                     {greeter, "--descriptors", file("set.pb", ""), "--proto", proto},
+		"--component":                            {greeter, "--proto", proto, "--component", "Greeter"},
+		"--service wants":                        {greeter, "--service", "greet.v1.Greeter"},
+		"no.Such":                                {greeter, "--proto", proto, "--service", "no.Such"},
+		"--creds":                                {greeter, "--proto", proto, "--creds", "me"},
+	} {
+		_, err := pushTo(t, append([]string{args[0], host + "/x:1", "--plain-http"}, args[1:]...)...)
+		if err == nil || !strings.Contains(err.Error(), words) {
+			t.Errorf("%v: %v, want %q", args, err, words)
+		}
+	}
+	if _, err := pushTo(t, greeter, "UPPER/x:1", "--proto", proto); err == nil || !strings.Contains(err.Error(), "UPPER") {
+		t.Errorf("a bad reference: %v", err)
+	}
+	if n := writes.Load(); n != 0 {
+		t.Errorf("%d writes of what was refused", n)
+	}
+}
