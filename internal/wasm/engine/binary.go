@@ -15,6 +15,18 @@ type wasmBinary struct {
 	modules   []coreModule // of a component: those at its top level, in order
 	nested    []coreModule // those of components within it
 	odd       string       // why the core path cannot be taken
+
+	// Index spaces of the component's own core instances and functions, as far as they lead to core modules.
+	coreInstances []int           // the module that each one instantiates, or -1
+	coreFuncs     []coreAlias     // where each one comes from
+	lifted        map[string]bool // functions of the first module that are lifted
+	foreign       []string        // functions of other modules that are
+}
+
+// coreAlias is an export of a core instance; instance -1: a function that the component itself defines.
+type coreAlias struct {
+	instance int
+	name     string
 }
 
 type coreModule struct {
@@ -166,6 +178,9 @@ func (m *coreModule) table(c *cursor) {
 
 // declared checks what the module asks for before it does anything.
 func (m *coreModule) declared(cfg Config) error {
+	if n := len(m.memories); n > 1 {
+		return invalid("%s has %d memories, limit 1", m, n)
+	}
 	for _, l := range m.memories {
 		if size := l.min * l.pageSize; l.min > 1<<32 || size > cfg.MaxMemory {
 			return invalid("%s declares %s of memory, limit %s", m, size2(size), size2(cfg.MaxMemory))
@@ -228,11 +243,11 @@ func (b *wasmBinary) parseComponent(code []byte, depth int) error {
 				return invalid("a component within the component has no component header")
 			}
 			return b.parseComponent(c.b, depth+1)
-		case 8:
-			if depth > 0 {
+		case 2, 6, 8:
+			if depth == 0 {
+				b.topLevel(id, c)
+			} else if id == 8 {
 				b.odd = "a nested component lifts or lowers functions"
-			} else {
-				b.canon(c)
 			}
 		case 9:
 			b.odd = "the component has a start function"
@@ -241,30 +256,110 @@ func (b *wasmBinary) parseComponent(code []byte, depth int) error {
 	})
 }
 
-// canon looks for what the core path does not speak: encodings other than UTF-8, asynchronous functions, and
-// resources that the guest defines itself.
-func (b *wasmBinary) canon(c *cursor) {
+// topLevel follows the component's core functions back to the module that they are from. Where it loses its way, the
+// component is odd, and the rest of the section does not matter.
+func (b *wasmBinary) topLevel(id byte, c *cursor) {
 	for n := c.u32(); n > 0 && c.err == nil && b.odd == ""; n-- {
-		switch op := c.u8(); op {
-		case 0, 1: // lift, lower
-			c.u8()
-			c.u32()
-			b.canonOptions(c)
-			if op == 0 {
-				c.u32()
-			}
-		case 3: // resource.drop
-			c.u32()
-		case 2, 4: // resource.new, resource.rep
-			c.u32()
-			b.odd = "the guest defines resources"
-		default:
-			b.odd = fmt.Sprintf("canonical function %#x", op)
+		switch id {
+		case 2:
+			b.coreInstance(c)
+		case 6:
+			b.alias(c)
+		case 8:
+			b.canon(c)
 		}
 	}
 	if b.odd != "" {
 		c.err = nil
 	}
+}
+
+func (b *wasmBinary) coreInstance(c *cursor) {
+	module := -1
+	switch kind := c.u8(); kind {
+	case 0:
+		module = int(c.u32())
+		for n := c.u32(); n > 0 && c.err == nil; n-- {
+			c.name()
+			c.u8()
+			c.u32()
+		}
+	case 1:
+		for n := c.u32(); n > 0 && c.err == nil; n-- {
+			c.name()
+			c.u8()
+			c.u32()
+		}
+	default:
+		b.odd = fmt.Sprintf("core instance of kind %#x", kind)
+	}
+	b.coreInstances = append(b.coreInstances, module)
+}
+
+// alias notes those of core functions. Others matter only if they make core modules or instances that we do not know.
+func (b *wasmBinary) alias(c *cursor) {
+	sort, core := c.u8(), byte(0)
+	if sort == 0 {
+		core = c.u8()
+	}
+	switch target := c.u8(); target {
+	case 0, 1:
+		instance := int(c.u32())
+		name := c.name()
+		if target == 1 && sort == 0 && core == coreFunc {
+			b.coreFuncs = append(b.coreFuncs, coreAlias{instance, name})
+		}
+	case 2:
+		c.u32()
+		c.u32()
+	default:
+		b.odd = fmt.Sprintf("alias of kind %#x", target)
+	}
+	if sort == 0 && core > 0x10 {
+		b.odd = "core modules from elsewhere"
+	}
+}
+
+// canon looks for what the core path does not speak: encodings other than UTF-8, asynchronous functions, resources that
+// the guest defines itself, and functions of any but the first core module.
+func (b *wasmBinary) canon(c *cursor) {
+	switch op := c.u8(); op {
+	case 0:
+		c.u8()
+		f := int(c.u32())
+		b.canonOptions(c)
+		c.u32()
+		b.lift(f)
+		return
+	case 1:
+		c.u8()
+		c.u32()
+		b.canonOptions(c)
+	case 3: // resource.drop
+		c.u32()
+	case 2, 4: // resource.new, resource.rep
+		b.odd = "the guest defines resources"
+	default:
+		b.odd = fmt.Sprintf("canonical function %#x", op)
+	}
+	b.coreFuncs = append(b.coreFuncs, coreAlias{instance: -1})
+}
+
+func (b *wasmBinary) lift(f int) {
+	if f >= len(b.coreFuncs) {
+		b.odd = "a function from nowhere"
+		return
+	}
+	from := b.coreFuncs[f]
+	if from.instance < 0 || from.instance >= len(b.coreInstances) || b.coreInstances[from.instance] != 0 {
+		// Commands are exported by the adapter of preview 1, which calls _start.
+		b.foreign = append(b.foreign, from.name)
+		return
+	}
+	if b.lifted == nil {
+		b.lifted = make(map[string]bool)
+	}
+	b.lifted[from.name] = true
 }
 
 func (b *wasmBinary) canonOptions(c *cursor) {
@@ -289,11 +384,6 @@ func (b *wasmBinary) coreShape() string {
 	}
 	if len(b.nested) > 0 {
 		return "a nested component has core modules"
-	}
-	for _, m := range b.modules[1:] {
-		if !strings.HasPrefix(m.name, "wit-component:") {
-			return fmt.Sprintf("a second core module %q", m.name)
-		}
 	}
 	for _, i := range b.modules[0].imports {
 		if i.kind != coreFunc {

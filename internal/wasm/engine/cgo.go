@@ -30,7 +30,7 @@ func taken(p *C.char) string {
 func bytePtr(b []byte) *C.uint8_t { return (*C.uint8_t)(unsafe.SliceData(b)) }
 
 // member reads a pointer out of a C union.
-func member[T any](union unsafe.Pointer) *T { return *(**T)(union) }
+func member[P any](union unsafe.Pointer) P { return *(*P)(union) }
 
 // nameOf is a name that C lends.
 func nameOf(p *C.char, n C.size_t) string { return C.GoStringN(p, C.int(n)) }

@@ -85,10 +85,10 @@ func (e *Engine) open(slots int) (*C.wasm_engine_t, error) {
 	C.wasmtime_config_epoch_interruption_set(c, true)
 	C.wasmtime_config_wasm_component_model_set(c, true)
 	// Shared memories could make a guest wait where no tick reaches it; the others have no limits of their own here.
+	// (Several memories are what the engine's own adapters between modules of a component have; guests may not.)
 	C.wasmtime_config_wasm_threads_set(c, false)
 	C.wasmtime_config_wasm_gc_set(c, false)
 	C.wasmtime_config_wasm_function_references_set(c, false)
-	C.wasmtime_config_wasm_multi_memory_set(c, false)
 	C.wasmtime_config_wasm_memory64_set(c, false)
 	if slots > 0 {
 		e.pool(c, slots)
@@ -200,7 +200,8 @@ func (e *Engine) compileModule(ctx context.Context, code []byte, img *image) (er
 
 // linkable links a command as Load will: imports of preview 1 that do not exist, or with other types, show here.
 func (e *Engine) linkable(img *image) error {
-	c, err := e.load(img, Host{})
+	loading := *img
+	c, err := e.load(&loading, Host{})
 	if err == nil {
 		c.Close()
 	}

@@ -95,7 +95,7 @@ func (h *hostTable) defineCore(l *C.wasmtime_linker_t) error {
 		if fn.drop {
 			name = "[resource-drop]" + name
 		}
-		ciface, freeIface := cString(iface)
+		ciface, freeIface := cString(coreName(iface))
 		defer freeIface()
 		cname, freeName := cString(name)
 		defer freeName()
@@ -104,6 +104,14 @@ func (h *hostTable) defineCore(l *C.wasmtime_linker_t) error {
 		}
 		return nil
 	})
+}
+
+// coreName is the module that wit-component has a core module import a function from.
+func coreName(iface string) string {
+	if iface == "" {
+		return rootModule
+	}
+	return iface
 }
 
 // each calls f for what the guest imports of the host, by the guest's names.

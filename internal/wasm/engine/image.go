@@ -19,6 +19,7 @@ const (
 	preview1    = "wasi_snapshot_preview1"
 	httpHandler = "wasi:http/incoming-handler@0.2"
 	cliRun      = "wasi:cli/run@0.2"
+	rootModule  = "$root" // functions without an interface, to a core module
 )
 
 // image is a code image, decoded:
@@ -98,13 +99,17 @@ func (i *inspection) findCore(bin *wasmBinary, host func(string) bool) {
 	}
 	m := bin.modules[0]
 	for _, imp := range m.imports {
-		if imp.module != preview1 && (host == nil || !host(imp.module)) {
+		iface := imp.module
+		if iface == rootModule {
+			iface = ""
+		}
+		if iface != preview1 && (host == nil || !host(iface)) {
 			i.CoreOdd = fmt.Sprintf("the core module imports %s of the engine", imp.module)
 			return
 		}
 	}
 	i.describeCore(m)
-	i.CoreOdd = i.coreExports(m)
+	i.CoreOdd = i.coreExports(bin)
 }
 
 // provided checks the imports of a component by their names.
@@ -126,18 +131,23 @@ func (i *inspection) provided(host func(string) bool) error {
 }
 
 // coreExports tells why the component's functions cannot be called on its core module, or "".
-func (i *inspection) coreExports(m coreModule) string {
+func (i *inspection) coreExports(bin *wasmBinary) string {
+	m := bin.modules[0]
 	if i.World == WorldCommand {
-		if !hasKey(m.exports, "_start") {
-			return "the core module exports no _start"
+		// What is lifted is the adapter's function, which calls _start.
+		if !hasKey(m.exports, "_start") || len(bin.lifted) > 0 {
+			return "the core module is no preview 1 command"
 		}
 		return ""
 	}
-	if m.exports["memory"] != coreMemory {
+	if len(bin.foreign) > 0 {
+		return fmt.Sprintf("a function (%s) is not the first core module's", bin.foreign[0])
+	}
+	if kind, ok := m.exports["memory"]; !ok || kind != coreMemory {
 		return "the core module exports no memory"
 	}
 	for _, item := range i.Exports {
-		if kind, ok := m.exports[item.String()]; !ok || kind != coreFunc {
+		if kind, ok := m.exports[item.String()]; !ok || kind != coreFunc || !bin.lifted[item.String()] {
 			return fmt.Sprintf("the core module does not export %v", item)
 		}
 	}

@@ -78,13 +78,18 @@ func (in *inspector) top(to *[]Item, imported bool, get nth) {
 	iface := nameOf(name, length)
 	switch item.kind {
 	case C.TW_ITEM_FUNC:
-		*to = append(*to, in.function("", iface, member[C.wasmtime_component_func_type_t](unsafe.Pointer(&item.of))))
+		*to = append(*to, in.function("", iface, member[*C.wasmtime_component_func_type_t](unsafe.Pointer(&item.of))))
 	case C.TW_ITEM_INSTANCE:
-		t := member[C.wasmtime_component_instance_type_t](unsafe.Pointer(&item.of))
+		t := member[*C.wasmtime_component_instance_type_t](unsafe.Pointer(&item.of))
 		for n := range C.wasmtime_component_instance_type_export_count(t, in.engine) {
 			in.member(to, imported, iface, func(name **C.char, length *C.size_t, item *C.wasmtime_component_item_t) bool {
 				return bool(C.wasmtime_component_instance_type_export_nth(t, in.engine, n, name, length, item))
 			})
+		}
+	case C.TW_ITEM_TYPE:
+	default: // modules, components, resources outside of an interface
+		if imported && in.err == nil {
+			in.err = invalid("import %s: nobody provides it", iface)
 		}
 	}
 }
@@ -100,9 +105,9 @@ func (in *inspector) member(to *[]Item, imported bool, iface string, get nth) {
 	defer C.wasmtime_component_item_delete(&item)
 	switch item.kind {
 	case C.TW_ITEM_FUNC:
-		*to = append(*to, in.function(iface, nameOf(name, length), member[C.wasmtime_component_func_type_t](unsafe.Pointer(&item.of))))
+		*to = append(*to, in.function(iface, nameOf(name, length), member[*C.wasmtime_component_func_type_t](unsafe.Pointer(&item.of))))
 	case C.TW_ITEM_RESOURCE:
-		in.resource(iface, nameOf(name, length), imported, member[C.wasmtime_component_resource_type_t](unsafe.Pointer(&item.of)))
+		in.resource(iface, nameOf(name, length), imported, member[*C.wasmtime_component_resource_type_t](unsafe.Pointer(&item.of)))
 	}
 }
 
@@ -160,15 +165,15 @@ func (in *inspector) valtype(t *C.wasmtime_component_valtype_t, where Item) *val
 	var sub C.wasmtime_component_valtype_t
 	switch t.kind {
 	case C.TW_TYPE_LIST:
-		C.wasmtime_component_list_type_element(member[C.wasmtime_component_list_type_t](unsafe.Pointer(&t.of)), &sub)
+		C.wasmtime_component_list_type_element(member[*C.wasmtime_component_list_type_t](unsafe.Pointer(&t.of)), &sub)
 		return &value.Type{Kind: value.List, Elem: in.valtype(&sub, where)}
 	case C.TW_TYPE_OPTION:
-		C.wasmtime_component_option_type_ty(member[C.wasmtime_component_option_type_t](unsafe.Pointer(&t.of)), &sub)
+		C.wasmtime_component_option_type_ty(member[*C.wasmtime_component_option_type_t](unsafe.Pointer(&t.of)), &sub)
 		return &value.Type{Kind: value.Option, Elem: in.valtype(&sub, where)}
 	case C.TW_TYPE_OWN:
-		return &value.Type{Kind: value.Own, Name: in.find(member[C.wasmtime_component_resource_type_t](unsafe.Pointer(&t.of)))}
+		return &value.Type{Kind: value.Own, Name: in.find(member[*C.wasmtime_component_resource_type_t](unsafe.Pointer(&t.of)))}
 	case C.TW_TYPE_BORROW:
-		return &value.Type{Kind: value.Borrow, Name: in.find(member[C.wasmtime_component_resource_type_t](unsafe.Pointer(&t.of)))}
+		return &value.Type{Kind: value.Borrow, Name: in.find(member[*C.wasmtime_component_resource_type_t](unsafe.Pointer(&t.of)))}
 	}
 	return in.compound(t, where)
 }
@@ -179,21 +184,21 @@ func (in *inspector) compound(t *C.wasmtime_component_valtype_t, where Item) *va
 	var length C.size_t
 	switch t.kind {
 	case C.TW_TYPE_RECORD:
-		r, out := member[C.wasmtime_component_record_type_t](unsafe.Pointer(&t.of)), &value.Type{Kind: value.Record}
+		r, out := member[*C.wasmtime_component_record_type_t](unsafe.Pointer(&t.of)), &value.Type{Kind: value.Record}
 		for n := range C.wasmtime_component_record_type_field_count(r) {
 			C.wasmtime_component_record_type_field_nth(r, n, &name, &length, &sub)
 			out.Fields = append(out.Fields, value.Field{Name: nameOf(name, length), Type: in.valtype(&sub, where)})
 		}
 		return out
 	case C.TW_TYPE_TUPLE:
-		r, out := member[C.wasmtime_component_tuple_type_t](unsafe.Pointer(&t.of)), &value.Type{Kind: value.Tuple}
+		r, out := member[*C.wasmtime_component_tuple_type_t](unsafe.Pointer(&t.of)), &value.Type{Kind: value.Tuple}
 		for n := range C.wasmtime_component_tuple_type_types_count(r) {
 			C.wasmtime_component_tuple_type_types_nth(r, n, &sub)
 			out.Fields = append(out.Fields, value.Field{Type: in.valtype(&sub, where)})
 		}
 		return out
 	case C.TW_TYPE_RESULT:
-		r, out := member[C.wasmtime_component_result_type_t](unsafe.Pointer(&t.of)), &value.Type{Kind: value.Result}
+		r, out := member[*C.wasmtime_component_result_type_t](unsafe.Pointer(&t.of)), &value.Type{Kind: value.Result}
 		if C.wasmtime_component_result_type_ok(r, &sub) {
 			out.Ok = in.valtype(&sub, where)
 		}
@@ -214,7 +219,7 @@ func (in *inspector) named(t *C.wasmtime_component_valtype_t, where Item) *value
 	switch t.kind {
 	case C.TW_TYPE_VARIANT:
 		out.Kind = value.Variant
-		v := member[C.wasmtime_component_variant_type_t](unsafe.Pointer(&t.of))
+		v := member[*C.wasmtime_component_variant_type_t](unsafe.Pointer(&t.of))
 		for n := range C.wasmtime_component_variant_type_case_count(v) {
 			var has C.bool
 			C.wasmtime_component_variant_type_case_nth(v, n, &name, &length, &has, &sub)
@@ -226,14 +231,14 @@ func (in *inspector) named(t *C.wasmtime_component_valtype_t, where Item) *value
 		}
 	case C.TW_TYPE_ENUM:
 		out.Kind = value.Enum
-		v := member[C.wasmtime_component_enum_type_t](unsafe.Pointer(&t.of))
+		v := member[*C.wasmtime_component_enum_type_t](unsafe.Pointer(&t.of))
 		for n := range C.wasmtime_component_enum_type_names_count(v) {
 			C.wasmtime_component_enum_type_names_nth(v, n, &name, &length)
 			out.Cases = append(out.Cases, value.Case{Name: nameOf(name, length)})
 		}
 	case C.TW_TYPE_FLAGS:
 		out.Kind = value.Flags
-		v := member[C.wasmtime_component_flags_type_t](unsafe.Pointer(&t.of))
+		v := member[*C.wasmtime_component_flags_type_t](unsafe.Pointer(&t.of))
 		for n := range C.wasmtime_component_flags_type_names_count(v) {
 			C.wasmtime_component_flags_type_names_nth(v, n, &name, &length)
 			out.Cases = append(out.Cases, value.Case{Name: nameOf(name, length)})
