@@ -35,8 +35,8 @@ func (e *pluginExec) inProcess(ctx context.Context, call inProcess, path string,
 	done := make(chan outcome, 1)
 	start := time.Now()
 	go func() {
-		defer free()
-		output, err := call.Run(ctx)
+		output, err := call.Run(ctx) // which does not panic
+		free()
 		e.log.Debug("CNI plugin ran in this process", "plugin", path, "command", command, "took", time.Since(start), "error", err)
 		done <- outcome{output, err}
 	}()

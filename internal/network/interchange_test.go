@@ -28,15 +28,22 @@ func (n *node) by(executables bool) {
 // counted makes the node count what it runs in its process.
 func (n *node) counted() *atomic.Int64 {
 	var ran atomic.Int64
+	n.planBy(func(call inProcess, _ []string) inProcess { ran.Add(1); return call })
+	return &ran
+}
+
+// planBy lets change have a hand in what is run in process.
+func (n *node) planBy(change func(call inProcess, environ []string) inProcess) {
+	n.t.Helper()
+	_ = n.Status(n.t.Context()) // the watch has asked the plugins for their versions, and runs none any more
 	plan := n.exec.plan
 	n.exec.plan = func(path string, stdin []byte, environ []string) (inProcess, error) {
 		call, why := plan(path, stdin, environ)
 		if why == nil {
-			ran.Add(1)
+			call = change(call, environ)
 		}
 		return call, why
 	}
-	return &ran
 }
 
 // chains that are the same network whoever makes it. "" is the embedded default.
@@ -333,14 +340,12 @@ func (h hang) Run(ctx context.Context) ([]byte, error) {
 func TestInProcessHang(t *testing.T) {
 	n := newNode(t, func(c *Config) { c.PluginTimeout = 300 * time.Millisecond })
 	letGo := make(chan struct{})
-	plan := n.exec.plan
-	n.exec.plan = func(path string, stdin []byte, environ []string) (inProcess, error) {
-		call, why := plan(path, stdin, environ)
-		if why == nil && cniVariable(environ, "CNI_COMMAND") == "ADD" && cniVariable(environ, "CNI_CONTAINERID") == "stuck" {
-			return hang{call, letGo}, nil
+	n.planBy(func(call inProcess, environ []string) inProcess {
+		if cniVariable(environ, "CNI_COMMAND") == "ADD" && cniVariable(environ, "CNI_CONTAINERID") == "stuck" {
+			return hang{call, letGo}
 		}
-		return call, why
-	}
+		return call
+	})
 	start := time.Now()
 	_, err := n.Setup(t.Context(), Attachment{ID: "stuck"})
 	if err == nil || !strings.Contains(err.Error(), "background") || time.Since(start) > 10*time.Second {
@@ -354,6 +359,8 @@ func TestInProcessHang(t *testing.T) {
 		return err == nil && len(keys) == 0
 	})
 	n.assertClean()
+	n.exec.attachments.mu.Lock()
+	defer n.exec.attachments.mu.Unlock()
 	if len(n.exec.attachments.held) != 0 {
 		t.Errorf("attachments are busy still: %v", n.exec.attachments.held)
 	}
