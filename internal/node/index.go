@@ -27,6 +27,9 @@ func newIndex() *Index {
 // Running lists the running containers of the component called name. The slice must not be changed.
 func (x *Index) Running(name string) []string { return (*x.running.Load())[name] }
 
+// All is the whole map from component names to running containers, as it is now. It must not be changed.
+func (x *Index) All() map[string][]string { return *x.running.Load() }
+
 // Component finds the component that the pod or container id runs.
 func (x *Index) Component(id string) (name string, ok bool) {
 	name, ok = (*x.ids.Load())[id]
