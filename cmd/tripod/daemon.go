@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"slices"
 	"sync"
 	"time"
 
@@ -130,7 +131,9 @@ func serve(ctx context.Context, stop context.CancelFunc, p *parts, listener net.
 	draining, drain := context.WithCancel(context.Background())
 	defer drain()
 	var calls calls
-	server := grpc.NewServer(append(cri.ServerOptions(), grpc.ChainStreamInterceptor(endWith(draining)), grpc.ChainUnaryInterceptor(calls.count))...)
+	server := grpc.NewServer(slices.Concat(p.serverOptions(), cri.ServerOptions(), []grpc.ServerOption{
+		grpc.ChainStreamInterceptor(endWith(draining)), grpc.ChainUnaryInterceptor(calls.count),
+	})...)
 	p.server.Register(server)
 
 	failed := make(chan error, 2)

@@ -46,6 +46,7 @@ type parts struct {
 	streams *stream.Server
 	server  *cri.Server
 	closers []func() error
+	observers
 }
 
 // openParts opens the store, the images, the network and the backends and recovers the node. What was opened is
@@ -75,6 +76,9 @@ func openParts(ctx context.Context, c *config.Config, log *slog.Logger) (_ *part
 		return nil, err
 	}
 	p.opened(networks.Close)
+	if err := p.openTracing(ctx, c, log); err != nil {
+		return nil, err
+	}
 	backends, err := p.openBackends(c, images, networks, log)
 	if err != nil {
 		return nil, err
@@ -91,6 +95,9 @@ func (p *parts) openNode(ctx context.Context, c *config.Config, nc node.Config, 
 		return fmt.Errorf("recover the node: %w", err)
 	}
 	p.opened(p.node.Close)
+	if err := p.openMetrics(ctx, c, p.node.Pods, log); err != nil {
+		return err
+	}
 	p.streams, err = stream.New(stream.Config{
 		Address: c.GRPC.StreamingAddress, Runtime: cri.StreamRuntime(p.node), Logger: log.With("part", "stream"),
 	})
@@ -170,6 +177,7 @@ func (p *parts) openWasm(c *config.Config, images *image.Store, networks *networ
 	if err != nil {
 		return nil, err
 	}
+	wc.Spans = p.spans()
 	w, err := wasm.New(wc)
 	if err != nil {
 		return nil, fmt.Errorf("%w (`tripod check` tells more)", err)

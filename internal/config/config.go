@@ -30,6 +30,8 @@ type Config struct {
 	Wasm     Wasm     `toml:"wasm"`
 	Node     Node     `toml:"node"`
 	Backends Backends `toml:"backends"`
+	Metrics  Metrics  `toml:"metrics"`
+	Tracing  Tracing  `toml:"tracing"`
 	Debug    Debug    `toml:"debug"`
 }
 
@@ -105,6 +107,16 @@ type Backends struct {
 	Linux bool `toml:"linux"`
 	Wasm  bool `toml:"wasm"`
 	Fake  bool `toml:"fake"`
+}
+
+// Metrics shows the node's figures to Prometheus.
+type Metrics struct {
+	Address string `toml:"address"`
+}
+
+// Tracing hands spans to an OpenTelemetry collector.
+type Tracing struct {
+	Endpoint string `toml:"endpoint"`
 }
 
 // Debug is for people who look into the daemon.

@@ -140,10 +140,12 @@ func TestCompleteNamesAllErrorsAtOnce(t *testing.T) {
 	c.Network.Default = DefaultNetwork{Bridge: "much-too-long-for-a-bridge", SubnetV4: "10.0.0.1/8", SubnetV6: "10.1.0.0/16", MTU: 12}
 	c.Node.OperationTimeout = 0
 	c.Linux.CgroupDriver = "cgroups"
+	c.Metrics.Address = "9464"
+	c.Tracing.Endpoint = "localhost:4317"
 	err := c.Complete()
 	for _, key := range []string{"root:", "grpc.socket:", "grpc.streaming_address:", "log.level:", "log.format:",
 		"image.max_concurrent_downloads:", "network.bin_dirs:", "network.default.bridge:", "network.default.subnet_v4:",
-		"network.default.subnet_v6:", "network.default.mtu:", "node.operation_timeout:", "linux.cgroup_driver:"} {
+		"network.default.subnet_v6:", "network.default.mtu:", "node.operation_timeout:", "linux.cgroup_driver:", "metrics.address:", "tracing.endpoint:"} {
 		if err == nil || !strings.Contains(err.Error(), key) {
 			t.Errorf("%s is not named in: %v", key, err)
 		}

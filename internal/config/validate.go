@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"net/url"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -40,6 +41,8 @@ func (c *Config) Complete() error {
 	v.positive("image.pull_progress_timeout", c.Image.PullProgressTimeout)
 	v.positive("network.plugin_timeout", c.Network.PluginTimeout)
 	v.positive("node.operation_timeout", c.Node.OperationTimeout)
+	v.address("metrics.address", c.Metrics.Address)
+	v.endpoint("tracing.endpoint", c.Tracing.Endpoint)
 	return errors.Join(v.errs...)
 }
 
@@ -146,6 +149,28 @@ func (v *validator) oneOf(key, value string, allowed ...string) {
 
 func (v *validator) positive(key string, d Duration) {
 	v.check(d > 0, key, "%q is not more than 0", Duration(d).String())
+}
+
+// address is HOST:PORT, or nothing.
+func (v *validator) address(key, address string) {
+	if address == "" {
+		return
+	}
+	_, port, err := net.SplitHostPort(address)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	v.check(err == nil, key, "%q is not HOST:PORT", address)
+}
+
+// endpoint is the URL of a server with nothing but its address, or nothing.
+func (v *validator) endpoint(key, text string) {
+	if text == "" {
+		return
+	}
+	u, err := url.Parse(text)
+	v.check(err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Port() != "" && (u.Path == "" || u.Path == "/"), key,
+		"%q is not http://HOST:PORT or https://HOST:PORT", text)
 }
 
 // String writes the duration as in TOML.

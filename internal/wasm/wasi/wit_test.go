@@ -53,7 +53,7 @@ func TestParseWITRefuses(t *testing.T) {
 		"package a:b@1.0.0; world": `"world" where "interface" belongs`,
 		"package a:b@1.0.0; interface i { f: func() -> nothing; }": "no type nothing",
 		"package a:b@1.0.0; interface i { use c:d/e@1.0.0.{f}; }":  "c:d/e@1.0.0 is not known",
-		"package a:b@1.0.0; interface i { f: func(": "ends too soon",
+		"package a:b@1.0.0; interface i { f: func(":                "ends too soon",
 	} {
 		if _, err := ParseWIT(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", text, err, want)

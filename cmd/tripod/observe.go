@@ -1,0 +1,67 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+
+	"google.golang.org/grpc"
+
+	"github.com/tripod-run/tripod/internal/config"
+	"github.com/tripod-run/tripod/internal/metrics"
+	"github.com/tripod-run/tripod/internal/node"
+)
+
+// observers show the node to others; each is nil when it is switched off.
+type observers struct {
+	metrics *metrics.Metrics
+	tracing *metrics.Tracing
+	// workloads are the running components; nil without a backend that has any.
+	workloads func(ctx context.Context) []metrics.Workload
+}
+
+// openTracing begins before the backends, which have the spans.
+func (p *parts) openTracing(ctx context.Context, c *config.Config, log *slog.Logger) error {
+	if c.Tracing.Endpoint == "" {
+		return nil
+	}
+	t, err := metrics.NewTracing(ctx, c.Tracing.Endpoint, log.With("part", "tracing"))
+	if err != nil {
+		return err
+	}
+	p.tracing = t
+	p.opened(t.Close)
+	return nil
+}
+
+// spans is where workers' spans go; nil when nobody wants them.
+func (o *observers) spans() func([]byte) {
+	if o.tracing == nil {
+		return nil
+	}
+	return o.tracing.Forward
+}
+
+// serverOptions have the calls of the CRI counted: outside of everything else, where their codes are known.
+func (o *observers) serverOptions() []grpc.ServerOption {
+	if o.metrics == nil {
+		return nil
+	}
+	return []grpc.ServerOption{grpc.ChainUnaryInterceptor(o.metrics.Interceptor())}
+}
+
+// openMetrics begins when the node is there.
+func (p *parts) openMetrics(ctx context.Context, c *config.Config, pods func() []*node.Pod, log *slog.Logger) error {
+	if c.Metrics.Address == "" {
+		return nil
+	}
+	m := metrics.New(metrics.Config{Version: version, Pods: pods, Workloads: p.workloads, Logger: log.With("part", "metrics")})
+	if p.tracing != nil {
+		m.Register(p.tracing.Dropped())
+	}
+	if _, err := m.Listen(ctx, c.Metrics.Address); err != nil {
+		return err
+	}
+	p.metrics = m
+	p.opened(m.Close)
+	return nil
+}

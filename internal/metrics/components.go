@@ -1,0 +1,210 @@
+package metrics
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tripod-run/tripod/internal/wasm/control"
+)
+
+// collectTimeout bounds how long the workers are waited for.
+const collectTimeout = 5 * time.Second
+
+// components adds up the figures of the containers of each component. A counter must not fall when a container goes, so
+// that what the gone ones had counted when they were last seen is kept.
+type components struct {
+	list func(ctx context.Context) []Workload
+
+	mu   sync.Mutex
+	seen map[string]Workload // by container ID
+	gone map[string]*totals  // by component
+}
+
+// totals are the figures of a component.
+type totals struct {
+	containers, instances, active  int
+	memory                         uint64
+	cpu, throttled, logDropped     uint64
+	requests, traps, timeouts, oom uint64
+	methods                        map[string]*control.MethodMetrics
+}
+
+func gauge(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("tripod_component_"+name, help, append([]string{"component"}, labels...), nil)
+}
+
+var (
+	containersOf = gauge("containers", "Running containers of the component.")
+	instancesOf  = gauge("instances", "Live instances of the component.")
+	memoryOf     = gauge("memory_bytes", "Linear memory and tables of the component's live instances.")
+	cpuOf        = gauge("cpu_seconds_total", "CPU time that the component's guests have used.")
+	throttledOf  = gauge("throttled_seconds_total", "Time that guests have waited for their CPU quota.")
+	endedOf      = gauge("guests_ended_total", "Guests that were ended, by cause: trap, deadline, memory.", "cause")
+	droppedOf    = gauge("log_dropped_bytes_total", "Output that could not be written to the container's log.")
+	inFlightOf   = gauge("requests_in_flight", "Requests being answered now.", "method")
+	requestsOf   = gauge("requests_total", "Requests answered, by gRPC method and code; for plain HTTP the method is HTTP and the code its status.", "method", "code")
+	durationOf   = gauge("request_duration_seconds", "Duration of requests, to the last byte of the response.", "method")
+	receivedOf   = gauge("received_bytes_total", "Bytes of requests' messages.", "method")
+	sentOf       = gauge("sent_bytes_total", "Bytes of responses' messages.", "method")
+)
+
+// Describe implements prometheus.Collector.
+func (c *components) Describe(to chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{containersOf, instancesOf, memoryOf, cpuOf, throttledOf, endedOf, droppedOf, inFlightOf, requestsOf, durationOf, receivedOf, sentOf} {
+		to <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *components) Collect(to chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), collectTimeout)
+	defer cancel()
+	for name, t := range c.sum(c.list(ctx)) {
+		t.write(to, name)
+	}
+}
+
+// sum adds the running containers to what the gone ones have left.
+func (c *components) sum(now []Workload) map[string]*totals {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	seen := make(map[string]Workload, len(now))
+	for _, w := range now {
+		if before, ok := c.seen[w.ID]; ok && restarted(before, w) {
+			c.keep(before)
+		}
+		seen[w.ID] = w
+	}
+	for id, w := range c.seen {
+		if _, ok := seen[id]; !ok {
+			c.keep(w)
+		}
+	}
+	c.seen = seen
+	all := map[string]*totals{}
+	for name, t := range c.gone {
+		all[name] = t.clone()
+	}
+	for _, w := range now {
+		t := of(all, w.Component)
+		t.add(w)
+		t.containers++
+		t.instances += w.Stats.Instances
+		t.active += w.Stats.Active
+		t.memory += w.Stats.MemoryBytes
+	}
+	return all
+}
+
+// restarted tells whether a container's counters have begun anew.
+func restarted(before, now Workload) bool {
+	return now.Stats.Requests < before.Stats.Requests || now.Stats.CPUNanos < before.Stats.CPUNanos
+}
+
+// keep adds what a container that is gone has counted.
+func (c *components) keep(w Workload) {
+	if c.gone == nil {
+		c.gone = map[string]*totals{}
+	}
+	of(c.gone, w.Component).add(w)
+}
+
+func of(all map[string]*totals, component string) *totals {
+	if all[component] == nil {
+		all[component] = &totals{methods: map[string]*control.MethodMetrics{}}
+	}
+	return all[component]
+}
+
+// add adds the counters of a container.
+func (t *totals) add(w Workload) {
+	t.cpu += w.Stats.CPUNanos
+	t.throttled += w.Stats.ThrottledNanos
+	t.requests += w.Stats.Requests
+	t.traps += w.Stats.Traps
+	t.timeouts += w.Stats.Timeouts
+	t.oom += w.Stats.OutOfMemory
+	t.logDropped += w.Stats.LogDropped
+	for _, m := range w.Methods {
+		sum := t.methods[m.Procedure]
+		if sum == nil {
+			sum = &control.MethodMetrics{Procedure: m.Procedure, Codes: map[string]uint64{}}
+			t.methods[m.Procedure] = sum
+		}
+		addMethod(sum, m)
+	}
+}
+
+func addMethod(sum *control.MethodMetrics, m control.MethodMetrics) {
+	sum.InFlight += m.InFlight
+	sum.ReceivedBytes += m.ReceivedBytes
+	sum.SentBytes += m.SentBytes
+	sum.Seconds += m.Seconds
+	for code, n := range m.Codes {
+		sum.Codes[code] += n
+	}
+	if len(sum.Buckets) == 0 {
+		sum.Bounds, sum.Buckets = m.Bounds, make([]uint64, len(m.Buckets))
+	}
+	if len(sum.Buckets) != len(m.Buckets) {
+		return // of a worker of another version
+	}
+	for i, n := range m.Buckets {
+		sum.Buckets[i] += n
+	}
+}
+
+// clone copies the counters, and leaves what is of now: nothing of it is gone containers'.
+func (t *totals) clone() *totals {
+	copied := *t
+	copied.methods = map[string]*control.MethodMetrics{}
+	for name, m := range t.methods {
+		sum := &control.MethodMetrics{Procedure: name, Codes: map[string]uint64{}}
+		addMethod(sum, *m)
+		sum.InFlight = 0
+		copied.methods[name] = sum
+	}
+	return &copied
+}
+
+func (t *totals) write(to chan<- prometheus.Metric, component string) {
+	put := func(desc *prometheus.Desc, kind prometheus.ValueType, v float64, labels ...string) {
+		to <- prometheus.MustNewConstMetric(desc, kind, v, append([]string{component}, labels...)...)
+	}
+	const second = float64(time.Second)
+	put(containersOf, prometheus.GaugeValue, float64(t.containers))
+	put(instancesOf, prometheus.GaugeValue, float64(t.instances))
+	put(memoryOf, prometheus.GaugeValue, float64(t.memory))
+	put(cpuOf, prometheus.CounterValue, float64(t.cpu)/second)
+	put(throttledOf, prometheus.CounterValue, float64(t.throttled)/second)
+	put(droppedOf, prometheus.CounterValue, float64(t.logDropped))
+	for cause, n := range map[string]uint64{"trap": t.traps, "deadline": t.timeouts, "memory": t.oom} {
+		put(endedOf, prometheus.CounterValue, float64(n), cause)
+	}
+	for procedure, m := range t.methods {
+		method := strings.TrimPrefix(procedure, "/")
+		put(inFlightOf, prometheus.GaugeValue, float64(m.InFlight), method)
+		put(receivedOf, prometheus.CounterValue, float64(m.ReceivedBytes), method)
+		put(sentOf, prometheus.CounterValue, float64(m.SentBytes), method)
+		for code, n := range m.Codes {
+			put(requestsOf, prometheus.CounterValue, float64(n), method, code)
+		}
+		to <- histogram(m, component, method)
+	}
+}
+
+// histogram is the durations of a method, cumulative as Prometheus has them.
+func histogram(m *control.MethodMetrics, component, method string) prometheus.Metric {
+	buckets, count := make(map[float64]uint64, len(m.Bounds)), uint64(0)
+	for i, n := range m.Buckets {
+		count += n
+		if i < len(m.Bounds) {
+			buckets[m.Bounds[i]] = count
+		}
+	}
+	return prometheus.MustNewConstHistogram(durationOf, count, m.Seconds, buckets, component, method)
+}

@@ -1,0 +1,13 @@
+// Package metrics shows the node's figures to Prometheus, and hands the spans of requests to an OpenTelemetry collector. Both
+// are off unless configured ([metrics] address, [tracing] endpoint).
+//
+//	node.Pods ─────────────┐
+//	CRI calls ─Interceptor─┼─► registry ──► GET /metrics (text, OpenMetrics)
+//	workers' counters ─────┘
+//	workers' spans ──Tracing.Forward──► bounded queue ──► OTLP over gRPC
+//
+// What is counted is documented by the endpoint itself (HELP lines). Figures are taken when they are asked for; nothing here
+// measures by itself or holds up what it measures: a full queue of spans drops them, and says so in a counter.
+//
+// The package knows no backend: cmd/tripod tells it where the figures of components come from.
+package metrics

@@ -1,0 +1,124 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"path"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
+
+	"github.com/tripod-run/tripod/internal/node"
+	"github.com/tripod-run/tripod/internal/wasm/control"
+)
+
+// Config is where the figures come from.
+type Config struct {
+	// Version is the program's.
+	Version string
+	// Pods are the node's.
+	Pods func() []*node.Pod
+	// Workloads are the running containers that are components; nil: there are none ever.
+	Workloads func(ctx context.Context) []Workload
+	Logger    *slog.Logger
+}
+
+// Workload is what the worker of a component's container has counted.
+type Workload struct {
+	control.Metrics
+	Stats control.Stats
+}
+
+// Metrics are the node's figures.
+type Metrics struct {
+	config   Config
+	registry *prometheus.Registry
+	calls    *prometheus.HistogramVec
+	results  *prometheus.CounterVec
+	serving  *http.Server
+}
+
+// callBuckets are the upper bounds of the durations of CRI calls, in seconds: from a list to a pull.
+var callBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120}
+
+// New makes the figures of a node.
+func New(c Config) *Metrics {
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	m := &Metrics{
+		config: c, registry: prometheus.NewRegistry(),
+		calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "tripod_cri_call_duration_seconds", Help: "Duration of CRI calls, by method.", Buckets: callBuckets,
+		}, []string{"method"}),
+		results: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "tripod_cri_calls_total", Help: "CRI calls that have ended, by method and gRPC code.",
+		}, []string{"method", "code"}),
+	}
+	build := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "tripod_build_info", Help: "1, with the version of the daemon.", ConstLabels: prometheus.Labels{"version": c.Version},
+	}, func() float64 { return 1 })
+	m.registry.MustRegister(m.calls, m.results, build, &pods{list: c.Pods}, collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	if c.Workloads != nil {
+		m.registry.MustRegister(&components{list: c.Workloads})
+	}
+	return m
+}
+
+// Register adds a collector; that it is there already is a mistake of the program, and panics.
+func (m *Metrics) Register(c prometheus.Collector) { m.registry.MustRegister(c) }
+
+// Interceptor counts the calls of a gRPC server.
+func (m *Metrics) Interceptor() grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		begin := time.Now()
+		resp, err := handler(ctx, req)
+		method := path.Base(info.FullMethod)
+		m.calls.WithLabelValues(method).Observe(time.Since(begin).Seconds())
+		m.results.WithLabelValues(method, status.Code(err).String()).Inc()
+		return resp, err
+	}
+}
+
+// Handler answers GET /metrics.
+func (m *Metrics) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{
+		EnableOpenMetrics: true, MaxRequestsInFlight: 4, Timeout: 10 * time.Second, ErrorHandling: promhttp.ContinueOnError,
+	}))
+	return mux
+}
+
+// Listen serves Handler on a TCP address ("127.0.0.1:9090") until Close.
+func (m *Metrics) Listen(ctx context.Context, address string) (net.Addr, error) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("metrics: %w: %w", err, errdefs.ErrUnavailable)
+	}
+	m.serving = &http.Server{Handler: m.Handler(), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10}
+	go func() {
+		if err := m.serving.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			m.config.Logger.Error("metrics are no longer served", "error", err)
+		}
+	}()
+	m.config.Logger.Info("metrics are served", "address", l.Addr())
+	return l.Addr(), nil
+}
+
+// Close ends what Listen began.
+func (m *Metrics) Close() error {
+	if m.serving == nil {
+		return nil
+	}
+	return m.serving.Close()
+}

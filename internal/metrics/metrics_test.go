@@ -1,0 +1,264 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	common "go.opentelemetry.io/proto/otlp/common/v1"
+	resource "go.opentelemetry.io/proto/otlp/resource/v1"
+	trace "go.opentelemetry.io/proto/otlp/trace/v1"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/tripod-run/tripod/internal/node"
+	"github.com/tripod-run/tripod/internal/wasm/control"
+)
+
+// scrape is what the endpoint answers, by series.
+func scrape(t *testing.T, m *Metrics) map[string]string {
+	t.Helper()
+	w := httptest.NewRecorder()
+	m.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	if w.Code != http.StatusOK {
+		t.Fatalf("%d: %s", w.Code, w.Body)
+	}
+	series := map[string]string{}
+	for line := range strings.Lines(w.Body.String()) {
+		if name, v, ok := strings.Cut(strings.TrimSpace(line), " "); ok && !strings.HasPrefix(line, "#") {
+			series[name] = v
+		}
+	}
+	return series
+}
+
+func wantSeries(t *testing.T, got map[string]string, want map[string]string) {
+	t.Helper()
+	for name, v := range want {
+		if got[name] != v {
+			t.Errorf("%s is %q, want %q", name, got[name], v)
+		}
+	}
+}
+
+func TestPodsAndCalls(t *testing.T) {
+	pods := []*node.Pod{
+		{Handler: "linux", State: node.Initiated, Containers: []*node.Container{{State: node.Running}, {State: node.Stopped}, {State: node.Removed}}},
+		{Handler: "linux", State: node.Initiated}, {Handler: "linux", State: node.Killed},
+	}
+	m := New(Config{Version: "1.2.3", Pods: func() []*node.Pod { return pods }})
+	count := m.Interceptor()
+	for _, err := range []error{nil, nil, status.Error(codes.NotFound, "none")} {
+		_, got := count(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: "/runtime.v1.RuntimeService/PodSandboxStatus"}, func(context.Context, any) (any, error) { return nil, err })
+		if !errors.Is(got, err) {
+			t.Errorf("%v became %v", err, got)
+		}
+	}
+	wantSeries(t, scrape(t, m), map[string]string{
+		`tripod_pods{handler="linux",state="Initiated"}`:                    "2",
+		`tripod_pods{handler="linux",state="Killed"}`:                       "1",
+		`tripod_containers{handler="linux",state="Running"}`:                "1",
+		`tripod_containers{handler="linux",state="Stopped"}`:                "1",
+		`tripod_containers{handler="linux",state="Removed"}`:                "",
+		`tripod_cri_calls_total{code="OK",method="PodSandboxStatus"}`:       "2",
+		`tripod_cri_calls_total{code="NotFound",method="PodSandboxStatus"}`: "1",
+		`tripod_cri_call_duration_seconds_count{method="PodSandboxStatus"}`: "3",
+		`tripod_build_info{version="1.2.3"}`:                                "1",
+	})
+}
+
+func workload(id string, requests uint64, memory uint64) Workload {
+	return Workload{
+		Metrics: control.Metrics{ID: id, Component: "example.com:foo.Bar@1.2.3", Methods: []control.MethodMetrics{{
+			Procedure: "/foo.Bar/Do", InFlight: 1, ReceivedBytes: 10 * requests, Codes: map[string]uint64{"OK": requests - 1, "INTERNAL": 1},
+			Bounds: []float64{.01, .1}, Buckets: []uint64{requests - 2, 1, 1}, Seconds: 1.5,
+		}}},
+		Stats: control.Stats{ID: id, Requests: requests, Traps: 1, CPUNanos: requests * 1e9, MemoryBytes: memory, Instances: 2},
+	}
+}
+
+// TestComponentsAddUp: counters of a component go on when its containers come, go and start anew; gauges are of now.
+func TestComponentsAddUp(t *testing.T) {
+	var now []Workload
+	m := New(Config{Pods: func() []*node.Pod { return nil }, Workloads: func(context.Context) []Workload { return now }})
+	const labels = `component="example.com:foo.Bar@1.2.3"`
+	check := func(what string, containers, memory, ok, count, first string) {
+		t.Helper()
+		t.Log(what)
+		wantSeries(t, scrape(t, m), map[string]string{
+			`tripod_component_containers{` + labels + `}`:                                                    containers,
+			`tripod_component_memory_bytes{` + labels + `}`:                                                  memory,
+			`tripod_component_requests_total{code="OK",` + labels + `,method="foo.Bar/Do"}`:                  ok,
+			`tripod_component_request_duration_seconds_count{` + labels + `,method="foo.Bar/Do"}`:            count,
+			`tripod_component_request_duration_seconds_bucket{` + labels + `,method="foo.Bar/Do",le="0.01"}`: first,
+		})
+	}
+	now = []Workload{workload("a", 10, 100), workload("b", 5, 50)}
+	check("two containers", "2", "150", "13", "15", "11")
+	now = []Workload{workload("a", 12, 100)}
+	check("one is gone", "1", "100", "15", "17", "13")
+	now = []Workload{workload("a", 4, 30)}
+	check("the other has started anew", "1", "30", "18", "21", "15")
+	now = nil
+	check("all are gone", "0", "0", "18", "21", "15")
+	check("and stay so", "0", "0", "18", "21", "15")
+	if got := scrape(t, m)[`tripod_component_requests_in_flight{`+labels+`,method="foo.Bar/Do"}`]; got != "0" {
+		t.Errorf("%s requests of gone containers are in flight", got)
+	}
+}
+
+func TestListen(t *testing.T) {
+	m := New(Config{Pods: func() []*node.Pod { return nil }})
+	addr, err := m.Listen(t.Context(), "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.Get("http://" + addr.String() + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, _ := io.ReadAll(resp.Body)
+	resp.Body.Close()
+	if !strings.Contains(string(body), "go_goroutines") {
+		t.Errorf("%s", body)
+	}
+	if _, err := New(Config{}).Listen(t.Context(), addr.String()); !errdefs.IsUnavailable(err) {
+		t.Errorf("an address that is taken: %v", err)
+	}
+	if err := m.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := http.Get("http://" + addr.String() + "/metrics"); err == nil {
+		t.Error("it still answers")
+	}
+}
+
+// sink is an OpenTelemetry collector.
+type sink struct {
+	collector.UnimplementedTraceServiceServer
+	mu   sync.Mutex
+	got  []string
+	hold chan struct{}
+}
+
+func (s *sink) Export(ctx context.Context, r *collector.ExportTraceServiceRequest) (*collector.ExportTraceServiceResponse, error) {
+	if s.hold != nil {
+		select {
+		case <-s.hold:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, rs := range r.ResourceSpans {
+		for _, ss := range rs.ScopeSpans {
+			for _, span := range ss.Spans {
+				s.got = append(s.got, rs.Resource.Attributes[0].Value.GetStringValue()+" "+span.Name)
+			}
+		}
+	}
+	return &collector.ExportTraceServiceResponse{}, nil
+}
+
+func (s *sink) names() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.got
+}
+
+func startSink(t *testing.T, s *sink) (endpoint string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	collector.RegisterTraceServiceServer(server, s)
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(server.Stop)
+	return "http://" + l.Addr().String()
+}
+
+func batch(t *testing.T, resource, span string) []byte {
+	t.Helper()
+	raw, err := proto.Marshal(&collector.ExportTraceServiceRequest{ResourceSpans: []*trace.ResourceSpans{{
+		ScopeSpans: []*trace.ScopeSpans{{Spans: []*trace.Span{{Name: span}}}}, Resource: resourceOf(resource),
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return raw
+}
+
+func TestSpansReachTheCollector(t *testing.T) {
+	s := &sink{}
+	tracing, err := NewTracing(t.Context(), startSink(t, s), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tracing.Forward(batch(t, "a:b@1.0.0", "foo.Bar/Do"))
+	for deadline := time.Now().Add(10 * time.Second); len(s.names()) == 0; time.Sleep(time.Millisecond) { // pacing of a poll
+		if time.Now().After(deadline) {
+			t.Fatal("no span has come")
+		}
+	}
+	tracing.Forward([]byte("no message"))
+	tracing.Forward(batch(t, "a:b@1.0.0", "last")) // on its way when the daemon stops
+	if err := tracing.Close(); err != nil {
+		t.Error(err)
+	}
+	if got := strings.Join(s.names(), ", "); got != "a:b@1.0.0 foo.Bar/Do, a:b@1.0.0 last" {
+		t.Errorf("came: %s", got)
+	}
+}
+
+// TestCollectorThatHangs neither holds anybody up nor takes memory without end.
+func TestCollectorThatHangs(t *testing.T) {
+	s := &sink{hold: make(chan struct{})}
+	tracing, err := NewTracing(t.Context(), startSink(t, s), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := New(Config{Pods: func() []*node.Pod { return nil }})
+	m.Register(tracing.Dropped())
+	begin := time.Now()
+	for range 2 * maxBatches {
+		tracing.Forward(batch(t, "a", "b"))
+	}
+	if took := time.Since(begin); took > 5*time.Second {
+		t.Errorf("forwarding took %v", took)
+	}
+	if got := scrape(t, m)["tripod_span_batches_dropped_total"]; got == "0" || got == "" {
+		t.Errorf("%q batches were dropped", got)
+	}
+	begin = time.Now()
+	_ = tracing.Close()
+	if took := time.Since(begin); took > 5*time.Second {
+		t.Errorf("closing took %v", took)
+	}
+}
+
+func TestBadEndpoints(t *testing.T) {
+	for _, endpoint := range []string{"", "localhost:4317", "http://localhost", "ftp://localhost:1", "::"} {
+		if _, err := NewTracing(t.Context(), endpoint, slog.New(slog.DiscardHandler)); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("%q: %v", endpoint, err)
+		}
+	}
+}
+
+func resourceOf(service string) *resource.Resource {
+	return &resource.Resource{Attributes: []*common.KeyValue{{Key: "service.name", Value: &common.AnyValue{Value: &common.AnyValue_StringValue{StringValue: service}}}}}
+}
