@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
@@ -117,7 +118,7 @@ type AttachSession struct {
 }
 
 // ReadStdin returns the client's next input; io.EOF at its end, and io.ErrUnexpectedEOF when the client is gone: it must be
-// called also when Stdin is false, to learn of that. Data is valid until the next call.
+// called also when Stdin is false, to learn of that.
 func (s *AttachSession) ReadStdin() ([]byte, error) {
 	kind, data, err := readPacket(s.in)
 	switch {
@@ -148,6 +149,9 @@ func (s *AttachSession) Write(stderr bool, data []byte) error {
 	}
 	return nil
 }
+
+// SetWriteDeadline bounds Writes, the one under way, too.
+func (s *AttachSession) SetWriteDeadline(t time.Time) { _ = s.conn.SetWriteDeadline(t) }
 
 // Close ends the session for the client, once what was written has been read.
 func (s *AttachSession) Close() error { return s.conn.Close() }

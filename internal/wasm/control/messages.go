@@ -163,7 +163,7 @@ type Resources struct {
 type Limits struct {
 	// RequestTimeout bounds a request that brings no deadline of its own, and the computing of any: default 30 s.
 	RequestTimeout time.Duration `json:"requestTimeout,omitempty"`
-	// MaxMessageBytes bounds a message of a request or of its answer; default 4 MiB.
+	// MaxMessageBytes bounds a gRPC message of a request or of its answer; default 4 MiB.
 	MaxMessageBytes int64 `json:"maxMessageBytes,omitempty"`
 	// Concurrency is how many requests a pod serves at a time; default 64.
 	Concurrency int `json:"concurrency,omitempty"`
@@ -235,9 +235,12 @@ type Metrics struct {
 	Methods   []MethodMetrics `json:"methods,omitempty"`
 }
 
-// MethodMetrics are the counters of one gRPC procedure, or of "http" for the wasi:http world.
+// MethodMetrics are the counters of one gRPC procedure, or of "HTTP" for the wasi:http world.
 type MethodMetrics struct {
-	Procedure string `json:"procedure"`
+	Procedure     string `json:"procedure"`
+	InFlight      int64  `json:"inFlight"`
+	ReceivedBytes uint64 `json:"receivedBytes"`
+	SentBytes     uint64 `json:"sentBytes"`
 	// Codes counts the answers by their gRPC code in its canonical spelling ("OK", "INTERNAL"), or HTTP status ("200").
 	Codes map[string]uint64 `json:"codes"`
 	// Buckets counts answers by duration: Buckets[i] took at most Bounds[i] seconds and more than the bound before; the last

@@ -49,6 +49,9 @@ func (a *Account) MemoryPeak() uint64 { return uint64(a.load(&a.c.peak)) }
 // CPU is the time that guests have run up to the last ticks, with instances which are closed.
 func (a *Account) CPU() time.Duration { return time.Duration(a.load(&a.c.cpu)) }
 
+// Throttled is how long the threads of guests have slept for the CPU quota, all together.
+func (a *Account) Throttled() time.Duration { return time.Duration(a.load(&a.c.throttled)) }
+
 func (a *Account) limit() uint64 { return uint64(a.load(&a.c.limit)) }
 
 func (a *Account) load(p *C.int64_t) int64 {

@@ -169,7 +169,9 @@ static void computed(tw_inst *i) {
     guest_ends();
     syscall(SYS_futex, &i->wake, FUTEX_WAIT_PRIVATE, seen, &t, NULL, 0);
     guest_begins();
-    if (i->deadline) i->deadline += tw_now() - paused;
+    int64_t slept = tw_now() - paused;
+    __atomic_fetch_add(&i->account->throttled, slept, __ATOMIC_RELAXED);
+    if (i->deadline) i->deadline += slept;
     used = 0;
   }
 }

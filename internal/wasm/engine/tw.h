@@ -84,6 +84,7 @@ void tw_buf_free(tw_buf *);
 typedef struct tw_account {
   int64_t memory, peak, limit; // bytes; limit 0: none
   int64_t cpu;                 // ns
+  int64_t throttled;           // ns that threads have slept for the quota
   int64_t quota, period;       // ns; quota 0: none
   int64_t window, used;        // end of the period under way; ns in it
   int32_t lock;
