@@ -7,7 +7,6 @@ import (
 	"github.com/containerd/errdefs"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/reflect/protoreflect"
-	"google.golang.org/protobuf/types/descriptorpb"
 
 	"github.com/tripod-run/tripod/internal/wasm/value"
 )
@@ -107,10 +106,6 @@ func (p *witPackage) request(md protoreflect.MessageDescriptor) (*Message, error
 func (p *witPackage) message(md protoreflect.MessageDescriptor) (*Message, error) {
 	if m := p.messages[md.FullName()]; m != nil {
 		return m, nil
-	}
-	if opts, ok := md.Options().(*descriptorpb.MessageOptions); ok && opts.GetMessageSetWireFormat() {
-		return nil, fmt.Errorf("%s: the message-set wire format is not supported: %w", md.FullName(),
-			errdefs.ErrInvalidArgument)
 	}
 	m := &Message{Desc: md, name: p.typeName(md)}
 	p.messages[md.FullName()] = m

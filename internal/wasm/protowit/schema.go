@@ -78,7 +78,7 @@ type Stream struct {
 // services of the files that no other file of the set imports. The set need not hold google/protobuf/*.proto.
 //
 // What cannot be mapped is refused with errdefs.ErrInvalidArgument and its name: a service or import that is missing,
-// messages in the message-set wire format, types of more than [MaxTypeSize] bytes.
+// descriptors that are none, types of more than [MaxTypeSize] bytes.
 func Compile(set *descriptorpb.FileDescriptorSet, services ...string) (*Schema, error) {
 	files, err := link(set)
 	if err != nil {

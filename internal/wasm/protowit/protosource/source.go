@@ -1,5 +1,3 @@
-// Package protosource compiles .proto files to descriptors, without protoc. It is apart from protowit so that a
-// component's worker does not carry a compiler; the commands that read .proto files use it.
 package protosource
 
 import (
@@ -31,7 +29,7 @@ type Result struct {
 // Compile reads files. Imports are looked for in the import paths, in their order, like protoc's -I does; without any
 // they are looked for in the directory of each file. google/protobuf/*.proto are built in.
 //
-// A file that cannot be found is errdefs.ErrNotFound, one that does not compile errdefs.ErrInvalidArgument with
+// A file or import that cannot be found is errdefs.ErrNotFound, one that does not compile errdefs.ErrInvalidArgument with
 // file, line and column of every mistake.
 func Compile(ctx context.Context, files, importPaths []string) (*Result, error) {
 	names, paths, err := locate(files, importPaths)
