@@ -177,8 +177,8 @@ func TestFaultI7TamperedCode(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r.must(r.StopContainer(r.ctx(), p, c, 0))
 			for _, w := range r.keeper.all() {
-				r.must(w.conn().Unload(r.ctx(), a.Wasm.Digest.String()))
-				w.forgetCode(a.Wasm.Digest.String())
+				r.must(w.conn().Unload(r.ctx(), codeName(a, "")))
+				w.forgetCode(codeName(a, ""))
 			}
 			r.must(spoil())
 			r.must(r.StartContainer(r.ctx(), p, c))

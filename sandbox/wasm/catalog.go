@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"github.com/containerd/errdefs"
@@ -24,13 +25,10 @@ type component struct {
 	digest      string
 }
 
-// code is the name by which workers know the component: of the binary and the descriptors, as one without the other is
-// something else.
+// codeName is the name by which workers know the component: of the binary, the descriptors and the services, as one
+// without the others is something else.
 func codeName(a *artifact.Artifact, descriptors string) string {
-	if descriptors == "" {
-		return a.Wasm.Digest.String()
-	}
-	return a.Wasm.Digest.String() + "+" + descriptors
+	return strings.Join(append([]string{a.Wasm.Digest.String(), descriptors}, a.Services...), "+")
 }
 
 // catalog remembers the components of images, and keeps their descriptors for containers whose image is gone.

@@ -78,6 +78,9 @@ var (
 	serverForm = regexp.MustCompile(`^([A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*|[a-z0-9]([-a-z0-9]*[a-z0-9])?)$`)
 )
 
+// separators are what stands between the words of a name.
+var separators = regexp.MustCompile(`[^A-Za-z0-9]+`)
+
 const maxNamePart = 63
 
 // derive makes a name of an image reference: the registry's host, the last part of the repository, and the tag as a
@@ -94,7 +97,7 @@ func derive(references []string) componentName {
 		}
 		n := componentName{domain: strings.ToLower(domain), server: path.Base(reference.Path(parsed)), version: versionOf(parsed)}
 		if !serverForm.MatchString(n.server) {
-			n.server = strings.NewReplacer("_", "-", ".", "-", "--", "-").Replace(n.server)
+			n.server = strings.Trim(separators.ReplaceAllString(n.server, "-"), "-")
 		}
 		if domainForm.MatchString(n.domain) && serverForm.MatchString(n.server) && len(n.server) <= maxNamePart {
 			return n
@@ -116,7 +119,7 @@ func versionOf(ref reference.Named) string {
 	if v, err := semver.NewVersion(tag); err == nil && len(v.String()) <= maxNamePart {
 		return v.String()
 	}
-	v := "0.0.0-" + strings.Trim(strings.NewReplacer("_", "-", ".", "-").Replace(tagged.Tag()), "-")
+	v := "0.0.0-" + strings.Trim(separators.ReplaceAllString(tagged.Tag(), "-"), "-")
 	if _, err := semver.StrictNewVersion(v); err != nil || len(v) > maxNamePart {
 		return "0.0.0-latest"
 	}

@@ -115,6 +115,6 @@ func (b *Backend) loadOnce(ctx context.Context, w *worker, a *artifact.Artifact,
 			return control.Code{}, err
 		}
 		code, err := b.cache.open(ctx, a.Wasm.Digest.String(), b.source(a))
-		return control.Code{Digest: name, Image: control.File{File: code}, Descriptors: set}, err
+		return control.Code{Digest: name, Image: control.File{File: code}, Descriptors: set, Services: a.Services}, err
 	})
 }

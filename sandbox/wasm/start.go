@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -74,7 +76,7 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 		return err
 	}
 	l := newLife(w, p, c)
-	if err := b.begin(h, l, renewAt); err != nil {
+	if err := b.begin(h, l, renewAt, servicesOf(loaded)); err != nil {
 		return err
 	}
 	if err := fpIntent.Hit(ctx); err != nil {
@@ -113,12 +115,12 @@ func (b *Backend) leaveFormer(ctx context.Context, h *handle, s state, w *worker
 }
 
 // begin records that the worker is about to be told: from now on the container may run.
-func (b *Backend) begin(h *handle, l *life, renewAt time.Time) error {
+func (b *Backend) begin(h *handle, l *life, renewAt time.Time, services []string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	next := state{
 		ID: h.id, Phase: phaseStarted, Artifact: h.state.Artifact, Component: h.state.Component, Descriptors: h.state.Descriptors,
-		Worker: l.worker.name, Process: l.worker.identity(), RenewAt: renewAt, StartedAt: time.Now(),
+		Services: services, Worker: l.worker.name, Process: l.worker.identity(), RenewAt: renewAt, StartedAt: time.Now(),
 	}
 	if err := b.cfg.writeState(next); err != nil {
 		return noRoom(fmt.Errorf("container %s: %w", h.id, err))
@@ -184,6 +186,28 @@ func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	}
 	spec.TLS, renewAt, err = b.identityOf(ctx, p, c, o, s.Component)
 	return spec, renewAt, err
+}
+
+// servicesOf are the services of which the component has methods.
+func servicesOf(loaded control.Loaded) []string {
+	var services []string
+	for _, procedure := range loaded.Procedures {
+		service, _, _ := strings.Cut(strings.TrimPrefix(procedure, "/"), "/")
+		services = append(services, service)
+	}
+	slices.Sort(services)
+	return slices.Compact(services)
+}
+
+// Services are the full names of the gRPC services that a running container serves; nil when it does not run, or serves
+// none. For the node's router.
+func (b *Backend) Services(containerID string) []string {
+	h, _, err := b.running(containerID)
+	if err != nil {
+		return nil
+	}
+	s, _ := h.snapshot()
+	return s.Services
 }
 
 // environment is the image's with the container's on top.

@@ -39,6 +39,8 @@ type state struct {
 	Artifact    *artifact.Artifact `json:"artifact"`
 	Component   string             `json:"component,omitempty"`
 	Descriptors string             `json:"descriptors,omitempty"`
+	// Services are the full names of the gRPC services that it serves since its last start.
+	Services []string `json:"services,omitempty"`
 	// Worker is where it was started, and Process which process that was.
 	Worker  string     `json:"worker,omitempty"`
 	Process process.ID `json:"process,omitzero"`

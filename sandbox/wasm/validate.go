@@ -2,6 +2,7 @@ package wasm
 
 import (
 	"fmt"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -31,6 +32,7 @@ var Harmless = map[string]string{
 	"namespace_options of pid, ipc: POD, CONTAINER":        "a guest sees no process",
 	"mounts of /etc/hosts and /dev/termination-log":        "the kubelet's: WASI has no resolver, and the end of a guest is told by its status",
 	"mounts.selinux_relabel, propagation PRIVATE":          "there is nothing to relabel, and no mount to propagate",
+	"linux.sysctls net.ipv4.ip_unprivileged_port_start":    "the daemon opens the ports, and may open all",
 	"stop_signal":                   "WASI has no signals: a server drains, a command's standard input ends",
 	"hostname, dns_config":          "WASI has neither",
 	"pod linux.resources, overhead": "sums for information",
@@ -84,8 +86,8 @@ func validatePod(config *runtimeapi.PodSandboxConfig) error {
 		return invalid("windows", "this is a Linux node")
 	case sc.GetPrivileged():
 		return unsupported("linux.security_context.privileged", "a component cannot be privileged: it has no processes, devices or namespaces")
-	case len(linux.GetSysctls()) > 0:
-		return unsupported("linux.sysctls", "a component pod runs nothing that reads them")
+	case len(otherSysctls(linux.GetSysctls())) > 0:
+		return unsupported("linux.sysctls", "%v: a component pod runs nothing that they would change", otherSysctls(linux.GetSysctls()))
 	case sc.GetRunAsUser() != nil && sc.GetRunAsUser().GetValue() == 0:
 		return refuseRoot("linux.security_context.run_as_user")
 	}
@@ -93,6 +95,12 @@ func validatePod(config *runtimeapi.PodSandboxConfig) error {
 		return err
 	}
 	return validateNamespaces(sc.GetNamespaceOptions())
+}
+
+// otherSysctls are those that somebody counts on. Ports below 1024 are open to components anyway: it is the daemon that
+// opens them.
+func otherSysctls(sysctls map[string]string) []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(sysctls)), func(name string) bool { return name == "net.ipv4.ip_unprivileged_port_start" })
 }
 
 func (b *Backend) validateContainer(config *runtimeapi.ContainerConfig) error {
