@@ -1,0 +1,111 @@
+package cli
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// wit runs `tripod wit` and gives what it prints.
+func wit(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	c := (&App{Stdout: &out, Stderr: io.Discard}).WITCommand()
+	c.SilenceErrors, c.SilenceUsage = true, true
+	c.SetArgs(args)
+	err := c.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+const witProto = `syntax = "proto3";
+package shop.v1;
+import "common.proto";
+service Cart { rpc Add(common.Item) returns (common.Item); }
+service Till { rpc Pay(common.Item) returns (stream common.Item); }
+`
+
+func witFiles(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"shop.proto":       witProto,
+		"lib/common.proto": "syntax = \"proto3\";\npackage common;\nmessage Item { string name = 1; }\n",
+		"empty.proto":      "syntax = \"proto3\";\nmessage M {}\n",
+	} {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestWITGenPrints(t *testing.T) {
+	dir := witFiles(t)
+	out, err := wit(t, "gen", "-I", dir, "-I", dir+"/lib", "--service", "shop.v1.Till", dir+"/shop.proto")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"package proto:shop-v1;", "interface till {", "world server {", "package tripod:grpc@0.1.0 {"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+	if strings.Contains(out, "cart") {
+		t.Errorf("a service that was not asked for is in\n%s", out)
+	}
+}
+
+// TestWITGenWrites: the directory is written, written again, and not over what somebody has changed.
+func TestWITGenWrites(t *testing.T) {
+	dir := witFiles(t)
+	args := []string{"gen", "-I", dir + "," + dir + "/lib", "-o", dir + "/wit", dir + "/shop.proto"}
+	for range 2 {
+		if _, err := wit(t, args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	root := filepath.Join(dir, "wit/shop-v1.wit")
+	text, err := os.ReadFile(root)
+	if err != nil || !strings.Contains(string(text), "export cart;\n  export till;\n") {
+		t.Errorf("%v:\n%s", err, text)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "wit/deps/tripod-grpc/grpc.wit")); err != nil {
+		t.Error(err)
+	}
+	if err := os.WriteFile(root, []byte("mine"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := wit(t, args...); err == nil || !strings.Contains(err.Error(), "--force") {
+		t.Errorf("a changed file: %v", err)
+	}
+	if _, err := wit(t, append(args, "--force")...); err != nil {
+		t.Error(err)
+	}
+	if again, err := os.ReadFile(root); err != nil || string(again) != string(text) {
+		t.Errorf("%v:\n%s", err, again)
+	}
+}
+
+func TestWITGenRefuses(t *testing.T) {
+	dir := witFiles(t)
+	for _, tc := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{dir + "/empty.proto"}, "no service in"},
+		{[]string{dir + "/shop.proto"}, "common.proto"},
+		{[]string{"-I", dir, "-I", dir + "/lib", "--service", "shop.v1.None", dir + "/shop.proto"}, `no service "shop.v1.None"`},
+		{[]string{dir + "/nothing.proto"}, "nothing.proto"},
+		{nil, "requires at least 1 arg"},
+	} {
+		if _, err := wit(t, append([]string{"gen"}, tc.args...)...); err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%q: %v, want %q", tc.args, err, tc.want)
+		}
+	}
+}
