@@ -123,7 +123,7 @@ func (c *grpcCall) readMessage() ([]byte, error) {
 		}
 		return nil, c.readError(err)
 	}
-	if flags == 0 {
+	if flags == 0 || size == 0 { // some clients set the flag on what is too little to compress
 		return c.in.bytes, nil
 	}
 	return c.decompress()

@@ -1,0 +1,245 @@
+package dataplane
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/binary"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	pb "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
+// framed puts gRPC's prefix before a message.
+func framed(flags byte, message []byte) []byte {
+	return append(binary.BigEndian.AppendUint32([]byte{flags}, uint32(len(message))), message...)
+}
+
+func gzipped(b []byte) []byte {
+	var out bytes.Buffer
+	w := gzip.NewWriter(&out)
+	_, _ = w.Write(b)
+	w.Close()
+	return out.Bytes()
+}
+
+// post sends a body as gRPC, and tells the status.
+func post(t testing.TB, c httpClient, method string, header http.Header, body io.Reader) (code, message string) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, c.base+testPath+method, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header = http.Header{"Content-Type": {"application/grpc+proto"}, "Te": {"trailers"}}
+	for k, v := range header {
+		r.Header[k] = v
+	}
+	response, err := c.Do(r)
+	if err != nil {
+		t.Fatalf("%s: %v", method, err)
+	}
+	defer response.Body.Close()
+	if _, err := io.Copy(io.Discard, response.Body); err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range []http.Header{response.Trailer, response.Header} {
+		if code := h.Get("Grpc-Status"); code != "" {
+			message, _ := url.PathUnescape(h.Get("Grpc-Message"))
+			return code, message
+		}
+	}
+	return response.Status, ""
+}
+
+// TestFaultW3_Framing: requests whose framing is wrong are refused with the right code, over every protocol, and the next
+// request is served. (What is wrong inside of messages is found, with its path, by protowit.)
+func TestFaultW3_Framing(t *testing.T) {
+	s := startServer(t, InvokerFunc(func(_ context.Context, m *Method, c Call) error {
+		for {
+			b, err := c.Receive()
+			if err == io.EOF {
+				return c.Send(nil)
+			}
+			if err != nil {
+				return err
+			}
+			if !m.Desc.IsStreamingClient() {
+				return c.Send(b)
+			}
+		}
+	}), func(o *GRPCOptions, _ *Config, _ *Material) { o.MaxMessageBytes = 1 << 20 })
+	withGzip := http.Header{"Grpc-Encoding": {"gzip"}}
+	tests := []struct {
+		name   string
+		header http.Header
+		body   []byte // a nil one is a prefix of 100 MiB and as many zeros
+		code   string
+		text   string
+	}{
+		{"truncated prefix", nil, []byte{0, 0, 0}, "3", "middle of a message"},
+		{"truncated message", nil, framed(0, make([]byte, 50))[:30], "3", "middle of a message"},
+		{"prefix alone", nil, []byte{0, 0, 0, 0, 9}, "3", "middle of a message"},
+		{"unknown flags", nil, framed(0x80, []byte("x")), "3", "flags 0x80"},
+		{"compressed without encoding", nil, framed(1, gzipped([]byte("x"))), "3", "no grpc-encoding"},
+		{"unknown encoding", http.Header{"Grpc-Encoding": {"snappy"}}, framed(0, nil), "12", "snappy"},
+		{"junk for gzip", withGzip, framed(1, []byte("junk")), "3", "gzip"},
+		{"truncated gzip", withGzip, framed(1, gzipped(make([]byte, 1000))[:12]), "3", "gzip"},
+		{"gzip bomb", withGzip, framed(1, gzipped(make([]byte, 64<<20))), "8", "decompressed"},
+		{"4 GiB announced", nil, []byte{0, 0xff, 0xff, 0xff, 0xff, 1}, "8", "over the limit of 1048576"},
+		{"100 MiB", nil, nil, "8", "over the limit"},
+		{"one byte too long", nil, framed(0, make([]byte, 1<<20+1)), "8", "1048577"},
+		{"bad timeout", http.Header{"Grpc-Timeout": {"soon"}}, framed(0, nil), "3", "grpc-timeout"},
+		{"just right", nil, framed(0, make([]byte, 1<<20)), "0", ""},
+		{"gzip", withGzip, framed(1, gzipped([]byte("hello"))), "0", ""},
+		{"empty and compressed", withGzip, framed(1, nil), "0", ""},
+	}
+	for way, c := range s.httpClients(t) {
+		t.Run(way, func(t *testing.T) {
+			for _, test := range tests {
+				for _, method := range []string{"UnaryCall", "StreamingInputCall"} {
+					// Each request has a reader of its own: a client may still read one when its response is there.
+					body := io.Reader(bytes.NewReader(test.body))
+					if test.body == nil {
+						body = io.MultiReader(bytes.NewReader([]byte{0, 6, 0x40, 0, 0}), io.LimitReader(zeros{}, 100<<20))
+					}
+					if code, text := post(t, c, method, test.header, body); code != test.code || !strings.Contains(text, test.text) {
+						t.Errorf("%s, %s: %s %q, want %s %q", method, test.name, code, text, test.code, test.text)
+					}
+				}
+			}
+			for name, body := range map[string][]byte{"no message": nil, "two messages": append(framed(0, nil), framed(0, nil)...)} {
+				if code, text := post(t, c, "UnaryCall", nil, bytes.NewReader(body)); code != "12" {
+					t.Errorf("%s: %s %q", name, code, text)
+				}
+			}
+			if code, _ := post(t, c, "NoSuchCall", nil, bytes.NewReader(framed(0, nil))); code != "12" {
+				t.Errorf("unknown method: %s", code)
+			}
+		})
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) {
+	clear(p)
+	return len(p), nil
+}
+
+// TestFaultW3_HTTP: requests that are not gRPC's at all get HTTP's own answers.
+func TestFaultW3_HTTP(t *testing.T) {
+	s := startServer(t, &echo{})
+	h2c := s.httpClients(t)["h2c"]
+	h1 := httpClient{http.DefaultClient, h2c.base}
+	for _, test := range []struct {
+		name                      string
+		client                    httpClient
+		method, path, contentType string
+		want                      int
+	}{
+		{"GET of a gRPC method", h2c, http.MethodGet, testPath + "UnaryCall", "application/grpc", 405},
+		{"gRPC over HTTP/1.1", h1, http.MethodPost, testPath + "UnaryCall", "application/grpc", 505},
+		{"unknown content type", h2c, http.MethodPost, testPath + "UnaryCall", "text/plain", 415},
+		{"no content type", h1, http.MethodPost, testPath + "UnaryCall", "", 415},
+		{"unknown path", h1, http.MethodGet, "/favicon.ico", "", 404},
+		{"bad JSON", h1, http.MethodPost, testPath + "UnaryCall", "application/json", 400},
+	} {
+		r, err := http.NewRequestWithContext(t.Context(), test.method, test.client.base+test.path, strings.NewReader("not JSON"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Content-Type", test.contentType)
+		response, err := test.client.Do(r)
+		if err != nil {
+			t.Errorf("%s: %v", test.name, err)
+			continue
+		}
+		response.Body.Close()
+		if response.StatusCode != test.want {
+			t.Errorf("%s: %s, want %d", test.name, response.Status, test.want)
+		}
+	}
+}
+
+// TestMaxMessage: the component's own messages are bounded too.
+func TestMaxMessage(t *testing.T) {
+	client := startServer(t, &echo{}, func(o *GRPCOptions, _ *Config, _ *Material) { o.MaxMessageBytes = 1000 }).
+		dial(t, false, grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<20)))
+	stream, err := client.StreamingOutputCall(t.Context(), &pb.StreamingOutputCallRequest{ResponseParameters: []*pb.ResponseParameters{{Size: 2000}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); status.Code(err) != codes.ResourceExhausted {
+		t.Error(err)
+	}
+}
+
+func TestPercentEncode(t *testing.T) {
+	for in, want := range map[string]string{"": "", "plain text ~": "plain text ~", "100 %": "100 %25", "ü\n": "%C3%BC%0A", "\x7f\xff": "%7F%FF"} {
+		if got := percentEncode(in); got != want {
+			t.Errorf("%q is %q, want %q", in, got, want)
+		}
+	}
+}
+
+func TestMetadataRules(t *testing.T) {
+	h := http.Header{}
+	for key, value := range map[string]string{
+		"Upper": "x", "": "x", "grpc-status": "0", "content-type": "x", "te": "x", "a b": "x", "key": "new\nline", "x-ü": "x", ":path": "x",
+	} {
+		if err := SetMetadata(h, key, []byte(value)); err == nil {
+			t.Errorf("%q: %q was taken", key, value)
+		}
+	}
+	if len(h) != 0 {
+		t.Errorf("header %v", h)
+	}
+	for range Metadata(http.Header{"X-Bin": {"!!", "?"}, "Grpc-Timeout": {"1S"}, "Content-Type": {"x"}}) {
+		t.Error("what is no metadata was read as such")
+	}
+	n := 0
+	for k, v := range Metadata(http.Header{"X-Bin": {"AQ==, Ag", "Aw"}}) {
+		if n++; k != "x-bin" || len(v) != 1 || v[0] != byte(n) {
+			t.Errorf("%s %v", k, v)
+		}
+	}
+	if n != 3 {
+		t.Errorf("%d values", n)
+	}
+}
+
+// FuzzReceive feeds bytes of any kind to the framing. It must neither panic nor give out more than the limit.
+func FuzzReceive(f *testing.F) {
+	message, _ := proto.Marshal(&pb.SimpleRequest{Payload: payload(10)})
+	f.Add(framed(0, message), false)
+	f.Add(framed(1, gzipped(message)), true)
+	f.Add([]byte{0, 0xff, 0xff, 0xff, 0xff}, false)
+	f.Fuzz(func(t *testing.T, body []byte, compressed bool) {
+		const limit = 4096
+		c := &grpcCall{
+			request: &http.Request{Body: io.NopCloser(bytes.NewReader(body)), Header: http.Header{}}, max: limit,
+			clientStreams: true, compressedIn: compressed,
+		}
+		defer c.free()
+		for {
+			b, err := c.Receive()
+			if len(b) > limit {
+				t.Fatalf("%d bytes", len(b))
+			}
+			if err != nil {
+				if _, ok := err.(*Status); !ok && err != io.EOF {
+					t.Fatalf("%v is no Status", err)
+				}
+				return
+			}
+		}
+	})
+}
