@@ -68,9 +68,11 @@ type Code struct {
 	// Image is the file that `tripod-wasm compile` wrote; it is read from its beginning.
 	Image File `json:"image"`
 	// Descriptors is a serialized google.protobuf.FileDescriptorSet with all imports; Services are the services of it
-	// that the component serves, when empty those of the files that no other file of the set imports. For the gRPC world
-	// only; others leave them alone.
+	// that the component serves, when empty those of the files that no other file of the set imports. Metadata takes the
+	// place of Descriptors in images of Vimana's layout: a serialized Metadata message. For the gRPC world only; others
+	// leave them alone.
 	Descriptors []byte   `json:"descriptors,omitempty"`
+	Metadata    []byte   `json:"metadata,omitempty"`
 	Services    []string `json:"services,omitempty"`
 }
 

@@ -1,0 +1,52 @@
+package worker
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/tripod-run/tripod/internal/wasm/control"
+)
+
+// ServeData answers the requests of the node's router on a listener, by cleartext HTTP/2 and HTTP/1.1, until ctx ends. The
+// header control.HeaderContainer, which the pod does not see, says which pod a request is for.
+func (w *Worker) ServeData(ctx context.Context, listener net.Listener) error {
+	protocols := &http.Protocols{}
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true)
+	s := &http.Server{
+		Handler: http.HandlerFunc(w.route), Protocols: protocols, ReadHeaderTimeout: 30 * time.Second,
+		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 10_000},
+	}
+	stop := context.AfterFunc(ctx, func() { s.Close() })
+	defer stop()
+	err := s.Serve(listener)
+	if ctx.Err() != nil {
+		return nil
+	}
+	return fmt.Errorf("data socket: %w", err)
+}
+
+func (w *Worker) route(rw http.ResponseWriter, r *http.Request) {
+	id := r.Header.Get(control.HeaderContainer)
+	r.Header.Del(control.HeaderContainer)
+	p, err := w.pod(id)
+	if err != nil {
+		http.Error(rw, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	s, ok := p.program.(*server)
+	if !ok {
+		http.Error(rw, fmt.Sprintf("pod %s is a command and serves no requests", id), http.StatusServiceUnavailable)
+		return
+	}
+	// The pod's own connections are closed when its grace is over; the router's stays, and what waits on it is woken.
+	rc := http.NewResponseController(rw)
+	defer context.AfterFunc(p.alive, func() {
+		_ = rc.SetReadDeadline(time.Now())
+		_ = rc.SetWriteDeadline(time.Now().Add(time.Second)) // for the status
+	})()
+	s.ServeHTTP(rw, r)
+}

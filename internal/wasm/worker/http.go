@@ -1,0 +1,35 @@
+package worker
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/tripod-run/tripod/internal/wasm/wasihttp"
+)
+
+// serveComponent answers a request by a wasi:http component, in one instance.
+func (s *server) serveComponent(w http.ResponseWriter, r *http.Request) {
+	s.pod.counts.requests.Add(1)
+	s.pod.counts.active.Add(1)
+	defer s.pod.counts.active.Add(-1)
+	err := s.serveInstance(w, r)
+	if err == nil {
+		return
+	}
+	s.pod.count(r.Context(), r.Method+" "+r.URL.Path, err)
+	wasihttp.Fail(w, err)
+}
+
+// serveInstance has given its instance back when it returns: Fail may leave by a panic.
+func (s *server) serveInstance(w http.ResponseWriter, r *http.Request) error {
+	limits := *s.limits.Load()
+	g, err := s.get(r.Context(), limits)
+	if err != nil {
+		return err
+	}
+	defer s.put(g, limits)
+	return g.http.Serve(w, r, func(ctx context.Context, params []byte) error {
+		_, err := g.Call(ctx, s.pod.code.handle, params, nil)
+		return err
+	})
+}

@@ -1,0 +1,109 @@
+package worker
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/wasm/control"
+	"github.com/tripod-run/tripod/internal/wasm/engine"
+	"github.com/tripod-run/tripod/internal/wasm/wasi"
+	"github.com/tripod-run/tripod/internal/wasm/wasihttp"
+)
+
+// Bounds of one guest beside its memory and time.
+const (
+	maxTableElements = 1 << 20
+	maxHandles       = 10_000
+	// maxHostCalls is how often a guest calls the host without new work: between two messages of its client, say.
+	maxHostCalls = 10_000_000
+)
+
+// guest is an instance with what the worker made for it.
+type guest struct {
+	*engine.Instance
+	pod   *pod
+	stdio stdio
+	call  *grpcCall         // of the gRPC world
+	http  *wasihttp.Session // of the HTTP world
+}
+
+// stdio is where one instance writes.
+type stdio struct{ out, err io.WriteCloser }
+
+func (o *output) stdio() stdio { return stdio{o.stream(false), o.stream(true)} }
+
+// flush writes the beginnings of lines that the guest left.
+func (s stdio) flush() { _, _ = s.out.Close(), s.err.Close() }
+
+// instantiate makes an instance for the pod's world.
+func (p *pod) instantiate(ctx context.Context, limits control.Limits) (*guest, error) {
+	g := &guest{pod: p, stdio: p.output.stdio()}
+	options := engine.InstanceOptions{
+		Args: p.spec.Args, Env: p.spec.Env, Preopens: p.preopens, Stdout: g.stdio.out, Stderr: g.stdio.err,
+		MaxMemory: uint64(p.spec.Resources.MemoryBytes), MaxTableElements: maxTableElements, MaxHandles: maxHandles, MaxHostCalls: maxHostCalls,
+		Deadline: limits.RequestTimeout, Account: p.account,
+	}
+	switch p.code.world() {
+	case engine.WorldGRPC:
+		g.call = &grpcCall{}
+		options.Host = g.call
+	case engine.WorldHTTP:
+		g.http = wasihttp.NewSession(wasi.Options{Stdout: g.stdio.out, Stderr: g.stdio.err, Preopens: p.wasiPreopens()})
+		options.Host = g.http
+	case engine.WorldCommand:
+		if p.stdin != nil {
+			options.Stdin = p.stdin
+		}
+	}
+	var err error
+	if g.Instance, err = p.code.engine.Instantiate(ctx, options); err != nil {
+		g.release()
+		return nil, err
+	}
+	p.counts.instances.Add(1)
+	return g, nil
+}
+
+// Close releases the instance.
+func (g *guest) Close() {
+	g.Instance.Close()
+	g.release()
+	g.pod.counts.instances.Add(-1)
+}
+
+func (g *guest) release() {
+	if g.http != nil {
+		g.http.Close()
+	}
+	g.stdio.flush()
+}
+
+// preopens reaches the directories that came as descriptors.
+func preopens(mounts []control.Mount) []engine.Preopen {
+	list := make([]engine.Preopen, len(mounts))
+	for i, m := range mounts {
+		list[i] = engine.Preopen{Path: fmt.Sprintf("/proc/self/fd/%d", m.Dir.Fd()), Guest: m.Guest, ReadOnly: m.ReadOnly}
+	}
+	return list
+}
+
+func (p *pod) wasiPreopens() []wasi.Preopen {
+	list := make([]wasi.Preopen, len(p.preopens))
+	for i, o := range p.preopens {
+		list[i] = wasi.Preopen{Path: o.Path, Guest: o.Guest, ReadOnly: o.ReadOnly}
+	}
+	return list
+}
+
+// checkMounts refuses mounts that no guest can have.
+func checkMounts(mounts []control.Mount) error {
+	for _, m := range mounts {
+		if m.Dir.File == nil || len(m.Guest) == 0 || m.Guest[0] != '/' {
+			return fmt.Errorf("mount %q: no directory came along, or the path is not absolute: %w", m.Guest, errdefs.ErrInvalidArgument)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,302 @@
+package worker
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/wasm/control"
+	"github.com/tripod-run/tripod/internal/wasm/engine"
+)
+
+// Config is what a Worker needs.
+type Config struct {
+	// Name is the worker's, Program the version of the program: for Hello.
+	Name, Program string
+	Engine        *engine.Engine
+	Logger        *slog.Logger
+	// Publish takes events for the daemons that are connected; it does not block.
+	Publish func(control.Event)
+	// Spans says that spans of requests are wanted, as events.
+	Spans bool
+}
+
+// Worker has all pods. It implements control.Handler.
+type Worker struct {
+	config    Config
+	engine    *engine.Engine
+	logger    *slog.Logger
+	spans     *spans // nil: none
+	startedAt time.Time
+
+	loading sync.Mutex // one Load at a time
+
+	mu     sync.Mutex
+	codes  map[string]*code
+	pods   map[string]*pod
+	closed bool
+}
+
+// New makes a worker without pods.
+func New(c Config) *Worker {
+	w := &Worker{
+		config: c, engine: c.Engine, logger: c.Logger, startedAt: time.Now(),
+		codes: map[string]*code{}, pods: map[string]*pod{},
+	}
+	if c.Spans {
+		w.spans = newSpans(c.Publish)
+	}
+	return w
+}
+
+// Hello implements control.Handler.
+func (w *Worker) Hello() control.Hello {
+	return control.Hello{
+		Version: control.Version, Program: w.config.Program, Engine: engine.Fingerprint(),
+		Name: w.config.Name, Pid: os.Getpid(), StartedAt: w.startedAt,
+	}
+}
+
+// Start implements control.Handler.
+func (w *Worker) Start(_ context.Context, spec control.PodSpec) (control.Status, error) {
+	p, err := w.newPod(spec)
+	if err != nil {
+		spec.CloseFiles()
+		return control.Status{}, err
+	}
+	defer p.lifecycle.Unlock() // locked by newPod: who finds the pod meanwhile waits
+	if err := p.start(); err != nil {
+		w.forget(p)
+		return control.Status{}, err
+	}
+	w.logger.Info("A pod was started", "pod", p.spec.ID, "component", p.spec.Component, "world", p.code.World)
+	return p.currentStatus(), nil
+}
+
+// newPod makes a pod and puts it into the table, in the place of one that has exited.
+func (w *Worker) newPod(spec control.PodSpec) (*pod, error) {
+	if err := validate(&spec); err != nil {
+		return nil, err
+	}
+	c, err := w.takeCode(spec.Digest)
+	if err != nil {
+		return nil, err
+	}
+	p := makePod(w, spec, c)
+	w.mu.Lock()
+	old := w.pods[spec.ID]
+	if w.closed || old != nil && old.running() {
+		w.mu.Unlock()
+		w.releaseCode(c)
+		if old == nil {
+			return nil, fmt.Errorf("the worker is ending: %w", errdefs.ErrUnavailable)
+		}
+		return nil, fmt.Errorf("pod %s runs already: %w", spec.ID, errdefs.ErrAlreadyExists)
+	}
+	p.lifecycle.Lock()
+	w.pods[spec.ID] = p
+	w.mu.Unlock()
+	if old != nil {
+		w.releaseCode(old.code)
+	}
+	return p, nil
+}
+
+// validate refuses what makes no sense in any world, and fills in defaults.
+func validate(s *control.PodSpec) error {
+	switch {
+	case s.ID == "":
+		return fmt.Errorf("start: no pod ID: %w", errdefs.ErrInvalidArgument)
+	case s.Resources.MemoryBytes < 0 || s.Resources.CPUQuota < 0 || s.Resources.CPUPeriod < 0:
+		return fmt.Errorf("pod %s: negative resources: %w", s.ID, errdefs.ErrInvalidArgument)
+	}
+	if err := checkMounts(s.Mounts); err != nil {
+		return fmt.Errorf("pod %s: %w", s.ID, err)
+	}
+	return fillLimits(&s.Limits)
+}
+
+func fillLimits(l *control.Limits) error {
+	if l.RequestTimeout < 0 || l.MaxMessageBytes < 0 || l.Concurrency < 0 {
+		return fmt.Errorf("negative limits: %w", errdefs.ErrInvalidArgument)
+	}
+	l.RequestTimeout = cmp.Or(l.RequestTimeout, control.DefaultRequestTimeout)
+	l.MaxMessageBytes = cmp.Or(l.MaxMessageBytes, control.DefaultMaxMessageBytes)
+	l.Concurrency = cmp.Or(l.Concurrency, control.DefaultConcurrency)
+	return nil
+}
+
+// forget takes a pod out of the table.
+func (w *Worker) forget(p *pod) {
+	w.mu.Lock()
+	ours := w.pods[p.spec.ID] == p
+	if ours {
+		delete(w.pods, p.spec.ID)
+	}
+	w.mu.Unlock()
+	if ours {
+		w.releaseCode(p.code)
+	}
+}
+
+// pod finds a pod that has been started, or whose start is under way: then it waits.
+func (w *Worker) pod(id string) (*pod, error) {
+	w.mu.Lock()
+	p := w.pods[id]
+	w.mu.Unlock()
+	if p == nil {
+		return nil, fmt.Errorf("pod %s is not in this worker: %w", id, errdefs.ErrNotFound)
+	}
+	p.lifecycle.Lock()
+	defer p.lifecycle.Unlock()
+	if !p.started {
+		return nil, fmt.Errorf("pod %s could not be started: %w", id, errdefs.ErrNotFound)
+	}
+	return p, nil
+}
+
+// Stop implements control.Handler.
+func (w *Worker) Stop(ctx context.Context, id string, grace time.Duration) (control.Status, error) {
+	p, err := w.pod(id)
+	if err != nil {
+		return control.Status{}, err
+	}
+	p.stop(grace)
+	select {
+	case <-p.done:
+		return p.currentStatus(), nil
+	case <-ctx.Done():
+		return p.currentStatus(), ctx.Err()
+	}
+}
+
+// Kill implements control.Handler.
+func (w *Worker) Kill(ctx context.Context, id string) error {
+	_, err := w.Stop(ctx, id, 0)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// Remove implements control.Handler.
+func (w *Worker) Remove(ctx context.Context, id string) error {
+	p, err := w.pod(id)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	p.stop(0)
+	select {
+	case <-p.done:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	w.forget(p)
+	return nil
+}
+
+// List implements control.Handler.
+func (w *Worker) List(context.Context) ([]control.Status, error) {
+	return each(w, nil, (*pod).currentStatus), nil
+}
+
+// Stats implements control.Handler.
+func (w *Worker) Stats(_ context.Context, ids []string) ([]control.Stats, error) {
+	return each(w, ids, (*pod).stats), nil
+}
+
+// Metrics implements control.Handler.
+func (w *Worker) Metrics(_ context.Context, ids []string) ([]control.Metrics, error) {
+	return each(w, ids, (*pod).metrics), nil
+}
+
+// each asks the pods with these IDs, or all, in the order of their IDs.
+func each[T any](w *Worker, ids []string, ask func(*pod) T) []T {
+	w.mu.Lock()
+	pods := make(map[string]*pod, len(ids))
+	for _, id := range ids {
+		if p := w.pods[id]; p != nil {
+			pods[id] = p
+		}
+	}
+	if len(ids) == 0 {
+		maps.Copy(pods, w.pods)
+	}
+	w.mu.Unlock()
+	list := make([]T, 0, len(pods))
+	for _, id := range slices.Sorted(maps.Keys(pods)) {
+		list = append(list, ask(pods[id]))
+	}
+	return list
+}
+
+// Attach implements control.Handler.
+func (w *Worker) Attach(_ context.Context, id string, session *control.AttachSession) error {
+	p, err := w.pod(id)
+	if err != nil {
+		return err
+	}
+	if !p.output.attach(session, p.stdin) {
+		return fmt.Errorf("pod %s has exited: %w", id, errdefs.ErrFailedPrecondition)
+	}
+	return nil
+}
+
+// ReopenLog implements control.Handler.
+func (w *Worker) ReopenLog(_ context.Context, id string, file *os.File) error {
+	if file == nil {
+		return fmt.Errorf("pod %s: no log file came along: %w", id, errdefs.ErrInvalidArgument)
+	}
+	p, err := w.pod(id)
+	if err != nil {
+		file.Close()
+		return err
+	}
+	if err := p.output.reopen(file); err != nil {
+		return fmt.Errorf("pod %s has exited: %w: %w", id, err, errdefs.ErrFailedPrecondition)
+	}
+	return nil
+}
+
+// UpdateTLS implements control.Handler.
+func (w *Worker) UpdateTLS(_ context.Context, id string, t control.TLS) error {
+	p, err := w.pod(id)
+	if err != nil {
+		return err
+	}
+	return p.program.updateTLS(t)
+}
+
+// Update implements control.Handler.
+func (w *Worker) Update(_ context.Context, u control.Update) error {
+	p, err := w.pod(u.ID)
+	if err != nil {
+		return err
+	}
+	return p.update(u)
+}
+
+// Close kills all pods and waits for their end.
+func (w *Worker) Close() {
+	w.mu.Lock()
+	w.closed = true
+	ids := slices.Collect(maps.Keys(w.pods))
+	w.mu.Unlock()
+	var all sync.WaitGroup
+	for _, id := range ids {
+		all.Go(func() { _ = w.Kill(context.Background(), id) })
+	}
+	all.Wait()
+	w.spans.close()
+}
