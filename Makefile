@@ -40,7 +40,7 @@ setup: ## install the Debian packages and Go modules that everything needs (root
 .PHONY: build
 build: ## build/bin/tripod, static, and build/bin/tripod-wasm, the worker with the Wasm engine
 	go build $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN) ./cmd/tripod
-	$(if $(wildcard cmd/tripod-wasm),CGO_ENABLED=1 go build $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o $(WORKER) ./cmd/tripod-wasm)
+	CGO_ENABLED=1 go build $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o $(WORKER) ./cmd/tripod-wasm
 
 .PHONY: run
 run: setup build ## see it work: a node, two pods, kill -9 of the daemon, and everything still there
