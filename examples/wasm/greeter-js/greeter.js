@@ -1,13 +1,21 @@
 // The Greeter service in JavaScript. `tripod wit gen ../greeter/greeter.proto` writes the interfaces that it implements:
 // results are returned, or thrown when they are a status; streams are objects with next() and send().
 import response from 'tripod:grpc/response@0.1.0';
+import environment from 'wasi:cli/environment@0.2.12';
+import stdout from 'wasi:cli/stdout@0.2.12';
 
 const INVALID_ARGUMENT = 3;
 const hello = { german: 'Hallo', french: 'Bonjour' };
 
+// There is no console in this world.
+function say(line) {
+  stdout.getStdout().blockingWriteAndFlush(new TextEncoder().encode(line + '\n'));
+}
+
 function greet(name, language) {
   if (!name) throw { code: INVALID_ARGUMENT, message: 'name: must not be empty', details: [] };
-  return { message: `${hello[language?.tag] ?? 'Hello'}, ${name}!`, servedBy: '' };
+  const [, pod] = environment.getEnvironment().find(([variable]) => variable === 'POD_NAME') ?? [];
+  return { message: `${hello[language?.tag] ?? 'Hello'}, ${name}!`, servedBy: pod ?? '' };
 }
 
 function* all(requests) {
@@ -20,13 +28,13 @@ export const greeter = {
     if (id) response.setHeader(id);
     const bin = context.metadata.find((e) => e.key === 'x-trace-bin');
     if (bin) response.setTrailer(bin);
-    console.log(`SayHello ${request.name} from ${context.peer}`);
+    say(`SayHello ${request.name} from ${context.peer}`);
     return greet(request.name, request.language);
   },
 
-  // There is no timer in this world: the numbers come as fast as they are read, whatever the interval.
+  // Without a clock in its world it sends the numbers as fast as they are read, whatever the interval.
   countdown(context, request, replies) {
-    console.log(`Countdown from ${request.from}`);
+    say(`Countdown from ${request.from}`);
     for (let number = request.from; number >= 0; number--) replies.send({ number });
   },
 
@@ -37,12 +45,12 @@ export const greeter = {
       names.push(r.name);
       language = r.language;
     }
-    console.log(`Collect ${names.join(', ')}`);
+    say(`Collect ${names.join(', ')}`);
     return greet(names.join(', '), language);
   },
 
   chat(context, requests, replies) {
-    console.log('Chat');
+    say('Chat');
     for (const r of all(requests)) replies.send(greet(r.name, r.language));
   },
 };
