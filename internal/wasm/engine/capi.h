@@ -55,13 +55,13 @@ typedef struct wasm_importtype_vec_t { size_t size; wasm_importtype_t **data; } 
 
 typedef struct wasmtime_func { uint64_t store_id; void *inner; } wasmtime_func_t;
 typedef struct wasmtime_instance { uint64_t store_id; size_t inner; } wasmtime_instance_t;
-typedef struct wasmtime_memory { uint64_t store_id; uint32_t inner[2]; } wasmtime_memory_t;
+typedef struct wasmtime_memory { struct { uint64_t store_id; uint32_t inner; }; uint32_t inner2; } wasmtime_memory_t;
 typedef union wasmtime_extern_union { wasmtime_func_t func; wasmtime_memory_t memory; uint64_t room[3]; } wasmtime_extern_union_t;
 typedef struct wasmtime_extern { uint8_t kind; wasmtime_extern_union_t of; } wasmtime_extern_t;
 typedef union wasmtime_val_raw { int32_t i32; int64_t i64; float f32; double f64; uint8_t v128[16]; void *funcref; } wasmtime_val_raw_t;
 
 typedef struct wasmtime_component_instance { uint64_t store_id; uint32_t inner; } wasmtime_component_instance_t;
-typedef struct wasmtime_component_func { uint64_t store_id; uint32_t inner[2]; } wasmtime_component_func_t;
+typedef struct wasmtime_component_func { struct { uint64_t store_id; uint32_t inner; }; uint32_t inner2; } wasmtime_component_func_t;
 
 typedef struct wasmtime_component_val wasmtime_component_val_t;
 typedef struct wasmtime_component_valrecord_entry wasmtime_component_valrecord_entry_t;

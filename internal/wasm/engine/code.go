@@ -5,6 +5,7 @@ package engine
 import "C"
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 	"strings"
@@ -41,7 +42,7 @@ type link struct {
 // Load makes guests from a code image. The image must come from Compile of an engine with the same Fingerprint, over a
 // way that is trusted: it holds machine code. One that is damaged or of another fingerprint is
 // errdefs.ErrFailedPrecondition (compile again). An import that neither WASI nor host provides, or with another type, is
-// errdefs.ErrInvalidArgument and named.
+// errdefs.ErrInvalidArgument and named. The image's bytes are not needed after Load.
 func (e *Engine) Load(image []byte, host Host) (*Code, error) {
 	img, err := decodeImage(image)
 	if err != nil {
@@ -64,10 +65,11 @@ func (e *Engine) load(img *image, host Host) (*Code, error) {
 		c.Close()
 		return nil, err
 	}
-	// What is linked is a copy. Without a second path nobody reads these any more.
+	// What is linked is a copy, so that the caller may reuse the image's bytes. Only a second path still needs them.
 	if img.module = nil; c.path == PathComponent {
 		img.component = nil
 	}
+	img.component = bytes.Clone(img.component)
 	return c, nil
 }
 

@@ -16,7 +16,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// wasmtimeVersion is that of the library which go.mod brings; a test compares the two.
+// wasmtimeVersion is that of the Go module which brings the library; a test compares it to go.mod.
 const wasmtimeVersion = "39.0.1"
 
 // codeVersion counts the changes to how we configure the compiler and to the form of code images.

@@ -16,8 +16,10 @@ void tw_fail(tw_inst *i, int why, const char *fmt, ...) {
   i->why = why;
 }
 
+// text is a message without the backtrace of the engine itself, which tells nobody anything.
 static char *text(wasm_byte_vec_t *v) {
-  char *s = strndup(v->data, v->size);
+  char *s = strndup(v->data, v->size), *end = strstr(s, "\n\nStack backtrace:");
+  if (end) *end = 0;
   wasm_byte_vec_delete(v);
   return s;
 }
