@@ -1,0 +1,261 @@
+package dataplane
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"go.opentelemetry.io/otel/attribute"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	pb "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/reflection/grpc_reflection_v1"
+	"google.golang.org/grpc/reflection/grpc_reflection_v1alpha"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protodesc"
+	"google.golang.org/protobuf/types/descriptorpb"
+)
+
+// TestHealth asks with grpc-go, as the kubelet's probes do.
+func TestHealth(t *testing.T) {
+	health := NewHealth("grpc.testing.TestService")
+	s := startServer(t, &echo{}, func(o *GRPCOptions, _ *Config, _ *Material) {
+		o.Health = health
+		o.Limiter = NewLimiter(1, 0)
+		o.MaxTimeout = 50 * time.Millisecond // health is beyond both
+	})
+	s.metrics.method("x") // something is counted, health is not
+	client := healthpb.NewHealthClient(s.dialConn(t, true))
+	for _, service := range []string{"", "grpc.testing.TestService"} {
+		got, err := client.Check(t.Context(), &healthpb.HealthCheckRequest{Service: service})
+		if err != nil || got.Status != healthpb.HealthCheckResponse_SERVING {
+			t.Errorf("%q: %v, %v", service, got, err)
+		}
+	}
+	if _, err := client.Check(t.Context(), &healthpb.HealthCheckRequest{Service: "none"}); status.Code(err) != codes.NotFound {
+		t.Errorf("a service that is not there: %v", err)
+	}
+	watch, err := client.Watch(t.Context(), &healthpb.HealthCheckRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	unknown, err := client.Watch(t.Context(), &healthpb.HealthCheckRequest{Service: "none"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect := func(w healthpb.Health_WatchClient, want healthpb.HealthCheckResponse_ServingStatus) {
+		t.Helper()
+		if got, err := w.Recv(); err != nil || got.Status != want {
+			t.Errorf("watch: %v, %v; want %v", got, err, want)
+		}
+	}
+	expect(unknown, healthpb.HealthCheckResponse_SERVICE_UNKNOWN)
+	expect(watch, healthpb.HealthCheckResponse_SERVING)
+	health.SetServing(true) // no change, no message
+	health.SetServing(false)
+	expect(watch, healthpb.HealthCheckResponse_NOT_SERVING)
+	list, err := client.List(t.Context(), &healthpb.HealthListRequest{})
+	if err != nil || len(list.Statuses) != 2 || list.Statuses[""].Status != healthpb.HealthCheckResponse_NOT_SERVING {
+		t.Errorf("list: %v, %v", list, err)
+	}
+	// The description that the package builds by hand is the real one.
+	theirs, ours := protodesc.ToFileDescriptorProto(healthpb.File_grpc_health_v1_health_proto), protodesc.ToFileDescriptorProto(healthFile())
+	theirs.Options, theirs.Name, ours.Name = nil, nil, nil
+	if !proto.Equal(theirs, ours) {
+		t.Errorf("grpc.health.v1 is\n%v\nours is\n%v", theirs, ours)
+	}
+	// And by JSON, as a person with curl.
+	response, err := http.Post("http://"+s.CleartextAddress+"/grpc.health.v1.Health/Check", "application/json", strings.NewReader("{}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	if b, _ := io.ReadAll(response.Body); !strings.Contains(string(b), "NOT_SERVING") {
+		t.Errorf("JSON: %s %s", response.Status, b)
+	}
+}
+
+// TestReflection asks as grpcurl does: list the services, then fetch the files that describe one.
+func TestReflection(t *testing.T) {
+	conn := startServer(t, &echo{}).dialConn(t, false)
+	stream, err := grpc_reflection_v1.NewServerReflectionClient(conn).ServerReflectionInfo(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(r *grpc_reflection_v1.ServerReflectionRequest) *grpc_reflection_v1.ServerReflectionResponse {
+		t.Helper()
+		if err := stream.Send(r); err != nil {
+			t.Fatal(err)
+		}
+		response, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return response
+	}
+	var names []string
+	for _, s := range ask(&grpc_reflection_v1.ServerReflectionRequest{MessageRequest: &grpc_reflection_v1.ServerReflectionRequest_ListServices{}}).GetListServicesResponse().GetService() {
+		names = append(names, s.Name)
+	}
+	if !slices.Equal(names, []string{"grpc.testing.TestService", "grpc.health.v1.Health"}) {
+		t.Errorf("services %v", names)
+	}
+	files := map[string]bool{}
+	for _, symbol := range []string{"grpc.testing.TestService", "grpc.testing.TestService.UnaryCall", "grpc.testing.SimpleRequest", "grpc.health.v1.Health", "grpc.health.v1.HealthCheckRequest"} {
+		response := ask(&grpc_reflection_v1.ServerReflectionRequest{MessageRequest: &grpc_reflection_v1.ServerReflectionRequest_FileContainingSymbol{FileContainingSymbol: symbol}})
+		for _, b := range response.GetFileDescriptorResponse().GetFileDescriptorProto() {
+			fd := &descriptorpb.FileDescriptorProto{}
+			if err := proto.Unmarshal(b, fd); err != nil {
+				t.Fatal(err)
+			}
+			files[fd.GetName()] = true
+		}
+		if response.GetErrorResponse() != nil {
+			t.Errorf("%s: %v", symbol, response)
+		}
+	}
+	for _, want := range []string{"grpc/testing/test.proto", "grpc/testing/messages.proto", "grpc/testing/empty.proto", "grpc/health/v1/health.proto"} {
+		if !files[want] {
+			t.Errorf("%s is not among %v", want, files)
+		}
+	}
+	none := ask(&grpc_reflection_v1.ServerReflectionRequest{MessageRequest: &grpc_reflection_v1.ServerReflectionRequest_FileContainingSymbol{FileContainingSymbol: "none.Such"}})
+	if codes.Code(none.GetErrorResponse().GetErrorCode()) != codes.NotFound {
+		t.Errorf("a symbol that is not there: %v", none)
+	}
+	alpha, err := grpc_reflection_v1alpha.NewServerReflectionClient(conn).ServerReflectionInfo(t.Context()) //nolint:staticcheck // old clients speak it
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := alpha.Send(&grpc_reflection_v1alpha.ServerReflectionRequest{MessageRequest: &grpc_reflection_v1alpha.ServerReflectionRequest_ListServices{}}); err != nil { //nolint:staticcheck // old clients speak it
+		t.Fatal(err)
+	}
+	if r, err := alpha.Recv(); err != nil || len(r.GetListServicesResponse().GetService()) != 2 { //nolint:staticcheck // old clients speak it
+		t.Errorf("v1alpha: %v, %v", r, err)
+	}
+}
+
+// TestCurl is the view of a person with curl: Connect's JSON over HTTP/1.1, HTTP/2 and h2c, and the Alt-Svc header.
+func TestCurl(t *testing.T) {
+	curl, err := exec.LookPath("curl")
+	if err != nil {
+		t.Fatal("curl is needed: apt-get install curl")
+	}
+	s := startServer(t, &echo{})
+	_, port, _ := strings.Cut(s.QUICAddress, ":")
+	for name, test := range map[string]struct {
+		args []string
+		want []string
+	}{
+		"http1":     {[]string{"--http1.1", "http://" + s.CleartextAddress}, []string{"HTTP/1.1 200"}},
+		"h2c":       {[]string{"--http2-prior-knowledge", "http://" + s.CleartextAddress}, []string{"HTTP/2 200"}},
+		"tls":       {[]string{"-k", "--http2", "https://" + s.TLSAddress}, []string{"HTTP/2 200", `alt-svc: h3=":` + port + `"`}},
+		"tls-http1": {[]string{"-k", "--http1.1", "https://" + s.TLSAddress}, []string{"HTTP/1.1 200", `Alt-Svc: h3=":` + port + `"`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			args := append([]string{"-sS", "-i", "--max-time", "10", "-H", "Content-Type: application/json", "-d", `{"payload":{"body":"aGVsbG8="}}`}, test.args...)
+			args[len(args)-1] += testPath + "UnaryCall"
+			out, err := exec.CommandContext(t.Context(), curl, args...).CombinedOutput()
+			if err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			for _, want := range append(test.want, `"body":"aGVsbG8="`) {
+				if !strings.Contains(string(out), want) {
+					t.Errorf("no %q in\n%s", want, out)
+				}
+			}
+		})
+	}
+}
+
+// TestTracing: a request's span is a child of its traceparent, and the component sees the span's own.
+func TestTracing(t *testing.T) {
+	spans := tracetest.NewInMemoryExporter()
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans))
+	seen := make(chan string, 4)
+	s := startServer(t, InvokerFunc(func(_ context.Context, _ *Method, c Call) error {
+		seen <- c.RequestHeader().Get("Traceparent")
+		if _, err := c.Receive(); err != nil {
+			return err
+		}
+		return Errorf(codes.DataLoss, "gone")
+	}), func(o *GRPCOptions, _ *Config, _ *Material) { o.Tracer = provider })
+	const trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "traceparent", "00-"+trace+"-"+parent+"-01")
+	if _, err := s.dial(t, false).UnaryCall(ctx, &pb.SimpleRequest{}); status.Code(err) != codes.DataLoss {
+		t.Fatal(err)
+	}
+	client := s.httpClients(t)["h2c"]
+	request := connect.NewRequest(&pb.SimpleRequest{})
+	request.Header().Set("Traceparent", "00-"+trace+"-"+parent+"-01")
+	_, _ = connect.NewClient[pb.SimpleRequest, pb.SimpleResponse](client, client.base+testPath+"UnaryCall").CallUnary(t.Context(), request)
+	eventually(t, "two spans", func() bool { return len(spans.GetSpans()) == 2 })
+	for i, system := range []string{"grpc", "connect"} {
+		span := spans.GetSpans()[i]
+		if got := span.SpanContext.TraceID().String(); got != trace || span.Parent.SpanID().String() != parent {
+			t.Errorf("trace %s, parent %s", got, span.Parent.SpanID())
+		}
+		if want := "00-" + trace + "-" + span.SpanContext.SpanID().String() + "-01"; want != <-seen {
+			t.Errorf("the component does not see %s", want)
+		}
+		if span.Name != "grpc.testing.TestService/UnaryCall" || !slices.Contains(span.Attributes, attribute.String("rpc.system", system)) ||
+			!slices.Contains(span.Attributes, attribute.Int("rpc.grpc.status_code", int(codes.DataLoss))) || span.Status.Description != "DATA_LOSS: gone" {
+			t.Errorf("span %s %v %v", span.Name, span.Attributes, span.Status)
+		}
+	}
+}
+
+// TestHTTP serves a plain handler, as wasi:http components are.
+func TestHTTP(t *testing.T) {
+	hold, entered := make(chan struct{}), make(chan struct{}, 1)
+	metrics := NewMetrics()
+	handler := NewHTTP(Options{Metrics: metrics, Limiter: NewLimiter(1, 0), MaxTimeout: time.Minute}, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/hold":
+			entered <- struct{}{}
+			<-hold
+		case "/panic":
+			panic("in the component's host")
+		}
+		b, _ := io.ReadAll(r.Body)
+		w.WriteHeader(http.StatusTeapot)
+		_, _ = w.Write(b)
+	}))
+	s := startServer(t, nil, func(o *GRPCOptions, c *Config, _ *Material) { c.Handler = handler })
+	for way, c := range s.httpClients(t) {
+		response, err := c.Post(c.base+"/", "text/plain", strings.NewReader("hello"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, _ := io.ReadAll(response.Body)
+		response.Body.Close()
+		if response.StatusCode != http.StatusTeapot || string(b) != "hello" {
+			t.Errorf("%s: %s %q", way, response.Status, b)
+		}
+	}
+	if _, err := http.Get("http://" + s.CleartextAddress + "/panic"); err == nil {
+		t.Error("a response of a handler that panicked")
+	}
+	go http.Get("http://" + s.CleartextAddress + "/hold")
+	<-entered
+	response, err := http.Get("http://" + s.CleartextAddress + "/")
+	if err != nil || response.StatusCode != http.StatusServiceUnavailable || response.Header.Get("Retry-After") == "" {
+		t.Errorf("over the limit: %v, %v", response, err)
+	}
+	response.Body.Close()
+	close(hold)
+	eventually(t, "all are counted", func() bool {
+		m := metrics.Snapshot()[0]
+		return m.Procedure == "HTTP" && m.InFlight == 0 && m.Codes["418"] == 4 && m.Codes["503"] == 1 && m.Codes["500"] == 1 && m.ReceivedBytes == 15
+	})
+}
