@@ -7,9 +7,10 @@ import stdout from 'wasi:cli/stdout@0.2.12';
 const INVALID_ARGUMENT = 3;
 const hello = { german: 'Hallo', french: 'Bonjour' };
 
-// There is no console in this world.
+// The engine is the bare language: without console and TextEncoder. (UTF-8 is what a URI is written in.)
 function say(line) {
-  stdout.getStdout().blockingWriteAndFlush(new TextEncoder().encode(line + '\n'));
+  const utf8 = unescape(encodeURIComponent(line + '\n'));
+  stdout.getStdout().blockingWriteAndFlush(Uint8Array.from(utf8, (c) => c.charCodeAt(0)));
 }
 
 function greet(name, language) {
