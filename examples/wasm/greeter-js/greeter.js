@@ -7,14 +7,21 @@ import stdout from 'wasi:cli/stdout@0.2.12';
 const INVALID_ARGUMENT = 3;
 const hello = { german: 'Hallo', french: 'Bonjour' };
 
-// The engine is the bare language: without console and TextEncoder. (UTF-8 is what a URI is written in.)
+// The engine is the bare language, without console and TextEncoder. UTF-8 is what a URI is written in.
+const utf8 = (text) => Uint8Array.from(unescape(encodeURIComponent(text)), (c) => c.charCodeAt(0));
+
 function say(line) {
-  const utf8 = unescape(encodeURIComponent(line + '\n'));
-  stdout.getStdout().blockingWriteAndFlush(Uint8Array.from(utf8, (c) => c.charCodeAt(0)));
+  stdout.getStdout().blockingWriteAndFlush(utf8(line + '\n'));
 }
 
+// A google.protobuf.Any around a StringValue that names the field that is wrong; a field of up to 127 bytes is written as
+// its number and wire type, its length and its bytes.
+const field = (number, bytes) => [(number << 3) | 2, bytes.length, ...bytes];
+const wrongField = (name) =>
+  new Uint8Array([...field(1, utf8('type.googleapis.com/google.protobuf.StringValue')), ...field(2, field(1, utf8(name)))]);
+
 function greet(name, language) {
-  if (!name) throw { code: INVALID_ARGUMENT, message: 'name: must not be empty', details: [] };
+  if (!name) throw { code: INVALID_ARGUMENT, message: 'name: must not be empty', details: [wrongField('name')] };
   const [, pod] = environment.getEnvironment().find(([variable]) => variable === 'POD_NAME') ?? [];
   return { message: `${hello[language?.tag] ?? 'Hello'}, ${name}!`, servedBy: pod ?? '' };
 }
