@@ -26,7 +26,7 @@ var (
 
 // cache holds compiled code by the digest of the component and the fingerprint of the engine:
 //
-//	<dir>/<digest of the component>/<hash of the fingerprint>.code    machine code
+//	<dir>/<half the digest of the component>/<hash of the fingerprint>.code    machine code
 //	                                                        .json    entry: its checksum, written after it
 //
 // A file without a fitting entry is not code of ours, whoever made it so: it is compiled again. Where the disk cannot be
@@ -156,15 +156,8 @@ func (c *cache) make(ctx context.Context, digest, engine string, component sourc
 	return code, nil
 }
 
-func (c *cache) entryDir(digest string) string { return filepath.Join(c.dir, keyOf(hexOf(digest))) }
-
-// hexOf is a digest without its algorithm.
-func hexOf(digest string) string {
-	if len(digest) > 7 && digest[:7] == "sha256:" {
-		return digest[7:]
-	}
-	return digest
-}
+// entryDir is the directory of a component's code, called by the first half of the digest; the entry has all of it.
+func (c *cache) entryDir(digest string) string { return filepath.Join(c.dir, shortName(digest)) }
 
 func (c *cache) file(digest, engine, kind string) string {
 	sum := sha256.Sum256([]byte(engine))
@@ -251,9 +244,15 @@ func (c *cache) evict(wanted map[string]bool) error {
 		return nil
 	}
 	errs := []error{err}
+	keep := map[string]bool{}
+	for digest := range wanted {
+		keep[shortName(digest)] = true
+	}
+	for digest := range c.flights {
+		keep[shortName(digest)] = true
+	}
 	for _, e := range entries {
-		digest := "sha256:" + e.Name()
-		if !wanted[digest] && c.flights[digest] == nil && hexID.MatchString(e.Name()) {
+		if !keep[e.Name()] {
 			errs = append(errs, os.RemoveAll(filepath.Join(c.dir, e.Name())))
 		}
 	}

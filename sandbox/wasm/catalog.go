@@ -98,7 +98,9 @@ func (c *catalog) look(ctx context.Context, imageID string) (found *component, e
 	return found, nil
 }
 
-func (c *catalog) file(digest string) string { return filepath.Join(c.cfg.descriptorDir(), digest) }
+func (c *catalog) file(digest string) string {
+	return filepath.Join(c.cfg.descriptorDir(), shortName(digest))
+}
 
 func (c *catalog) keep(found *component) error {
 	path := c.file(found.digest)
@@ -155,9 +157,13 @@ func (c *catalog) evict(images, descriptors map[string]bool) error {
 		return nil
 	}
 	errs := []error{err}
+	keep := map[string]bool{}
+	for digest := range descriptors {
+		keep[shortName(digest)] = true
+	}
 	for _, e := range entries {
-		if !descriptors[e.Name()] {
-			errs = append(errs, removeFile(c.file(e.Name())))
+		if !keep[e.Name()] {
+			errs = append(errs, removeFile(filepath.Join(c.cfg.descriptorDir(), e.Name())))
 		}
 	}
 	return errors.Join(errs...)

@@ -187,7 +187,11 @@ func (b *Backend) workerDied(w *worker) {
 		}
 	}
 	b.figures.forget(w)
-	b.log.Error("a wasm worker has ended", "worker", w.name, "pid", w.proc.Pid, "how", w.why, "containers", n,
+	if w.ending.Load() {
+		b.log.Info("ended a worker", "worker", w.name, "pid", w.proc.Pid, "how", w.why)
+		return
+	}
+	b.log.Error("a wasm worker has died", "worker", w.name, "pid", w.proc.Pid, "how", w.why, "containers", n,
 		"log", string(endOf(w.logFile(), 2<<10)))
 }
 

@@ -89,7 +89,7 @@ func (k *keeper) current(scope string) *worker {
 
 func (k *keeper) currentLocked(scope string) *worker {
 	for _, w := range k.workers {
-		if w.scope == scope && !w.retired && w.alive() {
+		if w.scope == scope && !w.retired && !w.ending.Load() && w.alive() {
 			return w
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"path/filepath"
 	"regexp"
+	"strings"
 )
 
 // hexID is the form of the IDs of pods without a component name, and of the keys of all pods.
@@ -20,6 +21,12 @@ func keyOf(id string) string {
 	}
 	sum := sha256.Sum256([]byte(id))
 	return hex.EncodeToString(sum[:])
+}
+
+// shortName is what a file is called after a SHA-256 digest: half of it is more than enough to tell it from others.
+func shortName(digest string) string {
+	digest = strings.TrimPrefix(digest, "sha256:")
+	return digest[:min(len(digest), 32)]
 }
 
 // Where things are. All of it follows from the configuration and the IDs.

@@ -120,7 +120,7 @@ func (b *Backend) cgroupFigures(ctx context.Context, id string) (*stats.Figures,
 	return &f, nil
 }
 
-// Inspect implements sandbox.Inspector. The one key, "info", is what tools know from other runtimes.
+// Inspect implements sandbox.Inspector, with the one topic "wasm".
 func (b *Backend) Inspect(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (map[string]string, error) {
 	v := map[string]any{"sandboxID": p.ID, "runDir": b.cfg.podDir(p.ID), "authority": b.tls.certFile()}
 	if o, err := parseOptions(p.Config, b.cfg.LabelPrefix); err == nil {
@@ -132,7 +132,7 @@ func (b *Backend) Inspect(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 		}
 	}
 	raw, err := json.Marshal(v)
-	return map[string]string{"info": string(raw)}, err
+	return map[string]string{"wasm": string(raw)}, err
 }
 
 func (b *Backend) inspectContainer(ctx context.Context, id string, v map[string]any) error {

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -48,6 +49,8 @@ type worker struct {
 	// died is closed when the process is gone and what ran in it is recorded as ended; why then says how it ended.
 	died chan struct{}
 	why  string
+	// ending tells that we have told it to end.
+	ending atomic.Bool
 	// parted is closed when the daemon goes and leaves the worker running.
 	parted chan struct{}
 
@@ -131,6 +134,10 @@ func (w *worker) watch(exited func(control.Status), spans func([]byte), adopt fu
 		if !w.proc.Alive() || w.isParted() {
 			return
 		}
+		if w.ending.Load() {
+			<-w.proc.Dead
+			return
+		}
 		if err := w.reconnect(adopt); err != nil {
 			if w.proc.Alive() {
 				w.log.Error("the worker does not answer; ending it", "pid", w.proc.Pid, "error", err)
@@ -203,6 +210,7 @@ func (w *worker) reap() string {
 
 // end has the worker end itself, and kills it when it does not.
 func (w *worker) end(ctx context.Context) error {
+	w.ending.Store(true)
 	if err := w.proc.Signal(unix.SIGTERM); err != nil {
 		return err
 	}

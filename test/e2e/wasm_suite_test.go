@@ -1,0 +1,59 @@
+package e2e
+
+import (
+	"testing"
+
+	"google.golang.org/grpc"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/sandbox/sandboxtest"
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+// slowStart makes the start of every component pod take long enough to be met in it.
+const slowStart = "TRIPOD_FAILPOINTS=wasm.start-container.opened=delay(300ms)"
+
+// Components of the test registry.
+const (
+	greeterC      = harness.ImagePrefix + "tripod/wasm/greeter-c:1"
+	commandGo     = harness.ImagePrefix + "tripod/wasm/command-go:1"
+	unknownImport = harness.ImagePrefix + "tripod/wasm/unknown-import:1"
+)
+
+// TestWasmSuite runs the suite of all backends, with the 49 cells of the state table, over component pods, whoever shares
+// a worker, and kills the daemon in it.
+func TestWasmSuite(t *testing.T) {
+	for _, mode := range []string{"node", "namespace", "pod"} {
+		t.Run(mode, func(t *testing.T) {
+			program, err := harness.WasmBinary()
+			if err != nil {
+				t.Fatal(err)
+			}
+			d := harness.NewDaemon(t, harness.Set("wasm.program", program), harness.Set("wasm.worker", mode))
+			d.Start(slowStart)
+			for _, image := range []string{greeterC, commandGo, unknownImport} {
+				d.Pull(t, image)
+			}
+			sandboxtest.Run(t, sandboxtest.Subject{
+				Conn:    func() *grpc.ClientConn { return d.Conn() },
+				Handler: "wasm", Unit: true,
+				Pod: func(c *runtimeapi.PodSandboxConfig) {
+					c.LogDirectory = harness.PodConfig(t, c.Metadata.Name).LogDirectory
+				},
+				Container: component,
+				Restart:   func(testing.TB) { d.Kill(); d.Start(slowStart) },
+			})
+		})
+	}
+}
+
+// component is what the component pods of the suite run.
+func component(c *runtimeapi.ContainerConfig, w sandboxtest.Workload) {
+	c.Image.Image = map[sandboxtest.Workload]string{
+		sandboxtest.Runs: greeterC, sandboxtest.Slow: greeterC, sandboxtest.Fails: unknownImport,
+		sandboxtest.Ends: commandGo, sandboxtest.Deaf: commandGo,
+	}[w]
+	c.Args = map[sandboxtest.Workload][]string{
+		sandboxtest.Ends: {"exit", "7"}, sandboxtest.Deaf: {"sleep", "1h"},
+	}[w]
+}
