@@ -45,6 +45,7 @@ type parts struct {
 	node    *node.Node
 	streams *stream.Server
 	server  *cri.Server
+	wasm    *wasm.Backend // nil without components
 	closers []func() error
 	observers
 }
@@ -96,6 +97,9 @@ func (p *parts) openNode(ctx context.Context, c *config.Config, nc node.Config, 
 	}
 	p.opened(p.node.Close)
 	if err := p.openMetrics(ctx, c, p.node.Pods, log); err != nil {
+		return err
+	}
+	if err := p.openRouter(ctx, c, log); err != nil {
 		return err
 	}
 	p.streams, err = stream.New(stream.Config{
@@ -183,6 +187,7 @@ func (p *parts) openWasm(c *config.Config, images *image.Store, networks *networ
 		return nil, fmt.Errorf("%w (`tripod check` tells more)", err)
 	}
 	p.opened(w.Close)
+	p.wasm = w
 	return w, nil
 }
 

@@ -30,6 +30,7 @@ type Config struct {
 	Wasm     Wasm     `toml:"wasm"`
 	Node     Node     `toml:"node"`
 	Backends Backends `toml:"backends"`
+	Route    Route    `toml:"route"`
 	Metrics  Metrics  `toml:"metrics"`
 	Tracing  Tracing  `toml:"tracing"`
 	Debug    Debug    `toml:"debug"`
@@ -107,6 +108,15 @@ type Backends struct {
 	Linux bool `toml:"linux"`
 	Wasm  bool `toml:"wasm"`
 	Fake  bool `toml:"fake"`
+}
+
+// Route takes requests for components at addresses of the node itself.
+type Route struct {
+	Address          string `toml:"address"`
+	CleartextAddress string `toml:"cleartext_address"`
+	Certificate      string `toml:"certificate"`
+	Key              string `toml:"key"`
+	ClientCA         string `toml:"client_ca"`
 }
 
 // Metrics shows the node's figures to Prometheus.

@@ -141,11 +141,13 @@ func TestCompleteNamesAllErrorsAtOnce(t *testing.T) {
 	c.Node.OperationTimeout = 0
 	c.Linux.CgroupDriver = "cgroups"
 	c.Metrics.Address = "9464"
+	c.Route = Route{Address: "everywhere", CleartextAddress: "8080", Certificate: "relative.pem", ClientCA: "/ca.pem"}
 	c.Tracing.Endpoint = "localhost:4317"
 	err := c.Complete()
 	for _, key := range []string{"root:", "grpc.socket:", "grpc.streaming_address:", "log.level:", "log.format:",
 		"image.max_concurrent_downloads:", "network.bin_dirs:", "network.default.bridge:", "network.default.subnet_v4:",
-		"network.default.subnet_v6:", "network.default.mtu:", "node.operation_timeout:", "linux.cgroup_driver:", "metrics.address:", "tracing.endpoint:"} {
+		"network.default.subnet_v6:", "network.default.mtu:", "node.operation_timeout:", "linux.cgroup_driver:", "metrics.address:",
+		"route.address:", "route.cleartext_address:", "route.certificate:", "route.key:", "tracing.endpoint:"} {
 		if err == nil || !strings.Contains(err.Error(), key) {
 			t.Errorf("%s is not named in: %v", key, err)
 		}

@@ -41,6 +41,7 @@ func (c *Config) Complete() error {
 	v.positive("image.pull_progress_timeout", c.Image.PullProgressTimeout)
 	v.positive("network.plugin_timeout", c.Network.PluginTimeout)
 	v.positive("node.operation_timeout", c.Node.OperationTimeout)
+	c.validateRoute(v)
 	v.address("metrics.address", c.Metrics.Address)
 	v.endpoint("tracing.endpoint", c.Tracing.Endpoint)
 	return errors.Join(v.errs...)
@@ -112,6 +113,19 @@ func (c *Config) LogLevel() slog.Level {
 		return slog.LevelInfo // Complete has refused it
 	}
 	return l
+}
+
+func (c *Config) validateRoute(v *validator) {
+	r := c.Route
+	v.address("route.address", r.Address)
+	v.address("route.cleartext_address", r.CleartextAddress)
+	for key, path := range map[string]string{"route.certificate": r.Certificate, "route.key": r.Key, "route.client_ca": r.ClientCA} {
+		if path != "" {
+			v.absolute(key, path)
+		}
+	}
+	v.check((r.Certificate == "") == (r.Key == ""), "route.key", "a certificate and its key go together")
+	v.check(r.ClientCA == "" || r.CleartextAddress == "", "route.cleartext_address", "clients that must show a certificate cannot do so in the clear")
 }
 
 type validator struct{ errs []error }
