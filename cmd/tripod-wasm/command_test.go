@@ -139,15 +139,15 @@ func TestSlowClientIsCutOff(t *testing.T) {
 	go func() { read <- r.Attach(ctx, p.ID, control.AttachIO{Stdout: reader}) }()
 	hold := make(chan struct{})
 	go func() { stuck <- r.Attach(ctx, p.ID, control.AttachIO{Stdout: blocked{hold}}) }()
-	s.must("Print", `{"stdout":"begin\n"}`)
+	s.must("Print", `{"stdout":"begin"}`)
 	reader.wait(t, "begin\n")
 	line := strings.Repeat("x", 1000)
 	for range 40 {
-		s.must("Print", `{"stdout":"`+line+`\n","times":100}`) // 4 MB
+		s.must("Print", `{"stdout":"`+line+`","times":100}`) // 4 MB
 	}
 	close(hold)
 	require.NoError(t, <-stuck, "the session is over, the pod is not")
-	s.must("Print", `{"stdout":"end\n"}`)
+	s.must("Print", `{"stdout":"end"}`)
 	reader.wait(t, "end\n")
 	require.Equal(t, len("begin\n")+4000*1001+len("end\n"), reader.len())
 	require.Equal(t, reader.text(), p.logged("stdout"))
@@ -185,14 +185,14 @@ func TestReopenLog(t *testing.T) {
 	r := startWorker(t, control.WorkerConfig{})
 	p := r.serve("faults-c")
 	s := p.faults()
-	s.must("Print", `{"stdout":"old\n"}`)
+	s.must("Print", `{"stdout":"old"}`)
 	require.NoError(t, os.Rename(p.log, p.log+".1"))
 	file := openLog(t, p.log)
 	require.NoError(t, r.ReopenLog(t.Context(), p.ID, file))
 	file.Close()
-	s.must("Print", `{"stdout":"new\n","stderr":"half a line"}`)
+	s.must("Print", `{"stdout":"new","stderr":"a line"}`)
 	require.Equal(t, "new\n", p.logged("stdout"))
-	require.Equal(t, "half a line\n", p.logged("stderr"), "a guest that is gone has no line open")
+	require.Equal(t, "a line\n", p.logged("stderr"))
 	old := &pod{rig: r, log: p.log + ".1"}
 	require.Equal(t, "old\n", old.logged("stdout"))
 }

@@ -90,7 +90,7 @@ func TestDaemonIsKilled(t *testing.T) {
 	r.Client = r.connect()
 	require.Equal(t, control.StateRunning, list(t, r, "orphan").State)
 	exchange()
-	p.faults().must("Print", `{"stdout":"still logging\n"}`)
+	p.faults().must("Print", `{"stdout":"still logging"}`)
 	require.Contains(t, p.logged("stdout"), "still logging")
 	require.NoError(t, mirror.CloseSend())
 	_, err = mirror.receive()

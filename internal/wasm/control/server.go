@@ -43,8 +43,10 @@ const (
 	// maxOutbox is how many bytes wait for a client to read them, maxSpansOutbox how many of them may be spans.
 	maxOutbox      = 64 << 20
 	maxSpansOutbox = 1 << 20
-	// replyTimeout is how long a client may take to make room for a frame.
+	// replyTimeout is how long a client may take to make room for what waits for it.
 	replyTimeout = 30 * time.Second
+	// farewell is how long they all may take when the server is closed.
+	farewell = time.Second
 )
 
 // Server serves the protocol on a listener and sends events to all who want them.
@@ -113,13 +115,14 @@ func checkPeer(conn *net.UnixConn) error {
 	return nil
 }
 
-// Close ends the listener and all connections, and waits for requests under way, whose context ends.
+// Close ends the listener and all connections, once clients have been sent what waits for them, and waits for requests
+// under way, whose context ends.
 func (s *Server) Close() error {
 	s.cancel()
 	err := s.listener.Close()
 	s.mu.Lock()
 	for c := range s.conns {
-		c.conn.Close()
+		c.finish()
 	}
 	s.mu.Unlock()
 	s.running.Wait()
@@ -226,6 +229,7 @@ type serverConn struct {
 	mu     sync.Mutex
 	outbox [][]byte
 	queued int // bytes in outbox
+	ending bool
 }
 
 func (c *serverConn) read() error {
@@ -309,14 +313,33 @@ func (c *serverConn) send(m message, limit int) {
 	}
 }
 
+// finish closes the connection when its outbox is empty, or soon.
+func (c *serverConn) finish() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ending = true
+	_ = c.conn.SetWriteDeadline(time.Now().Add(farewell))
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+// take empties the outbox; writing it is bounded, unless the bound of finish holds already.
+func (c *serverConn) take() (out [][]byte, ending bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	out, c.outbox = c.outbox, nil
+	if !c.ending {
+		_ = c.conn.SetWriteDeadline(time.Now().Add(replyTimeout))
+	}
+	return out, c.ending
+}
+
 func (c *serverConn) write() {
 	for {
-		c.mu.Lock()
-		out := c.outbox
-		c.outbox = nil
-		c.mu.Unlock()
+		out, ending := c.take()
 		for _, payload := range out {
-			_ = c.conn.SetWriteDeadline(time.Now().Add(replyTimeout))
 			if err := writeFrame(c.conn, payload, nil); err != nil {
 				c.conn.Close() // the reader ends, too
 				return
@@ -327,6 +350,10 @@ func (c *serverConn) write() {
 		}
 		if len(out) > 0 {
 			continue
+		}
+		if ending {
+			c.conn.Close()
+			return
 		}
 		select {
 		case <-c.wake:

@@ -139,9 +139,9 @@ func (p *pod) watch() {
 	p.status.ExitCode, p.status.Reason, p.status.Message = e.code, e.reason, e.message
 	status := p.status
 	p.mu.Unlock()
-	close(p.done)
 	p.worker.logger.Info("A pod has ended", "pod", p.spec.ID, "component", p.spec.Component, "code", e.code, "reason", e.reason, "message", e.message)
 	p.worker.config.Publish(control.Event{Exited: &status})
+	close(p.done)
 }
 
 // release closes what the pod held. Its guests are gone.

@@ -35,6 +35,7 @@ type server struct {
 	handler atomic.Pointer[http.Handler] // made anew when limits change
 
 	requests requests
+	cut      atomic.Bool // a request was under way when the grace was over
 	ended    chan exit
 }
 
@@ -181,7 +182,12 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer s.requests.end()
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
-	defer context.AfterFunc(s.pod.alive, func() { cancel(errStopping) })()
+	finished := context.AfterFunc(s.pod.alive, func() { cancel(errStopping) })
+	defer func() {
+		if !finished() {
+			s.cut.Store(true)
+		}
+	}()
 	(*s.handler.Load()).ServeHTTP(w, r.WithContext(ctx))
 }
 
@@ -190,10 +196,10 @@ func (s *server) stop() {
 	if s.health != nil {
 		s.health.SetServing(false)
 	}
-	err := s.plane.Shutdown(s.pod.alive)
-	cut := s.requests.close(s.pod.alive) || err != nil
+	_ = s.plane.Shutdown(s.pod.alive) // the end of the grace is no error
+	s.requests.close()
 	s.pool.close()
-	if cut {
+	if s.cut.Load() {
 		s.ended <- killed("requests were still under way when the grace was over")
 		return
 	}
@@ -251,19 +257,13 @@ func (r *requests) end() {
 	}
 }
 
-// close waits for those under way, which end soon after alive does; true if they had to.
-func (r *requests) close(alive context.Context) (cut bool) {
+// close lets no more in and waits for those under way, which end soon after the pod's grace.
+func (r *requests) close() {
 	r.mu.Lock()
 	r.closed, r.idle = true, make(chan struct{})
 	if r.active == 0 {
 		close(r.idle)
 	}
 	r.mu.Unlock()
-	select {
-	case <-r.idle:
-		return false
-	case <-alive.Done():
-		<-r.idle
-		return true
-	}
+	<-r.idle
 }
