@@ -291,7 +291,6 @@ wasmtime_error_t *wasmtime_component_resource_any_to_host(wasmtime_context_t *,
 wasmtime_error_t *wasmtime_component_resource_host_to_any(wasmtime_context_t *,
                                                           const wasmtime_component_resource_host_t *,
                                                           wasmtime_component_resource_any_t **);
-wasmtime_error_t *wasmtime_component_resource_any_drop(wasmtime_context_t *, const wasmtime_component_resource_any_t *);
 void wasmtime_component_resource_any_delete(wasmtime_component_resource_any_t *);
 
 // wasmtime/component/types/*.h

@@ -39,14 +39,14 @@ void tw_arena_free(tw_arena *a) {
   }
 }
 
-void tw_release(tw_inst *i, tw_arena *a, bool drop_borrows) {
-  if (a && drop_borrows)
-    for (resource *r = a->resources; r; r = r->next)
-      if (r->borrow) {
-        wasmtime_error_t *e = wasmtime_component_resource_any_drop(i->cx, r->any);
-        if (e && !i->why) tw_took(i, e, NULL);
-        else if (e) wasmtime_error_delete(e);
-      }
+void tw_release(tw_inst *i, tw_arena *a, bool take_back) {
+  for (resource *r = a && take_back ? a->resources : NULL; r; r = r->next) {
+    if (!r->borrow) continue;
+    wasmtime_component_resource_host_t *h = NULL; // taken out of the store's table, without being dropped
+    wasmtime_error_t *e = wasmtime_component_resource_any_to_host(i->cx, r->any, &h);
+    if (e) wasmtime_error_delete(e);
+    else wasmtime_component_resource_host_delete(h);
+  }
   tw_arena_free(a);
 }
 
@@ -70,7 +70,8 @@ static bool to_resource(tw_src *s, uint32_t node, wasmtime_component_val_t *v, t
     tw_fail(s->i, TW_HANDLES, "%u resources", s->i->live);
     return false;
   }
-  wasmtime_component_resource_host_t *h = wasmtime_component_resource_host_new(own, next32(s), s->prog->resources[node]);
+  // What is lent is the host's own: a borrow exists only within a call of the guest, and none is under way yet.
+  wasmtime_component_resource_host_t *h = wasmtime_component_resource_host_new(true, next32(s), s->prog->resources[node]);
   wasmtime_error_t *e = wasmtime_component_resource_host_to_any(s->i->cx, h, &v->of.resource);
   wasmtime_component_resource_host_delete(h);
   if (tw_took(s->i, e, NULL)) return false;

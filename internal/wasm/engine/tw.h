@@ -179,8 +179,8 @@ void tw_handle_drop(tw_inst *, uint32_t handle);
 typedef struct tw_arena tw_arena;
 void tw_arena_free(tw_arena *);
 bool tw_to_val(tw_src *, uint32_t node, wasmtime_component_val_t *, tw_arena **);
-// tw_drop_args ends the resources of values that were made for a call; borrows are the host's again.
-void tw_release(tw_inst *, tw_arena *, bool drop_borrows);
+// tw_release frees the values that were made for a call; after a good one the host takes back what it has lent.
+void tw_release(tw_inst *, tw_arena *, bool take_back);
 bool tw_from_val(tw_inst *, const tw_prog *, uint32_t node, const wasmtime_component_val_t *, tw_buf *);
 
 // ---- host functions (host.c) ----

@@ -1,0 +1,180 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/tripod-run/tripod/internal/wasm/value"
+)
+
+var (
+	tBool  = &value.Type{Kind: value.Bool}
+	tU8    = &value.Type{Kind: value.U8}
+	tU32   = &value.Type{Kind: value.U32}
+	tF32   = &value.Type{Kind: value.F32}
+	tStr   = &value.Type{Kind: value.String}
+	tBytes = &value.Type{Kind: value.List, Elem: tU8}
+	tOwn   = &value.Type{Kind: value.Own, Name: "test:guest/host@1.0.0#thing"}
+	tLend  = &value.Type{Kind: value.Borrow, Name: "test:guest/host@1.0.0#thing"}
+	tPoint = &value.Type{Kind: value.Record, Name: "point", Fields: []value.Field{
+		{Name: "x", Type: &value.Type{Kind: value.S16}},
+		{Name: "y", Type: &value.Type{Kind: value.F64}},
+		{Name: "tag", Type: &value.Type{Kind: value.Option, Elem: &value.Type{Kind: value.Char}}},
+	}}
+	tShape = &value.Type{Kind: value.Variant, Name: "shape", Cases: []value.Case{
+		{Name: "nothing"}, {Name: "dot", Type: tPoint}, {Name: "text", Type: tStr},
+		{Name: "many", Type: &value.Type{Kind: value.List, Elem: &value.Type{Kind: value.U64}}},
+		{Name: "small", Type: tF32}, {Name: "tiny", Type: &value.Type{Kind: value.S8}},
+	}}
+	tColours = &value.Type{Kind: value.Flags, Cases: []value.Case{{Name: "red"}, {Name: "green"}, {Name: "blue"}}}
+)
+
+// things is the host of testdata/guest.c: numbers that the guest holds as resources.
+type things struct {
+	mu      sync.Mutex
+	numbers map[uint32]uint32
+	next    uint32
+	dropped []uint32
+}
+
+func (h *things) put(n uint32) uint32 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.numbers == nil {
+		h.numbers = make(map[uint32]uint32)
+	}
+	h.next++
+	h.numbers[h.next] = n
+	return h.next
+}
+
+func (h *things) get(rep uint32) uint32 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.numbers[rep]
+}
+
+var errAsked = fmt.Errorf("as it was asked to")
+
+func thingsHost() Host {
+	const iface = "test:guest/host@1.0.0" // compatible with the guest's 1.2.0
+	number := func(f func(c *HostCall, h *things, r *value.Reader) uint32) func(*HostCall, []byte) ([]byte, error) {
+		return func(c *HostCall, args []byte) ([]byte, error) {
+			h, _ := c.Host().(*things)
+			return value.AppendU32(nil, f(c, h, value.NewReader(args))), nil
+		}
+	}
+	return Host{
+		Funcs: []HostFunc{
+			{Interface: iface, Name: "[constructor]thing", Params: []*value.Type{tU32}, Result: tOwn,
+				Call: number(func(_ *HostCall, h *things, r *value.Reader) uint32 { return h.put(r.U32()) })},
+			{Interface: iface, Name: "[method]thing.number", Params: []*value.Type{tLend}, Result: tU32,
+				Call: number(func(_ *HostCall, h *things, r *value.Reader) uint32 { return h.get(r.U32()) })},
+			{Interface: iface, Name: "[static]thing.join", Params: []*value.Type{tOwn, tLend}, Result: tOwn,
+				Call: number(func(_ *HostCall, h *things, r *value.Reader) uint32 { return h.put(h.get(r.U32()) + h.get(r.U32())) })},
+			{Interface: iface, Name: "wait", Params: []*value.Type{tU32}, Result: tU32, Call: hostWait},
+			{Interface: iface, Name: "fail", Params: []*value.Type{tStr}, Call: func(_ *HostCall, args []byte) ([]byte, error) {
+				text := value.NewReader(args).String()
+				if text == "panic" {
+					panic("as it was asked to")
+				}
+				return nil, fmt.Errorf("%s: %w", text, errAsked)
+			}},
+		},
+		Resources: []HostResource{{Interface: iface, Name: "thing", Drop: func(host any, rep uint32) {
+			h := host.(*things)
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			delete(h.numbers, rep)
+			h.dropped = append(h.dropped, rep)
+		}}},
+	}
+}
+
+// hostWait waits for so many milliseconds; from 1000 on it renews the guest's budget, as a stream does.
+func hostWait(c *HostCall, args []byte) ([]byte, error) {
+	ms := value.NewReader(args).U32()
+	if ms >= 1000 {
+		ms -= 1000
+		c.Renew()
+	}
+	select {
+	case <-time.After(time.Duration(ms) * time.Millisecond):
+		return value.AppendU32(nil, 1), nil
+	case <-c.Context().Done():
+		return nil, context.Cause(c.Context())
+	}
+}
+
+// guestSigs are the functions of testdata/guest.wit.
+var guestSigs = map[string]signature{
+	"mixed": {[]*value.Type{tU8, tShape, tColours, tBool, tF32}, tShape},
+	"sum":   {[]*value.Type{tBytes}, tU32}, "fill": {[]*value.Type{tU32}, tBytes}, "flip": {[]*value.Type{tBool}, tBool},
+	"take": {[]*value.Type{tOwn}, tU32}, "lend": {[]*value.Type{tLend}, tU32}, "keep": {[]*value.Type{tLend}, tU32},
+	"give": {[]*value.Type{tU32}, tOwn}, "flood": {[]*value.Type{tU32}, tU32},
+	"wait": {[]*value.Type{tU32, tU32}, tU32}, "fail": {[]*value.Type{tStr}, nil},
+	"spin": {[]*value.Type{tU32}, tU32}, "recurse": {nil, tU32}, "grow": {[]*value.Type{tU32}, tU32},
+	"touch": {[]*value.Type{tU32}, tU32}, "table": {[]*value.Type{tU32}, tU32}, "trap": {[]*value.Type{tU32}, tU32},
+	"bad": {[]*value.Type{tU32}, tStr}, "print": {[]*value.Type{tStr}, nil}, "leave": {[]*value.Type{tU32}, tU32},
+	"count": {nil, tU32}, "env": {[]*value.Type{tStr}, &value.Type{Kind: value.Option, Elem: tStr}}, "nap": {[]*value.Type{tU32}, tU32},
+}
+
+func read(t testing.TB, name string) []byte {
+	t.Helper()
+	b, err := os.ReadFile("testdata/" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// theGuest is testdata/guest.wasm, loaded once.
+func theGuest(t testing.TB) *Code {
+	t.Helper()
+	if sharedGuest == nil {
+		e := testEngine(t)
+		img, err := e.Compile(context.Background(), read(t, "guest.wasm"),
+			CompileOptions{Both: true, Provided: func(i string) bool { return i == "test:guest/host@1.2.0" }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sharedGuest, err = e.Load(img, thingsHost()); err != nil {
+			t.Fatal(err)
+		}
+		if sharedGuest.Path() != PathCore || sharedGuest.World() != WorldGRPC {
+			t.Fatalf("path %v (%s), world %s", sharedGuest.Path(), sharedGuest.WhyComponent(), sharedGuest.World())
+		}
+	}
+	return sharedGuest
+}
+
+var sharedGuest *Code
+
+func bound(t testing.TB, name string) *Func {
+	t.Helper()
+	sig := guestSigs[name]
+	f, err := theGuest(t).Func(Signature{Interface: "test:guest/api@1.0.0", Name: name, Params: sig.params, Result: sig.result})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// u32s are flat parameters.
+func u32s(all ...uint32) (b []byte) {
+	for _, v := range all {
+		b = value.AppendU32(b, v)
+	}
+	return b
+}
+
+// onBothPaths runs a test on each path.
+func onBothPaths(t *testing.T, f func(t *testing.T, p Path)) {
+	for _, p := range []Path{PathCore, PathComponent} {
+		t.Run(p.String(), func(t *testing.T) { f(t, p) })
+	}
+}
