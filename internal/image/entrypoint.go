@@ -19,7 +19,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
 
-	"github.com/tripod-run/tripod/internal/wasm/wasmbin"
+	"github.com/tripod-run/tripod/internal/image/wasmbin"
 )
 
 // labelComponent, on a manifest, names the blob that was made of the image's entrypoint; the collector keeps the blob

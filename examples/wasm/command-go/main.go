@@ -74,8 +74,8 @@ func do(action string, operand []string) (int, error) {
 		time.Sleep(d)
 		return 1, err
 	case "spin":
-		for i := 0; ; i++ {
-			spun = i
+		for turns := 0; ; turns++ {
+			_ = turns
 		}
 	case "panic":
 		panic("asked to")
@@ -88,9 +88,6 @@ func do(action string, operand []string) (int, error) {
 	}
 	return 0, errors.New("no such action")
 }
-
-// spun keeps the compiler from leaving the loop out.
-var spun int
 
 func lines(all []string) error {
 	for _, s := range all {

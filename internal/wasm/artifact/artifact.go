@@ -11,7 +11,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/tripod-run/tripod/internal/image"
-	"github.com/tripod-run/tripod/internal/wasm/wasmbin"
+	"github.com/tripod-run/tripod/internal/image/wasmbin"
 )
 
 // SectionDescriptors is the custom section of a component that holds a FileDescriptorSet.

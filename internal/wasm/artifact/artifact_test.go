@@ -15,7 +15,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/tripod-run/tripod/internal/image"
-	"github.com/tripod-run/tripod/internal/wasm/wasmbin"
+	"github.com/tripod-run/tripod/internal/image/wasmbin"
 )
 
 // rig is a registry and a store.

@@ -13,7 +13,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/tripod-run/tripod/internal/image"
-	"github.com/tripod-run/tripod/internal/wasm/wasmbin"
+	"github.com/tripod-run/tripod/internal/image/wasmbin"
 )
 
 // AnnotationServices, on a manifest, are the full names of the services that a component serves, with commas between,

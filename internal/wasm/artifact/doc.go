@@ -16,6 +16,7 @@
 // A FileDescriptorSet may also travel inside the binary, as a custom section of the component named like the layer's
 // media type (SectionDescriptors). A layer goes before a section.
 //
-// The package is pure Go and runs no guest. What it says of a binary comes from section headers and names only; that a
-// binary is valid is for the engine to say.
+// The package is the daemon's and the command line's; a worker is told what it needs of an artifact. It is pure Go and
+// runs no guest: what it says of a binary comes from names (internal/image/wasmbin), and that a binary is valid is for
+// the engine to say.
 package artifact
