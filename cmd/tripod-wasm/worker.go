@@ -14,6 +14,7 @@ import (
 	"syscall"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/wasm/control"
 	"github.com/tripod-run/tripod/internal/wasm/engine"
@@ -33,6 +34,10 @@ const (
 
 // runWorker serves until SIGTERM.
 func runWorker(config control.WorkerConfig) error {
+	// A crash of the engine is told by one stack, not by those of all requests.
+	debug.SetTraceback("single")
+	// A guest that waits for a message or for input holds a thread.
+	debug.SetMaxThreads(cmp.Or(config.Instances, defaultInstances) + overflow + threadReserve)
 	// A daemon that goes away must not take the worker along: not by the pipe of a log, not by a terminal's end.
 	signal.Ignore(syscall.SIGPIPE, syscall.SIGHUP, syscall.SIGINT)
 	logger, err := newLogger(config)
@@ -44,16 +49,17 @@ func runWorker(config control.WorkerConfig) error {
 		return err
 	}
 	ready := os.NewFile(control.FDReady, "ready")
-	e, err := engine.New(engine.Config{
+	if err := giveUp(config, logger); err != nil {
+		return err
+	}
+	e, err := engine.New(engine.Config{ // it looks what it may do: as the user that it will be
 		Instances: cmp.Or(config.Instances, defaultInstances), Overflow: overflow,
 		MaxMemory: cmp.Or(config.MaxMemory, defaultMaxMemory), Logger: logger,
 	})
 	if err != nil {
 		return err
 	}
-	// A guest that waits for a message or for input holds a thread.
-	debug.SetMaxThreads(cmp.Or(config.Instances, defaultInstances) + overflow + threadReserve)
-	if err := lock(config); err != nil {
+	if err := lockdown.Restrict(); err != nil {
 		return err
 	}
 	return serve(config, e, logger, controlSocket, dataSocket, ready)
@@ -78,29 +84,31 @@ func inherited() (controlSocket *net.UnixListener, data net.Listener, err error)
 		file := os.NewFile(fd, "socket")
 		l, err := net.FileListener(file)
 		file.Close()
-		unix, ok := l.(*net.UnixListener)
+		listener, ok := l.(*net.UnixListener)
 		if err != nil || !ok {
 			return nil, nil, fmt.Errorf("descriptor %d is not a listening unix socket: %v: %w", fd, err, errdefs.ErrInvalidArgument)
 		}
-		unix.SetUnlinkOnClose(false) // the path is the daemon's
-		listeners[i] = unix
+		listener.SetUnlinkOnClose(false) // the path is the daemon's
+		listeners[i] = listener
 	}
 	return listeners[0], listeners[1], nil
 }
 
-// lock gives up what the worker does not need.
-func lock(config control.WorkerConfig) error {
+// giveUp leaves the node's files and root.
+func giveUp(config control.WorkerConfig, logger *slog.Logger) error {
 	if config.Isolated {
 		if err := lockdown.Isolate(); err != nil {
 			return err
 		}
 	}
-	if config.UID != 0 {
-		if err := lockdown.Drop(config.UID, config.GID); err != nil {
-			return err
-		}
+	// Threads that were demoted come back by this right alone (sched(7): RLIMIT_NICE and SCHED_IDLE); 20 is nice 0.
+	if err := unix.Setrlimit(unix.RLIMIT_NICE, &unix.Rlimit{Cur: 20, Max: 20}); err != nil {
+		logger.Warn("Guests that compute for long are not demoted: RLIMIT_NICE cannot be set", "err", err)
 	}
-	return lockdown.Restrict()
+	if config.UID == 0 {
+		return nil
+	}
+	return lockdown.Drop(config.UID, config.GID)
 }
 
 func serve(config control.WorkerConfig, e *engine.Engine, logger *slog.Logger, controlSocket *net.UnixListener, data net.Listener, ready io.WriteCloser) error {
