@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/containerd/errdefs"
@@ -364,4 +365,27 @@ func TestGuestMistakes(t *testing.T) {
 			t.Errorf("%s: %v, want %q", name, err, tc.want)
 		}
 	}
+}
+
+// TestConcurrent: a schema serves many goroutines, whose conversions share nothing.
+func TestConcurrent(t *testing.T) {
+	m := compile(t, "greet.proto").Methods[5].Request
+	var group sync.WaitGroup
+	for i := range 8 {
+		in := serialize(t, m, fmt.Sprintf(`text: "%d" counts { key: "%d" value: %d } requests { name: "%d" } tree { children { label: "%d" } }`, i, i, i, i, i))
+		group.Go(func() {
+			for range 500 {
+				flat, err := m.Decode(nil, in)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if out, err := m.Encode(nil, flat); err != nil || !bytes.Equal(out, in) {
+					t.Errorf("%x comes back as %x, error %v", in, out, err)
+					return
+				}
+			}
+		})
+	}
+	group.Wait()
 }
