@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -104,3 +105,46 @@ func drive(b *testing.B, c httpClient, clients int, during time.Duration, reques
 	wg.Wait()
 	return int(n.Load()), time.Since(started)
 }
+
+// BenchmarkHandler is what framing costs alone, without any transport: gRPC's own here, and gRPC-Web's by connect-go.
+func BenchmarkHandler(b *testing.B) {
+	handler, err := NewGRPC(GRPCOptions{Methods: testMethods(), Options: Options{Metrics: NewMetrics(), Limiter: NewLimiter(64, time.Second)}, Invoker: InvokerFunc(func(_ context.Context, _ *Method, c Call) error {
+		m, err := c.Receive()
+		if err != nil {
+			return err
+		}
+		return c.Send(m)
+	})})
+	if err != nil {
+		b.Fatal(err)
+	}
+	body := framed(0, make([]byte, 64))
+	for name, contentType := range map[string]string{"grpc": "application/grpc", "connect-go": "application/grpc-web"} {
+		for _, timeout := range []string{"", "10S"} {
+			b.Run(name+"/timeout="+timeout, func(b *testing.B) {
+				b.ReportAllocs()
+				header := http.Header{"Content-Type": {contentType}}
+				if timeout != "" {
+					header["Grpc-Timeout"] = []string{timeout}
+				}
+				for b.Loop() {
+					r := &http.Request{
+						Method: http.MethodPost, URL: &url.URL{Path: testPath + "UnaryCall"}, ProtoMajor: 2, Header: header,
+						Body: io.NopCloser(bytes.NewReader(body)), RemoteAddr: "127.0.0.1:1",
+					}
+					handler.ServeHTTP(&nowhere{header: http.Header{}}, r)
+				}
+			})
+		}
+	}
+}
+
+// nowhere is a response that nobody reads.
+type nowhere struct{ header http.Header }
+
+func (n *nowhere) Header() http.Header              { return n.header }
+func (n *nowhere) Write(b []byte) (int, error)      { return len(b), nil }
+func (n *nowhere) WriteHeader(int)                  {}
+func (n *nowhere) FlushError() error                { return nil }
+func (n *nowhere) SetReadDeadline(time.Time) error  { return nil }
+func (n *nowhere) SetWriteDeadline(time.Time) error { return nil }

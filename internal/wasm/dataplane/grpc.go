@@ -103,18 +103,33 @@ func parseTimeout(s string) (time.Duration, error) {
 	if s == "" {
 		return -1, nil
 	}
-	units := map[byte]time.Duration{
-		'H': time.Hour, 'M': time.Minute, 'S': time.Second, 'm': time.Millisecond, 'u': time.Microsecond, 'n': time.Nanosecond,
-	}
-	unit, ok := units[s[len(s)-1]]
+	unit := timeoutUnit(s[len(s)-1])
 	n, err := strconv.ParseUint(s[:len(s)-1], 10, 64)
-	if !ok || err != nil || len(s) > 9 {
+	if unit == 0 || err != nil || len(s) > 9 {
 		return 0, fmt.Errorf("grpc-timeout %q: want up to 8 digits and one of H M S m u n", s)
 	}
 	if time.Duration(n) > time.Duration(1<<63-1)/unit {
 		return 1<<63 - 1, nil
 	}
 	return time.Duration(n) * unit, nil
+}
+
+func timeoutUnit(c byte) time.Duration {
+	switch c {
+	case 'H':
+		return time.Hour
+	case 'M':
+		return time.Minute
+	case 'S':
+		return time.Second
+	case 'm':
+		return time.Millisecond
+	case 'u':
+		return time.Microsecond
+	case 'n':
+		return time.Nanosecond
+	}
+	return 0
 }
 
 // addTo writes the status into a header or trailer; prefix is http.TrailerPrefix or nothing.

@@ -61,7 +61,8 @@ func TestIdleServerMemory(t *testing.T) {
 	})
 	used := (heap() - before) / n
 	t.Logf("after requests of each kind: %d KiB", used/1024)
-	if used > 160<<10 {
+	// quic-go makes queues of 1 024 packets at the first one.
+	if used > 256<<10 {
 		t.Errorf("a server that has answered and is idle again costs %d bytes", used)
 	}
 	runtime.KeepAlive(servers)
