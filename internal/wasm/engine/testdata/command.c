@@ -22,7 +22,7 @@ int main(int argc, char **argv) {
     for (;;) {
       char *p = malloc(1 << 20);
       if (!p) abort();
-      memset(p, 1, 1 << 20);
+      for (int k = 0; k < 1 << 20; k += 4096) ((volatile char *)p)[k] = 1;
     }
   if (!strcmp(what, "write")) {
     FILE *f = fopen(argv[2], "w");
