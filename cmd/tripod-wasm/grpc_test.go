@@ -278,6 +278,33 @@ func TestBackPressure(t *testing.T) {
 	eventually(t, "the guest of a client that is gone ends", func() bool { return p.stats().Instances == 0 })
 }
 
+// TestSleepersDoNotPileUp: a guest that sleeps in WASI cannot be killed before it wakes up. A pod has a bounded number of them.
+func TestSleepersDoNotPileUp(t *testing.T) {
+	r := startWorker(t, control.WorkerConfig{})
+	p := r.serve("greeter-c", func(s *control.PodSpec) { s.Limits.Concurrency = 1 })
+	other := r.serve("greeter-c")
+	s := p.greeter()
+	var err error
+	for range 20 {
+		down := s.stream(withTimeout(t, 200*time.Millisecond), "Countdown")
+		require.NoError(t, down.send(`{"from":1,"intervalMs":3600000}`))
+		require.NoError(t, down.CloseSend())
+		for err = nil; err == nil; {
+			_, err = down.receive()
+		}
+		if status.Code(err) == codes.ResourceExhausted {
+			break
+		}
+		require.Equal(t, codes.DeadlineExceeded, status.Code(err))
+	}
+	require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
+	require.Less(t, p.stats().Instances, 20)
+	other.greeter().must("SayHello", `{"name":"Ada"}`)
+	end, err := r.Stop(t.Context(), p.ID, time.Second)
+	require.NoError(t, err)
+	require.Equal(t, control.StateExited, end.State)
+}
+
 func TestConcurrencyLimit(t *testing.T) {
 	r := startWorker(t, control.WorkerConfig{})
 	p := r.serve("faults-c", func(s *control.PodSpec) { s.Limits.Concurrency = 2 })

@@ -6,13 +6,15 @@ import "C"
 
 import (
 	"runtime"
+	"sync/atomic"
 	"time"
 	"unsafe"
 )
 
 // Account adds up what several instances use (a pod's), and bounds it. It is safe for concurrent use.
 type Account struct {
-	c *C.tw_account // in C's memory: the guests' threads write to it
+	c    *C.tw_account // in C's memory: the guests' threads write to it
+	live atomic.Int64
 }
 
 // NewAccount makes an account with a limit of memory: the sum of the linear memories, in bytes; 0: none. An instance
@@ -51,6 +53,16 @@ func (a *Account) CPU() time.Duration { return time.Duration(a.load(&a.c.cpu)) }
 
 // Throttled is how long the threads of guests have slept for the CPU quota, all together.
 func (a *Account) Throttled() time.Duration { return time.Duration(a.load(&a.c.throttled)) }
+
+// Instances is how many instances there are, with those that are closed and still wait in WASI.
+func (a *Account) Instances() int { return int(a.live.Load()) }
+
+// use adds n instances. A nil Account counts none.
+func (a *Account) use(n int64) {
+	if a != nil {
+		a.live.Add(n)
+	}
+}
 
 func (a *Account) limit() uint64 { return uint64(a.load(&a.c.limit)) }
 

@@ -303,6 +303,7 @@ func (i *Instance) release() {
 	if i.extra {
 		i.code.engine.overflow.Add(-1)
 	}
+	i.opts.Account.use(-1)
 	_ = i.code.use(-1)
 }
 

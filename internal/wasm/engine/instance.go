@@ -108,6 +108,7 @@ func (c *Code) instantiate(ctx context.Context, path Path, pooled bool, opts Ins
 	}
 	i.waits = path == PathCore && c.img.CoreWaits || path == PathComponent && bool(l.c.wasi)
 	i.handle = cgo.NewHandle(i)
+	opts.Account.use(1)
 	if err := i.make(strs); err != nil {
 		i.Close()
 		return nil, err

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"google.golang.org/grpc/codes"
 
 	"github.com/tripod-run/tripod/internal/wasm/control"
@@ -77,9 +78,11 @@ func arguments(ctx context.Context, dst []byte, m *boundMethod, c dataplane.Call
 		if err != nil {
 			return dst, err
 		}
-		if dst, err = m.Request.Decode(dst, request); err != nil {
+		decoded, err := m.Request.Decode(dst, request)
+		if err != nil {
 			return dst, badMessage(err)
 		}
+		dst = decoded
 	}
 	if m.Writer != nil {
 		dst = value.AppendU32(dst, writerRep)
@@ -87,8 +90,12 @@ func arguments(ctx context.Context, dst []byte, m *boundMethod, c dataplane.Call
 	return dst, nil
 }
 
-// badMessage is the status of a request that is not in the protobuf format; the error has the path of the field.
+// badMessage is the status of a request that is not in the protobuf format, or takes too much room as a value; the error has
+// the path of the field.
 func badMessage(err error) *dataplane.Status {
+	if errdefs.IsResourceExhausted(err) {
+		return dataplane.Errorf(codes.ResourceExhausted, "request: %v", err)
+	}
 	return dataplane.Errorf(codes.InvalidArgument, "request: %v", err)
 }
 
@@ -123,11 +130,12 @@ func (s *server) answer(m *boundMethod, c dataplane.Call, b *buffer) error {
 	if m.Writer != nil {
 		return nil
 	}
-	var err error
-	if b.message, err = m.Response.Encode(b.message[:0], r.Rest()); err != nil {
+	message, err := m.Response.Encode(b.message[:0], r.Rest())
+	if err != nil {
 		return s.invalid(m, err)
 	}
-	return c.Send(b.message)
+	b.message = message
+	return c.Send(message)
 }
 
 // guestStatus is a status as the guest gave it. One that says that all went well, but came as an error, is none.

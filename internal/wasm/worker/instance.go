@@ -24,7 +24,6 @@ const (
 // guest is an instance with what the worker made for it.
 type guest struct {
 	*engine.Instance
-	pod   *pod
 	stdio stdio
 	call  *grpcCall         // of the gRPC world
 	http  *wasihttp.Session // of the HTTP world
@@ -38,9 +37,13 @@ func (o *output) stdio() stdio { return stdio{o.stream(false), o.stream(true)} }
 // flush writes the beginnings of lines that the guest left.
 func (s stdio) flush() { _, _ = s.out.Close(), s.err.Close() }
 
-// instantiate makes an instance for the pod's world.
+// instantiate makes an instance for the pod's world. There are no more than its requests can need: guests that slept when
+// they were killed stay, with a thread each, until they wake up, and are not to pile up.
 func (p *pod) instantiate(ctx context.Context, limits control.Limits) (*guest, error) {
-	g := &guest{pod: p, stdio: p.output.stdio()}
+	if most := 2*limits.Concurrency + maxIdle; p.account.Instances() >= most {
+		return nil, fmt.Errorf("%d instances of the component are there, some of them asleep: %w", most, errdefs.ErrResourceExhausted)
+	}
+	g := &guest{stdio: p.output.stdio()}
 	options := engine.InstanceOptions{
 		Args: p.spec.Args, Env: p.spec.Env, Preopens: p.preopens, Stdout: g.stdio.out, Stderr: g.stdio.err,
 		MaxMemory: uint64(p.spec.Resources.MemoryBytes), MaxTableElements: maxTableElements, MaxHandles: maxHandles, MaxHostCalls: maxHostCalls,
@@ -63,7 +66,6 @@ func (p *pod) instantiate(ctx context.Context, limits control.Limits) (*guest, e
 		g.release()
 		return nil, err
 	}
-	p.counts.instances.Add(1)
 	return g, nil
 }
 
@@ -71,7 +73,6 @@ func (p *pod) instantiate(ctx context.Context, limits control.Limits) (*guest, e
 func (g *guest) Close() {
 	g.Instance.Close()
 	g.release()
-	g.pod.counts.instances.Add(-1)
 }
 
 func (g *guest) release() {

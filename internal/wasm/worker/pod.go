@@ -78,7 +78,7 @@ type pod struct {
 
 // counts are figures of a pod.
 type counts struct {
-	instances, active               atomic.Int64
+	active                          atomic.Int64
 	requests, traps, timeouts, ooms atomic.Uint64
 }
 
@@ -216,7 +216,7 @@ func (p *pod) stats() control.Stats {
 		CPUNanos:    uint64(p.account.CPU()),
 		MemoryBytes: p.account.Memory(), PeakBytes: p.account.MemoryPeak(),
 		ThrottledNanos: uint64(p.account.Throttled()),
-		Instances:      int(p.counts.instances.Load()), Active: int(p.counts.active.Load()),
+		Instances:      p.account.Instances(), Active: int(p.counts.active.Load()),
 		Requests: p.counts.requests.Load(), Traps: p.counts.traps.Load(),
 		Timeouts: p.counts.timeouts.Load(), OutOfMemory: p.counts.ooms.Load(),
 		LogDropped: p.logDropped(),

@@ -129,8 +129,8 @@ func next(m *protowit.Message) hostFunc {
 		if err != nil {
 			return c.fail(err), nil
 		}
-		reply := value.AppendOption(value.AppendCase(c.reply[:0], resultOK), true)
-		if reply, err = m.Decode(reply, message); err != nil {
+		reply, err := m.Decode(value.AppendOption(value.AppendCase(c.reply[:0], resultOK), true), message)
+		if err != nil {
 			c.status = badMessage(err)
 			return c.fail(c.status), nil
 		}
@@ -145,12 +145,12 @@ func send(m *protowit.Message) hostFunc {
 		if args.U32() != writerRep {
 			return nil, errNoCall
 		}
-		var err error
-		if c.out, err = m.Encode(c.out[:0], args.Rest()); err != nil {
+		out, err := m.Encode(c.out[:0], args.Rest())
+		if err != nil {
 			return nil, fmt.Errorf("message of the response stream: %w", err)
 		}
-		c.sent = true
-		if err := c.call.Send(c.out); err != nil {
+		c.out, c.sent = out, true
+		if err := c.call.Send(out); err != nil {
 			return c.fail(err), nil
 		}
 		return value.AppendCase(c.reply[:0], resultOK), nil
