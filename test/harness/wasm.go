@@ -1,0 +1,57 @@
+package harness
+
+import "testing"
+
+// Components of the test registry (examples/wasm and hack/images/components.go).
+const (
+	wasmPrefix    = ImagePrefix + "tripod/wasm/"
+	GreeterC      = wasmPrefix + "greeter-c:1"  // greet.v1.Greeter
+	GreeterJS     = wasmPrefix + "greeter-js:1" // the same in JavaScript
+	FaultsC       = wasmPrefix + "faults-c:1"   // faults.v1.Faults
+	HelloHTTP     = wasmPrefix + "hello-http-c:1"
+	CommandGo     = wasmPrefix + "command-go:1"
+	WasmRootfs    = wasmPrefix + "rootfs:1"                        // a container image whose entrypoint is command-go
+	NamedGreeter  = wasmPrefix + "named:1"                         // annotated as example.com:greet.Greeter@1.0.0
+	CalledGreeter = wasmPrefix + "example.com/greet.greeter:1.0.0" // called so
+	// What a node must refuse.
+	MismatchWasm      = wasmPrefix + "mismatch:1"       // greeter-c with the descriptors of faults-c
+	UndescribedWasm   = wasmPrefix + "no-descriptors:1" // greeter-c without any
+	UnknownImportWasm = wasmPrefix + "unknown-import:1" // imports env#missing
+	HugeMemoryWasm    = wasmPrefix + "huge-memory:1"    // declares 4 GiB
+	InvalidWasm       = wasmPrefix + "invalid:1"        // is none
+)
+
+// Wasm offers the handler "wasm" with workers of a kind: one per "node", "namespace" or "pod".
+func Wasm(t testing.TB, worker string) Option {
+	t.Helper()
+	program, err := WasmBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(d *Daemon) {
+		Set("wasm.program", program)(d)
+		Set("wasm.worker", worker)(d)
+	}
+}
+
+// RunWasm runs a pod with one component, which has started. What image needs besides is in opts.
+func (d *Daemon) RunWasm(t testing.TB, config *PodSpec) *Container {
+	t.Helper()
+	pod := d.RunPodWith(t, PodConfig(t, config.name(), config.Pod...), "wasm")
+	t.Cleanup(pod.Remove)
+	return pod.Run(ContainerConfig("c", config.Image, config.Container...))
+}
+
+// PodSpec is a pod of one component.
+type PodSpec struct {
+	Name, Image string
+	Pod         []PodOption
+	Container   []ContainerOption
+}
+
+func (s *PodSpec) name() string {
+	if s.Name == "" {
+		return "wasm"
+	}
+	return s.Name
+}
