@@ -20,7 +20,7 @@ if ((${#missing[@]})); then
   apt-get update -qq
   DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "${missing[@]}" >/dev/null
 fi
-cp tools/component.mjs tools/package.json tools/package-lock.json "$tools"
+cp tools/* "$tools"
 if ! cmp -s tools/package-lock.json "$tools/node_modules/.installed"; then
   # Not npm ci: it wants the optional packages of other platforms in the lock file too.
   npm install --prefix "$tools" --no-audit --no-fund --loglevel=error
@@ -51,6 +51,7 @@ if ! grep -E '  (greeter-js|greeter|tools)/' SHA256SUMS | sha256sum --check --st
   cat "$work/greeter.wit" greeter-js/world.wit >"$work/greeter-js.wit"
   (cd greeter-js && "$tools/node_modules/.bin/componentize-qjs" --sync --opt-size --minify \
     --wit "$work/greeter-js.wit" --world example:greeter/app --js greeter.js --output greeter-js.wasm >/dev/null)
+  node "$tools/borrows.mjs" greeter-js/greeter-js.wasm
 fi
 GOOS=wasip1 GOARCH=wasm CGO_ENABLED=0 GOFLAGS= \
   go build -C "$root" -trimpath -buildvcs=false -ldflags='-s -w -buildid=' -o "$PWD/command-go/command-go.wasm" ./examples/wasm/command-go
