@@ -361,6 +361,8 @@ func TestMemoryOfThePod(t *testing.T) {
 	require.NoError(t, r.Update(t.Context(), control.Update{ID: p.ID, Resources: &control.Resources{MemoryBytes: 8 << 20}}))
 	_, err = s.call(t.Context(), "Allocate", `{"value":"30000000"}`)
 	require.Equal(t, codes.ResourceExhausted, status.Code(err))
+	require.NoError(t, r.Update(t.Context(), control.Update{ID: p.ID, Resources: &control.Resources{MemoryBytes: 256 << 20}}))
+	s.must("Allocate", `{"value":"100000000"}`)
 }
 
 // TestCPUQuota: guests that compute get their share and no more.

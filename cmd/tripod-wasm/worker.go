@@ -78,7 +78,7 @@ func newLogger(config control.WorkerConfig) (*slog.Logger, error) {
 }
 
 // inherited are the listening sockets.
-func inherited() (controlSocket *net.UnixListener, data net.Listener, err error) {
+func inherited() (controlSocket, data *net.UnixListener, err error) {
 	listeners := make([]*net.UnixListener, 2)
 	for i, fd := range []uintptr{control.FDControl, control.FDData} {
 		file := os.NewFile(fd, "socket")
@@ -111,7 +111,7 @@ func giveUp(config control.WorkerConfig, logger *slog.Logger) error {
 	return lockdown.Drop(config.UID, config.GID)
 }
 
-func serve(config control.WorkerConfig, e *engine.Engine, logger *slog.Logger, controlSocket *net.UnixListener, data net.Listener, ready io.WriteCloser) error {
+func serve(config control.WorkerConfig, e *engine.Engine, logger *slog.Logger, controlSocket, data *net.UnixListener, ready io.WriteCloser) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	var server *control.Server

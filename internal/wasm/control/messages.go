@@ -163,7 +163,8 @@ type Resources struct {
 
 // Limits are limits of one request, or on requests; 0 takes the default.
 type Limits struct {
-	// RequestTimeout bounds a request that brings no deadline of its own, and the computing of any: default 30 s.
+	// RequestTimeout bounds a unary call that brings no deadline of its own, and the computing of all requests: between
+	// two messages, for streams. Default 30 s. Streams and HTTP requests may wait for as long as their client does.
 	RequestTimeout time.Duration `json:"requestTimeout,omitempty"`
 	// MaxMessageBytes bounds a gRPC message of a request or of its answer; default 4 MiB.
 	MaxMessageBytes int64 `json:"maxMessageBytes,omitempty"`

@@ -83,7 +83,7 @@ func (s *Server) Serve() error {
 			}
 			return err
 		}
-		if err := checkPeer(conn); err != nil {
+		if err := CheckPeer(conn); err != nil {
 			s.logger.Warn("A control connection was refused", "err", err)
 			conn.Close()
 			continue
@@ -96,8 +96,8 @@ func isTemporary(err error) bool {
 	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ECONNABORTED)
 }
 
-// checkPeer lets in root and the process's own user.
-func checkPeer(conn *net.UnixConn) error {
+// CheckPeer is an error unless the other end of a unix connection is a process of root's or of this process's own user.
+func CheckPeer(conn *net.UnixConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return err

@@ -3,12 +3,12 @@ package worker
 import (
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strings"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/wasm/control"
 	"github.com/tripod-run/tripod/internal/wasm/dataplane"
@@ -45,10 +45,11 @@ func Provided(iface string) bool {
 
 // loadCode makes a component of a code image and descriptors, and checks that they fit each other.
 func loadCode(e *engine.Engine, c control.Code) (*code, error) {
-	image, err := readImage(c.Image.File)
+	image, err := mapImage(c.Image.File)
 	if err != nil {
 		return nil, err
 	}
+	defer func() { _ = unix.Munmap(image) }() // Load has made its own of it
 	world, err := engine.Inspect(image)
 	if err != nil {
 		return nil, err
@@ -85,8 +86,8 @@ func parseSchema(c control.Code) (*protowit.Schema, error) {
 	return nil, fmt.Errorf("a gRPC component needs descriptors of its services, and the image has none: %w", errdefs.ErrInvalidArgument)
 }
 
-// readImage reads a code file from its beginning.
-func readImage(file *os.File) ([]byte, error) {
+// mapImage maps a code file into memory, for the time of its loading: it can be large, and is nothing for the heap.
+func mapImage(file *os.File) ([]byte, error) {
 	if file == nil {
 		return nil, fmt.Errorf("load: no code came along: %w", errdefs.ErrInvalidArgument)
 	}
@@ -94,11 +95,11 @@ func readImage(file *os.File) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("load: %w", err)
 	}
-	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("load: the code is not a regular file: %w", errdefs.ErrInvalidArgument)
+	if !info.Mode().IsRegular() || info.Size() == 0 {
+		return nil, fmt.Errorf("load: the code is not a regular file, or empty: %w", errdefs.ErrInvalidArgument)
 	}
-	image := make([]byte, info.Size())
-	if _, err := io.ReadFull(io.NewSectionReader(file, 0, info.Size()), image); err != nil {
+	image, err := unix.Mmap(int(file.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_PRIVATE)
+	if err != nil {
 		return nil, fmt.Errorf("load: %w", err)
 	}
 	return image, nil

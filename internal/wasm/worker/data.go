@@ -11,8 +11,9 @@ import (
 )
 
 // ServeData answers the requests of the node's router on a listener, by cleartext HTTP/2 and HTTP/1.1, until ctx ends. The
-// header control.HeaderContainer, which the pod does not see, says which pod a request is for.
-func (w *Worker) ServeData(ctx context.Context, listener net.Listener) error {
+// header control.HeaderContainer, which the pod does not see, says which pod a request is for, and X-Forwarded-For who the
+// client is.
+func (w *Worker) ServeData(ctx context.Context, listener *net.UnixListener) error {
 	protocols := &http.Protocols{}
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true)
@@ -22,11 +23,31 @@ func (w *Worker) ServeData(ctx context.Context, listener net.Listener) error {
 	}
 	stop := context.AfterFunc(ctx, func() { s.Close() })
 	defer stop()
-	err := s.Serve(listener)
+	err := s.Serve(&trusted{listener, w})
 	if ctx.Err() != nil {
 		return nil
 	}
 	return fmt.Errorf("data socket: %w", err)
+}
+
+// trusted lets in those that the control socket lets in.
+type trusted struct {
+	*net.UnixListener
+	worker *Worker
+}
+
+func (t *trusted) Accept() (net.Conn, error) {
+	for {
+		conn, err := t.AcceptUnix()
+		if err != nil {
+			return nil, err
+		}
+		if err = control.CheckPeer(conn); err == nil {
+			return conn, nil
+		}
+		t.worker.logger.Warn("A connection to the data socket was refused", "err", err)
+		conn.Close()
+	}
 }
 
 func (w *Worker) route(rw http.ResponseWriter, r *http.Request) {
@@ -41,6 +62,9 @@ func (w *Worker) route(rw http.ResponseWriter, r *http.Request) {
 	if !ok {
 		http.Error(rw, fmt.Sprintf("pod %s is a command and serves no requests", id), http.StatusServiceUnavailable)
 		return
+	}
+	if client := r.Header.Get("X-Forwarded-For"); client != "" {
+		r.RemoteAddr = net.JoinHostPort(client, "0")
 	}
 	// The pod's own connections are closed when its grace is over; the router's stays, and what waits on it is woken.
 	rc := http.NewResponseController(rw)

@@ -46,8 +46,8 @@ func (p *pod) instantiate(ctx context.Context, limits control.Limits) (*guest, e
 	g := &guest{stdio: p.output.stdio()}
 	options := engine.InstanceOptions{
 		Args: p.spec.Args, Env: p.spec.Env, Preopens: p.preopens, Stdout: g.stdio.out, Stderr: g.stdio.err,
-		MaxMemory: uint64(p.spec.Resources.MemoryBytes), MaxTableElements: maxTableElements, MaxHandles: maxHandles, MaxHostCalls: maxHostCalls,
-		Deadline: limits.RequestTimeout, Account: p.account,
+		MaxTableElements: maxTableElements, MaxHandles: maxHandles, MaxHostCalls: maxHostCalls,
+		Deadline: limits.RequestTimeout, Account: p.account, // which has the memory limit
 	}
 	switch p.code.world() {
 	case engine.WorldGRPC:

@@ -249,7 +249,7 @@ func (p *pod) count(ctx context.Context, what string, err error) failure {
 	}
 	if f.noted() {
 		p.output.note(fmt.Sprintf("tripod: %s: %s", what, shorten(err.Error())))
-		p.worker.logger.Warn("A guest has failed", "pod", p.spec.ID, "in", what, "err", shorten(err.Error()))
+		p.worker.logger.Debug("A guest has failed", "pod", p.spec.ID, "in", what, "err", shorten(err.Error()))
 	}
 	return f
 }
