@@ -3,11 +3,16 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	imagestore "github.com/tripod-run/tripod/internal/image"
@@ -42,6 +47,8 @@ func components(ctx context.Context) ([]component, error) {
 		"vimana.host/domain": "example.com", "vimana.host/server": "greet.Greeter", "vimana.host/version": "1.0.0",
 	})
 	b.add("example.com/greet.greeter:1.0.0", b.example("greeter-c"), greeter, nil)
+
+	b.vimana("vimana:1", b.example("faults-c"))
 
 	b.add("mismatch:1", b.example("greeter-c"), faults, nil)
 	b.add("no-descriptors:1", b.example("greeter-c"), nil, nil)
@@ -88,6 +95,32 @@ func (b *builder) add(name string, binary, descriptors []byte, notes map[string]
 		return
 	}
 	b.all = append(b.all, component{wasm + name, im})
+}
+
+// vimana adds an artifact in Vimana's layout: a component, and a Metadata message that tells of one method of it,
+// faults.v1.Faults/Echo, by field numbers (internal/wasm/protowit reads it). Its messages are one with bytes in field 1.
+func (b *builder) vimana(name string, binary []byte) {
+	text := func(n protowire.Number, s string) []byte {
+		return protowire.AppendString(protowire.AppendTag(nil, n, protowire.BytesType), s)
+	}
+	entry := func(n protowire.Number, key string, value []byte) []byte {
+		return text(n, string(text(1, key))+string(text(2, string(value))))
+	}
+	number := protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), 1)
+	service := entry(2, "Echo", text(1, "echo"))
+	message := text(1, string(number)+string(text(2, "data"))+"\x18\x00") // coding 0: bytes without presence
+	metadata := slices.Concat(entry(1, "faults.v1.Faults", service), text(2, string(message)))
+
+	config := imagestore.NewBlob(ocispec.MediaTypeEmptyJSON, []byte("{}"))
+	layers := []imagestore.Blob{imagestore.NewBlob(imagestore.MediaTypeWasm, binary), imagestore.NewBlob(imagestore.MediaTypeMetadata, metadata)}
+	document, err := json.Marshal(ocispec.Manifest{
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest,
+		Config: config.Descriptor, Layers: []ocispec.Descriptor{layers[0].Descriptor, layers[1].Descriptor},
+	})
+	b.keep(err)
+	b.all = append(b.all, component{wasm + name, &artifact.Image{
+		Manifest: imagestore.NewBlob(ocispec.MediaTypeImageManifest, document), Blobs: append(layers, config),
+	}})
 }
 
 // module assembles a core module with a function _start: what it imports ("module name", a function, or nothing), how
