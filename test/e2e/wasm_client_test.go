@@ -18,9 +18,11 @@ import (
 	"connectrpc.com/connect"
 	"github.com/quic-go/quic-go/http3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	reflection "google.golang.org/grpc/reflection/grpc_reflection_v1"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protodesc"
@@ -364,3 +366,5 @@ func tripod(t *testing.T, d *harness.Daemon, args ...string) *exec.Cmd {
 	}
 	return exec.Command(bin, append(args, "--endpoint", "unix://"+d.Socket)...)
 }
+
+func codeOf(err error) codes.Code { return status.Code(err) }
