@@ -78,8 +78,20 @@ func BenchmarkBytes(b *testing.B) {
 	}
 }
 
-// BenchmarkNeighbour is the latency of calls in fresh instances while other guests spin on every processor.
+// BenchmarkNeighbour is the latency of calls in fresh instances while other guests spin, by the two ways in which these
+// stand back.
 func BenchmarkNeighbour(b *testing.B) {
+	testEngine(b)
+	for name, byIdle := range map[string]bool{"idle": true, "polite": false} {
+		b.Run(name, func(b *testing.B) {
+			standBack(byIdle)
+			defer standBack(true)
+			benchNeighbour(b)
+		})
+	}
+}
+
+func benchNeighbour(b *testing.B) {
 	for _, spinning := range []int{0, 1, 8} {
 		b.Run(fmt.Sprintf("%d-spinning", spinning), func(b *testing.B) {
 			c, f, spin := theGuest(b), bound(b, "sum"), bound(b, "spin")

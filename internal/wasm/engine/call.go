@@ -96,6 +96,9 @@ func (i *Instance) do(ctx context.Context, guest func(*C.tw_inst, C.uint64_t) C.
 	if why != C.TW_OK {
 		return i.outcome(ctx, why)
 	}
+	if i.c.spent { // it has trapped after it gave its result
+		i.die(fmt.Errorf("%w: %s", ErrDead, C.GoString(i.c.message)))
+	}
 	return result(i.c)
 }
 

@@ -237,6 +237,7 @@ bool wasmtime_instance_export_get(wasmtime_context_t *, const wasmtime_instance_
 wasmtime_error_t *wasmtime_func_call_unchecked(wasmtime_context_t *, const wasmtime_func_t *, wasmtime_val_raw_t *,
                                                size_t, wasm_trap_t **);
 wasmtime_context_t *wasmtime_caller_context(wasmtime_caller_t *);
+bool wasmtime_caller_export_get(wasmtime_caller_t *, const char *, size_t, wasmtime_extern_t *);
 uint8_t *wasmtime_memory_data(const wasmtime_context_t *, const wasmtime_memory_t *);
 size_t wasmtime_memory_data_size(const wasmtime_context_t *, const wasmtime_memory_t *);
 

@@ -34,3 +34,6 @@ func member[P any](union unsafe.Pointer) P { return *(*P)(union) }
 
 // nameOf is a name that C lends.
 func nameOf(p *C.char, n C.size_t) string { return C.GoStringN(p, C.int(n)) }
+
+// standBack chooses how guests that compute for long stand back; for tests.
+func standBack(byIdle bool) { C.tw_stand_back(C.bool(byIdle)) }

@@ -178,13 +178,25 @@ func (c *Code) linkCore(l *link) error {
 	if err := c.host.defineCore(linker); err != nil {
 		return err
 	}
+	l.c.wasi = C.bool(c.img.CoreWASI)
+	if l.c.pre, err = c.preInstance(linker, l.module); err != nil || !c.img.CoreWASI {
+		return err
+	}
+	if text := taken(C.tw_define_stdio(linker)); text != "" {
+		return fmt.Errorf("linking WASI: %s", text)
+	}
+	l.c.fileless, err = c.preInstance(linker, l.module)
+	return err
+}
+
+// preInstance binds the module to what the linker has.
+func (c *Code) preInstance(linker *C.wasmtime_linker_t, module *C.wasmtime_module_t) (*C.wasmtime_instance_pre_t, error) {
 	var pre *C.wasmtime_instance_pre_t
-	if err := failure(C.wasmtime_linker_instantiate_pre(linker, l.module, &pre)); err != nil {
-		return invalid("%v", err)
+	if err := failure(C.wasmtime_linker_instantiate_pre(linker, module, &pre)); err != nil {
+		return nil, invalid("%v", err)
 	}
 	c.frees = append(c.frees, func() { C.wasmtime_instance_pre_delete(pre) })
-	l.c.pre, l.c.wasi = pre, C.bool(c.img.CoreWASI)
-	return nil
+	return pre, nil
 }
 
 // moduleBytes are those of the image while it is being loaded, and later those of the engine that has them.

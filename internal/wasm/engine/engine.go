@@ -102,8 +102,8 @@ func (e *Engine) open(slots int) (*C.wasm_engine_t, error) {
 		return nil, fmt.Errorf("engine: the ticker cannot be started: %w", syscall.Errno(-demotes))
 	}
 	if demotes == 0 && slots > 0 {
-		e.cfg.Logger.Warn("guests that compute for long are not scheduled behind others: " +
-			"the process may not leave SCHED_IDLE again (RLIMIT_NICE must be 20 or more)")
+		e.cfg.Logger.Info("guests that compute for long stand back by sleeping when the processors are busy, " +
+			"since this process may not take threads out of SCHED_IDLE again (RLIMIT_NICE of 20 would allow it)")
 	}
 	return engine, nil
 }

@@ -119,7 +119,7 @@ wasmtime_error_t *tw_comp_drop(void *fn, wasmtime_context_t *cx, uint32_t rep) {
 
 // ---- definitions ----
 
-static wasm_functype_t *core_type(const uint8_t *params, uint32_t np, const uint8_t *results, uint32_t nr) {
+wasm_functype_t *tw_core_type(const uint8_t *params, uint32_t np, const uint8_t *results, uint32_t nr) {
   wasm_valtype_t *t[TW_MAX_FLAT + 1] = {NULL};
   wasm_valtype_vec_t ps, rs;
   for (uint32_t k = 0; k < np; k++) t[k] = wasm_valtype_new(params[k]);
@@ -133,7 +133,7 @@ static wasm_functype_t *core_type(const uint8_t *params, uint32_t np, const uint
 static wasm_functype_t *import_type(const tw_hostfn *f) {
   const tw_prog *p = f->prog;
   uint8_t params[TW_MAX_FLAT + 1] = {TW_WASM_I32}, results[1];
-  if (f->drop) return core_type(params, 1, NULL, 0);
+  if (f->drop) return tw_core_type(params, 1, NULL, 0);
   uint32_t np = 1, nr = 0;
   if (p->param_core != TW_NONE) {
     np = 0;
@@ -144,7 +144,7 @@ static wasm_functype_t *import_type(const tw_hostfn *f) {
   }
   if (p->result_core == 1) results[nr++] = p->cores[p->nodes[p->result].core];
   if (p->result_core > 1) params[np++] = TW_WASM_I32;
-  return core_type(params, np, results, nr);
+  return tw_core_type(params, np, results, nr);
 }
 
 char *tw_define_core(wasmtime_linker_t *l, const char *module, const char *name, const tw_hostfn *f) {

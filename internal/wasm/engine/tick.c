@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -29,24 +30,49 @@ int64_t tw_load(const int64_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED);
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t awake = PTHREAD_COND_INITIALIZER;
 static wasm_engine_t *engines[MAX_ENGINES];
-static int nengines, parked, demotion; // demotion: 1 possible, negative errno, 0 not tried
-static int64_t active;                 // guests that run
+static int nengines, parked;
+static int64_t active; // guests that run
 
-// demote puts the thread behind all others, or back. Going back needs RLIMIT_NICE to allow nice 0, or CAP_SYS_NICE.
-static int demote(bool down) {
+// How guests that compute for long stand back: as SCHED_IDLE threads, if we may undo that (RLIMIT_NICE allows nice 0, or
+// CAP_SYS_NICE); else by a long slice, so that those who wake up come first (Linux 6.12), and by sleeping when others
+// want the processor.
+enum { UNKNOWN, IDLE, POLITE };
+static int standing_back;
+
+static int idle(bool on) {
   struct sched_param none = {0};
-  return sched_setscheduler(0, down ? SCHED_IDLE : SCHED_OTHER, &none) ? -errno : 0;
+  return sched_setscheduler(0, on ? SCHED_IDLE : SCHED_OTHER, &none);
 }
+
+static void slice(uint64_t ns) { // 0: the system's
+  struct {
+    uint32_t size, policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t runtime, deadline, period;
+  } attr = {.size = sizeof attr};
+  if (syscall(SYS_sched_getattr, 0, &attr, sizeof attr, 0)) return;
+  attr.runtime = ns;
+  syscall(SYS_sched_setattr, 0, &attr, 0);
+}
+
+static void stand_back(bool on) {
+  if (standing_back == IDLE) idle(on);
+  else slice(on ? 100000000 : 0);
+}
+
+// try_idle has a thread of its own, which may be left as it is.
+static void *try_idle(void *arg) {
+  *(int *)arg = idle(true) || idle(false) ? POLITE : IDLE;
+  return NULL;
+}
+
+void tw_stand_back(bool by_idle) { standing_back = by_idle ? IDLE : POLITE; }
 
 static void *tick(void *arg) {
   (void)arg;
-  int idle = 0, rc = demote(true);
-  if (!rc) rc = demote(false);
-  pthread_mutex_lock(&mu);
-  demotion = rc ? rc : 1;
-  pthread_cond_broadcast(&awake);
-  pthread_mutex_unlock(&mu);
-  for (;;) {
+  for (int idle = 0;;) {
     struct timespec t = {0, TICK};
     clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
     int n = __atomic_load_n(&nengines, __ATOMIC_ACQUIRE);
@@ -63,30 +89,31 @@ static void *tick(void *arg) {
   return NULL;
 }
 
+// start makes a thread that no signal reaches: they are for the threads of Go.
+static int start(pthread_t *t, void *(*run)(void *), void *arg) {
+  sigset_t all, old;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &old);
+  int rc = pthread_create(t, NULL, run, arg);
+  pthread_sigmask(SIG_SETMASK, &old, NULL);
+  return rc;
+}
+
 int tw_ticker(wasm_engine_t *e) {
-  static bool started;
+  pthread_t t;
   int rc = 0;
   pthread_mutex_lock(&mu);
-  if (!started) {
-    sigset_t all, old; // signals are for the threads of Go
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    pthread_t t;
-    rc = pthread_create(&t, NULL, tick, NULL);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (!rc) {
-      pthread_detach(t);
-      started = true;
-    }
+  if (!standing_back) {
+    if (!(rc = start(&t, try_idle, &standing_back))) rc = pthread_join(t, NULL);
+    if (!rc && !(rc = start(&t, tick, NULL))) pthread_detach(t);
   }
   if (!rc && nengines == MAX_ENGINES) rc = ENOSPC;
   if (!rc) {
     engines[nengines] = e;
     __atomic_store_n(&nengines, nengines + 1, __ATOMIC_RELEASE);
-    while (!demotion) pthread_cond_wait(&awake, &mu);
   }
   pthread_mutex_unlock(&mu);
-  return rc ? -rc : demotion == 1;
+  return rc ? -rc : standing_back == IDLE;
 }
 
 static void guest_begins(void) {
@@ -156,24 +183,37 @@ bool tw_ended(tw_inst *i) {
   return true;
 }
 
+int64_t tw_sleep(tw_inst *i, int64_t ns) {
+  int64_t begin = tw_now();
+  struct timespec t = {ns / 1000000000, ns % 1000000000};
+  uint32_t seen = __atomic_load_n(&i->wake, __ATOMIC_ACQUIRE);
+  if (tw_ended(i)) return 0;
+  guest_ends();
+  syscall(SYS_futex, &i->wake, FUTEX_WAIT_PRIVATE, seen, &t, NULL, 0);
+  guest_begins();
+  int64_t slept = tw_now() - begin;
+  if (i->deadline) i->deadline += slept;
+  return slept;
+}
+
 static void computed(tw_inst *i) {
   int64_t cpu = ns(CLOCK_THREAD_CPUTIME_ID), used = cpu - i->cpu_mark, rest;
   i->cpu_mark = cpu;
   __atomic_fetch_add(&i->cpu, used, __ATOMIC_RELAXED);
   if (!i->account) return;
-  while ((rest = owed(i->account, tw_now(), used)) > 0 && !tw_ended(i)) {
-    int64_t paused = tw_now();
-    struct timespec t = {rest / 1000000000, rest % 1000000000};
-    uint32_t seen = __atomic_load_n(&i->wake, __ATOMIC_ACQUIRE);
-    if (tw_ended(i)) break;
-    guest_ends();
-    syscall(SYS_futex, &i->wake, FUTEX_WAIT_PRIVATE, seen, &t, NULL, 0);
-    guest_begins();
-    int64_t slept = tw_now() - paused;
-    __atomic_fetch_add(&i->account->throttled, slept, __ATOMIC_RELAXED);
-    if (i->deadline) i->deadline += slept;
-    used = 0;
-  }
+  for (; (rest = owed(i->account, tw_now(), used)) > 0 && !tw_ended(i); used = 0)
+    __atomic_fetch_add(&i->account->throttled, tw_sleep(i, rest), __ATOMIC_RELAXED);
+}
+
+// let_others lets the thread sleep if it was made to give way since the last tick, and longer each time: so it takes but
+// a small part of a processor that others want too, and all of one that nobody wants.
+static void let_others(tw_inst *i) {
+  struct rusage u;
+  getrusage(RUSAGE_THREAD, &u);
+  bool wanted = i->preempted && u.ru_nivcsw != i->preempted;
+  i->preempted = u.ru_nivcsw;
+  i->back_off = !wanted ? 0 : i->back_off >= 16 ? 16 : i->back_off * 2 + 1;
+  if (wanted) tw_sleep(i, i->back_off * TICK);
 }
 
 void tw_enter(tw_inst *i) {
@@ -188,7 +228,7 @@ void tw_leave(tw_inst *i) {
   tw_memory(i);
   computed(i);
   guest_ends();
-  if (i->demoted) demote(false), i->demoted = false;
+  if (i->demoted) stand_back(false), i->demoted = false;
   if (i->over && !i->why) i->why = TW_MEMORY;
 }
 
@@ -198,10 +238,14 @@ wasmtime_error_t *tw_tick(wasmtime_context_t *cx, void *data, uint64_t *delta, u
   *delta = 1, *kind = 0;
   tw_memory(i);
   computed(i);
+  if (i->demoted && standing_back == POLITE) let_others(i);
   if (i->over) i->why = TW_MEMORY;
   else if (!tw_ended(i) && i->deadline && tw_now() > i->deadline) i->why = TW_DEADLINE;
   if (i->why) return wasmtime_error_new("ended by the host");
-  if (++i->ticks >= 2 && !i->demoted && demotion == 1) i->demoted = !demote(true);
+  if (++i->ticks >= 2 && !i->demoted) {
+    stand_back(true);
+    i->demoted = true, i->preempted = i->back_off = 0;
+  }
   return NULL;
 }
 
@@ -216,7 +260,7 @@ void tw_kill(tw_inst *i, uint64_t seq) {
 
 // A host function holds locks that others wait for, so it runs as all do.
 int64_t tw_pause(tw_inst *i) {
-  if (i->demoted) demote(false);
+  if (i->demoted) stand_back(false);
   guest_ends();
   return tw_now();
 }
@@ -230,5 +274,5 @@ void tw_resume(tw_inst *i, int64_t paused) {
   } else if (i->deadline && now - paused > LONG_HOST_CALL) {
     i->deadline += now - paused;
   }
-  if (i->demoted) demote(true);
+  if (i->demoted) stand_back(true);
 }

@@ -4,6 +4,7 @@
 //	prog.c   type tables (value.Program), the check of flat values
 //	abi.c    core path: the canonical ABI on linear memory, handles
 //	dyn.c    component path: flat values to and from wasmtime's dynamic ones
+//	stdio.c  output of guests without files
 //	host.c   calls of host functions, on both paths
 //	inst.c   stores and instances, calls, WASI's configuration
 #ifndef TW_H
@@ -104,7 +105,7 @@ typedef struct {
 typedef struct tw_inst {
   wasmtime_store_t *store;
   wasmtime_context_t *cx;
-  bool core, ready, has_memory, has_realloc, may_leave, renew, demoted, over;
+  bool core, fileless, ready, has_memory, has_realloc, may_leave, renew, demoted, over, spent;
   wasmtime_instance_t mod;
   wasmtime_component_instance_t comp;
   wasmtime_memory_t memory;
@@ -126,6 +127,7 @@ typedef struct tw_inst {
   uint64_t seq, calls;
   int64_t deadline, cpu_mark;
   uint32_t ticks;
+  int64_t preempted, back_off; // involuntary switches of the thread at the last tick; ticks slept for them
   int why, exit_code;
   char *message;
 
@@ -144,9 +146,11 @@ wasmtime_error_t *tw_tick(wasmtime_context_t *, void *, uint64_t *, uint8_t *);
 void tw_kill(tw_inst *, uint64_t seq);
 int64_t tw_pause(tw_inst *); // the guest's thread turns to the host; gives the time
 void tw_resume(tw_inst *, int64_t paused);
-// tw_ticker starts the ticker (once per process) and makes it count epochs of the engine too. It gives whether threads
-// can be demoted and restored here; negative: errno.
+int64_t tw_sleep(tw_inst *, int64_t ns); // the guest sleeps, until it is killed at most, and this is not computing
+// tw_ticker starts the ticker (once per process) and makes it count epochs of the engine too. It gives whether guests
+// that compute for long can run as SCHED_IDLE here; negative: errno.
 int tw_ticker(wasm_engine_t *);
+void tw_stand_back(bool by_idle); // which of the two ways; for tests
 
 void tw_fail(tw_inst *, int why, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 // tw_took turns the engine's error and trap, which it frees, into why and message. It gives false if there was neither.
@@ -196,15 +200,20 @@ wasmtime_error_t *tw_comp_host(void *fn, wasmtime_context_t *, const wasmtime_co
                                wasmtime_component_val_t *, size_t, wasmtime_component_val_t *, size_t);
 wasmtime_error_t *tw_comp_drop(void *fn, wasmtime_context_t *, uint32_t rep);
 
+wasm_functype_t *tw_core_type(const uint8_t *params, uint32_t, const uint8_t *results, uint32_t); // TW_WASM_*
 char *tw_define_core(wasmtime_linker_t *, const char *module, const char *name, const tw_hostfn *);
 char *tw_define_comp(wasmtime_component_linker_instance_t *, const char *name, const tw_hostfn *);
 char *tw_define_resource(wasmtime_component_linker_instance_t *, const char *name, const tw_hostfn *);
+
+// tw_define_stdio puts our fd_write in place of the engine's, for guests without files (stdio.c).
+char *tw_define_stdio(wasmtime_linker_t *);
 
 // ---- stores, instances, calls (inst.c) ----
 
 typedef struct {
   wasm_engine_t *engine;
   const wasmtime_instance_pre_t *pre; // core path, or
+  const wasmtime_instance_pre_t *fileless; // pre for instances without directories and standard input; NULL: the same
   const wasmtime_component_linker_t *linker;
   const wasmtime_component_t *component;
   bool wasi; // whether the guest can call WASI
