@@ -217,15 +217,16 @@ static void call_core(tw_inst *i, const tw_func *f, const uint8_t *args, tw_buf 
   size_t n = p->param_core == TW_NONE ? 1 : p->param_core;
   wasmtime_error_t *err = wasmtime_func_call_unchecked(i->cx, &fn.of.func, v, n > 1 ? n : 1, &trap);
   if (tw_took(i, err, trap) || !lift_result(i, p, v, out)) return;
+  if (f->post) {
+    i->may_leave = false;
+    err = wasmtime_func_call_unchecked(i->cx, &post.of.func, v, 1, &trap);
+    i->may_leave = true;
+    if (tw_took(i, err, trap)) afterwards(i);
+  }
   if (i->borrows) {
     tw_fail(i, TW_ABI, "the guest keeps a borrowed handle");
-    return;
+    afterwards(i);
   }
-  if (!f->post) return;
-  i->may_leave = false;
-  err = wasmtime_func_call_unchecked(i->cx, &post.of.func, v, 1, &trap);
-  i->may_leave = true;
-  if (tw_took(i, err, trap)) afterwards(i);
 }
 
 static void call_comp(tw_inst *i, const tw_func *f, const uint8_t *args, tw_buf *out) {
