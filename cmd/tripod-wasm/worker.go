@@ -103,7 +103,7 @@ func giveUp(config control.WorkerConfig, logger *slog.Logger) error {
 	}
 	// Threads that were demoted come back by this right alone (sched(7): RLIMIT_NICE and SCHED_IDLE); 20 is nice 0.
 	if err := unix.Setrlimit(unix.RLIMIT_NICE, &unix.Rlimit{Cur: 20, Max: 20}); err != nil {
-		logger.Warn("Guests that compute for long are not demoted: RLIMIT_NICE cannot be set", "err", err)
+		logger.Debug("RLIMIT_NICE cannot be set: the engine finds another way to hold back guests that compute for long", "err", err)
 	}
 	if config.UID == 0 {
 		return nil
