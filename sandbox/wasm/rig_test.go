@@ -42,7 +42,7 @@ type shelved struct {
 }
 
 // put makes an image of a component, with the annotations of its manifest, and gives its ID.
-func (s *shelf) put(t *testing.T, words, ref string, annotations map[string]string) string {
+func (s *shelf) put(t testing.TB, words, ref string, annotations map[string]string) string {
 	t.Helper()
 	raw := module(words)
 	d := digest.FromBytes(raw)
@@ -156,7 +156,7 @@ func (n *ports) where(name string) string {
 // rig is a backend under test, with what it stands on. The backend can be abandoned, as if its process were killed, and
 // made anew over the same files.
 type rig struct {
-	*testing.T
+	testing.TB
 	*Backend
 	config Config
 	shelf  *shelf
@@ -165,12 +165,12 @@ type rig struct {
 	known  map[string]sandbox.Known
 }
 
-func newRig(t *testing.T, change ...func(*Config)) *rig {
+func newRig(t testing.TB, change ...func(*Config)) *rig {
 	t.Helper()
 	dir := t.TempDir()
 	r := &rig{
-		T: t, shelf: &shelf{dir: t.TempDir(), images: map[string]*shelved{}}, ports: &ports{at: map[string]string{}},
-		events: make(chan sandbox.Event, 1000), known: map[string]sandbox.Known{},
+		TB: t, shelf: &shelf{dir: t.TempDir(), images: map[string]*shelved{}}, ports: &ports{at: map[string]string{}},
+		events: make(chan sandbox.Event, 100_000), known: map[string]sandbox.Known{},
 	}
 	r.config = Config{
 		Root: filepath.Join(dir, "root"), RunDir: filepath.Join(dir, "run"), Program: program, UID: 65529, GID: 65529,
@@ -284,7 +284,7 @@ func (r *rig) podConfig(name string, change ...func(*runtimeapi.PodSandboxConfig
 // container makes the configuration of a container of the component that the words say.
 func (r *rig) container(p *sandbox.Pod, words string) *sandbox.Container {
 	r.Helper()
-	id := r.shelf.put(r.T, words, "registry.example/demo/greeter:1.2", nil)
+	id := r.shelf.put(r.TB, words, "registry.example/demo/greeter:1.2", nil)
 	return &sandbox.Container{ID: p.ID, ImageID: id, Config: &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: "c"}, Image: &runtimeapi.ImageSpec{Image: id, UserSpecifiedImage: "registry.example/demo/greeter:1.2"},
 		LogPath: "c.log", Linux: &runtimeapi.LinuxContainerConfig{},
