@@ -9,13 +9,13 @@ tools=$root/build/wasm-tools
 work=$root/build/wasm
 mkdir -p "$tools" "$work"
 
-packages=(clang-14 lld-14 wasi-libc libclang-rt-14-dev-wasm32 nodejs npm)
-# A node that did not come from Debian will do.
-for p in node npm; do if command -v $p >/dev/null; then packages=("${packages[@]/#${p/%node/nodejs}/}"); fi; done
 missing=()
-for p in "${packages[@]}"; do
-  [[ -z $p ]] || dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q ' installed$' || missing+=("$p")
+for p in clang-14 lld-14 wasi-libc libclang-rt-14-dev-wasm32; do
+  dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q ' installed$' || missing+=("$p")
 done
+# A node that did not come from Debian will do.
+command -v node >/dev/null || missing+=(nodejs)
+command -v npm >/dev/null || missing+=(npm)
 if ((${#missing[@]})); then
   apt-get update -qq
   DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "${missing[@]}" >/dev/null
