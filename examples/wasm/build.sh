@@ -3,6 +3,7 @@
 # belong together. It installs what it needs: Debian packages, and npm packages (tools/package-lock.json) into
 # build/wasm-tools. What is in the repository was built so; nothing else needs it.
 set -euo pipefail
+export LC_ALL=C # one order of names everywhere
 cd "$(dirname "${BASH_SOURCE[0]}")"
 root=$PWD/../..
 tools=$root/build/wasm-tools
@@ -47,7 +48,7 @@ c greeter-c/greeter.c "$work/greeter.wit" server greeter-c
 c faults-c/faults.c "$work/faults.wit" server faults-c
 c hello-http-c/hello.c hello-http-c/wasi-http.wit hello hello-http-c
 # A snapshot of a running engine differs each time: it is left alone while what it is made of is what it was.
-if ! cmp -s <(sha256sum greeter/* greeter-js/* tools/*) <(grep -E '  (greeter|greeter-js|tools)/' SHA256SUMS); then
+if ! cmp -s <(sha256sum greeter-js/* greeter/* tools/*) <(grep -E '  (greeter|greeter-js|tools)/' SHA256SUMS); then
   cat "$work/greeter.wit" greeter-js/world.wit >"$work/greeter-js.wit"
   (cd greeter-js && "$tools/node_modules/.bin/componentize-qjs" --sync --opt-size --minify \
     --wit "$work/greeter-js.wit" --world example:greeter/app --js greeter.js --output greeter-js.wasm >/dev/null)
@@ -57,4 +58,4 @@ GOOS=wasip1 GOARCH=wasm CGO_ENABLED=0 GOFLAGS= \
   go build -C "$root" -trimpath -buildvcs=false -ldflags='-s -w -buildid=' -o "$PWD/command-go/command-go.wasm" ./examples/wasm/command-go
 chmod 644 ./*/*.wasm
 
-find . -type f ! -name '*.md' ! -name SHA256SUMS -printf '%P\n' | LC_ALL=C sort | xargs sha256sum >SHA256SUMS
+find . -type f ! -name '*.md' ! -name SHA256SUMS -printf '%P\n' | sort | xargs sha256sum >SHA256SUMS
