@@ -67,10 +67,13 @@ func (w *Worker) route(rw http.ResponseWriter, r *http.Request) {
 		r.RemoteAddr = net.JoinHostPort(client, "0")
 	}
 	// The pod's own connections are closed when its grace is over; the router's stays, and what waits on it is woken.
+	ctx, cancel := context.WithCancelCause(r.Context())
+	defer cancel(nil)
 	rc := http.NewResponseController(rw)
 	defer context.AfterFunc(p.alive, func() {
+		cancel(errStopping)
 		_ = rc.SetReadDeadline(time.Now())
 		_ = rc.SetWriteDeadline(time.Now().Add(time.Second)) // for the status
 	})()
-	s.ServeHTTP(rw, r)
+	s.ServeHTTP(rw, r.WithContext(ctx))
 }

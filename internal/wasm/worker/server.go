@@ -1,7 +1,6 @@
 package worker
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"net/http"
@@ -172,23 +171,21 @@ func (s *server) makeHandler(options dataplane.Options, l control.Limits) (http.
 	})
 }
 
-// ServeHTTP answers a request that came to the pod's own sockets, or through the node's router.
+// ServeHTTP answers a request that came to the pod's own sockets, or through the node's router. When the grace is over, its
+// context ends: by the end of its connection, or by the router's hand (route).
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !s.requests.begin() {
 		w.Header().Set("Retry-After", "1")
 		http.Error(w, "the pod is being stopped", http.StatusServiceUnavailable)
 		return
 	}
-	defer s.requests.end()
-	ctx, cancel := context.WithCancelCause(r.Context())
-	defer cancel(nil)
-	finished := context.AfterFunc(s.pod.alive, func() { cancel(errStopping) })
 	defer func() {
-		if !finished() {
+		if s.pod.alive.Err() != nil {
 			s.cut.Store(true)
 		}
+		s.requests.end()
 	}()
-	(*s.handler.Load()).ServeHTTP(w, r.WithContext(ctx))
+	(*s.handler.Load()).ServeHTTP(w, r)
 }
 
 // stop answers what is under way, until the pod's grace is over.
