@@ -60,7 +60,10 @@ func newRoot(stdin io.Reader, stdout, stderr io.Writer) *cobra.Command {
 		interruptible(c)
 		root.AddCommand(c)
 	}
-	for _, c := range []*cobra.Command{app.WITCommand(), app.PushCommand()} {
+	for _, c := range []*cobra.Command{app.WITCommand(), app.PushCommand(), app.CallCommand()} {
+		if c.RunE != nil {
+			interruptible(c)
+		}
 		c.GroupID = groupWasm
 		root.AddCommand(c)
 	}

@@ -1,0 +1,164 @@
+package cli
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/tripod-run/tripod/internal/cli/call"
+)
+
+// CallCommand is `tripod call`: it needs no node.
+func (a *App) CallCommand() *cobra.Command {
+	var o callOptions
+	c := &cobra.Command{
+		Use:   "call ADDRESS [PACKAGE.SERVICE/METHOD [JSON]...]",
+		Short: "Call a gRPC method, over HTTP/2 or HTTP/3, as the server itself describes it",
+		Long: "Call a method of a gRPC server that has reflection, as components have. Messages are JSON, one a line: requests come\n" +
+			"from the arguments, or from standard input when the only one is -. Without a method, list the server's services.\n\n" +
+			"The address is HOST:PORT. Clear text (h2c) is spoken to it unless --tls or --http3 says otherwise.",
+		Example: "  tripod call 10.88.0.7:80 greet.v1.Greeter/SayHello '{\"name\": \"Ada\"}'\n" +
+			"  tripod call --http3 --insecure 10.88.0.7:443 greet.v1.Greeter/Countdown '{\"from\": 3}'",
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			ctx, cancel := context.WithTimeout(c.Context(), o.timeout)
+			defer cancel()
+			return a.call(ctx, o, args)
+		},
+	}
+	f := c.Flags()
+	f.BoolVar(&o.http3, "http3", false, "speak HTTP/3")
+	f.BoolVar(&o.tls, "tls", false, "speak HTTP/2 over TLS")
+	f.BoolVar(&o.insecure, "insecure", false, "believe any certificate, as that of a pod that has made its own")
+	f.StringVar(&o.ca, "ca", "", "file with the certificates of authorities to believe (default: the system's)")
+	f.StringVar(&o.cert, "cert", "", "file with a client certificate; --key has its key")
+	f.StringVar(&o.key, "key", "", "file with the key of --cert")
+	f.StringVar(&o.name, "server-name", "", "name that the certificate must have (default: that of the address)")
+	f.StringToStringVarP(&o.header, "header", "H", nil, "KEY=VALUE to send along as metadata")
+	f.IntVar(&o.repeat, "repeat", 1, "make the call so many times, on one connection, and tell how long it took")
+	f.DurationVar(&o.timeout, "timeout", time.Minute, "how long it may take")
+	return c
+}
+
+type callOptions struct {
+	http3, tls, insecure bool
+	ca, cert, key, name  string
+	header               map[string]string
+	repeat               int
+	timeout              time.Duration
+}
+
+func (a *App) call(ctx context.Context, o callOptions, args []string) error {
+	config, err := o.tlsConfig()
+	if err != nil {
+		return err
+	}
+	c, err := call.Dial(args[0], call.Options{HTTP3: o.http3, TLS: config})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }() // it has said what it had to say
+	if len(args) == 1 {
+		services, err := call.Services(ctx, c)
+		for _, s := range services {
+			fmt.Fprintln(a.Stdout, s)
+		}
+		return err
+	}
+	m, err := call.Method(ctx, c, args[1])
+	if err != nil {
+		return err
+	}
+	texts, err := a.messages(args[2:])
+	if err != nil {
+		return err
+	}
+	requests, err := call.Requests(m, texts)
+	if err != nil {
+		return err
+	}
+	took := make([]time.Duration, 0, o.repeat)
+	for i := range max(1, o.repeat) {
+		begin := time.Now()
+		if err := call.Exchange(ctx, c, m, o.header, requests, a.reply(i == 0)); err != nil {
+			return err
+		}
+		took = append(took, time.Since(begin))
+	}
+	if o.repeat > 1 {
+		slices.Sort(took)
+		fmt.Fprintf(a.Stderr, "%d calls: p50 %s, p99 %s, slowest %s\n", len(took), took[len(took)/2].Round(time.Microsecond),
+			took[len(took)*99/100].Round(time.Microsecond), took[len(took)-1].Round(time.Microsecond))
+	}
+	return nil
+}
+
+// reply prints a reply, when it is to be printed.
+func (a *App) reply(print bool) func(proto.Message) error {
+	return func(m proto.Message) error {
+		if !print {
+			return nil
+		}
+		text, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(m)
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintln(a.Stdout, string(text))
+		return err
+	}
+}
+
+// messages are those of the arguments, or the lines of standard input.
+func (a *App) messages(args []string) ([]string, error) {
+	if len(args) != 1 || args[0] != "-" {
+		return args, nil
+	}
+	var lines []string
+	scanner := bufio.NewScanner(a.Stdin)
+	scanner.Buffer(nil, 64<<20)
+	for scanner.Scan() {
+		if line := strings.TrimSpace(scanner.Text()); line != "" {
+			lines = append(lines, line)
+		}
+	}
+	return lines, scanner.Err()
+}
+
+// tlsConfig is nil for clear text.
+func (o *callOptions) tlsConfig() (*tls.Config, error) {
+	if !o.tls && !o.http3 {
+		if o.insecure || o.ca != "" || o.cert != "" || o.name != "" {
+			return nil, fmt.Errorf("certificates are for --tls and --http3: %w", errdefs.ErrInvalidArgument)
+		}
+		return nil, nil
+	}
+	config := &tls.Config{ServerName: o.name, InsecureSkipVerify: o.insecure}
+	if o.ca != "" {
+		pem, err := os.ReadFile(o.ca)
+		if err != nil {
+			return nil, err
+		}
+		if config.RootCAs = x509.NewCertPool(); !config.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("%s has no certificate: %w", o.ca, errdefs.ErrInvalidArgument)
+		}
+	}
+	if o.cert != "" || o.key != "" {
+		pair, err := tls.LoadX509KeyPair(o.cert, o.key)
+		if err != nil {
+			return nil, fmt.Errorf("client certificate: %w: %w", err, errdefs.ErrInvalidArgument)
+		}
+		config.Certificates = []tls.Certificate{pair}
+	}
+	return config, nil
+}

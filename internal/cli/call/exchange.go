@@ -1,0 +1,66 @@
+package call
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/containerd/errdefs"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/dynamicpb"
+)
+
+// Requests reads the messages of a call from JSON; a method that takes one gets an empty one when there is none.
+func Requests(m protoreflect.MethodDescriptor, texts []string) ([]proto.Message, error) {
+	if len(texts) == 0 && !m.IsStreamingClient() {
+		texts = []string{"{}"}
+	}
+	if len(texts) > 1 && !m.IsStreamingClient() {
+		return nil, fmt.Errorf("%s takes one message, not %d: %w", m.FullName(), len(texts), errdefs.ErrInvalidArgument)
+	}
+	var all []proto.Message
+	for _, text := range texts {
+		message := dynamicpb.NewMessage(m.Input())
+		if err := protojson.Unmarshal([]byte(text), message); err != nil {
+			return nil, fmt.Errorf("%s is no %s: %w: %w", text, m.Input().FullName(), err, errdefs.ErrInvalidArgument)
+		}
+		all = append(all, message)
+	}
+	return all, nil
+}
+
+// Exchange makes a call: it sends the requests and hands the replies on as they come.
+func Exchange(ctx context.Context, c Client, m protoreflect.MethodDescriptor, header map[string]string, requests []proto.Message, reply func(proto.Message) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s, err := c.Open(ctx, m, header)
+	if err != nil {
+		return err
+	}
+	sent := make(chan error, 1)
+	go func() { sent <- sendAll(s, requests) }()
+	for {
+		message, err := s.Receive()
+		if errors.Is(err, io.EOF) {
+			return <-sent
+		}
+		if err != nil {
+			return err
+		}
+		if err := reply(message); err != nil {
+			return err
+		}
+	}
+}
+
+func sendAll(s Stream, requests []proto.Message) error {
+	for _, r := range requests {
+		if err := s.Send(r); err != nil {
+			return err
+		}
+	}
+	return s.CloseSend()
+}
