@@ -59,6 +59,11 @@ type ImageStore interface {
 	Get(ctx context.Context, refOrID string) (image.Image, error)
 	// List lists all images.
 	List(ctx context.Context) ([]image.Image, error)
+	// Hold keeps the blobs of an image whatever becomes of it, until Unhold of the same key; Holds lists the keys, those
+	// of others included.
+	Hold(ctx context.Context, key, imageID string) error
+	Unhold(ctx context.Context, key string) error
+	Holds(ctx context.Context) ([]string, error)
 }
 
 // Images is the node's image store as the backend needs it.
@@ -139,7 +144,7 @@ func New(cfg Config) (*Backend, error) {
 	}
 	compiler := newCompiler(cfg)
 	b := &Backend{
-		cfg: cfg, log: cfg.Logger, cache: newCache(cfg, compiler), keeper: newKeeper(cfg), catalog: newCatalog(cfg),
+		cfg: cfg, log: cfg.Logger, cache: newCache(cfg, compiler), keeper: newKeeper(cfg), catalog: newCatalog(cfg.Images),
 		tls: newAuthority(cfg.Root), watcher: watcher, sampler: stats.NewSampler(8192),
 		sink: func(sandbox.Event) {}, sandboxes: map[string]podState{}, containers: map[string]*handle{},
 	}

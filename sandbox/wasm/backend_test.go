@@ -209,18 +209,32 @@ func TestFaultN5FullDisk(t *testing.T) {
 	r.must(r.StartContainer(r.ctx(), p, c))
 }
 
-// TestImageGone: a container starts again without its image; its code is dropped when it is gone, too.
+// TestImageGone: a container starts again without its image, also when its code is lost; both are let go of when the
+// container is gone, too.
 func TestImageGone(t *testing.T) {
 	r := newRig(t)
 	p, c := r.run("p", "world=grpc gone")
 	digest := r.shelf.images[c.ImageID].artifact.Wasm.Digest.String()
 	r.shelf.remove(c.ImageID)
-	r.must(r.sweep(r.ctx()))
+	r.must(r.sweep(r.ctx(), time.Now()))
 	r.must(r.StopContainer(r.ctx(), p, c, 0))
+	r.must(r.StartContainer(r.ctx(), p, c))
+	r.must(r.StopContainer(r.ctx(), p, c, 0))
+	r.must(os.RemoveAll(r.config.cacheDir()))
+	r.must(r.keeper.current("node").end(r.ctx()))
+	r.abandon()
+	r.must(r.sweep(r.ctx(), time.Now()))
 	r.must(r.StartContainer(r.ctx(), p, c))
 	r.must(r.RemoveSandbox(r.ctx(), p))
 	delete(r.known, p.ID)
-	r.must(r.sweep(r.ctx()))
+	r.must(r.sweep(r.ctx(), time.Time{})) // it has just been used
+	if held, _ := r.shelf.Holds(r.ctx()); len(held) != 1 {
+		t.Errorf("held: %v", held)
+	}
+	r.must(r.sweep(r.ctx(), time.Now()))
+	if held, _ := r.shelf.Holds(r.ctx()); len(held) != 0 {
+		t.Errorf("still held: %v", held)
+	}
 	if _, err := os.Stat(r.cache.entryDir(digest)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the code of an image that is gone: %v", err)
 	}

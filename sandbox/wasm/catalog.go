@@ -6,51 +6,112 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/wasm/artifact"
+	"github.com/tripod-run/tripod/internal/wasm/control"
 )
 
 // component is what a container runs: the binary and what describes its services.
 type component struct {
 	artifact *artifact.Artifact
-	// descriptors is a serialized FileDescriptorSet, digest its SHA-256; both empty when there is none.
-	descriptors []byte
-	digest      string
+	// descriptors is a serialized FileDescriptorSet, metadata what Vimana's images have in its place; digest is the
+	// SHA-256 of the one that there is, or empty.
+	descriptors, metadata []byte
+	digest                string
+	// used is when a container last asked for it.
+	used time.Time
 }
 
-// codeName is the name by which workers know the component: of the binary, the descriptors and the services, as one
+// codeName is the name by which workers know the component: of the binary, what describes it and the services, as one
 // without the others is something else.
-func codeName(a *artifact.Artifact, descriptors string) string {
-	return strings.Join(append([]string{a.Wasm.Digest.String(), descriptors}, a.Services...), "+")
+func codeName(a *artifact.Artifact, description string) string {
+	return strings.Join(append([]string{a.Wasm.Digest.String(), description}, a.Services...), "+")
 }
 
-// catalog remembers the components of images, and keeps their descriptors for containers whose image is gone.
+// code is the component as a worker loads it, but for the code.
+func (c *component) code() control.Code {
+	return control.Code{Digest: codeName(c.artifact, c.digest), Descriptors: c.descriptors, Metadata: c.metadata, Services: c.artifact.Services}
+}
+
+// read reads what describes the component.
+func (c *component) read(ctx context.Context, blobs artifact.Blobs) (err error) {
+	if c.descriptors, err = c.artifact.Descriptors(ctx, blobs); err != nil {
+		return fmt.Errorf("descriptors of image %s: %w", c.artifact.ImageID, err)
+	}
+	if len(c.descriptors) == 0 {
+		if c.metadata, err = c.artifact.Metadata(ctx, blobs); err != nil {
+			return fmt.Errorf("metadata of image %s: %w", c.artifact.ImageID, err)
+		}
+	}
+	if raw := append(c.descriptors, c.metadata...); len(raw) > 0 {
+		sum := sha256.Sum256(raw)
+		c.digest = hex.EncodeToString(sum[:])
+	}
+	return nil
+}
+
+// holdMark begins the names of our holds on images. There is one for each image in use, not for each container: a hold is
+// a commit of the image store.
+const holdMark = "wasm-"
+
+func holdOf(imageID string) string { return holdMark + shortName(imageID) }
+
+// catalog remembers the components of images, and holds their blobs while containers run from them, whatever becomes of
+// the images.
 type catalog struct {
-	cfg Config
+	images ImageStore
 
 	mu      sync.Mutex
-	images  map[string]*component
+	known   map[string]*component    // by image
 	looking map[string]chan struct{} // closed when it has been looked at
 }
 
-func newCatalog(cfg Config) *catalog {
-	return &catalog{cfg: cfg, images: map[string]*component{}, looking: map[string]chan struct{}{}}
+func newCatalog(images ImageStore) *catalog {
+	return &catalog{images: images, known: map[string]*component{}, looking: map[string]chan struct{}{}}
 }
 
 // find gives the component of an image, which is looked at once, however many ask. An image that has none is an
 // errdefs.ErrInvalidArgument.
 func (c *catalog) find(ctx context.Context, imageID string) (*component, error) {
+	return c.once(ctx, imageID, func() (*component, error) {
+		if err := c.images.Hold(ctx, holdOf(imageID), imageID); err != nil {
+			return nil, err
+		}
+		a, err := c.images.Component(ctx, imageID)
+		if err != nil {
+			return nil, err
+		}
+		found := &component{artifact: a}
+		return found, found.read(ctx, c.images)
+	})
+}
+
+// recall gives the component of a container that was created before, be it by an earlier daemon: its image may be gone.
+func (c *catalog) recall(ctx context.Context, a *artifact.Artifact, description string) (*component, error) {
+	found, err := c.once(ctx, a.ImageID, func() (*component, error) {
+		found := &component{artifact: a}
+		return found, found.read(ctx, c.images)
+	})
+	if err == nil && found.digest != description {
+		err = fmt.Errorf("image %s describes its component otherwise than when the container was created: %w", a.ImageID, errdefs.ErrFailedPrecondition)
+	}
+	return found, err
+}
+
+// once gives what is known of an image, or has one caller look while the others wait.
+func (c *catalog) once(ctx context.Context, imageID string, look func() (*component, error)) (*component, error) {
 	for {
 		c.mu.Lock()
-		known, looking := c.images[imageID], c.looking[imageID]
-		if known == nil && looking == nil {
+		known, looking := c.known[imageID], c.looking[imageID]
+		switch {
+		case known != nil:
+			known.used = time.Now()
+		case looking == nil:
 			c.looking[imageID] = make(chan struct{})
 		}
 		c.mu.Unlock()
@@ -58,7 +119,7 @@ func (c *catalog) find(ctx context.Context, imageID string) (*component, error) 
 		case known != nil:
 			return known, nil
 		case looking == nil:
-			return c.look(ctx, imageID)
+			return c.learn(imageID, look)
 		}
 		select {
 		case <-looking:
@@ -68,102 +129,48 @@ func (c *catalog) find(ctx context.Context, imageID string) (*component, error) 
 	}
 }
 
-// look reads what the image says of its component, and lets those go on who wait for it.
-func (c *catalog) look(ctx context.Context, imageID string) (found *component, err error) {
-	defer func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if err == nil {
-			c.images[imageID] = found
-		}
-		close(c.looking[imageID])
-		delete(c.looking, imageID)
-	}()
-	a, err := c.cfg.Images.Component(ctx, imageID)
+// learn looks at an image and lets those go on who wait for that.
+func (c *catalog) learn(imageID string, look func() (*component, error)) (*component, error) {
+	found, err := look()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	close(c.looking[imageID])
+	delete(c.looking, imageID)
 	if err != nil {
 		return nil, err
 	}
-	found = &component{artifact: a}
-	if found.descriptors, err = a.Descriptors(ctx, c.cfg.Images); err != nil {
-		return nil, fmt.Errorf("descriptors of image %s: %w", imageID, err)
-	}
-	if len(found.descriptors) == 0 {
-		return found, nil
-	}
-	sum := sha256.Sum256(found.descriptors)
-	found.digest = hex.EncodeToString(sum[:])
-	if err := c.keep(found); err != nil {
-		c.cfg.Logger.Warn("descriptors cannot be kept; containers cannot start again once their image is gone", "image", imageID, "error", err)
-	}
+	found.used = time.Now()
+	c.known[imageID] = found
 	return found, nil
 }
 
-func (c *catalog) file(digest string) string {
-	return filepath.Join(c.cfg.descriptorDir(), shortName(digest))
-}
-
-func (c *catalog) keep(found *component) error {
-	path := c.file(found.digest)
-	if _, err := os.Lstat(path); err == nil {
-		return nil
-	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+// release lets go of images that no container runs from, unless somebody has asked for them since: a container may be
+// about to be created.
+func (c *catalog) release(ctx context.Context, inUse map[string]bool, since time.Time) error {
+	held, err := c.images.Holds(ctx)
+	if err != nil {
 		return err
 	}
-	return replaceFile(path, found.descriptors, 0o600)
-}
-
-// describe gives the descriptors of a container that was created before, be it by an earlier daemon.
-func (c *catalog) describe(ctx context.Context, a *artifact.Artifact, digest string) ([]byte, error) {
-	if digest == "" {
-		return nil, nil
-	}
-	c.mu.Lock()
-	known := c.images[a.ImageID]
-	c.mu.Unlock()
-	if known != nil && known.digest == digest {
-		return known.descriptors, nil
-	}
-	raw, err := os.ReadFile(c.file(digest))
-	if err == nil {
-		if sum := sha256.Sum256(raw); hex.EncodeToString(sum[:]) == digest {
-			return raw, nil
-		}
-		c.cfg.Logger.Warn("kept descriptors are not what was written; looking in the image", "digest", digest)
-	}
-	again, err := c.find(ctx, a.ImageID)
-	if err == nil && again.digest != digest {
-		err = fmt.Errorf("the image has other descriptors now: %w", errdefs.ErrFailedPrecondition)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("descriptors of the component: %w", err)
-	}
-	return again.descriptors, nil
-}
-
-// evict forgets images that are gone, and removes the descriptors that no container needs.
-func (c *catalog) evict(images, descriptors map[string]bool) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for id, known := range c.images {
-		if images[id] {
-			descriptors[known.digest] = true
-		} else {
-			delete(c.images, id)
-		}
-	}
-	entries, err := os.ReadDir(c.cfg.descriptorDir())
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	errs := []error{err}
 	keep := map[string]bool{}
-	for digest := range descriptors {
-		keep[shortName(digest)] = true
+	c.mu.Lock()
+	for id := range inUse {
+		keep[holdOf(id)] = true
 	}
-	for _, e := range entries {
-		if !keep[e.Name()] {
-			errs = append(errs, removeFile(filepath.Join(c.cfg.descriptorDir(), e.Name())))
+	for id, known := range c.known {
+		if inUse[id] || known.used.After(since) {
+			keep[holdOf(id)] = true
+		} else {
+			delete(c.known, id)
+		}
+	}
+	for id := range c.looking {
+		keep[holdOf(id)] = true
+	}
+	c.mu.Unlock()
+	var errs []error
+	for _, key := range held {
+		if strings.HasPrefix(key, holdMark) && !keep[key] {
+			errs = append(errs, c.images.Unhold(ctx, key))
 		}
 	}
 	return errors.Join(errs...)

@@ -42,7 +42,7 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	}
 	h := b.keep(&handle{id: c.ID})
 	err = b.set(h, func(s *state) {
-		*s = state{ID: c.ID, Phase: phaseCreated, Artifact: comp.artifact, Component: name, Descriptors: comp.digest}
+		*s = state{ID: c.ID, Phase: phaseCreated, Artifact: comp.artifact, Component: name, Description: comp.digest}
 	})
 	if err != nil {
 		return sandbox.Resolved{}, err
@@ -94,12 +94,12 @@ func (b *Backend) source(a *artifact.Artifact) source {
 
 // load makes sure that a worker has a component. Code that the worker finds to be another engine's, or damaged, is dropped
 // and compiled again, once.
-func (b *Backend) load(ctx context.Context, w *worker, a *artifact.Artifact, descriptors string) (control.Loaded, error) {
-	loaded, err := b.loadOnce(ctx, w, a, descriptors)
+func (b *Backend) load(ctx context.Context, w *worker, a *artifact.Artifact, description string) (control.Loaded, error) {
+	loaded, err := b.loadOnce(ctx, w, a, description)
 	if errdefs.IsFailedPrecondition(err) {
 		b.log.Warn("the worker refuses the code; compiling it again", "component", a.Wasm.Digest, "worker", w.name, "error", err)
 		b.cache.forget(a.Wasm.Digest.String())
-		loaded, err = b.loadOnce(ctx, w, a, descriptors)
+		loaded, err = b.loadOnce(ctx, w, a, description)
 	}
 	if err != nil {
 		return loaded, fmt.Errorf("component of image %s: %w", a.ImageID, err)
@@ -107,14 +107,14 @@ func (b *Backend) load(ctx context.Context, w *worker, a *artifact.Artifact, des
 	return loaded, nil
 }
 
-func (b *Backend) loadOnce(ctx context.Context, w *worker, a *artifact.Artifact, descriptors string) (control.Loaded, error) {
-	name := codeName(a, descriptors)
-	return w.load(ctx, name, func(ctx context.Context) (control.Code, error) {
-		set, err := b.catalog.describe(ctx, a, descriptors)
+func (b *Backend) loadOnce(ctx context.Context, w *worker, a *artifact.Artifact, description string) (control.Loaded, error) {
+	return w.load(ctx, codeName(a, description), func(ctx context.Context) (control.Code, error) {
+		comp, err := b.catalog.recall(ctx, a, description)
 		if err != nil {
 			return control.Code{}, err
 		}
-		code, err := b.cache.open(ctx, a.Wasm.Digest.String(), b.source(a))
-		return control.Code{Digest: name, Image: control.File{File: code}, Descriptors: set, Services: a.Services}, err
+		code := comp.code()
+		code.Image.File, err = b.cache.open(ctx, a.Wasm.Digest.String(), b.source(a))
+		return code, err
 	})
 }

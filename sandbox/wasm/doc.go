@@ -4,8 +4,8 @@
 //
 //	node ──▶ Backend                                    <Root>/                       survives a reboot
 //	           │ CreateContainer                            cache/<digest>/<engine>.{code,json}
-//	           │   artifact ─▶ cache ─▶ compile (a child)   descriptors/<digest>
-//	           │   worker: Load, Check                      ca.crt  ca.key
+//	           │   artifact ─▶ cache ─▶ compile (a child)   ca.crt  ca.key
+//	           │   worker: Load
 //	           │ StartContainer                          <RunDir>/                     gone after a reboot
 //	           │   sockets in the pod's netns               pods/<key>/{pod,container}.json
 //	           │   log file · mounts · certificate          workers/<name>/{control,data}.sock  log  worker.json

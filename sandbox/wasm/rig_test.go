@@ -34,6 +34,30 @@ type shelf struct {
 	mu     sync.Mutex
 	images map[string]*shelved
 	opened int
+	held   map[string]string // key to image
+}
+
+func (s *shelf) Hold(_ context.Context, key, imageID string) error {
+	if _, err := s.find(imageID); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.held[key] = imageID
+	return nil
+}
+
+func (s *shelf) Unhold(_ context.Context, key string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.held, key)
+	return nil
+}
+
+func (s *shelf) Holds(context.Context) ([]string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Sorted(maps.Keys(s.held)), nil
 }
 
 type shelved struct {
@@ -169,7 +193,7 @@ func newRig(t testing.TB, change ...func(*Config)) *rig {
 	t.Helper()
 	dir := t.TempDir()
 	r := &rig{
-		TB: t, shelf: &shelf{dir: t.TempDir(), images: map[string]*shelved{}}, ports: &ports{at: map[string]string{}},
+		TB: t, shelf: &shelf{dir: t.TempDir(), images: map[string]*shelved{}, held: map[string]string{}}, ports: &ports{at: map[string]string{}},
 		events: make(chan sandbox.Event, 100_000), known: map[string]sandbox.Known{},
 	}
 	r.config = Config{

@@ -60,7 +60,7 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 	if err := b.leaveFormer(ctx, h, s, w); err != nil {
 		return err
 	}
-	loaded, err := b.load(ctx, w, s.Artifact, s.Descriptors)
+	loaded, err := b.load(ctx, w, s.Artifact, s.Description)
 	if err != nil {
 		return err
 	}
@@ -85,7 +85,7 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 	status, err := w.conn().Start(ctx, spec)
 	if errdefs.IsNotFound(err) { // it has unloaded the code, which we believed to be there
 		w.forgetCode(spec.Digest)
-		if _, err = b.load(ctx, w, s.Artifact, s.Descriptors); err == nil {
+		if _, err = b.load(ctx, w, s.Artifact, s.Description); err == nil {
 			status, err = w.conn().Start(ctx, spec)
 		}
 	}
@@ -119,7 +119,7 @@ func (b *Backend) begin(h *handle, l *life, renewAt time.Time, services []string
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	next := state{
-		ID: h.id, Phase: phaseStarted, Artifact: h.state.Artifact, Component: h.state.Component, Descriptors: h.state.Descriptors,
+		ID: h.id, Phase: phaseStarted, Artifact: h.state.Artifact, Component: h.state.Component, Description: h.state.Description,
 		Services: services, Worker: l.worker.name, Process: l.worker.identity(), RenewAt: renewAt, StartedAt: time.Now(),
 	}
 	if err := b.cfg.writeState(next); err != nil {

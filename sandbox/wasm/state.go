@@ -34,11 +34,11 @@ type state struct {
 	Version int    `json:"version"`
 	ID      string `json:"id"`
 	Phase   phase  `json:"phase"`
-	// Artifact is the component, Descriptors the digest of its FileDescriptorSet ("" for none): a container starts again
-	// also when its image is gone.
+	// Artifact is the component, Description the digest of what describes its services ("" for nothing): a container
+	// starts again also when its image is gone.
 	Artifact    *artifact.Artifact `json:"artifact"`
 	Component   string             `json:"component,omitempty"`
-	Descriptors string             `json:"descriptors,omitempty"`
+	Description string             `json:"description,omitempty"`
 	// Services are the full names of the gRPC services that it serves since its last start.
 	Services []string `json:"services,omitempty"`
 	// Worker is where it was started, and Process which process that was.

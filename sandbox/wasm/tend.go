@@ -15,6 +15,8 @@ const (
 	tendPause = time.Minute
 	// spareCode is how many components that no container needs a worker keeps loaded for the next.
 	spareCode = 32
+	// idleImage is how long an image is held after it was last asked for, without a container of it.
+	idleImage = 10 * time.Minute
 	// maxWorkerLog is how large the log of a worker may grow; the end of it that is kept is a quarter.
 	maxWorkerLog = 8 << 20
 )
@@ -30,7 +32,7 @@ func (b *Backend) tend(ctx context.Context) {
 		case <-tick.C:
 		}
 		b.renewDue(ctx, time.Now())
-		if err := b.sweep(ctx); err != nil && ctx.Err() == nil {
+		if err := b.sweep(ctx, time.Now().Add(-idleImage)); err != nil && ctx.Err() == nil {
 			b.log.Warn("remove compiled code that nobody needs", "error", err)
 		}
 		for _, w := range b.keeper.all() {
@@ -55,26 +57,27 @@ func (b *Backend) renewDue(ctx context.Context, now time.Time) {
 }
 
 // sweep lets go of code: in the workers of what no container needs, and on the disk of what belongs to no image and no
-// container.
-func (b *Backend) sweep(ctx context.Context) error {
-	loaded, wanted, descriptors := map[string]bool{}, map[string]bool{}, map[string]bool{}
+// container; and of the images that are held for containers that are gone. What was asked for after since stays.
+func (b *Backend) sweep(ctx context.Context, since time.Time) error {
+	loaded, wanted, inUse := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, h := range b.handles() {
 		if s, _ := h.snapshot(); s.Artifact != nil {
-			loaded[codeName(s.Artifact, s.Descriptors)] = true
+			loaded[codeName(s.Artifact, s.Description)] = true
 			wanted[s.Artifact.Wasm.Digest.String()] = true
-			descriptors[s.Descriptors] = true
+			inUse[s.Artifact.ImageID] = true
 		}
 	}
 	for _, w := range b.keeper.all() {
 		w.spare(ctx, loaded, spareCode)
 	}
+	if err := b.catalog.release(ctx, inUse, since); err != nil {
+		return err
+	}
 	images, err := b.cfg.Images.List(ctx)
 	if err != nil {
 		return err
 	}
-	have := map[string]bool{}
 	for _, img := range images {
-		have[img.ID] = true
 		if img.Component == nil {
 			continue
 		}
@@ -87,7 +90,7 @@ func (b *Backend) sweep(ctx context.Context) error {
 		}
 		wanted[a.Wasm.Digest.String()] = true
 	}
-	return errors.Join(b.cache.evict(wanted), b.catalog.evict(have, descriptors))
+	return b.cache.evict(wanted)
 }
 
 // trimLog keeps the end of a log that has grown too large. The worker appends, so it goes on behind what is left.
