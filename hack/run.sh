@@ -1,5 +1,5 @@
 #!/bin/bash
-# run.sh                see a node work: pods, HTTP, logs, exec, kill -9 of the daemon, and everything still there
+# run.sh                see a node work: pods, components, HTTP, gRPC, logs, exec, kill -9 of the daemon, and everything still there
 # run.sh up             start a node that stays, with a registry and test images
 # run.sh sh [COMMAND]   a shell, or a command, in the world of that node
 # run.sh down           end it and clean up
@@ -14,6 +14,7 @@ registry=127.0.0.1:5000
 images=registry.k8s.io/e2e-test-images # any name will do: the mirror configuration sends every pull to our registry
 nginx=$images/nginx:1.14-2
 busybox=$images/busybox:1.29-2
+greeter=images.test/tripod/wasm/greeter-c:1 # examples/wasm/greeter-c
 pidfile=build/up.pid
 
 # ---------------------------------------------------------------------------------------------- the world's inside
@@ -195,13 +196,82 @@ demo_kill() {
 # gapless: the client's log is answer 1, answer 2, ... without a hole.
 gapless() { "$TRIPOD" logs client | awk '$0 != "answer " NR { exit 1 }'; }
 
+# greets COMMAND...: a call of SayHello by the command is answered by the replica NAME.
+greets() {
+  local name=$1 answer; shift
+  answer=$("$TRIPOD" call "$@" greet.v1.Greeter/SayHello '{"name": "Ada"}' | tr -d ' ') || return
+  matches "$answer" '*"Hello,Ada!"*'"\"$name\""'*' || { printf '%s\n' "$answer" | show >&2; return 1; }
+}
+
+# counted FILE N: the file has the answers of a Countdown from N, all of them in order.
+counted() { jq -se --argjson n "$2" 'map(.number) == [range($n; -1; -1)]' "$1" >/dev/null; }
+has_lines() { [ -f "$1" ] && [ "$(wc -l <"$1")" -ge "$2" ]; }
+
+demo_components() {
+  say "A WebAssembly component from the registry, three times  (tripod run -r wasm)"
+  "$TRIPOD" pull "$greeter" >/dev/null
+  local i ip
+  for i in 1 2 3; do
+    "$TRIPOD" run -r wasm --name "greeter-$i" -e "POD_NAME=greeter-$i" "$greeter" >/dev/null
+  done
+  "$TRIPOD" pods | grep -E 'STATE|greeter' | show
+  for i in 1 2 3; do
+    ip=$(pod_ip "greeter-$i")
+    check "greeter-$i answers gRPC over HTTP/3 on its own address, $ip:443" greets "greeter-$i" --http3 --insecure "$ip:443"
+    check "and over HTTP/2 in clear text, $ip:80" greets "greeter-$i" "$ip:80"
+  done
+  demo_component_log "$ip"
+  demo_component_streams "$ip"
+  demo_component_latency "$ip"
+}
+
+demo_component_log() {
+  "$TRIPOD" attach greeter-3 >"$dir/attached.log" &
+  local attached=$!
+  await "what the component prints is seen by tripod attach" attached_shows "$1"
+  ok "what the component prints is seen by who is attached  (tripod attach)"
+  tail -n 2 "$dir/attached.log" | show
+  kill -INT $attached && wait $attached || true
+}
+
+attached_shows() { greets greeter-3 "$1:80" && [ -s "$dir/attached.log" ]; }
+
+# Streams over both transports, during which the daemon is killed and comes back.
+demo_component_streams() {
+  local ip=$1 n=60 h3 h2
+  "$TRIPOD" call --http3 --insecure "$ip:443" greet.v1.Greeter/Countdown "{\"from\": $n, \"interval_ms\": 50}" >"$dir/h3.json" &
+  h3=$!
+  "$TRIPOD" call "$ip:80" greet.v1.Greeter/Countdown "{\"from\": $n, \"interval_ms\": 50}" >"$dir/h2.json" &
+  h2=$!
+  await "a stream over HTTP/3 and one over HTTP/2 have begun" has_lines "$dir/h3.json" 3
+  ok "a stream over HTTP/3 and one over HTTP/2 are under way: kill -9 of the daemon"
+  kill -9 "$daemon_pid"
+  wait "$daemon_pid" 2>/dev/null || true
+  check "without a daemon the component answers new calls" greets greeter-3 --http3 --insecure "$ip:443"
+  start_daemon
+  check "the stream over HTTP/3 came to its end without an error" wait $h3
+  check "and so did the one over HTTP/2" wait $h2
+  check "no number is missing in either" eval 'counted "$dir/h3.json" 60 && counted "$dir/h2.json" 60'
+}
+
+demo_component_latency() {
+  ok "500 calls, one after the other  (tripod call --repeat)"
+  latency "over HTTP/3" --http3 --insecure "$1:443" | show
+  latency "over HTTP/2" "$1:80" | show
+}
+
+latency() {
+  local what=$1; shift
+  "$TRIPOD" call --repeat 500 "$@" greet.v1.Greeter/SayHello '{"name": "Ada"}' 2>&1 >/dev/null | sed "s|^|$what: |"
+}
+
 demo_remove() {
   say "Stop and remove  (tripod stop, rm, rmp)"
   [ "$(leftovers | wc -l)" -gt 10 ] || fail "the search for leftovers does not even see pods that run"
   "$TRIPOD" stop --grace 2 client server >/dev/null
   check "stopped containers tell how they ended" matches "$("$TRIPOD" ps -a -o json | jq -r '[.containers[].state] | sort | unique | join(" ")')" "CONTAINER_EXITED CONTAINER_RUNNING"
   "$TRIPOD" rm client server >/dev/null
-  "$TRIPOD" rmp -f pair web >/dev/null
+  "$TRIPOD" rmp -f pair web greeter-1 greeter-2 greeter-3 >/dev/null
   check "no pod is left" same "$("$TRIPOD" pods -q)$("$TRIPOD" ps -aq)" ""
   check "the host port is closed" refuses 127.0.0.1 8080
   kill "$daemon_pid"
@@ -218,9 +288,9 @@ nothing_left() {
 
 leftovers() {
   local name
-  for name in conmon crun runc nginx; do pgrep -l "$name" || true; done
+  for name in conmon crun runc nginx tripod-wasm; do pgrep -l "$name" || true; done
   grep -E " ($dir/root|/run/tripod)/[^ ]+/" /proc/self/mountinfo || true
-  ls -A "$dir/root/linux" /run/tripod/linux/pods /run/tripod/netns | grep -Ev ':$|^$' || true
+  ls -A "$dir/root/linux" /run/tripod/linux/pods /run/tripod/wasm/pods /run/tripod/netns | grep -Ev ':$|^$' || true
   find /sys/fs/cgroup \( -fstype cgroup -o -fstype cgroup2 \) -path "*$TRIPOD_TEST_CGROUP/tripod-*" \
     ! -name tripod-conmon -type d 2>/dev/null || true # the monitors' own cgroup is the node's, not a pod's
   find "$dir/root/network/leases" -name '[0-9]*.*' || true
@@ -238,6 +308,7 @@ demo() {
   demo_pair
   demo_streams
   demo_kill
+  demo_components
   demo_remove
   say "All of it held, in $SECONDS s; nothing is left."
 }
