@@ -52,11 +52,11 @@ func victim(t *testing.T) (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerCo
 }
 
 // script makes every lifecycle call once, in order, until one fails.
-func script(d *harness.Daemon, pod *runtimeapi.PodSandboxConfig, container *runtimeapi.ContainerConfig) error {
+func script(d *harness.Daemon, handler string, pod *runtimeapi.PodSandboxConfig, container *runtimeapi.ContainerConfig) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	cri := d.CRI()
-	p, err := cri.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: pod})
+	p, err := cri.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: pod, RuntimeHandler: handler})
 	if err != nil {
 		return err
 	}
@@ -121,7 +121,7 @@ func visitAll(t *testing.T, runtime string) {
 	clock := bystander.Run(harness.ContainerConfig("clock", harness.Busybox, harness.Shell("i=0; while :; do i=$((i+1)); echo tick $i; sleep 0.1; done")))
 	clock.WaitLog("tick 1")
 	pod, container := victim(t)
-	if err := script(d, pod, container); err != nil {
+	if err := script(d, "linux", pod, container); err != nil {
 		t.Fatalf("the script without a crash: %v", err)
 	}
 	before := resources(d)
@@ -130,7 +130,7 @@ func visitAll(t *testing.T, runtime string) {
 		t.Run(point, func(t *testing.T) {
 			d.Restart(failpoint.Variable + "=" + point + "=kill")
 			pod, container := victim(t)
-			err := script(d, pod, container)
+			err := script(d, "linux", pod, container)
 			state := d.WaitExit(10 * time.Second)
 			if status := state.Sys().(syscall.WaitStatus); status.Signal() != syscall.SIGKILL {
 				t.Fatalf("the daemon ended with %v, the script with %v: the point was never passed", state, err)
@@ -146,7 +146,7 @@ func visitAll(t *testing.T, runtime string) {
 			harness.Eventually(t, 10*time.Second, func() error {
 				return before.Leaks(resources(d))
 			})
-			if err := script(d, pod, container); err != nil {
+			if err := script(d, "linux", pod, container); err != nil {
 				t.Errorf("the same calls after the crash: %v", err)
 			}
 		})

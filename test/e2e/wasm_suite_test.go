@@ -13,25 +13,14 @@ import (
 // slowStart makes the start of every component pod take long enough to be met in it.
 const slowStart = "TRIPOD_FAILPOINTS=wasm.start-container.opened=delay(300ms)"
 
-// Components of the test registry.
-const (
-	greeterC      = harness.ImagePrefix + "tripod/wasm/greeter-c:1"
-	commandGo     = harness.ImagePrefix + "tripod/wasm/command-go:1"
-	unknownImport = harness.ImagePrefix + "tripod/wasm/unknown-import:1"
-)
-
 // TestWasmSuite runs the suite of all backends, with the 49 cells of the state table, over component pods, whoever shares
 // a worker, and kills the daemon in it.
 func TestWasmSuite(t *testing.T) {
 	for _, mode := range []string{"node", "namespace", "pod"} {
 		t.Run(mode, func(t *testing.T) {
-			program, err := harness.WasmBinary()
-			if err != nil {
-				t.Fatal(err)
-			}
-			d := harness.NewDaemon(t, harness.Set("wasm.program", program), harness.Set("wasm.worker", mode))
+			d := harness.NewDaemon(t, harness.Wasm(t, mode))
 			d.Start(slowStart)
-			for _, image := range []string{greeterC, commandGo, unknownImport} {
+			for _, image := range []string{harness.GreeterC, harness.CommandGo, harness.UnknownImportWasm} {
 				d.Pull(t, image)
 			}
 			sandboxtest.Run(t, sandboxtest.Subject{
@@ -50,8 +39,8 @@ func TestWasmSuite(t *testing.T) {
 // component is what the component pods of the suite run.
 func component(c *runtimeapi.ContainerConfig, w sandboxtest.Workload) {
 	c.Image.Image = map[sandboxtest.Workload]string{
-		sandboxtest.Runs: greeterC, sandboxtest.Slow: greeterC, sandboxtest.Fails: unknownImport,
-		sandboxtest.Ends: commandGo, sandboxtest.Deaf: commandGo,
+		sandboxtest.Runs: harness.GreeterC, sandboxtest.Slow: harness.GreeterC, sandboxtest.Fails: harness.UnknownImportWasm,
+		sandboxtest.Ends: harness.CommandGo, sandboxtest.Deaf: harness.CommandGo,
 	}[w]
 	c.Args = map[sandboxtest.Workload][]string{
 		sandboxtest.Ends: {"exit", "7"}, sandboxtest.Deaf: {"sleep", "1h"},

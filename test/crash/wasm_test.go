@@ -1,0 +1,142 @@
+package crash
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+// wasmVictim is the component pod that the script takes through its life. Its namespace has a worker of its own, which is
+// started and ended with it.
+func wasmVictim(t *testing.T) (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig) {
+	pod := harness.PodConfig(t, "victim", func(c *runtimeapi.PodSandboxConfig) { c.Metadata.Namespace = "victims" })
+	return pod, harness.ContainerConfig("c", harness.GreeterC)
+}
+
+// TestN1WasmKilledAtEveryFailPoint is TestN1KilledAtEveryFailPoint over components: compilations, workers and pods in
+// workers are cut off at every line, while a bystander in another worker answers.
+func TestN1WasmKilledAtEveryFailPoint(t *testing.T) {
+	d := harness.StartDaemon(t, harness.Wasm(t, "namespace"))
+	for _, image := range []string{harness.GreeterC, harness.HelloHTTP} {
+		d.Pull(t, image)
+	}
+	bystander := d.RunPodWith(t, harness.PodConfig(t, "bystander"), "wasm")
+	served := bystander.Run(harness.ContainerConfig("hello", harness.HelloHTTP))
+	began, address := served.Status().StartedAt, bystander.Status().Network.Ip
+	pod, container := wasmVictim(t)
+	if err := script(d, "wasm", pod, container); err != nil {
+		t.Fatalf("the script without a crash: %v", err)
+	}
+	before := resources(d)
+	names := points(t, "wasm.")
+	for _, point := range names {
+		t.Run(point, func(t *testing.T) {
+			d.Stop()
+			makePassed(t, d, point)
+			d.Start(failpoint.Variable + "=" + point + "=kill")
+			pod, container := wasmVictim(t)
+			err := script(d, "wasm", pod, container)
+			state := d.WaitExit(10 * time.Second)
+			if status := state.Sys().(syscall.WaitStatus); status.Signal() != syscall.SIGKILL {
+				t.Fatalf("the daemon ended with %v, the script with %v: the point was never passed", state, err)
+			}
+			if err := greets(address); err != nil {
+				t.Errorf("without a daemon: %v", err)
+			}
+			d.Start()
+			if err := componentsAreTrue(d); err != nil {
+				t.Error(err)
+			}
+			if s := served.Status(); s.State != runtimeapi.ContainerState_CONTAINER_RUNNING || s.StartedAt != began {
+				t.Errorf("the bystander is %v", s)
+			}
+			removeVictims(t, d, bystander.ID)
+			harness.Eventually(t, 10*time.Second, func() error { return before.Leaks(resources(d)) })
+			if err := script(d, "wasm", pod, container); err != nil {
+				t.Errorf("the same calls after the crash: %v", err)
+			}
+			if err := greets(address); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if len(names) < 15 {
+		t.Errorf("only %d fail points were visited", len(names))
+	}
+}
+
+// makePassed removes what a life would find made by the one before: compiled code, the node's authority.
+func makePassed(t *testing.T, d *harness.Daemon, point string) {
+	t.Helper()
+	var gone []string
+	switch {
+	case strings.HasPrefix(point, "wasm.cache."):
+		gone = []string{"cache"}
+	case strings.HasPrefix(point, "wasm.tls."):
+		gone = []string{"ca.crt", "ca.key"}
+	}
+	for _, name := range gone {
+		if err := os.RemoveAll(filepath.Join(d.Root, "wasm", name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// greets asks the bystander's component over HTTP.
+func greets(address string) error {
+	client := http.Client{Timeout: 10 * time.Second}
+	defer client.CloseIdleConnections()
+	resp, err := client.Get("http://" + address + "/")
+	if err != nil {
+		return fmt.Errorf("the bystander does not answer: %w", err)
+	}
+	defer resp.Body.Close()
+	if body, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("the bystander answers %s %q, %w", resp.Status, body, err)
+	}
+	return nil
+}
+
+// componentsAreTrue holds what the daemon says of each component against its port, and against its worker's process.
+func componentsAreTrue(d *harness.Daemon) error {
+	ctx := context.Background()
+	list, err := d.CRI().ListContainers(ctx, &runtimeapi.ListContainersRequest{})
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, c := range list.Containers {
+		pod, err := d.CRI().PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: c.PodSandboxId})
+		if err != nil {
+			return err
+		}
+		conn, err := net.DialTimeout("tcp", net.JoinHostPort(pod.Status.GetNetwork().GetIp(), "80"), 5*time.Second)
+		if err == nil {
+			conn.Close()
+		}
+		if says := c.State == runtimeapi.ContainerState_CONTAINER_RUNNING; says != (err == nil) {
+			errs = append(errs, fmt.Errorf("container %s is %s; its port: %v", c.Metadata.Name, c.State, err))
+		}
+		status, err := d.CRI().ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: c.Id})
+		if err != nil {
+			errs = append(errs, err)
+		} else if s := status.Status; s.State == runtimeapi.ContainerState_CONTAINER_EXITED && (s.FinishedAt == 0 || s.Reason == "") {
+			errs = append(errs, fmt.Errorf("container %s has ended without a time or a reason: %v", c.Metadata.Name, s))
+		}
+	}
+	return errors.Join(errs...)
+}
