@@ -302,6 +302,7 @@ func (i *Instance) release() {
 	i.handle = 0
 	if i.stdin != nil {
 		_ = i.stdin.Close()
+		_ = i.stdinEnd.Close()
 	}
 	if i.extra {
 		i.code.engine.overflow.Add(-1)

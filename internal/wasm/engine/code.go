@@ -6,6 +6,7 @@ import "C"
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -168,31 +169,36 @@ func (c *Code) linkCore(l *link) error {
 	if l.sigs, err = exportedFuncs(l.module); err != nil {
 		return err
 	}
-	linker := C.wasmtime_linker_new(l.c.engine)
-	defer C.wasmtime_linker_delete(linker)
-	if c.img.CoreWASI {
-		if err := failure(C.wasmtime_linker_define_wasi(linker)); err != nil {
-			return fmt.Errorf("linking WASI: %w", err)
-		}
-	}
-	if err := c.host.defineCore(linker); err != nil {
-		return err
-	}
 	l.c.wasi = C.bool(c.img.CoreWASI)
-	if l.c.pre, err = c.preInstance(linker, l.module); err != nil || !c.img.CoreWASI {
+	if l.c.pre, err = c.preInstance(l, func(linker *C.wasmtime_linker_t) error {
+		if !c.img.CoreWASI {
+			return nil
+		}
+		return failure(C.wasmtime_linker_define_wasi(linker))
+	}); err != nil || !c.img.CoreWASI {
 		return err
 	}
-	if text := taken(C.tw_define_stdio(linker)); text != "" {
-		return fmt.Errorf("linking WASI: %s", text)
-	}
-	l.c.fileless, err = c.preInstance(linker, l.module)
+	l.c.fileless, err = c.preInstance(l, func(linker *C.wasmtime_linker_t) error {
+		if text := taken(C.tw_define_preview1(linker)); text != "" {
+			return errors.New(text)
+		}
+		return nil
+	})
 	return err
 }
 
-// preInstance binds the module to what the linker has.
-func (c *Code) preInstance(linker *C.wasmtime_linker_t, module *C.wasmtime_module_t) (*C.wasmtime_instance_pre_t, error) {
+// preInstance binds the module to a WASI and to what the host offers.
+func (c *Code) preInstance(l *link, wasi func(*C.wasmtime_linker_t) error) (*C.wasmtime_instance_pre_t, error) {
+	linker := C.wasmtime_linker_new(l.c.engine)
+	defer C.wasmtime_linker_delete(linker)
+	if err := wasi(linker); err != nil {
+		return nil, fmt.Errorf("linking WASI: %w", err)
+	}
+	if err := c.host.defineCore(linker); err != nil {
+		return nil, err
+	}
 	var pre *C.wasmtime_instance_pre_t
-	if err := failure(C.wasmtime_linker_instantiate_pre(linker, module, &pre)); err != nil {
+	if err := failure(C.wasmtime_linker_instantiate_pre(linker, l.module, &pre)); err != nil {
 		return nil, invalid("%v", err)
 	}
 	c.frees = append(c.frees, func() { C.wasmtime_instance_pre_delete(pre) })

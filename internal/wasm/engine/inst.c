@@ -59,21 +59,17 @@ bool tw_took(tw_inst *i, wasmtime_error_t *e, wasm_trap_t *t) {
 
 // ---- making ----
 
-static const char *next(const char **s) {
-  const char *at = *s;
-  *s += strlen(at) + 1;
-  return at;
-}
-
-static void take(const char **to, uint32_t n, const char **s) {
-  for (uint32_t k = 0; k < n; k++) to[k] = next(s);
-}
-
 static ptrdiff_t write_out(void *go, const unsigned char *p, size_t n) {
   return twWrite((uintptr_t)go, 1, (unsigned char *)p, n);
 }
 static ptrdiff_t write_err(void *go, const unsigned char *p, size_t n) {
   return twWrite((uintptr_t)go, 2, (unsigned char *)p, n);
+}
+
+static const char *next(const char **s) {
+  const char *at = *s;
+  *s += strlen(at) + 1;
+  return at;
 }
 
 enum { READ = 1, WRITE = 2 };
@@ -90,23 +86,39 @@ static bool preopens(tw_inst *i, wasi_config_t *w, const tw_opts *o, const char 
   return true;
 }
 
-static void set_wasi(tw_inst *i, const tw_opts *o, const char *s) {
+// keep copies arguments and environment, for preview 1, and gives what follows them.
+static const char *keep(tw_inst *i, const tw_opts *o, const char *strings, size_t len) {
+  i->strings = malloc(len);
+  memcpy(i->strings, strings, len);
+  const char *s = i->strings;
+  for (uint32_t k = 0; k < o->nargs; k++) next(&s);
+  i->env = (char *)s;
+  for (uint32_t k = 0; k < o->nenv; k++) next(&s);
+  i->env_end = (char *)s;
+  i->nargs = o->nargs, i->nenv = o->nenv, i->stdin_fd = o->stdin_fd;
+  return s;
+}
+
+// set_wasi configures the engine's own WASI. It cuts the kept environment in two.
+static void set_wasi(tw_inst *i, const tw_opts *o, const char *dirs) {
   wasi_config_t *w = wasi_config_new();
-  const char *all[o->nargs + o->nenv * 2 + 1];
-  take(all, o->nargs, &s);
-  bool ok = wasi_config_set_argv(w, o->nargs, all);
-  take(all, o->nenv * 2, &s);
-  ok = ok && wasi_config_set_env(w, o->nenv, all, all + o->nenv);
+  const char *args[o->nargs + 1], *names[o->nenv + 1], *values[o->nenv + 1], *s = i->strings;
+  for (uint32_t k = 0; k < o->nargs; k++) args[k] = next(&s);
+  for (uint32_t k = 0; k < o->nenv; k++) {
+    char *equals = strchr(names[k] = next(&s), '=');
+    *equals = 0, values[k] = equals + 1;
+  }
+  bool ok = wasi_config_set_argv(w, o->nargs, args) && wasi_config_set_env(w, o->nenv, names, values);
   if (!ok) tw_fail(i, TW_FAILED, "arguments or environment are not UTF-8");
-  if (ok && o->has_stdin && !wasi_config_set_stdin_file(w, next(&s))) {
+  char path[40];
+  snprintf(path, sizeof path, "/proc/self/fd/%d", o->stdin_fd);
+  if (ok && o->stdin_fd >= 0 && !wasi_config_set_stdin_file(w, path)) {
     tw_fail(i, TW_FAILED, "standard input cannot be opened");
     ok = false;
   }
-  if (!i->fileless) {
-    wasi_config_set_stdout_custom(w, write_out, (void *)o->go_, NULL);
-    wasi_config_set_stderr_custom(w, write_err, (void *)o->go_, NULL);
-  }
-  if (!ok || !preopens(i, w, o, s)) {
+  wasi_config_set_stdout_custom(w, write_out, (void *)o->go_, NULL);
+  wasi_config_set_stderr_custom(w, write_err, (void *)o->go_, NULL);
+  if (!ok || !preopens(i, w, o, dirs)) {
     wasi_config_delete(w);
     return;
   }
@@ -132,9 +144,9 @@ static void instantiate_core(tw_inst *i, const tw_code *c) {
   tw_took(i, err, trap);
 }
 
-tw_inst *tw_new(const tw_code *c, const tw_opts *o, const char *strings) {
+tw_inst *tw_new(const tw_code *c, const tw_opts *o, const char *strings, size_t len) {
   tw_inst *i = calloc(1, sizeof *i);
-  i->core = c->pre != NULL, i->fileless = c->fileless && !o->npreopens && !o->has_stdin, i->go_ = o->go_, i->account = o->account;
+  i->core = c->pre != NULL, i->fileless = c->fileless && !o->npreopens, i->go_ = o->go_, i->account = o->account;
   i->budget = o->budget, i->max_calls = o->max_calls, i->max_handles = o->max_handles, i->max_value = o->max_value;
   i->scratch.max = SIZE_MAX / 4;
   i->store = wasmtime_store_new(c->engine, i, NULL);
@@ -142,7 +154,8 @@ tw_inst *tw_new(const tw_code *c, const tw_opts *o, const char *strings) {
   wasmtime_store_limiter(i->store, (int64_t)o->max_memory, (int64_t)o->max_table, -1, -1, -1);
   wasmtime_store_epoch_deadline_callback(i->store, tw_tick, i, NULL);
   if (!i->core) tw_charge(i, (int64_t)o->min_memory);
-  if (c->wasi) set_wasi(i, o, strings);
+  const char *dirs = keep(i, o, strings, len);
+  if (c->wasi && !i->fileless) set_wasi(i, o, dirs);
   return i;
 }
 
@@ -161,6 +174,7 @@ void tw_free(tw_inst *i) {
   tw_buf_free(&i->scratch);
   tw_buf_free(&i->out);
   free(i->handles);
+  free(i->strings);
   free(i->message);
   free(i);
 }

@@ -5,16 +5,17 @@ package engine
 import "C"
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"runtime/cgo"
-	"slices"
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 	"unsafe"
 
 	"github.com/containerd/errdefs"
@@ -40,7 +41,8 @@ type Instance struct {
 	limit  uint64 // of its memory, bytes
 	extra  bool   // outside of the pool
 	handle cgo.Handle
-	stdin  *os.File // our end of the pipe
+	// Our end of the pipe, and the guest's.
+	stdin, stdinEnd *os.File
 
 	mu     sync.Mutex
 	c      *C.tw_inst // nil: released
@@ -106,7 +108,7 @@ func (c *Code) instantiate(ctx context.Context, path Path, pooled bool, opts Ins
 		}
 		i.extra = true
 	}
-	i.waits = path == PathCore && c.img.CoreWaits || path == PathComponent && bool(l.c.wasi)
+	i.waits = path == PathCore && c.img.CoreWaits && len(opts.Preopens) > 0 || path == PathComponent && bool(l.c.wasi)
 	i.handle = cgo.NewHandle(i)
 	opts.Account.use(1)
 	if err := i.make(strs); err != nil {
@@ -145,14 +147,11 @@ func (i *Instance) make(strs []byte) error {
 		if err != nil {
 			return fmt.Errorf("standard input: %w", err)
 		}
-		defer r.Close()
-		i.stdin = w
+		i.stdin, i.stdinEnd = w, r
 		go feed(w, i.opts.Stdin)
-		o.has_stdin = true
-		path := fmt.Sprintf("/proc/self/fd/%d\x00", r.Fd())
-		strs = slices.Insert(strs, i.opts.stdinAt(), []byte(path)...)
+		o.stdin_fd = C.int(r.Fd())
 	}
-	i.c = C.tw_new(&i.link.c, &o, (*C.char)(unsafe.Pointer(unsafe.SliceData(strs))))
+	i.c = C.tw_new(&i.link.c, &o, (*C.char)(unsafe.Pointer(unsafe.SliceData(strs))), C.size_t(len(strs)))
 	if i.c.why != C.TW_OK {
 		return invalid("the guest's world: %s", C.GoString(i.c.message))
 	}
@@ -166,7 +165,7 @@ func (i *Instance) copts() C.tw_opts {
 		max_calls: C.uint64_t(i.opts.MaxHostCalls), max_value: defaultMaxValue, max_handles: defaultMaxHandles,
 		min_memory: C.uint64_t(i.code.img.MinMemory),
 		nargs:      C.uint32_t(len(i.opts.Args)), nenv: C.uint32_t(len(i.opts.Env)),
-		npreopens: C.uint32_t(len(i.opts.Preopens)),
+		npreopens: C.uint32_t(len(i.opts.Preopens)), stdin_fd: -1,
 	}
 	if i.opts.Account != nil {
 		o.account = i.opts.Account.c
@@ -194,7 +193,7 @@ func feed(w *os.File, r io.Reader) {
 	_ = w.Close()
 }
 
-// pack makes the strings for the C half (see tw_new), without standard input's path.
+// pack makes the strings for the C half (see tw_new).
 func (o *InstanceOptions) pack() ([]byte, error) {
 	var b []byte
 	add := func(s string) { b = append(append(b, s...), 0) }
@@ -202,37 +201,20 @@ func (o *InstanceOptions) pack() ([]byte, error) {
 		add(a)
 	}
 	for _, e := range o.Env {
-		name, _, _ := strings.Cut(e, "=")
-		add(name)
-	}
-	for _, e := range o.Env {
-		_, v, _ := strings.Cut(e, "=")
-		add(v)
+		if !strings.Contains(e, "=") {
+			e += "="
+		}
+		add(e)
 	}
 	for _, p := range o.Preopens {
 		add(p.Path)
 		add(p.Guest)
 	}
-	if n := strings.Count(string(b), "\x00"); n != len(o.Args)+2*len(o.Env)+2*len(o.Preopens) {
-		return nil, invalid("arguments, environment and paths may not hold NUL bytes")
+	if n := bytes.Count(b, []byte{0}); n != len(o.Args)+len(o.Env)+2*len(o.Preopens) || !utf8.Valid(b) {
+		return nil, invalid("arguments, environment and paths must be UTF-8 without NUL")
 	}
 	if len(o.Preopens) > 64 {
 		return nil, invalid("%d directories for the guest, at most 64", len(o.Preopens))
 	}
 	return append(b, 0), nil
-}
-
-// stdinAt is where standard input's path goes among the packed strings.
-func (o *InstanceOptions) stdinAt() (n int) {
-	for _, a := range o.Args {
-		n += len(a) + 1
-	}
-	for _, e := range o.Env {
-		n += len(e) + 2
-		if !strings.Contains(e, "=") {
-			continue
-		}
-		n-- // the equals sign is not packed, but a NUL for each half is
-	}
-	return n
 }

@@ -144,7 +144,7 @@ void tw_account_set_cpu(tw_account *a, int64_t quota, int64_t period) {
 // is taken from the next ones.
 static int64_t owed(tw_account *a, int64_t now, int64_t computed) {
   __atomic_fetch_add(&a->cpu, computed, __ATOMIC_RELAXED);
-  int64_t rest = 0;
+  int64_t debt = 0;
   lock(&a->lock);
   if (a->quota > 0) {
     if (!a->window) a->window = now + a->period;
@@ -153,10 +153,10 @@ static int64_t owed(tw_account *a, int64_t now, int64_t computed) {
       a->window += n * a->period, a->used -= paid;
     }
     a->used += computed;
-    if (a->used > a->quota) rest = a->window - now;
+    if (a->used > a->quota) debt = a->window - now;
   }
   unlock(&a->lock);
-  return rest;
+  return debt;
 }
 
 void tw_charge(tw_inst *i, int64_t size) {
@@ -183,26 +183,44 @@ bool tw_ended(tw_inst *i) {
   return true;
 }
 
-int64_t tw_sleep(tw_inst *i, int64_t ns) {
-  int64_t begin = tw_now();
+bool tw_over(tw_inst *i) {
+  if (!tw_ended(i) && i->deadline && tw_now() > i->deadline) i->why = TW_DEADLINE;
+  return i->why != TW_OK;
+}
+
+// rest sleeps until it is time or the guest is killed.
+static void rest(tw_inst *i, int64_t ns) {
   struct timespec t = {ns / 1000000000, ns % 1000000000};
   uint32_t seen = __atomic_load_n(&i->wake, __ATOMIC_ACQUIRE);
-  if (tw_ended(i)) return 0;
+  if (tw_ended(i)) return;
   guest_ends();
   syscall(SYS_futex, &i->wake, FUTEX_WAIT_PRIVATE, seen, &t, NULL, 0);
   guest_begins();
+}
+
+int64_t tw_sleep(tw_inst *i, int64_t ns) {
+  int64_t begin = tw_now();
+  rest(i, ns);
   int64_t slept = tw_now() - begin;
   if (i->deadline) i->deadline += slept;
   return slept;
 }
 
+bool tw_wait(tw_inst *i, int64_t until) {
+  for (int64_t now; !tw_over(i);) {
+    if ((now = tw_now()) >= until) return true;
+    rest(i, (i->deadline && i->deadline < until ? i->deadline + 1 : until) - now);
+  }
+  return false;
+}
+
 static void computed(tw_inst *i) {
-  int64_t cpu = ns(CLOCK_THREAD_CPUTIME_ID), used = cpu - i->cpu_mark, rest;
+  int64_t cpu = ns(CLOCK_THREAD_CPUTIME_ID), used = cpu - i->cpu_mark, debt;
   i->cpu_mark = cpu;
   __atomic_fetch_add(&i->cpu, used, __ATOMIC_RELAXED);
   if (!i->account) return;
-  for (; (rest = owed(i->account, tw_now(), used)) > 0 && !tw_ended(i); used = 0)
-    __atomic_fetch_add(&i->account->throttled, tw_sleep(i, rest), __ATOMIC_RELAXED);
+  for (; (debt = owed(i->account, tw_now(), used)) > 0 && !tw_ended(i); used = 0)
+    __atomic_fetch_add(&i->account->throttled, tw_sleep(i, debt), __ATOMIC_RELAXED);
 }
 
 // let_others lets the thread sleep if it was made to give way since the last tick, and longer each time: so it takes but
@@ -240,8 +258,7 @@ wasmtime_error_t *tw_tick(wasmtime_context_t *cx, void *data, uint64_t *delta, u
   computed(i);
   if (i->demoted && standing_back == POLITE) let_others(i);
   if (i->over) i->why = TW_MEMORY;
-  else if (!tw_ended(i) && i->deadline && tw_now() > i->deadline) i->why = TW_DEADLINE;
-  if (i->why) return wasmtime_error_new("ended by the host");
+  if (i->why || tw_over(i)) return wasmtime_error_new("ended by the host");
   if (++i->ticks >= 2 && !i->demoted) {
     stand_back(true);
     i->demoted = true, i->preempted = i->back_off = 0;

@@ -4,7 +4,7 @@
 //	prog.c   type tables (value.Program), the check of flat values
 //	abi.c    core path: the canonical ABI on linear memory, handles
 //	dyn.c    component path: flat values to and from wasmtime's dynamic ones
-//	stdio.c  output of guests without files
+//	p1.c     WASI preview 1 for guests without directories
 //	host.c   calls of host functions, on both paths
 //	inst.c   stores and instances, calls, WASI's configuration
 #ifndef TW_H
@@ -131,6 +131,11 @@ typedef struct tw_inst {
   int why, exit_code;
   char *message;
 
+  // The world of preview 1: arguments from strings to env, environment from there to env_end.
+  char *strings, *env, *env_end;
+  uint32_t nargs, nenv, closed_fds;
+  int stdin_fd;
+
   tw_handle *handles;
   uint32_t nhandles, cap_handles, free_handle, live, borrows;
   tw_buf scratch, out;
@@ -142,6 +147,8 @@ void tw_leave(tw_inst *);  // after it
 void tw_charge(tw_inst *, int64_t size); // the guest's memory is of this size now
 void tw_memory(tw_inst *); // brings mem and the account up to date
 bool tw_ended(tw_inst *);  // whether the call has been killed; sets why
+bool tw_over(tw_inst *);   // the same, or whether it has used up its budget
+bool tw_wait(tw_inst *, int64_t until); // the guest sleeps, which counts as computing; false: it is over
 wasmtime_error_t *tw_tick(wasmtime_context_t *, void *, uint64_t *, uint8_t *);
 void tw_kill(tw_inst *, uint64_t seq);
 int64_t tw_pause(tw_inst *); // the guest's thread turns to the host; gives the time
@@ -205,15 +212,15 @@ char *tw_define_core(wasmtime_linker_t *, const char *module, const char *name, 
 char *tw_define_comp(wasmtime_component_linker_instance_t *, const char *name, const tw_hostfn *);
 char *tw_define_resource(wasmtime_component_linker_instance_t *, const char *name, const tw_hostfn *);
 
-// tw_define_stdio puts our fd_write in place of the engine's, for guests without files (stdio.c).
-char *tw_define_stdio(wasmtime_linker_t *);
+// tw_define_preview1 defines WASI preview 1 for guests without directories (p1.c).
+char *tw_define_preview1(wasmtime_linker_t *);
 
 // ---- stores, instances, calls (inst.c) ----
 
 typedef struct {
   wasm_engine_t *engine;
   const wasmtime_instance_pre_t *pre; // core path, or
-  const wasmtime_instance_pre_t *fileless; // pre for instances without directories and standard input; NULL: the same
+  const wasmtime_instance_pre_t *fileless; // pre for instances without directories; NULL: the same
   const wasmtime_component_linker_t *linker;
   const wasmtime_component_t *component;
   bool wasi; // whether the guest can call WASI
@@ -227,13 +234,13 @@ typedef struct {
   uint64_t min_memory; // what the guest declares; on the component path nobody tells more
   uint32_t max_handles;
   uint32_t nargs, nenv, npreopens;
-  bool has_stdin;
+  int stdin_fd;       // the pipe to read, or -1
   uint64_t read_only; // bit n: preopen n
 } tw_opts;
 
-// tw_new makes an instance, without running it. It always gives one, whose why tells. strings are NUL-terminated, one after the other: args, names of env, values of env, standard input's path if there
-// is one, and for each preopen its path on the host and for the guest.
-tw_inst *tw_new(const tw_code *, const tw_opts *, const char *strings);
+// tw_new makes an instance, without running it. It always gives one, whose why tells. strings are NUL-terminated, one
+// after the other: args, env (NAME=value), and for each preopen its path on the host and for the guest.
+tw_inst *tw_new(const tw_code *, const tw_opts *, const char *strings, size_t len);
 // tw_start instantiates the guest and runs its initialisation. It gives why.
 int tw_start(tw_inst *, const tw_code *, uint64_t seq);
 void tw_free(tw_inst *);
