@@ -1,0 +1,54 @@
+package e2e
+
+import (
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+// TestWasmPush: what `tripod push` sends to a registry runs, and is the same when it is sent again.
+func TestWasmPush(t *testing.T) {
+	tripod, err := harness.Binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
+	example := func(name string) string { return filepath.Join(harness.Root(), "examples", "wasm", name) }
+	push := func(app, name string, args ...string) string {
+		t.Helper()
+		args = append([]string{"push", "--plain-http", example(app), harness.Registry(t).Addr + "/" + name}, args...)
+		c := exec.CommandContext(t.Context(), tripod, args...)
+		c.Dir = t.TempDir()
+		out, err := c.CombinedOutput()
+		if err != nil {
+			t.Fatalf("tripod %q: %v\n%s", args, err, out)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	proto := []string{"--proto", example("greeter/greeter.proto"), "--component", "example.org:Pushed@2.0.0"}
+	ref := push("greeter-c/greeter-c.wasm", "pushed/greeter:1", proto...)
+	if again := push("greeter-c/greeter-c.wasm", "pushed/greeter:1", proto...); again != ref {
+		t.Errorf("pushed %s, then %s", ref, again)
+	}
+	repo, digest, _ := strings.Cut(ref, "@")
+	if !strings.HasSuffix(repo, "/pushed/greeter") || !strings.HasPrefix(digest, "sha256:") {
+		t.Errorf("printed %q", ref)
+	}
+	c := d.RunWasm(t, &harness.PodSpec{Image: harness.ImagePrefix + "pushed/greeter:1", Pod: []harness.PodOption{labels("example.org", "Pushed", "2.0.0")}})
+	if c.Status().ImageRef == "" || c.Pod.ID != "example.org:Pushed@2.0.0#0" {
+		t.Errorf("pod %s, container %v", c.Pod.ID, c.Status())
+	}
+	if got := dial(t, c.Pod.IP(), greeter).call(greeter+"/SayHello", `{"name":"Ada"}`); !strings.Contains(got, "Hello, Ada!") {
+		t.Errorf("answered %s", got)
+	}
+
+	push("command-go/command-go.wasm", "pushed/command:1")
+	done := d.RunWasm(t, &harness.PodSpec{Image: harness.ImagePrefix + "pushed/command:1", Container: []harness.ContainerOption{args("out", "pushed")}})
+	done.WaitExit(0)
+	if log := harness.Text(done.Logs(), "stdout"); log != "pushed\n" {
+		t.Errorf("log %q", log)
+	}
+}
