@@ -5,6 +5,8 @@
 // It must not know how a node works inside: no import of internal/node, internal/cri or a backend. Each group of
 // commands is one file; App holds what they share (streams, endpoint, output format).
 //
+// Two commands need no node: wit and push, the way of a WebAssembly component from its .proto file to a registry.
+//
 //	tripod ps ──▶ App.connect ──▶ Client ──▶ cri-client ──▶ unix socket
 //	                               │ resolves IDs, prefixes and names
 //	tripod exec ──▶ CRI Exec ──▶ URL ──▶ SPDY or WebSocket to the streaming server

@@ -17,7 +17,6 @@ import (
 
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/image"
-	"github.com/tripod-run/tripod/internal/node"
 	"github.com/tripod-run/tripod/internal/wasm/artifact"
 	"github.com/tripod-run/tripod/internal/wasm/protowit"
 	"github.com/tripod-run/tripod/internal/wasm/protowit/protosource"
@@ -152,12 +151,11 @@ func (p *push) notes() (map[string]string, error) {
 	notes := map[string]string{}
 	maps.Copy(notes, p.annotations)
 	if p.component != "" {
-		c, err := node.ParseComponent(p.component)
+		named, err := artifact.NameAnnotations(p.prefix, p.component)
 		if err != nil {
 			return nil, fmt.Errorf("--component: %w", err)
 		}
-		notes[p.prefix+"domain"], notes[p.prefix+"server"] = c.Domain, c.Server
-		notes[p.prefix+"version"] = strings.Replace(c.Version, "+", "_", 1) // as the label has it
+		maps.Copy(notes, named)
 	}
 	if len(notes) == 0 {
 		return nil, nil

@@ -204,3 +204,15 @@ func TestBuildRefuses(t *testing.T) {
 		}
 	}
 }
+
+func TestNameAnnotations(t *testing.T) {
+	got, err := NameAnnotations("p/", "example.com:foo.Bar@1.2.3-a+b5")
+	if err != nil || len(got) != 3 || got["p/domain"] != "example.com" || got["p/server"] != "foo.Bar" || got["p/version"] != "1.2.3-a_b5" {
+		t.Errorf("%v, %v", got, err)
+	}
+	for _, bad := range []string{"", "Bar", "example.com:Bar", "Bar@1.0.0", "UP:Bar@1.0.0", "example.com:@1.0.0", "example.com:a/b@1.0.0", "example.com:Bar@1", "example.com:Bar@1.0.0-" + strings.Repeat("x", 60)} {
+		if got, err := NameAnnotations("p/", bad); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("%q: %v, %v", bad, got, err)
+		}
+	}
+}
