@@ -278,21 +278,40 @@ func TestBackPressure(t *testing.T) {
 	eventually(t, "the guest of a client that is gone ends", func() bool { return p.stats().Instances == 0 })
 }
 
-// TestSleepersDoNotPileUp: a guest that sleeps in WASI cannot be killed before it wakes up. A pod has a bounded number of them.
+// sleepUntilKilled makes a guest sleep for an hour, and its request end much sooner.
+func sleepUntilKilled(t *testing.T, s *service) (err error) {
+	t.Helper()
+	down := s.stream(withTimeout(t, 200*time.Millisecond), "Countdown")
+	require.NoError(t, down.send(`{"from":1,"intervalMs":3600000}`))
+	require.NoError(t, down.CloseSend())
+	for err == nil {
+		_, err = down.receive()
+	}
+	return err
+}
+
+func TestSleepersAreKilled(t *testing.T) {
+	r := startWorker(t, control.WorkerConfig{})
+	p := r.serve("greeter-c")
+	require.Equal(t, codes.DeadlineExceeded, status.Code(sleepUntilKilled(t, p.greeter())))
+	eventually(t, "it is gone", func() bool { return p.stats().Instances == 0 })
+}
+
+// TestSleepersDoNotPileUp: a guest with directories that sleeps in WASI cannot be killed before it wakes up. A pod has a
+// bounded number of them.
 func TestSleepersDoNotPileUp(t *testing.T) {
 	r := startWorker(t, control.WorkerConfig{})
-	p := r.serve("greeter-c", func(s *control.PodSpec) { s.Limits.Concurrency = 1 })
+	p := r.serve("greeter-c", func(s *control.PodSpec) {
+		dir, err := os.Open(t.TempDir())
+		require.NoError(t, err)
+		s.Mounts = []control.Mount{{Guest: "/data", Dir: control.File{File: dir}}}
+		s.Limits.Concurrency = 1
+	})
 	other := r.serve("greeter-c")
 	s := p.greeter()
 	var err error
 	for range 20 {
-		down := s.stream(withTimeout(t, 200*time.Millisecond), "Countdown")
-		require.NoError(t, down.send(`{"from":1,"intervalMs":3600000}`))
-		require.NoError(t, down.CloseSend())
-		for err = nil; err == nil; {
-			_, err = down.receive()
-		}
-		if status.Code(err) == codes.ResourceExhausted {
+		if err = sleepUntilKilled(t, s); status.Code(err) == codes.ResourceExhausted {
 			break
 		}
 		require.Equal(t, codes.DeadlineExceeded, status.Code(err))
