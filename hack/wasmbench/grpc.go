@@ -20,18 +20,26 @@ const (
 	spinProcedure = "/faults.v1.Faults/Spin"
 )
 
-// conn is a QUIC connection to one server, over which gRPC calls are made.
+// conn is a connection to one server, over which gRPC calls are made.
 type conn struct {
 	base      string
-	transport *http3.Transport
+	transport http.RoundTripper
+	close     func()
 }
 
+// dial is for HTTP/3.
 func dial(addr string) *conn {
 	// Who answers is not the question here: the certificates are made for the moment.
-	return &conn{base: "https://" + addr, transport: &http3.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h3"}}}}
+	transport := &http3.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h3"}}}
+	return &conn{base: "https://" + addr, transport: transport, close: func() { _ = transport.Close() }}
 }
 
-func (c *conn) close() { _ = c.transport.Close() }
+// dialCleartext is for HTTP/2 without TLS.
+func dialCleartext(addr string) *conn {
+	transport := &http.Transport{Protocols: new(http.Protocols)}
+	transport.Protocols.SetUnencryptedHTTP2(true)
+	return &conn{base: "http://" + addr, transport: transport, close: transport.CloseIdleConnections}
+}
 
 // payload is a request of Echo in gRPC's framing: one message with one field of so many bytes.
 func payload(size int) []byte {
