@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/stats"
@@ -122,7 +123,7 @@ func New(cfg Config) (*Backend, error) {
 		return nil, err
 	}
 	cfg.Logger.Info("linux backend", "runtime", rt.path, "version", rt.version, "conmon", conmon.path,
-		"cgroup_v2", groups.v2, "recursive_read_only", host.RecursiveReadOnly)
+		"cgroup_v2", groups.V2, "recursive_read_only", host.RecursiveReadOnly)
 	return &Backend{
 		cfg: cfg, log: cfg.Logger, host: host, runtime: rt, conmon: conmon, cgroups: groups,
 		sampler:    stats.NewSampler(8192),
@@ -144,11 +145,11 @@ func (c Config) withDefaults() Config {
 		c.Runtime = "auto"
 	}
 	if c.CgroupDriver == "" {
-		c.CgroupDriver = driverCgroupfs
+		c.CgroupDriver = cgroup.DriverCgroupfs
 	}
 	if c.CgroupParent == "" {
 		c.CgroupParent = "/tripod"
-		if c.CgroupDriver == driverSystemd {
+		if c.CgroupDriver == cgroup.DriverSystemd {
 			c.CgroupParent = "tripod.slice"
 		}
 	}
@@ -227,7 +228,7 @@ func (b *Backend) validatePod(p *sandbox.Pod) error {
 			}
 		}
 	}
-	return b.cgroups.validParent(p.Config.GetLinux().GetCgroupParent())
+	return b.cgroups.ValidParent(p.Config.GetLinux().GetCgroupParent())
 }
 
 // report gives an event to the node.

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/sandbox"
 )
 
@@ -296,8 +297,8 @@ func TestHostNetwork(t *testing.T) {
 		}
 		s, _ := c.handle(t).snapshot()
 		c.stop(0)
-		for _, dir := range r.cgroups.dirs(s.Cgroup) {
-			if pids := procsIn(dir); len(pids) > 0 {
+		for _, dir := range r.cgroups.Dirs(s.Cgroup) {
+			if pids := cgroup.Procs(dir); len(pids) > 0 {
 				t.Errorf("left in %s: %v", dir, pids)
 			}
 		}

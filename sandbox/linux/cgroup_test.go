@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/sandbox"
 )
@@ -26,18 +27,18 @@ func TestCgroupNames(t *testing.T) {
 		ours                 bool
 		oci, container       string
 	}{
-		{driverCgroupfs, "/tripod", "", "/tripod/tripod-" + pod, true,
+		{cgroup.DriverCgroupfs, "/tripod", "", "/tripod/tripod-" + pod, true,
 			"/tripod/tripod-" + pod + "/tripod-" + id, "/tripod/tripod-" + pod + "/tripod-" + id},
-		{driverCgroupfs, "/tripod", "/kubepods/burstable/pod1", "/kubepods/burstable/pod1/tripod-" + pod, true,
+		{cgroup.DriverCgroupfs, "/tripod", "/kubepods/burstable/pod1", "/kubepods/burstable/pod1/tripod-" + pod, true,
 			"/kubepods/burstable/pod1/tripod-" + pod + "/tripod-" + id, "/kubepods/burstable/pod1/tripod-" + pod + "/tripod-" + id},
-		{driverSystemd, "tripod.slice", "", "/tripod.slice/tripod-" + pod + ".slice", true,
+		{cgroup.DriverSystemd, "tripod.slice", "", "/tripod.slice/tripod-" + pod + ".slice", true,
 			"tripod-" + pod + ".slice:tripod:" + id, "/tripod.slice/tripod-" + pod + ".slice/tripod-" + id + ".scope"},
-		{driverSystemd, "tripod.slice", "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice",
+		{cgroup.DriverSystemd, "tripod.slice", "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice",
 			"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice", false,
 			"kubepods-burstable-pod1.slice:tripod:" + id,
 			"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice/tripod-" + id + ".scope"},
 	} {
-		g := cgroups{driver: test.driver, parent: test.base}
+		g := cgroups{cgroup.Tree{Driver: test.driver, Parent: test.base}}
 		p := podWithParent(test.parent)
 		if dir, ours := g.pod(p); dir != test.pod || ours != test.ours {
 			t.Errorf("%s, parent %q: pod %s, %v", test.driver, test.parent, dir, ours)
@@ -50,11 +51,11 @@ func TestCgroupNames(t *testing.T) {
 
 func TestCgroupParentForm(t *testing.T) {
 	for driver, parents := range map[string]map[string]bool{
-		driverCgroupfs: {"": true, "/a/b": true, "a": false, "/a/../b": false, "x.slice": false},
-		driverSystemd:  {"": true, "a.slice": true, "/a.slice/a-b.slice": true, "/a/b": false, "a--b.slice": false},
+		cgroup.DriverCgroupfs: {"": true, "/a/b": true, "a": false, "/a/../b": false, "x.slice": false},
+		cgroup.DriverSystemd:  {"": true, "a.slice": true, "/a.slice/a-b.slice": true, "/a/b": false, "a--b.slice": false},
 	} {
 		for parent, ok := range parents {
-			err := cgroups{driver: driver}.validParent(parent)
+			err := cgroups{cgroup.Tree{Driver: driver}}.ValidParent(parent)
 			if ok != (err == nil) || err != nil && !errdefs.IsInvalidArgument(err) {
 				t.Errorf("%s %q: %v", driver, parent, err)
 			}
@@ -65,7 +66,7 @@ func TestCgroupParentForm(t *testing.T) {
 // TestPodLimitsV2 sets a pod's limits in a made-up tree of cgroup v2.
 func TestPodLimitsV2(t *testing.T) {
 	root := t.TempDir()
-	g := cgroups{driver: driverCgroupfs, parent: "/tripod", v2: true, roots: map[string]string{"": root}}
+	g := cgroups{cgroup.Tree{Driver: cgroup.DriverCgroupfs, Parent: "/tripod", V2: true, Roots: map[string]string{"": root}}}
 	p := podWithParent("")
 	p.Config.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 100, CpuQuota: 5000, CpuPeriod: 10000, CpuShares: 1024}
 	p.Config.Linux.Overhead = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 11, CpuQuota: 500, CpuPeriod: 10000}
@@ -101,18 +102,18 @@ func TestHierarchies(t *testing.T) {
 	for name, roots := range map[string]map[string]string{
 		"apart": {"cpu": t.TempDir(), "cpuacct": "/none", "memory": "/none"}, "together": {"cpu,cpuacct": t.TempDir(), "memory": "/none"},
 	} {
-		g := cgroups{driver: driverCgroupfs, parent: "/tripod", roots: roots}
+		g := cgroups{cgroup.Tree{Driver: cgroup.DriverCgroupfs, Parent: "/tripod", Roots: roots}}
 		p := podWithParent("")
 		p.Config.Linux.Resources = &runtimeapi.LinuxContainerResources{CpuShares: 1024}
 		if err := g.limit(p); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		dir, _ := g.pod(p)
-		if err := g.liftQuota(dir); err != nil {
+		if err := g.LiftQuota(dir); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		for file, want := range map[string]string{"cpu.shares": "1024", "cpu.cfs_quota_us": "-1"} {
-			if raw, err := os.ReadFile(filepath.Join(g.roots[g.hierarchy("cpu")], dir, file)); string(raw) != want {
+			if raw, err := os.ReadFile(filepath.Join(g.Roots[g.Hierarchy("cpu")], dir, file)); string(raw) != want {
 				t.Errorf("%s: %s is %q, want %s: %v", name, file, raw, want, err)
 			}
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/process"
 )
 
@@ -239,11 +240,11 @@ type spawner struct {
 }
 
 // conmonCgroup is the name of the conmons' cgroup below the default parent.
-const conmonCgroup = cgroupMark + "conmon"
+const conmonCgroup = cgroup.Mark + "conmon"
 
 func newSpawner(g cgroups) (*spawner, error) {
-	dir := filepath.Join(g.parent, conmonCgroup)
-	if g.driver == driverSystemd {
+	dir := filepath.Join(g.Parent, conmonCgroup)
+	if g.Driver == cgroup.DriverSystemd {
 		own, err := ownCgroup(g)
 		if err != nil {
 			return nil, err
@@ -251,24 +252,24 @@ func newSpawner(g cgroups) (*spawner, error) {
 		dir = filepath.Join(own, conmonCgroup)
 	}
 	s := &spawner{jobs: make(chan func())}
-	for controller, root := range g.roots {
+	for controller, root := range g.Roots {
 		full := filepath.Join(root, dir)
 		if err := os.MkdirAll(full, 0o755); err != nil {
 			return nil, fmt.Errorf("make the monitors' cgroup: %w", err)
 		}
 		if controller == "cpuset" {
-			inheritCpuset(root, dir)
+			cgroup.InheritCpuset(root, dir)
 		}
 	}
-	if g.v2 {
-		f, err := os.OpenFile(filepath.Join(g.roots[""], dir), unix.O_PATH|unix.O_DIRECTORY, 0)
+	if g.V2 {
+		f, err := os.OpenFile(filepath.Join(g.Roots[""], dir), unix.O_PATH|unix.O_DIRECTORY, 0)
 		if err != nil {
 			return nil, err
 		}
 		s.into = f
 	}
 	ready := make(chan error)
-	go s.loop(func() error { return s.enter(g, dir) }, ready)
+	go s.loop(func() error { return g.Enter(dir) }, ready)
 	if err := <-ready; err != nil {
 		s.close()
 		return nil, fmt.Errorf("enter the monitors' cgroup: %w", err)
@@ -283,7 +284,7 @@ func ownCgroup(g cgroups) (string, error) {
 		return "", err
 	}
 	want := "::"
-	if !g.v2 {
+	if !g.V2 {
 		want = ":name=systemd:"
 	}
 	for line := range strings.SplitSeq(string(raw), "\n") {
@@ -292,38 +293,6 @@ func ownCgroup(g cgroups) (string, error) {
 		}
 	}
 	return "", fmt.Errorf("/proc/self/cgroup tells no cgroup of systemd's: %w", errdefs.ErrUnavailable)
-}
-
-// inheritCpuset gives the cpuset cgroups on the way down what their parents have: empty ones take no process.
-func inheritCpuset(root, dir string) {
-	parent := root
-	for part := range strings.SplitSeq(strings.Trim(dir, "/"), "/") {
-		child := filepath.Join(parent, part)
-		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
-			have, _ := os.ReadFile(filepath.Join(child, file))
-			if strings.TrimSpace(string(have)) != "" {
-				continue
-			}
-			if value, err := os.ReadFile(filepath.Join(parent, file)); err == nil {
-				_ = os.WriteFile(filepath.Join(child, file), value, 0o644)
-			}
-		}
-		parent = child
-	}
-}
-
-// enter moves the calling thread into the cgroup of all v1 hierarchies.
-func (s *spawner) enter(g cgroups, dir string) error {
-	if g.v2 {
-		return nil
-	}
-	for _, full := range g.dirs(dir) {
-		// "0" is the thread that writes; naming it by its ID would cost the grace period.
-		if err := os.WriteFile(filepath.Join(full, "tasks"), []byte("0"), 0); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // loop runs jobs on a thread that is not given back: it ends with the spawner.

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/cgroup"
 )
 
 // Finding is one thing that Doctor looked at.
@@ -52,15 +54,15 @@ func cgroupFinding(g cgroups, err error) Finding {
 		f.Detail, f.Remedy = err.Error(), "mount cgroup2 at /sys/fs/cgroup"
 		return f
 	}
-	if g.v2 {
-		f.Detail = "v2, driver " + g.driver
+	if g.V2 {
+		f.Detail = "v2, driver " + g.Driver
 		return f
 	}
-	names := make([]string, 0, len(g.roots))
-	for name := range g.roots {
+	names := make([]string, 0, len(g.Roots))
+	for name := range g.Roots {
 		names = append(names, name)
 	}
-	f.Detail = fmt.Sprintf("v1 (%s), driver %s", strings.Join(names, " "), g.driver)
+	f.Detail = fmt.Sprintf("v1 (%s), driver %s", strings.Join(names, " "), g.Driver)
 	return f
 }
 
@@ -75,9 +77,9 @@ func doctorRuntimes(ctx context.Context, cfg Config, g cgroups) (findings []Find
 	}
 	defer os.RemoveAll(dir)
 	cfg.RunDir = dir
-	if g.driver == driverCgroupfs {
+	if g.Driver == cgroup.DriverCgroupfs {
 		defer func() {
-			for _, full := range g.dirs(g.parent) {
+			for _, full := range g.Dirs(g.Parent) {
 				_ = unix.Rmdir(full) // only if nothing is in it: it came with the trial then, or is made again
 			}
 		}()

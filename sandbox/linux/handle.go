@@ -246,7 +246,7 @@ func (b *Backend) clear(ctx context.Context, h *handle) error {
 // what it cannot read itself any more.
 func (b *Backend) wipe(ctx context.Context, id, cgroup string, halfMade bool) error {
 	if halfMade && cgroup != "" {
-		if err := b.cgroups.kill(ctx, cgroup); err != nil {
+		if err := b.cgroups.Kill(ctx, cgroup); err != nil {
 			return err
 		}
 	}
@@ -259,7 +259,7 @@ func (b *Backend) wipe(ctx context.Context, id, cgroup string, halfMade bool) er
 			return err
 		}
 	}
-	return b.cgroups.remove(ctx, cgroup)
+	return b.cgroups.Remove(ctx, cgroup)
 }
 
 // pinTarget holds the PID namespace of another container of the pod for one that joins it.
@@ -342,7 +342,7 @@ func (b *Backend) killLife(h *handle, l *life) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), cleanupTime)
 	defer cancel()
-	if err := b.cgroups.kill(ctx, s.Cgroup); err != nil {
+	if err := b.cgroups.Kill(ctx, s.Cgroup); err != nil {
 		b.log.Error("kill a container's processes", "container", h.id, "cgroup", s.Cgroup, "error", err)
 	}
 }

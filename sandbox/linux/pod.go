@@ -111,7 +111,7 @@ func (b *Backend) removeSandbox(ctx context.Context, podID, cgroup string) error
 	if err := removeMountPoint(filepath.Join(run, "shm")); err != nil {
 		return err
 	}
-	if err := b.cgroups.remove(ctx, cgroup); err != nil {
+	if err := b.cgroups.Remove(ctx, cgroup); err != nil {
 		return err
 	}
 	b.sampler.Forget(podID)

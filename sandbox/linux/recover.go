@@ -10,6 +10,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/sandbox"
 )
@@ -252,16 +253,16 @@ func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool, conmo
 }
 
 func (b *Backend) removeOrphanCgroups(ctx context.Context, keep map[string]bool) error {
-	if b.cgroups.driver == driverSystemd {
+	if b.cgroups.Driver == cgroup.DriverSystemd {
 		return nil // systemd removes scopes and slices itself
 	}
 	var errs []error
-	for _, id := range b.cgroups.marked() {
+	for _, id := range b.cgroups.Marked() {
 		if keep[id] {
 			continue
 		}
-		dir := filepath.Join(b.cgroups.parent, cgroupMark+id)
-		errs = append(errs, b.cgroups.kill(ctx, dir), b.cgroups.remove(ctx, dir))
+		dir := filepath.Join(b.cgroups.Parent, cgroup.Mark+id)
+		errs = append(errs, b.cgroups.Kill(ctx, dir), b.cgroups.Remove(ctx, dir))
 	}
 	return errors.Join(errs...)
 }

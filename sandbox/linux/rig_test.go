@@ -175,7 +175,7 @@ func (r *rig) checkEmpty() {
 		r.tb.Errorf("snapshots left: %v", keys)
 	}
 	g := r.cgroups
-	for _, full := range g.dirs(g.parent) {
+	for _, full := range g.Dirs(g.Parent) {
 		entries, _ := os.ReadDir(full)
 		for _, e := range entries {
 			if e.IsDir() && e.Name() != conmonCgroup {

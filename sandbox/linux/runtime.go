@@ -17,6 +17,8 @@ import (
 	"github.com/containerd/errdefs"
 	runc "github.com/containerd/go-runc"
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/tripod-run/tripod/internal/cgroup"
 )
 
 // probeDeadline is how long an OCI runtime may take to make and delete a trivial container.
@@ -34,7 +36,7 @@ type ociRuntime struct {
 }
 
 func newRuntime(cfg Config, path, version string) ociRuntime {
-	systemd := cfg.CgroupDriver == driverSystemd
+	systemd := cfg.CgroupDriver == cgroup.DriverSystemd
 	return ociRuntime{path: path, version: version, root: cfg.ociDir(), systemd: systemd, cli: &runc.Runc{
 		Command: path, Root: cfg.ociDir(), SystemdCgroup: systemd, Setpgid: true,
 	}}
@@ -98,7 +100,7 @@ func (r ociRuntime) probe(ctx context.Context, cfg Config, g cgroups) (recursive
 	if err == nil {
 		recursive = readOnlyBelow(pidFile, "/rro")
 	}
-	defer func() { _ = g.remove(ctx, filepath.Join(g.parent, cgroupMark+id)) }()
+	defer func() { _ = g.Remove(ctx, filepath.Join(g.Parent, cgroup.Mark+id)) }()
 	if delErr := r.delete(context.WithoutCancel(ctx), id); delErr != nil && err == nil {
 		return false, delErr
 	}
@@ -141,9 +143,9 @@ func writeProbeBundle(dir, id string, g cgroups) error {
 	if err := os.WriteFile(filepath.Join(dir, "rootfs/probe"), []byte("#!/probe\n"), 0o755); err != nil {
 		return err
 	}
-	cgroup := filepath.Join(g.parent, cgroupMark+id)
-	if g.driver == driverSystemd {
-		cgroup = filepath.Base(g.parent) + ":tripod:" + id
+	path := filepath.Join(g.Parent, cgroup.Mark+id)
+	if g.Driver == cgroup.DriverSystemd {
+		path = filepath.Base(g.Parent) + ":tripod:" + id
 	}
 	config := specs.Spec{
 		Version: "1.0.2",
@@ -155,7 +157,7 @@ func writeProbeBundle(dir, id string, g cgroups) error {
 			{Destination: "/rro", Type: "bind", Source: "/dev", Options: []string{"rbind", "rprivate", "rro"}},
 		},
 		Linux: &specs.Linux{
-			CgroupsPath: cgroup,
+			CgroupsPath: path,
 			Namespaces: []specs.LinuxNamespace{
 				{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}, {Type: specs.MountNamespace},
 			},

@@ -34,7 +34,7 @@ func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 		}
 		if c.Config.GetLinux().GetResources().GetCpuQuota() < 0 {
 			if _, dir := b.cgroups.container(p, c.ID); b.host.CPUQuota {
-				if err := b.cgroups.liftQuota(dir); err != nil {
+				if err := b.cgroups.LiftQuota(dir); err != nil {
 					return fmt.Errorf("update container %s: %w", c.ID, err)
 				}
 			}

@@ -1,0 +1,400 @@
+package cgroup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/process"
+	"github.com/tripod-run/tripod/internal/stats"
+)
+
+// The cgroup drivers, by their names in the kubelet's configuration.
+const (
+	DriverCgroupfs = "cgroupfs"
+	DriverSystemd  = "systemd"
+)
+
+// Mark begins the names of all cgroups of ours.
+const Mark = "tripod-"
+
+// ID is the form of what follows the mark in the names of pods' and containers' cgroups.
+var ID = regexp.MustCompile(`^[0-9a-f]{64}$`)
+
+// Tree knows the host's hierarchies, and where in them our cgroups are. Paths of cgroups are below the roots.
+type Tree struct {
+	// Driver is DriverCgroupfs or DriverSystemd; Parent is where pods are that name no parent: a path, or the name of a
+	// slice.
+	Driver, Parent string
+	V2             bool
+	// Roots are the mount points of the hierarchies by name, which is that of their controllers; on v2 the one of "".
+	Roots map[string]string
+}
+
+// Open finds the hierarchies of this host. parent is for pods that name none.
+func Open(driver, parent string) (Tree, error) {
+	if driver != DriverCgroupfs && driver != DriverSystemd {
+		return Tree{}, fmt.Errorf("cgroup driver %q is neither cgroupfs nor systemd: %w", driver, errdefs.ErrInvalidArgument)
+	}
+	root, err := stats.Detect()
+	if err != nil {
+		return Tree{}, err
+	}
+	g := Tree{Driver: driver, Parent: parent, V2: root.V2, Roots: map[string]string{}}
+	if err := g.ValidParent(parent); err != nil {
+		return Tree{}, err
+	}
+	if g.V2 {
+		g.Roots[""] = root.Mount
+		return g, nil
+	}
+	entries, err := os.ReadDir(root.Mount)
+	if err != nil {
+		return Tree{}, err
+	}
+	for _, e := range entries {
+		dir := filepath.Join(root.Mount, e.Name())
+		if _, err := os.Stat(filepath.Join(dir, "tasks")); e.IsDir() && err == nil {
+			g.Roots[e.Name()] = dir
+		}
+	}
+	return g, nil
+}
+
+// ValidParent refuses a cgroup parent of the wrong form for the driver.
+func (g Tree) ValidParent(parent string) error {
+	ok := parent == "" || path.IsAbs(parent) && path.Clean(parent) == parent
+	if g.Driver == DriverSystemd {
+		ok = parent == "" || strings.HasSuffix(parent, ".slice") && !strings.Contains(path.Base(parent), "--")
+	}
+	if !ok {
+		return fmt.Errorf("linux.cgroup_parent %q is not what the %s driver takes (an absolute path, or the name of a slice): %w",
+			parent, g.Driver, errdefs.ErrInvalidArgument)
+	}
+	return nil
+}
+
+// Pod is the path of the cgroup of a pod with this key, whose request names parent, or "" for none; and whether it is ours
+// alone:
+//
+//	cgroupfs   <parent>/tripod-<key>                 ours
+//	systemd    <parent slice>                        with a parent: the slice is the pod's
+//	           tripod.slice/tripod-<key>.slice       without one
+func (g Tree) Pod(parent, key string) (string, bool) {
+	if g.Driver == DriverCgroupfs {
+		if parent == "" {
+			parent = g.Parent
+		}
+		return path.Join(parent, Mark+key), true
+	}
+	if parent == "" {
+		// A dash in the name of a slice nests: tripod-KEY.slice lies in tripod.slice.
+		return ExpandSlice(strings.TrimSuffix(path.Base(g.Parent), ".slice") + "-" + key + ".slice"), true
+	}
+	return ExpandSlice(path.Base(parent)), false
+}
+
+// ExpandSlice gives the path of a slice (systemd.slice(5)): a-b.slice lies in a.slice.
+func ExpandSlice(name string) string {
+	stem := strings.TrimSuffix(name, ".slice")
+	if stem == "-" || stem == "" {
+		return "/"
+	}
+	dir, prefix := "/", ""
+	for part := range strings.SplitSeq(stem, "-") {
+		prefix += part
+		dir = path.Join(dir, prefix+".slice")
+		prefix += "-"
+	}
+	return dir
+}
+
+// Write is one file of a cgroup that sets a limit.
+type Write struct{ Controller, File, Value string }
+
+// Limits gives the files to write for a pod: the sum of its containers' resources and its overhead. What has no limit
+// in the resources has none with an overhead either.
+func (g Tree) Limits(res, over *runtimeapi.LinuxContainerResources) (w []Write) {
+	number := func(v int64) string { return strconv.FormatInt(v, 10) }
+	if v := res.GetMemoryLimitInBytes(); v > 0 {
+		file := "memory.limit_in_bytes"
+		if g.V2 {
+			file = "memory.max"
+		}
+		w = append(w, Write{"memory", file, number(v + over.GetMemoryLimitInBytes())})
+	}
+	if v := res.GetCpuQuota(); v > 0 {
+		period := res.GetCpuPeriod()
+		if period <= 0 {
+			period = 100_000
+		}
+		if over.GetCpuPeriod() == period {
+			v += over.GetCpuQuota()
+		}
+		if g.V2 {
+			w = append(w, Write{"cpu", "cpu.max", number(v) + " " + number(period)})
+		} else {
+			w = append(w, Write{"cpu", "cpu.cfs_period_us", number(period)}, Write{"cpu", "cpu.cfs_quota_us", number(v)})
+		}
+	}
+	if v := res.GetCpuShares(); v > 0 {
+		v = min(max(v+over.GetCpuShares(), 2), 262144)
+		if g.V2 {
+			// The conversion of the OCI runtimes: [2, 262144] to [1, 10000].
+			w = append(w, Write{"cpu", "cpu.weight", number(1 + ((v-2)*9999)/262142)})
+		} else {
+			w = append(w, Write{"cpu", "cpu.shares", number(v)})
+		}
+	}
+	return w
+}
+
+// LiftQuota removes the limit on CPU time of a cgroup that is there.
+func (g Tree) LiftQuota(dir string) error {
+	file, value := "cpu.cfs_quota_us", "-1"
+	if g.V2 {
+		file, value = "cpu.max", "max"
+	}
+	return os.WriteFile(filepath.Join(g.Roots[g.Hierarchy("cpu")], dir, file), []byte(value), 0o644)
+}
+
+// Hierarchy is the key in roots of the hierarchy that has the controller. On v1 one may have several: cpu,cpuacct.
+func (g Tree) Hierarchy(controller string) string {
+	if g.V2 {
+		return ""
+	}
+	for name := range g.Roots {
+		if slices.Contains(strings.Split(name, ","), controller) {
+			return name
+		}
+	}
+	return controller
+}
+
+// Apply makes the cgroup in the hierarchies that the writes need, and writes them.
+func (g Tree) Apply(dir string, writes []Write) error {
+	for _, w := range writes {
+		full := filepath.Join(g.Roots[g.Hierarchy(w.Controller)], dir)
+		if err := g.Make(w.Controller, dir); err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(full, w.File), []byte(w.Value), 0o644); err != nil {
+			return fmt.Errorf("limit %s: %w", w.Controller, err)
+		}
+	}
+	return nil
+}
+
+// Make makes a cgroup in the hierarchy of one controller, enabled all the way down on v2.
+func (g Tree) Make(controller, dir string) error {
+	root, ok := g.Roots[g.Hierarchy(controller)]
+	if !ok {
+		return fmt.Errorf("the host has no cgroup controller %q: %w", controller, errdefs.ErrNotImplemented)
+	}
+	if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
+		return fmt.Errorf("make cgroup: %w", err)
+	}
+	if !g.V2 {
+		return nil
+	}
+	at := root
+	for part := range strings.SplitSeq(strings.Trim(dir, "/"), "/") {
+		if err := os.WriteFile(filepath.Join(at, "cgroup.subtree_control"), []byte("+"+controller), 0o644); err != nil {
+			return fmt.Errorf("enable controller %s: %w", controller, err)
+		}
+		at = filepath.Join(at, part)
+	}
+	return nil
+}
+
+// Dirs gives the cgroup's directory in each hierarchy, whether it is there or not.
+func (g Tree) Dirs(dir string) []string {
+	dirs := make([]string, 0, len(g.Roots))
+	for _, root := range g.Roots {
+		dirs = append(dirs, filepath.Join(root, dir))
+	}
+	return dirs
+}
+
+// Remove removes a cgroup and the empty ones below it in all hierarchies. What is not there is fine. The kernel lets
+// go of a cgroup a moment after its last process was reaped, so a busy one is tried again until ctx ends.
+func (g Tree) Remove(ctx context.Context, dir string) error {
+	if dir == "" || dir == "/" || !strings.HasPrefix(path.Base(dir), Mark) {
+		return nil // not ours
+	}
+	var errs []error
+	for _, full := range g.Dirs(dir) {
+		errs = append(errs, removeCgroup(ctx, full))
+	}
+	return errors.Join(errs...)
+}
+
+func removeCgroup(ctx context.Context, full string) error {
+	for {
+		err := unix.Rmdir(full)
+		switch {
+		case err == nil, errors.Is(err, unix.ENOENT):
+			return nil
+		case !errors.Is(err, unix.EBUSY):
+			return fmt.Errorf("remove cgroup %s: %w", full, err)
+		}
+		entries, readErr := os.ReadDir(full)
+		if readErr != nil && !errors.Is(readErr, fs.ErrNotExist) {
+			return readErr
+		}
+		below := false
+		for _, e := range entries {
+			if e.IsDir() {
+				below = true
+				if err := removeCgroup(ctx, filepath.Join(full, e.Name())); err != nil {
+					return err
+				}
+			}
+		}
+		if below {
+			continue
+		}
+		// There is no event for "may be removed now" on v1; the wait is for the kernel's own clean-up.
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("remove cgroup %s: %w (processes: %v)", full, err, Procs(full))
+		case <-time.After(2 * time.Millisecond):
+		}
+	}
+}
+
+// Kill ends every process of a cgroup and returns when there is none left that runs.
+func (g Tree) Kill(ctx context.Context, dir string) error {
+	if g.V2 {
+		full := filepath.Join(g.Roots[""], dir)
+		err := os.WriteFile(filepath.Join(full, "cgroup.kill"), []byte("1"), 0)
+		if err == nil || errors.Is(err, fs.ErrNotExist) && !exists(full) {
+			return nil
+		}
+	}
+	return g.killFrozen(ctx, dir)
+}
+
+// killFrozen is Kill for kernels without cgroup.kill: nothing can fork, or end and lend its PID to another process,
+// while the cgroup is frozen.
+func (g Tree) killFrozen(ctx context.Context, dir string) error {
+	freezer, file, on, off := g.Roots["freezer"], "freezer.state", "FROZEN", "THAWED"
+	if g.V2 {
+		freezer, file, on, off = g.Roots[""], "cgroup.freeze", "1", "0"
+	}
+	full := filepath.Join(freezer, dir)
+	if freezer == "" {
+		full = filepath.Join(g.Roots["pids"], dir)
+	}
+	for {
+		_ = os.WriteFile(filepath.Join(full, file), []byte(on), 0)
+		pids := Procs(full)
+		for _, pid := range pids {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+		_ = os.WriteFile(filepath.Join(full, file), []byte(off), 0)
+		if len(pids) == 0 {
+			return nil
+		}
+		// Frozen processes take the signal when they thaw, so the loop ends after a round or two.
+		for _, pid := range pids {
+			if p, err := process.Open(pid); err == nil {
+				err = p.Wait(ctx)
+				p.Close()
+				if err != nil {
+					return err
+				}
+			}
+		}
+	}
+}
+
+// Procs lists the processes of one cgroup directory and of those below it.
+func Procs(full string) (pids []int) {
+	_ = filepath.WalkDir(full, func(name string, d fs.DirEntry, err error) error {
+		if err != nil || !d.IsDir() {
+			return nil
+		}
+		raw, _ := os.ReadFile(filepath.Join(name, "cgroup.procs"))
+		for field := range strings.FieldsSeq(string(raw)) {
+			if pid, err := strconv.Atoi(field); err == nil && pid > 0 {
+				pids = append(pids, pid)
+			}
+		}
+		return nil
+	})
+	return pids
+}
+
+// Marked lists the IDs of pods and containers that have a cgroup of ours directly below the default parent.
+func (g Tree) Marked() (ids []string) {
+	seen := map[string]bool{}
+	parent := g.Parent
+	if g.Driver == DriverSystemd {
+		parent = ExpandSlice(path.Base(g.Parent))
+	}
+	for _, full := range g.Dirs(parent) {
+		entries, _ := os.ReadDir(full)
+		for _, e := range entries {
+			id := strings.TrimSuffix(strings.TrimPrefix(e.Name(), Mark), ".slice")
+			if ID.MatchString(id) && strings.HasPrefix(e.Name(), Mark) && !seen[id] {
+				seen[id] = true
+				ids = append(ids, id)
+			}
+		}
+	}
+	return ids
+}
+
+func exists(name string) bool {
+	_, err := os.Lstat(name)
+	return err == nil
+}
+
+// InheritCpuset gives the cpuset cgroups on the way down what their parents have: empty ones take no process.
+func InheritCpuset(root, dir string) {
+	parent := root
+	for part := range strings.SplitSeq(strings.Trim(dir, "/"), "/") {
+		child := filepath.Join(parent, part)
+		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
+			have, _ := os.ReadFile(filepath.Join(child, file))
+			if strings.TrimSpace(string(have)) != "" {
+				continue
+			}
+			if value, err := os.ReadFile(filepath.Join(parent, file)); err == nil {
+				_ = os.WriteFile(filepath.Join(child, file), value, 0o644)
+			}
+		}
+		parent = child
+	}
+}
+
+// Enter moves the calling thread into a cgroup that is there, in all v1 hierarchies; on v2 it does nothing, as the kernel
+// puts a child into a cgroup as it makes it (SysProcAttr.CgroupFD). The thread must be locked, and not be the main one.
+// Moving a process costs a grace period of the kernel's RCU per hierarchy (over 1 ms each); a thread that moves itself
+// does not, and what it starts is born there.
+func (g Tree) Enter(dir string) error {
+	if g.V2 {
+		return nil
+	}
+	for _, full := range g.Dirs(dir) {
+		// "0" is the thread that writes; naming it by its ID would cost the grace period.
+		if err := os.WriteFile(filepath.Join(full, "tasks"), []byte("0"), 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
