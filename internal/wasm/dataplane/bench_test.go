@@ -148,3 +148,27 @@ func (n *nowhere) WriteHeader(int)                  {}
 func (n *nowhere) FlushError() error                { return nil }
 func (n *nowhere) SetReadDeadline(time.Time) error  { return nil }
 func (n *nowhere) SetWriteDeadline(time.Time) error { return nil }
+
+// BenchmarkLarge echoes messages of 1 MiB, four at a time.
+func BenchmarkLarge(b *testing.B) {
+	s := startServer(b, InvokerFunc(func(_ context.Context, _ *Method, c Call) error {
+		m, err := c.Receive()
+		if err != nil {
+			return err
+		}
+		return c.Send(m)
+	}))
+	body := framed(0, make([]byte, 1<<20))
+	for way, c := range s.httpClients(b) {
+		b.Run(way, func(b *testing.B) {
+			for b.Loop() {
+				n, took := drive(b, c, 4, 300*time.Millisecond, func() *http.Request {
+					r, _ := http.NewRequest(http.MethodPost, c.base+testPath+"UnaryCall", bytes.NewReader(body))
+					r.Header.Set("Content-Type", "application/grpc")
+					return r
+				})
+				b.ReportMetric(float64(n)*(1<<20)/1e6/took.Seconds(), "MB/s-each-way")
+			}
+		})
+	}
+}

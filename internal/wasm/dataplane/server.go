@@ -114,8 +114,11 @@ func (s *Server) newHTTP() *http.Server {
 		MaxHeaderBytes:    s.MaxHeaderBytes,
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams: maxStreams,
-			SendPingTimeout:      30 * time.Second, // finds peers that are gone without a word
-			PingTimeout:          15 * time.Second,
+			// What a client may send ahead of a reader, as for QUIC.
+			MaxReceiveBufferPerStream:     streamWindow,
+			MaxReceiveBufferPerConnection: connectionWindow,
+			SendPingTimeout:               30 * time.Second, // finds peers that are gone without a word
+			PingTimeout:                   15 * time.Second,
 		},
 		ConnState: s.connState,
 		ErrorLog:  slog.NewLogLogger(s.log, slog.LevelWarn),
@@ -216,7 +219,10 @@ func (s *Server) awaitDrain(ctx context.Context, done <-chan struct{}) error {
 	for {
 		select {
 		case <-done:
-			return nil
+			if s.requests.Load() == 0 {
+				return nil
+			}
+			return ctx.Err() // which is why they are done
 		case <-ctx.Done():
 			return ctx.Err()
 		case now := <-poll.C:
