@@ -43,17 +43,23 @@ func TestCommand(t *testing.T) {
 		{args: []string{"read", "/data/there"}, readOnly: true, out: "was there\n"},
 		{args: []string{"read", "/data/../../etc/passwd"}, code: 9}, {args: []string{"read", "/etc/passwd"}, code: 9},
 	} {
-		var out bytes.Buffer
-		i := instance(t, c, InstanceOptions{
-			Args: append([]string{"prog"}, k.args...), Env: []string{"NAME=a=b"}, Stdout: &out, Stdin: strings.NewReader(k.stdin),
-			Preopens: []Preopen{{Path: dir, Guest: "/data", ReadOnly: k.readOnly}},
-		})
-		code, err := i.Run(t.Context())
-		if err != nil || code != k.code || out.String() != k.out {
-			t.Errorf("%v: code %d, %v, %d bytes %.60q", k.args, code, err, out.Len(), out.String())
-		}
-		if _, err := i.Run(t.Context()); !errors.Is(err, ErrDead) {
-			t.Errorf("%v: run again: %v", k.args, err)
+		// With directories WASI is the engine's, without it is ours.
+		for _, dirs := range [][]Preopen{{{Path: dir, Guest: "/data", ReadOnly: k.readOnly}}, nil} {
+			if dirs == nil && len(k.args) > 1 && strings.HasPrefix(k.args[1], "/data") {
+				continue
+			}
+			var out bytes.Buffer
+			i := instance(t, c, InstanceOptions{
+				Args: append([]string{"prog"}, k.args...), Env: []string{"NAME=a=b"}, Stdout: &out, Stdin: strings.NewReader(k.stdin),
+				Preopens: dirs,
+			})
+			code, err := i.Run(t.Context())
+			if err != nil || code != k.code || out.String() != k.out {
+				t.Errorf("%v, %d directories: code %d, %v, %d bytes %.60q", k.args, len(dirs), code, err, out.Len(), out.String())
+			}
+			if _, err := i.Run(t.Context()); !errors.Is(err, ErrDead) {
+				t.Errorf("%v: run again: %v", k.args, err)
+			}
 		}
 	}
 }
@@ -77,11 +83,13 @@ func TestCommandEnds(t *testing.T) {
 	r, w := io.Pipe() // nobody writes
 	defer w.Close()
 	for _, args := range [][]string{{"spin"}, {"sleep", "600"}, {"cat"}} {
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		took, err := run(ctx, InstanceOptions{Stdin: r, Deadline: time.Millisecond}, args...)
-		cancel()
-		if !errors.Is(err, context.DeadlineExceeded) || took < 30*time.Millisecond || took > time.Second {
-			t.Errorf("%v: %v after %v", args, err, took)
+		for _, dirs := range [][]Preopen{nil, {{Path: t.TempDir(), Guest: "/data"}}} {
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			took, err := run(ctx, InstanceOptions{Stdin: r, Preopens: dirs}, args...)
+			cancel()
+			if !errors.Is(err, context.DeadlineExceeded) || took < 30*time.Millisecond || took > time.Second {
+				t.Errorf("%v, %d directories: %v after %v", args, len(dirs), err, took)
+			}
 		}
 	}
 }

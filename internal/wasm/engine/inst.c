@@ -285,7 +285,7 @@ int tw_call(tw_inst *i, const tw_func *f, uint64_t seq, const uint8_t *args, siz
 }
 
 int tw_run(tw_inst *i, const wasmtime_component_export_index_t *run, uint64_t seq) {
-  i->seq = seq, i->budget = 0;
+  i->seq = seq, i->budget = 0, i->command = true;
   tw_enter(i);
   if (i->core) {
     wasmtime_extern_t start;

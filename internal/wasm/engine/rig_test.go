@@ -154,15 +154,27 @@ func theGuest(t testing.TB) *Code {
 
 var sharedGuest *Code
 
+// bound binds a function of the guest, once: a Func lives as long as its Code.
 func bound(t testing.TB, name string) *Func {
 	t.Helper()
+	boundMu.Lock()
+	defer boundMu.Unlock()
+	if f := boundFuncs[name]; f != nil {
+		return f
+	}
 	sig := guestSigs[name]
 	f, err := theGuest(t).Func(Signature{Interface: "test:guest/api@1.0.0", Name: name, Params: sig.params, Result: sig.result})
 	if err != nil {
 		t.Fatal(err)
 	}
+	boundFuncs[name] = f
 	return f
 }
+
+var (
+	boundMu    sync.Mutex
+	boundFuncs = make(map[string]*Func)
+)
 
 // u32s are flat parameters.
 func u32s(all ...uint32) (b []byte) {

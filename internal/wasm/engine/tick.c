@@ -230,7 +230,8 @@ static void let_others(tw_inst *i) {
   getrusage(RUSAGE_THREAD, &u);
   bool wanted = i->preempted && u.ru_nivcsw != i->preempted;
   i->preempted = u.ru_nivcsw;
-  i->back_off = !wanted ? 0 : i->back_off >= 16 ? 16 : i->back_off * 2 + 1;
+  int64_t most = i->command ? 1 : 15; // a command computes for its living
+  i->back_off = !wanted ? 0 : i->back_off >= most ? most : i->back_off * 2 + 1;
   if (wanted) tw_sleep(i, i->back_off * TICK);
 }
 

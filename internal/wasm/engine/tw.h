@@ -105,7 +105,7 @@ typedef struct {
 typedef struct tw_inst {
   wasmtime_store_t *store;
   wasmtime_context_t *cx;
-  bool core, fileless, ready, has_memory, has_realloc, may_leave, renew, demoted, over, spent;
+  bool core, fileless, ready, has_memory, has_realloc, may_leave, renew, demoted, over, spent, command;
   wasmtime_instance_t mod;
   wasmtime_component_instance_t comp;
   wasmtime_memory_t memory;
