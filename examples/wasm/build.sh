@@ -42,8 +42,10 @@ c() {
   node "$tools/component.mjs" "$2" "$3" "$work/$4.core.wasm" "$4/$4.wasm"
 }
 
+wit echo-c/echo.proto "$work/echo.wit"
 wit greeter/greeter.proto "$work/greeter.wit"
 wit faults-c/faults.proto "$work/faults.wit"
+c echo-c/echo.c "$work/echo.wit" server echo-c
 c greeter-c/greeter.c "$work/greeter.wit" server greeter-c
 c faults-c/faults.c "$work/faults.wit" server faults-c
 c hello-http-c/hello.c hello-http-c/wasi-http.wit hello hello-http-c

@@ -36,6 +36,7 @@ type component struct {
 func components(ctx context.Context) ([]component, error) {
 	b := builder{ctx: ctx}
 	greeter, faults := b.descriptors("greeter/greeter.proto"), b.descriptors("faults-c/faults.proto")
+	b.add("echo-c:1", b.example("echo-c"), b.descriptors("echo-c/echo.proto"), nil)
 	b.add("greeter-c:1", b.example("greeter-c"), greeter, nil)
 	b.add("greeter-js:1", b.example("greeter-js"), greeter, nil)
 	b.add("faults-c:1", b.example("faults-c"), faults, nil)
@@ -48,7 +49,7 @@ func components(ctx context.Context) ([]component, error) {
 	})
 	b.add("example.com/greet.greeter:1.0.0", b.example("greeter-c"), greeter, nil)
 
-	b.vimana("vimana:1", b.example("faults-c"))
+	b.vimana("vimana:1", b.example("echo-c"))
 
 	b.add("mismatch:1", b.example("greeter-c"), faults, nil)
 	b.add("no-descriptors:1", b.example("greeter-c"), nil, nil)
@@ -98,7 +99,7 @@ func (b *builder) add(name string, binary, descriptors []byte, notes map[string]
 }
 
 // vimana adds an artifact in Vimana's layout: a component, and a Metadata message that tells of one method of it,
-// faults.v1.Faults/Echo, by field numbers (internal/wasm/protowit reads it). Its messages are one with bytes in field 1.
+// echo.v1.Echo/Echo, by field numbers (internal/wasm/protowit reads it). Its messages are one with bytes in field 1.
 func (b *builder) vimana(name string, binary []byte) {
 	text := func(n protowire.Number, s string) []byte {
 		return protowire.AppendString(protowire.AppendTag(nil, n, protowire.BytesType), s)
@@ -109,7 +110,7 @@ func (b *builder) vimana(name string, binary []byte) {
 	number := protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), 1)
 	service := entry(2, "Echo", text(1, "echo"))
 	message := text(1, string(number)+string(text(2, "data"))+"\x18\x00") // coding 0: bytes without presence
-	metadata := slices.Concat(entry(1, "faults.v1.Faults", service), text(2, string(message)))
+	metadata := slices.Concat(entry(1, "echo.v1.Echo", service), text(2, string(message)))
 
 	config := imagestore.NewBlob(ocispec.MediaTypeEmptyJSON, []byte("{}"))
 	layers := []imagestore.Blob{imagestore.NewBlob(imagestore.MediaTypeWasm, binary), imagestore.NewBlob(imagestore.MediaTypeMetadata, metadata)}

@@ -1,10 +1,17 @@
 package e2e
 
 import (
+	"context"
+	"errors"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/test/harness"
 )
@@ -51,4 +58,38 @@ func TestWasmPush(t *testing.T) {
 	if log := harness.Text(done.Logs(), "stdout"); log != "pushed\n" {
 		t.Errorf("log %q", log)
 	}
+}
+
+// TestWasmVimanaLayout: a component that brings a Metadata message instead of descriptors.
+func TestWasmVimanaLayout(t *testing.T) {
+	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
+	c := d.RunWasm(t, &harness.PodSpec{Image: harness.ImagePrefix + "tripod/wasm/vimana:1"})
+	if got := dial(t, c.Pod.IP(), "echo.v1.Echo").call("echo.v1.Echo/Echo", `{"data":"aGVsbG8="}`); got != `{"data":"aGVsbG8="}` {
+		t.Errorf("answered %s", got)
+	}
+}
+
+// TestWasmStartsWithoutItsImage: a container that was created keeps what it is made of.
+func TestWasmStartsWithoutItsImage(t *testing.T) {
+	ctx := context.Background()
+	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
+	c := d.RunWasm(t, &harness.PodSpec{Image: harness.GreeterC})
+	c.Stop(time.Second)
+	removeImage(t, d, harness.GreeterC)
+	// Neither is there compiled code any more, on the disk or in a worker.
+	cache := filepath.Join(d.Root, "wasm", "cache")
+	d.Stop()
+	entries, listErr := os.ReadDir(cache)
+	err := os.RemoveAll(cache)
+	for _, pid := range workers(t) {
+		err = errors.Join(err, syscall.Kill(pid, syscall.SIGKILL))
+	}
+	d.Start()
+	if err := errors.Join(listErr, err); err != nil || len(entries) == 0 {
+		t.Fatalf("%d entries of compiled code, %v", len(entries), err)
+	}
+	if _, err := d.CRI().StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: c.ID}); err != nil {
+		t.Fatal(err)
+	}
+	dial(t, c.Pod.IP(), greeter).call(greeter+"/SayHello", `{"name":"Ada"}`)
 }

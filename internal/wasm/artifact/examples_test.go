@@ -70,6 +70,7 @@ func TestExamplesCanBePushed(t *testing.T) {
 		world    World
 		services []string
 	}{
+		"echo-c":       {WorldGRPC, []string{"proto:echo-v1/echo"}},
 		"greeter-c":    {WorldGRPC, []string{"proto:greet-v1/greeter"}},
 		"greeter-js":   {WorldGRPC, []string{"proto:greet-v1/greeter"}},
 		"faults-c":     {WorldGRPC, []string{"proto:faults-v1/faults"}},
