@@ -5,6 +5,7 @@ import (
 	"compress/gzip"
 	"context"
 	"encoding/binary"
+	"errors"
 	"io"
 	"net/http"
 	"net/url"
@@ -235,7 +236,7 @@ func FuzzReceive(f *testing.F) {
 				t.Fatalf("%d bytes", len(b))
 			}
 			if err != nil {
-				if _, ok := err.(*Status); !ok && err != io.EOF {
+				if _, ok := errors.AsType[*Status](err); !ok && err != io.EOF {
 					t.Fatalf("%v is no Status", err)
 				}
 				return

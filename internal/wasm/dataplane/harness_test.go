@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/quic-go/quic-go/http3"
-	"golang.org/x/net/http2"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -271,10 +270,7 @@ func (s *testServer) dialConn(t testing.TB, overTLS bool, options ...grpc.DialOp
 func (s *testServer) httpClients(t testing.TB) map[string]httpClient {
 	t.Helper()
 	h3 := &http3.Transport{TLSClientConfig: s.clientTLS()}
-	h2 := &http2.Transport{TLSClientConfig: s.clientTLS()}
-	h2c := &http2.Transport{AllowHTTP: true, DialTLSContext: func(ctx context.Context, network, addr string, _ *tls.Config) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, network, addr)
-	}}
+	h2, h2c := overHTTP2(s.clientTLS()), overHTTP2(nil)
 	t.Cleanup(func() {
 		h3.Close()
 		h2.CloseIdleConnections()
@@ -285,6 +281,14 @@ func (s *testServer) httpClients(t testing.TB) map[string]httpClient {
 		"h2":  {&http.Client{Transport: h2}, "https://" + s.TLSAddress},
 		"h2c": {&http.Client{Transport: h2c}, "http://" + s.CleartextAddress},
 	}
+}
+
+// overHTTP2 speaks HTTP/2 and nothing else, over TLS or, without a configuration, in the clear.
+func overHTTP2(c *tls.Config) *http.Transport {
+	transport := &http.Transport{TLSClientConfig: c, Protocols: &http.Protocols{}}
+	transport.Protocols.SetHTTP2(c != nil)
+	transport.Protocols.SetUnencryptedHTTP2(c == nil)
+	return transport
 }
 
 type httpClient struct {

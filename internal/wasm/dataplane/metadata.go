@@ -86,8 +86,9 @@ func SetMetadata(header http.Header, key string, value []byte) error {
 // validKey is Header-Name of PROTOCOL-HTTP2.md.
 func validKey(key string) bool {
 	for i := range len(key) {
-		c := key[i]
-		if !(c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '-' || c == '_' || c == '.') {
+		switch c := key[i]; {
+		case c >= 'a' && c <= 'z', c >= '0' && c <= '9', c == '-', c == '_', c == '.':
+		default:
 			return false
 		}
 	}

@@ -133,7 +133,7 @@ func TestReflection(t *testing.T) {
 	if codes.Code(none.GetErrorResponse().GetErrorCode()) != codes.NotFound {
 		t.Errorf("a symbol that is not there: %v", none)
 	}
-	alpha, err := grpc_reflection_v1alpha.NewServerReflectionClient(conn).ServerReflectionInfo(t.Context()) //nolint:staticcheck // old clients speak it
+	alpha, err := grpc_reflection_v1alpha.NewServerReflectionClient(conn).ServerReflectionInfo(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,7 +18,6 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/quic-go/quic-go/http3"
-	"golang.org/x/net/http2"
 )
 
 // authority signs certificates for tests.
@@ -87,7 +86,7 @@ func (a *authority) server(t testing.TB, name string, notAfter time.Time) Materi
 // get asks the server for a page that is not there, over TLS and over QUIC.
 func (s *testServer) get(t testing.TB, c *tls.Config) map[string]error {
 	t.Helper()
-	h3, h2 := &http3.Transport{TLSClientConfig: c.Clone()}, &http2.Transport{TLSClientConfig: c.Clone()}
+	h3, h2 := &http3.Transport{TLSClientConfig: c.Clone()}, overHTTP2(c.Clone())
 	defer h3.Close()
 	defer h2.CloseIdleConnections()
 	errs := map[string]error{}
