@@ -164,7 +164,7 @@ func wasmConfig(c *config.Config, images wasm.ImageStore, networks wasm.Network,
 	}
 	return wasm.Config{
 		Root: wasmRoot(c), RunDir: wasmRunDir(c), Program: program, Workers: wasm.WorkerMode(c.Wasm.Worker),
-		UID: c.Wasm.User, GID: c.Wasm.User, LabelPrefix: c.Node.ComponentLabelPrefix,
+		UID: c.Wasm.User, GID: c.Wasm.User, CgroupDriver: cgroupDriver(c), CgroupParent: c.Linux.CgroupParent, LabelPrefix: c.Node.ComponentLabelPrefix,
 		Instances: c.Wasm.Instances, MaxMemory: c.Wasm.MaxMemory,
 		CompileTimeout: time.Duration(c.Wasm.CompileTimeout), CompileMemory: c.Wasm.CompileMemory,
 		LogLevel: c.Log.Level, Images: images, Network: networks, Logger: log.With("part", "wasm"),

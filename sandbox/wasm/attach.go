@@ -58,6 +58,9 @@ func (b *Backend) UpdateContainer(ctx context.Context, _ *sandbox.Pod, c *sandbo
 		return err
 	}
 	if _, l := h.snapshot(); l != nil {
+		if err := b.updateOwn(l.worker, c); err != nil {
+			return err
+		}
 		resources := resourcesOf(c.Config.GetLinux().GetResources())
 		if err := gone(l.worker.conn().Update(ctx, control.Update{ID: c.ID, Resources: &resources}), c.ID); err != nil {
 			return err

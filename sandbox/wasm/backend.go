@@ -13,6 +13,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/stats"
 	"github.com/tripod-run/tripod/internal/wasm/artifact"
@@ -30,6 +31,9 @@ type Config struct {
 	Workers WorkerMode
 	// UID and GID are what workers and compilers run as.
 	UID, GID int
+	// CgroupDriver is "cgroupfs" or "systemd"; CgroupParent is where workers of many pods are, and those of pods that name
+	// no parent: a path (cgroupfs) or the name of a slice (systemd).
+	CgroupDriver, CgroupParent string
 	// LabelPrefix begins the labels that name a component and the annotations that say how it is served.
 	LabelPrefix string
 	// Instances is how many instances of guests may live at a time in one worker, MaxMemory the most bytes that a linear
@@ -142,9 +146,14 @@ func New(cfg Config) (*Backend, error) {
 	if err != nil {
 		return nil, fmt.Errorf("wasm backend: %w", err)
 	}
+	keeper, err := newKeeper(cfg)
+	if err != nil {
+		watcher.close()
+		return nil, fmt.Errorf("wasm backend: %w", err)
+	}
 	compiler := newCompiler(cfg)
 	b := &Backend{
-		cfg: cfg, log: cfg.Logger, cache: newCache(cfg, compiler), keeper: newKeeper(cfg), catalog: newCatalog(cfg.Images),
+		cfg: cfg, log: cfg.Logger, cache: newCache(cfg, compiler), keeper: keeper, catalog: newCatalog(cfg.Images),
 		tls: newAuthority(cfg.Root), watcher: watcher, sampler: stats.NewSampler(8192),
 		sink: func(sandbox.Event) {}, sandboxes: map[string]podState{}, containers: map[string]*handle{},
 	}
@@ -169,6 +178,15 @@ func (b *Backend) Close() error {
 func (c Config) withDefaults() Config {
 	if c.Workers == "" {
 		c.Workers = WorkerPerNode
+	}
+	if c.CgroupDriver == "" {
+		c.CgroupDriver = cgroup.DriverCgroupfs
+	}
+	if c.CgroupParent == "" {
+		c.CgroupParent = "/tripod"
+		if c.CgroupDriver == cgroup.DriverSystemd {
+			c.CgroupParent = "tripod.slice"
+		}
 	}
 	if c.LabelPrefix == "" {
 		c.LabelPrefix = "vimana.host/"
@@ -251,6 +269,7 @@ func (b *Backend) removeSandbox(ctx context.Context, id string) error {
 	delete(b.sandboxes, id)
 	b.mu.Unlock()
 	b.sampler.Forget(id)
+	b.sampler.Forget("pod " + id)
 	return b.endIdle(ctx, scope)
 }
 

@@ -79,7 +79,7 @@ func (b *Backend) prepare(ctx context.Context, p *sandbox.Pod, comp *component) 
 		}
 		return code.Close()
 	}
-	w, err := b.keeper.get(ctx, b.keeper.scopeOf(p), place{})
+	w, err := b.keeper.get(ctx, b.keeper.scopeOf(p), nil)
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/wasm/control"
 	"github.com/tripod-run/tripod/sandbox"
 )
@@ -34,8 +35,9 @@ const (
 //
 //	scope   node | ns-<namespace> | pod-<key>
 type keeper struct {
-	cfg Config
-	log *slog.Logger
+	cfg     Config
+	log     *slog.Logger
+	cgroups cgroup.Tree
 	// What becomes of what the workers tell; set before the first worker is there.
 	exited func(*worker, control.Status)
 	died   func(*worker)
@@ -57,8 +59,12 @@ type starting struct {
 	err  error
 }
 
-func newKeeper(cfg Config) *keeper {
-	return &keeper{cfg: cfg, log: cfg.Logger, workers: map[string]*worker{}, starting: map[string]*starting{}}
+func newKeeper(cfg Config) (*keeper, error) {
+	tree, err := cgroup.Open(cfg.CgroupDriver, cfg.CgroupParent)
+	if err != nil {
+		return nil, err
+	}
+	return &keeper{cfg: cfg, log: cfg.Logger, cgroups: tree, workers: map[string]*worker{}, starting: map[string]*starting{}}, nil
 }
 
 // scopeOf is the scope of a pod's worker.
@@ -96,8 +102,9 @@ func (k *keeper) currentLocked(scope string) *worker {
 	return nil
 }
 
-// get gives the worker of a scope, starting one if there is none. The start goes on when its caller goes away.
-func (k *keeper) get(ctx context.Context, scope string, in place) (*worker, error) {
+// get gives the worker of a scope, starting one if there is none: in a place of its pod's, or where workers of many are.
+// The start goes on when its caller goes away.
+func (k *keeper) get(ctx context.Context, scope string, own *place) (*worker, error) {
 	k.mu.Lock()
 	if w := k.currentLocked(scope); w != nil {
 		k.mu.Unlock()
@@ -112,6 +119,10 @@ func (k *keeper) get(ctx context.Context, scope string, in place) (*worker, erro
 		s = &starting{done: make(chan struct{})}
 		k.starting[scope] = s
 		name := k.freeName(scope)
+		in := k.shared(name)
+		if own != nil {
+			in = *own
+		}
 		k.tasks.Go(func() { k.start(context.WithoutCancel(ctx), name, scope, in, s) })
 	}
 	k.mu.Unlock()
@@ -127,7 +138,7 @@ func (k *keeper) get(ctx context.Context, scope string, in place) (*worker, erro
 func (k *keeper) startAhead(scope string) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel() // not to be waited for
-	_, _ = k.get(ctx, scope, place{})
+	_, _ = k.get(ctx, scope, nil)
 }
 
 // freeName is the first name of a scope that no worker and no directory has.
@@ -182,7 +193,7 @@ func (k *keeper) follow(w *worker) {
 	k.clear(w)
 	close(w.died)
 	if k.cfg.Workers != WorkerPerPod && !w.retired && !k.isClosed() && k.wanted(w.scope) {
-		if _, err := k.get(context.Background(), w.scope, place{}); err != nil {
+		if _, err := k.get(context.Background(), w.scope, nil); err != nil {
 			k.log.Error("a worker that died cannot be replaced; the next start of a pod tries again", "scope", w.scope, "error", err)
 		}
 	}
@@ -205,7 +216,7 @@ func (k *keeper) clear(w *worker) {
 	k.mu.Lock()
 	delete(k.workers, w.name)
 	k.mu.Unlock()
-	if err := errors.Join(removeCgroup(w.cgroup), os.RemoveAll(w.dir)); err != nil {
+	if err := errors.Join(k.leaveCgroup(w.cgroup), os.RemoveAll(w.dir)); err != nil {
 		k.log.Error("remove what a worker left", "worker", w.name, "error", err)
 	}
 }
@@ -266,7 +277,7 @@ func (k *keeper) abandon(ctx context.Context, w *worker) error {
 	} else if errdefs.IsNotFound(err) {
 		err = nil
 	}
-	return errors.Join(err, removeCgroup(state.Cgroup), os.RemoveAll(w.dir))
+	return errors.Join(err, k.leaveCgroup(state.Cgroup), os.RemoveAll(w.dir))
 }
 
 // run follows the workers that recover took over; their pods are known now.

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/wasm/control"
 	"github.com/tripod-run/tripod/sandbox"
 )
 
@@ -80,8 +82,16 @@ func TestFaultN1Readopt(t *testing.T) {
 	created := r.create(made, "world=grpc")
 	before := r.status(p, c)
 	pid := r.keeper.current("node").proc.Pid
+	socket := filepath.Join(r.keeper.current("node").dir, controlSocket)
 	r.part()
-	r.eventually("the command has ended", func() bool { return time.Since(before.StartedAt) > 400*time.Millisecond })
+	worker, err := control.Dial(r.ctx(), socket)
+	r.must(err)
+	r.eventually("the command has ended", func() bool {
+		list, err := worker.List(r.ctx())
+		r.must(err)
+		return slices.ContainsFunc(list, func(s control.Status) bool { return s.ID == ends.ID && s.State == control.StateExited })
+	})
+	r.must(worker.Close())
 	if got := r.greeting(); got != "hello" {
 		t.Errorf("without a daemon the port says %q", got)
 	}
@@ -209,6 +219,58 @@ func TestWorkerModes(t *testing.T) {
 				t.Errorf("after a restart of the daemon the port says %q", got)
 			}
 		})
+	}
+}
+
+// TestOwnWorkerIsLimited: the worker of one pod lies in a cgroup of the pod's, with the container's limits, and the cgroup
+// goes with it; the workers of many have one each.
+func TestOwnWorkerIsLimited(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.Workers = WorkerPerPod })
+	p := r.pod("p")
+	c := r.container(p, "world=grpc")
+	c.Config.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 16 << 20, CpuShares: 512, CpusetCpus: "0"}
+	r.must(r.Validate(p, c))
+	_, err := r.CreateContainer(r.ctx(), p, c)
+	r.must(err)
+	r.must(r.StartContainer(r.ctx(), p, c))
+	h, err := r.lookup(c.ID)
+	r.must(err)
+	_, l := h.snapshot()
+	read := func(controller, file string) string {
+		raw, err := os.ReadFile(filepath.Join(r.keeper.cgroups.Roots[r.keeper.cgroups.Hierarchy(controller)], l.worker.cgroup, file))
+		r.must(err)
+		return strings.TrimSpace(string(raw))
+	}
+	for _, controller := range []string{"memory", "cpu", "cpuset", "pids"} {
+		if got := read(controller, "cgroup.procs"); got != fmt.Sprint(l.worker.proc.Pid) {
+			t.Errorf("processes in %s: %q, the worker is %d", controller, got, l.worker.proc.Pid)
+		}
+	}
+	limits := map[[2]string]string{
+		{"memory", "memory.limit_in_bytes"}: fmt.Sprint(16<<20 + workerOverhead), {"cpu", "cpu.shares"}: "512", {"cpuset", "cpuset.cpus"}: "0",
+	}
+	if r.keeper.cgroups.V2 {
+		limits = map[[2]string]string{{"memory", "memory.max"}: fmt.Sprint(16<<20 + workerOverhead), {"cpuset", "cpuset.cpus"}: "0"}
+	}
+	for file, want := range limits {
+		if got := read(file[0], file[1]); got != want {
+			t.Errorf("%s is %q, want %q", file[1], got, want)
+		}
+	}
+	if s, err := r.PodStats(r.ctx(), p); err != nil || s.GetMemory().GetWorkingSetBytes().GetValue() == 0 || s.GetProcess().GetProcessCount().GetValue() == 0 {
+		t.Errorf("stats %v, %v", s, err)
+	}
+	c.Config.Linux.Resources.MemoryLimitInBytes = 32 << 20
+	r.must(r.UpdateContainer(r.ctx(), p, c))
+	r.abandon()
+	r.wantState(p, c, sandbox.StateRunning)
+	dirs := r.keeper.cgroups.Dirs(l.worker.cgroup)
+	r.must(r.RemoveSandbox(r.ctx(), p))
+	delete(r.known, p.ID)
+	for _, dir := range dirs {
+		if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is left: %v", dir, err)
+		}
 	}
 }
 

@@ -5,8 +5,10 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -21,6 +23,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/wasm/control"
 	"github.com/tripod-run/tripod/sandbox"
 )
@@ -63,7 +66,23 @@ func testMain(m *testing.M) int {
 	if err := installProgram(program, "1"); err != nil {
 		panic(err)
 	}
+	defer removeTestCgroup()
 	return m.Run()
+}
+
+// testCgroup is the parent of the workers' cgroups.
+var testCgroup = fmt.Sprintf("/tripod-wasm-test-%d", os.Getpid())
+
+func removeTestCgroup() {
+	tree, err := cgroup.Open(cgroup.DriverCgroupfs, testCgroup)
+	if err != nil {
+		return
+	}
+	for _, dir := range tree.Dirs(testCgroup) {
+		if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			fmt.Fprintln(os.Stderr, "left behind:", err)
+		}
+	}
 }
 
 // installProgram copies the test binary; what is beside it in a file called engine is its fingerprint.

@@ -21,7 +21,6 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/wasm/control"
-	"github.com/tripod-run/tripod/sandbox"
 )
 
 var (
@@ -46,6 +45,10 @@ func (k *keeper) spawn(ctx context.Context, w *worker, in place) (err error) {
 	if err := os.MkdirAll(w.dir, 0o700); err != nil {
 		return fmt.Errorf("wasm worker: %w", err)
 	}
+	w.cgroup = in.dir
+	if err := w.note(); err != nil { // before the cgroup is made, so that it is found
+		return err
+	}
 	ready, cmd, err := k.prepare(ctx, w)
 	if err != nil {
 		return err
@@ -59,11 +62,11 @@ func (k *keeper) spawn(ctx context.Context, w *worker, in place) (err error) {
 	if err != nil {
 		return fmt.Errorf("start %s: %w", cmd.Path, err)
 	}
-	w.child, w.cgroup = cmd, in.cgroup
+	w.child = cmd
 	if w.proc, err = process.Open(cmd.Process.Pid); err != nil {
 		return err
 	}
-	if err := writeJSON(filepath.Join(w.dir, workerFile), workerState{Version: stateVersion, Process: w.proc.ID, Cgroup: in.cgroup}); err != nil {
+	if err := w.note(); err != nil {
 		return err
 	}
 	if err := errors.Join(limitProcess(w.proc.Pid), fpSpawned.Hit(ctx)); err != nil {
@@ -136,7 +139,7 @@ func (k *keeper) unspawn(w *worker) error {
 	if c := w.conn(); c != nil {
 		c.Close()
 	}
-	return errors.Join(removeCgroup(w.cgroup), os.RemoveAll(w.dir))
+	return errors.Join(k.leaveCgroup(w.cgroup), os.RemoveAll(w.dir))
 }
 
 // listenUnix makes a listening socket in a directory, by a path that is short enough, and gives its descriptor.
@@ -205,7 +208,17 @@ func (k *keeper) introduced(w *worker) (*process.Process, error) {
 		p.Close()
 		return nil, fmt.Errorf("process %d is not worker %s: %w", pid, w.name, errdefs.ErrFailedPrecondition)
 	}
-	return p, writeJSON(filepath.Join(w.dir, workerFile), workerState{Version: stateVersion, Process: p.ID})
+	w.proc = p
+	return p, w.note()
+}
+
+// note writes what is needed to end the worker, and to remove what is left of it.
+func (w *worker) note() error {
+	s := workerState{Version: stateVersion, Cgroup: w.cgroup}
+	if w.proc != nil {
+		s.Process = w.proc.ID
+	}
+	return noRoom(writeJSON(filepath.Join(w.dir, workerFile), s))
 }
 
 // runsProgram tells whether a process runs the file that is at path now.
@@ -242,15 +255,3 @@ func endOf(path string, n int64) []byte {
 	raw, _ := io.ReadAll(io.LimitReader(f, n))
 	return raw
 }
-
-// place is where a worker is started: a cgroup, or the daemon's own.
-type place struct {
-	cgroup string
-}
-
-func (p place) start(cmd *exec.Cmd) error { return cmd.Start() }
-
-func removeCgroup(string) error { return nil }
-
-// placeOf is where a container's own worker is started.
-func (b *Backend) placeOf(*sandbox.Pod, *sandbox.Container) place { return place{} }

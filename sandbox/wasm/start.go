@@ -103,7 +103,11 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 
 // workerFor is the worker that a container starts in.
 func (b *Backend) workerFor(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*worker, error) {
-	return b.keeper.get(ctx, b.keeper.scopeOf(p), b.placeOf(p, c))
+	if b.cfg.Workers != WorkerPerPod {
+		return b.keeper.get(ctx, b.keeper.scopeOf(p), nil)
+	}
+	own := b.keeper.own(p, c)
+	return b.keeper.get(ctx, b.keeper.scopeOf(p), &own)
 }
 
 // leaveFormer has the worker of an earlier run forget the container, when that is another one.

@@ -85,9 +85,16 @@ func (b *Backend) ContainerStats(ctx context.Context, _ *sandbox.Pod, c *sandbox
 	return result, nil
 }
 
-// PodStats implements sandbox.StatsProvider. The pod is its container.
+// PodStats implements sandbox.StatsProvider. The pod is its container, and its worker's process where it has one for
+// itself.
 func (b *Backend) PodStats(ctx context.Context, p *sandbox.Pod) (*runtimeapi.LinuxPodSandboxStats, error) {
 	result := &runtimeapi.LinuxPodSandboxStats{}
+	if _, l, err := b.running(p.ID); err == nil {
+		if f := b.ownFigures(l.worker); f != nil {
+			result.Cpu, result.Memory, result.Process = b.sampler.CPUUsage("pod "+p.ID, *f), f.MemoryUsage(), f.ProcessUsage()
+			return result, nil
+		}
+	}
 	f, err := b.cgroupFigures(ctx, p.ID)
 	if err != nil || f == nil {
 		return result, err

@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/stream"
 	"github.com/tripod-run/tripod/sandbox"
 )
@@ -183,8 +184,8 @@ func (b *Backend) validateResources(res *runtimeapi.LinuxContainerResources) err
 		return invalid(field+"cpu_quota", "%d µs is less than 1000", res.GetCpuQuota())
 	case res.GetCpuPeriod() != 0 && (res.GetCpuPeriod() < 1000 || res.GetCpuPeriod() > 1_000_000):
 		return invalid(field+"cpu_period", "%d µs is not between 1000 and 1000000", res.GetCpuPeriod())
-	case (res.GetCpusetCpus() != "" || res.GetCpusetMems() != "") && b.cfg.Workers != WorkerPerPod:
-		return unsupported(field+"cpuset_cpus", "components share their worker's CPUs; wasm.worker = \"pod\" gives each pod a process that can be pinned")
+	case (res.GetCpusetCpus() != "" || res.GetCpusetMems() != "") && (b.cfg.Workers != WorkerPerPod || b.cfg.CgroupDriver != cgroup.DriverCgroupfs):
+		return unsupported(field+"cpuset_cpus", "components share their worker's CPUs; wasm.worker = \"pod\" gives each pod a process that can be pinned (with the cgroupfs driver)")
 	}
 	for key := range res.GetUnified() {
 		if key != "memory.oom.group" {

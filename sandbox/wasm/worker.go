@@ -23,7 +23,7 @@ import (
 
 const (
 	// redialTime is how long a worker whose connection broke may take to answer another one before it is ended.
-	redialTime = 5 * time.Second
+	redialTime = 15 * time.Second
 	// helloTime is how long a worker that was there before this daemon may take to introduce itself.
 	helloTime = 20 * time.Second
 )
@@ -180,18 +180,27 @@ func (w *worker) isParted() bool {
 	}
 }
 
-// reconnect makes a new connection to a worker that lives, and brings what is known of its pods up to date.
+// reconnect makes a new connection to a worker that lives, and brings what is known of its pods up to date. It tries for
+// redialTime.
 func (w *worker) reconnect(adopt func(context.Context, *worker) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), redialTime)
 	defer cancel()
-	if w.proc.WaitFor(20 * time.Millisecond) { // a connection that ends because the process does is the usual case
-		return fmt.Errorf("wasm worker %s has ended: %w", w.name, errdefs.ErrUnavailable)
+	for {
+		if w.proc.WaitFor(retryPause) { // a connection that ends because the process does is the usual case
+			return fmt.Errorf("wasm worker %s has ended: %w", w.name, errdefs.ErrUnavailable)
+		}
+		err := w.connect(ctx)
+		if err == nil {
+			if err = adopt(ctx, w); err == nil {
+				w.log.Warn("connected to the worker anew")
+				return nil
+			}
+			w.conn().Close()
+		}
+		if ctx.Err() != nil || w.isParted() {
+			return err
+		}
 	}
-	if err := w.connect(ctx); err != nil {
-		return err
-	}
-	w.log.Warn("connected to the worker anew")
-	return adopt(ctx, w)
 }
 
 // reap waits for the end of the process and tells how it ended.
