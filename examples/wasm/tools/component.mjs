@@ -8,5 +8,5 @@ const [wit, world, core, out] = process.argv.slice(2);
 const binary = fs.readFileSync(core);
 const embedded = await componentEmbed({ binary, world, stringEncoding: 'utf8', witSource: fs.readFileSync(wit, 'utf8') });
 const preview1 = WebAssembly.Module.imports(new WebAssembly.Module(binary)).some((i) => i.module === 'wasi_snapshot_preview1');
-const adapter = `${import.meta.dirname}/node_modules/@bytecodealliance/jco/lib/wasi_snapshot_preview1.reactor.wasm`;
+const adapter = new URL('node_modules/@bytecodealliance/jco/lib/wasi_snapshot_preview1.reactor.wasm', import.meta.url);
 fs.writeFileSync(out, await componentNew(embedded, preview1 ? [['wasi_snapshot_preview1', fs.readFileSync(adapter)]] : []));
