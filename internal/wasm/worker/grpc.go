@@ -26,8 +26,9 @@ var buffers = sync.Pool{New: func() any { return new(buffer) }}
 
 type buffer struct{ args, result, message []byte }
 
-// maxKept is the size up to which a buffer is kept for the next call.
-const maxKept = 1 << 20
+// maxKept is the size up to which a buffer is kept for the next call: that of the largest message by default, and what
+// is around it.
+const maxKept = 5 << 20
 
 func (b *buffer) free() {
 	for _, s := range []*[]byte{&b.args, &b.result, &b.message} {
