@@ -22,6 +22,7 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/quic-go/quic-go/http3"
+	"golang.org/x/net/http2"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -431,5 +432,46 @@ func BenchmarkResolve(b *testing.B) {
 		if _, err := r.resolve(req); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// TestSentOnce: a worker that dies with a request in its hands had it; nobody else gets it.
+func TestSentOnce(t *testing.T) {
+	r := newRig(t)
+	r.run(testComponent, testComponent+"#0", testComponent+"#1")
+	var taken atomic.Int64
+	ln, err := net.Listen("unix", filepath.Join(t.TempDir(), "dying.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	go func() {
+		for {
+			conn, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			framer := http2.NewFramer(conn, conn)
+			_, _ = io.ReadFull(conn, make([]byte, len(http2.ClientPreface)))
+			_ = framer.WriteSettings()
+			for {
+				frame, err := framer.ReadFrame()
+				if err != nil {
+					break
+				}
+				if _, ok := frame.(*http2.DataFrame); ok { // the request is there, with a part of its body at least
+					taken.Add(1)
+					break
+				}
+			}
+			conn.Close()
+		}
+	}()
+	r.mu.Lock()
+	r.socket = ln.Addr().String()
+	r.mu.Unlock()
+	_, err = r.client(t).UnaryCall(t.Context(), &pb.SimpleRequest{Payload: &pb.Payload{Body: make([]byte, 1000)}})
+	if status.Code(err) != codes.Unavailable || taken.Load() != 1 {
+		t.Errorf("%v; the request was taken %d times", err, taken.Load())
 	}
 }

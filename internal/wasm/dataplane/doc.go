@@ -11,7 +11,7 @@
 // the engine.
 //
 // gRPC proper is framed here, not by connect-go: it is what the pods' clients speak, and the framing costs a third of
-// the time this way (BenchmarkHandler; over HTTP/3, with all that QUIC costs, a twentieth of a request: BenchmarkUnary).
+// the time this way (BenchmarkHandler).
 // connect-go serves gRPC-Web, Connect, and gRPC with JSON; all end in the same Invoker. Health is the package's own, for
 // Watch; reflection is connectrpc.com/grpcreflect's.
 //

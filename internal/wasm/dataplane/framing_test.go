@@ -98,6 +98,7 @@ func TestFaultW3_Framing(t *testing.T) {
 		{"100 MiB", nil, nil, "8", "over the limit"},
 		{"one byte too long", nil, framed(0, make([]byte, 1<<20+1)), "8", "1048577"},
 		{"bad timeout", http.Header{"Grpc-Timeout": {"soon"}}, framed(0, nil), "3", "grpc-timeout"},
+		{"longest timeout", http.Header{"Grpc-Timeout": {"99999999H"}}, framed(0, nil), "0", ""},
 		{"just right", nil, framed(0, make([]byte, 1<<20)), "0", ""},
 		{"gzip", withGzip, framed(1, gzipped([]byte("hello"))), "0", ""},
 		{"empty and compressed", withGzip, framed(1, nil), "0", ""},

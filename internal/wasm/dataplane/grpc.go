@@ -35,7 +35,7 @@ func (h *grpcHandler) serveGRPC(w http.ResponseWriter, r *http.Request, e *endpo
 	}
 	header := w.Header()
 	header["Content-Type"] = []string{contentType}
-	header["Grpc-Accept-Encoding"] = []string{gzipEncoding}
+	header["Date"] = nil // gRPC has none (PROTOCOL-HTTP2.md, "Response-Headers"), and it takes time to write
 	c := &grpcCall{
 		request: r, writer: w, stats: e.stats, max: h.MaxMessageBytes,
 		clientStreams: e.Desc.IsStreamingClient(), serverStreams: e.Desc.IsStreamingServer(),
@@ -63,13 +63,20 @@ func (h *grpcHandler) runWithDeadline(r *http.Request, e *endpoint, c *grpcCall)
 		timeout = e.timeout
 	}
 	if timeout < 0 {
+		if !c.clientStreams {
+			_ = http.NewResponseController(c.writer).SetReadDeadline(time.Now().Add(h.ReceiveTimeout))
+		}
 		return h.run(r.Context(), e, c, "grpc")
 	}
+	timeout = min(timeout, maxTimeout)
 	ctx, cancel := context.WithTimeout(r.Context(), timeout)
 	defer cancel()
 	defer unblockAtEnd(ctx, c.writer)()
 	return h.run(ctx, e, c, "grpc")
 }
+
+// maxTimeout keeps times that are computed from a client's timeout within what time.Time can tell.
+const maxTimeout = 10 * 365 * 24 * time.Hour
 
 // resetGrace is how long a Send that is blocked at the deadline may go on: what is not blocked gets its status out.
 const resetGrace = 100 * time.Millisecond

@@ -52,6 +52,7 @@ func (c *grpcCall) negotiate() *Status {
 			c.compressOut = c.compressOut || strings.Contains(v, gzipEncoding)
 		}
 	default:
+		c.writer.Header()["Grpc-Accept-Encoding"] = []string{gzipEncoding}
 		return Errorf(codes.Unimplemented, "grpc-encoding %q is not supported, gzip is", encoding)
 	}
 	if c.compressOut {

@@ -37,6 +37,9 @@ type GRPCOptions struct {
 	Invoker Invoker
 	// MaxMessageBytes bounds each message, uncompressed, in both directions; 4 MiB by default.
 	MaxMessageBytes int
+	// ReceiveTimeout bounds how long the one message of a request that does not stream may take to arrive: a client that
+	// holds it back holds a place of the Limiter. 30 seconds by default.
+	ReceiveTimeout time.Duration
 	// Health answers grpc.health.v1.Health; by default every service of Methods is SERVING.
 	Health *Health
 	// Files are the descriptors that server reflection (v1 and v1alpha) tells, and in which JSON finds the types of
@@ -70,6 +73,9 @@ func NewGRPC(o GRPCOptions) (http.Handler, error) {
 	}
 	if o.MaxMessageBytes == 0 {
 		o.MaxMessageBytes = 4 << 20
+	}
+	if o.ReceiveTimeout == 0 {
+		o.ReceiveTimeout = 30 * time.Second
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()

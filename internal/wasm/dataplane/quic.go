@@ -86,7 +86,8 @@ func (q *quicServer) listen() error {
 	// Not ListenEarly: connections count, and are served, once the client has proved who it is.
 	listener, err := transport.Listen(q.server.TLS.config(http3.NextProtoH3), &quic.Config{
 		HandshakeIdleTimeout:           handshakeTimeout / 2, // quic-go allows twice that for the whole handshake
-		MaxIdleTimeout:                 q.server.IdleTimeout,
+		MaxIdleTimeout:                 goneAfter,            // http3.Server's IdleTimeout ends those that are merely idle
+		KeepAlivePeriod:                pingAfter,            // quic-go takes half of goneAfter
 		MaxIncomingStreams:             maxStreams,
 		MaxIncomingUniStreams:          8, // HTTP/3 has three, and clients may grease
 		MaxStreamReceiveWindow:         streamWindow,

@@ -73,6 +73,10 @@ const (
 	handshakeTimeout = 10 * time.Second
 	// maxStreams bounds the requests of one connection that are under way at a time.
 	maxStreams = 250
+	// pingAfter is how long a connection is silent before its peer is asked for a sign, and goneAfter when a peer without
+	// one is taken for gone.
+	pingAfter = 30 * time.Second
+	goneAfter = 45 * time.Second
 	// linger is how long a drain leaves connections open whose requests have ended: for responses on their way, and
 	// for clients to close on GOAWAY.
 	linger = 250 * time.Millisecond
@@ -117,8 +121,8 @@ func (s *Server) newHTTP() *http.Server {
 			// What a client may send ahead of a reader, as for QUIC.
 			MaxReceiveBufferPerStream:     streamWindow,
 			MaxReceiveBufferPerConnection: connectionWindow,
-			SendPingTimeout:               30 * time.Second, // finds peers that are gone without a word
-			PingTimeout:                   15 * time.Second,
+			SendPingTimeout:               pingAfter,
+			PingTimeout:                   goneAfter - pingAfter,
 		},
 		ConnState: s.connState,
 		ErrorLog:  slog.NewLogLogger(s.log, slog.LevelWarn),

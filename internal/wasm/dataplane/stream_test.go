@@ -281,3 +281,31 @@ func TestLimiter(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestReceiveTimeout: a client that holds its message back loses its place.
+func TestReceiveTimeout(t *testing.T) {
+	s := startServer(t, &echo{}, func(o *GRPCOptions, _ *Config, _ *Material) {
+		o.ReceiveTimeout, o.Limiter = 200*time.Millisecond, NewLimiter(1, time.Second)
+	})
+	for way, c := range s.httpClients(t) {
+		body, w := io.Pipe()
+		go w.Write([]byte{0, 0}) // and no more
+		answered := make(chan string, 1)
+		go func() {
+			code, _ := post(t, c, "UnaryCall", nil, body)
+			answered <- code
+		}()
+		select {
+		case code := <-answered:
+			if code != "4" {
+				t.Errorf("%s: grpc-status %s", way, code)
+			}
+		case <-time.After(5 * time.Second):
+			t.Fatalf("%s: still waits", way)
+		}
+		w.Close()
+		if _, err := s.dial(t, false).UnaryCall(t.Context(), &pb.SimpleRequest{}); err != nil {
+			t.Errorf("%s: others are not served: %v", way, err)
+		}
+	}
+}
