@@ -17,7 +17,7 @@ var buffers = sync.Pool{New: func() any { return &buffer{bytes: make([]byte, 0, 
 
 const (
 	// keepUpTo is the capacity up to which buffers are kept for later.
-	keepUpTo = 2 << 20
+	keepUpTo = 5 << 20
 	// growBy is how far a buffer runs ahead of what has arrived: a prefix that announces 4 MiB costs nothing yet.
 	growBy = 64 << 10
 )
