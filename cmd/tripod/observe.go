@@ -9,14 +9,13 @@ import (
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/metrics"
 	"github.com/tripod-run/tripod/internal/node"
+	"github.com/tripod-run/tripod/sandbox/wasm"
 )
 
 // observers show the node to others; each is nil when it is switched off.
 type observers struct {
 	metrics *metrics.Metrics
 	tracing *metrics.Tracing
-	// workloads are the running components; nil without a backend that has any.
-	workloads func(ctx context.Context) []metrics.Workload
 }
 
 // openTracing begins before the backends, which have the spans.
@@ -31,6 +30,21 @@ func (p *parts) openTracing(ctx context.Context, c *config.Config, log *slog.Log
 	p.tracing = t
 	p.opened(t.Close)
 	return nil
+}
+
+// workloads are the figures of a backend's components; nil without such a backend.
+func workloads(w *wasm.Backend) func(ctx context.Context) []metrics.Workload {
+	if w == nil {
+		return nil
+	}
+	return func(ctx context.Context) []metrics.Workload {
+		running := w.Metrics(ctx)
+		all := make([]metrics.Workload, len(running))
+		for i, m := range running {
+			all[i] = metrics.Workload{Metrics: m.Metrics, Stats: m.Stats}
+		}
+		return all
+	}
 }
 
 // spans is where workers' spans go; nil when nobody wants them.
@@ -54,7 +68,7 @@ func (p *parts) openMetrics(ctx context.Context, c *config.Config, pods func() [
 	if c.Metrics.Address == "" {
 		return nil
 	}
-	m := metrics.New(metrics.Config{Version: version, Pods: pods, Workloads: p.workloads, Logger: log.With("part", "metrics")})
+	m := metrics.New(metrics.Config{Version: version, Pods: pods, Workloads: workloads(p.wasm), Logger: log.With("part", "metrics")})
 	if p.tracing != nil {
 		m.Register(p.tracing.Dropped())
 	}

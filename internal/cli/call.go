@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
@@ -34,7 +36,7 @@ func (a *App) CallCommand() *cobra.Command {
 		RunE: func(c *cobra.Command, args []string) error {
 			ctx, cancel := context.WithTimeout(c.Context(), o.timeout)
 			defer cancel()
-			return a.call(ctx, o, args)
+			return statusText(a.call(ctx, o, args))
 		},
 	}
 	f := c.Flags()
@@ -49,6 +51,19 @@ func (a *App) CallCommand() *cobra.Command {
 	f.IntVar(&o.repeat, "repeat", 1, "make the call so many times, on one connection, and tell how long it took")
 	f.DurationVar(&o.timeout, "timeout", time.Minute, "how long it may take")
 	return c
+}
+
+// statusText puts the code of a gRPC status into the text: it is part of a server's answer, not of how the node is reached.
+func statusText(err error) error {
+	s, ok := status.FromError(err)
+	if err == nil || !ok {
+		return err
+	}
+	text := fmt.Sprintf("%s: %s", s.Code(), s.Message())
+	for _, d := range s.Proto().GetDetails() {
+		text += fmt.Sprintf("\n  %s: %d bytes", d.TypeUrl, len(d.Value))
+	}
+	return errors.New(text)
 }
 
 type callOptions struct {

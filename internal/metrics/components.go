@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tripod-run/tripod/internal/node"
 	"github.com/tripod-run/tripod/internal/wasm/control"
 )
 
@@ -18,6 +19,7 @@ const collectTimeout = 5 * time.Second
 // that what the gone ones had counted when they were last seen is kept.
 type components struct {
 	list func(ctx context.Context) []Workload
+	pods func() []*node.Pod
 
 	mu   sync.Mutex
 	seen map[string]Workload // by container ID
@@ -63,12 +65,18 @@ func (c *components) Describe(to chan<- *prometheus.Desc) {
 func (c *components) Collect(to chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), collectTimeout)
 	defer cancel()
-	for name, t := range c.sum(c.list(ctx)) {
+	all := c.sum(c.list(ctx))
+	for _, p := range c.pods() {
+		if name := p.ComponentName(); name != "" && p.Unit() && p.UnitState() == node.Running {
+			of(all, name).containers++
+		}
+	}
+	for name, t := range all {
 		t.write(to, name)
 	}
 }
 
-// sum adds the running containers to what the gone ones have left.
+// sum adds the containers that the workers know, stopped ones among them, to what the gone ones have left.
 func (c *components) sum(now []Workload) map[string]*totals {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -92,7 +100,6 @@ func (c *components) sum(now []Workload) map[string]*totals {
 	for _, w := range now {
 		t := of(all, w.Component)
 		t.add(w)
-		t.containers++
 		t.instances += w.Stats.Instances
 		t.active += w.Stats.Active
 		t.memory += w.Stats.MemoryBytes

@@ -27,7 +27,7 @@ type Config struct {
 	Version string
 	// Pods are the node's.
 	Pods func() []*node.Pod
-	// Workloads are the running containers that are components; nil: there are none ever.
+	// Workloads are the components that workers know, with those that have stopped; nil: there are none ever.
 	Workloads func(ctx context.Context) []Workload
 	Logger    *slog.Logger
 }
@@ -70,7 +70,7 @@ func New(c Config) *Metrics {
 	m.registry.MustRegister(m.calls, m.results, build, &pods{list: c.Pods}, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if c.Workloads != nil {
-		m.registry.MustRegister(&components{list: c.Workloads})
+		m.registry.MustRegister(&components{list: c.Workloads, pods: c.Pods})
 	}
 	return m
 }

@@ -94,11 +94,10 @@ func TestComponentsAddUp(t *testing.T) {
 	var now []Workload
 	m := New(Config{Pods: func() []*node.Pod { return nil }, Workloads: func(context.Context) []Workload { return now }})
 	const labels = `component="example.com:foo.Bar@1.2.3"`
-	check := func(what string, containers, memory, ok, count, first string) {
+	check := func(what, memory, ok, count, first string) {
 		t.Helper()
 		t.Log(what)
 		wantSeries(t, scrape(t, m), map[string]string{
-			`tripod_component_containers{` + labels + `}`:                                                    containers,
 			`tripod_component_memory_bytes{` + labels + `}`:                                                  memory,
 			`tripod_component_requests_total{code="OK",` + labels + `,method="foo.Bar/Do"}`:                  ok,
 			`tripod_component_request_duration_seconds_count{` + labels + `,method="foo.Bar/Do"}`:            count,
@@ -106,14 +105,14 @@ func TestComponentsAddUp(t *testing.T) {
 		})
 	}
 	now = []Workload{workload("a", 10, 100), workload("b", 5, 50)}
-	check("two containers", "2", "150", "13", "15", "11")
+	check("two containers", "150", "13", "15", "11")
 	now = []Workload{workload("a", 12, 100)}
-	check("one is gone", "1", "100", "15", "17", "13")
+	check("one is gone", "100", "15", "17", "13")
 	now = []Workload{workload("a", 4, 30)}
-	check("the other has started anew", "1", "30", "18", "21", "15")
+	check("the other has started anew", "30", "18", "21", "15")
 	now = nil
-	check("all are gone", "0", "0", "18", "21", "15")
-	check("and stay so", "0", "0", "18", "21", "15")
+	check("all are gone", "0", "18", "21", "15")
+	check("and stay so", "0", "18", "21", "15")
 	if got := scrape(t, m)[`tripod_component_requests_in_flight{`+labels+`,method="foo.Bar/Do"}`]; got != "0" {
 		t.Errorf("%s requests of gone containers are in flight", got)
 	}
