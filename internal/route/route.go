@@ -171,6 +171,7 @@ func rewrite(p *httputil.ProxyRequest) {
 		p.Out.Host, _, _ = strings.Cut(t.component, ":")
 	}
 	p.Out.Header.Del(HeaderComponent)
+	p.Out.Header.Set(control.HeaderPeer, p.In.RemoteAddr)
 }
 
 // RoundTrip implements http.RoundTripper: it sends a request to the least loaded container, and to the next when that

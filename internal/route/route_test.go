@@ -228,6 +228,9 @@ func TestRouting(t *testing.T) {
 				t.Errorf("served by %q, %v; want %q", got.GetUsername(), err, test.want)
 			}
 			seen := *r.seen.Load()
+			if peer := seen.Get(control.HeaderPeer); !strings.HasPrefix(peer, "127.0.0.1:") {
+				t.Errorf("the worker is told of the client %q", peer)
+			}
 			if seen.Get("Component") != "" || !strings.HasPrefix(seen.Get("X-Forwarded-For"), "127.0.0.1") {
 				t.Errorf("the component sees %v", seen)
 			}

@@ -13,6 +13,9 @@ const Version = 1
 // HeaderContainer is the HTTP header by which a request on the data socket says which pod it is for: the pod's ID.
 const HeaderContainer = "Tripod-Container"
 
+// HeaderPeer is the HTTP header by which a request on the data socket says who its client is, IP:port.
+const HeaderPeer = "Tripod-Peer"
+
 // message is what a frame holds.
 type message struct {
 	ID    uint64          `json:"id,omitempty"` // of the request; 0 makes an event

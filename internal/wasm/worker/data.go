@@ -53,6 +53,10 @@ func (t *trusted) Accept() (net.Conn, error) {
 func (w *Worker) route(rw http.ResponseWriter, r *http.Request) {
 	id := r.Header.Get(control.HeaderContainer)
 	r.Header.Del(control.HeaderContainer)
+	if peer := r.Header.Get(control.HeaderPeer); peer != "" { // the connection is the router's
+		r.RemoteAddr = peer
+		r.Header.Del(control.HeaderPeer)
+	}
 	p, err := w.pod(id)
 	if err != nil {
 		http.Error(rw, err.Error(), http.StatusServiceUnavailable)
