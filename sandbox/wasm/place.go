@@ -29,12 +29,16 @@ type place struct {
 	limits []cgroup.Write
 }
 
+// cgroupName marks a cgroup as ours. Those that are called after a pod alone are another backend's, which removes the ones
+// that it does not know.
+func cgroupName(name string) string { return cgroup.Mark + "wasm-" + name }
+
 // shared is the place of a worker of many pods. Its pods' limits are held by itself.
 func (k *keeper) shared(name string) place {
 	if k.cgroups.Driver != cgroup.DriverCgroupfs {
 		return place{}
 	}
-	return place{tree: k.cgroups, dir: path.Join(k.cgroups.Parent, cgroup.Mark+"wasm-"+name)}
+	return place{tree: k.cgroups, dir: path.Join(k.cgroups.Parent, cgroupName(name))}
 }
 
 // own is the place of a worker of one pod: below the parent that the kubelet names, with the container's limits, as far
@@ -43,8 +47,11 @@ func (k *keeper) own(p *sandbox.Pod, c *sandbox.Container) place {
 	if k.cgroups.Driver != cgroup.DriverCgroupfs {
 		return place{}
 	}
-	dir, _ := k.cgroups.Pod(p.Config.GetLinux().GetCgroupParent(), keyOf(p.ID))
-	return place{tree: k.cgroups, dir: dir, limits: limitsOf(k.cgroups, c.Config.GetLinux().GetResources())}
+	parent := p.Config.GetLinux().GetCgroupParent()
+	if parent == "" {
+		parent = k.cgroups.Parent
+	}
+	return place{tree: k.cgroups, dir: path.Join(parent, cgroupName("pod-"+keyOf(p.ID))), limits: limitsOf(k.cgroups, c.Config.GetLinux().GetResources())}
 }
 
 // limitsOf are the files to write for a container's resources.
