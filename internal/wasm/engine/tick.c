@@ -145,6 +145,7 @@ void tw_account_set_cpu(tw_account *a, int64_t quota, int64_t period) {
 static int64_t owed(tw_account *a, int64_t now, int64_t computed) {
   __atomic_fetch_add(&a->cpu, computed, __ATOMIC_RELAXED);
   int64_t debt = 0;
+  if (!tw_load(&a->quota)) return 0;
   lock(&a->lock);
   if (a->quota > 0) {
     if (!a->window) a->window = now + a->period;
@@ -214,12 +215,15 @@ bool tw_wait(tw_inst *i, int64_t until) {
   return false;
 }
 
-static void computed(tw_inst *i) {
-  int64_t cpu = ns(CLOCK_THREAD_CPUTIME_ID), used = cpu - i->cpu_mark, debt;
-  i->cpu_mark = cpu;
+// computed accounts for what the guest has run since the last time. The clock of a thread's CPU time is a system call, so
+// it is asked only of calls that see a tick: until then the time that has passed stands for it.
+static void computed(tw_inst *i, bool more) {
+  int64_t now = tw_now(), cpu = i->on_cpu_clock || more ? ns(CLOCK_THREAD_CPUTIME_ID) : 0, debt;
+  int64_t used = i->on_cpu_clock ? cpu - i->mark : now - i->mark;
+  i->on_cpu_clock = more, i->mark = cpu;
   __atomic_fetch_add(&i->cpu, used, __ATOMIC_RELAXED);
   if (!i->account) return;
-  for (; (debt = owed(i->account, tw_now(), used)) > 0 && !tw_ended(i); used = 0)
+  for (; (debt = owed(i->account, now, used)) > 0 && !tw_ended(i); used = 0, now = tw_now())
     __atomic_fetch_add(&i->account->throttled, tw_sleep(i, debt), __ATOMIC_RELAXED);
 }
 
@@ -236,8 +240,8 @@ static void let_others(tw_inst *i) {
 }
 
 void tw_enter(tw_inst *i) {
-  i->deadline = i->budget ? tw_now() + i->budget : 0;
-  i->cpu_mark = ns(CLOCK_THREAD_CPUTIME_ID);
+  i->mark = tw_now(), i->on_cpu_clock = false;
+  i->deadline = i->budget ? i->mark + i->budget : 0;
   i->ticks = 0, i->calls = 0, i->why = TW_OK, i->may_leave = true;
   guest_begins();
   wasmtime_context_set_epoch_deadline(i->cx, 1);
@@ -245,7 +249,7 @@ void tw_enter(tw_inst *i) {
 
 void tw_leave(tw_inst *i) {
   tw_memory(i);
-  computed(i);
+  computed(i, false);
   guest_ends();
   if (i->demoted) stand_back(false), i->demoted = false;
   if (i->over && !i->why) i->why = TW_MEMORY;
@@ -256,7 +260,7 @@ wasmtime_error_t *tw_tick(wasmtime_context_t *cx, void *data, uint64_t *delta, u
   tw_inst *i = data;
   *delta = 1, *kind = 0;
   tw_memory(i);
-  computed(i);
+  computed(i, true);
   if (i->demoted && standing_back == POLITE) let_others(i);
   if (i->over) i->why = TW_MEMORY;
   if (i->why || tw_over(i)) return wasmtime_error_new("ended by the host");
@@ -292,5 +296,6 @@ void tw_resume(tw_inst *i, int64_t paused) {
   } else if (i->deadline && now - paused > LONG_HOST_CALL) {
     i->deadline += now - paused;
   }
+  if (!i->on_cpu_clock && now - paused > LONG_HOST_CALL) i->mark += now - paused;
   if (i->demoted) stand_back(true);
 }

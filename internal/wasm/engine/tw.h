@@ -105,7 +105,7 @@ typedef struct {
 typedef struct tw_inst {
   wasmtime_store_t *store;
   wasmtime_context_t *cx;
-  bool core, fileless, ready, has_memory, has_realloc, may_leave, renew, demoted, over, spent, command;
+  bool core, fileless, ready, has_memory, has_realloc, may_leave, renew, demoted, over, spent, command, on_cpu_clock;
   wasmtime_instance_t mod;
   wasmtime_component_instance_t comp;
   wasmtime_memory_t memory;
@@ -125,7 +125,8 @@ typedef struct tw_inst {
 
   // The call under way; the guest's thread only.
   uint64_t seq, calls;
-  int64_t deadline, cpu_mark;
+  int64_t deadline;
+  int64_t mark; // up to here CPU time is accounted: on the thread's clock of it, or on the monotonic one
   uint32_t ticks;
   int64_t preempted, back_off; // involuntary switches of the thread at the last tick; ticks slept for them
   int why, exit_code;
