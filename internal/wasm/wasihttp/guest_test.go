@@ -20,7 +20,7 @@ import (
 
 // hello is the component of examples/wasm/hello-http-c, which is C over the bare ABI, on one of the engine's two paths.
 type hello struct {
-	t    *testing.T
+	t      *testing.T
 	code   *engine.Code
 	handle *engine.Func
 	path   engine.Path
