@@ -56,6 +56,19 @@ func TestFaultW5WorkerIsStuck(t *testing.T) {
 	}
 }
 
+// TestFaultW5WorkerHangs: so does one that lives, keeps its connection and does not answer.
+func TestFaultW5WorkerHangs(t *testing.T) {
+	r := newRig(t)
+	_, c := r.run("p", "world=grpc")
+	w := r.keeper.current("node")
+	r.probe(r.ctx(), time.Minute) // it answers
+	r.must(unix.Kill(w.proc.Pid, unix.SIGSTOP))
+	r.probe(r.ctx(), 50*time.Millisecond)
+	if s := r.waitEnd(c); s.ExitCode != exitKilled || !strings.Contains(s.Message, "signal 9") {
+		t.Errorf("end %+v", s)
+	}
+}
+
 // TestReconnect: a connection that breaks is made anew; what happened meanwhile is found out.
 func TestReconnect(t *testing.T) {
 	r := newRig(t)

@@ -34,9 +34,29 @@ func (b *Backend) listen(ctx context.Context, p *sandbox.Pod, o options) (ports 
 			}
 			return nil, b.portError(p, want.network, want.port, err)
 		}
+		if want.network == "udp" {
+			widen(socket)
+		}
 		ports = append(ports, control.Port{Kind: want.kind, Socket: control.File{File: socket}})
 	}
 	return ports, nil
+}
+
+// udpBuffer is what quic-go asks for: with less, packets are lost when requests come in bursts. The kernel doubles it, and
+// uses it only as far as it is needed.
+const udpBuffer = 7 << 20
+
+// widen gives a socket its buffers beyond net.core.rmem_max, which the worker has no right to. Without the right
+// (CAP_NET_ADMIN) it has what there is.
+func widen(socket *os.File) {
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Control(func(fd uintptr) {
+		_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, udpBuffer)
+		_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, udpBuffer)
+	})
 }
 
 // socket listens at all addresses of the namespace: of both families where it has both.

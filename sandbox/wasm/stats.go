@@ -3,6 +3,7 @@ package wasm
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"sync"
 	"time"
 
@@ -18,42 +19,29 @@ import (
 // all at once.
 const freshFor = 500 * time.Millisecond
 
-// figures are the latest answers of the workers.
+// figures are the latest answers of the workers. A worker that does not answer holds up those who ask for its own pods.
 type figures struct {
 	mu sync.Mutex
-	of map[*worker]answer
+	of map[*worker]*answer
 }
 
+// answer is what a worker said last. Who has the turn may ask again.
 type answer struct {
+	turn chan struct{}
 	at   time.Time
 	pods map[string]control.Stats
 }
 
-// figuresOf gives the figures of a running container: errdefs.ErrNotFound when its worker has none.
-func (b *Backend) figuresOf(ctx context.Context, l *life, id string) (control.Stats, error) {
-	f := &b.figures
+func (f *figures) answerOf(w *worker) *answer {
 	f.mu.Lock()
-	defer f.mu.Unlock() // who comes meanwhile wants the same answer
-	a, ok := f.of[l.worker]
-	s, there := a.pods[id]
-	if !ok || !there || time.Since(a.at) > freshFor {
-		list, err := l.worker.conn().Stats(ctx)
-		if err != nil {
-			return s, err
-		}
-		a = answer{at: time.Now(), pods: make(map[string]control.Stats, len(list))}
-		for _, s := range list {
-			a.pods[s.ID] = s
-		}
-		if f.of == nil {
-			f.of = map[*worker]answer{}
-		}
-		f.of[l.worker] = a
-		if s, there = a.pods[id]; !there {
-			return s, gone(errdefs.ErrNotFound, id)
-		}
+	defer f.mu.Unlock()
+	if f.of == nil {
+		f.of = map[*worker]*answer{}
 	}
-	return s, nil
+	if f.of[w] == nil {
+		f.of[w] = &answer{turn: make(chan struct{}, 1)}
+	}
+	return f.of[w]
 }
 
 // forget drops the answers of a worker that has ended.
@@ -61,6 +49,34 @@ func (f *figures) forget(w *worker) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.of, w)
+}
+
+// figuresOf gives the figures of a running container; one that the worker does not know has just ended, which is an
+// errdefs.ErrFailedPrecondition.
+func (b *Backend) figuresOf(ctx context.Context, l *life, id string) (control.Stats, error) {
+	a := b.figures.answerOf(l.worker)
+	select {
+	case a.turn <- struct{}{}:
+		defer func() { <-a.turn }()
+	case <-ctx.Done():
+		return control.Stats{}, fmt.Errorf("wait for the figures of worker %s: %w", l.worker.name, context.Cause(ctx))
+	}
+	s, there := a.pods[id]
+	if there && time.Since(a.at) <= freshFor {
+		return s, nil
+	}
+	list, err := l.worker.conn().Stats(ctx)
+	if err != nil {
+		return s, err
+	}
+	a.at, a.pods = time.Now(), make(map[string]control.Stats, len(list))
+	for _, s := range list {
+		a.pods[s.ID] = s
+	}
+	if s, there = a.pods[id]; !there {
+		return s, &notRunning{id}
+	}
+	return s, nil
 }
 
 // asCgroup is a container's figures in the form of a cgroup's: all of it is guests' memory, none of it a file's.

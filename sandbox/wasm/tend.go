@@ -5,14 +5,18 @@ import (
 	"errors"
 	"io"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 )
 
 const (
 	// tendPause is the time between two rounds of what is done without an order.
 	tendPause = time.Minute
+	// probeTime is how long a worker may take for the simplest of answers, on a node that is busy.
+	probeTime = 30 * time.Second
 	// spareCode is how many components that no container needs a worker keeps loaded for the next.
 	spareCode = 32
 	// idleImage is how long an image is held after it was last asked for, without a container of it.
@@ -21,7 +25,7 @@ const (
 	maxWorkerLog = 8 << 20
 )
 
-// tend renews certificates, lets go of code that nobody needs, and keeps the workers' logs in bounds.
+// tend renews certificates, lets go of code that nobody needs, ends workers that hang, and keeps their logs in bounds.
 func (b *Backend) tend(ctx context.Context) {
 	tick := time.NewTicker(tendPause)
 	defer tick.Stop()
@@ -35,12 +39,31 @@ func (b *Backend) tend(ctx context.Context) {
 		if err := b.sweep(ctx, time.Now().Add(-idleImage)); err != nil && ctx.Err() == nil {
 			b.log.Warn("remove compiled code that nobody needs", "error", err)
 		}
+		b.probe(ctx, probeTime)
 		for _, w := range b.keeper.all() {
 			if err := trimLog(w.logFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
 				b.log.Warn("trim the log of a worker", "worker", w.name, "error", err)
 			}
 		}
 	}
+}
+
+// probe ends workers that live and do not answer: nothing in them could be stopped any more.
+func (b *Backend) probe(ctx context.Context, limit time.Duration) {
+	var probes sync.WaitGroup
+	for _, w := range b.keeper.all() {
+		probes.Go(func() {
+			asking, cancel := context.WithTimeout(ctx, limit)
+			defer cancel()
+			_, err := w.conn().Stats(asking, "none")
+			if err == nil || asking.Err() == nil || ctx.Err() != nil || !w.proc.Alive() {
+				return // a connection that broke is made anew by who watches it
+			}
+			b.log.Error("a worker does not answer; ending it", "worker", w.name, "pid", w.proc.Pid, "limit", limit)
+			_ = w.proc.Signal(unix.SIGKILL)
+		})
+	}
+	probes.Wait()
 }
 
 // renewDue gives new certificates to the containers whose own are due.
