@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"time"
 	"unsafe"
@@ -61,6 +62,7 @@ func (i *Instance) Run(ctx context.Context) (int, error) {
 		defer C.wasmtime_component_export_index_delete(index)
 	}
 	code := 0
+	i.running = true
 	err := i.do(ctx, func(c *C.tw_inst, seq C.uint64_t) C.int { return C.tw_run(c, index, seq) },
 		func(c *C.tw_inst) error {
 			code = int(c.exit_code)
@@ -116,12 +118,43 @@ func (i *Instance) doBeside(ctx context.Context, seq uint64, guest func(*C.tw_in
 		}
 		done <- int(why)
 	}()
-	select {
-	case why := <-done:
-		return why, nil
-	case <-ctx.Done():
-	case <-i.killed:
+	return i.await(ctx, seq, done)
+}
+
+// await waits for the guest's end. A guest that sleeps in WASI sees no tick, so that its budget is looked after here.
+func (i *Instance) await(ctx context.Context, seq uint64, done <-chan int) (int, error) {
+	budget := i.opts.Deadline
+	if i.running || budget == 0 {
+		budget = math.MaxInt64
 	}
+	timer := time.NewTimer(budget)
+	defer timer.Stop()
+	for {
+		select {
+		case why := <-done:
+			return why, nil
+		case <-ctx.Done():
+			return i.leave(ctx, done)
+		case <-i.killed:
+			return i.leave(ctx, done)
+		case <-timer.C:
+			left := budget
+			if seen := int64(C.tw_load(&i.c.seen)); seen != 0 {
+				left -= time.Duration(int64(C.tw_now()) - seen)
+			}
+			if left > 0 {
+				timer.Reset(left)
+				continue
+			}
+			i.late = true
+			i.kill(seq)
+			return i.leave(ctx, done)
+		}
+	}
+}
+
+// leave gives a guest that has been killed a moment to end, and then leaves it to itself.
+func (i *Instance) leave(ctx context.Context, done <-chan int) (int, error) {
 	patience := time.NewTimer(abandonAfter)
 	defer patience.Stop()
 	select {
@@ -313,8 +346,11 @@ func (i *Instance) release() {
 
 // ended is the error of a call that was killed: by its context, or by Kill.
 func (i *Instance) ended(ctx context.Context) error {
-	if ctx.Err() != nil {
+	switch {
+	case ctx.Err() != nil:
 		return context.Cause(ctx)
+	case i.late:
+		return fmt.Errorf("guest has waited in WASI for %v: %w", i.opts.Deadline, context.DeadlineExceeded)
 	}
 	return ErrKilled
 }

@@ -37,6 +37,7 @@ func TestCommand(t *testing.T) {
 	}{
 		{args: []string{"env", "NAME"}, out: "prog a=b\n"},
 		{args: []string{"cat"}, stdin: strings.Repeat("0123456789\n", 50000), out: strings.Repeat("0123456789\n", 50000)},
+		{args: []string{"sleep", "1"}}, // longer than the budget, which is not for commands
 		{args: []string{"exit", "0"}}, {args: []string{"exit", "42"}, code: 42},
 		{args: []string{"write", "/data/new", "words"}}, {args: []string{"read", "/data/new"}, out: "words"},
 		{args: []string{"write", "/data/no", "words"}, readOnly: true, code: 9},
@@ -51,7 +52,7 @@ func TestCommand(t *testing.T) {
 			var out bytes.Buffer
 			i := instance(t, c, InstanceOptions{
 				Args: append([]string{"prog"}, k.args...), Env: []string{"NAME=a=b"}, Stdout: &out, Stdin: strings.NewReader(k.stdin),
-				Preopens: dirs,
+				Preopens: dirs, Deadline: 300 * time.Millisecond,
 			})
 			code, err := i.Run(t.Context())
 			if err != nil || code != k.code || out.String() != k.out {

@@ -20,11 +20,18 @@
 //   - time: an epoch tick every 10 ms while guests run. At a tick the guest's own thread looks whether it has been killed
 //     (the context of its call has ended, or [Instance.Kill]) or has used up its compute budget
 //     ([InstanceOptions].Deadline). Waiting in host calls is not computing: what a host call takes beyond 1 ms is
-//     not counted, and [HostCall.Renew] gives a fresh budget. A guest that runs longer than a tick has its thread
-//     scheduled as SCHED_IDLE until the call (or a host call) ends, so that it does not move the latency of others.
+//     not counted, and [HostCall.Renew] gives a fresh budget. A guest that runs longer than a tick stands back until
+//     its call (or a host call) ends, so that it does not move the latency of others: its thread is scheduled as
+//     SCHED_IDLE, or, where the process may not undo that, sleeps whenever others want the processor.
 //   - memory: bytes of each linear memory, elements of each table, live resource handles, host calls of a call; and
 //     the sum over a pod's instances, in an [Account], which also holds the pod's CPU quota.
 //   - stack: 512 KiB; deeper recursion is a trap.
+//
+// # WASI
+//
+// Guests of preview 1 without directories, which are most, have a preview 1 of our own (p1.c): it costs nothing until it is
+// called, and a guest that waits in it can be killed. With directories, and for components on the component path, it is
+// the engine's. A guest that is killed while it sleeps there is left behind and released when it wakes up.
 //
 // An instance whose call did not return normally is dead: every further call is refused.
 //

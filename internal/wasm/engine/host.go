@@ -45,7 +45,7 @@ func newHostTable(c *Code, host Host) (*hostTable, error) {
 		}
 	}
 	for _, r := range c.img.Resources {
-		if _, ok := h.resources[r.Of]; !ok && !(wasiOwn(r.Interface) && !h.provides(r.Interface)) {
+		if _, ok := h.resources[r.Of]; !ok && (!wasiOwn(r.Interface) || h.provides(r.Interface)) {
 			return nil, invalid("import %s#%s: nobody provides the resource %s", r.Interface, r.Name, r.Of)
 		}
 	}

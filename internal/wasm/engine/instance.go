@@ -61,6 +61,8 @@ type Instance struct {
 	derived context.Context
 	cancel  context.CancelFunc
 	hostErr error
+	late    bool // it was killed for its budget, from here
+	running bool // it is a Run, which has no budget
 }
 
 // Instantiate makes an instance, which runs the guest's own initialisation within opts.Deadline and ctx. Errors are

@@ -239,8 +239,12 @@ static void let_others(tw_inst *i) {
   if (wanted) tw_sleep(i, i->back_off * TICK);
 }
 
+// seen notes when the guest was last known to run; 0: it is in a host function.
+static void seen(tw_inst *i, int64_t now) { __atomic_store_n(&i->seen, now, __ATOMIC_RELAXED); }
+
 void tw_enter(tw_inst *i) {
   i->mark = tw_now(), i->on_cpu_clock = false;
+  seen(i, i->mark);
   i->deadline = i->budget ? i->mark + i->budget : 0;
   i->ticks = 0, i->calls = 0, i->why = TW_OK, i->may_leave = true;
   guest_begins();
@@ -259,6 +263,7 @@ wasmtime_error_t *tw_tick(wasmtime_context_t *cx, void *data, uint64_t *delta, u
   (void)cx;
   tw_inst *i = data;
   *delta = 1, *kind = 0;
+  seen(i, tw_now());
   tw_memory(i);
   computed(i, true);
   if (i->demoted && standing_back == POLITE) let_others(i);
@@ -284,11 +289,13 @@ void tw_kill(tw_inst *i, uint64_t seq) {
 int64_t tw_pause(tw_inst *i) {
   if (i->demoted) stand_back(false);
   guest_ends();
+  seen(i, 0);
   return tw_now();
 }
 
 void tw_resume(tw_inst *i, int64_t paused) {
   int64_t now = tw_now();
+  seen(i, now);
   guest_begins();
   if (i->renew) {
     i->renew = false, i->calls = 0, i->ticks = 0, i->demoted = false;

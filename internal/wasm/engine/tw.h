@@ -122,6 +122,7 @@ typedef struct tw_inst {
   uint64_t killed; // the number of the call to end, or TW_FOREVER
   uint32_t wake;   // futex: changes when killed does
   int64_t cpu, mem;
+  int64_t seen; // when the guest was last known to run; 0: it is in a host function
 
   // The call under way; the guest's thread only.
   uint64_t seq, calls;
