@@ -70,7 +70,7 @@ func routeIdentity(c config.Route, log *slog.Logger) (_ *dataplane.TLS, follow f
 	}
 	return identity, func(ctx context.Context) {
 		if c.Certificate != "" || c.ClientCA != "" {
-			followMaterial(ctx, c, identity, material, log)
+			followMaterial(ctx, c, identity, material, certificateCheck, log)
 		}
 	}, nil
 }
@@ -102,8 +102,8 @@ func generatedMaterial(address string) (dataplane.Material, error) {
 }
 
 // followMaterial takes new certificates from their files until ctx ends. A generated one stays as it is.
-func followMaterial(ctx context.Context, c config.Route, identity *dataplane.TLS, last dataplane.Material, log *slog.Logger) {
-	ticker := time.NewTicker(certificateCheck)
+func followMaterial(ctx context.Context, c config.Route, identity *dataplane.TLS, last dataplane.Material, every time.Duration, log *slog.Logger) {
+	ticker := time.NewTicker(every)
 	defer ticker.Stop()
 	for {
 		select {
