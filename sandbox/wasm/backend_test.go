@@ -199,7 +199,7 @@ func TestFaultN5FullDisk(t *testing.T) {
 	}
 	r.must(os.MkdirAll(r.config.cacheDir(), 0o700))
 	r.must(unix.Mount("tmpfs", r.config.cacheDir(), "tmpfs", 0, "size=4k,nr_inodes=2"))
-	defer unix.Unmount(r.config.cacheDir(), unix.MNT_DETACH) //nolint:errcheck // a test's own mount
+	defer unix.Unmount(r.config.cacheDir(), unix.MNT_DETACH)
 	p, c := r.run("full", "world=grpc full "+strings.Repeat("x", 8<<10))
 	r.wantState(p, c, sandbox.StateRunning)
 	r.must(unix.Mount("", r.config.cacheDir(), "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))

@@ -49,7 +49,7 @@ func openMounts(mounts []*runtimeapi.Mount) (opened []control.Mount, err error) 
 	}()
 	for i, m := range wantedMounts(mounts) {
 		field := fmt.Sprintf("mounts[%d]", i)
-		dir, err := openMount(m.GetHostPath())
+		dir, err := openMount(m.GetHostPath(), m.GetReadonly())
 		switch {
 		case errors.Is(err, unix.ENOTDIR):
 			return opened, invalid(field+".host_path", "%s is not a directory: components are given directories; mount the one it is in", m.GetHostPath())
@@ -66,12 +66,27 @@ func openMounts(mounts []*runtimeapi.Mount) (opened []control.Mount, err error) 
 	return opened, nil
 }
 
-func openMount(host string) (*os.File, error) {
+// openMount gives a directory as a mount of its own that is attached nowhere: from its root no ".." leads to the rest of the
+// node, what is read-only is so by the kernel, and devices in it are none. It goes with its last descriptor.
+func openMount(host string, readonly bool) (*os.File, error) {
 	fd, err := unix.Open(host, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
-	return os.NewFile(uintptr(fd), host), nil
+	defer unix.Close(fd)
+	mount, err := unix.OpenTree(fd, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH|unix.AT_RECURSIVE)
+	if err != nil {
+		return nil, fmt.Errorf("clone the mount: %w", err)
+	}
+	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV, Propagation: unix.MS_PRIVATE}
+	if readonly {
+		attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
+	}
+	if err := unix.MountSetattr(mount, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr); err != nil {
+		unix.Close(mount)
+		return nil, fmt.Errorf("set the mount's attributes: %w", err)
+	}
+	return os.NewFile(uintptr(mount), host), nil
 }
 
 func closeMounts(mounts []control.Mount) {

@@ -32,7 +32,6 @@ func shortName(digest string) string {
 // Where things are. All of it follows from the configuration and the IDs.
 
 func (c Config) cacheDir() string        { return filepath.Join(c.Root, "cache") }
-func (c Config) descriptorDir() string   { return filepath.Join(c.Root, "descriptors") }
 func (c Config) podsDir() string         { return filepath.Join(c.RunDir, "pods") }
 func (c Config) workersDir() string      { return filepath.Join(c.RunDir, "workers") }
 func (c Config) podDir(id string) string { return filepath.Join(c.podsDir(), keyOf(id)) }
