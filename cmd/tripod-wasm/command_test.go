@@ -91,7 +91,7 @@ func TestStdin(t *testing.T) {
 	for _, text := range []string{"one\n", "two\n"} { // clients one after the other
 		pr, pw := io.Pipe()
 		ctx, cancel := context.WithCancel(t.Context())
-		out := newWatched()
+		out := &watched{}
 		attached := make(chan error, 1)
 		go func() { attached <- r.Attach(ctx, p.ID, control.AttachIO{Stdin: pr, Stdout: out}) }()
 		_, err := io.WriteString(pw, text)
@@ -132,7 +132,7 @@ func TestSlowClientIsCutOff(t *testing.T) {
 	r := startWorker(t, control.WorkerConfig{})
 	p := r.serve("faults-c")
 	s := p.faults()
-	reader := newWatched()
+	reader := &watched{}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	read, stuck := make(chan error, 1), make(chan error, 1)
@@ -144,14 +144,17 @@ func TestSlowClientIsCutOff(t *testing.T) {
 		return reader.len() > 0 && hold.hasBegun()
 	})
 	line := strings.Repeat("x", 1000)
-	for range 40 {
-		s.must("Print", `{"stdout":"`+line+`","times":100}`) // 4 MB
+	const rounds = 60 // of 100 KB: more than is kept for a client
+	for range rounds {
+		before := reader.len()
+		s.must("Print", `{"stdout":"`+line+`","times":100}`)
+		eventually(t, "who reads is not cut off", func() bool { return reader.len() >= before+100*len(line) })
 	}
 	close(hold.until)
 	require.NoError(t, <-stuck, "the session is over, the pod is not")
 	s.must("Print", `{"stdout":"end"}`)
 	reader.wait(t, "end\n")
-	require.Greater(t, reader.len(), 4000*1001)
+	require.Greater(t, reader.len(), rounds*100*len(line))
 	require.True(t, strings.HasSuffix(p.logged("stdout"), reader.text()), "all of it, once it was attached")
 	cancel()
 	require.ErrorIs(t, <-read, context.Canceled)
@@ -201,35 +204,19 @@ func TestReopenLog(t *testing.T) {
 
 // watched is a writer that can be waited for.
 type watched struct {
-	mu   sync.Mutex
-	cond *sync.Cond
-	buf  bytes.Buffer
-}
-
-func newWatched() *watched {
-	w := &watched{}
-	w.cond = sync.NewCond(&w.mu)
-	return w
+	mu  sync.Mutex
+	buf bytes.Buffer
 }
 
 func (w *watched) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.cond.Broadcast()
 	return w.buf.Write(p)
 }
 
 func (w *watched) wait(t *testing.T, suffix string) {
 	t.Helper()
-	give := time.AfterFunc(30*time.Second, w.cond.Broadcast)
-	defer give.Stop()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for begun := time.Now(); !bytes.HasSuffix(w.buf.Bytes(), []byte(suffix)); w.cond.Wait() {
-		if time.Since(begun) > 30*time.Second {
-			t.Fatalf("%q did not come", suffix)
-		}
-	}
+	eventually(t, suffix, func() bool { return strings.HasSuffix(w.text(), suffix) })
 }
 
 func (w *watched) text() string {

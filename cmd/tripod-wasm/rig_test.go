@@ -119,6 +119,9 @@ func startWorker(t testing.TB, config control.WorkerConfig) *rig {
 func (r *rig) end() {
 	_ = r.process.Kill()
 	<-r.exited
+	if strings.Contains(r.logText(), "DATA RACE") { // the race detector's report, in a test with it
+		r.t.Error("the worker has a data race")
+	}
 	if r.t.Failed() {
 		r.t.Logf("the worker's log:\n%.8192s", r.logText())
 	}

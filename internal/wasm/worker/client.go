@@ -10,7 +10,7 @@ import (
 
 const (
 	// maxBacklog is how many bytes of output wait for an attached client; one that is further behind is cut off.
-	maxBacklog = 1 << 20
+	maxBacklog = 4 << 20
 	// farewell is how long a client may take for the rest of the output when the pod has ended.
 	farewell = 10 * time.Second
 )
