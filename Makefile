@@ -86,8 +86,8 @@ fuzz: ## each fuzz target for FUZZTIME (20s)
 lint: build/tools/golangci-lint ## go vet, golangci-lint (.golangci.yml), gofmt, bash -n
 	CGO_ENABLED=1 go vet ./...
 	CGO_ENABLED=1 build/tools/golangci-lint run
-	@test -z "$$(gofmt -l cmd hack internal sandbox test | tee /dev/stderr)" || { echo 'run gofmt -w on these files' >&2; exit 1; }
-	@for f in hack/*.sh .ci/run; do bash -n "$$f"; done
+	@test -z "$$(gofmt -l cmd examples hack internal sandbox test | tee /dev/stderr)" || { echo 'run gofmt -w on these files' >&2; exit 1; }
+	@for f in hack/*.sh examples/wasm/build.sh .ci/run; do bash -n "$$f"; done
 
 # Pinned in a module of its own, so that its 200 dependencies are not the product's. About a minute, once.
 build/tools/golangci-lint: hack/tools/go.mod hack/tools/go.sum
