@@ -40,7 +40,8 @@ func (b *bin) i32(v int32) *bin {
 type coreMod struct {
 	imports []coreFn // first
 	funcs   []coreFn
-	pages   int // of memory at the beginning
+	pages   int    // of memory at the beginning
+	realloc []byte // the body of another cabi_realloc
 }
 
 type coreFn struct {
@@ -62,7 +63,11 @@ func reallocBody() []byte {
 }
 
 func (m coreMod) bytes() []byte {
-	funcs := append(m.funcs, coreFn{name: "cabi_realloc", params: 4, results: 1, body: reallocBody()})
+	body := m.realloc
+	if body == nil {
+		body = reallocBody()
+	}
+	funcs := append(m.funcs, coreFn{name: "cabi_realloc", params: 4, results: 1, body: body})
 	var types, imports, decls, exports, codes bin
 	for k, f := range append(m.imports, funcs...) {
 		types.u8(0x60).u32(f.params)

@@ -4,6 +4,7 @@ package engine
 import "C"
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -26,8 +27,8 @@ func (i *Instance) Call(ctx context.Context, f *Func, args, out []byte) ([]byte,
 		return out, err
 	}
 	room := out[len(out):cap(out)]
-	if i.waits {
-		room = nil // the guest may outlive this call
+	if i.waits { // the guest may outlive this call, and what its caller then does with these
+		room, args = nil, bytes.Clone(args)
 	}
 	err = i.do(ctx, func(c *C.tw_inst, seq C.uint64_t) C.int {
 		return C.tw_call(c, fn, seq, bytePtr(args), C.size_t(len(args)), bytePtr(room), C.size_t(len(room)))
@@ -49,31 +50,36 @@ func (i *Instance) Run(ctx context.Context) (int, error) {
 	if i.code.img.World != WorldCommand {
 		return 0, invalid("the guest is no command; its world is %s", i.code.img.World)
 	}
-	var index *C.wasmtime_component_export_index_t
-	if i.link.module == nil {
-		for _, item := range i.code.img.Exports {
-			if track(item.Interface) == cliRun {
-				index = exportIndex(i.link.c.component, item)
-			}
-		}
-		if index == nil {
-			return 0, invalid("the guest does not export %s#run", cliRun)
-		}
-		defer C.wasmtime_component_export_index_delete(index)
-	}
 	code := 0
 	i.running = true
-	err := i.do(ctx, func(c *C.tw_inst, seq C.uint64_t) C.int { return C.tw_run(c, index, seq) },
-		func(c *C.tw_inst) error {
-			code = int(c.exit_code)
-			return nil
-		})
+	err := i.do(ctx, i.run, func(c *C.tw_inst) error {
+		code = int(c.exit_code)
+		return nil
+	})
 	i.die(errRan)
 	var exit *Exit
 	if errors.As(err, &exit) {
 		return exit.Code, nil
 	}
 	return code, err
+}
+
+// run runs the command on the guest's thread, which may outlive Run.
+func (i *Instance) run(c *C.tw_inst, seq C.uint64_t) C.int {
+	if i.link.module != nil {
+		return C.tw_run(c, nil, seq)
+	}
+	var index *C.wasmtime_component_export_index_t
+	for _, item := range i.code.img.Exports {
+		if track(item.Interface) == cliRun && item.Name == "run" {
+			index = exportIndex(i.link.c.component, item)
+			break
+		}
+	}
+	if index != nil {
+		defer C.wasmtime_component_export_index_delete(index)
+	}
+	return C.tw_run(c, index, seq)
 }
 
 var errRan = fmt.Errorf("%w: it has run to its end", ErrDead)
@@ -134,9 +140,9 @@ func (i *Instance) await(ctx context.Context, seq uint64, done <-chan int) (int,
 		case why := <-done:
 			return why, nil
 		case <-ctx.Done():
-			return i.leave(ctx, done)
+			return i.leave(ctx, seq, done)
 		case <-i.killed:
-			return i.leave(ctx, done)
+			return i.leave(ctx, seq, done)
 		case <-timer.C:
 			left := budget
 			if seen := int64(C.tw_load(&i.c.seen)); seen != 0 {
@@ -147,14 +153,14 @@ func (i *Instance) await(ctx context.Context, seq uint64, done <-chan int) (int,
 				continue
 			}
 			i.late = true
-			i.kill(seq)
-			return i.leave(ctx, done)
+			return i.leave(ctx, seq, done)
 		}
 	}
 }
 
 // leave gives a guest that has been killed a moment to end, and then leaves it to itself.
-func (i *Instance) leave(ctx context.Context, done <-chan int) (int, error) {
+func (i *Instance) leave(ctx context.Context, seq uint64, done <-chan int) (int, error) {
+	i.kill(seq) // from here on it calls no host function any more
 	patience := time.NewTimer(abandonAfter)
 	defer patience.Stop()
 	select {
@@ -202,11 +208,12 @@ func (i *Instance) end() {
 	i.idle.Broadcast()
 }
 
-// abandon leaves a guest that waits to itself: end releases it. It gives false if it has ended meanwhile.
+// abandon leaves a guest that waits to itself: end releases it. It gives false if it has ended meanwhile, or is in one of
+// the host's functions: they end with the call's context, and use what is the caller's.
 func (i *Instance) abandon() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if i.back {
+	if i.back || i.hosting.Load() {
 		return false
 	}
 	i.left, i.dead = true, fmt.Errorf("%w: it was left waiting", ErrDead)

@@ -33,6 +33,8 @@ func (c *HostCall) Renew() { c.c.renew = true }
 //export twHost
 func twHost(handle C.uintptr_t, fn C.uint32_t, args *C.uint8_t, n C.size_t, ci *C.tw_inst) C.int {
 	i := cgo.Handle(handle).Value().(*Instance)
+	i.hosting.Store(true)
+	defer i.hosting.Store(false)
 	f := &i.code.host.funcs[fn]
 	out, err := callHost(f, &HostCall{inst: i, c: ci}, unsafe.Slice((*byte)(args), int(n)))
 	if err != nil {
@@ -67,24 +69,51 @@ func callHost(f *HostFunc, c *HostCall, args []byte) (out []byte, err error) {
 func twDrop(handle C.uintptr_t, resource, rep C.uint32_t) {
 	i := cgo.Handle(handle).Value().(*Instance)
 	if drop := i.code.host.drops[resource]; drop != nil {
+		i.hosting.Store(true)
+		defer i.hosting.Store(false)
+		defer i.contain("drop of a resource")
 		drop(i.opts.Host, uint32(rep))
+	}
+}
+
+// contain is deferred around the host's code where there is no error to return.
+func (i *Instance) contain(what string) {
+	if p := recover(); p != nil {
+		i.code.engine.cfg.Logger.Error(what+" panicked", "panic", p, "stack", string(debug.Stack()))
 	}
 }
 
 //export twWrite
 func twWrite(handle C.uintptr_t, fd C.int, p *C.uchar, n C.size_t) C.ptrdiff_t {
+	return C.ptrdiff_t(write(cgo.Handle(handle), int(fd), unsafe.Slice((*byte)(p), int(n))))
+}
+
+// write writes what a guest has, and gives how much or a negative errno. What is left when it has gone is nobody's.
+func write(handle cgo.Handle, fd int, p []byte) (n int) {
 	const eio = 5
-	i := cgo.Handle(handle).Value().(*Instance)
+	i := owner(handle)
+	if i == nil {
+		return len(p)
+	}
 	var w io.Writer = i.opts.Stdout
 	if fd == 2 {
 		w = i.opts.Stderr
 	}
 	if w == nil {
-		return C.ptrdiff_t(n)
+		return len(p)
 	}
-	k, err := w.Write(unsafe.Slice((*byte)(p), int(n)))
+	n = -eio
+	defer i.contain("writer of a guest's output")
+	k, err := w.Write(p)
 	if err != nil && k == 0 {
 		return -eio
 	}
-	return C.ptrdiff_t(k)
+	return k
+}
+
+// owner is the instance behind a handle, or nil when it is released: the engine's own WASI writes in the background, on
+// threads that do not wait for that.
+func owner(handle cgo.Handle) *Instance {
+	defer func() { _ = recover() }() // what a handle that is deleted gives, and none is used twice
+	return handle.Value().(*Instance)
 }

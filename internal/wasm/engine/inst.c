@@ -102,13 +102,15 @@ static const char *keep(tw_inst *i, const tw_opts *o, const char *strings, size_
 // set_wasi configures the engine's own WASI. It cuts the kept environment in two.
 static void set_wasi(tw_inst *i, const tw_opts *o, const char *dirs) {
   wasi_config_t *w = wasi_config_new();
-  const char *args[o->nargs + 1], *names[o->nenv + 1], *values[o->nenv + 1], *s = i->strings;
+  const char **args = calloc(o->nargs + 2 * (size_t)o->nenv + 1, sizeof *args), *s = i->strings;
+  const char **names = args + o->nargs, **values = names + o->nenv;
   for (uint32_t k = 0; k < o->nargs; k++) args[k] = next(&s);
   for (uint32_t k = 0; k < o->nenv; k++) {
     char *equals = strchr(names[k] = next(&s), '=');
     *equals = 0, values[k] = equals + 1;
   }
   bool ok = wasi_config_set_argv(w, o->nargs, args) && wasi_config_set_env(w, o->nenv, names, values);
+  free(args);
   if (!ok) tw_fail(i, TW_FAILED, "arguments or environment are not UTF-8");
   char path[40];
   snprintf(path, sizeof path, "/proc/self/fd/%d", o->stdin_fd);
@@ -299,7 +301,7 @@ int tw_run(tw_inst *i, const wasmtime_component_export_index_t *run, uint64_t se
     wasmtime_component_func_t fn;
     wasmtime_component_val_t result;
     memset(&result, 0, sizeof result);
-    if (!wasmtime_component_instance_get_func(&i->comp, i->cx, run, &fn)) tw_fail(i, TW_FAILED, "run is not exported");
+    if (!run || !wasmtime_component_instance_get_func(&i->comp, i->cx, run, &fn)) tw_fail(i, TW_FAILED, "run is not exported");
     else if (!tw_took(i, wasmtime_component_func_call(&fn, i->cx, NULL, 0, &result, 1), NULL)) {
       i->exit_code = !result.of.result.is_ok;
       wasmtime_component_val_delete(&result);

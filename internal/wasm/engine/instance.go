@@ -14,6 +14,7 @@ import (
 	"runtime/cgo"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unicode/utf8"
 	"unsafe"
@@ -34,13 +35,14 @@ const abandonAfter = 100 * time.Millisecond
 // Instance is one running guest with memory of its own. One goroutine at a time calls it; Kill, CPU and Memory may be
 // used by others meanwhile.
 type Instance struct {
-	code   *Code
-	link   *link
-	opts   InstanceOptions
-	waits  bool   // whether it can wait where no tick reaches it
-	limit  uint64 // of its memory, bytes
-	extra  bool   // outside of the pool
-	handle cgo.Handle
+	code    *Code
+	link    *link
+	opts    InstanceOptions
+	waits   bool        // whether it can wait where no tick reaches it
+	limit   uint64      // of its memory, bytes
+	extra   bool        // outside of the pool
+	hosting atomic.Bool // in a host function
+	handle  cgo.Handle
 	// Our end of the pipe, and the guest's.
 	stdin, stdinEnd *os.File
 

@@ -1,0 +1,96 @@
+package engine
+
+import (
+	"context"
+	"runtime/cgo"
+	"testing"
+	"time"
+
+	"github.com/tripod-run/tripod/internal/wasm/value"
+)
+
+// sleeper is a component whose cabi_realloc sleeps for 300 ms in preview 1. What its component has for preview 1 does
+// nothing; the core path brings its own.
+func sleeper(sig signature, params int) []byte {
+	const poll = "poll_oneoff"
+	var nap bin
+	nap.i32(16).i32(1).u8(0x36, 2, 0)         // the monotonic clock,
+	nap.i32(24).i32(300000000).u8(0x36, 2, 0) // in 300 ms
+	nap.i32(0).i32(64).i32(1).i32(128).u8(0x10, 0, 0x1a).i32(1024)
+	main := coreMod{
+		imports: []coreFn{{module: preview1, name: poll, params: 4, results: 1}},
+		funcs:   []coreFn{{name: "f", params: params, results: 1, body: *new(bin).i32(7)}},
+		realloc: nap,
+	}
+	other := coreMod{funcs: []coreFn{{name: poll, params: 4, results: 1, body: *new(bin).i32(0)}}}
+	c := newComp()
+	for _, m := range []coreMod{main, other} {
+		c.out.u8(1)
+		c.out.sized(m.bytes())
+	}
+	c.coreInstance(new(bin).u8(0).u32(1).u32(0))
+	c.coreInstance(new(bin).u8(0).u32(0).u32(1).str(preview1).u8(0x12).u32(0))
+	memory, realloc, f := c.alias(1, "memory", 2), c.alias(1, "cabi_realloc", 0), c.alias(1, "f", 0)
+	t := c.funcType(sig.params, sig.result)
+	var canon, export bin
+	canon.u8(0, 0).u32(f).u32(3).u8(0, 3).u32(memory).u8(4).u32(realloc).u32(t)
+	c.out.section(8, 1, canon)
+	export.u8(0).str("f").u8(1).u32(c.funcs).u8(0)
+	c.out.section(11, 1, export)
+	return c.out
+}
+
+// TestArgumentsOfALeftGuest: a guest that was left while its arguments were being lowered wakes up when its caller has
+// used their room for something else, which nobody has checked.
+func TestArgumentsOfALeftGuest(t *testing.T) {
+	sig := signature{params: []*value.Type{tStr, {Kind: value.Option, Elem: tU32}}, result: tU32}
+	c := guest(t, testEngine(t), sleeper(sig, 4), Host{})
+	f, err := c.Func(Signature{Name: "f", Params: sig.params, Result: sig.result})
+	if err != nil {
+		t.Fatal(err)
+	}
+	account := NewAccount(0)
+	i := instance(t, c, InstanceOptions{
+		Path: PathCore, Account: account, Preopens: []Preopen{{Path: t.TempDir(), Guest: "/"}},
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	args := value.AppendU32(value.AppendOption(value.AppendString(nil, "hello"), true), 1)
+	if _, err := i.Call(ctx, f, args, nil); err == nil || i.Alive() {
+		t.Fatalf("it was not left: %v", err)
+	}
+	for k := range args {
+		args[k] = 0x7f
+	}
+	i.Close()
+	for end := time.Now().Add(5 * time.Second); account.Instances() > 0; time.Sleep(time.Millisecond) { // it wakes up by itself
+		if time.Now().After(end) {
+			t.Fatal("the guest did not wake up")
+		}
+	}
+}
+
+// TestWriteAfterTheEnd: the engine's own WASI writes in the background, and may get to it when the instance is gone.
+func TestWriteAfterTheEnd(t *testing.T) {
+	i := instance(t, theGuest(t), InstanceOptions{})
+	h := i.handle
+	i.Close()
+	if n := write(h, 1, []byte("too late")); n != 8 {
+		t.Errorf("wrote %d", n)
+	}
+	if n := write(cgo.Handle(1<<40), 2, nil); n != 0 {
+		t.Errorf("wrote %d", n)
+	}
+}
+
+// TestPanicsOfTheHost: those of a writer, or in a drop, end no process either.
+func TestPanicsOfTheHost(t *testing.T) {
+	i := instance(t, theGuest(t), InstanceOptions{Stdout: panics{}})
+	if n := write(i.handle, 1, []byte("x")); n >= 0 {
+		t.Errorf("wrote %d", n)
+	}
+}
+
+type panics struct{}
+
+func (panics) Write([]byte) (int, error) { panic("as it was asked to") }
