@@ -32,8 +32,16 @@ func (s *Session) Serve(w http.ResponseWriter, r *http.Request, call func(ctx co
 	x := newExchange(s.state, w, r)
 	params := value.AppendU32(nil, s.state.Put(&incomingRequest{exchange: x}))
 	params = value.AppendU32(params, s.state.Put(&outparam{exchange: x}))
-	stop := context.AfterFunc(r.Context(), x.interrupt)
-	defer stop()
+	interrupted := make(chan struct{})
+	stop := context.AfterFunc(r.Context(), func() {
+		defer close(interrupted)
+		x.interrupt()
+	})
+	defer func() {
+		if !stop() {
+			<-interrupted // the writer must not be used after its handler
+		}
+	}()
 	return x.end(call(r.Context(), params))
 }
 

@@ -70,14 +70,28 @@ func (w *Worker) route(rw http.ResponseWriter, r *http.Request) {
 	if client := r.Header.Get("X-Forwarded-For"); client != "" {
 		r.RemoteAddr = net.JoinHostPort(client, "0")
 	}
-	// The pod's own connections are closed when its grace is over; the router's stays, and what waits on it is woken.
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
-	rc := http.NewResponseController(rw)
-	defer context.AfterFunc(p.alive, func() {
+	defer onEnd(p.alive, func() {
+		// The pod's own connections are closed when its grace is over; the router's stays, and what waits on it is woken.
 		cancel(errStopping)
+		rc := http.NewResponseController(rw)
 		_ = rc.SetReadDeadline(time.Now())
 		_ = rc.SetWriteDeadline(time.Now().Add(time.Second)) // for the status
 	})()
 	s.ServeHTTP(rw, r.WithContext(ctx))
+}
+
+// onEnd is context.AfterFunc whose stop waits for f, if it runs: f may use what is gone when the handler has returned.
+func onEnd(ctx context.Context, f func()) (stop func()) {
+	ran := make(chan struct{})
+	cancel := context.AfterFunc(ctx, func() {
+		defer close(ran)
+		f()
+	})
+	return func() {
+		if !cancel() {
+			<-ran
+		}
+	}
 }

@@ -113,6 +113,9 @@ func (s *server) call(ctx context.Context, m *boundMethod, c dataplane.Call, lim
 		return s.failed(ctx, m, err)
 	}
 	if g.call.status != nil { // the guest cannot hide it
+		if s.pod.alive.Err() != nil { // what broke its streams off
+			return failedStopping.status(nil)
+		}
 		return g.call.status
 	}
 	return s.answer(m, c, b)
