@@ -13,7 +13,7 @@ import (
 
 const (
 	// turns is how often the component and the bare handler are asked in turn; the report has the medians.
-	turns = 5
+	turns = 7
 	// smallSize is the payload of the unary calls, largeSize of those whose bytes a second count.
 	smallSize, largeSize = 128, 1 << 20
 	// smallAtATime is less than what a pod lets in by default, 64; largeAtATime keeps both sides busy.
