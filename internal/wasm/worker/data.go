@@ -11,8 +11,8 @@ import (
 )
 
 // ServeData answers the requests of the node's router on a listener, by cleartext HTTP/2 and HTTP/1.1, until ctx ends. The
-// header control.HeaderContainer, which the pod does not see, says which pod a request is for, and X-Forwarded-For who the
-// client is.
+// header control.HeaderContainer, which the pod does not see, says which pod a request is for, and control.HeaderPeer
+// who its client is.
 func (w *Worker) ServeData(ctx context.Context, listener *net.UnixListener) error {
 	protocols := &http.Protocols{}
 	protocols.SetHTTP1(true)
@@ -66,9 +66,6 @@ func (w *Worker) route(rw http.ResponseWriter, r *http.Request) {
 	if !ok {
 		http.Error(rw, fmt.Sprintf("pod %s is a command and serves no requests", id), http.StatusServiceUnavailable)
 		return
-	}
-	if client := r.Header.Get("X-Forwarded-For"); client != "" {
-		r.RemoteAddr = net.JoinHostPort(client, "0")
 	}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
