@@ -37,6 +37,9 @@ func (s *soak) check() {
 		}
 		return errors.Join(s.checkProcesses(list.Containers, pods.Items), s.checkStatuses(list.Containers), s.checkAddresses(pods.Items))
 	})
+	for _, u := range s.units {
+		u.check()
+	}
 	for _, w := range s.workers {
 		for _, c := range w.own.containers {
 			w.expect(c, c.state)
@@ -56,7 +59,14 @@ func (s *soak) checkProcesses(containers []*runtimeapi.Container, pods []*runtim
 	}
 	at := processesByID()
 	var errs []error
+	units := map[string]bool{} // their processes are shared workers
+	for _, p := range pods {
+		units[p.Id] = p.RuntimeHandler == handler
+	}
 	for _, c := range containers {
+		if units[c.PodSandboxId] {
+			continue
+		}
 		if n := at[c.Id]; (n > 0) != (c.State == running) {
 			errs = append(errs, fmt.Errorf("container %s %s is %s and has %d processes", c.Metadata.Name, c.Id, c.State, n))
 		}
@@ -184,7 +194,7 @@ func (s *soak) checkLog(c *container) {
 		}
 		n = got
 	}
-	if c.kind == "burst" && c.state == exited && !c.ordered && n != burstLines {
+	if c.lines > 0 && c.state == exited && !c.ordered && n != c.lines {
 		s.t.Errorf("log of %s (%s) ends with line %d", c.id, c.kind, n)
 	}
 }
@@ -218,6 +228,9 @@ func (s *soak) removeAll() {
 	for _, p := range s.shared {
 		s.renew(p, s.rng)
 	}
+	for _, u := range s.units {
+		u.begin()
+	}
 	remove := &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: harness.Config}}
 	harness.Eventually(s.t, settleTime, func() error { _, err := s.img.RemoveImage(s.t.Context(), remove); return err })
 	if s.d.Pid() != s.basePid {
@@ -231,14 +244,15 @@ func (s *soak) removeAll() {
 		if kib := s.residentKiB(); s.d.Pid() == s.basePid && kib > s.resident+moreKiB {
 			more = errors.Join(more, fmt.Errorf("the daemon has %d KiB of memory, at first it had %d", kib, s.resident))
 		}
-		return errors.Join(more, s.base.Leaks(harness.Snapshot(s.d)))
+		return errors.Join(more, s.workerGrowth(), s.base.Leaks(s.snapshot()))
 	})
+	s.useComponents()
 	s.takeBase()
 }
 
 // takeBase remembers what there is without pods.
 func (s *soak) takeBase() {
-	s.base, s.basePid, s.goroutines, s.resident = harness.Snapshot(s.d), s.d.Pid(), s.countGoroutines(), s.residentKiB()
+	s.base, s.basePid, s.goroutines, s.resident = s.snapshot(), s.d.Pid(), s.countGoroutines(), s.residentKiB()
 }
 
 // moreKiB is what the daemon's memory may grow by between two moments without pods: Go gives it back when it pleases.
@@ -246,17 +260,11 @@ const moreKiB = 96 << 10
 
 // residentKiB is the daemon's resident memory.
 func (s *soak) residentKiB() int {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.d.Pid()))
-	if err != nil {
-		s.t.Error(err)
+	u, ok := usageOf(s.d.Pid())
+	if !ok {
+		s.t.Error("the daemon has ended")
 	}
-	for line := range strings.Lines(string(status)) {
-		if f := strings.Fields(line); len(f) > 1 && f[0] == "VmRSS:" {
-			n, _ := strconv.Atoi(f[1])
-			return n
-		}
-	}
-	return 0
+	return u.residentKiB
 }
 
 // countGoroutines asks the daemon's profiles.

@@ -4,6 +4,8 @@
 //
 //	workers ──▶ one pod of their own each: its state is known, so every answer is
 //	        ──▶ pods that all share: any answer that a caller may see is right
+//	units   ──▶ one component pod each: its model is the state table, and what runs answers on the network, whatever
+//	            the daemon does; the processes that run components are killed as well
 //	test    ──▶ phases: quiet, SIGKILL, SIGTERM, a fail point that kills, fails or delays
 //	        ──▶ between the phases nobody calls, and everything must be true (check_test.go)
 //

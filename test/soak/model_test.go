@@ -39,6 +39,9 @@ type container struct {
 	// rotations counts the log files that were put aside, held by mu for one rotation.
 	mu        sync.Mutex
 	rotations int
+	// ends tells that it ends by itself, lines the number of its last line then; printed counts lines that were ordered.
+	ends           bool
+	lines, printed int
 }
 
 // kinds are what the containers do. Lines of the log are counted from 1 by each start.
@@ -96,11 +99,13 @@ func (p *pod) newContainer(rng *rand.Rand) *container {
 	case "stubborn":
 		config.Annotations = map[string]string{"fake.tripod.dev/ignore-stop": "true"}
 	}
-	return &container{kind: kind, pod: p, config: config, log: p.config.LogDirectory + "/" + config.LogPath}
+	c := &container{kind: kind, pod: p, config: config, log: p.config.LogDirectory + "/" + config.LogPath}
+	c.ends = !slices.Contains([]string{"ticker", "stubborn"}, kind)
+	if kind == "burst" {
+		c.lines = burstLines
+	}
+	return c
 }
-
-// ends tells that containers of this kind end by themselves.
-func (c *container) ends() bool { return !slices.Contains([]string{"ticker", "stubborn"}, c.kind) }
 
 func (p *pod) add(c *container) {
 	p.mu.Lock()

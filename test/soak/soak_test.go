@@ -19,11 +19,13 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/test/harness"
 )
 
 const (
 	workers    = 4
+	units      = 4
 	sharedPods = 2
 	phase      = 5 * time.Second
 	// stopTime is more than any call of the workers takes.
@@ -54,21 +56,31 @@ type soak struct {
 	points []string
 	// armed is the fail point of this life of the daemon, empty when there is none.
 	armed atomic.Pointer[string]
-	calls atomic.Int64
+	// calls are those to the daemon, answers those of components.
+	calls, answers atomic.Int64
+	// deathCount goes up when a worker of components is about to be killed, and when it is dead.
+	deathCount atomic.Int64
+	// cells are those of the state table that unit pods have been in, each without any doubt.
+	cells sync.Map
 
 	workers []*worker
 	shared  []*pod
+	units   []*unit
 	events  *listener
 	// base is what there was without pods; basePid is the life of the daemon whose files, goroutines and memory count.
 	base       harness.Resources
 	basePid    int
 	goroutines int
 	resident   int
+	workerBase map[process.ID]usage
 
 	mu sync.Mutex
 	// harmed are the containers and pods whose helpers were killed: their logs may be torn, their ends unknown.
 	harmed map[string]bool
 }
+
+// modes are who shares a worker of components, beside each OCI runtime.
+var modes = map[string]string{"crun": "node", "runc": "pod"}
 
 func TestSoak(t *testing.T) {
 	for _, backend := range []string{"crun", "runc", "fake"} {
@@ -95,7 +107,10 @@ func run(t *testing.T, backend string) {
 		s.phase(n)
 	}
 	s.removeAll()
-	t.Logf("%d calls", s.calls.Load())
+	cells := 0
+	s.cells.Range(func(any, any) bool { cells++; return true })
+	t.Logf("%d calls, %d cells of the state table, %d answers of components, %d of their workers killed",
+		s.calls.Load(), cells, s.answers.Load(), s.deathCount.Load()/2)
 }
 
 func newSoak(t *testing.T, backend string, seed uint64) *soak {
@@ -105,7 +120,7 @@ func newSoak(t *testing.T, backend string, seed uint64) *soak {
 	if backend == "fake" {
 		opts = append(opts, harness.Fake())
 	} else {
-		opts = append(opts, harness.Set("linux.runtime", backend))
+		opts = append(opts, harness.Set("linux.runtime", backend), harness.Wasm(t, modes[backend]))
 	}
 	if err := os.MkdirAll("/run/soak-"+backend, 0o700); err != nil {
 		t.Fatal(err)
@@ -133,6 +148,12 @@ func newSoak(t *testing.T, backend string, seed uint64) *soak {
 	for i := range workers {
 		s.workers = append(s.workers, newWorker(s, seed, i))
 	}
+	if s.linux {
+		for i := range units {
+			s.units = append(s.units, newUnit(s, seed, i))
+		}
+	}
+	s.useComponents()
 	s.takeBase()
 	return s
 }
@@ -150,7 +171,7 @@ func (s *soak) failpoints() []string {
 	var points []string
 	for _, name := range strings.Fields(string(out)) {
 		of, _, _ := strings.Cut(name, ".")
-		if of == "node" || of == "network" || of == "image" || of == "linux" == s.linux {
+		if of == "node" || of == "network" || of == "image" || (of == "linux" || of == "wasm") == s.linux {
 			points = append(points, name)
 		}
 	}
@@ -167,10 +188,17 @@ func (s *soak) phase(n int) {
 	for _, w := range s.workers {
 		wg.Go(func() { w.work(stop) })
 	}
+	for _, u := range s.units {
+		wg.Go(func() { u.work(stop) })
+	}
 	wg.Go(func() { s.watchLists(stop) })
 	if s.linux {
 		rng := rand.New(rand.NewPCG(s.rng.Uint64(), 1))
 		wg.Go(func() { s.killHelpers(rng, stop) })
+		if s.rng.IntN(2) == 0 {
+			rng := rand.New(rand.NewPCG(s.rng.Uint64(), 2))
+			wg.Go(func() { s.killWasmWorkers(rng, stop) })
+		}
 	}
 	s.supervise(trouble)
 	close(stop)
@@ -188,12 +216,12 @@ func (s *soak) phase(n int) {
 	s.t.Logf("%s phase %d: all calls have ended", clock(), n)
 	s.check()
 	s.events.close()
-	if s.rng.IntN(3) == 0 {
-		s.removeAll()
-	}
 	if s.armed.Load() != nil {
 		s.arm("")
 		s.d.Restart()
+	}
+	if s.rng.IntN(3) == 0 {
+		s.removeAll()
 	}
 }
 

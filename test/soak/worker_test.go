@@ -414,7 +414,7 @@ func (w *worker) expect(c *container, want runtimeapi.ContainerState) {
 	case !answered || w.isHarmed(c.id, c.pod.id):
 	case err != nil:
 		w.t.Errorf("ContainerStatus of %s (%s), which should be %s: %v", c.id, c.kind, want, err)
-	case got.State == exited && want == running && c.ends():
+	case got.State == exited && want == running && c.ends:
 		c.state = exited
 	case got.State != want:
 		w.t.Errorf("%s container %s (%s) is %s (%s, %d, %s), not %s", clock(), c.id, c.kind, got.State, got.Reason, got.ExitCode, got.Message, want)
