@@ -40,6 +40,19 @@ func newHandler() *handler {
 	}
 }
 
+// fail has every request after this one answered with err.
+func (h *handler) fail(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.err = err
+}
+
+func (h *handler) answer() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.err
+}
+
 func (h *handler) Hello() Hello { return h.hello }
 
 func (h *handler) Load(_ context.Context, code Code) (Loaded, error) {
@@ -51,24 +64,24 @@ func (h *handler) Load(_ context.Context, code Code) (Loaded, error) {
 	return Loaded{Digest: code.Digest, World: string(data)}, err
 }
 
-func (h *handler) Unload(context.Context, string) error         { return h.err }
-func (h *handler) Kill(context.Context, string) error           { return h.err }
-func (h *handler) Remove(context.Context, string) error         { return h.err }
-func (h *handler) UpdateTLS(context.Context, string, TLS) error { return h.err }
-func (h *handler) Update(context.Context, Update) error         { return h.err }
+func (h *handler) Unload(context.Context, string) error         { return h.answer() }
+func (h *handler) Kill(context.Context, string) error           { return h.answer() }
+func (h *handler) Remove(context.Context, string) error         { return h.answer() }
+func (h *handler) UpdateTLS(context.Context, string, TLS) error { return h.answer() }
+func (h *handler) Update(context.Context, Update) error         { return h.answer() }
 func (h *handler) List(context.Context) ([]Status, error) {
-	return []Status{{ID: "a"}, {ID: "b"}}, h.err
+	return []Status{{ID: "a"}, {ID: "b"}}, h.answer()
 }
-func (h *handler) Stats(context.Context, []string) ([]Stats, error) { return nil, h.err }
+func (h *handler) Stats(context.Context, []string) ([]Stats, error) { return nil, h.answer() }
 func (h *handler) Metrics(context.Context, []string) ([]Metrics, error) {
-	return []Metrics{{ID: "a", Methods: []MethodMetrics{{Procedure: "/p.S/M", Codes: map[string]uint64{"OK": 3}}}}}, h.err
+	return []Metrics{{ID: "a", Methods: []MethodMetrics{{Procedure: "/p.S/M", Codes: map[string]uint64{"OK": 3}}}}}, h.answer()
 }
 
 func (h *handler) ReopenLog(_ context.Context, _ string, file *os.File) error {
 	if file != nil {
 		file.Close()
 	}
-	return h.err
+	return h.answer()
 }
 
 func (h *handler) Start(_ context.Context, spec PodSpec) (Status, error) {
@@ -183,19 +196,17 @@ func TestFilesTravelWithTheirRequest(t *testing.T) {
 		Ports:  []Port{{Kind: PortTLS, Socket: File{File: file(t, "port")}}},
 	}
 	before := openFiles(t)
-	var all sync.WaitGroup
-	for range 8 { // frames of many goroutines do not mix
-		all.Go(func() {
-			status, err := c.Start(t.Context(), spec)
-			if err != nil || status.ID != "pod" {
-				t.Errorf("start: %v, %v", status, err)
-			}
-			for _, f := range spec.files() {
-				_, _ = f.Seek(0, io.SeekStart)
-			}
-		})
-		all.Wait()
+	for range 8 { // one after the other: the files are read from where they stand
+		status, err := c.Start(t.Context(), spec)
+		require.NoError(t, err)
+		require.Equal(t, "pod", status.ID)
+		for _, f := range spec.files() {
+			_, err := f.Seek(0, io.SeekStart)
+			require.NoError(t, err)
+		}
 	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	require.Len(t, h.specs, 8)
 	for i, s := range h.specs {
 		require.Equal(t, spec.Args, s.Args)
@@ -210,12 +221,13 @@ func TestErrorsKeepTheirClass(t *testing.T) {
 	_, path := start(t, h)
 	c := dial(t, path)
 	for _, class := range classes {
-		h.err = fmt.Errorf("what was asked: %w", class.err)
+		fault := fmt.Errorf("what was asked: %w", class.err)
+		h.fail(fault)
 		err := c.Remove(t.Context(), "pod")
 		require.ErrorIs(t, err, class.err)
-		require.Equal(t, h.err.Error(), err.Error())
+		require.EqualError(t, err, fault.Error())
 	}
-	h.err = errors.New("a fault")
+	h.fail(errors.New("a fault"))
 	err := c.Remove(t.Context(), "pod")
 	require.EqualError(t, err, "a fault")
 	require.Nil(t, errors.Unwrap(err))
