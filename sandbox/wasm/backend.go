@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -172,7 +173,7 @@ func (b *Backend) Close() error {
 	b.watcher.close()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*endTime)
 	defer cancel()
-	return b.keeper.close(ctx, func(w *worker) bool { return b.hasPods(w.scope) })
+	return b.keeper.close(ctx, b.busy)
 }
 
 func (c Config) withDefaults() Config {
@@ -246,8 +247,25 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	return fpSandboxMade.Hit(ctx)
 }
 
-// StopSandbox implements sandbox.Backend: without its container a sandbox has nothing that lives.
-func (b *Backend) StopSandbox(context.Context, *sandbox.Pod) error { return nil }
+// StopSandbox implements sandbox.Backend. Without its container a sandbox has nothing that lives but the worker that it
+// may have for itself, in the cgroup that a kubelet is about to remove.
+func (b *Backend) StopSandbox(ctx context.Context, p *sandbox.Pod) error {
+	if b.cfg.Workers != WorkerPerPod {
+		return nil
+	}
+	return b.endWorkers(ctx, b.keeper.scopeOf(p))
+}
+
+// endWorkers ends the workers of a scope.
+func (b *Backend) endWorkers(ctx context.Context, scope string) error {
+	var errs []error
+	for _, w := range b.keeper.all() {
+		if w.scope == scope && !b.busy(w) || w.scope == scope && b.cfg.Workers == WorkerPerPod {
+			errs = append(errs, w.end(ctx))
+		}
+	}
+	return errors.Join(errs...)
+}
 
 // RemoveSandbox implements sandbox.Backend.
 func (b *Backend) RemoveSandbox(ctx context.Context, p *sandbox.Pod) error {
@@ -278,13 +296,10 @@ func (b *Backend) endIdle(ctx context.Context, scope string) error {
 	if scope == "" || b.hasPods(scope) {
 		return nil
 	}
-	var errs []error
-	for _, w := range b.keeper.all() {
-		if w.scope == scope && (w.retired || b.cfg.Workers != WorkerPerNode) {
-			errs = append(errs, w.end(ctx))
-		}
+	if scope == scopeNode && b.cfg.Workers == WorkerPerNode {
+		return b.keeper.endRetired(ctx)
 	}
-	return errors.Join(errs...)
+	return b.endWorkers(ctx, scope)
 }
 
 // hasPods tells whether a scope has pods.
@@ -297,6 +312,18 @@ func (b *Backend) hasPods(scope string) bool {
 		}
 	}
 	return false
+}
+
+// busy tells whether a worker must outlive us: its scope has pods, or it runs one of another scope, from before the
+// configuration was changed.
+func (b *Backend) busy(w *worker) bool {
+	if b.hasPods(w.scope) {
+		return true
+	}
+	return slices.ContainsFunc(b.handles(), func(h *handle) bool {
+		_, l := h.snapshot()
+		return l != nil && l.worker == w
+	})
 }
 
 // report gives an event to the node.

@@ -75,9 +75,12 @@ func (k *keeper) scopeOf(p *sandbox.Pod) string {
 	case WorkerPerPod:
 		return "pod-" + keyOf(p.ID)
 	default:
-		return "node"
+		return scopeNode
 	}
 }
+
+// scopeNode is the scope of all pods.
+const scopeNode = "node"
 
 // scopeOfName is the scope in a worker's name.
 func scopeOfName(name string) (string, bool) {
@@ -298,6 +301,17 @@ func (k *keeper) all() []*worker {
 		list = append(list, w)
 	}
 	return list
+}
+
+// endRetired ends the workers of another program.
+func (k *keeper) endRetired(ctx context.Context) error {
+	var errs []error
+	for _, w := range k.all() {
+		if w.retired {
+			errs = append(errs, w.end(ctx))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // named finds a worker.

@@ -235,6 +235,26 @@ func TestWorkerModes(t *testing.T) {
 	}
 }
 
+// TestModeChanges: pods of before stay where they are, whoever shares a worker now, and restart where they would be made.
+func TestModeChanges(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.Workers = WorkerPerNamespace })
+	p, c := r.run("p", "world=grpc")
+	r.part()
+	r.config.Workers = WorkerPerNode
+	r.open()
+	r.wantState(p, c, sandbox.StateRunning)
+	r.must(r.StopContainer(r.ctx(), p, c, time.Second))
+	r.must(r.StartContainer(r.ctx(), p, c))
+	h, err := r.lookup(c.ID)
+	r.must(err)
+	if s, l := h.snapshot(); l.worker.scope != scopeNode || !r.busy(l.worker) {
+		t.Errorf("it runs in %s; busy: %v", s.Worker, r.busy(l.worker))
+	}
+	r.must(r.Close()) // which must not end the worker that it moved to
+	r.open()
+	r.wantState(p, c, sandbox.StateRunning)
+}
+
 // TestOwnWorkerIsLimited: the worker of one pod lies in a cgroup of the pod's, with the container's limits, and the cgroup
 // goes with it; the workers of many have one each.
 func TestOwnWorkerIsLimited(t *testing.T) {
@@ -278,8 +298,8 @@ func TestOwnWorkerIsLimited(t *testing.T) {
 	r.abandon()
 	r.wantState(p, c, sandbox.StateRunning)
 	dirs := r.keeper.cgroups.Dirs(l.worker.cgroup)
-	r.must(r.RemoveSandbox(r.ctx(), p))
-	delete(r.known, p.ID)
+	r.must(r.StopContainer(r.ctx(), p, c, 0))
+	r.must(r.StopSandbox(r.ctx(), p)) // after which a kubelet removes the pod's cgroup
 	for _, dir := range dirs {
 		if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s is left: %v", dir, err)

@@ -169,7 +169,7 @@ func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool, in in
 		}
 	}
 	for w := range in {
-		if !b.hasPods(w.scope) && (w.retired || b.cfg.Workers != WorkerPerNode || w.scope != "node") {
+		if !b.busy(w) && (w.retired || b.cfg.Workers != WorkerPerNode || w.scope != scopeNode) {
 			errs = append(errs, w.end(ctx))
 		}
 	}
