@@ -26,7 +26,13 @@ type exchange struct {
 	writing     atomic.Bool // it has begun, for interrupt
 	failed      *CodeError  // in place of a response
 	out         *outBody    // its body; nil when the guest asks for none
+
+	// ended: w and r are the server's again. A guest that is used for more requests may still have resources of this one.
+	ended bool
 }
+
+// errEnded ends a guest that answers a request which is over.
+var errEnded = errors.New("the resource belongs to a request that is over")
 
 func newExchange(s *wasi.State, w http.ResponseWriter, r *http.Request) *exchange {
 	return &exchange{state: s, w: w, r: r, control: http.NewResponseController(w)}
@@ -54,7 +60,7 @@ func (x *exchange) interruptRead() {
 
 // requestBody is the input of the request's body.
 func (x *exchange) requestBody() wasi.Input {
-	if x.r.Body == nil || x.r.Body == http.NoBody {
+	if x.r.Body == nil || x.r.Body == http.NoBody || x.ended && x.body == nil {
 		return wasi.Empty{}
 	}
 	if x.body == nil {
@@ -88,6 +94,7 @@ func (x *exchange) begin(response *outgoingResponse) {
 // end is called when the guest's handle has returned; err is its error. It returns when nothing goes on in the background
 // any more.
 func (x *exchange) end(err error) error {
+	x.ended = true
 	if x.body != nil {
 		x.body.Release(x.interruptRead)
 	}
@@ -160,6 +167,9 @@ func (b *outBody) finish(trailers *fields) error {
 		return nil
 	}
 	x := b.exchange
+	if x.ended { // and with it the stream
+		return nil
+	}
 	if err := b.stream.Close(); err != nil && !errors.Is(err, io.ErrClosedPipe) {
 		return err
 	}

@@ -229,6 +229,9 @@ func outparamSet(c *wasi.Call) error {
 	if err != nil {
 		return err
 	}
+	if p.ended {
+		return errEnded
+	}
 	if failed := c.In.Option(); failed { // a result is encoded as an option is: 1 for the error
 		p.failed = readCode(c.In)
 		return c.In.Err()
@@ -254,6 +257,9 @@ func readCode(in *value.Reader) *CodeError {
 
 // sendInformational sends a response of status 1xx before the one to come (early hints, RFC 8297).
 func sendInformational(c *wasi.Call, p *outparam) error {
+	if p.ended {
+		return errEnded
+	}
 	status := int(c.In.U16())
 	headers, err := wasi.Take[*fields](c.State, c.In.U32())
 	if err != nil {
