@@ -213,9 +213,8 @@ static bool lift_list(tw_inst *i, const tw_prog *p, const tw_node *n, uint32_t a
   uint32_t each = e ? e->size : 1;
   if (!tw_range(i, addr, (uint64_t)count * each, e ? e->align : 1) || !out(i, b, &count, 4)) return false;
   if (!e || (e->kind >= TW_S8 && e->kind <= TW_F64)) {
-    const uint8_t *from = mem(i, addr);
-    if (!e && !tw_utf8(from, count)) return broken(i, "a string of the guest is not UTF-8");
-    return out(i, b, from, (size_t)count * each);
+    if (!out(i, b, mem(i, addr), (size_t)count * each)) return false; // before it is read: it may be all of the memory
+    return e || tw_utf8(b->data + b->len - count, count) || broken(i, "a string of the guest is not UTF-8");
   }
   for (uint32_t k = 0; k < count; k++)
     if (!tw_lift_at(i, p, elem, addr + k * each, b)) return false;

@@ -20,7 +20,7 @@ import (
 const wasmtimeVersion = "39.0.1"
 
 // codeVersion counts the changes to how we configure the compiler and to the form of code images.
-const codeVersion = 1
+const codeVersion = 2
 
 // Defaults of Config.
 const (
@@ -142,6 +142,7 @@ func (e *Engine) Compile(ctx context.Context, wasm []byte, opts CompileOptions) 
 			return nil, err
 		}
 		img.MinMemory += m.minMemory()
+		img.Memories += len(m.memories)
 	}
 	if bin.component {
 		err = e.compileComponent(ctx, wasm, bin, opts, img)

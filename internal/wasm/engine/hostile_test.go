@@ -94,3 +94,66 @@ func TestPanicsOfTheHost(t *testing.T) {
 type panics struct{}
 
 func (panics) Write([]byte) (int, error) { panic("as it was asked to") }
+
+// TestManyMemories: the limit of memory holds for all that a component has together, however often it instantiates its
+// modules.
+func TestManyMemories(t *testing.T) {
+	sig := signature{params: []*value.Type{tU32}, result: tU32}
+	grower := coreMod{funcs: []coreFn{{name: "f", params: 1, results: 1, body: []byte{0x20, 0, 0x40, 0}}}}
+	code := func(modules, times int) (*Code, *Func) {
+		c := newComp()
+		for range modules {
+			c.out.u8(1)
+			c.out.sized(grower.bytes())
+		}
+		for k := range times {
+			c.coreInstance(new(bin).u8(0).u32(k % modules).u32(0))
+		}
+		f := c.alias(0, "f", 0)
+		typ := c.funcType(sig.params, sig.result)
+		var canon, export bin
+		canon.u8(0, 0).u32(f).u32(0).u32(typ)
+		c.out.section(8, 1, canon)
+		export.u8(0).str("f").u8(1).u32(c.funcs).u8(0)
+		c.out.section(11, 1, export)
+		made := guest(t, testEngine(t), c.out, Host{})
+		fn, err := made.Func(Signature{Name: "f", Params: sig.params, Result: sig.result})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return made, fn
+	}
+	o := InstanceOptions{Path: PathComponent, MaxMemory: 16 << 20}
+	many, _ := code(1, 3)
+	if _, err := many.Instantiate(t.Context(), o); err == nil {
+		t.Error("a module with a memory, three times")
+	}
+	two, f := code(2, 2)
+	i := instance(t, two, o)
+	for pages, want := range map[uint32]uint32{130: 1<<32 - 1, 126: 2} {
+		if out, err := i.Call(t.Context(), f, u32s(pages), nil); err != nil || string(out) != string(u32s(want)) {
+			t.Errorf("%d pages more, of the 128 for one of two: %x, %v", pages, out, err)
+		}
+	}
+}
+
+// TestEndlessVectors: a call of preview 1 that would go on for as long as there is memory, where nobody can kill it.
+func TestEndlessVectors(t *testing.T) {
+	for name, call := range map[string]bin{
+		"fd_write":    *new(bin).i32(1).i32(0).i32(4096).i32(8),
+		"poll_oneoff": *new(bin).i32(0).i32(0).i32(2000).i32(8),
+	} {
+		var start bin
+		start.raw(call)
+		start.u8(0x10, 0, 0x10, 1)
+		m := coreMod{
+			imports: []coreFn{{module: preview1, name: name, params: 4, results: 1}, {module: preview1, name: "proc_exit", params: 1}},
+			funcs:   []coreFn{{name: "_start", body: start}},
+			pages:   64,
+		}
+		i := instance(t, guest(t, testEngine(t), m.bytes(), Host{}), InstanceOptions{})
+		if code, err := i.Run(t.Context()); code != 28 || err != nil {
+			t.Errorf("%s: %d, %v instead of EINVAL", name, code, err)
+		}
+	}
+}

@@ -19,6 +19,7 @@ type inspection struct {
 	Exports   []Item
 	Resources []resourceItem // imported
 	MinMemory uint64         // bytes that its core modules declare, all together
+	Memories  int            // how many they define
 	CoreOdd   string         // why there is no core path; "" if there is one
 	CoreWASI  bool           // the core module imports preview 1
 	CoreWaits bool           // it imports functions of preview 1 that can wait

@@ -72,7 +72,7 @@ static const char *next(const char **s) {
   return at;
 }
 
-enum { READ = 1, WRITE = 2 };
+enum { READ = 1, WRITE = 2, MAX_INSTANCES = 64, MAX_TABLES = 64 };
 
 static bool preopens(tw_inst *i, wasi_config_t *w, const tw_opts *o, const char *s) {
   for (uint32_t k = 0; k < o->npreopens; k++) {
@@ -153,7 +153,10 @@ tw_inst *tw_new(const tw_code *c, const tw_opts *o, const char *strings, size_t 
   i->scratch.max = SIZE_MAX / 4;
   i->store = wasmtime_store_new(c->engine, i, NULL);
   i->cx = wasmtime_store_context(i->store);
-  wasmtime_store_limiter(i->store, (int64_t)o->max_memory, (int64_t)o->max_table, -1, -1, -1);
+  // Memories are limited each by itself: those of a component share what there is for all. What else there can be many of
+  // takes memory of the host.
+  int64_t memories = i->core || !o->memories ? 1 : (int64_t)o->memories;
+  wasmtime_store_limiter(i->store, (int64_t)o->max_memory / memories, (int64_t)o->max_table, MAX_INSTANCES, MAX_TABLES, memories);
   wasmtime_store_epoch_deadline_callback(i->store, tw_tick, i, NULL);
   if (!i->core) tw_charge(i, (int64_t)o->min_memory);
   const char *dirs = keep(i, o, strings, len);

@@ -17,6 +17,10 @@
 enum { OK, EBADF_ = 8, EFAULT_ = 21, EINVAL_ = 28, EIO_ = 29, ENOTDIR_ = 54, ENOTSOCK_ = 57, ENOTSUP_ = 58, ESPIPE_ = 70 };
 enum { ENDED = -1 }; // the guest has been ended; why is set
 
+// What a call does in one piece, between two looks at whether the guest has been killed: vectors of a stream and
+// subscriptions (as IOV_MAX), bytes.
+enum { MAX_ENTRIES = 1024, MAX_PIECE = 1 << 20 };
+
 // call is one call: its parameters, and the guest's memory, which does not move meanwhile.
 typedef struct {
   tw_inst *i;
@@ -114,11 +118,12 @@ static int sched_yield_(call *c) { return tw_over(c->i) ? ENDED : OK; }
 static int each_vector(call *c, ptrdiff_t (*move)(call *, uint8_t *, size_t), uint64_t *moved) {
   uint64_t at = arg(c, 1);
   *moved = 0;
+  if (arg(c, 2) > MAX_ENTRIES) return EINVAL_;
   for (uint32_t n = arg(c, 2); n--; at += 8) {
     if (!fits(c, at, 8)) return EFAULT_;
     uint32_t to = get32(c, (uint32_t)at), len = get32(c, (uint32_t)at + 4);
     if (!fits(c, to, len)) return EFAULT_;
-    ptrdiff_t k = len ? move(c, c->mem + to, len) : 0;
+    ptrdiff_t k = len ? move(c, c->mem + to, len < MAX_PIECE ? len : MAX_PIECE) : 0;
     if (k == ENDED) return ENDED;
     if (k < 0) return *moved ? OK : EIO_;
     *moved += (uint64_t)k;
@@ -237,7 +242,7 @@ static bool wants_input(call *c, uint32_t subs, uint32_t n) {
 
 static int poll_oneoff(call *c) {
   uint32_t subs = arg(c, 0), n = arg(c, 2);
-  if (!n) return EINVAL_;
+  if (!n || n > MAX_ENTRIES) return EINVAL_;
   if (!fits(c, subs, (uint64_t)n * SUBSCRIPTION) || !fits(c, arg(c, 1), (uint64_t)n * EVENT) || !fits(c, arg(c, 3), 4)) return EFAULT_;
   int64_t now = tw_now(), first = INT64_MAX, due;
   for (uint32_t k = 0; k < n; k++) {

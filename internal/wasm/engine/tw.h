@@ -234,7 +234,7 @@ typedef struct {
   int64_t budget;
   uint64_t max_memory, max_table, max_calls, max_value;
   uint64_t min_memory; // what the guest declares; on the component path nobody tells more
-  uint32_t max_handles;
+  uint32_t max_handles, memories; // memories: how many the guest defines
   uint32_t nargs, nenv, npreopens;
   int stdin_fd;       // the pipe to read, or -1
   uint64_t read_only; // bit n: preopen n
