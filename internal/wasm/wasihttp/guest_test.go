@@ -148,3 +148,26 @@ func TestExampleWithCurl(t *testing.T) {
 		}
 	})
 }
+
+// BenchmarkExample is one request by a fresh instance, without the network.
+func BenchmarkExample(b *testing.B) {
+	code, err := compiled()
+	if err != nil {
+		b.Fatal(err)
+	}
+	handle, err := code.Func(Signature())
+	if err != nil {
+		b.Fatal(err)
+	}
+	for name, path := range map[string]engine.Path{"component path": engine.PathComponent, "core path": engine.PathCore} {
+		b.Run(name, func(b *testing.B) {
+			h := &hello{nil, code, handle, path}
+			r := httptest.NewRequest("GET", "/path", nil)
+			for b.Loop() {
+				if err := h.serve(httptest.NewRecorder(), r); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

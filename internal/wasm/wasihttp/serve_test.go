@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -464,4 +465,42 @@ func TestSessionServesManyRequests(t *testing.T) {
 			t.Fatalf("request %d: %q, %v", i, w.Body, err)
 		}
 	}
+}
+
+// TestNothingIsLeft: requests that end in every wrong way leave no goroutine and no connection's worth of memory.
+func TestNothingIsLeft(t *testing.T) {
+	both(t, func(t *testing.T, h2 bool) {
+		server, outcomes := serve(t, h2, func(g *guest, q, out uint32) {
+			_, in := g.input(q)
+			p := g.call(streams, "[method]input-stream.subscribe", u32(in)).U32()
+			g.call(polls, "[method]pollable.ready", u32(p)) // it is read ahead from now on
+			g.write(g.stream(g.respond(out, 200)), "some")
+			panic(trap{errors.New("boom")})
+		})
+		ask := func() {
+			body, w := io.Pipe()
+			go func() {
+				<-outcomes
+				w.Close() // a client waits for its own body before it tells of an error
+			}()
+			resp, err := server.Client().Do(request(t, "POST", server.URL, body))
+			if err == nil {
+				_, _ = io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
+			}
+		}
+		ask()
+		before := runtime.NumGoroutine()
+		for range 50 {
+			ask()
+		}
+		server.CloseClientConnections()
+		deadline := time.Now().Add(10 * time.Second)
+		for runtime.NumGoroutine() > before+5 {
+			if time.Now().After(deadline) {
+				t.Fatalf("%d goroutines, %d before", runtime.NumGoroutine(), before)
+			}
+			time.Sleep(10 * time.Millisecond) // pacing of a poll
+		}
+	})
 }
