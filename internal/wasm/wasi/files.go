@@ -2,6 +2,7 @@ package wasi
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/wasm/value"
@@ -63,9 +65,15 @@ const errReadOnly = unix.EROFS
 func preopens(c *Call) error {
 	var opened []*descriptor
 	var names []string
+	if c.open+len(c.options.Preopens) > maxOpen {
+		return fmt.Errorf("the guest has %d files and directories open: %w", c.open, errdefs.ErrResourceExhausted)
+	}
 	for _, p := range c.options.Preopens {
 		root, err := os.OpenRoot(p.Path)
 		if err != nil {
+			for _, d := range opened {
+				_ = d.Close()
+			}
 			return err
 		}
 		c.open++

@@ -188,3 +188,23 @@ func openFiles(t *testing.T) int {
 	}
 	return len(all)
 }
+
+// TestPreopensAreBounded: a guest that asks for its directories again and again opens no more than files.
+func TestPreopensAreBounded(t *testing.T) {
+	g, _, _ := preopened(t, true)
+	for n := 1; ; n++ {
+		if _, err := g.try(strings.Replace(fsys, "types", "preopens", 1), "get-directories"); err != nil {
+			if n != maxOpen {
+				t.Errorf("refused at %d: %v", n, err)
+			}
+			break
+		}
+		if n > maxOpen {
+			t.Fatalf("%d directories are open", n)
+		}
+	}
+	g.Close()
+	if g.State.open != 0 {
+		t.Errorf("%d are counted", g.State.open)
+	}
+}

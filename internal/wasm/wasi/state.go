@@ -35,6 +35,24 @@ type State struct {
 	wake    chan struct{}
 	out     []byte
 	open    int // files and directories
+	held    int // see Hold
+}
+
+// maxHeld is how much memory of the host, in bytes, the resources of an instance may hold together, besides a window for
+// each of its streams.
+const maxHeld = 16 << 20
+
+// ErrHeld ends a guest that would hold more.
+var ErrHeld = fmt.Errorf("the guest's resources hold more than %d bytes: %w", maxHeld, errdefs.ErrResourceExhausted)
+
+// Hold counts n bytes more that a resource holds, or -n that it holds no more. It counts nothing, and is false, when
+// that would be too much.
+func (s *State) Hold(n int) bool {
+	if n > 0 && n > maxHeld-s.held {
+		return false
+	}
+	s.held += n
+	return true
 }
 
 // NewState makes the State of an instance. Nothing is opened before the guest asks for it.

@@ -190,8 +190,10 @@ func (b *outBody) finish(trailers *fields) error {
 // earlyOutput is an output-stream of a body whose response is not set yet: it takes what fits into a window and has the
 // guest wait for more room until then.
 type earlyOutput struct {
-	written []byte
+	state   *wasi.State
+	written []byte // held
 	to      *wasi.Writer
+	closed  bool
 }
 
 const earlyWindow = 64 << 10
@@ -199,7 +201,21 @@ const earlyWindow = 64 << 10
 func (e *earlyOutput) join(to *wasi.Writer) {
 	e.to = to
 	_ = to.Write(e.written)
+	e.forget()
+}
+
+func (e *earlyOutput) forget() {
+	e.state.Hold(-len(e.written))
 	e.written = nil
+}
+
+// Close is called when the guest drops the body: what was written of it goes nowhere.
+func (b *outBody) Close() error {
+	if b.early != nil && b.stream == nil {
+		b.early.closed = true
+		b.early.forget()
+	}
+	return nil
 }
 
 // Room is documented at wasi.Output, as are the others.
@@ -207,12 +223,18 @@ func (e *earlyOutput) Room() (int, error) {
 	if e.to != nil {
 		return e.to.Room()
 	}
+	if e.closed {
+		return 0, io.ErrClosedPipe
+	}
 	return earlyWindow - len(e.written), nil
 }
 
 func (e *earlyOutput) Write(p []byte) error {
 	if e.to != nil {
 		return e.to.Write(p)
+	}
+	if !e.state.Hold(len(p)) {
+		return wasi.ErrHeld
 	}
 	e.written = append(e.written, p...)
 	return nil
@@ -230,11 +252,13 @@ func (e *earlyOutput) Through(p []byte) (bool, error) {
 	if e.to != nil {
 		return e.to.Through(p)
 	}
+	if e.closed {
+		return true, io.ErrClosedPipe
+	}
 	if len(e.written)+len(p) > earlyWindow {
 		return true, errors.New("the body of a response that is not set has no more room")
 	}
-	e.written = append(e.written, p...)
-	return true, nil
+	return true, e.Write(p)
 }
 
 // contentLength is what the guest says the length of the body is; -1 when it does not.

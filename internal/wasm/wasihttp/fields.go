@@ -19,17 +19,51 @@ const (
 	immutable
 )
 
-// maxFields bounds the names and values of one fields resource, in bytes.
-const maxFields = 1 << 20
+// maxFields bounds one fields resource, in bytes: its names and values, and for each what a field takes (as RFC 7541, 4.1).
+const (
+	maxFields     = 1 << 20
+	fieldOverhead = 32
+)
 
 // fields is the resource of that name: names in lower case, in the order in which they were given.
 type fields struct {
 	list      []field
-	size      int
+	size      int // held of the state
 	immutable bool
+	state     *wasi.State
 }
 
 type field struct{ name, value string }
+
+func (x field) size() int { return len(x.name) + len(x.value) + fieldOverhead }
+
+// newFields are fields with a list of their own, or one that they share; either is held.
+func newFields(s *wasi.State, list []field, immutable bool) (*fields, error) {
+	f := &fields{list: list, immutable: immutable, state: s}
+	for _, x := range list {
+		f.size += x.size()
+	}
+	if !s.Hold(f.size) {
+		return nil, wasi.ErrHeld
+	}
+	return f, nil
+}
+
+// ownFields gives the guest newFields.
+func ownFields(c *wasi.Call, list []field, immutable bool) error {
+	f, err := newFields(c.State, list, immutable)
+	if err == nil {
+		c.Own(f)
+	}
+	return err
+}
+
+// Close is called when the fields are dropped, or have been used up.
+func (f *fields) Close() error {
+	f.state.Hold(-f.size)
+	f.list, f.size = nil, 0
+	return nil
+}
 
 // forbiddenNames are of the connection, which is the server's (RFC 9110, 7.6.1), or say what the server says itself.
 var forbiddenNames = []string{
@@ -38,8 +72,7 @@ var forbiddenNames = []string{
 }
 
 // fieldsOf are the fields of a header of net/http, without those that are forbidden; their order is that of the names.
-func fieldsOf(header http.Header) *fields {
-	f := &fields{immutable: true}
+func fieldsOf(header http.Header) (list []field) {
 	names := make([]string, 0, len(header))
 	for name := range header {
 		names = append(names, name)
@@ -51,10 +84,10 @@ func fieldsOf(header http.Header) *fields {
 			continue
 		}
 		for _, v := range header[name] {
-			f.list = append(f.list, field{lower, v})
+			list = append(list, field{lower, v})
 		}
 	}
-	return f
+	return list
 }
 
 // check tells why a name and its values cannot be added: a case of header-error, or -1.
@@ -72,24 +105,28 @@ func (f *fields) check(name string, values ...string) int {
 		if !httpguts.ValidHeaderFieldValue(v) {
 			return invalidSyntax
 		}
-		size += len(name) + len(v)
+		size += field{name, v}.size()
 	}
-	if size > maxFields {
+	if size > maxFields || !f.state.Hold(size-f.size) {
 		return forbidden
 	}
+	f.state.Hold(f.size - size) // add will
 	return -1
 }
 
 func (f *fields) add(name, value string) {
-	f.list = append(f.list, field{strings.ToLower(name), value})
-	f.size += len(name) + len(value)
+	x := field{strings.ToLower(name), value}
+	f.list = append(f.list, x)
+	f.state.Hold(x.size())
+	f.size += x.size()
 }
 
 func (f *fields) remove(name string) {
 	name = strings.ToLower(name)
 	f.list = slices.DeleteFunc(f.list, func(x field) bool {
 		if x.name == name {
-			f.size -= len(x.name) + len(x.value)
+			f.state.Hold(-x.size())
+			f.size -= x.size()
 		}
 		return x.name == name
 	})
@@ -115,14 +152,10 @@ func (f *fields) copyTo(header http.Header, prefix string) {
 
 // onFields makes a method of fields.
 func onFields(do func(c *wasi.Call, f *fields)) wasi.Func {
-	return func(c *wasi.Call) error {
-		f, err := wasi.Get[*fields](c.State, c.In.U32())
-		if err != nil {
-			return err
-		}
+	return on(func(c *wasi.Call, f *fields) error {
 		do(c, f)
 		return nil
-	}
+	})
 }
 
 // changed writes a result<_, header-error>, after doing what is allowed.
@@ -143,13 +176,13 @@ func appendEntries(c *wasi.Call, list []field) {
 }
 
 func fieldsFromList(c *wasi.Call) error {
-	f := &fields{}
+	f := &fields{state: c.State}
 	for range c.In.Len() {
 		name, v := c.In.String(), c.In.String()
 		if refused := f.check(name, v); refused >= 0 {
 			c.FailedWith(refused)
 			c.In.Raw(len(c.In.Rest()))
-			return nil
+			return f.Close()
 		}
 		f.add(name, v)
 	}
@@ -159,7 +192,7 @@ func fieldsFromList(c *wasi.Call) error {
 }
 
 var fieldsFuncs = map[string]wasi.Func{
-	"[constructor]fields":      func(c *wasi.Call) error { c.Own(&fields{}); return nil },
+	"[constructor]fields":      func(c *wasi.Call) error { return ownFields(c, nil, false) },
 	"[static]fields.from-list": fieldsFromList,
 	"[method]fields.get": onFields(func(c *wasi.Call, f *fields) {
 		values := f.get(c.In.String())
@@ -193,7 +226,7 @@ var fieldsFuncs = map[string]wasi.Func{
 		changed(c, f.check(name, v), func() { f.add(name, v) })
 	}),
 	"[method]fields.entries": onFields(func(c *wasi.Call, f *fields) { appendEntries(c, f.list) }),
-	"[method]fields.clone": onFields(func(c *wasi.Call, f *fields) {
-		c.Own(&fields{list: slices.Clone(f.list), size: f.size})
+	"[method]fields.clone": on(func(c *wasi.Call, f *fields) error {
+		return ownFields(c, slices.Clone(f.list), false)
 	}),
 }

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/tripod-run/tripod/internal/wasm/value"
 	"github.com/tripod-run/tripod/internal/wasm/wasi"
 )
 
@@ -100,3 +102,51 @@ func TestResourcesOfAnEarlierRequest(t *testing.T) {
 		}
 	})
 }
+
+// TestMemoryOfTheHostIsBounded: whatever a guest gathers in resources of the host ends with an error, and is given back.
+func TestMemoryOfTheHostIsBounded(t *testing.T) {
+	big := strings.Repeat("x", 1<<19)
+	for name, gather := range map[string]func(g *guest) bool{
+		"properties": func(g *guest) bool {
+			q := g.call(types, "[constructor]outgoing-request", u32(g.fields())).U32()
+			return isOK(g.call(types, "[method]outgoing-request.set-authority", u32(q), some(str(big))))
+		},
+		"fields": func(g *guest) bool {
+			f := g.call(types, "[constructor]fields").U32()
+			return isOK(g.call(types, "[method]fields.append", u32(f), str("a"), list([]byte(big))))
+		},
+		"clones": func(g *guest) bool {
+			g.call(types, "[method]fields.clone", u32(g.fields("a", big)))
+			return true
+		},
+		"views": func(g *guest) bool {
+			r := g.call(types, "[constructor]outgoing-response", u32(g.fields("a", big))).U32()
+			g.call(types, "[method]outgoing-response.headers", u32(r))
+			return true
+		},
+		"bodies": func(g *guest) bool {
+			r := g.call(types, "[constructor]outgoing-response", u32(g.fields())).U32()
+			b := g.ok(g.call(types, "[method]outgoing-response.body", u32(r))).U32()
+			return g.write(g.stream(b), big[:earlyWindow])
+		},
+	} {
+		g := newGuest(t)
+		n := 0
+		err := play(g, make([]byte, 8), func(g *guest, _, _ uint32) {
+			for gather(g) && n < 1000 {
+				n++
+			}
+		})
+		if n < 5 || n >= 1000 {
+			t.Errorf("%s: %d times (%v)", name, n, err)
+		}
+		for _, f := range []string{"a", "b"} { // there is room again
+			g.Close()
+			if g.fields(f, big) == ^uint32(0) {
+				t.Error(name)
+			}
+		}
+	}
+}
+
+func list(b []byte) []byte { return value.AppendBytes(nil, b) }

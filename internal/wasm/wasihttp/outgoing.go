@@ -14,15 +14,43 @@ type (
 		headers *fields
 		body    bool
 	}
-	requestOptions         struct{ properties }
+	requestOptions struct {
+		properties
+		state *wasi.State
+	}
 	incomingResponse       struct{} // there is never one
 	futureIncomingResponse struct{} // nor this
 )
 
-// properties are what has been set, as flat values.
+// properties are what has been set, as flat values; they are held.
 type properties map[string][]byte
 
-func (p properties) set(name string, v []byte) { p[name] = bytes.Clone(v) }
+func (p properties) set(s *wasi.State, name string, v []byte) bool {
+	if !s.Hold(len(v) - len(p[name])) {
+		return false
+	}
+	p[name] = bytes.Clone(v)
+	return true
+}
+
+func (p properties) free(s *wasi.State) {
+	for _, v := range p {
+		s.Hold(-len(v))
+	}
+	clear(p)
+}
+
+// Close is called when the options are dropped.
+func (o *requestOptions) Close() error {
+	o.free(o.state)
+	return nil
+}
+
+// Close is called when the request is dropped, or asked for in vain.
+func (q *outgoingRequest) Close() error {
+	q.free(q.headers.state)
+	return q.headers.Close()
+}
 
 func (p properties) get(name string) []byte {
 	if v := p[name]; v != nil {
@@ -33,7 +61,7 @@ func (p properties) get(name string) []byte {
 
 // property adds the getter and the setter of a property to funcs.
 func property[T interface {
-	set(string, []byte)
+	set(*wasi.State, string, []byte) bool
 	get(string) []byte
 }](funcs map[string]wasi.Func, resource, name string) {
 	funcs["[method]"+resource+"."+name] = on(func(c *wasi.Call, self T) error {
@@ -41,8 +69,11 @@ func property[T interface {
 		return nil
 	})
 	funcs["[method]"+resource+".set-"+name] = on(func(c *wasi.Call, self T) error {
-		self.set(name, c.In.Raw(len(c.In.Rest())))
-		c.OK()
+		if self.set(c.State, name, c.In.Raw(len(c.In.Rest()))) {
+			c.OK()
+		} else {
+			c.Failed()
+		}
 		return nil
 	})
 }
@@ -66,11 +97,10 @@ func outgoingFuncs() map[string]wasi.Func {
 			return once(c, &q.body, func() any { return &outBody{} })
 		}),
 		"[method]outgoing-request.headers": on(func(c *wasi.Call, q *outgoingRequest) error {
-			c.Own(&fields{list: q.headers.list, immutable: true})
-			return nil
+			return ownFields(c, q.headers.list, true)
 		}),
 		"[constructor]request-options": func(c *wasi.Call) error {
-			c.Own(&requestOptions{properties{}})
+			c.Own(&requestOptions{properties{}, c.State})
 			return nil
 		},
 		"[method]incoming-response.status":           impossible[incomingResponse](),
@@ -90,9 +120,11 @@ func outgoingFuncs() map[string]wasi.Func {
 
 // deny is outgoing-handler.handle.
 func deny(c *wasi.Call) error {
-	if _, err := wasi.Take[*outgoingRequest](c.State, c.In.U32()); err != nil {
+	request, err := wasi.Take[*outgoingRequest](c.State, c.In.U32())
+	if err != nil {
 		return err
 	}
+	defer request.Close()
 	if c.In.Option() {
 		c.Drop(c.In.U32())
 	}

@@ -33,6 +33,9 @@ type (
 	}
 )
 
+// Close gives up the headers; those of a body are its own.
+func (o *outgoingResponse) Close() error { return o.headers.Close() }
+
 // on makes a method of a resource.
 func on[T any](do func(c *wasi.Call, self T) error) wasi.Func {
 	return func(c *wasi.Call) error {
@@ -98,8 +101,7 @@ var requestFuncs = map[string]wasi.Func{
 		return nil
 	}),
 	"[method]incoming-request.headers": on(func(c *wasi.Call, q *incomingRequest) error {
-		c.Own(fieldsOf(q.r.Header))
-		return nil
+		return ownFields(c, fieldsOf(q.r.Header), true)
 	}),
 	"[method]incoming-request.consume": on(func(c *wasi.Call, q *incomingRequest) error {
 		return once(c, &q.consumed, func() any { return &incomingBody{exchange: q.exchange} })
@@ -138,7 +140,7 @@ func trailersGet(c *wasi.Call, t *futureTrailers) error {
 	c.OK()
 	c.Out = value.AppendOption(c.Out, len(t.r.Trailer) > 0)
 	if len(t.r.Trailer) > 0 {
-		c.Own(fieldsOf(t.r.Trailer))
+		return ownFields(c, fieldsOf(t.r.Trailer), true)
 	}
 	return nil
 }
@@ -167,8 +169,7 @@ var responseFuncs = map[string]wasi.Func{
 		return nil
 	}),
 	"[method]outgoing-response.headers": on(func(c *wasi.Call, o *outgoingResponse) error {
-		c.Own(&fields{list: o.headers.list, immutable: true})
-		return nil
+		return ownFields(c, o.headers.list, true)
 	}),
 	"[method]outgoing-response.body": on(func(c *wasi.Call, o *outgoingResponse) error {
 		given := o.body != nil
@@ -179,7 +180,7 @@ var responseFuncs = map[string]wasi.Func{
 			if b.stream != nil {
 				return &wasi.OutputStream{Output: b.stream}
 			}
-			b.early = &earlyOutput{}
+			b.early = &earlyOutput{state: c.State}
 			return &wasi.OutputStream{Output: b.early}
 		})
 	}),
@@ -210,6 +211,7 @@ func bodyFinish(c *wasi.Call) error {
 		if trailers, err = wasi.Take[*fields](c.State, c.In.U32()); err != nil {
 			return err
 		}
+		defer trailers.Close()
 	}
 	if err := b.finish(trailers); err != nil {
 		if cause := context.Cause(c); cause != nil {
@@ -241,7 +243,7 @@ func outparamSet(c *wasi.Call) error {
 		return err
 	}
 	p.begin(response)
-	return nil
+	return response.Close()
 }
 
 // readCode reads an error-code; of the payloads only that of internal-error is kept.
@@ -265,6 +267,7 @@ func sendInformational(c *wasi.Call, p *outparam) error {
 	if err != nil {
 		return err
 	}
+	defer headers.Close()
 	if status < 100 || status > 199 || status == http.StatusSwitchingProtocols {
 		c.FailedWith(caseOf("HTTP-protocol-error"))
 		return nil
