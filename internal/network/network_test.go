@@ -3,6 +3,7 @@ package network
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"strings"
@@ -13,6 +14,39 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 )
+
+// TestAddressOfAnother: an address that was another pod's a moment ago is this pod's at once, for whoever had called the
+// other one.
+func TestAddressOfAnother(t *testing.T) {
+	n := newNode(t, func(c *Config) { c.Default.SubnetV4, c.Default.SubnetV6 = "10.87.0.0/29", "fd87::/125" })
+	answers := func(ip netip.Addr) error {
+		conn, err := net.DialTimeout("tcp", net.JoinHostPort(ip.String(), "9"), time.Second)
+		if err == nil {
+			conn.Close()
+		} else if errors.Is(err, unix.ECONNREFUSED) {
+			return nil
+		}
+		return fmt.Errorf("%s: %v, not a refusal", ip, err)
+	}
+	// Without any port the bridge would be down, and forget; its own IPv6 address takes a moment at first.
+	neighbour := Attachment{ID: "neighbour"}
+	for _, ip := range n.setup(neighbour).IPs {
+		for began := time.Now(); answers(ip) != nil && time.Since(began) < 10*time.Second; {
+			time.Sleep(20 * time.Millisecond) // between two looks
+		}
+	}
+	for range 8 { // of the 4 or 5 addresses that are left
+		pod := Attachment{ID: "pod"}
+		for _, ip := range n.setup(pod).IPs {
+			if err := answers(ip); err != nil {
+				t.Error(err)
+			}
+		}
+		n.teardown(pod)
+	}
+	n.teardown(neighbour)
+	n.assertClean()
+}
 
 func TestPodsReachEachOtherAndTheHost(t *testing.T) {
 	n := newNode(t, nil)

@@ -185,7 +185,7 @@ func (s *soak) wasmWorkers() (found []process.ID) {
 	return found
 }
 
-// killWasmWorkers kills, now and then, a process that runs components, whether the daemon runs or not.
+// killWasmWorkers kills, now and then, a process that runs components.
 func (s *soak) killWasmWorkers(rng *rand.Rand, stop <-chan struct{}) {
 	for {
 		select {
@@ -193,23 +193,28 @@ func (s *soak) killWasmWorkers(rng *rand.Rand, stop <-chan struct{}) {
 			return
 		case <-time.After(time.Duration(rng.Int64N(int64(6 * time.Second)))):
 		}
-		alive := s.wasmWorkers()
-		if len(alive) == 0 {
-			continue
-		}
-		p, err := process.Adopt(pick(rng, alive))
-		if err != nil {
-			continue // it has ended
-		}
-		s.deathCount.Add(1) // from here on it may be dead
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		if err := errors.Join(p.Signal(syscall.SIGKILL), p.Wait(ctx)); err != nil {
-			s.t.Errorf("kill wasm worker %d: %v", p.Pid, err)
-		}
-		cancel()
-		s.deathCount.Add(1) // and now it is: what starts from here on is in another
-		p.Close()
+		s.killWasmWorker(rng)
 	}
+}
+
+// killWasmWorker kills one of the processes that run components, if there are any.
+func (s *soak) killWasmWorker(rng *rand.Rand) {
+	alive := s.wasmWorkers()
+	if len(alive) == 0 {
+		return
+	}
+	p, err := process.Adopt(pick(rng, alive))
+	if err != nil {
+		return // it has ended
+	}
+	defer p.Close()
+	s.deathCount.Add(1) // from here on it may be dead
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := errors.Join(p.Signal(syscall.SIGKILL), p.Wait(ctx)); err != nil {
+		s.t.Errorf("kill wasm worker %d: %v", p.Pid, err)
+	}
+	s.deathCount.Add(1) // and now it is: what starts from here on is in another
 }
 
 // usage is what a worker holds.

@@ -275,6 +275,9 @@ func (s *soak) supervise(trouble string) {
 			switch trouble {
 			case "SIGKILL":
 				s.d.Kill()
+				if s.rng.IntN(2) == 0 {
+					s.killWasmWorker(s.rng)
+				}
 				s.start()
 			case "SIGTERM":
 				began := time.Now()

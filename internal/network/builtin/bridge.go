@@ -30,6 +30,8 @@ var (
 //	address ─► bridge ─► veth pair ─┬─ host's end: up, a port of the bridge
 //	                                └─ pod's end: sysctls, addresses, up, routes ─► gateway's address on the bridge
 //
+// Once the port forwards, the pod's addresses are announced to its neighbours.
+//
 // When it fails the address is given back; the interface is left to DEL, as the plugin does.
 func (c *Call) addBridge(ctx context.Context, conf *bridgeConfig) (output []byte, err error) {
 	result, err := c.allocate(ctx)
@@ -75,6 +77,9 @@ func (c *Call) addBridge(ctx context.Context, conf *bridgeConfig) (output []byte
 			}
 		}
 		if result.Interfaces[1].Mac, err = awaitPort(ctx, host, pair.host); err != nil {
+			return err
+		}
+		if err := c.announce(); err != nil {
 			return err
 		}
 		// The first port and a new address change it.

@@ -134,6 +134,26 @@ func (c *Call) podSysctls(result *types100.Result) error {
 	return nil
 }
 
+// announce has the kernel tell the neighbours of the pod's addresses. What it told when the interface was set up did not
+// pass the bridge, whose port did not forward yet; an address that was another pod's a moment ago would be sought there
+// for as long as the neighbours remember it, some tens of seconds. A hardware address that is set is announced (arp_notify,
+// ndisc_notify), be it the one that it was.
+func (c *Call) announce() error {
+	err := inPod(c.netns, func(pod *netlink.Handle) error {
+		link, err := pod.LinkByName(c.ifName)
+		if err != nil {
+			return err
+		}
+		_ = sysctl("1", "ipv6/conf", c.ifName, "ndisc_notify") // there may be no IPv6
+		defer func() { _ = sysctl("0", "ipv6/conf", c.ifName, "ndisc_notify") }()
+		return pod.LinkSetHardwareAddr(link, link.Attrs().HardwareAddr)
+	})
+	if err != nil {
+		return fmt.Errorf("announce the addresses of %s in %s: %w", c.ifName, c.netns, err)
+	}
+	return nil
+}
+
 // gatewayOf is the first gateway of a family.
 func gatewayOf(result *types100.Result, v4 bool) net.IP {
 	for _, address := range result.IPs {
