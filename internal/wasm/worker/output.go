@@ -45,13 +45,19 @@ func (o *output) stream(stderr bool) io.WriteCloser {
 	return s
 }
 
+// outputStream is used by several threads: the engine's WASI writes in the background, for each handle that a guest gets of
+// the stream, and it may still do so when the instance is closed.
 type outputStream struct {
 	output *output
 	stderr bool
-	log    io.WriteCloser
+
+	mu  sync.Mutex
+	log io.WriteCloser
 }
 
 func (s *outputStream) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.log != nil {
 		if _, err := s.log.Write(p); err != nil {
 			s.output.dropped.Add(uint64(len(p)))
@@ -62,6 +68,8 @@ func (s *outputStream) Write(p []byte) (int, error) {
 }
 
 func (s *outputStream) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.log != nil {
 		return s.log.Close()
 	}

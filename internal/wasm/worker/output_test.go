@@ -1,0 +1,42 @@
+package worker
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+)
+
+// TestOutputFromSeveralThreads: whatever threads write a guest's output, and while it is flushed, no byte is lost.
+func TestOutputFromSeveralThreads(t *testing.T) {
+	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := newOutput(log, false)
+	s := o.stream(false)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 2000 {
+				_, _ = s.Write([]byte("xx"))
+			}
+		})
+	}
+	wg.Go(func() {
+		for range 500 {
+			_ = s.Close()
+		}
+	})
+	wg.Wait()
+	_ = s.Close()
+	o.end()
+	b, err := os.ReadFile(log.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := bytes.Count(b, []byte("x")); n != 16000 {
+		t.Errorf("%d bytes of 16000", n)
+	}
+}
