@@ -132,7 +132,8 @@ type InstanceOptions struct {
 	// Stdin is read on a goroutine of its own, ahead of the guest by what a pipe holds; nil: empty. A reader that blocks
 	// for ever holds that goroutine until it returns.
 	Stdin io.Reader
-	// Stdout and Stderr are written on the guest's thread; nil: discarded. An error of theirs is an I/O error for the guest.
+	// Stdout and Stderr are written on the guest's thread, or by the engine's WASI on several in the background, and then
+	// perhaps even after Close; nil: discarded. An error of theirs is an I/O error for the guest.
 	Stdout, Stderr io.Writer
 	Preopens       []Preopen
 
