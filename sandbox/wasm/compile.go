@@ -43,15 +43,35 @@ const fingerprintTimeout = 30 * time.Second
 func askFingerprint(cfg Config) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), fingerprintTimeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, cfg.Program, "fingerprint")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: cfg.credential()}
-	cmd.Env = guestlessEnv()
+	cmd, err := cfg.unprivileged(ctx, "fingerprint")
+	if err != nil {
+		return "", err
+	}
+	defer closeAll(cmd.ExtraFiles)
 	out, err := cmd.Output()
 	line := strings.TrimSpace(string(out))
 	if err != nil || line == "" {
 		return "", fmt.Errorf("%s fingerprint: %w: %w", cfg.Program, noted(err), errdefs.ErrUnavailable)
 	}
 	return line, nil
+}
+
+// unprivileged is a command that runs tripod-wasm as the user without rights, in namespaces of its own, with nothing of the
+// daemon's environment. The program is started by its descriptor, since that user may not be let into its directory; the
+// caller closes the command's ExtraFiles.
+func (c Config) unprivileged(ctx context.Context, args ...string) (*exec.Cmd, error) {
+	fd, err := unix.Open(c.Program, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w: %w", c.Program, err, errdefs.ErrUnavailable)
+	}
+	cmd := exec.CommandContext(ctx, "/proc/self/fd/3", args...) // 3 is the first of ExtraFiles
+	cmd.Args[0] = ProgramName
+	cmd.ExtraFiles = []*os.File{os.NewFile(uintptr(fd), c.Program)}
+	cmd.Env, cmd.Dir = guestlessEnv(), "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Setsid: true, Credential: c.credential(), Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
+	}
+	return cmd, nil
 }
 
 // noted adds what a program said on standard error to the error of its end.
@@ -107,14 +127,14 @@ func (c *compiler) run(ctx context.Context, component, code *os.File) (said []by
 		return nil, err
 	}
 	stderr := &tail{limit: 4 << 10}
-	cmd := exec.CommandContext(ctx, c.cfg.Program, "compile", string(config))
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = component, code, stderr
-	cmd.Env, cmd.Dir = guestlessEnv(), "/"
-	cmd.WaitDelay = time.Second
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Setsid: true, Pdeathsig: unix.SIGKILL, Credential: c.cfg.credential(),
-		Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
+	cmd, err := c.cfg.unprivileged(ctx, "compile", string(config))
+	if err != nil {
+		return nil, err
 	}
+	defer closeAll(cmd.ExtraFiles)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = component, code, stderr
+	cmd.WaitDelay = time.Second
+	cmd.SysProcAttr.Pdeathsig = unix.SIGKILL
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()

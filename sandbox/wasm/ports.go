@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
@@ -59,10 +60,18 @@ func widen(socket *os.File) {
 	})
 }
 
+// forkTime is how long a socket that was closed may still be open in another process: a program that this one was just
+// starting has copies of all descriptors until it executes.
+const forkTime = 500 * time.Millisecond
+
 // socket listens at all addresses of the namespace: of both families where it has both.
 func (b *Backend) socket(ctx context.Context, netns, network string, port uint16) (*os.File, error) {
 	number := strconv.Itoa(int(port))
 	socket, err := b.cfg.Network.Listen(ctx, netns, network, net.JoinHostPort("::", number))
+	for began := time.Now(); errors.Is(err, unix.EADDRINUSE) && time.Since(began) < forkTime && ctx.Err() == nil; {
+		time.Sleep(forkTime / 100) // between two looks: nothing tells when the copies are closed
+		socket, err = b.cfg.Network.Listen(ctx, netns, network, net.JoinHostPort("::", number))
+	}
 	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EADDRNOTAVAIL) {
 		return b.cfg.Network.Listen(ctx, netns, network, net.JoinHostPort("0.0.0.0", number))
 	}

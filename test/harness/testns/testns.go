@@ -95,7 +95,17 @@ func newWorld() (*world, error) {
 	if w.lock, err = lock(dir); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	return w, os.Mkdir(filepath.Join(dir, "tmp"), 0o1777)
+	return w, openTmp(dir)
+}
+
+// openTmp makes the world's directory for temporary files: as /tmp is, for programs of any user.
+func openTmp(dir string) error {
+	tmp := filepath.Join(dir, "tmp")
+	if err := os.Mkdir(tmp, 0o700); err != nil {
+		return err
+	}
+	// Chmod since the mode of Mkdir is cut by the umask.
+	return errors.Join(os.Chmod(tmp, 0o777|os.ModeSticky), os.Chmod(dir, 0o755))
 }
 
 // baseDir is TMPDIR unless that is in memory: image layers and overlays want a disk.
