@@ -28,6 +28,7 @@ type Config struct {
 	Network  Network  `toml:"network"`
 	Linux    Linux    `toml:"linux"`
 	Wasm     Wasm     `toml:"wasm"`
+	VM       VM       `toml:"vm"`
 	Node     Node     `toml:"node"`
 	Backends Backends `toml:"backends"`
 	Route    Route    `toml:"route"`
@@ -96,6 +97,21 @@ type Wasm struct {
 	CompileMemory  int64    `toml:"compile_memory"`
 }
 
+// VM configures the backend of virtual machines.
+type VM struct {
+	Driver          string `toml:"driver"`
+	Accel           string `toml:"accel"`
+	Emulator        string `toml:"emulator"`
+	LibvirtURI      string `toml:"libvirt_uri"`
+	UIDBase         int    `toml:"uid_base"`
+	UIDCount        int    `toml:"uid_count"`
+	DefaultMemory   uint64 `toml:"default_memory"`
+	DefaultCPUs     int    `toml:"default_cpus"`
+	MemoryOverhead  uint64 `toml:"memory_overhead"`
+	ImagePrefix     string `toml:"image_prefix"`
+	TranslationsDir string `toml:"translations_dir"`
+}
+
 // Node configures the pod pool.
 type Node struct {
 	DefaultHandler       string   `toml:"default_handler"`
@@ -107,6 +123,7 @@ type Node struct {
 type Backends struct {
 	Linux bool `toml:"linux"`
 	Wasm  bool `toml:"wasm"`
+	VM    bool `toml:"vm"`
 	Fake  bool `toml:"fake"`
 }
 

@@ -35,6 +35,7 @@ func (c *Config) Complete() error {
 	v.program("linux.conmon", c.Linux.Conmon)
 	v.program("linux.catatonit", c.Linux.Catatonit)
 	c.validateWasm(v)
+	c.validateVM(v)
 	v.notEmpty("node.default_handler", c.Node.DefaultHandler)
 	v.notEmpty("node.component_label_prefix", c.Node.ComponentLabelPrefix)
 	v.check(c.Image.MaxConcurrentDownloads >= 1, "image.max_concurrent_downloads", "%d is not at least 1", c.Image.MaxConcurrentDownloads)
@@ -104,6 +105,33 @@ func (c *Config) validateWasm(v *validator) {
 	v.check(w.MaxMemory >= minWasmMemory && w.MaxMemory <= 4<<30, "wasm.max_memory", "%d is not between %d and %d bytes", w.MaxMemory, minWasmMemory, uint64(4<<30))
 	v.check(w.CompileMemory >= minCompileMemory, "wasm.compile_memory", "%d bytes are less than %d", w.CompileMemory, minCompileMemory)
 	v.positive("wasm.compile_timeout", w.CompileTimeout)
+}
+
+// The least memory with which a kernel can say that it has too little, and with which QEMU starts.
+const (
+	minGuestMemory = 16 << 20
+	minOverhead    = 32 << 20
+	maxCPUs        = 255
+)
+
+func (c *Config) validateVM(v *validator) {
+	m := c.VM
+	v.oneOf("vm.driver", m.Driver, "qmp", "libvirt")
+	v.oneOf("vm.accel", m.Accel, "auto", "kvm", "tcg")
+	v.program("vm.emulator", m.Emulator)
+	if m.Driver == "libvirt" {
+		v.notEmpty("vm.libvirt_uri", m.LibvirtURI)
+	}
+	v.check(m.UIDBase >= 1 && m.UIDBase <= maxUser, "vm.uid_base", "%d is not the number of an unprivileged user", m.UIDBase)
+	v.check(m.UIDCount >= 1 && m.UIDCount <= maxUser-m.UIDBase, "vm.uid_count", "%d users from %d on are not between 1 and %d", m.UIDCount, m.UIDBase, maxUser)
+	v.check(m.DefaultMemory >= minGuestMemory, "vm.default_memory", "%d bytes are less than %d", m.DefaultMemory, minGuestMemory)
+	v.check(m.DefaultCPUs >= 1 && m.DefaultCPUs <= maxCPUs, "vm.default_cpus", "%d is not between 1 and %d", m.DefaultCPUs, maxCPUs)
+	v.check(m.MemoryOverhead >= minOverhead, "vm.memory_overhead", "%d bytes are less than %d", m.MemoryOverhead, minOverhead)
+	v.check(m.ImagePrefix == "" || strings.HasSuffix(m.ImagePrefix, "/") && m.ImagePrefix != "/", "vm.image_prefix",
+		"%q does not end with a slash, as the first part of an image's name does", m.ImagePrefix)
+	if m.TranslationsDir != "" {
+		v.absolute("vm.translations_dir", m.TranslationsDir)
+	}
 }
 
 // LogLevel is log.level for slog.
