@@ -10,8 +10,10 @@ packages=(
   # what a node runs
   runc crun conmon catatonit            # OCI runtimes, their monitor, the init of a shared PID namespace
   containernetworking-plugins iptables nftables iproute2
+  qemu-system-x86 qemu-utils            # virtual machines (qemu-img is the tests')
   # what the tests run
   docker-registry skopeo                # the registry on loopback, and what fills it
+  libvirt-daemon-system                 # libvirtd for the VM driver of that name; each test starts one of its own
   gcc libc6-dev                         # tripod-wasm, whose engine is a C library; go test -race
   curl                                  # a client of the pods that is not ours
   jq procps util-linux ca-certificates
@@ -49,6 +51,13 @@ install_packages() {
 }
 
 command -v dpkg-query >/dev/null || die "this needs Debian (dpkg is not there); on another system install the equivalents of: ${packages[*]}"
+
+# libvirtd wants files for either init system, and apt's choice would bring systemd to a machine that has none.
+if ! dpkg-query -W -f '${db:Status-Status}\n' libvirt-daemon-system-systemd 2>/dev/null | grep -qx installed &&
+  ! [ -d /run/systemd/system ]; then
+  packages+=(libvirt-daemon-system-sysv)
+fi
+
 command -v go >/dev/null || die "Go $(awk '$1 == "go" {print $2}' go.mod) or later is needed and 'go' is not in PATH; see https://go.dev/dl"
 
 mapfile -t want < <(missing "${packages[@]}")
