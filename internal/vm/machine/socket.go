@@ -1,0 +1,68 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+)
+
+// Dial connects to a unix socket of a machine. Its path may be longer than the 107 bytes that fit into an address. A
+// socket that is not there, or that nobody listens at any more, is errdefs.ErrUnavailable.
+func Dial(ctx context.Context, path string) (*net.UnixConn, error) {
+	short, done, err := shortPath(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("connect to %s: %w (%w)", path, err, errdefs.ErrUnavailable)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "unix", short)
+	if err != nil {
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) {
+			return nil, fmt.Errorf("connect to %s: the machine does not run: %w (%w)", path, err, errdefs.ErrUnavailable)
+		}
+		return nil, fmt.Errorf("connect to %s: %w", path, err)
+	}
+	return c.(*net.UnixConn), nil
+}
+
+// Listen makes a listening unix socket of mode 0600 at path, in place of what was there, and gives its descriptor, to be
+// inherited by the hypervisor. Its path may be longer than what fits into an address.
+func Listen(path string) (*os.File, error) {
+	short, done, err := shortPath(path)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	if err := os.Remove(short); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("listen at %s: %w", path, err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: short, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("listen at %s: %w", path, err)
+	}
+	defer l.Close()
+	l.SetUnlinkOnClose(false)
+	if err := os.Chmod(short, 0o600); err != nil {
+		return nil, fmt.Errorf("listen at %s: %w", path, err)
+	}
+	return l.File()
+}
+
+// shortPath names the same file by a descriptor of its directory, which is held until done is called.
+func shortPath(path string) (short string, done func(), err error) {
+	dir, err := os.OpenFile(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", nil, err
+	}
+	return fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path)), func() { dir.Close() }, nil
+}
