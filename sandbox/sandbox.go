@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"io"
+	"net"
 	"net/netip"
 	"time"
 
@@ -34,7 +35,8 @@ type Container struct {
 	ImageID string
 }
 
-// Backend makes, runs and removes the pods of one kind of isolation. Implementations: sandbox/linux, sandbox/fake.
+// Backend makes, runs and removes the pods of one kind of isolation. Implementations: sandbox/linux, sandbox/wasm, sandbox/vm,
+// sandbox/fake.
 //
 // Every method may be called from many goroutines, but the node never has two orders under way for the same
 // container, except that StopContainer may arrive again, with a shorter grace, while an earlier one waits.
@@ -130,6 +132,8 @@ const (
 	ReasonError      = "Error"
 	ReasonOOMKilled  = "OOMKilled"
 	ReasonStartError = "StartError"
+	// ReasonGuestPanic is for a virtual machine whose kernel reported a panic.
+	ReasonGuestPanic = "GuestPanic"
 	// ReasonUnknown is for a container whose end nobody saw (a reboot of the node, a helper that was killed).
 	ReasonUnknown = "Unknown"
 )
@@ -212,6 +216,14 @@ type Execer interface {
 // goes away or ctx ends.
 type Attacher interface {
 	Attach(ctx context.Context, p *Pod, c *Container, req AttachRequest) error
+}
+
+// Dialer is a backend whose pods are not reached from inside their network namespace, since what listens there is
+// elsewhere: in a guest. network and address are net.Dialer's; a loopback address is the guest's own. Without it the node
+// dials in the namespace. Nobody listening, or nobody there to ask, is errdefs.ErrUnavailable; c is nil where the pod has no
+// running container.
+type Dialer interface {
+	Dial(ctx context.Context, p *Pod, c *Container, network, address string) (net.Conn, error)
 }
 
 // LogReopener is a backend that writes CRI log files and can be told that they were rotated.

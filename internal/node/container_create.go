@@ -68,6 +68,9 @@ func (p *livePod) createContainer(ctx context.Context, config *runtimeapi.Contai
 	if err := p.node.inheritComponent(rec, config); err != nil {
 		return "", err
 	}
+	if err := p.node.checkImage(rec, config.Image); err != nil {
+		return "", err
+	}
 	img, err := p.node.Images.Get(ctx, config.Image.GetImage())
 	if err != nil {
 		return "", fmt.Errorf("image of container %q: %w", config.Metadata.Name, err)

@@ -51,7 +51,8 @@ func (n *Node) ReopenLog(ctx context.Context, id string) error {
 	return reopener.ReopenLog(ctx, rec.sandboxPod(), c.sandboxContainer())
 }
 
-// DialPod opens a connection from inside the pod's network namespace, or the node's for a pod on host network.
+// DialPod opens a connection from inside the pod's network namespace, or the node's for a pod on host network, or where the
+// pod's backend says.
 func (n *Node) DialPod(ctx context.Context, podID, network, address string) (net.Conn, error) {
 	p, err := n.Pod(podID)
 	if err != nil {
@@ -60,7 +61,20 @@ func (n *Node) DialPod(ctx context.Context, podID, network, address string) (net
 	if !p.Ready() {
 		return nil, fmt.Errorf("pod %s is %s: %w", p.ID, p.State, errdefs.ErrFailedPrecondition)
 	}
-	return n.Network.Dial(ctx, p.Netns, network, address)
+	dialer, ok := n.Backends[p.Handler].(sandbox.Dialer)
+	if !ok {
+		return n.Network.Dial(ctx, p.Netns, network, address)
+	}
+	if err := n.broken[p.Handler]; err != nil {
+		return nil, unrecovered(p.Handler, err)
+	}
+	var running *sandbox.Container
+	for _, c := range p.Containers {
+		if c.State == Running {
+			running = c.sandboxContainer()
+		}
+	}
+	return dialer.Dial(ctx, p.sandboxPod(), running, network, address)
 }
 
 // Inspect gathers what the node and the backend know beyond the CRI's fields, as JSON by topic. containerID is empty

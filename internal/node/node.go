@@ -54,8 +54,10 @@ type Config struct {
 	// Backends are by RuntimeClass handler; DefaultHandler is the one for pods that name none.
 	Backends       map[string]sandbox.Backend
 	DefaultHandler string
-	Network        Network
-	Images         Images
+	// Routes tell of pods and images that are for other handlers than the default one.
+	Routes  []Route
+	Network Network
+	Images  Images
 	// ComponentPrefix begins the labels that name a component; "vimana.host/" by default.
 	ComponentPrefix string
 	// OperationTimeout bounds one order's work, also when its caller has gone away; 5 minutes by default.

@@ -48,15 +48,20 @@ func tryOpen(dir string) (*bench, error) {
 		return nil, err
 	}
 	backends := map[string]sandbox.Backend{}
-	for handler, caps := range map[string]sandbox.Capabilities{"linux": {HostNetwork: true}, "wasm": {MaxContainers: 1, Components: true}} {
+	for handler, caps := range map[string]sandbox.Capabilities{"linux": {HostNetwork: true}, "wasm": {MaxContainers: 1, Components: true}, "vm": {MaxContainers: 1}} {
 		f, err := fake.New(fake.Config{Dir: filepath.Join(dir, handler), Capabilities: caps})
 		if err != nil {
 			return nil, err
 		}
 		b.backend[handler], backends[handler] = f, f
 	}
+	backends["vm"] = dialed{b.backend["vm"]}
 	b.Node, err = node.Open(context.Background(), node.Config{
 		Store: b.store, Backends: backends, DefaultHandler: "linux", Network: b.network, Images: fake.Images{},
+		Routes: []node.Route{
+			{Annotation: "kubernetes.io/target-runtime", Value: "virtlet.cloud", ImagePrefix: "virtlet.cloud/", Handler: "vm"},
+			{Annotation: "kubernetes.io/target-runtime", Value: "nowhere", Handler: "nowhere"},
+		},
 		OperationTimeout: 10 * time.Second,
 	})
 	if err != nil {

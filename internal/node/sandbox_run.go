@@ -27,7 +27,7 @@ func (n *Node) RunSandbox(ctx context.Context, config *runtimeapi.PodSandboxConf
 	if config.GetMetadata() == nil {
 		return "", fmt.Errorf("the sandbox has no metadata: %w", errdefs.ErrInvalidArgument)
 	}
-	handler, backend, err := n.backend(handler)
+	handler, backend, err := n.backend(n.routed(handler, config))
 	if err != nil {
 		return "", err
 	}

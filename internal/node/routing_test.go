@@ -1,0 +1,85 @@
+package node_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/sandbox"
+	"github.com/tripod-run/tripod/sandbox/fake"
+)
+
+// dialed is a backend that is asked for connections.
+type dialed struct{ *fake.Backend }
+
+func (dialed) Dial(_ context.Context, p *sandbox.Pod, c *sandbox.Container, network, address string) (net.Conn, error) {
+	return nil, fmt.Errorf("asked for %s %s of %s, container %v", network, address, p.ID, c != nil)
+}
+
+// target is a pod with the annotation that names a runtime.
+func target(name, runtime string) *runtimeapi.PodSandboxConfig {
+	config := podConfig(name)
+	config.Annotations["kubernetes.io/target-runtime"] = runtime
+	return config
+}
+
+// TestRoutes: a pod that names no handler goes where its annotation says; an image of another handler is refused.
+func TestRoutes(t *testing.T) {
+	b := open(t, t.TempDir())
+	marked := target("marked", "virtlet.cloud")
+	for _, test := range []struct{ pod, handler, want string }{
+		{b.run(t, "", marked), "", "vm"},
+		{b.run(t, "", target("other", "containerd")), "", "linux"},
+		{b.run(t, "wasm", target("named", "virtlet.cloud")), "wasm", "wasm"},
+	} {
+		if p, err := b.Pod(test.pod); err != nil || p.Handler != test.want {
+			t.Errorf("handler %q leads to %v, %v", test.handler, p, err)
+		}
+	}
+	if again := b.run(t, "", marked); again == "" {
+		t.Error("a repeat found nothing")
+	}
+	if _, err := b.RunSandbox(t.Context(), target("lost", "nowhere"), ""); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("a route to a handler that is not there: %v", err)
+	}
+	pod := b.run(t, "", podConfig("plain"))
+	for _, name := range []string{"virtlet.cloud/cirros", "sha256:0123"} {
+		config := containerConfig("c")
+		config.Image.Image, config.Image.UserSpecifiedImage = name, "virtlet.cloud/cirros"
+		_, err := b.CreateContainer(t.Context(), pod, config)
+		if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "kubernetes.io/target-runtime: virtlet.cloud") {
+			t.Errorf("image %s on linux: %v", name, err)
+		}
+	}
+	vm := b.run(t, "vm", podConfig("vm"))
+	config := containerConfig("c")
+	config.Image.Image = "virtlet.cloud/cirros"
+	b.create(t, vm, config)
+}
+
+// TestDialPod: a backend that wants to be asked is, with the container that runs.
+func TestDialPod(t *testing.T) {
+	b := open(t, t.TempDir())
+	vm, plain := b.run(t, "vm", podConfig("vm")), b.run(t, "linux", podConfig("plain"))
+	dial := func(pod string) string {
+		_, err := b.DialPod(t.Context(), pod, "tcp", "127.0.0.1:80")
+		return fmt.Sprint(errors.Unwrap(err), err)
+	}
+	if got := dial(vm); !strings.Contains(got, "asked for tcp 127.0.0.1:80 of "+vm+", container false") {
+		t.Error(got)
+	}
+	b.create(t, vm, containerConfig("c"))
+	must(t, b.StartContainer(t.Context(), vm))
+	if got := dial(vm); !strings.Contains(got, "container true") {
+		t.Error(got)
+	}
+	if got := dial(plain); !strings.Contains(got, "the fake network") {
+		t.Error(got)
+	}
+}
