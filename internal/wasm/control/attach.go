@@ -13,6 +13,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/fdpass"
 )
 
 // An attach session has a socket pair of its own, whose one end travels with the request. Both ways go packets: a byte
@@ -91,7 +93,7 @@ func receiveOutput(conn net.Conn, rw AttachIO) error {
 	r := bufio.NewReaderSize(conn, maxPacket)
 	for {
 		kind, data, err := readPacket(r)
-		if errors.Is(err, errFrame) {
+		if errors.Is(err, fdpass.ErrFrame) {
 			return err
 		}
 		if err != nil {
@@ -122,12 +124,12 @@ type AttachSession struct {
 func (s *AttachSession) ReadStdin() ([]byte, error) {
 	kind, data, err := readPacket(s.in)
 	switch {
-	case errors.Is(err, errFrame):
+	case errors.Is(err, fdpass.ErrFrame):
 		return nil, err
 	case err != nil:
 		return nil, io.ErrUnexpectedEOF
 	case kind != packetStdin:
-		return nil, fmt.Errorf("%w: packet of kind %d from an attached client", errFrame, kind)
+		return nil, fmt.Errorf("%w: packet of kind %d from an attached client", fdpass.ErrFrame, kind)
 	case len(data) == 0:
 		return nil, io.EOF
 	}
@@ -197,7 +199,7 @@ func readPacket(r *bufio.Reader) (kind byte, data []byte, err error) {
 	}
 	n := binary.BigEndian.Uint32(header[1:])
 	if n > maxPacket {
-		return 0, nil, fmt.Errorf("%w: packet of %d bytes, at most %d are taken", errFrame, n, maxPacket)
+		return 0, nil, fmt.Errorf("%w: packet of %d bytes, at most %d are taken", fdpass.ErrFrame, n, maxPacket)
 	}
 	data = make([]byte, n)
 	_, err = io.ReadFull(r, data)

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/fdpass"
 )
 
 // Client is the daemon's side of a connection. It may be used from many goroutines. When the connection has ended, all
@@ -205,8 +207,8 @@ func (c *Client) send(ctx context.Context, payload []byte, files []*os.File) err
 		return err
 	}
 	_ = c.conn.SetWriteDeadline(deadline)
-	if err := writeFrame(c.conn, payload, files); err != nil {
-		if errors.Is(err, errFrame) { // nothing was sent
+	if err := fdpass.Write(c.conn, MaxMessage, payload, files); err != nil {
+		if errors.Is(err, fdpass.ErrFrame) { // nothing was sent
 			return fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
 		}
 		c.fail(err) // half a frame may be out
@@ -250,19 +252,19 @@ func (c *Client) fail(err error) {
 }
 
 func (c *Client) read() {
-	r := newFrameReader(c.conn)
-	defer r.close()
+	r := fdpass.NewReader(c.conn, MaxMessage)
+	defer r.Close()
 	defer c.events.finish()
 	for {
-		f, err := r.next()
+		f, err := r.Next()
 		if err != nil {
 			c.fail(err)
 			return
 		}
-		f.close() // a worker sends none
+		f.Close() // a worker sends none
 		var m message
-		if err := json.Unmarshal(f.payload, &m); err != nil {
-			c.fail(fmt.Errorf("%w: %w", errFrame, err))
+		if err := json.Unmarshal(f.Payload, &m); err != nil {
+			c.fail(fmt.Errorf("%w: %w", fdpass.ErrFrame, err))
 			return
 		}
 		if m.ID == 0 {

@@ -16,6 +16,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tripod-run/tripod/internal/fdpass"
 )
 
 // handler remembers what it was asked and answers from its fields. It closes the files it gets.
@@ -220,11 +222,11 @@ func TestErrorsKeepTheirClass(t *testing.T) {
 	h := newHandler()
 	_, path := start(t, h)
 	c := dial(t, path)
-	for _, class := range classes {
-		fault := fmt.Errorf("what was asked: %w", class.err)
+	for _, class := range fdpass.Classes() {
+		fault := fmt.Errorf("what was asked: %w", class)
 		h.fail(fault)
 		err := c.Remove(t.Context(), "pod")
-		require.ErrorIs(t, err, class.err)
+		require.ErrorIs(t, err, class)
 		require.EqualError(t, err, fault.Error())
 	}
 	h.fail(errors.New("a fault"))
@@ -368,12 +370,12 @@ func TestPacketLimits(t *testing.T) {
 	require.True(t, errdefs.IsInvalidArgument(err), "%v", err)
 	spec := PodSpec{}
 	f := file(t, "")
-	for range MaxFiles + 1 {
+	for range fdpass.MaxFiles + 1 {
 		spec.Mounts = append(spec.Mounts, Mount{Dir: File{File: f}})
 	}
 	_, err = c.Start(t.Context(), spec)
 	require.True(t, errdefs.IsInvalidArgument(err), "%v", err)
-	spec.Mounts = spec.Mounts[:MaxFiles]
+	spec.Mounts = spec.Mounts[:fdpass.MaxFiles]
 	_, err = c.Start(t.Context(), spec)
 	require.NoError(t, err)
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"slices"
+
+	"github.com/tripod-run/tripod/internal/fdpass"
 )
 
 // withFiles is a request that brings files.
@@ -57,9 +59,9 @@ func pack(request any) ([]byte, []*os.File, error) {
 
 // unpack decodes a request and gives it its files, which are the request's from then on: those that it takes are nil in
 // the frame. A number out of range, or used twice, is an error, and no file is taken.
-func unpack(body []byte, f *frame, request any) error {
+func unpack(body []byte, f *fdpass.Frame, request any) error {
 	if err := json.Unmarshal(body, request); err != nil {
-		return fmt.Errorf("%w: %w", errFrame, err)
+		return fmt.Errorf("%w: %w", fdpass.ErrFrame, err)
 	}
 	w, ok := request.(withFiles)
 	if !ok {
@@ -69,15 +71,15 @@ func unpack(body []byte, f *frame, request any) error {
 	for _, file := range w.files() {
 		file.File = nil
 		if i := file.Index; i != nil {
-			if *i < 0 || *i >= len(f.files) || seen[*i] {
-				return fmt.Errorf("%w: file %d of a message that brings %d is not there, or named twice", errFrame, *i, len(f.files))
+			if *i < 0 || *i >= len(f.Files) || seen[*i] {
+				return fmt.Errorf("%w: file %d of a message that brings %d is not there, or named twice", fdpass.ErrFrame, *i, len(f.Files))
 			}
 			seen[*i] = true
 		}
 	}
 	for _, file := range w.files() {
 		if file.Index != nil {
-			file.File, f.files[*file.Index] = f.files[*file.Index], nil
+			file.File, f.Files[*file.Index] = f.Files[*file.Index], nil
 		}
 	}
 	return nil

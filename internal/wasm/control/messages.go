@@ -16,7 +16,10 @@ const HeaderContainer = "Tripod-Container"
 // HeaderPeer is the HTTP header by which a request on the data socket says who its client is, IP:port.
 const HeaderPeer = "Tripod-Peer"
 
-// message is what a frame holds.
+// MaxMessage is the longest message in bytes: descriptors, TLS material and environment of one pod fit easily.
+const MaxMessage = 32 << 20
+
+// message is what a frame holds (internal/fdpass).
 type message struct {
 	ID    uint64          `json:"id,omitempty"` // of the request; 0 makes an event
 	Op    string          `json:"op,omitempty"` // of requests and events

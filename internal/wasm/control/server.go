@@ -14,6 +14,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/fdpass"
 )
 
 // Handler carries out requests. Implemented by the worker. Files of requests become the handler's, also when there is an
@@ -98,19 +100,12 @@ func isTemporary(err error) bool {
 
 // CheckPeer is an error unless the other end of a unix connection is a process of root's or of this process's own user.
 func CheckPeer(conn *net.UnixConn) error {
-	raw, err := conn.SyscallConn()
+	peer, err := fdpass.PeerOf(conn)
 	if err != nil {
 		return err
 	}
-	var cred *unix.Ucred
-	var credErr error
-	if err := raw.Control(func(fd uintptr) {
-		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil || credErr != nil {
-		return errors.Join(err, credErr)
-	}
-	if cred.Uid != 0 && int(cred.Uid) != os.Geteuid() {
-		return fmt.Errorf("process %d of user %d is neither root nor of user %d", cred.Pid, cred.Uid, os.Geteuid())
+	if peer.UID != 0 && peer.UID != os.Geteuid() {
+		return fmt.Errorf("process %d of user %d is neither root nor of user %d", peer.PID, peer.UID, os.Geteuid())
 	}
 	return nil
 }
@@ -233,17 +228,17 @@ type serverConn struct {
 }
 
 func (c *serverConn) read() error {
-	r := newFrameReader(c.conn)
-	defer r.close()
+	r := fdpass.NewReader(c.conn, MaxMessage)
+	defer r.Close()
 	for {
-		f, err := r.next()
+		f, err := r.Next()
 		if err != nil {
 			return err
 		}
 		var m message
-		if err := json.Unmarshal(f.payload, &m); err != nil || m.ID == 0 {
-			f.close()
-			return fmt.Errorf("%w: neither a request nor JSON: %w", errFrame, err)
+		if err := json.Unmarshal(f.Payload, &m); err != nil || m.ID == 0 {
+			f.Close()
+			return fmt.Errorf("%w: neither a request nor JSON: %w", fdpass.ErrFrame, err)
 		}
 		c.slots <- struct{}{}
 		ended := func() {}
@@ -253,7 +248,7 @@ func (c *serverConn) read() error {
 		}
 		c.server.running.Go(func() {
 			defer func() { ended(); <-c.slots }()
-			defer f.close()
+			defer f.Close()
 			body, err := c.dispatch(m, &f)
 			c.reply(m.ID, body, err)
 		})
@@ -281,10 +276,10 @@ func (c *serverConn) hungUp() bool {
 }
 
 func (c *serverConn) reply(id uint64, body any, err error) {
-	m := message{ID: id, Error: toWire(err)}
+	m := message{ID: id, Error: fdpass.ToWire(err)}
 	if err == nil && body != nil {
 		if m.Body, err = json.Marshal(body); err != nil {
-			m.Error = toWire(err)
+			m.Error = fdpass.ToWire(err)
 		}
 	}
 	c.send(m, 0)
@@ -340,7 +335,7 @@ func (c *serverConn) write() {
 	for {
 		out, ending := c.take()
 		for _, payload := range out {
-			if err := writeFrame(c.conn, payload, nil); err != nil {
+			if err := fdpass.Write(c.conn, MaxMessage, payload, nil); err != nil {
 				c.conn.Close() // the reader ends, too
 				return
 			}
@@ -364,7 +359,7 @@ func (c *serverConn) write() {
 }
 
 // dispatch carries out one request.
-func (c *serverConn) dispatch(m message, f *frame) (any, error) {
+func (c *serverConn) dispatch(m message, f *fdpass.Frame) (any, error) {
 	h, ctx := c.server.handler, c.server.ctx
 	switch m.Op {
 	case opHello:
@@ -405,7 +400,7 @@ func (c *serverConn) dispatch(m message, f *frame) (any, error) {
 	return nil, fmt.Errorf("operation %q: %w", m.Op, errdefs.ErrNotImplemented)
 }
 
-func serve[Q, R any](m message, f *frame, do func(*Q) (R, error)) (any, error) {
+func serve[Q, R any](m message, f *fdpass.Frame, do func(*Q) (R, error)) (any, error) {
 	var request Q
 	if err := unpack(m.Body, f, &request); err != nil {
 		return nil, fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
@@ -413,6 +408,6 @@ func serve[Q, R any](m message, f *frame, do func(*Q) (R, error)) (any, error) {
 	return do(&request)
 }
 
-func done[Q any](m message, f *frame, do func(*Q) error) (any, error) {
+func done[Q any](m message, f *fdpass.Frame, do func(*Q) error) (any, error) {
 	return serve(m, f, func(r *Q) (any, error) { return nil, do(r) })
 }

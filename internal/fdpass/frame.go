@@ -1,4 +1,4 @@
-package control
+package fdpass
 
 import (
 	"encoding/binary"
@@ -12,31 +12,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits of a frame.
-const (
-	// MaxMessage is the longest message in bytes: descriptors, TLS material and environment of one pod fit easily.
-	MaxMessage = 32 << 20
-	// MaxFiles is how many file descriptors a frame carries; the kernel takes 253 at a time (SCM_MAX_FD).
-	MaxFiles = 253
+// MaxFiles is how many file descriptors a frame carries; the kernel takes 253 at a time (SCM_MAX_FD).
+const MaxFiles = 253
 
-	headerSize = 8
-)
+const headerSize = 8
 
-var errFrame = errors.New("control protocol")
+// ErrFrame marks what breaks the rules of frames. Nothing was sent when Write returns it.
+var ErrFrame = errors.New("frames with descriptors")
 
-// frame is one message with its files.
-type frame struct {
-	payload []byte
-	files   []*os.File
+// Frame is one message with its files.
+type Frame struct {
+	Payload []byte
+	Files   []*os.File
 }
 
-// close closes the files that nobody has taken over (set to nil).
-func (f *frame) close() {
-	closeFiles(f.files)
-	f.files = nil
+// Close closes the files that nobody has taken over (set to nil).
+func (f *Frame) Close() {
+	CloseFiles(f.Files)
+	f.Files = nil
 }
 
-func closeFiles(files []*os.File) {
+// CloseFiles closes those of the files that are not nil.
+func CloseFiles(files []*os.File) {
 	for _, file := range files {
 		if file != nil {
 			file.Close()
@@ -44,46 +41,48 @@ func closeFiles(files []*os.File) {
 	}
 }
 
-// rights is a byte stream whose bytes may bring files along: *net.UnixConn, or a test.
-type rights interface {
+// Conn is a byte stream whose bytes may bring files along: *net.UnixConn, or a test.
+type Conn interface {
 	ReadMsgUnix(b, oob []byte) (n, oobn, flags int, addr *net.UnixAddr, err error)
 }
 
-// frameReader cuts a stream into frames. Files arrive no later than the first byte of their frame, in order, so that
+// Reader cuts a stream into frames. Files arrive no later than the first byte of their frame, in order, so that
 // each frame takes as many as its header says from those that have arrived.
-type frameReader struct {
-	conn rights
+type Reader struct {
+	conn Conn
+	max  int
 	buf  []byte // read and not yet used
 	tmp  []byte
 	oob  []byte
 	fds  []int
 }
 
-func newFrameReader(conn rights) *frameReader {
-	return &frameReader{conn: conn, tmp: make([]byte, 64<<10), oob: make([]byte, unix.CmsgSpace(4*MaxFiles))}
+// NewReader reads frames whose messages have at most so many bytes. Whoever has it must Close it.
+func NewReader(conn Conn, maxMessage int) *Reader {
+	return &Reader{conn: conn, max: maxMessage, tmp: make([]byte, 64<<10), oob: make([]byte, unix.CmsgSpace(4*MaxFiles))}
 }
 
-// next returns the next frame; io.EOF at an end between frames.
-func (r *frameReader) next() (frame, error) {
+// Next returns the next frame; io.EOF at an end between frames.
+func (r *Reader) Next() (Frame, error) {
 	if err := r.fill(headerSize); err != nil {
-		return frame{}, err
+		return Frame{}, err
 	}
 	length, count := binary.BigEndian.Uint32(r.buf), binary.BigEndian.Uint32(r.buf[4:])
-	if length > MaxMessage || count > MaxFiles {
-		return frame{}, fmt.Errorf("%w: a frame of %d bytes and %d files; at most %d and %d are taken", errFrame, length, count, MaxMessage, MaxFiles)
+	if uint64(length) > uint64(r.max) || count > MaxFiles {
+		return Frame{}, fmt.Errorf("%w: a frame of %d bytes and %d files; at most %d and %d are taken", ErrFrame, length, count, r.max, MaxFiles)
 	}
 	if err := r.fill(headerSize + int(length)); err != nil {
 		if errors.Is(err, io.EOF) {
 			err = io.ErrUnexpectedEOF
 		}
-		return frame{}, err
+		return Frame{}, err
 	}
 	if int(count) > len(r.fds) {
-		return frame{}, fmt.Errorf("%w: a frame says that it brings %d files and brings %d", errFrame, count, len(r.fds))
+		return Frame{}, fmt.Errorf("%w: a frame says that it brings %d files and brings %d", ErrFrame, count, len(r.fds))
 	}
-	f := frame{payload: append([]byte(nil), r.buf[headerSize:headerSize+int(length)]...)}
+	f := Frame{Payload: append([]byte(nil), r.buf[headerSize:headerSize+int(length)]...)}
 	for _, fd := range r.fds[:count] {
-		f.files = append(f.files, os.NewFile(uintptr(fd), "control"))
+		f.Files = append(f.Files, os.NewFile(uintptr(fd), "passed"))
 	}
 	r.fds = append(r.fds[:0], r.fds[count:]...)
 	r.buf = append(r.buf[:0], r.buf[headerSize+int(length):]...)
@@ -91,7 +90,7 @@ func (r *frameReader) next() (frame, error) {
 }
 
 // fill reads until n bytes are in the buffer. The buffer grows by what has come, not by what a header promises.
-func (r *frameReader) fill(n int) error {
+func (r *Reader) fill(n int) error {
 	for len(r.buf) < n {
 		got, oobn, flags, _, err := r.conn.ReadMsgUnix(r.tmp, r.oob)
 		if oobErr := r.take(r.oob[:oobn]); err == nil {
@@ -101,7 +100,7 @@ func (r *frameReader) fill(n int) error {
 		case err != nil && !errors.Is(err, io.EOF):
 			return err
 		case flags&unix.MSG_CTRUNC != 0:
-			return fmt.Errorf("%w: files were lost on the way (out of file descriptors?)", errFrame)
+			return fmt.Errorf("%w: files were lost on the way (out of file descriptors?)", ErrFrame)
 		case got == 0 && len(r.buf) == 0:
 			return io.EOF
 		case got == 0:
@@ -113,13 +112,13 @@ func (r *frameReader) fill(n int) error {
 }
 
 // take keeps the descriptors of a control message.
-func (r *frameReader) take(oob []byte) error {
+func (r *Reader) take(oob []byte) error {
 	if len(oob) == 0 {
 		return nil
 	}
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
-		return fmt.Errorf("%w: %w", errFrame, err)
+		return fmt.Errorf("%w: %w", ErrFrame, err)
 	}
 	for i := range messages {
 		fds, err := unix.ParseUnixRights(&messages[i])
@@ -129,23 +128,23 @@ func (r *frameReader) take(oob []byte) error {
 		r.fds = append(r.fds, fds...)
 	}
 	if len(r.fds) > 4*MaxFiles {
-		return fmt.Errorf("%w: %d files that no frame claims", errFrame, len(r.fds))
+		return fmt.Errorf("%w: %d files that no frame claims", ErrFrame, len(r.fds))
 	}
 	return nil
 }
 
-// close closes what arrived and was never claimed.
-func (r *frameReader) close() {
+// Close closes what arrived and was never claimed; the connection stays the caller's.
+func (r *Reader) Close() {
 	for _, fd := range r.fds {
 		unix.Close(fd)
 	}
 	r.fds = nil
 }
 
-// writeFrame sends payload and files; the files stay the caller's. Calls must not overlap.
-func writeFrame(conn *net.UnixConn, payload []byte, files []*os.File) error {
-	if len(payload) > MaxMessage || len(files) > MaxFiles {
-		return fmt.Errorf("%w: a frame of %d bytes and %d files; at most %d and %d can be sent", errFrame, len(payload), len(files), MaxMessage, MaxFiles)
+// Write sends a frame of at most maxMessage bytes and its files, which stay the caller's. Calls must not overlap.
+func Write(conn *net.UnixConn, maxMessage int, payload []byte, files []*os.File) error {
+	if len(payload) > maxMessage || len(files) > MaxFiles {
+		return fmt.Errorf("%w: a frame of %d bytes and %d files; at most %d and %d can be sent", ErrFrame, len(payload), len(files), maxMessage, MaxFiles)
 	}
 	data := make([]byte, headerSize, headerSize+len(payload))
 	binary.BigEndian.PutUint32(data, uint32(len(payload)))

@@ -1,0 +1,229 @@
+package fdpass
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+)
+
+// Limits of the service. Whoever may connect is not trusted: it cannot hold more than that.
+const (
+	// MaxRequest and MaxReply are the longest messages in bytes.
+	MaxRequest = 16 << 10
+	MaxReply   = 256 << 10
+	// maxPerUser is how many connections of one user, other than root, are served at a time; more are refused.
+	maxPerUser = 4
+	// requestTimeout is how long a client may take to ask, replyTimeout how long to take the reply.
+	requestTimeout = 5 * time.Second
+	replyTimeout   = 5 * time.Second
+)
+
+// Reply is an answer: Body is sent as JSON, Files go with it.
+type Reply struct {
+	Body any
+	// Files are closed when they have been sent, or could not be.
+	Files []*os.File
+}
+
+// Handler answers a request of a process. ctx ends when the server is closed or the client goes away. An error's text and
+// class are told to the client.
+type Handler func(ctx context.Context, peer Peer, request []byte) (Reply, error)
+
+// reply is the message of a reply.
+type reply struct {
+	Error *Error          `json:"error,omitempty"`
+	Body  json.RawMessage `json:"body,omitempty"`
+}
+
+// Server answers one request on each connection.
+type Server struct {
+	listener *net.UnixListener
+	handler  Handler
+	logger   *slog.Logger
+	ctx      context.Context
+	cancel   context.CancelFunc
+	running  sync.WaitGroup
+
+	mu      sync.Mutex
+	conns   map[*net.UnixConn]bool
+	perUser map[int]int
+}
+
+// NewServer is a server on a listener, which becomes the server's.
+func NewServer(listener *net.UnixListener, handler Handler, logger *slog.Logger) *Server {
+	ctx, cancel := context.WithCancel(context.Background())
+	return &Server{listener: listener, handler: handler, logger: logger, ctx: ctx, cancel: cancel, conns: map[*net.UnixConn]bool{}, perUser: map[int]int{}}
+}
+
+// Serve serves until Close is called; it returns nil then.
+func (s *Server) Serve() error {
+	for {
+		conn, err := s.listener.AcceptUnix()
+		switch {
+		case err == nil:
+			s.take(conn)
+		case s.ctx.Err() != nil:
+			return nil
+		case errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ECONNABORTED):
+			s.logger.Error("A connection for descriptors could not be accepted", "err", err)
+			select { // descriptors become free when others are closed: there is nothing to wait for
+			case <-time.After(100 * time.Millisecond):
+			case <-s.ctx.Done():
+			}
+		default:
+			return err
+		}
+	}
+}
+
+// Close ends the listener and all connections, and waits for handlers under way, whose contexts end.
+func (s *Server) Close() error {
+	s.cancel()
+	err := s.listener.Close()
+	s.mu.Lock()
+	for conn := range s.conns {
+		conn.Close()
+	}
+	s.mu.Unlock()
+	s.running.Wait()
+	if errors.Is(err, net.ErrClosed) { // closed before
+		return nil
+	}
+	return err
+}
+
+// take serves a connection unless its user has too many.
+func (s *Server) take(conn *net.UnixConn) {
+	peer, err := PeerOf(conn)
+	if err == nil {
+		err = s.admit(conn, peer)
+	}
+	if err != nil {
+		s.logger.Warn("A connection for descriptors was refused", "err", err)
+		conn.Close()
+		return
+	}
+	s.running.Go(func() {
+		defer s.dismiss(conn, peer)
+		if err := s.serve(conn, peer); err != nil {
+			s.logger.Warn("A request for descriptors failed", "pid", peer.PID, "uid", peer.UID, "err", err)
+		}
+	})
+}
+
+func (s *Server) admit(conn *net.UnixConn, peer Peer) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if peer.UID != 0 && s.perUser[peer.UID] >= maxPerUser {
+		return fmt.Errorf("user %d has %d connections already", peer.UID, maxPerUser)
+	}
+	if s.ctx.Err() != nil {
+		return net.ErrClosed
+	}
+	s.perUser[peer.UID]++
+	s.conns[conn] = true
+	return nil
+}
+
+func (s *Server) dismiss(conn *net.UnixConn, peer Peer) {
+	conn.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, conn)
+	if s.perUser[peer.UID]--; s.perUser[peer.UID] == 0 {
+		delete(s.perUser, peer.UID)
+	}
+}
+
+// serve answers the request of a connection. Its error is for the log.
+func (s *Server) serve(conn *net.UnixConn, peer Peer) error {
+	_ = conn.SetReadDeadline(time.Now().Add(requestTimeout))
+	r := NewReader(conn, MaxRequest)
+	defer r.Close()
+	f, err := r.Next()
+	if err != nil {
+		return err
+	}
+	f.Close() // a request brings no files
+	ctx, cancel := context.WithCancel(s.ctx)
+	defer cancel()
+	_ = conn.SetReadDeadline(time.Time{})
+	watched := make(chan struct{})
+	go func() { // nothing more is to come, so whatever comes ends the request
+		defer close(watched)
+		defer cancel()
+		f, _ := r.Next()
+		f.Close()
+	}()
+	answer, failure := s.handler(ctx, peer, f.Payload)
+	err = send(conn, answer, failure)
+	conn.Close()
+	<-watched
+	return errors.Join(failure, err)
+}
+
+// send sends a reply and closes its files.
+func send(conn *net.UnixConn, answer Reply, failure error) error {
+	defer CloseFiles(answer.Files)
+	m := reply{Error: ToWire(failure)}
+	files := answer.Files
+	if failure == nil {
+		var err error
+		if m.Body, err = json.Marshal(answer.Body); err != nil {
+			m.Error, failure = ToWire(err), err
+		}
+	}
+	if failure != nil {
+		files = nil
+	}
+	payload, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	_ = conn.SetWriteDeadline(time.Now().Add(replyTimeout))
+	return Write(conn, MaxReply, payload, files)
+}
+
+// Call sends a request over a connection, which it closes, and decodes the answer's body. The files are the caller's. What
+// the other side says as an error is an *Error; no answer until ctx ends is errdefs.ErrUnavailable.
+func Call(ctx context.Context, conn *net.UnixConn, request, answer any) ([]*os.File, error) {
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	payload, err := json.Marshal(request)
+	if err != nil {
+		return nil, err
+	}
+	if err := Write(conn, MaxRequest, payload, nil); err != nil {
+		if errors.Is(err, ErrFrame) {
+			return nil, fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+		}
+		return nil, fmt.Errorf("ask for descriptors: %w: %w", err, errdefs.ErrUnavailable)
+	}
+	r := NewReader(conn, MaxReply)
+	defer r.Close()
+	f, err := r.Next()
+	if err != nil {
+		return nil, fmt.Errorf("no answer to a request for descriptors: %w: %w", errors.Join(context.Cause(ctx), err), errdefs.ErrUnavailable)
+	}
+	var m reply
+	if err := json.Unmarshal(f.Payload, &m); err == nil && m.Error == nil {
+		err = json.Unmarshal(m.Body, answer)
+		if err == nil {
+			return f.Files, nil
+		}
+	}
+	f.Close()
+	if m.Error != nil {
+		return nil, m.Error
+	}
+	return nil, fmt.Errorf("%w: an answer that is not understood: %w", ErrFrame, errdefs.ErrInternal)
+}
