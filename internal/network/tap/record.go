@@ -1,0 +1,128 @@
+package tap
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+)
+
+const recordVersion = 1
+
+// record is what there was before Wire changed anything: enough to finish it, to undo it, and to tell the guest.
+type record struct {
+	Version int `json:"version"`
+	// Netns tells namespaces apart.
+	Netns identity `json:"netns"`
+	Links []wiring `json:"links"`
+}
+
+// wiring is one interface with what Unwire must know.
+type wiring struct {
+	Interface
+	// Had are the addresses as they were on the link.
+	Had []netip.Prefix `json:"had"`
+	// DisableIPv6 is the link's sysctl of that name, as it was; empty on a node without IPv6.
+	DisableIPv6 string `json:"disableIPv6"`
+}
+
+// identity is what is different for each network namespace that ever was on this node.
+type identity struct {
+	// Boot is the kernel's boot ID.
+	Boot string `json:"boot"`
+	// Cookie is SO_NETNS_COOKIE, which is never used twice; 0 on kernels before 5.14.
+	Cookie uint64 `json:"cookie"`
+}
+
+// identify identifies the calling thread's namespace.
+func identify() (identity, error) {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return identity{}, err
+	}
+	id := identity{Boot: strings.TrimSpace(string(boot))}
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return identity{}, err
+	}
+	defer unix.Close(fd)
+	id.Cookie, err = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if errors.Is(err, unix.ENOPROTOOPT) {
+		err = nil
+	}
+	return id, err
+}
+
+func (r *record) interfaces() []Interface {
+	all := make([]Interface, 0, len(r.Links))
+	for _, w := range r.Links {
+		i := w.Interface
+		i.Addrs, i.Routes = slices.Clone(i.Addrs), slices.Clone(i.Routes)
+		all = append(all, i)
+	}
+	return all
+}
+
+// Read tells what Wire told. ErrNotFound: there is no record, nothing was wired; ErrDataLoss: it cannot be understood.
+func Read(path string) ([]Interface, error) {
+	r, err := readRecord(path)
+	if err != nil {
+		return nil, err
+	}
+	return r.interfaces(), nil
+}
+
+func readRecord(path string) (*record, error) {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("record %s of a guest's network: %w", path, errdefs.ErrNotFound)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the record of a guest's network: %w", err)
+	}
+	var r record
+	if err := json.Unmarshal(data, &r); err != nil {
+		return nil, fmt.Errorf("record %s of a guest's network: %v: %w", path, err, errdefs.ErrDataLoss)
+	}
+	if r.Version != recordVersion {
+		return nil, fmt.Errorf("record %s of a guest's network: version %d is not known to this program (%d is): was it downgraded?: %w",
+			path, r.Version, recordVersion, errdefs.ErrFailedPrecondition)
+	}
+	return &r, nil
+}
+
+// write puts the record in place as a whole: a kill leaves the old state or the new. It is not synced to the disk, as
+// what it tells of, the namespace, does not outlive a loss of power.
+func (r *record) write(path string) error {
+	data, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	next := filepath.Join(filepath.Dir(path), ".tmp-"+filepath.Base(path))
+	err = os.WriteFile(next, data, 0o600)
+	if err == nil {
+		err = os.Rename(next, path)
+	}
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		err = fmt.Errorf("%w: %w", err, errdefs.ErrResourceExhausted)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("write the record of a guest's network: %w", err), removeFile(next))
+	}
+	return nil
+}
+
+func removeFile(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove the record of a guest's network: %w", err)
+	}
+	return nil
+}
