@@ -10,6 +10,8 @@ VERSION     ?= 0.1.0-dev$(shell git rev-parse --short=12 HEAD 2>/dev/null | sed 
 BIN         := build/bin/tripod
 # The worker that holds the Wasm engine; the daemon looks for it beside itself.
 WORKER      := build/bin/tripod-wasm
+# What libvirt takes for QEMU (driver "libvirt"); it is beside the daemon, too.
+VMWRAP      := build/bin/tripod-vmwrap
 DESTDIR     ?=
 PREFIX      ?= /usr/local
 # Flags for go build; a release is built with -trimpath. (Without, the tests share what is compiled.)
@@ -28,6 +30,7 @@ export TRIPOD_BIN := $(CURDIR)/$(BIN)
 # Pure Go everywhere but in the worker, whose engine is a C library, and under the race detector, which is C.
 export CGO_ENABLED := 0
 export TRIPOD_WASM_BIN := $(CURDIR)/$(WORKER)
+export TRIPOD_VMWRAP_BIN := $(CURDIR)/$(VMWRAP)
 
 .PHONY: help
 help: ## this list
@@ -41,6 +44,7 @@ setup: ## install the Debian packages and Go modules that everything needs (root
 build: ## build/bin/tripod, static, and build/bin/tripod-wasm, the worker with the Wasm engine
 	go build $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN) ./cmd/tripod
 	CGO_ENABLED=1 go build $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o $(WORKER) ./cmd/tripod-wasm
+	go build $(BUILDFLAGS) -ldflags '-s -w' -o $(VMWRAP) ./cmd/tripod-vmwrap
 
 .PHONY: run
 run: setup build ## see it work: a node, two pods, kill -9 of the daemon, and everything still there
@@ -106,6 +110,7 @@ examples: ## the .wasm files of examples/wasm from their sources (installs clang
 install: build ## the programs and the systemd unit, below DESTDIR and PREFIX
 	install -D -m 0755 $(BIN) $(DESTDIR)$(PREFIX)/bin/tripod
 	install -D -m 0755 $(WORKER) $(DESTDIR)$(PREFIX)/bin/tripod-wasm
+	install -D -m 0755 $(VMWRAP) $(DESTDIR)$(PREFIX)/bin/tripod-vmwrap
 	install -D -m 0644 dist/tripod.service $(DESTDIR)$(UNITDIR)/tripod.service
 
 .PHONY: clean

@@ -1,0 +1,161 @@
+package vmwrap
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/containerd/errdefs"
+)
+
+const (
+	// firstSet is where the numbers of our sets of descriptors begin; libvirt counts its own from 0.
+	firstSet  = 1000
+	firstSlot = 0x10
+	// defaultMTU is what a guest takes without being told.
+	defaultMTU = 1500
+)
+
+// Edit puts what a grant brings into QEMU's arguments. fds are the descriptors' numbers in this process. Each thing of the
+// grant must be found in the arguments as often as it should: else the domain is not the one that the grant was made for,
+// errdefs.ErrFailedPrecondition.
+func Edit(args []string, g Grant, fds []int) ([]string, error) {
+	e := &editor{args: slices.Clone(args), fds: fds}
+	for _, f := range g.Files {
+		e.file(f)
+	}
+	for _, p := range g.Plain {
+		e.plain(p)
+	}
+	for _, c := range g.Chardevs {
+		e.chardev(c)
+	}
+	if len(g.NICs) > MaxNICs {
+		e.fail("%d network interfaces; at most %d can be added", len(g.NICs), MaxNICs)
+	}
+	for i, n := range g.NICs {
+		e.nic(i, n)
+	}
+	if e.err != nil {
+		return nil, e.err
+	}
+	return append(e.args, e.added...), nil
+}
+
+// editor changes arguments; the first error stays.
+type editor struct {
+	args  []string
+	added []string
+	fds   []int
+	sets  int
+	err   error
+}
+
+func (e *editor) fail(format string, args ...any) {
+	if e.err == nil {
+		e.err = fmt.Errorf(format+": %w", append(args, errdefs.ErrFailedPrecondition)...)
+	}
+}
+
+// fd is the number of a descriptor.
+func (e *editor) fd(index int) int {
+	if index < 0 || index >= len(e.fds) {
+		e.fail("descriptor %d of %d", index, len(e.fds))
+		return -1
+	}
+	return e.fds[index]
+}
+
+// set makes a set of descriptors, and is the path by which QEMU opens one of them.
+func (e *editor) set(indexes ...int) string {
+	number := firstSet + e.sets
+	e.sets++
+	for _, i := range indexes {
+		e.added = append(e.added, "-add-fd", fmt.Sprintf("set=%d,fd=%d", number, e.fd(i)))
+	}
+	return "/dev/fdset/" + strconv.Itoa(number)
+}
+
+// values calls change with each value of an option, and counts the changes.
+func (e *editor) values(option string, change func(value string) (string, bool)) (changed int) {
+	for i := 0; i+1 < len(e.args); i++ {
+		if e.args[i] != option {
+			continue
+		}
+		if value, ok := change(e.args[i+1]); ok {
+			e.args[i+1] = value
+			changed++
+		}
+	}
+	return changed
+}
+
+func (e *editor) file(f File) {
+	name := e.set(f.FDs...)
+	if n := e.values("-blockdev", func(value string) (string, bool) { return setFilename(value, f.Path, name) }); n != 1 {
+		e.fail("%d block devices have the file %s; one should", n, f.Path)
+	}
+}
+
+// setFilename changes the filename of a block node, if it is from.
+func setFilename(node, from, to string) (string, bool) {
+	var fields map[string]json.RawMessage
+	if json.Unmarshal([]byte(node), &fields) != nil {
+		return "", false
+	}
+	var filename string
+	if json.Unmarshal(fields["filename"], &filename) != nil || filename != from {
+		return "", false
+	}
+	fields["filename"], _ = json.Marshal(to)
+	var out bytes.Buffer
+	encoder := json.NewEncoder(&out)
+	encoder.SetEscapeHTML(false)
+	if encoder.Encode(fields) != nil {
+		return "", false
+	}
+	return strings.TrimSpace(out.String()), true
+}
+
+func (e *editor) plain(p Plain) {
+	name := "/proc/self/fd/" + strconv.Itoa(e.fd(p.FD))
+	whole := func(value string) (string, bool) { return name, value == p.Path }
+	part := func(value string) (string, bool) {
+		fields := strings.Split(value, ",")
+		i := slices.Index(fields, "path="+p.Path)
+		if i < 0 {
+			return "", false
+		}
+		fields[i] = "path=" + name
+		return strings.Join(fields, ","), true
+	}
+	if n := e.values("-kernel", whole) + e.values("-initrd", whole) + e.values("-fsdev", part); n != 1 {
+		e.fail("%d options name %s; one should", n, p.Path)
+	}
+}
+
+func (e *editor) chardev(c Chardev) {
+	backend := fmt.Sprintf("socket,id=%s,fd=%d,server=on,wait=off", c.ID, e.fd(c.Socket))
+	if c.Log != nil {
+		backend += ",logfile=" + e.set(*c.Log) + ",logappend=on"
+	}
+	if n := e.values("-chardev", func(value string) (string, bool) { return backend, value == "null,id="+c.ID }); n != 1 {
+		e.fail("%d null devices are called %s; one should", n, c.ID)
+	}
+}
+
+func (e *editor) nic(i int, n NIC) {
+	id := "tripod" + strconv.Itoa(i)
+	netdev := fmt.Sprintf("tap,id=%s,fd=%d", id, e.fd(n.Tap))
+	if n.VHost != nil {
+		netdev += fmt.Sprintf(",vhost=on,vhostfd=%d", e.fd(*n.VHost))
+	}
+	device := fmt.Sprintf("virtio-net-pci,netdev=%s,id=net-%s,mac=%s,bus=pcie.0,addr=%#x,romfile=", id, id, n.MAC, firstSlot+i)
+	if n.MTU != 0 && n.MTU != defaultMTU {
+		device += ",host_mtu=" + strconv.Itoa(n.MTU)
+	}
+	e.added = append(e.added, "-netdev", netdev, "-device", device)
+}

@@ -1,0 +1,95 @@
+package vmwrap
+
+import (
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"github.com/stretchr/testify/require"
+)
+
+func one(n int) *int { return &n }
+
+// What libvirt 9.0 says, shortened.
+var domain = []string{"/e/qemu", "-name", "guest=x",
+	"-kernel", "/p/kernel", "-initrd", "/p/initrd",
+	"-chardev", "socket,id=charmonitor,fd=25,server=on,wait=off",
+	"-blockdev", `{"driver":"file","filename":"/p/root.base","node-name":"libvirt-2-storage","auto-read-only":true,"discard":"unmap"}`,
+	"-blockdev", `{"node-name":"libvirt-2-format","read-only":true,"driver":"raw","file":"libvirt-2-storage"}`,
+	"-blockdev", `{"driver":"file","filename":"/p/root","node-name":"libvirt-1-storage","auto-read-only":true,"discard":"unmap"}`,
+	"-fsdev", "local,security_model=mapped,id=fsdev-fs0,path=/p/share0,readonly=on",
+	"-chardev", "null,id=charserial0", "-chardev", "null,id=charchannel0",
+}
+
+func TestEdit(t *testing.T) {
+	g := Grant{
+		Files:    []File{{"/p/root", []int{0, 1}}, {"/p/root.base", []int{2}}},
+		Plain:    []Plain{{"/p/kernel", 3}, {"/p/initrd", 4}, {"/p/share0", 5}},
+		Chardevs: []Chardev{{ID: "charserial0", Socket: 6, Log: one(7)}, {ID: "charchannel0", Socket: 8}},
+		NICs:     []NIC{{MAC: "02:00:00:00:00:01", MTU: 1500, Tap: 9}, {MAC: "02:00:00:00:00:02", MTU: 1400, Tap: 10, VHost: one(11)}},
+	}
+	fds := []int{30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41}
+	got, err := Edit(domain, g, fds)
+	require.NoError(t, err)
+	require.Equal(t, []string{"/e/qemu", "-name", "guest=x",
+		"-kernel", "/proc/self/fd/33", "-initrd", "/proc/self/fd/34",
+		"-chardev", "socket,id=charmonitor,fd=25,server=on,wait=off",
+		"-blockdev", `{"auto-read-only":true,"discard":"unmap","driver":"file","filename":"/dev/fdset/1001","node-name":"libvirt-2-storage"}`,
+		"-blockdev", `{"node-name":"libvirt-2-format","read-only":true,"driver":"raw","file":"libvirt-2-storage"}`,
+		"-blockdev", `{"auto-read-only":true,"discard":"unmap","driver":"file","filename":"/dev/fdset/1000","node-name":"libvirt-1-storage"}`,
+		"-fsdev", "local,security_model=mapped,id=fsdev-fs0,path=/proc/self/fd/35,readonly=on",
+		"-chardev", "socket,id=charserial0,fd=36,server=on,wait=off,logfile=/dev/fdset/1002,logappend=on",
+		"-chardev", "socket,id=charchannel0,fd=38,server=on,wait=off",
+		"-add-fd", "set=1000,fd=30", "-add-fd", "set=1000,fd=31", "-add-fd", "set=1001,fd=32", "-add-fd", "set=1002,fd=37",
+		"-netdev", "tap,id=tripod0,fd=39", "-device", "virtio-net-pci,netdev=tripod0,id=net-tripod0,mac=02:00:00:00:00:01,bus=pcie.0,addr=0x10,romfile=",
+		"-netdev", "tap,id=tripod1,fd=40,vhost=on,vhostfd=41",
+		"-device", "virtio-net-pci,netdev=tripod1,id=net-tripod1,mac=02:00:00:00:00:02,bus=pcie.0,addr=0x11,romfile=,host_mtu=1400",
+	}, got)
+}
+
+// TestEditRefuses: a domain that is not the grant's is not started.
+func TestEditRefuses(t *testing.T) {
+	for name, g := range map[string]Grant{
+		"no such disk":      {Files: []File{{"/p/other", []int{0}}}},
+		"no such kernel":    {Plain: []Plain{{"/p/other", 0}}},
+		"no such device":    {Chardevs: []Chardev{{ID: "charserial1"}}},
+		"not a null device": {Chardevs: []Chardev{{ID: "charmonitor"}}},
+		"no such fd":        {NICs: []NIC{{Tap: 1}}},
+		"a negative fd":     {Files: []File{{"/p/root", []int{-1}}}},
+		"too many NICs":     {NICs: make([]NIC, MaxNICs+1)},
+	} {
+		_, err := Edit(domain, g, []int{30})
+		require.ErrorIs(t, err, errdefs.ErrFailedPrecondition, name)
+	}
+}
+
+// TestPrepareProbe: without a machine the wrapper is QEMU.
+func TestPrepareProbe(t *testing.T) {
+	env := []string{"PATH=/bin", "HOME=/"}
+	emulator, argv, environ, err := Prepare(t.Context(), []string{"/e/tripod-vmwrap", "-S", "-machine", "none"}, env)
+	require.NoError(t, err)
+	require.Equal(t, "/e/qemu", emulator)
+	require.Equal(t, []string{"/e/qemu", "-S", "-machine", "none"}, argv)
+	require.Equal(t, env, environ)
+	_, _, _, err = Prepare(t.Context(), []string{"tripod-vmwrap"}, env)
+	require.ErrorIs(t, err, errdefs.ErrInvalidArgument)
+	_, _, _, err = Prepare(t.Context(), []string{"/e/tripod-vmwrap"}, append(env, MachineVar+"=x", SocketVar+"=/none/s"))
+	require.ErrorIs(t, err, errdefs.ErrUnavailable)
+}
+
+// FuzzEdit: no arguments and no grant make the wrapper panic, and what has no grant is left as it is.
+func FuzzEdit(f *testing.F) {
+	f.Add("-blockdev", `{"filename":"/p/root"}`, "/p/root", 0)
+	f.Add("-fsdev", `local,path=/p`, "/p", 0)
+	f.Add("-chardev", `null,id=x`, "x", 7)
+	f.Fuzz(func(t *testing.T, option, value, path string, fd int) {
+		args := []string{"/e/qemu", option, value, "-kernel"}
+		for _, g := range []Grant{{Files: []File{{path, []int{fd}}}}, {Plain: []Plain{{path, fd}}}, {Chardevs: []Chardev{{ID: path, Socket: fd}}}} {
+			if got, err := Edit(args, g, []int{3}); err == nil && (len(got) < len(args) || got[1] != option) {
+				t.Fatalf("%q became %q", args, got)
+			}
+		}
+		if got, err := Edit(args, Grant{}, nil); err != nil || len(got) != len(args) {
+			t.Fatalf("%q, %v", got, err)
+		}
+	})
+}
