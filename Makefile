@@ -12,6 +12,8 @@ BIN         := build/bin/tripod
 WORKER      := build/bin/tripod-wasm
 # What libvirt takes for QEMU (driver "libvirt"); it is beside the daemon, too.
 VMWRAP      := build/bin/tripod-vmwrap
+# What runs in virtual machines; the daemon looks for it beside itself and puts it onto a small disk.
+AGENT       := build/bin/tripod-agent
 DESTDIR     ?=
 PREFIX      ?= /usr/local
 # Flags for go build; a release is built with -trimpath. (Without, the tests share what is compiled.)
@@ -30,6 +32,7 @@ export TRIPOD_BIN := $(CURDIR)/$(BIN)
 # Pure Go everywhere but in the worker, whose engine is a C library, and under the race detector, which is C.
 export CGO_ENABLED := 0
 export TRIPOD_WASM_BIN := $(CURDIR)/$(WORKER)
+export TRIPOD_AGENT_BIN := $(CURDIR)/$(AGENT)
 export TRIPOD_VMWRAP_BIN := $(CURDIR)/$(VMWRAP)
 
 .PHONY: help
@@ -45,6 +48,7 @@ build: ## build/bin/tripod, static, and build/bin/tripod-wasm, the worker with t
 	go build $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN) ./cmd/tripod
 	CGO_ENABLED=1 go build $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o $(WORKER) ./cmd/tripod-wasm
 	go build $(BUILDFLAGS) -ldflags '-s -w' -o $(VMWRAP) ./cmd/tripod-vmwrap
+	go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $(AGENT) ./cmd/tripod-agent
 
 .PHONY: run
 run: setup build ## see it work: a node, two pods, kill -9 of the daemon, and everything still there
@@ -111,6 +115,7 @@ install: build ## the programs and the systemd unit, below DESTDIR and PREFIX
 	install -D -m 0755 $(BIN) $(DESTDIR)$(PREFIX)/bin/tripod
 	install -D -m 0755 $(WORKER) $(DESTDIR)$(PREFIX)/bin/tripod-wasm
 	install -D -m 0755 $(VMWRAP) $(DESTDIR)$(PREFIX)/bin/tripod-vmwrap
+	install -D -m 0755 $(AGENT) $(DESTDIR)$(PREFIX)/bin/tripod-agent
 	install -D -m 0644 dist/tripod.service $(DESTDIR)$(UNITDIR)/tripod.service
 
 .PHONY: clean

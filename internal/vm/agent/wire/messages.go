@@ -1,0 +1,179 @@
+package wire
+
+import "math"
+
+// The versions of the protocol that this code speaks.
+const (
+	MinVersion = 1
+	MaxVersion = 1
+)
+
+// Channels of a stream.
+const (
+	// ChannelIn goes to the guest, the others to the host.
+	ChannelIn  = 0
+	ChannelOut = 1
+	ChannelErr = 2
+
+	channels = 3
+)
+
+// Op is what a stream is opened for.
+type Op byte
+
+// The operations. Their numbers are the protocol.
+const (
+	OpExec     Op = 1
+	OpDial     Op = 2
+	OpInfo     Op = 3
+	OpStats    Op = 4
+	OpShutdown Op = 5
+)
+
+// Hello begins a session: the versions that the host speaks.
+type Hello struct{ MinVersion, MaxVersion uint64 }
+
+// Append appends the message to b.
+func (m Hello) Append(b []byte) []byte {
+	e := encoder(b)
+	e.uint(m.MinVersion)
+	e.uint(m.MaxVersion)
+	return e
+}
+
+// Parse reads the message.
+func (m *Hello) Parse(b []byte) error {
+	d := decoder{b: b}
+	m.MinVersion, m.MaxVersion = d.uint(), d.uint()
+	return d.err
+}
+
+// Welcome answers Hello. Version 0 says that there is none that both speak.
+type Welcome struct {
+	Version uint64
+	// Program is the version of the guest's program.
+	Program string
+}
+
+// Append appends the message to b.
+func (m Welcome) Append(b []byte) []byte {
+	e := encoder(b)
+	e.uint(m.Version)
+	e.string(m.Program)
+	return e
+}
+
+// Parse reads the message.
+func (m *Welcome) Parse(b []byte) error {
+	d := decoder{b: b}
+	m.Version, m.Program = d.uint(), d.string()
+	return d.err
+}
+
+// Exec is the request of OpExec. Its result has an exit code or a signal, or an error if the program was not started.
+type Exec struct {
+	Args []string
+	// Env is added to the agent's idea of an environment.
+	Env []string
+	// Dir is the working directory; "" is the user's home.
+	Dir string
+	// User is a name or a number, with ":" and a group if need be; "" is root.
+	User string
+	// TTY has the program on a terminal of Columns by Rows: ChannelErr is not used then.
+	TTY           bool
+	Columns, Rows uint16
+	// Stdin, Stdout and Stderr say which channels are used; the others are /dev/null.
+	Stdin, Stdout, Stderr bool
+}
+
+// Append appends the message to b.
+func (m Exec) Append(b []byte) []byte {
+	e := encoder(b)
+	e.strings(m.Args)
+	e.strings(m.Env)
+	e.string(m.Dir)
+	e.string(m.User)
+	e.bool(m.TTY)
+	e.uint(uint64(m.Columns))
+	e.uint(uint64(m.Rows))
+	e.bool(m.Stdin)
+	e.bool(m.Stdout)
+	e.bool(m.Stderr)
+	return e
+}
+
+// Parse reads the message.
+func (m *Exec) Parse(b []byte) error {
+	d := decoder{b: b}
+	m.Args, m.Env, m.Dir, m.User = d.strings(), d.strings(), d.string(), d.string()
+	m.TTY, m.Columns, m.Rows = d.bool(), uint16(d.small(math.MaxUint16)), uint16(d.small(math.MaxUint16))
+	m.Stdin, m.Stdout, m.Stderr = d.bool(), d.bool(), d.bool()
+	return d.err
+}
+
+// Dial is the request of OpDial: a TCP connection to the guest's localhost.
+type Dial struct{ Port uint16 }
+
+// Append appends the message to b.
+func (m Dial) Append(b []byte) []byte {
+	e := encoder(b)
+	e.uint(uint64(m.Port))
+	return e
+}
+
+// Parse reads the message.
+func (m *Dial) Parse(b []byte) error {
+	d := decoder{b: b}
+	m.Port = uint16(d.small(math.MaxUint16))
+	return d.err
+}
+
+// Class is the kind of an error in a Result.
+type Class byte
+
+// The classes. Their numbers are the protocol.
+const (
+	ClassNone Class = iota
+	ClassInvalidArgument
+	ClassNotFound
+	ClassFailedPrecondition
+	ClassUnavailable
+	ClassUnimplemented
+	ClassExhausted
+	ClassInternal
+)
+
+// Result ends a stream.
+type Result struct {
+	// Class and Message are an error, unless ClassNone.
+	Class   Class
+	Message string
+	// Exit is a program's exit code, Signal the number of the signal that ended it, if one did.
+	Exit   int32
+	Signal uint8
+	// Body is the answer of OpInfo and OpStats.
+	Body string
+}
+
+// Append appends the message to b.
+func (m Result) Append(b []byte) []byte {
+	e := encoder(b)
+	e.uint(uint64(m.Class))
+	e.string(m.Message)
+	e.int(int64(m.Exit))
+	e.uint(uint64(m.Signal))
+	e.string(m.Body)
+	return e
+}
+
+// Parse reads the message.
+func (m *Result) Parse(b []byte) error {
+	d := decoder{b: b}
+	m.Class, m.Message = Class(d.small(math.MaxUint8)), d.string()
+	exit := d.int()
+	if exit < math.MinInt32 || exit > math.MaxInt32 {
+		d.fail()
+	}
+	m.Exit, m.Signal, m.Body = int32(exit), uint8(d.small(math.MaxInt8)), d.string()
+	return d.err
+}
