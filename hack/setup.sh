@@ -16,7 +16,7 @@ packages=(
   libvirt-daemon-system                 # libvirtd for the VM driver of that name; each test starts one of its own
   gcc libc6-dev                         # tripod-wasm, whose engine is a C library; go test -race
   curl                                  # a client of the pods that is not ours
-  jq procps util-linux ca-certificates
+  jq procps util-linux ca-certificates xz-utils
   make git                              # the build itself
 )
 bench_packages=(containerd)

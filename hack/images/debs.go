@@ -19,33 +19,51 @@ import (
 
 // packages are Debian's packages that the images are made of. They are downloaded and read, not installed, so what
 // the host has installed does not matter.
-var packages = []string{"busybox", "busybox-static", "nginx", "libc6", "libcrypt1", "libpcre2-8-0", "libssl3", "zlib1g"}
+var packages = []string{
+	"busybox", "busybox-static", "nginx", "libc6", "libcrypt1", "libpcre2-8-0", "libssl3", "zlib1g",
+	"syslinux", "syslinux-common", "mtools", "dosfstools", // a disk that boots
+}
+
+// download is what is downloaded: the packages and the current kernels.
+type download struct {
+	packages    []string
+	cloud, full string
+	// files are the names of the packages' files, sorted.
+	files []string
+}
+
+// find asks apt, which may not know all of it.
+func (d *download) find(ctx context.Context) bool {
+	d.cloud, d.full = kernelPackage(ctx, cloudKernel), kernelPackage(ctx, fullKernel)
+	if d.cloud == "" || d.full == "" {
+		return false
+	}
+	d.packages = append(slices.Clone(packages), d.cloud, d.full)
+	d.files = nil
+	out, _ := exec.CommandContext(ctx, "apt-get", append([]string{"download", "--print-uris", "-qq"}, d.packages...)...).Output()
+	for _, m := range uriLine.FindAllStringSubmatch(string(out), -1) {
+		d.files = append(d.files, m[1])
+	}
+	slices.Sort(d.files)
+	return len(d.files) == len(d.packages)
+}
 
 // uriLine is a line of `apt-get download --print-uris`: 'URI' FILE SIZE HASH. The file name holds the version.
 var uriLine = regexp.MustCompile(`(?m)^'[^']+' (\S+\.deb) `)
 
-// debNames asks apt for the files of the packages' current versions, renewing its lists when it knows none.
-func debNames(ctx context.Context) ([]string, error) {
-	ask := func() []string {
-		out, _ := exec.CommandContext(ctx, "apt-get", append([]string{"download", "--print-uris", "-qq"}, packages...)...).Output()
-		var names []string
-		for _, m := range uriLine.FindAllStringSubmatch(string(out), -1) {
-			names = append(names, m[1])
-		}
-		slices.Sort(names)
-		return names
+// findDebs asks apt for the packages' current versions, renewing its lists when it does not know them all.
+func findDebs(ctx context.Context) (*download, error) {
+	d := &download{}
+	if d.find(ctx) {
+		return d, nil
 	}
-	names := ask()
-	if len(names) != len(packages) {
-		if err := apt(ctx, "", "update"); err != nil {
-			return nil, err
-		}
-		names = ask()
+	if err := apt(ctx, "", "update"); err != nil {
+		return nil, err
 	}
-	if len(names) != len(packages) {
-		return nil, fmt.Errorf("apt-get knows %d of the packages %v", len(names), packages)
+	if !d.find(ctx) {
+		return nil, fmt.Errorf("apt-get knows %v of the packages %v and of what %s and %s depend on", d.files, packages, cloudKernel, fullKernel)
 	}
-	return names, nil
+	return d, nil
 }
 
 // apt runs apt-get in dir. As root, apt would rather download as another user, who cannot write there.
@@ -61,22 +79,41 @@ func apt(ctx context.Context, dir string, args ...string) error {
 // debian is the content of the packages: files by path without a leading slash.
 type debian map[string]*entry
 
-// readDebs downloads what is missing in dir and reads the named packages.
-func readDebs(ctx context.Context, dir string, names []string) (debian, error) {
+// fetch downloads what is missing in dir, and removes what is of another version.
+func (d *download) fetch(ctx context.Context, dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, err
+		return err
 	}
-	missing := func(n string) bool { _, err := os.Stat(filepath.Join(dir, n)); return err != nil }
-	if slices.ContainsFunc(names, missing) {
-		// Lists that have grown old name versions that the mirror no longer has.
-		if err := apt(ctx, dir, append([]string{"download"}, packages...)...); err != nil {
-			if err := errors.Join(apt(ctx, dir, "update"), apt(ctx, dir, append([]string{"download"}, packages...)...)); err != nil {
-				return nil, err
+	have, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	old := func(e os.DirEntry) bool { return !slices.Contains(d.files, e.Name()) }
+	for _, e := range have {
+		if old(e) {
+			if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+				return err
 			}
 		}
 	}
+	if len(slices.DeleteFunc(have, old)) == len(d.files) {
+		return nil
+	}
+	get := append([]string{"download"}, d.packages...)
+	if err := apt(ctx, dir, get...); err != nil {
+		// Lists that have grown old name versions that the mirror no longer has.
+		return errors.Join(apt(ctx, dir, "update"), apt(ctx, dir, get...))
+	}
+	return nil
+}
+
+// readDebs reads the packages in dir, but the kernels.
+func readDebs(ctx context.Context, dir string, names []string) (debian, error) {
 	d := debian{}
 	for _, n := range names {
+		if strings.HasPrefix(n, "linux-image-") {
+			continue
+		}
 		if err := d.read(ctx, filepath.Join(dir, n)); err != nil {
 			return nil, fmt.Errorf("%s: %w", n, err)
 		}

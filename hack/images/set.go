@@ -32,6 +32,8 @@ type image struct {
 // set collects the images.
 type set struct {
 	debian  debian
+	cloud   *kernel
+	full    *kernel
 	scratch string
 	base    v1.Layer
 	images  []image
@@ -40,23 +42,36 @@ type set struct {
 
 var env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 
-// newSet makes every image.
-func newSet(ctx context.Context, d debian, scratch string) ([]image, error) {
+// newSet makes every image from the packages.
+func (s store) newSet(ctx context.Context, debs *download, scratch string) ([]image, error) {
+	d, err := readDebs(ctx, s.path("debs"), debs.files)
+	if err != nil {
+		return nil, err
+	}
+	cloud, err := readKernel(ctx, s.path("debs"), debs.files, debs.cloud)
+	if err != nil {
+		return nil, err
+	}
+	full, err := readKernel(ctx, s.path("debs"), debs.files, debs.full)
+	if err != nil {
+		return nil, err
+	}
 	base, err := d.base(ctx, scratch)
 	if err != nil {
 		return nil, err
 	}
-	s := &set{debian: d, scratch: scratch}
-	s.base = s.layer(base)
-	s.busyboxes()
-	s.users()
-	s.markers()
-	s.servers()
-	s.programs(ctx)
-	s.own()
-	s.wasmRootfs()
-	slices.SortFunc(s.images, func(a, b image) int { return strings.Compare(a.name, b.name) })
-	return s.images, s.err
+	b := &set{debian: d, cloud: cloud, full: full, scratch: scratch}
+	b.base = b.layer(base)
+	b.busyboxes()
+	b.users()
+	b.markers()
+	b.servers()
+	b.programs(ctx)
+	b.own()
+	b.wasmRootfs()
+	b.machines(ctx, s.path("vm"))
+	slices.SortFunc(b.images, func(a, b image) int { return strings.Compare(a.name, b.name) })
+	return b.images, b.err
 }
 
 // layer packs a tree, keeping the first error for the end.

@@ -34,7 +34,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness/testns"
 )
 
-//go:embed *.go pause nonewprivs
+//go:embed *.go pause nonewprivs guest
 var sources embed.FS
 
 // store is the directory that the images are built into.
@@ -58,7 +58,7 @@ func (s store) build(ctx context.Context) error {
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
 		return err
 	}
-	debs, err := debNames(ctx)
+	debs, err := findDebs(ctx)
 	if err != nil {
 		return err
 	}
@@ -66,7 +66,7 @@ func (s store) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	key := buildKey(debs, comps)
+	key := buildKey(debs.files, comps)
 	if have, err := os.ReadFile(s.path("key")); err == nil && bytes.Equal(have, key) {
 		return nil
 	}
@@ -76,8 +76,7 @@ func (s store) build(ctx context.Context) error {
 			return err
 		}
 	}
-	d, err := readDebs(ctx, s.path("debs"), debs)
-	if err != nil {
+	if err := debs.fetch(ctx, s.path("debs")); err != nil {
 		return err
 	}
 	scratch, err := os.MkdirTemp(string(s), "scratch-")
@@ -85,10 +84,15 @@ func (s store) build(ctx context.Context) error {
 		return err
 	}
 	defer os.RemoveAll(scratch)
-	images, err := newSet(ctx, d, scratch)
+	images, err := s.newSet(ctx, debs, scratch)
 	if err != nil {
 		return err
 	}
+	disk, err := diskArtifact(s.path("vm"))
+	if err != nil {
+		return err
+	}
+	comps = append(comps, disk)
 	if err := s.writeLayout(images, comps); err != nil {
 		return err
 	}
@@ -249,6 +253,11 @@ func (s store) push(ctx context.Context, addr string) error {
 	if err != nil {
 		return err
 	}
+	disk, err := diskArtifact(s.path("vm"))
+	if err != nil {
+		return err
+	}
+	comps = append(comps, disk)
 	for line := range strings.Lines(string(list)) {
 		name, want, _ := strings.Cut(strings.TrimSpace(line), " ")
 		if i := slices.IndexFunc(comps, func(c component) bool { return c.name == name }); i >= 0 {

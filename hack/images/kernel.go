@@ -1,0 +1,220 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/pierrec/lz4/v4"
+)
+
+// kernel is one of Debian's kernels, out of its package.
+type kernel struct {
+	vmlinuz []byte
+	// modules holds the modules by name, "-" written as "_".
+	modules map[string][]byte
+}
+
+// kernelMetas are the packages whose dependency is the current kernel: the one for virtual machines, and the one for
+// everything, which has virtio-9p.
+const (
+	cloudKernel = "linux-image-cloud-amd64"
+	fullKernel  = "linux-image-amd64"
+)
+
+var kernelDepends = regexp.MustCompile(`(?m)^\s*Depends: (linux-image-[0-9]\S+)$`)
+
+// kernelPackage asks apt for the package of the kernel that the metapackage means; "" when it does not know.
+func kernelPackage(ctx context.Context, meta string) string {
+	out, _ := exec.CommandContext(ctx, "apt-cache", "depends", meta).Output()
+	if m := kernelDepends.FindSubmatch(out); m != nil {
+		return string(m[1])
+	}
+	return ""
+}
+
+// readKernel reads the package of the kernel: dir has its file, one of names.
+func readKernel(ctx context.Context, dir string, names []string, pkg string) (*kernel, error) {
+	i := slices.IndexFunc(names, func(n string) bool { return strings.HasPrefix(n, pkg+"_") })
+	if i < 0 {
+		return nil, fmt.Errorf("the package %s was not downloaded", pkg)
+	}
+	c := exec.CommandContext(ctx, "dpkg-deb", "--fsys-tarfile", filepath.Join(dir, names[i]))
+	out, err := c.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := c.Start(); err != nil {
+		return nil, err
+	}
+	k := &kernel{modules: map[string][]byte{}}
+	err = k.read(out)
+	_, _ = io.Copy(io.Discard, out)
+	return k, errors.Join(err, c.Wait())
+}
+
+func (k *kernel) read(from io.Reader) error {
+	for r := tar.NewReader(from); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		name := path.Clean(h.Name)
+		switch module, isModule := strings.CutSuffix(path.Base(name), ".ko"); {
+		case isModule && !wantModule(module):
+		case isModule:
+			if k.modules[moduleName(module)], err = io.ReadAll(r); err != nil {
+				return err
+			}
+		case strings.HasPrefix(name, "boot/vmlinuz-"):
+			if k.vmlinuz, err = io.ReadAll(r); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func moduleName(s string) string { return strings.ReplaceAll(s, "-", "_") }
+
+// guestModules are the modules that the test guest loads, by group; "base" always, virtio-0xNNNN when there is a device
+// of that kind. A kernel that has one built in, or not at all, has none of the name. What they need is loaded first.
+var guestModules = map[string][]string{
+	"base": {"virtio_pci", "isofs", "button", "evdev", "pvpanic_mmio", "pvpanic_pci", "vfat", "nls_cp437", "nls_ascii"},
+
+	"virtio-0x0001": {"virtio_net", "af_packet"},
+	"virtio-0x0002": {"virtio_blk", "ext4"},
+	"virtio-0x0003": {"virtio_console"},
+	"virtio-0x0004": {"virtio_rng"},
+	"virtio-0x0005": {"virtio_balloon"},
+	"virtio-0x0008": {"virtio_scsi", "sd_mod", "sr_mod", "ext4"},
+	"virtio-0x0009": {"9pnet_virtio", "9p"},
+	"virtio-0x001a": {"virtiofs"},
+}
+
+// helpers are modules that those need; which, their .modinfo says.
+var helpers = []string{
+	"virtio", "virtio_ring", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "failover", "net_failover", "cdrom", "pvpanic", "fat",
+	"scsi_mod", "scsi_common", "t10_pi", "crc_t10dif", "crct10dif_common", "crct10dif_generic", "crc64", "crc64_rocksoft", "crc64_rocksoft_generic",
+	"9pnet", "netfs", "fscache", "fuse", "jbd2", "mbcache", "crc16", "crc32c_generic", "libcrc32c", "rng_core",
+}
+
+func wantModule(file string) bool {
+	name := moduleName(file)
+	for _, group := range guestModules {
+		if slices.Contains(group, name) {
+			return true
+		}
+	}
+	return slices.Contains(helpers, name)
+}
+
+// install puts the modules into the tree of an initramfs as lib/modules/NAME.ko, and a list of each group, in the order
+// of loading, as lib/modules/GROUP.
+func (k *kernel) install(t tree) error {
+	for group, names := range guestModules {
+		var order []string
+		for _, n := range names {
+			var err error
+			if order, err = k.closure(order, n); err != nil {
+				return fmt.Errorf("modules of %s: %w", group, err)
+			}
+		}
+		for _, n := range order {
+			t.file("lib/modules/"+n+".ko", 0o644, k.modules[n])
+		}
+		if len(order) > 0 {
+			t.text("lib/modules/"+group, strings.Join(order, "\n")+"\n")
+		}
+	}
+	return nil
+}
+
+// closure appends the module and what it needs to a list of what is loaded before.
+func (k *kernel) closure(order []string, name string) ([]string, error) {
+	data := k.modules[name]
+	if data == nil || slices.Contains(order, name) {
+		return order, nil
+	}
+	f, err := elf.NewFile(bytes.NewReader(data))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	info, err := f.Section(".modinfo").Data()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	for field := range bytes.SplitSeq(info, []byte{0}) {
+		list, ok := strings.CutPrefix(string(field), "depends=")
+		if !ok || list == "" {
+			continue
+		}
+		for need := range strings.SplitSeq(list, ",") {
+			need = moduleName(need)
+			if k.modules[need] == nil {
+				return nil, fmt.Errorf("%s needs %s, which is not on the list of helpers", name, need)
+			}
+			if order, err = k.closure(order, need); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return append(order, name), nil
+}
+
+// What the compressed kernels in vmlinuz begin with: LZ4's legacy frame, and XZ.
+var (
+	lz4Magic = []byte{0x02, 0x21, 0x4c, 0x18}
+	xzMagic  = []byte("\xfd7zXZ\x00")
+)
+
+// vmlinux is the kernel as an ELF file, which QEMU starts (by PVH) without the guest having to decompress it. The program
+// xz knows the filter for x86 code, which Go's libraries do not.
+func (k *kernel) vmlinux(ctx context.Context) ([]byte, error) {
+	unpack := func(magic []byte, open func([]byte) ([]byte, error)) []byte {
+		for i := 0; ; i++ {
+			next := bytes.Index(k.vmlinuz[i:], magic)
+			if next < 0 {
+				return nil
+			}
+			i += next
+			// What follows the compressed data, its size, is an error of the format; the kernel is complete by then.
+			if data, _ := open(k.vmlinuz[i:]); bytes.HasPrefix(data, []byte(elf.ELFMAG)) {
+				return data
+			}
+		}
+	}
+	data := unpack(lz4Magic, func(b []byte) ([]byte, error) { return io.ReadAll(lz4.NewReader(bytes.NewReader(b))) })
+	if data == nil {
+		data = unpack(xzMagic, func(b []byte) ([]byte, error) {
+			c := exec.CommandContext(ctx, "xz", "-dc", "--single-stream")
+			c.Stdin = bytes.NewReader(b)
+			return c.Output()
+		})
+	}
+	if data == nil {
+		return nil, errors.New("no kernel compressed with LZ4 or XZ was found in vmlinuz")
+	}
+	if _, err := elf.NewFile(bytes.NewReader(data)); err != nil {
+		return nil, fmt.Errorf("the kernel in vmlinuz: %w", err)
+	}
+	return data, nil
+}
+
+// writeProgram makes data a program that can be started.
+func writeProgram(dir, name string, data []byte) (string, error) {
+	file := filepath.Join(dir, name)
+	return file, os.WriteFile(file, data, 0o755)
+}
