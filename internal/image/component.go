@@ -107,9 +107,6 @@ func entrypointOf(config ocispec.ImageConfig) *Component {
 
 // checkBinary refuses an artifact whose binary is something else, or cut off, before anybody is told that it is there.
 func (s *Store) checkBinary(ctx context.Context, d *details) error {
-	if d.kind != KindComponent {
-		return nil
-	}
 	ra, err := s.content.ReaderAt(ctx, d.component.Wasm)
 	if err != nil {
 		return err

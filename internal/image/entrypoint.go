@@ -2,22 +2,14 @@ package image
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
-	"runtime"
-	"strings"
-	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
-	"github.com/containerd/containerd/v2/core/leases"
-	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/image/wasmbin"
 )
@@ -71,39 +63,28 @@ func (s *Store) entrypoint(ctx context.Context, d *details) (ocispec.Descriptor,
 	return s.extract(ctx, d)
 }
 
-// extract copies the entrypoint out of the unpacked layers into a blob. A lease keeps the view and the blob until the
-// manifest's label refers to the blob; after a crash it expires.
-func (s *Store) extract(ctx context.Context, d *details) (_ ocispec.Descriptor, err error) {
-	lease, err := s.leases.Create(ctx, leases.WithRandomID(), leases.WithExpiration(time.Hour))
-	if err != nil {
-		return ocispec.Descriptor{}, err
-	}
-	clean := context.WithoutCancel(ctx)
-	defer func() { err = errors.Join(err, s.leases.Delete(clean, lease)) }()
-	ctx = leases.WithLease(ctx, lease.ID)
-	view := "extract-component-" + lease.ID
-	mounts, err := s.snaps.View(ctx, view, d.chainID())
-	if err != nil {
-		return ocispec.Descriptor{}, err
-	}
-	defer func() { err = errors.Join(err, s.snaps.Remove(clean, view)) }()
-	file, err := s.openBelow(mounts, d.component.Entrypoint)
-	if err != nil {
-		return ocispec.Descriptor{}, err
-	}
-	defer file.Close()
-	desc, err := s.describe(file)
-	if err != nil {
-		return ocispec.Descriptor{}, err
-	}
-	if err := s.mend(ctx, desc); err != nil {
-		return ocispec.Descriptor{}, err
-	}
-	if err := content.WriteBlob(ctx, s.content, view, file, desc); err != nil {
-		return ocispec.Descriptor{}, err
-	}
-	_, err = s.content.Update(ctx, content.Info{Digest: d.manifest.Digest, Labels: map[string]string{labelComponent: desc.Digest.String()}},
-		"labels."+labelComponent)
+// extract copies the entrypoint out of the unpacked layers into a blob, which the view's lease keeps until the manifest's
+// label refers to it.
+func (s *Store) extract(ctx context.Context, d *details) (desc ocispec.Descriptor, err error) {
+	err = s.withView(ctx, d.chainID(), func(ctx context.Context, view *rootView) error {
+		file, err := s.openIn(view.mounts, d.component.Entrypoint)
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		if desc, err = s.describe(file); err != nil {
+			return err
+		}
+		if err := s.mend(ctx, desc); err != nil {
+			return err
+		}
+		if err := content.WriteBlob(ctx, s.content, view.id, file, desc); err != nil {
+			return err
+		}
+		_, err = s.content.Update(ctx, content.Info{Digest: d.manifest.Digest, Labels: map[string]string{labelComponent: desc.Digest.String()}},
+			"labels."+labelComponent)
+		return err
+	})
 	return desc, err
 }
 
@@ -127,73 +108,4 @@ func (s *Store) describe(file *os.File) (ocispec.Descriptor, error) {
 		return ocispec.Descriptor{}, err
 	}
 	return desc, nil
-}
-
-// openBelow opens a file of an unpacked image, whose symbolic links are followed as if the image were all there is.
-// The image is mounted in a mount namespace of a thread that then ends: nothing is left to unmount, however this
-// process ends. The file stays open without the mount.
-func (s *Store) openBelow(mounts []mount.Mount, name string) (*os.File, error) {
-	type opened struct {
-		file *os.File
-		err  error
-	}
-	result := make(chan opened)
-	go func() {
-		runtime.LockOSThread() // for good: the runtime ends the thread with the goroutine
-		file, err := s.openInNamespace(mounts, name)
-		result <- opened{file, err}
-	}()
-	r := <-result
-	return r.file, r.err
-}
-
-func (s *Store) openInNamespace(mounts []mount.Mount, name string) (*os.File, error) {
-	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-		return nil, fmt.Errorf("a mount namespace: %w", err)
-	}
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return nil, fmt.Errorf("make / private: %w", err)
-	}
-	root, err := s.mountView(mounts)
-	if err != nil {
-		return nil, err
-	}
-	dir, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer unix.Close(dir)
-	fd, err := unix.Openat2(dir, name, &unix.OpenHow{
-		Flags:   unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NONBLOCK | unix.O_NOCTTY, // a FIFO must not hold us
-		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
-	})
-	switch {
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENXIO), errors.Is(err, unix.EACCES):
-		return nil, invalidf("open it below the image's root: %v", err)
-	case err != nil:
-		return nil, err
-	}
-	return os.NewFile(uintptr(fd), name), nil
-}
-
-// mountView shows what a view of the snapshotter's mounts to, and returns where. The thread has its own namespace.
-func (s *Store) mountView(mounts []mount.Mount) (string, error) {
-	if len(mounts) != 1 {
-		return "", fmt.Errorf("a view of %d mounts: %w", len(mounts), errdefs.ErrNotImplemented)
-	}
-	m := mounts[0]
-	if m.Type == "bind" {
-		return m.Source, nil
-	}
-	// mount(2) takes a page of options. The names of 128 lower directories fit when they are relative.
-	base := filepath.Join(s.cfg.Root, "snapshots", "snapshots")
-	if err := unix.Chdir(base); err != nil {
-		return "", err
-	}
-	options := strings.ReplaceAll(strings.Join(m.Options, ","), base+"/", "")
-	target := filepath.Join(s.cfg.Root, "content") // any directory will do: nobody else sees the mount
-	if err := unix.Mount(m.Source, target, m.Type, unix.MS_RDONLY|unix.MS_NODEV|unix.MS_NOSUID|unix.MS_NOEXEC, options); err != nil {
-		return "", fmt.Errorf("mount the image: %w", err)
-	}
-	return target, nil
 }

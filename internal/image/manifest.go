@@ -12,12 +12,6 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// diskMediaTypes are the layers that make an artifact a disk; they may be compressed ("+gzip", "+zstd").
-var diskMediaTypes = []string{
-	"application/vnd.tripod.disk.qcow2", "application/vnd.tripod.disk.raw",
-	"application/vnd.qemu.qcow2", "application/x-qemu-disk", "application/x-qcow2", "application/x-raw-disk-image",
-}
-
 // details are what the blobs of an image say; they never change.
 type details struct {
 	id       string
@@ -30,6 +24,8 @@ type details struct {
 	notes    map[string]string
 	// component is what the image has of one; nil when it has none.
 	component *Component
+	// disk is that of an artifact that is one.
+	disk *diskLayer
 	// chain are the chain IDs of the layers, the lowest first; nil unless the image is a rootfs.
 	chain []digest.Digest
 }
@@ -96,8 +92,14 @@ func parseManifest(desc ocispec.Descriptor, document []byte, limits Limits) (*de
 		return nil, invalidf("image %s has %d bytes, more than the limit of %d", desc.Digest, d.size, limits.UnpackedBytes)
 	}
 	var err error
-	if d.kind, err = kindOf(m.Manifest); err == nil && d.kind == KindComponent {
+	if d.kind, err = kindOf(m.Manifest); err != nil {
+		return nil, err
+	}
+	switch d.kind {
+	case KindComponent:
 		d.component, err = componentOf(m.Manifest, limits)
+	case KindDisk:
+		d.disk, err = diskOf(m.Manifest)
 	}
 	return d, err
 }
@@ -122,11 +124,6 @@ func kindOf(m ocispec.Manifest) (Kind, error) {
 		}
 	}
 	return KindRootfs, nil
-}
-
-func isDisk(mediaType string) bool {
-	base, _, _ := strings.Cut(mediaType, "+")
-	return slices.Contains(diskMediaTypes, base)
 }
 
 // setConfig reads the config blob into the details, and with it the image's ID.

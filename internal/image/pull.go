@@ -194,7 +194,7 @@ func (p *puller) fetchAll(ctx context.Context, target ocispec.Descriptor) (*deta
 		err = bring(ctx, d)
 	}
 	if err == nil {
-		err = p.checkBinary(ctx, d)
+		err = p.checkArtifact(ctx, d)
 	}
 	return d, err
 }

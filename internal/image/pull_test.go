@@ -189,7 +189,15 @@ func TestPullChoosesThePlatform(t *testing.T) {
 
 func TestPullKinds(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
-	content := func(repo string) string { return string(wasmOf("content of " + repo)) }
+	content := func(repo string) string {
+		switch repo {
+		case "qcow2":
+			return string(qcow2Of(t, 1<<20))
+		case "raw":
+			return string(zstded(t, []byte("content of "+repo)))
+		}
+		return string(wasmOf("content of " + repo))
+	}
 	artifact := func(repo, configType, layerType, config string) string {
 		m := &rawImage{}
 		m.manifest.SchemaVersion, m.manifest.MediaType = 2, ocispec.MediaTypeImageManifest

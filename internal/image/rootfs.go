@@ -21,6 +21,7 @@ const labelRoot = "containerd.io/gc.root"
 const (
 	ownerWritable = "rootfs"
 	ownerReadOnly = "view"
+	ownerDisk     = "disk" // see OpenDisk
 )
 
 // Prepare makes a writable layer over an image's root filesystem and returns the mounts that show it; the caller
@@ -28,20 +29,23 @@ const (
 // labels are kept with it and must not begin with "containerd.io/" or "tripod.run/".
 // Asked again for the same image it returns the same; a key that stands on another image is errdefs.ErrAlreadyExists.
 func (s *Store) Prepare(ctx context.Context, key, imageID string, labels map[string]string) ([]mount.Mount, error) {
+	if err := checkKey(key); err != nil {
+		return nil, err
+	}
 	return s.makeSnapshot(ctx, key, imageID, ownerWritable, labels, s.snaps.Prepare)
 }
 
 // View makes a read-only root filesystem of an image, for image volumes. Otherwise it is as Prepare.
 func (s *Store) View(ctx context.Context, key, imageID string) ([]mount.Mount, error) {
+	if err := checkKey(key); err != nil {
+		return nil, err
+	}
 	return s.makeSnapshot(ctx, key, imageID, ownerReadOnly, nil, s.snaps.View)
 }
 
 type snapshotFunc func(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error)
 
 func (s *Store) makeSnapshot(ctx context.Context, key, imageID, owner string, labels map[string]string, snapshot snapshotFunc) ([]mount.Mount, error) {
-	if err := checkKey(key); err != nil {
-		return nil, err
-	}
 	e, err := s.index.find(imageID)
 	if err != nil {
 		return nil, fmt.Errorf("root filesystem %q: %w", key, err)
@@ -50,6 +54,9 @@ func (s *Store) makeSnapshot(ctx context.Context, key, imageID, owner string, la
 		return nil, invalidf("root filesystem %q: image %s is a %s and has none", key, e.image.ID, e.details.kind)
 	}
 	own := map[string]string{labelOwner: owner, labelRoot: time.Now().UTC().Format(time.RFC3339)}
+	if owner == ownerDisk {
+		own[labelImage] = e.image.ID
+	}
 	for label := range maps.Keys(labels) {
 		if strings.HasPrefix(label, "containerd.io/") || strings.HasPrefix(label, "tripod.run/") {
 			return nil, invalidf("root filesystem %q: the label %q is ours to set", key, label)
@@ -127,7 +134,7 @@ func (s *Store) Release(ctx context.Context, key string) error {
 func (s *Store) Snapshots(ctx context.Context) ([]string, error) {
 	var keys []string
 	err := s.snaps.Walk(s.with(ctx), func(_ context.Context, info snapshots.Info) error {
-		if info.Labels[labelOwner] != "" {
+		if owner := info.Labels[labelOwner]; owner != "" && owner != ownerDisk {
 			keys = append(keys, info.Name)
 		}
 		return nil
@@ -138,9 +145,9 @@ func (s *Store) Snapshots(ctx context.Context) ([]string, error) {
 	return keys, nil
 }
 
-// checkKey keeps callers off the names that layers have: chain IDs and those of unpacks under way.
+// checkKey keeps callers off the names that others have: chain IDs, unpacks under way, disks.
 func checkKey(key string) error {
-	if key == "" || strings.HasPrefix(key, "sha256:") || strings.HasPrefix(key, "extract-") {
+	if key == "" || strings.HasPrefix(key, "sha256:") || strings.HasPrefix(key, "extract-") || strings.HasPrefix(key, diskPrefix) {
 		return invalidf("root filesystem key %q", key)
 	}
 	return nil

@@ -58,6 +58,10 @@ type Store struct {
 	usage   usageCache
 	fs      fsCache
 
+	// machines has what Machine found, by image ID; the images it is about never change.
+	machines sync.Map
+	verified verified
+
 	// base ends with Close; background work runs under it.
 	base   context.Context
 	cancel context.CancelFunc

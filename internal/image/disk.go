@@ -1,0 +1,220 @@
+package image
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/tripod-run/tripod/internal/vm/qcow2"
+)
+
+// DiskLayout is a way in which an image carries what a virtual machine boots from.
+type DiskLayout string
+
+// The layouts.
+const (
+	// LayoutContainerDisk is a container image with one file below /disk/ (KubeVirt's containerDisk).
+	LayoutContainerDisk DiskLayout = "container-disk"
+	// LayoutDiskArtifact is an OCI artifact whose one layer is a disk.
+	LayoutDiskArtifact DiskLayout = "disk-artifact"
+	// LayoutKernel is a container image with /boot/vmlinux and /boot/initrd, and perhaps a disk as in LayoutContainerDisk.
+	LayoutKernel DiskLayout = "kernel"
+	// LayoutTranslated is a disk that was downloaded by a translated name.
+	LayoutTranslated DiskLayout = "download"
+)
+
+// Formats of disks, as QEMU names them.
+const (
+	FormatQcow2 = "qcow2"
+	FormatRaw   = "raw"
+)
+
+// Media types that are ours.
+const (
+	// MediaTypeDiskQcow2 and MediaTypeDiskRaw are disks; "+gzip", "+zstd" or "+xz" may follow.
+	MediaTypeDiskQcow2 = "application/vnd.tripod.disk.qcow2"
+	MediaTypeDiskRaw   = "application/vnd.tripod.disk.raw"
+	// mediaTypeDownload is the config of the manifests that this store makes for downloads.
+	mediaTypeDownload = "application/vnd.tripod.disk.download.v1+json"
+)
+
+// diskFormats are the media types of layers that make an artifact a disk, and the formats that they promise. Those that
+// are not ours are what libmagic and LF Edge's edge-containers name such files.
+var diskFormats = map[string]string{
+	MediaTypeDiskQcow2:                           FormatQcow2,
+	"application/vnd.qemu.qcow2":                 FormatQcow2,
+	"application/x-qemu-disk":                    FormatQcow2,
+	"application/x-qcow2":                        FormatQcow2,
+	"application/vnd.lfedge.disk.layer.v1+qcow2": FormatQcow2,
+	MediaTypeDiskRaw:                             FormatRaw,
+	"application/x-raw-disk-image":               FormatRaw,
+	"application/vnd.lfedge.disk.layer.v1+raw":   FormatRaw,
+}
+
+// diskLayer is the disk of an artifact as its manifest tells of it.
+type diskLayer struct {
+	ocispec.Descriptor
+	layout DiskLayout
+	// format is never guessed from what the disk holds (fault I5); compression is "", gzip, zstd or xz.
+	format, compression string
+}
+
+// diskTypeOf reads a layer's media type.
+func diskTypeOf(mediaType string) (format, compression string, ok bool) {
+	if format, ok = diskFormats[mediaType]; ok {
+		return format, "", true
+	}
+	at := strings.LastIndexByte(mediaType, '+')
+	if at < 0 || decompressors[mediaType[at+1:]] == nil {
+		return "", "", false
+	}
+	format, ok = diskFormats[mediaType[:at]]
+	return format, mediaType[at+1:], ok
+}
+
+func isDisk(mediaType string) bool {
+	_, _, ok := diskTypeOf(mediaType)
+	return ok
+}
+
+// diskOf finds the disk of an artifact. A second layer would be one that nobody knows what to do with.
+func diskOf(m ocispec.Manifest) (*diskLayer, error) {
+	if len(m.Layers) != 1 {
+		return nil, invalidf("an artifact with a disk has %d layers, where one is what a machine boots from", len(m.Layers))
+	}
+	d := &diskLayer{Descriptor: bare(m.Layers[0]), layout: LayoutDiskArtifact}
+	d.format, d.compression, _ = diskTypeOf(d.MediaType)
+	if m.Config.MediaType == mediaTypeDownload {
+		d.layout = LayoutTranslated
+	}
+	return d, nil
+}
+
+// downloadManifest is the manifest of a downloaded disk: the same file has the same, wherever it came from.
+func downloadManifest(layer ocispec.Descriptor) (config Blob, manifest ocispec.Manifest) {
+	config = NewBlob(mediaTypeDownload, []byte("{}"))
+	return config, ocispec.Manifest{
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest,
+		ArtifactType: mediaTypeDownload, Config: config.Descriptor, Layers: []ocispec.Descriptor{layer},
+	}
+}
+
+// MachineImage is what an image is for a virtual machine.
+type MachineImage struct {
+	Layout DiskLayout
+	// Format of the disk, FormatQcow2 or FormatRaw; empty where a kernel comes without one.
+	Format string
+	// VirtualSize of the disk in bytes, a multiple of 512; 0 without one.
+	VirtualSize uint64
+}
+
+// Machine tells what an image is for a virtual machine: by what it holds, never by a label. An image that is nothing for
+// one is errdefs.ErrInvalidArgument that says why, and so is a qcow2 image that names another file (fault I5); an unknown
+// image is errdefs.ErrNotFound, a damaged one errdefs.ErrDataLoss.
+func (s *Store) Machine(ctx context.Context, imageID string) (*MachineImage, error) {
+	e, err := s.index.find(imageID)
+	if err != nil {
+		return nil, err
+	}
+	if known, ok := s.machines.Load(e.image.ID); ok {
+		m := *known.(*MachineImage)
+		return &m, nil
+	}
+	ctx = s.with(ctx)
+	files, err := s.look(ctx, e.details)
+	if err != nil {
+		return nil, fmt.Errorf("image %s as a virtual machine: %w", e.image.ID, err)
+	}
+	defer files.Close()
+	m := files.MachineImage
+	s.machines.Store(e.image.ID, &m)
+	return &files.MachineImage, nil
+}
+
+// look opens what a machine would have of an image, without holding the image.
+func (s *Store) look(ctx context.Context, d *details) (files *DiskFiles, err error) {
+	switch d.kind {
+	case KindDisk:
+		return s.openArtifact(ctx, d)
+	case KindRootfs:
+		err = s.withView(ctx, d.chainID(), func(_ context.Context, view *rootView) error {
+			files, err = s.openMachine(view.mounts)
+			return err
+		})
+		return files, err
+	}
+	return nil, invalidf("a %s has no disk", d.kind)
+}
+
+// openArtifact opens the disk of an artifact, checked against its digest, and reads what it is.
+func (s *Store) openArtifact(ctx context.Context, d *details) (*DiskFiles, error) {
+	disk, err := s.openPlainDisk(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	files := &DiskFiles{MachineImage: MachineImage{Layout: d.disk.layout}}
+	if err := files.setDisk(disk, disk.Name(), d.disk.format); err != nil {
+		disk.Close()
+		return nil, fmt.Errorf("layer %s of the type %s: %w", d.disk.Digest, d.disk.MediaType, err)
+	}
+	return files, nil
+}
+
+// setDisk takes a disk of a format, and reads its size. A qcow2 image must be sound and name no other file.
+func (f *DiskFiles) setDisk(disk *os.File, path, format string) error {
+	info, err := disk.Stat()
+	if err != nil {
+		return err
+	}
+	size := uint64(info.Size())
+	if format == FormatQcow2 {
+		q, err := qcow2.Inspect(disk, info.Size())
+		if err != nil {
+			return err
+		}
+		size = q.VirtualSize
+	}
+	if size == 0 {
+		return invalidf("the disk is empty")
+	}
+	f.Disk, f.DiskPath, f.Format = disk, path, format
+	f.VirtualSize = (size + 511) &^ 511 // what QEMU makes of an odd end
+	return nil
+}
+
+// formatByContent tells the format of a file that nothing tells it of. Who may write to a disk must not be let decide
+// it; here it is the image's author, and what is named by the image need not be guessed.
+func formatByContent(r io.ReaderAt, name string) string {
+	switch {
+	case strings.HasSuffix(name, ".raw"):
+		return FormatRaw
+	case strings.HasSuffix(name, ".qcow2"):
+		return FormatQcow2
+	}
+	head := make([]byte, len(qcow2.Magic))
+	if _, err := r.ReadAt(head, 0); err == nil && qcow2.Is(head) {
+		return FormatQcow2
+	}
+	return FormatRaw
+}
+
+// checkArtifact refuses an artifact that is something else than its media types say, or cut off, before anybody is told
+// that it is there. A compressed disk is unpacked by that.
+func (s *Store) checkArtifact(ctx context.Context, d *details) error {
+	switch d.kind {
+	case KindComponent:
+		return s.checkBinary(ctx, d)
+	case KindDisk:
+		files, err := s.openArtifact(ctx, d)
+		if err != nil {
+			return err
+		}
+		return files.Close()
+	}
+	return nil
+}

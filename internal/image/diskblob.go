@@ -1,0 +1,278 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/errdefs"
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/therootcompany/xz"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+)
+
+var failDiskUnpack = failpoint.New("image.disk.unpack")
+
+// labelDisk, on a manifest, names the blob that is the artifact's disk, unpacked; the collector keeps the blob for as
+// long as the manifest.
+const labelDisk = "containerd.io/gc.ref.content.disk"
+
+// maxWindow bounds the memory that unpacking takes: the window of zstd, the dictionary of xz (`xz -9` has 64 MiB).
+const maxWindow = 128 << 20
+
+// decompressors undo the compressions that a disk may have, by the suffix of the media type.
+var decompressors = map[string]func(io.Reader) (io.ReadCloser, error){
+	"gzip": func(r io.Reader) (io.ReadCloser, error) { return gzip.NewReader(r) },
+	"zstd": func(r io.Reader) (io.ReadCloser, error) {
+		d, err := zstd.NewReader(r, zstd.WithDecoderMaxWindow(maxWindow))
+		if err != nil {
+			return nil, err
+		}
+		return d.IOReadCloser(), nil
+	},
+	"xz": func(r io.Reader) (io.ReadCloser, error) {
+		d, err := xz.NewReader(r, maxWindow)
+		if err != nil {
+			return nil, err
+		}
+		return io.NopCloser(d), nil
+	},
+}
+
+// verified remembers which files were read and found to be what their digests say, so that a large disk is not read
+// anew for every machine. A file that was touched since is another.
+type verified struct {
+	mu    sync.Mutex
+	files map[digest.Digest]fileIdentity
+}
+
+type fileIdentity struct {
+	inode   uint64
+	size    int64
+	changed syscall.Timespec // ctime: nobody can set it back
+}
+
+func identityOf(file *os.File) (fileIdentity, error) {
+	var stat syscall.Stat_t
+	if err := syscall.Fstat(int(file.Fd()), &stat); err != nil {
+		return fileIdentity{}, err
+	}
+	return fileIdentity{stat.Ino, stat.Size, stat.Ctim}, nil
+}
+
+// open opens a blob of the store that was verified; nil when it has to be read.
+func (v *verified) open(path string, dgst digest.Digest) *os.File {
+	v.mu.Lock()
+	known, ok := v.files[dgst]
+	v.mu.Unlock()
+	if !ok {
+		return nil
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return nil
+	}
+	if now, err := identityOf(file); err != nil || now != known {
+		file.Close()
+		return nil
+	}
+	return file
+}
+
+func (v *verified) note(file *os.File, dgst digest.Digest) {
+	is, err := identityOf(file)
+	if err != nil {
+		return
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.files == nil {
+		v.files = map[digest.Digest]fileIdentity{}
+	}
+	v.files[dgst] = is
+}
+
+// openVerified is OpenBlob, but reads a file once only for as long as it is the same. The file's name is its path.
+func (s *Store) openVerified(ctx context.Context, desc ocispec.Descriptor) (*os.File, error) {
+	path := filepath.Join(s.cfg.Root, "content", "blobs", desc.Digest.Algorithm().String(), desc.Digest.Encoded())
+	if file := s.verified.open(path, desc.Digest); file != nil {
+		return file, nil
+	}
+	key := "verify://" + desc.Digest.String()
+	if err := s.once.Lock(ctx, key); err != nil {
+		return nil, err
+	}
+	defer s.once.Unlock(key)
+	if file := s.verified.open(path, desc.Digest); file != nil {
+		return file, nil
+	}
+	file, err := s.OpenBlob(ctx, desc)
+	if err == nil {
+		s.verified.note(file, desc.Digest)
+	}
+	return file, err
+}
+
+// openPlainDisk opens the disk of an artifact as the machine sees it. An unpacked one that was damaged is made anew.
+func (s *Store) openPlainDisk(ctx context.Context, d *details) (*os.File, error) {
+	for again := false; ; again = true {
+		desc, err := s.plainDisk(ctx, d)
+		if err != nil {
+			return nil, err
+		}
+		file, err := s.openVerified(ctx, desc)
+		if corrupt, ok := errors.AsType[*corruptError](err); ok && !again && corrupt.digest != d.disk.Digest {
+			continue
+		}
+		return file, err
+	}
+}
+
+// plainDisk finds the blob that is the disk, uncompressed, and makes it when it is asked for first.
+func (s *Store) plainDisk(ctx context.Context, d *details) (ocispec.Descriptor, error) {
+	if d.disk.compression == "" {
+		return d.disk.Descriptor, nil
+	}
+	key := "disk://" + d.manifest.Digest.String()
+	if err := s.once.Lock(ctx, key); err != nil {
+		return ocispec.Descriptor{}, err
+	}
+	defer s.once.Unlock(key)
+	manifest, err := s.content.Info(ctx, d.manifest.Digest)
+	if err != nil {
+		return ocispec.Descriptor{}, err
+	}
+	if dgst := digest.Digest(manifest.Labels[labelDisk]); dgst != "" {
+		info, err := s.content.Info(ctx, dgst)
+		if err == nil {
+			return ocispec.Descriptor{MediaType: diskMediaType(d.disk.format, ""), Digest: dgst, Size: info.Size}, nil
+		} else if !errdefs.IsNotFound(err) {
+			return ocispec.Descriptor{}, err
+		}
+	}
+	desc, err := s.unpackDisk(ctx, d)
+	if err != nil {
+		return desc, fmt.Errorf("unpack the disk %s: %w", d.disk.Digest, err)
+	}
+	return desc, nil
+}
+
+func diskMediaType(format, compression string) string {
+	mediaType := MediaTypeDiskRaw
+	if format == FormatQcow2 {
+		mediaType = MediaTypeDiskQcow2
+	}
+	if compression != "" {
+		mediaType += "+" + compression
+	}
+	return mediaType
+}
+
+// unpackDisk makes a blob of a compressed layer. A lease keeps it until the manifest's label refers to it; what a crash
+// leaves is no blob yet, and begun again (fault V4).
+func (s *Store) unpackDisk(ctx context.Context, d *details) (desc ocispec.Descriptor, err error) {
+	lease, err := s.leases.Create(ctx, leases.WithRandomID(), leases.WithExpiration(24*time.Hour))
+	if err != nil {
+		return desc, err
+	}
+	defer func() { err = errors.Join(err, s.leases.Delete(context.WithoutCancel(ctx), lease)) }()
+	ctx = leases.WithLease(ctx, lease.ID)
+	w, err := s.content.Writer(ctx, content.WithRef("disk-"+d.disk.Digest.String()))
+	if err != nil {
+		return desc, err
+	}
+	defer w.Close()
+	if err := w.Truncate(0); err != nil {
+		return desc, err
+	}
+	size, err := s.decompressDisk(ctx, d.disk, w)
+	if err == nil {
+		err = failDiskUnpack.Hit(ctx)
+	}
+	if err != nil {
+		return desc, err
+	}
+	desc = ocispec.Descriptor{MediaType: diskMediaType(d.disk.format, ""), Digest: w.Digest(), Size: size}
+	if err := s.commitBlob(ctx, w, desc); err != nil {
+		return desc, err
+	}
+	_, err = s.content.Update(ctx, content.Info{Digest: d.manifest.Digest, Labels: map[string]string{labelDisk: desc.Digest.String()}},
+		"labels."+labelDisk)
+	return desc, err
+}
+
+// commitBlob makes a blob of what was written, in place of a damaged one.
+func (s *Store) commitBlob(ctx context.Context, w content.Writer, desc ocispec.Descriptor) error {
+	key := fmt.Sprintf("blob://%v", desc.Digest)
+	if err := s.once.Lock(ctx, key); err != nil {
+		return err
+	}
+	defer s.once.Unlock(key)
+	if err := s.mend(ctx, desc); err != nil {
+		return err
+	}
+	if err := w.Commit(ctx, desc.Size, desc.Digest); err != nil && !errdefs.IsAlreadyExists(err) {
+		return err
+	}
+	return nil
+}
+
+// decompressDisk writes a layer's content to w, and returns its size. Whatever fails, the layer's digest decides whose
+// fault it was: a damaged blob is fetched again.
+func (s *Store) decompressDisk(ctx context.Context, layer *diskLayer, w io.Writer) (int64, error) {
+	ra, err := s.content.ReaderAt(ctx, layer.Descriptor)
+	if err != nil {
+		return 0, err
+	}
+	defer ra.Close()
+	packed := &digestReader{r: &cancelReader{ctx, content.NewReader(ra)}, digester: layer.Digest.Algorithm().Digester()}
+	size, err := s.copyPlain(layer.compression, packed, w)
+	if ctx.Err() != nil {
+		return 0, context.Cause(ctx)
+	}
+	if _, readErr := io.Copy(io.Discard, packed); readErr != nil {
+		return 0, errors.Join(err, readErr)
+	}
+	if packed.digester.Digest() != layer.Digest {
+		return 0, &corruptError{layer.Digest}
+	}
+	return size, err
+}
+
+func (s *Store) copyPlain(compression string, packed io.Reader, w io.Writer) (int64, error) {
+	plain, err := decompressors[compression](packed)
+	if err != nil {
+		return 0, invalidf("%s: %v", compression, err)
+	}
+	defer plain.Close()
+	size, err := io.Copy(w, &budgetReader{plain, newBudget("bytes unpacked", s.cfg.Limits.UnpackedBytes)})
+	if _, ok := errors.AsType[syscall.Errno](err); err != nil && !ok && !classed(err) {
+		err = invalidf("%s: %v", compression, err)
+	}
+	return size, err
+}
+
+// cancelReader ends with its context.
+type cancelReader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (c *cancelReader) Read(p []byte) (int, error) {
+	if err := c.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return c.r.Read(p)
+}

@@ -1,0 +1,223 @@
+package image
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/containerd/containerd/v2/core/mount"
+	"golang.org/x/sys/unix"
+)
+
+// Where a container image has what a machine boots from.
+const (
+	diskDir     = "disk"
+	kernelFile  = "boot/vmlinux"
+	initrdFile  = "boot/initrd"
+	cmdlineFile = "boot/cmdline"
+)
+
+// maxCmdline is what x86 kernels take (COMMAND_LINE_SIZE), in bytes.
+const maxCmdline = 2048
+
+// optional opens a regular file; nil when there is none of the name.
+func (r *imageRoot) optional(name string) (*os.File, error) {
+	file, err := r.open(name, 0)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+		return nil, nil
+	} else if err != nil {
+		return nil, fmt.Errorf("/%s: %w", name, err)
+	}
+	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
+		file.Close()
+		if err == nil {
+			err = invalidf("/%s is not a regular file but %s", name, info.Mode())
+		}
+		return nil, err
+	}
+	return file, nil
+}
+
+// openMachine opens what a machine boots from in an unpacked image: a kernel, a disk, or both.
+func (s *Store) openMachine(mounts []mount.Mount) (files *DiskFiles, err error) {
+	layers, err := layersOf(mounts)
+	if err != nil {
+		return nil, err
+	}
+	err = s.withRoot(mounts, func(root *imageRoot) error {
+		files, err = root.machine(layers)
+		return err
+	})
+	return files, err
+}
+
+func (r *imageRoot) machine(layers []string) (_ *DiskFiles, err error) {
+	f := &DiskFiles{}
+	defer func() {
+		if err != nil {
+			f.Close()
+		}
+	}()
+	for _, part := range []struct {
+		name string
+		file **os.File
+		path *string
+	}{{kernelFile, &f.Kernel, &f.KernelPath}, {initrdFile, &f.Initrd, &f.InitrdPath}} {
+		shown, err := r.optional(part.name)
+		if err != nil {
+			return nil, err
+		}
+		if shown == nil {
+			continue
+		}
+		if *part.file, *part.path, err = r.below(shown, layers); err != nil {
+			return nil, fmt.Errorf("/%s: %w", part.name, err)
+		}
+	}
+	if (f.Kernel == nil) != (f.Initrd == nil) {
+		return nil, invalidf("of /%s and /%s the image has only one", kernelFile, initrdFile)
+	}
+	if err := r.disk(f, layers); err != nil {
+		return nil, err
+	}
+	switch {
+	case f.Kernel != nil:
+		f.Layout = LayoutKernel
+		f.Cmdline, err = r.cmdline()
+		return f, err
+	case f.Disk != nil:
+		f.Layout = LayoutContainerDisk
+		return f, nil
+	}
+	return nil, invalidf("the image has neither a disk below /%s/ nor /%s and /%s", diskDir, kernelFile, initrdFile)
+}
+
+// disk opens the one file below /disk/, where there is that directory.
+func (r *imageRoot) disk(f *DiskFiles, layers []string) error {
+	dir, err := r.open(diskDir, unix.O_DIRECTORY)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("/%s: %w", diskDir, err)
+	}
+	defer dir.Close()
+	var names []string
+	for {
+		entries, err := dir.ReadDir(64)
+		for _, entry := range entries {
+			if !entry.IsDir() {
+				names = append(names, entry.Name())
+			}
+		}
+		if err == io.EOF {
+			break
+		} else if err != nil {
+			return fmt.Errorf("/%s: %w", diskDir, err)
+		}
+		if len(names) > 1 {
+			return invalidf("/%s/ has more than one file: %q", diskDir, names[:2])
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	if len(names) > 1 {
+		return invalidf("/%s/ has more than one file: %q", diskDir, names[:2])
+	}
+	name := path.Join(diskDir, names[0])
+	shown, err := r.optional(name)
+	if err != nil {
+		return err
+	}
+	if shown == nil {
+		return invalidf("/%s is a symbolic link to nothing", name)
+	}
+	disk, at, err := r.below(shown, layers)
+	if err != nil {
+		return fmt.Errorf("/%s: %w", name, err)
+	}
+	if err := f.setDisk(disk, at, formatByContent(disk, name)); err != nil {
+		disk.Close()
+		return fmt.Errorf("/%s: %w", name, err)
+	}
+	return nil
+}
+
+// cmdline reads the kernel's command line; "" when the image has none.
+func (r *imageRoot) cmdline() (string, error) {
+	file, err := r.optional(cmdlineFile)
+	if file == nil || err != nil {
+		return "", err
+	}
+	defer file.Close()
+	raw, err := io.ReadAll(io.LimitReader(file, maxCmdline+1))
+	if err != nil {
+		return "", err
+	}
+	line := strings.TrimSpace(string(raw))
+	if len(raw) > maxCmdline || !utf8.ValidString(line) || strings.ContainsFunc(line, unicode.IsControl) {
+		return "", invalidf("/%s is not one line of at most %d bytes", cmdlineFile, maxCmdline)
+	}
+	return line, nil
+}
+
+// below finds the file of a layer that an image shows, and opens it in place of the one shown, which it closes. The path
+// it returns is there for as long as the layer, without any mount.
+func (r *imageRoot) below(shown *os.File, layers []string) (_ *os.File, _ string, err error) {
+	defer shown.Close()
+	target, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", shown.Fd()))
+	if err != nil {
+		return nil, "", err
+	}
+	name, ok := strings.CutPrefix(target, r.path+"/")
+	if !ok {
+		return nil, "", fmt.Errorf("%q is not below %q", target, r.path)
+	}
+	var want unix.Stat_t
+	if err := unix.Fstat(int(shown.Fd()), &want); err != nil {
+		return nil, "", err
+	}
+	for _, layer := range layers {
+		dir, err := unix.Open(layer, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return nil, "", &os.PathError{Op: "open", Path: layer, Err: err}
+		}
+		fd, err := unix.Openat2(dir, name, &unix.OpenHow{
+			Flags:   unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NONBLOCK | unix.O_NOCTTY,
+			Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV,
+		})
+		unix.Close(dir)
+		if err != nil {
+			continue // a layer without the file; whatever else it was shows below
+		}
+		file := os.NewFile(uintptr(fd), filepath.Join(layer, name))
+		var is unix.Stat_t
+		if err := unix.Fstat(fd, &is); err == nil && is.Ino == want.Ino && is.Size == want.Size && is.Mode == want.Mode {
+			return file, file.Name(), nil
+		}
+		file.Close()
+	}
+	return nil, "", fmt.Errorf("no layer has the file %q that the image shows", name)
+}
+
+// layersOf are the directories of a view's layers, the highest first.
+func layersOf(mounts []mount.Mount) ([]string, error) {
+	if len(mounts) == 1 && mounts[0].Type == "bind" {
+		return []string{mounts[0].Source}, nil
+	}
+	if len(mounts) == 1 && mounts[0].Type == "overlay" {
+		for _, option := range mounts[0].Options {
+			if dirs, ok := strings.CutPrefix(option, "lowerdir="); ok {
+				return strings.Split(dirs, ":"), nil
+			}
+		}
+	}
+	return nil, fmt.Errorf("a view of %d mounts that is neither a directory nor an overlay", len(mounts))
+}

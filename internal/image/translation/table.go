@@ -1,0 +1,300 @@
+package translation
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"sigs.k8s.io/yaml"
+)
+
+// Bounds of what is read.
+const (
+	maxFile  = 4 << 20 // bytes
+	maxFiles = 1000
+)
+
+// Table holds the rules of all files.
+type Table struct{ files []file }
+
+// Endpoint is where an image is, and how it is reached.
+type Endpoint struct {
+	URL *url.URL
+	// Source is the file with the rule; empty when the name itself is the URL.
+	Source    string
+	Transport Transport
+}
+
+// file is one translation file.
+type file struct {
+	Prefix       string               `json:"prefix"`
+	Translations []rule               `json:"translations"`
+	Transports   map[string]transport `json:"transports"`
+
+	path string
+}
+
+// document is a file, or Virtlet's custom resource with one in it.
+type document struct {
+	file
+	APIVersion string         `json:"apiVersion"`
+	Kind       string         `json:"kind"`
+	Metadata   map[string]any `json:"metadata"`
+	Spec       *file          `json:"spec"`
+}
+
+// rule leads a name, or the names that a regular expression matches, to a URL.
+type rule struct {
+	Name      string `json:"name"`
+	Regexp    string `json:"regexp"`
+	URL       string `json:"url"`
+	Transport string `json:"transport"`
+
+	expression *regexp.Regexp
+}
+
+// transport is how URLs are reached, as a file has it.
+type transport struct {
+	// Timeout is in milliseconds; 0 is none.
+	Timeout      int64  `json:"timeout"`
+	MaxRedirects *int   `json:"maxRedirects"`
+	Proxy        string `json:"proxy"`
+	TLS          *struct {
+		Certificates []struct {
+			Cert string `json:"cert"`
+			Key  string `json:"key"`
+		} `json:"certificates"`
+		ServerName string `json:"serverName"`
+		Insecure   bool   `json:"insecure"`
+	} `json:"tls"`
+
+	built Transport
+}
+
+// invalidf is for files that cannot be used: the node's configuration is at fault, not the request.
+func invalidf(format string, args ...any) error {
+	return fmt.Errorf(format+": %w", append(args, errdefs.ErrFailedPrecondition)...)
+}
+
+// Load reads the files *.yaml and *.yml of dir. A directory that is not there has none. A file that is not understood is
+// errdefs.ErrFailedPrecondition with the file, and so are all of them.
+func Load(dir string) (*Table, error) {
+	t := &Table{}
+	if dir == "" {
+		return t, nil
+	}
+	entries, err := os.ReadDir(dir) // sorted by name
+	if errors.Is(err, fs.ErrNotExist) {
+		return t, nil
+	} else if err != nil {
+		return nil, fmt.Errorf("image name translations: %w", err)
+	}
+	var errs []error
+	for _, entry := range entries {
+		// Mounted config maps have links, and what they lead to under hidden names.
+		name := entry.Name()
+		if ext := filepath.Ext(name); strings.HasPrefix(name, ".") || ext != ".yaml" && ext != ".yml" {
+			continue
+		}
+		if len(t.files) == maxFiles {
+			return nil, invalidf("image name translations: %s has more than %d files", dir, maxFiles)
+		}
+		f, err := read(filepath.Join(dir, name))
+		if err != nil {
+			errs = append(errs, fmt.Errorf("image name translations: %s: %w", filepath.Join(dir, name), err))
+			continue
+		}
+		t.files = append(t.files, *f)
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	return t, nil
+}
+
+func read(path string) (*file, error) {
+	r, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	if info, err := r.Stat(); err != nil {
+		return nil, err
+	} else if !info.Mode().IsRegular() {
+		return nil, invalidf("it is %s, not a regular file", info.Mode())
+	}
+	text, err := io.ReadAll(io.LimitReader(r, maxFile+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(text) > maxFile {
+		return nil, invalidf("it has more than %d bytes", maxFile)
+	}
+	f, err := parse(text)
+	if f != nil {
+		f.path = path
+	}
+	return f, err
+}
+
+// parse reads one file and checks all of it.
+func parse(text []byte) (*file, error) {
+	var d document
+	if err := yaml.UnmarshalStrict(text, &d); err != nil {
+		return nil, invalidf("%v", err)
+	}
+	f := &d.file
+	if d.Spec != nil {
+		if len(f.Translations) > 0 || len(f.Transports) > 0 || f.Prefix != "" {
+			return nil, invalidf("it has rules both in \"spec\" and beside it")
+		}
+		f = d.Spec
+	}
+	if d.Kind != "" && d.Kind != "VirtletImageMapping" {
+		return nil, invalidf("it is a %s, where a VirtletImageMapping or a plain file may be", d.Kind)
+	}
+	f.Prefix = strings.Trim(f.Prefix, "/")
+	for name, t := range f.Transports {
+		if err := t.build(); err != nil {
+			return nil, fmt.Errorf("transport %q: %w", name, err)
+		}
+		f.Transports[name] = t
+	}
+	for i := range f.Translations {
+		if err := f.Translations[i].check(f.Transports); err != nil {
+			return nil, fmt.Errorf("translation %d: %w", i+1, err)
+		}
+	}
+	return f, nil
+}
+
+func (r *rule) check(transports map[string]transport) (err error) {
+	if _, ok := transports[r.Transport]; !ok && r.Transport != "" {
+		return invalidf("the file has no transport %q", r.Transport)
+	}
+	switch {
+	case r.URL == "":
+		return invalidf("it has no url")
+	case (r.Name == "") == (r.Regexp == ""):
+		return invalidf("it has to have either a name or a regexp")
+	case r.Name != "":
+		_, err = parseURL(r.URL)
+		return err
+	}
+	if r.expression, err = regexp.Compile(r.Regexp); err != nil {
+		return invalidf("regexp: %v", err)
+	}
+	return nil
+}
+
+// parseURL takes http and https. Errors never show a password.
+func parseURL(text string) (*url.URL, error) {
+	u, err := url.Parse(text)
+	if err != nil {
+		return nil, invalidf("a url that cannot be read") // the error of url.Parse has the text
+	}
+	if u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+		return nil, invalidf("url %q is not http://… or https://…", u.Redacted())
+	}
+	return u, nil
+}
+
+// Find says where name leads: an image's name without the prefix of all, which may have a tag ("ubuntu/22.04:1"). The
+// files are asked in the order of their names, in each first the rules with names and then those with regular
+// expressions, in their order. A rule may be for the name with the tag; without one that is, the tag counts for nothing.
+// A name that no rule matches and that begins with a host ("example.org/disk.qcow2") is its own URL, by https. Any other
+// is errdefs.ErrNotFound.
+func (t *Table) Find(name, tag string) (*Endpoint, error) {
+	subjects := []string{name}
+	if tag != "" && tag != "latest" {
+		subjects = []string{name + ":" + tag, name}
+	}
+	for _, subject := range subjects {
+		for i := range t.files {
+			if e, err := t.files[i].find(subject); e != nil || err != nil {
+				return e, err
+			}
+		}
+	}
+	host, path, _ := strings.Cut(name, "/")
+	if strings.Contains(host, ".") && path != "" {
+		return &Endpoint{URL: &url.URL{Scheme: "https", Host: host, Path: "/" + path}, Transport: Transport{MaxRedirects: defaultRedirects}}, nil
+	}
+	return nil, fmt.Errorf("no translation file has a rule for the name %q, and it is no host and path: %w", name, errdefs.ErrNotFound)
+}
+
+func (f *file) find(name string) (*Endpoint, error) {
+	if f.Prefix != "" {
+		below, ok := strings.CutPrefix(name, f.Prefix+"/")
+		if !ok {
+			return nil, nil
+		}
+		name = below
+	}
+	at := slices.IndexFunc(f.Translations, func(r rule) bool { return r.Name == name })
+	if at >= 0 {
+		return f.endpoint(&f.Translations[at], f.Translations[at].URL)
+	}
+	for i := range f.Translations {
+		r := &f.Translations[i]
+		if r.expression == nil {
+			continue
+		}
+		if match := r.expression.FindStringSubmatchIndex(name); match != nil {
+			return f.endpoint(r, string(r.expression.ExpandString(nil, r.URL, name, match)))
+		}
+	}
+	return nil, nil
+}
+
+func (f *file) endpoint(r *rule, text string) (*Endpoint, error) {
+	u, err := parseURL(text)
+	if err != nil {
+		return nil, fmt.Errorf("image name translations: %s: %w", f.path, err)
+	}
+	e := &Endpoint{URL: u, Source: f.path, Transport: Transport{MaxRedirects: defaultRedirects}}
+	if t, ok := f.Transports[r.Transport]; ok {
+		e.Transport = t.built
+	}
+	return e, nil
+}
+
+// build checks a transport and makes of it what Client wants.
+func (t *transport) build() error {
+	t.built = Transport{Timeout: time.Duration(t.Timeout) * time.Millisecond, MaxRedirects: defaultRedirects}
+	if t.Timeout < 0 || t.Timeout > int64(365*24*time.Hour/time.Millisecond) {
+		return invalidf("a timeout of %d ms", t.Timeout)
+	}
+	if t.MaxRedirects != nil {
+		if t.built.MaxRedirects = *t.MaxRedirects; t.built.MaxRedirects < 0 {
+			return invalidf("maxRedirects is %d", t.built.MaxRedirects)
+		}
+	}
+	if t.Proxy != "" {
+		u, err := url.Parse(t.Proxy)
+		if err != nil || u.Host == "" || !slices.Contains([]string{"http", "https", "socks5", "socks5h"}, u.Scheme) {
+			return invalidf("the proxy is not a URL such as http://proxy.example:8080")
+		}
+		t.built.Proxy = u
+	}
+	if t.TLS == nil {
+		return nil
+	}
+	c := newTLS(t.TLS.ServerName, t.TLS.Insecure)
+	for i, certificate := range t.TLS.Certificates {
+		if err := addCertificate(c, certificate.Cert, certificate.Key); err != nil {
+			return fmt.Errorf("tls certificate %d: %w", i+1, err)
+		}
+	}
+	t.built.TLS = c
+	return nil
+}
