@@ -8,6 +8,8 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -20,7 +22,8 @@ const advertEvery = 10 * time.Minute
 
 // Config is what the guests are told beside their Interface.
 type Config struct {
-	// Servers and Searches are the pod's resolver configuration, of both families.
+	// Servers and Searches are the pod's resolver configuration, of both families; what is no address or no domain is
+	// passed over.
 	Servers, Searches []string
 	// Hostname is the guest's name; "" tells none.
 	Hostname string
@@ -46,6 +49,7 @@ func Serve(ctx context.Context, netns string, interfaces []Interface, cfg Config
 	if r.log == nil {
 		r.log = slog.New(slog.DiscardHandler)
 	}
+	cfg.Searches = domains(cfg.Searches)
 	err := inside(ctx, netns, func(h *netlink.Handle) error {
 		for _, i := range interfaces {
 			if len(i.Addrs) == 0 {
@@ -267,6 +271,19 @@ func addrsOf(servers []string, is func(netip.Addr) bool) []net.IP {
 	for _, s := range servers {
 		if addr, err := netip.ParseAddr(s); err == nil && is(addr.Unmap()) {
 			all = append(all, addr.Unmap().AsSlice())
+		}
+	}
+	return all
+}
+
+// domains are the search domains that can be told in DNS's form: labels of 1 to 63 bytes, 255 in all.
+func domains(searches []string) []string {
+	var all []string
+	for _, s := range searches {
+		s = strings.TrimSuffix(s, ".")
+		bad := func(label string) bool { return label == "" || len(label) > 63 }
+		if len(s) < 254 && !slices.ContainsFunc(strings.Split(s, "."), bad) {
+			all = append(all, s)
 		}
 	}
 	return all
