@@ -14,8 +14,8 @@ type Definition struct {
 	Name string `json:"name"`
 	// UUID is the SMBIOS system UUID, in RFC 9562's text form.
 	UUID string `json:"uuid"`
-	// Dir is the machine's own directory on a tmpfs (sockets, pidfile); it belongs to UID:GID with mode 0700. StateDir is its
-	// directory on disk (root overlay, serial log).
+	// Dir is the machine's own directory on a tmpfs (sockets), made by the driver with mode 0700; the hypervisor's user has no
+	// access to it. StateDir is its directory on disk (root overlay, serial log).
 	Dir      string `json:"dir"`
 	StateDir string `json:"stateDir"`
 
@@ -46,7 +46,7 @@ type Definition struct {
 
 	// LibvirtCPU is XML for the <cpu> element of a libvirt domain; other drivers refuse it.
 	LibvirtCPU string `json:"libvirtCPU,omitempty"`
-	// VNC asks for a VNC server on a unix socket in Dir.
+	// VNC asks for a VNC server on a unix socket, vnc/vnc.sock in Dir.
 	VNC bool `json:"vnc,omitempty"`
 }
 
@@ -148,6 +148,14 @@ const (
 	CauseUnknown Cause = "unknown"
 )
 
+// Exit codes of machines whose hypervisor has none that says something.
+const (
+	// ExitKilled is 128+SIGKILL.
+	ExitKilled int32 = 137
+	// ExitPanic is that of a guest whose kernel panicked: 128+SIGABRT.
+	ExitPanic int32 = 134
+)
+
 // State is what there is of a machine.
 type State struct {
 	Phase      Phase     `json:"phase"`
@@ -155,7 +163,8 @@ type State struct {
 	StartedAt  time.Time `json:"startedAt,omitzero"`
 	FinishedAt time.Time `json:"finishedAt,omitzero"`
 	Cause      Cause     `json:"cause,omitempty"`
-	// ExitCode is 0 for a power-off, 137 for one that was killed, else the process's own (128+n for a signal).
+	// ExitCode is 0 for a power-off, ExitPanic for a panic, ExitKilled for one that was killed or whose end nobody saw, else
+	// the process's own (128+n for a signal) and never 0.
 	ExitCode int32 `json:"exitCode,omitempty"`
 	// Message says more, for a person: the hypervisor's last words.
 	Message string `json:"message,omitempty"`
