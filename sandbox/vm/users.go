@@ -1,0 +1,27 @@
+package vm
+
+import (
+	"fmt"
+
+	"github.com/containerd/errdefs"
+)
+
+// takeUser gives a pod a user that no other pod has. The search begins with a number that the ID makes, so that one is not
+// used again at once.
+func (b *Backend) takeUser(id string) (int, error) {
+	taken := make(map[int]bool, len(b.sandboxes))
+	for _, p := range b.sandboxes {
+		taken[p.state.UID] = true
+	}
+	var start uint
+	for _, digit := range []byte(id[:8]) {
+		start = start*31 + uint(digit)
+	}
+	for i := range b.cfg.UIDCount {
+		uid := b.cfg.UIDBase + int((start+uint(i))%uint(b.cfg.UIDCount))
+		if !taken[uid] {
+			return uid, nil
+		}
+	}
+	return 0, fmt.Errorf("all %d users of vm.uid_count are taken by machines: %w", b.cfg.UIDCount, errdefs.ErrResourceExhausted)
+}

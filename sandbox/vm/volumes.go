@@ -1,0 +1,82 @@
+package vm
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/vm/cloudinit"
+	"github.com/tripod-run/tripod/internal/vm/machine"
+)
+
+// volumes are what of the node a machine is given: directories that the guest mounts, block devices that are its disks, files
+// that cloud-init writes.
+type volumes struct {
+	shares  []machine.Share
+	disks   []machine.Disk
+	told    []cloudinit.Mount
+	devices []cloudinit.Device
+	// mounts are those of the request that the guest will have.
+	mounts []*runtimeapi.Mount
+}
+
+// volumesOf sorts a container's mounts and devices by what they are.
+func volumesOf(config *runtimeapi.ContainerConfig) (v volumes, err error) {
+	for i, m := range config.GetMounts() {
+		if err := v.mount(m); err != nil {
+			return v, fmt.Errorf("mounts[%d].host_path: %s: %w", i, m.GetHostPath(), err)
+		}
+	}
+	for i, d := range config.GetDevices() {
+		if err := v.device(d.GetHostPath(), d.GetContainerPath(), !strings.Contains(d.GetPermissions(), "w")); err != nil {
+			return v, fmt.Errorf("devices[%d].host_path: %s: %w", i, d.GetHostPath(), err)
+		}
+	}
+	return v, nil
+}
+
+func (v *volumes) mount(m *runtimeapi.Mount) error {
+	kind, err := cloudinit.Classify(m.GetHostPath(), m.GetContainerPath())
+	if err != nil {
+		return err
+	}
+	told := cloudinit.Mount{HostPath: m.GetHostPath(), ContainerPath: m.GetContainerPath(), ReadOnly: m.GetReadonly()}
+	switch kind {
+	case cloudinit.KindIgnored:
+		return nil
+	case cloudinit.KindDevice:
+		if err := v.device(m.GetHostPath(), m.GetContainerPath(), m.GetReadonly()); err != nil {
+			return err
+		}
+	case cloudinit.KindShare:
+		told.Tag = fmt.Sprintf("share%d", len(v.shares))
+		v.shares = append(v.shares, machine.Share{Tag: told.Tag, Path: m.GetHostPath(), ReadOnly: m.GetReadonly()})
+		v.told = append(v.told, told)
+	default:
+		v.told = append(v.told, told)
+	}
+	v.mounts = append(v.mounts, m)
+	return nil
+}
+
+// device gives the guest a block device as a disk, by the serial number of which it finds it.
+func (v *volumes) device(host, container string, readonly bool) error {
+	info, err := os.Stat(host)
+	if err != nil {
+		return fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	if info.Mode()&os.ModeDevice == 0 || info.Mode()&os.ModeCharDevice != 0 {
+		return fmt.Errorf("is not a block device, and a machine can be given no other: %w", errdefs.ErrNotImplemented)
+	}
+	if !readonly && unix.Access(host, unix.W_OK) != nil {
+		return fmt.Errorf("cannot be written to, and is not asked for read-only: %w", errdefs.ErrInvalidArgument)
+	}
+	disk := machine.Disk{ID: fmt.Sprintf("disk%d", len(v.disks)), File: machine.File{Path: host}, Format: "raw", ReadOnly: readonly}
+	v.disks = append(v.disks, disk)
+	v.devices = append(v.devices, cloudinit.Device{Serial: disk.ID, Path: container})
+	return nil
+}
