@@ -8,15 +8,18 @@
 //
 // Many carry the names of public images that CRI test suites pull, so that such a suite runs here without the
 // internet, through a mirror. They hold Debian's busybox and nginx, taken from their packages without installing
-// them, and two small Go programs; the components of examples/wasm are artifacts among them. The same packages and
-// sources give the same digests: every file has the same date and order, and nothing of the host is copied.
+// them, and two small Go programs; the components of examples/wasm are artifacts among them, and so are disks and kernels
+// of virtual machines, out of Debian's kernel packages. The same packages and sources give the same digests: every file has
+// the same date and order, and nothing of the host is copied.
 //
 //	build/images/debs/       the packages
+//	build/images/vm/         kernels, initramfs and a disk for tests that need no registry
 //	build/images/oci/        one OCI image layout that holds them all, by org.opencontainers.image.ref.name
 //	build/images/registry/   docker-registry's storage with them all pushed to it (by skopeo)
 //	build/images/images.txt  NAME DIGEST
 //	build/images/images.yaml what critest takes as --test-images-file
 //	build/images/key         what they were built from; written last
 //
-// set.go and components.go are the list of images; tree.go makes layers, debs.go reads packages, store.go writes and pushes.
+// set.go, components.go, vm.go and tiny.go are the list of images; tree.go makes layers, debs.go and kernel.go read packages,
+// bootdisk.go makes a disk, store.go writes and pushes. guest holds what the machines' guest runs.
 package main

@@ -75,6 +75,7 @@ func (s *set) addMachines(ctx context.Context, dir string) error {
 		t.text("boot/cmdline", cmdline+"\n")
 		s.bare(vm+k.name, t)
 	}
+	s.tinyMachines()
 	initrd, err := os.ReadFile(filepath.Join(dir, "initrd"))
 	if err != nil {
 		return err
