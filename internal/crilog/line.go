@@ -79,8 +79,8 @@ func badLine(line []byte, why string) error {
 	return fmt.Errorf("%.60q is not a line of a CRI log: %s: %w", line, why, errdefs.ErrInvalidArgument)
 }
 
-// append writes the entry, with its newline, to b.
-func (l Line) append(b []byte) []byte {
+// Append appends the entry, with its newline, to b.
+func (l Line) Append(b []byte) []byte {
 	tag := tagFull
 	if l.Partial {
 		tag = tagPartial
@@ -93,4 +93,17 @@ func (l Line) append(b []byte) []byte {
 	b = append(b, ' ')
 	b = append(b, l.Content...)
 	return append(b, '\n')
+}
+
+// Cut takes the first entry off output: a line, or MaxPiece of a longer one, which is partial then. It used n bytes of it; 0
+// says that there is neither: the line may go on. Content refers to output's memory.
+func Cut(output []byte) (l Line, n int) {
+	end := bytes.IndexByte(output[:min(MaxPiece+1, len(output))], '\n')
+	switch {
+	case end >= 0: // a line that just fits is whole
+		return Line{Content: output[:end]}, end + 1
+	case len(output) <= MaxPiece:
+		return Line{}, 0
+	}
+	return Line{Content: output[:MaxPiece], Partial: true}, MaxPiece
 }

@@ -1,7 +1,6 @@
 package crilog
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"os"
@@ -54,48 +53,39 @@ func (l *Writer) Stream(name string) io.WriteCloser { return &stream{log: l, nam
 type stream struct {
 	log  *Writer
 	name string
-	rest []byte // the beginning of a line, less than MaxPiece
+	rest []byte // the beginning of a line, MaxPiece at most
 }
 
 func (s *stream) Write(p []byte) (int, error) {
-	written := len(p)
+	output := append(s.rest, p...)
 	var lines []Line
-	for len(p) > 0 {
-		room := MaxPiece - len(s.rest)
-		end := bytes.IndexByte(p[:min(room+1, len(p))], '\n')
-		switch {
-		case end >= 0: // a line that just fits is whole
-			lines = append(lines, Line{Content: s.join(p[:end])})
-			p = p[end+1:]
-		case len(p) <= room:
-			s.rest = append(s.rest, p...)
-			p = nil
-		default:
-			lines = append(lines, Line{Content: s.join(p[:room]), Partial: true})
-			p = p[room:]
+	for {
+		line, n := Cut(output)
+		if n == 0 {
+			break
 		}
+		lines = append(lines, line)
+		output = output[n:]
 	}
+	if len(lines) == 0 {
+		s.rest = output
+		return len(p), nil
+	}
+	rest := append([]byte(nil), output...)
 	if err := s.log.write(s.name, lines); err != nil {
 		return 0, err
 	}
-	return written, nil
-}
-
-// join is the held beginning of the line with more of it, and nothing is held then.
-func (s *stream) join(more []byte) []byte {
-	if len(s.rest) == 0 {
-		return more
-	}
-	line := append(s.rest, more...)
-	s.rest = nil
-	return line
+	s.rest = rest
+	return len(p), nil
 }
 
 func (s *stream) Close() error {
 	if len(s.rest) == 0 {
 		return nil
 	}
-	return s.log.write(s.name, []Line{{Content: s.join(nil)}})
+	line := Line{Content: s.rest}
+	s.rest = nil
+	return s.log.write(s.name, []Line{line})
 }
 
 // write appends the lines of one Write by one system call, so that a reader, or a crash, meets few half lines.
@@ -112,7 +102,7 @@ func (l *Writer) write(name string, lines []Line) error {
 	l.buf = l.buf[:0]
 	for _, line := range lines {
 		line.Time, line.Stream = now, name
-		l.buf = line.append(l.buf)
+		l.buf = line.Append(l.buf)
 	}
 	_, err := l.file.Write(l.buf)
 	return err

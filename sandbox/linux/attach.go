@@ -9,6 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/attach"
 	"github.com/tripod-run/tripod/sandbox"
 )
 
@@ -20,7 +21,7 @@ const (
 )
 
 // Attach implements sandbox.Attacher. A client that does not read its output does not hold the container up: it is cut
-// off with errdefs.ErrResourceExhausted when attachBacklog waits for it. After Attach has returned a read of req.Stdin
+// off with errdefs.ErrResourceExhausted when attach.Backlog waits for it. After Attach has returned a read of req.Stdin
 // or a write to req.Stdout or req.Stderr may still be under way.
 func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.AttachRequest) error {
 	h, _, l, err := b.runningContainer(p, c)
@@ -41,12 +42,16 @@ func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Contain
 		}
 		go hub.send(ctx, req.Stdin)
 	}
+	stderr := req.Stderr
+	if req.TTY {
+		stderr = req.Stdout
+	}
 	delivered := make(chan error, 1)
-	go func() { delivered <- client.deliver(req) }()
+	go func() { delivered <- client.Deliver(req.Stdout, stderr) }()
 	select {
 	case err = <-delivered:
-	case <-client.cut:
-		err = errSlow
+	case <-client.Cut():
+		err = attach.ErrSlow
 	case <-ctx.Done():
 	}
 	if ctx.Err() != nil {
@@ -56,7 +61,7 @@ func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Contain
 }
 
 // join makes a client of the run's hub, which is opened if there is none.
-func (l *life) join(bundle string, c *sandbox.Container) (*hub, *attachClient, error) {
+func (l *life) join(bundle string, c *sandbox.Container) (*hub, *attach.Client, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	before := make(chan struct{})

@@ -10,10 +10,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
-	"github.com/tripod-run/tripod/sandbox"
+	"github.com/tripod-run/tripod/internal/attach"
 )
 
 const (
@@ -23,11 +22,6 @@ const (
 	attachWrite = 8 << 10
 	// The streams as conmon names them.
 	attachStdout, attachStderr = 2, 3
-	// attachBacklog is how much output may wait for a client, in bytes; one that is further behind is cut off. Clients
-	// share what waits for them, so that it bounds a container's memory, not each client's.
-	attachBacklog = 8 << 20
-	// packetCost is what a packet costs beside its bytes.
-	packetCost = 64
 	// farewellPause and farewellPauseMax are the first and the last pause between two looks for conmon's answer.
 	farewellPause, farewellPauseMax = time.Millisecond, time.Second
 )
@@ -60,16 +54,16 @@ type hub struct {
 	parted   chan struct{} // closed when none is, and conmon knows it: the connection can be closed
 	gone     chan struct{} // closed when the connection is
 	mu       sync.Mutex
-	clients  map[*attachClient]struct{}
+	clients  map[*attach.Client]struct{}
 	departed bool  // takes no more clients
 	err      error // why output has ended, if not by the container's end
 }
 
 // newHub makes a hub with its first client, without whom it would leave again.
-func newHub(conn *net.UnixConn, stdin, once bool, before <-chan struct{}) (*hub, *attachClient) {
+func newHub(conn *net.UnixConn, stdin, once bool, before <-chan struct{}) (*hub, *attach.Client) {
 	h := &hub{
 		conn: conn, once: once, before: before, input: make(chan []byte), bye: make(chan struct{}),
-		parted: make(chan struct{}), gone: make(chan struct{}), clients: map[*attachClient]struct{}{},
+		parted: make(chan struct{}), gone: make(chan struct{}), clients: map[*attach.Client]struct{}{},
 	}
 	if !stdin {
 		h.endInput()
@@ -81,23 +75,22 @@ func newHub(conn *net.UnixConn, stdin, once bool, before <-chan struct{}) (*hub,
 }
 
 // add gives a new client, or nil when the hub is leaving.
-func (h *hub) add() *attachClient {
+func (h *hub) add() *attach.Client {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.departed {
 		return nil
 	}
-	c := &attachClient{cut: make(chan struct{})}
-	c.more.L = &c.mu
+	c := attach.NewClient()
 	h.clients[c] = struct{}{}
 	return c
 }
 
-func (h *hub) drop(c *attachClient) {
+func (h *hub) drop(c *attach.Client) {
 	h.mu.Lock()
 	delete(h.clients, c)
 	h.mu.Unlock()
-	c.discard()
+	c.Discard()
 }
 
 // read takes all that conmon sends, until the container ends or the hub has left.
@@ -119,7 +112,7 @@ func (h *hub) read() {
 		h.err = fmt.Errorf("attach: %w", err)
 	}
 	for c := range h.clients {
-		c.end(h.err)
+		c.End(h.err)
 	}
 	h.mu.Unlock()
 	_ = h.conn.Close()
@@ -138,9 +131,9 @@ func (h *hub) fanOut(stream byte, data []byte) (stay bool) {
 		h.departed = true
 		return false
 	}
-	p := packet{stream, bytes.Clone(data)}
+	p := attach.Packet{Stderr: stream == attachStderr, Data: bytes.Clone(data)}
 	for c := range h.clients {
-		if !c.put(p) {
+		if !c.Put(p) {
 			delete(h.clients, c)
 		}
 	}
@@ -228,95 +221,3 @@ func closed(c <-chan struct{}) bool {
 		return false
 	}
 }
-
-// packet is a piece of output; its bytes are shared by the clients.
-type packet struct {
-	stream byte
-	data   []byte
-}
-
-// attachClient is an attach client's queue of output.
-type attachClient struct {
-	cut chan struct{} // closed when the client is cut off
-
-	mu    sync.Mutex
-	more  sync.Cond
-	queue []packet
-	size  int
-	over  bool // nothing more will come
-	err   error
-}
-
-// put queues a packet. It is false when the client is too far behind: then it is cut off.
-func (c *attachClient) put(p packet) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.over {
-		return true
-	}
-	c.size += len(p.data) + packetCost
-	if c.size > attachBacklog {
-		c.queue, c.over = nil, true
-		close(c.cut)
-		return false
-	}
-	c.queue = append(c.queue, p)
-	c.more.Signal()
-	return true
-}
-
-// end says that nothing comes after what is queued.
-func (c *attachClient) end(err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.over, c.err = true, err
-	c.more.Signal()
-}
-
-// discard ends a client that takes no more.
-func (c *attachClient) discard() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.queue, c.over = nil, true
-	c.more.Signal()
-}
-
-// next waits for a packet; there is none at the end.
-func (c *attachClient) next() (p packet, ok bool, err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for len(c.queue) == 0 && !c.over {
-		c.more.Wait()
-	}
-	if len(c.queue) == 0 {
-		return packet{}, false, c.err
-	}
-	p, c.queue[0] = c.queue[0], packet{}
-	c.queue = c.queue[1:]
-	c.size -= len(p.data) + packetCost
-	return p, true, nil
-}
-
-// deliver writes what is queued, until the container ends or a write fails, which is a client that went away.
-func (c *attachClient) deliver(req sandbox.AttachRequest) error {
-	for {
-		p, ok, err := c.next()
-		if !ok {
-			return err
-		}
-		to := req.Stdout
-		if p.stream == attachStderr && !req.TTY {
-			to = req.Stderr
-		}
-		if to == nil {
-			continue
-		}
-		if _, err := to.Write(p.data); err != nil {
-			return fmt.Errorf("attach: the client went away: %w", err)
-		}
-	}
-}
-
-// errSlow is for clients that are cut off.
-var errSlow = fmt.Errorf("attach: cut off, since the client reads more slowly than the container writes and %d MiB of output wait: %w",
-	attachBacklog>>20, errdefs.ErrResourceExhausted)

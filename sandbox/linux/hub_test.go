@@ -408,18 +408,3 @@ func TestAttachUnreadInput(t *testing.T) {
 type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
-
-// TestHubQueue: what waits is bounded, by bytes and by pieces.
-func TestHubQueue(t *testing.T) {
-	for _, size := range []int{1, 8192} {
-		c := &attachClient{cut: make(chan struct{})}
-		c.more.L = &c.mu
-		n := 0
-		for c.put(packet{attachStdout, make([]byte, size)}) {
-			n++
-		}
-		if !closed(c.cut) || n != attachBacklog/(size+packetCost) || c.queue != nil {
-			t.Errorf("%d packets of %d bytes", n, size)
-		}
-	}
-}
