@@ -1,0 +1,195 @@
+package cloudinit
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/containerd/errdefs"
+	"sigs.k8s.io/yaml"
+)
+
+// hardwareAddr is the MAC of an interface in lower case.
+func (i Interface) hardwareAddr() (string, error) {
+	mac, err := net.ParseMAC(i.MAC)
+	if err != nil || len(mac) != 6 || !linkName.MatchString(i.Name) {
+		return "", fmt.Errorf("interface %q, MAC %q: not a name and a MAC: %w", i.Name, i.MAC, errdefs.ErrInvalidArgument)
+	}
+	return mac.String(), nil
+}
+
+// has tells which families the interface has addresses of.
+func (i Interface) has() (v4, v6 bool) {
+	for _, a := range i.Addrs {
+		v4, v6 = v4 || a.Addr().Is4(), v6 || a.Addr().Is6()
+	}
+	return v4, v6
+}
+
+// onLink reports whether the gateway of a route is outside of the interface's networks, so that the guest must be told
+// that it is on the link. A link-local one always is, and known to be.
+func (i Interface) onLink(via netip.Addr) bool {
+	for _, a := range i.Addrs {
+		if a.Masked().Contains(via) {
+			return false
+		}
+	}
+	return !via.IsLinkLocalUnicast()
+}
+
+// networkConfig is the network in version 2 of cloud-init's form.
+func (b *builder) networkConfig() ([]byte, error) {
+	ethernets := map[string]any{}
+	resolver := b.in.DNS.v2()
+	for _, i := range b.in.Interfaces {
+		mac, err := i.hardwareAddr()
+		if err != nil {
+			return nil, err
+		}
+		e := map[string]any{"match": map[string]any{"macaddress": mac}, "set-name": i.Name}
+		if i.MTU > 0 {
+			e["mtu"] = i.MTU
+		}
+		v4, v6 := i.has()
+		switch {
+		case !v4 && !v6:
+			e["optional"] = true
+		case b.in.Options.ForceDHCP:
+			if v4 {
+				e["dhcp4"] = true
+			}
+			if v6 {
+				e["dhcp6"] = true
+			}
+		default:
+			i.static(e)
+			if len(resolver) > 0 {
+				e["nameservers"], resolver = resolver, nil
+			}
+		}
+		ethernets[i.Name] = e
+	}
+	text, err := yaml.Marshal(map[string]any{"version": 2, "ethernets": ethernets})
+	if err != nil {
+		return nil, fmt.Errorf("network config: %v: %w", err, errdefs.ErrInvalidArgument)
+	}
+	return text, nil
+}
+
+// static puts addresses and routes into an interface's configuration. Router advertisements, which the guest gets as well,
+// would give it a second address.
+func (i Interface) static(e map[string]any) {
+	var addrs, routes []any
+	for _, a := range i.Addrs {
+		addrs = append(addrs, a.String())
+	}
+	e["addresses"], e["dhcp4"], e["dhcp6"] = addrs, false, false
+	if _, v6 := i.has(); v6 {
+		e["accept-ra"] = false
+	}
+	for _, r := range i.Routes {
+		route := map[string]any{"to": r.Dst.String()}
+		if r.Via.IsValid() {
+			route["via"] = r.Via.String()
+			if i.onLink(r.Via) {
+				route["on-link"] = true
+			}
+		} else {
+			route["scope"] = "link"
+		}
+		if r.Metric > 0 {
+			route["metric"] = r.Metric
+		}
+		routes = append(routes, route)
+	}
+	if routes != nil {
+		e["routes"] = routes
+	}
+}
+
+func (d DNS) v2() map[string]any {
+	m := map[string]any{}
+	if len(d.Servers) > 0 {
+		m["addresses"] = d.Servers
+	}
+	if len(d.Search) > 0 {
+		m["search"] = d.Search
+	}
+	return m
+}
+
+// networkData is the network in OpenStack's form, which knows neither search domains nor metrics.
+func (b *builder) networkData() ([]byte, error) {
+	links, networks, services := []any{}, []any{}, []any{}
+	for _, i := range b.in.Interfaces {
+		mac, err := i.hardwareAddr()
+		if err != nil {
+			return nil, err
+		}
+		link := map[string]any{"id": i.Name, "type": "phy", "ethernet_mac_address": mac}
+		if i.MTU > 0 {
+			link["mtu"] = i.MTU
+		}
+		links = append(links, link)
+		v4, v6 := i.has()
+		if b.in.Options.ForceDHCP {
+			if v4 {
+				networks = append(networks, map[string]any{"link": i.Name, "type": "ipv4_dhcp"})
+			}
+			if v6 {
+				networks = append(networks, map[string]any{"link": i.Name, "type": "ipv6_dhcp"})
+			}
+		} else {
+			networks = append(networks, i.openStack()...)
+		}
+	}
+	for n, network := range networks {
+		id := fmt.Sprintf("net-%d", n)
+		network.(map[string]any)["id"], network.(map[string]any)["network_id"] = id, id
+	}
+	for _, s := range b.in.DNS.Servers {
+		services = append(services, map[string]any{"type": "dns", "address": s})
+	}
+	return encodeJSON(map[string]any{"links": links, "networks": networks, "services": services})
+}
+
+// openStack is a network per address. Routes are with the first one of their family.
+func (i Interface) openStack() (networks []any) {
+	told := map[bool]bool{}
+	for _, a := range i.Addrs {
+		is4, kind := a.Addr().Is4(), "ipv6"
+		if is4 {
+			kind = "ipv4"
+		}
+		network := map[string]any{"link": i.Name, "type": kind, "ip_address": a.Addr().String(), "netmask": netmask(a)}
+		var routes []any
+		for _, r := range i.Routes {
+			if r.Dst.Addr().Is4() != is4 || told[is4] {
+				continue
+			}
+			gateway := r.Via
+			if !gateway.IsValid() {
+				gateway = zero(is4)
+			}
+			routes = append(routes, map[string]any{"network": r.Dst.Addr().String(), "netmask": netmask(r.Dst), "gateway": gateway.String()})
+		}
+		if routes != nil {
+			network["routes"] = routes
+		}
+		told[is4] = true
+		networks = append(networks, network)
+	}
+	return networks
+}
+
+func zero(is4 bool) netip.Addr {
+	if is4 {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
+// netmask is the mask of a prefix as an address.
+func netmask(p netip.Prefix) string {
+	return net.IP(net.CIDRMask(p.Bits(), p.Addr().BitLen())).String()
+}
