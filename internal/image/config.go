@@ -29,6 +29,8 @@ type Config struct {
 	ResumeWindow time.Duration
 	// DockerConfig is the path of a docker config.json whose "auths" are used where a pull brings no login of its own.
 	DockerConfig string
+	// Translation leads names to disks that are downloaded by HTTP(S).
+	Translation Translation
 	// Platform is what to choose from multi-platform images ("linux/arm64"); empty is the host's.
 	Platform string
 	// Limits bound what an image may be.

@@ -1,6 +1,7 @@
 package image
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -49,6 +50,32 @@ var decompressors = map[string]func(io.Reader) (io.ReadCloser, error){
 		}
 		return io.NopCloser(d), nil
 	},
+}
+
+// compressionByContent tells how a file that nothing tells of is compressed, by its first bytes: RFC 1952 with deflate,
+// RFC 8878, the .xz file format.
+func compressionByContent(head []byte) string {
+	for name, magic := range map[string][]byte{"gzip": gzipMagic, "zstd": zstdMagic, "xz": {0xfd, '7', 'z', 'X', 'Z', 0}} {
+		if bytes.HasPrefix(head, magic) {
+			return name
+		}
+	}
+	return ""
+}
+
+// plainHead is what a compressed file begins with, unpacked: up to 512 bytes.
+func plainHead(compression string, packed io.Reader) ([]byte, error) {
+	plain, err := decompressors[compression](packed)
+	if err != nil {
+		return nil, invalidf("%s: %v", compression, err)
+	}
+	defer plain.Close()
+	head := make([]byte, 512)
+	n, err := io.ReadFull(plain, head)
+	if err != nil && err != io.EOF && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return nil, invalidf("%s: %v", compression, err)
+	}
+	return head[:n], nil
 }
 
 // verified remembers which files were read and found to be what their digests say, so that a large disk is not read

@@ -38,7 +38,13 @@ func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, 
 	}
 	key := fmt.Sprintf("%s %x", named, maphash.Comparable(authSeed, auth))
 	img, err := s.flights.do(ctx, s.base, key, opts.OnProgress, func(ctx context.Context, t *tracker) (Image, error) {
-		img, err := s.pull(ctx, named, opts.Auth, t)
+		var img Image
+		var err error
+		if name, ok := s.translated(named); ok {
+			img, err = s.pullTranslated(ctx, named, name, t) // a login is for registries
+		} else {
+			img, err = s.pull(ctx, named, opts.Auth, t)
+		}
 		if err != nil {
 			s.cfg.Logger.InfoContext(ctx, "pull failed", "image", named.String(), "error", err)
 		}
@@ -90,7 +96,7 @@ func (s *Store) pull(ctx context.Context, named reference.Named, auth *Auth, t *
 	if err != nil {
 		return Image{}, err
 	}
-	img, err = s.record(ctx, d, target, names)
+	img, err = s.record(ctx, d, target, names, nil)
 	if err == nil {
 		t.finish()
 		s.cfg.Logger.InfoContext(ctx, "image pulled", "image", named.String(), "id", img.ID, "bytes", img.Size, "took", time.Since(start))

@@ -30,15 +30,19 @@ func (s *Store) transact(ctx context.Context, fn func(context.Context) error) er
 }
 
 // record writes the records of an image that is wholly there, all or none, and tells the index.
-func (s *Store) record(ctx context.Context, d *details, target ocispec.Descriptor, names []string) (Image, error) {
+// labels are for the records of names.
+func (s *Store) record(ctx context.Context, d *details, target ocispec.Descriptor, names []string, labels map[string]string) (Image, error) {
 	if err := failRecord.Hit(ctx); err != nil {
 		return Image{}, err
 	}
 	s.change.Lock()
 	defer s.change.Unlock()
 	err := s.transact(ctx, func(ctx context.Context) error {
-		for _, name := range append([]string{d.id}, names...) {
-			if err := s.writeRecord(ctx, name, target); err != nil {
+		if err := s.writeRecord(ctx, d.id, target, nil); err != nil {
+			return fmt.Errorf("record %q: %w", d.id, err)
+		}
+		for _, name := range names {
+			if err := s.writeRecord(ctx, name, target, labels); err != nil {
 				return fmt.Errorf("record %q: %w", name, err)
 			}
 		}
@@ -50,8 +54,8 @@ func (s *Store) record(ctx context.Context, d *details, target ocispec.Descripto
 	return s.index.put(d, s.pinned, names...), nil
 }
 
-func (s *Store) writeRecord(ctx context.Context, name string, target ocispec.Descriptor) error {
-	img := images.Image{Name: name, Target: target}
+func (s *Store) writeRecord(ctx context.Context, name string, target ocispec.Descriptor, labels map[string]string) error {
+	img := images.Image{Name: name, Target: target, Labels: labels}
 	_, err := s.records.Create(ctx, img)
 	if errdefs.IsAlreadyExists(err) {
 		_, err = s.records.Update(ctx, img)

@@ -28,6 +28,8 @@ import (
 const (
 	helperRoot  = "TRIPOD_IMAGE_TEST_ROOT"
 	helperOrder = "TRIPOD_IMAGE_TEST_ORDER"
+
+	helperTranslations = "TRIPOD_IMAGE_TEST_TRANSLATIONS"
 )
 
 func TestMain(m *testing.M) {
@@ -47,7 +49,7 @@ func helperProcess(root, order string) error {
 		return err
 	}
 	ctx := context.Background()
-	s, err := Open(ctx, Config{Root: root})
+	s, err := Open(ctx, Config{Root: root, Translation: Translation{Prefix: "virtlet.cloud/", Dir: os.Getenv(helperTranslations)}})
 	if err != nil {
 		return err
 	}

@@ -59,8 +59,10 @@ type Store struct {
 	fs      fsCache
 
 	// machines has what Machine found, by image ID; the images it is about never change.
-	machines sync.Map
-	verified verified
+	machines  sync.Map
+	translate Translation // with the prefix as full references have it
+	boot      string
+	verified  verified
 
 	// base ends with Close; background work runs under it.
 	base   context.Context
@@ -82,6 +84,13 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	s.pulls.inUse = map[string]int{}
 	if s.platform, s.pinned, err = cfg.check(); err != nil {
 		return nil, err
+	}
+	s.translate.Dir = cfg.Translation.Dir
+	if s.translate.Prefix, err = normalPrefix(cfg.Translation.Prefix); err != nil {
+		return nil, err
+	}
+	if s.boot, err = bootID(); err != nil {
+		return nil, fmt.Errorf("image store: which boot this is: %w", err)
 	}
 	s.base, s.cancel = context.WithCancel(s.with(context.WithoutCancel(ctx)))
 	defer func() {

@@ -210,19 +210,21 @@ func parseURL(text string) (*url.URL, error) {
 
 // Find says where name leads: an image's name without the prefix of all, which may have a tag ("ubuntu/22.04:1"). The
 // files are asked in the order of their names, in each first the rules with names and then those with regular
-// expressions, in their order. A rule may be for the name with the tag; without one that is, the tag counts for nothing.
+// expressions, in their order. A rule with a name may be for the name with the tag; where none is, the tag counts for
+// nothing.
 // A name that no rule matches and that begins with a host ("example.org/disk.qcow2") is its own URL, by https. Any other
 // is errdefs.ErrNotFound.
 func (t *Table) Find(name, tag string) (*Endpoint, error) {
-	subjects := []string{name}
 	if tag != "" && tag != "latest" {
-		subjects = []string{name + ":" + tag, name}
-	}
-	for _, subject := range subjects {
 		for i := range t.files {
-			if e, err := t.files[i].find(subject); e != nil || err != nil {
+			if e, err := t.files[i].find(name+":"+tag, false); e != nil || err != nil {
 				return e, err
 			}
+		}
+	}
+	for i := range t.files {
+		if e, err := t.files[i].find(name, true); e != nil || err != nil {
+			return e, err
 		}
 	}
 	host, path, _ := strings.Cut(name, "/")
@@ -232,7 +234,8 @@ func (t *Table) Find(name, tag string) (*Endpoint, error) {
 	return nil, fmt.Errorf("no translation file has a rule for the name %q, and it is no host and path: %w", name, errdefs.ErrNotFound)
 }
 
-func (f *file) find(name string) (*Endpoint, error) {
+// find asks one file; nil when it has no rule. expressions tells whether its regular expressions count.
+func (f *file) find(name string, expressions bool) (*Endpoint, error) {
 	if f.Prefix != "" {
 		below, ok := strings.CutPrefix(name, f.Prefix+"/")
 		if !ok {
@@ -246,7 +249,7 @@ func (f *file) find(name string) (*Endpoint, error) {
 	}
 	for i := range f.Translations {
 		r := &f.Translations[i]
-		if r.expression == nil {
+		if !expressions || r.expression == nil {
 			continue
 		}
 		if match := r.expression.FindStringSubmatchIndex(name); match != nil {

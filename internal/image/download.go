@@ -1,0 +1,257 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	remoteerrors "github.com/containerd/containerd/v2/core/remotes/errors"
+	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/image/translation"
+)
+
+var failDownload = failpoint.New("image.download.commit")
+
+// maxValidator bounds an ETag that is remembered, in bytes.
+const maxValidator = 512
+
+// download is the download of a disk for one translated name.
+//
+//	known? ── If-None-Match ──▶ 304  the image is as it was
+//	part?  ── Range, If-Range ─▶ 206  go on with the part      200  begin anew
+//
+// A part is an ingest of the content store. Its name has the URL and what tells versions of the file apart (the digest
+// that is wanted, or the server's validator), so that nothing is ever put to another file's part. Without a digest to
+// check it in the end, a part of another boot is not gone on with: it may have lost bytes with the power (fault V4).
+type download struct {
+	*Store
+	named    reference.Named
+	endpoint *translation.Endpoint
+	want     digest.Digest // of the file; "" when the name has none
+	tracker  *tracker
+	source   string
+
+	client *http.Client
+	at     int64 // bytes that are there
+}
+
+// validators are what a server gave with a file.
+type validators struct{ etag, modified string }
+
+// fetched is a file that is wholly there.
+type fetched struct {
+	ocispec.Descriptor
+	validators
+	// contentType is what the server calls it.
+	contentType string
+}
+
+// run brings the image, and reports whether anything was downloaded.
+func (d *download) run(ctx context.Context) (img Image, new bool, err error) {
+	key := "download://" + d.source
+	if err := d.once.Lock(ctx, key); err != nil {
+		return Image{}, false, err
+	}
+	defer d.once.Unlock(key)
+	known, is, err := d.known(ctx)
+	if err != nil {
+		return Image{}, false, err
+	}
+	if known != nil && d.want != "" {
+		// What has the digest that is wanted is what the server would send.
+		img, err := d.recordAs(ctx, known.details, is)
+		return img, false, err
+	}
+	ctx, release, err := d.lease(ctx, []string{d.named.String()})
+	if err != nil {
+		return Image{}, false, err
+	}
+	defer func() {
+		release(err != nil && (ctx.Err() != nil || errdefs.IsUnavailable(err) || errdefs.IsUnavailable(classOf(err))))
+	}()
+	d.client = d.endpoint.Transport.Client()
+	defer d.client.CloseIdleConnections()
+	got, err := d.fetch(ctx, is)
+	if err != nil {
+		return Image{}, false, err
+	}
+	if got == nil {
+		img, err := d.recordAs(ctx, known.details, is)
+		return img, false, err
+	}
+	details, err := d.assemble(ctx, got)
+	if err != nil {
+		return Image{}, false, err
+	}
+	if img, err = d.recordAs(ctx, details, got.validators); err != nil {
+		return Image{}, false, err
+	}
+	// With the digest known, what an earlier image of the name left under it goes, too.
+	if _, settle, err := d.lease(ctx, d.names(details)); err == nil {
+		settle(false)
+	}
+	return img, true, nil
+}
+
+// fetch downloads the file; nil when it is still the one that is known by is. A transfer that breaks off is taken up.
+func (d *download) fetch(ctx context.Context, is validators) (*fetched, error) {
+	defer d.tracker.busy()()
+	for idle := 0; ; idle++ {
+		before := d.at
+		got, err := d.attempt(ctx, is)
+		if err == nil {
+			return got, nil
+		}
+		if d.at > before {
+			idle = 0
+		}
+		err = downloadError(err)
+		if ctx.Err() != nil || errdefs.IsFailedPrecondition(err) || !transient(err) || idle == maxIdleRetries {
+			return nil, err
+		}
+		select {
+		case <-time.After(retryPace):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// attempt asks once.
+func (d *download) attempt(ctx context.Context, is validators) (*fetched, error) {
+	have, err := d.part(ctx)
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, d.endpoint.URL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("User-Agent", "tripod")
+	is.ask(req)
+	have.ask(req)
+	resp, err := d.client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	d.tracker.touch()
+	switch resp.StatusCode {
+	case http.StatusNotModified:
+		if is == (validators{}) {
+			return nil, fmt.Errorf("the server answers \"not modified\" to a plain request: %w", errdefs.ErrFailedPrecondition)
+		}
+		return nil, nil
+	case http.StatusOK:
+		return d.take(ctx, resp, have, 0, resp.ContentLength)
+	case http.StatusPartialContent:
+		from, total, ok := contentRange(resp.Header.Get("Content-Range"))
+		if !ok || from != have.offset {
+			return nil, errors.Join(fmt.Errorf("asked for what is past %d bytes, the server sent %q: %w", have.offset,
+				resp.Header.Get("Content-Range"), errdefs.ErrFailedPrecondition), d.drop(ctx, have.ref))
+		}
+		return d.take(ctx, resp, have, from, total)
+	case http.StatusRequestedRangeNotSatisfiable:
+		// Nothing is past what is there: that was all of it, or it is of another file.
+		if rest, ok := strings.CutPrefix(resp.Header.Get("Content-Range"), "bytes */"); ok && rest == strconv.FormatInt(have.offset, 10) {
+			return d.take(ctx, &http.Response{Body: http.NoBody, Header: resp.Header}, have, have.offset, have.offset)
+		}
+		if have.offset > 0 {
+			return nil, errors.Join(fmt.Errorf("the file has changed: %w", io.ErrUnexpectedEOF), d.drop(ctx, have.ref))
+		}
+	}
+	return nil, remoteerrors.ErrUnexpectedStatus{
+		Status: resp.Status, StatusCode: resp.StatusCode, RequestMethod: http.MethodGet, RequestURL: shown(d.endpoint.URL),
+	}
+}
+
+// ask makes a request conditional.
+func (v validators) ask(req *http.Request) {
+	if v.etag != "" {
+		req.Header.Set("If-None-Match", v.etag)
+	} else if v.modified != "" {
+		req.Header.Set("If-Modified-Since", v.modified)
+	}
+}
+
+func validatorsOf(h http.Header) validators {
+	v := validators{h.Get("ETag"), h.Get("Last-Modified")}
+	if len(v.etag) > maxValidator {
+		v.etag = ""
+	}
+	if _, err := http.ParseTime(v.modified); err != nil {
+		v.modified = ""
+	}
+	return v
+}
+
+// strong is what a file can be gone on with by If-Range: the strong ETag, or else the date of a file that was not
+// changed just before (RFC 9110, 8.8.2.2); "" when there is neither.
+func (v validators) strong(h http.Header) string {
+	if v.etag != "" {
+		if strings.HasPrefix(v.etag, "W/") {
+			return ""
+		}
+		return v.etag
+	}
+	modified, err := http.ParseTime(v.modified)
+	now, dateErr := http.ParseTime(h.Get("Date"))
+	if err != nil || dateErr != nil || now.Sub(modified) < time.Minute {
+		return ""
+	}
+	return v.modified
+}
+
+// contentRange reads "bytes FROM-TO/TOTAL"; total is -1 when the server does not know it.
+func contentRange(text string) (from, total int64, ok bool) {
+	rest, ok := strings.CutPrefix(text, "bytes ")
+	span, whole, found := strings.Cut(rest, "/")
+	first, _, dash := strings.Cut(span, "-")
+	if !ok || !found || !dash {
+		return 0, 0, false
+	}
+	from, err := strconv.ParseInt(first, 10, 64)
+	if err != nil || from < 0 {
+		return 0, 0, false
+	}
+	if whole == "*" {
+		return from, -1, true
+	}
+	total, err = strconv.ParseInt(whole, 10, 64)
+	return from, total, err == nil && total > from
+}
+
+// part is what an earlier attempt left of the file.
+type part struct {
+	ref       string
+	validator string
+	offset    int64
+}
+
+func (p part) ask(req *http.Request) {
+	if p.offset == 0 {
+		return
+	}
+	req.Header.Set("Range", fmt.Sprintf("bytes=%d-", p.offset))
+	if p.validator != "" {
+		req.Header.Set("If-Range", p.validator)
+	}
+}
+
+// refPrefix begins the names of this download's parts: those with another digest in mind, or of another boot, are others.
+func (d *download) refPrefix() string {
+	origin := string(d.want)
+	if origin == "" {
+		origin = d.boot
+	}
+	return "download-" + d.source + "-" + origin + "-"
+}

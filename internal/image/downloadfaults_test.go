@@ -1,0 +1,206 @@
+package image
+
+import (
+	"context"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+)
+
+func TestDownloadErrors(t *testing.T) {
+	files := newFiles(t)
+	https := httptest.NewUnstartedServer(http.HandlerFunc(files.serve))
+	https.Config.ErrorLog = log.New(io.Discard, "", 0)
+	https.StartTLS()
+	defer https.Close()
+	files.put("/good.raw", noise(t, 1000), "")
+	files.put("/big", noise(t, 70_000), "")
+	files.put("/html", []byte("<!DOCTYPE html><html>log in</html>"), "")
+	files.put("/empty", nil, "")
+	files.put("/backed", backed(t), "")
+	files.put("/cut", qcow2Of(t, 1<<20)[:9000], "")
+	files.put("/cut.xz", xzed(t, noise(t, 9000))[:4000], "")
+	endless := func(w http.ResponseWriter, _ *http.Request) bool {
+		for range 1 << 20 {
+			if _, err := w.Write(make([]byte, 4096)); err != nil {
+				break
+			}
+		}
+		return true
+	}
+	status := func(code int) func(http.ResponseWriter, *http.Request) bool {
+		return func(w http.ResponseWriter, _ *http.Request) bool {
+			w.WriteHeader(code)
+			return true
+		}
+	}
+	text := "translations:\n- {regexp: '^tls/(.*)', url: '" + https.URL + "/$1'}\n- {name: nowhere, url: 'http://127.0.0.1:1/x'}\n" +
+		"- {name: secret, url: 'http://me:hunter2@127.0.0.1:1/x?token=hunter3'}\n" +
+		"- {regexp: '^once/(.*)', url: '" + files.URL + "/$1', transport: once}\n- {regexp: '^slow/(.*)', url: '" + files.URL + "/$1', transport: slow}\n" +
+		"- {regexp: '^(good.raw|big|html|empty|backed|cut|cut.xz|none)$', url: '" + files.URL + "/$1'}\ntransports: {once: {maxRedirects: 0}, slow: {timeout: 100}}\n"
+	s := open(t, Config{Translation: rules(t, text), Limits: Limits{UnpackedBytes: 64 << 10}})
+	hang := func(_ http.ResponseWriter, r *http.Request) bool {
+		<-r.Context().Done()
+		return true
+	}
+	redirect := func(w http.ResponseWriter, r *http.Request) bool {
+		if r.URL.Path == "/good.raw" {
+			http.Redirect(w, r, "/else", http.StatusFound)
+		}
+		return r.URL.Path == "/good.raw"
+	}
+	for what, c := range map[string]struct {
+		name string
+		hook func(http.ResponseWriter, *http.Request) bool
+		is   func(error) bool
+		word string
+	}{
+		"not there":          {"none", nil, errdefs.IsNotFound, files.URL + "/none"},
+		"no rule":            {"unknown", nil, errdefs.IsNotFound, "no translation file"},
+		"unauthorized":       {"good.raw", status(401), errdefs.IsUnauthorized, "401"},
+		"forbidden":          {"good.raw", status(403), errdefs.IsPermissionDenied, "403"},
+		"overloaded":         {"good.raw", status(503), errdefs.IsUnavailable, "503"},
+		"not modified":       {"good.raw", status(304), errdefs.IsFailedPrecondition, "not modified"},
+		"nobody listens":     {"nowhere", nil, errdefs.IsUnavailable, "refused"},
+		"secrets":            {"secret", nil, errdefs.IsUnavailable, "refused"},
+		"unknown authority":  {"tls/good.raw", nil, errdefs.IsFailedPrecondition, "certificate"},
+		"redirect":           {"once/good.raw", redirect, errdefs.IsFailedPrecondition, "redirect"},
+		"too large":          {"big", nil, errdefs.IsResourceExhausted, "65536"},
+		"endless":            {"good.raw", endless, errdefs.IsResourceExhausted, "65536"},
+		"a page":             {"html", nil, errdefs.IsInvalidArgument, "text/html"},
+		"empty":              {"empty", nil, errdefs.IsInvalidArgument, "empty"},
+		"I5 backing file":    {"backed", nil, errdefs.IsInvalidArgument, "backing file"},
+		"cut off":            {"cut", nil, errdefs.IsInvalidArgument, "cut off"},
+		"cut off xz":         {"cut.xz", nil, errdefs.IsInvalidArgument, "xz"},
+		"slow":               {"slow/good.raw", hang, errdefs.IsUnavailable, "100ms"},
+		"range nobody asked": {"good.raw", status(416), errdefs.IsDataLoss, "416"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			files.setHook(c.hook)
+			_, err := s.Pull(t.Context(), "virtlet.cloud/"+c.name, PullOptions{Auth: &Auth{Username: "u", Password: "p"}})
+			wantError(t, err, c.is, "virtlet.cloud/"+c.name, c.word)
+			for _, secret := range []string{"hunter2", "hunter3"} {
+				if strings.Contains(err.Error(), secret) {
+					t.Errorf("the error tells a secret: %v", err)
+				}
+			}
+		})
+	}
+	for _, r := range files.asked() {
+		if r.Header.Get("Authorization") != "" {
+			t.Error("a registry's login was sent to a file server")
+		}
+	}
+	files.setHook(nil)
+	bad := open(t, Config{Translation: rules(t, "translations: nonsense")})
+	_, err := bad.Pull(t.Context(), "virtlet.cloud/x", PullOptions{})
+	wantError(t, err, errdefs.IsFailedPrecondition, "rules.yaml")
+	if all, _ := s.List(t.Context()); len(all) > 0 {
+		t.Errorf("images of failed downloads: %+v", all)
+	}
+	trusted := strings.ReplaceAll(string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: https.Certificate().Raw})), "\n", "\\n")
+	tls := open(t, Config{Translation: rules(t, fmt.Sprintf("translations: [{name: x, url: '%s/good.raw', transport: t}]\ntransports: {t: {tls: {certificates: [{cert: \"%s\"}]}}}\n", https.URL, trusted))})
+	pull(t, tls, "virtlet.cloud/x")
+}
+
+// TestV4KilledDownload: a daemon that dies at any step of a download leaves no image that is not whole.
+func TestV4KilledDownload(t *testing.T) {
+	files := newFiles(t)
+	data := noise(t, 1<<20)
+	files.put("/disk", data, `"1"`)
+	root, config := filepath.Join(t.TempDir(), "image"), files.translations(t)
+	for _, point := range []string{"image.download.commit", "image.pull.record"} {
+		cmd := helper(t, root, "pull virtlet.cloud/disk", point+"=kill")
+		cmd.Env = append(cmd.Env, helperTranslations+"="+config.Dir)
+		if err := cmd.Run(); err == nil {
+			t.Fatalf("%s did not kill", point)
+		}
+		s := open(t, Config{Root: root, Translation: config})
+		if all, err := s.List(t.Context()); err != nil || len(all) > 0 {
+			t.Errorf("%s: %+v, %v", point, all, err)
+		}
+		check(t, s.Close())
+	}
+	if sent := files.sent.Load(); sent >= 2<<20 {
+		t.Errorf("after a kill at the end %d bytes were sent", sent)
+	}
+	s := open(t, Config{Root: root, Translation: config})
+	img := pull(t, s, "virtlet.cloud/disk")
+	if _, text := opened(t, s, "c", img.ID); text != string(data) {
+		t.Error("the disk is another")
+	}
+	check(t, s.CloseDisk(t.Context(), "c"))
+	check(t, s.Remove(t.Context(), img.ID))
+	wantEmpty(t, s)
+}
+
+// TestN6DownloadedBlobIsEmpty: a disk whose file lost its bytes is found out, and downloaded again.
+func TestN6DownloadedBlobIsEmpty(t *testing.T) {
+	files := newFiles(t)
+	data := noise(t, 9000)
+	files.put("/disk", data, `"1"`)
+	root, config := filepath.Join(t.TempDir(), "image"), files.translations(t)
+	s := open(t, Config{Root: root, Translation: config})
+	img := pull(t, s, "virtlet.cloud/disk")
+	check(t, os.Chmod(blobPath(s, img.Layers[0].Digest), 0o600))
+	check(t, os.Truncate(blobPath(s, img.Layers[0].Digest), 0))
+	if again := pull(t, s, "virtlet.cloud/disk"); again.ID != img.ID || read(t, blobPath(s, again.Layers[0].Digest)) != string(data) {
+		t.Errorf("the damaged disk was taken as it is")
+	}
+	check(t, os.Chmod(blobPath(s, img.Layers[0].Digest), 0o600))
+	check(t, os.Truncate(blobPath(s, img.Layers[0].Digest), 0))
+	check(t, s.Close())
+	s = open(t, Config{Root: root, Translation: config})
+	if _, err := s.Get(t.Context(), "virtlet.cloud/disk"); !errdefs.IsNotFound(err) {
+		t.Errorf("after a restart the damaged image is there: %v", err)
+	}
+	pull(t, s, "virtlet.cloud/disk")
+	// A full disk is told as one, and nothing of the download stays.
+	files.put("/other", noise(t, 9000), "")
+	check(t, failpoint.Arm("image.download.commit", "1*error(no space left on device)"))
+	_, err := s.Pull(t.Context(), "virtlet.cloud/other", PullOptions{})
+	check(t, failpoint.Arm("image.download.commit", ""))
+	if err == nil {
+		t.Error("a failed download was taken for good")
+	}
+	check(t, s.Remove(t.Context(), img.ID))
+	wantEmpty(t, s)
+}
+
+// TestDownloadsJoin: many pods that want one cold image make one download (fault I8).
+func TestDownloadsJoin(t *testing.T) {
+	files := newFiles(t)
+	files.put("/disk", noise(t, 100<<10), `"1"`)
+	s := open(t, Config{Translation: files.translations(t)})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var wg sync.WaitGroup
+	for i := range 50 {
+		wg.Go(func() {
+			ref := "virtlet.cloud/disk"
+			if i%2 == 1 {
+				ref += ":tagged"
+			}
+			if _, err := s.Pull(ctx, ref, PullOptions{}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if sent := files.sent.Load(); sent != 100<<10 {
+		t.Errorf("%d bytes were sent", sent)
+	}
+}

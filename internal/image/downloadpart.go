@@ -1,0 +1,267 @@
+package image
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path"
+	"strings"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/tripod-run/tripod/internal/vm/qcow2"
+)
+
+// Labels of the records of translated names: where the image came from, and what the server called that version.
+const (
+	labelSource   = "tripod.run/source"
+	labelETag     = "tripod.run/etag"
+	labelModified = "tripod.run/last-modified"
+)
+
+// bootID names this boot of the machine.
+func bootID() (string, error) {
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(id)), err
+}
+
+// part finds what there is of the file to go on with.
+func (d *download) part(ctx context.Context) (part, error) {
+	all, err := d.content.ListStatuses(ctx)
+	if err != nil {
+		return part{}, err
+	}
+	for _, status := range all {
+		encoded, ok := strings.CutPrefix(status.Ref, d.refPrefix())
+		if !ok || status.Offset == 0 {
+			continue
+		}
+		validator, err := base64.RawURLEncoding.DecodeString(encoded)
+		if err != nil || len(validator) == 0 && d.want == "" {
+			continue // nothing tells whether it is of the same file
+		}
+		return part{status.Ref, string(validator), status.Offset}, nil
+	}
+	return part{}, nil
+}
+
+// drop forgets a part.
+func (d *download) drop(ctx context.Context, ref string) error {
+	if ref == "" {
+		return nil
+	}
+	if err := d.content.Abort(context.WithoutCancel(ctx), ref); err != nil && !errdefs.IsNotFound(err) {
+		return err
+	}
+	return nil
+}
+
+// take stores the body of a response, which begins after from bytes of a file of total (-1: unknown).
+func (d *download) take(ctx context.Context, resp *http.Response, have part, from, total int64) (*fetched, error) {
+	got := &fetched{validators: validatorsOf(resp.Header), contentType: resp.Header.Get("Content-Type")}
+	ref := have.ref
+	if from == 0 {
+		if ref = d.refPrefix() + base64.RawURLEncoding.EncodeToString([]byte(got.strong(resp.Header))); have.ref != ref {
+			if err := d.drop(ctx, have.ref); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if limit := d.cfg.Limits.UnpackedBytes; total > limit {
+		return nil, errors.Join(fmt.Errorf("the file has %d bytes, more than the limit of %d: %w", total, limit, errdefs.ErrResourceExhausted), d.drop(ctx, ref))
+	}
+	w, err := d.content.Writer(ctx, content.WithRef(ref))
+	if err != nil {
+		return nil, err
+	}
+	defer w.Close()
+	status, err := w.Status()
+	if err == nil && from == 0 && status.Offset > 0 {
+		err = w.Truncate(0)
+	} else if err == nil && from != status.Offset {
+		err = fmt.Errorf("a part of %d bytes was to be gone on with, it has %d: %w", from, status.Offset, errdefs.ErrUnavailable)
+	}
+	if err != nil {
+		return nil, err
+	}
+	d.tracker.begin(max(total, 0))
+	size, err := d.copy(w, resp.Body, from)
+	if err == nil && total >= 0 && size != total {
+		err = fmt.Errorf("the file ends after %d bytes of %d: %w", size, total, io.ErrUnexpectedEOF)
+	}
+	if err == nil && size == 0 {
+		err = invalidf("the file is empty")
+	}
+	if err != nil {
+		if errdefs.IsResourceExhausted(err) || errdefs.IsInvalidArgument(err) {
+			err = errors.Join(err, w.Close(), d.drop(ctx, ref))
+		}
+		return nil, err
+	}
+	got.Descriptor = ocispec.Descriptor{MediaType: MediaTypeDiskRaw, Digest: w.Digest(), Size: size}
+	if d.want != "" && got.Digest != d.want && from > 0 {
+		// The part was of another file: once more, from the beginning.
+		return nil, errors.Join(fmt.Errorf("the file has changed: %w", io.ErrUnexpectedEOF), w.Close(), d.drop(ctx, ref))
+	}
+	if d.want != "" && got.Digest != d.want {
+		return nil, errors.Join(fmt.Errorf("the server sent something else, a file of %d bytes with the digest %s: %w", size, got.Digest, errdefs.ErrDataLoss),
+			w.Close(), d.drop(ctx, ref))
+	}
+	if err := failDownload.Hit(ctx); err != nil {
+		return nil, err
+	}
+	return got, d.commitBlob(ctx, w, got.Descriptor)
+}
+
+// copy writes what comes, and keeps the file within its limit.
+func (d *download) copy(w io.Writer, body io.Reader, from int64) (size int64, err error) {
+	buf := make([]byte, 256<<10)
+	for size = from; ; {
+		d.at = max(d.at, size)
+		d.tracker.reached("", size)
+		n, err := body.Read(buf)
+		if n > 0 {
+			d.tracker.touch()
+			if size += int64(n); size > d.cfg.Limits.UnpackedBytes {
+				return size, fmt.Errorf("the file has more bytes than the limit of %d: %w", d.cfg.Limits.UnpackedBytes, errdefs.ErrResourceExhausted)
+			}
+			if _, err := w.Write(buf[:n]); err != nil {
+				return size, err
+			}
+		}
+		if err == io.EOF {
+			return size, nil
+		} else if err != nil {
+			// The body's own errors are the network's.
+			return size, fmt.Errorf("after %d bytes: %w (%w)", size, err, io.ErrUnexpectedEOF)
+		}
+	}
+}
+
+// known finds the image that was last made of the URL, with what the server called it then; nil when there is none, when
+// it is damaged, or when another digest is wanted.
+func (d *download) known(ctx context.Context) (*entry, validators, error) {
+	records, err := d.records.List(ctx, fmt.Sprintf("labels.%q==%q", labelSource, d.source))
+	if err != nil {
+		return nil, validators{}, err
+	}
+	var last *images.Image
+	var found *entry
+	for i, record := range records {
+		e, err := d.index.find(record.Name)
+		if err != nil || d.want != "" && e.details.disk.Digest != d.want {
+			continue
+		}
+		if (last == nil || record.UpdatedAt.After(last.UpdatedAt)) && d.sound(ctx, e.details) {
+			last, found = &records[i], e
+		}
+	}
+	if last == nil {
+		return nil, validators{}, nil
+	}
+	return found, validators{last.Labels[labelETag], last.Labels[labelModified]}, nil
+}
+
+// assemble makes an image of a file: a manifest around the blob, checked as if it came from a registry.
+func (d *download) assemble(ctx context.Context, got *fetched) (*details, error) {
+	layer, err := d.describeDisk(ctx, got)
+	if err != nil {
+		return nil, err
+	}
+	config, m := downloadManifest(layer)
+	document, err := json.Marshal(m)
+	if err != nil {
+		return nil, err
+	}
+	manifest := NewBlob(m.MediaType, document)
+	for _, blob := range []Blob{config, manifest} {
+		if err := d.mend(ctx, blob.Descriptor); err != nil {
+			return nil, err
+		}
+		err := content.WriteBlob(ctx, d.content, "download-"+blob.Digest.String(), strings.NewReader(string(blob.Data)), blob.Descriptor)
+		if err != nil {
+			return nil, err
+		}
+	}
+	p := &puller{Store: d.Store, named: d.named, tracker: d.tracker}
+	if err := p.label(ctx, manifest.Descriptor, config.Descriptor, layer); err != nil {
+		return nil, err
+	}
+	parsed, err := parseManifest(manifest.Descriptor, document, d.cfg.Limits)
+	if err != nil {
+		return nil, err
+	}
+	if err := parsed.setConfig(config.Data, d.platform); err != nil {
+		return nil, err
+	}
+	return parsed, d.checkArtifact(ctx, parsed)
+}
+
+// describeDisk finds what kind of disk was downloaded: what the URL's name says, and where it says nothing what the file
+// begins with. It is written down in the manifest, and never asked again.
+func (d *download) describeDisk(ctx context.Context, got *fetched) (ocispec.Descriptor, error) {
+	ra, err := d.content.ReaderAt(ctx, got.Descriptor)
+	if err != nil {
+		return got.Descriptor, err
+	}
+	defer ra.Close()
+	name := path.Base(d.endpoint.URL.Path)
+	head := make([]byte, 512)
+	n, err := ra.ReadAt(head, 0)
+	if err != nil && err != io.EOF {
+		return got.Descriptor, err
+	}
+	compression := compressionByContent(head[:n])
+	if strings.HasSuffix(name, ".raw") || strings.HasSuffix(name, ".qcow2") {
+		compression = ""
+	}
+	if compression != "" {
+		name = strings.TrimSuffix(name, path.Ext(name))
+		if head, err = plainHead(compression, content.NewReader(ra)); err != nil {
+			return got.Descriptor, err
+		}
+		n = len(head)
+	}
+	format := FormatRaw
+	switch {
+	case strings.HasSuffix(name, ".raw"):
+	case strings.HasSuffix(name, ".qcow2"), qcow2.Is(head[:n]):
+		format = FormatQcow2
+	}
+	if said := http.DetectContentType(head[:n]); format == FormatRaw && strings.HasPrefix(said, "text/") {
+		return got.Descriptor, invalidf("the server sent %s (it says %q), which is no disk: %.60q", said, got.contentType, head[:n])
+	}
+	layer := got.Descriptor
+	layer.MediaType = diskMediaType(format, compression)
+	return layer, nil
+}
+
+// recordAs records an image under the translated name, and under the name with the file's digest.
+func (d *download) recordAs(ctx context.Context, of *details, is validators) (Image, error) {
+	labels := map[string]string{labelSource: d.source}
+	if is.etag != "" {
+		labels[labelETag] = is.etag
+	}
+	if is.modified != "" {
+		labels[labelModified] = is.modified
+	}
+	return d.record(ctx, of, of.manifest, d.names(of), labels)
+}
+
+// names are the references under which the image is recorded.
+func (d *download) names(of *details) []string {
+	names := []string{d.named.String()}
+	if d.want == "" {
+		names = append(names, reference.TrimNamed(d.named).String()+"@"+of.disk.Digest.String())
+	}
+	return names
+}

@@ -1,0 +1,140 @@
+package image
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/tripod-run/tripod/internal/image/translation"
+)
+
+// Translation tells which image names are translated: those are disks that are downloaded by HTTP(S).
+type Translation struct {
+	// Prefix begins such names ("virtlet.cloud/"); empty: there are none.
+	Prefix string
+	// Dir has the translation files; they are read for every pull.
+	Dir string
+}
+
+// normalPrefix writes a prefix as full references have it.
+func normalPrefix(prefix string) (string, error) {
+	if prefix == "" {
+		return "", nil
+	}
+	named, err := reference.ParseNormalizedNamed(strings.TrimSuffix(prefix, "/") + "/x")
+	if err != nil {
+		return "", invalidf("image store: the prefix of translated names, %q: %v", prefix, err)
+	}
+	return strings.TrimSuffix(named.Name(), "x"), nil
+}
+
+// translated takes the prefix off a translated name.
+func (s *Store) translated(named reference.Named) (name string, ok bool) {
+	if s.translate.Prefix == "" {
+		return "", false
+	}
+	return strings.CutPrefix(named.Name(), s.translate.Prefix)
+}
+
+// Translated reports whether a reference is a translated name. It looks at no image and no file.
+func (s *Store) Translated(ref string) bool {
+	named, err := reference.ParseDockerRef(ref)
+	if err != nil {
+		return false
+	}
+	_, ok := s.translated(named)
+	return ok
+}
+
+// pullTranslated is pull for a translated name.
+func (s *Store) pullTranslated(ctx context.Context, named reference.Named, name string, t *tracker) (img Image, err error) {
+	what := fmt.Sprintf("pull image %q", named)
+	defer func() {
+		if err != nil {
+			err = classify(ctx, what, downloadError(err))
+		}
+	}()
+	want := digest.Digest("")
+	if digested, ok := named.(reference.Digested); ok {
+		if want = digested.Digest(); want.Algorithm() != digest.SHA256 {
+			return Image{}, invalidf("the digest of a disk must be sha256, not %s", want.Algorithm())
+		}
+	}
+	tag := ""
+	if tagged, ok := named.(reference.Tagged); ok {
+		tag = tagged.Tag()
+	}
+	table, err := translation.Load(s.translate.Dir)
+	if err != nil {
+		return Image{}, err
+	}
+	endpoint, err := table.Find(name, tag)
+	if err != nil {
+		return Image{}, err
+	}
+	what += " from " + shown(endpoint.URL)
+	limit := s.cfg.PullTimeout
+	if t := endpoint.Transport.Timeout; t > 0 {
+		limit = min(limit, t)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not done after %v: %w", limit, errdefs.ErrUnavailable))
+	defer cancel()
+	ctx, stop := t.watch(ctx, s.cfg.ProgressTimeout)
+	defer stop()
+	d := &download{Store: s, named: named, endpoint: endpoint, want: want, tracker: t, source: sourceOf(endpoint.URL)}
+	start := time.Now()
+	img, fetched, err := d.run(ctx)
+	if err == nil && fetched {
+		t.finish()
+		s.cfg.Logger.InfoContext(ctx, "image downloaded", "image", named.String(), "from", shown(endpoint.URL), "id", img.ID, "bytes", img.Size, "took", time.Since(start))
+	}
+	return img, err
+}
+
+// shown is a URL for messages: without a password, and without a query, which may be as good as one.
+func shown(u *url.URL) string {
+	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
+}
+
+// sourceOf names a URL in records without telling it.
+func sourceOf(u *url.URL) string {
+	sum := sha256.Sum256([]byte(u.String()))
+	return hex.EncodeToString(sum[:16])
+}
+
+// downloadError gives an error of net/http its class, and takes URLs with secrets out of its text.
+func downloadError(err error) error {
+	if classed(err) {
+		return err
+	}
+	_, unverified := errors.AsType[*tls.CertificateVerificationError](err)
+	_, refused := errors.AsType[tls.AlertError](err)
+	_, plain := errors.AsType[tls.RecordHeaderError](err)
+	if unverified || refused || plain || errors.Is(err, http.ErrSchemeMismatch) || errors.Is(err, translation.ErrRedirect) {
+		return fmt.Errorf("%w (%w)", stripURL(err), errdefs.ErrFailedPrecondition)
+	}
+	return stripURL(err)
+}
+
+// stripURL makes the URL of a *url.Error one that may be shown, wherever in the chain it is first.
+func stripURL(err error) error {
+	if failed, ok := errors.AsType[*url.Error](err); ok {
+		if u, parseErr := url.Parse(failed.URL); parseErr == nil {
+			failed.URL = shown(u)
+		} else {
+			failed.URL = "a URL"
+		}
+	}
+	return err
+}
