@@ -95,22 +95,25 @@ func (e *editor) values(option string, change func(value string) (string, bool))
 
 func (e *editor) file(f File) {
 	name := e.set(f.FDs...)
-	if n := e.values("-blockdev", func(value string) (string, bool) { return setFilename(value, f.Path, name) }); n != 1 {
+	if n := e.values("-blockdev", func(value string) (string, bool) { return setFile(value, f, name) }); n != 1 {
 		e.fail("%d block devices have the file %s; one should", n, f.Path)
 	}
 }
 
-// setFilename changes the filename of a block node, if it is from.
-func setFilename(node, from, to string) (string, bool) {
+// setFile changes the file of a block node, if it is the one that f stands for.
+func setFile(node string, f File, to string) (string, bool) {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal([]byte(node), &fields) != nil {
 		return "", false
 	}
 	var filename string
-	if json.Unmarshal(fields["filename"], &filename) != nil || filename != from {
+	if json.Unmarshal(fields["filename"], &filename) != nil || filename != f.Path {
 		return "", false
 	}
-	fields["filename"], _ = json.Marshal(to)
+	fields["filename"] = json.RawMessage(strconv.Quote(to))
+	if f.Device {
+		fields["driver"] = json.RawMessage(`"host_device"`)
+	}
 	var out bytes.Buffer
 	encoder := json.NewEncoder(&out)
 	encoder.SetEscapeHTML(false)
@@ -132,7 +135,10 @@ func (e *editor) plain(p Plain) {
 		fields[i] = "path=" + name
 		return strings.Join(fields, ","), true
 	}
-	if n := e.values("-kernel", whole) + e.values("-initrd", whole) + e.values("-fsdev", part); n != 1 {
+	below := func(value string) (string, bool) {
+		return strings.Replace(value, "unix:"+p.Path+"/", "unix:"+name+"/", 1), strings.Contains(value, "unix:"+p.Path+"/")
+	}
+	if n := e.values("-kernel", whole) + e.values("-initrd", whole) + e.values("-fsdev", part) + e.values("-vnc", below); n != 1 {
 		e.fail("%d options name %s; one should", n, p.Path)
 	}
 }

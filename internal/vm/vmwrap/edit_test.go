@@ -18,16 +18,17 @@ var domain = []string{"/e/qemu", "-name", "guest=x",
 	"-blockdev", `{"driver":"file","filename":"/p/root","node-name":"libvirt-1-storage","auto-read-only":true,"discard":"unmap"}`,
 	"-fsdev", "local,security_model=mapped,id=fsdev-fs0,path=/p/share0,readonly=on",
 	"-chardev", "null,id=charserial0", "-chardev", "null,id=charchannel0",
+	"-vnc", "vnc=unix:/p/vnc/vnc.sock,audiodev=audio1",
 }
 
 func TestEdit(t *testing.T) {
 	g := Grant{
-		Files:    []File{{"/p/root", []int{0, 1}}, {"/p/root.base", []int{2}}},
-		Plain:    []Plain{{"/p/kernel", 3}, {"/p/initrd", 4}, {"/p/share0", 5}},
+		Files:    []File{{Path: "/p/root", FDs: []int{0, 1}}, {Path: "/p/root.base", FDs: []int{2}}},
+		Plain:    []Plain{{"/p/kernel", 3}, {"/p/initrd", 4}, {"/p/share0", 5}, {"/p/vnc", 12}},
 		Chardevs: []Chardev{{ID: "charserial0", Socket: 6, Log: one(7)}, {ID: "charchannel0", Socket: 8}},
 		NICs:     []NIC{{MAC: "02:00:00:00:00:01", MTU: 1500, Tap: 9}, {MAC: "02:00:00:00:00:02", MTU: 1400, Tap: 10, VHost: one(11)}},
 	}
-	fds := []int{30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41}
+	fds := []int{30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42}
 	got, err := Edit(domain, g, fds)
 	require.NoError(t, err)
 	require.Equal(t, []string{"/e/qemu", "-name", "guest=x",
@@ -39,6 +40,7 @@ func TestEdit(t *testing.T) {
 		"-fsdev", "local,security_model=mapped,id=fsdev-fs0,path=/proc/self/fd/35,readonly=on",
 		"-chardev", "socket,id=charserial0,fd=36,server=on,wait=off,logfile=/dev/fdset/1002,logappend=on",
 		"-chardev", "socket,id=charchannel0,fd=38,server=on,wait=off",
+		"-vnc", "vnc=unix:/proc/self/fd/42/vnc.sock,audiodev=audio1",
 		"-add-fd", "set=1000,fd=30", "-add-fd", "set=1000,fd=31", "-add-fd", "set=1001,fd=32", "-add-fd", "set=1002,fd=37",
 		"-netdev", "tap,id=tripod0,fd=39", "-device", "virtio-net-pci,netdev=tripod0,id=net-tripod0,mac=02:00:00:00:00:01,bus=pcie.0,addr=0x10,romfile=",
 		"-netdev", "tap,id=tripod1,fd=40,vhost=on,vhostfd=41",
@@ -49,12 +51,12 @@ func TestEdit(t *testing.T) {
 // TestEditRefuses: a domain that is not the grant's is not started.
 func TestEditRefuses(t *testing.T) {
 	for name, g := range map[string]Grant{
-		"no such disk":      {Files: []File{{"/p/other", []int{0}}}},
+		"no such disk":      {Files: []File{{Path: "/p/other", FDs: []int{0}}}},
 		"no such kernel":    {Plain: []Plain{{"/p/other", 0}}},
 		"no such device":    {Chardevs: []Chardev{{ID: "charserial1"}}},
 		"not a null device": {Chardevs: []Chardev{{ID: "charmonitor"}}},
 		"no such fd":        {NICs: []NIC{{Tap: 1}}},
-		"a negative fd":     {Files: []File{{"/p/root", []int{-1}}}},
+		"a negative fd":     {Files: []File{{Path: "/p/root", FDs: []int{-1}}}},
 		"too many NICs":     {NICs: make([]NIC, MaxNICs+1)},
 	} {
 		_, err := Edit(domain, g, []int{30})
@@ -83,7 +85,7 @@ func FuzzEdit(f *testing.F) {
 	f.Add("-chardev", `null,id=x`, "x", 7)
 	f.Fuzz(func(t *testing.T, option, value, path string, fd int) {
 		args := []string{"/e/qemu", option, value, "-kernel"}
-		for _, g := range []Grant{{Files: []File{{path, []int{fd}}}}, {Plain: []Plain{{path, fd}}}, {Chardevs: []Chardev{{ID: path, Socket: fd}}}} {
+		for _, g := range []Grant{{Files: []File{{Path: path, FDs: []int{fd}}}}, {Plain: []Plain{{path, fd}}}, {Chardevs: []Chardev{{ID: path, Socket: fd}}}} {
 			if got, err := Edit(args, g, []int{3}); err == nil && (len(got) < len(args) || got[1] != option) {
 				t.Fatalf("%q became %q", args, got)
 			}

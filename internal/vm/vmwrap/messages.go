@@ -34,9 +34,12 @@ type Grant struct {
 type File struct {
 	Path string `json:"path"`
 	FDs  []int  `json:"fds"`
+	// Device says that it is a block device.
+	Device bool `json:"device,omitempty"`
 }
 
-// Plain stands for the path of a kernel, an initrd or a share, which QEMU opens by name: it gets one below /proc/self/fd.
+// Plain stands for the path of a kernel, an initrd, a share or the directory of VNC's socket, which QEMU uses by name: it
+// gets one below /proc/self/fd.
 type Plain struct {
 	Path string `json:"path"`
 	FD   int    `json:"fd"`

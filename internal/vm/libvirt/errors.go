@@ -1,0 +1,57 @@
+package libvirt
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"syscall"
+
+	"github.com/containerd/errdefs"
+	golibvirt "github.com/digitalocean/go-libvirt"
+)
+
+// classes are the errdefs classes of libvirt's error numbers (virterror.h); all others are internal.
+var classes = map[golibvirt.ErrorNumber]error{
+	golibvirt.ErrNoMemory:             errdefs.ErrResourceExhausted,
+	golibvirt.ErrNoSupport:            errdefs.ErrNotImplemented,
+	golibvirt.ErrOperationUnsupported: errdefs.ErrNotImplemented,
+	golibvirt.ErrInvalidArg:           errdefs.ErrInvalidArgument,
+	golibvirt.ErrXMLError:             errdefs.ErrInvalidArgument,
+	golibvirt.ErrXMLDetail:            errdefs.ErrInvalidArgument,
+	golibvirt.ErrXMLInvalidSchema:     errdefs.ErrInvalidArgument,
+	golibvirt.ErrConfigUnsupported:    errdefs.ErrInvalidArgument,
+	golibvirt.ErrArgumentUnsupported:  errdefs.ErrInvalidArgument,
+	golibvirt.ErrDomExist:             errdefs.ErrAlreadyExists,
+	golibvirt.ErrOperationDenied:      errdefs.ErrPermissionDenied,
+	golibvirt.ErrAuthFailed:           errdefs.ErrPermissionDenied,
+	golibvirt.ErrAccessDenied:         errdefs.ErrPermissionDenied,
+	golibvirt.ErrNoDomain:             errdefs.ErrNotFound,
+	golibvirt.ErrOperationInvalid:     errdefs.ErrFailedPrecondition,
+	golibvirt.ErrOperationFailed:      errdefs.ErrFailedPrecondition,
+	golibvirt.ErrInternalError:        errdefs.ErrFailedPrecondition, // QEMU's own words come as these
+	golibvirt.ErrSystemError:          errdefs.ErrFailedPrecondition,
+	golibvirt.ErrOperationTimeout:     errdefs.ErrUnavailable,
+	golibvirt.ErrOperationAborted:     errdefs.ErrUnavailable,
+	golibvirt.ErrRPC:                  errdefs.ErrUnavailable,
+}
+
+// classify says what was asked, and gives libvirt's words a class.
+func classify(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	var said golibvirt.Error
+	if errors.As(err, &said) {
+		class, ok := classes[golibvirt.ErrorNumber(said.Code)]
+		if !ok {
+			class = errdefs.ErrInternal
+		}
+		return fmt.Errorf("%s: libvirt: %s: %w", what, said.Message, class)
+	}
+	var netErr net.Error
+	if errors.Is(err, golibvirt.ErrInterrupted) || errors.Is(err, syscall.EINVAL) || errors.Is(err, io.EOF) || errors.As(err, &netErr) {
+		return fmt.Errorf("%s: the connection to libvirtd has broken: %w: %w", what, err, errdefs.ErrUnavailable)
+	}
+	return fmt.Errorf("%s: %w: %w", what, err, errdefs.ErrInternal)
+}

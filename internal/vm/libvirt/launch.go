@@ -1,0 +1,264 @@
+package libvirt
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/fdpass"
+	"github.com/tripod-run/tripod/internal/process"
+	"github.com/tripod-run/tripod/internal/stats"
+	"github.com/tripod-run/tripod/internal/vm/machine"
+	"github.com/tripod-run/tripod/internal/vm/qemu"
+	"github.com/tripod-run/tripod/internal/vm/vmwrap"
+)
+
+// vncDir is the directory in Definition.Dir that is QEMU's own: it makes the socket of VNC itself.
+const vncDir = "vnc"
+
+// launch is a start under way: what the wrapper will ask for, once.
+type launch struct {
+	secret  string
+	grant   vmwrap.Grant
+	files   []*os.File
+	granted bool
+}
+
+// newLaunch opens everything that a machine needs. What is not there is errdefs.ErrFailedPrecondition, or the Opener's word.
+func (d *Driver) newLaunch(ctx context.Context, def machine.Definition) (l *launch, err error) {
+	l = &launch{secret: newSecret()}
+	defer func() {
+		if err != nil {
+			l.close()
+			err = fmt.Errorf("what machine %s needs: %w", def.Name, withClass(err))
+		}
+	}()
+	if err := os.MkdirAll(def.Dir, 0o700); err != nil {
+		return l, err
+	}
+	if err := d.checkCgroup(def.Cgroup); err != nil {
+		return l, err
+	}
+	if err := d.layout.prepare(def); err != nil {
+		return l, err
+	}
+	steps := []func(context.Context, machine.Definition) error{l.openDisks(d.layout), l.openPlain(d.layout), l.openConsoles, l.openNICs(d.cfg.Opener)}
+	for _, step := range steps {
+		if err := step(ctx, def); err != nil {
+			return l, err
+		}
+	}
+	return l, nil
+}
+
+// newSecret is unguessable.
+func newSecret() string {
+	raw := make([]byte, 32)
+	_, _ = rand.Read(raw) // never fails, as its documentation says
+	return hex.EncodeToString(raw)
+}
+
+func withClass(err error) error {
+	for _, class := range fdpass.Classes() {
+		if errors.Is(err, class) {
+			return err
+		}
+	}
+	return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
+}
+
+// close closes what nobody has taken over.
+func (l *launch) close() {
+	fdpass.CloseFiles(l.files)
+	l.files = nil
+}
+
+// add keeps a file and gives its index.
+func (l *launch) add(f *os.File) int {
+	l.files = append(l.files, f)
+	return len(l.files) - 1
+}
+
+// openDisks opens disks and their bases. libvirt lets QEMU open a disk that is written to for reading first, and once more
+// when the guest's device is joined to it.
+func (l *launch) openDisks(at layout) func(context.Context, machine.Definition) error {
+	return func(_ context.Context, def machine.Definition) error {
+		for _, disk := range def.Disks {
+			if err := l.openDisk(at.placeholder(def.Name, disk.ID), disk.Path, disk.ReadOnly); err != nil {
+				return err
+			}
+			if disk.Base == nil {
+				continue
+			}
+			if err := l.openDisk(at.placeholder(def.Name, disk.ID+baseSuffix), disk.Base.Path, true); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+func (l *launch) openDisk(placeholder, path string, readOnly bool) error {
+	granted := vmwrap.File{Path: placeholder}
+	for _, onlyRead := range []bool{true, false} {
+		if readOnly && !onlyRead {
+			break
+		}
+		file, device, err := qemu.OpenDisk(path, onlyRead)
+		if err != nil {
+			return err
+		}
+		granted.FDs, granted.Device = append(granted.FDs, l.add(file)), device
+	}
+	l.grant.Files = append(l.grant.Files, granted)
+	return nil
+}
+
+// openPlain opens what QEMU uses by a name.
+func (l *launch) openPlain(at layout) func(context.Context, machine.Definition) error {
+	return func(_ context.Context, def machine.Definition) error {
+		add := func(name string, file *os.File, err error) error {
+			if err == nil {
+				l.grant.Plain = append(l.grant.Plain, vmwrap.Plain{Path: at.placeholder(def.Name, name), FD: l.add(file)})
+			}
+			return err
+		}
+		open := func(name string, f *machine.File) error {
+			if f == nil {
+				return nil
+			}
+			file, err := qemu.OpenBoot(f.Path)
+			return add(name, file, err)
+		}
+		if err := errors.Join(open(kernelName, def.Kernel), open(initrdName, def.Initrd)); err != nil {
+			return err
+		}
+		for i, share := range def.Shares {
+			file, err := qemu.OpenShare(share.Path, share.ReadOnly, def.UID, def.GID)
+			if err := add(shareName(i), file, err); err != nil {
+				return err
+			}
+		}
+		if !def.VNC {
+			return nil
+		}
+		file, err := qemu.OpenOwned(filepath.Join(def.Dir, vncDir), def.UID, def.GID)
+		return add(vncName, file, err)
+	}
+}
+
+// openConsoles makes the sockets of the serial console, by libvirt's name of it, and of the channels, in their order in the
+// domain.
+func (l *launch) openConsoles(_ context.Context, def machine.Definition) error {
+	log, err := qemu.OpenSerialLog(def.SerialLog)
+	if err != nil {
+		return err
+	}
+	index := l.add(log)
+	for _, c := range []struct {
+		id, socket string
+		log        *int
+	}{{"charserial0", machine.SerialSocket, &index}, {"charchannel0", machine.AgentSocket, nil}, {"charchannel1", machine.QGASocket, nil}} {
+		socket, err := machine.Listen(filepath.Join(def.Dir, c.socket))
+		if err != nil {
+			return err
+		}
+		l.grant.Chardevs = append(l.grant.Chardevs, vmwrap.Chardev{ID: c.id, Socket: l.add(socket), Log: c.log})
+	}
+	return nil
+}
+
+func (l *launch) openNICs(taps machine.Opener) func(context.Context, machine.Definition) error {
+	return func(ctx context.Context, def machine.Definition) error {
+		for _, nic := range def.NICs {
+			if taps == nil {
+				return fmt.Errorf("nobody opens taps: %w", errdefs.ErrFailedPrecondition)
+			}
+			tap, err := taps.Tap(ctx, nic)
+			if err != nil {
+				return fmt.Errorf("tap %s: %w", nic.Tap, err)
+			}
+			granted := vmwrap.NIC{MAC: nic.MAC, MTU: nic.MTU, Tap: l.add(tap)}
+			if vhost, err := os.OpenFile("/dev/vhost-net", os.O_RDWR, 0); err == nil {
+				index := l.add(vhost)
+				granted.VHost = &index
+			}
+			l.grant.NICs = append(l.grant.NICs, granted)
+		}
+		return nil
+	}
+}
+
+// grant is the tap service: it answers the wrapper of a machine that is being started, by its user and its secret, once.
+// Before it does, the wrapper, which will be QEMU, is moved into the machine's cgroup and its run is written down.
+func (d *Driver) grant(_ context.Context, peer fdpass.Peer, request []byte) (fdpass.Reply, error) {
+	var r vmwrap.Request
+	if err := json.Unmarshal(request, &r); err != nil {
+		return fdpass.Reply{}, fmt.Errorf("a request that is not understood: %w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	refused := fmt.Errorf("no such machine is being started by user %d: %w", peer.UID, errdefs.ErrPermissionDenied)
+	in, err := d.find(r.Machine)
+	if err != nil {
+		return fdpass.Reply{}, refused
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	l := in.launch
+	if l == nil || l.granted || peer.UID != in.def.UID || subtle.ConstantTimeCompare([]byte(r.Secret), []byte(l.secret)) != 1 {
+		return fdpass.Reply{}, refused
+	}
+	l.granted = true
+	proc, err := process.Open(peer.PID)
+	if err != nil {
+		return fdpass.Reply{}, err
+	}
+	in.proc = proc
+	in.run = run{Process: proc.ID, Boot: bootID(), StartedAt: time.Now()}
+	if in.def.Cgroup != "" {
+		if err := d.join(in.def.Cgroup, peer.PID); err != nil {
+			return fdpass.Reply{}, err
+		}
+		in.run.OOMKills, _ = stats.OOMKills(in.def.Cgroup) // a hierarchy without it says nothing of them, then or now
+	}
+	if err := in.run.save(in.def.StateDir); err != nil {
+		return fdpass.Reply{}, err
+	}
+	files := l.files
+	l.files = nil
+	return fdpass.Reply{Body: l.grant, Files: files}, nil
+}
+
+// checkCgroup refuses one that is not there; "" is the one in which libvirt puts the machine.
+func (d *Driver) checkCgroup(cgroup string) error {
+	if cgroup == "" {
+		return nil
+	}
+	for _, dir := range d.cfg.Cgroup.Dirs(cgroup) {
+		if _, err := os.Stat(dir); err != nil {
+			return fmt.Errorf("the machine's cgroup: %w", err)
+		}
+	}
+	return nil
+}
+
+// join moves a process into a cgroup.
+func (d *Driver) join(cgroup string, pid int) error {
+	for _, dir := range d.cfg.Cgroup.Dirs(cgroup) {
+		err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
+		if err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("process %d into cgroup %s: %w: %w", pid, cgroup, err, errdefs.ErrFailedPrecondition)
+		}
+	}
+	return nil
+}

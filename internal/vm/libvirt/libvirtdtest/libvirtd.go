@@ -1,0 +1,158 @@
+// Package libvirtdtest runs a real libvirtd for tests, without systemd, inside the world of hack/testns.
+//
+//	test ──Start──▶ libvirtd ──▶ QEMU        /etc/libvirt, /run/libvirt, /var/{lib,log,cache}/libvirt are the test's own,
+//	                                         bound over the host's in the world's mount namespace
+//
+// It must never run outside of such a world: it would mount over the host's directories.
+package libvirtdtest
+
+import (
+	"bytes"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// socket is where libvirtd listens, in the mount namespace of the test.
+const socket = "/run/libvirt/libvirt-sock"
+
+// config is what libvirtd needs to do without systemd: no polkit, no cgroups of its own, no virtlogd.
+var config = map[string]string{
+	"libvirtd.conf": `
+auth_unix_rw = "none"
+auth_unix_ro = "none"
+`,
+	"qemu.conf": `
+user = "root"
+group = "root"
+cgroup_controllers = [ ]
+namespaces = [ ]
+stdio_handler = "file"
+`,
+}
+
+// Daemon is a libvirtd.
+type Daemon struct {
+	// URI is what a driver connects to.
+	URI string
+
+	t    testing.TB
+	dir  string
+	cmd  *exec.Cmd
+	done chan error
+}
+
+// Start starts a libvirtd, which ends with the test. One at a time: there is one /run/libvirt.
+func Start(t testing.TB) *Daemon {
+	t.Helper()
+	world := os.Getenv("TRIPOD_TEST_DIR")
+	require.NotEmpty(t, world, "run this by hack/testns.sh: it mounts over the directories of libvirt")
+	program, err := exec.LookPath("libvirtd")
+	require.NoError(t, err, "install libvirt-daemon-system (make setup)")
+	dir, err := os.MkdirTemp(world, "libvirtd")
+	require.NoError(t, err)
+	d := &Daemon{URI: "qemu:///system?socket=" + socket, t: t, dir: dir}
+	for _, target := range []string{"/etc/libvirt", "/run/libvirt", "/var/lib/libvirt", "/var/log/libvirt", "/var/cache/libvirt"} {
+		source := filepath.Join(dir, strings.ReplaceAll(target[1:], "/", "-"))
+		require.NoError(t, os.MkdirAll(source, 0o755))
+		require.NoError(t, os.MkdirAll(target, 0o755))
+		require.NoError(t, unix.Mount(source, target, "", unix.MS_BIND, ""))
+		t.Cleanup(func() { require.NoError(t, unix.Unmount(target, unix.MNT_DETACH)) })
+	}
+	for name, text := range config {
+		require.NoError(t, os.WriteFile(filepath.Join("/etc/libvirt", name), []byte(text), 0o644))
+	}
+	d.start(program)
+	t.Cleanup(func() {
+		d.end(syscall.SIGTERM)
+		if t.Failed() {
+			t.Logf("libvirtd:\n%s", d.Log())
+		}
+	})
+	return d
+}
+
+func (d *Daemon) start(program string) {
+	d.t.Helper()
+	log, err := os.OpenFile(filepath.Join(d.dir, "log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	require.NoError(d.t, err)
+	defer log.Close()
+	d.cmd = exec.Command(program, "--pid-file", filepath.Join(d.dir, "pid"))
+	d.cmd.Stdout, d.cmd.Stderr = log, log
+	require.NoError(d.t, d.cmd.Start())
+	done := make(chan error, 1)
+	d.done = done
+	cmd := d.cmd
+	go func() { done <- cmd.Wait() }()
+	require.Eventually(d.t, func() bool {
+		conn, err := net.Dial("unix", socket)
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	}, time.Minute, 10*time.Millisecond, "libvirtd does not listen:\n%s", d.Log())
+}
+
+// end ends it by a signal, if it runs.
+func (d *Daemon) end(sig syscall.Signal) {
+	if d.cmd == nil {
+		return
+	}
+	_ = d.cmd.Process.Signal(syscall.SIGCONT)
+	_ = d.cmd.Process.Signal(sig)
+	select {
+	case <-d.done:
+	case <-time.After(time.Minute):
+		_ = d.cmd.Process.Kill()
+		<-d.done
+		d.t.Errorf("libvirtd did not end by signal %v", sig)
+	}
+	d.cmd = nil
+}
+
+// Kill ends libvirtd by SIGKILL; domains go on.
+func (d *Daemon) Kill() { d.end(syscall.SIGKILL) }
+
+// Up starts it again after Kill.
+func (d *Daemon) Up() {
+	d.t.Helper()
+	program, err := exec.LookPath("libvirtd")
+	require.NoError(d.t, err)
+	d.start(program)
+}
+
+// Restart is an orderly restart, as by a package upgrade; domains go on.
+func (d *Daemon) Restart() {
+	d.t.Helper()
+	d.end(syscall.SIGTERM)
+	d.Up()
+}
+
+// Signal sends it a signal: SIGSTOP makes a libvirtd that does not answer, until SIGCONT.
+func (d *Daemon) Signal(sig syscall.Signal) {
+	d.t.Helper()
+	require.NoError(d.t, d.cmd.Process.Signal(sig))
+}
+
+// Pid is libvirtd's.
+func (d *Daemon) Pid() int { return d.cmd.Process.Pid }
+
+// Log is what libvirtd said.
+func (d *Daemon) Log() string {
+	text, _ := os.ReadFile(filepath.Join(d.dir, "log"))
+	return string(bytes.TrimSpace(text))
+}
+
+// DomainLog is what libvirt and QEMU wrote about a domain.
+func (d *Daemon) DomainLog(domain string) string {
+	text, _ := os.ReadFile(filepath.Join("/var/log/libvirt/qemu", domain+".log"))
+	return string(bytes.TrimSpace(text))
+}

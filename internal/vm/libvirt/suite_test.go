@@ -1,0 +1,87 @@
+package libvirt
+
+import (
+	"bytes"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tripod-run/tripod/internal/vm/libvirt/libvirtdtest"
+	"github.com/tripod-run/tripod/internal/vm/machine"
+	"github.com/tripod-run/tripod/internal/vm/machinetest"
+	"github.com/tripod-run/tripod/internal/vm/qemu"
+)
+
+func TestMain(m *testing.M) { machinetest.Main(m) }
+
+// TestDriver runs the suite of all drivers, with a real libvirtd.
+func TestDriver(t *testing.T) {
+	machinetest.Run(t, newRig(t).subject(t))
+}
+
+// rig is a libvirtd and what drivers for it have in common.
+type rig struct {
+	*libvirtdtest.Daemon
+	cfg Config
+}
+
+func newRig(t *testing.T) rig {
+	dir := publicTemp(t)
+	return rig{libvirtdtest.Start(t), Config{Dir: filepath.Join(dir, "run"), Owner: dir, Wrapper: wrapper(t, dir), Accel: qemu.AccelTCG, Cgroup: machinetest.Cgroups(t)}}
+}
+
+// publicTemp is a directory that every user can pass.
+func publicTemp(t *testing.T) string {
+	dir := t.TempDir()
+	for at := dir; at != "/"; at = filepath.Dir(at) {
+		if reachable(at) == nil {
+			break
+		}
+		require.NoError(t, os.Chmod(at, 0o755))
+	}
+	return dir
+}
+
+// wrapper builds tripod-vmwrap, unless one is named.
+func wrapper(t *testing.T, dir string) string {
+	if path := os.Getenv("TRIPOD_VMWRAP_BIN"); path != "" {
+		return path
+	}
+	path := filepath.Join(dir, "tripod-vmwrap")
+	build := exec.Command("go", "build", "-o", path, "github.com/tripod-run/tripod/cmd/tripod-vmwrap")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	out, err := build.CombinedOutput()
+	require.NoError(t, err, string(out))
+	return path
+}
+
+// driver makes a driver of the rig's daemon. Whoever has it closes it.
+func (r rig) driver(t testing.TB) *Driver {
+	cfg := r.cfg
+	cfg.URI, cfg.Logger = r.URI, logger(t)
+	d, err := New(cfg)
+	require.NoError(t, err)
+	return d
+}
+
+func (r rig) subject(t *testing.T) machinetest.Subject {
+	return machinetest.Subject{
+		New:   func(t testing.TB) machine.Driver { return r.driver(t) },
+		Guest: machinetest.FindGuest(t, false), NewCgroup: machinetest.NewCgroup, UID: 200001, GID: 200001,
+	}
+}
+
+func logger(t testing.TB) *slog.Logger {
+	return slog.New(slog.NewTextHandler(testWriter{t}, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+type testWriter struct{ testing.TB }
+
+func (w testWriter) Write(p []byte) (int, error) {
+	w.Logf("%s", bytes.TrimSpace(p))
+	return len(p), nil
+}

@@ -1,0 +1,205 @@
+package libvirt
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	golibvirt "github.com/digitalocean/go-libvirt"
+
+	"github.com/tripod-run/tripod/internal/process"
+	"github.com/tripod-run/tripod/internal/stats"
+	"github.com/tripod-run/tripod/internal/vm/machine"
+)
+
+const (
+	// lookTimeout bounds a look at a domain; there is another one at the next event.
+	lookTimeout = 10 * time.Second
+	// noticeTimeout is how long libvirtd may take to notice that a process of its own has ended.
+	noticeTimeout = 5 * time.Second
+	// noticeInterval is how often it is asked meanwhile; it tells by an event, too.
+	noticeInterval = 200 * time.Millisecond
+
+	killedMessage = "killed"
+)
+
+// lookAtAll looks at every machine that runs, after a connection has been made: events may have been missed.
+func (d *Driver) lookAtAll(ctx context.Context) {
+	d.mu.Lock()
+	var all []*instance
+	for _, in := range d.machines {
+		all = append(all, in)
+	}
+	d.mu.Unlock()
+	for _, in := range all {
+		d.look(ctx, in)
+	}
+}
+
+// lookAtDomain looks at the machine of a domain to which something has happened.
+func (d *Driver) lookAtDomain(domain string) {
+	name, ours := strings.CutPrefix(domain, namePrefix)
+	in, err := d.find(name)
+	if !ours || err != nil {
+		return
+	}
+	d.bg.Go(func() { d.look(d.ctx, in) })
+}
+
+// look asks libvirt how a machine that runs is, and ends its run when it does not any more.
+func (d *Driver) look(ctx context.Context, in *instance) {
+	in.mu.Lock()
+	domain, over, ended := in.domain, in.state.Phase != machine.Running || in.launch != nil, in.ended
+	in.mu.Unlock()
+	if over {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	c, err := d.link.condition(ctx, domain)
+	switch {
+	case errdefs.IsNotFound(err):
+		d.finish(in, ended, machine.CauseUnknown, "the domain is not in libvirt any more")
+	case err != nil:
+		d.log.Warn("A machine could not be looked at", "domain", domain.Name, "err", err) // after a reconnect it is
+	case c.state == golibvirt.DomainCrashed:
+		d.panicked(ctx, in, domain)
+	case !c.active():
+		cause, message := in.causeOf(c.reason)
+		d.finish(in, ended, cause, message)
+	}
+}
+
+// panicked ends a machine whose guest has panicked; libvirt keeps it until then.
+func (d *Driver) panicked(ctx context.Context, in *instance, domain golibvirt.Domain) {
+	in.mu.Lock()
+	in.run.Panicked = true
+	err := in.run.save(in.def.StateDir)
+	proc, ended := in.proc, in.ended
+	in.mu.Unlock()
+	if err != nil {
+		d.log.Warn("A guest's panic could not be written down", "domain", domain.Name, "err", err)
+	}
+	if err := d.destroyDomain(ctx, domain, proc); err != nil {
+		d.log.Warn("A machine whose guest has panicked could not be ended", "domain", domain.Name, "err", err)
+		return
+	}
+	cause, message := in.causeOf(int32(golibvirt.DomainShutoffDestroyed))
+	d.finish(in, ended, cause, message)
+}
+
+// causeOf says why a run ended, from libvirt's reason and what we know.
+func (in *instance) causeOf(reason int32) (cause machine.Cause, message string) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.run.Panicked {
+		return machine.CausePanic, "the guest's kernel has panicked"
+	}
+	switch golibvirt.DomainShutoffReason(reason) {
+	case golibvirt.DomainShutoffShutdown:
+		return machine.CausePowerOff, "the guest has turned itself off"
+	case golibvirt.DomainShutoffDestroyed:
+		if in.run.Killing {
+			return machine.CauseKilled, killedMessage
+		}
+		return machine.CauseFailed, "the domain was destroyed by somebody else"
+	case golibvirt.DomainShutoffCrashed, golibvirt.DomainShutoffFailed:
+		if kills, err := stats.OOMKills(in.def.Cgroup); in.def.Cgroup != "" && err == nil && kills > in.run.OOMKills {
+			return machine.CauseOOM, "QEMU was killed: the pod's memory was used up"
+		}
+		if in.run.Killing {
+			return machine.CauseKilled, killedMessage
+		}
+		return machine.CauseFailed, "QEMU has ended by itself or by a signal; libvirt's log of the domain may say more"
+	case golibvirt.DomainShutoffSaved, golibvirt.DomainShutoffMigrated, golibvirt.DomainShutoffFromSnapshot, golibvirt.DomainShutoffDaemon:
+		return machine.CauseFailed, fmt.Sprintf("the domain was ended by somebody else (libvirt's reason %d)", reason)
+	default:
+		return machine.CauseUnknown, "libvirt does not know how the domain ended"
+	}
+}
+
+// finish ends the run that ended stands for, once: it is written down and told.
+func (d *Driver) finish(in *instance, ended chan struct{}, cause machine.Cause, message string) {
+	in.mu.Lock()
+	if in.state.Phase != machine.Running || in.ended != ended {
+		in.mu.Unlock()
+		return
+	}
+	in.state = in.run.end(cause, message)
+	in.run.Ended = &in.state
+	err := in.run.save(in.def.StateDir)
+	in.proc.Close()
+	state, name := in.state, in.def.Name
+	close(ended)
+	in.ended = nil
+	in.mu.Unlock()
+	if err != nil {
+		d.log.Warn("The end of a machine could not be written down", "machine", name, "err", err)
+	}
+	d.mu.Lock()
+	sink := d.sink
+	d.mu.Unlock()
+	sink(machine.Event{Name: name, State: state})
+}
+
+// end is the state at the end of a run. libvirt does not tell how QEMU exited, so one that failed counts as killed.
+func (r run) end(cause machine.Cause, message string) machine.State {
+	s := machine.State{Phase: machine.Ended, StartedAt: r.StartedAt, FinishedAt: time.Now(), Cause: cause, ExitCode: machine.ExitKilled, Message: message}
+	switch cause {
+	case machine.CausePowerOff:
+		s.ExitCode = 0
+	case machine.CausePanic:
+		s.ExitCode = machine.ExitPanic
+	}
+	return s
+}
+
+// watch waits for the end of a run's process. libvirtd notices it as well and says why, unless it is not there.
+func (d *Driver) watch(in *instance, proc *process.Process, ended chan struct{}) {
+	d.bg.Go(func() {
+		select {
+		case <-proc.Dead:
+		case <-ended:
+			return
+		case <-d.ctx.Done():
+			return
+		}
+		deadline, tick := time.NewTimer(noticeTimeout), time.NewTicker(noticeInterval)
+		defer deadline.Stop()
+		defer tick.Stop()
+		for {
+			d.look(d.ctx, in)
+			select {
+			case <-ended:
+				return
+			case <-d.ctx.Done():
+				return
+			case <-deadline.C:
+				cause, message := in.causeOf(int32(golibvirt.DomainShutoffCrashed))
+				d.finish(in, ended, cause, message)
+				return
+			case <-tick.C:
+			}
+		}
+	})
+}
+
+// inCgroup tells whether a process is in a cgroup in all hierarchies that count it.
+func inCgroup(pid int, cgroup string) bool {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err != nil {
+		return true // it has ended
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		parts := strings.SplitN(lines.Text(), ":", 3) // hierarchy:controllers:path
+		if len(parts) == 3 && !strings.HasPrefix(parts[1], "name=") && !strings.HasSuffix(parts[2], cgroup) {
+			return false
+		}
+	}
+	return true
+}
