@@ -96,6 +96,7 @@ type runOptions struct {
 	command       bool
 	tty, stdin    bool
 	env, publish  []string
+	annotations   []string
 	logDir        string
 }
 
@@ -109,6 +110,7 @@ removed again when a step fails. It prints the container's ID.
 
   tripod run docker.io/library/nginx:1 -p 8080:80
   tripod run --name hello docker.io/library/busybox:1 -- sh -c 'echo hello; sleep 60'
+  tripod run -r vm -i --annotation tripod.dev/vm.vcpu-count=2 registry.example/disk:1
   tripod run container.json pod.json`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -133,6 +135,7 @@ removed again when a step fails. It prints the container's ID.
 	f.BoolVarP(&o.tty, "tty", "t", false, "give the container a terminal")
 	f.BoolVarP(&o.stdin, "interactive", "i", false, "keep the container's standard input for attach")
 	f.StringArrayVarP(&o.env, "env", "e", nil, "environment NAME=VALUE")
+	f.StringArrayVar(&o.annotations, "annotation", nil, "annotation KEY=VALUE of the pod")
 	f.StringVar(&o.logDir, "log-dir", "/var/log/pods", "where the pod's log directory is made, as a kubelet would; it stays when the pod is removed")
 	f.StringArrayVarP(&o.publish, "publish", "p", nil, "host port [ADDRESS:]HOST:CONTAINER[/udp]")
 	return c
@@ -154,6 +157,10 @@ func (o runOptions) configs(args []string, dash int) (*runtimeapi.ContainerConfi
 	if err != nil {
 		return nil, nil, err
 	}
+	annotations, err := parseAnnotations(o.annotations)
+	if err != nil {
+		return nil, nil, err
+	}
 	name := o.name
 	if name == "" {
 		name = nameOf(args[0])
@@ -168,6 +175,7 @@ func (o runOptions) configs(args []string, dash int) (*runtimeapi.ContainerConfi
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "default", Uid: uid},
 		LogDirectory: path.Join(o.logDir, "default_"+name+"_"+uid),
 		PortMappings: ports,
+		Annotations:  annotations,
 		Linux:        &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{NamespaceOptions: spaces}},
 	}
 	if !o.hostNetwork {
@@ -250,6 +258,18 @@ func parseEnv(list []string) ([]*runtimeapi.KeyValue, error) {
 		envs = append(envs, &runtimeapi.KeyValue{Key: key, Value: []byte(value)})
 	}
 	return envs, nil
+}
+
+func parseAnnotations(list []string) (map[string]string, error) {
+	all := map[string]string{}
+	for _, a := range list {
+		key, value, ok := strings.Cut(a, "=")
+		if !ok || key == "" {
+			return nil, fmt.Errorf("--annotation %q is not KEY=VALUE", a)
+		}
+		all[key] = value
+	}
+	return all, nil
 }
 
 func parsePorts(list []string) ([]*runtimeapi.PortMapping, error) {

@@ -23,7 +23,7 @@ import (
 )
 
 func (a *App) streamCommands() []*cobra.Command {
-	return []*cobra.Command{a.execCommand(), a.attachCommand(), a.portForwardCommand()}
+	return []*cobra.Command{a.execCommand(), a.attachCommand(), a.consoleCommand(), a.portForwardCommand()}
 }
 
 // streamOptions are the flags that exec and attach share.

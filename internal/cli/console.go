@@ -1,0 +1,151 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+	"k8s.io/client-go/tools/remotecommand"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// escapeKey is Ctrl-], the key that leaves a console, as in telnet and virsh.
+const escapeKey = 0x1d
+
+func (a *App) consoleCommand() *cobra.Command {
+	var transport string
+	c := &cobra.Command{
+		Use: "console POD", Short: "Join the serial console of a virtual machine; Ctrl-] leaves it",
+		Long: `Console joins the terminal to the console of the one container that a pod has, a virtual machine. It shows what the
+machine writes from now on (tripod logs shows what it wrote before) and passes every key on, Ctrl-C as well, but Ctrl-],
+which leaves. The machine does not notice. A container that was created without stdin can be watched only.`,
+		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completePods,
+		RunE: func(c *cobra.Command, args []string) error {
+			return a.with(c, func(ctx context.Context, client *Client) error {
+				id, err := client.onlyContainer(ctx, args[0])
+				if err != nil {
+					return err
+				}
+				stdio, err := client.stdio(ctx, id)
+				if err != nil {
+					return err
+				}
+				resp, err := client.Attach(ctx, &runtimeapi.AttachRequest{
+					ContainerId: id, Stdin: stdio.Stdin, Tty: stdio.TTY, Stdout: true, Stderr: !stdio.TTY,
+				})
+				if err != nil {
+					return err
+				}
+				return a.console(ctx, resp.GetUrl(), transport, stdio)
+			})
+		},
+	}
+	c.Flags().StringVar(&transport, "transport", "spdy", "spdy or websocket")
+	return c
+}
+
+// onlyContainer is the ID of the running container of a pod that has one.
+func (c *Client) onlyContainer(ctx context.Context, pod string) (string, error) {
+	id, err := c.Pod(ctx, pod)
+	if err != nil {
+		return "", err
+	}
+	running, err := c.ListContainers(ctx, &runtimeapi.ContainerFilter{
+		PodSandboxId: id, State: &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING},
+	})
+	if err != nil {
+		return "", err
+	}
+	if len(running) != 1 {
+		return "", fmt.Errorf("pod %s has %d running containers; a console is that of a pod with one, see: tripod ps -a, tripod attach", pod, len(running))
+	}
+	return running[0].GetId(), nil
+}
+
+// stdio is how a container was created.
+type stdio struct {
+	TTY   bool `json:"tty"`
+	Stdin bool `json:"stdin"`
+}
+
+func (c *Client) stdio(ctx context.Context, id string) (stdio, error) {
+	resp, err := c.ContainerStatus(ctx, id, true)
+	if err != nil {
+		return stdio{}, err
+	}
+	var info struct {
+		Config stdio `json:"config"`
+	}
+	if err := json.Unmarshal([]byte(resp.GetInfo()["info"]), &info); err != nil {
+		return stdio{}, fmt.Errorf("the runtime does not say how container %s was created: %w", shortID(id), err)
+	}
+	return info.Config, nil
+}
+
+// console joins our streams to those behind the URL. The guest's line discipline does what a terminal's does, so ours is
+// raw, whether or not the container was created with a tty.
+func (a *App) console(ctx context.Context, address, transport string, o stdio) error {
+	executor, err := newExecutor(address, transport)
+	if err != nil {
+		return err
+	}
+	ctx, leave := context.WithCancel(ctx)
+	defer leave()
+	options := remotecommand.StreamOptions{Stdout: a.Stdout, Tty: o.TTY}
+	if !o.TTY {
+		options.Stderr = a.Stderr
+	}
+	if !o.Stdin {
+		fmt.Fprintln(a.Stderr, "The container was created without stdin: its console can be watched, not typed on.")
+	} else {
+		options.Stdin = &escape{from: a.Stdin, left: leave}
+		restore, err := a.raw()
+		if err != nil {
+			return err
+		}
+		defer restore()
+	}
+	err = executor.StreamWithContext(ctx, options)
+	if ctx.Err() != nil {
+		return nil // by Ctrl-], or interrupted
+	}
+	return withoutFrame(err)
+}
+
+// raw puts our terminal, if there is one, into raw mode and says how to leave.
+func (a *App) raw() (restore func(), err error) {
+	f, ok := a.Stdin.(*os.File)
+	if !ok || !term.IsTerminal(int(f.Fd())) {
+		return func() {}, nil
+	}
+	before, err := term.MakeRaw(int(f.Fd()))
+	if err != nil {
+		return nil, fmt.Errorf("terminal: %w", err)
+	}
+	fmt.Fprint(a.Stderr, "Connected to the console. Leave it by Ctrl-].\r\n")
+	return func() {
+		_ = term.Restore(int(f.Fd()), before)
+		fmt.Fprintln(a.Stderr)
+	}, nil
+}
+
+// escape passes input on until there is an escapeKey in it.
+type escape struct {
+	from io.Reader
+	left func()
+}
+
+// Read implements io.Reader.
+func (e *escape) Read(p []byte) (int, error) {
+	n, err := e.from.Read(p)
+	if i := bytes.IndexByte(p[:n], escapeKey); i >= 0 {
+		e.left()
+		return i, io.EOF
+	}
+	return n, err
+}
