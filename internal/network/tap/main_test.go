@@ -10,6 +10,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/test/harness/testns"
 )
 
 // inHost marks the process that runs the tests: inside namespaces of its own, which play the host.
@@ -31,6 +33,14 @@ func TestMain(m *testing.M) {
 }
 
 func rerun() int {
+	if !testns.Inside() { // the guest's image is made where the network is
+		build := exec.Command("../../../hack/images.sh", "build")
+		build.Stderr = os.Stderr
+		if err := build.Run(); err != nil {
+			fmt.Fprintln(os.Stderr, "the image of the guest:", err)
+			return 1
+		}
+	}
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Env = append(os.Environ(), inHost+"=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
