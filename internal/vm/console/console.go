@@ -1,0 +1,100 @@
+package console
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/attach"
+	"github.com/tripod-run/tripod/sandbox"
+)
+
+// Config says where a console's parts are.
+type Config struct {
+	// SerialLog is machine.Definition.SerialLog; it is made, for root only, when it is not there.
+	SerialLog string
+	// Socket is machine.SerialSocket of the machine; it need not be there yet.
+	Socket string
+	// StateFile is a file of ours, kept as long as SerialLog is: over restarts of the machine too.
+	StateFile string
+	// OpenLog opens the container's log for appending; the file is nil when none is wanted.
+	OpenLog func() (*os.File, error)
+	Logger  *slog.Logger
+}
+
+// Console is the console of a machine that runs. Its methods may be called from many goroutines.
+type Console struct {
+	relay *relay
+	hub   *hub
+}
+
+// Open goes on where an earlier Console of the same machine ended, be it by SIGKILL, and serves until Close.
+func Open(cfg Config) (*Console, error) {
+	r, err := openRelay(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("console: %w", err)
+	}
+	return &Console{relay: r, hub: openHub(cfg.Socket, cfg.Logger)}, nil
+}
+
+// Attach joins the console until ctx ends, the client goes away or Close: a terminal's bytes both ways, as they are. A client
+// that does not read its output is cut off with errdefs.ErrResourceExhausted. The size of a serial console cannot be set:
+// req.Resize is drained. After Attach has returned a read of req.Stdin or a write to req.Stdout may still be under way.
+func (c *Console) Attach(ctx context.Context, req sandbox.AttachRequest) error {
+	client := c.hub.add()
+	if client == nil {
+		return fmt.Errorf("attach: the machine has ended: %w", errdefs.ErrFailedPrecondition)
+	}
+	defer c.hub.drop(client)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go ignoreSizes(req.Resize, ctx.Done())
+	if req.Stdin != nil {
+		go c.hub.send(ctx, req.Stdin)
+	}
+	delivered := make(chan error, 1)
+	go func() { delivered <- client.Deliver(req.Stdout, nil) }()
+	var err error
+	select {
+	case err = <-delivered:
+	case <-client.Cut():
+		err = attach.ErrSlow
+	case <-ctx.Done():
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("attach: %w", context.Cause(ctx))
+	}
+	return err
+}
+
+// ReopenLog goes on in the file that Config.OpenLog gives now: the log was rotated.
+func (c *Console) ReopenLog() error { return c.relay.reopen() }
+
+// Drain is for a machine that has ended: it returns when all of its output is in the log and with the clients, an unfinished line as a whole one. An
+// end of ctx is an error, with the rest still to come.
+func (c *Console) Drain(ctx context.Context) error {
+	c.hub.settle(ctx)
+	return c.relay.drain(ctx)
+}
+
+// Close ends what is attached, and the log where it is.
+func (c *Console) Close() error {
+	c.hub.close()
+	return c.relay.close()
+}
+
+func ignoreSizes(sizes <-chan sandbox.TermSize, stop <-chan struct{}) {
+	for {
+		select {
+		case _, ok := <-sizes:
+			if !ok {
+				return
+			}
+		case <-stop:
+			return
+		}
+	}
+}

@@ -1,0 +1,266 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/crilog"
+)
+
+const (
+	// batch is how much of the serial log is read at once.
+	batch = 256 << 10
+	// gather is how long more output is waited for after some has come: a guest writes to its console byte by byte.
+	gather = 10 * time.Millisecond
+	// retry is how long it is waited after a log could not be written, and between two looks where the kernel does not tell.
+	retry = time.Second
+	// punchSize is how much of the serial log is freed at once, at least; punchAlign is the size of a file system's block.
+	punchSize, punchAlign = 256 << 10, 4 << 10
+)
+
+// relay copies a serial log into a container's log.
+type relay struct {
+	cfg    Config
+	log    *slog.Logger
+	wake   chan struct{}
+	cancel context.CancelFunc
+	done   chan struct{}
+	poll   bool // nobody tells of changes
+
+	mu      sync.Mutex
+	serial  *os.File
+	state   *os.File
+	file    *os.File // the container's log; nil: none is wanted
+	at      record
+	buf     []byte
+	out     []byte
+	punched int64 // how much of the serial log is freed; -1 when that cannot be done
+	closed  bool
+}
+
+func openRelay(cfg Config) (*relay, error) {
+	r := &relay{cfg: cfg, log: cfg.Logger, wake: make(chan struct{}, 1), done: make(chan struct{}), buf: make([]byte, batch)}
+	if err := r.open(); err != nil {
+		r.closeFiles()
+		return nil, err
+	}
+	if err := serialLogs.add(cfg.SerialLog, r.wake); err != nil {
+		r.log.Warn("changes of a serial log are looked for every second, since the kernel does not tell of them", "path", cfg.SerialLog, "error", err)
+		r.poll = true
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	r.cancel = cancel
+	go r.run(ctx)
+	return r, nil
+}
+
+// run copies what comes, until close.
+func (r *relay) run(ctx context.Context) {
+	defer close(r.done)
+	failing := false
+	for ctx.Err() == nil {
+		err := r.catchUp(ctx, false)
+		if err != nil != failing {
+			if failing = err != nil; failing {
+				r.log.Warn("a console's output cannot be logged; it is kept and tried again", "serial log", r.cfg.SerialLog, "error", err)
+			} else {
+				r.log.Info("a console's output is logged again", "serial log", r.cfg.SerialLog)
+			}
+		}
+		var again <-chan time.Time
+		wake := r.wake
+		if failing || r.poll {
+			again = time.After(retry)
+		}
+		if failing {
+			wake = nil
+		}
+		select {
+		case <-wake:
+		case <-again:
+			continue
+		case <-ctx.Done():
+			return
+		}
+		select {
+		case <-time.After(gather):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// drain copies everything, an unfinished line too.
+func (r *relay) drain(ctx context.Context) error {
+	for {
+		err := r.catchUp(ctx, true)
+		if err == nil || errors.Is(err, os.ErrClosed) {
+			return err
+		}
+		select {
+		case <-time.After(retry):
+		case <-ctx.Done():
+			return fmt.Errorf("the last output of the console is not in the log: %w", err)
+		}
+	}
+}
+
+// catchUp copies what there is.
+func (r *relay) catchUp(ctx context.Context, last bool) error {
+	for ctx.Err() == nil {
+		if more, err := r.step(last); err != nil || !more {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// step copies a piece. There is more when something was copied.
+func (r *relay) step(last bool) (more bool, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return false, os.ErrClosed
+	}
+	n, err := r.serial.ReadAt(r.buf, r.at.offset)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return false, err
+	}
+	used := r.entries(r.buf[:n], last && errors.Is(err, io.EOF))
+	if used == 0 {
+		return false, nil
+	}
+	if err := r.commit(int64(used)); err != nil {
+		return false, err
+	}
+	r.punch(last)
+	return true, nil
+}
+
+// entries makes the log's entries of output, in r.out, and tells how much of it they used.
+func (r *relay) entries(output []byte, last bool) (used int) {
+	now := time.Now().UTC()
+	r.out = r.out[:0]
+	for {
+		line, n := crilog.Cut(output[used:])
+		if n == 0 && last && used < len(output) {
+			line, n = crilog.Line{Content: output[used:]}, len(output)-used
+		}
+		if n == 0 {
+			return used
+		}
+		line.Time, line.Stream = now, crilog.Stdout
+		r.out = line.Append(r.out)
+		used += n
+	}
+}
+
+// commit appends the entries to the container's log and vouches for them. If either fails, there is nothing of them.
+func (r *relay) commit(used int64) error {
+	next := r.at
+	next.offset += used
+	if r.file != nil {
+		_, size, err := identify(r.file)
+		if err != nil {
+			return err
+		}
+		if size != r.at.logSize { // somebody else cut it off, or wrote to it
+			r.at.logSize = size
+			if err := writeRecord(r.state, r.at); err != nil {
+				return err
+			}
+		}
+		next.logSize = size + int64(len(r.out))
+		if err := fpAppend.Hit(context.Background()); err != nil {
+			return err
+		}
+		if _, err := r.file.Write(r.out); err != nil {
+			return errors.Join(err, r.file.Truncate(r.at.logSize))
+		}
+	}
+	err := fpVouch.Hit(context.Background())
+	if err == nil {
+		err = writeRecord(r.state, next)
+	}
+	if err != nil {
+		if r.file != nil {
+			err = errors.Join(err, r.file.Truncate(r.at.logSize))
+		}
+		return err
+	}
+	r.at = next
+	return nil
+}
+
+// punch frees what of the serial log is behind, when it is worth it.
+func (r *relay) punch(last bool) {
+	end := r.at.offset / punchAlign * punchAlign
+	if r.punched < 0 || end == r.punched || !last && end-r.punched < punchSize {
+		return
+	}
+	var err error
+	raw, _ := r.serial.SyscallConn()
+	_ = raw.Control(func(fd uintptr) {
+		err = unix.Fallocate(int(fd), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, r.punched, end-r.punched)
+	})
+	if err != nil {
+		r.log.Warn("what is logged of a serial log cannot be freed: it grows as long as its machine is there", "path", r.cfg.SerialLog, "error", err)
+		r.punched = -1
+		return
+	}
+	r.punched = end
+}
+
+// reopen goes on in another log.
+func (r *relay) reopen() error {
+	file, err := r.cfg.OpenLog()
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		if file != nil {
+			file.Close()
+		}
+		return fmt.Errorf("container log: %w", os.ErrClosed)
+	}
+	old := r.file
+	if err := r.use(file); err != nil {
+		if file != nil {
+			file.Close()
+		}
+		return err
+	}
+	if old != nil {
+		return old.Close()
+	}
+	return nil
+}
+
+func (r *relay) close() error {
+	r.cancel()
+	<-r.done
+	serialLogs.remove(r.cfg.SerialLog, r.wake)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+	return r.closeFiles()
+}
+
+func (r *relay) closeFiles() (err error) {
+	for _, f := range []**os.File{&r.serial, &r.state, &r.file} {
+		if *f != nil {
+			err = errors.Join(err, (*f).Close())
+			*f = nil
+		}
+	}
+	return err
+}

@@ -1,0 +1,83 @@
+package console
+
+import (
+	"encoding/binary"
+	"errors"
+	"hash/crc32"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// recordSize is small, so that the kernel writes it as a whole whatever happens to the process: it is one page's.
+const recordSize = 64
+
+var recordMagic = [8]byte{'T', 'P', 'C', 'O', 'N', 'S', '0', '1'}
+
+// fileID names a file while it exists, whatever its path.
+type fileID struct{ dev, ino uint64 }
+
+func identify(f *os.File) (id fileID, size int64, err error) {
+	var st unix.Stat_t
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return id, 0, err
+	}
+	if controlErr := raw.Control(func(fd uintptr) { err = unix.Fstat(int(fd), &st) }); controlErr != nil {
+		return id, 0, controlErr
+	}
+	if err != nil {
+		return id, 0, os.NewSyscallError("fstat", err)
+	}
+	return fileID{uint64(st.Dev), st.Ino}, st.Size, nil
+}
+
+// record is what is vouched for: the container's log has, in its first logSize bytes, all entries of the serial log's first
+// offset bytes (with those in the files that it was rotated to), and none beyond.
+type record struct {
+	serial  fileID
+	offset  int64
+	log     fileID // zero where no log is wanted
+	logSize int64
+}
+
+func (r record) encode() []byte {
+	b := make([]byte, 0, recordSize)
+	b = append(b, recordMagic[:]...)
+	for _, v := range []uint64{r.serial.dev, r.serial.ino, uint64(r.offset), r.log.dev, r.log.ino, uint64(r.logSize)} {
+		b = binary.BigEndian.AppendUint64(b, v)
+	}
+	b = binary.BigEndian.AppendUint32(b, crc32.ChecksumIEEE(b))
+	return append(b, make([]byte, recordSize-len(b))...)
+}
+
+// decodeRecord is false for what was never written as a whole.
+func decodeRecord(b []byte) (r record, ok bool) {
+	if len(b) != recordSize || [8]byte(b) != recordMagic || crc32.ChecksumIEEE(b[:56]) != binary.BigEndian.Uint32(b[56:]) {
+		return record{}, false
+	}
+	field := func(i int) uint64 { return binary.BigEndian.Uint64(b[8+8*i:]) }
+	r = record{
+		serial: fileID{field(0), field(1)}, offset: int64(field(2)),
+		log: fileID{field(3), field(4)}, logSize: int64(field(5)),
+	}
+	return r, r.offset >= 0 && r.logSize >= 0
+}
+
+// readRecord reads the state file; false when it holds no record.
+func readRecord(f *os.File) (record, bool, error) {
+	b := make([]byte, recordSize)
+	n, err := f.ReadAt(b, 0)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return record{}, false, err
+	}
+	r, ok := decodeRecord(b[:n])
+	return r, ok, nil
+}
+
+// writeRecord writes it in place: to a full disk too.
+func writeRecord(f *os.File, r record) error {
+	_, err := f.WriteAt(r.encode(), 0)
+	return err
+}
