@@ -45,7 +45,7 @@ func Disk(dir, program string) (path string, err error) {
 		return "", fmt.Errorf("disk with the guest's program: %w", err)
 	}
 	sum := sha256.Sum256(content)
-	path = filepath.Join(dir, "agent-"+hex.EncodeToString(sum[:])+".iso")
+	path = filepath.Join(dir, "agent-"+hex.EncodeToString(sum[:16])+".iso")
 	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
 		return path, err
 	}
