@@ -20,7 +20,7 @@ type Workload int
 const (
 	// Runs runs until it is stopped, and ends at once when asked to.
 	Runs Workload = iota
-	// Ends ends by itself, soon after its start, with exit code 7.
+	// Ends ends by itself, soon after its start, with exit code 7; a machine turns itself off.
 	Ends
 	// Fails names a program that cannot be started.
 	Fails
@@ -38,6 +38,8 @@ type Subject struct {
 	Handler string
 	// Unit tells that its pods are unit pods.
 	Unit bool
+	// Machines tells that its containers are machines, whose own end has one code only, which is 0.
+	Machines bool
 	// Pod completes the configuration of a pod called name (log directory, cgroup parent …). May be nil.
 	Pod func(*runtimeapi.PodSandboxConfig)
 	// Container completes the configuration of a container with its image, command and annotations.
