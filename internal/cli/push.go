@@ -26,13 +26,15 @@ import (
 func (a *App) PushCommand() *cobra.Command {
 	var p push
 	c := &cobra.Command{
-		Use:   "push APP.wasm REFERENCE",
-		Short: "Push a WebAssembly component to a registry as an OCI artifact",
+		Use:   "push FILE REFERENCE",
+		Short: "Push a WebAssembly component or a VM's disk to a registry as an OCI artifact",
 		Long: "Push a WebAssembly component, or a command for WASI preview 1, to a registry as an OCI artifact (the CNCF's\n" +
 			"Wasm layout). What no node would run is refused first. The same files make the same artifact; what the\n" +
-			"registry has already is not sent again.",
+			"registry has already is not sent again.\n\n" +
+			"A qcow2 image, or a raw disk (.raw, .img), each perhaps compressed (.gz, .xz, .zst), is pushed as the disk of a VM.",
 		Example: "  tripod push app.wasm registry.example/greeter:1 --proto greeter.proto\n" +
-			"  tripod push app.wasm registry.example/greeter:1 --descriptors greeter.pb --component example.com:greet.Greeter@1.0.0",
+			"  tripod push app.wasm registry.example/greeter:1 --descriptors greeter.pb --component example.com:greet.Greeter@1.0.0\n" +
+			"  tripod push debian.qcow2 registry.example/debian:12",
 		Args: cobra.ExactArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
 			ctx, cancel := context.WithTimeout(c.Context(), p.timeout)
@@ -89,7 +91,7 @@ type push struct {
 type pushed struct {
 	Reference string            `json:"reference"`
 	Digest    string            `json:"digest"`
-	World     artifact.World    `json:"world"`
+	World     artifact.World    `json:"world,omitempty"`
 	Services  []string          `json:"services,omitempty"`
 	Layers    []pushedLayer     `json:"layers"`
 	Notes     map[string]string `json:"annotations,omitempty"`
@@ -102,6 +104,11 @@ type pushedLayer struct {
 }
 
 func (p *push) run(ctx context.Context, file, ref string) (*pushed, error) {
+	if disk, err := image.IsDiskFile(file); err != nil {
+		return nil, err
+	} else if disk {
+		return p.runDisk(ctx, file, ref)
+	}
 	binary, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err
@@ -123,17 +130,34 @@ func (p *push) run(ctx context.Context, file, ref string) (*pushed, error) {
 	if result.World, err = artifact.Check(built.Outline, interfaces); err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
-	for _, b := range built.Blobs {
-		result.Layers = append(result.Layers, pushedLayer{b.MediaType, b.Digest.String(), b.Size})
+	return result, p.send(ctx, result, ref, built.Manifest, built.Blobs)
+}
+
+// runDisk is run for the disk of a VM.
+func (p *push) runDisk(ctx context.Context, file, ref string) (*pushed, error) {
+	if len(p.protos) > 0 || p.descriptors != "" || len(p.services) > 0 || p.component != "" {
+		return nil, fmt.Errorf("%s is a disk; --proto, --descriptors, --service and --component are for WebAssembly components: %w", file, errdefs.ErrInvalidArgument)
 	}
-	result.Reference, err = p.send(ctx, ref, built)
-	return result, err
+	manifest, blobs, err := image.BuildDisk(file, p.annotations)
+	if err != nil {
+		return nil, err
+	}
+	result := &pushed{Digest: manifest.Digest.String(), Notes: p.annotations}
+	return result, p.send(ctx, result, ref, manifest, blobs)
 }
 
 // send pushes, or only says what it would push.
-func (p *push) send(ctx context.Context, ref string, built *artifact.Image) (string, error) {
+func (p *push) send(ctx context.Context, result *pushed, ref string, manifest image.Blob, blobs []image.Blob) (err error) {
+	for _, b := range blobs {
+		result.Layers = append(result.Layers, pushedLayer{b.MediaType, b.Digest.String(), b.Size})
+	}
+	result.Reference, err = p.transfer(ctx, ref, manifest, blobs)
+	return err
+}
+
+func (p *push) transfer(ctx context.Context, ref string, manifest image.Blob, blobs []image.Blob) (string, error) {
 	if p.dry {
-		return image.DigestReference(ref, built.Manifest.Digest)
+		return image.DigestReference(ref, manifest.Digest)
 	}
 	creds, err := parseCreds(p.creds)
 	if err != nil {
@@ -143,7 +167,7 @@ func (p *push) send(ctx context.Context, ref string, built *artifact.Image) (str
 	if creds != nil {
 		auth = &image.Auth{Username: creds.GetUsername(), Password: creds.GetPassword()}
 	}
-	return p.registries.Push(ctx, ref, auth, built.Manifest, built.Blobs...)
+	return p.registries.Push(ctx, ref, auth, manifest, blobs...)
 }
 
 // notes are the annotations of the manifest.

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"compress/gzip"
 	"encoding/json"
 	"io"
 	"log"
@@ -13,8 +14,11 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/containerd/errdefs"
 	"github.com/google/go-containerregistry/pkg/registry"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/tripod-run/tripod/internal/vm/qcow2"
 )
 
 const examples = "../../examples/wasm/"
@@ -163,5 +167,51 @@ func TestPushRefuses(t *testing.T) {
 	}
 	if n := writes.Load(); n != 0 {
 		t.Errorf("%d writes of what was refused", n)
+	}
+}
+
+// TestPushDisk: a disk is known by what it is, laid out as one layer, and refused where a node would refuse it.
+func TestPushDisk(t *testing.T) {
+	host, writes := newRegistry(t)
+	dir := t.TempDir()
+	path := func(name string) string { return filepath.Join(dir, name) }
+	if err := qcow2.CreateOverlay(t.Context(), path("disk"), 1<<30, qcow2.Overlay{}); err != nil {
+		t.Fatal(err)
+	}
+	image, err := os.ReadFile(path("disk"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var packed bytes.Buffer
+	w := gzip.NewWriter(&packed)
+	if _, err := w.Write(image); err != nil || w.Close() != nil {
+		t.Fatal(err)
+	}
+	backed := bytes.Clone(image)
+	backed[15] = 8
+	for name, data := range map[string][]byte{"packed.qcow2.gz": packed.Bytes(), "x.raw": []byte("raw"), "bad.qcow2": []byte("text"), "backed": backed, "text": []byte("text")} {
+		if err := os.WriteFile(path(name), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, want := range map[string]string{
+		"disk": "application/vnd.tripod.disk.qcow2", "packed.qcow2.gz": "application/vnd.tripod.disk.qcow2+gzip", "x.raw": "application/vnd.tripod.disk.raw",
+	} {
+		out, err := pushTo(t, path(name), host+"/disks/a:1", "--plain-http", "-o", "json", "--annotation", "note=x")
+		var got pushed
+		if err != nil || json.Unmarshal([]byte(out), &got) != nil || len(got.Layers) != 2 || got.Layers[1].MediaType != want || got.Notes["note"] != "x" {
+			t.Errorf("%s: %s, %v", name, out, err)
+		}
+	}
+	if writes.Load() == 0 {
+		t.Error("nothing was pushed")
+	}
+	for name, word := range map[string]string{"bad.qcow2": "magic", "backed": "backing file", "text": "not WebAssembly"} {
+		if _, err := pushTo(t, path(name), host+"/disks/b:1", "--plain-http"); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), word) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := pushTo(t, path("disk"), host+"/disks/b:1", "--proto", "x.proto"); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("with --proto: %v", err)
 	}
 }

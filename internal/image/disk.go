@@ -1,10 +1,13 @@
 package image
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"fmt"
 	"io"
 	"os"
+	"path"
 	"strings"
 
 	"github.com/opencontainers/image-spec/specs-go"
@@ -201,6 +204,27 @@ func formatByContent(r io.ReaderAt, name string) string {
 		return FormatQcow2
 	}
 	return FormatRaw
+}
+
+// sniffDisk tells the media type of a disk that comes without one: what the file's name says (.raw, .qcow2), and where it
+// says nothing what the file begins with, which is returned, unpacked. It is asked once, before the file is a disk of
+// anybody's; from then on the manifest has the answer.
+func sniffDisk(r io.Reader, name string) (mediaType string, head []byte, err error) {
+	b := bufio.NewReaderSize(r, 4096)
+	if head, err = b.Peek(512); err != nil && err != io.EOF {
+		return "", nil, err
+	}
+	compression := ""
+	if !strings.HasSuffix(name, ".raw") && !strings.HasSuffix(name, ".qcow2") {
+		compression = compressionByContent(head)
+	}
+	if compression != "" {
+		name = strings.TrimSuffix(name, path.Ext(name))
+		if head, err = plainHead(compression, b); err != nil {
+			return "", nil, err
+		}
+	}
+	return diskMediaType(formatByContent(bytes.NewReader(head), name), compression), head, nil
 }
 
 // checkArtifact refuses an artifact that is something else than its media types say, or cut off, before anybody is told

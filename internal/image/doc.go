@@ -32,12 +32,28 @@
 // that file becomes a blob of its own when it is first asked for (ComponentBlob), which lives as long as the image.
 // Who runs a component holds the image (Hold): its blobs stay until Unhold, whatever becomes of the image.
 //
+// # Disks
+//
+// What a virtual machine boots from is a disk artifact, a translated name, or a rootfs with one file below /disk/, with
+// /boot/vmlinux and /boot/initrd, or both (Machine tells; disk.go has the layouts). OpenDisk holds the image and opens the
+// files, without a mount: a file of a rootfs is opened in the one layer that shows it.
+//
+//	                 manifest ── media type ──▶ format, compression        never probed afterwards (fault I5)
+//	artifact, download   │ layer ── unpacked once, when compressed ──▶ blob ── digest, once per change of the file ──▶ Disk
+//	rootfs               └ layers ── /disk/*, /boot/* (openat2, in root) ─── qcow2.Inspect ──────────────────────────▶ Disk, Kernel
+//
+// A name below Config.Translation.Prefix is no registry's: internal/image/translation leads it to a URL, and the file
+// there becomes an image of its own, with a manifest made here (download.go). Its record says by labels of ours where it
+// came from, so that a repeated pull asks the server whether it has changed. A half download goes on later only where it
+// cannot be of another version, and over a loss of power only where a digest will check it.
+//
 // # What is believed
 //
 // Nothing that comes from an image or a registry names anything of ours: labels and annotations of an image are data
 // of Image and are never written to a record, a lease or a snapshot. Every blob is checked against its digest before
-// it is used. A layer counts as unpacked once an image record says so, and that is written only after the file system
-// holding the layer was synced; unpacked layers that no record vouches for are removed at Open and unpacked again.
+// it is used; a disk is read for that once, and again when its file was touched. A layer counts as unpacked once an image
+// record says so, and that is written only after the file system holding the layer was synced; unpacked layers that no
+// record vouches for are removed at Open and unpacked again.
 //
 // # Registries
 //

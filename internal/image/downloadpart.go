@@ -214,34 +214,15 @@ func (d *download) describeDisk(ctx context.Context, got *fetched) (ocispec.Desc
 		return got.Descriptor, err
 	}
 	defer ra.Close()
-	name := path.Base(d.endpoint.URL.Path)
-	head := make([]byte, 512)
-	n, err := ra.ReadAt(head, 0)
-	if err != nil && err != io.EOF {
+	mediaType, head, err := sniffDisk(content.NewReader(ra), path.Base(d.endpoint.URL.Path))
+	if err != nil {
 		return got.Descriptor, err
 	}
-	compression := compressionByContent(head[:n])
-	if strings.HasSuffix(name, ".raw") || strings.HasSuffix(name, ".qcow2") {
-		compression = ""
-	}
-	if compression != "" {
-		name = strings.TrimSuffix(name, path.Ext(name))
-		if head, err = plainHead(compression, content.NewReader(ra)); err != nil {
-			return got.Descriptor, err
-		}
-		n = len(head)
-	}
-	format := FormatRaw
-	switch {
-	case strings.HasSuffix(name, ".raw"):
-	case strings.HasSuffix(name, ".qcow2"), qcow2.Is(head[:n]):
-		format = FormatQcow2
-	}
-	if said := http.DetectContentType(head[:n]); format == FormatRaw && strings.HasPrefix(said, "text/") {
-		return got.Descriptor, invalidf("the server sent %s (it says %q), which is no disk: %.60q", said, got.contentType, head[:n])
+	if said := http.DetectContentType(head); !qcow2.Is(head) && strings.HasPrefix(said, "text/") {
+		return got.Descriptor, invalidf("the server sent %s (it says %q), which is no disk: %.60q", said, got.contentType, head)
 	}
 	layer := got.Descriptor
-	layer.MediaType = diskMediaType(format, compression)
+	layer.MediaType = mediaType
 	return layer, nil
 }
 

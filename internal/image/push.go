@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
+	"os"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/remotes"
@@ -13,15 +15,17 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Blob is a blob in memory.
+// Blob is a blob in memory, or in a file.
 type Blob struct {
 	ocispec.Descriptor
 	Data []byte
+	// Path is the file of a blob without Data.
+	Path string
 }
 
 // NewBlob describes data.
 func NewBlob(mediaType string, data []byte) Blob {
-	return Blob{ocispec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(data), Size: int64(len(data))}, data}
+	return Blob{Descriptor: ocispec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(data), Size: int64(len(data))}, Data: data}
 }
 
 // DigestReference is the name@digest of a manifest that is pushed to ref.
@@ -80,7 +84,16 @@ func push(ctx context.Context, pusher remotes.Pusher, blob Blob) error {
 		return err
 	}
 	defer writer.Close()
-	err = content.Copy(ctx, writer, bytes.NewReader(blob.Data), blob.Size, blob.Digest)
+	var reader io.Reader = bytes.NewReader(blob.Data)
+	if blob.Data == nil {
+		file, err := os.Open(blob.Path)
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		reader = file
+	}
+	err = content.Copy(ctx, writer, reader, blob.Size, blob.Digest)
 	if errdefs.IsAlreadyExists(err) {
 		return nil
 	}

@@ -1,0 +1,81 @@
+package image
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/tripod-run/tripod/internal/vm/qcow2"
+)
+
+// mediaTypeDiskArtifact is the artifactType of the manifests that BuildDisk makes.
+const mediaTypeDiskArtifact = "application/vnd.tripod.disk"
+
+// wasmMagic begins WebAssembly binaries.
+var wasmMagic = []byte("\x00asm")
+
+// IsDiskFile reports whether a file is a disk rather than something else that is pushed: a qcow2 image, or by its name a
+// raw disk (.raw, .img), perhaps compressed.
+func IsDiskFile(file string) (bool, error) {
+	r, err := os.Open(file)
+	if err != nil {
+		return false, err
+	}
+	defer r.Close()
+	_, head, err := sniffDisk(r, filepath.Base(file))
+	if err != nil {
+		return false, fmt.Errorf("%s: %w", file, err)
+	}
+	name := filepath.Base(file)
+	for _, packed := range []string{".gz", ".xz", ".zst"} {
+		name = strings.TrimSuffix(name, packed)
+	}
+	named := strings.HasSuffix(name, ".raw") || strings.HasSuffix(name, ".img") || strings.HasSuffix(name, ".qcow2")
+	return qcow2.Is(head) || named && !bytes.HasPrefix(head, wasmMagic), nil
+}
+
+// BuildDisk lays out a disk as an OCI artifact with one layer. What a node would refuse of a disk that is not compressed
+// is refused (errdefs.ErrInvalidArgument). The same file makes the same artifact.
+func BuildDisk(file string, annotations map[string]string) (manifest Blob, blobs []Blob, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("%s: %w", file, err)
+		}
+	}()
+	r, err := os.Open(file)
+	if err != nil {
+		return manifest, nil, err
+	}
+	defer r.Close()
+	layer := Blob{Path: file}
+	if layer.MediaType, _, err = sniffDisk(r, filepath.Base(file)); err != nil {
+		return manifest, nil, err
+	}
+	if format, compression, _ := diskTypeOf(layer.MediaType); compression == "" {
+		if err := (&DiskFiles{}).setDisk(r, file, format); err != nil {
+			return manifest, nil, err
+		}
+	}
+	if _, err := r.Seek(0, io.SeekStart); err != nil {
+		return manifest, nil, err
+	}
+	digester := digest.Canonical.Digester()
+	if layer.Size, err = io.Copy(digester.Hash(), r); err != nil {
+		return manifest, nil, err
+	}
+	layer.Digest = digester.Digest()
+	config := NewBlob(ocispec.MediaTypeEmptyJSON, []byte("{}"))
+	document, err := json.Marshal(ocispec.Manifest{
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest, ArtifactType: mediaTypeDiskArtifact,
+		Config: config.Descriptor, Layers: []ocispec.Descriptor{layer.Descriptor}, Annotations: annotations,
+	})
+	return NewBlob(ocispec.MediaTypeImageManifest, document), []Blob{config, layer}, err
+}

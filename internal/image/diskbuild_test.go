@@ -1,0 +1,43 @@
+package image
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/containerd/errdefs"
+)
+
+// TestBuildDisk: what is pushed from a file is what a machine gets after a pull.
+func TestBuildDisk(t *testing.T) {
+	reg, s := newRegistry(t), open(t, Config{})
+	q := qcow2Of(t, 5<<20)
+	for name, data := range map[string][]byte{"disk": q, "a.img.xz": xzed(t, q), "a.qcow2.zst": zstded(t, q)} {
+		file := filepath.Join(t.TempDir(), name)
+		check(t, os.WriteFile(file, data, 0o600))
+		if is, err := IsDiskFile(file); err != nil || !is {
+			t.Errorf("%s is no disk: %v", name, err)
+		}
+		manifest, blobs, err := BuildDisk(file, map[string]string{"note": name})
+		check(t, err)
+		ref := reg.ref("disks/" + name + ":1")
+		_, err = Registries{}.Push(t.Context(), ref, nil, manifest, blobs...)
+		check(t, err)
+		img := pull(t, s, ref)
+		f, text := opened(t, s, name, img.ID)
+		if img.ID != manifest.Digest.String() || f.Layout != LayoutDiskArtifact || f.Format != FormatQcow2 || text != string(q) || img.Annotations["note"] != name {
+			t.Errorf("%s: %+v, %+v", name, img, f)
+		}
+	}
+	for name, data := range map[string][]byte{"app.wasm": wasmOf("x"), "app.img": wasmOf("x"), "README": []byte("text")} {
+		file := filepath.Join(t.TempDir(), name)
+		check(t, os.WriteFile(file, data, 0o600))
+		if is, err := IsDiskFile(file); err != nil || is {
+			t.Errorf("%s is a disk: %v", name, err)
+		}
+	}
+	file := filepath.Join(t.TempDir(), "bad.qcow2")
+	check(t, os.WriteFile(file, backed(t), 0o600))
+	_, _, err := BuildDisk(file, nil)
+	wantError(t, err, errdefs.IsInvalidArgument, file, "backing file")
+}
