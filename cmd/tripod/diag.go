@@ -339,7 +339,7 @@ func diagCgroups(_ context.Context, c *config.Config, out io.Writer) error {
 }
 
 // helperNames are the programs that run on our behalf (comm, cut to 15 bytes by the kernel).
-var helperNames = []string{"tripod", "tripod-wasm", "conmon", "crun", "runc", "catatonit"}
+var helperNames = []string{"tripod", "tripod-wasm", "qemu-system-x86", "conmon", "crun", "runc", "catatonit"}
 
 func diagProcesses(_ context.Context, _ *config.Config, out io.Writer) error {
 	dirs, err := filepath.Glob("/proc/[0-9]*")

@@ -35,7 +35,8 @@ func wasmRunDir(c *config.Config) string  { return filepath.Join(c.State, "wasm"
 
 // podTraces are the directories that have an entry per pod while the node is up.
 func podTraces(c *config.Config) []string {
-	return []string{c.Network.NetnsDir, filepath.Join(linuxRunDir(c), "pods"), filepath.Join(wasmRunDir(c), "pods"), fakeDir(c, "fake"), fakeDir(c, "fake-unit")}
+	return []string{c.Network.NetnsDir, filepath.Join(linuxRunDir(c), "pods"), filepath.Join(wasmRunDir(c), "pods"),
+		filepath.Join(vmRunDir(c), "pods"), fakeDir(c, "fake"), fakeDir(c, "fake-unit")}
 }
 
 func fakeDir(c *config.Config, handler string) string { return filepath.Join(c.State, handler) }
@@ -80,12 +81,12 @@ func openParts(ctx context.Context, c *config.Config, log *slog.Logger) (_ *part
 	if err := p.openTracing(ctx, c, log); err != nil {
 		return nil, err
 	}
-	backends, err := p.openBackends(c, images, networks, log)
+	backends, err := p.openBackends(ctx, c, images, networks, log)
 	if err != nil {
 		return nil, err
 	}
 	return p, p.openNode(ctx, c, node.Config{
-		Store: record, Backends: backends, DefaultHandler: c.Node.DefaultHandler, Network: networks, Images: images,
+		Store: record, Backends: backends, DefaultHandler: c.Node.DefaultHandler, Routes: vmRoutes(c), Network: networks, Images: images,
 		ComponentPrefix: c.Node.ComponentLabelPrefix, OperationTimeout: time.Duration(c.Node.OperationTimeout),
 		Logger: log.With("part", "node"),
 	}, images, log)
@@ -193,7 +194,7 @@ func (p *parts) openWasm(c *config.Config, images *image.Store, networks *networ
 }
 
 // openBackends opens the backends, by RuntimeClass handler.
-func (p *parts) openBackends(c *config.Config, images *image.Store, networks *network.Manager, log *slog.Logger) (map[string]sandbox.Backend, error) {
+func (p *parts) openBackends(ctx context.Context, c *config.Config, images *image.Store, networks *network.Manager, log *slog.Logger) (map[string]sandbox.Backend, error) {
 	backends := map[string]sandbox.Backend{}
 	if c.Backends.Linux {
 		l, err := linux.New(linuxConfig(c, images, log))
@@ -210,6 +211,15 @@ func (p *parts) openBackends(c *config.Config, images *image.Store, networks *ne
 		}
 		if w != nil {
 			backends["wasm"] = w
+		}
+	}
+	if c.Backends.VM {
+		m, err := p.openVM(ctx, c, images, log.With("part", "vm"))
+		if err != nil {
+			return nil, err
+		}
+		if m != nil {
+			backends["vm"] = m
 		}
 	}
 	if c.Backends.Fake {
