@@ -42,7 +42,9 @@ func (b *builder) environment() (shell, systemd string, err error) {
 			b.warn("environment variable %q is not in the guest's files: no shell can have a variable of that name", e.Name)
 		default:
 			forShell.WriteString(e.Name + "=" + quoteShell(e.Value) + "\n")
-			forSystemd.WriteString(e.Name + "=" + quoteSystemd(e.Value) + "\n")
+			if e.Value != "" { // systemd has no empty variables: it calls the line invalid
+				forSystemd.WriteString(e.Name + "=" + quoteSystemd(e.Value) + "\n")
+			}
 		}
 	}
 	return forShell.String(), forSystemd.String(), nil

@@ -86,6 +86,7 @@ var (
 			{Dst: netip.MustParsePrefix("169.254.1.1/32")},
 			{Dst: netip.MustParsePrefix("172.16.0.0/12"), Via: netip.MustParseAddr("169.254.1.1"), Metric: 50},
 			{Dst: netip.MustParsePrefix("10.96.0.0/12"), Via: netip.MustParseAddr("10.99.0.1")},
+			{Dst: netip.MustParsePrefix("10.97.0.0/24")},
 		},
 	}
 	eth2 = Interface{Name: "eth2", MAC: "52:54:00:12:34:57"}
@@ -134,11 +135,11 @@ var shapes = map[string]func(t *testing.T) Input{
 	},
 	"user-data": func(t *testing.T) Input {
 		in := base(t, map[string]string{
-			"VirtletCloudInitUserData":       "#cloud-config\nusers:\n- name: cloudy\n  sudo: 'no'\nruncmd: [[echo, second]]\nssh: {emit: off, deep: {a: 1}}\nwrite_files:\n- {path: /x, permissions: '0600', content: \"a\\n  b: c\\n\"}\n",
+			"VirtletCloudInitUserData":       "#cloud-config\nusers:\n- name: cloudy\n  sudo: 'no'\nruncmd: [[echo, second]]\ngrowpart: {mode: 'off', devices: [/dev/vda1]}\nwrite_files:\n- {path: /x, permissions: '0600', content: \"a\\n  b: c\\n\"}\n",
 			"VirtletCloudInitUserDataSource": "configmap/vm-user-data",
 		})
 		in.Mounts = []Mount{{ContainerPath: SourceDir + "/configmap/vm-user-data", HostPath: volume(t, "configmap", "v", map[string]string{
-			"users": "- name: first\n", "runcmd": "[[echo, first]]\n", "ssh": "{emit: on, deep: {b: 2}}", "timezone": "Europe/Rome\n",
+			"users": "- name: first\n", "runcmd": "[[echo, first]]\n", "growpart": "{mode: auto, devices: [/], ignore_growroot_disabled: true}", "timezone": "Europe/Rome\n",
 		})}}
 		in.Env = []EnvVar{{"A", "1"}}
 		return in
@@ -160,11 +161,11 @@ var shapes = map[string]func(t *testing.T) Input{
 		in := base(t, map[string]string{
 			"VirtletCloudInitUserDataSource": "configmap/vm", "VirtletCloudInitUserDataSourceKey": "user-data", "VirtletCloudInitUserDataSourceEncoding": "base64",
 		})
-		in.Mounts = []Mount{{ContainerPath: SourceDir + "/configmap/vm", HostPath: volume(t, "configmap", "vm", map[string]string{"user-data": "I2Nsb3VkLWNvbmZp\nZwpydW5jbWQ6IFtdCg==\n"})}}
+		in.Mounts = []Mount{{ContainerPath: SourceDir + "/configmap/vm", HostPath: volume(t, "configmap", "vm", map[string]string{"user-data": "I2Nsb3VkLWNvbmZp\nZwpydW5jbWQ6IFtsc10K\n"})}}
 		return in
 	},
 	"volumes": func(t *testing.T) Input {
-		in := base(t, map[string]string{"VirtletCloudInitUserData": "mounts:\n- [/dev/testpvc, /mnt/it's]\n- [swap, none]\n- text\n"})
+		in := base(t, map[string]string{"VirtletCloudInitUserData": "mounts:\n- [/dev/testpvc, /mnt/it's]\n- [swap, none]\n"})
 		in.Mounts = []Mount{
 			{HostPath: volume(t, "secret", "s", map[string]string{"password": "hunter2", "key.bin": "\x00\xff\x01"}), ContainerPath: "/etc/baz"},
 			{HostPath: volume(t, "configmap", "c", map[string]string{"app.conf": "a = 1\n\tb = \"2\"\n", "sub/deep/x": "below\n"}), ContainerPath: "/etc/foo bar/"},

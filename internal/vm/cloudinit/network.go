@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/containerd/errdefs"
 	"sigs.k8s.io/yaml"
@@ -27,14 +28,14 @@ func (i Interface) has() (v4, v6 bool) {
 }
 
 // onLink reports whether the gateway of a route is outside of the interface's networks, so that the guest must be told
-// that it is on the link. A link-local one always is, and known to be.
+// that it is on the link. A link-local one of IPv6 always is, and known to be.
 func (i Interface) onLink(via netip.Addr) bool {
 	for _, a := range i.Addrs {
 		if a.Masked().Contains(via) {
 			return false
 		}
 	}
-	return !via.IsLinkLocalUnicast()
+	return !via.Is6() || !via.IsLinkLocalUnicast()
 }
 
 // networkConfig is the network in version 2 of cloud-init's form.
@@ -62,7 +63,7 @@ func (b *builder) networkConfig() ([]byte, error) {
 				e["dhcp6"] = true
 			}
 		default:
-			i.static(e)
+			b.static(i, e)
 			if len(resolver) > 0 {
 				e["nameservers"], resolver = resolver, nil
 			}
@@ -78,7 +79,11 @@ func (b *builder) networkConfig() ([]byte, error) {
 
 // static puts addresses and routes into an interface's configuration. Router advertisements, which the guest gets as well,
 // would give it a second address.
-func (i Interface) static(e map[string]any) {
+//
+// Three things are as they are for cloud-init's sake, which hands this form to netplan as it is and turns it into others'
+// by itself: 22.4 makes ::/64 of the route to ::/0, so that there is gateway6; it refuses "default" for both; and it fails
+// altogether on a route without a gateway. The latter is implied by on-link where it leads to a gateway, as CNI's do.
+func (b *builder) static(i Interface, e map[string]any) {
 	var addrs, routes []any
 	for _, a := range i.Addrs {
 		addrs = append(addrs, a.String())
@@ -87,15 +92,14 @@ func (i Interface) static(e map[string]any) {
 	if _, v6 := i.has(); v6 {
 		e["accept-ra"] = false
 	}
-	for _, r := range i.Routes {
-		route := map[string]any{"to": r.Dst.String()}
-		if r.Via.IsValid() {
-			route["via"] = r.Via.String()
-			if i.onLink(r.Via) {
-				route["on-link"] = true
-			}
-		} else {
-			route["scope"] = "link"
+	for _, r := range b.expressible(i) {
+		if r.Dst == netip.PrefixFrom(netip.IPv6Unspecified(), 0) && r.Metric == 0 && !i.onLink(r.Via) && e["gateway6"] == nil {
+			e["gateway6"] = r.Via.String()
+			continue
+		}
+		route := map[string]any{"to": r.Dst.String(), "via": r.Via.String()}
+		if i.onLink(r.Via) {
+			route["on-link"] = true
 		}
 		if r.Metric > 0 {
 			route["metric"] = r.Metric
@@ -105,6 +109,21 @@ func (i Interface) static(e map[string]any) {
 	if routes != nil {
 		e["routes"] = routes
 	}
+}
+
+// expressible are the routes that have a gateway. Of the others, those that lead to no gateway are warned about.
+func (b *builder) expressible(i Interface) (routes []Route) {
+	for _, r := range i.Routes {
+		if r.Via.IsValid() {
+			routes = append(routes, r)
+			continue
+		}
+		toGateway := slices.ContainsFunc(i.Routes, func(other Route) bool { return r.Dst.IsSingleIP() && r.Dst.Addr() == other.Via })
+		if !toGateway {
+			b.warn("interface %s: the route to %s over the link is not in the network configuration, which has no form for it; a guest that asks by DHCP is told it", i.Name, r.Dst)
+		}
+	}
+	return routes
 }
 
 func (d DNS) v2() map[string]any {
@@ -140,7 +159,7 @@ func (b *builder) networkData() ([]byte, error) {
 				networks = append(networks, map[string]any{"link": i.Name, "type": "ipv6_dhcp"})
 			}
 		} else {
-			networks = append(networks, i.openStack()...)
+			networks = append(networks, b.openStack(i)...)
 		}
 	}
 	for n, network := range networks {
@@ -154,8 +173,8 @@ func (b *builder) networkData() ([]byte, error) {
 }
 
 // openStack is a network per address. Routes are with the first one of their family.
-func (i Interface) openStack() (networks []any) {
-	told := map[bool]bool{}
+func (b *builder) openStack(i Interface) (networks []any) {
+	told, all := map[bool]bool{}, b.expressible(i)
 	for _, a := range i.Addrs {
 		is4, kind := a.Addr().Is4(), "ipv6"
 		if is4 {
@@ -163,15 +182,10 @@ func (i Interface) openStack() (networks []any) {
 		}
 		network := map[string]any{"link": i.Name, "type": kind, "ip_address": a.Addr().String(), "netmask": netmask(a)}
 		var routes []any
-		for _, r := range i.Routes {
-			if r.Dst.Addr().Is4() != is4 || told[is4] {
-				continue
+		for _, r := range all {
+			if r.Dst.Addr().Is4() == is4 && !told[is4] {
+				routes = append(routes, map[string]any{"network": r.Dst.Addr().String(), "netmask": netmask(r.Dst), "gateway": r.Via.String()})
 			}
-			gateway := r.Via
-			if !gateway.IsValid() {
-				gateway = zero(is4)
-			}
-			routes = append(routes, map[string]any{"network": r.Dst.Addr().String(), "netmask": netmask(r.Dst), "gateway": gateway.String()})
 		}
 		if routes != nil {
 			network["routes"] = routes
@@ -180,13 +194,6 @@ func (i Interface) openStack() (networks []any) {
 		networks = append(networks, network)
 	}
 	return networks
-}
-
-func zero(is4 bool) netip.Addr {
-	if is4 {
-		return netip.IPv4Unspecified()
-	}
-	return netip.IPv6Unspecified()
 }
 
 // netmask is the mask of a prefix as an address.

@@ -247,6 +247,8 @@ func (b *builder) writeFiles(shares []Mount) ([]any, error) {
 	}
 	if shell != "" {
 		add(environmentPath, []byte(shell), 0o644)
+	}
+	if systemd != "" {
 		add(environmentDPath, []byte(systemd), 0o644)
 	}
 	return list, nil
