@@ -150,6 +150,10 @@ func (n *node) guest(id string, interfaces []tap.Interface) *guest {
 		nic := g.nic(fmt.Sprintf("eth%d", number), mac, i.MTU)
 		offload(n.t, backend)
 		offload(n.t, nic)
+		// Until the kernel has seen that it is open, a tap drops what it is to send.
+		eventually(n.t, 10*time.Second, "a tap that is up", func() bool {
+			return strings.Contains(n.must(n.Netns(id), "ip", "-br", "link", "show", "dev", i.Tap), " UP ")
+		})
 		go pump(backend, nic)
 		go pump(nic, backend)
 	}

@@ -86,23 +86,30 @@ func TestDHCP(t *testing.T) {
 	}
 }
 
-// overhear collects the destination ports of UDP over IPv4 that arrive at an interface, until it is asked.
-func (n *node) overhear(netns, name string) func() []uint16 {
+// packetSocket opens a socket for all frames at an interface.
+func (n *node) packetSocket(netns, name string) (file *os.File, index int) {
 	n.t.Helper()
-	var file *os.File
 	n.inside(netns, func() error {
 		link, err := netlink.LinkByName(name)
 		if err != nil {
 			return err
 		}
+		index = link.Attrs().Index
 		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 		if err != nil {
 			return err
 		}
-		file = os.NewFile(uintptr(fd), "overhear")
-		return unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: 0x0003, Ifindex: link.Attrs().Index}) // ETH_P_ALL, swapped
+		file = os.NewFile(uintptr(fd), "packets")
+		return unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: 0x0300, Ifindex: index}) // ETH_P_ALL in network order
 	})
 	n.t.Cleanup(func() { file.Close() })
+	return file, index
+}
+
+// overhear collects the destination ports of UDP over IPv4 that arrive at an interface, until it is asked.
+func (n *node) overhear(netns, name string) func() []uint16 {
+	n.t.Helper()
+	file, _ := n.packetSocket(netns, name)
 	return func() []uint16 {
 		var ports []uint16
 		_ = file.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
@@ -115,6 +122,83 @@ func (n *node) overhear(netns, name string) func() []uint16 {
 			if count > 38 && buf[12] == 8 && buf[13] == 0 && buf[23] == unix.IPPROTO_UDP {
 				ports = append(ports, uint16(buf[36])<<8|uint16(buf[37]))
 			}
+		}
+	}
+}
+
+// TestFilters: what others say of DHCP and routers does not reach the guest, nor what it sent itself; all else does.
+func TestFilters(t *testing.T) {
+	n := newNode(t, "")
+	n.pod("pod")
+	neighbour := n.pod("neighbour")
+	interfaces := n.wire("pod")
+	g := n.guest("pod", interfaces)
+	arrived, _ := n.packetSocket(g.netns, "eth0")
+	wire, index := n.packetSocket(neighbour.Netns, "eth0")
+
+	guest, err := net.ParseMAC(interfaces[0].MAC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, all := [6]byte{2, 0, 0, 0, 0, 0x99}, [6]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+	at := netip.MustParseAddrPort
+	const last = "the last one"
+	refused := map[string][]byte{
+		"DHCPv4":        tap.UDP4Frame(all, other, at("10.0.0.9:67"), at("255.255.255.255:68"), []byte("DHCPv4")),
+		"DHCPv6":        tap.UDP6Frame([6]byte(guest), other, at("[fe80::9]:547"), at("[fe80::8]:546"), []byte("DHCPv6")),
+		"advertisement": tap.ICMP6Frame(all, other, at("[fe80::9]:0").Addr(), at("[ff02::1]:0").Addr(), append([]byte{134, 0, 0, 0, 64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0}, "advertisement..."...)),
+		"reflection":    tap.UDP4Frame(all, [6]byte(guest), at("10.0.0.9:5"), at("255.255.255.255:5"), []byte("reflection")),
+	}
+	passed := map[string][]byte{
+		"to a DHCP server":  tap.UDP4Frame(all, other, at("0.0.0.0:68"), at("255.255.255.255:67"), []byte("to a DHCP server")),
+		"neighbour, advert": tap.ICMP6Frame(all, other, at("[fe80::9]:0").Addr(), at("[ff02::1]:0").Addr(), append([]byte{136, 0, 0, 0}, "neighbour, advert"...)),
+		last:                tap.UDP4Frame(all, other, at("10.0.0.9:9"), at("255.255.255.255:9"), []byte(last)),
+	}
+	send := func(frame []byte) {
+		t.Helper()
+		raw, err := wire.SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = raw.Control(func(fd uintptr) { err = unix.Sendto(int(fd), frame, 0, &unix.SockaddrLinklayer{Ifindex: index}) })
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, frame := range refused {
+		send(frame)
+	}
+	for name, frame := range passed {
+		if name != last {
+			send(frame)
+		}
+	}
+	send(passed[last])
+
+	heard := map[string]bool{}
+	_ = arrived.SetReadDeadline(time.Now().Add(20 * time.Second))
+	buf := make([]byte, 70000)
+	for !heard[last] {
+		count, err := arrived.Read(buf)
+		if err != nil {
+			t.Fatalf("%v; heard %v", err, heard)
+		}
+		for _, frames := range []map[string][]byte{refused, passed} {
+			for name := range frames {
+				if strings.Contains(string(buf[:count]), name) {
+					heard[name] = true
+				}
+			}
+		}
+	}
+	for name := range refused {
+		if heard[name] {
+			t.Errorf("the guest heard %s", name)
+		}
+	}
+	for name := range passed {
+		if !heard[name] {
+			t.Errorf("the guest did not hear %s", name)
 		}
 	}
 }

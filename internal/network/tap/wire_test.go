@@ -195,8 +195,11 @@ func TestKilledAnywhere(t *testing.T) {
 			n.serve(id, interfaces)
 			g := n.guest(id, interfaces)
 			g.static(interfaces)
+			n.listener(g.netns, "[::]:80", body(1))
 			for _, ip := range r.IPs {
-				n.ping("", ip.String())
+				if got := n.fetch("", netip.AddrPortFrom(ip, 80).String()); got != 1 {
+					t.Errorf("%d bytes from %s", got, ip)
+				}
 			}
 			n.unwire(id)
 			if out := n.must(r.Netns, "ip", "addr", "show", "dev", "eth0"); !strings.Contains(out, r.IPs[0].String()) || !strings.Contains(out, r.IPs[1].String()) {

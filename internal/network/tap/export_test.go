@@ -1,0 +1,8 @@
+package tap
+
+// Frames for tests of what passes the filters.
+var (
+	UDP4Frame  = udp4Frame
+	UDP6Frame  = udp6Frame
+	ICMP6Frame = icmp6Frame
+)
