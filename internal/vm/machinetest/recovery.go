@@ -38,7 +38,7 @@ func driverRestart(t *testing.T, s Subject) {
 	consoles["panics"].Type("echo c >/proc/sysrq-trigger")
 	signal(t, pids["is killed"], unix.SIGKILL)
 	AwaitLog(t, kinds["powers off"], "Power down", 1)
-	AwaitLog(t, kinds["panics"], "end Kernel panic", 1)
+	AwaitLog(t, kinds["panics"], "Kernel panic", 1)
 
 	l = s.Begin(t, names...)
 	defer func() { l.Close() }()

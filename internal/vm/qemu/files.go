@@ -110,11 +110,10 @@ func openBoot(path string) (*os.File, error) {
 		return f, nil
 	}
 	defer f.Close()
-	fd, err := unix.MemfdCreate("tripod-boot", unix.MFD_CLOEXEC)
+	memory, err := memoryFile("tripod-boot", nil, 0)
 	if err != nil {
 		return nil, fmt.Errorf("a copy of %s: %w", path, err)
 	}
-	memory := os.NewFile(uintptr(fd), "memfd:"+path)
 	if _, err := io.Copy(memory, f); err != nil {
 		memory.Close()
 		return nil, fmt.Errorf("a copy of %s: %w", path, err)
