@@ -36,7 +36,7 @@ var nodes atomic.Int64
 
 // newNode makes a node with the default chain, for both families; configuration, if not "", is a conflist in its place,
 // in which %d is the node's number.
-func newNode(t testing.TB, configuration string) *node {
+func newNode(t testing.TB, configuration string, change ...func(*network.Config)) *node {
 	t.Helper()
 	number := nodes.Add(1)
 	n := &node{t: t, dir: t.TempDir()}
@@ -46,6 +46,9 @@ func newNode(t testing.TB, configuration string) *node {
 		Default: network.DefaultNetwork{
 			Bridge: fmt.Sprintf("tap-br%d", number), SubnetV4: fmt.Sprintf("10.99.%d.0/24", number), SubnetV6: fmt.Sprintf("fd99:%x::/64", number),
 		},
+	}
+	for _, c := range change {
+		c(&cfg)
 	}
 	if err := os.Mkdir(cfg.ConfDir, 0o755); err != nil {
 		t.Fatal(err)

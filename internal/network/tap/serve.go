@@ -15,10 +15,17 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 )
 
 // advertEvery is how often a router is advertised without being asked for (RFC 4861, MaxRtrAdvInterval).
 const advertEvery = 10 * time.Minute
+
+// A guest may talk as much as it likes; it is listened to within bounds, in frames and in log lines per second.
+const (
+	frameRate, frameBurst = 100, 200
+	oddRate, oddBurst     = 0.1, 5
+)
 
 // Config is what the guests are told beside their Interface.
 type Config struct {
@@ -38,14 +45,16 @@ type Responder struct {
 	log     *slog.Logger
 	sockets []*packetSocket
 	work    sync.WaitGroup
-	done    chan struct{}
+	life    context.Context // ends with Close
+	end     context.CancelFunc
 	close   sync.Once
 }
 
 // Serve starts a Responder for interfaces of Wire or Read; those without an address, and those of the configuration that
 // are none, are passed over. ErrNotFound: the namespace or a tap is gone.
 func Serve(ctx context.Context, netns string, interfaces []Interface, cfg Config) (*Responder, error) {
-	r := &Responder{log: cfg.Logger, done: make(chan struct{})}
+	r := &Responder{log: cfg.Logger}
+	r.life, r.end = context.WithCancel(context.Background())
 	if r.log == nil {
 		r.log = slog.New(slog.DiscardHandler)
 	}
@@ -71,7 +80,7 @@ func Serve(ctx context.Context, netns string, interfaces []Interface, cfg Config
 func (r *Responder) Close() error {
 	var err error
 	r.close.Do(func() {
-		close(r.done)
+		r.end()
 		for _, s := range r.sockets {
 			err = errors.Join(err, s.file.Close())
 		}
@@ -94,7 +103,7 @@ func (r *Responder) serveOne(h *netlink.Handle, i Interface, cfg Config) error {
 		return err
 	}
 	r.sockets = append(r.sockets, port)
-	g := &guest{log: r.log.With("interface", i.Link, "mac", i.MAC), mac: mac, tap: port}
+	g := &guest{log: r.log.With("interface", i.Link, "mac", i.MAC), odd: rate.NewLimiter(oddRate, oddBurst), mac: mac, tap: port}
 	if len(i.addrs4()) > 0 {
 		g.v4 = newServer4(i, mac, cfg)
 	}
@@ -110,9 +119,9 @@ func (r *Responder) serveOne(h *netlink.Handle, i Interface, cfg Config) error {
 			return err
 		}
 		r.sockets = append(r.sockets, g.wire)
-		r.work.Go(func() { g.wire.receive(g.heardOnWire) })
+		r.work.Go(func() { g.wire.receive(r.life, g.heardOnWire) })
 	}
-	r.work.Go(func() { port.receive(g.heard) })
+	r.work.Go(func() { port.receive(r.life, g.heard) })
 	if g.v6 != nil {
 		r.work.Go(func() { r.advertise(g) })
 	}
@@ -125,7 +134,7 @@ func (r *Responder) advertise(g *guest) {
 	defer tick.Stop()
 	for {
 		select {
-		case <-r.done:
+		case <-r.life.Done():
 			return
 		case <-tick.C:
 			g.send(g.tap, g.v6.advertisement(allNodes, groupMAC(allNodes)))
@@ -136,6 +145,8 @@ func (r *Responder) advertise(g *guest) {
 // guest is the other end of a tap.
 type guest struct {
 	log *slog.Logger
+	// odd bounds what is logged of messages that get no answer.
+	odd *rate.Limiter
 	mac net.HardwareAddr
 	tap *packetSocket
 	v4  *server4 // nil: no address of the family
@@ -153,15 +164,11 @@ func (g *guest) heard(data []byte) {
 	switch {
 	case g.v4 != nil && f.isUDP(dhcp4Server) && f.from.Is4():
 		answer, what := g.v4.answer(f.payload)
-		if what != "" {
-			g.log.Log(context.Background(), levelOf(answer), "DHCPv4", "exchange", what)
-		}
+		g.tell("DHCPv4", what, answer != nil)
 		g.send(g.tap, answer)
 	case g.v6 != nil && f.isUDP(dhcp6Server) && f.from.Is6():
 		answer, what := g.v6.answer(f)
-		if what != "" {
-			g.log.Log(context.Background(), levelOf(answer), "DHCPv6", "exchange", what)
-		}
+		g.tell("DHCPv6", what, answer != nil)
 		g.send(g.tap, answer)
 	case g.v6 != nil && f.isICMP6(routerSolicit):
 		g.send(g.tap, g.v6.solicited(f))
@@ -186,12 +193,15 @@ func (g *guest) send(to *packetSocket, frame []byte) {
 	}
 }
 
-// levelOf is the level for an exchange: what was not answered deserves more attention.
-func levelOf(answer []byte) slog.Level {
-	if answer == nil {
-		return slog.LevelWarn
+// tell logs an exchange: what was not answered deserves more attention, but not more than some.
+func (g *guest) tell(protocol, exchange string, answered bool) {
+	switch {
+	case exchange == "":
+	case answered:
+		g.log.Debug(protocol, "exchange", exchange)
+	case g.odd.Allow():
+		g.log.Warn(protocol+": a message of the guest's is not answered", "exchange", exchange)
 	}
-	return slog.LevelDebug
 }
 
 // packetSocket is an AF_PACKET socket at one interface, which sees frames before the filters do and may send.
@@ -229,8 +239,9 @@ func networkOrder(v uint16) uint16 { return v<<8 | v>>8 }
 // maxFrame bounds what is read of a frame; longer ones are none of ours.
 const maxFrame = 4096
 
-// receive hands over frames until the socket is closed.
-func (s *packetSocket) receive(hear func([]byte)) {
+// receive hands over frames until the socket is closed, not faster than the bounds: the kernel drops the rest.
+func (s *packetSocket) receive(life context.Context, hear func([]byte)) {
+	pace := rate.NewLimiter(frameRate, frameBurst)
 	raw, err := s.file.SyscallConn()
 	if err != nil {
 		return // closed
@@ -249,6 +260,9 @@ func (s *packetSocket) receive(hear func([]byte)) {
 		// ENETDOWN is told once when the interface goes down or away.
 		if failure == nil && n <= len(buf) {
 			hear(buf[:n])
+		}
+		if pace.Wait(life) != nil {
+			return
 		}
 	}
 }

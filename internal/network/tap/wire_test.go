@@ -119,6 +119,31 @@ func TestNodeSeesThePod(t *testing.T) {
 	}
 }
 
+// TestPluginsDelete: DEL of plugins that are executables finds what it looks for, and leaves no rule.
+func TestPluginsDelete(t *testing.T) {
+	n := newNode(t, strings.ReplaceAll(hairpin, `"hairpinMode":true`, `"ipMasq":true`), func(c *network.Config) { c.Executables = true })
+	r := n.pod("pod")
+	n.wire("pod")
+	n.unwire("pod")
+	if err := n.Check(t.Context(), network.Attachment{ID: "pod"}); err != nil {
+		t.Error(err)
+	}
+	rules := func() string {
+		return n.must("", "iptables", "-t", "nat", "-S") + n.must("", "ip6tables", "-t", "nat", "-S")
+	}
+	if !strings.Contains(rules(), r.IPs[0].String()) {
+		t.Errorf("there are no rules for %s:\n%s", r.IPs[0], rules())
+	}
+	if err := n.Teardown(t.Context(), network.Attachment{ID: "pod"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, ip := range r.IPs {
+		if strings.Contains(rules(), ip.String()) {
+			t.Errorf("left of %s:\n%s", ip, rules())
+		}
+	}
+}
+
 // TestWireAgain: a repeat tells the same and disturbs nothing, Read tells it too, and Unwire brings everything back.
 func TestWireAgain(t *testing.T) {
 	n := newNode(t, "")
