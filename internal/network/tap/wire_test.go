@@ -273,6 +273,26 @@ func TestReboot(t *testing.T) {
 	}
 }
 
+// TestTapGone: a tap that somebody removed is made again by the next Wire.
+func TestTapGone(t *testing.T) {
+	n := newNode(t, "")
+	r := n.pod("pod")
+	first := n.wire("pod")
+	n.must(r.Netns, "ip", "link", "del", first[0].Tap)
+	if _, err := tap.Serve(t.Context(), r.Netns, first, tap.Config{}); !errdefs.IsNotFound(err) {
+		t.Errorf("Serve without its tap: %v", err)
+	}
+	interfaces := n.wire("pod")
+	g := n.guest("pod", interfaces)
+	g.static(interfaces)
+	n.listener(g.netns, "[::]:80", body(1))
+	for _, ip := range r.IPs {
+		if got := n.fetch("", netip.AddrPortFrom(ip, 80).String()); got != 1 {
+			t.Errorf("%d bytes from %s", got, ip)
+		}
+	}
+}
+
 // TestDamagedRecord: it is said, and Unwire gets rid of it and of the taps.
 func TestDamagedRecord(t *testing.T) {
 	n := newNode(t, "")
