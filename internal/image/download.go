@@ -69,7 +69,7 @@ func (d *download) run(ctx context.Context) (img Image, new bool, err error) {
 	}
 	if known != nil && d.want != "" {
 		// What has the digest that is wanted is what the server would send.
-		img, err := d.recordAs(ctx, known.details, is)
+		img, err := d.same(ctx, known, is)
 		return img, false, err
 	}
 	ctx, release, err := d.lease(ctx, []string{d.named.String()})
@@ -86,7 +86,7 @@ func (d *download) run(ctx context.Context) (img Image, new bool, err error) {
 		return Image{}, false, err
 	}
 	if got == nil {
-		img, err := d.recordAs(ctx, known.details, is)
+		img, err := d.same(ctx, known, is)
 		return img, false, err
 	}
 	details, err := d.assemble(ctx, got)

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
 )
@@ -202,5 +203,44 @@ func TestDownloadsJoin(t *testing.T) {
 	wg.Wait()
 	if sent := files.sent.Load(); sent != 100<<10 {
 		t.Errorf("%d bytes were sent", sent)
+	}
+}
+
+// TestN5DownloadToAFullDisk: a disk that does not fit is told as such, downloaded or unpacked, and leaves no part of it.
+func TestN5DownloadToAFullDisk(t *testing.T) {
+	dir := t.TempDir()
+	check(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=4m"))
+	t.Cleanup(func() { check(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	files := newFiles(t)
+	files.put("/big", noise(t, 5<<20), `"1"`)
+	files.put("/wide.gz", gzipped(t, make([]byte, 8<<20)), `"2"`)
+	files.put("/small", noise(t, 2<<20), `"3"`)
+	s := open(t, Config{Root: filepath.Join(dir, "image"), Translation: files.translations(t)})
+	for _, name := range []string{"big", "wide.gz"} {
+		_, err := s.Pull(t.Context(), "virtlet.cloud/"+name, PullOptions{})
+		wantError(t, err, errdefs.IsResourceExhausted, "no space left", name)
+	}
+	check(t, s.Collect(t.Context()))
+	pull(t, s, "virtlet.cloud/small") // half of the disk: nothing of the failures keeps it full
+}
+
+// TestDownloadOfARemovedImage: a repeated pull and a removal at the same time leave the image whole, or not there.
+func TestDownloadOfARemovedImage(t *testing.T) {
+	files := newFiles(t)
+	data := noise(t, 5000)
+	files.put("/disk", data, `"1"`)
+	s := open(t, Config{Translation: files.translations(t)})
+	first := pull(t, s, "virtlet.cloud/disk")
+	files.setHook(func(http.ResponseWriter, *http.Request) bool {
+		files.setHook(nil)
+		check(t, s.Remove(t.Context(), first.ID))
+		check(t, s.Collect(t.Context()))
+		return false // the answer is "not modified"
+	})
+	_, err := s.Pull(t.Context(), "virtlet.cloud/disk", PullOptions{})
+	wantError(t, err, errdefs.IsUnavailable, "removed")
+	img := pull(t, s, "virtlet.cloud/disk")
+	if _, text := opened(t, s, "c", img.ID); text != string(data) {
+		t.Error("the disk is another")
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
 	"github.com/distribution/reference"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -158,7 +159,7 @@ func (d *download) known(ctx context.Context) (*entry, validators, error) {
 	var found *entry
 	for i, record := range records {
 		e, err := d.index.find(record.Name)
-		if err != nil || d.want != "" && e.details.disk.Digest != d.want {
+		if err != nil || e.details.disk == nil || d.want != "" && e.details.disk.Digest != d.want {
 			continue
 		}
 		if (last == nil || record.UpdatedAt.After(last.UpdatedAt)) && d.sound(ctx, e.details) {
@@ -236,6 +237,28 @@ func (d *download) recordAs(ctx context.Context, of *details, is validators) (Im
 		labels[labelModified] = is.modified
 	}
 	return d.record(ctx, of, of.manifest, d.names(of), labels)
+}
+
+// same answers with an image that is there already, under a name that it may not have yet.
+func (d *download) same(ctx context.Context, known *entry, is validators) (Image, error) {
+	if img, ok := d.current(ctx, d.named, known.details.manifest); ok {
+		return img, nil
+	}
+	// It must not be collected between being found and being recorded, should somebody remove it now.
+	ctx, release, err := d.lease(ctx, d.names(known.details))
+	if err != nil {
+		return Image{}, err
+	}
+	defer release(false)
+	id, _ := leases.FromContext(ctx)
+	resource := leases.Resource{ID: known.details.manifest.Digest.String(), Type: "content"}
+	if err := d.leases.AddResource(ctx, leases.Lease{ID: id}, resource); err != nil {
+		return Image{}, err
+	}
+	if !d.sound(ctx, known.details) {
+		return Image{}, fmt.Errorf("image %s was removed just now: %w", known.image.ID, errdefs.ErrUnavailable)
+	}
+	return d.recordAs(ctx, known.details, is)
 }
 
 // names are the references under which the image is recorded.
