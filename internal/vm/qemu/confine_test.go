@@ -150,12 +150,12 @@ func TestProbe(t *testing.T) {
 	if again := verdictOf(t, cfg); again != first {
 		t.Errorf("then %+v", again)
 	}
-	if later, err := os.Stat(filepath.Join(root, verdictFile)); err != nil || later.ModTime() != info.ModTime() {
+	if later, err := os.Stat(filepath.Join(root, verdictFile)); err != nil || !later.ModTime().Equal(info.ModTime()) {
 		t.Error("the verdict was not kept")
 	}
 	cfg.UID = 200002 // another user may have no way to /dev/kvm
 	verdictOf(t, cfg)
-	if later, err := os.Stat(filepath.Join(root, verdictFile)); err != nil || later.ModTime() == info.ModTime() {
+	if later, err := os.Stat(filepath.Join(root, verdictFile)); err != nil || later.ModTime().Equal(info.ModTime()) {
 		t.Error("a verdict for something else was taken")
 	}
 	for _, f := range Doctor(t.Context(), cfg) {

@@ -108,17 +108,23 @@ func (h *handle) recover(ctx context.Context) error {
 	case stepDefined, stepEnded:
 		return h.killLeft(ctx, h.def)
 	}
-	if _, err := os.Stat(h.def.Dir); h.rec.Boot != bootID() || notThere(err) {
-		return errors.Join(h.killLeft(ctx, h.def), h.set(func(rec *record) {
-			rec.Step, rec.FinishedAt, rec.Cause, rec.ExitCode, rec.Message = stepEnded, time.Now(), machine.CauseUnknown, machine.ExitKilled, "the node was restarted"
-		}))
-	}
 	p, err := process.Adopt(h.rec.Process)
 	if h.rec.Step == stepStarting && h.rec.Process.Pid == 0 {
 		if p = h.findMarked(h.def); p == nil { // the start came to nothing
 			return h.set(func(rec *record) { *rec = record{Version: recordVersion} })
 		}
 		err = nil
+	}
+	if _, statErr := os.Stat(h.def.Dir); h.rec.Boot != bootID() || notThere(statErr) {
+		if p != nil && h.rec.Boot == bootID() { // its directory was taken away under it
+			err = errors.Join(p.Signal(killSignal), p.Wait(ctx))
+		} else {
+			err = nil
+		}
+		p.Close()
+		return errors.Join(err, h.killLeft(ctx, h.def), h.set(func(rec *record) {
+			rec.Step, rec.FinishedAt, rec.Cause, rec.ExitCode, rec.Message = stepEnded, time.Now(), machine.CauseUnknown, machine.ExitKilled, "the node was restarted"
+		}))
 	}
 	if errdefs.IsNotFound(err) {
 		return h.set(func(rec *record) { *rec = verdict(*rec, nil, oomKilled(h.def, *rec), filepath.Join(h.dir, logFile)) })
