@@ -22,6 +22,9 @@ func volume(t *testing.T, kind, name string, files map[string]string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "pods/uid/volumes/kubernetes.io~"+kind, name)
 	const version = "..2026_11_21_15_00_00.123456789"
+	if err := os.MkdirAll(filepath.Join(dir, version), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	for _, file := range slices.Sorted(maps.Keys(files)) {
 		at := filepath.Join(dir, version, file)
 		if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {

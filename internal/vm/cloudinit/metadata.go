@@ -58,7 +58,9 @@ func (b *builder) sshKeys() ([]string, error) {
 	return append(keys, o.SSHKeys...), nil
 }
 
-// encodeJSON is JSON with a key per line, in the keys' order.
+// encodeJSON is JSON with a key per line, in the keys' order, that is read as YAML too, which cloud-init does: every string is
+// in quotes (its YAML library fails on a plain = and takes many words for something else), and characters that YAML does
+// not allow in a stream, or breaks lines at, are escaped.
 func encodeJSON(v any) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -67,5 +69,13 @@ func encodeJSON(v any) ([]byte, error) {
 	if err := e.Encode(v); err != nil {
 		return nil, fmt.Errorf("%v: %w", err, errdefs.ErrInvalidArgument)
 	}
-	return b.Bytes(), nil
+	var text bytes.Buffer
+	for _, r := range b.String() {
+		if r >= 0x7f && r < 0xa0 || r >= 0xfffe && r <= 0xffff || r == 0xfeff {
+			fmt.Fprintf(&text, "\\u%04x", r)
+		} else {
+			text.WriteRune(r)
+		}
+	}
+	return text.Bytes(), nil
 }

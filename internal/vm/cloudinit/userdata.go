@@ -10,7 +10,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
-	"sigs.k8s.io/yaml"
 
 	"github.com/tripod-run/tripod/internal/vm/annotations"
 )
@@ -47,9 +46,9 @@ func (b *builder) userData() ([]byte, error) {
 	if err := extend(data, "write_files", files); err != nil {
 		return nil, err
 	}
-	text, err := yaml.Marshal(data)
+	text, err := encodeJSON(data)
 	if err != nil {
-		return nil, fmt.Errorf("user data: %v: %w", err, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("user data: %w", err)
 	}
 	return append([]byte("#cloud-config\n"), text...), nil
 }
