@@ -87,6 +87,11 @@ func (d *Driver) readopt(ctx context.Context, domain golibvirt.Domain, def machi
 	if err != nil {
 		return machine.State{}, err
 	}
+	if c.active() && record.dead() {
+		if c, err = d.settled(ctx, domain); err != nil {
+			return machine.State{}, err
+		}
+	}
 	in := &instance{def: def, domain: domain, run: record, state: machine.State{Phase: machine.Defined}}
 	switch {
 	case c.active():
@@ -120,6 +125,28 @@ func (d *Driver) readopt(ctx context.Context, domain golibvirt.Domain, def machi
 	}
 	d.look(ctx, in) // a guest that has panicked meanwhile
 	return d.State(ctx, def.Name)
+}
+
+// settled waits until libvirtd has noticed that the process of a domain has ended. One that does not is told.
+func (d *Driver) settled(ctx context.Context, domain golibvirt.Domain) (condition, error) {
+	deadline, tick := time.NewTimer(noticeTimeout), time.NewTicker(noticeInterval/10)
+	defer deadline.Stop()
+	defer tick.Stop()
+	for {
+		c, err := d.link.condition(ctx, domain)
+		if err != nil || !c.active() {
+			return c, err
+		}
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			if err := d.link.destroy(ctx, domain); err != nil {
+				return c, err
+			}
+		case <-ctx.Done():
+			return c, fmt.Errorf("domain %s has ended, but not for libvirtd: %w: %w", domain.Name, context.Cause(ctx), errdefs.ErrUnavailable)
+		}
+	}
 }
 
 // findProcess finds the QEMU of a run that is under way: the one that was written down, else the one in the cgroup. One

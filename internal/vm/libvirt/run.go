@@ -87,6 +87,16 @@ var bootID = sync.OnceValue(func() string {
 	return strings.TrimSpace(string(raw))
 })
 
+// dead tells whether the run's process is known and has ended, though nobody has seen why.
+func (r run) dead() bool {
+	if r.Process.Pid == 0 || r.Ended != nil {
+		return false
+	}
+	proc, err := r.adopt()
+	proc.Close()
+	return errdefs.IsNotFound(err)
+}
+
 // adopt watches the run's process again. It is errdefs.ErrNotFound when that has ended.
 func (r run) adopt() (*process.Process, error) {
 	if r.Boot != bootID() {

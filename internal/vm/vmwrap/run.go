@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -52,7 +53,22 @@ func Prepare(ctx context.Context, args, env []string) (emulator string, argv, en
 	if argv, err = Edit(argv, grant, fds); err != nil {
 		return "", nil, nil, fmt.Errorf("machine %s: %w", name, err)
 	}
+	if err := confine(); err != nil {
+		return "", nil, nil, err
+	}
 	return emulator, argv, environ, nil
+}
+
+// confine takes from this process, and so from QEMU, every way to more rights, and core files, in which a guest's memory
+// would be.
+func confine() error {
+	if _, _, errno := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0); errno != 0 {
+		return fmt.Errorf("no_new_privs: %w", errno)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
+		return fmt.Errorf("no core files: %w", err)
+	}
+	return nil
 }
 
 // keep makes descriptors of the files that are inherited.
