@@ -160,10 +160,12 @@ func connected(t *testing.T) (*agent.Agent, *port) {
 
 func open(t *testing.T, path string) *agent.Agent {
 	t.Helper()
-	a := agent.Open(path, slog.New(slog.NewTextHandler(t.Output(), nil)))
+	a := agent.Open(path, quiet())
 	t.Cleanup(func() { a.Close() })
 	if err := a.Wait(deadline(t)); err != nil {
 		t.Fatal(err)
 	}
 	return a
 }
+
+func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }

@@ -9,24 +9,34 @@ import (
 	"github.com/tripod-run/tripod/internal/vm/agent/wire"
 )
 
-// powerOffTime is how long the guest's own way of turning itself off may take to begin.
-const powerOffTime = 20 * time.Second
+const (
+	// powerOffTime is how long the guest's own way of turning itself off may take to begin.
+	powerOffTime = 20 * time.Second
+	// forceTime is how long after that we may still be there: an init that obeys ends us soon.
+	forceTime = 10 * time.Second
+)
 
-// powerOff has the guest's init turn it off, or does it itself where there is nobody to ask: then after a sync only.
+// powerOff has the guest's init turn it off, or does it itself, after a sync only, where there is nobody to ask or where that one
+// takes no notice.
 func powerOff() wire.Result {
 	for _, args := range [][]string{
 		{"/bin/systemctl", "--no-block", "poweroff"}, {"/usr/bin/systemctl", "--no-block", "poweroff"},
 		{"/sbin/poweroff"}, {"/usr/sbin/poweroff"}, {"/bin/poweroff"}, {"/bin/busybox", "poweroff"},
 	} {
 		if executable(args[0]) == nil && succeeds(args) {
+			time.AfterFunc(forceTime, func() { _ = force() })
 			return wire.Result{}
 		}
 	}
-	unix.Sync()
-	if err := unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF); err != nil {
-		return failed(wire.ClassFailedPrecondition, os.NewSyscallError("reboot", err))
+	if err := force(); err != nil {
+		return failed(wire.ClassFailedPrecondition, err)
 	}
 	return wire.Result{}
+}
+
+func force() error {
+	unix.Sync()
+	return os.NewSyscallError("reboot", unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF))
 }
 
 func succeeds(args []string) bool {
