@@ -1,5 +1,6 @@
 #!/bin/bash
-# run.sh                see a node work: pods, components, HTTP, gRPC, logs, exec, kill -9 of the daemon, and everything still there
+# run.sh                see a node work: pods, components, a virtual machine, HTTP, gRPC, logs, exec, kill -9 of the daemon, and
+#                       everything still there
 # run.sh up             start a node that stays, with a registry and test images
 # run.sh sh [COMMAND]   a shell, or a command, in the world of that node
 # run.sh down           end it and clean up
@@ -15,6 +16,7 @@ images=registry.k8s.io/e2e-test-images # any name will do: the mirror configurat
 nginx=$images/nginx:1.14-2
 busybox=$images/busybox:1.29-2
 greeter=images.test/tripod/wasm/greeter-c:1 # examples/wasm/greeter-c
+disk=images.test/tripod/vm/disk:1           # hack/images/guest on a disk that boots: a containerDisk
 pidfile=build/up.pid
 
 # ---------------------------------------------------------------------------------------------- the world's inside
@@ -37,6 +39,10 @@ conf_dir = "$dir/net.d"
 
 [linux]
 cgroup_parent = "$TRIPOD_TEST_CGROUP"
+
+[vm] # the machine is small, and emulated, so that the demonstration is the same everywhere
+accel = "tcg"
+default_memory = $((128 << 20))
 TOML
 }
 
@@ -74,11 +80,11 @@ show() { sed 's/^/    /'; }
 # check WHAT COMMAND...: the command must succeed.
 check() { local what=$1; shift; if "$@"; then ok "$what"; else fail "$what: does not hold ($*)"; fi; }
 
-# await WHAT COMMAND...: the command must succeed within ten seconds.
+# await WHAT COMMAND...: the command must succeed within ten seconds, or $patience.
 await() {
-  local what=$1 end=$((SECONDS + 10)); shift
+  local what=$1 end=$((SECONDS + ${patience:-10})); shift
   until "$@"; do
-    [ $SECONDS -lt $end ] || fail "$what: not within 10 s ($*)"
+    [ $SECONDS -lt $end ] || fail "$what: not within ${patience:-10} s ($*)"
     read -rt 0.05 <> <(:) || true # a pause without a process
   done
 }
@@ -265,13 +271,50 @@ latency() {
   "$TRIPOD" call --repeat 500 "$@" greet.v1.Greeter/SayHello '{"name": "Ada"}' 2>&1 >/dev/null | sed "s|^|$what: |"
 }
 
+demo_machine() {
+  local began=$SECONDS ip code=0
+  say "A virtual machine from the registry, a disk that boots  (tripod run -r vm)"
+  "$TRIPOD" pull "$disk" >/dev/null
+  "$TRIPOD" run -r vm --name machine -i "$disk" >/dev/null
+  ip=$(pod_ip machine)
+  patience=90 await "the guest says on its console that it is up" logs_have machine TRIPOD-GUEST-READY
+  "$TRIPOD" logs machine | tr -d '\r' | grep -aE 'SYSLINUX|READY' | show
+  ok "its console is the container's log  (tripod logs)"
+  check "its page is there on the pod's address, $ip:80" serves "$ip" "hello from machine"
+  patience=30 await "its agent answers" runs machine true
+  check "a command runs in it, by its agent  (tripod exec)" same "$("$TRIPOD" exec machine hostname)" machine
+  "$TRIPOD" exec machine sh -c 'uname -sr; ip -o -4 addr show eth0' | show
+  "$TRIPOD" exec machine sh -c 'exit 42' || code=$?
+  check "and its exit code comes out" same $code 42
+  kill -9 "$daemon_pid"
+  wait "$daemon_pid" 2>/dev/null || true
+  check "without a daemon the machine still answers" serves "$ip" "hello from machine"
+  start_daemon
+  check "after the restart it is the same machine, running" matches "$("$TRIPOD" ps | grep machine)" '*Running*'
+  echo 'echo typed $((40 + 2))' | timeout 20 "$TRIPOD" console machine >"$dir/console.log" 2>&1 &
+  local console=$!
+  await "what is typed on the console runs in the guest  (tripod console)" has_text "$dir/console.log" 'typed 42'
+  ok "what is typed on its console runs in it  (tripod console)"
+  kill -INT $console && wait $console || true
+  "$TRIPOD" stop --grace 30 machine >/dev/null
+  check "stop presses its power button, and it turns itself off: exit code 0" same \
+    "$("$TRIPOD" inspect machine | jq -r '[.status.state, .status.exitCode // 0, .status.reason] | join(" ")')" "CONTAINER_EXITED 0 Completed"
+  check "it said so" logs_have machine TRIPOD-GUEST-POWEROFF
+  ok "all of this, emulated, in $((SECONDS - began)) s"
+}
+
+logs_have() { "$TRIPOD" logs "$1" 2>/dev/null | grep -aq "$2"; }
+has_text()  { [ -f "$1" ] && grep -aq "$2" "$1"; }
+runs()      { "$TRIPOD" exec "$@" >/dev/null 2>&1; }
+serves()    { [[ "$(http "$1" 80)" == *"$2"* ]]; }
+
 demo_remove() {
   say "Stop and remove  (tripod stop, rm, rmp)"
   [ "$(leftovers | wc -l)" -gt 10 ] || fail "the search for leftovers does not even see pods that run"
   "$TRIPOD" stop --grace 2 client server >/dev/null
   check "stopped containers tell how they ended" matches "$("$TRIPOD" ps -a -o json | jq -r '[.containers[].state] | sort | unique | join(" ")')" "CONTAINER_EXITED CONTAINER_RUNNING"
   "$TRIPOD" rm client server >/dev/null
-  "$TRIPOD" rmp -f pair web greeter-1 greeter-2 greeter-3 >/dev/null
+  "$TRIPOD" rmp -f pair web machine greeter-1 greeter-2 greeter-3 >/dev/null
   check "no pod is left" same "$("$TRIPOD" pods -q)$("$TRIPOD" ps -aq)" ""
   check "the host port is closed" refuses 127.0.0.1 8080
   kill "$daemon_pid"
@@ -288,13 +331,14 @@ nothing_left() {
 
 leftovers() {
   local name
-  for name in conmon crun runc nginx tripod-wasm; do pgrep -l "$name" || true; done
+  for name in conmon crun runc nginx tripod-wasm qemu-system; do pgrep -l "$name" || true; done
   grep -E " ($dir/root|/run/tripod)/[^ ]+/" /proc/self/mountinfo || true
-  ls -A "$dir/root/linux" /run/tripod/linux/pods /run/tripod/wasm/pods /run/tripod/netns | grep -Ev ':$|^$' || true
+  ls -A "$dir/root/linux" /run/tripod/linux/pods /run/tripod/wasm/pods /run/tripod/vm/pods /run/tripod/netns "$dir/root/vm/pods" | grep -Ev ':$|^$' || true
   find /sys/fs/cgroup \( -fstype cgroup -o -fstype cgroup2 \) -path "*$TRIPOD_TEST_CGROUP/tripod-*" \
     ! -name tripod-conmon -type d 2>/dev/null || true # the monitors' own cgroup is the node's, not a pod's
   find "$dir/root/network/leases" -name '[0-9]*.*' || true
   ip -o link show type veth
+  ip -o link show type tun
 }
 
 demo() {
@@ -309,6 +353,7 @@ demo() {
   demo_streams
   demo_kill
   demo_components
+  demo_machine
   demo_remove
   say "All of it held, in $SECONDS s; nothing is left."
 }

@@ -22,7 +22,7 @@ function endnic() {
       printf "%s%s", addrs, routes
       any = 1
     } else if (dhcp == "true") {
-      print found "\nip link set $i up\nudhcpc -i $i -q -n -t 20 -T 1 -s /lib/guest/dhcp >/dev/null 2>&1"
+      print found "\nnet=dhcp\nip link set $i up\nudhcpc -i $i -q -n -t 20 -T 1 -s /lib/guest/dhcp >/dev/null 2>&1"
       any = 1
     }
   }
