@@ -14,6 +14,9 @@ var stamp = time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
 const (
 	firstDescriptor = 16
 	firstFree       = firstDescriptor + 3
+	// padding is how many empty sectors follow the last file, as mkisofs has them: Linux reads ahead of what it is asked
+	// for, and busybox looks for other file systems' marks in the first 68 KiB and gives up on a disk that is smaller.
+	padding = 150
 )
 
 // layout is where everything of an image lies.
@@ -58,6 +61,7 @@ func newLayout(root *node) *layout {
 			f.extent[tree], f.size[tree] = at, uint32(len(f.data))
 		}
 	}
+	l.take(padding * sectorSize)
 	for tree := range trees {
 		l.table[tree] = [2][]byte{l.pathTable(tree, binary.LittleEndian), l.pathTable(tree, binary.BigEndian)}
 	}
