@@ -35,7 +35,6 @@ type port struct {
 	host   net.Conn
 	closed bool
 	change *sync.Cond
-	seen   bool // the guest was told that there is no host
 }
 
 func newPort(t *testing.T) (*port, string) {

@@ -49,7 +49,7 @@ type relay struct {
 func openRelay(cfg Config) (*relay, error) {
 	r := &relay{cfg: cfg, log: cfg.Logger, wake: make(chan struct{}, 1), done: make(chan struct{}), buf: make([]byte, batch)}
 	if err := r.open(); err != nil {
-		r.closeFiles()
+		_ = r.closeFiles()
 		return nil, err
 	}
 	if err := serialLogs.add(cfg.SerialLog, r.wake); err != nil {

@@ -55,6 +55,7 @@ func (j *job) send(conn *os.File) error {
 			}
 		}
 		if err == io.EOF {
+			j.shut.Store(true)
 			shutWrite(conn)
 			return nil
 		}
@@ -62,6 +63,23 @@ func (j *job) send(conn *os.File) error {
 			return err
 		}
 	}
+}
+
+// tcpClose is TCP_CLOSE of linux/tcp_states.h.
+const tcpClose = 7
+
+// wasReset tells a connection's being reset from its end, when a write has been told of it and a read is not any more: one that
+// we have not ended is closed on both sides for no other reason.
+func (j *job) wasReset(conn *os.File) (reset bool) {
+	raw, err := conn.SyscallConn()
+	if err != nil || j.shut.Load() {
+		return false
+	}
+	_ = raw.Control(func(fd uintptr) {
+		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		reset = err == nil && info.State == tcpClose
+	})
+	return reset
 }
 
 // receive copies what comes to the host, and its end.
@@ -75,6 +93,9 @@ func (j *job) receive(conn *os.File) error {
 			}
 		}
 		if errors.Is(err, io.EOF) {
+			if j.wasReset(conn) {
+				return os.NewSyscallError("read", unix.ECONNRESET)
+			}
 			j.stream.Close(wire.ChannelOut)
 			return nil
 		}

@@ -3,6 +3,7 @@ package guest
 import (
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"github.com/tripod-run/tripod/internal/vm/agent/wire"
 )
@@ -10,6 +11,7 @@ import (
 // job is one operation.
 type job struct {
 	stream *wire.Stream
+	shut   atomic.Bool // a connection of which we have ended our side
 
 	mu       sync.Mutex
 	terminal *os.File // of a program with one, while it runs
