@@ -29,7 +29,7 @@ type Guest struct{ Kernel, Initrd string }
 
 // Subject is a driver under test.
 type Subject struct {
-	// New makes a driver; made again after Close, it is the next life of the daemon: it finds what the last one has left.
+	// New makes a driver, with Taps as its Opener; made again after Close, it is the next life of the daemon: it finds what the last one has left.
 	New func(t testing.TB) machine.Driver
 	// Guest is what is booted.
 	Guest Guest

@@ -95,14 +95,15 @@ func (h *handle) launch(ctx context.Context, def machine.Definition, accel strin
 	if err != nil {
 		return nil, err
 	}
-	defer closeAll(files)
 	if err := fpOpened.Hit(ctx); err != nil {
+		closeAll(files)
 		return nil, err
 	}
 	cmd, err := spawn{
 		Program: h.d.cfg.Emulator, Args: c.Args, Files: files, Log: log,
 		UID: def.UID, GID: def.GID, KVM: accel == AccelKVM, Tree: h.d.cfg.Cgroup, Cgroup: def.Cgroup,
 	}.start()
+	closeAll(files)
 	if err != nil {
 		return nil, err
 	}
