@@ -6,7 +6,7 @@
 //	                                                  └─ AF_PACKET ── Responder: DHCPv4, router advertisements, DHCPv6
 //	└────── node ───┘ └──────── pod's namespace ────────┘
 //
-//	Wire    record ─► taps ─► addresses off the links ─► filters     a repeat finishes what was cut off
+//	Wire    record ─► taps ─► addresses off the links ─► filters ─► announcement     a repeat finishes what was cut off
 //	Unwire  taps and filters away ─► addresses on the links ─► record removed
 //
 // The guest takes the MAC of the pod's interface, which keeps it too: to its neighbours nothing changes, and what the

@@ -112,6 +112,7 @@ func wireOne(ctx context.Context, h *netlink.Handle, w wiring, o Options) error 
 	if err := ensureFilters(h, tap, link, fromGuest); err != nil {
 		return err
 	}
+	_ = announce(w.Interface, link.Attrs().Index)
 	return wireJoined.Hit(ctx)
 }
 

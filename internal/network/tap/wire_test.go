@@ -3,6 +3,7 @@ package tap_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -270,6 +271,45 @@ func TestReboot(t *testing.T) {
 	n.unwire("pod")
 	if _, err := os.Stat(n.record("pod")); !os.IsNotExist(err) {
 		t.Errorf("the record stays: %v", err)
+	}
+}
+
+// few is a chain with so few addresses that they are used again at once, of plugins that announce nothing in time.
+const few = `{"cniVersion":"1.0.0","name":"few%d","plugins":[{"type":"bridge","bridge":"few%d","isGateway":true,
+ "ipam":{"type":"host-local","dataDir":"/run/few%d","ranges":[[{"subnet":"10.98.%d.0/30"}],[{"subnet":"fd98:%d::/126"}]],
+ "routes":[{"dst":"0.0.0.0/0"},{"dst":"::/0"}]}}]}`
+
+// TestAddressOfAnother: an address that was another pod's a moment ago is the guest's now, and not when the neighbours forget.
+func TestAddressOfAnother(t *testing.T) {
+	n := newNode(t, few, func(c *network.Config) { c.Executables = true })
+	for lap := range 3 {
+		func() {
+			n := &node{Manager: n.Manager, t: t, dir: n.dir}
+			r := n.pod("pod")
+			if lap == 0 { // a bridge without ports would be down, and forget its neighbours
+				bridge := fmt.Sprintf("few%d", nodes.Load())
+				n.must("", "ip", "link", "add", "port", "up", "master", bridge, "type", "veth", "peer", "name", "plug")
+				n.must("", "ip", "link", "set", "plug", "up")
+				t.Cleanup(func() { n.must("", "ip", "link", "del", "port") })
+			}
+			interfaces := n.wire("pod")
+			g := n.guest("pod", interfaces)
+			g.static(interfaces)
+			n.listener(g.netns, "[::]:80", body(1))
+			for _, ip := range r.IPs {
+				began := time.Now()
+				if got := n.fetch("", netip.AddrPortFrom(ip, 80).String()); got != 1 || time.Since(began) > 5*time.Second {
+					t.Errorf("%d bytes from %s after %s", got, ip, time.Since(began))
+				}
+			}
+			n.unwire("pod")
+			if err := n.Teardown(t.Context(), network.Attachment{ID: "pod"}); err != nil {
+				t.Fatal(err)
+			}
+			if err := n.RemoveNetns(t.Context(), "guest-pod"); err != nil {
+				t.Fatal(err)
+			}
+		}()
 	}
 }
 
