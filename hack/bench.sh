@@ -1,7 +1,9 @@
 #!/bin/bash
-# bench.sh [PODS [LIST_PODS]...]: measure Tripod, with containers and with Wasm components, and, in the same run on the
-# same machine, Debian's containerd, with the same CNI chain and client, and write docs/benchmarks.md. 30 pods, and lists
-# with 100 and with 200, if not told otherwise.
+# bench.sh [PODS [LIST_PODS]...]: measure Tripod, with containers, with Wasm components and with machines, and, in the same
+# run on the same machine, Debian's containerd, with the same CNI chain and client, and QEMU started by hand, and write
+# docs/benchmarks.md. 30 pods, and lists with 100 and with 200, if not told otherwise.
+#
+# bench.sh vm [BOOTS]: only the machines, 10 boots if not told otherwise; the table goes to standard output.
 #
 # Everything runs in namespaces of its own (hack/testns.sh) and is gone afterwards. Needed are build/bin/tripod,
 # build/bin/tripod-wasm and what `hack/setup.sh bench` installs.
@@ -13,7 +15,10 @@ report=docs/benchmarks.md
 registry=127.0.0.1:5000
 image=registry.k8s.io/e2e-test-images/busybox:1.29-2
 component=registry.k8s.io/tripod/wasm/faults-c:1
+machine=registry.k8s.io/tripod/vm/busybox:1
 pause=registry.k8s.io/pause:3.9
+# Emulated unless told otherwise (kvm, where it works), and how often a machine boots.
+accel=${TRIPOD_BENCH_ACCEL:-tcg} boots=10
 # How many pods of components are looked at for their memory, and how many a node must carry.
 idle_pods=200 many_pods=1000
 
@@ -60,6 +65,8 @@ bin_dirs = ["/usr/lib/cni"]
 [linux]
 runtime = "$1"
 cgroup_parent = "$TRIPOD_TEST_CGROUP"
+[vm]
+accel = "$accel"
 TOML
   "$TRIPOD" daemon --config "$dir/tripod.toml" 2>>"$dir/tripod.log" &
   runtime_pid=$! socket=/run/tripod/tripod.sock
@@ -133,6 +140,15 @@ measure_wasm() {
   stop_runtime
 }
 
+# measure_vm: machines beside QEMU started by hand, into $dir/vm.md.
+measure_vm() {
+  start_tripod crun
+  await "Tripod answers" "$TRIPOD" info --endpoint "unix://$socket"
+  say "Tripod, vm: $boots boots, and as many of QEMU by hand"
+  build/bin/vmbench -socket "$socket" -image "$machine" -log-dir "$dir/logs" -daemon "$runtime_pid" -accel "$accel" -rounds "$boots" >"$dir/vm.md"
+  stop_runtime
+}
+
 inside() {
   dir=$TRIPOD_TEST_DIR pods=$1 runtime_pid=''
   list_pods=("${@:2}")
@@ -141,7 +157,14 @@ inside() {
   build/bin/images serve "$registry" 2>"$dir/registry.log" &
   registry_pid=$!
   await "the registry" connects 127.0.0.1 5000
+  if [ "$pods" = vm ]; then
+    boots=${list_pods[0]:-$boots}
+    measure_vm
+    cat "$dir/vm.md"
+    return
+  fi
   measure_wasm
+  measure_vm
   measure crun "Tripod, crun" start_tripod crun
   measure runc "Tripod, runc" start_tripod runc
   measure containerd "containerd, runc" start_containerd
@@ -196,6 +219,15 @@ One client for both: the component in the worker, a fresh instance for each requ
 handler that copies the body, in a process of its own inside the same network namespace.
 
 $(cat "$dir/wasm-calls.md")
+
+## Machines
+
+The test guest (hack/images/guest: a kernel, an initramfs, a shell script) in a VM pod, and in QEMU started by hand with
+the same kernel, initramfs, memory, accelerator and cloud-init data, in turns. Ready is the guest's own line on its
+console, in the container's log and on QEMU's standard output. A pod's guest finds an agent and starts it, the other's
+does not.
+
+$(cat "$dir/vm.md")
 MD
 }
 
@@ -208,12 +240,15 @@ fi
 for program in "$TRIPOD" "$TRIPOD-wasm"; do
   [ -x "$program" ] || fail "$program is not there: run make build first"
 done
-command -v containerd >/dev/null || fail "containerd is not installed: run hack/setup.sh bench"
+[ "${1-}" = vm ] || command -v containerd >/dev/null || fail "containerd is not installed: run hack/setup.sh bench"
 mkdir -p build
 exec 9>build/.bench.lock
 flock -n 9 || fail "another benchmark is running here; two would measure one another"
 hack/images.sh build
-CGO_ENABLED=0 go build -o build/bin/wasmbench ./hack/wasmbench
+CGO_ENABLED=0 go build -o build/bin/ ./hack/wasmbench ./hack/vmbench
+if [ "${1-}" = vm ]; then
+  exec hack/testns.sh "$PWD/hack/bench.sh" __inside "$@"
+fi
 new=$(mktemp)
 trap 'rm -f "$new"' EXIT
 [ $# -gt 1 ] || set -- "${1:-30}" 100 200

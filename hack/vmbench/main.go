@@ -1,0 +1,143 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/tripod-run/tripod/internal/cli"
+)
+
+// readyLine is what the guest says when it is up.
+const readyLine = "TRIPOD-GUEST-READY"
+
+// patience is how long a guest may take to boot, and how long to turn itself off.
+const patience = 3 * time.Minute
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "vmbench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context) error {
+	n := &node{}
+	b := &bare{}
+	socket := flag.String("socket", "/run/tripod/tripod.sock", "CRI socket of the node")
+	flag.StringVar(&n.image, "image", "", "image with the kernel and the initramfs in -files")
+	flag.StringVar(&n.logs, "log-dir", "/var/log/pods", "where the pods' logs are written")
+	flag.IntVar(&n.daemon, "daemon", 0, "process ID of the daemon, whose memory is looked at")
+	flag.StringVar(&b.files, "files", "build/images/vm", "directory with vmlinux, initrd and cmdline")
+	flag.StringVar(&b.accel, "accel", "tcg", "kvm or tcg: what the node's machines use")
+	flag.Uint64Var(&b.memory, "memory", 128<<20, "the guest's memory in bytes")
+	flag.StringVar(&b.driver, "driver", "qmp", "the node's driver, for the report")
+	rounds := flag.Int("rounds", 10, "how often each boots")
+	crowd := flag.Int("crowd", 4, "how many machines run at a time when the daemon's memory is looked at")
+	flag.Parse()
+	n.memory = b.memory
+	ctx = cli.Quiet(ctx)
+	client, err := cli.Connect(ctx, *socket, patience)
+	if err != nil {
+		return err
+	}
+	defer client.Close(context.WithoutCancel(ctx))
+	n.client = client
+	if b.dir, err = os.MkdirTemp("", "vmbench-"); err != nil {
+		return err
+	}
+	defer os.RemoveAll(b.dir)
+	b.seed = filepath.Join(b.dir, "cidata.iso")
+	if err := b.writeSeed(); err != nil {
+		return err
+	}
+	if err := n.ensureImage(ctx); err != nil {
+		return err
+	}
+	return measure(ctx, n, b, *rounds, *crowd)
+}
+
+// life is what one boot and one power-off took.
+type life struct {
+	// whole is from RunPodSandbox, ready from StartContainer (from exec, for a bare one) to the guest's line.
+	whole, ready time.Duration
+	// off is StopContainer; for a bare one, from the power button to the monitor's SHUTDOWN.
+	off time.Duration
+	// ram is how much of the guest's memory is resident, rest what else of QEMU is, in bytes.
+	ram, rest uint64
+}
+
+func measure(ctx context.Context, n *node, b *bare, rounds, crowd int) error {
+	var ours, theirs []life
+	for round := range rounds + 1 {
+		mine, err := n.live(ctx, fmt.Sprintf("vm-%d", round))
+		if err != nil {
+			return err
+		}
+		other, err := b.live(ctx)
+		if err != nil {
+			return fmt.Errorf("QEMU by hand: %w", err)
+		}
+		if round > 0 { // the first is to warm up
+			ours, theirs = append(ours, mine), append(theirs, other)
+		}
+	}
+	each, err := n.crowd(ctx, crowd)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("| driver %s, accelerator %s, %d MiB, %d boots of each in turns; p50 / p95 in ms | Tripod | QEMU by hand | Tripod : by hand |\n|---|---:|---:|---:|\n", b.driver, b.accel, b.memory>>20, rounds)
+	ready := func(l life) time.Duration { return l.ready }
+	fmt.Printf("| guest ready after its start | %s | %s | %.2f |\n", spread(ours, ready), spread(theirs, ready), ratio(ours, theirs, ready))
+	fmt.Printf("| guest ready after RunPodSandbox (network, disks and all) | %s | | |\n", spread(ours, func(l life) time.Duration { return l.whole }))
+	off := func(l life) time.Duration { return l.off }
+	fmt.Printf("| StopContainer; power button to power-off | %s | %s | %+.0f ms |\n", spread(ours, off), spread(theirs, off), ms(median(ours, off)-median(theirs, off)))
+	fmt.Printf("\n| MiB (median) | Tripod | QEMU by hand |\n|---|---:|---:|\n")
+	fmt.Printf("| QEMU, resident beyond the guest's memory | %.0f | %.0f |\n", mebi(ours, func(l life) uint64 { return l.rest }), mebi(theirs, func(l life) uint64 { return l.rest }))
+	fmt.Printf("| the guest's memory, resident | %.0f | %.0f |\n", mebi(ours, func(l life) uint64 { return l.ram }), mebi(theirs, func(l life) uint64 { return l.ram }))
+	if n.daemon != 0 {
+		fmt.Printf("| the daemon's growth for each machine (%d at a time) | %.1f | |\n", crowd, float64(each)/(1<<20))
+	}
+	return nil
+}
+
+func sorted(all []life, of func(life) time.Duration) []time.Duration {
+	var d []time.Duration
+	for _, l := range all {
+		d = append(d, of(l))
+	}
+	slices.Sort(d)
+	return d
+}
+
+func median(all []life, of func(life) time.Duration) time.Duration {
+	return sorted(all, of)[len(all)/2]
+}
+
+func spread(all []life, of func(life) time.Duration) string {
+	d := sorted(all, of)
+	return fmt.Sprintf("%.0f / %.0f", ms(d[len(d)/2]), ms(d[min(len(d)-1, len(d)*95/100)]))
+}
+
+func ratio(a, b []life, of func(life) time.Duration) float64 {
+	return float64(median(a, of)) / float64(median(b, of))
+}
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+func mebi(all []life, of func(life) uint64) float64 {
+	var v []uint64
+	for _, l := range all {
+		v = append(v, of(l))
+	}
+	slices.Sort(v)
+	return float64(v[len(v)/2]) / (1 << 20)
+}

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"os"
+	"strings"
+)
+
+// resident reads how much of a QEMU's memory is resident: of the guest's memory, which is the one mapping of that size, and
+// of all the rest.
+func resident(pid int, memory uint64) (ram, rest uint64, err error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps", pid))
+	if err != nil {
+		return 0, 0, err
+	}
+	var total, size, rss, from, to uint64
+	var mappings []uint64 // of the guest's memory
+	lines := bufio.NewScanner(bytes.NewReader(data))
+	for lines.Scan() {
+		line := lines.Text()
+		if n, _ := fmt.Sscanf(line, "%x-%x ", &from, &to); n == 2 {
+			size = to - from
+			continue
+		}
+		if n, _ := fmt.Sscanf(line, "Rss: %d kB", &rss); n == 1 && strings.HasPrefix(line, "Rss:") {
+			total += rss << 10
+			if size == memory {
+				mappings = append(mappings, rss<<10)
+			}
+		}
+	}
+	if len(mappings) != 1 {
+		return 0, 0, fmt.Errorf("QEMU %d has %d mappings of the size of the guest's memory, %d bytes", pid, len(mappings), memory)
+	}
+	return mappings[0], total - mappings[0], nil
+}
+
+// anonymous is how much memory of a process is its own, in bytes.
+func anonymous(pid int) (uint64, error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(data)) {
+		var kib uint64
+		if n, _ := fmt.Sscanf(line, "RssAnon: %d kB", &kib); n == 1 {
+			return kib << 10, nil
+		}
+	}
+	return 0, fmt.Errorf("process %d tells no RssAnon", pid)
+}
