@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -16,8 +17,8 @@ import (
 )
 
 const (
-	// batch is how much of the serial log is read at once.
-	batch = 256 << 10
+	// batch is how much of the serial log is read at once, and about how much is written to the container's.
+	batch = 64 << 10
 	// gather is how long more output is waited for after some has come: a guest writes to its console byte by byte.
 	gather = 10 * time.Millisecond
 	// retry is how long it is waited after a log could not be written, and between two looks where the kernel does not tell.
@@ -25,6 +26,11 @@ const (
 	// punchSize is how much of the serial log is freed at once, at least; punchAlign is the size of a file system's block.
 	punchSize, punchAlign = 256 << 10, 4 << 10
 )
+
+// buffers are for the relays that are at work, of many that wait.
+var buffers = sync.Pool{New: func() any { return &buffer{in: make([]byte, batch)} }}
+
+type buffer struct{ in, out []byte }
 
 // relay copies a serial log into a container's log.
 type relay struct {
@@ -40,14 +46,13 @@ type relay struct {
 	state   *os.File
 	file    *os.File // the container's log; nil: none is wanted
 	at      record
-	buf     []byte
-	out     []byte
 	punched int64 // how much of the serial log is freed; -1 when that cannot be done
 	closed  bool
 }
 
 func openRelay(cfg Config) (*relay, error) {
-	r := &relay{cfg: cfg, log: cfg.Logger, wake: make(chan struct{}, 1), done: make(chan struct{}), buf: make([]byte, batch)}
+	cfg.SerialLog = filepath.Clean(cfg.SerialLog) // as the kernel's events name it
+	r := &relay{cfg: cfg, log: cfg.Logger, wake: make(chan struct{}, 1), done: make(chan struct{})}
 	if err := r.open(); err != nil {
 		_ = r.closeFiles()
 		return nil, err
@@ -129,41 +134,45 @@ func (r *relay) step(last bool) (more bool, err error) {
 	if r.closed {
 		return false, os.ErrClosed
 	}
-	n, err := r.serial.ReadAt(r.buf, r.at.offset)
+	b := buffers.Get().(*buffer)
+	defer buffers.Put(b)
+	n, err := r.serial.ReadAt(b.in, r.at.offset)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return false, err
 	}
-	used := r.entries(r.buf[:n], last && errors.Is(err, io.EOF))
+	used := b.entries(n, last && errors.Is(err, io.EOF))
 	if used == 0 {
+		r.punch(last)
 		return false, nil
 	}
-	if err := r.commit(int64(used)); err != nil {
+	if err := r.commit(b.out, int64(used)); err != nil {
 		return false, err
 	}
 	r.punch(last)
 	return true, nil
 }
 
-// entries makes the log's entries of output, in r.out, and tells how much of it they used.
-func (r *relay) entries(output []byte, last bool) (used int) {
-	now := time.Now().UTC()
-	r.out = r.out[:0]
-	for {
+// entries makes the log's entries of the first n bytes that were read, and tells how many of these they used.
+func (b *buffer) entries(n int, last bool) (used int) {
+	now, output := time.Now().UTC(), b.in[:n]
+	b.out = b.out[:0]
+	for len(b.out) < batch { // an entry may be much longer than its line
 		line, n := crilog.Cut(output[used:])
 		if n == 0 && last && used < len(output) {
 			line, n = crilog.Line{Content: output[used:]}, len(output)-used
 		}
 		if n == 0 {
-			return used
+			break
 		}
 		line.Time, line.Stream = now, crilog.Stdout
-		r.out = line.Append(r.out)
+		b.out = line.Append(b.out)
 		used += n
 	}
+	return used
 }
 
 // commit appends the entries to the container's log and vouches for them. If either fails, there is nothing of them.
-func (r *relay) commit(used int64) error {
+func (r *relay) commit(entries []byte, used int64) error {
 	next := r.at
 	next.offset += used
 	if r.file != nil {
@@ -177,11 +186,11 @@ func (r *relay) commit(used int64) error {
 				return err
 			}
 		}
-		next.logSize = size + int64(len(r.out))
+		next.logSize = size + int64(len(entries))
 		if err := fpAppend.Hit(context.Background()); err != nil {
 			return err
 		}
-		if _, err := r.file.Write(r.out); err != nil {
+		if _, err := r.file.Write(entries); err != nil {
 			return errors.Join(err, r.file.Truncate(r.at.logSize))
 		}
 	}
