@@ -26,16 +26,18 @@ func devices(t *testing.T, s Subject) {
 	extra("locked", true, machine.BusVirtio, "cannot be written")
 	// A guest that writes the header of another format into its raw disk gains nothing by it (faults I5).
 	extra("raw", false, machine.BusVirtio, "to be overwritten")
+	extra("scsi", false, machine.BusSCSI, "a SCSI disk begins so\n")
+	extra("more", true, machine.BusSCSI, "another SCSI disk\n")
 	console := l.Up(t, d)
 	console.Type("dd if=/dev/vda bs=26 count=1 2>/dev/null; dd if=/dev/vda of=/dev/null bs=64k 2>/dev/null; cat /sys/block/vdb/ro; " +
 		"echo denied >/dev/vdb; printf 'QFI\\373' >/dev/vdc; echo changed >/dev/vda; sync; " +
-		"cat /sys/class/virtio-ports/*/name; cat /sys/block/vd?/serial; echo devices-$((40+2))")
+		"dd if=/dev/sda bs=22 count=1 2>/dev/null; dd if=/dev/sdb bs=18 count=1 2>/dev/null; cat /sys/class/virtio-ports/*/name; cat /sys/block/vd?/serial; echo devices-$((40+2))")
 	AwaitLog(t, d, "devices-42", 1)
 	raw, err := os.ReadFile(d.SerialLog)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"the base of the root disk", machine.AgentPort, "org.qemu.guest_agent.0", "\nroot", "locked"} {
+	for _, want := range []string{"the base of the root disk", "a SCSI disk begins so", "another SCSI disk", machine.AgentPort, "org.qemu.guest_agent.0", "\nroot", "locked"} {
 		if !strings.Contains(strings.ReplaceAll(string(raw), "\r", ""), want) {
 			t.Errorf("the guest does not see %q: %q", want, raw)
 		}
@@ -46,6 +48,11 @@ func devices(t *testing.T, s Subject) {
 	}
 	if b := figures.Blocks["root"]; b.ReadBytes < 1<<20 || b.ReadOps == 0 || b.WriteBytes == 0 || b.WriteOps == 0 {
 		t.Errorf("figures of the root disk: %+v", figures.Blocks)
+	}
+	for _, disk := range d.Disks {
+		if figures.Blocks[disk.ID].ReadOps == 0 {
+			t.Errorf("disk %s was never read: %+v", disk.ID, figures.Blocks)
+		}
 	}
 	if figures.BalloonActual == 0 || figures.BalloonActual > d.Memory {
 		t.Errorf("the balloon leaves the guest %d bytes of %d", figures.BalloonActual, d.Memory)

@@ -3,8 +3,6 @@ package qemu
 import (
 	"context"
 	"fmt"
-
-	"github.com/tripod-run/tripod/internal/vm/machine"
 )
 
 // Finding is one thing that Doctor looked at.
@@ -53,12 +51,4 @@ func vhostFinding() Finding {
 		f.Detail = vhostNet + " is not there"
 	}
 	return f
-}
-
-// Overhead is what QEMU needs beyond the guest's RAM, in bytes: its own code and heap, translated code, and tables of the
-// devices. It was measured with QEMU 7.2; see docs/vm.md.
-func Overhead(d machine.Definition) uint64 {
-	const base, perCPU, perDevice = 112 << 20, 8 << 20, 2 << 20
-	devices := uint64(len(d.Disks) + len(d.NICs) + len(d.Shares))
-	return base + perCPU*uint64(d.CPUs) + perDevice*devices + d.Memory/128
 }

@@ -1,13 +1,14 @@
 package qemu
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
-	"reflect"
 	"sync"
 
 	"github.com/containerd/errdefs"
@@ -78,7 +79,7 @@ func (h *handle) define(ctx context.Context, def machine.Definition) error {
 	defer h.op.Unlock()
 	path := filepath.Join(h.dir, definitionFile)
 	var have definition
-	if err := readJSON(path, &have); err == nil && reflect.DeepEqual(have.Definition, def) {
+	if err := readJSON(path, &have); err == nil && same(have.Definition, def) {
 		return nil
 	}
 	if h.state().Phase == machine.Running {
@@ -97,6 +98,13 @@ func (h *handle) define(ctx context.Context, def machine.Definition) error {
 	defer h.mu.Unlock()
 	h.def = def
 	return nil
+}
+
+// same compares what is written down of definitions.
+func same(a, b machine.Definition) bool {
+	one, errA := json.Marshal(a)
+	other, errB := json.Marshal(b)
+	return errA == nil && errB == nil && bytes.Equal(one, other)
 }
 
 // remove forgets a machine that does not run.

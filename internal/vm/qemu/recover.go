@@ -41,6 +41,9 @@ func (d *Driver) Recover(ctx context.Context, names []string, sink func(machine.
 	if err := context.Cause(ctx); err != nil {
 		return nil, err
 	}
+	if d.cfg.Accel == AccelAuto { // so that the first start need not wait for it
+		d.bg.Go(func() { _, _ = d.Probe(d.ctx) })
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	// What ends from here on is an event; what ended before is in the answer.
