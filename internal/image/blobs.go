@@ -89,6 +89,11 @@ func (s *Store) readBlob(ctx context.Context, desc ocispec.Descriptor) ([]byte, 
 	return data, nil
 }
 
+// blobPath is where the content store keeps a blob.
+func (s *Store) blobPath(dgst digest.Digest) string {
+	return filepath.Join(s.cfg.Root, "content", "blobs", dgst.Algorithm().String(), dgst.Encoded())
+}
+
 // OpenBlob opens a blob for reading, at its beginning, once it was checked against its size and digest. One that is not
 // there is errdefs.ErrNotFound; a damaged one is errdefs.ErrDataLoss, and the images made of it are dropped, so that they
 // are pulled again.
@@ -97,8 +102,7 @@ func (s *Store) OpenBlob(ctx context.Context, desc ocispec.Descriptor) (_ *os.Fi
 	if _, err := s.content.Info(ctx, desc.Digest); err != nil {
 		return nil, fmt.Errorf("blob %s: %w", desc.Digest, err)
 	}
-	name := filepath.Join(s.cfg.Root, "content", "blobs", desc.Digest.Algorithm().String(), desc.Digest.Encoded())
-	file, err := os.Open(name)
+	file, err := os.Open(s.blobPath(desc.Digest))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, s.lostBlob(ctx, desc.Digest)
 	} else if err != nil {

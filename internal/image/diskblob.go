@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"sync"
 	"syscall"
 	"time"
@@ -133,7 +132,7 @@ func (v *verified) note(file *os.File, dgst digest.Digest) {
 
 // openVerified is OpenBlob, but reads a file once only for as long as it is the same. The file's name is its path.
 func (s *Store) openVerified(ctx context.Context, desc ocispec.Descriptor) (*os.File, error) {
-	path := filepath.Join(s.cfg.Root, "content", "blobs", desc.Digest.Algorithm().String(), desc.Digest.Encoded())
+	path := s.blobPath(desc.Digest)
 	if file := s.verified.open(path, desc.Digest); file != nil {
 		return file, nil
 	}
@@ -224,7 +223,8 @@ func (s *Store) unpackDisk(ctx context.Context, d *details) (desc ocispec.Descri
 	if err := w.Truncate(0); err != nil {
 		return desc, err
 	}
-	size, err := s.decompressDisk(ctx, d.disk, w)
+	finder := &holeFinder{w: w}
+	size, err := s.decompressDisk(ctx, d.disk, finder)
 	if err == nil {
 		err = failDiskUnpack.Hit(ctx)
 	}
@@ -234,6 +234,9 @@ func (s *Store) unpackDisk(ctx context.Context, d *details) (desc ocispec.Descri
 	desc = ocispec.Descriptor{MediaType: diskMediaType(d.disk.format, ""), Digest: w.Digest(), Size: size}
 	if err := s.commitBlob(ctx, w, desc); err != nil {
 		return desc, err
+	}
+	if err := finder.punch(ctx, s.blobPath(desc.Digest)); err != nil {
+		s.cfg.Logger.WarnContext(ctx, "a disk takes more room than it would have to", "digest", desc.Digest, "error", err)
 	}
 	_, err = s.content.Update(ctx, content.Info{Digest: d.manifest.Digest, Labels: map[string]string{labelDisk: desc.Digest.String()}},
 		"labels."+labelDisk)

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 )
 
 // TestBuildDisk: what is pushed from a file is what a machine gets after a pull.
@@ -40,4 +41,24 @@ func TestBuildDisk(t *testing.T) {
 	check(t, os.WriteFile(file, backed(t), 0o600))
 	_, _, err := BuildDisk(file, nil)
 	wantError(t, err, errdefs.IsInvalidArgument, file, "backing file")
+}
+
+// TestUnpackedDiskIsSparse: the zeros of a raw disk take no room, and are still there.
+func TestUnpackedDiskIsSparse(t *testing.T) {
+	reg, s := newRegistry(t), open(t, Config{})
+	disk := make([]byte, 16<<20)
+	copy(disk[holeSize-10:], "in the first block and the second")
+	copy(disk[8<<20:], noise(t, 100_000))
+	disk[len(disk)-1] = 1
+	disk = append(disk, make([]byte, 1000)...)
+	img := pull(t, s, diskArtifact(MediaTypeDiskRaw+"+gzip", gzipped(t, disk)).push(t, reg, "sparse"))
+	f, text := opened(t, s, "c", img.ID)
+	if text != string(disk) {
+		t.Error("the disk is another")
+	}
+	var stat unix.Stat_t
+	check(t, unix.Fstat(int(f.Disk.Fd()), &stat))
+	if taken := stat.Blocks * 512; taken > 8*holeSize {
+		t.Errorf("%d bytes take %d", len(disk), taken)
+	}
 }

@@ -244,3 +244,16 @@ func TestDownloadOfARemovedImage(t *testing.T) {
 		t.Error("the disk is another")
 	}
 }
+
+// TestV4NamelessIngests: what a kill leaves of a download that was just begun, or just removed, is removed by the next Open.
+func TestV4NamelessIngests(t *testing.T) {
+	s := open(t, Config{})
+	root := s.cfg.Root
+	check(t, s.Close())
+	for _, dir := range []string{"begun", "removed", "torn"} {
+		check(t, os.MkdirAll(filepath.Join(root, "content/ingest", dir), 0o700))
+	}
+	check(t, os.WriteFile(filepath.Join(root, "content/ingest/removed/data"), noise(t, 1000), 0o600))
+	check(t, os.WriteFile(filepath.Join(root, "content/ingest/torn/ref"), nil, 0o600))
+	wantEmpty(t, open(t, Config{Root: root}))
+}

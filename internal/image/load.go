@@ -3,6 +3,8 @@ package image
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
@@ -98,6 +100,27 @@ func (s *Store) demote(ctx context.Context, record images.Image, cause error) er
 		}
 		return s.records.Delete(ctx, record.Name)
 	})
+}
+
+// dropNameless removes downloads that a crash left without the file that says which they are, while they were begun or
+// removed: the content store would pass over them for ever, whatever they hold.
+func dropNameless(ingests string) error {
+	entries, err := os.ReadDir(ingests)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		dir := filepath.Join(ingests, entry.Name())
+		if ref, err := os.ReadFile(filepath.Join(dir, "ref")); err == nil && len(ref) > 0 {
+			continue
+		} else if err != nil && !isGone(err) {
+			return err
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // dropUnfinished removes the snapshots of pulls that never ended: layers that no image record vouches for may have

@@ -132,6 +132,9 @@ func (s *Store) wire() (err error) {
 	} else if err != nil {
 		return fmt.Errorf("metadata.db: %w", err)
 	}
+	if err := dropNameless(filepath.Join(root, "content", "ingest")); err != nil {
+		return fmt.Errorf("content: %w", err)
+	}
 	if s.blobs, err = local.NewStore(filepath.Join(root, "content")); err != nil {
 		return fmt.Errorf("content: %w", err)
 	}

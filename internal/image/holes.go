@@ -1,0 +1,77 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// holeSize is the least run of zeros that is made a hole, in bytes; holes begin and end at multiples of it.
+const holeSize = 64 << 10
+
+var zeros [holeSize]byte
+
+// holeFinder writes on, and notes where there are only zeros: raw disks are mostly that.
+type holeFinder struct {
+	w     io.Writer
+	at    int64
+	block []byte // the bytes of a block that is not whole yet
+	holes []hole
+}
+
+// hole is a range of a file in bytes.
+type hole struct{ from, to int64 }
+
+func (h *holeFinder) Write(p []byte) (int, error) {
+	n, err := h.w.Write(p)
+	for rest := p[:n]; len(rest) > 0; {
+		take := min(len(rest), holeSize-len(h.block))
+		h.block = append(h.block, rest[:take]...)
+		rest = rest[take:]
+		if len(h.block) == holeSize {
+			h.note(bytes.Equal(h.block, zeros[:]))
+			h.block = h.block[:0]
+		}
+	}
+	return n, err
+}
+
+// note takes one more block.
+func (h *holeFinder) note(empty bool) {
+	from := h.at
+	h.at += holeSize
+	if last := len(h.holes) - 1; empty && last >= 0 && h.holes[last].to == from {
+		h.holes[last].to = h.at
+	} else if empty {
+		h.holes = append(h.holes, hole{from, h.at})
+	}
+}
+
+// punch gives the room of zeros back. What the file holds stays the same, whenever it ends.
+func (h *holeFinder) punch(ctx context.Context, path string) error {
+	if len(h.holes) == 0 {
+		return nil
+	}
+	file, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	for _, hole := range h.holes {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		err := unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, hole.from, hole.to-hole.from)
+		if errors.Is(err, unix.EOPNOTSUPP) {
+			return nil // a file system without holes
+		} else if err != nil {
+			return fmt.Errorf("give back the zeros of %s: %w", path, err)
+		}
+	}
+	return nil
+}
