@@ -63,9 +63,8 @@ type Route struct {
 // DNS is what the guest's resolver is told.
 type DNS struct{ Servers, Search []string }
 
-// ShareTag is the tag of a pod's i-th share. The colon is for cloud-init, which drops mounts of what is neither a block
-// device nor, by its colon, something of the network.
-func ShareTag(i int) string { return fmt.Sprintf("tripod:%d", i) }
+// ShareTag is the tag of a pod's i-th share.
+func ShareTag(i int) string { return fmt.Sprintf("share%d", i) }
 
 // Image is a disk that has been built.
 type Image struct {
@@ -143,16 +142,20 @@ func (b *builder) configDrive() ([]iso9660.File, error) {
 type parts struct{ meta, user, vendor, network []byte }
 
 func (b *builder) parts(network func() ([]byte, error)) (p parts, err error) {
+	shares, err := b.shares()
+	if err != nil {
+		return p, err
+	}
 	if p.meta, err = b.metaData(); err != nil {
 		return p, err
 	}
-	if p.user, err = b.userData(); err != nil {
+	if p.user, err = b.userData(shares); err != nil {
 		return p, err
 	}
 	if p.network, err = network(); err != nil {
 		return p, err
 	}
-	p.vendor = []byte(b.vendorData())
+	p.vendor = []byte(b.vendorData(shares))
 	return p, nil
 }
 
@@ -161,6 +164,7 @@ var (
 	hostname     = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([-A-Za-z0-9]{0,61}[A-Za-z0-9])?)*$`)
 	searchDomain = regexp.MustCompile(`^[-_A-Za-z0-9.]{1,253}$`)
 	serial       = regexp.MustCompile(`^[-_A-Za-z0-9]{1,20}$`)
+	shareTag     = regexp.MustCompile(`^[-_.A-Za-z0-9:]{1,31}$`)
 	linkName     = regexp.MustCompile(`^[-_.A-Za-z0-9]{1,15}$`)
 )
 

@@ -57,8 +57,11 @@ func (b *builder) mountScript(shares []Mount) string {
 	if len(shares) == 0 {
 		return ""
 	}
+	return "#!/bin/sh\n" + mountCommands(shares)
+}
+
+func mountCommands(shares []Mount) string {
 	var s strings.Builder
-	s.WriteString("#!/bin/sh\n")
 	for _, m := range shares {
 		at := quoteShell(m.ContainerPath)
 		fmt.Fprintf(&s, "if ! mountpoint -q %s; then mkdir -p %s && mount -t 9p -o %s %s %s; fi\n", at, at, m.options(), m.Tag, at)
@@ -91,12 +94,13 @@ fi
 
 // vendorData is run early in every boot, by any init system, whatever the user data says: vendor and user data are merged
 // by cloud-init, and a runcmd of the one replaces that of the other.
-func (b *builder) vendorData() string {
+func (b *builder) vendorData(shares []Mount) string {
 	var s strings.Builder
 	s.WriteString("#cloud-boothook\n#!/bin/sh\n# Made by Tripod.\n")
 	if len(b.in.Devices) > 0 {
 		s.WriteString(b.links())
 	}
+	s.WriteString(mountCommands(shares))
 	if b.in.Agent {
 		s.WriteString(startAgent)
 	}

@@ -47,7 +47,7 @@ func FuzzEnvironment(f *testing.F) {
 		in := base(t, nil)
 		in.Env = []EnvVar{{"BEFORE", "1"}, {"VALUE", value}, {"AFTER", "2"}}
 		b := &builder{in: in, budget: maxTotal, count: maxFiles}
-		userData, err := b.userData()
+		userData, err := b.userData(nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -119,7 +119,7 @@ func FuzzFiles(f *testing.F) {
 		in := base(t, nil)
 		in.Mounts = []Mount{{HostPath: volume(t, "configmap", "c", map[string]string{"f": content}), ContainerPath: "/etc/x"}}
 		b := &builder{in: in, budget: maxTotal, count: maxFiles}
-		userData, err := b.userData()
+		userData, err := b.userData(nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -136,7 +136,7 @@ func TestScriptsAreShell(t *testing.T) {
 	in.Devices = []Device{{"disk0", "/dev/it's"}}
 	b := &builder{in: in}
 	share := []Mount{{ContainerPath: "/it's;date", Tag: ShareTag(0)}}
-	for name, script := range map[string]string{"links": b.linkScript(), "mounts": b.mountScript(share), "vendor": b.vendorData()} {
+	for name, script := range map[string]string{"links": b.linkScript(), "mounts": b.mountScript(share), "vendor": b.vendorData(share)} {
 		cmd := exec.Command("sh", "-n")
 		cmd.Stdin = strings.NewReader(script)
 		if out, err := cmd.CombinedOutput(); err != nil {
@@ -228,7 +228,7 @@ func TestAgentIsStarted(t *testing.T) {
 		in := base(t, nil)
 		in.Agent = true
 		b := &builder{in: in}
-		script := strings.NewReplacer("/sys/block/", dir+"/sys/", "/run/", dir+"/run/", "/dev/", dir+"/dev/", "/proc/", dir+"/proc/", dir+"/dev/null", "/dev/null", "/dev/null", "/dev/null").Replace(b.vendorData())
+		script := strings.NewReplacer("/sys/block/", dir+"/sys/", "/run/", dir+"/run/", "/dev/", dir+"/dev/", "/proc/", dir+"/proc/", dir+"/dev/null", "/dev/null", "/dev/null", "/dev/null").Replace(b.vendorData(nil))
 		cmd := exec.Command("sh", "-c", script+"\n")
 		cmd.Env = []string{"PATH=" + bin + ":" + os.Getenv("PATH")}
 		if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {

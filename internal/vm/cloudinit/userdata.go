@@ -24,11 +24,7 @@ const (
 )
 
 // userData is a script or document as the pod gives it whole, else a cloud-config of what the pod gives and what we add.
-func (b *builder) userData() ([]byte, error) {
-	shares, err := b.shares()
-	if err != nil {
-		return nil, err
-	}
+func (b *builder) userData(shares []Mount) ([]byte, error) {
 	if o := b.in.Options; o.UserDataSourceKey != "" || o.UserDataScript != "" {
 		return b.wholeUserData(shares)
 	}
@@ -150,8 +146,8 @@ func (b *builder) shares() ([]Mount, error) {
 			return nil, fmt.Errorf("mount at %s: %s is a block device; give it as a device (volumeDevices): %w", m.ContainerPath, m.HostPath, errdefs.ErrInvalidArgument)
 		case kind != KindShare:
 			continue
-		case m.Tag == "" || strings.ContainsFunc(m.Tag, notInFstab) || !strings.Contains(m.Tag, ":"):
-			return nil, fmt.Errorf("mount at %s: tag %q of the share is not of ShareTag: %w", m.ContainerPath, m.Tag, errdefs.ErrInvalidArgument)
+		case !shareTag.MatchString(m.Tag):
+			return nil, fmt.Errorf("mount at %s: the tag %q of the share is not of 1 to 31 letters, digits, '-', '_', '.' and ':': %w", m.ContainerPath, m.Tag, errdefs.ErrInvalidArgument)
 		case strings.ContainsFunc(m.ContainerPath, notInFstab):
 			return nil, fmt.Errorf("mount at %q: white space and backslashes cannot be in a path that the guest has in its fstab: %w", m.ContainerPath, errdefs.ErrInvalidArgument)
 		}
@@ -172,7 +168,8 @@ func (m Mount) options() string {
 	return o
 }
 
-// addMounts puts the names of devices that are there before our links into the pod's own mounts, and adds the shares.
+// addMounts puts the names of devices that are there before our links into the pod's own mounts, and adds the shares. They
+// are in the vendor data, too: of what is no block device cloud-init 22.4 mounts only what has a colon in its name.
 func (b *builder) addMounts(data map[string]any, shares []Mount) error {
 	var more []any
 	for _, m := range shares {
