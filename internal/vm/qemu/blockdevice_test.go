@@ -18,10 +18,10 @@ func TestBlockDevice(t *testing.T) {
 	l, d := s.Begin(t), s.Definition(t)
 	defer l.Close()
 	image := filepath.Join(d.StateDir, "volume")
-	if err := os.WriteFile(image, append([]byte("of the node\n"), make([]byte, 1<<20)...), 0o600); err != nil {
+	if err := os.WriteFile(image, append([]byte("of the node\n"), make([]byte, 1<<20-12)...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command("losetup", "--find", "--show", image).CombinedOutput()
+	out, err := exec.Command("losetup", "--find", "--show", image).Output()
 	if err != nil {
 		t.Fatalf("a loop device: %v: %s", err, out)
 	}
