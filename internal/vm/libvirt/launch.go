@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -261,4 +262,19 @@ func (d *Driver) join(cgroup string, pid int) error {
 		}
 	}
 	return nil
+}
+
+// inCgroup tells whether all threads of a process are in a cgroup, in all hierarchies that count.
+func (d *Driver) inCgroup(pid int, cgroup string) bool {
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/cgroup", pid))
+	for _, task := range tasks {
+		raw, _ := os.ReadFile(task) // nothing of a thread that has ended
+		for line := range strings.Lines(string(raw)) {
+			parts := strings.SplitN(strings.TrimSpace(line), ":", 3) // hierarchy:controllers:path
+			if len(parts) == 3 && (parts[1] == "") == d.cfg.Cgroup.V2 && !strings.HasSuffix(parts[2], cgroup) {
+				return false
+			}
+		}
+	}
+	return true
 }

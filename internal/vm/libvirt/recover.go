@@ -177,7 +177,7 @@ func (d *Driver) remove(ctx context.Context, domain golibvirt.Domain, def machin
 		proc = nil // libvirt knows it
 	}
 	defer proc.Close()
-	if err := d.destroyDomain(ctx, domain, proc); err != nil {
+	if _, err := d.destroyDomain(ctx, domain, proc); err != nil {
 		return err
 	}
 	if err := d.link.undefine(ctx, domain); err != nil {

@@ -81,7 +81,7 @@ func (d *Driver) undo(ctx context.Context, in *instance, domain golibvirt.Domain
 	in.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
-	if err := d.destroyDomain(ctx, domain, proc); err != nil {
+	if _, err := d.destroyDomain(ctx, domain, proc); err != nil {
 		d.log.Warn("A domain that was not started could not be ended", "domain", domain.Name, "err", err)
 	}
 }
@@ -109,11 +109,12 @@ func (in *instance) granted() bool {
 	return in.launch.granted
 }
 
-// running notes that the machine runs. On a host whose libvirt has put it into a cgroup of its own, it is moved back.
+// running notes that the machine runs. On a host whose libvirt has put it, or some of its threads,
+// into a cgroup of its own, it is moved back.
 func (in *instance) running(d *Driver) error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	if in.def.Cgroup != "" && in.proc.Alive() && !inCgroup(in.proc.Pid, in.def.Cgroup) {
+	if in.def.Cgroup != "" && in.proc.Alive() && !d.inCgroup(in.proc.Pid, in.def.Cgroup) {
 		if err := d.join(in.def.Cgroup, in.proc.Pid); err != nil {
 			return err
 		}

@@ -68,41 +68,44 @@ func (d *Driver) Destroy(ctx context.Context, name string) error {
 	if !runs && !starting {
 		return nil
 	}
-	if err := d.destroyDomain(ctx, domain, proc); err != nil {
+	forced, err := d.destroyDomain(ctx, domain, proc)
+	if err != nil {
 		return err
 	}
 	if starting && !runs {
 		return nil // Start ends it with its own error
 	}
+	if !forced {
+		d.look(ctx, in) // libvirt's word first: the guest may have powered off just before
+	}
 	cause, message := in.causeOf(int32(golibvirt.DomainShutoffDestroyed))
-	d.look(ctx, in) // libvirt's word first: the guest may have powered off just before
 	d.finish(in, ended, cause, message)
 	return nil
 }
 
-// destroyDomain returns when the domain's process is dead: by libvirt, or, when that does not help in time, by SIGKILL.
-func (d *Driver) destroyDomain(ctx context.Context, domain golibvirt.Domain, proc *process.Process) error {
+// destroyDomain returns when the domain's process is dead: by libvirt, or, when that does not help in time, forced by
+// SIGKILL.
+func (d *Driver) destroyDomain(ctx context.Context, domain golibvirt.Domain, proc *process.Process) (forced bool, err error) {
 	destroyed := make(chan error, 1)
 	go func() { destroyed <- d.link.destroy(ctx, domain) }()
 	kind := time.NewTimer(kindTimeout)
 	defer kind.Stop()
-	var err error
 	select {
 	case err = <-destroyed:
 		if err == nil && (proc == nil || !proc.Alive()) {
-			return nil
+			return false, nil
 		}
 	case <-kind.C:
 		if proc == nil {
-			return <-destroyed
+			return false, <-destroyed
 		}
 		err = fmt.Errorf("domain %s does not end: %w", domain.Name, errdefs.ErrUnavailable)
 	}
 	if proc == nil {
-		return err
+		return false, err
 	}
 	if killErr := proc.Signal(unix.SIGKILL); killErr != nil {
-		return fmt.Errorf("%w; kill process %d: %w", err, proc.Pid, killErr)
+		return true, fmt.Errorf("%w; kill process %d: %w", err, proc.Pid, killErr)
 	}
-	return proc.Wait(ctx)
+	return true, proc.Wait(ctx)
 }

@@ -1,10 +1,8 @@
 package libvirt
 
 import (
-	"bufio"
 	"context"
 	"fmt"
-	"os"
 	"strings"
 	"time"
 
@@ -84,7 +82,7 @@ func (d *Driver) panicked(ctx context.Context, in *instance, domain golibvirt.Do
 	if err != nil {
 		d.log.Warn("A guest's panic could not be written down", "domain", domain.Name, "err", err)
 	}
-	if err := d.destroyDomain(ctx, domain, proc); err != nil {
+	if _, err := d.destroyDomain(ctx, domain, proc); err != nil {
 		d.log.Warn("A machine whose guest has panicked could not be ended", "domain", domain.Name, "err", err)
 		return
 	}
@@ -186,20 +184,4 @@ func (d *Driver) watch(in *instance, proc *process.Process, ended chan struct{})
 			}
 		}
 	})
-}
-
-// inCgroup tells whether a process is in a cgroup in all hierarchies that count it.
-func inCgroup(pid int, cgroup string) bool {
-	f, err := os.Open(fmt.Sprintf("/proc/%d/cgroup", pid))
-	if err != nil {
-		return true // it has ended
-	}
-	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		parts := strings.SplitN(lines.Text(), ":", 3) // hierarchy:controllers:path
-		if len(parts) == 3 && !strings.HasPrefix(parts[1], "name=") && !strings.HasSuffix(parts[2], cgroup) {
-			return false
-		}
-	}
-	return true
 }

@@ -1,0 +1,312 @@
+package libvirt
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/vm/iso9660"
+	"github.com/tripod-run/tripod/internal/vm/machine"
+	"github.com/tripod-run/tripod/internal/vm/machinetest"
+)
+
+// TestLibvirtdIsAway: machines live on without libvirtd, can be killed, and what happened meanwhile is told when it is back.
+func TestLibvirtdIsAway(t *testing.T) {
+	r := newRig(t)
+	s := r.subject(t)
+	l := s.Begin(t)
+	defer func() { l.Close() }()
+	killed, off, stays, idle := s.Definition(t), s.Definition(t), s.Definition(t), s.Definition(t)
+	consoles := map[string]*machinetest.Console{}
+	for _, d := range []machine.Definition{killed, off, stays} {
+		consoles[d.Name] = l.Up(t, d)
+	}
+	require.NoError(t, l.Define(t.Context(), idle))
+
+	r.Kill()
+	consoles[off.Name].Type("poweroff -f")
+	for _, d := range []machine.Definition{killed, off, stays} {
+		require.Equal(t, machine.Running, l.Must(d.Name).Phase)
+	}
+	inTime(t, 10*time.Second, "shutdown", errdefs.ErrUnavailable, func() error { return l.Shutdown(t.Context(), stays.Name) })
+	_, err := l.Stats(t.Context(), stays.Name)
+	require.ErrorIs(t, err, errdefs.ErrUnavailable)
+	inTime(t, 20*time.Second, "start", errdefs.ErrUnavailable, func() error { return l.Start(t.Context(), idle.Name) })
+	require.Equal(t, machine.CauseStart, l.Must(idle.Name).Cause)
+	inTime(t, 10*time.Second, "destroy", nil, func() error { return l.Destroy(t.Context(), killed.Name) })
+	require.Equal(t, machine.CauseKilled, l.End(killed.Name).Cause)
+	inTime(t, 10*time.Second, "undefine", errdefs.ErrUnavailable, func() error { return l.Undefine(t.Context(), killed.Name) })
+
+	r.Up()
+	require.Equal(t, machine.CausePowerOff, l.End(off.Name).Cause)
+	require.Equal(t, machine.Running, l.Must(stays.Name).Phase)
+	require.NoError(t, l.Shutdown(t.Context(), stays.Name))
+	require.Equal(t, machine.CausePowerOff, l.End(stays.Name).Cause)
+	require.NoError(t, l.Start(t.Context(), idle.Name), "what could not be started is started now")
+	require.NoError(t, l.Start(t.Context(), killed.Name), "what was killed is started again")
+
+	// Both daemons are restarted, in either order: what ended is still told, from what was written down.
+	require.NoError(t, l.Close())
+	r.Restart()
+	l = s.Begin(t, killed.Name, off.Name, stays.Name, idle.Name)
+	require.Equal(t, machine.Running, l.Found[killed.Name].Phase)
+	require.Equal(t, machine.Running, l.Found[idle.Name].Phase)
+	require.Equal(t, machine.CausePowerOff, l.Found[off.Name].Cause)
+	require.Equal(t, machine.CausePowerOff, l.Found[stays.Name].Cause)
+	for _, d := range []machine.Definition{killed, off, stays, idle} {
+		require.NoError(t, l.Undefine(t.Context(), d.Name))
+	}
+	require.Empty(t, entries(t, filepath.Join(r.cfg.Dir, "machines")), "no placeholder is left")
+}
+
+// TestLibvirtdHangs: a libvirtd that does not answer holds nobody up; what it was asked to start is ended when it answers.
+func TestLibvirtdHangs(t *testing.T) {
+	r := newRig(t)
+	s := r.subject(t)
+	l := s.Begin(t)
+	defer l.Close()
+	up, started := s.Definition(t), s.Definition(t)
+	l.Up(t, up)
+	require.NoError(t, l.Define(t.Context(), started))
+
+	r.Signal(syscall.SIGSTOP)
+	require.Equal(t, machine.Running, l.Must(up.Name).Phase)
+	inTime(t, 3*time.Second, "stats", errdefs.ErrUnavailable, func() error { _, err := l.Stats(t.Context(), up.Name); return err })
+	inTime(t, 10*time.Second, "shutdown", errdefs.ErrUnavailable, func() error { return l.Shutdown(t.Context(), up.Name) })
+	inTime(t, 10*time.Second, "start", errdefs.ErrUnavailable, func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		return l.Start(ctx, started.Name)
+	})
+	inTime(t, 10*time.Second, "destroy", nil, func() error { return l.Destroy(t.Context(), up.Name) })
+	require.Equal(t, machine.CauseKilled, l.End(up.Name).Cause)
+	r.Signal(syscall.SIGCONT)
+	require.Eventually(t, func() bool { return l.Start(t.Context(), started.Name) == nil }, machinetest.Patience, 100*time.Millisecond)
+	machinetest.AwaitLog(t, started, "TRIPOD-GUEST-READY", 1)
+	for _, d := range []machine.Definition{up, started} {
+		require.NoError(t, l.Undefine(t.Context(), d.Name))
+	}
+}
+
+// TestConfined: QEMU is the machine's user, in its cgroup, without a way to more rights, and does not know the secret.
+func TestConfined(t *testing.T) {
+	r := newRig(t)
+	s := r.subject(t)
+	l, d := s.Begin(t), s.Definition(t)
+	defer l.Close()
+	l.Up(t, d)
+	proc := filepath.Join("/proc", strconv.Itoa(l.Must(d.Name).Pid))
+	status := read(t, filepath.Join(proc, "status"))
+	for _, want := range []string{"Uid:\t200001\t200001\t200001\t200001", "Gid:\t200001\t200001\t200001\t200001", "NoNewPrivs:\t1", "Seccomp:\t2", "CapEff:\t0000000000000000", "CapPrm:\t0000000000000000"} {
+		require.Contains(t, status, want)
+	}
+	require.NotContains(t, read(t, filepath.Join(proc, "environ")), "TRIPOD_")
+	require.Contains(t, read(t, filepath.Join(proc, "limits")), "Max core file size        0                    0 ")
+	require.True(t, l.Driver.(*Driver).inCgroup(l.Must(d.Name).Pid, d.Cgroup), read(t, filepath.Join(proc, "cgroup")))
+	require.NoError(t, l.Undefine(t.Context(), d.Name))
+}
+
+// TestOwners: daemons of the same libvirtd leave each other's machines alone.
+func TestOwners(t *testing.T) {
+	r := newRig(t)
+	s := r.subject(t)
+	l, d := s.Begin(t), s.Definition(t)
+	defer l.Close()
+	l.Up(t, d)
+	other := r
+	other.cfg.Owner, other.cfg.Dir = "/another", r.cfg.Dir+"-another"
+	second := other.subject(t).Begin(t)
+	require.NoError(t, second.Close())
+	require.Empty(t, second.Found)
+	_, err := l.Stats(t.Context(), d.Name)
+	require.NoError(t, err, "it lives")
+	require.NoError(t, l.Undefine(t.Context(), d.Name))
+}
+
+// TestNetwork: the domain has no network, the guest has the machine's, with its address and MTU. A tap that is gone is
+// told before anything is started.
+func TestNetwork(t *testing.T) {
+	r := newRig(t)
+	r.cfg.Opener = opener{}
+	s := r.subject(t)
+	l, d := s.Begin(t), s.Definition(t)
+	defer l.Close()
+	seed, err := iso9660.Build("cidata", []iso9660.File{{Path: "meta-data", Data: []byte("instance-id: x\n")}, {Path: "network-config", Data: []byte(networkConfig)}})
+	require.NoError(t, err)
+	disk := filepath.Join(d.StateDir, "cidata.iso")
+	require.NoError(t, os.WriteFile(disk, seed, 0o600))
+	d.Disks = append(d.Disks, machine.Disk{ID: "cidata", File: machine.File{Path: disk}, Format: "raw", ReadOnly: true, Bus: machine.BusVirtio})
+	d.NICs = []machine.NIC{{MAC: "02:11:22:33:44:55", MTU: 1400, Tap: "vmtap0"}, {MAC: "02:11:22:33:44:66", MTU: 1500, Tap: "vmtap1"}}
+	require.NoError(t, l.Define(t.Context(), d))
+	err = l.Start(t.Context(), d.Name)
+	require.ErrorIs(t, err, errdefs.ErrNotFound)
+	require.ErrorContains(t, err, "vmtap0")
+	for i, nic := range d.NICs {
+		tap := &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: nic.Tap}, Mode: netlink.TUNTAP_MODE_TAP, Flags: unix.IFF_VNET_HDR | unix.IFF_NO_PI}
+		require.NoError(t, netlink.LinkAdd(tap))
+		defer func() { require.NoError(t, netlink.LinkDel(tap)) }()
+		require.NoError(t, netlink.LinkSetUp(tap))
+		addr, err := netlink.ParseAddr(fmt.Sprintf("198.51.%d.1/24", 100+i))
+		require.NoError(t, err)
+		require.NoError(t, netlink.AddrAdd(tap, addr))
+	}
+	for run := 1; run <= 2; run++ { // and once more: the taps are free again
+		require.NoError(t, l.Start(t.Context(), d.Name))
+		machinetest.AwaitLog(t, d, "TRIPOD-GUEST-READY", run)
+		first, second := page(t, "http://198.51.100.2/cgi-bin/info"), page(t, "http://198.51.101.2/cgi-bin/info")
+		for _, want := range []string{"02:11:22:33:44:55", "02:11:22:33:44:66", "mtu 1400", "mtu 1500"} {
+			require.Contains(t, first, want)
+			require.Contains(t, second, want)
+		}
+		require.NoError(t, l.Destroy(t.Context(), d.Name))
+	}
+	require.NoError(t, l.Undefine(t.Context(), d.Name))
+}
+
+const networkConfig = `version: 2
+ethernets:
+  eth0:
+    match:
+      macaddress: "02:11:22:33:44:55"
+    addresses:
+      - 198.51.100.2/24
+  eth1:
+    match:
+      macaddress: "02:11:22:33:44:66"
+    addresses:
+      - 198.51.101.2/24
+`
+
+// page gets a page; the guest's server may come up a moment after the guest says that it is ready.
+func page(t *testing.T, url string) (body string) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		client := http.Client{Timeout: 10 * time.Second}
+		response, err := client.Get(url)
+		if err != nil {
+			return false
+		}
+		defer response.Body.Close()
+		raw, err := io.ReadAll(response.Body)
+		body = string(raw)
+		return err == nil && response.StatusCode == http.StatusOK
+	}, machinetest.Patience, 100*time.Millisecond)
+	return body
+}
+
+// opener opens taps of this namespace.
+type opener struct{}
+
+func (opener) Tap(_ context.Context, nic machine.NIC) (*os.File, error) {
+	if _, err := netlink.LinkByName(nic.Tap); err != nil {
+		return nil, fmt.Errorf("%w: %w", err, errdefs.ErrNotFound)
+	}
+	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	ifr, err := unix.NewIfreq(nic.Tap)
+	if err == nil {
+		ifr.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
+		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, ifr)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), nic.Tap), nil
+}
+
+// TestShares: directories are mounted by their tags, read-only where they shall be.
+func TestShares(t *testing.T) {
+	r := newRig(t)
+	s := r.subject(t)
+	s.Guest = machinetest.FindGuest(t, true)
+	l, d := s.Begin(t), s.Definition(t)
+	defer l.Close()
+	d.Memory = 256 << 20
+	for _, tag := range []string{"free", "locked"} {
+		dir := filepath.Join(d.StateDir, tag)
+		require.NoError(t, os.Mkdir(dir, 0o755))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "hello"), []byte("from the host, "+tag+"\n"), 0o600))
+		d.Shares = append(d.Shares, machine.Share{Tag: tag, Path: dir, ReadOnly: tag == "locked"})
+	}
+	d.VNC = true
+	console := l.Up(t, d)
+	console.Type("for t in free locked; do mkdir -p /mnt/$t; mount -t 9p -o trans=virtio,version=9p2000.L $t /mnt/$t; cat /mnt/$t/hello; echo of-$t >/mnt/$t/new; done; sync; echo shares-$((40+2))")
+	machinetest.AwaitLog(t, d, "shares-42", 1)
+	log := strings.ReplaceAll(read(t, d.SerialLog), "\r", "")
+	require.Contains(t, log, "\nfrom the host, free\n")
+	require.Contains(t, log, "\nfrom the host, locked\n")
+	require.Equal(t, "of-free\n", read(t, filepath.Join(d.Shares[0].Path, "new")))
+	require.NoFileExists(t, filepath.Join(d.Shares[1].Path, "new"))
+	conn, err := machine.Dial(t.Context(), filepath.Join(d.Dir, "vnc", "vnc.sock"))
+	require.NoError(t, err)
+	hello := make([]byte, 12)
+	_, err = conn.Read(hello)
+	require.NoError(t, err)
+	conn.Close()
+	require.Equal(t, "RFB 003.008\n", string(hello))
+	require.NoError(t, l.Undefine(t.Context(), d.Name))
+}
+
+// TestLibvirtCPU: a <cpu> element of somebody else's is libvirt's to judge.
+func TestLibvirtCPU(t *testing.T) {
+	r := newRig(t)
+	s := r.subject(t)
+	l, d := s.Begin(t), s.Definition(t)
+	defer l.Close()
+	d.LibvirtCPU = `<cpu mode='custom' match='exact' check='none'><model fallback='forbid'>Nehalem</model><feature policy='disable' name='vmx'/></cpu>`
+	bad := d
+	bad.LibvirtCPU = `<cpu mode='no-such-mode'/>`
+	err := l.Define(t.Context(), bad)
+	require.ErrorIs(t, err, errdefs.ErrInvalidArgument)
+	require.ErrorContains(t, err, "element cpu")
+	console := l.Up(t, d)
+	console.Type("grep 'model name' /proc/cpuinfo")
+	machinetest.AwaitLog(t, d, "Nehalem", 1)
+	require.NoError(t, l.Undefine(t.Context(), d.Name))
+}
+
+// inTime checks that a call ends in time and with an error of a class, or nil.
+func inTime(t *testing.T, limit time.Duration, what string, class error, call func() error) {
+	t.Helper()
+	begun := time.Now()
+	err := call()
+	if class == nil {
+		require.NoError(t, err, what)
+	} else {
+		require.ErrorIs(t, err, class, what)
+	}
+	require.Less(t, time.Since(begun), limit, what)
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	raw, err := os.ReadFile(path)
+	require.NoError(t, err)
+	return string(raw)
+}
+
+func entries(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	list, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	for _, e := range list {
+		names = append(names, e.Name())
+	}
+	return names
+}
