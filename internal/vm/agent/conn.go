@@ -28,8 +28,8 @@ type Conn struct {
 var _ net.Conn = (*Conn)(nil)
 
 // DialTCP connects to a port of the guest's localhost, 127.0.0.1 or else [::1]. Where nobody listens it is an
-// errdefs.ErrUnavailable. The end of ctx does not end the connection once it is made.
-func (a *Agent) DialTCP(ctx context.Context, port uint16) (*Conn, error) {
+// errdefs.ErrUnavailable. The end of ctx does not end the connection once it is made, which is a *Conn.
+func (a *Agent) DialTCP(ctx context.Context, port uint16) (net.Conn, error) {
 	if port == 0 {
 		return nil, fmt.Errorf("connect to port 0 in the guest: 1 to 65535 are ports: %w", errdefs.ErrInvalidArgument)
 	}

@@ -32,7 +32,8 @@ const (
 	qgaFarewell = 5 * time.Second
 )
 
-// QGA is a guest's qemu-guest-agent, there or not. It is asked by one caller at a time, over a connection of its own.
+// QGA is a guest's qemu-guest-agent, there or not. Its socket takes one client at a time, so it is held for one question only:
+// use one QGA for a machine, by as many callers as there are.
 type QGA struct {
 	socket string
 	busy   chan struct{}
@@ -42,14 +43,7 @@ type QGA struct {
 func OpenQGA(socket string) *QGA { return &QGA{socket: socket, busy: make(chan struct{}, 1)} }
 
 // Ping asks whether the agent is there: errdefs.ErrUnavailable when it has not answered by the end of ctx or in 3 seconds.
-func (q *QGA) Ping(ctx context.Context) error {
-	c, err := q.connect(ctx)
-	if err != nil {
-		return err
-	}
-	c.close()
-	return nil
-}
+func (q *QGA) Ping(ctx context.Context) error { return q.ask(ctx, "guest-ping", struct{}{}, &struct{}{}) }
 
 // ExecSync runs a program in the guest, as Agent.Exec does, with less: its output comes when it has ended, its input is read
 // before it starts and has at most 1 MiB, and there is no terminal and no user other than root (errdefs.ErrNotImplemented).
@@ -59,16 +53,11 @@ func (q *QGA) ExecSync(ctx context.Context, cmd Command) (int32, error) {
 	if err != nil {
 		return 0, fmt.Errorf("exec by qemu-guest-agent: %w", err)
 	}
-	c, err := q.connect(ctx)
-	if err != nil {
-		return 0, fmt.Errorf("exec: %w", err)
-	}
-	defer c.close()
 	var started struct{ Pid int64 }
-	if err := c.ask("guest-exec", request, &started); err != nil {
+	if err := q.ask(ctx, "guest-exec", request, &started); err != nil {
 		return 0, fmt.Errorf("exec by qemu-guest-agent: %w", err)
 	}
-	status, err := c.await(ctx, started.Pid)
+	status, err := q.await(ctx, started.Pid)
 	if err != nil {
 		return 0, fmt.Errorf("exec by qemu-guest-agent: %w", err)
 	}
@@ -251,37 +240,45 @@ func (c *qgaConn) ask(command string, arguments, answer any) error {
 	return json.Unmarshal(reply.Return, answer)
 }
 
+// ask holds the socket for one question.
+func (q *QGA) ask(ctx context.Context, command string, arguments, answer any) error {
+	c, err := q.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	if err := c.ask(command, arguments, answer); err != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		return err
+	}
+	return nil
+}
+
 // await looks until the program has ended, and kills it when ctx has.
-func (c *qgaConn) await(ctx context.Context, pid int64) (qgaStatus, error) {
+func (q *QGA) await(ctx context.Context, pid int64) (status qgaStatus, err error) {
 	for pause := qgaPoll; ; pause = min(2*pause, qgaPollMax) {
-		var status qgaStatus
-		err := c.ask("guest-exec-status", map[string]any{"pid": pid}, &status)
+		err = q.ask(ctx, "guest-exec-status", map[string]any{"pid": pid}, &status)
 		if err == nil && status.Exited {
 			return status, nil
 		}
-		if err == nil {
-			select {
-			case <-time.After(pause):
-				continue
-			case <-ctx.Done():
-			}
-		}
-		if ctx.Err() == nil {
+		if ctx.Err() == nil && err != nil {
 			return status, err
 		}
-		c.kill(context.WithoutCancel(ctx), pid)
-		return status, context.Cause(ctx)
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			q.kill(context.WithoutCancel(ctx), pid)
+			return status, context.Cause(ctx)
+		}
 	}
 }
 
 // kill ends a program by another one, since the agent cannot.
-func (c *qgaConn) kill(ctx context.Context, pid int64) {
+func (q *QGA) kill(ctx context.Context, pid int64) {
 	ctx, cancel := context.WithTimeout(ctx, qgaFarewell)
 	defer cancel()
-	c.until(ctx)
-	if c.sync() != nil { // an answer may have been under way
-		return
-	}
 	var started struct{ Pid int64 }
-	_ = c.ask("guest-exec", map[string]any{"path": "kill", "arg": []string{"-9", strconv.FormatInt(pid, 10)}}, &started)
+	_ = q.ask(ctx, "guest-exec", map[string]any{"path": "kill", "arg": []string{"-9", strconv.FormatInt(pid, 10)}}, &started)
 }

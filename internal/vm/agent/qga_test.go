@@ -79,6 +79,8 @@ func answerGA(t *testing.T, running map[int]*guestProgram, line []byte) []byte {
 	}
 	a := request.Arguments
 	switch request.Execute {
+	case "guest-ping":
+		return reply(struct{}{})
 	case "guest-sync-delimited":
 		return append([]byte{0xff}, reply(a.ID)...)
 	case "guest-exec":
@@ -132,6 +134,17 @@ func TestQGA(t *testing.T) {
 		if _, err := q.ExecSync(deadline(t), cmd); !errdefs.IsNotImplemented(err) {
 			t.Error(err)
 		}
+	}
+	long := make(chan error, 1)
+	go func() {
+		_, err := q.ExecSync(deadline(t), command(nil, nil, nil, "sleep", "1"))
+		long <- err
+	}()
+	if code, err := q.ExecSync(deadline(t), command(nil, nil, nil, "true")); code != 0 || err != nil || len(long) > 0 {
+		t.Errorf("while another one runs: code %d, %v", code, err)
+	}
+	if err := <-long; err != nil {
+		t.Error(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()

@@ -196,7 +196,7 @@ func TestDial(t *testing.T) {
 		rand.NewChaCha8([32]byte{3}).Read(data)
 		go func() {
 			c.Write(data)
-			c.CloseWrite()
+			c.(*agent.Conn).CloseWrite()
 		}()
 		got, err := io.ReadAll(c)
 		if err != nil || sha256.Sum256(got) != sha256.Sum256(append(bytes.Clone(data), "bye"...)) {
