@@ -1,0 +1,53 @@
+package e2e
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+// TestVMPod: a machine from an image of a kernel boots, is reached at its pod's address and at a forwarded port, runs programs for
+// us by its agent, obeys its power button, and starts again in the same sandbox.
+func TestVMPod(t *testing.T) {
+	d := harness.StartDaemon(t, harness.VM(t))
+	c := d.RunVM(t, &harness.PodSpec{Image: harness.Guest})
+	if r := c.WaitGuest(); r.Host != "vm" || r.Seed != "nocloud" || r.Agent != "started" || !strings.HasPrefix(strings.Join(r.Addrs, ","), c.Pod.IP()+"/") {
+		t.Errorf("the guest says %+v; the pod has %s", r, c.Pod.IP())
+	}
+	if page := c.Pod.Get("/"); !strings.Contains(page, "hello from vm") {
+		t.Errorf("its page says %q", page)
+	}
+	waitAgent(t, d, c)
+	if out := c.Must("sh", "-c", "echo $((6*7)); hostname"); out != "42\nvm\n" {
+		t.Errorf("a program says %q", out)
+	}
+	if _, _, code := c.ExecSync("sh", "-c", "exit 9"); code != 9 {
+		t.Errorf("exit code %d", code)
+	}
+	if !strings.Contains(get(t, "http://"+c.Pod.Forward(t, 80)+"/"), "hello from vm") {
+		t.Error("the forwarded port has another page")
+	}
+	ip := c.Pod.IP()
+	c.Stop(30 * time.Second)
+	if s := c.WaitExit(0); s.Reason != "Completed" {
+		t.Errorf("stopped: %v", s)
+	}
+	c.Start()
+	c.WaitGuestBoot(2)
+	if c.Pod.IP() != ip || !strings.Contains(c.Pod.Get("/"), "hello from vm") {
+		t.Errorf("started again it is at %s, not %s", c.Pod.IP(), ip)
+	}
+}
+
+// waitAgent waits until the guest's agent runs programs.
+func waitAgent(t *testing.T, d *harness.Daemon, c *harness.Container) {
+	t.Helper()
+	harness.Eventually(t, harness.GuestTimeout, func() error {
+		_, err := d.CRI().ExecSync(t.Context(), &runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"true"}, Timeout: 10})
+		return err
+	})
+}
