@@ -43,7 +43,9 @@ type QGA struct {
 func OpenQGA(socket string) *QGA { return &QGA{socket: socket, busy: make(chan struct{}, 1)} }
 
 // Ping asks whether the agent is there: errdefs.ErrUnavailable when it has not answered by the end of ctx or in 3 seconds.
-func (q *QGA) Ping(ctx context.Context) error { return q.ask(ctx, "guest-ping", struct{}{}, &struct{}{}) }
+func (q *QGA) Ping(ctx context.Context) error {
+	return q.ask(ctx, "guest-ping", struct{}{}, &struct{}{})
+}
 
 // ExecSync runs a program in the guest, as Agent.Exec does, with less: its output comes when it has ended, its input is read
 // before it starts and has at most 1 MiB, and there is no terminal and no user other than root (errdefs.ErrNotImplemented).
