@@ -64,7 +64,8 @@ func mountCommands(shares []Mount) string {
 	var s strings.Builder
 	for _, m := range shares {
 		at := quoteShell(m.ContainerPath)
-		fmt.Fprintf(&s, "if ! mountpoint -q %s; then mkdir -p %s && mount -t 9p -o %s %s %s; fi\n", at, at, m.options(), m.Tag, at)
+		fmt.Fprintf(&s, "grep -qF %s /proc/mounts || { mkdir -p %s && mount -t 9p -o %s %s %s; }\n",
+			quoteShell(" "+m.ContainerPath+" "), at, m.options(), m.Tag, at)
 	}
 	return s.String()
 }

@@ -228,7 +228,7 @@ func TestAgentIsStarted(t *testing.T) {
 		in := base(t, nil)
 		in.Agent = true
 		b := &builder{in: in}
-		script := strings.NewReplacer("/sys/block/", dir+"/sys/", "/run/", dir+"/run/", "/dev/", dir+"/dev/", "/proc/", dir+"/proc/", dir+"/dev/null", "/dev/null", "/dev/null", "/dev/null").Replace(b.vendorData(nil))
+		script := strings.NewReplacer("/dev/null", "/dev/null", "/sys/block/", dir+"/sys/", "/run/", dir+"/run/", "/dev/", dir+"/dev/", "/proc/", dir+"/proc/").Replace(b.vendorData(nil))
 		cmd := exec.Command("sh", "-c", script+"\n")
 		cmd.Env = []string{"PATH=" + bin + ":" + os.Getenv("PATH")}
 		if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
