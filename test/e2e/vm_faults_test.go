@@ -1,0 +1,289 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+// tinyVM is a daemon for machines that are boot sectors.
+func tinyVM(t *testing.T, opts ...harness.Option) *harness.Daemon {
+	t.Helper()
+	return harness.StartDaemon(t, append([]harness.Option{harness.VM(t), harness.Set("vm.default_memory", 32<<20)}, opts...)...)
+}
+
+// vmPid is the process of a container's machine.
+func vmPid(t *testing.T, d *harness.Daemon, c *harness.Container) int {
+	t.Helper()
+	resp, err := d.CRI().ContainerStatus(t.Context(), &runtimeapi.ContainerStatusRequest{ContainerId: c.ID, Verbose: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var info struct{ Pid int }
+	if err := json.Unmarshal([]byte(resp.Info["vm"]), &info); err != nil || info.Pid == 0 {
+		t.Fatalf("inspection %q: %v", resp.Info["vm"], err)
+	}
+	return info.Pid
+}
+
+// wantTicks checks that the log has every tick once, in order, and gives how many there are.
+func wantTicks(t *testing.T, c *harness.Container) int {
+	t.Helper()
+	n := 0
+	for _, line := range c.Logs() {
+		_, number, ok := strings.Cut(strings.TrimSpace(line.Text), "tick ")
+		if !ok {
+			continue // the firmware's
+		}
+		if n++; number != fmt.Sprintf("%05d", n) {
+			t.Fatalf("line %d is %q", n, line.Text)
+		}
+	}
+	return n
+}
+
+// TestN1VMLogsOverKill: what a machine says while nobody is there is in its log, once and in order, when the daemon is back; the
+// machine never notices.
+func TestN1VMLogsOverKill(t *testing.T) {
+	d := tinyVM(t)
+	c := d.RunVM(t, &harness.PodSpec{Image: harness.TinyGuest})
+	pid := vmPid(t, d, c)
+	for round := range 3 {
+		c.WaitConsole(fmt.Sprintf("tick %05d", 4*(round+1)+wantTicks(t, c)))
+		d.Kill()
+		d.Start()
+	}
+	c.WaitConsole(fmt.Sprintf("tick %05d", wantTicks(t, c)+4))
+	wantTicks(t, c)
+	if now := vmPid(t, d, c); now != pid {
+		t.Errorf("the machine was process %d and is %d", pid, now)
+	}
+	c.Stop(30 * time.Second)
+	c.WaitExit(0)
+	c.Start()
+	c.Stop(0)
+	c.WaitExit(137)
+}
+
+// TestV1Killed: a machine whose process is killed has ended, and starts again.
+func TestV1Killed(t *testing.T) {
+	d := tinyVM(t)
+	c := d.RunVM(t, &harness.PodSpec{Image: harness.TinyGuest})
+	c.WaitConsole("tick 00001")
+	if err := syscall.Kill(vmPid(t, d, c), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if s := c.WaitExit(137); s.Reason != "Error" || s.Message == "" {
+		t.Errorf("status %v", s)
+	}
+	c.Start()
+	c.WaitState(runtimeapi.ContainerState_CONTAINER_RUNNING)
+}
+
+// TestV1EndedWhileAway: how a machine ended while the daemon was away is known when it is back.
+func TestV1EndedWhileAway(t *testing.T) {
+	d := tinyVM(t)
+	off := d.RunVM(t, &harness.PodSpec{Name: "off", Image: harness.TinyEnds})
+	off.WaitExit(0)
+	killed := d.RunVM(t, &harness.PodSpec{Name: "killed", Image: harness.TinyGuest})
+	pid := vmPid(t, d, killed)
+	d.Kill()
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	d.Start()
+	if s := killed.WaitState(runtimeapi.ContainerState_CONTAINER_EXITED); s.ExitCode == 0 || s.Reason == "Completed" {
+		t.Errorf("the killed one is %v", s)
+	}
+	if s := off.Status(); s.ExitCode != 0 || s.Reason != "Completed" {
+		t.Errorf("the one that turned itself off is %v", s)
+	}
+}
+
+// TestV1Hung: a machine whose process hangs costs nobody else anything, and is killed when the grace is over.
+func TestV1Hung(t *testing.T) {
+	d := tinyVM(t)
+	healthy := d.RunVM(t, &harness.PodSpec{Name: "healthy", Image: harness.TinyGuest})
+	hung := d.RunVM(t, &harness.PodSpec{Name: "hung", Image: harness.TinyGuest})
+	if err := syscall.Kill(vmPid(t, d, hung), syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	list, err := d.CRI().ListContainerStats(t.Context(), &runtimeapi.ListContainerStatsRequest{})
+	if err != nil || time.Since(begin) > 5*time.Second {
+		t.Errorf("figures after %v: %v", time.Since(begin), err)
+	}
+	found := false
+	for _, s := range list.GetStats() {
+		found = found || s.Attributes.Id == healthy.ID && s.Memory.GetUsageBytes().GetValue() > 0
+	}
+	if !found {
+		t.Errorf("the healthy machine has no figures: %v", list)
+	}
+	begin = time.Now()
+	hung.Stop(2 * time.Second)
+	if took := time.Since(begin); took < 2*time.Second || took > 30*time.Second {
+		t.Errorf("the stop took %v", took)
+	}
+	hung.WaitExit(137)
+	healthy.Stop(30 * time.Second)
+	healthy.WaitExit(0)
+}
+
+// TestV1Guest: a guest that reboots has not ended; one whose kernel panics has, and says so; one that ignores its power button
+// is killed within the grace.
+func TestV1Guest(t *testing.T) {
+	d := harness.StartDaemon(t, harness.VM(t))
+	c := d.RunVM(t, &harness.PodSpec{Image: harness.Guest})
+	c.WaitGuest()
+	waitAgent(t, d, c)
+	began := c.Status().StartedAt
+	_, _ = d.CRI().ExecSync(t.Context(), &runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"reboot", "-f"}, Timeout: 5})
+	c.WaitGuestBoot(2)
+	if s := c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_RUNNING || s.StartedAt != began {
+		t.Errorf("after its reboot it is %v", s)
+	}
+	waitAgent(t, d, c)
+	_, _ = d.CRI().ExecSync(t.Context(), &runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"sh", "-c", "echo c >/proc/sysrq-trigger"}, Timeout: 5})
+	harness.Eventually(t, harness.GuestTimeout, func() error {
+		if s := c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_EXITED {
+			return fmt.Errorf("after its panic it is %v", s.State)
+		}
+		return nil
+	})
+	if s := c.Status(); s.Reason != "GuestPanic" || s.ExitCode == 0 {
+		t.Errorf("after its panic it is %v", s)
+	}
+	deaf := d.RunVM(t, &harness.PodSpec{Name: "deaf", Image: harness.TinyDeaf})
+	begin := time.Now()
+	deaf.Stop(2 * time.Second)
+	if took := time.Since(begin); took < 2*time.Second || took > 30*time.Second {
+		t.Errorf("the stop took %v", took)
+	}
+	deaf.WaitExit(137)
+}
+
+// TestV2NoAgent: a guest without an agent runs; exec says how to get one. A kernel that is asked to wait for one is not waited for
+// beyond the call.
+func TestV2NoAgent(t *testing.T) {
+	d := tinyVM(t)
+	c := d.RunVM(t, &harness.PodSpec{Image: harness.TinyGuest})
+	_, err := d.CRI().ExecSync(t.Context(), &runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"true"}, Timeout: 10})
+	wantCode(t, err, codes.Unimplemented)
+	if err == nil || !strings.Contains(err.Error(), "TRIPODAGENT") {
+		t.Errorf("exec without an agent: %v", err)
+	}
+	pod := d.RunPodWith(t, harness.PodConfig(t, "waits", annotated("tripod.dev/vm.wait-for-agent", "true")), "vm")
+	t.Cleanup(pod.Remove)
+	waits := pod.Create(harness.ContainerConfig("c", harness.TinyGuest))
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	if _, err := d.CRI().StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: waits.ID}); err == nil {
+		t.Error("it did not wait for an agent")
+	}
+}
+
+func annotated(key, value string) harness.PodOption {
+	return func(c *runtimeapi.PodSandboxConfig) {
+		if c.Annotations == nil {
+			c.Annotations = map[string]string{}
+		}
+		c.Annotations[key] = value
+	}
+}
+
+// TestV3VMReboot: after a reboot of the node the record is there, the pod is not ready, and all that it held is free again.
+func TestV3VMReboot(t *testing.T) {
+	d := tinyVM(t)
+	c := d.RunVM(t, &harness.PodSpec{Image: harness.TinyGuest})
+	pid, netns := vmPid(t, d, c), filepath.Join(d.State, "netns", c.Pod.ID)
+	d.Kill()
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	for _, mounted := range []string{netns, filepath.Dir(netns)} {
+		if err := syscall.Unmount(mounted, syscall.MNT_DETACH); err != nil && !errors.Is(err, syscall.EINVAL) {
+			t.Fatal(err)
+		}
+	}
+	if err := os.RemoveAll(d.State); err != nil {
+		t.Fatal(err)
+	}
+	d.Start()
+	if s := c.Pod.Status(); s.State != runtimeapi.PodSandboxState_SANDBOX_NOTREADY {
+		t.Errorf("the pod is %v", s)
+	}
+	if s := c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_EXITED || s.Reason != "Unknown" {
+		t.Errorf("the container is %v", s)
+	}
+	next := d.RunVM(t, &harness.PodSpec{Name: "next", Image: harness.TinyGuest})
+	next.WaitConsole("tick 00001")
+}
+
+// TestI5Disks: disks that name other files, and images that are no disks, are refused with the reason.
+func TestI5Disks(t *testing.T) {
+	d := tinyVM(t)
+	for image, says := range map[string]string{harness.BackingDisk: "backing", harness.TwoDisks: "", harness.Busybox: ""} {
+		_, err := d.Images().PullImage(t.Context(), &runtimeapi.ImageSpec{Image: image}, nil, nil)
+		if err == nil {
+			pod := d.RunPodWith(t, harness.PodConfig(t, "refused-"+filepath.Base(filepath.Dir(image))+says), "vm")
+			config := harness.ContainerConfig("c", image)
+			_, err = d.CRI().CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{PodSandboxId: pod.ID, Config: config, SandboxConfig: pod.Config})
+			pod.Remove()
+		}
+		if err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v", image, err)
+		}
+	}
+}
+
+// TestVMRefused: what a machine cannot honour is refused in RunPodSandbox where it can be, naming it.
+func TestVMRefused(t *testing.T) {
+	d := tinyVM(t)
+	for name, test := range map[string]struct {
+		option harness.PodOption
+		code   codes.Code
+		says   string
+	}{
+		"annotation":   {annotated("VirtletVCPUCount", "many"), codes.InvalidArgument, "VirtletVCPUCount"},
+		"host network": {harness.HostNetwork(), codes.Unimplemented, "network"},
+		"host pid":     {harness.Namespaces(func(n *runtimeapi.NamespaceOption) { n.Pid = runtimeapi.NamespaceMode_NODE }), codes.Unimplemented, "pid"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := d.CRI().RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: harness.PodConfig(t, "refused", test.option), RuntimeHandler: "vm"})
+			wantCode(t, err, test.code)
+			if err == nil || !strings.Contains(err.Error(), test.says) {
+				t.Errorf("%v does not name %s", err, test.says)
+			}
+		})
+	}
+	c := d.RunVM(t, &harness.PodSpec{Image: harness.TinyGuest})
+	_, err := d.CRI().CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{
+		PodSandboxId: c.Pod.ID, Config: harness.ContainerConfig("second", harness.TinyGuest), SandboxConfig: c.Pod.Config,
+	})
+	wantCode(t, err, codes.AlreadyExists)
+}
+
+// TestVMRouted: a pod with the annotation of Virtlet's users needs no RuntimeClass.
+func TestVMRouted(t *testing.T) {
+	d := tinyVM(t)
+	pod := d.RunPod(t, harness.PodConfig(t, "routed", annotated("kubernetes.io/target-runtime", "virtlet.cloud"), annotated("VirtletVCPUCount", "2")))
+	t.Cleanup(pod.Remove)
+	if h := pod.Status().RuntimeHandler; h != "vm" {
+		t.Errorf("handler %q", h)
+	}
+	c := pod.Run(harness.ContainerConfig("c", harness.TinyGuest))
+	c.WaitConsole("tick 00001")
+}
