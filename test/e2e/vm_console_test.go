@@ -1,0 +1,168 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/tools/remotecommand"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+// TestVMConsole: the serial console of a machine is its log and what attach joins: with input, by several clients, over restarts of
+// the daemon, and with the log rotated while it flows.
+func TestVMConsole(t *testing.T) {
+	d := harness.StartDaemon(t, harness.VM(t))
+	c := d.RunVM(t, &harness.PodSpec{Image: harness.Guest, Container: []harness.ContainerOption{terminal}})
+	c.WaitGuest()
+	converse := func(t *testing.T, p harness.Protocol, word string) {
+		t.Helper()
+		s := startSession(t, p, c.AttachURL(true, true), true)
+		s.say("echo " + word + "-$((6*7))\n")
+		awaitSaid(t, s, word+"-42\r\n")
+		c.WaitConsole(word + "-42\r\n")
+	}
+	for _, p := range harness.Protocols {
+		t.Run(string(p), func(t *testing.T) { converse(t, p, "said-over-"+string(p)) })
+	}
+	t.Run("two clients", func(t *testing.T) {
+		one, two := startSession(t, harness.SPDY, c.AttachURL(true, true), true), startSession(t, harness.WebSocket, c.AttachURL(true, true), true)
+		one.say("echo from-$((1+0))\n")
+		awaitSaid(t, one, "from-1\r\n")
+		two.say("echo from-$((1+1))\n")
+		awaitSaid(t, two, "from-2\r\n")
+		awaitSaid(t, one, "from-2\r\n")
+	})
+	t.Run("N1 the daemon is killed", func(t *testing.T) {
+		d.Kill()
+		d.Start()
+		converse(t, harness.WebSocket, "after-the-kill")
+	})
+	t.Run("rotation", func(t *testing.T) {
+		s := startSession(t, harness.WebSocket, c.AttachURL(true, true), true)
+		s.say("i=0; while [ $i -lt 3000 ]; do echo count $i; i=$((i+1)); done; echo counted-$((2+1))\n")
+		var files []string
+		for i := range 5 {
+			c.WaitConsole("count ")
+			files = append(files, fmt.Sprintf("%s.%d", c.LogFile(), i))
+			if err := os.Rename(c.LogFile(), files[i]); err != nil {
+				t.Fatal(err)
+			}
+			if i%2 == 1 {
+				d.Restart()
+			}
+			if err := d.Runtime().ReopenContainerLog(t.Context(), c.ID); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c.WaitConsole("counted-3")
+		var all strings.Builder
+		for _, file := range append(files, c.LogFile()) {
+			all.WriteString(harness.Text(harness.ReadLog(t, file), ""))
+		}
+		next := 0
+		for line := range strings.Lines(all.String()) {
+			if n, ok := strings.CutPrefix(strings.TrimRight(line, "\r\n"), "count "); ok {
+				if n != fmt.Sprint(next) {
+					t.Fatalf("count %s comes where %d should", n, next)
+				}
+				next++
+			}
+		}
+		if next != 3000 {
+			t.Errorf("%d lines were counted", next)
+		}
+	})
+	t.Run("the machine ends", func(t *testing.T) {
+		s := startSession(t, harness.SPDY, c.AttachURL(true, true), true)
+		s.say("echo -n last $((1+1)) words; poweroff -f\n")
+		awaitSaid(t, s, "last 2 words")
+		s.wait(0)
+		c.WaitExit(0)
+		if text := harness.Text(c.Logs(), ""); !strings.Contains(text, "last 2 words") {
+			t.Errorf("the log ends with %q", text[max(0, len(text)-200):])
+		}
+	})
+}
+
+func terminal(c *runtimeapi.ContainerConfig) { c.Stdin, c.Tty = true, true }
+
+func awaitSaid(t *testing.T, s *session, want string) {
+	t.Helper()
+	harness.Eventually(t, time.Minute, func() error {
+		if said := s.stdout.String(); !strings.Contains(said, want) {
+			return fmt.Errorf("no %q in %q", want, said)
+		}
+		return nil
+	})
+}
+
+// TestVMExec: programs in a guest have stdin, a terminal, exit codes, and end with their client.
+func TestVMExec(t *testing.T) {
+	d := harness.StartDaemon(t, harness.VM(t))
+	c := d.RunVM(t, &harness.PodSpec{Image: harness.Guest})
+	waitAgent(t, d, c)
+	data := make([]byte, 10_000_000)
+	rand.NewChaCha8([32]byte{4}).Read(data)
+	want := fmt.Sprintf("%x  -\n", sha256.Sum256(data))
+	for _, p := range harness.Protocols {
+		t.Run(string(p), func(t *testing.T) {
+			if r := c.Exec(p, nil, false, "sh", "-c", "echo out; echo err >&2; exit 7"); r.Stdout != "out\n" || r.Stderr != "err\n" || r.Code != 7 {
+				t.Errorf("%+v", r)
+			}
+			s := startSession(t, p, execURL(t, d, c, true, "sh", "-c", "tty; until stty size | grep 33; do read -t 1 l; done; exit 5"), true)
+			awaitSaid(t, s, "/dev/pts/")
+			s.sizes <- &remotecommand.TerminalSize{Width: 101, Height: 33}
+			s.say("\n")
+			awaitSaid(t, s, "33 101")
+			s.wait(5)
+		})
+	}
+	t.Run("10 MB of stdin", func(t *testing.T) { // over SPDY, for the other protocol's version cannot tell its end
+		if r := c.Exec(harness.SPDY, bytes.NewReader(data), false, "sha256sum"); r.Stdout != want || r.Code != 0 {
+			t.Errorf("%+v", r)
+		}
+	})
+	t.Run("its time is over", func(t *testing.T) {
+		_, err := d.CRI().ExecSync(t.Context(), &runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"sh", "-c", "sleep 4321 & wait"}, Timeout: 1})
+		if err == nil || !strings.Contains(err.Error(), "timed out") {
+			t.Error(err)
+		}
+		harness.Eventually(t, time.Minute, func() error {
+			if out, _, _ := c.ExecSync("sh", "-c", "ps | grep '[s]leep 4321'"); out != "" {
+				return fmt.Errorf("left in the guest: %s", out)
+			}
+			return nil
+		})
+	})
+	t.Run("N1 the daemon is killed", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go d.CRI().ExecSync(ctx, &runtimeapi.ExecSyncRequest{ContainerId: c.ID, Cmd: []string{"sh", "-c", "sleep 5432 & wait"}})
+		harness.Eventually(t, time.Minute, func() error {
+			if out, _, _ := c.ExecSync("sh", "-c", "ps | grep '[s]leep 5432'"); out == "" {
+				return fmt.Errorf("the program does not run")
+			}
+			return nil
+		})
+		d.Kill()
+		d.Start()
+		if out := c.Must("echo", "at once"); out != "at once\n" { // a probe must not fail for the restart
+			t.Errorf("%q", out)
+		}
+		harness.Eventually(t, time.Minute, func() error {
+			if out, _, _ := c.ExecSync("sh", "-c", "ps | grep '[s]leep 5432'"); out != "" {
+				return fmt.Errorf("left in the guest: %s", out)
+			}
+			return nil
+		})
+	})
+}
