@@ -183,18 +183,26 @@ func realTerminal(t *testing.T, a *agent.Agent, _ string) {
 		}
 		codes <- code
 	}()
-	if line := <-lines; !strings.HasPrefix(line, "/dev/pts/") {
+	next := func() string {
+		select {
+		case line := <-lines:
+			return line
+		case <-time.After(patience):
+			t.Fatal("the program says nothing")
+			return ""
+		}
+	}
+	if line := next(); !strings.HasPrefix(line, "/dev/pts/") {
 		t.Errorf("the terminal is %q", line)
 	}
 	sizes <- sandbox.TermSize{Width: 101, Height: 37}
 	io.WriteString(feed, "\n")
-	for line := range lines {
-		if line == "37 101" {
-			break
-		}
-		if line != "" {
-			t.Fatalf("the size is %q", line)
-		}
+	line := next()
+	for line == "" { // the echo of what was typed
+		line = next()
+	}
+	if line != "37 101" {
+		t.Errorf("the size is %q", line)
 	}
 	if code := <-codes; code != 6 {
 		t.Errorf("code %d", code)
@@ -235,7 +243,7 @@ func realCancel(t *testing.T, a *agent.Agent, _ string) {
 }
 
 func realDial(t *testing.T, a *agent.Agent, _ string) {
-	client := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return a.DialTCP(ctx, 80) }}}
+	client := http.Client{Timeout: patience, Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return a.DialTCP(ctx, 80) }}}
 	defer client.CloseIdleConnections()
 	response, err := client.Get("http://guest/")
 	if err != nil {
