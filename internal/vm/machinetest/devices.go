@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/tripod-run/tripod/internal/vm/machine"
+	"github.com/tripod-run/tripod/internal/vm/qcow2"
 )
 
 // devices: disks of every kind, the ports and the balloon are there; what the guest writes goes where it shall, and
@@ -31,7 +32,7 @@ func devices(t *testing.T, s Subject) {
 	console := l.Up(t, d)
 	console.Type("dd if=/dev/vda bs=26 count=1 2>/dev/null; dd if=/dev/vda of=/dev/null bs=64k 2>/dev/null; cat /sys/block/vdb/ro; " +
 		"echo denied >/dev/vdb; printf 'QFI\\373' >/dev/vdc; echo changed >/dev/vda; sync; " +
-		"dd if=/dev/sda bs=22 count=1 2>/dev/null; dd if=/dev/sdb bs=18 count=1 2>/dev/null; cat /sys/class/virtio-ports/*/name; cat /sys/block/vd?/serial; echo devices-$((40+2))")
+		"for d in /dev/sd?; do dd if=$d bs=22 count=1 2>/dev/null; done; cat /sys/class/virtio-ports/*/name; cat /sys/block/vd?/serial; echo devices-$((40+2))")
 	AwaitLog(t, d, "devices-42", 1)
 	raw, err := os.ReadFile(d.SerialLog)
 	if err != nil {
@@ -72,6 +73,57 @@ func devices(t *testing.T, s Subject) {
 		if raw, err := os.ReadFile(path); err != nil || !bytes.HasPrefix(raw, []byte(want)) {
 			t.Errorf("%s begins with %.20q, %v", path, raw, err)
 		}
+	}
+}
+
+// bootsFromDisk: the firmware boots from an overlay on an image; what the guest writes is there after a restart, in the
+// overlay alone.
+func bootsFromDisk(t *testing.T, s Subject) {
+	l, d := s.Begin(t), s.Definition(t)
+	defer l.Close()
+	image, err := os.Open(s.Guest.Disk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer image.Close()
+	before, err := image.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := qcow2.Inspect(image, before.Size())
+	if err != nil {
+		t.Fatal(err)
+	}
+	overlay := filepath.Join(d.StateDir, "boot.qcow2")
+	if err := qcow2.CreateOverlay(t.Context(), overlay, info.VirtualSize, qcow2.Overlay{}); err != nil {
+		t.Fatal(err)
+	}
+	d.Kernel, d.Initrd, d.Cmdline = nil, nil, ""
+	d.Disks = []machine.Disk{{
+		ID: "root", File: machine.File{Path: overlay}, Format: "qcow2", Bus: machine.BusVirtio,
+		Base: &machine.Base{File: machine.File{Path: s.Guest.Disk}, Format: "qcow2"},
+	}}
+	console := l.Up(t, d)
+	console.Type("echo kept-$((40+2)) >/disk/kept; sync; cat /disk/kept; echo so")
+	AwaitLog(t, d, "kept-42", 1)
+	if err := l.Shutdown(t.Context(), d.Name); err != nil {
+		t.Fatal(err)
+	}
+	if end := l.End(d.Name); end.Cause != machine.CausePowerOff {
+		t.Errorf("ended: %+v", end)
+	}
+	if err := l.Start(t.Context(), d.Name); err != nil {
+		t.Fatal(err)
+	}
+	console = Attach(t, d)
+	AwaitLog(t, d, ready, 2)
+	console.Type("cat /disk/kept")
+	AwaitLog(t, d, "kept-42", 2)
+	if err := l.Undefine(t.Context(), d.Name); err != nil {
+		t.Error(err)
+	}
+	if after, err := os.Stat(s.Guest.Disk); err != nil || !after.ModTime().Equal(before.ModTime()) || after.Size() != before.Size() {
+		t.Errorf("the base has changed: %v", err)
 	}
 }
 

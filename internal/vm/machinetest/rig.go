@@ -24,8 +24,9 @@ const Patience = 2 * time.Minute
 // ready begins the line that the guest writes when it is up.
 const ready = "TRIPOD-GUEST-READY"
 
-// Guest is the test guest (hack/images/guest): a kernel and an initrd that answer on the serial console.
-type Guest struct{ Kernel, Initrd string }
+// Guest is the test guest (hack/images/guest): a kernel and an initrd that answer on the serial console, and a qcow2 image
+// from which they are booted by the firmware.
+type Guest struct{ Kernel, Initrd, Disk string }
 
 // Subject is a driver under test.
 type Subject struct {

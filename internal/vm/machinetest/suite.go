@@ -23,7 +23,7 @@ func Run(t *testing.T, s Subject) {
 		test func(t *testing.T, s Subject)
 	}{
 		{"Lifecycle", lifecycle}, {"Unknown", unknown}, {"Causes", causes}, {"Hung", hung}, {"OutOfMemory", outOfMemory},
-		{"NoStart", noStart}, {"Reboot", reboot}, {"Devices", devices}, {"Network", networked}, {"DriverRestart", driverRestart}, {"NodeRestart", nodeRestart},
+		{"NoStart", noStart}, {"Reboot", reboot}, {"Devices", devices}, {"BootsFromDisk", bootsFromDisk}, {"Network", networked}, {"DriverRestart", driverRestart}, {"NodeRestart", nodeRestart},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(t, s) })
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
@@ -167,7 +168,12 @@ func lastWords(path string) string {
 	for i, line := range lines {
 		lines[i] = strings.TrimPrefix(strings.TrimSpace(line), ProgramName+": ")
 	}
-	return strings.ToValidUTF8(strings.Join(lines, "; "), "?")
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) { // a guest may have a say in it
+			return '?'
+		}
+		return r
+	}, strings.Join(lines, "; "))
 }
 
 func notThere(err error) bool { return errors.Is(err, fs.ErrNotExist) }

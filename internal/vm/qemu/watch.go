@@ -65,7 +65,7 @@ func (h *handle) connect(r *run) bool {
 	ctx, stop := r.whileAlive(ctx)
 	defer stop()
 	if err := r.connect(ctx); err != nil {
-		if r.proc.Alive() && h.d.ctx.Err() == nil {
+		if !r.proc.Ending() && h.d.ctx.Err() == nil {
 			h.log.Debug("the monitor of a machine is not there", "pid", r.proc.Pid, "error", err)
 		}
 		return false
@@ -110,7 +110,7 @@ func (h *handle) askStatus(r *run, m *qmp.Client) machine.Cause {
 	defer cancel()
 	status, err := queryStatus(ctx, m)
 	if err != nil {
-		if r.proc.Alive() && h.d.ctx.Err() == nil {
+		if !r.proc.Ending() && h.d.ctx.Err() == nil {
 			h.log.Warn("a machine does not tell its state", "pid", r.proc.Pid, "error", err)
 		}
 		m.Close()
