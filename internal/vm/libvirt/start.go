@@ -76,10 +76,14 @@ func (d *Driver) run(ctx context.Context, in *instance, def machine.Definition) 
 
 // undo ends what is left of a start that failed or was given up, whatever has become of ctx.
 func (d *Driver) undo(ctx context.Context, in *instance, domain golibvirt.Domain) {
+	in.launched() // from now on nobody gets the machine's files: a domain that has not got them ends by itself
 	in.mu.Lock()
-	proc := in.proc
+	proc, limit := in.proc, undoTimeout
 	in.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	if proc == nil {
+		limit = kindTimeout
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
 	if _, err := d.destroyDomain(ctx, domain, proc); err != nil {
 		d.log.Warn("A domain that was not started could not be ended", "domain", domain.Name, "err", err)
@@ -99,14 +103,16 @@ func (in *instance) begin(domain golibvirt.Domain, l *launch) {
 func (in *instance) launched() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	in.launch.close()
-	in.launch = nil
+	if in.launch != nil {
+		in.launch.close()
+		in.launch = nil
+	}
 }
 
 func (in *instance) granted() bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	return in.launch.granted
+	return in.launch.granted && in.proc != nil
 }
 
 // running notes that the machine runs. On a host whose libvirt has put it, or some of its threads,

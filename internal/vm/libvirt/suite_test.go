@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tripod-run/tripod/internal/vm/libvirt/libvirtdtest"
+	"github.com/tripod-run/tripod/test/harness/libvirtdtest"
 	"github.com/tripod-run/tripod/internal/vm/machine"
 	"github.com/tripod-run/tripod/internal/vm/machinetest"
 	"github.com/tripod-run/tripod/internal/vm/qemu"
