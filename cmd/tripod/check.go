@@ -33,6 +33,7 @@ func checkCommand() *cobra.Command {
 				findings = append(findings, check.Finding(f))
 			}
 			findings = append(findings, checkWasm(c.Context(), cfg)...)
+			findings = append(findings, checkVM(c.Context(), cfg)...)
 			if format == "json" {
 				out := json.NewEncoder(c.OutOrStdout())
 				out.SetIndent("", "  ")

@@ -9,6 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/cli/check"
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/node"
@@ -83,6 +84,30 @@ func agentDisk(c *config.Config) (string, error) {
 		return "", err
 	}
 	return agent.Disk(vmRoot(c), program)
+}
+
+// checkVM looks at what machines need. Without QEMU everything else works.
+func checkVM(ctx context.Context, c *config.Config) []check.Finding {
+	if !c.Backends.VM {
+		return nil
+	}
+	tree, err := vmCgroups(c)
+	if err != nil {
+		return []check.Finding{{Subject: "vm", Required: true, Detail: err.Error(), Remedy: "set linux.cgroup_driver and linux.cgroup_parent"}}
+	}
+	var findings []check.Finding
+	for _, f := range qemu.Doctor(ctx, qemuConfig(c, tree, slog.New(slog.DiscardHandler))) {
+		f.Required = f.Required && c.VM.Emulator != ""
+		findings = append(findings, check.Finding(f))
+	}
+	if _, err := agent.FindProgram(); err != nil {
+		findings = append(findings, check.Finding{Subject: agent.ProgramName, Detail: err.Error(), Remedy: "install tripod-agent beside tripod: exec and port-forward to a guest's localhost need it"})
+	}
+	for _, f := range vm.Doctor(ctx) {
+		f.Required = f.Required && c.VM.Emulator != ""
+		findings = append(findings, check.Finding(f))
+	}
+	return findings
 }
 
 type accelFunc func(context.Context) (accel, why string, err error)

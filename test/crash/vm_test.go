@@ -1,0 +1,134 @@
+package crash
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+// vmPoints are the fail points of machines that `make test` visits; `make test-all` visits all of them.
+var vmPoints = []string{
+	"vm.create-sandbox.wired", "vm.create-container.defined", "vm.start-container.intent", "vm.start-container.booted",
+	"vm.stop-container.pressed", "vm.remove-container.undefined", "vm.stop-sandbox.unwired",
+}
+
+// vmVictim is the machine that the script takes through its life.
+func vmVictim(t *testing.T) (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig) {
+	return harness.PodConfig(t, "victim"), harness.ContainerConfig("c", harness.TinyGuest)
+}
+
+// TestN1VMKilledAtEveryFailPoint is TestN1KilledAtEveryFailPoint over machines: users, taps, leases, disks, definitions and QEMU
+// are cut off at every line, while a bystander's machine ticks, and not one tick is missing in its log.
+func TestN1VMKilledAtEveryFailPoint(t *testing.T) {
+	d := harness.StartDaemon(t, harness.VM(t), harness.Set("vm.default_memory", 32<<20))
+	bystander := d.RunVM(t, &harness.PodSpec{Name: "bystander", Image: harness.TinyGuest})
+	bystander.WaitConsole("tick 00001")
+	began := bystander.Status().StartedAt
+	pod, container := vmVictim(t)
+	if err := script(d, "vm", pod, container); err != nil {
+		t.Fatalf("the script without a crash: %v", err)
+	}
+	before := resources(d)
+	names := points(t, "vm.")
+	for _, name := range vmPoints {
+		if !slices.Contains(names, name) {
+			t.Errorf("%s is no fail point", name)
+		}
+	}
+	if os.Getenv("TRIPOD_TEST_FULL") == "" {
+		names = vmPoints
+	} else if len(names) < 19 {
+		t.Errorf("only %d fail points were found", len(names))
+	}
+	for _, point := range names {
+		t.Run(point, func(t *testing.T) {
+			d.Restart(failpoint.Variable + "=" + point + "=kill")
+			pod, container := vmVictim(t)
+			err := script(d, "vm", pod, container)
+			state := d.WaitExit(10 * time.Second)
+			if status := state.Sys().(syscall.WaitStatus); status.Signal() != syscall.SIGKILL {
+				t.Fatalf("the daemon ended with %v, the script with %v: the point was never passed", state, err)
+			}
+			d.Start()
+			if err := machinesAreTrue(d); err != nil {
+				t.Error(err)
+			}
+			if s := bystander.Status(); s.State != runtimeapi.ContainerState_CONTAINER_RUNNING || s.StartedAt != began {
+				t.Errorf("the bystander is %v", s)
+			}
+			if err := machineTicks(bystander); err != nil {
+				t.Error(err)
+			}
+			removeVictims(t, d, bystander.Pod.ID)
+			harness.Eventually(t, 10*time.Second, func() error { return before.Leaks(resources(d)) })
+			if err := script(d, "vm", pod, container); err != nil {
+				t.Errorf("the same calls after the crash: %v", err)
+			}
+		})
+	}
+}
+
+// machineTicks waits for a line that a tiny guest writes after now, and looks whether one is missing before it.
+func machineTicks(c *harness.Container) error {
+	ticks := func() (n int, err error) {
+		for _, line := range c.Logs() {
+			_, number, ok := strings.Cut(strings.TrimSpace(line.Text), "tick ")
+			if !ok {
+				continue // the firmware's
+			}
+			if n++; number != fmt.Sprintf("%05d", n) {
+				return n, fmt.Errorf("line %d of the bystander's log is %q", n, line.Text)
+			}
+		}
+		return n, nil
+	}
+	n, err := ticks()
+	if err != nil {
+		return err
+	}
+	c.WaitConsole(fmt.Sprintf("tick %05d", n+2))
+	_, err = ticks()
+	return err
+}
+
+// machinesAreTrue holds what the daemon says of each machine against its process.
+func machinesAreTrue(d *harness.Daemon) error {
+	ctx := context.Background()
+	list, err := d.CRI().ListContainers(ctx, &runtimeapi.ListContainersRequest{})
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, c := range list.Containers {
+		resp, err := d.CRI().ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: c.Id, Verbose: true})
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		var info struct{ Pid int }
+		if err := json.Unmarshal([]byte(resp.Info["vm"]), &info); err != nil {
+			errs = append(errs, err)
+		}
+		cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", info.Pid))
+		runs := info.Pid != 0 && strings.Contains(string(cmdline), "qemu")
+		if says := resp.Status.State == runtimeapi.ContainerState_CONTAINER_RUNNING; says != runs {
+			errs = append(errs, fmt.Errorf("container %s is %s; its process %d runs %q", c.Metadata.Name, resp.Status.State, info.Pid, cmdline))
+		}
+		if s := resp.Status; s.State == runtimeapi.ContainerState_CONTAINER_EXITED && (s.FinishedAt == 0 || s.Reason == "") {
+			errs = append(errs, fmt.Errorf("container %s has ended without a time or a reason: %v", c.Metadata.Name, s))
+		}
+	}
+	return errors.Join(errs...)
+}
