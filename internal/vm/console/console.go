@@ -31,7 +31,8 @@ type Console struct {
 	hub   *hub
 }
 
-// Open goes on where an earlier Console of the same machine ended, be it by SIGKILL, and serves until Close.
+// Open goes on where an earlier Console of the same machine ended, be it by SIGKILL, and serves until Close. A log that cannot be
+// opened is an error for the first one only: later ones try again, for the machine may be running.
 func Open(cfg Config) (*Console, error) {
 	r, err := openRelay(cfg)
 	if err != nil {

@@ -2,6 +2,7 @@ package console_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -9,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,6 +18,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/crilog"
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/vm/console"
 )
 
 // TestKilledDaemon (N1): daemons are killed at any moment, while the log is rotated too; every byte is logged once.
@@ -140,6 +143,54 @@ func TestFullDisk(t *testing.T) {
 		t.Errorf("%d bytes are logged, which are not the beginning", len(part))
 	}
 	os.Remove(ballast)
+	if err := c.Drain(deadline(t)); err != nil {
+		t.Fatal(err)
+	}
+	compare(t, logged(t, dir), p.all.String())
+}
+
+// TestLogIsAway (N5): a console that is found again goes on when its log can be opened again; the first one needs it at once.
+func TestLogIsAway(t *testing.T) {
+	dir := newDir(t)
+	p := newPort(t, dir)
+	cfg := configOf(dir, t.Output())
+	openLog, away := cfg.OpenLog, atomic.Bool{}
+	cfg.OpenLog = func() (*os.File, error) {
+		if away.Load() {
+			return nil, unix.ENOSPC
+		}
+		return openLog()
+	}
+	away.Store(true)
+	if c, err := console.Open(cfg); err == nil {
+		c.Close()
+		t.Fatal("a first console without its log")
+	}
+	away.Store(false)
+	c, err := console.Open(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.write("one\ntwo")
+	for logged(t, dir) != "one\n" {
+		time.Sleep(time.Millisecond)
+	}
+	c.Close()
+	away.Store(true)
+	if c, err = console.Open(cfg); err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	p.write("\nthree\n")
+	if err := c.ReopenLog(); !errors.Is(err, unix.ENOSPC) {
+		t.Error(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := c.Drain(ctx); !errors.Is(err, unix.ENOSPC) {
+		t.Error(err)
+	}
+	away.Store(false)
 	if err := c.Drain(deadline(t)); err != nil {
 		t.Fatal(err)
 	}

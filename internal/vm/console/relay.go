@@ -47,6 +47,7 @@ type relay struct {
 	file    *os.File // the container's log; nil: none is wanted
 	at      record
 	punched int64 // how much of the serial log is freed; -1 when that cannot be done
+	late    bool  // the container's log is still to be opened
 	closed  bool
 }
 
@@ -133,6 +134,11 @@ func (r *relay) step(last bool) (more bool, err error) {
 	defer r.mu.Unlock()
 	if r.closed {
 		return false, os.ErrClosed
+	}
+	if r.late {
+		if err := r.begin(); err != nil {
+			return false, err
+		}
 	}
 	b := buffers.Get().(*buffer)
 	defer buffers.Put(b)
@@ -229,17 +235,17 @@ func (r *relay) punch(last bool) {
 
 // reopen goes on in another log.
 func (r *relay) reopen() error {
-	file, err := r.cfg.OpenLog()
-	if err != nil {
-		return err
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
-		if file != nil {
-			file.Close()
-		}
 		return fmt.Errorf("container log: %w", os.ErrClosed)
+	}
+	if r.late {
+		return r.begin()
+	}
+	file, err := r.cfg.OpenLog()
+	if err != nil {
+		return err
 	}
 	old := r.file
 	if err := r.use(file); err != nil {

@@ -27,6 +27,21 @@ func (r *relay) open() (err error) {
 	if r.state, err = openOwn(r.cfg.StateFile); err != nil {
 		return err
 	}
+	err = r.begin()
+	if err == nil {
+		return nil
+	}
+	if _, was, readErr := readRecord(r.state); readErr != nil || !was {
+		return err
+	}
+	// A machine that may be running already is not given up for its log's sake.
+	r.log.Warn("the log of a console cannot be opened; it is tried again", "serial log", r.cfg.SerialLog, "error", err)
+	r.late = true
+	return nil
+}
+
+// begin opens the container's log and goes on in it.
+func (r *relay) begin() error {
 	file, err := r.cfg.OpenLog()
 	if err != nil {
 		return err
@@ -37,6 +52,7 @@ func (r *relay) open() (err error) {
 		}
 		return err
 	}
+	r.late = false
 	return nil
 }
 
