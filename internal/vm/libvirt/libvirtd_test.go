@@ -2,9 +2,6 @@ package libvirt
 
 import (
 	"context"
-	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -15,10 +12,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/stretchr/testify/require"
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
-	"github.com/tripod-run/tripod/internal/vm/iso9660"
 	"github.com/tripod-run/tripod/internal/vm/machine"
 	"github.com/tripod-run/tripod/internal/vm/machinetest"
 )
@@ -110,7 +104,7 @@ func TestConfined(t *testing.T) {
 	l.Up(t, d)
 	proc := filepath.Join("/proc", strconv.Itoa(l.Must(d.Name).Pid))
 	status := read(t, filepath.Join(proc, "status"))
-	for _, want := range []string{"Uid:\t200001\t200001\t200001\t200001", "Gid:\t200001\t200001\t200001\t200001", "NoNewPrivs:\t1", "Seccomp:\t2", "CapEff:\t0000000000000000", "CapPrm:\t0000000000000000"} {
+	for _, want := range []string{"Uid:\t200001\t200001\t200001\t200001", "Gid:\t200002\t200002\t200002\t200002", "NoNewPrivs:\t1", "Seccomp:\t2", "CapEff:\t0000000000000000", "CapPrm:\t0000000000000000"} {
 		require.Contains(t, status, want)
 	}
 	require.NotContains(t, read(t, filepath.Join(proc, "environ")), "TRIPOD_")
@@ -134,100 +128,6 @@ func TestOwners(t *testing.T) {
 	_, err := l.Stats(t.Context(), d.Name)
 	require.NoError(t, err, "it lives")
 	require.NoError(t, l.Undefine(t.Context(), d.Name))
-}
-
-// TestNetwork: the domain has no network, the guest has the machine's, with its address and MTU. A tap that is gone is
-// told before anything is started.
-func TestNetwork(t *testing.T) {
-	r := newRig(t)
-	r.cfg.Opener = opener{}
-	s := r.subject(t)
-	l, d := s.Begin(t), s.Definition(t)
-	defer l.Close()
-	seed, err := iso9660.Build("cidata", []iso9660.File{{Path: "meta-data", Data: []byte("instance-id: x\n")}, {Path: "network-config", Data: []byte(networkConfig)}})
-	require.NoError(t, err)
-	disk := filepath.Join(d.StateDir, "cidata.iso")
-	require.NoError(t, os.WriteFile(disk, seed, 0o600))
-	d.Disks = append(d.Disks, machine.Disk{ID: "cidata", File: machine.File{Path: disk}, Format: "raw", ReadOnly: true, Bus: machine.BusVirtio})
-	d.NICs = []machine.NIC{{MAC: "02:11:22:33:44:55", MTU: 1400, Tap: "vmtap0"}, {MAC: "02:11:22:33:44:66", MTU: 1500, Tap: "vmtap1"}}
-	require.NoError(t, l.Define(t.Context(), d))
-	err = l.Start(t.Context(), d.Name)
-	require.ErrorIs(t, err, errdefs.ErrNotFound)
-	require.ErrorContains(t, err, "vmtap0")
-	for i, nic := range d.NICs {
-		tap := &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: nic.Tap}, Mode: netlink.TUNTAP_MODE_TAP, Flags: unix.IFF_VNET_HDR | unix.IFF_NO_PI}
-		require.NoError(t, netlink.LinkAdd(tap))
-		defer func() { require.NoError(t, netlink.LinkDel(tap)) }()
-		require.NoError(t, netlink.LinkSetUp(tap))
-		addr, err := netlink.ParseAddr(fmt.Sprintf("198.51.%d.1/24", 100+i))
-		require.NoError(t, err)
-		require.NoError(t, netlink.AddrAdd(tap, addr))
-	}
-	for run := 1; run <= 2; run++ { // and once more: the taps are free again
-		require.NoError(t, l.Start(t.Context(), d.Name))
-		machinetest.AwaitLog(t, d, "TRIPOD-GUEST-READY", run)
-		first, second := page(t, "http://198.51.100.2/cgi-bin/info"), page(t, "http://198.51.101.2/cgi-bin/info")
-		for _, want := range []string{"02:11:22:33:44:55", "02:11:22:33:44:66", "mtu 1400", "mtu 1500"} {
-			require.Contains(t, first, want)
-			require.Contains(t, second, want)
-		}
-		require.NoError(t, l.Destroy(t.Context(), d.Name))
-	}
-	require.NoError(t, l.Undefine(t.Context(), d.Name))
-}
-
-const networkConfig = `version: 2
-ethernets:
-  eth0:
-    match:
-      macaddress: "02:11:22:33:44:55"
-    addresses:
-      - 198.51.100.2/24
-  eth1:
-    match:
-      macaddress: "02:11:22:33:44:66"
-    addresses:
-      - 198.51.101.2/24
-`
-
-// page gets a page; the guest's server may come up a moment after the guest says that it is ready.
-func page(t *testing.T, url string) (body string) {
-	t.Helper()
-	require.Eventually(t, func() bool {
-		client := http.Client{Timeout: 10 * time.Second}
-		response, err := client.Get(url)
-		if err != nil {
-			return false
-		}
-		defer response.Body.Close()
-		raw, err := io.ReadAll(response.Body)
-		body = string(raw)
-		return err == nil && response.StatusCode == http.StatusOK
-	}, machinetest.Patience, 100*time.Millisecond)
-	return body
-}
-
-// opener opens taps of this namespace.
-type opener struct{}
-
-func (opener) Tap(_ context.Context, nic machine.NIC) (*os.File, error) {
-	if _, err := netlink.LinkByName(nic.Tap); err != nil {
-		return nil, fmt.Errorf("%w: %w", err, errdefs.ErrNotFound)
-	}
-	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	ifr, err := unix.NewIfreq(nic.Tap)
-	if err == nil {
-		ifr.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
-		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, ifr)
-	}
-	if err != nil {
-		unix.Close(fd)
-		return nil, err
-	}
-	return os.NewFile(uintptr(fd), nic.Tap), nil
 }
 
 // TestShares: directories are mounted by their tags, read-only where they shall be.
@@ -309,4 +209,21 @@ func entries(t *testing.T, dir string) (names []string) {
 		names = append(names, e.Name())
 	}
 	return names
+}
+
+// TestDoctor: what is missing is told with what to do.
+func TestDoctor(t *testing.T) {
+	r := newRig(t)
+	cfg := r.cfg
+	cfg.URI = r.URI
+	for _, f := range Doctor(t.Context(), cfg) {
+		require.True(t, f.OK, "%+v", f)
+	}
+	require.Contains(t, Doctor(t.Context(), cfg)[1].Detail, "libvirt ")
+	r.Kill()
+	cfg.Wrapper = "/no/such/wrapper"
+	for _, f := range Doctor(t.Context(), cfg) {
+		require.False(t, f.OK, "%+v", f)
+		require.NotEmpty(t, f.Remedy)
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/url"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -23,6 +24,8 @@ const (
 	helloTimeout = 15 * time.Second
 	// waitTimeout is how long a call waits for a connection that is being made.
 	waitTimeout = 5 * time.Second
+	// maxUnanswered is how many calls libvirtd may owe an answer to; those that were given up count, too.
+	maxUnanswered = 256
 	// retryMin and retryMax bound the time between attempts to connect.
 	retryMin, retryMax = 50 * time.Millisecond, 2 * time.Second
 )
@@ -35,6 +38,8 @@ type link struct {
 	// connected is called when a connection stands, in a goroutine of its own; event when something happens to a domain.
 	connected func(context.Context)
 	event     func(domain string)
+
+	unanswered atomic.Int32
 
 	mu      sync.Mutex
 	client  *golibvirt.Libvirt
@@ -209,12 +214,17 @@ func ask[T any](ctx context.Context, l *link, what string, call func(*golibvirt.
 	if err != nil {
 		return none, fmt.Errorf("%s: %w", what, err)
 	}
+	if l.unanswered.Add(1) > maxUnanswered {
+		l.unanswered.Add(-1)
+		return none, fmt.Errorf("%s: libvirtd owes %d answers: %w", what, maxUnanswered, errdefs.ErrUnavailable)
+	}
 	type answer struct {
 		value T
 		err   error
 	}
 	answers := make(chan answer, 1)
 	go func() {
+		defer l.unanswered.Add(-1)
 		value, err := call(client)
 		answers <- answer{value, err}
 	}()

@@ -77,8 +77,11 @@ func (d *Driver) definition(ctx context.Context, domain golibvirt.Domain) (machi
 	return def, nil
 }
 
-// readopt takes a machine over from an earlier daemon.
+// readopt takes a machine over from an earlier daemon, once: Recover may have been cut off before.
 func (d *Driver) readopt(ctx context.Context, domain golibvirt.Domain, def machine.Definition) (machine.State, error) {
+	if state, err := d.State(ctx, def.Name); err == nil {
+		return state, nil
+	}
 	record, err := loadRun(def.StateDir)
 	if err != nil {
 		d.log.Warn("What was written down of a machine's run is lost", "machine", def.Name, "err", err)

@@ -86,26 +86,28 @@ func (d *Driver) Destroy(ctx context.Context, name string) error {
 // destroyDomain returns when the domain's process is dead: by libvirt, or, when that does not help in time, forced by
 // SIGKILL.
 func (d *Driver) destroyDomain(ctx context.Context, domain golibvirt.Domain, proc *process.Process) (forced bool, err error) {
+	if proc != nil && proc.Pid == 0 {
+		proc = nil // libvirt alone knows it
+	}
 	destroyed := make(chan error, 1)
 	go func() { destroyed <- d.link.destroy(ctx, domain) }()
 	kind := time.NewTimer(kindTimeout)
 	defer kind.Stop()
 	select {
 	case err = <-destroyed:
-		if err == nil && (proc == nil || !proc.Alive()) {
+		if err == nil && (proc == nil || proc.WaitFor(kindTimeout)) {
 			return false, nil
 		}
 	case <-kind.C:
 		if proc == nil {
 			return false, <-destroyed
 		}
-		err = fmt.Errorf("domain %s does not end: %w", domain.Name, errdefs.ErrUnavailable)
 	}
 	if proc == nil {
 		return false, err
 	}
-	if killErr := proc.Signal(unix.SIGKILL); killErr != nil {
-		return true, fmt.Errorf("%w; kill process %d: %w", err, proc.Pid, killErr)
+	if err := proc.Signal(unix.SIGKILL); err != nil {
+		return true, fmt.Errorf("kill process %d of domain %s: %w", proc.Pid, domain.Name, err)
 	}
 	return true, proc.Wait(ctx)
 }

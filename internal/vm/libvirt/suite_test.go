@@ -10,10 +10,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tripod-run/tripod/test/harness/libvirtdtest"
 	"github.com/tripod-run/tripod/internal/vm/machine"
 	"github.com/tripod-run/tripod/internal/vm/machinetest"
 	"github.com/tripod-run/tripod/internal/vm/qemu"
+	"github.com/tripod-run/tripod/test/harness/libvirtdtest"
 )
 
 func TestMain(m *testing.M) { machinetest.Main(m) }
@@ -31,7 +31,7 @@ type rig struct {
 
 func newRig(t *testing.T) rig {
 	dir := publicTemp(t)
-	return rig{libvirtdtest.Start(t), Config{Dir: filepath.Join(dir, "run"), Owner: dir, Wrapper: wrapper(t, dir), Accel: qemu.AccelTCG, Cgroup: machinetest.Cgroups(t)}}
+	return rig{libvirtdtest.Start(t), Config{Dir: filepath.Join(dir, "run"), Owner: dir, Wrapper: wrapper(t, dir), Accel: qemu.AccelTCG, Opener: machinetest.Taps{}, Cgroup: machinetest.Cgroups(t)}}
 }
 
 // publicTemp is a directory that every user can pass.
@@ -71,7 +71,7 @@ func (r rig) driver(t testing.TB) *Driver {
 func (r rig) subject(t *testing.T) machinetest.Subject {
 	return machinetest.Subject{
 		New:   func(t testing.TB) machine.Driver { return r.driver(t) },
-		Guest: machinetest.FindGuest(t, false), NewCgroup: machinetest.NewCgroup, UID: 200001, GID: 200001,
+		Guest: machinetest.FindGuest(t, false), NewCgroup: machinetest.NewCgroup, UID: 200001, GID: 200002,
 	}
 }
 

@@ -130,7 +130,6 @@ func (d *Driver) finish(in *instance, ended chan struct{}, cause machine.Cause, 
 	in.state = in.run.end(cause, message)
 	in.run.Ended = &in.state
 	err := in.run.save(in.def.StateDir)
-	in.proc.Close()
 	state, name := in.state, in.def.Name
 	close(ended)
 	in.ended = nil
