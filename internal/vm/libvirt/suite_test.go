@@ -29,13 +29,13 @@ type rig struct {
 	cfg Config
 }
 
-func newRig(t *testing.T) rig {
+func newRig(t testing.TB) rig {
 	dir := publicTemp(t)
 	return rig{libvirtdtest.Start(t), Config{Dir: filepath.Join(dir, "run"), Owner: dir, Wrapper: wrapper(t, dir), Accel: qemu.AccelTCG, Opener: machinetest.Taps{}, Cgroup: machinetest.Cgroups(t)}}
 }
 
 // publicTemp is a directory that every user can pass.
-func publicTemp(t *testing.T) string {
+func publicTemp(t testing.TB) string {
 	dir := t.TempDir()
 	for at := dir; at != "/"; at = filepath.Dir(at) {
 		if reachable(at) == nil {
@@ -47,7 +47,7 @@ func publicTemp(t *testing.T) string {
 }
 
 // wrapper builds tripod-vmwrap, unless one is named.
-func wrapper(t *testing.T, dir string) string {
+func wrapper(t testing.TB, dir string) string {
 	if path := os.Getenv("TRIPOD_VMWRAP_BIN"); path != "" {
 		return path
 	}
@@ -68,7 +68,7 @@ func (r rig) driver(t testing.TB) *Driver {
 	return d
 }
 
-func (r rig) subject(t *testing.T) machinetest.Subject {
+func (r rig) subject(t testing.TB) machinetest.Subject {
 	return machinetest.Subject{
 		New:   func(t testing.TB) machine.Driver { return r.driver(t) },
 		Guest: machinetest.FindGuest(t, false), NewCgroup: machinetest.NewCgroup, UID: 200001, GID: 200002,
