@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -281,7 +282,7 @@ func (g *guest) static(interfaces []tap.Interface) {
 	for number, i := range interfaces {
 		dev := fmt.Sprintf("eth%d", number)
 		for _, a := range i.Addrs {
-			g.n.must(g.netns, "ip", "addr", "add", a.String(), "dev", dev, "nodad")
+			g.add(a, dev)
 		}
 		for _, r := range i.Routes {
 			args := []string{"ip", "route", "add", r.Dst.String(), "dev", dev}
@@ -294,6 +295,16 @@ func (g *guest) static(interfaces []tap.Interface) {
 			g.n.must(g.netns, args...)
 		}
 	}
+}
+
+// add gives an interface an address, and waits until the kernel, which does that in the background, takes it for its own.
+func (g *guest) add(a netip.Prefix, dev string) {
+	g.n.t.Helper()
+	family := map[bool]string{true: "-4", false: "-6"}[a.Addr().Is4()]
+	g.n.must(g.netns, "ip", "addr", "add", a.String(), "dev", dev, "nodad")
+	eventually(g.n.t, 10*time.Second, "an address of the guest's own", func() bool {
+		return strings.Contains(g.n.must(g.netns, "ip", family, "route", "show", "table", "local"), "local "+a.Addr().String()+" ")
+	})
 }
 
 // listener serves body to each that connects to the port in the namespace.

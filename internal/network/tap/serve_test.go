@@ -243,7 +243,7 @@ func testIPv6(t *testing.T, configuration string) {
 	if len(got) != 1 || got[0] != mine || len(dns) != 1 || dns[0].String() != "fd96::a" {
 		t.Fatalf("DHCPv6: addresses %v, servers %v; want %s", got, dns, mine)
 	}
-	n.must(g.netns, "ip", "-6", "addr", "add", got[0].String()+"/128", "dev", "eth0", "nodad")
+	g.add(netip.PrefixFrom(got[0], 128), "eth0")
 	n.ping(g.netns, beyond)
 	n.ping("", got[0].String())
 	neighbours := n.must(g.netns, "ip", "-6", "neigh")
