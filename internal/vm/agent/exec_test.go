@@ -94,6 +94,17 @@ func TestExecAsUser(t *testing.T) {
 	}
 }
 
+// TestTerminalOfUser: a terminal is its user's, who may open it by its name.
+func TestTerminalOfUser(t *testing.T) {
+	a, _ := connected(t)
+	var out bytes.Buffer
+	cmd := command(nil, &out, nil, "sh", "-c", "echo mine >$(tty)")
+	cmd.User, cmd.Dir, cmd.TTY, cmd.Stdin = "nobody", "/", true, strings.NewReader("")
+	if code, err := a.Exec(deadline(t), cmd); err != nil || code != 0 || out.String() != "mine\r\n" {
+		t.Errorf("%q, code %d, %v", out.String(), code, err)
+	}
+}
+
 // TestLargeStdin: 10 MB there and back, whole.
 func TestLargeStdin(t *testing.T) {
 	a, _ := connected(t)

@@ -63,6 +63,9 @@ func (j *job) exec(r wire.Exec) wire.Result {
 	if attr.Files, err = p.stdio(r, attr.Sys); err != nil {
 		return failed(wire.ClassInternal, err)
 	}
+	if r.TTY && attr.Sys.Credential != nil {
+		_ = p.theirs[0].Chown(int(who.uid), -1) // so that it can be opened by its name
+	}
 	process, err := os.StartProcess(path, r.Args, attr)
 	if err != nil {
 		return failed(classOf(err), err)

@@ -1,0 +1,68 @@
+package agent_test
+
+import (
+	"context"
+	"io"
+	"os"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+)
+
+// TestVanishingClients (C5): 1000 programs and connections whose clients go away at any moment leave no goroutine, descriptor or
+// process, on neither side; both sides are this process here.
+func TestVanishingClients(t *testing.T) {
+	a, _ := connected(t)
+	port := server(t, "127.0.0.1:0")
+	once := func(i int) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i%40)*time.Millisecond)
+		defer cancel()
+		if i%2 == 0 {
+			in, feed := io.Pipe()
+			defer feed.Close()
+			cmd := command(in, io.Discard, io.Discard, "sh", "-c", "yes & sleep 1000")
+			cmd.TTY = i%4 == 0
+			a.Exec(ctx, cmd)
+			return
+		}
+		c, err := a.DialTCP(ctx, port)
+		if err != nil {
+			return
+		}
+		go c.Write(make([]byte, 300<<10))
+		<-ctx.Done()
+		c.Close()
+	}
+	once(38)
+	once(39)
+	settled := func() (goroutines, descriptors int) {
+		entries, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return runtime.NumGoroutine(), len(entries)
+	}
+	goroutines, descriptors := settled()
+	var group sync.WaitGroup
+	for worker := range 10 {
+		group.Go(func() {
+			for i := range 100 {
+				once(worker*100 + i)
+			}
+		})
+	}
+	group.Wait()
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		g, d := settled()
+		if g <= goroutines+2 && d <= descriptors+2 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d goroutines became %d, %d descriptors %d", goroutines, g, descriptors, d)
+		}
+	}
+	if code, err := a.Exec(deadline(t), command(nil, nil, nil, "sh", "-c", "! pgrep -x yes")); code != 0 || err != nil {
+		t.Errorf("left in the guest: code %d, %v", code, err)
+	}
+}
