@@ -4,4 +4,5 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 CGO_ENABLED=0 go build -o build/bin/images ./hack/images
+case ${1-} in list | serve | push) build/bin/images build ;; esac
 exec build/bin/images "$@"

@@ -34,7 +34,8 @@ type download struct {
 
 // find asks apt, which may not know all of it.
 func (d *download) find(ctx context.Context) bool {
-	d.cloud, d.full = kernelPackage(ctx, cloudKernel), kernelPackage(ctx, fullKernel)
+	kernels := kernelPackages(ctx, cloudKernel, fullKernel)
+	d.cloud, d.full = kernels[cloudKernel], kernels[fullKernel]
 	if d.cloud == "" || d.full == "" {
 		return false
 	}

@@ -6,6 +6,8 @@
 //	images push ADDR        push them to a registry
 //	images hosts ADDR DIR   write DIR/_default/hosts.toml, which sends every registry's pulls to ADDR
 //
+// The others build only what was never built: asking apt whether there is something newer takes a second or two.
+//
 // Many carry the names of public images that CRI test suites pull, so that such a suite runs here without the
 // internet, through a mirror. They hold Debian's busybox and nginx, taken from their packages without installing
 // them, and two small Go programs; the components of examples/wasm are artifacts among them, and so are disks and kernels

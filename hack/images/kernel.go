@@ -33,15 +33,16 @@ const (
 	fullKernel  = "linux-image-amd64"
 )
 
-var kernelDepends = regexp.MustCompile(`(?m)^\s*Depends: (linux-image-[0-9]\S+)$`)
+var kernelDepends = regexp.MustCompile(`(?m)^(\S+)\n\s*Depends: (linux-image-[0-9]\S+)$`)
 
-// kernelPackage asks apt for the package of the kernel that the metapackage means; "" when it does not know.
-func kernelPackage(ctx context.Context, meta string) string {
-	out, _ := exec.CommandContext(ctx, "apt-cache", "depends", meta).Output()
-	if m := kernelDepends.FindSubmatch(out); m != nil {
-		return string(m[1])
+// kernelPackages asks apt for the packages of the kernels that the metapackages mean, by metapackage.
+func kernelPackages(ctx context.Context, metas ...string) map[string]string {
+	out, _ := exec.CommandContext(ctx, "apt-cache", append([]string{"depends"}, metas...)...).Output()
+	found := map[string]string{}
+	for _, m := range kernelDepends.FindAllStringSubmatch(string(out), -1) {
+		found[m[1]] = m[2]
 	}
-	return ""
+	return found
 }
 
 // readKernel reads the package of the kernel: dir has its file, one of names.

@@ -29,7 +29,7 @@ func run(ctx context.Context, s store, args []string) error {
 	if len(args) == 0 {
 		args = []string{"build"}
 	}
-	if args[0] != "hosts" && args[0] != "fill" {
+	if _, err := os.Stat(s.path("key")); args[0] == "build" || err != nil && args[0] != "hosts" && args[0] != "fill" {
 		if err := s.build(ctx); err != nil {
 			return err
 		}
