@@ -69,12 +69,16 @@ func (s *Store) markDirty(ctx context.Context) error {
 	if _, err := s.snaps.Prepare(ctx, scrap, ""); err != nil && !errdefs.IsAlreadyExists(err) {
 		return err
 	}
-	if err := s.snaps.Remove(ctx, scrap); err != nil {
+	// A collection that came between has removed it, which is as good.
+	if err := s.snaps.Remove(ctx, scrap); err != nil && !errdefs.IsNotFound(err) {
 		return err
 	}
 	desc := ocispec.Descriptor{Digest: digest.FromString(scrap), Size: int64(len(scrap))}
 	if err := content.WriteBlob(ctx, s.content, scrap, strings.NewReader(scrap), desc); err != nil {
 		return err
 	}
-	return s.content.Delete(ctx, desc.Digest)
+	if err := s.content.Delete(ctx, desc.Digest); err != nil && !errdefs.IsNotFound(err) {
+		return err
+	}
+	return nil
 }

@@ -49,7 +49,7 @@ type Limits struct {
 	IndexDepth int
 	// Layers bounds the layers of an image; 0 is 128. The kernel takes at most 500 below one overlay.
 	Layers int
-	// UnpackedBytes bounds an image's layers together, decompressed; 0 is 64 GiB.
+	// UnpackedBytes bounds an image's layers together, decompressed, and a download; 0 is 64 GiB.
 	UnpackedBytes int64
 	// UnpackedFiles bounds the entries of an image's layers together; 0 is 8 Mi.
 	UnpackedFiles int64

@@ -171,7 +171,7 @@ func (s *Store) plainDisk(ctx context.Context, d *details) (ocispec.Descriptor, 
 	if d.disk.compression == "" {
 		return d.disk.Descriptor, nil
 	}
-	key := "disk://" + d.manifest.Digest.String()
+	key := "disk://" + d.disk.Digest.String() // two artifacts may have one layer
 	if err := s.once.Lock(ctx, key); err != nil {
 		return ocispec.Descriptor{}, err
 	}

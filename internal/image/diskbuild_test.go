@@ -1,8 +1,10 @@
 package image
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 
 	"github.com/containerd/errdefs"
@@ -61,4 +63,37 @@ func TestUnpackedDiskIsSparse(t *testing.T) {
 	if taken := stat.Blocks * 512; taken > 8*holeSize {
 		t.Errorf("%d bytes take %d", len(disk), taken)
 	}
+}
+
+// TestArtifactsOfOneLayer: artifacts with the same compressed disk are pulled at the same time.
+func TestArtifactsOfOneLayer(t *testing.T) {
+	reg, s := newRegistry(t), open(t, Config{})
+	q := qcow2Of(t, 5<<20)
+	packed := gzipped(t, q)
+	var wg sync.WaitGroup
+	for i := range 5 {
+		m := diskArtifact(MediaTypeDiskQcow2+"+gzip", packed)
+		m.manifest.Annotations = map[string]string{"n": fmt.Sprint(i)}
+		ref := m.push(t, reg, fmt.Sprintf("a%d", i))
+		wg.Go(func() {
+			if _, err := s.Pull(t.Context(), ref, PullOptions{}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	all, err := s.List(t.Context())
+	check(t, err)
+	for i, img := range all {
+		key := fmt.Sprint(i)
+		if _, text := opened(t, s, key, img.ID); text != string(q) {
+			t.Error("the disk is another")
+		}
+		check(t, s.CloseDisk(t.Context(), key))
+		check(t, s.Remove(t.Context(), img.ID))
+	}
+	if len(all) != 5 {
+		t.Errorf("%d images", len(all))
+	}
+	wantEmpty(t, s)
 }
