@@ -19,12 +19,12 @@ import (
 
 var fpUpdated = failpoint.New("vm.update-container.updated")
 
-// qgaTime is how long a qemu-guest-agent may take to say that it is there.
-const qgaTime = 2 * time.Second
+// agentTime is how long the session with an agent that is there takes to come up, at most, when the daemon has just begun.
+const agentTime = 500 * time.Millisecond
 
 // Exec implements sandbox.Execer: by our agent in the guest, or by QEMU's where a terminal and live streams are not asked for.
 func (b *Backend) Exec(ctx context.Context, _ *sandbox.Pod, c *sandbox.Container, req sandbox.ExecRequest) (int32, error) {
-	h, l, err := b.running(c.ID)
+	_, l, err := b.running(c.ID)
 	if err != nil {
 		return 0, err
 	}
@@ -32,16 +32,18 @@ func (b *Backend) Exec(ctx context.Context, _ *sandbox.Pod, c *sandbox.Container
 	for _, e := range c.Config.GetEnvs() {
 		command.Env = append(command.Env, e.GetKey()+"="+string(e.GetValue()))
 	}
-	if a := l.agent.Load(); a != nil && a.Ready() {
-		return a.Exec(ctx, command)
-	}
-	if !req.TTY {
-		qga := agent.OpenQGA(b.cfg.socket(h.id, machine.QGASocket))
-		asking, cancel := context.WithTimeout(ctx, qgaTime)
-		err := qga.Ping(asking)
+	if a := l.agent.Load(); a != nil {
+		waiting, cancel := context.WithTimeout(ctx, agentTime)
+		err := a.Wait(waiting)
 		cancel()
 		if err == nil {
-			return qga.ExecSync(ctx, command)
+			return a.Exec(ctx, command)
+		}
+	}
+	if !req.TTY {
+		code, err := l.qga.ExecSync(ctx, command)
+		if !errdefs.IsUnavailable(err) {
+			return code, err
 		}
 	}
 	return 0, fmt.Errorf("no agent answers in the guest: it has not booted yet, or has none. Images with cloud-init start tripod-agent from the disk "+

@@ -48,6 +48,7 @@ type life struct {
 	container *sandbox.Container
 	console   *console.Console
 	agent     atomic.Pointer[agent.Agent]
+	qga       *agent.QGA
 	// claimed is set by the first who tells of the end; ended is closed when that is in the handle's state and on the disk.
 	claimed atomic.Bool
 	ended   chan struct{}

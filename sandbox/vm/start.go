@@ -80,7 +80,8 @@ func (b *Backend) openLife(p *sandbox.Pod, c *sandbox.Container) (*life, error) 
 	if err != nil {
 		return nil, fmt.Errorf("the machine's console: %w", err)
 	}
-	return &life{pod: p, container: c, console: terminal, ended: make(chan struct{})}, nil
+	qga := agent.OpenQGA(b.cfg.socket(c.ID, machine.QGASocket))
+	return &life{pod: p, container: c, console: terminal, qga: qga, ended: make(chan struct{})}, nil
 }
 
 // run boots the machine.
