@@ -53,8 +53,8 @@ func (d *Driver) validate(def machine.Definition) error {
 	return err
 }
 
-// domainXML is the domain of a machine. It has no network: that is the wrapper's.
-func (d *Driver) domainXML(def machine.Definition, secret string) (string, error) {
+// domainXML is the domain of a machine. It has no network: that is the wrapper's. model is libvirt's security model.
+func (d *Driver) domainXML(def machine.Definition, secret, model string) (string, error) {
 	record, err := json.Marshal(def)
 	if err != nil {
 		return "", err
@@ -92,6 +92,10 @@ func (d *Driver) domainXML(def machine.Definition, secret string) (string, error
 	if d.cfg.Accel == qemu.AccelTCG {
 		// QEMU's own default, up to 1 GiB of translated code, is not for many small guests.
 		domain.Features.TCG = &libvirtxml.DomainFeatureTCG{TBCache: &libvirtxml.DomainFeatureTCGTBCache{Size: 32, Unit: "MiB"}}
+	}
+	if model == "apparmor" || model == "selinux" {
+		// libvirt's profiles are made for a QEMU that is executed by its own name and opens its disks.
+		domain.SecLabel = append(domain.SecLabel, libvirtxml.DomainSecLabel{Type: "none", Model: model})
 	}
 	if secret != "" {
 		domain.QEMUCommandline = &libvirtxml.DomainQEMUCommandline{Envs: []libvirtxml.DomainQEMUCommandlineEnv{

@@ -57,18 +57,18 @@ func TestDomainXML(t *testing.T) {
 	withCPU := minimal()
 	withCPU.LibvirtCPU = `<cpu mode='custom' match='exact'><model>core2duo</model><feature name='vmx' policy='disable'/></cpu>`
 	for name, c := range map[string]struct {
-		accel, secret string
-		def           machine.Definition
+		accel, secret, model string
+		def                  machine.Definition
 	}{
-		"minimal":     {qemu.AccelTCG, "", minimal()},
-		"everything":  {qemu.AccelTCG, "a secret", everything()},
-		"libvirt-cpu": {qemu.AccelTCG, "", withCPU},
-		"kvm":         {qemu.AccelKVM, "", minimal()},
+		"minimal":     {qemu.AccelTCG, "", "none", minimal()},
+		"everything":  {qemu.AccelTCG, "a secret", "none", everything()},
+		"libvirt-cpu": {qemu.AccelTCG, "", "none", withCPU},
+		"kvm":         {qemu.AccelKVM, "", "apparmor", minimal()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := plainDriver(c.accel)
 			require.NoError(t, d.validate(c.def))
-			got, err := d.domainXML(c.def, c.secret)
+			got, err := d.domainXML(c.def, c.secret, c.model)
 			require.NoError(t, err)
 			// With KVM the group is that of this host's /dev/kvm.
 			got = strings.ReplaceAll(got, fmt.Sprintf("+200001:+%d<", d.group(c.def)), "+200001:+200001<")
@@ -97,7 +97,7 @@ func withoutMetadata(t *testing.T, text string) string {
 // TestMark: what libvirt gives back of the mark is the definition, whatever is in it.
 func TestMark(t *testing.T) {
 	def := everything()
-	text, err := plainDriver(qemu.AccelTCG).domainXML(def, "")
+	text, err := plainDriver(qemu.AccelTCG).domainXML(def, "", "none")
 	require.NoError(t, err)
 	_, rest, _ := strings.Cut(text, "<metadata>")
 	inner, _, _ := strings.Cut(rest, "</metadata>")

@@ -60,6 +60,7 @@ type Driver struct {
 	mu       sync.Mutex
 	sink     func(machine.Event)
 	machines map[string]*instance
+	model    string // libvirt's security model, once known
 }
 
 var _ machine.Driver = (*Driver)(nil)
@@ -230,7 +231,11 @@ func (d *Driver) Define(ctx context.Context, def machine.Definition) error {
 
 // defineDomain tells libvirt of a machine. secret is for its next start.
 func (d *Driver) defineDomain(ctx context.Context, def machine.Definition, secret string) (golibvirt.Domain, error) {
-	text, err := d.domainXML(def, secret)
+	model, err := d.securityModel(ctx)
+	if err != nil {
+		return golibvirt.Domain{}, err
+	}
+	text, err := d.domainXML(def, secret, model)
 	if err != nil {
 		return golibvirt.Domain{}, err
 	}
@@ -241,6 +246,33 @@ func (d *Driver) defineDomain(ctx context.Context, def machine.Definition, secre
 	return ask(ctx, d.link, "define domain "+domainName(def.Name), func(l *golibvirt.Libvirt) (golibvirt.Domain, error) {
 		return l.DomainDefineXMLFlags(text, flags)
 	})
+}
+
+// securityModel asks libvirt, once, by what it confines domains besides users: "apparmor", "selinux", "none".
+func (d *Driver) securityModel(ctx context.Context) (string, error) {
+	d.mu.Lock()
+	model := d.model
+	d.mu.Unlock()
+	if model != "" {
+		return model, nil
+	}
+	raw, err := ask(ctx, d.link, "libvirt's security model", func(c *golibvirt.Libvirt) ([]int8, error) {
+		model, _, err := c.NodeGetSecurityModel()
+		return model, err
+	})
+	if err != nil {
+		return "", err
+	}
+	for _, c := range raw { // a C string
+		if c == 0 {
+			break
+		}
+		model += string(rune(c))
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.model = model
+	return model, nil
 }
 
 // State implements machine.Driver. It never asks libvirt: what happens is told by events.
