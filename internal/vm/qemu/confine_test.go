@@ -113,9 +113,9 @@ func TestShares(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	d.Shares = []machine.Share{{Tag: "rw", Path: rw}, {Tag: "ro", Path: ro, ReadOnly: true}}
+	d.Shares = []machine.Share{{Tag: "tripod:0", Path: rw}, {Tag: "tripod:1", Path: ro, ReadOnly: true}}
 	console := l.Up(t, d)
-	console.Type("for t in rw ro; do mkdir -p /$t; mount -t 9p -o trans=virtio,version=9p2000.L $t /$t; cat /$t/secret; echo new >/$t/new; done; " +
+	console.Type("for t in rw ro; do mkdir -p /$t; [ $t = rw ] && tag=tripod:0 || tag=tripod:1; mount -t 9p -o trans=virtio,version=9p2000.L $tag /$t; cat /$t/secret; echo new >/$t/new; done; " +
 		"mkdir /rw/sub; chmod 750 /rw/sub; mv /rw/new /rw/sub/; sync; ls -ln /rw /ro; echo shares-$((40+2))")
 	machinetest.AwaitLog(t, d, "shares-42", 1)
 	machinetest.AwaitLog(t, d, "for root only", 2)

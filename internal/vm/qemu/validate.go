@@ -20,7 +20,7 @@ var (
 	modelForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._+=,-]*$`)
 	// diskForm leaves room for what is added: QEMU's node names have 31 characters, serial numbers of disks 20.
 	diskForm = regexp.MustCompile(`^[a-zA-Z][a-zA-Z0-9_-]{0,19}$`)
-	tagForm  = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,31}$`)
+	tagForm  = regexp.MustCompile(`^[A-Za-z0-9_.:-]{1,31}$`)
 )
 
 // validate refuses a definition that QEMU could misunderstand: what is in it becomes part of options in which commas
@@ -87,7 +87,7 @@ func validateDevices(d machine.Definition, refuse func(string, ...any) error) er
 	tags := map[string]bool{}
 	for _, share := range d.Shares {
 		if !tagForm.MatchString(share.Tag) || tags[share.Tag] {
-			return refuse("tag %q of a share is taken, or not 1 to 31 letters, digits, -, _ and .", share.Tag)
+			return refuse("tag %q of a share is taken, or not 1 to 31 letters, digits, -, _, : and .", share.Tag)
 		}
 		tags[share.Tag] = true
 	}
