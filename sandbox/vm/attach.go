@@ -13,7 +13,6 @@ import (
 
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/vm/agent"
-	"github.com/tripod-run/tripod/internal/vm/machine"
 	"github.com/tripod-run/tripod/sandbox"
 )
 
@@ -40,11 +39,8 @@ func (b *Backend) Exec(ctx context.Context, _ *sandbox.Pod, c *sandbox.Container
 			return a.Exec(ctx, command)
 		}
 	}
-	if !req.TTY {
-		code, err := l.qga.ExecSync(ctx, command)
-		if !errdefs.IsUnavailable(err) {
-			return code, err
-		}
+	if !req.TTY && l.qga.Ping(ctx) == nil {
+		return l.qga.ExecSync(ctx, command)
 	}
 	return 0, fmt.Errorf("no agent answers in the guest: it has not booted yet, or has none. Images with cloud-init start tripod-agent from the disk "+
 		"labelled TRIPODAGENT that every machine has; others must do so themselves, or have qemu-guest-agent (for commands without a terminal): %w", errdefs.ErrNotImplemented)
