@@ -100,6 +100,11 @@ func checkVM(ctx context.Context, c *config.Config) []check.Finding {
 		f.Required = f.Required && c.VM.Emulator != ""
 		findings = append(findings, check.Finding(f))
 	}
+	if c.VM.Driver == "libvirt" {
+		for _, f := range libvirt.Doctor(ctx, libvirt.Config{URI: c.VM.LibvirtURI}) {
+			findings = append(findings, check.Finding(f))
+		}
+	}
 	if _, err := agent.FindProgram(); err != nil {
 		findings = append(findings, check.Finding{Subject: agent.ProgramName, Detail: err.Error(), Remedy: "install tripod-agent beside tripod: exec and port-forward to a guest's localhost need it"})
 	}
