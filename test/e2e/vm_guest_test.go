@@ -1,0 +1,109 @@
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+// TestVMNeighbours: two machines of a node reach each other by ICMP and by HTTP, and know their names, variables and addresses;
+// their figures are there.
+func TestVMNeighbours(t *testing.T) {
+	d := harness.StartDaemon(t, harness.VM(t))
+	a := d.RunVM(t, &harness.PodSpec{Name: "alice", Image: harness.Guest})
+	b := d.RunVM(t, &harness.PodSpec{Name: "bob", Image: harness.Guest, Container: []harness.ContainerOption{func(c *runtimeapi.ContainerConfig) {
+		c.Envs = []*runtimeapi.KeyValue{{Key: "GREETING", Value: []byte("it's $me \"quoted\"")}}
+		c.Args = []string{"tripod.noshell"}
+	}}})
+	a.WaitGuest()
+	if r := b.WaitGuest(); r.Host != "bob" || r.Seed != "nocloud" || r.Net != "config" {
+		t.Errorf("bob says %+v", r)
+	}
+	waitAgent(t, d, a)
+	waitAgent(t, d, b)
+	if out := a.Must("ping", "-c", "20", "-i", "0.1", "-q", b.Pod.IP()); !strings.Contains(out, "20 packets received") {
+		t.Errorf("ping says %q", out)
+	}
+	if out := a.Must("wget", "-q", "-O", "-", "http://"+b.Pod.IP()+"/"); !strings.Contains(out, "hello from bob") {
+		t.Errorf("wget says %q", out)
+	}
+	if out := b.Must("sh", "-c", "echo $GREETING; cat /proc/cmdline"); !strings.Contains(out, `it's $me "quoted"`) || !strings.Contains(out, "tripod.noshell") {
+		t.Errorf("bob has %q", out)
+	}
+	stats, err := d.CRI().ContainerStats(t.Context(), &runtimeapi.ContainerStatsRequest{ContainerId: a.ID})
+	if err != nil || stats.Stats.GetMemory().GetAvailableBytes().GetValue() == 0 || stats.Stats.GetMemory().GetAvailableBytes().GetValue() > 128<<20 ||
+		stats.Stats.GetCpu().GetUsageCoreNanoSeconds().GetValue() == 0 {
+		t.Errorf("figures %v, %v", stats, err)
+	}
+}
+
+// TestVMDisk: a machine from a disk boots it; what it writes stays over its restart, and not over the next attempt.
+func TestVMDisk(t *testing.T) {
+	d := harness.StartDaemon(t, harness.VM(t))
+	c := d.RunVM(t, &harness.PodSpec{Image: harness.DiskGuest})
+	c.WaitGuest()
+	waitAgent(t, d, c)
+	c.Must("sh", "-c", "echo kept >/disk/note; sync")
+	c.Stop(30 * time.Second)
+	c.Start()
+	c.WaitGuestBoot(2)
+	waitAgent(t, d, c)
+	if out := c.Must("cat", "/disk/note"); out != "kept\n" {
+		t.Errorf("after the restart the disk has %q", out)
+	}
+	c.Stop(30 * time.Second)
+	next := harness.ContainerConfig("c", harness.DiskGuest)
+	next.Metadata.Attempt = 1
+	again := c.Pod.Run(next)
+	waitAgent(t, d, again)
+	if _, _, code := again.ExecSync("test", "-e", "/disk/note"); code == 0 {
+		t.Error("the next attempt has the disk of the first")
+	}
+}
+
+// TestVMShares: directories are mounted by 9p, read-only where they are so.
+func TestVMShares(t *testing.T) {
+	d := harness.StartDaemon(t, harness.VM(t), harness.Set("vm.default_memory", 256<<20))
+	open, closed := shareDir(t, "open"), shareDir(t, "closed")
+	c := d.RunVM(t, &harness.PodSpec{Image: harness.FullGuest, Container: []harness.ContainerOption{func(c *runtimeapi.ContainerConfig) {
+		c.Mounts = []*runtimeapi.Mount{{HostPath: open, ContainerPath: "/open"}, {HostPath: closed, ContainerPath: "/closed", Readonly: true}}
+	}}})
+	c.WaitGuest()
+	waitAgent(t, d, c)
+	mount := "mkdir -p /$2 && mount -t 9p -o trans=virtio,version=9p2000.L $1 /$2"
+	c.Must("sh", "-c", mount, "sh", "share0", "open")
+	c.Must("sh", "-c", mount, "sh", "share1", "closed")
+	if out := c.Must("cat", "/open/name", "/closed/name"); out != "open\nclosed\n" {
+		t.Errorf("the shares have %q", out)
+	}
+	c.Must("sh", "-c", "echo from the guest >/open/note")
+	if note, err := os.ReadFile(filepath.Join(open, "note")); err != nil || string(note) != "from the guest\n" {
+		t.Errorf("the node has %q, %v", note, err)
+	}
+	if _, _, code := c.ExecSync("sh", "-c", "echo no >/closed/note"); code == 0 {
+		t.Error("a read-only share was written to")
+	}
+}
+
+// shareDir is a directory with a file that has its name.
+func shareDir(t *testing.T, name string) string {
+	t.Helper()
+	dir := filepath.Join(harness.Dir(), "share-"+name)
+	if err := os.Mkdir(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "name"), []byte(name+"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
