@@ -214,6 +214,9 @@ func (d *Driver) Define(ctx context.Context, def machine.Definition) error {
 		}
 	}
 	domain, err := d.defineDomain(ctx, def, "")
+	if err == nil {
+		err = fpDefined.Hit(ctx)
+	}
 	if err != nil {
 		return err
 	}
@@ -299,13 +302,24 @@ func (d *Driver) Undefine(ctx context.Context, name string) error {
 		return err
 	}
 	in.mu.Lock()
-	domain, stateDir := in.domain, in.def.StateDir
+	domain, def := in.domain, in.def
 	in.mu.Unlock()
-	if err := d.link.undefine(ctx, domain); err != nil {
+	if err := d.forget(ctx, domain, def); err != nil {
 		return err
 	}
 	d.mu.Lock()
 	delete(d.machines, name)
 	d.mu.Unlock()
-	return errors.Join(d.layout.forget(name), removeRun(stateDir))
+	return nil
+}
+
+// forget removes all that there is of a machine that does not run. The domain, by which it would be found again, goes last.
+func (d *Driver) forget(ctx context.Context, domain golibvirt.Domain, def machine.Definition) error {
+	if err := errors.Join(d.layout.forget(def.Name), removeRun(def.StateDir), os.RemoveAll(def.Dir)); err != nil {
+		return err
+	}
+	if err := fpUndefined.Hit(ctx); err != nil {
+		return err
+	}
+	return d.link.undefine(ctx, domain)
 }

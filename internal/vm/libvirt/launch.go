@@ -203,7 +203,7 @@ func (l *launch) openNICs(taps machine.Opener) func(context.Context, machine.Def
 
 // grant is the tap service: it answers the wrapper of a machine that is being started, by its user and its secret, once.
 // Before it does, the wrapper, which will be QEMU, is moved into the machine's cgroup and its run is written down.
-func (d *Driver) grant(_ context.Context, peer fdpass.Peer, request []byte) (fdpass.Reply, error) {
+func (d *Driver) grant(ctx context.Context, peer fdpass.Peer, request []byte) (fdpass.Reply, error) {
 	var r vmwrap.Request
 	if err := json.Unmarshal(request, &r); err != nil {
 		return fdpass.Reply{}, fmt.Errorf("a request that is not understood: %w: %w", err, errdefs.ErrInvalidArgument)
@@ -232,7 +232,7 @@ func (d *Driver) grant(_ context.Context, peer fdpass.Peer, request []byte) (fdp
 		}
 		in.run.OOMKills, _ = stats.OOMKills(in.def.Cgroup) // a hierarchy without it says nothing of them, then or now
 	}
-	if err := in.run.save(in.def.StateDir); err != nil {
+	if err := errors.Join(in.run.save(in.def.StateDir), fpGranted.Hit(ctx)); err != nil {
 		return fdpass.Reply{}, err
 	}
 	files := l.files

@@ -127,6 +127,11 @@ func (d *Driver) readopt(ctx context.Context, domain golibvirt.Domain, def machi
 		d.watch(in, in.proc, in.ended)
 	}
 	d.look(ctx, in) // a guest that has panicked meanwhile
+	if in.killing() {
+		if err := d.Destroy(ctx, def.Name); err != nil { // as was begun
+			return machine.State{}, err
+		}
+	}
 	return d.State(ctx, def.Name)
 }
 
@@ -183,11 +188,5 @@ func (d *Driver) remove(ctx context.Context, domain golibvirt.Domain, def machin
 	if _, err := d.destroyDomain(ctx, domain, proc); err != nil {
 		return err
 	}
-	if err := d.link.undefine(ctx, domain); err != nil {
-		return err
-	}
-	if err := d.layout.forget(def.Name); err != nil {
-		return err
-	}
-	return removeRun(def.StateDir)
+	return d.forget(ctx, domain, def)
 }

@@ -49,9 +49,16 @@ func (d *Driver) run(ctx context.Context, in *instance, def machine.Definition) 
 	if err != nil {
 		return err
 	}
+	if err := fpOpened.Hit(ctx); err != nil {
+		l.close()
+		return err
+	}
 	// The domain is defined anew: its secret is for this start only, and after a reboot of the node, or with another QEMU,
 	// the emulator has another name.
 	domain, err := d.defineDomain(ctx, def, l.secret)
+	if err == nil {
+		err = fpReady.Hit(ctx)
+	}
 	if err != nil {
 		l.close()
 		return err
@@ -61,6 +68,9 @@ func (d *Driver) run(ctx context.Context, in *instance, def machine.Definition) 
 	_, err = ask(ctx, d.link, "start domain "+domain.Name, func(c *golibvirt.Libvirt) (golibvirt.Domain, error) {
 		return c.DomainCreateWithFlags(domain, 0)
 	})
+	if err == nil {
+		err = fpCreated.Hit(ctx)
+	}
 	if err == nil && !in.granted() {
 		err = fmt.Errorf("domain %s runs, but its emulator has not asked for the machine's descriptors: %w", domain.Name, errdefs.ErrFailedPrecondition)
 	}

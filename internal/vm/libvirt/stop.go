@@ -68,7 +68,13 @@ func (d *Driver) Destroy(ctx context.Context, name string) error {
 	if !runs && !starting {
 		return nil
 	}
+	if err := fpKilling.Hit(ctx); err != nil {
+		return err
+	}
 	forced, err := d.destroyDomain(ctx, domain, proc)
+	if err == nil {
+		err = fpKilled.Hit(ctx)
+	}
 	if err != nil {
 		return err
 	}
@@ -81,6 +87,13 @@ func (d *Driver) Destroy(ctx context.Context, name string) error {
 	cause, message := in.causeOf(int32(golibvirt.DomainShutoffDestroyed))
 	d.finish(in, ended, cause, message)
 	return nil
+}
+
+// killing tells whether it was decided to kill the machine.
+func (in *instance) killing() bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.run.Killing
 }
 
 // destroyDomain returns when the domain's process is dead: by libvirt, or, when that does not help in time, forced by

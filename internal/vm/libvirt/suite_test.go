@@ -2,6 +2,9 @@ package libvirt
 
 import (
 	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -16,7 +19,16 @@ import (
 	"github.com/tripod-run/tripod/test/harness/libvirtdtest"
 )
 
-func TestMain(m *testing.M) { machinetest.Main(m) }
+func TestMain(m *testing.M) {
+	if raw := os.Getenv(victimEnv); raw != "" {
+		var v victim
+		if err := errors.Join(json.Unmarshal([]byte(raw), &v), v.live()); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+		os.Exit(1)
+	}
+	machinetest.Main(m)
+}
 
 // TestDriver runs the suite of all drivers, with a real libvirtd.
 func TestDriver(t *testing.T) {

@@ -2,6 +2,7 @@ package libvirt
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -129,7 +130,7 @@ func (d *Driver) finish(in *instance, ended chan struct{}, cause machine.Cause, 
 	}
 	in.state = in.run.end(cause, message)
 	in.run.Ended = &in.state
-	err := in.run.save(in.def.StateDir)
+	err := errors.Join(fpKnown.Hit(d.ctx), in.run.save(in.def.StateDir), fpWritten.Hit(d.ctx))
 	state, name := in.state, in.def.Name
 	close(ended)
 	in.ended = nil
