@@ -64,7 +64,7 @@ down: ## end it and clean up
 test: setup build lint test-unit test-daemon ## all that a change must pass: lint, unit, backend, end-to-end and crash tests
 
 .PHONY: test-unit
-test-unit: ## unit tests with the race detector, and the rules about imports
+test-unit: images ## unit tests with the race detector, and the rules about imports
 	CGO_ENABLED=1 hack/testns.sh -strict go test -race -timeout 15m $(UNIT)
 	$(GOTEST) ./test/deps/... ./test/harness/...
 
