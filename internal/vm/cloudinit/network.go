@@ -77,8 +77,8 @@ func (b *builder) networkConfig() ([]byte, error) {
 	return text, nil
 }
 
-// static puts addresses and routes into an interface's configuration. Router advertisements, which the guest gets as well,
-// would give it a second address.
+// static puts addresses and routes into an interface's configuration. Router advertisements, ours
+// or somebody else's on the same network, would give it further ones.
 //
 // Three things are as they are for cloud-init's sake, which hands this form to netplan as it is and turns it into others'
 // by itself: 22.4 makes ::/64 of the route to ::/0, so that there is gateway6; it refuses "default" for both; and it fails
@@ -88,10 +88,7 @@ func (b *builder) static(i Interface, e map[string]any) {
 	for _, a := range i.Addrs {
 		addrs = append(addrs, a.String())
 	}
-	e["addresses"], e["dhcp4"], e["dhcp6"] = addrs, false, false
-	if _, v6 := i.has(); v6 {
-		e["accept-ra"] = false
-	}
+	e["addresses"], e["dhcp4"], e["dhcp6"], e["accept-ra"] = addrs, false, false, false
 	for _, r := range b.expressible(i) {
 		if r.Dst == netip.PrefixFrom(netip.IPv6Unspecified(), 0) && r.Metric == 0 && !i.onLink(r.Via) && e["gateway6"] == nil {
 			e["gateway6"] = r.Via.String()
