@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -366,4 +367,35 @@ func TestN1FailPoints(t *testing.T) {
 	if n < 19 {
 		t.Errorf("only %d fail points were visited", n)
 	}
+}
+
+// TestUnknownAnnotations: they are told of where a person looks, and stop nothing.
+func TestUnknownAnnotations(t *testing.T) {
+	r := newRig(t)
+	p := r.pod("warned", func(c *runtimeapi.PodSandboxConfig) { c.Annotations["VirtletVCPUsCount"] = "2" })
+	info, err := r.Inspect(r.ctx(), p, nil)
+	r.must(err)
+	if !strings.Contains(info["vm"], "VirtletVCPUsCount") {
+		t.Errorf("inspection %s", info["vm"])
+	}
+}
+
+// TestCutOffStart: a start whose caller goes away leaves the container as it was created, and nothing that runs.
+func TestCutOffStart(t *testing.T) {
+	r := newRig(t)
+	p := r.pod("cut")
+	c := r.create(p, "disk")
+	r.must(failpoint.Arm("vm.start-container.booted", "hang"))
+	ctx, cancel := context.WithTimeout(r.ctx(), 200*time.Millisecond)
+	defer cancel()
+	err := r.StartContainer(ctx, p, c)
+	r.must(failpoint.Arm("vm.start-container.booted", ""))
+	if err == nil {
+		t.Error("the start succeeded")
+	}
+	r.wantState(p, c, sandbox.StateCreated)
+	if s := r.driver.guest(c.ID).state; s.Phase == machine.Running {
+		t.Errorf("the machine is %+v", s)
+	}
+	r.must(r.StartContainer(r.ctx(), p, c))
 }
