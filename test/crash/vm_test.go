@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -131,4 +132,39 @@ func machinesAreTrue(d *harness.Daemon) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// TestN4VMNetworkPluginMisbehaves: a machine's pod whose ADD fails leaves nothing. One whose chain makes no link runs without a
+// network card, and is released when its DEL works again, without another order.
+func TestN4VMNetworkPluginMisbehaves(t *testing.T) {
+	dir := filepath.Join(harness.Dir(), "faulty-vm")
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	plugin(t, dir, `[ $CNI_COMMAND = ADD ] && { echo '{"code":11,"msg":"no address left"}'; exit 1; }; exit 0`)
+	d := harness.StartDaemon(t, harness.VM(t), harness.Set("vm.default_memory", 32<<20), harness.Set("network.conf_dir", filepath.Join(dir, "net.d")),
+		harness.Set("network.bin_dirs", []string{filepath.Join(dir, "bin")}), harness.Set("network.plugin_timeout", "2s"))
+	before := resources(d)
+	_, err := d.CRI().RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: harness.PodConfig(t, "p"), RuntimeHandler: "vm"})
+	if err == nil || !strings.Contains(err.Error(), "no address left") {
+		t.Errorf("a pod without an address: %v", err)
+	}
+	if err := before.Leaks(resources(d)); err != nil {
+		t.Errorf("left behind: %v", err)
+	}
+	ill := filepath.Join(dir, "ill")
+	if err := os.WriteFile(ill, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	plugin(t, dir, `case $CNI_COMMAND in ADD) `+result+`;; DEL) [ ! -e `+ill+` ];; esac`)
+	pod := d.RunPodWith(t, harness.PodConfig(t, "p"), "vm")
+	c := pod.Run(harness.ContainerConfig("c", harness.TinyGuest))
+	c.WaitConsole("tick 00001")
+	if _, err := d.CRI().StopPodSandbox(t.Context(), &runtimeapi.StopPodSandboxRequest{PodSandboxId: pod.ID}); err == nil {
+		t.Error("the failing DEL was not reported")
+	}
+	c.WaitExit(137)
+	if err := os.Remove(ill); err != nil {
+		t.Fatal(err)
+	}
+	harness.Eventually(t, 30*time.Second, func() error { return noNetns(d) })
+	pod.Remove()
 }
