@@ -86,7 +86,7 @@ type Options struct {
 	FilesSource Source
 	// ForceDHCP says that the guest is to ask for its addresses.
 	ForceDHCP bool
-	// Chown9pfs says that shared directories are to belong to the user that QEMU runs as.
+	// Chown9pfs asks for shared directories to be given to QEMU's user. Nobody does so: their owners are mapped.
 	Chown9pfs bool
 
 	// WaitForAgent says that the VM counts as started when the guest's agent answers.
@@ -188,6 +188,9 @@ func (o *Options) cross(k keys) (warnings []string, err error) {
 	}
 	if o.LibvirtCPU != "" && o.CPUModel != "" {
 		idle("cpu-model", "%s says all about the CPU", k.of("libvirt-cpu-setting"))
+	}
+	if o.Chown9pfs {
+		idle("chown-9pfs-mounts", "owners in shared directories are mapped, not changed")
 	}
 	return warnings, nil
 }

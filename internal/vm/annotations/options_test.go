@@ -261,6 +261,10 @@ func TestWarnings(t *testing.T) {
 			map[string]string{"VirtletCloudInitUserDataSourceEncoding": "base64"},
 			[]string{"annotation VirtletCloudInitUserDataSourceEncoding has no effect: it is that of a key, and tripod.dev/vm.cloud-init-user-data-source-key is not given"},
 		},
+		"owners": {
+			map[string]string{"VirtletChown9pfsMounts": "true"},
+			[]string{"annotation VirtletChown9pfsMounts has no effect: owners in shared directories are mapped, not changed"},
+		},
 		"two CPUs": {
 			map[string]string{"tripod.dev/vm.cpu-model": "host-model", "VirtletLibvirtCPUSetting": "Mode: host-model"},
 			[]string{"annotation tripod.dev/vm.cpu-model has no effect: VirtletLibvirtCPUSetting says all about the CPU"},
