@@ -87,6 +87,9 @@ func (b *bare) live(ctx context.Context) (l life, err error) {
 		}
 	}
 	l.ready = time.Since(started)
+	if l.cpu, err = processorTime(c.Process.Pid); err != nil {
+		return l, err
+	}
 	if l.ram, l.rest, err = resident(c.Process.Pid, b.memory); err != nil {
 		return l, err
 	}

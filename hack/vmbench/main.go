@@ -71,6 +71,8 @@ type life struct {
 	whole, ready time.Duration
 	// off is StopContainer; for a bare one, from the power button to the monitor's SHUTDOWN.
 	off time.Duration
+	// cpu is the processor time that QEMU has used until then, which depends little on what else the host does.
+	cpu time.Duration
 	// ram is how much of the guest's memory is resident, rest what else of QEMU is, in bytes.
 	ram, rest uint64
 }
@@ -98,6 +100,8 @@ func measure(ctx context.Context, n *node, b *bare, rounds, crowd int) error {
 	ready := func(l life) time.Duration { return l.ready }
 	fmt.Printf("| guest ready after its start | %s | %s | %.2f |\n", spread(ours, ready), spread(theirs, ready), ratio(ours, theirs, ready))
 	fmt.Printf("| guest ready after RunPodSandbox (network, disks and all) | %s | | |\n", spread(ours, func(l life) time.Duration { return l.whole }))
+	cpu := func(l life) time.Duration { return l.cpu }
+	fmt.Printf("| processor time of QEMU until then | %s | %s | %.2f |\n", spread(ours, cpu), spread(theirs, cpu), ratio(ours, theirs, cpu))
 	off := func(l life) time.Duration { return l.off }
 	fmt.Printf("| StopContainer; power button to power-off | %s | %s | %+.0f ms |\n", spread(ours, off), spread(theirs, off), ms(median(ours, off)-median(theirs, off)))
 	fmt.Printf("\n| MiB (median) | Tripod | QEMU by hand |\n|---|---:|---:|\n")

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"time"
 )
 
 // resident reads how much of a QEMU's memory is resident: of the guest's memory, which is the one mapping of that size, and
@@ -35,6 +36,22 @@ func resident(pid int, memory uint64) (ram, rest uint64, err error) {
 		return 0, 0, fmt.Errorf("QEMU %d has %d mappings of the size of the guest's memory, %d bytes", pid, len(mappings), memory)
 	}
 	return mappings[0], total - mappings[0], nil
+}
+
+// processorTime is what a process has used of the processor, in the kernel's unit of 10 ms.
+func processorTime(pid int) (time.Duration, error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	_, rest, _ := strings.Cut(string(data), ") ")
+	var skip string
+	var user, system int64
+	fields := strings.Fields(rest) // from the third, the state, on: utime is the 14th, stime the 15th
+	if _, err := fmt.Sscan(strings.Join(fields[10:13], " "), &skip, &user, &system); err != nil {
+		return 0, fmt.Errorf("/proc/%d/stat: %w", pid, err)
+	}
+	return time.Duration(user+system) * 10 * time.Millisecond, nil
 }
 
 // anonymous is how much memory of a process is its own, in bytes.

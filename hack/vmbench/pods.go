@@ -84,6 +84,9 @@ func (n *node) live(ctx context.Context, name string) (l life, err error) {
 	if err != nil {
 		return l, err
 	}
+	if l.cpu, err = processorTime(pid); err != nil {
+		return l, err
+	}
 	if l.ram, l.rest, err = resident(pid, n.memory); err != nil {
 		return l, err
 	}
