@@ -63,9 +63,17 @@ func TestVMConsole(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		c.WaitConsole("counted-3")
+		files = append(files, c.LogFile())
+		harness.Eventually(t, harness.GuestTimeout, func() error {
+			for _, file := range files { // the guest may have been done before the last rotation
+				if raw, err := os.ReadFile(file); err == nil && strings.Contains(string(raw), "counted-3") {
+					return nil
+				}
+			}
+			return fmt.Errorf("no counted-3 in any of %v", files)
+		})
 		var all strings.Builder
-		for _, file := range append(files, c.LogFile()) {
+		for _, file := range files {
 			all.WriteString(harness.Text(harness.ReadLog(t, file), ""))
 		}
 		next := 0
