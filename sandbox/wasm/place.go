@@ -127,7 +127,7 @@ func (k *keeper) leaveCgroup(dir string) error {
 
 // updateOwn changes the limits of a running container's own worker.
 func (b *Backend) updateOwn(w *worker, c *sandbox.Container) error {
-	if b.cfg.Workers != WorkerPerPod || w.cgroup == "" {
+	if !isOwn(w.scope) || w.cgroup == "" {
 		return nil
 	}
 	return b.keeper.cgroups.Apply(w.cgroup, limitsOf(b.keeper.cgroups, c.Config.GetLinux().GetResources()))
@@ -135,7 +135,7 @@ func (b *Backend) updateOwn(w *worker, c *sandbox.Container) error {
 
 // ownFigures are what a pod's own worker uses, all told; nil when it has none, or no cgroup.
 func (b *Backend) ownFigures(w *worker) *stats.Figures {
-	if b.cfg.Workers != WorkerPerPod || w.cgroup == "" {
+	if !isOwn(w.scope) || w.cgroup == "" {
 		return nil
 	}
 	group, err := stats.Open(w.cgroup)
