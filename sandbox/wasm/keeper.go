@@ -131,11 +131,11 @@ func (k *keeper) get(ctx context.Context, scope string, own *place) (*worker, er
 		s = &starting{done: make(chan struct{})}
 		k.starting[scope] = s
 		name := k.freeName(scope)
-		in := k.shared(name)
+		in := k.shared()
 		if own != nil {
 			in = *own
 		}
-		k.tasks.Go(func() { k.start(context.WithoutCancel(ctx), name, scope, in, s) })
+		k.tasks.Go(func() { k.start(context.WithoutCancel(ctx), name, scope, in.of(name), s) })
 	}
 	k.mu.Unlock()
 	select {
