@@ -20,6 +20,8 @@ packages=(
   make git                              # the build itself
 )
 bench_packages=(containerd)
+# The tests of sandbox/linux run the host's busybox, whichever of Debian's two packages it is from.
+[ -x /bin/busybox ] || packages+=(busybox)
 
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 

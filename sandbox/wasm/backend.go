@@ -235,32 +235,56 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	if err := os.MkdirAll(b.cfg.podDir(p.ID), 0o700); err != nil {
 		return noRoom(fmt.Errorf("wasm pod: %w", err))
 	}
-	if err := writeJSON(b.cfg.podFile(p.ID), s); err != nil {
-		return noRoom(fmt.Errorf("wasm pod: %w", err))
+	if err := b.setPod(s); err != nil {
+		return err
 	}
-	b.mu.Lock()
-	b.sandboxes[p.ID] = s
-	b.mu.Unlock()
-	if b.cfg.Workers != WorkerPerPod && b.keeper.current(s.Scope) == nil {
+	if !isOwn(s.Scope) && b.keeper.current(s.Scope) == nil {
 		b.keeper.startAhead(s.Scope)
 	}
 	return fpSandboxMade.Hit(ctx)
 }
 
+// setPod writes what is to be known of a sandbox.
+func (b *Backend) setPod(s podState) error {
+	if err := writeJSON(b.cfg.podFile(s.ID), s); err != nil {
+		return noRoom(fmt.Errorf("wasm pod: %w", err))
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.sandboxes[s.ID] = s
+	return nil
+}
+
+// scopeOf is the scope in which a pod's container starts: its own, once it was set apart (setApart).
+func (b *Backend) scopeOf(p *sandbox.Pod) string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if scope := b.sandboxes[p.ID].Scope; isOwn(scope) {
+		return scope
+	}
+	return b.keeper.scopeOf(p)
+}
+
+// setApart gives a pod a worker for itself, whatever the configuration says, for as long as there is the sandbox.
+func (b *Backend) setApart(p *sandbox.Pod, why string) error {
+	b.log.Info("a pod gets a worker for itself", "pod", p.ID, "why", why)
+	return b.setPod(podState{Version: stateVersion, ID: p.ID, Scope: ownScope(p.ID), Apart: why})
+}
+
 // StopSandbox implements sandbox.Backend. Without its container a sandbox has nothing that lives but the worker that it
 // may have for itself, in the cgroup that a kubelet is about to remove.
 func (b *Backend) StopSandbox(ctx context.Context, p *sandbox.Pod) error {
-	if b.cfg.Workers != WorkerPerPod {
-		return nil
+	if scope := b.scopeOf(p); isOwn(scope) {
+		return b.endWorkers(ctx, scope)
 	}
-	return b.endWorkers(ctx, b.keeper.scopeOf(p))
+	return nil
 }
 
 // endWorkers ends the workers of a scope.
 func (b *Backend) endWorkers(ctx context.Context, scope string) error {
 	var errs []error
 	for _, w := range b.keeper.all() {
-		if w.scope == scope && !b.busy(w) || w.scope == scope && b.cfg.Workers == WorkerPerPod {
+		if w.scope == scope && (isOwn(scope) || !b.busy(w)) {
 			errs = append(errs, w.end(ctx))
 		}
 	}

@@ -71,19 +71,24 @@ func (b *Backend) nameOf(ctx context.Context, p *sandbox.Pod, c *sandbox.Contain
 }
 
 // prepare makes sure that the component can run: it is compiled, and where the worker is there before the pod, loaded.
+// Nothing of it is executed: what must not run in a shared worker is found there, and set apart.
 func (b *Backend) prepare(ctx context.Context, p *sandbox.Pod, comp *component) error {
-	if b.cfg.Workers == WorkerPerPod {
+	scope := b.scopeOf(p)
+	if isOwn(scope) {
 		code, err := b.cache.open(ctx, comp.artifact.Wasm.Digest.String(), b.source(comp.artifact))
 		if err != nil {
 			return err
 		}
 		return code.Close()
 	}
-	w, err := b.keeper.get(ctx, b.keeper.scopeOf(p), nil)
+	w, err := b.keeper.get(ctx, scope, nil)
 	if err != nil {
 		return err
 	}
-	_, err = b.load(ctx, w, comp.artifact, comp.digest)
+	loaded, err := b.load(ctx, w, comp.artifact, comp.digest)
+	if err == nil && loaded.Apart != "" {
+		err = b.setApart(p, loaded.Apart)
+	}
 	return err
 }
 

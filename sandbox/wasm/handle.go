@@ -286,8 +286,8 @@ func (b *Backend) removeContainer(ctx context.Context, id string) error {
 	b.mu.Unlock()
 	b.watcher.forget(id)
 	b.sampler.Forget(id)
-	if b.cfg.Workers == WorkerPerPod && h != nil {
-		if err := b.endWorkerOf(ctx, h); err != nil {
+	if h != nil {
+		if err := b.endOwnWorker(ctx, h); err != nil {
 			return err
 		}
 	}
@@ -313,10 +313,10 @@ func (b *Backend) forgetIn(ctx context.Context, worker, id string) error {
 	}
 }
 
-// endWorkerOf ends the worker that a container had for itself.
-func (b *Backend) endWorkerOf(ctx context.Context, h *handle) error {
+// endOwnWorker ends the worker that a container had for itself.
+func (b *Backend) endOwnWorker(ctx context.Context, h *handle) error {
 	s, _ := h.snapshot()
-	if w := b.keeper.named(s.Worker); w != nil {
+	if w := b.keeper.named(s.Worker); w != nil && isOwn(w.scope) {
 		return w.end(ctx)
 	}
 	return nil

@@ -67,20 +67,29 @@ func newKeeper(cfg Config) (*keeper, error) {
 	return &keeper{cfg: cfg, log: cfg.Logger, cgroups: tree, workers: map[string]*worker{}, starting: map[string]*starting{}}, nil
 }
 
-// scopeOf is the scope of a pod's worker.
+// scopeOf is the scope of a pod's worker, as the configuration has it.
 func (k *keeper) scopeOf(p *sandbox.Pod) string {
 	switch k.cfg.Workers {
 	case WorkerPerNamespace:
 		return "ns-" + keyOf(p.Config.GetMetadata().GetNamespace())[:32]
 	case WorkerPerPod:
-		return "pod-" + keyOf(p.ID)
+		return ownScope(p.ID)
 	default:
 		return scopeNode
 	}
 }
 
-// scopeNode is the scope of all pods.
-const scopeNode = "node"
+// scopeNode is the scope of all pods; scopeOwn begins that of one pod.
+const (
+	scopeNode = "node"
+	scopeOwn  = "pod-"
+)
+
+// ownScope is the scope of a pod that has a worker for itself.
+func ownScope(id string) string { return scopeOwn + keyOf(id) }
+
+// isOwn tells whether the workers of a scope are one pod's.
+func isOwn(scope string) bool { return strings.HasPrefix(scope, scopeOwn) }
 
 // scopeOfName is the scope in a worker's name.
 func scopeOfName(name string) (string, bool) {
@@ -122,11 +131,11 @@ func (k *keeper) get(ctx context.Context, scope string, own *place) (*worker, er
 		s = &starting{done: make(chan struct{})}
 		k.starting[scope] = s
 		name := k.freeName(scope)
-		in := k.shared(name)
+		in := k.shared()
 		if own != nil {
 			in = *own
 		}
-		k.tasks.Go(func() { k.start(context.WithoutCancel(ctx), name, scope, in, s) })
+		k.tasks.Go(func() { k.start(context.WithoutCancel(ctx), name, scope, in.of(name), s) })
 	}
 	k.mu.Unlock()
 	select {
@@ -195,7 +204,7 @@ func (k *keeper) follow(w *worker) {
 	k.died(w)
 	k.clear(w)
 	close(w.died)
-	if k.cfg.Workers != WorkerPerPod && !w.retired && !k.isClosed() && k.wanted(w.scope) {
+	if !isOwn(w.scope) && !w.retired && !k.isClosed() && k.wanted(w.scope) {
 		if _, err := k.get(context.Background(), w.scope, nil); err != nil {
 			k.log.Error("a worker that died cannot be replaced; the next start of a pod tries again", "scope", w.scope, "error", err)
 		}

@@ -235,6 +235,43 @@ func TestWorkerModes(t *testing.T) {
 	}
 }
 
+// TestSetApart: a component whose answers no bound holds takes a worker for itself, whatever the mode, also after a
+// restart of the daemon; when that worker dies, nobody else's pod does, and with the container it goes.
+func TestSetApart(t *testing.T) {
+	r := newRig(t)
+	shared, sc := r.run("shared", "world=grpc")
+	apart, ac := r.run("apart", "world=grpc apart=odd")
+	workerOf := func(c *sandbox.Container) *worker {
+		h, err := r.lookup(c.ID)
+		r.must(err)
+		_, l := h.snapshot()
+		return l.worker
+	}
+	if w := workerOf(sc); w.scope != scopeNode {
+		t.Errorf("the pod that may share is in %s", w.name)
+	}
+	if w := workerOf(ac); w.scope != ownScope(apart.ID) || w.cgroup == "" {
+		t.Errorf("the pod that may not is in %s, cgroup %q", w.name, w.cgroup)
+	}
+	if info, err := r.Inspect(r.ctx(), apart, ac); err != nil || !strings.Contains(info["wasm"], `"apart":"odd"`) {
+		t.Errorf("inspect: %v, %v", info, err)
+	}
+	r.abandon()
+	r.must(unix.Kill(workerOf(ac).proc.Pid, unix.SIGKILL))
+	if s := r.waitEnd(ac); s.ExitCode != exitKilled {
+		t.Errorf("end %+v", s)
+	}
+	r.wantState(shared, sc, sandbox.StateRunning)
+	r.must(r.StartContainer(r.ctx(), apart, ac))
+	if w := workerOf(ac); w.scope != ownScope(apart.ID) {
+		t.Errorf("after its restart it is in %s", w.name)
+	}
+	r.must(r.RemoveContainer(r.ctx(), apart, ac))
+	if pids := workerPids(r.config.Program); len(pids) != 1 {
+		t.Errorf("workers %v when the container is gone, want the node's", pids)
+	}
+}
+
 // TestModeChanges: pods of before stay where they are, whoever shares a worker now, and restart where they would be made.
 func TestModeChanges(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.Workers = WorkerPerNamespace })

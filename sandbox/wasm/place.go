@@ -33,15 +33,24 @@ type place struct {
 // that it does not know.
 func cgroupName(name string) string { return cgroup.Mark + "wasm-" + name }
 
-// shared is the place of a worker of many pods. Its pods' limits are held by itself.
-func (k *keeper) shared(name string) place {
+// of is the cgroup below this one that a worker has for itself. It is called after the worker and not after the pod: that
+// of the pod's worker of before is removed when it has ended, which may be while the next one starts.
+func (p place) of(worker string) place {
+	if p.dir != "" {
+		p.dir = path.Join(p.dir, cgroupName(worker))
+	}
+	return p
+}
+
+// shared is where the workers of many pods are. Their pods' limits are held by themselves.
+func (k *keeper) shared() place {
 	if k.cgroups.Driver != cgroup.DriverCgroupfs {
 		return place{}
 	}
-	return place{tree: k.cgroups, dir: path.Join(k.cgroups.Parent, cgroupName(name))}
+	return place{tree: k.cgroups, dir: k.cgroups.Parent}
 }
 
-// own is the place of a worker of one pod: below the parent that the kubelet names, with the container's limits, as far
+// own is where the workers of one pod are: below the parent that the kubelet names, with the container's limits, as far
 // as the kernel can hold a process to them.
 func (k *keeper) own(p *sandbox.Pod, c *sandbox.Container) place {
 	if k.cgroups.Driver != cgroup.DriverCgroupfs {
@@ -51,7 +60,7 @@ func (k *keeper) own(p *sandbox.Pod, c *sandbox.Container) place {
 	if parent == "" {
 		parent = k.cgroups.Parent
 	}
-	return place{tree: k.cgroups, dir: path.Join(parent, cgroupName("pod-"+keyOf(p.ID))), limits: limitsOf(k.cgroups, c.Config.GetLinux().GetResources())}
+	return place{tree: k.cgroups, dir: parent, limits: limitsOf(k.cgroups, c.Config.GetLinux().GetResources())}
 }
 
 // limitsOf are the files to write for a container's resources.
@@ -127,7 +136,7 @@ func (k *keeper) leaveCgroup(dir string) error {
 
 // updateOwn changes the limits of a running container's own worker.
 func (b *Backend) updateOwn(w *worker, c *sandbox.Container) error {
-	if b.cfg.Workers != WorkerPerPod || w.cgroup == "" {
+	if !isOwn(w.scope) || w.cgroup == "" {
 		return nil
 	}
 	return b.keeper.cgroups.Apply(w.cgroup, limitsOf(b.keeper.cgroups, c.Config.GetLinux().GetResources()))
@@ -135,7 +144,7 @@ func (b *Backend) updateOwn(w *worker, c *sandbox.Container) error {
 
 // ownFigures are what a pod's own worker uses, all told; nil when it has none, or no cgroup.
 func (b *Backend) ownFigures(w *worker) *stats.Figures {
-	if b.cfg.Workers != WorkerPerPod || w.cgroup == "" {
+	if !isOwn(w.scope) || w.cgroup == "" {
 		return nil
 	}
 	group, err := stats.Open(w.cgroup)

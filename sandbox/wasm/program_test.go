@@ -36,6 +36,7 @@ import (
 //	deaf                              does not end before the grace is over
 //	invalid, limit, crash, slow       what the compiler makes of it
 //	mismatch                          does not fit its descriptors
+//	apart=why                         must not share a worker
 
 // program is where the test binary can be executed by everybody.
 var program string
@@ -223,7 +224,7 @@ func (h *fakeHandler) Load(_ context.Context, code control.Code) (control.Loaded
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.code[code.Digest] = words
-	return control.Loaded{Digest: code.Digest, World: value(words, "world", control.WorldGRPC)}, nil
+	return control.Loaded{Digest: code.Digest, World: value(words, "world", control.WorldGRPC), Apart: value(words, "apart", "")}, nil
 }
 
 func (h *fakeHandler) Unload(_ context.Context, digest string) error {

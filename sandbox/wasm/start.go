@@ -103,11 +103,12 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 
 // workerFor is the worker that a container starts in.
 func (b *Backend) workerFor(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*worker, error) {
-	if b.cfg.Workers != WorkerPerPod {
-		return b.keeper.get(ctx, b.keeper.scopeOf(p), nil)
+	scope := b.scopeOf(p)
+	if !isOwn(scope) {
+		return b.keeper.get(ctx, scope, nil)
 	}
 	own := b.keeper.own(p, c)
-	return b.keeper.get(ctx, b.keeper.scopeOf(p), &own)
+	return b.keeper.get(ctx, scope, &own)
 }
 
 // leaveFormer has the worker of an earlier run forget the container, when that is another one.

@@ -60,6 +60,8 @@ type podState struct {
 	ID      string `json:"id"`
 	// Scope is which worker its containers run in (keeper.go).
 	Scope string `json:"scope"`
+	// Apart is why the pod has a worker for itself, whatever the configuration says; empty when it was not set apart.
+	Apart string `json:"apart,omitempty"`
 }
 
 // workerState is what is needed to end a worker that does not answer: worker.json.

@@ -149,6 +149,11 @@ func (b *Backend) Inspect(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 	if o, err := parseOptions(p.Config, b.cfg.LabelPrefix); err == nil {
 		v["ports"] = map[string]any{"tls": o.port, "quic": o.port, "cleartext": o.cleartext, "certificate": o.tls}
 	}
+	b.mu.Lock()
+	if why := b.sandboxes[p.ID].Apart; why != "" {
+		v["apart"] = why
+	}
+	b.mu.Unlock()
 	if c != nil {
 		if err := b.inspectContainer(ctx, c.ID, v); err != nil {
 			return nil, err

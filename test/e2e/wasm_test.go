@@ -62,7 +62,11 @@ func TestWasmServesGRPC(t *testing.T) {
 	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
 	for _, image := range []string{harness.GreeterC, harness.GreeterJS} {
 		t.Run(strings.TrimSuffix(image[strings.LastIndexByte(image, '/')+1:], ":1"), func(t *testing.T) {
-			_, s := startComponent(t, d, image, greeter, env("POD_NAME", "pod-1"))
+			c, s := startComponent(t, d, image, greeter, env("POD_NAME", "pod-1"))
+			info, err := d.Runtime().ContainerStatus(s.context(), c.ID, true)
+			if apart := strings.Contains(info.GetInfo()["wasm"], `"apart":`); err != nil || apart != (image == harness.GreeterJS) {
+				t.Errorf("a worker for itself: %v, %v; %v", apart, info.GetInfo()["wasm"], err)
+			}
 			const hello, want = `{"name":"Ada"}`, `{"message":"Hello, Ada!","servedBy":"pod-1"}`
 			if got := s.call(greeter+"/SayHello", hello); got != want {
 				t.Errorf("h2c: %s", got)

@@ -92,6 +92,9 @@ type Loaded struct {
 	// Exports and Imports name the functions of the component.
 	Exports []string `json:"exports"`
 	Imports []string `json:"imports"`
+	// Apart tells why the component must not share a worker with other pods; empty when it may. What an answer of its takes
+	// of the worker's memory has no bound then.
+	Apart string `json:"apart,omitempty"`
 }
 
 // Worlds of components.

@@ -72,6 +72,10 @@ func loadCode(e *engine.Engine, c control.Code) (*code, error) {
 		loaded.engine.Close()
 		return nil, err
 	}
+	if loaded.engine.Path() == engine.PathComponent {
+		// The engine makes values of all that a guest passes before anybody sees its size.
+		loaded.Apart = loaded.engine.WhyComponent()
+	}
 	loaded.Exports, loaded.Imports = names(loaded.engine.Exports()), names(loaded.engine.Imports())
 	return loaded, nil
 }
