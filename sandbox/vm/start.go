@@ -73,7 +73,7 @@ func (b *Backend) prepare(ctx context.Context, h *handle, c *sandbox.Container) 
 // openLife joins the machine's console with the pod's log.
 func (b *Backend) openLife(p *sandbox.Pod, c *sandbox.Container) (*life, error) {
 	terminal, err := console.Open(console.Config{
-		SerialLog: b.cfg.serialLog(c.ID), Socket: b.cfg.socket(c.ID, machine.SerialSocket), StateFile: b.cfg.consoleFile(c.ID),
+		SerialLog: b.cfg.serialLog(c.ID), Input: b.cfg.socket(c.ID, machine.SerialInput), StateFile: b.cfg.consoleFile(c.ID),
 		OpenLog: func() (*os.File, error) { return stream.OpenLogFile(p.Config.GetLogDirectory(), c.Config.GetLogPath()) },
 		Logger:  b.log.With("container", c.ID),
 	})

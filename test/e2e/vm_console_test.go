@@ -26,6 +26,8 @@ func TestVMConsole(t *testing.T) {
 	converse := func(t *testing.T, p harness.Protocol, word string) {
 		t.Helper()
 		s := startSession(t, p, c.AttachURL(true, true), true)
+		s.say("\n")
+		awaitPrompt(t, s)
 		s.say("echo " + word + "-$((6*7))\n")
 		awaitSaid(t, s, word+"-42\r\n")
 		c.WaitConsole(word + "-42\r\n")
@@ -37,6 +39,7 @@ func TestVMConsole(t *testing.T) {
 		one, two := startSession(t, harness.SPDY, c.AttachURL(true, true), true), startSession(t, harness.WebSocket, c.AttachURL(true, true), true)
 		one.say("echo from-$((1+0))\n")
 		awaitSaid(t, one, "from-1\r\n")
+		awaitPrompt(t, one)
 		two.say("echo from-$((1+1))\n")
 		awaitSaid(t, two, "from-2\r\n")
 		awaitSaid(t, one, "from-2\r\n")
@@ -48,7 +51,9 @@ func TestVMConsole(t *testing.T) {
 	})
 	t.Run("rotation", func(t *testing.T) {
 		s := startSession(t, harness.WebSocket, c.AttachURL(true, true), true)
-		s.say("i=0; while [ $i -lt 3000 ]; do echo count $i; i=$((i+1)); done; echo counted-$((2+1))\n")
+		s.say("\n")
+		awaitPrompt(t, s)
+		s.say("i=0; while [ ! -e /tmp/enough ]; do echo count $i; i=$((i+1)); done; echo counted-$((2+1))\n")
 		var files []string
 		for i := range 5 {
 			c.WaitConsole("count ")
@@ -64,13 +69,16 @@ func TestVMConsole(t *testing.T) {
 			}
 		}
 		files = append(files, c.LogFile())
+		c.WaitConsole("count ")
+		waitAgent(t, d, c)
+		if _, stderr, code := c.ExecSync("touch", "/tmp/enough"); code != 0 {
+			t.Fatal(stderr, code)
+		}
 		harness.Eventually(t, harness.GuestTimeout, func() error {
-			for _, file := range files { // the guest may have been done before the last rotation
-				if raw, err := os.ReadFile(file); err == nil && strings.Contains(string(raw), "counted-3") {
-					return nil
-				}
+			if raw, err := os.ReadFile(c.LogFile()); err != nil || !strings.Contains(string(raw), "counted-3") {
+				return fmt.Errorf("no counted-3 in %s: %w", c.LogFile(), err)
 			}
-			return fmt.Errorf("no counted-3 in any of %v", files)
+			return nil
 		})
 		var all strings.Builder
 		for _, file := range files {
@@ -85,12 +93,14 @@ func TestVMConsole(t *testing.T) {
 				next++
 			}
 		}
-		if next != 3000 {
-			t.Errorf("%d lines were counted", next)
+		if next == 0 {
+			t.Error("nothing was counted")
 		}
 	})
 	t.Run("the machine ends", func(t *testing.T) {
 		s := startSession(t, harness.SPDY, c.AttachURL(true, true), true)
+		s.say("\n")
+		awaitPrompt(t, s)
 		s.say("echo -n last $((1+1)) words; poweroff -f\n")
 		awaitSaid(t, s, "last 2 words")
 		s.wait(0)
@@ -102,6 +112,17 @@ func TestVMConsole(t *testing.T) {
 }
 
 func terminal(c *runtimeapi.ContainerConfig) { c.Stdin, c.Tty = true, true }
+
+// awaitPrompt waits until the guest's shell reads: what is typed while it turns to its terminal is lost.
+func awaitPrompt(t *testing.T, s *session) {
+	t.Helper()
+	harness.Eventually(t, time.Minute, func() error {
+		if said := strings.TrimSuffix(s.stdout.String(), "\x1b[6n"); !strings.HasSuffix(said, "# ") {
+			return fmt.Errorf("no prompt at the end of %q", said)
+		}
+		return nil
+	})
+}
 
 func awaitSaid(t *testing.T, s *session, want string) {
 	t.Helper()

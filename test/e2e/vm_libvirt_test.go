@@ -12,6 +12,7 @@ import (
 // TestVMLibvirt: the same machine as libvirt's domain, with libvirt's daemon and ours killed while it runs.
 func TestVMLibvirt(t *testing.T) {
 	lv := libvirtdtest.Start(t)
+	t.Setenv("TRIPOD_VMWRAP_BIN", libvirtdtest.Wrapper(t))
 	d := harness.StartDaemon(t, harness.VM(t), harness.Set("vm.driver", "libvirt"), harness.Set("vm.libvirt_uri", lv.URI))
 	t.Cleanup(lv.Kill) // before the daemon looks for what was left behind, of which a libvirtd that was started again would be
 	c := d.RunVM(t, &harness.PodSpec{Image: harness.Guest})

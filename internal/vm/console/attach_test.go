@@ -1,10 +1,12 @@
 package console_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
-	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -13,28 +15,47 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/vm/console"
+	"github.com/tripod-run/tripod/internal/vm/machine"
 	"github.com/tripod-run/tripod/sandbox"
 )
 
-// qemu is the socket of a machine's serial console.
-func qemu(t *testing.T, dir string) (accept func() net.Conn, stop func()) {
+// qemu is a machine's serial console: a pipe takes its input, its output is in the serial log.
+type qemu struct {
+	*testing.T
+	dir   string
+	input *os.File
+}
+
+func newQEMU(t *testing.T, dir string) *qemu {
 	t.Helper()
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "serial.sock"), Net: "unix"})
+	input, err := machine.MakePipe(filepath.Join(dir, "serial.in"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { l.Close() })
-	return func() net.Conn {
-		t.Helper()
-		l.SetDeadline(time.Now().Add(patience))
-		c, err := l.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { c.Close() })
-		c.SetDeadline(time.Now().Add(patience))
-		return c
-	}, func() { l.Close() }
+	q := &qemu{T: t, dir: dir, input: input}
+	t.Cleanup(q.end)
+	return q
+}
+
+func (q *qemu) end() { q.input.Close() }
+
+// hear reads what must have been typed.
+func (q *qemu) hear(want string) {
+	q.Helper()
+	q.input.SetReadDeadline(time.Now().Add(patience))
+	expect(q.T, q.input, want)
+}
+
+func (q *qemu) say(text string) {
+	q.Helper()
+	f, err := os.OpenFile(filepath.Join(q.dir, "serial.log"), os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		q.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteString(text); err != nil {
+		q.Fatal(err)
+	}
 }
 
 // attached joins a console and gives its ends.
@@ -59,28 +80,29 @@ func expect(t *testing.T, from io.Reader, want string) {
 }
 
 // dialogue has a client say something to the machine, which answers: from then on the client is known to be attached.
-func dialogue(t *testing.T, machine net.Conn, in io.Writer, out io.Reader) {
-	t.Helper()
+func (q *qemu) dialogue(in io.Writer, out io.Reader) {
+	q.Helper()
 	if _, err := io.WriteString(in, "id\r"); err != nil {
-		t.Fatal(err)
+		q.Fatal(err)
 	}
-	expect(t, machine, "id\r")
-	io.WriteString(machine, "id\r\nroot\r\n")
-	expect(t, out, "id\r\nroot\r\n")
+	q.hear("id\r")
+	q.say("id\r\nroot\r\n")
+	expect(q.T, out, "id\r\nroot\r\n")
 }
 
-// TestAttach: several clients see and say everything; the end of one is nobody else's; the machine's end is all's.
+// TestAttach: several clients see and say everything, from their beginning; the end of one is nobody else's; the machine's
+// end is all's.
 func TestAttach(t *testing.T) {
 	dir := newDir(t)
-	accept, _ := qemu(t, dir)
+	q := newQEMU(t, dir)
 	c := open(t, dir)
-	machine := accept()
+	q.say("before anybody looked\r\n")
 	in1, out1, ended1 := attached(t.Context(), c)
-	dialogue(t, machine, in1, out1)
+	q.dialogue(in1, out1)
 	ctx, cancel := context.WithCancel(t.Context())
 	in2, out2, ended2 := attached(ctx, c)
 	go func() { expectEventually(out1, "root") }()
-	dialogue(t, machine, in2, out2)
+	q.dialogue(in2, out2)
 	cancel()
 	if err := <-ended2; !errors.Is(err, context.Canceled) {
 		t.Error(err)
@@ -88,9 +110,9 @@ func TestAttach(t *testing.T) {
 	in1.Close() // the end of input is not the end of the client, nor of the console's input
 	in3, out3, ended3 := attached(t.Context(), c)
 	go io.Copy(io.Discard, out1)
-	dialogue(t, machine, in3, out3)
-	io.WriteString(machine, "bye")
-	machine.Close()
+	q.dialogue(in3, out3)
+	q.say("bye")
+	q.end()
 	if err := c.Drain(deadline(t)); err != nil {
 		t.Fatal(err)
 	}
@@ -123,12 +145,11 @@ func expectEventually(from io.Reader, want string) {
 // TestSlowClient: a client that does not read holds nobody up, and is cut off.
 func TestSlowClient(t *testing.T) {
 	dir := newDir(t)
-	accept, _ := qemu(t, dir)
+	q := newQEMU(t, dir)
 	c := open(t, dir)
-	machine := accept()
 	in, out, ended := attached(t.Context(), c)
-	dialogue(t, machine, in, out)
-	piece := make([]byte, 64<<10)
+	q.dialogue(in, out)
+	piece := strings.Repeat("x", 63) + "\n"
 	for {
 		select {
 		case err := <-ended:
@@ -138,22 +159,38 @@ func TestSlowClient(t *testing.T) {
 			return
 		default:
 		}
-		if _, err := machine.Write(piece); err != nil {
-			t.Fatal(err)
-		}
+		q.say(strings.Repeat(piece, 1024))
 	}
 }
 
-// TestReconnect: a client stays over a connection that ended, and speaks to the machine as soon as it is back.
+// TestFlood: who is attached misses nothing of what is freed behind the log.
+func TestFlood(t *testing.T) {
+	dir := newDir(t)
+	q := newQEMU(t, dir)
+	c := open(t, dir)
+	in, out, _ := attached(t.Context(), c)
+	q.dialogue(in, out)
+	var want, got bytes.Buffer
+	for i := range 2000 {
+		line := fmt.Sprintf("%d %s\n", i, strings.Repeat("y", 500))
+		want.WriteString(line)
+		q.say(line)
+		if _, err := io.CopyN(&got, out, int64(len(line))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !bytes.Equal(want.Bytes(), got.Bytes()) {
+		t.Error("an attached client got something else than the guest wrote")
+	}
+}
+
+// TestReconnect: a client stays over a pipe that ended, and speaks to the machine as soon as it is back.
 func TestReconnect(t *testing.T) {
 	dir := newDir(t)
 	c := open(t, dir)
-	in, out, _ := attached(t.Context(), c) // before there is anything to connect to
-	accept, stop := qemu(t, dir)
-	machine := accept()
-	dialogue(t, machine, in, out)
-	stop()
-	machine.Close()
-	accept, _ = qemu(t, dir)
-	dialogue(t, accept(), in, out)
+	in, out, _ := attached(t.Context(), c) // before there is anything to write to
+	q := newQEMU(t, dir)
+	q.dialogue(in, out)
+	q.end()
+	newQEMU(t, dir).dialogue(in, out)
 }

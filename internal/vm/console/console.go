@@ -2,6 +2,7 @@ package console
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -16,8 +17,8 @@ import (
 type Config struct {
 	// SerialLog is machine.Definition.SerialLog; it is made, for root only, when it is not there.
 	SerialLog string
-	// Socket is machine.SerialSocket of the machine; it need not be there yet.
-	Socket string
+	// Input is machine.SerialInput of the machine; it need not be there yet.
+	Input string
 	// StateFile is a file of ours, kept as long as SerialLog is: over restarts of the machine too.
 	StateFile string
 	// OpenLog opens the container's log for appending; the file is nil when none is wanted.
@@ -38,7 +39,13 @@ func Open(cfg Config) (*Console, error) {
 	if err != nil {
 		return nil, fmt.Errorf("console: %w", err)
 	}
-	return &Console{relay: r, hub: openHub(cfg.Socket, cfg.Logger)}, nil
+	h, err := openHub(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("console: %w", errors.Join(err, r.abandon()))
+	}
+	r.needs = h.needs
+	r.start()
+	return &Console{relay: r, hub: h}, nil
 }
 
 // Attach joins the console until ctx ends, the client goes away or Close: a terminal's bytes both ways, as they are. A client
@@ -77,7 +84,7 @@ func (c *Console) ReopenLog() error { return c.relay.reopen() }
 // Drain is for a machine that has ended: it returns when all of its output is in the log and with the clients, an unfinished line as a whole one. An
 // end of ctx is an error, with the rest still to come.
 func (c *Console) Drain(ctx context.Context) error {
-	c.hub.settle(ctx)
+	c.hub.settle()
 	return c.relay.drain(ctx)
 }
 

@@ -64,7 +64,7 @@ func daemon(dir string) int {
 func configOf(dir string, log io.Writer) console.Config {
 	return console.Config{
 		SerialLog: filepath.Join(dir, "serial.log"),
-		Socket:    filepath.Join(dir, "serial.sock"),
+		Input:     filepath.Join(dir, "serial.in"),
 		StateFile: filepath.Join(dir, "console.state"),
 		OpenLog: func() (*os.File, error) {
 			return os.OpenFile(filepath.Join(dir, "log", "0.log"), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o640)

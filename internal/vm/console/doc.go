@@ -1,12 +1,11 @@
 // Package console is the serial console of a machine as a container's output: its log, and attach.
 //
 //	QEMU ──▶ serial log (a file, appended to whoever listens)
-//	  ║          │ tail, woken by inotify
-//	  ║          ▼
-//	  ║        relay ──▶ the container's log, in the CRI's format
-//	  ║          └─ state file: how far both are; what is behind is punched out of the serial log
-//	  ╚═ serial socket ═▶ hub ──▶ attached clients
-//	                       ◀── their input
+//	  ▲          │ tail, woken by inotify
+//	  │          ├─▶ relay ──▶ the container's log, in the CRI's format
+//	  │          │     └─ state file: how far both are; what is behind is punched out of the serial log
+//	  │          └─▶ hub ──▶ attached clients
+//	  └─ serial input ◀─┘ ◀── their input
 //
 // # Exactly once
 //

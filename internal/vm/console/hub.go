@@ -3,9 +3,12 @@ package console
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"log/slog"
-	"net"
+	"math"
+	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -14,70 +17,77 @@ import (
 )
 
 const (
-	// redial and redialMax are the first and the last pause between two tries to connect.
+	// redial and redialMax are the first and the last pause between two tries to write.
 	redial, redialMax = 50 * time.Millisecond, time.Second
 	hubBuffer         = 32 << 10
 	// inputPiece is how much of a client's input is passed on at once.
 	inputPiece = 4 << 10
-	// settleTime is how long the end of a connection is waited for when the machine has ended.
-	settleTime = time.Second
 )
 
-// hub is our one connection to a serial socket, which all attached clients share. It is always read, so that neither a client
-// nor a lack of clients holds the machine up, and made again when it has ended.
+// hub is what attached clients share: the end of the serial log, which is their output, and the pipe that takes
+// their input.
 type hub struct {
-	socket string
-	log    *slog.Logger
-	input  chan []byte
-	cancel context.CancelFunc
-	done   chan struct{}
+	path, pipe string
+	log        *slog.Logger
+	input      chan []byte
+	wake       chan struct{}
+	poll       bool // nobody tells of changes
+	ctx        context.Context
+	cancel     context.CancelFunc
+	work       sync.WaitGroup
 
 	mu      sync.Mutex
+	serial  *os.File
+	offset  int64 // how far the clients are, when there are any
 	clients map[*attach.Client]struct{}
-	serving chan struct{} // closed when the connection has ended; nil when there is none
 	over    bool
 }
 
-func openHub(socket string, log *slog.Logger) *hub {
-	ctx, cancel := context.WithCancel(context.Background())
-	h := &hub{socket: socket, log: log, input: make(chan []byte), cancel: cancel, done: make(chan struct{}), clients: map[*attach.Client]struct{}{}}
-	go h.keep(ctx)
-	return h
+func openHub(cfg Config) (*hub, error) {
+	serial, err := os.Open(cfg.SerialLog)
+	if err != nil {
+		return nil, err
+	}
+	h := &hub{
+		path: filepath.Clean(cfg.SerialLog), pipe: cfg.Input, log: cfg.Logger, serial: serial,
+		input: make(chan []byte), wake: make(chan struct{}, 1), clients: map[*attach.Client]struct{}{},
+	}
+	h.ctx, h.cancel = context.WithCancel(context.Background())
+	h.poll = serialLogs.add(h.path, h.wake) != nil
+	h.work.Go(h.follow)
+	h.work.Go(h.feed)
+	return h, nil
 }
 
-// settle is for a machine that has ended: it returns when the last of its output is with the clients.
-func (h *hub) settle(ctx context.Context) {
-	h.mu.Lock()
-	serving := h.serving
-	h.mu.Unlock()
-	if serving == nil {
-		return
-	}
-	select {
-	case <-serving:
-	case <-time.After(settleTime): // somebody else holds the socket
-	case <-ctx.Done():
-	}
-}
-
-// close ends the connection, and the clients once they have what there was.
+// close ends the input, and the clients once they have what there was.
 func (h *hub) close() {
 	h.cancel()
-	<-h.done
+	h.work.Wait()
+	serialLogs.remove(h.path, h.wake)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.over = true
 	for c := range h.clients {
 		c.End(nil)
 	}
+	_ = h.serial.Close()
 }
 
-// add gives a new client, or nil when the hub is closed.
+// add gives a new client, whose output begins now; nil when the hub is closed.
 func (h *hub) add() *attach.Client {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.over {
 		return nil
+	}
+	if len(h.clients) == 0 {
+		info, err := h.serial.Stat()
+		if err != nil {
+			return nil
+		}
+		h.offset = info.Size()
+	} else {
+		h.deliver() // what was there before is the others'
 	}
 	c := attach.NewClient()
 	h.clients[c] = struct{}{}
@@ -91,62 +101,58 @@ func (h *hub) drop(c *attach.Client) {
 	c.Discard()
 }
 
-// keep connects until the end.
-func (h *hub) keep(ctx context.Context) {
-	defer close(h.done)
-	for pause := redial; ctx.Err() == nil; pause = min(2*pause, redialMax) {
-		conn, err := machine.Dial(ctx, h.socket)
-		if err == nil {
-			pause = redial
-			err = h.serve(ctx, conn)
-		}
-		if ctx.Err() == nil {
-			h.log.Debug("no connection to the serial console", "socket", h.socket, "error", err)
-		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-		}
-	}
-}
-
-// serve reads and feeds a connection until it ends.
-func (h *hub) serve(ctx context.Context, conn net.Conn) error {
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-	defer stop()
-	ended := make(chan struct{})
-	h.setServing(ended)
-	defer h.setServing(nil)
-	var feeding sync.WaitGroup
-	feeding.Go(func() { h.feed(conn, ended) })
-	defer feeding.Wait()
-	defer conn.Close()
-	defer close(ended)
-	buf := make([]byte, hubBuffer)
-	for {
-		n, err := conn.Read(buf)
-		if n > 0 {
-			h.fanOut(buf[:n])
-		}
-		if err != nil {
-			return err
-		}
-	}
-}
-
-func (h *hub) setServing(until chan struct{}) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.serving = until
-}
-
-func (h *hub) fanOut(data []byte) {
+// needs is where the part of the serial log begins that clients have still to be given.
+func (h *hub) needs() int64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.clients) == 0 {
-		return
+		return math.MaxInt64
 	}
-	p := attach.Packet{Data: bytes.Clone(data)}
+	return h.offset
+}
+
+// follow gives the clients what comes, until close.
+func (h *hub) follow() {
+	for {
+		var again <-chan time.Time
+		if h.poll {
+			again = time.After(retry)
+		}
+		select {
+		case <-h.wake:
+		case <-again:
+		case <-h.ctx.Done():
+			return
+		}
+		h.settle()
+	}
+}
+
+// settle gives the clients what there is: all, when the machine has ended.
+func (h *hub) settle() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.deliver()
+}
+
+func (h *hub) deliver() {
+	for len(h.clients) > 0 {
+		buf := make([]byte, hubBuffer)
+		n, err := h.serial.ReadAt(buf, h.offset)
+		if n > 0 {
+			h.offset += int64(n)
+			h.fanOut(attach.Packet{Data: buf[:n]})
+		}
+		if err != nil {
+			if !errors.Is(err, io.EOF) {
+				h.log.Debug("read the serial log for those who are attached", "path", h.path, "error", err)
+			}
+			return
+		}
+	}
+}
+
+func (h *hub) fanOut(p attach.Packet) {
 	for c := range h.clients {
 		if !c.Put(p) {
 			delete(h.clients, c)
@@ -154,16 +160,44 @@ func (h *hub) fanOut(data []byte) {
 	}
 }
 
-// feed gives the guest what clients say. While it does not read, they wait.
-func (h *hub) feed(conn net.Conn, ended <-chan struct{}) {
+// feed gives the guest what clients say, until close. While it does not read, they wait.
+func (h *hub) feed() {
+	var pipe *os.File
+	defer func() { _ = pipe.Close() }() // nil: there is none
 	for {
 		select {
 		case data := <-h.input:
-			if _, err := conn.Write(data); err != nil {
-				return // the reader notices too
-			}
-		case <-ended:
+			pipe = h.tell(pipe, data)
+		case <-h.ctx.Done():
 			return
+		}
+	}
+}
+
+// tell writes data to the pipe, or to the one that is in its place, and gives the one that took it.
+func (h *hub) tell(pipe *os.File, data []byte) *os.File {
+	for pause := redial; ; pause = min(2*pause, redialMax) {
+		var err error
+		if pipe == nil {
+			pipe, err = machine.OpenPipe(h.pipe)
+		}
+		if err == nil {
+			stop := context.AfterFunc(h.ctx, func() { _ = pipe.SetWriteDeadline(time.Now()) })
+			var n int
+			n, err = pipe.Write(data)
+			stop()
+			data = data[n:]
+		}
+		if err == nil || h.ctx.Err() != nil {
+			return pipe
+		}
+		h.log.Debug("the serial console takes no input", "pipe", h.pipe, "error", err)
+		_ = pipe.Close()
+		pipe = nil
+		select {
+		case <-time.After(pause):
+		case <-h.ctx.Done():
+			return nil
 		}
 	}
 }
@@ -176,7 +210,7 @@ func (h *hub) send(ctx context.Context, input io.Reader) {
 		if n > 0 {
 			select {
 			case h.input <- bytes.Clone(buf[:n]):
-			case <-h.done:
+			case <-h.ctx.Done():
 				return
 			case <-ctx.Done():
 				return

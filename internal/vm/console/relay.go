@@ -40,6 +40,8 @@ type relay struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 	poll   bool // nobody tells of changes
+	// needs is where the part begins that others still read.
+	needs func() int64
 
 	mu      sync.Mutex
 	serial  *os.File
@@ -62,10 +64,14 @@ func openRelay(cfg Config) (*relay, error) {
 		r.log.Warn("changes of a serial log are looked for every second, since the kernel does not tell of them", "path", cfg.SerialLog, "error", err)
 		r.poll = true
 	}
+	return r, nil
+}
+
+// start begins to copy.
+func (r *relay) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	r.cancel = cancel
 	go r.run(ctx)
-	return r, nil
 }
 
 // run copies what comes, until close.
@@ -216,8 +222,8 @@ func (r *relay) commit(entries []byte, used int64) error {
 
 // punch frees what of the serial log is behind, when it is worth it.
 func (r *relay) punch(last bool) {
-	end := r.at.offset / punchAlign * punchAlign
-	if r.punched < 0 || end == r.punched || !last && end-r.punched < punchSize {
+	end := min(r.at.offset, r.needs()) / punchAlign * punchAlign
+	if r.punched < 0 || end <= r.punched || !last && end-r.punched < punchSize {
 		return
 	}
 	var err error
@@ -263,6 +269,11 @@ func (r *relay) reopen() error {
 func (r *relay) close() error {
 	r.cancel()
 	<-r.done
+	return r.abandon()
+}
+
+// abandon is close for a relay that was not started.
+func (r *relay) abandon() error {
 	serialLogs.remove(r.cfg.SerialLog, r.wake)
 	r.mu.Lock()
 	defer r.mu.Unlock()

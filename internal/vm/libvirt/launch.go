@@ -159,23 +159,25 @@ func (l *launch) openPlain(at layout) func(context.Context, machine.Definition) 
 	}
 }
 
-// openConsoles makes the sockets of the serial console, by libvirt's name of it, and of the channels, in their order in the
-// domain.
+// openConsoles opens the ends of the serial console and makes the sockets of the channels, by libvirt's names of them: they
+// are in their order in the domain.
 func (l *launch) openConsoles(_ context.Context, def machine.Definition) error {
 	log, err := qemu.OpenSerialLog(def.SerialLog)
 	if err != nil {
 		return err
 	}
-	index := l.add(log)
-	for _, c := range []struct {
-		id, socket string
-		log        *int
-	}{{"charserial0", machine.SerialSocket, &index}, {"charchannel0", machine.AgentSocket, nil}, {"charchannel1", machine.QGASocket, nil}} {
+	l.grant.Serial = &vmwrap.Serial{ID: "charserial0", Output: l.add(log)}
+	input, err := machine.MakePipe(filepath.Join(def.Dir, machine.SerialInput))
+	if err != nil {
+		return err
+	}
+	l.grant.Serial.Input = l.add(input)
+	for _, c := range []struct{ id, socket string }{{"charchannel0", machine.AgentSocket}, {"charchannel1", machine.QGASocket}} {
 		socket, err := machine.Listen(filepath.Join(def.Dir, c.socket))
 		if err != nil {
 			return err
 		}
-		l.grant.Chardevs = append(l.grant.Chardevs, vmwrap.Chardev{ID: c.id, Socket: l.add(socket), Log: c.log})
+		l.grant.Chardevs = append(l.grant.Chardevs, vmwrap.Chardev{ID: c.id, Socket: l.add(socket)})
 	}
 	return nil
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -43,7 +42,7 @@ type rig struct {
 
 func newRig(t testing.TB) rig {
 	dir := publicTemp(t)
-	return rig{libvirtdtest.Start(t), Config{Dir: filepath.Join(dir, "run"), Owner: dir, Wrapper: wrapper(t, dir), Accel: qemu.AccelTCG, Opener: machinetest.Taps{}, Cgroup: machinetest.Cgroups(t)}}
+	return rig{libvirtdtest.Start(t), Config{Dir: filepath.Join(dir, "run"), Owner: dir, Wrapper: libvirtdtest.Wrapper(t), Accel: qemu.AccelTCG, Opener: machinetest.Taps{}, Cgroup: machinetest.Cgroups(t)}}
 }
 
 // publicTemp is a directory that every user can pass.
@@ -56,19 +55,6 @@ func publicTemp(t testing.TB) string {
 		require.NoError(t, os.Chmod(at, 0o755))
 	}
 	return dir
-}
-
-// wrapper builds tripod-vmwrap, unless one is named.
-func wrapper(t testing.TB, dir string) string {
-	if path := os.Getenv("TRIPOD_VMWRAP_BIN"); path != "" {
-		return path
-	}
-	path := filepath.Join(dir, "tripod-vmwrap")
-	build := exec.Command("go", "build", "-o", path, "github.com/tripod-run/tripod/cmd/tripod-vmwrap")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	out, err := build.CombinedOutput()
-	require.NoError(t, err, string(out))
-	return path
 }
 
 // driver makes a driver of the rig's daemon. Whoever has it closes it.

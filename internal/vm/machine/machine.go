@@ -103,10 +103,10 @@ type Share struct {
 	ReadOnly bool   `json:"readOnly,omitempty"`
 }
 
-// Sockets of a running machine, in Definition.Dir. Each takes one client at a time.
+// What of a running machine can be reached, in Definition.Dir. A socket takes one client at a time.
 const (
-	// SerialSocket is the serial console.
-	SerialSocket = "serial.sock"
+	// SerialInput is the named pipe that takes the serial console's input. Its output is in the serial log.
+	SerialInput = "serial.in"
 	// AgentSocket is the virtio-serial port AgentPort.
 	AgentSocket = "agent.sock"
 	// AgentPort is the name of that port in the guest: /dev/virtio-ports/<AgentPort>.

@@ -19,7 +19,7 @@ func TestSocketsOfLongPaths(t *testing.T) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(dir, machine.SerialSocket)
+	path := filepath.Join(dir, machine.AgentSocket)
 	for range 2 {
 		f, err := machine.Listen(path)
 		if err != nil {

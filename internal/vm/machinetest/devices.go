@@ -128,9 +128,3 @@ func bootsFromDisk(t *testing.T, s Subject) {
 }
 
 func itoa(n int) string { return strconv.Itoa(n) }
-
-// zombie tells whether a process is dead and not reaped.
-func zombie(pid int) bool {
-	raw, err := os.ReadFile(filepath.Join("/proc", itoa(pid), "stat"))
-	return err != nil || bytes.Contains(raw, []byte(") Z "))
-}

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/vm/machine"
 )
 
@@ -101,11 +102,15 @@ func nodeRestart(t *testing.T, s Subject) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
+	proc, err := process.Open(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer proc.Close()
 	signal(t, pid, unix.SIGKILL)
-	await(t, "the process is gone", func() bool {
-		_, err := os.Stat(filepath.Join("/proc", itoa(pid), "fd"))
-		return err != nil || zombie(pid)
-	})
+	if !proc.WaitFor(Patience) { // its threads too
+		t.Fatal("the hypervisor outlives SIGKILL")
+	}
 	if err := os.RemoveAll(filepath.Dir(d.Dir)); err != nil {
 		t.Fatal(err)
 	}

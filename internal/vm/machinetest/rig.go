@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -191,41 +190,33 @@ func AwaitLog(t testing.TB, d machine.Definition, text string, times int) {
 	}
 }
 
-// Console is a client of the serial console, who reads all and types lines.
+// Console types lines at the serial console.
 type Console struct {
 	t    testing.TB
-	conn net.Conn
+	pipe *os.File
 }
 
-// Attach connects to the serial console of a machine that runs.
+// Attach opens the serial console's input of a machine that runs.
 func Attach(t testing.TB, d machine.Definition) *Console {
 	t.Helper()
-	conn, err := machine.Dial(t.Context(), filepath.Join(d.Dir, machine.SerialSocket))
+	pipe, err := machine.OpenPipe(filepath.Join(d.Dir, machine.SerialInput))
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { conn.Close() })
-	go func() { // one who does not read would hold the guest up
-		buf := make([]byte, 4096)
-		for {
-			if _, err := conn.Read(buf); err != nil {
-				return
-			}
-		}
-	}()
-	return &Console{t: t, conn: conn}
+	t.Cleanup(func() { pipe.Close() })
+	return &Console{t: t, pipe: pipe}
 }
 
 // Type types a line, which the guest's shell runs.
 func (c *Console) Type(format string, a ...any) {
 	c.t.Helper()
-	if _, err := fmt.Fprintf(c.conn, format+"\n", a...); err != nil {
+	if _, err := fmt.Fprintf(c.pipe, format+"\n", a...); err != nil {
 		c.t.Fatalf("type at the console: %v", err)
 	}
 }
 
 // Close disconnects.
-func (c *Console) Close() { c.conn.Close() }
+func (c *Console) Close() { c.pipe.Close() }
 
 func randomName(t testing.TB) string {
 	raw := make([]byte, 32)

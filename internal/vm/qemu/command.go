@@ -27,6 +27,7 @@ type kind string
 
 const (
 	kindSocket   kind = "socket"    // a listening unix socket in Definition.Dir
+	kindPipe     kind = "pipe"      // the end of a named pipe in Definition.Dir
 	kindRead     kind = "read"      // O_RDONLY
 	kindWrite    kind = "write"     // O_RDWR
 	kindAppend   kind = "append"    // O_WRONLY|O_APPEND, made when it is not there
@@ -55,10 +56,12 @@ type setup struct {
 	Block func(path string) bool
 }
 
-// command is QEMU's command line without the program, and the files that it inherits: the first as descriptor firstFD.
+// command is QEMU's command line without the program, and the files that it inherits: Standard as its standard input and
+// output, the first of Files as descriptor firstFD.
 type command struct {
-	Args  []string    `json:"args"`
-	Files []inherited `json:"files"`
+	Args     []string     `json:"args"`
+	Standard [2]inherited `json:"standard"`
+	Files    []inherited  `json:"files"`
 }
 
 // build makes the command of a definition that validate has accepted. It looks at nothing but its arguments.
@@ -128,20 +131,21 @@ func (c *command) machine(d machine.Definition, s setup) {
 		"-device", "virtio-balloon-pci,id=balloon,deflate-on-oom=on,free-page-reporting=on")
 }
 
-// consoles adds the monitor, the serial console and the ports of the agents.
+// consoles adds the monitor, the serial console and the ports of the agents. The serial console is QEMU's standard input and
+// output, a pipe and a file: a socket would end, and take input with it, when its client does not read, and QEMU (7.2) logs a
+// byte twice for which its client was not ready.
 func (c *command) consoles(d machine.Definition) {
-	socket := func(id, name, more string) {
+	socket := func(id, name string) {
 		fd := c.inherit(inherited{Kind: kindSocket, Path: filepath.Join(d.Dir, name)})
-		c.add("-chardev", fmt.Sprintf("socket,id=%s,fd=%d,server=on,wait=off%s", id, fd, more))
+		c.add("-chardev", fmt.Sprintf("socket,id=%s,fd=%d,server=on,wait=off", id, fd))
 	}
-	socket("monitor", monitorSocket, "")
+	socket("monitor", monitorSocket)
 	c.add("-mon", "chardev=monitor,mode=control")
-	log := c.fdset(inherited{Kind: kindAppend, Path: d.SerialLog})
-	socket("serial", machine.SerialSocket, ",logfile="+log+",logappend=on")
-	c.add("-device", "isa-serial,chardev=serial", "-device", "virtio-serial-pci,id=ports")
-	socket("agent", machine.AgentSocket, "")
+	c.Standard = [2]inherited{{Kind: kindPipe, Path: filepath.Join(d.Dir, machine.SerialInput)}, {Kind: kindAppend, Path: d.SerialLog}}
+	c.add("-chardev", "stdio,id=serial,signal=off", "-device", "isa-serial,chardev=serial", "-device", "virtio-serial-pci,id=ports")
+	socket("agent", machine.AgentSocket)
 	c.add("-device", "virtserialport,bus=ports.0,chardev=agent,name="+machine.AgentPort)
-	socket("qga", machine.QGASocket, "")
+	socket("qga", machine.QGASocket)
 	c.add("-device", "virtserialport,bus=ports.0,chardev=qga,name=org.qemu.guest_agent.0")
 }
 

@@ -5,6 +5,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -89,7 +90,7 @@ func golden(t *testing.T, c command) string {
 		b.WriteString(arg)
 	}
 	b.WriteString("\n\n")
-	for _, f := range c.Files {
+	for _, f := range slices.Concat(c.Standard[:], c.Files) {
 		raw, err := json.Marshal(f)
 		if err != nil {
 			t.Fatal(err)

@@ -42,12 +42,14 @@ func openOne(ctx context.Context, d machine.Definition, f inherited, taps machin
 	switch f.Kind {
 	case kindSocket:
 		return machine.Listen(f.Path)
+	case kindPipe:
+		return machine.MakePipe(f.Path)
 	case kindRead:
 		return openDisk(f.Path, os.O_RDONLY)
 	case kindWrite:
 		return openDisk(f.Path, os.O_RDWR)
 	case kindAppend:
-		return os.OpenFile(f.Path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+		return OpenSerialLog(f.Path)
 	case kindBoot:
 		return openBoot(f.Path)
 	case kindTap:

@@ -123,7 +123,7 @@ func removeSockets(dir string) error {
 	if dir == "" {
 		return nil
 	}
-	for _, name := range []string{monitorSocket, machine.SerialSocket, machine.AgentSocket, machine.QGASocket} {
+	for _, name := range []string{monitorSocket, machine.SerialInput, machine.AgentSocket, machine.QGASocket} {
 		if err := os.Remove(filepath.Join(dir, name)); err != nil && !notThere(err) {
 			return err
 		}

@@ -18,8 +18,10 @@ import (
 type spawn struct {
 	Program  string
 	Args     []string
+	Stdin    *os.File
+	Stdout   *os.File
+	Log      *os.File   // its standard error
 	Files    []*os.File // from descriptor firstFD on
-	Log      *os.File   // its standard output and error
 	UID, GID int
 	KVM      bool // the group that /dev/kvm belongs to comes along
 	Tree     cgroup.Tree
@@ -31,7 +33,7 @@ type spawn struct {
 func (s spawn) start() (*exec.Cmd, error) {
 	cmd := exec.Command(s.Program, s.Args...) // not bound to a context: it outlives us
 	cmd.ExtraFiles = s.Files
-	cmd.Stdout, cmd.Stderr = s.Log, s.Log
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = s.Stdin, s.Stdout, s.Log
 	cmd.Env, cmd.Dir = []string{"PATH=/usr/bin:/bin", "LANG=C.UTF-8", "HOME=/nonexistent"}, "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setsid:     true,

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -91,7 +92,7 @@ func (h *handle) launch(ctx context.Context, def machine.Definition, accel strin
 	}
 	defer log.Close()
 	c := build(def, setup{Accel: accel, VhostNet: fileExists(vhostNet), Block: blockDevice})
-	files, err := openAll(ctx, def, c.Files, h.d.cfg.Opener)
+	files, err := openAll(ctx, def, slices.Concat(c.Standard[:], c.Files), h.d.cfg.Opener)
 	if err != nil {
 		return nil, err
 	}
@@ -100,7 +101,7 @@ func (h *handle) launch(ctx context.Context, def machine.Definition, accel strin
 		return nil, err
 	}
 	cmd, err := spawn{
-		Program: h.d.cfg.Emulator, Args: c.Args, Files: files, Log: log,
+		Program: h.d.cfg.Emulator, Args: c.Args, Stdin: files[0], Stdout: files[1], Log: log, Files: files[2:],
 		UID: def.UID, GID: def.GID, KVM: accel == AccelKVM, Tree: h.d.cfg.Cgroup, Cgroup: def.Cgroup,
 	}.start()
 	closeAll(files)

@@ -30,6 +30,9 @@ func Edit(args []string, g Grant, fds []int) ([]string, error) {
 	for _, p := range g.Plain {
 		e.plain(p)
 	}
+	if s := g.Serial; s != nil {
+		e.replace(s.ID, "stdio,id="+s.ID+",signal=off")
+	}
 	for _, c := range g.Chardevs {
 		e.chardev(c)
 	}
@@ -144,12 +147,13 @@ func (e *editor) plain(p Plain) {
 }
 
 func (e *editor) chardev(c Chardev) {
-	backend := fmt.Sprintf("socket,id=%s,fd=%d,server=on,wait=off", c.ID, e.fd(c.Socket))
-	if c.Log != nil {
-		backend += ",logfile=" + e.set(*c.Log) + ",logappend=on"
-	}
-	if n := e.values("-chardev", func(value string) (string, bool) { return backend, value == "null,id="+c.ID }); n != 1 {
-		e.fail("%d null devices are called %s; one should", n, c.ID)
+	e.replace(c.ID, fmt.Sprintf("socket,id=%s,fd=%d,server=on,wait=off", c.ID, e.fd(c.Socket)))
+}
+
+// replace puts a backend in the place of the null device of that ID.
+func (e *editor) replace(id, backend string) {
+	if n := e.values("-chardev", func(value string) (string, bool) { return backend, value == "null,id="+id }); n != 1 {
+		e.fail("%d null devices are called %s; one should", n, id)
 	}
 }
 

@@ -25,7 +25,8 @@ func TestEdit(t *testing.T) {
 	g := Grant{
 		Files:    []File{{Path: "/p/root", FDs: []int{0, 1}}, {Path: "/p/root.base", FDs: []int{2}}},
 		Plain:    []Plain{{"/p/kernel", 3}, {"/p/initrd", 4}, {"/p/share0", 5}, {"/p/vnc", 12}},
-		Chardevs: []Chardev{{ID: "charserial0", Socket: 6, Log: one(7)}, {ID: "charchannel0", Socket: 8}},
+		Serial:   &Serial{ID: "charserial0", Input: 6, Output: 7},
+		Chardevs: []Chardev{{ID: "charchannel0", Socket: 8}},
 		NICs:     []NIC{{MAC: "02:00:00:00:00:01", MTU: 1500, Tap: 9}, {MAC: "02:00:00:00:00:02", MTU: 1400, Tap: 10, VHost: one(11)}},
 	}
 	fds := []int{30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42}
@@ -38,10 +39,10 @@ func TestEdit(t *testing.T) {
 		"-blockdev", `{"node-name":"libvirt-2-format","read-only":true,"driver":"raw","file":"libvirt-2-storage"}`,
 		"-blockdev", `{"auto-read-only":true,"discard":"unmap","driver":"file","filename":"/dev/fdset/1000","node-name":"libvirt-1-storage"}`,
 		"-fsdev", "local,security_model=mapped,id=fsdev-fs0,path=/proc/self/fd/35,readonly=on",
-		"-chardev", "socket,id=charserial0,fd=36,server=on,wait=off,logfile=/dev/fdset/1002,logappend=on",
+		"-chardev", "stdio,id=charserial0,signal=off",
 		"-chardev", "socket,id=charchannel0,fd=38,server=on,wait=off",
 		"-vnc", "vnc=unix:/proc/self/fd/42/vnc.sock,audiodev=audio1",
-		"-add-fd", "set=1000,fd=30", "-add-fd", "set=1000,fd=31", "-add-fd", "set=1001,fd=32", "-add-fd", "set=1002,fd=37",
+		"-add-fd", "set=1000,fd=30", "-add-fd", "set=1000,fd=31", "-add-fd", "set=1001,fd=32",
 		"-netdev", "tap,id=tripod0,fd=39", "-device", "virtio-net-pci,netdev=tripod0,id=net-tripod0,mac=02:00:00:00:00:01,bus=pcie.0,addr=0x10,romfile=",
 		"-netdev", "tap,id=tripod1,fd=40,vhost=on,vhostfd=41",
 		"-device", "virtio-net-pci,netdev=tripod1,id=net-tripod1,mac=02:00:00:00:00:02,bus=pcie.0,addr=0x11,romfile=,host_mtu=1400",
@@ -54,6 +55,7 @@ func TestEditRefuses(t *testing.T) {
 		"no such disk":      {Files: []File{{Path: "/p/other", FDs: []int{0}}}},
 		"no such kernel":    {Plain: []Plain{{"/p/other", 0}}},
 		"no such device":    {Chardevs: []Chardev{{ID: "charserial1"}}},
+		"no such console":   {Serial: &Serial{ID: "charserial1"}},
 		"not a null device": {Chardevs: []Chardev{{ID: "charmonitor"}}},
 		"no such fd":        {NICs: []NIC{{Tap: 1}}},
 		"a negative fd":     {Files: []File{{Path: "/p/root", FDs: []int{-1}}}},

@@ -26,6 +26,7 @@ type Request struct {
 type Grant struct {
 	Files    []File    `json:"files,omitempty"`
 	Plain    []Plain   `json:"plain,omitempty"`
+	Serial   *Serial   `json:"serial,omitempty"`
 	Chardevs []Chardev `json:"chardevs,omitempty"`
 	NICs     []NIC     `json:"nics,omitempty"`
 }
@@ -45,11 +46,17 @@ type Plain struct {
 	FD   int    `json:"fd"`
 }
 
-// Chardev stands for the null device of that ID: a listening socket, and a file that is appended to.
+// Serial stands for the null device of that ID: QEMU's standard input and output (package qemu says why).
+type Serial struct {
+	ID     string `json:"id"`
+	Input  int    `json:"input"`
+	Output int    `json:"output"`
+}
+
+// Chardev stands for the null device of that ID: a listening socket.
 type Chardev struct {
 	ID     string `json:"id"`
 	Socket int    `json:"socket"`
-	Log    *int   `json:"log,omitempty"`
 }
 
 // NIC is a network interface that is added.

@@ -2,6 +2,7 @@ package vmwrap
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -53,7 +54,7 @@ func Prepare(ctx context.Context, args, env []string) (emulator string, argv, en
 	if argv, err = Edit(argv, grant, fds); err != nil {
 		return "", nil, nil, fmt.Errorf("machine %s: %w", name, err)
 	}
-	if err := confine(); err != nil {
+	if err := errors.Join(confine(), standard(grant.Serial, fds)); err != nil {
 		return "", nil, nil, err
 	}
 	return emulator, argv, environ, nil
@@ -67,6 +68,22 @@ func confine() error {
 	}
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
 		return fmt.Errorf("no core files: %w", err)
+	}
+	return nil
+}
+
+// standard makes the ends of the serial console QEMU's standard input and output.
+func standard(s *Serial, fds []int) error {
+	if s == nil {
+		return nil
+	}
+	for number, index := range []int{s.Input, s.Output} {
+		if index < 0 || index >= len(fds) {
+			return fmt.Errorf("descriptor %d of %d for the serial console: %w", index, len(fds), errdefs.ErrFailedPrecondition)
+		}
+		if err := unix.Dup3(fds[index], number, 0); err != nil {
+			return fmt.Errorf("the serial console: %w", err)
+		}
 	}
 	return nil
 }

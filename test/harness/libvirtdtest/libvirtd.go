@@ -156,3 +156,25 @@ func (d *Daemon) DomainLog(domain string) string {
 	text, _ := os.ReadFile(filepath.Join("/var/log/libvirt/qemu", domain+".log"))
 	return string(bytes.TrimSpace(text))
 }
+
+// Wrapper gives a tripod-vmwrap that every user can execute: the one that TRIPOD_VMWRAP_BIN names may lie in a directory that
+// is closed to others; without it, it is built.
+func Wrapper(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp(os.Getenv("TRIPOD_TEST_DIR"), "vmwrap")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	require.NoError(t, os.Chmod(dir, 0o755))
+	path := filepath.Join(dir, "tripod-vmwrap")
+	if built := os.Getenv("TRIPOD_VMWRAP_BIN"); built != "" {
+		program, err := os.ReadFile(built)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(path, program, 0o755))
+		return path
+	}
+	build := exec.Command("go", "build", "-o", path, "github.com/tripod-run/tripod/cmd/tripod-vmwrap")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	out, err := build.CombinedOutput()
+	require.NoError(t, err, string(out))
+	return path
+}
