@@ -1,0 +1,190 @@
+package qcow2
+
+import (
+	"bytes"
+	"compress/flate"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/klauspost/compress/zstd"
+)
+
+// Bits of the entries of the L1 and L2 tables, and what of them is an offset.
+const (
+	entryCompressed = 1 << 62
+	entryZero       = 1 << 0
+	offsetMask      = 0x00fffffffffffe00
+	subclusters     = 32
+)
+
+// Reader reads what a guest would read of an image. It opens nothing by itself: an image that Inspect refuses has no Reader.
+// Its methods must not be called from several goroutines at a time.
+type Reader struct {
+	r    io.ReaderAt
+	size int64
+	h    *header
+	info *Info
+
+	// l2 is the table at l2At, the one that was used last.
+	l2   []byte
+	l2At uint64
+	zstd *zstd.Decoder
+}
+
+// NewReader inspects an image of size bytes; errors are those of Inspect. Close it.
+func NewReader(r io.ReaderAt, size int64) (*Reader, error) {
+	info, err := Inspect(r, size)
+	if err != nil {
+		return nil, err
+	}
+	h, err := readHeader(r, size)
+	if err != nil {
+		return nil, err
+	}
+	q := &Reader{r: r, size: size, h: h, info: info}
+	if info.Zstd {
+		limit := uint64(max(info.ClusterSize, zstd.MinWindowSize))
+		if q.zstd, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(limit)); err != nil {
+			return nil, err
+		}
+	}
+	return q, nil
+}
+
+// Close frees what the Reader holds; the image stays open.
+func (q *Reader) Close() {
+	if q.zstd != nil {
+		q.zstd.Close()
+	}
+}
+
+// Info is what Inspect says of the image.
+func (q *Reader) Info() Info { return *q.info }
+
+// ReadCluster reads cluster n of the disk into buf, which has Info.ClusterSize bytes, and reports whether all of it is zero
+// without looking at each byte. What is behind the end of the disk in its last cluster says nothing. A table or a cluster that
+// is not within the image is errdefs.ErrInvalidArgument.
+func (q *Reader) ReadCluster(n uint64, buf []byte) (zero bool, err error) {
+	if uint64(len(buf)) != q.info.ClusterSize || n > (q.h.Size-1)/q.info.ClusterSize {
+		return false, invalidf("cluster %d into %d bytes, of a disk of %d", n, len(buf), q.h.Size)
+	}
+	entry, bitmap, err := q.entry(n)
+	switch {
+	case err != nil:
+		return false, err
+	case entry&entryCompressed != 0:
+		return false, q.decompress(n, entry, buf)
+	case q.info.ExtendedL2:
+		return q.readParts(n, entry&offsetMask, bitmap, buf)
+	case entry&entryZero != 0 && q.h.Version > 2, entry&offsetMask == 0:
+		clear(buf)
+		return true, nil
+	}
+	return false, q.read(n, entry&offsetMask, buf)
+}
+
+// entry is that of cluster n in its L2 table, with the bitmap of its subclusters where there are such.
+func (q *Reader) entry(n uint64) (entry, bitmap uint64, err error) {
+	cluster, width := q.info.ClusterSize, uint64(8)
+	if q.info.ExtendedL2 {
+		width = 16
+	}
+	perTable := cluster / width
+	var raw [8]byte
+	if err := q.at(raw[:], q.h.L1TableOffset+n/perTable*8, "the L1 table"); err != nil {
+		return 0, 0, err
+	}
+	table := binary.BigEndian.Uint64(raw[:]) & offsetMask
+	if table == 0 {
+		return 0, 0, nil
+	}
+	if q.l2 == nil || q.l2At != table {
+		if q.l2 == nil {
+			q.l2 = make([]byte, cluster)
+		}
+		q.l2At = 0
+		if err := q.at(q.l2, table, "an L2 table"); err != nil {
+			return 0, 0, err
+		}
+		q.l2At = table
+	}
+	at := n % perTable * width
+	entry = binary.BigEndian.Uint64(q.l2[at:])
+	if q.info.ExtendedL2 {
+		bitmap = binary.BigEndian.Uint64(q.l2[at+8:])
+	}
+	return entry, bitmap, nil
+}
+
+// read reads a cluster that stands in the file as it is; the file may end within it.
+func (q *Reader) read(n, offset uint64, buf []byte) error {
+	if offset >= uint64(q.size) {
+		return invalidf("cluster %d is at %#x, and the image has %d bytes: it is cut off", n, offset, q.size)
+	}
+	got, err := q.r.ReadAt(buf[:min(uint64(len(buf)), uint64(q.size)-offset)], int64(offset))
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	clear(buf[got:])
+	return nil
+}
+
+// readParts reads a cluster whose subclusters are there, zero, or neither.
+func (q *Reader) readParts(n, offset, bitmap uint64, buf []byte) (zero bool, err error) {
+	there := uint32(bitmap)
+	if there == 0 {
+		clear(buf)
+		return true, nil
+	}
+	if err := q.read(n, offset, buf); err != nil {
+		return false, err
+	}
+	part := len(buf) / subclusters
+	for i := range subclusters {
+		if there&(1<<i) == 0 {
+			clear(buf[i*part : (i+1)*part])
+		}
+	}
+	return false, nil
+}
+
+// decompress reads a compressed cluster: where it is, and how many sectors it touches, are both in its entry.
+func (q *Reader) decompress(n, entry uint64, buf []byte) error {
+	shift := 62 - (q.h.ClusterBits - 8)
+	offset := entry & (1<<shift - 1)
+	sectors := entry&(entryCompressed-1)>>shift + 1
+	length := sectors*512 - offset%512
+	if offset >= uint64(q.size) {
+		return invalidf("compressed cluster %d is at %#x, and the image has %d bytes: it is cut off", n, offset, q.size)
+	}
+	packed := make([]byte, min(length, uint64(q.size)-offset))
+	if err := q.at(packed, offset, "a compressed cluster"); err != nil {
+		return err
+	}
+	var from io.Reader
+	if q.info.Zstd {
+		if err := q.zstd.Reset(bytes.NewReader(packed)); err != nil {
+			return err
+		}
+		from = q.zstd
+	} else {
+		from = flate.NewReader(bytes.NewReader(packed))
+	}
+	if _, err := io.ReadFull(from, buf); err != nil {
+		return invalidf("compressed cluster %d at %#x cannot be unpacked: %v", n, offset, err)
+	}
+	return nil
+}
+
+// at reads all of buf from the image.
+func (q *Reader) at(buf []byte, offset uint64, what string) error {
+	if offset > uint64(q.size) || uint64(len(buf)) > uint64(q.size)-offset {
+		return invalidf("%s is at %#x: %d bytes there are not within the image, which has %d: it is cut off", what, offset, len(buf), q.size)
+	}
+	if _, err := q.r.ReadAt(buf, int64(offset)); err != nil {
+		return fmt.Errorf("qcow2: read %s at %#x: %w", what, offset, err)
+	}
+	return nil
+}
