@@ -30,6 +30,8 @@ type Agent struct {
 	log    *slog.Logger
 	cancel context.CancelFunc
 	done   chan struct{}
+	// opening is held from a stream's number to its first frame, for the guest takes numbers only in their order.
+	opening chan struct{}
 
 	mu      sync.Mutex
 	mux     *wire.Mux // the session, if the guest has welcomed it
@@ -41,7 +43,7 @@ type Agent struct {
 // Open keeps a connection to socket, machine.AgentSocket of a machine, until Close. The machine need not run yet.
 func Open(socket string, log *slog.Logger) *Agent {
 	ctx, cancel := context.WithCancel(context.Background())
-	a := &Agent{socket: socket, log: log, cancel: cancel, done: make(chan struct{}), changed: make(chan struct{})}
+	a := &Agent{socket: socket, log: log, cancel: cancel, done: make(chan struct{}), opening: make(chan struct{}, 1), changed: make(chan struct{})}
 	go a.keep(ctx)
 	return a
 }

@@ -33,6 +33,12 @@ func (a *Agent) open(ctx context.Context, op wire.Op, request []byte) (*call, er
 	if err != nil {
 		return nil, err
 	}
+	select {
+	case a.opening <- struct{}{}:
+		defer func() { <-a.opening }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 	s, err := mux.Next(true)
 	switch {
 	case errors.Is(err, wire.ErrTooMany):

@@ -269,6 +269,22 @@ func TestTerminal(t *testing.T) {
 	}
 }
 
+// TestOpenedTogether: operations that begin at the same time are begun in the order of their numbers.
+func TestOpenedTogether(t *testing.T) {
+	a, _ := connected(t)
+	for range 100 {
+		var group sync.WaitGroup
+		for range 100 {
+			group.Go(func() {
+				if _, err := a.Exec(deadline(t), command(nil, nil, nil, "/none")); !errdefs.IsInvalidArgument(err) {
+					t.Error(err)
+				}
+			})
+		}
+		group.Wait()
+	}
+}
+
 // TestManyAtOnce: programs run side by side; more than the protocol allows are refused, and nothing of them stays.
 func TestManyAtOnce(t *testing.T) {
 	a, _ := connected(t)
