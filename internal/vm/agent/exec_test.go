@@ -274,7 +274,7 @@ func TestOpenedTogether(t *testing.T) {
 	a, _ := connected(t)
 	for range 100 {
 		var group sync.WaitGroup
-		for range 100 {
+		for range 50 {
 			group.Go(func() {
 				if _, err := a.Exec(deadline(t), command(nil, nil, nil, "/none")); !errdefs.IsInvalidArgument(err) {
 					t.Error(err)
