@@ -161,9 +161,12 @@ func (c Config) check() error {
 
 // Where things are. All of it follows from the configuration and the IDs.
 
-func (c Config) disksDir() string               { return filepath.Join(c.Root, "pods") }
-func (c Config) diskDir(id string) string       { return filepath.Join(c.disksDir(), id) }
-func (c Config) overlayFile(id string) string   { return filepath.Join(c.diskDir(id), "root.qcow2") }
+func (c Config) disksDir() string             { return filepath.Join(c.Root, "pods") }
+func (c Config) diskDir(id string) string     { return filepath.Join(c.disksDir(), id) }
+func (c Config) overlayFile(id string) string { return filepath.Join(c.diskDir(id), "root.qcow2") }
+func (c Config) scratchFile(id, disk string) string {
+	return filepath.Join(c.diskDir(id), disk+".qcow2")
+}
 func (c Config) cloudInitFile(id string) string { return filepath.Join(c.diskDir(id), "cidata.iso") }
 func (c Config) serialLog(id string) string     { return filepath.Join(c.diskDir(id), "serial.log") }
 func (c Config) consoleFile(id string) string   { return filepath.Join(c.diskDir(id), "console.json") }

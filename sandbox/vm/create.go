@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"github.com/tripod-run/tripod/internal/vm/annotations"
 	"github.com/tripod-run/tripod/internal/vm/cloudinit"
 	"github.com/tripod-run/tripod/internal/vm/qcow2"
+	"github.com/tripod-run/tripod/internal/vm/rootdisk"
 	"github.com/tripod-run/tripod/sandbox"
 )
 
@@ -27,11 +29,13 @@ var (
 
 // order is one CreateContainer: all that a machine is made of.
 type order struct {
-	pod        *sandbox.Pod
-	container  *sandbox.Container
-	at         *pod
-	options    annotations.Options
-	files      *image.DiskFiles
+	pod       *sandbox.Pod
+	container *sandbox.Container
+	at        *pod
+	options   annotations.Options
+	files     *image.DiskFiles
+	// root is the root disk, where it is on a block device.
+	root       rootdisk.Disk
 	interfaces []tap.Interface
 	volumes    volumes
 	warnings   []string
@@ -62,7 +66,7 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	err = b.set(h, func(s *state) {
 		*s = state{
 			ID: c.ID, Phase: phaseCreated, Image: c.ImageID, Layout: string(o.files.Layout), Definition: definition,
-			Warnings: o.warnings, WaitForAgent: o.options.WaitForAgent,
+			RootID: o.root.ID, Warnings: o.warnings, WaitForAgent: o.options.WaitForAgent,
 		}
 	})
 	if err != nil {
@@ -87,6 +91,7 @@ func (b *Backend) order(ctx context.Context, p *sandbox.Pod, c *sandbox.Containe
 	if o.volumes, err = volumesOf(c.Config); err != nil {
 		return nil, err
 	}
+	o.volumes.scratch(o.options.ScratchDisks, func(disk string) string { return b.cfg.scratchFile(c.ID, disk) })
 	if o.interfaces, err = b.cfg.Network.Read(b.cfg.tapsFile(p.ID)); err != nil {
 		return nil, fmt.Errorf("the pod's taps: %w", err)
 	}
@@ -116,10 +121,12 @@ func (b *Backend) makeDisks(ctx context.Context, o *order) error {
 	if err := os.MkdirAll(b.cfg.diskDir(id), 0o700); err != nil {
 		return noRoom(fmt.Errorf("the machine's directory: %w", err))
 	}
-	if o.files.Disk != nil {
-		size := max(o.options.RootVolumeSize, o.files.VirtualSize)
-		if err := qcow2.CreateOverlay(ctx, b.cfg.overlayFile(id), size, qcow2.Overlay{}); err != nil {
-			return noRoom(fmt.Errorf("make the root disk: %w", err))
+	if err := b.makeRoot(ctx, o); err != nil {
+		return err
+	}
+	for i, disk := range o.options.ScratchDisks {
+		if err := qcow2.CreateOverlay(ctx, b.cfg.scratchFile(id, fmt.Sprintf("scratch%d", i)), disk.Size, qcow2.Overlay{}); err != nil {
+			return noRoom(fmt.Errorf("make the scratch disk for %s: %w", disk.Path, err))
 		}
 	}
 	if err := fpOverlay.Hit(ctx); err != nil {
@@ -136,11 +143,43 @@ func (b *Backend) makeDisks(ctx context.Context, o *order) error {
 	return fpCloudInit.Hit(ctx)
 }
 
+// makeRoot makes the root disk: a layer on the image's, or a copy of that on the device that the pod has for it.
+func (b *Backend) makeRoot(ctx context.Context, o *order) error {
+	if o.volumes.root == "" {
+		if o.files.Disk == nil {
+			return nil
+		}
+		size := max(o.options.RootVolumeSize, o.files.VirtualSize)
+		if err := qcow2.CreateOverlay(ctx, b.cfg.overlayFile(o.container.ID), size, qcow2.Overlay{}); err != nil {
+			return noRoom(fmt.Errorf("make the root disk: %w", err))
+		}
+		return nil
+	}
+	if o.files.Disk == nil {
+		return invalid("devices", "%s at / is to be the root disk, and the image has no disk to begin it with", o.volumes.root)
+	}
+	info, err := o.files.Disk.Stat()
+	if err != nil {
+		return err
+	}
+	src := rootdisk.Source{Image: o.container.ImageID, File: o.files.Disk, FileSize: info.Size(), Format: o.files.Format, Size: o.files.VirtualSize}
+	if o.root, err = rootdisk.Prepare(ctx, o.volumes.root, src, o.options.RootDeviceOverwrite); err != nil {
+		return noRoom(err)
+	}
+	if o.root.Image != o.container.ImageID {
+		o.warnings = append(o.warnings, fmt.Sprintf("the root disk on %s was made of the image %s and is kept; annotation root-device-overwrite: image has it made anew", o.volumes.root, o.root.Image))
+	}
+	if size := o.options.RootVolumeSize; size > o.root.Size {
+		o.warnings = append(o.warnings, fmt.Sprintf("annotation root-volume-size: the root disk has the %d bytes that its device has room for", o.root.Size))
+	}
+	return nil
+}
+
 // cloudInit is what the guest is told at its first boot.
 func (b *Backend) cloudInit(o *order) cloudinit.Input {
 	dns := o.pod.Config.GetDnsConfig()
 	in := cloudinit.Input{
-		Options: o.options, PodUID: o.pod.Config.GetMetadata().GetUid(), Hostname: hostname(o.pod),
+		Options: o.options, PodUID: cmp.Or(o.pod.Config.GetMetadata().GetUid(), o.pod.ID), Hostname: hostname(o.pod),
 		Mounts: o.volumes.told, Devices: o.volumes.devices,
 		DNS:   cloudinit.DNS{Servers: dns.GetServers(), Search: dns.GetSearches()},
 		Agent: b.cfg.AgentDisk != "",

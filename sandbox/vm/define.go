@@ -11,6 +11,8 @@ import (
 )
 
 const (
+	// rootID is the root disk's, and its serial number in the guest.
+	rootID = "root"
 	// minMemory is the least memory in bytes that a guest can be given: a kernel fits, and can say that it has too little.
 	minMemory = 16 << 20
 	// defaultCmdline is the command line of a kernel whose image says none: what it says goes to the pod's log.
@@ -29,9 +31,14 @@ func (b *Backend) definition(o *order) (machine.Definition, error) {
 	if d.UUID == "" {
 		d.UUID = uuidOf(id)
 	}
-	if o.files.Disk != nil {
+	switch {
+	case o.volumes.root != "":
 		d.Disks = append(d.Disks, machine.Disk{
-			ID: "root", File: machine.File{Path: b.cfg.overlayFile(id)}, Format: "qcow2", Bus: o.options.DiskBus,
+			ID: rootID, File: machine.File{Path: o.volumes.root}, Format: "raw", Offset: o.root.Offset, Size: o.root.Size, Bus: o.options.DiskBus,
+		})
+	case o.files.Disk != nil:
+		d.Disks = append(d.Disks, machine.Disk{
+			ID: rootID, File: machine.File{Path: b.cfg.overlayFile(id)}, Format: "qcow2", Bus: o.options.DiskBus,
 			Base: &machine.Base{File: machine.File{Path: o.files.DiskPath}, Format: o.files.Format},
 		})
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/tripod-run/tripod/internal/vm/agent"
 	"github.com/tripod-run/tripod/internal/vm/console"
 	"github.com/tripod-run/tripod/internal/vm/machine"
+	"github.com/tripod-run/tripod/internal/vm/rootdisk"
 	"github.com/tripod-run/tripod/sandbox"
 )
 
@@ -61,6 +62,11 @@ func (b *Backend) prepare(ctx context.Context, h *handle, c *sandbox.Container) 
 		return fmt.Errorf("image of the machine: %w", err)
 	}
 	files.Close()
+	if s.RootID != "" {
+		if err := rootdisk.Check(s.Definition.Disks[0].Path, s.RootID); err != nil {
+			return err
+		}
+	}
 	if err := b.makeCgroup(s.Definition.Cgroup); err != nil {
 		return err
 	}

@@ -37,6 +37,8 @@ type state struct {
 	Layout string `json:"layout"`
 	// Definition is what the driver was told.
 	Definition machine.Definition `json:"definition"`
+	// RootID is that of the root disk, where it is on a block device.
+	RootID string `json:"rootID,omitempty"`
 	// Warnings are what a person should know of the configuration.
 	Warnings []string `json:"warnings,omitempty"`
 	// WaitForAgent makes a start wait for the guest's agent.

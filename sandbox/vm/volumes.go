@@ -3,12 +3,14 @@ package vm
 import (
 	"fmt"
 	"os"
+	"path"
 	"strings"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/vm/annotations"
 	"github.com/tripod-run/tripod/internal/vm/cloudinit"
 	"github.com/tripod-run/tripod/internal/vm/machine"
 )
@@ -22,6 +24,8 @@ type volumes struct {
 	devices []cloudinit.Device
 	// mounts are those of the request that the guest will have.
 	mounts []*runtimeapi.Mount
+	// root is the block device that is to be the root disk; empty for a layer on the image's.
+	root string
 }
 
 // volumesOf sorts a container's mounts and devices by what they are.
@@ -53,6 +57,9 @@ func (v *volumes) mount(m *runtimeapi.Mount) error {
 			return err
 		}
 	case cloudinit.KindShare:
+		if path.Clean(m.GetContainerPath()) == "/" {
+			return fmt.Errorf("at / is the root disk, and a directory is none; give the machine a block device there (volumeDevices): %w", errdefs.ErrInvalidArgument)
+		}
 		told.Tag = fmt.Sprintf("share%d", len(v.shares))
 		v.shares = append(v.shares, machine.Share{Tag: told.Tag, Path: m.GetHostPath(), ReadOnly: m.GetReadonly()})
 		v.told = append(v.told, told)
@@ -75,8 +82,25 @@ func (v *volumes) device(host, container string, readonly bool) error {
 	if !readonly && unix.Access(host, unix.W_OK) != nil {
 		return fmt.Errorf("cannot be written to, and is not asked for read-only: %w", errdefs.ErrInvalidArgument)
 	}
+	if path.Clean(container) == "/" {
+		if readonly || v.root != "" {
+			return fmt.Errorf("at / is the root disk, which is one, and is written to: %w", errdefs.ErrInvalidArgument)
+		}
+		v.root = host
+		return nil
+	}
 	disk := machine.Disk{ID: fmt.Sprintf("disk%d", len(v.disks)), File: machine.File{Path: host}, Format: "raw", ReadOnly: readonly}
 	v.disks = append(v.disks, disk)
 	v.devices = append(v.devices, cloudinit.Device{Serial: disk.ID, Path: container})
 	return nil
+}
+
+// scratch adds the empty disks that the annotations want; their files are made later.
+func (v *volumes) scratch(wanted []annotations.ScratchDisk, file func(id string) string) {
+	for i, w := range wanted {
+		disk := machine.Disk{ID: fmt.Sprintf("scratch%d", i), Format: "qcow2"}
+		disk.Path = file(disk.ID)
+		v.disks = append(v.disks, disk)
+		v.devices = append(v.devices, cloudinit.Device{Serial: disk.ID, Path: w.Path})
+	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/vm/machine"
+	"github.com/tripod-run/tripod/internal/vm/rootdisk"
 )
 
 // The prefixes that are ours to read: of Virtlet's keys, which have no domain, and of our own.
@@ -51,6 +52,13 @@ func (s Source) String() string {
 	return s.Kind + "/" + s.Name + "/" + s.Key
 }
 
+// ScratchDisk is an empty disk.
+type ScratchDisk struct {
+	// Path is the guest's name of it, absolute and clean; Size is in bytes, a multiple of 512.
+	Path string
+	Size uint64
+}
+
 // Options are what the annotations of a pod say.
 type Options struct {
 	// VCPUs is the number of virtual CPUs, 1 where VCPUsSet is false.
@@ -60,6 +68,10 @@ type Options struct {
 	DiskBus machine.Bus
 	// RootVolumeSize is in bytes, a multiple of 512; 0 is the image's own size.
 	RootVolumeSize uint64
+	// RootDeviceOverwrite says what a block device may lose that becomes the root disk; empty, as when not given, is never.
+	RootDeviceOverwrite rootdisk.Overwrite
+	// ScratchDisks are empty disks that go with the container.
+	ScratchDisks []ScratchDisk
 	// CPUModel is QEMU's name of a model or "host-model"; empty is the driver's choice.
 	CPUModel string
 	// LibvirtCPU is the XML of a libvirt domain's <cpu>; empty when not given.

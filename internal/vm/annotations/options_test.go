@@ -76,6 +76,24 @@ var cases = map[string]struct {
 		},
 		bad: []string{"0", "-1Gi", "1.1", "100m", "1GB", "1gi", "64.1Ti", "65Ti", "1E", "16Ei", "1e30", "1e999999999", "1e-3", "", " 1Gi", "1 Gi", "Gi", "NaN", strings.Repeat("9", 100)},
 	},
+	"root-device-overwrite": {
+		good: []field{
+			{"never", func(o *Options) { o.RootDeviceOverwrite = "never" }},
+			{"foreign", func(o *Options) { o.RootDeviceOverwrite = "foreign" }},
+			{"image", func(o *Options) { o.RootDeviceOverwrite = "image" }},
+		},
+		bad: []string{"true", "always", "Foreign", "image "},
+	},
+	"scratch-disks": {
+		good: []field{
+			{"/dev/scratch=10Gi", func(o *Options) { o.ScratchDisks = []ScratchDisk{{"/dev/scratch", 10 << 30}} }},
+			{"/dev/a=1, /dev/b/c=1Mi\n/dev/d=513\n", func(o *Options) {
+				o.ScratchDisks = []ScratchDisk{{"/dev/a", 512}, {"/dev/b/c", 1 << 20}, {"/dev/d", 1024}}
+			}},
+		},
+		bad: []string{"/dev/a", "/dev/a=", "/dev/a=0", "10Gi", "a=1Gi", "/a=1Gi", "/dev/../a=1Gi", "/dev/a/=1Gi", "/dev/a=1Gi,/dev/a=2Gi", "/dev/a b=1Gi",
+			"/dev/a=65Ti", strings.Repeat("/dev/a=1Gi,", 2), "/dev/1=1,/dev/2=1,/dev/3=1,/dev/4=1,/dev/5=1,/dev/6=1,/dev/7=1,/dev/8=1,/dev/9=1"},
+	},
 	"chown-9pfs-mounts": booleanCase(func(o *Options) *bool { return &o.Chown9pfs }),
 	"cloud-init-image-type": {
 		good: []field{

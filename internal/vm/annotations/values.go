@@ -6,6 +6,7 @@ import (
 	"encoding/xml"
 	"errors"
 	"fmt"
+	"path"
 	"regexp"
 	"strconv"
 	"strings"
@@ -15,23 +16,27 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"libvirt.org/go/libvirtxml"
 	"sigs.k8s.io/yaml"
+
+	"github.com/tripod-run/tripod/internal/vm/rootdisk"
 )
 
 const (
 	maxVCPUs      = 255
 	maxRootVolume = 64 << 40
 	sectorSize    = 512
+	maxScratch    = 8
 	maxSSHKeyLine = 16 << 10
 )
 
 // The forms of values. Names are those of Kubernetes objects (RFC 1123 subdomains); keys are those of a ConfigMap's data,
 // not longer than a file name. A quantity is bounded before it is parsed: the parser computes 10^N for any N.
 var (
-	objectName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
-	dataKey    = regexp.MustCompile(`^[-._a-zA-Z0-9]{1,253}$`)
-	cpuModel   = regexp.MustCompile(`^[A-Za-z0-9][-._A-Za-z0-9]{0,63}$`)
-	uuidText   = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
-	quantity   = regexp.MustCompile(`^\+?[0-9]{1,20}(\.[0-9]{0,20})?([KMGTPE]i|[mkMGTPE]|[eE][+-]?[0-9]{1,2})?$`)
+	objectName  = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+	dataKey     = regexp.MustCompile(`^[-._a-zA-Z0-9]{1,253}$`)
+	cpuModel    = regexp.MustCompile(`^[A-Za-z0-9][-._A-Za-z0-9]{0,63}$`)
+	scratchPath = regexp.MustCompile(`^/dev/[-._a-zA-Z0-9/]{1,100}$`)
+	uuidText    = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+	quantity    = regexp.MustCompile(`^\+?[0-9]{1,20}(\.[0-9]{0,20})?([KMGTPE]i|[mkMGTPE]|[eE][+-]?[0-9]{1,2})?$`)
 )
 
 // setVCPUs takes a number in plain decimal digits.
@@ -85,23 +90,62 @@ func setSystemUUID(o *Options, value string) error {
 	return nil
 }
 
-func setRootVolumeSize(o *Options, value string) error {
+func setRootVolumeSize(o *Options, value string) (err error) {
+	o.RootVolumeSize, err = diskSize(value)
+	return err
+}
+
+// diskSize reads the size of a disk, rounded up to whole sectors.
+func diskSize(value string) (uint64, error) {
 	if !quantity.MatchString(value) {
-		return errors.New("not a quantity")
+		return 0, errors.New("not a quantity")
 	}
 	q, err := resource.ParseQuantity(value)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if q.CmpInt64(1) < 0 || q.CmpInt64(maxRootVolume) > 0 {
-		return errors.New("out of range")
+		return 0, errors.New("out of range")
 	}
 	// Value rounds up.
 	size := q.Value()
 	if q.CmpInt64(size) != 0 {
-		return errors.New("not a whole number of bytes")
+		return 0, errors.New("not a whole number of bytes")
 	}
-	o.RootVolumeSize = (uint64(size) + sectorSize - 1) / sectorSize * sectorSize
+	return (uint64(size) + sectorSize - 1) / sectorSize * sectorSize, nil
+}
+
+func setRootDeviceOverwrite(o *Options, value string) error {
+	switch over := rootdisk.Overwrite(value); over {
+	case rootdisk.OverwriteNever, rootdisk.OverwriteForeign, rootdisk.OverwriteImage:
+		o.RootDeviceOverwrite = over
+		return nil
+	}
+	return errors.New("not among what may be overwritten")
+}
+
+// setScratchDisks takes PATH=SIZE, separated by commas or line breaks.
+func setScratchDisks(o *Options, value string) error {
+	seen := map[string]bool{}
+	for _, item := range strings.FieldsFunc(value, func(r rune) bool { return r == ',' || r == '\n' }) {
+		item = strings.TrimSpace(item)
+		if item == "" {
+			continue
+		}
+		at, size, _ := strings.Cut(item, "=")
+		if !scratchPath.MatchString(at) || path.Clean(at) != at || seen[at] {
+			return fmt.Errorf("%q is no name of a disk, or is there twice", at)
+		}
+		bytes, err := diskSize(size)
+		if err != nil {
+			return fmt.Errorf("size of %s: %w", at, err)
+		}
+		seen[at] = true
+		o.ScratchDisks = append(o.ScratchDisks, ScratchDisk{Path: at, Size: bytes})
+	}
+	if len(o.ScratchDisks) > maxScratch {
+		return fmt.Errorf("%d disks", len(o.ScratchDisks))
+	}
 	return nil
 }
 

@@ -208,6 +208,11 @@ func (d *Driver) disk(def machine.Definition, i, nth int) libvirtxml.DomainDisk 
 		// An empty element: there is nothing below, and nobody looks for it.
 		BackingStore: &libvirtxml.DomainDiskBackingStore{},
 	}
+	if source.Size > 0 {
+		disk.Source.Slices = &libvirtxml.DomainDiskSlices{Slices: []libvirtxml.DomainDiskSlice{
+			{Type: "storage", Offset: uint(source.Offset), Size: uint(source.Size)},
+		}}
+	}
 	if source.Base != nil {
 		disk.BackingStore = &libvirtxml.DomainDiskBackingStore{
 			Format:       &libvirtxml.DomainDiskFormat{Type: source.Base.Format},

@@ -74,6 +74,9 @@ type Disk struct {
 	Format   string `json:"format"`
 	ReadOnly bool   `json:"readOnly,omitempty"`
 	Bus      Bus    `json:"bus"`
+	// Offset and Size, with Format raw, say which bytes of the file are the disk; a Size of 0 is the whole file.
+	Offset uint64 `json:"offset,omitempty"`
+	Size   uint64 `json:"size,omitempty"`
 	// Base, with Format qcow2, is the image below the overlay; it is only ever read.
 	Base *Base `json:"base,omitempty"`
 }

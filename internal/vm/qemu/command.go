@@ -155,9 +155,9 @@ func (c *command) disk(d machine.Definition, i int, disk machine.Disk, s setup) 
 	var backing any // null: none, even if the overlay's header names one
 	if disk.Base != nil {
 		backing = disk.ID + "-base"
-		c.node(disk.ID+"-base", disk.Base.Format, disk.Base.Path, true, nil, s)
+		c.node(machine.Disk{ID: disk.ID + "-base", File: disk.Base.File, Format: disk.Base.Format, ReadOnly: true}, nil, s)
 	}
-	c.node(disk.ID, disk.Format, disk.Path, disk.ReadOnly, backing, s)
+	c.node(disk, backing, s)
 	device := "virtio-blk-pci"
 	if disk.Bus == machine.BusSCSI {
 		if i == 0 || !hasSCSI(d.Disks[:i]) {
@@ -185,22 +185,25 @@ func hasSCSI(disks []machine.Disk) bool {
 	return false
 }
 
-// node adds the node called name, of this format, on the node of its file.
-func (c *command) node(name, format, path string, readOnly bool, backing any, s setup) {
+// node adds the node of a disk, called as its ID, on the node of its file.
+func (c *command) node(disk machine.Disk, backing any, s setup) {
 	driver, open := "file", kindWrite
-	if s.Block(path) {
+	if s.Block(disk.Path) {
 		driver = "host_device"
 	}
-	if readOnly {
+	if disk.ReadOnly {
 		open = kindRead
 	}
 	c.blockdev(map[string]any{
-		"driver": driver, "node-name": name + "-file", "filename": c.fdset(inherited{Kind: open, Path: path}),
-		"read-only": readOnly, "discard": "unmap",
+		"driver": driver, "node-name": disk.ID + "-file", "filename": c.fdset(inherited{Kind: open, Path: disk.Path}),
+		"read-only": disk.ReadOnly, "discard": "unmap",
 	})
-	node := map[string]any{"driver": format, "node-name": name, "file": name + "-file", "read-only": readOnly, "discard": "unmap"}
-	if format == "qcow2" {
+	node := map[string]any{"driver": disk.Format, "node-name": disk.ID, "file": disk.ID + "-file", "read-only": disk.ReadOnly, "discard": "unmap"}
+	if disk.Format == "qcow2" {
 		node["backing"] = backing
+	}
+	if disk.Size > 0 {
+		node["offset"], node["size"] = disk.Offset, disk.Size
 	}
 	c.blockdev(node)
 }

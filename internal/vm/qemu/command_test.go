@@ -46,6 +46,7 @@ func TestGoldenCommands(t *testing.T) {
 			d.Disks = append(d.Disks,
 				machine.Disk{ID: "cidata", File: machine.File{Path: "/cidata.iso"}, Format: "raw", ReadOnly: true, Bus: machine.BusVirtio},
 				machine.Disk{ID: "disk0", File: machine.File{Path: "/dev/vdz"}, Format: "raw", Bus: machine.BusSCSI},
+				machine.Disk{ID: "part", File: machine.File{Path: "/dev/vdy"}, Format: "raw", Offset: 1 << 20, Size: 7 << 20, Bus: machine.BusVirtio},
 				machine.Disk{
 					ID: "disk1", File: machine.File{Path: "/a,b.qcow2"}, Format: "qcow2", ReadOnly: true, Bus: machine.BusVirtio,
 					Base: &machine.Base{File: machine.File{Path: "/b.qcow2"}, Format: "qcow2"},
@@ -131,6 +132,8 @@ func TestRefused(t *testing.T) {
 		"bus":            func(d *machine.Definition) { d.Disks[0].Bus = "ide" },
 		"base of raw":    func(d *machine.Definition) { d.Disks[0].Format, d.Disks[0].Base = "raw", &machine.Base{Format: "raw"} },
 		"base's format":  func(d *machine.Definition) { d.Disks[0].Base = &machine.Base{Format: "vmdk"} },
+		"part of qcow2":  func(d *machine.Definition) { d.Disks[0].Size = 512 },
+		"half a sector":  func(d *machine.Definition) { d.Disks[0].Format, d.Disks[0].Offset, d.Disks[0].Size = "raw", 100, 512 },
 		"MTU":            func(d *machine.Definition) { d.NICs = []machine.NIC{{MAC: "52:54:00:12:34:56", MTU: 10}} },
 		"EUI-64":         func(d *machine.Definition) { d.NICs = []machine.NIC{{MAC: "52:54:00:12:34:56:78:9a"}} },
 		"two shares":     func(d *machine.Definition) { d.Shares = []machine.Share{{Tag: "a"}, {Tag: "a"}} },

@@ -69,6 +69,8 @@ func validateDevices(d machine.Definition, refuse func(string, ...any) error) er
 			return refuse("disk %s: format %q is neither qcow2 nor raw", disk.ID, disk.Format)
 		case disk.Bus != machine.BusVirtio && disk.Bus != machine.BusSCSI:
 			return refuse("disk %s: bus %q is neither virtio nor scsi", disk.ID, disk.Bus)
+		case (disk.Offset != 0 || disk.Size != 0) && (disk.Format != "raw" || disk.Size == 0 || disk.Offset%512 != 0 || disk.Size%512 != 0):
+			return refuse("disk %s: a part of a file is a raw disk of whole sectors, not %d bytes at %d, %s", disk.ID, disk.Size, disk.Offset, disk.Format)
 		case disk.Base != nil && disk.Format != "qcow2":
 			return refuse("disk %s: only a qcow2 image has a base", disk.ID)
 		case disk.Base != nil && disk.Base.Format != "qcow2" && disk.Base.Format != "raw":

@@ -1,0 +1,286 @@
+package rootdisk
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+)
+
+// loop makes a block device of size bytes; file is what is behind it.
+func loop(t *testing.T, size int64) (device, file string) {
+	t.Helper()
+	file = filepath.Join(t.TempDir(), "device")
+	check(t, os.WriteFile(file, nil, 0o600))
+	check(t, os.Truncate(file, size))
+	out, err := exec.Command("losetup", "--find", "--show", file).Output()
+	if err != nil {
+		t.Fatalf("a loop device: %v: %s", err, out)
+	}
+	device = strings.TrimSpace(string(out))
+	t.Cleanup(func() {
+		if out, err := exec.Command("losetup", "--detach", device).CombinedOutput(); err != nil {
+			t.Errorf("detach %s: %v: %s", device, err, out)
+		}
+	})
+	return device, file
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wantDisk checks what the guest would see at the beginning of a device.
+func wantDisk(t *testing.T, device string, s Source) {
+	t.Helper()
+	all, err := os.ReadFile(device)
+	check(t, err)
+	if !bytes.Equal(all[Offset:Offset+s.Size], s.bytes(t)) {
+		t.Errorf("%s does not have the disk of %q", device, s.Image)
+	}
+}
+
+// TestPrepare: an image is copied onto an empty device once; what the guest wrote stays, also when the image is another one,
+// unless that is to be overwritten.
+func TestPrepare(t *testing.T) {
+	device, _ := loop(t, 8*chunk+4096)
+	one, two := image(1, 3*chunk+512), image(2, 4*chunk)
+	first, err := Prepare(t.Context(), device, one, OverwriteNever)
+	if err != nil || !first.Copied || first.Offset != Offset || first.Size != 7*chunk+4096 || first.Image != one.Image {
+		t.Fatalf("%+v, %v", first, err)
+	}
+	wantDisk(t, device, one)
+	f, err := os.OpenFile(device, os.O_WRONLY, 0)
+	check(t, err)
+	_, err = f.WriteAt([]byte("the guest's"), Offset+5)
+	check(t, err)
+	check(t, f.Close())
+	for _, c := range []struct {
+		src  Source
+		over Overwrite
+	}{{one, OverwriteNever}, {one, OverwriteForeign}, {one, OverwriteImage}, {two, OverwriteNever}, {two, OverwriteForeign}} {
+		kept, err := Prepare(t.Context(), device, c.src, c.over)
+		if err != nil || kept.Copied || kept.ID != first.ID || kept.Image != one.Image {
+			t.Errorf("%q, overwrite %s: %+v, %v", c.src.Image, c.over, kept, err)
+		}
+	}
+	check(t, Check(device, first.ID))
+	again, err := Prepare(t.Context(), device, two, OverwriteImage)
+	if err != nil || !again.Copied || again.ID == first.ID {
+		t.Errorf("another image over it: %+v, %v", again, err)
+	}
+	wantDisk(t, device, two)
+	if err := Check(device, first.ID); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("the first disk is said to be there: %v", err)
+	}
+}
+
+// TestPrepareQCOW2: a compressed image is unpacked.
+func TestPrepareQCOW2(t *testing.T) {
+	device, _ := loop(t, 8*chunk)
+	want := image(3, 4*chunk)
+	raw, path := filepath.Join(t.TempDir(), "raw"), filepath.Join(t.TempDir(), "qcow2")
+	check(t, os.WriteFile(raw, want.bytes(t), 0o600))
+	if out, err := exec.Command("qemu-img", "convert", "-c", "-f", "raw", "-O", "qcow2", raw, path).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	packed, err := os.ReadFile(path)
+	check(t, err)
+	src := Source{Image: want.Image, File: bytes.NewReader(packed), FileSize: int64(len(packed)), Format: "qcow2", Size: want.Size}
+	_, err = Prepare(t.Context(), device, src, OverwriteNever)
+	check(t, err)
+	wantDisk(t, device, want)
+	src.File = bytes.NewReader(packed[:len(packed)/2])
+	src.FileSize, src.Image = int64(len(packed)/2), "broken"
+	if _, err := Prepare(t.Context(), device, src, OverwriteImage); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("a cut-off image: %v", err)
+	}
+	if d, err := Prepare(t.Context(), device, want, OverwriteNever); err != nil || !d.Copied {
+		t.Errorf("what a failed copy has left counts as a disk: %+v, %v", d, err)
+	}
+}
+
+// TestPrepareRefused: what holds something, is too small, in use, or no device is left alone.
+func TestPrepareRefused(t *testing.T) {
+	src := image(1, 3*chunk)
+	dirt := map[string]int64{"a partition table": 512, "a file system": 0x10040, "data where the disk would begin": Offset + 7, "a backup at the end": 8*chunk - 512}
+	for name, at := range dirt {
+		device, file := loop(t, 8*chunk)
+		f, err := os.OpenFile(device, os.O_WRONLY, 0)
+		check(t, err)
+		_, err = f.WriteAt([]byte("something"), at)
+		check(t, err)
+		check(t, f.Sync())
+		check(t, f.Close())
+		before, err := os.ReadFile(file)
+		check(t, err)
+		for _, over := range []Overwrite{OverwriteNever, ""} {
+			if _, err := Prepare(t.Context(), device, src, over); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "root-device-overwrite") {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if after, err := os.ReadFile(file); err != nil || !bytes.Equal(before, after) {
+			t.Errorf("%s: the device was written to (%v)", name, err)
+		}
+		if d, err := Prepare(t.Context(), device, src, OverwriteForeign); err != nil || !d.Copied {
+			t.Errorf("%s, to be overwritten: %+v, %v", name, d, err)
+		}
+	}
+	small, _ := loop(t, 4*chunk-512)
+	if _, err := Prepare(t.Context(), small, src, OverwriteNever); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("too small: %v", err)
+	}
+	tiny, _ := loop(t, 512)
+	if _, err := Prepare(t.Context(), tiny, src, OverwriteNever); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("far too small: %v", err)
+	}
+	for _, path := range []string{"/dev/null", "/etc/passwd", "/nowhere"} {
+		if _, err := Prepare(t.Context(), path, src, OverwriteForeign); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
+
+// TestPrepareInUse: a device that is claimed, or on which QEMU has its locks, is not written to.
+func TestPrepareInUse(t *testing.T) {
+	src := image(1, 3*chunk)
+	device, _ := loop(t, 8*chunk)
+	mounted, err := os.OpenFile(device, os.O_RDWR|unix.O_EXCL, 0)
+	check(t, err)
+	if _, err := Prepare(t.Context(), device, src, OverwriteNever); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "mounted") {
+		t.Errorf("a device that is claimed: %v", err)
+	}
+	check(t, mounted.Close())
+	used, err := os.OpenFile(device, os.O_RDWR, 0)
+	check(t, err)
+	defer used.Close()
+	check(t, unix.FcntlFlock(used.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_RDLCK, Start: 201, Len: 1}))
+	if _, err := Prepare(t.Context(), device, src, OverwriteNever); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "in use by a machine") {
+		t.Errorf("a device that QEMU has locked: %v", err)
+	}
+}
+
+// TestDamagedMark: a mark that was written badly is neither trusted nor overwritten.
+func TestDamagedMark(t *testing.T) {
+	device, _ := loop(t, 8*chunk)
+	src := image(1, 3*chunk)
+	if _, err := Prepare(t.Context(), device, src, OverwriteNever); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(device, os.O_RDWR, 0)
+	check(t, err)
+	defer f.Close()
+	_, err = f.WriteAt([]byte{9}, 60)
+	check(t, err)
+	if _, err := Prepare(t.Context(), device, src, OverwriteNever); !errdefs.IsDataLoss(err) {
+		t.Errorf("a damaged mark: %v", err)
+	}
+	if d, err := Prepare(t.Context(), device, src, OverwriteForeign); err != nil || !d.Copied {
+		t.Errorf("to be overwritten: %+v, %v", d, err)
+	}
+	newer := mark{Magic: magic, Version: 2, Stage: stageComplete}
+	_, err = f.WriteAt(newer.encode(), 0)
+	check(t, err)
+	if _, err := Prepare(t.Context(), device, src, OverwriteNever); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("a mark of a newer version: %v", err)
+	}
+}
+
+// victimEnv holds, as JSON, what a process shall do that is to be killed at a fail point.
+const victimEnv = "TRIPOD_ROOTDISK_VICTIM"
+
+type victim struct{ Device, Raw string }
+
+func (v victim) live() error {
+	src, err := v.source()
+	if err != nil {
+		return err
+	}
+	_, err = Prepare(context.Background(), v.Device, src, OverwriteNever)
+	return err
+}
+
+func (v victim) source() (Source, error) {
+	f, err := os.Open(v.Raw)
+	if err != nil {
+		return Source{}, err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return Source{}, err
+	}
+	return Source{Image: "the image", File: f, FileSize: info.Size(), Format: "raw", Size: uint64(info.Size())}, nil
+}
+
+func TestMain(m *testing.M) {
+	if told := os.Getenv(victimEnv); told != "" {
+		var v victim
+		err := json.Unmarshal([]byte(told), &v)
+		if err == nil {
+			err = v.live()
+		}
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+// TestV4Killed: the process that copies is killed at each of its fail points; the device is complete only if all of it is
+// there, and the next process makes it so, with no lock left in its way.
+func TestV4Killed(t *testing.T) {
+	want := image(1, 5*chunk)
+	raw := filepath.Join(t.TempDir(), "raw")
+	check(t, os.WriteFile(raw, want.bytes(t), 0o600))
+	for _, point := range failpoint.Names() {
+		if !strings.HasPrefix(point, "rootdisk.") {
+			continue
+		}
+		device, _ := loop(t, 8*chunk)
+		v := victim{Device: device, Raw: raw}
+		told, err := json.Marshal(v)
+		check(t, err)
+		cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
+		cmd.Env = append(os.Environ(), victimEnv+"="+string(told), failpoint.Variable+"="+point+"=kill")
+		out, err := cmd.CombinedOutput()
+		if s, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || !s.Signaled() || s.Signal() != syscall.SIGKILL {
+			t.Fatalf("%s: the process was not killed: %v %s", point, err, out)
+		}
+		src, err := v.source()
+		check(t, err)
+		d, err := Prepare(t.Context(), device, src, OverwriteNever)
+		if err != nil || d.Copied != (point != "rootdisk.complete") {
+			t.Errorf("%s: %+v, %v", point, d, err)
+		}
+		wantDisk(t, device, want)
+	}
+}
+
+// TestCancelled: a copy that is called off ends, and is not complete.
+func TestCancelled(t *testing.T) {
+	device, _ := loop(t, 8*chunk)
+	check(t, failpoint.Arm("rootdisk.copying", "hang"))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := Prepare(ctx, device, image(1, 3*chunk), OverwriteNever)
+	check(t, failpoint.Arm("rootdisk.copying", ""))
+	if err == nil {
+		t.Error("it went on")
+	}
+	if d, err := Prepare(t.Context(), device, image(1, 3*chunk), OverwriteNever); err != nil || !d.Copied {
+		t.Errorf("afterwards: %+v, %v", d, err)
+	}
+}

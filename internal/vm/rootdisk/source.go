@@ -1,0 +1,104 @@
+package rootdisk
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/vm/qcow2"
+)
+
+// Source is the image's disk.
+type Source struct {
+	// Image is the image's ID, of 256 bytes at most.
+	Image string
+	// File holds the disk in Format ("qcow2" or "raw"), FileSize is its length in bytes.
+	File     io.ReaderAt
+	FileSize int64
+	Format   string
+	// Size is the disk's size in bytes, as the guest sees it.
+	Size uint64
+}
+
+// chunk is how much of a raw image is copied at a time, in bytes.
+const chunk = 1 << 20
+
+// copyTo writes the whole disk behind the mark: zeros are written, too, for what the device holds there is not known. What is
+// behind it at the device's end, where a partition table's backup may be, is made zero.
+func (s Source) copyTo(ctx context.Context, dev device) error {
+	step, read, done, err := s.open()
+	if err != nil {
+		return err
+	}
+	defer done()
+	var hole int64 // bytes of zeros that end at the present place, and are not written yet
+	buf := make([]byte, step)
+	at := int64(0)
+	flush := func() error {
+		if hole == 0 {
+			return nil
+		}
+		begin := Offset + at - hole
+		hole = 0
+		return dev.Zero(begin, Offset+at-begin)
+	}
+	for n := uint64(0); at < int64(s.Size); n++ {
+		if err := context.Cause(ctx); err != nil {
+			return fmt.Errorf("copy the image: %w", err)
+		}
+		zero, err := read(n, buf)
+		if err != nil {
+			return fmt.Errorf("copy the image: %w", err)
+		}
+		part := buf[:min(int64(step), int64(s.Size)-at)]
+		if zero || isZero(part) {
+			hole += int64(len(part))
+		} else {
+			if err := flush(); err != nil {
+				return fmt.Errorf("copy the image: %w", err)
+			}
+			if _, err := dev.WriteAt(part, Offset+at); err != nil {
+				return fmt.Errorf("copy the image: %w", err)
+			}
+			if err := fpCopying.Hit(ctx); err != nil {
+				return err
+			}
+		}
+		at += int64(len(part))
+	}
+	if err := flush(); err != nil {
+		return fmt.Errorf("copy the image: %w", err)
+	}
+	if tail := max(Offset+at, dev.Size()-chunk); tail < dev.Size() {
+		return dev.Zero(tail, dev.Size()-tail)
+	}
+	return nil
+}
+
+// open gives how the disk is read: piece n of step bytes.
+func (s Source) open() (step int, read func(n uint64, buf []byte) (zero bool, err error), done func(), err error) {
+	switch s.Format {
+	case "qcow2":
+		q, err := qcow2.NewReader(s.File, s.FileSize)
+		if err != nil {
+			return 0, nil, nil, err
+		}
+		if q.Info().VirtualSize != s.Size {
+			q.Close()
+			return 0, nil, nil, fmt.Errorf("the image's disk has %d bytes, not %d: %w", q.Info().VirtualSize, s.Size, errdefs.ErrInvalidArgument)
+		}
+		return int(q.Info().ClusterSize), q.ReadCluster, q.Close, nil
+	case "raw":
+		return chunk, func(n uint64, buf []byte) (bool, error) {
+			got, err := s.File.ReadAt(buf, int64(n)*chunk)
+			if err == io.EOF && uint64(n)*chunk+uint64(got) >= min(s.Size, uint64(s.FileSize)) {
+				err = nil
+			}
+			clear(buf[got:])
+			return false, err
+		}, func() {}, nil
+	}
+	return 0, nil, nil, fmt.Errorf("format %q: %w", s.Format, errdefs.ErrInvalidArgument)
+}

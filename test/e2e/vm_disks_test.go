@@ -1,0 +1,185 @@
+package e2e
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/test/harness"
+	"github.com/tripod-run/tripod/test/harness/libvirtdtest"
+)
+
+// loopDevice makes a block device of size bytes.
+func loopDevice(t *testing.T, size int64) string {
+	t.Helper()
+	file := filepath.Join(harness.Dir(), strings.ReplaceAll(t.Name(), "/", "-")+".volume")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.Remove(file) })
+	if err := os.Truncate(file, size); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("losetup", "--find", "--show", file).CombinedOutput()
+	if err != nil {
+		t.Fatalf("a loop device: %v: %s", err, out)
+	}
+	device := strings.TrimSpace(string(out))
+	t.Cleanup(func() {
+		if out, err := exec.Command("losetup", "--detach", device).CombinedOutput(); err != nil {
+			t.Errorf("detach %s: %v: %s", device, err, out)
+		}
+	})
+	return device
+}
+
+// withDevice gives a container a block device, as volumeDevices do.
+func withDevice(host, at string) harness.ContainerOption {
+	return func(c *runtimeapi.ContainerConfig) {
+		c.Devices = append(c.Devices, &runtimeapi.Device{HostPath: host, ContainerPath: at, Permissions: "mrw"})
+	}
+}
+
+// TestVMRootDevice: a block device at / is the root disk. What the guest writes to it is there in the next pod; a second machine
+// does not get it.
+func TestVMRootDevice(t *testing.T) {
+	d := harness.StartDaemon(t, harness.VM(t))
+	rootDevice(t, d)
+}
+
+// TestVMRootDeviceLibvirt: the same by libvirt.
+func TestVMRootDeviceLibvirt(t *testing.T) {
+	lv := libvirtdtest.Start(t)
+	t.Setenv("TRIPOD_VMWRAP_BIN", libvirtdtest.Wrapper(t))
+	d := harness.StartDaemon(t, harness.VM(t), harness.Set("vm.driver", "libvirt"), harness.Set("vm.libvirt_uri", lv.URI))
+	t.Cleanup(lv.Kill)
+	rootDevice(t, d)
+}
+
+func rootDevice(t *testing.T, d *harness.Daemon) {
+	device := loopDevice(t, 64<<20)
+	spec := func(name string) *harness.PodSpec {
+		return &harness.PodSpec{Name: name, Image: harness.DiskGuest, Container: []harness.ContainerOption{withDevice(device, "/")}}
+	}
+	c := d.RunVM(t, spec("first"))
+	c.WaitGuest()
+	waitAgent(t, d, c)
+	if out := c.Must("sh", "-c", "cat /sys/block/vda/size"); strings.TrimSpace(out) != "129024" { // 63 MiB
+		t.Errorf("the guest's disk has %s sectors", out)
+	}
+	c.Must("sh", "-c", "echo kept >/disk/note; sync")
+
+	other := d.RunPodWith(t, harness.PodConfig(t, "second"), "vm")
+	t.Cleanup(other.Remove)
+	twin := other.Create(harness.ContainerConfig("c", harness.DiskGuest, withDevice(device, "/")))
+	if _, err := d.CRI().StartContainer(t.Context(), &runtimeapi.StartContainerRequest{ContainerId: twin.ID}); err == nil {
+		t.Error("two machines have one root disk")
+	} else {
+		t.Log(err)
+	}
+	other.Remove()
+
+	c.Stop(30 * time.Second)
+	c.Pod.Remove()
+	next := d.RunVM(t, spec("next"))
+	next.WaitGuest()
+	waitAgent(t, d, next)
+	if out := next.Must("cat", "/disk/note"); out != "kept\n" {
+		t.Errorf("the next pod's disk has %q", out)
+	}
+}
+
+// TestV4VMRootDevice: the daemon is killed while it copies the image to the device; afterwards that is no root disk, and a
+// CreateContainer that is tried again makes it one.
+func TestV4VMRootDevice(t *testing.T) {
+	d := harness.StartDaemon(t, harness.VM(t))
+	device := loopDevice(t, 64<<20)
+	for _, point := range []string{"rootdisk.copying", "rootdisk.copied", "rootdisk.synced"} {
+		d.Restart("TRIPOD_FAILPOINTS=" + point + "=kill")
+		pod := d.RunPodWith(t, harness.PodConfig(t, "killed"), "vm")
+		d.Pull(t, harness.DiskGuest)
+		config := harness.ContainerConfig("c", harness.DiskGuest, withDevice(device, "/"))
+		if _, err := d.CRI().CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{PodSandboxId: pod.ID, Config: config, SandboxConfig: pod.Config}); err == nil {
+			t.Fatalf("%s: the container was created", point)
+		}
+		if s, ok := d.WaitExit(time.Minute).Sys().(syscall.WaitStatus); !ok || s.Signal() != syscall.SIGKILL {
+			t.Fatalf("%s: the daemon was not killed: %v", point, s)
+		}
+		raw, err := os.ReadFile(device)
+		if err != nil || !strings.HasPrefix(string(raw), "TRIPOD ROOT DISK\x01\x00\x00\x00\x01") { // version 1, writing
+			t.Errorf("%s: the device begins with %q, %v", point, raw[:min(len(raw), 32)], err)
+		}
+		d.Start()
+		pod.Remove()
+	}
+	c := d.RunVM(t, &harness.PodSpec{Image: harness.DiskGuest, Container: []harness.ContainerOption{withDevice(device, "/")}})
+	c.WaitGuest()
+	c.Stop(30 * time.Second)
+	if raw, err := os.ReadFile(device); err != nil || string(raw[1<<20+510:1<<20+512]) != "\x55\xaa" {
+		t.Errorf("no boot sector is on the device, %v", err)
+	}
+}
+
+// TestVMRootDeviceRefused: a device that holds something is left alone, unless an annotation says otherwise; the image of a kernel
+// has nothing to begin a root disk with.
+func TestVMRootDeviceRefused(t *testing.T) {
+	d := tinyVM(t)
+	device := loopDevice(t, 8<<20)
+	if err := os.WriteFile(device, []byte("somebody's"), 0); err != nil {
+		t.Fatal(err)
+	}
+	create := func(image string, annotations map[string]string, opts ...harness.ContainerOption) error {
+		config := harness.PodConfig(t, "vm")
+		config.Annotations = annotations
+		pod := d.RunPodWith(t, config, "vm")
+		defer pod.Remove()
+		d.Pull(t, image)
+		_, err := d.CRI().CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{PodSandboxId: pod.ID, Config: harness.ContainerConfig("c", image, opts...), SandboxConfig: pod.Config})
+		return err
+	}
+	wantWords(t, create(harness.TinyGuest, nil, withDevice(device, "/")), codes.FailedPrecondition, "root-device-overwrite")
+	wantWords(t, create(harness.Guest, nil, withDevice(device, "/")), codes.InvalidArgument, "has no disk")
+	if raw, err := os.ReadFile(device); err != nil || !strings.HasPrefix(string(raw), "somebody's") {
+		t.Errorf("the device was written to: %.20q, %v", raw, err)
+	}
+	if err := create(harness.TinyGuest, map[string]string{"tripod.dev/vm.root-device-overwrite": "foreign"}, withDevice(device, "/")); err != nil {
+		t.Error(err)
+	}
+	dir := shareDir(t, "root")
+	wantWords(t, create(harness.TinyGuest, nil, func(c *runtimeapi.ContainerConfig) {
+		c.Mounts = []*runtimeapi.Mount{{HostPath: dir, ContainerPath: "/"}}
+	}), codes.InvalidArgument, "block device")
+}
+
+// TestVMScratchDisks: an annotation gives the guest empty disks of its size, which go with the container.
+func TestVMScratchDisks(t *testing.T) {
+	d := harness.StartDaemon(t, harness.VM(t))
+	c := d.RunVM(t, &harness.PodSpec{Image: harness.Guest, Pod: []harness.PodOption{func(p *runtimeapi.PodSandboxConfig) {
+		p.Annotations = map[string]string{"tripod.dev/vm.scratch-disks": "/dev/scratch=1Gi,/dev/small=1Mi"}
+	}}})
+	c.WaitGuest()
+	waitAgent(t, d, c)
+	out := c.Must("sh", "-c", `for d in /sys/block/vd*; do echo "$(cat $d/serial) $(cat $d/size)"; done`)
+	for _, want := range []string{"scratch0 2097152", "scratch1 2048"} {
+		if !strings.Contains(out, want+"\n") {
+			t.Errorf("no disk %q among\n%s", want, out)
+		}
+	}
+	c.Must("sh", "-c", `d=$(grep -l scratch0 /sys/block/*/serial | cut -d/ -f4); echo mine | dd of=/dev/$d bs=1M seek=1000 conv=sync && sync && dd if=/dev/$d bs=1M skip=1000 count=1 | grep -q mine`)
+}
+
+// wantWords checks an error's code, and that it says what is the matter.
+func wantWords(t *testing.T, err error, want codes.Code, words string) {
+	t.Helper()
+	wantCode(t, err, want)
+	if err != nil && !strings.Contains(err.Error(), words) {
+		t.Errorf("%q does not say %q", err, words)
+	}
+}
