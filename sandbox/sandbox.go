@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/netip"
@@ -74,9 +75,13 @@ type Backend interface {
 	Status(ctx context.Context, p *Pod, c *Container) (Status, error)
 
 	// Recover is called once, before any other method but Capabilities. It re-adopts what of known is still
-	// there, removes what carries this backend's mark and is not in known, and from then on reports to sink.
+	// there, removes what carries this backend's mark and is not in known, and from then on reports to sink. While it
+	// is ErrAway, the backend takes no orders, and Recover is called again.
 	Recover(ctx context.Context, known []Known, sink Sink) (Found, error)
 }
+
+// ErrAway is Recover's error while something that the backend stands on, another daemon for instance, is not there.
+var ErrAway = errors.New("the backend waits for it")
 
 // Capabilities is what the node and the control planes must know of a backend in advance.
 type Capabilities struct {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"runtime"
+	"strings"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -27,6 +28,9 @@ func (s *Server) Status(ctx context.Context, req *runtimeapi.StatusRequest) (*ru
 		}
 		resp.RuntimeHandlers = append(resp.RuntimeHandlers, runtimeHandler(h.Name, h))
 	}
+	if c := handlersReady(handlers); c != nil {
+		resp.Status.Conditions = append(resp.Status.Conditions, c)
+	}
 	if req.GetVerbose() {
 		info, err := s.runtimeInfo(handlers)
 		if err != nil {
@@ -48,6 +52,23 @@ func runtimeReady(handlers []node.HandlerInfo) *runtimeapi.RuntimeCondition {
 	return c
 }
 
+// handlersReady is there, and false, while pods of another handler than the default can be given none. The kubelet looks at
+// conditions of the names that it knows only: the node stays ready for all other pods.
+func handlersReady(handlers []node.HandlerInfo) *runtimeapi.RuntimeCondition {
+	var reasons []string
+	for _, h := range handlers {
+		if !h.Default && h.Err != nil {
+			reasons = append(reasons, h.Name+": "+h.Err.Error())
+		}
+	}
+	if reasons == nil {
+		return nil
+	}
+	return &runtimeapi.RuntimeCondition{
+		Type: "HandlersReady", Reason: "BackendNotRecovered", Message: strings.Join(reasons, "; "),
+	}
+}
+
 func networkReady(err error) *runtimeapi.RuntimeCondition {
 	c := &runtimeapi.RuntimeCondition{Type: runtimeapi.NetworkReady, Status: err == nil}
 	if err != nil {
@@ -65,8 +86,20 @@ func runtimeHandler(name string, h node.HandlerInfo) *runtimeapi.RuntimeHandler 
 
 // runtimeInfo is the verbose part of Status: JSON documents for a person.
 func (s *Server) runtimeInfo(handlers []node.HandlerInfo) (map[string]string, error) {
+	type handler struct {
+		node.HandlerInfo
+		Err string `json:",omitempty"`
+	}
+	told := make([]handler, 0, len(handlers))
+	for _, h := range handlers {
+		one := handler{HandlerInfo: h}
+		if h.Err != nil {
+			one.Err = h.Err.Error()
+		}
+		told = append(told, one)
+	}
 	config, err := json.Marshal(map[string]any{
-		"version": s.version, "cgroupDriver": s.cgroupDriver.String(), "handlers": handlers,
+		"version": s.version, "cgroupDriver": s.cgroupDriver.String(), "handlers": told,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("encode the runtime's configuration: %w", err)

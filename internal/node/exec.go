@@ -65,7 +65,7 @@ func (n *Node) DialPod(ctx context.Context, podID, network, address string) (net
 	if !ok {
 		return n.Network.Dial(ctx, p.Netns, network, address)
 	}
-	if err := n.broken[p.Handler]; err != nil {
+	if err := n.broken.of(p.Handler); err != nil {
 		return nil, unrecovered(p.Handler, err)
 	}
 	var running *sandbox.Container

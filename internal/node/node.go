@@ -74,9 +74,7 @@ type Node struct {
 	index  *Index
 	events *hub
 
-	// broken holds, by handler, why a backend could not be recovered. Its pods are listed as last known and take
-	// no orders.
-	broken map[string]error
+	broken broken
 	// silent holds the IDs of pods and containers whose backend has not come back with figures.
 	silent sync.Map
 
@@ -115,7 +113,7 @@ func (c *Config) setDefaults() error {
 func (n *Node) Handlers() []HandlerInfo {
 	var infos []HandlerInfo
 	for name, b := range n.Backends {
-		infos = append(infos, HandlerInfo{Name: name, Default: name == n.DefaultHandler, Capabilities: b.Capabilities(), Err: n.broken[name]})
+		infos = append(infos, HandlerInfo{Name: name, Default: name == n.DefaultHandler, Capabilities: b.Capabilities(), Err: n.broken.of(name)})
 	}
 	slices.SortFunc(infos, func(a, b HandlerInfo) int { return strings.Compare(a.Name, b.Name) })
 	return infos
@@ -194,7 +192,7 @@ func (n *Node) backend(handler string) (string, sandbox.Backend, error) {
 	if b == nil {
 		return "", nil, fmt.Errorf("no runtime handler %q on this node: %w", handler, errdefs.ErrInvalidArgument)
 	}
-	if err := n.broken[handler]; err != nil {
+	if err := n.broken.of(handler); err != nil {
 		return "", nil, unrecovered(handler, err)
 	}
 	return handler, b, nil
@@ -220,15 +218,10 @@ func (n *Node) orderContainer(id string) (*livePod, string, error) {
 
 func (n *Node) takesOrders(p *livePod) error {
 	handler := p.rec.Load().Handler
-	if err := n.broken[handler]; err != nil {
+	if err := n.broken.of(handler); err != nil {
 		return unrecovered(handler, err)
 	}
 	return nil
-}
-
-// unrecovered is the error of every order for a backend that could not be recovered.
-func unrecovered(handler string, why error) error {
-	return fmt.Errorf("runtime handler %q could not be recovered when the node started (%v): %w", handler, why, errdefs.ErrUnavailable)
 }
 
 // order is an order with the node's own limit.

@@ -3,9 +3,11 @@ package node_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -39,6 +41,11 @@ func open(t testing.TB, dir string) *bench {
 }
 
 func tryOpen(dir string) (*bench, error) {
+	return openChanged(dir, func(map[string]sandbox.Backend, map[string]*fake.Backend) {})
+}
+
+// openChanged opens a node whose backends are changed first.
+func openChanged(dir string, change func(backends map[string]sandbox.Backend, fakes map[string]*fake.Backend)) (*bench, error) {
 	b := &bench{dir: dir, backend: map[string]*fake.Backend{}, network: &fake.Network{Dir: filepath.Join(dir, "network")}}
 	if err := os.MkdirAll(b.network.Dir, 0o700); err != nil {
 		return nil, err
@@ -56,6 +63,7 @@ func tryOpen(dir string) (*bench, error) {
 		b.backend[handler], backends[handler] = f, f
 	}
 	backends["vm"] = dialed{b.backend["vm"]}
+	change(backends, b.backend)
 	b.Node, err = node.Open(context.Background(), node.Config{
 		Store: b.store, Backends: backends, DefaultHandler: "linux", Network: b.network, Images: fake.Images{},
 		Routes: []node.Route{
@@ -623,6 +631,68 @@ func TestBackendThatCannotBeRecovered(t *testing.T) {
 		}
 	}
 	must(t, b.RemoveSandbox(t.Context(), fine))
+}
+
+// waiting is a backend that waits for something until it is there.
+type waiting struct {
+	*fake.Backend
+	there chan struct{}
+}
+
+func (w waiting) Recover(ctx context.Context, known []sandbox.Known, sink sandbox.Sink) (sandbox.Found, error) {
+	select {
+	case <-w.there:
+		return w.Backend.Recover(ctx, known, sink)
+	default:
+		return sandbox.Found{}, fmt.Errorf("nobody is at home: %w", sandbox.ErrAway)
+	}
+}
+
+// TestBackendThatWaits: while what a backend stands on is away, its handler says why it is not ready and its pods take no orders;
+// when it is there they are recovered, and what was half made is taken away.
+func TestBackendThatWaits(t *testing.T) {
+	b := open(t, t.TempDir())
+	pod := b.run(t, "vm", podConfig("vm"))
+	id := b.create(t, pod, containerConfig("c"))
+	must(t, b.StartContainer(t.Context(), id))
+	b.close()
+	there := make(chan struct{})
+	b, err := openChanged(b.dir, func(backends map[string]sandbox.Backend, fakes map[string]*fake.Backend) {
+		backends["vm"] = waiting{fakes["vm"], there}
+	})
+	must(t, err)
+	t.Cleanup(b.close)
+	if c, _, err := b.Container(id); err != nil || c.State != node.Running {
+		t.Errorf("the container is %v, %v", c, err)
+	}
+	for _, h := range b.Handlers() {
+		if h.Name == "vm" && (h.Err == nil || !strings.Contains(h.Err.Error(), "nobody is at home")) || h.Name != "vm" && h.Err != nil {
+			t.Errorf("handler %s: %v", h.Name, h.Err)
+		}
+	}
+	if err := b.StopSandbox(t.Context(), pod); !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "nobody is at home") {
+		t.Errorf("an order for a pod of a backend that waits: %v", err)
+	}
+	if _, err := b.RunSandbox(t.Context(), podConfig("new"), "vm"); !errdefs.IsUnavailable(err) {
+		t.Errorf("a new pod of a backend that waits: %v", err)
+	}
+	must(t, b.RemoveSandbox(t.Context(), b.run(t, "linux", podConfig("other"))))
+	close(there)
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		err := b.StopContainer(t.Context(), id, 0)
+		if err == nil {
+			break
+		}
+		if !errdefs.IsUnavailable(err) || time.Now().After(deadline) {
+			t.Fatalf("an order for a pod of a backend that is there again: %v", err)
+		}
+	}
+	for _, h := range b.Handlers() {
+		if h.Err != nil {
+			t.Errorf("handler %s: %v", h.Name, h.Err)
+		}
+	}
+	must(t, b.RemoveSandbox(t.Context(), pod))
 }
 
 // stubborn is a backend whose starts fail with the container running, and whose stops then fail, too.

@@ -31,12 +31,12 @@ func Open(ctx context.Context, config Config) (*Node, error) {
 	}
 	n := &Node{
 		Config: config, log: config.Logger, store: config.Store, pool: newPool(), index: newIndex(), events: newHub(), duty: newDuty(ctx),
-		broken: map[string]error{}, kick: make(chan struct{}, 1),
+		kick: make(chan struct{}, 1),
 	}
 	if err := n.load(); err != nil {
 		return nil, err
 	}
-	n.adopt(ctx)
+	away := n.adopt(ctx)
 	n.settleAll(ctx)
 	var keep []string
 	for _, p := range n.pool.all() {
@@ -48,6 +48,9 @@ func Open(ctx context.Context, config Config) (*Node, error) {
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	n.stop = stop
 	n.workers.Go(func() { n.janitor(background) })
+	for _, handler := range away {
+		n.workers.Go(func() { n.recoverAway(background, handler) })
+	}
 	return n, nil
 }
 
@@ -73,7 +76,7 @@ func (n *Node) load() error {
 	n.pool.sort()
 	for _, p := range n.pool.all() {
 		if p.backend == nil {
-			n.broken[p.rec.Load().Handler] = fmt.Errorf("no backend has this name now: %w", errdefs.ErrUnavailable)
+			n.broken.set(p.rec.Load().Handler, fmt.Errorf("no backend has this name now: %w", errdefs.ErrUnavailable))
 		}
 		rec := p.rec.Load()
 		n.pool.track(p, nil, rec)
@@ -83,32 +86,28 @@ func (n *Node) load() error {
 	return nil
 }
 
-// adopt asks every backend what there is of its pods and records the differences.
-func (n *Node) adopt(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, recoverTimeout)
-	defer cancel()
+// adopt recovers every backend, and gives the handlers of those that wait for something.
+func (n *Node) adopt(ctx context.Context) (away []string) {
 	var (
 		wg sync.WaitGroup
 		mu sync.Mutex
 	)
-	for handler, backend := range n.Backends {
+	for handler := range n.Backends {
 		wg.Go(func() {
-			found, err := backend.Recover(ctx, n.known(handler), n.report)
-			if err != nil {
-				n.log.Error("a backend could not be recovered; its pods take no orders", "handler", handler, "err", err)
+			err := n.recover(ctx, handler)
+			switch {
+			case errors.Is(err, sandbox.ErrAway):
+				n.log.Warn("a backend waits for what it stands on; until then its pods take no orders", "handler", handler, "err", err)
 				mu.Lock()
-				n.broken[handler] = err
+				away = append(away, handler)
 				mu.Unlock()
-				return
-			}
-			for _, p := range n.pool.all() {
-				if p.rec.Load().Handler == handler {
-					p.compare(found)
-				}
+			case err != nil:
+				n.log.Error("a backend could not be recovered; its pods take no orders", "handler", handler, "err", err)
 			}
 		})
 	}
 	wg.Wait()
+	return away
 }
 
 // known is what the record holds of a handler's pods.
@@ -225,7 +224,7 @@ func (p *livePod) pending() bool {
 // settle brings the pod's intents to their end: what was being made is rolled back, what was being taken away is
 // taken away. An order under way is left alone: the intent is its own.
 func (p *livePod) settle(ctx context.Context) error {
-	if p.backend == nil || p.node.broken[p.rec.Load().Handler] != nil {
+	if p.backend == nil || p.node.broken.of(p.rec.Load().Handler) != nil {
 		return nil
 	}
 	var errs []error

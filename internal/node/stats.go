@@ -163,7 +163,7 @@ func (n *Node) provider(p *Pod) (sandbox.StatsProvider, error) {
 	if !ok {
 		return nil, unable(p, "figures")
 	}
-	if err := n.broken[p.Handler]; err != nil {
+	if err := n.broken.of(p.Handler); err != nil {
 		return nil, unrecovered(p.Handler, err)
 	}
 	return provider, nil

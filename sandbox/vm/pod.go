@@ -112,6 +112,9 @@ func (b *Backend) serve(ctx context.Context, at *pod, p *sandbox.Pod, interfaces
 	}
 	at.mu.Lock()
 	defer at.mu.Unlock()
+	if at.responder != nil { // of an earlier try
+		at.responder.Close()
+	}
 	at.responder = responder
 	return nil
 }

@@ -36,11 +36,11 @@ func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandb
 	}
 	machines, err := b.cfg.Driver.Recover(ctx, names, b.heard)
 	if err != nil {
-		return found, fmt.Errorf("driver %s: %w", b.cfg.Driver.Name(), err)
+		return found, b.away(err)
 	}
 	for _, k := range known {
 		if err := b.recoverPod(ctx, k, machines, &found); err != nil {
-			return found, err
+			return found, b.away(err)
 		}
 	}
 	if err := b.removeOrphans(ctx, keep); err != nil {
@@ -48,6 +48,15 @@ func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandb
 		b.log.Error("remove what is not in the record", "error", err)
 	}
 	return found, nil
+}
+
+// away says of an error of Recover whether it is that the driver cannot reach who runs the machines.
+func (b *Backend) away(err error) error {
+	err = fmt.Errorf("driver %s: %w", b.cfg.Driver.Name(), err)
+	if errdefs.IsUnavailable(err) {
+		return fmt.Errorf("%w: %w", err, sandbox.ErrAway)
+	}
+	return err
 }
 
 // recoverPod takes over a pod with its container.
@@ -93,20 +102,23 @@ func (b *Backend) recoverContainer(ctx context.Context, p *sandbox.Pod, c *sandb
 		return sandbox.Status{}, err
 	}
 	now, there := machines[c.ID]
-	if s, _ := h.snapshot(); s.Phase == phaseStarted {
+	s, l := h.snapshot()
+	switch {
+	case l != nil: // taken over by an earlier try
+	case s.Phase == phaseStarted:
 		if !there {
 			now = machine.State{Phase: machine.Ended, Cause: machine.CauseUnknown, Message: "the driver knows nothing of it any more"}
 		}
 		if err := b.recoverStarted(h, p, c, now); err != nil {
 			return sandbox.Status{}, err
 		}
-	} else if now.Phase == machine.Running {
+	case now.Phase == machine.Running:
 		b.log.Error("a machine runs that was not ordered to; killing it", "container", c.ID, "phase", s.Phase)
 		if err := b.cfg.Driver.Destroy(ctx, c.ID); err != nil {
 			return sandbox.Status{}, err
 		}
 	}
-	s, _ := h.snapshot()
+	s, _ = h.snapshot()
 	return s.status(), nil
 }
 

@@ -1,9 +1,14 @@
 package e2e
 
 import (
+	"fmt"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc/codes"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/test/harness"
 	"github.com/tripod-run/tripod/test/harness/libvirtdtest"
@@ -41,4 +46,71 @@ func TestVMLibvirt(t *testing.T) {
 	}
 	c.Start()
 	c.WaitGuestBoot(2)
+}
+
+// TestVMLibvirtAway: the daemon starts while libvirtd is away, serves all other pods, and says why machines take no orders; when
+// libvirtd is there again, the machine that ran all the while is taken over, and one that ended meanwhile is told.
+func TestVMLibvirtAway(t *testing.T) {
+	lv := libvirtdtest.Start(t)
+	t.Setenv("TRIPOD_VMWRAP_BIN", libvirtdtest.Wrapper(t))
+	d := tinyVM(t, harness.Set("vm.driver", "libvirt"), harness.Set("vm.libvirt_uri", lv.URI))
+	t.Cleanup(lv.Kill)
+	runs := d.RunVM(t, &harness.PodSpec{Name: "runs", Image: harness.TinyGuest})
+	runs.WaitConsole("tick 00002")
+	ends := d.RunVM(t, &harness.PodSpec{Name: "ends", Image: harness.TinyGuest})
+	ends.WaitConsole("tick 00002")
+	pid := vmPid(t, d, ends)
+	lv.Kill()
+	d.Kill()
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	d.Start()
+	resp, err := d.CRI().Status(t.Context(), &runtimeapi.StatusRequest{Verbose: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := ""
+	for _, c := range resp.Status.Conditions {
+		switch c.Type {
+		case "HandlersReady":
+			said = c.Message
+		default:
+			if !c.Status {
+				t.Errorf("without libvirtd: %v", c)
+			}
+		}
+	}
+	if !strings.Contains(said, "libvirtd cannot be reached") || !strings.Contains(resp.Info["config"], "libvirtd cannot be reached") {
+		t.Errorf("the handler says %q, and %s", said, resp.Info["config"])
+	}
+	_, err = d.CRI().StopContainer(t.Context(), &runtimeapi.StopContainerRequest{ContainerId: runs.ID})
+	wantWords(t, err, codes.Unavailable, "libvirtd cannot be reached")
+	other := d.RunPod(t, harness.PodConfig(t, "linux")) // is served
+	other.Remove()
+
+	lv.Up()
+	harness.Eventually(t, time.Minute, func() error {
+		resp, err := d.CRI().Status(t.Context(), &runtimeapi.StatusRequest{})
+		if err != nil {
+			return err
+		}
+		for _, c := range resp.Status.Conditions {
+			if !c.Status {
+				return fmt.Errorf("%v", c)
+			}
+		}
+		return nil
+	})
+	ends.WaitExit(137)
+	before := len(runs.Logs())
+	harness.Eventually(t, time.Minute, func() error {
+		if n := len(runs.Logs()); n < before+2 {
+			return fmt.Errorf("%d lines", n)
+		}
+		return nil
+	})
+	wantTicks(t, runs)
+	runs.Stop(30 * time.Second)
+	runs.WaitExit(0)
 }

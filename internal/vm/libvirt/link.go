@@ -24,6 +24,8 @@ const (
 	helloTimeout = 15 * time.Second
 	// waitTimeout is how long a call waits for a connection that is being made.
 	waitTimeout = 5 * time.Second
+	// recoverWait is the same for Recover, which is called again.
+	recoverWait = 2 * time.Second
 	// maxUnanswered is how many calls libvirtd may owe an answer to; those that were given up count, too.
 	maxUnanswered = 256
 	// retryMin and retryMax bound the time between attempts to connect.

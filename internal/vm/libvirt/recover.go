@@ -25,6 +25,9 @@ func (d *Driver) Recover(ctx context.Context, names []string, sink func(machine.
 	d.mu.Lock()
 	d.sink = sink
 	d.mu.Unlock()
+	if err := d.awaitLink(ctx); err != nil {
+		return nil, err
+	}
 	domains, err := ask(ctx, d.link, "list domains", func(c *golibvirt.Libvirt) ([]golibvirt.Domain, error) {
 		list, _, err := c.ConnectListAllDomains(1, golibvirt.ConnectListDomainsActive|golibvirt.ConnectListDomainsInactive)
 		return list, err
@@ -52,6 +55,14 @@ func (d *Driver) Recover(ctx context.Context, names []string, sink func(machine.
 		}
 	}
 	return found, nil
+}
+
+// awaitLink waits for libvirtd for a short while, since the start of the node waits for the answer.
+func (d *Driver) awaitLink(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, recoverWait)
+	defer cancel()
+	_, err := d.link.wait(ctx)
+	return err
 }
 
 // definition reads our mark on a domain: errdefs.ErrNotFound when it is not there, or another daemon's.
