@@ -60,7 +60,7 @@ func (v *volumes) mount(m *runtimeapi.Mount) error {
 		if path.Clean(m.GetContainerPath()) == "/" {
 			return fmt.Errorf("at / is the root disk, and a directory is none; give the machine a block device there (volumeDevices): %w", errdefs.ErrInvalidArgument)
 		}
-		told.Tag = fmt.Sprintf("share%d", len(v.shares))
+		told.Tag = cloudinit.ShareTag(len(v.shares))
 		v.shares = append(v.shares, machine.Share{Tag: told.Tag, Path: m.GetHostPath(), ReadOnly: m.GetReadonly()})
 		v.told = append(v.told, told)
 	default:

@@ -67,7 +67,7 @@ func TestVMDisk(t *testing.T) {
 	}
 }
 
-// TestVMShares: directories are mounted by 9p, read-only where they are so.
+// TestVMShares: directories are mounted by 9p by the script that cloud-init is given for every boot, read-only where they are so.
 func TestVMShares(t *testing.T) {
 	d := harness.StartDaemon(t, harness.VM(t), harness.Set("vm.default_memory", 256<<20))
 	open, closed := shareDir(t, "open"), shareDir(t, "closed")
@@ -76,9 +76,8 @@ func TestVMShares(t *testing.T) {
 	}}})
 	c.WaitGuest()
 	waitAgent(t, d, c)
-	mount := "mkdir -p /$2 && mount -t 9p -o trans=virtio,version=9p2000.L $1 /$2"
-	c.Must("sh", "-c", mount, "sh", "share0", "open")
-	c.Must("sh", "-c", mount, "sh", "share1", "closed")
+	// The guest has no cloud-init: it runs the script itself, but for its end, which starts an agent.
+	c.Must("sh", "-c", `sed '/^dir=.run.tripod-agent$/,$d' /run/seed/vendor-data >/run/hook && sh /run/hook && grep 9p /proc/mounts`)
 	if out := c.Must("cat", "/open/name", "/closed/name"); out != "open\nclosed\n" {
 		t.Errorf("the shares have %q", out)
 	}
