@@ -208,6 +208,12 @@ func (d *Driver) disk(def machine.Definition, i, nth int) libvirtxml.DomainDisk 
 		// An empty element: there is nothing below, and nobody looks for it.
 		BackingStore: &libvirtxml.DomainDiskBackingStore{},
 	}
+	if source.Bus == machine.BusSCSI {
+		// A target each, as with QEMU alone: Linux finds the units of one target in another order.
+		var zero uint
+		target := uint(nth)
+		disk.Address = &libvirtxml.DomainAddress{Drive: &libvirtxml.DomainAddressDrive{Controller: &zero, Bus: &zero, Target: &target, Unit: &zero}}
+	}
 	if source.Size > 0 {
 		disk.Source.Slices = &libvirtxml.DomainDiskSlices{Slices: []libvirtxml.DomainDiskSlice{
 			{Type: "storage", Offset: uint(source.Offset), Size: uint(source.Size)},

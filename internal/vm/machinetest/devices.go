@@ -29,17 +29,24 @@ func devices(t *testing.T, s Subject) {
 	extra("raw", false, machine.BusVirtio, "to be overwritten")
 	extra("scsi", false, machine.BusSCSI, "a SCSI disk begins so\n")
 	extra("more", true, machine.BusSCSI, "another SCSI disk\n")
+	extra("part", false, machine.BusSCSI, strings.Repeat("-", 1024)+"in the middle\n")
+	part := &d.Disks[len(d.Disks)-1]
+	part.Offset, part.Size = 1024, 4096
 	console := l.Up(t, d)
 	console.Type("dd if=/dev/vda bs=26 count=1 2>/dev/null; dd if=/dev/vda of=/dev/null bs=64k 2>/dev/null; cat /sys/block/vdb/ro; " +
 		"echo denied >/dev/vdb; printf 'QFI\\373' >/dev/vdc; echo changed >/dev/vda; sync; " +
-		"for d in /dev/sd?; do dd if=$d bs=22 count=1 2>/dev/null; done; cat /sys/class/virtio-ports/*/name; cat /sys/block/vd?/serial; echo devices-$((40+2))")
+		"for d in /dev/sd?; do dd if=$d bs=22 count=1 2>/dev/null; done; echo parts: $(cat /sys/block/sdc/size); echo from the guest >/dev/sdc; sync; cat /sys/class/virtio-ports/*/name; cat /sys/block/vd?/serial; echo devices-$((40+2))")
 	AwaitLog(t, d, "devices-42", 1)
 	raw, err := os.ReadFile(d.SerialLog)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"the base of the root disk", "a SCSI disk begins so", "another SCSI disk", machine.AgentPort, "org.qemu.guest_agent.0", "\nroot", "locked"} {
-		if !strings.Contains(strings.ReplaceAll(string(raw), "\r", ""), want) {
+	said := strings.ReplaceAll(string(raw), "\r", "")
+	if at := strings.Index(said, "a SCSI disk"); at < 0 || strings.Index(said, "another SCSI disk") < at || strings.Index(said, "in the middle") < strings.Index(said, "another SCSI disk") {
+		t.Errorf("the SCSI disks are not there in their order: %q", said)
+	}
+	for _, want := range []string{"the base of the root disk", "a SCSI disk begins so", "another SCSI disk", "in the middle", "parts: 8\n", machine.AgentPort, "org.qemu.guest_agent.0", "\nroot", "locked"} {
+		if !strings.Contains(said, want) {
 			t.Errorf("the guest does not see %q: %q", want, raw)
 		}
 	}
@@ -69,7 +76,7 @@ func devices(t *testing.T, s Subject) {
 	if err := l.Undefine(t.Context(), d.Name); err != nil {
 		t.Error(err)
 	}
-	for path, want := range map[string]string{d.Disks[0].Base.Path: "the base", d.Disks[1].Path: "cannot be written", d.Disks[2].Path: "QFI\xfb"} {
+	for path, want := range map[string]string{d.Disks[0].Base.Path: "the base", d.Disks[1].Path: "cannot be written", d.Disks[2].Path: "QFI\xfb", part.Path: strings.Repeat("-", 1024) + "from the guest\n"} {
 		if raw, err := os.ReadFile(path); err != nil || !bytes.HasPrefix(raw, []byte(want)) {
 			t.Errorf("%s begins with %.20q, %v", path, raw, err)
 		}
