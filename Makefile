@@ -73,9 +73,15 @@ test-daemon: build images ## end-to-end and crash tests against real daemons
 	$(GOTEST) -p 1 $(DAEMON)
 
 .PHONY: test-all
-test-all: ## test, with every fail point under both OCI runtimes, the soak test and a short run of every fuzz target
+test-all: ## test, with every fail point under both OCI runtimes, the soak test, every fuzz target shortly, a real Debian
 	TRIPOD_TEST_FULL=1 $(MAKE) test
-	$(MAKE) soak fuzz
+	$(MAKE) soak fuzz debian
+
+.PHONY: debian
+debian: build images ## a real Debian with systemd and cloud-init as a machine, of packages from a mirror, emulated
+	@hack/setup.sh debian
+	@hack/images/debian.sh
+	$(GOTEST) -timeout 1h -v ./test/debian/...
 
 .PHONY: soak
 soak: build images ## random calls and faults against a real daemon, TRIPOD_SOAK (30s) for each backend
@@ -95,7 +101,7 @@ lint: build/tools/golangci-lint ## go vet, golangci-lint (.golangci.yml), gofmt,
 	CGO_ENABLED=1 go vet ./...
 	CGO_ENABLED=1 build/tools/golangci-lint run
 	@test -z "$$(gofmt -l cmd examples hack internal sandbox test | tee /dev/stderr)" || { echo 'run gofmt -w on these files' >&2; exit 1; }
-	@for f in hack/*.sh examples/wasm/build.sh .ci/run; do bash -n "$$f"; done
+	@for f in hack/*.sh hack/images/*.sh examples/wasm/build.sh .ci/run; do bash -n "$$f"; done
 
 # Pinned in a module of its own, so that its 200 dependencies are not the product's. About a minute, once.
 build/tools/golangci-lint: hack/tools/go.mod hack/tools/go.sum

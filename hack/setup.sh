@@ -1,8 +1,8 @@
 #!/bin/bash
-# setup.sh [bench]: install what building, testing and running Tripod needs on Debian 12, as root. Safe to repeat; does
+# setup.sh [bench | debian]: install what building, testing and running Tripod needs on Debian 12, as root. Safe to repeat; does
 # nothing, quickly, when all is there. No service is started and none of the host's settings is changed.
 #
-# With "bench" also what `make bench` compares with.
+# With "bench" also what `make bench` compares with, with "debian" what hack/images/debian.sh makes its image with.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -20,6 +20,7 @@ packages=(
   make git                              # the build itself
 )
 bench_packages=(containerd)
+debian_packages=(mmdebstrap e2fsprogs)
 # The tests of sandbox/linux run the host's busybox, whichever of Debian's two packages it is from.
 [ -x /bin/busybox ] || packages+=(busybox)
 
@@ -28,7 +29,8 @@ die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 case ${1-} in
   '') ;;
   bench) packages+=("${bench_packages[@]}") ;;
-  *) die "unknown argument $1; usage: hack/setup.sh [bench]" ;;
+  debian) packages+=("${debian_packages[@]}") ;;
+  *) die "unknown argument $1; usage: hack/setup.sh [bench | debian]" ;;
 esac
 
 # missing prints those of the packages that are not installed.
