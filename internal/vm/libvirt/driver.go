@@ -75,6 +75,8 @@ type instance struct {
 	proc   *process.Process // QEMU, while it runs and is known
 	launch *launch          // while Start is under way
 	ended  chan struct{}    // closed at the end of the run that is under way
+	// lookPending says that another look at the domain will follow.
+	lookPending bool
 }
 
 // FindWrapper looks for tripod-vmwrap: named by TRIPOD_VMWRAP_BIN, beside the executable of this process, in PATH.

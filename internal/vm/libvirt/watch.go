@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// lookTimeout bounds a look at a domain; there is another one at the next event.
-	lookTimeout = 10 * time.Second
+	// lookTimeout bounds a look at a domain; lookPause is from one that failed to the next.
+	lookTimeout, lookPause = 10 * time.Second, 5 * time.Second
 	// noticeTimeout is how long libvirtd may take to notice that a process of its own has ended.
 	noticeTimeout = 5 * time.Second
 	// noticeInterval is how often it is asked meanwhile; it tells by an event, too.
@@ -64,13 +64,37 @@ func (d *Driver) look(ctx context.Context, in *instance) {
 	case errdefs.IsNotFound(err):
 		d.finish(in, ended, machine.CauseUnknown, "the domain is not in libvirt any more")
 	case err != nil:
-		d.log.Warn("A machine could not be looked at", "domain", domain.Name, "err", err) // after a reconnect it is
+		d.lookAgain(in, err)
 	case c.state == golibvirt.DomainCrashed:
 		d.panicked(ctx, in, domain)
 	case !c.active():
 		cause, message := in.causeOf(c.reason)
 		d.finish(in, ended, cause, message)
 	}
+}
+
+// lookAgain looks at a machine once more, later: a libvirtd that has just come back may take its time, and what happened
+// while it was away is told by no event.
+func (d *Driver) lookAgain(in *instance, why error) {
+	in.mu.Lock()
+	pending, domain := in.lookPending, in.domain.Name
+	in.lookPending = true
+	in.mu.Unlock()
+	if pending {
+		return
+	}
+	d.log.Warn("A machine could not be looked at", "domain", domain, "err", why)
+	d.bg.Go(func() {
+		select {
+		case <-time.After(lookPause):
+		case <-d.ctx.Done():
+			return
+		}
+		in.mu.Lock()
+		in.lookPending = false
+		in.mu.Unlock()
+		d.look(d.ctx, in)
+	})
 }
 
 // panicked ends a machine whose guest has panicked; libvirt keeps it until then.
