@@ -105,13 +105,13 @@ func (s Source) bytes(t *testing.T) []byte {
 // TestV4PowerLoss: the power goes at every write and every sync of a copy, onto an empty device and over another image's disk;
 // what is complete afterwards is whole, and a copy that is begun again ends well.
 func TestV4PowerLoss(t *testing.T) {
-	old, next := image(1, 4*chunk+512), image(2, 5*chunk+1024)
+	old, next := image(1, chunk+512), image(2, 3*chunk+1024)
 	for name, dirty := range map[string]bool{"empty": false, "over another": true} {
 		t.Run(name, func(t *testing.T) {
 			for calls := 0; ; calls++ {
 				done := false
-				for seed := range uint64(4) {
-					dev := newFragile(8 * chunk)
+				for seed := range uint64(2) {
+					dev := newFragile(5 * chunk)
 					dev.random = rand.New(rand.NewPCG(seed, uint64(calls)))
 					if dirty {
 						if _, err := prepare(t.Context(), dev, old, OverwriteNever); err != nil {
