@@ -26,7 +26,7 @@ import (
 const (
 	image = harness.ImagePrefix + "tripod/vm/debian:12"
 	// bootTime is how long an emulated Debian may take until cloud-init is done: 35 s on a machine that does nothing else.
-	bootTime = 10 * time.Minute
+	bootTime = 20 * time.Minute
 	sshKey   = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFBqYXJ0IG9mIGEgdGVzdCwgbm90IGEga2V5IGF0IGFsbCE= me@test"
 )
 

@@ -35,7 +35,7 @@ func (n *node) qemu(id string, i tap.Interface, script string) (console func() s
 	defer file.Close()
 	guest, serial := machinetest.FindGuest(n.t, false), filepath.Join(n.t.TempDir(), "serial")
 	cmd := exec.Command("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel", "tcg,tb-size=32",
-		"-m", "128", "-kernel", guest.Kernel, "-initrd", guest.Initrd, "-append", fmt.Sprintf("console=ttyS0 quiet tripod.run=%q", script),
+		"-m", "128", "-kernel", guest.Kernel, "-initrd", guest.Initrd, "-append", fmt.Sprintf("console=ttyS0 quiet no_timer_check tripod.run=%q", script),
 		"-serial", "file:"+serial, "-netdev", "tap,id=net0,fd=3", "-device", "virtio-net-pci,netdev=net0,romfile=,mac="+i.MAC)
 	cmd.ExtraFiles = []*os.File{file}
 	cmd.Stderr = os.Stderr

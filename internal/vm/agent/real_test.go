@@ -56,7 +56,7 @@ func realGuest(t *testing.T) string {
 	image := machinetest.FindGuest(t, false)
 	socket, serial := filepath.Join(dir, machine.AgentSocket), filepath.Join(dir, "serial.log")
 	qemu := exec.Command("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel", "tcg,tb-size=32", "-m", "128",
-		"-kernel", image.Kernel, "-initrd", image.Initrd, "-append", "console=ttyS0 quiet", "-serial", "file:"+serial,
+		"-kernel", image.Kernel, "-initrd", image.Initrd, "-append", "console=ttyS0 quiet no_timer_check", "-serial", "file:"+serial,
 		"-drive", "file="+disk+",format=raw,if=virtio,readonly=on", "-device", "virtio-serial-pci",
 		"-chardev", "socket,id=agent,path="+socket+",server=on,wait=off", "-device", "virtserialport,chardev=agent,name="+machine.AgentPort)
 	qemu.Stderr = t.Output()

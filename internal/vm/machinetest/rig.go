@@ -124,7 +124,7 @@ func (s Subject) Definition(t testing.TB) machine.Definition {
 	dir := t.TempDir()
 	d := machine.Definition{
 		Name: name, UUID: uuidOf(name), Dir: filepath.Join(dir, "run", name), StateDir: filepath.Join(dir, "state"),
-		CPUs: 1, Memory: 128 << 20, Cmdline: "console=ttyS0 quiet",
+		CPUs: 1, Memory: 128 << 20, Cmdline: "console=ttyS0 quiet no_timer_check",
 		Kernel: &machine.File{Path: s.Guest.Kernel}, Initrd: &machine.File{Path: s.Guest.Initrd},
 		UID: s.UID, GID: s.GID, Cgroup: s.NewCgroup(t, name, 0),
 	}
