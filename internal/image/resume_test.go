@@ -412,3 +412,28 @@ func TestLeasesOfFailedPullsExpire(t *testing.T) {
 	check(t, s.leases.Delete(ctx, leases.Lease{ID: all[0].ID})) // as the collector does when its time has come
 	wantEmpty(t, s)
 }
+
+// A directory of a snapshot that a crash left before it was written down is not in the way of the next one.
+func TestCrashLeavesADirectory(t *testing.T) {
+	reg := newRegistry(t)
+	ref := reg.push(t, "app:1", imageOf(t, v1.Config{}, tarOf(t, file("a", "1")), tarOf(t, file("b", "2"))))
+	root := t.TempDir() + "/image"
+	s := open(t, Config{Root: root})
+	check(t, s.Close())
+	for id := range 20 {
+		check(t, os.MkdirAll(fmt.Sprintf("%s/snapshots/snapshots/%d/fs/left", root, id+1), 0o755))
+	}
+	s = open(t, Config{Root: root})
+	img := pull(t, s, ref)
+	mounts, err := s.Prepare(t.Context(), "c", img.ID, nil)
+	check(t, err)
+	t.Run("files", func(t *testing.T) {
+		dir := mounted(t, mounts)
+		if _, err := os.Stat(dir + "/left"); read(t, dir+"/a")+read(t, dir+"/b") != "12" || err == nil {
+			t.Error("what a crash left is in the files")
+		}
+	})
+	check(t, s.Release(t.Context(), "c"))
+	check(t, s.Remove(t.Context(), ref))
+	wantEmpty(t, s)
+}

@@ -101,6 +101,9 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	if err := s.wire(); err != nil {
 		return nil, err
 	}
+	if err := s.dropOrphans(s.with(ctx)); err != nil {
+		return nil, err
+	}
 	if err := s.db.Init(s.with(ctx)); err != nil {
 		return nil, fmt.Errorf("metadata: %w", err)
 	}
@@ -147,6 +150,26 @@ func (s *Store) wire() (err error) {
 	s.snaps = s.db.Snapshotter(snapshotter)
 	s.records = metadata.NewImageStore(s.db)
 	s.leases = metadata.NewLeaseManager(s.db)
+	return nil
+}
+
+// dropOrphans removes the directories of snapshots that are in no record. One that a crash left between making it and writing
+// it down has the number of the next snapshot, which could never be made.
+func (s *Store) dropOrphans(ctx context.Context) error {
+	cleaner, ok := s.overlay.(snapshots.Cleaner)
+	if !ok {
+		return fmt.Errorf("overlayfs snapshots cannot be cleaned: %w", errdefs.ErrNotImplemented)
+	}
+	err := cleaner.Cleanup(ctx)
+	if errdefs.IsNotFound(err) { // there has never been a record
+		dir := filepath.Join(s.cfg.Root, "snapshots", "snapshots")
+		if err = os.RemoveAll(dir); err == nil {
+			err = os.Mkdir(dir, 0o700)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("clean overlayfs snapshots: %w", err)
+	}
 	return nil
 }
 
