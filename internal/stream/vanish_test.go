@@ -280,7 +280,7 @@ func forwardHeaders(i int) http.Header {
 
 // Clients that open no streams, too few, or too many, are sent away and leave nothing behind.
 func TestOddClients(t *testing.T) {
-	s := serve(t, stream.Config{Runtime: &stubborn{}, CreationTimeout: 100 * time.Millisecond})
+	s := serve(t, stream.Config{Runtime: &stubborn{}, CreationTimeout: 2 * time.Second})
 	before := use(t)
 	for streams := range 12 {
 		if streams == 2 {
