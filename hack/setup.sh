@@ -56,7 +56,6 @@ install_packages() {
 # stay_off SERVICE: it does not begin with the next boot, under either init system.
 stay_off() {
   update-rc.d "$1" disable >/dev/null
-  deb-systemd-helper disable "$1.service" >/dev/null 2>&1 || true # without systemd there may be nothing to disable
 }
 
 command -v dpkg-query >/dev/null || die "this needs Debian (dpkg is not there); on another system install the equivalents of: ${packages[*]}"
