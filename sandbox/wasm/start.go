@@ -183,6 +183,9 @@ func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	if spec.Mounts, err = openMounts(c.Config.GetMounts()); err != nil {
 		return spec, renewAt, err
 	}
+	if spec.Channels, err = channelsOf(c.Config); err != nil {
+		return spec, renewAt, err
+	}
 	if loaded.World == control.WorldCommand {
 		return spec, renewAt, nil
 	}
