@@ -93,8 +93,8 @@ realms = ["realm"]
 	if err := c.Complete(); err != nil {
 		t.Fatal(err)
 	}
-	if c.Edge.SocketDir != "/run/node/sl" || c.Orchestrator.Root != "/srv/node-orchestrator" {
-		t.Errorf("derived %q, %q", c.Edge.SocketDir, c.Orchestrator.Root)
+	if c.Orchestrator.Root != "/srv/node-orchestrator" {
+		t.Errorf("derived %q", c.Orchestrator.Root)
 	}
 	if len(c.Edge.Runtimes) != 2 || c.Edge.Runtimes[1].Name != "other" || len(c.Broker.Users) != 1 || c.Broker.Users[0].Realms[0] != "realm" {
 		t.Errorf("parsed %+v, %+v", c.Edge.Runtimes, c.Broker.Users)

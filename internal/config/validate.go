@@ -25,9 +25,6 @@ func (c *Config) Complete() error {
 	if c.Network.NetnsDir == "" {
 		c.Network.NetnsDir = filepath.Join(c.State, "netns")
 	}
-	if c.Edge.SocketDir == "" {
-		c.Edge.SocketDir = filepath.Join(c.State, "sl")
-	}
 	if c.Orchestrator.Root == "" {
 		c.Orchestrator.Root = filepath.Join(filepath.Dir(c.Root), filepath.Base(c.Root)+"-orchestrator")
 	}
