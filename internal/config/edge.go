@@ -153,7 +153,9 @@ func (c *Config) validateBroker(v *validator) {
 		key := fmt.Sprintf("broker.user[%d]", i)
 		v.check(u.Name != "" && !names[u.Name], key+".name", "%q is empty or used twice", u.Name)
 		names[u.Name] = true
-		v.absolute(key+".password_file", u.PasswordFile)
+		if u.PasswordFile != "" {
+			v.absolute(key+".password_file", u.PasswordFile)
+		}
 	}
 }
 

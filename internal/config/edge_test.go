@@ -42,7 +42,7 @@ tls_address = ":8883"
 max_message = 0
 [[broker.user]]
 name = ""
-password_file = ""
+password_file = "relative"
 [orchestrator]
 broker = "mqtt://user:password@host:1883"
 protocol = 6
