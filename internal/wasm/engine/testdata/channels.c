@@ -67,8 +67,9 @@ static int vectors(int fd) {
 static int many(const char *name) {
   int n = 0;
   while (open(name, O_RDWR) >= 0) n++;
+  int error = errno;
   printf("%d\n", n);
-  return errno;
+  return error;
 }
 
 static int stats(int fd) {
@@ -126,14 +127,17 @@ static int files(const char *text) { // beside the channel: a directory of its o
   return write(ch, buffer, strlen(buffer)) < 0 ? errno : echo(ch, ch, 100);
 }
 
+// main: WHAT [CHANNEL [MORE [MODE]]]; the mode has r or w for one way, n for O_NONBLOCK.
 int main(int argc, char **argv) {
-  const char *what = argc > 1 ? argv[1] : "", *name = argc > 2 ? argv[2] : "/ch/io", *more = argc > 3 ? argv[3] : "";
+  const char *what = argc > 1 ? argv[1] : "", *name = argc > 2 ? argv[2] : "/ch/io", *more = argc > 3 ? argv[3] : "", *mode = argc > 4 ? argv[4] : "";
   if (!strcmp(what, "line")) return puts(name) < 0;
   if (!strcmp(what, "stdio")) return echo(0, 1, sizeof buffer);
   if (!strcmp(what, "many")) return many(name);
   if (!strcmp(what, "files")) return files(more);
-  int flags = strchr(more, 'n') ? O_NONBLOCK : 0, fd = -1;
-  if (strcmp(what, "ping") && (fd = open(name, (strchr(more, 'r') ? O_RDONLY : strchr(more, 'w') ? O_WRONLY : O_RDWR) | flags)) < 0) return errno;
+  if (!strcmp(what, "ping")) return ping(open(argv[2], O_WRONLY), open(argv[3], O_RDONLY), atoi(argv[4]));
+  int flags = strchr(mode, 'n') ? O_NONBLOCK : 0;
+  int fd = open(name, (strchr(mode, 'r') ? O_RDONLY : strchr(mode, 'w') ? O_WRONLY : O_RDWR) | flags);
+  if (fd < 0) return errno;
   if (!strcmp(what, "echo")) return echo(fd, fd, sizeof buffer);
   if (!strcmp(what, "pieces")) return echo(fd, fd, 3);
   if (!strcmp(what, "send")) return write(fd, more, strlen(more)) < 0 ? errno : 0;
@@ -146,6 +150,5 @@ int main(int argc, char **argv) {
   if (!strcmp(what, "vectors")) return vectors(fd);
   if (!strcmp(what, "stats")) return stats(fd);
   if (!strcmp(what, "hostile")) return hostile(fd);
-  if (!strcmp(what, "ping")) return ping(open(argv[2], O_WRONLY), open(argv[3], O_RDONLY), atoi(argv[4]));
   return 0;
 }
