@@ -180,7 +180,7 @@ func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	if spec.Log.File, err = stream.OpenLogFile(p.Config.GetLogDirectory(), c.Config.GetLogPath()); err != nil {
 		return spec, renewAt, err
 	}
-	if spec.Mounts, err = openMounts(c.Config.GetMounts()); err != nil {
+	if spec.Mounts, err = openMounts(c.Config); err != nil {
 		return spec, renewAt, err
 	}
 	if spec.Channels, err = channelsOf(c.Config); err != nil {
