@@ -9,6 +9,7 @@ import (
 	"math"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -135,9 +136,9 @@ type Conn struct {
 	readWide bool
 	readErr  error // the stream has lost its frames: for good
 
+	writeWide atomic.Bool
 	mu        sync.Mutex // of the writers
-	writeWide bool
-	writeErr  error // part of a frame may be out: for good
+	writeErr  error      // part of a frame may be out: for good
 	out       []byte
 }
 
@@ -221,19 +222,29 @@ func noEOF(err error) error {
 // above the limit, or with an index that the header has no room for, is refused with errdefs.ErrInvalidArgument, and the
 // connection stays usable.
 func (c *Conn) Write(m Message) error {
-	if len(m.Payload) > c.opts.MaxFrame {
-		return fmt.Errorf("a message of %d bytes: at most %d are sent: %w", len(m.Payload), c.opts.MaxFrame, errdefs.ErrInvalidArgument)
+	if err := c.Fits(m); err != nil {
+		return err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.write(m)
 }
 
+// Fits tells why Write would refuse the message; nothing is sent, and no writer is waited for.
+func (c *Conn) Fits(m Message) error {
+	if len(m.Payload) > c.opts.MaxFrame {
+		return fmt.Errorf("a message of %d bytes: at most %d are sent: %w", len(m.Payload), c.opts.MaxFrame, errdefs.ErrInvalidArgument)
+	}
+	var head [wideSize]byte
+	_, err := m.appendHeader(head[:0], c.Wide())
+	return err
+}
+
 func (c *Conn) write(m Message) error {
 	if c.writeErr != nil {
 		return c.writeErr
 	}
-	out, err := m.appendHeader(c.out[:0], c.writeWide)
+	out, err := m.appendHeader(c.out[:0], c.writeWide.Load())
 	if err != nil {
 		return err
 	}
@@ -269,22 +280,18 @@ func (c *Conn) broken(err error) error {
 func (c *Conn) Widen() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.writeWide {
+	if c.writeWide.Load() {
 		return nil
 	}
 	if err := c.write(Message{Header: Header{Control: true, Arg: hello}, Payload: []byte(helloWide)}); err != nil {
 		return err
 	}
-	c.writeWide = true
+	c.writeWide.Store(true)
 	return nil
 }
 
 // Wide tells whether messages go out with the wide header.
-func (c *Conn) Wide() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.writeWide
-}
+func (c *Conn) Wide() bool { return c.writeWide.Load() }
 
 // Close ends the connection; a Read that waits returns.
 func (c *Conn) Close() error { return c.conn.Close() }

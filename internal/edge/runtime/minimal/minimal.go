@@ -149,6 +149,11 @@ func (r *Runtime) Send(ctx context.Context, m wire.Message) error {
 		return err
 	}
 	select {
+	case <-l.lost:
+		return l.cause()
+	default:
+	}
+	select {
 	case l.out <- m:
 		return nil
 	case <-l.lost:
