@@ -1,5 +1,7 @@
 // ping N [BYTES]: publishes a message on the channel "out" and waits for it to come back on the channel "in", N times, and then
 // logs how long one way took: half of the time there and back, in nanoseconds. `relay plain` is the other side.
+//
+// ping flood N [BYTES]: publishes N messages, as fast as they are taken, and waits for one on the channel "in" before it ends.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
@@ -24,7 +26,19 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
+static int flood(int out, int in, int n, int size) {
+    for (int i = 0; i < n; i++) {
+        if (write(out, message, (size_t)size) != size) {
+            fprintf(stderr, "ping: message %d: %s\n", i, strerror(errno));
+            return 1;
+        }
+    }
+    return read(in, answer, sizeof answer) < 0;
+}
+
 int main(int argc, char **argv) {
+    int flooding = argc > 1 && strcmp(argv[1], "flood") == 0;
+    argc -= flooding, argv += flooding;
     int n = argc > 1 ? atoi(argv[1]) : 1000, size = argc > 2 ? atoi(argv[2]) : 64;
     int in = open("/ch/in", O_RDONLY), out = open("/ch/out", O_WRONLY);
     int64_t *took = calloc((size_t)(n > 0 ? n : 1), sizeof *took);
@@ -33,6 +47,7 @@ int main(int argc, char **argv) {
         return 2;
     }
     memset(message, 'x', (size_t)size);
+    if (flooding) return flood(out, in, n, size);
     for (int i = 0; i < n; i++) {
         int64_t begin = now();
         if (write(out, message, (size_t)size) != size || read(in, answer, sizeof answer) != size) {
