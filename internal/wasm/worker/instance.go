@@ -60,6 +60,9 @@ func (p *pod) instantiate(ctx context.Context, limits control.Limits) (*guest, e
 		if p.stdin != nil {
 			options.Stdin = p.stdin
 		}
+		if p.channels != nil {
+			options.Channels = p.channels
+		}
 	}
 	var err error
 	if g.Instance, err = p.code.engine.Instantiate(ctx, options); err != nil {

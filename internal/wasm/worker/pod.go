@@ -50,14 +50,15 @@ func killed(message string) exit { return exit{exitKill, reasonError, message} }
 
 // pod is one pod, from Start to Remove.
 type pod struct {
-	worker  *Worker
-	spec    control.PodSpec
-	code    *code
-	output  *output
-	stdin   *stdin // nil: none
-	account *engine.Account
-	program program
-	counts  counts
+	worker   *Worker
+	spec     control.PodSpec
+	code     *code
+	output   *output
+	stdin    *stdin    // nil: none
+	channels *channels // nil: none
+	account  *engine.Account
+	program  program
+	counts   counts
 
 	preopens []engine.Preopen
 
@@ -87,6 +88,7 @@ func makePod(w *Worker, spec control.PodSpec, c *code) *pod {
 	p.alive, p.kill = context.WithCancelCause(context.Background())
 	p.status = control.Status{ID: spec.ID, Component: spec.Component, Digest: spec.Digest, State: control.StateRunning, StartedAt: time.Now()}
 	p.preopens = preopens(spec.Mounts)
+	p.channels = newChannels(spec, w.router)
 	p.account = engine.NewAccount(uint64(spec.Resources.MemoryBytes))
 	setCPU(p.account, spec.Resources)
 	if c.world() == engine.WorldCommand {
@@ -148,6 +150,12 @@ func (p *pod) watch() {
 func (p *pod) release() {
 	if p.stdin != nil {
 		p.stdin.end()
+	}
+	if p.channels != nil {
+		p.channels.close()
+		if n := p.channels.dropped(); n > 0 {
+			p.output.note(fmt.Sprintf("tripod: %d messages of channels were dropped: the daemon was away, or they were not read", n))
+		}
 	}
 	p.output.end()
 	p.spec.CloseFiles()
