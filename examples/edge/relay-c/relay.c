@@ -34,6 +34,7 @@ int main(int argc, char **argv) {
             fprintf(stderr, "relay: read: %s\n", strerror(errno));
             return 1;
         }
+        if (n == 0) return 0; // the module is to stop
         if (n == 4 && memcmp(message, "quit", 4) == 0) return 3;
         if (n == 5 && memcmp(message, "crash", 5) == 0) __builtin_trap();
         for (ssize_t i = 0; !plain && i < n; i++) message[i] = (char)toupper((unsigned char)message[i]);
