@@ -26,7 +26,8 @@ type Client interface {
 	Unsubscribe(ctx context.Context, filter string) error
 	// Connected tells whether the broker has accepted this client and the connection is up.
 	Connected() bool
-	// WaitConnected returns when the client is connected and has made its subscriptions, or with the error of ctx.
+	// WaitConnected returns when the client is connected and has made its subscriptions, or with the error of ctx, and that of
+	// the last attempt: errdefs.ErrPermissionDenied when the broker refuses the client.
 	WaitConnected(ctx context.Context) error
 	// Stats returns the counters.
 	Stats() Stats

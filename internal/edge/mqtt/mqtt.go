@@ -36,6 +36,7 @@ type client struct {
 	gone  map[string]struct{} // filters unsubscribed while away, which the broker may still know
 	exact map[uint16]bool     // identifiers of QoS 2 received and not released; true: handled
 	epoch uint64              // of the session at the broker; grows when that has forgotten us
+	last  error               // of the last attempt to connect
 
 	connects, sent, lost atomic.Uint64
 }
@@ -68,6 +69,9 @@ func (c *client) run() {
 	defer close(c.done)
 	for attempt := 0; c.ctx.Err() == nil; attempt++ {
 		l, err := dial(c.ctx, c.cfg)
+		c.mu.Lock()
+		c.last = err
+		c.mu.Unlock()
 		if err == nil {
 			err = c.serve(l)
 			if time.Since(l.since) > early {
@@ -264,6 +268,11 @@ func (c *client) WaitConnected(ctx context.Context) error {
 	case <-c.ctx.Done():
 		return errClosed
 	case <-ctx.Done():
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.last != nil { // says which broker, too
+			return fmt.Errorf("%w (%w)", c.last, ctx.Err())
+		}
 		return fmt.Errorf("mqtt: no connection to %s: %w", c.cfg.URL, ctx.Err())
 	}
 }

@@ -43,8 +43,13 @@ func readPacket(r *bufio.Reader, version byte, limit int64) (packets.Packet, err
 	return pk, nil
 }
 
-// decode takes apart what a broker may send.
-func decode(pk *packets.Packet, body []byte) error {
+// decode takes apart what a broker may send. The library panics at some packets that end too early.
+func decode(pk *packets.Packet, body []byte) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%v: %w", p, packets.ErrMalformedPacket)
+		}
+	}()
 	switch pk.FixedHeader.Type {
 	case packets.Connack:
 		return pk.ConnackDecode(body)
