@@ -68,6 +68,9 @@ func newRoot(stdin io.Reader, stdout, stderr io.Writer) *cobra.Command {
 		c.GroupID = groupWasm
 		root.AddCommand(c)
 	}
+	orchestrator := orchestratorCommand()
+	orchestrator.GroupID = groupEdge
+	root.AddCommand(orchestrator)
 	edge := app.EdgeCommand(interruptible)
 	edge.GroupID = groupEdge
 	root.AddCommand(edge)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/edge/wire"
@@ -31,6 +32,8 @@ type Config struct {
 	// KeepDead is how many dead records of each kind are kept; 1000 by default.
 	KeepDead int
 
+	// Collectors are shown by /metrics too.
+	Collectors []prometheus.Collector
 	// Now is the clock: time.Now.
 	Now func() time.Time
 	Log *slog.Logger

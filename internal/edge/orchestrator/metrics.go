@@ -89,6 +89,7 @@ func (o *Orchestrator) metricsHandler() http.Handler {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(o, o.counts.messages, o.counts.published, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(o.config.Collectors...)
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{
 		EnableOpenMetrics: true, MaxRequestsInFlight: 4, Timeout: 10 * time.Second, ErrorHandling: promhttp.ContinueOnError,
 	})

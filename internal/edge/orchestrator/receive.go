@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
 
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/edge/wire"
@@ -185,6 +186,9 @@ func (o *Orchestrator) refuse(ctx context.Context, e wire.Envelope, data []byte,
 	set(d, "desc", describe(err))
 	answer := e.Answer(d.Bytes())
 	answer.Action = wire.ActionError
+	if answer.ObjectID == "" {
+		answer.ObjectID = uuid.NewString()
+	}
 	o.publish(ctx, message{topic: o.config.Topics.Errors(), payload: answer.Bytes()})
 }
 
@@ -196,6 +200,7 @@ func describe(err error) string {
 		errdefs.ErrFailedPrecondition, errdefs.ErrResourceExhausted, errdefs.ErrInternal,
 	} {
 		text = strings.TrimSuffix(text, ": "+class.Error())
+		text = strings.ReplaceAll(text, ": "+class.Error()+" (", " (")
 	}
 	return text
 }
