@@ -26,7 +26,8 @@ const (
 	exitTrap   = 134 // 128 + SIGABRT: how tripod-wasm says that a guest trapped
 )
 
-// lastWords is how long a module that has ended may take to be drained of what it published.
+// lastWords is how long a module that has ended may take to be drained of what it published; its worker closes the
+// connection behind the last message.
 const lastWords = 5 * time.Second
 
 // ending is how a module ended: the object "status" of exited.
@@ -82,7 +83,7 @@ func (m *module) sayExited() {
 	case <-m.r.ctx.Done():
 		return
 	}
-	patience := time.NewTimer(lastWords)
+	patience := time.NewTimer(m.r.lastWords)
 	defer patience.Stop()
 	select {
 	case <-m.quiet:

@@ -72,7 +72,7 @@ func (f *follower) run() {
 	}
 	defer f.m.r.watch.remove(f.dir)
 	f.resume()
-	tick := time.NewTicker(lookPause)
+	tick := time.NewTicker(f.m.r.lookPause)
 	defer tick.Stop()
 	for {
 		ended := f.m.hasEnded() // before the last look
@@ -292,7 +292,7 @@ func (f *follower) say(text []byte, at position) bool {
 		return true
 	default:
 	}
-	tick := time.NewTicker(lookPause)
+	tick := time.NewTicker(f.m.r.lookPause)
 	defer tick.Stop()
 	for {
 		select {

@@ -27,6 +27,8 @@ type Runtime struct {
 	watch *watcher
 	out   chan outgoing
 
+	lastWords, lookPause time.Duration // constants but for tests
+
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
 	work   sync.WaitGroup
@@ -59,7 +61,7 @@ func New(c Config) (*Runtime, error) {
 		return nil, err
 	}
 	r := &Runtime{
-		Config: c, log: c.Logger.With("runtime", c.Name), out: make(chan outgoing, queued), watch: newWatcher(),
+		Config: c, log: c.Logger.With("runtime", c.Name), out: make(chan outgoing, queued), watch: newWatcher(), lastWords: lastWords, lookPause: lookPause,
 		modules: map[int]*module{}, pods: map[string]*module{},
 	}
 	r.files = newImports(c, r.log)
