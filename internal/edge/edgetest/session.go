@@ -180,6 +180,6 @@ func Session() Lines {
 		add(0, "realm/proc/keepalive/"+ka[0], envelope("update", "arts_req",
 			fmt.Sprintf(`{"type":"runtime","uuid":%q,"apis":["wasm","wasi","channels"],"name":%q,"children":%s}`, ka[0], ka[1], ka[2])))
 	}
-	add(0, "realm/proc/reg/"+ManagerUUID, envelope("delete", "arts_req", manager))
+	add(2, "realm/proc/reg/"+ManagerUUID, envelope("delete", "arts_req", manager)) // the last will
 	return s
 }

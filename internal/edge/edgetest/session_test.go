@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -96,7 +97,7 @@ func foreignManager(t *testing.T, url string) (keepalive, end func() error) {
 			return err
 		}
 		return m.Keepalive(edgetest.RuntimeTwo)
-	}, m.Close
+	}, func() error { m.Kill(); return nil }
 }
 
 // ourManager has three runtimes of linux/minimal, whose program is this test binary.
@@ -150,7 +151,78 @@ func TestForeignPeersGiveTheRecordedSession(t *testing.T) {
 	for name, start := range brokers {
 		t.Run(name, func(t *testing.T) {
 			got := play(t, start(t), foreignOrchestrator, foreignManager, false)
-			assert.Equal(t, edgetest.Session().Normal(), got.Normal())
+			same(t, edgetest.Session(), got)
 		})
 	}
+}
+
+func same(t *testing.T, want, got edgetest.Lines) {
+	t.Helper()
+	assert.Equal(t, strings.Join(want.Normal(), "\n"), strings.Join(got.Normal(), "\n"))
+}
+
+// heard is what modules and clients make of a session: requests, what modules say, and how they end. Our manager tells exits
+// with QoS 2, the public one with 0; runtime programs have logs of their own.
+func heard(ls edgetest.Lines) edgetest.Lines {
+	some := ls.Without("realm/proc/reg", "realm/proc/log/orchestrator", "realm/proc/keepalive", "realm/proc/reported").Select(func(l edgetest.Line) bool {
+		return len(wire.Cut(l.Topic, "realm/proc/log")) != 1
+	})
+	for i, l := range some {
+		if strings.Contains(string(l.Payload), `"exited"`) {
+			some[i].QoS = 2
+		}
+	}
+	return some
+}
+
+// onlyControl is the session of a client that asks on the orchestrator's topic always.
+func onlyControl(ls edgetest.Lines) edgetest.Lines {
+	const two = "realm/proc/control/" + edgetest.RuntimeTwo
+	for i, l := range ls {
+		switch {
+		case l.Topic == two && strings.Contains(string(l.Payload), `"o-`):
+			ls[i].Topic = "realm/proc/control"
+		case l.Topic == two+"/"+edgetest.RuntimeTwo:
+			ls[i].Topic = two
+		}
+	}
+	return ls
+}
+
+func TestOurOrchestratorForForeignPeers(t *testing.T) {
+	for name, start := range brokers {
+		t.Run(name, func(t *testing.T) {
+			got := play(t, start(t), ourOrchestrator, foreignManager, true)
+			same(t, onlyControl(heard(edgetest.Session())), heard(got))
+			assert.Empty(t, got.Below("realm/proc/log/orchestrator"), "it does not hear itself")
+		})
+	}
+}
+
+// A client that asks on a runtime's own topic reaches the manager past the orchestrator, which learns of the module.
+func TestOurOrchestratorLearnsOfModulesThatGoPastIt(t *testing.T) {
+	got := play(t, embedded(t), ourOrchestrator, foreignManager, false)
+	assert.Len(t, heard(got).Below("app"), 4, "the modules speak with each other")
+	assert.Empty(t, got.Below("realm/proc/log/orchestrator"))
+}
+
+func TestOurManagerForForeignPeers(t *testing.T) {
+	for name, start := range brokers {
+		t.Run(name, func(t *testing.T) {
+			got := play(t, start(t), foreignOrchestrator, ourManager, false)
+			same(t, heard(edgetest.Session()), heard(got))
+		})
+	}
+}
+
+// The same session on both brokers gives the same list; what our manager reports of a module's states may skip some of them.
+func TestOurOwnSession(t *testing.T) {
+	var sessions []edgetest.Lines
+	for name, start := range brokers {
+		t.Run(name, func(t *testing.T) {
+			sessions = append(sessions, play(t, start(t), ourOrchestrator, ourManager, true).Without("realm/proc/reported"))
+		})
+	}
+	same(t, sessions[0], sessions[1])
+	same(t, onlyControl(heard(edgetest.Session())), heard(sessions[0]))
 }
