@@ -3,6 +3,8 @@ package manager
 import (
 	"bytes"
 	"fmt"
+	"hash/maphash"
+	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -27,6 +29,10 @@ func (h *host) control(msg mqtt.Message) {
 	}
 	if e.IsResponse() || e.Action == wire.ActionExited || e.Action == wire.ActionUpdate {
 		m.counts.ignored.Inc() // the manager's own, from a broker that sends them back, or another's
+		return
+	}
+	if h.heard.again(e.ObjectID, msg.Payload, time.Now()) {
+		m.counts.ignored.Inc()
 		return
 	}
 	if msg.Retain {
@@ -97,3 +103,31 @@ func excerpt(payload []byte) string {
 }
 
 func trimNUL(payload []byte) []byte { return bytes.TrimRight(payload, "\x00") }
+
+// heardTime is how long a control message is remembered. A broker delivers a message once for each filter that matches, and a
+// module may have a channel on the control topics.
+const heardTime = 5 * time.Second
+
+// heard are the latest control messages. One goroutine uses it.
+type heard struct {
+	seed maphash.Seed
+	all  map[uint64]time.Time
+}
+
+func newHeard() *heard { return &heard{seed: maphash.MakeSeed(), all: map[uint64]time.Time{}} }
+
+// again tells whether this very message came a moment ago. Messages without an id are never the same.
+func (l *heard) again(id string, payload []byte, now time.Time) bool {
+	for sum, when := range l.all {
+		if now.Sub(when) > heardTime {
+			delete(l.all, sum)
+		}
+	}
+	if id == "" {
+		return false
+	}
+	sum := maphash.Bytes(l.seed, payload)
+	_, again := l.all[sum]
+	l.all[sum] = now
+	return again
+}

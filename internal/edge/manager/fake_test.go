@@ -20,7 +20,7 @@ const (
 	runtimeA  = "11111111-0000-4000-8000-00000000000a"
 	runtimeB  = "11111111-0000-4000-8000-00000000000b"
 
-	patience = 30 * time.Second
+	patience = 8 * time.Second
 )
 
 var topics = wire.Topics{Realm: "realm"}
@@ -32,6 +32,7 @@ type bus struct {
 	retained map[string]mqtt.Message
 	log      []mqtt.Message // what was published, in its order
 	grew     chan struct{}  // closed and made anew with each message
+	away     bool           // clients do not connect by themselves
 	silent   bool           // no orchestrator answers
 	refuse   string         // the result that the orchestrator answers
 	answered map[string]bool
@@ -64,7 +65,9 @@ func (b *bus) dial(c mqtt.Config) (mqtt.Client, error) {
 			c.Handler(msg)
 		}
 	})
-	cl.connect()
+	if !b.away {
+		cl.connect()
+	}
 	return cl, nil
 }
 
@@ -193,7 +196,9 @@ func (c *busClient) Stats() mqtt.Stats {
 func (c *busClient) Close(context.Context) error {
 	c.bus.mu.Lock()
 	c.closed, c.up = true, false
-	c.end()
+	if c.end != nil {
+		c.end()
+	}
 	close(c.inbox)
 	c.bus.clients = slices.DeleteFunc(c.bus.clients, func(o *busClient) bool { return o == c })
 	c.bus.mu.Unlock()
@@ -248,6 +253,16 @@ func (b *bus) count(what func(m mqtt.Message) bool) int {
 		}
 	}
 	return n
+}
+
+// first is the first message so far that the condition holds for.
+func (b *bus) first(what func(m mqtt.Message) bool) mqtt.Message {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if i := slices.IndexFunc(b.log, what); i >= 0 {
+		return b.log[i]
+	}
+	return mqtt.Message{}
 }
 
 func isAction(action string) func(mqtt.Message) bool {

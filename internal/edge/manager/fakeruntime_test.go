@@ -140,7 +140,7 @@ func (f *fake) find(t testing.TB, control bool, module, arg, n int) wire.Message
 		select {
 		case <-grew:
 		case <-timeout:
-			t.Fatalf("the manager did not send message %d with control %v, module %d, argument %d: %v", n, control, module, arg, f.sent)
+			t.Fatalf("the manager did not send message %d with control %v, module %d, argument %d, but %d others", n, control, module, arg, len(f.sent))
 		}
 	}
 }
@@ -166,7 +166,7 @@ type rig struct {
 	conf Config
 }
 
-func newRig(t testing.TB, change func(*Config)) *rig {
+func newRig(t testing.TB, change func(*Config), with ...func(*bus)) *rig {
 	t.Helper()
 	r := &rig{bus: newBus(), t: t, a: newFake("a", runtimeA), b: newFake("b", runtimeB)}
 	r.conf = Config{Root: t.TempDir(), UUID: managerID, Name: "node", Topics: topics, Dial: r.dial,
@@ -174,8 +174,15 @@ func newRig(t testing.TB, change func(*Config)) *rig {
 	if change != nil {
 		change(&r.conf)
 	}
+	for _, f := range with {
+		f(r.bus)
+	}
 	r.open()
 	t.Cleanup(r.close)
+	if !r.silent && !r.away {
+		r.find(t, topics.Reg(runtimeA), 1, isAction(wire.ActionCreate))
+		r.find(t, topics.Reg(runtimeB), 1, isAction(wire.ActionCreate))
+	}
 	return r
 }
 
@@ -226,7 +233,7 @@ func (r *rig) errorWith(n int) string {
 	r.t.Helper()
 	data := dataOf(r.t, r.find(r.t, topics.Errors(), n, isError))
 	desc, _ := data["desc"].(string)
-	if desc == "" || data["data"] == nil {
+	if _, ok := data["data"]; desc == "" || !ok {
 		r.t.Errorf("an error answer without desc or data: %v", data)
 	}
 	return desc

@@ -42,13 +42,15 @@ type host struct {
 
 	restarts map[string]*restart // of desired modules; guarded by orders
 
+	heard *heard
+
 	report    chan struct{} // one token: the reported state is old
 	reconcile chan struct{} // one token: the desired state may not be met
 	beat      chan struct{} // one token: send a keepalive now
 }
 
 func newHost(m *Manager, rt runtime.Runtime) *host {
-	return &host{m: m, rt: rt, info: rt.Info(), byUUID: map[string]*module{}, change: make(chan struct{}), restarts: map[string]*restart{},
+	return &host{m: m, rt: rt, info: rt.Info(), heard: newHeard(), byUUID: map[string]*module{}, change: make(chan struct{}), restarts: map[string]*restart{},
 		report: make(chan struct{}, 1), reconcile: make(chan struct{}, 1), beat: make(chan struct{}, 1)}
 }
 

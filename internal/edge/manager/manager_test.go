@@ -19,11 +19,8 @@ func TestSession(t *testing.T) {
 			t.Errorf("the registration's %s is %v, want %v", name, reg[name], want)
 		}
 	}
-	r.mu.Lock()
-	first := r.log[0]
-	r.mu.Unlock()
-	if data := dataOf(t, first); first.Topic != topics.Reg(managerID) || data["type"] != "manager" || data["name"] != "node" {
-		t.Errorf("the first message is %s %s, want the manager's registration", first.Topic, first.Payload)
+	if first := r.first(isAction(wire.ActionCreate)); first.Topic != topics.Reg(managerID) || dataOf(t, first)["type"] != "manager" || dataOf(t, first)["name"] != "node" {
+		t.Errorf("the first registration is %s %s, want the manager's", first.Topic, first.Payload)
 	}
 	r.order(runtimeA, wire.ActionCreate, moduleData("m1", "filename", "/srv/hello.wasm", "args", []string{"hello", "x"}, "unknown", map[string]any{"kept": "<&>"}))
 	sent := r.a.find(t, true, 0, wire.Create, 1)
