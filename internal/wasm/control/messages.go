@@ -252,6 +252,9 @@ type Stats struct {
 	Timeouts       uint64 `json:"timeouts"`   // guests ended at their deadline
 	OutOfMemory    uint64 `json:"oom"`        // guests ended at their memory limit
 	LogDropped     uint64 `json:"logDropped"` // bytes of output that could not be written to the log
+	// ChannelDropped is how many messages of channels were lost: for the daemon, while it was away, or for a guest that does
+	// not read.
+	ChannelDropped uint64 `json:"channelDropped,omitempty"`
 }
 
 // Metrics are counters of one pod by method.

@@ -295,6 +295,7 @@ static int wait_streams(call *c, uint32_t subs, uint32_t n, int64_t first, uint3
     if (ready < 0 || tw_over(c->i)) return ENDED;
     *events = streams_ready(c, subs, n, ready);
     if (*events || tw_now() >= first) return OK;
+    if (channels) tw_fresh(c->i);
     if (input && !channels) ready = wait_input(c, first);
     else if (!tw_await(c->i, channels ? sooner(first, tw_now() + (input ? BOTH : ROOM)) : first, seen)) return ENDED;
     if (ready < 0) return ENDED;

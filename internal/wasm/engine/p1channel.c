@@ -119,6 +119,7 @@ static int64_t patiently(call *c, const tw_fd *d, int mode, uint8_t *p, size_t n
     if (tw_over(c->i)) return ENDED;
     int64_t k = once(c, d, mode, p, n, false);
     if (k != -EAGAIN_ || d->flags & NONBLOCK) return k;
+    tw_fresh(c->i);
     if (!tw_await(c->i, mode == CAN_READ ? INT64_MAX : tw_now() + AGAIN, seen)) return ENDED;
   }
 }

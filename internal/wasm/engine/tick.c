@@ -217,6 +217,11 @@ bool tw_await(tw_inst *i, int64_t until, uint32_t seen) {
   return !tw_over(i);
 }
 
+void tw_fresh(tw_inst *i) {
+  if (i->demoted) stand_back(false), i->demoted = false;
+  i->ticks = 0;
+}
+
 bool tw_wait(tw_inst *i, int64_t until) {
   while (!tw_over(i)) {
     uint32_t seen = tw_seen(i);

@@ -219,7 +219,7 @@ func (p *pod) update(u control.Update) error {
 }
 
 func (p *pod) stats() control.Stats {
-	return control.Stats{
+	s := control.Stats{
 		ID: p.spec.ID, Time: time.Now(),
 		CPUNanos:    uint64(p.account.CPU()),
 		MemoryBytes: p.account.Memory(), PeakBytes: p.account.MemoryPeak(),
@@ -229,6 +229,10 @@ func (p *pod) stats() control.Stats {
 		Timeouts: p.counts.timeouts.Load(), OutOfMemory: p.counts.ooms.Load(),
 		LogDropped: p.logDropped(),
 	}
+	if p.channels != nil {
+		s.ChannelDropped = p.channels.dropped()
+	}
+	return s
 }
 
 func (p *pod) logDropped() uint64 {

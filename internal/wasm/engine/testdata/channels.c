@@ -29,6 +29,24 @@ static int echo(int in, int out, size_t piece) {
   return n < 0 ? errno : 0;
 }
 
+// pass gives on what it gets.
+static int pass(int in, int out) { return in < 0 || out < 0 ? errno : echo(in, out, sizeof buffer); }
+
+// flood sends n messages.
+static int flood(int fd, int n) {
+  while (n--)
+    if (write(fd, buffer, 1000) != 1000) return errno;
+  return 0;
+}
+
+// later floods when it is told to by another channel, and ends when it is told to.
+static int later(const char *name, int n) {
+  int in = open("/ch/in", O_RDONLY);
+  if (in < 0 || read(in, buffer, 1000) < 0) return errno;
+  int out = open(name, O_WRONLY), error = out < 0 ? errno : flood(out, n);
+  return error ? error : read(in, buffer, 1000) < 0 ? errno : 0;
+}
+
 // both waits for a channel, and for the time.
 static int both(int fd, int ms) {
   struct pollfd p = {.fd = fd, .events = POLLIN};
@@ -133,17 +151,19 @@ int main(int argc, char **argv) {
   if (!strcmp(what, "line")) return puts(name) < 0;
   if (!strcmp(what, "stdio")) return echo(0, 1, sizeof buffer);
   if (!strcmp(what, "many")) return many(name);
+  if (!strcmp(what, "exit")) return 0;
   if (!strcmp(what, "files")) return files(more);
   if (!strcmp(what, "ping")) return ping(open(argv[2], O_WRONLY), open(argv[3], O_RDONLY), atoi(argv[4]));
+  if (!strcmp(what, "pass")) return pass(open(name, O_RDONLY), open(more, O_WRONLY));
+  if (!strcmp(what, "flood-on-start")) return later(name, atoi(more));
   int flags = strchr(mode, 'n') ? O_NONBLOCK : 0;
   int fd = open(name, (strchr(mode, 'r') ? O_RDONLY : strchr(mode, 'w') ? O_WRONLY : O_RDWR) | flags);
   if (fd < 0) return errno;
   if (!strcmp(what, "echo")) return echo(fd, fd, sizeof buffer);
   if (!strcmp(what, "pieces")) return echo(fd, fd, 3);
   if (!strcmp(what, "send")) return write(fd, more, strlen(more)) < 0 ? errno : 0;
-  if (!strcmp(what, "flood"))
-    for (int n = atoi(more); n--;)
-      if (write(fd, buffer, 1000) != 1000) return errno;
+  if (!strcmp(what, "flood-and-read")) return flood(fd, atoi(more)) || read(fd, buffer, 1000) < 0 ? errno : 0;
+  if (!strcmp(what, "sleep")) return sleep((unsigned)atoi(more)) != 0;
   if (!strcmp(what, "large")) return write(fd, buffer, (size_t)atoi(more)) < 0 ? errno : 0;
   if (!strcmp(what, "read")) return read(fd, buffer, 1) < 0 ? errno : 0;
   if (!strcmp(what, "both")) return both(fd, atoi(more));
