@@ -164,7 +164,7 @@ func (l *life) fork() error {
 
 // reap waits for the process, and ends what it leaves of its group: while it is a zombie, nobody else has its number.
 func (l *life) reap() {
-	for unix.Waitid(unix.P_PID, l.cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR { //nolint:errorlint // a bare errno
+	for unix.Waitid(unix.P_PID, l.cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
 	}
 	l.kill()
 	l.reaping.Lock()
