@@ -26,7 +26,9 @@ const patience = 30 * time.Second
 // brokers are those that the orchestrator is tested with; each starts one and returns its URL.
 var brokers = map[string]func(testing.TB) string{"embedded": embedded, "mosquitto": mosquitto}
 
-func embedded(t testing.TB) string {
+func embedded(t testing.TB) string { return startEmbedded(t).URL() }
+
+func startEmbedded(t testing.TB) broker.Broker {
 	t.Helper()
 	b, err := broker.New(broker.Config{Address: "127.0.0.1:0", Path: filepath.Join(t.TempDir(), "broker")})
 	if err != nil {
@@ -39,7 +41,7 @@ func embedded(t testing.TB) string {
 			t.Error(err)
 		}
 	})
-	return b.URL()
+	return b
 }
 
 // mosquitto starts Debian's on a free port of loopback.
@@ -223,6 +225,7 @@ func TestE1RetainedPoison(t *testing.T) {
 				client.publish(topic, payload, true)
 			}
 			client.publish("realm/proc/reg/m", envelope("create", `{"type":"manager","uuid":"m"}`), true)
+			eventually(t, "the broker has them", func() bool { return client.Stats().Queued == 0 })
 			path := filepath.Join(t.TempDir(), "record")
 			for range 2 {
 				o := serve(t, url, 5, path)

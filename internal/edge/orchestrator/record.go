@@ -116,6 +116,9 @@ func (r *Record) view() wire.ModuleData {
 		return d
 	}
 	set(d, "restarts", r.Restarts)
+	if r.Untold {
+		set(d, "untold", true) // the broker has not acknowledged its order yet
+	}
 	if r.RestartAt != nil {
 		set(d, "restart_at", r.RestartAt)
 	}
