@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -15,10 +16,19 @@ import (
 // small is the payload of the messages in bytes.
 const small = 64
 
+// batch is half of what may be under way to a subscriber: brokers keep a thousand messages for one.
+const batch = 250
+
 // latency has a module send messages to another one and back, as the module itself measures it.
 func (b *bench) latency(ctx context.Context, n int) error {
 	relay, data := b.module("relay", "bench/there", "bench/back", "plain")
-	if _, err := b.create(ctx, relay, data); err != nil {
+	if err := b.ask(ctx, wire.ActionCreate, data); err != nil {
+		return err
+	}
+	ready := func(m mqtt.Message) bool { // its channels are open
+		return m.Topic == b.topics.RuntimeLog(relay) && strings.Contains(string(m.Payload), "ready")
+	}
+	if err := b.await(ctx, "the relay is ready", ready); err != nil {
 		return err
 	}
 	ping, data := b.module("ping", "bench/back", "bench/there", strconv.Itoa(n), strconv.Itoa(small))
@@ -61,16 +71,21 @@ func (b *bench) rates(ctx context.Context, url string, n, turns int) error {
 	return nil
 }
 
-// turn is how many messages a second a subscriber got on the topic while publish had n of them published.
+// turn is how many messages a second a subscriber got on the topic while publish had n of them published. After each batch the
+// subscriber says that it has it, or a broker would drop what it cannot deliver.
 func (b *bench) turn(ctx context.Context, url string, n int, topic string, publish func() (end func() error, err error)) (float64, error) {
 	var count atomic.Int64
 	var first time.Time
-	took := make(chan time.Duration, 1)
+	took, batches := make(chan time.Duration, 1), make(chan struct{}, n)
 	sub, err := connect(ctx, url, func(mqtt.Message) { // one at a time
-		switch count.Add(1) {
-		case 1:
+		got := count.Add(1)
+		if got == 1 {
 			first = time.Now()
-		case int64(n):
+		}
+		if got%batch == 0 {
+			batches <- struct{}{}
+		}
+		if got == int64(n) {
 			took <- time.Since(first)
 		}
 	})
@@ -85,32 +100,52 @@ func (b *bench) turn(ctx context.Context, url string, n int, topic string, publi
 	if err != nil {
 		return 0, err
 	}
-	select {
-	case t := <-took:
-		return float64(n-1) / t.Seconds(), end()
-	case <-time.After(limit):
-		return 0, fmt.Errorf("%d of %d messages came on %s", count.Load(), n, topic)
-	case <-ctx.Done():
-		return 0, ctx.Err()
+	deadline := time.After(limit)
+	for {
+		select {
+		case <-batches:
+			if err := sub.Publish(ctx, topic+"/credit", 1, false, []byte("go on")); err != nil {
+				return 0, err
+			}
+		case t := <-took:
+			return float64(n-1) / t.Seconds(), end()
+		case <-deadline:
+			return 0, fmt.Errorf("%d of %d messages came on %s", count.Load(), n, topic)
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
 	}
 }
 
+// plain has a client publish what flood has a module publish.
 func (b *bench) plain(ctx context.Context, url string, n int, topic string) (func() error, error) {
-	client, err := connect(ctx, url, nil)
+	credit := make(chan struct{}, n)
+	client, err := connect(ctx, url, func(mqtt.Message) { credit <- struct{}{} })
 	if err != nil {
 		return nil, err
 	}
-	payload := slices.Repeat([]byte("x"), small)
-	for range n {
-		if err := client.Publish(ctx, topic, 1, false, payload); err != nil {
-			return nil, err
-		}
+	if err := client.Subscribe(ctx, topic+"/credit", 1, mqtt.SubscribeOptions{}); err != nil {
+		return nil, err
 	}
-	return func() error { closeClient(client); return nil }, nil
+	failed := make(chan error, 1)
+	go func() {
+		payload := slices.Repeat([]byte("x"), small)
+		for i := range n {
+			if i >= 2*batch && i%batch == 0 {
+				<-credit
+			}
+			if err := client.Publish(ctx, topic, 1, false, payload); err != nil {
+				failed <- err
+				return
+			}
+		}
+		failed <- nil
+	}()
+	return func() error { defer closeClient(client); return <-failed }, nil
 }
 
 func (b *bench) flood(ctx context.Context, n int, topic string) (func() error, error) {
-	id, data := b.module("ping", "bench/enough", topic, "flood", strconv.Itoa(n), strconv.Itoa(small))
+	id, data := b.module("ping", topic+"/credit", topic, "flood", strconv.Itoa(n), strconv.Itoa(small), strconv.Itoa(batch))
 	if _, err := b.create(ctx, id, data); err != nil {
 		return nil, err
 	}

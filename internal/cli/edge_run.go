@@ -282,7 +282,7 @@ func (w *moduleWatch) take(m mqtt.Message) (done bool, err error) {
 	return true, w.ended(data.Status)
 }
 
-// takeError looks whether an error of the orchestrator is about our request.
+// takeError looks whether an error, of the orchestrator or of a manager, is about our request.
 func (w *moduleWatch) takeError(payload []byte) (bool, error) {
 	e, err := wire.ParseEnvelope(payload)
 	if err != nil || e.Action != wire.ActionError {
@@ -301,7 +301,7 @@ func (w *moduleWatch) takeError(payload []byte) (bool, error) {
 	if e.ObjectID != w.object && about.ObjectID != w.object && about.UUID != w.module {
 		return false, nil
 	}
-	return true, fmt.Errorf("the orchestrator refuses: %s", data.Desc)
+	return true, fmt.Errorf("refused: %s", data.Desc)
 }
 
 // ended is nil for a module that has done its work already.

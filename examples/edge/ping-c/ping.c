@@ -1,7 +1,8 @@
 // ping N [BYTES]: publishes a message on the channel "out" and waits for it to come back on the channel "in", N times, and then
 // logs how long one way took: half of the time there and back, in nanoseconds. `relay plain` is the other side.
 //
-// ping flood N [BYTES]: publishes N messages, as fast as they are taken, and waits for one on the channel "in" before it ends.
+// ping flood N BYTES BATCH: publishes N messages. Two batches may be under way: for each further one it waits for a message on the
+// channel "in", by which the other side says that it has a batch.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
@@ -26,28 +27,30 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static int flood(int out, int in, int n, int size) {
+static int flood(int out, int in, int n, int size, int batch) {
     for (int i = 0; i < n; i++) {
+        if (i >= 2 * batch && i % batch == 0 && read(in, answer, sizeof answer) <= 0) return 1;
         if (write(out, message, (size_t)size) != size) {
             fprintf(stderr, "ping: message %d: %s\n", i, strerror(errno));
             return 1;
         }
     }
-    return read(in, answer, sizeof answer) < 0;
+    while (read(in, answer, sizeof answer) > 0) continue; // until it is stopped
+    return 0;
 }
 
 int main(int argc, char **argv) {
     int flooding = argc > 1 && strcmp(argv[1], "flood") == 0;
     argc -= flooding, argv += flooding;
-    int n = argc > 1 ? atoi(argv[1]) : 1000, size = argc > 2 ? atoi(argv[2]) : 64;
+    int n = argc > 1 ? atoi(argv[1]) : 1000, size = argc > 2 ? atoi(argv[2]) : 64, batch = argc > 3 ? atoi(argv[3]) : n;
     int in = open("/ch/in", O_RDONLY), out = open("/ch/out", O_WRONLY);
     int64_t *took = calloc((size_t)(n > 0 ? n : 1), sizeof *took);
-    if (in < 0 || out < 0 || n < 1 || size < 1 || size > LARGEST || took == NULL) {
+    if (in < 0 || out < 0 || n < 1 || batch < 1 || size < 1 || size > LARGEST || took == NULL) {
         fprintf(stderr, "ping: usage: ping N [BYTES], with the channels in and out (%s)\n", strerror(errno));
         return 2;
     }
     memset(message, 'x', (size_t)size);
-    if (flooding) return flood(out, in, n, size);
+    if (flooding) return flood(out, in, n, size, batch);
     for (int i = 0; i < n; i++) {
         int64_t begin = now();
         if (write(out, message, (size_t)size) != size || read(in, answer, sizeof answer) != size) {
