@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tripod-run/tripod/internal/edge/edgetest"
+	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
@@ -23,7 +24,12 @@ type site struct {
 
 func newSite(t *testing.T, orchestrator func(*testing.T, string)) *site {
 	t.Helper()
-	url := embedded(t)
+	return newSiteAt(t, embedded(t), 5, orchestrator)
+}
+
+// newSiteAt is newSite with a broker, and the version of MQTT that the manager speaks to it.
+func newSiteAt(t *testing.T, url string, protocol int, orchestrator func(*testing.T, string)) *site {
+	t.Helper()
 	s := &site{t: t}
 	var err error
 	s.heard, err = edgetest.Record(url)
@@ -33,7 +39,7 @@ func newSite(t *testing.T, orchestrator func(*testing.T, string)) *site {
 	require.NoError(t, err)
 	t.Cleanup(s.client.Close)
 	orchestrator(t, url)
-	_, end := ourManager(t, url)
+	end := startManager(t, mqtt.Config{URL: url, Protocol: protocol})
 	t.Cleanup(func() { require.NoError(t, end()) })
 	s.registered(edgetest.RuntimeMin, 1)
 	s.registered(edgetest.RuntimeChan, 1)

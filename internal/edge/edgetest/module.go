@@ -11,7 +11,7 @@ import (
 
 // Bits of a channel's flags, and types of messages, as the protocol has them.
 const (
-	flagRead, flagWrite = 1, 2
+	flagRead, flagWrite, flagQoS1, flagQoS2 = 1, 2, 4, 8
 
 	msgCreate, msgDelete, msgStop = 0, 1, 2
 
@@ -27,6 +27,8 @@ const Profile = "\xe1\x15\x1c\x00"
 //	stdio        the same on $SL/proc/stdio, with the NUL that C peers add
 //	upper        opens the channels of its data; what it reads goes out in capitals; "quit" makes it send a profile and exit with 3
 //	echo         opens its argument as channel 0, for reading and writing; what it reads goes out on it again
+//	hear T       opens T as channel 0, for reading with QoS 2, and logs each message as "heard MESSAGE"
+//	tell T TEXT  opens T as channel 0, for writing with QoS 2 and as channel 1 with QoS 1, and says the text on each
 //	exit N       exits with the code N at once, with a status object
 //	log TEXT     logs the text, then, with a level before it, "level", and stays
 //	channels N   opens N channels t/0, t/1, … and logs "opened"
@@ -120,6 +122,14 @@ func (m *module) start() {
 	case "echo":
 		m.open(0, flagRead|flagWrite, m.arg())
 		m.log("open")
+	case "hear":
+		m.open(0, flagRead|flagQoS2, m.arg())
+		m.log("open")
+	case "tell":
+		m.open(0, flagWrite|flagQoS2, m.arg())
+		m.open(1, flagWrite|flagQoS1, m.arg())
+		m.host.publish(m, 0, []byte(m.argv[2]))
+		m.host.publish(m, 1, []byte(m.argv[2]))
 	case "exit":
 		m.exit(fmt.Sprintf(`{"status": {"code": %s, "reason": "exited", "message": ""}}`, m.arg()))
 	case "log":
@@ -191,6 +201,8 @@ func (m *module) receive(fd int, payload []byte) {
 	switch m.argv[0] {
 	case "echo":
 		m.host.publish(m, fd, payload)
+	case "hear":
+		m.log("heard " + string(payload))
 	case "upper":
 		if string(payload) == "quit" {
 			m.host.control(m, msgProfile, []byte(Profile))

@@ -126,13 +126,9 @@ func (p *Peer) Publish(topic string, qos byte, payload []byte) error {
 	return done(p.client.Publish(topic, qos, false, payload), "publish to "+topic)
 }
 
-// PublishJSON sends a JSON message.
-func (p *Peer) PublishJSON(topic string, qos byte, value any) error {
-	b, err := json.Marshal(value)
-	if err != nil {
-		return err
-	}
-	return p.Publish(topic, qos, b)
+// PublishRetained is Publish of a message that the broker keeps.
+func (p *Peer) PublishRetained(topic string, qos byte, payload []byte) error {
+	return done(p.client.Publish(topic, qos, true, payload), "publish to "+topic)
 }
 
 // Close disconnects in good order: there is no will.

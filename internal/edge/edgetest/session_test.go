@@ -100,14 +100,19 @@ func foreignManager(t *testing.T, url string) (keepalive, end func() error) {
 	}, func() error { m.Kill(); return nil }
 }
 
-// ourManager has three runtimes of linux/minimal, whose program is this test binary.
+// ourManager speaks MQTT 5.
 func ourManager(t *testing.T, url string) (keepalive, end func() error) {
+	return nil, startManager(t, mqtt.Config{URL: url})
+}
+
+// startManager starts ours with three runtimes of linux/minimal, whose program is this test binary.
+func startManager(t *testing.T, way mqtt.Config) (end func() error) {
 	self, err := os.Executable()
 	require.NoError(t, err)
 	dir, err := os.MkdirTemp("", "sl")
 	require.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	foreign := edgetest.SessionManager(url)
+	foreign := edgetest.SessionManager(way.URL)
 	var runtimes []runtime.Runtime
 	for i, rt := range foreign.Runtimes {
 		r, err := minimal.New(minimal.Config{
@@ -119,10 +124,10 @@ func ourManager(t *testing.T, url string) (keepalive, end func() error) {
 	}
 	m, err := manager.Open(manager.Config{
 		Root: t.TempDir(), UUID: foreign.UUID, Name: foreign.Name, Topics: wire.Topics{Realm: edgetest.Realm, Nested: true},
-		MQTT: mqtt.Config{URL: url}, Runtimes: runtimes,
+		MQTT: way, Runtimes: runtimes,
 	})
 	require.NoError(t, err)
-	return nil, func() error { return m.Close(within(t)) }
+	return func() error { return m.Close(within(t)) }
 }
 
 // play plays the session with two sides and returns what went over the broker.
