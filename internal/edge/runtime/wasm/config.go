@@ -58,8 +58,8 @@ type Config struct {
 	Images  Images
 	// LogDir is the directory below which the modules' logs are. It is made when it is not there, and is the runtime's own.
 	LogDir string
-	// LogBytes is how large a module's log becomes before it is begun anew; what has not been handed over of the one before
-	// is dropped then. 8 MiB by default.
+	// LogBytes is how large a module's log becomes before it is begun anew; 8 MiB by default. Where the manager does not keep
+	// up it becomes twice as large, and what has not been read of the one before is dropped then.
 	LogBytes int64
 	// ModuleRoots are the directories below which modules' files must lie, DirRoots those of directories that modules may
 	// be given. A path that is not absolute is taken below each, in turn.

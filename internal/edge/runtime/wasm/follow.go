@@ -168,12 +168,22 @@ func (f *follower) catchUp(ended bool) error {
 		case ended:
 			f.lastLine()
 			return nil
-		case f.at.offset > f.m.r.LogBytes && !f.old:
+		case !f.old && f.tooLarge(f.at.offset):
 			f.rotate(false)
 		default:
 			return nil
 		}
 	}
+}
+
+// tooLarge tells whether the log is to be begun anew at its size of now: with twice the limit always, with the limit when
+// the manager has taken all of the log before, which goes with the rotation.
+func (f *follower) tooLarge(size int64) bool {
+	if size <= f.m.r.LogBytes {
+		return false
+	}
+	current, _ := inodeOf(f.path())
+	return size > 2*f.m.r.LogBytes || f.mark.read().inode == current
 }
 
 // reopen has the worker begin a new file; true when nothing more is written to the old one.
@@ -301,7 +311,7 @@ func (f *follower) say(text []byte, at position) bool {
 		case <-f.m.r.ctx.Done():
 			return false
 		case <-tick.C:
-			if info, err := os.Stat(f.path()); err == nil && info.Size() > f.m.r.LogBytes && f.rotate(f.m.hasEnded()) {
+			if info, err := os.Stat(f.path()); err == nil && f.tooLarge(info.Size()) && f.rotate(f.m.hasEnded()) {
 				return false
 			}
 		}
