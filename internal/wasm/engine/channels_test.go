@@ -118,12 +118,6 @@ func (h *hub) sent(name string) []string {
 	return h.named[name].out
 }
 
-func (h *hub) opened() int {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.open
-}
-
 func put(messages ...string) func(*queue) {
 	return func(q *queue) { q.in = append(q.in, messages...) }
 }

@@ -1,7 +1,9 @@
 package worker
 
 import (
+	"maps"
 	"net"
+	"slices"
 	"time"
 
 	"github.com/tripod-run/tripod/internal/edge/wire"
@@ -222,9 +224,9 @@ func (c *channels) frames(l *link) (frames []frame) {
 			frames = append(frames, l.close(fd))
 		}
 	}
-	for fd, p := range c.ports {
+	for _, fd := range slices.Sorted(maps.Keys(c.ports)) {
 		if l.told[fd] == nil {
-			frames = append(frames, l.open(p))
+			frames = append(frames, l.open(c.ports[fd]))
 		}
 	}
 	for size := 0; len(c.backlog.queue) > 0 && len(frames) < batchMessages && size < batchBytes; {

@@ -280,6 +280,7 @@ func (c *channels) openPorts() []*port {
 
 // close is the end of the pod, whose guest is gone: what is for the daemon is given a moment to get there.
 func (c *channels) close() {
+	c.stop()
 	for _, p := range c.openPorts() {
 		p.Close()
 	}

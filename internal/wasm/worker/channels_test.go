@@ -33,11 +33,11 @@ var channelEngine = sync.OnceValue(func() *engine.Engine {
 })
 
 // channelWorker is a worker in this process with a module (of the engine's tests) that speaks over channels.
-func channelWorker(tb testing.TB) *Worker {
+func channelWorker(tb testing.TB, file ...string) *Worker {
 	tb.Helper()
 	w := New(Config{Engine: channelEngine(), Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Publish: func(control.Event) {}})
 	tb.Cleanup(w.Close)
-	loadFile(tb, w, "../engine/testdata/channels.wasm")
+	loadFile(tb, w, append(file, "../engine/testdata/channels.wasm")[0])
 	return w
 }
 
