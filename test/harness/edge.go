@@ -391,7 +391,11 @@ func Publish(address, topic string, qos int, payload string) error {
 	if err != nil {
 		return err
 	}
-	c := exec.Command("/usr/bin/mosquitto_pub", "-h", host, "-p", port, "-V", "5", "-q", fmt.Sprint(qos), "-t", topic, "-s")
+	from := "-s" // standard input, which must not be empty
+	if payload == "" {
+		from = "-n"
+	}
+	c := exec.Command("/usr/bin/mosquitto_pub", "-h", host, "-p", port, "-V", "5", "-q", fmt.Sprint(qos), "-t", topic, from)
 	c.Stdin = strings.NewReader(payload)
 	if out, err := c.CombinedOutput(); err != nil {
 		return fmt.Errorf("mosquitto_pub: %w: %s", err, out)
