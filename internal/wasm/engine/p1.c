@@ -259,13 +259,13 @@ static uint32_t streams_ready(call *c, uint32_t subs, uint32_t n, bool input) {
   return events;
 }
 
-// waits_for tells which kinds of descriptors are among what the guest waits for reading from (bit: kind).
-static uint32_t waits_for(call *c, uint32_t subs, uint32_t n) {
+// waits_for tells which kinds of descriptors are among what the guest waits for (bits), for reading or for writing.
+static uint32_t waits_for(call *c, uint32_t subs, uint32_t n, bool reading) {
   uint32_t kinds = 0;
   for (uint32_t k = 0; k < n; k++) {
     const tw_fd *d = fd_at(c, get32(c, subs + k * SUBSCRIPTION + 16));
     uint8_t tag = c->mem[subs + k * SUBSCRIPTION + 8];
-    if (d && tag != CLOCK && (d->kind == FD_CHANNEL || tag == FD_READ_READY)) kinds |= 1u << d->kind;
+    if (d && tag != CLOCK && (tag == FD_READ_READY) == reading) kinds |= 1u << d->kind;
   }
   return kinds;
 }
@@ -284,11 +284,14 @@ static uint32_t clocks_due(call *c, uint32_t subs, uint32_t n, int64_t now, int6
 static int64_t sooner(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // wait_streams waits for something to happen to streams and channels, and gives their events: none when it is time.
-// Whoever waits for both looks at the streams every few milliseconds.
+// Whoever waits for both looks at the streams every few milliseconds, and whoever waits for room looks now and then, since
+// that can also come by the passing of time.
 static int wait_streams(call *c, uint32_t subs, uint32_t n, int64_t first, uint32_t *events) {
-  enum { BOTH = 5 * 1000 * 1000, ROOM = 200 * 1000 * 1000 }; // ns; room in a channel can also come by the passing of time
-  uint32_t kinds = waits_for(c, subs, n);
-  bool input = kinds >> FD_STREAM & 1 && c->i->stdin_fd >= 0, channels = kinds >> FD_CHANNEL & 1;
+  enum { BOTH = 5 * 1000 * 1000, NOW_AND_THEN = 200 * 1000 * 1000 }; // ns
+  uint32_t reads = waits_for(c, subs, n, true), writes = waits_for(c, subs, n, false);
+  bool input = reads >> FD_STREAM & 1 && c->i->stdin_fd >= 0, room = writes >> FD_CHANNEL & 1;
+  bool channels = room || reads >> FD_CHANNEL & 1;
+  int64_t pause = channels && input ? BOTH : room ? NOW_AND_THEN : INT64_MAX;
   for (;;) {
     uint32_t seen = tw_seen(c->i);
     int ready = input ? wait_input(c, 0) : 1;
@@ -297,7 +300,7 @@ static int wait_streams(call *c, uint32_t subs, uint32_t n, int64_t first, uint3
     if (*events || tw_now() >= first) return OK;
     if (channels) tw_fresh(c->i);
     if (input && !channels) ready = wait_input(c, first);
-    else if (!tw_await(c->i, channels ? sooner(first, tw_now() + (input ? BOTH : ROOM)) : first, seen)) return ENDED;
+    else if (!tw_await(c->i, pause == INT64_MAX ? first : sooner(first, tw_now() + pause), seen)) return ENDED;
     if (ready < 0) return ENDED;
   }
 }
