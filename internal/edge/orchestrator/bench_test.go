@@ -93,7 +93,11 @@ func (b *bench) start(change ...func(*Config)) {
 	b.t.Helper()
 	c := Config{
 		Path: b.path, Topics: wire.Topics{Realm: "realm"}, Now: b.clock.Now, Log: slog.New(slog.DiscardHandler),
-		Connect: func(c mqtt.Config) (mqtt.Client, error) { b.link = &link{config: c}; return b.link, nil },
+		Connect: func(c mqtt.Config) (mqtt.Client, error) {
+			b.link = &link{config: c}
+			c.OnConnect(context.Background(), false)
+			return b.link, nil
+		},
 	}
 	for _, f := range change {
 		f(&c)

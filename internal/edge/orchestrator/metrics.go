@@ -74,7 +74,7 @@ func (o *Orchestrator) Collect(to chan<- prometheus.Metric) {
 	}
 	gauge(restartsDesc, float64(pending))
 	connected := 0.0
-	if o.client.Connected() {
+	if o.Connected() {
 		connected = 1
 	}
 	gauge(connectedDesc, connected)

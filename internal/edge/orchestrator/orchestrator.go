@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
@@ -33,6 +34,8 @@ type Orchestrator struct {
 	state  *state
 	client mqtt.Client
 	counts *counters
+
+	subscribed atomic.Bool
 
 	deciding sync.Mutex // held over a whole transition, so that messages go out in the order of the record
 	own      own
@@ -84,9 +87,13 @@ func (o *Orchestrator) connect(ctx context.Context) error {
 	b := o.config.Broker
 	b.NoLocal, b.Log = true, o.log
 	b.OnConnect = func(_ context.Context, resumed bool) {
-		o.log.Info("connected to the broker", "url", b.URL, "resumed", resumed)
+		o.subscribed.Store(true)
+		o.log.Info("at the broker", "url", b.URL, "resumed", resumed)
 	}
-	b.OnDisconnect = func(err error) { o.log.Warn("the broker is away", "url", b.URL, "error", err) }
+	b.OnDisconnect = func(err error) {
+		o.subscribed.Store(false)
+		o.log.Warn("the broker is away", "url", b.URL, "error", err)
+	}
 	ready := make(chan struct{})
 	defer close(ready)
 	b.Handler = func(m mqtt.Message) {
@@ -113,13 +120,14 @@ func (o *Orchestrator) Close(ctx context.Context) error {
 	o.stop()
 	o.done.Wait()
 	err := o.client.Close(ctx)
+	o.settleOrders(context.WithoutCancel(ctx), true)
 	o.deciding.Lock() // a handler that Close did not wait for
 	defer o.deciding.Unlock()
 	return errors.Join(err, o.store.close())
 }
 
-// Connected tells whether the broker is there.
-func (o *Orchestrator) Connected() bool { return o.client.Connected() }
+// Connected tells whether messages are heard: the broker is there, and knows the subscriptions.
+func (o *Orchestrator) Connected() bool { return o.subscribed.Load() && o.client.Connected() }
 
 // transact makes one transition of what decide does to it.
 func (o *Orchestrator) transact(ctx context.Context, decide func(*transition) error) error {

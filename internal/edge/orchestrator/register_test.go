@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
 )
 
 const (
@@ -192,7 +194,7 @@ func TestRecordIsServedAfterARestart(t *testing.T) {
 	b.create("a", "r1", "")
 	b.create("b", "r1", "")
 	b.hear()
-	b.settleOrders(t.Context())
+	b.settleOrders(t.Context(), false)
 	b.end()
 	b.start()
 	b.wantStates("a:A b:Q")
@@ -210,14 +212,14 @@ func TestUntoldOrdersAreToldAfterARestart(t *testing.T) {
 	b.create("b", "r1", "")
 	b.delete("b")
 	before := b.hears("control/r1 create a", "control/r1 create b", "control/r1 delete b")
-	b.settleOrders(t.Context())
+	b.settleOrders(t.Context(), false)
 	b.end()
 	b.start()
 	after := b.hears("control/r1 create a", "control/r1 delete b")
 	if before[0].ObjectID != after[0].ObjectID || before[2].ObjectID != after[1].ObjectID {
 		t.Error("repeated orders have other ids")
 	}
-	b.settleOrders(t.Context())
+	b.settleOrders(t.Context(), false)
 	b.end()
 	b.start()
 	b.hears()
@@ -230,18 +232,47 @@ func TestDroppedOrdersAreRepeated(t *testing.T) {
 	b.create("a", "r1", "")
 	b.hears("control/r1 create a")
 	b.link.set(func(l *link) { l.stats.Dropped, l.stats.Queued = 1, 0 })
-	b.settleOrders(t.Context())
+	b.settleOrders(t.Context(), false)
 	b.hears("control/r1 create a")
 	b.link.set(func(l *link) { l.fails = errors.New("no room") })
 	b.create("b", "r1", "")
 	b.link.set(func(l *link) { l.fails = nil })
-	b.settleOrders(t.Context())
+	b.settleOrders(t.Context(), false)
 	if n := len(b.hear()); n != 2 {
 		t.Errorf("%d orders are repeated, want both", n)
 	}
-	b.settleOrders(t.Context())
-	b.settleOrders(t.Context())
+	b.settleOrders(t.Context(), false)
+	b.settleOrders(t.Context(), false)
 	b.hears()
+}
+
+// TestN5DiskIsFull: a transition that cannot be written has not happened, and is answered.
+func TestN5DiskIsFull(t *testing.T) {
+	b := open(t)
+	b.node(1, "r1")
+	if err := failpoint.Arm("orchestrator.transition.decided", "1*error(no space left on device)"); err != nil {
+		t.Fatal(err)
+	}
+	b.create("a", "r1", "")
+	if why := b.refusal(); !strings.Contains(why, "no space left") {
+		t.Error(why)
+	}
+	b.wantStates("")
+	b.create("a", "r1", "")
+	b.hears("control/r1 create a")
+}
+
+func TestMistakesOfItsOwnEndNothing(t *testing.T) {
+	b := open(t)
+	b.node(1, "r1")
+	b.config.Now = func() time.Time { panic("a mistake") }
+	b.create("a", "r1", "")
+	b.config.Now = b.clock.Now
+	if why := b.refusal(); !strings.Contains(why, "defect") {
+		t.Error(why)
+	}
+	b.create("a", "r1", "")
+	b.hears("control/r1 create a")
 }
 
 func TestRecordIsBounded(t *testing.T) {
@@ -252,7 +283,7 @@ func TestRecordIsBounded(t *testing.T) {
 		b.create(m, "r1", "")
 		b.exited("r1", m, `"exited"`)
 	}
-	b.settleOrders(t.Context())
+	b.settleOrders(t.Context(), false)
 	b.look(t.Context())
 	b.wantStates("m3:D m4:D m5:D")
 }

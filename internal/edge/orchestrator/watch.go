@@ -57,7 +57,7 @@ func (o *Orchestrator) watch(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-orders.C:
-			o.settleOrders(ctx)
+			o.settleOrders(ctx, false)
 		case <-deadlines.C:
 			o.look(ctx)
 		}
@@ -66,7 +66,7 @@ func (o *Orchestrator) watch(ctx context.Context) {
 
 // look acts on what is due.
 func (o *Orchestrator) look(ctx context.Context) {
-	if !o.client.Connected() {
+	if !o.Connected() {
 		o.mu.Lock()
 		o.deaf = o.config.Now()
 		o.mu.Unlock()
@@ -206,16 +206,19 @@ func (o *Orchestrator) orderAgain(ctx context.Context, m *Record) {
 }
 
 // settleOrders notes in the record that orders have arrived, once the broker has acknowledged all that was sent. What the
-// client has dropped is sent again.
-func (o *Orchestrator) settleOrders(ctx context.Context) {
+// client has dropped is sent again; when the client is closed, by the next process.
+func (o *Orchestrator) settleOrders(ctx context.Context, closed bool) {
 	o.deciding.Lock()
 	defer o.deciding.Unlock()
 	l := &o.ledger
 	stats := o.client.Stats()
-	if len(l.open) == 0 || stats.Queued > 0 || !o.client.Connected() {
+	if len(l.open) == 0 || stats.Queued > 0 || !closed && !o.client.Connected() {
 		return
 	}
 	whole := !l.failed && stats.Dropped == l.dropped
+	if closed && !whole {
+		return
+	}
 	l.failed, l.dropped = false, stats.Dropped
 	t := o.begin()
 	for id := range l.open {
