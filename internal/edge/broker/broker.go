@@ -40,7 +40,7 @@ type Config struct {
 	MaxPacket int64
 	// MaxClients bounds the connections; 1024 by default.
 	MaxClients int
-	// MaxQueued bounds the messages with QoS 1 and 2 that wait for one client; 1000 by default. Then the newest are dropped and
+	// MaxQueued bounds the messages with QoS 1 and 2 that wait for one client; 4096 by default. Then the newest are dropped and
 	// counted.
 	MaxQueued int
 	// SessionExpiry is how long the session of a client that is away is kept at most; 7 days by default.
@@ -86,7 +86,7 @@ func (c Config) withDefaults() Config {
 		c.MaxClients = 1024
 	}
 	if c.MaxQueued <= 0 {
-		c.MaxQueued = 1000
+		c.MaxQueued = 4096
 	}
 	if c.SessionExpiry <= 0 {
 		c.SessionExpiry = 7 * 24 * time.Hour

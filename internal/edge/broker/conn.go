@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/mochi-mqtt/server/v2/listeners"
@@ -14,11 +15,12 @@ import (
 // connectTimeout is how long a connection may stand before its CONNECT has come.
 const connectTimeout = 10 * time.Second
 
-// conn is one client's connection. It can hold back what is written to it, so an acknowledgement does not leave before the
-// message is stored: mochi writes it first.
+// conn is one client's connection; mochi writes one packet at a time. It can hold back what is written to it, so an
+// acknowledgement does not leave before the message is stored: mochi writes it first.
 type conn struct {
 	net.Conn
 	timeout time.Duration
+	gate    atomic.Pointer[gate] // from the session's start
 
 	mu   sync.Mutex
 	held bool
@@ -27,6 +29,13 @@ type conn struct {
 
 // Write bounds the time of a client that does not read.
 func (c *conn) Write(p []byte) (int, error) {
+	if g := c.gate.Load(); g != nil && g.take(p) {
+		return len(p), nil
+	}
+	return c.pass(p)
+}
+
+func (c *conn) pass(p []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.held {
@@ -121,8 +130,11 @@ func (l *listener) Serve(establish listeners.EstablishFn) {
 
 // serve works one connection to its end.
 func (l *listener) serve(establish listeners.EstablishFn, c *conn) {
-	defer c.Close()
 	defer func() {
+		c.Close()
+		if g := c.gate.Load(); g != nil {
+			g.close()
+		}
 		if p := recover(); p != nil {
 			l.log.Error("broker: a client's packet cannot be worked; it is disconnected", "remote", c.RemoteAddr().String(), "panic", p)
 		}

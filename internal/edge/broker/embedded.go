@@ -63,9 +63,12 @@ func (b *embedded) start(cfg Config, who *users) error {
 	caps.MaximumClientWritesPending = int32(4 * cfg.MaxQueued)
 	b.server = mochi.New(&mochi.Options{
 		Capabilities: caps, Logger: quiet(cfg.Log), SysTopicResendInterval: 10,
-		ClientNetReadBufferSize: 16 << 10, ClientNetWriteBufferSize: 16 << 10,
+		ClientNetReadBufferSize: 16 << 10,
+		// Each packet is written at once: what mochi gathers while messages wait would wait behind our gate, the PUBREL too that
+		// the client's next acknowledgement hangs on.
+		ClientNetWriteBufferSize: 1,
 	})
-	b.hooks = &hooks{server: b.server, users: who, store: b.store, limit: caps.MaximumPacketSize, stored: map[string]map[uint16]struct{}{}}
+	b.hooks = &hooks{server: b.server, users: who, store: b.store, limit: caps.MaximumPacketSize, queued: cfg.MaxQueued, stored: map[string]map[uint16]struct{}{}}
 	b.hooks.seq.Store(firstNumber)
 	if err := b.server.AddHook(b.hooks, nil); err != nil {
 		return fmt.Errorf("broker: %w", err)

@@ -33,6 +33,7 @@ type server struct {
 	address string
 	start   func(t testing.TB)
 	stop    func(t testing.TB) // gracefully
+	stats   func() broker.Stats
 }
 
 func (s *server) url() string { return "mqtt://" + s.address }
@@ -57,6 +58,7 @@ func embedded(t testing.TB, cfg broker.Config) *server {
 		b, err = broker.New(cfg)
 		require.NoError(t, err)
 	}
+	s.stats = func() broker.Stats { return b.Stats() }
 	s.stop = func(t testing.TB) {
 		if b != nil {
 			require.NoError(t, b.Close(patient(t)))

@@ -24,12 +24,12 @@ type hooks struct {
 	users  *users
 	store  *store
 	limit  uint32 // bytes of a packet
+	queued int    // messages for one client
 
 	closing         atomic.Bool
 	refused, denied atomic.Uint64
 
 	seq     atomic.Int64 // of messages; stands in Packet.Created
-	flow    flow
 	mu      sync.Mutex
 	stored  map[string]map[uint16]struct{} // packet identifiers on the disk, by client
 	clients map[string]struct{}            // sessions on the disk, while loading
@@ -41,15 +41,14 @@ func (h *hooks) ID() string { return "tripod" }
 // Provides implements mochi.Hook.
 func (h *hooks) Provides(b byte) bool {
 	return bytes.IndexByte([]byte{
-		mochi.OnConnectAuthenticate, mochi.OnACLCheck, mochi.OnPacketRead, mochi.OnPacketEncode, mochi.OnPacketSent, mochi.OnSubscribe, mochi.OnWill,
-		mochi.OnPublish, mochi.OnPublished, mochi.OnRetainMessage, mochi.OnRetainedExpired, mochi.OnSessionEstablish, mochi.OnSubscribed,
+		mochi.OnConnectAuthenticate, mochi.OnACLCheck, mochi.OnPacketRead, mochi.OnPacketEncode, mochi.OnSubscribe, mochi.OnWill,
+		mochi.OnPublish, mochi.OnPublished, mochi.OnRetainMessage, mochi.OnRetainedExpired, mochi.OnSessionEstablish, mochi.OnSessionEstablished, mochi.OnSubscribed,
 		mochi.OnUnsubscribed, mochi.OnQosPublish, mochi.OnQosComplete, mochi.OnQosDropped, mochi.OnDisconnect, mochi.OnClientExpired,
 		mochi.StoredClients, mochi.StoredSubscriptions, mochi.StoredInflightMessages, mochi.StoredRetainedMessages,
 	}, b) >= 0
 }
 
-// OnPacketRead makes a CONNECT of the public peers one that mochi takes, and an acknowledgement of a message that mochi has
-// forgotten one of a message that it knows (see flow).
+// OnPacketRead makes a CONNECT of the public peers one that mochi takes, and hears of the room that an acknowledgement makes.
 func (h *hooks) OnPacketRead(cl *mochi.Client, pk packets.Packet) (packets.Packet, error) {
 	switch pk.FixedHeader.Type {
 	case packets.Connect:
@@ -60,15 +59,32 @@ func (h *hooks) OnPacketRead(cl *mochi.Client, pk packets.Packet) (packets.Packe
 		if len(pk.Connect.Password) == 0 { // set, and empty, is allowed (MQTT 3.1.1 §3.1.3.5)
 			pk.Connect.PasswordFlag = false
 		}
-	case packets.Puback, packets.Pubrec:
-		h.flow.recall(cl, pk.PacketID)
+		// For our gate, not for mochi; a will has no such property.
+		pk.Connect.WillProperties.ReceiveMaximum, pk.Properties.ReceiveMaximum = pk.Properties.ReceiveMaximum, 0
+	case packets.Puback, packets.Pubcomp, packets.Pubrec:
+		if g := gateOf(cl); g != nil && (pk.FixedHeader.Type != packets.Pubrec || pk.ReasonCode >= 0x80) {
+			g.leave(pk.PacketID)
+		}
 	}
 	return pk, nil
 }
 
-// OnPacketEncode tells a client of MQTT 5.0 the limit that mochi keeps to itself, and counts who was refused.
+func gateOf(cl *mochi.Client) *gate {
+	if c, ok := cl.Net.Conn.(*conn); ok {
+		return c.gate.Load()
+	}
+	return nil
+}
+
+// OnPacketEncode tells a client of MQTT 5.0 the limit that mochi keeps to itself, counts who was refused, and lets a message
+// wait for room: that is the client's own WriteLoop, behind which the others wait.
 func (h *hooks) OnPacketEncode(cl *mochi.Client, pk packets.Packet) packets.Packet {
-	if pk.FixedHeader.Type == packets.Connack {
+	switch pk.FixedHeader.Type {
+	case packets.Publish:
+		if g := gateOf(cl); g != nil && pk.FixedHeader.Qos > 0 && !pk.FixedHeader.Dup {
+			g.enter(pk.PacketID, true)
+		}
+	case packets.Connack:
 		if pk.ReasonCode != 0 {
 			h.refused.Add(1)
 		} else if pk.ProtocolVersion == 5 {
@@ -76,13 +92,6 @@ func (h *hooks) OnPacketEncode(cl *mochi.Client, pk packets.Packet) packets.Pack
 		}
 	}
 	return pk
-}
-
-// OnPacketSent follows the messages that mochi held back for the client's receive maximum.
-func (h *hooks) OnPacketSent(cl *mochi.Client, pk packets.Packet, _ []byte) {
-	if pk.FixedHeader.Type == packets.Publish && pk.FixedHeader.Qos > 0 && pk.Expiry < 0 {
-		h.flow.sent(cl, pk)
-	}
 }
 
 // OnConnectAuthenticate decides who may come in.

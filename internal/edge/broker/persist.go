@@ -41,7 +41,14 @@ func (h *hooks) save(key string, v any, urgent bool) {
 }
 
 // OnSessionEstablish is called before CONNACK: a session is on the disk when the client learns of it.
-func (h *hooks) OnSessionEstablish(cl *mochi.Client, _ packets.Packet) {
+func (h *hooks) OnSessionEstablish(cl *mochi.Client, pk packets.Packet) {
+	if c, ok := cl.Net.Conn.(*conn); ok {
+		window := h.queued
+		if n := int(pk.Connect.WillProperties.ReceiveMaximum); n > 0 {
+			window = min(n, window)
+		}
+		c.gate.Store(newGate(window))
+	}
 	if before, ok := h.server.Clients.Get(cl.ID); ok {
 		h.arrange(before)
 	}
@@ -58,6 +65,13 @@ func (h *hooks) OnSessionEstablish(cl *mochi.Client, _ packets.Packet) {
 		},
 	}, true)
 	h.store.wait()
+}
+
+// OnSessionEstablished is called when mochi has sent again what waited for the client; now it really goes.
+func (h *hooks) OnSessionEstablished(cl *mochi.Client, _ packets.Packet) {
+	if c, ok := cl.Net.Conn.(*conn); ok {
+		go c.resume(c.gate.Load())
+	}
 }
 
 // OnSubscribed is called before SUBACK.
@@ -148,11 +162,9 @@ func (h *hooks) OnRetainedExpired(topic string) { h.store.del(retainedKey+topic,
 
 // OnDisconnect ends what ends with the connection.
 func (h *hooks) OnDisconnect(cl *mochi.Client, _ error, expire bool) {
-	if cl.IsTakenOver() { // OnSessionEstablish of the one who came has done it
-		h.flow.end(cl)
+	if cl.IsTakenOver() { // the session goes on, or OnSessionEstablish of the one who came has ended it
 		return
 	}
-	h.flow.end(cl)
 	if expire {
 		h.store.del(clientKey+cl.ID, false)
 		return

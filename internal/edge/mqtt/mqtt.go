@@ -122,7 +122,7 @@ func (c *client) serve(l *link) error {
 }
 
 // attach makes a link the current one and returns what is to be sent again first.
-func (c *client) attach(l *link) []*item {
+func (c *client) attach(l *link) []item {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.link = l
@@ -147,9 +147,9 @@ func (c *client) detach(l *link) {
 }
 
 // startUp sends again what was in flight, makes the subscriptions, tells the owner, and goes on with the queue.
-func (c *client) startUp(l *link, again []*item) {
-	for _, it := range again {
-		if err := l.send(c.packet(l, it, true)); err != nil {
+func (c *client) startUp(l *link, again []item) {
+	for i := range again {
+		if err := l.send(c.packet(l, &again[i], true)); err != nil {
 			return
 		}
 	}

@@ -236,7 +236,7 @@ func (o *outbox) done(id uint16, reason byte) *item {
 
 // resume is called when a connection has come up. With the session kept it returns what was in flight, to be sent again under
 // the same identifiers; with the session lost, that goes back to the front of the queue.
-func (o *outbox) resume(kept bool) []*item {
+func (o *outbox) resume(kept bool) []item {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.away = false
@@ -247,7 +247,11 @@ func (o *outbox) resume(kept bool) []*item {
 	slices.SortFunc(flying, func(a, b *item) int { return int(int64(a.seq) - int64(b.seq)) })
 	o.broadcast()
 	if kept {
-		return flying
+		again := make([]item, len(flying)) // copies: acknowledgements come while they are sent
+		for i, it := range flying {
+			again[i] = *it
+		}
+		return again
 	}
 	again := flying[:0]
 	for _, it := range flying {
