@@ -10,4 +10,4 @@ clang-14 "${flags[@]}" -mexec-model=reactor -mreference-types -Wl,--growable-tab
 node "$tools/component.mjs" guest.wit guest "$work/guest.wasm" guest.wasm
 clang-14 "${flags[@]}" -o command.wasm command.c
 clang-14 "${flags[@]}" -o channels.wasm channels.c
-clang-14 "${flags[@]}" -o chaos.wasm chaos.c
+clang-14 "${flags[@]}" -Wl,--stack-first -Wl,-z,stack-size=1048576 -o chaos.wasm chaos.c
