@@ -75,6 +75,10 @@ func (h *host) openChannel(mod *module, payload []byte) {
 			group = g.Group(mod.record.Index)
 		}
 		deliver := func(payload []byte) { mod.box.put(o.FD, payload) }
+		if o.Flags.CanWrite() && h.m.config.Topics.Governs(o.Topic) {
+			h.m.refuse("channel", "a module asks to write where nodes are governed, with the node's rights", "runtime", h.info.Name, "module", mod.uuid, "topic", o.Topic)
+			return
+		}
 		err = h.m.router.Open(key, o, group, deliver)
 		if errdefs.IsAlreadyExists(err) && h.m.router.Close(key) == nil {
 			err = h.m.router.Open(key, o, group, deliver)

@@ -38,12 +38,7 @@ func (m *Manager) connected(ctx context.Context) {
 // subscribeAll asks for the manager's own topics; the client renews what it has by itself. Where the broker refuses, it is asked
 // again, for it may be told better.
 func (m *Manager) subscribeAll(ctx context.Context) {
-	t := m.config.Topics
-	filters := []string{t.Reg(m.config.UUID)}
-	for _, h := range m.hosts {
-		filters = append(filters, t.Reg(h.info.UUID), t.ControlOf(h.info.UUID)+"/#", t.Desired(h.info.UUID))
-	}
-	for _, filter := range filters {
+	for _, filter := range m.config.filters() {
 		try := func() error {
 			err := m.client.Subscribe(ctx, filter, 2, mqtt.SubscribeOptions{})
 			if err != nil && ctx.Err() == nil {
@@ -55,6 +50,16 @@ func (m *Manager) subscribeAll(ctx context.Context) {
 			m.wg.Go(func() { m.retry(ctx, try) })
 		}
 	}
+}
+
+// filters are the manager's own topics.
+func (c *Config) filters() []string {
+	filters := []string{c.Topics.Reg(c.UUID)}
+	for _, rt := range c.Runtimes {
+		uuid := rt.Info().UUID
+		filters = append(filters, c.Topics.Reg(uuid), c.Topics.ControlOf(uuid)+"/#", c.Topics.Desired(uuid))
+	}
+	return filters
 }
 
 // register registers once, as often as it takes; false: the context has ended before.
