@@ -32,6 +32,9 @@ type Options struct {
 	Publish     func(topic string, qos byte, payload []byte)
 	Subscribe   func(filter string, qos byte) // again for a filter that is subscribed to: the quality has changed, or retained messages are wanted
 	Unsubscribe func(filter string)
+	// Held are filters that the node itself has subscribed to, with QoS 2. A module that opens one of them, and closes it, does
+	// not take it from the node.
+	Held []string
 
 	MaxChannels int // of one module; 0: wire.MaxChannels
 	MaxPayload  int // bytes of a module's message; 0: as the frames allow
@@ -78,12 +81,21 @@ func New(opts Options) *Router {
 	if opts.MaxChannels <= 0 {
 		opts.MaxChannels = wire.MaxChannels
 	}
-	return &Router{
+	r := &Router{
 		opts:     opts,
 		channels: map[Key]*channel{},
 		modules:  map[moduleKey]map[Key]*channel{},
 		table:    table{all: map[string]*filter{}},
 	}
+	for _, name := range opts.Held {
+		f := &filter{name: name, wild: wire.HasWildcard(name), held: true, qos: 2}
+		f.root = f
+		r.table.add(f)
+		if f.wild {
+			r.roots = append(r.roots, f)
+		}
+	}
+	return r
 }
 
 // Open opens a channel. deliver is called with each message for it; it must not block, nor call the Router, nor change the
@@ -186,7 +198,7 @@ func (r *Router) close(key Key) bool {
 	return true
 }
 
-// take takes the channel out of the tables; it returns the filter that it read by, and whether it was its last channel.
+// take takes the channel out of the tables; it returns the filter that it read by, and whether that ended with it.
 func (r *Router) take(c *channel) (f *filter, last bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -200,7 +212,7 @@ func (r *Router) take(c *channel) (f *filter, last bool) {
 	}
 	f = r.table.all[c.topic]
 	f.channels = without(f.channels, c)
-	if len(f.channels) == 0 {
+	if len(f.channels) == 0 && !f.held {
 		r.table.remove(f)
 		return f, true
 	}

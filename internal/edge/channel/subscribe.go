@@ -42,7 +42,7 @@ func (r *Router) replace(f *filter) {
 	var narrow []*filter
 	if f.wild {
 		for _, other := range r.table.all {
-			if other != f && covers(f.name, other.name) {
+			if other != f && !other.root.held && covers(f.name, other.name) {
 				if other.root == other {
 					narrow = append(narrow, other)
 				}

@@ -6,14 +6,18 @@ import "strings"
 type filter struct {
 	name     string
 	wild     bool
+	held     bool // by the node itself: Options.Held
 	channels []*channel
 	root     *filter // the filter whose subscription brings its messages: itself, or a wider one
 	qos      byte    // of the subscription, where root is itself
 }
 
-// wants is the quality of service that the filter's channels ask for.
+// wants is the quality of service that the filter's channels ask for; the node's own is the highest.
 func (f *filter) wants() byte {
 	var qos byte
+	if f.held {
+		qos = 2
+	}
 	for _, c := range f.channels {
 		qos = max(qos, c.flags.QoS())
 	}

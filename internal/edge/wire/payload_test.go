@@ -196,6 +196,12 @@ func TestTopics(t *testing.T) {
 	} {
 		assert.Equal(t, c[1], c[0])
 	}
+	for _, topic := range []string{seed.Control(), seed.ControlOf("rt"), seed.Reg("u"), seed.Keepalive("rt"), seed.Desired("rt"), seed.Reported("rt"), seed.Expand("$SL/proc/control", "m")} {
+		assert.True(t, seed.Governs(topic), topic)
+	}
+	for _, topic := range []string{"realm/proc/controls", seed.ModuleLog("rt", "m"), seed.Expand("$SL/proc/stdio", "m"), "other/proc/control", "app/in"} {
+		assert.False(t, seed.Governs(topic), topic)
+	}
 	assert.Equal(t, []string{"a", "b"}, Cut("realm/proc/log/a/b", "realm/proc/log"))
 	assert.Nil(t, Cut("realm/proc/log", "realm/proc/log"))
 	assert.Nil(t, Cut("realm/proc/logs/a", "realm/proc/log"))

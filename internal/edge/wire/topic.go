@@ -67,6 +67,17 @@ func (t Topics) Desired(runtime string) string { return t.proc("desired", runtim
 // Reported is the retained document of the modules that a runtime runs.
 func (t Topics) Reported(runtime string) string { return t.proc("reported", runtime) }
 
+// Governs tells whether messages on the topic direct or describe managers and runtimes: what a module says there would count as
+// said by its node.
+func (t Topics) Governs(topic string) bool {
+	for _, kind := range []string{"reg", "control", "keepalive", "desired", "reported"} {
+		if own := t.proc(kind); topic == own || strings.HasPrefix(topic, own+"/") {
+			return true
+		}
+	}
+	return false
+}
+
 // Expand is the topic of a module's channel: "$SL/rest" becomes "{realm}/rest/{module}", any other stays as it is.
 func (t Topics) Expand(topic, module string) string {
 	rest, local := strings.CutPrefix(topic, Local)
