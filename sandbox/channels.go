@@ -12,6 +12,8 @@ import (
 const (
 	// AnnotationEdge begins the annotations that only the edge front door sets: over the CRI they are refused.
 	AnnotationEdge = "tripod.dev/edge."
+	// AnnotationRuntime is a pod's annotation with the uuid of the runtime whose module it runs.
+	AnnotationRuntime = AnnotationEdge + "runtime"
 	// AnnotationChannels is a container's annotation with its channels, a JSON array of Channel.
 	AnnotationChannels = AnnotationEdge + "channels"
 )

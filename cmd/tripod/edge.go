@@ -17,6 +17,7 @@ import (
 	edgewasm "github.com/tripod-run/tripod/internal/edge/runtime/wasm"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/wasm/artifact"
 )
 
 // edgeFlush is how long the broker may take to take what the manager has to say when it stops.
@@ -99,7 +100,7 @@ func (p *parts) edgeRuntimes(c *config.Config, id edgeIdentity, images *image.St
 		log.Warn("the runtime tripod/wasm is not offered: the handler \"wasm\" is not", "name", e.Wasm.Name)
 	case e.Wasm.Enabled:
 		w, err := edgewasm.New(edgewasm.Config{
-			Name: e.Wasm.Name, UUID: id.Runtimes[e.Wasm.Name], MaxModules: e.Wasm.MaxModules, Node: p.node, Images: images,
+			Name: e.Wasm.Name, UUID: id.Runtimes[e.Wasm.Name], MaxModules: e.Wasm.MaxModules, Node: p.node, Images: artifact.Local{Store: images},
 			LogDir: edgeLogDir(c), ModuleRoots: e.ModuleRoots, DirRoots: e.DirRoots, Topics: edgeTopics(e.Realm, e.Topics), Logger: log,
 		})
 		if err != nil {

@@ -4,11 +4,18 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/distribution/reference"
 )
+
+// LocalPrefix begins the names of images that were made of files of this node.
+const LocalPrefix = "edge.local/"
+
+// IsLocal tells whether a reference is the name of such an image.
+func IsLocal(ref string) bool { return strings.HasPrefix(ref, LocalPrefix) }
 
 // Import puts an artifact that was made on this node into the store under a name, as a pull of that name would have done:
 // what is there already, and whole, is not written again, and a name that was another image's moves. Remove, and with it the

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
@@ -13,36 +12,26 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 )
 
-// LocalPrefix begins the names of images that were made of files of this node: LocalPrefix and the file's SHA-256 in hex.
-const LocalPrefix = "edge.local/"
-
-// maxLocal bounds a file that Import reads, in bytes.
+// maxLocal bounds a file that ImportFile reads, in bytes.
 const maxLocal = 256 << 20
 
-// Importer is a store that takes artifacts made on this node; *image.Store is one.
-type Importer interface {
-	Import(ctx context.Context, ref string, manifest image.Blob, blobs ...image.Blob) (image.Image, error)
-}
+// Local is an image store that also takes binaries in files of this node.
+type Local struct{ *image.Store }
 
-// Import makes an image of a binary in a file, from its beginning. Files with the same content are the same image, and
-// one that is in the store is not written again. What is not WebAssembly, too large, or not a regular file is
-// errdefs.ErrInvalidArgument.
-func Import(ctx context.Context, store Importer, file *os.File) (image.Image, error) {
+// ImportFile makes an image of a binary in a file, from its beginning, with the name image.LocalPrefix and its SHA-256.
+// Files with the same content are the same image, and one that is in the store is not written again. What is not
+// WebAssembly, too large, or not a regular file is errdefs.ErrInvalidArgument.
+func (l Local) ImportFile(ctx context.Context, file *os.File) (image.Image, error) {
 	wasm, err := readLocal(file)
 	if err != nil {
 		return image.Image{}, err
 	}
-	sum := digest.FromBytes(wasm)
-	name := LocalPrefix + sum.Encoded()
 	built, err := Build(Spec{Wasm: wasm})
 	if err != nil {
 		return image.Image{}, fmt.Errorf("%s: %w", file.Name(), err)
 	}
-	return store.Import(ctx, name, built.Manifest, built.Blobs...)
+	return l.Import(ctx, image.LocalPrefix+digest.FromBytes(wasm).Encoded(), built.Manifest, built.Blobs...)
 }
-
-// IsLocal tells whether a reference is one that Import made.
-func IsLocal(ref string) bool { return strings.HasPrefix(ref, LocalPrefix) }
 
 func readLocal(file *os.File) ([]byte, error) {
 	info, err := file.Stat()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -14,7 +15,6 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/node"
-	"github.com/tripod-run/tripod/internal/wasm/artifact"
 )
 
 // Type is the runtime_type told to the orchestrator.
@@ -37,9 +37,10 @@ type Node interface {
 	Subscribe() *node.Subscription
 }
 
-// Images is what the runtime asks of the image store; *image.Store is one.
+// Images is what the runtime asks of the image store; artifact.Local is one.
 type Images interface {
-	artifact.Importer
+	// ImportFile makes an image of a file whose name begins with image.LocalPrefix.
+	ImportFile(ctx context.Context, file *os.File) (image.Image, error)
 	Get(ctx context.Context, refOrID string) (image.Image, error)
 	List(ctx context.Context) ([]image.Image, error)
 	Pull(ctx context.Context, ref string, opts image.PullOptions) (image.Image, error)

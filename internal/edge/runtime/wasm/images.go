@@ -17,7 +17,6 @@ import (
 
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/image"
-	"github.com/tripod-run/tripod/internal/wasm/artifact"
 )
 
 // imageOf finds what the module runs, by its file or its image reference, and puts it into the plan. The module uses the
@@ -102,7 +101,7 @@ func (i *imports) fromFile(ctx context.Context, name string) (string, error) {
 			return known.id, nil
 		}
 	}
-	img, err := artifact.Import(ctx, i.images, file)
+	img, err := i.images.ImportFile(ctx, file)
 	if err != nil {
 		return "", fmt.Errorf("file: %w", err)
 	}
@@ -190,7 +189,7 @@ func (i *imports) collect(ctx context.Context) {
 
 // ofFile tells whether an image is that of a file, and nothing else.
 func ofFile(img image.Image) bool {
-	other := func(ref string) bool { return !artifact.IsLocal(ref) }
+	other := func(ref string) bool { return !image.IsLocal(ref) }
 	return len(img.RepoTags) > 0 && !slices.ContainsFunc(img.RepoTags, other) && !slices.ContainsFunc(img.RepoDigests, other)
 }
 

@@ -25,7 +25,7 @@ const (
 	// podNamespace is the namespace of the modules' pods.
 	podNamespace = "edge"
 	// annotationRuntime and annotationModule say whose the pod is. Only we can set them: over the CRI they are refused.
-	annotationRuntime = sandbox.AnnotationEdge + "runtime"
+	annotationRuntime = sandbox.AnnotationRuntime
 	annotationModule  = sandbox.AnnotationEdge + "module"
 	// annotationDeadline is when the module is ended, RFC 3339.
 	annotationDeadline = sandbox.AnnotationEdge + "deadline"

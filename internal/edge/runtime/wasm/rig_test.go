@@ -1,9 +1,11 @@
 package wasm
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -21,7 +23,6 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/node"
 	"github.com/tripod-run/tripod/internal/node/store"
-	"github.com/tripod-run/tripod/internal/wasm/artifact"
 	"github.com/tripod-run/tripod/sandbox"
 	"github.com/tripod-run/tripod/sandbox/fake"
 )
@@ -71,11 +72,16 @@ type shelf struct {
 	pulls   []string
 }
 
-func (s *shelf) Import(_ context.Context, ref string, manifest image.Blob, _ ...image.Blob) (image.Image, error) {
+func (s *shelf) ImportFile(_ context.Context, file *os.File) (image.Image, error) {
+	raw, err := io.ReadAll(file)
+	if err != nil || !bytes.HasPrefix(raw, emptyModule) {
+		return image.Image{}, fmt.Errorf("%s is no module (%v): %w", file.Name(), err, errdefs.ErrInvalidArgument)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.imports++
-	img := image.Image{ID: manifest.Digest.String(), RepoTags: []string{ref + ":latest"}}
+	d := digest.FromBytes(raw)
+	img := image.Image{ID: d.String(), RepoTags: []string{image.LocalPrefix + d.Encoded() + ":latest"}}
 	s.images[img.ID] = img
 	return img, nil
 }
@@ -308,5 +314,3 @@ func (r *rig) cleanup(index int, uuid string) {
 	r.Helper()
 	r.must(r.CleanupModule(r.Context(), index, uuid, wire.Message{}))
 }
-
-var _ artifact.Importer = (*shelf)(nil)

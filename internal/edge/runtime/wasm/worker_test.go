@@ -20,6 +20,7 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/node"
 	"github.com/tripod-run/tripod/internal/node/store"
+	"github.com/tripod-run/tripod/internal/wasm/artifact"
 	"github.com/tripod-run/tripod/sandbox"
 	"github.com/tripod-run/tripod/sandbox/fake"
 	backend "github.com/tripod-run/tripod/sandbox/wasm"
@@ -123,7 +124,7 @@ func (w *whole) open() {
 		Store: w.store, Backends: map[string]sandbox.Backend{"wasm": w.backend}, DefaultHandler: "wasm", Network: network, Images: w.images, Logger: w.config.Logger,
 	})
 	w.must(err)
-	w.config.Node, w.config.Images = w.node, w.images
+	w.config.Node, w.config.Images = w.node, artifact.Local{Store: w.images}
 	w.Runtime, err = New(w.config)
 	w.must(err)
 	_, err = w.Start(ctx)
