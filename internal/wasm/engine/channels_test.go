@@ -187,33 +187,27 @@ func TestChannelsAreStdio(t *testing.T) {
 
 // TestChannelsAndDirectories: a guest may have both, each by whom it is served.
 func TestChannelsAndDirectories(t *testing.T) {
-	for _, pooled := range []int{0, 4} {
-		e, err := New(Config{Instances: pooled})
-		if err != nil {
-			t.Fatal(err)
+	c := channelGuest(t)
+	for range 3 {
+		dir, h := t.TempDir(), newHub("io")
+		h.change("io", put("one", "two"))
+		h.change("io", end)
+		var out bytes.Buffer
+		i := instance(t, c, InstanceOptions{
+			Args: []string{"prog", "files", "", "words"}, Env: []string{"NAME=a=b"}, Stdout: &out, Channels: h,
+			Preopens: []Preopen{{Path: dir, Guest: "/data"}},
+		})
+		code, err := i.Run(t.Context())
+		if err != nil || code != 0 || out.String() != "75 63 a=b\n" {
+			t.Errorf("code %d, %v, %q", code, err, out.String())
 		}
-		c := guest(t, e, read(t, "channels.wasm"), Host{})
-		for range 3 {
-			dir, h := t.TempDir(), newHub("io")
-			h.change("io", put("one", "two"))
-			h.change("io", end)
-			var out bytes.Buffer
-			i := instance(t, c, InstanceOptions{
-				Args: []string{"prog", "files", "", "words"}, Env: []string{"NAME=a=b"}, Stdout: &out, Channels: h,
-				Preopens: []Preopen{{Path: dir, Guest: "/data"}},
-			})
-			code, err := i.Run(t.Context())
-			if err != nil || code != 0 || out.String() != "75 63 a=b\n" {
-				t.Errorf("code %d, %v, %q", code, err, out.String())
-			}
-			if sent := h.sent("io"); strings.Join(sent, "|") != "words|one|two" {
-				t.Errorf("sent %q", sent)
-			}
-			if data, err := os.ReadFile(filepath.Join(dir, "moved")); string(data) != "words" {
-				t.Errorf("the file has %q, %v", data, err)
-			}
-			i.Close()
+		if sent := h.sent("io"); strings.Join(sent, "|") != "words|one|two" {
+			t.Errorf("sent %q", sent)
 		}
+		if data, err := os.ReadFile(filepath.Join(dir, "moved")); string(data) != "words" {
+			t.Errorf("the file has %q, %v", data, err)
+		}
+		i.Close()
 	}
 }
 
