@@ -12,6 +12,9 @@ import (
 	"github.com/mochi-mqtt/server/v2/listeners"
 )
 
+// takeOverTimeout is how long a client that does not read may keep another connection from its session.
+const takeOverTimeout = time.Second
+
 // connectTimeout is how long a connection may stand before its CONNECT has come.
 const connectTimeout = 10 * time.Second
 
@@ -21,6 +24,8 @@ type conn struct {
 	net.Conn
 	timeout time.Duration
 	gate    atomic.Pointer[gate] // from the session's start
+	hurried atomic.Bool          // another connection takes the session over
+	unlock  func()               // what the connection's own goroutine holds of hooks.passing
 
 	mu   sync.Mutex
 	held bool
@@ -46,7 +51,11 @@ func (c *conn) pass(p []byte) (int, error) {
 }
 
 func (c *conn) write(p []byte) (int, error) {
-	if err := c.SetWriteDeadline(time.Now().Add(c.timeout)); err != nil {
+	timeout := c.timeout
+	if c.hurried.Load() {
+		timeout = min(timeout, takeOverTimeout)
+	}
+	if err := c.SetWriteDeadline(time.Now().Add(timeout)); err != nil {
 		return 0, err
 	}
 	n, err := c.Conn.Write(p)
@@ -54,6 +63,20 @@ func (c *conn) write(p []byte) (int, error) {
 		c.Close() // what follows would be taken for the rest of this packet
 	}
 	return n, err
+}
+
+// hurry ends writes soon.
+func (c *conn) hurry() {
+	c.hurried.Store(true)
+	_ = c.SetWriteDeadline(time.Now().Add(takeOverTimeout)) // a closed connection needs none
+}
+
+// unlocked gives back what the connection's goroutine holds.
+func (c *conn) unlocked() {
+	if c.unlock != nil {
+		c.unlock()
+		c.unlock = nil
+	}
 }
 
 func (c *conn) hold() {
@@ -132,6 +155,7 @@ func (l *listener) Serve(establish listeners.EstablishFn) {
 func (l *listener) serve(establish listeners.EstablishFn, c *conn) {
 	defer func() {
 		c.Close()
+		c.unlocked() // mochi leaves out OnPublished and OnSessionEstablished when a write has failed
 		if g := c.gate.Load(); g != nil {
 			g.close()
 		}

@@ -30,6 +30,7 @@ type hooks struct {
 	refused, denied atomic.Uint64
 
 	seq     atomic.Int64 // of messages; stands in Packet.Created
+	passing sync.RWMutex // read: a message goes to its receivers; write: a session goes to another connection
 	mu      sync.Mutex
 	stored  map[string]map[uint16]struct{} // packet identifiers on the disk, by client
 	clients map[string]struct{}            // sessions on the disk, while loading
@@ -137,11 +138,13 @@ func (h *hooks) OnWill(cl *mochi.Client, will mochi.Will) (mochi.Will, error) {
 }
 
 // OnPublish numbers a message, for the order of those that wait for a client: mochi knows seconds only. Its acknowledgement is
-// held back until OnPublished.
+// held back until OnPublished, and no session moves until then: mochi would give the message to a connection that has gone.
 func (h *hooks) OnPublish(cl *mochi.Client, pk packets.Packet) (packets.Packet, error) {
 	pk.Created = h.seq.Add(1)
 	if c, ok := cl.Net.Conn.(*conn); ok && pk.FixedHeader.Qos > 0 {
 		c.hold()
+		h.passing.RLock()
+		c.unlock = h.passing.RUnlock
 	}
 	return pk, nil
 }
@@ -149,6 +152,7 @@ func (h *hooks) OnPublish(cl *mochi.Client, pk packets.Packet) (packets.Packet, 
 // OnPublished lets the acknowledgement go when what must be on the disk is there.
 func (h *hooks) OnPublished(cl *mochi.Client, pk packets.Packet) {
 	if c, ok := cl.Net.Conn.(*conn); ok && pk.FixedHeader.Qos > 0 {
+		c.unlocked()
 		h.store.wait()
 		c.release()
 	}

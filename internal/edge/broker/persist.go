@@ -40,22 +40,44 @@ func (h *hooks) save(key string, v any, urgent bool) {
 	}
 }
 
-// OnSessionEstablish is called before CONNACK: a session is on the disk when the client learns of it.
+// OnSessionEstablish is called before CONNACK: a session is on the disk when the client learns of it. From here to
+// OnSessionEstablished no message goes to anybody, so none goes to the connection before, and none twice.
 func (h *hooks) OnSessionEstablish(cl *mochi.Client, pk packets.Packet) {
+	if persistent(cl) {
+		h.saveClient(cl)
+		h.store.wait()
+	} else {
+		h.store.del(clientKey+cl.ID, false)
+	}
+	before, known := h.server.Clients.Get(cl.ID)
+	if known {
+		if c, ok := before.Net.Conn.(*conn); ok {
+			c.hurry()
+		}
+	}
 	if c, ok := cl.Net.Conn.(*conn); ok {
 		window := h.queued
 		if n := int(pk.Connect.WillProperties.ReceiveMaximum); n > 0 {
 			window = min(n, window)
 		}
 		c.gate.Store(newGate(window))
+		h.passing.Lock()
+		c.unlock = h.passing.Unlock
 	}
-	if before, ok := h.server.Clients.Get(cl.ID); ok {
+	if known {
 		h.arrange(before)
 	}
-	if !persistent(cl) {
-		h.store.del(clientKey+cl.ID, false)
-		return
+}
+
+// OnSessionEstablished is called when mochi has sent again what waited for the client; now it really goes.
+func (h *hooks) OnSessionEstablished(cl *mochi.Client, _ packets.Packet) {
+	if c, ok := cl.Net.Conn.(*conn); ok {
+		c.unlocked()
+		go c.resume(c.gate.Load())
 	}
+}
+
+func (h *hooks) saveClient(cl *mochi.Client) {
 	p := cl.Properties.Props
 	h.save(clientKey+cl.ID, storage.Client{
 		ID: cl.ID, Username: cl.Properties.Username, Listener: cl.Net.Listener, ProtocolVersion: cl.Properties.ProtocolVersion, Clean: cl.Properties.Clean,
@@ -64,14 +86,6 @@ func (h *hooks) OnSessionEstablish(cl *mochi.Client, pk packets.Packet) {
 			ReceiveMaximum: p.ReceiveMaximum, MaximumPacketSize: p.MaximumPacketSize, TopicAliasMaximum: p.TopicAliasMaximum, User: p.User,
 		},
 	}, true)
-	h.store.wait()
-}
-
-// OnSessionEstablished is called when mochi has sent again what waited for the client; now it really goes.
-func (h *hooks) OnSessionEstablished(cl *mochi.Client, _ packets.Packet) {
-	if c, ok := cl.Net.Conn.(*conn); ok {
-		go c.resume(c.gate.Load())
-	}
 }
 
 // OnSubscribed is called before SUBACK.

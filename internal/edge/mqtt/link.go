@@ -60,24 +60,25 @@ func dial(ctx context.Context, c Config) (*link, error) {
 	if err != nil {
 		return nil, err
 	}
-	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
+	socket, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("mqtt: broker %s: %w", c.URL, err)
 	}
-	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	stop := context.AfterFunc(ctx, func() { socket.Close() })
 	defer stop()
+	conn := socket
 	if secure {
 		host, _, _ := net.SplitHostPort(address)
 		conf, err := c.TLS.config(host)
 		if err != nil {
-			conn.Close()
+			socket.Close()
 			return nil, err
 		}
-		conn = tls.Client(conn, conf)
+		conn = tls.Client(socket, conf)
 	}
 	l, err := handshake(conn, c)
 	if err != nil {
-		conn.Close()
+		socket.Close()
 		return nil, fmt.Errorf("mqtt: broker %s: %w", c.URL, errors.Join(err, ctx.Err()))
 	}
 	return l, nil

@@ -235,19 +235,20 @@ func (c *client) dispatch() {
 	}
 }
 
-// Close ends the client; see Client.
-func (c *client) Close(ctx context.Context) error {
+// Close ends the client; see Client. What the Handler has done is acknowledged before the DISCONNECT; what it has not seen, the
+// broker keeps.
+func (c *client) Close(ctx context.Context) (err error) {
+	c.in.close()
+	select {
+	case <-c.idle:
+	case <-ctx.Done():
+		err = fmt.Errorf("mqtt: the handler still runs: %w", ctx.Err())
+	}
 	c.out.flush(ctx)
 	c.out.close()
 	c.cancel()
 	<-c.done // within the connect's or the DISCONNECT's own bound
-	c.in.close()
-	select {
-	case <-c.idle:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("mqtt: the handler still runs: %w", ctx.Err())
-	}
+	return err
 }
 
 // Connected tells whether the subscriptions of the current connection are made.
