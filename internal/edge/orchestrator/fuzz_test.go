@@ -3,6 +3,7 @@ package orchestrator
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"testing"
 
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
@@ -59,6 +60,13 @@ func (b *bench) sound(t *testing.T) {
 		if m.Status == Alive && r.Status != Alive {
 			t.Errorf("module %s is alive at a dead runtime", m.UUID)
 		}
+	}
+	used := map[string]int{}
+	for _, m := range b.state.list(Module) {
+		count(used, m, 1)
+	}
+	if got := b.state.slots(); !maps.Equal(got, used) {
+		t.Errorf("slots in use are %v, counted %v", used, got)
 	}
 	onDisk := map[key]bool{}
 	err := b.store.all(func(r *Record) error {

@@ -50,14 +50,11 @@ func (o *Orchestrator) Collect(to chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
-	used, pending := map[string]int{}, 0
+	used, pending := o.state.slots(), 0
 	for _, kind := range kinds {
 		states := map[Status]int{}
 		for _, r := range o.state.list(kind) {
 			states[r.Status]++
-			if kind == Module && r.Status.holds() {
-				used[r.Parent]++
-			}
 			if r.RestartAt != nil {
 				pending++
 			}

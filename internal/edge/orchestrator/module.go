@@ -141,7 +141,7 @@ func (t *transition) exited(runtime string, raw json.RawMessage) error {
 	m := t.get(key{Module, d.UUID()})
 	switch {
 	case m == nil:
-		return fmt.Errorf("exited: unknown module %q: %w", d.UUID(), errdefs.ErrNotFound)
+		return errIgnored // it was desired of its manager (Topics.Desired), or the record has been lost
 	case m.Parent != runtime:
 		return fmt.Errorf("exited: module %s is of the runtime %q, and not of %q: %w", m.UUID, m.Parent, runtime, errdefs.ErrInvalidArgument)
 	case m.Status == Dead || m.Status == Killed && !m.Lost:
@@ -172,10 +172,8 @@ func (t *transition) notify(m *Record) {
 
 // restart creates the modules again whose back-off has ended.
 func (t *transition) restart() error {
-	for _, m := range t.list(Module) {
-		if m.Status != Killed || m.RestartAt == nil || m.RestartAt.After(t.now) {
-			continue
-		}
+	due := func(m *Record) bool { return m.Status == Killed && m.RestartAt != nil && !m.RestartAt.After(t.now) }
+	for _, m := range t.list(Module, due) {
 		m = t.edit(m)
 		m.Order = "" // another life
 		if err := t.comeBack(m); err != nil {

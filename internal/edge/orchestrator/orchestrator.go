@@ -74,7 +74,7 @@ func Open(ctx context.Context, c Config) (*Orchestrator, error) {
 }
 
 func load(s *store) (*state, error) {
-	st := &state{records: map[Kind]map[string]*Record{Manager: {}, Runtime: {}, Module: {}}}
+	st := newState()
 	err := s.all(func(r *Record) error {
 		st.take(map[key]*Record{{r.Kind, r.UUID}: r})
 		return nil

@@ -14,7 +14,7 @@ func (t *transition) runtimeFor(wanted string) (*Record, error) {
 	if r := t.get(key{Runtime, wanted}); r != nil {
 		return t.living(r)
 	}
-	if r := youngest(t.list(Runtime), func(r *Record) bool { return r.Name == wanted }); r != nil {
+	if r := youngest(t.list(Runtime, func(r *Record) bool { return r.Name == wanted }), anyone); r != nil {
 		return t.living(r)
 	}
 	return nil, fmt.Errorf("unknown parent %q: no runtime of this uuid or name has registered; request ignored: %w", wanted, errdefs.ErrNotFound)
@@ -30,15 +30,12 @@ func (t *transition) living(r *Record) (*Record, error) {
 
 // used counts the taken slots, by runtime.
 func (t *transition) used() map[string]int {
-	if t.taken == nil {
-		t.taken = map[string]int{}
-		for _, m := range t.list(Module) {
-			if m.Status.holds() {
-				t.taken[m.Parent]++
-			}
-		}
+	n := t.o.state.slots()
+	for k, r := range t.changes {
+		count(n, t.o.state.get(k), -1)
+		count(n, r, +1)
 	}
-	return t.taken
+	return n
 }
 
 // choose finds the living runtime with the most free slots among those that offer the APIs. Nil: there are such runtimes, but
@@ -46,18 +43,13 @@ func (t *transition) used() map[string]int {
 func (t *transition) choose(apis []string) (*Record, error) {
 	var best *Record
 	var most int
-	able := false
-	used := t.used()
-	for _, r := range t.list(Runtime) {
-		if r.Status != Alive || !offers(r, apis) {
-			continue
-		}
-		able = true
+	used, able := t.used(), t.list(Runtime, func(r *Record) bool { return r.Status == Alive && offers(r, apis) })
+	for _, r := range able {
 		if free := r.slots() - used[r.UUID]; free > most {
 			best, most = r, free
 		}
 	}
-	if !able {
+	if len(able) == 0 {
 		return nil, fmt.Errorf("no living runtime offers %q; request ignored: %w", apis, errdefs.ErrNotFound)
 	}
 	return best, nil
@@ -135,13 +127,32 @@ func (r *Record) message(action string) wire.ModuleData {
 
 // fill gives free slots to those who wait, in the order in which they came.
 func (t *transition) fill() error {
-	for _, m := range t.list(Module) {
-		if m.Status != Queued {
+	free := t.free()
+	if len(free) == 0 {
+		return nil
+	}
+	for _, m := range t.list(Module, func(m *Record) bool { return m.Status == Queued }) {
+		if m.Wanted != "" && free[m.Wanted] == 0 {
 			continue
 		}
 		if err := t.settle(m); err != nil {
 			return err
 		}
+		if t.get(key{Module, m.UUID}).Status == Queued {
+			continue
+		}
+		if free = t.free(); len(free) == 0 {
+			return nil
+		}
 	}
 	return nil
+}
+
+// free counts the free slots of living runtimes that have some.
+func (t *transition) free() map[string]int {
+	n, used := map[string]int{}, t.used()
+	for _, r := range t.list(Runtime, func(r *Record) bool { return r.Status == Alive && r.slots() > used[r.UUID] }) {
+		n[r.UUID] = r.slots() - used[r.UUID]
+	}
+	return n
 }

@@ -97,10 +97,8 @@ func (t *transition) unregister(id string, raw json.RawMessage) error {
 func (t *transition) loseAll(r *Record) error {
 	r = t.enter(r, Dead)
 	if r.Kind == Manager {
-		for _, below := range t.list(Runtime) {
-			if below.Parent != r.UUID || below.Status != Alive {
-				continue
-			}
+		its := func(below *Record) bool { return below.Parent == r.UUID && below.Status == Alive }
+		for _, below := range t.list(Runtime, its) {
 			if err := t.loseAll(below); err != nil {
 				return err
 			}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"slices"
 	"strconv"
 	"time"
 
@@ -20,11 +19,10 @@ import (
 // it.
 func (o *Orchestrator) Handler() http.Handler {
 	mux := http.NewServeMux()
-	all := func(*Record) bool { return true }
 	for path, h := range map[string]http.HandlerFunc{
-		"/api/runtimes":     o.list(Runtime, all),
+		"/api/runtimes":     o.list(Runtime, anyone),
 		"/api/runtimes/{q}": o.one(Runtime),
-		"/api/modules":      o.list(Module, all),
+		"/api/modules":      o.list(Module, anyone),
 		"/api/modules/{q}":  o.one(Module),
 		"/api/queued":       o.list(Module, func(r *Record) bool { return r.Status == Queued }),
 	} {
@@ -56,7 +54,7 @@ func (o *Orchestrator) list(kind Kind, wanted func(*Record) bool) http.HandlerFu
 			fail(w, http.StatusBadRequest, describe(err))
 			return
 		}
-		found := slices.DeleteFunc(o.state.list(kind), func(r *Record) bool { return !wanted(r) })
+		found := o.state.where(kind, wanted)
 		from := min(start, len(found))
 		results := []byte{'['}
 		for i, r := range found[from:min(from+limit, len(found))] {
@@ -105,10 +103,8 @@ func (o *Orchestrator) show(r *Record) json.RawMessage {
 		return d.Bytes()
 	}
 	children := []string{}
-	for _, m := range o.state.list(Module) {
-		if m.Parent == r.UUID && m.Status != Dead {
-			children = append(children, m.UUID)
-		}
+	for _, m := range o.state.where(Module, func(m *Record) bool { return m.Parent == r.UUID && m.Status != Dead }) {
+		children = append(children, m.UUID)
 	}
 	set(d, "children", children)
 	if b := o.lastBeat(r.UUID); b.data != nil {

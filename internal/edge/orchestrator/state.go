@@ -28,7 +28,12 @@ const maxRecords = 1 << 17
 type state struct {
 	mu      sync.RWMutex
 	records map[Kind]map[string]*Record
-	last    uint64 // the highest Record.Number
+	used    map[string]int // slots of runtimes that modules have
+	last    uint64         // the highest Record.Number
+}
+
+func newState() *state {
+	return &state{records: map[Kind]map[string]*Record{Manager: {}, Runtime: {}, Module: {}}, used: map[string]int{}}
 }
 
 func (s *state) get(k key) *Record {
@@ -38,10 +43,19 @@ func (s *state) get(k key) *Record {
 }
 
 // list is the records of a kind, oldest first.
-func (s *state) list(kind Kind) []*Record {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return slices.SortedFunc(maps.Values(s.records[kind]), older)
+func (s *state) list(kind Kind) []*Record { return s.where(kind, anyone) }
+
+// where is those of them that are wanted.
+func (s *state) where(kind Kind, wanted func(*Record) bool) []*Record {
+	var all []*Record
+	s.any(kind, func(r *Record) bool {
+		if wanted(r) {
+			all = append(all, r)
+		}
+		return false
+	})
+	slices.SortFunc(all, older)
+	return all
 }
 
 // any tells whether a record of a kind is so.
@@ -71,6 +85,8 @@ func (s *state) take(changes map[key]*Record) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for k, r := range changes {
+		count(s.used, s.records[k.kind][k.uuid], -1)
+		count(s.used, r, +1)
 		if r == nil {
 			delete(s.records[k.kind], k.uuid)
 			continue
@@ -78,6 +94,23 @@ func (s *state) take(changes map[key]*Record) {
 		s.records[k.kind][k.uuid] = r
 		s.last = max(s.last, r.Number)
 	}
+}
+
+// count notes that a module has a slot, or has it no more.
+func count(used map[string]int, m *Record, n int) {
+	if m == nil || m.Kind != Module || !m.Status.holds() {
+		return
+	}
+	if used[m.Parent] += n; used[m.Parent] == 0 {
+		delete(used, m.Parent)
+	}
+}
+
+// slots is a copy of the slots in use, by runtime.
+func (s *state) slots() map[string]int {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return maps.Clone(s.used)
 }
 
 // find looks a record up as REST does: by uuid, then by name, then by the end of the uuid. Of several the youngest that is
@@ -97,6 +130,9 @@ func (s *state) find(kind Kind, q string) *Record {
 	}
 	return nil
 }
+
+// anyone is a filter that wants all.
+func anyone(*Record) bool { return true }
 
 func youngest(all []*Record, matches func(*Record) bool) *Record {
 	var found *Record
@@ -122,7 +158,6 @@ type transition struct {
 	changes map[key]*Record
 	out     []message
 	numbers uint64
-	taken   map[string]int // slots in use by runtime; nil: to be counted
 }
 
 func (o *Orchestrator) begin() *transition {
@@ -136,22 +171,20 @@ func (t *transition) get(k key) *Record {
 	return t.o.state.get(k)
 }
 
-// list is the records of a kind, oldest first.
-func (t *transition) list(kind Kind) []*Record {
-	all := t.o.state.list(kind)
-	known := map[string]bool{}
-	for i, r := range all {
-		known[r.UUID] = true
-		if changed, ok := t.changes[key{kind, r.UUID}]; ok {
-			all[i] = changed
+// list is the records of a kind that are wanted, oldest first.
+func (t *transition) list(kind Kind, wanted func(*Record) bool) []*Record {
+	all := t.o.state.where(kind, func(r *Record) bool {
+		if !wanted(r) {
+			return false
 		}
-	}
+		_, changed := t.changes[key{kind, r.UUID}]
+		return !changed
+	})
 	for k, r := range t.changes {
-		if k.kind == kind && !known[k.uuid] {
+		if k.kind == kind && r != nil && wanted(r) {
 			all = append(all, r)
 		}
 	}
-	all = slices.DeleteFunc(all, func(r *Record) bool { return r == nil })
 	slices.SortFunc(all, older)
 	return all
 }
@@ -163,7 +196,7 @@ func (t *transition) edit(r *Record) *Record {
 		return r
 	}
 	c := *r
-	t.changes[k], t.taken = &c, nil
+	t.changes[k] = &c
 	return &c
 }
 
@@ -175,7 +208,7 @@ func (t *transition) add(r *Record) (*Record, error) {
 	}
 	t.numbers++
 	r.Number = last + t.numbers
-	t.changes[key{r.Kind, r.UUID}], t.taken = r, nil
+	t.changes[key{r.Kind, r.UUID}] = r
 	return r, nil
 }
 
@@ -198,7 +231,7 @@ func (t *transition) move(r *Record, e event) (*Record, error) {
 		return nil, err
 	}
 	r = t.edit(r)
-	r.Status, r.Since, t.taken = to, t.now, nil
+	r.Status, r.Since = to, t.now
 	if to != Killed {
 		r.RestartAt, r.Lost = nil, false
 	}
@@ -225,5 +258,5 @@ func request(action string, data wire.ModuleData, later bool) wire.Envelope {
 
 // modulesOf is the modules of a runtime, oldest first.
 func (t *transition) modulesOf(runtime string) []*Record {
-	return slices.DeleteFunc(t.list(Module), func(m *Record) bool { return m.Parent != runtime })
+	return t.list(Module, func(m *Record) bool { return m.Parent == runtime })
 }

@@ -117,23 +117,10 @@ func (o *Orchestrator) silent(r *Record, now time.Time) bool {
 // forgettable tells whether the record may go when there are too many.
 func (r *Record) forgettable() bool { return r.Status == Dead && !r.Untold }
 
-// excess is the oldest of the dead that are more than are kept.
-func (o *Orchestrator) excess(all []*Record) []*Record {
-	var dead []*Record
-	for _, r := range all {
-		if r.forgettable() {
-			dead = append(dead, r)
-		}
-	}
-	return dead[:max(0, len(dead)-o.config.KeepDead)]
-}
-
+// timePasses acts on all deadlines that have passed, and forgets the oldest of the dead that are more than are kept.
 func (t *transition) timePasses() error {
 	for _, kind := range []Kind{Manager, Runtime} {
-		for _, r := range t.list(kind) {
-			if !t.o.silent(r, t.now) {
-				continue
-			}
+		for _, r := range t.list(kind, func(r *Record) bool { return t.o.silent(r, t.now) }) {
 			t.o.log.Warn("nothing is heard of it; taken for dead", "type", r.Kind, "uuid", r.UUID, "name", r.Name,
 				"silent", t.now.Sub(t.o.lastBeat(r.UUID).at).Round(time.Second))
 			if err := t.loseAll(r); err != nil {
@@ -145,7 +132,8 @@ func (t *transition) timePasses() error {
 		return err
 	}
 	for _, kind := range kinds {
-		for _, r := range t.o.excess(t.list(kind)) {
+		dead := t.list(kind, (*Record).forgettable)
+		for _, r := range dead[:max(0, len(dead)-t.o.config.KeepDead)] {
 			t.drop(r)
 		}
 	}
