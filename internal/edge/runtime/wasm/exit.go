@@ -46,15 +46,18 @@ func endingOf(c *node.Container, order string) ending {
 	switch {
 	case c.Reason == sandbox.ReasonOOMKilled:
 		e.Reason = reasonOOM
-	case order != "" && c.ExitCode == exitKilled:
+	case order != "":
 		e.Reason = order
 	case c.Reason == sandbox.ReasonUnknown, c.ExitCode == exitKilled && c.Message != "":
 		e.Reason = reasonKilled
 	case c.ExitCode == exitTrap && c.Message != "":
 		e.Reason = reasonTrap
 	}
-	if e.Reason == reasonDeadline {
+	switch {
+	case e.Reason == reasonDeadline:
 		e.Message = "it still ran at its deadline"
+	case order != "" && c.ExitCode != exitKilled && e.Message == "":
+		e.Message = "it ended when it was told to"
 	}
 	return e
 }

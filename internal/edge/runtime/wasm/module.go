@@ -2,6 +2,7 @@ package wasm
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -11,8 +12,12 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// undoTime bounds the removal of what a failed order began.
-const undoTime = time.Minute
+const (
+	// undoTime bounds the removal of what a failed order began.
+	undoTime = time.Minute
+	// stopGrace is how long a module that is deleted may take to end by itself, which the end of its channels tells it.
+	stopGrace = time.Second
+)
 
 // module is one module, from CreateModule or Adopt to CleanupModule.
 type module struct {
@@ -167,20 +172,23 @@ func (m *module) attend() {
 	m.timer = time.AfterFunc(time.Until(m.deadline), func() {
 		ctx, cancel := context.WithTimeout(m.r.ctx, undoTime)
 		defer cancel()
-		if err := m.stop(ctx, reasonDeadline); err != nil && ctx.Err() == nil {
+		if err := m.stop(ctx, reasonDeadline, 0); err != nil && ctx.Err() == nil {
 			m.r.log.Error("a module could not be ended at its deadline", "module", m.uuid, "error", err)
 		}
 	})
 }
 
-// stop ends the module for a reason, at once: WASI has no signals.
-func (m *module) stop(ctx context.Context, reason string) error {
+// stop ends the module for a reason, after grace. A module without channels is told nothing: WASI has no signals.
+func (m *module) stop(ctx context.Context, reason string, grace time.Duration) error {
 	m.mu.Lock()
 	if m.order == "" {
 		m.order = reason
 	}
 	m.mu.Unlock()
-	err := m.r.Node.StopContainer(ctx, m.podID, 0)
+	if !m.channels {
+		grace = 0
+	}
+	err := m.r.Node.StopContainer(ctx, m.podID, grace)
 	if errdefs.IsNotFound(err) {
 		m.over(lostPod)
 		return nil
@@ -204,18 +212,23 @@ func (r *Runtime) DeleteModule(ctx context.Context, index int, uuid string) erro
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	return m.stop(ctx, reasonKilled)
+	return m.stop(ctx, reasonKilled, stopGrace)
 }
 
 // stopAll ends all modules.
 func (r *Runtime) stopAll(ctx context.Context) error {
-	var first error
-	for _, m := range r.all() {
-		if err := r.DeleteModule(ctx, m.index, m.uuid); err != nil && first == nil && !errdefs.IsNotFound(err) {
-			first = err
-		}
+	modules := r.all()
+	errs := make([]error, len(modules))
+	var stops sync.WaitGroup
+	for i, m := range modules {
+		stops.Go(func() {
+			if err := r.DeleteModule(ctx, m.index, m.uuid); !errdefs.IsNotFound(err) {
+				errs[i] = err
+			}
+		})
 	}
-	return first
+	stops.Wait()
+	return errors.Join(errs...)
 }
 
 func (r *Runtime) all() []*module {

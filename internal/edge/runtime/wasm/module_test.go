@@ -232,7 +232,8 @@ func TestEndings(t *testing.T) {
 		"137 killed":   {node.Container{ExitCode: 137, Reason: sandbox.ReasonError, Message: "its worker has died"}, ""},
 		"137 deadline": {node.Container{ExitCode: 137, Reason: sandbox.ReasonError, Message: "killed"}, reasonDeadline},
 		"255 killed":   {node.Container{ExitCode: 255, Reason: sandbox.ReasonUnknown}, ""},
-		"3 exited":     {node.Container{ExitCode: 3, Reason: sandbox.ReasonError}, reasonKilled},
+		"3 killed":     {node.Container{ExitCode: 3, Reason: sandbox.ReasonError}, reasonKilled},
+		"0 killed":     {node.Container{Reason: sandbox.ReasonCompleted}, reasonKilled},
 	} {
 		e := endingOf(&c.container, c.order)
 		if got := fmt.Sprintf("%d %s", e.Code, e.Reason); got != want {
