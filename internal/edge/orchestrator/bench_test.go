@@ -24,11 +24,16 @@ type link struct {
 	stats  mqtt.Stats
 	away   bool
 	fails  error
+	panics bool // once
 }
 
 func (l *link) Publish(_ context.Context, topic string, qos byte, retain bool, payload []byte) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.panics {
+		l.panics = false
+		panic("a mistake")
+	}
 	if l.fails == nil {
 		l.sent = append(l.sent, mqtt.Message{Topic: topic, QoS: qos, Retain: retain, Payload: payload})
 	}

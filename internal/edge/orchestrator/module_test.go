@@ -94,6 +94,21 @@ func TestQueueWhenFull(t *testing.T) {
 	b.hears()
 }
 
+// TestE1MoreModulesThanSlots: what is too much waits, and nothing is lost.
+func TestE1MoreModulesThanSlots(t *testing.T) {
+	b := open(t)
+	b.node(128, "r1")
+	for i := range 130 {
+		b.create(fmt.Sprint("m", i), "r1", "")
+	}
+	if n := len(b.hear()); n != 128 {
+		t.Errorf("%d modules were ordered at a runtime with 128 slots", n)
+	}
+	b.exited("r1", "m0", `"exited"`)
+	b.exited("r1", "m1", `"exited"`)
+	b.hears("notif exited m0", "control/r1 create m128", "notif exited m1", "control/r1 create m129")
+}
+
 func TestRefusals(t *testing.T) {
 	b := open(t)
 	b.node(1, "r1")

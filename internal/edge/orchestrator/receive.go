@@ -32,7 +32,7 @@ func (o *Orchestrator) receive(m mqtt.Message) {
 	case m.Retain: // poison would come back at each connect
 		err = errIgnored
 	case err == nil:
-		err = o.safely(ctx, m.Topic, e)
+		err = o.safely(m.Topic, func() error { return o.act(ctx, m.Topic, e) })
 	}
 	kind := topicKind(o.config.Topics, m.Topic)
 	switch {
@@ -52,16 +52,16 @@ func (o *Orchestrator) receive(m mqtt.Message) {
 	}
 }
 
-// safely acts on a message of a peer, and makes an error of a panic: a mistake of this program that one message finds must not
-// keep it from the others. The transition that was under way has changed nothing.
-func (o *Orchestrator) safely(ctx context.Context, topic string, e wire.Envelope) (err error) {
+// safely makes an error of a panic: a mistake of this program that one message or record finds must not keep it from all
+// others. The transition that was under way has changed nothing, unless it was on the disk already.
+func (o *Orchestrator) safely(doing string, f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			o.log.Error("a message made the orchestrator panic", "topic", topic, "panic", p, "stack", string(debug.Stack()))
+			o.log.Error("the orchestrator panicked, and goes on", "doing", doing, "panic", p, "stack", string(debug.Stack()))
 			err = fmt.Errorf("the orchestrator has a defect (%v); request ignored: %w", p, errdefs.ErrInternal)
 		}
 	}()
-	return o.act(ctx, topic, e)
+	return f()
 }
 
 // act finds what a message asks for.

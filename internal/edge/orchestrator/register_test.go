@@ -265,9 +265,8 @@ func TestN5DiskIsFull(t *testing.T) {
 func TestMistakesOfItsOwnEndNothing(t *testing.T) {
 	b := open(t)
 	b.node(1, "r1")
-	b.config.Now = func() time.Time { panic("a mistake") }
-	b.create("a", "r1", "")
-	b.config.Now = b.clock.Now
+	b.link.set(func(l *link) { l.panics = true })
+	b.register("r1", 1)
 	if why := b.refusal(); !strings.Contains(why, "defect") {
 		t.Error(why)
 	}

@@ -74,7 +74,8 @@ func (o *Orchestrator) look(ctx context.Context) {
 	if !o.due() {
 		return
 	}
-	if err := o.transact(ctx, (*transition).timePasses); err != nil && ctx.Err() == nil {
+	err := o.safely("deadlines", func() error { return o.transact(ctx, (*transition).timePasses) })
+	if err != nil && ctx.Err() == nil {
 		o.log.Error("deadlines were not acted upon; tried again", "error", err)
 	}
 }
