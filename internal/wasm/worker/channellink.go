@@ -16,8 +16,8 @@ const (
 	maxBacklogBytes    = 32 << 20
 	patience           = time.Second     // with a daemon that does not read
 	parting            = 2 * time.Second // for what is under way when the pod has ended
-	batchMessages      = 64
-	batchBytes         = 1 << 20
+	batchMessages      = 256 // that are written in one go
+	batchBytes         = 256 << 10
 )
 
 // backlog is what the daemon has not been told. It is guarded by the mutex of its channels.
@@ -38,8 +38,9 @@ type outgoing struct {
 
 // link is the connection to a daemon.
 type link struct {
-	raw   net.Conn
-	conn  *wire.Conn
+	raw   net.Conn   // for writing, many frames at a time
+	conn  *wire.Conn // for reading
+	out   []byte
 	told  map[int]*port // open for the daemon, by number; the writer's
 	gone  chan struct{} // closed by the reader at the end of the connection
 	ended chan struct{} // closed when the writer has ended
@@ -146,14 +147,13 @@ func (c *channels) write(l *link) {
 	defer l.conn.Close()
 	for {
 		frames, over := c.next(l)
-		for k, f := range frames {
-			if l.conn.Write(f.Message) != nil {
-				c.unlink(frames[k:])
+		if len(frames) > 0 {
+			gone, err := l.write(frames)
+			if err != nil {
+				c.unlink(frames[gone:])
 				return
 			}
 			c.moved()
-		}
-		if len(frames) > 0 {
 			continue
 		}
 		if over {
@@ -167,6 +167,27 @@ func (c *channels) write(l *link) {
 			return
 		}
 	}
+}
+
+// write writes frames in one go, and gives how many have gone whole.
+func (l *link) write(frames []frame) (gone int, err error) {
+	const kept = 2 * batchBytes // of the buffer: one message can be longer than a batch
+	l.out = l.out[:0]
+	ends := make([]int, len(frames))
+	for k, f := range frames {
+		if l.out, err = f.Append(l.out, false); err != nil {
+			return 0, err
+		}
+		ends[k] = len(l.out)
+	}
+	n, err := l.raw.Write(l.out)
+	for gone < len(ends) && ends[gone] <= n {
+		gone++
+	}
+	if cap(l.out) > kept {
+		l.out = nil
+	}
+	return gone, err
 }
 
 // moved notes that the daemon reads.

@@ -168,6 +168,9 @@ func (p *pod) stop(grace time.Duration) {
 	if p.status.State == control.StateExited {
 		return
 	}
+	if grace <= 0 {
+		p.kill(errStopping) // before anything can end by itself
+	}
 	at := time.Now().Add(max(grace, 0))
 	switch {
 	case p.deadline == nil:
