@@ -1,10 +1,12 @@
 package edgetest_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -94,13 +96,23 @@ func (s *site) exit(runtime, uuid string) map[string]any {
 	return e.Data
 }
 
-// witness holds that a module of the runtime still speaks over its channel.
+// witness holds that a module of "echo" still speaks over its channel. A module that has just opened it is not subscribed at the
+// broker yet: then there is another word.
 func (s *site) witness(topic string) {
 	s.t.Helper()
-	s.n++
-	word := fmt.Sprintf("word-%d", s.n)
-	require.NoError(s.t, s.client.Publish(topic, 2, []byte(word)))
-	s.wait(2, edgetest.On(topic, word))
+	ctx := within(s.t)
+	for {
+		s.n++
+		word := fmt.Sprintf("word-%d.", s.n)
+		require.NoError(s.t, s.client.Publish(topic, 2, []byte(word)))
+		try, cancel := context.WithTimeout(ctx, time.Second)
+		_, err := s.heard.Wait(try, 2, edgetest.On(topic, word))
+		cancel()
+		if err == nil {
+			return
+		}
+		require.NoError(s.t, ctx.Err(), "the module on %s does not answer", topic)
+	}
 }
 
 // Whatever a module or its runtime does wrong, the others go on, and the wrong one's end is told.
