@@ -169,6 +169,12 @@ type Orchestrator struct {
 // StartOrchestrator starts one that uses the broker. Make the daemon first, see StartMosquitto. It need not reach the broker yet.
 func StartOrchestrator(t testing.TB, broker string) *Orchestrator {
 	t.Helper()
+	return StartOrchestratorWith(t, broker, nil)
+}
+
+// StartOrchestratorWith starts one with further keys of the configuration.
+func StartOrchestratorWith(t testing.TB, broker string, keys map[string]any) *Orchestrator {
+	t.Helper()
 	bin, err := Binary()
 	if err != nil {
 		t.Fatal(err)
@@ -179,6 +185,9 @@ func StartOrchestrator(t testing.TB, broker string) *Orchestrator {
 		"root": filepath.Join(dir, "node"), "log.level": "debug", "orchestrator.broker": broker, "orchestrator.address": rest,
 		"orchestrator.root": filepath.Join(dir, "orchestrator"), "orchestrator.keepalive_interval": "2s",
 	} {
+		set(config, key, value)
+	}
+	for key, value := range keys {
 		set(config, key, value)
 	}
 	text, err := toml.Marshal(config)
