@@ -44,6 +44,23 @@ func TestChannels(t *testing.T) {
 	}
 }
 
+// TestModuleIsNoServer: a module has the node's network, and no business with its ports.
+func TestModuleIsNoServer(t *testing.T) {
+	r := newRig(t)
+	p := r.pod("server")
+	c := r.container(p, "world=http")
+	c.Config.Annotations = map[string]string{sandbox.AnnotationEdge + "module": "uuid"}
+	_, err := r.CreateContainer(r.ctx(), p, c)
+	r.must(err)
+	r.known[p.ID] = sandbox.Known{Pod: p, Containers: []*sandbox.Container{c}}
+	if err := r.StartContainer(r.ctx(), p, c); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("%v", err)
+	}
+	if at := r.ports.where("tcp 80"); at != "" {
+		t.Errorf("a port is open at %s", at)
+	}
+}
+
 func TestNoChannels(t *testing.T) {
 	r := newRig(t)
 	p, c := r.run("none", "world=command")

@@ -14,7 +14,6 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/wasm/control"
-	"github.com/tripod-run/tripod/sandbox"
 )
 
 // wantedMounts are the mounts that a guest is given: all but the files that every kubelet sends and no guest can use.
@@ -70,10 +69,8 @@ func openMounts(config *runtimeapi.ContainerConfig) (opened []control.Mount, err
 // resolveOf says how the paths of a container's mounts may be followed. A kubelet's are root's own; those of a module have
 // been held against the directories that modules may have, and are what they were only without any link.
 func resolveOf(config *runtimeapi.ContainerConfig) uint64 {
-	for name := range config.GetAnnotations() {
-		if strings.HasPrefix(name, sandbox.AnnotationEdge) {
-			return unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
-		}
+	if isModule(config) {
+		return unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
 	}
 	return 0
 }

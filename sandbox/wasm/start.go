@@ -67,6 +67,9 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 	if err := fpLoaded.Hit(ctx); err != nil {
 		return err
 	}
+	if err := checkModule(c.Config, loaded.World); err != nil {
+		return err
+	}
 	spec, renewAt, err := b.spec(ctx, p, c, s, loaded)
 	defer spec.CloseFiles()
 	if err != nil {
