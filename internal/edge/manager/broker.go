@@ -15,6 +15,7 @@ const (
 	outMessages = 4096
 	outBytes    = 64 << 20
 	outPatience = 100 * time.Millisecond
+	outFirst    = 2 * time.Second // the wait for the first connection
 )
 
 // outQueue is the way of modules' messages, logs and exits to the broker, in their order.
@@ -105,6 +106,12 @@ func (q *outQueue) wait(o outgoing, patience <-chan time.Time) bool {
 }
 
 func (q *outQueue) run() {
+	// What a runtime says at its start is not lost because the broker is a moment later.
+	ctx, cancel := context.WithTimeout(q.m.ctx, outFirst)
+	if err := q.m.client.WaitConnected(ctx); err != nil {
+		q.m.log.Debug("edge: there is no broker yet", "err", err)
+	}
+	cancel()
 	for {
 		o, ok := q.queue.take()
 		if !ok {

@@ -283,6 +283,7 @@ func TestKilledAtEachLine(t *testing.T) {
 	}
 	for _, point := range points {
 		t.Run(point, func(t *testing.T) {
+			t.Parallel()
 			for _, times := range []string{"", "second"} {
 				w := &world{dir: t.TempDir()}
 				killed := false

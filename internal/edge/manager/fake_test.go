@@ -185,7 +185,9 @@ func (c *busClient) Connected() bool {
 	return c.up
 }
 
-func (c *busClient) WaitConnected(context.Context) error { return nil }
+func (c *busClient) WaitConnected(ctx context.Context) error {
+	return poll(ctx, c.Connected)
+}
 
 func (c *busClient) Stats() mqtt.Stats {
 	c.bus.mu.Lock()

@@ -73,26 +73,40 @@ func (m *Manager) register(ctx context.Context, id string, data func() json.RawM
 		if err := m.client.Publish(wait, m.config.Topics.Reg(id), 2, false, e.Bytes()); err != nil {
 			return err
 		}
-		select {
-		case a := <-answer:
-			if a.Result != "ok" {
-				err := fmt.Errorf("the orchestrator answers the registration of %s with %q: %w", id, a.Result, errdefs.ErrFailedPrecondition)
-				m.refuse("registration", "the orchestrator refuses a registration", "uuid", id, "err", err)
+		again := time.NewTicker(registerAgain)
+		defer again.Stop()
+		for {
+			select {
+			case a := <-answer:
+				return m.answered(id, a, done)
+			case <-again.C: // an orchestrator that has come meanwhile has not heard of it
+				m.publish(wait, m.config.Topics.Reg(id), 2, false, e.Bytes())
+			case <-wait.Done():
+				err := fmt.Errorf("no answer to the registration of %s within %s: %w", id, m.config.RegisterTimeout, errdefs.ErrUnavailable)
+				if ctx.Err() == nil {
+					m.refuse("registration", "no orchestrator answers", "uuid", id, "err", err)
+				}
 				return err
 			}
-			if done != nil {
-				done(a.Details)
-			}
-			return nil
-		case <-wait.Done():
-			err := fmt.Errorf("no answer to the registration of %s within %s: %w", id, m.config.RegisterTimeout, errdefs.ErrUnavailable)
-			if ctx.Err() == nil {
-				m.refuse("registration", "no orchestrator answers", "uuid", id, "err", err)
-			}
-			return err
 		}
 	})
 }
+
+// answered takes the orchestrator's answer to a registration.
+func (m *Manager) answered(id string, a answer, done func(details json.RawMessage)) error {
+	if a.Result != "ok" {
+		err := fmt.Errorf("the orchestrator answers the registration of %s with %q: %w", id, a.Result, errdefs.ErrFailedPrecondition)
+		m.refuse("registration", "the orchestrator refuses a registration", "uuid", id, "err", err)
+		return err
+	}
+	if done != nil {
+		done(a.Details)
+	}
+	return nil
+}
+
+// registerAgain is after how long a registration is sent again while its answer is waited for.
+const registerAgain = 2 * time.Second
 
 // retry repeats try, with delays that grow, until it succeeds; false: the context has ended before.
 func (m *Manager) retry(ctx context.Context, try func() error) bool {

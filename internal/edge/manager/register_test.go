@@ -38,6 +38,18 @@ func TestRegistrationIsNotGivenUp(t *testing.T) {
 	r.find(t, topics.Reg(runtimeB), 1, isAction(wire.ActionCreate))
 }
 
+// TestOrchestratorComesLater: it hears of a registration that waits for its answer, soon.
+func TestOrchestratorComesLater(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.RegisterTimeout = patience }, func(b *bus) { b.silent = true })
+	first := r.find(t, topics.Reg(managerID), 1, isAction(wire.ActionCreate))
+	r.set(func(b *bus) { b.silent = false })
+	second := r.find(t, topics.Reg(managerID), 2, isAction(wire.ActionCreate))
+	if string(first.Payload) != string(second.Payload) {
+		t.Errorf("sent %s, then %s", first.Payload, second.Payload)
+	}
+	r.find(t, topics.Reg(runtimeA), 1, isAction(wire.ActionCreate))
+}
+
 func isRegistration(uuid string) func(mqtt.Message) bool {
 	return func(m mqtt.Message) bool {
 		return m.Topic == topics.Reg(uuid) && isAction(wire.ActionCreate)(m)
