@@ -54,9 +54,20 @@ func (t *transition) newModule(raw json.RawMessage) (*Record, error) {
 	return m, nil
 }
 
+// maxData bounds the data of a message about one module, runtime or manager, in bytes: they stay in memory.
+const maxData = 1 << 20
+
+// parse reads the data of a message.
+func parse(raw json.RawMessage) (wire.ModuleData, error) {
+	if len(raw) > maxData {
+		return nil, fmt.Errorf("data of %d bytes: at most %d are taken; request ignored: %w", len(raw), maxData, errdefs.ErrInvalidArgument)
+	}
+	return wire.ParseObject(raw)
+}
+
 // moduleData reads the data of a message about a module.
 func moduleData(raw json.RawMessage) (wire.ModuleData, error) {
-	d, err := wire.ParseModuleData(raw)
+	d, err := parse(raw)
 	if err != nil {
 		return nil, err
 	}

@@ -138,6 +138,7 @@ func TestRefusals(t *testing.T) {
 		"of type":                                `{"object_id":"x","action":"create","type":"wish","data":{}}`,
 		"is not a string":                        `{"object_id":[],"action":"create","type":"arts_req","data":{}}`,
 		"should be a JSON object":                envelope("create", `[1,2]`),
+		"at most 1048576":                        envelope("create", `{"type":"module","uuid":"x","args":["`+strings.Repeat("x", maxData)+`"]}`),
 		"0 bytes":                                `{"object_id":"x","action":"create","type":"arts_req"}`,
 	} {
 		b.say("realm/proc/control", payload)

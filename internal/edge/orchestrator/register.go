@@ -134,7 +134,7 @@ func (t *transition) loseModule(m *Record) error {
 // heartbeat notes that a manager or runtime is there. One that was taken for dead has only been silent, or has found another
 // way to the broker: had it begun anew, it would have registered. So its modules run, and are not created again.
 func (t *transition) heartbeat(id string, raw json.RawMessage) error {
-	d, err := wire.ParseModuleData(raw)
+	d, err := parse(raw)
 	if err != nil {
 		return err
 	}
@@ -176,7 +176,7 @@ func (t *transition) heartbeat(id string, raw json.RawMessage) error {
 
 // peerData reads the data of a message on the registration topic of id.
 func peerData(id string, raw json.RawMessage) (wire.ModuleData, Kind, error) {
-	d, err := wire.ParseObject(raw)
+	d, err := parse(raw)
 	if err != nil {
 		return nil, "", fmt.Errorf("the data of a registration: %w", err)
 	}
