@@ -49,7 +49,7 @@ func (p *parts) openEdge(c *config.Config, images *image.Store, log *slog.Logger
 	}
 	m, err := manager.Open(manager.Config{
 		Root: c.Root, UUID: id.Manager, Name: edgeName(c), Topics: edgeTopics(c.Edge.Realm, c.Edge.Topics), MQTT: client, Dial: mqtt.New,
-		Runtimes: runtimes, KeepAlive: time.Duration(c.Edge.KeepaliveInterval), Log: log,
+		Runtimes: runtimes, KeepAlive: time.Duration(c.Edge.KeepaliveInterval), Limits: manager.Limits(c.Edge.Limits), Log: log,
 	})
 	if err != nil {
 		return fmt.Errorf("edge: %w", err)

@@ -34,6 +34,15 @@ type Edge struct {
 	SocketDir         string        `toml:"socket_dir"`
 	Wasm              EdgeWasm      `toml:"wasm"`
 	Runtimes          []EdgeRuntime `toml:"runtime"`
+	Limits            EdgeLimits    `toml:"limits"`
+}
+
+// EdgeLimits are those of each module.
+type EdgeLimits struct {
+	Messages          int     `toml:"messages"`
+	Bytes             int     `toml:"bytes"`
+	MessagesPerSecond float64 `toml:"messages_per_second"`
+	BytesPerSecond    float64 `toml:"bytes_per_second"`
 }
 
 // EdgeWasm is the built-in runtime, tripod/wasm.
@@ -115,6 +124,10 @@ func (c *Config) validateEdge(v *validator) {
 	}
 	v.absolute("edge.socket_dir", e.SocketDir)
 	v.check(len(e.SocketDir)+len("/7f.s") <= maxSocketPath, "edge.socket_dir", "%q is too long for sockets in it", e.SocketDir)
+	v.check(e.Limits.Messages >= 1, "edge.limits.messages", "%d is not at least 1", e.Limits.Messages)
+	v.check(e.Limits.Bytes >= 1, "edge.limits.bytes", "%d is not at least 1", e.Limits.Bytes)
+	v.check(e.Limits.MessagesPerSecond >= 0, "edge.limits.messages_per_second", "%v is negative", e.Limits.MessagesPerSecond)
+	v.check(e.Limits.BytesPerSecond >= 0, "edge.limits.bytes_per_second", "%v is negative", e.Limits.BytesPerSecond)
 	names := map[string]bool{}
 	if e.Wasm.Enabled {
 		v.notEmpty("edge.wasm.name", e.Wasm.Name)

@@ -25,6 +25,11 @@ dir_roots = ["/"]
 [edge.wasm]
 name = ""
 max_modules = 129
+[edge.limits]
+messages = 0
+bytes = 0
+messages_per_second = -1
+bytes_per_second = -0.5
 [[edge.runtime]]
 name = "a/b"
 command = "run"
@@ -57,7 +62,7 @@ root = "/var/lib/tripod"
 		t.Fatal(err)
 	}
 	err = c.Complete()
-	for _, key := range []string{"edge.broker:", "edge.protocol:", "edge.password_file:", "edge.key:", "edge.realm:", "edge.topics:", "edge.uuid:",
+	for _, key := range []string{"edge.broker:", "edge.protocol:", "edge.password_file:", "edge.key:", "edge.realm:", "edge.limits.messages:", "edge.limits.bytes:", "edge.limits.messages_per_second:", "edge.limits.bytes_per_second:", "edge.topics:", "edge.uuid:",
 		"edge.keepalive_interval:", "edge.queue_messages:", "edge.queue_ttl:", "edge.max_frame:", "edge.module_roots[0]:", "edge.dir_roots[0]:",
 		"edge.wasm.name:", "edge.wasm.max_modules:", "edge.runtime[0].name:", "edge.runtime[0].command:", "edge.runtime[0].max_modules:",
 		"edge.runtime[2].name:", "edge.runtime[2].uuid:", "broker.address:", "broker.certificate:", "broker.max_message:", "broker.user[0].name:",

@@ -2,7 +2,6 @@ package manager
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"sync"
 	"testing"
@@ -10,7 +9,6 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/edge/runtime"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
@@ -237,12 +235,4 @@ func (r *rig) errorWith(n int) string {
 		r.t.Errorf("an error answer without desc or data: %v", data)
 	}
 	return desc
-}
-
-func (r *rig) reportedAs(rt string, want func(reported) bool) {
-	r.t.Helper()
-	r.find(r.t, topics.Reported(rt), 1, func(m mqtt.Message) bool {
-		var got reported
-		return m.Retain && json.Unmarshal(m.Payload, &got) == nil && want(got)
-	})
 }
