@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/node"
@@ -72,10 +73,34 @@ func TestAdoptWhatIsNotThere(t *testing.T) {
 	if ok, err := r.Adopt(t.Context(), 0, r.data(uuid)); ok || err != nil {
 		t.Errorf("a sandbox: %v, %v", ok, err)
 	}
+	id, err := r.node.RunSandbox(t.Context(), plan.pod, "wasm")
+	r.must(err)
+	plan.container.Image = &runtimeapi.ImageSpec{Image: "image"}
+	_, err = r.node.CreateContainer(t.Context(), id, plan.container)
+	r.must(err)
+	if ok, err := r.Adopt(t.Context(), 0, r.data(uuid)); ok || err != nil {
+		t.Errorf("a container that was never started: %v, %v", ok, err)
+	}
 	if pods := r.node.Pods(); len(pods) != 0 {
 		t.Errorf("pods are left: %v", pods)
 	}
 	r.create(0, uuid)
+}
+
+// TestAdoptAfterAReboot: a module whose end nobody saw is removed, for the manager to create it again.
+func TestAdoptAfterAReboot(t *testing.T) {
+	r := newRig(t)
+	r.create(0, uuid, withChannel)
+	r.close()
+	r.must(os.RemoveAll(filepath.Join(r.dir, "pods")))
+	r.open()
+	if ok, err := r.Adopt(t.Context(), 0, r.data(uuid)); ok || err != nil {
+		t.Fatalf("adopted %v, %v", ok, err)
+	}
+	if pods := r.node.Pods(); len(pods) != 0 {
+		t.Errorf("pods are left: %v", pods)
+	}
+	r.create(0, uuid, withChannel)
 }
 
 func TestAdoptKeepsTheDeadline(t *testing.T) {

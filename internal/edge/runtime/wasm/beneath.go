@@ -53,7 +53,7 @@ func openIn(root, rest, name string, flags uint64) (*os.File, error) {
 		return nil, fmt.Errorf("%s: %w: %w", name, err, errdefs.ErrNotFound)
 	case errors.Is(err, unix.EXDEV), errors.Is(err, unix.ELOOP):
 		return nil, fmt.Errorf("%s leads out of %s: %w: %w", name, root, err, errdefs.ErrPermissionDenied)
-	case errors.Is(err, unix.ENOTDIR):
+	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ENAMETOOLONG):
 		return nil, fmt.Errorf("%s: %w: %w", name, err, errdefs.ErrInvalidArgument)
 	case errors.Is(err, unix.EACCES):
 		return nil, fmt.Errorf("%s: %w: %w", name, err, errdefs.ErrPermissionDenied)

@@ -83,7 +83,7 @@ func (r *Runtime) plan(data wire.ModuleData) (*plan, error) {
 
 // key is what a module's files are called after.
 func key(uuid string) string {
-	if plainKey.MatchString(uuid) {
+	if plainKey.MatchString(uuid) && uuid != positionsDir {
 		return uuid
 	}
 	sum := sha256.Sum256([]byte(uuid))
