@@ -195,6 +195,11 @@ func (b *embedded) Close(ctx context.Context) error {
 		b.hooks.closing.Store(true)
 		go func() {
 			defer close(b.done)
+			for _, cl := range b.server.Clients.GetAll() { // one that does not read keeps nobody
+				if c, ok := cl.Net.Conn.(*conn); ok {
+					c.hurry()
+				}
+			}
 			// In that order: clients that go still change their sessions.
 			b.closeErr = errors.Join(b.server.Close(), b.store.close())
 		}()
