@@ -19,6 +19,7 @@ type bench struct {
 	mqtt.Client
 	topics       wire.Topics
 	dir, runtime string
+	uuid         string // of the runtime
 	messages     chan mqtt.Message
 }
 
@@ -67,21 +68,36 @@ func (b *bench) module(example, in, out string, args ...string) (string, map[str
 }
 
 func (b *bench) ask(ctx context.Context, action string, data any) error {
+	return b.askAt(ctx, b.topics.Control(), action, data)
+}
+
+func (b *bench) askAt(ctx context.Context, topic, action string, data any) error {
 	raw, err := json.Marshal(data)
 	if err != nil {
 		return err
 	}
 	e := wire.Envelope{ObjectID: uuid.NewString(), Action: action, Type: wire.Request, Data: raw}
-	return b.Publish(ctx, b.topics.Control(), 2, false, e.Bytes())
+	return b.Publish(ctx, topic, 2, false, e.Bytes())
 }
 
 // create makes a module and waits until it runs; it returns how long that took.
 func (b *bench) create(ctx context.Context, id string, data any) (time.Duration, error) {
+	return b.createBy(ctx, b.topics.Control(), id, data)
+}
+
+// createBy does so by a message on the topic.
+func (b *bench) createBy(ctx context.Context, topic, id string, data any) (time.Duration, error) {
 	begin := time.Now()
-	if err := b.ask(ctx, wire.ActionCreate, data); err != nil {
+	if err := b.askAt(ctx, topic, wire.ActionCreate, data); err != nil {
 		return 0, err
 	}
-	err := b.await(ctx, "a module runs", func(m mqtt.Message) bool { return b.states(m)[id] == "running" })
+	err := b.await(ctx, "a module runs", func(m mqtt.Message) bool {
+		if b.states(m)[id] != "running" {
+			return false
+		}
+		b.uuid = m.Topic[strings.LastIndexByte(m.Topic, '/')+1:]
+		return true
+	})
 	return time.Since(begin), err
 }
 

@@ -80,7 +80,11 @@ func TestEdgeDesired(t *testing.T) {
 
 	n.d.Kill()
 	n.m.Kill()
-	killWorkers(t)
+	for _, pid := range workers(t) {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}
 	n.d.Start()
 	harness.Eventually(t, waitLimit, func() error {
 		if pods := n.pods(); len(pods) != 1 {
@@ -113,28 +117,5 @@ func (n *edgeNode) retain(topic, payload string) {
 	args := []string{"pub", "--retain", "--qos", "1", topic, payload}
 	if _, err := n.o.Edge(args...); err != nil {
 		n.Fatal(err)
-	}
-}
-
-// killWorkers kills all tripod-wasm of this world.
-func killWorkers(t *testing.T) {
-	t.Helper()
-	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		t.Fatal(err)
-	}
-	killed := 0
-	for _, file := range files {
-		data, err := os.ReadFile(file)
-		if err != nil || !strings.Contains(string(data), "tripod-wasm\x00worker") {
-			continue
-		}
-		var pid int
-		if _, err := fmt.Sscanf(filepath.Base(filepath.Dir(file)), "%d", &pid); err == nil && syscall.Kill(pid, syscall.SIGKILL) == nil {
-			killed++
-		}
-	}
-	if killed == 0 {
-		t.Fatal("there is no worker")
 	}
 }
