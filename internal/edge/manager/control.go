@@ -108,26 +108,31 @@ func trimNUL(payload []byte) []byte { return bytes.TrimRight(payload, "\x00") }
 // module may have a channel on the control topics.
 const heardTime = 5 * time.Second
 
-// heard are the latest control messages. One goroutine uses it.
+// heardMost bounds how many are: a flood forgets what came before.
+const heardMost = 4096
+
+// heard are the latest control messages, in two halves, the older of which is forgotten. One goroutine uses it.
 type heard struct {
-	seed maphash.Seed
-	all  map[uint64]time.Time
+	seed     maphash.Seed
+	now, old map[uint64]bool
+	since    time.Time // when now began
 }
 
-func newHeard() *heard { return &heard{seed: maphash.MakeSeed(), all: map[uint64]time.Time{}} }
+func newHeard() *heard { return &heard{seed: maphash.MakeSeed(), now: map[uint64]bool{}} }
 
 // again tells whether this very message came a moment ago. Messages without an id are never the same.
 func (l *heard) again(id string, payload []byte, now time.Time) bool {
-	for sum, when := range l.all {
-		if now.Sub(when) > heardTime {
-			delete(l.all, sum)
-		}
-	}
 	if id == "" {
 		return false
 	}
+	if now.Sub(l.since) > heardTime || len(l.now) >= heardMost {
+		if now.Sub(l.since) > 2*heardTime {
+			l.now = nil
+		}
+		l.old, l.now, l.since = l.now, map[uint64]bool{}, now
+	}
 	sum := maphash.Bytes(l.seed, payload)
-	_, again := l.all[sum]
-	l.all[sum] = now
+	again := l.now[sum] || l.old[sum]
+	l.now[sum] = true
 	return again
 }

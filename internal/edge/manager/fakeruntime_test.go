@@ -155,6 +155,8 @@ func (f *fake) count(control bool, arg int) int {
 	return n
 }
 
+func asRuntimes(all ...runtime.Runtime) []runtime.Runtime { return all }
+
 // rig is a manager with a runtime or two on a bus.
 type rig struct {
 	*bus

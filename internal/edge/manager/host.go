@@ -103,6 +103,12 @@ func (h *host) isUp() bool {
 	return h.up
 }
 
+func (h *host) isHalted() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.halted
+}
+
 // supervise starts the runtime, serves it until it is lost, and starts it again, with delays that grow (fault E3).
 func (h *host) supervise() {
 	m := h.m
@@ -120,6 +126,10 @@ func (h *host) supervise() {
 		err = h.serve(said)
 		if m.ctx.Err() != nil {
 			return
+		}
+		if h.isHalted() {
+			m.log.Info("edge: a runtime has stopped", "runtime", h.info.Name)
+			continue
 		}
 		m.counts.lost.WithLabelValues(h.info.Name).Inc()
 		m.log.Warn("edge: a runtime is lost", "runtime", h.info.Name, "err", err)
