@@ -70,8 +70,8 @@ type Grouper interface {
 
 // Adopter is a runtime whose modules outlive the daemon.
 type Adopter interface {
-	// Adopt goes on with the module that was created at index by an earlier daemon. Running is false when it is not
-	// there any more, or has ended: then nothing of it is left, and the manager creates it again. An error, too, means
-	// that it does not run.
+	// Adopt goes on with the module that was created at index by an earlier daemon. It is also called for a module that has
+	// ended since, which counts as running where its end is known: wire.Exited follows. False means that nothing of the module
+	// is left, or how it ended is not known (a reboot): the manager creates it again. So does an error.
 	Adopt(ctx context.Context, index int, data wire.ModuleData) (running bool, err error)
 }
