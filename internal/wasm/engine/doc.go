@@ -39,8 +39,8 @@
 //	                              ├─► standard streams    └─ waits here, on a futex, until Channel calls wake
 //	                              └─► p1pass.c ──► the engine's, for directories and files
 //
-// A channel's methods never wait; the guest's thread does, in C, holding nothing of Go's. Who waits for a message stands
-// back no more when it comes.
+// A channel's methods never wait; the guest's thread does, in C, holding nothing of Go's. A guest that sends or gets messages
+// does not stand back meanwhile, but only when it has computed for two ticks without any.
 //
 // An instance whose call did not return normally is dead: every further call is refused.
 //

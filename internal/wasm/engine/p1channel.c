@@ -103,11 +103,13 @@ static int vectors(call *c, uint64_t *sum) {
   return OK;
 }
 
-// once reads into a vector or publishes a message: it gives what Go gives, a length or a negative error.
+// once reads into a vector or publishes a message: it gives what Go gives, a length or a negative error. A guest that gets on
+// with messages does not stand back: to change that for each of them would cost more than they do.
 static int64_t once(call *c, const tw_fd *d, int mode, uint8_t *p, size_t n, bool more) {
   int64_t paused = tw_pause(c->i);
   int64_t k = mode == CAN_READ ? twChannelRead(c->i->go_, (int)d->n, p, n, more) : twChannelWrite(c->i->go_, (int)d->n, p, n);
   tw_resume(c->i, paused);
+  if (k > 0) tw_fresh(c->i);
   return k;
 }
 

@@ -175,7 +175,7 @@ uint32_t tw_seen(tw_inst *); // what tw_await takes; look for what there is to w
 // tw_await lets the guest sleep until it is time, tw_wake was called after tw_seen, or at random. false: it is over.
 bool tw_await(tw_inst *, int64_t until, uint32_t seen);
 void tw_wake(tw_inst *);
-void tw_fresh(tw_inst *); // the guest waits for new work, for which it stands back no more
+void tw_fresh(tw_inst *); // the guest has new work, or waits for it: it stands back no more
 bool tw_wait(tw_inst *, int64_t until); // the guest sleeps, which counts as computing; false: it is over
 wasmtime_error_t *tw_tick(wasmtime_context_t *, void *, uint64_t *, uint8_t *);
 void tw_kill(tw_inst *, uint64_t seq);
