@@ -43,6 +43,9 @@ type Config struct {
 	// MaxQueued bounds the messages with QoS 1 and 2 that wait for one client; 4096 by default. Then the newest are dropped and
 	// counted.
 	MaxQueued int
+	// MaxQueuedBytes bounds the topics and payloads of those that wait for one client with a session who is away; 256 MiB by
+	// default.
+	MaxQueuedBytes int64
 	// SessionExpiry is how long the session of a client that is away is kept at most; 7 days by default.
 	SessionExpiry time.Duration
 	// WriteTimeout is after how long a client that does not read is disconnected; 20 s by default.
@@ -87,6 +90,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.MaxQueued <= 0 {
 		c.MaxQueued = 4096
+	}
+	if c.MaxQueuedBytes <= 0 {
+		c.MaxQueuedBytes = 256 << 20
 	}
 	if c.SessionExpiry <= 0 {
 		c.SessionExpiry = 7 * 24 * time.Hour

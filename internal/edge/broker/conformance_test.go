@@ -102,6 +102,11 @@ func checkWill(t *testing.T, s *server, protocol int) {
 	killed.read(t)
 	killed.conn.Close()
 	assert.Equal(t, []string{"reg/killed q2 delete"}, in.wait(t, "delete"), "only of the one that went without a word")
+	empty := dialRaw(t, s.address)
+	empty.send(connectPacket(byte(protocol), 0x02|0x04|1<<3, "empty", "reg/empty", ""))
+	empty.read(t)
+	empty.conn.Close()
+	in.wait(t, "reg/empty q1 ")
 }
 
 func checkSession(t *testing.T, s *server, protocol int) {

@@ -60,7 +60,7 @@ func (b *embedded) start(cfg Config, who *users) error {
 	caps.MaximumPacketSize = uint32(cfg.MaxPacket)
 	caps.MaximumInflight = uint16(cfg.MaxQueued)
 	caps.ReceiveMaximum = receiveMaximum
-	caps.MaximumClientWritesPending = int32(4 * cfg.MaxQueued)
+	caps.MaximumClientWritesPending = int32(cfg.MaxQueued)
 	b.server = mochi.New(&mochi.Options{
 		Capabilities: caps, Logger: quiet(cfg.Log), SysTopicResendInterval: 10,
 		ClientNetReadBufferSize: 16 << 10,
@@ -68,7 +68,7 @@ func (b *embedded) start(cfg Config, who *users) error {
 		// the client's next acknowledgement hangs on.
 		ClientNetWriteBufferSize: 1,
 	})
-	b.hooks = &hooks{server: b.server, users: who, store: b.store, limit: caps.MaximumPacketSize, queued: cfg.MaxQueued, stored: map[string]map[uint16]struct{}{}}
+	b.hooks = &hooks{server: b.server, users: who, store: b.store, limit: caps.MaximumPacketSize, queued: cfg.MaxQueued, bytes: cfg.MaxQueuedBytes, stored: map[string]*waiting{}}
 	b.hooks.seq.Store(firstNumber)
 	if err := b.server.AddHook(b.hooks, nil); err != nil {
 		return fmt.Errorf("broker: %w", err)
@@ -172,7 +172,7 @@ func (b *embedded) Stats() Stats {
 		Subscriptions: int(max(atomic.LoadInt64(&info.Subscriptions), 0)),
 		Received:      uint64(atomic.LoadInt64(&info.MessagesReceived)),
 		Sent:          uint64(atomic.LoadInt64(&info.MessagesSent)),
-		Dropped:       uint64(atomic.LoadInt64(&info.MessagesDropped) + atomic.LoadInt64(&info.InflightDropped)),
+		Dropped:       uint64(atomic.LoadInt64(&info.MessagesDropped)+atomic.LoadInt64(&info.InflightDropped)) + b.hooks.dropped.Load(),
 		Refused:       b.hooks.refused.Load(),
 		Denied:        b.hooks.denied.Load(),
 		StoreErrors:   b.store.errors.Load(),

@@ -79,7 +79,13 @@ func TestReceiveMaximum(t *testing.T) {
 
 // TestQueueBound: a client that is away keeps so many messages, the first ones, and the others are counted.
 func TestQueueBound(t *testing.T) {
-	s := embedded(t, broker.Config{MaxQueued: 10})
+	for name, cfg := range map[string]broker.Config{"messages": {MaxQueued: 10}, "bytes": {MaxQueuedBytes: 10*1000 + 500}} {
+		t.Run(name, func(t *testing.T) { checkQueueBound(t, cfg) })
+	}
+}
+
+func checkQueueBound(t *testing.T, limits broker.Config) {
+	s := embedded(t, limits)
 	ctx := patient(t)
 	cfg := mqtt.Config{ClientID: "away", SessionExpiry: time.Hour}
 	c, _ := connect(t, s, cfg)
@@ -87,9 +93,11 @@ func TestQueueBound(t *testing.T) {
 	require.NoError(t, c.Close(ctx))
 	pub, _ := connect(t, s, mqtt.Config{})
 	for i := range 25 {
-		require.NoError(t, pub.Publish(ctx, "t", 1, false, fmt.Append(nil, "m", i)))
+		require.NoError(t, pub.Publish(ctx, "t", 1, false, fmt.Appendf(nil, "%0999dm%d", 0, i)))
 	}
 	require.Eventually(t, func() bool { return s.stats().Dropped == 15 }, patience, time.Millisecond)
+	s.stop(t)
+	s.start(t)
 	_, in := connect(t, s, cfg)
 	in.wait(t, "m9")
 	require.Eventually(t, func() bool { return s.stats().Inflight == 0 }, patience, time.Millisecond)

@@ -17,6 +17,9 @@ const bridgeBit = 0x80
 // stored with the session.
 var bridgeMark = packets.UserProperty{Key: "tripod.bridge"}
 
+// emptyMark is how a will without a payload is known until it is published.
+var emptyMark = packets.UserProperty{Key: "tripod.empty"}
+
 // hooks are what mochi asks and tells. One type, so the order within an event is plain.
 type hooks struct {
 	mochi.HookBase
@@ -25,15 +28,16 @@ type hooks struct {
 	store  *store
 	limit  uint32 // bytes of a packet
 	queued int    // messages for one client
+	bytes  int64  // of what waits for one client with a session
 
-	closing         atomic.Bool
-	refused, denied atomic.Uint64
+	closing                  atomic.Bool
+	refused, denied, dropped atomic.Uint64
 
 	seq     atomic.Int64 // of messages; stands in Packet.Created
 	passing sync.RWMutex // read: a message goes to its receivers; write: a session goes to another connection
 	mu      sync.Mutex
-	stored  map[string]map[uint16]struct{} // packet identifiers on the disk, by client
-	clients map[string]struct{}            // sessions on the disk, while loading
+	stored  map[string]*waiting // by client
+	clients map[string]struct{} // sessions on the disk, while loading
 }
 
 // ID implements mochi.Hook.
@@ -59,6 +63,10 @@ func (h *hooks) OnPacketRead(cl *mochi.Client, pk packets.Packet) (packets.Packe
 		}
 		if len(pk.Connect.Password) == 0 { // set, and empty, is allowed (MQTT 3.1.1 §3.1.3.5)
 			pk.Connect.PasswordFlag = false
+		}
+		if pk.Connect.WillFlag && len(pk.Connect.WillPayload) == 0 { // allowed too, and refused by mochi
+			pk.Connect.WillPayload = []byte{0}
+			pk.Connect.WillProperties.User = append(pk.Connect.WillProperties.User, emptyMark)
 		}
 		// For our gate, not for mochi; a will has no such property.
 		pk.Connect.WillProperties.ReceiveMaximum, pk.Properties.ReceiveMaximum = pk.Properties.ReceiveMaximum, 0
@@ -133,6 +141,9 @@ func (h *hooks) OnSubscribe(cl *mochi.Client, pk packets.Packet) packets.Packet 
 func (h *hooks) OnWill(cl *mochi.Client, will mochi.Will) (mochi.Will, error) {
 	if h.closing.Load() || !h.OnACLCheck(cl, will.TopicName, true) {
 		return mochi.Will{}, nil // no topic: nobody has subscribed to that
+	}
+	if n := len(will.User) - 1; n >= 0 && will.User[n] == emptyMark {
+		will.Payload, will.User = nil, will.User[:n]
 	}
 	return will, nil
 }

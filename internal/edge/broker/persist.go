@@ -120,13 +120,38 @@ func (h *hooks) OnQosPublish(cl *mochi.Client, pk packets.Packet, _ int64, _ int
 	if !persistent(cl) || pk.FixedHeader.Type == packets.Puback {
 		return
 	}
-	h.mu.Lock()
-	if h.stored[cl.ID] == nil {
-		h.stored[cl.ID] = map[uint16]struct{}{}
+	if !h.remember(cl.ID, pk) {
+		// One who is there still gets it, once; for one who is away it is dropped.
+		cl.State.Inflight.Delete(pk.PacketID)
+		h.dropped.Add(1)
+		return
 	}
-	h.stored[cl.ID][pk.PacketID] = struct{}{}
-	h.mu.Unlock()
 	h.save(inflightKey(cl.ID, pk.PacketID), message(pk), cl.Closed())
+}
+
+// waiting is what waits for a client with a session: sizes in bytes, by packet identifier.
+type waiting struct {
+	sizes map[uint16]int64
+	total int64
+}
+
+// remember notes a message for a client; false when it would be too much.
+func (h *hooks) remember(client string, pk packets.Packet) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	w := h.stored[client]
+	if w == nil {
+		w = &waiting{sizes: map[uint16]int64{}}
+		h.stored[client] = w
+	}
+	size := int64(len(pk.TopicName) + len(pk.Payload))
+	before, known := w.sizes[pk.PacketID]
+	if !known && w.total+size > h.bytes {
+		return false
+	}
+	w.sizes[pk.PacketID] = size
+	w.total += size - before
+	return true
 }
 
 func inflightKey(client string, id uint16) string {
@@ -153,8 +178,13 @@ func (h *hooks) OnQosDropped(cl *mochi.Client, pk packets.Packet) { h.forget(cl.
 
 func (h *hooks) forget(client string, id uint16) {
 	h.mu.Lock()
-	_, known := h.stored[client][id]
-	delete(h.stored[client], id)
+	known := false
+	if w := h.stored[client]; w != nil {
+		var size int64
+		size, known = w.sizes[id]
+		w.total -= size
+		delete(w.sizes, id)
+	}
 	h.mu.Unlock()
 	if known {
 		h.store.del(inflightKey(client, id), false)
@@ -186,9 +216,11 @@ func (h *hooks) OnDisconnect(cl *mochi.Client, _ error, expire bool) {
 	// A message that mochi drops for a slow client is dropped without a word.
 	h.mu.Lock()
 	var gone []uint16
-	for id := range h.stored[cl.ID] {
-		if _, waits := cl.State.Inflight.Get(id); !waits {
-			gone = append(gone, id)
+	if w := h.stored[cl.ID]; w != nil {
+		for id := range w.sizes {
+			if _, waits := cl.State.Inflight.Get(id); !waits {
+				gone = append(gone, id)
+			}
 		}
 	}
 	h.mu.Unlock()
@@ -241,10 +273,7 @@ func (h *hooks) StoredInflightMessages() (all []storage.Message, err error) {
 		}
 		m.Client = client
 		h.seq.Store(max(h.seq.Load(), m.Created))
-		if h.stored[client] == nil {
-			h.stored[client] = map[uint16]struct{}{}
-		}
-		h.stored[client][m.PacketID] = struct{}{}
+		h.remember(client, m.ToPacket())
 		all = append(all, m)
 		return nil
 	})
