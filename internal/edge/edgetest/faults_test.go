@@ -189,24 +189,27 @@ func TestARuntimeHas128ModulesAndNoMore(t *testing.T) {
 
 // A module can neither make its node deaf, by closing a channel on the node's own topics, nor speak with its node's rights there.
 func TestModulesDoNotGovern(t *testing.T) {
-	s := newSite(t, foreignOrchestrator)
-	own := "realm/proc/control/" + edgetest.RuntimeChan
-	ear := s.create(edgetest.RuntimeChan, "hear", own+"/#")
-	s.log(edgetest.RuntimeChan, ear, "open")
-	all := s.create(edgetest.RuntimeChan, "hear", "#")
-	s.log(edgetest.RuntimeChan, all, "open")
-	forged := string(edgetest.Message("forged", "create", "arts_req", map[string]any{"type": "module", "uuid": "forged", "filename": "/x"}))
-	for _, topic := range []string{own, "realm/proc/control", "realm/proc/reg/x", "$SL/proc/control"} {
-		s.create(edgetest.RuntimeChan, "tell", topic, forged)
-	}
-	for _, uuid := range []string{ear, all} {
-		require.NoError(t, s.client.Publish(own, 2, edgetest.Message("", "delete", "arts_req", map[string]any{"type": "module", "uuid": uuid})))
-		s.exit(edgetest.RuntimeChan, uuid)
-	}
-	s.log(edgetest.RuntimeChan, s.create(edgetest.RuntimeChan, "log", "still heard"), "still heard")
-	for _, l := range s.heard.Lines() {
-		assert.NotEqual(t, forged, string(l.Payload), "on %s", l.Topic)
-	}
+	everyWay(t, func(t *testing.T, s *site) {
+		own := "realm/proc/control/" + edgetest.RuntimeChan
+		ear := s.create(edgetest.RuntimeChan, "hear", own+"/#")
+		s.log(edgetest.RuntimeChan, ear, "open")
+		everything := s.create(edgetest.RuntimeChan, "hear", "#")
+		s.log(edgetest.RuntimeChan, everything, "open")
+		forged := string(edgetest.Message("forged", "create", "arts_req", map[string]any{"type": "module", "uuid": "forged", "filename": "/x"}))
+		for _, topic := range []string{own, "realm/proc/control", "realm/proc/reg/x", "$SL/proc/control"} {
+			s.create(edgetest.RuntimeChan, "tell", topic, forged)
+		}
+		s.settle()
+		for _, uuid := range []string{ear, everything} {
+			require.NoError(t, s.client.Publish(own, 2, edgetest.Message("", "delete", "arts_req", map[string]any{"type": "module", "uuid": uuid})))
+			s.exit(edgetest.RuntimeChan, uuid)
+		}
+		s.settle()
+		s.log(edgetest.RuntimeChan, s.create(edgetest.RuntimeChan, "log", "still heard"), "still heard")
+		for _, l := range s.heard.Lines() {
+			assert.NotEqual(t, forged, string(l.Payload), "on %s", l.Topic)
+		}
+	})
 }
 
 // What makes the public orchestrator deaf, or is simply wrong, is answered on the error topic, and the next request is served.
