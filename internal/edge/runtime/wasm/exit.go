@@ -74,7 +74,7 @@ func (m *module) over(e ending) {
 		m.timer.Stop()
 	}
 	close(m.ended)
-	m.r.work.Go(m.sayExited)
+	m.r.spawn(m.sayExited)
 }
 
 // sayExited tells the end when all that came before it is told: the log and the last messages.
@@ -126,6 +126,9 @@ func (r *Runtime) followEvents() {
 		r.log.Warn("the node's events came too fast; looking at all modules", "error", sub.Err())
 		r.mu.Lock()
 		r.sub = r.Node.Subscribe()
+		if r.ctx.Err() != nil { // Close did not see it
+			r.sub.Close()
+		}
 		r.mu.Unlock()
 		r.lookAtAll()
 	}

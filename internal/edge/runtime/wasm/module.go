@@ -158,9 +158,9 @@ func (m *module) watchPod() {
 
 // attend begins what goes on while the module runs.
 func (m *module) attend() {
-	m.r.work.Go(m.log.run)
+	m.r.spawn(m.log.run)
 	if m.channels {
-		m.r.work.Go(m.converse)
+		m.r.spawn(m.converse)
 	} else {
 		close(m.quiet)
 	}

@@ -141,10 +141,10 @@ func (r *Runtime) Close() error {
 	if r.sub != nil {
 		r.sub.Close()
 	}
-	for _, m := range r.modules {
+	r.mu.Unlock()
+	for _, m := range r.all() {
 		m.disconnect()
 	}
-	r.mu.Unlock()
 	r.work.Wait()
 	r.watch.close()
 	return nil
@@ -171,6 +171,15 @@ func (r *Runtime) at(index int) (*module, error) {
 		return m, nil
 	}
 	return nil, fmt.Errorf("runtime %s has no module at index %d: %w", r.Name, index, errdefs.ErrNotFound)
+}
+
+// spawn runs f beside the others, which Close waits for; not at all when the runtime is closed. m.mu may be held.
+func (r *Runtime) spawn(f func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ctx.Err() == nil {
+		r.work.Go(f)
+	}
 }
 
 // tell queues a message for the manager, and waits for room; false when the runtime was closed meanwhile.
