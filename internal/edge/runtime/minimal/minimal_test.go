@@ -352,3 +352,33 @@ func TestChildrenOfTheProgramEndWithIt(t *testing.T) {
 	assert.Less(t, time.Since(begin), 25*time.Second)
 	assert.True(t, child.WaitFor(30*time.Second))
 }
+
+// A program of ours goes over to the wide header by itself; messages both ways have room for more channels then.
+func TestTheWideHeaderIsTakenFromAProgramThatOffersIt(t *testing.T) {
+	r := newRuntime(t, edgetest.Script{}, func(c *Config) {
+		c.Command = []string{"/bin/sh", "-c", `test "$TRIPOD_EDGE_WIRE" = wide && test -S "$TRIPOD_EDGE_SOCKET" && exec sleep 1000`}
+		c.StopTimeout = time.Millisecond // sleep knows no Stop
+	})
+	connected := make(chan *wire.Conn, 1)
+	go func() { // speaks for the program
+		for {
+			if conn, err := net.Dial("unix", SocketPath(r.cfg.Dir, 10)); err == nil {
+				connected <- wire.NewConn(conn, wire.Options{Wide: true})
+				return
+			}
+			<-time.After(time.Millisecond)
+		}
+	}()
+	start(t, r)
+	program := <-connected
+	defer program.Close()
+	far := wire.Message{Header: wire.Header{Module: 5, Arg: 300}, Payload: []byte("x")}
+	require.ErrorIs(t, r.Send(t.Context(), far), errdefs.ErrInvalidArgument)
+	require.NoError(t, program.Widen())
+	require.NoError(t, program.Write(far))
+	assert.Equal(t, far, receive(t, r))
+	require.NoError(t, r.Send(t.Context(), far))
+	got, err := program.Read()
+	require.NoError(t, err)
+	assert.Equal(t, far, got)
+}
