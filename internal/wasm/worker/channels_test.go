@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/wasm/control"
@@ -283,11 +285,28 @@ func TestChannelsRefused(t *testing.T) {
 // TestChannelsComeAndGo: pods and connections that end in all orders, with messages under way.
 func TestChannelsComeAndGo(t *testing.T) {
 	w := channelWorker(t)
+	comeAndGo(t, w, 2) // what stays once
+	goroutines, files := runtime.NumGoroutine(), openFiles(t)
+	comeAndGo(t, w, 10)
+	const some = 20 // of the test's own; a pod that left one would leave four times as many
+	require.Eventually(t, func() bool { return runtime.NumGoroutine() < goroutines+some && openFiles(t) < files+some },
+		soon, time.Millisecond, "%d goroutines and %d files before", goroutines, files)
+	require.Zero(t, w.router.Count("pod-0", 0))
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	return len(all)
+}
+
+func comeAndGo(t *testing.T, w *Worker, times int) {
 	var all sync.WaitGroup
 	for k := range 8 {
 		all.Go(func() {
 			id := fmt.Sprint("pod-", k)
-			for range 10 {
+			for range times {
 				run(t, w, id, []control.Channel{ch("io", "t", wire.ReadWrite)}, "echo")
 				d := connect(t, w, id)
 				go func() {
@@ -302,11 +321,11 @@ func TestChannelsComeAndGo(t *testing.T) {
 					d.raw.Close()
 				}
 				require.NoError(t, w.Remove(context.Background(), id))
+				d.raw.Close()
 			}
 		})
 	}
 	all.Wait()
-	require.Zero(t, w.router.Count("pod-0", 0))
 }
 
 // BenchmarkChannels is a message of 64 bytes from one module to another in the same worker: the median of one way, in ns.
@@ -332,4 +351,35 @@ func BenchmarkChannels(b *testing.B) {
 	_, err = fmt.Sscanf(rest, "%f", &ns)
 	require.NoError(b, err)
 	b.ReportMetric(ns, "ns/message")
+}
+
+// BenchmarkPublish is a message of 1000 bytes from a module to the daemon's end of a socket.
+func BenchmarkPublish(b *testing.B) {
+	w := channelWorker(b)
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	require.NoError(b, err)
+	var ends [2]net.Conn
+	for k, fd := range fds {
+		f := os.NewFile(uintptr(fd), "channels")
+		ends[k], err = net.FileConn(f)
+		require.NoError(b, err)
+		f.Close()
+	}
+	defer ends[1].Close()
+	run(b, w, "a", []control.Channel{ch("in", "start", wire.Read), ch("io", "t", wire.Write)}, "flood-on-start", "/ch/io", fmt.Sprint(b.N), "w")
+	require.NoError(b, w.Channels(context.Background(), "a", ends[0]))
+	d := &daemon{b, wire.NewConn(ends[1], wire.Options{}), ends[1]}
+	d.expect("open 0 r start")
+	b.ResetTimer()
+	d.send(0, "go")
+	for got := 0; got < b.N; {
+		m, err := d.conn.Read()
+		require.NoError(b, err)
+		if !m.Control {
+			got++
+		}
+	}
+	b.StopTimer()
+	d.send(0, "leave")
+	require.EqualValues(b, 0, exited(b, w, "a").ExitCode)
 }
