@@ -54,6 +54,7 @@ func (h *host) createLocked(objectID, origin string, data wire.ModuleData) error
 	if err := createRecorded.Hit(h.m.ctx); err != nil {
 		return err
 	}
+	h.update(func() { mod.recorded = true })
 	h.begin(mod)
 	return nil
 }
@@ -88,7 +89,7 @@ func (h *host) begin(mod *module) {
 	case mod.unfinished:
 		mod.unfinished = false
 		h.m.wg.Go(func() { h.conclude(mod, mod.record.Exited) })
-	case h.up && !mod.beginning && mod.phase == pending:
+	case h.up && mod.recorded && !mod.beginning && mod.phase == pending:
 		mod.beginning = true
 		run := h.run
 		h.calls.Add(1)

@@ -3,7 +3,6 @@ package manager
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"time"
 
@@ -270,17 +269,4 @@ func (h *host) reportNow() reported {
 		r.Modules = append(r.Modules, one)
 	}
 	return r
-}
-
-// Reported is the reported state of every runtime, in the configuration's order, as JSON.
-func (m *Manager) Reported() ([]byte, error) {
-	var all []reported
-	for _, h := range m.hosts {
-		all = append(all, h.reportNow())
-	}
-	raw, err := json.Marshal(all)
-	if err != nil {
-		return nil, errors.Join(errors.New("the edge manager's reported state"), err)
-	}
-	return raw, nil
 }

@@ -26,6 +26,7 @@ type module struct {
 	data       wire.ModuleData
 	record     record
 	phase      phase
+	recorded   bool          // it is on the disk: only then the runtime may hear of it
 	known      bool          // the runtime may have it: an earlier daemon created it, or an earlier connection
 	lost       bool          // it ran when its runtime was lost
 	restored   bool          // created again by the manager itself; the orchestrator may do so too
@@ -77,7 +78,7 @@ func (h *host) restore(uuid string, r record, data wire.ModuleData) bool {
 		return false
 	}
 	mod := h.newModule(uuid, data, r)
-	mod.known, mod.restored = true, true
+	mod.recorded, mod.known, mod.restored = true, true, true
 	if r.State == exited {
 		mod.phase, mod.unfinished = ended, true
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/edge/wire"
+	"github.com/tripod-run/tripod/internal/failpoint"
 )
 
 // quick makes registrations fail fast.
@@ -280,4 +281,29 @@ func (x *exits) waitEmpty(t testing.TB) {
 		<-time.After(10 * time.Millisecond)
 	}
 	t.Error("exits are kept although they are acknowledged")
+}
+
+// TestCreateWhileTheRuntimeStarts: the runtime hears of a module only when it is recorded, whoever comes first.
+func TestCreateWhileTheRuntimeStarts(t *testing.T) {
+	gate := make(chan struct{})
+	r := newRig(t, func(c *Config) { c.Runtimes[0].(*fake).start = func() error { <-gate; return nil } }, func(b *bus) { b.away = true })
+	if err := failpoint.Arm("edge.manager.create.recorded", "delay(100ms)"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = failpoint.Arm("edge.manager.create.recorded", "") })
+	h := r.m.hosts[0]
+	done := make(chan error, 1)
+	go func() { done <- h.create("", fromControl, wire.ModuleData{"uuid": []byte(`"m"`)}) }()
+	if err := poll(t.Context(), func() bool { return h.at(0) != nil }); err != nil {
+		t.Fatal(err)
+	}
+	close(gate)
+	h.wait(t.Context(), func() bool { return h.up })
+	if n := r.a.count(true, wire.Create); n != 0 {
+		t.Errorf("created before it is recorded")
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	r.a.find(t, true, 0, wire.Create, 1)
 }
