@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -309,6 +310,34 @@ func TestKilledAtEachLine(t *testing.T) {
 func (w *world) runLate(t *testing.T, point string) bool {
 	w.run(t, "edge.manager.delete.recorded=kill")
 	return w.run(t, point+"=kill")
+}
+
+// TestKilledAtAnyTime kills daemon after daemon at moments that are not chosen.
+func TestKilledAtAnyTime(t *testing.T) {
+	for i := range 6 {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			t.Parallel()
+			w := &world{dir: t.TempDir()}
+			for range 12 {
+				w.runFor(t, 15*time.Millisecond+rand.N(120*time.Millisecond))
+			}
+			w.run(t, "")
+			w.check(t)
+		})
+	}
+}
+
+// runFor runs a daemon for a time at most.
+func (w *world) runFor(t *testing.T, d time.Duration) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "/proc/self/exe")
+	cmd.Env = append(os.Environ(), worldVariable+"="+w.dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if out, err := cmd.CombinedOutput(); err != nil && ctx.Err() == nil {
+		t.Fatalf("the daemon: %v: %s", err, out)
+	}
 }
 
 // run runs a daemon; it returns whether it was killed.
