@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-
 	"github.com/tripod-run/tripod/test/harness"
 )
 
@@ -89,33 +87,6 @@ func TestEdgeCommandLine(t *testing.T) {
 	}
 }
 
-// TestEdgeBesideAKubelet: one node serves both. A kubelet is not shown modules, or it would end what it does not know.
-func TestEdgeBesideAKubelet(t *testing.T) {
-	n := startEdge(t, false)
-	pod := startPod(t, n.d)
-	module := n.relay("relay", "app/in", "app/out")
-	resp, err := n.d.CRI().ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{})
-	if err != nil || len(resp.GetItems()) != 1 || resp.GetItems()[0].GetId() != pod.ID {
-		t.Errorf("a kubelet is shown %v, %v", resp.GetItems(), err)
-	}
-	containers, err := n.d.CRI().ListContainers(t.Context(), &runtimeapi.ListContainersRequest{})
-	if err != nil || len(containers.GetContainers()) != 0 {
-		t.Errorf("a kubelet is shown %v, %v", containers.GetContainers(), err)
-	}
-	_, err = n.d.CRI().RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{RuntimeHandler: "wasm", Config: harness.PodConfig(t, "p",
-		func(c *runtimeapi.PodSandboxConfig) {
-			c.Annotations = map[string]string{"tripod.dev/edge.channels": "[]"}
-		})})
-	if err == nil || !strings.Contains(err.Error(), "tripod.dev/edge.") {
-		t.Errorf("an annotation that is not for pods of Kubernetes: %v", err)
-	}
-	n.relays("app/in", "app/out", "both at once")
-	n.o.MustEdge("stop", module)
-	if exit := n.exitStatus(module); exit["reason"] != "killed" {
-		t.Errorf("the module ended with %v", exit)
-	}
-}
-
 // TestEdgeManyModules: a runtime that is full has the next module wait, not fail.
 func TestEdgeManyModules(t *testing.T) {
 	n := startEdge(t, false, harness.Set("edge.wasm.max_modules", 8))
@@ -150,4 +121,55 @@ func TestEdgeManyModules(t *testing.T) {
 		n.o.MustEdge("stop", running[0].UUID)
 		n.o.WaitModule(next, "A")
 	}
+}
+
+// TestEdgeLargeMessages: 1 MiB goes through a module and the broker, whole (fault E2); what is too large for the broker ends at most
+// the connection that sent it.
+func TestEdgeLargeMessages(t *testing.T) {
+	brokers(t, func(n *edgeNode) {
+		module := n.relay("relay", "app/in", "app/out")
+		for i := range 3 {
+			n.publish("app/in", strings.Repeat(string(rune('a'+i)), 1<<20))
+			want := strings.Repeat(string(rune('A'+i)), 1<<20)
+			harness.Eventually(t, waitLimit, func() error {
+				if n.count("app/out", want) != 1 {
+					return fmt.Errorf("message %d has not come", i)
+				}
+				return nil
+			})
+		}
+		if n.m == nil {
+			_ = harness.Publish(n.addr, "app/in", 1, strings.Repeat("x", 17<<20)) // above broker.max_message: however it fails
+		}
+		n.relays("app/in", "app/out", "and small ones")
+		n.o.MustEdge("stop", module)
+	})
+}
+
+// TestEdgeRetainedPoison: retained messages that nobody should have left are met at each start, and change nothing (fault E1).
+func TestEdgeRetainedPoison(t *testing.T) {
+	n := startEdge(t, true)
+	runtime := fmt.Sprint(n.o.WaitRuntime("wasm", "A")["uuid"])
+	module := n.relay("relay", "app/in", "app/out")
+	for _, topic := range []string{"control", "control/" + runtime, "reg/" + runtime, "keepalive/" + runtime, "desired/" + runtime, "reported/x"} {
+		for _, poison := range []string{"{", "\xff", `{"object_id": "1", "action": "dance", "type": "arts_req", "data": {"type": "module", "uuid": "` + module + `"}}`} {
+			n.retain("realm/proc/"+topic, poison)
+		}
+	}
+	n.d.Kill()
+	n.o.Kill()
+	n.d.Start()
+	n.o.Start()
+	n.o.WaitRuntime("wasm", "A")
+	n.o.WaitModule(module, "A")
+	harness.Eventually(t, waitLimit, func() error {
+		n.publish("app/in", "still there")
+		if n.count("app/out", "STILL THERE") == 0 {
+			return fmt.Errorf("the module does not answer")
+		}
+		return nil
+	})
+	second := n.relay("second", "app/x", "app/y")
+	n.relays("app/x", "app/y", "and a new one")
+	n.o.MustEdge("stop", module, second)
 }
