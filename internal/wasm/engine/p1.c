@@ -57,10 +57,9 @@ static int environ_get(call *c) { return copies(c, c->i->env, c->i->env_end, c->
 
 // ---- clocks, random numbers, exit ----
 
-enum { REALTIME, MONOTONIC };
-
-static bool clock_now(uint32_t id, bool resolution, uint64_t *ns) {
+bool p1_clock(uint32_t id, bool resolution, uint64_t *ns) {
   struct timespec t;
+  enum { REALTIME, MONOTONIC };
   if (id > MONOTONIC) return false;
   clockid_t clock = id == REALTIME ? CLOCK_REALTIME : CLOCK_MONOTONIC;
   if (resolution) clock_getres(clock, &t);
@@ -71,14 +70,14 @@ static bool clock_now(uint32_t id, bool resolution, uint64_t *ns) {
 
 static int clock_res_get_(call *c) {
   uint64_t ns;
-  if (!clock_now(arg(c, 0), true, &ns)) return EINVAL_;
+  if (!p1_clock(arg(c, 0), true, &ns)) return EINVAL_;
   if (!fits(c, arg(c, 1), 8)) return EFAULT_;
   return put64(c, arg(c, 1), ns), OK;
 }
 
 static int clock_time_get(call *c) {
   uint64_t ns;
-  if (!clock_now(arg(c, 0), false, &ns)) return EINVAL_;
+  if (!p1_clock(arg(c, 0), false, &ns)) return EINVAL_;
   if (!fits(c, arg(c, 2), 8)) return EFAULT_;
   return put64(c, arg(c, 2), ns), OK;
 }
@@ -127,9 +126,9 @@ static ptrdiff_t write_some(call *c, uint8_t *from, size_t n) {
   return tw_over(c->i) ? ENDED : k == ENDED ? -EIO : k;
 }
 
-// wait_input waits until there is input, or until a time on the monotonic clock; in slices, so that it learns of the
+// p1_wait_input waits until there is input, or until a time on the monotonic clock; in slices, so that it learns of the
 // guest's end. It gives whether there is input.
-static int wait_input(call *c, int64_t until) {
+int p1_wait_input(call *c, int64_t until) {
   for (;;) {
     struct pollfd p = {.fd = c->i->stdin_fd, .events = POLLIN};
     int64_t left = (until - tw_now()) / 1000000;
@@ -141,7 +140,7 @@ static int wait_input(call *c, int64_t until) {
 
 static ptrdiff_t read_some(call *c, uint8_t *to, size_t n) {
   if (c->i->stdin_fd < 0) return 0;
-  int ready = wait_input(c, INT64_MAX);
+  int ready = p1_wait_input(c, INT64_MAX);
   if (ready < 0) return ready;
   ssize_t k = read(c->i->stdin_fd, to, n);
   return k < 0 ? -EIO : k;
@@ -152,7 +151,7 @@ static int stream(call *c, bool out) {
   uint64_t moved;
   if (!d || d->kind == FD_ROOM) return d ? EISDIR_ : EBADF_;
   if (!(d->modes & (out ? CAN_WRITE : CAN_READ))) return EBADF_;
-  if (d->kind == FD_CHANNEL) return out ? channel_write(c, d) : channel_read(c, d);
+  if (d->kind == FD_CHANNEL) return out ? p1_channel_write(c, d) : p1_channel_read(c, d);
   if (!fits(c, arg(c, 3), 4)) return EFAULT_;
   int err = each_vector(c, out ? write_some : read_some, &moved);
   if (!err) put32(c, arg(c, 3), (uint32_t)moved);
@@ -164,7 +163,7 @@ static int fd_read(call *c) { return stream(c, false); }
 static int fd_close(call *c) {
   tw_fd *d = fd_at(c, arg(c, 0));
   if (!d) return EBADF_;
-  if (d->kind == FD_CHANNEL) channel_close(c, d);
+  if (d->kind == FD_CHANNEL) p1_channel_close(c, d);
   d->kind = FD_NONE;
   return OK;
 }
@@ -175,7 +174,7 @@ static int fd_renumber(call *c) {
   if (!from || !to) return EBADF_;
   if (from->kind == FD_PASSED || to->kind == FD_PASSED) return ENOTSUP_;
   if (from == to) return OK;
-  if (to->kind == FD_CHANNEL) channel_close(c, to);
+  if (to->kind == FD_CHANNEL) p1_channel_close(c, to);
   *to = *from, from->kind = FD_NONE;
   return OK;
 }
@@ -195,7 +194,8 @@ static int fd_fdstat_get(call *c) {
   memset(c->mem + at, 0, SIZE);
   c->mem[at] = type_of(d);
   memcpy(c->mem + at + FLAGS, &d->flags, 2);
-  put64(c, at + RIGHTS, d->kind == FD_ROOM ? RIGHT_OPEN : RIGHT_POLL | (d->modes & CAN_READ ? RIGHT_READ : 0) | (d->modes & CAN_WRITE ? RIGHT_WRITE : 0));
+  uint64_t rights = RIGHT_POLL | (d->modes & CAN_READ ? RIGHT_READ : 0) | (d->modes & CAN_WRITE ? RIGHT_WRITE : 0);
+  put64(c, at + RIGHTS, d->kind == FD_ROOM ? RIGHT_OPEN : rights);
   if (d->kind == FD_ROOM) put64(c, at + INHERITED, ALL);
   return OK;
 }
@@ -217,114 +217,6 @@ static int fd_filestat_get(call *c) {
   return OK;
 }
 
-// ---- poll ----
-
-enum { SUBSCRIPTION = 48, EVENT = 32, CLOCK = 0, FD_READ_READY = 1, HANGUP = 1, ABSOLUTE = 1 };
-
-// deadline_of gives when a subscription of a clock is due, on the monotonic clock.
-static int deadline_of(call *c, uint32_t sub, int64_t now, int64_t *due) {
-  uint64_t timeout = get64(c, sub + 24), clock;
-  if (!clock_now(get32(c, sub + 16), false, &clock)) return EINVAL_;
-  bool absolute = c->mem[sub + 40] & ABSOLUTE;
-  uint64_t left = !absolute ? timeout : timeout > clock ? timeout - clock : 0;
-  *due = left > (uint64_t)(INT64_MAX - now) ? INT64_MAX : now + (int64_t)left;
-  return OK;
-}
-
-static void event(call *c, uint32_t sub, uint32_t *n, int error, bool hangup) {
-  uint32_t at = arg(c, 1) + *n * EVENT;
-  uint64_t user = get64(c, sub); // the two arrays may overlap
-  uint8_t tag = c->mem[sub + 8];
-  memset(c->mem + at, 0, EVENT);
-  put64(c, at, user);
-  c->mem[at + 8] = (uint8_t)error, c->mem[at + 10] = tag, c->mem[at + 24] = hangup ? HANGUP : 0;
-  ++*n;
-}
-
-// streams_ready tells events of streams: output to streams never makes anybody wait, input does if there is a standard input;
-// channels know.
-static uint32_t streams_ready(call *c, uint32_t subs, uint32_t n, bool input) {
-  uint32_t events = 0;
-  for (uint32_t k = 0; k < n; k++) {
-    uint32_t sub = subs + k * SUBSCRIPTION;
-    uint8_t tag = c->mem[sub + 8];
-    if (tag == CLOCK) continue;
-    const tw_fd *d = fd_at(c, get32(c, sub + 16));
-    int mode = tag == FD_READ_READY ? CAN_READ : CAN_WRITE;
-    bool good = d && d->modes & mode, in = good && d->kind == FD_STREAM && mode == CAN_READ;
-    if (in && !input) continue;
-    if (good && d->kind == FD_CHANNEL && !channel_ready(c, d, mode)) continue;
-    event(c, sub, &events, good ? OK : EBADF_, in && c->i->stdin_fd < 0);
-  }
-  return events;
-}
-
-// waits_for tells which kinds of descriptors are among what the guest waits for (bits), for reading or for writing.
-static uint32_t waits_for(call *c, uint32_t subs, uint32_t n, bool reading) {
-  uint32_t kinds = 0;
-  for (uint32_t k = 0; k < n; k++) {
-    const tw_fd *d = fd_at(c, get32(c, subs + k * SUBSCRIPTION + 16));
-    uint8_t tag = c->mem[subs + k * SUBSCRIPTION + 8];
-    if (d && tag != CLOCK && (tag == FD_READ_READY) == reading) kinds |= 1u << d->kind;
-  }
-  return kinds;
-}
-
-// clocks_due tells events of clocks that were due first.
-static uint32_t clocks_due(call *c, uint32_t subs, uint32_t n, int64_t now, int64_t first) {
-  uint32_t events = 0;
-  int64_t due;
-  for (uint32_t k = 0; k < n; k++) {
-    uint32_t sub = subs + k * SUBSCRIPTION;
-    if (c->mem[sub + 8] == CLOCK && !deadline_of(c, sub, now, &due) && due <= first) event(c, sub, &events, OK, false);
-  }
-  return events;
-}
-
-static int64_t sooner(int64_t a, int64_t b) { return a < b ? a : b; }
-
-// wait_streams waits for something to happen to streams and channels, and gives their events: none when it is time.
-// Whoever waits for both looks at the streams every few milliseconds, and whoever waits for room looks now and then, since
-// that can also come by the passing of time.
-static int wait_streams(call *c, uint32_t subs, uint32_t n, int64_t first, uint32_t *events) {
-  enum { BOTH = 5 * 1000 * 1000, NOW_AND_THEN = 200 * 1000 * 1000 }; // ns
-  uint32_t reads = waits_for(c, subs, n, true), writes = waits_for(c, subs, n, false);
-  bool input = reads >> FD_STREAM & 1 && c->i->stdin_fd >= 0, room = writes >> FD_CHANNEL & 1;
-  bool channels = room || reads >> FD_CHANNEL & 1;
-  int64_t pause = channels && input ? BOTH : room ? NOW_AND_THEN : INT64_MAX;
-  for (;;) {
-    uint32_t seen = tw_seen(c->i);
-    int ready = input ? wait_input(c, 0) : 1;
-    if (ready < 0 || tw_over(c->i)) return ENDED;
-    *events = streams_ready(c, subs, n, ready);
-    if (*events || tw_now() >= first) return OK;
-    if (channels) tw_fresh(c->i);
-    if (input && !channels) ready = wait_input(c, first);
-    else if (!tw_await(c->i, pause == INT64_MAX ? first : sooner(first, tw_now() + pause), seen)) return ENDED;
-    if (ready < 0) return ENDED;
-  }
-}
-
-static int poll_oneoff(call *c) {
-  uint32_t subs = arg(c, 0), n = arg(c, 2);
-  if (!n || n > MAX_ENTRIES) return EINVAL_;
-  if (!fits(c, subs, (uint64_t)n * SUBSCRIPTION) || !fits(c, arg(c, 1), (uint64_t)n * EVENT) || !fits(c, arg(c, 3), 4)) return EFAULT_;
-  int64_t now = tw_now(), first = INT64_MAX, due;
-  for (uint32_t k = 0; k < n; k++) {
-    uint32_t sub = subs + k * SUBSCRIPTION;
-    if (c->mem[sub + 8] != CLOCK) continue;
-    int error = deadline_of(c, sub, now, &due);
-    if (error) return error;
-    first = sooner(first, due);
-  }
-  uint32_t events = 0;
-  int error = wait_streams(c, subs, n, first, &events);
-  if (error) return error;
-  if (!events) events = clocks_due(c, subs, n, now, first);
-  put32(c, arg(c, 3), events);
-  return OK;
-}
-
 // ---- the rest: there are no files, directories and sockets ----
 
 static int no_file(call *c) { return is_open(c, arg(c, 0)) ? ENOTSUP_ : EBADF_; }
@@ -339,10 +231,10 @@ static int no_symlink(call *c) { return is_open(c, arg(c, 2)) ? ENOTDIR_ : EBADF
 
 // What there is of directories: the one with the channels.
 static bool in_room(const call *c) { return is_open(c, arg(c, 0)) && fd_at(c, arg(c, 0))->kind == FD_ROOM; }
-static int fd_prestat_get(call *c) { return in_room(c) ? room_prestat(c) : no_directory(c); }
-static int fd_prestat_dir_name(call *c) { return in_room(c) ? room_dir_name(c) : no_directory(c); }
-static int path_open(call *c) { return in_room(c) ? channel_open(c) : no_directory(c); }
-static int path_filestat_get(call *c) { return in_room(c) ? channel_filestat(c) : no_directory(c); }
+static int fd_prestat_get(call *c) { return in_room(c) ? p1_room_prestat(c) : no_directory(c); }
+static int fd_prestat_dir_name(call *c) { return in_room(c) ? p1_room_dir_name(c) : no_directory(c); }
+static int path_open(call *c) { return in_room(c) ? p1_channel_open(c) : no_directory(c); }
+static int path_filestat_get(call *c) { return in_room(c) ? p1_channel_filestat(c) : no_directory(c); }
 
 // functions is preview 1: name, parameters (i: i32, l: i64), which of them are descriptors (bits), what it does. All but
 // proc_exit give an error number.
@@ -388,7 +280,7 @@ static const struct function {
     {"path_rename", "iiiiii", 1 | 1 << 3, no_directory},
     {"path_symlink", "iiiii", 1 << 2, no_symlink},
     {"path_unlink_file", "iii", 1, no_directory},
-    {"poll_oneoff", "iiii", 0, poll_oneoff},
+    {"poll_oneoff", "iiii", 0, p1_poll},
     {"proc_exit", "i", 0, proc_exit},
     {"proc_raise", "i", 0, not_here},
     {"sched_yield", "", 0, sched_yield_},
@@ -407,8 +299,8 @@ const char *tw_preview1(uint32_t n, const char **params, uint32_t *fds) {
 // passed passes a call on that is about descriptors of the engine's WASI.
 static int passed(call *c, const struct function *f) {
   uint32_t n = (uint32_t)(f - functions), nparams = (uint32_t)strlen(f->params);
-  if (f->run == path_open) return pass_open(c, n, nparams);
-  int error = pass(c, n, nparams, f->fds);
+  if (f->run == path_open) return p1_pass_open(c, n, nparams);
+  int error = p1_pass(c, n, nparams, f->fds);
   if (f->run == fd_close && !error) fd_at(c, arg(c, 0))->kind = FD_NONE;
   return error;
 }

@@ -1,4 +1,4 @@
-// What the files of preview 1 share (p1.c, p1channel.c, p1pass.c).
+// What the files of preview 1 share (p1.c, p1poll.c, p1channel.c, p1pass.c).
 #ifndef P1_H
 #define P1_H
 #include "tw.h"
@@ -53,18 +53,27 @@ static inline tw_fd *fd_at(const call *c, uint32_t fd) {
   return fd < c->i->nfds && c->i->fds[fd].kind ? &c->i->fds[fd] : NULL;
 }
 
+// ---- p1.c, p1poll.c ----
+
+bool p1_clock(uint32_t id, bool resolution, uint64_t *ns);
+// p1_wait_input waits until there is input, or until a time on the monotonic clock; it gives whether there is.
+int p1_wait_input(call *, int64_t until);
+int p1_poll(call *); // poll_oneoff
+
 // ---- channels (p1channel.c) ----
 
-int channel_open(call *);                                          // path_open below /ch
-int channel_filestat(call *);                                      // path_filestat_get below /ch
-int channel_read(call *, tw_fd *), channel_write(call *, tw_fd *); // fd_read, fd_write
-bool channel_ready(call *, const tw_fd *, int mode);               // whether a read, or a write, would not wait
-void channel_close(call *, const tw_fd *);
-int room_prestat(call *), room_dir_name(call *);                   // fd_prestat_get, fd_prestat_dir_name of /ch
+int p1_channel_open(call *);     // path_open below /ch
+int p1_channel_filestat(call *); // path_filestat_get below /ch
+int p1_channel_read(call *, tw_fd *);
+int p1_channel_write(call *, tw_fd *);
+bool p1_channel_ready(call *, const tw_fd *, int mode); // whether a read, or a write, would not wait
+void p1_channel_close(call *, const tw_fd *);
+int p1_room_prestat(call *);  // fd_prestat_get of /ch
+int p1_room_dir_name(call *); // fd_prestat_dir_name
 
 // ---- descriptors of the engine's own WASI (p1pass.c) ----
 
-// pass calls a function of preview 1 in the engine's WASI. Bit k of fds says that parameter k is a descriptor.
-int pass(call *, uint32_t function, uint32_t nparams, uint32_t fds);
-int pass_open(call *, uint32_t function, uint32_t nparams); // path_open, which makes a descriptor
+// p1_pass calls a function of preview 1 in the engine's WASI. Bit k of fds says that parameter k is a descriptor.
+int p1_pass(call *, uint32_t function, uint32_t nparams, uint32_t fds);
+int p1_pass_open(call *, uint32_t function, uint32_t nparams); // path_open, which makes a descriptor
 #endif

@@ -6,14 +6,14 @@
 
 static const char room[] = "/ch";
 
-int room_prestat(call *c) {
+int p1_room_prestat(call *c) {
   if (!fits(c, arg(c, 1), 8)) return EFAULT_;
   put32(c, arg(c, 1), 0); // a directory
   put32(c, arg(c, 1) + 4, sizeof room - 1);
   return OK;
 }
 
-int room_dir_name(call *c) {
+int p1_room_dir_name(call *c) {
   uint32_t at = arg(c, 1), n = arg(c, 2);
   if (n < sizeof room - 1) return ENAMETOOLONG_;
   if (!fits(c, at, n)) return EFAULT_;
@@ -40,7 +40,7 @@ static int from_go(call *c, int (*f)(uintptr_t, uint8_t *, size_t, int), const u
   return k;
 }
 
-int channel_open(call *c) {
+int p1_channel_open(call *c) {
   enum { IS_DIRECTORY = 2, EXCLUSIVE = 4 };
   uint32_t flags = arg(c, 4), at = arg(c, 8), len, number;
   uint64_t rights = (uint64_t)c->v[5].i64;
@@ -61,7 +61,7 @@ int channel_open(call *c) {
   return put32(c, at, number), OK;
 }
 
-int channel_filestat(call *c) {
+int p1_channel_filestat(call *c) {
   enum { SIZE = 64, TYPE = 16 };
   uint32_t at = arg(c, 4), len;
   const uint8_t *name;
@@ -76,13 +76,13 @@ int channel_filestat(call *c) {
   return OK;
 }
 
-void channel_close(call *c, const tw_fd *d) {
+void p1_channel_close(call *c, const tw_fd *d) {
   int64_t paused = tw_pause(c->i);
   twChannelClose(c->i->go_, (int)d->n);
   tw_resume(c->i, paused);
 }
 
-bool channel_ready(call *c, const tw_fd *d, int mode) {
+bool p1_channel_ready(call *c, const tw_fd *d, int mode) {
   int64_t paused = tw_pause(c->i);
   bool ready = twChannelReady(c->i->go_, (int)d->n, mode);
   tw_resume(c->i, paused);
@@ -126,7 +126,7 @@ static int64_t patiently(call *c, const tw_fd *d, int mode, uint8_t *p, size_t n
   }
 }
 
-int channel_read(call *c, tw_fd *d) {
+int p1_channel_read(call *c, tw_fd *d) {
   uint64_t room, got = 0;
   int error = vectors(c, &room);
   if (error) return error;
@@ -142,7 +142,7 @@ int channel_read(call *c, tw_fd *d) {
   return put32(c, arg(c, 3), (uint32_t)got), OK;
 }
 
-int channel_write(call *c, tw_fd *d) {
+int p1_channel_write(call *c, tw_fd *d) {
   enum { MAX_MESSAGE = 16 << 20 }; // as the frames have it
   uint64_t sum;
   int error = vectors(c, &sum);

@@ -43,7 +43,7 @@ static bool prepare(call *c) {
   return true;
 }
 
-int pass(call *c, uint32_t function, uint32_t nparams, uint32_t fds) {
+int p1_pass(call *c, uint32_t function, uint32_t nparams, uint32_t fds) {
   wasmtime_val_raw_t v[TW_MAX_FLAT];
   wasm_trap_t *trap = NULL;
   memcpy(v, c->v, nparams * sizeof *v);
@@ -59,11 +59,11 @@ int pass(call *c, uint32_t function, uint32_t nparams, uint32_t fds) {
   return v[0].i32;
 }
 
-int pass_open(call *c, uint32_t function, uint32_t nparams) {
+int p1_pass_open(call *c, uint32_t function, uint32_t nparams) {
   uint32_t at = arg(c, 8), number;
   if (!fits(c, at, 4)) return EFAULT_;
   if (!tw_fd_new(c->i, (tw_fd){0}, &number)) return EMFILE_;
-  int error = pass(c, function, nparams, 1);
+  int error = p1_pass(c, function, nparams, 1);
   if (error) return error;
   c->i->fds[number] = (tw_fd){.kind = FD_PASSED, .modes = CAN_READ | CAN_WRITE, .n = get32(c, at)};
   return put32(c, at, number), OK;

@@ -4,7 +4,7 @@
 //	prog.c   type tables (value.Program), the check of flat values
 //	abi.c    core path: the canonical ABI on linear memory, handles
 //	dyn.c    component path: flat values to and from wasmtime's dynamic ones
-//	p1.c     WASI preview 1 for guests without directories; with p1channel.c, channels, and p1pass.c, both
+//	p1.c     WASI preview 1 for guests without directories, and p1poll.c; with p1channel.c, channels, and p1pass.c, both
 //	host.c   calls of host functions, on both paths
 //	inst.c   stores and instances, calls, WASI's configuration
 #ifndef TW_H
