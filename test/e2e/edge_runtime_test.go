@@ -119,3 +119,33 @@ func (n *edgeNode) retain(topic, payload string) {
 		n.Fatal(err)
 	}
 }
+
+// TestEdgeRestart: what becomes of a module that ends is its policy's business, and a deletion ends it for good.
+func TestEdgeRestart(t *testing.T) {
+	n := startEdge(t, false)
+	never := n.relay("never", "app/never", "app/out")
+	failed := n.relay("failed", "app/failed", "app/out", "--restart", "on-failure")
+	n.publish("app/never", "crash")
+	n.publish("app/failed", "crash")
+	if exit := n.exitStatus(never); exit["reason"] != "trap" {
+		t.Errorf("it ended with %v", exit)
+	}
+	harness.Eventually(t, waitLimit, func() error {
+		record := n.o.WaitModule(failed, "A")
+		if record["restarts"] != 1.0 {
+			return fmt.Errorf("restarts: %v", record["restarts"])
+		}
+		return nil
+	})
+	harness.Eventually(t, waitLimit, func() error { // until its channels are open
+		n.publish("app/failed", "again")
+		if n.count("app/out", "AGAIN") == 0 {
+			return errors.New("the module does not answer")
+		}
+		return nil
+	})
+	n.o.MustEdge("stop", failed)
+	if record := n.o.WaitModule(failed, "D"); record["restarts"] != 1.0 {
+		t.Errorf("deleted: %v", record)
+	}
+}
