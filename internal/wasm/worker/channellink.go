@@ -14,7 +14,7 @@ import (
 const (
 	maxBacklogMessages = 4096
 	maxBacklogBytes    = 32 << 20
-	patience           = time.Second     // with a daemon that does not read
+	patience           = 5 * time.Second // with a daemon that does not read
 	parting            = 2 * time.Second // for what is under way when the pod has ended
 	batchMessages      = 256             // that are written in one go
 	batchBytes         = 256 << 10
