@@ -101,7 +101,7 @@ lint: build/tools/golangci-lint ## go vet, golangci-lint (.golangci.yml), gofmt,
 	CGO_ENABLED=1 go vet ./...
 	CGO_ENABLED=1 build/tools/golangci-lint run
 	@test -z "$$(gofmt -l cmd examples hack internal sandbox test | tee /dev/stderr)" || { echo 'run gofmt -w on these files' >&2; exit 1; }
-	@for f in hack/*.sh hack/images/*.sh examples/wasm/build.sh .ci/run; do bash -n "$$f"; done
+	@for f in hack/*.sh hack/images/*.sh examples/*/build.sh .ci/run; do bash -n "$$f"; done
 
 # Pinned in a module of its own, so that its 200 dependencies are not the product's. About a minute, once.
 build/tools/golangci-lint: hack/tools/go.mod hack/tools/go.sum
@@ -113,8 +113,9 @@ images: ## the container images of the tests and the demo, into build/images (ca
 	@hack/images.sh build
 
 .PHONY: examples
-examples: ## the .wasm files of examples/wasm from their sources (installs clang-14, wasi-libc and npm packages)
+examples: ## the .wasm files of examples/ from their sources (installs clang-14, wasi-libc and npm packages)
 	@examples/wasm/build.sh
+	@examples/edge/build.sh
 
 .PHONY: install
 install: build ## the programs and the systemd unit, below DESTDIR and PREFIX

@@ -5,8 +5,10 @@
 #
 # bench.sh vm [BOOTS]: only the machines, 10 boots if not told otherwise; the table goes to standard output.
 #
+# bench.sh edge: only modules by MQTT.
+#
 # Everything runs in namespaces of its own (hack/testns.sh) and is gone afterwards. Needed are build/bin/tripod,
-# build/bin/tripod-wasm and what `hack/setup.sh bench` installs.
+# build/bin/tripod-wasm and what `hack/setup.sh bench` installs. Modules are held against plain clients of the same broker.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -67,6 +69,11 @@ runtime = "$1"
 cgroup_parent = "$TRIPOD_TEST_CGROUP"
 [vm]
 accel = "$accel"
+[edge]
+enabled = ${edge:-false}
+module_roots = ["$PWD/examples/edge"]
+[orchestrator]
+root = "$dir/orchestrator"
 TOML
   "$TRIPOD" daemon --config "$dir/tripod.toml" 2>>"$dir/tripod.log" &
   runtime_pid=$! socket=/run/tripod/tripod.sock
@@ -149,10 +156,26 @@ measure_vm() {
   stop_runtime
 }
 
+# measure_edge: messages and modules by MQTT, beside plain clients of the same broker, into $dir/edge.md.
+measure_edge() {
+  edge=true start_tripod crun
+  await "Tripod answers" "$TRIPOD" info --endpoint "unix://$socket"
+  "$TRIPOD" orchestrator --config "$dir/tripod.toml" 2>>"$dir/orchestrator.log" &
+  orchestrator_pid=$!
+  await "the runtime has registered" runtime_alive
+  say "Tripod, edge: messages and modules"
+  build/bin/edgebench -modules examples/edge >"$dir/edge.md"
+  kill "$orchestrator_pid"
+  wait "$orchestrator_pid" || true
+  stop_runtime
+}
+
+runtime_alive() { "$TRIPOD" edge runtimes | grep -q alive; }
+
 inside() {
-  dir=$TRIPOD_TEST_DIR pods=$1 runtime_pid=''
+  dir=$TRIPOD_TEST_DIR pods=$1 runtime_pid='' orchestrator_pid=''
   list_pods=("${@:2}")
-  trap 'kill $runtime_pid $registry_pid 2>/dev/null; wait' EXIT
+  trap 'kill $orchestrator_pid $runtime_pid $registry_pid 2>/dev/null; wait' EXIT
   write_files
   build/bin/images serve "$registry" 2>"$dir/registry.log" &
   registry_pid=$!
@@ -163,7 +186,13 @@ inside() {
     cat "$dir/vm.md"
     return
   fi
+  if [ "$pods" = edge ]; then
+    measure_edge
+    cat "$dir/edge.md"
+    return
+  fi
   measure_wasm
+  measure_edge
   measure_vm
   measure crun "Tripod, crun" start_tripod crun
   measure runc "Tripod, runc" start_tripod runc
@@ -220,6 +249,13 @@ handler that copies the body, in a process of its own inside the same network na
 
 $(cat "$dir/wasm-calls.md")
 
+## Modules by MQTT
+
+Modules of examples/edge on the runtime tripod/wasm, the embedded broker in the daemon, an orchestrator beside it. A client is
+internal/edge/mqtt in a process of its own, on both sides of the comparison.
+
+$(cat "$dir/edge.md")
+
 ## Machines
 
 The test guest (hack/images/guest: a kernel, an initramfs, a shell script) in a VM pod, and in QEMU started by hand with
@@ -240,13 +276,13 @@ fi
 for program in "$TRIPOD" "$TRIPOD-wasm"; do
   [ -x "$program" ] || fail "$program is not there: run make build first"
 done
-[ "${1-}" = vm ] || command -v containerd >/dev/null || fail "containerd is not installed: run hack/setup.sh bench"
+[ "${1-}" = vm ] || [ "${1-}" = edge ] || command -v containerd >/dev/null || fail "containerd is not installed: run hack/setup.sh bench"
 mkdir -p build
 exec 9>build/.bench.lock
 flock -n 9 || fail "another benchmark is running here; two would measure one another"
 hack/images.sh build
-CGO_ENABLED=0 go build -o build/bin/ ./hack/wasmbench ./hack/vmbench
-if [ "${1-}" = vm ]; then
+CGO_ENABLED=0 go build -o build/bin/ ./hack/wasmbench ./hack/vmbench ./hack/edgebench
+if [ "${1-}" = vm ] || [ "${1-}" = edge ]; then
   exec hack/testns.sh "$PWD/hack/bench.sh" __inside "$@"
 fi
 new=$(mktemp)

@@ -1,6 +1,6 @@
 #!/bin/bash
-# run.sh                see a node work: pods, components, a virtual machine, HTTP, gRPC, logs, exec, kill -9 of the daemon, and
-#                       everything still there
+# run.sh                see a node work: pods, components, a virtual machine, modules by MQTT, HTTP, gRPC, logs, exec, kill -9 of the
+#                       daemon, and everything still there
 # run.sh up             start a node that stays, with a registry and test images
 # run.sh sh [COMMAND]   a shell, or a command, in the world of that node
 # run.sh down           end it and clean up
@@ -22,7 +22,7 @@ pidfile=build/up.pid
 # ---------------------------------------------------------------------------------------------- the world's inside
 
 dir=${TRIPOD_TEST_DIR:-}
-daemon_pid='' registry_pid=''
+daemon_pid='' registry_pid='' orchestrator_pid=''
 
 write_config() {
   mount -t tmpfs logs /var/log # the pods' logs go there; the host's is not for us
@@ -43,6 +43,14 @@ cgroup_parent = "$TRIPOD_TEST_CGROUP"
 [vm] # the machine is small, and emulated, so that the demonstration is the same everywhere
 accel = "tcg"
 default_memory = $((128 << 20))
+
+[edge]
+enabled = true
+keepalive_interval = "2s"
+module_roots = ["$PWD/examples/edge"]
+
+[orchestrator]
+root = "$dir/orchestrator"
 TOML
 }
 
@@ -50,6 +58,17 @@ start_registry() {
   build/bin/images serve "$registry" 2>"$dir/registry.log" &
   registry_pid=$!
   await "the registry answers" connects 127.0.0.1 5000
+}
+
+start_orchestrator() {
+  "$TRIPOD" orchestrator --config "$dir/config.toml" 2>>"$dir/orchestrator.log" &
+  orchestrator_pid=$!
+  await "the orchestrator knows the node's runtime" runtime_alive
+}
+
+runtime_alive() {
+  kill -0 "$orchestrator_pid" 2>/dev/null || fail "the orchestrator has ended: $(tail -n 3 "$dir/orchestrator.log")"
+  "$TRIPOD" edge runtimes -o json 2>/dev/null | jq -e 'any(.[]; .name == "wasm" and .status == "A")' >/dev/null
 }
 
 start_daemon() {
@@ -64,7 +83,7 @@ daemon_ready() {
 }
 
 end_all() {
-  for pid in $daemon_pid $registry_pid; do
+  for pid in $orchestrator_pid $daemon_pid $registry_pid; do
     kill "$pid" 2>/dev/null || true
     wait "$pid" 2>/dev/null || true
   done
@@ -308,6 +327,38 @@ has_text()  { [ -f "$1" ] && grep -aq "$2" "$1"; }
 runs()      { "$TRIPOD" exec "$@" >/dev/null 2>&1; }
 serves()    { [[ "$(http "$1" 80)" == *"$2"* ]]; }
 
+demo_edge() {
+  local relay ticker sub
+  say "Modules by MQTT: the broker in the daemon, and an orchestrator  (tripod orchestrator, tripod edge)"
+  start_orchestrator
+  "$TRIPOD" edge runtimes | cut -c -100 | show
+  mosquitto_sub -V 5 -q 1 -v -t 'demo/#' -t 'realm/proc/control/+' >"$dir/edge.log" &
+  sub=$!
+  await "mosquitto_sub has subscribed" edge_heard
+  relay=$("$TRIPOD" edge run examples/edge/relay-c/relay.wasm --name relay --channel in=demo/tick:r:1 --channel out=demo/loud:w:1)
+  ticker=$("$TRIPOD" edge run examples/edge/ticker-go/ticker.wasm --name ticker --channel out=demo/tick:w:1 -- 200ms)
+  await "the modules talk" has_text "$dir/edge.log" '^demo/loud TICK 3$'
+  ok "one module publishes, the other takes it and passes it on; mosquitto_sub sees both:"
+  grep -aE '^demo/(tick|loud) ' "$dir/edge.log" | grep -v READY | head -n 6 | show
+  mosquitto_pub -V 5 -q 1 -t demo/tick -m "from outside"
+  await "a message of mosquitto_pub reaches the module, too" has_text "$dir/edge.log" '^demo/loud FROM OUTSIDE$'
+  ok "a message of mosquitto_pub reaches the module, too"
+  "$TRIPOD" edge ps | show
+  "$TRIPOD" pods | grep -E 'STATE|relay|ticker' | show
+  ok "they are pods of this node like any others"
+  "$TRIPOD" edge stop relay >/dev/null
+  check "the module that was deleted is dead" same "$("$TRIPOD" edge ps "$relay" -o json | jq -r '.[0].status')" D
+  await "its end is told by MQTT" has_text "$dir/edge.log" "exited.*$relay"
+  grep -a '"exited"' "$dir/edge.log" | cut -d ' ' -f 2- | jq -c .data | show
+  "$TRIPOD" edge ps -a | show
+  "$TRIPOD" edge stop "$ticker" >/dev/null
+  kill $sub && wait $sub 2>/dev/null || true
+  kill "$orchestrator_pid" && wait "$orchestrator_pid" || fail "the orchestrator did not end well: $(tail -n 3 "$dir/orchestrator.log")"
+  orchestrator_pid=''
+}
+
+edge_heard() { mosquitto_pub -V 5 -q 1 -t demo/loud -m READY && has_text "$dir/edge.log" READY; }
+
 demo_remove() {
   say "Stop and remove  (tripod stop, rm, rmp)"
   [ "$(leftovers | wc -l)" -gt 10 ] || fail "the search for leftovers does not even see pods that run"
@@ -354,6 +405,7 @@ demo() {
   demo_kill
   demo_components
   demo_machine
+  demo_edge
   demo_remove
   say "All of it held, in $SECONDS s; nothing is left."
 }
@@ -365,6 +417,7 @@ stay() {
   write_config
   start_registry
   start_daemon
+  start_orchestrator
   touch "$dir/up"
   wait "$daemon_pid"
 }

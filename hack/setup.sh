@@ -14,6 +14,7 @@ packages=(
   # what the tests run
   docker-registry skopeo                # the registry on loopback, and what fills it
   libvirt-daemon-system                 # libvirtd for the VM driver of that name; each test starts one of its own
+  mosquitto mosquitto-clients           # an MQTT broker and clients that are not ours; the service stays off, tests start their own
   gcc libc6-dev                         # tripod-wasm, whose engine is a C library; go test -race
   curl                                  # a client of the pods that is not ours
   jq procps util-linux ca-certificates xz-utils
@@ -54,6 +55,11 @@ install_packages() {
     die "apt-get could not install: $*; the lines above say why"
 }
 
+# stay_off SERVICE: it does not begin with the next boot, under either init system.
+stay_off() {
+  update-rc.d "$1" disable >/dev/null
+}
+
 command -v dpkg-query >/dev/null || die "this needs Debian (dpkg is not there); on another system install the equivalents of: ${packages[*]}"
 
 # libvirtd wants files for either init system, and apt's choice would bring systemd to a machine that has none.
@@ -69,6 +75,8 @@ if [ ${#want[@]} -gt 0 ]; then
   [ "$(id -u)" = 0 ] || die "run this as root: to be installed are ${want[*]}"
   echo "setup: installing ${want[*]}"
   install_packages "${want[@]}"
+  # Only where it came just now: a broker that was here before is somebody's.
+  [[ " ${want[*]} " != *" mosquitto "* ]] || stay_off mosquitto
   mapfile -t want < <(missing "${packages[@]}")
   [ ${#want[@]} -eq 0 ] || die "still not installed: ${want[*]}"
 fi

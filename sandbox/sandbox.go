@@ -231,6 +231,18 @@ type Dialer interface {
 	Dial(ctx context.Context, p *Pod, c *Container, network, address string) (net.Conn, error)
 }
 
+// Channeler is a backend whose containers can have channels (AnnotationChannels). Channels gives a connection that carries
+// them both ways, as frames of the edge protocol with the narrow header and module 0 (internal/edge/wire): from the container
+// OpenChannel, CloseChannel and what it publishes, to the container messages. A later connection of the same container
+// replaces the one before, and the container's channels are opened again on it. Containers of the same non-empty group
+// deliver to each other by themselves. The connection ends with the container; its caller closes it.
+//
+// Errors: ErrFailedPrecondition when the container does not run or has no channels, ErrUnavailable when what runs it does
+// not answer.
+type Channeler interface {
+	Channels(ctx context.Context, p *Pod, c *Container) (conn net.Conn, group string, err error)
+}
+
 // LogReopener is a backend that writes CRI log files and can be told that they were rotated.
 type LogReopener interface {
 	ReopenLog(ctx context.Context, p *Pod, c *Container) error

@@ -48,7 +48,8 @@ func newRoot(stdin io.Reader, stdout, stderr io.Writer) *cobra.Command {
 	root.SetErr(stderr)
 	root.AddGroup(&cobra.Group{ID: groupNode, Title: "The node:"},
 		&cobra.Group{ID: cli.Group, Title: "Pods, containers and images, over the CRI socket:"},
-		&cobra.Group{ID: groupWasm, Title: "Wasm components:"})
+		&cobra.Group{ID: groupWasm, Title: "Wasm components:"},
+		&cobra.Group{ID: groupEdge, Title: "Modules, over MQTT:"})
 	for _, c := range []*cobra.Command{
 		daemonCommand(), checkCommand(), configCommand(), diagCommand(), versionCommand(), failpointsCommand(), benchCommand(),
 	} {
@@ -67,12 +68,19 @@ func newRoot(stdin io.Reader, stdout, stderr io.Writer) *cobra.Command {
 		c.GroupID = groupWasm
 		root.AddCommand(c)
 	}
+	orchestrator := orchestratorCommand()
+	orchestrator.GroupID = groupEdge
+	root.AddCommand(orchestrator)
+	edge := app.EdgeCommand(interruptible)
+	edge.GroupID = groupEdge
+	root.AddCommand(edge)
 	return root
 }
 
 const (
 	groupNode = "node"
 	groupWasm = "wasm"
+	groupEdge = "edge"
 )
 
 // interruptible ends a client command's context by SIGINT and SIGTERM, and the program with the code that a shell

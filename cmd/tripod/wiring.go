@@ -85,11 +85,14 @@ func openParts(ctx context.Context, c *config.Config, log *slog.Logger) (_ *part
 	if err != nil {
 		return nil, err
 	}
-	return p, p.openNode(ctx, c, node.Config{
+	if err := p.openNode(ctx, c, node.Config{
 		Store: record, Backends: backends, DefaultHandler: c.Node.DefaultHandler, Routes: vmRoutes(c), Network: networks, Images: images,
 		ComponentPrefix: c.Node.ComponentLabelPrefix, OperationTimeout: time.Duration(c.Node.OperationTimeout),
 		Logger: log.With("part", "node"),
-	}, images, log)
+	}, images, log); err != nil {
+		return p, err
+	}
+	return p, p.openEdge(c, images, log)
 }
 
 func (p *parts) openNode(ctx context.Context, c *config.Config, nc node.Config, images *image.Store, log *slog.Logger) (err error) {

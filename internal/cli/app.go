@@ -9,7 +9,10 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/metadata"
 	"k8s.io/klog/v2"
+
+	"github.com/tripod-run/tripod/internal/cri"
 )
 
 // DefaultEndpoint is where a node with the default configuration listens.
@@ -81,7 +84,7 @@ func (a *App) formatFlags(c *cobra.Command, quiet string) {
 
 // with runs do with a connection; the command's context ends it.
 func (a *App) with(c *cobra.Command, do func(context.Context, *Client) error) error {
-	ctx := Quiet(c.Context())
+	ctx := metadata.AppendToOutgoingContext(Quiet(c.Context()), cri.HeaderPods, cri.HeaderPodsAll)
 	client, err := Connect(ctx, a.endpoint, a.timeout)
 	if err != nil {
 		return err

@@ -35,6 +35,10 @@ type Config struct {
 	Metrics  Metrics  `toml:"metrics"`
 	Tracing  Tracing  `toml:"tracing"`
 	Debug    Debug    `toml:"debug"`
+	Edge     Edge     `toml:"edge"`
+	Broker   Broker   `toml:"broker"`
+
+	Orchestrator Orchestrator `toml:"orchestrator"`
 }
 
 // GRPC is the front door: the CRI socket and the streaming server.

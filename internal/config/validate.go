@@ -25,6 +25,9 @@ func (c *Config) Complete() error {
 	if c.Network.NetnsDir == "" {
 		c.Network.NetnsDir = filepath.Join(c.State, "netns")
 	}
+	if c.Orchestrator.Root == "" {
+		c.Orchestrator.Root = filepath.Join(filepath.Dir(c.Root), filepath.Base(c.Root)+"-orchestrator")
+	}
 	v := &validator{}
 	c.validatePaths(v)
 	c.validateNetwork(v)
@@ -45,6 +48,7 @@ func (c *Config) Complete() error {
 	c.validateRoute(v)
 	v.address("metrics.address", c.Metrics.Address)
 	v.endpoint("tracing.endpoint", c.Tracing.Endpoint)
+	c.validateEdge(v)
 	return errors.Join(v.errs...)
 }
 

@@ -9,8 +9,8 @@ import (
 )
 
 // ListContainers lists the containers that match the filter, pod by pod in the order of their creation.
-func (s *Server) ListContainers(_ context.Context, req *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
-	items, err := s.containersOf(req.GetFilter())
+func (s *Server) ListContainers(ctx context.Context, req *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
+	items, err := s.containersOf(ctx, req.GetFilter())
 	if err != nil {
 		return nil, err
 	}
@@ -22,7 +22,7 @@ func (s *Server) ListContainers(_ context.Context, req *runtimeapi.ListContainer
 
 // StreamContainers is ListContainers without a limit to its size.
 func (s *Server) StreamContainers(req *runtimeapi.StreamContainersRequest, stream runtimeapi.RuntimeService_StreamContainersServer) error {
-	items, err := s.containersOf(req.GetFilter())
+	items, err := s.containersOf(stream.Context(), req.GetFilter())
 	if err != nil {
 		return err
 	}
@@ -31,11 +31,11 @@ func (s *Server) StreamContainers(req *runtimeapi.StreamContainersRequest, strea
 	})
 }
 
-func (s *Server) containersOf(f *runtimeapi.ContainerFilter) ([]wireItem, error) {
+func (s *Server) containersOf(ctx context.Context, f *runtimeapi.ContainerFilter) ([]wireItem, error) {
 	if err := validateContainerState("filter.state", f.GetState()); err != nil {
 		return nil, err
 	}
-	containers, err := s.selectContainers(f.GetId(), f.GetPodSandboxId(), f.GetLabelSelector(), func(c *node.Container) bool {
+	containers, err := s.selectContainers(ctx, f.GetId(), f.GetPodSandboxId(), f.GetLabelSelector(), func(c *node.Container) bool {
 		return f.GetState() == nil || containerState(c) == f.GetState().GetState()
 	})
 	if err != nil {

@@ -30,7 +30,7 @@ func (s *Server) StreamContainerStats(req *runtimeapi.StreamContainerStatsReques
 }
 
 func (s *Server) containerStatsOf(ctx context.Context, f *runtimeapi.ContainerStatsFilter) ([]*runtimeapi.ContainerStats, error) {
-	containers, err := s.selectContainers(f.GetId(), f.GetPodSandboxId(), f.GetLabelSelector(), isRunning)
+	containers, err := s.selectContainers(ctx, f.GetId(), f.GetPodSandboxId(), f.GetLabelSelector(), isRunning)
 	if err != nil {
 		return nil, err
 	}

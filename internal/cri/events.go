@@ -12,6 +12,7 @@ import (
 func (s *Server) GetContainerEvents(_ *runtimeapi.GetEventsRequest, stream runtimeapi.RuntimeService_GetContainerEventsServer) error {
 	sub := s.node.Subscribe()
 	defer sub.Close()
+	all := listsAll(stream.Context())
 	// The header tells the client that what happens from now on will reach it.
 	if err := stream.SendHeader(metadata.MD{}); err != nil {
 		return err
@@ -23,6 +24,9 @@ func (s *Server) GetContainerEvents(_ *runtimeapi.GetEventsRequest, stream runti
 		case event, ok := <-sub.Events():
 			if !ok {
 				return sub.Err()
+			}
+			if !all && event.Pod != nil && ofEdge(event.Pod) {
+				continue
 			}
 			if err := stream.Send(eventMessage(event)); err != nil {
 				return err

@@ -9,8 +9,8 @@ import (
 )
 
 // ListPodSandbox lists the pods that match the filter, in the order of their creation.
-func (s *Server) ListPodSandbox(_ context.Context, req *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
-	items, err := s.podsOf(req.GetFilter())
+func (s *Server) ListPodSandbox(ctx context.Context, req *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
+	items, err := s.podsOf(ctx, req.GetFilter())
 	if err != nil {
 		return nil, err
 	}
@@ -22,7 +22,7 @@ func (s *Server) ListPodSandbox(_ context.Context, req *runtimeapi.ListPodSandbo
 
 // StreamPodSandboxes is ListPodSandbox without a limit to its size.
 func (s *Server) StreamPodSandboxes(req *runtimeapi.StreamPodSandboxesRequest, stream runtimeapi.RuntimeService_StreamPodSandboxesServer) error {
-	items, err := s.podsOf(req.GetFilter())
+	items, err := s.podsOf(stream.Context(), req.GetFilter())
 	if err != nil {
 		return err
 	}
@@ -31,11 +31,11 @@ func (s *Server) StreamPodSandboxes(req *runtimeapi.StreamPodSandboxesRequest, s
 	})
 }
 
-func (s *Server) podsOf(f *runtimeapi.PodSandboxFilter) ([]wireItem, error) {
+func (s *Server) podsOf(ctx context.Context, f *runtimeapi.PodSandboxFilter) ([]wireItem, error) {
 	if err := validateSandboxState("filter.state", f.GetState()); err != nil {
 		return nil, err
 	}
-	pods, err := s.selectPods(f.GetId(), f.GetLabelSelector(), func(p *node.Pod) bool {
+	pods, err := s.selectPods(ctx, f.GetId(), f.GetLabelSelector(), func(p *node.Pod) bool {
 		return f.GetState() == nil || sandboxState(p) == f.GetState().GetState()
 	})
 	if err != nil {

@@ -30,7 +30,7 @@ func (s *Server) StreamPodSandboxStats(req *runtimeapi.StreamPodSandboxStatsRequ
 }
 
 func (s *Server) podStatsOf(ctx context.Context, f *runtimeapi.PodSandboxStatsFilter) ([]*runtimeapi.PodSandboxStats, error) {
-	pods, err := s.selectPods(f.GetId(), f.GetLabelSelector(), (*node.Pod).Ready)
+	pods, err := s.selectPods(ctx, f.GetId(), f.GetLabelSelector(), (*node.Pod).Ready)
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,8 @@ import (
 	"unicode"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/sandbox"
 )
 
 const (
@@ -75,6 +77,16 @@ func validateKeyValues(field string, pairs map[string]string) error {
 		return invalid(field, "hold %d bytes, the limit is %d", size, maxKeyValueBytes)
 	}
 	return nil
+}
+
+// validateAnnotations is for annotations, of which some are not for the control plane to set.
+func validateAnnotations(field string, pairs map[string]string) error {
+	for k := range pairs {
+		if strings.HasPrefix(k, sandbox.AnnotationEdge) {
+			return invalid(field, "%q: only modules of the edge front door have annotations that begin with %q", k, sandbox.AnnotationEdge)
+		}
+	}
+	return validateKeyValues(field, pairs)
 }
 
 // validateWords is for argument vectors: the kernel ends a word at a zero byte.

@@ -31,7 +31,7 @@ func validateContainerConfig(c *runtimeapi.ContainerConfig) error {
 		validateEach("config.devices", c.GetDevices(), validateDevice),
 		validateEach("config.CDI_devices", c.GetCDIDevices(), validateCDIDevice),
 		validateKeyValues("config.labels", c.GetLabels()),
-		validateKeyValues("config.annotations", c.GetAnnotations()),
+		validateAnnotations("config.annotations", c.GetAnnotations()),
 		validateBelow("config.log_path", c.GetLogPath()),
 		validateEnum("config.stop_signal", c.GetStopSignal(), runtimeapi.Signal_name),
 		validateResources("config.linux.resources", c.GetLinux().GetResources()),

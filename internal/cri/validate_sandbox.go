@@ -26,7 +26,7 @@ func validateSandboxConfig(c *runtimeapi.PodSandboxConfig) error {
 		validateDNS("config.dns_config", c.GetDnsConfig()),
 		validatePortMappings("config.port_mappings", c.GetPortMappings()),
 		validateKeyValues("config.labels", c.GetLabels()),
-		validateKeyValues("config.annotations", c.GetAnnotations()),
+		validateAnnotations("config.annotations", c.GetAnnotations()),
 		validateLinuxSandbox("config.linux", c.GetLinux()),
 	)
 }

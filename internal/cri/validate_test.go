@@ -71,6 +71,7 @@ func TestValidateSandboxConfig(t *testing.T) {
 		"host IP":                      {ports(&runtimeapi.PortMapping{ContainerPort: 80, HostIp: "localhost"}), "config.port_mappings[0].host_ip"},
 		"empty label key":              {func(c *config) { c.Labels[""] = "x" }, "config.labels"},
 		"labels without end":           {func(c *config) { c.Labels["x"] = strings.Repeat("y", maxKeyValueBytes) }, "config.labels"},
+		"annotations of the edge":      {func(c *config) { c.Annotations["tripod.dev/edge.channels"] = "[]" }, "config.annotations"},
 		"annotations without end":      {func(c *config) { c.Annotations["x"] = strings.Repeat("y", maxKeyValueBytes) }, "config.annotations"},
 		"cgroup parent with dots":      {func(c *config) { c.Linux.CgroupParent = "/kubepods/../../x" }, "config.linux.cgroup_parent"},
 		"cgroup parent of systemd":     {func(c *config) { c.Linux.CgroupParent = "kubepods-burstable-pod_x.slice" }, ""},

@@ -31,6 +31,7 @@ type totals struct {
 	containers, instances, active  int
 	memory                         uint64
 	cpu, throttled, logDropped     uint64
+	channelDropped                 uint64
 	requests, traps, timeouts, oom uint64
 	methods                        map[string]*control.MethodMetrics
 }
@@ -47,6 +48,7 @@ var (
 	throttledOf  = gauge("throttled_seconds_total", "Time that guests have waited for their CPU quota.")
 	endedOf      = gauge("guests_ended_total", "Guests that were ended, by cause: trap, deadline, memory.", "cause")
 	droppedOf    = gauge("log_dropped_bytes_total", "Output that could not be written to the container's log.")
+	lostOf       = gauge("channel_dropped_messages_total", "Messages of the component's channels that were dropped: the daemon was away, or they were not read.")
 	inFlightOf   = gauge("requests_in_flight", "Requests being answered now.", "method")
 	requestsOf   = gauge("requests_total", "Requests answered, by gRPC method and code; for plain HTTP the method is HTTP and the code its status.", "method", "code")
 	durationOf   = gauge("request_duration_seconds", "Duration of requests, to the last byte of the response.", "method")
@@ -56,7 +58,7 @@ var (
 
 // Describe implements prometheus.Collector.
 func (c *components) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{containersOf, instancesOf, memoryOf, cpuOf, throttledOf, endedOf, droppedOf, inFlightOf, requestsOf, durationOf, receivedOf, sentOf} {
+	for _, d := range []*prometheus.Desc{containersOf, instancesOf, memoryOf, cpuOf, throttledOf, endedOf, droppedOf, lostOf, inFlightOf, requestsOf, durationOf, receivedOf, sentOf} {
 		to <- d
 	}
 }
@@ -136,6 +138,7 @@ func (t *totals) add(w Workload) {
 	t.timeouts += w.Stats.Timeouts
 	t.oom += w.Stats.OutOfMemory
 	t.logDropped += w.Stats.LogDropped
+	t.channelDropped += w.Stats.ChannelDropped
 	for _, m := range w.Methods {
 		sum := t.methods[m.Procedure]
 		if sum == nil {
@@ -189,6 +192,7 @@ func (t *totals) write(to chan<- prometheus.Metric, component string) {
 	put(cpuOf, prometheus.CounterValue, float64(t.cpu)/second)
 	put(throttledOf, prometheus.CounterValue, float64(t.throttled)/second)
 	put(droppedOf, prometheus.CounterValue, float64(t.logDropped))
+	put(lostOf, prometheus.CounterValue, float64(t.channelDropped))
 	for cause, n := range map[string]uint64{"trap": t.traps, "deadline": t.timeouts, "memory": t.oom} {
 		put(endedOf, prometheus.CounterValue, float64(n), cause)
 	}

@@ -38,6 +38,20 @@ func (n *Node) Attach(ctx context.Context, id string, req sandbox.AttachRequest)
 	return attacher.Attach(ctx, rec.sandboxPod(), c.sandboxContainer(), req)
 }
 
+// Channels gives a connection that carries a running container's channels (sandbox.Channeler), and the group of containers
+// that deliver to each other without it. Errors as for Exec; ErrFailedPrecondition also for a container without channels.
+func (n *Node) Channels(ctx context.Context, id string) (conn net.Conn, group string, err error) {
+	p, rec, c, err := n.running(id, "channels")
+	if err != nil {
+		return nil, "", err
+	}
+	channeler, ok := p.backend.(sandbox.Channeler)
+	if !ok {
+		return nil, "", unable(rec, "channels")
+	}
+	return channeler.Channels(ctx, rec.sandboxPod(), c.sandboxContainer())
+}
+
 // ReopenLog makes a running container's log writer open its file again after a rotation. Errors as for Exec.
 func (n *Node) ReopenLog(ctx context.Context, id string) error {
 	p, rec, c, err := n.running(id, "reopen the log")

@@ -108,6 +108,7 @@ type Backend struct {
 var (
 	_ sandbox.Backend       = (*Backend)(nil)
 	_ sandbox.Attacher      = (*Backend)(nil)
+	_ sandbox.Channeler     = (*Backend)(nil)
 	_ sandbox.LogReopener   = (*Backend)(nil)
 	_ sandbox.Updater       = (*Backend)(nil)
 	_ sandbox.StatsProvider = (*Backend)(nil)

@@ -30,7 +30,7 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	if err != nil {
 		return sandbox.Resolved{}, err
 	}
-	mounts, err := checkMounts(c.Config.GetMounts())
+	mounts, err := checkMounts(c.Config)
 	if err != nil {
 		return sandbox.Resolved{}, err
 	}

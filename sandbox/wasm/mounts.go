@@ -29,27 +29,27 @@ func isDirectory(name string) bool {
 }
 
 // checkMounts sees to it that each mount is a directory, and gives those that the guest will have.
-func checkMounts(mounts []*runtimeapi.Mount) ([]*runtimeapi.Mount, error) {
-	opened, err := openMounts(mounts)
+func checkMounts(config *runtimeapi.ContainerConfig) ([]*runtimeapi.Mount, error) {
+	opened, err := openMounts(config)
 	closeMounts(opened)
 	if err != nil {
 		return nil, err
 	}
-	return wantedMounts(mounts), nil
+	return wantedMounts(config.GetMounts()), nil
 }
 
 // openMounts opens the directories of a container, those with the longest path in the container first. WASI knows
 // directories only.
-func openMounts(mounts []*runtimeapi.Mount) (opened []control.Mount, err error) {
+func openMounts(config *runtimeapi.ContainerConfig) (opened []control.Mount, err error) {
 	defer func() {
 		if err != nil {
 			closeMounts(opened)
 			opened = nil
 		}
 	}()
-	for i, m := range wantedMounts(mounts) {
+	for i, m := range wantedMounts(config.GetMounts()) {
 		field := fmt.Sprintf("mounts[%d]", i)
-		dir, err := openMount(m.GetHostPath(), m.GetReadonly())
+		dir, err := openMount(m.GetHostPath(), m.GetReadonly(), resolveOf(config))
 		switch {
 		case errors.Is(err, unix.ENOTDIR):
 			return opened, invalid(field+".host_path", "%s is not a directory: components are given directories; mount the one it is in", m.GetHostPath())
@@ -66,10 +66,19 @@ func openMounts(mounts []*runtimeapi.Mount) (opened []control.Mount, err error) 
 	return opened, nil
 }
 
+// resolveOf says how the paths of a container's mounts may be followed. A kubelet's are root's own; those of a module have
+// been held against the directories that modules may have, and are what they were only without any link.
+func resolveOf(config *runtimeapi.ContainerConfig) uint64 {
+	if isModule(config) {
+		return unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
+	}
+	return 0
+}
+
 // openMount gives a directory as a mount of its own that is attached nowhere: from its root no ".." leads to the rest of the
 // node, what is read-only is so by the kernel, and devices in it are none. It goes with its last descriptor.
-func openMount(host string, readonly bool) (*os.File, error) {
-	fd, err := unix.Open(host, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+func openMount(host string, readonly bool, resolve uint64) (*os.File, error) {
+	fd, err := unix.Openat2(unix.AT_FDCWD, host, &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: resolve})
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,8 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/sandbox"
 )
 
 // TestMountsAreContained: what a worker is handed is the directory and nothing around it, read-only where that was asked.
@@ -19,7 +21,7 @@ func TestMountsAreContained(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, readonly := range []bool{false, true} {
-		mounts, err := openMounts([]*runtimeapi.Mount{{ContainerPath: "/data", HostPath: dir, Readonly: readonly}})
+		mounts, err := openMounts(withMounts(&runtimeapi.Mount{ContainerPath: "/data", HostPath: dir, Readonly: readonly}))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -42,6 +44,30 @@ func TestMountsAreContained(t *testing.T) {
 	}
 }
 
+func withMounts(mounts ...*runtimeapi.Mount) *runtimeapi.ContainerConfig {
+	return &runtimeapi.ContainerConfig{Mounts: mounts}
+}
+
+// TestModulesMountsFollowNoLink: a directory that was held against what modules may have must not be another one now.
+func TestModulesMountsFollowNoLink(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Symlink("/etc", filepath.Join(dir, "link")); err != nil {
+		t.Fatal(err)
+	}
+	config := withMounts(&runtimeapi.Mount{ContainerPath: "/data", HostPath: filepath.Join(dir, "link")})
+	if _, err := checkMounts(config); err != nil {
+		t.Errorf("a kubelet's: %v", err)
+	}
+	config.Annotations = map[string]string{sandbox.AnnotationEdge + "module": "uuid"}
+	if _, err := checkMounts(config); !errdefs.IsInvalidArgument(err) || !errors.Is(err, unix.ELOOP) {
+		t.Errorf("a module's: %v", err)
+	}
+	config.Mounts[0].HostPath = dir
+	if _, err := checkMounts(config); err != nil {
+		t.Errorf("a module's, without a link: %v", err)
+	}
+}
+
 // TestMountsThatAreNone: files that a kubelet sends are passed over, others are refused, as is what is not there.
 func TestMountsThatAreNone(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
@@ -51,14 +77,14 @@ func TestMountsThatAreNone(t *testing.T) {
 	usual := []*runtimeapi.Mount{
 		{ContainerPath: "/etc/hosts", HostPath: file}, {ContainerPath: "/dev/termination-log", HostPath: file}, {ContainerPath: "/data", HostPath: t.TempDir()},
 	}
-	if kept, err := checkMounts(usual); err != nil || len(kept) != 1 || kept[0].ContainerPath != "/data" {
+	if kept, err := checkMounts(withMounts(usual...)); err != nil || len(kept) != 1 || kept[0].ContainerPath != "/data" {
 		t.Errorf("%v, %v", kept, err)
 	}
 	for say, m := range map[string]*runtimeapi.Mount{
 		"mount the one it is in": {ContainerPath: "/etc/app.conf", HostPath: file},
 		"no such file":           {ContainerPath: "/data", HostPath: file + "-not"},
 	} {
-		if _, err := checkMounts([]*runtimeapi.Mount{m}); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), say) {
+		if _, err := checkMounts(withMounts(m)); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), say) {
 			t.Errorf("%s: %v", say, err)
 		}
 	}

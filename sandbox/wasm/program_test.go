@@ -386,6 +386,25 @@ func (h *fakeHandler) Attach(_ context.Context, id string, session *control.Atta
 	return nil
 }
 
+// Channels tells the channels' names on the connection, and stays on it to the pod's end.
+func (h *fakeHandler) Channels(_ context.Context, id string, conn net.Conn) error {
+	p, err := h.pod(id)
+	if err != nil {
+		return err
+	}
+	if len(p.spec.Channels) == 0 {
+		return fmt.Errorf("pod %s has no channels: %w", id, errdefs.ErrFailedPrecondition)
+	}
+	go func() {
+		defer conn.Close()
+		for _, c := range p.spec.Channels {
+			fmt.Fprintf(conn, "%s %s %d\n", c.Name, c.Topic, c.Flags)
+		}
+		<-p.ended
+	}()
+	return nil
+}
+
 func (h *fakeHandler) ReopenLog(_ context.Context, id string, file *os.File) error {
 	defer file.Close()
 	if _, err := h.pod(id); err != nil {

@@ -67,6 +67,9 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 	if err := fpLoaded.Hit(ctx); err != nil {
 		return err
 	}
+	if err := checkModule(c.Config, loaded.World); err != nil {
+		return err
+	}
 	spec, renewAt, err := b.spec(ctx, p, c, s, loaded)
 	defer spec.CloseFiles()
 	if err != nil {
@@ -180,7 +183,10 @@ func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	if spec.Log.File, err = stream.OpenLogFile(p.Config.GetLogDirectory(), c.Config.GetLogPath()); err != nil {
 		return spec, renewAt, err
 	}
-	if spec.Mounts, err = openMounts(c.Config.GetMounts()); err != nil {
+	if spec.Mounts, err = openMounts(c.Config); err != nil {
+		return spec, renewAt, err
+	}
+	if spec.Channels, err = channelsOf(c.Config); err != nil {
 		return spec, renewAt, err
 	}
 	if loaded.World == control.WorldCommand {

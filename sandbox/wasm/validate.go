@@ -70,6 +70,7 @@ func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 		func() error { return b.validateResources(c.Config.GetLinux().GetResources()) },
 		func() error { return validateMounts(c.Config.GetMounts()) },
 		func() error { return validateTLSMount(o, c.Config.GetMounts(), b.cfg.LabelPrefix) },
+		func() error { _, err := sandbox.ParseChannels(c.Config.GetAnnotations()); return err },
 		func() error { _, err := stream.LogPath(p.Config.GetLogDirectory(), c.Config.GetLogPath()); return err },
 	} {
 		if err := check(); err != nil {

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	internalapi "k8s.io/cri-api/pkg/apis"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	criclient "k8s.io/cri-client/pkg"
@@ -104,7 +105,8 @@ func (d *Daemon) Images() internalapi.ImageManagerService {
 func (d *Daemon) RemoveAllPods() error {
 	ctx, cancel := context.WithTimeout(context.Background(), rpcTimeout)
 	defer cancel()
-	list, err := d.raw.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
+	all := metadata.AppendToOutgoingContext(ctx, "tripod-pods", "all") // those of modules, too, which a kubelet is not shown
+	list, err := d.raw.ListPodSandbox(all, &runtimeapi.ListPodSandboxRequest{})
 	if err != nil {
 		return err
 	}

@@ -179,7 +179,7 @@ func fileConn(file *os.File) (net.Conn, error) {
 	defer file.Close()
 	conn, err := net.FileConn(file)
 	if err != nil {
-		return nil, fmt.Errorf("attach: %w", err)
+		return nil, fmt.Errorf("take the socket of a request: %w", err)
 	}
 	return conn, nil
 }

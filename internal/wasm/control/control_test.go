@@ -117,6 +117,16 @@ func (h *handler) Stop(ctx context.Context, id string, _ time.Duration) (Status,
 	}
 }
 
+// Channels answers "channels of <id>" on the connection.
+func (h *handler) Channels(_ context.Context, id string, conn net.Conn) error {
+	if err := h.answer(); err != nil {
+		return err
+	}
+	defer conn.Close()
+	_, err := io.WriteString(conn, "channels of "+id)
+	return err
+}
+
 func (h *handler) Attach(_ context.Context, id string, s *AttachSession) error {
 	if id == "none" {
 		return fmt.Errorf("pod %s: %w", id, errdefs.ErrNotFound)

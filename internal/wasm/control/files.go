@@ -23,9 +23,10 @@ func (s *PodSpec) files() []*File {
 	return all
 }
 
-func (c *Code) files() []*File          { return []*File{&c.Image} }
-func (r *fileRequest) files() []*File   { return []*File{&r.File} }
-func (r *attachRequest) files() []*File { return []*File{&r.Conn} }
+func (c *Code) files() []*File            { return []*File{&c.Image} }
+func (r *fileRequest) files() []*File     { return []*File{&r.File} }
+func (r *attachRequest) files() []*File   { return []*File{&r.Conn} }
+func (r *channelsRequest) files() []*File { return []*File{&r.Conn} }
 
 // clone is a copy whose Files can be numbered without the caller's noticing.
 func (s PodSpec) clone() *PodSpec {

@@ -19,7 +19,7 @@ func FuzzRequests(f *testing.F) {
 		{opStart, `{"id":"x","log":{"fd":1},"mounts":[{"dir":{"fd":0}}],"ports":[{"socket":{"fd":0}}]}`},
 		{opStart, `{"log":{"fd":-1}}`}, {opStart, `{"limits":{"requestTimeout":1e99}}`},
 		{opReopenLog, `{"id":"x","file":{"fd":0}}`}, {opAttach, `{"id":"x","conn":{"fd":0}}`},
-		{opUpdate, `null`}, {opList, ``}, {"?", `[]`},
+		{opChannels, `{"id":"x","conn":{"fd":0}}`}, {opUpdate, `null`}, {opList, ``}, {"?", `[]`},
 	} {
 		f.Add(s.op, []byte(s.body), uint8(2))
 	}

@@ -43,6 +43,7 @@ const (
 	opUpdateTLS = "update-tls"
 	opUpdate    = "update"
 	opMetrics   = "metrics"
+	opChannels  = "channels"
 
 	eventExited = "exited"
 	eventSpans  = "spans"
@@ -131,6 +132,19 @@ type PodSpec struct {
 	Stdin     bool `json:"stdin,omitempty"`
 	StdinOnce bool `json:"stdinOnce,omitempty"`
 	TTY       bool `json:"tty,omitempty"`
+
+	// Channels are the channels of a module of the edge front door; a guest that has any finds them under /ch.
+	Channels []Channel `json:"channels,omitempty"`
+}
+
+// Channel is a channel that a guest may open by its name. What goes over it is on the connection of Client.Channels.
+type Channel struct {
+	// Name is the guest's name for it, /ch/<name>; "stdin", "stdout" and "stderr" take the place of these streams.
+	Name string `json:"name"`
+	// Topic is the MQTT topic, or for reading the filter, as it stands in OpenChannel frames.
+	Topic string `json:"topic"`
+	// Flags are those of an OpenChannel frame: 1 read, 2 write, 4 QoS 1, 8 QoS 2 (internal/edge/wire).
+	Flags uint8 `json:"flags"`
 }
 
 // File is a file of a request. Over the wire it is the number of one that travels with the frame; a nil one is none.
@@ -238,6 +252,9 @@ type Stats struct {
 	Timeouts       uint64 `json:"timeouts"`   // guests ended at their deadline
 	OutOfMemory    uint64 `json:"oom"`        // guests ended at their memory limit
 	LogDropped     uint64 `json:"logDropped"` // bytes of output that could not be written to the log
+	// ChannelDropped is how many messages of channels were lost: for the daemon, while it was away, or for a guest that does
+	// not read.
+	ChannelDropped uint64 `json:"channelDropped,omitempty"`
 }
 
 // Metrics are counters of one pod by method.
@@ -279,6 +296,11 @@ type idRequest struct {
 type fileRequest struct {
 	ID   string `json:"id"`
 	File File   `json:"file"`
+}
+
+type channelsRequest struct {
+	ID   string `json:"id"`
+	Conn File   `json:"conn"`
 }
 
 type tlsRequest struct {

@@ -32,6 +32,8 @@ type Handler interface {
 	Stats(ctx context.Context, ids []string) ([]Stats, error)
 	Metrics(ctx context.Context, ids []string) ([]Metrics, error)
 	Attach(ctx context.Context, id string, session *AttachSession) error
+	// Channels joins the pod's channels to a connection, which is the handler's unless there is an error.
+	Channels(ctx context.Context, id string, conn net.Conn) error
 	ReopenLog(ctx context.Context, id string, file *os.File) error
 	UpdateTLS(ctx context.Context, id string, t TLS) error
 	Update(ctx context.Context, u Update) error
@@ -390,6 +392,8 @@ func (c *serverConn) dispatch(m message, f *fdpass.Frame) (any, error) {
 		return serve(m, f, func(r *idsRequest) ([]Metrics, error) { return h.Metrics(ctx, r.IDs) })
 	case opAttach:
 		return done(m, f, func(r *attachRequest) error { return attach(ctx, h, r) })
+	case opChannels:
+		return done(m, f, func(r *channelsRequest) error { return channels(ctx, h, r) })
 	case opReopenLog:
 		return done(m, f, func(r *fileRequest) error { return h.ReopenLog(ctx, r.ID, r.File.File) })
 	case opUpdateTLS:

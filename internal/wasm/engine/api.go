@@ -136,6 +136,8 @@ type InstanceOptions struct {
 	// perhaps even after Close; nil: discarded. An error of theirs is an I/O error for the guest.
 	Stdout, Stderr io.Writer
 	Preopens       []Preopen
+	// Channels are what a guest of preview 1 finds in /ch; nil: it has no such directory. Components do without.
+	Channels Channels
 
 	MaxMemory        uint64 // bytes of each linear memory; 0: the engine's
 	MaxTableElements uint32 // elements of each table; 0: the engine's

@@ -229,6 +229,10 @@ wasmtime_error_t *wasmtime_linker_define_func_unchecked(
     wasm_trap_t *(*)(void *, wasmtime_caller_t *, wasmtime_val_raw_t *, size_t), void *, void (*)(void *));
 wasmtime_error_t *wasmtime_linker_instantiate_pre(const wasmtime_linker_t *, const wasmtime_module_t *,
                                                   wasmtime_instance_pre_t **);
+bool wasmtime_linker_get(const wasmtime_linker_t *, wasmtime_context_t *, const char *, size_t, const char *, size_t,
+                         wasmtime_extern_t *);
+wasmtime_error_t *wasmtime_instance_new(wasmtime_context_t *, const wasmtime_module_t *, const wasmtime_extern_t *, size_t,
+                                        wasmtime_instance_t *, wasm_trap_t **);
 void wasmtime_instance_pre_delete(wasmtime_instance_pre_t *);
 wasmtime_error_t *wasmtime_instance_pre_instantiate(const wasmtime_instance_pre_t *, wasmtime_context_t *,
                                                     wasmtime_instance_t *, wasm_trap_t **);

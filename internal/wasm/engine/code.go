@@ -77,6 +77,9 @@ func (e *Engine) load(img *image, host Host) (*Code, error) {
 // World is what the guest is made for.
 func (c *Code) World() World { return c.img.World }
 
+// Component tells whether the guest is a component, on whatever path; else it is a core module.
+func (c *Code) Component() bool { return c.img.Component }
+
 // Exports are the functions that the guest exports, with their types (core modules: names only).
 func (c *Code) Exports() []Item { return slices.Clone(c.img.Exports) }
 

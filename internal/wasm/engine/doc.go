@@ -33,6 +33,15 @@
 // called, and a guest that waits in it can be killed. With directories, and for components on the component path, it is
 // the engine's. A guest that is killed while it sleeps there is left behind and released when it wakes up.
 //
+// Modules with channels ([InstanceOptions].Channels) always have ours, with the directory /ch in it:
+//
+//	guest ──fd_read, fd_write──► p1.c ──/ch/NAME──► p1channel.c ──► Channel.Receive, Send
+//	                              ├─► standard streams    └─ waits here, on a futex, until Channel calls wake
+//	                              └─► p1pass.c ──► the engine's, for directories and files
+//
+// A channel's methods never wait; the guest's thread does, in C, holding nothing of Go's. A guest that sends or gets messages
+// does not stand back meanwhile, but only when it has computed for two ticks without any.
+//
 // An instance whose call did not return normally is dead: every further call is refused.
 //
 // # What it must not do

@@ -35,6 +35,7 @@ type Engine struct {
 	// pooled has the pool; nil without. plain makes instances on demand: for compiling, and when the pool is full.
 	pooled, plain *C.wasm_engine_t
 	overflow      atomic.Int64 // instances outside of the pool
+	passings      passings
 }
 
 // Fingerprint names the engine's version, its configuration and the target: what compiled code depends on. A cache of

@@ -1,6 +1,6 @@
 // Stores and instances, WASI's configuration, and calls.
 #define _GNU_SOURCE
-#include "tw.h"
+#include "p1.h"
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -99,7 +99,23 @@ static const char *keep(tw_inst *i, const tw_opts *o, const char *strings, size_
   return s;
 }
 
-// set_wasi configures the engine's own WASI. It cuts the kept environment in two.
+// descriptors are those of preview 1, when it is ours: the directories, which are the engine's, and after them that of the
+// channels.
+static void descriptors(tw_inst *i, const tw_opts *o) {
+  enum { FIRST = 3 }; // the engine's first directory
+  uint32_t number;
+  i->fds = i->stdio, i->nfds = sizeof i->stdio / sizeof *i->stdio;
+  for (uint32_t k = 0; k < 3; k++) {
+    bool channel = o->channels && o->stdio[k] >= 0;
+    i->fds[k] = (tw_fd){channel ? FD_CHANNEL : FD_STREAM, k ? TW_WRITE : TW_READ, 0, channel ? (uint32_t)o->stdio[k] : k};
+  }
+  if (!o->channels) return;
+  i->passes = o->npreopens > 0;
+  for (uint32_t k = 0; k < o->npreopens; k++) tw_fd_new(i, (tw_fd){FD_PASSED, TW_READ | TW_WRITE, 0, FIRST + k}, &number);
+  tw_fd_new(i, (tw_fd){FD_ROOM, 0, 0, 0}, &number);
+}
+
+// set_wasi configures the engine's own WASI.
 static void set_wasi(tw_inst *i, const tw_opts *o, const char *dirs) {
   wasi_config_t *w = wasi_config_new();
   const char **args = calloc(o->nargs + 2 * (size_t)o->nenv + 1, sizeof *args), *s = i->strings;
@@ -110,6 +126,7 @@ static void set_wasi(tw_inst *i, const tw_opts *o, const char *dirs) {
     *equals = 0, values[k] = equals + 1;
   }
   bool ok = wasi_config_set_argv(w, o->nargs, args) && wasi_config_set_env(w, o->nenv, names, values);
+  for (uint32_t k = 0; k < o->nenv; k++) ((char *)values[k])[-1] = '='; // the guest may ask us for it, too
   free(args);
   if (!ok) tw_fail(i, TW_FAILED, "arguments or environment are not UTF-8");
   char path[40];
@@ -148,7 +165,7 @@ static void instantiate_core(tw_inst *i, const tw_code *c) {
 
 tw_inst *tw_new(const tw_code *c, const tw_opts *o, const char *strings, size_t len) {
   tw_inst *i = calloc(1, sizeof *i);
-  i->core = c->pre != NULL, i->fileless = c->fileless && !o->npreopens, i->go_ = o->go_, i->account = o->account;
+  i->core = c->pre != NULL, i->fileless = c->fileless && (!o->npreopens || o->channels), i->go_ = o->go_, i->account = o->account;
   i->budget = o->budget, i->max_calls = o->max_calls, i->max_handles = o->max_handles, i->max_value = o->max_value;
   i->scratch.max = SIZE_MAX / 4;
   i->store = wasmtime_store_new(c->engine, i, NULL);
@@ -160,7 +177,9 @@ tw_inst *tw_new(const tw_code *c, const tw_opts *o, const char *strings, size_t 
   wasmtime_store_epoch_deadline_callback(i->store, tw_tick, i, NULL);
   if (!i->core) tw_charge(i, (int64_t)o->min_memory);
   const char *dirs = keep(i, o, strings, len);
-  if (c->wasi && !i->fileless) set_wasi(i, o, dirs);
+  if (c->wasi && (!i->fileless || o->npreopens)) set_wasi(i, o, dirs);
+  descriptors(i, o);
+  i->passing = o->passing;
   return i;
 }
 
@@ -179,6 +198,8 @@ void tw_free(tw_inst *i) {
   tw_buf_free(&i->scratch);
   tw_buf_free(&i->out);
   free(i->handles);
+  if (i->fds != i->stdio) free(i->fds);
+  free(i->passed);
   free(i->strings);
   free(i->message);
   free(i);

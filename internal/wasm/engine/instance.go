@@ -35,14 +35,15 @@ const abandonAfter = 100 * time.Millisecond
 // Instance is one running guest with memory of its own. One goroutine at a time calls it; Kill, CPU and Memory may be
 // used by others meanwhile.
 type Instance struct {
-	code    *Code
-	link    *link
-	opts    InstanceOptions
-	waits   bool        // whether it can wait where no tick reaches it
-	limit   uint64      // of its memory, bytes
-	extra   bool        // outside of the pool
-	hosting atomic.Bool // in a host function
-	handle  cgo.Handle
+	code     *Code
+	link     *link
+	opts     InstanceOptions
+	waits    bool        // whether it can wait where no tick reaches it
+	limit    uint64      // of its memory, bytes
+	extra    bool        // outside of the pool
+	hosting  atomic.Bool // in a host function
+	handle   cgo.Handle
+	channels []*descriptor // by the C half's number; nil: free. The guest's thread only
 	// Our end of the pipe, and the guest's.
 	stdin, stdinEnd *os.File
 
@@ -121,6 +122,9 @@ func (c *Code) instantiate(ctx context.Context, path Path, pooled bool, opts Ins
 	}
 	err = i.do(ctx, func(c *C.tw_inst, seq C.uint64_t) C.int { return C.tw_start(c, &l.c, seq) },
 		func(*C.tw_inst) error { return nil })
+	if errors.Is(err, errNoRoom) {
+		i.closeChannels() // for there may be another try
+	}
 	if err != nil {
 		i.Close()
 		return nil, err
@@ -155,6 +159,11 @@ func (i *Instance) make(strs []byte) error {
 		go feed(w, i.opts.Stdin)
 		o.stdin_fd = C.int(r.Fd())
 	}
+	if err := i.withChannels(&o); err != nil {
+		return err
+	}
+	i.mu.Lock() // for wake, which a channel may call already
+	defer i.mu.Unlock()
 	i.c = C.tw_new(&i.link.c, &o, (*C.char)(unsafe.Pointer(unsafe.SliceData(strs))), C.size_t(len(strs)))
 	if i.c.why != C.TW_OK {
 		return invalid("the guest's world: %s", C.GoString(i.c.message))

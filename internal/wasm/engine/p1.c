@@ -3,47 +3,35 @@
 //
 // The engine's own serves files too, but it starts tasks of an asynchronous runtime for each instance, which costs as
 // much as the rest of a request, and a guest that sleeps in it cannot be woken. This one costs nothing until it is
-// called, and wherever it waits the guest can be killed. What needs a directory fails, as there is none.
+// called, and wherever it waits the guest can be killed. What needs a directory fails, as there is none; but guests with
+// channels, which are in /ch (p1channel.c), may have directories, too: what concerns those is passed on (p1pass.c).
 #define _GNU_SOURCE
-#include "tw.h"
+#include "p1.h"
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { OK, EBADF_ = 8, EFAULT_ = 21, EINVAL_ = 28, EIO_ = 29, ENOTDIR_ = 54, ENOTSOCK_ = 57, ENOTSUP_ = 58, ESPIPE_ = 70 };
-enum { ENDED = -1 }; // the guest has been ended; why is set
+enum { MAX_FDS = 2048 }; // files, directories and channels of a guest
 
-// What a call does in one piece, between two looks at whether the guest has been killed: vectors of a stream and
-// subscriptions (as IOV_MAX), bytes.
-enum { MAX_ENTRIES = 1024, MAX_PIECE = 1 << 20 };
+static bool is_open(const call *c, uint32_t fd) { return fd_at(c, fd); }
 
-// call is one call: its parameters, and the guest's memory, which does not move meanwhile.
-typedef struct {
-  tw_inst *i;
-  const wasmtime_val_raw_t *v;
-  uint8_t *mem;
-  size_t size;
-} call;
-
-static uint32_t arg(const call *c, int n) { return (uint32_t)c->v[n].i32; }
-static bool fits(const call *c, uint64_t at, uint64_t n) { return at + n <= c->size; }
-static void put32(const call *c, uint32_t at, uint32_t v) { memcpy(c->mem + at, &v, 4); }
-static void put64(const call *c, uint32_t at, uint64_t v) { memcpy(c->mem + at, &v, 8); }
-static uint32_t get32(const call *c, uint32_t at) {
-  uint32_t v;
-  memcpy(&v, c->mem + at, 4);
-  return v;
+bool tw_fd_new(tw_inst *i, tw_fd d, uint32_t *number) {
+  uint32_t k = 0;
+  while (k < i->nfds && i->fds[k].kind) k++;
+  if (k == MAX_FDS) return false;
+  if (k == i->nfds) {
+    uint32_t n = i->nfds * 2;
+    tw_fd *fds = calloc(n, sizeof *fds);
+    memcpy(fds, i->fds, i->nfds * sizeof *fds);
+    if (i->fds != i->stdio) free(i->fds);
+    i->fds = fds, i->nfds = n;
+  }
+  i->fds[k] = d;
+  return *number = k, true;
 }
-static uint64_t get64(const call *c, uint32_t at) {
-  uint64_t v;
-  memcpy(&v, c->mem + at, 8);
-  return v;
-}
-static bool is_open(const call *c, uint32_t fd) { return fd < 3 && !(c->i->closed_fds >> fd & 1); }
 
 // ---- arguments and environment: NUL-terminated strings, one after the other ----
 
@@ -69,10 +57,9 @@ static int environ_get(call *c) { return copies(c, c->i->env, c->i->env_end, c->
 
 // ---- clocks, random numbers, exit ----
 
-enum { REALTIME, MONOTONIC };
-
-static bool clock_now(uint32_t id, bool resolution, uint64_t *ns) {
+bool p1_clock(uint32_t id, bool resolution, uint64_t *ns) {
   struct timespec t;
+  enum { REALTIME, MONOTONIC };
   if (id > MONOTONIC) return false;
   clockid_t clock = id == REALTIME ? CLOCK_REALTIME : CLOCK_MONOTONIC;
   if (resolution) clock_getres(clock, &t);
@@ -83,14 +70,14 @@ static bool clock_now(uint32_t id, bool resolution, uint64_t *ns) {
 
 static int clock_res_get_(call *c) {
   uint64_t ns;
-  if (!clock_now(arg(c, 0), true, &ns)) return EINVAL_;
+  if (!p1_clock(arg(c, 0), true, &ns)) return EINVAL_;
   if (!fits(c, arg(c, 1), 8)) return EFAULT_;
   return put64(c, arg(c, 1), ns), OK;
 }
 
 static int clock_time_get(call *c) {
   uint64_t ns;
-  if (!clock_now(arg(c, 0), false, &ns)) return EINVAL_;
+  if (!p1_clock(arg(c, 0), false, &ns)) return EINVAL_;
   if (!fits(c, arg(c, 2), 8)) return EFAULT_;
   return put64(c, arg(c, 2), ns), OK;
 }
@@ -134,14 +121,14 @@ static int each_vector(call *c, ptrdiff_t (*move)(call *, uint8_t *, size_t), ui
 
 static ptrdiff_t write_some(call *c, uint8_t *from, size_t n) {
   int64_t paused = tw_pause(c->i);
-  ptrdiff_t k = twWrite(c->i->go_, (int)arg(c, 0), from, n);
+  ptrdiff_t k = twWrite(c->i->go_, (int)fd_at(c, arg(c, 0))->n, from, n);
   tw_resume(c->i, paused);
   return tw_over(c->i) ? ENDED : k == ENDED ? -EIO : k;
 }
 
-// wait_input waits until there is input, or until a time on the monotonic clock; in slices, so that it learns of the
+// p1_wait_input waits until there is input, or until a time on the monotonic clock; in slices, so that it learns of the
 // guest's end. It gives whether there is input.
-static int wait_input(call *c, int64_t until) {
+int p1_wait_input(call *c, int64_t until) {
   for (;;) {
     struct pollfd p = {.fd = c->i->stdin_fd, .events = POLLIN};
     int64_t left = (until - tw_now()) / 1000000;
@@ -153,16 +140,18 @@ static int wait_input(call *c, int64_t until) {
 
 static ptrdiff_t read_some(call *c, uint8_t *to, size_t n) {
   if (c->i->stdin_fd < 0) return 0;
-  int ready = wait_input(c, INT64_MAX);
+  int ready = p1_wait_input(c, INT64_MAX);
   if (ready < 0) return ready;
   ssize_t k = read(c->i->stdin_fd, to, n);
   return k < 0 ? -EIO : k;
 }
 
 static int stream(call *c, bool out) {
-  uint32_t fd = arg(c, 0);
+  tw_fd *d = fd_at(c, arg(c, 0));
   uint64_t moved;
-  if (!is_open(c, fd) || (fd > 0) != out) return EBADF_;
+  if (!d || d->kind == FD_ROOM) return d ? EISDIR_ : EBADF_;
+  if (!(d->modes & (out ? CAN_WRITE : CAN_READ))) return EBADF_;
+  if (d->kind == FD_CHANNEL) return out ? p1_channel_write(c, d) : p1_channel_read(c, d);
   if (!fits(c, arg(c, 3), 4)) return EFAULT_;
   int err = each_vector(c, out ? write_some : read_some, &moved);
   if (!err) put32(c, arg(c, 3), (uint32_t)moved);
@@ -172,99 +161,59 @@ static int fd_write(call *c) { return stream(c, true); }
 static int fd_read(call *c) { return stream(c, false); }
 
 static int fd_close(call *c) {
-  if (!is_open(c, arg(c, 0))) return EBADF_;
-  c->i->closed_fds |= 1u << arg(c, 0);
+  tw_fd *d = fd_at(c, arg(c, 0));
+  if (!d) return EBADF_;
+  if (d->kind == FD_CHANNEL) p1_channel_close(c, d);
+  d->kind = FD_NONE;
   return OK;
 }
 
-// The type of the streams is "unknown": they are no terminal.
+// fd_renumber moves a descriptor to the number of another one, which is closed.
+static int fd_renumber(call *c) {
+  tw_fd *from = fd_at(c, arg(c, 0)), *to = fd_at(c, arg(c, 1));
+  if (!from || !to) return EBADF_;
+  if (from->kind == FD_PASSED || to->kind == FD_PASSED) return ENOTSUP_;
+  if (from == to) return OK;
+  if (to->kind == FD_CHANNEL) p1_channel_close(c, to);
+  *to = *from, from->kind = FD_NONE;
+  return OK;
+}
+
+// type_of is the file type of a descriptor. Streams are no terminal; channels are like one in that the libraries of
+// languages end a message with each line.
+static uint8_t type_of(const tw_fd *d) {
+  return d->kind == FD_STREAM ? UNKNOWN : d->kind == FD_ROOM ? DIRECTORY : CHARACTER_DEVICE;
+}
+
 static int fd_fdstat_get(call *c) {
-  enum { SIZE = 24, RIGHTS = 8, FD_READ = 1 << 1, FD_WRITE = 1 << 6, POLL = 1 << 27 };
-  uint32_t fd = arg(c, 0), at = arg(c, 1);
-  if (!is_open(c, fd)) return EBADF_;
+  enum { SIZE = 24, FLAGS = 2, RIGHTS = 8, INHERITED = 16, ALL = RIGHT_POLL | RIGHT_READ | RIGHT_WRITE };
+  uint32_t at = arg(c, 1);
+  tw_fd *d = fd_at(c, arg(c, 0));
+  if (!d) return EBADF_;
   if (!fits(c, at, SIZE)) return EFAULT_;
   memset(c->mem + at, 0, SIZE);
-  put64(c, at + RIGHTS, POLL | (fd ? FD_WRITE : FD_READ));
+  c->mem[at] = type_of(d);
+  memcpy(c->mem + at + FLAGS, &d->flags, 2);
+  uint64_t rights = RIGHT_POLL | (d->modes & CAN_READ ? RIGHT_READ : 0) | (d->modes & CAN_WRITE ? RIGHT_WRITE : 0);
+  put64(c, at + RIGHTS, d->kind == FD_ROOM ? RIGHT_OPEN : rights);
+  if (d->kind == FD_ROOM) put64(c, at + INHERITED, ALL);
+  return OK;
+}
+
+static int fd_fdstat_set_flags(call *c) {
+  tw_fd *d = fd_at(c, arg(c, 0));
+  if (!d) return EBADF_;
+  if (d->kind == FD_CHANNEL) d->flags = (uint16_t)arg(c, 1);
   return OK;
 }
 
 static int fd_filestat_get(call *c) {
-  enum { SIZE = 64 };
-  if (!is_open(c, arg(c, 0))) return EBADF_;
+  enum { SIZE = 64, TYPE = 16 };
+  tw_fd *d = fd_at(c, arg(c, 0));
+  if (!d) return EBADF_;
   if (!fits(c, arg(c, 1), SIZE)) return EFAULT_;
   memset(c->mem + arg(c, 1), 0, SIZE);
-  return OK;
-}
-
-// ---- poll ----
-
-enum { SUBSCRIPTION = 48, EVENT = 32, CLOCK = 0, FD_READ_READY = 1, HANGUP = 1, ABSOLUTE = 1 };
-
-// deadline_of gives when a subscription of a clock is due, on the monotonic clock.
-static int deadline_of(call *c, uint32_t sub, int64_t now, int64_t *due) {
-  uint64_t timeout = get64(c, sub + 24), clock;
-  if (!clock_now(get32(c, sub + 16), false, &clock)) return EINVAL_;
-  bool absolute = c->mem[sub + 40] & ABSOLUTE;
-  uint64_t left = !absolute ? timeout : timeout > clock ? timeout - clock : 0;
-  *due = left > (uint64_t)(INT64_MAX - now) ? INT64_MAX : now + (int64_t)left;
-  return OK;
-}
-
-static void event(call *c, uint32_t sub, uint32_t *n, int error, bool hangup) {
-  uint32_t at = arg(c, 1) + *n * EVENT;
-  uint64_t user = get64(c, sub); // the two arrays may overlap
-  uint8_t tag = c->mem[sub + 8];
-  memset(c->mem + at, 0, EVENT);
-  put64(c, at, user);
-  c->mem[at + 8] = (uint8_t)error, c->mem[at + 10] = tag, c->mem[at + 24] = hangup ? HANGUP : 0;
-  ++*n;
-}
-
-// streams_ready tells events of streams: output never makes anybody wait, input does if there is a standard input.
-static uint32_t streams_ready(call *c, uint32_t subs, uint32_t n, bool input) {
-  uint32_t events = 0;
-  for (uint32_t k = 0; k < n; k++) {
-    uint32_t sub = subs + k * SUBSCRIPTION, fd = get32(c, sub + 16);
-    uint8_t tag = c->mem[sub + 8];
-    if (tag == CLOCK) continue;
-    bool good = is_open(c, fd) && (fd == 0) == (tag == FD_READ_READY);
-    if (good && fd == 0 && !input) continue;
-    event(c, sub, &events, good ? OK : EBADF_, fd == 0 && c->i->stdin_fd < 0);
-  }
-  return events;
-}
-
-static bool wants_input(call *c, uint32_t subs, uint32_t n) {
-  for (uint32_t k = 0; k < n; k++)
-    if (c->mem[subs + k * SUBSCRIPTION + 8] == FD_READ_READY) return true;
-  return false;
-}
-
-static int poll_oneoff(call *c) {
-  uint32_t subs = arg(c, 0), n = arg(c, 2);
-  if (!n || n > MAX_ENTRIES) return EINVAL_;
-  if (!fits(c, subs, (uint64_t)n * SUBSCRIPTION) || !fits(c, arg(c, 1), (uint64_t)n * EVENT) || !fits(c, arg(c, 3), 4)) return EFAULT_;
-  int64_t now = tw_now(), first = INT64_MAX, due;
-  for (uint32_t k = 0; k < n; k++) {
-    uint32_t sub = subs + k * SUBSCRIPTION;
-    if (c->mem[sub + 8] != CLOCK) continue;
-    int error = deadline_of(c, sub, now, &due);
-    if (error) return error;
-    if (due < first) first = due;
-  }
-  bool waits = wants_input(c, subs, n) && c->i->stdin_fd >= 0;
-  uint32_t events = streams_ready(c, subs, n, !waits);
-  if (!events) {
-    int ready = waits ? wait_input(c, first) : tw_wait(c->i, first) ? 0 : ENDED;
-    if (ready < 0) return ENDED;
-    if (ready) events = streams_ready(c, subs, n, true);
-    else
-      for (uint32_t k = 0; k < n; k++) {
-        uint32_t sub = subs + k * SUBSCRIPTION;
-        if (c->mem[sub + 8] == CLOCK && !deadline_of(c, sub, now, &due) && due <= first) event(c, sub, &events, OK, false);
-      }
-  }
-  put32(c, arg(c, 3), events);
+  c->mem[arg(c, 1) + TYPE] = type_of(d);
   return OK;
 }
 
@@ -272,77 +221,109 @@ static int poll_oneoff(call *c) {
 
 static int no_file(call *c) { return is_open(c, arg(c, 0)) ? ENOTSUP_ : EBADF_; }
 static int no_seek(call *c) { return is_open(c, arg(c, 0)) ? ESPIPE_ : EBADF_; }
-static int no_directory(call *c) { return is_open(c, arg(c, 0)) ? ENOTDIR_ : EBADF_; }
+static int no_directory(call *c) {
+  const tw_fd *d = fd_at(c, arg(c, 0));
+  return !d ? EBADF_ : d->kind == FD_ROOM ? ENOTSUP_ : ENOTDIR_;
+}
 static int no_socket(call *c) { return is_open(c, arg(c, 0)) ? ENOTSOCK_ : EBADF_; }
 static int not_here(call *c) { return (void)c, ENOTSUP_; }
-static int nothing(call *c) { return is_open(c, arg(c, 0)) ? OK : EBADF_; }
 static int no_symlink(call *c) { return is_open(c, arg(c, 2)) ? ENOTDIR_ : EBADF_; }
 
-// functions is preview 1: name, parameters (i: i32, l: i64), what it does. All but proc_exit give an error number.
+// What there is of directories: the one with the channels.
+static bool in_room(const call *c) { return is_open(c, arg(c, 0)) && fd_at(c, arg(c, 0))->kind == FD_ROOM; }
+static int fd_prestat_get(call *c) { return in_room(c) ? p1_room_prestat(c) : no_directory(c); }
+static int fd_prestat_dir_name(call *c) { return in_room(c) ? p1_room_dir_name(c) : no_directory(c); }
+static int path_open(call *c) { return in_room(c) ? p1_channel_open(c) : no_directory(c); }
+static int path_filestat_get(call *c) { return in_room(c) ? p1_channel_filestat(c) : no_directory(c); }
+
+// functions is preview 1: name, parameters (i: i32, l: i64), which of them are descriptors (bits), what it does. All but
+// proc_exit give an error number.
 static const struct function {
   const char *name, *params;
+  uint32_t fds;
   int (*run)(call *);
 } functions[] = {
-    {"args_get", "ii", args_get},
-    {"args_sizes_get", "ii", args_sizes_get},
-    {"environ_get", "ii", environ_get},
-    {"environ_sizes_get", "ii", environ_sizes_get},
-    {"clock_res_get", "ii", clock_res_get_},
-    {"clock_time_get", "ili", clock_time_get},
-    {"fd_advise", "illi", no_seek},
-    {"fd_allocate", "ill", no_file},
-    {"fd_close", "i", fd_close},
-    {"fd_datasync", "i", no_file},
-    {"fd_fdstat_get", "ii", fd_fdstat_get},
-    {"fd_fdstat_set_flags", "ii", nothing},
-    {"fd_fdstat_set_rights", "ill", no_file},
-    {"fd_filestat_get", "ii", fd_filestat_get},
-    {"fd_filestat_set_size", "il", no_file},
-    {"fd_filestat_set_times", "illi", no_file},
-    {"fd_pread", "iiili", no_seek},
-    {"fd_prestat_get", "ii", no_directory},
-    {"fd_prestat_dir_name", "iii", no_directory},
-    {"fd_pwrite", "iiili", no_seek},
-    {"fd_read", "iiii", fd_read},
-    {"fd_readdir", "iiili", no_directory},
-    {"fd_renumber", "ii", no_file},
-    {"fd_seek", "ilii", no_seek},
-    {"fd_sync", "i", no_file},
-    {"fd_tell", "ii", no_seek},
-    {"fd_write", "iiii", fd_write},
-    {"path_create_directory", "iii", no_directory},
-    {"path_filestat_get", "iiiii", no_directory},
-    {"path_filestat_set_times", "iiiilli", no_directory},
-    {"path_link", "iiiiiii", no_directory},
-    {"path_open", "iiiiillii", no_directory},
-    {"path_readlink", "iiiiii", no_directory},
-    {"path_remove_directory", "iii", no_directory},
-    {"path_rename", "iiiiii", no_directory},
-    {"path_symlink", "iiiii", no_symlink},
-    {"path_unlink_file", "iii", no_directory},
-    {"poll_oneoff", "iiii", poll_oneoff},
-    {"proc_exit", "i", proc_exit},
-    {"proc_raise", "i", not_here},
-    {"sched_yield", "", sched_yield_},
-    {"random_get", "ii", random_get},
-    {"sock_accept", "iii", no_socket},
-    {"sock_recv", "iiiiii", no_socket},
-    {"sock_send", "iiiii", no_socket},
-    {"sock_shutdown", "ii", no_socket},
+    {"args_get", "ii", 0, args_get},
+    {"args_sizes_get", "ii", 0, args_sizes_get},
+    {"environ_get", "ii", 0, environ_get},
+    {"environ_sizes_get", "ii", 0, environ_sizes_get},
+    {"clock_res_get", "ii", 0, clock_res_get_},
+    {"clock_time_get", "ili", 0, clock_time_get},
+    {"fd_advise", "illi", 1, no_seek},
+    {"fd_allocate", "ill", 1, no_file},
+    {"fd_close", "i", 1, fd_close},
+    {"fd_datasync", "i", 1, no_file},
+    {"fd_fdstat_get", "ii", 1, fd_fdstat_get},
+    {"fd_fdstat_set_flags", "ii", 1, fd_fdstat_set_flags},
+    {"fd_fdstat_set_rights", "ill", 1, no_file},
+    {"fd_filestat_get", "ii", 1, fd_filestat_get},
+    {"fd_filestat_set_size", "il", 1, no_file},
+    {"fd_filestat_set_times", "illi", 1, no_file},
+    {"fd_pread", "iiili", 1, no_seek},
+    {"fd_prestat_get", "ii", 1, fd_prestat_get},
+    {"fd_prestat_dir_name", "iii", 1, fd_prestat_dir_name},
+    {"fd_pwrite", "iiili", 1, no_seek},
+    {"fd_read", "iiii", 1, fd_read},
+    {"fd_readdir", "iiili", 1, no_directory},
+    {"fd_renumber", "ii", 0, fd_renumber},
+    {"fd_seek", "ilii", 1, no_seek},
+    {"fd_sync", "i", 1, no_file},
+    {"fd_tell", "ii", 1, no_seek},
+    {"fd_write", "iiii", 1, fd_write},
+    {"path_create_directory", "iii", 1, no_directory},
+    {"path_filestat_get", "iiiii", 1, path_filestat_get},
+    {"path_filestat_set_times", "iiiilli", 1, no_directory},
+    {"path_link", "iiiiiii", 1 | 1 << 4, no_directory},
+    {"path_open", "iiiiillii", 1, path_open},
+    {"path_readlink", "iiiiii", 1, no_directory},
+    {"path_remove_directory", "iii", 1, no_directory},
+    {"path_rename", "iiiiii", 1 | 1 << 3, no_directory},
+    {"path_symlink", "iiiii", 1 << 2, no_symlink},
+    {"path_unlink_file", "iii", 1, no_directory},
+    {"poll_oneoff", "iiii", 0, p1_poll},
+    {"proc_exit", "i", 0, proc_exit},
+    {"proc_raise", "i", 0, not_here},
+    {"sched_yield", "", 0, sched_yield_},
+    {"random_get", "ii", 0, random_get},
+    {"sock_accept", "iii", 0, no_socket},
+    {"sock_recv", "iiiiii", 0, no_socket},
+    {"sock_send", "iiiii", 0, no_socket},
+    {"sock_shutdown", "ii", 0, no_socket},
 };
+
+const char *tw_preview1(uint32_t n, const char **params, uint32_t *fds) {
+  if (n == sizeof functions / sizeof *functions) return NULL;
+  return *params = functions[n].params, *fds = functions[n].fds, functions[n].name;
+}
+
+// passed passes a call on that is about descriptors of the engine's WASI.
+static int passed(call *c, const struct function *f) {
+  uint32_t n = (uint32_t)(f - functions), nparams = (uint32_t)strlen(f->params);
+  if (f->run == path_open) return p1_pass_open(c, n, nparams);
+  int error = p1_pass(c, n, nparams, f->fds);
+  if (f->run == fd_close && !error) fd_at(c, arg(c, 0))->kind = FD_NONE;
+  return error;
+}
+
+// is_passed tells whether the first descriptor of a call is one of the engine's WASI.
+static bool is_passed(const call *c, const struct function *f) {
+  const tw_fd *d = c->i->passes && f->fds ? fd_at(c, arg(c, __builtin_ctz(f->fds))) : NULL;
+  return d && d->kind == FD_PASSED;
+}
 
 static wasm_trap_t *enter(void *f, wasmtime_caller_t *caller, wasmtime_val_raw_t *v, size_t n) {
   (void)n;
   wasmtime_context_t *cx = wasmtime_caller_context(caller);
   call c = {.i = wasmtime_context_get_data(cx), .v = v};
-  wasmtime_memory_t memory = c.i->memory;
+  c.memory = c.i->memory;
   if (!c.i->has_memory) { // it is still being instantiated
     wasmtime_extern_t e;
     if (!wasmtime_caller_export_get(caller, "memory", 6, &e) || e.kind != TW_EXTERN_MEMORY) return wasmtime_trap_new("no memory", 9);
-    memory = e.of.memory;
+    c.memory = e.of.memory;
   }
-  c.mem = wasmtime_memory_data(cx, &memory), c.size = wasmtime_memory_data_size(cx, &memory);
-  int error = ((const struct function *)f)->run(&c);
+  c.mem = wasmtime_memory_data(cx, &c.memory), c.size = wasmtime_memory_data_size(cx, &c.memory);
+  const struct function *fn = f;
+  int error = is_passed(&c, fn) ? passed(&c, fn) : fn->run(&c);
   if (error == ENDED) return wasmtime_trap_new("ended by the host", 17);
   memset(v, 0, sizeof *v);
   v->i32 = error;

@@ -189,30 +189,51 @@ bool tw_over(tw_inst *i) {
   return i->why != TW_OK;
 }
 
-// rest sleeps until it is time or the guest is killed.
-static void rest(tw_inst *i, int64_t ns) {
+uint32_t tw_seen(tw_inst *i) { return __atomic_load_n(&i->wake, __ATOMIC_SEQ_CST); }
+
+// rest sleeps until it is time, the guest is killed, or somebody has called tw_wake since it was seen.
+static void rest(tw_inst *i, int64_t ns, uint32_t seen) {
   struct timespec t = {ns / 1000000000, ns % 1000000000};
-  uint32_t seen = __atomic_load_n(&i->wake, __ATOMIC_ACQUIRE);
   if (tw_ended(i)) return;
   guest_ends();
+  __atomic_store_n(&i->waits, 1, __ATOMIC_SEQ_CST);
   syscall(SYS_futex, &i->wake, FUTEX_WAIT_PRIVATE, seen, &t, NULL, 0);
+  __atomic_store_n(&i->waits, 0, __ATOMIC_SEQ_CST);
   guest_begins();
 }
 
 int64_t tw_sleep(tw_inst *i, int64_t ns) {
   int64_t begin = tw_now();
-  rest(i, ns);
+  rest(i, ns, tw_seen(i));
   int64_t slept = tw_now() - begin;
   if (i->deadline) i->deadline += slept;
   return slept;
 }
 
+bool tw_await(tw_inst *i, int64_t until, uint32_t seen) {
+  int64_t now = tw_now();
+  if (i->deadline && i->deadline < until) until = i->deadline + 1;
+  if (!tw_over(i) && now < until) rest(i, until - now, seen);
+  return !tw_over(i);
+}
+
+void tw_fresh(tw_inst *i) {
+  if (i->demoted) stand_back(false), i->demoted = false;
+  i->ticks = 0;
+}
+
 bool tw_wait(tw_inst *i, int64_t until) {
-  for (int64_t now; !tw_over(i);) {
-    if ((now = tw_now()) >= until) return true;
-    rest(i, (i->deadline && i->deadline < until ? i->deadline + 1 : until) - now);
+  while (!tw_over(i)) {
+    uint32_t seen = tw_seen(i);
+    if (tw_now() >= until) return true;
+    tw_await(i, until, seen);
   }
   return false;
+}
+
+void tw_wake(tw_inst *i) {
+  __atomic_fetch_add(&i->wake, 1, __ATOMIC_SEQ_CST);
+  if (__atomic_load_n(&i->waits, __ATOMIC_SEQ_CST)) syscall(SYS_futex, &i->wake, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
 // computed accounts for what the guest has run since the last time. The clock of a thread's CPU time is a system call, so
@@ -281,8 +302,7 @@ void tw_kill(tw_inst *i, uint64_t seq) {
   while (old != TW_FOREVER &&
          !__atomic_compare_exchange_n(&i->killed, &old, seq, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {
   }
-  __atomic_fetch_add(&i->wake, 1, __ATOMIC_RELEASE);
-  syscall(SYS_futex, &i->wake, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+  tw_wake(i);
 }
 
 // A host function holds locks that others wait for, so it runs as all do.

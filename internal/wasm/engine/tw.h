@@ -4,7 +4,7 @@
 //	prog.c   type tables (value.Program), the check of flat values
 //	abi.c    core path: the canonical ABI on linear memory, handles
 //	dyn.c    component path: flat values to and from wasmtime's dynamic ones
-//	p1.c     WASI preview 1 for guests without directories
+//	p1.c     WASI preview 1 for guests without directories, and p1poll.c; with p1channel.c, channels, and p1pass.c, both
 //	host.c   calls of host functions, on both paths
 //	inst.c   stores and instances, calls, WASI's configuration
 #ifndef TW_H
@@ -102,6 +102,21 @@ typedef struct {
   bool own;
 } tw_handle;
 
+// tw_fd is a descriptor of a guest's preview 1 (p1.h).
+typedef struct {
+  uint8_t kind, modes; // TW_READ, TW_WRITE
+  uint16_t flags;      // of preview 1
+  uint32_t n;          // FD_STREAM: 0 to 2; FD_CHANNEL: Go's number; FD_PASSED: the descriptor in the engine's WASI
+} tw_fd;
+
+enum { TW_READ = 1, TW_WRITE = 2 };
+
+// tw_passing hands the engine's preview 1 to guests with channels and directories (p1pass.c).
+typedef struct {
+  const wasmtime_linker_t *linker;
+  const wasmtime_module_t *module;
+} tw_passing;
+
 typedef struct tw_inst {
   wasmtime_store_t *store;
   wasmtime_context_t *cx;
@@ -120,7 +135,8 @@ typedef struct tw_inst {
 
   // Written and read by several threads, with atomics.
   uint64_t killed; // the number of the call to end, or TW_FOREVER
-  uint32_t wake;   // futex: changes when killed does
+  uint32_t wake;   // futex: changes when killed does, or a channel
+  uint32_t waits;  // whether somebody waits for it
   int64_t cpu, mem;
   int64_t seen; // when the guest was last known to run; 0: it is in a host function
 
@@ -135,8 +151,13 @@ typedef struct tw_inst {
 
   // The world of preview 1: arguments from strings to env, environment from there to env_end.
   char *strings, *env, *env_end;
-  uint32_t nargs, nenv, closed_fds;
+  uint32_t nargs, nenv;
   int stdin_fd;
+  tw_fd *fds, stdio[4]; // by number; in stdio until there are more
+  uint32_t nfds;
+  bool passes;                // whether there are any that are the engine's
+  tw_passing passing;
+  wasmtime_func_t *passed; // the engine's functions by number, once one was needed
 
   tw_handle *handles;
   uint32_t nhandles, cap_handles, free_handle, live, borrows;
@@ -150,6 +171,11 @@ void tw_charge(tw_inst *, int64_t size); // the guest's memory is of this size n
 void tw_memory(tw_inst *); // brings mem and the account up to date
 bool tw_ended(tw_inst *);  // whether the call has been killed; sets why
 bool tw_over(tw_inst *);   // the same, or whether it has used up its budget
+uint32_t tw_seen(tw_inst *); // what tw_await takes; look for what there is to wait for after it
+// tw_await lets the guest sleep until it is time, tw_wake was called after tw_seen, or at random. false: it is over.
+bool tw_await(tw_inst *, int64_t until, uint32_t seen);
+void tw_wake(tw_inst *);
+void tw_fresh(tw_inst *); // the guest has new work, or waits for it: it stands back no more
 bool tw_wait(tw_inst *, int64_t until); // the guest sleeps, which counts as computing; false: it is over
 wasmtime_error_t *tw_tick(wasmtime_context_t *, void *, uint64_t *, uint8_t *);
 void tw_kill(tw_inst *, uint64_t seq);
@@ -214,8 +240,12 @@ char *tw_define_core(wasmtime_linker_t *, const char *module, const char *name, 
 char *tw_define_comp(wasmtime_component_linker_instance_t *, const char *name, const tw_hostfn *);
 char *tw_define_resource(wasmtime_component_linker_instance_t *, const char *name, const tw_hostfn *);
 
-// tw_define_preview1 defines WASI preview 1 for guests without directories (p1.c).
+// tw_define_preview1 defines WASI preview 1 for guests without directories, or with channels (p1.c).
 char *tw_define_preview1(wasmtime_linker_t *);
+// tw_preview1 tells the n-th function of preview 1, its parameters (i: i32, l: i64), and which of them are descriptors
+// (bits); NULL: there are no more.
+const char *tw_preview1(uint32_t n, const char **params, uint32_t *fds);
+bool tw_fd_new(tw_inst *, tw_fd, uint32_t *number); // gives a descriptor the lowest free number; false: there are too many
 
 // ---- stores, instances, calls (inst.c) ----
 
@@ -237,6 +267,9 @@ typedef struct {
   uint32_t max_handles, memories; // memories: how many the guest defines
   uint32_t nargs, nenv, npreopens;
   int stdin_fd;       // the pipe to read, or -1
+  bool channels;      // /ch is there, on the core path
+  tw_passing passing; // if there are directories, too
+  int stdio[3];       // channels in the place of standard streams, or -1
   uint64_t read_only; // bit n: preopen n
 } tw_opts;
 
@@ -266,4 +299,11 @@ char *tw_error(wasmtime_error_t *); // its message, in malloc; frees it. NULL: N
 extern int twHost(uintptr_t go, uint32_t fn, uint8_t *args, size_t len, tw_inst *);
 extern void twDrop(uintptr_t go, uint32_t resource, uint32_t rep);
 extern ptrdiff_t twWrite(uintptr_t go, int fd, unsigned char *, size_t);
+
+// Channels. Errors are those of preview 1, negative.
+extern int twChannelOpen(uintptr_t go, uint8_t *name, size_t, int modes); // its number; without modes: whether there is such a one
+extern void twChannelClose(uintptr_t go, int);
+extern int64_t twChannelRead(uintptr_t go, int, uint8_t *, size_t, bool more); // more: of the message that was begun only
+extern int64_t twChannelWrite(uintptr_t go, int, uint8_t *, size_t);
+extern int twChannelReady(uintptr_t go, int, int mode);
 #endif

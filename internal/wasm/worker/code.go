@@ -40,7 +40,8 @@ type boundMethod struct {
 // Provided tells which interfaces components may import: what the compiler asks. Interfaces of a service's streams are
 // known by their package only, until the descriptors are seen.
 func Provided(iface string) bool {
-	return strings.HasPrefix(iface, "proto:") || strings.HasPrefix(iface, hostPackage) || wasihttp.Provided(iface)
+	return strings.HasPrefix(iface, "proto:") || strings.HasPrefix(iface, hostPackage) ||
+		strings.HasPrefix(iface, channelsInterface) || wasihttp.Provided(iface)
 }
 
 // loadCode makes a component of a code image and descriptors, and checks that they fit each other.
@@ -64,6 +65,8 @@ func loadCode(e *engine.Engine, c control.Code) (*code, error) {
 		host = grpcHost(loaded.schema)
 	case engine.WorldHTTP:
 		host = wasihttp.Host()
+	case engine.WorldCommand:
+		host = channelHost()
 	}
 	if loaded.engine, err = e.Load(image, host); err != nil {
 		return nil, err

@@ -67,10 +67,16 @@ func (c *command) exit(code int, err error) exit {
 	return exit{reason: reasonCompleted}
 }
 
-// stop tells a command, which takes no signals, by the end of its input.
+// stop tells a command, which takes no signals, by the end of its input and channels.
 func (c *command) stop() {
+	if c.pod.alive.Err() != nil {
+		return // it is being killed
+	}
 	if c.pod.stdin != nil {
 		c.pod.stdin.end()
+	}
+	if c.pod.channels != nil {
+		c.pod.channels.stop()
 	}
 }
 

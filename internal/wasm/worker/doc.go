@@ -7,6 +7,7 @@
 //	                                 │             (gRPC: grpc.go, streams.go; wasi:http: http.go)
 //	                                 └─ command   one instance, one run
 //	data socket ──► header Tripod-Container ──► the pod's handler
+//	command ──► channels ──► other pods' channels (channel.Router), and a connection to the daemon that comes and goes
 //
 // It owns the pods: their sockets, logs, attached clients, instances and what is counted of them. It is told all that it
 // needs; it knows nothing of the node, opens no file and no socket, and starts no process (internal/wasm/lockdown sees
@@ -26,8 +27,8 @@
 //	server, Stop: all requests were answered  0          Completed
 //	killed: Kill, or the grace is over        137        Error (128+SIGKILL)
 //
-// WASI has no signals: a command that is stopped meets the end of its standard input, if it has one, and can end by itself
-// until the grace is over.
+// WASI has no signals: a command that is stopped meets the end of its standard input and its channels, if it has any, and
+// can end by itself until the grace is over.
 //
 // A request's own failure never ends a server: it is that request's status (grpc.go) and a line in the pod's log.
 //
@@ -35,5 +36,6 @@
 //
 // Guests block, on threads of their own, in what they call: a stream's next waits for the client's message, send for
 // room towards the client. Output goes to the log file at once; attached clients have a bounded buffer each, and one that
-// does not read is cut off, so that no client ever holds a guest.
+// does not read is cut off, so that no client ever holds a guest. Messages of channels wait in queues with bounds, where the
+// oldest go; only a daemon that reads makes a guest wait for room towards it.
 package worker

@@ -26,6 +26,7 @@ type guest struct {
 	*engine.Instance
 	stdio stdio
 	call  *grpcCall         // of the gRPC world
+	edge  *channelGuest     // of commands
 	http  *wasihttp.Session // of the HTTP world
 }
 
@@ -60,6 +61,12 @@ func (p *pod) instantiate(ctx context.Context, limits control.Limits) (*guest, e
 		if p.stdin != nil {
 			options.Stdin = p.stdin
 		}
+		g.edge = &channelGuest{wasi.NewState(wasi.Options{}), p.channels}
+		options.Host = g.edge
+		if err := p.giveChannels(&options); err != nil {
+			g.release()
+			return nil, err
+		}
 	}
 	var err error
 	if g.Instance, err = p.code.engine.Instantiate(ctx, options); err != nil {
@@ -67,6 +74,18 @@ func (p *pod) instantiate(ctx context.Context, limits control.Limits) (*guest, e
 		return nil, err
 	}
 	return g, nil
+}
+
+// giveChannels lets a command find its channels: modules in /ch, components by their own interface.
+func (p *pod) giveChannels(o *engine.InstanceOptions) error {
+	switch {
+	case p.channels == nil:
+		return nil
+	case p.code.engine.Component():
+		return p.channels.stdio(p.alive, o)
+	}
+	o.Channels = p.channels
+	return nil
 }
 
 // Close releases the instance.
@@ -78,6 +97,9 @@ func (g *guest) Close() {
 func (g *guest) release() {
 	if g.http != nil {
 		g.http.Close()
+	}
+	if g.edge != nil {
+		g.edge.state.Close()
 	}
 	g.stdio.flush()
 }

@@ -50,14 +50,15 @@ func killed(message string) exit { return exit{exitKill, reasonError, message} }
 
 // pod is one pod, from Start to Remove.
 type pod struct {
-	worker  *Worker
-	spec    control.PodSpec
-	code    *code
-	output  *output
-	stdin   *stdin // nil: none
-	account *engine.Account
-	program program
-	counts  counts
+	worker   *Worker
+	spec     control.PodSpec
+	code     *code
+	output   *output
+	stdin    *stdin    // nil: none
+	channels *channels // nil: none
+	account  *engine.Account
+	program  program
+	counts   counts
 
 	preopens []engine.Preopen
 
@@ -87,6 +88,7 @@ func makePod(w *Worker, spec control.PodSpec, c *code) *pod {
 	p.alive, p.kill = context.WithCancelCause(context.Background())
 	p.status = control.Status{ID: spec.ID, Component: spec.Component, Digest: spec.Digest, State: control.StateRunning, StartedAt: time.Now()}
 	p.preopens = preopens(spec.Mounts)
+	p.channels = newChannels(spec, w.router)
 	p.account = engine.NewAccount(uint64(spec.Resources.MemoryBytes))
 	setCPU(p.account, spec.Resources)
 	if c.world() == engine.WorldCommand {
@@ -149,6 +151,12 @@ func (p *pod) release() {
 	if p.stdin != nil {
 		p.stdin.end()
 	}
+	if p.channels != nil {
+		p.channels.close()
+		if n := p.channels.dropped(); n > 0 {
+			p.output.note(fmt.Sprintf("tripod: %d messages of channels were dropped: the daemon was away, or they were not read", n))
+		}
+	}
 	p.output.end()
 	p.spec.CloseFiles()
 }
@@ -159,6 +167,9 @@ func (p *pod) stop(grace time.Duration) {
 	defer p.mu.Unlock()
 	if p.status.State == control.StateExited {
 		return
+	}
+	if grace <= 0 {
+		p.kill(errStopping) // before anything can end by itself
 	}
 	at := time.Now().Add(max(grace, 0))
 	switch {
@@ -211,7 +222,7 @@ func (p *pod) update(u control.Update) error {
 }
 
 func (p *pod) stats() control.Stats {
-	return control.Stats{
+	s := control.Stats{
 		ID: p.spec.ID, Time: time.Now(),
 		CPUNanos:    uint64(p.account.CPU()),
 		MemoryBytes: p.account.Memory(), PeakBytes: p.account.MemoryPeak(),
@@ -221,6 +232,10 @@ func (p *pod) stats() control.Stats {
 		Timeouts: p.counts.timeouts.Load(), OutOfMemory: p.counts.ooms.Load(),
 		LogDropped: p.logDropped(),
 	}
+	if p.channels != nil {
+		s.ChannelDropped = p.channels.dropped()
+	}
+	return s
 }
 
 func (p *pod) logDropped() uint64 {

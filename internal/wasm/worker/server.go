@@ -47,6 +47,9 @@ func (s *server) start() error {
 	if spec.Stdin {
 		return fmt.Errorf("pod %s: a server component has no standard input (stdin): %w", spec.ID, errdefs.ErrInvalidArgument)
 	}
+	if len(spec.Channels) > 0 {
+		return fmt.Errorf("pod %s: a server component has no channels; they are for commands: %w", spec.ID, errdefs.ErrInvalidArgument)
+	}
 	if spec.TLS != nil {
 		var err error
 		if s.tls, err = dataplane.NewTLS(material(*spec.TLS)); err != nil {

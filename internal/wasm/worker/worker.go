@@ -13,6 +13,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/edge/channel"
 	"github.com/tripod-run/tripod/internal/wasm/control"
 	"github.com/tripod-run/tripod/internal/wasm/engine"
 )
@@ -36,6 +37,7 @@ type Worker struct {
 	logger    *slog.Logger
 	spans     *spans // nil: none
 	startedAt time.Time
+	router    *channel.Router // of the channels of pods
 
 	loading sync.Mutex // one Load at a time
 
@@ -49,7 +51,7 @@ type Worker struct {
 func New(c Config) *Worker {
 	w := &Worker{
 		config: c, engine: c.Engine, logger: c.Logger, startedAt: time.Now(),
-		codes: map[string]*code{}, pods: map[string]*pod{},
+		codes: map[string]*code{}, pods: map[string]*pod{}, router: newRouter(),
 	}
 	if c.Spans {
 		w.spans = newSpans(c.Publish)
@@ -119,6 +121,9 @@ func validate(s *control.PodSpec) error {
 		return fmt.Errorf("pod %s: negative resources: %w", s.ID, errdefs.ErrInvalidArgument)
 	}
 	if err := checkMounts(s.Mounts); err != nil {
+		return fmt.Errorf("pod %s: %w", s.ID, err)
+	}
+	if err := checkChannels(s.Channels); err != nil {
 		return fmt.Errorf("pod %s: %w", s.ID, err)
 	}
 	return fillLimits(&s.Limits)

@@ -9,3 +9,5 @@ flags=(--target=wasm32-wasi -O2 -Wl,--strip-all -Wall -Wextra -Wno-infinite-recu
 clang-14 "${flags[@]}" -mexec-model=reactor -mreference-types -Wl,--growable-table -o "$work/guest.wasm" guest.c
 node "$tools/component.mjs" guest.wit guest "$work/guest.wasm" guest.wasm
 clang-14 "${flags[@]}" -o command.wasm command.c
+clang-14 "${flags[@]}" -o channels.wasm channels.c
+clang-14 "${flags[@]}" -Wl,--stack-first -Wl,-z,stack-size=1048576 -o chaos.wasm chaos.c

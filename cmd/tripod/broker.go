@@ -1,0 +1,73 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tripod-run/tripod/internal/config"
+	"github.com/tripod-run/tripod/internal/edge/broker"
+)
+
+// brokerClose is how long the embedded broker may take to store what it has.
+const brokerClose = 5 * time.Second
+
+// newBroker starts the embedded broker, which keeps sessions and retained messages in the file.
+func newBroker(c config.Broker, file string, log *slog.Logger) (broker.Broker, error) {
+	users := make([]broker.User, len(c.Users))
+	for i, u := range c.Users {
+		users[i] = broker.User(u)
+	}
+	return broker.New(broker.Config{
+		Address: c.Address, TLSAddress: c.TLSAddress, Certificate: c.Certificate, Key: c.Key, ClientCA: c.ClientCA,
+		Path: file, Users: users, MaxPacket: int64(c.MaxMessage), Log: log,
+	})
+}
+
+func closeBroker(b broker.Broker) error {
+	ctx, cancel := context.WithTimeout(context.Background(), brokerClose)
+	defer cancel()
+	return b.Close(ctx)
+}
+
+// brokerFigures shows a broker's counters to Prometheus.
+type brokerFigures struct{ broker.Broker }
+
+var brokerDescs = []struct {
+	desc *prometheus.Desc
+	kind prometheus.ValueType
+	of   func(broker.Stats) float64
+}{
+	{brokerDesc("clients", "Clients that are connected."), prometheus.GaugeValue, func(s broker.Stats) float64 { return float64(s.Clients) }},
+	{brokerDesc("sessions", "Sessions, of clients that are connected or may come back."), prometheus.GaugeValue, func(s broker.Stats) float64 { return float64(s.Sessions) }},
+	{brokerDesc("subscriptions", "Subscriptions."), prometheus.GaugeValue, func(s broker.Stats) float64 { return float64(s.Subscriptions) }},
+	{brokerDesc("retained_messages", "Retained messages."), prometheus.GaugeValue, func(s broker.Stats) float64 { return float64(s.Retained) }},
+	{brokerDesc("inflight_messages", "Messages of QoS 1 and 2 that wait for clients."), prometheus.GaugeValue, func(s broker.Stats) float64 { return float64(s.Inflight) }},
+	{brokerDesc("received_messages_total", "Messages from clients."), prometheus.CounterValue, func(s broker.Stats) float64 { return float64(s.Received) }},
+	{brokerDesc("sent_messages_total", "Messages to clients."), prometheus.CounterValue, func(s broker.Stats) float64 { return float64(s.Sent) }},
+	{brokerDesc("dropped_messages_total", "Messages for clients that were slow or away too long."), prometheus.CounterValue, func(s broker.Stats) float64 { return float64(s.Dropped) }},
+	{brokerDesc("refused_connections_total", "Connections refused for their user, password or certificate, or a limit."), prometheus.CounterValue, func(s broker.Stats) float64 { return float64(s.Refused) }},
+	{brokerDesc("denied_requests_total", "Subscriptions and messages that the user is not allowed."), prometheus.CounterValue, func(s broker.Stats) float64 { return float64(s.Denied) }},
+	{brokerDesc("store_errors_total", "Writes to the disk that failed."), prometheus.CounterValue, func(s broker.Stats) float64 { return float64(s.StoreErrors) }},
+}
+
+func brokerDesc(name, help string) *prometheus.Desc {
+	return prometheus.NewDesc("tripod_edge_broker_"+name, help, nil, nil)
+}
+
+// Describe implements prometheus.Collector.
+func (b brokerFigures) Describe(to chan<- *prometheus.Desc) {
+	for _, d := range brokerDescs {
+		to <- d.desc
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (b brokerFigures) Collect(to chan<- prometheus.Metric) {
+	s := b.Stats()
+	for _, d := range brokerDescs {
+		to <- prometheus.MustNewConstMetric(d.desc, d.kind, d.of(s))
+	}
+}

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/tripod-run/tripod/internal/cli/check"
+	"github.com/tripod-run/tripod/internal/config"
+)
+
+// finding is the one on the subject.
+func finding(t *testing.T, c *config.Config, subject string) check.Finding {
+	t.Helper()
+	for _, f := range checkEdge(t.Context(), c) {
+		if f.Subject == subject {
+			return f
+		}
+	}
+	t.Fatalf("nothing is found out about %s", subject)
+	return check.Finding{}
+}
+
+func TestCheckEdge(t *testing.T) {
+	c := config.Default()
+	if all := checkEdge(t.Context(), c); len(all) > 0 {
+		t.Errorf("an edge that is off: %+v", all)
+	}
+	c.Edge.Enabled = true
+	if f := finding(t, c, "edge broker"); !f.OK || !strings.Contains(f.Detail, "127.0.0.1:1883") {
+		t.Errorf("the default: %+v", f)
+	}
+	c.Broker.Address = "0.0.0.0:1883"
+	if f := finding(t, c, "edge broker"); f.OK || f.Required {
+		t.Errorf("open to everybody: %+v", f)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Edge.Broker = "mqtt://" + l.Addr().String()
+	if f := finding(t, c, "edge broker"); !f.OK {
+		t.Errorf("one that answers: %+v", f)
+	}
+	l.Close()
+	if f := finding(t, c, "edge broker"); f.OK || f.Required {
+		t.Errorf("one that does not: %+v", f)
+	}
+	c.Edge.ModuleRoots = []string{t.TempDir(), "/no/such/directory"}
+	if f := finding(t, c, "edge.module_roots"); f.OK || !strings.Contains(f.Detail, "/no/such/directory") {
+		t.Errorf("a root that is not there: %+v", f)
+	}
+	c.Edge.Runtimes = []config.EdgeRuntime{{Name: "min", Command: "/no/such/program --quiet"}, {Name: "sh", Command: "/bin/sh -c x"}}
+	if f := finding(t, c, "edge runtime min"); f.OK {
+		t.Errorf("a program that is not there: %+v", f)
+	}
+	if f := finding(t, c, "edge runtime sh"); !f.OK {
+		t.Errorf("a program: %+v", f)
+	}
+	c.Edge.PasswordFile = "/no/such/file"
+	if f := finding(t, c, "edge.password_file"); f.OK || !f.Required {
+		t.Errorf("a password that cannot be read: %+v", f)
+	}
+	c.Backends.Wasm = false
+	if f := finding(t, c, "edge runtime wasm"); f.OK {
+		t.Errorf("a runtime without its backend: %+v", f)
+	}
+}

@@ -1,0 +1,87 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/google/uuid"
+
+	"github.com/tripod-run/tripod/internal/config"
+)
+
+// edgeIdentity are the UUIDs that were made for the manager and for its runtimes, by their names. An orchestrator knows a node by
+// them, so they are made once.
+type edgeIdentity struct {
+	Manager  string            `json:"manager"`
+	Runtimes map[string]string `json:"runtimes"`
+}
+
+// identify reads the identity of the file, takes what the configuration says, makes what is missing, and keeps it.
+func identify(file string, c config.Edge) (edgeIdentity, error) {
+	id := edgeIdentity{Runtimes: map[string]string{}}
+	text, err := os.ReadFile(file)
+	if err == nil {
+		err = json.Unmarshal(text, &id)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return id, fmt.Errorf("the edge's identity: %s: %w; with edge.uuid and the runtimes' uuid set it can be removed", file, err)
+	}
+	before := len(id.Runtimes)
+	changed := choose(&id.Manager, c.UUID)
+	names := map[string]string{}
+	if c.Wasm.Enabled {
+		names[c.Wasm.Name] = ""
+	}
+	for _, r := range c.Runtimes {
+		names[r.Name] = r.UUID
+	}
+	for name, wanted := range names {
+		known := id.Runtimes[name]
+		changed = choose(&known, wanted) || changed
+		id.Runtimes[name] = known
+	}
+	if !changed && before == len(id.Runtimes) {
+		return id, nil
+	}
+	if text, err = json.MarshalIndent(id, "", "  "); err != nil {
+		return id, err
+	}
+	return id, replaceFile(file, append(text, '\n'))
+}
+
+// choose sets id to what is wanted, or makes one; it tells whether that changed it.
+func choose(id *string, wanted string) bool {
+	before := *id
+	switch {
+	case wanted != "":
+		*id = wanted
+	case *id == "":
+		*id = uuid.NewString()
+	}
+	return *id != before
+}
+
+// replaceFile writes a file so that it is whole on the disk, the old or the new one, whenever the power goes.
+func replaceFile(path string, content []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name()) // a file that was renamed is not there any more
+	_, err = f.Write(content)
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}

@@ -1,0 +1,168 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
+	"github.com/spf13/cobra"
+
+	"github.com/tripod-run/tripod/internal/edge/mqtt"
+	"github.com/tripod-run/tripod/internal/edge/wire"
+)
+
+// Where a broker and an orchestrator with the default configuration listen, and what overrides that.
+const (
+	DefaultBroker        = "mqtt://127.0.0.1:1883"
+	DefaultOrchestrator  = "http://127.0.0.1:8081"
+	BrokerVariable       = "TRIPOD_EDGE_BROKER"
+	OrchestratorVariable = "TRIPOD_EDGE_ORCHESTRATOR"
+)
+
+// edgeOptions are the flags of all commands below `tripod edge`.
+type edgeOptions struct {
+	broker, orchestrator string
+	realm                string
+	protocol             int
+	user, passwordFile   string
+	ca, cert, key        string
+	timeout              time.Duration
+	format               string
+}
+
+// EdgeCommand is `tripod edge`: a client of the edge protocol, which needs no node. wrap is put around each command that runs.
+func (a *App) EdgeCommand(wrap func(*cobra.Command)) *cobra.Command {
+	o := &edgeOptions{}
+	c := &cobra.Command{
+		Use: "edge", Short: "Run modules by MQTT, on any node that has registered with the orchestrator",
+		Long: `These commands are a client of the edge protocol (docs/edge.md). What changes something is a message to the broker; what
+lists something asks the orchestrator's REST interface.`,
+	}
+	f := c.PersistentFlags()
+	f.StringVar(&o.broker, "broker", fromEnv(BrokerVariable, DefaultBroker), "MQTT broker, mqtt:// or mqtts:// ($"+BrokerVariable+")")
+	f.StringVar(&o.orchestrator, "orchestrator", fromEnv(OrchestratorVariable, DefaultOrchestrator), "REST interface of the orchestrator ($"+OrchestratorVariable+")")
+	f.StringVar(&o.realm, "realm", "realm", "first level of the protocol's topics")
+	f.IntVar(&o.protocol, "protocol", 5, "version of MQTT: 5, or 4 for 3.1.1")
+	f.StringVar(&o.user, "user", "", "user at the broker")
+	f.StringVar(&o.passwordFile, "password-file", "", "file with the user's password")
+	f.StringVar(&o.ca, "ca", "", "file with the authorities (PEM) to believe; default: the system's")
+	f.StringVar(&o.cert, "cert", "", "file with a client certificate (PEM); --key has its key")
+	f.StringVar(&o.key, "key", "", "file with the key of --cert")
+	f.DurationVar(&o.timeout, "timeout", 30*time.Second, "how long to wait for an answer")
+	f.StringVarP(&o.format, "output", "o", "table", "table, json or yaml")
+	for _, sub := range []*cobra.Command{
+		a.edgeRun(o), a.edgePs(o), a.edgeRuntimes(o), a.edgeLogs(o), a.edgeStop(o), a.edgePub(o), a.edgeSub(o),
+	} {
+		wrap(sub)
+		c.AddCommand(sub)
+	}
+	return c
+}
+
+func fromEnv(name, otherwise string) string {
+	if v := os.Getenv(name); v != "" {
+		return v
+	}
+	return otherwise
+}
+
+func (o *edgeOptions) topics() wire.Topics { return wire.Topics{Realm: o.realm} }
+
+// edgeClient is a connection to the broker whose messages come over a channel.
+type edgeClient struct {
+	mqtt.Client
+	messages chan mqtt.Message
+	leave    context.CancelFunc // nobody reads messages any more
+}
+
+// connect waits until the broker has accepted this client; it lives as long as ctx or until Close.
+func (o *edgeOptions) connect(ctx context.Context) (*edgeClient, error) {
+	if err := o.brokerAnswers(ctx); err != nil {
+		return nil, err
+	}
+	password, err := readPassword(o.passwordFile)
+	if err != nil {
+		return nil, err
+	}
+	reading, leave := context.WithCancel(ctx)
+	e := &edgeClient{messages: make(chan mqtt.Message), leave: leave}
+	e.Client, err = mqtt.New(mqtt.Config{
+		URL: o.broker, Protocol: o.protocol, ClientID: "tripod-edge-" + uuid.NewString()[:8], Username: o.user, Password: password,
+		TLS: mqtt.TLS{CA: o.ca, Cert: o.cert, Key: o.key}, BackoffMax: time.Second,
+		Handler: func(m mqtt.Message) {
+			select {
+			case e.messages <- m:
+			case <-reading.Done():
+			}
+		},
+	})
+	if err != nil {
+		leave()
+		return nil, err
+	}
+	waiting, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	if err := e.WaitConnected(waiting); err != nil {
+		e.close()
+		return nil, fmt.Errorf("the broker %s did not accept this client within %s: are --user, --password-file, --cert and --protocol right? %w", o.broker, o.timeout, err)
+	}
+	return e, nil
+}
+
+// close flushes what was published, for a moment.
+func (e *edgeClient) close() {
+	e.leave()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	_ = e.Close(ctx) // a message that did not get through is missed by who waits for the answer
+}
+
+// brokerAnswers tells the usual trouble apart before the client tries again and again.
+func (o *edgeOptions) brokerAnswers(ctx context.Context) error {
+	u, err := url.Parse(o.broker)
+	if err != nil || u.Hostname() == "" || u.Scheme != "mqtt" && u.Scheme != "mqtts" {
+		return fmt.Errorf("--broker %q is neither mqtt://HOST:PORT nor mqtts://HOST:PORT: %w", o.broker, errdefs.ErrInvalidArgument)
+	}
+	port := u.Port()
+	if port == "" {
+		port = map[string]string{"mqtt": "1883", "mqtts": "8883"}[u.Scheme]
+	}
+	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", net.JoinHostPort(u.Hostname(), port))
+	if err != nil {
+		return fmt.Errorf("no broker answers at %s: is the daemon running with [edge] enabled, or another broker? Name it with --broker (%v): %w", o.broker, err, errdefs.ErrUnavailable)
+	}
+	return conn.Close()
+}
+
+func readPassword(file string) (string, error) {
+	if file == "" {
+		return "", nil
+	}
+	b, err := os.ReadFile(file)
+	return strings.TrimRight(string(b), "\r\n"), err
+}
+
+// request publishes a message for the orchestrator and returns its object_id.
+func (e *edgeClient) request(ctx context.Context, topics wire.Topics, action string, data []byte) (string, error) {
+	id := uuid.NewString()
+	m := wire.Envelope{ObjectID: id, Action: action, Type: wire.Request, Data: data}
+	return id, e.Publish(ctx, topics.Control(), 2, false, m.Bytes())
+}
+
+// subscribe asks for all the filters.
+func (e *edgeClient) subscribe(ctx context.Context, qos byte, filters ...string) error {
+	for _, f := range filters {
+		if err := e.Subscribe(ctx, f, qos, mqtt.SubscribeOptions{}); err != nil {
+			return fmt.Errorf("subscribe to %s: %w", f, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,155 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *App) edgePs(o *edgeOptions) *cobra.Command {
+	var all, quiet bool
+	c := &cobra.Command{
+		Use: "ps [MODULE...]", Short: "List modules: alive, queued, exiting, lost; with -a also the dead, and how they ended", ValidArgsFunction: a.completeEdge(o, "modules"),
+		RunE: func(c *cobra.Command, args []string) error {
+			modules, err := o.modules(c.Context(), args, all)
+			if err != nil {
+				return err
+			}
+			if quiet {
+				for i := range modules {
+					fmt.Fprintln(a.Stdout, modules[i].UUID)
+				}
+				return nil
+			}
+			return a.printRecords(o.format, modules, func() error { return a.modulesTable(modules) })
+		},
+	}
+	c.Flags().BoolVarP(&all, "all", "a", false, "the dead, too")
+	c.Flags().BoolVarP(&quiet, "quiet", "q", false, "only uuids")
+	return c
+}
+
+// modules are those that are asked for by name, or all of them.
+func (o *edgeOptions) modules(ctx context.Context, args []string, dead bool) ([]edgeRecord, error) {
+	if len(args) == 0 {
+		modules, err := o.list(ctx, "modules")
+		return slices.DeleteFunc(modules, func(r edgeRecord) bool { return !dead && r.Status == "D" }), err
+	}
+	modules := make([]edgeRecord, 0, len(args))
+	for _, arg := range args {
+		m, err := o.find(ctx, "modules", arg)
+		if err != nil {
+			return nil, err
+		}
+		modules = append(modules, *m)
+	}
+	return modules, nil
+}
+
+func (a *App) modulesTable(modules []edgeRecord) error {
+	t := newTable(a.Stdout, "MODULE", "NAME", "STATE", "RUNTIME", "PROGRAM", "ENDED")
+	for i := range modules {
+		m := &modules[i]
+		t.row(m.UUID, m.Name, m.state(), m.parent(), m.program(), m.ended())
+	}
+	return t.flush()
+}
+
+// ended words how the module ended: our managers' object, or whatever another's sent.
+func (r *edgeRecord) ended() string {
+	if len(r.Exit) == 0 || string(r.Exit) == "null" {
+		return "-"
+	}
+	return exitText(exitStatus(r.Exit))
+}
+
+// exitStatus is the status in what a manager told of an end.
+func exitStatus(exit json.RawMessage) json.RawMessage {
+	var told struct {
+		Status json.RawMessage `json:"status"`
+	}
+	_ = json.Unmarshal(exit, &told) // none: the status stays empty
+	return told.Status
+}
+
+// exitText words an exit status: ours is an object, a public peer's a string.
+func exitText(status json.RawMessage) string {
+	var text string
+	if len(status) == 0 || json.Unmarshal(status, &text) == nil {
+		return text
+	}
+	var s struct {
+		Code    *int   `json:"code"`
+		Reason  string `json:"reason"`
+		Message string `json:"message"`
+	}
+	if json.Unmarshal(status, &s) != nil {
+		return string(status)
+	}
+	words := []string{}
+	if s.Reason != "" {
+		words = append(words, s.Reason)
+	}
+	if s.Code != nil {
+		words = append(words, "code "+strconv.Itoa(*s.Code))
+	}
+	if s.Message != "" {
+		words = append(words, s.Message)
+	}
+	return strings.Join(words, ", ")
+}
+
+func (a *App) edgeRuntimes(o *edgeOptions) *cobra.Command {
+	return &cobra.Command{
+		Use: "runtimes", Short: "List the runtimes that modules can run on", Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			runtimes, err := o.list(c.Context(), "runtimes")
+			if err != nil {
+				return err
+			}
+			modules, err := o.list(c.Context(), "modules")
+			if err != nil {
+				return err
+			}
+			used := map[string]int{}
+			for i := range modules {
+				if s := modules[i].Status; s == "A" || s == "E" {
+					used[modules[i].parent()]++
+				}
+			}
+			return a.printRecords(o.format, runtimes, func() error {
+				t := newTable(a.Stdout, "RUNTIME", "NAME", "STATE", "TYPE", "MODULES", "APIS")
+				for i := range runtimes {
+					r := &runtimes[i]
+					t.row(r.UUID, r.Name, r.state(), r.Runtime, fmt.Sprintf("%d/%d", used[r.UUID], r.MaxModules), strings.Join(r.APIs, ","))
+				}
+				return t.flush()
+			})
+		},
+	}
+}
+
+// completeEdge answers the shell's question for modules or runtimes.
+func (a *App) completeEdge(o *edgeOptions, kind string) cobra.CompletionFunc {
+	return func(c *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+		records, err := o.list(c.Context(), kind)
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		var words []string
+		for i := range records {
+			if r := &records[i]; r.Status != "D" {
+				words = append(words, r.UUID+"\t"+r.Name+", "+r.state())
+				if r.Name != "" {
+					words = append(words, r.Name)
+				}
+			}
+		}
+		return words, cobra.ShellCompDirectiveNoFileComp
+	}
+}

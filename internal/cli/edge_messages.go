@@ -1,0 +1,215 @@
+package cli
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"time"
+	"unicode/utf8"
+
+	"github.com/containerd/errdefs"
+	"github.com/spf13/cobra"
+
+	"github.com/tripod-run/tripod/internal/edge/mqtt"
+	"github.com/tripod-run/tripod/internal/edge/wire"
+)
+
+func (a *App) edgePub(o *edgeOptions) *cobra.Command {
+	var qos int
+	var retain, lines bool
+	c := &cobra.Command{
+		Use: "pub TOPIC [MESSAGE|-]", Short: "Publish a message to a topic, from the argument or standard input", Args: cobra.RangeArgs(1, 2),
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := validMessage(qos, wire.ValidTopic(args[0])); err != nil {
+				return err
+			}
+			ctx := c.Context()
+			client, err := o.connect(ctx)
+			if err != nil {
+				return err
+			}
+			defer client.close()
+			return a.eachMessage(args[1:], lines, func(message []byte) error {
+				return client.Publish(ctx, args[0], byte(qos), retain, message)
+			})
+		},
+	}
+	c.Flags().IntVarP(&qos, "qos", "q", 0, "quality of service: 0, 1 or 2")
+	c.Flags().BoolVarP(&retain, "retain", "R", false, "the broker keeps it for who subscribes later; an empty one ends that")
+	c.Flags().BoolVarP(&lines, "lines", "l", false, "each line of standard input is a message")
+	return c
+}
+
+func validMessage(qos int, topic error) error {
+	if qos < 0 || qos > 2 {
+		return fmt.Errorf("--qos %d is none of 0, 1, 2: %w", qos, errdefs.ErrInvalidArgument)
+	}
+	return topic
+}
+
+// eachMessage gives what the arguments say to publish: the word, or standard input as a whole or by lines.
+func (a *App) eachMessage(args []string, lines bool, publish func([]byte) error) error {
+	if lines {
+		if len(args) > 0 && args[0] != "-" {
+			return fmt.Errorf("--lines takes messages from standard input, not from the argument: %w", errdefs.ErrInvalidArgument)
+		}
+		scanner := bufio.NewScanner(a.Stdin)
+		scanner.Buffer(nil, wire.DefaultMaxFrame)
+		for scanner.Scan() {
+			if err := publish(append([]byte(nil), scanner.Bytes()...)); err != nil {
+				return err
+			}
+		}
+		return scanner.Err()
+	}
+	if len(args) == 1 && args[0] != "-" {
+		return publish([]byte(args[0]))
+	}
+	message, err := io.ReadAll(io.LimitReader(a.Stdin, wire.DefaultMaxFrame))
+	if err != nil {
+		return err
+	}
+	return publish(message)
+}
+
+func (a *App) edgeSub(o *edgeOptions) *cobra.Command {
+	var qos, count int
+	var verbose bool
+	c := &cobra.Command{
+		Use: "sub FILTER...", Short: "Print the messages of topics, + and # are wildcards, until interrupted", Args: cobra.MinimumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			for _, filter := range args {
+				if err := validMessage(qos, wire.ValidFilter(filter)); err != nil {
+					return err
+				}
+			}
+			client, err := o.connect(c.Context())
+			if err != nil {
+				return err
+			}
+			defer client.close()
+			if err := client.subscribe(c.Context(), byte(qos), args...); err != nil {
+				return err
+			}
+			return a.printMessages(c.Context(), client, o.format, verbose, count)
+		},
+	}
+	c.Flags().IntVarP(&qos, "qos", "q", 0, "quality of service to ask for: 0, 1 or 2")
+	c.Flags().IntVarP(&count, "count", "n", 0, "end after so many messages; 0: never")
+	c.Flags().BoolVarP(&verbose, "verbose", "v", false, "put its topic before each message")
+	return c
+}
+
+// printMessages goes on until it is interrupted, or count messages have come.
+func (a *App) printMessages(ctx context.Context, client *edgeClient, format string, verbose bool, count int) error {
+	for n := 1; ; n++ {
+		select {
+		case m := <-client.messages:
+			if err := a.printMessage(m, format, verbose); err != nil {
+				return err
+			}
+			if n == count {
+				return nil
+			}
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// messageJSON is a message as -o json has it: one a line, its payload as text where it is text.
+type messageJSON struct {
+	Time    time.Time `json:"time"`
+	Topic   string    `json:"topic"`
+	QoS     byte      `json:"qos"`
+	Retain  bool      `json:"retain,omitempty"`
+	Payload *string   `json:"payload,omitempty"`
+	Base64  []byte    `json:"payload_base64,omitempty"`
+}
+
+func (a *App) printMessage(m mqtt.Message, format string, verbose bool) error {
+	if format == "json" {
+		j := messageJSON{Time: time.Now(), Topic: m.Topic, QoS: m.QoS, Retain: m.Retain}
+		if text := string(m.Payload); utf8.ValidString(text) {
+			j.Payload = &text
+		} else {
+			j.Base64 = m.Payload
+		}
+		line, err := json.Marshal(j)
+		if err == nil {
+			_, err = fmt.Fprintf(a.Stdout, "%s\n", line)
+		}
+		return err
+	}
+	line := append([]byte(nil), m.Payload...)
+	if verbose {
+		line = append([]byte(m.Topic+" "), line...)
+	}
+	_, err := a.Stdout.Write(append(line, '\n'))
+	return err
+}
+
+func (a *App) edgeLogs(o *edgeOptions) *cobra.Command {
+	var follow bool
+	c := &cobra.Command{
+		Use: "logs -f MODULE", Short: "Print what a module logs from now on, until it ends", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeEdge(o, "modules"),
+		Long: `Print what a module logs from now on, until it ends. The log is messages, which no broker keeps: what was logged before is
+known to the module's node alone ("tripod logs", for modules of the runtime tripod/wasm).`,
+		RunE: func(c *cobra.Command, args []string) error {
+			if !follow {
+				return fmt.Errorf("a module's log is messages, and nobody keeps them: follow it with -f, or ask its node with `tripod logs`: %w", errdefs.ErrInvalidArgument)
+			}
+			return a.edgeFollow(c.Context(), o, args[0])
+		},
+	}
+	c.Flags().BoolVarP(&follow, "follow", "f", false, "print what comes, until the module ends")
+	return c
+}
+
+func (a *App) edgeFollow(ctx context.Context, o *edgeOptions, arg string) error {
+	record, err := o.find(ctx, "modules", arg)
+	if err != nil {
+		return err
+	}
+	if record.Status == "D" {
+		return fmt.Errorf("module %s is dead, and logs nothing more: %w", record.UUID, errdefs.ErrFailedPrecondition)
+	}
+	client, err := o.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer client.close()
+	seed, nested := o.topics(), wire.Topics{Realm: o.realm, Nested: true}
+	if err := client.subscribe(ctx, 1, seed.ModuleLog("", record.UUID), nested.ModuleLog("+", record.UUID), seed.ControlOf("+")); err != nil {
+		return err
+	}
+	w := newModuleWatch(seed, "", record.UUID)
+	for {
+		select {
+		case m := <-client.messages:
+			if len(wire.Cut(m.Topic, seed.Control())) > 0 {
+				if ended, _ := w.take(m); ended {
+					return nil
+				}
+				continue
+			}
+			if err := a.printLog(m.Payload); err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// printLog writes one log message, which may or may not have its line break.
+func (a *App) printLog(payload []byte) error {
+	_, text := wire.ParseLog(payload)
+	if n := len(text); n == 0 || text[n-1] != '\n' {
+		text = append(append([]byte(nil), text...), '\n')
+	}
+	_, err := a.Stdout.Write(text)
+	return err
+}

@@ -1,0 +1,161 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	"sigs.k8s.io/yaml"
+)
+
+// edgeRecord is a runtime's or a module's record as the orchestrator tells it, with the fields that tables show.
+type edgeRecord struct {
+	raw json.RawMessage
+
+	UUID       string          `json:"uuid"`
+	Name       string          `json:"name"`
+	Type       string          `json:"type"`
+	Status     string          `json:"status"`
+	Parent     json.RawMessage `json:"parent"`
+	Runtime    string          `json:"runtime_type"`
+	APIs       []string        `json:"apis"`
+	MaxModules int             `json:"max_nmodules"`
+	Children   json.RawMessage `json:"children"`
+	Filename   string          `json:"filename"`
+	File       string          `json:"file"`
+	Image      string          `json:"image"`
+	Exit       json.RawMessage `json:"exit"`
+}
+
+// UnmarshalJSON keeps the record as it came.
+func (r *edgeRecord) UnmarshalJSON(b []byte) error {
+	type plain edgeRecord
+	if err := json.Unmarshal(b, (*plain)(r)); err != nil {
+		return err
+	}
+	r.raw = bytes.Clone(b)
+	return nil
+}
+
+// program is what the module was made of.
+func (r *edgeRecord) program() string {
+	for _, s := range []string{r.Image, r.File, r.Filename} {
+		if s != "" {
+			return s
+		}
+	}
+	return "-"
+}
+
+// parent is the uuid of the parent, which some orchestrators tell as a record.
+func (r *edgeRecord) parent() string {
+	var id string
+	if json.Unmarshal(r.Parent, &id) == nil {
+		return id
+	}
+	var record struct {
+		UUID string `json:"uuid"`
+	}
+	_ = json.Unmarshal(r.Parent, &record) // neither: the cell stays empty
+	return record.UUID
+}
+
+// states words the states of records.
+var edgeStates = map[string]string{"A": "alive", "Q": "queued", "E": "exiting", "K": "lost", "D": "dead"}
+
+func (r *edgeRecord) state() string {
+	if s := edgeStates[r.Status]; s != "" {
+		return s
+	}
+	return r.Status
+}
+
+// list asks for all records of a kind: runtimes, modules or queued.
+func (o *edgeOptions) list(ctx context.Context, kind string) ([]edgeRecord, error) {
+	var all []edgeRecord
+	for {
+		var page struct {
+			Count   int          `json:"count"`
+			Start   int          `json:"start"`
+			Results []edgeRecord `json:"results"`
+		}
+		if err := o.get(ctx, fmt.Sprintf("/api/%s/?start=%d", kind, len(all)), &page); err != nil {
+			return nil, err
+		}
+		all = append(all, page.Results...)
+		if len(page.Results) == 0 || page.Start != len(all)-len(page.Results) || len(all) >= page.Count {
+			return all, nil
+		}
+	}
+}
+
+// find asks for one record by uuid, name or the end of the uuid; errdefs.ErrNotFound when there is none.
+func (o *edgeOptions) find(ctx context.Context, kind, q string) (*edgeRecord, error) {
+	r := &edgeRecord{}
+	err := o.get(ctx, "/api/"+kind+"/"+url.PathEscape(q)+"/", r)
+	if errdefs.IsNotFound(err) {
+		return nil, fmt.Errorf("no %s has the uuid or the name %q: %w", strings.TrimSuffix(kind, "s"), q, errdefs.ErrNotFound)
+	}
+	return r, err
+}
+
+func (o *edgeOptions) get(ctx context.Context, path string, into any) error {
+	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(o.orchestrator, "/")+path, nil)
+	if err != nil || request.URL.Host == "" {
+		return fmt.Errorf("--orchestrator %q is not http://HOST:PORT: %w", o.orchestrator, errdefs.ErrInvalidArgument)
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return fmt.Errorf("no orchestrator answers at %s: start one with `tripod orchestrator`, or name it with --orchestrator (%v): %w", o.orchestrator, err, errdefs.ErrUnavailable)
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(response.Body, 64<<20))
+	switch {
+	case err != nil:
+		return fmt.Errorf("the orchestrator's answer broke off: %w", err)
+	case response.StatusCode == http.StatusNotFound:
+		return errdefs.ErrNotFound
+	case response.StatusCode != http.StatusOK:
+		return fmt.Errorf("the orchestrator at %s answers %s to GET %s: %s", o.orchestrator, response.Status, path, bytes.TrimSpace(body[:min(len(body), 300)]))
+	}
+	if err := json.Unmarshal(body, into); err != nil {
+		return fmt.Errorf("what answers at %s is no orchestrator: %w", o.orchestrator, err)
+	}
+	return nil
+}
+
+// printRecords writes records as they came, or calls people for a table.
+func (a *App) printRecords(format string, records []edgeRecord, people func() error) error {
+	raw := make([]json.RawMessage, len(records))
+	for i := range records {
+		raw[i] = records[i].raw
+	}
+	return a.printDocument(format, raw, people)
+}
+
+func (a *App) printDocument(format string, document any, people func() error) error {
+	switch format {
+	case "table", "":
+		return people()
+	case "json":
+		out := json.NewEncoder(a.Stdout)
+		out.SetEscapeHTML(false)
+		out.SetIndent("", "  ")
+		return out.Encode(document)
+	case "yaml":
+		text, err := yaml.Marshal(document)
+		if err == nil {
+			_, err = a.Stdout.Write(text)
+		}
+		return err
+	}
+	return fmt.Errorf("output format %q is none of table, json, yaml: %w", format, errdefs.ErrInvalidArgument)
+}

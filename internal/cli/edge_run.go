@@ -1,0 +1,349 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
+	"github.com/spf13/cobra"
+
+	"github.com/tripod-run/tripod/internal/edge/mqtt"
+	"github.com/tripod-run/tripod/internal/edge/wire"
+)
+
+// edgeModule is what `edge run` makes a module of.
+type edgeModule struct {
+	uuid, name, runtime string
+	channels, env, dirs []string
+	restart             string
+	apis                []string
+	detach              bool
+}
+
+func (a *App) edgeRun(o *edgeOptions) *cobra.Command {
+	var m edgeModule
+	c := &cobra.Command{
+		Use: "run FILE|IMAGE [-- ARGUMENT...]", Short: "Create a module from a file on the node or an image, and wait until it runs",
+		Long: `Run asks the orchestrator for a module and waits until it runs (or has ended well), or says why it does not. It prints the
+module's uuid.
+
+FILE is a path on the node, below one of its edge.module_roots; one that does not begin with / is taken to lie here. What is no
+file here and does not look like one is an image, OCI reference with digest.
+
+A channel is NAME=TOPIC[:MODE[:QOS]]: the module finds it as the file /ch/NAME; stdin, stdout and stderr as names put its standard
+streams there. MODE is r, w or rw, QOS is 0, 1 or 2. A topic that begins with $SL/ is the module's own.`,
+		Example: `  tripod edge run /var/lib/tripod-modules/upper.wasm --channel in=app/in:r --channel out=app/out:w:1
+  tripod edge run --runtime wasm --restart always registry.example/relay@sha256:... -- -v`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			if dash := c.ArgsLenAtDash(); dash < 0 && len(args) != 1 || dash >= 0 && dash != 1 {
+				return fmt.Errorf("needs one file or image and, after --, its arguments: %w", errdefs.ErrInvalidArgument)
+			}
+			data, err := m.data(args)
+			if err != nil {
+				return err
+			}
+			return a.runModule(c.Context(), o, data, m.detach)
+		},
+	}
+	f := c.Flags()
+	f.StringVarP(&m.runtime, "runtime", "r", "", "runtime by uuid or name; empty: the orchestrator chooses")
+	f.StringVar(&m.name, "name", "", "name of the module; default: from the file or image")
+	f.StringVar(&m.uuid, "uuid", "", "uuid of the module; default: a new one")
+	f.StringArrayVar(&m.channels, "channel", nil, "channel NAME=TOPIC[:MODE[:QOS]]")
+	f.StringArrayVarP(&m.env, "env", "e", nil, "environment NAME=VALUE")
+	f.StringArrayVar(&m.dirs, "dir", nil, "directory of the node that the module sees, below one of its edge.dir_roots")
+	f.StringVar(&m.restart, "restart", wire.RestartNever, "what to do when it ends: always, on-failure or never")
+	f.StringSliceVar(&m.apis, "api", nil, "what the runtime must offer, where the orchestrator chooses")
+	f.BoolVarP(&m.detach, "detach", "d", false, "do not wait until it runs")
+	_ = c.RegisterFlagCompletionFunc("runtime", a.completeEdge(o, "runtimes"))
+	_ = c.RegisterFlagCompletionFunc("restart", cobra.FixedCompletions([]string{wire.RestartAlways, wire.RestartOnFailure, wire.RestartNever}, cobra.ShellCompDirectiveNoFileComp))
+	return c
+}
+
+// data are the fields of the create message.
+func (m edgeModule) data(args []string) (wire.ModuleData, error) {
+	fields := map[string]any{"type": "module", "uuid": m.uuid, "name": m.name, "restart": m.restart}
+	if m.uuid == "" {
+		fields["uuid"] = uuid.NewString()
+	}
+	if m.name == "" {
+		fields["name"] = nameOf(strings.TrimSuffix(filepath.Base(args[0]), ".wasm"))
+	}
+	if file, ok := moduleFile(args[0]); ok {
+		absolute, err := filepath.Abs(file)
+		if err != nil {
+			return nil, err
+		}
+		fields["filename"], fields["filetype"] = absolute, "WA"
+	} else {
+		fields["image"] = args[0]
+	}
+	fields["args"] = append([]string{fields["name"].(string)}, args[1:]...)
+	if _, err := parseEnv(m.env); err != nil {
+		return nil, err
+	}
+	channels, err := parseChannels(m.channels)
+	if err != nil {
+		return nil, err
+	}
+	if m.runtime != "" {
+		fields["parent"] = m.runtime
+	}
+	for name, list := range map[string][]string{"env": m.env, "dirs": m.dirs, "apis": m.apis} {
+		if len(list) > 0 {
+			fields[name] = list
+		}
+	}
+	fields["channels"] = channels
+	raw, err := json.Marshal(fields)
+	if err != nil {
+		return nil, err
+	}
+	data, err := wire.ParseModuleData(raw)
+	if err != nil {
+		return nil, err
+	}
+	return data, data.Validate()
+}
+
+// moduleFile tells whether arg is a path: it looks like one, or a file is there.
+func moduleFile(arg string) (string, bool) {
+	if strings.HasPrefix(arg, "/") || strings.HasPrefix(arg, "./") || strings.HasPrefix(arg, "../") {
+		return arg, true
+	}
+	info, err := os.Stat(arg)
+	return arg, err == nil && info.Mode().IsRegular()
+}
+
+// channelField is a channel as the create message has it.
+type channelField struct {
+	Name  string `json:"name"`
+	Topic string `json:"topic"`
+	Mode  string `json:"mode"`
+}
+
+// parseChannels reads NAME=TOPIC[:MODE[:QOS]]. A topic may itself have colons: only what reads as a mode is taken for one.
+func parseChannels(list []string) ([]channelField, error) {
+	all := make([]channelField, 0, len(list))
+	for _, text := range list {
+		name, topic, ok := strings.Cut(text, "=")
+		if !ok || name == "" || topic == "" || strings.Contains(name, "/") {
+			return nil, fmt.Errorf("--channel %q is not NAME=TOPIC[:MODE[:QOS]]: %w", text, errdefs.ErrInvalidArgument)
+		}
+		if slices.ContainsFunc(all, func(c channelField) bool { return c.Name == name }) {
+			return nil, fmt.Errorf("--channel %q: there is a channel %s already: %w", text, name, errdefs.ErrInvalidArgument)
+		}
+		topic, mode := cutMode(topic)
+		if mode == "" {
+			mode = "rw"
+			if wire.HasWildcard(topic) {
+				mode = "r"
+			}
+		}
+		flags, err := wire.ParseFlags(mode)
+		if err == nil {
+			err = wire.Open{Flags: flags, Topic: topic}.Validate()
+		}
+		if err != nil {
+			return nil, fmt.Errorf("--channel %q: %w", text, err)
+		}
+		all = append(all, channelField{Name: name, Topic: topic, Mode: flags.String()})
+	}
+	return all, nil
+}
+
+// cutMode takes a mode off the end, with its quality of service if there is one.
+func cutMode(text string) (topic, mode string) {
+	rest, last, ok := cutLast(text)
+	if !ok {
+		return text, ""
+	}
+	if _, err := wire.ParseFlags(last); err == nil {
+		return rest, last
+	}
+	before, previous, ok := cutLast(rest)
+	if _, err := wire.ParseFlags(previous); ok && err == nil {
+		return before, previous + ":" + last
+	}
+	return text, ""
+}
+
+func cutLast(text string) (before, after string, ok bool) {
+	i := strings.LastIndexByte(text, ':')
+	if i < 0 {
+		return text, "", false
+	}
+	return text[:i], text[i+1:], true
+}
+
+// runModule asks for the module and waits for the first word on what became of it.
+func (a *App) runModule(ctx context.Context, o *edgeOptions, data wire.ModuleData, detach bool) error {
+	client, err := o.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer client.close()
+	topics := o.topics()
+	if err := client.subscribe(ctx, 2, topics.Errors(), topics.ControlOf("+"), topics.Reported("+")); err != nil {
+		return err
+	}
+	object, err := client.request(ctx, topics, wire.ActionCreate, data.Bytes())
+	if err != nil {
+		return err
+	}
+	if !detach {
+		if err := o.awaitModule(ctx, client, newModuleWatch(topics, object, data.UUID())); err != nil {
+			return err
+		}
+	}
+	if o.format == "table" {
+		_, err = fmt.Fprintln(a.Stdout, data.UUID())
+		return err
+	}
+	return a.printDocument(o.format, json.RawMessage(data.Bytes()), nil)
+}
+
+// statePoll is how often the orchestrator is asked about a module whose manager does not report.
+const statePoll = 250 * time.Millisecond
+
+// awaitModule waits for the module to run, or for the error.
+func (o *edgeOptions) awaitModule(ctx context.Context, client *edgeClient, w *moduleWatch) error {
+	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	tick := time.NewTicker(statePoll)
+	defer tick.Stop()
+	record, known := &edgeRecord{}, false
+	for {
+		select {
+		case m := <-client.messages:
+			if done, err := w.take(m); done {
+				return err
+			}
+		case <-tick.C:
+			r, err := o.find(ctx, "modules", w.module)
+			if err == nil {
+				record, known = r, true
+			}
+			if err == nil && r.Status == "A" && !w.reporting[r.parent()] {
+				return nil // its manager says no more than the orchestrator
+			}
+			if err == nil && r.Status == "D" {
+				return w.ended(exitStatus(r.Exit))
+			}
+		case <-ctx.Done():
+			if errors.Is(ctx.Err(), context.Canceled) {
+				return ctx.Err()
+			}
+			return w.silence(o, record, known)
+		}
+	}
+}
+
+// moduleWatch understands what is said about one module.
+type moduleWatch struct {
+	topics         wire.Topics
+	object, module string
+	reporting      map[string]bool // runtimes whose manager reports
+}
+
+func newModuleWatch(topics wire.Topics, object, module string) *moduleWatch {
+	return &moduleWatch{topics: topics, object: object, module: module, reporting: map[string]bool{}}
+}
+
+// take looks at a message; done says that it decides.
+func (w *moduleWatch) take(m mqtt.Message) (done bool, err error) {
+	if m.Topic == w.topics.Errors() {
+		return w.takeError(m.Payload)
+	}
+	if rt := wire.Cut(m.Topic, w.topics.Reported("+")[:len(w.topics.Reported("+"))-len("/+")]); len(rt) == 1 {
+		w.reporting[rt[0]] = true
+		return reportedRunning(m.Payload, w.module), nil
+	}
+	e, err := wire.ParseEnvelope(m.Payload)
+	if err != nil || e.Action != wire.ActionExited {
+		return false, nil
+	}
+	var data struct {
+		UUID   string          `json:"uuid"`
+		Status json.RawMessage `json:"status"`
+	}
+	if json.Unmarshal(e.Data, &data) != nil || data.UUID != w.module {
+		return false, nil
+	}
+	return true, w.ended(data.Status)
+}
+
+// takeError looks whether an error, of the orchestrator or of a manager, is about our request.
+func (w *moduleWatch) takeError(payload []byte) (bool, error) {
+	e, err := wire.ParseEnvelope(payload)
+	if err != nil || e.Action != wire.ActionError {
+		return false, nil
+	}
+	var data struct {
+		Desc string          `json:"desc"`
+		Data json.RawMessage `json:"data"`
+	}
+	_ = json.Unmarshal(e.Data, &data) // what is not there stays empty
+	var about struct {
+		ObjectID string `json:"object_id"`
+		UUID     string `json:"uuid"`
+	}
+	_ = json.Unmarshal(data.Data, &about)
+	if e.ObjectID != w.object && about.ObjectID != w.object && about.UUID != w.module {
+		return false, nil
+	}
+	return true, fmt.Errorf("refused: %s", data.Desc)
+}
+
+// ended is nil for a module that has done its work already.
+func (w *moduleWatch) ended(status json.RawMessage) error {
+	var s struct {
+		Code   *int   `json:"code"`
+		Reason string `json:"reason"`
+	}
+	if json.Unmarshal(status, &s) == nil && s.Code != nil && *s.Code == 0 {
+		return nil
+	}
+	var text string
+	if json.Unmarshal(status, &text) == nil && text == "exited" {
+		return nil // a public peer's word for any end
+	}
+	return fmt.Errorf("module %s has ended: %s", w.module, exitText(status))
+}
+
+// silence words that nothing has been heard in time.
+func (w *moduleWatch) silence(o *edgeOptions, record *edgeRecord, known bool) error {
+	what := "the orchestrator has not answered: does it run, with this broker and realm?"
+	if known {
+		what = fmt.Sprintf("the orchestrator has it as %s on runtime %s; `tripod edge ps %s` tells more", record.state(), record.parent(), w.module)
+	}
+	return fmt.Errorf("module %s does not run after %s: %s: %w", w.module, o.timeout, what, errdefs.ErrUnavailable)
+}
+
+// reportedRunning tells whether a manager's report has the module as running.
+func reportedRunning(payload []byte, module string) bool {
+	var report struct {
+		Modules []struct {
+			UUID  string `json:"uuid"`
+			State string `json:"state"`
+		} `json:"modules"`
+	}
+	if json.Unmarshal(payload, &report) != nil {
+		return false
+	}
+	for _, m := range report.Modules {
+		if m.UUID == module && m.State == "running" {
+			return true
+		}
+	}
+	return false
+}

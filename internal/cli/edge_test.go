@@ -1,0 +1,206 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"github.com/spf13/cobra"
+
+	"github.com/tripod-run/tripod/internal/edge/mqtt"
+	"github.com/tripod-run/tripod/internal/edge/wire"
+)
+
+func TestParseChannels(t *testing.T) {
+	for text, want := range map[string]channelField{
+		"in=app/in:r":              {"in", "app/in", "r"},
+		"out=app/out:w:1":          {"out", "app/out", "w:1"},
+		"both=a:rw:2":              {"both", "a", "rw:2"},
+		"plain=app/x":              {"plain", "app/x", "rw"},
+		"all=app/#":                {"all", "app/#", "r"},
+		"own=$SL/proc/stdio:w:0":   {"own", "$SL/proc/stdio", "w"},
+		"colon=urn:x:y":            {"colon", "urn:x:y", "rw"},
+		"colon=urn:x:y:r:1":        {"colon", "urn:x:y", "r:1"},
+		"equals=a=b:w":             {"equals", "a=b", "w"},
+		"stdout=sensors/t/log:w:2": {"stdout", "sensors/t/log", "w:2"},
+	} {
+		got, err := parseChannels([]string{text})
+		if err != nil || len(got) != 1 || got[0] != want {
+			t.Errorf("%s: %+v, %v, want %+v", text, got, err, want)
+		}
+	}
+	for _, bad := range []string{"", "in", "=topic", "in=", "a/b=topic", "in=app/#:w", "in=app/#:rw", "in=a/b#:r", "in=:r"} {
+		if got, err := parseChannels([]string{bad}); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("%q: %+v, %v", bad, got, err)
+		}
+	}
+	if _, err := parseChannels([]string{"in=a", "in=b"}); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("the same name twice: %v", err)
+	}
+}
+
+func TestModuleData(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	if err := os.WriteFile(filepath.Join(dir, "upper.wasm"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m := edgeModule{runtime: "wasm", channels: []string{"in=app/in:r:1"}, env: []string{"A=b"}, dirs: []string{"/srv"}, restart: "always"}
+	data, err := m.data([]string{"upper.wasm", "-v", "x"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if data.File() != filepath.Join(dir, "upper.wasm") || data.Image() != "" || data.Name() != "upper" || data.Parent() != "wasm" || data.UUID() == "" || data.Restart() != "always" {
+		t.Errorf("data %s", data.Bytes())
+	}
+	if got := data.Args(); !reflect.DeepEqual(got, []string{"upper", "-v", "x"}) {
+		t.Errorf("args %q", got)
+	}
+	if got := data.Channels(); !reflect.DeepEqual(got, []wire.ModuleChannel{{Name: "in", Topic: "app/in", Flags: wire.Read | wire.QoS1}}) {
+		t.Errorf("channels %+v", got)
+	}
+	image, err := (edgeModule{restart: "never"}).data([]string{"registry.example/mods/relay@sha256:" + strings.Repeat("0", 64)})
+	if err != nil || image.Image() == "" || image.File() != "" || image.Name() != "relay" {
+		t.Errorf("image: %s, %v", image.Bytes(), err)
+	}
+	for _, bad := range []edgeModule{{restart: "sometimes"}, {restart: "never", env: []string{"A"}}, {restart: "never", uuid: "a/b"}} {
+		if data, err := bad.data([]string{"/x.wasm"}); err == nil {
+			t.Errorf("%+v: %s", bad, data.Bytes())
+		}
+	}
+}
+
+func TestModuleWatch(t *testing.T) {
+	topics := wire.Topics{Realm: "realm"}
+	watch := func() *moduleWatch { return newModuleWatch(topics, "object", "module") }
+	exited := func(status string) mqtt.Message {
+		return mqtt.Message{Topic: topics.ControlOf("rt"), Payload: []byte(`{"object_id":"x","action":"exited","type":"arts_req","data":{"type":"module","uuid":"module","status":` + status + `}}`)}
+	}
+	for name, test := range map[string]struct {
+		message mqtt.Message
+		done    bool
+		want    string // in the error
+	}{
+		"it runs":           {mqtt.Message{Topic: topics.Reported("rt"), Payload: []byte(`{"modules":[{"uuid":"other","state":"running"},{"uuid":"module","state":"running"}]}`)}, true, ""},
+		"it is pending":     {mqtt.Message{Topic: topics.Reported("rt"), Payload: []byte(`{"modules":[{"uuid":"module","state":"pending"}]}`)}, false, ""},
+		"no report":         {mqtt.Message{Topic: topics.Reported("rt"), Payload: []byte("x")}, false, ""},
+		"done already":      {exited(`{"code":0,"reason":"exited"}`), true, ""},
+		"a public exit":     {exited(`"exited"`), true, ""},
+		"failed":            {exited(`{"code":125,"reason":"exited","message":"no such file"}`), true, "exited, code 125, no such file"},
+		"of another":        {mqtt.Message{Topic: topics.ControlOf("rt"), Payload: []byte(`{"action":"exited","type":"arts_req","data":{"uuid":"other"}}`)}, false, ""},
+		"the create itself": {mqtt.Message{Topic: topics.ControlOf("rt"), Payload: []byte(`{"action":"create","type":"arts_req","data":{"uuid":"module"}}`)}, false, ""},
+		"junk":              {mqtt.Message{Topic: topics.ControlOf("rt"), Payload: []byte(`{`)}, false, ""},
+		"refused":           {mqtt.Message{Topic: topics.Errors(), Payload: []byte(`{"object_id":"y","action":"error","type":"arts_resp","data":{"desc":"unknown parent","data":{"uuid":"module"}}}`)}, true, "unknown parent"},
+		"refused by object": {mqtt.Message{Topic: topics.Errors(), Payload: []byte(`{"object_id":"object","action":"error","type":"arts_resp","data":{"desc":"bad"}}`)}, true, "bad"},
+		"another's refusal": {mqtt.Message{Topic: topics.Errors(), Payload: []byte(`{"object_id":"y","action":"error","type":"arts_resp","data":{"desc":"bad","data":{"uuid":"other"}}}`)}, false, ""},
+	} {
+		done, err := watch().take(test.message)
+		if done != test.done || (err != nil) != (test.want != "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v, %v", name, done, err)
+		}
+	}
+}
+
+// edge runs `tripod edge ARGS` in this process.
+func edge(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	c := (&App{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &out}).EdgeCommand(func(*cobra.Command) {})
+	c.SilenceErrors, c.SilenceUsage = true, true
+	c.SetOut(&out)
+	c.SetErr(&out)
+	c.SetArgs(args)
+	err := c.ExecuteContext(context.Background())
+	return out.String(), err
+}
+
+// closed is an address that nobody listens at.
+func closed(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func TestNobodyAnswers(t *testing.T) {
+	none := closed(t)
+	for _, args := range [][]string{{"run", "/x.wasm"}, {"pub", "a", "b"}, {"sub", "a"}} {
+		if _, err := edge(t, append(args, "--broker", "mqtt://"+none)...); err == nil || !strings.Contains(err.Error(), "no broker answers at mqtt://"+none) {
+			t.Errorf("%v: %v", args, err)
+		}
+	}
+	for _, args := range [][]string{{"ps"}, {"runtimes"}, {"logs", "-f", "m"}} {
+		if _, err := edge(t, append(args, "--orchestrator", "http://"+none)...); err == nil || !strings.Contains(err.Error(), "no orchestrator answers at http://"+none) {
+			t.Errorf("%v: %v", args, err)
+		}
+	}
+	for _, args := range [][]string{{"pub", "a", "b", "--broker", "tcp://h"}, {"pub", "a/#", "b"}, {"pub", "a", "b", "--qos", "3"}, {"sub", "a#"}, {"ps", "--orchestrator", "host"}, {"logs", "m"}} {
+		if _, err := edge(t, args...); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("%v: %v", args, err)
+		}
+	}
+}
+
+func TestEdgeLists(t *testing.T) {
+	modules := []string{
+		`{"type":"module","uuid":"m-1","name":"a","parent":"rt-1","status":"A","filename":"/srv/a.wasm","extra":1.0}`,
+		`{"type":"module","uuid":"m-2","name":"b","parent":{"uuid":"rt-1"},"status":"Q","image":"reg/b@sha256:0"}`,
+		`{"type":"module","uuid":"m-3","name":"c","parent":"rt-1","status":"D","file":"/srv/c.wasm","exit":{"status":{"code":134,"reason":"trap","message":"unreachable"}}}`,
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /api/modules/{$}", func(w http.ResponseWriter, r *http.Request) { // two a page
+		start := 0
+		_, _ = fmt.Sscan(r.URL.Query().Get("start"), &start)
+		page := modules[start:min(start+2, len(modules))]
+		fmt.Fprintf(w, `{"count":%d,"start":%d,"results":[%s]}`, len(modules), start, strings.Join(page, ","))
+	})
+	mux.HandleFunc("GET /api/modules/c/", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, modules[2]) })
+	mux.HandleFunc("GET /api/runtimes/{$}", func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprint(w, `{"count":1,"start":0,"results":[{"uuid":"rt-1","name":"wasm","status":"A","runtime_type":"tripod/wasm","apis":["wasi"],"max_nmodules":128}]}`)
+	})
+	server := httptest.NewServer(mux)
+	defer server.Close()
+	out, err := edge(t, "ps", "--orchestrator", server.URL)
+	if err != nil || !strings.Contains(out, "/srv/a.wasm") || !strings.Contains(out, "queued") || strings.Contains(out, "m-3") {
+		t.Errorf("ps: %v\n%s", err, out)
+	}
+	out, err = edge(t, "ps", "-a", "--orchestrator", server.URL)
+	if err != nil || !strings.Contains(out, "trap, code 134, unreachable") {
+		t.Errorf("ps -a: %v\n%s", err, out)
+	}
+	out, err = edge(t, "ps", "c", "-o", "json", "--orchestrator", server.URL)
+	var records []map[string]any
+	if err != nil || json.Unmarshal([]byte(out), &records) != nil || len(records) != 1 || records[0]["status"] != "D" {
+		t.Errorf("ps c -o json: %v\n%s", err, out)
+	}
+	if out, err = edge(t, "ps", "-q", "--orchestrator", server.URL); err != nil || out != "m-1\nm-2\n" {
+		t.Errorf("ps -q: %v\n%s", err, out)
+	}
+	if _, err = edge(t, "ps", "nobody", "--orchestrator", server.URL); !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), `no module has the uuid or the name "nobody"`) {
+		t.Errorf("ps nobody: %v", err)
+	}
+	out, err = edge(t, "runtimes", "--orchestrator", server.URL)
+	if err != nil || !strings.Contains(out, "tripod/wasm") || !strings.Contains(out, "1/128") {
+		t.Errorf("runtimes: %v\n%s", err, out)
+	}
+	if _, err = edge(t, "ps", "-o", "xml", "--orchestrator", server.URL); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("-o xml: %v", err)
+	}
+	out, err = edge(t, "__complete", "stop", "--orchestrator", server.URL, "")
+	if err != nil || !strings.Contains(out, "m-1") || strings.Contains(out, "m-3") {
+		t.Errorf("completion: %v\n%s", err, out)
+	}
+}

@@ -1,0 +1,213 @@
+package config
+
+import (
+	"fmt"
+	"net/url"
+	"strings"
+
+	"github.com/google/uuid"
+)
+
+// EmbeddedBroker is the value of edge.broker and orchestrator.broker for the broker that runs inside the same process.
+const EmbeddedBroker = "embedded"
+
+// Edge is the front door by MQTT: the manager of the node and its runtimes.
+type Edge struct {
+	Enabled           bool          `toml:"enabled"`
+	Broker            string        `toml:"broker"`
+	Protocol          int           `toml:"protocol"`
+	User              string        `toml:"user"`
+	PasswordFile      string        `toml:"password_file"`
+	CA                string        `toml:"ca"`
+	Certificate       string        `toml:"certificate"`
+	Key               string        `toml:"key"`
+	Realm             string        `toml:"realm"`
+	Topics            string        `toml:"topics"`
+	Name              string        `toml:"name"`
+	UUID              string        `toml:"uuid"`
+	KeepaliveInterval Duration      `toml:"keepalive_interval"`
+	QueueMessages     int           `toml:"queue_messages"`
+	QueueTTL          Duration      `toml:"queue_ttl"`
+	MaxFrame          int           `toml:"max_frame"`
+	ModuleRoots       []string      `toml:"module_roots"`
+	DirRoots          []string      `toml:"dir_roots"`
+	SocketDir         string        `toml:"socket_dir"`
+	Wasm              EdgeWasm      `toml:"wasm"`
+	Runtimes          []EdgeRuntime `toml:"runtime"`
+	Limits            EdgeLimits    `toml:"limits"`
+}
+
+// EdgeLimits are those of each module.
+type EdgeLimits struct {
+	Messages          int     `toml:"messages"`
+	Bytes             int     `toml:"bytes"`
+	MessagesPerSecond float64 `toml:"messages_per_second"`
+	BytesPerSecond    float64 `toml:"bytes_per_second"`
+}
+
+// EdgeWasm is the built-in runtime, tripod/wasm.
+type EdgeWasm struct {
+	Enabled    bool   `toml:"enabled"`
+	Name       string `toml:"name"`
+	MaxModules int    `toml:"max_modules"`
+}
+
+// EdgeRuntime is one [[edge.runtime]]: a program that speaks SLSocket, linux/minimal.
+type EdgeRuntime struct {
+	Name       string   `toml:"name"`
+	UUID       string   `toml:"uuid"`
+	Command    string   `toml:"command"`
+	Type       string   `toml:"type"`
+	APIs       []string `toml:"apis"`
+	MaxModules int      `toml:"max_modules"`
+}
+
+// Broker is the embedded MQTT broker, wherever it runs.
+type Broker struct {
+	Address     string       `toml:"address"`
+	TLSAddress  string       `toml:"tls_address"`
+	Certificate string       `toml:"certificate"`
+	Key         string       `toml:"key"`
+	ClientCA    string       `toml:"client_ca"`
+	MaxMessage  int          `toml:"max_message"`
+	Users       []BrokerUser `toml:"user"`
+}
+
+// BrokerUser is one [[broker.user]]. With none of them everybody may do everything.
+type BrokerUser struct {
+	Name         string   `toml:"name"`
+	PasswordFile string   `toml:"password_file"`
+	Realms       []string `toml:"realms"`
+	Read         []string `toml:"read"`
+	Write        []string `toml:"write"`
+}
+
+// Orchestrator is the program `tripod orchestrator`.
+type Orchestrator struct {
+	Broker            string   `toml:"broker"`
+	Protocol          int      `toml:"protocol"`
+	User              string   `toml:"user"`
+	PasswordFile      string   `toml:"password_file"`
+	CA                string   `toml:"ca"`
+	Certificate       string   `toml:"certificate"`
+	Key               string   `toml:"key"`
+	Realm             string   `toml:"realm"`
+	Topics            string   `toml:"topics"`
+	Address           string   `toml:"address"`
+	Root              string   `toml:"root"`
+	KeepaliveInterval Duration `toml:"keepalive_interval"`
+	KeepaliveMissed   int      `toml:"keepalive_missed"`
+}
+
+// The limits of the narrow header, and of a message.
+const (
+	maxEdgeModules = 128
+	minFrame       = 4 << 10
+	maxFrame       = 256 << 20
+)
+
+// validateEdge looks at the sections of the edge front door. An edge that is off is not asked whether it would work.
+func (c *Config) validateEdge(v *validator) {
+	v.broker("edge", c.Edge.Broker, c.Edge.Protocol, c.Edge.Realm, c.Edge.Topics)
+	v.credentials("edge", c.Edge.PasswordFile, c.Edge.CA, c.Edge.Certificate, c.Edge.Key)
+	e := c.Edge
+	v.optionalUUID("edge.uuid", e.UUID)
+	v.positive("edge.keepalive_interval", e.KeepaliveInterval)
+	v.check(e.QueueMessages >= 1, "edge.queue_messages", "%d is not at least 1", e.QueueMessages)
+	v.positive("edge.queue_ttl", e.QueueTTL)
+	v.check(e.MaxFrame >= minFrame && e.MaxFrame <= maxFrame, "edge.max_frame", "%d is not between %d and %d bytes", e.MaxFrame, minFrame, maxFrame)
+	for i, dir := range e.ModuleRoots {
+		v.absolute(fmt.Sprintf("edge.module_roots[%d]", i), dir)
+	}
+	for i, dir := range e.DirRoots {
+		v.absolute(fmt.Sprintf("edge.dir_roots[%d]", i), dir)
+	}
+	v.absolute("edge.socket_dir", e.SocketDir)
+	v.check(len(e.SocketDir)+len("/7f.s") <= maxSocketPath, "edge.socket_dir", "%q is too long for sockets in it", e.SocketDir)
+	v.check(e.Limits.Messages >= 1, "edge.limits.messages", "%d is not at least 1", e.Limits.Messages)
+	v.check(e.Limits.Bytes >= 1, "edge.limits.bytes", "%d is not at least 1", e.Limits.Bytes)
+	v.check(e.Limits.MessagesPerSecond >= 0, "edge.limits.messages_per_second", "%v is negative", e.Limits.MessagesPerSecond)
+	v.check(e.Limits.BytesPerSecond >= 0, "edge.limits.bytes_per_second", "%v is negative", e.Limits.BytesPerSecond)
+	names := map[string]bool{}
+	if e.Wasm.Enabled {
+		v.notEmpty("edge.wasm.name", e.Wasm.Name)
+		v.check(e.Wasm.MaxModules >= 1 && e.Wasm.MaxModules <= maxEdgeModules, "edge.wasm.max_modules", "%d is not between 1 and %d", e.Wasm.MaxModules, maxEdgeModules)
+		names[e.Wasm.Name] = true
+	}
+	for i, r := range e.Runtimes {
+		v.runtime(fmt.Sprintf("edge.runtime[%d]", i), r, names)
+		names[r.Name] = true
+	}
+	c.validateBroker(v)
+	c.validateOrchestrator(v)
+}
+
+func (v *validator) runtime(key string, r EdgeRuntime, taken map[string]bool) {
+	v.check(r.Name != "" && !strings.ContainsAny(r.Name, "/+#"), key+".name", "%q is not a name without /, + and #", r.Name)
+	v.check(!taken[r.Name], key+".name", "another runtime is called %q, too", r.Name)
+	v.optionalUUID(key+".uuid", r.UUID)
+	v.check(strings.HasPrefix(r.Command, "/"), key+".command", "%q does not begin with the absolute path of a program", r.Command)
+	v.check(r.MaxModules >= 0 && r.MaxModules <= maxEdgeModules, key+".max_modules", "%d is not between 0 (the default) and %d", r.MaxModules, maxEdgeModules)
+}
+
+func (c *Config) validateBroker(v *validator) {
+	b := c.Broker
+	v.address("broker.address", b.Address)
+	v.address("broker.tls_address", b.TLSAddress)
+	v.credentials("broker", "", b.ClientCA, b.Certificate, b.Key)
+	v.check(b.TLSAddress == "" || b.Certificate != "", "broker.certificate", "is empty: an address with TLS needs one")
+	v.check(b.TLSAddress != "" || b.ClientCA == "", "broker.client_ca", "is of use with broker.tls_address only")
+	v.check(b.MaxMessage >= minFrame && b.MaxMessage <= maxFrame, "broker.max_message", "%d is not between %d and %d bytes", b.MaxMessage, minFrame, maxFrame)
+	if c.Edge.Enabled && c.Edge.Broker == EmbeddedBroker || c.Orchestrator.Broker == EmbeddedBroker {
+		v.check(b.Address != "" || b.TLSAddress != "", "broker.address", "is empty, and so is broker.tls_address: nobody could reach the embedded broker")
+	}
+	names := map[string]bool{}
+	for i, u := range b.Users {
+		key := fmt.Sprintf("broker.user[%d]", i)
+		v.check(u.Name != "" && !names[u.Name], key+".name", "%q is empty or used twice", u.Name)
+		names[u.Name] = true
+		if u.PasswordFile != "" {
+			v.absolute(key+".password_file", u.PasswordFile)
+		}
+	}
+}
+
+func (c *Config) validateOrchestrator(v *validator) {
+	o := c.Orchestrator
+	v.broker("orchestrator", o.Broker, o.Protocol, o.Realm, o.Topics)
+	v.credentials("orchestrator", o.PasswordFile, o.CA, o.Certificate, o.Key)
+	v.address("orchestrator.address", o.Address)
+	v.absolute("orchestrator.root", o.Root)
+	v.check(o.Root != c.Root, "orchestrator.root", "%q is the node's: two programs do not share one", o.Root)
+	v.positive("orchestrator.keepalive_interval", o.KeepaliveInterval)
+	v.check(o.KeepaliveMissed >= 1, "orchestrator.keepalive_missed", "%d is not at least 1", o.KeepaliveMissed)
+}
+
+// broker checks what every party of the protocol has.
+func (v *validator) broker(section, broker string, protocol int, realm, topics string) {
+	if broker != EmbeddedBroker {
+		u, err := url.Parse(broker)
+		v.check(err == nil && (u.Scheme == "mqtt" || u.Scheme == "mqtts") && u.Hostname() != "" && (u.Path == "" || u.Path == "/") && u.User == nil,
+			section+".broker", "%q is neither %q nor mqtt://HOST:PORT or mqtts://HOST:PORT (user and password have keys of their own)", broker, EmbeddedBroker)
+	}
+	v.check(protocol == 4 || protocol == 5, section+".protocol", "%d is neither 5 (MQTT 5.0) nor 4 (MQTT 3.1.1)", protocol)
+	v.check(realm != "" && !strings.ContainsAny(realm, "+#\x00") && !strings.HasPrefix(realm, "$"), section+".realm",
+		"%q is not the beginning of a topic: it is empty, has a wildcard or begins with $", realm)
+	v.oneOf(section+".topics", topics, "seed", "nested")
+}
+
+// credentials are files, each of which may be missing.
+func (v *validator) credentials(section, password, ca, certificate, key string) {
+	for _, f := range [][2]string{{"password_file", password}, {"ca", ca}, {"certificate", certificate}, {"key", key}} {
+		if f[1] != "" {
+			v.absolute(section+"."+f[0], f[1])
+		}
+	}
+	v.check((certificate == "") == (key == ""), section+".key", "a certificate and its key go together")
+}
+
+func (v *validator) optionalUUID(key, text string) {
+	if text != "" {
+		v.check(len(text) == 36 && uuid.Validate(text) == nil, key, "%q is not a UUID such as 22222222-0000-4000-8000-000000000001", text)
+	}
+}

@@ -1,0 +1,119 @@
+package config
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestEdgeErrorsAreAllNamed(t *testing.T) {
+	c, err := Parse([]byte(`
+[edge]
+enabled = true
+broker = "tcp://host"
+protocol = 3
+password_file = "secret"
+certificate = "/c.pem"
+realm = "a/#"
+topics = "flat"
+uuid = "one"
+keepalive_interval = "0s"
+queue_messages = 0
+queue_ttl = "-1s"
+max_frame = 1
+module_roots = ["modules"]
+dir_roots = ["/"]
+[edge.wasm]
+name = ""
+max_modules = 129
+[edge.limits]
+messages = 0
+bytes = 0
+messages_per_second = -1
+bytes_per_second = -0.5
+[[edge.runtime]]
+name = "a/b"
+command = "run"
+max_modules = 1000
+[[edge.runtime]]
+name = "wasm"
+command = "/bin/run"
+[[edge.runtime]]
+name = "wasm"
+command = "/bin/run"
+uuid = "22222222-0000-4000-8000-00000000000x"
+[broker]
+address = "1883"
+tls_address = ":8883"
+max_message = 0
+[[broker.user]]
+name = ""
+password_file = "relative"
+[orchestrator]
+broker = "mqtt://user:password@host:1883"
+protocol = 6
+realm = ""
+topics = ""
+address = "x"
+keepalive_interval = "0s"
+keepalive_missed = 0
+root = "/var/lib/tripod"
+`), "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = c.Complete()
+	for _, key := range []string{"edge.broker:", "edge.protocol:", "edge.password_file:", "edge.key:", "edge.realm:", "edge.limits.messages:", "edge.limits.bytes:", "edge.limits.messages_per_second:", "edge.limits.bytes_per_second:", "edge.topics:", "edge.uuid:",
+		"edge.keepalive_interval:", "edge.queue_messages:", "edge.queue_ttl:", "edge.max_frame:", "edge.module_roots[0]:", "edge.dir_roots[0]:",
+		"edge.wasm.name:", "edge.wasm.max_modules:", "edge.runtime[0].name:", "edge.runtime[0].command:", "edge.runtime[0].max_modules:",
+		"edge.runtime[2].name:", "edge.runtime[2].uuid:", "broker.address:", "broker.certificate:", "broker.max_message:", "broker.user[0].name:",
+		"broker.user[0].password_file:", "orchestrator.broker:", "orchestrator.protocol:", "orchestrator.realm:", "orchestrator.topics:",
+		"orchestrator.address:", "orchestrator.keepalive_interval:", "orchestrator.keepalive_missed:", "orchestrator.root:"} {
+		if err == nil || !strings.Contains(err.Error(), key) {
+			t.Errorf("%s is not named in: %v", key, err)
+		}
+	}
+}
+
+func TestEdgeDefaults(t *testing.T) {
+	c, err := Parse([]byte(`
+root = "/srv/node"
+state = "/run/node"
+[edge]
+enabled = true
+[[edge.runtime]]
+name = "min"
+command = "/usr/local/bin/runtime --quiet"
+[[edge.runtime]]
+name = "other"
+command = "/usr/local/bin/runtime"
+uuid = "11111111-0000-4000-8000-000000000001"
+[[broker.user]]
+name = "node"
+password_file = "/etc/tripod/node"
+realms = ["realm"]
+`), "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Complete(); err != nil {
+		t.Fatal(err)
+	}
+	if c.Orchestrator.Root != "/srv/node-orchestrator" {
+		t.Errorf("derived %q", c.Orchestrator.Root)
+	}
+	if len(c.Edge.Runtimes) != 2 || c.Edge.Runtimes[1].Name != "other" || len(c.Broker.Users) != 1 || c.Broker.Users[0].Realms[0] != "realm" {
+		t.Errorf("parsed %+v, %+v", c.Edge.Runtimes, c.Broker.Users)
+	}
+}
+
+func TestEmbeddedBrokerNeedsAnAddress(t *testing.T) {
+	c := Default()
+	c.Broker.Address = ""
+	if err := c.Complete(); err != nil {
+		t.Errorf("an edge that is off needs no broker: %v", err)
+	}
+	c.Edge.Enabled = true
+	if err := c.Complete(); err == nil || !strings.Contains(err.Error(), "broker.address:") {
+		t.Errorf("nobody could reach this broker: %v", err)
+	}
+}

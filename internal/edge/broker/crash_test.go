@@ -1,0 +1,146 @@
+package broker_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tripod-run/tripod/internal/edge/broker"
+	"github.com/tripod-run/tripod/internal/edge/mqtt"
+)
+
+// addressEnv and pathEnv make this test's program a broker.
+const addressEnv, pathEnv = "TRIPOD_TEST_BROKER_ADDRESS", "TRIPOD_TEST_BROKER_PATH"
+
+func TestMain(m *testing.M) {
+	if address := os.Getenv(addressEnv); address != "" {
+		if _, err := broker.New(broker.Config{Address: address, Path: os.Getenv(pathEnv)}); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		select {} // until SIGKILL
+	}
+	os.Exit(m.Run())
+}
+
+// process is an embedded broker in a process of its own; stop is SIGKILL.
+func process(t testing.TB) *server {
+	s := &server{address: freeAddress(t)}
+	path := filepath.Join(t.TempDir(), "broker.db")
+	var cmd *exec.Cmd
+	s.start = func(t testing.TB) {
+		cmd = exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), addressEnv+"="+s.address, pathEnv+"="+path)
+		cmd.Stderr = os.Stderr
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		require.NoError(t, cmd.Start())
+		require.Eventually(t, func() bool {
+			c, err := net.Dial("tcp", s.address)
+			if err == nil {
+				c.Close()
+			}
+			return err == nil
+		}, patience, 10*time.Millisecond)
+	}
+	s.stop = func(testing.TB) {
+		if cmd != nil {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		}
+		cmd = nil
+	}
+	s.start(t)
+	t.Cleanup(func() { s.stop(t) })
+	return s
+}
+
+// TestKilled kills the broker again and again while messages are published to a client that is away. All that was acknowledged
+// is there afterwards, in its order, and so are retained messages and the session.
+func TestKilled(t *testing.T) {
+	for _, protocol := range []int{5, 4} {
+		t.Run(fmt.Sprint(protocol), func(t *testing.T) {
+			t.Parallel()
+			s := process(t)
+			ctx := patient(t)
+			cfg := mqtt.Config{Protocol: protocol, ClientID: "node", SessionExpiry: time.Hour}
+			node, _ := connect(t, s, cfg)
+			require.NoError(t, node.Subscribe(ctx, "control/+", 2, mqtt.SubscribeOptions{}))
+			require.NoError(t, node.Close(ctx))
+
+			pub, _ := connect(t, s, mqtt.Config{Protocol: protocol, ClientID: "pub", SessionExpiry: time.Hour})
+			const rounds, each = 4, 30
+			for round := range rounds {
+				for i := range each {
+					require.NoError(t, pub.Publish(ctx, "control/node", byte(1+round%2), false, fmt.Appendf(nil, "%04d", round*each+i)))
+					require.NoError(t, pub.Publish(ctx, "desired", 1, true, fmt.Appendf(nil, "%04d", round*each+i)))
+				}
+				// Somewhere in the middle, at another place in every round.
+				want := uint64(2*each*round + each/2*(round+1)/2)
+				require.Eventually(t, func() bool { return pub.Stats().Published >= want }, patience, 100*time.Microsecond)
+				s.stop(t)
+				s.start(t)
+			}
+			require.Eventually(t, func() bool { return pub.Stats().Queued == 0 }, patience, time.Millisecond)
+			s.stop(t) // everything is acknowledged
+			s.start(t)
+
+			again, in := connect(t, s, cfg)
+			last := fmt.Sprintf("%04d", rounds*each-1)
+			in.wait(t, last)
+			var want, got []string
+			for i := range rounds * each {
+				want = append(want, fmt.Sprintf("control/node q%d %04d", 1+i/each%2, i))
+			}
+			seen := map[string]bool{}
+			for _, m := range in.all() { // a message of which the acknowledgement was lost may come twice
+				if !seen[m] {
+					got = append(got, m)
+				}
+				seen[m] = true
+			}
+			assert.ElementsMatch(t, want, got)
+			require.NoError(t, again.Subscribe(ctx, "desired", 1, mqtt.SubscribeOptions{}))
+			in.wait(t, "desired q1 "+last)
+		})
+	}
+}
+
+// TestSessionEnds: what a client has asked to be forgotten is not there after a restart, and neither is what it had received.
+func TestSessionEnds(t *testing.T) {
+	s := embedded(t, broker.Config{})
+	ctx := patient(t)
+	kept := mqtt.Config{ClientID: "node", SessionExpiry: time.Hour}
+	node, in := connect(t, s, kept)
+	require.NoError(t, node.Subscribe(ctx, "a", 1, mqtt.SubscribeOptions{}))
+	require.NoError(t, node.Subscribe(ctx, "b", 1, mqtt.SubscribeOptions{}))
+	require.NoError(t, node.Publish(ctx, "a", 1, false, []byte("received")))
+	in.wait(t, "received")
+	require.NoError(t, node.Unsubscribe(ctx, "b"))
+	require.NoError(t, node.Close(ctx))
+	s.stop(t)
+	s.start(t)
+	other, _ := connect(t, s, mqtt.Config{})
+	require.NoError(t, other.Publish(ctx, "b", 1, false, []byte("unsubscribed")))
+	require.NoError(t, other.Publish(ctx, "a", 1, false, []byte("end")))
+	node, in = connect(t, s, kept)
+	assert.Equal(t, []string{"a q1 end"}, in.wait(t, "end"))
+	require.NoError(t, node.Close(ctx))
+
+	clean, _ := connect(t, s, mqtt.Config{ClientID: "node"}) // ends the session
+	require.NoError(t, clean.Close(ctx))
+	s.stop(t)
+	s.start(t)
+	resumed := make(chan bool, 1)
+	kept.OnConnect = func(_ context.Context, r bool) { resumed <- r }
+	connect(t, s, kept)
+	assert.False(t, <-resumed)
+}

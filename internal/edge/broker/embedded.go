@@ -1,0 +1,213 @@
+package broker
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"github.com/containerd/errdefs"
+	mochi "github.com/mochi-mqtt/server/v2"
+)
+
+// receiveMaximum is how many messages with QoS 1 and 2 one client may send before they are acknowledged.
+const receiveMaximum = 1024
+
+// embedded is the broker in this process.
+type embedded struct {
+	server    *mochi.Server
+	hooks     *hooks
+	store     *store
+	url       string
+	addresses []string
+	closed    sync.Once
+	closeErr  error
+	done      chan struct{}
+}
+
+// New starts the embedded broker: when it returns, clients can come. A configuration that cannot work is
+// errdefs.ErrInvalidArgument; an address or a file that is in use is the system's error.
+func New(cfg Config) (Broker, error) {
+	cfg = cfg.withDefaults()
+	if cfg.Address == "" && cfg.TLSAddress == "" {
+		return nil, fmt.Errorf("broker: neither an address nor a TLS address: %w", errdefs.ErrInvalidArgument)
+	}
+	who, err := newUsers(cfg.Users)
+	if err != nil {
+		return nil, err
+	}
+	st, err := openStore(cfg.Path, cfg.Log)
+	if err != nil {
+		return nil, err
+	}
+	b := &embedded{store: st, done: make(chan struct{})}
+	if err := b.start(cfg, who); err != nil {
+		return nil, errors.Join(err, st.close())
+	}
+	return b, nil
+}
+
+func (b *embedded) start(cfg Config, who *users) error {
+	caps := mochi.NewDefaultServerCapabilities()
+	caps.MaximumClients = int64(cfg.MaxClients)
+	caps.MaximumMessageExpiryInterval = 0 // none but the message's own; mochi's would end retained messages after a day
+	caps.MaximumSessionExpiryInterval = uint32(cfg.SessionExpiry.Seconds())
+	caps.MaximumPacketSize = uint32(cfg.MaxPacket)
+	caps.MaximumInflight = uint16(cfg.MaxQueued)
+	caps.ReceiveMaximum = receiveMaximum
+	caps.MaximumClientWritesPending = int32(cfg.MaxQueued)
+	b.server = mochi.New(&mochi.Options{
+		Capabilities: caps, Logger: quiet(cfg.Log), SysTopicResendInterval: 10,
+		ClientNetReadBufferSize: 16 << 10,
+		// Each packet is written at once: what mochi gathers while messages wait would wait behind our gate, the PUBREL too that
+		// the client's next acknowledgement hangs on.
+		ClientNetWriteBufferSize: 1,
+	})
+	b.hooks = &hooks{server: b.server, users: who, store: b.store, limit: caps.MaximumPacketSize, queued: cfg.MaxQueued, bytes: cfg.MaxQueuedBytes, stored: map[string]*waiting{}}
+	b.hooks.seq.Store(firstNumber)
+	if err := b.server.AddHook(b.hooks, nil); err != nil {
+		return fmt.Errorf("broker: %w", err)
+	}
+	var open []net.Listener
+	if err := b.listen(cfg, &open); err != nil {
+		for _, l := range open {
+			l.Close()
+		}
+		return err
+	}
+	if err := b.server.Serve(); err != nil {
+		for _, l := range open {
+			l.Close()
+		}
+		return fmt.Errorf("broker: %w", err)
+	}
+	return nil
+}
+
+// listen opens the addresses.
+func (b *embedded) listen(cfg Config, open *[]net.Listener) error {
+	add := func(id, scheme, address string, wrap func(net.Listener) net.Listener) error {
+		l, err := net.Listen("tcp", address)
+		if err != nil {
+			return fmt.Errorf("broker: %w", err)
+		}
+		*open = append(*open, l)
+		b.addresses = append(b.addresses, l.Addr().String())
+		if b.url == "" {
+			b.url = scheme + "://" + reachable(l.Addr())
+		}
+		door := &listener{Listener: wrap(l), id: id, timeout: cfg.WriteTimeout, log: cfg.Log, closed: make(chan struct{})}
+		if err := b.server.AddListener(door); err != nil {
+			return fmt.Errorf("broker: %w", err)
+		}
+		return nil
+	}
+	if cfg.Address != "" {
+		if err := add("tcp", "mqtt", cfg.Address, func(l net.Listener) net.Listener { return l }); err != nil {
+			return err
+		}
+	}
+	if cfg.TLSAddress == "" {
+		return nil
+	}
+	conf, err := serverTLS(cfg)
+	if err != nil {
+		return err
+	}
+	return add("tls", "mqtts", cfg.TLSAddress, func(l net.Listener) net.Listener { return tls.NewListener(l, conf) })
+}
+
+// reachable is an address that a client on this machine can dial.
+func reachable(a net.Addr) string {
+	host, port, _ := net.SplitHostPort(a.String())
+	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	return net.JoinHostPort(host, port)
+}
+
+// serverTLS reads the files once, to refuse what cannot work, and the certificate again for each connection.
+func serverTLS(cfg Config) (*tls.Config, error) {
+	get := func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		pair, err := tls.LoadX509KeyPair(cfg.Certificate, cfg.Key)
+		if err != nil {
+			return nil, fmt.Errorf("broker: certificate %q with key %q: %w", cfg.Certificate, cfg.Key, err)
+		}
+		return &pair, nil
+	}
+	if _, err := get(nil); err != nil {
+		return nil, err
+	}
+	conf := &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: get}
+	if cfg.ClientCA == "" {
+		return conf, nil
+	}
+	pem, err := os.ReadFile(cfg.ClientCA)
+	if err != nil {
+		return nil, fmt.Errorf("broker: authorities of clients: %w", err)
+	}
+	conf.ClientCAs, conf.ClientAuth = x509.NewCertPool(), tls.RequireAndVerifyClientCert
+	if !conf.ClientCAs.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("broker: authorities of clients: no certificate in PEM form in %s: %w", cfg.ClientCA, errdefs.ErrInvalidArgument)
+	}
+	return conf, nil
+}
+
+// URL implements Broker.
+func (b *embedded) URL() string { return b.url }
+
+// Addresses implements Broker.
+func (b *embedded) Addresses() []string { return b.addresses }
+
+// Stats implements Broker.
+func (b *embedded) Stats() Stats {
+	info := b.server.Info
+	s := Stats{
+		Clients:       int(atomic.LoadInt64(&info.ClientsConnected)),
+		Subscriptions: int(max(atomic.LoadInt64(&info.Subscriptions), 0)),
+		Received:      uint64(atomic.LoadInt64(&info.MessagesReceived)),
+		Sent:          uint64(atomic.LoadInt64(&info.MessagesSent)),
+		Dropped:       uint64(atomic.LoadInt64(&info.MessagesDropped)+atomic.LoadInt64(&info.InflightDropped)) + b.hooks.dropped.Load(),
+		Refused:       b.hooks.refused.Load(),
+		Denied:        b.hooks.denied.Load(),
+		StoreErrors:   b.store.errors.Load(),
+	}
+	for _, cl := range b.server.Clients.GetAll() {
+		s.Sessions++
+		s.Inflight += cl.State.Inflight.Len()
+	}
+	for topic := range b.server.Topics.Retained.GetAll() {
+		if len(topic) < len(mochi.SysPrefix) || topic[:len(mochi.SysPrefix)] != mochi.SysPrefix {
+			s.Retained++
+		}
+	}
+	return s
+}
+
+// Close implements Broker.
+func (b *embedded) Close(ctx context.Context) error {
+	b.closed.Do(func() {
+		b.hooks.closing.Store(true)
+		go func() {
+			defer close(b.done)
+			for _, cl := range b.server.Clients.GetAll() { // one that does not read keeps nobody
+				if c, ok := cl.Net.Conn.(*conn); ok {
+					c.hurry()
+				}
+			}
+			// In that order: clients that go still change their sessions.
+			b.closeErr = errors.Join(b.server.Close(), b.store.close())
+		}()
+	})
+	select {
+	case <-b.done:
+		return b.closeErr
+	case <-ctx.Done():
+		return fmt.Errorf("broker: clients are still being disconnected: %w", ctx.Err())
+	}
+}

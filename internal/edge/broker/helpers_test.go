@@ -1,0 +1,168 @@
+package broker_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tripod-run/tripod/internal/edge/broker"
+	"github.com/tripod-run/tripod/internal/edge/mqtt"
+)
+
+// patience is how long anything may take on a machine that does much else.
+const patience = 60 * time.Second
+
+func patient(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// server is a broker that a test may stop and start again with the same state, at the same address.
+type server struct {
+	address string
+	start   func(t testing.TB)
+	stop    func(t testing.TB) // gracefully
+	stats   func() broker.Stats
+}
+
+func (s *server) url() string { return "mqtt://" + s.address }
+
+// freeAddress finds a port that nobody listens at.
+func freeAddress(t testing.TB) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func embedded(t testing.TB, cfg broker.Config) *server {
+	s := &server{address: freeAddress(t)}
+	cfg.Address = s.address
+	if cfg.Path == "" {
+		cfg.Path = filepath.Join(t.TempDir(), "broker.db")
+	}
+	var b broker.Broker
+	s.start = func(t testing.TB) {
+		var err error
+		b, err = broker.New(cfg)
+		require.NoError(t, err)
+	}
+	s.stats = func() broker.Stats { return b.Stats() }
+	s.stop = func(t testing.TB) {
+		if b != nil {
+			require.NoError(t, b.Close(patient(t)))
+		}
+		b = nil
+	}
+	s.start(t)
+	t.Cleanup(func() { s.stop(t) })
+	return s
+}
+
+// mosquitto is Debian's, with a configuration of the test's own.
+func mosquitto(t testing.TB) *server {
+	program, err := exec.LookPath("mosquitto")
+	if err != nil {
+		program = "/usr/sbin/mosquitto" // not in everybody's PATH
+	}
+	s := &server{address: freeAddress(t)}
+	dir := t.TempDir()
+	_, port, _ := net.SplitHostPort(s.address)
+	conf := filepath.Join(dir, "mosquitto.conf")
+	require.NoError(t, os.WriteFile(conf, []byte(fmt.Sprintf("listener %s 127.0.0.1\nallow_anonymous true\npersistence true\npersistence_location %s/\nuser root\nlog_type error\n", port, dir)), 0o600))
+	var cmd *exec.Cmd
+	s.start = func(t testing.TB) {
+		cmd = exec.Command(program, "-c", conf)
+		cmd.Stderr = os.Stderr
+		require.NoError(t, cmd.Start(), "Debian's packages mosquitto and mosquitto-clients are needed")
+		require.Eventually(t, func() bool {
+			c, err := net.Dial("tcp", s.address)
+			if err == nil {
+				c.Close()
+			}
+			return err == nil
+		}, patience, 20*time.Millisecond)
+	}
+	s.stop = func(t testing.TB) {
+		if cmd == nil {
+			return
+		}
+		require.NoError(t, cmd.Process.Signal(os.Interrupt)) // SIGINT: it stores its sessions
+		_ = cmd.Wait()
+		cmd = nil
+	}
+	s.start(t)
+	t.Cleanup(func() { s.stop(t) })
+	return s
+}
+
+// inbox collects what a client receives.
+type inbox struct {
+	mu   sync.Mutex
+	got  []string
+	more chan struct{}
+}
+
+func newInbox() *inbox { return &inbox{more: make(chan struct{}, 1)} }
+
+func (i *inbox) handle(m mqtt.Message) {
+	i.mu.Lock()
+	i.got = append(i.got, fmt.Sprintf("%s q%d %s", m.Topic, m.QoS, m.Payload))
+	i.mu.Unlock()
+	select {
+	case i.more <- struct{}{}:
+	default:
+	}
+}
+
+func (i *inbox) all() []string {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return slices.Clone(i.got)
+}
+
+// wait returns when a message that ends in suffix has come, with all that has.
+func (i *inbox) wait(t testing.TB, suffix string) []string {
+	t.Helper()
+	deadline := time.After(patience)
+	for {
+		all := i.all()
+		if slices.ContainsFunc(all, func(s string) bool { return strings.HasSuffix(s, suffix) }) {
+			return all
+		}
+		select {
+		case <-i.more:
+		case <-deadline:
+			require.Failf(t, "message did not come", "%q; there are %q", suffix, all)
+		}
+	}
+}
+
+// connect makes a client and waits until it is there.
+func connect(t testing.TB, s *server, cfg mqtt.Config) (mqtt.Client, *inbox) {
+	t.Helper()
+	in := newInbox()
+	if cfg.Handler == nil {
+		cfg.Handler = in.handle
+	}
+	if cfg.URL == "" {
+		cfg.URL = s.url()
+	}
+	cfg.BackoffMax = time.Second
+	c, err := mqtt.New(cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() { c.Close(patient(t)) })
+	require.NoError(t, c.WaitConnected(patient(t)))
+	return c, in
+}

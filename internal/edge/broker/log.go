@@ -1,0 +1,46 @@
+package broker
+
+import (
+	"context"
+	"log/slog"
+)
+
+// quietHandler takes mochi's log down to what it is for a daemon: a client that goes is no warning. Whole packets, with what is
+// in them, never come into the log.
+type quietHandler struct{ slog.Handler }
+
+func quiet(l *slog.Logger) *slog.Logger { return slog.New(quietHandler{l.Handler()}) }
+
+// Enabled implements slog.Handler.
+func (q quietHandler) Enabled(ctx context.Context, level slog.Level) bool {
+	return q.Handler.Enabled(ctx, lowered(level))
+}
+
+// Handle implements slog.Handler.
+func (q quietHandler) Handle(ctx context.Context, r slog.Record) error {
+	out := slog.NewRecord(r.Time, lowered(r.Level), "broker: "+r.Message, r.PC)
+	r.Attrs(func(a slog.Attr) bool {
+		if a.Key != "pk" && a.Key != "packet" && a.Key != "will" {
+			out.AddAttrs(a)
+		}
+		return true
+	})
+	return q.Handler.Handle(ctx, out)
+}
+
+// WithAttrs implements slog.Handler.
+func (q quietHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return quietHandler{q.Handler.WithAttrs(attrs)}
+}
+
+// WithGroup implements slog.Handler.
+func (q quietHandler) WithGroup(name string) slog.Handler {
+	return quietHandler{q.Handler.WithGroup(name)}
+}
+
+func lowered(level slog.Level) slog.Level {
+	if level < slog.LevelError {
+		return slog.LevelDebug
+	}
+	return level
+}

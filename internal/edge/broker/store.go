@@ -1,0 +1,235 @@
+package broker
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.etcd.io/bbolt"
+)
+
+const (
+	// lazy is how long a write waits for others when nobody waits for it. Most messages are acknowledged within it, and never
+	// reach the disk.
+	lazy = 25 * time.Millisecond
+	// retryStore is how long after a failed write (no space) the next attempt is made.
+	retryStore = time.Second
+)
+
+var bucket = []byte("mqtt/v1")
+
+// store is a map on the disk that is written behind: keys are changed in memory, and many changes make one transaction.
+//
+//	put, del ──▶ dirty ──▶ batch ──bbolt, fsync──▶ disk
+//	                └─ wait: until what was urgent is there
+type store struct {
+	db  *bbolt.DB // nil: in memory only, nothing is kept
+	log *slog.Logger
+
+	mu     sync.Mutex
+	dirty  map[string][]byte // nil value: delete
+	disk   map[string]struct{}
+	batch  uint64 // number of the batch that is being gathered
+	done   uint64 // of the last one on the disk
+	urgent uint64 // of the last one that somebody may wait for
+	moved  *sync.Cond
+	closed bool
+
+	kick, end chan struct{}
+	ended     chan struct{}
+	errors    atomic.Uint64
+}
+
+func openStore(path string, log *slog.Logger) (*store, error) {
+	s := &store{log: log, dirty: map[string][]byte{}, disk: map[string]struct{}{}, batch: 1, kick: make(chan struct{}, 1), end: make(chan struct{}), ended: make(chan struct{})}
+	s.moved = sync.NewCond(&s.mu)
+	if path == "" {
+		close(s.ended)
+		return s, nil
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, fmt.Errorf("broker: %w", err)
+	}
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: 5 * time.Second, FreelistType: bbolt.FreelistMapType})
+	if err != nil {
+		return nil, fmt.Errorf("broker: %s: %w", path, err)
+	}
+	err = db.Update(func(tx *bbolt.Tx) error {
+		b, err := tx.CreateBucketIfNotExists(bucket)
+		if err != nil {
+			return err
+		}
+		return b.ForEach(func(k, _ []byte) error {
+			s.disk[string(k)] = struct{}{}
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("broker: %s: %w", path, err), db.Close())
+	}
+	s.db = db
+	go s.run()
+	return s, nil
+}
+
+// put changes a key. With urgent, the next wait waits for it.
+func (s *store) put(key string, value []byte, urgent bool) { s.set(key, value, urgent) }
+
+// del removes a key.
+func (s *store) del(key string, urgent bool) { s.set(key, nil, urgent) }
+
+func (s *store) set(key string, value []byte, urgent bool) {
+	if s.db == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, stored := s.disk[key]
+	_, changed := s.dirty[key]
+	if value == nil && !stored {
+		if changed {
+			delete(s.dirty, key)
+		}
+		return
+	}
+	s.dirty[key] = value
+	if urgent {
+		s.urgent = s.batch
+	}
+	select {
+	case s.kick <- struct{}{}:
+	default:
+	}
+}
+
+// wait returns when all that is urgent is on the disk, or cannot be written.
+func (s *store) wait() {
+	if s.db == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for want := s.urgent; s.done < want && !s.closed; {
+		s.moved.Wait()
+	}
+}
+
+// run writes, batch after batch.
+func (s *store) run() {
+	defer close(s.ended)
+	for last := false; !last; {
+		select {
+		case <-s.kick:
+			s.linger()
+		case <-s.end:
+			last = true
+		}
+		if err := s.write(); err != nil {
+			s.errors.Add(1)
+			s.log.Error("broker: sessions and retained messages cannot be stored", "error", err)
+			select {
+			case <-time.After(retryStore):
+				select {
+				case s.kick <- struct{}{}:
+				default:
+				}
+			case <-s.end:
+				last = true
+			}
+		}
+	}
+}
+
+// linger lets a batch grow when nobody waits for it.
+func (s *store) linger() {
+	for until := time.Now().Add(lazy); time.Now().Before(until); {
+		s.mu.Lock()
+		urgent := s.urgent > s.done
+		s.mu.Unlock()
+		if urgent {
+			return
+		}
+		select {
+		case <-s.kick:
+		case <-time.After(time.Until(until)):
+		case <-s.end:
+			return
+		}
+	}
+}
+
+// write makes one transaction of what has changed.
+func (s *store) write() error {
+	s.mu.Lock()
+	changes, number := s.dirty, s.batch
+	s.dirty, s.batch = map[string][]byte{}, s.batch+1
+	for key, value := range changes { // before the transaction: a delete that comes now must reach the disk
+		if value != nil {
+			s.disk[key] = struct{}{}
+		}
+	}
+	s.mu.Unlock()
+	var err error
+	if len(changes) > 0 {
+		err = s.db.Update(func(tx *bbolt.Tx) error {
+			b := tx.Bucket(bucket)
+			for key, value := range changes {
+				if value == nil {
+					if err := b.Delete([]byte(key)); err != nil {
+						return err
+					}
+				} else if err := b.Put([]byte(key), value); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for key, value := range changes {
+		if _, newer := s.dirty[key]; err != nil && !newer {
+			s.dirty[key] = value // for the next attempt
+		} else if err == nil && value == nil && !newer {
+			delete(s.disk, key)
+		}
+	}
+	s.done = number // who waits goes on after an error too: the broker serves on with what is in memory
+	s.moved.Broadcast()
+	return err
+}
+
+// each calls visit for every key with a prefix, in order.
+func (s *store) each(prefix string, visit func(key string, value []byte) error) error {
+	if s.db == nil {
+		return nil
+	}
+	return s.db.View(func(tx *bbolt.Tx) error {
+		c := tx.Bucket(bucket).Cursor()
+		for k, v := c.Seek([]byte(prefix)); k != nil && len(k) >= len(prefix) && string(k[:len(prefix)]) == prefix; k, v = c.Next() {
+			if err := visit(string(k[len(prefix):]), v); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// close writes what is left.
+func (s *store) close() error {
+	if s.db == nil {
+		return nil
+	}
+	close(s.end)
+	<-s.ended
+	s.mu.Lock()
+	s.closed = true
+	s.moved.Broadcast()
+	s.mu.Unlock()
+	return s.db.Close()
+}

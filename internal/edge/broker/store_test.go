@@ -1,0 +1,114 @@
+package broker
+
+import (
+	"log/slog"
+	"math/rand/v2"
+	"path/filepath"
+	"testing"
+	"time"
+
+	mochi "github.com/mochi-mqtt/server/v2"
+	"github.com/mochi-mqtt/server/v2/packets"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func contents(t *testing.T, s *store) map[string]string {
+	all := map[string]string{}
+	require.NoError(t, s.each("", func(k string, v []byte) error {
+		all[k] = string(v)
+		return nil
+	}))
+	return all
+}
+
+func TestStore(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "deep", "store.db")
+	log := slog.New(slog.DiscardHandler)
+	s, err := openStore(path, log)
+	require.NoError(t, err)
+	s.put("a1", []byte("x"), true)
+	s.wait()
+	assert.Equal(t, map[string]string{"a1": "x"}, contents(t, s), "what is urgent is there after wait")
+
+	s.put("a2", []byte("y"), false)
+	s.del("a2", false)
+	s.mu.Lock()
+	assert.Empty(t, s.dirty, "what has come and gone within a batch never reaches the disk")
+	s.mu.Unlock()
+	s.del("a1", false)
+	s.put("a1", []byte("z"), false)
+	s.put("b1", []byte("late"), false)
+	require.NoError(t, s.close(), "writes what is left")
+
+	s, err = openStore(path, log)
+	require.NoError(t, err)
+	assert.Equal(t, map[string]string{"a1": "z", "b1": "late"}, contents(t, s))
+	_, err = openStore(path, log)
+	require.ErrorContains(t, err, "timeout", "one at a time")
+	s.del("a1", true)
+	s.wait()
+	assert.Equal(t, map[string]string{"b1": "late"}, contents(t, s))
+
+	require.NoError(t, s.db.Close()) // as a disk that fails
+	s.put("c", []byte("v"), true)
+	s.wait() // does not hang
+	assert.NotZero(t, s.errors.Load())
+	s.mu.Lock()
+	assert.Equal(t, []byte("v"), s.dirty["c"], "kept for the next attempt")
+	s.mu.Unlock()
+	require.NoError(t, s.close())
+}
+
+func TestStoreInMemory(t *testing.T) {
+	s, err := openStore("", slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	s.put("a", []byte("x"), true)
+	s.wait()
+	assert.Empty(t, contents(t, s))
+	require.NoError(t, s.close())
+}
+
+// TestArrange: whatever the numbers are, mochi's order is that of arrival.
+func TestArrange(t *testing.T) {
+	for _, start := range []int64{firstNumber, firstNumber + 65_530, firstNumber + 3<<16 - 1} {
+		server := mochi.New(&mochi.Options{Logger: slog.New(slog.DiscardHandler)})
+		h := &hooks{server: server}
+		h.seq.Store(start + 100)
+		cl := server.NewClient(nil, "t", "id", false)
+		for _, i := range rand.Perm(100) {
+			cl.State.Inflight.Set(packets.Packet{PacketID: uint16(i + 1), Created: start + int64(i)})
+		}
+		cl.State.Inflight.Set(packets.Packet{PacketID: 500, Created: time.Now().Unix(), FixedHeader: packets.FixedHeader{Type: packets.Pubrec}})
+		h.arrange(cl)
+		var got []uint16
+		for _, pk := range cl.State.Inflight.GetAll(false) {
+			if pk.FixedHeader.Type != packets.Pubrec {
+				got = append(got, pk.PacketID)
+			}
+		}
+		require.Len(t, got, 100)
+		assert.IsIncreasing(t, got)
+		assert.GreaterOrEqual(t, h.seq.Load(), start+100)
+	}
+}
+
+func TestCovers(t *testing.T) {
+	for _, test := range []struct {
+		allowed, asked string
+		want           bool
+	}{
+		{"#", "a/b", true}, {"#", "#", true}, {"#", "+/a", true}, {"#", "$SYS/x", false}, {"$SYS/#", "$SYS/x", true}, {"+/x", "$SYS/x", false},
+		{"a/#", "a", true}, {"a/#", "a/b/c", true}, {"a/#", "a/#", true}, {"a/#", "a/+/c", true}, {"a/#", "ab", false}, {"a/#", "b/#", false},
+		{"a/+", "a/b", true}, {"a/+", "a/+", true}, {"a/+", "a/#", false}, {"a/+", "a/b/c", false}, {"a/+", "a", false}, {"+/+", "a/b", true},
+		{"a/b", "a/b", true}, {"a/b", "a/+", false}, {"a/b", "a/b/c", false}, {"a/b", "a", false}, {"a/+/#", "a/b", true}, {"a/+/#", "a", false}, {"a//b", "a//b", true}, {"a/+/b", "a//b", true},
+	} {
+		assert.Equal(t, test.want, covers(test.allowed, test.asked), "%s covers %s", test.allowed, test.asked)
+	}
+	u, err := newUsers([]User{{Name: "a+b", Read: []string{"x/%u", "y/#"}}})
+	require.NoError(t, err)
+	assert.False(t, u.may("a+b", "c", "x/a+b", false), "a name with a wildcard opens nothing")
+	assert.True(t, u.may("a+b", "c", "$share/group/y/1", false))
+	assert.False(t, u.may("a+b", "c", "$share/group/x/1", false))
+	assert.False(t, u.may("nobody", "c", "y/1", false))
+}

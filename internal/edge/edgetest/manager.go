@@ -1,0 +1,265 @@
+package edgetest
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+)
+
+// RuntimeInfo is a runtime as it registers.
+type RuntimeInfo struct {
+	UUID, Name, Type string
+	APIs             []string
+	MaxModules       int // 0: not told, as the recorded ones did
+}
+
+// ManagerConfig is a foreign manager with its runtimes.
+type ManagerConfig struct {
+	URL, Realm, UUID, Name string
+	Runtimes               []RuntimeInfo
+	Later                  bool // speaks as later peers: type "req" in place of "arts_req"
+}
+
+// Manager is a scripted manager of the public kind, with runtimes that run the modules of module.go.
+type Manager struct {
+	cfg  ManagerConfig
+	peer *Peer
+
+	mu       sync.Mutex
+	runtimes map[string]*foreignRuntime
+}
+
+// foreignRuntime is one runtime; its modules by index.
+type foreignRuntime struct {
+	m       *Manager
+	info    RuntimeInfo
+	modules map[int]*module
+	open    map[[2]int]foreignChannel // by index and channel
+}
+
+type foreignChannel struct {
+	topic string
+	flags byte
+}
+
+// StartManager connects and registers: the manager first, then its runtimes.
+func StartManager(ctx context.Context, cfg ManagerConfig) (*Manager, error) {
+	m := &Manager{cfg: cfg, runtimes: map[string]*foreignRuntime{}}
+	will := Line{Topic: reg(cfg.Realm, cfg.UUID), QoS: 2, Payload: m.message("delete", object{"type": "manager", "uuid": cfg.UUID, "name": cfg.Name})}
+	var err error
+	if m.peer, err = Dial(PeerOptions{URL: cfg.URL, ID: "edgetest-manager-" + cfg.Name, Will: &will}); err != nil {
+		return nil, err
+	}
+	if err := m.start(ctx); err != nil {
+		m.peer.Close()
+		return nil, err
+	}
+	return m, nil
+}
+
+func (m *Manager) start(ctx context.Context) error {
+	if err := m.register(ctx, object{"type": "manager", "uuid": m.cfg.UUID, "name": m.cfg.Name}); err != nil {
+		return err
+	}
+	for _, info := range m.cfg.Runtimes {
+		rt := &foreignRuntime{m: m, info: info, modules: map[int]*module{}, open: map[[2]int]foreignChannel{}}
+		m.runtimes[info.UUID] = rt
+		if err := m.peer.Subscribe(ctlOf(m.cfg.Realm, info.UUID), rt.handle); err != nil {
+			return err
+		}
+		data := object{"type": "runtime", "uuid": info.UUID, "name": info.Name, "runtime_type": info.Type, "apis": info.APIs, "parent": m.cfg.UUID}
+		if info.MaxModules > 0 {
+			data["max_nmodules"] = info.MaxModules
+		}
+		if err := m.register(ctx, data); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *Manager) message(action string, data object) []byte {
+	kind := "arts_req"
+	if m.cfg.Later {
+		kind = "req"
+	}
+	return Message("", action, kind, data)
+}
+
+// register asks until it is answered, each 5 s anew.
+func (m *Manager) register(ctx context.Context, data object) error {
+	topic := reg(m.cfg.Realm, data["uuid"].(string))
+	answers := make(chan envelope, 16)
+	if err := m.peer.Subscribe(topic, func(l Line) {
+		var e envelope
+		if json.Unmarshal(l.Payload, &e) == nil && (e.Type == "arts_resp" || e.Type == "resp") {
+			answers <- e
+		}
+	}); err != nil {
+		return err
+	}
+	for {
+		request := m.message("create", data)
+		var asked envelope
+		if err := json.Unmarshal(request, &asked); err != nil {
+			return err
+		}
+		if err := m.peer.Publish(topic, 0, request); err != nil {
+			return err
+		}
+		again := time.After(5 * time.Second)
+		for answered := false; !answered; {
+			select {
+			case e := <-answers:
+				if e.ObjectID == asked.ObjectID && e.Data["result"] == "ok" {
+					return nil
+				}
+			case <-again:
+				answered = true
+			case <-ctx.Done():
+				return fmt.Errorf("register %s: no answer: %w", data["uuid"], ctx.Err())
+			}
+		}
+	}
+}
+
+// Keepalive tells the state of the runtime, as the recorded ones did.
+func (m *Manager) Keepalive(runtime string) error {
+	m.mu.Lock()
+	rt := m.runtimes[runtime]
+	children := slices.Sorted(maps.Keys(rt.modules))
+	m.mu.Unlock()
+	return m.peer.Publish(m.cfg.Realm+"/proc/keepalive/"+runtime, 0, m.message("update", object{
+		"type": "runtime", "uuid": runtime, "apis": rt.info.APIs, "name": rt.info.Name, "children": children,
+	}))
+}
+
+// Close takes the registration back and disconnects.
+func (m *Manager) Close() error {
+	err := m.peer.Publish(reg(m.cfg.Realm, m.cfg.UUID), 0, m.message("delete", object{"type": "manager", "uuid": m.cfg.UUID, "name": m.cfg.Name}))
+	m.peer.Close()
+	return err
+}
+
+// Kill drops the connection; the will takes the registration back.
+func (m *Manager) Kill() { m.peer.Kill() }
+
+// handle takes a message on the runtime's control topic.
+func (rt *foreignRuntime) handle(l Line) {
+	var e envelope
+	if json.Unmarshal(l.Payload, &e) != nil || !e.request() {
+		return
+	}
+	switch e.Action {
+	case "create":
+		rt.create(e)
+	case "delete":
+		rt.m.mu.Lock()
+		var found *module
+		for _, m := range rt.modules {
+			if m.uuid == e.text("uuid") {
+				found = m
+			}
+		}
+		rt.m.mu.Unlock()
+		if found != nil {
+			found.exit(`{"status": "killed"}`)
+		}
+	}
+}
+
+func (rt *foreignRuntime) create(e envelope) {
+	rt.m.mu.Lock()
+	index := 0
+	for rt.modules[index] != nil {
+		index++
+	}
+	e.Data["index"] = index
+	b, _ := json.Marshal(e.Data)
+	m, err := newModule(b, rt)
+	if err == nil {
+		rt.modules[index] = m
+	}
+	rt.m.mu.Unlock()
+	if err == nil {
+		m.start()
+	}
+}
+
+func (rt *foreignRuntime) topic(kind string, levels ...string) string {
+	t := rt.m.cfg.Realm + "/proc/" + kind
+	for _, l := range levels {
+		t += "/" + l
+	}
+	return t
+}
+
+// control takes a module's control message; an error of the connection ends the test by what is missing then.
+func (rt *foreignRuntime) control(m *module, msg int, payload []byte) {
+	peer, uuid := rt.m.peer, rt.info.UUID
+	switch msg {
+	case msgOpen:
+		rt.openChannel(m, int(payload[0]), payload[1], string(payload[2:]))
+	case msgClose:
+		rt.m.mu.Lock()
+		delete(rt.open, [2]int{m.index, int(payload[0])})
+		rt.m.mu.Unlock()
+	case msgModuleLog:
+		_ = peer.Publish(rt.topic("log", uuid, m.uuid), 0, payload)
+	case msgProfile:
+		_ = peer.Publish(rt.topic("profile", rt.info.Type[:4], uuid, m.uuid), 0, payload)
+	case msgExited:
+		data := object{"type": "module", "uuid": m.uuid}
+		_ = json.Unmarshal(payload, &data)
+		rt.m.mu.Lock()
+		delete(rt.modules, m.index)
+		for key := range rt.open {
+			if key[0] == m.index {
+				delete(rt.open, key)
+			}
+		}
+		rt.m.mu.Unlock()
+		_ = peer.Publish(rt.topic("control", uuid), 0, rt.m.message("exited", data))
+	}
+}
+
+func (rt *foreignRuntime) openChannel(m *module, fd int, flags byte, topic string) {
+	rt.m.mu.Lock()
+	rt.open[[2]int{m.index, fd}] = foreignChannel{topic, flags}
+	rt.m.mu.Unlock()
+	if flags&flagRead != 0 {
+		_ = rt.m.peer.Subscribe(topic, func(l Line) { rt.m.deliver(l.Topic, l.Payload, nil) })
+	}
+}
+
+// publish gives a module's message to the node's other readers and to the broker.
+func (rt *foreignRuntime) publish(m *module, fd int, payload []byte) {
+	rt.m.mu.Lock()
+	c, ok := rt.open[[2]int{m.index, fd}]
+	rt.m.mu.Unlock()
+	if !ok {
+		return
+	}
+	_ = rt.m.peer.Publish(c.topic, 0, payload)
+	rt.m.deliver(c.topic, payload, m)
+}
+
+// deliver gives a message to the readers of the topic, but for one module.
+func (m *Manager) deliver(topic string, payload []byte, but *module) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, rt := range m.runtimes {
+		for key, c := range rt.open {
+			if to := rt.modules[key[0]]; c.topic == topic && c.flags&flagRead != 0 && to != nil && to != but {
+				m.peer.later(func() { to.receive(key[1], payload) })
+			}
+		}
+	}
+}
+
+func (rt *foreignRuntime) raw([]byte) {}
+func (rt *foreignRuntime) die()       { rt.m.Kill() }

@@ -1,0 +1,127 @@
+package edgetest
+
+import (
+	"encoding/json"
+	"maps"
+	"strings"
+	"sync"
+)
+
+// Orchestrator is a scripted orchestrator of the public kind, with its habits: it hears what it sends itself, so it finds each
+// module that it creates a second time and complains; it sends a create to the topic that it came from with the runtime's uuid
+// after it; and a uuid is used up for ever.
+type Orchestrator struct {
+	realm string
+	peer  *Peer
+
+	mu    sync.Mutex
+	known map[string]object // managers, runtimes, modules by uuid
+	exits []map[string]any
+}
+
+// StartOrchestrator connects an orchestrator.
+func StartOrchestrator(url, realm string) (*Orchestrator, error) {
+	peer, err := Dial(PeerOptions{URL: url, ID: "edgetest-orchestrator", Plain: true})
+	if err != nil {
+		return nil, err
+	}
+	o := &Orchestrator{realm: realm, peer: peer, known: map[string]object{}}
+	for filter, handler := range map[string]func(Line, envelope){realm + "/proc/reg/+": o.registration, ctl(realm) + "/#": o.control} {
+		if err := peer.Subscribe(filter, func(l Line) {
+			var e envelope
+			if json.Unmarshal(l.Payload, &e) == nil && e.request() {
+				handler(l, e)
+			}
+		}); err != nil {
+			peer.Close()
+			return nil, err
+		}
+	}
+	return o, nil
+}
+
+// Close disconnects it.
+func (o *Orchestrator) Close() { o.peer.Close() }
+
+// Knows tells whether somebody with the uuid has registered, or was created.
+func (o *Orchestrator) Knows(uuid string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.known[uuid] != nil
+}
+
+// Exits are the data of the exits that were told to it.
+func (o *Orchestrator) Exits() []map[string]any {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return append([]map[string]any(nil), o.exits...)
+}
+
+// Delete asks the runtime to delete a module.
+func (o *Orchestrator) Delete(runtime, uuid string) error {
+	return o.peer.Publish(ctlOf(o.realm, runtime), 2, Message("", "delete", "arts_req", object{"type": "module", "uuid": uuid}))
+}
+
+func (o *Orchestrator) registration(l Line, e envelope) {
+	uuid := lastLevel(l.Topic)
+	if e.Action == "delete" {
+		o.mu.Lock()
+		delete(o.known, uuid)
+		o.mu.Unlock()
+		return
+	}
+	if e.Action != "create" {
+		return
+	}
+	details := object{"uuid": uuid, "name": e.Data["name"], "status": "A"}
+	if e.Data["type"] == "runtime" {
+		maps.Copy(details, object{
+			"apis": e.Data["apis"], "runtime_type": e.Data["runtime_type"], "ka_interval_sec": 60, "max_nmodules": 100, "page_size": 65536,
+			"aot_target": object{}, "metadata": nil, "platform": nil, "parent": e.Data["parent"],
+		})
+		if n := e.Data["max_nmodules"]; n != nil {
+			details["max_nmodules"] = n
+		}
+	}
+	o.mu.Lock()
+	o.known[uuid] = details
+	o.mu.Unlock()
+	answer := strings.Replace(e.Type, "req", "resp", 1)
+	_ = o.peer.Publish(l.Topic, 2, Message(e.ObjectID, "", answer, object{"result": "ok", "details": details}))
+}
+
+func (o *Orchestrator) control(l Line, e envelope) {
+	switch e.Action {
+	case "create":
+		o.create(l, e)
+	case "exited":
+		o.mu.Lock()
+		o.exits = append(o.exits, e.Data)
+		o.mu.Unlock()
+		_ = o.peer.Publish(o.realm+"/proc/notif", 2, Message("", "exited", "arts_req", object{"type": "module", "uuid": e.Data["uuid"]}))
+	case "delete":
+		if parent := e.text("parent"); l.Topic == ctl(o.realm) && parent != "" {
+			_ = o.Delete(parent, e.text("uuid"))
+		}
+	}
+}
+
+func (o *Orchestrator) create(l Line, e envelope) {
+	data := object{
+		"filetype": "WA", "apis": []string{"wasm", "wasi"}, "args": []string{}, "env": []string{}, "channels": []string{}, "peripherals": []string{},
+		"resources": nil, "fault_crash": "ignore", "status": "A",
+	}
+	maps.Copy(data, e.Data)
+	o.mu.Lock()
+	_, duplicate := o.known[e.text("uuid")]
+	if !duplicate {
+		o.known[e.text("uuid")] = data
+	}
+	o.mu.Unlock()
+	if duplicate {
+		_ = o.peer.Publish(o.realm+"/proc/log/orchestrator", 2,
+			Message("", "error", "arts_resp", object{"desc": "duplicate module UUID; request ignored", "data": data}))
+		return
+	}
+	_ = o.peer.Publish(l.Topic+"/"+e.text("parent"), 2, Message("", "create", "arts_req", data))
+}

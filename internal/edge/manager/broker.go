@@ -1,0 +1,195 @@
+package manager
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tripod-run/tripod/internal/edge/mqtt"
+)
+
+// Bounds of what modules have published and the client has not taken yet. A broker that is slow is felt by a module that
+// publishes faster for outPatience, then its messages are dropped until half of the queue is free.
+const (
+	outMessages = 4096
+	outBytes    = 64 << 20
+	outPatience = 100 * time.Millisecond
+	outFirst    = 2 * time.Second // the wait for the first connection
+)
+
+// outQueue is the way of modules' messages, logs and exits to the broker, in their order.
+type outQueue struct {
+	m         *Manager
+	queue     *queue[outgoing]
+	congested atomic.Bool
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+}
+
+type outgoing struct {
+	topic   string
+	qos     byte
+	payload []byte
+	done    func(error)   // may be nil
+	flushed chan struct{} // no message: everything before it has been handed over
+}
+
+func newOutQueue(m *Manager) *outQueue {
+	q := &outQueue{m: m, queue: newQueue[outgoing](outMessages, outBytes)}
+	q.ctx, q.cancel = context.WithCancel(context.Background())
+	return q
+}
+
+func (q *outQueue) start() { q.wg.Go(q.run) }
+
+// stop ends the queue; what is still in it is counted as dropped.
+func (q *outQueue) stop() {
+	q.cancel()
+	q.wg.Wait()
+	if n := q.queue.empty(); n > 0 {
+		q.m.drop("closed", n)
+	}
+}
+
+// put queues a message of a module.
+func (q *outQueue) put(topic string, qos byte, payload []byte) {
+	o := outgoing{topic: topic, qos: qos, payload: payload}
+	if _, ok := q.queue.put(o, len(payload), false); ok {
+		return
+	}
+	if q.congested.Load() && q.queue.len() > outMessages/2 {
+		q.m.drop("slow-broker", 1)
+		return
+	}
+	q.congested.Store(false)
+	if !q.wait(o, time.After(outPatience)) {
+		q.congested.Store(true)
+		q.m.drop("slow-broker", 1)
+	}
+}
+
+// send queues a message of the manager, however long that takes. done is told what became of it.
+func (q *outQueue) send(topic string, qos byte, payload []byte, done func(error)) {
+	o := outgoing{topic: topic, qos: qos, payload: payload, done: done}
+	if !q.wait(o, nil) {
+		done(context.Cause(q.ctx))
+	}
+}
+
+// flush returns when what is in the queue has been handed over, or with the end of ctx.
+func (q *outQueue) flush(ctx context.Context) {
+	flushed := make(chan struct{})
+	q.queue.put(outgoing{flushed: flushed}, 0, true)
+	select {
+	case <-flushed:
+	case <-ctx.Done():
+	}
+}
+
+func (q *outQueue) wait(o outgoing, patience <-chan time.Time) bool {
+	for {
+		if _, ok := q.queue.put(o, len(o.payload), false); ok {
+			poke(q.queue.room) // others may wait too
+			return true
+		}
+		select {
+		case <-q.queue.room:
+		case <-patience:
+			return false
+		case <-q.ctx.Done():
+			return false
+		}
+	}
+}
+
+func (q *outQueue) run() {
+	// What a runtime says at its start is not lost because the broker is a moment later.
+	ctx, cancel := context.WithTimeout(q.m.ctx, outFirst)
+	if err := q.m.client.WaitConnected(ctx); err != nil {
+		q.m.log.Debug("edge: there is no broker yet", "err", err)
+	}
+	cancel()
+	for {
+		o, ok := q.queue.take()
+		if !ok {
+			select {
+			case <-q.queue.more:
+				continue
+			case <-q.ctx.Done():
+				return
+			}
+		}
+		if o.flushed != nil {
+			close(o.flushed)
+			continue
+		}
+		err := q.m.client.Publish(q.ctx, o.topic, o.qos, false, o.payload)
+		if err != nil && o.done == nil {
+			q.m.drop("no-broker", 1)
+		}
+		if o.done != nil {
+			o.done(err)
+		}
+	}
+}
+
+// subscribe makes the subscriptions of channels, in their order, without holding up those who open them.
+type subscribe struct {
+	m    *Manager
+	more chan struct{} // one token
+
+	mu   sync.Mutex
+	todo []subscription
+}
+
+type subscription struct {
+	filter string
+	qos    byte
+	remove bool
+}
+
+// subscribeTimeout bounds the wait for the broker's answer.
+const subscribeTimeout = 10 * time.Second
+
+func newSubscribe(m *Manager) *subscribe { return &subscribe{m: m, more: make(chan struct{}, 1)} }
+
+func (s *subscribe) add(filter string, qos byte) { s.put(subscription{filter: filter, qos: qos}) }
+func (s *subscribe) remove(filter string)        { s.put(subscription{filter: filter, remove: true}) }
+
+func (s *subscribe) put(one subscription) {
+	s.mu.Lock()
+	s.todo = append(s.todo, one)
+	s.mu.Unlock()
+	poke(s.more)
+}
+
+func (s *subscribe) run() {
+	for {
+		select {
+		case <-s.more:
+		case <-s.m.ctx.Done():
+			return
+		}
+		s.mu.Lock()
+		todo := s.todo
+		s.todo = nil
+		s.mu.Unlock()
+		for _, one := range todo {
+			if err := s.do(one); err != nil && s.m.ctx.Err() == nil {
+				s.m.refuse("subscribe", "a channel's subscription fails", "filter", one.filter, "remove", one.remove, "err", err)
+			}
+		}
+	}
+}
+
+func (s *subscribe) do(one subscription) error {
+	ctx, cancel := context.WithTimeout(s.m.ctx, subscribeTimeout)
+	defer cancel()
+	if one.remove {
+		return s.m.client.Unsubscribe(ctx, one.filter)
+	}
+	return s.m.client.Subscribe(ctx, one.filter, one.qos, mqtt.SubscribeOptions{})
+}

@@ -1,0 +1,101 @@
+package manager
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/edge/mqtt"
+	"github.com/tripod-run/tripod/internal/edge/runtime"
+	"github.com/tripod-run/tripod/internal/edge/wire"
+)
+
+// Config says what a Manager is and what it serves.
+type Config struct {
+	// Root is the daemon's directory for what outlives a boot; the record is edge/manager.db below it.
+	Root string
+	// UUID names the manager to the orchestrator, over restarts; Name is for people.
+	UUID, Name string
+	Topics     wire.Topics
+	// MQTT is the way to the broker. The manager sets NoLocal, the will and the handlers, and ClientID if it is empty.
+	MQTT mqtt.Config
+	// Dial makes the client; mqtt.New by default.
+	Dial     func(mqtt.Config) (mqtt.Client, error)
+	Runtimes []runtime.Runtime
+	// KeepAlive is the time between keepalives of a runtime; 0: what the orchestrator says, 60 s if it says nothing.
+	KeepAlive time.Duration
+	Limits    Limits
+	// RegisterTimeout is the wait for the orchestrator's answer; 5 s by default (edge protocol, "Registration").
+	RegisterTimeout time.Duration
+	// BackoffMin and BackoffMax bound the delays between attempts to register, to start a runtime and to start a module again,
+	// which double; 500 ms and 30 s by default.
+	BackoffMin, BackoffMax time.Duration
+	Log                    *slog.Logger
+}
+
+// Limits are those of one module.
+type Limits struct {
+	// Messages and Bytes bound what waits for a module that does not read; the oldest is dropped. 1024 and 16 MiB by default;
+	// one message that is longer waits alone.
+	Messages int
+	Bytes    int
+	// MessagesPerSecond and BytesPerSecond bound what a module publishes, with bursts of one second's worth; what is above is
+	// dropped. 0: not bounded.
+	MessagesPerSecond float64
+	BytesPerSecond    float64
+}
+
+// Defaults (edge protocol, "Registration").
+const (
+	defaultRegisterTimeout = 5 * time.Second
+	defaultKeepAlive       = 60 * time.Second
+	defaultBackoffMin      = 500 * time.Millisecond
+	defaultBackoffMax      = 30 * time.Second
+	defaultMessages        = 1024
+	defaultBytes           = 16 << 20
+)
+
+func (c *Config) complete() error {
+	if err := wire.ValidName("uuid", c.UUID); err != nil {
+		return fmt.Errorf("the edge manager: %w", err)
+	}
+	if err := wire.ValidTopic(c.Topics.Realm); err != nil {
+		return fmt.Errorf("the edge manager's realm: %w", err)
+	}
+	if c.Dial == nil {
+		c.Dial = mqtt.New
+	}
+	seen := []string{c.UUID}
+	for _, rt := range c.Runtimes {
+		info := rt.Info()
+		if err := wire.ValidName("uuid", info.UUID); err != nil {
+			return fmt.Errorf("the edge runtime %q: %w", info.Name, err)
+		}
+		if info.MaxModules < 1 || info.MaxModules > wire.MaxModules {
+			return fmt.Errorf("the edge runtime %q: %d modules at a time: want 1 to %d: %w", info.Name, info.MaxModules, wire.MaxModules, errdefs.ErrInvalidArgument)
+		}
+		if slices.Contains(seen, info.UUID) {
+			return fmt.Errorf("the edge runtime %q: its uuid %s is taken: %w", info.Name, info.UUID, errdefs.ErrInvalidArgument)
+		}
+		seen = append(seen, info.UUID)
+	}
+	orElse(&c.RegisterTimeout, defaultRegisterTimeout)
+	orElse(&c.BackoffMin, defaultBackoffMin)
+	orElse(&c.BackoffMax, max(defaultBackoffMax, c.BackoffMin))
+	orElse(&c.Limits.Messages, defaultMessages)
+	orElse(&c.Limits.Bytes, defaultBytes)
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return nil
+}
+
+func orElse[T comparable](to *T, value T) {
+	var zero T
+	if *to == zero {
+		*to = value
+	}
+}

@@ -1,0 +1,394 @@
+package manager
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/edge/mqtt"
+	"github.com/tripod-run/tripod/internal/edge/runtime"
+	"github.com/tripod-run/tripod/internal/edge/wire"
+	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/node/store"
+)
+
+// worldVariable makes the test program a daemon over the world in a directory (see daemon).
+const worldVariable = "TRIPOD_EDGE_MANAGER_TEST"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(worldVariable); dir != "" {
+		if err := daemon(dir); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// daemon runs a manager until all orders are obeyed. What outlives it is in files: the modules that run, what the broker has got, and
+// which orders it needs not deliver again.
+func daemon(dir string) error {
+	if err := failpoint.Check(); err != nil {
+		return err
+	}
+	w := &world{dir: dir, bus: newBus(), say: make(chan wire.Message, 64)}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	m, err := Open(Config{Root: dir, UUID: managerID, Name: "node", Topics: topics, Runtimes: []runtime.Runtime{w}, Dial: w.dial,
+		BackoffMin: time.Millisecond, BackoffMax: 10 * time.Millisecond, RegisterTimeout: time.Second})
+	if err != nil {
+		return err
+	}
+	for i, step := range w.steps() {
+		if w.has("done", fmt.Sprint(i)) {
+			continue
+		}
+		if err := step(ctx); err != nil {
+			return fmt.Errorf("step %d: %w", i, err)
+		}
+		w.note("done", fmt.Sprint(i))
+	}
+	settled := func() bool {
+		for _, mod := range m.hosts[0].reportNow().Modules {
+			if mod.State != string(running) {
+				return false
+			}
+		}
+		m.exits.mu.Lock()
+		defer m.exits.mu.Unlock()
+		return len(m.exits.all) == 0 && slices.Equal(w.running(), []string{"d1", "m1"}) && len(m.hosts[0].all()) == 2
+	}
+	if err := poll(ctx, settled); err != nil {
+		return fmt.Errorf("it does not settle, %v run: %w", w.running(), err)
+	}
+	return m.Close(ctx)
+}
+
+func poll(ctx context.Context, condition func() bool) error {
+	for !condition() {
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+// world is a runtime whose modules are files, and a broker that remembers.
+type world struct {
+	dir string
+	bus *bus
+	say chan wire.Message
+}
+
+// steps are the orders, one after the other, each until the manager has taken it.
+func (w *world) steps() []func(context.Context) error {
+	doc := func(modules ...map[string]any) []byte { return object(map[string]any{"modules": modules}) }
+	order := func(i int, action, uuid string) func(context.Context) error {
+		e := wire.Envelope{ObjectID: fmt.Sprint("order-", i), Action: action, Type: wire.Request, Data: object(moduleData(uuid))}
+		return w.deliver(topics.ControlOf(runtimeA), e.Bytes())
+	}
+	return []func(context.Context) error{
+		order(0, wire.ActionCreate, "m1"),
+		order(1, wire.ActionCreate, "m2"),
+		order(2, wire.ActionCreate, "m3"),
+		w.await("m1", "m2", "m3"),
+		order(3, wire.ActionDelete, "m2"),
+		w.deliver(topics.Desired(runtimeA), doc(moduleData("d1"), moduleData("d2", "restart", "never"))),
+		w.await("d1", "d2", "m1", "m3"),
+		func(context.Context) error { return w.end("m3", status(5, "exited", "")) },
+		w.deliver(topics.Desired(runtimeA), doc(moduleData("d1"))),
+		w.await("d1", "m1"),
+	}
+}
+
+// deliver gives the manager a message and waits until it has taken it, as a broker does with QoS 2.
+func (w *world) deliver(topic string, payload []byte) func(context.Context) error {
+	return func(ctx context.Context) error {
+		c := w.bus.clients[0]
+		taken := make(chan struct{})
+		if err := poll(ctx, func() bool { w.bus.mu.Lock(); defer w.bus.mu.Unlock(); return len(c.filters) >= 4 }); err != nil {
+			return err
+		}
+		go func() {
+			c.config.Handler(mqtt.Message{Topic: topic, Payload: payload, QoS: 2})
+			close(taken)
+		}()
+		select {
+		case <-taken:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (w *world) await(uuids ...string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		return poll(ctx, func() bool { return slices.Equal(w.running(), uuids) })
+	}
+}
+
+// dial connects to the bus; what is published there is in a file at once.
+func (w *world) dial(c mqtt.Config) (mqtt.Client, error) {
+	cl, err := w.bus.dial(c)
+	return recording{cl, w}, err
+}
+
+type recording struct {
+	mqtt.Client
+	w *world
+}
+
+func (r recording) Publish(ctx context.Context, topic string, qos byte, retain bool, payload []byte) error {
+	err := r.Client.Publish(ctx, topic, qos, retain, payload)
+	if e, bad := wire.ParseEnvelope(payload); err == nil && bad == nil && e.Action == wire.ActionExited {
+		data, _ := wire.ParseModuleData(e.Data)
+		r.w.note("told", data.UUID()+" "+string(data["status"]))
+	}
+	return err
+}
+
+// note appends a line to a file of the world.
+func (w *world) note(file, line string) {
+	f, err := os.OpenFile(filepath.Join(w.dir, file), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err == nil {
+		_, err = fmt.Fprintln(f, line)
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
+		panic(err)
+	}
+}
+
+func (w *world) lines(file string) []string {
+	raw, _ := os.ReadFile(filepath.Join(w.dir, file))
+	return strings.FieldsFunc(string(raw), func(r rune) bool { return r == '\n' })
+}
+
+func (w *world) has(file, line string) bool { return slices.Contains(w.lines(file), line) }
+
+func (w *world) path(uuid string) string { return filepath.Join(w.dir, "modules", uuid) }
+
+// running are the modules that run, sorted.
+func (w *world) running() []string {
+	entries, _ := os.ReadDir(filepath.Join(w.dir, "modules"))
+	var all []string
+	for _, e := range entries {
+		if raw, err := os.ReadFile(w.path(e.Name())); err == nil && !bytes.Contains(raw, []byte("{")) {
+			all = append(all, e.Name())
+		}
+	}
+	return all
+}
+
+// write replaces a module's file at once: "INDEX", then the exit's payload if it has ended.
+func (w *world) write(uuid, text string) error {
+	return errors.Join(os.MkdirAll(filepath.Join(w.dir, "modules"), 0o700), os.WriteFile(w.path(uuid)+"~", []byte(text), 0o600), os.Rename(w.path(uuid)+"~", w.path(uuid)))
+}
+
+func (w *world) read(uuid string) (index int, payload string, err error) {
+	raw, err := os.ReadFile(w.path(uuid))
+	if err != nil {
+		return 0, "", fmt.Errorf("module %s: %w", uuid, errdefs.ErrNotFound)
+	}
+	first, payload, _ := strings.Cut(string(raw), " ")
+	_, err = fmt.Sscan(first, &index)
+	return index, payload, err
+}
+
+// end ends a module, and says so.
+func (w *world) end(uuid string, payload []byte) error {
+	index, before, err := w.read(uuid)
+	if err != nil || before != "" {
+		return err
+	}
+	if err := w.write(uuid, fmt.Sprint(index, " ", string(payload))); err != nil {
+		return err
+	}
+	w.say <- wire.Message{Header: wire.Header{Control: true, Module: index, Arg: wire.Exited}, Payload: payload}
+	return nil
+}
+
+func (w *world) Info() runtime.Info {
+	return runtime.Info{Type: "test/world", Name: "world", UUID: runtimeA, MaxModules: 8}
+}
+
+func (w *world) Start(context.Context) (map[string]any, error) { return nil, nil }
+
+func (w *world) Send(context.Context, wire.Message) error { return nil }
+
+func (w *world) Receive(ctx context.Context) (wire.Message, error) {
+	select {
+	case m := <-w.say:
+		return m, nil
+	case <-ctx.Done():
+		return wire.Message{}, ctx.Err()
+	}
+}
+
+func (w *world) Close() error { return nil }
+
+func (w *world) CreateModule(_ context.Context, index int, data wire.ModuleData) error {
+	if _, _, err := w.read(data.UUID()); err == nil {
+		w.note("twice", data.UUID())
+	}
+	w.note("created", data.UUID())
+	return w.write(data.UUID(), fmt.Sprint(index))
+}
+
+func (w *world) DeleteModule(_ context.Context, _ int, uuid string) error {
+	return w.end(uuid, status(137, "killed", ""))
+}
+
+func (w *world) CleanupModule(_ context.Context, _ int, uuid string, _ wire.Message) error {
+	if err := os.Remove(w.path(uuid)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+func (w *world) Adopt(_ context.Context, index int, data wire.ModuleData) (bool, error) {
+	at, payload, err := w.read(data.UUID())
+	switch {
+	case err != nil:
+		return false, nil
+	case at != index:
+		return false, fmt.Errorf("module %s is at %d, not at %d: %w", data.UUID(), at, index, errdefs.ErrInternal)
+	case payload != "":
+		w.say <- wire.Message{Header: wire.Header{Control: true, Module: index, Arg: wire.Exited}, Payload: []byte(payload)}
+	}
+	return true, nil
+}
+
+// TestKilledAtEachLine kills the daemon at each line that has a name, and looks at what the next one makes of it: every module that
+// is to run does, no module was started twice, no exit is untold, nothing is left in the record.
+func TestKilledAtEachLine(t *testing.T) {
+	points := slices.DeleteFunc(failpoint.Names(), func(name string) bool { return !strings.HasPrefix(name, "edge.manager.") })
+	if len(points) < 12 {
+		t.Fatalf("only %d points: %v", len(points), points)
+	}
+	for _, point := range points {
+		t.Run(point, func(t *testing.T) {
+			t.Parallel()
+			for _, times := range []string{"", "second"} {
+				w := &world{dir: t.TempDir()}
+				killed := false
+				if times == "" {
+					killed = w.run(t, point+"=kill")
+				} else {
+					killed = w.runLate(t, point)
+				}
+				if !killed && times == "" {
+					killed = w.run(t, point+"=kill") // a line of the way back
+				}
+				if !killed && times == "" {
+					t.Fatal("the daemon never came to this line")
+				}
+				w.run(t, "")
+				w.check(t)
+			}
+		})
+	}
+}
+
+// runLate lets the daemon do the first orders and kills it at the line afterwards.
+func (w *world) runLate(t *testing.T, point string) bool {
+	w.run(t, "edge.manager.delete.recorded=kill")
+	return w.run(t, point+"=kill")
+}
+
+// TestKilledAtAnyTime kills daemon after daemon at moments that are not chosen.
+func TestKilledAtAnyTime(t *testing.T) {
+	for i := range 6 {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			t.Parallel()
+			w := &world{dir: t.TempDir()}
+			for range 12 {
+				w.runFor(t, 15*time.Millisecond+rand.N(120*time.Millisecond))
+			}
+			w.run(t, "")
+			w.check(t)
+		})
+	}
+}
+
+// runFor runs a daemon for a time at most.
+func (w *world) runFor(t *testing.T, d time.Duration) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "/proc/self/exe")
+	cmd.Env = append(os.Environ(), worldVariable+"="+w.dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if out, err := cmd.CombinedOutput(); err != nil && ctx.Err() == nil {
+		t.Fatalf("the daemon: %v: %s", err, out)
+	}
+}
+
+// run runs a daemon; it returns whether it was killed.
+func (w *world) run(t *testing.T, points string) (killed bool) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
+	cmd.Env = append(os.Environ(), worldVariable+"="+w.dir, failpoint.Variable+"="+points)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() && status.Signal() == syscall.SIGKILL {
+			return true
+		}
+	}
+	if err != nil {
+		t.Fatalf("the daemon: %v: %s", err, out)
+	}
+	return false
+}
+
+func (w *world) check(t *testing.T) {
+	t.Helper()
+	created := w.lines("created")
+	slices.Sort(created)
+	created = slices.Compact(created) // a runtime may be killed before there is anything of a module
+	if want := []string{"d1", "d2", "m1", "m2", "m3"}; !slices.Equal(created, want) || len(w.lines("twice")) > 0 {
+		t.Errorf("created %v, and %v while they ran", created, w.lines("twice"))
+	}
+	told := w.lines("told")
+	slices.Sort(told)
+	told = slices.Compact(told)
+	want := []string{`d2 {"code":137,"reason":"killed"}`, `m2 {"code":137,"reason":"killed"}`, `m3 {"code":5,"reason":"exited"}`}
+	if !slices.Equal(told, want) {
+		t.Errorf("told %q, want %q", told, want)
+	}
+	if got := w.running(); !slices.Equal(got, []string{"d1", "m1"}) {
+		t.Errorf("%v run", got)
+	}
+	s, err := store.Open(filepath.Join(w.dir, "edge", "manager.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	var left []string
+	for _, kind := range []string{kindModule, kindExit, kindFinished} {
+		if err := s.All(kind, func(key string, _ []byte) error { left = append(left, kind+" "+key); return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Check(); err != nil || !slices.Equal(left, []string{"module d1", "module m1"}) {
+		t.Errorf("the record has %v, %v", left, err)
+	}
+}

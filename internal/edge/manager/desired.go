@@ -1,0 +1,272 @@
+package manager
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/edge/wire"
+	"github.com/tripod-run/tripod/internal/failpoint"
+)
+
+// kindFinished is the kind of records of desired modules that have ended and are not started again, by runtime and uuid; the value is
+// the module's data.
+const kindFinished = "finished"
+
+var desiredRecorded = failpoint.New("edge.manager.desired.recorded")
+
+// desired is a desired document: the modules that the runtime is to run, as long as it is there.
+//
+//	{"generation": …, "modules": [{"uuid": …, "restart": "always|on-failure|never", …}]}
+type desired struct {
+	generation json.RawMessage
+	modules    []wire.ModuleData
+	err        error // what is wrong with the document
+}
+
+// restart is how often a desired module was started again, and when it may be again.
+type restart struct {
+	count int
+	delay backoff
+	after time.Time
+	ended bool // it is not, with these data
+	data  []byte
+}
+
+// parseDesired reads a document. One that is wrong anywhere is wrong as a whole.
+func parseDesired(payload []byte) *desired {
+	d := &desired{}
+	if len(trimNUL(payload)) == 0 {
+		return d
+	}
+	fields, err := wire.ParseObject(payload)
+	if err != nil {
+		return &desired{err: fmt.Errorf("the desired document: %w", err)}
+	}
+	d.generation = fields["generation"]
+	var list []wire.ModuleData
+	if err := json.Unmarshal(fields["modules"], &list); err != nil {
+		return &desired{err: fmt.Errorf("the desired document: %q is not a list of modules: %w", "modules", errdefs.ErrInvalidArgument)}
+	}
+	seen := map[string]bool{}
+	for i, data := range list {
+		err := data.Validate()
+		if err == nil && seen[data.UUID()] {
+			err = fmt.Errorf("the uuid %s is there twice: %w", data.UUID(), errdefs.ErrInvalidArgument)
+		}
+		if err != nil {
+			return &desired{err: fmt.Errorf("the desired document, module %d: %w", i, err)}
+		}
+		seen[data.UUID()] = true
+	}
+	d.modules = list
+	return d
+}
+
+// setDesired takes a document. A wrong one is answered on the error topic, and the one before stays in force.
+func (h *host) setDesired(payload []byte) {
+	d := parseDesired(payload)
+	if d.err != nil {
+		h.m.fail("desired", wire.Envelope{}, excerpt(payload), d.err)
+		return
+	}
+	if err := h.m.store.Put(kindDesired, h.info.UUID, payload); err != nil {
+		h.m.fail("desired", wire.Envelope{}, excerpt(payload), fmt.Errorf("record the desired document: %w", err))
+		return
+	}
+	if desiredRecorded.Hit(h.m.ctx) != nil {
+		return
+	}
+	h.desired.Store(d)
+	poke(h.reconcile)
+	poke(h.report)
+}
+
+// reconcileAll brings the modules to what the document says, whenever one or the other has changed.
+func (h *host) reconcileAll() {
+	h.loadFinished()
+	for {
+		select {
+		case <-h.reconcile:
+		case <-h.m.ctx.Done():
+			return
+		}
+		if d := h.desired.Load(); d != nil && d.err == nil {
+			if again := h.meet(d); again > 0 {
+				time.AfterFunc(again, func() { poke(h.reconcile) })
+			}
+		}
+	}
+}
+
+func (h *host) loadFinished() {
+	prefix := h.info.UUID + "/"
+	err := h.m.store.All(kindFinished, func(key string, value []byte) error {
+		if uuid, ok := bytes.CutPrefix([]byte(key), []byte(prefix)); ok {
+			h.orders.Lock()
+			h.restarts[string(uuid)] = &restart{ended: true, data: value}
+			h.orders.Unlock()
+		}
+		return nil
+	})
+	if err != nil {
+		h.m.refuse("record", "what has finished cannot be read", "runtime", h.info.Name, "err", err)
+	}
+}
+
+// meet deletes what is not desired any more and creates what is missing. It returns when to look again; 0: not before a change.
+func (h *host) meet(d *desired) time.Duration {
+	h.orders.Lock()
+	defer h.orders.Unlock()
+	wanted := map[string]wire.ModuleData{}
+	for _, data := range d.modules {
+		wanted[data.UUID()] = data
+	}
+	h.forgetFinished(wanted)
+	for _, mod := range h.all() {
+		if data, ok := wanted[mod.uuid]; mod.record.Origin == fromDesired && (!ok || !bytes.Equal(data.Bytes(), mod.record.Data)) {
+			if err := h.deleteLocked(mod); err != nil {
+				h.m.refuse("delete", "a module that is not desired cannot be deleted", "module", mod.uuid, "err", err)
+			}
+		}
+	}
+	var again time.Duration
+	for _, data := range d.modules {
+		wait, err := h.meetOne(data)
+		if err != nil {
+			h.m.fail("desired", wire.Envelope{}, data.Bytes(), fmt.Errorf("the desired document: %w", err))
+			wait = h.m.config.BackoffMax
+		}
+		if wait > 0 && (again == 0 || wait < again) {
+			again = wait
+		}
+	}
+	return again
+}
+
+// meetOne creates a desired module that is missing, unless its time has not come.
+func (h *host) meetOne(data wire.ModuleData) (time.Duration, error) {
+	h.mu.Lock()
+	mod, halted := h.byUUID[data.UUID()], h.halted
+	h.mu.Unlock()
+	if mod != nil || halted {
+		return 0, nil
+	}
+	if r := h.restarts[data.UUID()]; r != nil {
+		if r.ended {
+			return 0, nil
+		}
+		if wait := time.Until(r.after); wait > 0 {
+			return wait, nil
+		}
+	}
+	return 0, h.createLocked("", fromDesired, data)
+}
+
+// forgetFinished forgets what was with modules that are not in the document, or are with other data.
+func (h *host) forgetFinished(wanted map[string]wire.ModuleData) {
+	for uuid, r := range h.restarts {
+		data, ok := wanted[uuid]
+		if ok && bytes.Equal(r.data, data.Bytes()) {
+			continue
+		}
+		if r.ended {
+			if err := h.m.store.Delete(kindFinished, h.info.UUID+"/"+uuid); err != nil {
+				h.m.refuse("record", "what has finished cannot be forgotten", "module", uuid, "err", err)
+				continue
+			}
+		}
+		delete(h.restarts, uuid)
+	}
+}
+
+// leftDesired decides whether a desired module that has ended is started again, and when. Without a policy it always is. The
+// orders are the caller's.
+func (h *host) leftDesired(mod *module, payload []byte) {
+	if mod.record.Origin != fromDesired {
+		return
+	}
+	r := h.restarts[mod.uuid]
+	if r == nil || !bytes.Equal(r.data, mod.record.Data) {
+		r = &restart{data: mod.record.Data, delay: backoff{min: h.m.config.BackoffMin, max: h.m.config.BackoffMax}}
+		h.restarts[mod.uuid] = r
+	}
+	ok, _ := outcome(payload)
+	policy := text(mod.data, "restart")
+	if policy == wire.RestartNever || policy == wire.RestartOnFailure && ok {
+		r.ended = true
+		if err := h.m.store.Put(kindFinished, h.info.UUID+"/"+mod.uuid, r.data); err != nil {
+			h.m.refuse("record", "a desired module's end cannot be recorded", "module", mod.uuid, "err", err)
+		}
+		return
+	}
+	r.count++
+	r.after = time.Now().Add(r.delay.delay())
+}
+
+// reported is what a runtime does, for everybody who is interested.
+type reported struct {
+	Type       string           `json:"type"`
+	UUID       string           `json:"uuid"`
+	Name       string           `json:"name"`
+	Up         bool             `json:"up"`
+	Generation json.RawMessage  `json:"generation,omitempty"` // of the desired document in force
+	Modules    []reportedModule `json:"modules"`
+}
+
+type reportedModule struct {
+	UUID     string `json:"uuid"`
+	Name     string `json:"name"`
+	Index    int    `json:"index"`
+	State    string `json:"state"` // a phase, or "deleting"
+	Origin   string `json:"origin"`
+	Restarts int    `json:"restarts"`
+}
+
+// reportAll tells the reported state, retained, whenever it has changed. While the broker is away nothing is told: the state of
+// that time is nobody's business afterwards.
+func (h *host) reportAll() {
+	var last []byte
+	for {
+		select {
+		case <-h.report:
+		case <-h.m.ctx.Done():
+			return
+		}
+		if !h.m.client.Connected() {
+			last = nil
+			continue
+		}
+		raw, err := json.Marshal(h.reportNow())
+		if err != nil || bytes.Equal(raw, last) {
+			continue
+		}
+		last = raw
+		h.m.publish(h.m.ctx, h.m.config.Topics.Reported(h.info.UUID), 1, true, raw)
+	}
+}
+
+func (h *host) reportNow() reported {
+	h.orders.Lock()
+	defer h.orders.Unlock()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r := reported{Type: "runtime", UUID: h.info.UUID, Name: h.info.Name, Up: h.up, Modules: []reportedModule{}}
+	if d := h.desired.Load(); d != nil {
+		r.Generation = d.generation
+	}
+	for _, mod := range h.all() {
+		one := reportedModule{UUID: mod.uuid, Name: mod.data.Name(), Index: mod.record.Index, State: string(mod.phase), Origin: mod.record.Origin}
+		if mod.record.State == deleting && mod.phase != ended {
+			one.State = string(deleting)
+		}
+		if again := h.restarts[mod.uuid]; again != nil {
+			one.Restarts = again.count
+		}
+		r.Modules = append(r.Modules, one)
+	}
+	return r
+}

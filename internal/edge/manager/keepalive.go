@@ -1,0 +1,81 @@
+package manager
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/tripod-run/tripod/internal/edge/wire"
+)
+
+// ownKeepalive takes the fields of a runtime's keepalive and tells them at once (Seed 4, "Keepalive").
+func (h *host) ownKeepalive(payload []byte) {
+	own := map[string]json.RawMessage{}
+	if len(trimNUL(payload)) > 0 {
+		var err error
+		if own, err = wire.ParseObject(payload); err != nil {
+			h.m.refuse("bad-json", "a runtime's keepalive is no JSON object", "runtime", h.info.Name, "err", err)
+			return
+		}
+	}
+	h.mu.Lock()
+	h.own = own
+	h.mu.Unlock()
+	poke(h.beat)
+}
+
+// keepAlive tells that the runtime is there, as often as the configuration or the orchestrator says.
+func (h *host) keepAlive() {
+	m := h.m
+	for m.ctx.Err() == nil {
+		h.mu.Lock()
+		interval, changed := h.interval, h.change
+		h.mu.Unlock()
+		if m.config.KeepAlive > 0 {
+			interval = m.config.KeepAlive
+		}
+		orElse(&interval, defaultKeepAlive)
+		t := time.NewTimer(interval)
+		for waiting := true; waiting; {
+			select {
+			case <-m.ctx.Done():
+				t.Stop()
+				return
+			case <-changed: // the interval, maybe: it begins anew only if it is another one
+				h.mu.Lock()
+				waiting, changed = h.interval == interval || m.config.KeepAlive > 0 || h.interval == 0, h.change
+				h.mu.Unlock()
+			case <-h.beat:
+				h.tellAlive()
+				waiting = false
+			case <-t.C:
+				h.tellAlive()
+				waiting = false
+			}
+		}
+		t.Stop()
+	}
+}
+
+// tellAlive sends one keepalive.
+func (h *host) tellAlive() {
+	if !h.isUp() || !h.m.client.Connected() {
+		return
+	}
+	data := map[string]any{}
+	children, modules := []int{}, []string{}
+	for _, mod := range h.all() {
+		children, modules = append(children, mod.record.Index), append(modules, mod.uuid)
+	}
+	apis := h.info.APIs
+	if apis == nil {
+		apis = []string{}
+	}
+	data["name"], data["apis"], data["children"], data["modules"] = h.info.Name, apis, children, modules
+	h.mu.Lock()
+	for name, value := range h.own {
+		data[name] = value
+	}
+	h.mu.Unlock()
+	data["type"], data["uuid"] = "runtime", h.info.UUID
+	h.m.publish(h.m.ctx, h.m.config.Topics.Keepalive(h.info.UUID), 0, false, h.m.request(wire.ActionUpdate, object(data)).Bytes())
+}

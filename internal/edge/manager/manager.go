@@ -1,0 +1,199 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tripod-run/tripod/internal/edge/channel"
+	"github.com/tripod-run/tripod/internal/edge/mqtt"
+	"github.com/tripod-run/tripod/internal/edge/wire"
+	"github.com/tripod-run/tripod/internal/node/store"
+)
+
+// Manager is a running edge front door.
+type Manager struct {
+	config Config
+	log    *slog.Logger
+	store  *store.Store
+	client mqtt.Client
+	router *channel.Router
+	hosts  []*host
+	exits  *exits
+	counts *counts
+
+	out  *outQueue  // of channels' messages to the broker
+	subs *subscribe // of channels' subscriptions
+
+	ready      chan struct{} // closed when Open has made everything that the client's handlers need
+	answers    answers       // registrations that wait for the orchestrator
+	registered atomic.Bool
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+	once   sync.Once
+}
+
+// Open starts a manager: its runtimes, the modules of its record, and, as soon as there is a broker and an orchestrator,
+// everything else. It does not wait for any of them.
+func Open(c Config) (*Manager, error) {
+	if err := c.complete(); err != nil {
+		return nil, err
+	}
+	m := &Manager{config: c, log: c.Log, counts: newCounts(), exits: newExits(), ready: make(chan struct{})}
+	m.ctx, m.cancel = context.WithCancel(context.Background())
+	m.out, m.subs = newOutQueue(m), newSubscribe(m)
+	m.router = channel.New(channel.Options{Publish: m.out.put, Subscribe: m.subs.add, Unsubscribe: m.subs.remove, Held: c.filters()})
+	for _, rt := range c.Runtimes {
+		m.hosts = append(m.hosts, newHost(m, rt))
+	}
+	var err error
+	if m.store, err = openStore(c.Root); err != nil {
+		m.cancel()
+		return nil, err
+	}
+	if err := m.load(); err != nil {
+		m.cancel()
+		return nil, errors.Join(err, m.store.Close())
+	}
+	if m.client, err = c.Dial(m.mqttConfig()); err != nil {
+		m.cancel()
+		return nil, errors.Join(fmt.Errorf("the edge manager's broker: %w", err), m.store.Close())
+	}
+	close(m.ready)
+	m.out.start()
+	m.wg.Go(m.subs.run)
+	m.wg.Go(m.exits.run(m))
+	for _, h := range m.hosts {
+		h.start()
+	}
+	return m, nil
+}
+
+// mqttConfig is the client's configuration. The handlers wait until Open has set the client.
+func (m *Manager) mqttConfig() mqtt.Config {
+	c := m.config.MQTT
+	if c.ClientID == "" {
+		c.ClientID = "tripod-manager-" + m.config.UUID
+	}
+	if c.Log == nil {
+		c.Log = m.log
+	}
+	c.NoLocal = true
+	c.Will = &mqtt.Will{Topic: m.config.Topics.Reg(m.config.UUID), Payload: m.request(wire.ActionDelete, m.identity()).Bytes(), QoS: 2}
+	c.Handler = m.handle
+	c.OnConnect = func(ctx context.Context, _ bool) { m.connected(ctx) }
+	c.OnDisconnect = func(err error) {
+		m.registered.Store(false)
+		m.log.Warn("edge: the broker is gone", "err", err)
+	}
+	return c
+}
+
+// Close takes the node from the orchestrator's list and ends the connection and the runtimes. Modules of a runtime that is an
+// Adopter go on, and so does the record: the next Open finds them.
+func (m *Manager) Close(ctx context.Context) error {
+	var err error
+	m.once.Do(func() { err = m.close(ctx) })
+	return err
+}
+
+func (m *Manager) close(ctx context.Context) error {
+	m.cancel() // no module, no registration from here on
+	m.out.flush(ctx)
+	if m.client.Connected() {
+		for _, h := range m.hosts {
+			if h.isUp() {
+				m.publish(ctx, m.config.Topics.Reg(h.info.UUID), 2, false, m.request(wire.ActionDelete, h.identity()).Bytes())
+			}
+		}
+		m.publish(ctx, m.config.Topics.Reg(m.config.UUID), 2, false, m.request(wire.ActionDelete, m.identity()).Bytes())
+	}
+	err := m.client.Close(ctx)
+	for _, h := range m.hosts {
+		err = errors.Join(err, h.rt.Close())
+	}
+	done := make(chan struct{})
+	go func() { m.wg.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		err = errors.Join(err, fmt.Errorf("the edge manager's runtimes have not ended in time: %w", context.Cause(ctx)))
+	}
+	m.out.stop()
+	return errors.Join(err, m.store.Close())
+}
+
+// handle takes a message of the broker. It returns when what must not be lost is in the record.
+func (m *Manager) handle(msg mqtt.Message) {
+	<-m.ready
+	topics := m.config.Topics
+	for _, h := range m.hosts {
+		control := topics.ControlOf(h.info.UUID)
+		switch {
+		case msg.Topic == control || msg.Topic == control+"/"+h.info.UUID:
+			h.control(msg)
+		case msg.Topic == topics.Reg(h.info.UUID):
+			m.answers.take(m, msg.Payload)
+		case msg.Topic == topics.Desired(h.info.UUID):
+			h.setDesired(msg.Payload)
+		}
+	}
+	if msg.Topic == topics.Reg(m.config.UUID) {
+		m.answers.take(m, msg.Payload)
+	}
+	if msg.Retain {
+		m.router.RetainedFromBroker(msg.Topic, msg.Payload)
+	} else {
+		m.router.FromBroker(msg.Topic, msg.Payload)
+	}
+}
+
+func (m *Manager) host(uuid string) *host {
+	for _, h := range m.hosts {
+		if h.info.UUID == uuid {
+			return h
+		}
+	}
+	return nil
+}
+
+// publish sends a message of the manager itself. One that is lost is logged and counted: there is nobody to tell.
+func (m *Manager) publish(ctx context.Context, topic string, qos byte, retain bool, payload []byte) {
+	if err := m.client.Publish(ctx, topic, qos, retain, payload); err != nil {
+		m.drop("publish", 1)
+		m.log.Debug("edge: a message is lost", "topic", topic, "err", err)
+	}
+}
+
+// fail answers what could not be done on the error topic, in the requester's words (edge protocol, "MQTT topics").
+func (m *Manager) fail(reason string, e wire.Envelope, data any, err error) {
+	m.refuse(reason, "a control message is refused", "err", err)
+	if e.Type == "" {
+		e.Type = wire.Request
+	}
+	answer := e.Answer(object(map[string]any{"desc": err.Error(), "data": data}))
+	answer.Action = wire.ActionError
+	if answer.ObjectID == "" {
+		answer.ObjectID = newID()
+	}
+	m.publish(m.ctx, m.config.Topics.Errors(), 2, false, answer.Bytes())
+}
+
+// refuse logs and counts what was not done.
+func (m *Manager) refuse(reason, what string, args ...any) {
+	m.counts.refused.WithLabelValues(reason).Inc()
+	if m.counts.mayLog(reason, time.Now()) {
+		m.log.Warn("edge: "+what, append([]any{"reason", reason}, args...)...)
+	}
+}
+
+// drop counts messages that reach nobody.
+func (m *Manager) drop(reason string, n int) {
+	m.counts.dropped.WithLabelValues(reason).Add(float64(n))
+}

@@ -1,0 +1,118 @@
+package manager
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/tripod-run/tripod/internal/edge/wire"
+)
+
+// outbox is what waits for one module: a module that does not read, or whose runtime does not, holds no other up.
+type outbox struct {
+	h     *host
+	index int
+	queue *queue[delivery]
+
+	mu  sync.Mutex
+	run context.Context // of the runtime's connection that the outbox is for; nil: none
+	end context.CancelFunc
+}
+
+// delivery is a message for a channel of the module.
+type delivery struct {
+	fd      int
+	payload []byte
+}
+
+func newOutbox(h *host, index int) *outbox {
+	l := h.m.config.Limits
+	return &outbox{h: h, index: index, queue: newQueue[delivery](l.Messages, l.Bytes)}
+}
+
+// put leaves a message for the module; the oldest makes room.
+func (o *outbox) put(fd int, payload []byte) {
+	dropped, _ := o.queue.put(delivery{fd, payload}, len(payload), true)
+	if dropped > 0 {
+		o.h.m.drop("slow-module", dropped)
+	}
+}
+
+// start delivers until the runtime's connection ends.
+func (o *outbox) start(run context.Context) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.run == run {
+		return
+	}
+	if o.end != nil {
+		o.end()
+	}
+	var ctx context.Context
+	o.run = run
+	ctx, o.end = context.WithCancel(run)
+	o.h.m.wg.Go(func() { o.deliver(ctx) })
+}
+
+// clear ends the deliveries and drops what waits.
+func (o *outbox) clear() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.end != nil {
+		o.end()
+	}
+	o.run, o.end = nil, nil
+	if n := o.queue.empty(); n > 0 {
+		o.h.m.drop("module-ended", n)
+	}
+}
+
+func (o *outbox) deliver(ctx context.Context) {
+	for {
+		d, ok := o.queue.take()
+		if !ok {
+			select {
+			case <-o.queue.more:
+				continue
+			case <-ctx.Done():
+				return
+			}
+		}
+		err := o.h.rt.Send(ctx, wire.Message{Header: wire.Header{Module: o.index, Arg: d.fd}, Payload: d.payload})
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			o.h.m.drop("runtime", 1)
+		}
+	}
+}
+
+// limiter bounds what a module publishes, by two buckets of one second's worth. One goroutine uses it.
+type limiter struct {
+	limits          Limits
+	messages, bytes float64
+	last            time.Time
+}
+
+func newLimiter(l Limits) *limiter {
+	return &limiter{limits: l, messages: max(l.MessagesPerSecond, 1), bytes: l.BytesPerSecond}
+}
+
+// allow tells whether a message of so many bytes may go now. One that is longer than the bucket goes when the bucket is full.
+func (l *limiter) allow(now time.Time, size int) bool {
+	if l.limits.MessagesPerSecond <= 0 && l.limits.BytesPerSecond <= 0 {
+		return true
+	}
+	passed := now.Sub(l.last).Seconds()
+	l.last = now
+	l.messages = min(l.messages+passed*l.limits.MessagesPerSecond, max(l.limits.MessagesPerSecond, 1))
+	l.bytes = min(l.bytes+passed*l.limits.BytesPerSecond, l.limits.BytesPerSecond)
+	need := min(float64(size), l.limits.BytesPerSecond)
+	if l.limits.MessagesPerSecond > 0 && l.messages < 1 || l.limits.BytesPerSecond > 0 && l.bytes < need {
+		return false
+	}
+	l.messages--
+	l.bytes -= need
+	return true
+}

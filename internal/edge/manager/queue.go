@@ -1,0 +1,71 @@
+package manager
+
+import "sync"
+
+// queue is a bounded queue of things with a size; it can be waited for.
+type queue[T any] struct {
+	most, bytes int // bounds; one thing that is longer than bytes is taken when it is alone
+
+	mu    sync.Mutex
+	items []T
+	sizes []int
+	size  int
+	more  chan struct{} // one token: there is something
+	room  chan struct{} // one token: there may be room
+}
+
+func newQueue[T any](most, bytes int) *queue[T] {
+	return &queue[T]{most: most, bytes: bytes, more: make(chan struct{}, 1), room: make(chan struct{}, 1)}
+}
+
+// put appends an item. Where there is no room, evict makes some by dropping the oldest; else false is returned.
+func (q *queue[T]) put(item T, size int, evict bool) (dropped int, ok bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for len(q.items) >= q.most || len(q.items) > 0 && q.size+size > q.bytes {
+		if !evict {
+			return dropped, false
+		}
+		q.shift()
+		dropped++
+	}
+	q.items, q.sizes, q.size = append(q.items, item), append(q.sizes, size), q.size+size
+	poke(q.more)
+	return dropped, true
+}
+
+// take takes the oldest item; false: there is none.
+func (q *queue[T]) take() (item T, ok bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.items) == 0 {
+		return item, false
+	}
+	item = q.items[0]
+	q.shift()
+	poke(q.room)
+	return item, true
+}
+
+func (q *queue[T]) shift() {
+	var zero T
+	q.size -= q.sizes[0]
+	q.items[0] = zero
+	q.items, q.sizes = q.items[1:], q.sizes[1:]
+}
+
+// empty drops everything; it returns how much that was.
+func (q *queue[T]) empty() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	n := len(q.items)
+	q.items, q.sizes, q.size = nil, nil, 0
+	poke(q.room)
+	return n
+}
+
+func (q *queue[T]) len() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.items)
+}

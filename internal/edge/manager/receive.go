@@ -1,0 +1,120 @@
+package manager
+
+import (
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/edge/runtime"
+	"github.com/tripod-run/tripod/internal/edge/wire"
+)
+
+// receive does what a runtime's message says (Seed 4, "Messaging"). It must not wait for long: the runtime's other modules would
+// wait too.
+func (h *host) receive(msg wire.Message) {
+	if !msg.Control {
+		h.fromModule(msg)
+		return
+	}
+	switch msg.Arg {
+	case wire.Keepalive:
+		h.ownKeepalive(msg.Payload)
+		return
+	case wire.RuntimeLog:
+		_, line := wire.ParseLog(msg.Payload)
+		h.m.out.put(h.m.config.Topics.RuntimeLog(h.info.UUID), 0, trimNUL(line))
+		return
+	}
+	mod := h.at(msg.Module)
+	if mod == nil {
+		h.m.refuse("unknown-index", "a runtime speaks of a module that it does not have", "runtime", h.info.Name, "index", msg.Module, "type", msg.Arg)
+		return
+	}
+	switch msg.Arg {
+	case wire.Exited:
+		h.finish(mod, h.metadata(msg.Payload))
+	case wire.OpenChannel:
+		h.openChannel(mod, msg.Payload)
+	case wire.CloseChannel:
+		h.closeChannel(mod, msg.Payload)
+	case wire.ModuleLog:
+		_, line := wire.ParseLog(msg.Payload)
+		h.m.out.put(h.m.config.Topics.ModuleLog(h.info.UUID, mod.uuid), 0, trimNUL(line))
+	case wire.Profile:
+		h.m.out.put(h.m.config.Topics.Profile(h.profileKind(mod), h.info.UUID, mod.uuid), 0, msg.Payload)
+	default:
+		h.m.refuse("unknown-type", "a runtime sends a control message of an unknown type", "runtime", h.info.Name, "module", mod.uuid, "type", msg.Arg)
+	}
+}
+
+// fromModule routes what a module publishes.
+func (h *host) fromModule(msg wire.Message) {
+	mod := h.at(msg.Module)
+	if mod == nil {
+		h.m.refuse("unknown-index", "a message of a module that the runtime does not have", "runtime", h.info.Name, "index", msg.Module)
+		return
+	}
+	if !mod.rate.allow(time.Now(), len(msg.Payload)) {
+		h.m.drop("rate", 1)
+		return
+	}
+	if err := h.m.router.Publish(h.key(mod, msg.Arg), msg.Payload); err != nil {
+		h.m.refuse("channel", "a module's message cannot be published", "runtime", h.info.Name, "module", mod.uuid, "fd", msg.Arg, "err", err)
+	}
+}
+
+// openChannel opens a channel; one that is open on another topic is closed first, as the public manager does.
+func (h *host) openChannel(mod *module, payload []byte) {
+	o, err := wire.ParseOpen(payload)
+	if err == nil {
+		o.Topic = h.m.config.Topics.Expand(o.Topic, mod.uuid)
+		key := h.key(mod, o.FD)
+		group := ""
+		if g, ok := h.rt.(runtime.Grouper); ok {
+			group = g.Group(mod.record.Index)
+		}
+		deliver := func(payload []byte) { mod.box.put(o.FD, payload) }
+		if o.Flags.CanWrite() && h.m.config.Topics.Governs(o.Topic) {
+			h.m.refuse("channel", "a module asks to write where nodes are governed, with the node's rights", "runtime", h.info.Name, "module", mod.uuid, "topic", o.Topic)
+			return
+		}
+		err = h.m.router.Open(key, o, group, deliver)
+		if errdefs.IsAlreadyExists(err) && h.m.router.Close(key) == nil {
+			err = h.m.router.Open(key, o, group, deliver)
+		}
+	}
+	if err != nil {
+		h.m.refuse("channel", "a channel cannot be opened", "runtime", h.info.Name, "module", mod.uuid, "err", err)
+		return
+	}
+	h.mu.Lock()
+	gone := mod.phase == ended
+	h.mu.Unlock()
+	if gone {
+		h.m.router.CloseModule(h.info.UUID, mod.record.Index)
+	}
+}
+
+func (h *host) closeChannel(mod *module, payload []byte) {
+	fd, err := wire.ParseClose(payload)
+	if err == nil {
+		err = h.m.router.Close(h.key(mod, fd))
+	}
+	if err != nil {
+		h.m.refuse("channel", "a channel cannot be closed", "runtime", h.info.Name, "module", mod.uuid, "err", err)
+	}
+}
+
+// profileKind is the kind of a module's profiles: the module's field "profile", else the first part of the runtime's type, which
+// is what the public peers' topics have.
+func (h *host) profileKind(mod *module) string {
+	if kind := text(mod.data, "profile"); wire.ValidName("profile", kind) == nil {
+		return kind
+	}
+	kind, _, _ := strings.Cut(h.info.Type, "/")
+	if wire.ValidName("profile", kind) != nil {
+		return "runtime"
+	}
+	return kind
+}

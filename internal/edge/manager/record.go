@@ -1,0 +1,104 @@
+package manager
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/tripod-run/tripod/internal/edge/wire"
+	"github.com/tripod-run/tripod/internal/node/store"
+)
+
+// Kinds of records in the store.
+const (
+	kindModule  = "module"  // record, by uuid
+	kindDesired = "desired" // the document as it came, by the runtime's uuid
+)
+
+// state is what a module's record says.
+type state string
+
+const (
+	created  state = "created"  // it is to run
+	deleting state = "deleting" // it is to end
+	exited   state = "exited"   // it has ended; kept until it is cleaned up after
+)
+
+// Origins of modules.
+const (
+	fromControl = "control" // a create message
+	fromDesired = "desired" // the desired document
+)
+
+// record is what is kept of a module.
+type record struct {
+	Runtime  string `json:"runtime"`
+	Index    int    `json:"index"`
+	State    state  `json:"state"`
+	Origin   string `json:"origin"`
+	ObjectID string `json:"object_id,omitempty"` // of the create message
+	Data     []byte `json:"data"`                // a wire.ModuleData, verbatim
+	Exited   []byte `json:"exited,omitempty"`    // payload of the runtime's message
+}
+
+// openStore opens the record, with its directory.
+func openStore(root string) (*store.Store, error) {
+	dir := filepath.Join(root, "edge")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("the edge manager's record: %w", err)
+	}
+	s, err := store.Open(filepath.Join(dir, "manager.db"))
+	if err != nil {
+		return nil, fmt.Errorf("the edge manager's record: %w", err)
+	}
+	return s, nil
+}
+
+func (m *Manager) put(uuid string, r record) error {
+	raw, err := json.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("record module %s: %w", uuid, err)
+	}
+	if err := m.store.Put(kindModule, uuid, raw); err != nil {
+		return fmt.Errorf("record module %s: %w", uuid, err)
+	}
+	return nil
+}
+
+// load reads the record into the hosts. What cannot be read, or is of a runtime that is not configured now, stays as it is.
+func (m *Manager) load() error {
+	err := m.store.All(kindModule, func(uuid string, value []byte) error {
+		var r record
+		var data wire.ModuleData
+		err := json.Unmarshal(value, &r)
+		if err == nil {
+			data, err = wire.ParseModuleData(r.Data)
+		}
+		if err != nil {
+			m.refuse("record", "a module's record cannot be read", "module", uuid, "err", err)
+			return nil
+		}
+		h := m.host(r.Runtime)
+		if h == nil {
+			m.refuse("record", "a module is recorded for a runtime that is not configured", "module", uuid, "runtime", r.Runtime)
+			return nil
+		}
+		if !h.restore(uuid, r, data) {
+			m.refuse("record", "a module's index is taken or out of range", "module", uuid, "index", r.Index)
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("the edge manager's record: %w", err)
+	}
+	if err := m.exits.load(m); err != nil {
+		return fmt.Errorf("the edge manager's record: %w", err)
+	}
+	return m.store.All(kindDesired, func(rt string, value []byte) error {
+		if h := m.host(rt); h != nil {
+			h.desired.Store(parseDesired(value))
+		}
+		return nil
+	})
+}

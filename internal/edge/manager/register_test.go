@@ -1,0 +1,309 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/tripod-run/tripod/internal/edge/mqtt"
+	"github.com/tripod-run/tripod/internal/edge/wire"
+	"github.com/tripod-run/tripod/internal/failpoint"
+)
+
+// quick makes registrations fail fast.
+func quick(c *Config) { c.RegisterTimeout = 20 * time.Millisecond }
+
+// TestRegistrationIsNotGivenUp: neither without an answer nor with a wrong one; runtimes come after their manager.
+func TestRegistrationIsNotGivenUp(t *testing.T) {
+	r := newRig(t, quick, func(b *bus) { b.silent = true })
+	third := r.find(t, topics.Reg(managerID), 3, isAction(wire.ActionCreate))
+	if n := r.count(isRegistration(runtimeA)); n != 0 {
+		t.Errorf("a runtime registers %d times before its manager has", n)
+	}
+	if third.QoS != 2 {
+		t.Errorf("a registration has QoS %d", third.QoS)
+	}
+	r.set(func(b *bus) { b.silent, b.refuse = false, "error" })
+	r.find(t, topics.Reg(managerID), 5, isAction(wire.ActionCreate))
+	r.publish(topics.Reg(managerID), false, []byte("no json"))
+	r.publish(topics.Reg(managerID), false, []byte(`{"object_id": "another's", "type": "arts_resp", "data": {"result": "ok"}}`))
+	r.publish(topics.Reg(managerID), false, []byte(`{"object_id": "another's", "type": "arts_resp", "data": "text"}`))
+	if r.m.registered.Load() {
+		t.Error("registered by another's answer")
+	}
+	r.set(func(b *bus) { b.refuse = "" })
+	r.find(t, topics.Reg(runtimeA), 1, isAction(wire.ActionCreate))
+	r.find(t, topics.Reg(runtimeB), 1, isAction(wire.ActionCreate))
+}
+
+// TestOrchestratorComesLater: it hears of a registration that waits for its answer, soon.
+func TestOrchestratorComesLater(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.RegisterTimeout = patience }, func(b *bus) { b.silent = true })
+	first := r.find(t, topics.Reg(managerID), 1, isAction(wire.ActionCreate))
+	r.set(func(b *bus) { b.silent = false })
+	second := r.find(t, topics.Reg(managerID), 2, isAction(wire.ActionCreate))
+	if string(first.Payload) != string(second.Payload) {
+		t.Errorf("sent %s, then %s", first.Payload, second.Payload)
+	}
+	r.find(t, topics.Reg(runtimeA), 1, isAction(wire.ActionCreate))
+}
+
+func isRegistration(uuid string) func(mqtt.Message) bool {
+	return func(m mqtt.Message) bool {
+		return m.Topic == topics.Reg(uuid) && isAction(wire.ActionCreate)(m)
+	}
+}
+
+func (b *bus) set(f func(*bus)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	f(b)
+}
+
+// TestReconnect: everything is done again with each connection, the manager first; modules go on meanwhile.
+func TestReconnect(t *testing.T) {
+	r := newRig(t, nil)
+	r.order(runtimeA, wire.ActionCreate, moduleData("m"))
+	r.a.find(t, true, 0, wire.Create, 1)
+	for n := 2; n < 4; n++ {
+		r.client().disconnect()
+		r.find(t, topics.Reg(managerID), n-1, isAction(wire.ActionDelete)) // the will
+		r.client().connect()
+		r.find(t, topics.Reg(managerID), n, isAction(wire.ActionCreate))
+		r.find(t, topics.Reg(runtimeA), n, isAction(wire.ActionCreate))
+		r.find(t, topics.Reg(runtimeB), n, isAction(wire.ActionCreate))
+	}
+	if n := r.a.count(true, wire.Create); n != 1 {
+		t.Errorf("the module was created %d times", n)
+	}
+}
+
+// TestNoBrokerAtTheStart: runtimes and modules of the record need none (fault E2).
+func TestNoBrokerAtTheStart(t *testing.T) {
+	r := newRig(t, nil, func(b *bus) { b.away = true })
+	if !r.m.hosts[0].wait(t.Context(), func() bool { return r.m.hosts[0].up }) {
+		t.Fatal("the runtime does not start")
+	}
+	r.client().connect()
+	r.find(t, topics.Reg(runtimeA), 1, isAction(wire.ActionCreate))
+}
+
+// TestRuntimeDoesNotStart is fault E3: it is tried again with backoff, and the other runtime is not concerned.
+func TestRuntimeDoesNotStart(t *testing.T) {
+	var tries atomic.Int32
+	r := newRig(t, func(c *Config) {
+		c.Runtimes[0].(*fake).start = func() error {
+			if tries.Add(1) < 4 {
+				return errors.New("it does not connect")
+			}
+			return nil
+		}
+	})
+	r.order(runtimeB, wire.ActionCreate, moduleData("m"))
+	r.b.find(t, true, 0, wire.Create, 1)
+	if n := tries.Load(); n != 4 {
+		t.Errorf("started %d times", n)
+	}
+}
+
+// TestModuleForARuntimeThatIsDown waits for it, or is deleted without it.
+func TestModuleForARuntimeThatIsDown(t *testing.T) {
+	up := make(chan struct{})
+	r := newRig(t, func(c *Config) {
+		c.Runtimes[0].(*fake).start = func() error {
+			select {
+			case <-up:
+				return nil
+			default:
+				return errors.New("not yet")
+			}
+		}
+	}, func(b *bus) { b.away = true })
+	r.client().connect()
+	r.find(t, topics.Reg(runtimeB), 1, isAction(wire.ActionCreate))
+	r.order(runtimeA, wire.ActionCreate, moduleData("waits"))
+	r.order(runtimeA, wire.ActionCreate, moduleData("goes"))
+	r.order(runtimeA, wire.ActionDelete, moduleData("goes"))
+	if got := r.exitedOf(runtimeA, "goes", 1); got["status"].(map[string]any)["reason"] != "killed" {
+		t.Errorf("told %v", got)
+	}
+	close(up)
+	r.find(t, topics.Reg(runtimeA), 1, isAction(wire.ActionCreate))
+	r.a.find(t, true, 0, wire.Create, 1)
+	if n := r.a.count(true, wire.Create); n != 1 {
+		t.Errorf("%d modules were created", n)
+	}
+}
+
+// TestRuntimeIsLost is fault E3: its modules are told, it is started and registered again and has its modules again, with the same
+// data (the public peers' argument lists grow). What was to be deleted is not created again.
+func TestRuntimeIsLost(t *testing.T) {
+	r := newRig(t, nil)
+	args := []any{"hello", "x"}
+	r.order(runtimeA, wire.ActionCreate, moduleData("stays", "args", args))
+	r.order(runtimeA, wire.ActionCreate, moduleData("goes"))
+	first := r.a.find(t, true, 0, wire.Create, 1)
+	r.a.find(t, true, 1, wire.Create, 1)
+	r.order(runtimeA, wire.ActionDelete, moduleData("goes"))
+	r.a.find(t, true, 1, wire.Delete, 1)
+	r.a.open(t, 0, 0, wire.Read, "in")
+	for n := 2; n < 4; n++ {
+		r.a.kill()
+		if got := r.exitedOf(runtimeA, "stays", n-1)["status"].(map[string]any); got["reason"] != "runtime-lost" || got["code"] != 137.0 {
+			t.Errorf("told %v", got)
+		}
+		r.find(t, topics.Reg(runtimeA), n-1, isAction(wire.ActionDelete))
+		r.find(t, topics.Reg(runtimeA), n, isAction(wire.ActionCreate))
+		if again := r.a.find(t, true, 0, wire.Create, n); !reflect.DeepEqual(again, first) {
+			t.Errorf("created again with %s, before with %s", again.Payload, first.Payload)
+		}
+	}
+	if got := r.exitedOf(runtimeA, "goes", 1)["status"].(map[string]any); got["reason"] != "killed" {
+		t.Errorf("told %v", got)
+	}
+	// The orchestrator creates it again too, after the registration: that is the same module.
+	r.order(runtimeA, wire.ActionCreate, moduleData("stays", "args", args))
+	r.order(runtimeA, wire.ActionCreate, moduleData("last"))
+	r.a.find(t, true, 1, wire.Create, 2)
+	if n := r.a.count(true, wire.Create); n != 5 || r.count(isError) != 0 || r.count(isExit("stays")) != 2 {
+		t.Errorf("%d modules created, %d errors, told exited %d times", n, r.count(isError), r.count(isExit("stays")))
+	}
+	if n := r.m.router.Count(runtimeA, 0); n != 0 {
+		t.Errorf("%d channels are open of a module that opened none", n)
+	}
+}
+
+// adopting is a runtime whose modules outlive the daemon.
+type adopting struct {
+	*fake
+	lives map[string]bool // by uuid: what there is
+	seen  map[string]int
+}
+
+func (a *adopting) Adopt(_ context.Context, index int, data wire.ModuleData) (bool, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.seen[data.UUID()] = index
+	return a.lives[data.UUID()], nil
+}
+
+// TestRestart: without broker and orchestrator, the next daemon has the modules again: adopted where they run, created where they do
+// not, and deleted where that was asked for.
+func TestRestart(t *testing.T) {
+	a := &adopting{lives: map[string]bool{}, seen: map[string]int{}}
+	r := newRig(t, func(c *Config) {
+		a.fake = c.Runtimes[0].(*fake)
+		c.Runtimes[0] = a
+	})
+	for _, uuid := range []string{"runs", "gone", "ends", "deleted"} {
+		r.order(runtimeA, wire.ActionCreate, moduleData(uuid))
+	}
+	for index := range 4 {
+		r.a.find(t, true, index, wire.Create, 1)
+	}
+	r.order(runtimeB, wire.ActionCreate, moduleData("b"))
+	r.b.find(t, true, 0, wire.Create, 1)
+	r.order(runtimeA, wire.ActionDelete, moduleData("deleted"))
+	r.a.find(t, true, 3, wire.Delete, 1)
+	r.close()
+	if n := r.count(func(m mqtt.Message) bool { return isAction(wire.ActionExited)(m) }); n != 0 {
+		t.Errorf("%d modules were told exited by a daemon that ends", n)
+	}
+	r.set(func(b *bus) { b.away = true })
+	a.lives = map[string]bool{"runs": true, "ends": true}
+	r.open()
+	r.a.find(t, true, 1, wire.Create, 2)
+	r.b.find(t, true, 0, wire.Create, 2)
+	r.m.hosts[0].wait(t.Context(), func() bool { return r.m.hosts[0].byUUID["deleted"] == nil })
+	r.a.tell(t, true, 2, wire.Exited, `{"status": {"code": 0, "reason": "exited"}}`)
+	r.m.hosts[0].wait(t.Context(), func() bool { return r.m.hosts[0].byUUID["ends"] == nil })
+	r.client().connect()
+	if got := r.exitedOf(runtimeA, "ends", 1)["status"].(map[string]any); got["reason"] != "exited" {
+		t.Errorf("told %v", got)
+	}
+	if got := r.exitedOf(runtimeA, "deleted", 1)["status"].(map[string]any); got["reason"] != "killed" {
+		t.Errorf("told %v", got)
+	}
+	if n := r.a.count(true, wire.Create); n != 5 || a.seen["runs"] != 0 || a.seen["gone"] != 1 {
+		t.Errorf("%d created, adopted %v", n, a.seen)
+	}
+	if n := r.count(isExit("gone")); n != 0 {
+		t.Errorf("a module that came back is told exited %d times", n)
+	}
+	r.order(runtimeA, wire.ActionCreate, moduleData("new"))
+	r.a.find(t, true, 2, wire.Create, 2)
+}
+
+// TestExitIsToldAgain: an exit that no broker has heard of is told by the next daemon, before it registers.
+func TestExitIsToldAgain(t *testing.T) {
+	r := newRig(t, nil)
+	r.order(runtimeA, wire.ActionCreate, moduleData("m"))
+	r.a.find(t, true, 0, wire.Create, 1)
+	r.client().disconnect()
+	r.set(func(b *bus) { b.away = true })
+	r.a.tell(t, true, 0, wire.Exited, `{"status": {"code": 4, "reason": "exited"}}`)
+	r.m.hosts[0].wait(t.Context(), func() bool { return len(r.m.hosts[0].byUUID) == 0 })
+	r.client().forget()
+	r.close()
+	registered := r.count(isRegistration(managerID))
+	r.open()
+	r.client().connect()
+	if got := r.exitedOf(runtimeA, "m", 1)["status"].(map[string]any); got["code"] != 4.0 {
+		t.Errorf("told %v", got)
+	}
+	r.find(t, topics.Reg(managerID), registered+1, isAction(wire.ActionCreate))
+	r.m.exits.waitEmpty(t)
+	if n := r.a.count(true, wire.Create); n != 1 {
+		t.Errorf("created %d times", n)
+	}
+}
+
+// forget drops what the client has queued, as a SIGKILL does.
+func (c *busClient) forget() {
+	c.bus.mu.Lock()
+	defer c.bus.mu.Unlock()
+	c.queued = nil
+}
+
+func (x *exits) waitEmpty(t testing.TB) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	for time.Now().Before(deadline) {
+		x.mu.Lock()
+		n := len(x.all)
+		x.mu.Unlock()
+		if n == 0 {
+			return
+		}
+		<-time.After(10 * time.Millisecond)
+	}
+	t.Error("exits are kept although they are acknowledged")
+}
+
+// TestCreateWhileTheRuntimeStarts: the runtime hears of a module only when it is recorded, whoever comes first.
+func TestCreateWhileTheRuntimeStarts(t *testing.T) {
+	gate := make(chan struct{})
+	r := newRig(t, func(c *Config) { c.Runtimes[0].(*fake).start = func() error { <-gate; return nil } }, func(b *bus) { b.away = true })
+	if err := failpoint.Arm("edge.manager.create.recorded", "delay(100ms)"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = failpoint.Arm("edge.manager.create.recorded", "") })
+	h := r.m.hosts[0]
+	done := make(chan error, 1)
+	go func() { done <- h.create("", fromControl, wire.ModuleData{"uuid": []byte(`"m"`)}) }()
+	if err := poll(t.Context(), func() bool { return h.at(0) != nil }); err != nil {
+		t.Fatal(err)
+	}
+	close(gate)
+	h.wait(t.Context(), func() bool { return h.up })
+	if n := r.a.count(true, wire.Create); n != 0 {
+		t.Errorf("created before it is recorded")
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	r.a.find(t, true, 0, wire.Create, 1)
+}

@@ -1,0 +1,164 @@
+package mqtt_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tripod-run/tripod/internal/edge/broker"
+	"github.com/tripod-run/tripod/internal/edge/mqtt"
+)
+
+func serve(t *testing.T, address string) (broker.Broker, string) {
+	b, err := broker.New(broker.Config{Address: address})
+	require.NoError(t, err)
+	t.Cleanup(func() { b.Close(patient(t)) })
+	return b, b.URL()
+}
+
+// TestAwayAtStart: the client is made, used and closed before there is a broker, and goes on when it comes.
+func TestAwayAtStart(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	address := l.Addr().String()
+	l.Close()
+	got, connected := make(chan mqtt.Message, 10), make(chan bool, 10)
+	cfg := mqtt.Config{URL: "mqtt://" + address, Handler: func(m mqtt.Message) { got <- m }, OnConnect: func(_ context.Context, resumed bool) { connected <- resumed }}
+	c := start(t, cfg)
+	ctx := patient(t)
+	require.NoError(t, c.Subscribe(ctx, "a/#", 1, mqtt.SubscribeOptions{}))
+	require.NoError(t, c.Subscribe(ctx, "b", 1, mqtt.SubscribeOptions{}))
+	require.NoError(t, c.Unsubscribe(ctx, "b"))
+	require.NoError(t, c.Unsubscribe(ctx, "never"))
+	require.NoError(t, c.Publish(ctx, "b", 1, false, []byte("not subscribed")))
+	require.NoError(t, c.Publish(ctx, "a/1", 2, false, []byte("early")))
+	require.ErrorIs(t, c.Publish(ctx, "a/1", 0, false, nil), errdefs.ErrUnavailable)
+	assert.False(t, c.Connected())
+	assert.Equal(t, mqtt.Stats{Queued: 2, Lost: 1}, c.Stats())
+
+	never := start(t, cfg)
+	require.NoError(t, never.Publish(ctx, "a/1", 1, false, nil))
+	require.NoError(t, never.Close(ctx))
+	assert.Equal(t, uint64(1), never.Stats().Dropped)
+
+	serve(t, address)
+	assert.Equal(t, "early", string((<-got).Payload))
+	assert.False(t, <-connected)
+	assert.True(t, c.Connected())
+}
+
+// TestSlowHandler: with QoS 1 the broker waits and nothing is lost; with QoS 0 the oldest go, and are counted. The connection
+// stands all the while, far over the keep-alive.
+func TestSlowHandler(t *testing.T) {
+	_, url := serve(t, "127.0.0.1:0")
+	ctx := patient(t)
+	free := make(chan struct{})
+	var first atomic.Bool
+	got := make(chan mqtt.Message, 5000)
+	slow := start(t, mqtt.Config{URL: url, KeepAlive: time.Second, InboxMessages: 10, Handler: func(m mqtt.Message) {
+		if first.CompareAndSwap(false, true) {
+			<-free
+		}
+		got <- m
+	}})
+	require.NoError(t, slow.WaitConnected(ctx))
+	require.NoError(t, slow.Subscribe(ctx, "t/+", 1, mqtt.SubscribeOptions{}))
+	pub := start(t, mqtt.Config{URL: url})
+	require.NoError(t, pub.WaitConnected(ctx))
+	for i := range 2000 {
+		require.NoError(t, pub.Publish(ctx, "t/1", 1, false, fmt.Append(nil, i)))
+	}
+	for i := range 50 {
+		require.NoError(t, pub.Publish(ctx, "t/0", 0, false, fmt.Append(nil, i)))
+	}
+	blocked := time.Now()
+	require.Eventually(t, func() bool { return slow.Stats().Inbox >= 1023 && time.Since(blocked) > 3*time.Second }, patience, 10*time.Millisecond)
+	assert.True(t, slow.Connected())
+	assert.LessOrEqual(t, slow.Stats().Inbox, 1023+10, "bounded by the receive maximum")
+	close(free)
+	next := 0
+	for m := range got {
+		if m.QoS == 1 {
+			require.Equal(t, fmt.Sprint(next), string(m.Payload))
+			if next++; next == 2000 {
+				break
+			}
+		}
+	}
+	assert.Equal(t, uint64(1), slow.Stats().Connects)
+	require.Eventually(t, func() bool { s := slow.Stats(); return s.Received+s.Lost == 2050 }, patience, time.Millisecond)
+}
+
+// TestReconnect: subscriptions, many of them, are made again, those taken back meanwhile are not; OnConnect is called for each
+// connection, one at a time, with a context that ends with it.
+func TestReconnect(t *testing.T) {
+	b, url := serve(t, "127.0.0.1:0")
+	ctx := patient(t)
+	got := make(chan string, 1000)
+	ended := make(chan struct{}, 10)
+	var running atomic.Int32
+	lost := make(chan error, 10)
+	c := start(t, mqtt.Config{
+		URL: url, ClientID: "n", SessionExpiry: time.Hour,
+		Handler: func(m mqtt.Message) { got <- m.Topic },
+		OnConnect: func(ctx context.Context, _ bool) {
+			assert.Equal(t, int32(1), running.Add(1))
+			<-ctx.Done()
+			running.Add(-1)
+			ended <- struct{}{}
+		},
+		OnDisconnect: func(err error) { lost <- err },
+	})
+	require.NoError(t, c.WaitConnected(ctx))
+	const filters = 300
+	for i := range filters {
+		require.NoError(t, c.Subscribe(ctx, fmt.Sprint("f/", i), 1, mqtt.SubscribeOptions{}))
+	}
+	for range 3 {
+		require.Eventually(t, func() bool { return running.Load() == 1 }, patience, time.Millisecond)
+		require.NoError(t, b.Close(ctx))
+		<-lost
+		<-ended
+		require.NoError(t, c.Unsubscribe(ctx, "f/0"))
+		require.NoError(t, c.Subscribe(ctx, "f/1", 2, mqtt.SubscribeOptions{}))
+		b, _ = serve(t, b.Addresses()[0]) // in memory: the session is gone
+		require.NoError(t, c.WaitConnected(ctx))
+		assert.Equal(t, filters-1, b.Stats().Subscriptions)
+	}
+	for i := range filters {
+		require.NoError(t, c.Publish(ctx, fmt.Sprint("f/", i), 1, false, nil))
+	}
+	for i := 1; i < filters; i++ {
+		assert.Equal(t, fmt.Sprint("f/", i), <-got)
+	}
+	assert.Equal(t, uint64(4), c.Stats().Connects)
+}
+
+// TestCloseFlushes: what is queued goes out before the DISCONNECT.
+func TestCloseFlushes(t *testing.T) {
+	_, url := serve(t, "127.0.0.1:0")
+	ctx := patient(t)
+	got := make(chan struct{}, 1000)
+	sub := start(t, mqtt.Config{URL: url, Handler: func(mqtt.Message) { got <- struct{}{} }})
+	require.NoError(t, sub.WaitConnected(ctx))
+	require.NoError(t, sub.Subscribe(ctx, "t", 2, mqtt.SubscribeOptions{}))
+	for _, protocol := range []int{4, 5} {
+		pub := start(t, mqtt.Config{URL: url, Protocol: protocol})
+		require.NoError(t, pub.WaitConnected(ctx))
+		for i := range 300 {
+			require.NoError(t, pub.Publish(ctx, "t", byte(i%3), false, nil))
+		}
+		require.NoError(t, pub.Close(ctx))
+		assert.Equal(t, mqtt.Stats{Connects: 1, Published: 300}, pub.Stats())
+	}
+	for range 600 {
+		<-got
+	}
+}

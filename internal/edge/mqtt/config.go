@@ -1,0 +1,164 @@
+package mqtt
+
+import (
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/hex"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/containerd/errdefs"
+)
+
+// maxPacketLimit is the largest remaining length that MQTT can say (MQTT 5.0 §1.5.5), in bytes.
+const maxPacketLimit = 268_435_455
+
+// withDefaults fills in what was left out and refuses what cannot work.
+func (c Config) withDefaults() (Config, error) {
+	if _, _, err := c.address(); err != nil {
+		return c, err
+	}
+	if c.Protocol == 0 {
+		c.Protocol = 5
+	}
+	if c.Protocol != 4 && c.Protocol != 5 {
+		return c, fmt.Errorf("mqtt: protocol %d is asked for; 5 and 4 (MQTT 3.1.1) are there: %w", c.Protocol, errdefs.ErrInvalidArgument)
+	}
+	if c.Handler == nil {
+		c.Handler = func(Message) {}
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.ClientID == "" {
+		var id [8]byte
+		_, _ = rand.Read(id[:]) // never fails (crypto/rand)
+		c.ClientID, c.SessionExpiry = "tripod-"+hex.EncodeToString(id[:]), 0
+	}
+	for _, d := range []struct {
+		value *time.Duration
+		def   time.Duration
+	}{
+		{&c.KeepAlive, 30 * time.Second}, {&c.ConnectTimeout, 10 * time.Second}, {&c.WriteTimeout, 20 * time.Second},
+		{&c.BackoffMin, 200 * time.Millisecond}, {&c.BackoffMax, 15 * time.Second}, {&c.QueueTTL, time.Hour},
+	} {
+		if *d.value <= 0 {
+			*d.value = d.def
+		}
+	}
+	for _, n := range []struct {
+		value *int64
+		def   int64
+	}{{&c.QueueBytes, 64 << 20}, {&c.InboxBytes, 64 << 20}, {&c.MaxPacket, 16 << 20}} {
+		if *n.value <= 0 {
+			*n.value = n.def
+		}
+	}
+	if c.QueueMessages <= 0 {
+		c.QueueMessages = 10_000
+	}
+	if c.InboxMessages <= 0 {
+		c.InboxMessages = 10_000
+	}
+	c.MaxPacket = min(c.MaxPacket, maxPacketLimit)
+	c.BackoffMax = max(c.BackoffMax, c.BackoffMin)
+	if w := c.Will; w != nil {
+		if err := checkTopic(w.Topic, w.QoS); err != nil {
+			return c, fmt.Errorf("mqtt: last will: %w", err)
+		}
+		if len(w.Payload) > 65_535 {
+			return c, fmt.Errorf("mqtt: the last will's payload of %d bytes is over 65535: %w", len(w.Payload), errdefs.ErrInvalidArgument)
+		}
+	}
+	return c, nil
+}
+
+// address takes the URL apart: what to dial, and whether by TLS.
+func (c Config) address() (hostport string, secure bool, err error) {
+	u, err := url.Parse(c.URL)
+	if err != nil || u.Hostname() == "" {
+		return "", false, fmt.Errorf("mqtt: broker %q: a URL as mqtt://HOST:1883 or mqtts://HOST:8883 is expected: %w", c.URL, errdefs.ErrInvalidArgument)
+	}
+	port := u.Port()
+	switch u.Scheme {
+	case "mqtt":
+		if port == "" {
+			port = "1883"
+		}
+	case "mqtts":
+		secure = true
+		if port == "" {
+			port = "8883"
+		}
+	default:
+		return "", false, fmt.Errorf("mqtt: broker %q: scheme %q is not known; use mqtt:// or mqtts://: %w", c.URL, u.Scheme, errdefs.ErrInvalidArgument)
+	}
+	return net.JoinHostPort(u.Hostname(), port), secure, nil
+}
+
+// config reads the files, at each connect anew, so renewed certificates are taken up without a restart.
+func (t TLS) config(host string) (*tls.Config, error) {
+	conf := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.ServerName}
+	if conf.ServerName == "" {
+		conf.ServerName = host
+	}
+	if t.CA != "" {
+		pem, err := os.ReadFile(t.CA)
+		if err != nil {
+			return nil, fmt.Errorf("mqtt: certificate authority: %w", err)
+		}
+		conf.RootCAs = x509.NewCertPool()
+		if !conf.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("mqtt: certificate authority %s: no certificate in PEM form in it: %w", t.CA, errdefs.ErrInvalidArgument)
+		}
+	}
+	if t.Cert != "" || t.Key != "" {
+		pair, err := tls.LoadX509KeyPair(t.Cert, t.Key)
+		if err != nil {
+			return nil, fmt.Errorf("mqtt: client certificate %s with key %s: %w", t.Cert, t.Key, err)
+		}
+		conf.Certificates = []tls.Certificate{pair}
+	}
+	return conf, nil
+}
+
+// checkTopic refuses a topic that nobody may publish to (MQTT 5.0 §3.3.2.1, §4.7).
+func checkTopic(topic string, qos byte) error {
+	switch {
+	case topic == "":
+		return fmt.Errorf("a message needs a topic: %w", errdefs.ErrInvalidArgument)
+	case strings.ContainsAny(topic, "+#"):
+		return fmt.Errorf("topic %q has a wildcard; these are for subscriptions: %w", topic, errdefs.ErrInvalidArgument)
+	case qos > 2:
+		return fmt.Errorf("topic %q: QoS %d is not 0, 1 or 2: %w", topic, qos, errdefs.ErrInvalidArgument)
+	}
+	return checkString(topic)
+}
+
+// checkFilter refuses a filter that is no filter (MQTT 5.0 §4.7.1).
+func checkFilter(filter string, qos byte) error {
+	if filter == "" || qos > 2 {
+		return fmt.Errorf("filter %q, QoS %d: a filter and QoS 0, 1 or 2 are expected: %w", filter, qos, errdefs.ErrInvalidArgument)
+	}
+	levels := strings.Split(filter, "/")
+	for i, level := range levels {
+		if hash := strings.Contains(level, "#"); (hash || strings.Contains(level, "+")) && len(level) > 1 || hash && i < len(levels)-1 {
+			return fmt.Errorf("filter %q: + stands for a whole level, and # for all that is left: %w", filter, errdefs.ErrInvalidArgument)
+		}
+	}
+	return checkString(filter)
+}
+
+func checkString(s string) error {
+	if len(s) > 65_535 || !utf8.ValidString(s) || strings.ContainsRune(s, 0) {
+		return fmt.Errorf("topic of %d bytes: UTF-8 without NUL of at most 65535 bytes is expected: %w", len(s), errdefs.ErrInvalidArgument)
+	}
+	return nil
+}

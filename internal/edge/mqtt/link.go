@@ -1,0 +1,271 @@
+package mqtt
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/mochi-mqtt/server/v2/packets"
+)
+
+const (
+	// receiveMaximum is how many messages with QoS 1 and 2 the broker may send before we have acknowledged one.
+	receiveMaximum = 1024
+	// windowMax bounds how many we send before the broker has acknowledged one. A broker of MQTT 3.1.1 cannot say how many it
+	// takes: window4 is mosquitto's default, and its 2.0.11 loses messages with QoS 2 above that.
+	windowMax, window4 = 1024, 20
+	// writeAhead is how much may wait in memory for the socket, in bytes, before a sender has to wait.
+	writeAhead = 1 << 20
+)
+
+// link is one connection, from CONNACK to its end.
+type link struct {
+	conn    net.Conn
+	r       *bufio.Reader
+	version byte // without the bridge bit
+	limit   int64
+	timeout time.Duration // of one write
+
+	// What the broker has said in CONNACK.
+	resumed   bool
+	window    int
+	maxQoS    byte
+	maxPacket uint32
+	keepAlive time.Duration
+
+	mu       sync.Mutex
+	space    *sync.Cond
+	buf      *bytes.Buffer
+	err      error
+	kick     chan struct{}
+	done     chan struct{} // closed when the link has failed or was ended
+	lastSent atomic.Int64  // unix nanoseconds
+	lastRecv atomic.Int64
+	since    time.Time
+}
+
+// dial connects, and returns when the broker has accepted.
+func dial(ctx context.Context, c Config) (*link, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.ConnectTimeout)
+	defer cancel()
+	address, secure, err := c.address()
+	if err != nil {
+		return nil, err
+	}
+	socket, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("mqtt: broker %s: %w", c.URL, err)
+	}
+	stop := context.AfterFunc(ctx, func() { socket.Close() })
+	defer stop()
+	conn := socket
+	if secure {
+		host, _, _ := net.SplitHostPort(address)
+		conf, err := c.TLS.config(host)
+		if err != nil {
+			socket.Close()
+			return nil, err
+		}
+		conn = tls.Client(socket, conf)
+	}
+	l, err := handshake(conn, c)
+	if err != nil {
+		socket.Close()
+		return nil, fmt.Errorf("mqtt: broker %s: %w", c.URL, errors.Join(err, ctx.Err()))
+	}
+	return l, nil
+}
+
+// handshake sends CONNECT and reads CONNACK.
+func handshake(conn net.Conn, c Config) (*link, error) {
+	var buf bytes.Buffer
+	if err := encode(&buf, connectPacket(c)); err != nil {
+		return nil, err
+	}
+	if _, err := conn.Write(buf.Bytes()); err != nil {
+		return nil, err
+	}
+	l := &link{
+		conn: conn, r: bufio.NewReaderSize(conn, 64<<10), version: byte(c.Protocol), limit: c.MaxPacket, timeout: c.WriteTimeout,
+		window: window4, maxQoS: 2, keepAlive: c.KeepAlive, since: time.Now(),
+		buf: &bytes.Buffer{}, kick: make(chan struct{}, 1), done: make(chan struct{}),
+	}
+	l.space = sync.NewCond(&l.mu)
+	pk, err := readPacket(l.r, l.version, l.limit)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("no answer to CONNECT: %w", err)
+	case pk.FixedHeader.Type != packets.Connack:
+		return nil, fmt.Errorf("answered CONNECT by %s: %w", packets.PacketNames[pk.FixedHeader.Type], errdefs.ErrFailedPrecondition)
+	case pk.ReasonCode != 0:
+		return nil, fmt.Errorf("refused %q as user %q: %s: %w", c.ClientID, c.Username, refusal(l.version, pk), errdefs.ErrPermissionDenied)
+	}
+	l.accepted(pk)
+	return l, nil
+}
+
+// accepted takes up what the broker has said (MQTT 5.0 §3.2.2.3).
+func (l *link) accepted(pk packets.Packet) {
+	l.resumed = pk.SessionPresent
+	now := time.Now().UnixNano()
+	l.lastSent.Store(now)
+	l.lastRecv.Store(now)
+	if l.version < 5 {
+		return
+	}
+	l.window = windowMax
+	if n := int(pk.Properties.ReceiveMaximum); n > 0 {
+		l.window = min(n, windowMax)
+	}
+	if pk.Properties.MaximumQosFlag {
+		l.maxQoS = pk.Properties.MaximumQos
+	}
+	if pk.Properties.ServerKeepAliveFlag {
+		l.keepAlive = time.Duration(pk.Properties.ServerKeepAlive) * time.Second
+	}
+	l.maxPacket = pk.Properties.MaximumPacketSize
+}
+
+// refusal names the reason of a CONNACK (MQTT 3.1.1 §3.2.2.3, MQTT 5.0 §3.2.2.2).
+func refusal(version byte, pk packets.Packet) string {
+	if version >= 5 {
+		return fmt.Sprintf("reason 0x%02x %s", pk.ReasonCode, pk.Properties.ReasonString)
+	}
+	names := []string{1: "protocol version not accepted", 2: "client identifier not accepted", 3: "server unavailable", 4: "bad user name or password", 5: "not authorized"}
+	if int(pk.ReasonCode) < len(names) {
+		return names[pk.ReasonCode]
+	}
+	return fmt.Sprintf("return code %d", pk.ReasonCode)
+}
+
+// send appends a packet to what is written next. It waits only while more than writeAhead waits for the socket.
+func (l *link) send(pk packets.Packet) error {
+	pk.ProtocolVersion = l.version
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for l.err == nil && l.buf.Len() > writeAhead {
+		l.space.Wait()
+	}
+	if l.err != nil {
+		return l.err
+	}
+	if err := encode(l.buf, pk); err != nil {
+		return fmt.Errorf("mqtt: %s: %w", packets.PacketNames[pk.FixedHeader.Type], err)
+	}
+	select {
+	case l.kick <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// write moves what send has gathered to the socket: one packet when there is time, many at once when there is not.
+func (l *link) write() {
+	spare := &bytes.Buffer{}
+	for {
+		select {
+		case <-l.kick:
+		case <-l.done:
+			return
+		}
+		l.mu.Lock()
+		full := l.buf
+		l.buf = spare
+		l.space.Broadcast()
+		l.mu.Unlock()
+		if full.Len() > 0 {
+			_ = l.conn.SetWriteDeadline(time.Now().Add(l.timeout)) // a closed connection shows at the write
+			if _, err := l.conn.Write(full.Bytes()); err != nil {
+				l.fail(fmt.Errorf("mqtt: write to the broker: %w", err))
+				return
+			}
+			l.lastSent.Store(time.Now().UnixNano())
+		}
+		full.Reset()
+		if full.Cap() > 2*writeAhead { // after a large message
+			full = &bytes.Buffer{}
+		}
+		spare = full
+	}
+}
+
+// read gives every packet to handle, until the connection ends.
+func (l *link) read(handle func(packets.Packet) error) {
+	for {
+		pk, err := readPacket(l.r, l.version, l.limit)
+		if err == nil {
+			l.lastRecv.Store(time.Now().UnixNano())
+			err = handle(pk)
+		}
+		if err != nil {
+			l.fail(err)
+			return
+		}
+	}
+}
+
+// ping keeps the connection alive and notices when the broker is silent.
+func (l *link) ping() {
+	if l.keepAlive <= 0 {
+		return
+	}
+	tick := time.NewTicker(l.keepAlive / 2)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-l.done:
+			return
+		}
+		now := time.Now()
+		silent := now.Sub(time.Unix(0, l.lastRecv.Load()))
+		if silent > 2*l.keepAlive {
+			l.fail(fmt.Errorf("mqtt: the broker has been silent for %s: %w", silent.Round(time.Millisecond), errdefs.ErrUnavailable))
+			return
+		}
+		if quiet := now.Sub(time.Unix(0, l.lastSent.Load())); max(silent, quiet) >= l.keepAlive/2 {
+			// A link that cannot send fails by itself.
+			_ = l.send(packets.Packet{FixedHeader: packets.FixedHeader{Type: packets.Pingreq}})
+		}
+	}
+}
+
+// fail ends the link; the first error stays.
+func (l *link) fail(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil {
+		return
+	}
+	l.err = err
+	close(l.done)
+	l.conn.Close()
+	l.space.Broadcast()
+}
+
+// disconnect says goodbye, so the broker does not publish the will, and ends the link.
+func (l *link) disconnect() {
+	if l.send(packets.Packet{FixedHeader: packets.FixedHeader{Type: packets.Disconnect}}) == nil {
+		// The broker closes the connection when it has read that, and the reader ends the link.
+		select {
+		case <-l.done:
+		case <-time.After(2 * time.Second):
+		}
+	}
+	l.fail(errClosed)
+}
+
+// cause returns why the link has ended.
+func (l *link) cause() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.err
+}

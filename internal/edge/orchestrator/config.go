@@ -1,0 +1,69 @@
+package orchestrator
+
+import (
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tripod-run/tripod/internal/edge/mqtt"
+	"github.com/tripod-run/tripod/internal/edge/wire"
+)
+
+// Config says what an Orchestrator uses. Zero values mean the defaults.
+type Config struct {
+	// Path is the record's file; its directory is there.
+	Path   string
+	Topics wire.Topics
+	// Broker is how the broker is reached. Handler, NoLocal and the call-backs are set by Open.
+	Broker mqtt.Config
+	// Connect makes the client: mqtt.New.
+	Connect func(mqtt.Config) (mqtt.Client, error)
+
+	// KeepaliveInterval is what managers and runtimes are told (ka_interval_sec); 60 s by default. One that has sent
+	// keepalives, or promised to, and is silent for KeepaliveMissed intervals (3) is dead.
+	KeepaliveInterval time.Duration
+	KeepaliveMissed   int
+	// RestartMin and RestartMax bound the delay before a module that has ended is created again, 1 s and 5 min; it doubles
+	// from one restart to the next. A run of RestartReset (10 min) begins anew.
+	RestartMin, RestartMax, RestartReset time.Duration
+	// KeepDead is how many dead records of each kind are kept; 1000 by default.
+	KeepDead int
+
+	// Collectors are shown by /metrics too.
+	Collectors []prometheus.Collector
+	// Now is the clock: time.Now.
+	Now func() time.Time
+	Log *slog.Logger
+}
+
+func (c Config) complete() (Config, error) {
+	if c.Path == "" || c.Connect == nil || wire.ValidTopic(c.Topics.Control()) != nil || c.Topics.Realm == "" {
+		return c, fmt.Errorf("an orchestrator needs the path of its record, a realm and a way to its broker: %w", errdefs.ErrInvalidArgument)
+	}
+	for _, d := range []struct {
+		to    *time.Duration
+		value time.Duration
+	}{
+		{&c.KeepaliveInterval, time.Minute}, {&c.RestartMin, time.Second}, {&c.RestartMax, 5 * time.Minute}, {&c.RestartReset, 10 * time.Minute},
+	} {
+		if *d.to <= 0 {
+			*d.to = d.value
+		}
+	}
+	if c.KeepaliveMissed <= 0 {
+		c.KeepaliveMissed = 3
+	}
+	if c.KeepDead <= 0 {
+		c.KeepDead = 1000
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return c, nil
+}

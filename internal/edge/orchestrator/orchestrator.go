@@ -1,0 +1,181 @@
+package orchestrator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tripod-run/tripod/internal/edge/mqtt"
+	"github.com/tripod-run/tripod/internal/failpoint"
+)
+
+// The lines of a transition at which a test may end the process.
+var (
+	pointDecided  = failpoint.New("orchestrator.transition.decided")
+	pointRecorded = failpoint.New("orchestrator.transition.recorded")
+	pointTold     = failpoint.New("orchestrator.transition.told")
+)
+
+// qos is that of all that is sent and subscribed, as the recorded orchestrator does.
+const qos = 2
+
+// publishWait bounds the wait for room in the client's queue.
+const publishWait = 10 * time.Second
+
+// Orchestrator is a running one. Its methods may be called from many goroutines.
+type Orchestrator struct {
+	config Config
+	log    *slog.Logger
+	store  *store
+	state  *state
+	client mqtt.Client
+	counts *counters
+
+	subscribed atomic.Bool
+
+	deciding sync.Mutex // held over a whole transition, so that messages go out in the order of the record
+	own      own
+	ledger   ledger
+
+	mu    sync.Mutex
+	beats map[string]beat // by uuid of a manager or runtime
+	deaf  time.Time       // when the broker was away last
+
+	stop context.CancelFunc
+	done sync.WaitGroup
+}
+
+// Open reads the record and goes on where it ends: it connects to the broker, as soon as that is there, sends what an earlier
+// process may not have sent, and takes messages until Close.
+func Open(ctx context.Context, c Config) (*Orchestrator, error) {
+	c, err := c.complete()
+	if err != nil {
+		return nil, err
+	}
+	s, err := openStore(c.Path)
+	if err != nil {
+		return nil, err
+	}
+	o := &Orchestrator{config: c, log: c.Log, store: s, counts: newCounters(), beats: map[string]beat{}}
+	if o.state, err = load(s); err != nil {
+		return nil, errors.Join(err, s.close())
+	}
+	if err := o.connect(ctx); err != nil {
+		return nil, errors.Join(err, s.close())
+	}
+	ctx, o.stop = context.WithCancel(context.WithoutCancel(ctx))
+	o.resume(ctx)
+	o.done.Go(func() { o.watch(ctx) })
+	return o, nil
+}
+
+func load(s *store) (*state, error) {
+	st := newState()
+	err := s.all(func(r *Record) error {
+		st.take(map[key]*Record{{r.Kind, r.UUID}: r})
+		return nil
+	})
+	return st, err
+}
+
+// connect makes the client. The subscriptions are remembered by it while the broker is away.
+func (o *Orchestrator) connect(ctx context.Context) error {
+	b := o.config.Broker
+	b.NoLocal, b.Log = true, o.log
+	b.OnConnect = func(_ context.Context, resumed bool) {
+		o.subscribed.Store(true)
+		o.log.Info("at the broker", "url", b.URL, "resumed", resumed)
+	}
+	b.OnDisconnect = func(err error) {
+		o.subscribed.Store(false)
+		o.log.Warn("the broker is away", "url", b.URL, "error", err)
+	}
+	ready := make(chan struct{})
+	defer close(ready)
+	b.Handler = func(m mqtt.Message) {
+		<-ready // o.client is set
+		o.receive(m)
+	}
+	client, err := o.config.Connect(b)
+	if err != nil {
+		return fmt.Errorf("the orchestrator's broker: %w", err)
+	}
+	o.client = client
+	t := o.config.Topics
+	for _, filter := range []string{t.Reg("+"), t.Control(), t.ControlOf("+"), t.Keepalive("+")} {
+		if err := client.Subscribe(ctx, filter, qos, mqtt.SubscribeOptions{SkipRetained: true}); err != nil {
+			return errors.Join(fmt.Errorf("subscribe to %s: %w", filter, err), client.Close(ctx))
+		}
+	}
+	return nil
+}
+
+// Close lets the messages go out that are under way, as long as ctx allows. Nothing is told to the managers: their modules go
+// on.
+func (o *Orchestrator) Close(ctx context.Context) error {
+	o.stop()
+	o.done.Wait()
+	err := o.client.Close(ctx)
+	o.settleOrders(context.WithoutCancel(ctx), true)
+	o.deciding.Lock() // a handler that Close did not wait for
+	defer o.deciding.Unlock()
+	return errors.Join(err, o.store.close())
+}
+
+// Connected tells whether messages are heard: the broker is there, and knows the subscriptions.
+func (o *Orchestrator) Connected() bool { return o.subscribed.Load() && o.client.Connected() }
+
+// transact makes one transition of what decide does to it.
+func (o *Orchestrator) transact(ctx context.Context, decide func(*transition) error) error {
+	o.deciding.Lock()
+	defer o.deciding.Unlock()
+	t := o.begin()
+	if err := decide(t); err != nil {
+		return err
+	}
+	if err := o.commit(ctx, t); err != nil {
+		return err
+	}
+	for _, m := range t.out {
+		o.publish(ctx, m)
+	}
+	o.ledger.note(t.changes)
+	return pointTold.Hit(ctx)
+}
+
+// commit puts the changes on the disk, then in force.
+func (o *Orchestrator) commit(ctx context.Context, t *transition) error {
+	if err := pointDecided.Hit(ctx); err != nil {
+		return err
+	}
+	if len(t.changes) > 0 {
+		if err := o.store.write(t.changes); err != nil {
+			return fmt.Errorf("write the orchestrator's record: %w", err)
+		}
+	}
+	o.state.take(t.changes)
+	for k, r := range t.changes {
+		if r != nil {
+			o.log.Debug("recorded", "type", k.kind, "uuid", k.uuid, "status", r.Status, "parent", r.Parent)
+		}
+	}
+	return pointRecorded.Hit(ctx)
+}
+
+// publish hands a message to the client. What it could not take stays untold in the record.
+func (o *Orchestrator) publish(ctx context.Context, m message) {
+	ctx, cancel := context.WithTimeout(ctx, publishWait)
+	defer cancel()
+	o.own.add(m.id)
+	if err := o.client.Publish(ctx, m.topic, qos, false, m.payload); err != nil {
+		o.ledger.failed = true
+		o.counts.published.WithLabelValues("failed").Inc()
+		o.log.Error("a message was not sent", "topic", m.topic, "error", err)
+		return
+	}
+	o.counts.published.WithLabelValues("queued").Inc()
+}

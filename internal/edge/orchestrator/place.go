@@ -1,0 +1,158 @@
+package orchestrator
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/edge/wire"
+)
+
+// runtimeFor looks up the runtime that a client asked for, by uuid or name.
+func (t *transition) runtimeFor(wanted string) (*Record, error) {
+	if r := t.get(key{Runtime, wanted}); r != nil {
+		return t.living(r)
+	}
+	if r := youngest(t.list(Runtime, func(r *Record) bool { return r.Name == wanted }), anyone); r != nil {
+		return t.living(r)
+	}
+	return nil, fmt.Errorf("unknown parent %q: no runtime of this uuid or name has registered; request ignored: %w", wanted, errdefs.ErrNotFound)
+}
+
+func (t *transition) living(r *Record) (*Record, error) {
+	if r.Status != Alive {
+		return nil, fmt.Errorf("the runtime %s (%q) is dead; request ignored: create the module when it has registered again: %w",
+			r.UUID, r.Name, errdefs.ErrUnavailable)
+	}
+	return r, nil
+}
+
+// used counts the taken slots, by runtime.
+func (t *transition) used() map[string]int {
+	n := t.o.state.slots()
+	for k, r := range t.changes {
+		count(n, t.o.state.get(k), -1)
+		count(n, r, +1)
+	}
+	return n
+}
+
+// choose finds the living runtime with the most free slots among those that offer the APIs. Nil: there are such runtimes, but
+// all are full. That there are none is errdefs.ErrNotFound.
+func (t *transition) choose(apis []string) (*Record, error) {
+	var best *Record
+	var most int
+	used, able := t.used(), t.list(Runtime, func(r *Record) bool { return r.Status == Alive && offers(r, apis) })
+	for _, r := range able {
+		if free := r.slots() - used[r.UUID]; free > most {
+			best, most = r, free
+		}
+	}
+	if len(able) == 0 {
+		return nil, fmt.Errorf("no living runtime offers %q; request ignored: %w", apis, errdefs.ErrNotFound)
+	}
+	return best, nil
+}
+
+func offers(r *Record, apis []string) bool {
+	have := r.Data.APIs()
+	return !slices.ContainsFunc(apis, func(api string) bool { return !slices.Contains(have, api) })
+}
+
+// settle gives a module that is to run its place, or has it wait for one.
+func (t *transition) settle(m *Record) error {
+	var r *Record
+	var err error
+	if m.Wanted != "" {
+		r = t.get(key{Runtime, m.Wanted})
+		if r != nil && (r.Status != Alive || r.slots() <= t.used()[r.UUID]) {
+			r = nil
+		}
+	} else if r, err = t.choose(m.wantedAPIs()); err != nil && m.Status == unborn {
+		return err
+	}
+	if r == nil {
+		if m.Status == Queued {
+			return nil
+		}
+		m, err := t.move(m, wait)
+		if err == nil {
+			m.Parent = m.Wanted
+		}
+		return err
+	}
+	return t.order(m, r)
+}
+
+// wantedAPIs are those that the client asked for. The defaults of the message do not count: they restrict nothing.
+func (r *Record) wantedAPIs() []string {
+	if !r.Choosy {
+		return nil
+	}
+	return r.Data.APIs()
+}
+
+// order has the runtime's manager create the module.
+func (t *transition) order(m, r *Record) error {
+	m, err := t.move(m, place)
+	if err != nil {
+		return err
+	}
+	m.Parent = r.UUID
+	t.tell(m, r, wire.ActionCreate)
+	return nil
+}
+
+// tell sends a manager what is to be done with a module. m is one that the transition may change.
+func (t *transition) tell(m, r *Record, action string) {
+	e := request(action, m.message(action), r.Later)
+	if action == wire.ActionCreate && m.Order != "" {
+		e.ObjectID = m.Order
+	}
+	m.Order, m.Untold = e.ObjectID, true
+	t.publish(t.o.config.Topics.ControlOf(r.UUID), e)
+}
+
+// message is the data of a message about the module to its manager.
+func (r *Record) message(action string) wire.ModuleData {
+	if action == wire.ActionCreate {
+		return r.order()
+	}
+	d := wire.ModuleData{}
+	set(d, "type", Module)
+	set(d, "uuid", r.UUID)
+	return d
+}
+
+// fill gives free slots to those who wait, in the order in which they came.
+func (t *transition) fill() error {
+	free := t.free()
+	if len(free) == 0 {
+		return nil
+	}
+	for _, m := range t.list(Module, func(m *Record) bool { return m.Status == Queued }) {
+		if m.Wanted != "" && free[m.Wanted] == 0 {
+			continue
+		}
+		if err := t.settle(m); err != nil {
+			return err
+		}
+		if t.get(key{Module, m.UUID}).Status == Queued {
+			continue
+		}
+		if free = t.free(); len(free) == 0 {
+			return nil
+		}
+	}
+	return nil
+}
+
+// free counts the free slots of living runtimes that have some.
+func (t *transition) free() map[string]int {
+	n, used := map[string]int{}, t.used()
+	for _, r := range t.list(Runtime, func(r *Record) bool { return r.Status == Alive && r.slots() > used[r.UUID] }) {
+		n[r.UUID] = r.slots() - used[r.UUID]
+	}
+	return n
+}

@@ -1,0 +1,248 @@
+package orchestrator
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"unicode/utf8"
+
+	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
+
+	"github.com/tripod-run/tripod/internal/edge/mqtt"
+	"github.com/tripod-run/tripod/internal/edge/wire"
+)
+
+// errIgnored is a message that asks for nothing: an answer, one of our own, a retained one.
+var errIgnored = errors.New("ignored")
+
+// maxEcho bounds what of a bad message its answer repeats, in bytes.
+const maxEcho = 4 << 10
+
+// receive acts on one message. It never fails: what is bad is answered.
+func (o *Orchestrator) receive(m mqtt.Message) {
+	ctx := context.Background()
+	e, envelopeErr := wire.ParseEnvelope(m.Payload)
+	err := envelopeErr
+	switch {
+	case m.Retain: // poison would come back at each connect
+		err = errIgnored
+	case err == nil:
+		err = o.safely(m.Topic, func() error { return o.act(ctx, m.Topic, e) })
+	}
+	kind := topicKind(o.config.Topics, m.Topic)
+	switch {
+	case err == nil:
+		o.counts.messages.WithLabelValues(kind, "done").Inc()
+	case errors.Is(err, errIgnored):
+		o.counts.messages.WithLabelValues(kind, "ignored").Inc()
+		o.log.Debug("a message is ignored", "topic", m.Topic, "retained", m.Retain)
+	default:
+		o.counts.messages.WithLabelValues(kind, "refused").Inc()
+		o.log.Warn("a message is refused", "topic", m.Topic, "object", e.ObjectID, "action", e.Action, "error", err)
+		data := e.Data
+		if envelopeErr != nil {
+			data = m.Payload
+		}
+		o.refuse(ctx, e, data, err)
+	}
+}
+
+// safely makes an error of a panic: a mistake of this program that one message or record finds must not keep it from all
+// others. The transition that was under way has changed nothing, unless it was on the disk already.
+func (o *Orchestrator) safely(doing string, f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			o.log.Error("the orchestrator panicked, and goes on", "doing", doing, "panic", p, "stack", string(debug.Stack()))
+			err = fmt.Errorf("the orchestrator has a defect (%v); request ignored: %w", p, errdefs.ErrInternal)
+		}
+	}()
+	return f()
+}
+
+// act finds what a message asks for.
+func (o *Orchestrator) act(ctx context.Context, topic string, e wire.Envelope) error {
+	if e.IsResponse() {
+		return errIgnored
+	}
+	parts := wire.Cut(topic, o.config.Topics.Realm+"/proc")
+	switch {
+	case len(parts) == 1 && parts[0] == "control":
+		return o.ask(ctx, e)
+	case len(parts) == 2 && parts[0] == "control":
+		return o.report(ctx, parts[1], e)
+	case len(parts) == 2 && parts[0] == "reg":
+		return o.enrol(ctx, parts[1], e)
+	case len(parts) == 2 && parts[0] == "keepalive":
+		if e.Action != wire.ActionUpdate {
+			return unknownAction(e)
+		}
+		return o.transact(ctx, func(t *transition) error { return t.heartbeat(parts[1], e.Data) })
+	}
+	return errIgnored
+}
+
+// ask does what a client wants.
+func (o *Orchestrator) ask(ctx context.Context, e wire.Envelope) error {
+	switch e.Action {
+	case wire.ActionCreate:
+		return o.transact(ctx, func(t *transition) error { return t.create(e.Data, isLater(e)) })
+	case wire.ActionDelete:
+		return o.transact(ctx, func(t *transition) error { return t.remove(e.Data) })
+	case wire.ActionCreateBatch:
+		return o.createBatch(ctx, e)
+	}
+	return unknownAction(e)
+}
+
+// createBatch creates many modules in one transition. Those that are refused are answered one by one.
+func (o *Orchestrator) createBatch(ctx context.Context, e wire.Envelope) error {
+	list, err := batch(e.Data)
+	if err != nil {
+		return err
+	}
+	refused := map[int]error{}
+	err = o.transact(ctx, func(t *transition) error {
+		for i, raw := range list {
+			if err := t.create(raw, isLater(e)); err != nil {
+				refused[i] = err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for i, raw := range list {
+		if err := refused[i]; err != nil {
+			o.log.Warn("a module of a batch is refused", "object", e.ObjectID, "module", i, "error", err)
+			o.refuse(ctx, e, raw, err)
+		}
+	}
+	return nil
+}
+
+// batch reads the data of create_batch: a list of what create has, or an object with such a list as "modules".
+func batch(raw json.RawMessage) ([]json.RawMessage, error) {
+	var list []json.RawMessage
+	var object struct {
+		Modules []json.RawMessage `json:"modules"`
+	}
+	if json.Unmarshal(raw, &list) != nil && json.Unmarshal(raw, &object) == nil {
+		list = object.Modules
+	}
+	if len(list) == 0 {
+		return nil, fmt.Errorf(`the data of create_batch: want a list of modules, or {"modules": [...]}: %w`, errdefs.ErrInvalidArgument)
+	}
+	return list, nil
+}
+
+// report takes what a manager tells of its modules, and what clients tell managers past the orchestrator.
+func (o *Orchestrator) report(ctx context.Context, runtime string, e wire.Envelope) error {
+	if o.own.has(e.ObjectID) {
+		return errIgnored
+	}
+	switch e.Action {
+	case wire.ActionExited:
+		return o.transact(ctx, func(t *transition) error { return t.exited(runtime, e.Data) })
+	case wire.ActionCreate:
+		return o.transact(ctx, func(t *transition) error { return t.adopt(runtime, e) })
+	case wire.ActionDelete:
+		return o.transact(ctx, func(t *transition) error { return t.removed(e.Data) })
+	}
+	return unknownAction(e)
+}
+
+// enrol takes registrations and farewells.
+func (o *Orchestrator) enrol(ctx context.Context, id string, e wire.Envelope) error {
+	switch e.Action {
+	case wire.ActionCreate:
+		return o.transact(ctx, func(t *transition) error { return t.register(id, e) })
+	case wire.ActionDelete:
+		return o.transact(ctx, func(t *transition) error { return t.unregister(id, e.Data) })
+	}
+	return unknownAction(e)
+}
+
+func unknownAction(e wire.Envelope) error {
+	return fmt.Errorf("unknown action %q; request ignored: %w", e.Action, errdefs.ErrNotImplemented)
+}
+
+// refuse answers a message that was not acted upon, on the error topic. Data that are no JSON are repeated as text.
+func (o *Orchestrator) refuse(ctx context.Context, e wire.Envelope, data []byte, err error) {
+	o.deciding.Lock()
+	defer o.deciding.Unlock()
+	d := wire.ModuleData{"data": data}
+	switch {
+	case len(data) == 0:
+		d["data"] = json.RawMessage("null")
+	case len(data) > maxEcho || !json.Valid(data) || !utf8.Valid(data):
+		set(d, "data", strings.ToValidUTF8(string(data[:min(len(data), maxEcho)]), "\uFFFD"))
+	}
+	set(d, "desc", describe(err))
+	answer := e.Answer(d.Bytes())
+	answer.Action = wire.ActionError
+	if answer.ObjectID == "" {
+		answer.ObjectID = uuid.NewString()
+	}
+	o.publish(ctx, message{topic: o.config.Topics.Errors(), payload: answer.Bytes()})
+}
+
+// describe is an error in words for peers: its class, which they do not know, is left out.
+func describe(err error) string {
+	text := err.Error()
+	for _, class := range []error{
+		errdefs.ErrInvalidArgument, errdefs.ErrNotFound, errdefs.ErrAlreadyExists, errdefs.ErrUnavailable, errdefs.ErrNotImplemented,
+		errdefs.ErrFailedPrecondition, errdefs.ErrResourceExhausted, errdefs.ErrInternal,
+	} {
+		text = strings.TrimSuffix(text, ": "+class.Error())
+		text = strings.ReplaceAll(text, ": "+class.Error()+" (", " (")
+	}
+	return text
+}
+
+// topicKind is what a topic is for, for the figures.
+func topicKind(t wire.Topics, topic string) string {
+	parts := wire.Cut(topic, t.Realm+"/proc")
+	if len(parts) == 0 {
+		return "other"
+	}
+	switch parts[0] {
+	case "reg", "keepalive", "control":
+		return parts[0]
+	}
+	return "other"
+}
+
+// own remembers the last requests that were sent, so that they are known should the broker send them back: managers, clients
+// and the orchestrator share topics.
+type own struct {
+	mu   sync.Mutex
+	ids  map[string]bool
+	ring [4096]string
+	next int
+}
+
+func (s *own) add(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if id == "" || s.ids[id] {
+		return
+	}
+	if s.ids == nil {
+		s.ids = map[string]bool{}
+	}
+	delete(s.ids, s.ring[s.next])
+	s.ids[id], s.ring[s.next] = true, id
+	s.next = (s.next + 1) % len(s.ring)
+}
+
+func (s *own) has(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ids[id]
+}

@@ -1,0 +1,227 @@
+package orchestrator
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"strings"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/edge/wire"
+)
+
+// maxSlots bounds max_nmodules: Tripod's own wide header has room for so many modules.
+const maxSlots = wire.MaxModulesWide
+
+// maxInterval bounds ka_interval_sec, in seconds: a week.
+const maxInterval = 7 * 24 * 60 * 60
+
+// register takes a manager or runtime into the record, or back into it, and answers.
+func (t *transition) register(id string, e wire.Envelope) error {
+	d, kind, err := peerData(id, e.Data)
+	if err != nil {
+		return err
+	}
+	if kind == Runtime {
+		err = t.validRuntime(d)
+	}
+	if err != nil {
+		return err
+	}
+	r := t.get(key{kind, id})
+	if r == nil {
+		r, err = t.add(&Record{Kind: kind, UUID: id, Since: t.now, Status: Alive})
+	} else {
+		r = t.edit(t.enter(r, Alive))
+	}
+	if err != nil {
+		return err
+	}
+	r.Name, r.Parent, r.Later, r.Data = text(d, "name"), text(d, "parent"), isLater(e), maps.Clone(d)
+	if r.Name == "" {
+		r.Name = id
+	}
+	_, promised := number(d, "ka_interval_sec")
+	r.Beats = r.Beats || promised || kind == Runtime && r.Parent == ""
+	set(r.Data, "ka_interval_sec", t.o.interval(r))
+	if kind == Runtime {
+		defaults(r.Data, runtimeDefaults)
+	}
+	t.o.heard(r.UUID, nil)
+	t.answer(r, e)
+	if kind != Runtime {
+		return nil
+	}
+	return t.restore(r)
+}
+
+// answer tells who has registered that it is known (edge protocol, "Registration").
+func (t *transition) answer(r *Record, e wire.Envelope) {
+	d := wire.ModuleData{"details": r.details().Bytes()}
+	set(d, "result", "ok")
+	t.publish(t.o.config.Topics.Reg(r.UUID), e.Answer(d.Bytes()))
+}
+
+// restore creates the killed modules of a runtime again that has come up, and gives its free slots away.
+func (t *transition) restore(r *Record) error {
+	for _, m := range t.modulesOf(r.UUID) {
+		switch {
+		case m.Doomed:
+			m = t.edit(m)
+			m.Doomed = false
+			t.tell(m, r, wire.ActionDelete)
+		case m.Status == Killed && m.RestartAt == nil:
+			if err := t.comeBack(m); err != nil {
+				return err
+			}
+		}
+	}
+	return t.fill()
+}
+
+// unregister notes that a manager or runtime has said goodbye, or that its last will did. One that is unknown is nothing.
+func (t *transition) unregister(id string, raw json.RawMessage) error {
+	_, kind, err := peerData(id, raw)
+	if err != nil {
+		return err
+	}
+	r := t.get(key{kind, id})
+	if r == nil {
+		return nil
+	}
+	return t.loseAll(r)
+}
+
+// loseAll takes a manager or runtime for dead, with all that is below it.
+func (t *transition) loseAll(r *Record) error {
+	r = t.enter(r, Dead)
+	if r.Kind == Manager {
+		its := func(below *Record) bool { return below.Parent == r.UUID && below.Status == Alive }
+		for _, below := range t.list(Runtime, its) {
+			if err := t.loseAll(below); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for _, m := range t.modulesOf(r.UUID) {
+		if err := t.loseModule(m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *transition) loseModule(m *Record) error {
+	switch m.Status {
+	case Alive, Exiting:
+		m, err := t.move(m, lose)
+		if err != nil {
+			return err
+		}
+		if m.Lost = m.Status == Killed; !m.Lost {
+			m.Doomed = true // its deletion may not have arrived
+			t.notify(m)
+		}
+		m.Untold = false
+	case Killed:
+		t.edit(m).RestartAt = nil
+	}
+	return nil
+}
+
+// heartbeat notes that a manager or runtime is there. One that was taken for dead has only been silent, or has found another
+// way to the broker: had it begun anew, it would have registered. So its modules run, and are not created again.
+func (t *transition) heartbeat(id string, raw json.RawMessage) error {
+	d, err := parse(raw)
+	if err != nil {
+		return err
+	}
+	if named := text(d, "uuid"); named != "" && named != id {
+		return fmt.Errorf("a keepalive on the topic of %q with the uuid %q: %w", id, named, errdefs.ErrInvalidArgument)
+	}
+	r := t.get(key{Runtime, id})
+	if r == nil {
+		r = t.get(key{Manager, id})
+	}
+	if r == nil {
+		return fmt.Errorf("a keepalive of %q, which has not registered: %w", id, errdefs.ErrNotFound)
+	}
+	t.o.heard(id, d)
+	if !r.Beats {
+		r = t.edit(r)
+		r.Beats = true
+	}
+	if m := t.get(key{Manager, r.Parent}); m != nil {
+		t.enter(m, Alive)
+	}
+	if r.Status == Alive {
+		return nil
+	}
+	r = t.enter(r, Alive)
+	if r.Kind != Runtime {
+		return nil
+	}
+	for _, m := range t.modulesOf(id) {
+		if m.Status != Killed || !m.Lost {
+			continue
+		}
+		if _, err := t.move(m, revive); err != nil {
+			return err
+		}
+	}
+	return t.restore(r)
+}
+
+// peerData reads the data of a message on the registration topic of id.
+func peerData(id string, raw json.RawMessage) (wire.ModuleData, Kind, error) {
+	d, err := parse(raw)
+	if err != nil {
+		return nil, "", fmt.Errorf("the data of a registration: %w", err)
+	}
+	kind := Kind(text(d, "type"))
+	if kind != Manager && kind != Runtime {
+		return nil, "", fmt.Errorf("a registration of type %q: want manager or runtime: %w", kind, errdefs.ErrInvalidArgument)
+	}
+	if named := text(d, "uuid"); named != id {
+		return nil, "", fmt.Errorf("a registration on the topic of %q with the uuid %q: %w", id, named, errdefs.ErrInvalidArgument)
+	}
+	if err := wire.ValidName("uuid", id); err != nil {
+		return nil, "", err
+	}
+	for _, name := range []string{"name", "parent", "runtime_type"} {
+		if raw := d[name]; len(raw) > 0 && string(raw) != "null" && !isText(raw) {
+			return nil, "", fmt.Errorf("a registration: %q is not a string without NUL: %w", name, errdefs.ErrInvalidArgument)
+		}
+	}
+	return d, kind, nil
+}
+
+func isText(raw json.RawMessage) bool {
+	var s string
+	return json.Unmarshal(raw, &s) == nil && !strings.ContainsRune(s, 0)
+}
+
+// validRuntime checks what only runtimes have.
+func (t *transition) validRuntime(d wire.ModuleData) error {
+	var apis []string
+	if raw := d["apis"]; len(raw) > 0 && json.Unmarshal(raw, &apis) != nil {
+		return fmt.Errorf(`a registration: "apis" is not a list of strings: %w`, errdefs.ErrInvalidArgument)
+	}
+	for name, most := range map[string]int{"max_nmodules": maxSlots, "ka_interval_sec": maxInterval} {
+		raw := d[name]
+		if n, ok := number(d, name); len(raw) > 0 && string(raw) != "null" && (!ok || n < 0 || n > most) {
+			return fmt.Errorf("a registration: %q is not a number from 0 to %d: %w", name, most, errdefs.ErrInvalidArgument)
+		}
+	}
+	if parent := text(d, "parent"); parent != "" && t.get(key{Manager, parent}) == nil {
+		return fmt.Errorf("unknown parent %q: no manager of this uuid has registered; register it first: %w", parent, errdefs.ErrNotFound)
+	}
+	return nil
+}
+
+// isLater tells whether a message has the words of later peers.
+func isLater(e wire.Envelope) bool {
+	return e.Type == wire.RequestLater || e.Type == wire.ResponseLater
+}

@@ -1,0 +1,161 @@
+package orchestrator
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/edge/wire"
+)
+
+// Handler answers the REST interface, /metrics and /healthz. All of it is JSON, but for the metrics; nothing can be changed by
+// it.
+func (o *Orchestrator) Handler() http.Handler {
+	mux := http.NewServeMux()
+	for path, h := range map[string]http.HandlerFunc{
+		"/api/runtimes":     o.list(Runtime, anyone),
+		"/api/runtimes/{q}": o.one(Runtime),
+		"/api/modules":      o.list(Module, anyone),
+		"/api/modules/{q}":  o.one(Module),
+		"/api/queued":       o.list(Module, func(r *Record) bool { return r.Status == Queued }),
+	} {
+		mux.HandleFunc("GET "+path, h) // the slash at the end is the protocol's, and easily forgotten
+		mux.HandleFunc("GET "+path+"/{$}", h)
+	}
+	mux.HandleFunc("GET /healthz", o.health)
+	mux.Handle("GET /metrics", o.metricsHandler())
+	mux.HandleFunc("/", notThere)
+	return mux
+}
+
+// notThere answers what no other pattern takes.
+func notThere(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		w.Header().Set("Allow", "GET, HEAD")
+		fail(w, http.StatusMethodNotAllowed, "only GET is served: modules are created and deleted by MQTT")
+		return
+	}
+	fail(w, http.StatusNotFound, fmt.Sprintf("nothing is at %s", r.URL.Path))
+}
+
+// list answers with the records of a kind, oldest first, from ?start= on and ?limit= at most. count is that of all.
+func (o *Orchestrator) list(kind Kind, wanted func(*Record) bool) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		start, err := page(r, "start", 0)
+		limit, limitErr := page(r, "limit", maxRecords)
+		if err := errors.Join(err, limitErr); err != nil {
+			fail(w, http.StatusBadRequest, describe(err))
+			return
+		}
+		found := o.state.where(kind, wanted)
+		from := min(start, len(found))
+		results := []byte{'['}
+		for i, r := range found[from:min(from+limit, len(found))] {
+			if i > 0 {
+				results = append(results, ',')
+			}
+			results = append(results, o.show(r)...)
+		}
+		answer := wire.ModuleData{"results": append(results, ']')}
+		set(answer, "count", len(found))
+		set(answer, "start", start)
+		reply(w, http.StatusOK, answer.Bytes())
+	}
+}
+
+// page reads a number of the query.
+func page(r *http.Request, name string, otherwise int) (int, error) {
+	s := r.URL.Query().Get(name)
+	if s == "" {
+		return otherwise, nil
+	}
+	n, err := strconv.ParseUint(s, 10, 31)
+	if err != nil {
+		return 0, fmt.Errorf("%s=%q is not a number from 0 on: %w", name, s, errdefs.ErrInvalidArgument)
+	}
+	return min(int(n), maxRecords), nil
+}
+
+// one answers with one record, by uuid, name or the end of the uuid.
+func (o *Orchestrator) one(kind Kind) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		q := r.PathValue("q")
+		found := o.state.find(kind, q)
+		if found == nil {
+			fail(w, http.StatusNotFound, fmt.Sprintf("no %s has the uuid or name %q, or a uuid that ends so", kind, q))
+			return
+		}
+		reply(w, http.StatusOK, o.show(found))
+	}
+}
+
+// show is a record in JSON; a runtime with its modules and its last keepalive.
+func (o *Orchestrator) show(r *Record) json.RawMessage {
+	d := r.view()
+	if r.Kind != Runtime {
+		return d.Bytes()
+	}
+	children := []string{}
+	for _, m := range o.state.where(Module, func(m *Record) bool { return m.Parent == r.UUID && m.Status != Dead }) {
+		children = append(children, m.UUID)
+	}
+	set(d, "children", children)
+	if b := o.lastBeat(r.UUID); b.data != nil {
+		set(d, "last_keepalive", b.at)
+		d["keepalive"] = b.data.Bytes()
+	}
+	return d.Bytes()
+}
+
+// health answers 200 while messages are taken, which needs the broker, and 503 else.
+func (o *Orchestrator) health(w http.ResponseWriter, _ *http.Request) {
+	if !o.Connected() {
+		fail(w, http.StatusServiceUnavailable, "the broker is not there")
+		return
+	}
+	reply(w, http.StatusOK, []byte(`{"status":"ok"}`))
+}
+
+func fail(w http.ResponseWriter, code int, why string) {
+	d := wire.ModuleData{}
+	set(d, "error", why)
+	set(d, "code", code)
+	reply(w, code, d.Bytes())
+}
+
+func reply(w http.ResponseWriter, code int, body []byte) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(code)
+	_, _ = w.Write(append(body, '\n')) // a client that has gone
+}
+
+// Serve answers HTTP on the listener until ctx ends; then calls under way have a few seconds.
+func (o *Orchestrator) Serve(ctx context.Context, l net.Listener) error {
+	server := &http.Server{
+		Handler: o.Handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: time.Minute,
+		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(l) }()
+	select {
+	case err := <-ended:
+		return fmt.Errorf("serve REST on %s: %w", l.Addr(), err)
+	case <-ctx.Done():
+	}
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	err := server.Shutdown(grace)
+	<-ended
+	if err != nil {
+		return errors.Join(err, server.Close())
+	}
+	return nil
+}

@@ -1,0 +1,71 @@
+package orchestrator
+
+import (
+	"encoding/json"
+	"slices"
+	"time"
+
+	"github.com/tripod-run/tripod/internal/edge/wire"
+)
+
+// ending is what a manager told of a module's end.
+type ending struct {
+	raw    json.RawMessage // all of it but type and uuid
+	failed bool
+	lost   bool // the runtime was lost, the module did nothing wrong
+}
+
+// Reasons of an end, in "status" (edge protocol, "Socket channel").
+const (
+	reasonExited = "exited"
+	reasonLost   = "runtime-lost"
+)
+
+// readExit reads {"status": {"code", "reason", …}}, and of foreign runtimes {"status": "exited", "exit_code": 3}.
+func readExit(d wire.ModuleData) ending {
+	e := ending{raw: d.Without("type", "uuid").Bytes()}
+	var status struct {
+		Code   int    `json:"code"`
+		Reason string `json:"reason"`
+	}
+	if raw := d["status"]; len(raw) > 0 && json.Unmarshal(raw, &status) == nil {
+		e.lost = status.Reason == reasonLost
+		e.failed = status.Code != 0 || status.Reason != "" && status.Reason != reasonExited
+	} else if s := text(d, "status"); s != "" && s != reasonExited {
+		e.failed = true
+	}
+	if code, ok := number(d, "exit_code"); ok && code != 0 {
+		e.failed = true
+	}
+	return e
+}
+
+// Values of "fault_crash" that mean what the policy on-failure means; "ignore" is the default.
+var crashRestarts = []string{"restart", "recreate"}
+
+// restarts tells whether a module that ended so is to be created again. "restart" is asked first, then "fault_crash".
+func (e ending) restarts(d wire.ModuleData) bool {
+	switch {
+	case text(d, "restart") == "":
+		return e.failed && slices.Contains(crashRestarts, d.FaultCrash())
+	case d.Restart() == wire.RestartAlways:
+		return true
+	}
+	return e.failed && d.Restart() == wire.RestartOnFailure
+}
+
+// backOff sets when a killed module is created again: the delay doubles from one restart to the next, and begins anew after a
+// run that was long enough.
+func (t *transition) backOff(m *Record, ranFor time.Duration) {
+	c := t.o.config
+	if ranFor >= c.RestartReset {
+		m.Restarts = 0
+	}
+	delay := c.RestartMax
+	if m.Restarts < 31 && c.RestartMin<<m.Restarts < c.RestartMax {
+		delay = c.RestartMin << m.Restarts
+	}
+	m.Restarts++
+	at := t.now.Add(delay)
+	m.RestartAt = &at
+}

@@ -1,0 +1,262 @@
+package orchestrator
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
+
+	"github.com/tripod-run/tripod/internal/edge/wire"
+)
+
+// key names a record.
+type key struct {
+	kind Kind
+	uuid string
+}
+
+// maxRecords bounds the records of a kind: what peers may take of memory.
+const maxRecords = 1 << 17
+
+// state is the record in memory. It says what the file says: only commit changes it, after the disk has.
+type state struct {
+	mu      sync.RWMutex
+	records map[Kind]map[string]*Record
+	used    map[string]int // slots of runtimes that modules have
+	last    uint64         // the highest Record.Number
+}
+
+func newState() *state {
+	return &state{records: map[Kind]map[string]*Record{Manager: {}, Runtime: {}, Module: {}}, used: map[string]int{}}
+}
+
+func (s *state) get(k key) *Record {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.records[k.kind][k.uuid]
+}
+
+// list is the records of a kind, oldest first.
+func (s *state) list(kind Kind) []*Record { return s.where(kind, anyone) }
+
+// where is those of them that are wanted.
+func (s *state) where(kind Kind, wanted func(*Record) bool) []*Record {
+	var all []*Record
+	s.any(kind, func(r *Record) bool {
+		if wanted(r) {
+			all = append(all, r)
+		}
+		return false
+	})
+	slices.SortFunc(all, older)
+	return all
+}
+
+// any tells whether a record of a kind is so.
+func (s *state) any(kind Kind, so func(*Record) bool) bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for _, r := range s.records[kind] {
+		if so(r) {
+			return true
+		}
+	}
+	return false
+}
+
+// size is how many records of a kind there are, and the highest number of all.
+func (s *state) size(kind Kind) (n int, last uint64) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return len(s.records[kind]), s.last
+}
+
+// older orders records by the time at which they were made.
+func older(a, b *Record) int { return cmp.Compare(a.Number, b.Number) }
+
+// take puts changes in force; nil removes a record.
+func (s *state) take(changes map[key]*Record) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for k, r := range changes {
+		count(s.used, s.records[k.kind][k.uuid], -1)
+		count(s.used, r, +1)
+		if r == nil {
+			delete(s.records[k.kind], k.uuid)
+			continue
+		}
+		s.records[k.kind][k.uuid] = r
+		s.last = max(s.last, r.Number)
+	}
+}
+
+// count notes that a module has a slot, or has it no more.
+func count(used map[string]int, m *Record, n int) {
+	if m == nil || m.Kind != Module || !m.Status.holds() {
+		return
+	}
+	if used[m.Parent] += n; used[m.Parent] == 0 {
+		delete(used, m.Parent)
+	}
+}
+
+// slots is a copy of the slots in use, by runtime.
+func (s *state) slots() map[string]int {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return maps.Clone(s.used)
+}
+
+// find looks a record up as REST does: by uuid, then by name, then by the end of the uuid. Of several the youngest that is
+// not dead is meant. Nil: there is none.
+func (s *state) find(kind Kind, q string) *Record {
+	if r := s.get(key{kind, q}); r != nil {
+		return r
+	}
+	all := s.list(kind)
+	for _, matches := range []func(*Record) bool{
+		func(r *Record) bool { return r.Name == q },
+		func(r *Record) bool { return strings.HasSuffix(r.UUID, q) },
+	} {
+		if r := youngest(all, matches); r != nil && q != "" {
+			return r
+		}
+	}
+	return nil
+}
+
+// anyone is a filter that wants all.
+func anyone(*Record) bool { return true }
+
+func youngest(all []*Record, matches func(*Record) bool) *Record {
+	var found *Record
+	for _, r := range all {
+		if matches(r) && (found == nil || r.Status != Dead || found.Status == Dead) {
+			found = r
+		}
+	}
+	return found
+}
+
+// message is one that goes out when its transition is on the disk.
+type message struct {
+	topic   string
+	id      string // of a request of our own; "" for an answer, which has its requester's
+	payload []byte
+}
+
+// transition collects what one event changes and says. It sees the record with its own changes.
+type transition struct {
+	o       *Orchestrator
+	now     time.Time
+	changes map[key]*Record
+	out     []message
+	numbers uint64
+}
+
+func (o *Orchestrator) begin() *transition {
+	return &transition{o: o, now: o.config.Now(), changes: map[key]*Record{}}
+}
+
+func (t *transition) get(k key) *Record {
+	if r, changed := t.changes[k]; changed {
+		return r
+	}
+	return t.o.state.get(k)
+}
+
+// list is the records of a kind that are wanted, oldest first.
+func (t *transition) list(kind Kind, wanted func(*Record) bool) []*Record {
+	all := t.o.state.where(kind, func(r *Record) bool {
+		if !wanted(r) {
+			return false
+		}
+		_, changed := t.changes[key{kind, r.UUID}]
+		return !changed
+	})
+	for k, r := range t.changes {
+		if k.kind == kind && r != nil && wanted(r) {
+			all = append(all, r)
+		}
+	}
+	slices.SortFunc(all, older)
+	return all
+}
+
+// edit returns the record to be changed: its copy, which replaces it.
+func (t *transition) edit(r *Record) *Record {
+	k := key{r.Kind, r.UUID}
+	if t.changes[k] == r {
+		return r
+	}
+	c := *r
+	t.changes[k] = &c
+	return &c
+}
+
+// add makes the record a new one, the youngest of all. Too many of a kind are errdefs.ErrResourceExhausted.
+func (t *transition) add(r *Record) (*Record, error) {
+	n, last := t.o.state.size(r.Kind)
+	if n+len(t.changes) >= maxRecords && t.get(key{r.Kind, r.UUID}) == nil {
+		return nil, fmt.Errorf("the record has %d of type %s, and takes no more; request ignored: %w", n, r.Kind, errdefs.ErrResourceExhausted)
+	}
+	t.numbers++
+	r.Number = last + t.numbers
+	t.changes[key{r.Kind, r.UUID}] = r
+	return r, nil
+}
+
+func (t *transition) drop(r *Record) { t.changes[key{r.Kind, r.UUID}] = nil }
+
+// enter moves a manager or runtime into a state.
+func (t *transition) enter(r *Record, s Status) *Record {
+	if r.Status == s {
+		return r
+	}
+	r = t.edit(r)
+	r.Status, r.Since = s, t.now
+	return r
+}
+
+// move moves a module by an event, or tells that it cannot happen.
+func (t *transition) move(r *Record, e event) (*Record, error) {
+	to, err := r.Status.next(e)
+	if err != nil {
+		return nil, err
+	}
+	r = t.edit(r)
+	r.Status, r.Since = to, t.now
+	if to != Killed {
+		r.RestartAt, r.Lost = nil, false
+	}
+	return r, nil
+}
+
+// publish has a message sent when the transition is on the disk.
+func (t *transition) publish(topic string, e wire.Envelope) {
+	m := message{topic: topic, payload: e.Bytes()}
+	if e.IsRequest() {
+		m.id = e.ObjectID
+	}
+	t.out = append(t.out, m)
+}
+
+// request is a message of the orchestrator's own; later gives it the words of later peers.
+func request(action string, data wire.ModuleData, later bool) wire.Envelope {
+	e := wire.Envelope{ObjectID: uuid.NewString(), Action: action, Type: wire.Request, Data: data.Bytes()}
+	if later {
+		e.Type = wire.RequestLater
+	}
+	return e
+}
+
+// modulesOf is the modules of a runtime, oldest first.
+func (t *transition) modulesOf(runtime string) []*Record {
+	return t.list(Module, func(m *Record) bool { return m.Parent == runtime })
+}

@@ -1,0 +1,109 @@
+package orchestrator
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"go.etcd.io/bbolt"
+	bbolterrors "go.etcd.io/bbolt/errors"
+)
+
+// format is the format of the file that this program writes.
+const format = 1
+
+// lockTimeout bounds the wait for another process that has the file open.
+const lockTimeout = 2 * time.Second
+
+var (
+	bucketMeta = []byte("meta")
+	keyFormat  = []byte("format")
+)
+
+// store keeps the records in one bbolt file: a bucket for each kind, uuid to record.
+type store struct{ db *bbolt.DB }
+
+// openStore opens the file and makes it when it is not there. A file of another process is errdefs.ErrUnavailable, one that a
+// later program wrote errdefs.ErrFailedPrecondition.
+func openStore(path string) (*store, error) {
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: lockTimeout, FreelistType: bbolt.FreelistMapType})
+	if errors.Is(err, bbolterrors.ErrTimeout) {
+		return nil, fmt.Errorf("the orchestrator's record %s is held by another process: %w", path, errdefs.ErrUnavailable)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open the orchestrator's record %s: %w", path, err)
+	}
+	if err := db.Update(prepare); err != nil {
+		return nil, errors.Join(fmt.Errorf("the orchestrator's record %s: %w", path, err), db.Close())
+	}
+	return &store{db: db}, nil
+}
+
+// prepare makes the buckets of a new file and checks the format of an old one.
+func prepare(tx *bbolt.Tx) error {
+	meta, err := tx.CreateBucketIfNotExists(bucketMeta)
+	if err != nil {
+		return err
+	}
+	for _, k := range kinds {
+		if _, err := tx.CreateBucketIfNotExists([]byte(k)); err != nil {
+			return err
+		}
+	}
+	switch raw := meta.Get(keyFormat); {
+	case raw == nil:
+		return meta.Put(keyFormat, binary.BigEndian.AppendUint32(nil, format))
+	case len(raw) != 4:
+		return fmt.Errorf("its format number is damaged: %w", errdefs.ErrDataLoss)
+	case binary.BigEndian.Uint32(raw) > format:
+		return fmt.Errorf("format %d was written by a later tripod, this one knows %d: start the later one: %w",
+			binary.BigEndian.Uint32(raw), format, errdefs.ErrFailedPrecondition)
+	}
+	return nil
+}
+
+// all calls each for every record.
+func (s *store) all(each func(*Record) error) error {
+	return s.db.View(func(tx *bbolt.Tx) error {
+		for _, k := range kinds {
+			err := tx.Bucket([]byte(k)).ForEach(func(_, v []byte) error {
+				r, err := decodeRecord(v)
+				if err != nil {
+					return err
+				}
+				return each(r)
+			})
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// write puts and removes records in one transaction, which is on the disk when it returns nil.
+func (s *store) write(changes map[key]*Record) error {
+	return s.db.Update(func(tx *bbolt.Tx) error {
+		for k, r := range changes {
+			b := tx.Bucket([]byte(k.kind))
+			if r == nil {
+				if err := b.Delete([]byte(k.uuid)); err != nil {
+					return err
+				}
+				continue
+			}
+			value, err := r.encode()
+			if err != nil {
+				return err
+			}
+			if err := b.Put([]byte(k.uuid), value); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (s *store) close() error { return s.db.Close() }

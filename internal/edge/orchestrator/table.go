@@ -1,0 +1,56 @@
+package orchestrator
+
+import (
+	"fmt"
+
+	"github.com/containerd/errdefs"
+)
+
+// Status is the state of a record, as REST and the messages show it (edge protocol, "Orchestrator").
+type Status string
+
+// The states. Managers and runtimes are Alive or Dead.
+const (
+	Alive   Status = "A"
+	Queued  Status = "Q" // waits for a free slot
+	Exiting Status = "E" // its deletion is ordered
+	Killed  Status = "K" // to be created again: its runtime is lost, or a restart is due
+	Dead    Status = "D"
+)
+
+// event is what moves a module from one state to another.
+type event string
+
+const (
+	place  event = "place"  // it is ordered at a runtime
+	wait   event = "wait"   // no runtime has room
+	remove event = "delete" // a client wants it gone
+	exit   event = "exit"   // it has ended
+	again  event = "again"  // it has ended, and is to be created again
+	lose   event = "lose"   // its runtime is lost
+	revive event = "revive" // its runtime was only silent
+)
+
+// unborn is the state of a module without a record.
+const unborn Status = ""
+
+// transitions is all that can happen to a module. A dead one stays so: another of its uuid is another module.
+var transitions = map[Status]map[event]Status{
+	unborn:  {place: Alive, wait: Queued},
+	Queued:  {place: Alive, remove: Dead},
+	Alive:   {remove: Exiting, exit: Dead, again: Killed, lose: Killed},
+	Exiting: {remove: Exiting, exit: Dead, lose: Dead},
+	Killed:  {place: Alive, revive: Alive, wait: Queued, remove: Dead, exit: Dead, again: Killed},
+}
+
+// next tells the state after an event; one that cannot happen is errdefs.ErrFailedPrecondition.
+func (s Status) next(e event) (Status, error) {
+	to, ok := transitions[s][e]
+	if !ok {
+		return s, fmt.Errorf("a module that is %s: %s is not possible: %w", s, e, errdefs.ErrFailedPrecondition)
+	}
+	return to, nil
+}
+
+// holds tells whether a module in this state has a slot of its runtime. A killed one keeps its own.
+func (s Status) holds() bool { return s == Alive || s == Exiting || s == Killed }

@@ -1,0 +1,232 @@
+package orchestrator
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/tripod-run/tripod/internal/edge/wire"
+	"github.com/tripod-run/tripod/internal/failpoint"
+)
+
+var pointSettled = failpoint.New("orchestrator.orders.settled")
+
+const (
+	orderTick    = 50 * time.Millisecond  // how often orders are looked after
+	deadlineTick = 250 * time.Millisecond // how often deadlines are
+)
+
+// beat is the last that was heard of a manager or runtime.
+type beat struct {
+	at   time.Time
+	data wire.ModuleData // of its last keepalive; nil before the first
+}
+
+// heard notes a sign of life. It is not in the record: after a restart everybody has the whole time again.
+func (o *Orchestrator) heard(uuid string, data wire.ModuleData) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	b := beat{at: o.config.Now(), data: data}
+	if data == nil {
+		b.data = o.beats[uuid].data
+	}
+	o.beats[uuid] = b
+}
+
+func (o *Orchestrator) lastBeat(uuid string) beat {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.beats[uuid]
+}
+
+// interval is how often a manager or runtime tells that it is there, in seconds.
+func (o *Orchestrator) interval(r *Record) int {
+	if n, ok := number(r.Data, "ka_interval_sec"); ok && n > 0 && n <= maxInterval {
+		return n
+	}
+	return max(1, int(o.config.KeepaliveInterval/time.Second))
+}
+
+// watch lets time pass: keepalives that do not come, restarts that are due, orders that have arrived.
+func (o *Orchestrator) watch(ctx context.Context) {
+	orders, deadlines := time.NewTicker(orderTick), time.NewTicker(deadlineTick)
+	defer orders.Stop()
+	defer deadlines.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-orders.C:
+			o.settleOrders(ctx, false)
+		case <-deadlines.C:
+			o.look(ctx)
+		}
+	}
+}
+
+// look acts on what is due.
+func (o *Orchestrator) look(ctx context.Context) {
+	if !o.Connected() {
+		o.mu.Lock()
+		o.deaf = o.config.Now()
+		o.mu.Unlock()
+	}
+	if !o.due() {
+		return
+	}
+	err := o.safely("deadlines", func() error { return o.transact(ctx, (*transition).timePasses) })
+	if err != nil && ctx.Err() == nil {
+		o.log.Error("deadlines were not acted upon; tried again", "error", err)
+	}
+}
+
+// due tells whether timePasses would do anything, without a transition.
+func (o *Orchestrator) due() bool {
+	now := o.config.Now()
+	silent := func(r *Record) bool { return o.silent(r, now) }
+	restart := func(m *Record) bool { return m.RestartAt != nil && !m.RestartAt.After(now) }
+	return o.state.any(Manager, silent) || o.state.any(Runtime, silent) || o.state.any(Module, restart) ||
+		slices.ContainsFunc(kinds, o.tooManyDead)
+}
+
+func (o *Orchestrator) tooManyDead(kind Kind) bool {
+	n := 0
+	return o.state.any(kind, func(r *Record) bool {
+		if r.forgettable() {
+			n++
+		}
+		return n > o.config.KeepDead
+	})
+}
+
+// silent tells whether a manager or runtime is to be taken for dead. While the broker is away nobody can be heard, and that
+// time does not count.
+func (o *Orchestrator) silent(r *Record, now time.Time) bool {
+	if r.Status != Alive || !r.Beats {
+		return false
+	}
+	patience := time.Duration(o.interval(r)*o.config.KeepaliveMissed) * time.Second
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	heard := o.beats[r.UUID].at
+	if o.deaf.After(heard) {
+		heard = o.deaf
+	}
+	return now.Sub(heard) > patience
+}
+
+// forgettable tells whether the record may go when there are too many.
+func (r *Record) forgettable() bool { return r.Status == Dead && !r.Untold }
+
+// timePasses acts on all deadlines that have passed, and forgets the oldest of the dead that are more than are kept.
+func (t *transition) timePasses() error {
+	for _, kind := range []Kind{Manager, Runtime} {
+		for _, r := range t.list(kind, func(r *Record) bool { return t.o.silent(r, t.now) }) {
+			t.o.log.Warn("nothing is heard of it; taken for dead", "type", r.Kind, "uuid", r.UUID, "name", r.Name,
+				"silent", t.now.Sub(t.o.lastBeat(r.UUID).at).Round(time.Second))
+			if err := t.loseAll(r); err != nil {
+				return err
+			}
+		}
+	}
+	if err := t.restart(); err != nil {
+		return err
+	}
+	for _, kind := range kinds {
+		dead := t.list(kind, (*Record).forgettable)
+		for _, r := range dead[:max(0, len(dead)-t.o.config.KeepDead)] {
+			t.drop(r)
+		}
+	}
+	return nil
+}
+
+// ledger knows the orders that may not have reached the broker. It belongs to who holds Orchestrator.deciding.
+type ledger struct {
+	open    map[string]bool // uuids of modules whose record is Untold
+	failed  bool            // one was not even queued
+	dropped uint64          // what the client had dropped when all was well
+}
+
+func (l *ledger) note(changes map[key]*Record) {
+	for k, r := range changes {
+		if r != nil && r.Untold {
+			if l.open == nil {
+				l.open = map[string]bool{}
+			}
+			l.open[k.uuid] = true
+		}
+	}
+}
+
+// resume gives everybody their time, and sends again what an earlier process may not have sent. The broker forgets nothing
+// that it has taken, so an order is sent twice only if the process died between the broker's word and the record's; it has the
+// same object_id then.
+func (o *Orchestrator) resume(ctx context.Context) {
+	o.deciding.Lock()
+	defer o.deciding.Unlock()
+	for _, kind := range []Kind{Manager, Runtime} {
+		for _, r := range o.state.list(kind) {
+			o.heard(r.UUID, nil)
+		}
+	}
+	for _, m := range o.state.list(Module) {
+		o.own.add(m.Order)
+		if m.Untold {
+			o.ledger.note(map[key]*Record{{Module, m.UUID}: m})
+			o.orderAgain(ctx, m)
+		}
+	}
+}
+
+// orderAgain repeats the last message about a module.
+func (o *Orchestrator) orderAgain(ctx context.Context, m *Record) {
+	action := wire.ActionDelete
+	if m.Status == Alive {
+		action = wire.ActionCreate
+	}
+	r := o.state.get(key{Runtime, m.Parent})
+	if r == nil {
+		return
+	}
+	e := request(action, m.message(action), r.Later)
+	e.ObjectID = m.Order
+	o.publish(ctx, message{topic: o.config.Topics.ControlOf(r.UUID), id: e.ObjectID, payload: e.Bytes()})
+}
+
+// settleOrders notes in the record that orders have arrived, once the broker has acknowledged all that was sent. What the
+// client has dropped is sent again; when the client is closed, by the next process.
+func (o *Orchestrator) settleOrders(ctx context.Context, closed bool) {
+	o.deciding.Lock()
+	defer o.deciding.Unlock()
+	l := &o.ledger
+	stats := o.client.Stats()
+	if len(l.open) == 0 || stats.Queued > 0 || !closed && !o.client.Connected() {
+		return
+	}
+	whole := !l.failed && stats.Dropped == l.dropped
+	if closed && !whole {
+		return
+	}
+	l.failed, l.dropped = false, stats.Dropped
+	t := o.begin()
+	for id := range l.open {
+		m := t.get(key{Module, id})
+		switch {
+		case m == nil || !m.Untold:
+			delete(l.open, id)
+		case whole:
+			t.edit(m).Untold = false
+			delete(l.open, id)
+		default:
+			o.orderAgain(ctx, m)
+		}
+	}
+	if err := o.commit(ctx, t); err != nil {
+		o.log.Error("the record was not written; orders are sent again at the next start", "error", err)
+		return
+	}
+	if err := pointSettled.Hit(ctx); err != nil {
+		o.log.Error("fail point", "error", err)
+	}
+}

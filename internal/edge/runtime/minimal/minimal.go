@@ -1,0 +1,197 @@
+package minimal
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/edge/runtime"
+	"github.com/tripod-run/tripod/internal/edge/wire"
+)
+
+// Type is the runtime_type where the Config has none.
+const Type = "linux/minimal"
+
+// DefaultDir is where public runtimes look for their socket.
+const DefaultDir = "/tmp/sl"
+
+// Variables of the program's environment, for programs that know Tripod.
+const (
+	EnvSocket = "TRIPOD_EDGE_SOCKET" // path of the socket
+	EnvWire   = "TRIPOD_EDGE_WIRE"   // "wide": the manager takes an offer of the wide header (wire.Conn.Widen)
+)
+
+// Config describes one external runtime.
+type Config struct {
+	// Info as it is told to the orchestrator; Type is "linux/minimal" and MaxModules 128 if they are missing.
+	Info runtime.Info
+	// Index of the runtime on its node, 0 to 255: it names the socket, and the program is told it.
+	Index int
+	// Dir holds the sockets; DefaultDir by default. It is made if it is missing; one that others can write to is refused.
+	Dir string
+	// Command is the program with its arguments; the index comes after them.
+	Command []string
+	// Env is added to the daemon's environment, NAME=value.
+	Env []string
+
+	ConnectTimeout time.Duration // from the program's start to its connection; 5 s by default
+	WriteTimeout   time.Duration // a program that takes no frame for so long is lost; 30 s by default
+	StopTimeout    time.Duration // from the Stop message to SIGKILL; 5 s by default
+	MaxFrame       int           // bytes; wire.DefaultMaxFrame by default
+
+	Log *slog.Logger
+}
+
+// Runtime is an external runtime program. It implements runtime.Runtime.
+type Runtime struct {
+	cfg Config
+
+	mu     sync.Mutex
+	life   *life // nil before Start and between two of them
+	closed bool
+}
+
+// New checks the configuration; nothing is started.
+func New(cfg Config) (*Runtime, error) {
+	if cfg.Info.Type == "" {
+		cfg.Info.Type = Type
+	}
+	if cfg.Info.MaxModules == 0 {
+		cfg.Info.MaxModules = wire.MaxModules
+	}
+	if cfg.Dir == "" {
+		cfg.Dir = DefaultDir
+	}
+	cfg.ConnectTimeout = or(cfg.ConnectTimeout, 5*time.Second)
+	cfg.WriteTimeout = or(cfg.WriteTimeout, 30*time.Second)
+	cfg.StopTimeout = or(cfg.StopTimeout, 5*time.Second)
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	cfg.Log = cfg.Log.With("runtime", cfg.Info.Name)
+	switch {
+	case len(cfg.Command) == 0 || cfg.Command[0] == "":
+		return nil, fmt.Errorf("runtime %q has no command to start it by: %w", cfg.Info.Name, errdefs.ErrInvalidArgument)
+	case cfg.Index < 0 || cfg.Index > 0xff:
+		return nil, fmt.Errorf("runtime %q has the index %d: want 0 to 255: %w", cfg.Info.Name, cfg.Index, errdefs.ErrInvalidArgument)
+	case cfg.Info.MaxModules < 1 || cfg.Info.MaxModules > wire.MaxModules:
+		return nil, fmt.Errorf("runtime %q takes %d modules: want 1 to %d: %w", cfg.Info.Name, cfg.Info.MaxModules, wire.MaxModules, errdefs.ErrInvalidArgument)
+	case !filepath.IsAbs(cfg.Dir):
+		return nil, fmt.Errorf("runtime %q has its socket in %q: want an absolute path: %w", cfg.Info.Name, cfg.Dir, errdefs.ErrInvalidArgument)
+	}
+	return &Runtime{cfg: cfg}, nil
+}
+
+func or(d, otherwise time.Duration) time.Duration {
+	if d <= 0 {
+		return otherwise
+	}
+	return d
+}
+
+// Info tells what the runtime is.
+func (r *Runtime) Info() runtime.Info { return r.cfg.Info }
+
+// SocketPath is where the runtime with the index connects: the index in hexadecimal.
+func SocketPath(dir string, index int) string {
+	return filepath.Join(dir, fmt.Sprintf("%02x.s", index))
+}
+
+// Start starts the program and waits for it to connect. What is left of an earlier life is ended first.
+func (r *Runtime) Start(ctx context.Context) (map[string]any, error) {
+	r.mu.Lock()
+	old, closed := r.life, r.closed
+	r.life = nil
+	r.mu.Unlock()
+	if closed {
+		return nil, fmt.Errorf("start runtime %q: it is closed: %w", r.cfg.Info.Name, errdefs.ErrFailedPrecondition)
+	}
+	if old != nil {
+		old.end(errStartedAgain)
+		<-old.ended
+	}
+	l, err := r.begin(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("start runtime %q: %w", r.cfg.Info.Name, err)
+	}
+	r.mu.Lock()
+	r.life, closed = l, r.closed
+	r.mu.Unlock()
+	if closed {
+		l.stop(r.cfg.StopTimeout)
+		return nil, fmt.Errorf("start runtime %q: it was closed meanwhile: %w", r.cfg.Info.Name, errdefs.ErrFailedPrecondition)
+	}
+	return nil, nil
+}
+
+func (r *Runtime) current() (*life, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.life == nil {
+		return nil, fmt.Errorf("runtime %q does not run: %w", r.cfg.Info.Name, errdefs.ErrUnavailable)
+	}
+	return r.life, nil
+}
+
+// Send hands one message to the program, in order; it waits while the program reads more slowly. A message that cannot be a
+// frame is errdefs.ErrInvalidArgument, and nothing else is disturbed.
+func (r *Runtime) Send(ctx context.Context, m wire.Message) error {
+	l, err := r.current()
+	if err != nil {
+		return err
+	}
+	if err := l.conn.Fits(m); err != nil {
+		return err
+	}
+	select {
+	case <-l.lost:
+		return l.cause()
+	default:
+	}
+	select {
+	case l.out <- m:
+		return nil
+	case <-l.lost:
+		return l.cause()
+	case <-ctx.Done():
+		return fmt.Errorf("runtime %q takes no message: %w", r.cfg.Info.Name, ctx.Err())
+	}
+}
+
+// Receive waits for the program's next message, or a line of its output.
+func (r *Runtime) Receive(ctx context.Context) (wire.Message, error) {
+	l, err := r.current()
+	if err != nil {
+		return wire.Message{}, err
+	}
+	select {
+	case m := <-l.in:
+		return m, nil
+	case <-ctx.Done():
+		return wire.Message{}, ctx.Err()
+	case <-l.ended:
+	}
+	select { // what came before the end
+	case m := <-l.in:
+		return m, nil
+	default:
+		return wire.Message{}, l.cause()
+	}
+}
+
+// Close asks the program to stop, and kills it if it does not.
+func (r *Runtime) Close() error {
+	r.mu.Lock()
+	l := r.life
+	r.closed = true
+	r.mu.Unlock()
+	if l != nil {
+		l.stop(r.cfg.StopTimeout)
+	}
+	return nil
+}

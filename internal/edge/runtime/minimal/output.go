@@ -1,0 +1,87 @@
+package minimal
+
+import (
+	"bufio"
+	"errors"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/tripod-run/tripod/internal/edge/wire"
+)
+
+const (
+	maxLine = 16 << 10 // bytes; a longer line is told in pieces
+	maxTail = 2 << 10
+)
+
+// output follows what the program prints.
+type output struct {
+	*os.File
+	done chan struct{}
+}
+
+// tail keeps the end of the output.
+type tail struct {
+	mu   sync.Mutex
+	data []byte
+}
+
+func (t *tail) add(line []byte) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.data = append(append(t.data, line...), '\n')
+	if over := len(t.data) - maxTail; over > 0 {
+		t.data = t.data[over:]
+	}
+}
+
+// follow tells each line of the output to the manager, as the runtime's log.
+func (l *life) follow(logs *os.File) *output {
+	o := &output{File: logs, done: make(chan struct{})}
+	go func() {
+		defer close(o.done)
+		defer logs.Close()
+		r := bufio.NewReaderSize(logs, maxLine)
+		for listening := true; ; {
+			line, err := r.ReadSlice('\n')
+			if n := len(line); n > 0 && line[n-1] == '\n' {
+				line = line[:n-1]
+			}
+			if len(line) > 0 {
+				l.tail.add(line)
+				listening = listening && l.log(line)
+			}
+			if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
+				if !errors.Is(err, io.EOF) && !errors.Is(err, os.ErrClosed) && !errors.Is(err, os.ErrDeadlineExceeded) {
+					l.cfg.Log.Warn("The output of the runtime's program cannot be read", "error", err)
+				}
+				return
+			}
+		}
+	}()
+	return o
+}
+
+// log hands a line to the manager; it tells whether there is one. Before the program has connected nobody receives, and the
+// program must not wait for that: lines that find no room are told in the error of a failed start only.
+func (l *life) log(line []byte) bool {
+	m := wire.Message{Header: wire.Header{Control: true, Arg: wire.RuntimeLog}, Payload: append([]byte(nil), line...)}
+	select {
+	case <-l.up:
+		return l.deliver(m)
+	default:
+	}
+	select {
+	case l.in <- m:
+	default:
+	}
+	return true
+}
+
+// drain reads what is left after the program's end. What a child of it prints after that is nobody's.
+func (o *output) drain() {
+	_ = o.SetReadDeadline(time.Now().Add(drain))
+	<-o.done
+}

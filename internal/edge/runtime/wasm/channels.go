@@ -1,0 +1,187 @@
+package wasm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/edge/wire"
+)
+
+const (
+	// writeTime is how long a worker may take to read a message.
+	writeTime = 5 * time.Second
+	// redialPause is between two attempts to reach a worker, at first and at most.
+	redialPause    = 20 * time.Millisecond
+	maxRedialPause = time.Second
+)
+
+// converse keeps a connection for the module's channels, until the module has ended.
+func (m *module) converse() {
+	defer close(m.quiet)
+	pause := redialPause
+	for m.r.ctx.Err() == nil {
+		err := m.connection()
+		switch {
+		case m.hasEnded() || m.r.ctx.Err() != nil:
+			return
+		case err == nil:
+			pause = redialPause
+			if !m.closeChannels() {
+				return
+			}
+		case errdefs.IsNotImplemented(err):
+			m.r.log.Error("a module has no channels", "module", m.uuid, "error", err)
+			return
+		default:
+			m.r.log.Debug("the channels of a module are not reached yet", "module", m.uuid, "error", err)
+		}
+		select {
+		case <-time.After(pause):
+			pause = min(2*pause, maxRedialPause)
+		case <-m.ended: // it may have published since: what its worker has of it comes with the connection, or is lost with the worker
+		case <-m.r.ctx.Done():
+		}
+	}
+}
+
+func (m *module) hasEnded() bool {
+	select {
+	case <-m.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// connection makes one connection and reads it to its end. The error says why there was none.
+func (m *module) connection() error {
+	ctx, cancel := context.WithTimeout(m.r.ctx, undoTime)
+	raw, group, err := m.r.Node.Channels(ctx, m.podID)
+	cancel()
+	if err != nil {
+		return err
+	}
+	conn := wire.NewConn(raw, wire.Options{Timeout: writeTime})
+	defer conn.Close()
+	m.mu.Lock()
+	m.conn, m.group = conn, group
+	m.mu.Unlock()
+	if m.r.ctx.Err() != nil { // Close did not see it
+		return nil
+	}
+	for {
+		message, err := conn.Read()
+		if err != nil {
+			if !errors.Is(err, io.EOF) && m.r.ctx.Err() == nil && !m.hasEnded() {
+				m.r.log.Warn("the connection for a module's channels has broken", "module", m.uuid, "error", err)
+			}
+			break
+		}
+		if !m.forward(message) {
+			break
+		}
+	}
+	m.mu.Lock()
+	if m.conn == conn {
+		m.conn = nil
+	}
+	m.mu.Unlock()
+	return nil
+}
+
+// forward passes a message of the worker on, under the module's index; false when the runtime was closed.
+func (m *module) forward(message wire.Message) bool {
+	message.Module = m.index
+	if message.Control {
+		fd, open := 0, false
+		switch message.Arg {
+		case wire.OpenChannel:
+			o, err := wire.ParseOpen(message.Payload)
+			if err != nil {
+				m.r.log.Warn("a channel cannot be opened", "module", m.uuid, "error", err)
+				return true
+			}
+			fd, open = o.FD, true
+		case wire.CloseChannel:
+			var err error
+			if fd, err = wire.ParseClose(message.Payload); err != nil {
+				m.r.log.Warn("a channel cannot be closed", "module", m.uuid, "error", err)
+				return true
+			}
+		case wire.Profile:
+			return m.r.tell(outgoing{Message: message})
+		default:
+			m.r.log.Warn("a worker sent what it must not send over a channels' connection", "module", m.uuid, "type", message.Arg)
+			return true
+		}
+		m.mu.Lock()
+		if open {
+			m.open[fd] = true
+		} else {
+			delete(m.open, fd)
+		}
+		m.mu.Unlock()
+	}
+	return m.r.tell(outgoing{Message: message})
+}
+
+// closeChannels tells the manager that the channels are closed, which the worker opens again on the next connection.
+func (m *module) closeChannels() bool {
+	m.mu.Lock()
+	fds := make([]int, 0, len(m.open))
+	for fd := range m.open {
+		fds = append(fds, fd)
+	}
+	clear(m.open)
+	m.mu.Unlock()
+	for _, fd := range fds {
+		header := wire.Header{Control: true, Module: m.index, Arg: wire.CloseChannel}
+		if !m.r.tell(outgoing{Message: wire.Message{Header: header, Payload: wire.AppendClose(nil, fd)}}) {
+			return false
+		}
+	}
+	return true
+}
+
+// deliver hands a message to the module that it is for.
+func (r *Runtime) deliver(message wire.Message) error {
+	m, err := r.at(message.Module)
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	conn := m.conn
+	m.mu.Unlock()
+	if conn == nil {
+		return fmt.Errorf("module %s has no open channels now: %w", m.uuid, errdefs.ErrFailedPrecondition)
+	}
+	message.Module = 0
+	if err := conn.Write(message); errdefs.IsInvalidArgument(err) {
+		return fmt.Errorf("module %s: %w", m.uuid, err)
+	} else if err != nil {
+		_ = conn.Close() // its reader sees that, and connects anew
+		return fmt.Errorf("module %s: %v: %w", m.uuid, err, errdefs.ErrAborted)
+	}
+	return nil
+}
+
+// disconnect ends the connection of now.
+func (m *module) disconnect() {
+	m.mu.Lock()
+	conn := m.conn
+	m.mu.Unlock()
+	if conn != nil {
+		_ = conn.Close()
+	}
+}
+
+func (m *module) groupName() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.group
+}

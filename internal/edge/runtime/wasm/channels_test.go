@@ -1,0 +1,172 @@
+package wasm
+
+import (
+	"errors"
+	"io"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/edge/wire"
+)
+
+const withChannel = `"channels":[{"name":"c","mode":"rw","topic":"app/c"}]`
+
+func open(fd int, topic string) wire.Message {
+	return wire.Message{Header: wire.Header{Control: true, Arg: wire.OpenChannel}, Payload: wire.Open{FD: fd, Flags: wire.Read | wire.Write, Topic: topic}.Append(nil)}
+}
+
+// TestChannelsBothWays: what the worker sends goes out under the module's index, in order, and back.
+func TestChannelsBothWays(t *testing.T) {
+	r := newRig(t)
+	p := r.create(9, uuid, withChannel)
+	w := r.worker()
+	r.must(w.Write(open(200, "app/c")))
+	r.must(w.Write(wire.Message{Header: wire.Header{Arg: 200}, Payload: []byte("out")}))
+	if m := r.receive(); !m.Control || m.Module != 9 || m.Arg != wire.OpenChannel {
+		t.Errorf("message %+v", m)
+	}
+	if r.Group(9) != "group" {
+		t.Errorf("group %q", r.Group(9))
+	}
+	if m := r.receive(); m.Control || m.Module != 9 || m.Arg != 200 || string(m.Payload) != "out" {
+		t.Errorf("message %+v", m)
+	}
+	sent := make(chan error, 1)
+	go func() {
+		sent <- r.Send(t.Context(), wire.Message{Header: wire.Header{Module: 9, Arg: 200}, Payload: []byte("in")})
+	}()
+	m, err := w.Read()
+	r.must(err)
+	r.must(<-sent)
+	if m.Control || m.Module != 0 || m.Arg != 200 || string(m.Payload) != "in" {
+		t.Errorf("the worker got %+v", m)
+	}
+	// The last message comes before the end.
+	r.must(w.Write(wire.Message{Header: wire.Header{Arg: 200}, Payload: []byte("last")}))
+	r.guests.Exit(p.ID, 0)
+	if m := r.receive(); string(m.Payload) != "last" {
+		t.Errorf("message %+v", m)
+	}
+	r.wantExited(9, 0, "exited")
+}
+
+// TestChannelsConnectAnew: when the connection breaks the manager is told that the channels are closed, and the worker
+// opens them on the next one.
+func TestChannelsConnectAnew(t *testing.T) {
+	r := newRig(t)
+	r.create(1, uuid, withChannel)
+	w := r.worker()
+	r.must(w.Write(open(3, "app/c")))
+	if m := r.receive(); m.Arg != wire.OpenChannel {
+		t.Errorf("message %+v", m)
+	}
+	r.must(w.Close())
+	m := r.receive()
+	if fd, err := wire.ParseClose(m.Payload); m.Arg != wire.CloseChannel || fd != 3 || err != nil {
+		t.Errorf("message %+v", m)
+	}
+	w = r.worker()
+	r.must(w.Write(open(3, "app/c")))
+	if m := r.receive(); m.Arg != wire.OpenChannel || m.Module != 1 {
+		t.Errorf("message %+v", m)
+	}
+}
+
+// TestBadFramesOfAWorker: what a worker must not send is left out, and an oversized frame costs that connection only.
+func TestBadFramesOfAWorker(t *testing.T) {
+	r := newRig(t)
+	r.create(0, uuid, withChannel)
+	w := r.worker()
+	for _, m := range []wire.Message{
+		{Header: wire.Header{Control: true, Arg: wire.Exited}, Payload: []byte("{}")},
+		{Header: wire.Header{Control: true, Arg: wire.OpenChannel}, Payload: []byte{1}},
+		{Header: wire.Header{Control: true, Arg: wire.CloseChannel}},
+		{Header: wire.Header{Control: true, Arg: 77}},
+		{Header: wire.Header{Module: 5, Arg: 1}, Payload: []byte("as module 5")},
+	} {
+		r.must(w.Write(m))
+	}
+	if m := r.receive(); m.Module != 0 || string(m.Payload) != "as module 5" {
+		t.Errorf("message %+v %q", m, m.Payload)
+	}
+	raw := r.guests.conns
+	r.must(w.Close())
+	conn := <-raw
+	_, err := conn.Write([]byte{0xff, 0xff, 0xff, 0xff, 0, 0})
+	r.must(err)
+	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("after an oversized frame: %v", err)
+	}
+	r.worker() // the next connection
+}
+
+func TestMessagesForNobody(t *testing.T) {
+	r := newRig(t)
+	r.guests.deaf = true
+	r.create(0, uuid, withChannel)
+	r.create(1, "no-channels")
+	for index, class := range map[int]func(error) bool{0: errdefs.IsFailedPrecondition, 1: errdefs.IsFailedPrecondition, 2: errdefs.IsNotFound} {
+		if err := r.Send(t.Context(), wire.Message{Header: wire.Header{Module: index}}); !class(err) {
+			t.Errorf("module %d: %v", index, err)
+		}
+	}
+	r.guests.mu.Lock()
+	r.guests.deaf = false
+	r.guests.mu.Unlock()
+	r.worker() // it is reached when its worker is there
+}
+
+// TestClosedRuntime: the modules go on; nothing waits for ever.
+func TestClosedRuntime(t *testing.T) {
+	r := newRig(t)
+	p := r.create(0, uuid, withChannel)
+	w := r.worker()
+	r.must(r.Runtime.Close())
+	if _, err := w.Read(); err == nil {
+		t.Error("the connection stands")
+	}
+	if _, err := r.Receive(t.Context()); !errdefs.IsUnavailable(err) {
+		t.Errorf("Receive: %v", err)
+	}
+	for name, err := range map[string]error{
+		"Send":   r.Send(t.Context(), wire.Message{}),
+		"Create": r.CreateModule(t.Context(), 1, r.data("other")),
+	} {
+		if !errdefs.IsUnavailable(err) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := r.Start(t.Context()); !errdefs.IsUnavailable(err) {
+		t.Errorf("Start: %v", err)
+	}
+	if c := r.pod(uuid).Container(p.ID); c.State != "Running" {
+		t.Errorf("the module is %s", c.State)
+	}
+}
+
+// TestFullQueue: a manager that does not receive holds nobody up for ever, and loses nothing.
+func TestFullQueue(t *testing.T) {
+	r := newRig(t)
+	r.create(0, uuid, withChannel)
+	w := r.worker()
+	const n = 3 * queued
+	sent := make(chan error, 1)
+	go func() {
+		for i := range n {
+			if err := w.Write(wire.Message{Header: wire.Header{Arg: 1}, Payload: []byte{byte(i), byte(i >> 8)}}); err != nil {
+				sent <- err
+				return
+			}
+		}
+		sent <- nil
+	}()
+	time.Sleep(10 * time.Millisecond) // the queue is full, or soon
+	for i := range n {
+		if m := r.receive(); int(m.Payload[0])+int(m.Payload[1])<<8 != i {
+			t.Fatalf("message %d is %v", i, m.Payload)
+		}
+	}
+	r.must(<-sent)
+}

@@ -1,0 +1,116 @@
+package wasm
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/edge/wire"
+	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/node"
+)
+
+// Type is the runtime_type told to the orchestrator.
+const Type = "tripod/wasm"
+
+// APIs are what modules may use.
+var APIs = []string{"wasm", "wasi", "wasi:unstable", "wasi:snapshot_preview1", "wasi:cli@0.2", "channels", "tripod:edge/channels@0.1.0", "stdin", "stdout"}
+
+// Node is what the runtime asks of the node; *node.Node is one.
+type Node interface {
+	RunSandbox(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string) (string, error)
+	StopSandbox(ctx context.Context, id string) error
+	RemoveSandbox(ctx context.Context, id string) error
+	CreateContainer(ctx context.Context, podID string, config *runtimeapi.ContainerConfig) (string, error)
+	StartContainer(ctx context.Context, id string) error
+	StopContainer(ctx context.Context, id string, grace time.Duration) error
+	Channels(ctx context.Context, id string) (conn net.Conn, group string, err error)
+	ReopenLog(ctx context.Context, id string) error
+	Pods() []*node.Pod
+	Subscribe() *node.Subscription
+}
+
+// Images is what the runtime asks of the image store; artifact.Local is one.
+type Images interface {
+	// ImportFile makes an image of a file whose name begins with image.LocalPrefix.
+	ImportFile(ctx context.Context, file *os.File) (image.Image, error)
+	Get(ctx context.Context, refOrID string) (image.Image, error)
+	List(ctx context.Context) ([]image.Image, error)
+	Pull(ctx context.Context, ref string, opts image.PullOptions) (image.Image, error)
+	Remove(ctx context.Context, refOrID string) error
+}
+
+// Config is what a Runtime is made of. Node, Images, Name, UUID and LogDir must be given.
+type Config struct {
+	Name string
+	UUID string
+	// MaxModules is how many modules there may be at a time; wire.MaxModules by default.
+	MaxModules int
+	// Handler is the RuntimeClass handler of the modules' pods; "wasm" by default.
+	Handler string
+	Node    Node
+	Images  Images
+	// LogDir is the directory below which the modules' logs are. It is made when it is not there, and is the runtime's own.
+	LogDir string
+	// LogBytes is how large a module's log becomes before it is begun anew; 8 MiB by default. Where the manager does not keep
+	// up it becomes twice as large, and what has not been read of the one before is dropped then.
+	LogBytes int64
+	// ModuleRoots are the directories below which modules' files must lie, DirRoots those of directories that modules may
+	// be given. A path that is not absolute is taken below each, in turn.
+	ModuleRoots, DirRoots []string
+	Topics                wire.Topics
+	// ImageIdle is how long the image of a file stays that no module uses; 10 minutes by default.
+	ImageIdle time.Duration
+	// OrphanAge is how long a pod of this runtime stays, after Start, that nobody adopted; a minute by default.
+	OrphanAge time.Duration
+	Logger    *slog.Logger
+}
+
+const (
+	defaultHandler   = "wasm"
+	defaultLogBytes  = 8 << 20
+	minLogBytes      = 4 << 10
+	defaultImageIdle = 10 * time.Minute
+	defaultOrphanAge = time.Minute
+)
+
+func (c *Config) setDefaults() error {
+	if c.MaxModules == 0 {
+		c.MaxModules = wire.MaxModules
+	}
+	if c.Handler == "" {
+		c.Handler = defaultHandler
+	}
+	if c.LogBytes == 0 {
+		c.LogBytes = defaultLogBytes
+	}
+	if c.ImageIdle == 0 {
+		c.ImageIdle = defaultImageIdle
+	}
+	if c.OrphanAge == 0 {
+		c.OrphanAge = defaultOrphanAge
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	switch {
+	case c.Node == nil || c.Images == nil:
+		return fmt.Errorf("runtime %q: no node or no image store: %w", c.Name, errdefs.ErrInvalidArgument)
+	case c.Name == "" || c.UUID == "":
+		return fmt.Errorf("runtime %q (uuid %q) needs a name and a uuid: %w", c.Name, c.UUID, errdefs.ErrInvalidArgument)
+	case c.MaxModules < 1 || c.MaxModules > wire.MaxModules:
+		return fmt.Errorf("runtime %q: %d modules at a time; it must be 1 to %d: %w", c.Name, c.MaxModules, wire.MaxModules, errdefs.ErrInvalidArgument)
+	case c.LogBytes < minLogBytes:
+		return fmt.Errorf("runtime %q: logs of %d bytes; it must be %d or more: %w", c.Name, c.LogBytes, minLogBytes, errdefs.ErrInvalidArgument)
+	case !filepath.IsAbs(c.LogDir):
+		return fmt.Errorf("runtime %q: the log directory %q is not an absolute path: %w", c.Name, c.LogDir, errdefs.ErrInvalidArgument)
+	}
+	return nil
+}

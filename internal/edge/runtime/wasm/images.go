@@ -1,0 +1,224 @@
+package wasm
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/edge/wire"
+	"github.com/tripod-run/tripod/internal/image"
+)
+
+// imageOf finds what the module runs, by its file or its image reference, and puts it into the plan. The module uses the
+// image until it leaves it.
+func (r *Runtime) imageOf(ctx context.Context, data wire.ModuleData, p *plan) (id string, err error) {
+	file, ref := data.File(), data.Image()
+	switch {
+	case file != "" && ref != "":
+		return "", fmt.Errorf("a module has a file (%q) or an image (%q), not both: %w", file, ref, errdefs.ErrInvalidArgument)
+	case file != "":
+		id, err = r.files.fromFile(ctx, file)
+		if len(p.container.Command) == 0 {
+			p.container.Command = []string{path.Base(file)}
+		}
+	case ref != "":
+		id, err = r.files.fromReference(ctx, ref)
+	default:
+		err = fmt.Errorf("a module needs a file or an image: %w", errdefs.ErrInvalidArgument)
+	}
+	if err != nil {
+		return "", err
+	}
+	p.container.Image = &runtimeapi.ImageSpec{Image: id, UserSpecifiedImage: ref}
+	return id, nil
+}
+
+// imports brings what modules run into the image store, and removes images of files that no module uses.
+type imports struct {
+	images Images
+	roots  []string
+	idle   time.Duration
+	log    *slog.Logger
+
+	// removing is held for reading while an image is looked for, and for writing while some are removed.
+	removing sync.RWMutex
+
+	mu    sync.Mutex
+	files map[string]imported  // by path
+	users map[string]int       // by image ID
+	since map[string]time.Time // since when images of files have no user
+}
+
+// imported is a file of which there is an image.
+type imported struct {
+	version version
+	id      string
+}
+
+// version changes with a file's content.
+type version struct {
+	dev, ino     uint64
+	size         int64
+	mtime, ctime unix.Timespec
+}
+
+func newImports(c Config, log *slog.Logger) *imports {
+	return &imports{
+		images: c.Images, roots: c.ModuleRoots, idle: c.ImageIdle, log: log,
+		files: map[string]imported{}, users: map[string]int{}, since: map[string]time.Time{},
+	}
+}
+
+// fromFile gives the image of a file, which is made when there is none, or the file has changed.
+func (i *imports) fromFile(ctx context.Context, name string) (string, error) {
+	i.removing.RLock()
+	defer i.removing.RUnlock()
+	file, err := openFile(i.roots, name)
+	if err != nil {
+		return "", fmt.Errorf("file: %w", err)
+	}
+	defer file.Close()
+	now, err := versionOf(file)
+	if err != nil {
+		return "", fmt.Errorf("file %s: %w", name, err)
+	}
+	i.mu.Lock()
+	known := i.files[name]
+	i.mu.Unlock()
+	if known.id != "" && known.version == now {
+		if _, err := i.images.Get(ctx, known.id); err == nil {
+			i.join(known.id)
+			return known.id, nil
+		}
+	}
+	img, err := i.images.ImportFile(ctx, file)
+	if err != nil {
+		return "", fmt.Errorf("file: %w", err)
+	}
+	i.mu.Lock()
+	i.files[name] = imported{now, img.ID}
+	i.mu.Unlock()
+	i.join(img.ID)
+	return img.ID, nil
+}
+
+func versionOf(file *os.File) (version, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(file.Fd()), &st); err != nil {
+		return version{}, err
+	}
+	return version{st.Dev, st.Ino, st.Size, st.Mtim, st.Ctim}, nil
+}
+
+// fromReference gives the image of a reference, which names one image for ever. It is pulled unless it is there.
+func (i *imports) fromReference(ctx context.Context, ref string) (string, error) {
+	named, err := reference.ParseDockerRef(ref)
+	if err != nil {
+		return "", fmt.Errorf("image %q: %w: %w", ref, err, errdefs.ErrInvalidArgument)
+	}
+	if _, ok := named.(reference.Digested); !ok {
+		return "", fmt.Errorf("image %q has no digest: name@sha256:… is wanted, so that every node runs the same: %w", ref, errdefs.ErrInvalidArgument)
+	}
+	i.removing.RLock()
+	defer i.removing.RUnlock()
+	img, err := i.images.Get(ctx, named.String())
+	if errdefs.IsNotFound(err) {
+		img, err = i.images.Pull(ctx, named.String(), image.PullOptions{})
+	}
+	if err != nil {
+		return "", err
+	}
+	i.join(img.ID)
+	return img.ID, nil
+}
+
+// join notes one more user of an image, leave one less.
+func (i *imports) join(id string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.users[id]++
+	delete(i.since, id)
+}
+
+func (i *imports) leave(id string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.users[id]--; i.users[id] <= 0 {
+		delete(i.users, id)
+		i.since[id] = time.Now()
+	}
+}
+
+// collect removes the images of files that have had no user for long enough.
+func (i *imports) collect(ctx context.Context) {
+	i.removing.Lock()
+	defer i.removing.Unlock()
+	all, err := i.images.List(ctx)
+	if err != nil {
+		i.log.Warn("images of files stay for now", "error", err)
+		return
+	}
+	there := map[string]bool{}
+	for _, img := range all {
+		if !ofFile(img) {
+			continue
+		}
+		there[img.ID] = true
+		if !i.expired(img.ID) {
+			continue
+		}
+		if err := i.images.Remove(ctx, img.ID); err != nil && !errdefs.IsNotFound(err) {
+			i.log.Warn("an image of a file stays for now", "image", img.ID, "error", err)
+			continue
+		}
+		delete(there, img.ID)
+		i.log.Info("removed the image of a file that no module uses", "image", img.ID)
+	}
+	i.forget(there)
+}
+
+// ofFile tells whether an image is that of a file, and nothing else.
+func ofFile(img image.Image) bool {
+	other := func(ref string) bool { return !image.IsLocal(ref) }
+	return len(img.RepoTags) > 0 && !slices.ContainsFunc(img.RepoTags, other) && !slices.ContainsFunc(img.RepoDigests, other)
+}
+
+func (i *imports) expired(id string) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.users[id] > 0 {
+		return false
+	}
+	since, ok := i.since[id]
+	if !ok { // an earlier daemon's
+		since = time.Now()
+		i.since[id] = since
+	}
+	return time.Since(since) >= i.idle
+}
+
+// forget drops what is known of images that are gone.
+func (i *imports) forget(there map[string]bool) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for id := range i.since {
+		if !there[id] {
+			delete(i.since, id)
+		}
+	}
+	for name, f := range i.files {
+		if !there[f.id] {
+			delete(i.files, name)
+		}
+	}
+}

@@ -1,0 +1,272 @@
+package wasm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/edge/wire"
+)
+
+const (
+	// undoTime bounds the removal of what a failed order began.
+	undoTime = time.Minute
+	// stopGrace is how long a module that is deleted may take to end by itself, which the end of its channels tells it.
+	stopGrace = time.Second
+)
+
+// module is one module, from CreateModule or Adopt to CleanupModule.
+type module struct {
+	r     *Runtime
+	index int
+	uuid  string
+	name  string
+	// podID is the pod's ID and, of a unit pod, its container's.
+	podID string
+	// image is the ID of the image that it runs.
+	image string
+	// channels tells that it has any, deadline when it is ended, if ever.
+	channels bool
+	deadline time.Time
+
+	// begun is closed when CreateModule has succeeded, failed when it has not, ended when the container has ended.
+	begun, failed, ended chan struct{}
+	// quiet is closed when nothing more comes over the channels' connection.
+	quiet chan struct{}
+	log   *follower
+
+	mu    sync.Mutex
+	conn  *wire.Conn
+	group string
+	open  map[int]bool // channels that the manager was told of
+	order string       // the reason for which we end it
+	timer *time.Timer
+	end   *ending
+}
+
+func (r *Runtime) newModule(index int, data wire.ModuleData) *module {
+	return &module{
+		r: r, index: index, uuid: data.UUID(), name: data.Name(), open: map[int]bool{},
+		begun: make(chan struct{}), failed: make(chan struct{}), ended: make(chan struct{}), quiet: make(chan struct{}),
+	}
+}
+
+// CreateModule implements runtime.Creator. Errors: errdefs.ErrInvalidArgument for data that cannot be honoured,
+// ErrPermissionDenied for a path that is not below a root, ErrNotFound for a file or image that is not there,
+// ErrAlreadyExists when the index or uuid is in use, ErrResourceExhausted for an index beyond the limit, those of the node.
+func (r *Runtime) CreateModule(ctx context.Context, index int, data wire.ModuleData) error {
+	if err := data.Validate(); err != nil {
+		return err
+	}
+	m := r.newModule(index, data)
+	if err := r.put(m); err != nil {
+		return err
+	}
+	err := m.create(ctx, data)
+	if err == nil {
+		close(m.begun)
+		return nil
+	}
+	close(m.failed)
+	r.drop(m)
+	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+	defer cancel()
+	if undoErr := m.remove(undo); undoErr != nil {
+		r.log.Warn("what is left of a module that was not created is removed later", "module", m.uuid, "error", undoErr)
+	}
+	return fmt.Errorf("create module %s (%q): %w", m.uuid, m.name, err)
+}
+
+// put takes the module's index and uuid.
+func (r *Runtime) put(m *module) error {
+	if m.index < 0 || m.index >= r.MaxModules {
+		return fmt.Errorf("module %s at index %d: runtime %s has room for %d: %w", m.uuid, m.index, r.Name, r.MaxModules, errdefs.ErrResourceExhausted)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.started.IsZero() || r.ctx.Err() != nil {
+		return fmt.Errorf("runtime %s has not been started, or is closed: %w", r.Name, errdefs.ErrUnavailable)
+	}
+	if old := r.modules[m.index]; old != nil {
+		return fmt.Errorf("module %s: index %d is that of module %s: %w", m.uuid, m.index, old.uuid, errdefs.ErrAlreadyExists)
+	}
+	for _, other := range r.modules {
+		if other.uuid == m.uuid {
+			return fmt.Errorf("module %s runs already, at index %d: %w", m.uuid, other.index, errdefs.ErrAlreadyExists)
+		}
+	}
+	r.modules[m.index] = m
+	return nil
+}
+
+// drop gives index and uuid free.
+func (r *Runtime) drop(m *module) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.modules[m.index] == m {
+		delete(r.modules, m.index)
+	}
+	if r.pods[m.podID] == m {
+		delete(r.pods, m.podID)
+	}
+}
+
+// create makes the module's pod and starts it.
+func (m *module) create(ctx context.Context, data wire.ModuleData) error {
+	p, err := m.r.plan(data)
+	if err != nil {
+		return err
+	}
+	if err := m.r.removeFormer(ctx, m.uuid); err != nil {
+		return err
+	}
+	if m.image, err = m.r.imageOf(ctx, data, p); err != nil {
+		return err
+	}
+	if m.log, err = newFollower(m, p.logDir); err != nil {
+		return err
+	}
+	if m.podID, err = m.r.Node.RunSandbox(ctx, p.pod, m.r.Handler); err != nil {
+		return err
+	}
+	if _, err := m.r.Node.CreateContainer(ctx, m.podID, p.container); err != nil {
+		return err
+	}
+	m.channels = len(p.channels) > 0
+	m.watchPod()
+	started := time.Now()
+	if err := m.r.Node.StartContainer(ctx, m.podID); err != nil {
+		return err
+	}
+	if p.deadline > 0 {
+		m.deadline = started.Add(p.deadline)
+	}
+	m.attend()
+	return nil
+}
+
+// watchPod has the events of the pod be the module's.
+func (m *module) watchPod() {
+	m.r.mu.Lock()
+	defer m.r.mu.Unlock()
+	m.r.pods[m.podID] = m
+}
+
+// attend begins what goes on while the module runs.
+func (m *module) attend() {
+	m.r.spawn(m.log.run)
+	if m.channels {
+		m.r.spawn(m.converse)
+	} else {
+		close(m.quiet)
+	}
+	if m.deadline.IsZero() {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.timer = time.AfterFunc(time.Until(m.deadline), func() {
+		ctx, cancel := context.WithTimeout(m.r.ctx, undoTime)
+		defer cancel()
+		if err := m.stop(ctx, reasonDeadline, 0); err != nil && ctx.Err() == nil {
+			m.r.log.Error("a module could not be ended at its deadline", "module", m.uuid, "error", err)
+		}
+	})
+}
+
+// stop ends the module for a reason, after grace. A module without channels is told nothing: WASI has no signals.
+func (m *module) stop(ctx context.Context, reason string, grace time.Duration) error {
+	m.mu.Lock()
+	if m.order == "" {
+		m.order = reason
+	}
+	m.mu.Unlock()
+	if !m.channels {
+		grace = 0
+	}
+	err := m.r.Node.StopContainer(ctx, m.podID, grace)
+	if errdefs.IsNotFound(err) {
+		m.over(lostPod)
+		return nil
+	}
+	return err
+}
+
+// DeleteModule implements runtime.Deleter.
+func (r *Runtime) DeleteModule(ctx context.Context, index int, uuid string) error {
+	m, err := r.at(index)
+	if err != nil {
+		return err
+	}
+	if m.uuid != uuid {
+		return fmt.Errorf("module %s is not at index %d, which is that of %s: %w", uuid, index, m.uuid, errdefs.ErrNotFound)
+	}
+	select {
+	case <-m.begun:
+	case <-m.failed:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return m.stop(ctx, reasonKilled, stopGrace)
+}
+
+// stopAll ends all modules.
+func (r *Runtime) stopAll(ctx context.Context) error {
+	modules := r.all()
+	errs := make([]error, len(modules))
+	var stops sync.WaitGroup
+	for i, m := range modules {
+		stops.Go(func() {
+			if err := r.DeleteModule(ctx, m.index, m.uuid); !errdefs.IsNotFound(err) {
+				errs[i] = err
+			}
+		})
+	}
+	stops.Wait()
+	return errors.Join(errs...)
+}
+
+func (r *Runtime) all() []*module {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	list := make([]*module, 0, len(r.modules))
+	for _, m := range r.modules {
+		list = append(list, m)
+	}
+	return list
+}
+
+// CleanupModule implements runtime.Cleaner: the pod goes, and with it the log and the hold on the image.
+func (r *Runtime) CleanupModule(ctx context.Context, index int, uuid string, _ wire.Message) error {
+	m, err := r.at(index)
+	if err != nil || m.uuid != uuid {
+		return nil // it is gone already
+	}
+	err = m.remove(ctx)
+	r.drop(m)
+	return err
+}
+
+// remove removes what there is of the module.
+func (m *module) remove(ctx context.Context) error {
+	m.mu.Lock()
+	if m.timer != nil {
+		m.timer.Stop()
+	}
+	m.mu.Unlock()
+	m.disconnect()
+	if m.image != "" {
+		m.r.files.leave(m.image)
+		m.image = ""
+	}
+	err := m.r.removePod(ctx, m.podID)
+	if m.log != nil && err == nil {
+		err = m.log.remove()
+	}
+	return err
+}

@@ -1,0 +1,223 @@
+package wasm
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"math"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/edge/wire"
+	"github.com/tripod-run/tripod/sandbox"
+)
+
+const (
+	// podNamespace is the namespace of the modules' pods.
+	podNamespace = "edge"
+	// annotationRuntime and annotationModule say whose the pod is. Only we can set them: over the CRI they are refused.
+	annotationRuntime = sandbox.AnnotationRuntime
+	annotationModule  = sandbox.AnnotationEdge + "module"
+	// annotationDeadline is when the module is ended, RFC 3339.
+	annotationDeadline = sandbox.AnnotationEdge + "deadline"
+
+	containerName = "module"
+	logFile       = "module.log"
+
+	cpuPeriod    = 100_000 // µs, the kernel's default
+	minCPU       = 0.01    // the smallest quota that the kernel takes of a period
+	maxDeadline  = 10 * 365 * 24 * time.Hour
+	minMemory    = 64 << 10 // bytes: a page of WebAssembly
+	dirSeparator = "::"
+)
+
+// plan is what a module's data ask for.
+type plan struct {
+	pod       *runtimeapi.PodSandboxConfig
+	container *runtimeapi.ContainerConfig
+	channels  []sandbox.Channel
+	logDir    string
+	deadline  time.Duration // 0: none
+}
+
+// plan makes the configurations of a module's pod. Its image is not looked for yet.
+func (r *Runtime) plan(data wire.ModuleData) (*plan, error) {
+	uuid := data.UUID()
+	labels := map[string]string{annotationRuntime: r.UUID, annotationModule: uuid}
+	p := &plan{logDir: filepath.Join(r.LogDir, key(uuid))}
+	resources, err := p.resources(data.Resources())
+	if err != nil {
+		return nil, err
+	}
+	p.pod = &runtimeapi.PodSandboxConfig{
+		Metadata:     &runtimeapi.PodSandboxMetadata{Name: podName(data.Name(), uuid), Namespace: podNamespace, Uid: uuid},
+		LogDirectory: p.logDir, Labels: labels, Annotations: map[string]string{annotationRuntime: r.UUID, annotationModule: uuid},
+		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+			NamespaceOptions: &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE},
+		}},
+	}
+	p.container = &runtimeapi.ContainerConfig{
+		Metadata: &runtimeapi.ContainerMetadata{Name: containerName}, Command: data.Args(), LogPath: logFile, Labels: labels,
+		Annotations: map[string]string{annotationModule: uuid}, Linux: &runtimeapi.LinuxContainerConfig{Resources: resources},
+	}
+	if p.deadline > 0 {
+		p.container.Annotations[annotationDeadline] = time.Now().Add(p.deadline).Format(time.RFC3339Nano)
+	}
+	if p.container.Envs, err = environment(data.Env()); err != nil {
+		return nil, err
+	}
+	if p.container.Mounts, err = r.mounts(data.Dirs()); err != nil {
+		return nil, err
+	}
+	return p, p.setChannels(r.Topics, uuid, data.Channels())
+}
+
+// key is what a module's files are called after.
+func key(uuid string) string {
+	if plainKey.MatchString(uuid) && uuid != positionsDir {
+		return uuid
+	}
+	sum := sha256.Sum256([]byte(uuid))
+	return hex.EncodeToString(sum[:])
+}
+
+var plainKey = regexp.MustCompile(`^[A-Za-z0-9][-A-Za-z0-9]{0,63}$`)
+
+// notInLabel are the characters that a DNS label does not have.
+var notInLabel = regexp.MustCompile(`[^a-z0-9]+`)
+
+// podName is the module's name where that is a DNS label, else one made of it with the beginning of the uuid.
+func podName(name, uuid string) string {
+	if len(validation.IsDNS1123Label(name)) == 0 {
+		return name
+	}
+	clean := func(s string, most int) string {
+		s = strings.Trim(notInLabel.ReplaceAllString(strings.ToLower(s), "-"), "-")
+		return strings.Trim(s[:min(len(s), most)], "-")
+	}
+	stem, suffix := clean(name, validation.DNS1123LabelMaxLength-9), clean(uuid, 8)
+	if stem == "" {
+		stem = containerName
+	}
+	return strings.Trim(stem+"-"+suffix, "-")
+}
+
+func environment(env []string) ([]*runtimeapi.KeyValue, error) {
+	var all []*runtimeapi.KeyValue
+	for _, e := range env {
+		name, value, ok := strings.Cut(e, "=")
+		if !ok || name == "" {
+			return nil, fmt.Errorf("env: %q is not NAME=value: %w", e, errdefs.ErrInvalidArgument)
+		}
+		all = append(all, &runtimeapi.KeyValue{Key: name, Value: []byte(value)})
+	}
+	return all, nil
+}
+
+// mounts are the directories that a module sees: HOST, at the same path, or HOST::GUEST.
+func (r *Runtime) mounts(dirs []string) ([]*runtimeapi.Mount, error) {
+	var mounts []*runtimeapi.Mount
+	for _, dir := range dirs {
+		host, guest, named := strings.Cut(dir, dirSeparator)
+		if !named {
+			guest = host
+		}
+		real, err := realDir(r.DirRoots, host)
+		if err != nil {
+			return nil, fmt.Errorf("dirs: %q: %w", dir, err)
+		}
+		guest = path.Join("/", guest)
+		if guest == "/ch" || strings.HasPrefix(guest, "/ch/") {
+			return nil, fmt.Errorf("dirs: %q: a module's channels are at /ch; name another place with HOST::GUEST: %w", dir, errdefs.ErrInvalidArgument)
+		}
+		mounts = append(mounts, &runtimeapi.Mount{HostPath: real, ContainerPath: guest})
+	}
+	return mounts, nil
+}
+
+// setChannels puts the channels into the container's annotation. Two that have one name are told apart by a number.
+func (p *plan) setChannels(topics wire.Topics, uuid string, channels []wire.ModuleChannel) error {
+	if len(channels) == 0 {
+		return nil
+	}
+	taken := map[string]bool{}
+	for _, c := range channels {
+		name := c.Name
+		for n := 2; taken[name]; n++ {
+			name = fmt.Sprintf("%s-%d", c.Name, n)
+		}
+		taken[name] = true
+		p.channels = append(p.channels, sandbox.Channel{Name: name, Topic: topics.Expand(c.Topic, uuid), Flags: uint8(c.Flags)})
+	}
+	raw, err := json.Marshal(p.channels)
+	if err != nil {
+		return err
+	}
+	p.container.Annotations[sandbox.AnnotationChannels] = string(raw)
+	_, err = sandbox.ParseChannels(p.container.Annotations)
+	return err
+}
+
+// resources reads "memory" (bytes, or as "64Mi"), "cpu" (of one, or as "500m") and "deadline" (seconds, or as "90s").
+// What else there is belongs to other runtimes.
+func (p *plan) resources(asked wire.ModuleData) (*runtimeapi.LinuxContainerResources, error) {
+	res := &runtimeapi.LinuxContainerResources{}
+	if raw := asked["memory"]; given(raw) {
+		q, err := quantity(raw)
+		if err != nil || q.Value() < minMemory {
+			return nil, badResource("memory", raw, "a number of bytes, or a text such as \"64Mi\", of 64Ki at least")
+		}
+		res.MemoryLimitInBytes = q.Value()
+	}
+	if raw := asked["cpu"]; given(raw) {
+		q, err := quantity(raw)
+		if err != nil || q.AsApproximateFloat64() < minCPU || q.AsApproximateFloat64() > math.MaxInt16 {
+			return nil, badResource("cpu", raw, "a number of CPUs, or a text such as \"500m\", of 0.01 at least")
+		}
+		res.CpuPeriod, res.CpuQuota = cpuPeriod, int64(q.AsApproximateFloat64()*cpuPeriod)
+	}
+	if raw := asked["deadline"]; given(raw) {
+		d, err := duration(raw)
+		if err != nil || d <= 0 || d > maxDeadline {
+			return nil, badResource("deadline", raw, "a number of seconds, or a text such as \"90s\"")
+		}
+		p.deadline = d
+	}
+	return res, nil
+}
+
+func given(raw json.RawMessage) bool { return len(raw) > 0 && string(raw) != "null" }
+
+func badResource(name string, raw json.RawMessage, want string) error {
+	return fmt.Errorf("resources: %s is %.60s, and not %s: %w", name, raw, want, errdefs.ErrInvalidArgument)
+}
+
+// quantity reads a number, or a text of Kubernetes' kind.
+func quantity(raw json.RawMessage) (resource.Quantity, error) {
+	var text string
+	if json.Unmarshal(raw, &text) != nil {
+		text = string(raw)
+	}
+	return resource.ParseQuantity(text)
+}
+
+func duration(raw json.RawMessage) (time.Duration, error) {
+	var text string
+	if json.Unmarshal(raw, &text) == nil {
+		return time.ParseDuration(text)
+	}
+	var seconds float64
+	if err := json.Unmarshal(raw, &seconds); err != nil || seconds > maxDeadline.Seconds() {
+		return 0, errdefs.ErrInvalidArgument
+	}
+	return time.Duration(seconds * float64(time.Second)), nil
+}

@@ -1,0 +1,145 @@
+package wasm
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/edge/wire"
+	"github.com/tripod-run/tripod/internal/node"
+	"github.com/tripod-run/tripod/sandbox"
+)
+
+// sweepPause is between two looks for pods and images that nobody needs.
+const sweepPause = 15 * time.Second
+
+// ours lists the pods of this runtime.
+func (r *Runtime) ours() []*node.Pod {
+	var pods []*node.Pod
+	for _, p := range r.Node.Pods() {
+		if p.Config.GetAnnotations()[annotationRuntime] == r.UUID {
+			pods = append(pods, p)
+		}
+	}
+	return pods
+}
+
+func moduleOf(p *node.Pod) string { return p.Config.GetAnnotations()[annotationModule] }
+
+// removeFormer removes what there is of a module that an earlier daemon left: pods and the log.
+func (r *Runtime) removeFormer(ctx context.Context, uuid string) error {
+	for _, p := range r.ours() {
+		if moduleOf(p) != uuid {
+			continue
+		}
+		if err := r.removePod(ctx, p.ID); err != nil {
+			return err
+		}
+	}
+	return removeLog(r.LogDir, key(uuid))
+}
+
+// removePod stops and removes a pod; "" is none, and one that is not there is removed.
+func (r *Runtime) removePod(ctx context.Context, id string) error {
+	if id == "" {
+		return nil
+	}
+	if err := r.Node.StopSandbox(ctx, id); err != nil && !errdefs.IsNotFound(err) {
+		return err
+	}
+	if err := r.Node.RemoveSandbox(ctx, id); err != nil && !errdefs.IsNotFound(err) {
+		return err
+	}
+	return nil
+}
+
+// Adopt implements runtime.Adopter. A module that has ended in the meantime is adopted, too: its end is told then. When
+// nobody saw its end, as after a reboot of the node, it is removed.
+func (r *Runtime) Adopt(ctx context.Context, index int, data wire.ModuleData) (bool, error) {
+	if err := data.Validate(); err != nil {
+		return false, err
+	}
+	pod, c := r.podOf(data.UUID())
+	if c == nil || c.State != node.Running && (c.State != node.Stopped || c.Reason == sandbox.ReasonUnknown) {
+		return false, r.removeFormer(ctx, data.UUID())
+	}
+	m := r.newModule(index, data)
+	if err := r.put(m); err != nil {
+		return false, err
+	}
+	m.podID, m.channels = c.PodID, c.Config.GetAnnotations()[sandbox.AnnotationChannels] != ""
+	log, err := newFollower(m, pod.Config.GetLogDirectory())
+	if err != nil {
+		r.drop(m)
+		return false, err
+	}
+	m.log, m.image = log, c.ImageID
+	r.files.join(m.image)
+	if at, err := time.Parse(time.RFC3339Nano, c.Config.GetAnnotations()[annotationDeadline]); err == nil {
+		m.deadline = at
+	}
+	m.watchPod()
+	close(m.begun)
+	m.attend()
+	r.lookAtAll() // it may have ended before its events were followed
+	return true, nil
+}
+
+// podOf finds the pod of a module that has a container; nil when there is none.
+func (r *Runtime) podOf(uuid string) (*node.Pod, *node.Container) {
+	for _, p := range r.ours() {
+		if c := p.Container(p.ID); c != nil && moduleOf(p) == uuid {
+			return p, c
+		}
+	}
+	return nil, nil
+}
+
+// sweep removes, now and then, what nobody needs.
+func (r *Runtime) sweep() {
+	tick := time.NewTicker(min(sweepPause, r.OrphanAge, r.ImageIdle))
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-r.ctx.Done():
+			return
+		}
+		if err := r.removeOrphans(); err != nil && r.ctx.Err() == nil {
+			r.log.Warn("pods of modules that are gone stay for now", "error", err)
+		}
+		r.files.collect(r.ctx)
+	}
+}
+
+// removeOrphans removes pods of modules that are not there, once those of an earlier daemon had time to be adopted.
+func (r *Runtime) removeOrphans() error {
+	r.mu.Lock()
+	early := time.Since(r.started) < r.OrphanAge
+	r.mu.Unlock()
+	if early {
+		return nil
+	}
+	var errs []error
+	for _, p := range r.ours() {
+		uuid := moduleOf(p)
+		if r.live(uuid) { // its uuid is taken before its pod is made
+			continue
+		}
+		r.log.Warn("removing the pod of a module that is gone", "module", uuid, "pod", p.ID)
+		errs = append(errs, r.removePod(r.ctx, p.ID))
+	}
+	return errors.Join(errs...)
+}
+
+// live tells whether there is a module now.
+func (r *Runtime) live(uuid string) bool {
+	for _, m := range r.all() {
+		if m.uuid == uuid {
+			return true
+		}
+	}
+	return false
+}

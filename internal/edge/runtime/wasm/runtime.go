@@ -1,0 +1,193 @@
+package wasm
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/edge/runtime"
+	"github.com/tripod-run/tripod/internal/edge/wire"
+	"github.com/tripod-run/tripod/internal/node"
+)
+
+// queued is how many messages wait for Receive; then those who have more wait.
+const queued = 256
+
+// Runtime implements runtime.Runtime and all its optional interfaces.
+type Runtime struct {
+	Config
+	log   *slog.Logger
+	files *imports
+	watch *watcher
+	out   chan outgoing
+
+	lastWords, lookPause time.Duration // constants but for tests
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	work   sync.WaitGroup
+
+	mu      sync.Mutex
+	started time.Time // zero before the first Start
+	sub     *node.Subscription
+	modules map[int]*module
+	pods    map[string]*module // by pod ID
+}
+
+// outgoing is a message for the manager. handed is called, unless it is nil, when Receive gives it away.
+type outgoing struct {
+	wire.Message
+	handed func()
+}
+
+var (
+	_ runtime.Runtime = (*Runtime)(nil)
+	_ runtime.Creator = (*Runtime)(nil)
+	_ runtime.Deleter = (*Runtime)(nil)
+	_ runtime.Cleaner = (*Runtime)(nil)
+	_ runtime.Grouper = (*Runtime)(nil)
+	_ runtime.Adopter = (*Runtime)(nil)
+)
+
+// New makes a runtime; nothing happens before Start. A configuration that cannot be is errdefs.ErrInvalidArgument.
+func New(c Config) (*Runtime, error) {
+	if err := c.setDefaults(); err != nil {
+		return nil, err
+	}
+	r := &Runtime{
+		Config: c, log: c.Logger.With("runtime", c.Name), out: make(chan outgoing, queued), watch: newWatcher(), lastWords: lastWords, lookPause: lookPause,
+		modules: map[int]*module{}, pods: map[string]*module{},
+	}
+	r.files = newImports(c, r.log)
+	r.ctx, r.cancel = context.WithCancel(context.Background())
+	return r, nil
+}
+
+// Info implements runtime.Runtime.
+func (r *Runtime) Info() runtime.Info {
+	return runtime.Info{Type: Type, Name: r.Name, UUID: r.UUID, APIs: slices.Clone(APIs), MaxModules: r.MaxModules}
+}
+
+// Start implements runtime.Runtime. The runtime is never lost, as it is the node's: there is nothing to start again.
+func (r *Runtime) Start(context.Context) (map[string]any, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ctx.Err() != nil {
+		return nil, r.closed()
+	}
+	if !r.started.IsZero() {
+		return nil, nil
+	}
+	if err := os.MkdirAll(r.LogDir, 0o700); err != nil {
+		return nil, fmt.Errorf("runtime %s: %w: %w", r.Name, err, errdefs.ErrUnavailable)
+	}
+	r.started, r.sub = time.Now(), r.Node.Subscribe()
+	r.work.Go(r.followEvents)
+	r.work.Go(r.sweep)
+	return nil, nil
+}
+
+// Receive implements runtime.Runtime.
+func (r *Runtime) Receive(ctx context.Context) (wire.Message, error) {
+	select {
+	case m := <-r.out:
+		if m.handed != nil {
+			m.handed()
+		}
+		return m.Message, nil
+	case <-ctx.Done():
+		return wire.Message{}, context.Cause(ctx)
+	case <-r.ctx.Done():
+		return wire.Message{}, r.closed()
+	}
+}
+
+// Send implements runtime.Runtime: messages for channels, and the seed's control messages. What is for a module that is not
+// there is errdefs.ErrNotFound.
+func (r *Runtime) Send(ctx context.Context, m wire.Message) error {
+	switch {
+	case r.ctx.Err() != nil:
+		return r.closed()
+	case !m.Control:
+		return r.deliver(m)
+	case m.Arg == wire.Create:
+		data, err := wire.ParseModuleData(m.Payload)
+		if err != nil {
+			return err
+		}
+		return r.CreateModule(ctx, m.Module, data)
+	case m.Arg == wire.Delete:
+		module, err := r.at(m.Module)
+		if err != nil {
+			return err
+		}
+		return r.DeleteModule(ctx, m.Module, module.uuid)
+	case m.Arg == wire.Stop:
+		return r.stopAll(ctx)
+	}
+	return fmt.Errorf("runtime %s: control message of type %d: %w", r.Name, m.Arg, errdefs.ErrNotImplemented)
+}
+
+// Close implements runtime.Runtime. The modules go on.
+func (r *Runtime) Close() error {
+	r.cancel()
+	r.mu.Lock()
+	if r.sub != nil {
+		r.sub.Close()
+	}
+	r.mu.Unlock()
+	for _, m := range r.all() {
+		m.disconnect()
+	}
+	r.work.Wait()
+	r.watch.close()
+	return nil
+}
+
+// Group implements runtime.Grouper.
+func (r *Runtime) Group(index int) string {
+	m, err := r.at(index)
+	if err != nil {
+		return ""
+	}
+	return m.groupName()
+}
+
+func (r *Runtime) closed() error {
+	return fmt.Errorf("runtime %s has been closed: %w", r.Name, errdefs.ErrUnavailable)
+}
+
+// at is the module at an index.
+func (r *Runtime) at(index int) (*module, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if m := r.modules[index]; m != nil {
+		return m, nil
+	}
+	return nil, fmt.Errorf("runtime %s has no module at index %d: %w", r.Name, index, errdefs.ErrNotFound)
+}
+
+// spawn runs f beside the others, which Close waits for; not at all when the runtime is closed. m.mu may be held.
+func (r *Runtime) spawn(f func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ctx.Err() == nil {
+		r.work.Go(f)
+	}
+}
+
+// tell queues a message for the manager, and waits for room; false when the runtime was closed meanwhile.
+func (r *Runtime) tell(m outgoing) bool {
+	select {
+	case r.out <- m:
+		return true
+	case <-r.ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,81 @@
+package wasm
+
+import (
+	"path/filepath"
+	"sync"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+// watcher tells followers that their log has grown. One inotify instance serves all: the kernel gives a user few of them
+// (fs.inotify.max_user_instances). Without it, or without a watch, followers look by themselves, once a second.
+type watcher struct {
+	mu     sync.Mutex
+	notify *fsnotify.Watcher // there since the first watch, until close
+	wakes  map[string]chan struct{}
+	done   sync.WaitGroup
+}
+
+func newWatcher() *watcher { return &watcher{wakes: map[string]chan struct{}{}} }
+
+// add has wake signalled when a file in the directory changes.
+func (w *watcher) add(dir string, wake chan struct{}) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.notify == nil {
+		notify, err := fsnotify.NewWatcher()
+		if err != nil {
+			return err
+		}
+		w.notify = notify
+		w.done.Go(func() { w.run(notify) })
+	}
+	w.wakes[dir] = wake
+	return w.notify.Add(dir)
+}
+
+func (w *watcher) remove(dir string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.wakes[dir] == nil {
+		return
+	}
+	delete(w.wakes, dir)
+	_ = w.notify.Remove(dir) // it may be gone already
+}
+
+func (w *watcher) close() {
+	w.mu.Lock()
+	if w.notify != nil {
+		_ = w.notify.Close()
+	}
+	w.mu.Unlock()
+	w.done.Wait()
+}
+
+func (w *watcher) run(notify *fsnotify.Watcher) {
+	for {
+		select {
+		case event, ok := <-notify.Events:
+			if !ok {
+				return
+			}
+			w.signal(filepath.Dir(event.Name))
+		case _, ok := <-notify.Errors: // too many events at once, say: some were lost, and followers look by themselves
+			if !ok {
+				return
+			}
+		}
+	}
+}
+
+func (w *watcher) signal(dir string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if wake := w.wakes[dir]; wake != nil {
+		select {
+		case wake <- struct{}{}:
+		default:
+		}
+	}
+}

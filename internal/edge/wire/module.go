@@ -1,0 +1,167 @@
+package wire
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+
+	"github.com/containerd/errdefs"
+)
+
+// ModuleData is the data of a module's create message, each field verbatim (Seed 4, "Create Module"). It is never changed in
+// place: With and Without make new ones, so no argument list grows over restarts.
+type ModuleData map[string]json.RawMessage
+
+// ModuleChannel is a channel that is opened for a module from its data.
+type ModuleChannel struct {
+	Name  string // of the file below /ch; the topic's last level if the data have none
+	Topic string
+	Flags Flags
+}
+
+// Restart policies, the field "restart".
+const (
+	RestartAlways    = "always"
+	RestartOnFailure = "on-failure"
+	RestartNever     = "never"
+)
+
+// ParseModuleData reads an object; its fields may be wrong (Validate).
+func ParseModuleData(raw []byte) (ModuleData, error) {
+	fields, err := ParseObject(raw)
+	if err != nil {
+		return nil, fmt.Errorf("a module's data: %w", err)
+	}
+	return fields, nil
+}
+
+// Bytes is the data as they are sent, fields by name, values verbatim.
+func (d ModuleData) Bytes() json.RawMessage { return AppendObject(nil, d) }
+
+// With is a copy of the data with one more field, or another value of it.
+func (d ModuleData) With(name string, value any) (ModuleData, error) {
+	raw, err := json.Marshal(value)
+	if err != nil {
+		return nil, fmt.Errorf("a module's %q: %w (%v)", name, errdefs.ErrInvalidArgument, err)
+	}
+	c := maps.Clone(d)
+	if c == nil {
+		c = ModuleData{}
+	}
+	c[name] = raw
+	return c, nil
+}
+
+// Without is a copy of the data without the fields.
+func (d ModuleData) Without(names ...string) ModuleData {
+	c := maps.Clone(d)
+	for _, name := range names {
+		delete(c, name)
+	}
+	return c
+}
+
+// UUID names the module.
+func (d ModuleData) UUID() string { return d.text("uuid") }
+
+// Name is for people.
+func (d ModuleData) Name() string { return d.text("name") }
+
+// Parent is the uuid or the name of the runtime; "" where the orchestrator chooses.
+func (d ModuleData) Parent() string { return d.text("parent") }
+
+// File is the path of the program on the node: "file", else "filename".
+func (d ModuleData) File() string {
+	if f := d.text("file"); f != "" {
+		return f
+	}
+	return d.text("filename")
+}
+
+// FileType is the kind of the file in the peers' words: "WA", "PY".
+func (d ModuleData) FileType() string { return d.text("filetype") }
+
+// Image is an OCI reference with a digest, in place of a file.
+func (d ModuleData) Image() string { return d.text("image") }
+
+// FaultCrash tells what a crash of the module means: "ignore", or "restart".
+func (d ModuleData) FaultCrash() string { return d.text("fault_crash") }
+
+// Restart is the restart policy; RestartNever where there is none.
+func (d ModuleData) Restart() string {
+	if r := d.text("restart"); r != "" {
+		return r
+	}
+	return RestartNever
+}
+
+// Args are the module's arguments, argv[0] first, from either form: a list, or the "argv" of an object.
+func (d ModuleData) Args() []string {
+	if o := d.argsObject(); o != nil {
+		return o.list("argv")
+	}
+	return d.list("args")
+}
+
+// Env are the variables, NAME=value: the module's own and those of its arguments.
+func (d ModuleData) Env() []string { return append(d.list("env"), d.argsObject().list("env")...) }
+
+// Dirs are the directories of the node that the module is to see: "dir" and "dirs", and those of its arguments.
+func (d ModuleData) Dirs() []string {
+	var all []string
+	for _, o := range []ModuleData{d, d.argsObject()} {
+		all = append(append(all, o.list("dir")...), o.list("dirs")...)
+	}
+	return all
+}
+
+// APIs are what the module needs of a runtime.
+func (d ModuleData) APIs() []string { return d.list("apis") }
+
+// Resources are the limits as the client wrote them; nil if there are none.
+func (d ModuleData) Resources() ModuleData {
+	var o ModuleData
+	d.get("resources", &o)
+	return o
+}
+
+// Channels are what is opened for the module before it starts: "mode" as ParseFlags reads it, or the number of the flags.
+func (d ModuleData) Channels() []ModuleChannel {
+	all, err := d.channels()
+	if err != nil {
+		return nil
+	}
+	return all
+}
+
+func (d ModuleData) argsObject() ModuleData {
+	var o ModuleData
+	d.get("args", &o)
+	return o
+}
+
+// get decodes a field; it tells whether there was one of the right kind.
+func (d ModuleData) get(name string, to any) bool {
+	raw := d[name]
+	return !isNull(raw) && json.Unmarshal(raw, to) == nil
+}
+
+func (d ModuleData) text(name string) string {
+	var s string
+	if !d.get(name, &s) {
+		return ""
+	}
+	return s
+}
+
+// list is a list of strings, or a string alone.
+func (d ModuleData) list(name string) []string {
+	var all []string
+	if d.get(name, &all) {
+		return all
+	}
+	if s := d.text(name); s != "" {
+		return []string{s}
+	}
+	return nil
+}

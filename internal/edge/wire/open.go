@@ -1,0 +1,135 @@
+package wire
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"strings"
+
+	"github.com/containerd/errdefs"
+)
+
+// Flags are the mode of a channel (Seed 4, "Open Channel").
+type Flags uint8
+
+// The bits of Flags.
+const (
+	Read      Flags = 1
+	Write     Flags = 2
+	ReadWrite Flags = 3
+	QoS1      Flags = 4
+	QoS2      Flags = 8
+
+	wideFD Flags = 0x80 // the channel's number has a second byte; only with the wide header
+)
+
+// QoS is the quality of service that the flags ask for: 0, 1 or 2; 2 if both bits are set.
+func (f Flags) QoS() byte {
+	switch {
+	case f&QoS2 != 0:
+		return 2
+	case f&QoS1 != 0:
+		return 1
+	}
+	return 0
+}
+
+// CanRead tells whether messages are delivered to the channel.
+func (f Flags) CanRead() bool { return f&Read != 0 }
+
+// CanWrite tells whether the channel publishes.
+func (f Flags) CanWrite() bool { return f&Write != 0 }
+
+// String is the mode as users write it, as "rw:1"; ParseFlags reads it.
+func (f Flags) String() string {
+	s := map[Flags]string{Read: "r", Write: "w", ReadWrite: "rw"}[f&ReadWrite]
+	if q := f.QoS(); q != 0 {
+		s += fmt.Sprintf(":%d", q)
+	}
+	return s
+}
+
+// ParseFlags reads a mode as users and module data have it: "r", "w" or "rw", then ":" and the quality of service, if any.
+func ParseFlags(s string) (Flags, error) {
+	mode, qos, _ := strings.Cut(s, ":")
+	f, known := map[string]Flags{"r": Read, "w": Write, "rw": ReadWrite, "wr": ReadWrite}[mode]
+	q, level := map[string]Flags{"": 0, "0": 0, "1": QoS1, "2": QoS2}[qos]
+	if !known || !level {
+		return 0, fmt.Errorf("a channel's mode %q: want r, w or rw, and :0, :1 or :2 after it if need be: %w", s, errdefs.ErrInvalidArgument)
+	}
+	return f | q, nil
+}
+
+// Open is the payload of OpenChannel: fd:u8 | flags:u8 | topic. A number above 255 has its upper byte after the flags, and bit 7
+// of the flags says so; such numbers need the wide header.
+type Open struct {
+	FD    int
+	Flags Flags
+	Topic string // as the module gave it: Topics.Expand
+}
+
+// ParseOpen reads the payload of OpenChannel. NULs at its end are C's and no part of the topic. What cannot be a channel
+// (no topic, neither read nor write, a wildcard together with write) is ErrInvalidArgument.
+func ParseOpen(payload []byte) (Open, error) {
+	if len(payload) < 2 {
+		return Open{}, fmt.Errorf("open a channel with %d bytes: want number, flags and topic: %w", len(payload), errdefs.ErrInvalidArgument)
+	}
+	o := Open{FD: int(payload[0]), Flags: Flags(payload[1])}
+	rest := payload[2:]
+	if o.Flags&wideFD != 0 {
+		if len(rest) == 0 {
+			return Open{}, fmt.Errorf("open a channel: the flags announce a wide number and none follows: %w", errdefs.ErrInvalidArgument)
+		}
+		o.FD |= int(rest[0]) << 8
+		o.Flags &^= wideFD
+		rest = rest[1:]
+	}
+	o.Topic = string(bytes.TrimRight(rest, "\x00"))
+	return o, o.Validate()
+}
+
+// Validate tells what is wrong with the channel, as ErrInvalidArgument.
+func (o Open) Validate() error {
+	switch {
+	case o.FD < 0 || o.FD >= MaxChannelsWide:
+		return fmt.Errorf("channel %d: numbers are 0 to %d: %w", o.FD, MaxChannelsWide-1, errdefs.ErrInvalidArgument)
+	case o.Flags&ReadWrite == 0:
+		return fmt.Errorf("channel %d on %q: its flags %#x say neither read nor write: %w", o.FD, o.Topic, uint8(o.Flags), errdefs.ErrInvalidArgument)
+	case o.Flags.CanWrite() && HasWildcard(o.Topic):
+		return fmt.Errorf("channel %d on %q: wildcards are for channels that are opened for reading only: %w", o.FD, o.Topic, errdefs.ErrInvalidArgument)
+	}
+	if err := ValidFilter(o.Topic); err != nil {
+		return fmt.Errorf("channel %d: %w", o.FD, err)
+	}
+	return nil
+}
+
+// Append appends the payload.
+func (o Open) Append(b []byte) []byte {
+	if o.FD < MaxChannels {
+		b = append(b, byte(o.FD), byte(o.Flags&^wideFD))
+	} else {
+		b = append(b, byte(o.FD), byte(o.Flags|wideFD), byte(o.FD>>8))
+	}
+	return append(b, o.Topic...)
+}
+
+// ParseClose reads the payload of CloseChannel, the channel's number: a byte, or two of them, little endian, with the wide
+// header. A NUL that C adds changes nothing.
+func ParseClose(payload []byte) (fd int, err error) {
+	switch len(payload) {
+	case 1:
+		return int(payload[0]), nil
+	case 2:
+		return int(binary.LittleEndian.Uint16(payload)), nil
+	}
+	return 0, fmt.Errorf("close a channel with %d bytes: want its number: %w", len(payload), errdefs.ErrInvalidArgument)
+}
+
+// AppendClose appends the payload of CloseChannel.
+func AppendClose(b []byte, fd int) []byte {
+	if fd < MaxChannels {
+		return append(b, byte(fd))
+	}
+	return binary.LittleEndian.AppendUint16(b, uint16(fd))
+}

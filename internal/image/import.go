@@ -1,0 +1,89 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/distribution/reference"
+)
+
+// LocalPrefix begins the names of images that were made of files of this node.
+const LocalPrefix = "edge.local/"
+
+// IsLocal tells whether a reference is the name of such an image.
+func IsLocal(ref string) bool { return strings.HasPrefix(ref, LocalPrefix) }
+
+// Import puts an artifact that was made on this node into the store under a name, as a pull of that name would have done:
+// what is there already, and whole, is not written again, and a name that was another image's moves. Remove, and with it the
+// collector, takes it away.
+//
+// Errors: errdefs.ErrInvalidArgument for a malformed reference, and for an artifact that breaks a limit or is not what it
+// says, ErrResourceExhausted when the disk is full.
+func (s *Store) Import(ctx context.Context, ref string, manifest Blob, blobs ...Blob) (_ Image, err error) {
+	named, err := reference.ParseDockerRef(ref)
+	if err != nil {
+		return Image{}, invalidf("image reference %q: %v", ref, err)
+	}
+	ctx = s.with(ctx)
+	defer func() {
+		if err != nil {
+			err = classify(ctx, fmt.Sprintf("import image %q", named), err)
+		}
+	}()
+	target := bare(manifest.Descriptor)
+	if img, ok := s.current(ctx, named, target); ok {
+		return img, nil
+	}
+	d, err := parseManifest(target, manifest.Data, s.cfg.Limits)
+	if err != nil {
+		return Image{}, err
+	}
+	start := time.Now()
+	p := &puller{Store: s, named: named}
+	names := p.names(target)
+	ctx, release, err := s.lease(ctx, names)
+	if err != nil {
+		return Image{}, err
+	}
+	defer release(false)
+	for _, blob := range append(blobs[:len(blobs):len(blobs)], manifest) {
+		if err := p.put(ctx, blob); err != nil {
+			return Image{}, fmt.Errorf("%s %s: %w", blob.MediaType, blob.Digest, err)
+		}
+	}
+	if err := p.label(ctx, target, append(d.layers[:len(d.layers):len(d.layers)], d.config)...); err != nil {
+		return Image{}, err
+	}
+	config, err := s.readBlob(ctx, d.config)
+	if err != nil {
+		return Image{}, err
+	}
+	if err := d.setConfig(config, s.platform); err != nil {
+		return Image{}, err
+	}
+	if err := p.checkArtifact(ctx, d); err != nil {
+		return Image{}, err
+	}
+	img, err := s.record(ctx, d, target, names, nil)
+	if err == nil {
+		s.cfg.Logger.InfoContext(ctx, "image imported", "image", named.String(), "id", img.ID, "bytes", img.Size, "took", time.Since(start))
+	}
+	return img, err
+}
+
+// put writes a blob from memory, or takes the stored one under the lease.
+func (p *puller) put(ctx context.Context, blob Blob) error {
+	unlock, err := p.lockBlob(ctx, blob.Descriptor)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := p.mend(ctx, blob.Descriptor); err != nil {
+		return err
+	}
+	return content.WriteBlob(ctx, p.content, "import-"+blob.Digest.String(), bytes.NewReader(blob.Data), blob.Descriptor)
+}

@@ -1,0 +1,52 @@
+package artifact
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/tripod-run/tripod/internal/image"
+)
+
+// maxLocal bounds a file that ImportFile reads, in bytes.
+const maxLocal = 256 << 20
+
+// Local is an image store that also takes binaries in files of this node.
+type Local struct{ *image.Store }
+
+// ImportFile makes an image of a binary in a file, from its beginning, with the name image.LocalPrefix and its SHA-256.
+// Files with the same content are the same image, and one that is in the store is not written again. What is not
+// WebAssembly, too large, or not a regular file is errdefs.ErrInvalidArgument.
+func (l Local) ImportFile(ctx context.Context, file *os.File) (image.Image, error) {
+	wasm, err := readLocal(file)
+	if err != nil {
+		return image.Image{}, err
+	}
+	built, err := Build(Spec{Wasm: wasm})
+	if err != nil {
+		return image.Image{}, fmt.Errorf("%s: %w", file.Name(), err)
+	}
+	return l.Import(ctx, image.LocalPrefix+digest.FromBytes(wasm).Encoded(), built.Manifest, built.Blobs...)
+}
+
+func readLocal(file *os.File) ([]byte, error) {
+	info, err := file.Stat()
+	switch {
+	case err != nil:
+		return nil, err
+	case !info.Mode().IsRegular():
+		return nil, fmt.Errorf("%s is not a regular file: %w", file.Name(), errdefs.ErrInvalidArgument)
+	case info.Size() > maxLocal:
+		return nil, fmt.Errorf("%s has %d bytes, at most %d are taken: %w", file.Name(), info.Size(), maxLocal, errdefs.ErrInvalidArgument)
+	}
+	// One byte more than it said shows that it grows.
+	wasm, err := io.ReadAll(io.NewSectionReader(file, 0, info.Size()+1))
+	if err == nil && int64(len(wasm)) != info.Size() {
+		err = fmt.Errorf("%s changes while it is read: %w", file.Name(), errdefs.ErrUnavailable)
+	}
+	return wasm, err
+}

@@ -1,0 +1,52 @@
+package artifact
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/tripod-run/tripod/internal/image"
+)
+
+func TestImportFile(t *testing.T) {
+	r := newRig(t)
+	wasm := example(t, "hello-http-c")
+	ids := map[string]bool{}
+	for _, name := range []string{"a.wasm", "b.wasm"} {
+		path := filepath.Join(t.TempDir(), name)
+		r.must(os.WriteFile(path, wasm, 0o644))
+		f, err := os.Open(path)
+		r.must(err)
+		defer f.Close()
+		img, err := Local{r.store}.ImportFile(t.Context(), f)
+		r.must(err)
+		ids[img.ID] = true
+		want := image.LocalPrefix + digest.FromBytes(wasm).Encoded() + ":latest"
+		if len(img.RepoTags) != 1 || img.RepoTags[0] != want || !image.IsLocal(img.RepoTags[0]) {
+			t.Errorf("tags %v, want %s", img.RepoTags, want)
+		}
+		if a, err := Open(t.Context(), r.store, img.ID); err != nil || a.Wasm.Digest != digest.FromBytes(wasm) {
+			t.Errorf("%+v, %v", a, err)
+		}
+	}
+	if len(ids) != 1 {
+		t.Errorf("images %v", ids)
+	}
+}
+
+func TestImportFileRefuses(t *testing.T) {
+	r := newRig(t)
+	text := filepath.Join(t.TempDir(), "text.wasm")
+	r.must(os.WriteFile(text, []byte("#!/bin/sh"), 0o644))
+	for _, path := range []string{text, t.TempDir(), "/dev/null"} {
+		f, err := os.Open(path)
+		r.must(err)
+		defer f.Close()
+		if _, err := (Local{r.store}).ImportFile(t.Context(), f); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}

@@ -1,0 +1,79 @@
+// What the files of preview 1 share (p1.c, p1poll.c, p1channel.c, p1pass.c).
+#ifndef P1_H
+#define P1_H
+#include "tw.h"
+#include <string.h>
+
+// Error numbers of preview 1.
+enum {
+  OK, EACCES_ = 2, EAGAIN_ = 6, EBADF_ = 8, EEXIST_ = 20, EFAULT_ = 21, EINVAL_ = 28, EIO_ = 29, EISDIR_ = 31, EMFILE_ = 33,
+  EMSGSIZE_ = 35, ENAMETOOLONG_ = 37, ENOENT_ = 44, ENOTDIR_ = 54, ENOTSOCK_ = 57, ENOTSUP_ = 58, ESPIPE_ = 70, EXDEV_ = 75,
+};
+enum { ENDED = -1 }; // the guest has been ended; why is set
+
+// What a call does in one piece, between two looks at whether the guest has been killed: vectors of a stream and
+// subscriptions (as IOV_MAX), bytes.
+enum { MAX_ENTRIES = 1024, MAX_PIECE = 1 << 20 };
+
+// Kinds of tw_fd, what may be done with it (modes), and of its flags the one that matters.
+enum { FD_NONE, FD_STREAM, FD_ROOM, FD_CHANNEL, FD_PASSED };
+enum { CAN_READ = TW_READ, CAN_WRITE = TW_WRITE };
+enum { NONBLOCK = 4 };
+
+// Rights of a descriptor that somebody looks at, types of files.
+enum { RIGHT_READ = 1 << 1, RIGHT_WRITE = 1 << 6, RIGHT_OPEN = 1 << 13, RIGHT_POLL = 1 << 27 };
+enum { UNKNOWN, CHARACTER_DEVICE = 2, DIRECTORY };
+
+// call is one call: its parameters, and the guest's memory, which does not move meanwhile.
+typedef struct {
+  tw_inst *i;
+  const wasmtime_val_raw_t *v;
+  wasmtime_memory_t memory;
+  uint8_t *mem;
+  size_t size;
+} call;
+
+static inline uint32_t arg(const call *c, int n) { return (uint32_t)c->v[n].i32; }
+static inline bool fits(const call *c, uint64_t at, uint64_t n) { return at + n <= c->size; }
+static inline void put32(const call *c, uint32_t at, uint32_t v) { memcpy(c->mem + at, &v, 4); }
+static inline void put64(const call *c, uint32_t at, uint64_t v) { memcpy(c->mem + at, &v, 8); }
+static inline uint32_t get32(const call *c, uint32_t at) {
+  uint32_t v;
+  memcpy(&v, c->mem + at, 4);
+  return v;
+}
+static inline uint64_t get64(const call *c, uint32_t at) {
+  uint64_t v;
+  memcpy(&v, c->mem + at, 8);
+  return v;
+}
+
+// fd_at is the open descriptor of a number, or NULL.
+static inline tw_fd *fd_at(const call *c, uint32_t fd) {
+  return fd < c->i->nfds && c->i->fds[fd].kind ? &c->i->fds[fd] : NULL;
+}
+
+// ---- p1.c, p1poll.c ----
+
+bool p1_clock(uint32_t id, bool resolution, uint64_t *ns);
+// p1_wait_input waits until there is input, or until a time on the monotonic clock; it gives whether there is.
+int p1_wait_input(call *, int64_t until);
+int p1_poll(call *); // poll_oneoff
+
+// ---- channels (p1channel.c) ----
+
+int p1_channel_open(call *);     // path_open below /ch
+int p1_channel_filestat(call *); // path_filestat_get below /ch
+int p1_channel_read(call *, tw_fd *);
+int p1_channel_write(call *, tw_fd *);
+bool p1_channel_ready(call *, const tw_fd *, int mode); // whether a read, or a write, would not wait
+void p1_channel_close(call *, const tw_fd *);
+int p1_room_prestat(call *);  // fd_prestat_get of /ch
+int p1_room_dir_name(call *); // fd_prestat_dir_name
+
+// ---- descriptors of the engine's own WASI (p1pass.c) ----
+
+// p1_pass calls a function of preview 1 in the engine's WASI. Bit k of fds says that parameter k is a descriptor.
+int p1_pass(call *, uint32_t function, uint32_t nparams, uint32_t fds);
+int p1_pass_open(call *, uint32_t function, uint32_t nparams); // path_open, which makes a descriptor
+#endif

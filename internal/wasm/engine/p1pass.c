@@ -1,0 +1,70 @@
+// Guests that have both channels and directories: their preview 1 is ours, and what concerns a directory or file is passed on to
+// the engine's, whose descriptors have other numbers.
+//
+// The engine's functions find the memory of the guest by who calls them: an instance that exports it. So each such guest
+// has a second, tiny one (passing.go), which has the guest's memory and calls what it is told to. It is made when it is needed
+// for the first time.
+#include "p1.h"
+#include <stdlib.h>
+
+static const char preview1[] = "wasi_snapshot_preview1";
+
+static bool took(call *c, wasmtime_error_t *e, wasm_trap_t *t) { return tw_took(c->i, e, t); }
+
+// imports are what the second instance imports: the memory, and all functions that are passed on, in their order.
+static size_t imports(tw_inst *i, wasmtime_memory_t memory, wasmtime_extern_t *all) {
+  const char *name, *params;
+  uint32_t fds;
+  size_t n = 0;
+  all[n++] = (wasmtime_extern_t){.kind = TW_EXTERN_MEMORY, .of.memory = memory};
+  for (uint32_t k = 0; (name = tw_preview1(k, &params, &fds)); k++)
+    if (fds && !wasmtime_linker_get(i->passing.linker, i->cx, preview1, sizeof preview1 - 1, name, strlen(name), &all[n++])) return 0;
+  return n;
+}
+
+// prepare makes the second instance.
+static bool prepare(call *c) {
+  enum { MOST = 64 };
+  tw_inst *i = c->i;
+  wasmtime_extern_t all[MOST + 1];
+  wasmtime_instance_t second;
+  wasm_trap_t *trap = NULL;
+  const char *name, *params;
+  uint32_t fds;
+  size_t n = imports(i, c->memory, all);
+  if (!n) return tw_fail(i, TW_FAILED, "the engine lacks functions of preview 1"), false;
+  if (took(c, wasmtime_instance_new(i->cx, i->passing.module, all, n, &second, &trap), trap)) return false;
+  i->passed = calloc(MOST, sizeof *i->passed);
+  for (uint32_t k = 0; k < MOST && (name = tw_preview1(k, &params, &fds)); k++) {
+    if (!fds) continue;
+    if (!wasmtime_instance_export_get(i->cx, &second, name, strlen(name), &all[0])) return tw_fail(i, TW_FAILED, "no %s", name), false;
+    i->passed[k] = all[0].of.func;
+  }
+  return true;
+}
+
+int p1_pass(call *c, uint32_t function, uint32_t nparams, uint32_t fds) {
+  wasmtime_val_raw_t v[TW_MAX_FLAT];
+  wasm_trap_t *trap = NULL;
+  memcpy(v, c->v, nparams * sizeof *v);
+  for (uint32_t k = 0; k < nparams; k++) {
+    if (!(fds >> k & 1)) continue;
+    const tw_fd *d = fd_at(c, arg(c, (int)k));
+    if (!d) return EBADF_;
+    if (d->kind != FD_PASSED) return EXDEV_;
+    v[k].i32 = (int32_t)d->n;
+  }
+  if (tw_over(c->i) || (!c->i->passed && !prepare(c))) return ENDED;
+  if (took(c, wasmtime_func_call_unchecked(c->i->cx, &c->i->passed[function], v, nparams, &trap), trap)) return ENDED;
+  return v[0].i32;
+}
+
+int p1_pass_open(call *c, uint32_t function, uint32_t nparams) {
+  uint32_t at = arg(c, 8), number;
+  if (!fits(c, at, 4)) return EFAULT_;
+  if (!tw_fd_new(c->i, (tw_fd){0}, &number)) return EMFILE_;
+  int error = p1_pass(c, function, nparams, 1);
+  if (error) return error;
+  c->i->fds[number] = (tw_fd){.kind = FD_PASSED, .modes = CAN_READ | CAN_WRITE, .n = get32(c, at)};
+  return put32(c, at, number), OK;
+}

@@ -1,0 +1,105 @@
+package engine
+
+// #include "tw.h"
+import "C"
+
+import (
+	"encoding/binary"
+	"fmt"
+	"sync"
+)
+
+// passing is what passes calls of preview 1 on to the engine's own WASI for guests with channels and directories (p1pass.c).
+type passing struct {
+	linker *C.wasmtime_linker_t
+	module *C.wasmtime_module_t
+}
+
+// passings are made when the first such guest comes: one of the module has to be compiled.
+type passings struct {
+	mu   sync.Mutex
+	made map[*C.wasm_engine_t]passing
+}
+
+// of gives the one for an engine, which is kept as long as the engine is.
+func (p *passings) of(engine *C.wasm_engine_t) (passing, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	made, ok := p.made[engine]
+	if ok {
+		return made, nil
+	}
+	made.linker = C.wasmtime_linker_new(engine)
+	err := failure(C.wasmtime_linker_define_wasi(made.linker))
+	if err == nil {
+		code := passingModule()
+		err = failure(C.wasmtime_module_new(engine, bytePtr(code), C.size_t(len(code)), &made.module))
+	}
+	if err != nil {
+		C.wasmtime_linker_delete(made.linker)
+		return passing{}, fmt.Errorf("passing WASI on: %w", err)
+	}
+	if p.made == nil {
+		p.made = map[*C.wasm_engine_t]passing{}
+	}
+	p.made[engine] = made
+	return made, nil
+}
+
+// passingModule imports a memory and the functions of preview 1 that have descriptors, and exports the memory and functions
+// of the same names that call those. (https://webassembly.github.io/spec/core/binary)
+func passingModule() []byte {
+	const (
+		i32, i64     = 0x7f, 0x7e
+		kindFunction = 0
+		kindMemory   = 2
+	)
+	name := func(b []byte, s string) []byte { return append(binary.AppendUvarint(b, uint64(len(s))), s...) }
+	types, imports := []byte{}, append(name(name(nil, "guest"), "memory"), kindMemory, 0, 0) // at least no pages
+	var functions, codes []byte
+	exports := append(name(nil, "memory"), kindMemory, 0)
+	n := 0
+	each := func(f func(fname, params string)) {
+		for k := C.uint32_t(0); ; k++ {
+			var params *C.char
+			var fds C.uint32_t
+			fname := C.tw_preview1(k, &params, &fds)
+			if fname == nil {
+				return
+			}
+			if fds != 0 {
+				f(C.GoString(fname), C.GoString(params))
+			}
+		}
+	}
+	each(func(fname, params string) {
+		types = append(types, 0x60, byte(len(params)))
+		for _, p := range params {
+			types = append(types, map[rune]byte{'i': i32, 'l': i64}[p])
+		}
+		types = append(types, 1, i32)
+		imports = append(name(name(imports, preview1), fname), kindFunction, byte(n))
+		n++
+	})
+	k := 0
+	each(func(fname, params string) {
+		functions = append(functions, byte(k))
+		exports = append(name(exports, fname), kindFunction, byte(n+k))
+		body := []byte{0} // no locals
+		for p := range params {
+			body = append(body, 0x20, byte(p)) // local.get
+		}
+		body = append(body, 0x10, byte(k), 0x0b) // call, end
+		codes = append(append(codes, byte(len(body))), body...)
+		k++
+	})
+	module := []byte("\x00asm\x01\x00\x00\x00")
+	for _, s := range []struct {
+		id, count int
+		entries   []byte
+	}{{1, n, types}, {2, n + 1, imports}, {3, n, functions}, {7, n + 1, exports}, {10, n, codes}} {
+		body := append([]byte{byte(s.count)}, s.entries...) // all counts are below 128
+		module = append(binary.AppendUvarint(append(module, byte(s.id)), uint64(len(body))), body...)
+	}
+	return module
+}

@@ -1,0 +1,38 @@
+package sandbox
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"github.com/stretchr/testify/require"
+)
+
+func TestParseChannels(t *testing.T) {
+	got, err := ParseChannels(nil)
+	require.NoError(t, err)
+	require.Empty(t, got)
+	got, err = ParseChannels(map[string]string{AnnotationChannels: `[{"name":"in","topic":"a/+/#","flags":5},{"name":"stdout","topic":"b","flags":2}]`})
+	require.NoError(t, err)
+	require.Equal(t, []Channel{{"in", "a/+/#", ChannelRead | ChannelQoS1}, {"stdout", "b", ChannelWrite}}, got)
+}
+
+func TestParseChannelsRefuses(t *testing.T) {
+	for words, annotation := range map[string]string{
+		"array of objects":     `{"name":"in"}`,
+		"the name is not":      `[{"name":"a/b","topic":"t","flags":1}]`,
+		`(".."): the name`:     `[{"name":"..","topic":"t","flags":1}]`,
+		"the topic is":         `[{"name":"a","topic":"","flags":1}]`,
+		"neither for reading":  `[{"name":"a","topic":"t","flags":4}]`,
+		"nobody knows":         `[{"name":"a","topic":"t","flags":17}]`,
+		"cannot unmarshal":     `[{"name":"a","topic":"t","flags":256}]`,
+		"a wildcard":           `[{"name":"a","topic":"t/#","flags":3}]`,
+		"two channels":         `[{"name":"a","topic":"t","flags":1},{"name":"a","topic":"u","flags":1}]`,
+		"may have 256":         "[" + strings.Repeat("{},", 256) + "{}]",
+		"unexpected end of JS": `[`,
+	} {
+		_, err := ParseChannels(map[string]string{AnnotationChannels: annotation})
+		require.True(t, errdefs.IsInvalidArgument(err), "%v", err)
+		require.ErrorContains(t, err, words)
+	}
+}

@@ -1,0 +1,175 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+// TestEdgeImage: a module from a registry, by its digest; a tag alone is refused, for it may be another one tomorrow.
+func TestEdgeImage(t *testing.T) {
+	n := startEdge(t, false)
+	tripod, err := harness.Binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	push := exec.CommandContext(t.Context(), tripod, "push", "--plain-http", relayModule, harness.Registry(t).Addr+"/edge/relay:1")
+	push.Dir = t.TempDir()
+	out, err := push.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	_, digest, _ := strings.Cut(strings.TrimSpace(string(out)), "@")
+	module := n.o.MustEdge("run", harness.ImagePrefix+"edge/relay@"+digest, "--channel", "in=app/in:r:1", "--channel", "out=app/out:w:1")
+	n.relays("app/in", "app/out", "from a registry")
+	n.o.MustEdge("stop", module)
+	if _, err := n.o.Edge("run", harness.ImagePrefix+"edge/relay:1"); err == nil || !strings.Contains(err.Error(), "digest") {
+		t.Errorf("a tag: %v", err)
+	}
+	if _, err := n.o.Edge("run", harness.ImagePrefix+"edge/nothing@sha256:"+strings.Repeat("0", 64)); err == nil {
+		t.Error("an image that nobody has")
+	}
+}
+
+// TestEdgeCommandLine: what the commands print, for people and for programs.
+func TestEdgeCommandLine(t *testing.T) {
+	n := startEdge(t, false)
+	dir := t.TempDir()
+	module := n.o.MustEdge("run", tickerModule, "--name", "ticker", "--env", "A=b", "--channel", "out=app/tick:w:1", "--", "100ms")
+	if got := n.o.MustEdge("ps", "-q"); got != module {
+		t.Errorf("ps -q printed %q", got)
+	}
+	var records []map[string]any
+	if err := json.Unmarshal([]byte(n.o.MustEdge("ps", "ticker", "-o", "json")), &records); err != nil || len(records) != 1 || records[0]["uuid"] != module || records[0]["status"] != "A" {
+		t.Errorf("ps -o json: %v, %v", records, err)
+	}
+	if got := n.o.MustEdge("runtimes"); !strings.Contains(got, "tripod/wasm") || !strings.Contains(got, "1/128") {
+		t.Errorf("runtimes printed\n%s", got)
+	}
+	out := n.o.MustEdge("sub", "--count", "2", "-o", "json", "app/tick")
+	for line := range strings.Lines(out) {
+		var m struct {
+			Topic, Payload string
+			QoS            int
+		}
+		if err := json.Unmarshal([]byte(line), &m); err != nil || m.Topic != "app/tick" || !strings.HasPrefix(m.Payload, "tick ") {
+			t.Errorf("sub -o json printed %q: %v", line, err)
+		}
+	}
+	logs := filepath.Join(dir, "logs")
+	followed := make(chan error, 1)
+	go func() {
+		out, err := n.o.Edge("logs", "-f", "ticker")
+		followed <- err
+		_ = os.WriteFile(logs, []byte(out), 0o600) // read below
+		close(followed)
+	}()
+	n.sub.Wait("app/tick", "tick 20")
+	n.o.MustEdge("stop", "ticker")
+	if err := <-followed; err != nil {
+		t.Error(err)
+	}
+	<-followed
+	if text, err := os.ReadFile(logs); err != nil || !strings.Contains(string(text), "tick ") {
+		t.Errorf("logs -f printed %q, %v", text, err)
+	}
+	if got := n.o.MustEdge("ps", "-a"); !strings.Contains(got, "dead") || !strings.Contains(got, "killed") {
+		t.Errorf("ps -a printed\n%s", got)
+	}
+	if _, err := n.o.Edge("stop", "ticker"); err == nil || !strings.Contains(err.Error(), "dead already") {
+		t.Errorf("stop again: %v", err)
+	}
+}
+
+// TestEdgeManyModules: a runtime that is full has the next module wait, not fail.
+func TestEdgeManyModules(t *testing.T) {
+	n := startEdge(t, false, harness.Set("edge.wasm.max_modules", 8))
+	for i := range 10 {
+		n.o.MustEdge("run", relayModule, "--detach", "--uuid", fmt.Sprintf("m-%d", i), "--name", fmt.Sprintf("m-%d", i),
+			"--channel", fmt.Sprintf("in=app/%d/in:r:1", i), "--channel", "out=app/out:w:1")
+	}
+	waiting := func() (ids []string) {
+		var queued struct {
+			Results []struct{ UUID string }
+		}
+		if err := n.o.Get("/api/queued/", &queued); err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range queued.Results {
+			ids = append(ids, r.UUID)
+		}
+		return ids
+	}
+	harness.Eventually(t, waitLimit, func() error {
+		if q := waiting(); len(q) != 2 {
+			return fmt.Errorf("%d modules wait: %q", len(q), q)
+		}
+		return nil
+	})
+	for len(waiting()) > 0 {
+		next := waiting()[0]
+		var running []struct{ UUID string }
+		if err := json.Unmarshal([]byte(n.o.MustEdge("ps", "-o", "json")), &running); err != nil {
+			t.Fatal(err)
+		}
+		n.o.MustEdge("stop", running[0].UUID)
+		n.o.WaitModule(next, "A")
+	}
+}
+
+// TestEdgeLargeMessages: 1 MiB goes through a module and the broker, whole (fault E2); what is too large for the broker ends at most
+// the connection that sent it.
+func TestEdgeLargeMessages(t *testing.T) {
+	brokers(t, func(n *edgeNode) {
+		module := n.relay("relay", "app/in", "app/out")
+		for i := range 3 {
+			n.publish("app/in", strings.Repeat(string(rune('a'+i)), 1<<20))
+			want := strings.Repeat(string(rune('A'+i)), 1<<20)
+			harness.Eventually(t, waitLimit, func() error {
+				if n.count("app/out", want) != 1 {
+					return fmt.Errorf("message %d has not come", i)
+				}
+				return nil
+			})
+		}
+		if n.m == nil {
+			_ = harness.Publish(n.addr, "app/in", 1, strings.Repeat("x", 17<<20)) // above broker.max_message: however it fails
+		}
+		n.relays("app/in", "app/out", "and small ones")
+		n.o.MustEdge("stop", module)
+	})
+}
+
+// TestEdgeRetainedPoison: retained messages that nobody should have left are met at each start, and change nothing (fault E1).
+func TestEdgeRetainedPoison(t *testing.T) {
+	n := startEdge(t, true)
+	runtime := fmt.Sprint(n.o.WaitRuntime("wasm", "A")["uuid"])
+	module := n.relay("relay", "app/in", "app/out")
+	for _, topic := range []string{"control", "control/" + runtime, "reg/" + runtime, "keepalive/" + runtime, "desired/" + runtime, "reported/x"} {
+		for _, poison := range []string{"{", "\xff", `{"object_id": "1", "action": "dance", "type": "arts_req", "data": {"type": "module", "uuid": "` + module + `"}}`} {
+			n.retain("realm/proc/"+topic, poison)
+		}
+	}
+	n.d.Kill()
+	n.o.Kill()
+	n.d.Start()
+	n.o.Start()
+	n.o.WaitRuntime("wasm", "A")
+	n.o.WaitModule(module, "A")
+	harness.Eventually(t, waitLimit, func() error {
+		n.publish("app/in", "still there")
+		if n.count("app/out", "STILL THERE") == 0 {
+			return fmt.Errorf("the module does not answer")
+		}
+		return nil
+	})
+	second := n.relay("second", "app/x", "app/y")
+	n.relays("app/x", "app/y", "and a new one")
+	n.o.MustEdge("stop", module, second)
+}

@@ -1,0 +1,351 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/metadata"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+// Modules of the examples.
+var (
+	relayModule  = filepath.Join(harness.Root(), "examples/edge/relay-c/relay.wasm")
+	tickerModule = filepath.Join(harness.Root(), "examples/edge/ticker-go/ticker.wasm")
+)
+
+// edgeNode is a daemon, an orchestrator and the broker between them.
+type edgeNode struct {
+	*testing.T
+	d    *harness.Daemon
+	o    *harness.Orchestrator
+	m    *harness.Mosquitto // nil: the broker is embedded in the daemon
+	addr string             // of the broker
+	sub  *harness.Subscriber
+}
+
+// brokers runs a test with the embedded broker and with mosquitto.
+func brokers(t *testing.T, test func(n *edgeNode), opts ...harness.Option) {
+	t.Run("embedded", func(t *testing.T) { test(startEdge(t, false, opts...)) })
+	t.Run("mosquitto", func(t *testing.T) { test(startEdge(t, true, opts...)) })
+}
+
+// startEdge starts them all and waits until the node's runtime can take modules.
+func startEdge(t *testing.T, mosquitto bool, opts ...harness.Option) *edgeNode {
+	t.Helper()
+	n := &edgeNode{T: t, addr: harness.FreeAddress(t)}
+	url := ""
+	if mosquitto {
+		url = "mqtt://" + n.addr
+	}
+	n.d = harness.NewDaemon(t, append([]harness.Option{harness.Edge(t, n.addr, url)}, opts...)...)
+	if mosquitto {
+		n.m = harness.StartMosquitto(t, n.addr)
+	}
+	n.d.Start()
+	n.o = harness.StartOrchestrator(t, "mqtt://"+n.addr)
+	n.o.WaitRuntime("wasm", "A")
+	n.sub = harness.Subscribe(t, n.addr, "app/#", "realm/#")
+	return n
+}
+
+// relay runs a relay from one topic to another and returns its uuid.
+func (n *edgeNode) relay(name, from, to string, args ...string) string {
+	n.Helper()
+	return n.o.MustEdge(append([]string{"run", relayModule, "--name", name, "--channel", "in=" + from + ":r:1", "--channel", "out=" + to + ":w:1"}, args...)...)
+}
+
+// publish sends a message by mosquitto_pub with QoS 1.
+func (n *edgeNode) publish(topic, payload string) {
+	n.Helper()
+	if err := harness.Publish(n.addr, topic, 1, payload); err != nil {
+		n.Fatal(err)
+	}
+}
+
+// relays checks that a message that comes in goes out in capitals.
+func (n *edgeNode) relays(from, to, text string) {
+	n.Helper()
+	n.publish(from, text)
+	n.sub.Wait(to, strings.ToUpper(text))
+}
+
+// count is how many messages with the payload came on the topic.
+func (n *edgeNode) count(topic, payload string) int {
+	c := 0
+	for _, m := range n.sub.Messages() {
+		if m.Topic == topic && m.Payload == payload {
+			c++
+		}
+	}
+	return c
+}
+
+// TestEdgePair: two modules talk over channels; a client that is not ours talks with both. One is deleted, the other ends by itself.
+func TestEdgePair(t *testing.T) {
+	brokers(t, func(n *edgeNode) {
+		first := n.relay("first", "app/a", "app/b")
+		second := n.relay("second", "app/b", "app/c")
+		n.relays("app/a", "app/c", "hello modules")
+		if got := n.count("app/b", "HELLO MODULES"); got != 1 {
+			n.Errorf("the broker had what the first module published %d times", got)
+		}
+		if pods := n.pods(); len(pods) != 2 {
+			n.Errorf("the node's pods are %q", pods)
+		}
+		n.Log(n.o.MustEdge("ps"))
+		n.o.MustEdge("stop", first)
+		exit := n.exitStatus(first)
+		if exit["reason"] != "killed" {
+			n.Errorf("the deleted module: %v", exit)
+		}
+		n.publish("app/b", "quit")
+		n.o.WaitModule(second, "D")
+		if exit := n.exitStatus(second); exit["reason"] != "exited" || exit["code"] != 3.0 {
+			n.Errorf("the module that has ended: %v", exit)
+		}
+		harness.Eventually(n.T, waitLimit, func() error {
+			if pods := n.pods(); len(pods) > 0 {
+				return fmt.Errorf("pods are left: %q", pods)
+			}
+			return nil
+		})
+	})
+}
+
+// pods are the IDs of the node's pods in the namespace of modules, in order.
+func (n *edgeNode) pods() []string {
+	n.Helper()
+	all := metadata.AppendToOutgoingContext(n.Context(), "tripod-pods", "all") // they are not for the kubelet's eyes
+	resp, err := n.d.CRI().ListPodSandbox(all, &runtimeapi.ListPodSandboxRequest{})
+	if err != nil {
+		n.Fatal(err)
+	}
+	var ids []string
+	for _, p := range resp.GetItems() {
+		if p.GetMetadata().GetNamespace() == "edge" {
+			ids = append(ids, p.GetId())
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// exitStatus is the status object of a dead module's record.
+func (n *edgeNode) exitStatus(module string) map[string]any {
+	n.Helper()
+	record := n.o.WaitModule(module, "D")
+	exit, _ := record["exit"].(map[string]any)
+	status, _ := exit["status"].(map[string]any)
+	if status == nil {
+		n.Errorf("module %s has no exit status: %v", module, record)
+	}
+	return status
+}
+
+// TestEdgeModulesOutliveTheDaemon: SIGKILL of the daemon while modules run and talk.
+func TestEdgeModulesOutliveTheDaemon(t *testing.T) {
+	brokers(t, func(n *edgeNode) {
+		first := n.relay("first", "app/a", "app/b")
+		second := n.relay("second", "app/b", "app/c")
+		n.relays("app/a", "app/c", "before")
+		before := n.pods()
+		for round := range 2 {
+			n.d.Kill()
+			n.d.Start()
+			n.again()
+			n.o.WaitRuntime("wasm", "A")
+			text := fmt.Sprintf("after %d", round)
+			harness.Eventually(n.T, waitLimit, func() error { // until the channels are joined again
+				n.publish("app/a", text)
+				if n.count("app/c", strings.ToUpper(text)) == 0 {
+					return errors.New("the modules do not talk")
+				}
+				return nil
+			})
+			n.o.WaitModule(first, "A")
+			n.o.WaitModule(second, "A")
+		}
+		if after := n.pods(); !slices.Equal(before, after) {
+			n.Errorf("the pods were %v and are %v", before, after)
+		}
+		n.o.MustEdge("stop", first, second)
+	})
+}
+
+// again subscribes anew where the broker went with the daemon.
+func (n *edgeNode) again() {
+	n.Helper()
+	if n.m == nil {
+		n.sub = harness.Subscribe(n.T, n.addr, "app/#", "realm/#")
+	}
+}
+
+// TestEdgeBrokerFlaps: the broker is killed and comes back (fault E2): modules on one node go on talking meanwhile, and what they
+// published with QoS 1 arrives afterwards.
+func TestEdgeBrokerFlaps(t *testing.T) {
+	n := startEdge(t, true)
+	n.relay("sink", "app/tick", "app/out")
+	ticker := n.o.MustEdge("run", tickerModule, "--name", "ticker", "--channel", "out=app/tick:w:1", "--", "100ms")
+	n.sub.Wait("app/out", "TICK 3")
+	for range 2 {
+		n.m.Kill()
+		if pods := n.pods(); len(pods) != 2 {
+			n.Errorf("without a broker the pods are %v", pods)
+		}
+		n.m.Start()
+		n.sub = harness.Subscribe(n.T, n.addr, "app/#", "realm/#")
+		n.o.WaitRuntime("wasm", "A")
+		n.o.WaitModule(ticker, "A")
+		n.sub.Wait("app/out", "TICK")
+	}
+	n.relay("late", "app/x", "app/y")
+	n.relays("app/x", "app/y", "a module that came after")
+}
+
+// TestEdgeOrchestratorComesBack: the orchestrator is killed; modules go on, and its record is true when it is back.
+func TestEdgeOrchestratorComesBack(t *testing.T) {
+	n := startEdge(t, true)
+	first := n.relay("first", "app/a", "app/b")
+	second := n.relay("second", "app/c", "app/d")
+	n.o.Kill()
+	n.relays("app/a", "app/b", "without an orchestrator")
+	n.publish("app/c", "quit") // it ends while nobody keeps the record
+	harness.Eventually(t, waitLimit, func() error {
+		if pods := n.pods(); len(pods) != 1 {
+			return fmt.Errorf("the pods are %q", pods)
+		}
+		return nil
+	})
+	n.o.Start()
+	n.o.WaitModule(first, "A")
+	n.o.WaitModule(second, "D")
+	n.relays("app/a", "app/b", "and with one")
+	n.o.MustEdge("stop", first)
+}
+
+// TestEdgeExits: how a module ended is told in its record, whichever way that was.
+func TestEdgeExits(t *testing.T) {
+	n := startEdge(t, false)
+	for name, test := range map[string]struct {
+		message, reason string
+		code            float64
+	}{
+		"quits":   {"quit", "exited", 3},
+		"crashes": {"crash", "trap", 134},
+	} {
+		module := n.relay(name, "app/"+name, "app/out")
+		n.publish("app/"+name, test.message)
+		if exit := n.exitStatus(module); exit["reason"] != test.reason || exit["code"] != test.code {
+			t.Errorf("%s: %v", name, exit)
+		}
+	}
+	out, err := n.o.Edge("run", "/no/such/file.wasm")
+	if err == nil || !strings.Contains(err.Error(), "/no/such/file.wasm") {
+		t.Errorf("a file that is not there: %q, %v", out, err)
+	}
+	if _, err := n.o.Edge("run", relayModule, "--runtime", "nobody"); err == nil || !strings.Contains(err.Error(), "nobody") {
+		t.Errorf("an unknown runtime: %v", err)
+	}
+}
+
+// TestEdgeBadInput is fault E1 from the outside: each is answered on the error topic, and the next module runs as if nothing were.
+func TestEdgeBadInput(t *testing.T) {
+	n := startEdge(t, true)
+	first := n.relay("first", "app/a", "app/b")
+	for _, bad := range []string{
+		`{`, `[]`, `null`, ``, `{"object_id":"1","action":"dance","type":"arts_req","data":{}}`,
+		`{"object_id":"2","action":"create","type":"arts_req"}`,
+		`{"object_id":"3","action":"create","type":"arts_req","data":{"type":"module"}}`,
+		`{"object_id":"4","action":"create","type":"arts_req","data":{"type":"module","uuid":"` + first + `","name":"again","filename":"` + relayModule + `"}}`,
+		`{"object_id":"5","action":"create","type":"arts_req","data":{"type":"module","uuid":"x/y","name":"n","filename":"/x"}}`,
+		`{"object_id":"6","action":"create","type":"arts_req","data":{"type":"module","uuid":"m-6","name":"n","parent":"nobody","filename":"/x"}}`,
+		`{"object_id":"7","action":"delete","type":"arts_req","data":{"type":"module","uuid":"not there"}}`,
+		`{"object_id":"8","action":"create_batch","type":"arts_req","data":{"type":"module"}}`,
+	} {
+		before := len(n.errors())
+		n.publish("realm/proc/control", bad)
+		harness.Eventually(t, waitLimit, func() error {
+			if bad != "" && len(n.errors()) == before {
+				return fmt.Errorf("no error for %s", bad)
+			}
+			return nil
+		})
+	}
+	second := n.relay("second", "app/b", "app/c")
+	n.relays("app/a", "app/c", "served on")
+	n.o.MustEdge("stop", first, second)
+}
+
+// errors are the answers on the error topic.
+func (n *edgeNode) errors() []string {
+	var all []string
+	for _, m := range n.sub.Messages() {
+		if m.Topic == "realm/proc/log/orchestrator" {
+			all = append(all, m.Payload)
+		}
+	}
+	return all
+}
+
+// TestEdgeSameSessionOnBothBrokers: a scripted session gives the same messages, whoever carries them.
+func TestEdgeSameSessionOnBothBrokers(t *testing.T) {
+	var sessions [][]string
+	brokers(t, func(n *edgeNode) {
+		first := n.relay("first", "app/a", "app/b", "--uuid", "33333333-0000-4000-8000-000000000001")
+		second := n.relay("second", "app/b", "app/c", "--uuid", "33333333-0000-4000-8000-000000000002")
+		for i := range 5 {
+			n.relays("app/a", "app/c", fmt.Sprintf("message %d", i))
+		}
+		n.publish("app/b", "quit")
+		n.o.WaitModule(second, "D")
+		n.o.MustEdge("stop", first)
+		n.o.WaitModule(first, "D")
+		if _, err := n.o.Edge("run", relayModule, "--runtime", "nobody", "--uuid", "33333333-0000-4000-8000-000000000003"); err == nil {
+			n.Error("a module ran on a runtime that is not there")
+		}
+		n.sub.Wait("realm/proc/log/orchestrator", "nobody")
+		var session []string
+		for _, m := range n.sub.Messages() {
+			if line := sessionLine(m); line != "" {
+				session = append(session, line)
+			}
+		}
+		slices.Sort(session)
+		sessions = append(sessions, session)
+	})
+	if len(sessions) == 2 && !slices.Equal(sessions[0], sessions[1]) {
+		t.Errorf("embedded:\n%s\n\nmosquitto:\n%s", strings.Join(sessions[0], "\n"), strings.Join(sessions[1], "\n"))
+	}
+}
+
+// sessionLine is a message without what differs from session to session; "" for those that come with time.
+func sessionLine(m harness.Message) string {
+	for _, timed := range []string{"/keepalive/", "/reported/", "/reg/", "/profile/"} {
+		if strings.Contains(m.Topic, timed) {
+			return ""
+		}
+	}
+	var e struct {
+		Action string         `json:"action"`
+		Type   string         `json:"type"`
+		Data   map[string]any `json:"data"`
+	}
+	topic := m.Topic
+	if strings.HasPrefix(topic, "realm/proc/control/") {
+		topic = "realm/proc/control/RUNTIME"
+	}
+	if json.Unmarshal([]byte(m.Payload), &e) != nil || e.Action == "" {
+		return fmt.Sprintf("%s %s %s", topic, m.QoS, m.Payload)
+	}
+	uuid, _ := e.Data["uuid"].(string)
+	status, _ := json.Marshal(e.Data["status"])
+	return fmt.Sprintf("%s %s %s %s %s %s", topic, m.QoS, e.Action, e.Type, uuid, status)
+}

@@ -1,0 +1,413 @@
+package harness
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pelletier/go-toml/v2"
+)
+
+// edgeTimeout is how long a party of the edge protocol may take to come up or to go.
+const edgeTimeout = 30 * time.Second
+
+// Edge switches the front door by MQTT on, with the broker at a URL; "" embeds one at the address.
+func Edge(t testing.TB, address, broker string) Option {
+	t.Helper()
+	wasm := Wasm(t, "node")
+	return func(d *Daemon) {
+		wasm(d)
+		Set("edge.enabled", true)(d)
+		Set("edge.keepalive_interval", "1s")(d)
+		Set("edge.module_roots", []string{Root()})(d)
+		if broker != "" {
+			Set("edge.broker", broker)(d)
+		} else {
+			Set("broker.address", address)(d)
+		}
+	}
+}
+
+// FreeAddress is an address on loopback that nobody listens at.
+func FreeAddress(t testing.TB) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// process is a program of a test that may be killed and started again. It is ended with the test.
+type process struct {
+	t    testing.TB
+	args []string
+	log  string
+	cmd  *exec.Cmd
+	done chan struct{}
+}
+
+func (p *process) start(up func() error) {
+	p.t.Helper()
+	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer log.Close()
+	p.cmd = exec.Command(p.args[0], p.args[1:]...)
+	p.cmd.Stdout, p.cmd.Stderr, p.cmd.Dir = log, log, "/"
+	if err := p.cmd.Start(); err != nil {
+		p.t.Fatal(err)
+	}
+	done, cmd := make(chan struct{}), p.cmd
+	p.done = done
+	go func() {
+		_ = cmd.Wait() // its code is in ProcessState
+		close(done)
+	}()
+	Eventually(p.t, edgeTimeout, func() error {
+		select {
+		case <-done:
+			p.t.Fatalf("%s ended: %v\n%s", p.args[0], cmd.ProcessState, tail(p.log, 20))
+		default:
+		}
+		return up()
+	})
+}
+
+func (p *process) end(sig syscall.Signal) {
+	p.t.Helper()
+	if p.cmd == nil {
+		return
+	}
+	_ = p.cmd.Process.Signal(sig)
+	select {
+	case <-p.done:
+	case <-time.After(edgeTimeout):
+		_ = p.cmd.Process.Kill()
+		<-p.done
+		p.t.Errorf("%s did not end on %v\n%s", p.args[0], sig, tail(p.log, 50))
+	}
+	p.cmd = nil
+}
+
+func (p *process) cleanUp() {
+	p.end(syscall.SIGTERM)
+	if p.t.Failed() {
+		p.t.Logf("log of %s:\n%s", filepath.Base(p.args[0]), tail(p.log, 100))
+	}
+}
+
+// Mosquitto is Debian's broker, with a directory for what it keeps.
+type Mosquitto struct {
+	process
+	Address string
+}
+
+// StartMosquitto starts one at the address. Make the daemon first: what is left when it is looked for leaks is a leak.
+func StartMosquitto(t testing.TB, address string) *Mosquitto {
+	t.Helper()
+	dir := t.TempDir()
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conf := filepath.Join(dir, "mosquitto.conf")
+	text := fmt.Sprintf("listener %s %s\nallow_anonymous true\nuser root\npersistence true\npersistence_location %s/\nautosave_interval 1\nautosave_on_changes true\n", port, host, dir)
+	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m := &Mosquitto{process: process{t: t, args: []string{"/usr/sbin/mosquitto", "-c", conf}, log: filepath.Join(dir, "log")}, Address: address}
+	m.Start()
+	t.Cleanup(m.cleanUp)
+	return m
+}
+
+// URL names the broker to its clients.
+func (m *Mosquitto) URL() string { return "mqtt://" + m.Address }
+
+// Start starts it, again.
+func (m *Mosquitto) Start() {
+	m.t.Helper()
+	m.start(func() error { return Listens(m.Address) })
+}
+
+// Kill ends it by SIGKILL.
+func (m *Mosquitto) Kill() { m.t.Helper(); m.end(syscall.SIGKILL) }
+
+// Listens is nil when somebody takes connections at the address.
+func Listens(address string) error {
+	c, err := net.DialTimeout("tcp", address, time.Second)
+	if err == nil {
+		err = c.Close()
+	}
+	return err
+}
+
+// Orchestrator is a tripod orchestrator under test.
+type Orchestrator struct {
+	process
+	// REST is the URL of its interface, Broker that of the MQTT broker.
+	REST, Broker string
+}
+
+// StartOrchestrator starts one that uses the broker. Make the daemon first, see StartMosquitto. It need not reach the broker yet.
+func StartOrchestrator(t testing.TB, broker string) *Orchestrator {
+	t.Helper()
+	return StartOrchestratorWith(t, broker, nil)
+}
+
+// StartOrchestratorWith starts one with further keys of the configuration.
+func StartOrchestratorWith(t testing.TB, broker string, keys map[string]any) *Orchestrator {
+	t.Helper()
+	bin, err := Binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, rest := t.TempDir(), FreeAddress(t)
+	config := map[string]any{}
+	for key, value := range map[string]any{
+		"root": filepath.Join(dir, "node"), "log.level": "debug", "orchestrator.broker": broker, "orchestrator.address": rest,
+		"orchestrator.root": filepath.Join(dir, "orchestrator"), "orchestrator.keepalive_interval": "2s",
+	} {
+		set(config, key, value)
+	}
+	for key, value := range keys {
+		set(config, key, value)
+	}
+	text, err := toml.Marshal(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "config.toml")
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o := &Orchestrator{
+		process: process{t: t, args: []string{bin, "orchestrator", "--config", file}, log: filepath.Join(dir, "log")},
+		REST:    "http://" + rest, Broker: broker,
+	}
+	o.Start()
+	t.Cleanup(o.cleanUp)
+	return o
+}
+
+// Start starts it, again.
+func (o *Orchestrator) Start() {
+	o.t.Helper()
+	o.start(func() error { return Listens(strings.TrimPrefix(o.REST, "http://")) })
+}
+
+// Kill ends it by SIGKILL.
+func (o *Orchestrator) Kill() { o.t.Helper(); o.end(syscall.SIGKILL) }
+
+// Record is what REST tells of a runtime or module.
+type Record map[string]any
+
+// Get asks the REST interface.
+func (o *Orchestrator) Get(path string, into any) error {
+	client := &http.Client{Timeout: 10 * time.Second}
+	resp, err := client.Get(o.REST + path)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("GET %s: %s: %s", path, resp.Status, body)
+	}
+	return json.Unmarshal(body, into)
+}
+
+// WaitModule waits until the module's record has the status.
+func (o *Orchestrator) WaitModule(module, status string) Record {
+	o.t.Helper()
+	var r Record
+	Eventually(o.t, edgeTimeout, func() error {
+		r = nil
+		if err := o.Get("/api/modules/"+module+"/", &r); err != nil {
+			return err
+		}
+		if r["status"] != status {
+			return fmt.Errorf("module %s is %v, want %s: %v", module, r["status"], status, r)
+		}
+		return nil
+	})
+	return r
+}
+
+// WaitRuntime waits until a runtime of that name has the status.
+func (o *Orchestrator) WaitRuntime(name, status string) Record {
+	o.t.Helper()
+	var r Record
+	Eventually(o.t, edgeTimeout, func() error {
+		r = nil
+		if err := o.Get("/api/runtimes/"+name+"/", &r); err != nil {
+			return err
+		}
+		if r["status"] != status {
+			return fmt.Errorf("runtime %s is %v, want %s", name, r["status"], status)
+		}
+		return nil
+	})
+	return r
+}
+
+// Edge runs `tripod edge` with this orchestrator and its broker, and returns what it printed.
+func (o *Orchestrator) Edge(args ...string) (string, error) {
+	bin, err := Binary()
+	if err != nil {
+		return "", err
+	}
+	c := exec.Command(bin, append([]string{"edge", "--broker", o.Broker, "--orchestrator", o.REST}, args...)...)
+	var stderr bytes.Buffer
+	c.Stderr = &stderr
+	out, err := c.Output()
+	if err != nil {
+		err = fmt.Errorf("tripod edge %s: %w: %s", strings.Join(args, " "), err, stderr.Bytes())
+	}
+	return strings.TrimSpace(string(out)), err
+}
+
+// MustEdge is Edge for a command that must succeed.
+func (o *Orchestrator) MustEdge(args ...string) string {
+	o.t.Helper()
+	out, err := o.Edge(args...)
+	if err != nil {
+		o.t.Fatal(err)
+	}
+	return out
+}
+
+// Message is one that mosquitto_sub has printed.
+type Message struct {
+	Topic, QoS, Payload string
+}
+
+// Subscriber is a mosquitto_sub, a client that is not ours.
+type Subscriber struct {
+	process
+	mu       sync.Mutex
+	messages []Message
+}
+
+// Subscribe starts a mosquitto_sub with QoS 2. It has subscribed when this returns.
+func Subscribe(t testing.TB, address string, filters ...string) *Subscriber {
+	t.Helper()
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ready := fmt.Sprintf("harness/ready/%d", daemons.Add(1))
+	args := []string{"/usr/bin/mosquitto_sub", "-h", host, "-p", port, "-V", "5", "-q", "2", "-F", "%q %t %x", "-t", ready}
+	for _, f := range filters {
+		args = append(args, "-t", f)
+	}
+	s := &Subscriber{process: process{t: t, args: args}}
+	cmd := exec.Command(args[0], args[1:]...)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	s.cmd, s.done = cmd, make(chan struct{})
+	go s.read(cmd, out)
+	t.Cleanup(func() { s.end(syscall.SIGKILL) })
+	Eventually(t, edgeTimeout, func() error {
+		if err := Publish(address, ready, 0, "ready"); err != nil {
+			return err
+		}
+		if !s.has(func(m Message) bool { return m.Topic == ready }) {
+			return fmt.Errorf("mosquitto_sub has not subscribed")
+		}
+		return nil
+	})
+	return s
+}
+
+func (s *Subscriber) read(cmd *exec.Cmd, out io.Reader) {
+	defer close(s.done)
+	scanner := bufio.NewScanner(out)
+	scanner.Buffer(nil, 64<<20)
+	for scanner.Scan() {
+		f := strings.SplitN(scanner.Text(), " ", 3)
+		if len(f) != 3 {
+			continue
+		}
+		payload, err := hex.DecodeString(f[2])
+		if err != nil {
+			payload = []byte("not hex: " + f[2])
+		}
+		s.mu.Lock()
+		s.messages = append(s.messages, Message{Topic: f[1], QoS: f[0], Payload: string(payload)})
+		s.mu.Unlock()
+	}
+	_ = cmd.Wait() // it ends when the test does
+}
+
+// Messages are what has come so far, in the order of arrival, without the harness's own.
+func (s *Subscriber) Messages() []Message {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(s.messages), func(m Message) bool { return strings.HasPrefix(m.Topic, "harness/ready/") })
+}
+
+func (s *Subscriber) has(is func(Message) bool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(s.messages, is)
+}
+
+// Wait waits for a message on the topic whose payload has the text in it.
+func (s *Subscriber) Wait(topic, text string) Message {
+	s.t.Helper()
+	var found Message
+	Eventually(s.t, edgeTimeout, func() error {
+		for _, m := range s.Messages() {
+			if m.Topic == topic && strings.Contains(m.Payload, text) {
+				found = m
+				return nil
+			}
+		}
+		return fmt.Errorf("no message with %q on %s among %d", text, topic, len(s.Messages()))
+	})
+	return found
+}
+
+// Publish sends one message by mosquitto_pub, a client that is not ours.
+func Publish(address, topic string, qos int, payload string) error {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return err
+	}
+	from := "-s" // standard input, which must not be empty
+	if payload == "" {
+		from = "-n"
+	}
+	c := exec.Command("/usr/bin/mosquitto_pub", "-h", host, "-p", port, "-V", "5", "-q", fmt.Sprint(qos), "-t", topic, from)
+	c.Stdin = strings.NewReader(payload)
+	if out, err := c.CombinedOutput(); err != nil {
+		return fmt.Errorf("mosquitto_pub: %w: %s", err, out)
+	}
+	return nil
+}
