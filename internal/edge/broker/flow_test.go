@@ -55,10 +55,10 @@ func TestReceiveMaximum(t *testing.T) {
 				require.Equal(t, fmt.Sprintf("q%d %d", qos, i), <-got)
 			}
 			sub.TerminateConnectionForTest()
-			go func() {
+			go func(got chan string) {
 				for range got { // what it had taken, and had not yet acknowledged
 				}
-			}()
+			}(got)
 			<-sub.Done()
 			publish(100)
 			sub, got = peer(t, s, "slow", 3)

@@ -57,12 +57,12 @@ func TestAwayAtStart(t *testing.T) {
 // TestSlowHandler: with QoS 1 the broker waits and nothing is lost; with QoS 0 the oldest go, and are counted. The connection
 // stands all the while, far over the keep-alive.
 func TestSlowHandler(t *testing.T) {
-	_, url := serve(t, "127.0.0.1:0")
+	b, url := serve(t, "127.0.0.1:0")
 	ctx := patient(t)
 	free := make(chan struct{})
 	var first atomic.Bool
 	got := make(chan mqtt.Message, 5000)
-	slow := start(t, mqtt.Config{URL: url, KeepAlive: time.Second, InboxMessages: 10, Handler: func(m mqtt.Message) {
+	slow := start(t, mqtt.Config{URL: url, KeepAlive: 3 * time.Second, InboxMessages: 10, Handler: func(m mqtt.Message) {
 		if first.CompareAndSwap(false, true) {
 			<-free
 		}
@@ -79,17 +79,20 @@ func TestSlowHandler(t *testing.T) {
 		require.NoError(t, pub.Publish(ctx, "t/0", 0, false, fmt.Append(nil, i)))
 	}
 	blocked := time.Now()
-	require.Eventually(t, func() bool { return slow.Stats().Inbox >= 1023 && time.Since(blocked) > 3*time.Second }, patience, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return slow.Stats().Inbox >= 1023 && time.Since(blocked) > 8*time.Second }, patience, 10*time.Millisecond)
 	assert.True(t, slow.Connected())
 	assert.LessOrEqual(t, slow.Stats().Inbox, 1023+10, "bounded by the receive maximum")
 	close(free)
 	next := 0
-	for m := range got {
-		if m.QoS == 1 {
-			require.Equal(t, fmt.Sprint(next), string(m.Payload))
-			if next++; next == 2000 {
-				break
+	for next < 2000 {
+		select {
+		case m := <-got:
+			if m.QoS == 1 {
+				require.Equal(t, fmt.Sprint(next), string(m.Payload))
+				next++
 			}
+		case <-ctx.Done():
+			require.Failf(t, "message did not come", "%d; subscriber %+v publisher %+v broker %+v", next, slow.Stats(), pub.Stats(), b.Stats())
 		}
 	}
 	assert.Equal(t, uint64(1), slow.Stats().Connects)

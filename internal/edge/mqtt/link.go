@@ -217,7 +217,7 @@ func (l *link) ping() {
 	if l.keepAlive <= 0 {
 		return
 	}
-	tick := time.NewTicker(l.keepAlive / 2)
+	tick := time.NewTicker(l.keepAlive / 4) // a ping goes out after a half to three quarters of it
 	defer tick.Stop()
 	for {
 		select {
