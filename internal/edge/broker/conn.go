@@ -115,6 +115,7 @@ type listener struct {
 	id      string
 	timeout time.Duration
 	log     *slog.Logger
+	end     func() // disconnects the clients
 	closed  chan struct{}
 	once    sync.Once
 }
@@ -170,11 +171,11 @@ func (l *listener) serve(establish listeners.EstablishFn, c *conn) {
 	}
 }
 
-// Close implements listeners.Listener.
-func (l *listener) Close(closeClients listeners.CloseFn) {
+// Close implements listeners.Listener. mochi's own way to its clients takes a read lock twice, and hangs when one ends in between.
+func (l *listener) Close(listeners.CloseFn) {
 	l.once.Do(func() {
 		close(l.closed)
 		l.Listener.Close()
-		closeClients(l.id)
+		l.end()
 	})
 }
