@@ -115,7 +115,8 @@ type listener struct {
 	id      string
 	timeout time.Duration
 	log     *slog.Logger
-	end     func() // disconnects the clients
+	end     func()      // disconnects the clients
+	abandon func(*conn) // ends what mochi has left of a client
 	closed  chan struct{}
 	once    sync.Once
 }
@@ -162,6 +163,7 @@ func (l *listener) serve(establish listeners.EstablishFn, c *conn) {
 		}
 		if p := recover(); p != nil {
 			l.log.Error("broker: a client's packet cannot be worked; it is disconnected", "remote", c.RemoteAddr().String(), "panic", p)
+			l.abandon(c)
 		}
 	}()
 	// A fresh connection: an error would show at its first read.

@@ -102,7 +102,7 @@ func (b *embedded) listen(cfg Config, open *[]net.Listener) error {
 		if b.url == "" {
 			b.url = scheme + "://" + reachable(l.Addr())
 		}
-		door := &listener{Listener: wrap(l), id: id, timeout: cfg.WriteTimeout, log: cfg.Log, end: b.disconnect, closed: make(chan struct{})}
+		door := &listener{Listener: wrap(l), id: id, timeout: cfg.WriteTimeout, log: cfg.Log, end: b.disconnect, abandon: b.abandon, closed: make(chan struct{})}
 		if err := b.server.AddListener(door); err != nil {
 			return fmt.Errorf("broker: %w", err)
 		}
@@ -200,6 +200,16 @@ func (b *embedded) disconnect() {
 		}
 	}
 	all.Wait()
+}
+
+// abandon ends the session of a client that mochi has given up in the middle, if it was to end with the connection.
+func (b *embedded) abandon(c *conn) {
+	for _, cl := range b.server.Clients.GetAll() {
+		if cl.Net.Conn == net.Conn(c) && !persistent(cl) {
+			b.hooks.OnClientExpired(cl)
+			b.server.Clients.Delete(cl.ID)
+		}
+	}
 }
 
 // Close implements Broker.
