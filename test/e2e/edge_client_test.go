@@ -27,6 +27,7 @@ func TestEdgeImage(t *testing.T) {
 	}
 	_, digest, _ := strings.Cut(strings.TrimSpace(string(out)), "@")
 	module := n.o.MustEdge("run", harness.ImagePrefix+"edge/relay@"+digest, "--channel", "in=app/in:r:1", "--channel", "out=app/out:w:1")
+	n.joined("app/in", "app/out", "image")
 	n.relays("app/in", "app/out", "from a registry")
 	n.o.MustEdge("stop", module)
 	if _, err := n.o.Edge("run", harness.ImagePrefix+"edge/relay:1"); err == nil || !strings.Contains(err.Error(), "digest") {
