@@ -81,7 +81,7 @@ func (p *parts) openBroker(c *config.Config, log *slog.Logger) (mqtt.Config, err
 	}
 	b, err := newBroker(c.Broker, filepath.Join(edgeDir(c), "broker.db"), log.With("part", "broker"))
 	if err != nil {
-		return client, err
+		return client, fmt.Errorf("edge: %w; [broker] says how the embedded one listens, edge.broker names another", err)
 	}
 	p.opened(func() error { return closeBroker(b) })
 	if p.metrics != nil {

@@ -27,6 +27,7 @@ func TestEdgeImage(t *testing.T) {
 	}
 	_, digest, _ := strings.Cut(strings.TrimSpace(string(out)), "@")
 	module := n.o.MustEdge("run", harness.ImagePrefix+"edge/relay@"+digest, "--channel", "in=app/in:r:1", "--channel", "out=app/out:w:1")
+	n.joined("app/in", "app/out", "image")
 	n.relays("app/in", "app/out", "from a registry")
 	n.o.MustEdge("stop", module)
 	if _, err := n.o.Edge("run", harness.ImagePrefix+"edge/relay:1"); err == nil || !strings.Contains(err.Error(), "digest") {
@@ -172,4 +173,23 @@ func TestEdgeRetainedPoison(t *testing.T) {
 	second := n.relay("second", "app/x", "app/y")
 	n.relays("app/x", "app/y", "and a new one")
 	n.o.MustEdge("stop", module, second)
+}
+
+// TestEdgeMetrics: manager and broker show their figures where the node does, the orchestrator at its own address.
+func TestEdgeMetrics(t *testing.T) {
+	address := harness.FreeAddress(t)
+	n := startEdge(t, false, harness.Set("metrics.address", address))
+	module := n.relay("relay", "app/in", "app/out")
+	for url, names := range map[string][]string{
+		"http://" + address + "/metrics": {"tripod_edge_broker_clients ", "tripod_edge_broker_received_messages_total ", "tripod_edge_modules", "tripod_pods"},
+		n.o.REST + "/metrics":            {"tripod_orchestrator_records{", "go_goroutines"},
+	} {
+		text := get(t, url)
+		for _, name := range names {
+			if !strings.Contains(text, "\n"+name) {
+				t.Errorf("%s does not show %s:\n%s", url, name, text)
+			}
+		}
+	}
+	n.o.MustEdge("stop", module)
 }

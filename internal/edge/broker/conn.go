@@ -115,6 +115,8 @@ type listener struct {
 	id      string
 	timeout time.Duration
 	log     *slog.Logger
+	end     func()      // disconnects the clients
+	abandon func(*conn) // ends what mochi has left of a client
 	closed  chan struct{}
 	once    sync.Once
 }
@@ -161,6 +163,7 @@ func (l *listener) serve(establish listeners.EstablishFn, c *conn) {
 		}
 		if p := recover(); p != nil {
 			l.log.Error("broker: a client's packet cannot be worked; it is disconnected", "remote", c.RemoteAddr().String(), "panic", p)
+			l.abandon(c)
 		}
 	}()
 	// A fresh connection: an error would show at its first read.
@@ -170,11 +173,11 @@ func (l *listener) serve(establish listeners.EstablishFn, c *conn) {
 	}
 }
 
-// Close implements listeners.Listener.
-func (l *listener) Close(closeClients listeners.CloseFn) {
+// Close implements listeners.Listener. mochi's own way to its clients takes a read lock twice, and hangs when one ends in between.
+func (l *listener) Close(listeners.CloseFn) {
 	l.once.Do(func() {
 		close(l.closed)
 		l.Listener.Close()
-		closeClients(l.id)
+		l.end()
 	})
 }

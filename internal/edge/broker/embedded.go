@@ -13,6 +13,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	mochi "github.com/mochi-mqtt/server/v2"
+	"github.com/mochi-mqtt/server/v2/packets"
 )
 
 // receiveMaximum is how many messages with QoS 1 and 2 one client may send before they are acknowledged.
@@ -101,7 +102,7 @@ func (b *embedded) listen(cfg Config, open *[]net.Listener) error {
 		if b.url == "" {
 			b.url = scheme + "://" + reachable(l.Addr())
 		}
-		door := &listener{Listener: wrap(l), id: id, timeout: cfg.WriteTimeout, log: cfg.Log, closed: make(chan struct{})}
+		door := &listener{Listener: wrap(l), id: id, timeout: cfg.WriteTimeout, log: cfg.Log, end: b.disconnect, abandon: b.abandon, closed: make(chan struct{})}
 		if err := b.server.AddListener(door); err != nil {
 			return fmt.Errorf("broker: %w", err)
 		}
@@ -189,17 +190,34 @@ func (b *embedded) Stats() Stats {
 	return s
 }
 
+// disconnect ends all connections, all at once; one that does not read keeps nobody.
+func (b *embedded) disconnect() {
+	var all sync.WaitGroup
+	for _, cl := range b.server.Clients.GetAll() {
+		if c, ok := cl.Net.Conn.(*conn); ok && !cl.Closed() {
+			c.hurry()
+			all.Go(func() { _ = b.server.DisconnectClient(cl, packets.ErrServerShuttingDown) }) // returns the code it was given
+		}
+	}
+	all.Wait()
+}
+
+// abandon ends the session of a client that mochi has given up in the middle, if it was to end with the connection.
+func (b *embedded) abandon(c *conn) {
+	for _, cl := range b.server.Clients.GetAll() {
+		if cl.Net.Conn == net.Conn(c) && !persistent(cl) {
+			b.hooks.OnClientExpired(cl)
+			b.server.Clients.Delete(cl.ID)
+		}
+	}
+}
+
 // Close implements Broker.
 func (b *embedded) Close(ctx context.Context) error {
 	b.closed.Do(func() {
 		b.hooks.closing.Store(true)
 		go func() {
 			defer close(b.done)
-			for _, cl := range b.server.Clients.GetAll() { // one that does not read keeps nobody
-				if c, ok := cl.Net.Conn.(*conn); ok {
-					c.hurry()
-				}
-			}
 			// In that order: clients that go still change their sessions.
 			b.closeErr = errors.Join(b.server.Close(), b.store.close())
 		}()

@@ -3,6 +3,7 @@ package broker_test
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -38,12 +39,18 @@ type server struct {
 
 func (s *server) url() string { return "mqtt://" + s.address }
 
-// freeAddress finds a port that nobody listens at.
+// freeAddress finds a port that nobody listens at, below those that the kernel gives to outgoing connections: a broker comes back
+// to it.
 func freeAddress(t testing.TB) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	return l.Addr().String()
+	for range 1000 {
+		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", 10_000+rand.IntN(20_000)))
+		if err == nil {
+			defer l.Close()
+			return l.Addr().String()
+		}
+	}
+	require.Fail(t, "no free port")
+	return ""
 }
 
 func embedded(t testing.TB, cfg broker.Config) *server {

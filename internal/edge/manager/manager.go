@@ -32,6 +32,7 @@ type Manager struct {
 	ready      chan struct{} // closed when Open has made everything that the client's handlers need
 	answers    answers       // registrations that wait for the orchestrator
 	registered atomic.Bool
+	before     atomic.Bool // there was a connection before, of this daemon or an earlier one
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -57,6 +58,7 @@ func Open(c Config) (*Manager, error) {
 		m.cancel()
 		return nil, err
 	}
+	m.before.Store(!m.store.Fresh())
 	if err := m.load(); err != nil {
 		m.cancel()
 		return nil, errors.Join(err, m.store.Close())
@@ -87,7 +89,7 @@ func (m *Manager) mqttConfig() mqtt.Config {
 	c.NoLocal = true
 	c.Will = &mqtt.Will{Topic: m.config.Topics.Reg(m.config.UUID), Payload: m.request(wire.ActionDelete, m.identity()).Bytes(), QoS: 2}
 	c.Handler = m.handle
-	c.OnConnect = func(ctx context.Context, _ bool) { m.connected(ctx) }
+	c.OnConnect = m.connected
 	c.OnDisconnect = func(err error) {
 		m.registered.Store(false)
 		m.log.Warn("edge: the broker is gone", "err", err)

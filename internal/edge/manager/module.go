@@ -29,7 +29,7 @@ type module struct {
 	recorded   bool          // it is on the disk: only then the runtime may hear of it
 	known      bool          // the runtime may have it: an earlier daemon created it, or an earlier connection
 	lost       bool          // it ran when its runtime was lost
-	restored   bool          // created again by the manager itself; the orchestrator may do so too
+	restored   bool          // the orchestrator may create it once more: it is the same
 	unfinished bool          // an exit of an earlier daemon, which did not come to its end
 	beginning  bool          // begin is under way
 	nudge      chan struct{} // wakes begin; one token
@@ -85,6 +85,15 @@ func (h *host) restore(uuid string, r record, data wire.ModuleData) bool {
 	h.byIndex[r.Index].Store(mod)
 	h.byUUID[uuid] = mod
 	return true
+}
+
+// expectAgain lets the orchestrator create each live module once more: it is the same.
+func (h *host) expectAgain() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, mod := range h.byUUID {
+		mod.restored = true
+	}
 }
 
 // remove takes a module out of the tables; its index is free.

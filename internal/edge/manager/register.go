@@ -16,13 +16,23 @@ import (
 
 // connected does what is to be done with a new connection: exits that nobody may have heard of are told again, then the
 // manager registers, then each runtime whenever it is up. It is never given up, and returns with the connection's end.
-func (m *Manager) connected(ctx context.Context) {
+//
+// Where there was a connection before, and the broker has kept nothing of it, the manager first says what its last will may have
+// failed to say (a broker that died with it has none): what was sent to it meanwhile is lost, and an orchestrator that takes its
+// modules for lost creates them again. Those that live are the same modules then.
+func (m *Manager) connected(ctx context.Context, resumed bool) {
 	<-m.ready
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(m.ctx, cancel)()
 	m.subscribeAll(ctx)
 	m.exits.tell(m)
+	if m.before.Swap(true) && !resumed {
+		for _, h := range m.hosts {
+			h.expectAgain()
+		}
+		m.publish(ctx, m.config.Topics.Reg(m.config.UUID), 2, false, m.request(wire.ActionDelete, m.identity()).Bytes())
+	}
 	if !m.register(ctx, m.config.UUID, m.identity, nil) {
 		return
 	}

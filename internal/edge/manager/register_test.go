@@ -70,14 +70,32 @@ func TestReconnect(t *testing.T) {
 	r.a.find(t, true, 0, wire.Create, 1)
 	for n := 2; n < 4; n++ {
 		r.client().disconnect()
-		r.find(t, topics.Reg(managerID), n-1, isAction(wire.ActionDelete)) // the will
 		r.client().connect()
 		r.find(t, topics.Reg(managerID), n, isAction(wire.ActionCreate))
 		r.find(t, topics.Reg(runtimeA), n, isAction(wire.ActionCreate))
 		r.find(t, topics.Reg(runtimeB), n, isAction(wire.ActionCreate))
+		r.order(runtimeA, wire.ActionCreate, moduleData("m")) // the orchestrator took it for lost
+		h := r.m.hosts[0]
+		if err := poll(t.Context(), func() bool { h.mu.Lock(); defer h.mu.Unlock(); return !h.byUUID["m"].restored }); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if n := r.a.count(true, wire.Create); n != 1 {
-		t.Errorf("the module was created %d times", n)
+	// The will's words come again, before the registration: a broker that died too has said nothing.
+	for i, want := range []string{wire.ActionCreate, wire.ActionDelete, wire.ActionDelete, wire.ActionCreate, wire.ActionDelete, wire.ActionDelete, wire.ActionCreate} {
+		m := r.find(t, topics.Reg(managerID), i+1, func(m mqtt.Message) bool { return isAction(wire.ActionCreate)(m) || isAction(wire.ActionDelete)(m) })
+		if !isAction(want)(m) {
+			t.Errorf("message %d of the manager is %s, want %s", i+1, m.Payload, want)
+		}
+	}
+	r.order(runtimeA, wire.ActionCreate, moduleData("other"))
+	r.a.find(t, true, 1, wire.Create, 1)
+	if n := r.count(isError); n != 0 {
+		t.Errorf("%d errors", n)
+	}
+	r.order(runtimeA, wire.ActionCreate, moduleData("m"))
+	r.errorWith(1) // that is one too many
+	if n := r.a.count(true, wire.Create); n != 2 {
+		t.Errorf("the modules were created %d times", n)
 	}
 }
 

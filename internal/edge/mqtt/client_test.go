@@ -3,6 +3,7 @@ package mqtt_test
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"sync/atomic"
 	"testing"
@@ -23,12 +24,23 @@ func serve(t *testing.T, address string) (broker.Broker, string) {
 	return b, b.URL()
 }
 
+// freeAddress finds a port that nobody listens at, below those that the kernel gives to outgoing connections: a broker comes back
+// to it.
+func freeAddress(t testing.TB) string {
+	for range 1000 {
+		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", 10_000+rand.IntN(20_000)))
+		if err == nil {
+			defer l.Close()
+			return l.Addr().String()
+		}
+	}
+	require.Fail(t, "no free port")
+	return ""
+}
+
 // TestAwayAtStart: the client is made, used and closed before there is a broker, and goes on when it comes.
 func TestAwayAtStart(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	address := l.Addr().String()
-	l.Close()
+	address := freeAddress(t)
 	got, connected := make(chan mqtt.Message, 10), make(chan bool, 10)
 	cfg := mqtt.Config{URL: "mqtt://" + address, Handler: func(m mqtt.Message) { got <- m }, OnConnect: func(_ context.Context, resumed bool) { connected <- resumed }}
 	c := start(t, cfg)
@@ -102,7 +114,7 @@ func TestSlowHandler(t *testing.T) {
 // TestReconnect: subscriptions, many of them, are made again, those taken back meanwhile are not; OnConnect is called for each
 // connection, one at a time, with a context that ends with it.
 func TestReconnect(t *testing.T) {
-	b, url := serve(t, "127.0.0.1:0")
+	b, url := serve(t, freeAddress(t))
 	ctx := patient(t)
 	got := make(chan string, 1000)
 	ended := make(chan struct{}, 10)

@@ -66,7 +66,7 @@ func dial(ctx context.Context, c Config) (*link, error) {
 	}
 	stop := context.AfterFunc(ctx, func() { socket.Close() })
 	defer stop()
-	conn := socket
+	conn := prompt(socket)
 	if secure {
 		host, _, _ := net.SplitHostPort(address)
 		conf, err := c.TLS.config(host)
@@ -74,7 +74,7 @@ func dial(ctx context.Context, c Config) (*link, error) {
 			socket.Close()
 			return nil, err
 		}
-		conn = tls.Client(socket, conf)
+		conn = tls.Client(conn, conf)
 	}
 	l, err := handshake(conn, c)
 	if err != nil {

@@ -34,10 +34,16 @@ func manifestOf(t testing.TB, config image.Blob, layers ...image.Blob) image.Blo
 	return image.NewBlob(m.MediaType, document)
 }
 
-// TestExamplesAreBuiltFromTheirSources: SHA256SUMS, which examples/wasm/build.sh writes, has the digest of every source
+// TestExamplesAreBuiltFromTheirSources: SHA256SUMS, which the build.sh of each directory writes, has the digest of every source
 // and every binary as they were together.
 func TestExamplesAreBuiltFromTheirSources(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(examples, "SHA256SUMS"))
+	for _, dir := range []string{examples, "../../../examples/edge"} {
+		t.Run(filepath.Base(dir), func(t *testing.T) { builtFromSources(t, dir) })
+	}
+}
+
+func builtFromSources(t *testing.T, dir string) {
+	text, err := os.ReadFile(filepath.Join(dir, "SHA256SUMS"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,11 +52,11 @@ func TestExamplesAreBuiltFromTheirSources(t *testing.T) {
 		sum, name, _ := strings.Cut(strings.TrimSpace(line), "  ")
 		listed[name] = sum
 	}
-	err = fs.WalkDir(os.DirFS(examples), ".", func(name string, d fs.DirEntry, err error) error {
+	err = fs.WalkDir(os.DirFS(dir), ".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || name == "SHA256SUMS" || filepath.Ext(name) == ".md" {
 			return err
 		}
-		data, err := os.ReadFile(filepath.Join(examples, name))
+		data, err := os.ReadFile(filepath.Join(dir, name))
 		if sum := fmt.Sprintf("%x", sha256.Sum256(data)); listed[name] != sum {
 			t.Errorf("%s has the SHA-256 digest %s, recorded is %q: run `make examples` and commit what it writes", name, sum, listed[name])
 		}
