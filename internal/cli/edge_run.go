@@ -117,7 +117,7 @@ func (m edgeModule) data(args []string) (wire.ModuleData, error) {
 
 // moduleFile tells whether arg is a path: it looks like one, or a file is there.
 func moduleFile(arg string) (string, bool) {
-	if strings.HasPrefix(arg, "/") || strings.HasPrefix(arg, "./") || strings.HasPrefix(arg, "../") {
+	if strings.HasPrefix(arg, "/") || strings.HasPrefix(arg, "./") || strings.HasPrefix(arg, "../") || strings.HasSuffix(arg, ".wasm") {
 		return arg, true
 	}
 	info, err := os.Stat(arg)

@@ -269,22 +269,22 @@ func TestE2WhatComesWhileItIsAway(t *testing.T) {
 			if a := o.state.get(key{Module, "a"}); a.Status != Dead {
 				t.Errorf("a is %s", a.Status)
 			}
-			var orders []string
-			for _, m := range client.all("realm/proc/control/r") {
-				var e struct {
-					Action string
-					Data   struct{ UUID string }
+			eventually(t, "a and b are ordered, once and in their order", func() bool {
+				var orders []string
+				for _, m := range client.all("realm/proc/control/r") {
+					var e struct {
+						Action string
+						Data   struct{ UUID string }
+					}
+					if err := json.Unmarshal(m.Payload, &e); err != nil {
+						t.Error(err)
+					}
+					if e.Action == "create" {
+						orders = append(orders, e.Data.UUID)
+					}
 				}
-				if err := json.Unmarshal(m.Payload, &e); err != nil {
-					t.Error(err)
-				}
-				if e.Action == "create" {
-					orders = append(orders, e.Data.UUID)
-				}
-			}
-			if got := strings.Join(orders, " "); got != "a b" {
-				t.Errorf("ordered: %s", got)
-			}
+				return strings.Join(orders, " ") == "a b"
+			})
 		})
 	}
 }
