@@ -193,7 +193,12 @@ func (m *module) stop(ctx context.Context, reason string, grace time.Duration) e
 		m.over(lostPod)
 		return nil
 	}
-	return err
+	select {
+	case <-m.ended: // by itself or an earlier order; its pod may be on its way out and take this one no more
+		return nil
+	default:
+		return err
+	}
 }
 
 // DeleteModule implements runtime.Deleter.

@@ -82,6 +82,8 @@ func TestModuleIsDeleted(t *testing.T) {
 	r.create(7, uuid)
 	r.must(r.DeleteModule(t.Context(), 7, uuid))
 	r.wantExited(7, 137, "killed")
+	r.must(r.node.StopSandbox(t.Context(), r.node.Pods()[0].ID))
+	r.must(r.DeleteModule(t.Context(), 7, uuid)) // its pod takes no such order any more
 	r.cleanup(7, uuid)
 	r.cleanup(7, uuid)
 	if err := r.DeleteModule(t.Context(), 7, uuid); !errdefs.IsNotFound(err) {
