@@ -3,11 +3,9 @@ package node_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -517,51 +515,6 @@ func TestN8StuckBackendDelaysNobodyElse(t *testing.T) {
 	must(t, b.StopContainer(t.Context(), id, 0))
 }
 
-func TestReopenAdoptsWhatRunsAndWhatEnded(t *testing.T) {
-	b := open(t, t.TempDir())
-	pod := b.run(t, "", podConfig("p"))
-	runs := b.create(t, pod, containerConfig("runs"))
-	ends := b.create(t, pod, containerConfig("ends", "exit-after", "30ms", "exit-code", "5"))
-	made := b.create(t, pod, containerConfig("made"))
-	must(t, b.StartContainer(t.Context(), runs), b.StartContainer(t.Context(), ends))
-	b.close()
-	time.Sleep(40 * time.Millisecond) // the container ends while no node is there
-	b = open(t, b.dir)
-	for id, want := range map[string]node.State{runs: node.Running, ends: node.Stopped, made: node.Created} {
-		if got := b.state(t, id); got != want {
-			t.Errorf("%s is %s, want %s", id, got, want)
-		}
-	}
-	if c, _, err := b.Container(ends); err != nil || c.ExitCode != 5 {
-		t.Errorf("exit code of what ended meanwhile: %+v, %v", c, err)
-	}
-	must(t, b.StopContainer(t.Context(), runs, time.Second), b.StartContainer(t.Context(), made))
-	must(t, os.Remove(filepath.Join(b.network.Dir, pod)))
-	b = b.reopen(t)
-	if p, err := b.Pod(pod); err != nil || p.Ready() {
-		t.Errorf("a pod without its network is ready: %v, %v", p, err)
-	}
-	must(t, b.RemoveSandbox(t.Context(), pod))
-	if left := b.residue(t); len(left) > 0 {
-		t.Errorf("left behind: %v", left)
-	}
-}
-
-// TestN9UnknownRecordVersionIsRefused: the node does not start, and nothing of the pods is touched.
-func TestN9UnknownRecordVersionIsRefused(t *testing.T) {
-	b := open(t, t.TempDir())
-	b.run(t, "", podConfig("p"))
-	must(t, b.store.Put("pods", "x", []byte(`{"version":99}`)))
-	before := b.residue(t)
-	b.close()
-	if _, err := tryOpen(b.dir); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("open: %v, want failed precondition", err)
-	}
-	if after := b.residue(t); !slices.Equal(before, after) {
-		t.Errorf("before %v, after %v", before, after)
-	}
-}
-
 func TestPrefixesAndUnknownIDs(t *testing.T) {
 	b := open(t, t.TempDir())
 	first, second := b.run(t, "", podConfig("a")), b.run(t, "", podConfig("b"))
@@ -602,97 +555,6 @@ func TestUpdateContainerMergesResources(t *testing.T) {
 	if r.CpuShares != 512 || r.MemoryLimitInBytes != 2<<20 || len(r.HugepageLimits) != 2 || r.HugepageLimits[1].PageSize != "2MB" || r.HugepageLimits[1].Limit != 2 || r.Unified["a"] != "b" {
 		t.Errorf("resources after the update: %v", r)
 	}
-}
-
-// TestBackendThatCannotBeRecovered: its pods stay in the list and take no orders; the others' do.
-func TestBackendThatCannotBeRecovered(t *testing.T) {
-	b := open(t, t.TempDir())
-	sick, fine := b.run(t, "linux", podConfig("sick")), b.run(t, "wasm", podConfig("fine"))
-	id := b.create(t, sick, containerConfig("c"))
-	b.close()
-	must(t, os.WriteFile(filepath.Join(b.dir, "linux", sick, "containers", id+".json"), []byte("damaged"), 0o600))
-	b = open(t, b.dir)
-	if p, err := b.Pod(sick); err != nil || len(p.Containers) != 1 {
-		t.Errorf("the pod of the sick backend: %v, %v", p, err)
-	}
-	if _, err := b.RunSandbox(t.Context(), podConfig("new"), "linux"); !errdefs.IsUnavailable(err) {
-		t.Errorf("a new pod of the sick backend: %v", err)
-	}
-	for what, err := range map[string]error{
-		"start": b.StartContainer(t.Context(), id), "stop": b.StopSandbox(t.Context(), sick), "remove": b.RemoveSandbox(t.Context(), sick),
-	} {
-		if !errdefs.IsUnavailable(err) {
-			t.Errorf("%s a pod of the sick backend: %v", what, err)
-		}
-	}
-	for _, h := range b.Handlers() {
-		if (h.Err != nil) != (h.Name == "linux") {
-			t.Errorf("handler %s: %v", h.Name, h.Err)
-		}
-	}
-	must(t, b.RemoveSandbox(t.Context(), fine))
-}
-
-// waiting is a backend that waits for something until it is there.
-type waiting struct {
-	*fake.Backend
-	there chan struct{}
-}
-
-func (w waiting) Recover(ctx context.Context, known []sandbox.Known, sink sandbox.Sink) (sandbox.Found, error) {
-	select {
-	case <-w.there:
-		return w.Backend.Recover(ctx, known, sink)
-	default:
-		return sandbox.Found{}, fmt.Errorf("nobody is at home: %w", sandbox.ErrAway)
-	}
-}
-
-// TestBackendThatWaits: while what a backend stands on is away, its handler says why it is not ready and its pods take no orders;
-// when it is there they are recovered, and what was half made is taken away.
-func TestBackendThatWaits(t *testing.T) {
-	b := open(t, t.TempDir())
-	pod := b.run(t, "vm", podConfig("vm"))
-	id := b.create(t, pod, containerConfig("c"))
-	must(t, b.StartContainer(t.Context(), id))
-	b.close()
-	there := make(chan struct{})
-	b, err := openChanged(b.dir, func(backends map[string]sandbox.Backend, fakes map[string]*fake.Backend) {
-		backends["vm"] = waiting{fakes["vm"], there}
-	})
-	must(t, err)
-	t.Cleanup(b.close)
-	if c, _, err := b.Container(id); err != nil || c.State != node.Running {
-		t.Errorf("the container is %v, %v", c, err)
-	}
-	for _, h := range b.Handlers() {
-		if h.Name == "vm" && (h.Err == nil || !strings.Contains(h.Err.Error(), "nobody is at home")) || h.Name != "vm" && h.Err != nil {
-			t.Errorf("handler %s: %v", h.Name, h.Err)
-		}
-	}
-	if err := b.StopSandbox(t.Context(), pod); !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "nobody is at home") {
-		t.Errorf("an order for a pod of a backend that waits: %v", err)
-	}
-	if _, err := b.RunSandbox(t.Context(), podConfig("new"), "vm"); !errdefs.IsUnavailable(err) {
-		t.Errorf("a new pod of a backend that waits: %v", err)
-	}
-	must(t, b.RemoveSandbox(t.Context(), b.run(t, "linux", podConfig("other"))))
-	close(there)
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		err := b.StopContainer(t.Context(), id, 0)
-		if err == nil {
-			break
-		}
-		if !errdefs.IsUnavailable(err) || time.Now().After(deadline) {
-			t.Fatalf("an order for a pod of a backend that is there again: %v", err)
-		}
-	}
-	for _, h := range b.Handlers() {
-		if h.Err != nil {
-			t.Errorf("handler %s: %v", h.Name, h.Err)
-		}
-	}
-	must(t, b.RemoveSandbox(t.Context(), pod))
 }
 
 // stubborn is a backend whose starts fail with the container running, and whose stops then fail, too.
