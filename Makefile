@@ -24,7 +24,7 @@ UNITDIR     ?= $(PREFIX)/lib/systemd/system
 UNIT        := ./cmd/... ./internal/... ./sandbox/...
 # Real daemons. One package at a time: two cores are not enough for two nodes and their deadlines.
 DAEMON      := $(patsubst %,./%/...,$(wildcard test/e2e test/crash))
-GOTEST      := go test -count=1 -timeout 20m
+GOTEST      := go test -count=1 -timeout 40m
 FUZZTIME    ?= 20s
 
 # One binary under test for all packages, rather than one that each of them builds.

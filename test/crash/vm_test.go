@@ -23,6 +23,7 @@ import (
 var vmPoints = []string{
 	"vm.create-sandbox.wired", "vm.create-container.defined", "vm.start-container.intent", "vm.start-container.booted",
 	"vm.stop-container.pressed", "vm.remove-container.undefined", "vm.stop-sandbox.unwired",
+	"network.tap.wire.moved", "network.tap.unwire.parted",
 }
 
 // vmVictim is the machine that the script takes through its life.
@@ -42,7 +43,7 @@ func TestN1VMKilledAtEveryFailPoint(t *testing.T) {
 		t.Fatalf("the script without a crash: %v", err)
 	}
 	before := resources(d)
-	names := points(t, "vm.")
+	names := points(t, "vm.", tapPoints)
 	for _, name := range vmPoints {
 		if !slices.Contains(names, name) {
 			t.Errorf("%s is no fail point", name)
@@ -50,7 +51,7 @@ func TestN1VMKilledAtEveryFailPoint(t *testing.T) {
 	}
 	if os.Getenv("TRIPOD_TEST_FULL") == "" {
 		names = vmPoints
-	} else if len(names) < 19 {
+	} else if len(names) < 25 {
 		t.Errorf("only %d fail points were found", len(names))
 	}
 	for _, point := range names {
