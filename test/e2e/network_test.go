@@ -57,8 +57,16 @@ func listenInside(t *testing.T, d *harness.Daemon, p *harness.Pod, network, addr
 		err  error
 	}
 	done := make(chan result)
-	go func() {
-		runtime.LockOSThread() // for good: the thread ends with the goroutine
+	var listen func()
+	listen = func() {
+		runtime.LockOSThread()              // for good: the thread ends with the goroutine
+		if unix.Gettid() == unix.Getpid() { // but not the main one, whose namespaces are shown as the process's
+			begun := make(chan struct{})
+			go func() { close(begun); listen() }() // on another, as this goroutine occupies the main one
+			<-begun
+			runtime.UnlockOSThread()
+			return
+		}
 		ns, err := os.Open(filepath.Join(d.State, "netns", p.ID))
 		if err == nil {
 			defer ns.Close()
@@ -70,7 +78,8 @@ func listenInside(t *testing.T, d *harness.Daemon, p *harness.Pod, network, addr
 		}
 		conn, err := net.ListenPacket(network, address)
 		done <- result{conn, err}
-	}()
+	}
+	go listen()
 	r := <-done
 	if r.err != nil {
 		t.Fatal(r.err)
