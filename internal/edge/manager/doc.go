@@ -1,5 +1,5 @@
 // Package manager is the edge front door of a node: it registers the node's runtimes with an orchestrator over MQTT, creates
-// and deletes modules as it is told, and carries what they say (Seed 4; shared/specs/edge-protocol.md).
+// and deletes modules as it is told, and carries what they say (Seed 4; docs/edge.md).
 //
 //	                ┌──────────────── Manager ────────────────┐
 //	orchestrator ◀─▶│ control ─▶ host ─▶ module ─┐  record     │   one host per runtime, one module per index
