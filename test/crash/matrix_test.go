@@ -124,6 +124,37 @@ func runtimes() []string {
 	return []string{"crun"}
 }
 
+// crash is a victim's life on a daemon that is killed in it.
+type crash struct {
+	d         *harness.Daemon
+	handler   string
+	pod       *runtimeapi.PodSandboxConfig
+	container *runtimeapi.ContainerConfig
+	bystander string // a pod that stays
+	before    harness.Resources
+}
+
+// at kills the daemon at a fail point, starts it again, and demands what holds tells of the node, that no trace of the victim
+// stays, and that its calls succeed then.
+func (c crash) at(t *testing.T, point string, holds func() error) {
+	t.Helper()
+	c.d.Restart(failpoint.Variable + "=" + point + "=kill")
+	err := script(c.d, c.handler, c.pod, c.container)
+	state := c.d.WaitExit(10 * time.Second)
+	if status := state.Sys().(syscall.WaitStatus); status.Signal() != syscall.SIGKILL {
+		t.Fatalf("the daemon ended with %v, the script with %v: the point was never passed", state, err)
+	}
+	c.d.Start()
+	if err := holds(); err != nil {
+		t.Error(err)
+	}
+	removeVictims(t, c.d, c.bystander)
+	harness.Eventually(t, 10*time.Second, func() error { return c.before.Leaks(resources(c.d)) })
+	if err := script(c.d, c.handler, c.pod, c.container); err != nil {
+		t.Errorf("the same calls after the crash: %v", err)
+	}
+}
+
 func visitAll(t *testing.T, runtime string) {
 	d := harness.StartDaemon(t, harness.Set("linux.runtime", runtime))
 	bystander := d.RunPod(t, harness.PodConfig(t, "bystander"))
@@ -137,27 +168,9 @@ func visitAll(t *testing.T, runtime string) {
 	names := without(points(t, "node.", "network.", "linux."), tapPoints)
 	for _, point := range names {
 		t.Run(point, func(t *testing.T) {
-			d.Restart(failpoint.Variable + "=" + point + "=kill")
 			pod, container := victim(t)
-			err := script(d, "linux", pod, container)
-			state := d.WaitExit(10 * time.Second)
-			if status := state.Sys().(syscall.WaitStatus); status.Signal() != syscall.SIGKILL {
-				t.Fatalf("the daemon ended with %v, the script with %v: the point was never passed", state, err)
-			}
-			d.Start()
-			if err := recordIsTrue(d); err != nil {
-				t.Error(err)
-			}
-			if err := stillTicking(clock); err != nil {
-				t.Error(err)
-			}
-			removeVictims(t, d, bystander.ID)
-			harness.Eventually(t, 10*time.Second, func() error {
-				return before.Leaks(resources(d))
-			})
-			if err := script(d, "linux", pod, container); err != nil {
-				t.Errorf("the same calls after the crash: %v", err)
-			}
+			c := crash{d: d, handler: "linux", pod: pod, container: container, bystander: bystander.ID, before: before}
+			c.at(t, point, func() error { return errors.Join(recordIsTrue(d), stillTicking(clock)) })
 		})
 	}
 	if len(names) < 40 {

@@ -9,13 +9,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/test/harness"
 )
 
@@ -56,28 +54,14 @@ func TestN1VMKilledAtEveryFailPoint(t *testing.T) {
 	}
 	for _, point := range names {
 		t.Run(point, func(t *testing.T) {
-			d.Restart(failpoint.Variable + "=" + point + "=kill")
 			pod, container := vmVictim(t)
-			err := script(d, "vm", pod, container)
-			state := d.WaitExit(10 * time.Second)
-			if status := state.Sys().(syscall.WaitStatus); status.Signal() != syscall.SIGKILL {
-				t.Fatalf("the daemon ended with %v, the script with %v: the point was never passed", state, err)
-			}
-			d.Start()
-			if err := machinesAreTrue(d); err != nil {
-				t.Error(err)
-			}
-			if s := bystander.Status(); s.State != runtimeapi.ContainerState_CONTAINER_RUNNING || s.StartedAt != began {
-				t.Errorf("the bystander is %v", s)
-			}
-			if err := machineTicks(bystander); err != nil {
-				t.Error(err)
-			}
-			removeVictims(t, d, bystander.Pod.ID)
-			harness.Eventually(t, 10*time.Second, func() error { return before.Leaks(resources(d)) })
-			if err := script(d, "vm", pod, container); err != nil {
-				t.Errorf("the same calls after the crash: %v", err)
-			}
+			c := crash{d: d, handler: "vm", pod: pod, container: container, bystander: bystander.Pod.ID, before: before}
+			c.at(t, point, func() error {
+				if s := bystander.Status(); s.State != runtimeapi.ContainerState_CONTAINER_RUNNING || s.StartedAt != began {
+					t.Errorf("the bystander is %v", s)
+				}
+				return errors.Join(machinesAreTrue(d), machineTicks(bystander))
+			})
 		})
 	}
 }

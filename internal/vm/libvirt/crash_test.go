@@ -2,10 +2,8 @@ package libvirt
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -39,25 +37,7 @@ func (v victim) live() error {
 	if err != nil {
 		return err
 	}
-	ended := make(chan struct{}, 10)
-	ctx := context.Background()
-	if _, err := d.Recover(ctx, nil, func(machine.Event) { ended <- struct{}{} }); err != nil {
-		return err
-	}
-	name := v.Definition.Name
-	calls := map[string]func() error{
-		"define":   func() error { return d.Define(ctx, v.Definition) },
-		"start":    func() error { return d.Start(ctx, name) },
-		"end":      func() error { <-ended; return nil },
-		"destroy":  func() error { return d.Destroy(ctx, name) },
-		"undefine": func() error { return d.Undefine(ctx, name) },
-	}
-	for _, call := range v.Calls {
-		if err := calls[call](); err != nil {
-			return fmt.Errorf("%s: %w", call, err)
-		}
-	}
-	return errors.New("it lived through all calls")
+	return machinetest.Live(d, v.Definition, v.Calls)
 }
 
 // TestKilledAnywhere (faults N1): the daemon is killed at every fail point; the next one knows what there is, has no more

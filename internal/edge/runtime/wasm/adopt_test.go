@@ -173,7 +173,7 @@ func TestImagesOfFiles(t *testing.T) {
 		r.cleanup(i, uuid)
 	}
 	r.eventually("the first image is removed", func() bool { return r.shelf.count() == 1 })
-	time.Sleep(3 * r.config.ImageIdle)
+	time.Sleep(3 * r.config.ImageIdle) // that it is not removed is told by time alone
 	if r.shelf.count() != 1 {
 		t.Error("the image of a module that runs is removed")
 	}
@@ -194,7 +194,7 @@ func TestImagesByReference(t *testing.T) {
 	if len(r.shelf.pulls) != 1 {
 		t.Errorf("pulls %v", r.shelf.pulls)
 	}
-	time.Sleep(3 * r.config.ImageIdle)
+	time.Sleep(3 * r.config.ImageIdle) // as above
 	if r.shelf.count() != 1 {
 		t.Error("a pulled image is removed")
 	}
