@@ -1,23 +1,29 @@
 package stream
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 )
 
-// The SPDY library (moby/spdystream, used by k8s.io/streaming) has two ways of being left waiting for ever by its client:
+// The SPDY library (moby/spdystream, used by k8s.io/streaming) has two ways of being left waiting for ever by its client,
+// and one of confusing it:
 //
 //   - Of the streams that a client opens, the session's handler takes as many as the request has. Each more leaves a
 //     goroutine behind that wants to hand it over.
 //   - A stream is answered before it is written to. If the client goes in between, the answer fails, and whoever
 //     writes to the stream waits for the answer. After a client's GOAWAY, too, nothing can be written.
+//   - A stream is handed over before it is answered. If it is reset in between, the client learns of no stream, and not
+//     of the reason that goes with the reset.
 //
 // spdyGuard follows the frames of a connection in both directions, lets no stream beyond a limit through, and holds
 // the news of the client's end back until all streams are answered. A GOAWAY, by which clients take their leave, is such
-// an end. What is written to a client that is gone succeeds.
+// an end. What is written to a client that is gone succeeds. Who may reset a stream waits for its answer.
 type spdyGuard struct {
 	// max is how many streams the client may open, 0 for any number.
 	max int
@@ -25,14 +31,15 @@ type spdyGuard struct {
 	mu         sync.Mutex
 	in, out    frameReader
 	opened     int
-	unanswered map[uint32]bool
-	settled    chan struct{} // closed when nothing is unanswered; nil while nobody waits
+	unanswered map[uint32]chan struct{} // closed with the stream's answer
 }
 
 // settleTime is how long at most the client's end is held back. Streams that were refused are never answered.
 const settleTime = 3 * time.Second
 
-func newSPDYGuard(max int) *spdyGuard { return &spdyGuard{max: max, unanswered: map[uint32]bool{}} }
+func newSPDYGuard(max int) *spdyGuard {
+	return &spdyGuard{max: max, unanswered: map[uint32]chan struct{}{}}
+}
 
 // received looks at bytes from the client and returns how many of them may pass: all, unless there is an error.
 func (g *spdyGuard) received(p []byte) (int, error) {
@@ -45,7 +52,9 @@ func (g *spdyGuard) received(p []byte) (int, error) {
 			if g.opened++; g.max > 0 && g.opened > g.max {
 				return done, fmt.Errorf("it opened more than the %d streams of its request", g.max)
 			}
-			g.unanswered[frame.stream] = true
+			if g.unanswered[frame.stream] == nil { // a number may not come twice; if it does, one answer is for both
+				g.unanswered[frame.stream] = make(chan struct{})
+			}
 		case spdyGoAway:
 			return done, errGoAway
 		}
@@ -61,32 +70,43 @@ func (g *spdyGuard) sent(p []byte) {
 	for done := 0; done < len(p); {
 		frame, n := g.out.next(p[done:])
 		if frame.kind == spdySynReply { // a reset is none: it may come while the answer is under way
-			delete(g.unanswered, frame.stream)
+			if answer := g.unanswered[frame.stream]; answer != nil {
+				close(answer)
+				delete(g.unanswered, frame.stream)
+			}
 		}
 		done += n
 	}
-	if len(g.unanswered) == 0 && g.settled != nil {
-		close(g.settled)
-		g.settled = nil
+}
+
+// answered waits until the stream is answered, or ctx ends.
+func (g *spdyGuard) answered(ctx context.Context, stream uint32) {
+	g.mu.Lock()
+	answer := g.unanswered[stream]
+	g.mu.Unlock()
+	if answer == nil {
+		return
+	}
+	select {
+	case <-answer:
+	case <-ctx.Done():
 	}
 }
 
-// settle waits until every stream is answered, over is closed, or settleTime has passed. One goroutine at a time.
+// settle waits until every stream is answered, over is closed, or settleTime has passed.
 func (g *spdyGuard) settle(over <-chan struct{}) {
 	g.mu.Lock()
-	if len(g.unanswered) == 0 {
-		g.mu.Unlock()
-		return
-	}
-	settled := make(chan struct{})
-	g.settled = settled
+	answers := slices.Collect(maps.Values(g.unanswered))
 	g.mu.Unlock()
-	timer := time.NewTimer(settleTime)
-	defer timer.Stop()
-	select {
-	case <-settled:
-	case <-over:
-	case <-timer.C:
+	timeout := time.After(settleTime)
+	for _, answer := range answers {
+		select {
+		case <-answer:
+		case <-over:
+			return
+		case <-timeout:
+			return
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package stream
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"net/http"
 	"slices"
@@ -109,6 +110,30 @@ func TestGuardSettles(t *testing.T) {
 	close(over)
 	g.received(frames(t, open(5)))
 	g.settle(over)
+}
+
+// Who would reset a stream waits for its answer, whatever comes of others; and no longer than its session lasts.
+func TestGuardAnswered(t *testing.T) {
+	g := newSPDYGuard(0)
+	g.answered(t.Context(), 1)
+	g.received(frames(t, open(1), open(3)))
+	done := make(chan struct{})
+	go func() {
+		g.answered(t.Context(), 3)
+		close(done)
+	}()
+	g.sent(frames(t, &spdy.SynReplyFrame{StreamId: 1}))
+	select {
+	case <-done:
+		t.Fatal("the answer of another stream was taken for its own")
+	default:
+	}
+	g.sent(frames(t, &spdy.SynReplyFrame{StreamId: 3}))
+	<-done
+	g.received(frames(t, open(5)))
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	g.answered(over, 5)
 }
 
 // FuzzGuard: the guard takes any bytes, in any portions, in the same way.

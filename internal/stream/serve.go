@@ -12,6 +12,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/cri-streaming/pkg/streaming/portforward"
 	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
+	"k8s.io/streaming/pkg/httpstream"
 	"k8s.io/streaming/pkg/httpstream/wsstream"
 	utilexec "k8s.io/utils/exec"
 
@@ -222,26 +223,30 @@ func (s *Server) servePortForward(w http.ResponseWriter, r *http.Request, req *r
 	if ss.start() != nil {
 		return
 	}
-	portforward.ServePortForward(ss, r, &forwarder{s.config.Runtime, ss.ctx, req}, req.GetPodSandboxId(), "", opts,
+	portforward.ServePortForward(ss, r, &forwarder{s.config.Runtime, ss, req}, req.GetPodSandboxId(), "", opts,
 		s.config.IdleTimeout, s.config.CreationTimeout, portforward.SupportedProtocols)
 }
 
 // forwarder forwards the connections of one session. The protocol library calls it with a context that never ends;
-// the session's takes its place.
+// the session's takes its place. It also calls it when the client may not have been told yet that its stream is there.
 type forwarder struct {
 	runtime Runtime
-	session context.Context
+	session *session
 	req     *runtimeapi.PortForwardRequest
 }
 
 func (f *forwarder) PortForward(_ context.Context, _, _ string, port int32, stream io.ReadWriteCloser) error {
+	if spdy, ok := stream.(httpstream.Stream); ok {
+		f.session.spdy.answered(f.session.ctx, spdy.Identifier())
+	}
 	if allowed := f.req.GetPort(); !validPort(port) || len(allowed) > 0 && !slices.Contains(allowed, port) {
 		return invalid("port %d was not asked for: the session is for %v", port, allowed)
 	}
-	err := f.runtime.PortForward(f.session, f.req.GetPodSandboxId(), port, stream)
-	if f.session.Err() != nil {
+	ctx := f.session.ctx
+	err := f.runtime.PortForward(ctx, f.req.GetPodSandboxId(), port, stream)
+	if ctx.Err() != nil {
 		abort(stream)
-		return errors.Join(err, context.Cause(f.session))
+		return errors.Join(err, context.Cause(ctx))
 	}
 	return err
 }
