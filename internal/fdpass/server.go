@@ -112,14 +112,15 @@ func (s *Server) take(conn *net.UnixConn) {
 		conn.Close()
 		return
 	}
-	s.running.Go(func() {
+	go func() {
 		defer s.dismiss(conn, peer)
 		if err := s.serve(conn, peer); err != nil {
 			s.logger.Warn("A request for descriptors failed", "pid", peer.PID, "uid", peer.UID, "err", err)
 		}
-	})
+	}()
 }
 
+// admit counts a connection as one under way. It is either seen by Close, or refused because of it.
 func (s *Server) admit(conn *net.UnixConn, peer Peer) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -131,10 +132,12 @@ func (s *Server) admit(conn *net.UnixConn, peer Peer) error {
 	}
 	s.perUser[peer.UID]++
 	s.conns[conn] = true
+	s.running.Add(1)
 	return nil
 }
 
 func (s *Server) dismiss(conn *net.UnixConn, peer Peer) {
+	defer s.running.Done()
 	conn.Close()
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -197,8 +197,12 @@ func (s *Server) subscribe(c *serverConn) {
 func (s *Server) serve(conn *net.UnixConn) {
 	c := &serverConn{server: s, conn: conn, wake: make(chan struct{}, 1), closed: make(chan struct{}), slots: make(chan struct{}, maxPending)}
 	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ctx.Err() != nil { // Close has seen all connections that it will
+		conn.Close()
+		return
+	}
 	s.conns[c] = false
-	s.mu.Unlock()
 	s.running.Go(func() { c.write() })
 	s.running.Go(func() {
 		err := c.read()
