@@ -46,7 +46,7 @@ func version(ctx context.Context, uri string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("libvirtd cannot be reached: %w", err)
 	}
-	l.set(client, conn, nil)
+	l.set(client, nil)
 	n, err := ask(ctx, l, "libvirt's version", func(c *golibvirt.Libvirt) (uint64, error) { return c.ConnectGetLibVersion() })
 	conn.Close()
 	for range events { // until the client has noticed

@@ -171,7 +171,6 @@ func (d *Driver) Close() error {
 	if errors.Is(err, net.ErrClosed) {
 		err = nil
 	}
-	d.link.close()
 	d.mu.Lock()
 	for _, in := range d.machines {
 		in.mu.Lock()

@@ -45,7 +45,6 @@ type link struct {
 
 	mu      sync.Mutex
 	client  *golibvirt.Libvirt
-	conn    *wire
 	lastErr error
 	changed chan struct{} // closed when client has changed
 }
@@ -144,7 +143,7 @@ func (l *link) keep(ctx context.Context) {
 	for ctx.Err() == nil {
 		client, conn, events, err := l.open(ctx)
 		if err != nil {
-			l.set(nil, nil, err)
+			l.set(nil, err)
 			select {
 			case <-time.After(pause):
 			case <-ctx.Done():
@@ -153,15 +152,17 @@ func (l *link) keep(ctx context.Context) {
 			continue
 		}
 		pause = retryMin
-		l.set(client, conn, nil)
+		l.set(client, nil)
+		stop := context.AfterFunc(ctx, func() { conn.Close() })
 		l.log.Info("Connected to libvirtd")
 		looking := make(chan struct{})
 		go func() { defer close(looking); l.connected(ctx) }()
 		for e := range events { // until the connection has ended
 			l.event(e.Dom.Name)
 		}
+		stop()
 		conn.Close()
-		l.set(nil, nil, fmt.Errorf("the connection has broken"))
+		l.set(nil, fmt.Errorf("the connection has broken"))
 		if ctx.Err() == nil {
 			l.log.Warn("The connection to libvirtd has broken")
 		}
@@ -169,21 +170,12 @@ func (l *link) keep(ctx context.Context) {
 	}
 }
 
-func (l *link) set(client *golibvirt.Libvirt, conn *wire, err error) {
+func (l *link) set(client *golibvirt.Libvirt, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.client, l.conn, l.lastErr = client, conn, err
+	l.client, l.lastErr = client, err
 	close(l.changed)
 	l.changed = make(chan struct{})
-}
-
-// close breaks the connection.
-func (l *link) close() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.conn != nil {
-		l.conn.Close()
-	}
 }
 
 // wait returns a client that is connected: errdefs.ErrUnavailable when there is none for a while.
