@@ -118,12 +118,12 @@ examples: ## the .wasm files of examples/ from their sources (installs clang-14,
 	@examples/edge/build.sh
 
 .PHONY: install
-install: build ## the programs and the systemd unit, below DESTDIR and PREFIX
+install: build ## the programs and the systemd units, below DESTDIR and PREFIX
 	install -D -m 0755 $(BIN) $(DESTDIR)$(PREFIX)/bin/tripod
 	install -D -m 0755 $(WORKER) $(DESTDIR)$(PREFIX)/bin/tripod-wasm
 	install -D -m 0755 $(VMWRAP) $(DESTDIR)$(PREFIX)/bin/tripod-vmwrap
 	install -D -m 0755 $(AGENT) $(DESTDIR)$(PREFIX)/bin/tripod-agent
-	install -D -m 0644 dist/tripod.service $(DESTDIR)$(UNITDIR)/tripod.service
+	install -D -m 0644 -t $(DESTDIR)$(UNITDIR) dist/tripod.service dist/tripod-orchestrator.service
 
 .PHONY: clean
 clean: ## remove build/

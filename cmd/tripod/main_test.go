@@ -56,9 +56,45 @@ func TestVersionAndFailpoints(t *testing.T) {
 	}
 }
 
-// TestUnit holds that systemd's unit starts this program with flags that it has, and gives it time to stop.
-func TestUnit(t *testing.T) {
-	text, err := os.ReadFile("../../dist/tripod.service")
+// TestUnits holds that systemd's units start this program with flags that it has, and give it time to stop.
+func TestUnits(t *testing.T) {
+	for command, want := range map[string]struct {
+		settings map[string]string
+		stops    time.Duration
+	}{
+		"daemon":       {map[string]string{"KillMode": "process", "Delegate": "yes", "RuntimeDirectoryPreserve": "yes", "StateDirectory": "tripod"}, drainTime},
+		"orchestrator": {map[string]string{"ProtectSystem": "strict", "StateDirectory": "tripod-orchestrator"}, orchestratorFlush},
+	} {
+		t.Run(command, func(t *testing.T) {
+			settings := unit(t, want.settings["StateDirectory"]+".service")
+			argv := strings.Fields(settings["ExecStart"])
+			if len(argv) < 2 || filepath.Base(argv[0]) != "tripod" {
+				t.Fatalf("ExecStart=%s", settings["ExecStart"])
+			}
+			found, rest, err := newRoot(nil, nil, nil).Find(argv[1:])
+			if err != nil || found.Name() != command {
+				t.Fatalf("ExecStart finds %v, %v", found, err)
+			}
+			if err := found.ParseFlags(rest); err != nil {
+				t.Error(err)
+			}
+			want.settings["Type"] = "notify"
+			for key, want := range want.settings {
+				if settings[key] != want {
+					t.Errorf("%s=%s, want %s", key, settings[key], want)
+				}
+			}
+			if limit, err := time.ParseDuration(settings["TimeoutStopSec"] + "s"); err != nil || limit <= want.stops {
+				t.Errorf("TimeoutStopSec=%s, but it may take %s to stop", settings["TimeoutStopSec"], want.stops)
+			}
+		})
+	}
+}
+
+// unit reads the settings of a unit file.
+func unit(t *testing.T, name string) map[string]string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("../../dist", name))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,25 +104,7 @@ func TestUnit(t *testing.T) {
 			settings[key] = value
 		}
 	}
-	argv := strings.Fields(settings["ExecStart"])
-	if len(argv) < 2 || filepath.Base(argv[0]) != "tripod" {
-		t.Fatalf("ExecStart=%s", settings["ExecStart"])
-	}
-	command, rest, err := newRoot(nil, nil, nil).Find(argv[1:])
-	if err != nil || command.Name() != "daemon" {
-		t.Fatalf("ExecStart finds %v, %v", command, err)
-	}
-	if err := command.ParseFlags(rest); err != nil {
-		t.Error(err)
-	}
-	for key, want := range map[string]string{"Type": "notify", "KillMode": "process", "Delegate": "yes", "RuntimeDirectoryPreserve": "yes"} {
-		if settings[key] != want {
-			t.Errorf("%s=%s, want %s", key, settings[key], want)
-		}
-	}
-	if limit, err := time.ParseDuration(settings["TimeoutStopSec"] + "s"); err != nil || limit <= drainTime {
-		t.Errorf("TimeoutStopSec=%s, but the daemon may drain for %s", settings["TimeoutStopSec"], drainTime)
-	}
+	return settings
 }
 
 // TestCommandsAreWhole holds that each command says what it does and that no two flags fight.

@@ -13,13 +13,7 @@ import (
 )
 
 func TestNotifierSpeaksToSystemd(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "notify")
-	systemd, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer systemd.Close()
-	t.Setenv("NOTIFY_SOCKET", socket)
+	systemd := systemdSocket(t)
 	t.Setenv("WATCHDOG_USEC", "20000")
 	t.Setenv("WATCHDOG_PID", strconv.Itoa(os.Getpid()))
 	n := newNotifier(quiet)
@@ -54,6 +48,19 @@ func TestNotifierSpeaksToSystemd(t *testing.T) {
 			t.Fatalf("got %q", text)
 		}
 	}
+}
+
+// systemdSocket takes systemd's place in this process's environment.
+func systemdSocket(t *testing.T) *net.UnixConn {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "notify")
+	systemd, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { systemd.Close() })
+	t.Setenv("NOTIFY_SOCKET", socket)
+	return systemd
 }
 
 // TestNotifierWithoutSystemd must not block or complain.

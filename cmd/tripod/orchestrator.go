@@ -94,6 +94,7 @@ func runOrchestrator(ctx context.Context, c *config.Config, log *slog.Logger) (e
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the process
+	systemd := newNotifier(log)
 	settings := c.Orchestrator
 	lock, err := holdDirectory(ctx, settings.Root, log)
 	if err != nil {
@@ -117,11 +118,13 @@ func runOrchestrator(ctx context.Context, c *config.Config, log *slog.Logger) (e
 		return err
 	}
 	log.Info("the orchestrator is ready", "version", version, "broker", oc.Broker.URL, "realm", settings.Realm, "address", settings.Address)
+	systemd.ready("broker " + oc.Broker.URL)
 	if listener == nil {
 		<-ctx.Done()
 	} else {
 		err = o.Serve(ctx, listener)
 	}
+	systemd.stopping()
 	last, cancel := context.WithTimeout(context.Background(), orchestratorFlush)
 	defer cancel()
 	err = errors.Join(err, o.Close(last))

@@ -71,10 +71,12 @@ func TestOrchestratorLives(t *testing.T) {
 	}
 	for life := range 2 {
 		var log bytes.Buffer
+		systemd := systemdSocket(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		ended := make(chan error, 1)
 		go func() { ended <- runOrchestrator(ctx, c, slog.New(slog.NewTextHandler(&log, nil))) }()
+		expect(t, systemd, "READY=1\nSTATUS=broker mqtt://"+c.Broker.Address)
 		answers(t, rest+"/healthz", `"ok"`)
 		answers(t, rest+"/api/runtimes/", `"count":0`)
 		answers(t, rest+"/metrics", "tripod_edge_broker_clients 1")
@@ -87,6 +89,7 @@ func TestOrchestratorLives(t *testing.T) {
 		if err := <-ended; err != nil {
 			t.Fatalf("%v\n%s", err, &log)
 		}
+		expect(t, systemd, "STOPPING=1")
 	}
 }
 
