@@ -380,22 +380,28 @@ func TestUnknownAnnotations(t *testing.T) {
 	}
 }
 
-// TestCutOffStart: a start whose caller goes away leaves the container as it was created, and nothing that runs.
+// TestCutOffStart: a start whose caller goes away leaves the container as it was created, and nothing that runs, whether the
+// driver's word of the machine's end comes late or early.
 func TestCutOffStart(t *testing.T) {
-	r := newRig(t)
-	p := r.pod("cut")
-	c := r.create(p, "disk")
-	r.must(failpoint.Arm("vm.start-container.booted", "hang"))
-	ctx, cancel := context.WithTimeout(r.ctx(), 200*time.Millisecond)
-	defer cancel()
-	err := r.StartContainer(ctx, p, c)
-	r.must(failpoint.Arm("vm.start-container.booted", ""))
-	if err == nil {
-		t.Error("the start succeeded")
+	for name, linger := range map[string]time.Duration{"late": 0, "early": 50 * time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.driver.linger = linger
+			p := r.pod("cut")
+			c := r.create(p, "disk")
+			r.must(failpoint.Arm("vm.start-container.booted", "hang"))
+			ctx, cancel := context.WithTimeout(r.ctx(), 200*time.Millisecond)
+			defer cancel()
+			err := r.StartContainer(ctx, p, c)
+			r.must(failpoint.Arm("vm.start-container.booted", ""))
+			if err == nil {
+				t.Error("the start succeeded")
+			}
+			r.wantState(p, c, sandbox.StateCreated)
+			if s := r.driver.guest(c.ID).state; s.Phase == machine.Running {
+				t.Errorf("the machine is %+v", s)
+			}
+			r.must(r.StartContainer(r.ctx(), p, c))
+		})
 	}
-	r.wantState(p, c, sandbox.StateCreated)
-	if s := r.driver.guest(c.ID).state; s.Phase == machine.Running {
-		t.Errorf("the machine is %+v", s)
-	}
-	r.must(r.StartContainer(r.ctx(), p, c))
 }

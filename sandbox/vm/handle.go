@@ -52,6 +52,15 @@ type life struct {
 	// claimed is set by the first who tells of the end; ended is closed when that is in the handle's state and on the disk.
 	claimed atomic.Bool
 	ended   chan struct{}
+	// failed is set by a start that failed before it kills the machine, for the first who tells of the end.
+	failed atomic.Pointer[failedStart]
+}
+
+// failedStart says what comes of a start that failed; nobody but its caller is told.
+type failedStart struct {
+	end machine.State
+	// undone: the container is as it was created.
+	undone bool
 }
 
 // close lets go of the machine's sockets and its log.
@@ -162,7 +171,8 @@ func (b *Backend) finish(h *handle, l *life, end machine.State) {
 	}
 }
 
-// record puts the end of a life into the handle and on the disk once its log is complete, unless that has been done.
+// record puts the end of a life into the handle and on the disk once its log is complete, unless that has been done. It tells
+// whether others are to hear of it.
 func (b *Backend) record(h *handle, l *life, end machine.State) (sandbox.Status, bool) {
 	if !l.claimed.CompareAndSwap(false, true) {
 		<-l.ended
@@ -170,7 +180,14 @@ func (b *Backend) record(h *handle, l *life, end machine.State) (sandbox.Status,
 	}
 	b.drain(h.id, l)
 	h.mu.Lock()
+	failed := l.failed.Load()
+	if failed != nil {
+		end = failed.end
+	}
 	h.state.end(end)
+	if failed != nil && failed.undone {
+		h.state.Phase = phaseCreated
+	}
 	h.life = nil
 	err := b.cfg.writeState(h.state)
 	status := h.state.status()
@@ -179,7 +196,7 @@ func (b *Backend) record(h *handle, l *life, end machine.State) (sandbox.Status,
 		b.log.Error("record the end of a machine", "container", h.id, "error", err)
 	}
 	close(l.ended)
-	return status, true
+	return status, failed == nil
 }
 
 // drain waits until all that the machine has said is in the log, and lets go of its console.

@@ -184,11 +184,11 @@ func (b *Backend) failStart(ctx context.Context, h *handle, l *life, cause error
 	cause = fmt.Errorf("start container %s: %w", h.id, cause)
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()
+	l.failed.Store(&failedStart{end: startError(cause), undone: ctx.Err() != nil})
 	if err := b.cfg.Driver.Destroy(undo, h.id); err != nil {
+		l.failed.Store(nil)
 		return errors.Join(cause, fmt.Errorf("kill what was started: %w", err)) // it runs, as far as anybody knows
 	}
-	if _, first := b.record(h, l, startError(cause)); first && ctx.Err() != nil {
-		return errors.Join(cause, b.set(h, func(s *state) { s.Phase = phaseCreated }))
-	}
+	b.record(h, l, machine.State{})
 	return cause
 }
