@@ -22,7 +22,7 @@ func realCgroup(t testing.TB, limit int) (path string, join func(pid int), leave
 	if err != nil {
 		t.Fatal(err)
 	}
-	path = fmt.Sprintf("/tripod-stats-test-%d", os.Getpid())
+	path = fmt.Sprintf("%s/tripod-stats-test-%d", os.Getenv("TRIPOD_TEST_CGROUP"), os.Getpid())
 	controllers, limitFile := []string{"cpuacct", "memory", "cpu", "pids", "blkio"}, "memory.limit_in_bytes"
 	if root.V2 {
 		controllers, limitFile = []string{""}, "memory.max"

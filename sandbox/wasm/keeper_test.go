@@ -63,7 +63,10 @@ func TestFaultW5WorkerHangs(t *testing.T) {
 	w := r.keeper.current("node")
 	r.probe(r.ctx(), time.Minute) // it answers
 	r.must(unix.Kill(w.proc.Pid, unix.SIGSTOP))
-	r.probe(r.ctx(), 50*time.Millisecond)
+	r.eventually("it is found out", func() bool { // not at once: each of its threads stops when it gets to
+		r.probe(r.ctx(), 50*time.Millisecond)
+		return !w.proc.Alive()
+	})
 	if s := r.waitEnd(c); s.ExitCode != exitKilled || !strings.Contains(s.Message, "signal 9") {
 		t.Errorf("end %+v", s)
 	}

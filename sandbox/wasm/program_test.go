@@ -71,8 +71,9 @@ func testMain(m *testing.M) int {
 	return m.Run()
 }
 
-// testCgroup is the parent of the workers' cgroups.
-var testCgroup = fmt.Sprintf("/tripod-wasm-test-%d", os.Getpid())
+// testCgroup is the parent of the workers' cgroups, in the world that the tests run in (hack/testns.sh): a process's number is
+// another's in the next world.
+var testCgroup = fmt.Sprintf("%s/tripod-wasm-test-%d", os.Getenv("TRIPOD_TEST_CGROUP"), os.Getpid())
 
 func removeTestCgroup() {
 	tree, err := cgroup.Open(cgroup.DriverCgroupfs, testCgroup)

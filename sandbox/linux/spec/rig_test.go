@@ -130,7 +130,7 @@ func realInput(t *testing.T, deeds ...string) Input {
 	c.Mounts = []*runtimeapi.Mount{{HostPath: probeBinary(t), ContainerPath: probeProgram, Readonly: true}}
 	c.Linux.SecurityContext.NamespaceOptions = &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER}
 	in.Container.ID = fmt.Sprintf("tripod-spec-test-%d-%s", os.Getpid(), strings.ReplaceAll(t.Name(), "/", "-"))
-	in.CgroupsPath = "/" + in.Container.ID
+	in.CgroupsPath = filepath.Join("/", os.Getenv("TRIPOD_TEST_CGROUP"), in.Container.ID)
 	return in
 }
 

@@ -113,7 +113,7 @@ func (w *whole) open() {
 	w.must(err)
 	w.backend, err = backend.New(backend.Config{
 		Root: filepath.Join(w.dir, "wasm"), RunDir: filepath.Join(w.dir, "run"), Program: w.program, UID: 65529, GID: 65529, CgroupDriver: "cgroupfs",
-		CgroupParent: fmt.Sprintf("/tripod-edge-test-%d", os.Getpid()), LabelPrefix: "vimana.host/", Images: backend.Images(w.images), Network: noPorts{}, Logger: w.config.Logger,
+		CgroupParent: fmt.Sprintf("%s/tripod-edge-test-%d", os.Getenv("TRIPOD_TEST_CGROUP"), os.Getpid()), LabelPrefix: "vimana.host/", Images: backend.Images(w.images), Network: noPorts{}, Logger: w.config.Logger,
 	})
 	w.must(err)
 	w.store, err = store.Open(filepath.Join(w.dir, "node.db"))
