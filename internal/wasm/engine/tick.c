@@ -14,7 +14,7 @@
 #define TICK 10000000          // ns
 #define LINGER 100             // ticks that the ticker goes on without guests, to save them its waking
 #define LONG_HOST_CALL 1000000 // ns; a host call that takes more has waited, and waiting is not computing
-#define MAX_ENGINES 8
+#define MAX_ENGINES 64
 
 static int64_t ns(clockid_t clock) {
   struct timespec t;
