@@ -132,9 +132,11 @@ func TestW1_RunawayGuests(t *testing.T) {
 	require.Less(t, time.Since(begun), 2*time.Second)
 	close(stop)
 	others.Wait()
+	alone := func() bool { return p.stats().Instances == 0 }
+	eventually(t, "the limit is one instance's", alone)
 	reply := s.must("Grow", `{"value":"1000000000"}`) // is refused more, and goes on
 	require.Less(t, reply["value"], "67108865", "%v", reply)
-	eventually(t, "no instance is left", func() bool { return p.stats().Instances == 0 })
+	eventually(t, "no instance is left", alone)
 	st := p.stats()
 	require.GreaterOrEqual(t, st.Timeouts, uint64(1))
 	require.GreaterOrEqual(t, st.Traps, uint64(1))
