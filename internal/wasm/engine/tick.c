@@ -178,7 +178,7 @@ void tw_memory(tw_inst *i) {
 // ---- the guest's thread ----
 
 bool tw_ended(tw_inst *i) {
-  uint64_t k = __atomic_load_n(&i->killed, __ATOMIC_ACQUIRE);
+  uint64_t k = __atomic_load_n(&i->killed, __ATOMIC_SEQ_CST);
   if (k != TW_FOREVER && k != i->seq) return false;
   i->why = TW_KILLED;
   return true;
@@ -190,6 +190,14 @@ bool tw_over(tw_inst *i) {
 }
 
 uint32_t tw_seen(tw_inst *i) { return __atomic_load_n(&i->wake, __ATOMIC_SEQ_CST); }
+
+// give_way has the guest's thread stand back, or not any more. As a SCHED_IDLE thread on a machine with nothing to spare it
+// would not get to notice its own end, so whoever kills the guest is to find it.
+static void give_way(tw_inst *i, bool on) {
+  if (standing_back == IDLE) __atomic_store_n(&i->idle_thread, on ? gettid() : 0, __ATOMIC_SEQ_CST);
+  stand_back(on);
+  if (on && tw_ended(i)) stand_back(false);
+}
 
 // rest sleeps until it is time, the guest is killed, or somebody has called tw_wake since it was seen.
 static void rest(tw_inst *i, int64_t ns, uint32_t seen) {
@@ -218,7 +226,7 @@ bool tw_await(tw_inst *i, int64_t until, uint32_t seen) {
 }
 
 void tw_fresh(tw_inst *i) {
-  if (i->demoted) stand_back(false), i->demoted = false;
+  if (i->demoted) give_way(i, false), i->demoted = false;
   i->ticks = 0;
 }
 
@@ -276,7 +284,7 @@ void tw_leave(tw_inst *i) {
   tw_memory(i);
   computed(i, false);
   guest_ends();
-  if (i->demoted) stand_back(false), i->demoted = false;
+  if (i->demoted) give_way(i, false), i->demoted = false;
   if (i->over && !i->why) i->why = TW_MEMORY;
 }
 
@@ -291,7 +299,7 @@ wasmtime_error_t *tw_tick(wasmtime_context_t *cx, void *data, uint64_t *delta, u
   if (i->over) i->why = TW_MEMORY;
   if (i->why || tw_over(i)) return wasmtime_error_new("ended by the host");
   if (++i->ticks >= 2 && !i->demoted) {
-    stand_back(true);
+    give_way(i, true);
     i->demoted = true, i->preempted = i->back_off = 0;
   }
   return NULL;
@@ -300,14 +308,17 @@ wasmtime_error_t *tw_tick(wasmtime_context_t *cx, void *data, uint64_t *delta, u
 void tw_kill(tw_inst *i, uint64_t seq) {
   uint64_t old = __atomic_load_n(&i->killed, __ATOMIC_RELAXED);
   while (old != TW_FOREVER &&
-         !__atomic_compare_exchange_n(&i->killed, &old, seq, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {
+         !__atomic_compare_exchange_n(&i->killed, &old, seq, true, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {
   }
+  struct sched_param none = {0};
+  pid_t thread = __atomic_load_n(&i->idle_thread, __ATOMIC_SEQ_CST);
+  if (thread) sched_setscheduler(thread, SCHED_OTHER, &none);
   tw_wake(i);
 }
 
 // A host function holds locks that others wait for, so it runs as all do.
 int64_t tw_pause(tw_inst *i) {
-  if (i->demoted) stand_back(false);
+  if (i->demoted) give_way(i, false);
   guest_ends();
   seen(i, 0);
   return tw_now();
@@ -324,5 +335,5 @@ void tw_resume(tw_inst *i, int64_t paused) {
     i->deadline += now - paused;
   }
   if (!i->on_cpu_clock && now - paused > LONG_HOST_CALL) i->mark += now - paused;
-  if (i->demoted) stand_back(true);
+  if (i->demoted) give_way(i, true);
 }

@@ -135,6 +135,7 @@ typedef struct tw_inst {
 
   // Written and read by several threads, with atomics.
   uint64_t killed; // the number of the call to end, or TW_FOREVER
+  int32_t idle_thread; // the guest's thread while it is SCHED_IDLE
   uint32_t wake;   // futex: changes when killed does, or a channel
   uint32_t waits;  // whether somebody waits for it
   int64_t cpu, mem;
