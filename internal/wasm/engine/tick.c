@@ -70,6 +70,25 @@ static void *try_idle(void *arg) {
 
 void tw_stand_back(bool by_idle) { standing_back = by_idle ? IDLE : POLITE; }
 
+static bool killed(tw_inst *i) {
+  uint64_t k = __atomic_load_n(&i->killed, __ATOMIC_ACQUIRE);
+  return k == TW_FOREVER || k == i->seq;
+}
+
+// idlers are the guests that stand back as SCHED_IDLE threads. On a machine with nothing to spare these would not get to notice
+// their own end, so the ticker takes those that are to end out of the class.
+static pthread_mutex_t idlers_mu = PTHREAD_MUTEX_INITIALIZER;
+static tw_inst *idlers;
+
+static void rouse(void) {
+  struct sched_param none = {0};
+  int64_t now = tw_now();
+  pthread_mutex_lock(&idlers_mu);
+  for (tw_inst *i = idlers; i; i = i->next_idler)
+    if (killed(i) || (i->due && now > i->due)) sched_setscheduler(i->idle_thread, SCHED_OTHER, &none);
+  pthread_mutex_unlock(&idlers_mu);
+}
+
 static void *tick(void *arg) {
   (void)arg;
   for (int idle = 0;;) {
@@ -77,6 +96,7 @@ static void *tick(void *arg) {
     clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
     int n = __atomic_load_n(&nengines, __ATOMIC_ACQUIRE);
     for (int k = 0; k < n; k++) wasmtime_engine_increment_epoch(engines[k]);
+    rouse();
     idle = __atomic_load_n(&active, __ATOMIC_SEQ_CST) ? 0 : idle + 1;
     if (idle < LINGER) continue;
     pthread_mutex_lock(&mu);
@@ -178,8 +198,7 @@ void tw_memory(tw_inst *i) {
 // ---- the guest's thread ----
 
 bool tw_ended(tw_inst *i) {
-  uint64_t k = __atomic_load_n(&i->killed, __ATOMIC_SEQ_CST);
-  if (k != TW_FOREVER && k != i->seq) return false;
+  if (!killed(i)) return false;
   i->why = TW_KILLED;
   return true;
 }
@@ -191,12 +210,21 @@ bool tw_over(tw_inst *i) {
 
 uint32_t tw_seen(tw_inst *i) { return __atomic_load_n(&i->wake, __ATOMIC_SEQ_CST); }
 
-// give_way has the guest's thread stand back, or not any more. As a SCHED_IDLE thread on a machine with nothing to spare it
-// would not get to notice its own end, so whoever kills the guest is to find it.
+// give_way has the guest's thread stand back, or not any more.
 static void give_way(tw_inst *i, bool on) {
-  if (standing_back == IDLE) __atomic_store_n(&i->idle_thread, on ? gettid() : 0, __ATOMIC_SEQ_CST);
+  if (standing_back == IDLE) {
+    pthread_mutex_lock(&idlers_mu);
+    if (on) {
+      i->idle_thread = gettid(), i->due = i->deadline;
+      i->next_idler = idlers, idlers = i;
+    } else {
+      tw_inst **at = &idlers;
+      while (*at && *at != i) at = &(*at)->next_idler;
+      if (*at) *at = i->next_idler;
+    }
+    pthread_mutex_unlock(&idlers_mu);
+  }
   stand_back(on);
-  if (on && tw_ended(i)) stand_back(false);
 }
 
 // rest sleeps until it is time, the guest is killed, or somebody has called tw_wake since it was seen.
@@ -308,11 +336,8 @@ wasmtime_error_t *tw_tick(wasmtime_context_t *cx, void *data, uint64_t *delta, u
 void tw_kill(tw_inst *i, uint64_t seq) {
   uint64_t old = __atomic_load_n(&i->killed, __ATOMIC_RELAXED);
   while (old != TW_FOREVER &&
-         !__atomic_compare_exchange_n(&i->killed, &old, seq, true, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {
+         !__atomic_compare_exchange_n(&i->killed, &old, seq, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {
   }
-  struct sched_param none = {0};
-  pid_t thread = __atomic_load_n(&i->idle_thread, __ATOMIC_SEQ_CST);
-  if (thread) sched_setscheduler(thread, SCHED_OTHER, &none);
   tw_wake(i);
 }
 

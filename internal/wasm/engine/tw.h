@@ -133,9 +133,13 @@ typedef struct tw_inst {
   uint32_t max_handles;
   size_t max_value; // bytes of one flat value that the guest gives
 
+  // Of a guest that is one of the idlers (tick.c), under their lock.
+  struct tw_inst *next_idler;
+  int64_t due; // its deadline
+  int32_t idle_thread;
+
   // Written and read by several threads, with atomics.
   uint64_t killed; // the number of the call to end, or TW_FOREVER
-  int32_t idle_thread; // the guest's thread while it is SCHED_IDLE
   uint32_t wake;   // futex: changes when killed does, or a channel
   uint32_t waits;  // whether somebody waits for it
   int64_t cpu, mem;
