@@ -35,7 +35,8 @@ func devices(t *testing.T, s Subject) {
 	console := l.Up(t, d)
 	console.Type("dd if=/dev/vda bs=26 count=1 2>/dev/null; dd if=/dev/vda of=/dev/null bs=64k 2>/dev/null; cat /sys/block/vdb/ro; " +
 		"echo denied >/dev/vdb; printf 'QFI\\373' >/dev/vdc; echo changed >/dev/vda; sync; " +
-		"for d in /dev/sd?; do dd if=$d bs=22 count=1 2>/dev/null; done; echo parts: $(cat /sys/block/sdc/size); echo from the guest >/dev/sdc; sync; cat /sys/class/virtio-ports/*/name; cat /sys/block/vd?/serial; echo devices-$((40+2))")
+		"for d in /sys/bus/scsi/devices/*:*/block/*; do d=${d##*/}; dd if=/dev/$d bs=22 count=1 2>/dev/null; done; " + // sda is whichever the kernel has found first
+		"echo parts: $(cat /sys/block/$d/size); echo from the guest >/dev/$d; sync; cat /sys/class/virtio-ports/*/name; cat /sys/block/vd?/serial; echo devices-$((40+2))")
 	AwaitLog(t, d, "devices-42", 1)
 	raw, err := os.ReadFile(d.SerialLog)
 	if err != nil {
