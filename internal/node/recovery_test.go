@@ -25,7 +25,7 @@ func TestReopenAdoptsWhatRunsAndWhatEnded(t *testing.T) {
 	made := b.create(t, pod, containerConfig("made"))
 	must(t, b.StartContainer(t.Context(), runs), b.StartContainer(t.Context(), ends))
 	b.close()
-	time.Sleep(40 * time.Millisecond) // the container ends while no node is there
+	time.Sleep(40 * time.Millisecond) // the end of a fake container is a time of day, and no node is there to tell of it
 	b = open(t, b.dir)
 	for id, want := range map[string]node.State{runs: node.Running, ends: node.Stopped, made: node.Created} {
 		if got := b.state(t, id); got != want {
@@ -136,15 +136,13 @@ func TestBackendThatWaits(t *testing.T) {
 	}
 	must(t, b.RemoveSandbox(t.Context(), b.run(t, "linux", podConfig("other"))))
 	close(there)
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+	eventually(t, "orders for pods of a backend that is there again are taken", func() bool {
 		err := b.StopContainer(t.Context(), id, 0)
-		if err == nil {
-			break
+		if err != nil && !errdefs.IsUnavailable(err) {
+			t.Fatal(err)
 		}
-		if !errdefs.IsUnavailable(err) || time.Now().After(deadline) {
-			t.Fatalf("an order for a pod of a backend that is there again: %v", err)
-		}
-	}
+		return err == nil
+	})
 	for _, h := range b.Handlers() {
 		if h.Err != nil {
 			t.Errorf("handler %s: %v", h.Name, h.Err)

@@ -161,8 +161,8 @@ type hypervisor struct {
 	// refuse makes the next starts fail, deaf guests ignore the power button.
 	refuse error
 	deaf   bool
-	// linger is how long Destroy takes to return once it has told of the end.
-	linger time.Duration
+	// told, unless nil, is called by Destroy once it has told of the end.
+	told func()
 }
 
 type guest struct {
@@ -261,7 +261,9 @@ func (d *hypervisor) end(name string, cause machine.Cause, code int32) {
 
 func (d *hypervisor) Destroy(_ context.Context, name string) error {
 	d.end(name, machine.CauseKilled, exitKilled)
-	time.Sleep(d.linger)
+	if d.told != nil {
+		d.told()
+	}
 	return nil
 }
 

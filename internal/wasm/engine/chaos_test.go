@@ -40,7 +40,7 @@ func FuzzPreview1(f *testing.F) {
 			start := time.Now()
 			_, err = i.Run(ctx)
 			cancel()
-			if took := time.Since(start); took > soon {
+			if took := time.Since(start); took > 10*time.Second {
 				t.Errorf("seed %d: it took %v", seed, took)
 			}
 			var trap *Trap

@@ -23,7 +23,7 @@ func TestDeadline(t *testing.T) {
 		start := time.Now()
 		_, err := i.Call(t.Context(), bound(t, "spin"), u32s(0), nil)
 		took := time.Since(start)
-		if !errors.Is(err, context.DeadlineExceeded) || took < 100*time.Millisecond || took > soon {
+		if !errors.Is(err, context.DeadlineExceeded) || took < 100*time.Millisecond || took > time.Second {
 			t.Errorf("%v after %v", err, took)
 		}
 		if cpu := i.CPU(); cpu < 5*time.Millisecond || i.Alive() {
@@ -36,7 +36,7 @@ func TestDeadline(t *testing.T) {
 		}
 		start = time.Now()
 		_, err = i.Call(t.Context(), bound(t, "nap"), u32s(600000), nil)
-		if took := time.Since(start); !errors.Is(err, context.DeadlineExceeded) || took > soon {
+		if took := time.Since(start); !errors.Is(err, context.DeadlineExceeded) || took > time.Second {
 			t.Errorf("a long sleep: %v after %v", err, took)
 		}
 	})
@@ -45,10 +45,10 @@ func TestDeadline(t *testing.T) {
 // TestWaitingIsNotComputing: what a guest waits for in the host does not count, and is renewed by new work.
 func TestWaitingIsNotComputing(t *testing.T) {
 	onBothPaths(t, func(t *testing.T, p Path) {
-		o := InstanceOptions{Path: p, Deadline: 150 * time.Millisecond, MaxHostCalls: 5}
+		o := InstanceOptions{Path: p, Deadline: 60 * time.Millisecond, MaxHostCalls: 5}
 		i := instance(t, theGuest(t), o)
-		if _, err := i.Call(t.Context(), bound(t, "wait"), u32s(100, 4), nil); err != nil {
-			t.Errorf("400 ms in the host, of a budget of 150 ms: %v", err)
+		if _, err := i.Call(t.Context(), bound(t, "wait"), u32s(50, 4), nil); err != nil {
+			t.Errorf("200 ms in the host, of a budget of 60 ms: %v", err)
 		}
 		if _, err := i.Call(t.Context(), bound(t, "wait"), u32s(1000, 100), nil); err != nil {
 			t.Errorf("100 calls that renew, of 5: %v", err)

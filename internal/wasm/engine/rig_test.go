@@ -58,9 +58,6 @@ func (h *things) get(rep uint32) uint32 {
 	return h.numbers[rep]
 }
 
-// soon is when a guest that is to end has ended, on a machine that is as busy as can be; what it would do takes much longer.
-const soon = 20 * time.Second
-
 var errAsked = fmt.Errorf("as it was asked to")
 
 func thingsHost() Host {
