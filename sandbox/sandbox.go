@@ -28,7 +28,8 @@ type Pod struct {
 
 // Container is what a backend is told of a container. It is immutable once handed over.
 type Container struct {
-	// ID is the container ID; equal to the pod's for a unit pod.
+	// ID is the container ID. That of a unit pod is the pod's, whichever attempt it is: the attempts follow each other
+	// in one place, and the node keeps what is told of them apart.
 	ID string
 	// Config is the message of CreateContainer, with the resources of the last UpdateContainerResources.
 	Config *runtimeapi.ContainerConfig
@@ -85,8 +86,8 @@ var ErrAway = errors.New("the backend waits for it")
 
 // Capabilities is what the node and the control planes must know of a backend in advance.
 type Capabilities struct {
-	// MaxContainers is how many containers a pod may have at a time; 0 is unlimited, 1 makes unit pods, whose
-	// container ID is the sandbox ID and whose state is the pod's own (specs of the state table).
+	// MaxContainers is how many containers a pod may have at a time; 0 is unlimited, 1 makes unit pods, whose state is
+	// the pod's own and whose container a backend knows by the pod's ID.
 	MaxContainers int
 	// Components says that pods may be named by component labels and get component#n as ID.
 	Components bool

@@ -13,7 +13,7 @@ import (
 // named is one thing that an argument may mean.
 type named struct{ id, name string }
 
-// pick finds what a person meant by arg: an ID, the beginning of one, or a name. kind is for messages.
+// pick finds what a person meant by arg: an ID, a name, or the beginning of an ID, in this order. kind is for messages.
 func pick(kind, arg string, all []named) (string, error) {
 	if arg == "" {
 		return "", fmt.Errorf("the %s ID is empty", kind)
@@ -30,7 +30,7 @@ func pick(kind, arg string, all []named) (string, error) {
 			byName = append(byName, n.id)
 		}
 	}
-	for _, found := range [][]string{byPrefix, byName} {
+	for _, found := range [][]string{byName, byPrefix} {
 		if len(found) == 1 {
 			return found[0], nil
 		}
@@ -52,7 +52,14 @@ func (c *Client) Pod(ctx context.Context, arg string) (string, error) {
 	for i, p := range pods {
 		all[i] = named{p.GetId(), p.GetMetadata().GetName()}
 	}
-	return pick("pod", arg, all)
+	id, err := pick("pod", arg, all)
+	if err == nil || arg == "" {
+		return id, err
+	}
+	if resp, statusErr := c.PodSandboxStatus(ctx, arg, false); statusErr == nil { // the ID of a unit pod's container
+		return resp.GetStatus().GetId(), nil
+	}
+	return "", err
 }
 
 // Container resolves an argument to the ID of a container.
@@ -68,6 +75,11 @@ func (c *Client) Container(ctx context.Context, arg string) (string, error) {
 	seen := map[string]bool{}
 	all := make([]named, len(containers))
 	for i, k := range containers {
+		if k.GetPodSandboxId() == arg {
+			if resp, err := c.ContainerStatus(ctx, arg, false); err == nil { // a unit pod, whose ID means its newest container
+				return resp.GetStatus().GetId(), nil
+			}
+		}
 		all[i] = named{id: k.GetId()}
 		if of := k.GetPodSandboxId() + "/" + k.GetMetadata().GetName(); !seen[of] {
 			seen[of] = true

@@ -133,13 +133,16 @@ func TestListAndStatusAgree(t *testing.T) {
 	wantEqual(t, "its container", proto.Equal(r.GetContainersStatuses()[0], s), true)
 }
 
-// A unit pod's container has the pod's ID.
+// A unit pod's container has an ID of its own, and the pod's ID means it.
 func TestUnitPod(t *testing.T) {
 	d := open(t)
 	r, err := d.RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: podConfig("u"), RuntimeHandler: "unit"})
 	must(t, err)
 	id := d.running(t, r.GetPodSandboxId(), "c")
-	wantEqual(t, "container ID", id, r.GetPodSandboxId())
+	if id == r.GetPodSandboxId() {
+		t.Errorf("the container has the pod's ID %s", id)
+	}
+	wantEqual(t, "container of the pod's ID", d.status(t, r.GetPodSandboxId()).GetId(), id)
 	wantEqual(t, "state", d.status(t, id).GetState(), runtimeapi.ContainerState_CONTAINER_RUNNING)
 }
 

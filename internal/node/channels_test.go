@@ -35,8 +35,8 @@ func TestChannels(t *testing.T) {
 	conn, group, err := b.Channels(ctx, id)
 	must(t, err)
 	defer conn.Close()
-	said := make([]byte, len(id))
-	if _, err := conn.Read(said); string(said) != id || group != "group" || err != nil {
+	said := make([]byte, len(pod))
+	if _, err := conn.Read(said); string(said) != pod || group != "group" || err != nil {
 		t.Errorf("%q, %q, %v", said, group, err)
 	}
 	if _, _, err := b.Channels(ctx, "none"); !errdefs.IsNotFound(err) {

@@ -51,8 +51,14 @@ func (n *Node) CreateContainer(ctx context.Context, podID string, config *runtim
 func (p *livePod) createContainer(ctx context.Context, config *runtimeapi.ContainerConfig) (string, error) {
 	rec := p.rec.Load()
 	existing := rec.same(config.Metadata)
+	if err := rec.oneContainer(existing, config.Metadata); err != nil {
+		return "", err
+	}
 	state := rec.State
-	if existing != nil && rec.State == Initiated {
+	switch {
+	case rec.unit:
+		state = rec.UnitState()
+	case existing != nil && rec.State == Initiated:
 		state = existing.State
 	}
 	replaced := rec.replacedBy(config.Metadata, state)
@@ -84,17 +90,34 @@ func (p *Pod) replacedBy(m *runtimeapi.ContainerMetadata, s State) *Container {
 	if !p.unit || (s != Created && s != Stopped) {
 		return nil
 	}
-	if old := p.same(m); m.GetName() == old.Config.GetMetadata().GetName() && m.GetAttempt() > old.Config.GetMetadata().GetAttempt() {
+	if old := p.same(m); m.GetAttempt() > old.Config.GetMetadata().GetAttempt() {
 		return old
 	}
 	return nil
 }
 
+// oneContainer refuses, in a unit pod that has a container, one of another name: a second container, an init container,
+// a sidecar, one for debugging.
+func (p *Pod) oneContainer(existing *Container, m *runtimeapi.ContainerMetadata) error {
+	if !p.unit || p.State != Initiated || existing == nil || existing.State == Removed {
+		return nil
+	}
+	first := existing.Config.GetMetadata().GetName()
+	if m.GetName() == first {
+		return nil
+	}
+	return fmt.Errorf("container %q: a pod of runtime handler %q has one container, and this one has %q: "+
+		"init containers, sidecars and containers for debugging need a pod of their own, or a pod of Linux containers: %w",
+		m.GetName(), p.Handler, first, errdefs.ErrNotImplemented)
+}
+
 // newContainer is the record of a container before anything of it is made.
 func newContainer(p *Pod, config *runtimeapi.ContainerConfig, img image.Image) *Container {
-	c := &Container{ID: newID(), PodID: p.ID, Config: config, ImageID: img.ID, ImageRef: img.ID, CreatedAt: time.Now()}
+	c := &Container{PodID: p.ID, Config: config, ImageID: img.ID, ImageRef: img.ID, CreatedAt: time.Now(), unit: p.unit}
 	if p.unit {
-		c.ID = p.ID
+		c.ID = p.attemptID(p.Attempts + 1)
+	} else {
+		c.ID = newID()
 	}
 	if len(img.RepoDigests) > 0 {
 		c.ImageRef = img.RepoDigests[0]
@@ -110,7 +133,11 @@ func (p *livePod) makeContainer(ctx context.Context, c, replaced *Container) (st
 		return "", err
 	}
 	if replaced != nil {
-		if err := p.takeAway(ctx, replaced.ID); err != nil {
+		intent := RemoveContainer
+		if replaced.State == Stopped {
+			intent = intentRetain
+		}
+		if err := p.takeAway(ctx, replaced.ID, intent); err != nil {
 			return "", err
 		}
 	}
@@ -118,7 +145,10 @@ func (p *livePod) makeContainer(ctx context.Context, c, replaced *Container) (st
 		if err := next.open(CreateContainer); err != nil {
 			return err
 		}
-		next.drop(c.ID) // the Removed container of a unit pod
+		if next.unit { // the Removed one goes
+			next.Containers = nil
+			next.Attempts++
+		}
 		next.Containers = append(next.Containers, c)
 		return nil
 	})

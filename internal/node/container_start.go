@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/containerd/errdefs"
+
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/sandbox"
 )
@@ -46,8 +48,11 @@ func (p *livePod) startContainer(ctx context.Context, id string) error {
 		if err := next.open(StartContainer); err != nil {
 			return err
 		}
-		delete(p.exits, id)
 		starting := next.find(id)
+		if starting.Intent == RemoveContainer || starting.Intent == intentRetain {
+			return fmt.Errorf("%s: container %s is being removed: %w", StartContainer, id, errdefs.ErrFailedPrecondition)
+		}
+		delete(p.exits, starting.ID)
 		starting.State, starting.ExitCode, starting.Reason, starting.Message = Starting, 0, "", ""
 		starting.StartedAt, starting.FinishedAt = time.Time{}, time.Time{}
 		return nil
@@ -148,7 +153,7 @@ func (p *livePod) ended(id string, status sandbox.Status) {
 		switch {
 		case c == nil:
 		case c.State == Starting:
-			p.exits[id] = status // StartContainer commits Running first
+			p.exits[c.ID] = status // StartContainer commits Running first
 		case c.State == Running:
 			c.finish(status)
 		}
@@ -163,6 +168,9 @@ func (p *livePod) ended(id string, status sandbox.Status) {
 // be nil, in states in which the table lets no order reach it.
 func (p *livePod) seen(id string) (*Pod, *Container, State, error) {
 	rec := p.rec.Load()
+	if previous := rec.previous(id); previous != nil {
+		return rec, previous, Retained, nil
+	}
 	c := rec.find(id)
 	switch {
 	case rec.unit && rec.State != "":

@@ -18,6 +18,7 @@ var (
 	failRemoveIntent = failpoint.New("node.remove-container.intent")
 	failRemoveEffect = failpoint.New("node.remove-container.effect")
 	failRemoveCommit = failpoint.New("node.remove-container.commit")
+	failRetainEffect = failpoint.New("node.retain-attempt.effect")
 )
 
 // StopContainer asks a container to end and forces it after grace (CRI StopContainer). It returns when the container
@@ -36,6 +37,9 @@ func (n *Node) StopContainer(ctx context.Context, id string, grace time.Duration
 // stopContainer takes the container's slot for a StopContainer. One with less grace overrides one under way, which
 // then comes back here, waits, and finds the container stopped.
 func (p *livePod) stopContainer(ctx context.Context, id, key string, grace time.Duration) error {
+	if p.rec.Load().previous(id) != nil {
+		return nil // it has ended, and the slot is the newest attempt's
+	}
 	if err := p.admits(id, StopContainer); err != nil {
 		return err
 	}
@@ -96,7 +100,7 @@ func (p *livePod) bringToEnd(ctx context.Context, rec *Pod, c *Container, grace 
 
 // RemoveContainer removes a container (CRI RemoveContainer). In a pod of many a running one is killed first; for a
 // unit pod the table of seed 1 holds: the container of a Killed one goes with it, and is listed no more once its
-// removal was asked for. An unknown container is a success.
+// removal was asked for. Previous attempts can always be removed. An unknown container is a success.
 func (n *Node) RemoveContainer(ctx context.Context, id string) error {
 	p, full, err := n.orderContainer(id)
 	if errdefs.IsNotFound(err) {
@@ -104,6 +108,9 @@ func (n *Node) RemoveContainer(ctx context.Context, id string) error {
 	}
 	if err != nil {
 		return err
+	}
+	if p.rec.Load().previous(full) != nil {
+		return p.removePrevious(full) // nothing of it is there, and the slot is the newest attempt's
 	}
 	if err := p.admits(full, RemoveContainer); err != nil {
 		return errors.Join(err, p.unlist(full))
@@ -132,6 +139,9 @@ func (p *livePod) removeContainer(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
+	if state == Retained {
+		return p.removePrevious(id)
+	}
 	switch Decide(rec.unit, state, RemoveContainer) {
 	case Idempotent:
 		return nil
@@ -144,12 +154,18 @@ func (p *livePod) removeContainer(ctx context.Context, id string) error {
 			}
 		}
 	}
-	return p.takeAway(ctx, id)
+	return p.takeAway(ctx, id, RemoveContainer)
 }
 
-// takeAway removes a container that does not run: intent, the backend's part, commit.
-func (p *livePod) takeAway(ctx context.Context, id string) error {
-	if err := p.commit(func(next *Pod) error { next.find(id).Intent = RemoveContainer; return nil }); err != nil {
+// removePrevious takes a previous attempt out of the record.
+func (p *livePod) removePrevious(id string) error {
+	return p.commit(func(next *Pod) error { next.dropPrevious(id); return nil })
+}
+
+// takeAway removes a container that does not run: intent, the backend's part, commit. With intentRetain its record stays,
+// as that of a previous attempt.
+func (p *livePod) takeAway(ctx context.Context, id string, intent Call) error {
+	if err := p.commit(func(next *Pod) error { next.find(id).Intent = intent; return nil }); err != nil {
 		return err
 	}
 	if err := failRemoveIntent.Hit(ctx); err != nil {
@@ -182,7 +198,7 @@ func (p *livePod) unlist(id string) error {
 	})
 }
 
-// finishRemove carries the intent to remove a container to its end.
+// finishRemove carries the intent to remove a container, or to retain it as a previous attempt, to its end.
 func (p *livePod) finishRemove(ctx context.Context, id string) error {
 	rec := p.rec.Load()
 	c := rec.find(id)
@@ -192,13 +208,20 @@ func (p *livePod) finishRemove(ctx context.Context, id string) error {
 	if err := p.backend.RemoveContainer(ctx, rec.sandboxPod(), c.sandboxContainer()); err != nil {
 		return fmt.Errorf("remove container %s: %w", id, err)
 	}
-	if err := failRemoveEffect.Hit(ctx); err != nil {
+	done := failRemoveEffect
+	if c.Intent == intentRetain {
+		done = failRetainEffect
+	}
+	if err := done.Hit(ctx); err != nil {
 		return err
 	}
 	return p.commit(func(next *Pod) error {
-		if c := next.find(id); next.unit {
+		switch c := next.find(id); {
+		case c.Intent == intentRetain:
+			next.retain(c)
+		case next.unit:
 			c.State, c.Intent = Removed, ""
-		} else {
+		default:
 			next.drop(id)
 		}
 		return nil

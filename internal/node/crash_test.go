@@ -47,7 +47,7 @@ func crashScript(ctx context.Context, dir string) error {
 		again := containerConfig("c")
 		again.Metadata.Attempt = 1
 		err = errors.Join(b.StartContainer(ctx, id), b.UpdateContainer(ctx, id, nil), b.StopContainer(ctx, id, 0))
-		if id, createErr := b.CreateContainer(ctx, pod, again); createErr == nil { // of a unit pod, in the first one's place
+		if id, createErr := b.CreateContainer(ctx, pod, again); createErr == nil { // of a unit pod, once the first one is retained
 			err = errors.Join(err, b.StartContainer(ctx, id), b.StopContainer(ctx, id, 0), b.RemoveContainer(ctx, id))
 		} else {
 			err = errors.Join(err, createErr)
@@ -115,7 +115,7 @@ func (b *bench) holdsTrue(t *testing.T) {
 		if p.Intent != "" {
 			t.Errorf("pod %s still has the intent %s", p.ID, p.Intent)
 		}
-		for _, c := range p.Containers {
+		for _, c := range p.Visible() {
 			if c.State == node.Starting || c.Intent != "" {
 				t.Errorf("container %s is %s with the intent %q", c.ID, c.State, c.Intent)
 			}

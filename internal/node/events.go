@@ -127,8 +127,8 @@ func transitionEvents(old, next *Pod) []Event {
 		if after == nil {
 			after = &Pod{}
 		}
-		for _, c := range old.Containers {
-			if now := after.Container(c.ID); now == nil || now.CreatedAt != c.CreatedAt {
+		for _, c := range old.Visible() {
+			if after.Container(c.ID) == nil {
 				add(runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT, old.ID, c.ID, orLast(next, old))
 			}
 		}
@@ -163,7 +163,7 @@ func orLast(next, old *Pod) *Pod {
 // containerEvents are the events of one container's transition; old is nil for a new one.
 func containerEvents(old, next *Container) []runtimeapi.ContainerEventType {
 	var events []runtimeapi.ContainerEventType
-	if old == nil || old.CreatedAt != next.CreatedAt {
+	if old == nil {
 		events = append(events, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT)
 		old = &Container{}
 	}

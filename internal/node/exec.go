@@ -115,7 +115,7 @@ func (n *Node) Inspect(ctx context.Context, podID, containerID string) (map[stri
 	}
 	info := map[string]string{"info": string(raw)}
 	inspector, ok := p.backend.(sandbox.Inspector)
-	if !ok {
+	if !ok || rec.previous(containerID) != nil { // the backend knows the newest attempt only
 		return info, nil
 	}
 	more, err := inspector.Inspect(ctx, rec.sandboxPod(), c)

@@ -2,6 +2,7 @@ package node
 
 import (
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
 	"regexp"
@@ -97,6 +98,18 @@ func ParseInstance(id string) (Component, uint64, error) {
 		return Component{}, 0, fmt.Errorf("instance number %q of %s is not canonical lower-case hex: %w", counter, name, errdefs.ErrInvalidArgument)
 	}
 	return c, n, nil
+}
+
+// attemptID is the ID of the nth attempt of a unit pod's container: of a component it is the unit's ID, a dot and n in
+// lower-case hex (example.com:foo.Bar@1.2.3#0.1); otherwise it is 64 hex digits of its own. A kubelet keeps containers
+// and sandboxes in one map by ID, so it differs from the unit's.
+func (p *Pod) attemptID(n uint64) string {
+	id := p.ID + "." + strconv.FormatUint(n, 16)
+	if !podIDPattern.MatchString(p.ID) {
+		return id
+	}
+	sum := sha256.Sum256([]byte(id))
+	return hex.EncodeToString(sum[:])
 }
 
 // newID makes a random ID of 64 hex digits.

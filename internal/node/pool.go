@@ -99,51 +99,81 @@ func (p *pool) remove(pod *livePod) {
 
 // track brings the containers' index up to the pod's transition from old to next.
 func (p *pool) track(pod *livePod, old, next *Pod) {
-	if old != nil && len(old.Containers) == len(next.Containers) {
-		same := true
-		for i, c := range next.Containers {
-			same = same && c.ID == old.Containers[i].ID
-		}
-		if same {
-			return
-		}
+	var before []string
+	if old != nil {
+		before = old.containerIDs()
+	}
+	after := next.containerIDs()
+	if slices.Equal(before, after) {
+		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if old != nil {
-		for _, c := range old.Containers {
-			delete(p.containers, c.ID)
-		}
+	for _, id := range before {
+		delete(p.containers, id)
 	}
-	for _, c := range next.Containers {
-		p.containers[c.ID] = pod
+	for _, id := range after {
+		p.containers[id] = pod
 	}
+}
+
+// containerIDs are the IDs by which the pod's containers are found, whatever their state.
+func (p *Pod) containerIDs() []string {
+	ids := make([]string, 0, len(p.Previous)+len(p.Containers))
+	for _, c := range slices.Concat(p.Previous, p.Containers) {
+		ids = append(ids, c.ID)
+	}
+	return ids
 }
 
 // all lists the pods in the order of their creation.
 func (p *pool) all() []*livePod { return *p.order.Load() }
 
-// pod finds a pod by its ID or by an unambiguous prefix of it.
+// pod finds a pod by its ID or by an unambiguous prefix of it, and a unit pod by that of an attempt as well.
 func (p *pool) pod(id string) (*livePod, error) {
-	return lookup(p, p.pods, "pod", id)
+	pod, err := lookup(p, p.pods, "pod", id)
+	if !errdefs.IsNotFound(err) {
+		return pod, err
+	}
+	if unit, attemptErr := lookup(p, p.containers, "container", id); attemptErr == nil && unit.rec.Load().unit {
+		return unit, nil
+	}
+	return nil, err
 }
 
-// container finds the pod of a container by the container's ID or an unambiguous prefix, and that ID in full.
+// container finds the pod of a container by the container's ID or an unambiguous prefix, and that ID in full. The ID of a
+// unit pod means its newest attempt.
 func (p *pool) container(id string) (*livePod, string, error) {
 	pod, err := lookup(p, p.containers, "container", id)
+	if errdefs.IsNotFound(err) {
+		return p.newestAttempt(id)
+	}
 	if err != nil {
 		return nil, "", err
 	}
-	for _, c := range pod.rec.Load().Containers {
-		if strings.HasPrefix(c.ID, id) && c.visible() {
+	for _, c := range pod.rec.Load().Visible() {
+		if strings.HasPrefix(c.ID, id) {
 			return pod, c.ID, nil
 		}
 	}
 	return nil, "", notFound("container", id)
 }
 
-// target finds what an order for container id is for: the pod of a container, or the unit pod of that ID, whose
-// container may be gone or not there yet.
+// newestAttempt finds the unit pod id and the ID of its newest attempt.
+func (p *pool) newestAttempt(id string) (*livePod, string, error) {
+	pod, err := lookup(p, p.pods, "container", id)
+	if err != nil {
+		return nil, "", err
+	}
+	rec := pod.rec.Load()
+	if c := rec.Container(rec.ID); rec.unit && c != nil {
+		return pod, c.ID, nil
+	}
+	return nil, "", notFound("container", id)
+}
+
+// target finds what an order for container id is for: the pod of a container, or a unit pod whose container is removed
+// or not there yet.
 func (p *pool) target(id string) (pod *livePod, full string, err error) {
 	pod, full, err = p.container(id)
 	if !errdefs.IsNotFound(err) {
@@ -251,7 +281,7 @@ func viewOf(p *Pod) *Pod {
 		return nil
 	}
 	view := *p
-	view.Containers = p.Visible()
+	view.Containers = p.made()
 	view.unitState = p.UnitState()
 	return &view
 }

@@ -29,9 +29,14 @@ type Pod struct {
 	CreatedAt time.Time
 	// Intent is what was ordered and not yet seen to its end: the call, or empty.
 	Intent Call
-	// Containers are in the order of their creation. The Removed container of a unit pod stays, unseen, until the
-	// next CreateContainer.
+	// Containers are in the order of their creation. A unit pod has one at most, the newest attempt; once Removed it
+	// stays, unseen, until the next CreateContainer.
 	Containers []*Container
+	// Previous are the attempts of a unit pod that ended and were followed by another, oldest first: what is left of
+	// them is their record. At most maxPrevious are kept.
+	Previous []*Container
+	// Attempts counts the attempts that a unit pod has had; the last one's ID is made of it.
+	Attempts uint64
 
 	unit      bool
 	unitState State // of a view, whose Removed container is left out
@@ -56,12 +61,21 @@ type Container struct {
 	Pid        int
 	// Unlisted says that the removal of a Killed unit pod's container was asked for: lists leave it out.
 	Unlisted bool
-	// Intent is RemoveContainer, or intentUpdate, from the order until its effect is complete.
+	// Intent is RemoveContainer, intentRetain or intentUpdate, from the order until its effect is complete.
 	Intent Call
+
+	unit bool
 }
 
-// intentUpdate marks a container whose new resources are recorded and not yet applied.
-const intentUpdate Call = "UpdateContainerResources"
+const (
+	// intentUpdate marks a container whose new resources are recorded and not yet applied.
+	intentUpdate Call = "UpdateContainerResources"
+	// intentRetain marks an ended attempt whose resources go and whose record becomes one of Pod.Previous.
+	intentRetain Call = "RetainAttempt"
+)
+
+// maxPrevious is how many ended attempts of a unit pod stay in its record. A kubelet keeps one of them by default.
+const maxPrevious = 16
 
 // Ready reports whether the sandbox can take containers (CRI SANDBOX_READY).
 func (p *Pod) Ready() bool { return p.State == Initiated }
@@ -74,16 +88,27 @@ func (p *Pod) UnitState() State {
 	if p.unitState != "" {
 		return p.unitState
 	}
-	if p.State == Initiated && len(p.Containers) > 0 && p.Containers[0].State != "" {
+	if p.State != Initiated {
+		return p.State
+	}
+	if len(p.Containers) > 0 && p.Containers[0].State != "" {
 		return p.Containers[0].State
+	}
+	if len(p.Previous) > 0 { // the next attempt could not be made
+		return Removed
 	}
 	return p.State
 }
 
-// Container finds the container id of the pod, nil when it is not there or Removed.
+// Container finds the container id of the pod, nil when it is not there or Removed. The ID of a unit pod means its
+// newest attempt.
 func (p *Pod) Container(id string) *Container {
-	for _, c := range p.Containers {
-		if c.ID == id && c.visible() {
+	containers := p.Visible()
+	if p.unit && id == p.ID && len(containers) > 0 {
+		return containers[len(containers)-1]
+	}
+	for _, c := range containers {
+		if c.ID == id {
 			return c
 		}
 	}
@@ -99,8 +124,17 @@ func (p *Pod) ComponentName() string {
 	return p.Component
 }
 
-// Visible lists the containers that the control planes may see: those that are made and not removed.
+// Visible lists the containers that the control planes may see: the previous attempts, and what is made and not removed.
 func (p *Pod) Visible() []*Container {
+	made := p.made()
+	if len(p.Previous) == 0 {
+		return made
+	}
+	return slices.Concat(p.Previous, made)
+}
+
+// made are those of Containers that are made and not removed.
+func (p *Pod) made() []*Container {
 	if !slices.ContainsFunc(p.Containers, func(c *Container) bool { return !c.visible() }) {
 		return p.Containers
 	}
@@ -135,17 +169,44 @@ func (p *Pod) clone() *Pod {
 		copied := *c
 		next.Containers[i] = &copied
 	}
+	next.Previous = slices.Clone(p.Previous)
 	return &next
 }
 
-// find returns the container id of the record whatever its state.
+// find returns the container id of the record whatever its state, but no previous attempt. The ID of a unit pod means
+// its newest attempt.
 func (p *Pod) find(id string) *Container {
 	for _, c := range p.Containers {
+		if c.ID == id || p.unit && id == p.ID {
+			return c
+		}
+	}
+	return nil
+}
+
+// previous returns the previous attempt id, nil when there is none.
+func (p *Pod) previous(id string) *Container {
+	for _, c := range p.Previous {
 		if c.ID == id {
 			return c
 		}
 	}
 	return nil
+}
+
+// retain turns the ended attempt c into a previous one. The oldest goes when there are too many.
+func (p *Pod) retain(c *Container) {
+	p.drop(c.ID)
+	c.Intent = ""
+	p.Previous = append(p.Previous, c)
+	if surplus := len(p.Previous) - maxPrevious; surplus > 0 {
+		p.Previous = slices.Delete(p.Previous, 0, surplus)
+	}
+}
+
+// dropPrevious takes the previous attempt id out of the record.
+func (p *Pod) dropPrevious(id string) {
+	p.Previous = slices.DeleteFunc(p.Previous, func(c *Container) bool { return c.ID == id })
 }
 
 // drop takes the container id out of the record.
@@ -160,7 +221,15 @@ func (p *Pod) sandboxPod() *sandbox.Pod {
 
 // sandboxContainer is the container as a backend is told of it.
 func (c *Container) sandboxContainer() *sandbox.Container {
-	return &sandbox.Container{ID: c.ID, Config: c.Config, ImageID: c.ImageID}
+	return &sandbox.Container{ID: c.backendID(), Config: c.Config, ImageID: c.ImageID}
+}
+
+// backendID is the container's ID for its backend. All attempts of a unit pod are one thing there, and have its ID.
+func (c *Container) backendID() string {
+	if c.unit {
+		return c.PodID
+	}
+	return c.ID
 }
 
 // finish records the end of a container as its backend saw it.
@@ -185,7 +254,10 @@ func (c *Container) finish(s sandbox.Status) {
 }
 
 // recordVersion is the version of the encoding below. A record of a later version is refused, never guessed at.
-const recordVersion = 1
+//
+//	1  the container of a unit pod has the pod's ID
+//	2  each attempt has an ID of its own
+const recordVersion = 2
 
 // podRecord is how a Pod lies in the store: JSON, with CRI messages in protobuf's own encoding, so that fields that
 // this program does not know come through unharmed.
@@ -202,6 +274,8 @@ type podRecord struct {
 	CreatedAt  time.Time         `json:"createdAt"`
 	Intent     Call              `json:"intent,omitempty"`
 	Containers []containerRecord `json:"containers,omitempty"`
+	Previous   []containerRecord `json:"previous,omitempty"`
+	Attempts   uint64            `json:"attempts,omitempty"`
 }
 
 type containerRecord struct {
@@ -233,16 +307,27 @@ func encodePod(p *Pod) ([]byte, error) {
 	}
 	r := podRecord{
 		Version: recordVersion, ID: p.ID, Handler: p.Handler, Component: p.Component, Unit: p.unit, Config: config,
-		State: p.State, Netns: p.Netns, IPs: p.IPs, CreatedAt: p.CreatedAt, Intent: p.Intent,
+		State: p.State, Netns: p.Netns, IPs: p.IPs, CreatedAt: p.CreatedAt, Intent: p.Intent, Attempts: p.Attempts,
 	}
-	for _, c := range p.Containers {
-		cr, err := encodeContainer(c)
+	if r.Containers, err = encodeContainers(p.Containers); err != nil {
+		return nil, err
+	}
+	if r.Previous, err = encodeContainers(p.Previous); err != nil {
+		return nil, err
+	}
+	return json.Marshal(r)
+}
+
+func encodeContainers(containers []*Container) ([]containerRecord, error) {
+	var records []containerRecord
+	for _, c := range containers {
+		r, err := encodeContainer(c)
 		if err != nil {
 			return nil, fmt.Errorf("encode container %s: %w", c.ID, err)
 		}
-		r.Containers = append(r.Containers, cr)
+		records = append(records, r)
 	}
-	return json.Marshal(r)
+	return records, nil
 }
 
 func encodeContainer(c *Container) (containerRecord, error) {
@@ -281,24 +366,49 @@ func decodePod(raw []byte) (*Pod, error) {
 	}
 	p := &Pod{
 		ID: r.ID, Handler: r.Handler, Component: r.Component, unit: r.Unit, Config: &runtimeapi.PodSandboxConfig{},
-		State: r.State, Netns: r.Netns, IPs: r.IPs, CreatedAt: r.CreatedAt, Intent: r.Intent,
+		State: r.State, Netns: r.Netns, IPs: r.IPs, CreatedAt: r.CreatedAt, Intent: r.Intent, Attempts: r.Attempts,
 	}
-	if err := proto.Unmarshal(r.Config, p.Config); err != nil {
+	err := proto.Unmarshal(r.Config, p.Config)
+	if err == nil {
+		p.Containers, err = decodeContainers(p, r.Containers)
+	}
+	if err == nil {
+		p.Previous, err = decodeContainers(p, r.Previous)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("pod %s: %w: %w", r.ID, err, errdefs.ErrDataLoss)
 	}
-	for _, cr := range r.Containers {
-		c, err := decodeContainer(r.ID, cr)
-		if err != nil {
-			return nil, fmt.Errorf("container %s: %w: %w", cr.ID, err, errdefs.ErrDataLoss)
-		}
-		p.Containers = append(p.Containers, c)
+	if r.Version == 1 {
+		p.giveAttemptID()
 	}
 	return p, nil
 }
 
-func decodeContainer(podID string, r containerRecord) (*Container, error) {
+// giveAttemptID makes of a unit pod's container of version 1 its first attempt.
+func (p *Pod) giveAttemptID() {
+	if !p.unit || len(p.Containers) == 0 {
+		return
+	}
+	p.Attempts = 1
+	p.Containers[0].ID = p.attemptID(p.Attempts)
+}
+
+func decodeContainers(p *Pod, records []containerRecord) ([]*Container, error) {
+	var containers []*Container
+	for _, r := range records {
+		c, err := decodeContainer(r)
+		if err != nil {
+			return nil, fmt.Errorf("container %s: %w", r.ID, err)
+		}
+		c.PodID, c.unit = p.ID, p.unit
+		containers = append(containers, c)
+	}
+	return containers, nil
+}
+
+func decodeContainer(r containerRecord) (*Container, error) {
 	c := &Container{
-		ID: r.ID, PodID: podID, Config: &runtimeapi.ContainerConfig{}, ImageID: r.ImageID, ImageRef: r.ImageRef,
+		ID: r.ID, Config: &runtimeapi.ContainerConfig{}, ImageID: r.ImageID, ImageRef: r.ImageRef,
 		State: r.State, CreatedAt: r.CreatedAt, StartedAt: r.StartedAt, FinishedAt: r.FinishedAt, ExitCode: r.ExitCode,
 		Reason: r.Reason, Message: r.Message, Pid: r.Pid, Unlisted: r.Unlisted, Intent: r.Intent,
 		Resolved: sandbox.Resolved{StopSignal: runtimeapi.Signal(r.StopSignal), Component: r.Component},

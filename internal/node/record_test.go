@@ -1,6 +1,7 @@
 package node
 
 import (
+	"encoding/json"
 	"net/netip"
 	"reflect"
 	"testing"
@@ -14,12 +15,15 @@ import (
 
 func fullPod() *Pod {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
+	ended := &Container{ID: newID(), Config: &runtimeapi.ContainerConfig{}, State: Stopped, CreatedAt: at, FinishedAt: at, ExitCode: 4, unit: true}
 	return &Pod{
 		ID: newID(), Handler: "linux", Component: "example.com:a@1.0.0", unit: true, State: Initiated, Intent: StopPodSandbox,
 		Config: &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Name: "p", Uid: "u"}},
 		Netns:  "/run/netns/x", IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}, CreatedAt: at,
+		Previous: []*Container{ended}, Attempts: 2,
 		Containers: []*Container{{
-			ID: newID(), Config: &runtimeapi.ContainerConfig{Metadata: &runtimeapi.ContainerMetadata{Name: "c"}, Envs: []*runtimeapi.KeyValue{{Key: "A", Value: []byte{0xff}}}},
+			unit: true,
+			ID:   newID(), Config: &runtimeapi.ContainerConfig{Metadata: &runtimeapi.ContainerMetadata{Name: "c"}, Envs: []*runtimeapi.KeyValue{{Key: "A", Value: []byte{0xff}}}},
 			ImageID: "sha256:1", ImageRef: "a@sha256:2", State: Stopped, CreatedAt: at, StartedAt: at, FinishedAt: at, ExitCode: 3, Reason: "Error", Message: "m", Pid: 7, Intent: RemoveContainer,
 			Resolved: sandbox.Resolved{
 				User:       &runtimeapi.ContainerUser{Linux: &runtimeapi.LinuxContainerUser{Uid: 1}},
@@ -57,8 +61,33 @@ func TestRecordsComeBackWhole(t *testing.T) {
 		t.Errorf("container: %+v", g)
 	}
 	g.Config, g.PodID, g.Resolved, got.Config = w.Config, w.PodID, w.Resolved, want.Config
+	if got.Previous[0].PodID != want.ID {
+		t.Errorf("previous attempt: %+v", got.Previous[0])
+	}
+	got.Previous[0].Config, got.Previous[0].PodID = want.Previous[0].Config, ""
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("\n got %+v\nwant %+v", got, want)
+	}
+}
+
+// TestUnitPodOfVersion1GetsAnAttemptID: its container had the pod's ID. What the backend has keeps that one.
+func TestUnitPodOfVersion1GetsAnAttemptID(t *testing.T) {
+	for _, unit := range []bool{true, false} {
+		raw, err := json.Marshal(podRecord{Version: 1, ID: newID(), Unit: unit, State: Initiated, Containers: []containerRecord{{ID: "c", State: Running}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := decodePod(raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := p.Containers[0]
+		if unit && (c.ID != p.attemptID(1) || c.ID == p.ID || c.sandboxContainer().ID != p.ID || p.attemptID(p.Attempts+1) == c.ID) {
+			t.Errorf("the container of unit pod %s is %s, to its backend %s", p.ID, c.ID, c.sandboxContainer().ID)
+		}
+		if !unit && (c.ID != "c" || c.sandboxContainer().ID != "c") {
+			t.Errorf("the container of a pod of many is %s, to its backend %s", c.ID, c.sandboxContainer().ID)
+		}
 	}
 }
 

@@ -145,7 +145,7 @@ func (p *livePod) compare(found sandbox.Found) {
 	rec := p.rec.Load()
 	err := p.observe(func(next *Pod) error {
 		for _, c := range next.Containers {
-			adoptContainer(c, found.Containers[c.ID])
+			adoptContainer(c, found.Containers[c.backendID()])
 		}
 		return nil
 	})
@@ -263,7 +263,7 @@ func (p *livePod) settleContainer(ctx context.Context, id string) error {
 		return nil
 	case c.State == "":
 		return p.unmakeContainer(ctx, c)
-	case c.Intent == RemoveContainer:
+	case c.Intent == RemoveContainer, c.Intent == intentRetain:
 		return p.finishRemove(ctx, id)
 	case c.Intent == intentUpdate:
 		updater, ok := p.backend.(sandbox.Updater)

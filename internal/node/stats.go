@@ -118,9 +118,11 @@ func (n *Node) containerStats(ctx context.Context, p *Pod, c *Container) (*runti
 	if err != nil {
 		return nil, err
 	}
-	stats, err := provider.ContainerStats(ctx, p.sandboxPod(), c.sandboxContainer())
-	if err != nil {
-		return nil, err
+	stats := &runtimeapi.ContainerStats{}
+	if p.previous(c.ID) == nil { // the backend knows the newest attempt only
+		if stats, err = provider.ContainerStats(ctx, p.sandboxPod(), c.sandboxContainer()); err != nil {
+			return nil, err
+		}
 	}
 	stats.Attributes = &runtimeapi.ContainerAttributes{
 		Id: c.ID, Metadata: c.Config.GetMetadata(), Labels: c.Config.GetLabels(), Annotations: c.Config.GetAnnotations(),

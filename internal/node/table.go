@@ -22,6 +22,10 @@ const (
 	Killed    State = "Killed"
 )
 
+// Retained is the state in which orders meet a previous attempt of a unit pod's container. It is none of the seven: the
+// pod itself has gone on.
+const Retained State = "Retained"
+
 // States lists the seven states in the order of seed 1.
 var States = [...]State{Initiated, Created, Starting, Running, Stopped, Removed, Killed}
 
@@ -66,6 +70,7 @@ var unitTable = table{
 	Stopped:   {'↻', '✘', '✔', '↻', '✔', '✔', '⇒'},
 	Removed:   {'↻', '✔', '✘', '✘', '↻', '✔', '⇒'},
 	Killed:    {'✘', '✘', '✘', '✘', '✘', '↻', '✔'},
+	Retained:  {'✘', '✘', '✘', '↻', '✔', '✘', '✘'},
 }
 
 // containerTable is the table of one container in a pod of many. It differs from unitTable only where CRI v1 demands
@@ -114,8 +119,12 @@ func refusal(unit bool, id string, s State, c Call) error {
 
 // unitNotes are what a kubelet needs beyond unitTable: no edges, but walks over its own and what lists show.
 const unitNotes = `A kubelet restarts a container by creating its next attempt. Of a unit pod that is the walk Stopped → Removed → Created: a
-CreateContainer in Stopped whose ` + "`metadata.attempt`" + ` is higher than the container's (of the same name) is valid, and so is one in
-Created, which makes the container anew. The same attempt in Stopped is refused, as the table says.
+CreateContainer in Stopped whose ` + "`metadata.attempt`" + ` is higher than the container's is valid, and so is one in Created, which
+replaces the container. The same attempt in Stopped is refused, as the table says.
+
+Each attempt has an ID of its own, and the unit's ID means the newest one. The attempt that ended stays in the record and in lists, as
+Exited, with its reason, code and log path, until RemoveContainer of its own ID or the end of the pod; the 16 newest are kept. It cannot
+be started again, and stopping it succeeds.
 
 A kubelet's garbage collection removes containers before their sandbox. RemoveContainer in Killed is refused, as the table
 says; from then on ListContainers leaves the container out, and the kubelet removes the sandbox. ContainerStatus still answers.

@@ -3,6 +3,7 @@ package node_test
 import (
 	"context"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/containerd/errdefs"
@@ -25,9 +26,9 @@ func TestKubeletRestartsAUnitPod(t *testing.T) {
 	b := open(t, t.TempDir())
 	ctx := t.Context()
 	pod := b.run(t, "wasm", podConfig("p"))
-	b.create(t, pod, attempt(0))
+	first := b.create(t, pod, attempt(0))
 	must(t, b.StartContainer(ctx, pod))
-	if id := b.create(t, pod, attempt(1)); id != pod || b.state(t, pod) != node.Running {
+	if id := b.create(t, pod, attempt(1)); id != first || b.state(t, pod) != node.Running {
 		t.Errorf("the next attempt made a running container %s", b.state(t, pod))
 	}
 	b.backend["wasm"].Exit(pod, 1)
@@ -37,23 +38,81 @@ func TestKubeletRestartsAUnitPod(t *testing.T) {
 	}
 	other := attempt(1)
 	other.Metadata.Name = "other"
-	if _, err := b.CreateContainer(ctx, pod, other); !errdefs.IsFailedPrecondition(err) {
+	if _, err := b.CreateContainer(ctx, pod, other); !errdefs.IsNotImplemented(err) || !strings.Contains(err.Error(), "has one container") {
 		t.Errorf("another container: %v", err)
 	}
 	sub := b.Subscribe()
-	if id := b.create(t, pod, attempt(1)); id != pod || b.state(t, pod) != node.Created {
-		t.Errorf("the next attempt is %s, %s", id, b.state(t, pod))
+	second := b.create(t, pod, attempt(1))
+	if second == first || b.state(t, pod) != node.Created || b.state(t, first) != node.Stopped {
+		t.Errorf("the next attempt is %s, %s; the first is %s", second, b.state(t, pod), b.state(t, first))
 	}
-	for _, want := range []runtimeapi.ContainerEventType{runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT} {
-		if e := <-sub.Events(); e.Type != want {
-			t.Errorf("event %s, want %s", e.Type, want)
+	must(t, b.StartContainer(ctx, pod), b.RemoveContainer(ctx, first))
+	for _, want := range []node.Event{
+		{ContainerID: second, Type: runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT},
+		{ContainerID: second, Type: runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT},
+		{ContainerID: first, Type: runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT},
+	} {
+		if e := <-sub.Events(); e.Type != want.Type || e.ContainerID != want.ContainerID {
+			t.Errorf("event %s of %s, want %s of %s", e.Type, e.ContainerID, want.Type, want.ContainerID)
 		}
 	}
-	must(t, b.StartContainer(ctx, pod))
 	c, _, err := b.Container(pod)
 	must(t, err)
-	if c.State != node.Running || c.Config.Metadata.Attempt != 1 || c.ExitCode != 0 {
+	if c.ID != second || c.State != node.Running || c.Config.Metadata.Attempt != 1 || c.ExitCode != 0 {
 		t.Errorf("after the restart: %+v", c)
+	}
+}
+
+// TestPreviousAttemptsAreBounded: the oldest go first, and what is kept comes back with the record.
+func TestPreviousAttemptsAreBounded(t *testing.T) {
+	b := open(t, t.TempDir())
+	pod := b.run(t, "wasm", podConfig("p"))
+	var ids []string
+	for n := range uint32(20) {
+		ids = append(ids, b.create(t, pod, attempt(n)))
+		must(t, b.StartContainer(t.Context(), pod), b.StopContainer(t.Context(), pod, 0))
+	}
+	for range 2 {
+		p, err := b.Pod(pod)
+		must(t, err)
+		var kept []string
+		for _, c := range p.Visible() {
+			kept = append(kept, c.ID)
+		}
+		if !slices.Equal(kept, ids[3:]) {
+			t.Errorf("kept are %d attempts: %q, want the newest and the 16 before it: %q", len(kept), kept, ids[3:])
+		}
+		b = b.reopen(t)
+	}
+	if id := b.create(t, pod, attempt(20)); slices.Contains(ids, id) {
+		t.Errorf("the ID %s was given twice", id)
+	}
+	must(t, b.RemoveSandbox(t.Context(), pod))
+	if left := b.residue(t); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// TestUnmakeableNextAttemptIsRemoved: when the last attempt is retained and the next one cannot be made, the pod is as
+// one whose container was removed.
+func TestUnmakeableNextAttemptIsRemoved(t *testing.T) {
+	b := open(t, t.TempDir())
+	ctx := t.Context()
+	pod := b.run(t, "wasm", podConfig("p"))
+	first := b.create(t, pod, attempt(0))
+	must(t, b.StartContainer(ctx, pod), b.StopContainer(ctx, pod, 0))
+	if _, err := b.CreateContainer(ctx, pod, attempt(1, "create-container", "error(no room)")); err == nil {
+		t.Fatal("the next attempt was made")
+	}
+	if p, err := b.Pod(pod); err != nil || p.UnitState() != node.Removed || b.state(t, first) != node.Stopped {
+		t.Errorf("the pod is %s, the first attempt %s, %v", p.UnitState(), b.state(t, first), err)
+	}
+	if err := b.StartContainer(ctx, pod); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("start: %v", err)
+	}
+	must(t, b.StartContainer(ctx, b.create(t, pod, attempt(1))))
+	if b.state(t, pod) != node.Running {
+		t.Errorf("the next attempt is %s", b.state(t, pod))
 	}
 }
 

@@ -1,25 +1,32 @@
 package sandboxtest
 
 import (
+	"fmt"
+	"slices"
+
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// nextAttempt: a kubelet restarts what has ended by creating its next attempt. A pod of many then has both, a unit pod
-// the second in the place of the first; the same attempt is not made twice.
+// nextAttempt: a kubelet restarts what has ended by creating its next attempt, which has an ID of its own and leaves the
+// first as it ended; the same attempt is not made twice.
 func (c client) nextAttempt() {
 	pod, podConfig := c.pod()
 	ip := c.podStatus(pod).GetNetwork().GetIp()
 	first := c.create(pod, podConfig, c.container("c", Ends))
 	c.must(c.start(first))
-	c.waitState(first, runtimeapi.ContainerState_CONTAINER_EXITED)
+	ended := c.waitState(first, runtimeapi.ContainerState_CONTAINER_EXITED)
 	_, err := c.tryCreate(pod, podConfig, c.container("c", Ends))
 	c.wantCode(err, codes.FailedPrecondition, "the attempt that has ended")
 	next := c.container("c", Runs)
 	next.Metadata.Attempt = 1
 	second := c.create(pod, podConfig, next)
-	if (second == first) != c.Unit {
-		c.Errorf("the first attempt is %s, the second %s", first, second)
+	if second == first {
+		c.Errorf("both attempts are %s", first)
+	}
+	if s := c.status(first); !proto.Equal(s, ended) {
+		c.Errorf("the first attempt once there is a second: %v, before %v", s, ended)
 	}
 	if s := c.status(second); s.State != runtimeapi.ContainerState_CONTAINER_CREATED || s.Metadata.Attempt != 1 || s.ExitCode != 0 {
 		c.Errorf("the second attempt before its start: %v", s)
@@ -29,6 +36,101 @@ func (c client) nextAttempt() {
 	if now := c.podStatus(pod).GetNetwork().GetIp(); now != ip {
 		c.Errorf("the restart took the pod from %s to %s", ip, now)
 	}
+}
+
+// previousAttempts: each attempt that ended is listed with its end, also after a restart of the daemon, until it is
+// removed by its own ID or goes with the pod. The one that runs is not touched by it.
+func (c client) previousAttempts() {
+	pod, podConfig := c.pod()
+	var ids []string
+	ends := map[string]*runtimeapi.ContainerStatus{}
+	for attempt := range uint32(3) {
+		workload := Ends
+		if attempt == 2 {
+			workload = Runs
+		}
+		config := c.container("c", workload)
+		config.Metadata.Attempt = attempt
+		config.LogPath = fmt.Sprintf("c_%d.log", attempt)
+		id := c.create(pod, podConfig, config)
+		c.must(c.start(id))
+		if workload == Ends {
+			ends[id] = c.waitState(id, runtimeapi.ContainerState_CONTAINER_EXITED)
+		}
+		ids = append(ids, id)
+	}
+	if c.Restart != nil {
+		c.Restart(c.T)
+	}
+	listed := func() (all []string) {
+		list, err := c.cri().ListContainers(c.ctx(), &runtimeapi.ListContainersRequest{Filter: &runtimeapi.ContainerFilter{PodSandboxId: pod}})
+		c.must(err)
+		for _, item := range list.Containers {
+			all = append(all, item.Id)
+		}
+		return all
+	}
+	if got := listed(); !slices.Equal(got, ids) {
+		c.Errorf("listed are %q, want %q", got, ids)
+	}
+	for id, want := range ends {
+		if got := c.status(id); !proto.Equal(got, want) {
+			c.Errorf("status of a previous attempt:\n got %v\nwant %v", got, want)
+		}
+	}
+	running := c.status(ids[2])
+	c.must(c.stop(ids[0], 5))
+	c.must(c.remove(ids[0]))
+	c.must(c.remove(ids[0]))
+	if got := listed(); !slices.Equal(got, ids[1:]) {
+		c.Errorf("after a removal listed are %q, want %q", got, ids[1:])
+	}
+	if !c.Unit {
+		return
+	}
+	c.wantCode(c.start(ids[1]), codes.FailedPrecondition, "start of a previous attempt")
+	if now := c.status(ids[2]); !proto.Equal(now, running) {
+		c.Errorf("the newest attempt changed:\n from %v\n to %v", running, now)
+	}
+	c.must(c.stopPod(pod))
+	c.must(c.remove(ids[1]))
+}
+
+// eitherID: of a unit pod every call takes the sandbox's ID for the newest attempt and an attempt's ID for the sandbox.
+func (c client) eitherID() {
+	if !c.Unit {
+		return // a container of many is one of many
+	}
+	pod, podConfig := c.pod()
+	id := c.create(pod, podConfig, c.container("c", Runs))
+	for _, name := range []string{pod, id} {
+		c.must(c.start(name))
+		if again := c.create(name, podConfig, c.container("c", Runs)); again != id {
+			c.Errorf("a repeat in %s made %s beside %s", name, again, id)
+		}
+		if s := c.status(name); s.Id != id || s.State != runtimeapi.ContainerState_CONTAINER_RUNNING {
+			c.Errorf("status of container %s: %v", name, s)
+		}
+		if s := c.podStatus(name); s.Id != pod {
+			c.Errorf("status of sandbox %s: %v", name, s)
+		}
+		list, err := c.cri().ListContainers(c.ctx(), &runtimeapi.ListContainersRequest{Filter: &runtimeapi.ContainerFilter{Id: name, PodSandboxId: name}})
+		c.must(err)
+		if len(list.Containers) != 1 || list.Containers[0].Id != id || list.Containers[0].PodSandboxId != pod {
+			c.Errorf("containers of %s: %v", name, list.Containers)
+		}
+		stats, err := c.cri().ContainerStats(c.ctx(), &runtimeapi.ContainerStatsRequest{ContainerId: name})
+		c.must(err)
+		if stats.Stats.Attributes.Id != id {
+			c.Errorf("figures of %s: %v", name, stats.Stats)
+		}
+		c.must(c.stop(name, 5))
+	}
+	c.must(c.remove(pod))
+	c.must(c.stopPod(id))
+	c.must(c.removePod(id))
+	_, err := c.cri().PodSandboxStatus(c.ctx(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: pod})
+	c.wantCode(err, codes.NotFound, "status of the removed pod")
 }
 
 // collected: a kubelet's garbage collection removes the containers of a stopped pod, and the pod when it sees none of

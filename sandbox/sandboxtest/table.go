@@ -42,7 +42,7 @@ func (c client) cell(state node.State, call node.Call) {
 		},
 		node.CreateContainer: func() error {
 			made, err := c.tryCreate(pod, podConfig, config)
-			if err == nil && made != id {
+			if err == nil && verdict == node.Idempotent && made != id {
 				c.Errorf("a repeat made container %s beside %s", made, id)
 			}
 			return err
@@ -62,6 +62,9 @@ func (c client) cell(state node.State, call node.Call) {
 		c.wantCode(err, codes.AlreadyExists, "a sandbox whose metadata a stopped one has")
 	default:
 		c.wantCode(err, codes.FailedPrecondition, "verdict ✘")
+	}
+	if state == node.Removed && call == node.CreateContainer {
+		id = pod // the removed attempt is gone, the pod's ID means the new one
 	}
 	c.check(pod, id, state, call, verdict)
 }

@@ -24,12 +24,13 @@ import (
 )
 
 // kubelet is a model of the kubelet: what it asks of a runtime, in which order, and what it makes of the answers. It
-// keeps no state of pods but their specifications: like the kubelet it learns all else from the runtime, so that a
-// second one over the same directory is a kubelet that was restarted.
+// keeps no state of pods but their specifications and what its relists found: like the kubelet it learns all else from
+// the runtime, so that a second one over the same directory is a kubelet that was restarted. test/kubelet runs the real
+// one; what that does and this does not is a defect of the model.
 //
-//	wait(pod, until …) ──▶ status ──▶ sync ──▶ RunPodSandbox, CreateContainer, StartContainer, StopContainer …
+//	wait(pod, until …) ──▶ relist ──▶ sync ──▶ RunPodSandbox, CreateContainer, StartContainer, StopContainer …
 //	        ▲                │         garbage collection
-//	        └────────────────┘ relist
+//	        └────────────────┘ cache
 type kubelet struct {
 	t       *testing.T
 	d       *harness.Daemon
@@ -37,12 +38,14 @@ type kubelet struct {
 	images  internalapi.ImageManagerService
 	// root and logs stand for /var/lib/kubelet and /var/log/pods, cgroups for /kubepods/burstable.
 	root, logs, cgroups string
+	pleg                pleg
 }
 
 func newKubelet(t *testing.T, d *harness.Daemon) *kubelet {
 	k := &kubelet{
 		t: t, d: d, runtime: d.Runtime(), images: d.Images(),
 		root: filepath.Join(d.Dir, "kubelet"), logs: filepath.Join(d.Dir, "pods"), cgroups: d.CgroupParent + "/kubepods/burstable",
+		pleg: pleg{seen: map[string]map[string]string{}, cache: map[string]*podStatus{}},
 	}
 	return k
 }
@@ -175,13 +178,13 @@ func (k *kubelet) status(p *kubePod) *podStatus {
 	return s
 }
 
-// wait lists, syncs and collects garbage until cond is nil.
+// wait relists, syncs and collects garbage until cond is nil. All that it knows of the pod is what its cache says.
 func (k *kubelet) wait(p *kubePod, cond func(*podStatus) error) *podStatus {
 	k.t.Helper()
 	var s *podStatus
 	harness.Eventually(k.t, waitLimit, func() error {
-		k.sync(p, k.status(p))
-		s = k.status(p)
+		k.sync(p, k.cached(p))
+		s = k.cached(p)
 		return cond(s)
 	})
 	return s
@@ -312,6 +315,7 @@ func (k *kubelet) newSandbox(p *kubePod, s *podStatus) *podStatus {
 			}
 		}
 	}
+	k.relistPod(p) // a relist falls between the sandbox and its containers sooner or later
 	s = k.status(p)
 	if s.sandbox().GetId() != id {
 		k.t.Errorf("sandbox %s is not the newest that is ready: %v", id, s.sandboxes)
@@ -462,8 +466,8 @@ func (k *kubelet) collect(p *kubePod, s *podStatus) {
 	}
 }
 
-// removeContainer removes the log first: a container whose log is there is found again. That the container of a unit pod
-// goes with its pod is an error that the kubelet logs.
+// removeContainer removes the log first: a container whose log is there is found again. That the newest container of a
+// unit pod goes with its pod is an error that the kubelet logs.
 func (k *kubelet) removeContainer(c *runtimeapi.ContainerStatus) {
 	k.t.Helper()
 	if err := os.Remove(c.LogPath); err != nil && !os.IsNotExist(err) {
@@ -477,7 +481,7 @@ func (k *kubelet) removeContainer(c *runtimeapi.ContainerStatus) {
 	k.must(err)
 }
 
-// unit reports whether the ID is a pod's as well as a container's.
+// unit reports whether the ID of a container names a sandbox as well.
 func (k *kubelet) unit(id string) bool {
 	_, err := k.runtime.PodSandboxStatus(context.Background(), id, false)
 	return err == nil

@@ -3,10 +3,14 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/test/harness"
@@ -29,7 +33,7 @@ var fakeUnits = unitKind{
 	},
 }
 
-// TestKubeletUnitPods plays what happens to pods whose container is the pod, and whose ID is its container's.
+// TestKubeletUnitPods plays what happens to pods whose container is the pod.
 func TestKubeletUnitPods(t *testing.T) {
 	playUnits(t, harness.StartDaemon(t, harness.Fake()), fakeUnits)
 }
@@ -38,6 +42,8 @@ func playUnits(t *testing.T, d *harness.Daemon, kind unitKind) {
 	for name, test := range map[string]func(*testing.T, *kubelet, unitKind){
 		"Deployment":      unitDeployment,
 		"crash loop":      unitCrashLoop,
+		"late Secret":     unitSecretComesLate,
+		"second one":      unitSecond,
 		"Job":             unitJob,
 		"failed Job":      unitFailedJob,
 		"killed sandbox":  unitKilledSandbox,
@@ -59,10 +65,18 @@ func (k *kubelet) unitPod(name string, kind unitKind, how func(c *runtimeapi.Con
 	return p
 }
 
-// isUnit holds that a pod has one container, whose ID is the sandbox's.
+// isUnit holds that a pod has one container, of whose attempts all but the newest have ended, and that a kubelet, which
+// has one map for containers and sandboxes, can tell all of them apart.
 func (s *podStatus) isUnit() error {
-	if len(s.sandboxes) != 1 || len(s.containers) != 1 || s.sandboxes[0].Id != s.containers[0].Id {
+	if len(s.sandboxes) != 1 || len(s.containers) == 0 {
 		return fmt.Errorf("sandboxes %v, containers %v", s.sandboxes, s.containers)
+	}
+	ids := map[string]bool{s.sandboxes[0].Id: true}
+	for i, c := range s.containers {
+		if ids[c.Id] || i > 0 && c.State != exited {
+			return fmt.Errorf("sandboxes %v, containers %v", s.sandboxes, s.containers)
+		}
+		ids[c.Id] = true
 	}
 	return nil
 }
@@ -83,7 +97,8 @@ func unitDeployment(t *testing.T, k *kubelet, kind unitKind) {
 	k.remove(p)
 }
 
-// unitCrashLoop: each attempt takes the place of the last, in the same pod with the same address and a log of its own.
+// unitCrashLoop: each attempt follows the last, in the same pod with the same address and a log of its own. How the last
+// one ended is there for `kubectl get` (lastState) and `kubectl logs --previous`, until garbage is collected.
 func unitCrashLoop(t *testing.T, k *kubelet, kind unitKind) {
 	p := k.unitPod("unit-crash", kind, func(c *runtimeapi.ContainerConfig, attempt int) {
 		if kind.runs(c); attempt < 3 {
@@ -106,6 +121,46 @@ func unitCrashLoop(t *testing.T, k *kubelet, kind unitKind) {
 	})
 	if now := s.sandbox().GetNetwork().GetIp(); now != ip {
 		t.Errorf("the restarts took the pod from %s to %s", ip, now)
+	}
+	if len(s.containers) != 2 {
+		t.Fatalf("attempts after garbage collection: %v", s.containers)
+	}
+	last := s.containers[1]
+	if last.State != exited || last.Metadata.Attempt != 2 || last.ExitCode != 4 || last.Reason != "Error" || last.FinishedAt > s.containers[0].CreatedAt {
+		t.Errorf("the attempt before the one that runs: %v", last)
+	}
+	if _, err := os.Stat(last.LogPath); err != nil || last.LogPath == s.containers[0].LogPath {
+		t.Errorf("the log of the attempt before: %v", err)
+	}
+}
+
+// unitSecretComesLate: a pod whose container cannot be made at first has a sandbox, and only that, at a relist. The
+// container's start is seen all the same.
+func unitSecretComesLate(t *testing.T, k *kubelet, kind unitKind) {
+	p := k.unitPod("unit-secret", kind, func(c *runtimeapi.ContainerConfig, _ int) { kind.runs(c) })
+	there := p.containers
+	p.containers = nil
+	for range 3 {
+		k.sync(p, k.cached(p))
+	}
+	if s := k.cached(p); s.sandbox() == nil || len(s.containers) > 0 {
+		t.Fatalf("without its Secret: %v", s)
+	}
+	p.containers = there
+	k.states(p, "c running")
+}
+
+// unitSecond: what needs a second container is told what this kind has, and what runs goes on.
+func unitSecond(t *testing.T, k *kubelet, kind unitKind) {
+	p := k.unitPod("unit-second", kind, func(c *runtimeapi.ContainerConfig, _ int) { kind.runs(c) })
+	s := k.states(p, "c running")
+	debugger := k.containerConfig(p, &kubeContainer{name: "debugger", image: kind.image}, k.ensureImage(kind.image), 0)
+	_, err := k.runtime.CreateContainer(context.Background(), s.sandbox().Id, debugger, k.sandboxConfig(p, 0))
+	if status.Code(err) != codes.Unimplemented || !strings.Contains(err.Error(), "has one container") {
+		t.Errorf("a second container: %v", err)
+	}
+	if again := k.states(p, "c running"); again.of(p.containers[0]).StartedAt != s.of(p.containers[0]).StartedAt {
+		t.Errorf("the refusal changed the pod: %v", again)
 	}
 }
 

@@ -273,7 +273,7 @@ func TestVMRefused(t *testing.T) {
 	_, err := d.CRI().CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{
 		PodSandboxId: c.Pod.ID, Config: harness.ContainerConfig("second", harness.TinyGuest), SandboxConfig: c.Pod.Config,
 	})
-	wantCode(t, err, codes.AlreadyExists)
+	wantCode(t, err, codes.Unimplemented)
 }
 
 // TestVMRouted: a pod with the annotation of Virtlet's users needs no RuntimeClass.

@@ -44,14 +44,15 @@ func createIn(t *testing.T, d *harness.Daemon, image string, opts ...harness.Pod
 	return p, id, err
 }
 
-// TestWasmNames: component#n by labels, an ID like any other without, and only the component that the labels say.
+// TestWasmNames: component#n by labels, an ID like any other without, and only the component that the labels say. The
+// container's ID counts the attempts.
 func TestWasmNames(t *testing.T) {
 	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
 	named := labels("example.com", "greet.Greeter", "1.0.0")
 	for i, image := range []string{harness.NamedGreeter, harness.CalledGreeter} {
 		p, id, err := createIn(t, d, image, named)
-		if want := fmt.Sprintf("example.com:greet.Greeter@1.0.0#%d", i); err != nil || p.ID != want || id != want {
-			t.Errorf("pod %s, container %s, %v; want %s", p.ID, id, err, want)
+		if want := fmt.Sprintf("example.com:greet.Greeter@1.0.0#%d", i); err != nil || p.ID != want || id != want+".1" {
+			t.Errorf("pod %s, container %s, %v; want %s and %[4]s.1", p.ID, id, err, want)
 		}
 	}
 	p, _, err := createIn(t, d, harness.GreeterJS, named) // greeter-c is the very image that is also called so
@@ -61,7 +62,7 @@ func TestWasmNames(t *testing.T) {
 	})
 	_, err = create(d, p, other)
 	wantCode(t, err, codes.InvalidArgument)
-	if p, id, err := createIn(t, d, harness.GreeterC); err != nil || len(p.ID) != 64 || id != p.ID {
+	if p, id, err := createIn(t, d, harness.GreeterC); err != nil || len(p.ID) != 64 || len(id) != 64 || id == p.ID {
 		t.Errorf("without labels: pod %s, container %s, %v", p.ID, id, err)
 	}
 	_, err = d.CRI().RunPodSandbox(context.Background(), &runtimeapi.RunPodSandboxRequest{
