@@ -76,14 +76,12 @@ func validateMount(field string, m *runtimeapi.Mount) error {
 	)
 }
 
-// validateMountSource: a mount shows a path of the host or an image, and an image is never written to.
+// validateMountSource: a mount shows a path of the host or an image, and an image is never written to. A kubelet sets
+// image_sub_path beside host_path, too, where another volume of the pod is an image; host_path then ends in it already.
 func validateMountSource(field string, m *runtimeapi.Mount) error {
 	if m.GetImage() == nil {
-		switch {
-		case m.GetHostPath() == "":
+		if m.GetHostPath() == "" {
 			return required(field + ".host_path")
-		case m.GetImageSubPath() != "":
-			return invalid(field+".image_sub_path", "must not be set without image")
 		}
 		return validateAbsolute(field+".host_path", m.GetHostPath())
 	}

@@ -18,23 +18,24 @@ import (
 // Harmless lists what is accepted although nothing is done about it: what the kubelet sends with every pod, and what a
 // machine is held to more strictly than asked. Everything else is enforced or refused.
 var Harmless = map[string]string{
-	"linux.resources.cpu_period without cpu_quota":         "says nothing without a quota",
-	"linux.resources.hugepage_limits":                      "the guest's memory is not made of huge pages",
-	"linux.resources.memory_swap_limit_in_bytes":           "the guest's memory is what it is, swapped out or not",
-	"linux.resources.oom_score_adj":                        "the hypervisor process is bounded by its cgroup, which has room for the guest's whole memory",
-	"linux.resources.unified memory.oom.group":             "a machine ends as a whole anyway",
-	"linux.security_context.capabilities.drop":             "the hypervisor process has none to drop; the guest's are the guest's own",
-	"linux.security_context.masked_paths, readonly_paths":  "there is no /proc of the node in a guest",
-	"linux.security_context.no_new_privs":                  "always so for the hypervisor process; the guest's processes are the guest's own",
-	"linux.security_context.run_as_user, groups, fsGroup":  "users in the guest are the guest's own; the hypervisor process has one that no other pod has",
-	"linux.security_context.seccomp, apparmor, not a file": "the hypervisor process has QEMU's own filter",
-	"linux.sysctls net.ipv4.ip_unprivileged_port_start":    "ports in the guest are the guest's own",
-	"mounts of /dev/termination-log":                       "the kubelet's: the end of a machine is told by its status",
-	"mounts.selinux_relabel, propagation PRIVATE":          "there is nothing to relabel, and no mount to propagate",
-	"namespace_options of pid, ipc: POD, CONTAINER":        "a guest has processes of its own only",
-	"pod linux.resources, overhead":                        "sums for information",
-	"stop_signal":                                          "a machine is asked to end by its power button",
-	"tty":                                                  "the console of a machine is a terminal always",
+	"linux.resources.cpu_period without cpu_quota":            "says nothing without a quota",
+	"linux.resources.hugepage_limits":                         "the guest's memory is not made of huge pages",
+	"linux.resources.memory_swap_limit_in_bytes":              "the guest's memory is what it is, swapped out or not",
+	"linux.resources.oom_score_adj":                           "the hypervisor process is bounded by its cgroup, which has room for the guest's whole memory",
+	"linux.resources.unified memory.oom.group":                "a machine ends as a whole anyway",
+	"linux.resources.unified memory.high, low, min, swap.max": "a kubelet on cgroup v2 writes them for every container. A guest has its memory as a whole: throttled at a part of it, it would stand still",
+	"linux.security_context.capabilities.drop":                "the hypervisor process has none to drop; the guest's are the guest's own",
+	"linux.security_context.masked_paths, readonly_paths":     "there is no /proc of the node in a guest",
+	"linux.security_context.no_new_privs":                     "always so for the hypervisor process; the guest's processes are the guest's own",
+	"linux.security_context.run_as_user, groups, fsGroup":     "users in the guest are the guest's own; the hypervisor process has one that no other pod has",
+	"linux.security_context.seccomp, apparmor, not a file":    "the hypervisor process has QEMU's own filter",
+	"linux.sysctls net.ipv4.ip_unprivileged_port_start":       "ports in the guest are the guest's own",
+	"mounts of the termination message":                       "the kubelet's: the end of a machine is told by its status",
+	"mounts.selinux_relabel, propagation PRIVATE":             "there is nothing to relabel, and no mount to propagate",
+	"namespace_options of pid, ipc: POD, CONTAINER":           "a guest has processes of its own only",
+	"pod linux.resources, overhead":                           "sums for information",
+	"stop_signal":                                             "a machine is asked to end by its power button",
+	"tty":                                                     "the console of a machine is a terminal always",
 }
 
 // invalid is the refusal of a field whose value cannot be right.
@@ -175,10 +176,8 @@ func validateResources(res *runtimeapi.LinuxContainerResources) error {
 	case res.GetCpuPeriod() != 0 && (res.GetCpuPeriod() < 1000 || res.GetCpuPeriod() > 1_000_000):
 		return invalid(field+"cpu_period", "%d µs is not between 1000 and 1000000", res.GetCpuPeriod())
 	}
-	for key := range res.GetUnified() {
-		if key != "memory.oom.group" {
-			return unsupported(field+"unified", "%s: not among what the hypervisor's cgroup is given", key)
-		}
+	if demanded := sandbox.DemandedUnified(res); demanded != nil {
+		return unsupported(field+"unified", "%v: not among what the hypervisor's cgroup is given", demanded)
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -9,10 +10,10 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/sandbox"
+	"github.com/tripod-run/tripod/sandbox/sandboxtest/corpus"
 )
 
-// kubelets is a container as a kubelet sends it for a pod whose author asked for little, or for the restricted Pod Security
-// Standard.
+// kubelets is a pod of which every field that passes is set.
 func kubelets() (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig) {
 	runtimeDefault := &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}
 	namespaces := &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER}
@@ -50,14 +51,20 @@ func kubelets() (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig) {
 	return pod, container
 }
 
-// TestWhatAKubeletSends: it passes, every field of it.
+// TestWhatAKubeletSends: every request of the corpus passes, but for the node's network. A machine is given none of the files
+// that a kubelet makes for the end of a container.
 func TestWhatAKubeletSends(t *testing.T) {
 	b := &Backend{cfg: Config{}.withDefaults()}
-	pod, container := kubelets()
-	p := &sandbox.Pod{ID: hashOf("p"), Config: pod}
-	for _, c := range []*sandbox.Container{nil, {ID: p.ID, Config: container}} {
-		if err := b.Validate(p, c); err != nil {
-			t.Error(err)
+	for _, c := range corpus.Pods(t) {
+		c.MoveBelow(t, t.TempDir())
+		p := &sandbox.Pod{ID: hashOf(c.Name), Config: c.Sandbox}
+		v, err := volumesOf(c.Container)
+		err = errors.Join(b.Validate(p, nil), b.Validate(p, &sandbox.Container{ID: p.ID, Config: c.Container}), err)
+		if hostNetwork := c.Name == "host-network"; (err != nil) != hostNetwork || hostNetwork && !errdefs.IsNotImplemented(err) {
+			t.Errorf("%s: %v", c.Name, err)
+		}
+		if kept, want := len(v.mounts), len(c.Container.GetMounts())-1; kept != want {
+			t.Errorf("%s: of %d mounts %d are the guest's: %v", c.Name, want+1, kept, v.mounts)
 		}
 	}
 }
@@ -95,7 +102,7 @@ func TestEnforcedOrRefused(t *testing.T) {
 		"linux.resources.memory_limit_in_bytes": {func(_ *pod, c *ctr) { c.Linux.Resources.MemoryLimitInBytes = 1 << 20 }, errdefs.IsInvalidArgument},
 		"linux.resources.cpu_quota":             {func(_ *pod, c *ctr) { c.Linux.Resources.CpuQuota = 7 }, errdefs.IsInvalidArgument},
 		"linux.resources.cpu_period":            {func(_ *pod, c *ctr) { c.Linux.Resources.CpuPeriod = 7 }, errdefs.IsInvalidArgument},
-		"linux.resources.unified":               {func(_ *pod, c *ctr) { c.Linux.Resources.Unified["memory.high"] = "1" }, errdefs.IsNotImplemented},
+		"linux.resources.unified":               {func(_ *pod, c *ctr) { c.Linux.Resources.Unified["pids.max"] = "1" }, errdefs.IsNotImplemented},
 		"mounts[0].image":                       {func(_ *pod, c *ctr) { c.Mounts[0].Image = &runtimeapi.ImageSpec{Image: "x"} }, errdefs.IsNotImplemented},
 		"mounts[1].propagation":                 {func(_ *pod, c *ctr) { c.Mounts[1].Propagation = runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL }, errdefs.IsNotImplemented},
 		"mounts[2].container_path":              {func(_ *pod, c *ctr) { c.Mounts[2].ContainerPath = "/etc//hosts" }, errdefs.IsInvalidArgument},

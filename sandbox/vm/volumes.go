@@ -13,6 +13,7 @@ import (
 	"github.com/tripod-run/tripod/internal/vm/annotations"
 	"github.com/tripod-run/tripod/internal/vm/cloudinit"
 	"github.com/tripod-run/tripod/internal/vm/machine"
+	"github.com/tripod-run/tripod/sandbox"
 )
 
 // volumes are what of the node a machine is given: directories that the guest mounts, block devices that are its disks, files
@@ -31,6 +32,9 @@ type volumes struct {
 // volumesOf sorts a container's mounts and devices by what they are.
 func volumesOf(config *runtimeapi.ContainerConfig) (v volumes, err error) {
 	for i, m := range config.GetMounts() {
+		if path.Clean(m.GetContainerPath()) == sandbox.TerminationMessagePath(config) {
+			continue // the kubelet's; how a machine ended is told by its status
+		}
 		if err := v.mount(m); err != nil {
 			return v, fmt.Errorf("mounts[%d].host_path: %s: %w", i, m.GetHostPath(), err)
 		}
@@ -50,8 +54,6 @@ func (v *volumes) mount(m *runtimeapi.Mount) error {
 	}
 	told := cloudinit.Mount{HostPath: m.GetHostPath(), ContainerPath: m.GetContainerPath(), ReadOnly: m.GetReadonly()}
 	switch kind {
-	case cloudinit.KindIgnored:
-		return nil
 	case cloudinit.KindDevice:
 		if err := v.device(m.GetHostPath(), m.GetContainerPath(), m.GetReadonly()); err != nil {
 			return err

@@ -14,12 +14,15 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/wasm/control"
+	"github.com/tripod-run/tripod/sandbox"
 )
 
-// wantedMounts are the mounts that a guest is given: all but the files that every kubelet sends and no guest can use.
-func wantedMounts(mounts []*runtimeapi.Mount) []*runtimeapi.Mount {
-	return slices.DeleteFunc(slices.Clone(mounts), func(m *runtimeapi.Mount) bool {
-		return slices.Contains(kubeletFiles, path.Clean(m.GetContainerPath())) && !isDirectory(m.GetHostPath())
+// wantedMounts are the mounts that a guest is given: all but the single files that a kubelet mounts into every container and
+// no guest can use.
+func wantedMounts(config *runtimeapi.ContainerConfig) []*runtimeapi.Mount {
+	kubelets := []string{"/etc/hosts", sandbox.TerminationMessagePath(config)}
+	return slices.DeleteFunc(slices.Clone(config.GetMounts()), func(m *runtimeapi.Mount) bool {
+		return slices.Contains(kubelets, path.Clean(m.GetContainerPath())) && !isDirectory(m.GetHostPath())
 	})
 }
 
@@ -35,7 +38,7 @@ func checkMounts(config *runtimeapi.ContainerConfig) ([]*runtimeapi.Mount, error
 	if err != nil {
 		return nil, err
 	}
-	return wantedMounts(config.GetMounts()), nil
+	return wantedMounts(config), nil
 }
 
 // openMounts opens the directories of a container, those with the longest path in the container first. WASI knows
@@ -47,7 +50,7 @@ func openMounts(config *runtimeapi.ContainerConfig) (opened []control.Mount, err
 			opened = nil
 		}
 	}()
-	for i, m := range wantedMounts(config.GetMounts()) {
+	for i, m := range wantedMounts(config) {
 		field := fmt.Sprintf("mounts[%d]", i)
 		dir, err := openMount(m.GetHostPath(), m.GetReadonly(), resolveOf(config))
 		switch {

@@ -18,29 +18,29 @@ import (
 // Harmless lists what is accepted although nothing is done about it: what the kubelet sends with every pod, and what a
 // guest is held to more strictly than asked. Everything else is enforced or refused.
 var Harmless = map[string]string{
-	"linux.resources.cpu_shares":                           "pods of one worker have the CPU by request, not by share; with a worker per pod it is enforced",
-	"linux.resources.oom_score_adj":                        "a guest has no process of its own that the kernel could choose",
-	"linux.resources.hugepage_limits":                      "no guest has huge pages",
-	"linux.resources.cpu_period without cpu_quota":         "says nothing without a quota",
-	"linux.resources.unified memory.oom.group":             "a guest out of memory ends as a whole anyway",
-	"linux.resources.memory_swap_limit_in_bytes":           "the memory limit is on what guests may address, swapped out or not",
-	"linux.security_context.run_as_user, groups, fsGroup":  "a guest has no user; its files are opened as the worker's user, which is nobody's. Root (0) is refused",
-	"linux.security_context.capabilities.drop":             "there are none to drop",
-	"linux.security_context.readonly_rootfs":               "there is no root filesystem but the mounts",
-	"linux.security_context.no_new_privs":                  "always so",
-	"linux.security_context.seccomp, apparmor, not a file": "the worker's own filter is stricter than RuntimeDefault",
-	"linux.security_context.masked_paths, readonly_paths":  "there is no /proc",
-	"namespace_options of pid, ipc: POD, CONTAINER":        "a guest sees no process",
-	"mounts of /etc/hosts and /dev/termination-log":        "the kubelet's: WASI has no resolver, and the end of a guest is told by its status",
-	"mounts.selinux_relabel, propagation PRIVATE":          "there is nothing to relabel, and no mount to propagate",
-	"linux.sysctls net.ipv4.ip_unprivileged_port_start":    "the daemon opens the ports, and may open all",
+	"linux.resources.cpu_shares":                              "pods of one worker have the CPU by request, not by share; with a worker per pod it is enforced",
+	"linux.resources.oom_score_adj":                           "a guest has no process of its own that the kernel could choose",
+	"linux.resources.hugepage_limits":                         "no guest has huge pages",
+	"linux.resources.cpu_period without cpu_quota":            "says nothing without a quota",
+	"linux.resources.cpuset_cpus, cpuset_mems":                "the CPUs and memory nodes that a node's CPU and memory manager leave to all pods: the CPU limit holds. With a worker per pod they are enforced; CPUs of its own (with `cpu_quota: -1`) are refused otherwise",
+	"linux.resources.unified memory.oom.group":                "a guest out of memory ends as a whole anyway",
+	"linux.resources.unified memory.high, low, min, swap.max": "a kubelet on cgroup v2 writes them for every container. They throttle, reserve and swap by cgroup; the memory limit is on what guests may address",
+	"linux.resources.memory_swap_limit_in_bytes":              "the memory limit is on what guests may address, swapped out or not",
+	"linux.security_context.run_as_user, groups, fsGroup":     "a guest has no user. Its files are opened as the worker's user, which is nobody's, also where root (0) is asked for: the kubelet asks for it whenever neither pod nor image name a user",
+	"linux.security_context.capabilities.drop":                "there are none to drop",
+	"linux.security_context.readonly_rootfs":                  "there is no root filesystem but the mounts",
+	"linux.security_context.no_new_privs":                     "always so",
+	"linux.security_context.seccomp, apparmor, not a file":    "the worker's own filter is stricter than RuntimeDefault",
+	"linux.security_context.masked_paths, readonly_paths":     "there is no /proc",
+	"namespace_options of pid, ipc: POD, CONTAINER":           "a guest sees no process",
+	"mounts of /etc/hosts and the termination message":        "the kubelet's: WASI has no resolver, and the end of a guest is told by its status",
+	"mounts.mount_options":                                    "nothing in a mount is executed, and devices and set-user-ID bits never count",
+	"mounts.selinux_relabel, propagation PRIVATE":             "there is nothing to relabel, and no mount to propagate",
+	"linux.sysctls net.ipv4.ip_unprivileged_port_start":       "the daemon opens the ports, and may open all",
 	"stop_signal":                   "WASI has no signals: a server drains, a command's standard input ends",
 	"hostname, dns_config":          "WASI has neither",
 	"pod linux.resources, overhead": "sums for information",
 }
-
-// kubeletFiles are the single files that a kubelet mounts into every container.
-var kubeletFiles = []string{"/etc/hosts", "/dev/termination-log"}
 
 // invalid is the refusal of a field whose value cannot be right.
 func invalid(field, format string, args ...any) error {
@@ -90,8 +90,6 @@ func validatePod(config *runtimeapi.PodSandboxConfig) error {
 		return unsupported("linux.security_context.privileged", "a component cannot be privileged: it has no processes, devices or namespaces")
 	case len(otherSysctls(linux.GetSysctls())) > 0:
 		return unsupported("linux.sysctls", "%v: a component pod runs nothing that they would change", otherSysctls(linux.GetSysctls()))
-	case sc.GetRunAsUser() != nil && sc.GetRunAsUser().GetValue() == 0:
-		return refuseRoot("linux.security_context.run_as_user")
 	}
 	if err := validateProfiles(sc.GetSeccomp(), sc.GetApparmor(), sc.GetSelinuxOptions()); err != nil {
 		return err
@@ -134,19 +132,11 @@ func validateSecurity(sc *runtimeapi.LinuxContainerSecurityContext) error {
 	case len(caps.GetAddCapabilities()) > 0 || len(caps.GetAddAmbientCapabilities()) > 0:
 		return unsupported("linux.security_context.capabilities", "a component cannot have %v: what it may do is what it imports",
 			slices.Concat(caps.GetAddCapabilities(), caps.GetAddAmbientCapabilities()))
-	case sc.GetRunAsUser() != nil && sc.GetRunAsUser().GetValue() == 0:
-		return refuseRoot("linux.security_context.run_as_user")
-	case sc.GetRunAsUsername() == "root":
-		return refuseRoot("linux.security_context.run_as_username")
 	}
 	if err := validateProfiles(sc.GetSeccomp(), sc.GetApparmor(), sc.GetSelinuxOptions()); err != nil {
 		return err
 	}
 	return validateNamespaces(sc.GetNamespaceOptions())
-}
-
-func refuseRoot(field string) error {
-	return unsupported(field, "a component has no user, and its files are opened as the unprivileged user of its worker, never as root; name another, or none")
 }
 
 // validateProfiles lets pass what is less strict than what a guest is held to.
@@ -175,6 +165,12 @@ func validateNamespaces(o *runtimeapi.NamespaceOption) error {
 	return nil
 }
 
+// exclusiveCPUs reports whether a container was given CPUs of its own. With the static CPU manager a kubelet names CPUs for every
+// container. It lifts the quota of those that have CPUs to themselves; the others' are what is left for all.
+func exclusiveCPUs(res *runtimeapi.LinuxContainerResources) bool {
+	return res.GetCpusetCpus() != "" && res.GetCpuQuota() < 0
+}
+
 // validateResources refuses limits that only a process of its own could be held to.
 func (b *Backend) validateResources(res *runtimeapi.LinuxContainerResources) error {
 	const field = "linux.resources."
@@ -185,13 +181,11 @@ func (b *Backend) validateResources(res *runtimeapi.LinuxContainerResources) err
 		return invalid(field+"cpu_quota", "%d µs is less than 1000", res.GetCpuQuota())
 	case res.GetCpuPeriod() != 0 && (res.GetCpuPeriod() < 1000 || res.GetCpuPeriod() > 1_000_000):
 		return invalid(field+"cpu_period", "%d µs is not between 1000 and 1000000", res.GetCpuPeriod())
-	case (res.GetCpusetCpus() != "" || res.GetCpusetMems() != "") && (b.cfg.Workers != WorkerPerPod || b.cfg.CgroupDriver != cgroup.DriverCgroupfs):
-		return unsupported(field+"cpuset_cpus", "components share their worker's CPUs; wasm.worker = \"pod\" gives each pod a process that can be pinned (with the cgroupfs driver)")
+	case exclusiveCPUs(res) && (b.cfg.Workers != WorkerPerPod || b.cfg.CgroupDriver != cgroup.DriverCgroupfs):
+		return unsupported(field+"cpuset_cpus", "components share their worker's CPUs; wasm.worker = \"pod\" gives each pod a process that can have CPUs of its own (with the cgroupfs driver)")
 	}
-	for key := range res.GetUnified() {
-		if key != "memory.oom.group" {
-			return unsupported(field+"unified", "%s: a component has no cgroup of its own", key)
-		}
+	if demanded := sandbox.DemandedUnified(res); demanded != nil {
+		return unsupported(field+"unified", "%v: a component has no cgroup of its own", demanded)
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package wasm
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -11,10 +12,10 @@ import (
 
 	"github.com/tripod-run/tripod/internal/wasm/control"
 	"github.com/tripod-run/tripod/sandbox"
+	"github.com/tripod-run/tripod/sandbox/sandboxtest/corpus"
 )
 
-// kubelets is a container as a kubelet sends it for a pod whose author asked for nothing, and for one that follows the
-// restricted Pod Security Standard.
+// kubelets is a pod of which every field that passes is set.
 func kubelets() (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig) {
 	runtimeDefault := &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}
 	namespaces := &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER}
@@ -52,14 +53,17 @@ func kubelets() (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig) {
 	return pod, container
 }
 
-// TestWhatAKubeletSends: it passes, every field of it.
+// TestWhatAKubeletSends: every request of the corpus passes, whoever shares a worker.
 func TestWhatAKubeletSends(t *testing.T) {
-	b := &Backend{cfg: Config{}.withDefaults()}
-	pod, container := kubelets()
-	p := &sandbox.Pod{ID: hashOf("p"), Config: pod}
-	for _, c := range []*sandbox.Container{nil, {ID: p.ID, Config: container}} {
-		if err := b.Validate(p, c); err != nil {
-			t.Error(err)
+	for _, workers := range []WorkerMode{WorkerPerNode, WorkerPerPod} {
+		b := &Backend{cfg: Config{Workers: workers}.withDefaults()}
+		for _, c := range corpus.Pods(t) {
+			c.MoveBelow(t, t.TempDir())
+			p := &sandbox.Pod{ID: hashOf(c.Name), Config: c.Sandbox}
+			_, err := checkMounts(c.Container)
+			if err = errors.Join(b.Validate(p, nil), b.Validate(p, &sandbox.Container{ID: p.ID, Config: c.Container}), err); err != nil {
+				t.Errorf("%s, a worker per %s: %v", c.Name, workers, err)
+			}
 		}
 	}
 }
@@ -76,8 +80,6 @@ func TestEnforcedOrRefused(t *testing.T) {
 	}{
 		"linux.security_context.privileged":      {func(_ *pod, c *ctr) { c.Linux.SecurityContext.Privileged = true }, errdefs.IsNotImplemented},
 		"linux.security_context.capabilities":    {func(_ *pod, c *ctr) { c.Linux.SecurityContext.Capabilities.AddCapabilities = []string{"NET_ADMIN"} }, errdefs.IsNotImplemented},
-		"linux.security_context.run_as_user":     {func(_ *pod, c *ctr) { c.Linux.SecurityContext.RunAsUser.Value = 0 }, errdefs.IsNotImplemented},
-		"linux.security_context.run_as_username": {func(_ *pod, c *ctr) { c.Linux.SecurityContext.RunAsUsername = "root" }, errdefs.IsNotImplemented},
 		"linux.security_context.seccomp":         {func(_ *pod, c *ctr) { c.Linux.SecurityContext.Seccomp = localhost }, errdefs.IsNotImplemented},
 		"linux.security_context.apparmor":        {func(p *pod, _ *ctr) { p.Linux.SecurityContext.Apparmor = localhost }, errdefs.IsNotImplemented},
 		"linux.security_context.selinux_options": {func(_ *pod, c *ctr) { c.Linux.SecurityContext.SelinuxOptions = &runtimeapi.SELinuxOption{Level: "s0"} }, errdefs.IsNotImplemented},
@@ -96,8 +98,8 @@ func TestEnforcedOrRefused(t *testing.T) {
 		"linux.resources.memory_limit_in_bytes":   {func(_ *pod, c *ctr) { c.Linux.Resources.MemoryLimitInBytes = -1 }, errdefs.IsInvalidArgument},
 		"linux.resources.cpu_quota":               {func(_ *pod, c *ctr) { c.Linux.Resources.CpuQuota = 7 }, errdefs.IsInvalidArgument},
 		"linux.resources.cpu_period":              {func(_ *pod, c *ctr) { c.Linux.Resources.CpuPeriod = 7 }, errdefs.IsInvalidArgument},
-		"linux.resources.cpuset_cpus":             {func(_ *pod, c *ctr) { c.Linux.Resources.CpusetCpus = "0" }, errdefs.IsNotImplemented},
-		"linux.resources.unified":                 {func(_ *pod, c *ctr) { c.Linux.Resources.Unified["memory.high"] = "1" }, errdefs.IsNotImplemented},
+		"linux.resources.cpuset_cpus":             {func(_ *pod, c *ctr) { c.Linux.Resources.CpusetCpus, c.Linux.Resources.CpuQuota = "0", -1 }, errdefs.IsNotImplemented},
+		"linux.resources.unified":                 {func(_ *pod, c *ctr) { c.Linux.Resources.Unified["pids.max"] = "1" }, errdefs.IsNotImplemented},
 		"mounts[0].image":                         {func(_ *pod, c *ctr) { c.Mounts[0].Image = &runtimeapi.ImageSpec{Image: "x"} }, errdefs.IsNotImplemented},
 		"mounts[1].propagation":                   {func(_ *pod, c *ctr) { c.Mounts[1].Propagation = runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL }, errdefs.IsNotImplemented},
 		"mounts[2].container_path":                {func(_ *pod, c *ctr) { c.Mounts[2].ContainerPath = "/etc//hosts" }, errdefs.IsInvalidArgument},

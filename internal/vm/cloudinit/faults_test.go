@@ -190,7 +190,6 @@ func TestClassify(t *testing.T) {
 		{dir, SourceDir + "/secret/x", KindSource},
 		{dir, SourceDir + "/../data", KindShare},
 		{plainFile(t, ""), "/etc/hosts", KindFiles},
-		{plainFile(t, ""), "/dev/termination-log", KindIgnored},
 		{volume(t, "secret", "s", nil), "/s", KindFiles},
 		{volume(t, "configmap", "c", nil) + "/", "/s", KindFiles},
 		{volume(t, "downward-api", "d", nil), "/s", KindFiles},

@@ -175,7 +175,6 @@ var shapes = map[string]func(t *testing.T) Input{
 			{HostPath: volume(t, "downward-api", "d", map[string]string{"labels": "app=\"web\"\n"}), ContainerPath: "/etc/podinfo"},
 			{HostPath: volume(t, "projected", "kube-api-access-x", map[string]string{"token": "t", "ca.crt": "c"}), ContainerPath: "/var/run/secrets/kubernetes.io/serviceaccount"},
 			{HostPath: plainFile(t, "10.88.0.5\tweb-0\n"), ContainerPath: "/etc/hosts"},
-			{HostPath: plainFile(t, ""), ContainerPath: "/dev/termination-log"},
 			{HostPath: t.TempDir(), ContainerPath: "/data/", Tag: ShareTag(0)},
 			{HostPath: t.TempDir(), ContainerPath: "/ro;date", ReadOnly: true, Tag: ShareTag(1)},
 		}

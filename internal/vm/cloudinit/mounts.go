@@ -26,8 +26,6 @@ const (
 	KindSource
 	// KindShare: the guest mounts the directory.
 	KindShare
-	// KindIgnored: it means nothing to a VM.
-	KindIgnored
 	// KindDevice: it is a block device.
 	KindDevice
 )
@@ -50,11 +48,8 @@ var apiVolume = regexp.MustCompile(`/volumes/kubernetes\.io~(secret|configmap|do
 // Classify tells what becomes of a mount. A host path that is not there is errdefs.ErrFailedPrecondition, one that is neither
 // file, directory nor block device errdefs.ErrInvalidArgument.
 func Classify(hostPath, containerPath string) (Kind, error) {
-	switch clean := path.Clean(containerPath); {
-	case strings.HasPrefix(clean, SourceDir+"/"):
+	if strings.HasPrefix(path.Clean(containerPath), SourceDir+"/") {
 		return KindSource, nil
-	case clean == "/dev/termination-log": // the kubelet's; a VM says how it ended by its state
-		return KindIgnored, nil
 	}
 	info, err := os.Stat(hostPath)
 	switch {

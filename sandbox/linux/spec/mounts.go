@@ -132,8 +132,6 @@ func checkSource(field string, m *runtimeapi.Mount) error {
 		return invalid(field+".host_path", "missing (and no image is named)")
 	case !filepath.IsAbs(m.GetHostPath()):
 		return invalid(field+".host_path", "%q is not absolute", m.GetHostPath())
-	case m.GetImageSubPath() != "":
-		return invalid(field+".image_sub_path", "only goes with an image")
 	}
 	return checkText(field+".host_path", m.GetHostPath())
 }

@@ -42,7 +42,6 @@ func TestMountsRefused(t *testing.T) {
 		{fullHost(), &runtimeapi.Mount{HostPath: "/tmp", ContainerPath: "/a", Image: image, Readonly: true}, errInvalid, "exclude"},
 		{fullHost(), &runtimeapi.Mount{ContainerPath: "/a", Image: image}, errInvalid, "readonly"},
 		{fullHost(), &runtimeapi.Mount{ContainerPath: "/a", Image: image, Readonly: true, Propagation: slave}, errInvalid, "propagation"},
-		{fullHost(), &runtimeapi.Mount{HostPath: "/tmp", ContainerPath: "/a", ImageSubPath: "x"}, errInvalid, "image_sub_path"},
 		{fullHost(), &runtimeapi.Mount{HostPath: "/tmp", ContainerPath: "/a", Propagation: 7}, errInvalid, "propagation"},
 		{fullHost(), &runtimeapi.Mount{HostPath: "/tmp", ContainerPath: "/a", RecursiveReadOnly: true}, errInvalid, "recursive_read_only"},
 		{fullHost(), &runtimeapi.Mount{HostPath: "/tmp", ContainerPath: "/a", RecursiveReadOnly: true, Readonly: true, Propagation: slave}, errInvalid, "recursive_read_only"},
