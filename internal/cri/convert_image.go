@@ -10,9 +10,16 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 )
 
+// nobody is the user of images that have none: nothing of a component or a machine runs on the node as root. A number, since the
+// kubelet holds runAsNonRoot against nothing else.
+const nobody = 65534
+
 // imageMessage describes an image.
 func imageMessage(img *image.Image) *runtimeapi.Image {
 	uid, username := imageUser(img.User)
+	if img.Component != nil || img.Kind == image.KindDisk {
+		uid, username = &runtimeapi.Int64Value{Value: nobody}, ""
+	}
 	return &runtimeapi.Image{
 		Id: img.ID, RepoTags: img.RepoTags, RepoDigests: img.RepoDigests, Size: img.Size, Uid: uid, Username: username,
 		Spec: &runtimeapi.ImageSpec{Image: img.ID, Annotations: img.Annotations}, Pinned: img.Pinned,

@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/image"
@@ -58,6 +59,27 @@ func TestImageStatusVerbose(t *testing.T) {
 	must(t, json.Unmarshal([]byte(r.GetInfo()["info"]), &info))
 	if info.ImageSpec == nil {
 		t.Errorf("no configuration in %q", r.GetInfo())
+	}
+}
+
+// A kubelet refuses a pod with runAsNonRoot whose image has no user, or one with a name: what never runs as root says so.
+func TestImagesThatNeverRunAsRoot(t *testing.T) {
+	wasm := &image.Component{Layout: image.LayoutRootfs, Entrypoint: "/app.wasm"}
+	for name, c := range map[string]struct {
+		img  image.Image
+		want *runtimeapi.Int64Value
+	}{
+		"component":                {image.Image{Kind: image.KindComponent, Component: &image.Component{}}, id(nobody)},
+		"component in a rootfs":    {image.Image{Kind: image.KindRootfs, Component: wasm, User: "root"}, id(nobody)},
+		"disk":                     {image.Image{Kind: image.KindDisk}, id(nobody)},
+		"container":                {image.Image{Kind: image.KindRootfs}, nil},
+		"container with its user":  {image.Image{Kind: image.KindRootfs, User: "1000"}, id(1000)},
+		"container that says root": {image.Image{Kind: image.KindRootfs, User: "0"}, id(0)},
+	} {
+		got := imageMessage(&c.img)
+		if !proto.Equal(got.GetUid(), c.want) || got.GetUsername() != "" {
+			t.Errorf("%s: uid %v, username %q; want %v", name, got.GetUid(), got.GetUsername(), c.want)
+		}
 	}
 }
 
