@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -17,11 +18,21 @@ import (
 // limits are a container's resources: CPU in thousandths (request and limit), memory in bytes; 0 is none.
 type limits struct{ cpuRequest, cpuLimit, memory int64 }
 
-// linux are the limits as the kubelet tells them: in full each time, and with a limit for every size of huge pages.
+// linux are the limits as the kubelet tells them: in full each time, and with a limit for every size of huge pages. On cgroup v2
+// it always says something of the memory's files.
 func (l limits) linux() *runtimeapi.LinuxContainerResources {
 	const period = 100_000
 	r := &runtimeapi.LinuxContainerResources{
 		CpuPeriod: period, CpuShares: max(2, l.cpuRequest*1024/1000), MemoryLimitInBytes: l.memory, OomScoreAdj: 999,
+	}
+	if l == (limits{}) {
+		r.OomScoreAdj = 1000
+	}
+	if onV2() {
+		r.Unified = map[string]string{"memory.min": "0", "memory.low": "0", "memory.oom.group": "1"}
+		if swap, _ := filepath.Glob("/sys/fs/cgroup/*/memory.swap.max"); len(swap) > 0 {
+			r.Unified["memory.swap.max"] = "0"
+		}
 	}
 	if _, err := os.Stat("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes"); err == nil {
 		r.MemorySwapLimitInBytes = l.memory // no swap
@@ -57,17 +68,18 @@ func (k *kubelet) sandboxConfig(p *kubePod, attempt uint32) *runtimeapi.PodSandb
 		Linux: &runtimeapi.LinuxPodSandboxConfig{
 			CgroupParent: k.cgroup(p),
 			SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
-				NamespaceOptions: p.namespaces(), SupplementalGroups: []int64{2000}, Privileged: p.ofNode,
+				NamespaceOptions: p.namespaces(), Privileged: p.ofNode,
 				Seccomp: &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
 			},
-			Sysctls:   map[string]string{"net.ipv4.ip_unprivileged_port_start": "0"},
+			Sysctls:   p.sysctls,
 			Overhead:  &runtimeapi.LinuxContainerResources{},
 			Resources: &runtimeapi.LinuxContainerResources{CpuPeriod: 100_000, CpuShares: 2},
 		},
 	}
-	if p.hostNetwork {
-		c.Linux.Sysctls = nil
-	} else {
+	if onV2() {
+		c.Linux.Resources.Unified = map[string]string{"memory.oom.group": "1"}
+	}
+	if !p.hostNetwork {
 		c.Hostname = p.name
 	}
 	return c
@@ -127,12 +139,21 @@ func (k *kubelet) containerConfig(p *kubePod, c *kubeContainer, imageRef string,
 		Linux: &runtimeapi.LinuxContainerConfig{
 			Resources: c.limits.linux(),
 			SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
-				NamespaceOptions: p.namespaces(), NoNewPrivs: true, SupplementalGroups: []int64{2000},
-				Seccomp:       &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
-				MaskedPaths:   slices.Clone(kubeMaskedPaths),
-				ReadonlyPaths: []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"},
+				NamespaceOptions: p.namespaces(),
+				Seccomp:          &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Unconfined},
+				MaskedPaths:      slices.Clone(kubeMaskedPaths),
+				ReadonlyPaths:    []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"},
 			},
 		},
+	}
+	sc := config.Linux.SecurityContext
+	sc.RunAsUser, sc.RunAsUsername = k.imageUser(c.image)
+	if p.restricted {
+		if sc.RunAsUser.GetValue() == 0 {
+			k.t.Fatalf("container has runAsNonRoot and image will run as root (user %v %q)", sc.RunAsUser, sc.RunAsUsername)
+		}
+		sc.NoNewPrivs, sc.Capabilities = true, &runtimeapi.Capability{DropCapabilities: []string{"ALL"}}
+		sc.Seccomp.ProfileType = runtimeapi.SecurityProfile_RuntimeDefault
 	}
 	if c.change != nil {
 		c.change(config)
@@ -140,10 +161,24 @@ func (k *kubelet) containerConfig(p *kubePod, c *kubeContainer, imageRef string,
 	return config
 }
 
+// imageUser is what the kubelet asks a container to run as whose pod does not say it: the image's user, and else root.
+func (k *kubelet) imageUser(image string) (*runtimeapi.Int64Value, string) {
+	k.t.Helper()
+	resp, err := k.images.ImageStatus(context.Background(), &runtimeapi.ImageSpec{Image: image}, false)
+	k.must(err)
+	switch {
+	case resp.Image.GetUid() != nil:
+		return resp.Image.GetUid(), ""
+	case resp.Image.GetUsername() != "":
+		return nil, resp.Image.GetUsername()
+	}
+	return &runtimeapi.Int64Value{}, ""
+}
+
 // kubeMaskedPaths are those that procMount: Default hides; not every kernel has them all.
 var kubeMaskedPaths = []string{
 	"/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/proc/timer_stats",
-	"/proc/sched_debug", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap", "/sys/devices/system/cpu/cpu0/thermal_throttle",
+	"/proc/sched_debug", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap",
 }
 
 // hierarchies are the mount points of the cgroup hierarchies that a kubelet manages.

@@ -68,6 +68,8 @@ type kubePod struct {
 	ofNode           bool // privileged, with the node's processes and IPC
 	handler          string
 	ports            []*runtimeapi.PortMapping
+	sysctls          map[string]string
+	restricted       bool  // of that level of the Pod Security Standards, without a user of its own
 	grace            int64 // seconds
 
 	deleted    bool // by the user: to be ended

@@ -169,10 +169,12 @@ func kubeIdentity(t *testing.T, k *kubelet) {
 		sc := config.Linux.SecurityContext
 		sc.RunAsUser, sc.RunAsGroup = &runtimeapi.Int64Value{Value: 1000}, &runtimeapi.Int64Value{Value: 3000}
 		sc.SupplementalGroups = []int64{2000}
-		sc.ReadonlyRootfs = true
+		sc.ReadonlyRootfs, sc.NoNewPrivs = true, true
+		sc.Seccomp = &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}
 		sc.Capabilities = &runtimeapi.Capability{DropCapabilities: []string{"ALL"}}
 	}
 	p := k.newPod("identity", c)
+	p.sysctls = map[string]string{"net.ipv4.ip_unprivileged_port_start": "0"}
 	s := k.states(p, "c running")
 	exec := func(script string) string {
 		t.Helper()
@@ -195,7 +197,7 @@ func kubeIdentity(t *testing.T, k *kubelet) {
 		"echo $KUBERNETES_SERVICE_HOST ${EMPTY-unset}":                                 "10.96.0.1",
 		"cat /etc/resolv.conf":                                                         "search ns.svc.cluster.local svc.cluster.local cluster.local\nnameserver 10.96.0.10\noptions ndots:5",
 		"cat /proc/sys/net/ipv4/ip_unprivileged_port_start":                            "0",
-		"cat /proc/1/oom_score_adj":                                                    "999",
+		"cat /proc/1/oom_score_adj":                                                    "1000",
 		"ls /sys/firmware | wc -l; wc -c </proc/keys":                                  "0\n0",
 	} {
 		if got := exec(script); got != want {
@@ -393,7 +395,7 @@ func kubeNodePod(t *testing.T, k *kubelet) {
 	before := other("before")
 	agent := &kubeContainer{name: "agent", image: harness.Busybox, command: sleeps(""), change: func(c *runtimeapi.ContainerConfig) {
 		sc := c.Linux.SecurityContext
-		sc.Privileged, sc.NoNewPrivs, sc.Seccomp, sc.MaskedPaths, sc.ReadonlyPaths = true, false, nil, nil, nil
+		sc.Privileged, sc.MaskedPaths, sc.ReadonlyPaths = true, nil, nil
 		c.Mounts = append(c.Mounts, &runtimeapi.Mount{ContainerPath: "/host", HostPath: "/"},
 			&runtimeapi.Mount{ContainerPath: "/kubelet", HostPath: k.root, Propagation: runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL})
 	}}

@@ -93,7 +93,7 @@ func TestKubeletTellsThePodCIDR(t *testing.T) {
 		t.Helper()
 		k.must(k.runtime.UpdateRuntimeConfig(ctx, &runtimeapi.RuntimeConfig{NetworkConfig: &runtimeapi.NetworkConfig{PodCidr: cidr}}))
 	}
-	server := &kubeContainer{name: "web", image: harness.Httpd, change: func(c *runtimeapi.ContainerConfig) { c.Linux.SecurityContext.NoNewPrivs = false }}
+	server := &kubeContainer{name: "web", image: harness.Httpd}
 	client := &kubeContainer{name: "c", image: harness.Busybox, command: sleeps("")}
 	before := k.newPod("before", server)
 	old := k.states(before, "web running")
@@ -199,7 +199,6 @@ func kubeDeployment(t *testing.T, k *kubelet) {
 	web := &kubeContainer{
 		name: "web", image: harness.Httpd, limits: limits{cpuRequest: 100, cpuLimit: 500, memory: 128 << 20},
 		postStart: shell("echo post >>/data/order"), preStop: shell("echo pre >>/data/order"),
-		change: func(c *runtimeapi.ContainerConfig) { c.Linux.SecurityContext.NoNewPrivs = false },
 	}
 	p := k.newPod("web", web)
 	p.grace = 3 // httpd has no handler of SIGTERM

@@ -24,10 +24,11 @@ func TestKubeletWasmPods(t *testing.T) {
 }
 
 // TestKubeletWasmServer is a Deployment of a component: the kubelet sends all that it sends to any pod, probes over TCP,
-// and the component answers until it is ended.
+// and the component answers until it is ended. It is in a namespace of the restricted level, which wants a user that is not root.
 func TestKubeletWasmServer(t *testing.T) {
 	k := newKubelet(t, harness.StartDaemon(t, harness.Wasm(t, "node")))
 	p := k.unitPod("server", unitKind{handler: "wasm", image: harness.GreeterC}, func(*runtimeapi.ContainerConfig, int) {})
+	p.restricted = true
 	s := k.states(p, "c running")
 	ip := s.sandbox().GetNetwork().GetIp()
 	dial(t, ip, greeter).call(greeter+"/SayHello", `{"name":"Ada"}`)
