@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"path/filepath"
 	"time"
 
@@ -86,7 +87,7 @@ func openParts(ctx context.Context, c *config.Config, log *slog.Logger) (_ *part
 		return nil, err
 	}
 	if err := p.openNode(ctx, c, node.Config{
-		Store: record, Backends: backends, DefaultHandler: c.Node.DefaultHandler, Routes: vmRoutes(c), Network: networks, Images: images,
+		Store: record, Backends: backends, DefaultHandler: c.Node.DefaultHandler, Aliases: aliases(c, backends), Routes: vmRoutes(c), Network: networks, Images: images,
 		ComponentPrefix: c.Node.ComponentLabelPrefix, OperationTimeout: time.Duration(c.Node.OperationTimeout),
 		Logger: log.With("part", "node"),
 	}, images, log); err != nil {
@@ -241,6 +242,13 @@ func (p *parts) openBackends(ctx context.Context, c *config.Config, images *imag
 		return nil, fmt.Errorf("node.default_handler: no backend that is switched on serves the handler %q", c.Node.DefaultHandler)
 	}
 	return backends, nil
+}
+
+// aliases are those of handlers that are offered.
+func aliases(c *config.Config, backends map[string]sandbox.Backend) map[string]string {
+	offered := maps.Clone(c.Node.HandlerAliases)
+	maps.DeleteFunc(offered, func(_, handler string) bool { return backends[handler] == nil })
+	return offered
 }
 
 // cgroupDriver resolves "auto": systemd owns the one hierarchy of cgroup v2 where it is the first process, and two

@@ -118,9 +118,10 @@ type VM struct {
 
 // Node configures the pod pool.
 type Node struct {
-	DefaultHandler       string   `toml:"default_handler"`
-	OperationTimeout     Duration `toml:"operation_timeout"`
-	ComponentLabelPrefix string   `toml:"component_label_prefix"`
+	DefaultHandler       string            `toml:"default_handler"`
+	HandlerAliases       map[string]string `toml:"handler_aliases,inline"`
+	OperationTimeout     Duration          `toml:"operation_timeout"`
+	ComponentLabelPrefix string            `toml:"component_label_prefix"`
 }
 
 // Backends switches backends on and off.
@@ -186,8 +187,13 @@ func Default() *Config {
 // Parse reads a document over the defaults; name is for messages. Unknown keys are errors that give key and line.
 func Parse(document []byte, name string) (*Config, error) {
 	c := Default()
+	aliases := c.Node.HandlerAliases
+	c.Node.HandlerAliases = nil // a table in the document would be added to it
 	if err := decode(c, document, name); err != nil {
 		return nil, err
+	}
+	if c.Node.HandlerAliases == nil {
+		c.Node.HandlerAliases = aliases
 	}
 	return c, nil
 }

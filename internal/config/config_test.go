@@ -1,6 +1,7 @@
 package config
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -30,7 +31,7 @@ func keys(t reflect.Type, section string) []string {
 	var all []string
 	for i := range t.NumField() {
 		f := t.Field(i)
-		name := f.Tag.Get("toml")
+		name, _, _ := strings.Cut(f.Tag.Get("toml"), ",")
 		if f.Type.Kind() == reflect.Struct {
 			all = append(all, keys(f.Type, strings.TrimPrefix(section+"."+name, "."))...)
 		} else {
@@ -159,6 +160,44 @@ func TestCompleteNamesAllErrorsAtOnce(t *testing.T) {
 	c.State = c.Root + "/run"
 	if err := c.Complete(); err == nil || !strings.Contains(err.Error(), "must not lie within") {
 		t.Errorf("state below root: %v", err)
+	}
+}
+
+// TestHandlerAliases: a table in the document replaces the default one, whichever way it is written, and survives being shown.
+func TestHandlerAliases(t *testing.T) {
+	for document, want := range map[string]map[string]string{
+		"":                                   {"runc": "linux", "crun": "linux"},
+		"[node]\ndefault_handler = \"vm\"\n": {"runc": "linux", "crun": "linux"},
+		"[node]\nhandler_aliases = {}\n":     {},
+		"[node.handler_aliases]\nkata = \"vm\"\n":       {"kata": "vm"},
+		"[node]\nhandler_aliases = { kata = \"vm\" }\n": {"kata": "vm"},
+	} {
+		c, err := Parse([]byte(document), "test")
+		if err != nil || c.Complete() != nil || !maps.Equal(c.Node.HandlerAliases, want) {
+			t.Errorf("%q: %v, %v, %v", document, c.Node.HandlerAliases, err, c.Complete())
+			continue
+		}
+		text, err := c.TOML()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if again, err := Parse(text, "again"); err != nil || !maps.Equal(again.Node.HandlerAliases, want) {
+			t.Errorf("%q, shown and read again: %v, %v", document, again.Node.HandlerAliases, err)
+		}
+	}
+	for alias, c := range map[string]struct{ handler, says string }{
+		"kata":    {"firecracker", `node.handler_aliases.kata: "firecracker" is none of linux, wasm, vm`},
+		"wasm":    {"linux", `node.handler_aliases.wasm: "wasm" is the name of a handler already`},
+		"self":    {"self", `node.handler_aliases.self: "self" is an alias itself`},
+		"first":   {"runc", `node.handler_aliases.first: "runc" is an alias itself`},
+		"no name": {"linux", `node.handler_aliases.no name: "no name" cannot be the handler of a RuntimeClass`},
+		"":        {"linux", `"" cannot be the handler of a RuntimeClass`},
+	} {
+		config := Default()
+		config.Node.HandlerAliases[alias] = c.handler
+		if err := config.Complete(); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%q = %q: %v", alias, c.handler, err)
+		}
 	}
 }
 

@@ -4,10 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"net/url"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -40,6 +42,7 @@ func (c *Config) Complete() error {
 	c.validateWasm(v)
 	c.validateVM(v)
 	v.notEmpty("node.default_handler", c.Node.DefaultHandler)
+	c.validateAliases(v)
 	v.notEmpty("node.component_label_prefix", c.Node.ComponentLabelPrefix)
 	v.check(c.Image.MaxConcurrentDownloads >= 1, "image.max_concurrent_downloads", "%d is not at least 1", c.Image.MaxConcurrentDownloads)
 	v.positive("image.pull_progress_timeout", c.Image.PullProgressTimeout)
@@ -135,6 +138,29 @@ func (c *Config) validateVM(v *validator) {
 		"%q does not end with a slash, as the first part of an image's name does", m.ImagePrefix)
 	if m.TranslationsDir != "" {
 		v.absolute("vm.translations_dir", m.TranslationsDir)
+	}
+}
+
+// handlers are the names of all backends, switched on or not.
+var handlers = []string{"linux", "wasm", "vm", "fake", "fake-unit"}
+
+// handlerName is the form of a RuntimeClass's handler: a DNS label.
+var handlerName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+
+func (c *Config) validateAliases(v *validator) {
+	for _, alias := range slices.Sorted(maps.Keys(c.Node.HandlerAliases)) {
+		key, handler := "node.handler_aliases."+alias, c.Node.HandlerAliases[alias]
+		_, chained := c.Node.HandlerAliases[handler]
+		switch {
+		case !handlerName.MatchString(alias):
+			v.check(false, key, "%q cannot be the handler of a RuntimeClass, which is a DNS label", alias)
+		case slices.Contains(handlers, alias):
+			v.check(false, key, "%q is the name of a handler already", alias)
+		case chained:
+			v.check(false, key, "%q is an alias itself; name the handler that is meant", handler)
+		default:
+			v.oneOf(key, handler, handlers...)
+		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -208,6 +209,38 @@ func TestC1_SixteenMiBList(t *testing.T) {
 	// A request of more than a message does not reach us.
 	_, err = d.RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: &runtimeapi.PodSandboxConfig{Hostname: strings.Repeat("x", MaxMessageSize)}})
 	wantCode(t, err, codes.ResourceExhausted)
+}
+
+// A cluster that had another runtime has RuntimeClasses with that one's handlers.
+func TestHandlerAliases(t *testing.T) {
+	d := open(t)
+	s, err := d.RuntimeServiceClient.Status(t.Context(), &runtimeapi.StatusRequest{})
+	must(t, err)
+	features := map[string]*runtimeapi.RuntimeHandlerFeatures{}
+	for _, h := range s.GetRuntimeHandlers() {
+		features[h.GetName()] = h.GetFeatures()
+	}
+	for alias, handler := range map[string]string{"runc": "linux", "kata": "unit"} {
+		if features[alias] == nil || !proto.Equal(features[alias], features[handler]) {
+			t.Errorf("features of %s are %v, of %s %v", alias, features[alias], handler, features[handler])
+		}
+		config := podConfig(alias)
+		made, err := d.RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: config, RuntimeHandler: alias})
+		must(t, err)
+		got, err := d.PodSandboxStatus(t.Context(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: made.GetPodSandboxId()})
+		must(t, err)
+		wantEqual(t, "runtime handler", got.GetStatus().GetRuntimeHandler(), alias)
+		list, err := d.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{Id: made.GetPodSandboxId()}})
+		must(t, err)
+		wantEqual(t, "runtime handler in the list", list.GetItems()[0].GetRuntimeHandler(), alias)
+		image := &runtimeapi.ImageSpec{Image: "busybox", RuntimeHandler: alias}
+		_, err = d.PullImage(t.Context(), &runtimeapi.PullImageRequest{Image: image})
+		must(t, err)
+		c := containerConfig("c")
+		c.Image = image
+		_, err = d.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{PodSandboxId: made.GetPodSandboxId(), Config: c, SandboxConfig: config})
+		must(t, err)
+	}
 }
 
 func TestC1_UnknownHandler(t *testing.T) {

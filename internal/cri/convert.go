@@ -21,7 +21,7 @@ func sandboxStatus(p *node.Pod) *runtimeapi.PodSandboxStatus {
 		Linux: &runtimeapi.LinuxPodSandboxStatus{Namespaces: &runtimeapi.Namespace{
 			Options: namespaceOptions(p.Config.GetLinux().GetSecurityContext().GetNamespaceOptions()),
 		}},
-		Labels: p.Config.GetLabels(), Annotations: p.Config.GetAnnotations(), RuntimeHandler: p.Handler,
+		Labels: p.Config.GetLabels(), Annotations: p.Config.GetAnnotations(), RuntimeHandler: p.RuntimeHandler(),
 	}
 }
 
@@ -59,7 +59,7 @@ func sandboxState(p *node.Pod) runtimeapi.PodSandboxState {
 func sandboxItem(p *node.Pod) proto.Message {
 	return &runtimeapi.PodSandbox{
 		Id: p.ID, Metadata: p.Config.GetMetadata(), State: sandboxState(p), CreatedAt: nano(p.CreatedAt),
-		Labels: p.Config.GetLabels(), Annotations: p.Config.GetAnnotations(), RuntimeHandler: p.Handler,
+		Labels: p.Config.GetLabels(), Annotations: p.Config.GetAnnotations(), RuntimeHandler: p.RuntimeHandler(),
 	}
 }
 

@@ -76,7 +76,7 @@ func (d *door) newServer(t testing.TB) *Server {
 		}
 	}
 	d.node, err = node.Open(t.Context(), node.Config{
-		Store: record, Backends: backends, DefaultHandler: "linux", Network: d.network, Images: d.images,
+		Store: record, Backends: backends, DefaultHandler: "linux", Aliases: map[string]string{"runc": "linux", "kata": "unit"}, Network: d.network, Images: d.images,
 	})
 	must(t, err)
 	t.Cleanup(func() { must(t, d.node.Close()) })

@@ -272,7 +272,7 @@ func TestRuntimeStatus(t *testing.T) {
 	for _, h := range r.GetRuntimeHandlers() {
 		features[h.GetName()] = h.GetFeatures()
 	}
-	wantEqual(t, "handlers", len(features), 3)
+	wantEqual(t, "handlers, with the default and two aliases", len(features), 5)
 	wantEqual(t, "the default has the features of linux", proto.Equal(features[""], features["linux"]), true)
 	wantEqual(t, "recursive read-only of linux", features["linux"].GetRecursiveReadOnlyMounts(), true)
 	wantEqual(t, "recursive read-only of unit", features["unit"].GetRecursiveReadOnlyMounts(), false)

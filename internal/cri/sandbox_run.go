@@ -34,5 +34,5 @@ func (s *Server) checkHandler(field, name string) error {
 		}
 		names[i] = h.Name
 	}
-	return invalid(field, "no runtime for handler %q is configured here, there are %q", name, names)
+	return invalid(field, "no runtime for handler %q is configured here, there are %q; node.handler_aliases of the configuration gives one of them another name", name, names)
 }

@@ -57,7 +57,7 @@ func runtimeReady(handlers []node.HandlerInfo) *runtimeapi.RuntimeCondition {
 func handlersReady(handlers []node.HandlerInfo) *runtimeapi.RuntimeCondition {
 	var reasons []string
 	for _, h := range handlers {
-		if !h.Default && h.Err != nil {
+		if !h.Default && h.AliasOf == "" && h.Err != nil {
 			reasons = append(reasons, h.Name+": "+h.Err.Error())
 		}
 	}

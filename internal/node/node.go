@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -54,6 +55,8 @@ type Config struct {
 	// Backends are by RuntimeClass handler; DefaultHandler is the one for pods that name none.
 	Backends       map[string]sandbox.Backend
 	DefaultHandler string
+	// Aliases are further names of handlers: a pod that asks for one is a pod of the handler.
+	Aliases map[string]string
 	// Routes tell of pods and images that are for other handlers than the default one.
 	Routes  []Route
 	Network Network
@@ -86,8 +89,10 @@ type Node struct {
 
 // HandlerInfo describes one RuntimeClass handler.
 type HandlerInfo struct {
-	Name         string
-	Default      bool
+	Name    string
+	Default bool
+	// AliasOf is the handler that this is another name of; empty for a handler itself.
+	AliasOf      string `json:",omitempty"`
 	Capabilities sandbox.Capabilities
 	// Err says why the handler's pods take no orders; nil when they do.
 	Err error
@@ -106,14 +111,22 @@ func (c *Config) setDefaults() error {
 	if c.Backends[c.DefaultHandler] == nil {
 		return fmt.Errorf("the default handler %q has no backend: %w", c.DefaultHandler, errdefs.ErrInvalidArgument)
 	}
+	for alias, handler := range c.Aliases {
+		if c.Backends[handler] == nil || c.Backends[alias] != nil {
+			return fmt.Errorf("the alias %q of %q: the first must be no backend's name, the second one's: %w", alias, handler, errdefs.ErrInvalidArgument)
+		}
+	}
 	return nil
 }
 
-// Handlers lists the handlers by name.
+// Handlers lists the handlers and their aliases by name.
 func (n *Node) Handlers() []HandlerInfo {
 	var infos []HandlerInfo
 	for name, b := range n.Backends {
 		infos = append(infos, HandlerInfo{Name: name, Default: name == n.DefaultHandler, Capabilities: b.Capabilities(), Err: n.broken.of(name)})
+	}
+	for alias, handler := range n.Aliases {
+		infos = append(infos, HandlerInfo{Name: alias, AliasOf: handler, Capabilities: n.Backends[handler].Capabilities(), Err: n.broken.of(handler)})
 	}
 	slices.SortFunc(infos, func(a, b HandlerInfo) int { return strings.Compare(a.Name, b.Name) })
 	return infos
@@ -183,11 +196,12 @@ func (n *Node) Close() error {
 	return nil
 }
 
-// backend finds the backend of a handler; the empty name is the default's.
+// backend finds the backend of a handler, by an alias as well; the empty name is the default's.
 func (n *Node) backend(handler string) (string, sandbox.Backend, error) {
 	if handler == "" {
 		handler = n.DefaultHandler
 	}
+	handler = cmp.Or(n.Aliases[handler], handler)
 	b := n.Backends[handler]
 	if b == nil {
 		return "", nil, fmt.Errorf("no runtime handler %q on this node: %w", handler, errdefs.ErrInvalidArgument)

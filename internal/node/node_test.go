@@ -44,6 +44,11 @@ func tryOpen(dir string) (*bench, error) {
 
 // openChanged opens a node whose backends are changed first.
 func openChanged(dir string, change func(backends map[string]sandbox.Backend, fakes map[string]*fake.Backend)) (*bench, error) {
+	return openConfig(dir, func(c *node.Config, fakes map[string]*fake.Backend) { change(c.Backends, fakes) })
+}
+
+// openConfig opens a node whose configuration is changed first.
+func openConfig(dir string, change func(c *node.Config, fakes map[string]*fake.Backend)) (*bench, error) {
 	b := &bench{dir: dir, backend: map[string]*fake.Backend{}, network: &fake.Network{Dir: filepath.Join(dir, "network")}}
 	if err := os.MkdirAll(b.network.Dir, 0o700); err != nil {
 		return nil, err
@@ -61,15 +66,16 @@ func openChanged(dir string, change func(backends map[string]sandbox.Backend, fa
 		b.backend[handler], backends[handler] = f, f
 	}
 	backends["vm"] = dialed{b.backend["vm"]}
-	change(backends, b.backend)
-	b.Node, err = node.Open(context.Background(), node.Config{
+	config := node.Config{
 		Store: b.store, Backends: backends, DefaultHandler: "linux", Network: b.network, Images: fake.Images{},
 		Routes: []node.Route{
 			{Annotation: "kubernetes.io/target-runtime", Value: "virtlet.cloud", ImagePrefix: "virtlet.cloud/", Handler: "vm"},
 			{Annotation: "kubernetes.io/target-runtime", Value: "nowhere", Handler: "nowhere"},
 		},
 		OperationTimeout: 10 * time.Second,
-	})
+	}
+	change(&config, b.backend)
+	b.Node, err = node.Open(context.Background(), config)
 	if err != nil {
 		return nil, errors.Join(err, b.store.Close())
 	}

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/netip"
@@ -17,8 +18,9 @@ import (
 // Pod is one record of the node: a pod with its containers. A Pod that was given out is never changed; a transition
 // makes the next one. State is Initiated or Killed; empty while RunPodSandbox is under way.
 type Pod struct {
-	ID      string
-	Handler string
+	ID string
+	// Handler is the backend's; Alias is the name by which the pod asked for it, where that is an alias.
+	Handler, Alias string
 	// Component is the component's name, for unit pods whose labels give one; see ComponentName.
 	Component string
 	Config    *runtimeapi.PodSandboxConfig
@@ -79,6 +81,9 @@ const maxPrevious = 16
 
 // Ready reports whether the sandbox can take containers (CRI SANDBOX_READY).
 func (p *Pod) Ready() bool { return p.State == Initiated }
+
+// RuntimeHandler is the handler by the name that the pod asked for.
+func (p *Pod) RuntimeHandler() string { return cmp.Or(p.Alias, p.Handler) }
 
 // Unit reports whether the pod is a unit pod.
 func (p *Pod) Unit() bool { return p.unit }
@@ -265,6 +270,7 @@ type podRecord struct {
 	Version    int               `json:"version"`
 	ID         string            `json:"id"`
 	Handler    string            `json:"handler"`
+	Alias      string            `json:"alias,omitempty"`
 	Component  string            `json:"component,omitempty"`
 	Unit       bool              `json:"unit,omitempty"`
 	Config     []byte            `json:"config"`
@@ -306,7 +312,7 @@ func encodePod(p *Pod) ([]byte, error) {
 		return nil, fmt.Errorf("encode pod %s: %w", p.ID, err)
 	}
 	r := podRecord{
-		Version: recordVersion, ID: p.ID, Handler: p.Handler, Component: p.Component, Unit: p.unit, Config: config,
+		Version: recordVersion, ID: p.ID, Handler: p.Handler, Alias: p.Alias, Component: p.Component, Unit: p.unit, Config: config,
 		State: p.State, Netns: p.Netns, IPs: p.IPs, CreatedAt: p.CreatedAt, Intent: p.Intent, Attempts: p.Attempts,
 	}
 	if r.Containers, err = encodeContainers(p.Containers); err != nil {
@@ -365,7 +371,7 @@ func decodePod(raw []byte) (*Pod, error) {
 		return nil, fmt.Errorf("record version %d, this tripod knows 1 to %d: start the tripod that wrote it: %w", r.Version, recordVersion, errdefs.ErrFailedPrecondition)
 	}
 	p := &Pod{
-		ID: r.ID, Handler: r.Handler, Component: r.Component, unit: r.Unit, Config: &runtimeapi.PodSandboxConfig{},
+		ID: r.ID, Handler: r.Handler, Alias: r.Alias, Component: r.Component, unit: r.Unit, Config: &runtimeapi.PodSandboxConfig{},
 		State: r.State, Netns: r.Netns, IPs: r.IPs, CreatedAt: r.CreatedAt, Intent: r.Intent, Attempts: r.Attempts,
 	}
 	err := proto.Unmarshal(r.Config, p.Config)

@@ -17,7 +17,7 @@ func fullPod() *Pod {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
 	ended := &Container{ID: newID(), Config: &runtimeapi.ContainerConfig{}, State: Stopped, CreatedAt: at, FinishedAt: at, ExitCode: 4, unit: true}
 	return &Pod{
-		ID: newID(), Handler: "linux", Component: "example.com:a@1.0.0", unit: true, State: Initiated, Intent: StopPodSandbox,
+		ID: newID(), Handler: "linux", Alias: "runc", Component: "example.com:a@1.0.0", unit: true, State: Initiated, Intent: StopPodSandbox,
 		Config: &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Name: "p", Uid: "u"}},
 		Netns:  "/run/netns/x", IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}, CreatedAt: at,
 		Previous: []*Container{ended}, Attempts: 2,

@@ -27,12 +27,17 @@ func (n *Node) RunSandbox(ctx context.Context, config *runtimeapi.PodSandboxConf
 	if config.GetMetadata() == nil {
 		return "", fmt.Errorf("the sandbox has no metadata: %w", errdefs.ErrInvalidArgument)
 	}
-	handler, backend, err := n.backend(n.routed(handler, config))
+	asked := n.routed(handler, config)
+	handler, backend, err := n.backend(asked)
 	if err != nil {
 		return "", err
 	}
+	alias := ""
+	if n.Aliases[asked] != "" {
+		alias = asked
+	}
 	for {
-		p, err := n.reserve(config, handler, backend)
+		p, err := n.reserve(config, handler, alias, backend)
 		if err != nil {
 			return "", err
 		}
@@ -47,8 +52,8 @@ func (n *Node) RunSandbox(ctx context.Context, config *runtimeapi.PodSandboxConf
 var errPodGone = fmt.Errorf("the pod is gone: %w", errdefs.ErrNotFound)
 
 // reserve finds the pod that has the metadata of config or puts a new one into the pool under that name.
-func (n *Node) reserve(config *runtimeapi.PodSandboxConfig, handler string, backend sandbox.Backend) (*livePod, error) {
-	pod := &Pod{Handler: handler, Config: config, Intent: RunPodSandbox, unit: backend.Capabilities().Unit()}
+func (n *Node) reserve(config *runtimeapi.PodSandboxConfig, handler, alias string, backend sandbox.Backend) (*livePod, error) {
+	pod := &Pod{Handler: handler, Alias: alias, Config: config, Intent: RunPodSandbox, unit: backend.Capabilities().Unit()}
 	component, named, err := ComponentFromLabels(config.GetLabels(), n.ComponentPrefix)
 	named = named && backend.Capabilities().Components
 	if named && err != nil {

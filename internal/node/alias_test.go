@@ -1,0 +1,72 @@
+package node_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/node"
+	"github.com/tripod-run/tripod/sandbox/fake"
+)
+
+// TestAliases: a pod that asks for an alias is a pod of the handler, is told of by the name that it asked for, and stays what it
+// is when the alias is gone from the configuration.
+func TestAliases(t *testing.T) {
+	dir := t.TempDir()
+	b := openAliases(t, dir, map[string]string{"runc": "linux", "kata": "vm"})
+	for alias, handler := range map[string]string{"runc": "linux", "kata": "vm"} {
+		p, err := b.Pod(b.run(t, alias, podConfig(alias)))
+		if err != nil || p.Handler != handler || p.RuntimeHandler() != alias {
+			t.Errorf("%s: handler %q, asked for %q, %v", alias, p.Handler, p.RuntimeHandler(), err)
+		}
+		if again := b.run(t, alias, podConfig(alias)); again != p.ID {
+			t.Errorf("%s: the repeat made %s, the first was %s", alias, again, p.ID)
+		}
+	}
+	if p, err := b.Pod(b.run(t, "linux", podConfig("plain"))); err != nil || p.RuntimeHandler() != "linux" {
+		t.Errorf("without an alias: %q, %v", p.RuntimeHandler(), err)
+	}
+	var told []string
+	for _, h := range b.Handlers() {
+		told = append(told, h.Name+"="+h.AliasOf)
+	}
+	if got := strings.Join(told, " "); got != "kata=vm linux= runc=linux vm= wasm=" {
+		t.Errorf("handlers %s", got)
+	}
+	b.close()
+
+	b = openAliases(t, dir, nil)
+	if _, err := b.RunSandbox(t.Context(), podConfig("other"), "runc"); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("an alias that is gone: %v", err)
+	}
+	for _, p := range b.Pods() {
+		if name := p.Config.GetMetadata().GetName(); name == "runc" && p.RuntimeHandler() != "runc" {
+			t.Errorf("after the restart it asked for %q", p.RuntimeHandler())
+		}
+		id := b.create(t, p.ID, containerConfig("c"))
+		must(t, b.StartContainer(t.Context(), id), b.StopSandbox(t.Context(), p.ID), b.RemoveSandbox(t.Context(), p.ID))
+	}
+	if left := b.residue(t); len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+// TestAliasesThatAreNone: an alias is of a backend, and hides none.
+func TestAliasesThatAreNone(t *testing.T) {
+	for _, aliases := range []map[string]string{{"runc": "nowhere"}, {"wasm": "linux"}, {"a": "b", "b": "linux"}} {
+		if _, err := openConfig(t.TempDir(), func(c *node.Config, _ map[string]*fake.Backend) { c.Aliases = aliases }); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("%v: %v", aliases, err)
+		}
+	}
+}
+
+func openAliases(t *testing.T, dir string, aliases map[string]string) *bench {
+	t.Helper()
+	b, err := openConfig(dir, func(c *node.Config, _ map[string]*fake.Backend) { c.Aliases = aliases })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.close)
+	return b
+}
