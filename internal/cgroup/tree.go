@@ -171,6 +171,30 @@ func (g Tree) LiftQuota(dir string) error {
 	return os.WriteFile(filepath.Join(g.Roots[g.Hierarchy("cpu")], dir, file), []byte(value), 0o644)
 }
 
+// MemoryLimit is how much memory in bytes a cgroup may have by its own limit; 0 is no limit.
+func (g Tree) MemoryLimit(dir string) (uint64, error) {
+	file := "memory.limit_in_bytes"
+	if g.V2 {
+		file = "memory.max"
+	}
+	raw, err := os.ReadFile(filepath.Join(g.Roots[g.Hierarchy("memory")], dir, file))
+	if err != nil {
+		return 0, fmt.Errorf("read the memory limit: %w", err)
+	}
+	text := strings.TrimSpace(string(raw))
+	if text == "max" {
+		return 0, nil
+	}
+	limit, err := strconv.ParseUint(text, 10, 64)
+	if err != nil || limit > unlimited {
+		return 0, err
+	}
+	return limit, nil
+}
+
+// unlimited is more memory than there is: without a limit, cgroup v1 tells the largest number of whole pages.
+const unlimited = 1 << 60
+
 // Hierarchy is the key in roots of the hierarchy that has the controller. On v1 one may have several: cpu,cpuacct.
 func (g Tree) Hierarchy(controller string) string {
 	if g.V2 {

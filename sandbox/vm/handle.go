@@ -52,6 +52,8 @@ type life struct {
 	// claimed is set by the first who tells of the end; ended is closed when that is in the handle's state and on the disk.
 	claimed atomic.Bool
 	ended   chan struct{}
+	// oomKills is oomKills of the cgroup before the start.
+	oomKills uint64
 	// failed is set by a start that failed before it kills the machine, for the first who tells of the end.
 	failed atomic.Pointer[failedStart]
 }
@@ -183,6 +185,8 @@ func (b *Backend) record(h *handle, l *life, end machine.State) (sandbox.Status,
 	failed := l.failed.Load()
 	if failed != nil {
 		end = failed.end
+	} else if end.Cause == machine.CauseOOM {
+		end.Message += ": " + b.outOfMemory(l.pod, h.state.Definition.Memory)
 	}
 	h.state.end(end)
 	if failed != nil && failed.undone {

@@ -92,6 +92,11 @@ func (b *Backend) openLife(p *sandbox.Pod, c *sandbox.Container) (*life, error) 
 
 // run boots the machine.
 func (b *Backend) run(ctx context.Context, h *handle, l *life) error {
+	s, _ := h.snapshot()
+	if why := b.shortage(l.pod, s.Definition.Memory); why != "" {
+		b.log.Warn("a machine may be killed for want of memory", "container", h.id, "reason", why)
+	}
+	l.oomKills = oomKills(s.Definition.Cgroup)
 	if err := b.begin(h, l); err != nil {
 		return err
 	}
@@ -184,7 +189,9 @@ func (b *Backend) failStart(ctx context.Context, h *handle, l *life, cause error
 	cause = fmt.Errorf("start container %s: %w", h.id, cause)
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()
-	l.failed.Store(&failedStart{end: startError(cause), undone: ctx.Err() != nil})
+	s, _ := h.snapshot()
+	end, cause := b.failed(l, cause, s.Definition)
+	l.failed.Store(&failedStart{end: end, undone: ctx.Err() != nil})
 	if err := b.cfg.Driver.Destroy(undo, h.id); err != nil {
 		l.failed.Store(nil)
 		return errors.Join(cause, fmt.Errorf("kill what was started: %w", err)) // it runs, as far as anybody knows

@@ -105,7 +105,7 @@ func (b *Backend) Inspect(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 		v["interfaces"] = interfaces
 	}
 	if c != nil {
-		if err := b.inspectContainer(ctx, c.ID, v); err != nil {
+		if err := b.inspectContainer(ctx, p, c.ID, v); err != nil {
 			return nil, err
 		}
 	}
@@ -113,7 +113,7 @@ func (b *Backend) Inspect(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 	return map[string]string{"vm": string(raw)}, err
 }
 
-func (b *Backend) inspectContainer(ctx context.Context, id string, v map[string]any) error {
+func (b *Backend) inspectContainer(ctx context.Context, p *sandbox.Pod, id string, v map[string]any) error {
 	h, err := b.lookup(id)
 	if errdefs.IsNotFound(err) {
 		return nil
@@ -125,6 +125,9 @@ func (b *Backend) inspectContainer(ctx context.Context, id string, v map[string]
 	v["pid"], v["phase"], v["layout"], v["definition"], v["stateDir"] = s.status().Pid, s.Phase, s.Layout, s.Definition, b.cfg.diskDir(id)
 	if len(s.Warnings) > 0 {
 		v["cloudInitWarnings"] = s.Warnings
+	}
+	if why := b.shortage(p, s.Definition.Memory); why != "" {
+		v["memoryWarning"] = why
 	}
 	if l == nil {
 		return nil

@@ -1,0 +1,49 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+// limitMemory limits the pod's cgroup, as the kubelet does to the sum of what its containers and its RuntimeClass ask for.
+func (k *kubelet) limitMemory(p *kubePod, limit int64) {
+	k.t.Helper()
+	file := filepath.Join("/sys/fs/cgroup/memory", k.cgroup(p), "memory.limit_in_bytes")
+	if onV2() {
+		file = filepath.Join("/sys/fs/cgroup", k.cgroup(p), "memory.max")
+	}
+	k.must(os.WriteFile(file, []byte(fmt.Sprint(limit)), 0o644))
+}
+
+// TestVMWithoutOverhead: the RuntimeClass has no overhead, so that the kubelet limits the pod's cgroup to the guest's memory. The
+// kernel kills the machine by a limit that is not its own cgroup's, as it starts or later; the status says of what, and what to do.
+func TestVMWithoutOverhead(t *testing.T) {
+	d := tinyVM(t, harness.Set("vm.memory_overhead", 128<<20))
+	k := newKubelet(t, d)
+	p := k.unitPod("no-overhead", machineUnits, func(c *runtimeapi.ContainerConfig, _ int) { c.Linux.Resources.MemoryLimitInBytes = 16 << 20 })
+	p.restart = restartNever
+	k.limitMemory(p, 16<<20)
+	s := k.wait(p, func(s *podStatus) error {
+		if c := s.of(p.containers[0]); c == nil || c.State != exited {
+			return fmt.Errorf("%v", c)
+		}
+		return nil
+	})
+	c := s.of(p.containers[0])
+	for _, part := range []string{"is limited to 16Mi", "the machine needs 144Mi (guest 16Mi, overhead 128Mi)", "overhead.podFixed.memory: 128Mi"} {
+		if !strings.Contains(c.Message, part) {
+			t.Errorf("the message does not say %q: %s", part, c.Message)
+		}
+	}
+	if c.Reason != "OOMKilled" || c.ExitCode != 137 {
+		t.Errorf("it ended by %s with the code %d", c.Reason, c.ExitCode)
+	}
+	k.remove(p)
+}
