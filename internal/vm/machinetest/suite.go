@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/vm/machine"
 )
@@ -220,12 +221,22 @@ func hung(t *testing.T, s Subject) {
 	}
 }
 
-// outOfMemory: the kernel kills a hypervisor that takes more than its cgroup may have.
+// outOfMemory: the kernel kills a hypervisor that takes more than its cgroup may have, by that one's limit or by the limit of
+// the cgroup above, which is a kubelet's.
 func outOfMemory(t *testing.T, s Subject) {
+	const limit = 230 << 20
+	t.Run("its cgroup", func(t *testing.T) { killedByLimit(t, s, s.NewCgroup(t, randomName(t), limit)) })
+	t.Run("the one above", func(t *testing.T) {
+		above := randomName(t)
+		s.NewCgroup(t, above, limit)
+		killedByLimit(t, s, s.NewCgroup(t, above+"/"+cgroup.Mark+"machine", 0))
+	})
+}
+
+func killedByLimit(t *testing.T, s Subject, dir string) {
 	l, d := s.Begin(t), s.Definition(t)
 	defer l.Close()
-	d.Memory = 256 << 20
-	d.Cgroup = s.NewCgroup(t, randomName(t), 230<<20)
+	d.Memory, d.Cgroup = 256<<20, dir
 	console := l.Up(t, d)
 	console.Type("mount -t tmpfs -o size=250m x /mnt; dd if=/dev/zero of=/mnt/x bs=1M count=200")
 	if end := l.End(d.Name); end.Cause != machine.CauseOOM || end.ExitCode != machine.ExitKilled {
