@@ -186,8 +186,11 @@ func (g Tree) MemoryLimit(dir string) (uint64, error) {
 		return 0, nil
 	}
 	limit, err := strconv.ParseUint(text, 10, 64)
-	if err != nil || limit > unlimited {
-		return 0, err
+	if err != nil {
+		return 0, fmt.Errorf("read the memory limit: %w", err)
+	}
+	if limit > unlimited {
+		return 0, nil
 	}
 	return limit, nil
 }
