@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"path"
 
+	"github.com/containerd/errdefs"
+
 	"github.com/tripod-run/tripod/internal/stats"
 	"github.com/tripod-run/tripod/internal/vm/machine"
 	"github.com/tripod-run/tripod/sandbox"
@@ -39,15 +41,18 @@ func (b *Backend) outOfMemory(p *sandbox.Pod, memory uint64) string {
 		quantity(b.cfg.Overhead), quantity(memory))
 }
 
-// failed is the end of a start that failed for this cause. To a driver a hypervisor that is killed as it starts is no more than
-// that; the kernel has counted the kill in its cgroup if it was for want of memory.
-func (b *Backend) failed(l *life, cause error, def machine.Definition) (machine.State, error) {
-	if oomKills(def.Cgroup) <= l.oomKills {
-		return startError(cause), cause
+// failedEnd is the end of a start that failed, and what its caller is told. To a driver a hypervisor that is killed as it starts is
+// no more than a start that failed; the kernel has counted the kill in its cgroup if it was for want of memory.
+func (b *Backend) failedEnd(id string, l *life, cause error, def machine.Definition) (machine.State, error) {
+	killed := oomKills(def.Cgroup) > l.oomKills
+	if killed {
+		cause = fmt.Errorf("QEMU was killed for want of memory: %s (%v): %w", b.outOfMemory(l.pod, def.Memory), cause, errdefs.ErrFailedPrecondition)
 	}
-	cause = fmt.Errorf("%w: killed for want of memory: %s", cause, b.outOfMemory(l.pod, def.Memory))
+	cause = fmt.Errorf("start container %s: %w", id, cause)
 	end := startError(cause)
-	end.Cause, end.ExitCode = machine.CauseOOM, exitKilled
+	if killed {
+		end.Cause, end.ExitCode = machine.CauseOOM, exitKilled
+	}
 	return end, cause
 }
 

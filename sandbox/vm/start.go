@@ -186,11 +186,10 @@ func startError(cause error) machine.State {
 // failStart ends what came of a start that failed and records that. When its caller went away, the container is as it was
 // created.
 func (b *Backend) failStart(ctx context.Context, h *handle, l *life, cause error) error {
-	cause = fmt.Errorf("start container %s: %w", h.id, cause)
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()
 	s, _ := h.snapshot()
-	end, cause := b.failed(l, cause, s.Definition)
+	end, cause := b.failedEnd(h.id, l, cause, s.Definition)
 	l.failed.Store(&failedStart{end: end, undone: ctx.Err() != nil})
 	if err := b.cfg.Driver.Destroy(undo, h.id); err != nil {
 		l.failed.Store(nil)
