@@ -61,7 +61,7 @@ down: ## end it and clean up
 	@hack/run.sh down
 
 .PHONY: test
-test: setup build lint test-unit test-daemon ## all that a change must pass: lint, unit, backend, end-to-end and crash tests
+test: setup build lint test-unit test-daemon test-smoke ## all that a change must pass: lint, unit, backend, end-to-end and crash tests
 
 .PHONY: test-unit
 test-unit: images ## unit tests with the race detector, and the rules about imports
@@ -73,9 +73,28 @@ test-daemon: build images ## end-to-end and crash tests against real daemons
 	$(GOTEST) -p 1 $(DAEMON)
 
 .PHONY: test-all
-test-all: ## test, with every fail point under both OCI runtimes, the soak test, every fuzz target shortly, a real Debian
+test-all: ## test, with every fail point under both OCI runtimes, a real kubelet, the soak test, every fuzz target shortly, a real Debian
 	TRIPOD_TEST_FULL=1 $(MAKE) test
-	$(MAKE) soak fuzz debian
+	$(MAKE) test-kubelet soak fuzz debian
+
+.PHONY: test-kubelet
+test-kubelet: build images kube ## pods of each kind under a real kubelet, in a cluster of one node
+	$(GOTEST) -v ./test/kubelet/...
+
+# The part of it that is in make test. To build Kubernetes for that would take too long, so it says that it does not run.
+.PHONY: test-smoke
+test-smoke: build images
+	@if hack/kube.sh check >/dev/null; then $(GOTEST) -v -run '^TestSmoke$$' ./test/kubelet; else \
+	  echo 'make test: WITHOUT the smoke test of a real kubelet; make test-kubelet builds what is missing'; fi
+
+.PHONY: kubelet-up kubelet-down kube
+kubelet-up: setup build kube ## a Kubernetes cluster of one node that stays, with a registry and images, to try things on
+	@hack/kube.sh up
+kubelet-down: ## end it and clean up
+	@hack/kube.sh down
+kube: # the programs of Kubernetes and etcd: a quarter of an hour, once
+	@hack/setup.sh kubelet
+	@hack/kube.sh build
 
 .PHONY: debian
 debian: build images ## a real Debian with systemd and cloud-init as a machine, of packages from a mirror, emulated

@@ -1,8 +1,9 @@
 #!/bin/bash
-# setup.sh [bench | debian]: install what building, testing and running Tripod needs on Debian 12, as root. Safe to repeat; does
-# nothing, quickly, when all is there. No service is started and none of the host's settings is changed.
+# setup.sh [bench | debian | kubelet]: install what building, testing and running Tripod needs on Debian 12, as root. Safe to
+# repeat; does nothing, quickly, when all is there. No service is started and none of the host's settings is changed.
 #
-# With "bench" also what `make bench` compares with, with "debian" what hack/images/debian.sh makes its image with.
+# With "bench" also what `make bench` compares with, with "debian" what hack/images/debian.sh makes its image with, with
+# "kubelet" what a cluster needs besides the programs that hack/kube.sh builds.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -21,6 +22,7 @@ packages=(
   make git                              # the build itself
 )
 bench_packages=(containerd)
+kubelet_packages=(etcd-server)
 debian_packages=(mmdebstrap e2fsprogs)
 # The tests of sandbox/linux run the host's busybox, whichever of Debian's two packages it is from.
 [ -x /bin/busybox ] || packages+=(busybox)
@@ -31,7 +33,8 @@ case ${1-} in
   '') ;;
   bench) packages+=("${bench_packages[@]}") ;;
   debian) packages+=("${debian_packages[@]}") ;;
-  *) die "unknown argument $1; usage: hack/setup.sh [bench | debian]" ;;
+  kubelet) packages+=("${kubelet_packages[@]}") ;;
+  *) die "unknown argument $1; usage: hack/setup.sh [bench | debian | kubelet]" ;;
 esac
 
 # missing prints those of the packages that are not installed.
@@ -75,8 +78,9 @@ if [ ${#want[@]} -gt 0 ]; then
   [ "$(id -u)" = 0 ] || die "run this as root: to be installed are ${want[*]}"
   echo "setup: installing ${want[*]}"
   install_packages "${want[@]}"
-  # Only where it came just now: a broker that was here before is somebody's.
+  # Only where it came just now: a service that was here before is somebody's.
   [[ " ${want[*]} " != *" mosquitto "* ]] || stay_off mosquitto
+  [[ " ${want[*]} " != *" etcd-server "* ]] || stay_off etcd
   mapfile -t want < <(missing "${packages[@]}")
   [ ${#want[@]} -eq 0 ] || die "still not installed: ${want[*]}"
 fi

@@ -16,15 +16,19 @@ const envInside = "TRIPOD_HARNESS_INSIDE"
 
 // Main is the whole TestMain of a package that uses the harness. It runs the tests in a world of their own and
 // fails if they leave a process running there.
-func Main(m *testing.M) {
+func Main(m *testing.M) { Enter(m.Run) }
+
+// Enter calls run in such a world and exits with the code that it returns. It is for a TestMain that has more to
+// do there than to run the tests.
+func Enter(run func() int) {
 	testns.Reenter()
 	if os.Getenv(envInside) != "" {
-		code := m.Run()
-		stopRegistry()
+		code := run()
+		CloseRegistry()
 		os.Exit(code)
 	}
 	// What may need the network (packages for the images) is done outside.
-	if err := run("hack/images.sh", "build"); err != nil {
+	if err := command("hack/images.sh", "build"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -60,7 +64,7 @@ var Binary = sync.OnceValues(func() (string, error) {
 		return bin, nil
 	}
 	bin := filepath.Join(Root(), "build", "bin", "tripod")
-	return bin, run("go", "build", "-o", bin, "./cmd/tripod")
+	return bin, command("go", "build", "-o", bin, "./cmd/tripod")
 })
 
 // WasmBinary is the tripod-wasm program under test: $TRIPOD_WASM_BIN, or build/bin/tripod-wasm, built anew.
@@ -69,11 +73,11 @@ var WasmBinary = sync.OnceValues(func() (string, error) {
 		return bin, nil
 	}
 	bin := filepath.Join(Root(), "build", "bin", "tripod-wasm")
-	return bin, run("env", "CGO_ENABLED=1", "go", "build", "-o", bin, "./cmd/tripod-wasm")
+	return bin, command("env", "CGO_ENABLED=1", "go", "build", "-o", bin, "./cmd/tripod-wasm")
 })
 
-// run runs a program in the root of the repository.
-func run(name string, args ...string) error {
+// command runs a program in the root of the repository.
+func command(name string, args ...string) error {
 	c := exec.Command(name, args...)
 	if filepath.Base(name) != name {
 		c.Path = filepath.Join(Root(), name)

@@ -46,16 +46,25 @@ var theRegistry struct {
 // Registry starts docker-registry with all the images, once per test binary. It may be pushed to.
 func Registry(t testing.TB) *RegistryServer {
 	t.Helper()
+	r, err := OpenRegistry()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// OpenRegistry is Registry outside of a test.
+func OpenRegistry() (*RegistryServer, error) {
 	theRegistry.Lock()
 	defer theRegistry.Unlock()
 	if theRegistry.RegistryServer == nil {
 		r, err := startRegistry()
 		if err != nil {
-			t.Fatal(err)
+			return nil, err
 		}
 		theRegistry.RegistryServer = r
 	}
-	return theRegistry.RegistryServer
+	return theRegistry.RegistryServer, nil
 }
 
 func startRegistry() (*RegistryServer, error) {
@@ -71,7 +80,8 @@ func startRegistry() (*RegistryServer, error) {
 	return r, registry.WriteHosts(r.HostsDir, r.Addr)
 }
 
-func stopRegistry() {
+// CloseRegistry ends the registry; Main and Enter do so by themselves.
+func CloseRegistry() {
 	theRegistry.Lock()
 	defer theRegistry.Unlock()
 	if theRegistry.RegistryServer != nil {

@@ -40,7 +40,7 @@ func VM(t testing.TB) Option {
 			continue
 		}
 		bin := filepath.Join(Root(), "build", "bin", name)
-		if err := run("go", "build", "-ldflags", "-s -w", "-o", bin, "./cmd/"+name); err != nil {
+		if err := command("go", "build", "-ldflags", "-s -w", "-o", bin, "./cmd/"+name); err != nil {
 			t.Fatal(err)
 		}
 		os.Setenv(variable, bin)
@@ -171,7 +171,7 @@ func VMFile(t testing.TB, name string) string {
 	t.Helper()
 	path := filepath.Join(Root(), "build", "images", "vm", name)
 	if _, err := os.Stat(path); err != nil {
-		if err := run("hack/images.sh", "build"); err != nil {
+		if err := command("hack/images.sh", "build"); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -1,0 +1,136 @@
+package kube
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os/exec"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+// client is an HTTP client of the API server. Reading so is a hundred times cheaper than a kubectl, and a test that waits
+// reads often.
+func (i identity) client() *http.Client {
+	return &http.Client{
+		Timeout:   30 * time.Second,
+		Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: i.pool}, MaxIdleConnsPerHost: 8},
+	}
+}
+
+// read reads a path of the API as the administrator.
+func (c *Cluster) read(ctx context.Context, path string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, serverURL+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Authorization", "Bearer admin")
+	resp, err := c.api.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("GET %s: %s: %s", path, resp.Status, body)
+	}
+	return body, err
+}
+
+// Get reads an object or a list of the API.
+func (c *Cluster) Get(path string, into any) error {
+	body, err := c.read(context.Background(), path)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(body, into)
+}
+
+// NodeReady is nil when the node is ready and takes pods.
+func (c *Cluster) NodeReady() error {
+	var node corev1.Node
+	if err := c.Get("/api/v1/nodes/"+NodeName, &node); err != nil {
+		return err
+	}
+	if len(node.Spec.Taints) > 0 {
+		return fmt.Errorf("the node has taints: %v", node.Spec.Taints)
+	}
+	for _, cond := range node.Status.Conditions {
+		if cond.Type == corev1.NodeReady && cond.Status == corev1.ConditionTrue {
+			return nil
+		}
+	}
+	return fmt.Errorf("the node is not ready: %v", node.Status.Conditions)
+}
+
+// KubectlCommand is a kubectl of the administrator.
+func (c *Cluster) KubectlCommand(args ...string) *exec.Cmd {
+	return exec.Command(c.programs+"/kubectl", append([]string{"--kubeconfig", c.Kubeconfig()}, args...)...)
+}
+
+// Kubeconfig is the administrator's.
+func (c *Cluster) Kubeconfig() string { return c.identity.kubeconfig("admin") }
+
+// Kubectl runs kubectl and returns what it printed; the error has what it complained of.
+func (c *Cluster) Kubectl(stdin string, args ...string) (string, error) {
+	k := c.KubectlCommand(args...)
+	k.Stdin = strings.NewReader(stdin)
+	return output(k)
+}
+
+// Tripod runs Tripod's own command line against the node's daemon.
+func (c *Cluster) Tripod(args ...string) (string, error) {
+	bin, err := harness.Binary()
+	if err != nil {
+		return "", err
+	}
+	return output(exec.Command(bin, args...))
+}
+
+func output(cmd *exec.Cmd) (string, error) {
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		err = fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, bytes.TrimSpace(stderr.Bytes()))
+	}
+	return string(out), err
+}
+
+// runtimeClasses are those of docs/kubernetes.md, wasm.md and vm.md.
+const runtimeClasses = `
+apiVersion: node.k8s.io/v1
+kind: RuntimeClass
+metadata: {name: linux}
+handler: linux
+---
+apiVersion: node.k8s.io/v1
+kind: RuntimeClass
+metadata: {name: wasm}
+handler: wasm
+---
+apiVersion: node.k8s.io/v1
+kind: RuntimeClass
+metadata: {name: vm}
+handler: vm
+overhead: {podFixed: {memory: 256Mi}}
+`
+
+func (c *Cluster) applyRuntimeClasses() error {
+	_, err := c.Kubectl(runtimeClasses, "apply", "-f", "-")
+	return err
+}
+
+// RestartKubelet stops the kubelet and starts it with other settings of its configuration; without any, with its own again.
+func (c *Cluster) RestartKubelet(change ...map[string]any) error {
+	return errors.Join(c.Kubelet.Stop(), c.writeKubeletConfig(change...), c.Kubelet.Start())
+}

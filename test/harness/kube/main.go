@@ -1,0 +1,43 @@
+package kube
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+var shared struct {
+	once sync.Once
+	*Cluster
+	err error
+}
+
+// Main is the whole TestMain of a package whose tests share a cluster. It fails them if the cluster does not end well, or
+// leaves something behind.
+func Main(m *testing.M) {
+	harness.Enter(func() int {
+		code := m.Run()
+		if shared.Cluster == nil {
+			return code
+		}
+		if err := errors.Join(shared.Stop(), shared.Leaks()); err != nil {
+			fmt.Fprintf(os.Stderr, "the cluster ended badly, or left behind:\n%v\n", err)
+			return max(code, 1)
+		}
+		return code
+	})
+}
+
+// Shared is the cluster of the tests, started by the first that asks.
+func Shared(t testing.TB) *Cluster {
+	t.Helper()
+	shared.once.Do(func() { shared.Cluster, shared.err = Start() })
+	if shared.err != nil {
+		t.Fatal(shared.err)
+	}
+	return shared.Cluster
+}

@@ -1,0 +1,376 @@
+package kube
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Timeout is how long anything that the cluster does by itself may take, but for machines that boot.
+const Timeout = 90 * time.Second
+
+// Namespace is a namespace of the cluster that one test has. When the test ends it is deleted, and the test fails if a
+// container was restarted that should not have been, or if anything of its pods is left on the node.
+type Namespace struct {
+	Name    string
+	Cluster *Cluster
+
+	t        testing.TB
+	restarts bool
+}
+
+var namespaces atomic.Int32
+
+// notInNames matches what the name of a namespace cannot have.
+var notInNames = regexp.MustCompile(`[^a-z0-9]+`)
+
+// Namespace makes a namespace for a test.
+func (c *Cluster) Namespace(t testing.TB) *Namespace {
+	t.Helper()
+	name := strings.Trim(notInNames.ReplaceAllString(strings.ToLower(strings.TrimPrefix(t.Name(), "Test")), "-"), "-")
+	n := &Namespace{Name: fmt.Sprintf("%.40s-%d", name, namespaces.Add(1)), Cluster: c, t: t}
+	if _, err := c.Kubectl("", "create", "namespace", n.Name); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(n.cleanUp)
+	// Pods are refused until the namespace has its account.
+	n.Await("the account of the namespace", Timeout, func() error {
+		return c.Get(n.path("serviceaccounts/default"), &corev1.ServiceAccount{})
+	})
+	return n
+}
+
+// ExpectRestarts lets containers of the namespace be restarted.
+func (n *Namespace) ExpectRestarts() { n.restarts = true }
+
+func (n *Namespace) path(rest string) string { return "/api/v1/namespaces/" + n.Name + "/" + rest }
+
+// Await waits until cond is nil and fails the test with its last error after timeout.
+func (n *Namespace) Await(what string, timeout time.Duration, cond func() error) {
+	n.t.Helper()
+	if err := poll(timeout, cond); err != nil {
+		n.t.Fatalf("%s: not within %v: %v", what, timeout, err)
+	}
+}
+
+// Kubectl runs kubectl in the namespace, which must succeed, and returns what it printed.
+func (n *Namespace) Kubectl(args ...string) string {
+	n.t.Helper()
+	out, err := n.TryKubectl(args...)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return out
+}
+
+// TryKubectl runs kubectl in the namespace.
+func (n *Namespace) TryKubectl(args ...string) (string, error) { return n.KubectlInput("", args...) }
+
+// KubectlInput runs kubectl in the namespace with an input.
+func (n *Namespace) KubectlInput(stdin string, args ...string) (string, error) {
+	return n.Cluster.Kubectl(stdin, append([]string{"--namespace", n.Name}, args...)...)
+}
+
+// KubectlCommand is a kubectl in the namespace that has yet to be started.
+func (n *Namespace) KubectlCommand(args ...string) *exec.Cmd {
+	return n.Cluster.KubectlCommand(append([]string{"--namespace", n.Name}, args...)...)
+}
+
+// Apply applies objects in YAML.
+func (n *Namespace) Apply(yaml string) {
+	n.t.Helper()
+	if _, err := n.KubectlInput(yaml, "apply", "-f", "-"); err != nil {
+		n.t.Fatalf("%v\n%s", err, yaml)
+	}
+}
+
+// Get reads an object of the namespace: "pods/web", or "apis/apps/v1:deployments/web" outside of the core group.
+func (n *Namespace) Get(object string, into any) error {
+	group, rest, ok := strings.Cut(object, ":")
+	if !ok {
+		return n.Cluster.Get(n.path(object), into)
+	}
+	return n.Cluster.Get("/"+group+"/namespaces/"+n.Name+"/"+rest, into)
+}
+
+// Pod reads a pod, which must be there.
+func (n *Namespace) Pod(name string) *corev1.Pod {
+	n.t.Helper()
+	var pod corev1.Pod
+	if err := n.Get("pods/"+name, &pod); err != nil {
+		n.t.Fatal(err)
+	}
+	return &pod
+}
+
+// Pods reads the pods with a label, or all.
+func (n *Namespace) Pods(selector string) []corev1.Pod {
+	n.t.Helper()
+	pods, err := n.pods(selector)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return pods
+}
+
+func (n *Namespace) pods(selector string) ([]corev1.Pod, error) {
+	var list corev1.PodList
+	err := n.Get("pods?labelSelector="+selector, &list)
+	return list.Items, err
+}
+
+// WaitPod waits until a pod fulfils cond and returns it as it is then.
+func (n *Namespace) WaitPod(name, what string, timeout time.Duration, cond func(*corev1.Pod) bool) *corev1.Pod {
+	n.t.Helper()
+	var pod corev1.Pod
+	n.Await("pod "+name+" "+what, timeout, func() error {
+		pod = corev1.Pod{}
+		if err := n.Get("pods/"+name, &pod); err != nil {
+			return err
+		}
+		if !cond(&pod) {
+			return errors.New(Describe(&pod))
+		}
+		return nil
+	})
+	return &pod
+}
+
+// WaitReady waits until a pod is ready.
+func (n *Namespace) WaitReady(name string, timeout time.Duration) *corev1.Pod {
+	n.t.Helper()
+	return n.WaitPod(name, "is ready", timeout, Ready)
+}
+
+// WaitPhase waits until a pod is in a phase.
+func (n *Namespace) WaitPhase(name string, phase corev1.PodPhase, timeout time.Duration) *corev1.Pod {
+	n.t.Helper()
+	return n.WaitPod(name, "is "+string(phase), timeout, func(p *corev1.Pod) bool { return p.Status.Phase == phase })
+}
+
+// WaitPods waits until exactly count pods have the label, all of them ready, and returns them.
+func (n *Namespace) WaitPods(selector string, count int, timeout time.Duration) []corev1.Pod {
+	n.t.Helper()
+	var pods []corev1.Pod
+	n.Await(fmt.Sprintf("%d ready pods of %s", count, selector), timeout, func() error {
+		var err error
+		if pods, err = n.pods(selector); err != nil {
+			return err
+		}
+		if len(pods) != count || slices.ContainsFunc(pods, func(p corev1.Pod) bool { return !Ready(&p) }) {
+			return errors.New(describeAll(pods))
+		}
+		return nil
+	})
+	return pods
+}
+
+// WaitGone waits until an object is there no more.
+func (n *Namespace) WaitGone(object string, timeout time.Duration) {
+	n.t.Helper()
+	n.Await(object+" is gone", timeout, func() error {
+		var any json.RawMessage
+		if err := n.Get(object, &any); err == nil {
+			return errors.New("it is still there")
+		} else if !isNotFound(err) {
+			return err
+		}
+		return nil
+	})
+}
+
+func isNotFound(err error) bool {
+	return err != nil && strings.Contains(err.Error(), fmt.Sprint(": ", http.StatusNotFound, " "))
+}
+
+// WaitLog waits until the log of a pod, with further arguments of kubectl logs, has a text, and returns the log.
+func (n *Namespace) WaitLog(text string, timeout time.Duration, args ...string) string {
+	n.t.Helper()
+	var log string
+	n.Await(fmt.Sprintf("%q in the log of %v", text, args), timeout, func() error {
+		var err error
+		if log, err = n.TryKubectl(append([]string{"logs"}, args...)...); err == nil && !strings.Contains(log, text) {
+			err = fmt.Errorf("the log is: %s", log)
+		}
+		return err
+	})
+	return log
+}
+
+// Ready reports whether a pod is ready and is to stay.
+func Ready(p *corev1.Pod) bool {
+	return p.DeletionTimestamp == nil && slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// Describe is a pod in a line.
+func Describe(p *corev1.Pod) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s is %s", p.Name, p.Status.Phase)
+	if p.DeletionTimestamp != nil {
+		b.WriteString(", being deleted")
+	}
+	if p.Status.Reason != "" {
+		fmt.Fprintf(&b, ", %s (%s)", p.Status.Reason, p.Status.Message)
+	}
+	for _, s := range containerStatuses(p) {
+		fmt.Fprintf(&b, "; %s: ", s.Name)
+		switch {
+		case s.State.Waiting != nil:
+			fmt.Fprintf(&b, "waits, %s (%s)", s.State.Waiting.Reason, s.State.Waiting.Message)
+		case s.State.Running != nil:
+			fmt.Fprintf(&b, "runs, ready %v", s.Ready)
+		case s.State.Terminated != nil:
+			fmt.Fprintf(&b, "ended with %d, %s (%s)", s.State.Terminated.ExitCode, s.State.Terminated.Reason, s.State.Terminated.Message)
+		}
+		if s.RestartCount > 0 {
+			fmt.Fprintf(&b, ", %d restarts", s.RestartCount)
+		}
+	}
+	return b.String()
+}
+
+func describeAll(pods []corev1.Pod) string {
+	lines := []string{fmt.Sprintf("there are %d", len(pods))}
+	for i := range pods {
+		lines = append(lines, Describe(&pods[i]))
+	}
+	return strings.Join(lines, "\n\t")
+}
+
+func containerStatuses(p *corev1.Pod) []corev1.ContainerStatus {
+	return slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses, p.Status.EphemeralContainerStatuses)
+}
+
+func (n *Namespace) cleanUp() {
+	if !n.restarts {
+		n.checkRestarts()
+	}
+	if n.t.Failed() {
+		n.explain()
+	}
+	uids := n.podUIDs()
+	n.Kubectl("delete", "namespace", n.Name, "--wait=false")
+	if err := poll(Timeout, n.gone); err != nil {
+		n.t.Errorf("the namespace is not gone within %v: %v", Timeout, err)
+		n.explain()
+		n.Kubectl("delete", "pods", "--all", "--force", "--grace-period=0")
+	}
+	if err := poll(30*time.Second, func() error { return n.left(uids) }); err != nil {
+		n.t.Errorf("left on the node: %v", err)
+	}
+}
+
+func (n *Namespace) gone() error {
+	var ns corev1.Namespace
+	err := n.Cluster.Get("/api/v1/namespaces/"+n.Name, &ns)
+	if isNotFound(err) {
+		return nil
+	}
+	if err == nil {
+		pods, _ := n.pods("")
+		err = errors.New(describeAll(pods))
+	}
+	return err
+}
+
+func (n *Namespace) checkRestarts() {
+	pods, err := n.pods("")
+	if err != nil {
+		n.t.Error(err)
+	}
+	for i := range pods {
+		for _, s := range containerStatuses(&pods[i]) {
+			if s.RestartCount > 0 {
+				n.t.Errorf("a container was restarted that should not have been: %s", Describe(&pods[i]))
+			}
+		}
+	}
+}
+
+// podUIDs are those of all pods that the namespace ever had: each has at least the event of its assignment.
+func (n *Namespace) podUIDs() []string {
+	var events corev1.EventList
+	if err := n.Get("events", &events); err != nil {
+		n.t.Error(err)
+	}
+	var uids []string
+	for _, e := range events.Items {
+		if e.InvolvedObject.Kind == "Pod" && e.InvolvedObject.UID != "" {
+			uids = append(uids, string(e.InvolvedObject.UID))
+		}
+	}
+	slices.Sort(uids)
+	return slices.Compact(uids)
+}
+
+// left describes what is left of the namespace's pods: in Tripod's lists, of their cgroups, volumes, mounts and logs.
+func (n *Namespace) left(uids []string) error {
+	var errs []error
+	for _, list := range []string{"pods", "ps"} {
+		args := []string{list, "-o", "json"}
+		if list == "ps" {
+			args = append(args, "-a")
+		}
+		out, err := n.Cluster.Tripod(args...)
+		if strings.Contains(out, `"`+n.Name+`"`) {
+			err = fmt.Errorf("tripod %s has pods of the namespace: %s", list, out)
+		}
+		errs = append(errs, err)
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	errs = append(errs, err)
+	roots, err := hierarchies()
+	errs = append(errs, err)
+	for _, uid := range uids {
+		for line := range strings.Lines(string(mounts)) {
+			if strings.Contains(line, uid) {
+				errs = append(errs, fmt.Errorf("mount: %s", strings.TrimSpace(line)))
+			}
+		}
+		patterns := []string{n.Cluster.path("kubelet/pods/" + uid)}
+		for _, root := range roots {
+			patterns = append(patterns, root+kubeCgroup()+"/kubepods/pod"+uid, root+kubeCgroup()+"/kubepods/*/pod"+uid)
+		}
+		for _, pattern := range patterns {
+			found, _ := filepath.Glob(pattern)
+			for _, path := range found {
+				errs = append(errs, errors.New(path))
+			}
+		}
+	}
+	logs, _ := filepath.Glob("/var/log/pods/" + n.Name + "_*")
+	for _, path := range logs {
+		errs = append(errs, errors.New(path))
+	}
+	return errors.Join(errs...)
+}
+
+// explain logs what is known about a test that failed.
+func (n *Namespace) explain() {
+	pods, err := n.pods("")
+	n.t.Logf("pods: %s %v", describeAll(pods), err)
+	events, err := n.TryKubectl("get", "events", "--sort-by=.lastTimestamp",
+		"-o=custom-columns=COUNT:.count,OBJECT:.involvedObject.name,REASON:.reason,MESSAGE:.message")
+	n.t.Logf("events: %v\n%s", err, events)
+	for _, list := range []string{"pods", "ps"} {
+		out, err := n.Cluster.Tripod(list, "-o", "wide")
+		n.t.Logf("tripod %s: %v\n%s", list, err, out)
+	}
+	for _, p := range []*Process{n.Cluster.Kubelet, n.Cluster.Daemon} {
+		n.t.Logf("log of %s, of what says %s:\n%s", p.Name, n.Name, p.Grep(n.Name, 40))
+	}
+}

@@ -1,0 +1,129 @@
+package kube
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+// prepareNode gives the world what a kubelet expects of a node: an address with a default route, its name, a place for
+// logs, a cgroup, and kernel settings.
+func prepareNode(dir string) error {
+	return errors.Join(addAddress(), mountFiles(dir), overlaySysctls(dir), makeCgroups(kubeCgroup()))
+}
+
+// addAddress adds a bridge without ports that has the node's address: nothing is ever sent through it, but the default
+// route leads there.
+func addAddress() error {
+	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "node0"}}
+	addr, err := netlink.ParseAddr(NodeIP + "/24")
+	if err != nil {
+		return err
+	}
+	if err := netlink.LinkAdd(bridge); err != nil {
+		return fmt.Errorf("add bridge node0: %w", err)
+	}
+	if err := errors.Join(netlink.AddrAdd(bridge, addr), netlink.LinkSetUp(bridge)); err != nil {
+		return fmt.Errorf("give the node its address: %w", err)
+	}
+	if err := netlink.RouteAdd(&netlink.Route{LinkIndex: bridge.Index, Gw: gateway}); err != nil {
+		return fmt.Errorf("add the default route: %w", err)
+	}
+	// Packets between two pods on one bridge pass iptables only so, and the answers of a Service need to.
+	const bridged = "/proc/sys/net/bridge/bridge-nf-call-iptables"
+	if err := os.WriteFile(bridged, []byte("1"), 0); err != nil {
+		return fmt.Errorf("%w (is the kernel's br_netfilter there?)", err)
+	}
+	return nil
+}
+
+// mountFiles puts the node's own /etc/hosts and /var/log in place of the host's.
+func mountFiles(dir string) error {
+	hosts, logs := filepath.Join(dir, "hosts"), filepath.Join(dir, "log")
+	err := errors.Join(
+		os.WriteFile(hosts, []byte("127.0.0.1 localhost\n"+NodeIP+" "+NodeName+"\n"), 0o644),
+		os.Mkdir(logs, 0o755),
+	)
+	if err != nil {
+		return err
+	}
+	return errors.Join(bind(hosts, "/etc/hosts"), bind(logs, "/var/log"))
+}
+
+func bind(source, target string) error {
+	if err := unix.Mount(source, target, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("bind %s: %w", target, err)
+	}
+	return nil
+}
+
+// overlaySysctls lets the kubelet see the kernel settings that it asks for. It would make them, and they are the whole
+// machine's.
+func overlaySysctls(dir string) error {
+	for name, value := range map[string]string{
+		"vm/overcommit_memory": "1", "vm/panic_on_oom": "0", "kernel/panic": "10", "kernel/panic_on_oops": "1",
+		"kernel/keys/root_maxkeys": "1000000", "kernel/keys/root_maxbytes": "25000000",
+	} {
+		path := "/proc/sys/" + name
+		if have, err := os.ReadFile(path); err != nil || string(bytes.TrimSpace(have)) == value {
+			continue
+		}
+		file := filepath.Join(dir, "sysctl-"+filepath.Base(name))
+		if err := errors.Join(os.WriteFile(file, []byte(value+"\n"), 0o444), bind(file, path)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// kubeCgroup is the root of the kubelet's cgroups, a path below every hierarchy.
+func kubeCgroup() string { return harness.CgroupParent() + "/kube" }
+
+// hierarchies are the mount points of cgroups.
+func hierarchies() ([]string, error) {
+	data, err := os.ReadFile("/proc/self/mounts")
+	var found []string
+	for line := range strings.Lines(string(data)) {
+		if f := strings.Fields(line); len(f) > 2 && (f[2] == "cgroup" || f[2] == "cgroup2") {
+			found = append(found, f[1])
+		}
+	}
+	return found, err
+}
+
+// makeCgroups makes the cgroup in every hierarchy. In that of cpusets each level begins without CPUs and memory, and takes
+// no process.
+func makeCgroups(path string) error {
+	roots, err := hierarchies()
+	if err != nil {
+		return err
+	}
+	for _, root := range roots {
+		if err := os.MkdirAll(root+path, 0o755); err != nil {
+			return err
+		}
+		parent := root
+		for part := range strings.SplitSeq(strings.Trim(path, "/"), "/") {
+			dir := filepath.Join(parent, part)
+			for _, name := range []string{"cpuset.cpus", "cpuset.mems"} {
+				value, err := os.ReadFile(filepath.Join(parent, name))
+				if errors.Is(err, os.ErrNotExist) {
+					continue // another hierarchy
+				}
+				if err = errors.Join(err, os.WriteFile(filepath.Join(dir, name), value, 0)); err != nil {
+					return err
+				}
+			}
+			parent = dir
+		}
+	}
+	return nil
+}

@@ -1,0 +1,102 @@
+package kube
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"path/filepath"
+
+	"github.com/pelletier/go-toml/v2"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+// define says how each program is started.
+func (c *Cluster) define(tripod string) {
+	program := func(name string, args ...string) *Process {
+		return &Process{Name: name, LogPath: c.path(name + ".log"), argv: append([]string{filepath.Join(c.programs, name)}, args...)}
+	}
+	config := func(user string) string { return "--kubeconfig=" + c.identity.kubeconfig(user) }
+
+	c.Etcd = program("etcd", "--data-dir="+c.path("etcd"), "--unsafe-no-fsync", "--log-level=warn",
+		"--listen-client-urls="+etcdURL, "--advertise-client-urls="+etcdURL, "--listen-peer-urls=http://127.0.0.1:2380")
+	c.Etcd.argv[0] = "etcd"
+	c.APIServer = program("kube-apiserver",
+		"--etcd-servers="+etcdURL, "--advertise-address="+NodeIP, "--service-cluster-ip-range="+ServiceCIDR,
+		"--cert-dir="+c.path("pki"), "--tls-cert-file="+c.identity.path("apiserver.crt"), "--tls-private-key-file="+c.identity.path("apiserver.key"),
+		"--token-auth-file="+c.identity.path("tokens.csv"), "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
+		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+c.identity.path("accounts.key"),
+		"--service-account-signing-key-file="+c.identity.path("accounts.key"),
+		"--kubelet-preferred-address-types=InternalIP", "--allow-privileged=true")
+	c.ControllerManager = program("kube-controller-manager", config("system:kube-controller-manager"), "--leader-elect=false",
+		"--allocate-node-cidrs=true", "--cluster-cidr="+PodCIDR, "--service-cluster-ip-range="+ServiceCIDR,
+		"--root-ca-file="+c.identity.path("ca.crt"), "--service-account-private-key-file="+c.identity.path("accounts.key"),
+		"--cert-dir="+c.path("pki"))
+	c.Scheduler = program("kube-scheduler", config("system:kube-scheduler"), "--leader-elect=false", "--cert-dir="+c.path("pki"))
+	c.Daemon = &Process{Name: "tripod", LogPath: c.path("tripod.log"), argv: []string{tripod, "daemon", "--config", c.path("tripod.toml")}}
+	c.Kubelet = program("kubelet", config("system:node:"+NodeName), "--config="+c.path("kubelet.json"),
+		"--node-ip="+NodeIP, "--hostname-override="+NodeName, "--root-dir="+c.path("kubelet"), "--cert-dir="+c.path("kubelet-pki"), "--v=2")
+	c.Kubelet.supervised = true
+	c.Proxy = program("kube-proxy", config("system:kube-proxy"), "--hostname-override="+NodeName, "--proxy-mode=iptables",
+		"--cluster-cidr="+PodCIDR,
+		// The limits of connection tracking are the whole machine's.
+		"--conntrack-max-per-core=0", "--conntrack-min=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0")
+
+	c.kubelet = map[string]any{
+		"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
+		"containerRuntimeEndpoint": "unix:///run/tripod/tripod.sock",
+		"staticPodPath":            c.path("manifests"),
+		"resolvConf":               c.path("resolv.conf"),
+		"cgroupDriver":             "cgroupfs",
+		"cgroupRoot":               kubeCgroup(),
+		"cgroupsPerQOS":            true,
+		"enforceNodeAllocatable":   []string{},
+		"failCgroupV1":             false,
+		"failSwapOn":               false,
+		"makeIPTablesUtilChains":   false, // kube-proxy makes what it needs
+		"protectKernelDefaults":    true,  // see overlaySysctls
+		"authentication":           map[string]any{"anonymous": map[string]any{"enabled": true}, "webhook": map[string]any{"enabled": false}},
+		"authorization":            map[string]any{"mode": "AlwaysAllow"},
+		// Neither eviction nor the collection of images begins unless a test asks for it.
+		"evictionHard":                map[string]string{"memory.available": "1Mi", "nodefs.available": "0%", "imagefs.available": "0%", "nodefs.inodesFree": "0%"},
+		"imageGCHighThresholdPercent": 100,
+		// Changes of ConfigMaps, Secrets and static pods are seen in seconds rather than in minutes.
+		"syncFrequency": "10s", "fileCheckFrequency": "1s",
+		"serializeImagePulls": false,
+	}
+}
+
+// writeKubeletConfig writes the kubelet's configuration, with what change replaces.
+func (c *Cluster) writeKubeletConfig(change ...map[string]any) error {
+	config := maps.Clone(c.kubelet)
+	for _, ch := range change {
+		maps.Copy(config, ch)
+	}
+	data, err := json.MarshalIndent(config, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(c.path("manifests"), 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(c.path("resolv.conf"), []byte("nameserver "+NodeIP+"\n"), 0o644); err != nil {
+		return err
+	}
+	return os.WriteFile(c.path("kubelet.json"), data, 0o600)
+}
+
+// writeDaemonConfig writes Tripod's: all three kinds of pods, machines small and emulated.
+func (c *Cluster) writeDaemonConfig(hostsDir string) error {
+	text, err := toml.Marshal(map[string]any{
+		"root":    c.path("tripod"),
+		"log":     map[string]any{"level": "debug"},
+		"image":   map[string]any{"hosts_dirs": []string{hostsDir}},
+		"network": map[string]any{"conf_dir": c.path("net.d"), "bin_dirs": []string{"/usr/lib/cni"}},
+		"linux":   map[string]any{"cgroup_parent": harness.CgroupParent() + "/pods"},
+		"vm":      map[string]any{"accel": "tcg", "default_memory": 128 << 20},
+	})
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(c.path("tripod.toml"), text, 0o600)
+}

@@ -1,0 +1,129 @@
+package kubelet
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"text/template"
+	"time"
+
+	"github.com/tripod-run/tripod/test/harness"
+	"github.com/tripod-run/tripod/test/harness/kube"
+)
+
+// kind is a kind of pod, with what a test of any kind needs to know of it.
+type kind struct {
+	name string // and its RuntimeClass
+	// web is an image that serves HTTP on port 80, and greets with greeting.
+	web, greeting string
+	// resources are those of the container, in YAML: a machine has its limit as memory.
+	resources string
+	// replicas is how many pods the tests have of it.
+	replicas int
+	// boots is how long a pod may take until it is ready.
+	boots time.Duration
+	// exec says whether a command can be run in it.
+	exec bool
+}
+
+var kinds = []kind{
+	{name: "linux", web: harness.Httpd, greeting: "It works!", resources: "{}", replicas: 3, boots: kube.Timeout, exec: true},
+	{name: "wasm", web: harness.HelloHTTP, greeting: "hello from /", resources: "{limits: {cpu: 500m, memory: 64Mi}}", replicas: 3, boots: kube.Timeout},
+	{name: "vm", web: harness.Guest, greeting: "hello from", resources: "{requests: {cpu: 100m}, limits: {memory: 128Mi}}", replicas: 1, boots: harness.GuestTimeout, exec: true},
+}
+
+// forKinds runs a test for each kind of pod, in a namespace of its own and beside the others.
+func forKinds(t *testing.T, kinds []kind, test func(t *testing.T, k kind, n *kube.Namespace)) {
+	t.Helper()
+	c := kube.Shared(t)
+	t.Parallel()
+	for _, k := range kinds {
+		t.Run(k.name, func(t *testing.T) {
+			t.Parallel()
+			test(t, k, c.Namespace(t))
+		})
+	}
+}
+
+// yaml fills a template in; what {{.Name}}, {{.Web}} and so on are is said by the fields of values.
+func yaml(t *testing.T, text string, values any) string {
+	t.Helper()
+	var b bytes.Buffer
+	if err := template.Must(template.New("").Parse(text)).Execute(&b, values); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// deployment is a Deployment "web" of the kind's web server, with a Service before it.
+func (k kind) deployment(replicas int) string {
+	return fmt.Sprintf(`
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web}
+spec:
+  replicas: %d
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      runtimeClassName: %s
+      terminationGracePeriodSeconds: 15
+      containers:
+      - name: web
+        image: %s
+        ports: [{containerPort: 80}]
+        readinessProbe: {httpGet: {port: 80}, periodSeconds: 1}
+        resources: %s
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  type: NodePort
+  selector: {app: web}
+  ports: [{port: 8080, targetPort: 80}]
+`, replicas, k.name, k.web, k.resources)
+}
+
+// client is a pod of which a test calls others.
+const client = `
+apiVersion: v1
+kind: Pod
+metadata: {name: client}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers: [{name: client, image: ` + harness.Busybox + `, command: [sleep, "3600"]}]
+`
+
+// get asks a web server from the node.
+func get(url string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return "", err
+	}
+	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", resp.Status, body)
+	}
+	return string(body), err
+}
+
+// contains is nil when an answer has a text.
+func contains(answer string, err error, text string) error {
+	if err == nil && !strings.Contains(answer, text) {
+		err = fmt.Errorf("%q is not in the answer: %s", text, answer)
+	}
+	return err
+}

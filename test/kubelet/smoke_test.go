@@ -1,0 +1,70 @@
+package kubelet
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/tripod-run/tripod/test/harness/kube"
+)
+
+// TestSmoke is what `make test` runs of this package: of each kind a Deployment behind a Service that is called from the
+// node and from a pod, its log, a command in it, and its end.
+func TestSmoke(t *testing.T) {
+	forKinds(t, kinds, func(t *testing.T, k kind, n *kube.Namespace) {
+		n.Apply(client + "---" + k.deployment(k.replicas))
+		pods := n.WaitPods("app=web", k.replicas, k.boots)
+		n.WaitReady("client", kube.Timeout)
+		checkService(t, k, n)
+		checkExec(t, k, n, pods[0].Name)
+		if k.name == "vm" {
+			n.WaitLog("TRIPOD-GUEST-READY", kube.Timeout, pods[0].Name)
+		}
+		n.Kubectl("delete", "deployment", "web", "--cascade=foreground", "--timeout=60s")
+		if left := n.Pods("app=web"); len(left) > 0 {
+			t.Errorf("pods outlive their Deployment: %s", kube.Describe(&left[0]))
+		}
+	})
+}
+
+// checkService calls the Service web by its address and by its port of the node.
+func checkService(t *testing.T, k kind, n *kube.Namespace) {
+	t.Helper()
+	var service corev1.Service
+	if err := n.Get("services/web", &service); err != nil {
+		t.Fatal(err)
+	}
+	cluster := "http://" + service.Spec.ClusterIP + ":8080/"
+	port := fmt.Sprintf("http://%s:%d/", kube.NodeIP, service.Spec.Ports[0].NodePort)
+	for _, url := range []string{cluster, port} {
+		n.Await(url+" from the node", kube.Timeout, func() error {
+			answer, err := get(url)
+			return contains(answer, err, k.greeting)
+		})
+		n.Await(url+" from a pod", kube.Timeout, func() error {
+			answer, err := n.TryKubectl("exec", "client", "--", "wget", "-qO-", url)
+			return contains(answer, err, k.greeting)
+		})
+	}
+}
+
+// checkExec runs a command in a pod, or sees that the refusal says why there are none.
+func checkExec(t *testing.T, k kind, n *kube.Namespace, pod string) {
+	t.Helper()
+	if !k.exec {
+		if out, err := n.TryKubectl("exec", pod, "--", "true"); err == nil || !strings.Contains(err.Error(), "component") {
+			t.Errorf("exec is not refused with a reason: %v %s", err, out)
+		}
+		return
+	}
+	n.Await("exec in "+pod, k.boots, func() error { // the agent of a machine comes after its web server
+		answer, err := n.TryKubectl("exec", pod, "--", "hostname")
+		return contains(answer, err, pod)
+	})
+	out, err := n.TryKubectl("exec", pod, "--", "sh", "-c", "exit 42")
+	if err == nil || !strings.Contains(err.Error(), "exit code 42") {
+		t.Errorf("the exit code of a command is lost: %v %s", err, out)
+	}
+}
