@@ -7,8 +7,8 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
-	"text/template"
 	"time"
 
 	"github.com/tripod-run/tripod/test/harness"
@@ -28,12 +28,17 @@ type kind struct {
 	boots time.Duration
 	// exec says whether a command can be run in it.
 	exec bool
+	// prints is a container's image and args, in YAML, that prints "done" and ends with 0; fails ends with 3.
+	prints, fails string
 }
 
 var kinds = []kind{
-	{name: "linux", web: harness.Httpd, greeting: "It works!", resources: "{}", replicas: 3, boots: kube.Timeout, exec: true},
-	{name: "wasm", web: harness.HelloHTTP, greeting: "hello from /", resources: "{limits: {cpu: 500m, memory: 64Mi}}", replicas: 3, boots: kube.Timeout},
-	{name: "vm", web: harness.Guest, greeting: "hello from", resources: "{requests: {cpu: 100m}, limits: {memory: 128Mi}}", replicas: 1, boots: harness.GuestTimeout, exec: true},
+	{name: "linux", web: harness.Httpd, greeting: "It works!", resources: "{}", replicas: 3, boots: kube.Timeout, exec: true,
+		prints: `image: BUSYBOX, command: [echo, done]`, fails: `image: BUSYBOX, command: [sh, -c, exit 3]`},
+	{name: "wasm", web: harness.HelloHTTP, greeting: "hello from /", resources: "{limits: {cpu: 500m, memory: 64Mi}}", replicas: 3, boots: kube.Timeout,
+		prints: `image: ` + harness.CommandGo + `, args: [out, done]`, fails: `image: ` + harness.CommandGo + `, args: [exit, "3"]`},
+	{name: "vm", web: harness.Guest, greeting: "hello from", resources: "{requests: {cpu: 100m}, limits: {memory: 128Mi}}", replicas: 1, boots: harness.GuestTimeout, exec: true,
+		prints: `image: ` + harness.TinyEnds},
 }
 
 // forKinds runs a test for each kind of pod, in a namespace of its own and beside the others.
@@ -49,19 +54,15 @@ func forKinds(t *testing.T, kinds []kind, test func(t *testing.T, k kind, n *kub
 	}
 }
 
-// yaml fills a template in; what {{.Name}}, {{.Web}} and so on are is said by the fields of values.
-func yaml(t *testing.T, text string, values any) string {
-	t.Helper()
-	var b bytes.Buffer
-	if err := template.Must(template.New("").Parse(text)).Execute(&b, values); err != nil {
-		t.Fatal(err)
-	}
-	return b.String()
+// fill puts what the kind has in place of the words RUNTIME, WEB and RESOURCES of a text, and the busybox image in that of
+// BUSYBOX.
+func (k kind) fill(text string) string {
+	return strings.NewReplacer("RUNTIME", k.name, "WEB", k.web, "RESOURCES", k.resources, "BUSYBOX", harness.Busybox).Replace(text)
 }
 
 // deployment is a Deployment "web" of the kind's web server, with a Service before it.
 func (k kind) deployment(replicas int) string {
-	return fmt.Sprintf(`
+	return fmt.Sprintf(k.fill(`
 apiVersion: apps/v1
 kind: Deployment
 metadata: {name: web}
@@ -71,14 +72,14 @@ spec:
   template:
     metadata: {labels: {app: web}}
     spec:
-      runtimeClassName: %s
+      runtimeClassName: RUNTIME
       terminationGracePeriodSeconds: 15
       containers:
       - name: web
-        image: %s
+        image: WEB
         ports: [{containerPort: 80}]
         readinessProbe: {httpGet: {port: 80}, periodSeconds: 1}
-        resources: %s
+        resources: RESOURCES
 ---
 apiVersion: v1
 kind: Service
@@ -87,7 +88,7 @@ spec:
   type: NodePort
   selector: {app: web}
   ports: [{port: 8080, targetPort: 80}]
-`, replicas, k.name, k.web, k.resources)
+`), replicas)
 }
 
 // client is a pod of which a test calls others.
@@ -126,4 +127,22 @@ func contains(answer string, err error, text string) error {
 		err = fmt.Errorf("%q is not in the answer: %s", text, answer)
 	}
 	return err
+}
+
+// lockedBuffer may be read while it is written.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
 }

@@ -1,0 +1,254 @@
+package kubelet
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/tripod-run/tripod/test/harness"
+	"github.com/tripod-run/tripod/test/harness/kube"
+)
+
+// TestInitContainersAndSidecars: two init containers one after the other, a sidecar that is there before the second and
+// ends after the container.
+func TestInitContainersAndSidecars(t *testing.T) {
+	forKinds(t, kinds[:1], func(t *testing.T, k kind, n *kube.Namespace) {
+		n.Apply(k.fill(`
+apiVersion: v1
+kind: Pod
+metadata: {name: steps}
+spec:
+  restartPolicy: Never
+  terminationGracePeriodSeconds: 5
+  initContainers:
+  - {name: first, image: BUSYBOX, command: [sh, -c, "echo first >>/steps/log"], volumeMounts: [{name: steps, mountPath: /steps}]}
+  - name: sidecar
+    image: BUSYBOX
+    restartPolicy: Always
+    command: [sh, -c, "echo sidecar >>/steps/log; trap 'cat /steps/log; exit' TERM; sleep 3600 & wait"]
+    startupProbe: {periodSeconds: 1, exec: {command: [grep, sidecar, /steps/log]}}
+    volumeMounts: [{name: steps, mountPath: /steps}]
+  - {name: second, image: BUSYBOX, command: [sh, -c, "echo second >>/steps/log"], volumeMounts: [{name: steps, mountPath: /steps}]}
+  containers:
+  - {name: main, image: BUSYBOX, command: [sh, -c, "echo main >>/steps/log"], volumeMounts: [{name: steps, mountPath: /steps}]}
+  volumes: [{name: steps, emptyDir: {}}]
+`))
+		n.WaitPhase("steps", corev1.PodSucceeded, k.boots)
+		if log := n.Kubectl("logs", "steps", "-c", "sidecar"); log != "first\nsidecar\nsecond\nmain\n" {
+			t.Errorf("the steps were %q", log)
+		}
+	})
+}
+
+// TestUnitPodsHaveOneContainer: what has no place in a pod of one unit is refused by a message that says what is wrong.
+func TestUnitPodsHaveOneContainer(t *testing.T) {
+	forKinds(t, kinds[1:], func(t *testing.T, k kind, n *kube.Namespace) {
+		n.ExpectRestarts()
+		n.Apply(k.fill(`
+apiVersion: v1
+kind: Pod
+metadata: {name: two}
+spec:
+  runtimeClassName: RUNTIME
+  terminationGracePeriodSeconds: 5
+  containers:
+  - {name: one, image: WEB, resources: RESOURCES}
+  - {name: other, image: WEB, resources: RESOURCES}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: one}
+spec:
+  runtimeClassName: RUNTIME
+  terminationGracePeriodSeconds: 5
+  containers: [{name: one, image: WEB, resources: RESOURCES, readinessProbe: {httpGet: {port: 80}, periodSeconds: 1}}]
+`))
+		waitEvent(n, "two", "one container")
+		n.WaitReady("one", k.boots)
+		// The answer is in the events; kubectl would wait for a container that never starts.
+		n.Kubectl("debug", "one", "--image", harness.Busybox, "--container", "debugger", "--attach=false", "--", "sleep", "1")
+		waitEvent(n, "one", "one container")
+		if !kube.Ready(n.Pod("one")) {
+			t.Errorf("the refusal has touched the pod: %s", kube.Describe(n.Pod("one")))
+		}
+	})
+}
+
+func TestEphemeralContainer(t *testing.T) {
+	forKinds(t, kinds[:1], func(t *testing.T, k kind, n *kube.Namespace) {
+		n.Apply(client)
+		n.WaitReady("client", k.boots)
+		n.Kubectl("debug", "client", "--image", harness.Busybox, "--container", "debugger", "--target", "client", "--attach=false",
+			"--", "sh", "-c", "ps; echo looked; exit 4")
+		pod := n.WaitPod("client", "has a debugger that ended", kube.Timeout, func(p *corev1.Pod) bool {
+			s := p.Status.EphemeralContainerStatuses
+			return len(s) > 0 && s[0].State.Terminated != nil
+		})
+		if end := pod.Status.EphemeralContainerStatuses[0].State.Terminated; end.ExitCode != 4 {
+			t.Errorf("its exit code is %d, not 4", end.ExitCode)
+		}
+		if log := n.WaitLog("looked", kube.Timeout, "client", "-c", "debugger"); !strings.Contains(log, "sleep 3600") {
+			t.Errorf("it does not see the processes of its target: %s", log)
+		}
+	})
+}
+
+// TestRestartPolicies: what ends is started again as the pod says, and each time after a longer pause.
+func TestRestartPolicies(t *testing.T) {
+	c := kube.Shared(t)
+	t.Parallel()
+	for _, test := range []struct {
+		kind   kind
+		policy corev1.RestartPolicy
+		fails  bool
+		// phase is where the pod ends; without one it is restarted again and again.
+		phase corev1.PodPhase
+	}{
+		{kind: kinds[0], policy: corev1.RestartPolicyNever, phase: corev1.PodSucceeded},
+		{kind: kinds[0], policy: corev1.RestartPolicyNever, fails: true, phase: corev1.PodFailed},
+		{kind: kinds[0], policy: corev1.RestartPolicyOnFailure, phase: corev1.PodSucceeded},
+		{kind: kinds[0], policy: corev1.RestartPolicyOnFailure, fails: true},
+		{kind: kinds[0], policy: corev1.RestartPolicyAlways},
+		{kind: kinds[1], policy: corev1.RestartPolicyNever, phase: corev1.PodSucceeded},
+		{kind: kinds[1], policy: corev1.RestartPolicyNever, fails: true, phase: corev1.PodFailed},
+		{kind: kinds[1], policy: corev1.RestartPolicyOnFailure, phase: corev1.PodSucceeded},
+		{kind: kinds[1], policy: corev1.RestartPolicyOnFailure, fails: true},
+		{kind: kinds[1], policy: corev1.RestartPolicyAlways},
+		{kind: kinds[2], policy: corev1.RestartPolicyNever, phase: corev1.PodSucceeded},
+		{kind: kinds[2], policy: corev1.RestartPolicyAlways},
+	} {
+		container, outcome := test.kind.prints, "ends"
+		if test.fails {
+			container, outcome = test.kind.fails, "fails"
+		}
+		t.Run(fmt.Sprintf("%s/%s/%s", test.kind.name, test.policy, outcome), func(t *testing.T) {
+			t.Parallel()
+			k, n := test.kind, c.Namespace(t)
+			n.Apply(k.fill(fmt.Sprintf(`
+apiVersion: v1
+kind: Pod
+metadata: {name: ends}
+spec:
+  runtimeClassName: RUNTIME
+  restartPolicy: %s
+  containers: [{name: c, resources: RESOURCES, %s}]
+`, test.policy, container)))
+			if test.phase != "" {
+				n.WaitPhase("ends", test.phase, k.boots)
+				return
+			}
+			n.ExpectRestarts()
+			checkRestarts(t, k, n, test.fails)
+		})
+	}
+}
+
+// checkRestarts waits until the pod "ends" has been restarted twice, with a pause that is called so.
+func checkRestarts(t *testing.T, k kind, n *kube.Namespace, fails bool) {
+	t.Helper()
+	var paused bool
+	pod := n.WaitPod("ends", "was restarted twice", 2*k.boots, func(p *corev1.Pod) bool {
+		s := p.Status.ContainerStatuses
+		if len(s) == 0 {
+			return false
+		}
+		paused = paused || s[0].State.Waiting != nil && s[0].State.Waiting.Reason == "CrashLoopBackOff"
+		return paused && s[0].RestartCount >= 2
+	})
+	last := pod.Status.ContainerStatuses[0].LastTerminationState.Terminated
+	switch {
+	case last == nil:
+		t.Errorf("how it ended before is not told: %s", kube.Describe(pod))
+	case fails && last.ExitCode != 3 || !fails && last.ExitCode != 0:
+		t.Errorf("it ended before with %d", last.ExitCode)
+	}
+	if k.name == "vm" {
+		return
+	}
+	if log, err := n.TryKubectl("logs", "ends", "--previous"); err != nil || !fails && log != "done\n" {
+		t.Errorf("the log of the container before: %v %q", err, log)
+	}
+}
+
+// TestHooks: postStart is over before the container counts as started, preStop runs before it is told to end.
+func TestHooks(t *testing.T) {
+	forKinds(t, kinds[:1], func(t *testing.T, k kind, n *kube.Namespace) {
+		n.Apply(k.fill(`
+apiVersion: v1
+kind: Pod
+metadata: {name: hooked}
+spec:
+  terminationGracePeriodSeconds: 20
+  containers:
+  - name: c
+    image: BUSYBOX
+    command: [sh, -c, "trap 'echo told to end; exit' TERM; echo begun; while :; do sleep 1 & wait $!; done"]
+    lifecycle:
+      postStart: {exec: {command: [sh, -c, "echo postStart >/proc/1/fd/1; touch /started"]}}
+      preStop: {exec: {command: [sh, -c, "echo preStop >/proc/1/fd/1; sleep 2"]}}
+    readinessProbe: {exec: {command: [test, -e, /started]}, periodSeconds: 1}
+`))
+		n.WaitReady("hooked", k.boots)
+		follow := startLog(t, n, "hooked")
+		n.Kubectl("delete", "pod", "hooked")
+		log := follow.wait(t)
+		want := []string{"postStart", "preStop", "told to end"}
+		got := slices.DeleteFunc(strings.Fields(strings.ReplaceAll(log, "told to end", "told_to_end")), func(s string) bool { return s == "begun" })
+		if strings.ReplaceAll(strings.Join(got, ","), "_", " ") != strings.Join(want, ",") {
+			t.Errorf("the hooks ran otherwise than %v: %s", want, log)
+		}
+	})
+}
+
+// TestHooksOfUnits: a component and a machine have HTTP and sleep hooks, a machine those that run a command as well.
+func TestHooksOfUnits(t *testing.T) {
+	postStart := map[string]string{"wasm": "httpGet: {port: 80, path: /started}", "vm": "sleep: {seconds: 1}"}
+	forKinds(t, kinds[1:], func(t *testing.T, k kind, n *kube.Namespace) {
+		n.Apply(k.fill(`
+apiVersion: v1
+kind: Pod
+metadata: {name: hooked}
+spec:
+  runtimeClassName: RUNTIME
+  terminationGracePeriodSeconds: 20
+  containers:
+  - name: c
+    image: WEB
+    resources: RESOURCES
+    lifecycle: {postStart: {` + postStart[k.name] + `}, preStop: {sleep: {seconds: 5}}}
+    readinessProbe: {httpGet: {port: 80}, periodSeconds: 1}
+`))
+		pod := n.WaitReady("hooked", k.boots)
+		began := time.Now()
+		n.Kubectl("delete", "pod", "hooked", "--wait=false")
+		// It serves on while the hook runs.
+		for time.Since(began) < 3*time.Second {
+			if answer, err := get("http://" + pod.Status.PodIP + "/"); contains(answer, err, k.greeting) != nil {
+				t.Fatalf("it ended %v after the deletion, before the hook did: %v", time.Since(began), err)
+			}
+			time.Sleep(200 * time.Millisecond)
+		}
+		n.WaitGone("pods/hooked", kube.Timeout)
+	})
+}
+
+// TestFullVolume: a pod that writes more than its volume may hold is evicted.
+func TestFullVolume(t *testing.T) {
+	forKinds(t, kinds[:1], func(t *testing.T, k kind, n *kube.Namespace) {
+		n.Apply(k.fill(`
+apiVersion: v1
+kind: Pod
+metadata: {name: greedy}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - {name: c, image: BUSYBOX, command: [sh, -c, "head -c 4000000 /dev/zero >/scratch/file; sleep 3600"], volumeMounts: [{name: scratch, mountPath: /scratch}]}
+  volumes: [{name: scratch, emptyDir: {sizeLimit: 1Mi}}]
+`))
+		n.WaitPod("greedy", "is evicted", 2*kube.Timeout, func(p *corev1.Pod) bool { return p.Status.Reason == "Evicted" })
+	})
+}

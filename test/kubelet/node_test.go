@@ -1,0 +1,219 @@
+package kubelet
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/tripod-run/tripod/test/harness"
+	"github.com/tripod-run/tripod/test/harness/kube"
+)
+
+// The tests of this file do something to the node, so each is alone.
+
+// webs runs a Deployment of each kind, in a namespace of its own, and returns the pods once they are ready.
+func webs(t *testing.T, c *kube.Cluster) (all []*kube.Namespace, pods map[string][]corev1.Pod) {
+	t.Helper()
+	pods = map[string][]corev1.Pod{}
+	for _, k := range kinds {
+		n := c.Namespace(t)
+		n.Apply(k.deployment(k.replicas))
+		all = append(all, n)
+	}
+	for i, k := range kinds {
+		pods[k.name] = all[i].WaitPods("app=web", k.replicas, k.boots)
+	}
+	return all, pods
+}
+
+// checkUntouched sees that the pods are the same, with the same containers, and ready.
+func checkUntouched(t *testing.T, all []*kube.Namespace, before map[string][]corev1.Pod) {
+	t.Helper()
+	for i, k := range kinds {
+		after := all[i].WaitPods("app=web", k.replicas, kube.Timeout)
+		for j, pod := range after {
+			old := before[k.name][j]
+			if pod.UID != old.UID || pod.Status.ContainerStatuses[0].ContainerID != old.Status.ContainerStatuses[0].ContainerID {
+				t.Errorf("%s: %s was replaced by %s", k.name, kube.Describe(&old), kube.Describe(&pod))
+			}
+		}
+	}
+}
+
+// TestKubeletRestart: the kubelet finds what runs as it left it, and goes on.
+func TestKubeletRestart(t *testing.T) {
+	c := kube.Shared(t)
+	all, before := webs(t, c)
+	if err := errors.Join(c.Kubelet.Kill(), c.Kubelet.Start()); err != nil {
+		t.Fatal(err)
+	}
+	checkGoesOn(t, c, all, before)
+}
+
+// TestDaemonKilled: without a daemon the pods serve, and afterwards the kubelet finds them as they were.
+func TestDaemonKilled(t *testing.T) {
+	c := kube.Shared(t)
+	all, before := webs(t, c)
+	if err := c.Daemon.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for i, k := range kinds {
+		var service corev1.Service
+		if err := all[i].Get("services/web", &service); err != nil {
+			t.Fatal(err)
+		}
+		answer, err := get("http://" + service.Spec.ClusterIP + ":8080/")
+		if err := contains(answer, err, k.greeting); err != nil {
+			t.Errorf("without a daemon %s does not serve: %v", k.name, err)
+		}
+	}
+	if err := errors.Join(c.Daemon.Start(), c.WaitRuntime()); err != nil {
+		t.Fatal(err)
+	}
+	checkGoesOn(t, c, all, before)
+}
+
+// checkGoesOn sees that the pods were left alone, for some rounds of the kubelet, and that it makes new ones.
+func checkGoesOn(t *testing.T, c *kube.Cluster, all []*kube.Namespace, before map[string][]corev1.Pod) {
+	t.Helper()
+	all[0].Await("the node is ready", kube.Timeout, c.NodeReady)
+	time.Sleep(15 * time.Second)
+	checkUntouched(t, all, before)
+	for i, k := range kinds {
+		all[i].Kubectl("scale", "deployment/web", fmt.Sprint("--replicas=", k.replicas+1))
+	}
+	for i, k := range kinds {
+		all[i].WaitPods("app=web", k.replicas+1, k.boots)
+		all[i].Kubectl("scale", "deployment/web", "--replicas=0")
+	}
+	for i := range kinds {
+		all[i].WaitPods("app=web", 0, kube.Timeout)
+	}
+}
+
+// TestDaemonKilledInTheMiddle: whatever the kubelet was at when the daemon died, it comes to its end.
+func TestDaemonKilledInTheMiddle(t *testing.T) {
+	c := kube.Shared(t)
+	scale := func(all []*kube.Namespace, to func(k kind) int) {
+		for i, k := range kinds {
+			all[i].Kubectl("scale", "deployment/web", fmt.Sprint("--replicas=", to(k)))
+		}
+	}
+	up := func(k kind) int { return 2 * k.replicas }
+	down := func(kind) int { return 0 }
+	var all []*kube.Namespace
+	for _, k := range kinds {
+		n := c.Namespace(t)
+		n.Apply(k.deployment(0))
+		all = append(all, n)
+	}
+	for _, after := range []time.Duration{300 * time.Millisecond, time.Second, 2500 * time.Millisecond} {
+		for _, to := range []func(kind) int{up, down} {
+			scale(all, to)
+			time.Sleep(after)
+			if err := errors.Join(c.Daemon.Kill(), c.Daemon.Start(), c.WaitRuntime()); err != nil {
+				t.Fatal(err)
+			}
+			for i, k := range kinds {
+				all[i].WaitPods("app=web", to(k), kube.Timeout+k.boots)
+			}
+		}
+	}
+}
+
+// TestUnitKilled: the process behind a pod dies, and the kubelet starts the container again in the same pod.
+func TestUnitKilled(t *testing.T) {
+	c := kube.Shared(t)
+	for _, test := range []struct {
+		kind    kind
+		process string
+	}{{kinds[0], "httpd"}, {kinds[1], "tripod-wasm"}, {kinds[2], "qemu-system-x86_64"}} {
+		t.Run(test.kind.name, func(t *testing.T) {
+			k, n := test.kind, c.Namespace(t)
+			n.ExpectRestarts()
+			n.Apply(k.deployment(1))
+			pod := n.WaitPods("app=web", 1, k.boots)[0]
+			if killAll(test.process) == 0 {
+				t.Fatalf("there is no process %s", test.process)
+			}
+			again := n.WaitPod(pod.Name, "was restarted and is ready", 2*k.boots, func(p *corev1.Pod) bool {
+				return kube.Ready(p) && p.Status.ContainerStatuses[0].RestartCount > 0
+			})
+			if again.Status.PodIP != pod.Status.PodIP || again.Status.ContainerStatuses[0].RestartCount != 1 {
+				t.Errorf("it was to be restarted once, in its place: %s", kube.Describe(again))
+			}
+			if end := again.Status.ContainerStatuses[0].LastTerminationState.Terminated; end == nil || end.ExitCode != 137 {
+				t.Errorf("that it was killed is not told: %+v", end)
+			}
+			n.Await("it serves", kube.Timeout, func() error {
+				answer, err := get("http://" + pod.Status.PodIP + "/")
+				return contains(answer, err, k.greeting)
+			})
+		})
+	}
+}
+
+// killAll kills the processes of this world that run a program, and returns how many there were.
+func killAll(program string) int {
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	killed := 0
+	for _, file := range files {
+		data, _ := os.ReadFile(file)
+		argv0, _, _ := bytes.Cut(data, []byte{0})
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file))); err == nil && filepath.Base(string(argv0)) == program {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+			killed++
+		}
+	}
+	return killed
+}
+
+// TestDiskPressure: a node that runs short of room first removes the images that no pod has, and then evicts pods.
+func TestDiskPressure(t *testing.T) {
+	c := kube.Shared(t)
+	n := c.Namespace(t)
+	const unused = harness.StopSignal
+	n.Apply(`
+apiVersion: v1
+kind: Pod
+metadata: {name: brief}
+spec:
+  restartPolicy: Never
+  containers: [{name: c, image: ` + unused + `, command: ["true"]}]
+---
+` + client)
+	n.WaitPhase("brief", corev1.PodSucceeded, kube.Timeout)
+	n.WaitReady("client", kube.Timeout)
+	n.Kubectl("delete", "pod", "brief")
+	if err := c.RestartKubelet(map[string]any{
+		"evictionHard":                     map[string]string{"nodefs.available": "99.99%", "imagefs.available": "99.99%"},
+		"evictionPressureTransitionPeriod": "1s",
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.RestartKubelet(); err != nil {
+			t.Fatal(err)
+		}
+		n.Await("the pressure is over", 2*kube.Timeout, c.NodeReady)
+	})
+	n.WaitPod("client", "is evicted", 2*kube.Timeout, func(p *corev1.Pod) bool {
+		return p.Status.Phase == corev1.PodFailed && p.Status.Reason == "Evicted"
+	})
+	n.Await("unused images are gone", kube.Timeout, func() error {
+		out, err := c.Tripod("images", "-o", "json")
+		if err == nil && strings.Contains(out, unused) {
+			err = errors.New(unused + " is still there")
+		}
+		return err
+	})
+}

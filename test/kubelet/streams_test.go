@@ -1,0 +1,199 @@
+package kubelet
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/tripod-run/tripod/test/harness"
+	"github.com/tripod-run/tripod/test/harness/kube"
+)
+
+// stream is a kubectl that goes on until it is ended, or ends.
+type stream struct {
+	cmd  *exec.Cmd
+	in   io.WriteCloser
+	out  lockedBuffer
+	done chan error
+}
+
+func start(t *testing.T, cmd *exec.Cmd) *stream {
+	t.Helper()
+	s := &stream{cmd: cmd, done: make(chan error, 1)}
+	cmd.Stdout, cmd.Stderr = &s.out, &s.out
+	var err error
+	if s.in, err = cmd.StdinPipe(); err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { s.done <- cmd.Wait() }()
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	return s
+}
+
+// startLog follows the log of a pod from its beginning.
+func startLog(t *testing.T, n *kube.Namespace, args ...string) *stream {
+	t.Helper()
+	return start(t, n.KubectlCommand(append([]string{"logs", "-f"}, args...)...))
+}
+
+// wait returns what the stream was, once it has ended by itself.
+func (s *stream) wait(t *testing.T) string {
+	t.Helper()
+	select {
+	case <-s.done:
+	case <-time.After(kube.Timeout):
+		t.Fatalf("%v did not end; it printed %q", s.cmd.Args, s.out.String())
+	}
+	return s.out.String()
+}
+
+// await waits until the stream has a text.
+func (s *stream) await(n *kube.Namespace, text string) {
+	n.Await(fmt.Sprintf("%q from %v", text, s.cmd.Args), kube.Timeout, func() error {
+		return contains(s.out.String(), nil, text)
+	})
+}
+
+func (s *stream) stop() {
+	_ = s.cmd.Process.Signal(syscall.SIGINT)
+	<-s.done
+}
+
+// counter is, of each kind, a container that prints "line 1", "line 2" and so on.
+var counters = map[string]string{
+	"linux": `image: BUSYBOX, command: [sh, -c, "trap exit TERM; i=0; while :; do i=$((i+1)); echo line $i; sleep 0.5; done"]`,
+	"wasm":  `image: ` + harness.CommandGo + `, args: [` + countTo(200) + `out, end]`,
+	"vm":    `image: ` + harness.TinyGuest,
+}
+
+func countTo(n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, "out, line %d, sleep, 500ms, ", i+1)
+	}
+	return b.String()
+}
+
+// TestLogs: a log can be followed, begins where it is asked to, and is attached to.
+func TestLogs(t *testing.T) {
+	lines := map[string]string{"linux": "line 3", "wasm": "line 3", "vm": "tick 00003"}
+	forKinds(t, kinds, func(t *testing.T, k kind, n *kube.Namespace) {
+		n.Apply(k.fill(`
+apiVersion: v1
+kind: Pod
+metadata: {name: counter}
+spec:
+  runtimeClassName: RUNTIME
+  terminationGracePeriodSeconds: 5
+  containers: [{name: c, resources: RESOURCES, ` + counters[k.name] + `}]
+`))
+		n.WaitPhase("counter", "Running", k.boots)
+		follow := startLog(t, n, "counter")
+		follow.await(n, lines[k.name])
+		follow.stop()
+		if last := n.Kubectl("logs", "counter", "--tail=1", "--timestamps"); strings.Count(last, "\n") != 1 || !regexp.MustCompile(`^\d{4}-\d\d-\d\dT`).MatchString(last) {
+			t.Errorf("not one line with its time: %q", last)
+		}
+		attached := start(t, n.KubectlCommand("attach", "counter"))
+		attached.await(n, strings.Fields(lines[k.name])[0])
+		attached.stop()
+	})
+}
+
+// TestInteractive: what is typed at kubectl reaches the process, by exec and by attach.
+func TestInteractive(t *testing.T) {
+	forKinds(t, kinds[:1], func(t *testing.T, k kind, n *kube.Namespace) {
+		n.Apply(k.fill(`
+apiVersion: v1
+kind: Pod
+metadata: {name: shell}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers: [{name: c, image: BUSYBOX, command: [sh], stdin: true}]
+`))
+		n.WaitReady("shell", k.boots)
+		if out, err := n.KubectlInput("one\ntwo\n", "exec", "-i", "shell", "--", "wc", "-l"); err != nil || strings.TrimSpace(out) != "2" {
+			t.Errorf("wc counted %q: %v", out, err)
+		}
+		attached := start(t, n.KubectlCommand("attach", "-i", "shell"))
+		fmt.Fprintln(attached.in, "echo typed $((40 + 2))")
+		attached.await(n, "typed 42")
+		attached.stop()
+	})
+}
+
+// TestCopy: files of any bytes come in and out again.
+func TestCopy(t *testing.T) {
+	forKinds(t, kinds[:1], func(t *testing.T, k kind, n *kube.Namespace) {
+		n.Apply(client)
+		n.WaitReady("client", k.boots)
+		dir := t.TempDir()
+		sent, back := filepath.Join(dir, "sent"), filepath.Join(dir, "back")
+		content := bytes.Repeat([]byte("0123456789abcde\x00"), 1<<16)
+		if err := os.WriteFile(sent, content, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		n.Kubectl("cp", sent, "client:/tmp/file")
+		n.Kubectl("cp", "client:/tmp/file", back)
+		if got, err := os.ReadFile(back); err != nil || !bytes.Equal(got, content) {
+			t.Errorf("%d bytes came back as %d: %v", len(content), len(got), err)
+		}
+	})
+}
+
+func TestPortForward(t *testing.T) {
+	forKinds(t, kinds, func(t *testing.T, k kind, n *kube.Namespace) {
+		n.Apply(k.deployment(1))
+		n.WaitPods("app=web", 1, k.boots)
+		forward := start(t, n.KubectlCommand("port-forward", "deployment/web", ":80"))
+		forward.await(n, "Forwarding from 127.0.0.1:")
+		port := regexp.MustCompile(`127\.0\.0\.1:(\d+)`).FindStringSubmatch(forward.out.String())[1]
+		for range 3 {
+			answer, err := get("http://127.0.0.1:" + port + "/")
+			if err := contains(answer, err, k.greeting); err != nil {
+				t.Error(err)
+			}
+		}
+		forward.stop()
+	})
+}
+
+// TestFigures: what `kubectl top` is made of is there for each container.
+func TestFigures(t *testing.T) {
+	forKinds(t, kinds, func(t *testing.T, k kind, n *kube.Namespace) {
+		n.Apply(k.deployment(1))
+		pod := n.WaitPods("app=web", 1, k.boots)[0]
+		n.Await("the figures of "+pod.Name, kube.Timeout, func() error {
+			var summary struct {
+				Pods []struct {
+					PodRef     struct{ Name string }
+					Containers []struct {
+						Name   string
+						CPU    struct{ UsageCoreNanoSeconds uint64 }
+						Memory struct{ WorkingSetBytes uint64 }
+					}
+				}
+			}
+			if err := n.Cluster.Get("/api/v1/nodes/"+kube.NodeName+"/proxy/stats/summary", &summary); err != nil {
+				return err
+			}
+			for _, p := range summary.Pods {
+				if p.PodRef.Name == pod.Name && len(p.Containers) == 1 && p.Containers[0].CPU.UsageCoreNanoSeconds > 0 && p.Containers[0].Memory.WorkingSetBytes > 0 {
+					return nil
+				}
+			}
+			return fmt.Errorf("they are not among %+v", summary)
+		})
+	})
+}
