@@ -29,7 +29,7 @@ func (c *Cluster) define(tripod string) {
 		"--service-account-signing-key-file="+c.identity.path("accounts.key"),
 		"--kubelet-preferred-address-types=InternalIP", "--allow-privileged=true")
 	c.ControllerManager = program("kube-controller-manager", config("system:kube-controller-manager"), "--leader-elect=false",
-		"--allocate-node-cidrs=true", "--cluster-cidr="+PodCIDR, "--service-cluster-ip-range="+ServiceCIDR,
+		"--use-service-account-credentials=true", "--allocate-node-cidrs=true", "--cluster-cidr="+PodCIDR, "--service-cluster-ip-range="+ServiceCIDR,
 		"--root-ca-file="+c.identity.path("ca.crt"), "--service-account-private-key-file="+c.identity.path("accounts.key"),
 		"--cert-dir="+c.path("pki"))
 	c.Scheduler = program("kube-scheduler", config("system:kube-scheduler"), "--leader-elect=false", "--cert-dir="+c.path("pki"))
