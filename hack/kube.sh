@@ -100,7 +100,7 @@ enter() {
   local pid dir
   pid=$(first) || return 1
   dir=$(tr '\0' '\n' <"/proc/$pid/environ" | sed -n 's/^TRIPOD_TEST_DIR=//p')
-  nsenter -t "$pid" -m -n -p -i -u -- env PATH="$PWD/build/bin:$cache:$PATH" KUBECONFIG="$dir/kubeconfig" "$@"
+  nsenter -t "$pid" -m -n -p -i -u -- env PATH="$PWD/build/bin:$cache:$PATH" TRIPOD_TEST_DIR="$dir" KUBECONFIG="$dir/kubeconfig" "$@"
 }
 
 enter_or_fail() {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -24,6 +25,8 @@ type kind struct {
 	resources string
 	// replicas is how many pods the tests have of it.
 	replicas int
+	// grace is the pod's grace period in seconds; the web server of linux does not obey SIGTERM.
+	grace int
 	// boots is how long a pod may take until it is ready.
 	boots time.Duration
 	// exec says whether a command can be run in it.
@@ -33,11 +36,11 @@ type kind struct {
 }
 
 var kinds = []kind{
-	{name: "linux", web: harness.Httpd, greeting: "It works!", resources: "{}", replicas: 3, boots: kube.Timeout, exec: true,
+	{name: "linux", web: harness.Httpd, greeting: "It works!", resources: "{}", replicas: 3, grace: 1, boots: kube.Timeout, exec: true,
 		prints: `image: BUSYBOX, command: [echo, done]`, fails: `image: BUSYBOX, command: [sh, -c, exit 3]`},
-	{name: "wasm", web: harness.HelloHTTP, greeting: "hello from /", resources: "{limits: {cpu: 500m, memory: 64Mi}}", replicas: 3, boots: kube.Timeout,
+	{name: "wasm", web: harness.HelloHTTP, greeting: "hello from /", resources: "{limits: {cpu: 500m, memory: 64Mi}}", replicas: 3, grace: 10, boots: kube.Timeout,
 		prints: `image: ` + harness.CommandGo + `, args: [out, done]`, fails: `image: ` + harness.CommandGo + `, args: [exit, "3"]`},
-	{name: "vm", web: harness.Guest, greeting: "hello from", resources: "{requests: {cpu: 100m}, limits: {memory: 128Mi}}", replicas: 1, boots: harness.GuestTimeout, exec: true,
+	{name: "vm", web: harness.Guest, greeting: "hello from", resources: "{requests: {cpu: 100m}, limits: {memory: 128Mi}}", replicas: 1, grace: 20, boots: harness.GuestTimeout, exec: true,
 		prints: `image: ` + harness.TinyEnds},
 }
 
@@ -54,10 +57,10 @@ func forKinds(t *testing.T, kinds []kind, test func(t *testing.T, k kind, n *kub
 	}
 }
 
-// fill puts what the kind has in place of the words RUNTIME, WEB and RESOURCES of a text, and the busybox image in that of
+// fill puts what the kind has in place of the words RUNTIME, WEB, GRACE and RESOURCES of a text, and the busybox image in that of
 // BUSYBOX.
 func (k kind) fill(text string) string {
-	return strings.NewReplacer("RUNTIME", k.name, "WEB", k.web, "RESOURCES", k.resources, "BUSYBOX", harness.Busybox).Replace(text)
+	return strings.NewReplacer("RUNTIME", k.name, "WEB", k.web, "GRACE", strconv.Itoa(k.grace), "RESOURCES", k.resources, "BUSYBOX", harness.Busybox).Replace(text)
 }
 
 // deployment is a Deployment "web" of the kind's web server, with a Service before it.
@@ -73,7 +76,7 @@ spec:
     metadata: {labels: {app: web}}
     spec:
       runtimeClassName: RUNTIME
-      terminationGracePeriodSeconds: 15
+      terminationGracePeriodSeconds: GRACE
       containers:
       - name: web
         image: WEB

@@ -141,7 +141,7 @@ spec:
     metadata: {labels: {app: web}}
     spec:
       runtimeClassName: RUNTIME
-      terminationGracePeriodSeconds: 15
+      terminationGracePeriodSeconds: GRACE
       containers: [{name: web, image: WEB, resources: RESOURCES, readinessProbe: {httpGet: {port: 80}, periodSeconds: 1}}]
 `))
 		first := n.WaitPods("app=web", 1, k.boots)[0]

@@ -96,6 +96,23 @@ func (c *Cluster) Tripod(args ...string) (string, error) {
 	return output(exec.Command(bin, args...))
 }
 
+// sandbox is a pod as Tripod lists it.
+type sandbox struct {
+	Metadata struct{ Name, Namespace string }
+	State    string
+}
+
+// sandboxes lists Tripod's pods.
+func (c *Cluster) sandboxes() ([]sandbox, error) {
+	out, err := c.Tripod("pods", "-o", "json")
+	if err != nil {
+		return nil, err
+	}
+	var list struct{ Items []sandbox }
+	err = json.Unmarshal([]byte(out), &list)
+	return list.Items, err
+}
+
 func output(cmd *exec.Cmd) (string, error) {
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr

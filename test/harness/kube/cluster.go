@@ -119,7 +119,19 @@ func (c *Cluster) start() error {
 	if err := c.applyRuntimeClasses(); err != nil {
 		return err
 	}
-	return c.await(c.Kubelet, "has a node that is ready", c.NodeReady)
+	if err := c.await(c.Kubelet, "has a node that is ready", c.NodeReady); err != nil {
+		return err
+	}
+	return c.await(c.Kubelet, "passes the pod CIDR on", c.knowsPodCIDR)
+}
+
+// knowsPodCIDR is nil when the kubelet has told the runtime from where pods get their addresses. Earlier pods get them from
+// the runtime's own range.
+func (c *Cluster) knowsPodCIDR() error {
+	if c.Kubelet.Grep("newPodCIDR=", 1) == "" {
+		return errors.New("its log does not say so")
+	}
+	return nil
 }
 
 // await waits for a condition of a program.
@@ -160,6 +172,22 @@ func (c *Cluster) serverReady() error {
 func (c *Cluster) WaitRuntime() error {
 	return c.await(c.Daemon, "answers", func() error {
 		_, err := c.Tripod("info")
+		return err
+	})
+}
+
+// Drain waits until the kubelet has removed the last pod and its logs from the node, which it does once a minute. The pods
+// must have been deleted before.
+func (c *Cluster) Drain() error {
+	return poll(readyTimeout, func() error {
+		pods, err := c.sandboxes()
+		if err == nil && len(pods) > 0 {
+			err = fmt.Errorf("%d pods are still on the node: %+v", len(pods), pods)
+		}
+		logs, _ := filepath.Glob("/var/log/pods/*")
+		if len(logs) > 0 {
+			err = errors.Join(err, fmt.Errorf("logs are still on the node: %v", logs))
+		}
 		return err
 	})
 }

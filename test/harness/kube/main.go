@@ -24,7 +24,7 @@ func Main(m *testing.M) {
 		if shared.Cluster == nil {
 			return code
 		}
-		if err := errors.Join(shared.Stop(), shared.Leaks()); err != nil {
+		if err := errors.Join(shared.Drain(), shared.Stop(), shared.Leaks()); err != nil {
 			fmt.Fprintf(os.Stderr, "the cluster ended badly, or left behind:\n%v\n", err)
 			return max(code, 1)
 		}

@@ -47,6 +47,8 @@ func (c *Cluster) define(tripod string) {
 		"containerRuntimeEndpoint": "unix:///run/tripod/tripod.sock",
 		"staticPodPath":            c.path("manifests"),
 		"resolvConf":               c.path("resolv.conf"),
+		"clusterDNS":               []string{"10.96.0.10"}, // nobody answers there; without one each pod has a warning
+		"clusterDomain":            "cluster.local",
 		"cgroupDriver":             "cgroupfs",
 		"cgroupRoot":               kubeCgroup(),
 		"cgroupsPerQOS":            true,
@@ -62,7 +64,9 @@ func (c *Cluster) define(tripod string) {
 		"imageGCHighThresholdPercent": 100,
 		// Changes of ConfigMaps, Secrets and static pods are seen in seconds rather than in minutes.
 		"syncFrequency": "10s", "fileCheckFrequency": "1s",
-		"serializeImagePulls": false,
+		// The kubelet passes the pod CIDR on with its second report.
+		"nodeStatusUpdateFrequency": "2s",
+		"serializeImagePulls":       false,
 	}
 }
 
