@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/tripod-run/tripod/test/harness"
 	"github.com/tripod-run/tripod/test/harness/kube"
 )
@@ -55,23 +57,20 @@ const updateTimeout = 2 * time.Minute
 
 func TestConfiguration(t *testing.T) {
 	// A component prints what it sees again and again, since no command can be run beside it.
-	look := "cat, /config/settings/color, out, '', cat, /config/password/word, out, '', cat, /config/about/labels, out, '', cat, /config/about/note, out, '', env, "
+	look := "cat, /config/settings/color, out, '', cat, /config/password/word, out, '', cat, /config/about/labels, out, '', cat, /config/about/note, out, '', env, '', "
 	watch := strings.Repeat("cat, /config/settings/color, out, '', sleep, 2s, ", 60)
 	containers := map[string]string{
 		"linux": `image: BUSYBOX, command: [sh, -c, "env; for f in /config/*/*; do cat $f; echo; done; trap exit TERM; while :; do cat /config/settings/color; echo; sleep 1; done"]`,
-		"wasm":  `image: ` + harness.CommandGo + `, args: [` + look + `'', ` + watch + `out, end]`,
-		"vm":    `image: ` + harness.Guest + `, args: ['tripod.run="for f in /config/*/*; do cat $f; echo; done; cat /etc/environment"']`,
+		"wasm":  `image: ` + harness.CommandGo + `, args: [` + look + watch + `out, end]`,
+		"vm":    `image: ` + harness.Guest + `, args: ['tripod.run="for f in /config/*/*; do cat $f; echo; done; set -a; . /etc/cloud/environment; env"']`,
 	}
 	forKinds(t, kinds, func(t *testing.T, k kind, n *kube.Namespace) {
 		container := strings.ReplaceAll(containers[k.name], ", image:", "\n    image:")
 		container = strings.Replace(strings.Replace(container, ", command:", "\n    command:", 1), ", args:", "\n    args:", 1)
 		n.Apply(k.fill(strings.Replace(configured, "CONTAINER", container, 1)))
-		log := n.WaitLog("MEMORY=134217728", k.boots, "reader")
-		ip := n.Pod("reader").Status.PodIP
-		for _, want := range []string{"blue", "open sesame", `tier="front"`, "of the pod", "COLOR=blue", "WORD=open sesame", "POD_NAME=reader", "POD_IP=" + ip} {
-			if !strings.Contains(log, want) {
-				t.Errorf("the pod does not see %q: %s", want, log)
-			}
+		ip := n.WaitPhase("reader", corev1.PodRunning, k.boots).Status.PodIP
+		for _, want := range []string{"blue", "open sesame", `tier="front"`, "of the pod", "COLOR=blue", "WORD=open sesame", "POD_NAME=reader", "POD_IP=" + ip, "MEMORY=134217728"} {
+			n.WaitLog(want, k.boots, "reader")
 		}
 		if k.name == "vm" {
 			return // files are copied into a machine when it is made

@@ -127,6 +127,7 @@ func TestRestartPolicies(t *testing.T) {
 		}
 		t.Run(fmt.Sprintf("%s/%s/%s", test.kind.name, test.policy, outcome), func(t *testing.T) {
 			t.Parallel()
+			test.kind.reserve(t)
 			k, n := test.kind, c.Namespace(t)
 			n.Apply(k.fill(fmt.Sprintf(`
 apiVersion: v1

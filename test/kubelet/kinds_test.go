@@ -44,6 +44,18 @@ var kinds = []kind{
 		prints: `image: ` + harness.TinyEnds},
 }
 
+// machines bounds the tests that run machines at one time: each of those, emulated, keeps a processor busy while it boots.
+var machines = make(chan struct{}, 2)
+
+// reserve waits until a test with pods of the kind may begin.
+func (k kind) reserve(t *testing.T) {
+	t.Helper()
+	if k.name == "vm" {
+		machines <- struct{}{}
+		t.Cleanup(func() { <-machines })
+	}
+}
+
 // forKinds runs a test for each kind of pod, in a namespace of its own and beside the others.
 func forKinds(t *testing.T, kinds []kind, test func(t *testing.T, k kind, n *kube.Namespace)) {
 	t.Helper()
@@ -52,6 +64,7 @@ func forKinds(t *testing.T, kinds []kind, test func(t *testing.T, k kind, n *kub
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
 			t.Parallel()
+			k.reserve(t)
 			test(t, k, c.Namespace(t))
 		})
 	}

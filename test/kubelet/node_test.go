@@ -197,6 +197,7 @@ spec:
 	if err := c.RestartKubelet(map[string]any{
 		"evictionHard":                     map[string]string{"nodefs.available": "99.99%", "imagefs.available": "99.99%"},
 		"evictionPressureTransitionPeriod": "1s",
+		"imageMinimumGCAge":                "1s",
 	}); err != nil {
 		t.Fatal(err)
 	}

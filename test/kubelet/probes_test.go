@@ -53,6 +53,7 @@ func TestProbes(t *testing.T) {
 	} {
 		t.Run(test.kind.name+"/"+test.probe, func(t *testing.T) {
 			t.Parallel()
+			test.kind.reserve(t)
 			k, n := test.kind, c.Namespace(t)
 			n.ExpectRestarts()
 			n.Apply(k.fill(fmt.Sprintf(probed, test.image, test.well, test.well)))

@@ -87,6 +87,10 @@ func overlaySysctls(dir string) error {
 // kubeCgroup is the root of the kubelet's cgroups, a path below every hierarchy.
 func kubeCgroup() string { return harness.CgroupParent() + "/kube" }
 
+// podShares is the part of the processors that all pods together have, against 1024 of each process that is in no cgroup: enough
+// for machines to boot while a compiler runs.
+const podShares = "8192"
+
 // hierarchies are the mount points of cgroups.
 func hierarchies() ([]string, error) {
 	data, err := os.ReadFile("/proc/self/mounts")
@@ -119,6 +123,12 @@ func makeCgroups(path string) error {
 					continue // another hierarchy
 				}
 				if err = errors.Join(err, os.WriteFile(filepath.Join(dir, name), value, 0)); err != nil {
+					return err
+				}
+			}
+			shares := filepath.Join(dir, "cpu.shares")
+			if _, err := os.Stat(shares); err == nil {
+				if err := os.WriteFile(shares, []byte(podShares), 0); err != nil {
 					return err
 				}
 			}
