@@ -257,7 +257,7 @@ func containerStatuses(p *corev1.Pod) []corev1.ContainerStatus {
 
 func (n *Namespace) cleanUp() {
 	if !n.restarts {
-		n.checkRestarts()
+		n.CheckRestarts()
 	}
 	if n.t.Failed() {
 		n.explain()
@@ -286,7 +286,8 @@ func (n *Namespace) empty() error {
 	return err
 }
 
-func (n *Namespace) checkRestarts() {
+// CheckRestarts fails the test when a container of the namespace was restarted.
+func (n *Namespace) CheckRestarts() {
 	pods, err := n.pods("")
 	if err != nil {
 		n.t.Error(err)

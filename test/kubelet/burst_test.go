@@ -1,0 +1,76 @@
+package kubelet
+
+import (
+	"fmt"
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/tripod-run/tripod/test/harness"
+	"github.com/tripod-run/tripod/test/harness/kube"
+)
+
+// burstTimeout is how long a burst may take on a machine that does as much else. It is no bar: those are measured by hand,
+// with the lines that the test logs, on a quiet machine.
+const burstTimeout = 10 * time.Minute
+
+// TestBurst scales Deployments from nothing to many pods and back, with busy loops beside. All become ready, none is
+// restarted, nothing is left.
+func TestBurst(t *testing.T) {
+	c := kube.Shared(t)
+	for _, burst := range []struct {
+		kind, image, resources string
+		pods, times, loops     int
+	}{
+		{"linux", harness.Pause, "{}", 100, 1, 0},
+		{"wasm", harness.GreeterC, "{}", 100, 3, 6},
+		{"vm", harness.TinyGuest, "{limits: {memory: 32Mi}}", 10, 6, 0},
+	} {
+		t.Run(burst.kind, func(t *testing.T) {
+			n := c.Namespace(t)
+			n.Apply(fmt.Sprintf(`
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: many}
+spec:
+  replicas: 0
+  selector: {matchLabels: {app: many}}
+  template:
+    metadata: {labels: {app: many}}
+    spec:
+      runtimeClassName: %s
+      terminationGracePeriodSeconds: 2
+      containers: [{name: c, image: %s, resources: %s}]
+`, burst.kind, burst.image, burst.resources))
+			keepBusy(t, burst.loops)
+			for range burst.times {
+				up := scale(n, burst.pods)
+				n.CheckRestarts()
+				t.Logf("%d pods of %s, %d busy loops beside: ready after %.1f s, gone after %.1f s", burst.pods, burst.kind, burst.loops, up, scale(n, 0))
+			}
+		})
+	}
+}
+
+// scale gives the Deployment "many" a number of pods and returns how many seconds it took until all were ready, or gone.
+func scale(n *kube.Namespace, pods int) float64 {
+	begin := time.Now()
+	n.Kubectl("scale", "deployment/many", fmt.Sprint("--replicas=", pods))
+	n.WaitPods("app=many", pods, burstTimeout)
+	return time.Since(begin).Seconds()
+}
+
+// keepBusy runs processes that do nothing but compute until the test ends.
+func keepBusy(t *testing.T, loops int) {
+	t.Helper()
+	for range loops {
+		loop := exec.Command("sh", "-c", "while :; do :; done")
+		if err := loop.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			_ = loop.Process.Kill()
+			_ = loop.Wait() // it was killed
+		})
+	}
+}
