@@ -123,27 +123,13 @@ func output(cmd *exec.Cmd) (string, error) {
 	return string(out), err
 }
 
-// runtimeClasses are those of docs/kubernetes.md, wasm.md and vm.md.
-const runtimeClasses = `
-apiVersion: node.k8s.io/v1
-kind: RuntimeClass
-metadata: {name: linux}
-handler: linux
----
-apiVersion: node.k8s.io/v1
-kind: RuntimeClass
-metadata: {name: wasm}
-handler: wasm
----
-apiVersion: node.k8s.io/v1
-kind: RuntimeClass
-metadata: {name: vm}
-handler: vm
-overhead: {podFixed: {memory: 256Mi}}
-`
-
+// applyRuntimeClasses applies those of docs/kubernetes.md, as they stand there.
 func (c *Cluster) applyRuntimeClasses() error {
-	_, err := c.Kubectl(runtimeClasses, "apply", "-f", "-")
+	classes, err := harness.Manifests("kubernetes.md")
+	if err != nil {
+		return err
+	}
+	_, err = c.Kubectl(strings.Join(classes, "---\n"), "apply", "-f", "-")
 	return err
 }
 

@@ -1,0 +1,31 @@
+package harness
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Manifests are the blocks of YAML in a document below docs that a person would give to kubectl, as they stand there: those
+// that begin with an apiVersion, but for the kubelet's own configuration.
+func Manifests(document string) ([]string, error) {
+	data, err := os.ReadFile(filepath.Join(Root(), "docs", document))
+	if err != nil {
+		return nil, err
+	}
+	var found []string
+	for _, part := range strings.Split("\n"+string(data), "\n```yaml\n")[1:] {
+		block, _, closed := strings.Cut(part, "\n```\n")
+		if !closed {
+			return nil, fmt.Errorf("docs/%s: a block of YAML has no end", document)
+		}
+		if strings.HasPrefix(block, "apiVersion: ") && !strings.HasPrefix(block, "apiVersion: kubelet.config.k8s.io/") {
+			found = append(found, block+"\n")
+		}
+	}
+	if len(found) == 0 {
+		return nil, fmt.Errorf("docs/%s has no manifest", document)
+	}
+	return found, nil
+}

@@ -1,0 +1,79 @@
+package kubelet
+
+import (
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/tripod-run/tripod/test/harness"
+	"github.com/tripod-run/tripod/test/harness/kube"
+)
+
+// TestDocuments applies the objects of the guides as they stand there. Only what they take from the reader is given to them:
+// an image of their name.
+func TestDocuments(t *testing.T) {
+	c := kube.Shared(t)
+	t.Parallel()
+	t.Run("wasm.md", func(t *testing.T) {
+		t.Parallel()
+		push(t, "calc:1", "examples/wasm/greeter-c/greeter-c.wasm", "--proto", harness.Root()+"/examples/wasm/greeter/greeter.proto")
+		n := c.Namespace(t)
+		applyDocument(t, n, "wasm.md")
+		n.WaitPods("app=calc", 3, kube.Timeout)
+	})
+	t.Run("vm.md", func(t *testing.T) {
+		t.Parallel()
+		push(t, "debian:12", "build/images/vm/disk.qcow2")
+		n := c.Namespace(t)
+		applyDocument(t, n, "vm.md")
+		pod := n.WaitReady("debian", harness.GuestTimeout)
+		if pod.Spec.Overhead.Memory().IsZero() {
+			t.Errorf("the pod has no overhead: %v", pod.Spec.Overhead)
+		}
+		n.WaitLog("seed=nocloud", kube.Timeout, "debian")
+	})
+	t.Run("kubernetes.md", func(t *testing.T) {
+		t.Parallel()
+		var node corev1.Node
+		if err := c.Get("/api/v1/nodes/"+kube.NodeName, &node); err != nil {
+			t.Fatal(err)
+		}
+		handlers := map[string]bool{}
+		for _, h := range node.Status.RuntimeHandlers {
+			handlers[h.Name] = true
+		}
+		for _, name := range []string{"", "linux", "wasm", "vm"} { // applied when the cluster was started
+			if !handlers[name] {
+				t.Errorf("the node does not tell of the handler %q: %v", name, node.Status.RuntimeHandlers)
+			}
+		}
+	})
+}
+
+// applyDocument applies the manifests of a document.
+func applyDocument(t *testing.T, n *kube.Namespace, document string) {
+	t.Helper()
+	manifests, err := harness.Manifests(document)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range manifests {
+		n.Apply(m)
+	}
+}
+
+// push puts a file into the registry of the tests, under the name that every registry has there.
+func push(t *testing.T, name, file string, args ...string) {
+	t.Helper()
+	tripod, err := harness.Binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	args = append([]string{"push", "--plain-http", filepath.Join(harness.Root(), file), harness.Registry(t).Addr + "/" + name}, args...)
+	if out, err := exec.CommandContext(t.Context(), tripod, args...).CombinedOutput(); err != nil {
+		t.Fatalf("tripod %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+}
