@@ -31,8 +31,9 @@ func (c *Cluster) define(tripod string) {
 	c.ControllerManager = program("kube-controller-manager", config("system:kube-controller-manager"), "--leader-elect=false",
 		"--use-service-account-credentials=true", "--allocate-node-cidrs=true", "--cluster-cidr="+PodCIDR, "--service-cluster-ip-range="+ServiceCIDR,
 		"--root-ca-file="+c.identity.path("ca.crt"), "--service-account-private-key-file="+c.identity.path("accounts.key"),
-		"--cert-dir="+c.path("pki"))
-	c.Scheduler = program("kube-scheduler", config("system:kube-scheduler"), "--leader-elect=false", "--cert-dir="+c.path("pki"))
+		"--cert-dir="+c.path("pki"), "--kube-api-qps=500", "--kube-api-burst=500")
+	c.Scheduler = program("kube-scheduler", config("system:kube-scheduler"), "--leader-elect=false", "--cert-dir="+c.path("pki"),
+		"--kube-api-qps=500", "--kube-api-burst=500")
 	c.Daemon = &Process{Name: "tripod", LogPath: c.path("tripod.log"), argv: []string{tripod, "daemon", "--config", c.path("tripod.toml")}}
 	c.Kubelet = program("kubelet", config("system:node:"+NodeName), "--config="+c.path("kubelet.json"),
 		"--node-ip="+NodeIP, "--hostname-override="+NodeName, "--root-dir="+c.path("kubelet"), "--cert-dir="+c.path("kubelet-pki"), "--v=2")
