@@ -21,7 +21,8 @@ type kind struct {
 	name string // and its RuntimeClass
 	// web is an image that serves HTTP on port 80, and greets with greeting.
 	web, greeting string
-	// resources are those of the container, in YAML: a machine has its limit as memory.
+	// resources are those of the container, in YAML: a machine has its limit as memory. The node has two processors for all
+	// tests together.
 	resources string
 	// replicas is how many pods the tests have of it.
 	replicas int
@@ -38,7 +39,7 @@ type kind struct {
 var kinds = []kind{
 	{name: "linux", web: harness.Httpd, greeting: "It works!", resources: "{}", replicas: 3, grace: 1, boots: kube.Timeout, exec: true,
 		prints: `image: BUSYBOX, command: [echo, done]`, fails: `image: BUSYBOX, command: [sh, -c, exit 3]`},
-	{name: "wasm", web: harness.HelloHTTP, greeting: "hello from /", resources: "{limits: {cpu: 500m, memory: 64Mi}}", replicas: 3, grace: 10, boots: kube.Timeout,
+	{name: "wasm", web: harness.HelloHTTP, greeting: "hello from /", resources: "{requests: {cpu: 10m}, limits: {cpu: 500m, memory: 64Mi}}", replicas: 3, grace: 10, boots: kube.Timeout,
 		prints: `image: ` + harness.CommandGo + `, args: [out, done]`, fails: `image: ` + harness.CommandGo + `, args: [exit, "3"]`},
 	{name: "vm", web: harness.Guest, greeting: "hello from", resources: "{requests: {cpu: 100m}, limits: {memory: 128Mi}}", replicas: 1, grace: 20, boots: harness.GuestTimeout, exec: true,
 		prints: `image: ` + harness.TinyEnds},

@@ -77,7 +77,7 @@ func TestProbes(t *testing.T) {
 func TestExecProbeOfComponent(t *testing.T) {
 	forKinds(t, kinds[1:2], func(t *testing.T, k kind, n *kube.Namespace) {
 		n.Apply(k.fill(fmt.Sprintf(probed, k.web, "exec: {command: [\"true\"]}", "tcpSocket: {port: 80}")))
-		waitEvent(n, "web", "component")
+		waitEvent(n, "web", "no exec")
 	})
 }
 

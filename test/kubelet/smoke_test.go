@@ -54,7 +54,7 @@ func checkService(t *testing.T, k kind, n *kube.Namespace) {
 func checkExec(t *testing.T, k kind, n *kube.Namespace, pod string) {
 	t.Helper()
 	if !k.exec {
-		if out, err := n.TryKubectl("exec", pod, "--", "true"); err == nil || !strings.Contains(err.Error(), "component") {
+		if out, err := n.TryKubectl("exec", pod, "--", "true"); err == nil || !strings.Contains(err.Error(), "no exec") {
 			t.Errorf("exec is not refused with a reason: %v %s", err, out)
 		}
 		return

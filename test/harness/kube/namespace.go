@@ -358,8 +358,18 @@ func (n *Namespace) explain() {
 	events, err := n.TryKubectl("get", "events", "--sort-by=.lastTimestamp",
 		"-o=custom-columns=COUNT:.count,OBJECT:.involvedObject.name,REASON:.reason,MESSAGE:.message")
 	n.t.Logf("events: %v\n%s", err, events)
+	for i := range pods {
+		for _, s := range containerStatuses(&pods[i]) {
+			log, err := n.TryKubectl("logs", pods[i].Name, "--container", s.Name, "--tail=20")
+			n.t.Logf("log of %s in %s: %v\n%s", s.Name, pods[i].Name, err, log)
+			if s.RestartCount > 0 {
+				log, err := n.TryKubectl("logs", pods[i].Name, "--container", s.Name, "--tail=20", "--previous")
+				n.t.Logf("log of %s in %s before its restart: %v\n%s", s.Name, pods[i].Name, err, log)
+			}
+		}
+	}
 	for _, list := range []string{"pods", "ps"} {
-		out, err := n.Cluster.Tripod(list, "-o", "wide")
+		out, err := n.Cluster.Tripod(list)
 		n.t.Logf("tripod %s: %v\n%s", list, err, out)
 	}
 	for _, p := range []*Process{n.Cluster.Kubelet, n.Cluster.Daemon} {
