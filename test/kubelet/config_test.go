@@ -90,7 +90,7 @@ func TestConfiguration(t *testing.T) {
 func TestProjectedToken(t *testing.T) {
 	containers := map[string]string{
 		"linux": `image: BUSYBOX, command: [sh, -c, "cat /token/token; echo; cat /token/namespace; trap exit TERM; sleep 3600 & wait"]`,
-		"wasm":  `image: ` + harness.CommandGo + `, args: [cat, /token/token, out, "", cat, /token/namespace, sleep, 1h]`,
+		"wasm":  `image: ` + harness.CommandGo + `, args: [cat, /token/token, out, "", cat, /token/namespace, out, "", sleep, 1h]`,
 	}
 	forKinds(t, kinds[:2], func(t *testing.T, k kind, n *kube.Namespace) {
 		n.Apply(k.fill(`
