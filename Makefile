@@ -79,12 +79,12 @@ test-all: ## test, with every fail point under both OCI runtimes, a real kubelet
 
 .PHONY: test-kubelet
 test-kubelet: build images kube ## pods of each kind under a real kubelet, in a cluster of one node
-	$(GOTEST) -v ./test/kubelet/...
+	$(GOTEST) -timeout 2h -parallel 6 -v ./test/kubelet/...
 
 # The part of it that is in make test. To build Kubernetes for that would take too long, so it says that it does not run.
 .PHONY: test-smoke
 test-smoke: build images
-	@if hack/kube.sh check >/dev/null; then $(GOTEST) -v -run '^TestSmoke$$' ./test/kubelet; else \
+	@if hack/kube.sh check >/dev/null; then $(GOTEST) -parallel 3 -v -run '^TestSmoke$$' ./test/kubelet; else \
 	  echo 'make test: WITHOUT the smoke test of a real kubelet; make test-kubelet builds what is missing'; fi
 
 .PHONY: kubelet-up kubelet-down kube

@@ -3,6 +3,7 @@ package kubelet
 import (
 	"encoding/base64"
 	"encoding/json"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -91,8 +92,9 @@ func TestProjectedToken(t *testing.T) {
 	containers := map[string]string{
 		"linux": `image: BUSYBOX, command: [sh, -c, "cat /token/token; echo; cat /token/namespace; trap exit TERM; sleep 3600 & wait"]`,
 		"wasm":  `image: ` + harness.CommandGo + `, args: [cat, /token/token, out, "", cat, /token/namespace, out, "", sleep, 1h]`,
+		"vm":    `image: WEB, args: ['tripod.run="cat /token/token; echo; cat /token/namespace; echo"']`,
 	}
-	forKinds(t, kinds[:2], func(t *testing.T, k kind, n *kube.Namespace) {
+	forKinds(t, kinds, func(t *testing.T, k kind, n *kube.Namespace) {
 		n.Apply(k.fill(`
 apiVersion: v1
 kind: Pod
@@ -100,7 +102,7 @@ metadata: {name: reader}
 spec:
   runtimeClassName: RUNTIME
   terminationGracePeriodSeconds: 5
-  containers: [{name: c, ` + containers[k.name] + `, volumeMounts: [{name: token, mountPath: /token}]}]
+  containers: [{name: c, resources: RESOURCES, ` + containers[k.name] + `, volumeMounts: [{name: token, mountPath: /token}]}]
   volumes:
   - name: token
     projected:
@@ -109,11 +111,11 @@ spec:
       - downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}
 `))
 		log := n.WaitLog(n.Name, k.boots, "reader")
-		parts := strings.Split(strings.SplitN(log, "\n", 2)[0], ".")
-		if len(parts) != 3 {
-			t.Fatalf("that is no token: %s", log)
+		token := regexp.MustCompile(`(?m)^[\w-]+\.([\w-]+)\.[\w-]+\s*$`).FindStringSubmatch(log)
+		if token == nil {
+			t.Fatalf("there is no token: %s", log)
 		}
-		text, err := base64.RawURLEncoding.DecodeString(parts[1])
+		text, err := base64.RawURLEncoding.DecodeString(token[1])
 		if err != nil {
 			t.Fatal(err)
 		}

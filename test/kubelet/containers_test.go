@@ -2,6 +2,7 @@ package kubelet
 
 import (
 	"fmt"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -58,6 +59,15 @@ spec:
   containers:
   - {name: one, image: WEB, resources: RESOURCES}
   - {name: other, image: WEB, resources: RESOURCES}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: prepared}
+spec:
+  runtimeClassName: RUNTIME
+  terminationGracePeriodSeconds: 5
+  initContainers: [{name: first, image: WEB, resources: RESOURCES}]
+  containers: [{name: one, image: WEB, resources: RESOURCES}]
 ---
 apiVersion: v1
 kind: Pod
@@ -212,12 +222,12 @@ spec:
 
 // TestHooksOfUnits: a component and a machine have HTTP and sleep hooks, a machine those that run a command as well.
 func TestHooksOfUnits(t *testing.T) {
-	postStart := map[string]string{"wasm": "httpGet: {port: 80, path: /started}", "vm": "sleep: {seconds: 1}"}
+	postStart := map[string]string{"wasm": "httpGet: {port: 80, path: /started}", "vm": "exec: {command: [touch, /started]}"}
 	forKinds(t, kinds[1:], func(t *testing.T, k kind, n *kube.Namespace) {
 		n.Apply(k.fill(`
 apiVersion: v1
 kind: Pod
-metadata: {name: hooked}
+metadata: {name: hooked, annotations: {tripod.dev/vm.wait-for-agent: "true"}}
 spec:
   runtimeClassName: RUNTIME
   terminationGracePeriodSeconds: 20
@@ -239,6 +249,51 @@ spec:
 			time.Sleep(200 * time.Millisecond)
 		}
 		n.WaitGone("pods/hooked", kube.Timeout)
+	})
+}
+
+// TestGracefulDeletion: a pod that is deleted has its grace period for what is under way.
+func TestGracefulDeletion(t *testing.T) {
+	containers := map[string]string{
+		"linux": `image: BUSYBOX, command: [sh, -c, "trap 'sleep 2; echo ended well; exit' TERM; echo begun; while :; do sleep 1 & wait $!; done"]`,
+		"wasm":  `image: ` + harness.GreeterC,
+		"vm":    `image: WEB`,
+	}
+	forKinds(t, kinds, func(t *testing.T, k kind, n *kube.Namespace) {
+		n.Apply(k.fill(`
+apiVersion: v1
+kind: Pod
+metadata: {name: ends}
+spec:
+  runtimeClassName: RUNTIME
+  terminationGracePeriodSeconds: 60
+  containers: [{name: c, resources: RESOURCES, ` + containers[k.name] + `}]
+`))
+		ip := n.WaitPhase("ends", corev1.PodRunning, k.boots).Status.PodIP
+		var last *stream
+		var begun, end string
+		switch k.name {
+		case "linux":
+			last, begun, end = startLog(t, n, "ends"), "begun", "ended well"
+		case "wasm": // a stream of answers, which the last of is 0
+			bin, err := harness.Binary()
+			if err != nil {
+				t.Fatal(err)
+			}
+			countdown := exec.Command(bin, "call", ip+":80", "greet.v1.Greeter/Countdown", `{"from": 50, "interval_ms": 100}`)
+			last, begun, end = start(t, countdown), "48", `"number":0`
+		case "vm":
+			last, begun, end = startLog(t, n, "ends"), "TRIPOD-GUEST-READY", "TRIPOD-GUEST-POWEROFF"
+		}
+		n.Await(begun, k.boots, func() error { return contains(last.out.String(), nil, begun) })
+		began := time.Now()
+		n.Kubectl("delete", "pod", "ends")
+		if log := strings.ReplaceAll(last.wait(t), " ", ""); !strings.Contains(log, strings.ReplaceAll(end, " ", "")) {
+			t.Errorf("it was cut off: %s", log)
+		}
+		if took := time.Since(began); took > 50*time.Second {
+			t.Errorf("it took %v, and so was killed", took)
+		}
 	})
 }
 

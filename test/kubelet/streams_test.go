@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/tripod-run/tripod/test/harness"
 	"github.com/tripod-run/tripod/test/harness/kube"
 )
@@ -98,7 +100,7 @@ spec:
   terminationGracePeriodSeconds: 5
   containers: [{name: c, resources: RESOURCES, ` + counters[k.name] + `}]
 `))
-		n.WaitPhase("counter", "Running", k.boots)
+		n.WaitPhase("counter", corev1.PodRunning, k.boots)
 		follow := startLog(t, n, "counter")
 		follow.await(n, lines[k.name])
 		follow.stop()
@@ -111,41 +113,57 @@ spec:
 	})
 }
 
-// TestInteractive: what is typed at kubectl reaches the process, by exec and by attach.
+// TestInteractive: what is typed at kubectl attach reaches the process, the component or the console.
 func TestInteractive(t *testing.T) {
-	forKinds(t, kinds[:1], func(t *testing.T, k kind, n *kube.Namespace) {
+	shells := map[string]string{
+		"linux": `image: BUSYBOX, command: [sh]`,
+		"wasm":  `image: ` + harness.CommandGo + `, args: [stdin]`,
+		"vm":    `image: WEB, tty: true`,
+	}
+	forKinds(t, kinds, func(t *testing.T, k kind, n *kube.Namespace) {
 		n.Apply(k.fill(`
 apiVersion: v1
 kind: Pod
 metadata: {name: shell}
 spec:
-  terminationGracePeriodSeconds: 1
-  containers: [{name: c, image: BUSYBOX, command: [sh], stdin: true}]
+  runtimeClassName: RUNTIME
+  terminationGracePeriodSeconds: GRACE
+  containers: [{name: c, stdin: true, resources: RESOURCES, ` + shells[k.name] + `}]
 `))
-		n.WaitReady("shell", k.boots)
-		if out, err := n.KubectlInput("one\ntwo\n", "exec", "-i", "shell", "--", "wc", "-l"); err != nil || strings.TrimSpace(out) != "2" {
-			t.Errorf("wc counted %q: %v", out, err)
+		n.WaitPhase("shell", corev1.PodRunning, k.boots)
+		typed, answer := "echo typed $((40 + 2))", "typed 42"
+		switch k.name {
+		case "wasm":
+			answer = typed
+		case "vm":
+			n.WaitLog("TRIPOD-GUEST-READY", k.boots, "shell")
 		}
 		attached := start(t, n.KubectlCommand("attach", "-i", "shell"))
-		fmt.Fprintln(attached.in, "echo typed $((40 + 2))")
-		attached.await(n, "typed 42")
+		n.Await("an answer to what is typed", k.boots, func() error {
+			fmt.Fprintln(attached.in, typed)
+			return contains(attached.out.String(), nil, answer)
+		})
 		attached.stop()
 	})
 }
 
-// TestCopy: files of any bytes come in and out again.
-func TestCopy(t *testing.T) {
-	forKinds(t, kinds[:1], func(t *testing.T, k kind, n *kube.Namespace) {
-		n.Apply(client)
-		n.WaitReady("client", k.boots)
+// TestExecAndCopy: input and output of a command are passed on as they are, and so are files.
+func TestExecAndCopy(t *testing.T) {
+	forKinds(t, []kind{kinds[0], kinds[2]}, func(t *testing.T, k kind, n *kube.Namespace) {
+		n.Apply(k.deployment(1))
+		pod := n.WaitPods("app=web", 1, k.boots)[0].Name
+		n.Await("exec in "+pod, k.boots, func() error { // the agent of a machine comes after its web server
+			out, err := n.KubectlInput("one\ntwo\n", "exec", "-i", pod, "--", "wc", "-l")
+			return contains(out, err, "2")
+		})
 		dir := t.TempDir()
 		sent, back := filepath.Join(dir, "sent"), filepath.Join(dir, "back")
-		content := bytes.Repeat([]byte("0123456789abcde\x00"), 1<<16)
+		content := bytes.Repeat([]byte("0123456789abcde\x00"), 1<<15)
 		if err := os.WriteFile(sent, content, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		n.Kubectl("cp", sent, "client:/tmp/file")
-		n.Kubectl("cp", "client:/tmp/file", back)
+		n.Kubectl("cp", sent, pod+":/tmp/file")
+		n.Kubectl("cp", pod+":/tmp/file", back)
 		if got, err := os.ReadFile(back); err != nil || !bytes.Equal(got, content) {
 			t.Errorf("%d bytes came back as %d: %v", len(content), len(got), err)
 		}
