@@ -118,7 +118,7 @@ func TestInteractive(t *testing.T) {
 	shells := map[string]string{
 		"linux": `image: BUSYBOX, command: [sh]`,
 		"wasm":  `image: ` + harness.CommandGo + `, args: [stdin]`,
-		"vm":    `image: WEB, tty: true`,
+		"vm":    `image: WEB`,
 	}
 	forKinds(t, kinds, func(t *testing.T, k kind, n *kube.Namespace) {
 		n.Apply(k.fill(`
