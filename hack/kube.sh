@@ -65,7 +65,7 @@ check() {
 
 running() { [ -s $pidfile ] && kill -0 "$(cat $pidfile)" 2>/dev/null; }
 
-# first prints the first process inside of the cluster's namespaces: kubenode, which is the only child of testns' init.
+# first prints the first process inside of the cluster's namespaces, which is testns' child.
 first() {
   local init
   running && init=$(pgrep -P "$(cat $pidfile)") && [ -n "$init" ] && echo "$init"

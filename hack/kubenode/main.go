@@ -34,6 +34,7 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	c.Daemon.Supervise() // as the unit file does; a person may kill it to see what happens
 	up := filepath.Join(harness.Dir(), "kubeconfig")
 	if err := os.Symlink(c.Kubeconfig(), up); err != nil {
 		return errors.Join(err, c.Stop())

@@ -64,6 +64,13 @@ func (p *Process) spawn() error {
 	return nil
 }
 
+// Supervise lets the program be started again from now on, whenever it ends by itself.
+func (p *Process) Supervise() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.supervised = true
+}
+
 // ended notes an end that nobody asked for, and begins again where that is a supervisor's duty.
 func (p *Process) ended(c *exec.Cmd) {
 	p.mu.Lock()
