@@ -173,7 +173,7 @@ func checkRestarts(t *testing.T, k kind, n *kube.Namespace, fails bool) {
 	last := pod.Status.ContainerStatuses[0].LastTerminationState.Terminated
 	switch {
 	case last == nil:
-		t.Errorf("how it ended before is not told: %s", kube.Describe(pod))
+		t.Errorf("how it ended before is not reported: %s", kube.Describe(pod))
 	case fails && last.ExitCode != 3 || !fails && last.ExitCode != 0:
 		t.Errorf("it ended before with %d", last.ExitCode)
 	}

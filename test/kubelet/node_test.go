@@ -152,7 +152,7 @@ func TestUnitKilled(t *testing.T) {
 				t.Errorf("it was to be restarted once, in its place: %s", kube.Describe(again))
 			}
 			if end := again.Status.ContainerStatuses[0].LastTerminationState.Terminated; end == nil || end.ExitCode != 137 {
-				t.Errorf("that it was killed is not told: %+v", end)
+				t.Errorf("that it was killed is not reported: %+v", end)
 			}
 			n.Await("it serves", kube.Timeout, func() error {
 				answer, err := get("http://" + pod.Status.PodIP + "/")

@@ -67,7 +67,7 @@ func TestProbes(t *testing.T) {
 				return len(p.Status.ContainerStatuses) > 0 && p.Status.ContainerStatuses[0].RestartCount > 0
 			})
 			if again.Status.ContainerStatuses[0].LastTerminationState.Terminated == nil {
-				t.Errorf("how it ended before is not told: %s", kube.Describe(again))
+				t.Errorf("how it ended before is not reported: %s", kube.Describe(again))
 			}
 		})
 	}

@@ -77,7 +77,7 @@ func TestJob(t *testing.T) {
 		}
 		for _, p := range n.Pods("job-name=badly") {
 			if end := p.Status.ContainerStatuses[0].State.Terminated; end == nil || end.ExitCode != 3 {
-				t.Errorf("the exit code 3 is not told: %s", kube.Describe(&p))
+				t.Errorf("the exit code 3 is not reported: %s", kube.Describe(&p))
 			}
 		}
 	})

@@ -125,7 +125,7 @@ func (c *Cluster) start() error {
 	return c.await(c.Kubelet, "passes the pod CIDR on", c.knowsPodCIDR)
 }
 
-// knowsPodCIDR is nil when the kubelet has told the runtime from where pods get their addresses. Earlier pods get them from
+// knowsPodCIDR is nil when the kubelet has passed the pods' address range to the runtime. Earlier pods get them from
 // the runtime's own range.
 func (c *Cluster) knowsPodCIDR() error {
 	if c.Kubelet.Grep("newPodCIDR=", 1) == "" {
@@ -198,7 +198,7 @@ func (c *Cluster) processes() []*Process {
 	return []*Process{c.Proxy, c.Kubelet, c.Scheduler, c.ControllerManager, c.Daemon, c.APIServer, c.Etcd}
 }
 
-// Stop ends the cluster. Its error tells which program ended before that, or was left behind by.
+// Stop ends the cluster. Its error names the programs that had ended before, or did not end when they were asked to.
 func (c *Cluster) Stop() error {
 	var errs []error
 	for _, p := range c.processes() {
