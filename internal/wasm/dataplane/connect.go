@@ -188,11 +188,15 @@ type binaryCodec struct{}
 
 func (binaryCodec) Name() string { return "proto" }
 
-func (binaryCodec) Marshal(m any) ([]byte, error) {
+// Marshal gives away what it returns: connect-go puts it into its pool.
+func (c binaryCodec) Marshal(m any) ([]byte, error) { return c.MarshalAppend(nil, m) }
+
+// MarshalAppend is what connect-go calls where a codec has it, with memory of its own pool.
+func (binaryCodec) MarshalAppend(to []byte, m any) ([]byte, error) {
 	if f, ok := m.(*frame); ok {
-		return f.bytes, nil
+		return append(to, f.bytes...), nil
 	}
-	return proto.Marshal(m.(proto.Message)) // connect-go's own messages
+	return proto.MarshalOptions{}.MarshalAppend(to, m.(proto.Message)) // connect-go's own messages
 }
 
 func (binaryCodec) Unmarshal(b []byte, m any) error {
