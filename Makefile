@@ -73,7 +73,7 @@ test-daemon: build images ## end-to-end and crash tests against real daemons
 	$(GOTEST) -p 1 $(DAEMON)
 
 .PHONY: test-all
-test-all: ## test, with every fail point under both OCI runtimes, a real kubelet, the soak test, every fuzz target shortly, a real Debian
+test-all: ## test, with every fail point under both OCI runtimes and the data plane under stress, a real kubelet, the soak test, every fuzz target shortly, a real Debian
 	TRIPOD_TEST_FULL=1 $(MAKE) test
 	$(MAKE) test-kubelet soak fuzz debian
 

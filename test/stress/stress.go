@@ -44,8 +44,12 @@ type Options struct {
 	For      time.Duration
 }
 
-// callTimeout bounds a call: one that hangs is an error, not the end of the test.
-const callTimeout = 30 * time.Second
+const (
+	// callTimeout bounds a call: one that hangs is an error, not the end of the test.
+	callTimeout = 2 * time.Minute
+	// compressFrom is the size from which clients compress. A compressor takes most of a megabyte.
+	compressFrom = 1024
+)
 
 // protocols are what the clients speak.
 var protocols = map[string][]connect.ClientOption{
@@ -76,7 +80,7 @@ func clients(methods []*Method, transports []Transport) []*client {
 					continue
 				}
 				all = append(all, &client{
-					Client: connect.NewClient[message, message](t.Client, m.Base[t.Name]+m.Procedure, append(options, connect.WithCodec(codec{}))...),
+					Client: connect.NewClient[message, message](t.Client, m.Base[t.Name]+m.Procedure, append(options, connect.WithCodec(codec{}), connect.WithCompressMinBytes(compressFrom))...),
 					Method: m, name: protocol + "/" + t.Name + m.Procedure,
 				})
 			}
@@ -180,7 +184,7 @@ func (e *foreignError) Error() string {
 
 // words are what a call is made of: mostly short, some beyond each size at which a library turns to other buffers.
 func words(owner string, random *rand.Rand) []string {
-	all := make([]string, 1+random.IntN(48))
+	all := make([]string, 1+random.IntN(32))
 	for i := range all {
 		size := 0
 		switch random.IntN(256) {

@@ -47,7 +47,7 @@ type Call interface {
 	// stream from its client has one message exactly. The message is valid until the next Receive, or the end of Invoke.
 	Receive() ([]byte, error)
 	// Send sends a message, and blocks while the client does not read. A method that does not stream to its client sends
-	// one exactly. The message is not kept.
+	// one exactly. The message is the caller's again when Send returns, also when it fails.
 	Send(message []byte) error
 	// RequestHeader is the request's header as it came; Metadata reads it as gRPC metadata.
 	RequestHeader() http.Header

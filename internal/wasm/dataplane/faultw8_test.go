@@ -89,9 +89,9 @@ func TestFaultW8_NoForeignBytes(t *testing.T) {
 	for _, m := range methods {
 		m.Procedure, m.Base = testPath+m.Procedure, base
 	}
-	o := stress.Options{Streams: 64, For: 2 * time.Second}
+	o := stress.Options{Streams: 16, For: 2 * time.Second}
 	if os.Getenv("TRIPOD_TEST_FULL") != "" {
-		o.For = time.Minute
+		o.Streams, o.For = 64, time.Minute
 	}
 	stress.Run(t, methods, transports, o)
 }
