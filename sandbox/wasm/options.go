@@ -21,7 +21,7 @@ const (
 	keyClientAuth     = "client-auth"       // "require"
 	keyConcurrency    = "concurrency"       // requests at a time
 	keyRequestTimeout = "request-timeout"   // "30s"
-	keyMaxMessage     = "max-message-bytes" // of one message
+	keyMaxMessage     = "max-message-bytes" // of one message of a client
 	keyReuse          = "reuse"             // "true": an instance serves more than one request
 )
 

@@ -39,7 +39,7 @@ func TestW8NoForeignBytes(t *testing.T) {
 
 // overTCP speaks one protocol and nothing else.
 func overTCP(t *testing.T, set func(*http.Protocols, bool)) *http.Transport {
-	transport := &http.Transport{TLSClientConfig: anyCertificate, Protocols: &http.Protocols{}, MaxIdleConnsPerHost: 64}
+	transport := &http.Transport{TLSClientConfig: anyCertificate.Clone(), Protocols: &http.Protocols{}, MaxIdleConnsPerHost: 64}
 	set(transport.Protocols, true)
 	t.Cleanup(transport.CloseIdleConnections)
 	return transport

@@ -186,10 +186,10 @@ type Resources struct {
 
 // Limits are limits of one request, or on requests; 0 takes the default.
 type Limits struct {
-	// RequestTimeout bounds a unary call that brings no deadline of its own, and the computing of all requests: between
-	// two messages, for streams. Default 30 s. Streams and HTTP requests may wait for as long as their client does.
+	// RequestTimeout bounds the computing of a request: between two messages, for streams. Default 30 s. A request may wait
+	// for as long as its client does.
 	RequestTimeout time.Duration `json:"requestTimeout,omitempty"`
-	// MaxMessageBytes bounds a gRPC message of a request or of its answer; default 4 MiB.
+	// MaxMessageBytes bounds a gRPC message of a request; default 4 MiB. Answers are bounded by the engine (MaxValue).
 	MaxMessageBytes int64 `json:"maxMessageBytes,omitempty"`
 	// Concurrency is how many requests a pod serves at a time; default 64.
 	Concurrency int `json:"concurrency,omitempty"`

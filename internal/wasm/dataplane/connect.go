@@ -23,7 +23,6 @@ func (h *grpcHandler) newConnect(e *endpoint) http.Handler {
 		connect.WithCodec(binaryCodec{}),
 		connect.WithCodec(jsonCodec{input: e.Desc.Input(), output: e.Desc.Output(), types: h.types()}),
 		connect.WithReadMaxBytes(h.MaxMessageBytes),
-		connect.WithSendMaxBytes(h.MaxMessageBytes),
 		connect.WithCompressMinBytes(compressFrom),
 	}
 	switch {
@@ -37,7 +36,7 @@ func (h *grpcHandler) newConnect(e *endpoint) http.Handler {
 		}, options...)
 	case e.Desc.IsStreamingClient():
 		return connect.NewClientStreamHandler(e.Procedure, func(ctx context.Context, s *connect.ClientStream[frame]) (*connect.Response[frame], error) {
-			c := newConnectCall(e, s.RequestHeader(), s.Peer())
+			c := &connectCall{request: s.RequestHeader(), peer: s.Peer(), stats: e.stats}
 			c.receive = func() (*frame, error) { return receiveFrom(s) }
 			return h.runConnectOne(ctx, e, c)
 		}, options...)
@@ -51,8 +50,7 @@ func (h *grpcHandler) newConnect(e *endpoint) http.Handler {
 		}, options...)
 	default:
 		return connect.NewUnaryHandler(e.Procedure, func(ctx context.Context, r *connect.Request[frame]) (*connect.Response[frame], error) {
-			c := newConnectCall(e, r.Header(), r.Peer())
-			c.receive = once(r.Msg)
+			c := &connectCall{request: r.Header(), peer: r.Peer(), receive: once(r.Msg), stats: e.stats}
 			return h.runConnectOne(ctx, e, c)
 		}, options...)
 	}
@@ -66,8 +64,11 @@ func (h *grpcHandler) runConnect(ctx context.Context, e *endpoint, c *connectCal
 	return nil
 }
 
-// runConnectOne has a call answered that has one response.
+// runConnectOne has a call answered that has one response. Its metadata goes through the CallInfo of connect-go, which
+// keeps the header apart from the trailer also when there is no response.
 func (h *grpcHandler) runConnectOne(ctx context.Context, e *endpoint, c *connectCall) (*connect.Response[frame], error) {
+	info, _ := connect.CallInfoForHandlerContext(ctx)
+	c.header, c.trailer = info.ResponseHeader(), info.ResponseTrailer()
 	var response *frame
 	c.send = func(f *frame) error {
 		if response != nil {
@@ -77,25 +78,13 @@ func (h *grpcHandler) runConnectOne(ctx context.Context, e *endpoint, c *connect
 		return nil
 	}
 	if status := h.run(ctx, e, c, c.peer.Protocol); status != nil {
-		err := status.connectError()
-		addAll(err.Meta(), c.header)
-		addAll(err.Meta(), c.trailer)
-		return nil, err
+		return nil, status.connectError()
 	}
 	if response == nil {
 		h.Logger.ErrorContext(ctx, "a method without a response", "procedure", e.Procedure)
 		return nil, Errorf(codes.Internal, "the method ended without a response").connectError()
 	}
-	r := connect.NewResponse(response)
-	addAll(r.Header(), c.header)
-	addAll(r.Trailer(), c.trailer)
-	return r, nil
-}
-
-func addAll(to, from http.Header) {
-	for k, v := range from {
-		to[k] = append(to[k], v...)
-	}
+	return connect.NewResponse(response), nil
 }
 
 // connectCall is a Call over a stream of connect-go.
@@ -105,10 +94,6 @@ type connectCall struct {
 	receive                  func() (*frame, error)
 	send                     func(*frame) error
 	stats                    *methodMetrics
-}
-
-func newConnectCall(e *endpoint, request http.Header, peer connect.Peer) *connectCall {
-	return &connectCall{request: request, header: http.Header{}, trailer: http.Header{}, peer: peer, stats: e.stats}
 }
 
 func (c *connectCall) RequestHeader() http.Header   { return c.request }

@@ -12,10 +12,9 @@ import (
 	"strings"
 	"testing"
 
-	"google.golang.org/grpc"
+	"connectrpc.com/connect"
 	"google.golang.org/grpc/codes"
 	pb "google.golang.org/grpc/interop/grpc_testing"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -89,7 +88,7 @@ func TestFaultW3_Framing(t *testing.T) {
 		{"truncated message", nil, framed(0, make([]byte, 50))[:30], "3", "middle of a message"},
 		{"prefix alone", nil, []byte{0, 0, 0, 0, 9}, "3", "middle of a message"},
 		{"unknown flags", nil, framed(0x80, []byte("x")), "3", "flags 0x80"},
-		{"compressed without encoding", nil, framed(1, gzipped([]byte("x"))), "3", "no grpc-encoding"},
+		{"compressed without encoding", nil, framed(1, gzipped([]byte("x"))), "13", "no grpc-encoding"},
 		{"unknown encoding", http.Header{"Grpc-Encoding": {"snappy"}}, framed(0, nil), "12", "snappy"},
 		{"junk for gzip", withGzip, framed(1, []byte("junk")), "3", "gzip"},
 		{"truncated gzip", withGzip, framed(1, gzipped(make([]byte, 1000))[:12]), "3", "gzip"},
@@ -171,16 +170,90 @@ func TestFaultW3_HTTP(t *testing.T) {
 	}
 }
 
-// TestMaxMessage: the component's own messages are bounded too.
+// TestMaxMessage: the bound is on what clients send. What the component answers may be larger, in every protocol.
 func TestMaxMessage(t *testing.T) {
-	client := startServer(t, &echo{}, func(o *GRPCOptions, _ *Config, _ *Material) { o.MaxMessageBytes = 1000 }).
-		dial(t, false, grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<20)))
-	stream, err := client.StreamingOutputCall(t.Context(), &pb.StreamingOutputCallRequest{ResponseParameters: []*pb.ResponseParameters{{Size: 2000}}})
-	if err != nil {
-		t.Fatal(err)
+	s := startServer(t, &echo{}, func(o *GRPCOptions, _ *Config, _ *Material) { o.MaxMessageBytes = 1000 })
+	request := &pb.StreamingOutputCallRequest{ResponseParameters: []*pb.ResponseParameters{{Size: 20_000}}}
+	for way, c := range s.httpClients(t) {
+		for name, options := range map[string][]connect.ClientOption{
+			"grpc": {connect.WithGRPC()}, "grpcweb": {connect.WithGRPCWeb()}, "connect": {}, "connect+json": {connect.WithProtoJSON()},
+		} {
+			client := connect.NewClient[pb.StreamingOutputCallRequest, pb.StreamingOutputCallResponse](c, c.base+testPath+"StreamingOutputCall", options...)
+			stream, err := client.CallServerStream(t.Context(), connect.NewRequest(request))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !stream.Receive() || len(stream.Msg().GetPayload().GetBody()) != 20_000 {
+				t.Errorf("%s/%s: %v, %v", way, name, stream.Msg(), stream.Err())
+			}
+			stream.Close()
+			large := &pb.StreamingOutputCallRequest{Payload: payload(2000)}
+			if stream, err = client.CallServerStream(t.Context(), connect.NewRequest(large)); err != nil {
+				t.Fatal(err)
+			}
+			if stream.Receive() || connect.CodeOf(stream.Err()) != connect.CodeResourceExhausted {
+				t.Errorf("%s/%s: a large request: %v", way, name, stream.Err())
+			}
+			stream.Close()
+		}
 	}
-	if _, err := stream.Recv(); status.Code(err) != codes.ResourceExhausted {
-		t.Error(err)
+}
+
+// TestMetadataWithoutMessage: what a component sets for the header arrives in it, and not in the trailer, also when there is
+// no message between them.
+func TestMetadataWithoutMessage(t *testing.T) {
+	s := startServer(t, InvokerFunc(func(_ context.Context, _ *Method, c Call) error {
+		if err := SetMetadata(c.ResponseHeader(), "x-head", []byte("1")); err != nil {
+			return err
+		}
+		if err := SetMetadata(c.ResponseTrailer(), "x-tail", []byte("2")); err != nil {
+			return err
+		}
+		return Errorf(codes.Aborted, "no message")
+	}))
+	message := framed(0, nil)
+	for way, c := range s.httpClients(t) {
+		for _, test := range []struct {
+			contentType string
+			body        []byte
+			methods     []string
+			tail        func(r *http.Response, body string) bool
+		}{
+			{"application/grpc", message, []string{"UnaryCall", "StreamingInputCall", "StreamingOutputCall", "FullDuplexCall"},
+				func(r *http.Response, _ string) bool { return r.Trailer.Get("X-Tail") == "2" }},
+			{"application/grpc+json", message, []string{"UnaryCall", "StreamingInputCall", "StreamingOutputCall", "FullDuplexCall"},
+				func(r *http.Response, _ string) bool { return r.Trailer.Get("X-Tail") == "2" }},
+			{"application/grpc-web+proto", message, []string{"UnaryCall", "StreamingInputCall", "StreamingOutputCall", "FullDuplexCall"},
+				func(_ *http.Response, body string) bool {
+					return strings.Contains(body, "x-tail: 2") && !strings.Contains(body, "x-head")
+				}},
+			{"application/connect+proto", message, []string{"StreamingInputCall", "StreamingOutputCall", "FullDuplexCall"},
+				func(_ *http.Response, body string) bool {
+					return strings.Contains(body, `"X-Tail":["2"]`) && !strings.Contains(body, "X-Head")
+				}},
+			{"application/proto", nil, []string{"UnaryCall"},
+				func(r *http.Response, _ string) bool { return r.Header.Get("Trailer-X-Tail") == "2" }},
+		} {
+			for _, method := range test.methods {
+				r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, c.base+testPath+method, bytes.NewReader(test.body))
+				if err != nil {
+					t.Fatal(err)
+				}
+				r.Header = http.Header{"Content-Type": {test.contentType}, "Te": {"trailers"}}
+				response, err := c.Do(r)
+				if err != nil {
+					t.Fatal(err)
+				}
+				body, err := io.ReadAll(response.Body)
+				response.Body.Close()
+				if err != nil || response.Header.Get("X-Head") != "1" || response.Header.Get("X-Tail") != "" || response.Trailer.Get("X-Head") != "" {
+					t.Errorf("%s, %s %s: header %v, trailer %v, %v", way, test.contentType, method, response.Header, response.Trailer, err)
+				}
+				if !test.tail(response, string(body)) {
+					t.Errorf("%s, %s %s: no trailer: %v, %v, %q", way, test.contentType, method, response.Header, response.Trailer, body)
+				}
+			}
+		}
 	}
 }
 

@@ -17,7 +17,7 @@ type grpcCall struct {
 	writer  http.ResponseWriter
 	trailer http.Header
 	stats   *methodMetrics
-	max     int
+	max     int // bytes of a message of the client
 
 	clientStreams, serverStreams bool
 	compressedIn, compressOut    bool
@@ -114,9 +114,10 @@ func (c *grpcCall) readMessage() ([]byte, error) {
 	case flags > flagCompressed:
 		return nil, Errorf(codes.InvalidArgument, "message prefix: flags 0x%02x are not known", flags)
 	case flags == flagCompressed && !c.compressedIn:
-		return nil, Errorf(codes.InvalidArgument, "message prefix: the message is compressed, but there is no grpc-encoding")
+		// grpc/doc/compression.md wants this code.
+		return nil, Errorf(codes.Internal, "message prefix: the message is compressed, but there is no grpc-encoding")
 	case uint64(size) > uint64(c.max):
-		return nil, c.tooLarge("message", uint64(size))
+		return nil, Errorf(codes.ResourceExhausted, "message of %d bytes is over the limit of %d", size, c.max)
 	}
 	if err := c.in.readFrom(c.request.Body, int(size)); err != nil {
 		if err == io.EOF {
@@ -146,10 +147,6 @@ func (c *grpcCall) decompress() ([]byte, error) {
 	return plain.bytes, nil
 }
 
-func (c *grpcCall) tooLarge(what string, size uint64) *Status {
-	return Errorf(codes.ResourceExhausted, "%s of %d bytes is over the limit of %d", what, size, c.max)
-}
-
 // readError says what the end of a request's body in its middle means.
 func (c *grpcCall) readError(err error) error {
 	if errors.Is(err, io.ErrUnexpectedEOF) {
@@ -177,10 +174,7 @@ func isTimeout(err error) bool {
 
 // Send implements Call.
 func (c *grpcCall) Send(message []byte) error {
-	switch {
-	case len(message) > c.max:
-		return c.tooLarge("response message", uint64(len(message)))
-	case c.sent && !c.serverStreams:
+	if c.sent && !c.serverStreams {
 		return Errorf(codes.Internal, "the method sends one message, and has sent it")
 	}
 	if c.out == nil {
@@ -226,9 +220,14 @@ func (c *grpcCall) write(message []byte) error {
 	return err
 }
 
-// finish ends the response: in the trailer, or in the header when there is nothing else ("Trailers-Only").
+// finish ends the response: in the trailer, or in the header when there is nothing else ("Trailers-Only"). A client takes
+// all of the latter for the trailer, so that metadata of the header goes ahead, without a message if there is none.
 func (c *grpcCall) finish(status *Status) {
 	header, prefix := c.writer.Header(), ""
+	if !c.sent && hasMetadata(header) {
+		c.sent = true
+		_ = http.NewResponseController(c.writer).Flush() // a client that is gone needs no status
+	}
 	if c.sent {
 		prefix = http.TrailerPrefix
 	}

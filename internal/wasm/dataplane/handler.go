@@ -35,7 +35,8 @@ type GRPCOptions struct {
 	Options
 	Methods []*Method
 	Invoker Invoker
-	// MaxMessageBytes bounds each message, uncompressed, in both directions; 4 MiB by default.
+	// MaxMessageBytes bounds each message of a client, uncompressed; 4 MiB by default. What a component sends is bounded by
+	// the Invoker.
 	MaxMessageBytes int
 	// ReceiveTimeout bounds how long the one message of a request that does not stream may take to arrive: a client that
 	// holds it back holds a place of the Limiter. 30 seconds by default.

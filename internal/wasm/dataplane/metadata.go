@@ -25,6 +25,16 @@ func isReserved(canonical string) bool {
 		strings.HasPrefix(canonical, http.TrailerPrefix)
 }
 
+// hasMetadata tells whether a response's header holds more than what is the protocol's own.
+func hasMetadata(header http.Header) bool {
+	for name := range header {
+		if !isReserved(name) {
+			return true
+		}
+	}
+	return false
+}
+
 // Metadata reads a request's header as gRPC metadata: keys in lower case, values of "-bin" keys decoded, without what
 // belongs to HTTP and gRPC themselves (content-type, te, grpc-timeout …). A value that is no base64 is left out.
 func Metadata(header http.Header) iter.Seq2[string, []byte] {

@@ -45,13 +45,6 @@ func (s *server) Invoke(ctx context.Context, m *dataplane.Method, c dataplane.Ca
 	s.pod.counts.active.Add(1)
 	defer s.pod.counts.active.Add(-1)
 	method, limits := s.pod.code.bound[m], *s.limits.Load()
-	if method.Reader == nil && method.Writer == nil {
-		if _, ok := ctx.Deadline(); !ok {
-			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(ctx, limits.RequestTimeout)
-			defer cancel()
-		}
-	}
 	b := buffers.Get().(*buffer)
 	defer b.free()
 	var err error
