@@ -47,8 +47,10 @@ bool tw_handle_new(tw_inst *i, uint32_t type, uint32_t rep, bool own, uint32_t *
   }
   if (!i->free_handle) {
     if (i->nhandles == i->cap_handles) {
-      i->cap_handles = i->cap_handles ? i->cap_handles * 2 : 16;
-      i->handles = realloc(i->handles, i->cap_handles * sizeof *i->handles);
+      uint32_t cap = i->cap_handles ? i->cap_handles * 2 : 16;
+      tw_handle *more = tw_get(i->handles, cap * sizeof *more);
+      if (!more) return tw_starve(i, "a handle");
+      i->handles = more, i->cap_handles = cap;
       if (!i->nhandles) i->nhandles = 1; // 0 is no handle
     }
     i->free_handle = i->nhandles++;
@@ -203,6 +205,7 @@ bool tw_lower_flat(tw_src *s, uint32_t node, wasmtime_val_raw_t *v) {
 
 static bool out(tw_inst *i, tw_buf *b, const void *from, size_t n) {
   tw_put(b, from, n);
+  if (b->starved) return tw_starve(i, "a value");
   if (b->failed) tw_fail(i, TW_OUTPUT, "a value of more than %zu bytes", b->max);
   return !b->failed;
 }

@@ -198,6 +198,8 @@ var (
 	ErrHandles = fmt.Errorf("guest holds too many host resources: %w", errdefs.ErrResourceExhausted)
 	// ErrValue: the guest gave a value that is too large.
 	ErrValue = fmt.Errorf("guest gave too large a value: %w", errdefs.ErrResourceExhausted)
+	// ErrStarved: the worker has no memory for what the call needs besides the guest's own.
+	ErrStarved = fmt.Errorf("no memory for the guest's call: %w", errdefs.ErrResourceExhausted)
 	// ErrHostCalls: the guest has called the host too often in one call.
 	ErrHostCalls = fmt.Errorf("guest called the host too often: %w", errdefs.ErrResourceExhausted)
 	// ErrKilled: Instance.Kill.

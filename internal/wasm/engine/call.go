@@ -16,7 +16,7 @@ import (
 
 // Call calls f with the flat parameters args, and appends the flat result to out. It returns when the guest does, or
 // soon (a tick) after ctx ends, Kill is called, or the compute budget is used up. Errors: *Trap, *Exit, ErrMemory,
-// ErrHandles, ErrHostCalls, ErrValue, ErrKilled, ErrDead, context.DeadlineExceeded, context.Cause(ctx), and
+// ErrHandles, ErrHostCalls, ErrValue, ErrStarved, ErrKilled, ErrDead, context.DeadlineExceeded, context.Cause(ctx), and
 // errdefs.ErrInvalidArgument for args that do not fit the types, which leaves the instance as it was.
 func (i *Instance) Call(ctx context.Context, f *Func, args, out []byte) ([]byte, error) {
 	if f.code != i.code {
@@ -391,6 +391,8 @@ func (i *Instance) failed(ctx context.Context, why int, text string) error {
 		return fmt.Errorf("%w: %s", ErrHandles, text)
 	case C.TW_HOSTCALLS:
 		return fmt.Errorf("%w: %s", ErrHostCalls, text)
+	case C.TW_STARVED:
+		return fmt.Errorf("%w: %s", ErrStarved, text)
 	case C.TW_OUTPUT:
 		return fmt.Errorf("%w: %s", ErrValue, text)
 	case C.TW_ABI:

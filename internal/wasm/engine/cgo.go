@@ -23,9 +23,22 @@ func taken(p *C.char) string {
 	if p == nil {
 		return ""
 	}
-	defer C.free(unsafe.Pointer(p))
+	defer C.tw_free_error(p)
 	return C.GoString(p)
 }
+
+// zeroed is memory of C's, for C.free. ErrStarved when there is none.
+func zeroed[T any]() (*T, error) {
+	var t T
+	p := (*T)(C.tw_zeroed(C.size_t(unsafe.Sizeof(t))))
+	if p == nil {
+		return nil, ErrStarved
+	}
+	return p, nil
+}
+
+// spare lets n allocations of the C half succeed from now on, and no more; negative: all. For tests.
+func spare(n int64) { C.tw_spare = C.int64_t(n) }
 
 func bytePtr(b []byte) *C.uint8_t { return (*C.uint8_t)(unsafe.SliceData(b)) }
 

@@ -17,11 +17,13 @@ struct tw_arena {
   _Alignas(16) uint8_t room[];
 };
 
-static void *room(tw_arena **a, size_t n) {
+// room gives n bytes, or ends the call and gives NULL.
+static void *room(tw_inst *i, tw_arena **a, size_t n) {
   n = (n + 15) & ~(size_t)15;
   if (!*a || (*a)->cap - (*a)->used < n) {
     size_t cap = n > 8000 ? n : 8000;
-    tw_arena *more = malloc(sizeof *more + cap);
+    tw_arena *more = tw_get(NULL, sizeof *more + cap);
+    if (!more) return tw_starve(i, "a value"), NULL;
     *more = (tw_arena){.next = *a, .cap = cap, .resources = *a ? (*a)->resources : NULL};
     *a = more;
   }
@@ -70,13 +72,14 @@ static bool to_resource(tw_src *s, uint32_t node, wasmtime_component_val_t *v, t
     tw_fail(s->i, TW_HANDLES, "%u resources", s->i->live);
     return false;
   }
+  resource *r = room(s->i, a, sizeof *r);
+  if (!r) return false;
   // What is lent is the host's own: a borrow exists only within a call of the guest, and none is under way yet.
   wasmtime_component_resource_host_t *h = wasmtime_component_resource_host_new(true, next32(s), s->prog->resources[node]);
   wasmtime_error_t *e = wasmtime_component_resource_host_to_any(s->i->cx, h, &v->of.resource);
   wasmtime_component_resource_host_delete(h);
   if (tw_took(s->i, e, NULL)) return false;
   if (own) s->i->live++;
-  resource *r = room(a, sizeof *r);
   *r = (resource){(*a)->resources, v->of.resource, !own};
   (*a)->resources = r;
   return true;
@@ -84,7 +87,8 @@ static bool to_resource(tw_src *s, uint32_t node, wasmtime_component_val_t *v, t
 
 static bool to_list(tw_src *s, const tw_node *n, wasmtime_component_val_t *v, tw_arena **a) {
   uint32_t count = next32(s), elem = s->prog->children[n->first].node;
-  wasmtime_component_val_t *all = room(a, count * sizeof *all);
+  wasmtime_component_val_t *all = room(s->i, a, count * sizeof *all);
+  if (!all) return false;
   v->of.list.size = count, v->of.list.data = all;
   if (s->prog->nodes[elem].kind == TW_U8) {
     for (uint32_t k = 0; k < count; k++) all[k].kind = TW_VAL_U8, all[k].of.u8 = s->at[k];
@@ -97,7 +101,8 @@ static bool to_list(tw_src *s, const tw_node *n, wasmtime_component_val_t *v, tw
 }
 
 static bool to_record(tw_src *s, const tw_node *n, wasmtime_component_val_t *v, tw_arena **a) {
-  wasmtime_component_valrecord_entry_t *all = room(a, n->count * sizeof *all);
+  wasmtime_component_valrecord_entry_t *all = room(s->i, a, n->count * sizeof *all);
+  if (!all) return false;
   v->of.record.size = n->count, v->of.record.data = all;
   for (uint32_t k = 0; k < n->count; k++) {
     const tw_child *c = &s->prog->children[n->first + k];
@@ -108,7 +113,8 @@ static bool to_record(tw_src *s, const tw_node *n, wasmtime_component_val_t *v, 
 }
 
 static bool to_tuple(tw_src *s, const tw_node *n, wasmtime_component_val_t *v, tw_arena **a) {
-  v->of.tuple.size = n->count, v->of.tuple.data = room(a, n->count * sizeof *v);
+  v->of.tuple.size = n->count, v->of.tuple.data = room(s->i, a, n->count * sizeof *v);
+  if (!v->of.tuple.data) return false;
   for (uint32_t k = 0; k < n->count; k++)
     if (!tw_to_val(s, s->prog->children[n->first + k].node, &v->of.tuple.data[k], a)) return false;
   return true;
@@ -119,8 +125,8 @@ static bool to_case(tw_src *s, const tw_node *n, wasmtime_component_val_t *v, tw
   const tw_child *c = &s->prog->children[n->first + which];
   wasmtime_component_val_t *payload = NULL;
   if (c->node != TW_NONE) {
-    payload = room(a, sizeof *payload);
-    if (!tw_to_val(s, c->node, payload, a)) return false;
+    payload = room(s->i, a, sizeof *payload);
+    if (!payload || !tw_to_val(s, c->node, payload, a)) return false;
   }
   switch (n->kind) {
   case TW_OPTION:
@@ -139,7 +145,8 @@ static bool to_case(tw_src *s, const tw_node *n, wasmtime_component_val_t *v, tw
 }
 
 static bool to_flags(tw_src *s, const tw_node *n, wasmtime_component_val_t *v, tw_arena **a) {
-  v->of.flags.size = 0, v->of.flags.data = room(a, n->count * sizeof(wasm_name_t));
+  v->of.flags.size = 0, v->of.flags.data = room(s->i, a, n->count * sizeof(wasm_name_t));
+  if (!v->of.flags.data) return false;
   uint32_t w = 0;
   for (uint32_t k = 0; k < n->count; k++) {
     if (k % 32 == 0) w = next32(s);
@@ -184,6 +191,7 @@ bool tw_to_val(tw_src *s, uint32_t node, wasmtime_component_val_t *v, tw_arena *
 
 static bool out(tw_inst *i, tw_buf *b, const void *from, size_t n) {
   tw_put(b, from, n);
+  if (b->starved) return tw_starve(i, "a value");
   if (b->failed) tw_fail(i, TW_OUTPUT, "a value of more than %zu bytes", b->max);
   return !b->failed;
 }

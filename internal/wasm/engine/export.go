@@ -46,7 +46,7 @@ func twHost(handle C.uintptr_t, fn C.uint32_t, args *C.uint8_t, n C.size_t, ci *
 	}
 	room := C.tw_room(&ci.scratch, C.size_t(len(out)))
 	if room == nil {
-		i.hostErr = fmt.Errorf("host function %s#%s: no memory for its result of %d bytes", f.Interface, f.Name, len(out))
+		i.hostErr = fmt.Errorf("host function %s#%s: its result of %d bytes: %w", f.Interface, f.Name, len(out), ErrStarved)
 		return C.TW_HOST
 	}
 	copy(unsafe.Slice((*byte)(room), len(out)), out)

@@ -130,7 +130,10 @@ func (f *Func) in(l *link) (*C.tw_func, error) {
 	if b := f.bound[l.slot]; b != nil {
 		return b, nil
 	}
-	b := (*C.tw_func)(C.calloc(1, C.size_t(unsafe.Sizeof(C.tw_func{}))))
+	b, err := zeroed[C.tw_func]()
+	if err != nil {
+		return nil, err
+	}
 	b.prog, b.name = f.prog, f.name
 	if l.module != nil {
 		if hasKey(l.sigs, postReturn(f.item)) {
@@ -190,7 +193,7 @@ func (h *hostTable) program(item Item, params []*value.Type, result *value.Type)
 	}
 	prog := C.tw_prog_new(bytePtr(table), C.size_t(len(table)), (*C.uint32_t)(unsafe.SliceData(resources)))
 	if prog == nil {
-		return nil, fmt.Errorf("%v: the table of its types is damaged: %w", item, errdefs.ErrInternal)
+		return nil, fmt.Errorf("%v: the table of its types: %w", item, ErrStarved)
 	}
 	return prog, nil
 }

@@ -77,7 +77,7 @@ wasm_trap_t *tw_core_host(void *fn, wasmtime_caller_t *caller, wasmtime_val_raw_
   const tw_hostfn *f = fn;
   tw_inst *i = wasmtime_context_get_data(wasmtime_caller_context(caller));
   uint8_t small[512];
-  tw_buf args = {small, 0, sizeof small, i->max_value, false, false};
+  tw_buf args = {small, 0, sizeof small, i->max_value, false, false, false};
   bool ok = may(i);
   if (ok && f->drop) ok = drop(i, f, (uint32_t)v->i32);
   else if (ok) ok = lift_params(i, f->prog, v, &args) && call_go(i, f, &args) && lower_result(i, f->prog, v);
@@ -91,7 +91,7 @@ wasmtime_error_t *tw_comp_host(void *fn, wasmtime_context_t *cx, const wasmtime_
   const tw_hostfn *f = fn;
   tw_inst *i = wasmtime_context_get_data(cx);
   uint8_t small[512];
-  tw_buf args = {small, 0, sizeof small, i->max_value, false, false};
+  tw_buf args = {small, 0, sizeof small, i->max_value, false, false, false};
   tw_arena *arena = NULL;
   i->ready = true; // here it is wasmtime that keeps the guest from calling out of turn
   bool ok = may(i);

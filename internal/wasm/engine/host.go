@@ -35,7 +35,10 @@ func newHostTable(c *Code, host Host) (*hostTable, error) {
 		h.ifaces[track(r.Interface)] = true
 		h.resources[track(r.Interface)+"#"+r.Name] = n
 		h.drops = append(h.drops, r.Drop)
-		fn := c.hostfn(n)
+		fn, err := c.hostfn(n)
+		if err != nil {
+			return nil, err
+		}
 		fn.drop = true
 		h.cdrops = append(h.cdrops, fn)
 	}
@@ -53,11 +56,14 @@ func newHostTable(c *Code, host Host) (*hostTable, error) {
 }
 
 // hostfn makes what the C half keeps of a function or resource.
-func (c *Code) hostfn(n int) *C.tw_hostfn {
-	fn := (*C.tw_hostfn)(C.calloc(1, C.size_t(unsafe.Sizeof(C.tw_hostfn{}))))
+func (c *Code) hostfn(n int) (*C.tw_hostfn, error) {
+	fn, err := zeroed[C.tw_hostfn]()
+	if err != nil {
+		return nil, err
+	}
 	fn.index = C.uint32_t(n)
 	c.frees = append(c.frees, func() { C.free(unsafe.Pointer(fn)) })
-	return fn
+	return fn, nil
 }
 
 func (h *hostTable) provides(iface string) bool { return h.ifaces[track(iface)] }
@@ -85,7 +91,9 @@ func (h *hostTable) bind(c *Code, item Item) error {
 		return err
 	}
 	c.frees = append(c.frees, func() { C.tw_prog_free(prog) })
-	h.cfuncs[n] = c.hostfn(n)
+	if h.cfuncs[n], err = c.hostfn(n); err != nil {
+		return err
+	}
 	h.cfuncs[n].prog = prog
 	return nil
 }

@@ -16,20 +16,29 @@ void tw_fail(tw_inst *i, int why, const char *fmt, ...) {
   i->why = why;
 }
 
-// text is a message without the backtrace of the engine itself, which tells nobody anything.
+// text is a message without the backtrace of the engine itself, which tells nobody anything; NULL when there is no memory
+// for it.
 static char *text(wasm_byte_vec_t *v) {
-  char *s = strndup(v->data, v->size), *end = strstr(s, "\n\nStack backtrace:");
-  if (end) *end = 0;
+  char *s = tw_get(NULL, v->size + 1), *end;
+  if (s) {
+    memcpy(s, v->data, v->size), s[v->size] = 0;
+    if ((end = strstr(s, "\n\nStack backtrace:"))) *end = 0;
+  }
   wasm_byte_vec_delete(v);
   return s;
 }
 
-char *tw_error(wasmtime_error_t *e) {
-  if (!e) return NULL;
+static char *error_text(wasmtime_error_t *e) {
   wasm_byte_vec_t v;
   wasmtime_error_message(e, &v);
   wasmtime_error_delete(e);
   return text(&v);
+}
+
+char *tw_error(wasmtime_error_t *e) {
+  if (!e) return NULL;
+  char *s = error_text(e);
+  return s ? s : tw_starved;
 }
 
 bool tw_took(tw_inst *i, wasmtime_error_t *e, wasm_trap_t *t) {
@@ -38,7 +47,7 @@ bool tw_took(tw_inst *i, wasmtime_error_t *e, wasm_trap_t *t) {
   bool exited = e && wasmtime_error_exit_status(e, &code);
   char *s;
   if (e) {
-    s = tw_error(e);
+    s = error_text(e);
   } else {
     wasm_byte_vec_t v;
     wasm_trap_message(t, &v);
@@ -86,9 +95,9 @@ static bool preopens(tw_inst *i, wasi_config_t *w, const tw_opts *o, const char 
   return true;
 }
 
-// keep copies arguments and environment, for preview 1, and gives what follows them.
+// keep copies arguments and environment, for preview 1, and gives what follows them, or NULL.
 static const char *keep(tw_inst *i, const tw_opts *o, const char *strings, size_t len) {
-  i->strings = malloc(len);
+  if (!(i->strings = tw_get(NULL, len))) return tw_starve(i, "arguments and environment"), NULL;
   memcpy(i->strings, strings, len);
   const char *s = i->strings;
   for (uint32_t k = 0; k < o->nargs; k++) next(&s);
@@ -100,11 +109,11 @@ static const char *keep(tw_inst *i, const tw_opts *o, const char *strings, size_
 }
 
 // descriptors are those of preview 1, when it is ours: the directories, which are the engine's, and after them that of the
-// channels.
+// channels. There is room for all: tw_fd_new ends the call otherwise.
 static void descriptors(tw_inst *i, const tw_opts *o) {
   enum { FIRST = 3 }; // the engine's first directory
   uint32_t number;
-  i->fds = i->stdio, i->nfds = sizeof i->stdio / sizeof *i->stdio;
+  i->nfds = sizeof i->stdio / sizeof *i->stdio;
   for (uint32_t k = 0; k < 3; k++) {
     bool channel = o->channels && o->stdio[k] >= 0;
     i->fds[k] = (tw_fd){channel ? FD_CHANNEL : FD_STREAM, k ? TW_WRITE : TW_READ, 0, channel ? (uint32_t)o->stdio[k] : k};
@@ -117,8 +126,12 @@ static void descriptors(tw_inst *i, const tw_opts *o) {
 
 // set_wasi configures the engine's own WASI.
 static void set_wasi(tw_inst *i, const tw_opts *o, const char *dirs) {
+  const char **args = tw_zeroed((o->nargs + 2 * (size_t)o->nenv + 1) * sizeof *args), *s = i->strings;
+  if (!args) {
+    tw_starve(i, "arguments and environment");
+    return;
+  }
   wasi_config_t *w = wasi_config_new();
-  const char **args = calloc(o->nargs + 2 * (size_t)o->nenv + 1, sizeof *args), *s = i->strings;
   const char **names = args + o->nargs, **values = names + o->nenv;
   for (uint32_t k = 0; k < o->nargs; k++) args[k] = next(&s);
   for (uint32_t k = 0; k < o->nenv; k++) {
@@ -164,7 +177,8 @@ static void instantiate_core(tw_inst *i, const tw_code *c) {
 }
 
 tw_inst *tw_new(const tw_code *c, const tw_opts *o, const char *strings, size_t len) {
-  tw_inst *i = calloc(1, sizeof *i);
+  tw_inst *i = tw_zeroed(sizeof *i);
+  if (!i) return NULL;
   i->core = c->pre != NULL, i->fileless = c->fileless && (!o->npreopens || o->channels), i->go_ = o->go_, i->account = o->account;
   i->budget = o->budget, i->max_calls = o->max_calls, i->max_handles = o->max_handles, i->max_value = o->max_value;
   i->scratch.max = SIZE_MAX / 4;
@@ -176,7 +190,9 @@ tw_inst *tw_new(const tw_code *c, const tw_opts *o, const char *strings, size_t 
   wasmtime_store_limiter(i->store, (int64_t)o->max_memory / memories, (int64_t)o->max_table, MAX_INSTANCES, MAX_TABLES, memories);
   wasmtime_store_epoch_deadline_callback(i->store, tw_tick, i, NULL);
   if (!i->core) tw_charge(i, (int64_t)o->min_memory);
+  i->fds = i->stdio; // none yet, and not in malloc
   const char *dirs = keep(i, o, strings, len);
+  if (!dirs) return i;
   if (c->wasi && (!i->fileless || o->npreopens)) set_wasi(i, o, dirs);
   descriptors(i, o);
   i->passing = o->passing;
@@ -297,7 +313,7 @@ static void call_comp(tw_inst *i, const tw_func *f, const uint8_t *args, tw_buf 
 
 int tw_call(tw_inst *i, const tw_func *f, uint64_t seq, const uint8_t *args, size_t len, uint8_t *room, size_t cap) {
   const char *why;
-  i->out = (tw_buf){room, 0, cap, i->max_value, false, false};
+  i->out = (tw_buf){room, 0, cap, i->max_value, false, false, false};
   if (tw_check(f->prog, false, args, len, &why) < 0) {
     tw_fail(i, TW_ARGS, "%s", why);
     return TW_ARGS;

@@ -165,7 +165,12 @@ func (i *Instance) make(strs []byte) error {
 	i.mu.Lock() // for wake, which a channel may call already
 	defer i.mu.Unlock()
 	i.c = C.tw_new(&i.link.c, &o, (*C.char)(unsafe.Pointer(unsafe.SliceData(strs))), C.size_t(len(strs)))
-	if i.c.why != C.TW_OK {
+	switch {
+	case i.c == nil:
+		return ErrStarved
+	case i.c.why == C.TW_STARVED:
+		return fmt.Errorf("%w: %s", ErrStarved, C.GoString(i.c.message))
+	case i.c.why != C.TW_OK:
 		return invalid("the guest's world: %s", C.GoString(i.c.message))
 	}
 	return nil

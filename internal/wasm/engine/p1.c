@@ -24,7 +24,8 @@ bool tw_fd_new(tw_inst *i, tw_fd d, uint32_t *number) {
   if (k == MAX_FDS) return false;
   if (k == i->nfds) {
     uint32_t n = i->nfds * 2;
-    tw_fd *fds = calloc(n, sizeof *fds);
+    tw_fd *fds = tw_zeroed(n * sizeof *fds);
+    if (!fds) return tw_starve(i, "a descriptor");
     memcpy(fds, i->fds, i->nfds * sizeof *fds);
     if (i->fds != i->stdio) free(i->fds);
     i->fds = fds, i->nfds = n;

@@ -54,7 +54,7 @@ int p1_channel_open(call *c) {
   if (flags & EXCLUSIVE) return EEXIST_;
   if (!modes) return EINVAL_;
   if (tw_over(c->i)) return ENDED;
-  if (!tw_fd_new(c->i, (tw_fd){0}, &number)) return EMFILE_;
+  if (!tw_fd_new(c->i, (tw_fd){0}, &number)) return c->i->why ? ENDED : EMFILE_;
   int n = from_go(c, twChannelOpen, name, len, modes);
   if (n < 0) return -n;
   c->i->fds[number] = (tw_fd){.kind = FD_CHANNEL, .modes = (uint8_t)modes, .flags = (uint16_t)arg(c, 7), .n = (uint32_t)n};
@@ -158,7 +158,8 @@ int p1_channel_write(call *c, tw_fd *d) {
       p = from;
       break;
     }
-    if (!made) p = end = made = malloc(sum);
+    if (!made && !(made = tw_get(NULL, sum))) return tw_starve(c->i, "a message"), ENDED;
+    if (!p) p = end = made;
     memcpy(end, from, len), end += len;
   }
   int64_t n = sum ? patiently(c, d, CAN_WRITE, p, sum) : 0;

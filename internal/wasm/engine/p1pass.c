@@ -34,7 +34,7 @@ static bool prepare(call *c) {
   size_t n = imports(i, c->memory, all);
   if (!n) return tw_fail(i, TW_FAILED, "the engine lacks functions of preview 1"), false;
   if (took(c, wasmtime_instance_new(i->cx, i->passing.module, all, n, &second, &trap), trap)) return false;
-  i->passed = calloc(MOST, sizeof *i->passed);
+  if (!(i->passed = tw_zeroed(MOST * sizeof *i->passed))) return tw_starve(i, "the engine's functions");
   for (uint32_t k = 0; k < MOST && (name = tw_preview1(k, &params, &fds)); k++) {
     if (!fds) continue;
     if (!wasmtime_instance_export_get(i->cx, &second, name, strlen(name), &all[0])) return tw_fail(i, TW_FAILED, "no %s", name), false;
@@ -62,7 +62,7 @@ int p1_pass(call *c, uint32_t function, uint32_t nparams, uint32_t fds) {
 int p1_pass_open(call *c, uint32_t function, uint32_t nparams) {
   uint32_t at = arg(c, 8), number;
   if (!fits(c, at, 4)) return EFAULT_;
-  if (!tw_fd_new(c->i, (tw_fd){0}, &number)) return EMFILE_;
+  if (!tw_fd_new(c->i, (tw_fd){0}, &number)) return c->i->why ? ENDED : EMFILE_;
   int error = p1_pass(c, function, nparams, 1);
   if (error) return error;
   c->i->fds[number] = (tw_fd){.kind = FD_PASSED, .modes = CAN_READ | CAN_WRITE, .n = get32(c, at)};

@@ -23,7 +23,8 @@ tw_prog *tw_prog_new(const uint8_t *table, size_t len, const uint32_t *resources
   size_t words = HEADER_WORDS + h[6] + (size_t)h[2] * NODE_WORDS + (size_t)h[3] * CHILD_WORDS;
   if (h[0] != MAGIC || h[1] != len || words * 4 + h[4] + h[5] != len) return NULL;
   size_t padded = (len + 3) & ~(size_t)3;
-  tw_prog *p = calloc(1, sizeof *p + padded + (size_t)h[2] * 4);
+  tw_prog *p = tw_zeroed(sizeof *p + padded + (size_t)h[2] * 4);
+  if (!p) return NULL;
   uint32_t *w = (uint32_t *)(p + 1);
   memcpy(w, table, len);
   p->nparams = h[6], p->result = h[7];
@@ -55,9 +56,9 @@ uint8_t *tw_room(tw_buf *b, size_t n) {
   if (n > b->cap - b->len) {
     size_t cap = b->len + n > b->max / 2 ? b->max : (b->len + n) * 2;
     if (cap < 256) cap = 256;
-    uint8_t *data = b->owned ? realloc(b->data, cap) : malloc(cap);
+    uint8_t *data = tw_get(b->owned ? b->data : NULL, cap);
     if (!data) {
-      b->failed = true;
+      b->failed = b->starved = true;
       return NULL;
     }
     if (!b->owned && b->len) memcpy(data, b->data, b->len);
@@ -74,7 +75,7 @@ void tw_put(tw_buf *b, const void *from, size_t n) {
 
 void tw_buf_free(tw_buf *b) {
   if (b->owned) free(b->data);
-  b->data = NULL, b->len = b->cap = 0, b->owned = b->failed = false;
+  b->data = NULL, b->len = b->cap = 0, b->owned = b->failed = b->starved = false;
 }
 
 // ---- the check ----

@@ -26,6 +26,7 @@ enum {
   TW_HOST,      // a host function failed; Go has its error
   TW_ARGS,      // flat bytes from the caller do not fit the types; message
   TW_NOROOM,    // the pool is full, or a guest does not fit into it
+  TW_STARVED,   // the worker has no memory for it; message
   TW_FAILED,    // anything else of the engine; message
 };
 
@@ -62,7 +63,7 @@ typedef struct {
   uint32_t spill_size, spill_align;
 } tw_prog;
 
-// tw_prog_new copies the table and the numbers of resources (one per node). NULL: not a table.
+// tw_prog_new copies the table and the numbers of resources (one per node). NULL: not a table, or no memory.
 tw_prog *tw_prog_new(const uint8_t *table, size_t len, const uint32_t *resources);
 void tw_prog_free(tw_prog *);
 uint32_t tw_align(uint32_t n, uint32_t align);
@@ -73,7 +74,7 @@ uint32_t tw_align(uint32_t n, uint32_t align);
 typedef struct {
   uint8_t *data;
   size_t len, cap, max; // max: never longer
-  bool owned, failed;
+  bool owned, failed, starved; // starved: failed for want of memory
 } tw_buf;
 
 uint8_t *tw_room(tw_buf *, size_t n); // n bytes at the end, or NULL and failed
@@ -278,7 +279,7 @@ typedef struct {
   uint64_t read_only; // bit n: preopen n
 } tw_opts;
 
-// tw_new makes an instance, without running it. It always gives one, whose why tells. strings are NUL-terminated, one
+// tw_new makes an instance, without running it: one whose why tells, or NULL for want of memory. strings are NUL-terminated, one
 // after the other: args, env (NAME=value), and for each preopen its path on the host and for the guest.
 tw_inst *tw_new(const tw_code *, const tw_opts *, const char *strings, size_t len);
 // tw_start instantiates the guest and runs its initialisation. It gives why.
@@ -296,7 +297,16 @@ int tw_call(tw_inst *, const tw_func *, uint64_t seq, const uint8_t *args, size_
 // tw_run calls a command: _start on the core path, wasi:cli/run on the component path.
 int tw_run(tw_inst *, const wasmtime_component_export_index_t *, uint64_t seq);
 
-char *tw_error(wasmtime_error_t *); // its message, in malloc; frees it. NULL: NULL
+char *tw_error(wasmtime_error_t *); // its message, for tw_free_error; frees it. NULL: NULL
+void tw_free_error(char *);
+
+// ---- memory (alloc.c) ----
+
+void *tw_get(void *old, size_t n); // realloc; NULL: there is none, and old is as it was
+void *tw_zeroed(size_t n);         // NULL: there is none
+extern int64_t tw_spare;           // how often there is some, for tests; negative: as long as the system has some
+extern char tw_starved[];          // in the place of a message for which there was none
+bool tw_starve(tw_inst *, const char *what); // ends the call for want of memory; false
 
 // ---- the Go half (export.go) ----
 

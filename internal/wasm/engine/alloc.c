@@ -1,0 +1,25 @@
+// Memory of the C half. Whoever asks for some must be ready to get none: that is the end of a call, not of the worker.
+#include "tw.h"
+#include <stdlib.h>
+
+int64_t tw_spare = -1;
+char tw_starved[] = "no memory for the message";
+
+static bool spare(void) {
+  int64_t n = __atomic_load_n(&tw_spare, __ATOMIC_RELAXED);
+  while (n > 0 && !__atomic_compare_exchange_n(&tw_spare, &n, n - 1, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+  return n != 0;
+}
+
+void *tw_get(void *old, size_t n) { return spare() ? realloc(old, n ? n : 1) : NULL; }
+void *tw_zeroed(size_t n) { return spare() ? calloc(1, n ? n : 1) : NULL; }
+
+void tw_free_error(char *text) {
+  if (text != tw_starved) free(text);
+}
+
+bool tw_starve(tw_inst *i, const char *what) {
+  tw_fail(i, TW_STARVED, "%s", what);
+  return false;
+}
