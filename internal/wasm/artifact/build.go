@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -103,12 +104,26 @@ const (
 	WorldCommand World = "command"
 )
 
-// Exports that make a world. Hosts of WASI 0.2 serve every 0.2.x.
+// Exports that make a world, of any version that release tells.
 const (
-	exportHTTP    = "wasi:http/incoming-handler@0.2."
-	exportCommand = "wasi:cli/run@0.2."
+	exportHTTP    = "wasi:http/incoming-handler"
+	exportCommand = "wasi:cli/run"
 	exportStart   = "_start"
 )
+
+// wasiPackages are those of WASI 0.2. Others have carried that version as drafts ("wasi:keyvalue/store@0.2.0-draft").
+var wasiPackages = []string{"wasi:cli", "wasi:clocks", "wasi:filesystem", "wasi:http", "wasi:io", "wasi:random", "wasi:sockets"}
+
+// release is the name of an interface of WASI 0.2 without its version; hosts serve every 0.2.x. It is false for drafts.
+func release(name string) (base string, ok bool) {
+	base, version, _ := strings.Cut(name, "@")
+	patch, ok := strings.CutPrefix(version, "0.2.")
+	if _, err := strconv.ParseUint(patch, 10, 32); err != nil {
+		return base, false
+	}
+	pkg, _, _ := strings.Cut(base, "/")
+	return base, ok && slices.Contains(wasiPackages, pkg)
+}
 
 // Check refuses what no node would run, as far as names tell: an errdefs.ErrInvalidArgument that says what is missing.
 // services are the interfaces that the component must export by its descriptors ("proto:greet-v1/greeter"); none when
@@ -140,8 +155,11 @@ func Check(o *wasmbin.Outline, services []string) (World, error) {
 }
 
 func worldOf(o *wasmbin.Outline, services []string) World {
-	has := func(prefix string) bool {
-		return slices.ContainsFunc(o.Exports, func(e string) bool { return strings.HasPrefix(e, prefix) })
+	has := func(name string) bool {
+		return slices.ContainsFunc(o.Exports, func(e string) bool {
+			base, ok := release(e)
+			return ok && base == name
+		})
 	}
 	switch {
 	case len(services) > 0:
@@ -173,7 +191,8 @@ func checkModule(o *wasmbin.Outline, services []string) (World, error) {
 // streams of its services, which are in their packages.
 func provided(name string, services []string) bool {
 	if strings.HasPrefix(name, "wasi:") {
-		return strings.Contains(name, "@0.2.")
+		_, ok := release(name)
+		return ok
 	}
 	pkg, _, _ := strings.Cut(name, "/")
 	return pkg == "tripod:grpc" || slices.ContainsFunc(services, func(s string) bool { return strings.HasPrefix(s, pkg+"/") })
