@@ -186,8 +186,8 @@ type Resources struct {
 
 // Limits are limits of one request, or on requests; 0 takes the default.
 type Limits struct {
-	// RequestTimeout bounds the computing of a request: between two messages, for streams. Default 30 s. A request may wait
-	// for as long as its client does.
+	// RequestTimeout bounds the computing and sleeping of a request: between two messages, for streams. Default 30 s. A
+	// request may wait for its client as long as that does.
 	RequestTimeout time.Duration `json:"requestTimeout,omitempty"`
 	// MaxMessageBytes bounds a gRPC message of a request; default 4 MiB. Answers are bounded by the engine (MaxValue).
 	MaxMessageBytes int64 `json:"maxMessageBytes,omitempty"`
