@@ -209,7 +209,7 @@ func (c *client) exchange(ctx context.Context, requests [][]byte, take func([]by
 		if err != nil {
 			return err
 		}
-		defer stream.Close()
+		defer func() { _ = stream.Close() }()
 		for stream.Receive() {
 			if err := take(stream.Msg().bytes); err != nil {
 				return err
