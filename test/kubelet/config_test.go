@@ -74,10 +74,11 @@ func TestConfiguration(t *testing.T) {
 			n.WaitLog(file, k.boots, "reader")
 		}
 		for name, value := range map[string]string{"COLOR": "blue", "WORD": "open sesame", "POD_NAME": "reader", "POD_IP": ip, "MEMORY": "134217728"} {
-			if k.name != "wasm" { // which prints the values alone
-				value = name + "=" + value
+			want := name + "=" + value
+			if k.name == "wasm" { // it prints the values alone
+				want = "\n" + value + "\n"
 			}
-			n.WaitLog(value+"\n", k.boots, "reader")
+			n.WaitLog(want, k.boots, "reader")
 		}
 		if k.name == "vm" {
 			return // files are copied into a machine when it is made
