@@ -93,7 +93,7 @@ A cluster of one node is up in namespaces of its own, with RuntimeClasses linux,
 TEXT
 }
 
-is_up() { enter sh -c 'test -e "$KUBECONFIG"'; }
+is_up() { enter sh -c 'test -e "$KUBECONFIG"' 2>/dev/null; }
 
 # enter COMMAND...: run it in the namespaces of the cluster that stays.
 enter() {
