@@ -268,10 +268,10 @@ func TestAttachLogsUpdateStats(t *testing.T) {
 	c.Config.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 4 << 20, CpuQuota: 5000}
 	r.must(r.UpdateContainer(r.ctx(), p, c))
 	s, err := r.ContainerStats(r.ctx(), p, c)
-	if err != nil || s.GetMemory().GetWorkingSetBytes().GetValue() != 1<<20 || s.GetCpu().GetUsageCoreNanoSeconds().GetValue() != 5 {
+	if err != nil || s.GetMemory().GetWorkingSetBytes().GetValue() != 1<<20+shareOfWorker || s.GetCpu().GetUsageCoreNanoSeconds().GetValue() != 5 {
 		t.Errorf("stats %v, %v", s, err)
 	}
-	if s, err := r.PodStats(r.ctx(), p); err != nil || s.GetMemory().GetWorkingSetBytes().GetValue() != 1<<20 {
+	if s, err := r.PodStats(r.ctx(), p); err != nil || s.GetMemory().GetWorkingSetBytes().GetValue() != 1<<20+shareOfWorker {
 		t.Errorf("stats of the pod %v, %v", s, err)
 	}
 	info, err := r.Inspect(r.ctx(), p, c)

@@ -79,11 +79,18 @@ func (b *Backend) figuresOf(ctx context.Context, l *life, id string) (control.St
 	return s, nil
 }
 
-// asCgroup is a container's figures in the form of a cgroup's: all of it is guests' memory, none of it a file's.
+// shareOfWorker is what a pod takes of its worker, in bytes, whatever its guests have: sockets, a server and its goroutines.
+// dataplane's TestIdleServerMemory measures it. Without it an idle component would take nothing, and a metrics-server leaves
+// out a pod of which it has no memory.
+const shareOfWorker = 32 << 10
+
+// asCgroup is a container's figures in the form of a cgroup's: the guests' memory and the pod's share of its worker, none of
+// it a file's.
 func asCgroup(s control.Stats, limit int64) stats.Figures {
 	f := stats.Figures{Time: s.Time}
 	f.CPU.Usage, f.CPU.Throttled = s.CPUNanos, s.ThrottledNanos
-	f.Memory.Usage, f.Memory.WorkingSet, f.Memory.RSS, f.Memory.Limit = s.MemoryBytes, s.MemoryBytes, s.MemoryBytes, stats.Unlimited
+	used := s.MemoryBytes + shareOfWorker
+	f.Memory.Usage, f.Memory.WorkingSet, f.Memory.RSS, f.Memory.Limit = used, used, used, stats.Unlimited
 	if limit > 0 {
 		f.Memory.Limit = uint64(limit)
 	}
