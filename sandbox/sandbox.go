@@ -193,7 +193,7 @@ type Found struct {
 type ExecRequest struct {
 	Cmd    []string
 	TTY    bool
-	Stdin  io.Reader // nil: /dev/null
+	Stdin  io.Reader // nil: empty
 	Stdout io.Writer // nil: discarded
 	Stderr io.Writer // nil: discarded; unused with TTY
 	Resize <-chan TermSize

@@ -71,7 +71,7 @@ type execution struct {
 	dir       string
 	container *life
 
-	stdin, stdout, stderr *os.File       // the program's ends, closed once it has them
+	stdin, stdout, stderr *os.File       // the ends of the program, with a terminal of the runtime; closed once started
 	whenUp                []func()       // what is started once the program runs
 	output                sync.WaitGroup // the copies of the program's output
 
@@ -111,27 +111,25 @@ func (x *execution) closeTheirs() {
 	}
 }
 
-// pipes connects plain stdio. What is not asked for is /dev/null.
+// pipes connects plain stdio. What is not asked for is a pipe as well, which reads as empty or is read by nobody who
+// cares: the host's /dev/null would be the program's to change, and crun makes the program's user its owner.
 func (x *execution) pipes(req sandbox.ExecRequest) error {
-	if req.Stdin != nil {
-		r, w, err := os.Pipe()
-		if err != nil {
-			return err
-		}
-		x.stdin = r
-		x.own(w)
-		x.whenUp = append(x.whenUp, func() {
-			_, _ = io.Copy(w, req.Stdin)
-			_ = w.Close() // the program sees the end of its input
-		})
+	r, w, err := os.Pipe()
+	if err != nil {
+		return err
 	}
+	x.stdin = r
+	x.own(w)
+	x.whenUp = append(x.whenUp, func() {
+		if req.Stdin != nil {
+			_, _ = io.Copy(w, req.Stdin)
+		}
+		_ = w.Close() // the program sees the end of its input
+	})
 	for _, out := range []struct {
 		to    io.Writer
 		their **os.File
 	}{{req.Stdout, &x.stdout}, {req.Stderr, &x.stderr}} {
-		if out.to == nil {
-			continue
-		}
 		r, w, err := os.Pipe()
 		if err != nil {
 			return err
@@ -141,9 +139,10 @@ func (x *execution) pipes(req sandbox.ExecRequest) error {
 		x.output.Add(1)
 		x.whenUp = append(x.whenUp, func() {
 			defer x.output.Done()
-			if _, err := io.Copy(out.to, r); err != nil {
-				_, _ = io.Copy(io.Discard, r) // a client that is gone must not stop the program
+			if out.to != nil {
+				_, _ = io.Copy(out.to, r)
 			}
+			_, _ = io.Copy(io.Discard, r) // nobody listens, or the client is gone: the program must not stop for that
 		})
 	}
 	return nil
@@ -176,7 +175,7 @@ func (x *execution) terminal(req sandbox.ExecRequest) ([]string, error) {
 		}
 		_, _ = io.Copy(out, terminal) // ends with EIO when the last one has closed the terminal
 	})
-	return []string{"--console-socket=" + console.path}, nil
+	return []string{"--console-socket=" + console.path}, x.pipes(sandbox.ExecRequest{}) // these are the runtime's, not the program's
 }
 
 // run starts the program, waits for its end and for its output, and gives its exit code.
@@ -184,15 +183,7 @@ func (x *execution) run(ctx context.Context, m monitor, cmd *exec.Cmd) (int32, e
 	if err := ctx.Err(); err != nil {
 		return 0, fmt.Errorf("exec: %w", err)
 	}
-	for file, to := range map[**os.File]func(*os.File){
-		&x.stdin:  func(f *os.File) { cmd.Stdin = f },
-		&x.stdout: func(f *os.File) { cmd.Stdout = f },
-		&x.stderr: func(f *os.File) { cmd.Stderr = f },
-	} {
-		if *file != nil { // a nil *os.File in an interface would not be nil
-			to(*file)
-		}
-	}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = x.stdin, x.stdout, x.stderr
 	if err := m.spawner.start(cmd); err != nil {
 		return 0, fmt.Errorf("exec: start conmon: %w", err)
 	}

@@ -29,8 +29,7 @@ type ExecInput struct {
 // no_new_privs, environment, working directory), with other arguments and its own choice of a terminal. System
 // call filter and namespaces are the container's and are joined by the OCI runtime.
 //
-// The program's stdin must not be the host's /dev/null: crun 1.8 makes the process's user the owner of its stdio,
-// and so of the node's /dev/null. A pipe whose other end is closed reads as empty too.
+// The program's stdio must be no inode of the host: crun 1.8 makes the process's user the owner of what it is given.
 func Process(in ExecInput) (*specs.Process, error) {
 	if len(in.Cmd) == 0 {
 		return nil, invalid("cmd", "an exec needs a command")
