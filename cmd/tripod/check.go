@@ -35,6 +35,7 @@ func checkCommand() *cobra.Command {
 			findings = append(findings, checkWasm(c.Context(), cfg)...)
 			findings = append(findings, checkVM(c.Context(), cfg)...)
 			findings = append(findings, checkEdge(c.Context(), cfg)...)
+			findings = append(findings, checkDaemon(c.Context(), cfg)...)
 			if format == "json" {
 				out := json.NewEncoder(c.OutOrStdout())
 				out.SetIndent("", "  ")

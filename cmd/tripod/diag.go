@@ -136,6 +136,7 @@ func diagCheck(ctx context.Context, c *config.Config, out io.Writer) error {
 	for _, f := range linux.Doctor(ctx, linuxConfig(c, nil, slog.New(slog.DiscardHandler))) {
 		findings = append(findings, check.Finding(f))
 	}
+	findings = append(findings, checkDaemon(ctx, c)...)
 	return check.Print(out, findings)
 }
 

@@ -16,6 +16,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/cri"
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 // notifier tells systemd how we are (sd_notify(3)); without systemd it does nothing.
@@ -111,7 +112,7 @@ func serveDebug(ctx context.Context, socket string, log *slog.Logger) (closeAll 
 	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
-	server := &http.Server{Handler: mux, BaseContext: func(net.Listener) context.Context { return ctx }, ReadHeaderTimeout: 10 * time.Second}
+	server := &http.Server{Handler: guard.Handler(log, "debug server", mux), BaseContext: func(net.Listener) context.Context { return ctx }, ReadHeaderTimeout: 10 * time.Second}
 	go func() {
 		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 			log.Warn("the debug server ended", "error", err)

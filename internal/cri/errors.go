@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"runtime/debug"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -13,6 +12,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	crierrors "k8s.io/cri-api/pkg/errors"
+
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 // classCodes is the whole translation from the house's error vocabulary to gRPC codes. The outermost class of an
@@ -82,9 +83,9 @@ func withPrefix(name, text string) string {
 	return name + ": " + text
 }
 
-// interceptUnary is around every unary call: see guard.
+// interceptUnary is around every unary call: see answer.
 func interceptUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
-	err = guard(ctx, loggerOf(info.Server), info.FullMethod, func() error {
+	err = answer(ctx, loggerOf(info.Server), info.FullMethod, func() error {
 		resp, err = handler(ctx, req)
 		return err
 	})
@@ -94,21 +95,15 @@ func interceptUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, ha
 	return resp, nil
 }
 
-// interceptStream is around every streaming call: see guard.
+// interceptStream is around every streaming call: see answer.
 func interceptStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	return guard(stream.Context(), loggerOf(srv), info.FullMethod, func() error { return handler(srv, stream) })
+	return answer(stream.Context(), loggerOf(srv), info.FullMethod, func() error { return handler(srv, stream) })
 }
 
-// guard runs one call. A panic becomes codes.Internal and leaves its stack in the log; an error gets its code; what is
+// answer runs one call. A panic becomes codes.Internal and leaves its stack in the log; an error gets its code; what is
 // our fault is logged as an error, what is the caller's for those who debug.
-func guard(ctx context.Context, log *slog.Logger, method string, call func() error) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			log.ErrorContext(ctx, "a call panicked", "method", method, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
-			err = status.Errorf(codes.Internal, "%s: a defect of tripod, its log has the stack: %v", method, p)
-		}
-	}()
-	if err := call(); err != nil {
+func answer(ctx context.Context, log *slog.Logger, method string, call func() error) error {
+	if err := guard.Call(log, method, call); err != nil {
 		s := toStatus(ctx, err)
 		level := slog.LevelDebug
 		if isFault(s.Code()) && nameOf(err, pullErrors) == "" {

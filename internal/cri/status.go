@@ -9,6 +9,7 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/node"
 )
 
@@ -99,7 +100,7 @@ func (s *Server) runtimeInfo(handlers []node.HandlerInfo) (map[string]string, er
 		told = append(told, one)
 	}
 	config, err := json.Marshal(map[string]any{
-		"version": s.version, "cgroupDriver": s.cgroupDriver.String(), "handlers": told,
+		"version": s.version, "cgroupDriver": s.cgroupDriver.String(), "handlers": told, "recoveredPanics": guard.Counts(),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("encode the runtime's configuration: %w", err)

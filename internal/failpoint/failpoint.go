@@ -1,11 +1,11 @@
-// Package failpoint names the lines of the program at which a test may let it fail, hang, wait or die.
+// Package failpoint names the lines of the program at which a test may let it fail, hang, wait, panic or die.
 //
 // A point is a package-level variable made by New, hit by Hit. It does nothing unless the environment variable
 // TRIPOD_FAILPOINTS arms it when the process starts:
 //
 //	TRIPOD_FAILPOINTS="node.run-sandbox.intent=kill,node.start-container.effect=error(disk on fire)"
 //
-// Actions: kill (SIGKILL to this process), error(TEXT), hang (until the context ends), delay(DURATION).
+// Actions: kill (SIGKILL to this process), panic, error(TEXT), hang (until the context ends), delay(DURATION).
 // A prefix N* lets the action happen at the first N hits only: 1*error(once).
 // Names lists all points, so that the crash matrix visits every one without a list of its own.
 package failpoint
@@ -143,6 +143,8 @@ func (a *action) do(ctx context.Context, name string) error {
 	case "hang":
 		<-ctx.Done()
 		return fmt.Errorf("fail point %s: %w", name, context.Cause(ctx))
+	case "panic":
+		panic("fail point " + name)
 	case "delay":
 		select {
 		case <-time.After(a.delay):
@@ -188,7 +190,7 @@ func parseAction(spec string) (*action, error) {
 	kind, argument, _ := strings.Cut(strings.TrimSuffix(spec, ")"), "(")
 	a.kind, a.text = kind, argument
 	switch kind {
-	case "kill", "hang":
+	case "kill", "hang", "panic":
 		return a, nil
 	case "error":
 		if a.text == "" {
@@ -202,6 +204,6 @@ func parseAction(spec string) (*action, error) {
 		}
 		return a, nil
 	default:
-		return nil, fmt.Errorf("fail point action %q: know kill, hang, error(TEXT), delay(DURATION)", spec)
+		return nil, fmt.Errorf("fail point action %q: know kill, hang, panic, error(TEXT), delay(DURATION)", spec)
 	}
 }

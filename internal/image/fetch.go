@@ -12,6 +12,8 @@ import (
 	"github.com/containerd/errdefs"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 // A transfer that breaks off is taken up again after retryPace, at most maxIdleRetries times without a byte between.
@@ -87,7 +89,7 @@ func (p *puller) fetchLayers(ctx context.Context, d *details) error {
 				return err
 			}
 			defer unlock()
-			return p.fetch(ctx, layer)
+			return guard.Call(p.cfg.Logger, "image pull", func() error { return p.fetch(ctx, layer) })
 		})
 	}
 	return group.Wait()

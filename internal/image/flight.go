@@ -3,11 +3,15 @@ package image
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"sync"
+
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 // flights makes one pull of all that ask for the same at the same time (fault I8).
 type flights struct {
+	log *slog.Logger
 	mu  sync.Mutex
 	all map[string]*flight
 	wg  sync.WaitGroup
@@ -47,7 +51,10 @@ func (fs *flights) join(base context.Context, key string, run func(context.Conte
 	f := &flight{cancel: cancel, waiters: 1, tracker: newTracker(), done: make(chan struct{})}
 	fs.all[key] = f
 	fs.wg.Go(func() {
-		f.image, f.err = run(ctx, f.tracker)
+		f.err = guard.Call(fs.log, "image pull", func() (err error) {
+			f.image, err = run(ctx, f.tracker)
+			return err
+		})
 		fs.forget(key, f)
 		close(f.done)
 		cancel()

@@ -17,13 +17,13 @@ type pullLeases struct{ inUse map[string]int }
 
 // lease protects what a pull of names brings from the collector, until the image's records do. With the end of the
 // pull it goes away, and with it those that earlier attempts left; unless it is kept, for ResumeWindow, so that the
-// next pull goes on where this one stopped.
+// next pull goes on where this one stopped. The context is one to go on with, also with an error.
 func (s *Store) lease(ctx context.Context, names []string) (context.Context, func(keep bool), error) {
 	s.change.Lock()
 	defer s.change.Unlock()
 	old, err := s.leasesOf(ctx, names[0])
 	if err != nil {
-		return nil, nil, err
+		return ctx, nil, err
 	}
 	id := ""
 	for _, l := range old {
@@ -34,7 +34,7 @@ func (s *Store) lease(ctx context.Context, names []string) (context.Context, fun
 	}
 	if id == "" {
 		if id, err = s.newLease(ctx, names[0]); err != nil {
-			return nil, nil, err
+			return ctx, nil, err
 		}
 	}
 	s.pulls.inUse[id]++

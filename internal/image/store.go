@@ -22,6 +22,8 @@ import (
 	"github.com/containerd/platforms"
 	bolt "go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
+
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 // Names inside the metadata.
@@ -78,7 +80,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	cfg.setDefaults()
 	setGlobals()
 	s := &Store{cfg: cfg, kick: make(chan struct{}, 1), logger: bridge(cfg.Logger)}
-	s.flights.all = map[string]*flight{}
+	s.flights.all, s.flights.log = map[string]*flight{}, cfg.Logger
 	s.once.locks = map[string]*keyedLock{}
 	s.usage.init()
 	s.pulls.inUse = map[string]int{}
@@ -110,8 +112,8 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	if err := s.load(s.with(ctx)); err != nil {
 		return nil, err
 	}
-	s.wg.Go(s.collectLoop)
-	s.wg.Go(s.usageLoop)
+	s.wg.Go(guard.Loop(cfg.Logger, "image collector", s.collectLoop))
+	s.wg.Go(guard.Loop(cfg.Logger, "image usage", s.usageLoop))
 	s.Kick()
 	return s, nil
 }

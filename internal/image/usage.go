@@ -12,6 +12,8 @@ import (
 
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 // usageFresh is for how long figures are handed out before they are taken anew.
@@ -145,7 +147,7 @@ func (s *Store) fsInfo(ctx context.Context) (images, containers FsUsage, err err
 	}
 	if time.Since(s.fs.images.Timestamp) >= usageFresh && !s.fs.renewing && s.base.Err() == nil {
 		s.fs.renewing = true
-		s.wg.Go(s.renewFsInfo)
+		s.wg.Go(guard.Func(s.cfg.Logger, "image usage", s.renewFsInfo))
 	}
 	return s.fs.images, s.fs.containers, nil
 }

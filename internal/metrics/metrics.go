@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/node"
 	"github.com/tripod-run/tripod/internal/wasm/control"
 )
@@ -67,10 +68,13 @@ func New(c Config) *Metrics {
 	build := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "tripod_build_info", Help: "1, with the version of the daemon.", ConstLabels: prometheus.Labels{"version": c.Version},
 	}, func() float64 { return 1 })
-	m.registry.MustRegister(m.calls, m.results, build, &pods{list: c.Pods}, collectors.NewGoCollector(),
+	panics := prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "tripod_recovered_panics_total", Help: "Panics that one request or task had and the process survived; each is a defect.",
+	}, func() float64 { return float64(guard.Total()) })
+	m.registry.MustRegister(m.calls, m.results, build, panics, guarded{c.Logger, &pods{list: c.Pods}}, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if c.Workloads != nil {
-		m.registry.MustRegister(&components{list: c.Workloads, pods: c.Pods})
+		m.registry.MustRegister(guarded{c.Logger, &components{list: c.Workloads, pods: c.Pods}})
 	}
 	return m
 }
@@ -96,7 +100,18 @@ func (m *Metrics) Handler() http.Handler {
 	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{
 		EnableOpenMetrics: true, MaxRequestsInFlight: 4, Timeout: 10 * time.Second, ErrorHandling: promhttp.ContinueOnError,
 	}))
-	return mux
+	return guard.Handler(m.config.Logger, "metrics", mux)
+}
+
+// guarded is a collector that may panic: the registry collects in goroutines of its own.
+type guarded struct {
+	log *slog.Logger
+	prometheus.Collector
+}
+
+// Collect implements prometheus.Collector.
+func (g guarded) Collect(to chan<- prometheus.Metric) {
+	guard.Func(g.log, "metrics", func() { g.Collector.Collect(to) })()
 }
 
 // Listen serves Handler on a TCP address ("127.0.0.1:9090") until Close.

@@ -14,6 +14,8 @@ import (
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
 	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 const (
@@ -56,7 +58,7 @@ func NewTracing(ctx context.Context, endpoint string, log *slog.Logger) (*Tracin
 	}
 	uploads, end := context.WithCancel(context.WithoutCancel(ctx))
 	t.end = end
-	t.done.Go(func() { t.upload(uploads) })
+	t.done.Go(guard.Loop(log, "spans", func() { t.upload(uploads) }))
 	return t, nil
 }
 

@@ -240,7 +240,7 @@ func (n *Node) takesOrders(p *livePod) error {
 
 // order is an order with the node's own limit.
 func (n *Node) order(call Call) order {
-	return order{call: call, limit: n.OperationTimeout, duty: n.duty}
+	return order{call: call, limit: n.OperationTimeout, duty: n.duty, log: n.log}
 }
 
 // undo is a context for undoing what failed: it does not end with the order that failed.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/sandbox"
 )
 
@@ -47,9 +48,9 @@ func Open(ctx context.Context, config Config) (*Node, error) {
 	}
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	n.stop = stop
-	n.workers.Go(func() { n.janitor(background) })
+	n.workers.Go(guard.Loop(n.log, "janitor", func() { n.janitor(background) }))
 	for _, handler := range away {
-		n.workers.Go(func() { n.recoverAway(background, handler) })
+		n.workers.Go(guard.Loop(n.log, "recover "+handler, func() { n.recoverAway(background, handler) }))
 	}
 	return n, nil
 }
@@ -94,7 +95,7 @@ func (n *Node) adopt(ctx context.Context) (away []string) {
 	)
 	for handler := range n.Backends {
 		wg.Go(func() {
-			err := n.recover(ctx, handler)
+			err := guard.Call(n.log, "recover "+handler, func() error { return n.recover(ctx, handler) })
 			switch {
 			case errors.Is(err, sandbox.ErrAway):
 				n.log.Warn("a backend waits for what it stands on; until then its pods take no orders", "handler", handler, "err", err)
@@ -129,6 +130,10 @@ func (n *Node) known(handler string) []sandbox.Known {
 
 // report takes the backends' events.
 func (n *Node) report(e sandbox.Event) {
+	guard.Func(n.log, "event of a backend", func() { n.record(e) })()
+}
+
+func (n *Node) record(e sandbox.Event) {
 	p, err := n.pool.pod(e.PodID)
 	if err != nil {
 		return // it was removed meanwhile

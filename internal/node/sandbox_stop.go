@@ -9,6 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 var (
@@ -146,7 +147,7 @@ func (p *livePod) eachContainer(do func(*Container) error) error {
 	)
 	for _, c := range p.rec.Load().Containers {
 		wg.Go(func() {
-			if err := do(c); err != nil {
+			if err := guard.Call(p.node.log, "containers of a pod", func() error { return do(c) }); err != nil {
 				mu.Lock()
 				defer mu.Unlock()
 				errs = append(errs, err)

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
+	"log/slog"
 	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 // A slot lets one order at a time work on a pod or on a container.
@@ -30,6 +32,7 @@ type order struct {
 	limit time.Duration
 	// duty counts it among the node's orders.
 	duty *duty
+	log  *slog.Logger
 }
 
 type operation struct {
@@ -111,9 +114,6 @@ func (s *slot) perform(ctx context.Context, op *operation, work func(context.Con
 	given := context.AfterFunc(op.duty.ctx, func() { op.cancel(context.Cause(op.duty.ctx)) })
 	defer op.duty.end()
 	defer func() {
-		if r := recover(); r != nil {
-			op.err = fmt.Errorf("%s: panic: %v\n%s", op.call, r, debug.Stack())
-		}
 		given()
 		stop()
 		op.cancel(nil)
@@ -122,7 +122,7 @@ func (s *slot) perform(ctx context.Context, op *operation, work func(context.Con
 		s.mu.Unlock()
 		close(op.done)
 	}()
-	op.err = explain(ctx, work(ctx))
+	op.err = explain(ctx, guard.Call(op.order.log, string(op.call), func() error { return work(ctx) }))
 }
 
 // explain puts the reason why ctx ended in the place of a bare "context canceled".

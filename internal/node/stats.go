@@ -9,6 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/network"
 	"github.com/tripod-run/tripod/sandbox"
 )
@@ -63,7 +64,7 @@ func measure[In, Out any](ctx context.Context, n *Node, things []In, id func(In)
 	for range min(statsWorkers, len(things)) {
 		wg.Go(func() {
 			for i := range queue {
-				value, err := within(ctx, &n.silent, id(things[i]), func(ctx context.Context) (Out, error) { return one(ctx, things[i]) })
+				value, err := within(ctx, n, id(things[i]), func(ctx context.Context) (Out, error) { return one(ctx, things[i]) })
 				out[i], got[i] = value, err == nil
 			}
 		})
@@ -84,31 +85,35 @@ func measure[In, Out any](ctx context.Context, n *Node, things []In, id func(In)
 
 // within runs work and stops waiting for it after statsTimeout. Until work comes back after all, its ID is in silent
 // and is not asked again: something that hangs for good costs one goroutine, not one per question.
-func within[Out any](ctx context.Context, silent *sync.Map, id string, work func(context.Context) (Out, error)) (Out, error) {
+func within[Out any](ctx context.Context, n *Node, id string, work func(context.Context) (Out, error)) (Out, error) {
 	type result struct {
 		value Out
 		err   error
 	}
 	var none Out
-	if _, hangs := silent.Load(id); hangs {
+	if _, hangs := n.silent.Load(id); hangs {
 		return none, fmt.Errorf("%s has not answered an earlier question: %w", id, errdefs.ErrUnavailable)
 	}
 	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
 	defer cancel()
 	done := make(chan result, 1)
 	go func() {
-		value, err := work(ctx)
-		done <- result{value, err}
+		var r result
+		r.err = guard.Call(n.log, "stats", func() (err error) {
+			r.value, err = work(ctx)
+			return err
+		})
+		done <- r
 	}()
 	select {
 	case r := <-done:
 		return r.value, r.err
 	case <-ctx.Done():
 	}
-	silent.Store(id, nil)
+	n.silent.Store(id, nil)
 	go func() {
 		<-done
-		silent.Delete(id)
+		n.silent.Delete(id)
 	}()
 	return none, context.Cause(ctx)
 }

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/wasm/control"
 )
 
@@ -91,6 +92,10 @@ type target struct {
 
 // ServeHTTP implements http.Handler.
 func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	guard.Handler(r.Logger, "route", http.HandlerFunc(r.serve)).ServeHTTP(w, req)
+}
+
+func (r *Router) serve(w http.ResponseWriter, req *http.Request) {
 	t, err := r.resolve(req)
 	if err != nil {
 		refuse(w, req, err)

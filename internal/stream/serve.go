@@ -16,6 +16,7 @@ import (
 	"k8s.io/streaming/pkg/httpstream/wsstream"
 	utilexec "k8s.io/utils/exec"
 
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/sandbox"
 )
 
@@ -27,7 +28,7 @@ func (s *Server) routes() http.Handler {
 		mux.HandleFunc(method+" /"+kindAttach+"/{token}", s.handle(kindAttach))
 		mux.HandleFunc(method+" /"+kindPortForward+"/{token}", s.handle(kindPortForward))
 	}
-	return mux
+	return guard.Handler(s.log, "streaming server", mux)
 }
 
 // handle serves the sessions of a kind, from the token to the end.

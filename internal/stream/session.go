@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"k8s.io/streaming/pkg/httpstream/wsstream"
+
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 const (
@@ -98,6 +100,7 @@ func (ss *session) end() {
 
 // spawn does work that the server waits for as long as it waits for the session.
 func (ss *session) spawn(work func()) {
+	work = guard.Func(ss.server.log, "streaming session", work)
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
 	if ss.given {

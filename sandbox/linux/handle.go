@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/sandbox"
 	"github.com/tripod-run/tripod/sandbox/linux/spec"
 )
@@ -192,7 +193,7 @@ func (b *Backend) running(h *handle, got launched, began time.Time) error {
 	h.life = l
 	err := h.state.write(h.bundle)
 	h.mu.Unlock()
-	go b.watch(h, l)
+	go guard.Func(b.log, "watch of a container", func() { b.watch(h, l) })()
 	return err
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/sandbox"
 )
@@ -113,7 +114,7 @@ func (b *Backend) recoverRunning(h *handle) error {
 	h.mu.Lock()
 	h.life = l
 	h.mu.Unlock()
-	go b.watch(h, l)
+	go guard.Func(b.log, "watch of a container", func() { b.watch(h, l) })()
 	return nil
 }
 

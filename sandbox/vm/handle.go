@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/vm/agent"
 	"github.com/tripod-run/tripod/internal/vm/console"
 	"github.com/tripod-run/tripod/internal/vm/machine"
@@ -162,7 +163,7 @@ func (b *Backend) heard(e machine.Event) {
 	if l == nil || !e.State.StartedAt.IsZero() && e.State.StartedAt.Equal(s.Former) {
 		return // of a run that is over already
 	}
-	b.tasks.Go(func() { b.finish(h, l, e.State) })
+	b.tasks.Go(guard.Func(b.log, "end of a machine", func() { b.finish(h, l, e.State) }))
 }
 
 // finish records the end of a life and reports it, once; the first to tell of it is believed. It returns when that is done,

@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/stats"
 	"github.com/tripod-run/tripod/internal/wasm/artifact"
@@ -163,7 +164,7 @@ func New(cfg Config) (*Backend, error) {
 	b.watcher.changed = b.certificateChanged
 	ctx, stop := context.WithCancel(context.Background())
 	b.stop = stop
-	b.sweeping.Go(func() { b.tend(ctx) })
+	b.sweeping.Go(guard.Loop(b.log, "wasm upkeep", func() { b.tend(ctx) }))
 	return b, nil
 }
 

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/wasm/control"
 	"github.com/tripod-run/tripod/sandbox"
 )
@@ -135,7 +136,7 @@ func (k *keeper) get(ctx context.Context, scope string, own *place) (*worker, er
 		if own != nil {
 			in = *own
 		}
-		k.tasks.Go(func() { k.start(context.WithoutCancel(ctx), name, scope, in.of(name), s) })
+		k.tasks.Go(guard.Func(k.log, "wasm worker", func() { k.start(context.WithoutCancel(ctx), name, scope, in.of(name), s) }))
 	}
 	k.mu.Unlock()
 	select {
@@ -190,7 +191,7 @@ func (k *keeper) start(ctx context.Context, name, scope string, in place, s *sta
 // keepLocked puts a connected worker into the map and follows it to its end.
 func (k *keeper) keepLocked(w *worker) {
 	k.workers[w.name] = w
-	k.tasks.Go(func() { k.follow(w) })
+	k.tasks.Go(guard.Func(k.log, "wasm worker", func() { k.follow(w) }))
 }
 
 // follow takes what a worker tells until it ends, has its pods recorded as ended, and starts another one where pods need

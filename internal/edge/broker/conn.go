@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/mochi-mqtt/server/v2/listeners"
+
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 // takeOverTimeout is how long a client that does not read may keep another connection from its session.
@@ -162,7 +164,7 @@ func (l *listener) serve(establish listeners.EstablishFn, c *conn) {
 			g.close()
 		}
 		if p := recover(); p != nil {
-			l.log.Error("broker: a client's packet cannot be worked; it is disconnected", "remote", c.RemoteAddr().String(), "panic", p)
+			guard.Report(l.log.With("remote", c.RemoteAddr().String()), "MQTT client", p)
 			l.abandon(c)
 		}
 	}()

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 // Bounds of what modules have published and the client has not taken yet. A broker that is slow is felt by a module that
@@ -43,7 +44,7 @@ func newOutQueue(m *Manager) *outQueue {
 	return q
 }
 
-func (q *outQueue) start() { q.wg.Go(q.run) }
+func (q *outQueue) start() { q.wg.Go(guard.Loop(q.m.log, "edge messages", q.run)) }
 
 // stop ends the queue; what is still in it is counted as dropped.
 func (q *outQueue) stop() {

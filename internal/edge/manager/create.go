@@ -11,6 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/runtime"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 // Lines at which the daemon may die.
@@ -88,14 +89,14 @@ func (h *host) begin(mod *module) {
 	switch {
 	case mod.unfinished:
 		mod.unfinished = false
-		h.m.wg.Go(func() { h.conclude(mod, mod.record.Exited) })
+		h.m.wg.Go(guard.Func(h.m.log, "end of a module", func() { h.conclude(mod, mod.record.Exited) }))
 	case h.up && mod.recorded && !mod.beginning && mod.phase == pending:
 		mod.beginning = true
 		run := h.run
 		h.calls.Add(1)
 		h.m.wg.Go(func() {
 			defer h.calls.Done()
-			h.launch(run, mod)
+			guard.Func(h.m.log, "start of a module", func() { h.launch(run, mod) })()
 			h.update(func() { mod.beginning = false })
 		})
 	}
@@ -276,7 +277,7 @@ func (h *host) deleteLocked(mod *module) error {
 	if run != nil {
 		h.m.wg.Go(func() {
 			defer h.calls.Done()
-			h.end(run, mod)
+			guard.Func(h.m.log, "end of a module", func() { h.end(run, mod) })()
 		})
 	}
 	return nil

@@ -9,6 +9,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/edge/runtime"
 	"github.com/tripod-run/tripod/internal/edge/wire"
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 // stable is how long a runtime must have been up for its next loss to be answered at once.
@@ -55,10 +56,10 @@ func newHost(m *Manager, rt runtime.Runtime) *host {
 }
 
 func (h *host) start() {
-	h.m.wg.Go(h.supervise)
-	h.m.wg.Go(h.reportAll)
-	h.m.wg.Go(h.reconcileAll)
-	h.m.wg.Go(h.keepAlive)
+	h.m.wg.Go(guard.Loop(h.m.log, "edge runtime", h.supervise))
+	h.m.wg.Go(guard.Loop(h.m.log, "edge runtime", h.reportAll))
+	h.m.wg.Go(guard.Loop(h.m.log, "edge runtime", h.reconcileAll))
+	h.m.wg.Go(guard.Loop(h.m.log, "edge runtime", h.keepAlive))
 	poke(h.reconcile)
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/channel"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/edge/wire"
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/node/store"
 )
 
@@ -69,8 +70,8 @@ func Open(c Config) (*Manager, error) {
 	}
 	close(m.ready)
 	m.out.start()
-	m.wg.Go(m.subs.run)
-	m.wg.Go(m.exits.run(m))
+	m.wg.Go(guard.Loop(m.log, "edge subscriptions", m.subs.run))
+	m.wg.Go(guard.Loop(m.log, "edge exits", m.exits.run(m)))
 	for _, h := range m.hosts {
 		h.start()
 	}

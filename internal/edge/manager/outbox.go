@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tripod-run/tripod/internal/edge/wire"
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 // outbox is what waits for one module: a module that does not read, or whose runtime does not, holds no other up.
@@ -51,7 +52,7 @@ func (o *outbox) start(run context.Context) {
 	var ctx context.Context
 	o.run = run
 	ctx, o.end = context.WithCancel(run)
-	o.h.m.wg.Go(func() { o.deliver(ctx) })
+	o.h.m.wg.Go(guard.Loop(o.h.m.log, "edge messages", func() { o.deliver(ctx) }))
 }
 
 // clear ends the deliveries and drops what waits.

@@ -10,6 +10,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/mochi-mqtt/server/v2/packets"
+
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 var errClosed = fmt.Errorf("mqtt: the client is closed: %w", errdefs.ErrFailedPrecondition)
@@ -106,8 +108,8 @@ func (c *client) backoff(attempt int) time.Duration {
 func (c *client) serve(l *link) error {
 	c.connects.Add(1)
 	var workers sync.WaitGroup
-	workers.Go(l.write)
-	workers.Go(l.ping)
+	workers.Go(guard.Func(c.cfg.Log, "MQTT connection", l.write))
+	workers.Go(guard.Func(c.cfg.Log, "MQTT connection", l.ping))
 	again := c.attach(l)
 	workers.Go(func() { l.read(func(pk packets.Packet) error { return c.handle(l, pk) }) })
 	workers.Go(func() { c.startUp(l, again) })
@@ -163,7 +165,7 @@ func (c *client) startUp(l *link, again []item) {
 	c.mu.Unlock()
 	c.cfg.Log.Info("mqtt: connected", "broker", c.cfg.URL, "client", c.cfg.ClientID, "protocol", c.cfg.Protocol, "resumed", l.resumed)
 	if c.cfg.OnConnect != nil {
-		go c.connected(l)
+		go guard.Func(c.cfg.Log, "MQTT connect", func() { c.connected(l) })()
 	}
 	c.drain(l)
 }
@@ -228,7 +230,7 @@ func (c *client) dispatch() {
 		if !ok {
 			return
 		}
-		c.cfg.Handler(a.Message)
+		guard.Func(c.cfg.Log, "MQTT message", func() { c.cfg.Handler(a.Message) })()
 		if a.ack != nil {
 			a.ack()
 		}

@@ -7,6 +7,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 // counters are what is counted as it happens.
@@ -47,6 +49,10 @@ func (o *Orchestrator) Describe(to chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (o *Orchestrator) Collect(to chan<- prometheus.Metric) {
+	guard.Func(o.log, "metrics", func() { o.collect(to) })() // the registry collects in goroutines of its own
+}
+
+func (o *Orchestrator) collect(to chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
@@ -84,7 +90,10 @@ func (o *Orchestrator) Collect(to chan<- prometheus.Metric) {
 // metricsHandler answers GET /metrics.
 func (o *Orchestrator) metricsHandler() http.Handler {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(o, o.counts.messages, o.counts.published, collectors.NewGoCollector(),
+	panics := prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "tripod_recovered_panics_total", Help: "Panics that one message or request had and the process survived; each is a defect.",
+	}, func() float64 { return float64(guard.Total()) })
+	registry.MustRegister(o, panics, o.counts.messages, o.counts.published, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	registry.MustRegister(o.config.Collectors...)
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 // The lines of a transition at which a test may end the process.
@@ -69,7 +70,7 @@ func Open(ctx context.Context, c Config) (*Orchestrator, error) {
 	}
 	ctx, o.stop = context.WithCancel(context.WithoutCancel(ctx))
 	o.resume(ctx)
-	o.done.Go(func() { o.watch(ctx) })
+	o.done.Go(guard.Loop(o.log, "deadlines", func() { o.watch(ctx) }))
 	return o, nil
 }
 

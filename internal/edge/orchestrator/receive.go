@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"strings"
 	"sync"
 	"unicode/utf8"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/edge/wire"
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 // errIgnored is a message that asks for nothing: an answer, one of our own, a retained one.
@@ -32,7 +32,7 @@ func (o *Orchestrator) receive(m mqtt.Message) {
 	case m.Retain: // poison would come back at each connect
 		err = errIgnored
 	case err == nil:
-		err = o.safely(m.Topic, func() error { return o.act(ctx, m.Topic, e) })
+		err = guard.Call(o.log, "MQTT message", func() error { return o.act(ctx, m.Topic, e) })
 	}
 	kind := topicKind(o.config.Topics, m.Topic)
 	switch {
@@ -50,18 +50,6 @@ func (o *Orchestrator) receive(m mqtt.Message) {
 		}
 		o.refuse(ctx, e, data, err)
 	}
-}
-
-// safely makes an error of a panic: a mistake of this program that one message or record finds must not keep it from all
-// others. The transition that was under way has changed nothing, unless it was on the disk already.
-func (o *Orchestrator) safely(doing string, f func() error) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			o.log.Error("the orchestrator panicked, and goes on", "doing", doing, "panic", p, "stack", string(debug.Stack()))
-			err = fmt.Errorf("the orchestrator has a defect (%v); request ignored: %w", p, errdefs.ErrInternal)
-		}
-	}()
-	return f()
 }
 
 // act finds what a message asks for.

@@ -13,6 +13,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/edge/wire"
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 // Handler answers the REST interface, /metrics and /healthz. All of it is JSON, but for the metrics; nothing can be changed by
@@ -32,7 +33,7 @@ func (o *Orchestrator) Handler() http.Handler {
 	mux.HandleFunc("GET /healthz", o.health)
 	mux.Handle("GET /metrics", o.metricsHandler())
 	mux.HandleFunc("/", notThere)
-	return mux
+	return guard.Handler(o.log, "REST", mux)
 }
 
 // notThere answers what no other pattern takes.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 var pointSettled = failpoint.New("orchestrator.orders.settled")
@@ -74,7 +75,7 @@ func (o *Orchestrator) look(ctx context.Context) {
 	if !o.due() {
 		return
 	}
-	err := o.safely("deadlines", func() error { return o.transact(ctx, (*transition).timePasses) })
+	err := guard.Call(o.log, "deadlines", func() error { return o.transact(ctx, (*transition).timePasses) })
 	if err != nil && ctx.Err() == nil {
 		o.log.Error("deadlines were not acted upon; tried again", "error", err)
 	}

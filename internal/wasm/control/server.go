@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/fdpass"
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 // Handler carries out requests. Implemented by the worker. Files of requests become the handler's, also when there is an
@@ -255,7 +256,11 @@ func (c *serverConn) read() error {
 		c.server.running.Go(func() {
 			defer func() { ended(); <-c.slots }()
 			defer f.Close()
-			body, err := c.dispatch(m, &f)
+			var body any
+			err := guard.Call(c.server.logger, "control request", func() (err error) {
+				body, err = c.dispatch(m, &f)
+				return err
+			})
 			c.reply(m.ID, body, err)
 		})
 	}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"runtime/debug"
 	"strings"
 	"sync"
 	"time"
@@ -14,6 +13,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/reflect/protoregistry"
+
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 // Options are what handlers of both kinds take.
@@ -168,7 +169,7 @@ func (h *grpcHandler) run(ctx context.Context, e *endpoint, c Call, protocol str
 func (h *grpcHandler) invoke(ctx context.Context, e *endpoint, c Call) (status *Status) {
 	defer func() {
 		if p := recover(); p != nil {
-			h.Logger.ErrorContext(ctx, "panic in a request", "procedure", e.Procedure, "panic", p, "stack", string(debug.Stack()))
+			guard.Report(h.Logger.With("procedure", e.Procedure), "gRPC request", p)
 			status = Errorf(codes.Internal, "internal error, see the log of the node")
 		}
 	}()

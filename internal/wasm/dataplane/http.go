@@ -5,10 +5,11 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
-	"runtime/debug"
 	"time"
 
 	"google.golang.org/grpc/codes"
+
+	"github.com/tripod-run/tripod/internal/guard"
 )
 
 // NewHTTP makes the handler of a wasi:http component out of next, which answers the requests. Over the limit it answers
@@ -40,7 +41,7 @@ func (h *httpHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer func() {
 		p := recover()
 		if p != nil && p != http.ErrAbortHandler {
-			h.Logger.ErrorContext(ctx, "panic in a request", "path", r.URL.Path, "panic", p, "stack", string(debug.Stack()))
+			guard.Report(h.Logger.With("path", r.URL.Path), "HTTP request", p)
 		}
 		if p != nil && counted.status == 0 {
 			counted.status = http.StatusInternalServerError

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/edge/runtime"
 	"github.com/tripod-run/tripod/internal/edge/wire"
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/node"
 )
 
@@ -88,8 +89,8 @@ func (r *Runtime) Start(context.Context) (map[string]any, error) {
 		return nil, fmt.Errorf("runtime %s: %w: %w", r.Name, err, errdefs.ErrUnavailable)
 	}
 	r.started, r.sub = time.Now(), r.Node.Subscribe()
-	r.work.Go(r.followEvents)
-	r.work.Go(r.sweep)
+	r.work.Go(guard.Loop(r.log, "wasm modules", r.followEvents))
+	r.work.Go(guard.Loop(r.log, "wasm modules", r.sweep))
 	return nil, nil
 }
 
@@ -178,7 +179,7 @@ func (r *Runtime) spawn(f func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.ctx.Err() == nil {
-		r.work.Go(f)
+		r.work.Go(guard.Func(r.log, "wasm modules", f))
 	}
 }
 

@@ -1,0 +1,47 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tripod-run/tripod/internal/cli"
+	"github.com/tripod-run/tripod/internal/cli/check"
+	"github.com/tripod-run/tripod/internal/config"
+)
+
+// askTimeout is how long the daemon may take to say how it is.
+const askTimeout = 5 * time.Second
+
+// checkDaemon asks the daemon, if there is one, what only it knows of itself.
+func checkDaemon(ctx context.Context, c *config.Config) []check.Finding {
+	client, err := cli.Connect(ctx, c.GRPC.Socket, askTimeout)
+	if err != nil {
+		return nil // a host is checked before its daemon is started, too
+	}
+	defer client.Close(ctx)
+	f := check.Finding{Subject: "daemon", OK: true, Detail: "has recovered no panic since it was started"}
+	resp, err := client.Status(ctx, true)
+	if err != nil {
+		f.OK, f.Detail, f.Remedy = false, "does not say how it is: "+cli.Explain(err), "look at the daemon's log"
+		return []check.Finding{f}
+	}
+	var info struct{ RecoveredPanics map[string]uint64 }
+	if err := json.Unmarshal([]byte(resp.GetInfo()["config"]), &info); err != nil {
+		f.OK, f.Detail, f.Remedy = false, "its status cannot be read: "+err.Error(), "restart a daemon that is older than this program"
+		return []check.Finding{f}
+	}
+	if len(info.RecoveredPanics) > 0 {
+		var places []string
+		for _, place := range slices.Sorted(maps.Keys(info.RecoveredPanics)) {
+			places = append(places, fmt.Sprintf("%s (%d)", place, info.RecoveredPanics[place]))
+		}
+		f.OK, f.Detail = false, "has recovered panics: "+strings.Join(places, ", ")
+		f.Remedy = `report the stacks, which are in its log at "recovered a panic"`
+	}
+	return []check.Finding{f}
+}

@@ -1,0 +1,39 @@
+package node_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/guard"
+)
+
+// TestN12PanicAtEveryFailPoint panics once at each fail point of the lifecycle. The process lives, the panic is counted, the
+// node that had it removes its pods, and the same calls then work.
+func TestN12PanicAtEveryFailPoint(t *testing.T) {
+	for _, point := range failpoint.Names() {
+		if !strings.HasPrefix(point, "node.") && !strings.HasPrefix(point, "fake.") {
+			continue
+		}
+		t.Run(point, func(t *testing.T) {
+			dir := t.TempDir()
+			before := guard.Total()
+			must(t, failpoint.Arm(point, "1*panic"))
+			t.Cleanup(func() { _ = failpoint.Arm(point, "") })
+			if err := crashScript(t.Context(), dir); err != nil && !strings.Contains(err.Error(), "a defect of tripod") {
+				t.Errorf("the call says %v", err)
+			}
+			if n := guard.Total() - before; n != 1 {
+				t.Fatalf("%d panics were counted, not one", n)
+			}
+			b := open(t, dir)
+			for _, p := range b.Pods() {
+				must(t, b.RemoveSandbox(t.Context(), p.ID))
+			}
+			b.close()
+			if err := crashScript(t.Context(), dir); err != nil {
+				t.Errorf("the same calls after the panic: %v", err)
+			}
+		})
+	}
+}

@@ -1,0 +1,61 @@
+package e2e
+
+import (
+	"context"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+// TestN12PanicEndsItsRequest: a pull, a start and a stop panic in the same daemon. Each says Internal, the daemon lives and
+// does the same at the next try, and what happened is in the metrics and in what `tripod check` and `tripod diag` say.
+func TestN12PanicEndsItsRequest(t *testing.T) {
+	address := harness.FreeAddress(t)
+	d := harness.StartDaemon(t, harness.Set("metrics.address", address), harness.Env(
+		"TRIPOD_FAILPOINTS=image.pull.record=1*panic,linux.start-container.conmon=1*panic,node.stop-sandbox.intent=1*panic"))
+	pid := d.Pid()
+	ctx := context.Background()
+	internal := func(what string, err error) {
+		t.Helper()
+		if status.Code(err) != codes.Internal || strings.Contains(status.Convert(err).Message(), "\n") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	_, err := d.ImageCRI().PullImage(ctx, &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: harness.Busybox}})
+	internal("the pull", err)
+	d.Pull(t, harness.Busybox)
+
+	p := d.RunPod(t, harness.PodConfig(t, "p"))
+	c := p.Create(harness.ContainerConfig("c", harness.Busybox, harness.Sleep()))
+	_, err = d.CRI().StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: c.ID})
+	internal("the start", err)
+	c.Remove()
+	p.Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep())).Must("true")
+
+	_, err = d.CRI().StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.ID})
+	internal("the stop", err)
+	p.Remove()
+
+	if text := get(t, "http://"+address+"/metrics"); !strings.Contains(text, "tripod_recovered_panics_total 3") {
+		t.Error("the metrics do not count three panics")
+	}
+	tripod, err := harness.Binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range []string{"check", "diag"} {
+		out, _ := exec.Command(tripod, command, "--config", d.ConfigPath()).CombinedOutput() // fails where the test machine has faults
+		if !strings.Contains(string(out), "has recovered panics: StartContainer (1), StopPodSandbox (1), image pull (1)") {
+			t.Errorf("tripod %s does not tell of them:\n%s", command, out)
+		}
+	}
+	if !strings.Contains(d.DaemonLog(), "recovered a panic") || d.Pid() != pid {
+		t.Error("the log has no stack, or the daemon was another one")
+	}
+}
