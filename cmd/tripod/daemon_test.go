@@ -286,6 +286,52 @@ func TestLostRecordN7(t *testing.T) {
 	}
 }
 
+// TestN11RecordThatIsNotThisNodes: an empty record, a part of one and another node's are refused with what to do, the pods
+// run on, and with the right record back they are found.
+func TestN11RecordThatIsNotThisNodes(t *testing.T) {
+	other := fakeNode(t)
+	if err := start(t, other)(); err != nil {
+		t.Fatal(err)
+	}
+	foreign, err := os.ReadFile(recordFile(other))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := fakeNode(t)
+	stop := start(t, c)
+	must(t, c, "run", testImage, "--host-network", "--name", "one", "--log-dir", t.TempDir())
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	right, err := os.ReadFile(recordFile(c))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, record := range map[string][]byte{"empty": {}, "cut off": right[:3*os.Getpagesize()], "another node's": foreign} {
+		for range 2 { // the refusal must not make what would let the second try pass
+			if err := os.WriteFile(recordFile(c), record, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			err := runDaemon(ctx, c, quiet)
+			cancel()
+			if err == nil || !strings.Contains(err.Error(), "nothing was changed") {
+				t.Fatalf("%s: %v", name, err)
+			}
+		}
+	}
+	if err := os.WriteFile(recordFile(c), right, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	stop = start(t, c)
+	if out := must(t, c, "ps"); !strings.Contains(out, "one") || !strings.Contains(out, "Running") {
+		t.Errorf("with the record back: %s", out)
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestDamagedRecordIsLeftAlone(t *testing.T) {
 	c := fakeNode(t)
 	if err := os.MkdirAll(c.Root, 0o700); err != nil {

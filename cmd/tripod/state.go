@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/node/store"
 )
 
 // privateDir makes dir, or makes sure of one that is there: ours, and closed to everybody else (faults C7).
@@ -114,6 +116,41 @@ func refuseLostRecord(record string, pods ...string) error {
 				"Is the file system of %s mounted? Mount it and start again. To give those pods up, reboot the node or "+
 				"end their processes, unmount and remove what is in %s",
 				errRecordGone, record, dir, len(entries), entries[0].Name(), filepath.Dir(record), dir)
+		}
+	}
+	return nil
+}
+
+// identityFile holds, in a directory of the daemon's, the ID of the record that the directory belongs to.
+const identityFile = "record-id"
+
+// errForeignRecord tells of a record that is not the one by which the directories were filled.
+var errForeignRecord = errors.New("the record belongs to other directories")
+
+// claimDirectories proves that a record is this node's before anything is done by it: recovery takes what a record does not
+// know for rubbish. The proof lies beside the record and, for as long as the node is up, beside the pods (fault N11). A new
+// record has no pods to harm, see refuseLostRecord, and takes the directories; so does one of a program that left no proof.
+func claimDirectories(record *store.Store, file string, dirs ...string) error {
+	var unclaimed []string
+	for _, dir := range dirs {
+		path := filepath.Join(dir, identityFile)
+		raw, err := os.ReadFile(path)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		switch id := strings.TrimSpace(string(raw)); {
+		case id == record.ID():
+		case id == "" || record.Fresh():
+			unclaimed = append(unclaimed, path)
+		default:
+			return fmt.Errorf("%w: %s has the ID %s, while what is in %s belongs to the record %s; nothing was changed. "+
+				"Put the right record back and start again. To go on with this one, drain and reboot the node, then remove %s",
+				errForeignRecord, file, record.ID(), dir, id, path)
+		}
+	}
+	for _, path := range unclaimed {
+		if err := replaceFile(path, []byte(record.ID()+"\n")); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -62,10 +62,17 @@ func openParts(ctx context.Context, c *config.Config, log *slog.Logger) (_ *part
 		}
 	}()
 	record, err := store.Open(recordFile(c))
+	if errdefs.IsDataLoss(err) {
+		return nil, fmt.Errorf("%w; nothing was changed. Put a whole copy of it back and start again. To give its pods up, "+
+			"drain and reboot the node, then remove the file", err)
+	}
 	if err != nil {
 		return nil, err
 	}
 	p.opened(record.Close)
+	if err := claimDirectories(record, recordFile(c), c.Root, c.State); err != nil {
+		return nil, err
+	}
 	if err := record.Check(); err != nil {
 		return nil, fmt.Errorf("the record %s is damaged: %w; nothing was changed. `tripod diag` shows what can be read", recordFile(c), err)
 	}

@@ -8,5 +8,7 @@
 //	Put ─┼─▶ queue ─▶ committer ─▶ one bbolt transaction ─▶ all callers
 //	Del ─┘
 //
-// The file carries a format number; a file of a later format is refused unread, so that a downgrade harms nothing.
+// The file carries a format number; a file of a later format is refused unread, so that a downgrade harms nothing. A file
+// that is there and not whole is refused as well, and is never taken for a new one: a new one appears by a rename. An ID tells
+// one file from another; whose it must be is the caller's to know.
 package store

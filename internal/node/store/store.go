@@ -1,6 +1,7 @@
 package store
 
 import (
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -24,12 +25,14 @@ var (
 	bucketMeta     = []byte("meta")
 	bucketSequence = []byte("sequence")
 	keyFormat      = []byte("format")
+	keyID          = []byte("id")
 )
 
 // Store is an open record file. Its methods may be called from many goroutines.
 type Store struct {
 	db     *bbolt.DB
 	fresh  bool
+	id     string
 	queue  chan request
 	closed chan struct{}
 	once   sync.Once
@@ -42,31 +45,103 @@ type request struct {
 	done  chan error
 }
 
-// Open opens the record file at path and makes it when it does not exist. It fails with errdefs.ErrUnavailable when
-// another process holds the file and with errdefs.ErrFailedPrecondition when a later program wrote it.
+// Open opens the record file at path and makes it when it does not exist. A file that is there must be whole, and one of ours:
+// else it is errdefs.ErrDataLoss, and untouched. It fails with errdefs.ErrUnavailable when another process holds the file and
+// with errdefs.ErrFailedPrecondition when a later program wrote it.
 func Open(path string) (*Store, error) {
 	_, statErr := os.Stat(path)
-	if statErr != nil && !errors.Is(statErr, os.ErrNotExist) {
+	fresh := errors.Is(statErr, os.ErrNotExist)
+	switch {
+	case fresh:
+		if err := create(path); err != nil {
+			return nil, fmt.Errorf("make the record file %s: %w", path, err)
+		}
+	case statErr != nil:
 		return nil, fmt.Errorf("look at the record file: %w", statErr)
+	default:
+		if err := verify(path); err != nil {
+			return nil, err
+		}
 	}
-	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: lockTimeout, FreelistType: bbolt.FreelistMapType})
+	db, err := openFile(path, bbolt.Options{FreelistType: bbolt.FreelistMapType})
+	if err != nil {
+		return nil, err
+	}
+	s := &Store{db: db, fresh: fresh, queue: make(chan request, 64), closed: make(chan struct{})}
+	if err := db.Update(s.prepare); err != nil {
+		return nil, errors.Join(fmt.Errorf("record file %s: %w", path, err), db.Close())
+	}
+	s.wg.Go(s.commitLoop)
+	return s, nil
+}
+
+func openFile(path string, options bbolt.Options) (*bbolt.DB, error) {
+	options.Timeout = lockTimeout
+	db, err := bbolt.Open(path, 0o600, &options)
 	if errors.Is(err, bbolterrors.ErrTimeout) {
 		return nil, fmt.Errorf("record file %s is held by another process: %w", path, errdefs.ErrUnavailable)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open record file %s: %w", path, err)
 	}
-	s := &Store{db: db, fresh: statErr != nil, queue: make(chan request, 64), closed: make(chan struct{})}
-	if err := db.Update(s.prepare); err != nil {
-		return nil, errors.Join(fmt.Errorf("record file %s: %w", path, err), db.Close())
+	return db, nil
+}
+
+// create makes a record file that is there as a whole or not at all, whenever the process or the power goes: so one that is
+// empty or half was never a new node's.
+func create(path string) error {
+	draft := path + ".new"
+	if err := os.Remove(draft); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
 	}
-	if s.fresh {
-		if err := syncDir(filepath.Dir(path)); err != nil {
-			return nil, errors.Join(err, db.Close())
+	db, err := openFile(draft, bbolt.Options{})
+	if err != nil {
+		return err
+	}
+	err = db.Update(func(tx *bbolt.Tx) error {
+		meta, err := tx.CreateBucket(bucketMeta)
+		if err != nil {
+			return err
 		}
+		return meta.Put(keyFormat, binary.BigEndian.AppendUint32(nil, Format))
+	})
+	if err := errors.Join(err, db.Close()); err != nil {
+		return err
 	}
-	s.wg.Go(s.commitLoop)
-	return s, nil
+	if err := os.Rename(draft, path); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+// verify looks at a file without changing it, and before anything is read that lies beyond its end, which would end the process.
+func verify(path string) error {
+	notWhole := func(what string) error {
+		return fmt.Errorf("record file %s %s: %w", path, what, errdefs.ErrDataLoss)
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	if info.Size() == 0 {
+		return notWhole("is empty")
+	}
+	db, err := openFile(path, bbolt.Options{ReadOnly: true})
+	if err != nil && !errdefs.IsUnavailable(err) {
+		return fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)
+	} else if err != nil {
+		return err
+	}
+	defer db.Close()
+	return db.View(func(tx *bbolt.Tx) error {
+		if tx.Size() > info.Size() {
+			return notWhole(fmt.Sprintf("is cut off: it has %d of %d bytes", info.Size(), tx.Size()))
+		}
+		if meta := tx.Bucket(bucketMeta); meta == nil || meta.Get(keyFormat) == nil {
+			return notWhole("is no record of tripod's")
+		}
+		return nil
+	})
 }
 
 // syncDir makes a new directory entry survive a loss of power.
@@ -78,26 +153,28 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// prepare makes the buckets of a new file and checks the format of an old one.
+// prepare checks the format and makes what an older program did not know.
 func (s *Store) prepare(tx *bbolt.Tx) error {
-	meta, err := tx.CreateBucketIfNotExists(bucketMeta)
-	if err != nil {
-		return err
-	}
-	if _, err := tx.CreateBucketIfNotExists(bucketSequence); err != nil {
-		return err
-	}
+	meta := tx.Bucket(bucketMeta)
 	switch raw := meta.Get(keyFormat); {
-	case raw == nil:
-		return meta.Put(keyFormat, binary.BigEndian.AppendUint32(nil, Format))
 	case len(raw) != 4:
 		return fmt.Errorf("its format number is damaged: %w", errdefs.ErrDataLoss)
 	case binary.BigEndian.Uint32(raw) > Format:
 		return fmt.Errorf("format %d was written by a later tripod, this one knows %d: start the later one: %w",
 			binary.BigEndian.Uint32(raw), Format, errdefs.ErrFailedPrecondition)
 	}
+	if _, err := tx.CreateBucketIfNotExists(bucketSequence); err != nil {
+		return err
+	}
+	if s.id = string(meta.Get(keyID)); s.id == "" {
+		s.id = rand.Text()
+		return meta.Put(keyID, []byte(s.id))
+	}
 	return nil
 }
+
+// ID is the file's own: no other has it but its copies.
+func (s *Store) ID() string { return s.id }
 
 // Fresh reports whether Open made the file.
 func (s *Store) Fresh() bool { return s.fresh }

@@ -1,9 +1,12 @@
 package store
 
 import (
+	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -132,6 +135,79 @@ func TestN9LaterFormatIsRefused(t *testing.T) {
 	}
 	if _, err := Open(path); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("opening a later format: %v, want failed precondition", err)
+	}
+}
+
+// TestN11FileThatIsNotWhole: it is refused, and stays as it is.
+func TestN11FileThatIsNotWhole(t *testing.T) {
+	whole := filepath.Join(t.TempDir(), "whole.db")
+	s, err := Open(whole)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 200 {
+		if err := s.Put("pods", fmt.Sprint(i), make([]byte, 4096)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := os.ReadFile(whole)
+	if err != nil {
+		t.Fatal(err)
+	}
+	foreign := filepath.Join(t.TempDir(), "foreign.db")
+	db, err := bbolt.Open(foreign, 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = db.Update(func(tx *bbolt.Tx) error { _, err := tx.CreateBucket([]byte("v1")); return err })
+	if err := errors.Join(err, db.Close()); err != nil {
+		t.Fatal(err)
+	}
+	other, err := os.ReadFile(foreign)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string][]byte{
+		"empty": {}, "zeroes": make([]byte, len(raw)), "half": raw[:len(raw)/2], "first pages": raw[:4*os.Getpagesize()], "a few bytes": raw[:100],
+		"text": []byte("not a database"), "another program's": other,
+	} {
+		path := filepath.Join(t.TempDir(), "node.db")
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if s, err := Open(path); !errdefs.IsDataLoss(err) {
+			t.Errorf("%s: %v, %v; want data loss", name, s, err)
+		}
+		if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, content) {
+			t.Errorf("%s: the file was changed, %v", name, err)
+		}
+	}
+}
+
+// TestN11KilledWhileMade: what a process left that died while it made the file is no file yet.
+func TestN11KilledWhileMade(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "node.db")
+	if err := os.WriteFile(path+".new", []byte("half"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if s := open(t, path); !s.Fresh() || s.ID() == "" {
+		t.Errorf("fresh: %v, ID %q", s.Fresh(), s.ID())
+	}
+}
+
+func TestIDStays(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, filepath.Join(dir, "a.db"))
+	id := s.ID()
+	_ = s.Close()
+	if again := open(t, filepath.Join(dir, "a.db")); again.ID() != id {
+		t.Errorf("it was %q and is %q", id, again.ID())
+	}
+	if other := open(t, filepath.Join(dir, "b.db")); other.ID() == id {
+		t.Errorf("two files with the ID %q", id)
 	}
 }
 
