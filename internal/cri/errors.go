@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/containerd/errdefs"
 	"google.golang.org/grpc"
@@ -39,6 +41,18 @@ var classCodes = map[error]codes.Code{
 	context.DeadlineExceeded:      codes.DeadlineExceeded,
 }
 
+// errnoCodes are the codes of what the node is out of, or cannot write at the moment: the caller did nothing wrong and may try
+// again. They count where nobody has classified the error.
+var errnoCodes = map[syscall.Errno]codes.Code{
+	syscall.ENOSPC: codes.ResourceExhausted,
+	syscall.EDQUOT: codes.ResourceExhausted,
+	syscall.EMFILE: codes.ResourceExhausted,
+	syscall.ENFILE: codes.ResourceExhausted,
+	syscall.ENOMEM: codes.ResourceExhausted,
+	syscall.EROFS:  codes.Unavailable,
+	syscall.EIO:    codes.Unavailable,
+}
+
 // pullErrors are the named errors of the CRI that the kubelet knows an image pull by. It compares the beginning of the
 // text, and its client strips the code from the text for codes.Unknown only: so they travel with that code.
 var pullErrors = []error{crierrors.ErrRegistryUnavailable, crierrors.ErrSignatureValidationFailed}
@@ -57,13 +71,23 @@ func toStatus(ctx context.Context, err error) *status.Status {
 		}
 		if ctx.Err() != nil {
 			class = ctx.Err()
+		} else if errno, ok := errors.AsType[syscall.Errno](err); ok && errnoCodes[errno] != codes.OK {
+			return status.New(errnoCodes[errno], plain(err.Error()))
 		}
 	}
-	code, text := classCodes[class], err.Error()
+	code, text := classCodes[class], plain(err.Error())
 	if name := nameOf(err, pullErrors); name != "" {
 		return status.New(codes.Unknown, withPrefix(name, text))
 	}
 	return status.New(code, withPrefix(nameOf(err, containerErrors), text))
+}
+
+// plain makes one line of an error's text, with each of its parts once: an error that joins others has a line for each, and
+// one that wraps a class, or is wrapped by who adds what the cause says already, says it twice.
+func plain(text string) string {
+	text = strings.Join(strings.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
+	parts := strings.Split(text, ": ")
+	return strings.Join(slices.Compact(parts), ": ")
 }
 
 // nameOf returns the name of the first of named that err is, or "".

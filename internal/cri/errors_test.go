@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/containerd/errdefs"
@@ -15,6 +17,21 @@ import (
 	"google.golang.org/grpc/status"
 	crierrors "k8s.io/cri-api/pkg/errors"
 )
+
+// TestMessagesSayEachThingOnce also holds that a message is one line.
+func TestMessagesSayEachThingOnce(t *testing.T) {
+	for want, err := range map[string]error{
+		"broker: unavailable":              fmt.Errorf("broker: %w: %w", errdefs.ErrUnavailable, errdefs.ErrUnavailable),
+		"create module m: no room":         fmt.Errorf("create module m: %w", fmt.Errorf("create module m: %w", errors.New("no room"))),
+		"stop: first; second":              fmt.Errorf("stop: %w", errors.Join(errors.New("first"), errors.New("second"))),
+		"a: b: a":                          errors.New("a: b: a"),
+		`mount "x": invalid argument: why`: errors.New("mount \"x\": invalid argument: why\n"),
+	} {
+		if got := toStatus(t.Context(), err).Message(); got != want {
+			t.Errorf("%q becomes %q, want %q", err, got, want)
+		}
+	}
+}
 
 func TestErrorCodes(t *testing.T) {
 	ended, cancel := context.WithCancel(context.Background())
@@ -53,6 +70,13 @@ func TestErrorCodes(t *testing.T) {
 		{"unclassified after the call's end", ended, io.EOF, codes.Canceled},
 		{"classified after the call's end", ended, errdefs.ErrNotFound, codes.NotFound},
 
+		{"no room", nil, fmt.Errorf("create: %w", &os.PathError{Op: "mkdir", Path: "/x", Err: syscall.ENOSPC}), codes.ResourceExhausted},
+		{"quota", nil, fmt.Errorf("create: %w", syscall.EDQUOT), codes.ResourceExhausted},
+		{"no descriptors", nil, errors.Join(io.EOF, syscall.EMFILE), codes.ResourceExhausted},
+		{"read-only", nil, fmt.Errorf("stop: %w", &os.PathError{Op: "open", Path: "/x", Err: syscall.EROFS}), codes.Unavailable},
+		{"failing disk", nil, fmt.Errorf("stop: %w", syscall.EIO), codes.Unavailable},
+		{"a class before an errno", nil, fmt.Errorf("%w: %w", syscall.ENOSPC, errdefs.ErrInvalidArgument), codes.InvalidArgument},
+
 		{"registry unavailable", nil, fmt.Errorf("pull: %w: %w", crierrors.ErrRegistryUnavailable, errdefs.ErrUnavailable), codes.Unknown},
 		{"signature", nil, fmt.Errorf("%w: %w", crierrors.ErrSignatureValidationFailed, errdefs.ErrPermissionDenied), codes.Unknown},
 		{"recursive read-only", nil, fmt.Errorf("%w: %w", crierrors.ErrRROUnsupported, errdefs.ErrNotImplemented), codes.Unimplemented},
@@ -64,7 +88,7 @@ func TestErrorCodes(t *testing.T) {
 			}
 			s := toStatus(c.ctx, c.err)
 			wantEqual(t, "code", s.Code(), c.code)
-			if !strings.Contains(s.Message(), c.err.Error()) && !errors.As(c.err, new(interface{ GRPCStatus() *status.Status })) {
+			if !strings.Contains(s.Message(), strings.ReplaceAll(c.err.Error(), "\n", "; ")) && !errors.As(c.err, new(interface{ GRPCStatus() *status.Status })) {
 				t.Errorf("message %q lost %q", s.Message(), c.err)
 			}
 		})
