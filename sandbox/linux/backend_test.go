@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -187,6 +188,83 @@ func TestSharedNamespaces(t *testing.T) {
 		one.exec("echo shared > /dev/shm/x")
 		if got := two.exec("cat /dev/shm/x"); got != "shared" {
 			t.Errorf("/dev/shm: %q", got)
+		}
+	})
+}
+
+// ping sends an echo request to loopback in a network namespace as a user without capabilities, and waits for the answer: by
+// the kind of socket that ping(8) has for such users, which busybox lacks.
+func ping(netns string, uid int) error {
+	return onNewThread(func() error {
+		at, err := unix.Open(netns, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(at)
+		if err := unix.Setns(at, unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		// The thread's own, unlike syscall.Setresuid, which is all threads'.
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESGID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
+			return errno
+		}
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
+			return errno
+		}
+		s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMP)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(s)
+		echo := []byte{8, 0, 0, 0, 0, 0, 0, 1}
+		if err := unix.Sendto(s, echo, 0, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+			return err
+		}
+		if err := unix.SetsockoptTimeval(s, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 10}); err != nil {
+			return err
+		}
+		_, _, err = unix.Recvfrom(s, make([]byte, 64), 0)
+		return err
+	})
+}
+
+// TestOwnNetworkNeedsNoRoot: a program that is not root serves port 80 and pings, unless the pod says otherwise.
+func TestOwnNetworkNeedsNoRoot(t *testing.T) {
+	const settings = "cat /proc/sys/net/ipv4/ip_unprivileged_port_start /proc/sys/net/ipv4/ping_group_range | tr '\n\t' '  '"
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		user := func(c *runtimeapi.ContainerConfig) {
+			c.Linux.SecurityContext.RunAsUser = &runtimeapi.Int64Value{Value: 4321}
+		}
+		p := r.pod()
+		if out, err := exec.Command("nsenter", "--net="+p.Netns, "ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		c := p.container(forever, user).start()
+		if err := ping(p.Netns, 4321); err != nil {
+			t.Errorf("ping: %v", err)
+		}
+		const serve = "/bin/busybox nc -l -p 80 >/dev/null 2>&1 & for i in 0 1 2 3 4 5 6 7 8 9; do cat /proc/net/tcp /proc/net/tcp6 | grep -q ':0050 ' && break; sleep 0.5; done; "
+		if got := c.exec(serve + "cat /proc/net/tcp /proc/net/tcp6 | grep -c ':0050 '; kill $!"); got != "1" {
+			t.Errorf("%s programs listen on port 80", got)
+		}
+		if got := c.exec(settings); got != "0 0 2147483647" {
+			t.Errorf("settings %q", got)
+		}
+		other := r.pod(func(c *runtimeapi.PodSandboxConfig) {
+			c.Linux.Sysctls = map[string]string{"net/ipv4/ip_unprivileged_port_start": "1024", "net.ipv4.ping_group_range": "1 0"}
+		})
+		if got := other.container(forever, user).start().exec(settings); got != "1024 1 0" {
+			t.Errorf("settings of a pod that says otherwise: %q", got)
+		}
+		raw, err := os.ReadFile("/proc/sys/net/ipv4/ip_unprivileged_port_start")
+		if err != nil {
+			t.Fatal(err)
+		}
+		host := r.pod(func(c *runtimeapi.PodSandboxConfig) {
+			c.Linux.SecurityContext.NamespaceOptions.Network = runtimeapi.NamespaceMode_NODE
+		})
+		if got := host.container(forever).start().exec("cat /proc/sys/net/ipv4/ip_unprivileged_port_start"); got != strings.TrimSpace(string(raw)) || got == "0" {
+			t.Errorf("the node's own parameter is %q, was %q", got, raw)
 		}
 	})
 }

@@ -3,6 +3,7 @@ package linux
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -47,7 +48,8 @@ func makeNamespaces(p *sandbox.Pod, at pins) error {
 	if err != nil {
 		return err
 	}
-	if at.ipc == "" && at.uts == "" && len(sysctls) == 0 {
+	defaults := spec.DefaultSysctls(p, sysctls)
+	if at.ipc == "" && at.uts == "" && len(sysctls)+len(defaults) == 0 {
 		return nil
 	}
 	for _, pin := range []string{at.ipc, at.uts} {
@@ -58,7 +60,7 @@ func makeNamespaces(p *sandbox.Pod, at pins) error {
 			return err
 		}
 	}
-	return onNewThread(func() error { return fillNamespaces(p, at, sysctls) })
+	return onNewThread(func() error { return fillNamespaces(p, at, sysctls, defaults) })
 }
 
 // makePin makes the empty file that a namespace is mounted on, and undoes what an earlier attempt left there.
@@ -77,7 +79,7 @@ func makePin(pin string) error {
 }
 
 // fillNamespaces runs on a thread of its own, which is in the new namespaces afterwards.
-func fillNamespaces(p *sandbox.Pod, at pins, sysctls map[string]string) error {
+func fillNamespaces(p *sandbox.Pod, at pins, sysctls, defaults map[string]string) error {
 	if at.net != "" {
 		netns, err := unix.Open(at.net, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
@@ -104,10 +106,14 @@ func fillNamespaces(p *sandbox.Pod, at pins, sysctls map[string]string) error {
 			return fmt.Errorf("set host name %q: %w: %w", name, err, errdefs.ErrInvalidArgument)
 		}
 	}
-	// /proc/sys shows the namespaces of the thread that looks.
+	for key, value := range defaults {
+		if err := setSysctl(key, value); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
 	for key, value := range sysctls {
-		if err := os.WriteFile(filepath.Join("/proc/sys", key), []byte(value), 0); err != nil {
-			return fmt.Errorf("set kernel parameter %s=%s: %w: %w", key, value, err, errdefs.ErrInvalidArgument)
+		if err := setSysctl(key, value); err != nil {
+			return fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
 		}
 	}
 	for kind, pin := range map[string]string{"ipc": at.ipc, "uts": at.uts} {
@@ -117,6 +123,14 @@ func fillNamespaces(p *sandbox.Pod, at pins, sysctls map[string]string) error {
 		if err := pinNamespace("/proc/thread-self/ns/"+kind, pin); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// setSysctl sets a kernel parameter of the thread's namespaces, which are what /proc/sys shows.
+func setSysctl(key, value string) error {
+	if err := os.WriteFile(filepath.Join("/proc/sys", key), []byte(value), 0); err != nil {
+		return fmt.Errorf("set kernel parameter %s=%s: %w", key, value, err)
 	}
 	return nil
 }

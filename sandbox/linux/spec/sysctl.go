@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -46,6 +47,23 @@ func Sysctls(p *sandbox.Pod) (map[string]string, error) {
 		result[key] = value
 	}
 	return result, nil
+}
+
+// ownNetDefaults let a program that is not root serve any port and ping: the ports of a network namespace are nobody else's.
+var ownNetDefaults = map[string]string{
+	"net/ipv4/ip_unprivileged_port_start": "0",
+	"net/ipv4/ping_group_range":           "0 2147483647",
+}
+
+// DefaultSysctls gives the kernel parameters, by path as Sysctls, that a pod has unless it asks for others. A kernel may lack
+// them.
+func DefaultSysctls(p *sandbox.Pod, asked map[string]string) map[string]string {
+	if PodModes(p).Network == runtimeapi.NamespaceMode_NODE {
+		return nil
+	}
+	result := maps.Clone(ownNetDefaults)
+	maps.DeleteFunc(result, func(key, _ string) bool { _, set := asked[key]; return set })
+	return result
 }
 
 // sysctlSegments splits a name as sysctl(8) does: the first separator met, dot or slash, separates, and the other
