@@ -130,11 +130,11 @@ func serve(config control.WorkerConfig, e *engine.Engine, logger *slog.Logger, c
 		logger.Warn("Nobody waits for the worker to be ready", "err", err)
 	}
 	ready.Close()
-	logger.Info("The worker serves", "version", version, "pid", os.Getpid(), "uid", os.Getuid(), "engine", engine.Fingerprint())
+	logger.Info("the worker serves", "version", version, "pid", os.Getpid(), "uid", os.Getuid(), "engine", engine.Fingerprint())
 	var err error
 	select {
 	case <-ctx.Done():
-		logger.Info("The worker ends, and its pods with it")
+		logger.Info("the worker ends, and its pods with it")
 	case err = <-ended:
 	}
 	w.Close() // the daemon is told of each pod's end

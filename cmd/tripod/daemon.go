@@ -73,7 +73,7 @@ func runDaemon(ctx context.Context, c *config.Config, log *slog.Logger) error {
 	}
 	p, err := openParts(ctx, c, log)
 	if err != nil && ctx.Err() != nil {
-		log.Info("told to stop before the node was ready", "error", err)
+		log.Info("told to stop before the node was ready", "err", err)
 		return nil
 	}
 	if err != nil {
@@ -147,7 +147,7 @@ func serve(ctx context.Context, stop context.CancelFunc, p *parts, listener net.
 	case <-ctx.Done():
 		log.Info("told to stop; letting calls under way finish", "limit", drainTime)
 	case err = <-failed:
-		log.Error("serving failed", "error", err)
+		log.Error("serving failed", "err", err)
 	}
 	systemd.stopping()
 	stop() // from here on a signal ends the process as signals do

@@ -31,7 +31,7 @@ func newNotifier(log *slog.Logger) *notifier {
 	n := &notifier{log: log, socket: os.Getenv("NOTIFY_SOCKET")}
 	var err error
 	if n.interval, err = daemon.SdWatchdogEnabled(true); err != nil {
-		log.Warn("the watchdog is misconfigured", "error", err)
+		log.Warn("the watchdog is misconfigured", "err", err)
 	}
 	_ = os.Unsetenv("NOTIFY_SOCKET")
 	return n
@@ -47,7 +47,7 @@ func (n *notifier) send(state string) {
 		_ = c.Close()
 	}
 	if err != nil {
-		n.log.Warn("systemd cannot be notified", "error", err)
+		n.log.Warn("systemd cannot be notified", "err", err)
 	}
 }
 
@@ -71,7 +71,7 @@ func (n *notifier) watchdog(ctx context.Context, probe func(context.Context) err
 			if err := n.limited(ctx, probe); err == nil {
 				n.send(daemon.SdNotifyWatchdog)
 			} else if ctx.Err() == nil {
-				n.log.Error("the daemon does not answer itself; the watchdog is not told", "error", err)
+				n.log.Error("the daemon does not answer itself; the watchdog is not told", "err", err)
 			}
 		}
 	}
@@ -115,7 +115,7 @@ func serveDebug(ctx context.Context, socket string, log *slog.Logger) (closeAll 
 	server := &http.Server{Handler: guard.Handler(log, "debug server", mux), BaseContext: func(net.Listener) context.Context { return ctx }, ReadHeaderTimeout: 10 * time.Second}
 	go func() {
 		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			log.Warn("the debug server ended", "error", err)
+			log.Warn("the debug server ended", "err", err)
 		}
 	}()
 	return func() { _ = server.Close() }, nil

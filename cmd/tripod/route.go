@@ -50,7 +50,7 @@ func (p *parts) openRouter(ctx context.Context, c *config.Config, log *slog.Logg
 		ctx, cancel := context.WithTimeout(context.Background(), routeDrain)
 		defer cancel()
 		if err := server.Shutdown(ctx); err != nil {
-			log.Warn("requests under way are cut off", "error", err)
+			log.Warn("requests under way are cut off", "err", err)
 		}
 		return nil
 	})
@@ -122,7 +122,7 @@ func followMaterial(ctx context.Context, c config.Route, identity *dataplane.TLS
 			err = identity.Update(next)
 		}
 		if err != nil { // a certificate and its key are seldom replaced in one step: the next look may find them whole
-			log.Warn("the certificate stays as it is", "error", err)
+			log.Warn("the certificate stays as it is", "err", err)
 			continue
 		}
 		last = next

@@ -73,7 +73,7 @@ func (l *privateListener) Accept() (net.Conn, error) {
 		}
 		_ = c.Close()
 		if err != nil {
-			l.log.Warn("connection refused: no peer credentials", "error", err)
+			l.log.Warn("connection refused: no peer credentials", "err", err)
 		} else {
 			l.log.Warn("connection refused: only root may connect", "uid", peer.Uid, "pid", peer.Pid)
 		}

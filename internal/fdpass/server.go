@@ -74,7 +74,7 @@ func (s *Server) Serve() error {
 		case s.ctx.Err() != nil:
 			return nil
 		case errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ECONNABORTED):
-			s.logger.Error("A connection for descriptors could not be accepted", "err", err)
+			s.logger.Error("a connection for descriptors could not be accepted", "err", err)
 			select { // descriptors become free when others are closed: there is nothing to wait for
 			case <-time.After(100 * time.Millisecond):
 			case <-s.ctx.Done():
@@ -108,14 +108,14 @@ func (s *Server) take(conn *net.UnixConn) {
 		err = s.admit(conn, peer)
 	}
 	if err != nil {
-		s.logger.Warn("A connection for descriptors was refused", "err", err)
+		s.logger.Warn("a connection for descriptors was refused", "err", err)
 		conn.Close()
 		return
 	}
 	go func() {
 		defer s.dismiss(conn, peer)
 		if err := s.serve(conn, peer); err != nil {
-			s.logger.Warn("A request for descriptors failed", "pid", peer.PID, "uid", peer.UID, "err", err)
+			s.logger.Warn("a request for descriptors failed", "pid", peer.PID, "uid", peer.UID, "err", err)
 		}
 	}()
 }

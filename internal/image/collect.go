@@ -30,7 +30,7 @@ func (s *Store) Kick() {
 // collectLoop removes what nothing refers to any more: after removals, and now and then for leases that expired.
 func (s *Store) collectLoop() {
 	if err := s.markDirty(s.base); err != nil && s.base.Err() == nil {
-		s.cfg.Logger.Warn("what a crash may have left stays for now", "error", err)
+		s.cfg.Logger.Warn("what a crash may have left stays for now", "err", err)
 	}
 	ticker := time.NewTicker(collectEvery)
 	defer ticker.Stop()
@@ -47,7 +47,7 @@ func (s *Store) collectLoop() {
 			}
 		}
 		if err := s.Collect(s.base); err != nil && s.base.Err() == nil {
-			s.cfg.Logger.Warn("removed images and layers stay for now", "error", err)
+			s.cfg.Logger.Warn("removed images and layers stay for now", "err", err)
 		}
 	}
 }

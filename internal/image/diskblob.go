@@ -236,7 +236,7 @@ func (s *Store) unpackDisk(ctx context.Context, d *details) (desc ocispec.Descri
 		return desc, err
 	}
 	if err := finder.punch(ctx, s.blobPath(desc.Digest)); err != nil {
-		s.cfg.Logger.WarnContext(ctx, "a disk takes more room than it would have to", "digest", desc.Digest, "error", err)
+		s.cfg.Logger.WarnContext(ctx, "a disk takes more room than it would have to", "digest", desc.Digest, "err", err)
 	}
 	_, err = s.content.Update(ctx, content.Info{Digest: d.manifest.Digest, Labels: map[string]string{labelDisk: desc.Digest.String()}},
 		"labels."+labelDisk)

@@ -73,6 +73,6 @@ func (s *Store) unlease(ctx context.Context, names []string, id string, keep boo
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		s.cfg.Logger.WarnContext(ctx, "leases of a pull stay until they expire", "error", err)
+		s.cfg.Logger.WarnContext(ctx, "leases of a pull stay until they expire", "err", err)
 	}
 }

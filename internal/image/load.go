@@ -84,7 +84,7 @@ func (s *Store) inspect(ctx context.Context, target ocispec.Descriptor) (*detail
 // demote takes the record of an unsound image away, so that it is pulled again, and keeps for that pull what is
 // still good of it.
 func (s *Store) demote(ctx context.Context, record images.Image, cause error) error {
-	s.cfg.Logger.WarnContext(ctx, "an image is not whole and must be pulled again", "image", record.Name, "error", cause)
+	s.cfg.Logger.WarnContext(ctx, "an image is not whole and must be pulled again", "image", record.Name, "err", cause)
 	if isID(record.Name) {
 		// The same image has a record by digest, whose lease is found when it is pulled again.
 		return s.records.Delete(ctx, record.Name)

@@ -46,7 +46,7 @@ func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, 
 			img, err = s.pull(ctx, named, opts.Auth, t)
 		}
 		if err != nil {
-			s.cfg.Logger.InfoContext(ctx, "pull failed", "image", named.String(), "error", err)
+			s.cfg.Logger.InfoContext(ctx, "pull failed", "image", named.String(), "err", err)
 		}
 		return img, err
 	})

@@ -160,7 +160,7 @@ func (s *Store) renewFsInfo() {
 	if err == nil {
 		s.fs.images, s.fs.containers = images, containers
 	} else if s.base.Err() == nil {
-		s.cfg.Logger.Warn("usage of the image store", "error", err)
+		s.cfg.Logger.Warn("usage of the image store", "err", err)
 	}
 }
 

@@ -123,7 +123,7 @@ func (m *Metrics) Listen(ctx context.Context, address string) (net.Addr, error) 
 	m.serving = &http.Server{Handler: m.Handler(), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10}
 	go func() {
 		if err := m.serving.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-			m.config.Logger.Error("metrics are no longer served", "error", err)
+			m.config.Logger.Error("metrics are no longer served", "err", err)
 		}
 	}()
 	m.config.Logger.Info("metrics are served", "address", l.Addr())

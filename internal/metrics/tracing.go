@@ -109,7 +109,7 @@ func (t *Tracing) send(ctx context.Context, batch []byte) {
 	}
 	t.dropped.Inc()
 	t.once.Do(func() {
-		t.log.Warn("spans cannot be handed to the collector; from now on this is only counted", "error", err)
+		t.log.Warn("spans cannot be handed to the collector; from now on this is only counted", "err", err)
 	})
 }
 

@@ -142,7 +142,7 @@ func (e *pluginExec) execute(ctx context.Context, path string, stdin []byte, env
 			err = context.Cause(ctx)
 		}
 	}
-	e.log.Debug("CNI plugin ran", "plugin", path, "command", run.command, "took", time.Since(start), "error", err)
+	e.log.Debug("CNI plugin ran", "plugin", path, "command", run.command, "took", time.Since(start), "err", err)
 	return run.outcome(ctx, err)
 }
 

@@ -37,7 +37,7 @@ func (e *pluginExec) inProcess(ctx context.Context, call inProcess, path string,
 	go func() {
 		output, err := call.Run(ctx) // which does not panic
 		free()
-		e.log.Debug("CNI plugin ran in this process", "plugin", path, "command", command, "took", time.Since(start), "error", err)
+		e.log.Debug("CNI plugin ran in this process", "plugin", path, "command", command, "took", time.Since(start), "err", err)
 		done <- outcome{output, err}
 	}()
 	failure := &PluginError{Plugin: path, Command: command}

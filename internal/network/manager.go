@@ -123,7 +123,7 @@ func (m *Manager) reload() {
 	old := m.chain.Swap(&loaded{chain: c, err: err})
 	switch {
 	case err != nil && (old == nil || old.err == nil || old.err.Error() != err.Error()):
-		m.cfg.Logger.Error("pod network cannot be set up", "error", err)
+		m.cfg.Logger.Error("pod network cannot be set up", "err", err)
 	case err == nil && (old == nil || old.chain == nil || !c.equal(old.chain)):
 		m.cfg.Logger.Info("pod network", "configuration", c.source, "network", c.list.Name, "cniVersion", c.list.CNIVersion)
 	}

@@ -98,7 +98,7 @@ func (m *Manager) loadPodCIDR() error {
 		err = DefaultNetwork(DefaultNetwork{SubnetV4: told.SubnetV4, SubnetV6: told.SubnetV6}).validateSubnets()
 	}
 	if err != nil || told == (podCIDRs{}) {
-		m.cfg.Logger.Warn("pod CIDR is not readable, using the configured subnets", "file", m.podCIDRFile(), "error", err)
+		m.cfg.Logger.Warn("pod CIDR is not readable, using the configured subnets", "file", m.podCIDRFile(), "err", err)
 		return nil
 	}
 	m.setPodCIDR(told)

@@ -132,7 +132,7 @@ func (r *Result) defaultInterface() int {
 func (m *Manager) fillFromKernel(r *Result) {
 	links, err := m.links(r.Netns)
 	if err != nil {
-		m.cfg.Logger.Warn("interfaces of a new network namespace cannot be listed", "netns", r.Netns, "error", err)
+		m.cfg.Logger.Warn("interfaces of a new network namespace cannot be listed", "netns", r.Netns, "err", err)
 		return
 	}
 	for i := range r.Interfaces {

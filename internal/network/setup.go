@@ -159,7 +159,7 @@ func (m *Manager) rollbackAgain(rec *record) bool {
 		return true
 	}
 	if err := m.detach(ctx, rec.key); err != nil {
-		m.cfg.Logger.Warn("the network of a pod that failed to start cannot be given back yet", "pod", rec.ID, "error", err)
+		m.cfg.Logger.Warn("the network of a pod that failed to start cannot be given back yet", "pod", rec.ID, "err", err)
 		return false
 	}
 	return true

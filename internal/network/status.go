@@ -74,7 +74,7 @@ func (m *Manager) Status(ctx context.Context) error {
 func (m *Manager) watch() {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
-		m.cfg.Logger.Warn("CNI configuration is looked at every 10 s only, as it cannot be watched", "error", err)
+		m.cfg.Logger.Warn("CNI configuration is looked at every 10 s only, as it cannot be watched", "err", err)
 		watcher = &fsnotify.Watcher{} // its channels are nil: nothing comes
 	} else {
 		defer watcher.Close()
@@ -111,7 +111,7 @@ func (m *Manager) watchConfDir(watcher *fsnotify.Watcher) {
 	dir := nearestDir(m.cfg.ConfDir)
 	for {
 		if err := watcher.Add(dir); err != nil {
-			m.cfg.Logger.Warn("CNI configuration directory cannot be watched", "directory", dir, "error", err)
+			m.cfg.Logger.Warn("CNI configuration directory cannot be watched", "directory", dir, "err", err)
 			return
 		}
 		for _, old := range watcher.WatchList() {
@@ -153,7 +153,7 @@ func (m *Manager) refreshStatus() {
 	m.status.set(err)
 	switch {
 	case err != nil && (old == nil || old.err == nil || old.err.Error() != err.Error()):
-		m.cfg.Logger.Warn("network is not ready", "error", err)
+		m.cfg.Logger.Warn("network is not ready", "err", err)
 	case err == nil && (old == nil || old.err != nil):
 		m.cfg.Logger.Info("network is ready")
 	}

@@ -82,7 +82,7 @@ func (m *Manager) guessRecord(key string, damage error) (*record, error) {
 	if err != nil {
 		return nil, errors.Join(damage, err)
 	}
-	m.cfg.Logger.Error("network record is damaged, deleting by the current configuration", "error", damage, "configuration", c.source)
+	m.cfg.Logger.Error("network record is damaged, deleting by the current configuration", "err", damage, "configuration", c.source)
 	return &record{ID: key, Interface: interfaceName, Args: [][2]string{{"IgnoreUnknown", "1"}}, key: key, list: c.list}, nil
 }
 

@@ -198,7 +198,7 @@ func (r *Router) RoundTrip(req *http.Request) (*http.Response, error) {
 		if _, unreached := errors.AsType[*unreachedError](err); !unreached || body.read.Load() || len(containers) == 0 || req.Context().Err() != nil {
 			return nil, err
 		}
-		r.Logger.Debug("container not reached, trying another", "container", container, "error", err)
+		r.Logger.Debug("container not reached, trying another", "container", container, "err", err)
 	}
 }
 
@@ -231,7 +231,7 @@ func (r *Router) send(req *http.Request, container string) (*http.Response, erro
 // failed answers a request that no container has answered.
 func (r *Router) failed(w http.ResponseWriter, req *http.Request, err error) {
 	if req.Context().Err() == nil {
-		r.Logger.Warn("request failed", "component", req.Context().Value(targetKey{}).(*target).component, "error", err)
+		r.Logger.Warn("request failed", "component", req.Context().Value(targetKey{}).(*target).component, "err", err)
 	}
 	refuse(w, req, &refusal{http.StatusBadGateway, "the component was not reached, or broke off"})
 }

@@ -28,14 +28,14 @@ func (s *Server) serveWebSocketV5(ss *session, r *http.Request, opts *remotecomm
 	conn.SetIdleTimeout(s.config.IdleTimeout)
 	_, channels, err := conn.Open(ss, r)
 	if err != nil {
-		s.log.Debug("WebSocket session refused", "error", err)
+		s.log.Debug("WebSocket session refused", "err", err)
 		return
 	}
 	defer conn.Close()
 	err = session.serve(ss.ctx, channels[remotecommand.StreamStdIn], channels[remotecommand.StreamStdOut],
 		channels[remotecommand.StreamStdErr], decodeSizes(ss.ctx, channels[remotecommand.StreamResize]))
 	if err := json.NewEncoder(channels[remotecommand.StreamErr]).Encode(statusOf(err)); err != nil {
-		s.log.Debug("WebSocket session ended without its client", "error", err)
+		s.log.Debug("WebSocket session ended without its client", "err", err)
 	}
 }
 

@@ -142,7 +142,7 @@ func (b *Backend) followAttachSize(h *handle, sizes <-chan sandbox.TermSize, sto
 			}
 			line := fmt.Sprintf("1 %d %d\n", min(size.Height, maxSide), min(size.Width, maxSide))
 			if err := control(h.bundle, line); err != nil {
-				b.log.Debug("size of an attached terminal", "container", h.id, "error", err)
+				b.log.Debug("size of an attached terminal", "container", h.id, "err", err)
 			}
 		case <-stop:
 			return

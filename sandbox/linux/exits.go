@@ -82,7 +82,7 @@ func (b *Backend) record(h *handle, l *life, e end) {
 	err := h.state.write(h.bundle)
 	h.mu.Unlock()
 	if err != nil {
-		b.log.Error("record the end of a container", "container", h.id, "error", err)
+		b.log.Error("record the end of a container", "container", h.id, "err", err)
 	}
 	l.mu.Lock()
 	if l.kill != nil {

@@ -206,7 +206,7 @@ func (b *Backend) failStart(ctx context.Context, h *handle, got launched, cause 
 		_ = got.conmon.KillGroup()
 		got.conmon.WaitFor(cleanupTime)
 	} else if err := b.killMonitor(undo, monitors(b.cfg.Root)[h.id]); err != nil {
-		b.log.Error("end the monitor of a start that failed", "container", h.id, "error", err)
+		b.log.Error("end the monitor of a start that failed", "container", h.id, "err", err)
 	}
 	if got.init != nil {
 		_ = got.init.Signal(unix.SIGKILL)
@@ -255,7 +255,7 @@ func (b *Backend) wipe(ctx context.Context, id, cgroup string, halfMade bool) er
 		if ctx.Err() != nil {
 			return err
 		}
-		b.log.Warn("removing by hand what the OCI runtime cannot", "container", id, "error", err)
+		b.log.Warn("removing by hand what the OCI runtime cannot", "container", id, "err", err)
 		if err := os.RemoveAll(filepath.Join(b.cfg.ociDir(), id)); err != nil {
 			return err
 		}
@@ -335,7 +335,7 @@ func (b *Backend) askToStop(h *handle, l *life, s state, grace time.Duration) er
 // killLife kills the container at once, with all that it started.
 func (b *Backend) killLife(h *handle, l *life) {
 	if err := l.init.Signal(unix.SIGKILL); err != nil {
-		b.log.Error("kill a container", "container", h.id, "pid", l.init.Pid, "error", err)
+		b.log.Error("kill a container", "container", h.id, "pid", l.init.Pid, "err", err)
 	}
 	s, _ := h.snapshot()
 	if s.OwnPID {
@@ -344,7 +344,7 @@ func (b *Backend) killLife(h *handle, l *life) {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanupTime)
 	defer cancel()
 	if err := b.cgroups.Kill(ctx, s.Cgroup); err != nil {
-		b.log.Error("kill a container's processes", "container", h.id, "cgroup", s.Cgroup, "error", err)
+		b.log.Error("kill a container's processes", "container", h.id, "cgroup", s.Cgroup, "err", err)
 	}
 }
 

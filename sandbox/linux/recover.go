@@ -42,7 +42,7 @@ func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandb
 	}
 	if err := b.removeOrphans(ctx, keep, conmons); err != nil {
 		// What cannot be removed now does no harm to the pods that are known.
-		b.log.Error("remove what is not in the record", "error", err)
+		b.log.Error("remove what is not in the record", "err", err)
 	}
 	return found, nil
 }

@@ -198,7 +198,7 @@ func (b *Backend) record(h *handle, l *life, end machine.State) (sandbox.Status,
 	status := h.state.status()
 	h.mu.Unlock()
 	if err != nil {
-		b.log.Error("record the end of a machine", "container", h.id, "error", err)
+		b.log.Error("record the end of a machine", "container", h.id, "err", err)
 	}
 	close(l.ended)
 	return status, failed == nil
@@ -209,7 +209,7 @@ func (b *Backend) drain(id string, l *life) {
 	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
 	defer cancel()
 	if err := l.console.Drain(ctx); err != nil {
-		b.log.Error("the log of a machine that has ended is not complete", "container", id, "error", err)
+		b.log.Error("the log of a machine that has ended is not complete", "container", id, "err", err)
 	}
 	l.close()
 }
@@ -246,7 +246,7 @@ func (b *Backend) askToEnd(ctx context.Context, id string, l *life, grace time.D
 	defer again.Stop()
 	for first := true; ; first = false {
 		if err := b.cfg.Driver.Shutdown(ctx, id); err != nil && ctx.Err() == nil {
-			b.log.Warn("press the power button", "container", id, "error", err)
+			b.log.Warn("press the power button", "container", id, "err", err)
 		}
 		if first {
 			if err := fpPressed.Hit(ctx); err != nil {

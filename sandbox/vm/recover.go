@@ -45,7 +45,7 @@ func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandb
 	}
 	if err := b.removeOrphans(ctx, keep); err != nil {
 		// What cannot be removed now does no harm to the pods that are known.
-		b.log.Error("remove what is not in the record", "error", err)
+		b.log.Error("remove what is not in the record", "err", err)
 	}
 	return found, nil
 }
@@ -85,7 +85,7 @@ func (b *Backend) recoverPod(ctx context.Context, k sandbox.Known, machines map[
 		err = b.serve(ctx, at, k.Pod, interfaces)
 	}
 	if err != nil {
-		b.log.Warn("the network of a vm pod is not there any more", "pod", k.Pod.ID, "error", err)
+		b.log.Warn("the network of a vm pod is not there any more", "pod", k.Pod.ID, "err", err)
 		return nil
 	}
 	found.Sandboxes[k.Pod.ID] = true

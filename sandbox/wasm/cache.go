@@ -77,7 +77,7 @@ func (c *cache) open(ctx context.Context, digest string, component source) (*os.
 	if code, err := c.verified(digest, engine); err == nil {
 		return code, nil
 	} else if !errdefs.IsNotFound(err) {
-		c.log.Warn("compiled code is not what was written, or cannot be read; compiling again", "component", digest, "error", err)
+		c.log.Warn("compiled code is not what was written, or cannot be read; compiling again", "component", digest, "err", err)
 	}
 	f := c.join(ctx, digest, engine, component)
 	defer c.part(digest, f)
@@ -141,7 +141,7 @@ func (c *cache) make(ctx context.Context, digest, engine string, component sourc
 	err = fpCompiled.Hit(ctx)
 	if err == nil {
 		if err = c.store(digest, engine, code); err != nil {
-			c.log.Warn("compiled code cannot be kept and will be compiled again next time", "component", digest, "error", err)
+			c.log.Warn("compiled code cannot be kept and will be compiled again next time", "component", digest, "err", err)
 			c.drop(digest, engine)
 			err = nil
 		}

@@ -56,7 +56,7 @@ func (w *certWatcher) follow(id, dir string) {
 	defer w.mu.Unlock()
 	if w.dirs[dir] == nil {
 		if err := w.notify.Add(dir); err != nil {
-			w.log.Warn("changes of a certificate will not be seen", "container", id, "dir", dir, "error", err)
+			w.log.Warn("changes of a certificate will not be seen", "container", id, "dir", dir, "err", err)
 			return
 		}
 		w.dirs[dir] = map[string]bool{}
@@ -93,7 +93,7 @@ func (w *certWatcher) run() {
 			if !ok {
 				return
 			}
-			w.log.Warn("watch certificates", "error", err)
+			w.log.Warn("watch certificates", "err", err)
 		}
 	}
 }
@@ -146,7 +146,7 @@ func (b *Backend) certificateChanged(id string) {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanupTime)
 	defer cancel()
 	if err := b.renew(ctx, h); err != nil {
-		b.log.Error("the certificate in a mount has changed and cannot be used; the one before stays", "container", id, "error", err)
+		b.log.Error("the certificate in a mount has changed and cannot be used; the one before stays", "container", id, "err", err)
 		return
 	}
 	b.log.Info("a certificate was replaced", "container", id)

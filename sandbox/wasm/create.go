@@ -102,7 +102,7 @@ func (b *Backend) source(a *artifact.Artifact) source {
 func (b *Backend) load(ctx context.Context, w *worker, a *artifact.Artifact, description string) (control.Loaded, error) {
 	loaded, err := b.loadOnce(ctx, w, a, description)
 	if errdefs.IsFailedPrecondition(err) {
-		b.log.Warn("the worker refuses the code; compiling it again", "component", a.Wasm.Digest, "worker", w.name, "error", err)
+		b.log.Warn("the worker refuses the code; compiling it again", "component", a.Wasm.Digest, "worker", w.name, "err", err)
 		b.cache.forget(a.Wasm.Digest.String())
 		loaded, err = b.loadOnce(ctx, w, a, description)
 	}

@@ -154,7 +154,7 @@ func (b *Backend) record(h *handle, l *life, end control.Status) (status sandbox
 	status = s.status()
 	h.mu.Unlock()
 	if err != nil {
-		b.log.Error("record the end of a container", "container", h.id, "error", err)
+		b.log.Error("record the end of a container", "container", h.id, "err", err)
 	}
 	b.watcher.forget(h.id)
 	close(l.ended)

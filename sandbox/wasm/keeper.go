@@ -207,7 +207,7 @@ func (k *keeper) follow(w *worker) {
 	close(w.died)
 	if !isOwn(w.scope) && !w.retired && !k.isClosed() && k.wanted(w.scope) {
 		if _, err := k.get(context.Background(), w.scope, nil); err != nil {
-			k.log.Error("a worker that died cannot be replaced; the next start of a pod tries again", "scope", w.scope, "error", err)
+			k.log.Error("a worker that died cannot be replaced; the next start of a pod tries again", "scope", w.scope, "err", err)
 		}
 	}
 }
@@ -230,7 +230,7 @@ func (k *keeper) clear(w *worker) {
 	delete(k.workers, w.name)
 	k.mu.Unlock()
 	if err := errors.Join(k.leaveCgroup(w.cgroup), os.RemoveAll(w.dir)); err != nil {
-		k.log.Error("remove what a worker left", "worker", w.name, "error", err)
+		k.log.Error("remove what a worker left", "worker", w.name, "err", err)
 	}
 }
 
@@ -248,7 +248,7 @@ func (k *keeper) recover(ctx context.Context) error {
 		}
 		w := newWorker(e.Name(), scope, filepath.Join(k.cfg.workersDir(), e.Name()), k.log)
 		if err := k.take(ctx, w); err != nil {
-			w.log.Warn("a worker of before cannot be taken over", "error", err)
+			w.log.Warn("a worker of before cannot be taken over", "err", err)
 			errs = append(errs, k.abandon(ctx, w))
 			continue
 		}

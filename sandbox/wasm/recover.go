@@ -22,7 +22,7 @@ func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandb
 	b.mu.Unlock()
 	found := sandbox.Found{Sandboxes: map[string]bool{}, Containers: map[string]sandbox.Status{}}
 	if err := b.keeper.recover(ctx); err != nil {
-		b.log.Error("take over the workers of before", "error", err)
+		b.log.Error("take over the workers of before", "err", err)
 	}
 	in, err := b.inventory(ctx)
 	if err != nil {
@@ -47,7 +47,7 @@ func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandb
 	b.keeper.run()
 	if err := b.removeOrphans(ctx, keep, in); err != nil {
 		// What cannot be removed now does no harm to the pods that are known.
-		b.log.Error("remove what is not in the record", "error", err)
+		b.log.Error("remove what is not in the record", "err", err)
 	}
 	return found, nil
 }

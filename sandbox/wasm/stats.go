@@ -202,7 +202,7 @@ func (b *Backend) Metrics(ctx context.Context) []Metrics {
 		if err == nil {
 			all = append(all, b.withFigures(ctx, w, counters)...)
 		} else {
-			b.log.Debug("ask a worker for its counters", "worker", w.name, "error", err)
+			b.log.Debug("ask a worker for its counters", "worker", w.name, "err", err)
 		}
 	}
 	return all
@@ -219,7 +219,7 @@ type Metrics struct {
 func (b *Backend) withFigures(ctx context.Context, w *worker, counters []control.Metrics) []Metrics {
 	list, err := w.conn().Stats(ctx)
 	if err != nil {
-		b.log.Debug("ask a worker for its figures", "worker", w.name, "error", err)
+		b.log.Debug("ask a worker for its figures", "worker", w.name, "err", err)
 	}
 	byID := make(map[string]control.Stats, len(list))
 	for _, s := range list {

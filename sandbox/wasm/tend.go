@@ -37,12 +37,12 @@ func (b *Backend) tend(ctx context.Context) {
 		}
 		b.renewDue(ctx, time.Now())
 		if err := b.sweep(ctx, time.Now().Add(-idleImage)); err != nil && ctx.Err() == nil {
-			b.log.Warn("remove compiled code that nobody needs", "error", err)
+			b.log.Warn("remove compiled code that nobody needs", "err", err)
 		}
 		b.probe(ctx, probeTime)
 		for _, w := range b.keeper.all() {
 			if err := trimLog(w.logFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
-				b.log.Warn("trim the log of a worker", "worker", w.name, "error", err)
+				b.log.Warn("trim the log of a worker", "worker", w.name, "err", err)
 			}
 		}
 	}
@@ -74,7 +74,7 @@ func (b *Backend) renewDue(ctx context.Context, now time.Time) {
 			continue
 		}
 		if err := b.renew(ctx, h); err != nil {
-			b.log.Error("renew a certificate", "container", h.id, "error", err)
+			b.log.Error("renew a certificate", "container", h.id, "err", err)
 		}
 	}
 }

@@ -140,7 +140,7 @@ func (w *worker) watch(exited func(control.Status), spans func([]byte), adopt fu
 		}
 		if err := w.reconnect(adopt); err != nil {
 			if w.proc.Alive() {
-				w.log.Error("the worker does not answer; ending it", "pid", w.proc.Pid, "error", err)
+				w.log.Error("the worker does not answer; ending it", "pid", w.proc.Pid, "err", err)
 				_ = w.proc.Signal(unix.SIGKILL)
 				<-w.proc.Dead
 			}
@@ -318,7 +318,7 @@ func (w *worker) spare(ctx context.Context, needed map[string]bool, keep int) {
 			return
 		}
 		if err := w.conn().Unload(ctx, oldest); err != nil {
-			w.log.Debug("unload code", "digest", oldest, "error", err)
+			w.log.Debug("unload code", "digest", oldest, "err", err)
 			return
 		}
 	}

@@ -145,7 +145,7 @@ func (l *listener) Serve(establish listeners.EstablishFn) {
 		case errors.Is(err, net.ErrClosed):
 			return
 		default:
-			l.log.Error("broker: no connection can be taken", "address", l.Address(), "error", err)
+			l.log.Error("broker: no connection can be taken", "address", l.Address(), "err", err)
 			select {
 			case <-time.After(100 * time.Millisecond): // out of file descriptors, say
 			case <-l.closed:
@@ -171,7 +171,7 @@ func (l *listener) serve(establish listeners.EstablishFn, c *conn) {
 	// A fresh connection: an error would show at its first read.
 	_ = c.SetDeadline(time.Now().Add(connectTimeout))
 	if err := establish(l.id, c); err != nil {
-		l.log.Debug("broker: client gone", "remote", c.RemoteAddr().String(), "error", err)
+		l.log.Debug("broker: client gone", "remote", c.RemoteAddr().String(), "err", err)
 	}
 }
 

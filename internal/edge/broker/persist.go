@@ -295,7 +295,7 @@ func load[T any](h *hooks, prefix string, want func(T) bool) error {
 	err := h.store.each(prefix, func(key string, value []byte) error {
 		var v T
 		if err := json.Unmarshal(value, &v); err != nil {
-			h.Log.Error("broker: a stored value cannot be read and is left out", "key", prefix+key, "error", err)
+			h.Log.Error("broker: a stored value cannot be read and is left out", "key", prefix+key, "err", err)
 		} else if want(v) {
 			return nil
 		}

@@ -131,7 +131,7 @@ func (s *store) run() {
 		}
 		if err := s.write(); err != nil {
 			s.errors.Add(1)
-			s.log.Error("broker: sessions and retained messages cannot be stored", "error", err)
+			s.log.Error("broker: sessions and retained messages cannot be stored", "err", err)
 			select {
 			case <-time.After(retryStore):
 				select {

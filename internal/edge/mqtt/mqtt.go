@@ -80,13 +80,13 @@ func (c *client) run() {
 				attempt = 0
 			}
 			if c.ctx.Err() == nil {
-				c.cfg.Log.Warn("mqtt: connection lost", "broker", c.cfg.URL, "client", c.cfg.ClientID, "error", err)
+				c.cfg.Log.Warn("mqtt: connection lost", "broker", c.cfg.URL, "client", c.cfg.ClientID, "err", err)
 				if c.cfg.OnDisconnect != nil {
 					c.cfg.OnDisconnect(err)
 				}
 			}
 		} else if c.ctx.Err() == nil && (attempt == 0 || attempt == 5 || attempt%100 == 0) { // not the same line for hours
-			c.cfg.Log.Warn("mqtt: no connection; trying on", "broker", c.cfg.URL, "client", c.cfg.ClientID, "attempt", attempt+1, "error", err)
+			c.cfg.Log.Warn("mqtt: no connection; trying on", "broker", c.cfg.URL, "client", c.cfg.ClientID, "attempt", attempt+1, "err", err)
 		}
 		select {
 		case <-time.After(c.backoff(attempt)):

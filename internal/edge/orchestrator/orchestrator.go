@@ -93,7 +93,7 @@ func (o *Orchestrator) connect(ctx context.Context) error {
 	}
 	b.OnDisconnect = func(err error) {
 		o.subscribed.Store(false)
-		o.log.Warn("the broker is away", "url", b.URL, "error", err)
+		o.log.Warn("the broker is away", "url", b.URL, "err", err)
 	}
 	ready := make(chan struct{})
 	defer close(ready)
@@ -175,7 +175,7 @@ func (o *Orchestrator) publish(ctx context.Context, m message) {
 	if err := o.client.Publish(ctx, m.topic, qos, false, m.payload); err != nil {
 		o.ledger.failed = true
 		o.counts.published.WithLabelValues("failed").Inc()
-		o.log.Error("a message was not sent", "topic", m.topic, "error", err)
+		o.log.Error("a message was not sent", "topic", m.topic, "err", err)
 		return
 	}
 	o.counts.published.WithLabelValues("queued").Inc()

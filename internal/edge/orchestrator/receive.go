@@ -43,7 +43,7 @@ func (o *Orchestrator) receive(m mqtt.Message) {
 		o.log.Debug("a message is ignored", "topic", m.Topic, "retained", m.Retain)
 	default:
 		o.counts.messages.WithLabelValues(kind, "refused").Inc()
-		o.log.Warn("a message is refused", "topic", m.Topic, "object", e.ObjectID, "action", e.Action, "error", err)
+		o.log.Warn("a message is refused", "topic", m.Topic, "object", e.ObjectID, "action", e.Action, "err", err)
 		data := e.Data
 		if envelopeErr != nil {
 			data = m.Payload
@@ -107,7 +107,7 @@ func (o *Orchestrator) createBatch(ctx context.Context, e wire.Envelope) error {
 	}
 	for i, raw := range list {
 		if err := refused[i]; err != nil {
-			o.log.Warn("a module of a batch is refused", "object", e.ObjectID, "module", i, "error", err)
+			o.log.Warn("a module of a batch is refused", "object", e.ObjectID, "module", i, "err", err)
 			o.refuse(ctx, e, raw, err)
 		}
 	}

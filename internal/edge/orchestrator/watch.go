@@ -77,7 +77,7 @@ func (o *Orchestrator) look(ctx context.Context) {
 	}
 	err := guard.Call(o.log, "deadlines", func() error { return o.transact(ctx, (*transition).timePasses) })
 	if err != nil && ctx.Err() == nil {
-		o.log.Error("deadlines were not acted upon; tried again", "error", err)
+		o.log.Error("deadlines were not acted upon; tried again", "err", err)
 	}
 }
 
@@ -224,10 +224,10 @@ func (o *Orchestrator) settleOrders(ctx context.Context, closed bool) {
 		}
 	}
 	if err := o.commit(ctx, t); err != nil {
-		o.log.Error("the record was not written; orders are sent again at the next start", "error", err)
+		o.log.Error("the record was not written; orders are sent again at the next start", "err", err)
 		return
 	}
 	if err := pointSettled.Hit(ctx); err != nil {
-		o.log.Error("fail point", "error", err)
+		o.log.Error("fail point", "err", err)
 	}
 }

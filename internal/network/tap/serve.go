@@ -189,7 +189,7 @@ func (g *guest) send(to *packetSocket, frame []byte) {
 		return
 	}
 	if err := to.send(frame); err != nil {
-		g.log.Debug("an answer to the guest was not sent", "error", err) // it asks again
+		g.log.Debug("an answer to the guest was not sent", "err", err) // it asks again
 	}
 }
 

@@ -139,7 +139,7 @@ func (a *Agent) keep(ctx context.Context) {
 			_ = conn.Close()
 		}
 		if ctx.Err() == nil {
-			a.log.Debug("no connection to the guest's agent", "socket", a.socket, "error", err)
+			a.log.Debug("no connection to the guest's agent", "socket", a.socket, "err", err)
 		}
 		select {
 		case <-time.After(pause):
@@ -182,7 +182,7 @@ func (a *Agent) talk(ctx context.Context, conn io.ReadWriter) error {
 			err = l.mux.Handle(f)
 		}
 		if errors.Is(err, wire.ErrSession) {
-			a.log.Warn("the guest's agent broke the protocol; its session is ended", "socket", a.socket, "error", err)
+			a.log.Warn("the guest's agent broke the protocol; its session is ended", "socket", a.socket, "err", err)
 			l.end(fmt.Errorf("%w: %w", err, errdefs.ErrUnavailable))
 			err = l.again(ctx)
 		}

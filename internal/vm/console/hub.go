@@ -145,7 +145,7 @@ func (h *hub) deliver() {
 		}
 		if err != nil {
 			if !errors.Is(err, io.EOF) {
-				h.log.Debug("read the serial log for those who are attached", "path", h.path, "error", err)
+				h.log.Debug("read the serial log for those who are attached", "path", h.path, "err", err)
 			}
 			return
 		}
@@ -191,7 +191,7 @@ func (h *hub) tell(pipe *os.File, data []byte) *os.File {
 		if err == nil || h.ctx.Err() != nil {
 			return pipe
 		}
-		h.log.Debug("the serial console takes no input", "pipe", h.pipe, "error", err)
+		h.log.Debug("the serial console takes no input", "pipe", h.pipe, "err", err)
 		_ = pipe.Close()
 		pipe = nil
 		select {

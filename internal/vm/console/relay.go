@@ -61,7 +61,7 @@ func openRelay(cfg Config) (*relay, error) {
 		return nil, err
 	}
 	if err := serialLogs.add(cfg.SerialLog, r.wake); err != nil {
-		r.log.Warn("changes of a serial log are looked for every second, since the kernel does not tell of them", "path", cfg.SerialLog, "error", err)
+		r.log.Warn("changes of a serial log are looked for every second, since the kernel does not tell of them", "path", cfg.SerialLog, "err", err)
 		r.poll = true
 	}
 	return r, nil
@@ -82,7 +82,7 @@ func (r *relay) run(ctx context.Context) {
 		err := r.catchUp(ctx, false)
 		if err != nil != failing {
 			if failing = err != nil; failing {
-				r.log.Warn("a console's output cannot be logged; it is kept and tried again", "serial log", r.cfg.SerialLog, "error", err)
+				r.log.Warn("a console's output cannot be logged; it is kept and tried again", "serial log", r.cfg.SerialLog, "err", err)
 			} else {
 				r.log.Info("a console's output is logged again", "serial log", r.cfg.SerialLog)
 			}
@@ -232,7 +232,7 @@ func (r *relay) punch(last bool) {
 		err = unix.Fallocate(int(fd), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, r.punched, end-r.punched)
 	})
 	if err != nil {
-		r.log.Warn("what is logged of a serial log cannot be freed: it grows as long as its machine is there", "path", r.cfg.SerialLog, "error", err)
+		r.log.Warn("what is logged of a serial log cannot be freed: it grows as long as its machine is there", "path", r.cfg.SerialLog, "err", err)
 		r.punched = -1
 		return
 	}

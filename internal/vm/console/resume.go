@@ -35,7 +35,7 @@ func (r *relay) open() (err error) {
 		return err
 	}
 	// A machine that may be running already is not given up for its log's sake.
-	r.log.Warn("the log of a console cannot be opened; it is tried again", "serial log", r.cfg.SerialLog, "error", err)
+	r.log.Warn("the log of a console cannot be opened; it is tried again", "serial log", r.cfg.SerialLog, "err", err)
 	r.late = true
 	return nil
 }

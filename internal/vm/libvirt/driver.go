@@ -122,7 +122,7 @@ func New(cfg Config) (*Driver, error) {
 	d.service = fdpass.NewServer(listener, d.grant, d.log)
 	d.bg.Go(func() {
 		if err := d.service.Serve(); err != nil {
-			d.log.Error("The tap service has ended", "err", err)
+			d.log.Error("the tap service has ended", "err", err)
 		}
 	})
 	d.link.connected, d.link.event = d.lookAtAll, d.lookAtDomain

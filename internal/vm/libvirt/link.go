@@ -164,7 +164,7 @@ func (l *link) keep(ctx context.Context) {
 		conn.Close()
 		l.set(nil, fmt.Errorf("the connection has broken"))
 		if ctx.Err() == nil {
-			l.log.Warn("The connection to libvirtd has broken")
+			l.log.Warn("the connection to libvirtd has broken")
 		}
 		<-looking
 	}

@@ -96,7 +96,7 @@ func (d *Driver) undo(ctx context.Context, in *instance, domain golibvirt.Domain
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
 	if _, err := d.destroyDomain(ctx, domain, proc); err != nil {
-		d.log.Warn("A domain that was not started could not be ended", "domain", domain.Name, "err", err)
+		d.log.Warn("a domain that was not started could not be ended", "domain", domain.Name, "err", err)
 	}
 }
 

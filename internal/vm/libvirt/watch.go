@@ -83,7 +83,7 @@ func (d *Driver) lookAgain(in *instance, why error) {
 	if pending {
 		return
 	}
-	d.log.Warn("A machine could not be looked at", "domain", domain, "err", why)
+	d.log.Warn("a machine could not be looked at", "domain", domain, "err", why)
 	d.bg.Go(func() {
 		select {
 		case <-time.After(lookPause):
@@ -105,10 +105,10 @@ func (d *Driver) panicked(ctx context.Context, in *instance, domain golibvirt.Do
 	proc, ended := in.proc, in.ended
 	in.mu.Unlock()
 	if err != nil {
-		d.log.Warn("A guest's panic could not be written down", "domain", domain.Name, "err", err)
+		d.log.Warn("a guest's panic could not be written down", "domain", domain.Name, "err", err)
 	}
 	if _, err := d.destroyDomain(ctx, domain, proc); err != nil {
-		d.log.Warn("A machine whose guest has panicked could not be ended", "domain", domain.Name, "err", err)
+		d.log.Warn("a machine whose guest has panicked could not be ended", "domain", domain.Name, "err", err)
 		return
 	}
 	cause, message := in.causeOf(int32(golibvirt.DomainShutoffDestroyed))
@@ -160,7 +160,7 @@ func (d *Driver) finish(in *instance, ended chan struct{}, cause machine.Cause, 
 	in.ended = nil
 	in.mu.Unlock()
 	if err != nil {
-		d.log.Warn("The end of a machine could not be written down", "machine", name, "err", err)
+		d.log.Warn("the end of a machine could not be written down", "machine", name, "err", err)
 	}
 	d.mu.Lock()
 	sink := d.sink

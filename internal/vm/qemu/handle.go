@@ -70,7 +70,7 @@ func (h *handle) set(change func(r *record)) error {
 // mustSet is set where there is no way back: the machine is what it is.
 func (h *handle) mustSet(change func(r *record)) {
 	if err := h.set(change); err != nil {
-		h.log.Error("the record of a machine is out of date", "error", err)
+		h.log.Error("the record of a machine is out of date", "err", err)
 	}
 }
 

@@ -75,7 +75,7 @@ func (d *Driver) Probe(ctx context.Context) (Verdict, error) {
 		// What failed for want of time may do so once only: it is asked again by the next daemon.
 		if !errors.Is(err, context.DeadlineExceeded) {
 			if err := writeJSON(path, k, false); err != nil {
-				d.log.Warn("the verdict on KVM is not kept", "error", err)
+				d.log.Warn("the verdict on KVM is not kept", "err", err)
 			}
 		}
 		d.log.Info("what accelerates machines", "accel", k.Accel, "why", k.Why)

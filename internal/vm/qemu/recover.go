@@ -33,7 +33,7 @@ func (d *Driver) Recover(ctx context.Context, names []string, sink func(machine.
 		// Each may have to be waited for.
 		all.Go(func() {
 			if err := d.takeOverOrRemove(ctx, e.Name(), named[e.Name()]); err != nil {
-				d.log.Error("take over a machine", "machine", e.Name(), "error", err)
+				d.log.Error("take over a machine", "machine", e.Name(), "err", err)
 			}
 		})
 	}
@@ -72,7 +72,7 @@ func (d *Driver) takeOverOrRemove(ctx context.Context, name string, wanted bool)
 		err = errors.Join(err, stateErr)
 	}
 	if err != nil && !notThere(err) {
-		d.log.Error("the record of a machine cannot be used", "machine", name, "error", err)
+		d.log.Error("the record of a machine cannot be used", "machine", name, "err", err)
 	}
 	if !wanted || err != nil {
 		d.log.Info("removing a machine that is not in the record, or half made", "machine", name)
@@ -159,7 +159,7 @@ func (h *handle) takeOver(ctx context.Context, p *process.Process) error {
 			ended = true
 		}
 	} else {
-		h.log.Warn("a machine's monitor does not answer", "pid", p.Pid, "error", connErr)
+		h.log.Warn("a machine's monitor does not answer", "pid", p.Pid, "err", connErr)
 	}
 	h.log.Info("found a machine again", "pid", p.Pid)
 	h.d.bg.Go(func() { h.watch(r) })

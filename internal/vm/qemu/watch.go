@@ -66,7 +66,7 @@ func (h *handle) connect(r *run) bool {
 	defer stop()
 	if err := r.connect(ctx); err != nil {
 		if !r.proc.Ending() && h.d.ctx.Err() == nil {
-			h.log.Debug("the monitor of a machine is not there", "pid", r.proc.Pid, "error", err)
+			h.log.Debug("the monitor of a machine is not there", "pid", r.proc.Pid, "err", err)
 		}
 		return false
 	}
@@ -111,7 +111,7 @@ func (h *handle) askStatus(r *run, m *qmp.Client) machine.Cause {
 	status, err := queryStatus(ctx, m)
 	if err != nil {
 		if !r.proc.Ending() && h.d.ctx.Err() == nil {
-			h.log.Warn("a machine does not tell its state", "pid", r.proc.Pid, "error", err)
+			h.log.Warn("a machine does not tell its state", "pid", r.proc.Pid, "err", err)
 		}
 		m.Close()
 		return ""
@@ -163,7 +163,7 @@ func whenOf(e qmp.Event) time.Time {
 func (h *handle) endGuest(r *run, cause machine.Cause, at time.Time) {
 	h.mustSet(func(rec *record) { rec.Verdict, rec.FinishedAt = cause, at })
 	if err := fpVerdict.Hit(h.d.ctx); err != nil {
-		h.log.Error("end of a machine", "error", err)
+		h.log.Error("end of a machine", "err", err)
 	}
 	ctx, cancel := context.WithTimeout(h.d.ctx, quitTime)
 	defer cancel()
@@ -185,7 +185,7 @@ func (h *handle) ended(r *run) {
 	def, rec, _ := h.snapshot()
 	h.mustSet(func(have *record) { *have = verdict(*have, r, oomKilled(def, rec), filepath.Join(h.dir, logFile)) })
 	if err := fpEnded.Hit(h.d.ctx); err != nil {
-		h.log.Error("end of a machine", "error", err)
+		h.log.Error("end of a machine", "err", err)
 	}
 	h.mu.Lock()
 	h.run = nil

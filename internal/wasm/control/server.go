@@ -82,14 +82,14 @@ func (s *Server) Serve() error {
 				return nil
 			}
 			if isTemporary(err) {
-				s.logger.Error("A daemon's connection could not be accepted", "err", err)
+				s.logger.Error("a daemon's connection could not be accepted", "err", err)
 				time.Sleep(100 * time.Millisecond) // descriptors become free when connections or pods end: there is nothing to wait for
 				continue
 			}
 			return err
 		}
 		if err := CheckPeer(conn); err != nil {
-			s.logger.Warn("A control connection was refused", "err", err)
+			s.logger.Warn("a control connection was refused", "err", err)
 			conn.Close()
 			continue
 		}
@@ -136,7 +136,7 @@ func (s *Server) Publish(e Event) {
 	}
 	var err error
 	if m.Body, err = json.Marshal(body); err != nil {
-		s.logger.Error("An event could not be sent", "err", err)
+		s.logger.Error("an event could not be sent", "err", err)
 		return
 	}
 	s.mu.Lock()
@@ -166,7 +166,7 @@ func (s *Server) settle() {
 		select {
 		case <-done:
 		case <-deadline.C:
-			s.logger.Warn("Orders of an earlier daemon are still under way")
+			s.logger.Warn("orders of an earlier daemon are still under way")
 			return
 		case <-s.ctx.Done():
 			return
@@ -214,7 +214,7 @@ func (s *Server) serve(conn *net.UnixConn) {
 		delete(s.conns, c)
 		s.mu.Unlock()
 		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
-			s.logger.Warn("A control connection has broken", "err", err)
+			s.logger.Warn("a control connection has broken", "err", err)
 		}
 	})
 }

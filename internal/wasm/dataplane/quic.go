@@ -48,14 +48,14 @@ func (q *quicServer) serve() {
 		return // closed
 	}
 	if err := q.listen(); err != nil {
-		q.server.Logger.Error("HTTP/3 is not served", "address", q.conn.LocalAddr().String(), "error", err)
+		q.server.Logger.Error("HTTP/3 is not served", "address", q.conn.LocalAddr().String(), "err", err)
 		return
 	}
 	if q.http == nil {
 		return // closed in the meantime
 	}
 	if err := q.http.ServeListener(established{q.listener}); !errors.Is(err, http.ErrServerClosed) {
-		q.server.Logger.Error("a socket is served no more", "address", q.conn.LocalAddr().String(), "error", err)
+		q.server.Logger.Error("a socket is served no more", "address", q.conn.LocalAddr().String(), "err", err)
 	}
 }
 
@@ -129,7 +129,7 @@ func (q *quicServer) admit(ctx context.Context, info *quic.ClientInfo) (context.
 		q.connections.Add(-1)
 		if h.over.CompareAndSwap(false, true) {
 			q.handshakes.Add(-1)
-			q.server.log.warn("QUIC handshake failed", "peer", peer, "error", context.Cause(ctx))
+			q.server.log.warn("QUIC handshake failed", "peer", peer, "err", context.Cause(ctx))
 		}
 	})
 	return context.WithValue(ctx, handshakeKey{}, func() {

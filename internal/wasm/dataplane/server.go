@@ -156,7 +156,7 @@ func (s *Server) Start(sockets Sockets) error {
 func (s *Server) serveTCP(ln net.Listener) {
 	s.serving.Go(func() {
 		if err := s.http.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
-			s.Logger.Error("a socket is served no more", "address", ln.Addr().String(), "error", err)
+			s.Logger.Error("a socket is served no more", "address", ln.Addr().String(), "err", err)
 		}
 	})
 }

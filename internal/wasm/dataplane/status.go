@@ -65,7 +65,7 @@ func statusOf(ctx context.Context, err error, logger *slog.Logger, m *Method) *S
 	case errors.Is(err, context.Canceled), ctx.Err() != nil:
 		return Errorf(codes.Canceled, "the request was cancelled")
 	}
-	logger.ErrorContext(ctx, "request failed", "procedure", m.Procedure, "error", err)
+	logger.ErrorContext(ctx, "request failed", "procedure", m.Procedure, "err", err)
 	return Errorf(codes.Internal, "internal error, see the log of the node")
 }
 

@@ -45,7 +45,7 @@ func (t *trusted) Accept() (net.Conn, error) {
 		if err = control.CheckPeer(conn); err == nil {
 			return conn, nil
 		}
-		t.worker.logger.Warn("A connection to the data socket was refused", "err", err)
+		t.worker.logger.Warn("a connection to the data socket was refused", "err", err)
 		conn.Close()
 	}
 }

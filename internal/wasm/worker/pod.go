@@ -141,7 +141,7 @@ func (p *pod) watch() {
 	p.status.ExitCode, p.status.Reason, p.status.Message = e.code, e.reason, e.message
 	status := p.status
 	p.mu.Unlock()
-	p.worker.logger.Info("A pod has ended", "pod", p.spec.ID, "component", p.spec.Component, "code", e.code, "reason", e.reason, "message", e.message)
+	p.worker.logger.Info("a pod has ended", "pod", p.spec.ID, "component", p.spec.Component, "code", e.code, "reason", e.reason, "message", e.message)
 	p.worker.config.Publish(control.Event{Exited: &status})
 	close(p.done)
 }
@@ -264,7 +264,7 @@ func (p *pod) count(ctx context.Context, what string, err error) failure {
 	}
 	if f.noted() {
 		p.output.note(fmt.Sprintf("tripod: %s: %s", what, shorten(err.Error())))
-		p.worker.logger.Debug("A guest has failed", "pod", p.spec.ID, "in", what, "err", shorten(err.Error()))
+		p.worker.logger.Debug("a guest has failed", "pod", p.spec.ID, "in", what, "err", shorten(err.Error()))
 	}
 	return f
 }

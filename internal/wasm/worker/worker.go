@@ -79,7 +79,7 @@ func (w *Worker) Start(_ context.Context, spec control.PodSpec) (control.Status,
 		w.forget(p)
 		return control.Status{}, err
 	}
-	w.logger.Info("A pod was started", "pod", p.spec.ID, "component", p.spec.Component, "world", p.code.World)
+	w.logger.Info("a pod was started", "pod", p.spec.ID, "component", p.spec.Component, "world", p.code.World)
 	return p.currentStatus(), nil
 }
 

@@ -139,7 +139,7 @@ func (l *life) start(path string) (*output, error) {
 		logs.Close()
 		return nil, fmt.Errorf("the program %s: %w (%w)", l.cfg.Command[0], errdefs.ErrUnavailable, err)
 	}
-	l.cfg.Log.Info("The runtime's program was started", "command", l.cmd.Args, "pid", l.cmd.Process.Pid)
+	l.cfg.Log.Info("the runtime's program was started", "command", l.cmd.Args, "pid", l.cmd.Process.Pid)
 	return l.follow(logs), nil
 }
 
@@ -156,7 +156,7 @@ func (l *life) fork() error {
 			return
 		}
 		l.reap()
-		l.cfg.Log.Info("The runtime's program has ended", "pid", l.cmd.Process.Pid, "status", l.cmd.ProcessState.String())
+		l.cfg.Log.Info("the runtime's program has ended", "pid", l.cmd.Process.Pid, "status", l.cmd.ProcessState.String())
 		close(l.exited)
 	}()
 	return <-started
@@ -181,7 +181,7 @@ func (l *life) kill() {
 		return
 	}
 	if err := unix.Kill(-l.cmd.Process.Pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
-		l.cfg.Log.Warn("The runtime's program cannot be killed", "pid", l.cmd.Process.Pid, "error", err)
+		l.cfg.Log.Warn("the runtime's program cannot be killed", "pid", l.cmd.Process.Pid, "err", err)
 	}
 }
 
@@ -311,7 +311,7 @@ func (l *life) stop(within time.Duration) {
 	case <-l.lost:
 	case <-l.exited:
 	case <-timeout.C:
-		l.cfg.Log.Warn("The runtime's program does not stop and is killed", "pid", l.cmd.Process.Pid)
+		l.cfg.Log.Warn("the runtime's program does not stop and is killed", "pid", l.cmd.Process.Pid)
 	}
 	l.end(errStopped)
 	<-l.ended

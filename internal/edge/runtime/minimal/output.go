@@ -55,7 +55,7 @@ func (l *life) follow(logs *os.File) *output {
 			}
 			if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
 				if !errors.Is(err, io.EOF) && !errors.Is(err, os.ErrClosed) && !errors.Is(err, os.ErrDeadlineExceeded) {
-					l.cfg.Log.Warn("The output of the runtime's program cannot be read", "error", err)
+					l.cfg.Log.Warn("the output of the runtime's program cannot be read", "err", err)
 				}
 				return
 			}

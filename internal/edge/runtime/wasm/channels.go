@@ -35,10 +35,10 @@ func (m *module) converse() {
 				return
 			}
 		case errdefs.IsNotImplemented(err):
-			m.r.log.Error("a module has no channels", "module", m.uuid, "error", err)
+			m.r.log.Error("a module has no channels", "module", m.uuid, "err", err)
 			return
 		default:
-			m.r.log.Debug("the channels of a module are not reached yet", "module", m.uuid, "error", err)
+			m.r.log.Debug("the channels of a module are not reached yet", "module", m.uuid, "err", err)
 		}
 		select {
 		case <-time.After(pause):
@@ -78,7 +78,7 @@ func (m *module) connection() error {
 		message, err := conn.Read()
 		if err != nil {
 			if !errors.Is(err, io.EOF) && m.r.ctx.Err() == nil && !m.hasEnded() {
-				m.r.log.Warn("the connection for a module's channels has broken", "module", m.uuid, "error", err)
+				m.r.log.Warn("the connection for a module's channels has broken", "module", m.uuid, "err", err)
 			}
 			break
 		}
@@ -103,14 +103,14 @@ func (m *module) forward(message wire.Message) bool {
 		case wire.OpenChannel:
 			o, err := wire.ParseOpen(message.Payload)
 			if err != nil {
-				m.r.log.Warn("a channel cannot be opened", "module", m.uuid, "error", err)
+				m.r.log.Warn("a channel cannot be opened", "module", m.uuid, "err", err)
 				return true
 			}
 			fd, open = o.FD, true
 		case wire.CloseChannel:
 			var err error
 			if fd, err = wire.ParseClose(message.Payload); err != nil {
-				m.r.log.Warn("a channel cannot be closed", "module", m.uuid, "error", err)
+				m.r.log.Warn("a channel cannot be closed", "module", m.uuid, "err", err)
 				return true
 			}
 		case wire.Profile:

@@ -104,7 +104,7 @@ func (m *module) sayExited() {
 		Status *ending `json:"status"`
 	}{m.end})
 	if err != nil {
-		m.r.log.Error("the end of a module cannot be told", "module", m.uuid, "error", err)
+		m.r.log.Error("the end of a module cannot be told", "module", m.uuid, "err", err)
 		return
 	}
 	m.r.log.Info("a module has ended", "module", m.uuid, "name", m.name, "code", m.end.Code, "reason", m.end.Reason, "message", m.end.Message)
@@ -123,7 +123,7 @@ func (r *Runtime) followEvents() {
 		if r.ctx.Err() != nil || !errdefs.IsResourceExhausted(sub.Err()) {
 			return
 		}
-		r.log.Warn("the node's events came too fast; looking at all modules", "error", sub.Err())
+		r.log.Warn("the node's events came too fast; looking at all modules", "err", sub.Err())
 		r.mu.Lock()
 		r.sub = r.Node.Subscribe()
 		if r.ctx.Err() != nil { // Close did not see it

@@ -68,7 +68,7 @@ func (f *follower) run() {
 		}
 	}()
 	if err := f.m.r.watch.add(f.dir, f.wake); err != nil {
-		f.m.r.log.Debug("a module's log is looked at once a second", "module", f.m.uuid, "error", err)
+		f.m.r.log.Debug("a module's log is looked at once a second", "module", f.m.uuid, "err", err)
 	}
 	defer f.m.r.watch.remove(f.dir)
 	f.resume()
@@ -81,7 +81,7 @@ func (f *follower) run() {
 		case f.m.r.ctx.Err() != nil:
 			return
 		case err != nil:
-			f.m.r.log.Warn("a module's log cannot be read", "module", f.m.uuid, "error", err)
+			f.m.r.log.Warn("a module's log cannot be read", "module", f.m.uuid, "err", err)
 		}
 		if ended {
 			return
@@ -192,7 +192,7 @@ func (f *follower) reopen(ended bool) bool {
 		return true
 	}
 	if err := f.m.r.Node.ReopenLog(f.m.r.ctx, f.m.podID); err != nil {
-		f.m.r.log.Debug("a module's log is begun anew later", "module", f.m.uuid, "error", err)
+		f.m.r.log.Debug("a module's log is begun anew later", "module", f.m.uuid, "err", err)
 		return false
 	}
 	return true
@@ -206,7 +206,7 @@ func (f *follower) rotate(ended bool) (gaveUp bool) {
 		return false
 	}
 	if err := os.Rename(f.path(), f.oldPath()); err != nil {
-		f.m.r.log.Debug("a module's log is not rotated", "module", f.m.uuid, "error", err)
+		f.m.r.log.Debug("a module's log is not rotated", "module", f.m.uuid, "err", err)
 		return false
 	}
 	if !f.old {
@@ -216,7 +216,7 @@ func (f *follower) rotate(ended bool) (gaveUp bool) {
 	lost := max(0, f.sizeNow()-f.at.offset)
 	file, err := os.Open(f.oldPath())
 	if err != nil {
-		f.m.r.log.Warn("a module's log is lost", "module", f.m.uuid, "error", err)
+		f.m.r.log.Warn("a module's log is lost", "module", f.m.uuid, "err", err)
 		return false
 	}
 	f.begin(file, position{})

@@ -165,7 +165,7 @@ func (i *imports) collect(ctx context.Context) {
 	defer i.removing.Unlock()
 	all, err := i.images.List(ctx)
 	if err != nil {
-		i.log.Warn("images of files stay for now", "error", err)
+		i.log.Warn("images of files stay for now", "err", err)
 		return
 	}
 	there := map[string]bool{}
@@ -178,7 +178,7 @@ func (i *imports) collect(ctx context.Context) {
 			continue
 		}
 		if err := i.images.Remove(ctx, img.ID); err != nil && !errdefs.IsNotFound(err) {
-			i.log.Warn("an image of a file stays for now", "image", img.ID, "error", err)
+			i.log.Warn("an image of a file stays for now", "image", img.ID, "err", err)
 			continue
 		}
 		delete(there, img.ID)

@@ -76,7 +76,7 @@ func (r *Runtime) CreateModule(ctx context.Context, index int, data wire.ModuleD
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
 	if undoErr := m.remove(undo); undoErr != nil {
-		r.log.Warn("what is left of a module that was not created is removed later", "module", m.uuid, "error", undoErr)
+		r.log.Warn("what is left of a module that was not created is removed later", "module", m.uuid, "err", undoErr)
 	}
 	return fmt.Errorf("create module %s (%q): %w", m.uuid, m.name, err)
 }
@@ -173,7 +173,7 @@ func (m *module) attend() {
 		ctx, cancel := context.WithTimeout(m.r.ctx, undoTime)
 		defer cancel()
 		if err := m.stop(ctx, reasonDeadline, 0); err != nil && ctx.Err() == nil {
-			m.r.log.Error("a module could not be ended at its deadline", "module", m.uuid, "error", err)
+			m.r.log.Error("a module could not be ended at its deadline", "module", m.uuid, "err", err)
 		}
 	})
 }

@@ -108,7 +108,7 @@ func (r *Runtime) sweep() {
 			return
 		}
 		if err := r.removeOrphans(); err != nil && r.ctx.Err() == nil {
-			r.log.Warn("pods of modules that are gone stay for now", "error", err)
+			r.log.Warn("pods of modules that are gone stay for now", "err", err)
 		}
 		r.files.collect(r.ctx)
 	}
