@@ -2,7 +2,6 @@ package image
 
 import (
 	"fmt"
-	"io"
 	"log/slog"
 	"testing"
 
@@ -12,7 +11,7 @@ import (
 
 // crowded is a store that believes to have n images; the index is all that Get and List look at.
 func crowded(b *testing.B, n int) *Store {
-	s := open(b, Config{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	s := open(b, Config{Logger: slog.New(slog.DiscardHandler)})
 	for i := range n {
 		dgst := digest.FromString(fmt.Sprint(i))
 		d := &details{id: dgst.String(), kind: KindRootfs, size: 1 << 20, manifest: ocispec.Descriptor{Digest: dgst}, chain: []digest.Digest{dgst}}
@@ -48,7 +47,7 @@ func BenchmarkList(b *testing.B) {
 // BenchmarkPrepare is on the way of every container's start; Release is not, but without it there is no second run.
 func BenchmarkPrepare(b *testing.B) {
 	reg := newRegistry(b)
-	s := open(b, Config{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	s := open(b, Config{Logger: slog.New(slog.DiscardHandler)})
 	img := pull(b, s, reg.push(b, "app:1", simple(b, "x")))
 	i := 0
 	for b.Loop() {
@@ -67,7 +66,7 @@ func BenchmarkPrepare(b *testing.B) {
 
 func BenchmarkPrepareParallel(b *testing.B) {
 	reg := newRegistry(b)
-	s := open(b, Config{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	s := open(b, Config{Logger: slog.New(slog.DiscardHandler)})
 	img := pull(b, s, reg.push(b, "app:1", simple(b, "x")))
 	var keys = make(chan int, 1)
 	keys <- 0
@@ -85,7 +84,7 @@ func BenchmarkPrepareParallel(b *testing.B) {
 
 func BenchmarkUsage(b *testing.B) {
 	reg := newRegistry(b)
-	s := open(b, Config{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	s := open(b, Config{Logger: slog.New(slog.DiscardHandler)})
 	img := pull(b, s, reg.push(b, "app:1", simple(b, "x")))
 	if _, err := s.Prepare(b.Context(), "c", img.ID, nil); err != nil {
 		b.Fatal(err)
@@ -100,7 +99,7 @@ func BenchmarkUsage(b *testing.B) {
 // BenchmarkPullAgain is a pull of what is there, as with imagePullPolicy Always.
 func BenchmarkPullAgain(b *testing.B) {
 	reg := newRegistry(b)
-	s := open(b, Config{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	s := open(b, Config{Logger: slog.New(slog.DiscardHandler)})
 	ref := reg.push(b, "app:1", simple(b, "x"))
 	pull(b, s, ref)
 	for b.Loop() {

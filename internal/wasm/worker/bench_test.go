@@ -2,7 +2,6 @@ package worker
 
 import (
 	"context"
-	"io"
 	"log/slog"
 	"net/http"
 	"os"
@@ -55,7 +54,7 @@ func newServing(tb testing.TB, example, file string, limits control.Limits) *ser
 	require.NoError(tb, err)
 	set, err := proto.Marshal(schema.Set)
 	require.NoError(tb, err)
-	w := New(Config{Engine: e, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Publish: func(control.Event) {}})
+	w := New(Config{Engine: e, Logger: slog.New(slog.DiscardHandler), Publish: func(control.Event) {}})
 	tb.Cleanup(w.Close)
 	_, err = w.Load(context.Background(), control.Code{Digest: "d", Image: control.File{File: code}, Descriptors: set})
 	require.NoError(tb, err)

@@ -3,7 +3,6 @@ package worker
 import (
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -37,7 +36,7 @@ var channelEngine = sync.OnceValue(func() *engine.Engine {
 // channelWorker is a worker in this process with a module (of the engine's tests) that speaks over channels.
 func channelWorker(tb testing.TB, file ...string) *Worker {
 	tb.Helper()
-	w := New(Config{Engine: channelEngine(), Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Publish: func(control.Event) {}})
+	w := New(Config{Engine: channelEngine(), Logger: slog.New(slog.DiscardHandler), Publish: func(control.Event) {}})
 	tb.Cleanup(w.Close)
 	loadFile(tb, w, append(file, "../engine/testdata/channels.wasm")[0])
 	return w
