@@ -164,7 +164,7 @@ func (l *listener) serve(establish listeners.EstablishFn, c *conn) {
 			g.close()
 		}
 		if p := recover(); p != nil {
-			guard.Report(l.log.With("remote", c.RemoteAddr().String()), "MQTT client", p)
+			_ = guard.Report(l.log.With("remote", c.RemoteAddr().String()), "MQTT client", p)
 			l.abandon(c)
 		}
 	}()

@@ -169,7 +169,7 @@ func (h *grpcHandler) run(ctx context.Context, e *endpoint, c Call, protocol str
 func (h *grpcHandler) invoke(ctx context.Context, e *endpoint, c Call) (status *Status) {
 	defer func() {
 		if p := recover(); p != nil {
-			guard.Report(h.Logger.With("procedure", e.Procedure), "gRPC request", p)
+			_ = guard.Report(h.Logger.With("procedure", e.Procedure), "gRPC request", p)
 			status = Errorf(codes.Internal, "internal error, see the log of the node")
 		}
 	}()

@@ -41,7 +41,7 @@ func (h *httpHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer func() {
 		p := recover()
 		if p != nil && p != http.ErrAbortHandler {
-			guard.Report(h.Logger.With("path", r.URL.Path), "HTTP request", p)
+			_ = guard.Report(h.Logger.With("path", r.URL.Path), "HTTP request", p)
 		}
 		if p != nil && counted.status == 0 {
 			counted.status = http.StatusInternalServerError
