@@ -1,10 +1,12 @@
 #!/bin/bash
-# kube.sh build             build the programs of Kubernetes into a cache outside of the tree; nothing, quickly, when they are there
-# kube.sh check             print the cache's directory, or say what is missing
+# kube.sh build [e2e]       build the programs of Kubernetes into a cache outside of the tree; nothing, quickly, when they are there
+# kube.sh check [e2e]       print the cache's directory, or say what is missing
 # kube.sh up                start a cluster of one node that stays, with a registry of test images
 # kube.sh kubectl ARG...    kubectl, as the administrator of that cluster
 # kube.sh sh [COMMAND]      a shell, or a command, in the world of that cluster; kubectl and tripod are in PATH
 # kube.sh down              end it and clean up
+#
+# With e2e, the programs of Kubernetes' end-to-end tests are among them.
 #
 # The cache is TRIPOD_KUBE_CACHE (/var/cache/tripod/kube), with a directory per version. The cluster runs in namespaces of
 # its own (hack/testns.sh) and is gone afterwards.
@@ -12,6 +14,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 programs=(kubelet kubectl kube-apiserver kube-controller-manager kube-scheduler kube-proxy)
+e2e_programs=(e2e.test ginkgo agnhost)
 version=$(awk '$1 == "k8s.io/kubernetes" || $2 == "k8s.io/kubernetes" {print $NF; exit}' hack/kube/go.mod)
 cache=${TRIPOD_KUBE_CACHE:-/var/cache/tripod/kube}/$version
 pidfile=build/kube.pid
@@ -38,6 +41,17 @@ ldflags() {
   done
 }
 
+# compile PROGRAM FILE
+compile() {
+  local command=(go build) package=k8s.io/kubernetes/cmd/$1
+  case $1 in
+    e2e.test) command=(go test -c -vet off) package=k8s.io/kubernetes/test/e2e ;;
+    ginkgo) package=github.com/onsi/ginkgo/v2/ginkgo ;;
+    agnhost) package=k8s.io/kubernetes/test/images/agnhost ;;
+  esac
+  (cd hack/kube && CGO_ENABLED=0 nice "${command[@]}" -trimpath -ldflags "$(ldflags)" -o "$2" "$package")
+}
+
 build() {
   local want p began
   mapfile -t want < <(missing)
@@ -47,7 +61,7 @@ build() {
   for p in "${want[@]}"; do
     began=$SECONDS
     # Under another name first, so that a build that is broken off leaves nothing that looks complete.
-    CGO_ENABLED=0 nice go build -C hack/kube -trimpath -ldflags "$(ldflags)" -o "$cache/.$p" "k8s.io/kubernetes/cmd/$p"
+    compile "$p" "$cache/.$p"
     mv "$cache/.$p" "$cache/$p"
     say "$p is built, $((SECONDS - began)) s"
   done
@@ -56,7 +70,7 @@ build() {
 check() {
   local want
   mapfile -t want < <(missing)
-  [ ${#want[@]} = 0 ] || fail "$cache lacks ${want[*]}; hack/kube.sh build makes them, once, in a quarter of an hour"
+  [ ${#want[@]} = 0 ] || fail "$cache lacks ${want[*]}; hack/kube.sh build${1:+ $1} makes them, once, in a quarter of an hour"
   command -v etcd >/dev/null || fail "etcd is not there; hack/setup.sh kubelet installs it"
   echo "$cache"
 }
@@ -120,8 +134,9 @@ down() {
 # ---------------------------------------------------------------------------------------------- start here
 
 case ${1-} in
-  build) build ;;
-  check) check ;;
+  build | check)
+    if [ "${2-}" = e2e ]; then programs+=("${e2e_programs[@]}"); fi
+    "$@" ;;
   up) up ;;
   kubectl) enter_or_fail "$@" ;;
   sh) shift; if [ $# = 0 ]; then set -- bash; fi; enter_or_fail "$@" ;;

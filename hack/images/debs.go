@@ -22,6 +22,11 @@ import (
 var packages = []string{
 	"busybox", "busybox-static", "nginx", "libc6", "libcrypt1", "libpcre2-8-0", "libssl3", "zlib1g",
 	"syslinux", "syslinux-common", "mtools", "dosfstools", // a disk that boots
+	// what Kubernetes' tests want besides; curl is linked with much
+	"bash", "libtinfo6", "hostname", "netcat-openbsd", "libbsd0", "libmd0",
+	"curl", "libcurl4", "libbrotli1", "libcom-err2", "libffi8", "libgmp10", "libgnutls30", "libgssapi-krb5-2", "libhogweed6", "libidn2-0",
+	"libk5crypto3", "libkeyutils1", "libkrb5-3", "libkrb5support0", "libldap-2.5-0", "libnettle8", "libnghttp2-14", "libp11-kit0", "libpsl5",
+	"librtmp1", "libsasl2-2", "libssh2-1", "libtasn1-6", "libunistring2", "libzstd1",
 }
 
 // download is what is downloaded: the packages and the current kernels.

@@ -8,11 +8,12 @@
 //
 // The others build only what was never built: asking apt whether there is something newer takes a second or two.
 //
-// Many carry the names of public images that CRI test suites pull, so that such a suite runs here without the
-// internet, through a mirror. They hold Debian's busybox and nginx, taken from their packages without installing
-// them, and two small Go programs; the components of examples/wasm are artifacts among them, and so are disks and kernels
-// of virtual machines, out of Debian's kernel packages. The same packages and sources give the same digests: every file has
-// the same date and order, and nothing of the host is copied.
+// Many carry the names of public images that CRI test suites and Kubernetes' node specs pull, so that these run here
+// without the internet, through a mirror. They hold Debian's busybox, nginx and curl, taken from their packages without
+// installing them, small Go programs, and Kubernetes' agnhost once hack/kube.sh has built it; the components of
+// examples/wasm are artifacts among them, and so are disks and kernels of virtual machines, out of Debian's kernel packages.
+// The same packages and sources give the same digests: every file has the same date and order, and nothing of the host is
+// copied.
 //
 //	build/images/debs/       the packages
 //	build/images/vm/         kernels, initramfs and a disk for tests that need no registry
@@ -22,6 +23,6 @@
 //	build/images/images.yaml what critest takes as --test-images-file
 //	build/images/key         what they were built from; written last
 //
-// set.go, components.go, vm.go and tiny.go are the list of images; tree.go makes layers, debs.go and kernel.go read packages,
-// bootdisk.go makes a disk, store.go writes and pushes. guest holds what the machines' guest runs.
+// set.go, kubernetes.go, components.go, vm.go and tiny.go are the list of images; tree.go makes layers, debs.go and kernel.go
+// read packages, bootdisk.go makes a disk, store.go writes and pushes. guest holds what the machines' guest runs.
 package main

@@ -42,8 +42,8 @@ type set struct {
 
 var env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 
-// newSet makes every image from the packages.
-func (s store) newSet(ctx context.Context, debs *download, scratch string) ([]image, error) {
+// newSet makes every image from the packages and, where it has been built, the program agnhost.
+func (s store) newSet(ctx context.Context, debs *download, agnhost, scratch string) ([]image, error) {
 	d, err := readDebs(ctx, s.path("debs"), debs.files)
 	if err != nil {
 		return nil, err
@@ -70,6 +70,7 @@ func (s store) newSet(ctx context.Context, debs *download, scratch string) ([]im
 	b.own()
 	b.wasmRootfs()
 	b.machines(ctx, s.path("vm"))
+	b.kubernetes(ctx, agnhost)
 	slices.SortFunc(b.images, func(a, b image) int { return strings.Compare(a.name, b.name) })
 	return b.images, b.err
 }
@@ -154,7 +155,9 @@ http {
 
 // servers are web servers.
 func (s *set) servers() {
-	for name, port := range map[string]string{e2e + "nginx:1.14-2": "80", cri + "hostnet-nginx-amd64:latest": "12003"} {
+	for name, port := range map[string]string{
+		e2e + "nginx:1.14-2": "80", e2e + "nginx:1.27.0-2": "80", cri + "hostnet-nginx-amd64:latest": "12003",
+	} {
 		t := tree{}
 		t.dir(0o755, "run", "var/lib/nginx", "var/log/nginx")
 		if err := s.debian.install(t, "usr/sbin/nginx", "usr/sbin/nginx"); err != nil && s.err == nil {
@@ -185,7 +188,9 @@ func (s *set) programs(ctx context.Context) {
 	}
 	t := tree{}
 	t.file("nnp", 0o4755, nnp)
-	s.on(e2e+"nonewprivs:1.3", v1.Config{Env: env, Entrypoint: []string{"/nnp"}}, t)
+	for _, tag := range []string{"1.3", "1.4"} {
+		s.on(e2e+"nonewprivs:"+tag, v1.Config{Env: env, Entrypoint: []string{"/nnp"}}, t)
+	}
 
 	pause, err := compile(ctx, "./hack/images/pause", s.scratch)
 	if err != nil {

@@ -34,7 +34,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness/testns"
 )
 
-//go:embed *.go pause nonewprivs guest
+//go:embed *.go pause nonewprivs shell guest
 var sources embed.FS
 
 // store is the directory that the images are built into.
@@ -66,7 +66,8 @@ func (s store) build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	key := buildKey(debs.files, comps)
+	agnhost := agnhostProgram(ctx)
+	key := buildKey(debs.files, comps, agnhost)
 	if have, err := os.ReadFile(s.path("key")); err == nil && bytes.Equal(have, key) {
 		return nil
 	}
@@ -84,7 +85,7 @@ func (s store) build(ctx context.Context) error {
 		return err
 	}
 	defer os.RemoveAll(scratch)
-	images, err := s.newSet(ctx, debs, scratch)
+	images, err := s.newSet(ctx, debs, agnhost, scratch)
 	if err != nil {
 		return err
 	}
@@ -104,9 +105,10 @@ func (s store) build(ctx context.Context) error {
 }
 
 // buildKey is what the images depend on, as text.
-func buildKey(debs []string, comps []component) []byte {
+func buildKey(debs []string, comps []component, agnhost string) []byte {
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "%s %s\n%s\n", runtime.Version(), runtime.GOARCH, strings.Join(debs, "\n"))
+	// The path of agnhost has its version.
+	fmt.Fprintf(&b, "%s %s\n%s\n%s\n", runtime.Version(), runtime.GOARCH, strings.Join(debs, "\n"), agnhost)
 	for _, c := range comps {
 		fmt.Fprintf(&b, "%s %s\n", c.name, c.Manifest.Digest)
 	}

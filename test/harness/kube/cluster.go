@@ -48,9 +48,10 @@ type Cluster struct {
 	before   harness.Resources
 }
 
-// Programs is the directory with the programs of Kubernetes, and an error when one is missing.
-func Programs() (string, error) {
-	c := exec.Command(filepath.Join(harness.Root(), "hack", "kube.sh"), "check")
+// Programs is the directory with the programs of Kubernetes, and an error when one is missing, of the set e2e of hack/kube.sh
+// as well if that is named.
+func Programs(set ...string) (string, error) {
+	c := exec.Command(filepath.Join(harness.Root(), "hack", "kube.sh"), append([]string{"check"}, set...)...)
 	out, err := c.CombinedOutput()
 	if err != nil {
 		return "", errors.New(strings.TrimSpace(string(out)))
