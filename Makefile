@@ -37,7 +37,7 @@ export TRIPOD_VMWRAP_BIN := $(CURDIR)/$(VMWRAP)
 
 .PHONY: help
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: ## install the Debian packages and Go modules that everything needs (root; quick when all is there)
@@ -73,9 +73,9 @@ test-daemon: build images ## end-to-end and crash tests against real daemons
 	$(GOTEST) -p 1 $(DAEMON)
 
 .PHONY: test-all
-test-all: ## test, with every fail point under both OCI runtimes and the data plane under stress, a real kubelet, the soak test, every fuzz target shortly, a real Debian
+test-all: ## test, with every fail point under both OCI runtimes and the data plane under stress, a real kubelet, its public specs, the soak test, every fuzz target shortly, a real Debian
 	TRIPOD_TEST_FULL=1 $(MAKE) test
-	$(MAKE) test-kubelet soak fuzz debian
+	$(MAKE) test-kubelet test-e2e-node soak fuzz debian
 
 .PHONY: test-kubelet
 test-kubelet: build images kube ## pods of each kind under a real kubelet, in a cluster of one node
@@ -86,6 +86,12 @@ test-kubelet: build images kube ## pods of each kind under a real kubelet, in a 
 test-smoke: build images
 	@if hack/kube.sh check >/dev/null; then $(GOTEST) -parallel 3 -v -run '^TestSmoke$$' ./test/kubelet; else \
 	  echo 'make test: WITHOUT the smoke test of a real kubelet; make test-kubelet builds what is missing'; fi
+
+.PHONY: test-e2e-node
+test-e2e-node: build kube ## the public node specs of Kubernetes in that cluster, half an hour; reports in build/e2e-node
+	@hack/kube.sh build e2e
+	@hack/images.sh build
+	$(GOTEST) -timeout 2h -v ./test/e2enode/...
 
 .PHONY: kubelet-up kubelet-down kube
 kubelet-up: setup build kube ## a Kubernetes cluster of one node that stays, with a registry and images, to try things on
