@@ -34,3 +34,9 @@ func DemandedUnified(res *runtimeapi.LinuxContainerResources) []string {
 	slices.Sort(demanded)
 	return demanded
 }
+
+// DemandsLabel reports whether SELinux options ask for more than every process has where no label is applied: the level s0
+// without categories. Kubernetes' conformance specs name that level for pods on any node.
+func DemandsLabel(o *runtimeapi.SELinuxOption) bool {
+	return o.GetUser() != "" || o.GetRole() != "" || o.GetType() != "" || o.GetLevel() != "" && o.GetLevel() != "s0"
+}

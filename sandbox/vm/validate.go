@@ -28,6 +28,7 @@ var Harmless = map[string]string{
 	"linux.security_context.masked_paths, readonly_paths":     "there is no /proc of the node in a guest",
 	"linux.security_context.no_new_privs":                     "always so for the hypervisor process; the guest's processes are the guest's own",
 	"linux.security_context.run_as_user, groups, fsGroup":     "users in the guest are the guest's own; the hypervisor process has one that no other pod has",
+	"linux.security_context.selinux_options of level s0":      "the level that every process has where no label is applied",
 	"linux.security_context.seccomp, apparmor, not a file":    "the hypervisor process has QEMU's own filter",
 	"linux.sysctls net.ipv4.ip_unprivileged_port_start":       "ports in the guest are the guest's own",
 	"mounts of the termination message":                       "the kubelet's: the end of a machine is told by its status",
@@ -145,7 +146,7 @@ func validateProfiles(seccomp, apparmor *runtimeapi.SecurityProfile, selinux *ru
 			return unsupported("linux.security_context."+field, "what runs in a guest calls the guest's kernel; the profile %q has nothing to apply to", profile.GetLocalhostRef())
 		}
 	}
-	if s := selinux; s.GetUser() != "" || s.GetRole() != "" || s.GetType() != "" || s.GetLevel() != "" {
+	if sandbox.DemandsLabel(selinux) {
 		return unsupported("linux.security_context.selinux_options", "the processes of a guest have the guest's labels")
 	}
 	return nil

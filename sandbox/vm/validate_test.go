@@ -41,7 +41,7 @@ func kubelets() (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig) {
 				HugepageLimits: []*runtimeapi.HugepageLimit{{PageSize: "2MB"}}, Unified: map[string]string{"memory.oom.group": "1"}, CpusetCpus: "0",
 			},
 			SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
-				NamespaceOptions: namespaces, Seccomp: runtimeDefault, Apparmor: runtimeDefault, NoNewPrivs: true,
+				NamespaceOptions: namespaces, Seccomp: runtimeDefault, Apparmor: runtimeDefault, SelinuxOptions: &runtimeapi.SELinuxOption{Level: "s0"}, NoNewPrivs: true,
 				RunAsUser: &runtimeapi.Int64Value{Value: 0}, RunAsGroup: &runtimeapi.Int64Value{Value: 1000}, SupplementalGroups: []int64{2000},
 				Capabilities: &runtimeapi.Capability{DropCapabilities: []string{"ALL"}},
 				MaskedPaths:  []string{"/proc/kcore"}, ReadonlyPaths: []string{"/proc/sys"},
@@ -85,10 +85,12 @@ func TestEnforcedOrRefused(t *testing.T) {
 		"linux.security_context.capabilities":    {func(_ *pod, c *ctr) { c.Linux.SecurityContext.Capabilities.AddCapabilities = []string{"NET_ADMIN"} }, errdefs.IsNotImplemented},
 		"linux.security_context.seccomp":         {func(_ *pod, c *ctr) { c.Linux.SecurityContext.Seccomp = localhost }, errdefs.IsNotImplemented},
 		"linux.security_context.apparmor":        {func(p *pod, _ *ctr) { p.Linux.SecurityContext.Apparmor = localhost }, errdefs.IsNotImplemented},
-		"linux.security_context.selinux_options": {func(_ *pod, c *ctr) { c.Linux.SecurityContext.SelinuxOptions = &runtimeapi.SELinuxOption{Level: "s0"} }, errdefs.IsNotImplemented},
-		"namespace_options.network":              {func(p *pod, _ *ctr) { p.Linux.SecurityContext.NamespaceOptions.Network = node }, errdefs.IsNotImplemented},
-		"namespace_options.pid":                  {func(p *pod, _ *ctr) { p.Linux.SecurityContext.NamespaceOptions.Pid = node }, errdefs.IsNotImplemented},
-		"namespace_options.ipc":                  {func(_ *pod, c *ctr) { c.Linux.SecurityContext.NamespaceOptions.Ipc = node }, errdefs.IsNotImplemented},
+		"linux.security_context.selinux_options": {func(_ *pod, c *ctr) {
+			c.Linux.SecurityContext.SelinuxOptions = &runtimeapi.SELinuxOption{Level: "s0:c1"}
+		}, errdefs.IsNotImplemented},
+		"namespace_options.network": {func(p *pod, _ *ctr) { p.Linux.SecurityContext.NamespaceOptions.Network = node }, errdefs.IsNotImplemented},
+		"namespace_options.pid":     {func(p *pod, _ *ctr) { p.Linux.SecurityContext.NamespaceOptions.Pid = node }, errdefs.IsNotImplemented},
+		"namespace_options.ipc":     {func(_ *pod, c *ctr) { c.Linux.SecurityContext.NamespaceOptions.Ipc = node }, errdefs.IsNotImplemented},
 		"namespace_options.userns_options": {func(p *pod, _ *ctr) {
 			p.Linux.SecurityContext.NamespaceOptions.UsernsOptions = &runtimeapi.UserNamespace{}
 		}, errdefs.IsNotImplemented},

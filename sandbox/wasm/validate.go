@@ -30,6 +30,7 @@ var Harmless = map[string]string{
 	"linux.security_context.capabilities.drop":                "there are none to drop",
 	"linux.security_context.readonly_rootfs":                  "there is no root filesystem but the mounts",
 	"linux.security_context.no_new_privs":                     "always so",
+	"linux.security_context.selinux_options of level s0":      "the level that every process has where no label is applied",
 	"linux.security_context.seccomp, apparmor, not a file":    "the worker's own filter is stricter than RuntimeDefault",
 	"linux.security_context.masked_paths, readonly_paths":     "there is no /proc",
 	"namespace_options of pid, ipc: POD, CONTAINER":           "a guest sees no process",
@@ -146,7 +147,7 @@ func validateProfiles(seccomp, apparmor *runtimeapi.SecurityProfile, selinux *ru
 			return unsupported("linux.security_context."+field, "a component makes no system calls; the profile %q has nothing to apply to", profile.GetLocalhostRef())
 		}
 	}
-	if s := selinux; s.GetUser() != "" || s.GetRole() != "" || s.GetType() != "" || s.GetLevel() != "" {
+	if sandbox.DemandsLabel(selinux) {
 		return unsupported("linux.security_context.selinux_options", "a component has no process that could be labelled")
 	}
 	return nil

@@ -43,7 +43,7 @@ func kubelets() (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig) {
 				HugepageLimits: []*runtimeapi.HugepageLimit{{PageSize: "2MB"}}, Unified: map[string]string{"memory.oom.group": "1"},
 			},
 			SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
-				NamespaceOptions: namespaces, Seccomp: runtimeDefault, Apparmor: runtimeDefault, NoNewPrivs: true, ReadonlyRootfs: true,
+				NamespaceOptions: namespaces, Seccomp: runtimeDefault, Apparmor: runtimeDefault, SelinuxOptions: &runtimeapi.SELinuxOption{Level: "s0"}, NoNewPrivs: true, ReadonlyRootfs: true,
 				RunAsUser: &runtimeapi.Int64Value{Value: 1000}, RunAsGroup: &runtimeapi.Int64Value{Value: 1000}, SupplementalGroups: []int64{2000},
 				Capabilities: &runtimeapi.Capability{DropCapabilities: []string{"ALL"}},
 				MaskedPaths:  []string{"/proc/kcore"}, ReadonlyPaths: []string{"/proc/sys"},
@@ -78,13 +78,15 @@ func TestEnforcedOrRefused(t *testing.T) {
 		change func(*pod, *ctr)
 		is     func(error) bool
 	}{
-		"linux.security_context.privileged":      {func(_ *pod, c *ctr) { c.Linux.SecurityContext.Privileged = true }, errdefs.IsNotImplemented},
-		"linux.security_context.capabilities":    {func(_ *pod, c *ctr) { c.Linux.SecurityContext.Capabilities.AddCapabilities = []string{"NET_ADMIN"} }, errdefs.IsNotImplemented},
-		"linux.security_context.seccomp":         {func(_ *pod, c *ctr) { c.Linux.SecurityContext.Seccomp = localhost }, errdefs.IsNotImplemented},
-		"linux.security_context.apparmor":        {func(p *pod, _ *ctr) { p.Linux.SecurityContext.Apparmor = localhost }, errdefs.IsNotImplemented},
-		"linux.security_context.selinux_options": {func(_ *pod, c *ctr) { c.Linux.SecurityContext.SelinuxOptions = &runtimeapi.SELinuxOption{Level: "s0"} }, errdefs.IsNotImplemented},
-		"namespace_options.pid":                  {func(p *pod, _ *ctr) { p.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_NODE }, errdefs.IsNotImplemented},
-		"namespace_options.ipc":                  {func(_ *pod, c *ctr) { c.Linux.SecurityContext.NamespaceOptions.Ipc = runtimeapi.NamespaceMode_NODE }, errdefs.IsNotImplemented},
+		"linux.security_context.privileged":   {func(_ *pod, c *ctr) { c.Linux.SecurityContext.Privileged = true }, errdefs.IsNotImplemented},
+		"linux.security_context.capabilities": {func(_ *pod, c *ctr) { c.Linux.SecurityContext.Capabilities.AddCapabilities = []string{"NET_ADMIN"} }, errdefs.IsNotImplemented},
+		"linux.security_context.seccomp":      {func(_ *pod, c *ctr) { c.Linux.SecurityContext.Seccomp = localhost }, errdefs.IsNotImplemented},
+		"linux.security_context.apparmor":     {func(p *pod, _ *ctr) { p.Linux.SecurityContext.Apparmor = localhost }, errdefs.IsNotImplemented},
+		"linux.security_context.selinux_options": {func(_ *pod, c *ctr) {
+			c.Linux.SecurityContext.SelinuxOptions = &runtimeapi.SELinuxOption{Level: "s0:c1"}
+		}, errdefs.IsNotImplemented},
+		"namespace_options.pid": {func(p *pod, _ *ctr) { p.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_NODE }, errdefs.IsNotImplemented},
+		"namespace_options.ipc": {func(_ *pod, c *ctr) { c.Linux.SecurityContext.NamespaceOptions.Ipc = runtimeapi.NamespaceMode_NODE }, errdefs.IsNotImplemented},
 		"namespace_options.userns_options": {func(p *pod, _ *ctr) {
 			p.Linux.SecurityContext.NamespaceOptions.UsernsOptions = &runtimeapi.UserNamespace{}
 		}, errdefs.IsNotImplemented},

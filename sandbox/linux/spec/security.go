@@ -13,6 +13,8 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/sandbox"
 )
 
 // maxProfile bounds a seccomp profile of the node, in bytes; those in use have some ten thousand.
@@ -149,7 +151,7 @@ func checkAppArmor(p *runtimeapi.SecurityProfile, deprecated string, h Host) (st
 
 // checkSELinux refuses a label, which nothing here would apply.
 func checkSELinux(o *runtimeapi.SELinuxOption) error {
-	if o.GetUser()+o.GetRole()+o.GetType()+o.GetLevel() == "" {
+	if !sandbox.DemandsLabel(o) {
 		return nil
 	}
 	return unsupported("linux.security_context.selinux_options", "SELinux labels are not available on this node")

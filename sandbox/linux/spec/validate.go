@@ -17,6 +17,7 @@ var Harmless = map[string]string{
 	"linux.resources.cpu_period without cpu_quota":             "says nothing without a quota",
 	"linux.resources.oom_score_adj below ours":                 "raised to ours where CAP_SYS_RESOURCE is missing, which only makes the container the likelier victim",
 	"linux.security_context.apparmor RuntimeDefault":           "this runtime's default is no profile",
+	"linux.security_context.selinux_options of level s0":       "the level that every process has where no label is applied",
 	"linux.security_context.* of a privileged container":       "the CRI says that capabilities, seccomp, AppArmor and SELinux may have no effect",
 	"pod linux.resources, linux.overhead":                      "sums for information; the kubelet limits the pod's cgroup itself",
 	"pod linux.security_context.seccomp, apparmor, user, …":    "there is no sandbox process to apply them to",

@@ -34,7 +34,7 @@ func TestValidatePodRefused(t *testing.T) {
 		{func(l *runtimeapi.LinuxPodSandboxConfig) { l.SecurityContext.SeccompProfilePath = "junk" }, errInvalid, "seccomp"},
 		{func(l *runtimeapi.LinuxPodSandboxConfig) { l.SecurityContext.Apparmor = localhostProfile("x") }, errUnsupported, "apparmor"},
 		{func(l *runtimeapi.LinuxPodSandboxConfig) {
-			l.SecurityContext.SelinuxOptions = &runtimeapi.SELinuxOption{Level: "s0"}
+			l.SecurityContext.SelinuxOptions = &runtimeapi.SELinuxOption{Level: "s0:c1"}
 		}, errUnsupported, "selinux_options"},
 		{options(&runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_CONTAINER}), errUnsupported, "network"},
 		{options(&runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_TARGET, TargetId: "x"}), errInvalid, "pid"},
@@ -147,6 +147,10 @@ func TestHarmless(t *testing.T) {
 		},
 		"linux.security_context.apparmor RuntimeDefault": func(_ *sandbox.Pod, c *runtimeapi.ContainerConfig) {
 			c.Linux.SecurityContext.Apparmor = &runtimeapi.SecurityProfile{}
+		},
+		"linux.security_context.selinux_options of level s0": func(p *sandbox.Pod, c *runtimeapi.ContainerConfig) {
+			p.Config.Linux.SecurityContext.SelinuxOptions = &runtimeapi.SELinuxOption{Level: "s0"}
+			c.Linux.SecurityContext.SelinuxOptions = &runtimeapi.SELinuxOption{Level: "s0"}
 		},
 		"linux.security_context.* of a privileged container": func(p *sandbox.Pod, c *runtimeapi.ContainerConfig) {
 			p.Config.Linux.SecurityContext.Privileged = true
