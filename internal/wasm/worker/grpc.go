@@ -51,6 +51,12 @@ func (s *server) Invoke(ctx context.Context, m *dataplane.Method, c dataplane.Ca
 	if b.args, err = arguments(ctx, b.args[:0], method, c); err != nil {
 		return err
 	}
+	if _, ok := ctx.Deadline(); !ok && method.Reader == nil && method.Writer == nil {
+		// The guest is not told of it: it is no promise of its client's.
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, limits.RequestTimeout)
+		defer cancel()
+	}
 	return s.call(ctx, method, c, limits, b)
 }
 
