@@ -186,8 +186,9 @@ type Resources struct {
 
 // Limits are limits of one request, or on requests; 0 takes the default.
 type Limits struct {
-	// RequestTimeout bounds the computing and sleeping of a request: between two messages, for streams. Default 30 s. A
-	// request may wait for its client as long as that does.
+	// RequestTimeout bounds the computing and sleeping of a request, between two messages for streams, and the whole of a
+	// unary call whose client set no deadline: a guest that stands back for others takes long. Default 30 s. Streams and HTTP
+	// requests may wait for their client as long as that does.
 	RequestTimeout time.Duration `json:"requestTimeout,omitempty"`
 	// MaxMessageBytes bounds a gRPC message of a request; default 4 MiB. Answers are bounded by the engine (MaxValue).
 	MaxMessageBytes int64 `json:"maxMessageBytes,omitempty"`
