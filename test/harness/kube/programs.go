@@ -93,8 +93,10 @@ func (c *Cluster) writeKubeletConfig(change ...map[string]any) error {
 // writeDaemonConfig writes Tripod's: all three kinds of pods, machines small and emulated.
 func (c *Cluster) writeDaemonConfig(hostsDir string) error {
 	text, err := toml.Marshal(map[string]any{
-		"root":    c.path("tripod"),
-		"log":     map[string]any{"level": "debug"},
+		"root": c.path("tripod"),
+		"log":  map[string]any{"level": "debug"},
+		// The default ones, and what Kubernetes' own specs call the handler of a RuntimeClass.
+		"node":    map[string]any{"handler_aliases": map[string]string{"runc": "linux", "crun": "linux", "test-handler": "linux"}},
 		"image":   map[string]any{"hosts_dirs": []string{hostsDir}},
 		"network": map[string]any{"conf_dir": c.path("net.d"), "bin_dirs": []string{"/usr/lib/cni"}},
 		"linux":   map[string]any{"cgroup_parent": harness.CgroupParent() + "/pods"},
