@@ -29,7 +29,7 @@ type Pod struct {
 // Container is what a backend is told of a container. It is immutable once handed over.
 type Container struct {
 	// ID is the container ID. That of a unit pod is the pod's, whichever attempt it is: the attempts follow each other
-	// in one place, and the node keeps what is told of them apart.
+	// in one place, and the node keeps their records apart.
 	ID string
 	// Config is the message of CreateContainer, with the resources of the last UpdateContainerResources.
 	Config *runtimeapi.ContainerConfig

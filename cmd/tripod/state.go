@@ -124,7 +124,7 @@ func refuseLostRecord(record string, pods ...string) error {
 // identityFile holds, in a directory of the daemon's, the ID of the record that the directory belongs to.
 const identityFile = "record-id"
 
-// errForeignRecord tells of a record that is not the one by which the directories were filled.
+// errForeignRecord is the error for a record that is not the one by which the directories were filled.
 var errForeignRecord = errors.New("the record belongs to other directories")
 
 // claimDirectories proves that a record is this node's before anything is done by it: recovery takes what a record does not

@@ -10,7 +10,7 @@ import (
 	"github.com/tripod-run/tripod/sandbox/fake"
 )
 
-// TestAliases: a pod that asks for an alias is a pod of the handler, is told of by the name that it asked for, and stays what it
+// TestAliases: a pod that asks for an alias is a pod of the handler, is reported by the name that it asked for, and stays what it
 // is when the alias is gone from the configuration.
 func TestAliases(t *testing.T) {
 	dir := t.TempDir()

@@ -100,7 +100,7 @@ type run struct {
 	answered atomic.Int64 // clients with a whole answer
 }
 
-// maxReported bounds what is told of calls that went wrong.
+// maxReported bounds how many failed calls are reported.
 const maxReported = 10
 
 // Run calls all methods over all transports in all protocols, by so many streams of calls at a time, and fails t for each
