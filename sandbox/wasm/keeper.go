@@ -248,7 +248,7 @@ func (k *keeper) recover(ctx context.Context) error {
 		}
 		w := newWorker(e.Name(), scope, filepath.Join(k.cfg.workersDir(), e.Name()), k.log)
 		if err := k.take(ctx, w); err != nil {
-			w.log.Warn("a worker of before cannot be taken over", "err", err)
+			w.log.Warn("a previous worker cannot be taken over", "err", err)
 			errs = append(errs, k.abandon(ctx, w))
 			continue
 		}

@@ -22,7 +22,7 @@ func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandb
 	b.mu.Unlock()
 	found := sandbox.Found{Sandboxes: map[string]bool{}, Containers: map[string]sandbox.Status{}}
 	if err := b.keeper.recover(ctx); err != nil {
-		b.log.Error("take over the workers of before", "err", err)
+		b.log.Error("take over the previous workers", "err", err)
 	}
 	in, err := b.inventory(ctx)
 	if err != nil {

@@ -192,7 +192,7 @@ func (f *follower) reopen(ended bool) bool {
 		return true
 	}
 	if err := f.m.r.Node.ReopenLog(f.m.r.ctx, f.m.podID); err != nil {
-		f.m.r.log.Debug("a module's log is begun anew later", "module", f.m.uuid, "err", err)
+		f.m.r.log.Debug("a module's log is not reopened yet, to be retried", "module", f.m.uuid, "err", err)
 		return false
 	}
 	return true
