@@ -246,7 +246,7 @@ spec:
 			if answer, err := get("http://" + pod.Status.PodIP + "/"); contains(answer, err, k.greeting) != nil {
 				t.Fatalf("it ended %v after the deletion, before the hook did: %v", time.Since(began), err)
 			}
-			time.Sleep(200 * time.Millisecond)
+			time.Sleep(200 * time.Millisecond) // pacing
 		}
 		n.WaitGone("pods/hooked", kube.Timeout)
 	})
