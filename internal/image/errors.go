@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/containerd/containerd/v2/core/remotes/docker"
+	"github.com/containerd/containerd/v2/core/remotes/docker/auth"
 	remoteerrors "github.com/containerd/containerd/v2/core/remotes/errors"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
@@ -52,8 +53,10 @@ func classOf(err error) error {
 		return errdefs.ErrResourceExhausted
 	case classed(err):
 		return nil
-	case errors.Is(err, docker.ErrInvalidAuthorization):
+	case errors.Is(err, docker.ErrInvalidAuthorization), errors.Is(err, auth.ErrNoToken):
 		return errdefs.ErrUnauthenticated
+	case errors.Is(err, errRedirect):
+		return errdefs.ErrFailedPrecondition
 	case transient(err):
 		return errdefs.ErrUnavailable
 	default:

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -231,9 +232,10 @@ func (x *execution) result(err error) (int32, error) {
 		case message == "" && x.container.init.WaitFor(execKill), x.container.init.Ending():
 			return 0, fmt.Errorf("exec: the container has ended: %w", errdefs.ErrFailedPrecondition)
 		case message != "":
-			return 0, fmt.Errorf("failed to exec: %s: %w", message, errdefs.ErrInvalidArgument)
+			return 0, fmt.Errorf("failed to exec: %s: %w", message, meaning(message))
 		}
-		return 0, fmt.Errorf("exec: the OCI runtime did not run the program: %w", err)
+		// It has been killed, by the container as likely as not: until the program runs it is a process in there.
+		return 0, fmt.Errorf("exec: the OCI runtime ended before the program began: %w: %w", err, errdefs.ErrUnavailable)
 	}
 	var exit *exec.ExitError
 	switch {
@@ -245,6 +247,23 @@ func (x *execution) result(err error) (int32, error) {
 		return 0, fmt.Errorf("exec: the program's monitor was killed: %w", err)
 	}
 	return int32(exit.ExitCode()), nil
+}
+
+// meaning tells what kind of error an OCI runtime's last words on an exec are. They end in the text of an error number,
+// crun's with a capital letter. What names none of these is a matter of the request: a program that is not there, say.
+func meaning(message string) error {
+	message = strings.ToLower(message)
+	for kind, numbers := range map[error][]syscall.Errno{
+		errdefs.ErrResourceExhausted: {syscall.EAGAIN, syscall.ENOMEM, syscall.EMFILE, syscall.ENFILE, syscall.ENOSPC, syscall.EDQUOT},
+		errdefs.ErrUnavailable:       {syscall.EPIPE, syscall.ECONNRESET, syscall.ESRCH},
+	} {
+		for _, n := range numbers {
+			if strings.Contains(message, n.Error()) {
+				return kind
+			}
+		}
+	}
+	return errdefs.ErrInvalidArgument
 }
 
 // kill ends the program and its process group, upon which its monitor ends; if not, the monitor too.

@@ -50,3 +50,26 @@ func TestExecInDyingContainer(t *testing.T) {
 		})
 	}
 }
+
+// TestExecInLivingContainer: what the runtime says of a container that lives on has its meaning, and is never Unknown.
+func TestExecInLivingContainer(t *testing.T) {
+	for _, c := range []struct {
+		said string
+		is   func(error) bool
+	}{
+		{`{"msg":"executable file ` + "`none`" + ` not found in $PATH: No such file or directory"}`, errdefs.IsInvalidArgument},
+		{`{"msg":"fork: Resource temporarily unavailable"}`, errdefs.IsResourceExhausted},
+		{`{"level":"error","msg":"exec failed: unable to start container process: error executing setns process: resource temporarily unavailable"}`, errdefs.IsResourceExhausted},
+		{`{"msg":"write to sync socket: Broken pipe"}`, errdefs.IsUnavailable},
+		{"", errdefs.IsUnavailable}, // killed, by a process of the container's
+	} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "log"), []byte(c.said), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		x := &execution{dir: dir, container: &life{launched: launched{init: &process.Process{ID: process.ID{Pid: os.Getpid()}, Dead: make(chan struct{})}}}}
+		if _, err := x.result(errors.New("exit status 1")); !c.is(err) {
+			t.Errorf("%q: %v", c.said, err)
+		}
+	}
+}

@@ -1,0 +1,282 @@
+package attack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+const (
+	waitLimit = time.Minute
+	// spell is how long a case goes on, and how long its neighbours are asked before it to know what is usual.
+	spell = 2 * time.Second
+	// pace is the time from one call of a neighbour's to the next, callLimit what one may take.
+	pace, callLimit = 4 * time.Millisecond, 10 * time.Second
+)
+
+// full compares figures, which takes a machine without other work.
+var full = os.Getenv("TRIPOD_TEST_FULL") != ""
+
+func TestMain(m *testing.M) { harness.Main(m) }
+
+// ground is where one attacker is: a daemon with neighbours.
+type ground struct {
+	*testing.T
+	d          *harness.Daemon
+	neighbours []*neighbour
+}
+
+// open starts a daemon that has every kind of pod, and the neighbours.
+func open(t *testing.T, opts ...harness.Option) *ground {
+	t.Helper()
+	all := append([]harness.Option{harness.Wasm(t, "node"), harness.VM(t)}, opts...)
+	g := &ground{T: t, d: harness.StartDaemon(t, all...)}
+	for _, image := range []string{harness.Busybox, harness.Nginx, harness.HelloHTTP, harness.TinyGuest} {
+		g.d.Pull(t, image)
+	}
+	web := g.d.RunPod(t, harness.PodConfig(t, "neighbour"))
+	t.Cleanup(web.Remove)
+	web.Run(harness.ContainerConfig("c", harness.Nginx))
+	component := g.d.RunWasm(t, &harness.PodSpec{Name: "neighbour-wasm", Image: harness.HelloHTTP})
+	machine := g.d.RunVM(t, &harness.PodSpec{Name: "neighbour-vm", Image: harness.TinyGuest})
+	canary := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "alive") }))
+	t.Cleanup(canary.Close)
+	g.neighbours = []*neighbour{
+		{name: "canary", ask: getter(canary.URL)},
+		{name: "container", ask: getter("http://" + net.JoinHostPort(web.IP(), "80"))},
+		{name: "component", ask: getter("http://" + net.JoinHostPort(component.Pod.IP(), "80"))},
+		{name: "kubelet", ask: func(ctx context.Context) error {
+			resp, err := g.d.CRI().ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: machine.ID})
+			if err == nil && resp.Status.State != runtimeapi.ContainerState_CONTAINER_RUNNING {
+				err = fmt.Errorf("the machine is %v: %s", resp.Status.State, resp.Status.Message)
+			}
+			return err
+		}},
+	}
+	for _, n := range g.neighbours {
+		harness.Eventually(t, waitLimit, func() error { return n.ask(t.Context()) })
+	}
+	g.probe(t) // what is made once is there now
+	return g
+}
+
+// getter asks a web server over one connection.
+func getter(url string) func(context.Context) error {
+	client := &http.Client{Transport: &http.Transport{MaxIdleConns: 1}}
+	return func(ctx context.Context) error {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+		if err != nil {
+			return err
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+			return err
+		}
+		if resp.StatusCode != http.StatusOK {
+			return errors.New(resp.Status)
+		}
+		return nil
+	}
+}
+
+// neighbour is one whom an attack must not reach. The canary is none of the node's: it tells how fast the machine is.
+type neighbour struct {
+	name string
+	ask  func(context.Context) error
+}
+
+// figures are the 99th percentile of each neighbour's calls.
+type figures map[string]time.Duration
+
+// watch asks the neighbours until it is called off, which gives the figures.
+func (g *ground) watch(t *testing.T) (stop func() figures) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	f := figures{}
+	for _, n := range g.neighbours {
+		wg.Go(func() {
+			var took []time.Duration
+			tick := time.NewTicker(pace)
+			defer tick.Stop()
+			for ctx.Err() == nil {
+				begin := time.Now()
+				call, done := context.WithTimeout(t.Context(), callLimit)
+				if err := n.ask(call); err != nil {
+					t.Errorf("the neighbour %s: %v", n.name, err)
+				}
+				done()
+				took = append(took, time.Since(begin))
+				select {
+				case <-ctx.Done():
+				case <-tick.C:
+				}
+			}
+			slices.Sort(took)
+			mu.Lock()
+			f[n.name] = took[len(took)*99/100]
+			mu.Unlock()
+		})
+	}
+	return func() figures { cancel(); wg.Wait(); return f }
+}
+
+// calm are the figures without an attack.
+func (g *ground) calm(t *testing.T) figures {
+	stop := g.watch(t)
+	time.Sleep(spell) // the length of the sample
+	return stop()
+}
+
+// moved compares the figures during an attack with those before and after it. What the canary lost as well is the machine's
+// doing, and so are five milliseconds, a turn or two of the kernel's scheduler.
+func moved(before, during, after figures) error {
+	var errs []error
+	usual := figures{}
+	for name := range before {
+		usual[name] = max(before[name], after[name])
+	}
+	noise := 5*time.Millisecond + 4*max(0, during["canary"]-usual["canary"])
+	for name, now := range during {
+		if limit := usual[name]*3/2 + noise; name != "canary" && now > limit {
+			errs = append(errs, fmt.Errorf("%s: %v, usually %v; at most %v", name, now, usual[name], limit))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// attack is one case: try is called until a spell is over, once at least. Then come the three probes.
+func (g *ground) attack(name string, try func(t *testing.T)) {
+	g.Run(name, func(t *testing.T) {
+		before := g.resources()
+		var usual, after figures
+		if full {
+			usual = g.calm(t)
+		}
+		stop := g.watch(t)
+		t.Run("it", func(t *testing.T) { // its clean-up is part of it
+			for begin := time.Now(); ; {
+				if try(t); t.Failed() || time.Since(begin) > spell {
+					return
+				}
+			}
+		})
+		during := stop()
+		if full {
+			after = g.calm(t)
+			t.Logf("99th percentiles before %v\nduring %v\nafter %v", usual, during, after)
+			if err := moved(usual, during, after); err != nil {
+				t.Errorf("neighbours are slower: %v", err)
+			}
+		}
+		g.probe(t)
+		harness.Eventually(t, waitLimit, func() error { return before.leaks(g.resources()) })
+	})
+}
+
+// probe runs a new pod of each kind.
+func (g *ground) probe(t *testing.T) {
+	t.Helper()
+	web := g.d.RunPod(t, harness.PodConfig(t, "probe"))
+	web.Run(harness.ContainerConfig("c", harness.Nginx))
+	if page := web.Get("/"); !strings.Contains(page, "nginx") {
+		t.Errorf("a new container says %q", page)
+	}
+	web.Remove()
+	component := g.d.RunPodWith(t, harness.PodConfig(t, "probe-wasm"), "wasm")
+	component.Run(harness.ContainerConfig("c", harness.HelloHTTP))
+	component.Get("/")
+	component.Remove()
+	machine := g.d.RunPodWith(t, harness.PodConfig(t, "probe-vm"), "vm")
+	machine.Run(harness.ContainerConfig("c", harness.TinyGuest)).WaitConsole("tick 00001")
+	machine.Remove()
+}
+
+// resources are what a node holds, and the open files of its workers of components by kind.
+type resources struct {
+	harness.Resources
+	workerFiles map[string]int
+}
+
+func (g *ground) resources() resources {
+	r := resources{harness.Snapshot(g.d), map[string]int{}}
+	for name := range r.Processes {
+		pid, _, _ := strings.Cut(name, "@")
+		if !strings.Contains(name, "tripod-wasm worker") {
+			continue
+		}
+		maps.Copy(r.workerFiles, filesOf(pid))
+	}
+	return r
+}
+
+func filesOf(pid string) map[string]int {
+	found := map[string]int{}
+	links, err := filepath.Glob("/proc/" + pid + "/fd/*")
+	if err != nil {
+		panic(err) // the pattern is malformed
+	}
+	for _, link := range links {
+		if target, err := os.Readlink(link); err == nil {
+			kind, _, _ := strings.Cut(target, ":[")
+			found[kind]++
+		}
+	}
+	return found
+}
+
+func (r resources) leaks(after resources) error {
+	errs := []error{r.Leaks(after.Resources)}
+	for kind, n := range after.workerFiles {
+		if had := r.workerFiles[kind]; n > had {
+			errs = append(errs, fmt.Errorf("the worker has %d open files %q, not %d", n, kind, had))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// listening are the TCP ports that somebody listens at on the node.
+func listening(t *testing.T) (ports []int) {
+	t.Helper()
+	for _, file := range []string{"/proc/self/net/tcp", "/proc/self/net/tcp6"} {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(data)) {
+			f := strings.Fields(line) // number, local address, remote address, state; 0A is LISTEN
+			if len(f) < 4 || f[3] != "0A" {
+				continue
+			}
+			var port int
+			if _, err := fmt.Sscanf(f[1][strings.LastIndexByte(f[1], ':')+1:], "%X", &port); err != nil {
+				t.Fatal(err)
+			}
+			ports = append(ports, port)
+		}
+	}
+	if len(ports) == 0 {
+		t.Fatal("nobody listens on the node")
+	}
+	return ports
+}
