@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 	"libvirt.org/go/libvirtxml"
 
+	"github.com/tripod-run/tripod/internal/vm/firmware"
 	"github.com/tripod-run/tripod/internal/vm/machine"
 	"github.com/tripod-run/tripod/internal/vm/qemu"
 	"github.com/tripod-run/tripod/internal/vm/vmwrap"
@@ -141,6 +142,8 @@ func (d *Driver) cpu(def machine.Definition) (*libvirtxml.DomainCPU, error) {
 
 func (d *Driver) boot(def machine.Definition) *libvirtxml.DomainOS {
 	os := &libvirtxml.DomainOS{Type: &libvirtxml.DomainOSType{Arch: "x86_64", Machine: "q35", Type: "hvm"}}
+	retry := int(firmware.RetryTime.Milliseconds())
+	os.BIOS = &libvirtxml.DomainBIOS{RebootTimeout: &retry}
 	if def.Kernel == nil {
 		return os
 	}
@@ -152,19 +155,25 @@ func (d *Driver) boot(def machine.Definition) *libvirtxml.DomainOS {
 }
 
 func (d *Driver) devices(def machine.Definition) *libvirtxml.DomainDeviceList {
-	port, null := uint(0), &libvirtxml.DomainChardevSource{Null: &libvirtxml.DomainChardevSourceNull{}}
+	port, debug, ioport, null := uint(0), uint(1), uint(firmware.Port), &libvirtxml.DomainChardevSource{Null: &libvirtxml.DomainChardevSourceNull{}}
 	channel := func(name string) libvirtxml.DomainChannel {
 		return libvirtxml.DomainChannel{Source: null, Target: &libvirtxml.DomainChannelTarget{VirtIO: &libvirtxml.DomainChannelTargetVirtIO{Name: name}}}
 	}
 	list := &libvirtxml.DomainDeviceList{
 		Emulator:    d.layout.emulator,
 		Controllers: []libvirtxml.DomainController{{Type: "usb", Model: "none"}, {Type: "virtio-serial"}},
-		Serials:     []libvirtxml.DomainSerial{{Source: null, Target: &libvirtxml.DomainSerialTarget{Type: "isa-serial", Port: &port}}},
-		Channels:    []libvirtxml.DomainChannel{channel(machine.AgentPort), channel(qgaPort)},
-		Videos:      []libvirtxml.DomainVideo{{Model: libvirtxml.DomainVideoModel{Type: "none"}}},
-		MemBalloon:  &libvirtxml.DomainMemBalloon{Model: "virtio", AutoDeflate: "on", FreePageReporting: "on"},
-		RNGs:        []libvirtxml.DomainRNG{{Model: "virtio", Backend: &libvirtxml.DomainRNGBackend{BuiltIn: &libvirtxml.DomainRNGBackendBuiltIn{}}}},
-		Panics:      []libvirtxml.DomainPanic{{Model: "isa"}},
+		Serials: []libvirtxml.DomainSerial{
+			{Source: null, Target: &libvirtxml.DomainSerialTarget{Type: "isa-serial", Port: &port}},
+			{
+				Source: null, Target: &libvirtxml.DomainSerialTarget{Type: "isa-debug", Port: &debug, Model: &libvirtxml.DomainSerialTargetModel{Name: "isa-debugcon"}},
+				Address: &libvirtxml.DomainAddress{ISA: &libvirtxml.DomainAddressISA{IOBase: &ioport}},
+			},
+		},
+		Channels:   []libvirtxml.DomainChannel{channel(machine.AgentPort), channel(qgaPort)},
+		Videos:     []libvirtxml.DomainVideo{{Model: libvirtxml.DomainVideoModel{Type: "none"}}},
+		MemBalloon: &libvirtxml.DomainMemBalloon{Model: "virtio", AutoDeflate: "on", FreePageReporting: "on"},
+		RNGs:       []libvirtxml.DomainRNG{{Model: "virtio", Backend: &libvirtxml.DomainRNGBackend{BuiltIn: &libvirtxml.DomainRNGBackendBuiltIn{}}}},
+		Panics:     []libvirtxml.DomainPanic{{Model: "isa"}},
 	}
 	if def.VNC {
 		list.Videos[0].Model = libvirtxml.DomainVideoModel{Type: "vga"}

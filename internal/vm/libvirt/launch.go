@@ -20,6 +20,7 @@ import (
 	"github.com/tripod-run/tripod/internal/fdpass"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/stats"
+	"github.com/tripod-run/tripod/internal/vm/firmware"
 	"github.com/tripod-run/tripod/internal/vm/machine"
 	"github.com/tripod-run/tripod/internal/vm/qemu"
 	"github.com/tripod-run/tripod/internal/vm/vmwrap"
@@ -35,6 +36,9 @@ type launch struct {
 	files   []*os.File
 	granted bool
 }
+
+// firmwareRing is libvirt's name of the second serial port's backend: the ring buffer with what the firmware says.
+const firmwareRing = "charserial1"
 
 // newLaunch opens everything that a machine needs. What is not there is errdefs.ErrFailedPrecondition, or the Opener's word.
 func (d *Driver) newLaunch(ctx context.Context, def machine.Definition) (l *launch, err error) {
@@ -172,6 +176,7 @@ func (l *launch) openConsoles(_ context.Context, def machine.Definition) error {
 		return err
 	}
 	l.grant.Serial.Input = l.add(input)
+	l.grant.Rings = []vmwrap.Ring{{ID: firmwareRing, Size: firmware.RingSize}}
 	for _, c := range []struct{ id, socket string }{{"charchannel0", machine.AgentSocket}, {"charchannel1", machine.QGASocket}} {
 		socket, err := machine.Listen(filepath.Join(def.Dir, c.socket))
 		if err != nil {

@@ -145,6 +145,8 @@ const (
 	CauseOOM Cause = "oom"
 	// CauseFailed: the hypervisor process ended by itself, or by somebody else's signal.
 	CauseFailed Cause = "failed"
+	// CauseNoBoot: its firmware found nothing to boot. No driver says it: who reads the firmware's words kills the machine.
+	CauseNoBoot Cause = "noboot"
 	// CauseStart: it could not be started.
 	CauseStart Cause = "start"
 	// CauseUnknown: nobody saw it end (a reboot of the node).
@@ -214,6 +216,9 @@ type Driver interface {
 	State(ctx context.Context, name string) (State, error)
 	// Stats asks a running machine.
 	Stats(ctx context.Context, name string) (Stats, error)
+	// Firmware takes what the firmware of a running machine has said on its debug port since this was last called; what is older
+	// than firmware.RingSize bytes is lost. One that does not run is errdefs.ErrFailedPrecondition.
+	Firmware(ctx context.Context, name string) (string, error)
 	// Undefine forgets a machine, destroying it first if it runs. One that is not defined is fine.
 	Undefine(ctx context.Context, name string) error
 	// Close ends what the driver does; machines go on running.

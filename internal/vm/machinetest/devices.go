@@ -8,6 +8,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/vm/firmware"
 	"github.com/tripod-run/tripod/internal/vm/machine"
 	"github.com/tripod-run/tripod/internal/vm/qcow2"
 )
@@ -132,6 +135,58 @@ func bootsFromDisk(t *testing.T, s Subject) {
 	}
 	if after, err := os.Stat(s.Guest.Disk); err != nil || !after.ModTime().Equal(before.ModTime()) || after.Size() != before.Size() {
 		t.Errorf("the base has changed: %v", err)
+	}
+}
+
+// noBoot: a machine whose disk is zeros tells by its firmware that it cannot boot, and one that boots does not. A
+// driver that has just taken the machine over learns it, too.
+func noBoot(t *testing.T, s Subject) {
+	l, d := s.Begin(t), s.Definition(t)
+	defer func() { l.Close() }()
+	if _, err := l.Firmware(t.Context(), d.Name); !errdefs.IsNotFound(err) {
+		t.Errorf("of a machine that is not defined: %v", err)
+	}
+	zeros := filepath.Join(d.StateDir, "zeros.img")
+	if err := os.WriteFile(zeros, make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d.Kernel, d.Initrd, d.Cmdline, d.Shares = nil, nil, "", nil
+	d.Disks = []machine.Disk{{ID: "root", File: machine.File{Path: zeros}, Format: "raw", Bus: machine.BusVirtio}}
+	l.defined(t, d)
+	if _, err := l.Firmware(t.Context(), d.Name); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("of a machine that does not run: %v", err)
+	}
+	if err := l.Start(t.Context(), d.Name); err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	l = s.Begin(t, d.Name)
+	var report firmware.Report
+	await(t, "the firmware finds nothing to boot", func() bool {
+		said, err := l.Firmware(t.Context(), d.Name)
+		if err != nil && !errdefs.IsUnavailable(err) {
+			t.Fatal(err)
+		}
+		report.Read(said)
+		return report.Failed
+	})
+	if report.HandedOver || len(report.Lines) == 0 {
+		t.Errorf("%+v", report)
+	}
+	if err := l.Undefine(t.Context(), d.Name); err != nil {
+		t.Error(err)
+	}
+	works := s.Definition(t)
+	l.Up(t, works)
+	said, err := l.Firmware(t.Context(), works.Name)
+	if report = (firmware.Report{}); err != nil || said == "" {
+		t.Errorf("of a machine that boots: %q, %v", said, err)
+	}
+	if report.Read(said); report.Failed {
+		t.Errorf("of a machine that boots: %+v", report)
+	}
+	if err := l.Undefine(t.Context(), works.Name); err != nil {
+		t.Error(err)
 	}
 }
 

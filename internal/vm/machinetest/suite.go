@@ -24,7 +24,7 @@ func Run(t *testing.T, s Subject) {
 		test func(t *testing.T, s Subject)
 	}{
 		{"Lifecycle", lifecycle}, {"Unknown", unknown}, {"Causes", causes}, {"Hung", hung}, {"OutOfMemory", outOfMemory},
-		{"NoStart", noStart}, {"Reboot", reboot}, {"Devices", devices}, {"BootsFromDisk", bootsFromDisk}, {"Network", networked}, {"DriverRestart", driverRestart}, {"NodeRestart", nodeRestart},
+		{"NoStart", noStart}, {"Reboot", reboot}, {"Devices", devices}, {"BootsFromDisk", bootsFromDisk}, {"NoBoot", noBoot}, {"Network", networked}, {"DriverRestart", driverRestart}, {"NodeRestart", nodeRestart},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(t, s) })
 	}
@@ -109,7 +109,7 @@ func unknown(t *testing.T, s Subject) {
 	name := strings.Repeat("b", 64)
 	for what, err := range map[string]error{
 		"start": l.Start(t.Context(), name), "shutdown": l.Shutdown(t.Context(), name), "destroy": l.Destroy(t.Context(), name),
-		"state": second(l.State(t.Context(), name)), "stats": second(l.Stats(t.Context(), name)),
+		"state": second(l.State(t.Context(), name)), "stats": second(l.Stats(t.Context(), name)), "firmware": second(l.Firmware(t.Context(), name)),
 	} {
 		if !errdefs.IsNotFound(err) {
 			t.Errorf("%s: %v", what, err)

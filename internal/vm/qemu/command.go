@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/tripod-run/tripod/internal/vm/firmware"
 	"github.com/tripod-run/tripod/internal/vm/machine"
 )
 
@@ -21,6 +22,9 @@ const monitorSocket = "qmp.sock"
 
 // vncDir is the directory in Definition.Dir that is QEMU's own: it makes the socket of VNC itself.
 const vncDir = "vnc"
+
+// firmwareRing is the ring buffer with what the firmware says.
+const firmwareRing = "firmware"
 
 // kind is how a file is opened that QEMU inherits.
 type kind string
@@ -111,7 +115,8 @@ func (c *command) machine(d machine.Definition, s setup) {
 		"-m", fmt.Sprintf("%dM", mebibytes(d.Memory)),
 		"-uuid", d.UUID,
 		"-rtc", "base=utc",
-		"-boot", "strict=on",
+		// A firmware that finds nothing to boot looks again, and says so again.
+		"-boot", fmt.Sprintf("strict=on,reboot-timeout=%d", firmware.RetryTime.Milliseconds()),
 		// A guest that powers off or panics is kept, paused, for whoever asks; a reboot is a reboot.
 		"-action", "reboot=reset,shutdown=pause,panic=pause",
 		// A guest that went to sleep could never be woken.
@@ -143,6 +148,8 @@ func (c *command) consoles(d machine.Definition) {
 	c.add("-mon", "chardev=monitor,mode=control")
 	c.Standard = [2]inherited{{Kind: kindPipe, Path: filepath.Join(d.Dir, machine.SerialInput)}, {Kind: kindAppend, Path: d.SerialLog}}
 	c.add("-chardev", "stdio,id=serial,signal=off", "-device", "isa-serial,chardev=serial", "-device", "virtio-serial-pci,id=ports")
+	c.add("-chardev", fmt.Sprintf("ringbuf,id=%s,size=%d", firmwareRing, firmware.RingSize),
+		"-device", fmt.Sprintf("isa-debugcon,iobase=%#x,chardev=%s", firmware.Port, firmwareRing))
 	socket("agent", machine.AgentSocket)
 	c.add("-device", "virtserialport,bus=ports.0,chardev=agent,name="+machine.AgentPort)
 	socket("qga", machine.QGASocket)

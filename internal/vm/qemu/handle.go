@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/vm/firmware"
 	"github.com/tripod-run/tripod/internal/vm/machine"
 )
 
@@ -161,15 +162,34 @@ func (d *Driver) Shutdown(ctx context.Context, name string) error {
 	}
 }
 
+// Firmware implements machine.Driver.
+func (d *Driver) Firmware(ctx context.Context, name string) (string, error) {
+	r, _, err := d.running(name)
+	if err != nil {
+		return "", err
+	}
+	said := ""
+	return said, r.ask(ctx, "ringbuf-read", map[string]any{"device": firmwareRing, "size": firmware.RingSize}, &said)
+}
+
 // Stats implements machine.Driver.
 func (d *Driver) Stats(ctx context.Context, name string) (machine.Stats, error) {
-	h, err := d.find(name)
+	r, def, err := d.running(name)
 	if err != nil {
 		return machine.Stats{}, err
 	}
+	return r.stats(ctx, def)
+}
+
+// running gives the run of a machine that runs; errdefs.ErrFailedPrecondition of one that does not.
+func (d *Driver) running(name string) (*run, machine.Definition, error) {
+	h, err := d.find(name)
+	if err != nil {
+		return nil, machine.Definition{}, err
+	}
 	def, _, r := h.snapshot()
 	if r == nil {
-		return machine.Stats{}, fmt.Errorf("machine %.64s does not run: %w", name, errdefs.ErrFailedPrecondition)
+		return nil, def, fmt.Errorf("machine %.64s does not run: %w", name, errdefs.ErrFailedPrecondition)
 	}
-	return r.stats(ctx, def)
+	return r, def, nil
 }

@@ -174,8 +174,13 @@ func (r *run) version() string {
 	return ""
 }
 
-// execute runs a command of the monitor, for which it waits no longer than askTime.
+// execute is ask for a command without arguments.
 func (r *run) execute(ctx context.Context, command string, result any) error {
+	return r.ask(ctx, command, nil, result)
+}
+
+// ask runs a command of the monitor, for which it waits no longer than askTime.
+func (r *run) ask(ctx context.Context, command string, arguments, result any) error {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
 	r.mu.Lock()
@@ -190,7 +195,7 @@ func (r *run) execute(ctx context.Context, command string, result any) error {
 	if m == nil {
 		return fmt.Errorf("%s: QEMU's monitor is not there: %w", command, errdefs.ErrUnavailable)
 	}
-	return m.Execute(ctx, command, nil, result)
+	return m.Execute(ctx, command, arguments, result)
 }
 
 // stats asks for what only QEMU knows.

@@ -33,6 +33,9 @@ func Edit(args []string, g Grant, fds []int) ([]string, error) {
 	if s := g.Serial; s != nil {
 		e.replace(s.ID, "stdio,id="+s.ID+",signal=off")
 	}
+	for _, r := range g.Rings {
+		e.replace(r.ID, fmt.Sprintf("ringbuf,id=%s,size=%d", r.ID, r.Size))
+	}
 	for _, c := range g.Chardevs {
 		e.chardev(c)
 	}

@@ -17,7 +17,7 @@ var domain = []string{"/e/qemu", "-name", "guest=x",
 	"-blockdev", `{"node-name":"libvirt-2-format","read-only":true,"driver":"raw","file":"libvirt-2-storage"}`,
 	"-blockdev", `{"driver":"file","filename":"/p/root","node-name":"libvirt-1-storage","auto-read-only":true,"discard":"unmap"}`,
 	"-fsdev", "local,security_model=mapped,id=fsdev-fs0,path=/p/share0,readonly=on",
-	"-chardev", "null,id=charserial0", "-chardev", "null,id=charchannel0",
+	"-chardev", "null,id=charserial0", "-chardev", "null,id=charserial1", "-chardev", "null,id=charchannel0",
 	"-vnc", "vnc=unix:/p/vnc/vnc.sock,audiodev=audio1",
 }
 
@@ -27,6 +27,7 @@ func TestEdit(t *testing.T) {
 		Plain:    []Plain{{"/p/kernel", 3}, {"/p/initrd", 4}, {"/p/share0", 5}, {"/p/vnc", 12}},
 		Serial:   &Serial{ID: "charserial0", Input: 6, Output: 7},
 		Chardevs: []Chardev{{ID: "charchannel0", Socket: 8}},
+		Rings:    []Ring{{ID: "charserial1", Size: 65536}},
 		NICs:     []NIC{{MAC: "02:00:00:00:00:01", MTU: 1500, Tap: 9}, {MAC: "02:00:00:00:00:02", MTU: 1400, Tap: 10, VHost: one(11)}},
 	}
 	fds := []int{30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42}
@@ -40,6 +41,7 @@ func TestEdit(t *testing.T) {
 		"-blockdev", `{"auto-read-only":true,"discard":"unmap","driver":"file","filename":"/dev/fdset/1000","node-name":"libvirt-1-storage"}`,
 		"-fsdev", "local,security_model=mapped,id=fsdev-fs0,path=/proc/self/fd/35,readonly=on",
 		"-chardev", "stdio,id=charserial0,signal=off",
+		"-chardev", "ringbuf,id=charserial1,size=65536",
 		"-chardev", "socket,id=charchannel0,fd=38,server=on,wait=off",
 		"-vnc", "vnc=unix:/proc/self/fd/42/vnc.sock,audiodev=audio1",
 		"-add-fd", "set=1000,fd=30", "-add-fd", "set=1000,fd=31", "-add-fd", "set=1001,fd=32",
@@ -54,8 +56,9 @@ func TestEditRefuses(t *testing.T) {
 	for name, g := range map[string]Grant{
 		"no such disk":      {Files: []File{{Path: "/p/other", FDs: []int{0}}}},
 		"no such kernel":    {Plain: []Plain{{"/p/other", 0}}},
-		"no such device":    {Chardevs: []Chardev{{ID: "charserial1"}}},
-		"no such console":   {Serial: &Serial{ID: "charserial1"}},
+		"no such device":    {Chardevs: []Chardev{{ID: "charserial2"}}},
+		"no such console":   {Serial: &Serial{ID: "charserial2"}},
+		"no such port":      {Rings: []Ring{{ID: "charserial2", Size: 65536}}},
 		"not a null device": {Chardevs: []Chardev{{ID: "charmonitor"}}},
 		"no such fd":        {NICs: []NIC{{Tap: 1}}},
 		"a negative fd":     {Files: []File{{Path: "/p/root", FDs: []int{-1}}}},

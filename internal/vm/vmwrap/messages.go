@@ -28,6 +28,7 @@ type Grant struct {
 	Plain    []Plain   `json:"plain,omitempty"`
 	Serial   *Serial   `json:"serial,omitempty"`
 	Chardevs []Chardev `json:"chardevs,omitempty"`
+	Rings    []Ring    `json:"rings,omitempty"`
 	NICs     []NIC     `json:"nics,omitempty"`
 }
 
@@ -57,6 +58,12 @@ type Serial struct {
 type Chardev struct {
 	ID     string `json:"id"`
 	Socket int    `json:"socket"`
+}
+
+// Ring stands for the null device of that ID: a ring buffer in QEMU of Size bytes, which libvirt does not have.
+type Ring struct {
+	ID   string `json:"id"`
+	Size int    `json:"size"`
 }
 
 // NIC is a network interface that is added.
