@@ -140,6 +140,8 @@ const (
 	ReasonStartError = "StartError"
 	// ReasonGuestPanic is for a virtual machine whose kernel reported a panic.
 	ReasonGuestPanic = "GuestPanic"
+	// ReasonNoBootableDevice is for a virtual machine whose firmware found nothing that it could boot.
+	ReasonNoBootableDevice = "NoBootableDevice"
 	// ReasonUnknown is for a container whose end nobody saw (a reboot of the node, a helper that was killed).
 	ReasonUnknown = "Unknown"
 )

@@ -103,17 +103,18 @@ type Wasm struct {
 
 // VM configures the backend of virtual machines.
 type VM struct {
-	Driver          string `toml:"driver"`
-	Accel           string `toml:"accel"`
-	Emulator        string `toml:"emulator"`
-	LibvirtURI      string `toml:"libvirt_uri"`
-	UIDBase         int    `toml:"uid_base"`
-	UIDCount        int    `toml:"uid_count"`
-	DefaultMemory   uint64 `toml:"default_memory"`
-	DefaultCPUs     int    `toml:"default_cpus"`
-	MemoryOverhead  uint64 `toml:"memory_overhead"`
-	ImagePrefix     string `toml:"image_prefix"`
-	TranslationsDir string `toml:"translations_dir"`
+	Driver          string   `toml:"driver"`
+	Accel           string   `toml:"accel"`
+	Emulator        string   `toml:"emulator"`
+	LibvirtURI      string   `toml:"libvirt_uri"`
+	UIDBase         int      `toml:"uid_base"`
+	UIDCount        int      `toml:"uid_count"`
+	DefaultMemory   uint64   `toml:"default_memory"`
+	DefaultCPUs     int      `toml:"default_cpus"`
+	MemoryOverhead  uint64   `toml:"memory_overhead"`
+	BootTimeout     Duration `toml:"boot_timeout"`
+	ImagePrefix     string   `toml:"image_prefix"`
+	TranslationsDir string   `toml:"translations_dir"`
 }
 
 // Node configures the pod pool.

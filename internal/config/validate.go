@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // maxSocketPath is sun_path of unix(7) without the closing zero.
@@ -134,6 +135,7 @@ func (c *Config) validateVM(v *validator) {
 	v.check(m.DefaultMemory >= minGuestMemory, "vm.default_memory", "%d bytes are less than %d", m.DefaultMemory, minGuestMemory)
 	v.check(m.DefaultCPUs >= 1 && m.DefaultCPUs <= maxCPUs, "vm.default_cpus", "%d is not between 1 and %d", m.DefaultCPUs, maxCPUs)
 	v.check(m.MemoryOverhead >= minOverhead, "vm.memory_overhead", "%d bytes are less than %d", m.MemoryOverhead, minOverhead)
+	v.check(m.BootTimeout >= 0, "vm.boot_timeout", "%s is negative", time.Duration(m.BootTimeout))
 	v.check(m.ImagePrefix == "" || strings.HasSuffix(m.ImagePrefix, "/") && m.ImagePrefix != "/", "vm.image_prefix",
 		"%q does not end with a slash, as the first part of an image's name does", m.ImagePrefix)
 	if m.TranslationsDir != "" {

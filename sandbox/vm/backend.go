@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -34,6 +35,8 @@ type Config struct {
 	DefaultCPUs   int
 	// Overhead is what the hypervisor process may take besides the guest's RAM, in bytes.
 	Overhead uint64
+	// BootTimeout is how long a guest may show no sign of life before that is noted in its log; 0 is for ever.
+	BootTimeout time.Duration
 	// Cgroup is the host's tree, the same as the driver's.
 	Cgroup cgroup.Tree
 	// AgentDisk is the path of the disk image with the guest's agent; "" for none.
@@ -71,8 +74,10 @@ type Backend struct {
 	log     *slog.Logger
 	cgroups cgroup.Tree
 	sampler *stats.Sampler
-	// tasks are ends of machines that are being recorded.
+	// tasks are boots that are watched, until ctx ends, and ends of machines that are being recorded.
 	tasks sync.WaitGroup
+	ctx   context.Context
+	end   context.CancelFunc
 
 	mu         sync.Mutex
 	sink       sandbox.Sink
@@ -102,8 +107,9 @@ func New(cfg Config) (*Backend, error) {
 			return nil, fmt.Errorf("vm backend: %w", err)
 		}
 	}
+	ctx, end := context.WithCancel(context.Background())
 	return &Backend{
-		cfg: cfg, log: cfg.Logger, cgroups: cfg.Cgroup, sampler: stats.NewSampler(8192),
+		ctx: ctx, end: end, cfg: cfg, log: cfg.Logger, cgroups: cfg.Cgroup, sampler: stats.NewSampler(8192),
 		sink: func(sandbox.Event) {}, sandboxes: map[string]*pod{}, containers: map[string]*handle{},
 	}, nil
 }
@@ -115,6 +121,7 @@ func (b *Backend) Close() error {
 	pods := b.sandboxes
 	b.sandboxes = map[string]*pod{}
 	b.mu.Unlock()
+	b.end()
 	err := b.cfg.Driver.Close() // no more ends are told
 	b.tasks.Wait()
 	for _, h := range b.handles() {

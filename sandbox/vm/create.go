@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"io"
 	"os"
 
 	"github.com/containerd/errdefs"
@@ -13,6 +14,7 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/network/tap"
 	"github.com/tripod-run/tripod/internal/vm/annotations"
+	"github.com/tripod-run/tripod/internal/vm/bootdisk"
 	"github.com/tripod-run/tripod/internal/vm/cloudinit"
 	"github.com/tripod-run/tripod/internal/vm/qcow2"
 	"github.com/tripod-run/tripod/internal/vm/rootdisk"
@@ -39,6 +41,8 @@ type order struct {
 	interfaces []tap.Interface
 	volumes    volumes
 	warnings   []string
+	// unbootable is state.Unbootable.
+	unbootable string
 }
 
 // CreateContainer implements sandbox.Backend: the image is leased, the root disk, the cloud-init image and the definition are
@@ -66,7 +70,7 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	err = b.set(h, func(s *state) {
 		*s = state{
 			ID: c.ID, Phase: phaseCreated, Image: c.ImageID, Layout: string(o.files.Layout), Definition: definition,
-			RootID: o.root.ID, Warnings: o.warnings, WaitForAgent: o.options.WaitForAgent,
+			RootID: o.root.ID, Warnings: o.warnings, WaitForAgent: o.options.WaitForAgent, Unbootable: o.unbootable,
 		}
 	})
 	if err != nil {
@@ -124,6 +128,9 @@ func (b *Backend) makeDisks(ctx context.Context, o *order) error {
 	if err := b.makeRoot(ctx, o); err != nil {
 		return err
 	}
+	if err := o.inspectRoot(); err != nil {
+		return fmt.Errorf("root disk: %w", err)
+	}
 	for i, disk := range o.options.ScratchDisks {
 		if err := qcow2.CreateOverlay(ctx, b.cfg.scratchFile(id, fmt.Sprintf("scratch%d", i)), disk.Size, qcow2.Overlay{}); err != nil {
 			return noRoom(fmt.Errorf("make the scratch disk for %s: %w", disk.Path, err))
@@ -173,6 +180,45 @@ func (b *Backend) makeRoot(ctx context.Context, o *order) error {
 		o.warnings = append(o.warnings, fmt.Sprintf("annotation root-volume-size: the root disk has the %d bytes that its device has room for", o.root.Size))
 	}
 	return nil
+}
+
+// inspectRoot looks at what the firmware will find on the root disk.
+func (o *order) inspectRoot() error {
+	if o.files.Kernel != nil {
+		return nil // it is not booted from
+	}
+	disk, size, closeDisk, err := o.openRoot()
+	if err != nil {
+		return err
+	}
+	defer closeDisk()
+	found, err := bootdisk.Inspect(disk, size)
+	o.unbootable = found.Unbootable()
+	return err
+}
+
+// openRoot opens the root disk as the guest will see it first.
+func (o *order) openRoot() (disk io.ReaderAt, size uint64, closeDisk func(), err error) {
+	if o.volumes.root != "" {
+		device, err := os.Open(o.volumes.root)
+		if err != nil {
+			return nil, 0, nil, err
+		}
+		return io.NewSectionReader(device, int64(o.root.Offset), int64(o.root.Size)), o.root.Size, func() { device.Close() }, nil
+	}
+	size = max(o.options.RootVolumeSize, o.files.VirtualSize)
+	if o.files.Format != image.FormatQcow2 {
+		return o.files.Disk, size, func() {}, nil
+	}
+	info, err := o.files.Disk.Stat()
+	if err != nil {
+		return nil, 0, nil, err
+	}
+	q, err := qcow2.NewReader(o.files.Disk, info.Size())
+	if err != nil {
+		return nil, 0, nil, err
+	}
+	return q, size, q.Close, nil
 }
 
 // cloudInit is what the guest is told at its first boot.

@@ -186,6 +186,8 @@ func (b *Backend) record(h *handle, l *life, end machine.State) (sandbox.Status,
 	failed := l.failed.Load()
 	if failed != nil {
 		end = failed.end
+	} else if h.state.NoBoot != "" {
+		end.Cause, end.Message = machine.CauseNoBoot, h.state.NoBoot
 	} else if end.Cause == machine.CauseOOM {
 		end.Message += ": " + b.outOfMemory(l.pod, h.state.Definition.Memory)
 	}

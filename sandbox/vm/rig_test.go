@@ -59,7 +59,7 @@ func (s *shelf) OpenDisk(ctx context.Context, key, id string) (*image.DiskFiles,
 	}
 	s.leases[key] = id
 	path := filepath.Join(s.dir, id)
-	if err := os.WriteFile(path, make([]byte, 512), 0o600); err != nil {
+	if err := os.WriteFile(path, bootSector(id), 0o600); err != nil {
 		return nil, err
 	}
 	f, err := os.Open(path)
@@ -67,6 +67,25 @@ func (s *shelf) OpenDisk(ctx context.Context, key, id string) (*image.DiskFiles,
 		return &image.DiskFiles{MachineImage: *made, Kernel: f, KernelPath: path, Cmdline: "console=ttyS0 quiet"}, err
 	}
 	return &image.DiskFiles{MachineImage: *made, Disk: f, DiskPath: path}, err
+}
+
+// bootSector is that of an image: without code, for UEFI, where its name says uefi; with code and a partition that is longer than
+// the disk where it says cut; else zeros.
+func bootSector(id string) []byte {
+	boot := make([]byte, 512)
+	signed, kind := true, byte(0xef)
+	switch {
+	case strings.Contains(id, "uefi"):
+		boot[458] = 1
+	case strings.Contains(id, "cut"):
+		boot[0], boot[458], boot[460], kind = 0xf4, 1, 0xff, 0x83 // 0xff0000 sectors
+	default:
+		signed = false
+	}
+	if signed {
+		boot[450], boot[454], boot[510], boot[511] = kind, 1, 0x55, 0xaa
+	}
+	return boot
 }
 
 func (s *shelf) CloseDisk(_ context.Context, key string) error {
@@ -161,6 +180,9 @@ type hypervisor struct {
 	// refuse makes the next starts fail, deaf guests ignore the power button.
 	refuse error
 	deaf   bool
+	// firmware is what the firmware of each machine says, once; mute guests say nothing on the console.
+	firmware string
+	mute     bool
 	// told, unless nil, is called by Destroy once it has told of the end.
 	told func()
 }
@@ -169,6 +191,7 @@ type guest struct {
 	definition machine.Definition
 	state      machine.State
 	pressed    int
+	heard      bool
 }
 
 func (d *hypervisor) Name() string { return "fake" }
@@ -215,7 +238,10 @@ func (d *hypervisor) Start(_ context.Context, name string) error {
 	if err := os.MkdirAll(g.definition.Dir, 0o700); err != nil {
 		return err
 	}
-	g.state = machine.State{Phase: machine.Running, Pid: os.Getpid(), StartedAt: now}
+	g.state, g.heard = machine.State{Phase: machine.Running, Pid: os.Getpid(), StartedAt: now}, false
+	if d.mute {
+		return nil
+	}
 	return say(g, "booted\n")
 }
 
@@ -277,7 +303,29 @@ func (d *hypervisor) State(_ context.Context, name string) (machine.State, error
 }
 
 func (d *hypervisor) Stats(context.Context, string) (machine.Stats, error) {
-	return machine.Stats{BalloonActual: 1 << 20}, nil
+	return machine.Stats{BalloonActual: 1 << 20, Blocks: map[string]machine.BlockStats{rootID: {ReadOps: 1}}}, nil
+}
+
+func (d *hypervisor) Firmware(_ context.Context, name string) (string, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	g := d.machines[name]
+	if g == nil || g.state.Phase != machine.Running {
+		return "", errdefs.ErrFailedPrecondition
+	}
+	said := d.firmware
+	if g.heard {
+		said = ""
+	}
+	g.heard = true
+	return said, nil
+}
+
+// sayAgain has the firmware of a machine look for something to boot again.
+func (d *hypervisor) sayAgain(name string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.machines[name].heard = false
 }
 
 func (d *hypervisor) Undefine(ctx context.Context, name string) error {
@@ -489,6 +537,20 @@ func (r *rig) waitEnd(c *sandbox.Container) sandbox.Status {
 			}
 		case <-timeout:
 			r.Fatal("the end of the container is not reported")
+		}
+	}
+}
+
+// eventually waits until something is so.
+func (r *rig) eventually(what string, is func() bool) {
+	r.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for timeout := time.After(20 * time.Second); !is(); {
+		select {
+		case <-tick.C:
+		case <-timeout:
+			r.Fatalf("%s: not in 20 s", what)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/stream"
 	"github.com/tripod-run/tripod/internal/vm/agent"
 	"github.com/tripod-run/tripod/internal/vm/console"
@@ -128,6 +129,7 @@ func (b *Backend) begin(h *handle, l *life) error {
 	next.Former = h.state.StartedAt
 	next.Phase, next.StartedAt, next.FinishedAt = phaseStarted, time.Now(), time.Time{}
 	next.ExitCode, next.Reason, next.Message = 0, "", ""
+	next.NoBoot, next.Silent, next.SerialBefore = "", false, sizeOf(b.cfg.serialLog(h.id))
 	if err := b.cfg.writeState(next); err != nil {
 		return noRoom(fmt.Errorf("container %s: %w", h.id, err))
 	}
@@ -144,6 +146,7 @@ func (b *Backend) booted(h *handle, l *life, now machine.State) (wait bool, err 
 		return false, nil // it has ended meanwhile
 	}
 	h.state.Pid, h.state.StartedAt = now.Pid, now.StartedAt
+	b.tasks.Go(guard.Func(b.log, "boot of a machine", func() { b.watchBoot(h, l, now.StartedAt) }))
 	return h.state.WaitForAgent, noRoom(b.cfg.writeState(h.state))
 }
 

@@ -43,6 +43,13 @@ type state struct {
 	Warnings []string `json:"warnings,omitempty"`
 	// WaitForAgent makes a start wait for the guest's agent.
 	WaitForAgent bool `json:"waitForAgent,omitempty"`
+	// Unbootable says what is wrong with a root disk that the firmware takes for bootable and that cannot be booted.
+	Unbootable string `json:"unbootable,omitempty"`
+	// NoBoot says why the present run cannot boot: it is being ended for that.
+	NoBoot string `json:"noBoot,omitempty"`
+	// SerialBefore is how many bytes the serial log had before the present run; Silent, that it was noted that nothing came after.
+	SerialBefore int64 `json:"serialBefore,omitempty"`
+	Silent       bool  `json:"silent,omitempty"`
 	// Former is when the run before the present one began: what the driver still tells of that one is no news.
 	Former time.Time `json:"former,omitzero"`
 
@@ -87,7 +94,7 @@ func (s *state) end(m machine.State) {
 	s.Phase, s.Pid, s.ExitCode, s.Message = phaseExited, 0, m.ExitCode, m.Message
 	s.Reason = reasonOf(m.Cause)
 	switch {
-	case m.Cause == machine.CauseStart:
+	case m.Cause == machine.CauseStart || m.Cause == machine.CauseNoBoot:
 		s.ExitCode = sandbox.ExitStartError
 	case m.Cause == machine.CauseUnknown:
 		s.ExitCode = sandbox.ExitUnknown
@@ -114,6 +121,8 @@ func reasonOf(c machine.Cause) string {
 		return sandbox.ReasonGuestPanic
 	case machine.CauseOOM:
 		return sandbox.ReasonOOMKilled
+	case machine.CauseNoBoot:
+		return sandbox.ReasonNoBootableDevice
 	case machine.CauseStart:
 		return sandbox.ReasonStartError
 	case machine.CauseUnknown:

@@ -81,6 +81,9 @@ func (c *Console) Attach(ctx context.Context, req sandbox.AttachRequest) error {
 // ReopenLog goes on in the file that Config.OpenLog gives now: the log was rotated.
 func (c *Console) ReopenLog() error { return c.relay.reopen() }
 
+// Note puts a line of ours into the container's log, on the stream stderr, where the guest's output is on stdout.
+func (c *Console) Note(text string) error { return c.relay.note(text) }
+
 // Drain is for a machine that has ended: it returns when all of its output is in the log and with the clients, an unfinished line as a whole one. An
 // end of ctx is an error, with the rest still to come.
 func (c *Console) Drain(ctx context.Context) error {

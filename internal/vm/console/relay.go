@@ -183,6 +183,22 @@ func (b *buffer) entries(n int, last bool) (used int) {
 	return used
 }
 
+// note appends a line that is not the guest's.
+func (r *relay) note(text string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return os.ErrClosed
+	}
+	if r.late {
+		if err := r.begin(); err != nil {
+			return err
+		}
+	}
+	line := crilog.Line{Time: time.Now().UTC(), Stream: crilog.Stderr, Content: []byte(text)}
+	return r.commit(line.Append(nil), 0)
+}
+
 // commit appends the entries to the container's log and vouches for them. If either fails, there is nothing of them.
 func (r *relay) commit(entries []byte, used int64) error {
 	next := r.at

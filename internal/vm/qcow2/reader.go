@@ -85,6 +85,27 @@ func (q *Reader) ReadCluster(n uint64, buf []byte) (zero bool, err error) {
 	return false, q.read(n, entry&offsetMask, buf)
 }
 
+// ReadAt implements io.ReaderAt over the disk; errors are those of ReadCluster.
+func (q *Reader) ReadAt(p []byte, off int64) (n int, err error) {
+	if off < 0 {
+		return 0, invalidf("offset %d is negative", off)
+	}
+	buf := make([]byte, q.info.ClusterSize)
+	for n < len(p) && uint64(off) < q.h.Size {
+		cluster, within := uint64(off)/q.info.ClusterSize, uint64(off)%q.info.ClusterSize
+		if _, err := q.ReadCluster(cluster, buf); err != nil {
+			return n, err
+		}
+		end := min(q.info.ClusterSize, q.h.Size-cluster*q.info.ClusterSize)
+		copied := copy(p[n:], buf[within:end])
+		n, off = n+copied, off+int64(copied)
+	}
+	if n < len(p) {
+		return n, io.EOF
+	}
+	return n, nil
+}
+
 // entry is that of cluster n in its L2 table, with the bitmap of its subclusters where there are such.
 func (q *Reader) entry(n uint64) (entry, bitmap uint64, err error) {
 	cluster, width := q.info.ClusterSize, uint64(8)

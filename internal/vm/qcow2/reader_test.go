@@ -2,6 +2,7 @@ package qcow2
 
 import (
 	"bytes"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -77,6 +78,17 @@ func TestReader(t *testing.T) {
 			got, err := readAll(t, image)
 			if err != nil || !bytes.Equal(got, want) {
 				t.Errorf("%d bytes, %v, that are not the disk's", len(got), err)
+			}
+			q, err := NewReader(bytes.NewReader(image), int64(len(image)))
+			check(t, err)
+			defer q.Close()
+			part := make([]byte, 20<<10+1) // over a cluster's end, and from within one
+			if n, err := q.ReadAt(part, 250<<10+1); n != len(part) || err != nil || !bytes.Equal(part, want[250<<10+1:][:len(part)]) {
+				t.Errorf("%d bytes from within, %v", n, err)
+			}
+			tail := make([]byte, 600)
+			if n, err := q.ReadAt(tail, int64(len(want)-500)); n != 500 || err != io.EOF || !bytes.Equal(tail[:n], want[len(want)-500:]) {
+				t.Errorf("%d bytes at the end, %v", n, err)
 			}
 		})
 	}
