@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -134,6 +135,9 @@ func (s *Store) Machine(ctx context.Context, imageID string) (*MachineImage, err
 		return nil, fmt.Errorf("image %s as a virtual machine: %w", e.image.ID, err)
 	}
 	defer files.Close()
+	if err := files.checkDisk(); err != nil {
+		return nil, fmt.Errorf("image %s as a virtual machine: %w", e.image.ID, err)
+	}
 	m := files.MachineImage
 	s.machines.Store(e.image.ID, &m)
 	return &files.MachineImage, nil
@@ -168,7 +172,8 @@ func (s *Store) openArtifact(ctx context.Context, d *details) (*DiskFiles, error
 	return files, nil
 }
 
-// setDisk takes a disk of a format, and reads its size. A qcow2 image must be sound and name no other file.
+// setDisk takes a disk of a format, and reads its size. A qcow2 image must be sound and name no other file, and a raw one no disk of
+// another format that nobody has told.
 func (f *DiskFiles) setDisk(disk *os.File, path, format string) error {
 	info, err := disk.Stat()
 	if err != nil {
@@ -181,6 +186,14 @@ func (f *DiskFiles) setDisk(disk *os.File, path, format string) error {
 			return err
 		}
 		size = q.VirtualSize
+	} else {
+		head := make([]byte, min(info.Size(), foreignHead))
+		if _, err := disk.ReadAt(head, 0); err != nil {
+			return err
+		}
+		if err := refuseForeign(path, head); err != nil {
+			return err
+		}
 	}
 	if size == 0 {
 		return invalidf("the disk is empty")
@@ -188,6 +201,20 @@ func (f *DiskFiles) setDisk(disk *os.File, path, format string) error {
 	f.Disk, f.DiskPath, f.Format = disk, path, format
 	f.VirtualSize = (size + 511) &^ 511 // what QEMU makes of an odd end
 	return nil
+}
+
+// checkDisk refuses a qcow2 image that is cut off. It reads all of its tables, so it is called once for an image, and not whenever
+// that is opened.
+func (f *DiskFiles) checkDisk() error {
+	if f.Format != FormatQcow2 {
+		return nil
+	}
+	info, err := f.Disk.Stat()
+	if err != nil {
+		return err
+	}
+	_, err = qcow2.Check(f.Disk, info.Size())
+	return err
 }
 
 // formatByContent tells the format of a file that nothing tells it of. Who may write to a disk must not be let decide
@@ -214,6 +241,9 @@ func sniffDisk(r io.Reader, name string) (mediaType string, head []byte, err err
 	if head, err = b.Peek(512); err != nil && err != io.EOF {
 		return "", nil, err
 	}
+	if err := refuseForeign(name, nil); err != nil {
+		return "", nil, err
+	}
 	compression := ""
 	if !strings.HasSuffix(name, ".raw") && !strings.HasSuffix(name, ".qcow2") {
 		compression = compressionByContent(head)
@@ -224,7 +254,13 @@ func sniffDisk(r io.Reader, name string) (mediaType string, head []byte, err err
 			return "", nil, err
 		}
 	}
-	return diskMediaType(formatByContent(bytes.NewReader(head), name), compression), head, nil
+	format := formatByContent(bytes.NewReader(head), name)
+	if format == FormatRaw {
+		if err := refuseForeign(name, head); err != nil {
+			return "", nil, err
+		}
+	}
+	return diskMediaType(format, compression), head, nil
 }
 
 // checkArtifact refuses an artifact that is something else than its media types say, or cut off, before anybody is told
@@ -238,7 +274,7 @@ func (s *Store) checkArtifact(ctx context.Context, d *details) error {
 		if err != nil {
 			return err
 		}
-		return files.Close()
+		return errors.Join(files.checkDisk(), files.Close())
 	}
 	return nil
 }

@@ -60,7 +60,11 @@ func BuildDisk(file string, annotations map[string]string) (manifest Blob, blobs
 		return manifest, nil, err
 	}
 	if format, compression, _ := diskTypeOf(layer.MediaType); compression == "" {
-		if err := (&DiskFiles{}).setDisk(r, file, format); err != nil {
+		var disk DiskFiles
+		if err := disk.setDisk(r, file, format); err != nil {
+			return manifest, nil, err
+		}
+		if err := disk.checkDisk(); err != nil {
 			return manifest, nil, err
 		}
 	}

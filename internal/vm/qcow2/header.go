@@ -21,6 +21,7 @@ const (
 	headerCompression = 112
 
 	minClusterBits = 9
+	minCluster     = 1 << minClusterBits
 	maxClusterBits = 21
 	maxL1Bytes     = 32 << 20
 	maxRefcount    = 8 << 20

@@ -5,7 +5,6 @@ import (
 	"compress/flate"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"io"
 
 	"github.com/klauspost/compress/zstd"
@@ -174,7 +173,7 @@ func (q *Reader) readParts(n, offset, bitmap uint64, buf []byte) (zero bool, err
 // decompress reads a compressed cluster: where it is, and how many sectors it touches, are both in its entry.
 func (q *Reader) decompress(n, entry uint64, buf []byte) error {
 	shift := 62 - (q.h.ClusterBits - 8)
-	offset := entry & (1<<shift - 1)
+	offset := entry & compressedMask(q.h.ClusterBits)
 	sectors := entry&(entryCompressed-1)>>shift + 1
 	length := sectors*512 - offset%512
 	if offset >= uint64(q.size) {
@@ -204,8 +203,5 @@ func (q *Reader) at(buf []byte, offset uint64, what string) error {
 	if offset > uint64(q.size) || uint64(len(buf)) > uint64(q.size)-offset {
 		return invalidf("%s is at %#x: %d bytes there are not within the image, which has %d: it is cut off", what, offset, len(buf), q.size)
 	}
-	if _, err := q.r.ReadAt(buf, int64(offset)); err != nil {
-		return fmt.Errorf("qcow2: read %s at %#x: %w", what, offset, err)
-	}
-	return nil
+	return readFull(q.r, buf, offset, what)
 }

@@ -1,0 +1,73 @@
+package image
+
+import (
+	"bytes"
+	"path"
+	"strings"
+
+	"github.com/tripod-run/tripod/internal/vm/qcow2"
+)
+
+// foreignFormat is a format of disks that machines here cannot have.
+type foreignFormat struct {
+	// name is what people call it; qemu is qemu-img's name of it, "" for what has to be unpacked first.
+	name, qemu string
+	// suffixes end the names of such files; magics begin them, at offset.
+	suffixes []string
+	magics   []string
+	offset   int
+}
+
+// foreignFormats would count as raw disks, and not boot. Sources: the formats' own specifications and QEMU's block/*.c; file(1).
+var foreignFormats = []foreignFormat{
+	{name: "VMDK", qemu: "vmdk", suffixes: []string{".vmdk"}, magics: []string{"KDMV", "COWD", "# Disk DescriptorFile"}},
+	{name: "VDI", qemu: "vdi", suffixes: []string{".vdi"}, magics: []string{"\x7f\x10\xda\xbe"}, offset: 64},
+	{name: "VHDX", qemu: "vhdx", suffixes: []string{".vhdx", ".avhdx"}, magics: []string{"vhdxfile"}},
+	{name: "VHD", qemu: "vpc", suffixes: []string{".vhd"}, magics: []string{"conectix"}},
+	{name: "QED", qemu: "qed", suffixes: []string{".qed"}, magics: []string{"QED\x00"}},
+	{name: "Parallels", qemu: "parallels", suffixes: []string{".hds"}, magics: []string{"WithoutFreeSpace", "WithouFreSpacExt"}},
+	{name: "DMG", qemu: "dmg", suffixes: []string{".dmg"}},
+	{name: "qcow (version 1)", qemu: "qcow", suffixes: []string{".qcow"}, magics: []string{qcow2.Magic + "\x00\x00\x00\x01"}},
+	{name: "OVA", suffixes: []string{".ova"}},
+	{name: "tar", suffixes: []string{".tar"}, magics: []string{"ustar"}, offset: 257},
+	{name: "gzip", magics: []string{"\x1f\x8b\x08"}},
+	{name: "xz", magics: []string{"\xfd7zXZ\x00"}},
+	{name: "zstd", magics: []string{"\x28\xb5\x2f\xfd"}},
+	{name: "bzip2", suffixes: []string{".bz2"}, magics: []string{"BZh"}},
+	{name: "zip", suffixes: []string{".zip"}, magics: []string{"PK\x03\x04"}},
+	{name: "7z", suffixes: []string{".7z"}, magics: []string{"7z\xbc\xaf\x27\x1c"}},
+}
+
+// foreignHead is how much of a disk's beginning refuseForeign looks at, in bytes: its boot sector.
+const foreignHead = 512
+
+// refuseForeign refuses what is no raw disk though nobody said so, by its name or by what it begins with: errdefs.ErrInvalidArgument
+// with what to do. What has a boot sector is a raw disk, whatever else it looks like.
+func refuseForeign(name string, head []byte) error {
+	suffix := strings.ToLower(path.Ext(name))
+	for _, f := range foreignFormats {
+		for _, s := range f.suffixes {
+			if suffix == s {
+				return f.refusal("by its name " + path.Base(name))
+			}
+		}
+	}
+	if len(head) >= foreignHead && head[510] == 0x55 && head[511] == 0xaa {
+		return nil
+	}
+	for _, f := range foreignFormats {
+		for _, magic := range f.magics {
+			if len(head) > f.offset && bytes.HasPrefix(head[f.offset:], []byte(magic)) {
+				return f.refusal("by its content")
+			}
+		}
+	}
+	return nil
+}
+
+func (f foreignFormat) refusal(by string) error {
+	if f.qemu == "" {
+		return invalidf("the disk is a file of the format %s, %s: a machine boots from qcow2 or raw; unpack it", f.name, by)
+	}
+	return invalidf("the disk is of the format %s, %s: a machine boots from qcow2 or raw; convert it with `qemu-img convert -f %s -O qcow2 DISK disk.qcow2`", f.name, by, f.qemu)
+}

@@ -1,0 +1,115 @@
+package image
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+)
+
+// converted is a disk of 1 MiB that QEMU has made of plain's bytes, in a format of QEMU's (Debian package qemu-utils).
+func converted(t testing.TB, plain []byte, format string, options ...string) []byte {
+	t.Helper()
+	dir := t.TempDir()
+	from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
+	check(t, os.WriteFile(from, append(plain, make([]byte, 1<<20-len(plain))...), 0o600))
+	args := append([]string{"convert", "-f", "raw", "-O", format}, options...)
+	if out, err := exec.CommandContext(t.Context(), "qemu-img", append(args, from, to)...).CombinedOutput(); err != nil {
+		t.Fatalf("qemu-img convert to %s: %v\n%s", format, err, out)
+	}
+	return []byte(read(t, to))
+}
+
+// TestV5OtherFormats: a disk that is neither qcow2 nor raw is refused by its content and by its name, on every way into the store, with
+// its name and what to do.
+func TestV5OtherFormats(t *testing.T) {
+	reg, files := newRegistry(t), newFiles(t)
+	s := open(t, Config{Translation: rules(t, "translations: [{regexp: '^(.*)$', url: '"+files.URL+"/$1'}]")})
+	boot := []byte("\xfa\x31\xc0 some code")
+	for name, c := range map[string]struct {
+		disk []byte
+		says string
+	}{
+		"vmdk":      {converted(t, boot, "vmdk"), "qemu-img convert -f vmdk"},
+		"vmdk-flat": {[]byte("# Disk DescriptorFile\nversion=1\n"), "qemu-img convert -f vmdk"},
+		"vdi":       {converted(t, boot, "vdi"), "qemu-img convert -f vdi"},
+		"vhdx":      {converted(t, boot, "vhdx"), "qemu-img convert -f vhdx"},
+		"vhd":       {converted(t, boot, "vpc"), "qemu-img convert -f vpc"},
+		"qed":       {converted(t, boot, "qed"), "qemu-img convert -f qed"},
+		"parallels": {converted(t, boot, "parallels"), "qemu-img convert -f parallels"},
+		"zip":       {append([]byte("PK\x03\x04"), make([]byte, 1000)...), "unpack it"},
+		"tar":       {tarOf(t, file("disk.img", "x")), "unpack it"},
+		"bzip2":     {[]byte("BZh91AY&SY"), "unpack it"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := s.Pull(t.Context(), diskArtifact(MediaTypeDiskRaw, c.disk).push(t, reg, name), PullOptions{})
+			wantError(t, err, errdefs.IsInvalidArgument, c.says)
+			_, err = s.Pull(t.Context(), diskArtifact(MediaTypeDiskRaw+"+xz", xzed(t, c.disk)).push(t, reg, name+"-xz"), PullOptions{})
+			wantError(t, err, errdefs.IsInvalidArgument, c.says)
+			img := pull(t, s, reg.push(t, name+"-container:1", imageOf(t, v1.Config{}, tarOf(t, file("disk/disk.img", string(c.disk))))))
+			_, err = s.Machine(t.Context(), img.ID)
+			wantError(t, err, errdefs.IsInvalidArgument, "/disk/disk.img", c.says)
+			if name != "vmdk-flat" { // a text is refused as such
+				files.put("/"+name+"-file", c.disk, "")
+				_, err = s.Pull(t.Context(), "virtlet.cloud/"+name+"-file", PullOptions{})
+				wantError(t, err, errdefs.IsInvalidArgument, c.says)
+			}
+			_, _, err = BuildDisk(saved(t, "disk.img", c.disk), nil)
+			wantError(t, err, errdefs.IsInvalidArgument, c.says)
+		})
+	}
+	for _, name := range []string{"disk.vmdk", "disk.VDI", "disk.vhdx", "disk.vhd", "disk.qed", "disk.ova", "disk.vmdk.xz"} {
+		disk := noise(t, 2000)
+		if strings.HasSuffix(name, ".xz") {
+			disk = xzed(t, disk)
+		} else {
+			img := pull(t, s, reg.push(t, strings.ToLower(name)+":1", imageOf(t, v1.Config{}, tarOf(t, file("disk/"+name, string(disk))))))
+			_, err := s.Machine(t.Context(), img.ID)
+			wantError(t, err, errdefs.IsInvalidArgument, "by its name "+name)
+		}
+		files.put("/"+strings.ToLower(name), disk, "")
+		_, err := s.Pull(t.Context(), "virtlet.cloud/"+strings.ToLower(name), PullOptions{})
+		wantError(t, err, errdefs.IsInvalidArgument, "by its name")
+		_, err = IsDiskFile(saved(t, name, disk))
+		wantError(t, err, errdefs.IsInvalidArgument, "by its name")
+	}
+	sector := append([]byte("KDMV"), make([]byte, 508)...)
+	sector[510], sector[511] = 0x55, 0xaa
+	img := pull(t, s, diskArtifact(MediaTypeDiskRaw, sector).push(t, reg, "sector"))
+	if m, err := s.Machine(t.Context(), img.ID); err != nil || m.Format != FormatRaw {
+		t.Errorf("a boot sector that begins as a VMDK: %+v, %v", m, err)
+	}
+}
+
+// TestV5CutOffQcow2: a qcow2 image whose tables are whole and whose data are not is refused, on every way into the store.
+func TestV5CutOffQcow2(t *testing.T) {
+	reg, files := newRegistry(t), newFiles(t)
+	s := open(t, Config{Translation: rules(t, "translations: [{regexp: '^(.*)$', url: '"+files.URL+"/$1'}]")})
+	whole := converted(t, noise(t, 900<<10), FormatQcow2)
+	cut := whole[:len(whole)-200<<10]
+	pull(t, s, diskArtifact(MediaTypeDiskQcow2, whole).push(t, reg, "whole"))
+	_, err := s.Pull(t.Context(), diskArtifact(MediaTypeDiskQcow2, cut).push(t, reg, "cut"), PullOptions{})
+	wantError(t, err, errdefs.IsInvalidArgument, "cut off")
+	_, err = s.Pull(t.Context(), diskArtifact(MediaTypeDiskQcow2+"+xz", xzed(t, cut)).push(t, reg, "cut-xz"), PullOptions{})
+	wantError(t, err, errdefs.IsInvalidArgument, "cut off")
+	img := pull(t, s, reg.push(t, "container:1", imageOf(t, v1.Config{}, tarOf(t, file("disk/disk.img", string(cut))))))
+	_, err = s.Machine(t.Context(), img.ID)
+	wantError(t, err, errdefs.IsInvalidArgument, "cut off")
+	files.put("/cut", cut, "")
+	_, err = s.Pull(t.Context(), "virtlet.cloud/cut", PullOptions{})
+	wantError(t, err, errdefs.IsInvalidArgument, "cut off")
+	_, _, err = BuildDisk(saved(t, "cut.qcow2", cut), nil)
+	wantError(t, err, errdefs.IsInvalidArgument, "cut off")
+}
+
+// saved puts a file into a directory of its own.
+func saved(t testing.TB, name string, data []byte) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	check(t, os.WriteFile(path, data, 0o600))
+	return path
+}
