@@ -1,0 +1,167 @@
+package e2e
+
+import (
+	"context"
+	"encoding/binary"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/test/harness"
+	"github.com/tripod-run/tripod/test/harness/libvirtdtest"
+)
+
+// bootable is a boot sector that only halts, on a disk of 1 MiB.
+func bootable() []byte {
+	disk := make([]byte, 1<<20)
+	copy(disk, []byte{0xfa, 0xf4, 0xeb, 0xfd}) // cli; hlt; jmp to hlt
+	disk[510], disk[511] = 0x55, 0xaa
+	return disk
+}
+
+// partition puts an entry into the first place of a boot sector's table.
+func partition(disk []byte, kind byte, first, sectors uint32) []byte {
+	disk[450] = kind
+	binary.LittleEndian.PutUint32(disk[454:], first)
+	binary.LittleEndian.PutUint32(disk[458:], sectors)
+	return disk
+}
+
+// uefiOnly is a disk with a GUID partition table, an EFI system partition and no boot code, as installers for UEFI make it.
+func uefiOnly() []byte {
+	disk := partition(bootable(), 0xee, 1, 2047)
+	clear(disk[:440])
+	header, entry := disk[512:], disk[1024:]
+	copy(header, "EFI PART")
+	copy(entry, []byte{0x28, 0x73, 0x2a, 0xc1, 0x1f, 0xf8, 0xd2, 0x11, 0xba, 0x4b, 0x00, 0xa0, 0xc9, 0x3e, 0xc9, 0x3b})
+	return disk
+}
+
+// boots is a daemon with images of disks that cannot boot, virtlet.cloud/NAME.
+func boots(t *testing.T, disks map[string][]byte, opts ...harness.Option) *harness.Daemon {
+	t.Helper()
+	files := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		http.ServeContent(w, r, "", time.Time{}, strings.NewReader(string(disks[path.Base(r.URL.Path)])))
+	}))
+	t.Cleanup(files.Close)
+	rules := t.TempDir()
+	text := "translations: [{regexp: '^(.*)$', url: '" + files.URL + "/$1'}]\n"
+	if err := os.WriteFile(filepath.Join(rules, "rules.yaml"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return tinyVM(t, append(opts, harness.Set("vm.translations_dir", rules))...)
+}
+
+// wantNoBoot runs a machine of an image that cannot boot: the event, the status and the log of its end say so.
+func wantNoBoot(t *testing.T, d *harness.Daemon, image, says string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), harness.GuestTimeout)
+	defer cancel()
+	events, err := d.CRI().GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := d.RunVM(t, &harness.PodSpec{Name: "unbootable", Image: image})
+	for {
+		e, err := events.Recv()
+		if err != nil {
+			t.Fatalf("no event of the end: %v", err)
+		}
+		if e.ContainerId != c.ID || e.ContainerEventType != runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT {
+			continue
+		}
+		if len(e.ContainersStatuses) != 1 || e.ContainersStatuses[0].Reason != "NoBootableDevice" || !strings.Contains(e.ContainersStatuses[0].Message, says) {
+			t.Errorf("the event says %v", e.ContainersStatuses)
+		}
+		break
+	}
+	if s := c.WaitExit(128); s.Reason != "NoBootableDevice" || !strings.Contains(s.Message, says) {
+		t.Errorf("status %v", s)
+	}
+	if log := harness.Text(c.Logs(), "stderr"); !strings.Contains(log, "firmware: Booting from Hard Disk...") || !strings.Contains(log, "tripod: ") || !strings.Contains(log, says) {
+		t.Errorf("log %q", log)
+	}
+}
+
+// unbootable are disks that are whole, and that a BIOS cannot boot, and what is said of them.
+var unbootable = map[string]struct {
+	disk []byte
+	says string
+}{
+	"zeros.raw": {make([]byte, 1<<20), "not a bootable disk"},
+	"uefi.raw":  {uefiOnly(), "no code"},
+}
+
+// TestV5NoBootableDevice: a machine whose disk is zeros, or boots by UEFI only, ends, and says why.
+func TestV5NoBootableDevice(t *testing.T) {
+	disks := map[string][]byte{}
+	for name, u := range unbootable {
+		disks[name] = u.disk
+	}
+	d := boots(t, disks)
+	for name, u := range unbootable {
+		t.Run(name, func(t *testing.T) { wantNoBoot(t, d, "virtlet.cloud/"+name, u.says) })
+	}
+}
+
+// TestV5NoBootableDeviceLibvirt is the same by libvirt.
+func TestV5NoBootableDeviceLibvirt(t *testing.T) {
+	lv := libvirtdtest.Start(t)
+	t.Setenv("TRIPOD_VMWRAP_BIN", libvirtdtest.Wrapper(t))
+	d := boots(t, map[string][]byte{"zeros.raw": make([]byte, 1<<20)}, harness.Set("vm.driver", "libvirt"), harness.Set("vm.libvirt_uri", lv.URI))
+	t.Cleanup(lv.Kill)
+	wantNoBoot(t, d, "virtlet.cloud/zeros.raw", "not a bootable disk")
+}
+
+// TestV5Refused: what is wrong with a disk's file is said before there is a machine: by the pull when it is cut off or of another
+// format, by CreateContainer when its partitions are not all there.
+func TestV5Refused(t *testing.T) {
+	whole, err := os.ReadFile(harness.VMFile(t, "disk.qcow2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := boots(t, map[string][]byte{
+		"half.qcow2": whole[:len(whole)/2], "other.img": append([]byte("KDMV"), make([]byte, 1<<20)...), "named.vmdk": bootable(),
+		"partition.raw": partition(bootable(), 0x83, 1, 4096),
+	})
+	for image, says := range map[string]string{"half.qcow2": "cut off", "other.img": "VMDK", "named.vmdk": "VMDK"} {
+		_, err := d.ImageCRI().PullImage(t.Context(), &runtimeapi.PullImageRequest{Image: spec("virtlet.cloud/" + image)})
+		wantWords(t, err, codes.InvalidArgument, says)
+	}
+	pod := d.RunPodWith(t, harness.PodConfig(t, "cut"), "vm")
+	t.Cleanup(pod.Remove)
+	d.Pull(t, "virtlet.cloud/partition.raw")
+	_, err = d.CRI().CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{
+		PodSandboxId: pod.ID, Config: harness.ContainerConfig("c", "virtlet.cloud/partition.raw"), SandboxConfig: pod.Config,
+	})
+	wantWords(t, err, codes.InvalidArgument, "cut off")
+}
+
+// TestV5Silent: a guest that was booted and is not heard of has that noted in its log within the boot timeout, and goes on; one that
+// ticks does not.
+func TestV5Silent(t *testing.T) {
+	d := boots(t, map[string][]byte{"halts.raw": bootable()}, harness.Set("vm.boot_timeout", "5s"))
+	ticks := d.RunVM(t, &harness.PodSpec{Name: "ticks", Image: harness.TinyGuest})
+	c := d.RunVM(t, &harness.PodSpec{Name: "halts", Image: "virtlet.cloud/halts.raw"})
+	c.WaitConsole("no sign of life in 5s")
+	if s := c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_RUNNING {
+		t.Errorf("it is %v", s)
+	}
+	if log := harness.Text(c.Logs(), "stderr"); !strings.Contains(log, "firmware: Booting from 0000:7c00") {
+		t.Errorf("log %q", log)
+	}
+	wantTicks(t, ticks)
+	for _, line := range ticks.Logs() {
+		if strings.Contains(line.Text, "sign of life") {
+			t.Errorf("the log of one that ticks has %q", line.Text)
+		}
+	}
+}
