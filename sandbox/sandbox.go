@@ -265,6 +265,13 @@ type StatsProvider interface {
 	PodStats(ctx context.Context, p *Pod) (*runtimeapi.LinuxPodSandboxStats, error)
 }
 
+// Readier is a backend that stands on something that may go away while the node is up, another daemon for instance.
+type Readier interface {
+	// Ready tells, without waiting, why new pods cannot be made or started now; nil when they can. Orders still reach the
+	// backend, since much can be done without: it answers them itself.
+	Ready() error
+}
+
 // Inspector is a backend with more to say for verbose status calls (CRI info map; values are JSON).
 type Inspector interface {
 	Inspect(ctx context.Context, p *Pod, c *Container) (map[string]string, error)

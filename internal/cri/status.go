@@ -42,12 +42,13 @@ func (s *Server) Status(ctx context.Context, req *runtimeapi.StatusRequest) (*ru
 	return resp, nil
 }
 
-// runtimeReady is false while pods that ask for no handler can be given none: its backend could not be recovered.
+// runtimeReady is false while pods that ask for no handler can be given none: its backend could not be recovered, or what that stands
+// on is away.
 func runtimeReady(handlers []node.HandlerInfo) *runtimeapi.RuntimeCondition {
 	c := &runtimeapi.RuntimeCondition{Type: runtimeapi.RuntimeReady, Status: true}
 	for _, h := range handlers {
 		if h.Default && h.Err != nil {
-			c.Status, c.Reason, c.Message = false, "BackendNotRecovered", h.Err.Error()
+			c.Status, c.Reason, c.Message = false, "BackendNotReady", h.Err.Error()
 		}
 	}
 	return c
@@ -66,7 +67,7 @@ func handlersReady(handlers []node.HandlerInfo) *runtimeapi.RuntimeCondition {
 		return nil
 	}
 	return &runtimeapi.RuntimeCondition{
-		Type: "HandlersReady", Reason: "BackendNotRecovered", Message: strings.Join(reasons, "; "),
+		Type: "HandlersReady", Reason: "BackendNotReady", Message: strings.Join(reasons, "; "),
 	}
 }
 

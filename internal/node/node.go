@@ -123,13 +123,24 @@ func (c *Config) setDefaults() error {
 func (n *Node) Handlers() []HandlerInfo {
 	var infos []HandlerInfo
 	for name, b := range n.Backends {
-		infos = append(infos, HandlerInfo{Name: name, Default: name == n.DefaultHandler, Capabilities: b.Capabilities(), Err: n.broken.of(name)})
+		infos = append(infos, HandlerInfo{Name: name, Default: name == n.DefaultHandler, Capabilities: b.Capabilities(), Err: n.ready(name)})
 	}
 	for alias, handler := range n.Aliases {
-		infos = append(infos, HandlerInfo{Name: alias, AliasOf: handler, Capabilities: n.Backends[handler].Capabilities(), Err: n.broken.of(handler)})
+		infos = append(infos, HandlerInfo{Name: alias, AliasOf: handler, Capabilities: n.Backends[handler].Capabilities(), Err: n.ready(handler)})
 	}
 	slices.SortFunc(infos, func(a, b HandlerInfo) int { return strings.Compare(a.Name, b.Name) })
 	return infos
+}
+
+// ready is nil when new pods of a handler can be made, else it says why not.
+func (n *Node) ready(handler string) error {
+	if err := n.broken.of(handler); err != nil {
+		return err
+	}
+	if b, ok := n.Backends[handler].(sandbox.Readier); ok {
+		return b.Ready()
+	}
+	return nil
 }
 
 // NetworkReady is nil when new pods can be given a network, else it says why not.

@@ -94,6 +94,7 @@ var (
 	_ sandbox.Updater       = (*Backend)(nil)
 	_ sandbox.StatsProvider = (*Backend)(nil)
 	_ sandbox.Inspector     = (*Backend)(nil)
+	_ sandbox.Readier       = (*Backend)(nil)
 )
 
 // New makes the directories. Nothing runs before Recover.
@@ -187,6 +188,14 @@ func (c Config) socket(id, name string) string  { return filepath.Join(c.machine
 
 // Capabilities implements sandbox.Backend.
 func (b *Backend) Capabilities() sandbox.Capabilities { return sandbox.Capabilities{MaxContainers: 1} }
+
+// Ready implements sandbox.Readier.
+func (b *Backend) Ready() error {
+	if err := b.cfg.Driver.Ready(); err != nil {
+		return fmt.Errorf("driver %s: %w", b.cfg.Driver.Name(), err)
+	}
+	return nil
+}
 
 // report gives an event to the node.
 func (b *Backend) report(e sandbox.Event) {

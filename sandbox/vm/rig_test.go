@@ -196,6 +196,8 @@ type guest struct {
 
 func (d *hypervisor) Name() string { return "fake" }
 
+func (d *hypervisor) Ready() error { return nil }
+
 func (d *hypervisor) Recover(_ context.Context, names []string, sink func(machine.Event)) (map[string]machine.State, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -70,17 +70,7 @@ func TestVMLibvirtAway(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	said := ""
-	for _, c := range resp.Status.Conditions {
-		switch c.Type {
-		case "HandlersReady":
-			said = c.Message
-		default:
-			if !c.Status {
-				t.Errorf("without libvirtd: %v", c)
-			}
-		}
-	}
+	said := handlersSay(t, resp)
 	if !strings.Contains(said, "libvirtd cannot be reached") || !strings.Contains(resp.Info["config"], "libvirtd cannot be reached") {
 		t.Errorf("the handler says %q, and %s", said, resp.Info["config"])
 	}
@@ -90,6 +80,37 @@ func TestVMLibvirtAway(t *testing.T) {
 	other.Remove()
 
 	lv.Up()
+	allReady(t, d)
+	ends.WaitExit(137)
+	before := len(runs.Logs())
+	harness.Eventually(t, time.Minute, func() error {
+		if n := len(runs.Logs()); n < before+2 {
+			return fmt.Errorf("%d lines", n)
+		}
+		return nil
+	})
+	wantTicks(t, runs)
+	runs.Stop(30 * time.Second)
+	runs.WaitExit(0)
+}
+
+// handlersSay is the message of the condition HandlersReady, "" when it is not there; the others are true.
+func handlersSay(t *testing.T, resp *runtimeapi.StatusResponse) (said string) {
+	t.Helper()
+	for _, c := range resp.Status.Conditions {
+		switch {
+		case c.Type == "HandlersReady":
+			said = c.Message
+		case !c.Status:
+			t.Errorf("without libvirtd: %v", c)
+		}
+	}
+	return said
+}
+
+// allReady waits until every condition of the node is true.
+func allReady(t *testing.T, d *harness.Daemon) {
+	t.Helper()
 	harness.Eventually(t, time.Minute, func() error {
 		resp, err := d.CRI().Status(t.Context(), &runtimeapi.StatusRequest{})
 		if err != nil {
@@ -102,15 +123,56 @@ func TestVMLibvirtAway(t *testing.T) {
 		}
 		return nil
 	})
-	ends.WaitExit(137)
-	before := len(runs.Logs())
-	harness.Eventually(t, time.Minute, func() error {
-		if n := len(runs.Logs()); n < before+2 {
-			return fmt.Errorf("%d lines", n)
-		}
-		return nil
+}
+
+// TestVMLibvirtDies: libvirtd dies, then hangs, while the daemon is up. The node's condition says so, what runs runs on and can be
+// stopped, all other pods are served; once libvirtd is back the condition is gone and machines can be made, without a restart.
+func TestVMLibvirtDies(t *testing.T) {
+	lv := libvirtdtest.Start(t)
+	t.Setenv("TRIPOD_VMWRAP_BIN", libvirtdtest.Wrapper(t))
+	d := tinyVM(t, harness.Set("vm.driver", "libvirt"), harness.Set("vm.libvirt_uri", lv.URI))
+	t.Cleanup(lv.Kill)
+	stays := d.RunVM(t, &harness.PodSpec{Name: "stays", Image: harness.TinyGuest})
+	stops := d.RunVM(t, &harness.PodSpec{Name: "stops", Image: harness.TinyGuest})
+	stays.WaitConsole("tick 00002")
+	stops.WaitConsole("tick 00002")
+	allReady(t, d)
+	notReady := func(says string) {
+		t.Helper()
+		harness.Eventually(t, time.Minute, func() error {
+			resp, err := d.CRI().Status(t.Context(), &runtimeapi.StatusRequest{Verbose: true})
+			if err != nil {
+				return err
+			}
+			if said := handlersSay(t, resp); !strings.Contains(said, says) || !strings.Contains(resp.Info["config"], says) {
+				return fmt.Errorf("the handler says %q, and %s", said, resp.Info["config"])
+			}
+			return nil
+		})
+	}
+	lv.Kill()
+	notReady("libvirtd cannot be reached")
+	pod := d.RunPodWith(t, harness.PodConfig(t, "next"), "vm")
+	_, err := d.CRI().CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{
+		PodSandboxId: pod.ID, Config: harness.ContainerConfig("c", harness.TinyGuest), SandboxConfig: pod.Config,
 	})
-	wantTicks(t, runs)
-	runs.Stop(30 * time.Second)
-	runs.WaitExit(0)
+	wantWords(t, err, codes.Unavailable, "libvirtd cannot be reached")
+	stops.Stop(0)
+	stops.WaitExit(137)
+	other := d.RunPod(t, harness.PodConfig(t, "linux"))
+	other.Remove()
+
+	lv.Up()
+	allReady(t, d)
+	next := pod.Run(harness.ContainerConfig("c", harness.TinyGuest))
+	next.WaitConsole("tick 00002")
+	pod.Remove()
+
+	lv.Signal(syscall.SIGSTOP)
+	notReady("libvirtd does not answer")
+	lv.Signal(syscall.SIGCONT)
+	allReady(t, d)
+	stays.Stop(30 * time.Second)
+	stays.WaitExit(0)
+	wantTicks(t, stays)
 }

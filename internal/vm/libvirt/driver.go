@@ -161,6 +161,9 @@ func (c Config) complete() (Config, error) {
 	return c, nil
 }
 
+// Ready implements machine.Driver: libvirtd is connected and answers.
+func (d *Driver) Ready() error { return d.link.ready() }
+
 // Name implements machine.Driver.
 func (d *Driver) Name() string { return "libvirt" }
 

@@ -30,7 +30,9 @@ func TestLibvirtdIsAway(t *testing.T) {
 	}
 	require.NoError(t, l.Define(t.Context(), idle))
 
+	require.NoError(t, l.Ready())
 	r.Kill()
+	require.Eventually(t, func() bool { return errdefs.IsUnavailable(l.Ready()) }, machinetest.Patience, 10*time.Millisecond, "it is not told that libvirtd is away")
 	consoles[off.Name].Type("poweroff -f")
 	for _, d := range []machine.Definition{killed, off, stays} {
 		require.Equal(t, machine.Running, l.Must(d.Name).Phase)
@@ -46,6 +48,7 @@ func TestLibvirtdIsAway(t *testing.T) {
 
 	r.Up()
 	require.Equal(t, machine.CausePowerOff, l.End(off.Name).Cause)
+	require.NoError(t, l.Ready())
 	require.Equal(t, machine.Running, l.Must(stays.Name).Phase)
 	require.NoError(t, l.Shutdown(t.Context(), stays.Name))
 	require.Equal(t, machine.CausePowerOff, l.End(stays.Name).Cause)
@@ -87,7 +90,9 @@ func TestLibvirtdHangs(t *testing.T) {
 	})
 	inTime(t, 10*time.Second, "destroy", nil, func() error { return l.Destroy(t.Context(), up.Name) })
 	require.Equal(t, machine.CauseKilled, l.End(up.Name).Cause)
+	require.Eventually(t, func() bool { return errdefs.IsUnavailable(l.Ready()) }, machinetest.Patience, 100*time.Millisecond, "it is not told that libvirtd hangs")
 	r.Signal(syscall.SIGCONT)
+	require.Eventually(t, func() bool { return l.Ready() == nil }, machinetest.Patience, 100*time.Millisecond, "it is not told that libvirtd answers again")
 	require.Eventually(t, func() bool { return l.Start(t.Context(), started.Name) == nil }, machinetest.Patience, 100*time.Millisecond)
 	machinetest.AwaitLog(t, started, "TRIPOD-GUEST-READY", 1)
 	for _, d := range []machine.Definition{up, started} {

@@ -28,6 +28,8 @@ const (
 	recoverWait = 2 * time.Second
 	// maxUnanswered is how many calls libvirtd may owe an answer to; those that were given up count, too.
 	maxUnanswered = 256
+	// pingInterval is how often libvirtd is asked whether it answers; one that has not for pingTimeout does not.
+	pingInterval, pingTimeout = 5 * time.Second, 15 * time.Second
 	// retryMin and retryMax bound the time between attempts to connect.
 	retryMin, retryMax = 50 * time.Millisecond, 2 * time.Second
 )
@@ -46,6 +48,7 @@ type link struct {
 	mu      sync.Mutex
 	client  *golibvirt.Libvirt
 	lastErr error
+	silent  bool          // it does not answer
 	changed chan struct{} // closed when client has changed
 }
 
@@ -157,6 +160,7 @@ func (l *link) keep(ctx context.Context) {
 		l.log.Info("Connected to libvirtd")
 		looking := make(chan struct{})
 		go func() { defer close(looking); l.connected(ctx) }()
+		go l.ping(client, conn.broken)
 		for e := range events { // until the connection has ended
 			l.event(e.Dom.Name)
 		}
@@ -173,9 +177,65 @@ func (l *link) keep(ctx context.Context) {
 func (l *link) set(client *golibvirt.Libvirt, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.client, l.lastErr = client, err
+	l.client, l.lastErr, l.silent = client, err, false
 	close(l.changed)
 	l.changed = make(chan struct{})
+}
+
+// ping finds out whether libvirtd answers, until the connection is broken.
+func (l *link) ping(client *golibvirt.Libvirt, broken <-chan struct{}) {
+	for {
+		select {
+		case <-time.After(pingInterval):
+		case <-broken:
+			return
+		}
+		answered := make(chan struct{})
+		go func() {
+			defer close(answered)
+			_, _ = client.ConnectGetLibVersion() // an error is an answer
+		}()
+		select {
+		case <-answered:
+			continue
+		case <-broken:
+			return
+		case <-time.After(pingTimeout):
+		}
+		l.setSilent(client, true)
+		l.log.Warn("libvirtd does not answer", "timeout", pingTimeout)
+		select {
+		case <-answered:
+		case <-broken:
+			return
+		}
+		l.setSilent(client, false)
+		l.log.Info("libvirtd answers again")
+	}
+}
+
+// setSilent notes whether libvirtd answers on the connection of client.
+func (l *link) setSilent(client *golibvirt.Libvirt, silent bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.client == client {
+		l.silent = silent
+	}
+}
+
+// ready is nil when libvirtd is connected and answers, else errdefs.ErrUnavailable.
+func (l *link) ready() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.client == nil && l.lastErr == nil:
+		return fmt.Errorf("libvirtd is being connected to: %w", errdefs.ErrUnavailable)
+	case l.client == nil:
+		return fmt.Errorf("libvirtd cannot be reached: %w: %w", l.lastErr, errdefs.ErrUnavailable)
+	case l.silent:
+		return fmt.Errorf("libvirtd does not answer: %w", errdefs.ErrUnavailable)
+	}
+	return nil
 }
 
 // wait returns a client that is connected: errdefs.ErrUnavailable when there is none for a while.

@@ -198,6 +198,9 @@ type BlockStats struct{ ReadBytes, WriteBytes, ReadOps, WriteOps uint64 }
 type Driver interface {
 	// Name is "qmp" or "libvirt".
 	Name() string
+	// Ready tells, without waiting, why new machines cannot be made or started now: another daemon that runs them, for
+	// instance, is not there. It is nil when they can, and errdefs.ErrUnavailable otherwise.
+	Ready() error
 	// Recover is called once, first: it finds the machines again whose names are given, removes what carries this driver's
 	// mark and is not named, and from then on reports ends to sink. A name that is not there is missing in the answer.
 	Recover(ctx context.Context, names []string, sink func(Event)) (map[string]State, error)

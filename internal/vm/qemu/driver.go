@@ -115,6 +115,9 @@ func (c Config) complete() (Config, error) {
 	return c, nil
 }
 
+// Ready implements machine.Driver: nobody else is needed.
+func (d *Driver) Ready() error { return nil }
+
 // Name implements machine.Driver.
 func (d *Driver) Name() string { return "qmp" }
 
