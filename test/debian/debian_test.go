@@ -134,6 +134,7 @@ func cloudInit(t *testing.T, d *harness.Daemon, form string) {
 		"route":        {"ip route", "default via "},
 		"rendered by":  {"ls /etc/netplan", "50-cloud-init.yaml"},
 		"DNS":          {"resolvectl dns; cat /etc/netplan/50-cloud-init.yaml", "10.9.8.7"},
+		"domains":      {"resolvectl domain; cat /etc/netplan/50-cloud-init.yaml", "svc.cluster.test"},
 		"environment":  {"set -a; . /etc/cloud/environment; echo \"$GREETING\"", "it's $me\n"},
 		"secret":       {"cat /etc/secret/name", "secret\n"},
 		"own commands": {"cat /run/by-the-user", "run by cloud-init"},

@@ -213,6 +213,11 @@ var shapes = map[string]func(t *testing.T) Input{
 		in.Interfaces = []Interface{eth0, eth1, eth2}
 		return in
 	},
+	"network-configdrive-search": func(t *testing.T) Input {
+		in := base(t, map[string]string{"VirtletCloudInitImageType": "configdrive"})
+		in.Interfaces, in.DNS.Servers = []Interface{eth0}, nil
+		return in
+	},
 	"network-dhcp": func(t *testing.T) Input {
 		in := base(t, map[string]string{"VirtletForceDHCPNetworkConfig": "true"})
 		in.Interfaces = []Interface{eth0, eth1, eth2}

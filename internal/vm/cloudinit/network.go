@@ -134,7 +134,8 @@ func (d DNS) v2() map[string]any {
 	return m
 }
 
-// networkData is the network in OpenStack's form, which knows neither search domains nor metrics.
+// networkData is the network in OpenStack's form. That knows neither search domains nor metrics; they are under the names that
+// cloud-init passes on from there (22.4: sources/helpers/openstack.py, convert_net_json).
 func (b *builder) networkData() ([]byte, error) {
 	links, networks, services := []any{}, []any{}, []any{}
 	for _, i := range b.in.Interfaces {
@@ -163,8 +164,16 @@ func (b *builder) networkData() ([]byte, error) {
 		id := fmt.Sprintf("net-%d", n)
 		network.(map[string]any)["id"], network.(map[string]any)["network_id"] = id, id
 	}
+	search := b.in.DNS.Search
 	for _, s := range b.in.DNS.Servers {
-		services = append(services, map[string]any{"type": "dns", "address": s})
+		service := map[string]any{"type": "dns", "address": s}
+		if len(search) > 0 {
+			service["search"], search = search, nil
+		}
+		services = append(services, service)
+	}
+	if len(search) > 0 && len(networks) > 0 { // no server to tell them with
+		networks[0].(map[string]any)["dns_search"] = search
 	}
 	return encodeJSON(map[string]any{"links": links, "networks": networks, "services": services})
 }
@@ -181,7 +190,14 @@ func (b *builder) openStack(i Interface) (networks []any) {
 		var routes []any
 		for _, r := range all {
 			if r.Dst.Addr().Is4() == is4 && !told[is4] {
-				routes = append(routes, map[string]any{"network": r.Dst.Addr().String(), "netmask": netmask(r.Dst), "gateway": r.Via.String()})
+				route := map[string]any{"network": r.Dst.Addr().String(), "netmask": netmask(r.Dst), "gateway": r.Via.String()}
+				if r.Metric > 0 {
+					route["metric"] = r.Metric
+				}
+				if i.onLink(r.Via) {
+					b.warn("interface %s: the gateway %s of %s is in none of its networks, for which the form configdrive has no words; the form nocloud has, and a guest that asks by DHCP is told it", i.Name, r.Via, r.Dst)
+				}
+				routes = append(routes, route)
 			}
 		}
 		if routes != nil {
