@@ -66,6 +66,9 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	if err := fpDefined.Hit(ctx); err != nil {
 		return sandbox.Resolved{}, err
 	}
+	for _, w := range o.warnings {
+		b.log.Warn("container of a vm pod", "container", c.ID, "warning", w)
+	}
 	h := b.keep(&handle{id: c.ID})
 	err = b.set(h, func(s *state) {
 		*s = state{
@@ -95,6 +98,7 @@ func (b *Backend) order(ctx context.Context, p *sandbox.Pod, c *sandbox.Containe
 	if o.volumes, err = volumesOf(c.Config); err != nil {
 		return nil, err
 	}
+	o.warnings = append(o.warnings, flexWarnings(c.Config.GetMounts())...)
 	o.volumes.scratch(o.options.ScratchDisks, func(disk string) string { return b.cfg.scratchFile(c.ID, disk) })
 	if o.interfaces, err = b.cfg.Network.Read(b.cfg.tapsFile(p.ID)); err != nil {
 		return nil, fmt.Errorf("the pod's taps: %w", err)

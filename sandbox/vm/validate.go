@@ -202,6 +202,9 @@ func validateMounts(mounts []*runtimeapi.Mount) error {
 		case len(m.GetMountOptions()) > 0:
 			return unsupported(field+".mount_options", "%v: the guest mounts, with its own options", m.GetMountOptions())
 		}
+		if err := refuseFlexVolume(field, m); err != nil {
+			return err
+		}
 		seen[at] = true
 	}
 	return nil

@@ -110,9 +110,12 @@ func TestEnforcedOrRefused(t *testing.T) {
 		"mounts[2].container_path":              {func(_ *pod, c *ctr) { c.Mounts[2].ContainerPath = "/etc//hosts" }, errdefs.IsInvalidArgument},
 		"mounts[0].uidMappings":                 {func(_ *pod, c *ctr) { c.Mounts[0].UidMappings = []*runtimeapi.IDMapping{{}} }, errdefs.IsNotImplemented},
 		"mounts[0].mount_options":               {func(_ *pod, c *ctr) { c.Mounts[0].MountOptions = []string{"noexec"} }, errdefs.IsNotImplemented},
-		"log_path":                              {func(_ *pod, c *ctr) { c.LogPath = "../x" }, errdefs.IsInvalidArgument},
-		"VirtletVCPUCount":                      {func(p *pod, _ *ctr) { p.Annotations = map[string]string{"VirtletVCPUCount": "0"} }, errdefs.IsInvalidArgument},
-		"tripod.dev/vm.disk-driver":             {func(p *pod, _ *ctr) { p.Annotations = map[string]string{"tripod.dev/vm.disk-driver": "ide"} }, errdefs.IsInvalidArgument},
+		"mounts[0].host_path": {func(_ *pod, c *ctr) {
+			c.Mounts[0].HostPath = "/var/lib/kubelet/pods/x/volumes/virtlet~flexvolume_driver/data"
+		}, errdefs.IsNotImplemented},
+		"log_path":                  {func(_ *pod, c *ctr) { c.LogPath = "../x" }, errdefs.IsInvalidArgument},
+		"VirtletVCPUCount":          {func(p *pod, _ *ctr) { p.Annotations = map[string]string{"VirtletVCPUCount": "0"} }, errdefs.IsInvalidArgument},
+		"tripod.dev/vm.disk-driver": {func(p *pod, _ *ctr) { p.Annotations = map[string]string{"tripod.dev/vm.disk-driver": "ide"} }, errdefs.IsInvalidArgument},
 	} {
 		t.Run(field, func(t *testing.T) {
 			pod, container := kubelets()

@@ -1,0 +1,32 @@
+package vm
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// TestFlexVolume: that a flexVolume is shared as a directory is said where a person looks; of the kubelet's own volumes nothing is.
+func TestFlexVolume(t *testing.T) {
+	r := newRig(t)
+	p := r.pod("flex")
+	dir := filepath.Join(t.TempDir(), "pods", "uid", "volumes")
+	flex, own := filepath.Join(dir, "example.com~nfs", "data"), filepath.Join(dir, "kubernetes.io~empty-dir", "scratch")
+	for _, d := range []string{flex, own} {
+		r.must(os.MkdirAll(d, 0o700))
+	}
+	c := r.create(p, "disk", func(c *runtimeapi.ContainerConfig) {
+		c.Mounts = []*runtimeapi.Mount{{HostPath: flex, ContainerPath: "/data"}, {HostPath: own, ContainerPath: "/scratch"}}
+	})
+	info, err := r.Inspect(r.ctx(), p, c)
+	r.must(err)
+	if !strings.Contains(info["vm"], "example.com/nfs, at /data,") || strings.Contains(info["vm"], "empty-dir, at") || strings.Count(info["vm"], "flexVolume") != 1 {
+		t.Errorf("inspection %s", info["vm"])
+	}
+	if d := r.driver.guest(c.ID).definition; len(d.Shares) != 2 {
+		t.Errorf("shares %+v", d.Shares)
+	}
+}
