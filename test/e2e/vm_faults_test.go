@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -230,6 +231,35 @@ func TestV3VMReboot(t *testing.T) {
 	}
 	next := d.RunVM(t, &harness.PodSpec{Name: "next", Image: harness.TinyGuest})
 	next.WaitConsole("tick 00001")
+}
+
+// TestV3TapGone: a machine whose tap somebody removed cannot be started, and says so; one that runs goes on without a network. Both
+// are stopped and removed, and nothing that they held is left.
+func TestV3TapGone(t *testing.T) {
+	d := tinyVM(t)
+	runs := d.RunVM(t, &harness.PodSpec{Name: "runs", Image: harness.TinyGuest})
+	runs.WaitConsole("tick 00001")
+	waits := d.RunPodWith(t, harness.PodConfig(t, "waits"), "vm")
+	c := waits.Create(harness.ContainerConfig("c", harness.TinyGuest))
+	for _, pod := range []*harness.Pod{runs.Pod, waits} {
+		netns := filepath.Join(d.State, "netns", pod.ID)
+		out, err := exec.CommandContext(t.Context(), "nsenter", "--net="+netns, "sh", "-c", "ip link del tap0; ip -o link").CombinedOutput()
+		if err != nil || strings.Contains(string(out), "tap0") {
+			t.Fatalf("remove the tap of %s: %v\n%s", pod.Config.Metadata.Name, err, out)
+		}
+	}
+	_, err := d.CRI().StartContainer(t.Context(), &runtimeapi.StartContainerRequest{ContainerId: c.ID})
+	if err == nil || !strings.Contains(err.Error(), "tap") {
+		t.Errorf("start without its tap: %v", err)
+	}
+	if s := c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_EXITED || s.Reason != "StartError" || !strings.Contains(s.Message, "tap") {
+		t.Errorf("the one that was not started is %v", s)
+	}
+	waits.Stop()
+	waits.Remove()
+	runs.WaitConsole(fmt.Sprintf("tick %05d", wantTicks(t, runs)+2))
+	runs.Stop(30 * time.Second)
+	runs.WaitExit(0)
 }
 
 // TestI5Disks: disks that name other files, and images that are no disks, are refused with the reason.

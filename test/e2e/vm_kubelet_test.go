@@ -1,6 +1,9 @@
 package e2e
 
 import (
+	"fmt"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -11,11 +14,58 @@ import (
 // machineUnits are pods of machines. Their own end has no code but 0, so what fails by itself is not played.
 var machineUnits = unitKind{handler: "vm", image: harness.TinyGuest, runs: func(*runtimeapi.ContainerConfig) {}}
 
+// machineRestarts: each attempt at a machine that turns itself off follows the last, with a console of its own. How the last one
+// ended (lastState) and its log (`kubectl logs --previous`) are there, after the daemon's SIGKILL too.
+func machineRestarts(t *testing.T, k *kubelet, _ unitKind) {
+	ends := unitKind{handler: "vm", image: harness.TinyEnds}
+	p := k.unitPod("unit-ends", ends, func(*runtimeapi.ContainerConfig, int) {})
+	seen := map[uint32]bool{}
+	hasEnded := func(s *podStatus) {
+		for _, c := range s.containers {
+			if c.State != exited {
+				continue
+			}
+			seen[c.Metadata.Attempt] = true
+			if c.ExitCode != 0 || c.Reason != "Completed" || c.FinishedAt < c.StartedAt {
+				t.Errorf("attempt %d: %v", c.Metadata.Attempt, c)
+			}
+			log := harness.Text(harness.ReadLog(t, c.LogPath), "stdout")
+			if want := fmt.Sprintf("%d.log", c.Metadata.Attempt); filepath.Base(c.LogPath) != want || strings.Count(log, "tick 00001") != 1 || strings.Contains(log, "tick 00002") {
+				t.Errorf("attempt %d: log %q in %s", c.Metadata.Attempt, log, c.LogPath)
+			}
+		}
+	}
+	k.wait(p, func(s *podStatus) error {
+		k.must(s.isUnit())
+		hasEnded(s)
+		if len(s.containers) < 2 || s.containers[0].Metadata.Attempt < 3 {
+			return fmt.Errorf("%v", s)
+		}
+		return nil
+	})
+	for attempt := range uint32(3) {
+		if !seen[attempt] {
+			t.Errorf("attempt %d was never seen to have ended", attempt)
+		}
+	}
+	before := k.status(p)
+	k.d.Kill()
+	k.d.Start()
+	again := newKubelet(t, k.d)
+	after := again.status(p)
+	hasEnded(after)
+	if after.of(p.containers[0]) == nil || len(after.containers) != len(before.containers) || after.containers[1].Id != before.containers[1].Id {
+		t.Errorf("before the daemon's end %v, after it %v", before, after)
+	}
+	k.runtime, k.images = again.runtime, again.images
+}
+
 // TestKubeletVMPods plays what happens to unit pods over machines.
 func TestKubeletVMPods(t *testing.T) {
 	d := tinyVM(t)
 	for name, test := range map[string]func(*testing.T, *kubelet, unitKind){
 		"Deployment": unitDeployment, "killed sandbox": unitKilledSandbox, "daemon's return": unitDaemonReturns,
+		"restarts": machineRestarts,
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := newKubelet(t, d)

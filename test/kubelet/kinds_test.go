@@ -32,17 +32,17 @@ type kind struct {
 	boots time.Duration
 	// exec says whether a command can be run in it.
 	exec bool
-	// prints is a container's image and args, in YAML, that prints "done" and ends with 0; fails ends with 3.
-	prints, fails string
+	// prints is a container's image and args, in YAML, that prints says and ends with 0; fails ends with 3.
+	prints, says, fails string
 }
 
 var kinds = []kind{
 	{name: "linux", web: harness.Httpd, greeting: "It works!", resources: "{}", replicas: 3, grace: 1, boots: kube.Timeout, exec: true,
-		prints: `image: BUSYBOX, command: [echo, done]`, fails: `image: BUSYBOX, command: [sh, -c, exit 3]`},
+		prints: `image: BUSYBOX, command: [echo, done]`, says: "done\n", fails: `image: BUSYBOX, command: [sh, -c, exit 3]`},
 	{name: "wasm", web: harness.HelloHTTP, greeting: "hello from /", resources: "{requests: {cpu: 10m}, limits: {cpu: 500m, memory: 64Mi}}", replicas: 3, grace: 10, boots: kube.Timeout,
-		prints: `image: ` + harness.CommandGo + `, args: [out, done]`, fails: `image: ` + harness.CommandGo + `, args: [exit, "3"]`},
+		prints: `image: ` + harness.CommandGo + `, args: [out, done]`, says: "done\n", fails: `image: ` + harness.CommandGo + `, args: [exit, "3"]`},
 	{name: "vm", web: harness.Guest, greeting: "hello from", resources: "{requests: {cpu: 100m}, limits: {memory: 128Mi}}", replicas: 1, grace: 20, boots: harness.GuestTimeout, exec: true,
-		prints: `image: ` + harness.TinyEnds},
+		prints: `image: ` + harness.TinyEnds, says: "tick 00001"},
 }
 
 // machines bounds the tests that run machines at one time: each of those, emulated, keeps a processor busy while it boots.
