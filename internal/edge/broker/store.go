@@ -10,7 +10,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"go.etcd.io/bbolt"
+
+	"github.com/tripod-run/tripod/internal/boltfile"
 )
 
 const (
@@ -55,16 +58,16 @@ func openStore(path string, log *slog.Logger) (*store, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("broker: %w", err)
 	}
-	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: 5 * time.Second, FreelistType: bbolt.FreelistMapType})
-	if err != nil {
-		return nil, fmt.Errorf("broker: %s: %w", path, err)
+	db, _, err := boltfile.Open(path, boltfile.Options{Fill: makeBucket, Recognize: recognize})
+	if errdefs.IsDataLoss(err) {
+		return nil, fmt.Errorf("broker: %w; nothing was changed. Put a whole copy of it back, or remove it: then retained messages "+
+			"and what waits for clients that are away are lost", err)
 	}
-	err = db.Update(func(tx *bbolt.Tx) error {
-		b, err := tx.CreateBucketIfNotExists(bucket)
-		if err != nil {
-			return err
-		}
-		return b.ForEach(func(k, _ []byte) error {
+	if err != nil {
+		return nil, fmt.Errorf("broker: %w", err)
+	}
+	err = db.View(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucket).ForEach(func(k, _ []byte) error {
 			s.disk[string(k)] = struct{}{}
 			return nil
 		})
@@ -75,6 +78,15 @@ func openStore(path string, log *slog.Logger) (*store, error) {
 	s.db = db
 	go s.run()
 	return s, nil
+}
+
+func makeBucket(tx *bbolt.Tx) error { _, err := tx.CreateBucket(bucket); return err }
+
+func recognize(tx *bbolt.Tx) error {
+	if tx.Bucket(bucket) == nil {
+		return errors.New("is no broker's")
+	}
+	return nil
 }
 
 // put changes a key. With urgent, the next wait waits for it.

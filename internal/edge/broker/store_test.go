@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/errdefs"
 	mochi "github.com/mochi-mqtt/server/v2"
 	"github.com/mochi-mqtt/server/v2/packets"
 	"github.com/stretchr/testify/assert"
@@ -45,7 +46,7 @@ func TestStore(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, map[string]string{"a1": "z", "b1": "late"}, contents(t, s))
 	_, err = openStore(path, log)
-	require.ErrorContains(t, err, "timeout", "one at a time")
+	require.ErrorIs(t, err, errdefs.ErrUnavailable, "one at a time")
 	s.del("a1", true)
 	s.wait()
 	assert.Equal(t, map[string]string{"b1": "late"}, contents(t, s))

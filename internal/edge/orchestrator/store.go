@@ -4,18 +4,15 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/containerd/errdefs"
 	"go.etcd.io/bbolt"
-	bbolterrors "go.etcd.io/bbolt/errors"
+
+	"github.com/tripod-run/tripod/internal/boltfile"
 )
 
 // format is the format of the file that this program writes.
 const format = 1
-
-// lockTimeout bounds the wait for another process that has the file open.
-const lockTimeout = 2 * time.Second
 
 var (
 	bucketMeta = []byte("meta")
@@ -25,20 +22,29 @@ var (
 // store keeps the records in one bbolt file: a bucket for each kind, uuid to record.
 type store struct{ db *bbolt.DB }
 
-// openStore opens the file and makes it when it is not there. A file of another process is errdefs.ErrUnavailable, one that a
-// later program wrote errdefs.ErrFailedPrecondition.
+// openStore opens the file and makes it when it is not there. A file that is not whole, or none of ours, is errdefs.ErrDataLoss, a
+// file of another process errdefs.ErrUnavailable, one that a later program wrote errdefs.ErrFailedPrecondition; all are left as
+// they are.
 func openStore(path string) (*store, error) {
-	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: lockTimeout, FreelistType: bbolt.FreelistMapType})
-	if errors.Is(err, bbolterrors.ErrTimeout) {
-		return nil, fmt.Errorf("the orchestrator's record %s is held by another process: %w", path, errdefs.ErrUnavailable)
+	db, _, err := boltfile.Open(path, boltfile.Options{Fill: prepare, Recognize: recognize})
+	if errdefs.IsDataLoss(err) {
+		return nil, fmt.Errorf("the orchestrator's record: %w; nothing was changed. Put a whole copy of it back and start again. "+
+			"Without one the modules that run are known to nobody: stop them on their nodes, then remove the file", err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open the orchestrator's record %s: %w", path, err)
+		return nil, fmt.Errorf("the orchestrator's record: %w", err)
 	}
 	if err := db.Update(prepare); err != nil {
 		return nil, errors.Join(fmt.Errorf("the orchestrator's record %s: %w", path, err), db.Close())
 	}
 	return &store{db: db}, nil
+}
+
+func recognize(tx *bbolt.Tx) error {
+	if meta := tx.Bucket(bucketMeta); meta == nil || meta.Get(keyFormat) == nil {
+		return errors.New("is no record of an orchestrator")
+	}
+	return nil
 }
 
 // prepare makes the buckets of a new file and checks the format of an old one.

@@ -8,18 +8,16 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"time"
 
 	"github.com/containerd/errdefs"
 	"go.etcd.io/bbolt"
-	bbolterrors "go.etcd.io/bbolt/errors"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/boltfile"
 )
 
 // Format is the format that this program writes. Migrations from older formats go into migrate.
 const Format = 1
-
-// lockTimeout bounds the wait for another process that has the file open.
-const lockTimeout = 2 * time.Second
 
 var (
 	bucketMeta     = []byte("meta")
@@ -30,9 +28,15 @@ var (
 
 // Store is an open record file. Its methods may be called from many goroutines.
 type Store struct {
-	db     *bbolt.DB
-	fresh  bool
-	id     string
+	path  string
+	fresh bool
+	id    string
+
+	// mu is held for writing while db is opened again. db is nil for a file that is to be made once that is possible.
+	mu       sync.RWMutex
+	db       *bbolt.DB
+	readOnly bool
+
 	queue  chan request
 	closed chan struct{}
 	once   sync.Once
@@ -46,115 +50,62 @@ type request struct {
 }
 
 // Open opens the record file at path and makes it when it does not exist. A file that is there must be whole, and one of ours:
-// else it is errdefs.ErrDataLoss, and untouched. It fails with errdefs.ErrUnavailable when another process holds the file and
+// otherwise it is errdefs.ErrDataLoss, and untouched. It fails with errdefs.ErrUnavailable when another process holds the file and
 // with errdefs.ErrFailedPrecondition when a later program wrote it.
+//
+// On a file system that is read-only the record can be read; writes fail, until one finds that it can be written again.
 func Open(path string) (*Store, error) {
-	_, statErr := os.Stat(path)
-	fresh := errors.Is(statErr, os.ErrNotExist)
-	switch {
-	case fresh:
-		if err := create(path); err != nil {
-			return nil, fmt.Errorf("make the record file %s: %w", path, err)
-		}
-	case statErr != nil:
-		return nil, fmt.Errorf("look at the record file: %w", statErr)
-	default:
-		if err := verify(path); err != nil {
-			return nil, err
-		}
+	s := &Store{path: path, queue: make(chan request, 64), closed: make(chan struct{})}
+	err := s.open(false)
+	if errors.Is(err, unix.EROFS) {
+		err = s.open(true)
 	}
-	db, err := openFile(path, bbolt.Options{FreelistType: bbolt.FreelistMapType})
 	if err != nil {
-		return nil, err
-	}
-	s := &Store{db: db, fresh: fresh, queue: make(chan request, 64), closed: make(chan struct{})}
-	if err := db.Update(s.prepare); err != nil {
-		return nil, errors.Join(fmt.Errorf("record file %s: %w", path, err), db.Close())
+		return nil, fmt.Errorf("record file: %w", err)
 	}
 	s.wg.Go(s.commitLoop)
 	return s, nil
 }
 
-func openFile(path string, options bbolt.Options) (*bbolt.DB, error) {
-	options.Timeout = lockTimeout
-	db, err := bbolt.Open(path, 0o600, &options)
-	if errors.Is(err, bbolterrors.ErrTimeout) {
-		return nil, fmt.Errorf("record file %s is held by another process: %w", path, errdefs.ErrUnavailable)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open record file %s: %w", path, err)
-	}
-	return db, nil
-}
-
-// create makes a record file that is there as a whole or not at all, whenever the process or the power goes: so one that is
-// empty or half was never a new node's.
-func create(path string) error {
-	draft := path + ".new"
-	if err := os.Remove(draft); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	db, err := openFile(draft, bbolt.Options{})
-	if err != nil {
-		return err
-	}
-	err = db.Update(func(tx *bbolt.Tx) error {
-		meta, err := tx.CreateBucket(bucketMeta)
-		if err != nil {
-			return err
-		}
-		return meta.Put(keyFormat, binary.BigEndian.AppendUint32(nil, Format))
-	})
-	if err := errors.Join(err, db.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(draft, path); err != nil {
-		return err
-	}
-	return syncDir(filepath.Dir(path))
-}
-
-// verify looks at a file without changing it, and before anything is read that lies beyond its end, which would end the process.
-func verify(path string) error {
-	notWhole := func(what string) error {
-		return fmt.Errorf("record file %s %s: %w", path, what, errdefs.ErrDataLoss)
-	}
-	info, err := os.Stat(path)
-	if err != nil {
-		return err
-	}
-	if info.Size() == 0 {
-		return notWhole("is empty")
-	}
-	db, err := openFile(path, bbolt.Options{ReadOnly: true})
-	if err != nil && !errdefs.IsUnavailable(err) {
-		return fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)
-	} else if err != nil {
-		return err
-	}
-	defer db.Close()
-	return db.View(func(tx *bbolt.Tx) error {
-		if tx.Size() > info.Size() {
-			return notWhole(fmt.Sprintf("is cut off: it has %d of %d bytes", info.Size(), tx.Size()))
-		}
-		if meta := tx.Bucket(bucketMeta); meta == nil || meta.Get(keyFormat) == nil {
-			return notWhole("is no record of tripod's")
-		}
+// open opens the file, for reading only if so told: one that is not there then has no records.
+func (s *Store) open(readOnly bool) error {
+	db, fresh, err := boltfile.Open(s.path, boltfile.Options{Fill: fill, Recognize: recognize, Shallow: true, ReadOnly: readOnly})
+	if readOnly && errors.Is(err, os.ErrNotExist) {
+		s.readOnly, s.fresh = true, true
 		return nil
-	})
-}
-
-// syncDir makes a new directory entry survive a loss of power.
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
+	}
 	if err != nil {
 		return err
 	}
-	return errors.Join(d.Sync(), d.Close())
+	if readOnly {
+		err = db.View(s.identify)
+	} else {
+		err = db.Update(s.prepare)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("%s: %w", s.path, err), db.Close())
+	}
+	s.db, s.readOnly, s.fresh = db, readOnly, s.fresh || fresh
+	return nil
 }
 
-// prepare checks the format and makes what an older program did not know.
-func (s *Store) prepare(tx *bbolt.Tx) error {
+func fill(tx *bbolt.Tx) error {
+	meta, err := tx.CreateBucket(bucketMeta)
+	if err != nil {
+		return err
+	}
+	return meta.Put(keyFormat, binary.BigEndian.AppendUint32(nil, Format))
+}
+
+func recognize(tx *bbolt.Tx) error {
+	if meta := tx.Bucket(bucketMeta); meta == nil || meta.Get(keyFormat) == nil {
+		return errors.New("is no record of tripod's")
+	}
+	return nil
+}
+
+// identify checks the format and reads the ID.
+func (s *Store) identify(tx *bbolt.Tx) error {
 	meta := tx.Bucket(bucketMeta)
 	switch raw := meta.Get(keyFormat); {
 	case len(raw) != 4:
@@ -163,14 +114,73 @@ func (s *Store) prepare(tx *bbolt.Tx) error {
 		return fmt.Errorf("format %d was written by a later tripod, this one knows %d: start the later one: %w",
 			binary.BigEndian.Uint32(raw), Format, errdefs.ErrFailedPrecondition)
 	}
+	s.id = string(meta.Get(keyID))
+	return nil
+}
+
+// prepare is identify, and makes what an older program did not know.
+func (s *Store) prepare(tx *bbolt.Tx) error {
+	if err := s.identify(tx); err != nil {
+		return err
+	}
 	if _, err := tx.CreateBucketIfNotExists(bucketSequence); err != nil {
 		return err
 	}
-	if s.id = string(meta.Get(keyID)); s.id == "" {
-		s.id = rand.Text()
-		return meta.Put(keyID, []byte(s.id))
+	if s.id != "" {
+		return nil
+	}
+	s.id = rand.Text()
+	return tx.Bucket(bucketMeta).Put(keyID, []byte(s.id))
+}
+
+// Err says why records cannot be written now, without writing: errdefs.ErrUnavailable, or nil.
+func (s *Store) Err() error {
+	err := unix.Access(s.path, unix.W_OK)
+	if errors.Is(err, unix.ENOENT) && s.isReadOnly() {
+		err = unix.Access(filepath.Dir(s.path), unix.W_OK) // it is to be made yet
+	}
+	if err != nil {
+		return fmt.Errorf("the record file %s cannot be written: %w: %w", s.path, err, errdefs.ErrUnavailable)
 	}
 	return nil
+}
+
+func (s *Store) isReadOnly() bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.readOnly
+}
+
+// makeWritable opens a file again that could only be read, once it can be written.
+func (s *Store) makeWritable() error {
+	if !s.isReadOnly() {
+		return nil
+	}
+	if err := s.Err(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.db != nil {
+		if err := s.db.Close(); err != nil {
+			return err
+		}
+		s.db = nil
+	}
+	if err := s.open(false); err != nil {
+		return errors.Join(err, s.open(true))
+	}
+	return nil
+}
+
+// view reads in one transaction.
+func (s *Store) view(read func(*bbolt.Tx) error) error {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.db == nil {
+		return nil
+	}
+	return s.db.View(read)
 }
 
 // ID is the file's own: no other has it but its copies.
@@ -183,6 +193,9 @@ func (s *Store) Fresh() bool { return s.fresh }
 func (s *Store) Close() error {
 	s.once.Do(func() { close(s.closed) })
 	s.wg.Wait()
+	if s.db == nil {
+		return nil
+	}
 	return s.db.Close()
 }
 
@@ -223,7 +236,7 @@ func (s *Store) Next(name string) (uint64, error) {
 
 // All calls each for every record of kind, in the order of the keys. The slices are each's to keep.
 func (s *Store) All(kind string, each func(key string, value []byte) error) error {
-	return s.db.View(func(tx *bbolt.Tx) error {
+	return s.view(func(tx *bbolt.Tx) error {
 		b := tx.Bucket([]byte(kind))
 		if b == nil {
 			return nil
@@ -232,16 +245,8 @@ func (s *Store) All(kind string, each func(key string, value []byte) error) erro
 	})
 }
 
-// Check walks the whole file and reports every damage that it finds.
-func (s *Store) Check() error {
-	return s.db.View(func(tx *bbolt.Tx) error {
-		var errs []error
-		for err := range tx.Check() {
-			errs = append(errs, err)
-		}
-		return errors.Join(errs...)
-	})
-}
+// Check walks the whole file and reports damage.
+func (s *Store) Check() error { return s.view(boltfile.Check) }
 
 func (s *Store) submit(apply func(*bbolt.Tx) error) error {
 	r := request{apply: apply, done: make(chan error, 1)}
@@ -293,6 +298,12 @@ func (s *Store) drain(batch []request) []request {
 // commit writes batch in one transaction; when that fails, each request alone, so that one bad record does not
 // take its neighbours with it.
 func (s *Store) commit(batch []request) {
+	if err := s.makeWritable(); err != nil {
+		for _, r := range batch {
+			r.done <- wrapWrite(err)
+		}
+		return
+	}
 	err := s.db.Update(func(tx *bbolt.Tx) error {
 		for _, r := range batch {
 			if err := r.apply(tx); err != nil {
