@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
 	"github.com/tripod-run/tripod/internal/cli"
 	"github.com/tripod-run/tripod/internal/cli/check"
 	"github.com/tripod-run/tripod/internal/config"
@@ -43,5 +45,14 @@ func checkDaemon(ctx context.Context, c *config.Config) []check.Finding {
 		f.OK, f.Detail = false, "has recovered panics: "+strings.Join(places, ", ")
 		f.Remedy = `report the stacks, which are in its log at "recovered a panic"`
 	}
-	return []check.Finding{f}
+	findings := []check.Finding{f}
+	for _, c := range resp.GetStatus().GetConditions() {
+		if !c.GetStatus() {
+			findings = append(findings, check.Finding{
+				Subject: c.GetType(), Required: c.GetType() == runtimeapi.RuntimeReady || c.GetType() == runtimeapi.NetworkReady,
+				Detail: c.GetMessage(), Remedy: fmt.Sprintf("put right what it says; the daemon sees it without a restart (%s)", c.GetReason()),
+			})
+		}
+	}
+	return findings
 }

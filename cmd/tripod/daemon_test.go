@@ -71,13 +71,19 @@ func serveImage(t *testing.T, dir string) (hosts string) {
 // start runs a daemon in this process until stop, which returns how it ended.
 func start(t *testing.T, c *config.Config) (stop func() error) {
 	t.Helper()
+	return startUntil(t, c, "info") // its code says whether the node is ready
+}
+
+// startUntil is start, until a client command succeeds.
+func startUntil(t *testing.T, c *config.Config, command string) (stop func() error) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- runDaemon(ctx, c, quiet) }()
 	stop = func() error { cancel(); return <-ended }
 	deadline := time.Now().Add(20 * time.Second)
 	for {
-		if code, _, _ := tripod(c, "", "info"); code == 0 {
+		if code, _, _ := tripod(c, "", command); code == 0 {
 			return stop
 		}
 		select {

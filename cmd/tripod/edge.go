@@ -2,20 +2,27 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/tripod-run/tripod/internal/config"
+	"github.com/tripod-run/tripod/internal/edge/broker"
 	"github.com/tripod-run/tripod/internal/edge/manager"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/edge/runtime"
 	"github.com/tripod-run/tripod/internal/edge/runtime/minimal"
 	edgewasm "github.com/tripod-run/tripod/internal/edge/runtime/wasm"
 	"github.com/tripod-run/tripod/internal/edge/wire"
+	"github.com/tripod-run/tripod/internal/guard"
+	"github.com/tripod-run/tripod/internal/health"
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/wasm/artifact"
 )
@@ -26,69 +33,114 @@ const edgeFlush = 5 * time.Second
 func edgeDir(c *config.Config) string    { return filepath.Join(c.Root, "edge") }
 func edgeLogDir(c *config.Config) string { return filepath.Join(c.Root, "edge", "log") }
 
-// openEdge begins when the node is there: first the broker, then the manager and its runtimes. They are closed the other way round.
+// edgeRetry is how often an edge front door is tried to be opened that a disk fault keeps closed.
+const edgeRetry = 2 * time.Second
+
+// openEdge opens the edge front door. One whose files cannot be used stays closed until they can: the node serves without it.
 func (p *parts) openEdge(c *config.Config, images *image.Store, log *slog.Logger) error {
 	if !c.Edge.Enabled {
 		return nil
 	}
 	log = log.With("part", "edge")
-	if err := privateDir(edgeDir(c), log); err != nil {
+	door, err := p.tryEdge(c, images, log)
+	if err != nil && !diskFault(err) {
 		return err
+	}
+	p.health.Report("edge front door", health.EdgeReady, reasonOf(err), err)
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	p.opened(func() error {
+		cancel()
+		wg.Wait()
+		return door.close()
+	})
+	if err == nil {
+		return nil
+	}
+	wg.Go(guard.Loop(log, "edge front door", func() {
+		every(ctx, edgeRetry, func() {
+			if door.closers != nil {
+				return
+			}
+			var err error
+			door, err = p.tryEdge(c, images, log)
+			p.health.Report("edge front door", health.EdgeReady, reasonOf(err), err)
+		})
+	}))
+	return nil
+}
+
+// tryEdge gives the door's parts, to be closed; after an error nothing is open.
+func (p *parts) tryEdge(c *config.Config, images *image.Store, log *slog.Logger) (*parts, error) {
+	door := &parts{node: p.node, wasm: p.wasm, observers: p.observers}
+	figures, err := door.makeEdge(c, images, log)
+	if err != nil {
+		return &parts{}, errors.Join(err, door.close())
+	}
+	if p.metrics != nil {
+		for _, f := range figures {
+			p.metrics.Register(f)
+		}
+	}
+	return door, nil
+}
+
+// makeEdge begins when the node is there: first the broker, then the manager and its runtimes. They are closed the other way round.
+func (p *parts) makeEdge(c *config.Config, images *image.Store, log *slog.Logger) (figures []prometheus.Collector, err error) {
+	if err := privateDir(edgeDir(c), log); err != nil {
+		return nil, err
 	}
 	id, err := identify(filepath.Join(edgeDir(c), "identity.json"), c.Edge)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	client, err := p.openBroker(c, log)
+	client, b, err := p.openBroker(c, log)
 	if err != nil {
-		return err
+		return nil, err
+	}
+	if b != nil {
+		figures = append(figures, brokerFigures{b})
 	}
 	runtimes, err := p.edgeRuntimes(c, id, images, log)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	m, err := manager.Open(manager.Config{
 		Root: c.Root, UUID: id.Manager, Name: edgeName(c), Topics: edgeTopics(c.Edge.Realm, c.Edge.Topics), MQTT: client, Dial: mqtt.New,
 		Runtimes: runtimes, KeepAlive: time.Duration(c.Edge.KeepaliveInterval), Limits: manager.Limits(c.Edge.Limits), Log: log,
 	})
 	if err != nil {
-		return fmt.Errorf("edge: %w", err)
+		return nil, fmt.Errorf("edge: %w", err)
 	}
 	p.opened(func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), edgeFlush)
 		defer cancel()
 		return m.Close(ctx)
 	})
-	if p.metrics != nil {
-		p.metrics.Register(m)
-	}
 	log.Info("the edge front door is open", "broker", client.URL, "uuid", id.Manager, "runtimes", len(runtimes))
-	return nil
+	return append(figures, m), nil
 }
 
 // openBroker starts the embedded broker, where it is that; it returns how the manager reaches the broker.
-func (p *parts) openBroker(c *config.Config, log *slog.Logger) (mqtt.Config, error) {
+func (p *parts) openBroker(c *config.Config, log *slog.Logger) (mqtt.Config, broker.Broker, error) {
 	e := c.Edge
 	client, err := mqttConfig(mqttSettings{
 		broker: e.Broker, user: e.User, passwordFile: e.PasswordFile, ca: e.CA, cert: e.Certificate, key: e.Key, protocol: e.Protocol,
 	}, log)
 	if err != nil {
-		return client, err
+		return client, nil, err
 	}
 	client.QueueMessages, client.QueueTTL, client.MaxPacket = e.QueueMessages, time.Duration(e.QueueTTL), int64(e.MaxFrame)
 	if e.Broker != config.EmbeddedBroker {
-		return client, nil
+		return client, nil, nil
 	}
 	b, err := newBroker(c.Broker, filepath.Join(edgeDir(c), "broker.db"), log.With("part", "broker"))
 	if err != nil {
-		return client, fmt.Errorf("edge: %w; [broker] says how the embedded one listens, edge.broker names another", err)
+		return client, nil, fmt.Errorf("edge: %w; [broker] says how the embedded one listens, edge.broker names another", err)
 	}
 	p.opened(func() error { return closeBroker(b) })
-	if p.metrics != nil {
-		p.metrics.Register(brokerFigures{b})
-	}
 	client.URL = b.URL()
-	return client, nil
+	return client, b, nil
 }
 
 // edgeRuntimes are the built-in runtime and the configured programs.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
 
 	"github.com/tripod-run/tripod/internal/config"
@@ -25,7 +26,9 @@ func identify(file string, c config.Edge) (edgeIdentity, error) {
 	id := edgeIdentity{Runtimes: map[string]string{}}
 	text, err := os.ReadFile(file)
 	if err == nil {
-		err = json.Unmarshal(text, &id)
+		if err = json.Unmarshal(text, &id); err != nil {
+			err = fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)
+		}
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return id, fmt.Errorf("the edge's identity: %s: %w; with edge.uuid and the runtimes' uuid set it can be removed", file, err)

@@ -40,7 +40,9 @@ func privateDir(dir string, log *slog.Logger) error {
 	}
 	if mode := st.Mode & 0o777; mode&0o077 != 0 {
 		log.Warn("the directory was open to others; closing it", "dir", dir, "mode", fmt.Sprintf("%#o", mode))
-		if err := unix.Fchmod(fd, 0o700); err != nil {
+		if err := unix.Fchmod(fd, 0o700); errors.Is(err, unix.EROFS) {
+			log.Error("the directory stays open to others until its file system can be written", "dir", dir, "err", err)
+		} else if err != nil {
 			return fmt.Errorf("%s is open to others (mode %#o) and cannot be closed: %w; `chmod 700 %s`", dir, mode, err, dir)
 		}
 	}
@@ -57,7 +59,13 @@ const (
 // lockDir holds dir for this process as long as the file returned is open: two daemons never share one.
 // The lock goes with the process, however it ends.
 func lockDir(ctx context.Context, dir string) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
+	file := filepath.Join(dir, "lock")
+	f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
+	if errors.Is(err, unix.EROFS) {
+		if f, err = os.OpenFile(file, os.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0); errors.Is(err, fs.ErrNotExist) {
+			f, err = os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -149,7 +157,8 @@ func claimDirectories(record *store.Store, file string, dirs ...string) error {
 		}
 	}
 	for _, path := range unclaimed {
-		if err := replaceFile(path, []byte(record.ID()+"\n")); err != nil {
+		err := replaceFile(path, []byte(record.ID()+"\n"))
+		if err != nil && !errors.Is(err, unix.EROFS) { // where nothing can be written, the next start claims it
 			return err
 		}
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/cri"
+	"github.com/tripod-run/tripod/internal/health"
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/network"
 	"github.com/tripod-run/tripod/internal/node"
@@ -48,6 +49,7 @@ type parts struct {
 	streams *stream.Server
 	server  *cri.Server
 	wasm    *wasm.Backend // nil without components
+	health  *health.Board
 	closers []func() error
 	observers
 }
@@ -55,7 +57,7 @@ type parts struct {
 // openParts opens the store, the images, the network and the backends and recovers the node. What was opened is
 // closed again when a later part fails.
 func openParts(ctx context.Context, c *config.Config, log *slog.Logger) (_ *parts, err error) {
-	p := &parts{}
+	p := &parts{health: health.NewBoard(log.With("part", "health"))}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.close())
@@ -100,6 +102,7 @@ func openParts(ctx context.Context, c *config.Config, log *slog.Logger) (_ *part
 	}, images, log); err != nil {
 		return p, err
 	}
+	p.watchHealth(record, images, log)
 	return p, p.openEdge(c, images, log)
 }
 
@@ -123,7 +126,7 @@ func (p *parts) openNode(ctx context.Context, c *config.Config, nc node.Config, 
 	p.opened(p.streams.Close)
 	p.server = cri.New(cri.Config{
 		Node: p.node, Images: images, Streams: p.streams, Version: version,
-		CgroupDriver: cgroupDriver(c), Logger: log.With("part", "cri"),
+		CgroupDriver: cgroupDriver(c), Health: p.health, Logger: log.With("part", "cri"),
 	})
 	return nil
 }

@@ -2,6 +2,7 @@ package cri
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/containerd/errdefs"
@@ -27,9 +28,9 @@ func (s *Server) PullImage(ctx context.Context, req *runtimeapi.PullImageRequest
 }
 
 // pullError gives the error of a registry that cannot be reached the name that the kubelet knows it by. When the caller
-// has gone away, that and not the registry ended the pull.
+// has gone away, that and not the registry ended the pull; nor has a store that cannot be used anything to do with it.
 func pullError(ctx context.Context, err error) error {
-	if ctx.Err() == nil && errdefs.IsUnavailable(err) {
+	if ctx.Err() == nil && errdefs.IsUnavailable(err) && !errors.Is(err, image.ErrNotOpen) {
 		return fmt.Errorf("%w: %w", crierrors.ErrRegistryUnavailable, err)
 	}
 	return err

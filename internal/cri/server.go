@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/health"
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/node"
 )
@@ -33,7 +34,7 @@ type Streams interface {
 	GetPortForward(*runtimeapi.PortForwardRequest) (*runtimeapi.PortForwardResponse, error)
 }
 
-// Config is what a Server is made of. All of it is needed but the Logger.
+// Config is what a Server is made of. All of it is needed but Health and Logger.
 type Config struct {
 	Node    *node.Node
 	Images  Images
@@ -42,6 +43,8 @@ type Config struct {
 	Version string
 	// CgroupDriver is "cgroupfs" or "systemd"; the kubelet asks for it once, at its start.
 	CgroupDriver string
+	// Health has what the node cannot do; nil when nobody reports that.
+	Health *health.Board
 	// Logger is where faults of ours go; nil discards them.
 	Logger *slog.Logger
 }
@@ -58,6 +61,7 @@ type Server struct {
 	images       Images
 	streams      Streams
 	version      string
+	health       *health.Board
 	cgroupDriver runtimeapi.CgroupDriver
 	log          *slog.Logger
 
@@ -73,7 +77,7 @@ var (
 // New makes the server of both services.
 func New(c Config) *Server {
 	s := &Server{
-		node: c.Node, images: c.Images, streams: c.Streams, version: c.Version,
+		node: c.Node, images: c.Images, streams: c.Streams, version: c.Version, health: c.Health,
 		cgroupDriver: runtimeapi.CgroupDriver_CGROUPFS, log: c.Logger,
 	}
 	if c.CgroupDriver == "systemd" {

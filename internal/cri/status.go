@@ -5,19 +5,25 @@ import (
 	"encoding/json"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/guard"
+	"github.com/tripod-run/tripod/internal/health"
 	"github.com/tripod-run/tripod/internal/node"
 )
 
 // Status tells whether the node can run pods, and which handlers and features it has.
 func (s *Server) Status(ctx context.Context, req *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
 	handlers := s.node.Handlers()
+	conditions := []*runtimeapi.RuntimeCondition{runtimeReady(handlers), networkReady(s.node.NetworkReady(ctx))}
+	for _, p := range s.health.Problems() {
+		conditions = withProblem(conditions, p)
+	}
 	resp := &runtimeapi.StatusResponse{
-		Status:   &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{runtimeReady(handlers), networkReady(s.node.NetworkReady(ctx))}},
+		Status:   &runtimeapi.RuntimeStatus{Conditions: conditions},
 		Features: &runtimeapi.RuntimeFeatures{},
 	}
 	for _, h := range handlers {
@@ -52,6 +58,21 @@ func runtimeReady(handlers []node.HandlerInfo) *runtimeapi.RuntimeCondition {
 		}
 	}
 	return c
+}
+
+// withProblem makes the condition false that a problem is about. The first problem gives the reason, each a sentence.
+func withProblem(conditions []*runtimeapi.RuntimeCondition, p health.Problem) []*runtimeapi.RuntimeCondition {
+	text := p.Part + ": " + plain(p.Err.Error())
+	at := slices.IndexFunc(conditions, func(c *runtimeapi.RuntimeCondition) bool { return c.Type == p.Condition })
+	if at < 0 {
+		return append(conditions, &runtimeapi.RuntimeCondition{Type: p.Condition, Reason: p.Reason, Message: text})
+	}
+	if c := conditions[at]; c.Status || c.Reason == "" {
+		c.Status, c.Reason, c.Message = false, p.Reason, text
+	} else {
+		c.Message += "; " + text
+	}
+	return conditions
 }
 
 // handlersReady is there, and false, while pods of another handler than the default can be given none. The kubelet looks at

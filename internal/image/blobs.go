@@ -98,6 +98,9 @@ func (s *Store) blobPath(dgst digest.Digest) string {
 // there is errdefs.ErrNotFound; a damaged one is errdefs.ErrDataLoss, and the images made of it are dropped, so that they
 // are pulled again.
 func (s *Store) OpenBlob(ctx context.Context, desc ocispec.Descriptor) (_ *os.File, err error) {
+	if err := s.ready(); err != nil {
+		return nil, err
+	}
 	ctx = s.with(ctx)
 	if _, err := s.content.Info(ctx, desc.Digest); err != nil {
 		return nil, fmt.Errorf("blob %s: %w", desc.Digest, err)

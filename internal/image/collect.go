@@ -54,6 +54,9 @@ func (s *Store) collectLoop() {
 
 // Collect removes all that no image, lease or container refers to, and returns when the disk space is free.
 func (s *Store) Collect(ctx context.Context) error {
+	if err := s.ready(); err != nil {
+		return err
+	}
 	stats, err := s.db.GarbageCollect(s.with(ctx))
 	if err != nil {
 		return fmt.Errorf("collect garbage: %w", err)

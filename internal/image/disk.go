@@ -121,6 +121,9 @@ type MachineImage struct {
 // one is errdefs.ErrInvalidArgument that says why, and so is a qcow2 image that names another file (fault I5); an unknown
 // image is errdefs.ErrNotFound, a damaged one errdefs.ErrDataLoss.
 func (s *Store) Machine(ctx context.Context, imageID string) (*MachineImage, error) {
+	if err := s.ready(); err != nil {
+		return nil, err
+	}
 	e, err := s.index.find(imageID)
 	if err != nil {
 		return nil, err

@@ -47,6 +47,9 @@ func (f *DiskFiles) Close() error {
 // files are only to be read. Asked again for the same image it opens the same files anew, also when the image was removed;
 // a key that holds another image is errdefs.ErrAlreadyExists. Other errors are those of Machine.
 func (s *Store) OpenDisk(ctx context.Context, key, imageID string) (*DiskFiles, error) {
+	if err := s.ready(); err != nil {
+		return nil, err
+	}
 	if err := checkKey(key); err != nil {
 		return nil, err
 	}
@@ -156,6 +159,9 @@ func (s *Store) openHeld(ctx context.Context, key, imageID string) (*DiskFiles, 
 
 // CloseDisk lets go of what OpenDisk holds under key. Nothing to let go is success.
 func (s *Store) CloseDisk(ctx context.Context, key string) error {
+	if err := s.ready(); err != nil {
+		return err
+	}
 	if err := checkKey(key); err != nil {
 		return err
 	}
@@ -184,6 +190,9 @@ func (s *Store) closeDisk(ctx context.Context, key string) error {
 
 // Disks lists the keys under which OpenDisk holds images.
 func (s *Store) Disks(ctx context.Context) ([]string, error) {
+	if err := s.ready(); err != nil {
+		return nil, err
+	}
 	ctx = s.with(ctx)
 	var keys []string
 	err := s.snaps.Walk(ctx, func(_ context.Context, info snapshots.Info) error {

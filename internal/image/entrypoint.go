@@ -22,6 +22,9 @@ const labelComponent = "containerd.io/gc.ref.content.component"
 // image is made a blob when it is first asked for. An image without a component is errdefs.ErrInvalidArgument, and so
 // is an entrypoint that is not a regular file of at most Limits.ComponentBytes below the image's root.
 func (s *Store) ComponentBlob(ctx context.Context, imageID string) (ocispec.Descriptor, error) {
+	if err := s.ready(); err != nil {
+		return ocispec.Descriptor{}, err
+	}
 	e, err := s.index.find(imageID)
 	if err != nil {
 		return ocispec.Descriptor{}, err

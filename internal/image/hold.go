@@ -16,6 +16,9 @@ const holdPrefix = "hold-"
 // does for those who run from a root filesystem. Asked again for the same image it does nothing; a key that holds
 // another image is errdefs.ErrAlreadyExists, an unknown image errdefs.ErrNotFound.
 func (s *Store) Hold(ctx context.Context, key, imageID string) error {
+	if err := s.ready(); err != nil {
+		return err
+	}
 	if err := checkKey(key); err != nil {
 		return err
 	}
@@ -49,6 +52,9 @@ func (s *Store) Hold(ctx context.Context, key, imageID string) error {
 
 // Unhold lets go of what Hold kept. Nothing to let go is success.
 func (s *Store) Unhold(ctx context.Context, key string) error {
+	if err := s.ready(); err != nil {
+		return err
+	}
 	if err := s.leases.Delete(s.with(ctx), leases.Lease{ID: holdPrefix + key}); err != nil && !errdefs.IsNotFound(err) {
 		return fmt.Errorf("unhold %q: %w", key, err)
 	}
@@ -58,6 +64,9 @@ func (s *Store) Unhold(ctx context.Context, key string) error {
 
 // Holds lists the keys of all that Hold keeps.
 func (s *Store) Holds(ctx context.Context) ([]string, error) {
+	if err := s.ready(); err != nil {
+		return nil, err
+	}
 	all, err := s.leases.List(s.with(ctx))
 	if err != nil {
 		return nil, fmt.Errorf("list holds: %w", err)

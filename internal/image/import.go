@@ -24,6 +24,9 @@ func IsLocal(ref string) bool { return strings.HasPrefix(ref, LocalPrefix) }
 // Errors: errdefs.ErrInvalidArgument for a malformed reference, and for an artifact that breaks a limit or is not what it
 // says, ErrResourceExhausted when the disk is full.
 func (s *Store) Import(ctx context.Context, ref string, manifest Blob, blobs ...Blob) (_ Image, err error) {
+	if err := s.ready(); err != nil {
+		return Image{}, err
+	}
 	named, err := reference.ParseDockerRef(ref)
 	if err != nil {
 		return Image{}, invalidf("image reference %q: %v", ref, err)

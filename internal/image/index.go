@@ -45,6 +45,13 @@ func (e *entry) touch() {
 	e.used.Store(&now)
 }
 
+// reset forgets all images.
+func (x *index) reset() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.names, x.byID, x.sorted = nil, nil, nil
+}
+
 // put adds an image with further names. A name that was another image's moves.
 func (x *index) put(d *details, pinned map[string]bool, names ...string) Image {
 	x.mu.Lock()
@@ -181,6 +188,9 @@ func (x *index) findID(prefix string) (*entry, error) {
 // Get finds an image by its ID (with or without "sha256:", or an unambiguous beginning), by a tag, or by a digest
 // reference; short names are taken as docker does. An unknown image is errdefs.ErrNotFound.
 func (s *Store) Get(_ context.Context, refOrID string) (Image, error) {
+	if err := s.ready(); err != nil {
+		return Image{}, err
+	}
 	e, err := s.index.find(refOrID)
 	if err != nil {
 		return Image{}, err
@@ -189,4 +199,9 @@ func (s *Store) Get(_ context.Context, refOrID string) (Image, error) {
 }
 
 // List returns all images, sorted by ID.
-func (s *Store) List(context.Context) ([]Image, error) { return s.index.list(), nil }
+func (s *Store) List(context.Context) ([]Image, error) {
+	if err := s.ready(); err != nil {
+		return nil, err
+	}
+	return s.index.list(), nil
+}

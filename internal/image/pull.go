@@ -28,6 +28,9 @@ var authSeed = maphash.MakeSeed()
 // could not be reached or stood still, ErrDataLoss when it sent something else than the digest promised,
 // ErrResourceExhausted when the disk is full.
 func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, error) {
+	if err := s.ready(); err != nil {
+		return Image{}, err
+	}
 	named, err := reference.ParseDockerRef(ref)
 	if err != nil {
 		return Image{}, invalidf("image reference %q: %v", ref, err)

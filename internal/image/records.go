@@ -66,6 +66,9 @@ func (s *Store) writeRecord(ctx context.Context, name string, target ocispec.Des
 // Remove removes an image under all its names, whichever of them it is asked by. Its content is collected soon
 // after, except what containers or other images use. An unknown image is errdefs.ErrNotFound.
 func (s *Store) Remove(ctx context.Context, refOrID string) error {
+	if err := s.ready(); err != nil {
+		return err
+	}
 	e, err := s.index.find(refOrID)
 	if err != nil {
 		return err

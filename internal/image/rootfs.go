@@ -29,6 +29,9 @@ const (
 // labels are kept with it and must not begin with "containerd.io/" or "tripod.run/".
 // Asked again for the same image it returns the same; a key that stands on another image is errdefs.ErrAlreadyExists.
 func (s *Store) Prepare(ctx context.Context, key, imageID string, labels map[string]string) ([]mount.Mount, error) {
+	if err := s.ready(); err != nil {
+		return nil, err
+	}
 	if err := checkKey(key); err != nil {
 		return nil, err
 	}
@@ -37,6 +40,9 @@ func (s *Store) Prepare(ctx context.Context, key, imageID string, labels map[str
 
 // View makes a read-only root filesystem of an image, for image volumes. Otherwise it is as Prepare.
 func (s *Store) View(ctx context.Context, key, imageID string) ([]mount.Mount, error) {
+	if err := s.ready(); err != nil {
+		return nil, err
+	}
 	if err := checkKey(key); err != nil {
 		return nil, err
 	}
@@ -111,6 +117,9 @@ func (s *Store) lostLayers(ctx context.Context, e *entry) error {
 
 // Mounts returns the mounts of a snapshot that Prepare or View made; errdefs.ErrNotFound when there is none.
 func (s *Store) Mounts(ctx context.Context, key string) ([]mount.Mount, error) {
+	if err := s.ready(); err != nil {
+		return nil, err
+	}
 	if err := checkKey(key); err != nil {
 		return nil, err
 	}
@@ -119,6 +128,9 @@ func (s *Store) Mounts(ctx context.Context, key string) ([]mount.Mount, error) {
 
 // Release removes what Prepare or View made. The caller has unmounted it. Nothing to remove is success.
 func (s *Store) Release(ctx context.Context, key string) error {
+	if err := s.ready(); err != nil {
+		return err
+	}
 	if err := checkKey(key); err != nil {
 		return err
 	}
@@ -132,6 +144,9 @@ func (s *Store) Release(ctx context.Context, key string) error {
 
 // Snapshots lists the keys of all that Prepare and View made and Release has not removed.
 func (s *Store) Snapshots(ctx context.Context) ([]string, error) {
+	if err := s.ready(); err != nil {
+		return nil, err
+	}
 	var keys []string
 	err := s.snaps.Walk(s.with(ctx), func(_ context.Context, info snapshots.Info) error {
 		if owner := info.Labels[labelOwner]; owner != "" && owner != ownerDisk {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -21,8 +22,9 @@ import (
 	"github.com/containerd/log"
 	"github.com/containerd/platforms"
 	bolt "go.etcd.io/bbolt"
-	bolterrors "go.etcd.io/bbolt/errors"
+	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/boltfile"
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
@@ -32,8 +34,11 @@ const (
 	snapshotter = "overlayfs"
 )
 
-// lockTimeout is how long Open waits for another process to let go of the store: a daemon that is just ending.
-const lockTimeout = 2 * time.Second
+// reopenFirst and reopenLast are the shortest and the longest pause between two tries to open what could not be opened.
+const (
+	reopenFirst = time.Second
+	reopenLast  = 30 * time.Second
+)
 
 // Store is the image store. Its methods may be called from many goroutines.
 type Store struct {
@@ -41,6 +46,9 @@ type Store struct {
 	platform platforms.MatchComparer
 	pinned   map[string]bool
 	logger   *log.Entry
+
+	// notOpen is why the store cannot be used; nil once it can, which it then stays. What is below is there from then on.
+	notOpen atomic.Pointer[error]
 
 	bolt    *bolt.DB
 	db      *metadata.DB
@@ -76,6 +84,10 @@ type Store struct {
 // Open opens the store at cfg.Root, making it when it is not there. Images whose blobs or layers did not survive a
 // crash are left out, so that they are pulled again; what is sound of them is kept for that pull.
 // A store that another process has open is errdefs.ErrFailedPrecondition.
+//
+// A store whose disk is read-only or failing, or whose metadata is damaged, is returned without being open, for the node has
+// containers that run without it: Err says why, and so does each method, until it could be opened, which is tried from time to
+// time. Nothing is changed until then.
 func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	cfg.setDefaults()
 	setGlobals()
@@ -95,27 +107,84 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 		return nil, fmt.Errorf("image store: which boot this is: %w", err)
 	}
 	s.base, s.cancel = context.WithCancel(s.with(context.WithoutCancel(ctx)))
+	err = s.open(ctx)
+	switch {
+	case err == nil:
+	case errdefs.IsFailedPrecondition(err), ctx.Err() != nil:
+		return nil, errors.Join(err, s.Close())
+	default:
+		s.wg.Go(guard.Loop(cfg.Logger, "image store", s.reopenLoop))
+	}
+	return s, nil
+}
+
+// open opens the files and reads what is there. After an error nothing is open, and Err has it.
+func (s *Store) open(ctx context.Context) (err error) {
+	ctx = s.with(ctx)
 	defer func() {
-		if err != nil {
-			err = fmt.Errorf("open the image store %s: %w", cfg.Root, errors.Join(err, s.Close()))
+		if err == nil {
+			s.notOpen.Store(nil)
+			return
 		}
+		err = fmt.Errorf("open the image store %s: %w", s.cfg.Root, errors.Join(err, s.shut()))
+		s.notOpen.Store(&err)
 	}()
 	if err := s.wire(); err != nil {
-		return nil, err
+		return err
 	}
-	if err := s.dropOrphans(s.with(ctx)); err != nil {
-		return nil, err
+	if err := s.dropOrphans(ctx); err != nil {
+		return err
 	}
-	if err := s.db.Init(s.with(ctx)); err != nil {
-		return nil, fmt.Errorf("metadata: %w", err)
+	if err := s.db.Init(ctx); err != nil {
+		return fmt.Errorf("metadata: %w", err)
 	}
-	if err := s.load(s.with(ctx)); err != nil {
-		return nil, err
+	s.index.reset()
+	if err := s.load(ctx); err != nil {
+		return err
 	}
-	s.wg.Go(guard.Loop(cfg.Logger, "image collector", s.collectLoop))
-	s.wg.Go(guard.Loop(cfg.Logger, "image usage", s.usageLoop))
+	s.wg.Go(guard.Loop(s.cfg.Logger, "image collector", s.collectLoop))
+	s.wg.Go(guard.Loop(s.cfg.Logger, "image usage", s.usageLoop))
 	s.Kick()
-	return s, nil
+	return nil
+}
+
+// reopenLoop opens the store once that is possible.
+func (s *Store) reopenLoop() {
+	for pause := reopenFirst; ; pause = min(2*pause, reopenLast) {
+		select {
+		case <-time.After(pause):
+		case <-s.base.Done():
+			return
+		}
+		if err := s.open(s.base); err == nil {
+			s.cfg.Logger.Info("the image store could be opened")
+			return
+		}
+	}
+}
+
+// Err says why the store cannot be used: errdefs.ErrDataLoss when its metadata is damaged; nil when it can.
+func (s *Store) Err() error {
+	if why := s.notOpen.Load(); why != nil {
+		return *why
+	}
+	return nil
+}
+
+// ErrNotOpen is in the error of each method while the store is not open.
+var ErrNotOpen = errors.New("the image store cannot be used")
+
+// ready is what a method fails with while the store is not open: nothing that a caller has asked for is wrong.
+func (s *Store) ready() error {
+	err := s.Err()
+	switch {
+	case err == nil:
+		return nil
+	case errdefs.IsDataLoss(err):
+		return fmt.Errorf("%w: %v: %w", ErrNotOpen, err, errdefs.ErrFailedPrecondition)
+	default:
+		return fmt.Errorf("%w: %v: %w", ErrNotOpen, err, errdefs.ErrUnavailable)
+	}
 }
 
 // wire opens the parts of containerd and puts them together.
@@ -131,11 +200,8 @@ func (s *Store) wire() (err error) {
 			return err
 		}
 	}
-	s.bolt, err = bolt.Open(filepath.Join(root, "metadata.db"), 0o600, &bolt.Options{Timeout: lockTimeout, NoStatistics: true})
-	if errors.Is(err, bolterrors.ErrTimeout) {
-		return fmt.Errorf("another process has it open: %w", errdefs.ErrFailedPrecondition)
-	} else if err != nil {
-		return fmt.Errorf("metadata.db: %w", err)
+	if err := s.openMetadata(); err != nil {
+		return err
 	}
 	if err := dropNameless(filepath.Join(root, "content", "ingest")); err != nil {
 		return fmt.Errorf("content: %w", err)
@@ -152,6 +218,80 @@ func (s *Store) wire() (err error) {
 	s.snaps = s.db.Snapshotter(snapshotter)
 	s.records = metadata.NewImageStore(s.db)
 	s.leases = metadata.NewLeaseManager(s.db)
+	return nil
+}
+
+// The two files of metadata: ours says what refers to what, the snapshotter's which directory is which snapshot's.
+const (
+	metadataFile  = "metadata.db"
+	snapshotsFile = "snapshots/metadata.db"
+)
+
+// openMetadata proves both files of metadata to be whole before anything is done by them: what they do not know of is removed,
+// and that is where containers run. One that is gone while there is what it knew of is as bad as a damaged one.
+func (s *Store) openMetadata() error {
+	for _, known := range []struct{ file, by string }{
+		{metadataFile, "content/blobs/sha256"}, {metadataFile, "snapshots/snapshots"}, {snapshotsFile, "snapshots/snapshots"},
+	} {
+		if err := s.refuseLost(known.file, known.by); err != nil {
+			return err
+		}
+	}
+	db, _, err := boltfile.Open(filepath.Join(s.cfg.Root, snapshotsFile), boltfile.Options{})
+	if err == nil {
+		err = db.Close() // the snapshotter opens it itself
+	}
+	if err == nil {
+		s.bolt, _, err = boltfile.Open(filepath.Join(s.cfg.Root, metadataFile), boltfile.Options{Recognize: s.recognize})
+	}
+	if errdefs.IsUnavailable(err) {
+		return fmt.Errorf("another process has it open: %w: %w", err, errdefs.ErrFailedPrecondition)
+	}
+	if errdefs.IsDataLoss(err) {
+		return fmt.Errorf("%w; nothing was changed. %s", err, s.remedy())
+	}
+	return err
+}
+
+// recognize says that a whole file of metadata is the one that the store had: what makes the file begins with its first bucket.
+func (s *Store) recognize(tx *bolt.Tx) error {
+	if tx.Bucket([]byte("v1")) != nil {
+		return nil
+	}
+	if name, _ := tx.Cursor().First(); name != nil {
+		return errors.New("is another program's")
+	}
+	entries, err := os.ReadDir(filepath.Join(s.cfg.Root, "content", "blobs", "sha256"))
+	if err == nil && len(entries) > 0 {
+		err = errors.New("has lost what it knew")
+	}
+	return err
+}
+
+// remedy is what to do about metadata that is lost.
+func (s *Store) remedy() string {
+	return fmt.Sprintf("Put a whole copy of it back; it is opened then. To give the images up, drain the node, stop tripod, remove %s and start it again: "+
+		"images are pulled again", s.cfg.Root)
+}
+
+// refuseLost looks, before a file of metadata would be made, whether there is what it should know of.
+func (s *Store) refuseLost(file, dir string) error {
+	if _, err := os.Lstat(filepath.Join(s.cfg.Root, file)); !isGone(err) {
+		return err
+	}
+	entries, err := os.ReadDir(filepath.Join(s.cfg.Root, dir))
+	if err != nil || len(entries) == 0 {
+		return err
+	}
+	return fmt.Errorf("%s does not exist, while %s has %d entries: %w; nothing was changed. %s",
+		filepath.Join(s.cfg.Root, file), filepath.Join(s.cfg.Root, dir), len(entries), errdefs.ErrDataLoss, s.remedy())
+}
+
+// Writable says whether the store's file system takes writes, without writing: errdefs.ErrUnavailable when it does not.
+func (s *Store) Writable() error {
+	if err := unix.Access(s.cfg.Root, unix.W_OK); err != nil {
+		return fmt.Errorf("the image store %s cannot be written: %w: %w", s.cfg.Root, err, errdefs.ErrUnavailable)
+	}
 	return nil
 }
 
@@ -180,6 +320,11 @@ func (s *Store) Close() error {
 	s.cancel()
 	s.flights.wg.Wait()
 	s.wg.Wait()
+	return s.shut()
+}
+
+// shut closes the files.
+func (s *Store) shut() error {
 	var errs []error
 	if s.overlay != nil {
 		errs = append(errs, s.overlay.Close())
@@ -187,6 +332,7 @@ func (s *Store) Close() error {
 	if s.bolt != nil {
 		errs = append(errs, s.bolt.Close())
 	}
+	s.overlay, s.bolt = nil, nil
 	return errors.Join(errs...)
 }
 

@@ -104,6 +104,9 @@ func (s *Store) usageLoop() {
 // Usage tells what the writable layer of key takes on the disk. It never walks files itself: figures older than ten
 // seconds are renewed in the background, and before the first ones are there the Timestamp is zero.
 func (s *Store) Usage(ctx context.Context, key string) (Usage, error) {
+	if err := s.ready(); err != nil {
+		return Usage{}, err
+	}
 	if err := checkKey(key); err != nil {
 		return Usage{}, err
 	}
@@ -127,6 +130,8 @@ type fsCache struct {
 
 // FsInfo tells what images take on the disk: blobs, downloads under way, unpacked layers and the store's own files.
 // The figures are at most some ten seconds old; only the first call waits for them.
+//
+// Of a store that is not open its own files alone are told: a kubelet does not start without an answer.
 func (s *Store) FsInfo(ctx context.Context) (FsUsage, error) {
 	images, _, err := s.fsInfo(ctx)
 	return images, err
@@ -169,6 +174,10 @@ func (s *Store) renewFsInfo() {
 func (s *Store) measure(ctx context.Context) (images, containers FsUsage, err error) {
 	images = FsUsage{Mountpoint: s.cfg.Root, Timestamp: time.Now()}
 	containers = images
+	if s.Err() != nil {
+		err = s.measureFiles(&images)
+		return images, containers, err
+	}
 	err = s.snaps.Walk(ctx, func(ctx context.Context, info snapshots.Info) error {
 		if info.Labels[labelOwner] == ownerWritable {
 			u := s.usage.get(info.Name)
@@ -205,7 +214,7 @@ func (s *Store) measureFiles(into *FsUsage) error {
 		}
 		if err != nil {
 			// What goes away while one looks takes nothing.
-			if path != s.cfg.Root && isGone(err) {
+			if isGone(err) && (path != s.cfg.Root || s.Err() != nil) {
 				return nil
 			}
 			return err

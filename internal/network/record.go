@@ -79,16 +79,25 @@ type recordStore struct{ dir string }
 
 func (s recordStore) path(key string) string { return filepath.Join(s.dir, key+recordSuffix) }
 
-// open makes the directory and removes what a crash left half-written in it.
+// open makes the directory, unless the file system is read-only, and removes what a crash left half-written in it.
 func (s recordStore) open() error {
-	if err := os.MkdirAll(s.dir, 0o700); err != nil {
-		return fmt.Errorf("make directory of network records: %w", err)
+	if err := s.makeDir(); err != nil && !errors.Is(err, unix.EROFS) {
+		return err
 	}
 	leftovers, err := filepath.Glob(filepath.Join(s.dir, temporaryPrefix+"*"))
 	for _, file := range leftovers {
-		err = errors.Join(err, os.Remove(file))
+		if removeErr := os.Remove(file); !errors.Is(removeErr, unix.EROFS) { // nobody reads it
+			err = errors.Join(err, removeErr)
+		}
 	}
 	return err
+}
+
+func (s recordStore) makeDir() error {
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return fmt.Errorf("make directory of network records: %w", err)
+	}
+	return nil
 }
 
 // put writes the record so that it survives a power loss.
@@ -157,6 +166,9 @@ func (s recordStore) remove(key string) error {
 // keys lists what there are records of.
 func (s recordStore) keys() ([]string, error) {
 	entries, err := os.ReadDir(s.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // it could not be made yet
+	}
 	if err != nil {
 		return nil, fmt.Errorf("list network records: %w", err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containernetworking/cni/pkg/version"
 	"github.com/fsnotify/fsnotify"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -161,6 +162,13 @@ func (m *Manager) refreshStatus() {
 
 // probe looks whether the chain in force can do its work.
 func (m *Manager) probe(ctx context.Context) error {
+	err := m.records.makeDir()
+	if err == nil {
+		err = unix.Access(m.records.dir, unix.W_OK)
+	}
+	if err != nil {
+		return fmt.Errorf("records of pods' networks cannot be written to %s: %w: %w", m.records.dir, err, errdefs.ErrUnavailable)
+	}
 	c, err := m.currentChain()
 	if err != nil {
 		return err

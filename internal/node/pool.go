@@ -45,6 +45,8 @@ type livePod struct {
 	slots map[string]*slot    // by containerKey; one slot for all of a unit pod's containers
 	exits map[string]sandbox.Status
 	gone  bool // removed from the pool
+	// unwritten says that the record on the disk is behind rec.
+	unwritten bool
 }
 
 // reserve finds the pod called key or puts the one that fresh makes under that name.
@@ -237,8 +239,9 @@ func (p *livePod) commit(change func(next *Pod) error) error {
 	return p.transition(change, false)
 }
 
-// observe records what has happened already (a container ended): it is published even when it cannot be written;
-// the next write, or the next start of the daemon, makes up for it.
+// observe records what has happened already (a container ended), and what an order does to end something, which must be possible
+// whatever the disk is like: it is published even when it cannot be written. The janitor writes it when that can be done, and the
+// next start of the daemon finds the same by asking the backends. The error is change's.
 func (p *livePod) observe(change func(next *Pod) error) error {
 	return p.transition(change, true)
 }
@@ -257,10 +260,33 @@ func (p *livePod) transition(change func(next *Pod) error, happened bool) error 
 	if err == nil {
 		err = p.node.store.Put(kindPod, p.id, raw)
 	}
-	if err == nil || happened {
-		p.publish(next)
+	if err != nil && !happened {
+		return err
 	}
-	return err
+	if p.unwritten = err != nil; p.unwritten {
+		p.node.log.Error("a pod's record cannot be written, to be repeated", "pod", p.id, "err", err)
+		p.node.wakeJanitor()
+	}
+	p.publish(next)
+	return nil
+}
+
+// isUnwritten tells whether the record on the disk is behind.
+func (p *livePod) isUnwritten() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.unwritten
+}
+
+// write brings the record on the disk up to date.
+func (p *livePod) write() error {
+	if !p.isUnwritten() {
+		return nil
+	}
+	if err := p.commit(func(*Pod) error { return nil }); !errdefs.IsNotFound(err) {
+		return err
+	}
+	return nil // it was removed meanwhile
 }
 
 // publish shows next to the world: pool, index, views, events. It is the only place where a state changes; mu is held.

@@ -215,7 +215,7 @@ func (n *Node) settleAll(ctx context.Context) {
 // pending tells whether an intent of the record waits for its end while no order works on it.
 func (p *livePod) pending() bool {
 	rec := p.rec.Load()
-	if rec.State == "" || rec.Intent != "" {
+	if rec.State == "" || rec.Intent != "" || p.isUnwritten() {
 		return true
 	}
 	for _, c := range rec.Containers {
@@ -229,10 +229,10 @@ func (p *livePod) pending() bool {
 // settle brings the pod's intents to their end: what was being made is rolled back, what was being taken away is
 // taken away. An order under way is left alone: the intent is its own.
 func (p *livePod) settle(ctx context.Context) error {
+	errs := []error{p.write()}
 	if p.backend == nil || p.node.broken.of(p.rec.Load().Handler) != nil {
-		return nil
+		return errs[0]
 	}
-	var errs []error
 	for _, c := range p.rec.Load().Containers {
 		if c.State != "" && c.State != Starting && c.Intent == "" {
 			continue

@@ -42,6 +42,7 @@ func ignoreGone(err error) error {
 
 // stopSandbox is StopPodSandbox in the pod's slot. It goes on where an earlier one failed or died: the intent is
 // recorded first, the state becomes Killed when nothing runs any more, and the intent ends with the IP's release.
+// A record that cannot be written keeps nobody from stopping a pod.
 func (p *livePod) stopSandbox(ctx context.Context) error {
 	rec := p.rec.Load()
 	switch {
@@ -71,7 +72,7 @@ func (p *livePod) stopSandbox(ctx context.Context) error {
 
 // bringDown goes from Initiated to Killed: no order may begin, those under way are overridden, containers are killed.
 func (p *livePod) bringDown(ctx context.Context) error {
-	if err := p.commit(func(next *Pod) error { next.Intent = later(next.Intent, StopPodSandbox); return nil }); err != nil {
+	if err := p.observe(func(next *Pod) error { next.Intent = later(next.Intent, StopPodSandbox); return nil }); err != nil {
 		return err
 	}
 	if err := failStopSandboxIntent.Hit(ctx); err != nil {
@@ -91,7 +92,7 @@ func (p *livePod) bringDown(ctx context.Context) error {
 	if err := p.backend.StopSandbox(ctx, p.rec.Load().sandboxPod()); err != nil {
 		return err
 	}
-	if err := p.commit(func(next *Pod) error { next.State = Killed; return nil }); err != nil {
+	if err := p.observe(func(next *Pod) error { next.State = Killed; return nil }); err != nil {
 		return err
 	}
 	return failStopSandboxKilled.Hit(ctx)
@@ -118,7 +119,7 @@ func (p *livePod) freeSandbox(ctx context.Context) error {
 	if err := failStopSandboxNetwork.Hit(ctx); err != nil {
 		return err
 	}
-	err := p.commit(func(next *Pod) error {
+	err := p.observe(func(next *Pod) error {
 		if next.Intent == StopPodSandbox {
 			next.Intent = ""
 		}

@@ -2,6 +2,7 @@ package linux
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
@@ -104,7 +106,7 @@ func New(cfg Config) (*Backend, error) {
 		return nil, err
 	}
 	for _, dir := range []string{cfg.Root, cfg.RunDir, cfg.exitDir(), cfg.ociDir(), cfg.execDir()} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
+		if err := os.MkdirAll(dir, 0o700); err != nil && !errors.Is(err, unix.EROFS) { // what is there can be served
 			return nil, fmt.Errorf("linux backend: %w", err)
 		}
 	}

@@ -152,6 +152,22 @@ func (d *Daemon) Start(env ...string) {
 
 // TryStart is Start for a daemon that may fail to come up, at a fail point for instance.
 func (d *Daemon) TryStart(env ...string) error {
+	return errors.Join(d.spawn(env), d.waitFor(d.ready))
+}
+
+// StartNotReady starts the daemon and waits until it says of itself that its runtime is not ready.
+func (d *Daemon) StartNotReady(env ...string) {
+	d.t.Helper()
+	if err := errors.Join(d.spawn(env), d.waitFor(d.answers)); err != nil {
+		d.t.Fatal(err)
+	}
+	if err := d.ready(); err == nil {
+		d.t.Fatal("the daemon says that it is ready")
+	}
+}
+
+// spawn starts the daemon's process and connects to it.
+func (d *Daemon) spawn(env []string) error {
 	bin, err := Binary()
 	if err != nil {
 		return err
@@ -174,18 +190,19 @@ func (d *Daemon) TryStart(env ...string) error {
 		_ = c.Wait() // its code is in ProcessState
 		close(exited)
 	}()
-	return d.waitReady()
+	return d.connect()
 }
 
-func (d *Daemon) waitReady() error {
-	if err := d.connect(); err != nil {
-		return err
+// waitFor waits until cond is nil or the daemon has ended.
+func (d *Daemon) waitFor(cond func() error) error {
+	if d.conn == nil {
+		return nil // it was not started
 	}
 	err := poll(startTimeout, func() error {
 		if !d.Running() {
 			return nil
 		}
-		return d.ready()
+		return cond()
 	})
 	if !d.Running() {
 		return fmt.Errorf("the daemon ended before it was ready: %v\n%s", d.cmd.ProcessState, tail(d.LogPath(), 20))
@@ -193,20 +210,33 @@ func (d *Daemon) waitReady() error {
 	return err
 }
 
-// ready is nil when the daemon says that its runtime is ready.
-func (d *Daemon) ready() error {
+// Conditions are those of the daemon's status, by type.
+func (d *Daemon) Conditions() (map[string]*runtimeapi.RuntimeCondition, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	resp, err := d.raw.Status(ctx, &runtimeapi.StatusRequest{})
 	if err != nil {
-		return fmt.Errorf("the daemon does not answer Status: %w", err)
+		return nil, fmt.Errorf("the daemon does not answer Status: %w", err)
 	}
+	conditions := map[string]*runtimeapi.RuntimeCondition{}
 	for _, c := range resp.GetStatus().GetConditions() {
-		if c.Type == runtimeapi.RuntimeReady && c.Status {
-			return nil
-		}
+		conditions[c.Type] = c
 	}
-	return fmt.Errorf("the daemon is not ready: %v", resp.GetStatus().GetConditions())
+	return conditions, nil
+}
+
+func (d *Daemon) answers() error {
+	_, err := d.Conditions()
+	return err
+}
+
+// ready is nil when the daemon says that its runtime is ready.
+func (d *Daemon) ready() error {
+	conditions, err := d.Conditions()
+	if err == nil && !conditions[runtimeapi.RuntimeReady].GetStatus() {
+		err = fmt.Errorf("the daemon is not ready: %v", conditions)
+	}
+	return err
 }
 
 // Running reports whether the daemon's process runs.

@@ -2,6 +2,7 @@ package qemu
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/vm/machine"
@@ -76,7 +78,7 @@ func New(cfg Config) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(cfg.Root, 0o700); err != nil {
+	if err := os.MkdirAll(cfg.Root, 0o700); err != nil && !errors.Is(err, unix.EROFS) { // machines that run can be served
 		return nil, fmt.Errorf("the directory of the machines: %w", err)
 	}
 	ctx, end := context.WithCancel(context.Background())

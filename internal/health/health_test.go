@@ -1,0 +1,33 @@
+package health
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+)
+
+func TestBoard(t *testing.T) {
+	var log bytes.Buffer
+	b := NewBoard(slog.New(slog.NewTextHandler(&log, nil)))
+	b.Report("record", RuntimeReady, "ReadOnly", errors.New("cannot be written"))
+	b.Report("images", RuntimeReady, "Damaged", errors.New("is empty"))
+	first := b.Problems()
+	b.Report("record", RuntimeReady, "ReadOnly", errors.New("cannot be written"))
+	if strings.Count(log.String(), "cannot be written") != 1 {
+		t.Errorf("a problem that lasts is not logged once:\n%s", &log)
+	}
+	all := b.Problems()
+	if len(all) != 2 || all[0].Part != "images" || all[1].Reason != "ReadOnly" || !all[1].Since.Equal(first[1].Since) {
+		t.Errorf("problems: %+v, before %+v", all, first)
+	}
+	b.Report("record", RuntimeReady, "", nil)
+	b.Report("edge", EdgeReady, "", nil) // never had one
+	if all := b.Problems(); len(all) != 1 || all[0].Part != "images" {
+		t.Errorf("problems after one is solved: %+v", all)
+	}
+	if (*Board)(nil).Problems() != nil {
+		t.Error("no board has problems")
+	}
+}

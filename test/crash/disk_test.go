@@ -1,0 +1,229 @@
+package crash
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+// readOnly makes a directory of a daemon read-only, as a file system becomes that has errors, and gives what undoes it.
+func readOnly(t *testing.T, dir string) (undo func()) {
+	t.Helper()
+	if err := unix.Mount(dir, dir, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("", dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		t.Fatal(err)
+	}
+	done := false
+	undo = func() {
+		if done {
+			return
+		}
+		done = true
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(undo)
+	return undo
+}
+
+// wantCode holds the code of a call's error.
+func wantCode(t *testing.T, what string, err error, want ...codes.Code) {
+	t.Helper()
+	for _, code := range want {
+		if status.Code(err) == code {
+			return
+		}
+	}
+	t.Errorf("%s: %v, want one of the codes %v", what, err, want)
+}
+
+// wantChecked holds that `tripod check` says text.
+func wantChecked(t *testing.T, d *harness.Daemon, text string) {
+	t.Helper()
+	bin, err := harness.Binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, _ := exec.Command(bin, "check", "--config", d.ConfigPath()).CombinedOutput() // fails, for the node cannot run pods
+	if !strings.Contains(string(out), text) {
+		t.Errorf("tripod check does not say %q:\n%s", text, out)
+	}
+}
+
+// wantReady waits until the daemon says that its runtime and its network are ready.
+func wantReady(t *testing.T, d *harness.Daemon) {
+	t.Helper()
+	harness.Eventually(t, 60*time.Second, func() error {
+		conditions, err := d.Conditions()
+		if err == nil && (!conditions[runtimeapi.RuntimeReady].GetStatus() || !conditions[runtimeapi.NetworkReady].GetStatus()) {
+			err = fmt.Errorf("conditions: %v", conditions)
+		}
+		return err
+	})
+}
+
+// pod makes and removes a pod with a container: the node does all of its work.
+func wantPod(t *testing.T, d *harness.Daemon) {
+	t.Helper()
+	pod := d.RunPod(t, harness.PodConfig(t, "whole"))
+	pod.Run(harness.ContainerConfig("c", harness.Busybox, harness.Shell("exit 7"))).WaitExit(7)
+	pod.Remove()
+}
+
+// TestN5ReadOnlyRoot: a daemon whose root is read-only starts, says so, serves what runs, stops it, refuses what it cannot do, and
+// does all of it once the root can be written, without a restart.
+func TestN5ReadOnlyRoot(t *testing.T) {
+	for _, restarted := range []bool{true, false} {
+		t.Run(fmt.Sprintf("at start %v", restarted), func(t *testing.T) {
+			d := harness.StartDaemon(t)
+			pod := d.RunPod(t, harness.PodConfig(t, "p"))
+			runs := pod.Run(harness.ContainerConfig("runs", harness.Busybox, harness.Sleep()))
+			stays := pod.Run(harness.ContainerConfig("stays", harness.Busybox, harness.Sleep()))
+			if restarted {
+				d.Stop()
+			}
+			undo := readOnly(t, d.Root)
+			if restarted {
+				d.StartNotReady()
+			}
+			harness.Eventually(t, 30*time.Second, func() error {
+				conditions, err := d.Conditions()
+				if err != nil {
+					return err
+				}
+				var errs []error
+				for _, name := range []string{runtimeapi.RuntimeReady, runtimeapi.NetworkReady} {
+					if c := conditions[name]; c.GetStatus() || c.GetReason() == "" || !strings.Contains(c.GetMessage(), "read-only file system") {
+						errs = append(errs, fmt.Errorf("condition %s: %v", name, c))
+					}
+				}
+				return errors.Join(errs...)
+			})
+			wantChecked(t, d, "read-only file system")
+
+			if s := runs.Status(); s.State != runtimeapi.ContainerState_CONTAINER_RUNNING {
+				t.Errorf("the container that runs: %v", s)
+			}
+			runs.Must("true")
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			_, err := d.CRI().RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: harness.PodConfig(t, "new")})
+			wantCode(t, "RunPodSandbox", err, codes.Unavailable)
+			_, err = d.ImageCRI().PullImage(ctx, &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: harness.Nginx}})
+			wantCode(t, "PullImage", err, codes.Unavailable)
+			_, err = d.CRI().CreateContainer(ctx, &runtimeapi.CreateContainerRequest{
+				PodSandboxId: pod.ID, Config: harness.ContainerConfig("new", harness.Busybox, harness.Sleep()), SandboxConfig: pod.Config,
+			})
+			wantCode(t, "CreateContainer", err, codes.Unavailable)
+
+			runs.Stop(5 * time.Second)
+			if s := runs.Status(); s.State != runtimeapi.ContainerState_CONTAINER_EXITED {
+				t.Errorf("the container that was stopped: %v", s)
+			}
+			_, err = d.CRI().RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: runs.ID})
+			wantCode(t, "RemoveContainer", err, codes.Unavailable)
+			_, err = d.CRI().StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: pod.ID})
+			wantCode(t, "StopPodSandbox", err, codes.OK, codes.Unavailable) // its address cannot be given back yet
+			if s := stays.Status(); s.State != runtimeapi.ContainerState_CONTAINER_EXITED {
+				t.Errorf("the container of the pod that was stopped: %v", s)
+			}
+
+			undo()
+			wantReady(t, d)
+			pod.Remove()
+			wantPod(t, d)
+			d.Restart() // what could not be written is
+		})
+	}
+}
+
+// TestN11ImageStoreIsDamaged: with metadata of the images that is empty, half, garbage or gone the node starts and says so, the
+// containers run on, nothing of the store is changed, and with the right file back it does all of its work without a restart.
+func TestN11ImageStoreIsDamaged(t *testing.T) {
+	d := harness.StartDaemon(t)
+	pod := d.RunPod(t, harness.PodConfig(t, "p"))
+	c := pod.Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep()))
+	c.Must("sh", "-c", "echo kept >/kept")
+	for _, name := range []string{"image/metadata.db", "image/snapshots/metadata.db"} {
+		file := filepath.Join(d.Root, name)
+		d.Stop()
+		right, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		garbage := append([]byte(nil), right...)
+		for i := range garbage[2*os.Getpagesize():] {
+			garbage[2*os.Getpagesize()+i] = byte(i)
+		}
+		for damage, content := range map[string][]byte{"empty": {}, "half": right[:len(right)/2], "garbage": garbage, "gone": nil} {
+			t.Run(filepath.Base(filepath.Dir(name))+" "+damage, func(t *testing.T) {
+				before := harness.Snapshot(d)
+				if err := os.Remove(file); err != nil {
+					t.Fatal(err)
+				}
+				if content != nil {
+					if err := os.WriteFile(file, content, 0o600); err != nil {
+						t.Fatal(err)
+					}
+				}
+				d.StartNotReady()
+				conditions, err := d.Conditions()
+				if r := conditions[runtimeapi.RuntimeReady]; err != nil || r.GetReason() != "StoreDamaged" || !strings.Contains(r.GetMessage(), "nothing was changed") {
+					t.Errorf("conditions %v, %v", conditions, err)
+				}
+				wantChecked(t, d, "nothing was changed")
+				if out := c.Must("cat", "/kept"); strings.TrimSpace(out) != "kept" {
+					t.Errorf("the container has %q", out)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				_, err = d.CRI().CreateContainer(ctx, &runtimeapi.CreateContainerRequest{
+					PodSandboxId: pod.ID, Config: harness.ContainerConfig("new", harness.Busybox, harness.Sleep()), SandboxConfig: pod.Config,
+				})
+				wantCode(t, "CreateContainer", err, codes.FailedPrecondition)
+				_, err = d.ImageCRI().PullImage(ctx, &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: harness.Busybox}})
+				wantCode(t, "PullImage", err, codes.FailedPrecondition)
+				_, err = d.ImageCRI().ListImages(ctx, &runtimeapi.ListImagesRequest{})
+				wantCode(t, "ListImages", err, codes.FailedPrecondition)
+				if now, err := os.ReadFile(file); content != nil && (err != nil || string(now) != string(content)) {
+					t.Errorf("the damaged file was changed, %v", err)
+				}
+
+				if err := os.WriteFile(file, right, 0o600); err != nil {
+					t.Fatal(err)
+				}
+				wantReady(t, d)
+				wantPod(t, d)
+				if out := c.Must("cat", "/kept"); strings.TrimSpace(out) != "kept" {
+					t.Errorf("the container has %q", out)
+				}
+				d.Stop()
+				if err := before.Leaks(harness.Snapshot(d)); err != nil {
+					t.Error(err)
+				}
+				if right, err = os.ReadFile(file); err != nil {
+					t.Fatal(err)
+				}
+			})
+		}
+		d.Start()
+	}
+	c.Stop(5 * time.Second)
+	pod.Remove()
+}
