@@ -27,7 +27,7 @@ const (
 	reasonDamaged  = "StoreDamaged"
 )
 
-// watchHealth reports, now and as long as the daemon runs, which of its stores cannot be used.
+// watchHealth reports, now and as long as the daemon runs, which of its stores cannot be used and what could not be cleaned up.
 func (p *parts) watchHealth(record *store.Store, images *image.Store, log *slog.Logger) {
 	look := func() {
 		p.health.Report("record", health.RuntimeReady, reasonReadOnly, record.Err())
@@ -36,6 +36,7 @@ func (p *parts) watchHealth(record *store.Store, images *image.Store, log *slog.
 			err = images.Writable()
 		}
 		p.health.Report("image store", health.RuntimeReady, reasonOf(err), err)
+		p.health.Report("leftovers", health.Clean, "LeftoversRemain", p.node.Leftovers())
 	}
 	look()
 	ctx, cancel := context.WithCancel(context.Background())

@@ -321,3 +321,24 @@ exit 0`)
 		t.Error("GC ran beside an ADD")
 	}
 }
+
+// TestGCVerbGivesWay: a plugin that hangs in GC keeps no pod from its network.
+func TestGCVerbGivesWay(t *testing.T) {
+	n := newNode(t, nil)
+	begun := filepath.Join(t.TempDir(), "gc")
+	n.plugin("agent", `
+case $CNI_COMMAND in
+VERSION) echo '{"cniVersion":"1.1.0","supportedVersions":["1.1.0"]}';;
+ADD) echo '{"cniVersion":"1.1.0"}';;
+GC) touch `+begun+`; sleep 3600;;
+esac
+exit 0`)
+	n.configure("10.conflist", `{"cniVersion":"1.1.0","name":"n","plugins":[{"type":"agent"}]}`)
+	collected := make(chan error, 1)
+	go func() { collected <- n.GC(t.Context(), nil) }()
+	eventually(t, 10*time.Second, "GC has begun", func() bool { _, err := os.Stat(begun); return err == nil })
+	n.setup(Attachment{ID: "new"})
+	if err := <-collected; err == nil || !strings.Contains(err.Error(), "gave way") {
+		t.Errorf("GC: %v; a pod waited for it", err)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/containerd/errdefs"
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sync/errgroup"
@@ -98,6 +99,12 @@ func (m *Manager) collectPlugins(ctx context.Context) error {
 	if err != nil || !atLeast(c.list.CNIVersion, "1.1.0") {
 		return nil // without a chain there is nobody to ask; Status says so
 	}
+	ctx, cancel := context.WithTimeout(ctx, rollbackTimeout)
+	defer cancel()
+	ctx, interrupt := context.WithCancelCause(ctx)
+	defer interrupt(nil)
+	m.interrupt.Store(&interrupt) // before anybody can wait for the lock
+	defer m.interrupt.Store(nil)
 	if !m.garbage.TryLock() {
 		return nil
 	}
@@ -111,10 +118,23 @@ func (m *Manager) collectPlugins(ctx context.Context) error {
 	for _, key := range keys {
 		args.ValidAttachments = append(args.ValidAttachments, types.GCAttachment{ContainerID: key, IfName: interfaceName})
 	}
-	ctx, cancel := context.WithTimeout(ctx, rollbackTimeout)
-	defer cancel()
 	if err := m.cni.GCNetworkList(ctx, c.list, args); err != nil {
 		return fmt.Errorf("CNI GC by %s: %w", c.source, err)
 	}
 	return nil
+}
+
+// errGaveWay is why a GC verb was ended.
+var errGaveWay = fmt.Errorf("it gave way to a pod, to be repeated: %w", errdefs.ErrUnavailable)
+
+// beforeGarbage is for ADD and DEL, which the GC verb gives way to: it can be repeated, and no pod waits for it. What it returns is
+// to be called afterwards.
+func (m *Manager) beforeGarbage() (done func()) {
+	if !m.garbage.TryRLock() {
+		if interrupt := m.interrupt.Load(); interrupt != nil {
+			(*interrupt)(errGaveWay)
+		}
+		m.garbage.RLock()
+	}
+	return m.garbage.RUnlock
 }

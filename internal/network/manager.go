@@ -24,6 +24,8 @@ type Manager struct {
 	// garbage is held for reading by ADD and DEL, for writing by the GC verb, which CNI wants alone (SPEC 1.1.0,
 	// "Lifecycle & Ordering").
 	garbage sync.RWMutex
+	// interrupt ends the GC verb that is under way, if one is.
+	interrupt atomic.Pointer[context.CancelCauseFunc]
 
 	mu sync.Mutex
 	// ours are the keys that this process has set up and not torn down: GC leaves them to their callers.

@@ -108,8 +108,7 @@ func (m *Manager) attach(ctx context.Context, rec *record) (*Result, error) {
 }
 
 func (m *Manager) add(ctx context.Context, rec *record) (types.Result, error) {
-	m.garbage.RLock()
-	defer m.garbage.RUnlock()
+	defer m.beforeGarbage()()
 	return m.cni.AddNetworkList(ctx, rec.list, rec.runtimeConf(m.netnsPath(rec.key)))
 }
 

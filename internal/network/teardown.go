@@ -70,8 +70,7 @@ func (m *Manager) del(ctx context.Context, rec *record) error {
 	if !isNetns(netns) {
 		netns = ""
 	}
-	m.garbage.RLock()
-	defer m.garbage.RUnlock()
+	defer m.beforeGarbage()()
 	return m.cni.DelNetworkList(ctx, rec.list, rec.runtimeConf(netns))
 }
 

@@ -51,21 +51,30 @@ func unrecovered(handler string, why error) error {
 	return fmt.Errorf("runtime handler %q is not ready (%v): %w", handler, why, errdefs.ErrUnavailable)
 }
 
-// recover asks a backend what there is of its pods and records the differences. From then on they take orders.
-func (n *Node) recover(ctx context.Context, handler string) error {
-	ctx, cancel := context.WithTimeout(ctx, recoverTimeout)
+// recover asks a backend what there is of its pods and records the differences. From then on they take orders, those with
+// something pending when their turn comes.
+func (n *Node) recover(background context.Context, handler string) error {
+	ctx, cancel := context.WithTimeout(background, recoverTimeout)
 	defer cancel()
 	found, err := n.Backends[handler].Recover(ctx, n.known(handler), n.report)
 	if err != nil {
 		n.broken.set(handler, err)
 		return err
 	}
+	finish := map[*livePod]func() error{}
 	for _, p := range n.pool.all() {
-		if p.rec.Load().Handler == handler {
-			p.compare(found)
+		if p.rec.Load().Handler != handler {
+			continue
+		}
+		p.compare(found)
+		if p.pending() {
+			finish[p] = p.settle(background)
 		}
 	}
 	n.broken.set(handler, nil)
+	for p, finish := range finish {
+		n.inBackground(p, finish)
+	}
 	return nil
 }
 

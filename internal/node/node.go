@@ -78,6 +78,7 @@ type Node struct {
 	events *hub
 
 	broken broken
+	left   leftovers
 	// silent holds the IDs of pods and containers whose backend has not come back with figures.
 	silent sync.Map
 
@@ -194,11 +195,11 @@ func (n *Node) Container(id string) (*Container, *Pod, error) {
 	return nil, nil, notFound("container", id)
 }
 
-// Close takes no more orders, lets those under way finish (they get 10 s, and as long again to wind up), and ends the
-// node's own work. Pods go on running. The store can be closed afterwards.
+// Close ends the node's own work, which the next start takes up, takes no more orders, and lets those under way finish (they get
+// 10 s, and as long again to wind up). Pods go on running. The store can be closed afterwards.
 func (n *Node) Close() error {
-	ended := n.duty.close(closePatience)
 	n.stop()
+	ended := n.duty.close(closePatience)
 	n.workers.Wait()
 	n.events.close()
 	if !ended {

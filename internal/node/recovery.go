@@ -14,16 +14,21 @@ import (
 )
 
 const (
-	// janitorFirst and janitorLast are the shortest and the longest pause between two tries to end what is pending.
-	janitorFirst = time.Second
-	janitorLast  = time.Minute
-	// recoverTimeout bounds a backend's recovery; one that is stuck does not keep the others from serving.
+	// startPatience is how long Open waits for backends; their pods take no orders before they are recovered.
+	startPatience = 5 * time.Second
+	// settlePatience is how long Open waits for what is left over, which takes milliseconds unless something is stuck.
+	settlePatience = time.Second
+	// recoverTimeout bounds a backend's recovery.
 	recoverTimeout = time.Minute
 )
 
-// Open reads the record and brings it and the node together: what runs is adopted, what ended is recorded, what was
-// half-made when the daemon died is rolled back, what was being removed is removed. It returns when every pod is in
-// a true state; what cannot be ended now (a CNI plugin that fails) is retried in the background.
+// errRecovering is why a handler's pods take no orders yet.
+var errRecovering = fmt.Errorf("its backend still looks for what runs: %w", errdefs.ErrUnavailable)
+
+// Open reads the record and brings it and the node together: what runs is adopted, what ended is recorded. What was half-made
+// when the daemon died is then rolled back, and what was being removed is removed, beside the node that serves: neither may wait
+// for the other. An order for one of these pods waits for its turn. Open itself waits for the backends and for what is left over
+// for a moment only: startPatience and settlePatience.
 //
 // Nothing is deleted when the record cannot be read in full: Open fails instead.
 func Open(ctx context.Context, config Config) (*Node, error) {
@@ -32,26 +37,22 @@ func Open(ctx context.Context, config Config) (*Node, error) {
 	}
 	n := &Node{
 		Config: config, log: config.Logger, store: config.Store, pool: newPool(), index: newIndex(), events: newHub(), duty: newDuty(ctx),
-		kick: make(chan struct{}, 1),
+		kick: make(chan struct{}, 1), left: newLeftovers(),
 	}
 	if err := n.load(); err != nil {
 		return nil, err
 	}
-	away := n.adopt(ctx)
-	n.settleAll(ctx)
 	var keep []string
 	for _, p := range n.pool.all() {
 		keep = append(keep, p.id)
 	}
-	if err := n.Network.GC(ctx, keep); err != nil {
-		n.log.Warn("collect abandoned networks, to be retried at the next start", "err", err)
-	}
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	n.stop = stop
+	n.adopt(background)
 	n.workers.Go(guard.Loop(n.log, "janitor", func() { n.janitor(background) }))
-	for _, handler := range away {
-		n.workers.Go(guard.Loop(n.log, "recover "+handler, func() { n.recoverAway(background, handler) }))
-	}
+	n.left.begin(abandoned)
+	n.workers.Go(guard.Loop(n.log, "abandoned networks", func() { n.collectNetworks(background, keep) }))
+	n.left.await(settlePatience)
 	return n, nil
 }
 
@@ -87,28 +88,36 @@ func (n *Node) load() error {
 	return nil
 }
 
-// adopt recovers every backend, and gives the handlers of those that wait for something.
-func (n *Node) adopt(ctx context.Context) (away []string) {
-	var (
-		wg sync.WaitGroup
-		mu sync.Mutex
-	)
+// adopt recovers every backend. Those that have not come back after startPatience, or wait for something, do it in the background.
+func (n *Node) adopt(ctx context.Context) {
+	var recovered sync.WaitGroup
 	for handler := range n.Backends {
-		wg.Go(func() {
+		n.broken.set(handler, errRecovering)
+		recovered.Add(1)
+		done := sync.OnceFunc(recovered.Done)
+		n.workers.Go(func() {
+			defer done()
 			err := guard.Call(n.log, "recover "+handler, func() error { return n.recover(ctx, handler) })
 			switch {
 			case errors.Is(err, sandbox.ErrAway):
 				n.log.Warn("a backend waits for what it stands on; until then its pods take no orders", "handler", handler, "err", err)
-				mu.Lock()
-				away = append(away, handler)
-				mu.Unlock()
+				done()
+				guard.Loop(n.log, "recover "+handler, func() { n.recoverAway(ctx, handler) })()
 			case err != nil:
+				n.broken.set(handler, err)
 				n.log.Error("a backend could not be recovered; its pods take no orders", "handler", handler, "err", err)
 			}
 		})
 	}
-	wg.Wait()
-	return away
+	all := make(chan struct{})
+	n.workers.Go(func() { recovered.Wait(); close(all) })
+	timer := time.NewTimer(startPatience)
+	defer timer.Stop()
+	select {
+	case <-all:
+	case <-timer.C:
+		n.log.Warn("a backend takes long to look for what runs; the node serves without it meanwhile", "patience", startPatience)
+	}
 }
 
 // known is what the record holds of a handler's pods.
@@ -190,28 +199,6 @@ func adoptContainer(c *Container, now sandbox.Status) {
 	}
 }
 
-// settleAll ends what was pending when the daemon died, a few pods at a time.
-func (n *Node) settleAll(ctx context.Context) {
-	var wg sync.WaitGroup
-	queue := make(chan *livePod)
-	for range 8 {
-		wg.Go(func() {
-			for p := range queue {
-				if err := p.settle(ctx); err != nil {
-					n.log.Warn("a pod could not be settled, to be retried", "pod", p.id, "err", err)
-				}
-			}
-		})
-	}
-	for _, p := range n.pool.all() {
-		if p.pending() {
-			queue <- p
-		}
-	}
-	close(queue)
-	wg.Wait()
-}
-
 // pending tells whether an intent of the record waits for its end while no order works on it.
 func (p *livePod) pending() bool {
 	rec := p.rec.Load()
@@ -226,37 +213,55 @@ func (p *livePod) pending() bool {
 	return false
 }
 
-// settle brings the pod's intents to their end: what was being made is rolled back, what was being taken away is
-// taken away. An order under way is left alone: the intent is its own.
-func (p *livePod) settle(ctx context.Context) error {
-	errs := []error{p.write()}
-	if p.backend == nil || p.node.broken.of(p.rec.Load().Handler) != nil {
-		return errs[0]
+// settle takes the slots of the containers that have an intent, and gives what brings the pod's intents to their end: what was being
+// made is rolled back, what was being taken away is taken away. An order under way is left alone: the intent is its own.
+func (p *livePod) settle(ctx context.Context) (finish func() error) {
+	var (
+		steps []func() error
+		errs  []error
+	)
+	take := func(s *slot, call Call, work func(context.Context) error) {
+		o := p.node.order(call)
+		o.bound = true
+		perform, err := s.take(ctx, o)
+		errs = append(errs, err)
+		if perform != nil {
+			steps = append(steps, func() error { return perform(work) })
+		}
 	}
 	for _, c := range p.rec.Load().Containers {
-		if c.State != "" && c.State != Starting && c.Intent == "" {
-			continue
+		if c.State == "" || c.State == Starting || c.Intent != "" {
+			take(p.slotOf(c.key()), c.Intent, func(ctx context.Context) error { return p.settleContainer(ctx, c.ID) })
 		}
-		_, err := p.slotOf(c.key()).try(ctx, p.node.order(c.Intent), func(ctx context.Context) error {
-			return p.settleContainer(ctx, c.ID)
-		})
-		errs = append(errs, err)
 	}
-	rec := p.rec.Load()
-	var end func(context.Context) error
-	switch {
+	return func() error {
+		for _, step := range steps {
+			errs = append(errs, step())
+		}
+		steps = nil
+		if rec := p.rec.Load(); rec.State == "" || rec.Intent != "" {
+			take(&p.slot, rec.Intent, p.settleSandbox)
+		}
+		for _, step := range steps {
+			errs = append(errs, step())
+		}
+		return errors.Join(errs...)
+	}
+}
+
+// settleSandbox ends the intent of the pod itself, in its slot.
+func (p *livePod) settleSandbox(ctx context.Context) error {
+	switch rec := p.rec.Load(); {
+	case p.isGone():
+		return nil
 	case rec.State == "":
-		end = p.unmakeSandbox
+		return ignoreGone(p.unmakeSandbox(ctx))
 	case rec.Intent == RemovePodSandbox:
-		end = p.removeSandbox
+		return ignoreGone(p.removeSandbox(ctx))
 	case rec.Intent == StopPodSandbox:
-		end = p.stopSandbox
+		return ignoreGone(p.stopSandbox(ctx))
 	}
-	if end != nil {
-		_, err := p.slot.try(ctx, p.node.order(rec.Intent), end)
-		errs = append(errs, ignoreGone(err))
-	}
-	return errors.Join(errs...)
+	return nil
 }
 
 // settleContainer ends one container's intent, in its slot.
@@ -304,60 +309,4 @@ func (p *livePod) unstart(ctx context.Context, rec *Pod, c *Container) error {
 		}
 		return nil
 	})
-}
-
-// wakeJanitor has the janitor look at once.
-func (n *Node) wakeJanitor() {
-	select {
-	case n.kick <- struct{}{}:
-	default:
-	}
-}
-
-// janitor retries, with growing pauses, what could not be ended when it was ordered: a CNI DEL that fails, a mount
-// that is busy.
-func (n *Node) janitor(ctx context.Context) {
-	pause := janitorFirst
-	for {
-		timer := time.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return
-		case <-n.kick:
-			timer.Stop()
-			pause = janitorFirst
-			if !sleep(ctx, pause) {
-				return
-			}
-		case <-timer.C:
-		}
-		left := false
-		for _, p := range n.pool.all() {
-			if !p.pending() {
-				continue
-			}
-			if err := p.settle(ctx); err != nil {
-				left = true
-				n.log.Warn("still pending", "pod", p.id, "err", err)
-			}
-		}
-		if left {
-			pause = min(2*pause, janitorLast)
-		} else {
-			pause = janitorLast
-		}
-	}
-}
-
-// sleep paces the janitor; false when ctx ended.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

@@ -2,6 +2,7 @@ package node_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/network"
 	"github.com/tripod-run/tripod/internal/node"
 	"github.com/tripod-run/tripod/sandbox"
 	"github.com/tripod-run/tripod/sandbox/fake"
@@ -149,4 +151,104 @@ func TestBackendThatWaits(t *testing.T) {
 		}
 	}
 	must(t, b.RemoveSandbox(t.Context(), pod))
+}
+
+// stuckNetwork does not come back from Teardown as long as its context lasts.
+type stuckNetwork struct {
+	*fake.Network
+	hangs chan string
+}
+
+func (s stuckNetwork) Teardown(ctx context.Context, a network.Attachment) error {
+	select {
+	case s.hangs <- a.ID:
+	default:
+	}
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+// intend records an intent of a pod, as a daemon leaves it that dies in the middle of the order.
+func intend(t *testing.T, b *bench, id string, call node.Call) {
+	t.Helper()
+	var record map[string]any
+	must(t, b.store.All("pods", func(key string, raw []byte) error {
+		if key != id {
+			return nil
+		}
+		return json.Unmarshal(raw, &record)
+	}))
+	record["intent"] = call
+	raw, err := json.Marshal(record)
+	must(t, err, b.store.Put("pods", id, raw))
+}
+
+// TestN4LeftoversThatHang: what cannot be cleaned up at the start keeps neither the node from serving, nor its stop, and is told of.
+func TestN4LeftoversThatHang(t *testing.T) {
+	b := open(t, t.TempDir())
+	stopped, half := b.run(t, "", podConfig("stopped")), b.run(t, "", podConfig("half"))
+	intend(t, b, stopped, node.StopPodSandbox)
+	b.close()
+
+	stuck := stuckNetwork{hangs: make(chan string, 8)}
+	b, err := openConfig(b.dir, func(c *node.Config, _ map[string]*fake.Backend) {
+		stuck.Network = c.Network.(*fake.Network)
+		c.Network = stuck
+	})
+	must(t, err)
+	if id := <-stuck.hangs; id != stopped {
+		t.Fatalf("the network of %s is given back", id)
+	}
+	if p, err := b.Pod(half); err != nil || p.State != node.Initiated {
+		t.Errorf("the other pod: %v, %v", p, err)
+	}
+	id := b.run(t, "", podConfig("new"))
+	must(t, b.StartContainer(t.Context(), b.create(t, id, containerConfig("c"))))
+	eventually(t, "the leftover is told of", func() bool {
+		err := b.Leftovers()
+		return err != nil && strings.Contains(err.Error(), stopped)
+	})
+	began := time.Now()
+	must(t, b.Close())
+	if took := time.Since(began); took >= 10*time.Second { // what orders under way get
+		t.Errorf("the node's end waited %v for what it had to clean up", took)
+	}
+	must(t, b.store.Close())
+
+	b = open(t, b.dir) // the plugin works again
+	eventually(t, "the leftover is gone", func() bool {
+		p, err := b.Pod(stopped)
+		return err == nil && p.State == node.Killed && p.Intent == "" && b.Leftovers() == nil
+	})
+	b.close()
+}
+
+// hanging is a backend that does not come back from Recover before it is let go.
+type hanging struct {
+	*fake.Backend
+	letGo chan struct{}
+}
+
+func (h hanging) Recover(ctx context.Context, known []sandbox.Known, sink sandbox.Sink) (sandbox.Found, error) {
+	<-h.letGo
+	return h.Backend.Recover(ctx, known, sink)
+}
+
+// TestN8BackendThatHangsAtStart: the node serves the pods of all others, and its own once it has come back.
+func TestN8BackendThatHangsAtStart(t *testing.T) {
+	b := open(t, t.TempDir())
+	stuck := b.run(t, "vm", podConfig("stuck"))
+	b.close()
+	letGo := make(chan struct{})
+	b, err := openChanged(b.dir, func(backends map[string]sandbox.Backend, fakes map[string]*fake.Backend) {
+		backends["vm"] = hanging{fakes["vm"], letGo}
+	})
+	must(t, err)
+	t.Cleanup(b.close)
+	must(t, b.RemoveSandbox(t.Context(), b.run(t, "linux", podConfig("other"))))
+	if err := b.StopSandbox(t.Context(), stuck); !errdefs.IsUnavailable(err) {
+		t.Errorf("an order for a pod of the backend that hangs: %v", err)
+	}
+	close(letGo)
+	eventually(t, "orders for its pods are taken", func() bool { return b.RemoveSandbox(t.Context(), stuck) == nil })
 }

@@ -32,7 +32,9 @@ type order struct {
 	limit time.Duration
 	// duty counts it among the node's orders.
 	duty *duty
-	log  *slog.Logger
+	// bound says that the work ends with the context that it is ordered by.
+	bound bool
+	log   *slog.Logger
 }
 
 type operation struct {
@@ -84,14 +86,16 @@ func (s *slot) run(ctx context.Context, o order, work func(context.Context) erro
 	}
 }
 
-// try does work when the slot is free and reports whether it was.
-func (s *slot) try(ctx context.Context, o order, work func(context.Context) error) (bool, error) {
+// take takes the slot when it is free, and gives what then does work in it; nil when it is not free.
+func (s *slot) take(ctx context.Context, o order) (perform func(work func(context.Context) error) error, err error) {
 	_, op, opctx, err := s.enter(ctx, o)
 	if op == nil {
-		return false, err
+		return nil, err
 	}
-	s.perform(opctx, op, work)
-	return true, op.err
+	return func(work func(context.Context) error) error {
+		s.perform(opctx, op, work)
+		return op.err
+	}, nil
 }
 
 // enter takes the slot (op is set) or tells who has it (cur is set).
@@ -104,7 +108,10 @@ func (s *slot) enter(ctx context.Context, o order) (cur, op *operation, opctx co
 	if err := o.duty.begin(); err != nil {
 		return nil, nil, nil, err
 	}
-	opctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	if !o.bound {
+		ctx = context.WithoutCancel(ctx)
+	}
+	opctx, cancel := context.WithCancelCause(ctx)
 	s.cur = &operation{order: o, cancel: cancel, done: make(chan struct{})}
 	return nil, s.cur, opctx, nil
 }

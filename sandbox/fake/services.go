@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"github.com/containerd/errdefs"
@@ -26,6 +27,7 @@ import (
 type Network struct {
 	Dir  string
 	next atomic.Uint32
+	ours sync.Map // what this process has set up, which GC leaves alone
 }
 
 // Setup writes the attachment's file and gives it an address below 192.0.2.0/24.
@@ -33,6 +35,7 @@ func (n *Network) Setup(ctx context.Context, a network.Attachment) (*network.Res
 	if err := n.step(ctx, a, "network-setup"); err != nil {
 		return nil, err
 	}
+	n.ours.Store(a.ID, true)
 	if err := os.WriteFile(filepath.Join(n.Dir, a.ID), nil, 0o600); err != nil {
 		return nil, err
 	}
@@ -71,11 +74,11 @@ func (n *Network) Leases() ([]string, error) {
 	return ids, err
 }
 
-// GC removes the attachments that are not in keep.
+// GC removes the attachments of earlier processes that are not in keep.
 func (n *Network) GC(_ context.Context, keep []string) error {
 	ids, err := n.Leases()
 	for _, id := range ids {
-		if !slices.Contains(keep, id) {
+		if _, ours := n.ours.Load(id); !ours && !slices.Contains(keep, id) {
 			err = errors.Join(err, os.Remove(filepath.Join(n.Dir, id)))
 		}
 	}
