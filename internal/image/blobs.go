@@ -27,6 +27,9 @@ const (
 
 // blob looks at a blob's record and at its file, by size only: a file that lost its bytes in a crash is shorter.
 func (s *Store) blob(ctx context.Context, desc ocispec.Descriptor) (blobState, error) {
+	if _, bad := s.badBlobs.Load(desc.Digest.String()); bad {
+		return blobDamaged, nil
+	}
 	_, err := s.content.Info(ctx, desc.Digest)
 	known := err == nil
 	if err != nil && !errdefs.IsNotFound(err) {
@@ -54,6 +57,7 @@ func (s *Store) dropBlob(ctx context.Context, dgst digest.Digest) error {
 			return fmt.Errorf("drop blob %s: %w", dgst, err)
 		}
 	}
+	s.badBlobs.Delete(dgst.String())
 	return nil
 }
 

@@ -144,6 +144,13 @@ func (x *index) sort() {
 	slices.SortFunc(x.sorted, func(a, b *entry) int { return cmp.Compare(a.image.ID, b.image.ID) })
 }
 
+// entries are all images, sorted by ID.
+func (x *index) entries() []*entry {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	return slices.Clone(x.sorted)
+}
+
 func (x *index) list() []Image {
 	x.mu.RLock()
 	defer x.mu.RUnlock()

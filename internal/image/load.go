@@ -24,10 +24,14 @@ func (s *Store) load(ctx context.Context) error {
 		err error
 	}
 	read := map[string]found{} // by target digest
+	dirs, err := s.snapshotDirs(ctx)
+	if err != nil {
+		return err
+	}
 	inspect := func(target ocispec.Descriptor) (*details, error) {
 		f, ok := read[target.Digest.String()]
 		if !ok {
-			f.details, f.err = s.inspect(ctx, target)
+			f.details, f.err = s.inspectIn(ctx, target, dirs)
 			read[target.Digest.String()] = f
 		}
 		return f.details, f.err
@@ -51,6 +55,15 @@ func (s *Store) load(ctx context.Context) error {
 
 // inspect reads what an image is from its blobs, all of which must be sound.
 func (s *Store) inspect(ctx context.Context, target ocispec.Descriptor) (*details, error) {
+	dirs, err := s.snapshotDirs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return s.inspectIn(ctx, target, dirs)
+}
+
+// inspectIn is inspect, with the directories of snapshots known.
+func (s *Store) inspectIn(ctx context.Context, target ocispec.Descriptor, dirs snapshotDirs) (*details, error) {
 	for range s.cfg.Limits.IndexDepth + 1 {
 		document, err := s.readBlob(ctx, target)
 		if err != nil {
@@ -73,7 +86,7 @@ func (s *Store) inspect(ctx context.Context, target ocispec.Descriptor) (*detail
 		if err := d.setConfig(config, s.platform); err != nil {
 			return nil, err
 		}
-		if !s.sound(ctx, d) {
+		if !s.soundIn(ctx, d, dirs) {
 			return nil, fmt.Errorf("blobs or unpacked layers of %s are missing or damaged: %w", d.id, errdefs.ErrDataLoss)
 		}
 		return d, nil
@@ -85,6 +98,7 @@ func (s *Store) inspect(ctx context.Context, target ocispec.Descriptor) (*detail
 // still good of it.
 func (s *Store) demote(ctx context.Context, record images.Image, cause error) error {
 	s.cfg.Logger.WarnContext(ctx, "an image is not whole and must be pulled again", "image", record.Name, "err", cause)
+	s.demoted.Store(record.Name, cause.Error())
 	if isID(record.Name) {
 		// The same image has a record by digest, whose lease is found when it is pulled again.
 		return s.records.Delete(ctx, record.Name)

@@ -154,6 +154,12 @@ func (s *Store) current(ctx context.Context, named reference.Named, target ocisp
 // sound reports whether an image can be used as it is. The layers of a root filesystem may be gone as blobs, once
 // unpacked, but must not be there damaged.
 func (s *Store) sound(ctx context.Context, d *details) bool {
+	dirs, err := s.snapshotDirs(ctx)
+	return err == nil && s.soundIn(ctx, d, dirs)
+}
+
+// soundIn is sound, with the directories of snapshots known.
+func (s *Store) soundIn(ctx context.Context, d *details, dirs snapshotDirs) bool {
 	for _, desc := range []ocispec.Descriptor{d.manifest, d.config} {
 		if _, err := s.readBlob(ctx, desc); err != nil {
 			return false
@@ -165,9 +171,10 @@ func (s *Store) sound(ctx context.Context, d *details) bool {
 			return false
 		}
 	}
-	if d.kind == KindRootfs {
-		_, err := s.snaps.Stat(ctx, d.chainID())
-		return err == nil
+	for _, chain := range d.chain {
+		if s.checkLayer(ctx, dirs, chain.String()) != nil {
+			return false
+		}
 	}
 	return true
 }

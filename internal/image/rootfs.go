@@ -71,10 +71,15 @@ func (s *Store) makeSnapshot(ctx context.Context, key, imageID, owner string, la
 	}
 	ctx = s.with(ctx)
 	mounts, err := snapshot(ctx, key, e.image.ChainID, snapshots.WithLabels(own))
+	if err == nil && !present(mounts) {
+		if err = s.snaps.Remove(ctx, key); err == nil {
+			err = errdefs.ErrNotFound
+		}
+	}
 	switch {
 	case errdefs.IsAlreadyExists(err):
 		mounts, err = s.again(ctx, key, e.image.ChainID, owner)
-	case errdefs.IsNotFound(err):
+	case errdefs.IsNotFound(err), isGone(err):
 		err = s.lostLayers(ctx, e)
 	case err == nil && owner == ownerWritable:
 		s.usage.made(key)

@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/metadata"
 	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/core/snapshots/storage"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/containerd/v2/plugins/content/local"
 	"github.com/containerd/containerd/v2/plugins/snapshots/overlay"
@@ -55,6 +56,7 @@ type Store struct {
 	blobs   content.Store // the files, below the metadata
 	content content.Store
 	overlay snapshots.Snapshotter // the directories, below the metadata
+	meta    *storage.MetaStore    // the snapshotter's own metadata
 	snaps   snapshots.Snapshotter
 	records images.Store
 	leases  leases.Manager
@@ -73,6 +75,12 @@ type Store struct {
 	translate Translation // with the prefix as full references have it
 	boot      string
 	verified  verified
+
+	// badBlobs are the digests of blobs, badLayers the chain IDs of layers whose content Verify found to be wrong: a pull brings them
+	// again. The lowest layer's chain ID may be its blob's digest.
+	badBlobs, badLayers sync.Map
+	// demoted are the names of images that were taken from the list at the start, with the reason.
+	demoted sync.Map
 
 	// base ends with Close; background work runs under it.
 	base   context.Context
@@ -142,6 +150,7 @@ func (s *Store) open(ctx context.Context) (err error) {
 	if err := s.load(ctx); err != nil {
 		return err
 	}
+	s.wg.Go(guard.Func(s.cfg.Logger, "image check", s.verifyAtStart))
 	s.wg.Go(guard.Loop(s.cfg.Logger, "image collector", s.collectLoop))
 	s.wg.Go(guard.Loop(s.cfg.Logger, "image usage", s.usageLoop))
 	s.Kick()
@@ -210,7 +219,10 @@ func (s *Store) wire() (err error) {
 		return fmt.Errorf("content: %w", err)
 	}
 	// Removing a snapshot deletes no files: the collector's clean-up does, off everybody's path.
-	if s.overlay, err = overlay.NewSnapshotter(filepath.Join(root, "snapshots"), overlay.AsynchronousRemove); err != nil {
+	if s.meta, err = storage.NewMetaStore(filepath.Join(root, snapshotsFile)); err != nil {
+		return fmt.Errorf("overlayfs snapshots: %w", err)
+	}
+	if s.overlay, err = overlay.NewSnapshotter(filepath.Join(root, "snapshots"), overlay.AsynchronousRemove, overlay.WithMetaStore(s.meta)); err != nil {
 		return fmt.Errorf("overlayfs snapshots: %w", err)
 	}
 	s.db = metadata.NewDB(s.bolt, s.blobs, map[string]snapshots.Snapshotter{snapshotter: s.overlay})
@@ -328,11 +340,13 @@ func (s *Store) shut() error {
 	var errs []error
 	if s.overlay != nil {
 		errs = append(errs, s.overlay.Close())
+	} else if s.meta != nil {
+		errs = append(errs, s.meta.Close())
 	}
 	if s.bolt != nil {
 		errs = append(errs, s.bolt.Close())
 	}
-	s.overlay, s.bolt = nil, nil
+	s.overlay, s.meta, s.bolt = nil, nil, nil
 	return errors.Join(errs...)
 }
 

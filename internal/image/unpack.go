@@ -32,6 +32,9 @@ func (p *puller) unpack(ctx context.Context, d *details) error {
 			return err
 		}
 	}
+	if err := p.mendLayers(ctx, d); err != nil {
+		return err
+	}
 	u, err := unpack.NewUnpacker(ctx, p.content,
 		unpack.WithUnpackPlatform(unpack.Platform{
 			// The platform was chosen with the manifest; here every one is right.

@@ -1,0 +1,229 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/core/snapshots/storage"
+	"github.com/containerd/errdefs"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
+)
+
+// The directories of a snapshot are the snapshotter's own matter, but for what is below: it never looks whether they are there, so
+// that an image whose layer is gone could be neither used nor pulled again.
+//
+//	<root>/snapshots/snapshots/<number>/fs      the layer, or a container's writable part
+//	                                   /fs.new  a layer that is being unpacked again
+//	                                   /fs.bad  a damaged one that containers have mounted
+
+// snapshotDirs are the directories of all snapshots, by their names.
+type snapshotDirs map[string]string
+
+func (s *Store) snapshotDirs(ctx context.Context) (snapshotDirs, error) {
+	dirs, newest := snapshotDirs{}, map[string]uint64{}
+	err := s.meta.WithTransaction(ctx, false, func(ctx context.Context) error {
+		ids, err := storage.IDMap(ctx)
+		for id, key := range ids {
+			// "<namespace>/<number>/<name>", by the metadata. One that is removed is there until it is collected.
+			parts := strings.SplitN(key, "/", 3)
+			if len(parts) < 3 {
+				continue
+			}
+			number, numberErr := strconv.ParseUint(parts[1], 10, 64)
+			if name := parts[2]; numberErr == nil && number >= newest[name] {
+				newest[name], dirs[name] = number, filepath.Join(s.cfg.Root, "snapshots", "snapshots", id)
+			}
+		}
+		return err
+	})
+	if err != nil && !errdefs.IsNotFound(err) { // there has never been a snapshot
+		return nil, fmt.Errorf("list the directories of snapshots: %w", err)
+	}
+	return dirs, nil
+}
+
+// errLayer is the class of a layer that is not as it was unpacked.
+var errLayer = fmt.Errorf("the unpacked layer is damaged: %w", errdefs.ErrDataLoss)
+
+// checkLayer looks, without reading files, whether an unpacked layer is there: errdefs.ErrNotFound when it never was.
+func (s *Store) checkLayer(ctx context.Context, dirs snapshotDirs, chain string) error {
+	if _, bad := s.badLayers.Load(chain); bad {
+		return fmt.Errorf("layer %s: its files are not those of its blob: %w", chain, errLayer)
+	}
+	usage, err := s.snaps.Usage(ctx, chain)
+	dir, known := dirs[chain]
+	if errdefs.IsNotFound(err) || err == nil && !known {
+		return fmt.Errorf("layer %s is not unpacked: %w", chain, errdefs.ErrNotFound)
+	} else if err != nil {
+		return err
+	}
+	dir = filepath.Join(dir, "fs")
+	info, err := os.Lstat(dir)
+	if isGone(err) || err == nil && !info.IsDir() {
+		return fmt.Errorf("layer %s: %s is missing: %w", chain, dir, errLayer)
+	} else if err != nil {
+		return err
+	}
+	if usage.Inodes > 1 { // its own is one
+		return notEmpty(chain, dir)
+	}
+	return nil
+}
+
+func notEmpty(chain, dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	if _, err := d.Readdirnames(1); errors.Is(err, io.EOF) {
+		return fmt.Errorf("layer %s: %s is empty: %w", chain, dir, errLayer)
+	} else if err != nil {
+		return err
+	}
+	return nil
+}
+
+// present looks whether the directories that a snapshot's mounts name are there.
+func present(mounts []mount.Mount) bool {
+	for _, m := range mounts {
+		dirs := []string{m.Source}
+		if m.Type != "bind" {
+			_, lower, err := layerDirs([]mount.Mount{m})
+			if err != nil { // a read-only one has no upper directory
+				for _, option := range m.Options {
+					if list, ok := strings.CutPrefix(option, "lowerdir="); ok {
+						lower = strings.Split(list, ":")
+					}
+				}
+			}
+			dirs = lower
+		}
+		for _, dir := range dirs {
+			if _, err := os.Lstat(dir); isGone(err) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// mendLayers unpacks layers again whose directories are not as they should be: in place, for what stands on them, other layers and
+// containers, knows them by their directories. Containers that run keep what they have mounted.
+func (p *puller) mendLayers(ctx context.Context, d *details) error {
+	for i, chain := range d.chain {
+		if err := p.mendLayerAt(ctx, d, i); err != nil {
+			return fmt.Errorf("unpack layer %s again: %w", chain, err)
+		}
+	}
+	return nil
+}
+
+func (p *puller) mendLayerAt(ctx context.Context, d *details, i int) error {
+	chain, layer := d.chain[i].String(), d.layers[i]
+	key := "mend://" + chain
+	if err := p.once.Lock(ctx, key); err != nil {
+		return err
+	}
+	defer p.once.Unlock(key)
+	dirs, err := p.snapshotDirs(ctx)
+	if err != nil {
+		return err
+	}
+	err = p.checkLayer(ctx, dirs, chain)
+	if !errors.Is(err, errLayer) {
+		if errdefs.IsNotFound(err) {
+			return nil // it is unpacked with the others
+		}
+		return err
+	}
+	p.cfg.Logger.WarnContext(ctx, "an unpacked layer is damaged and is unpacked again", "layer", chain, "err", err)
+	if err := p.bringLayer(ctx, layer); err != nil {
+		return err
+	}
+	var lower []string
+	for below := i - 1; below >= 0; below-- {
+		lower = append(lower, filepath.Join(dirs[d.chain[below].String()], "fs"))
+	}
+	if err := p.unpackAgain(ctx, d, layer, dirs[chain], lower); err != nil {
+		return err
+	}
+	p.badLayers.Delete(chain)
+	return nil
+}
+
+func (p *puller) bringLayer(ctx context.Context, layer ocispec.Descriptor) error {
+	unlock, err := p.lockBlob(ctx, layer)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return p.fetch(ctx, layer)
+}
+
+// unpackAgain puts a layer's files into the directory of its snapshot. A damaged blob is a corruptError, as with a first unpacking.
+func (p *puller) unpackAgain(ctx context.Context, d *details, layer ocispec.Descriptor, dir string, lower []string) error {
+	fresh, files, bad := filepath.Join(dir, "fs.new"), filepath.Join(dir, "fs"), filepath.Join(dir, "fs.bad")
+	if err := errors.Join(os.RemoveAll(fresh), os.MkdirAll(fresh, 0o755), os.Chmod(dir, 0o700), os.Chmod(fresh, 0o755)); err != nil {
+		return err
+	}
+	target := mount.Mount{Type: "bind", Source: fresh}
+	if len(lower) > 0 {
+		if err := sameOwner(fresh, lower[0]); err != nil {
+			return err
+		}
+		target = mount.Mount{Type: "overlay", Options: []string{"upperdir=" + fresh, "lowerdir=" + strings.Join(lower, ":")}}
+	}
+	if _, err := newLayerApplier(p, d).Apply(ctx, layer, []mount.Mount{target}); err != nil {
+		return errors.Join(err, os.RemoveAll(fresh))
+	}
+	err := unix.Renameat2(unix.AT_FDCWD, fresh, unix.AT_FDCWD, files, unix.RENAME_EXCHANGE)
+	if errors.Is(err, unix.ENOENT) {
+		return os.Rename(fresh, files)
+	}
+	if err != nil {
+		return err
+	}
+	// What was there may be mounted. It goes with the snapshot, or when it is damaged once more.
+	return errors.Join(os.RemoveAll(bad), os.Rename(fresh, bad))
+}
+
+// sameOwner gives a directory the owner of the one below, as the snapshotter does.
+func sameOwner(dir, below string) error {
+	var stat unix.Stat_t
+	if err := unix.Stat(below, &stat); err != nil {
+		return err
+	}
+	return os.Lchown(dir, int(stat.Uid), int(stat.Gid))
+}
+
+// standing are the keys of containers' snapshots, by each layer that they stand on.
+func (s *Store) standing(ctx context.Context) (map[string][]string, error) {
+	parents, keys := map[string]string{}, []string(nil)
+	err := s.snaps.Walk(ctx, func(_ context.Context, info snapshots.Info) error {
+		parents[info.Name] = info.Parent
+		if owner := info.Labels[labelOwner]; owner != "" {
+			keys = append(keys, info.Name)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("walk snapshots: %w", err)
+	}
+	users := map[string][]string{}
+	for _, key := range keys {
+		for name := parents[key]; name != ""; name = parents[name] {
+			users[name] = append(users[name], key)
+		}
+	}
+	return users, nil
+}
