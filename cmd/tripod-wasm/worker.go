@@ -119,7 +119,7 @@ func serve(config control.WorkerConfig, e *engine.Engine, logger *slog.Logger, c
 	defer stop()
 	var server *control.Server
 	w := worker.New(worker.Config{
-		Name: config.Name, Program: version, Engine: e, Logger: logger, Spans: config.Spans,
+		Name: config.Name, Program: version, Engine: e, Logger: logger, Spans: config.Spans, Connections: config.Connections,
 		Publish: func(e control.Event) { server.Publish(e) }, // there are no pods before there is a server
 	})
 	server = control.NewServer(controlSocket, w, logger)

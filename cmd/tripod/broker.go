@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tripod-run/tripod/internal/config"
+	"github.com/tripod-run/tripod/internal/connlimit"
 	"github.com/tripod-run/tripod/internal/edge/broker"
 )
 
@@ -15,15 +16,24 @@ import (
 const brokerClose = 5 * time.Second
 
 // newBroker starts the embedded broker, which keeps sessions and retained messages in the file.
-func newBroker(c config.Broker, file string, log *slog.Logger) (broker.Broker, error) {
-	users := make([]broker.User, len(c.Users))
-	for i, u := range c.Users {
+func newBroker(c *config.Config, file string, connections *connlimit.Group, log *slog.Logger) (broker.Broker, error) {
+	b := c.Broker
+	users := make([]broker.User, len(b.Users))
+	for i, u := range b.Users {
 		users[i] = broker.User(u)
 	}
 	return broker.New(broker.Config{
-		Address: c.Address, TLSAddress: c.TLSAddress, Certificate: c.Certificate, Key: c.Key, ClientCA: c.ClientCA,
-		Path: file, Users: users, MaxPacket: int64(c.MaxMessage), Log: log,
+		Address: b.Address, TLSAddress: b.TLSAddress, Certificate: b.Certificate, Key: b.Key, ClientCA: b.ClientCA,
+		Path: file, Users: users, MaxPacket: int64(b.MaxMessage), MaxClients: c.Connections.Max,
+		Connections: connections.Limiter("broker", brokerLimits(c.Connections)), Log: log,
 	})
+}
+
+// brokerLimits leave room for a quarter more connections than clients, so that a client over that limit is told.
+func brokerLimits(c config.Connections) connlimit.Config {
+	l := limits(c)
+	l.Max += l.Max / 4
+	return l
 }
 
 func closeBroker(b broker.Broker) error {

@@ -134,7 +134,7 @@ func (p *parts) openBroker(c *config.Config, log *slog.Logger) (mqtt.Config, bro
 	if e.Broker != config.EmbeddedBroker {
 		return client, nil, nil
 	}
-	b, err := newBroker(c.Broker, filepath.Join(edgeDir(c), "broker.db"), log.With("part", "broker"))
+	b, err := newBroker(c, filepath.Join(edgeDir(c), "broker.db"), p.connections, log.With("part", "broker"))
 	if err != nil {
 		return client, nil, fmt.Errorf("edge: %w; [broker] says how the embedded one listens, edge.broker names another", err)
 	}

@@ -72,7 +72,8 @@ func (p *parts) openMetrics(ctx context.Context, c *config.Config, pods func() [
 	if p.tracing != nil {
 		m.Register(p.tracing.Dropped())
 	}
-	if _, err := m.Listen(ctx, c.Metrics.Address); err != nil {
+	m.Register(connectionFigures{p.connections})
+	if _, err := m.Listen(ctx, c.Metrics.Address, p.connections.Limiter("metrics", limits(c.Connections))); err != nil {
 		return err
 	}
 	p.metrics = m

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/config"
+	"github.com/tripod-run/tripod/internal/connlimit"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/edge/orchestrator"
 	"github.com/tripod-run/tripod/internal/failpoint"
@@ -135,7 +136,9 @@ func runOrchestrator(ctx context.Context, c *config.Config, log *slog.Logger) (e
 // orchestratorConfig starts the embedded broker, where it is that.
 func orchestratorConfig(c *config.Config, log *slog.Logger) (orchestrator.Config, func() error, error) {
 	s := c.Orchestrator
+	connections := connlimit.NewGroup(log)
 	oc := orchestrator.Config{
+		Connections: connections.Limiter("rest", limits(c.Connections)), Collectors: []prometheus.Collector{connectionFigures{connections}},
 		Path: filepath.Join(s.Root, "record.db"), Topics: edgeTopics(s.Realm, s.Topics), Connect: mqtt.New,
 		KeepaliveInterval: time.Duration(s.KeepaliveInterval), KeepaliveMissed: s.KeepaliveMissed, Log: log.With("part", "orchestrator"),
 	}
@@ -151,11 +154,11 @@ func orchestratorConfig(c *config.Config, log *slog.Logger) (orchestrator.Config
 	if s.Broker != config.EmbeddedBroker {
 		return oc, func() error { return nil }, nil
 	}
-	b, err := newBroker(c.Broker, filepath.Join(s.Root, "broker.db"), log.With("part", "broker"))
+	b, err := newBroker(c, filepath.Join(s.Root, "broker.db"), connections, log.With("part", "broker"))
 	if err != nil {
 		return oc, nil, err
 	}
 	oc.Broker.URL = b.URL()
-	oc.Collectors = []prometheus.Collector{brokerFigures{b}}
+	oc.Collectors = append(oc.Collectors, brokerFigures{b})
 	return oc, func() error { return closeBroker(b) }, nil
 }

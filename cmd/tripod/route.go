@@ -37,7 +37,7 @@ func (p *parts) openRouter(ctx context.Context, c *config.Config, log *slog.Logg
 		return err
 	}
 	server, err := route.Serve(ctx, router, route.ServeConfig{
-		Address: c.Route.Address, Cleartext: c.Route.CleartextAddress, TLS: identity, Logger: log,
+		Address: c.Route.Address, Cleartext: c.Route.CleartextAddress, TLS: identity, Group: p.connections, Connections: limits(c.Connections), Logger: log,
 	})
 	if err != nil {
 		return err

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/config"
+	"github.com/tripod-run/tripod/internal/connlimit"
 	"github.com/tripod-run/tripod/internal/cri"
 	"github.com/tripod-run/tripod/internal/health"
 	"github.com/tripod-run/tripod/internal/image"
@@ -51,13 +52,18 @@ type parts struct {
 	wasm    *wasm.Backend // nil without components
 	health  *health.Board
 	closers []func() error
+	// connections are those of the addresses that others than root can connect to.
+	connections *connlimit.Group
 	observers
 }
 
 // openParts opens the store, the images, the network and the backends and recovers the node. What was opened is
 // closed again when a later part fails.
 func openParts(ctx context.Context, c *config.Config, log *slog.Logger) (_ *parts, err error) {
-	p := &parts{health: health.NewBoard(log.With("part", "health"))}
+	p := &parts{
+		health:      health.NewBoard(log.With("part", "health")),
+		connections: connlimit.NewGroup(log.With("part", "connections")),
+	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.close())
@@ -117,8 +123,10 @@ func (p *parts) openNode(ctx context.Context, c *config.Config, nc node.Config, 
 	if err := p.openRouter(ctx, c, log); err != nil {
 		return err
 	}
+	streaming := limits(c.Connections)
+	streaming.Files = stream.FilesPerSession
 	p.streams, err = stream.New(stream.Config{
-		Address: c.GRPC.StreamingAddress, Runtime: cri.StreamRuntime(p.node), Logger: log.With("part", "stream"),
+		Address: c.GRPC.StreamingAddress, Connections: p.connections.Limiter("streaming", streaming), Runtime: cri.StreamRuntime(p.node), Logger: log.With("part", "stream"),
 	})
 	if err != nil {
 		return err
@@ -181,7 +189,7 @@ func wasmConfig(c *config.Config, images wasm.ImageStore, networks wasm.Network,
 	return wasm.Config{
 		Root: wasmRoot(c), RunDir: wasmRunDir(c), Program: program, Workers: wasm.WorkerMode(c.Wasm.Worker),
 		UID: c.Wasm.User, GID: c.Wasm.User, CgroupDriver: cgroupDriver(c), CgroupParent: c.Linux.CgroupParent, LabelPrefix: c.Node.ComponentLabelPrefix,
-		Instances: c.Wasm.Instances, MaxMemory: c.Wasm.MaxMemory,
+		Instances: c.Wasm.Instances, MaxMemory: c.Wasm.MaxMemory, Connections: limits(c.Connections),
 		CompileTimeout: time.Duration(c.Wasm.CompileTimeout), CompileMemory: c.Wasm.CompileMemory,
 		LogLevel: c.Log.Level, Images: images, Network: networks, Logger: log.With("part", "wasm"),
 	}, nil

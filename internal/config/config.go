@@ -39,6 +39,7 @@ type Config struct {
 	Broker   Broker   `toml:"broker"`
 
 	Orchestrator Orchestrator `toml:"orchestrator"`
+	Connections  Connections  `toml:"connections"`
 }
 
 // GRPC is the front door: the CRI socket and the streaming server.
@@ -145,6 +146,15 @@ type Route struct {
 // Metrics shows the node's figures to Prometheus.
 type Metrics struct {
 	Address string `toml:"address"`
+}
+
+// Connections bounds those of each address that others than root can connect to.
+type Connections struct {
+	Max           int      `toml:"max"`
+	MaxPerPeer    int      `toml:"max_per_peer"`
+	HeaderTimeout Duration `toml:"header_timeout"`
+	IdleTimeout   Duration `toml:"idle_timeout"`
+	MaxHeader     int      `toml:"max_header"`
 }
 
 // Tracing hands spans to an OpenTelemetry collector.

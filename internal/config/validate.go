@@ -19,6 +19,13 @@ import (
 // maxSocketPath is sun_path of unix(7) without the closing zero.
 const maxSocketPath = 107
 
+// What clients need at least, and the longest header that any of them sends.
+const (
+	minConnections = 16
+	minHeader      = 4 << 10
+	maxHeader      = 1 << 20
+)
+
 // Complete fills in the paths that derive from others and validates. The error names every bad key, not the
 // first one only.
 func (c *Config) Complete() error {
@@ -53,7 +60,17 @@ func (c *Config) Complete() error {
 	v.address("metrics.address", c.Metrics.Address)
 	v.endpoint("tracing.endpoint", c.Tracing.Endpoint)
 	c.validateEdge(v)
+	c.validateConnections(v)
 	return errors.Join(v.errs...)
+}
+
+func (c *Config) validateConnections(v *validator) {
+	n := c.Connections
+	v.check(n.Max >= minConnections, "connections.max", "%d is not at least %d", n.Max, minConnections)
+	v.check(n.MaxPerPeer >= 0, "connections.max_per_peer", "%d is negative", n.MaxPerPeer)
+	v.positive("connections.header_timeout", n.HeaderTimeout)
+	v.positive("connections.idle_timeout", n.IdleTimeout)
+	v.check(n.MaxHeader >= minHeader && n.MaxHeader <= maxHeader, "connections.max_header", "%d is not between %d and %d bytes", n.MaxHeader, minHeader, maxHeader)
 }
 
 func (c *Config) validatePaths(v *validator) {

@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"context"
+	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -33,6 +34,8 @@ type totals struct {
 	cpu, throttled, logDropped     uint64
 	channelDropped                 uint64
 	requests, traps, timeouts, oom uint64
+	connections                    int
+	rejected                       map[string]uint64 // connections, by reason
 	methods                        map[string]*control.MethodMetrics
 }
 
@@ -41,24 +44,26 @@ func gauge(name, help string, labels ...string) *prometheus.Desc {
 }
 
 var (
-	containersOf = gauge("containers", "Running containers of the component.")
-	instancesOf  = gauge("instances", "Live instances of the component.")
-	memoryOf     = gauge("memory_bytes", "Linear memory and tables of the component's live instances.")
-	cpuOf        = gauge("cpu_seconds_total", "CPU time that the component's guests have used.")
-	throttledOf  = gauge("throttled_seconds_total", "Time that guests have waited for their CPU quota.")
-	endedOf      = gauge("guests_ended_total", "Guests that were ended, by cause: trap, deadline, memory.", "cause")
-	droppedOf    = gauge("log_dropped_bytes_total", "Output that could not be written to the container's log.")
-	lostOf       = gauge("channel_dropped_messages_total", "Messages of the component's channels that were dropped: the daemon was away, or they were not read.")
-	inFlightOf   = gauge("requests_in_flight", "Requests being answered now.", "method")
-	requestsOf   = gauge("requests_total", "Requests answered, by gRPC method and code; for plain HTTP the method is HTTP and the code its status.", "method", "code")
-	durationOf   = gauge("request_duration_seconds", "Duration of requests, to the last byte of the response.", "method")
-	receivedOf   = gauge("received_bytes_total", "Bytes of requests' messages.", "method")
-	sentOf       = gauge("sent_bytes_total", "Bytes of responses' messages.", "method")
+	containersOf  = gauge("containers", "Running containers of the component.")
+	instancesOf   = gauge("instances", "Live instances of the component.")
+	memoryOf      = gauge("memory_bytes", "Linear memory and tables of the component's live instances.")
+	cpuOf         = gauge("cpu_seconds_total", "CPU time that the component's guests have used.")
+	throttledOf   = gauge("throttled_seconds_total", "Time that guests have waited for their CPU quota.")
+	endedOf       = gauge("guests_ended_total", "Guests that were ended, by cause: trap, deadline, memory.", "cause")
+	droppedOf     = gauge("log_dropped_bytes_total", "Output that could not be written to the container's log.")
+	lostOf        = gauge("channel_dropped_messages_total", "Messages of the component's channels that were dropped: the daemon was away, or they were not read.")
+	connectionsOf = gauge("connections", "Open connections of clients.")
+	rejectedOf    = gauge("connections_rejected_total", "Connections that were refused (max, peer, files), closed for a newcomer (displaced) or sent no request in time (expired).", "reason")
+	inFlightOf    = gauge("requests_in_flight", "Requests being answered now.", "method")
+	requestsOf    = gauge("requests_total", "Requests answered, by gRPC method and code; for plain HTTP the method is HTTP and the code its status.", "method", "code")
+	durationOf    = gauge("request_duration_seconds", "Duration of requests, to the last byte of the response.", "method")
+	receivedOf    = gauge("received_bytes_total", "Bytes of requests' messages.", "method")
+	sentOf        = gauge("sent_bytes_total", "Bytes of responses' messages.", "method")
 )
 
 // Describe implements prometheus.Collector.
 func (c *components) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{containersOf, instancesOf, memoryOf, cpuOf, throttledOf, endedOf, droppedOf, lostOf, inFlightOf, requestsOf, durationOf, receivedOf, sentOf} {
+	for _, d := range []*prometheus.Desc{containersOf, instancesOf, memoryOf, cpuOf, throttledOf, endedOf, droppedOf, lostOf, connectionsOf, rejectedOf, inFlightOf, requestsOf, durationOf, receivedOf, sentOf} {
 		to <- d
 	}
 }
@@ -105,6 +110,7 @@ func (c *components) sum(now []Workload) map[string]*totals {
 		t.instances += w.Stats.Instances
 		t.active += w.Stats.Active
 		t.memory += w.Stats.MemoryBytes
+		t.connections += w.Stats.Connections
 	}
 	return all
 }
@@ -124,7 +130,7 @@ func (c *components) keep(w Workload) {
 
 func of(all map[string]*totals, component string) *totals {
 	if all[component] == nil {
-		all[component] = &totals{methods: map[string]*control.MethodMetrics{}}
+		all[component] = &totals{methods: map[string]*control.MethodMetrics{}, rejected: map[string]uint64{}}
 	}
 	return all[component]
 }
@@ -139,6 +145,9 @@ func (t *totals) add(w Workload) {
 	t.oom += w.Stats.OutOfMemory
 	t.logDropped += w.Stats.LogDropped
 	t.channelDropped += w.Stats.ChannelDropped
+	for reason, n := range w.Stats.Rejected {
+		t.rejected[reason] += n
+	}
 	for _, m := range w.Methods {
 		sum := t.methods[m.Procedure]
 		if sum == nil {
@@ -171,6 +180,7 @@ func addMethod(sum *control.MethodMetrics, m control.MethodMetrics) {
 // clone copies the counters, and leaves what is of now: nothing of it is gone containers'.
 func (t *totals) clone() *totals {
 	copied := *t
+	copied.rejected = maps.Clone(t.rejected)
 	copied.methods = map[string]*control.MethodMetrics{}
 	for name, m := range t.methods {
 		sum := &control.MethodMetrics{Procedure: name, Codes: map[string]uint64{}}
@@ -193,6 +203,10 @@ func (t *totals) write(to chan<- prometheus.Metric, component string) {
 	put(throttledOf, prometheus.CounterValue, float64(t.throttled)/second)
 	put(droppedOf, prometheus.CounterValue, float64(t.logDropped))
 	put(lostOf, prometheus.CounterValue, float64(t.channelDropped))
+	put(connectionsOf, prometheus.GaugeValue, float64(t.connections))
+	for reason, n := range t.rejected {
+		put(rejectedOf, prometheus.CounterValue, float64(n), reason)
+	}
 	for cause, n := range map[string]uint64{"trap": t.traps, "deadline": t.timeouts, "memory": t.oom} {
 		put(endedOf, prometheus.CounterValue, float64(n), cause)
 	}

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 
+	"github.com/tripod-run/tripod/internal/connlimit"
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/node"
 	"github.com/tripod-run/tripod/internal/wasm/control"
@@ -114,15 +115,19 @@ func (g guarded) Collect(to chan<- prometheus.Metric) {
 	guard.Func(g.log, "metrics", func() { g.Collector.Collect(to) })()
 }
 
-// Listen serves Handler on a TCP address ("127.0.0.1:9090") until Close.
-func (m *Metrics) Listen(ctx context.Context, address string) (net.Addr, error) {
+// responseTimeout bounds a scrape, from its header to the last byte of the answer.
+const responseTimeout = 30 * time.Second
+
+// Listen serves Handler on a TCP address ("127.0.0.1:9090") until Close, within the bounds of limiter.
+func (m *Metrics) Listen(ctx context.Context, address string, limiter *connlimit.Limiter) (net.Addr, error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("metrics: %w: %w", err, errdefs.ErrUnavailable)
 	}
-	m.serving = &http.Server{Handler: m.Handler(), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10}
+	m.serving = limiter.HTTPServer(m.Handler())
+	m.serving.ReadTimeout, m.serving.WriteTimeout = limiter.HeaderTimeout, responseTimeout
 	go func() {
-		if err := m.serving.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		if err := m.serving.Serve(limiter.Listener(l)); !errors.Is(err, http.ErrServerClosed) {
 			m.config.Logger.Error("metrics are no longer served", "err", err)
 		}
 	}()

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/tripod-run/tripod/internal/connlimit"
 	"github.com/tripod-run/tripod/internal/node"
 	"github.com/tripod-run/tripod/internal/wasm/control"
 )
@@ -120,7 +121,8 @@ func TestComponentsAddUp(t *testing.T) {
 
 func TestListen(t *testing.T) {
 	m := New(Config{Pods: func() []*node.Pod { return nil }})
-	addr, err := m.Listen(t.Context(), "127.0.0.1:0")
+	limiter := connlimit.NewGroup(slog.New(slog.DiscardHandler)).Limiter("metrics", connlimit.Config{})
+	addr, err := m.Listen(t.Context(), "127.0.0.1:0", limiter)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +135,7 @@ func TestListen(t *testing.T) {
 	if !strings.Contains(string(body), "go_goroutines") {
 		t.Errorf("%s", body)
 	}
-	if _, err := New(Config{}).Listen(t.Context(), addr.String()); !errdefs.IsUnavailable(err) {
+	if _, err := New(Config{}).Listen(t.Context(), addr.String(), limiter); !errdefs.IsUnavailable(err) {
 		t.Errorf("an address that is taken: %v", err)
 	}
 	if err := m.Close(); err != nil {

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 
+	"github.com/tripod-run/tripod/internal/connlimit"
 	"github.com/tripod-run/tripod/internal/wasm/dataplane"
 )
 
@@ -16,13 +17,16 @@ type ServeConfig struct {
 	// Cleartext takes h2c and HTTP/1.1; empty: none.
 	Cleartext string
 	// TLS is for Address.
-	TLS    *dataplane.TLS
-	Logger *slog.Logger
+	TLS *dataplane.TLS
+	// Group counts the connections, which Connections bounds; nil: a group of its own.
+	Group       *connlimit.Group
+	Connections connlimit.Config
+	Logger      *slog.Logger
 }
 
 // Serve opens the addresses and serves r on them. Shut the Server down to end it.
 func Serve(ctx context.Context, r *Router, c ServeConfig) (*dataplane.Server, error) {
-	server, err := dataplane.NewServer(dataplane.Config{Handler: r, TLS: c.TLS, Logger: c.Logger})
+	server, err := dataplane.NewServer(dataplane.Config{Handler: r, TLS: c.TLS, Name: "route", Group: c.Group, Connections: c.Connections, Logger: c.Logger})
 	if err != nil {
 		return nil, err
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,10 +24,10 @@ func unread(conn net.Conn) int {
 	return n
 }
 
-// control calls f with the descriptor of a TCP connection that is open.
+// control calls f with the descriptor of a connection that is open.
 func control(conn net.Conn, f func(fd int)) {
-	if tcp, ok := conn.(*net.TCPConn); ok {
-		if raw, err := tcp.SyscallConn(); err == nil {
+	if socket, ok := conn.(syscall.Conn); ok {
+		if raw, err := socket.SyscallConn(); err == nil {
 			_ = raw.Control(func(fd uintptr) { f(int(fd)) })
 		}
 	}

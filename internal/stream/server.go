@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/connlimit"
 	"github.com/tripod-run/tripod/sandbox"
 )
 
@@ -55,7 +56,12 @@ type Config struct {
 	// TokenTTL is how long a URL may be used, MaxTokens how many unused ones there may be.
 	TokenTTL  time.Duration
 	MaxTokens int
+	// Connections bounds those of Address; nil: by its defaults.
+	Connections *connlimit.Limiter
 }
+
+// FilesPerSession is how many descriptors a session holds: its connection, and the program's pipes or terminal.
+const FilesPerSession = 8
 
 // Server serves exec, attach and port-forward sessions. Its URLs work as soon as New returns, once Serve runs.
 type Server struct {
@@ -82,6 +88,9 @@ func New(config Config) (*Server, error) {
 	config.CreationTimeout = cmp.Or(config.CreationTimeout, DefaultCreationTimeout)
 	config.TokenTTL = cmp.Or(config.TokenTTL, DefaultTokenTTL)
 	config.MaxTokens = cmp.Or(config.MaxTokens, DefaultMaxTokens)
+	if config.Connections == nil {
+		config.Connections = connlimit.NewGroup(config.Logger).Limiter("streaming", connlimit.Config{Files: FilesPerSession})
+	}
 	if config.Runtime == nil {
 		return nil, fmt.Errorf("streaming server without a Runtime: %w", errdefs.ErrInvalidArgument)
 	}
@@ -97,16 +106,12 @@ func New(config Config) (*Server, error) {
 		config:   config,
 		log:      config.Logger.With("component", "stream"),
 		tokens:   newTokens(config.TokenTTL, config.MaxTokens),
-		listener: listener,
+		listener: config.Connections.Listener(listener),
 	}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
-	s.http = &http.Server{
-		Handler:           s.routes(),
-		BaseContext:       func(net.Listener) context.Context { return s.ctx },
-		ReadHeaderTimeout: config.CreationTimeout,
-		IdleTimeout:       config.CreationTimeout,
-		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
-	}
+	s.http = config.Connections.HTTPServer(s.routes())
+	s.http.BaseContext = func(net.Listener) context.Context { return s.ctx }
+	s.http.ErrorLog = slog.NewLogLogger(s.log.Handler(), slog.LevelDebug)
 	return s, nil
 }
 

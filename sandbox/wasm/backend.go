@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/connlimit"
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/stats"
@@ -42,6 +43,8 @@ type Config struct {
 	// memory can have; 0: the worker's defaults.
 	Instances int
 	MaxMemory uint64
+	// Connections bounds those of each pod.
+	Connections connlimit.Config
 	// CompileTimeout and CompileMemory (bytes) bound the compilation of one component.
 	CompileTimeout time.Duration
 	CompileMemory  int64

@@ -175,6 +175,9 @@ func (o *Orchestrator) Start() {
 // Kill ends it by SIGKILL.
 func (o *Orchestrator) Kill() { o.t.Helper(); o.end(syscall.SIGKILL) }
 
+// Pid is its process's.
+func (o *Orchestrator) Pid() int { return o.cmd.Process.Pid }
+
 // Record is what REST tells of a runtime or module.
 type Record map[string]any
 

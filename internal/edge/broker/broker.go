@@ -4,6 +4,8 @@ import (
 	"context"
 	"log/slog"
 	"time"
+
+	"github.com/tripod-run/tripod/internal/connlimit"
 )
 
 // Broker is a running MQTT broker. New starts the embedded one; one of another's is only a URL, and needs no Broker.
@@ -50,6 +52,9 @@ type Config struct {
 	SessionExpiry time.Duration
 	// WriteTimeout is after how long a client that does not read is disconnected; 20 s by default.
 	WriteTimeout time.Duration
+	// Connections bounds those of each address, before a client has come in as well; nil: with room for a quarter more
+	// than MaxClients, so that a client over that limit is told.
+	Connections *connlimit.Limiter
 
 	Log *slog.Logger
 }
@@ -103,6 +108,9 @@ func (c Config) withDefaults() Config {
 	c.MaxPacket, c.MaxQueued = min(c.MaxPacket, 256<<20), min(c.MaxQueued, 8192)
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Connections == nil {
+		c.Connections = connlimit.NewGroup(c.Log).Limiter("broker", connlimit.Config{Max: c.MaxClients + c.MaxClients/4 + 1})
 	}
 	return c
 }

@@ -17,9 +17,6 @@ import (
 // takeOverTimeout is how long a client that does not read may keep another connection from its session.
 const takeOverTimeout = time.Second
 
-// connectTimeout is how long a connection may stand before its CONNECT has come.
-const connectTimeout = 10 * time.Second
-
 // conn is one client's connection; mochi writes one packet at a time. It can hold back what is written to it, so an
 // acknowledgement does not leave before the message is stored: mochi writes it first.
 type conn struct {
@@ -116,11 +113,13 @@ type listener struct {
 	net.Listener
 	id      string
 	timeout time.Duration
-	log     *slog.Logger
-	end     func()      // disconnects the clients
-	abandon func(*conn) // ends what mochi has left of a client
-	closed  chan struct{}
-	once    sync.Once
+	// connectTimeout is how long a connection may stand before its CONNECT has come.
+	connectTimeout time.Duration
+	log            *slog.Logger
+	end            func()      // disconnects the clients
+	abandon        func(*conn) // ends what mochi has left of a client
+	closed         chan struct{}
+	once           sync.Once
 }
 
 // Init implements listeners.Listener; the address is open already.
@@ -169,7 +168,7 @@ func (l *listener) serve(establish listeners.EstablishFn, c *conn) {
 		}
 	}()
 	// A fresh connection: an error would show at its first read.
-	_ = c.SetDeadline(time.Now().Add(connectTimeout))
+	_ = c.SetDeadline(time.Now().Add(l.connectTimeout))
 	if err := establish(l.id, c); err != nil {
 		l.log.Debug("broker: client gone", "remote", c.RemoteAddr().String(), "err", err)
 	}

@@ -9,6 +9,8 @@ import (
 	mochi "github.com/mochi-mqtt/server/v2"
 	"github.com/mochi-mqtt/server/v2/hooks/storage"
 	"github.com/mochi-mqtt/server/v2/packets"
+
+	"github.com/tripod-run/tripod/internal/connlimit"
 )
 
 // Keys in the store. MQTT's strings have no NUL, so it parts them.
@@ -61,6 +63,7 @@ func (h *hooks) OnSessionEstablish(cl *mochi.Client, pk packets.Packet) {
 			window = min(n, window)
 		}
 		c.gate.Store(newGate(window))
+		connlimit.Of(c.Conn).Begin() // until the connection ends
 		h.passing.Lock()
 		c.unlock = h.passing.Unlock
 	}

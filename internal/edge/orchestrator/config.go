@@ -8,6 +8,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tripod-run/tripod/internal/connlimit"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
@@ -32,6 +33,8 @@ type Config struct {
 	// KeepDead is how many dead records of each kind are kept; 1000 by default.
 	KeepDead int
 
+	// Connections bounds those of the REST interface; nil: by its defaults.
+	Connections *connlimit.Limiter
 	// Collectors are shown by /metrics too.
 	Collectors []prometheus.Collector
 	// Now is the clock: time.Now.
@@ -64,6 +67,9 @@ func (c Config) complete() (Config, error) {
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Connections == nil {
+		c.Connections = connlimit.NewGroup(c.Log).Limiter("rest", connlimit.Config{})
 	}
 	return c, nil
 }

@@ -138,14 +138,16 @@ func reply(w http.ResponseWriter, code int, body []byte) {
 	_, _ = w.Write(append(body, '\n')) // a client that has gone
 }
 
+// responseTimeout bounds a call, from its header to the last byte of the answer.
+const responseTimeout = time.Minute
+
 // Serve answers HTTP on the listener until ctx ends; then calls under way have a few seconds.
 func (o *Orchestrator) Serve(ctx context.Context, l net.Listener) error {
-	server := &http.Server{
-		Handler: o.Handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: time.Minute,
-		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
-	}
+	limiter := o.config.Connections
+	server := limiter.HTTPServer(o.Handler())
+	server.ReadTimeout, server.WriteTimeout = limiter.HeaderTimeout, responseTimeout
 	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(l) }()
+	go func() { ended <- server.Serve(limiter.Listener(l)) }()
 	select {
 	case err := <-ended:
 		return fmt.Errorf("serve REST on %s: %w", l.Addr(), err)

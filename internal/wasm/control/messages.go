@@ -256,6 +256,9 @@ type Stats struct {
 	// ChannelDropped is how many messages of channels were lost: for the daemon, while it was away, or for a guest that does
 	// not read.
 	ChannelDropped uint64 `json:"channelDropped,omitempty"`
+	// Connections are open now. Rejected counts those that were refused or closed early, by connlimit's reasons.
+	Connections int               `json:"connections,omitempty"`
+	Rejected    map[string]uint64 `json:"rejected,omitempty"`
 }
 
 // Metrics are counters of one pod by method.

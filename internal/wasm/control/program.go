@@ -1,6 +1,10 @@
 package control
 
-import "time"
+import (
+	"time"
+
+	"github.com/tripod-run/tripod/internal/connlimit"
+)
 
 // Descriptors that a worker inherits.
 const (
@@ -22,6 +26,8 @@ type WorkerConfig struct {
 	// Isolated says that the worker was started in a mount namespace of its own, and is to empty it: it makes an own root of
 	// nothing but /proc, so that it neither sees nor pins what is mounted on the node.
 	Isolated bool `json:"isolated,omitempty"`
+	// Connections bounds those of each pod.
+	Connections connlimit.Config `json:"connections,omitzero"`
 	// LogLevel is one of slog's: "debug", "info" …
 	LogLevel string `json:"logLevel,omitempty"`
 	// Spans says that spans of requests are wanted.

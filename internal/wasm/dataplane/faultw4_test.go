@@ -3,7 +3,6 @@ package dataplane
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -19,6 +18,8 @@ import (
 	"github.com/quic-go/quic-go"
 	"github.com/quic-go/quic-go/http3"
 	pb "google.golang.org/grpc/interop/grpc_testing"
+
+	"github.com/tripod-run/tripod/internal/connlimit"
 )
 
 // heap is what lives after a collection.
@@ -102,9 +103,9 @@ func TestFaultW4_HandshakeFlood(t *testing.T) {
 	cancel()
 	wg.Wait()
 	deadline := time.Now().Add(30 * time.Second)
-	for s.quic.handshakes.Load() > 0 || s.quic.connections.Load() > 0 {
+	for s.quic.handshakes.Load() > 0 || s.Stats().QUICConnections > 0 {
 		if time.Now().After(deadline) {
-			t.Fatalf("left: %d handshakes, %d connections", s.quic.handshakes.Load(), s.quic.connections.Load())
+			t.Fatalf("left: %d handshakes, %d connections", s.quic.handshakes.Load(), s.Stats().QUICConnections)
 		}
 		time.Sleep(50 * time.Millisecond) // pacing: quic-go's timers end them
 	}
@@ -116,11 +117,11 @@ func TestFaultW4_HandshakeFlood(t *testing.T) {
 	}
 }
 
-// TestFaultW4_IdleConnections: connections are bounded, for TCP and for QUIC, cost little each, and those who are in are
-// served.
+// TestFaultW4_IdleConnections: connections are bounded, for TCP and for QUIC, cost little each, and a flood of idle ones keeps
+// neither those out that are in nor newcomers.
 func TestFaultW4_IdleConnections(t *testing.T) {
 	const limit, tried = 100, 130
-	s := startServer(t, &echo{}, func(_ *GRPCOptions, c *Config, _ *Material) { c.MaxConnections = limit })
+	s := startServer(t, &echo{}, func(_ *GRPCOptions, c *Config, _ *Material) { c.Connections.Max = limit })
 	first := s.httpClients(t)["h3"]
 	call := func() error {
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, first.base+"/none", nil)
@@ -145,27 +146,27 @@ func TestFaultW4_IdleConnections(t *testing.T) {
 	}
 	transport := &quic.Transport{Conn: loopbackUDP(t)}
 	defer transport.Close()
-	in, refused := 0, 0
 	for range tried {
-		_, err := transport.Dial(t.Context(), server, c, nil)
-		if refusal, ok := errors.AsType[*quic.TransportError](err); ok && refusal.ErrorCode == quic.ConnectionRefused {
-			refused++
-		} else if err != nil {
+		if _, err := transport.Dial(t.Context(), server, c, nil); err != nil {
 			t.Fatal(err)
-		} else {
-			in++
+		}
+		if n := s.Stats().QUICConnections; n > limit {
+			t.Fatalf("%d connections are in", n)
 		}
 	}
-	if in != limit-1 || refused != tried-limit+1 {
-		t.Errorf("%d connections are in, %d refused", in, refused)
-	}
 	// Client and server are one process here, so half of it is the client's.
-	t.Logf("%d KiB per idle QUIC connection, client and server together", (heap()-before)/uint64(in)/1024)
-	if each := (heap() - before) / uint64(in); each > 400<<10 {
+	t.Logf("%d KiB per idle QUIC connection, client and server together", (heap()-before)/limit/1024)
+	if each := (heap() - before) / limit; each > 400<<10 {
 		t.Errorf("an idle connection costs %d bytes", each)
 	}
 	if err := call(); err != nil {
 		t.Errorf("who is in is not served: %v", err)
+	}
+	if _, err := s.udp.Admit(nil, nil); err != nil {
+		t.Errorf("there is no room for a newcomer: %v", err)
+	}
+	if n := s.Stats().Rejected[connlimit.ReasonDisplaced]; n < tried-limit {
+		t.Errorf("%d connections were displaced", n)
 	}
 	var tcp []net.Conn
 	defer func() {
@@ -191,15 +192,16 @@ func TestFaultW4_IdleConnections(t *testing.T) {
 		}
 		return n == tried-limit
 	}
-	eventually(t, "those over the limit are closed", closed)
-	fmt.Fprintf(tcp[0], "GET /none HTTP/1.1\r\nHost: x\r\n\r\n")
-	_ = tcp[0].SetReadDeadline(time.Now().Add(5 * time.Second))
+	eventually(t, "the oldest are closed for the newest", closed)
+	last := tcp[tried-1]
+	fmt.Fprintf(last, "GET /none HTTP/1.1\r\nHost: x\r\n\r\n")
+	_ = last.SetReadDeadline(time.Now().Add(5 * time.Second))
 	var b [12]byte
-	if _, err := io.ReadFull(tcp[0], b[:]); err != nil || string(b[:]) != "HTTP/1.1 404" {
-		t.Errorf("who is in is not served: %q, %v", b, err)
+	if _, err := io.ReadFull(last, b[:]); err != nil || string(b[:]) != "HTTP/1.1 404" {
+		t.Errorf("a newcomer is not served: %q, %v", b, err)
 	}
-	if !strings.Contains(s.log.String(), "too many") {
-		t.Error("refusals are not logged")
+	if !strings.Contains(s.log.String(), "connections were rejected") {
+		t.Error("it is not logged")
 	}
 }
 

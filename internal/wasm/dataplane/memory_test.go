@@ -66,7 +66,7 @@ func TestIdleServerMemory(t *testing.T) {
 		s.served2(t)
 	}
 	eventually(t, "the clients are gone", func() bool {
-		open := int64(0)
+		open := 0
 		for _, s := range servers {
 			stats := s.Stats()
 			open += stats.Connections + stats.QUICConnections

@@ -11,6 +11,8 @@ import (
 	"github.com/quic-go/quic-go"
 	"github.com/quic-go/quic-go/http3"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/connlimit"
 )
 
 // quicServer serves HTTP/3 on one UDP socket. Until the first packet comes there is a goroutine and nothing else.
@@ -25,7 +27,7 @@ type quicServer struct {
 	http      *http3.Server
 	accepted  chan struct{} // closed when no connection is accepted any more
 
-	connections, handshakes atomic.Int64
+	handshakes atomic.Int64
 }
 
 const (
@@ -54,7 +56,7 @@ func (q *quicServer) serve() {
 	if q.http == nil {
 		return // closed in the meantime
 	}
-	if err := q.http.ServeListener(established{q.listener}); !errors.Is(err, http.ErrServerClosed) {
+	if err := q.http.ServeListener(established{q.listener, q}); !errors.Is(err, http.ErrServerClosed) {
 		q.server.Logger.Error("a socket is served no more", "address", q.conn.LocalAddr().String(), "err", err)
 	}
 }
@@ -85,9 +87,9 @@ func (q *quicServer) listen() error {
 	}
 	// Not ListenEarly: connections count, and are served, once the client has proved who it is.
 	listener, err := transport.Listen(q.server.TLS.config(http3.NextProtoH3), &quic.Config{
-		HandshakeIdleTimeout:           handshakeTimeout / 2, // quic-go allows twice that for the whole handshake
-		MaxIdleTimeout:                 goneAfter,            // http3.Server's IdleTimeout ends those that are merely idle
-		KeepAlivePeriod:                pingAfter,            // quic-go takes half of goneAfter
+		HandshakeIdleTimeout:           q.server.udp.HeaderTimeout / 2, // quic-go allows twice that for the whole handshake
+		MaxIdleTimeout:                 goneAfter,                      // http3.Server's IdleTimeout ends those that are merely idle
+		KeepAlivePeriod:                pingAfter,                      // quic-go takes half of goneAfter
 		MaxIncomingStreams:             maxStreams,
 		MaxIncomingUniStreams:          8, // HTTP/3 has three, and clients may grease
 		MaxStreamReceiveWindow:         streamWindow,
@@ -100,55 +102,72 @@ func (q *quicServer) listen() error {
 	}
 	q.transport, q.listener = transport, listener
 	q.http = &http3.Server{
-		Handler:        http.HandlerFunc(q.server.serveHTTP),
-		MaxHeaderBytes: q.server.MaxHeaderBytes,
-		IdleTimeout:    q.server.IdleTimeout,
+		Handler:        connlimit.Handler(http.HandlerFunc(q.server.serveHTTP)),
+		ConnContext:    entryContext,
+		MaxHeaderBytes: q.server.udp.MaxHeaderBytes,
+		IdleTimeout:    q.server.udp.IdleTimeout,
 		Logger:         q.server.Logger,
 	}
 	return nil
 }
 
-// handshake is a QUIC connection's from its first packet to its end.
-type handshake struct{ over atomic.Bool }
+// connection is a QUIC connection from its first packet to its end.
+type connection struct {
+	entry *connlimit.Conn
+	over  atomic.Bool // the handshake is
+}
 
-type handshakeKey struct{}
-
-var errTooManyConnections = errors.New("too many connections")
+type connectionKey struct{}
 
 // admit counts a new connection, or refuses it. It is called before any work is done for it.
 func (q *quicServer) admit(ctx context.Context, info *quic.ClientInfo) (context.Context, error) {
-	peer := info.RemoteAddr.String()
-	if q.connections.Load() >= int64(q.server.MaxConnections) {
-		q.server.log.warn("connection refused: there are too many", "peer", peer, "limit", q.server.MaxConnections)
-		return nil, errTooManyConnections
+	entry, err := q.server.udp.Admit(info.RemoteAddr, nil) // quic-go ends handshakes itself
+	if err != nil {
+		return nil, err
 	}
-	q.connections.Add(1)
 	q.handshakes.Add(1)
-	h := &handshake{}
+	c := &connection{entry: entry}
 	context.AfterFunc(ctx, func() {
-		q.connections.Add(-1)
-		if h.over.CompareAndSwap(false, true) {
-			q.handshakes.Add(-1)
-			q.server.log.warn("QUIC handshake failed", "peer", peer, "err", context.Cause(ctx))
+		entry.Leave()
+		if q.established(c) {
+			q.server.log.warn("QUIC handshake failed", "peer", info.RemoteAddr.String(), "err", context.Cause(ctx))
 		}
 	})
-	return context.WithValue(ctx, handshakeKey{}, func() {
-		if h.over.CompareAndSwap(false, true) {
-			q.handshakes.Add(-1)
-		}
-	}), nil
+	return context.WithValue(ctx, connectionKey{}, c), nil
+}
+
+// established ends the handshake of a connection; the first call returns true.
+func (q *quicServer) established(c *connection) bool {
+	first := c.over.CompareAndSwap(false, true)
+	if first {
+		q.handshakes.Add(-1)
+	}
+	return first
 }
 
 // established is the listener that tells admit which handshakes have succeeded.
-type established struct{ *quic.Listener }
+type established struct {
+	*quic.Listener
+	server *quicServer
+}
 
 // Accept implements http3.QUICListener.
 func (l established) Accept(ctx context.Context) (*quic.Conn, error) {
-	c, err := l.Listener.Accept(ctx)
-	if err == nil {
-		c.Context().Value(handshakeKey{}).(func())()
+	conn, err := l.Listener.Accept(ctx)
+	if err != nil {
+		return nil, err
 	}
-	return c, err
+	c := conn.Context().Value(connectionKey{}).(*connection)
+	l.server.established(c)
+	c.entry.Closable(func() {
+		_ = conn.CloseWithError(quic.ApplicationErrorCode(http3.ErrCodeExcessiveLoad), "too many connections")
+	})
+	return conn, nil
+}
+
+// entryContext gives requests the entry of their connection.
+func entryContext(ctx context.Context, conn *quic.Conn) context.Context {
+	return connlimit.WithConn(ctx, conn.Context().Value(connectionKey{}).(*connection).entry)
 }
 
 // shutdown sends GOAWAY and waits for the clients to close, or the end of ctx.

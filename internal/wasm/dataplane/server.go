@@ -16,6 +16,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/time/rate"
+
+	"github.com/tripod-run/tripod/internal/connlimit"
 )
 
 // Config is what a Server is made of.
@@ -24,15 +26,14 @@ type Config struct {
 	Handler http.Handler
 	// TLS holds the certificate for the TLS and QUIC sockets; may be nil where there are none.
 	TLS *TLS
-	// MaxConnections bounds the TCP connections and, apart from them, the QUIC connections; 1024 each by default.
-	MaxConnections int
-	// MaxHeaderBytes bounds the header of a request; 64 KiB by default.
-	MaxHeaderBytes int
-	// IdleTimeout is how long a connection without requests is kept; 5 minutes by default.
-	IdleTimeout time.Duration
+	// Name is that of the server in the figures of Group, which counts its connections; a Group of its own by default.
+	Name  string
+	Group *connlimit.Group
+	// Connections bounds the TCP connections and, apart from them, the QUIC connections.
+	Connections connlimit.Config
 	// AltSvcPort is the UDP port that Alt-Svc advertises; by default that of the QUIC socket.
 	AltSvcPort int
-	// Logger takes refused connections, ten a second at most; slog.Default() by default.
+	// Logger takes failed handshakes, ten a second at most; slog.Default() by default.
 	Logger *slog.Logger
 }
 
@@ -48,9 +49,11 @@ type Sockets struct {
 
 // Stats counts what a Server has open.
 type Stats struct {
-	Connections     int64 `json:"connections"`
-	QUICConnections int64 `json:"quicConnections"`
-	Requests        int64 `json:"requests"`
+	Connections     int
+	QUICConnections int
+	Requests        int64
+	// Rejected counts the connections that were refused or closed early, by connlimit's reasons.
+	Rejected map[string]uint64
 }
 
 // Server serves one pod's sockets. What a pod without clients does not need is made when the first one comes.
@@ -61,16 +64,12 @@ type Server struct {
 	altSvc []string
 	log    *throttledLog
 
-	connections, requests atomic.Int64
-	serving               sync.WaitGroup // goroutines that serve sockets
+	tcp, udp *connlimit.Limiter
+	requests atomic.Int64
+	serving  sync.WaitGroup // goroutines that serve sockets
 }
 
 const (
-	defaultMaxConnections = 1024
-	defaultMaxHeaderBytes = 64 << 10
-	defaultIdleTimeout    = 5 * time.Minute
-	// handshakeTimeout bounds TLS and QUIC handshakes, and the sending of an HTTP/1.1 header.
-	handshakeTimeout = 10 * time.Second
 	// maxStreams bounds the requests of one connection that are under way at a time.
 	maxStreams = 250
 	// pingAfter is how long a connection is silent before its peer is asked for a sign, and goneAfter when a peer without
@@ -87,19 +86,14 @@ func NewServer(c Config) (*Server, error) {
 	if c.Handler == nil {
 		return nil, fmt.Errorf("a data plane server needs a Handler: %w", errdefs.ErrInvalidArgument)
 	}
-	if c.MaxConnections == 0 {
-		c.MaxConnections = defaultMaxConnections
-	}
-	if c.MaxHeaderBytes == 0 {
-		c.MaxHeaderBytes = defaultMaxHeaderBytes
-	}
-	if c.IdleTimeout == 0 {
-		c.IdleTimeout = defaultIdleTimeout
-	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
+	if c.Group == nil {
+		c.Group = connlimit.NewGroup(c.Logger)
+	}
 	s := &Server{Config: c, log: &throttledLog{Handler: c.Logger.Handler(), limit: rate.NewLimiter(10, 20)}}
+	s.tcp, s.udp = c.Group.Limiter(c.Name, c.Connections), c.Group.Limiter(c.Name+"/quic", c.Connections)
 	s.http = s.newHTTP()
 	return s, nil
 }
@@ -110,23 +104,18 @@ func (s *Server) newHTTP() *http.Server {
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(true)
 	protocols.SetUnencryptedHTTP2(true)
-	return &http.Server{
-		Handler:           http.HandlerFunc(s.serveHTTP),
-		Protocols:         protocols,
-		ReadHeaderTimeout: handshakeTimeout,
-		IdleTimeout:       s.IdleTimeout,
-		MaxHeaderBytes:    s.MaxHeaderBytes,
-		HTTP2: &http.HTTP2Config{
-			MaxConcurrentStreams: maxStreams,
-			// What a client may send ahead of a reader, as for QUIC.
-			MaxReceiveBufferPerStream:     streamWindow,
-			MaxReceiveBufferPerConnection: connectionWindow,
-			SendPingTimeout:               pingAfter,
-			PingTimeout:                   goneAfter - pingAfter,
-		},
-		ConnState: s.connState,
-		ErrorLog:  slog.NewLogLogger(s.log, slog.LevelWarn),
+	server := s.tcp.HTTPServer(http.HandlerFunc(s.serveHTTP))
+	server.Protocols = protocols
+	server.HTTP2 = &http.HTTP2Config{
+		MaxConcurrentStreams: maxStreams,
+		// What a client may send ahead of a reader, as for QUIC.
+		MaxReceiveBufferPerStream:     streamWindow,
+		MaxReceiveBufferPerConnection: connectionWindow,
+		SendPingTimeout:               pingAfter,
+		PingTimeout:                   goneAfter - pingAfter,
 	}
+	server.ErrorLog = slog.NewLogLogger(s.log, slog.LevelWarn)
+	return server
 }
 
 // Start serves the sockets until Shutdown or Close, in goroutines of its own. It is called once.
@@ -145,10 +134,10 @@ func (s *Server) Start(sockets Sockets) error {
 		s.serving.Go(s.quic.serve)
 	}
 	if sockets.TLS != nil {
-		s.serveTCP(tls.NewListener(sockets.TLS, s.TLS.config("h2", "http/1.1")))
+		s.serveTCP(tls.NewListener(s.tcp.Listener(sockets.TLS), s.TLS.config("h2", "http/1.1")))
 	}
 	if sockets.Cleartext != nil {
-		s.serveTCP(sockets.Cleartext)
+		s.serveTCP(s.tcp.Listener(sockets.Cleartext))
 	}
 	return nil
 }
@@ -159,19 +148,6 @@ func (s *Server) serveTCP(ln net.Listener) {
 			s.Logger.Error("a socket is served no more", "address", ln.Addr().String(), "err", err)
 		}
 	})
-}
-
-// connState counts TCP connections and closes those over the bound before anything is read of them.
-func (s *Server) connState(c net.Conn, state http.ConnState) {
-	switch state {
-	case http.StateNew:
-		if s.connections.Add(1) > int64(s.MaxConnections) {
-			s.log.warn("connection refused: there are too many", "peer", c.RemoteAddr().String(), "limit", s.MaxConnections)
-			c.Close()
-		}
-	case http.StateClosed, http.StateHijacked:
-		s.connections.Add(-1)
-	}
 }
 
 // serveHTTP is where requests of all protocols meet.
@@ -186,11 +162,14 @@ func (s *Server) serveHTTP(w http.ResponseWriter, r *http.Request) {
 
 // Stats tells what is open now.
 func (s *Server) Stats() Stats {
-	stats := Stats{Connections: s.connections.Load(), Requests: s.requests.Load()}
-	if s.quic != nil {
-		stats.QUICConnections = s.quic.connections.Load()
+	tcp, udp := s.tcp.Stats(), s.udp.Stats()
+	rejected := map[string]uint64{}
+	for _, counts := range []map[string]uint64{tcp.Rejected, udp.Rejected} {
+		for reason, n := range counts {
+			rejected[reason] += n
+		}
 	}
-	return stats
+	return Stats{Connections: tcp.Open, QUICConnections: udp.Open, Requests: s.requests.Load(), Rejected: rejected}
 }
 
 // Shutdown accepts no more connections, sends GOAWAY on those there are, waits for the requests under way and closes.
@@ -249,6 +228,8 @@ func (s *Server) Close() error {
 		s.quic.close()
 	}
 	s.serving.Wait()
+	s.tcp.Close()
+	s.udp.Close()
 	return err
 }
 

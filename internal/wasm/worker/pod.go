@@ -232,10 +232,23 @@ func (p *pod) stats() control.Stats {
 		Timeouts: p.counts.timeouts.Load(), OutOfMemory: p.counts.ooms.Load(),
 		LogDropped: p.logDropped(),
 	}
+	s.Connections, s.Rejected = p.connections()
 	if p.channels != nil {
 		s.ChannelDropped = p.channels.dropped()
 	}
 	return s
+}
+
+// connections are those that are open, and counts of those that were refused or closed early.
+func (p *pod) connections() (open int, rejected map[string]uint64) {
+	p.lifecycle.Lock() // the server is made in start
+	defer p.lifecycle.Unlock()
+	s, ok := p.program.(*server)
+	if !ok || s.plane == nil {
+		return 0, nil
+	}
+	stats := s.plane.Stats()
+	return stats.Connections + stats.QUICConnections, stats.Rejected
 }
 
 func (p *pod) logDropped() uint64 {

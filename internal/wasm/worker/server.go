@@ -63,7 +63,10 @@ func (s *server) start() error {
 		return err
 	}
 	var err error
-	s.plane, err = dataplane.NewServer(dataplane.Config{Handler: s, TLS: s.tls, Logger: s.pod.worker.logger.With("pod", spec.ID)})
+	s.plane, err = dataplane.NewServer(dataplane.Config{
+		Handler: s, TLS: s.tls, Logger: s.pod.worker.logger.With("pod", spec.ID),
+		Name: spec.ID, Group: s.pod.worker.connections, Connections: s.pod.worker.config.Connections,
+	})
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/connlimit"
 	"github.com/tripod-run/tripod/internal/edge/channel"
 	"github.com/tripod-run/tripod/internal/wasm/control"
 	"github.com/tripod-run/tripod/internal/wasm/engine"
@@ -24,6 +25,8 @@ type Config struct {
 	Name, Program string
 	Engine        *engine.Engine
 	Logger        *slog.Logger
+	// Connections bounds those of each pod.
+	Connections connlimit.Config
 	// Publish takes events for the daemons that are connected; it does not block.
 	Publish func(control.Event)
 	// Spans says that spans of requests are wanted, as events.
@@ -38,6 +41,8 @@ type Worker struct {
 	spans     *spans // nil: none
 	startedAt time.Time
 	router    *channel.Router // of the channels of pods
+	// connections are those of all pods.
+	connections *connlimit.Group
 
 	loading sync.Mutex // one Load at a time
 
@@ -52,6 +57,7 @@ func New(c Config) *Worker {
 	w := &Worker{
 		config: c, engine: c.Engine, logger: c.Logger, startedAt: time.Now(),
 		codes: map[string]*code{}, pods: map[string]*pod{}, router: newRouter(),
+		connections: connlimit.NewGroup(c.Logger),
 	}
 	if c.Spans {
 		w.spans = newSpans(c.Publish)

@@ -1,0 +1,74 @@
+package connlimit
+
+import (
+	"cmp"
+	"log/slog"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// logInterval lies between two lines about one address.
+const logInterval = 10 * time.Second
+
+// Group holds the Limiters of a process, which share a budget of file descriptors: half of those that the process may
+// open. The other half is for what it does itself, and for sockets that only root may connect to.
+type Group struct {
+	budget func() int64
+	held   atomic.Int64
+	log    *slog.Logger
+
+	mu       sync.Mutex
+	limiters map[*Limiter]struct{}
+}
+
+// NewGroup makes a Group without Limiters.
+func NewGroup(log *slog.Logger) *Group {
+	return &Group{budget: halfOfFiles, log: log, limiters: map[*Limiter]struct{}{}}
+}
+
+// halfOfFiles is asked for each connection: others may set the limit of a running process (prlimit).
+func halfOfFiles() int64 {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil || limit.Cur > math.MaxInt64 {
+		return math.MaxInt64
+	}
+	return int64(limit.Cur / 2)
+}
+
+// Limiter makes the Limiter of an address. The name stands in logs and metrics.
+func (g *Group) Limiter(name string, c Config) *Limiter {
+	c = c.withDefaults()
+	l := &Limiter{Config: c, name: name, group: g, peers: map[string]int{}}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.limiters[l] = struct{}{}
+	return l
+}
+
+// Stats returns the figures of all Limiters, ordered by name.
+func (g *Group) Stats() []Stats {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	all := make([]Stats, 0, len(g.limiters))
+	for l := range g.limiters {
+		all = append(all, l.Stats())
+	}
+	slices.SortFunc(all, func(a, b Stats) int { return cmp.Compare(a.Name, b.Name) })
+	return all
+}
+
+// take takes descriptors from the budget, and reports whether there were enough.
+func (g *Group) take(files int) bool {
+	if g.held.Add(int64(files)) <= g.budget() {
+		return true
+	}
+	g.give(files)
+	return false
+}
+
+func (g *Group) give(files int) { g.held.Add(-int64(files)) }
