@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -14,8 +13,11 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// escapeKey is Ctrl-], the key that leaves a console, as in telnet and virsh.
-const escapeKey = 0x1d
+// The keys that leave a session: Ctrl-] a console, as in telnet and virsh; Ctrl-P Ctrl-Q a container, as in Docker.
+const (
+	consoleKeys = "\x1d"
+	attachKeys  = "\x10\x11"
+)
 
 func (a *App) consoleCommand() *cobra.Command {
 	var transport string
@@ -103,7 +105,7 @@ func (a *App) console(ctx context.Context, address, transport string, o stdio) e
 	if !o.Stdin {
 		fmt.Fprintln(a.Stderr, "The container was created without stdin: its console can be watched, not typed on.")
 	} else {
-		options.Stdin = &escape{from: a.Stdin, left: leave}
+		options.Stdin = &escape{from: a.Stdin, keys: consoleKeys, left: leave}
 		restore, err := a.raw()
 		if err != nil {
 			return err
@@ -134,18 +136,51 @@ func (a *App) raw() (restore func(), err error) {
 	}, nil
 }
 
-// escape passes input on until there is an escapeKey in it.
+// escape passes input on until the keys come in it, one after the other. A part of them waits for the next key.
 type escape struct {
 	from io.Reader
+	keys string
 	left func()
+
+	held int    // how many of the keys have come last
+	out  []byte // what is to be passed on
+	end  error
 }
 
 // Read implements io.Reader.
 func (e *escape) Read(p []byte) (int, error) {
-	n, err := e.from.Read(p)
-	if i := bytes.IndexByte(p[:n], escapeKey); i >= 0 {
-		e.left()
-		return i, io.EOF
+	buf := make([]byte, len(p))
+	for len(e.out) == 0 && e.end == nil {
+		n, err := e.from.Read(buf)
+		e.end = err
+		e.take(buf[:n])
 	}
-	return n, err
+	n := copy(p, e.out)
+	e.out = e.out[n:]
+	if n == 0 {
+		return 0, e.end
+	}
+	return n, nil
+}
+
+// take looks for the keys in what was read.
+func (e *escape) take(read []byte) {
+	for _, b := range read {
+		if b != e.keys[e.held] {
+			e.out = append(e.out, e.keys[:e.held]...)
+			e.held = 0
+		}
+		if b != e.keys[e.held] {
+			e.out = append(e.out, b)
+			continue
+		}
+		if e.held++; e.held == len(e.keys) {
+			e.left()
+			e.end = io.EOF
+			return
+		}
+	}
+	if e.end != nil {
+		e.out = append(e.out, e.keys[:e.held]...)
+	}
 }

@@ -7,16 +7,19 @@ import (
 	"testing/iotest"
 )
 
-// TestEscape holds that input is passed on as it is until the key that leaves the console.
+// TestEscape holds that input is passed on as it is until the keys that leave the session.
 func TestEscape(t *testing.T) {
-	for in, want := range map[string]string{
-		"ls\r": "ls\r", "a\x03b\x1b[A": "a\x03b\x1b[A", "ab\x1dcd": "ab", "\x1d": "", "": "",
+	for keys, cases := range map[string]map[string]string{
+		consoleKeys: {"ls\r": "ls\r", "a\x03b\x1b[A": "a\x03b\x1b[A", "ab\x1dcd": "ab", "\x1d": "", "": ""},
+		attachKeys:  {"ls\r": "ls\r", "ab\x10\x11cd": "ab", "\x10\x11": "", "a\x10b\x11": "a\x10b\x11", "\x10\x10\x11x": "\x10", "a\x10": "a\x10", "": ""},
 	} {
-		for _, wrap := range []func(io.Reader) io.Reader{func(r io.Reader) io.Reader { return r }, iotest.OneByteReader, iotest.DataErrReader} {
-			left := 0
-			got, err := io.ReadAll(&escape{from: wrap(strings.NewReader(in)), left: func() { left++ }})
-			if string(got) != want || err != nil || (left == 1) != strings.Contains(in, "\x1d") {
-				t.Errorf("%q: %q, %v, left %d times; want %q", in, got, err, left, want)
+		for in, want := range cases {
+			for _, wrap := range []func(io.Reader) io.Reader{func(r io.Reader) io.Reader { return r }, iotest.OneByteReader, iotest.DataErrReader} {
+				left := 0
+				got, err := io.ReadAll(&escape{from: wrap(strings.NewReader(in)), keys: keys, left: func() { left++ }})
+				if string(got) != want || err != nil || (left == 1) != strings.Contains(in, keys) {
+					t.Errorf("%q: %q, %v, left %d times; want %q", in, got, err, left, want)
+				}
 			}
 		}
 	}

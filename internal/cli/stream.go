@@ -30,6 +30,7 @@ func (a *App) streamCommands() []*cobra.Command {
 type streamOptions struct {
 	stdin, tty bool
 	transport  string
+	keys       string // typed on a terminal, they leave the session
 }
 
 func (o *streamOptions) flags(c *cobra.Command, tty bool) {
@@ -84,7 +85,7 @@ func (a *App) execSync(ctx context.Context, client *Client, id string, cmd []str
 func (a *App) attachCommand() *cobra.Command {
 	var o streamOptions
 	c := &cobra.Command{
-		Use: "attach [-i] CONTAINER", Short: "Join the standard streams of a running container",
+		Use: "attach [-it] CONTAINER", Short: "Join the standard streams of a running container; with -it, Ctrl-P Ctrl-Q leaves it",
 		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeContainers,
 		RunE: func(c *cobra.Command, args []string) error {
 			return a.with(c, func(ctx context.Context, client *Client) error {
@@ -98,6 +99,7 @@ func (a *App) attachCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
+				o.keys = attachKeys
 				return a.stream(ctx, resp.GetUrl(), o)
 			})
 		},
@@ -106,14 +108,20 @@ func (a *App) attachCommand() *cobra.Command {
 	return c
 }
 
-// stream joins our streams to those behind the URL until the remote program ends.
+// stream joins our streams to those behind the URL until the remote program ends, or the client leaves.
 func (a *App) stream(ctx context.Context, address string, o streamOptions) error {
 	executor, err := newExecutor(address, o.transport)
 	if err != nil {
 		return err
 	}
 	options := remotecommand.StreamOptions{Stdout: a.Stdout, Tty: o.tty}
-	if o.stdin {
+	ctx, leave := context.WithCancel(ctx)
+	defer leave()
+	left := false
+	switch {
+	case o.stdin && o.tty && o.keys != "":
+		options.Stdin = &escape{from: a.Stdin, keys: o.keys, left: func() { left = true; leave() }}
+	case o.stdin:
 		options.Stdin = a.Stdin
 	}
 	if !o.tty {
@@ -127,6 +135,9 @@ func (a *App) stream(ctx context.Context, address string, o streamOptions) error
 	}
 	err = executor.StreamWithContext(ctx, options)
 	restore()
+	if left {
+		return nil
+	}
 	if code := ExitCode(err); err != nil && isExit(err) {
 		return &ExitError{Code: code}
 	}

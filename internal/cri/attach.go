@@ -18,8 +18,9 @@ func (s *Server) Attach(_ context.Context, req *runtimeapi.AttachRequest) (*runt
 	if err != nil {
 		return nil, err
 	}
-	if req.GetTty() != c.Config.GetTty() {
-		return nil, invalid("tty", "is %t, container %s was created with tty %t", req.GetTty(), c.ID, c.Config.GetTty())
+	// A client without a terminal may watch a container that has one. The other way round, stderr would be lost.
+	if req.GetTty() && !c.Config.GetTty() {
+		return nil, invalid("tty", "container %s was created without one", c.ID)
 	}
 	return s.streams.GetAttach(&runtimeapi.AttachRequest{
 		ContainerId: c.ID, Tty: req.GetTty(), Stdin: req.GetStdin(), Stdout: req.GetStdout(), Stderr: req.GetStderr(),

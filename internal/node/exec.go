@@ -3,7 +3,9 @@ package node
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 
 	"github.com/containerd/errdefs"
@@ -25,7 +27,11 @@ func (n *Node) Exec(ctx context.Context, id string, req sandbox.ExecRequest) (in
 	return execer.Exec(ctx, rec.sandboxPod(), c.sandboxContainer(), req)
 }
 
-// Attach joins the stdio of a running container. Errors as for Exec.
+// errDetached ends a session whose client has closed its input.
+var errDetached = errors.New("the client has closed its input")
+
+// Attach joins the stdio of a running container until the container ends, the client goes or closes its input; where that is the
+// end of the container's input (stdin_once without a terminal), the client still sees what follows. Errors as for Exec.
 func (n *Node) Attach(ctx context.Context, id string, req sandbox.AttachRequest) error {
 	p, rec, c, err := n.running(id, "attach")
 	if err != nil {
@@ -35,7 +41,34 @@ func (n *Node) Attach(ctx context.Context, id string, req sandbox.AttachRequest)
 	if !ok {
 		return unable(rec, "attach")
 	}
-	return attacher.Attach(ctx, rec.sandboxPod(), c.sandboxContainer(), req)
+	attached, detach := context.WithCancelCause(ctx)
+	defer detach(nil)
+	if cfg := c.sandboxContainer().Config; req.Stdin != nil && (!cfg.GetStdinOnce() || cfg.GetTty()) {
+		req.Stdin = endReader{req.Stdin, func() { detach(errDetached) }}
+	}
+	err = attacher.Attach(attached, rec.sandboxPod(), c.sandboxContainer(), req)
+	if ctx.Err() == nil && errors.Is(context.Cause(attached), errDetached) {
+		return nil
+	}
+	return err
+}
+
+// endReader calls end when there is no more to read. Backends pass on what they have read before they read again.
+type endReader struct {
+	io.Reader
+	end func()
+}
+
+// Read implements io.Reader.
+func (r endReader) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	if n == 0 && err != nil {
+		r.end()
+	}
+	if n > 0 {
+		return n, nil // the error comes again
+	}
+	return n, err
 }
 
 // Channels gives a connection that carries a running container's channels (sandbox.Channeler), and the group of containers

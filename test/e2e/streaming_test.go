@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os/exec"
 	"regexp"
 	"strconv"
 	"strings"
@@ -308,6 +309,17 @@ func TestAttach(t *testing.T) {
 				s.say("hello\n")
 				s.stdout.wait(t, "got hello\r\n")
 			})
+			t.Run("a client without a terminal watches one", func(t *testing.T) {
+				c := start(t, true, false)
+				watcher, typist := startSession(t, p, c.AttachURL(true, false), false), startSession(t, p, c.AttachURL(true, true), true)
+				harness.Eventually(t, waitLimit, func() error { // the watcher may join later
+					typist.say("hello\n")
+					if !strings.Contains(watcher.stdout.String(), "got hello\r\n") {
+						return fmt.Errorf("the watcher sees %q", watcher.stdout.String())
+					}
+					return nil
+				})
+			})
 			t.Run("the end of the container is the end of the session", func(t *testing.T) {
 				c := start(t, true, false)
 				s := startSession(t, p, c.AttachURL(true, true), true)
@@ -318,6 +330,61 @@ func TestAttach(t *testing.T) {
 			})
 		})
 	}
+	for _, p := range harness.HalfClosing {
+		t.Run("the end of the client's input is the end of the session/"+string(p), func(t *testing.T) {
+			for _, o := range []struct{ tty, once bool }{{true, false}, {true, true}, {false, false}} {
+				c := start(t, o.tty, o.once)
+				s := startSession(t, p, c.AttachURL(true, o.tty), o.tty)
+				s.say("hello\n")
+				s.stdout.wait(t, "got hello")
+				s.stdin.Close()
+				s.wait(0)
+				if s := c.Status(); s.State != running {
+					t.Errorf("%+v: the container is %v", o, s.State)
+				}
+			}
+		})
+	}
+	t.Run("tripod attach -it on a terminal: Ctrl-P Ctrl-Q leaves", func(t *testing.T) {
+		c := start(t, true, false)
+		attach := tripod(t, d, "attach", "-it", c.ID)
+		command := exec.Command("script", "-qec", strings.Join(attach.Args, " "), "/dev/null") // from Debian's bsdutils: a pty
+		keys, err := command.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var screen buffer
+		command.Stdout, command.Stderr = &screen, &screen
+		if err := command.Start(); err != nil {
+			t.Fatal(err)
+		}
+		harness.Eventually(t, waitLimit, func() error { // what is typed before the terminal is raw is echoed twice
+			if _, err := io.WriteString(keys, "hello\r"); err != nil {
+				t.Fatal(err)
+			}
+			if !strings.Contains(screen.String(), "got hello\r\n") {
+				return fmt.Errorf("the screen has %q", screen.String())
+			}
+			return nil
+		})
+		if _, err := io.WriteString(keys, "\x10\x11"); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- command.Wait() }()
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Errorf("it ended with %v: %q", err, screen.String())
+			}
+		case <-time.After(waitLimit):
+			_ = command.Process.Kill()
+			t.Errorf("it did not end: %q", screen.String())
+		}
+		if s := c.Status(); s.State != running {
+			t.Errorf("the container is %v", s.State)
+		}
+	})
 	t.Run("stdin_once: the first client's end is the program's end of input", func(t *testing.T) {
 		c := start(t, false, true)
 		s := startSession(t, harness.SPDY, c.AttachURL(true, false), false)

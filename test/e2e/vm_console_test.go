@@ -35,6 +35,15 @@ func TestVMConsole(t *testing.T) {
 	for _, p := range harness.Protocols {
 		t.Run(string(p), func(t *testing.T) { converse(t, p, "said-over-"+string(p)) })
 	}
+	for _, p := range harness.HalfClosing {
+		t.Run("the end of the client's input is the end of the session/"+string(p), func(t *testing.T) {
+			s := startSession(t, p, c.AttachURL(true, true), true)
+			s.say("\n")
+			awaitPrompt(t, s)
+			s.stdin.Close()
+			s.wait(0)
+		})
+	}
 	t.Run("two clients", func(t *testing.T) {
 		one, two := startSession(t, harness.SPDY, c.AttachURL(true, true), true), startSession(t, harness.WebSocket, c.AttachURL(true, true), true)
 		one.say("echo from-$((1+0))\n")

@@ -223,7 +223,20 @@ func TestWasmCommands(t *testing.T) {
 	if st := c.Status(); st.ExitCode != 137 {
 		t.Errorf("a command that computed until it was killed: %v", st)
 	}
-	// Input, by attach.
+	// Input, by attach: without stdin_once its end is the session's, and the guest waits for the next client.
+	c = d.RunWasm(t, &harness.PodSpec{Image: harness.CommandGo, Container: []harness.ContainerOption{args("stdin"), func(c *runtimeapi.ContainerConfig) { c.Stdin = true }}})
+	for _, p := range harness.HalfClosing {
+		o := streamTo(io.Discard, io.Discard)
+		o.Stdin = strings.NewReader("typed\n")
+		if _, err := harness.Stream(t.Context(), p, c.AttachURL(true, false), o); err != nil {
+			t.Error(err)
+		}
+	}
+	if st := c.Status(); st.State != running {
+		t.Errorf("a guest whose clients have closed their input is %v", st.State)
+	}
+	c.Stop(time.Second)
+	// With it, it is the guest's.
 	c = d.RunWasm(t, &harness.PodSpec{Image: harness.CommandGo, Container: []harness.ContainerOption{args("stdin"), func(c *runtimeapi.ContainerConfig) { c.Stdin, c.StdinOnce = true, true }}})
 	var out lockedBuffer
 	o := streamTo(&out, io.Discard)

@@ -24,14 +24,18 @@ import (
 // Protocol is how a streaming client speaks to the daemon; both are the libraries that kubectl uses.
 type Protocol string
 
-// The two protocols.
+// The protocols. WebSocket is version 4, which every CRI streaming server speaks and which cannot tell the end of stdin.
 const (
-	SPDY      Protocol = "SPDY"
-	WebSocket Protocol = "WebSocket"
+	SPDY        Protocol = "SPDY"
+	WebSocket   Protocol = "WebSocket"
+	WebSocketV5 Protocol = "WebSocket v5"
 )
 
-// Protocols are both, for tests that go over them.
-var Protocols = []Protocol{SPDY, WebSocket}
+// Protocols are those that every server speaks, HalfClosing those that tell the end of stdin.
+var (
+	Protocols   = []Protocol{SPDY, WebSocket}
+	HalfClosing = []Protocol{SPDY, WebSocketV5}
+)
 
 // Stream joins standard streams to the URL that Exec or Attach has answered. It returns the program's exit code;
 // the error is for everything else that went wrong.
@@ -41,10 +45,12 @@ func Stream(ctx context.Context, p Protocol, rawURL string, o remotecommand.Stre
 		return 0, err
 	}
 	var e remotecommand.Executor
-	if p == WebSocket {
-		// CRI streaming servers speak version 4, which cannot tell the end of stdin.
+	switch p {
+	case WebSocket:
 		e, err = remotecommand.NewWebSocketExecutorForProtocols(&rest.Config{}, http.MethodGet, rawURL, protocol.StreamProtocolV4Name)
-	} else {
+	case WebSocketV5:
+		e, err = remotecommand.NewWebSocketExecutor(&rest.Config{}, http.MethodGet, rawURL)
+	default:
 		e, err = remotecommand.NewSPDYExecutor(&rest.Config{}, http.MethodPost, u)
 	}
 	if err != nil {
