@@ -115,6 +115,9 @@ type Resolved struct {
 	// Component is the name of the component that the container runs (domain:server@version), as derived from its
 	// image by a backend whose pods need no component labels; empty when the labels give it, or there is none.
 	Component string
+	// SwapLimited says that a container with a memory limit and no limit of swap may not swap: memory and swap together are
+	// bounded by the memory limit.
+	SwapLimited bool
 }
 
 // State is what a backend sees of a container.
@@ -272,7 +275,9 @@ type Readier interface {
 	Ready() error
 }
 
-// Inspector is a backend with more to say for verbose status calls (CRI info map; values are JSON).
+// Inspector is a backend with more to say for verbose status calls. Its facts stand beside the node's (handler, state, config and
+// so on) in one JSON object, so keys are in camel case, and those that several kinds of pod have are spelled alike: pid, cgroup,
+// runDir, sandboxID.
 type Inspector interface {
-	Inspect(ctx context.Context, p *Pod, c *Container) (map[string]string, error)
+	Inspect(ctx context.Context, p *Pod, c *Container) (map[string]any, error)
 }

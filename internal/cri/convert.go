@@ -92,7 +92,7 @@ func containerStatus(p *node.Pod, c *node.Container) *runtimeapi.ContainerStatus
 		LogPath: logPath(p.Config, c.Config), User: c.Resolved.User, StopSignal: c.Resolved.StopSignal,
 	}
 	if r := c.Config.GetLinux().GetResources(); r != nil {
-		s.Resources = &runtimeapi.ContainerResources{Linux: r}
+		s.Resources = &runtimeapi.ContainerResources{Linux: resourcesInForce(c, r)}
 	}
 	switch s.State {
 	case runtimeapi.ContainerState_CONTAINER_RUNNING:
@@ -102,6 +102,16 @@ func containerStatus(p *node.Pod, c *node.Container) *runtimeapi.ContainerStatus
 		s.Reason, s.Message = c.Reason, c.Message
 	}
 	return s
+}
+
+// resourcesInForce are those that were asked for, and the limit of swap that follows from them.
+func resourcesInForce(c *node.Container, asked *runtimeapi.LinuxContainerResources) *runtimeapi.LinuxContainerResources {
+	if !c.Resolved.SwapLimited || asked.GetMemoryLimitInBytes() == 0 || asked.GetMemorySwapLimitInBytes() != 0 {
+		return asked
+	}
+	r := proto.CloneOf(asked)
+	r.MemorySwapLimitInBytes = r.GetMemoryLimitInBytes()
+	return r
 }
 
 // containerStates are the node's states as the CRI has them. A container is CREATED until it runs.

@@ -30,8 +30,10 @@ func TestSandboxLifecycle(t *testing.T) {
 	if s.GetCreatedAt() <= 0 || r.GetTimestamp() < s.GetCreatedAt() {
 		t.Errorf("created at %d, recorded at %d", s.GetCreatedAt(), r.GetTimestamp())
 	}
-	if !json.Valid([]byte(r.GetInfo()["info"])) {
-		t.Errorf("verbose information is not JSON: %q", r.GetInfo())
+	var info map[string]any
+	must(t, json.Unmarshal([]byte(r.GetInfo()["info"]), &info))
+	if len(r.GetInfo()) != 1 || info["sandboxID"] != id || info["config"] == nil || info["cniResult"] == nil {
+		t.Errorf("verbose information: %q", r.GetInfo())
 	}
 
 	_, err = d.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})

@@ -61,7 +61,7 @@ func TestStreamingURLs(t *testing.T) {
 	_, err = d.Exec(ctx, &runtimeapi.ExecRequest{ContainerId: id, Cmd: []string{"echo"}, Tty: true, Stdout: true, Stderr: true})
 	wantCode(t, err, codes.InvalidArgument, "stderr")
 	_, err = d.Attach(ctx, &runtimeapi.AttachRequest{ContainerId: id, Tty: true, Stdout: true})
-	wantCode(t, err, codes.InvalidArgument, "tty", "false")
+	wantCode(t, err, codes.InvalidArgument, "tty", "without")
 	for _, port := range []int32{0, -1, 65536} {
 		_, err = d.PortForward(ctx, &runtimeapi.PortForwardRequest{PodSandboxId: pod, Port: []int32{80, port}})
 		wantCode(t, err, codes.InvalidArgument, "port[1]")

@@ -2,6 +2,7 @@ package network
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -80,6 +81,24 @@ func (m *Manager) previous(ctx context.Context, rec *record) (*Result, error) {
 		return nil, fmt.Errorf("network of pod %s: undo an earlier attempt: %w", rec.ID, err)
 	}
 	return nil, nil
+}
+
+// CNIResult is what the last plugin of the chain returned for a pod, in the format of CNI 1.0; nil when there is none.
+func (m *Manager) CNIResult(id string) (json.RawMessage, error) {
+	key := keyOf(id)
+	rec, err := m.records.get(key)
+	if err != nil || rec == nil {
+		return nil, err
+	}
+	added, err := m.cni.GetNetworkListCachedResult(rec.list, rec.runtimeConf(m.netnsPath(key)))
+	if err != nil || added == nil {
+		return nil, err
+	}
+	result, err := m.result(key, added)
+	if err != nil {
+		return nil, err
+	}
+	return result.Raw, nil
 }
 
 // attach does the work of Setup. The record is written while the namespace is made: both must be there before ADD.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 
 	"github.com/containerd/errdefs"
@@ -124,8 +125,8 @@ func (n *Node) DialPod(ctx context.Context, podID, network, address string) (net
 	return dialer.Dial(ctx, p.sandboxPod(), running, network, address)
 }
 
-// Inspect gathers what the node and the backend know beyond the CRI's fields, as JSON by topic. containerID is empty
-// for the sandbox.
+// Inspect gathers what the node and the backend know beyond the CRI's fields: one JSON object under the key "info", as clients of
+// the CRI expect it. containerID is empty for the sandbox.
 func (n *Node) Inspect(ctx context.Context, podID, containerID string) (map[string]string, error) {
 	p, err := n.pool.pod(podID)
 	if err != nil {
@@ -133,32 +134,38 @@ func (n *Node) Inspect(ctx context.Context, podID, containerID string) (map[stri
 	}
 	rec := p.rec.Load()
 	var c *sandbox.Container
-	about := map[string]any{"handler": rec.Handler, "state": rec.UnitState(), "component": rec.Component, "intent": rec.Intent, "netns": rec.Netns}
+	about := map[string]any{
+		"sandboxID": rec.ID, "handler": rec.Handler, "state": rec.UnitState(), "component": rec.Component, "intent": rec.Intent,
+		"netns": rec.Netns, "config": rec.Config,
+	}
 	if containerID != "" {
 		record := rec.Container(containerID)
 		if record == nil {
 			return nil, notFound("container", containerID)
 		}
 		c = record.sandboxContainer()
-		about = map[string]any{"handler": rec.Handler, "state": record.State, "pid": record.Pid, "imageID": record.ImageID, "intent": record.Intent, "config": record.Config}
+		about = map[string]any{"sandboxID": rec.ID, "handler": rec.Handler, "state": record.State, "pid": record.Pid, "imageID": record.ImageID, "intent": record.Intent, "config": record.Config}
+	}
+	if containerID == "" && rec.Netns != "" {
+		result, err := n.Network.CNIResult(rec.ID)
+		if err != nil {
+			return nil, err
+		}
+		about["cniResult"] = result
+	}
+	inspector, ok := p.backend.(sandbox.Inspector)
+	if ok && rec.previous(containerID) == nil { // the backend knows the newest attempt only
+		more, err := inspector.Inspect(ctx, rec.sandboxPod(), c)
+		if err != nil {
+			return nil, err
+		}
+		maps.Copy(about, more)
 	}
 	raw, err := json.Marshal(about)
 	if err != nil {
 		return nil, err
 	}
-	info := map[string]string{"info": string(raw)}
-	inspector, ok := p.backend.(sandbox.Inspector)
-	if !ok || rec.previous(containerID) != nil { // the backend knows the newest attempt only
-		return info, nil
-	}
-	more, err := inspector.Inspect(ctx, rec.sandboxPod(), c)
-	if err != nil {
-		return nil, err
-	}
-	for k, v := range more {
-		info[k] = v
-	}
-	return info, nil
+	return map[string]string{"info": string(raw)}, nil
 }
 
 // running finds a container that must be Running for what.

@@ -3,6 +3,7 @@ package node
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net"
@@ -40,6 +41,8 @@ type Network interface {
 	Status(ctx context.Context) error
 	Dial(ctx context.Context, netns, network, address string) (net.Conn, error)
 	Stats(netns string) ([]network.InterfaceStats, error)
+	// CNIResult is what the last plugin returned, nil when nothing of the pod is attached.
+	CNIResult(id string) (json.RawMessage, error)
 	UpdatePodCIDR(cidr string) error
 }
 

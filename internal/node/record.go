@@ -285,24 +285,25 @@ type podRecord struct {
 }
 
 type containerRecord struct {
-	ID         string    `json:"id"`
-	Config     []byte    `json:"config"`
-	ImageID    string    `json:"imageID,omitempty"`
-	ImageRef   string    `json:"imageRef,omitempty"`
-	State      State     `json:"state"`
-	User       []byte    `json:"user,omitempty"`
-	Mounts     [][]byte  `json:"mounts,omitempty"`
-	StopSignal int32     `json:"stopSignal,omitempty"`
-	CreatedAt  time.Time `json:"createdAt"`
-	StartedAt  time.Time `json:"startedAt,omitzero"`
-	FinishedAt time.Time `json:"finishedAt,omitzero"`
-	ExitCode   int32     `json:"exitCode,omitempty"`
-	Reason     string    `json:"reason,omitempty"`
-	Message    string    `json:"message,omitempty"`
-	Pid        int       `json:"pid,omitempty"`
-	Component  string    `json:"component,omitempty"`
-	Unlisted   bool      `json:"unlisted,omitempty"`
-	Intent     Call      `json:"intent,omitempty"`
+	ID          string    `json:"id"`
+	Config      []byte    `json:"config"`
+	ImageID     string    `json:"imageID,omitempty"`
+	ImageRef    string    `json:"imageRef,omitempty"`
+	State       State     `json:"state"`
+	User        []byte    `json:"user,omitempty"`
+	Mounts      [][]byte  `json:"mounts,omitempty"`
+	StopSignal  int32     `json:"stopSignal,omitempty"`
+	SwapLimited bool      `json:"swapLimited,omitempty"`
+	CreatedAt   time.Time `json:"createdAt"`
+	StartedAt   time.Time `json:"startedAt,omitzero"`
+	FinishedAt  time.Time `json:"finishedAt,omitzero"`
+	ExitCode    int32     `json:"exitCode,omitempty"`
+	Reason      string    `json:"reason,omitempty"`
+	Message     string    `json:"message,omitempty"`
+	Pid         int       `json:"pid,omitempty"`
+	Component   string    `json:"component,omitempty"`
+	Unlisted    bool      `json:"unlisted,omitempty"`
+	Intent      Call      `json:"intent,omitempty"`
 }
 
 // encodePod writes p as bytes for the store.
@@ -339,7 +340,8 @@ func encodeContainers(containers []*Container) ([]containerRecord, error) {
 func encodeContainer(c *Container) (containerRecord, error) {
 	r := containerRecord{
 		ID: c.ID, ImageID: c.ImageID, ImageRef: c.ImageRef, State: c.State, StopSignal: int32(c.Resolved.StopSignal),
-		CreatedAt: c.CreatedAt, StartedAt: c.StartedAt, FinishedAt: c.FinishedAt, ExitCode: c.ExitCode,
+		SwapLimited: c.Resolved.SwapLimited,
+		CreatedAt:   c.CreatedAt, StartedAt: c.StartedAt, FinishedAt: c.FinishedAt, ExitCode: c.ExitCode,
 		Reason: c.Reason, Message: c.Message, Pid: c.Pid, Component: c.Resolved.Component, Unlisted: c.Unlisted, Intent: c.Intent,
 	}
 	var err error
@@ -417,7 +419,7 @@ func decodeContainer(r containerRecord) (*Container, error) {
 		ID: r.ID, Config: &runtimeapi.ContainerConfig{}, ImageID: r.ImageID, ImageRef: r.ImageRef,
 		State: r.State, CreatedAt: r.CreatedAt, StartedAt: r.StartedAt, FinishedAt: r.FinishedAt, ExitCode: r.ExitCode,
 		Reason: r.Reason, Message: r.Message, Pid: r.Pid, Unlisted: r.Unlisted, Intent: r.Intent,
-		Resolved: sandbox.Resolved{StopSignal: runtimeapi.Signal(r.StopSignal), Component: r.Component},
+		Resolved: sandbox.Resolved{StopSignal: runtimeapi.Signal(r.StopSignal), SwapLimited: r.SwapLimited, Component: r.Component},
 	}
 	if err := proto.Unmarshal(r.Config, c.Config); err != nil {
 		return nil, err

@@ -2,6 +2,7 @@ package fake
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -95,6 +96,11 @@ func (*Network) Dial(context.Context, string, string, string) (net.Conn, error) 
 
 // Stats has no interfaces.
 func (*Network) Stats(string) ([]network.InterfaceStats, error) { return nil, nil }
+
+// CNIResult has no plugin's.
+func (*Network) CNIResult(string) (json.RawMessage, error) {
+	return json.RawMessage(`{"cniVersion":"1.0.0"}`), nil
+}
 
 // UpdatePodCIDR accepts what parses.
 func (*Network) UpdatePodCIDR(cidr string) error {

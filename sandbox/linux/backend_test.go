@@ -519,7 +519,7 @@ func TestStats(t *testing.T) {
 	}
 	for _, target := range []*sandbox.Container{nil, c.Container} {
 		got, err := r.Inspect(t.Context(), p.Pod, target)
-		if err != nil || !strings.Contains(got["info"], `"pid"`) {
+		if err != nil || got["pid"] == nil || got["sandboxID"] != p.ID {
 			t.Errorf("inspect: %v, %v", got, err)
 		}
 	}

@@ -30,13 +30,14 @@ var (
 
 // resolved is sandbox.Resolved as it is kept: its messages as JSON, so that a repeated creation gives the same answer.
 type resolved struct {
-	User       *runtimeapi.ContainerUser `json:"user,omitempty"`
-	Mounts     []*runtimeapi.Mount       `json:"mounts,omitempty"`
-	StopSignal runtimeapi.Signal         `json:"stopSignal"`
+	User        *runtimeapi.ContainerUser `json:"user,omitempty"`
+	Mounts      []*runtimeapi.Mount       `json:"mounts,omitempty"`
+	StopSignal  runtimeapi.Signal         `json:"stopSignal"`
+	SwapLimited bool                      `json:"swapLimited,omitempty"`
 }
 
 func (r resolved) answer() sandbox.Resolved {
-	return sandbox.Resolved{User: r.User, Mounts: r.Mounts, StopSignal: r.StopSignal}
+	return sandbox.Resolved{User: r.User, Mounts: r.Mounts, StopSignal: r.StopSignal, SwapLimited: r.SwapLimited}
 }
 
 func (r resolved) signal() syscall.Signal { return spec.SignalNumber(r.StopSignal) }

@@ -2,7 +2,6 @@ package linux
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 
 	"github.com/containerd/errdefs"
@@ -72,9 +71,9 @@ func (b *Backend) writableLayer(ctx context.Context, h *handle) *runtimeapi.File
 }
 
 // Inspect implements sandbox.Inspector. The one key, "info", is what tools know from other runtimes.
-func (b *Backend) Inspect(_ context.Context, p *sandbox.Pod, c *sandbox.Container) (map[string]string, error) {
+func (b *Backend) Inspect(_ context.Context, p *sandbox.Pod, c *sandbox.Container) (map[string]any, error) {
 	if c == nil {
-		return b.inspectPod(p)
+		return b.inspectPod(p), nil
 	}
 	h, err := b.lookup(p.ID, c.ID)
 	if err != nil {
@@ -85,13 +84,13 @@ func (b *Backend) Inspect(_ context.Context, p *sandbox.Pod, c *sandbox.Containe
 		return nil, err
 	}
 	s, _ := h.snapshot()
-	return info(map[string]any{
+	return map[string]any{
 		"sandboxID": p.ID, "pid": s.status().Pid, "bundle": h.bundle, "cgroup": s.Cgroup, "logPath": s.LogPath,
 		"conmonPid": s.Conmon.Pid, "runtime": b.runtime.path, "runtimeVersion": b.runtime.version, "runtimeSpec": config,
-	})
+	}, nil
 }
 
-func (b *Backend) inspectPod(p *sandbox.Pod) (map[string]string, error) {
+func (b *Backend) inspectPod(p *sandbox.Pod) map[string]any {
 	run := b.cfg.podRunDir(p.ID)
 	at, files := podPins(p, run), filesOf(p, run)
 	cgroup, _ := b.cgroups.pod(p)
@@ -99,17 +98,9 @@ func (b *Backend) inspectPod(p *sandbox.Pod) (map[string]string, error) {
 	if state, err := readPodState(run); err == nil {
 		pid = state.Pause.Pid
 	}
-	return info(map[string]any{
-		"pid": pid, "runDir": run, "cgroup": cgroup, "shm": files.shm,
+	return map[string]any{
+		"sandboxID": p.ID, "pid": pid, "runDir": run, "cgroup": cgroup, "shm": files.shm,
 		"namespaces": map[string]string{"net": at.net, "ipc": at.ipc, "uts": at.uts, "pid": at.pid},
 		"runtime":    b.runtime.path, "runtimeVersion": b.runtime.version,
-	})
-}
-
-func info(v map[string]any) (map[string]string, error) {
-	raw, err := json.Marshal(v)
-	if err != nil {
-		return nil, err
 	}
-	return map[string]string{"info": string(raw)}, nil
 }

@@ -299,9 +299,11 @@ func TestWithoutAgent(t *testing.T) {
 		Agent      struct{ Ready bool }
 		Definition machine.Definition
 	}
-	r.must(json.Unmarshal([]byte(info["vm"]), &v))
+	raw, err := json.Marshal(info)
+	r.must(err)
+	r.must(json.Unmarshal(raw, &v))
 	if v.Driver != "fake" || v.Agent.Ready || v.Definition.Name != c.ID {
-		t.Errorf("inspection %s", info["vm"])
+		t.Errorf("inspection %s", raw)
 	}
 }
 
@@ -375,8 +377,8 @@ func TestUnknownAnnotations(t *testing.T) {
 	p := r.pod("warned", func(c *runtimeapi.PodSandboxConfig) { c.Annotations["VirtletVCPUsCount"] = "2" })
 	info, err := r.Inspect(r.ctx(), p, nil)
 	r.must(err)
-	if !strings.Contains(info["vm"], "VirtletVCPUsCount") {
-		t.Errorf("inspection %s", info["vm"])
+	if !strings.Contains(fmt.Sprint(info["warnings"]), "VirtletVCPUsCount") {
+		t.Errorf("inspection %v", info)
 	}
 }
 

@@ -2,7 +2,6 @@ package vm
 
 import (
 	"context"
-	"encoding/json"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -96,7 +95,7 @@ func (b *Backend) PodStats(_ context.Context, p *sandbox.Pod) (*runtimeapi.Linux
 }
 
 // Inspect implements sandbox.Inspector, with the one topic "vm".
-func (b *Backend) Inspect(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (map[string]string, error) {
+func (b *Backend) Inspect(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (map[string]any, error) {
 	v := map[string]any{"sandboxID": p.ID, "driver": b.cfg.Driver.Name(), "runDir": b.cfg.podDir(p.ID)}
 	if at, err := b.sandbox(p.ID); err == nil {
 		v["user"], v["cgroup"], v["warnings"] = at.state.UID, at.state.Cgroup, at.state.Warnings
@@ -109,8 +108,7 @@ func (b *Backend) Inspect(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 			return nil, err
 		}
 	}
-	raw, err := json.Marshal(v)
-	return map[string]string{"vm": string(raw)}, err
+	return v, nil
 }
 
 func (b *Backend) inspectContainer(ctx context.Context, p *sandbox.Pod, id string, v map[string]any) error {

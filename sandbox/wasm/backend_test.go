@@ -275,7 +275,7 @@ func TestAttachLogsUpdateStats(t *testing.T) {
 		t.Errorf("stats of the pod %v, %v", s, err)
 	}
 	info, err := r.Inspect(r.ctx(), p, c)
-	if err != nil || !strings.Contains(info["wasm"], `"worker":"node.1"`) || !strings.Contains(info["wasm"], "registry.example:greeter@1.2.0") {
+	if err != nil || info["worker"] != "node.1" || info["component"] != "registry.example:greeter@1.2.0" {
 		t.Errorf("info %v, %v", info, err)
 	}
 	if m := r.Metrics(r.ctx()); len(m) != 1 || m[0].Component != "registry.example:greeter@1.2.0" || m[0].Stats.MemoryBytes != 1<<20 {

@@ -256,7 +256,7 @@ func TestSetApart(t *testing.T) {
 	if w := workerOf(ac); w.scope != ownScope(apart.ID) || w.cgroup == "" {
 		t.Errorf("the pod that may not is in %s, cgroup %q", w.name, w.cgroup)
 	}
-	if info, err := r.Inspect(r.ctx(), apart, ac); err != nil || !strings.Contains(info["wasm"], `"apart":"odd"`) {
+	if info, err := r.Inspect(r.ctx(), apart, ac); err != nil || info["apart"] != "odd" {
 		t.Errorf("inspect: %v, %v", info, err)
 	}
 	r.abandon()

@@ -2,7 +2,6 @@ package wasm
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"sync"
 	"time"
@@ -151,7 +150,7 @@ func (b *Backend) cgroupFigures(ctx context.Context, id string) (*stats.Figures,
 }
 
 // Inspect implements sandbox.Inspector, with the one topic "wasm".
-func (b *Backend) Inspect(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (map[string]string, error) {
+func (b *Backend) Inspect(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (map[string]any, error) {
 	v := map[string]any{"sandboxID": p.ID, "runDir": b.cfg.podDir(p.ID), "authority": b.tls.certFile()}
 	if o, err := parseOptions(p.Config, b.cfg.LabelPrefix); err == nil {
 		v["ports"] = map[string]any{"tls": o.port, "quic": o.port, "cleartext": o.cleartext, "certificate": o.tls}
@@ -166,8 +165,7 @@ func (b *Backend) Inspect(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 			return nil, err
 		}
 	}
-	raw, err := json.Marshal(v)
-	return map[string]string{"wasm": string(raw)}, err
+	return v, nil
 }
 
 func (b *Backend) inspectContainer(ctx context.Context, id string, v map[string]any) error {

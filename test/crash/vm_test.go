@@ -104,7 +104,7 @@ func machinesAreTrue(d *harness.Daemon) error {
 			continue
 		}
 		var info struct{ Pid int }
-		if err := json.Unmarshal([]byte(resp.Info["vm"]), &info); err != nil {
+		if err := json.Unmarshal([]byte(resp.Info["info"]), &info); err != nil {
 			errs = append(errs, err)
 		}
 		cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", info.Pid))

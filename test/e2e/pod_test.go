@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"os"
@@ -271,4 +272,44 @@ func TestKubeletHabits(t *testing.T) {
 			t.Errorf("%v, want %s", got, want)
 		}
 	})
+}
+
+// TestVerboseStatus: what a person needs to know of pods and containers is one JSON object, with the same keys in every kind of pod.
+func TestVerboseStatus(t *testing.T) {
+	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
+	for kind, c := range map[string]*harness.Container{
+		"linux": d.RunPod(t, harness.PodConfig(t, "linux")).Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep())),
+		"wasm":  d.RunWasm(t, &harness.PodSpec{Name: "wasm", Image: harness.GreeterC}),
+	} {
+		pod, err := d.CRI().PodSandboxStatus(t.Context(), &runtimeapi.PodSandboxStatusRequest{PodSandboxId: c.Pod.ID, Verbose: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		container, err := d.CRI().ContainerStatus(t.Context(), &runtimeapi.ContainerStatusRequest{ContainerId: c.ID, Verbose: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		type about struct {
+			SandboxID, Handler, State string
+			Pid                       int
+			Config                    struct{ Metadata struct{ Name string } }
+			CNIResult                 struct{ IPs []struct{ Address string } }
+		}
+		read := func(info map[string]string) (a about) {
+			if err := json.Unmarshal([]byte(info["info"]), &a); err != nil || len(info) != 1 {
+				t.Errorf("%s: %v in %v", kind, err, info)
+			}
+			return a
+		}
+		ofPod, ofContainer := read(pod.Info), read(container.Info)
+		if ofPod.SandboxID != c.Pod.ID || ofPod.Handler != kind || ofPod.Config.Metadata.Name != pod.Status.Metadata.Name {
+			t.Errorf("%s: the pod is %+v", kind, ofPod)
+		}
+		if ips := ofPod.CNIResult.IPs; len(ips) != 1 || !strings.HasPrefix(ips[0].Address, c.Pod.IP()+"/") {
+			t.Errorf("%s: the CNI result has %v, the pod %s", kind, ips, c.Pod.IP())
+		}
+		if ofContainer.SandboxID != c.Pod.ID || ofContainer.Handler != kind || ofContainer.Config.Metadata.Name != container.Status.Metadata.Name || ofContainer.Pid == 0 {
+			t.Errorf("%s: the container is %+v", kind, ofContainer)
+		}
+	}
 }

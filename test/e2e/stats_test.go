@@ -219,6 +219,7 @@ func TestResources(t *testing.T) {
 			}
 		}
 		want("memory", "memory.limit_in_bytes", strconv.Itoa(64<<20))
+		want("memory", "memory.memsw.limit_in_bytes", strconv.FormatInt(c.Status().GetResources().GetLinux().GetMemorySwapLimitInBytes(), 10))
 		want("cpu", "cpu.shares", "512")
 		want("cpuset", "cpuset.cpus", "0")
 		if err := update(c, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 96 << 20, CpuShares: 256}); err != nil {
@@ -228,6 +229,7 @@ func TestResources(t *testing.T) {
 		want("cpu", "cpu.shares", "256")
 		want("cpuset", "cpuset.cpus", "0")
 		r := c.Status().GetResources().GetLinux()
+		want("memory", "memory.memsw.limit_in_bytes", strconv.FormatInt(r.GetMemorySwapLimitInBytes(), 10))
 		if r.GetMemoryLimitInBytes() != 96<<20 || r.GetCpuShares() != 256 || r.GetCpusetCpus() != "0" {
 			t.Errorf("the status has %v", r)
 		}

@@ -33,8 +33,8 @@ func vmPid(t *testing.T, d *harness.Daemon, c *harness.Container) int {
 		t.Fatal(err)
 	}
 	var info struct{ Pid int }
-	if err := json.Unmarshal([]byte(resp.Info["vm"]), &info); err != nil || info.Pid == 0 {
-		t.Fatalf("inspection %q: %v", resp.Info["vm"], err)
+	if err := json.Unmarshal([]byte(resp.Info["info"]), &info); err != nil || info.Pid == 0 {
+		t.Fatalf("inspection %q: %v", resp.Info["info"], err)
 	}
 	return info.Pid
 }

@@ -64,8 +64,8 @@ func TestWasmServesGRPC(t *testing.T) {
 		t.Run(strings.TrimSuffix(image[strings.LastIndexByte(image, '/')+1:], ":1"), func(t *testing.T) {
 			c, s := startComponent(t, d, image, greeter, env("POD_NAME", "pod-1"))
 			info, err := d.Runtime().ContainerStatus(s.context(), c.ID, true)
-			if apart := strings.Contains(info.GetInfo()["wasm"], `"apart":`); err != nil || apart != (image == harness.GreeterJS) {
-				t.Errorf("a worker for itself: %v, %v; %v", apart, info.GetInfo()["wasm"], err)
+			if apart := strings.Contains(info.GetInfo()["info"], `"apart":`); err != nil || apart != (image == harness.GreeterJS) {
+				t.Errorf("a worker for itself: %v, %v; %v", apart, info.GetInfo()["info"], err)
 			}
 			const hello, want = `{"name":"Ada"}`, `{"message":"Hello, Ada!","servedBy":"pod-1"}`
 			if got := s.call(greeter+"/SayHello", hello); got != want {

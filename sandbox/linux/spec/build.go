@@ -73,6 +73,7 @@ func Build(in Input, h Host) (*specs.Spec, sandbox.Resolved, error) {
 	if b.modes.UTS() && in.UTS == "" {
 		b.spec.Hostname = in.Pod.Config.GetHostname()
 	}
+	b.resolved.SwapLimited = h.SwapAccounting
 	// The order matters once: the default system call filter depends on the process's capabilities.
 	for _, step := range []func() error{b.process, b.namespaces, b.mounts, b.devices, b.security, b.imageVolumes} {
 		if err := step(); err != nil {
