@@ -292,38 +292,26 @@ func sleepUntilKilled(t *testing.T, s *service) (err error) {
 	return err
 }
 
+// TestSleepersAreKilled: a guest that sleeps ends with its request, be it one with directories, and nothing of it stays.
 func TestSleepersAreKilled(t *testing.T) {
 	r := startWorker(t, control.WorkerConfig{})
-	p := r.serve("greeter-c")
-	require.Equal(t, codes.DeadlineExceeded, status.Code(sleepUntilKilled(t, p.greeter())))
-	eventually(t, "it is gone", func() bool { return p.stats().Instances == 0 })
+	for name, p := range map[string]*pod{
+		"no directory": r.serve("greeter-c"), "a directory": r.serve("greeter-c", mounted(t, t.TempDir())),
+	} {
+		t.Run(name, func(t *testing.T) {
+			require.Equal(t, codes.DeadlineExceeded, status.Code(sleepUntilKilled(t, p.greeter())))
+			eventually(t, "it is gone", func() bool { return p.stats().Instances == 0 })
+		})
+	}
 }
 
-// TestSleepersDoNotPileUp: a guest with directories that sleeps in WASI cannot be killed before it wakes up. A pod has a
-// bounded number of them.
-func TestSleepersDoNotPileUp(t *testing.T) {
-	r := startWorker(t, control.WorkerConfig{})
-	p := r.serve("greeter-c", func(s *control.PodSpec) {
-		dir, err := os.Open(t.TempDir())
+// mounted gives a pod a directory, /data.
+func mounted(t testing.TB, dir string) func(*control.PodSpec) {
+	return func(s *control.PodSpec) {
+		d, err := os.Open(dir)
 		require.NoError(t, err)
-		s.Mounts = []control.Mount{{Guest: "/data", Dir: control.File{File: dir}}}
-		s.Limits.Concurrency = 1
-	})
-	other := r.serve("greeter-c")
-	s := p.greeter()
-	var err error
-	for range 20 {
-		if err = sleepUntilKilled(t, s); status.Code(err) == codes.ResourceExhausted {
-			break
-		}
-		require.Equal(t, codes.DeadlineExceeded, status.Code(err))
+		s.Mounts = []control.Mount{{Guest: "/data", Dir: control.File{File: d}}}
 	}
-	require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
-	require.Less(t, p.stats().Instances, 20)
-	other.greeter().must("SayHello", `{"name":"Ada"}`)
-	end, err := r.Stop(t.Context(), p.ID, time.Second)
-	require.NoError(t, err)
-	require.Equal(t, control.StateExited, end.State)
 }
 
 func TestConcurrencyLimit(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -34,6 +35,9 @@ const (
 	// asDaemon makes it a daemon that is to be killed: it holds the path of a control socket.
 	asDaemon = "TRIPOD_TEST_AS_DAEMON"
 
+	// openFiles lowers the number of files that it may have open.
+	openFiles = "TRIPOD_TEST_OPEN_FILES"
+
 	examples = "../../examples/wasm/"
 	nobody   = 65532
 )
@@ -42,6 +46,11 @@ func TestMain(m *testing.M) {
 	testns.Reenter()
 	switch {
 	case os.Getenv(asProgram) != "":
+		if n, err := strconv.ParseUint(os.Getenv(openFiles), 10, 32); err == nil {
+			if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: n}); err != nil {
+				panic(err)
+			}
+		}
 		os.Exit(run(os.Args[1:]))
 	case os.Getenv(asDaemon) != "":
 		daemonMain()
@@ -83,7 +92,7 @@ type rig struct {
 func (r *rig) controlPath() string { return filepath.Join(r.dir, "control.sock") }
 func (r *rig) dataPath() string    { return filepath.Join(r.dir, "data.sock") }
 
-func startWorker(t testing.TB, config control.WorkerConfig) *rig {
+func startWorker(t testing.TB, config control.WorkerConfig, env ...string) *rig {
 	t.Helper()
 	config.Name, config.UID, config.GID, config.Isolated = "test", nobody, nobody, true
 	r := &rig{t: t, dir: t.TempDir(), exited: make(chan struct{})}
@@ -94,7 +103,7 @@ func startWorker(t testing.TB, config control.WorkerConfig) *rig {
 	require.NoError(t, err)
 	c := program(t, "worker", asJSON(t, config))
 	c.ExtraFiles = []*os.File{listenUnix(t, r.controlPath()), listenUnix(t, r.dataPath()), readyWrite}
-	c.Stderr = r.log
+	c.Stderr, c.Env = r.log, append(c.Env, env...)
 	c.SysProcAttr.Cloneflags = unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS
 	c.SysProcAttr.Setsid = true
 	require.NoError(t, c.Start())

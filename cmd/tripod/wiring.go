@@ -21,6 +21,7 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 	"github.com/tripod-run/tripod/internal/node/store"
 	"github.com/tripod-run/tripod/internal/stream"
+	"github.com/tripod-run/tripod/internal/wasm/control"
 	"github.com/tripod-run/tripod/sandbox"
 	"github.com/tripod-run/tripod/sandbox/fake"
 	"github.com/tripod-run/tripod/sandbox/linux"
@@ -189,7 +190,9 @@ func wasmConfig(c *config.Config, images wasm.ImageStore, networks wasm.Network,
 	return wasm.Config{
 		Root: wasmRoot(c), RunDir: wasmRunDir(c), Program: program, Workers: wasm.WorkerMode(c.Wasm.Worker),
 		UID: c.Wasm.User, GID: c.Wasm.User, CgroupDriver: cgroupDriver(c), CgroupParent: c.Linux.CgroupParent, LabelPrefix: c.Node.ComponentLabelPrefix,
-		Instances: c.Wasm.Instances, MaxMemory: c.Wasm.MaxMemory, Connections: limits(c.Connections),
+		Instances: c.Wasm.Instances, MaxMemory: c.Wasm.MaxMemory, Concurrency: c.Wasm.MaxConcurrency,
+		Connections:    limits(c.Connections),
+		Holdings:       control.Holdings{Files: c.Wasm.MaxFiles, Handles: c.Wasm.MaxHandles, HostBytes: c.Wasm.MaxHostBytes},
 		CompileTimeout: time.Duration(c.Wasm.CompileTimeout), CompileMemory: c.Wasm.CompileMemory,
 		LogLevel: c.Log.Level, Images: images, Network: networks, Logger: log.With("part", "wasm"),
 	}, nil

@@ -98,6 +98,10 @@ type Wasm struct {
 	User           int      `toml:"user"`
 	Instances      int      `toml:"instances"`
 	MaxMemory      uint64   `toml:"max_memory"`
+	MaxConcurrency int      `toml:"max_concurrency"`
+	MaxFiles       int64    `toml:"max_files"`
+	MaxHandles     int64    `toml:"max_handles"`
+	MaxHostBytes   int64    `toml:"max_host_bytes"`
 	CompileTimeout Duration `toml:"compile_timeout"`
 	CompileMemory  int64    `toml:"compile_memory"`
 }

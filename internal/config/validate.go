@@ -128,6 +128,10 @@ func (c *Config) validateWasm(v *validator) {
 	v.check(w.User >= 1 && w.User <= maxUser, "wasm.user", "%d is not the number of an unprivileged user", w.User)
 	v.check(w.Instances >= 1, "wasm.instances", "%d is not at least 1", w.Instances)
 	v.check(w.MaxMemory >= minWasmMemory && w.MaxMemory <= 4<<30, "wasm.max_memory", "%d is not between %d and %d bytes", w.MaxMemory, minWasmMemory, uint64(4<<30))
+	v.check(w.MaxConcurrency >= 1, "wasm.max_concurrency", "%d is not at least 1", w.MaxConcurrency)
+	v.check(w.MaxFiles >= 1, "wasm.max_files", "%d is not at least 1", w.MaxFiles)
+	v.check(w.MaxHandles >= 1, "wasm.max_handles", "%d is not at least 1", w.MaxHandles)
+	v.check(w.MaxHostBytes >= 1, "wasm.max_host_bytes", "%d is not at least 1", w.MaxHostBytes)
 	v.check(w.CompileMemory >= minCompileMemory, "wasm.compile_memory", "%d bytes are less than %d", w.CompileMemory, minCompileMemory)
 	v.positive("wasm.compile_timeout", w.CompileTimeout)
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/stats"
 	"github.com/tripod-run/tripod/internal/wasm/artifact"
+	"github.com/tripod-run/tripod/internal/wasm/control"
 	"github.com/tripod-run/tripod/sandbox"
 )
 
@@ -45,6 +46,10 @@ type Config struct {
 	MaxMemory uint64
 	// Connections bounds those of each pod.
 	Connections connlimit.Config
+	// Holdings bound what the guests of one pod hold of their worker; Concurrency is the most that a pod's annotation may ask
+	// for. 0: no bound.
+	Holdings    control.Holdings
+	Concurrency int
 	// CompileTimeout and CompileMemory (bytes) bound the compilation of one component.
 	CompileTimeout time.Duration
 	CompileMemory  int64

@@ -12,6 +12,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -32,8 +34,20 @@ var (
 // startTime bounds the start of a worker, to its word that it is ready.
 const startTime = time.Minute
 
-// maxFiles is the limit of open files of a worker: a thousand pods with three sockets, and their connections.
-const maxFiles = 1 << 20
+// maxFiles is the limit of open files of a worker: of a thousand pods with a thousand connections or files each, as far as the
+// kernel allows that many to a process (fs.nr_open).
+func maxFiles() uint64 {
+	const wanted = 1 << 20
+	text, err := os.ReadFile("/proc/sys/fs/nr_open")
+	if err != nil {
+		return wanted
+	}
+	most, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	if err != nil {
+		return wanted
+	}
+	return min(most, wanted)
+}
 
 // spawn starts the process of w and connects to it. What it made is removed when it fails.
 func (k *keeper) spawn(ctx context.Context, w *worker, in place) (err error) {
@@ -167,8 +181,9 @@ func listenUnix(dir, name string) (*os.File, error) {
 // limitProcess sets what a worker may use of the node beyond memory and CPU. It may lower and restore its priority, and
 // leaves no core file: guests' data would be in it. A limit that we may not lift (CAP_SYS_RESOURCE) stays what it is.
 func limitProcess(pid int) error {
+	files := maxFiles()
 	for resource, limit := range map[int]unix.Rlimit{
-		unix.RLIMIT_NOFILE: {Cur: maxFiles, Max: maxFiles},
+		unix.RLIMIT_NOFILE: {Cur: files, Max: files},
 		unix.RLIMIT_NICE:   {Cur: 20, Max: 20}, // to nice 0, getrlimit(2)
 		unix.RLIMIT_CORE:   {},
 	} {

@@ -177,7 +177,7 @@ func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	spec = control.PodSpec{
 		ID: c.ID, Component: s.Component, Digest: loaded.Digest,
 		Args: s.Artifact.Argv(c.Config.GetCommand(), c.Config.GetArgs()), Env: environment(s.Artifact, c.Config.GetEnvs()),
-		Resources: resourcesOf(c.Config.GetLinux().GetResources()), Limits: o.limits,
+		Resources: resourcesOf(c.Config.GetLinux().GetResources()), Limits: o.limits, Holdings: b.cfg.Holdings,
 		Stdin: c.Config.GetStdin(), StdinOnce: c.Config.GetStdinOnce(),
 	}
 	if spec.Log.File, err = stream.OpenLogFile(p.Config.GetLogDirectory(), c.Config.GetLogPath()); err != nil {

@@ -62,6 +62,10 @@ func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 	if err != nil {
 		return err
 	}
+	if most := b.cfg.Concurrency; most > 0 && o.limits.Concurrency > most {
+		return fmt.Errorf("annotation %s: %d is more than wasm.max_concurrency, which is %d: %w",
+			b.cfg.LabelPrefix+keyConcurrency, o.limits.Concurrency, most, errdefs.ErrInvalidArgument)
+	}
 	if c == nil {
 		return validatePod(p.Config)
 	}

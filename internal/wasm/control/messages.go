@@ -119,6 +119,7 @@ type PodSpec struct {
 
 	Resources Resources `json:"resources"`
 	Limits    Limits    `json:"limits"`
+	Holdings  Holdings  `json:"holdings"`
 
 	// Ports are the sockets of servers; a command has none.
 	Ports []Port `json:"ports,omitempty"`
@@ -184,11 +185,23 @@ type Resources struct {
 	CPUPeriod int64 `json:"cpuPeriod,omitempty"`
 }
 
+// Holdings bound what the guests of a pod may hold of their worker, all its instances together; 0 is unlimited. The files of
+// all pods together are bounded by half of the worker's RLIMIT_NOFILE in any case, and those of one by a quarter of that.
+type Holdings struct {
+	// Files are open files and directories, those that are mounted included, once per instance. One too many is an error
+	// of the guest's open: EMFILE in preview 1, quota in WASI 0.2.
+	Files int64 `json:"files,omitempty"`
+	// Handles are resources of the host: streams, timers, fields. One too many ends the request.
+	Handles int64 `json:"handles,omitempty"`
+	// HostBytes is what the worker keeps for handles, in bytes: headers, paths, responses that are not sent yet.
+	HostBytes int64 `json:"hostBytes,omitempty"`
+}
+
 // Limits are limits of one request, or on requests; 0 takes the default.
 type Limits struct {
-	// RequestTimeout bounds the computing and sleeping of a request, between two messages for streams, and the whole of a
-	// unary call whose client set no deadline: a guest that stands back for others takes long. Default 30 s. Streams and HTTP
-	// requests may wait for their client as long as that does.
+	// RequestTimeout bounds the computing of a request, between two messages for streams, and the whole of a unary call whose
+	// client set no deadline: a guest that stands back for others takes long. Default 30 s. To wait, for a timer or for the
+	// client, is not computing.
 	RequestTimeout time.Duration `json:"requestTimeout,omitempty"`
 	// MaxMessageBytes bounds a gRPC message of a request; default 4 MiB. Answers are bounded by the engine (MaxValue).
 	MaxMessageBytes int64 `json:"maxMessageBytes,omitempty"`
@@ -247,12 +260,14 @@ type Stats struct {
 	// ThrottledNanos is how long guests have waited for CPU quota.
 	ThrottledNanos uint64 `json:"throttledNanos"`
 	Instances      int    `json:"instances"` // live now
-	Active         int    `json:"active"`    // requests being served now
-	Requests       uint64 `json:"requests"`
-	Traps          uint64 `json:"traps"`
-	Timeouts       uint64 `json:"timeouts"`   // guests ended at their deadline
-	OutOfMemory    uint64 `json:"oom"`        // guests ended at their memory limit
-	LogDropped     uint64 `json:"logDropped"` // bytes of output that could not be written to the log
+	// Holdings are what the guests hold now.
+	Holdings    Holdings `json:"holdings"`
+	Active      int      `json:"active"` // requests being served now
+	Requests    uint64   `json:"requests"`
+	Traps       uint64   `json:"traps"`
+	Timeouts    uint64   `json:"timeouts"`   // guests ended at their deadline
+	OutOfMemory uint64   `json:"oom"`        // guests ended at their memory limit
+	LogDropped  uint64   `json:"logDropped"` // bytes of output that could not be written to the log
 	// ChannelDropped is how many messages of channels were lost: for the daemon, while it was away, or for a guest that does
 	// not read.
 	ChannelDropped uint64 `json:"channelDropped,omitempty"`

@@ -40,11 +40,21 @@ bool tw_alloc(tw_inst *i, uint32_t size, uint32_t align, uint32_t *addr) {
 
 // ---- handles ----
 
-bool tw_handle_new(tw_inst *i, uint32_t type, uint32_t rep, bool own, uint32_t *handle) {
-  if (i->live >= i->max_handles) {
+bool tw_resource_new(tw_inst *i) {
+  if (i->live >= i->max_handles || !tw_take(i->account, TW_RESOURCES, 1)) {
     tw_fail(i, TW_HANDLES, "%u resources", i->live);
     return false;
   }
+  return ++i->live;
+}
+
+void tw_resource_gone(tw_inst *i) {
+  if (!i->live) return;
+  i->live--;
+  tw_give(i->account, TW_RESOURCES, 1);
+}
+
+bool tw_handle_new(tw_inst *i, uint32_t type, uint32_t rep, bool own, uint32_t *handle) {
   if (!i->free_handle) {
     if (i->nhandles == i->cap_handles) {
       uint32_t cap = i->cap_handles ? i->cap_handles * 2 : 16;
@@ -56,11 +66,11 @@ bool tw_handle_new(tw_inst *i, uint32_t type, uint32_t rep, bool own, uint32_t *
     i->free_handle = i->nhandles++;
     i->handles[i->free_handle] = (tw_handle){.rep = 0, .type = TW_NONE};
   }
+  if (!tw_resource_new(i)) return false;
   *handle = i->free_handle;
   tw_handle *h = &i->handles[*handle];
   i->free_handle = h->rep;
   *h = (tw_handle){.rep = rep, .type = type, .own = own};
-  i->live++;
   if (!own) i->borrows++;
   return true;
 }
@@ -77,7 +87,7 @@ void tw_handle_drop(tw_inst *i, uint32_t handle) {
   if (!h->own) i->borrows--;
   *h = (tw_handle){.rep = i->free_handle, .type = TW_NONE};
   i->free_handle = handle;
-  i->live--;
+  tw_resource_gone(i);
 }
 
 // ---- lowering: flat bytes to the guest ----

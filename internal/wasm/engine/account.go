@@ -11,10 +11,11 @@ import (
 	"unsafe"
 )
 
-// Account adds up what several instances use (a pod's), and bounds it. It is safe for concurrent use.
+// Account adds up what several instances use and hold (a pod's), and bounds it. It is safe for concurrent use.
 type Account struct {
-	c    *C.tw_account // in C's memory: the guests' threads write to it
-	live atomic.Int64
+	c      *C.tw_account // in C's memory: the guests' threads write to it
+	within *Account      // which c points to; nil: none
+	live   atomic.Int64
 }
 
 // NewAccount makes an account with a limit of memory: the sum of the linear memories, in bytes; 0: none. An instance
@@ -31,6 +32,49 @@ func (a *Account) SetMemory(limit uint64) {
 	C.tw_account_set_limit(a.c, C.int64_t(min(limit, 1<<62)))
 	runtime.KeepAlive(a)
 }
+
+// Held is a kind of what guests hold of the worker through the host, beside memory of their own.
+type Held int
+
+// The kinds.
+const (
+	HeldFiles     Held = C.TW_FILES     // open files and directories
+	HeldResources Held = C.TW_RESOURCES // resources of the host: streams, pollables, timers, fields …
+	HeldBytes     Held = C.TW_BYTES     // bytes that the host keeps for resources
+)
+
+// Within has what this account counts of Held count for another one as well: that of all of a worker's pods. It is called
+// before there are instances.
+func (a *Account) Within(all *Account) {
+	a.within, a.c.within = all, all.c
+}
+
+// Bound sets how much of a kind the instances may hold, all together; 0: no bound. What goes beyond is refused: an open
+// file is EMFILE for the guest, a resource ends its call with ErrHandles.
+func (a *Account) Bound(what Held, most int64) {
+	C.tw_account_bound(a.c, C.int(what), C.int64_t(most))
+	runtime.KeepAlive(a)
+}
+
+// Take counts n more of a kind, unless that is more than there may be. A nil Account counts nothing.
+func (a *Account) Take(what Held, n int64) bool {
+	if a == nil {
+		return true
+	}
+	defer runtime.KeepAlive(a)
+	return bool(C.tw_take(a.c, C.int(what), C.int64_t(n)))
+}
+
+// Give takes back what Take has counted.
+func (a *Account) Give(what Held, n int64) {
+	if a != nil {
+		C.tw_give(a.c, C.int(what), C.int64_t(n))
+		runtime.KeepAlive(a)
+	}
+}
+
+// Held is how much of a kind the instances hold now.
+func (a *Account) Held(what Held) int64 { return a.load(&a.c.held[what]) }
 
 // SetCPU lets the instances run for quota in every period, all together; beyond, their threads sleep until the next
 // period begins, and this sleep is not computing. A quota of 0 lifts it.

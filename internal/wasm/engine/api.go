@@ -146,9 +146,9 @@ type InstanceOptions struct {
 	// MaxValue is the largest result, or list of arguments for a host function, that the guest may give, in flat bytes:
 	// a guest's list may hold one long string a million times. 0: 64 MiB. (The component path learns of it late.)
 	MaxValue uint64
-	// Deadline is the compute budget of instantiation and of each Call: time that is not spent waiting in host calls, or
-	// for the CPU quota. Sleeping and reading by WASI count as computing. 0: unlimited. It is not for Run, which
-	// lasts as long as the program does.
+	// Deadline is the compute budget of instantiation and of each Call: time that is not spent sleeping, waiting in host
+	// calls, or for the CPU quota. Instantiation has all its time counted: nobody waits there for anything. 0: unlimited.
+	// It is not for Run, which lasts as long as the program does.
 	Deadline time.Duration
 
 	// Host is handed to host functions (HostCall.Host) and to HostResource.Drop.

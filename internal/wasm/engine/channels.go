@@ -60,9 +60,9 @@ type descriptor struct {
 // stdioNames are the channels that are standard streams.
 var stdioNames = [3]string{"stdin", "stdout", "stderr"}
 
-// withChannels gives the guest what it needs for channels.
-func (i *Instance) withChannels(o *C.tw_opts) error {
-	if i.opts.Channels == nil || i.code.img.Component || !i.code.img.CoreWASI {
+// withFiles gives a guest of preview 1 what it needs for directories and channels.
+func (i *Instance) withFiles(o *C.tw_opts) error {
+	if i.link.module == nil || !i.code.img.CoreWASI {
 		return nil
 	}
 	if len(i.opts.Preopens) > 0 {
@@ -71,6 +71,9 @@ func (i *Instance) withChannels(o *C.tw_opts) error {
 			return err
 		}
 		o.passing.linker, o.passing.module = p.linker, p.module
+	}
+	if i.opts.Channels == nil || i.code.img.Component {
+		return nil
 	}
 	o.channels = true
 	return i.openStdio(o)

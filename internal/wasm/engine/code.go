@@ -6,7 +6,6 @@ import "C"
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -173,39 +172,28 @@ func (c *Code) linkCore(l *link) error {
 		return err
 	}
 	l.c.wasi = C.bool(c.img.CoreWASI)
-	if l.c.pre, err = c.preInstance(l, func(linker *C.wasmtime_linker_t) error {
-		if !c.img.CoreWASI {
-			return nil
-		}
-		return failure(C.wasmtime_linker_define_wasi(linker))
-	}); err != nil || !c.img.CoreWASI {
-		return err
-	}
-	l.c.fileless, err = c.preInstance(l, func(linker *C.wasmtime_linker_t) error {
-		if text := taken(C.tw_define_preview1(linker)); text != "" {
-			return errors.New(text)
-		}
-		return nil
-	})
-	return err
+	return c.preInstance(l)
 }
 
-// preInstance binds the module to a WASI and to what the host offers.
-func (c *Code) preInstance(l *link, wasi func(*C.wasmtime_linker_t) error) (*C.wasmtime_instance_pre_t, error) {
+// preInstance binds the module to WASI and to what the host offers.
+func (c *Code) preInstance(l *link) error {
 	linker := C.wasmtime_linker_new(l.c.engine)
 	defer C.wasmtime_linker_delete(linker)
-	if err := wasi(linker); err != nil {
-		return nil, fmt.Errorf("linking WASI: %w", err)
+	if c.img.CoreWASI {
+		if text := taken(C.tw_define_preview1(linker)); text != "" {
+			return fmt.Errorf("linking WASI: %s", text)
+		}
 	}
 	if err := c.host.defineCore(linker); err != nil {
-		return nil, err
+		return err
 	}
 	var pre *C.wasmtime_instance_pre_t
 	if err := failure(C.wasmtime_linker_instantiate_pre(linker, l.module, &pre)); err != nil {
-		return nil, invalid("%v", err)
+		return invalid("%v", err)
 	}
 	c.frees = append(c.frees, func() { C.wasmtime_instance_pre_delete(pre) })
-	return pre, nil
+	l.c.pre = pre
+	return nil
 }
 
 // moduleBytes are those of the image while it is being loaded, and later those of the engine that has them.

@@ -19,21 +19,23 @@
 //
 //   - time: an epoch tick every 10 ms while guests run. At a tick the guest's own thread looks whether it has been killed
 //     (the context of its call has ended, or [Instance.Kill]) or has used up its compute budget
-//     ([InstanceOptions].Deadline). Waiting in host calls is not computing: what a host call takes beyond 1 ms is
-//     not counted, and [HostCall.Renew] gives a fresh budget. A guest that runs longer than a tick stands back until
+//     ([InstanceOptions].Deadline). Waiting is not computing: what a host call takes beyond 1 ms is not counted, nor
+//     what a guest sleeps (but while it is instantiated), and [HostCall.Renew] gives a fresh budget. A guest that runs longer than a tick stands back until
 //     its call (or a host call) ends, so that it does not move the latency of others: its thread is scheduled as
 //     SCHED_IDLE, or, where the process may not undo that, sleeps whenever others want the processor.
 //   - memory: bytes of each linear memory, elements of each table, live resource handles, host calls of a call; and
-//     the sum over a pod's instances, in an [Account], which also holds the pod's CPU quota.
+//     the sum over a pod's instances, in an [Account], which also holds the pod's CPU quota, and bounds what its guests
+//     hold of the worker: open files, resources, and what the host keeps for these.
 //   - stack: 512 KiB; deeper recursion is a trap.
 //
 // # WASI
 //
-// Guests of preview 1 without directories, which are most, have a preview 1 of our own (p1.c): it costs nothing until it is
-// called, and a guest that waits in it can be killed. With directories, and for components on the component path, it is
-// the engine's. A guest that is killed while it sleeps there is left behind and released when it wakes up.
+// Guests of preview 1 have one of our own (p1.c): it costs nothing until it is called, a guest that waits in it can be
+// killed, and what it opens is counted ([Account.Bound]). What concerns directories and files is passed on to the engine's.
+// On the component path WASI is what the host offers, and the engine's for what it does not: a guest that is killed while
+// it waits there is left behind, and released when it wakes up.
 //
-// Modules with channels ([InstanceOptions].Channels) always have ours, with the directory /ch in it:
+// Modules with channels ([InstanceOptions].Channels) find them in the directory /ch:
 //
 //	guest ──fd_read, fd_write──► p1.c ──/ch/NAME──► p1channel.c ──► Channel.Receive, Send
 //	                              ├─► standard streams    └─ waits here, on a futex, until Channel calls wake

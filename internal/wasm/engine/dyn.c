@@ -68,18 +68,16 @@ static wasm_name_t name_of(const tw_prog *p, const tw_child *c) {
 
 static bool to_resource(tw_src *s, uint32_t node, wasmtime_component_val_t *v, tw_arena **a) {
   bool own = s->prog->nodes[node].kind == TW_OWN;
-  if (own && s->i->live >= s->i->max_handles) {
-    tw_fail(s->i, TW_HANDLES, "%u resources", s->i->live);
-    return false;
-  }
   resource *r = room(s->i, a, sizeof *r);
-  if (!r) return false;
+  if (!r || (own && !tw_resource_new(s->i))) return false;
   // What is lent is the host's own: a borrow exists only within a call of the guest, and none is under way yet.
   wasmtime_component_resource_host_t *h = wasmtime_component_resource_host_new(true, next32(s), s->prog->resources[node]);
   wasmtime_error_t *e = wasmtime_component_resource_host_to_any(s->i->cx, h, &v->of.resource);
   wasmtime_component_resource_host_delete(h);
-  if (tw_took(s->i, e, NULL)) return false;
-  if (own) s->i->live++;
+  if (tw_took(s->i, e, NULL)) {
+    if (own) tw_resource_gone(s->i);
+    return false;
+  }
   *r = (resource){(*a)->resources, v->of.resource, !own};
   (*a)->resources = r;
   return true;
@@ -207,7 +205,7 @@ static bool from_resource(tw_inst *i, const tw_prog *p, uint32_t node, const was
   uint32_t rep = wasmtime_component_resource_host_rep(h), type = wasmtime_component_resource_host_type(h);
   wasmtime_component_resource_host_delete(h);
   if (type != p->resources[node]) return odd(i);
-  if (p->nodes[node].kind == TW_OWN && i->live) i->live--;
+  if (p->nodes[node].kind == TW_OWN) tw_resource_gone(i);
   return out(i, b, &rep, 4);
 }
 

@@ -110,7 +110,7 @@ wasmtime_error_t *tw_comp_host(void *fn, wasmtime_context_t *cx, const wasmtime_
 wasmtime_error_t *tw_comp_drop(void *fn, wasmtime_context_t *cx, uint32_t rep) {
   const tw_hostfn *f = fn;
   tw_inst *i = wasmtime_context_get_data(cx);
-  if (i->live) i->live--;
+  tw_resource_gone(i);
   if (tw_ended(i)) return wasmtime_error_new("ended by the host"); // its caller may be gone
   int64_t paused = tw_pause(i);
   twDrop(i->go_, f->index, rep);

@@ -108,8 +108,8 @@ static const char *keep(tw_inst *i, const tw_opts *o, const char *strings, size_
   return s;
 }
 
-// descriptors are those of preview 1, when it is ours: the directories, which are the engine's, and after them that of the
-// channels. There is room for all: tw_fd_new ends the call otherwise.
+// descriptors are those of preview 1: the directories, which are the engine's, and after them that of the channels. There is room
+// for all: tw_fd_new ends the call otherwise.
 static void descriptors(tw_inst *i, const tw_opts *o) {
   enum { FIRST = 3 }; // the engine's first directory
   uint32_t number;
@@ -118,10 +118,8 @@ static void descriptors(tw_inst *i, const tw_opts *o) {
     bool channel = o->channels && o->stdio[k] >= 0;
     i->fds[k] = (tw_fd){channel ? FD_CHANNEL : FD_STREAM, k ? TW_WRITE : TW_READ, 0, channel ? (uint32_t)o->stdio[k] : k};
   }
-  if (!o->channels) return;
-  i->passes = o->npreopens > 0;
-  for (uint32_t k = 0; k < o->npreopens; k++) tw_fd_new(i, (tw_fd){FD_PASSED, TW_READ | TW_WRITE, 0, FIRST + k}, &number);
-  tw_fd_new(i, (tw_fd){FD_ROOM, 0, 0, 0}, &number);
+  for (uint32_t k = 0; k < i->files; k++) tw_fd_new(i, (tw_fd){FD_PASSED, TW_READ | TW_WRITE, 0, FIRST + k}, &number);
+  if (o->channels) tw_fd_new(i, (tw_fd){FD_ROOM, 0, 0, 0}, &number);
 }
 
 // set_wasi configures the engine's own WASI.
@@ -144,7 +142,7 @@ static void set_wasi(tw_inst *i, const tw_opts *o, const char *dirs) {
   if (!ok) tw_fail(i, TW_FAILED, "arguments or environment are not UTF-8");
   char path[40];
   snprintf(path, sizeof path, "/proc/self/fd/%d", o->stdin_fd);
-  if (ok && o->stdin_fd >= 0 && !wasi_config_set_stdin_file(w, path)) {
+  if (ok && !i->core && o->stdin_fd >= 0 && !wasi_config_set_stdin_file(w, path)) { // it reads ahead
     tw_fail(i, TW_FAILED, "standard input cannot be opened");
     ok = false;
   }
@@ -163,7 +161,7 @@ static bool export(tw_inst *i, const char *name, uint8_t kind, wasmtime_extern_t
 
 static void instantiate_core(tw_inst *i, const tw_code *c) {
   wasm_trap_t *trap = NULL;
-  wasmtime_error_t *err = wasmtime_instance_pre_instantiate(i->fileless ? c->fileless : c->pre, i->cx, &i->mod, &trap);
+  wasmtime_error_t *err = wasmtime_instance_pre_instantiate(c->pre, i->cx, &i->mod, &trap);
   if (tw_took(i, err, trap)) return;
   wasmtime_extern_t e;
   if ((i->has_memory = export(i, "memory", TW_EXTERN_MEMORY, &e))) i->memory = e.of.memory;
@@ -179,7 +177,7 @@ static void instantiate_core(tw_inst *i, const tw_code *c) {
 tw_inst *tw_new(const tw_code *c, const tw_opts *o, const char *strings, size_t len) {
   tw_inst *i = tw_zeroed(sizeof *i);
   if (!i) return NULL;
-  i->core = c->pre != NULL, i->fileless = c->fileless && (!o->npreopens || o->channels), i->go_ = o->go_, i->account = o->account;
+  i->core = c->pre != NULL, i->go_ = o->go_, i->account = o->account;
   i->budget = o->budget, i->max_calls = o->max_calls, i->max_handles = o->max_handles, i->max_value = o->max_value;
   i->scratch.max = SIZE_MAX / 4;
   i->store = wasmtime_store_new(c->engine, i, NULL);
@@ -193,14 +191,21 @@ tw_inst *tw_new(const tw_code *c, const tw_opts *o, const char *strings, size_t 
   i->fds = i->stdio; // none yet, and not in malloc
   const char *dirs = keep(i, o, strings, len);
   if (!dirs) return i;
-  if (c->wasi && (!i->fileless || o->npreopens)) set_wasi(i, o, dirs);
-  descriptors(i, o);
+  if (c->wasi && o->npreopens) {
+    if (!tw_take(i->account, TW_FILES, o->npreopens)) {
+      tw_fail(i, TW_HANDLES, "%u directories, besides the files that other instances have open", o->npreopens);
+      return i;
+    }
+    i->files = o->npreopens;
+  }
+  if (c->wasi && (!i->core || o->npreopens)) set_wasi(i, o, dirs);
+  if (i->core) descriptors(i, o);
   i->passing = o->passing;
   return i;
 }
 
 int tw_start(tw_inst *i, const tw_code *c, uint64_t seq) {
-  i->seq = seq;
+  i->seq = seq, i->serving = false;
   tw_enter(i);
   if (i->core) instantiate_core(i, c);
   else tw_took(i, wasmtime_component_linker_instantiate(c->linker, i->cx, c->component, &i->comp), NULL);
@@ -211,6 +216,8 @@ int tw_start(tw_inst *i, const tw_code *c, uint64_t seq) {
 void tw_free(tw_inst *i) {
   if (i->account) __atomic_sub_fetch(&i->account->memory, i->mem, __ATOMIC_RELAXED);
   wasmtime_store_delete(i->store);
+  tw_give(i->account, TW_FILES, i->files); // they are closed by now
+  tw_give(i->account, TW_RESOURCES, i->live);
   tw_buf_free(&i->scratch);
   tw_buf_free(&i->out);
   free(i->handles);
@@ -318,7 +325,7 @@ int tw_call(tw_inst *i, const tw_func *f, uint64_t seq, const uint8_t *args, siz
     tw_fail(i, TW_ARGS, "%s", why);
     return TW_ARGS;
   }
-  i->seq = seq;
+  i->seq = seq, i->serving = true;
   tw_enter(i);
   if (i->core) call_core(i, f, args, &i->out);
   else call_comp(i, f, args, &i->out);

@@ -159,7 +159,7 @@ func (i *Instance) make(strs []byte) error {
 		go feed(w, i.opts.Stdin)
 		o.stdin_fd = C.int(r.Fd())
 	}
-	if err := i.withChannels(&o); err != nil {
+	if err := i.withFiles(&o); err != nil {
 		return err
 	}
 	i.mu.Lock() // for wake, which a channel may call already
@@ -170,6 +170,8 @@ func (i *Instance) make(strs []byte) error {
 		return ErrStarved
 	case i.c.why == C.TW_STARVED:
 		return fmt.Errorf("%w: %s", ErrStarved, C.GoString(i.c.message))
+	case i.c.why == C.TW_HANDLES:
+		return fmt.Errorf("%w: %s", ErrHandles, C.GoString(i.c.message))
 	case i.c.why != C.TW_OK:
 		return invalid("the guest's world: %s", C.GoString(i.c.message))
 	}

@@ -1,10 +1,11 @@
-// WASI preview 1 for guests without directories, which are most: arguments, environment, clocks, random numbers,
-// standard streams, exit. (https://github.com/WebAssembly/WASI/blob/main/legacy/preview1/docs.md)
+// WASI preview 1: arguments, environment, clocks, random numbers, standard streams, exit.
+// (https://github.com/WebAssembly/WASI/blob/main/legacy/preview1/docs.md)
 //
-// The engine's own serves files too, but it starts tasks of an asynchronous runtime for each instance, which costs as
-// much as the rest of a request, and a guest that sleeps in it cannot be woken. This one costs nothing until it is
-// called, and wherever it waits the guest can be killed. What needs a directory fails, as there is none; but guests with
-// channels, which are in /ch (p1channel.c), may have directories, too: what concerns those is passed on (p1pass.c).
+// The engine's own starts tasks of an asynchronous runtime for each instance, which costs as much as the rest of a
+// request, a guest that sleeps in it cannot be woken, and it opens as many files as it is asked to. This one costs
+// nothing until it is called, and wherever it waits the guest can be killed. Guests without directories, which are
+// most, have no other; for those with some, what concerns a directory or file is counted here and passed on (p1pass.c).
+// Channels are in /ch (p1channel.c).
 #define _GNU_SOURCE
 #include "p1.h"
 #include <errno.h>
@@ -161,23 +162,27 @@ static int stream(call *c, bool out) {
 static int fd_write(call *c) { return stream(c, true); }
 static int fd_read(call *c) { return stream(c, false); }
 
+// shut closes what a descriptor is of, and frees its number.
+static int shut(call *c, tw_fd *d) {
+  int error = d->kind == FD_PASSED ? p1_pass_close(c, d) : OK;
+  if (d->kind == FD_CHANNEL) p1_channel_close(c, d);
+  if (!error) d->kind = FD_NONE;
+  return error;
+}
+
 static int fd_close(call *c) {
   tw_fd *d = fd_at(c, arg(c, 0));
-  if (!d) return EBADF_;
-  if (d->kind == FD_CHANNEL) p1_channel_close(c, d);
-  d->kind = FD_NONE;
-  return OK;
+  return d ? shut(c, d) : EBADF_;
 }
 
 // fd_renumber moves a descriptor to the number of another one, which is closed.
 static int fd_renumber(call *c) {
   tw_fd *from = fd_at(c, arg(c, 0)), *to = fd_at(c, arg(c, 1));
   if (!from || !to) return EBADF_;
-  if (from->kind == FD_PASSED || to->kind == FD_PASSED) return ENOTSUP_;
   if (from == to) return OK;
-  if (to->kind == FD_CHANNEL) p1_channel_close(c, to);
-  *to = *from, from->kind = FD_NONE;
-  return OK;
+  int error = shut(c, to);
+  if (!error) *to = *from, from->kind = FD_NONE;
+  return error;
 }
 
 // type_of is the file type of a descriptor. Streams are no terminal; channels are like one in that the libraries of
@@ -235,6 +240,7 @@ static bool in_room(const call *c) { return is_open(c, arg(c, 0)) && fd_at(c, ar
 static int fd_prestat_get(call *c) { return in_room(c) ? p1_room_prestat(c) : no_directory(c); }
 static int fd_prestat_dir_name(call *c) { return in_room(c) ? p1_room_dir_name(c) : no_directory(c); }
 static int path_open(call *c) { return in_room(c) ? p1_channel_open(c) : no_directory(c); }
+static int path_remove_directory(call *c) { return no_directory(c); }
 static int path_filestat_get(call *c) { return in_room(c) ? p1_channel_filestat(c) : no_directory(c); }
 
 // functions is preview 1: name, parameters (i: i32, l: i64), which of them are descriptors (bits), what it does. All but
@@ -277,7 +283,7 @@ static const struct function {
     {"path_link", "iiiiiii", 1 | 1 << 4, no_directory},
     {"path_open", "iiiiillii", 1, path_open},
     {"path_readlink", "iiiiii", 1, no_directory},
-    {"path_remove_directory", "iii", 1, no_directory},
+    {"path_remove_directory", "iii", 1, path_remove_directory},
     {"path_rename", "iiiiii", 1 | 1 << 3, no_directory},
     {"path_symlink", "iiiii", 1 << 2, no_symlink},
     {"path_unlink_file", "iii", 1, no_directory},
@@ -300,15 +306,15 @@ const char *tw_preview1(uint32_t n, const char **params, uint32_t *fds) {
 // passed passes a call on that is about descriptors of the engine's WASI.
 static int passed(call *c, const struct function *f) {
   uint32_t n = (uint32_t)(f - functions), nparams = (uint32_t)strlen(f->params);
+  if (f->run == fd_close) return fd_close(c);
   if (f->run == path_open) return p1_pass_open(c, n, nparams);
-  int error = p1_pass(c, n, nparams, f->fds);
-  if (f->run == fd_close && !error) fd_at(c, arg(c, 0))->kind = FD_NONE;
-  return error;
+  if (f->run == path_remove_directory) return p1_pass_remove(c, n, nparams);
+  return p1_pass(c, n, nparams, f->fds);
 }
 
 // is_passed tells whether the first descriptor of a call is one of the engine's WASI.
 static bool is_passed(const call *c, const struct function *f) {
-  const tw_fd *d = c->i->passes && f->fds ? fd_at(c, arg(c, __builtin_ctz(f->fds))) : NULL;
+  const tw_fd *d = c->i->files && f->fds ? fd_at(c, arg(c, __builtin_ctz(f->fds))) : NULL;
   return d && d->kind == FD_PASSED;
 }
 

@@ -76,4 +76,6 @@ int p1_room_dir_name(call *); // fd_prestat_dir_name
 // p1_pass calls a function of preview 1 in the engine's WASI. Bit k of fds says that parameter k is a descriptor.
 int p1_pass(call *, uint32_t function, uint32_t nparams, uint32_t fds);
 int p1_pass_open(call *, uint32_t function, uint32_t nparams); // path_open, which makes a descriptor
+int p1_pass_close(call *, const tw_fd *);
+int p1_pass_remove(call *, uint32_t function, uint32_t nparams); // path_remove_directory
 #endif

@@ -1,5 +1,5 @@
-// Guests that have both channels and directories: their preview 1 is ours, and what concerns a directory or file is passed on to
-// the engine's, whose descriptors have other numbers.
+// Directories and files of guests of preview 1: what concerns them is passed on to the engine's, whose descriptors have other
+// numbers. Each holds one of the worker's, so they are counted: what is one too many is EMFILE.
 //
 // The engine's functions find the memory of the guest by who calls them: an instance that exports it. So each such guest
 // has a second, tiny one (passing.go), which has the guest's memory and calls what it is told to. It is made when it is needed
@@ -43,6 +43,14 @@ static bool prepare(call *c) {
   return true;
 }
 
+// function_named is the number of a function.
+static uint32_t function_named(const char *want) {
+  const char *name, *params;
+  uint32_t fds, k = 0;
+  while ((name = tw_preview1(k, &params, &fds)) && strcmp(name, want)) k++;
+  return k;
+}
+
 int p1_pass(call *c, uint32_t function, uint32_t nparams, uint32_t fds) {
   wasmtime_val_raw_t v[TW_MAX_FLAT];
   wasm_trap_t *trap = NULL;
@@ -63,8 +71,32 @@ int p1_pass_open(call *c, uint32_t function, uint32_t nparams) {
   uint32_t at = arg(c, 8), number;
   if (!fits(c, at, 4)) return EFAULT_;
   if (!tw_fd_new(c->i, (tw_fd){0}, &number)) return c->i->why ? ENDED : EMFILE_;
+  if (!tw_take(c->i->account, TW_FILES, 1)) return EMFILE_;
   int error = p1_pass(c, function, nparams, 1);
-  if (error) return error;
+  if (error) return tw_give(c->i->account, TW_FILES, 1), error;
+  c->i->files++;
   c->i->fds[number] = (tw_fd){.kind = FD_PASSED, .modes = CAN_READ | CAN_WRITE, .n = get32(c, at)};
   return put32(c, at, number), OK;
+}
+
+// p1_pass_remove passes the path on without slashes at its end, which the engine has for invalid, while they only say once more that
+// it is a directory's.
+int p1_pass_remove(call *c, uint32_t function, uint32_t nparams) {
+  enum { PATH = 1, LENGTH = 2 };
+  uint32_t at = arg(c, PATH), n = arg(c, LENGTH);
+  if (!fits(c, at, n)) return EFAULT_;
+  while (n > 1 && c->mem[at + n - 1] == '/') n--;
+  wasmtime_val_raw_t v[] = {c->v[0], c->v[PATH], {.i32 = (int32_t)n}};
+  call shorter = *c;
+  shorter.v = v;
+  return p1_pass(&shorter, function, nparams, 1);
+}
+
+int p1_pass_close(call *c, const tw_fd *d) {
+  wasmtime_val_raw_t number = {.i32 = (int32_t)(d - c->i->fds)};
+  call close = *c;
+  close.v = &number;
+  int error = p1_pass(&close, function_named("fd_close"), 1, 1);
+  if (!error) c->i->files--, tw_give(c->i->account, TW_FILES, 1);
+  return error;
 }

@@ -9,7 +9,7 @@ import (
 	"sync"
 )
 
-// passing is what passes calls of preview 1 on to the engine's own WASI for guests with channels and directories (p1pass.c).
+// passing is what passes calls of preview 1 on to the engine's own WASI for guests with directories (p1pass.c).
 type passing struct {
 	linker *C.wasmtime_linker_t
 	module *C.wasmtime_module_t

@@ -154,10 +154,28 @@ static void unlock(int32_t *l) { __atomic_store_n(l, 0, __ATOMIC_RELEASE); }
 
 void tw_account_set_limit(tw_account *a, int64_t limit) { __atomic_store_n(&a->limit, limit, __ATOMIC_RELAXED); }
 
+void tw_account_bound(tw_account *a, int what, int64_t most) { __atomic_store_n(&a->most[what], most, __ATOMIC_RELAXED); }
+
 void tw_account_set_cpu(tw_account *a, int64_t quota, int64_t period) {
   lock(&a->lock);
   a->quota = quota, a->period = period, a->window = a->used = 0;
   unlock(&a->lock);
+}
+
+bool tw_take(tw_account *a, int what, int64_t n) {
+  for (tw_account *at = a; at; at = at->within) {
+    int64_t sum = __atomic_add_fetch(&at->held[what], n, __ATOMIC_RELAXED), most = tw_load(&at->most[what]);
+    if (!most || sum <= most) continue;
+    for (tw_account *back = a;; back = back->within) {
+      __atomic_sub_fetch(&back->held[what], n, __ATOMIC_RELAXED);
+      if (back == at) return false;
+    }
+  }
+  return true;
+}
+
+void tw_give(tw_account *a, int what, int64_t n) {
+  for (; a; a = a->within) __atomic_sub_fetch(&a->held[what], n, __ATOMIC_RELAXED);
 }
 
 // owed adds what has been computed, and gives how long the thread has to sleep for it. What a period is overdrawn by
@@ -246,25 +264,25 @@ int64_t tw_sleep(tw_inst *i, int64_t ns) {
   return slept;
 }
 
-bool tw_await(tw_inst *i, int64_t until, uint32_t seen) {
+static void seen(tw_inst *, int64_t);
+
+bool tw_await(tw_inst *i, int64_t until, uint32_t at) {
   int64_t now = tw_now();
-  if (i->deadline && i->deadline < until) until = i->deadline + 1;
-  if (!tw_over(i) && now < until) rest(i, until - now, seen);
+  if (i->deadline && !i->serving && i->deadline < until) until = i->deadline + 1;
+  if (tw_over(i) || now >= until) return !tw_over(i);
+  if (i->serving) seen(i, 0);
+  rest(i, until - now, at);
+  if (i->serving) {
+    int64_t woken = tw_now();
+    seen(i, woken);
+    if (i->deadline) i->deadline += woken - now;
+  }
   return !tw_over(i);
 }
 
 void tw_fresh(tw_inst *i) {
   if (i->demoted) give_way(i, false), i->demoted = false;
   i->ticks = 0;
-}
-
-bool tw_wait(tw_inst *i, int64_t until) {
-  while (!tw_over(i)) {
-    uint32_t seen = tw_seen(i);
-    if (tw_now() >= until) return true;
-    tw_await(i, until, seen);
-  }
-  return false;
 }
 
 void tw_wake(tw_inst *i) {
@@ -296,7 +314,7 @@ static void let_others(tw_inst *i) {
   if (wanted) tw_sleep(i, i->back_off * TICK);
 }
 
-// seen notes when the guest was last known to run; 0: it is in a host function.
+// seen notes when the guest was last known to run; 0: it is in a host function, or sleeps.
 static void seen(tw_inst *i, int64_t now) { __atomic_store_n(&i->seen, now, __ATOMIC_RELAXED); }
 
 void tw_enter(tw_inst *i) {
@@ -356,7 +374,7 @@ void tw_resume(tw_inst *i, int64_t paused) {
   if (i->renew) {
     i->renew = false, i->calls = 0, i->ticks = 0, i->demoted = false;
     if (i->deadline) i->deadline = now + i->budget;
-  } else if (i->deadline && now - paused > LONG_HOST_CALL) {
+  } else if (i->deadline && i->serving && now - paused > LONG_HOST_CALL) {
     i->deadline += now - paused;
   }
   if (!i->on_cpu_clock && now - paused > LONG_HOST_CALL) i->mark += now - paused;

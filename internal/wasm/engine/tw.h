@@ -4,7 +4,7 @@
 //	prog.c   type tables (value.Program), the check of flat values
 //	abi.c    core path: the canonical ABI on linear memory, handles
 //	dyn.c    component path: flat values to and from wasmtime's dynamic ones
-//	p1.c     WASI preview 1 for guests without directories, and p1poll.c; with p1channel.c, channels, and p1pass.c, both
+//	p1.c     WASI preview 1, and p1poll.c; with p1channel.c, channels, and p1pass.c, directories and files
 //	host.c   calls of host functions, on both paths
 //	inst.c   stores and instances, calls, WASI's configuration
 #ifndef TW_H
@@ -83,6 +83,10 @@ void tw_buf_free(tw_buf *);
 
 // ---- accounts ----
 
+// What guests hold of the worker through the host, beside memory of their own: open files and directories, resources
+// (handles), bytes that the host keeps for these.
+enum { TW_FILES, TW_RESOURCES, TW_BYTES, TW_HELD };
+
 typedef struct tw_account {
   int64_t memory, peak, limit; // bytes; limit 0: none
   int64_t cpu;                 // ns
@@ -90,11 +94,18 @@ typedef struct tw_account {
   int64_t quota, period;       // ns; quota 0: none
   int64_t window, used;        // end of the period under way; ns in it
   int32_t lock;
+  int64_t held[TW_HELD], most[TW_HELD]; // most 0: no bound
+  struct tw_account *within;            // that of the worker, where all of its pods' add up; or NULL
 } tw_account;
 
 int64_t tw_load(const int64_t *);
 void tw_account_set_limit(tw_account *, int64_t);
+void tw_account_bound(tw_account *, int what, int64_t most);
 void tw_account_set_cpu(tw_account *, int64_t quota, int64_t period);
+// tw_take counts n more, for an account and for the one that it is within; false, and nothing is counted: that would be more
+// than one of them may have. tw_give takes them back. Without an account nothing is counted.
+bool tw_take(tw_account *, int what, int64_t n);
+void tw_give(tw_account *, int what, int64_t n);
 
 // ---- instances ----
 
@@ -112,7 +123,7 @@ typedef struct {
 
 enum { TW_READ = 1, TW_WRITE = 2 };
 
-// tw_passing hands the engine's preview 1 to guests with channels and directories (p1pass.c).
+// tw_passing hands the engine's preview 1 to guests with directories (p1pass.c).
 typedef struct {
   const wasmtime_linker_t *linker;
   const wasmtime_module_t *module;
@@ -121,7 +132,7 @@ typedef struct {
 typedef struct tw_inst {
   wasmtime_store_t *store;
   wasmtime_context_t *cx;
-  bool core, fileless, ready, has_memory, has_realloc, may_leave, renew, demoted, over, spent, command, on_cpu_clock;
+  bool core, serving, ready, has_memory, has_realloc, may_leave, renew, demoted, over, spent, command, on_cpu_clock;
   wasmtime_instance_t mod;
   wasmtime_component_instance_t comp;
   wasmtime_memory_t memory;
@@ -160,8 +171,7 @@ typedef struct tw_inst {
   uint32_t nargs, nenv;
   int stdin_fd;
   tw_fd *fds, stdio[4]; // by number; in stdio until there are more
-  uint32_t nfds;
-  bool passes;                // whether there are any that are the engine's
+  uint32_t nfds, files;       // files: those that are the engine's, which are counted (tw_take)
   tw_passing passing;
   wasmtime_func_t *passed; // the engine's functions by number, once one was needed
 
@@ -182,7 +192,6 @@ uint32_t tw_seen(tw_inst *); // what tw_await takes; look for what there is to w
 bool tw_await(tw_inst *, int64_t until, uint32_t seen);
 void tw_wake(tw_inst *);
 void tw_fresh(tw_inst *); // the guest has new work, or waits for it: it stands back no more
-bool tw_wait(tw_inst *, int64_t until); // the guest sleeps, which counts as computing; false: it is over
 wasmtime_error_t *tw_tick(wasmtime_context_t *, void *, uint64_t *, uint8_t *);
 void tw_kill(tw_inst *, uint64_t seq);
 int64_t tw_pause(tw_inst *); // the guest's thread turns to the host; gives the time
@@ -217,6 +226,9 @@ bool tw_range(tw_inst *, uint32_t addr, uint64_t size, uint32_t align); // wheth
 bool tw_lift_flat(tw_inst *, const tw_prog *, uint32_t node, const wasmtime_val_raw_t *, tw_buf *);
 bool tw_lift_at(tw_inst *, const tw_prog *, uint32_t node, uint32_t addr, tw_buf *);
 
+// tw_resource_new counts a resource that the guest holds; false: it would be one too many, and the call ends.
+bool tw_resource_new(tw_inst *);
+void tw_resource_gone(tw_inst *);
 bool tw_handle_new(tw_inst *, uint32_t type, uint32_t rep, bool own, uint32_t *handle);
 bool tw_handle_get(tw_inst *, uint32_t handle, uint32_t type, tw_handle **);
 void tw_handle_drop(tw_inst *, uint32_t handle);
@@ -246,7 +258,7 @@ char *tw_define_core(wasmtime_linker_t *, const char *module, const char *name, 
 char *tw_define_comp(wasmtime_component_linker_instance_t *, const char *name, const tw_hostfn *);
 char *tw_define_resource(wasmtime_component_linker_instance_t *, const char *name, const tw_hostfn *);
 
-// tw_define_preview1 defines WASI preview 1 for guests without directories, or with channels (p1.c).
+// tw_define_preview1 defines WASI preview 1 (p1.c).
 char *tw_define_preview1(wasmtime_linker_t *);
 // tw_preview1 tells the n-th function of preview 1, its parameters (i: i32, l: i64), and which of them are descriptors
 // (bits); NULL: there are no more.
@@ -258,7 +270,6 @@ bool tw_fd_new(tw_inst *, tw_fd, uint32_t *number); // gives a descriptor the lo
 typedef struct {
   wasm_engine_t *engine;
   const wasmtime_instance_pre_t *pre; // core path, or
-  const wasmtime_instance_pre_t *fileless; // pre for instances without directories; NULL: the same
   const wasmtime_component_linker_t *linker;
   const wasmtime_component_t *component;
   bool wasi; // whether the guest can call WASI
@@ -274,7 +285,7 @@ typedef struct {
   uint32_t nargs, nenv, npreopens;
   int stdin_fd;       // the pipe to read, or -1
   bool channels;      // /ch is there, on the core path
-  tw_passing passing; // if there are directories, too
+  tw_passing passing; // if there are directories, on the core path
   int stdio[3];       // channels in the place of standard streams, or -1
   uint64_t read_only; // bit n: preopen n
 } tw_opts;

@@ -1,7 +1,8 @@
-// Package wasi is what a guest of the world wasi:http finds of WASI 0.2 itself: streams and pollables (wasi:io), and
-// whatever makes them (standard streams, the monotonic clock, files). The engine has a WASI of its own, but a request's
-// body is a stream of ours, a guest knows one type of stream only, and the engine's cannot be made from outside. So all
-// interfaces that speak of streams are here; the others (random, environment, exit …) stay the engine's.
+// Package wasi is what a component finds of WASI 0.2: streams and pollables (wasi:io), and whatever makes them (standard
+// streams, the monotonic clock, files). The engine has a WASI of its own, but a request's body is a stream of ours, a guest
+// knows one type of stream only, and the engine's cannot be made from outside; nor are the files counted that are open in
+// it, or a guest be woken that waits there. So all interfaces that speak of streams are here; the others (random,
+// environment, exit …) stay the engine's.
 //
 //	wit/*.wit ──ParseWIT──► signatures ┐
 //	                                   ├─► Bound: name, types, Go function ──► engine.Host (internal/wasm/wasihttp)

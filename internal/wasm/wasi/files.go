@@ -51,7 +51,7 @@ const (
 
 // Close closes what is the descriptor's own.
 func (d *descriptor) Close() error {
-	d.state.open--
+	d.state.openMore(-1)
 	if d.file != nil {
 		return d.file.Close()
 	}
@@ -65,18 +65,14 @@ const errReadOnly = unix.EROFS
 func preopens(c *Call) error {
 	var opened []*descriptor
 	var names []string
-	if c.open+len(c.options.Preopens) > maxOpen {
-		return fmt.Errorf("the guest has %d files and directories open: %w", c.open, errdefs.ErrResourceExhausted)
-	}
 	for _, p := range c.options.Preopens {
-		root, err := os.OpenRoot(p.Path)
+		root, err := c.openRoot(p.Path)
 		if err != nil {
 			for _, d := range opened {
 				_ = d.Close()
 			}
 			return err
 		}
-		c.open++
 		opened = append(opened, &descriptor{state: c.State, dir: root, top: root, at: ".", flags: dirFlags(p.ReadOnly), readOnly: p.ReadOnly})
 		names = append(names, p.Guest)
 	}
@@ -86,6 +82,17 @@ func preopens(c *Call) error {
 		c.Out = value.AppendString(c.Out, names[i])
 	}
 	return nil
+}
+
+func (c *Call) openRoot(path string) (*os.Root, error) {
+	if !c.openMore(1) {
+		return nil, fmt.Errorf("%d files and directories are open, and one more is too many: %w", c.open, errdefs.ErrResourceExhausted)
+	}
+	root, err := os.OpenRoot(path)
+	if err != nil {
+		c.openMore(-1)
+	}
+	return root, err
 }
 
 func dirFlags(readOnly bool) uint32 {
@@ -246,19 +253,19 @@ func openAt(c *Call, d *descriptor) error {
 	if d.readOnly && (flags&(flagWrite|flagMutate) != 0 || how&(openCreate|openTruncate) != 0) {
 		return errReadOnly
 	}
-	if c.open >= maxOpen {
-		return unix.EDQUOT
-	}
 	if !follow {
 		if info, err := d.dir.Lstat(name); err == nil && info.Mode()&fs.ModeSymlink != 0 {
 			return unix.ELOOP
 		}
 	}
+	if !c.openMore(1) {
+		return unix.EDQUOT
+	}
 	opened, err := d.openAny(name, how, flags)
 	if err != nil {
+		c.openMore(-1)
 		return err
 	}
-	c.open++
 	c.OK()
 	c.Own(opened)
 	return nil
@@ -316,19 +323,19 @@ type entries struct {
 
 // Close is documented at descriptor.
 func (e *entries) Close() error {
-	e.state.open--
+	e.state.openMore(-1)
 	return e.dir.Close()
 }
 
 func readDirectory(c *Call, d *descriptor) error {
-	if c.open >= maxOpen {
+	if !c.openMore(1) {
 		return unix.EDQUOT
 	}
 	f, err := d.dir.Open(".")
 	if err != nil {
+		c.openMore(-1)
 		return err
 	}
-	c.open++
 	c.OK()
 	c.Own(&entries{c.State, f})
 	return nil

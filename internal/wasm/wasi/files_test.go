@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/wasm/value"
 )
 
 const fsys = "wasi:filesystem/types"
@@ -207,4 +209,76 @@ func TestPreopensAreBounded(t *testing.T) {
 	if g.State.open != 0 {
 		t.Errorf("%d are counted", g.State.open)
 	}
+}
+
+// share is a Quota of a test.
+type share struct{ used, most int64 }
+
+func (s *share) Take(n int64) bool {
+	if s.used+n > s.most {
+		return false
+	}
+	s.used += n
+	return true
+}
+
+func (s *share) Give(n int64) { s.used -= n }
+
+// TestFaultW7Quotas is row W7: what instances hold together is bounded, files and bytes, and given back by what gives up the
+// handle, and by the guest's end.
+func TestFaultW7Quotas(t *testing.T) {
+	files, bytes := &share{most: 10}, &share{most: 1000}
+	dir := t.TempDir()
+	var all []*guest
+	roots := map[*guest]uint32{}
+	for range 2 {
+		g := newGuest(t, Options{Preopens: []Preopen{{Path: dir, Guest: "/data"}}, Files: files, Bytes: bytes})
+		r := g.call("wasi:filesystem/preopens", "get-directories")
+		r.Len()
+		roots[g] = r.U32()
+		all = append(all, g)
+	}
+	g, other := all[0], all[1]
+	var held []uint32
+	for range 8 {
+		held = append(held, g.open(roots[g], "f", openCreate, flagWrite))
+	}
+	for _, g := range all {
+		open := g.call(fsys, "[method]descriptor.open-at", u32(roots[g]), u32(0), str("f"), u32(0), u32(flagRead))
+		failed(t, open, caseOfErrno(unix.EDQUOT))
+		failed(t, g.call(fsys, "[method]descriptor.read-directory", u32(roots[g])), caseOfErrno(unix.EDQUOT))
+	}
+	failed(t, g.call(fsys, "[method]descriptor.open-at", u32(roots[g]), u32(0), str("none"), u32(0), u32(flagRead)), caseOfErrno(unix.EDQUOT))
+	g.Drop(held[0])
+	failed(t, other.call(fsys, "[method]descriptor.open-at", u32(roots[other]), u32(0), str("none"), u32(0), u32(flagRead)), caseOfErrno(unix.ENOENT))
+	other.open(roots[other], "f", 0, flagRead)
+	if !g.Hold(600) || other.Hold(600) || !other.Hold(400) {
+		t.Error("600 bytes of 1000, 600, 400")
+	}
+	g.Close()
+	other.Close()
+	if files.used != 0 || bytes.used != 0 {
+		t.Errorf("%d files and %d bytes are held at the end", files.used, bytes.used)
+	}
+}
+
+// TestTrailingSlashes: a path that ends with a slash means a directory, as it does on Linux.
+func TestTrailingSlashes(t *testing.T) {
+	g, _, root := preopened(t, false)
+	at := func(name, path string) *value.Reader {
+		return g.call(fsys, "[method]descriptor."+name, u32(root), str(path))
+	}
+	ok(t, at("create-directory-at", "d/"))
+	g.open(root, "d/", 0, flagRead)
+	ok(t, g.call(fsys, "[method]descriptor.stat-at", u32(root), u32(0), str("d/")))
+	ok(t, g.call(fsys, "[method]descriptor.rename-at", u32(root), str("d/"), u32(root), str("e/")))
+	failed(t, at("unlink-file-at", "e/"), caseOfErrno(unix.EISDIR))
+	ok(t, at("remove-directory-at", "e//"))
+	g.open(root, "f", openCreate, flagWrite)
+	failed(t, g.call(fsys, "[method]descriptor.stat-at", u32(root), u32(0), str("f/")), caseOfErrno(unix.ENOTDIR))
+	failed(t, g.call(fsys, "[method]descriptor.open-at", u32(root), u32(0), str("f/"), u32(0), u32(flagRead)), caseOfErrno(unix.ENOTDIR))
+	failed(t, g.call(fsys, "[method]descriptor.open-at", u32(root), u32(0), str("g/"), u32(openCreate), u32(flagWrite)), caseOfErrno(unix.ENOENT))
+	failed(t, at("remove-directory-at", "f/"), caseOfErrno(unix.ENOTDIR))
+	failed(t, at("unlink-file-at", "f/"), caseOfErrno(unix.ENOTDIR))
+	ok(t, at("unlink-file-at", "f"))
 }

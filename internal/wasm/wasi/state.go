@@ -17,6 +17,15 @@ type Options struct {
 	Stdin          io.Reader // nil: empty
 	Stdout, Stderr io.Writer // nil: discarded
 	Preopens       []Preopen
+	// Files and Bytes are the share of what several instances hold together: open files and directories, and bytes that the
+	// host keeps for resources. nil: this instance has bounds of its own only.
+	Files, Bytes Quota
+}
+
+// Quota counts what several instances hold of a kind. Take counts nothing, and is false, when n more is too much.
+type Quota interface {
+	Take(n int64) bool
+	Give(n int64)
 }
 
 // Preopen is a directory that the guest is given.
@@ -36,6 +45,7 @@ type State struct {
 	out     []byte
 	open    int // files and directories
 	held    int // see Hold
+	stdin   *Reader
 }
 
 // maxHeld is how much memory of the host, in bytes, the resources of an instance may hold together, besides a window for
@@ -48,10 +58,32 @@ var ErrHeld = fmt.Errorf("the guest's resources hold more than %d bytes: %w", ma
 // Hold counts n bytes more that a resource holds, or -n that it holds no more. It counts nothing, and is false, when
 // that would be too much.
 func (s *State) Hold(n int) bool {
-	if n > 0 && n > maxHeld-s.held {
+	if n > 0 && n > maxHeld-s.held || !count(s.options.Bytes, n) {
 		return false
 	}
 	s.held += n
+	return true
+}
+
+// openMore counts n files and directories more that are open, or -n that are so no more. It counts nothing, and is false, when
+// that would be too many.
+func (s *State) openMore(n int) bool {
+	if n > 0 && n > maxOpen-s.open || !count(s.options.Files, n) {
+		return false
+	}
+	s.open += n
+	return true
+}
+
+// count takes from a quota, or gives back.
+func count(q Quota, n int) bool {
+	switch {
+	case q == nil:
+		return true
+	case n > 0:
+		return q.Take(int64(n))
+	}
+	q.Give(int64(-n))
 	return true
 }
 
@@ -65,6 +97,7 @@ func (s *State) Close() {
 	for rep := range s.slots {
 		s.Drop(uint32(rep))
 	}
+	s.Hold(-s.held) // of resources that are no Closers
 	s.slots, s.free = nil, nil
 }
 

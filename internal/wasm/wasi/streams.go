@@ -291,15 +291,24 @@ func stdout(of func(o Options) io.Writer) Func {
 	}
 }
 
-// stdin reads ahead in a goroutine that ends when the reader does: whoever gives one has to see to that.
+// stdin reads ahead in a goroutine that ends when the reader does: whoever gives one has to see to that. However often the guest
+// asks, what it reads is the same.
 func stdin(c *Call) error {
 	s := &InputStream{Input: Empty{}}
 	if from := c.options.Stdin; from != nil {
-		s.Input = NewReader(from, c.Wake)
+		if c.State.stdin == nil {
+			c.State.stdin = NewReader(from, c.Wake)
+		}
+		s.Input = background{c.State.stdin}
 	}
 	c.Own(s)
 	return nil
 }
+
+// background is a Reader that never holds up the guest's thread, where its end would not be noticed.
+type background struct{ *Reader }
+
+func (b background) Fill() { b.Begin() }
 
 // Discard reads a stream to its end. An error of the stream is its end; the error is that of the guest's call.
 func (c *Call) Discard(in Input) error {

@@ -11,15 +11,23 @@ import (
 	"github.com/tripod-run/tripod/internal/wasm/wasi"
 )
 
-// Host is what guests of the world are offered, for engine.Engine.Load. Their InstanceOptions.Host must be a *Session.
-func Host() engine.Host {
-	all, bound := interfaces()
+// Guest is what the InstanceOptions.Host of a guest must be that is offered Host or WASI.
+type Guest interface{ WASI() *wasi.State }
+
+// Host is what guests of the world are offered, for engine.Engine.Load: WASI, and wasi:http, for which their Guest must be a
+// *Session.
+func Host() engine.Host { return hostOf(interfaces()) }
+
+// WASI is what guests of other worlds are offered: the interfaces of internal/wasm/wasi.
+func WASI() engine.Host { return hostOf(wasi.Interfaces()) }
+
+func hostOf(all []*wasi.Interface, bound []wasi.Bound) engine.Host {
 	var h engine.Host
 	for _, i := range all {
 		for _, name := range i.Resources {
 			h.Resources = append(h.Resources, engine.HostResource{Interface: i.Name, Name: name, Drop: func(host any, rep uint32) {
-				if s, ok := host.(*Session); ok {
-					s.state.Drop(rep)
+				if g, ok := host.(Guest); ok {
+					g.WASI().Drop(rep)
 				}
 			}})
 		}
@@ -33,11 +41,11 @@ func Host() engine.Host {
 func hostFunc(f wasi.Bound) engine.HostFunc {
 	return engine.HostFunc{Interface: f.Interface, Name: f.Name, Params: f.Params, Result: f.Result,
 		Call: func(c *engine.HostCall, args []byte) ([]byte, error) {
-			s, ok := c.Host().(*Session)
+			g, ok := c.Host().(Guest)
 			if !ok {
-				return nil, fmt.Errorf("%s of an instance without a Session: %w", f.Name, errdefs.ErrInternal)
+				return nil, fmt.Errorf("%s of an instance without a State: %w", f.Name, errdefs.ErrInternal)
 			}
-			return f.Invoke(c.Context(), s.state, args, c.Renew)
+			return f.Invoke(c.Context(), g.WASI(), args, c.Renew)
 		}}
 }
 

@@ -20,6 +20,9 @@ type Session struct {
 // NewSession makes the host's side of an instance; it is what the instance's Host must be.
 func NewSession(o wasi.Options) *Session { return &Session{state: wasi.NewState(o)} }
 
+// WASI is the instance's State.
+func (s *Session) WASI() *wasi.State { return s.state }
+
 // Close releases what the guest has left, once its instance is closed.
 func (s *Session) Close() { s.state.Close() }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/tripod-run/tripod/internal/wasm/engine"
 	"github.com/tripod-run/tripod/internal/wasm/value"
 	"github.com/tripod-run/tripod/internal/wasm/wasi"
+	"github.com/tripod-run/tripod/internal/wasm/wasihttp"
 )
 
 //go:embed channels.wit
@@ -38,6 +39,9 @@ type channelGuest struct {
 	state    *wasi.State
 	channels *channels // nil: the pod has none
 }
+
+// WASI implements wasihttp.Guest.
+func (g *channelGuest) WASI() *wasi.State { return g.state }
 
 // heldPort is a channel that a component has open, as a resource.
 type heldPort struct {
@@ -90,16 +94,17 @@ func (c *channels) openWhole(name string) (*port, awaker, error) {
 	return p, a, err
 }
 
-// channelHost is the Host of commands.
+// channelHost is the Host of commands: WASI, and channels.
 var channelHost = sync.OnceValue(func() engine.Host {
 	interfaces, err := wasi.ParseWIT(channelsText)
 	if err != nil {
 		panic(err) // embedded in the program; the tests read it
 	}
 	i := interfaces[0]
-	h := engine.Host{Resources: []engine.HostResource{{Interface: i.Name, Name: i.Resources[0], Drop: func(host any, rep uint32) {
+	h := wasihttp.WASI()
+	h.Resources = append(h.Resources, engine.HostResource{Interface: i.Name, Name: i.Resources[0], Drop: func(host any, rep uint32) {
 		host.(*channelGuest).state.Drop(rep)
-	}}}}
+	}})
 	do := map[string]channelFunc{
 		"[static]channel.open": channelOpen, "[method]channel.send": channelSend, "[method]channel.receive": channelReceive,
 	}

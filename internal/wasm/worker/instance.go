@@ -26,8 +26,8 @@ type guest struct {
 	*engine.Instance
 	stdio stdio
 	call  *grpcCall         // of the gRPC world
-	edge  *channelGuest     // of commands
 	http  *wasihttp.Session // of the HTTP world
+	state *wasi.State       // of the others
 }
 
 // stdio is where one instance writes.
@@ -50,23 +50,30 @@ func (p *pod) instantiate(ctx context.Context, limits control.Limits) (*guest, e
 		MaxTableElements: maxTableElements, MaxHandles: maxHandles, MaxHostCalls: maxHostCalls,
 		Deadline: limits.RequestTimeout, Account: p.account, // which has the memory limit
 	}
-	switch p.code.world() {
-	case engine.WorldGRPC:
-		g.call = &grpcCall{}
-		options.Host = g.call
-	case engine.WorldHTTP:
-		g.http = wasihttp.NewSession(wasi.Options{Stdout: g.stdio.out, Stderr: g.stdio.err, Preopens: p.wasiPreopens()})
-		options.Host = g.http
-	case engine.WorldCommand:
+	if p.code.world() == engine.WorldCommand {
 		if p.stdin != nil {
 			options.Stdin = p.stdin
 		}
-		g.edge = &channelGuest{wasi.NewState(wasi.Options{}), p.channels}
-		options.Host = g.edge
 		if err := p.giveChannels(&options); err != nil {
 			g.release()
 			return nil, err
 		}
+	}
+	own := p.wasiOptions(options)
+	if p.code.engine.Path() == engine.PathComponent { // it finds these there, and not in the engine's WASI
+		options.Stdin, options.Preopens = nil, nil
+	}
+	switch p.code.world() {
+	case engine.WorldGRPC:
+		g.state = wasi.NewState(own)
+		g.call = &grpcCall{state: g.state}
+		options.Host = g.call
+	case engine.WorldHTTP:
+		g.http = wasihttp.NewSession(own)
+		options.Host = g.http
+	case engine.WorldCommand:
+		g.state = wasi.NewState(own)
+		options.Host = &channelGuest{g.state, p.channels}
 	}
 	var err error
 	if g.Instance, err = p.code.engine.Instantiate(ctx, options); err != nil {
@@ -98,8 +105,8 @@ func (g *guest) release() {
 	if g.http != nil {
 		g.http.Close()
 	}
-	if g.edge != nil {
-		g.edge.state.Close()
+	if g.state != nil {
+		g.state.Close()
 	}
 	g.stdio.flush()
 }
@@ -113,13 +120,27 @@ func preopens(mounts []control.Mount) []engine.Preopen {
 	return list
 }
 
-func (p *pod) wasiPreopens() []wasi.Preopen {
-	list := make([]wasi.Preopen, len(p.preopens))
-	for i, o := range p.preopens {
-		list[i] = wasi.Preopen{Path: o.Path, Guest: o.Guest, ReadOnly: o.ReadOnly}
+// wasiOptions are the world of an instance as our own WASI 0.2 has it.
+func (p *pod) wasiOptions(o engine.InstanceOptions) wasi.Options {
+	own := wasi.Options{Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr,
+		Files: quota{p.account, engine.HeldFiles}, Bytes: quota{p.account, engine.HeldBytes}}
+	for _, d := range o.Preopens {
+		own.Preopens = append(own.Preopens, wasi.Preopen{Path: d.Path, Guest: d.Guest, ReadOnly: d.ReadOnly})
 	}
-	return list
+	return own
 }
+
+// quota is a pod's share of a kind.
+type quota struct {
+	account *engine.Account
+	what    engine.Held
+}
+
+// Take implements wasi.Quota.
+func (q quota) Take(n int64) bool { return q.account.Take(q.what, n) }
+
+// Give implements wasi.Quota.
+func (q quota) Give(n int64) { q.account.Give(q.what, n) }
 
 // checkMounts refuses mounts that no guest can have.
 func checkMounts(mounts []control.Mount) error {

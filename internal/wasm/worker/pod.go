@@ -90,6 +90,10 @@ func makePod(w *Worker, spec control.PodSpec, c *code) *pod {
 	p.preopens = preopens(spec.Mounts)
 	p.channels = newChannels(spec, w.router)
 	p.account = engine.NewAccount(uint64(spec.Resources.MemoryBytes))
+	p.account.Within(w.account)
+	p.account.Bound(engine.HeldFiles, spec.Holdings.Files)
+	p.account.Bound(engine.HeldResources, spec.Holdings.Handles)
+	p.account.Bound(engine.HeldBytes, spec.Holdings.HostBytes)
 	setCPU(p.account, spec.Resources)
 	if c.world() == engine.WorldCommand {
 		p.program = newCommand(p)
@@ -231,6 +235,9 @@ func (p *pod) stats() control.Stats {
 		Requests: p.counts.requests.Load(), Traps: p.counts.traps.Load(),
 		Timeouts: p.counts.timeouts.Load(), OutOfMemory: p.counts.ooms.Load(),
 		LogDropped: p.logDropped(),
+		Holdings: control.Holdings{
+			Files: p.account.Held(engine.HeldFiles), Handles: p.account.Held(engine.HeldResources), HostBytes: p.account.Held(engine.HeldBytes),
+		},
 	}
 	s.Connections, s.Rejected = p.connections()
 	if p.channels != nil {

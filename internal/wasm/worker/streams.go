@@ -13,6 +13,8 @@ import (
 	"github.com/tripod-run/tripod/internal/wasm/engine"
 	"github.com/tripod-run/tripod/internal/wasm/protowit"
 	"github.com/tripod-run/tripod/internal/wasm/value"
+	"github.com/tripod-run/tripod/internal/wasm/wasi"
+	"github.com/tripod-run/tripod/internal/wasm/wasihttp"
 )
 
 // hostPackage is what gRPC components may import beside their service's streams.
@@ -36,7 +38,8 @@ var errNoCall = errors.New("no call is under way that has this stream")
 
 // grpcCall is what the host functions of a gRPC component know: the call under way in their instance.
 type grpcCall struct {
-	call dataplane.Call // nil between calls
+	state *wasi.State
+	call  dataplane.Call // nil between calls
 	// out takes a stream's messages in protobuf, reply the flat results of its functions.
 	out, reply []byte
 	sent       bool // the header is out: its metadata goes into the trailer
@@ -45,13 +48,19 @@ type grpcCall struct {
 	status *dataplane.Status
 }
 
-func (c *grpcCall) begin(call dataplane.Call) { *c = grpcCall{call: call, out: c.out, reply: c.reply} }
+func (c *grpcCall) begin(call dataplane.Call) {
+	*c = grpcCall{state: c.state, call: call, out: c.out, reply: c.reply}
+}
+
+// WASI implements wasihttp.Guest.
+func (c *grpcCall) WASI() *wasi.State { return c.state }
 
 func (c *grpcCall) end() { c.call = nil }
 
-// grpcHost offers what components of a schema may import: metadata of the response, and the streams of its methods.
+// grpcHost offers what components of a schema may import: WASI, metadata of the response, and the streams of its methods.
 func grpcHost(s *protowit.Schema) engine.Host {
-	host := engine.Host{Funcs: []engine.HostFunc{
+	host := wasihttp.WASI()
+	host.Funcs = append(host.Funcs,
 		metadataFunc(protowit.SetHeader, func(c *grpcCall) http.Header {
 			if c.sent {
 				return c.call.ResponseTrailer()
@@ -59,7 +68,7 @@ func grpcHost(s *protowit.Schema) engine.Host {
 			return c.call.ResponseHeader()
 		}),
 		metadataFunc(protowit.SetTrailer, func(c *grpcCall) http.Header { return c.call.ResponseTrailer() }),
-	}}
+	)
 	known := map[*protowit.Stream]bool{nil: true}
 	for _, m := range s.Methods {
 		if !known[m.Reader] {

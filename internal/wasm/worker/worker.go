@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"os"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/connlimit"
 	"github.com/tripod-run/tripod/internal/edge/channel"
@@ -43,6 +45,7 @@ type Worker struct {
 	router    *channel.Router // of the channels of pods
 	// connections are those of all pods.
 	connections *connlimit.Group
+	account     *engine.Account // of all pods
 
 	loading sync.Mutex // one Load at a time
 
@@ -56,8 +59,8 @@ type Worker struct {
 func New(c Config) *Worker {
 	w := &Worker{
 		config: c, engine: c.Engine, logger: c.Logger, startedAt: time.Now(),
-		codes: map[string]*code{}, pods: map[string]*pod{}, router: newRouter(),
 		connections: connlimit.NewGroup(c.Logger),
+		codes:       map[string]*code{}, pods: map[string]*pod{}, router: newRouter(), account: engine.NewAccount(0),
 	}
 	if c.Spans {
 		w.spans = newSpans(c.Publish)
@@ -98,6 +101,7 @@ func (w *Worker) newPod(spec control.PodSpec) (*pod, error) {
 	if err != nil {
 		return nil, err
 	}
+	spec.Holdings.Files = w.shareFiles(spec.Holdings.Files)
 	p := makePod(w, spec, c)
 	w.mu.Lock()
 	old := w.pods[spec.ID]
@@ -118,11 +122,29 @@ func (w *Worker) newPod(spec control.PodSpec) (*pod, error) {
 	return p, nil
 }
 
+// shareFiles leaves the guests of all pods half of the files that the process may have open: the rest is for sockets,
+// connections and logs. One pod gets a quarter of that at most, whatever it is given (0: no bound). The daemon sets the limit
+// when the process is there already, so that it is asked for each pod.
+func (w *Worker) shareFiles(given int64) int64 {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return given
+	}
+	all := max(4, int64(min(limit.Cur, math.MaxInt64)/2))
+	w.account.Bound(engine.HeldFiles, all)
+	if given == 0 {
+		return all / 4
+	}
+	return min(given, all/4)
+}
+
 // validate refuses what makes no sense in any world, and fills in defaults.
 func validate(s *control.PodSpec) error {
 	switch {
 	case s.ID == "":
 		return fmt.Errorf("start: no pod ID: %w", errdefs.ErrInvalidArgument)
+	case s.Holdings.Files < 0 || s.Holdings.Handles < 0 || s.Holdings.HostBytes < 0:
+		return fmt.Errorf("pod %s: negative holdings: %w", s.ID, errdefs.ErrInvalidArgument)
 	case s.Resources.MemoryBytes < 0 || s.Resources.CPUQuota < 0 || s.Resources.CPUPeriod < 0:
 		return fmt.Errorf("pod %s: negative resources: %w", s.ID, errdefs.ErrInvalidArgument)
 	}

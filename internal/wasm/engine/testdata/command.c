@@ -1,10 +1,46 @@
 // A command of preview 1 for the engine's tests: what it does is told by its first argument.
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+static void tell(const char *what, int result) { printf("%s: %s\n", what, result < 0 ? strerror(errno) : "ok"); }
+
+// hold opens a file so many times, tells how many there are and why there are no more, and keeps all or but the first.
+static void hold(const char *path, int times, int all) {
+  int first = -1, last = -1, n = 0;
+  for (int fd; n < times && (fd = open(path, O_RDONLY)) >= 0; n++, last = fd)
+    if (first < 0) first = fd;
+  printf("%d: %s\n", n, n < times ? strerror(errno) : "ok");
+  for (int fd = first + 1; fd <= last && !all; fd++) close(fd);
+  fflush(stdout);
+}
+
+// slashes does what can be done with paths that end with a slash: of a directory, and of a file.
+static void slashes(void) {
+  struct stat s;
+  tell("mkdir d/", mkdir("/data/d/", 0777));
+  tell("stat d/", stat("/data/d/", &s));
+  tell("open d/", open("/data/d/", O_RDONLY));
+  tell("rename d/ e/", rename("/data/d/", "/data/e/"));
+  tell("symlink e l", symlink("e", "/data/l"));
+  tell("stat l/", stat("/data/l/", &s));
+  tell("unlink e/", unlink("/data/e/"));
+  tell("rmdir e//", rmdir("/data/e//"));
+  tell("create f", open("/data/f", O_CREAT | O_RDWR, 0666));
+  tell("create g/", open("/data/g/", O_CREAT | O_RDWR, 0666));
+  tell("stat f/", stat("/data/f/", &s));
+  tell("open f/", open("/data/f/", O_RDONLY));
+  tell("rmdir f/", rmdir("/data/f/"));
+  tell("rename f/ h", rename("/data/f/", "/data/h"));
+  tell("link f h/", link("/data/f", "/data/h/"));
+  tell("unlink f/", unlink("/data/f/"));
+  tell("unlink f", unlink("/data/f"));
+}
 
 int main(int argc, char **argv) {
   const char *what = argc > 1 ? argv[1] : "";
@@ -15,6 +51,11 @@ int main(int argc, char **argv) {
   if (!strcmp(what, "exit")) return atoi(argv[2]);
   if (!strcmp(what, "abort")) abort();
   if (!strcmp(what, "sleep")) sleep((unsigned)atoi(argv[2]));
+  if (!strcmp(what, "hold") || !strcmp(what, "toss")) {
+    hold(argv[2], atoi(argv[3]), *what == 'h');
+    sleep((unsigned)atoi(argv[4]));
+  }
+  if (!strcmp(what, "slashes")) slashes();
   if (!strcmp(what, "spin"))
     for (volatile int k = 0;; k++) {
     }
