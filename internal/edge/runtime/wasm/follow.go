@@ -283,12 +283,16 @@ func (f *follower) line(raw []byte) bool {
 			return false
 		}
 	}
-	f.at.offset += int64(len(raw))
 	text := raw
 	if entry, err := crilog.Parse(raw); err == nil {
 		text = entry.Content
 	}
-	return f.say(bytes.Clone(text), f.at)
+	beyond := position{f.at.inode, f.at.offset + int64(len(raw))}
+	if !f.say(bytes.Clone(text), beyond) { // when its file was given up, it was counted with the rest
+		return false
+	}
+	f.at = beyond
+	return true
 }
 
 // say queues a message; at is where the log is when it has been taken. While nobody takes it the log may be rotated.
