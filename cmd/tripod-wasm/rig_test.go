@@ -104,7 +104,7 @@ func startWorker(t testing.TB, config control.WorkerConfig, env ...string) *rig 
 	c := program(t, "worker", asJSON(t, config))
 	c.ExtraFiles = []*os.File{listenUnix(t, r.controlPath()), listenUnix(t, r.dataPath()), readyWrite}
 	c.Stderr, c.Env = r.log, append(c.Env, env...)
-	c.SysProcAttr.Cloneflags = unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS
+	c.SysProcAttr.Cloneflags = control.Namespaces
 	c.SysProcAttr.Setsid = true
 	require.NoError(t, c.Start())
 	for _, f := range c.ExtraFiles {

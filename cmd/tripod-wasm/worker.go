@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"strconv"
 	"syscall"
 
 	"github.com/containerd/errdefs"
@@ -52,6 +53,10 @@ func runWorker(config control.WorkerConfig) error {
 		return err
 	}
 	ready := os.NewFile(control.FDReady, "ready")
+	pid, err := outerPID()
+	if err != nil {
+		return err
+	}
 	if err := giveUp(config, logger); err != nil {
 		return err
 	}
@@ -65,7 +70,7 @@ func runWorker(config control.WorkerConfig) error {
 	if err := lockdown.Restrict(); err != nil {
 		return err
 	}
-	return serve(config, e, logger, controlSocket, dataSocket, ready)
+	return serve(config, e, logger, controlSocket, dataSocket, ready, pid)
 }
 
 func newLogger(config control.WorkerConfig) (*slog.Logger, error) {
@@ -97,6 +102,15 @@ func inherited() (controlSocket, data *net.UnixListener, err error) {
 	return listeners[0], listeners[1], nil
 }
 
+// outerPID is the process ID that the daemon knows, as long as /proc is the daemon's.
+func outerPID() (int, error) {
+	self, err := os.Readlink("/proc/self")
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(self)
+}
+
 // giveUp leaves the node's files and root.
 func giveUp(config control.WorkerConfig, logger *slog.Logger) error {
 	if config.Isolated {
@@ -114,12 +128,13 @@ func giveUp(config control.WorkerConfig, logger *slog.Logger) error {
 	return lockdown.Drop(config.UID, config.GID)
 }
 
-func serve(config control.WorkerConfig, e *engine.Engine, logger *slog.Logger, controlSocket, data *net.UnixListener, ready io.WriteCloser) error {
+func serve(config control.WorkerConfig, e *engine.Engine, logger *slog.Logger, controlSocket, data *net.UnixListener, ready io.WriteCloser, pid int) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	var server *control.Server
 	w := worker.New(worker.Config{
-		Name: config.Name, Program: version, Engine: e, Logger: logger, Spans: config.Spans, Connections: config.Connections,
+		Name: config.Name, Program: version, Pid: pid, Engine: e, Logger: logger, Spans: config.Spans,
+		Connections: config.Connections,
 		Publish: func(e control.Event) { server.Publish(e) }, // there are no pods before there is a server
 	})
 	server = control.NewServer(controlSocket, w, logger)
@@ -130,7 +145,7 @@ func serve(config control.WorkerConfig, e *engine.Engine, logger *slog.Logger, c
 		logger.Warn("Nobody waits for the worker to be ready", "err", err)
 	}
 	ready.Close()
-	logger.Info("the worker serves", "version", version, "pid", os.Getpid(), "uid", os.Getuid(), "engine", engine.Fingerprint())
+	logger.Info("the worker serves", "version", version, "pid", pid, "uid", os.Getuid(), "engine", engine.Fingerprint())
 	var err error
 	select {
 	case <-ctx.Done():

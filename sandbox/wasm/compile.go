@@ -69,7 +69,7 @@ func (c Config) unprivileged(ctx context.Context, args ...string) (*exec.Cmd, er
 	cmd.ExtraFiles = []*os.File{os.NewFile(uintptr(fd), c.Program)}
 	cmd.Env, cmd.Dir = guestlessEnv(), "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Setsid: true, Credential: c.credential(), Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
+		Setsid: true, Credential: c.credential(), Cloneflags: control.Namespaces &^ unix.CLONE_NEWNS,
 	}
 	return cmd, nil
 }

@@ -139,7 +139,7 @@ func (k *keeper) prepare(ctx context.Context, w *worker) (ready *os.File, cmd *e
 	cmd.Env, cmd.Dir = guestlessEnv(), "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setsid:     true,
-		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
+		Cloneflags: control.Namespaces,
 	}
 	return reader, cmd, nil
 }

@@ -57,7 +57,8 @@ type Hello struct {
 	// compiled under another one is refused by Load.
 	Program string `json:"program"`
 	Engine  string `json:"engine"`
-	// Name is the worker's, from WorkerConfig; Pid is its process ID as it sees it.
+	// Name is the worker's, from WorkerConfig; Pid is its process ID as the daemon sees it, in the PID namespace of the /proc
+	// that the worker was started with.
 	Name      string    `json:"name"`
 	Pid       int       `json:"pid"`
 	StartedAt time.Time `json:"startedAt"`

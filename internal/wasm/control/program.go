@@ -3,8 +3,14 @@ package control
 import (
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tripod-run/tripod/internal/connlimit"
 )
+
+// Namespaces are those that a worker is started in, each of its own (clone(2)). All workers have one user, so that it is the
+// PID namespace that keeps one from signalling, tracing or slowing another: it cannot name it.
+const Namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWPID
 
 // Descriptors that a worker inherits.
 const (

@@ -1,13 +1,16 @@
 package lockdown
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -18,10 +21,15 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/wasm/control"
 )
 
 // inside is set in the copy of the test that locks itself down and tells what it can and cannot do then.
 const inside = "TRIPOD_TEST_LOCKDOWN"
+
+// victim is the process ID of another one that is locked down, as it is known outside; empty in the victim itself.
+const victim = "TRIPOD_TEST_VICTIM"
 
 const nobody = 65532
 
@@ -29,7 +37,11 @@ func TestMain(m *testing.M) {
 	if os.Getenv(inside) == "" {
 		os.Exit(m.Run())
 	}
-	report, err := lockedDown()
+	run := lockedDown
+	if os.Getenv(victim) != "" {
+		run = reachOut
+	}
+	report, err := run()
 	if err != nil {
 		report = map[string]string{"error": err.Error()}
 	}
@@ -190,7 +202,7 @@ func TestLockdown(t *testing.T) {
 	c := exec.Command(self)
 	c.Env = append(os.Environ(), inside+"=1")
 	c.Stderr = os.Stderr
-	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS, Pdeathsig: unix.SIGKILL}
+	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: control.Namespaces, Pdeathsig: unix.SIGKILL}
 	out, err := c.Output()
 	require.NoError(t, err)
 	report := map[string]string{}
@@ -215,6 +227,99 @@ func TestLockdown(t *testing.T) {
 	require.Equal(t, "2", report["Seccomp"])
 	require.Equal(t, strings.Repeat(fmt.Sprint(nobody, "\t"), 3)+fmt.Sprint(nobody), report["Uid"])
 	require.Empty(t, strings.TrimSpace(report["Groups"]))
+}
+
+// reachOut tells what one that is locked down can do to others, and waits for the end of its standard input.
+func reachOut() (map[string]string, error) {
+	if err := errors.Join(Isolate(), Drop(nobody, nobody), Restrict()); err != nil {
+		return nil, err
+	}
+	report := map[string]string{}
+	pid, err := strconv.Atoi(os.Getenv(victim))
+	if err != nil { // it is the victim
+		fmt.Println("ready")
+		_, err := io.Copy(io.Discard, os.Stdin)
+		return report, err
+	}
+	signal := func(owner int) error { // by the kernel, when there is something to read
+		r, w, err := os.Pipe()
+		if err != nil {
+			return err
+		}
+		defer r.Close()
+		defer w.Close()
+		var errs []error
+		for _, c := range [][2]int{{unix.F_SETOWN, owner}, {unix.F_SETSIG, int(unix.SIGKILL)}, {unix.F_SETFL, unix.O_ASYNC}} {
+			_, err := unix.FcntlInt(r.Fd(), c[0], c[1])
+			errs = append(errs, err)
+		}
+		_, err = w.Write([]byte{0})
+		return errors.Join(append(errs, err)...)
+	}
+	priority := struct{ priority int32 }{}
+	for name, f := range map[string]func() error{
+		"tgkill":   func() error { return unix.Tgkill(pid, pid, unix.SIGKILL) },
+		"kill":     func() error { return unix.Kill(pid, unix.SIGKILL) },
+		"all":      func() error { return unix.Kill(-1, unix.SIGKILL) },
+		"F_SETOWN": func() error { return signal(pid) },
+		"group":    func() error { return signal(-pid) },
+		"ptrace":   func() error { return unix.PtraceAttach(pid) },
+		"pidfd":    func() error { _, err := unix.PidfdOpen(pid, 0); return err },
+		"memory":   func() error { _, err := os.Open(fmt.Sprintf("/proc/%d/mem", pid)); return err },
+		"status":   func() error { _, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)); return err },
+		"nice":     func() error { return unix.Setpriority(unix.PRIO_PROCESS, pid, 19) },
+		"limits":   func() error { return unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &unix.Rlimit{}) },
+		"demotion": func() error {
+			_, _, errno := unix.RawSyscall(unix.SYS_SCHED_SETSCHEDULER, uintptr(pid), 5 /* SCHED_IDLE */, uintptr(unsafe.Pointer(&priority)))
+			return errno
+		},
+	} {
+		report[name] = fmt.Sprint(f())
+	}
+	entries, err := os.ReadDir("/proc")
+	for _, e := range entries {
+		if n, notPID := strconv.Atoi(e.Name()); notPID == nil && n != os.Getpid() {
+			report["seen"] += e.Name() + " "
+		}
+	}
+	return report, err
+}
+
+// TestOthersAreOutOfReach: workers are of one user, and still none can signal, trace, slow or see another.
+func TestOthersAreOutOfReach(t *testing.T) {
+	self, err := os.Executable()
+	require.NoError(t, err)
+	start := func(env ...string) *exec.Cmd {
+		c := exec.Command(self)
+		c.Env, c.Stderr = append(append(os.Environ(), inside+"=1"), env...), os.Stderr
+		c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: control.Namespaces, Pdeathsig: unix.SIGKILL}
+		return c
+	}
+	other := start(victim + "=none")
+	stdin, err := other.StdinPipe()
+	require.NoError(t, err)
+	stdout, err := other.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, other.Start())
+	line, err := bufio.NewReader(stdout).ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "ready\n", line)
+
+	out, err := start(fmt.Sprintf("%s=%d", victim, other.Process.Pid)).Output()
+	require.NoError(t, err)
+	report := map[string]string{}
+	require.NoError(t, json.Unmarshal(out, &report), "%s", out)
+	require.Empty(t, report["seen"])
+	delete(report, "seen")
+	require.Len(t, report, 12)
+	for name, result := range report {
+		require.NotEqual(t, "<nil>", result, name)
+	}
+	for _, name := range []string{"tgkill", "F_SETOWN", "nice", "demotion"} { // these are allowed, on itself
+		require.Contains(t, report[name], unix.ESRCH.Error(), name)
+	}
+	require.NoError(t, stdin.Close())
+	require.NoError(t, other.Wait(), "the other has been harmed")
 }
 
 func TestIsolateNeedsAnOwnNamespace(t *testing.T) {

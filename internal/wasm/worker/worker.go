@@ -25,6 +25,7 @@ import (
 type Config struct {
 	// Name is the worker's, Program the version of the program: for Hello.
 	Name, Program string
+	Pid           int // as the daemon sees it, for Hello
 	Engine        *engine.Engine
 	Logger        *slog.Logger
 	// Connections bounds those of each pod.
@@ -72,7 +73,7 @@ func New(c Config) *Worker {
 func (w *Worker) Hello() control.Hello {
 	return control.Hello{
 		Version: control.Version, Program: w.config.Program, Engine: engine.Fingerprint(),
-		Name: w.config.Name, Pid: os.Getpid(), StartedAt: w.startedAt,
+		Name: w.config.Name, Pid: w.config.Pid, StartedAt: w.startedAt,
 	}
 }
 
