@@ -158,6 +158,8 @@ void wasmtime_config_epoch_interruption_set(wasm_config_t *, bool);
 void wasmtime_config_wasm_component_model_set(wasm_config_t *, bool);
 void wasmtime_config_wasm_threads_set(wasm_config_t *, bool);
 void wasmtime_config_wasm_gc_set(wasm_config_t *, bool);
+void wasmtime_config_wasm_exceptions_set(wasm_config_t *, bool);
+void wasmtime_config_wasm_stack_switching_set(wasm_config_t *, bool);
 void wasmtime_config_wasm_function_references_set(wasm_config_t *, bool);
 void wasmtime_config_wasm_multi_memory_set(wasm_config_t *, bool);
 void wasmtime_config_wasm_memory64_set(wasm_config_t *, bool);

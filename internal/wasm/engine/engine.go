@@ -89,6 +89,8 @@ func (e *Engine) open(slots int) (*C.wasm_engine_t, error) {
 	// (Several memories are what the engine's own adapters between modules of a component have; guests may not.)
 	C.wasmtime_config_wasm_threads_set(c, false)
 	C.wasmtime_config_wasm_gc_set(c, false)
+	C.wasmtime_config_wasm_exceptions_set(c, false)
+	C.wasmtime_config_wasm_stack_switching_set(c, false)
 	C.wasmtime_config_wasm_function_references_set(c, false)
 	C.wasmtime_config_wasm_memory64_set(c, false)
 	if slots > 0 {

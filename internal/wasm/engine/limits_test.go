@@ -54,7 +54,9 @@ func TestFaultW7Handles(t *testing.T) {
 			_, err := i.Call(t.Context(), bound(t, "flood"), u32s(n), nil)
 			return err
 		}
-		hold := func() *Instance { return instance(t, theGuest(t), InstanceOptions{Path: p, Account: a, Host: &things{}}) }
+		hold := func() *Instance {
+			return instance(t, theGuest(t), InstanceOptions{Path: p, Account: a, Host: &things{}})
+		}
 		first, second := hold(), hold()
 		if err := flood(first, 60); err != nil || a.Held(HeldResources) != 60 {
 			t.Fatalf("%v; %d held", err, a.Held(HeldResources))

@@ -7,6 +7,8 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <wasi/api.h>
+#include <wasi/libc.h>
 
 static void tell(const char *what, int result) { printf("%s: %s\n", what, result < 0 ? strerror(errno) : "ok"); }
 
@@ -42,6 +44,36 @@ static void slashes(void) {
   tell("unlink f", unlink("/data/f"));
 }
 
+// attack does what advisories about the engine's WASI say: changes to /ro, which is read-only, ways out of /data by links with
+// slashes, descriptors that are renumbered over others, and moments that are beyond what a clock can tell.
+static void attack(void) {
+  tell("truncate", open("/ro/f", O_RDONLY | O_TRUNC));
+  tell("create", open("/ro/g", O_RDONLY | O_CREAT, 0666));
+  tell("append", open("/ro/f", O_WRONLY | O_APPEND));
+  tell("link", link("/ro/f", "/data/l"));
+  tell("link back", link("/data/x", "/ro/x"));
+  tell("rename", rename("/ro/f", "/data/m"));
+  tell("rename back", rename("/data/x", "/ro/f"));
+  tell("unlink", unlink("/ro/f"));
+  tell("times", utimensat(AT_FDCWD, "/ro/f", NULL, 0));
+  tell("out", open("/data/out/", O_RDONLY | O_DIRECTORY));
+  tell("out//", open("/data/out//", O_RDONLY));
+  tell("out/secret", open("/data/out/secret", O_RDONLY));
+  tell("out/secret/", open("/data/out/secret/", O_RDONLY));
+  tell("up/", open("/data/up/", O_RDONLY | O_DIRECTORY));
+  tell("stat out/", stat("/data/out/", &(struct stat){0}));
+  tell("mkdir out/d/", mkdir("/data/out/d/", 0777));
+  tell("rename out/", rename("/data/out/secret", "/data/stolen"));
+  int kept = open("/data/x", O_RDWR), over = open("/data/x", O_RDWR);
+  for (int k = 0; k < 1000 && over >= 0; k++) {
+    int fd = open("/data/x", O_RDWR);
+    if (fd < 0 || __wasilibc_fd_renumber(fd, over)) over = -1;
+  }
+  tell("renumber", over);
+  tell("moments", __wasi_fd_filestat_set_times((__wasi_fd_t)kept, UINT64_MAX, UINT64_MAX - 1, 5) ? -1 : 0);
+  fflush(stdout);
+}
+
 int main(int argc, char **argv) {
   const char *what = argc > 1 ? argv[1] : "";
   char line[4096];
@@ -56,6 +88,7 @@ int main(int argc, char **argv) {
     sleep((unsigned)atoi(argv[4]));
   }
   if (!strcmp(what, "slashes")) slashes();
+  if (!strcmp(what, "attack")) attack(), sleep((unsigned)atoi(argv[2]));
   if (!strcmp(what, "spin"))
     for (volatile int k = 0;; k++) {
     }
