@@ -171,3 +171,7 @@ func post(t testing.TB, c *http.Client, url, body string) (int, string, *http.Re
 	require.NoError(t, err)
 	return resp.StatusCode, string(data), resp
 }
+
+func (p *pod) wide() *service {
+	return newService(p.rig.t, p.overH2C(), "testdata/wide-js/wide.proto", "wide.v1.Wide")
+}

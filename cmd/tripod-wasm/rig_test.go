@@ -207,8 +207,14 @@ func descriptors(t testing.TB, file string) []byte {
 // load loads an example and returns its digest.
 func (r *rig) load(name string) string {
 	r.t.Helper()
-	code := control.Code{Digest: "sha256:" + name, Image: control.File{File: codeFile(r.t, examples+name+"/"+name+".wasm")}}
+	dir := examples + name + "/" + name
+	if name == "wide-js" {
+		dir = "testdata/wide-js/wide"
+	}
+	code := control.Code{Digest: "sha256:" + name, Image: control.File{File: codeFile(r.t, dir+".wasm")}}
 	switch name {
+	case "wide-js":
+		code.Descriptors = descriptors(r.t, dir+".proto")
 	case "faults-c":
 		code.Descriptors = descriptors(r.t, examples+"faults-c/faults.proto")
 	case "greeter-c", "greeter-js":

@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/image"
@@ -95,6 +96,7 @@ type pushed struct {
 	Services  []string          `json:"services,omitempty"`
 	Layers    []pushedLayer     `json:"layers"`
 	Notes     map[string]string `json:"annotations,omitempty"`
+	Warnings  []string          `json:"warnings,omitempty"`
 }
 
 type pushedLayer struct {
@@ -129,6 +131,13 @@ func (p *push) run(ctx context.Context, file, ref string) (*pushed, error) {
 	result := &pushed{Digest: built.Manifest.Digest.String(), Services: services, Notes: spec.Annotations}
 	if result.World, err = artifact.Check(built.Outline, interfaces); err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	if schema != nil {
+		var methods []protoreflect.MethodDescriptor
+		for _, m := range schema.Methods {
+			methods = append(methods, m.Desc)
+		}
+		result.Warnings = artifact.Warnings(binary, methods)
 	}
 	return result, p.send(ctx, result, ref, built.Manifest, built.Blobs)
 }
@@ -261,6 +270,9 @@ func (a *App) printPushed(p *pushed) error {
 		}
 		return a.printJSON(document)
 	case "table":
+		for _, w := range p.Warnings {
+			fmt.Fprintln(a.Stderr, "tripod push: warning:", w)
+		}
 		_, err := fmt.Fprintln(a.Stdout, p.Reference)
 		return err
 	}

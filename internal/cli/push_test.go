@@ -215,3 +215,36 @@ func TestPushDisk(t *testing.T) {
 		t.Errorf("with --proto: %v", err)
 	}
 }
+
+// TestPushWarns: 64-bit integers change in JavaScript, which has them as numbers, and the fields are named.
+func TestPushWarns(t *testing.T) {
+	const wide = "../../cmd/tripod-wasm/testdata/wide-js/wide"
+	for name, c := range map[string]struct {
+		args []string
+		want []string
+	}{
+		"JavaScript with 64-bit integers":     {[]string{wide + ".wasm", "x/wide:1", "--proto", wide + ".proto"}, []string{"wide.v1.Ask.n", "wide.v1.Tell.n"}},
+		"JavaScript without":                  {[]string{examples + "greeter-js/greeter-js.wasm", "x/greeter:1", "--proto", examples + "greeter/greeter.proto"}, nil},
+		"another language with such integers": {[]string{examples + "faults-c/faults-c.wasm", "x/faults:1", "--proto", examples + "faults-c/faults.proto"}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out, err := pushTo(t, append(c.args, "--dry-run", "-o", "json")...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var result pushed
+			if err := json.Unmarshal([]byte(out), &result); err != nil {
+				t.Fatal(err)
+			}
+			text := strings.Join(result.Warnings, "\n")
+			if (text == "") != (len(c.want) == 0) {
+				t.Errorf("warnings: %q", text)
+			}
+			for _, field := range c.want {
+				if !strings.Contains(text, field) {
+					t.Errorf("%q does not name %s", text, field)
+				}
+			}
+		})
+	}
+}

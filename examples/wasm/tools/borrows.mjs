@@ -12,21 +12,32 @@ const glue = lines.findIndex((l) => /^ +\(core module \$wit-dylib\.wasm/.test(l)
 const elements = lines.findIndex((l, i) => i > glue && /^ +\(elem /.test(l));
 const drops = lines[elements].match(/\$"\[resource-drop\][^"]+"/g); // by number of the resource
 
-const ends = []; // lines to insert at: [line, text]
+// Each handle is kept in a local of its function: parameters of more than 16 core values lie in memory, which is given back before.
+const inserts = []; // [line, text to insert before it]
 const borrowed = new Set();
+let header = 0; // where locals of the function end
 let open = [];
 for (let i = elements; i < lines.length && !/^ +\(core module /.test(lines[i]); i++) {
+  if (/^ {6}\(func /.test(lines[i])) {
+    header = i + 1;
+    while (/^ {8}\((param|result|local|type) /.test(lines[header])) header++;
+  }
   if (/call \$wit_dylib_push_borrow$/.test(lines[i])) {
-    const [, resource] = lines[i - 2].match(/i32\.const (\d+)/);
-    open.push(`        ${lines[i - 1].trim()}\n        call ${drops[resource]}`);
-    borrowed.add(drops[resource]);
+    let resource = i - 1; // before what loads the handle
+    while (!/^ +i32\.const \d+$/.test(lines[resource])) resource--;
+    const drop = drops[lines[resource].match(/\d+$/)[0]];
+    const local = `$borrowed${open.length}`;
+    inserts.push([header, `        (local ${local} i32)`], [i, `        local.tee ${local}`]);
+    open.push(`        local.get ${local}\n        call ${drop}`);
+    borrowed.add(drop);
   }
   if (/^ {6}\)$/.test(lines[i])) {
-    if (open.length) ends.push([i, open.join('\n')]);
+    if (open.length) inserts.push([i, open.join('\n')]);
     open = [];
   }
 }
-for (const [at, text] of ends.reverse()) lines.splice(at, 0, text);
+inserts.sort(([a], [b]) => a - b);
+for (const [at, text] of inserts.reverse()) lines.splice(at, 0, text);
 for (const name of borrowed) lines[elements] = lines[elements].replace(name, '$nothing');
 lines.splice(elements, 0, '      (func $nothing (param i32))');
 if (borrowed.size) fs.writeFileSync(file, await parse(lines.join('\n')));
