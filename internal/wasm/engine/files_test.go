@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 )
 
 // TestFaultW7FilesAreCounted is row W7 for open files: a guest that opens without end meets EMFILE at the bound of its
@@ -120,6 +121,32 @@ unlink f: ok
 			if w := strings.Split(want, "\n"); n < len(w) && w[n] != line {
 				t.Errorf("%s, not %s", line, w[n])
 			}
+		}
+	}
+}
+
+// TestFaultW7Pipes is row W7 for threads: to open a pipe of which nobody has the other end would hold one of the engine's for
+// ever, so that only files and directories are opened.
+func TestFaultW7Pipes(t *testing.T) {
+	dir := t.TempDir()
+	if err := unix.Mkfifo(filepath.Join(dir, "pipe"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("pipe", filepath.Join(dir, "link")); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"read", "/data/pipe"}, {"read", "/data/link"}, {"write", "/data/pipe", "words"}} {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		a := NewAccount(0)
+		i := instance(t, command(t), InstanceOptions{Args: append([]string{"prog"}, args...), Preopens: []Preopen{{Path: dir, Guest: "/data"}}, Account: a})
+		code, err := i.Run(ctx)
+		cancel()
+		if code != 9 || err != nil {
+			t.Errorf("%v: code %d, %v", args, code, err)
+		}
+		i.Close()
+		if a.Held(HeldFiles) != 0 || a.Instances() != 0 {
+			t.Errorf("%v: %d files, %d instances stay", args, a.Held(HeldFiles), a.Instances())
 		}
 	}
 }

@@ -7,7 +7,7 @@
 // Error numbers of preview 1.
 enum {
   OK, EACCES_ = 2, EAGAIN_ = 6, EBADF_ = 8, EEXIST_ = 20, EFAULT_ = 21, EINVAL_ = 28, EIO_ = 29, EISDIR_ = 31, EMFILE_ = 33,
-  EMSGSIZE_ = 35, ENAMETOOLONG_ = 37, ENOENT_ = 44, ENOTDIR_ = 54, ENOTSOCK_ = 57, ENOTSUP_ = 58, ESPIPE_ = 70, EXDEV_ = 75,
+  EMSGSIZE_ = 35, ENAMETOOLONG_ = 37, ENOENT_ = 44, ENOTDIR_ = 54, ENOTSOCK_ = 57, ENOTSUP_ = 58, EPERM_ = 63, ESPIPE_ = 70, EXDEV_ = 75,
 };
 enum { ENDED = -1 }; // the guest has been ended; why is set
 
@@ -22,7 +22,7 @@ enum { NONBLOCK = 4 };
 
 // Rights of a descriptor that somebody looks at, types of files.
 enum { RIGHT_READ = 1 << 1, RIGHT_WRITE = 1 << 6, RIGHT_OPEN = 1 << 13, RIGHT_POLL = 1 << 27 };
-enum { UNKNOWN, CHARACTER_DEVICE = 2, DIRECTORY };
+enum { UNKNOWN, CHARACTER_DEVICE = 2, DIRECTORY, REGULAR_FILE, SYMBOLIC_LINK = 7 };
 
 // call is one call: its parameters, and the guest's memory, which does not move meanwhile.
 typedef struct {
