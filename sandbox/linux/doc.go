@@ -5,7 +5,7 @@
 //	           │                                         attach  ctl  *.pid  exit     (conmon's)
 //	           │ CreateSandbox                       <RunDir>/pods/<pod>/        gone after a reboot
 //	           │   a thread unshares ipc and uts,        ns/{ipc,uts,pid}        pins
-//	           │   joins the pod's netns, sets host      resolv.conf  hosts  hostname  shm/
+//	           │   joins the pod's netns, sets host      etc/  shm/              tmpfs of the pod's own
 //	           │   name and sysctls, pins, ends          pause/                  PID mode POD only
 //	           │                                     <RunDir>/{oci,exits,exec}/  runtime's state, exit codes, execs
 //	           │ StartContainer

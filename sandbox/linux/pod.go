@@ -44,9 +44,14 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	if err := makeNamespaces(p, at); err != nil {
 		return err
 	}
-	ownShm := spec.PodModes(p).IPC != runtimeapi.NamespaceMode_NODE
-	if err := makeFiles(p, filesOf(p, run), ownShm); err != nil {
+	files := filesOf(p, run)
+	if err := makeEtc(p, files); err != nil {
 		return err
+	}
+	if spec.PodModes(p).IPC != runtimeapi.NamespaceMode_NODE {
+		if err := makeShm(files); err != nil {
+			return err
+		}
 	}
 	if err := fpNamespaces.Hit(ctx); err != nil {
 		return err
@@ -108,8 +113,10 @@ func (b *Backend) removeSandbox(ctx context.Context, podID, cgroup string) error
 	if err := fpUnpinned.Hit(ctx); err != nil {
 		return err
 	}
-	if err := removeMountPoint(filepath.Join(run, "shm")); err != nil {
-		return err
+	for _, dir := range []string{"shm", "etc"} {
+		if err := removeMountPoint(filepath.Join(run, dir)); err != nil {
+			return err
+		}
 	}
 	if err := b.cgroups.Remove(ctx, cgroup); err != nil {
 		return err
@@ -134,7 +141,8 @@ func removeEmpty(name string) error {
 	return nil
 }
 
-// sandboxReady tells whether all that the pod's containers share is there.
+// sandboxReady tells whether all is there that the pod's containers share and that cannot be made again: the files for /etc
+// can, see makeEtc.
 func (b *Backend) sandboxReady(p *sandbox.Pod) bool {
 	run := b.cfg.podRunDir(p.ID)
 	state, err := readPodState(run)
@@ -147,11 +155,5 @@ func (b *Backend) sandboxReady(p *sandbox.Pod) bool {
 			return false
 		}
 	}
-	files := filesOf(p, run)
-	for _, name := range []string{files.resolvConf, files.hosts, files.hostname} {
-		if !exists(name) {
-			return false
-		}
-	}
-	return mountedOn(files.shm) && (at.net == "" || pinned(at.net))
+	return mountedOn(filesOf(p, run).shm) && (at.net == "" || pinned(at.net))
 }

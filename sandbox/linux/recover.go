@@ -52,6 +52,12 @@ func (b *Backend) recoverPod(p *sandbox.Pod) bool {
 	if !b.sandboxReady(p) {
 		return false
 	}
+	if files := filesOf(p, b.cfg.podRunDir(p.ID)); !mountedOn(files.etc) { // as after an upgrade from a version that kept them elsewhere
+		if err := makeEtc(p, files); err != nil {
+			b.log.Error("make a pod's files for /etc again", "pod", p.ID, "err", err)
+			return false
+		}
+	}
 	if !sharesPID(p) {
 		return true
 	}

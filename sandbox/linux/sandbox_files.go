@@ -15,17 +15,32 @@ import (
 )
 
 // shmSize is the size of a pod's /dev/shm, as everybody has it: 64 MiB.
-const shmSize = "67108864"
+const shmSize = 64 << 20
 
-// podFiles are the files that the pod's containers share.
-type podFiles struct{ resolvConf, hosts, hostname, shm string }
+// etcSpare is how much containers may add to the files of their /etc, in bytes, and etcInodes how many files and extended
+// attributes there may be: the directory, the three files, and each once more while it is replaced.
+const (
+	etcSpare  = 1 << 20
+	etcInodes = 16
+)
+
+// podFiles are the files that the pod's containers share. Containers write to them, so they lie on two file systems of
+// the pod's own: bounded, in memory that is charged to the cgroup of who writes, and apart from what the node needs
+// (fault C10).
+type podFiles struct {
+	etc                         string // the file system of the next three
+	resolvConf, hosts, hostname string
+	shm                         string
+}
 
 // filesOf tells where the pod's files are, from its configuration alone.
 func filesOf(p *sandbox.Pod, runDir string) podFiles {
+	etc := filepath.Join(runDir, "etc")
 	f := podFiles{
-		resolvConf: filepath.Join(runDir, "resolv.conf"),
-		hosts:      filepath.Join(runDir, "hosts"),
-		hostname:   filepath.Join(runDir, "hostname"),
+		etc:        etc,
+		resolvConf: filepath.Join(etc, "resolv.conf"),
+		hosts:      filepath.Join(etc, "hosts"),
+		hostname:   filepath.Join(etc, "hostname"),
 		shm:        filepath.Join(runDir, "shm"),
 	}
 	if spec.PodModes(p).IPC == runtimeapi.NamespaceMode_NODE {
@@ -34,8 +49,8 @@ func filesOf(p *sandbox.Pod, runDir string) podFiles {
 	return f
 }
 
-// makeFiles writes the files and mounts the pod's /dev/shm.
-func makeFiles(p *sandbox.Pod, f podFiles, ownShm bool) error {
+// makeEtc mounts and writes the files for /etc. What an earlier attempt left is replaced.
+func makeEtc(p *sandbox.Pod, f podFiles) error {
 	resolv, err := resolvConf(p.Config.GetDnsConfig())
 	if err != nil {
 		return err
@@ -50,6 +65,10 @@ func makeFiles(p *sandbox.Pod, f podFiles, ownShm bool) error {
 			return err
 		}
 	}
+	size := len(resolv) + len(hosts) + etcSpare
+	if err := mountTmpfs(f.etc, fmt.Sprintf("mode=755,size=%d,nr_inodes=%d", size, etcInodes)); err != nil {
+		return fmt.Errorf("the pod's files for /etc: %w", err)
+	}
 	for _, file := range []struct {
 		path    string
 		content []byte
@@ -58,22 +77,27 @@ func makeFiles(p *sandbox.Pod, f podFiles, ownShm bool) error {
 			return err
 		}
 	}
-	if !ownShm {
-		return nil
-	}
-	return mountShm(f.shm)
+	return nil
 }
 
-func mountShm(dir string) error {
+// makeShm mounts the pod's own /dev/shm.
+func makeShm(f podFiles) error {
+	if err := mountTmpfs(f.shm, fmt.Sprintf("mode=1777,size=%d", shmSize)); err != nil {
+		return fmt.Errorf("the pod's /dev/shm: %w", err)
+	}
+	return nil
+}
+
+// mountTmpfs mounts a new tmpfs on a directory, in the place of what is mounted there.
+func mountTmpfs(dir, options string) error {
 	if err := unmount(dir); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	flags := uintptr(unix.MS_NOEXEC | unix.MS_NOSUID | unix.MS_NODEV)
-	if err := unix.Mount("shm", dir, "tmpfs", flags, "mode=1777,size="+shmSize); err != nil {
-		return fmt.Errorf("mount the pod's /dev/shm: %w", err)
+	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOEXEC|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+		return fmt.Errorf("mount a tmpfs on %s: %w", dir, err)
 	}
 	return nil
 }

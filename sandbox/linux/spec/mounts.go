@@ -56,7 +56,7 @@ func defaultMounts(in Input, m Modes) ([]specs.Mount, error) {
 	} {
 		if file.source != "" {
 			mounts = append(mounts, specs.Mount{
-				Destination: file.dest, Type: "bind", Source: file.source, Options: []string{"rbind", "rprivate", access},
+				Destination: file.dest, Type: "bind", Source: file.source, Options: []string{"rbind", "rprivate", access, "nosuid", "noexec", "nodev"},
 			})
 		}
 	}

@@ -1,0 +1,92 @@
+package linux
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestFaultC10FilledPodFiles: a container writes to each file that the pod gives it until it is told to stop. That comes soon,
+// what it wrote is memory of its own cgroup, and the file system of the run directory has what it had.
+func TestFaultC10FilledPodFiles(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p := r.pod()
+		c := p.container(forever).start()
+		c.waitLog("up")
+		h, _ := r.lookup(p.ID, c.ID)
+		s, _ := h.snapshot()
+		beforeMemory := memoryOf(t, r, s.Cgroup)
+		written := 0
+		for _, f := range []struct {
+			name        string
+			least, most int
+		}{
+			{"/etc/hosts", etcSpare / 2, 2 * etcSpare}, {"/etc/hostname", 0, 2 * etcSpare}, {"/etc/resolv.conf", 0, 2 * etcSpare},
+			{"/dev/shm/x", shmSize, shmSize},
+		} {
+			size, err := strconv.Atoi(c.exec("dd if=/dev/zero of=" + f.name + " bs=1M count=80 2>/dev/null; stat -c %s " + f.name))
+			if err != nil || size < f.least || size > f.most {
+				t.Errorf("%s took %d bytes (%v), not %d to %d", f.name, size, err, f.least, f.most)
+			}
+			written += size
+		}
+		if charged := memoryOf(t, r, s.Cgroup) - beforeMemory; charged < written/2 {
+			t.Errorf("of %d bytes written %d are charged to the container", written, charged)
+		}
+		for _, name := range []string{"hosts", "hostname", "resolv.conf"} {
+			var pod, run unix.Stat_t
+			if err := unix.Stat(filepath.Join(r.cfg.podRunDir(p.ID), "etc", name), &pod); err != nil {
+				t.Fatal(err)
+			}
+			if err := unix.Stat(r.cfg.RunDir, &run); err != nil {
+				t.Fatal(err)
+			}
+			if pod.Dev == run.Dev {
+				t.Errorf("%s is a file on the file system of the run directory", name)
+			}
+		}
+		c.exec("rm /dev/shm/x; echo 127.0.0.1 again >/etc/hosts; grep -q again /etc/hosts")
+	})
+}
+
+// memoryOf is how much memory a cgroup uses, in bytes.
+func memoryOf(t *testing.T, r *rig, cgroup string) int {
+	t.Helper()
+	file := "memory.usage_in_bytes"
+	if r.cgroups.V2 {
+		file = "memory.current"
+	}
+	raw, err := os.ReadFile(filepath.Join(r.cgroups.Roots[r.cgroups.Hierarchy("memory")], cgroup, file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(raw)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// TestRecoverFilesForEtc: a pod whose files for /etc are not where this program keeps them, as after an upgrade, is given them
+// again at the start of the daemon; its containers run on, and new ones have the files.
+func TestRecoverFilesForEtc(t *testing.T) {
+	r := newRig(t, "crun")
+	p := r.pod()
+	old := p.container(forever).start()
+	old.waitLog("up")
+	if err := removeMountPoint(filepath.Join(r.cfg.podRunDir(p.ID), "etc")); err != nil {
+		t.Fatal(err)
+	}
+	if found := r.restart(p.known(old)); !found.Sandboxes[p.ID] {
+		t.Error("the sandbox is not found")
+	}
+	if got := p.container(forever).start().exec("cat /etc/hostname"); got != p.Config.Hostname {
+		t.Errorf("/etc/hostname: %q", got)
+	}
+	old.stop(time.Second)
+}
