@@ -72,6 +72,8 @@ type Backend struct {
 	conmon  monitor
 	cgroups cgroups
 	sampler *stats.Sampler
+	// volatile says that containers' layers are mounted without syncs.
+	volatile bool
 
 	mu         sync.Mutex
 	sink       sandbox.Sink
@@ -124,11 +126,17 @@ func New(cfg Config) (*Backend, error) {
 	if conmon.spawner, err = newSpawner(groups); err != nil {
 		return nil, err
 	}
+	noVolatile := probeVolatile(cfg.Root)
+	if noVolatile != nil {
+		cfg.Logger.Warn("removing a container waits for all writes to the disk below", "err", noVolatile,
+			"reason", "overlays cannot be mounted with \"volatile\" (Linux 5.10)")
+	}
 	cfg.Logger.Info("linux backend", "runtime", rt.path, "version", rt.version, "conmon", conmon.path,
 		"cgroup_v2", groups.V2, "recursive_read_only", host.RecursiveReadOnly)
 	return &Backend{
 		cfg: cfg, log: cfg.Logger, host: host, runtime: rt, conmon: conmon, cgroups: groups,
 		sampler:    stats.NewSampler(8192),
+		volatile:   noVolatile == nil,
 		sink:       func(sandbox.Event) {},
 		containers: map[string]*handle{},
 		pauses:     map[string]*process.Process{},

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -66,6 +68,41 @@ func BenchmarkSandbox(b *testing.B) {
 	}
 	b.ReportMetric(float64(setup.Microseconds())/1000/float64(b.N), "create-ms")
 	b.ReportMetric(float64(remove.Microseconds())/1000/float64(b.N), "remove-ms")
+}
+
+// BenchmarkRemoveBesideWriters measures the removal of a container while 100 MiB that another program has written are not on
+// the disk yet, with and without syncs of its layer.
+func BenchmarkRemoveBesideWriters(b *testing.B) {
+	for name, volatile := range map[string]bool{"volatile": true, "synced": false} {
+		b.Run(name, func(b *testing.B) {
+			r := newRig(b, "crun")
+			r.volatile = volatile
+			p := r.pod()
+			template := p.container("exec sleep 1000")
+			var took []time.Duration
+			for b.Loop() {
+				c := &sandbox.Container{ID: newID(), Config: template.Config, ImageID: busybox}
+				if _, err := r.CreateContainer(b.Context(), p.Pod, c); err != nil {
+					b.Fatal(err)
+				}
+				neighbour := filepath.Join(filepath.Dir(r.images.dir), c.ID) // a new file: ext4 writes out one that replaces another
+				if err := os.WriteFile(neighbour, make([]byte, 100<<20), 0o600); err != nil {
+					b.Fatal(err)
+				}
+				began := time.Now()
+				if err := r.RemoveContainer(b.Context(), p.Pod, c); err != nil {
+					b.Fatal(err)
+				}
+				took = append(took, time.Since(began))
+				if err := os.Remove(neighbour); err != nil {
+					b.Fatal(err)
+				}
+			}
+			slices.Sort(took)
+			b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "p50-ms")
+			b.ReportMetric(float64(took[len(took)-1].Microseconds())/1000, "max-ms")
+		})
+	}
 }
 
 // BenchmarkStats measures ContainerStats of a running container.

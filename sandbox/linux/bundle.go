@@ -68,8 +68,8 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 			return sandbox.Resolved{}, fmt.Errorf("remove what an earlier attempt left: %w", err)
 		}
 	}
-	if _, err := b.cfg.Images.Prepare(ctx, snapshotPrefix+c.ID, c.ImageID, map[string]string{"pod": p.ID}); err != nil {
-		return sandbox.Resolved{}, fmt.Errorf("root file system of image %s: %w", c.ImageID, err)
+	if err := b.prepareLayer(ctx, p, c); err != nil {
+		return sandbox.Resolved{}, err
 	}
 	if err := fpSnapshot.Hit(ctx); err != nil {
 		return sandbox.Resolved{}, err
@@ -97,7 +97,7 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 func (b *Backend) created(p *sandbox.Pod, c *sandbox.Container, config *specs.Spec, answer sandbox.Resolved) error {
 	_, cgroup := b.cgroups.container(p, c.ID)
 	h := &handle{podID: p.ID, id: c.ID, bundle: b.cfg.bundle(p.ID, c.ID), state: state{
-		Phase: phaseCreated, OwnPID: ownPID(config), Cgroup: cgroup, TTY: c.Config.GetTty(),
+		Phase: phaseCreated, BootID: bootID(), OwnPID: ownPID(config), Cgroup: cgroup, TTY: c.Config.GetTty(),
 		Resolved: resolved{User: answer.User, Mounts: answer.Mounts, StopSignal: answer.StopSignal},
 	}}
 	if err := h.state.write(h.bundle); err != nil {
@@ -169,7 +169,7 @@ func (b *Backend) mountAll(ctx context.Context, p *sandbox.Pod, c *sandbox.Conta
 	if err != nil {
 		return nil, fmt.Errorf("root file system of container %s: %w", c.ID, err)
 	}
-	if err := mountOn(mounts, rootfsDir(bundle)); err != nil {
+	if err := b.mountLayer(mounts, rootfsDir(bundle)); err != nil {
 		return nil, err
 	}
 	volumes := map[string]volume{}
@@ -222,17 +222,25 @@ func mountOn(mounts []mount.Mount, dir string) error {
 }
 
 // remount makes the mounts and the specification good again before a start: after a reboot the mounts are gone, and
-// what was written shortly before a power failure is torn.
+// what was written shortly before a power failure is torn, the container's own layer too.
 func (b *Backend) remount(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle) error {
-	_, readErr := readConfig(h.bundle)
-	if readErr == nil && mountedOn(rootfsDir(h.bundle)) {
-		return nil
+	lost, err := b.layerLost(ctx, h)
+	if err != nil {
+		return err
 	}
-	if readErr == nil {
+	_, readErr := readConfig(h.bundle)
+	var config *specs.Spec
+	switch {
+	case lost:
+		config, err = b.renewLayer(ctx, p, c, h)
+	case readErr != nil:
+		config, _, err = b.build(ctx, p, c)
+	case mountedOn(rootfsDir(h.bundle)):
+		return nil
+	default:
 		_, err := b.mountAll(ctx, p, c)
 		return err
 	}
-	config, _, err := b.build(ctx, p, c)
 	if err != nil {
 		return err
 	}
