@@ -104,7 +104,14 @@ func holdDirectories(ctx context.Context, c *config.Config, log *slog.Logger) (r
 		}
 	}
 	for _, dir := range []string{c.Root, c.State} {
-		lock, err := holdDirectory(ctx, dir, log)
+		err := privateDir(dir, log)
+		if err == nil && dir == c.State { // no other daemon does the same: it would hold the root directory
+			err = partDir(dir, log)
+		}
+		var lock *os.File
+		if err == nil {
+			lock, err = lockDir(ctx, dir)
+		}
 		if err != nil {
 			release()
 			return nil, err

@@ -38,7 +38,11 @@ func fakeNode(t *testing.T) *config.Config {
 	if err := c.Complete(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = unix.Unmount(c.Network.NetnsDir, unix.MNT_DETACH) }) // a mount point of its own
+	t.Cleanup(func() { // mount points of their own
+		for _, dir := range []string{c.Network.NetnsDir, c.State} {
+			_ = unix.Unmount(dir, unix.MNT_DETACH)
+		}
+	})
 	return c
 }
 

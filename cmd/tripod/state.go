@@ -49,6 +49,32 @@ func privateDir(dir string, log *slog.Logger) error {
 	return nil
 }
 
+// partDir makes a file system of its own of the directory for run-time files: whatever fills the node's /run, the daemon still
+// starts, and starts, stops and removes pods (fault C10). Like /run it is in memory, and bounded as systemd bounds that. It stays
+// when the daemon ends, as the pods do. A directory in which there is something already is left as it is until a reboot
+// has emptied it.
+func partDir(dir string, log *slog.Logger) error {
+	var st unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, dir, unix.AT_SYMLINK_NOFOLLOW, 0, &st); err != nil {
+		return fmt.Errorf("%s: %w", dir, err)
+	}
+	if st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0 {
+		return nil
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	if len(entries) > 0 {
+		log.Warn("the directory shares its file system with others until the next reboot", "dir", dir)
+		return nil
+	}
+	if err := unix.Mount("tripod", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0700,size=20%,nr_inodes=800k"); err != nil {
+		return fmt.Errorf("mount a tmpfs on %s: %w", dir, err)
+	}
+	return nil
+}
+
 // How long a daemon waits for the one before it to let go: a process that was killed lives on for a moment, and a
 // service manager may start the next one in it.
 const (

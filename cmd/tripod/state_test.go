@@ -228,3 +228,45 @@ func TestMain(m *testing.M) {
 	}
 	os.Exit(m.Run())
 }
+
+// TestFaultC10RunDirectoryOfItsOwn: the state directory is a file system of its own from the first start on, once, and never on top
+// of what is in use.
+func TestFaultC10RunDirectoryOfItsOwn(t *testing.T) {
+	device := func(dir string) uint64 {
+		t.Helper()
+		var st unix.Stat_t
+		if err := unix.Stat(dir, &st); err != nil {
+			t.Fatal(err)
+		}
+		return st.Dev
+	}
+	base := t.TempDir()
+	empty, used := filepath.Join(base, "empty"), filepath.Join(base, "used")
+	for _, dir := range []string{empty, filepath.Join(used, "pods")} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(empty, 0); err != nil {
+			t.Error(err)
+		}
+		if err := unix.Unmount(empty, 0); err == nil {
+			t.Error("it was mounted twice")
+		}
+	})
+	for range 2 {
+		for _, dir := range []string{empty, used} {
+			if err := partDir(dir, quiet); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	info, err := os.Stat(empty)
+	if err != nil || device(empty) == device(base) || info.Mode().Perm() != 0o700 {
+		t.Errorf("%v, %v: on the file system of its parent: %v", info, err, device(empty) == device(base))
+	}
+	if device(used) != device(base) {
+		t.Error("mounted over what is in use")
+	}
+}

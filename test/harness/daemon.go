@@ -152,7 +152,7 @@ func (d *Daemon) Start(env ...string) {
 
 // TryStart is Start for a daemon that may fail to come up, at a fail point for instance.
 func (d *Daemon) TryStart(env ...string) error {
-	return errors.Join(d.spawn(env), d.waitFor(d.ready))
+	return errors.Join(d.spawn(env), d.waitFor(d.Ready))
 }
 
 // StartNotReady starts the daemon and waits until it says of itself that its runtime is not ready.
@@ -161,7 +161,7 @@ func (d *Daemon) StartNotReady(env ...string) {
 	if err := errors.Join(d.spawn(env), d.waitFor(d.answers)); err != nil {
 		d.t.Fatal(err)
 	}
-	if err := d.ready(); err == nil {
+	if err := d.Ready(); err == nil {
 		d.t.Fatal("the daemon says that it is ready")
 	}
 }
@@ -230,8 +230,8 @@ func (d *Daemon) answers() error {
 	return err
 }
 
-// ready is nil when the daemon says that its runtime is ready.
-func (d *Daemon) ready() error {
+// Ready is nil when the daemon says that its runtime is ready.
+func (d *Daemon) Ready() error {
 	conditions, err := d.Conditions()
 	if err == nil && !conditions[runtimeapi.RuntimeReady].GetStatus() {
 		err = fmt.Errorf("the daemon is not ready: %v", conditions)

@@ -48,8 +48,10 @@ func Snapshot(d *Daemon) Resources {
 			maps.DeleteFunc(r.Processes, func(name string, _ int) bool { return strings.HasPrefix(name, strconv.Itoa(d.Pid())+"@") })
 			r.Files, r.Snapshots = openFiles(d.Pid()), snapshots(d.Root)
 		}
-		// The directory of pinned namespaces is a mount of its own, for as long as the node is up.
-		maps.DeleteFunc(r.Mounts, func(name string, _ int) bool { return strings.HasPrefix(name, d.State+"/netns ") })
+		// The state directory, and in it that of pinned namespaces, is a mount of its own for as long as the node is up.
+		maps.DeleteFunc(r.Mounts, func(name string, _ int) bool {
+			return strings.HasPrefix(name, d.State+" ") || strings.HasPrefix(name, d.State+"/netns ")
+		})
 	}
 	r.Leases, r.Paths = walk(dirs)
 	return r
