@@ -60,7 +60,6 @@ type launch struct {
 // The files that conmon and the OCI runtime leave in the bundle.
 func initPidFile(bundle string) string   { return filepath.Join(bundle, "init.pid") }
 func conmonPidFile(bundle string) string { return filepath.Join(bundle, "conmon.pid") }
-func savedExitFile(bundle string) string { return filepath.Join(bundle, "exit") }
 
 // args is conmon's command line. Recovery knows our conmons by the bundle on it.
 func (m monitor) args(l launch, cfg Config, rt ociRuntime) []string {
@@ -71,8 +70,7 @@ func (m monitor) args(l launch, cfg Config, rt ociRuntime) []string {
 		"--bundle", l.bundle,
 		"--container-pidfile", initPidFile(l.bundle),
 		"--conmon-pidfile", conmonPidFile(l.bundle),
-		"--exit-dir", cfg.exitDir(),
-		"--persist-dir", l.bundle, // a second exit file, which survives a reboot
+		"--exit-dir", cfg.exitDir(), // alone: without room for a second one on the disk conmon would write neither
 		"--full-attach",
 		"--no-sync-log",
 		"--log-level", "error",

@@ -2,7 +2,7 @@
 //
 //	node ──▶ Backend                                 <Root>/<pod>/<container>/   the bundle, survives a reboot
 //	           │ CreateContainer                         config.json  state.json  rootfs/  volumes/<n>/
-//	           │                                         attach  ctl  *.pid  exit     (conmon's)
+//	           │                                         attach  ctl  *.pid           (conmon's)
 //	           │ CreateSandbox                       <RunDir>/pods/<pod>/        gone after a reboot
 //	           │   a thread unshares ipc and uts,        ns/{ipc,uts,pid}        pins
 //	           │   joins the pod's netns, sets host      etc/  shm/              tmpfs of the pod's own

@@ -95,7 +95,7 @@ func (b *Backend) record(h *handle, l *life, e end) {
 // findEnd tells how a container ended whose processes are gone.
 func (b *Backend) findEnd(h *handle) end {
 	s, _ := h.snapshot()
-	code, at, err := readExit(b.exitFile(h.id), savedExitFile(h.bundle))
+	code, at, err := readExit(b.exitFile(h.id))
 	if err != nil {
 		message := "its monitor was killed"
 		if !errors.Is(err, os.ErrNotExist) {
@@ -114,21 +114,16 @@ func (b *Backend) findEnd(h *handle) end {
 	return e
 }
 
-// readExit reads the first exit file that is there: the code, 128 + N for a program ended by signal N, and when.
-func readExit(files ...string) (code int32, at time.Time, err error) {
-	for _, name := range files {
-		var raw []byte
-		raw, err = os.ReadFile(name)
-		if err != nil {
-			continue
-		}
-		info, statErr := os.Stat(name)
-		n, parseErr := strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 32)
-		if err = errors.Join(statErr, parseErr); err != nil {
-			err = fmt.Errorf("exit file %s: %w", name, err)
-			continue
-		}
-		return int32(n), info.ModTime(), nil
+// readExit reads an exit file: the code, 128 + N for a program ended by signal N, and when.
+func readExit(name string) (code int32, at time.Time, err error) {
+	raw, err := os.ReadFile(name)
+	if err != nil {
+		return 0, time.Time{}, err
 	}
-	return 0, time.Time{}, err
+	info, err := os.Stat(name)
+	n, parseErr := strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 32)
+	if err := errors.Join(err, parseErr); err != nil {
+		return 0, time.Time{}, fmt.Errorf("exit file %s: %w", name, err)
+	}
+	return int32(n), info.ModTime(), nil
 }

@@ -232,8 +232,7 @@ func (b *Backend) clear(ctx context.Context, h *handle) error {
 		return err
 	}
 	for _, name := range []string{
-		b.exitFile(h.id), savedExitFile(h.bundle), initPidFile(h.bundle), conmonPidFile(h.bundle),
-		filepath.Join(h.bundle, "oom"),
+		b.exitFile(h.id), initPidFile(h.bundle), conmonPidFile(h.bundle), filepath.Join(h.bundle, "oom"),
 	} {
 		if err := removeEmpty(name); err != nil {
 			return err

@@ -99,7 +99,7 @@ func (b *Backend) recoverRunning(h *handle) error {
 	s, _ := h.snapshot()
 	if s.BootID != bootID() {
 		l := newLife(launched{process.Ended(s.Conmon), process.Ended(s.Init)})
-		b.record(h, l, b.endAcrossBoot(h))
+		b.record(h, l, end{at: time.Now(), code: sandbox.ExitUnknown, reason: sandbox.ReasonUnknown, message: "the node was restarted"})
 		return nil
 	}
 	conmon, err := adoptOrDead(s.Conmon)
@@ -132,19 +132,6 @@ func adoptOrDead(id process.ID) (*process.Process, error) {
 		return process.Ended(id), nil
 	}
 	return p, err
-}
-
-// endAcrossBoot is the end of a container that ran before the node was restarted: what conmon wrote to the bundle if it
-// had the time, else unknown.
-func (b *Backend) endAcrossBoot(h *handle) end {
-	if code, at, err := readExit(savedExitFile(h.bundle)); err == nil {
-		e := end{at: at, code: code, reason: sandbox.ReasonCompleted}
-		if code != 0 {
-			e.reason = sandbox.ReasonError
-		}
-		return e
-	}
-	return end{at: time.Now(), code: sandbox.ExitUnknown, reason: sandbox.ReasonUnknown, message: "the node was restarted"}
 }
 
 // recoverStarting decides about a container in the middle of a start: if its program was let run it is a running
