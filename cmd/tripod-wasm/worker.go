@@ -80,7 +80,7 @@ func newLogger(config control.WorkerConfig) (*slog.Logger, error) {
 			return nil, fmt.Errorf("logLevel: %w: %w", err, errdefs.ErrInvalidArgument)
 		}
 	}
-	logger := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level})).With("worker", config.Name)
+	logger := slog.New(slog.NewJSONHandler(&boundedLog{file: os.Stderr, most: maxLog}, &slog.HandlerOptions{Level: level})).With("worker", config.Name)
 	slog.SetDefault(logger)
 	return logger, nil
 }

@@ -216,7 +216,8 @@ func (c *Cluster) Leaks() error {
 	return poll(5*time.Second, func() error {
 		after := harness.Snapshot(nil)
 		maps.DeleteFunc(after.Mounts, func(name string, _ int) bool {
-			return strings.HasPrefix(name, "/run/tripod/netns ") // the daemon's, for as long as the node is up
+			// The daemon's, for as long as the node is up.
+			return strings.HasPrefix(name, "/run/tripod ") || strings.HasPrefix(name, "/run/tripod/netns ")
 		})
 		return c.before.Leaks(after)
 	})
