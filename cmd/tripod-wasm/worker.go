@@ -133,7 +133,7 @@ func serve(config control.WorkerConfig, e *engine.Engine, logger *slog.Logger, c
 	defer stop()
 	var server *control.Server
 	w := worker.New(worker.Config{
-		Name: config.Name, Program: version, Pid: pid, Engine: e, Logger: logger, Spans: config.Spans,
+		Name: config.Name, Program: version, Pid: pid, Engine: e, Logger: logger, LogSizeMax: config.LogSizeMax, Spans: config.Spans,
 		Connections: config.Connections,
 		Publish: func(e control.Event) { server.Publish(e) }, // there are no pods before there is a server
 	})

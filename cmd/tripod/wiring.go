@@ -173,7 +173,7 @@ func networkConfig(c *config.Config, log *slog.Logger) network.Config {
 func linuxConfig(c *config.Config, images linux.ImageStore, log *slog.Logger) linux.Config {
 	return linux.Config{
 		Root: linuxRoot(c), RunDir: linuxRunDir(c), Runtime: c.Linux.Runtime, Conmon: c.Linux.Conmon, Catatonit: c.Linux.Catatonit,
-		CgroupDriver: cgroupDriver(c), CgroupParent: c.Linux.CgroupParent, Images: images, Logger: log.With("part", "linux"),
+		CgroupDriver: cgroupDriver(c), CgroupParent: c.Linux.CgroupParent, LogSizeMax: c.Log.ContainerSizeMax, Images: images, Logger: log.With("part", "linux"),
 	}
 }
 
@@ -190,7 +190,7 @@ func wasmConfig(c *config.Config, images wasm.ImageStore, networks wasm.Network,
 	return wasm.Config{
 		Root: wasmRoot(c), RunDir: wasmRunDir(c), Program: program, Workers: wasm.WorkerMode(c.Wasm.Worker),
 		UID: c.Wasm.User, GID: c.Wasm.User, CgroupDriver: cgroupDriver(c), CgroupParent: c.Linux.CgroupParent, LabelPrefix: c.Node.ComponentLabelPrefix,
-		Instances: c.Wasm.Instances, MaxMemory: c.Wasm.MaxMemory, Concurrency: c.Wasm.MaxConcurrency,
+		LogSizeMax: c.Log.ContainerSizeMax, Instances: c.Wasm.Instances, MaxMemory: c.Wasm.MaxMemory, Concurrency: c.Wasm.MaxConcurrency,
 		Connections:    limits(c.Connections),
 		Holdings:       control.Holdings{Files: c.Wasm.MaxFiles, Handles: c.Wasm.MaxHandles, HostBytes: c.Wasm.MaxHostBytes},
 		CompileTimeout: time.Duration(c.Wasm.CompileTimeout), CompileMemory: c.Wasm.CompileMemory,

@@ -50,8 +50,9 @@ type GRPC struct {
 
 // Log is what is logged, and how.
 type Log struct {
-	Level  string `toml:"level"`
-	Format string `toml:"format"`
+	Level            string `toml:"level"`
+	Format           string `toml:"format"`
+	ContainerSizeMax int64  `toml:"container_size_max"`
 }
 
 // Image configures the content store and pulls.

@@ -43,6 +43,8 @@ func (c *Config) Complete() error {
 	c.validateNetwork(v)
 	v.oneOf("log.level", strings.ToLower(c.Log.Level), "debug", "info", "warn", "error")
 	v.oneOf("log.format", c.Log.Format, "text", "json")
+	v.check(c.Log.ContainerSizeMax == 0 || c.Log.ContainerSizeMax >= minLogSize, "log.container_size_max",
+		"%d is neither 0 nor at least %d bytes", c.Log.ContainerSizeMax, minLogSize)
 	v.oneOf("linux.cgroup_driver", c.Linux.CgroupDriver, "auto", "cgroupfs", "systemd")
 	v.notEmpty("linux.runtime", c.Linux.Runtime)
 	v.program("linux.conmon", c.Linux.Conmon)
@@ -113,6 +115,9 @@ func (c *Config) validateNetwork(v *validator) {
 	v.subnet("network.default.subnet_v4", d.SubnetV4, true)
 	v.subnet("network.default.subnet_v6", d.SubnetV6, false)
 }
+
+// minLogSize is the least bound on a container's log: some lines of the longest kind.
+const minLogSize = 1 << 20
 
 // The least memory in which a component, and the compiler, can do anything: a page of linear memory; the engine alone.
 const (

@@ -25,7 +25,7 @@ func openLog(t *testing.T, path string) *os.File {
 
 func TestPieces(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "0.log")
-	w := crilog.NewWriter(openLog(t, path))
+	w := crilog.NewWriter(openLog(t, path), 0)
 	s := w.Stream(crilog.Stdout)
 	s.Write([]byte(strings.Repeat("a", crilog.MaxPiece) + "\n")) // just fits
 	s.Write([]byte(strings.Repeat("b", crilog.MaxPiece+1)))
@@ -52,9 +52,39 @@ func TestPieces(t *testing.T) {
 	}
 }
 
+// TestFaultC10FullLog: what would make the log larger than it may be is lost, until it was rotated.
+func TestFaultC10FullLog(t *testing.T) {
+	dir := t.TempDir()
+	const most = 10 << 10
+	w := crilog.NewWriter(openLog(t, filepath.Join(dir, "0.log")), most)
+	defer w.Close()
+	s := w.Stream(crilog.Stdout)
+	lost := 0
+	for range 1000 {
+		if _, err := s.Write([]byte("one line of a flood\n")); errors.Is(err, crilog.ErrFull) {
+			lost++
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	info, err := os.Stat(filepath.Join(dir, "0.log"))
+	if err != nil || info.Size() > most || info.Size() < most/2 || lost == 0 {
+		t.Errorf("%d bytes, %d lines lost, %v", info.Size(), lost, err)
+	}
+	if err := w.Replace(openLog(t, filepath.Join(dir, "1.log"))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Write([]byte("after the rotation\n")); err != nil {
+		t.Error(err)
+	}
+	if next, err := os.ReadFile(filepath.Join(dir, "1.log")); err != nil || !strings.HasSuffix(string(next), "after the rotation\n") {
+		t.Errorf("%q, %v", next, err)
+	}
+}
+
 func TestWriterIsClosed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "0.log")
-	w := crilog.NewWriter(openLog(t, path))
+	w := crilog.NewWriter(openLog(t, path), 0)
 	w.Close()
 	if _, err := w.Stream(crilog.Stdout).Write([]byte("x\n")); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("a write after Close: %v", err)

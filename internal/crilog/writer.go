@@ -1,6 +1,7 @@
 package crilog
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -12,13 +13,20 @@ import (
 type Writer struct {
 	now func() time.Time
 
+	most int64 // how large the file may get; 0: as it likes
+
 	mu   sync.Mutex
 	file *os.File
 	buf  []byte
 }
 
-// NewWriter writes to file, which is open for appending and becomes the writer's.
-func NewWriter(file *os.File) *Writer { return &Writer{now: time.Now, file: file} }
+// ErrFull is the error of lines that would make the file larger than it may be. They are lost; what comes after a rotation is not.
+var ErrFull = errors.New("the container log is as large as it may be")
+
+// NewWriter writes to file, which is open for appending and becomes the writer's, until it has most bytes; 0 is no bound.
+func NewWriter(file *os.File, most int64) *Writer {
+	return &Writer{now: time.Now, file: file, most: most}
+}
 
 // Replace writes to file from now on, which becomes the writer's, and closes the one before: a rotation. After Close it
 // closes file, and is an os.ErrClosed.
@@ -103,6 +111,15 @@ func (l *Writer) write(name string, lines []Line) error {
 	for _, line := range lines {
 		line.Time, line.Stream = now, name
 		l.buf = line.Append(l.buf)
+	}
+	if l.most > 0 {
+		info, err := l.file.Stat()
+		if err != nil {
+			return err
+		}
+		if info.Size()+int64(len(l.buf)) > l.most {
+			return ErrFull
+		}
 	}
 	_, err := l.file.Write(l.buf)
 	return err

@@ -38,6 +38,8 @@ type Config struct {
 	CgroupDriver string
 	// CgroupParent is the parent of pods that name none: a path (cgroupfs) or the name of a slice (systemd).
 	CgroupParent string
+	// LogSizeMax is how large the log file of a container may get, in bytes; 0 is no bound.
+	LogSizeMax int64
 	// Images gives root file systems.
 	Images ImageStore
 	// Logger takes what nobody is there to be told of; nil discards it.

@@ -90,3 +90,28 @@ func TestRecoverFilesForEtc(t *testing.T) {
 	}
 	old.stop(time.Second)
 }
+
+// TestFaultC10LogFlood: the log of a container that writes as fast as it can stays within its bound while nobody rotates it. What is
+// kept are whole lines, the newest among them.
+func TestFaultC10LogFlood(t *testing.T) {
+	const most = 1 << 20
+	r := newRig(t, "crun")
+	r.cfg.LogSizeMax = most
+	r.restart()
+	// Some 4 MB, of which the 1 MiB is filled several times.
+	c := r.pod().container("i=0; while test $i -lt 60000; do echo line $i of a flood; i=$((i+1)); done").start()
+	c.waitExit()
+	raw, err := os.ReadFile(c.logFile())
+	if err != nil || len(raw) > most {
+		t.Errorf("%d bytes, %v", len(raw), err)
+	}
+	text := string(raw)
+	if !strings.HasSuffix(text, "\n") || !strings.Contains(text, "line 59999 of a flood\n") {
+		t.Errorf("the end of the log: %q", text[max(0, len(text)-200):])
+	}
+	for line := range strings.Lines(text) {
+		if f := strings.Fields(line); len(f) < 4 || f[1] != "stdout" || f[2] != "F" && f[2] != "P" {
+			t.Fatalf("not a whole line: %q", line)
+		}
+	}
+}

@@ -82,6 +82,9 @@ func (m monitor) args(l launch, cfg Config, rt ociRuntime) []string {
 		args = append(args, "--log-path", "null")
 	} else {
 		args = append(args, "--log-path", "k8s-file:"+l.logPath)
+		if cfg.LogSizeMax > 0 {
+			args = append(args, "--log-size-max", strconv.FormatInt(cfg.LogSizeMax, 10))
+		}
 	}
 	if l.tty {
 		args = append(args, "--terminal")

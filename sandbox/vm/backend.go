@@ -33,6 +33,8 @@ type Config struct {
 	// DefaultMemory is a guest's RAM in bytes without a memory limit, DefaultCPUs its number of CPUs without a word on it.
 	DefaultMemory uint64
 	DefaultCPUs   int
+	// LogSizeMax is how large the log file of a container may get, in bytes; 0 is no bound.
+	LogSizeMax int64
 	// Overhead is what the hypervisor process may take besides the guest's RAM, in bytes.
 	Overhead uint64
 	// BootTimeout is how long a guest may show no sign of life before that is noted in its log; 0 is for ever.

@@ -81,8 +81,9 @@ func (b *Backend) prepare(ctx context.Context, h *handle, c *sandbox.Container) 
 func (b *Backend) openLife(p *sandbox.Pod, c *sandbox.Container) (*life, error) {
 	terminal, err := console.Open(console.Config{
 		SerialLog: b.cfg.serialLog(c.ID), Input: b.cfg.socket(c.ID, machine.SerialInput), StateFile: b.cfg.consoleFile(c.ID),
-		OpenLog: func() (*os.File, error) { return stream.OpenLogFile(p.Config.GetLogDirectory(), c.Config.GetLogPath()) },
-		Logger:  b.log.With("container", c.ID),
+		OpenLog:    func() (*os.File, error) { return stream.OpenLogFile(p.Config.GetLogDirectory(), c.Config.GetLogPath()) },
+		LogSizeMax: b.cfg.LogSizeMax,
+		Logger:     b.log.With("container", c.ID),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("the machine's console: %w", err)

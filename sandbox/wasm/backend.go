@@ -40,6 +40,8 @@ type Config struct {
 	CgroupDriver, CgroupParent string
 	// LabelPrefix begins the labels that name a component and the annotations that say how it is served.
 	LabelPrefix string
+	// LogSizeMax is how large the log file of a container may get, in bytes; 0 is no bound.
+	LogSizeMax int64
 	// Instances is how many instances of guests may live at a time in one worker, MaxMemory the most bytes that a linear
 	// memory can have; 0: the worker's defaults.
 	Instances int

@@ -126,7 +126,7 @@ func (k *keeper) prepare(ctx context.Context, w *worker) (ready *os.File, cmd *e
 	files = append(files, writer)
 	config, err := json.Marshal(control.WorkerConfig{
 		Name: w.name, UID: k.cfg.UID, GID: k.cfg.GID, Instances: k.cfg.Instances, MaxMemory: k.cfg.MaxMemory, Connections: k.cfg.Connections,
-		LogLevel: k.cfg.LogLevel, Spans: k.cfg.Spans != nil, Isolated: true,
+		LogLevel: k.cfg.LogLevel, LogSizeMax: k.cfg.LogSizeMax, Spans: k.cfg.Spans != nil, Isolated: true,
 	})
 	if err != nil {
 		log.Close()

@@ -23,7 +23,9 @@ type Config struct {
 	StateFile string
 	// OpenLog opens the container's log for appending; the file is nil when none is wanted.
 	OpenLog func() (*os.File, error)
-	Logger  *slog.Logger
+	// LogSizeMax is how large that may get, in bytes: output that is more is dropped until it is rotated. 0 is no bound.
+	LogSizeMax int64
+	Logger     *slog.Logger
 }
 
 // Console is the console of a machine that runs. Its methods may be called from many goroutines.

@@ -196,3 +196,46 @@ func TestLogIsAway(t *testing.T) {
 	}
 	compare(t, logged(t, dir), p.all.String())
 }
+
+// TestFaultC10ConsoleFlood: a machine's output that would make the container's log larger than it may be is dropped, and its serial
+// log is freed all the same; once the log was rotated, what comes is logged.
+func TestFaultC10ConsoleFlood(t *testing.T) {
+	dir := newDir(t)
+	p := newPort(t, dir)
+	const most = 256 << 10
+	cfg := configOf(dir, t.Output())
+	cfg.LogSizeMax = most
+	c, err := console.Open(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	line := strings.Repeat("x", 99) + "\n"
+	for range 20 {
+		p.write(strings.Repeat(line, 1000))
+	}
+	if err := c.Drain(deadline(t)); err != nil {
+		t.Fatal(err)
+	}
+	log := filepath.Join(dir, "log", "0.log")
+	if info, err := os.Stat(log); err != nil || info.Size() > most || info.Size() < most/2 {
+		t.Errorf("the log has %d bytes, %v", info.Size(), err)
+	}
+	var serial unix.Stat_t
+	if err := unix.Stat(cfg.SerialLog, &serial); err != nil || serial.Blocks*512 > 1<<20 {
+		t.Errorf("the serial log takes %d bytes, %v", serial.Blocks*512, err)
+	}
+	if err := os.Rename(log, log+".001"); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.ReopenLog(); err != nil {
+		t.Fatal(err)
+	}
+	p.write("after the rotation\n")
+	if err := c.Drain(deadline(t)); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(log); err != nil || !strings.HasSuffix(string(text), "after the rotation\n") {
+		t.Errorf("%q, %v", text, err)
+	}
+}

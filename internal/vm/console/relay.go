@@ -50,6 +50,7 @@ type relay struct {
 	at      record
 	punched int64 // how much of the serial log is freed; -1 when that cannot be done
 	late    bool  // the container's log is still to be opened
+	full    bool  // the container's log has no room left
 	closed  bool
 }
 
@@ -214,6 +215,11 @@ func (r *relay) commit(entries []byte, used int64) error {
 				return err
 			}
 		}
+		full := r.cfg.LogSizeMax > 0 && size+int64(len(entries)) > r.cfg.LogSizeMax
+		r.warnFull(full)
+		if full {
+			entries = nil
+		}
 		next.logSize = size + int64(len(entries))
 		if err := fpAppend.Hit(context.Background()); err != nil {
 			return err
@@ -234,6 +240,17 @@ func (r *relay) commit(entries []byte, used int64) error {
 	}
 	r.at = next
 	return nil
+}
+
+// warnFull logs when the container's log gets full, and when there is room again.
+func (r *relay) warnFull(full bool) {
+	switch {
+	case full && !r.full:
+		r.log.Warn("the log of a container is as large as it may be: its output is dropped until the log is rotated")
+	case !full && r.full:
+		r.log.Info("the log of a container has room again")
+	}
+	r.full = full
 }
 
 // punch frees what of the serial log is behind, when it is worth it.

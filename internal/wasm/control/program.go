@@ -36,6 +36,8 @@ type WorkerConfig struct {
 	Connections connlimit.Config `json:"connections,omitzero"`
 	// LogLevel is one of slog's: "debug", "info" …
 	LogLevel string `json:"logLevel,omitempty"`
+	// LogSizeMax is how large the log file of a pod may get, in bytes; 0 is no bound.
+	LogSizeMax int64 `json:"logSizeMax,omitempty"`
 	// Spans says that spans of requests are wanted.
 	Spans bool `json:"spans,omitempty"`
 }

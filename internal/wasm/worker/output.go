@@ -23,11 +23,11 @@ type output struct {
 	ended   bool
 }
 
-// newOutput takes over the log file, which may be nil.
-func newOutput(log *os.File, tty bool) *output {
+// newOutput takes over the log file, which may be nil, and writes at most so many bytes to it; 0 is no bound.
+func newOutput(log *os.File, most int64, tty bool) *output {
 	o := &output{tty: tty, clients: map[*client]bool{}}
 	if log != nil {
-		o.log = crilog.NewWriter(log)
+		o.log = crilog.NewWriter(log, most)
 	}
 	return o
 }

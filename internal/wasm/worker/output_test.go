@@ -14,7 +14,7 @@ func TestOutputFromSeveralThreads(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := newOutput(log, false)
+	o := newOutput(log, 0, false)
 	s := o.stream(false)
 	var wg sync.WaitGroup
 	for range 4 {

@@ -113,7 +113,7 @@ func setCPU(a *engine.Account, r control.Resources) {
 
 // start starts the program. After an error nothing of the pod is left. The caller holds p.lifecycle.
 func (p *pod) start() error {
-	p.output = newOutput(p.spec.Log.File, p.spec.TTY)
+	p.output = newOutput(p.spec.Log.File, p.worker.config.LogSizeMax, p.spec.TTY)
 	p.spec.Log.File = nil
 	if p.spec.Stdin {
 		p.stdin = newStdin(p.spec.StdinOnce)

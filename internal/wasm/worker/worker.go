@@ -32,6 +32,8 @@ type Config struct {
 	Connections connlimit.Config
 	// Publish takes events for the daemons that are connected; it does not block.
 	Publish func(control.Event)
+	// LogSizeMax is how large the log file of a pod may get, in bytes; 0 is no bound.
+	LogSizeMax int64
 	// Spans says that spans of requests are wanted, as events.
 	Spans bool
 }
