@@ -73,6 +73,9 @@ func (s *Store) openDisk(ctx context.Context, key, imageID string) (*DiskFiles, 
 		return nil, err
 	}
 	if held == "" {
+		if err := s.reserve(); err != nil {
+			return nil, err
+		}
 		if held, err = s.holdDisk(ctx, key, imageID); err != nil {
 			return nil, err
 		}

@@ -209,7 +209,7 @@ func TestDownloadsJoin(t *testing.T) {
 // TestN5DownloadToAFullDisk: a disk that does not fit is told as such, downloaded or unpacked, and leaves no part of it.
 func TestN5DownloadToAFullDisk(t *testing.T) {
 	dir := t.TempDir()
-	check(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=4m"))
+	check(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=6m"))
 	t.Cleanup(func() { check(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 	files := newFiles(t)
 	files.put("/big", noise(t, 5<<20), `"1"`)

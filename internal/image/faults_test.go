@@ -389,7 +389,7 @@ func TestFaultI8SharedBlobsOfManyReferences(t *testing.T) {
 
 func TestFaultN5DiskFull(t *testing.T) {
 	dir := t.TempDir()
-	check(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=4m"))
+	check(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=6m"))
 	t.Cleanup(func() { check(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 	reg, s := newRegistry(t), open(t, Config{Root: filepath.Join(dir, "image")})
 	small := pull(t, s, reg.push(t, "small:1", simple(t, "x")))

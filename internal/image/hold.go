@@ -25,6 +25,9 @@ func (s *Store) Hold(ctx context.Context, key, imageID string) error {
 	ctx = s.with(ctx)
 	s.change.Lock() // the image cannot be removed between being found and being held
 	defer s.change.Unlock()
+	if err := s.reserve(); err != nil {
+		return fmt.Errorf("hold %q: %w", key, err)
+	}
 	e, err := s.index.find(imageID)
 	if err != nil {
 		return fmt.Errorf("hold %q: %w", key, err)

@@ -19,6 +19,9 @@ type pullLeases struct{ inUse map[string]int }
 // pull it goes away, and with it those that earlier attempts left; unless it is kept, for ResumeWindow, so that the
 // next pull goes on where this one stopped. The context is one to go on with, also with an error.
 func (s *Store) lease(ctx context.Context, names []string) (context.Context, func(keep bool), error) {
+	if err := s.reserve(); err != nil {
+		return ctx, nil, err
+	}
 	s.change.Lock()
 	defer s.change.Unlock()
 	old, err := s.leasesOf(ctx, names[0])

@@ -69,6 +69,9 @@ func (s *Store) makeSnapshot(ctx context.Context, key, imageID, owner string, la
 		}
 		own[label] = labels[label]
 	}
+	if err := s.reserve(); err != nil {
+		return nil, fmt.Errorf("root filesystem %q: %w", key, err)
+	}
 	ctx = s.with(ctx)
 	mounts, err := snapshot(ctx, key, e.image.ChainID, snapshots.WithLabels(own))
 	if err == nil && !present(mounts) {

@@ -324,6 +324,9 @@ func (s *Store) dropOrphans(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("clean overlayfs snapshots: %w", err)
 	}
+	if err := s.reserve(); err != nil { // who makes something new is told
+		s.cfg.Logger.WarnContext(ctx, "there is no room to change what the store knows", "err", err)
+	}
 	return nil
 }
 

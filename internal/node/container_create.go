@@ -132,6 +132,9 @@ func (p *livePod) makeContainer(ctx context.Context, c, replaced *Container) (st
 	if err := p.backend.Validate(pod, c.sandboxContainer()); err != nil {
 		return "", err
 	}
+	if err := p.node.store.Reserve(); err != nil {
+		return "", err
+	}
 	if replaced != nil {
 		intent := RemoveContainer
 		if replaced.State == Stopped {

@@ -114,6 +114,9 @@ func (p *livePod) makeSandbox(ctx context.Context) error {
 	if err := p.backend.Validate(rec.sandboxPod(), nil); err != nil {
 		return err
 	}
+	if err := p.node.store.Reserve(); err != nil {
+		return err
+	}
 	if err := p.commit(func(next *Pod) error { next.CreatedAt = time.Now(); return nil }); err != nil {
 		return err
 	}

@@ -1,0 +1,28 @@
+package image
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+
+	"github.com/tripod-run/tripod/internal/boltroom"
+)
+
+// reserve makes sure that what is made next can be released again on a disk that gets full meanwhile: both files of metadata have
+// room for their changes. On a full disk it is errdefs.ErrResourceExhausted.
+func (s *Store) reserve() error {
+	for _, name := range []string{"metadata.db", "snapshots/metadata.db"} {
+		err := boltroom.Keep(filepath.Join(s.cfg.Root, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // there has never been a snapshot
+		}
+		if err != nil {
+			if class := classOf(err); class != nil {
+				return fmt.Errorf("image store: %w (%w)", err, class)
+			}
+			return fmt.Errorf("image store: %w", err)
+		}
+	}
+	return nil
+}
