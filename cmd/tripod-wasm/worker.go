@@ -135,7 +135,7 @@ func serve(config control.WorkerConfig, e *engine.Engine, logger *slog.Logger, c
 	w := worker.New(worker.Config{
 		Name: config.Name, Program: version, Pid: pid, Engine: e, Logger: logger, LogSizeMax: config.LogSizeMax, Spans: config.Spans,
 		Connections: config.Connections,
-		Publish: func(e control.Event) { server.Publish(e) }, // there are no pods before there is a server
+		Publish:     func(e control.Event) { server.Publish(e) }, // there are no pods before there is a server
 	})
 	server = control.NewServer(controlSocket, w, logger)
 	ended := make(chan error, 2)

@@ -69,7 +69,7 @@ func (p *parts) openVM(ctx context.Context, c *config.Config, images *image.Stor
 	b, err := vm.New(vm.Config{
 		Root: vmRoot(c), RunDir: vmRunDir(c), Driver: driver, Accel: accel, UIDBase: c.VM.UIDBase, UIDCount: c.VM.UIDCount,
 		DefaultMemory: c.VM.DefaultMemory, DefaultCPUs: c.VM.DefaultCPUs, Overhead: c.VM.MemoryOverhead, LogSizeMax: c.Log.ContainerSizeMax,
-		BootTimeout: time.Duration(c.VM.BootTimeout),
+		BootTimeout: time.Duration(c.VM.BootTimeout), ConsoleBuffer: c.VM.ConsoleBuffer,
 		Cgroup: tree, AgentDisk: disk, Images: images, Network: vm.Taps{}, Logger: log,
 	})
 	if err != nil {

@@ -119,6 +119,7 @@ type VM struct {
 	DefaultCPUs     int      `toml:"default_cpus"`
 	MemoryOverhead  uint64   `toml:"memory_overhead"`
 	BootTimeout     Duration `toml:"boot_timeout"`
+	ConsoleBuffer   uint64   `toml:"console_buffer"`
 	ImagePrefix     string   `toml:"image_prefix"`
 	TranslationsDir string   `toml:"translations_dir"`
 }

@@ -146,6 +146,8 @@ const (
 	minGuestMemory = 16 << 20
 	minOverhead    = 32 << 20
 	maxCPUs        = 255
+	// minConsoleBuffer is what a reader of consoles frees at a time, twice.
+	minConsoleBuffer = 1 << 20
 )
 
 func (c *Config) validateVM(v *validator) {
@@ -161,6 +163,7 @@ func (c *Config) validateVM(v *validator) {
 	v.check(m.DefaultMemory >= minGuestMemory, "vm.default_memory", "%d bytes are less than %d", m.DefaultMemory, minGuestMemory)
 	v.check(m.DefaultCPUs >= 1 && m.DefaultCPUs <= maxCPUs, "vm.default_cpus", "%d is not between 1 and %d", m.DefaultCPUs, maxCPUs)
 	v.check(m.MemoryOverhead >= minOverhead, "vm.memory_overhead", "%d bytes are less than %d", m.MemoryOverhead, minOverhead)
+	v.check(m.ConsoleBuffer >= minConsoleBuffer, "vm.console_buffer", "%d bytes are less than %d", m.ConsoleBuffer, minConsoleBuffer)
 	v.check(m.BootTimeout >= 0, "vm.boot_timeout", "%s is negative", time.Duration(m.BootTimeout))
 	v.check(m.ImagePrefix == "" || strings.HasSuffix(m.ImagePrefix, "/") && m.ImagePrefix != "/", "vm.image_prefix",
 		"%q does not end with a slash, as the first part of an image's name does", m.ImagePrefix)

@@ -136,7 +136,7 @@ func TestLogRoundTrip(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	var want [2]bytes.Buffer
 	path := filepath.Join(t.TempDir(), "0.log")
-	w := crilog.NewWriter(openLog(t, path))
+	w := crilog.NewWriter(openLog(t, path), 0)
 	for i, name := range []string{crilog.Stdout, crilog.Stderr} {
 		s := w.Stream(name)
 		for range 300 {
@@ -219,7 +219,7 @@ func (e *expecting) waitFor(t *testing.T, want string) {
 // A follower sees every line once, across rotations as the kubelet makes them: rename, then reopen.
 func TestFollowAcrossRotation(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "0.log")
-	w := crilog.NewWriter(openLog(t, path))
+	w := crilog.NewWriter(openLog(t, path), 0)
 	defer w.Close()
 	s, out, ended := w.Stream(crilog.Stdout), newExpecting(), make(chan struct{})
 	fmt.Fprintln(s, "before")

@@ -37,6 +37,8 @@ type Config struct {
 	LogSizeMax int64
 	// Overhead is what the hypervisor process may take besides the guest's RAM, in bytes.
 	Overhead uint64
+	// ConsoleBuffer is how many bytes of a machine's console are kept while nobody reads them.
+	ConsoleBuffer uint64
 	// BootTimeout is how long a guest may show no sign of life before that is noted in its log; 0 is for ever.
 	BootTimeout time.Duration
 	// Cgroup is the host's tree, the same as the driver's.
@@ -151,6 +153,9 @@ func (c Config) withDefaults() Config {
 	if c.Overhead == 0 {
 		c.Overhead = 256 << 20
 	}
+	if c.ConsoleBuffer == 0 {
+		c.ConsoleBuffer = 16 << 20
+	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -178,7 +183,8 @@ func (c Config) scratchFile(id, disk string) string {
 	return filepath.Join(c.diskDir(id), disk+".qcow2")
 }
 func (c Config) cloudInitFile(id string) string { return filepath.Join(c.diskDir(id), "cidata.iso") }
-func (c Config) serialLog(id string) string     { return filepath.Join(c.diskDir(id), "serial.log") }
+func (c Config) serialDir(id string) string     { return filepath.Join(c.podDir(id), "console") }
+func (c Config) serialLog(id string) string     { return filepath.Join(c.serialDir(id), "serial.log") }
 func (c Config) consoleFile(id string) string   { return filepath.Join(c.diskDir(id), "console.json") }
 func (c Config) podsDir() string                { return filepath.Join(c.RunDir, "pods") }
 func (c Config) podDir(id string) string        { return filepath.Join(c.podsDir(), id) }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
@@ -158,6 +159,7 @@ func TestV3Reboot(t *testing.T) {
 	p, c := r.run("reboot", "disk")
 	r.part()
 	r.driver.end(c.ID, machine.CauseUnknown, 255)
+	r.must(unix.Unmount(r.config.serialDir(c.ID), unix.MNT_DETACH))
 	r.must(os.RemoveAll(r.config.RunDir))
 	found := r.open()
 	if len(found.Sandboxes) != 0 || len(found.Containers) != 0 {

@@ -154,7 +154,7 @@ func (b *Backend) noteSilence(h *handle, l *life, report firmware.Report) {
 
 // livens tells whether a guest has done anything.
 func (b *Backend) livens(id string, s state, l *life) bool {
-	if a := l.agent.Load(); a != nil && a.Ready() || sizeOf(b.cfg.serialLog(id)) > s.SerialBefore {
+	if a := l.agent.Load(); a != nil && a.Ready() || sizeOf(s.Definition.SerialLog) > s.SerialBefore {
 		return true
 	}
 	ctx, cancel := context.WithTimeout(b.ctx, askTime)

@@ -129,6 +129,9 @@ func (b *Backend) makeDisks(ctx context.Context, o *order) error {
 	if err := os.MkdirAll(b.cfg.diskDir(id), 0o700); err != nil {
 		return noRoom(fmt.Errorf("the machine's directory: %w", err))
 	}
+	if err := b.makeSerialDir(id); err != nil {
+		return err
+	}
 	if err := b.makeRoot(ctx, o); err != nil {
 		return err
 	}

@@ -312,7 +312,7 @@ func (b *Backend) removeContainer(ctx context.Context, id string) error {
 	if err := fpUndefined.Hit(ctx); err != nil {
 		return err
 	}
-	if err := errors.Join(os.RemoveAll(b.cfg.diskDir(id)), os.RemoveAll(b.cfg.machineDir(id))); err != nil {
+	if err := errors.Join(os.RemoveAll(b.cfg.diskDir(id)), os.RemoveAll(b.cfg.machineDir(id)), b.removeSerialDir(id)); err != nil {
 		return err
 	}
 	if err := b.cfg.Images.CloseDisk(ctx, id); err != nil {

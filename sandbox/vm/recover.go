@@ -128,7 +128,7 @@ func (b *Backend) recoverStarted(h *handle, p *sandbox.Pod, c *sandbox.Container
 	if now.Phase == machine.Defined || now.Phase == machine.Ended && !now.StartedAt.IsZero() && now.StartedAt.Equal(s.Former) {
 		return b.set(h, func(s *state) { s.Phase, s.StartedAt = phaseCreated, s.Former }) // the driver was never told
 	}
-	l, err := b.openLife(p, c)
+	l, err := b.openLife(p, c, h)
 	if err != nil {
 		return err
 	}

@@ -45,7 +45,7 @@ func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox
 	if err := b.prepare(ctx, h, c); err != nil {
 		return b.refuseStart(ctx, h, err)
 	}
-	l, err := b.openLife(p, c)
+	l, err := b.openLife(p, c, h)
 	if err != nil {
 		return b.refuseStart(ctx, h, err)
 	}
@@ -78,9 +78,10 @@ func (b *Backend) prepare(ctx context.Context, h *handle, c *sandbox.Container) 
 }
 
 // openLife joins the machine's console with the pod's log.
-func (b *Backend) openLife(p *sandbox.Pod, c *sandbox.Container) (*life, error) {
+func (b *Backend) openLife(p *sandbox.Pod, c *sandbox.Container, h *handle) (*life, error) {
+	s, _ := h.snapshot()
 	terminal, err := console.Open(console.Config{
-		SerialLog: b.cfg.serialLog(c.ID), Input: b.cfg.socket(c.ID, machine.SerialInput), StateFile: b.cfg.consoleFile(c.ID),
+		SerialLog: s.Definition.SerialLog, Input: b.cfg.socket(c.ID, machine.SerialInput), StateFile: b.cfg.consoleFile(c.ID),
 		OpenLog:    func() (*os.File, error) { return stream.OpenLogFile(p.Config.GetLogDirectory(), c.Config.GetLogPath()) },
 		LogSizeMax: b.cfg.LogSizeMax,
 		Logger:     b.log.With("container", c.ID),
@@ -130,7 +131,7 @@ func (b *Backend) begin(h *handle, l *life) error {
 	next.Former = h.state.StartedAt
 	next.Phase, next.StartedAt, next.FinishedAt = phaseStarted, time.Now(), time.Time{}
 	next.ExitCode, next.Reason, next.Message = 0, "", ""
-	next.NoBoot, next.Silent, next.SerialBefore = "", false, sizeOf(b.cfg.serialLog(h.id))
+	next.NoBoot, next.Silent, next.SerialBefore = "", false, sizeOf(next.Definition.SerialLog)
 	if err := b.cfg.writeState(next); err != nil {
 		return noRoom(fmt.Errorf("container %s: %w", h.id, err))
 	}

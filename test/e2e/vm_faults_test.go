@@ -214,7 +214,7 @@ func TestV3VMReboot(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	for _, mounted := range []string{netns, filepath.Dir(netns), d.State} {
+	for _, mounted := range []string{netns, filepath.Dir(netns), filepath.Join(d.State, "vm", "pods", c.Pod.ID, "console"), d.State} {
 		if err := syscall.Unmount(mounted, syscall.MNT_DETACH); err != nil && !errors.Is(err, syscall.EINVAL) {
 			t.Fatal(err)
 		}

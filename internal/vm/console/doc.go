@@ -15,7 +15,8 @@
 // twice. (After a power loss the files are what the disk kept; then too only what was vouched for counts, unless its source is
 // gone.) A line that is not finished is not written, and so not held anywhere but in the serial log.
 //
-// A container's log that cannot be written (a full disk) is tried again; nothing is dropped, and the serial log grows meanwhile.
+// A container's log that cannot be written (a full disk) is tried again; the serial log grows meanwhile, as long as its file system
+// has room. Where that was full, what came then is missing, and the container's log says so.
 //
 // The package knows no container, and it opens no log itself: Config.OpenLog does.
 package console

@@ -51,7 +51,9 @@ type relay struct {
 	punched int64 // how much of the serial log is freed; -1 when that cannot be done
 	late    bool  // the container's log is still to be opened
 	full    bool  // the container's log has no room left
-	closed  bool
+	// lostAt is how long the serial log was when there was no room for more; 0: there was.
+	lostAt int64
+	closed bool
 }
 
 func openRelay(cfg Config) (*relay, error) {
@@ -154,15 +156,39 @@ func (r *relay) step(last bool) (more bool, err error) {
 		return false, err
 	}
 	used := b.entries(n, last && errors.Is(err, io.EOF))
-	if used == 0 {
-		r.punch(last)
-		return false, nil
+	if used > 0 {
+		if err := r.commit(b.out, int64(used)); err != nil {
+			return false, err
+		}
 	}
-	if err := r.commit(b.out, int64(used)); err != nil {
-		return false, err
+	r.noticeLoss()
+	if r.lostAt > 0 && (used == 0 || r.at.offset >= r.lostAt) {
+		if err := r.append(lossNote); err != nil {
+			return false, err
+		}
+		r.lostAt, last = 0, true // make room at once
 	}
 	r.punch(last)
-	return true, nil
+	return used > 0, nil
+}
+
+// lossNote is in the log where output may be missing.
+const lossNote = "tripod: the console said more than there was room for while it could not be logged; what it said then is not here"
+
+// noticeLoss sees that there is no room in the serial log's file system, before punch makes some: what was written since is lost.
+func (r *relay) noticeLoss() {
+	if r.lostAt > 0 {
+		return
+	}
+	var st unix.Statfs_t
+	var err error
+	raw, _ := r.serial.SyscallConn()
+	if controlErr := raw.Control(func(fd uintptr) { err = unix.Fstatfs(int(fd), &st) }); controlErr != nil || err != nil || st.Bfree > 0 {
+		return
+	}
+	if info, err := r.serial.Stat(); err == nil {
+		r.lostAt = info.Size()
+	}
 }
 
 // entries makes the log's entries of the first n bytes that were read, and tells how many of these they used.
@@ -196,6 +222,11 @@ func (r *relay) note(text string) error {
 			return err
 		}
 	}
+	return r.append(text)
+}
+
+// append is note with the lock held.
+func (r *relay) append(text string) error {
 	line := crilog.Line{Time: time.Now().UTC(), Stream: crilog.Stderr, Content: []byte(text)}
 	return r.commit(line.Append(nil), 0)
 }

@@ -15,7 +15,7 @@ type Definition struct {
 	// UUID is the SMBIOS system UUID, in RFC 9562's text form.
 	UUID string `json:"uuid"`
 	// Dir is the machine's own directory on a tmpfs (sockets), made by the driver with mode 0700; the hypervisor's user has no
-	// access to it. StateDir is its directory on disk (root overlay, serial log).
+	// access to it. StateDir is its directory on disk (root overlay).
 	Dir      string `json:"dir"`
 	StateDir string `json:"stateDir"`
 
@@ -35,7 +35,8 @@ type Definition struct {
 	NICs   []NIC   `json:"nics,omitempty"`
 	Shares []Share `json:"shares,omitempty"`
 
-	// SerialLog is the path of the file to which all output of the serial console is appended, whoever listens.
+	// SerialLog is the path of the file to which all output of the serial console is appended, whoever listens. What there is no
+	// room for is dropped.
 	SerialLog string `json:"serialLog"`
 
 	// UID and GID are what the hypervisor process runs as.

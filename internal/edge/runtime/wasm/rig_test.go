@@ -242,7 +242,7 @@ func (r *rig) print(uuid string, lines ...string) {
 	defer r.guests.mu.Unlock()
 	f, err := os.OpenFile(filepath.Join(p.Config.LogDirectory, logFile), os.O_APPEND|os.O_WRONLY|os.O_CREATE, 0o640)
 	r.must(err)
-	w := crilog.NewWriter(f)
+	w := crilog.NewWriter(f, 0)
 	out := w.Stream(crilog.Stdout)
 	for _, l := range lines {
 		_, err := out.Write([]byte(l + "\n"))

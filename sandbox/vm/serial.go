@@ -1,0 +1,43 @@
+package vm
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// A machine's serial log is on a file system of its own, in memory: QEMU appends to it whoever reads, and a file on a disk would
+// grow as long as the daemon is away, or as the container's log cannot be written. It is bounded by Config.ConsoleBuffer, its pages
+// are charged to QEMU's cgroup, which is the pod's, and it is there until the container is removed, whatever becomes of QEMU and daemon.
+
+// makeSerialDir mounts the file system of a container's serial log, in place of the one of an earlier try.
+func (b *Backend) makeSerialDir(id string) error {
+	if err := b.removeSerialDir(id); err != nil {
+		return err
+	}
+	dir := b.cfg.serialDir(id)
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return noRoom(fmt.Errorf("the directory of the serial log: %w", err))
+	}
+	options := fmt.Sprintf("mode=0700,nr_inodes=8,size=%d", b.cfg.ConsoleBuffer)
+	if err := unix.Mount("tripod-console", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, options); err != nil {
+		return noRoom(fmt.Errorf("mount the file system of the serial log at %s: %w", dir, err))
+	}
+	return nil
+}
+
+// removeSerialDir removes it; one that is not there is fine.
+func (b *Backend) removeSerialDir(id string) error {
+	dir := b.cfg.serialDir(id)
+	for {
+		err := unix.Unmount(dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+			return os.RemoveAll(dir)
+		}
+		if err != nil {
+			return fmt.Errorf("unmount the file system of the serial log at %s: %w", dir, err)
+		}
+	}
+}
