@@ -18,6 +18,7 @@ import (
 func checkCommand() *cobra.Command {
 	var s settings
 	var format string
+	var images bool
 	c := &cobra.Command{
 		Use: "check", Short: "Say what this host can and cannot do, and how to put it right (exit code 1: it cannot run pods)", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -36,6 +37,9 @@ func checkCommand() *cobra.Command {
 			findings = append(findings, checkVM(c.Context(), cfg)...)
 			findings = append(findings, checkEdge(c.Context(), cfg)...)
 			findings = append(findings, checkDaemon(c.Context(), cfg)...)
+			if images {
+				findings = append(findings, checkImages(c.Context(), cfg)...)
+			}
 			if format == "json" {
 				out := json.NewEncoder(c.OutOrStdout())
 				out.SetIndent("", "  ")
@@ -50,6 +54,7 @@ func checkCommand() *cobra.Command {
 		},
 	}
 	s.flags(c)
+	c.Flags().BoolVar(&images, "images", false, "have the daemon read all images and hold them against their digests, as `tripod images verify`")
 	c.Flags().StringVarP(&format, "output", "o", "table", "table or json")
 	return c
 }

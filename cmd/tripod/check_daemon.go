@@ -19,6 +19,26 @@ import (
 // askTimeout is how long the daemon may take to say how it is.
 const askTimeout = 5 * time.Second
 
+// checkImages has the daemon verify its images.
+func checkImages(ctx context.Context, c *config.Config) []check.Finding {
+	f := check.Finding{Subject: "images", OK: true, Detail: "all blobs and unpacked layers are what their digests say"}
+	found, _, err := cli.VerifyImages(ctx, c.GRPC.Socket, true)
+	if err != nil {
+		f.OK, f.Detail, f.Remedy = false, "cannot be verified: "+cli.Explain(err), "start the daemon"
+	}
+	findings := []check.Finding{f}
+	for _, d := range found {
+		findings[0].OK, findings[0].Detail = false, fmt.Sprintf("%d damages", len(found))
+		findings[0].Remedy = "`tripod images verify` has all of them; pull the images again"
+		remedy := "tripod pull " + strings.Join(d.Names[:min(1, len(d.Names))], "")
+		if d.Kind == "container" {
+			remedy = "remove the container"
+		}
+		findings = append(findings, check.Finding{Subject: "image " + d.Kind, Detail: d.ID + ": " + d.Detail, Remedy: remedy})
+	}
+	return findings
+}
+
 // checkDaemon asks the daemon, if there is one, what only it knows of itself.
 func checkDaemon(ctx context.Context, c *config.Config) []check.Finding {
 	client, err := cli.Connect(ctx, c.GRPC.Socket, askTimeout)

@@ -67,12 +67,16 @@ func (a *App) Commands() []*cobra.Command {
 
 func (a *App) common(c *cobra.Command) {
 	c.GroupID = Group
+	a.endpointFlag(c)
+	c.Flags().DurationVar(&a.timeout, "timeout", 2*time.Minute, "how long one call may take")
+}
+
+func (a *App) endpointFlag(c *cobra.Command) {
 	endpoint := DefaultEndpoint
 	if e := os.Getenv(EndpointVariable); e != "" {
 		endpoint = e
 	}
 	c.Flags().StringVar(&a.endpoint, "endpoint", endpoint, "CRI socket of the node ($"+EndpointVariable+")")
-	c.Flags().DurationVar(&a.timeout, "timeout", 2*time.Minute, "how long one call may take")
 }
 
 func (a *App) formatFlags(c *cobra.Command, quiet string) {

@@ -35,6 +35,7 @@ func (a *App) imagesCommand() *cobra.Command {
 		},
 	}
 	a.formatFlags(c, "print only IDs")
+	c.AddCommand(a.verifyImagesCommand())
 	return c
 }
 

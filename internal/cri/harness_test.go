@@ -263,6 +263,8 @@ func (m *memoryImages) FsInfo(context.Context) (image.FsUsage, error) {
 	return image.FsUsage{Mountpoint: "/var/lib/tripod/image", UsedBytes: 4096, InodesUsed: 3, Timestamp: time.Now()}, nil
 }
 
+func (m *memoryImages) Verify(context.Context, bool) ([]image.Damage, error) { return nil, nil }
+
 func (m *memoryImages) ContainerFsInfo(context.Context) (image.FsUsage, error) {
 	return image.FsUsage{Mountpoint: "/var/lib/tripod/image", UsedBytes: 1024, InodesUsed: 1, Timestamp: time.Now()}, nil
 }

@@ -24,6 +24,7 @@ type Images interface {
 	Remove(ctx context.Context, ref string) error
 	FsInfo(ctx context.Context) (image.FsUsage, error)
 	ContainerFsInfo(ctx context.Context) (image.FsUsage, error)
+	Verify(ctx context.Context, contents bool) ([]image.Damage, error)
 }
 
 // Streams hands out the URLs at which a client finds its exec, attach or port-forward session.

@@ -43,6 +43,9 @@ func (s *Server) Status(ctx context.Context, req *runtimeapi.StatusRequest) (*ru
 		if err != nil {
 			return nil, err
 		}
+		if err := s.verifyImages(ctx, info); err != nil {
+			return nil, err
+		}
 		resp.Info = info
 	}
 	return resp, nil

@@ -55,6 +55,10 @@
 // record says so, and that is written only after the file system holding the layer was synced; unpacked layers that no
 // record vouches for are removed at Open and unpacked again.
 //
+// Open looks whether blobs and layers are there, by existence and size; Verify reads them. A pull mends what is damaged: a blob is
+// fetched again, and a layer is unpacked again into the directory that it had, for layers and containers above know it by that
+// (layerdir.go). What a container has mounted stays beside it.
+//
 // # Registries
 //
 // Hosts, mirrors, certificates and plain http come from hosts.toml files (Config.HostsDir, the layout of containerd's

@@ -227,3 +227,56 @@ func TestN11ImageStoreIsDamaged(t *testing.T) {
 	c.Stop(5 * time.Second)
 	pod.Remove()
 }
+
+// TestN6ImageIsDamaged: what is lost of an image that runs is named by `tripod images verify`, with the daemon up, and mended by a pull;
+// the container runs on, and new ones start.
+func TestN6ImageIsDamaged(t *testing.T) {
+	d := harness.StartDaemon(t)
+	bin, err := harness.Binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tripod := func(args ...string) (string, int) {
+		c := exec.Command(bin, append(args, "--endpoint", d.Socket)...)
+		out, _ := c.CombinedOutput() // its code says what is found
+		return string(out), c.ProcessState.ExitCode()
+	}
+	pod := d.RunPod(t, harness.PodConfig(t, "p"))
+	c := pod.Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep()))
+	if out, code := tripod("images", "verify"); code != 0 {
+		t.Fatalf("a whole store: %s", out)
+	}
+	for name, pattern := range map[string]string{"layer": "image/snapshots/snapshots/*/fs/bin", "blob": "image/content/blobs/sha256/*"} {
+		paths, err := filepath.Glob(filepath.Join(d.Root, pattern))
+		if err != nil || len(paths) == 0 {
+			t.Fatalf("nothing is at %s, %v", pattern, err)
+		}
+		for _, path := range paths {
+			if name == "layer" { // with the directory of the snapshot that it is in
+				path = filepath.Dir(filepath.Dir(path))
+			}
+			if err := os.RemoveAll(path); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, args := range [][]string{{"images", "verify"}, {"images", "verify", "--quick"}} {
+			if out, code := tripod(args...); code != 1 || !strings.Contains(out, name) || !strings.Contains(out, "missing") {
+				t.Errorf("%v says with the code %d: %s", args, code, out)
+			}
+		}
+		if out, err := exec.Command(bin, "check", "--images", "--config", d.ConfigPath()).CombinedOutput(); !strings.Contains(string(out), "image "+name) {
+			t.Errorf("tripod check --images: %v\n%s", err, out)
+		}
+		if out, code := tripod("pull", harness.Busybox); code != 0 {
+			t.Fatalf("pull: %s", out)
+		}
+		if out, code := tripod("images", "verify"); code != 0 {
+			t.Errorf("after the pull: %s", out)
+		}
+		if s := c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_RUNNING {
+			t.Errorf("the container that ran: %v", s)
+		}
+		wantPod(t, d)
+	}
+	pod.Remove()
+}

@@ -1,0 +1,83 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/tripod-run/tripod/internal/cri"
+	"github.com/tripod-run/tripod/internal/image"
+)
+
+// verifyTimeout bounds the reading of all images: some terabytes.
+const verifyTimeout = 2 * time.Hour
+
+func (a *App) verifyImagesCommand() *cobra.Command {
+	var quick bool
+	c := &cobra.Command{
+		Use: "verify", Short: "Say what is damaged of the images (exit code 1: something is); a pull mends it", Args: cobra.NoArgs,
+		Long: `Hold the images' blobs, unpacked layers and records against each other and against their digests. Nothing is changed: the next
+pull of an image mends what was found of it, also while containers run from it. With --quick files are not read: what is
+missing, empty or cut off is found still, as it is at each start of the daemon.`,
+		RunE: func(c *cobra.Command, _ []string) error {
+			found, raw, err := VerifyImages(Quiet(c.Context()), a.endpoint, !quick)
+			if err != nil {
+				return err
+			}
+			if a.format == "json" || a.format == "yaml" {
+				err = a.printJSON(raw)
+			} else {
+				err = a.listDamages(found)
+			}
+			if err == nil && len(found) > 0 {
+				err = &ExitError{Code: 1}
+			}
+			return err
+		},
+	}
+	a.endpointFlag(c)
+	c.Flags().BoolVar(&quick, "quick", false, "do not read files, look only whether they are there")
+	c.Flags().StringVarP(&a.format, "output", "o", "table", "table, json or yaml")
+	return c
+}
+
+// VerifyImages asks the daemon at endpoint what is damaged of its images, also as the JSON that it sent. With contents all of them
+// are read.
+func VerifyImages(ctx context.Context, endpoint string, contents bool) (found []image.Damage, raw []byte, err error) {
+	client, err := Connect(ctx, endpoint, verifyTimeout)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer client.Close(context.WithoutCancel(ctx))
+	how := cri.HeaderVerifyPresence
+	if contents {
+		how = cri.HeaderVerifyContents
+	}
+	resp, err := client.Status(metadata.AppendToOutgoingContext(ctx, cri.HeaderVerify, how), true)
+	if err != nil {
+		return nil, nil, err
+	}
+	raw = []byte(resp.GetInfo()["images"])
+	if err := json.Unmarshal(raw, &found); err != nil {
+		return nil, nil, fmt.Errorf("the daemon does not verify images; restart one that is older than this program: %w", err)
+	}
+	return found, raw, nil
+}
+
+func (a *App) listDamages(found []image.Damage) error {
+	t := newTable(a.Stdout, "KIND", "ID", "IMAGE", "USED BY", "DAMAGE")
+	for _, d := range found {
+		name := d.Image
+		if len(d.Names) > 0 {
+			name = d.Names[0]
+		}
+		t.row(d.Kind, d.ID, cmp.Or(name, "-"), cmp.Or(strings.Join(d.Users, ","), "-"), d.Detail)
+	}
+	return t.flush()
+}

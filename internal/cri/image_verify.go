@@ -1,0 +1,44 @@
+package cri
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"google.golang.org/grpc/metadata"
+
+	"github.com/tripod-run/tripod/internal/image"
+)
+
+// A client that sends this header with a verbose Status is told in Info["images"], as a JSON list of image.Damage, what is damaged
+// of the images: by looking at what is there, or by reading all of it, which takes as long as the disk needs.
+const (
+	HeaderVerify         = "tripod-verify"
+	HeaderVerifyPresence = "presence"
+	HeaderVerifyContents = "contents"
+)
+
+// verifyImages adds what a client asks for of the images' state.
+func (s *Server) verifyImages(ctx context.Context, info map[string]string) error {
+	md, _ := metadata.FromIncomingContext(ctx)
+	asked := md.Get(HeaderVerify)
+	if len(asked) == 0 {
+		return nil
+	}
+	if asked[0] != HeaderVerifyPresence && asked[0] != HeaderVerifyContents {
+		return invalid(HeaderVerify, "%q is neither %q nor %q", asked[0], HeaderVerifyPresence, HeaderVerifyContents)
+	}
+	found, err := s.images.Verify(ctx, asked[0] == HeaderVerifyContents)
+	if err != nil {
+		return err
+	}
+	if found == nil {
+		found = []image.Damage{}
+	}
+	raw, err := json.Marshal(found)
+	if err != nil {
+		return fmt.Errorf("encode what is damaged of the images: %w", err)
+	}
+	info["images"] = string(raw)
+	return nil
+}
