@@ -280,3 +280,65 @@ func TestN6ImageIsDamaged(t *testing.T) {
 	}
 	pod.Remove()
 }
+
+// TestN7RootIsNotMounted: where the disk with the root was not mounted, or another node's was, the daemon refuses to start with what to
+// do, and touches nothing; with the right disk the pods are found, which ran on.
+func TestN7RootIsNotMounted(t *testing.T) {
+	other := harness.StartDaemon(t)
+	other.Stop()
+	d := harness.NewDaemon(t)
+	disk := d.Root + ".disk"
+	mount := func(from string) (undo func()) {
+		t.Helper()
+		if err := unix.Mount(from, d.Root, "", unix.MS_BIND, ""); err != nil {
+			t.Fatal(err)
+		}
+		return func() {
+			t.Helper()
+			if err := unix.Unmount(d.Root, unix.MNT_DETACH); err != nil { // containers stand on it
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := errors.Join(os.MkdirAll(disk, 0o700), os.MkdirAll(d.Root, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	undo := mount(disk)
+	d.Start()
+	pod := d.RunPod(t, harness.PodConfig(t, "p"))
+	c := pod.Run(harness.ContainerConfig("c", harness.Busybox, harness.Shell("i=0; while sleep 0.1; do i=$((i+1)); echo $i; done")))
+	c.WaitLog("1")
+	d.Stop()
+	undo()
+	refused := func(what, why string) {
+		t.Helper()
+		for range 2 { // the refusal must not make what would let the second try pass
+			before := len(d.DaemonLog())
+			if err := d.TryStart(); err == nil {
+				t.Fatalf("%s: the daemon started", what)
+			}
+			if log := d.DaemonLog()[before:]; !strings.Contains(log, why) {
+				t.Errorf("%s: it does not say %q:\n%s", what, why, log)
+			}
+		}
+	}
+	refused("nothing is mounted", "Mount it and start again")
+	undo = mount(other.Root)
+	refused("another node's disk is mounted", "nothing was changed")
+	undo()
+	undo = mount(disk)
+	defer undo()
+	lines := len(c.Logs())
+	d.Start()
+	if s := c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_RUNNING {
+		t.Errorf("the container: %v", s)
+	}
+	harness.Eventually(t, 20*time.Second, func() error {
+		if now := len(c.Logs()); now <= lines {
+			return fmt.Errorf("its log has %d lines, before the start %d", now, lines)
+		}
+		return nil
+	})
+	pod.Remove()
+	d.Stop()
+}

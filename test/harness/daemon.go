@@ -37,6 +37,7 @@ type Daemon struct {
 	t       testing.TB
 	config  map[string]any
 	env     []string
+	program string
 	leaksOK string
 	before  Resources
 
@@ -65,6 +66,9 @@ func Fake() Option {
 		set(d.config, "node.default_handler", "fake")
 	}
 }
+
+// Program starts another program in the place of tripod; an empty path is tripod again.
+func (d *Daemon) Program(path string) { d.program = path }
 
 // AllowLeaks makes what is left behind when the test ends no failure, and says why that is right.
 func AllowLeaks(reason string) Option {
@@ -171,6 +175,9 @@ func (d *Daemon) spawn(env []string) error {
 	bin, err := Binary()
 	if err != nil {
 		return err
+	}
+	if d.program != "" {
+		bin = d.program
 	}
 	log, err := os.OpenFile(d.LogPath(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {

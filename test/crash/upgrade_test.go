@@ -1,0 +1,266 @@
+package crash
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.etcd.io/bbolt"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+// previous is the commit whose programs an upgrade begins with: one from before records had an ID (ADR 25).
+const previous = "93d106f"
+
+// previousPrograms builds the programs of the commit previous, once, and gives the path of its tripod, which finds tripod-wasm beside
+// itself.
+func previousPrograms(t *testing.T) string {
+	t.Helper()
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if os.Getenv("TRIPOD_TEST_FULL") == "" {
+		t.Skip("building another commit takes minutes: make test-all does it (TRIPOD_TEST_FULL=1)")
+	}
+	if err := exec.Command("git", "-C", root, "cat-file", "-e", previous+"^{commit}").Run(); err != nil {
+		t.Skipf("the commit %s is not in the history here: %v", previous, err)
+	}
+	bin := filepath.Join(root, "build", "previous", previous)
+	if _, err := os.Stat(filepath.Join(bin, "tripod")); err == nil {
+		return filepath.Join(bin, "tripod")
+	}
+	source := filepath.Join(harness.Dir(), "previous")
+	t.Cleanup(func() { os.RemoveAll(source) })
+	draft := bin + ".new"
+	for _, command := range [][]string{
+		{"sh", "-c", "mkdir -p " + source + " && git -C " + root + " archive " + previous + " | tar -x -C " + source},
+		{"go", "build", "-C", source, "-o", draft + "/tripod-wasm", "./cmd/tripod-wasm"},
+		{"env", "CGO_ENABLED=0", "go", "build", "-C", source, "-o", draft + "/tripod", "./cmd/tripod"},
+	} {
+		c := exec.Command(command[0], command[1:]...)
+		c.Env = append(os.Environ(), "CGO_ENABLED=1")
+		if out, err := c.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", command, err, out)
+		}
+	}
+	if err := errors.Join(os.RemoveAll(bin), os.Rename(draft, bin)); err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(bin, "tripod")
+}
+
+// ticker is a container that writes a line ten times a second.
+func ticker(name string) *runtimeapi.ContainerConfig {
+	return harness.ContainerConfig(name, harness.Busybox, harness.Shell("i=0; while sleep 0.1; do i=$((i+1)); echo $i; done"))
+}
+
+// goesOn holds that a container runs and still writes its log.
+func goesOn(t *testing.T, c *harness.Container) {
+	t.Helper()
+	if s := c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_RUNNING {
+		t.Fatalf("the container: %v", s)
+	}
+	lines := len(c.Logs())
+	harness.Eventually(t, 20*time.Second, func() error {
+		if now := len(c.Logs()); now <= lines {
+			return fmt.Errorf("its log has %d lines and had %d", now, lines)
+		}
+		return nil
+	})
+}
+
+// TestN9UpgradeWithRunningPods: pods that an earlier tripod runs run on under this one, which takes orders for them; the earlier one
+// refuses the record from then on, and harms nothing.
+func TestN9UpgradeWithRunningPods(t *testing.T) {
+	earlier := previousPrograms(t)
+	d := harness.NewDaemon(t)
+	d.Program(earlier)
+	d.Start()
+	stops, stays := d.RunPod(t, harness.PodConfig(t, "stops")), d.RunPod(t, harness.PodConfig(t, "stays"))
+	a, b := stops.Run(ticker("a")), stays.Run(ticker("b"))
+	created := stays.Create(harness.ContainerConfig("created", harness.Busybox, harness.Shell("exit 4")))
+	d.Stop()
+
+	d.Program("")
+	d.Start()
+	goesOn(t, a)
+	goesOn(t, b)
+	b.Must("true")
+	created.Start()
+	created.WaitExit(4)
+	a.Stop(5 * time.Second)
+	stops.Remove()
+	wantPod(t, d)
+	d.Stop()
+
+	d.Program(earlier) // it knows version 1 of pods' records only
+	if err := d.TryStart(); err == nil || !strings.Contains(d.DaemonLog(), "start the tripod that wrote it") {
+		t.Errorf("the earlier one on a later record: %v", err)
+	}
+	d.Program("")
+	d.Start()
+	goesOn(t, b)
+	stays.Remove()
+}
+
+// editRecord changes the node's record while the daemon is stopped.
+func editRecord(t *testing.T, d *harness.Daemon, change func(tx *bbolt.Tx) error) {
+	t.Helper()
+	db, err := bbolt.Open(filepath.Join(d.Root, "record.db"), 0o600, &bbolt.Options{Timeout: 5 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(db.Update(change), db.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestN9DowngradeIsRefused: a record that a later tripod wrote, as a whole or for one pod, is refused; nothing of its pods is touched.
+func TestN9DowngradeIsRefused(t *testing.T) {
+	d := harness.StartDaemon(t)
+	pod := d.RunPod(t, harness.PodConfig(t, "p"))
+	c := pod.Run(ticker("c"))
+	d.Stop()
+	right, err := os.ReadFile(filepath.Join(d.Root, "record.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func(tx *bbolt.Tx) error{
+		"the file": func(tx *bbolt.Tx) error {
+			return tx.Bucket([]byte("meta")).Put([]byte("format"), binary.BigEndian.AppendUint32(nil, 99))
+		},
+		"a pod": func(tx *bbolt.Tx) error {
+			pods := tx.Bucket([]byte("pods"))
+			key, value := pods.Cursor().First()
+			var record map[string]json.RawMessage
+			if err := json.Unmarshal(value, &record); err != nil {
+				return err
+			}
+			record["version"] = json.RawMessage("99")
+			later, err := json.Marshal(record)
+			return errors.Join(err, pods.Put(key, later))
+		},
+	} {
+		editRecord(t, d, change)
+		before, err := os.ReadFile(filepath.Join(d.Root, "record.db"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := d.TryStart(); err == nil {
+			t.Fatalf("%s: the daemon started", name)
+		}
+		if log := d.DaemonLog(); !strings.Contains(log, "99") {
+			t.Errorf("%s: it does not say which version it is", name)
+		}
+		lines := len(c.Logs())
+		harness.Eventually(t, 20*time.Second, func() error {
+			if len(c.Logs()) <= lines {
+				return errors.New("the container writes no more")
+			}
+			return nil
+		})
+		if now, err := os.ReadFile(filepath.Join(d.Root, "record.db")); err != nil || name == "the file" && !bytes.Equal(now, before) {
+			t.Errorf("%s: the record was changed, %v", name, err)
+		}
+		if err := os.WriteFile(filepath.Join(d.Root, "record.db"), right, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.Start()
+	goesOn(t, c)
+	pod.Remove()
+}
+
+// TestN10ClockJumped: with everything that the record says to have happened decades from now, or decades ago, as when the clock was set
+// while the daemon was away, pods are found, listed, stopped with their grace and removed; new ones come after them.
+func TestN10ClockJumped(t *testing.T) {
+	for name, years := range map[string]int{"back": 30, "forward": -30} { // what was now is in the future when the clock went back
+		t.Run(name, func(t *testing.T) {
+			d := harness.StartDaemon(t)
+			pod := d.RunPod(t, harness.PodConfig(t, "p"))
+			c := pod.Run(ticker("c"))
+			ended := pod.Run(harness.ContainerConfig("ended", harness.Busybox, harness.Shell("exit 5")))
+			ended.WaitExit(5)
+			d.Stop()
+			shift := func(raw []byte) ([]byte, error) {
+				var v any
+				numbers := json.NewDecoder(bytes.NewReader(raw))
+				numbers.UseNumber() // those of processes are large
+				if err := numbers.Decode(&v); err != nil {
+					return nil, err
+				}
+				return json.Marshal(shifted(v, years))
+			}
+			editRecord(t, d, func(tx *bbolt.Tx) error {
+				pods := tx.Bucket([]byte("pods"))
+				return pods.ForEach(func(k, v []byte) error {
+					moved, err := shift(v)
+					return errors.Join(err, pods.Put(k, moved))
+				})
+			})
+			files, err := filepath.Glob(filepath.Join(d.Root, "linux", "*", "*", "state.json"))
+			if err != nil || len(files) != 2 {
+				t.Fatalf("states of containers: %v, %v", files, err)
+			}
+			for _, file := range files {
+				raw, err := os.ReadFile(file)
+				if err == nil {
+					raw, err = shift(raw)
+				}
+				if err == nil {
+					err = os.WriteFile(file, raw, 0o600)
+				}
+				at := time.Now().AddDate(years, 0, 0)
+				if err = errors.Join(err, os.Chtimes(file, at, at)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			d.Start()
+			goesOn(t, c)
+			if s := ended.Status(); s.State != runtimeapi.ContainerState_CONTAINER_EXITED || s.ExitCode != 5 {
+				t.Errorf("the container that had ended: %v", s)
+			}
+			if got, want := time.Unix(0, pod.Status().CreatedAt).Year(), time.Now().AddDate(years, 0, 0).Year(); got < want-1 || got > want+1 {
+				t.Errorf("the pod is of %d, its record says %d", got, want)
+			}
+			wantPod(t, d)
+			c.Stop(5 * time.Second)
+			if s := c.Status(); s.State != runtimeapi.ContainerState_CONTAINER_EXITED || s.FinishedAt < s.StartedAt || s.FinishedAt < time.Now().Add(-time.Hour).UnixNano() {
+				t.Errorf("it has ended at %s, and was started at %s: %v", time.Unix(0, s.FinishedAt), time.Unix(0, s.StartedAt), s)
+			}
+			pod.Remove()
+		})
+	}
+}
+
+// shifted moves every time of a JSON value by years.
+func shifted(v any, years int) any {
+	switch v := v.(type) {
+	case map[string]any:
+		for k := range v {
+			v[k] = shifted(v[k], years)
+		}
+		return v
+	case []any:
+		for i := range v {
+			v[i] = shifted(v[i], years)
+		}
+		return v
+	case string:
+		if at, err := time.Parse(time.RFC3339Nano, v); err == nil && at.Year() > 1 {
+			return at.AddDate(years, 0, 0).Format(time.RFC3339Nano)
+		}
+	}
+	return v
+}
