@@ -244,6 +244,10 @@ func TestTermination(t *testing.T) {
 func TestWorkerIsLockedDown(t *testing.T) {
 	r := startWorker(t, control.WorkerConfig{})
 	r.serve("greeter-c").greeter().must("SayHello", `{"name":"Ada"}`)
+	require.Equal(t, r.process.Pid, r.Hello().Pid)
+	inner, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.process.Pid))
+	require.NoError(t, err)
+	require.Regexp(t, `(?m)^NSpid:.*\t1$`, string(inner), "it is the first of its PID namespace")
 	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", r.process.Pid))
 	require.NoError(t, err)
 	for _, task := range tasks {

@@ -89,6 +89,24 @@ func TestReconnect(t *testing.T) {
 	r.wantState(p, c, sandbox.StateExited)
 }
 
+// TestFaultN1ReadoptUnnoted: a worker whose process the daemon had not written down when it died is known by what it says, and by
+// its command line.
+func TestFaultN1ReadoptUnnoted(t *testing.T) {
+	r := newRig(t)
+	p, c := r.run("p", "world=grpc")
+	w := r.keeper.current("node")
+	pid := w.proc.Pid
+	r.part()
+	r.must(writeJSON(filepath.Join(w.dir, workerFile), workerState{Version: stateVersion, Cgroup: w.cgroup}))
+	if now := r.open().Containers[c.ID]; now.State != sandbox.StateRunning || now.Pid != pid {
+		t.Errorf("%+v, the worker was %d", now, pid)
+	}
+	if got := r.keeper.current("node").proc.Pid; got != pid {
+		t.Errorf("the worker is %d, was %d", got, pid)
+	}
+	r.must(r.StopContainer(r.ctx(), p, c, time.Second))
+}
+
 // TestFaultN1Readopt: what ran when the daemon died runs on, with its sockets; what ended meanwhile has its code.
 func TestFaultN1Readopt(t *testing.T) {
 	r := newRig(t)

@@ -205,7 +205,9 @@ type fakePod struct {
 }
 
 func (h *fakeHandler) Hello() control.Hello {
-	return control.Hello{Version: control.Version, Program: "fake", Engine: h.engine, Name: h.config.Name, Pid: os.Getpid(), StartedAt: h.started}
+	self, _ := os.Readlink("/proc/self") // the number that the daemon knows
+	pid, _ := strconv.Atoi(self)
+	return control.Hello{Version: control.Version, Program: "fake", Engine: h.engine, Name: h.config.Name, Pid: pid, StartedAt: h.started}
 }
 
 func (h *fakeHandler) Load(_ context.Context, code control.Code) (control.Loaded, error) {

@@ -132,6 +132,20 @@ func TestEnforcedOrRefused(t *testing.T) {
 	}
 }
 
+// TestConcurrencyIsBounded: a pod asks for no more requests at a time than the node gives to one.
+func TestConcurrencyIsBounded(t *testing.T) {
+	b := &Backend{cfg: Config{Concurrency: 10}.withDefaults()}
+	for value, wrong := range map[string]bool{"10": false, "11": true} {
+		pod, _ := kubelets()
+		pod = proto.CloneOf(pod)
+		pod.Annotations = map[string]string{b.cfg.LabelPrefix + keyConcurrency: value}
+		err := b.Validate(&sandbox.Pod{ID: hashOf("p"), Config: pod}, nil)
+		if wrong != errdefs.IsInvalidArgument(err) || wrong && !strings.Contains(err.Error(), "wasm.max_concurrency") {
+			t.Errorf("%s: %v", value, err)
+		}
+	}
+}
+
 func TestOptions(t *testing.T) {
 	for name, c := range map[string]struct {
 		annotations map[string]string
