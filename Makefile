@@ -73,13 +73,20 @@ test-daemon: build images ## end-to-end and crash tests against real daemons
 	$(GOTEST) -p 1 $(DAEMON)
 
 .PHONY: test-all
-test-all: ## test, with every fail point under both OCI runtimes and the data plane under stress, those who mean harm, a real kubelet, its public specs, the soak test, every fuzz target shortly, a real Debian
+test-all: ## test, with every fail point under both OCI runtimes and the data plane under stress, those who mean harm, the public suite of Connect, a real kubelet, its public specs, the soak test, every fuzz target shortly, a real Debian
 	TRIPOD_TEST_FULL=1 $(MAKE) test
-	$(MAKE) test-attack test-kubelet test-e2e-node soak fuzz debian
+	$(MAKE) test-attack test-connect test-kubelet test-e2e-node soak fuzz debian
 
 .PHONY: test-attack
 test-attack: build images ## containers, components, machines, images, registries and clients that mean harm; ten minutes
 	TRIPOD_TEST_FULL=1 $(GOTEST) -v ./test/attack/...
+
+.PHONY: test-connect
+test-connect: build images build/tools/connectconformance ## the public conformance suite of Connect, gRPC and gRPC-Web against a component, two minutes
+	$(GOTEST) -timeout 40m ./test/connect/...
+
+build/tools/connectconformance: hack/connect/go.mod hack/connect/go.sum
+	go build -C hack/connect -o $(CURDIR)/$@ connectrpc.com/conformance/cmd/connectconformance
 
 .PHONY: test-kubelet
 test-kubelet: build images kube ## pods of each kind under a real kubelet, in a cluster of one node

@@ -56,6 +56,15 @@ if ! cmp -s <(sha256sum greeter-js/* greeter/* tools/*) <(grep -E '  (greeter|gr
     --wit "$work/greeter-js.wit" --world example:greeter/app --js greeter.js --output greeter-js.wasm >/dev/null)
   node "$tools/borrows.mjs" greeter-js/greeter-js.wasm
 fi
+# So is that of the conformance suite, whose service is the suite's own.
+if ! cmp -s <(sha256sum conformance-js/* tools/*) <(grep -E '  (conformance-js|tools)/' SHA256SUMS); then
+  go -C "$root/hack/connect" mod download connectrpc.com/conformance
+  suite=$(go -C "$root/hack/connect" list -m -f '{{.Dir}}' connectrpc.com/conformance)/proto
+  "$work/tripod" wit gen -I "$suite" "$suite/connectrpc/conformance/v1/service.proto" | cat - conformance-js/world.wit >"$work/conformance-js.wit"
+  (cd conformance-js && "$tools/node_modules/.bin/componentize-qjs" --sync --opt-size --minify \
+    --wit "$work/conformance-js.wit" --world example:conformance/app --js conformance.js --output conformance-js.wasm >/dev/null)
+  node "$tools/borrows.mjs" conformance-js/conformance-js.wasm
+fi
 GOOS=wasip1 GOARCH=wasm CGO_ENABLED=0 GOFLAGS= \
   go build -C "$root" -trimpath -buildvcs=false -ldflags='-s -w -buildid=' -o "$PWD/command-go/command-go.wasm" ./examples/wasm/command-go
 chmod 644 ./*/*.wasm

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/descriptorpb"
 	"google.golang.org/protobuf/types/dynamicpb"
 	"google.golang.org/protobuf/types/known/anypb"
 )
@@ -24,6 +25,7 @@ func (h *grpcHandler) newConnect(e *endpoint) http.Handler {
 		connect.WithCodec(jsonCodec{input: e.Desc.Input(), output: e.Desc.Output(), types: h.types()}),
 		connect.WithReadMaxBytes(h.MaxMessageBytes),
 		connect.WithCompressMinBytes(compressFrom),
+		connect.WithIdempotency(idempotency(e.Desc)), // what has no side effects may be asked for by GET
 	}
 	switch {
 	case e.Desc.IsStreamingClient() && e.Desc.IsStreamingServer():
@@ -54,6 +56,18 @@ func (h *grpcHandler) newConnect(e *endpoint) http.Handler {
 			return h.runConnectOne(ctx, e, c)
 		}, options...)
 	}
+}
+
+// idempotency is what the .proto says of a method's side effects.
+func idempotency(m protoreflect.MethodDescriptor) connect.IdempotencyLevel {
+	options, _ := m.Options().(*descriptorpb.MethodOptions)
+	switch options.GetIdempotencyLevel() {
+	case descriptorpb.MethodOptions_NO_SIDE_EFFECTS:
+		return connect.IdempotencyNoSideEffects
+	case descriptorpb.MethodOptions_IDEMPOTENT:
+		return connect.IdempotencyIdempotent
+	}
+	return connect.IdempotencyUnknown
 }
 
 // runConnect has a call answered that streams its responses.

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protodesc"
+	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/descriptorpb"
 )
 
@@ -258,4 +259,35 @@ func TestHTTP(t *testing.T) {
 		m := metrics.Snapshot()[0]
 		return m.Procedure == "HTTP" && m.InFlight == 0 && m.Codes["418"] == 4 && m.Codes["503"] == 1 && m.Codes["500"] == 1 && m.ReceivedBytes == 15
 	})
+}
+
+// TestConnectGet: what the .proto declares to have no side effects is answered by GET, and nothing else is.
+func TestConnectGet(t *testing.T) {
+	file := protodesc.ToFileDescriptorProto(pb.File_grpc_testing_test_proto)
+	for _, s := range file.Service {
+		for _, m := range s.Method {
+			if m.GetName() == "UnaryCall" {
+				m.Options = &descriptorpb.MethodOptions{IdempotencyLevel: descriptorpb.MethodOptions_NO_SIDE_EFFECTS.Enum()}
+			}
+		}
+	}
+	declared, err := protodesc.NewFile(file, protoregistry.GlobalFiles)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := startServer(t, &echo{}, func(o *GRPCOptions, _ *Config, _ *Material) {
+		o.Methods = Methods(declared.Services().ByName("TestService"))
+	})
+	for method, want := range map[string]int{"UnaryCall": http.StatusOK, "EmptyCall": http.StatusMethodNotAllowed} {
+		for way, c := range s.httpClients(t) {
+			response, err := c.Get(c.base + testPath + method + "?connect=v1&encoding=json&message=%7B%7D")
+			if err != nil {
+				t.Fatal(err)
+			}
+			response.Body.Close()
+			if response.StatusCode != want {
+				t.Errorf("GET of %s over %s: %s", method, way, response.Status)
+			}
+		}
+	}
 }

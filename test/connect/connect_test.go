@@ -1,0 +1,121 @@
+package connect
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(envSocket) == "" {
+		harness.Main(m)
+		return
+	}
+	if err := serve(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// runTime bounds the suite, which takes two minutes on a machine that does nothing else.
+const runTime = 30 * time.Minute
+
+// fewest is how many cases the runner makes of config.yaml, at least: fewer would mean that it has left some out.
+const fewest = 4000
+
+// heading is that of the list of known failures in docs/conformance.md, which goes on to the next heading.
+const heading = "### Known failures of the Connect suite\n"
+
+// knownFailures reads the list: a table of patterns, in the runner's own syntax, and reasons.
+func knownFailures(t *testing.T) (patterns []string) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(harness.Root(), "docs", "conformance.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, list, found := strings.Cut(string(data), "\n"+heading)
+	if !found {
+		t.Fatalf("docs/conformance.md has no %q", heading)
+	}
+	list, _, _ = strings.Cut(list, "\n#")
+	for _, row := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\| (.+) \\|$").FindAllStringSubmatch(list, -1) {
+		patterns = append(patterns, row[1])
+	}
+	return patterns
+}
+
+// output of a command in a directory of the repository.
+func output(t *testing.T, dir string, argv ...string) string {
+	t.Helper()
+	c := exec.Command(argv[0], argv[1:]...)
+	c.Dir = filepath.Join(harness.Root(), dir)
+	out, err := c.Output()
+	if err != nil {
+		t.Fatalf("%q: %v", argv, err)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// push makes an image of the component and the suite's own service.proto, and returns its name.
+func push(t *testing.T) string {
+	t.Helper()
+	bin, err := harness.Binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	protos := filepath.Join(output(t, "hack/connect", "go", "list", "-m", "-f", "{{.Dir}}", "connectrpc.com/conformance"), "proto")
+	const name = "tripod/wasm/conformance-js:1"
+	c := exec.Command(bin, "push", "--plain-http", filepath.Join(harness.Root(), "examples/wasm/conformance-js/conformance-js.wasm"),
+		harness.Registry(t).Addr+"/"+name, "-I", protos, "--proto", filepath.Join(protos, "connectrpc/conformance/v1/service.proto"))
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("tripod push: %v: %s", err, out)
+	}
+	return "images.test/" + name
+}
+
+// TestConformance runs the suite. The runner fails when a case fails that is not in the list, and when one passes that is.
+func TestConformance(t *testing.T) {
+	runner := filepath.Join(harness.Root(), "build/tools/connectconformance")
+	if _, err := os.Stat(runner); err != nil {
+		t.Fatalf("%v; make test-connect builds it", err)
+	}
+	d := harness.StartDaemon(t, harness.Wasm(t, "node"))
+	image := push(t)
+	d.Pull(t, image)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"--mode", "server", "--conf", filepath.Join(harness.Root(), "test/connect/config.yaml")}
+	for _, pattern := range knownFailures(t) {
+		args = append(args, "--known-failing", pattern)
+	}
+	if only := os.Getenv("TRIPOD_CONNECT_RUN"); only != "" {
+		args = append(args, "--run", only, "-v", "--trace")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), runTime)
+	defer cancel()
+	c := exec.CommandContext(ctx, runner, append(args, "--", self)...)
+	c.Env = append(os.Environ(), envSocket+"="+d.Socket, envImage+"="+image, envDir+"="+t.TempDir())
+	out, err := c.CombinedOutput()
+	if err != nil {
+		t.Fatalf("the suite: %v\n%s", err, out)
+	}
+	summary := regexp.MustCompile(`(?m)^Total cases: (\d+)$`).FindSubmatch(out)
+	if summary == nil {
+		t.Fatalf("the runner says nothing of its cases:\n%s", out)
+	}
+	if n, _ := strconv.Atoi(string(summary[1])); n < fewest && os.Getenv("TRIPOD_CONNECT_RUN") == "" {
+		t.Errorf("there were %d cases only", n)
+	}
+	t.Logf("%s", out)
+}
