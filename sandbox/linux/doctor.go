@@ -85,10 +85,12 @@ func doctorRuntimes(ctx context.Context, cfg Config, g cgroups) (findings []Find
 		}()
 	}
 	works := false
+	var known []Finding // of those that work
 	for _, name := range names {
 		f := Finding{Subject: "OCI runtime " + name}
 		if rt, err := tryRuntime(ctx, cfg, g, name); err == nil {
 			f.OK, f.Detail, works = true, rt.path+": "+rt.version, true
+			known = append(known, advisoryFinding(rt.version, packageOf(ctx, rt.path)))
 		} else {
 			f.Detail, f.Remedy = err.Error(), runtimeRemedy(name, err)
 		}
@@ -97,7 +99,7 @@ func doctorRuntimes(ctx context.Context, cfg Config, g cgroups) (findings []Find
 	for i := range findings {
 		findings[i].Required = !works // one that works is enough
 	}
-	return findings
+	return append(findings, known...)
 }
 
 func runtimeRemedy(name string, err error) string {
