@@ -12,6 +12,7 @@ packages=(
   runc crun conmon catatonit            # OCI runtimes, their monitor, the init of a shared PID namespace
   containernetworking-plugins iptables nftables iproute2
   qemu-system-x86 qemu-utils            # virtual machines (qemu-img is the tests')
+  qemu-system-common                    # virtiofsd, by which they have directories
   # what the tests run
   docker-registry skopeo                # the registry on loopback, and what fills it
   libvirt-daemon-system                 # libvirtd for the VM driver of that name; each test starts one of its own

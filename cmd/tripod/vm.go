@@ -18,6 +18,7 @@ import (
 	"github.com/tripod-run/tripod/internal/vm/libvirt"
 	"github.com/tripod-run/tripod/internal/vm/machine"
 	"github.com/tripod-run/tripod/internal/vm/qemu"
+	"github.com/tripod-run/tripod/internal/vm/share"
 	"github.com/tripod-run/tripod/sandbox/vm"
 )
 
@@ -43,9 +44,15 @@ func vmCgroups(c *config.Config) (cgroup.Tree, error) {
 
 func qemuConfig(c *config.Config, tree cgroup.Tree, log *slog.Logger) qemu.Config {
 	return qemu.Config{
-		Root: filepath.Join(vmRoot(c), "qemu"), Emulator: c.VM.Emulator, Accel: c.VM.Accel, UID: c.VM.UIDBase, GID: c.VM.UIDBase,
+		Root: filepath.Join(vmRoot(c), "qemu"), Emulator: c.VM.Emulator, Virtiofsd: virtiofsd(c).Program, Accel: c.VM.Accel, UID: c.VM.UIDBase, GID: c.VM.UIDBase,
 		Opener: vm.Taps{}, Cgroup: tree, Logger: log,
 	}
+}
+
+// virtiofsd is what tries virtio-fs, with no program where there is none.
+func virtiofsd(c *config.Config) *share.Prober {
+	program, _ := share.Find(c.VM.Virtiofsd) // said by the probe
+	return &share.Prober{Options: share.Options{Program: program, UID: c.VM.UIDBase, GID: c.VM.UIDBase}}
 }
 
 // openVM opens the backend of machines. Without QEMU a node that was not told where that is does without.
@@ -70,7 +77,7 @@ func (p *parts) openVM(ctx context.Context, c *config.Config, images *image.Stor
 		Root: vmRoot(c), RunDir: vmRunDir(c), Driver: driver, Accel: accel, UIDBase: c.VM.UIDBase, UIDCount: c.VM.UIDCount,
 		DefaultMemory: c.VM.DefaultMemory, DefaultCPUs: c.VM.DefaultCPUs, Overhead: c.VM.MemoryOverhead, LogSizeMax: c.Log.ContainerSizeMax,
 		BootTimeout: time.Duration(c.VM.BootTimeout), ConsoleBuffer: c.VM.ConsoleBuffer,
-		Cgroup: tree, AgentDisk: disk, Images: images, Network: vm.Taps{}, Logger: log,
+		Cgroup: tree, Virtiofs: virtiofsd(c).Probe, AgentDisk: disk, Images: images, Network: vm.Taps{}, Logger: log,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%w (`tripod check` tells more)", err)
@@ -107,6 +114,7 @@ func checkVM(ctx context.Context, c *config.Config) []check.Finding {
 			findings = append(findings, check.Finding(f))
 		}
 	}
+	findings = append(findings, checkVirtiofs(ctx, c))
 	if _, err := agent.FindProgram(); err != nil {
 		findings = append(findings, check.Finding{Subject: agent.ProgramName, Detail: err.Error(), Remedy: "install tripod-agent beside tripod: exec and port-forward to a guest's localhost need it"})
 	}
@@ -115,6 +123,21 @@ func checkVM(ctx context.Context, c *config.Config) []check.Finding {
 		findings = append(findings, check.Finding(f))
 	}
 	return findings
+}
+
+// checkVirtiofs has a directory shared by virtio-fs. Machines do without, by 9p.
+func checkVirtiofs(ctx context.Context, c *config.Config) check.Finding {
+	f := check.Finding{
+		Subject: "virtiofsd",
+		Remedy:  "install virtiofsd (Debian 12: qemu-system-common), or set vm.virtiofsd; allow user namespaces (user.max_user_namespaces). Until then machines have directories by 9p, without owners, and copies of Secrets and ConfigMaps",
+	}
+	probe := virtiofsd(c)
+	if err := probe.Probe(ctx); err != nil {
+		f.Detail = err.Error()
+		return f
+	}
+	f.OK, f.Detail = true, probe.Program+": serves a directory, as root of a user namespace of its own"
+	return f
 }
 
 type accelFunc func(context.Context) (accel, why string, err error)

@@ -112,6 +112,7 @@ type VM struct {
 	Driver          string   `toml:"driver"`
 	Accel           string   `toml:"accel"`
 	Emulator        string   `toml:"emulator"`
+	Virtiofsd       string   `toml:"virtiofsd"`
 	LibvirtURI      string   `toml:"libvirt_uri"`
 	UIDBase         int      `toml:"uid_base"`
 	UIDCount        int      `toml:"uid_count"`

@@ -155,6 +155,7 @@ func (c *Config) validateVM(v *validator) {
 	v.oneOf("vm.driver", m.Driver, "qmp", "libvirt")
 	v.oneOf("vm.accel", m.Accel, "auto", "kvm", "tcg")
 	v.program("vm.emulator", m.Emulator)
+	v.program("vm.virtiofsd", m.Virtiofsd)
 	if m.Driver == "libvirt" {
 		v.notEmpty("vm.libvirt_uri", m.LibvirtURI)
 	}

@@ -43,6 +43,8 @@ type Config struct {
 	BootTimeout time.Duration
 	// Cgroup is the host's tree, the same as the driver's.
 	Cgroup cgroup.Tree
+	// Virtiofs tells why directories cannot be shared with machines by virtio-fs; nil: they can.
+	Virtiofs func(context.Context) error
 	// AgentDisk is the path of the disk image with the guest's agent; "" for none.
 	AgentDisk string
 	// Images gives disks, Network taps.
@@ -155,6 +157,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.ConsoleBuffer == 0 {
 		c.ConsoleBuffer = 16 << 20
+	}
+	if c.Virtiofs == nil {
+		c.Virtiofs = func(context.Context) error { return fmt.Errorf("nobody serves it: %w", errdefs.ErrNotFound) }
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

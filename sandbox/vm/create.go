@@ -95,10 +95,18 @@ func (b *Backend) order(ctx context.Context, p *sandbox.Pod, c *sandbox.Containe
 	if err != nil {
 		return nil, fmt.Errorf("image of the machine: %w", err)
 	}
-	if o.volumes, err = volumesOf(c.Config); err != nil {
+	driver, why, err := b.shareDriver(ctx, o)
+	if err != nil {
 		return nil, err
 	}
 	o.warnings = append(o.warnings, flexWarnings(c.Config.GetMounts())...)
+	if o.volumes, err = volumesOf(c.Config, driver); err != nil {
+		return nil, err
+	}
+	if why != "" && len(o.volumes.told) > 0 {
+		b.log.Warn("volumes of a machine", "container", c.ID, "warning", why)
+		o.warnings = append(o.warnings, why)
+	}
 	o.volumes.scratch(o.options.ScratchDisks, func(disk string) string { return b.cfg.scratchFile(c.ID, disk) })
 	if o.interfaces, err = b.cfg.Network.Read(b.cfg.tapsFile(p.ID)); err != nil {
 		return nil, fmt.Errorf("the pod's taps: %w", err)
@@ -233,7 +241,7 @@ func (b *Backend) cloudInit(o *order) cloudinit.Input {
 	dns := o.pod.Config.GetDnsConfig()
 	in := cloudinit.Input{
 		Options: o.options, PodUID: cmp.Or(o.pod.Config.GetMetadata().GetUid(), o.pod.ID), Hostname: hostname(o.pod),
-		Mounts: o.volumes.told, Devices: o.volumes.devices,
+		Mounts: o.volumes.told, ShareDriver: o.volumes.driver, Devices: o.volumes.devices,
 		DNS:   cloudinit.DNS{Servers: dns.GetServers(), Search: dns.GetSearches()},
 		Agent: b.cfg.AgentDisk != "",
 	}

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/vm/machine"
 	"github.com/tripod-run/tripod/sandbox"
 	"github.com/tripod-run/tripod/sandbox/sandboxtest/corpus"
 )
@@ -58,7 +59,7 @@ func TestWhatAKubeletSends(t *testing.T) {
 	for _, c := range corpus.Pods(t) {
 		c.MoveBelow(t, t.TempDir())
 		p := &sandbox.Pod{ID: hashOf(c.Name), Config: c.Sandbox}
-		v, err := volumesOf(c.Container)
+		v, err := volumesOf(c.Container, machine.ShareVirtiofs)
 		err = errors.Join(b.Validate(p, nil), b.Validate(p, &sandbox.Container{ID: p.ID, Config: c.Container}), err)
 		if hostNetwork := c.Name == "host-network"; (err != nil) != hostNetwork || hostNetwork && !errdefs.IsNotImplemented(err) {
 			t.Errorf("%s: %v", c.Name, err)

@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path"
@@ -19,6 +20,8 @@ import (
 // volumes are what of the node a machine is given: directories that the guest mounts, block devices that are its disks, files
 // that cloud-init writes.
 type volumes struct {
+	// driver is how the guest has directories.
+	driver  machine.ShareDriver
 	shares  []machine.Share
 	disks   []machine.Disk
 	told    []cloudinit.Mount
@@ -29,8 +32,28 @@ type volumes struct {
 	root string
 }
 
+// shareDriver is how a machine has directories: as the pod says, by virtio-fs where that works, else by 9p, of which why tells.
+func (b *Backend) shareDriver(ctx context.Context, o *order) (driver machine.ShareDriver, why string, err error) {
+	driver = o.options.ShareDriver
+	if len(o.container.Config.GetMounts()) == 0 || driver == machine.Share9p {
+		return machine.Share9p, "", nil
+	}
+	err = b.cfg.Virtiofs(ctx)
+	switch {
+	case err == nil:
+		return machine.ShareVirtiofs, "", nil
+	case driver == machine.ShareVirtiofs:
+		return "", "", fmt.Errorf("annotation %sshare-driver: virtiofs: directories cannot be shared by virtio-fs here: %w: %w", annotations.Prefix, err, errdefs.ErrFailedPrecondition)
+	case ctx.Err() != nil:
+		return "", "", err
+	default:
+		return machine.Share9p, fmt.Sprintf("directories are shared by 9p, without owners, and Secrets and ConfigMaps are copied once: no virtio-fs: %v", err), nil
+	}
+}
+
 // volumesOf sorts a container's mounts and devices by what they are.
-func volumesOf(config *runtimeapi.ContainerConfig) (v volumes, err error) {
+func volumesOf(config *runtimeapi.ContainerConfig, driver machine.ShareDriver) (v volumes, err error) {
+	v.driver = driver
 	for i, m := range config.GetMounts() {
 		if path.Clean(m.GetContainerPath()) == sandbox.TerminationMessagePath(config) {
 			continue // the kubelet's; how a machine ended is told by its status
@@ -48,7 +71,7 @@ func volumesOf(config *runtimeapi.ContainerConfig) (v volumes, err error) {
 }
 
 func (v *volumes) mount(m *runtimeapi.Mount) error {
-	kind, err := cloudinit.Classify(m.GetHostPath(), m.GetContainerPath())
+	kind, err := cloudinit.Classify(m.GetHostPath(), m.GetContainerPath(), v.driver)
 	if err != nil {
 		return err
 	}
@@ -63,7 +86,7 @@ func (v *volumes) mount(m *runtimeapi.Mount) error {
 			return fmt.Errorf("at / is the root disk, and a directory is none; give the machine a block device there (volumeDevices): %w", errdefs.ErrInvalidArgument)
 		}
 		told.Tag = cloudinit.ShareTag(len(v.shares))
-		v.shares = append(v.shares, machine.Share{Tag: told.Tag, Path: m.GetHostPath(), ReadOnly: m.GetReadonly()})
+		v.shares = append(v.shares, machine.Share{Tag: told.Tag, Path: m.GetHostPath(), Driver: v.driver, ReadOnly: m.GetReadonly()})
 		v.told = append(v.told, told)
 	default:
 		v.told = append(v.told, told)

@@ -98,6 +98,8 @@ type Options struct {
 	FilesSource Source
 	// ForceDHCP says that the guest is to ask for its addresses.
 	ForceDHCP bool
+	// ShareDriver is how directories reach the guest; empty is the node's choice.
+	ShareDriver machine.ShareDriver
 	// Chown9pfs asks for shared directories to be given to QEMU's user. Nobody does so: their owners are mapped.
 	Chown9pfs bool
 

@@ -94,6 +94,13 @@ var cases = map[string]struct {
 		bad: []string{"/dev/a", "/dev/a=", "/dev/a=0", "10Gi", "a=1Gi", "/a=1Gi", "/dev/../a=1Gi", "/dev/a/=1Gi", "/dev/a=1Gi,/dev/a=2Gi", "/dev/a b=1Gi",
 			"/dev/a=65Ti", strings.Repeat("/dev/a=1Gi,", 2), "/dev/1=1,/dev/2=1,/dev/3=1,/dev/4=1,/dev/5=1,/dev/6=1,/dev/7=1,/dev/8=1,/dev/9=1"},
 	},
+	"share-driver": {
+		good: []field{
+			{"virtiofs", func(o *Options) { o.ShareDriver = machine.ShareVirtiofs }},
+			{"9p", func(o *Options) { o.ShareDriver = machine.Share9p }},
+		},
+		bad: []string{"9pfs", "virtio-fs", "VirtioFS", "true"},
+	},
 	"chown-9pfs-mounts": booleanCase(func(o *Options) *bool { return &o.Chown9pfs }),
 	"cloud-init-image-type": {
 		good: []field{

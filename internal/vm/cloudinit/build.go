@@ -12,6 +12,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/vm/annotations"
 	"github.com/tripod-run/tripod/internal/vm/iso9660"
+	"github.com/tripod-run/tripod/internal/vm/machine"
 )
 
 // Input is all that a disk is made of. The same input, with the same files behind its mounts, makes the same bytes.
@@ -21,8 +22,9 @@ type Input struct {
 	PodUID, Hostname string
 	// Env is the container's environment.
 	Env []EnvVar
-	// Mounts are all mounts of the container, in the CRI's order.
-	Mounts []Mount
+	// Mounts are all mounts of the container, in the CRI's order; ShareDriver is how the guest mounts those that are shares.
+	Mounts      []Mount
+	ShareDriver machine.ShareDriver
 	// Devices are block devices for which the guest wants names of its own.
 	Devices    []Device
 	Interfaces []Interface

@@ -13,6 +13,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/vm/annotations"
+	"github.com/tripod-run/tripod/internal/vm/machine"
 )
 
 // refused builds a disk that cannot be, and holds that the error is of the class and has the words.
@@ -184,26 +185,28 @@ func TestClassify(t *testing.T) {
 	dir := t.TempDir()
 	for _, c := range []struct {
 		host, container string
-		want            Kind
+		by9p, virtiofs  Kind
 	}{
-		{dir, "/data", KindShare},
-		{dir, SourceDir + "/secret/x", KindSource},
-		{dir, SourceDir + "/../data", KindShare},
-		{plainFile(t, ""), "/etc/hosts", KindFiles},
-		{volume(t, "secret", "s", nil), "/s", KindFiles},
-		{volume(t, "configmap", "c", nil) + "/", "/s", KindFiles},
-		{volume(t, "downward-api", "d", nil), "/s", KindFiles},
-		{volume(t, "projected", "p", nil), "/s", KindFiles},
-		{volume(t, "empty-dir", "e", nil), "/s", KindShare},
+		{dir, "/data", KindShare, KindShare},
+		{dir, SourceDir + "/secret/x", KindSource, KindSource},
+		{dir, SourceDir + "/../data", KindShare, KindShare},
+		{plainFile(t, ""), "/etc/hosts", KindFiles, KindFiles},
+		{volume(t, "secret", "s", nil), "/s", KindFiles, KindShare},
+		{volume(t, "configmap", "c", nil) + "/", "/s", KindFiles, KindShare},
+		{volume(t, "downward-api", "d", nil), "/s", KindFiles, KindShare},
+		{volume(t, "projected", "p", nil), "/s", KindFiles, KindShare},
+		{volume(t, "empty-dir", "e", nil), "/s", KindShare, KindShare},
 	} {
-		if got, err := Classify(c.host, c.container); err != nil || got != c.want {
-			t.Errorf("%s at %s is %d, %v", c.host, c.container, got, err)
+		for driver, want := range map[machine.ShareDriver]Kind{machine.Share9p: c.by9p, machine.ShareVirtiofs: c.virtiofs} {
+			if got, err := Classify(c.host, c.container, driver); err != nil || got != want {
+				t.Errorf("%s at %s by %s is %d, %v", c.host, c.container, driver, got, err)
+			}
 		}
 	}
-	if _, err := Classify("/dev/null", "/x"); !errdefs.IsInvalidArgument(err) {
+	if _, err := Classify("/dev/null", "/x", machine.Share9p); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("a character device: %v", err)
 	}
-	if _, err := Classify(filepath.Join(dir, "gone"), "/x"); !errdefs.IsFailedPrecondition(err) {
+	if _, err := Classify(filepath.Join(dir, "gone"), "/x", machine.Share9p); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("nothing: %v", err)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	reader "github.com/kdomanski/iso9660"
 
 	"github.com/tripod-run/tripod/internal/vm/annotations"
+	"github.com/tripod-run/tripod/internal/vm/machine"
 )
 
 // volume is a directory as the kubelet's writer of API volumes leaves it: the files in a directory of a time, a link
@@ -179,6 +180,16 @@ var shapes = map[string]func(t *testing.T) Input{
 			{HostPath: t.TempDir(), ContainerPath: "/ro;date", ReadOnly: true, Tag: ShareTag(1)},
 		}
 		in.Devices = []Device{{Serial: "disk0", Path: "/dev/testpvc"}, {Serial: "disk1", Path: "/dev/disk by/it's"}}
+		return in
+	},
+	"volumes-virtiofs": func(t *testing.T) Input {
+		in := base(t, nil)
+		in.ShareDriver = machine.ShareVirtiofs
+		in.Mounts = []Mount{
+			{HostPath: volume(t, "secret", "s", map[string]string{"password": "hunter2"}), ContainerPath: "/data/keys", ReadOnly: true, Tag: ShareTag(0)},
+			{HostPath: plainFile(t, "10.88.0.5\tweb-0\n"), ContainerPath: "/etc/hosts"},
+			{HostPath: t.TempDir(), ContainerPath: "/data", Tag: ShareTag(1)},
+		}
 		return in
 	},
 	"volumes-scsi": func(t *testing.T) Input {

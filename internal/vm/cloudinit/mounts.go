@@ -13,6 +13,8 @@ import (
 	"syscall"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/vm/machine"
 )
 
 // Kind is what becomes of a mount.
@@ -45,9 +47,10 @@ const (
 // apiVolume matches the directory of a volume whose files the kubelet writes from objects of the API.
 var apiVolume = regexp.MustCompile(`/volumes/kubernetes\.io~(secret|configmap|downward-api|projected)/([^/]+)$`)
 
-// Classify tells what becomes of a mount. A host path that is not there is errdefs.ErrFailedPrecondition, one that is neither
+// Classify tells what becomes of a mount, where directories reach the guest by driver: those of Secrets, ConfigMaps and the
+// like are shared by virtio-fs, so that the guest sees what becomes of them, and copied where there is none. A host path that is not there is errdefs.ErrFailedPrecondition, one that is neither
 // file, directory nor block device errdefs.ErrInvalidArgument.
-func Classify(hostPath, containerPath string) (Kind, error) {
+func Classify(hostPath, containerPath string, driver machine.ShareDriver) (Kind, error) {
 	if strings.HasPrefix(path.Clean(containerPath), SourceDir+"/") {
 		return KindSource, nil
 	}
@@ -57,7 +60,7 @@ func Classify(hostPath, containerPath string) (Kind, error) {
 		return 0, fmt.Errorf("mount at %s: %v: %w", containerPath, err, errdefs.ErrFailedPrecondition)
 	case info.Mode().IsRegular():
 		return KindFiles, nil
-	case info.IsDir() && apiVolume.MatchString(path.Clean(hostPath)):
+	case info.IsDir() && driver != machine.ShareVirtiofs && apiVolume.MatchString(path.Clean(hostPath)):
 		return KindFiles, nil
 	case info.IsDir():
 		return KindShare, nil

@@ -57,15 +57,27 @@ func (b *builder) mountScript(shares []Mount) string {
 	if len(shares) == 0 {
 		return ""
 	}
-	return "#!/bin/sh\n" + mountCommands(shares)
+	return "#!/bin/sh\n" + b.mountCommands(shares)
 }
 
-func mountCommands(shares []Mount) string {
+// mountFunction mounts the share with the tag $1 at $2, with the options $3, unless something is mounted there. What is in
+// the way is said on the console.
+const mountFunction = `mount_share() {
+	mkdir -p "$2" && at=$(cd "$2" && pwd -P) || return
+	grep -qF " $at " /proc/mounts && return
+	mount -t %s -o "$3" "$1" "$2" && return
+	echo "Tripod: %s is not mounted at $2: the kernel of this guest may lack it; annotation tripod.dev/vm.share-driver names another way" >/dev/console
+}
+`
+
+func (b *builder) mountCommands(shares []Mount) string {
+	if len(shares) == 0 {
+		return ""
+	}
 	var s strings.Builder
+	fmt.Fprintf(&s, mountFunction, b.shareType(), b.shareType())
 	for _, m := range shares {
-		at := quoteShell(m.ContainerPath)
-		fmt.Fprintf(&s, "grep -qF %s /proc/mounts || { mkdir -p %s && mount -t 9p -o %s %s %s; }\n",
-			quoteShell(" "+m.ContainerPath+" "), at, m.options(), m.Tag, at)
+		fmt.Fprintf(&s, "mount_share %s %s %s\n", m.Tag, quoteShell(m.ContainerPath), b.options(m))
 	}
 	return s.String()
 }
@@ -101,7 +113,7 @@ func (b *builder) vendorData(shares []Mount) string {
 	if len(b.in.Devices) > 0 {
 		s.WriteString(b.links())
 	}
-	s.WriteString(mountCommands(shares))
+	s.WriteString(b.mountCommands(shares))
 	if b.in.Agent {
 		s.WriteString(startAgent)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/vm/annotations"
+	"github.com/tripod-run/tripod/internal/vm/machine"
 )
 
 // mountScript is what Virtlet calls the place for its commands in a user-data script.
@@ -134,11 +135,11 @@ func extend(data map[string]any, key string, more []any) error {
 	return nil
 }
 
-// shares are the mounts that the guest mounts.
+// shares are the mounts that the guest mounts, each after those above it.
 func (b *builder) shares() ([]Mount, error) {
 	var shares []Mount
 	for _, m := range b.in.Mounts {
-		kind, err := Classify(m.HostPath, m.ContainerPath)
+		kind, err := Classify(m.HostPath, m.ContainerPath, b.in.ShareDriver)
 		switch {
 		case err != nil:
 			return nil, err
@@ -154,16 +155,30 @@ func (b *builder) shares() ([]Mount, error) {
 		m.ContainerPath = path.Clean(m.ContainerPath)
 		shares = append(shares, m)
 	}
+	slices.SortStableFunc(shares, func(a, b Mount) int {
+		return strings.Count(a.ContainerPath, "/") - strings.Count(b.ContainerPath, "/")
+	})
 	return shares, nil
 }
 
 func notInFstab(r rune) bool { return control(r) || r == ' ' || r == '\\' || r == 0xa0 }
 
+// shareType is the type of the file system that the shares are for the guest.
+func (b *builder) shareType() string {
+	if b.in.ShareDriver == machine.ShareVirtiofs {
+		return "virtiofs"
+	}
+	return "9p"
+}
+
 // options are those of mounting a share.
-func (m Mount) options() string {
-	o := "trans=virtio,version=9p2000.L,msize=131072"
+func (b *builder) options(m Mount) string {
+	o := "rw"
 	if m.ReadOnly {
-		o += ",ro"
+		o = "ro"
+	}
+	if b.in.ShareDriver != machine.ShareVirtiofs {
+		o += ",trans=virtio,version=9p2000.L,msize=131072"
 	}
 	return o
 }
@@ -173,7 +188,7 @@ func (m Mount) options() string {
 func (b *builder) addMounts(data map[string]any, shares []Mount) error {
 	var more []any
 	for _, m := range shares {
-		more = append(more, []any{m.Tag, m.ContainerPath, "9p", m.options() + ",nofail", "0", "0"})
+		more = append(more, []any{m.Tag, m.ContainerPath, b.shareType(), b.options(m) + ",nofail", "0", "0"})
 	}
 	if err := extend(data, "mounts", more); err != nil {
 		return err
@@ -210,7 +225,7 @@ func (b *builder) writeFiles(shares []Mount) ([]any, error) {
 		list = append(list, entry)
 	}
 	for _, m := range b.in.Mounts {
-		if kind, err := Classify(m.HostPath, m.ContainerPath); err != nil || kind != KindFiles {
+		if kind, err := Classify(m.HostPath, m.ContainerPath, b.in.ShareDriver); err != nil || kind != KindFiles {
 			continue // errors are told by shares
 		}
 		files, err := b.read(m)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"os"
+	"slices"
 	"time"
 )
 
@@ -100,11 +101,28 @@ type NIC struct {
 // HardwareAddr parses MAC.
 func (n NIC) HardwareAddr() (net.HardwareAddr, error) { return net.ParseMAC(n.MAC) }
 
-// Share is a directory of the node that the guest mounts by Tag (virtio-9p).
+// ShareDriver is how a directory reaches the guest.
+type ShareDriver string
+
+// The ways.
+const (
+	// ShareVirtiofs is virtio-fs, served by virtiofsd: owners and permissions are those of the files.
+	ShareVirtiofs ShareDriver = "virtiofs"
+	// Share9p is virtio-9p, served by QEMU, for guests without virtio-fs.
+	Share9p ShareDriver = "9p"
+)
+
+// Share is a directory of the node that the guest mounts by Tag.
 type Share struct {
-	Tag      string `json:"tag"`
-	Path     string `json:"path"`
-	ReadOnly bool   `json:"readOnly,omitempty"`
+	Tag      string      `json:"tag"`
+	Path     string      `json:"path"`
+	Driver   ShareDriver `json:"driver"`
+	ReadOnly bool        `json:"readOnly,omitempty"`
+}
+
+// HasVirtiofs tells whether a share is by virtio-fs: then the guest's memory must be shared with virtiofsd.
+func (d *Definition) HasVirtiofs() bool {
+	return slices.ContainsFunc(d.Shares, func(s Share) bool { return s.Driver == ShareVirtiofs })
 }
 
 // What of a running machine can be reached, in Definition.Dir. A socket takes one client at a time.

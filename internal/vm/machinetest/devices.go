@@ -162,7 +162,7 @@ func noBoot(t *testing.T, s Subject) {
 	l.Close()
 	l = s.Begin(t, d.Name)
 	var report firmware.Report
-	await(t, "the firmware finds nothing to boot", func() bool {
+	Await(t, "the firmware finds nothing to boot", func() bool {
 		said, err := l.Firmware(t.Context(), d.Name)
 		if err != nil && !errdefs.IsUnavailable(err) {
 			t.Fatal(err)

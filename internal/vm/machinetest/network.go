@@ -107,7 +107,7 @@ func addTap(t *testing.T, name string, uid int, address string) {
 func fetch(t *testing.T, host string) {
 	t.Helper()
 	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: (&net.Dialer{Timeout: 5 * time.Second}).DialContext}}
-	await(t, "the guest serves a page at "+host, func() bool {
+	Await(t, "the guest serves a page at "+host, func() bool {
 		answer, err := client.Get("http://" + host + "/")
 		if err != nil {
 			return false

@@ -43,7 +43,7 @@ func driverRestart(t *testing.T, s Subject) {
 
 	l = s.Begin(t, names...)
 	defer func() { l.Close() }()
-	await(t, "the machines that ended are known to have", func() bool {
+	Await(t, "the machines that ended are known to have", func() bool {
 		return l.Must(kinds["powers off"].Name).Phase == machine.Ended && l.Must(kinds["panics"].Name).Phase == machine.Ended
 	})
 	for kind, want := range map[string]machine.State{

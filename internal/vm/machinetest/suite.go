@@ -24,7 +24,7 @@ func Run(t *testing.T, s Subject) {
 		test func(t *testing.T, s Subject)
 	}{
 		{"Lifecycle", lifecycle}, {"Unknown", unknown}, {"Causes", causes}, {"Hung", hung}, {"OutOfMemory", outOfMemory},
-		{"NoStart", noStart}, {"Reboot", reboot}, {"Devices", devices}, {"BootsFromDisk", bootsFromDisk}, {"NoBoot", noBoot}, {"Network", networked}, {"DriverRestart", driverRestart}, {"NodeRestart", nodeRestart},
+		{"NoStart", noStart}, {"Reboot", reboot}, {"Devices", devices}, {"Shares", shares}, {"LostShare", lostShare}, {"BootsFromDisk", bootsFromDisk}, {"NoBoot", noBoot}, {"Network", networked}, {"DriverRestart", driverRestart}, {"NodeRestart", nodeRestart},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(t, s) })
 	}
@@ -207,7 +207,7 @@ func hung(t *testing.T, s Subject) {
 	}
 	inTime("stats", func() error { return second(l.Stats(t.Context(), d.Name)) })
 	signal(t, pid, unix.SIGCONT)
-	await(t, "the monitor answers again", func() bool { return second(l.Stats(t.Context(), d.Name)) == nil })
+	Await(t, "the monitor answers again", func() bool { return second(l.Stats(t.Context(), d.Name)) == nil })
 	signal(t, pid, unix.SIGSTOP)
 	if err := l.Destroy(t.Context(), d.Name); err != nil {
 		t.Fatalf("destroy: %v", err)
@@ -260,7 +260,9 @@ func noStart(t *testing.T, s Subject) {
 		{"NoQcow2", func(d *machine.Definition) { d.Disks[0].File = d.Disks[0].Base.File }, "qcow2"},
 		{"NoCPU", func(d *machine.Definition) { d.CPUModel = "Commodore64" }, "Commodore64"},
 		{"NoCgroup", func(d *machine.Definition) { d.Cgroup += "/none" }, "cgroup"},
-		{"NoShare", func(d *machine.Definition) { d.Shares = []machine.Share{{Tag: "x", Path: d.StateDir + "/none"}} }, "none"},
+		{"NoShare", func(d *machine.Definition) {
+			d.Shares = []machine.Share{{Tag: "x", Driver: machine.Share9p, Path: d.StateDir + "/none"}}
+		}, "none"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			good := s.Definition(t)
@@ -326,7 +328,8 @@ func gone(t testing.TB, pid int) {
 	}
 }
 
-func await(t testing.TB, what string, is func() bool) {
+// Await waits until is says so.
+func Await(t testing.TB, what string, is func() bool) {
 	t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/vm/share"
 	"github.com/tripod-run/tripod/test/harness/testns"
 )
 
@@ -54,6 +55,16 @@ func FindGuest(t testing.TB, full bool) Guest {
 		}
 	}
 	return g
+}
+
+// FindVirtiofsd finds virtiofsd.
+func FindVirtiofsd(t testing.TB) string {
+	t.Helper()
+	program, err := share.Find("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return program
 }
 
 // repository is the root of the source tree: go test runs a test in its package's directory.

@@ -40,6 +40,7 @@ const (
 	kindVhost    kind = "vhost"     // /dev/vhost-net
 	kindShare    kind = "share"     // a directory, for reading and writing
 	kindShareRO  kind = "share-ro"  // a directory, mounted read-only
+	kindVirtiofs kind = "virtiofs"  // the connection to Shares[Index]'s virtiofsd
 	kindOwnedDir kind = "owned-dir" // a directory in Definition.Dir that is QEMU's user's
 )
 
@@ -108,7 +109,7 @@ func (c *command) machine(d machine.Definition, s setup) {
 	c.add("-name", "guest="+mark+d.Name+",debug-threads=on",
 		"-nodefaults", "-no-user-config", "-display", "none",
 		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
-		"-machine", "q35,usb=off,vmport=off,dump-guest-core=off",
+		"-machine", "q35,usb=off,vmport=off,dump-guest-core=off"+memoryBackend(d),
 		"-accel", acceleration(s.Accel),
 		"-cpu", cpuModel(d.CPUModel, s.Accel),
 		"-smp", strconv.Itoa(d.CPUs),
@@ -121,6 +122,9 @@ func (c *command) machine(d machine.Definition, s setup) {
 		"-action", "reboot=reset,shutdown=pause,panic=pause",
 		// A guest that went to sleep could never be woken.
 		"-global", "ICH9-LPC.disable_s3=1", "-global", "ICH9-LPC.disable_s4=1")
+	if d.HasVirtiofs() {
+		c.add("-object", fmt.Sprintf("memory-backend-memfd,id=%s,size=%dM,share=on", memoryID, mebibytes(d.Memory)))
+	}
 	if d.Kernel != nil {
 		// These are opened by fopen, which knows no descriptor sets.
 		c.add("-kernel", fmt.Sprintf("/proc/self/fd/%d", c.inherit(inherited{Kind: kindBoot, Path: d.Kernel.Path})))
@@ -236,9 +240,26 @@ func (c *command) nic(i int, nic machine.NIC, s setup) {
 	c.add("-netdev", netdev, "-device", device)
 }
 
-// share adds a directory by virtio-9p. "none": the guest's files are QEMU's user's, and what it may not change stays as
-// it is; see openShare for whose files it meets.
+// memoryID is the guest's memory where others than QEMU use it.
+const memoryID = "ram"
+
+// memoryBackend is what the machine's type says of its memory.
+func memoryBackend(d machine.Definition) string {
+	if d.HasVirtiofs() {
+		return ",memory-backend=" + memoryID
+	}
+	return ""
+}
+
+// share adds a directory: the connection to its virtiofsd, or a directory that QEMU serves by virtio-9p. "none": the
+// guest's files are QEMU's user's, and what it may not change stays as it is; share.Open says whose files it meets.
 func (c *command) share(i int, share machine.Share) {
+	if share.Driver == machine.ShareVirtiofs {
+		fd := c.inherit(inherited{Kind: kindVirtiofs, Index: i})
+		c.add("-chardev", fmt.Sprintf("socket,id=share%d,fd=%d", i, fd),
+			"-device", fmt.Sprintf("vhost-user-fs-pci,chardev=share%d,tag=%s,queue-size=1024", i, share.Tag))
+		return
+	}
 	open, more := kindShare, ""
 	if share.ReadOnly {
 		open, more = kindShareRO, ",readonly=on"

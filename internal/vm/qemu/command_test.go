@@ -55,7 +55,10 @@ func TestGoldenCommands(t *testing.T) {
 		"everything": {func(d *machine.Definition) {
 			d.CPUs, d.CPUModel, d.VNC = 4, "host-model", true
 			d.NICs = []machine.NIC{{MAC: "52:54:00:12:34:56", MTU: 1450, Netns: "/run/netns/a", Tap: "tap0"}, {MAC: "52:54:00:12:34:57", Netns: "/run/netns/a", Tap: "tap1"}}
-			d.Shares = []machine.Share{{Tag: "data", Path: "/srv/a,b"}, {Tag: "config", Path: "/srv/config", ReadOnly: true}}
+			d.Shares = []machine.Share{
+				{Tag: "data", Path: "/srv/a,b", Driver: machine.Share9p}, {Tag: "config", Path: "/srv/config", Driver: machine.Share9p, ReadOnly: true},
+				{Tag: "db", Path: "/srv/db", Driver: machine.ShareVirtiofs}, {Tag: "secret", Path: "/srv/secret", Driver: machine.ShareVirtiofs, ReadOnly: true},
+			}
 		}, setup{Accel: AccelKVM, VhostNet: true, Block: host.Block}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -105,7 +108,7 @@ func golden(t *testing.T, c command) string {
 func TestNothingLeaksIntoOptions(t *testing.T) {
 	d := plain()
 	d.Disks[0].Path = "/evil,readonly=off"
-	d.Shares = []machine.Share{{Tag: "x", Path: "/evil,security_model=passthrough"}}
+	d.Shares = []machine.Share{{Tag: "x", Path: "/evil,security_model=passthrough", Driver: machine.Share9p}, {Tag: "y", Path: "/evil,fd=0", Driver: machine.ShareVirtiofs}}
 	d.SerialLog = "/evil,path=/etc/shadow"
 	for _, arg := range build(d, setup{Block: func(string) bool { return false }}).Args {
 		if strings.Contains(arg, "evil") || strings.Contains(arg, "/run/vm") || strings.Contains(arg, "/var/lib") {
@@ -117,27 +120,32 @@ func TestNothingLeaksIntoOptions(t *testing.T) {
 // TestRefused: what could be misunderstood by QEMU, or is nonsense, is refused and said.
 func TestRefused(t *testing.T) {
 	for what, change := range map[string]func(d *machine.Definition){
-		"no UUID":        func(d *machine.Definition) { d.UUID = "x,y" },
-		"CPUs":           func(d *machine.Definition) { d.CPUs = 256 },
-		"no CPU":         func(d *machine.Definition) { d.CPUs = 0 },
-		"model":          func(d *machine.Definition) { d.CPUModel = "-accel" },
-		"libvirt":        func(d *machine.Definition) { d.LibvirtCPU = "<cpu/>" },
-		"no boot":        func(d *machine.Definition) { d.Disks = nil },
-		"lonely initrd":  func(d *machine.Definition) { d.Initrd = &machine.File{Path: "/initrd"} },
-		"group":          func(d *machine.Definition) { d.GID = 0 },
-		"relative":       func(d *machine.Definition) { d.SerialLog = "serial.log" },
-		"cgroup":         func(d *machine.Definition) { d.Cgroup = "/a/../b" },
-		"twice":          func(d *machine.Definition) { d.Disks = append(d.Disks, d.Disks[0]) },
-		"node name":      func(d *machine.Definition) { d.Disks[0].ID = "a-file" },
-		"bus":            func(d *machine.Definition) { d.Disks[0].Bus = "ide" },
-		"base of raw":    func(d *machine.Definition) { d.Disks[0].Format, d.Disks[0].Base = "raw", &machine.Base{Format: "raw"} },
-		"base's format":  func(d *machine.Definition) { d.Disks[0].Base = &machine.Base{Format: "vmdk"} },
-		"part of qcow2":  func(d *machine.Definition) { d.Disks[0].Size = 512 },
-		"half a sector":  func(d *machine.Definition) { d.Disks[0].Format, d.Disks[0].Offset, d.Disks[0].Size = "raw", 100, 512 },
-		"MTU":            func(d *machine.Definition) { d.NICs = []machine.NIC{{MAC: "52:54:00:12:34:56", MTU: 10}} },
-		"EUI-64":         func(d *machine.Definition) { d.NICs = []machine.NIC{{MAC: "52:54:00:12:34:56:78:9a"}} },
-		"two shares":     func(d *machine.Definition) { d.Shares = []machine.Share{{Tag: "a"}, {Tag: "a"}} },
-		"long tag":       func(d *machine.Definition) { d.Shares = []machine.Share{{Tag: strings.Repeat("a", 32)}} },
+		"no UUID":       func(d *machine.Definition) { d.UUID = "x,y" },
+		"CPUs":          func(d *machine.Definition) { d.CPUs = 256 },
+		"no CPU":        func(d *machine.Definition) { d.CPUs = 0 },
+		"model":         func(d *machine.Definition) { d.CPUModel = "-accel" },
+		"libvirt":       func(d *machine.Definition) { d.LibvirtCPU = "<cpu/>" },
+		"no boot":       func(d *machine.Definition) { d.Disks = nil },
+		"lonely initrd": func(d *machine.Definition) { d.Initrd = &machine.File{Path: "/initrd"} },
+		"group":         func(d *machine.Definition) { d.GID = 0 },
+		"relative":      func(d *machine.Definition) { d.SerialLog = "serial.log" },
+		"cgroup":        func(d *machine.Definition) { d.Cgroup = "/a/../b" },
+		"twice":         func(d *machine.Definition) { d.Disks = append(d.Disks, d.Disks[0]) },
+		"node name":     func(d *machine.Definition) { d.Disks[0].ID = "a-file" },
+		"bus":           func(d *machine.Definition) { d.Disks[0].Bus = "ide" },
+		"base of raw":   func(d *machine.Definition) { d.Disks[0].Format, d.Disks[0].Base = "raw", &machine.Base{Format: "raw"} },
+		"base's format": func(d *machine.Definition) { d.Disks[0].Base = &machine.Base{Format: "vmdk"} },
+		"part of qcow2": func(d *machine.Definition) { d.Disks[0].Size = 512 },
+		"half a sector": func(d *machine.Definition) { d.Disks[0].Format, d.Disks[0].Offset, d.Disks[0].Size = "raw", 100, 512 },
+		"MTU":           func(d *machine.Definition) { d.NICs = []machine.NIC{{MAC: "52:54:00:12:34:56", MTU: 10}} },
+		"EUI-64":        func(d *machine.Definition) { d.NICs = []machine.NIC{{MAC: "52:54:00:12:34:56:78:9a"}} },
+		"two shares": func(d *machine.Definition) {
+			d.Shares = []machine.Share{{Tag: "a", Driver: machine.Share9p}, {Tag: "a", Driver: machine.Share9p}}
+		},
+		"no driver": func(d *machine.Definition) { d.Shares = []machine.Share{{Tag: "a", Path: "/a"}} },
+		"long tag": func(d *machine.Definition) {
+			d.Shares = []machine.Share{{Tag: strings.Repeat("a", 32), Driver: machine.Share9p}}
+		},
 		"upper-case hex": func(d *machine.Definition) { d.Name = strings.ToUpper(d.Name) },
 	} {
 		d := plain()
@@ -160,20 +168,5 @@ func TestMarks(t *testing.T) {
 		if marked([]byte(line), d.Name) {
 			t.Errorf("%q is marked", line)
 		}
-	}
-}
-
-// TestLogsAreBounded: what QEMU says is cut to its end, and its last words are found.
-func TestLogsAreBounded(t *testing.T) {
-	path := filepath.Join(t.TempDir(), logFile)
-	if err := os.WriteFile(path, []byte(strings.Repeat("noise\n", maxLog/3)+"qemu-system-x86_64: it is on fire\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	trimLog(path)
-	if info, err := os.Stat(path); err != nil || info.Size() > keepLog {
-		t.Errorf("%v, %v", info.Size(), err)
-	}
-	if words := lastWords(path); words != "noise; noise; it is on fire" {
-		t.Errorf("%q", words)
 	}
 }

@@ -113,7 +113,7 @@ func TestShares(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	d.Shares = []machine.Share{{Tag: "tripod:0", Path: rw}, {Tag: "tripod:1", Path: ro, ReadOnly: true}}
+	d.Shares = []machine.Share{{Tag: "tripod:0", Path: rw, Driver: machine.Share9p}, {Tag: "tripod:1", Path: ro, Driver: machine.Share9p, ReadOnly: true}}
 	console := l.Up(t, d)
 	console.Type("for t in rw ro; do mkdir -p /$t; [ $t = rw ] && tag=tripod:0 || tag=tripod:1; mount -t 9p -o trans=virtio,version=9p2000.L $tag /$t; cat /$t/secret; echo new >/$t/new; done; " +
 		"mkdir /rw/sub; chmod 750 /rw/sub; mv /rw/new /rw/sub/; sync; ls -ln /rw /ro; echo shares-$((40+2))")

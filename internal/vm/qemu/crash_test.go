@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,6 +24,7 @@ const victimEnv = "TRIPOD_QEMU_VICTIM"
 
 type victim struct {
 	Root       string
+	Virtiofsd  string
 	Definition machine.Definition
 	Cgroups    cgroup.Tree
 	Calls      []string
@@ -30,7 +32,7 @@ type victim struct {
 
 // live is the life of a daemon that ends at a fail point; if it does not, that is told.
 func (v victim) live() error {
-	d, err := New(Config{Root: v.Root, Accel: AccelTCG, Cgroup: v.Cgroups})
+	d, err := New(Config{Root: v.Root, Virtiofsd: v.Virtiofsd, Accel: AccelTCG, Cgroup: v.Cgroups})
 	if err != nil {
 		return err
 	}
@@ -79,12 +81,17 @@ func TestKilledAnywhere(t *testing.T) {
 			}
 			s := subject(t)
 			d := s.Definition(t)
+			shared := filepath.Join(d.StateDir, "shared")
+			if err := os.Mkdir(shared, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			d.Shares = []machine.Share{{Tag: "shared", Path: shared, Driver: machine.ShareVirtiofs}}
 			if slices.Contains(p.calls, "end") {
 				d.Cmdline += ` tripod.noshell tripod.run="poweroff -f"`
 			}
 			root := filepath.Join(t.TempDir(), "qemu")
 			s.New = driverOver(root)
-			die(t, point, victim{Root: root, Definition: d, Cgroups: machinetest.Cgroups(t), Calls: p.calls})
+			die(t, point, victim{Root: root, Virtiofsd: machinetest.FindVirtiofsd(t), Definition: d, Cgroups: machinetest.Cgroups(t), Calls: p.calls})
 			l := s.Begin(t, d.Name)
 			defer l.Close()
 			found, there := l.Found[d.Name]
@@ -134,10 +141,12 @@ func die(t *testing.T, point string, v victim) {
 	}
 }
 
-func checkProcesses(t *testing.T, d machine.Definition, want int) {
+// checkProcesses waits until so many machines run: a QEMU each, and the two processes of a virtiofsd, which ends after those
+// whom it serves.
+func checkProcesses(t *testing.T, d machine.Definition, machines int) {
 	t.Helper()
 	tree := machinetest.Cgroups(t)
-	if pids := cgroup.Procs(filepath.Join(tree.Roots[tree.Hierarchy("pids")], d.Cgroup)); len(pids) != want {
-		t.Errorf("%d processes are in the machine's cgroup, not %d: %v", len(pids), want, pids)
-	}
+	machinetest.Await(t, fmt.Sprintf("%d machines run", machines), func() bool {
+		return len(cgroup.Procs(filepath.Join(tree.Roots[tree.Hierarchy("pids")], d.Cgroup))) == 3*machines
+	})
 }

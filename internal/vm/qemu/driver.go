@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/vm/confine"
 	"github.com/tripod-run/tripod/internal/vm/machine"
 )
 
@@ -43,6 +44,8 @@ type Config struct {
 	Root string
 	// Emulator is QEMU, a path or a name; "" is ProgramName. It is found when the driver is made.
 	Emulator string
+	// Virtiofsd is the program of that name, as package share finds it; "": machines with shares by virtio-fs are refused.
+	Virtiofsd string
 	// Accel is AccelAuto, AccelKVM or AccelTCG; "" is AccelAuto.
 	Accel string
 	// UID and GID are what QEMU runs as while Probe tries it; 0 is 65534.
@@ -145,6 +148,9 @@ func (d *Driver) Define(ctx context.Context, def machine.Definition) error {
 	if err := validate(def); err != nil {
 		return err
 	}
+	if d.cfg.Virtiofsd == "" && def.HasVirtiofs() {
+		return fmt.Errorf("machine %.64s: shares by virtio-fs, and there is no virtiofsd: %w", def.Name, errdefs.ErrFailedPrecondition)
+	}
 	d.mu.Lock()
 	h := d.machines[def.Name]
 	if h == nil {
@@ -207,7 +213,7 @@ func (d *Driver) trimLogs() {
 		}
 		d.mu.Unlock()
 		for _, name := range names {
-			trimLog(filepath.Join(d.dirOf(name), logFile))
+			confine.TrimLog(filepath.Join(d.dirOf(name), logFile))
 		}
 	}
 }

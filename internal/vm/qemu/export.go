@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/vm/machine"
+	"github.com/tripod-run/tripod/internal/vm/share"
 )
 
 // What follows is for the driver libvirt, whose QEMU is given the same files in the same way.
@@ -35,7 +36,8 @@ func OpenBoot(path string) (*os.File, error) { return openBoot(path) }
 
 // OpenShare opens a directory for virtio-9p, with root's files seen as those of QEMU's user where the file system can.
 func OpenShare(path string, readOnly bool, uid, gid int) (*os.File, error) {
-	return openShare(path, readOnly, uid, gid)
+	tree, _, err := share.Open(path, readOnly, uid, gid)
+	return tree, err
 }
 
 // OpenOwned makes a directory that belongs to QEMU's user, for the socket of VNC.

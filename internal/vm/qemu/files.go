@@ -12,13 +12,20 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/vm/machine"
+	"github.com/tripod-run/tripod/internal/vm/share"
 )
 
 const vhostNet = "/dev/vhost-net"
 
+// sources are who opens what is no file: taps, and connections to those who serve shares.
+type sources struct {
+	taps   machine.Opener
+	shares *share.Servers
+}
+
 // openAll opens what a command inherits, in its order. A file that is not there or cannot be used is an
 // errdefs.ErrFailedPrecondition.
-func openAll(ctx context.Context, d machine.Definition, files []inherited, taps machine.Opener) (opened []*os.File, err error) {
+func openAll(ctx context.Context, d machine.Definition, files []inherited, from sources) (opened []*os.File, err error) {
 	defer func() {
 		if err != nil {
 			closeAll(opened)
@@ -29,7 +36,7 @@ func openAll(ctx context.Context, d machine.Definition, files []inherited, taps 
 		if err := context.Cause(ctx); err != nil {
 			return opened, err
 		}
-		file, err := openOne(ctx, d, f, taps)
+		file, err := openOne(ctx, d, f, from)
 		if err != nil {
 			return opened, classed(fmt.Errorf("what the machine needs: %w", err))
 		}
@@ -38,7 +45,7 @@ func openAll(ctx context.Context, d machine.Definition, files []inherited, taps 
 	return opened, nil
 }
 
-func openOne(ctx context.Context, d machine.Definition, f inherited, taps machine.Opener) (*os.File, error) {
+func openOne(ctx context.Context, d machine.Definition, f inherited, from sources) (*os.File, error) {
 	switch f.Kind {
 	case kindSocket:
 		return machine.Listen(f.Path)
@@ -53,10 +60,10 @@ func openOne(ctx context.Context, d machine.Definition, f inherited, taps machin
 	case kindBoot:
 		return openBoot(f.Path)
 	case kindTap:
-		if taps == nil {
+		if from.taps == nil {
 			return nil, fmt.Errorf("nobody opens taps: %w", errdefs.ErrFailedPrecondition)
 		}
-		file, err := taps.Tap(ctx, d.NICs[f.Index])
+		file, err := from.taps.Tap(ctx, d.NICs[f.Index])
 		if err != nil {
 			return nil, fmt.Errorf("tap %s: %w", d.NICs[f.Index].Tap, err)
 		}
@@ -64,9 +71,11 @@ func openOne(ctx context.Context, d machine.Definition, f inherited, taps machin
 	case kindVhost:
 		return os.OpenFile(f.Path, os.O_RDWR, 0)
 	case kindShare:
-		return openShare(f.Path, false, d.UID, d.GID)
+		return OpenShare(f.Path, false, d.UID, d.GID)
 	case kindShareRO:
-		return openShare(f.Path, true, d.UID, d.GID)
+		return OpenShare(f.Path, true, d.UID, d.GID)
+	case kindVirtiofs:
+		return from.shares.Conn(d.Shares[f.Index].Tag)
 	case kindOwnedDir:
 		return openOwned(f.Path, d.UID, d.GID)
 	default:

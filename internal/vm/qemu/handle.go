@@ -16,6 +16,7 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/vm/firmware"
 	"github.com/tripod-run/tripod/internal/vm/machine"
+	"github.com/tripod-run/tripod/internal/vm/share"
 )
 
 var (
@@ -124,7 +125,7 @@ func removeSockets(dir string) error {
 	if dir == "" {
 		return nil
 	}
-	for _, name := range []string{monitorSocket, machine.SerialInput, machine.AgentSocket, machine.QGASocket} {
+	for _, name := range []string{monitorSocket, machine.SerialInput, machine.AgentSocket, machine.QGASocket, share.SocketName} {
 		if err := os.Remove(filepath.Join(dir, name)); err != nil && !notThere(err) {
 			return err
 		}

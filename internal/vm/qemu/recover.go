@@ -13,6 +13,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/vm/machine"
+	"github.com/tripod-run/tripod/internal/vm/share"
 )
 
 // Recover implements machine.Driver.
@@ -98,10 +99,22 @@ func (h *handle) removeLeft(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := h.killLeft(ctx, h.def); err != nil {
+	if err := errors.Join(h.killLeft(ctx, h.def), h.endShares(ctx)); err != nil {
 		return err
 	}
 	return h.remove(ctx)
+}
+
+// endShares ends the virtiofsd that were written down of a machine whose QEMU has ended.
+func (h *handle) endShares(ctx context.Context) error {
+	if h.rec.Boot != bootID() {
+		return nil
+	}
+	servers, err := share.Adopt(h.shareOptions(h.def), h.def.Shares, h.rec.Shares)
+	if err != nil {
+		return err
+	}
+	return servers.End(ctx)
 }
 
 // recover finds out what became of a machine while nobody looked.
@@ -125,11 +138,14 @@ func (h *handle) recover(ctx context.Context) error {
 			err = nil
 		}
 		p.Close()
-		return errors.Join(err, h.killLeft(ctx, h.def), h.set(func(rec *record) {
+		return errors.Join(err, h.killLeft(ctx, h.def), h.endShares(ctx), h.set(func(rec *record) {
 			rec.Step, rec.FinishedAt, rec.Cause, rec.ExitCode, rec.Message = stepEnded, time.Now(), machine.CauseUnknown, machine.ExitKilled, "the node was restarted"
 		}))
 	}
 	if errdefs.IsNotFound(err) {
+		if err := h.endShares(ctx); err != nil {
+			return err
+		}
 		return h.set(func(rec *record) { *rec = verdict(*rec, nil, oomKilled(h.def, *rec), filepath.Join(h.dir, logFile)) })
 	}
 	if err != nil {
@@ -142,7 +158,11 @@ func (h *handle) recover(ctx context.Context) error {
 func (h *handle) takeOver(ctx context.Context, p *process.Process) error {
 	r, killing := adopted(h, p), h.rec.Killing
 	h.run = r
-	err := h.set(func(rec *record) {
+	var err error
+	if r.shares, err = share.Adopt(h.shareOptions(h.def), h.def.Shares, h.rec.Shares); err != nil {
+		h.log.Error("a machine's virtiofsd cannot be watched", "pid", p.Pid, "err", err)
+	}
+	err = h.set(func(rec *record) {
 		rec.Process = p.ID
 		if rec.Step == stepStarting {
 			rec.Step, rec.StartedAt = stepRunning, process.StartedAt(p.Start)

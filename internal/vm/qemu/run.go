@@ -17,6 +17,7 @@ import (
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/vm/machine"
 	"github.com/tripod-run/tripod/internal/vm/qmp"
+	"github.com/tripod-run/tripod/internal/vm/share"
 )
 
 const killSignal = unix.SIGKILL
@@ -30,6 +31,7 @@ type run struct {
 	status unix.WaitStatus
 	known  bool          // status is
 	over   chan struct{} // closed when its end is on record
+	shares *share.Servers
 
 	mu  sync.Mutex
 	mon *qmp.Client
@@ -102,6 +104,7 @@ func (r *run) close() {
 		r.mon.Close()
 	}
 	r.proc.Close()
+	r.shares.Close()
 	if r.pidfd != nil {
 		r.pidfd.Close()
 	}

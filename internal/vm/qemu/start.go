@@ -15,8 +15,10 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/stats"
+	"github.com/tripod-run/tripod/internal/vm/confine"
 	"github.com/tripod-run/tripod/internal/vm/machine"
 	"github.com/tripod-run/tripod/internal/vm/qmp"
+	"github.com/tripod-run/tripod/internal/vm/share"
 )
 
 var (
@@ -66,6 +68,7 @@ func (h *handle) start(ctx context.Context, accel string) error {
 		if waitErr := r.await(context.WithoutCancel(ctx)); waitErr != nil {
 			err = errors.Join(err, waitErr)
 		}
+		err = errors.Join(err, r.shares.End(ctx))
 		r.close()
 		close(r.over)
 	}
@@ -86,17 +89,53 @@ func (h *handle) launch(ctx context.Context, def machine.Definition, accel strin
 	if err := errors.Join(fpIntent.Hit(ctx), h.killLeft(ctx, def), os.MkdirAll(def.Dir, 0o700)); err != nil {
 		return nil, err
 	}
-	log, err := os.OpenFile(filepath.Join(h.dir, logFile), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o600)
+	log, err := confine.OpenLog(filepath.Join(h.dir, logFile))
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
-	c := build(def, setup{Accel: accel, VhostNet: fileExists(vhostNet), Block: blockDevice})
-	files, err := openAll(ctx, def, slices.Concat(c.Standard[:], c.Files), h.d.cfg.Opener)
+	shares, err := share.Start(ctx, h.shareOptions(def), def.Shares)
 	if err != nil {
 		return nil, err
 	}
-	if err := fpOpened.Hit(ctx); err != nil {
+	r, err := h.spawn(ctx, def, accel, shares, log)
+	if r == nil {
+		return nil, errors.Join(err, shares.End(ctx))
+	}
+	if err != nil {
+		return r, err
+	}
+	h.mu.Lock()
+	h.run = r
+	h.mu.Unlock()
+	if err := h.set(func(rec *record) { rec.Process = r.proc.ID }); err != nil {
+		return r, err
+	}
+	if err := fpRecorded.Hit(ctx); err != nil {
+		return r, err
+	}
+	return r, h.awaitGuest(ctx, r)
+}
+
+// shareOptions say how the machine's shares are served.
+func (h *handle) shareOptions(def machine.Definition) share.Options {
+	return share.Options{
+		Program: h.d.cfg.Virtiofsd, Dir: def.Dir, LogDir: h.dir, UID: def.UID, GID: def.GID, Tree: h.d.cfg.Cgroup, Cgroup: def.Cgroup,
+	}
+}
+
+// spawn starts QEMU over what serves its shares, which is written down before: without QEMU it ends by itself.
+func (h *handle) spawn(ctx context.Context, def machine.Definition, accel string, shares *share.Servers, log *os.File) (*run, error) {
+	c := build(def, setup{Accel: accel, VhostNet: fileExists(vhostNet), Block: blockDevice})
+	files, err := openAll(ctx, def, slices.Concat(c.Standard[:], c.Files), sources{taps: h.d.cfg.Opener, shares: shares})
+	if err != nil {
+		return nil, err
+	}
+	err = fpOpened.Hit(ctx)
+	if ids := shares.IDs(); err == nil && len(ids) > 0 {
+		err = h.set(func(rec *record) { rec.Shares = ids })
+	}
+	if err != nil {
 		closeAll(files)
 		return nil, err
 	}
@@ -114,19 +153,8 @@ func (h *handle) launch(ctx context.Context, def machine.Definition, accel strin
 		_ = cmd.Wait()
 		return nil, err
 	}
-	if err := fpSpawned.Hit(ctx); err != nil {
-		return r, err
-	}
-	h.mu.Lock()
-	h.run = r
-	h.mu.Unlock()
-	if err := h.set(func(rec *record) { rec.Process = r.proc.ID }); err != nil {
-		return r, err
-	}
-	if err := fpRecorded.Hit(ctx); err != nil {
-		return r, err
-	}
-	return r, h.awaitGuest(ctx, r)
+	r.shares = shares
+	return r, fpSpawned.Hit(ctx)
 }
 
 // awaitGuest waits until QEMU says that the guest's CPUs run.
@@ -139,6 +167,9 @@ func (h *handle) awaitGuest(ctx context.Context, r *run) error {
 	}
 	if err != nil {
 		if words := lastWords(filepath.Join(h.dir, logFile)); !r.proc.Alive() {
+			if lost := r.shares.Lost(); lost != "" { // both end when the other one does
+				words += "; " + lost
+			}
 			return fmt.Errorf("QEMU ended: %s: %w", words, errdefs.ErrFailedPrecondition)
 		} else if words != "" {
 			return fmt.Errorf("%w; QEMU said: %s", err, words)

@@ -4,19 +4,18 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"time"
-	"unicode"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/process"
+	"github.com/tripod-run/tripod/internal/vm/confine"
 	"github.com/tripod-run/tripod/internal/vm/machine"
 )
 
@@ -46,12 +45,16 @@ type record struct {
 	Step    step `json:"step"`
 	// Process is QEMU, in the boot of the node that Boot names.
 	Process process.ID `json:"process"`
-	Boot    string     `json:"boot,omitempty"`
+	// Shares are the virtiofsd of its shares, in that boot too.
+	Shares []process.ID `json:"shares,omitempty"`
+	Boot   string       `json:"boot,omitempty"`
 	// OOMKills is the cgroup's count when QEMU was started.
 	OOMKills uint64 `json:"oomKills,omitempty"`
 	// Killing says that we have decided to kill it, and Verdict why it ends when that is known before it does.
 	Killing bool          `json:"killing,omitempty"`
 	Verdict machine.Cause `json:"verdict,omitempty"`
+	// Lost says what of the machine has ended before QEMU, which was killed for it.
+	Lost string `json:"lost,omitempty"`
 
 	StartedAt  time.Time     `json:"startedAt,omitzero"`
 	FinishedAt time.Time     `json:"finishedAt,omitzero"`
@@ -130,50 +133,7 @@ var bootID = sync.OnceValue(func() string {
 	return strings.TrimSpace(string(raw))
 })
 
-const (
-	maxLog  = 1 << 20
-	keepLog = 64 << 10
-)
-
-// trimLog cuts a log that has grown too long to its end. QEMU appends, so it needs not be told.
-func trimLog(path string) {
-	if info, err := os.Stat(path); err != nil || info.Size() <= maxLog {
-		return
-	}
-	end := endOf(path, keepLog)
-	if f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0); err == nil {
-		_, _ = f.Write(end)
-		f.Close()
-	}
-}
-
-// endOf is the end of a file, at most n bytes.
-func endOf(path string, n int64) []byte {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil
-	}
-	defer f.Close()
-	if info, err := f.Stat(); err == nil && info.Size() > n {
-		_, _ = f.Seek(-n, io.SeekEnd)
-	}
-	raw, _ := io.ReadAll(io.LimitReader(f, n))
-	return raw
-}
-
-// lastWords is what QEMU said last, for a person: three lines at most, without its own name before each.
-func lastWords(path string) string {
-	lines := strings.Split(strings.TrimSpace(string(endOf(path, 2<<10))), "\n")
-	lines = lines[max(0, len(lines)-3):]
-	for i, line := range lines {
-		lines[i] = strings.TrimPrefix(strings.TrimSpace(line), ProgramName+": ")
-	}
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) { // a guest may have a say in it
-			return '?'
-		}
-		return r
-	}, strings.Join(lines, "; "))
-}
+// lastWords is what QEMU said last, for a person.
+func lastWords(path string) string { return confine.LastWords(path, ProgramName) }
 
 func notThere(err error) bool { return errors.Is(err, fs.ErrNotExist) }

@@ -31,6 +31,8 @@ const (
 const (
 	// quitTime is how long QEMU may take to close its images when its guest has ended.
 	quitTime = 5 * time.Second
+	// lostTime is how long QEMU may take to end after its virtiofsd, which ends as soon as QEMU lets go of it.
+	lostTime = time.Second
 	// The monitor is connected to again after these times: QEMU may be stopped, or somebody else holds the socket.
 	retryFirst, retryMost = 50 * time.Millisecond, 5 * time.Second
 )
@@ -39,6 +41,9 @@ const (
 // by the process, whose end cannot be hidden.
 func (h *handle) watch(r *run) {
 	defer r.close()
+	watching, stop := context.WithCancel(h.d.ctx)
+	defer stop()
+	h.d.bg.Go(func() { h.watchShares(watching, r) })
 	for retry := retryFirst; ; retry = min(2*retry, retryMost) {
 		if r.client() != nil || h.connect(r) {
 			retry = retryFirst
@@ -55,6 +60,23 @@ func (h *handle) watch(r *run) {
 			return
 		case <-time.After(retry):
 		}
+	}
+}
+
+// watchShares ends a machine of which a virtiofsd has ended while QEMU goes on. QEMU's own end ends it too, so that is given
+// the time to be seen.
+func (h *handle) watchShares(ctx context.Context, r *run) {
+	lost := r.shares.Watch(ctx)
+	if lost == "" || r.proc.WaitFor(lostTime) {
+		return
+	}
+	if _, rec, _ := h.snapshot(); rec.Verdict != "" || rec.Killing {
+		return // it is about to end, in order or by force
+	}
+	h.log.Error("a machine has lost a share; killing it", "reason", lost)
+	h.mustSet(func(rec *record) { rec.Lost = lost })
+	if err := r.proc.Signal(killSignal); err != nil {
+		h.log.Error("kill a machine that has lost a share", "err", err)
 	}
 }
 
@@ -183,6 +205,9 @@ func (h *handle) endGuest(r *run, cause machine.Cause, at time.Time) {
 // ended records the end of a run whose process has ended, and reports it.
 func (h *handle) ended(r *run) {
 	def, rec, _ := h.snapshot()
+	if err := r.shares.End(h.d.ctx); err != nil {
+		h.log.Error("end of a machine", "err", err)
+	}
 	h.mustSet(func(have *record) { *have = verdict(*have, r, oomKilled(def, rec), filepath.Join(h.dir, logFile)) })
 	if err := fpEnded.Hit(h.d.ctx); err != nil {
 		h.log.Error("end of a machine", "err", err)
@@ -213,6 +238,10 @@ func verdict(rec record, r *run, oom bool, log string) record {
 		rec.ExitCode, rec.Message = machine.ExitPanic, "the guest's kernel panicked; the last lines of its console tell more"
 	case rec.Verdict != "":
 		rec.ExitCode, rec.Message = exitOther, "QEMU stopped the guest for an error of its own: "+words
+	case oom && rec.Lost != "":
+		rec.Cause, rec.ExitCode, rec.Message = machine.CauseOOM, machine.ExitKilled, "the machine's cgroup was out of memory: "+rec.Lost
+	case rec.Lost != "":
+		rec.Cause, rec.ExitCode, rec.Message = machine.CauseFailed, machine.ExitKilled, rec.Lost
 	case rec.Killing:
 		rec.Cause, rec.ExitCode, rec.Message = machine.CauseKilled, machine.ExitKilled, "killed"
 	case oom:

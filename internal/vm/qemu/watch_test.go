@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -98,7 +99,7 @@ func TestDamagedRecords(t *testing.T) {
 	if err := writeJSON(path, want, true); err != nil {
 		t.Fatal(err)
 	}
-	if err := readJSON(path, &r); err != nil || r != want {
+	if err := readJSON(path, &r); err != nil || !reflect.DeepEqual(r, want) {
 		t.Errorf("%+v, %v", r, err)
 	}
 	if err := writeJSON("/dev/full/x", want, false); err == nil {

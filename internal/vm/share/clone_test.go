@@ -1,10 +1,11 @@
-package qemu
+package share
 
 import (
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -26,8 +27,8 @@ func TestShareOwners(t *testing.T) {
 			}
 		}
 		for _, readOnly := range []bool{true, false} {
-			f, err := openShare(dir, readOnly, 200001, 200001)
-			if err != nil {
+			f, mapped, err := Open(dir, readOnly, 200001, 200001)
+			if err != nil || !mapped {
 				t.Fatalf("%s: %v", dir, err)
 			}
 			at := func(name string) string { return fmt.Sprintf("/proc/self/fd/%d/%s", f.Fd(), name) }
@@ -44,15 +45,17 @@ func TestShareOwners(t *testing.T) {
 			f.Close()
 		}
 	}
-	odd, err := openShare("/proc/sys", true, 200001, 200001)
-	if err != nil {
+	odd, mapped, err := Open("/proc/sys", true, 200001, 200001)
+	if err != nil || mapped {
 		t.Fatalf("a file system that maps no owners: %v", err)
 	}
 	defer odd.Close()
 	if info, err := os.Stat(fmt.Sprintf("/proc/self/fd/%d/kernel", odd.Fd())); err != nil || owner(info) != 0 {
 		t.Errorf("%v, %v", info, err)
 	}
-	if _, err := openShare("/proc/version", true, 200001, 200001); err == nil {
+	if _, _, err := Open("/proc/version", true, 200001, 200001); err == nil {
 		t.Error("a file was shared")
 	}
 }
+
+func owner(info os.FileInfo) uint32 { return info.Sys().(*syscall.Stat_t).Uid }

@@ -1,4 +1,4 @@
-package qemu
+package share
 
 import (
 	"errors"
@@ -13,31 +13,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openShare clones the tree of mounts at path into one that is nowhere, and opens it: it is read-only for QEMU when it
-// shall be, whatever QEMU tries, and vanishes with its descriptor. Where the file system can, root's files are in it
-// those of QEMU's user, and the other way round: then the guest's root reads what is root's, as a container's would, and
-// what it writes is root's. Users other than root are what they are. Elsewhere (NFS, FUSE, old kernels) the guest may do
-// what the permissions of the files allow QEMU's user.
-func openShare(path string, readOnly bool, uid, gid int) (*os.File, error) {
+// Open clones the tree of mounts at path into one that is nowhere, and opens it: it is read-only for whoever has it when it
+// shall be, whatever he tries, and vanishes with its descriptor. Where the file system can, root's files are in it those of
+// user uid and group gid, and the other way round: then that user, as whom the guest's root acts, reads what is root's, as a
+// container's root would, and what he writes is root's. Users other than root are what they are. mapped tells whether that is
+// so; elsewhere (NFS, FUSE, old kernels) owners are what they are.
+func Open(path string, readOnly bool, uid, gid int) (tree *os.File, mapped bool, err error) {
 	info, err := os.Stat(path)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	if !info.IsDir() {
-		return nil, fmt.Errorf("%s is no directory; only directories can be shared", path)
+		return nil, false, fmt.Errorf("%s is no directory; only directories can be shared", path)
 	}
-	f, err := cloneShare(path, readOnly, uid, gid)
+	tree, err = clone(path, readOnly, uid, gid)
+	mapped = err == nil
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EOPNOTSUPP) {
-		f, err = cloneShare(path, readOnly, 0, 0)
+		tree, err = clone(path, readOnly, 0, 0)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("share %s: %w", path, err)
+		return nil, false, fmt.Errorf("share %s: %w", path, err)
 	}
-	return f, nil
+	return tree, mapped, nil
 }
 
-// cloneShare clones with the mapping of owners, unless uid is 0.
-func cloneShare(path string, readOnly bool, uid, gid int) (*os.File, error) {
+// clone clones with the mapping of owners, unless uid is 0.
+func clone(path string, readOnly bool, uid, gid int) (*os.File, error) {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
 	if err != nil {
 		return nil, fmt.Errorf("open_tree: %w", err)

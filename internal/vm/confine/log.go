@@ -1,0 +1,60 @@
+package confine
+
+import (
+	"io"
+	"os"
+	"strings"
+	"unicode"
+)
+
+const (
+	maxLog  = 1 << 20
+	keepLog = 64 << 10
+)
+
+// OpenLog makes an empty log, for a process to append to.
+func OpenLog(path string) (*os.File, error) {
+	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o600)
+}
+
+// TrimLog cuts a log of more than 1 MiB to its last 64 KiB: a guest can make these processes talk. They append, and need
+// not be told.
+func TrimLog(path string) {
+	if info, err := os.Stat(path); err != nil || info.Size() <= maxLog {
+		return
+	}
+	end := endOf(path, keepLog)
+	if f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0); err == nil {
+		_, _ = f.Write(end)
+		f.Close()
+	}
+}
+
+// endOf is the end of a file, at most n bytes.
+func endOf(path string, n int64) []byte {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err == nil && info.Size() > n {
+		_, _ = f.Seek(-n, io.SeekEnd)
+	}
+	raw, _ := io.ReadAll(io.LimitReader(f, n))
+	return raw
+}
+
+// LastWords is what a program said last, for a person: three lines at most, without its own name before each.
+func LastWords(path, program string) string {
+	lines := strings.Split(strings.TrimSpace(string(endOf(path, 2<<10))), "\n")
+	lines = lines[max(0, len(lines)-3):]
+	for i, line := range lines {
+		lines[i] = strings.TrimPrefix(strings.TrimSpace(line), program+": ")
+	}
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) { // a guest may have a say in it
+			return '?'
+		}
+		return r
+	}, strings.Join(lines, "; "))
+}

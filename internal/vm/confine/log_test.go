@@ -1,0 +1,23 @@
+package confine
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestLogsAreBounded: what a program says is cut to its end, and its last words are found.
+func TestLogsAreBounded(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "qemu.log")
+	if err := os.WriteFile(path, []byte(strings.Repeat("noise\n", maxLog/3)+"qemu-system-x86_64: it is on fire\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	TrimLog(path)
+	if info, err := os.Stat(path); err != nil || info.Size() > keepLog {
+		t.Errorf("%v, %v", info.Size(), err)
+	}
+	if words := LastWords(path, "qemu-system-x86_64"); words != "noise; noise; it is on fire" {
+		t.Errorf("%q", words)
+	}
+}

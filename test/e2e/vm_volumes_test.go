@@ -1,0 +1,223 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/test/harness"
+)
+
+// apiVolume is the directory of a volume of that kind as a kubelet makes it: what is written to it appears at once.
+type apiVolume struct {
+	t     *testing.T
+	dir   string
+	turns int
+}
+
+func newAPIVolume(t *testing.T, kind, name string) *apiVolume {
+	t.Helper()
+	v := &apiVolume{t: t, dir: filepath.Join(t.TempDir(), "volumes", "kubernetes.io~"+kind, name)}
+	if err := os.MkdirAll(v.dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// write replaces the value of the one key.
+func (v *apiVolume) write(key, value string) {
+	v.t.Helper()
+	v.turns++
+	version := fmt.Sprintf("..version%d", v.turns)
+	next := filepath.Join(v.dir, version)
+	err := errors.Join(
+		os.Mkdir(next, 0o755), os.WriteFile(filepath.Join(next, key), []byte(value), 0o644),
+		os.Symlink(version, filepath.Join(v.dir, "..data_tmp")), os.Rename(filepath.Join(v.dir, "..data_tmp"), filepath.Join(v.dir, "..data")),
+	)
+	if v.turns == 1 {
+		err = errors.Join(err, os.Symlink(filepath.Join("..data", key), filepath.Join(v.dir, key)))
+	} else {
+		err = errors.Join(err, os.RemoveAll(filepath.Join(v.dir, fmt.Sprintf("..version%d", v.turns-1))))
+	}
+	if err != nil {
+		v.t.Fatal(err)
+	}
+}
+
+// TestVMVolumes: a disk machine uses directories as a container does. Owners, modes, pipes, links, renames and mappings are on
+// the node what the guest made them; what the node changes, a ConfigMap too, the guest sees; what is read-only is so on the node.
+func TestVMVolumes(t *testing.T) {
+	for _, form := range []string{"nocloud", "configdrive"} {
+		t.Run(form, func(t *testing.T) {
+			d := harness.StartDaemon(t, harness.VM(t))
+			data, closed, config := shareDir(t, "data-"+form), shareDir(t, "closed-"+form), newAPIVolume(t, "configmap", "settings")
+			config.write("color", "red\n")
+			sub := filepath.Join(data, "theirs")
+			program := filepath.Join(data, "mmap")
+			build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./testdata/mmap")
+			if out, err := build.CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			if err := errors.Join(os.Mkdir(sub, 0o700), os.WriteFile(filepath.Join(sub, "file"), []byte("theirs\n"), 0o600),
+				os.Chown(sub, 999, 999), os.Chown(filepath.Join(sub, "file"), 999, 999)); err != nil {
+				t.Fatal(err)
+			}
+			c := d.RunVM(t, &harness.PodSpec{
+				Image: harness.DiskGuest,
+				Pod: []harness.PodOption{func(p *runtimeapi.PodSandboxConfig) {
+					p.Annotations = map[string]string{"tripod.dev/vm.cloud-init-image-type": form}
+				}},
+				Container: []harness.ContainerOption{func(c *runtimeapi.ContainerConfig) {
+					c.Mounts = []*runtimeapi.Mount{
+						{HostPath: sub, ContainerPath: "/data/sub"}, // of a subPath, and below the next
+						{HostPath: data, ContainerPath: "/data"}, {HostPath: closed, ContainerPath: "/closed", Readonly: true},
+						{HostPath: config.dir, ContainerPath: "/etc/settings", Readonly: true},
+					}
+				}},
+			})
+			c.WaitGuest()
+			waitAgent(t, d, c)
+			if out := c.Must("sh", "-c", "cat /data/sub/file /data/theirs/file /etc/settings/color; grep -c virtiofs /proc/mounts"); out != "theirs\ntheirs\nred\n4\n" {
+				t.Fatalf("the guest has %q", out)
+			}
+			c.Must("sh", "-c", `set -e; cd /data
+				echo new >new; chown 1000:1001 new; chmod 640 new; mkfifo pipe; ln -s new link; ln new hard
+				echo one >a; echo two >b; mv b a; mkdir -m 700 db; chown 999:999 db; ./mmap mapped "by a mapping"
+				(cat pipe >through &); echo "through the pipe" >pipe; sync`)
+			for name, want := range map[string]string{
+				"new": "1000:1001 -rw-r-----", "hard": "1000:1001 -rw-r-----", "pipe": "0:0 prw-r--r--", "link": "0:0 Lrwxrwxrwx", "db": "999:999 drwx------", "theirs": "999:999 drwx------",
+			} {
+				info, err := os.Lstat(filepath.Join(data, name))
+				if err != nil {
+					t.Fatal(err)
+				}
+				st := info.Sys().(*syscall.Stat_t)
+				if got := fmt.Sprintf("%d:%d %s", st.Uid, st.Gid, info.Mode()); got != want {
+					t.Errorf("%s is %s on the node, not %s", name, got, want)
+				}
+			}
+			for name, want := range map[string]string{"a": "two\n", "mapped": "by a mapping"} {
+				if got, err := os.ReadFile(filepath.Join(data, name)); err != nil || string(got) != want {
+					t.Errorf("%s has %q on the node, %v", name, got, err)
+				}
+			}
+			if _, stderr, code := c.ExecSync("sh", "-c", "mount -o remount,rw /closed; echo no >/closed/note"); code == 0 || !strings.Contains(stderr, "Read-only file system") {
+				t.Errorf("a read-only share was written to: %d, %s", code, stderr)
+			}
+			for _, color := range []string{"green\n", "blue\n"} {
+				config.write("color", color)
+				harness.Eventually(t, harness.GuestTimeout, func() error {
+					if out := c.Must("cat", "/etc/settings/color"); out != color {
+						return fmt.Errorf("the guest has %q", out)
+					}
+					return nil
+				})
+			}
+		})
+	}
+}
+
+// virtiofsdOf are the first processes of the machine's virtiofsd.
+func virtiofsdOf(t *testing.T, d *harness.Daemon, c *harness.Container) (pids []int) {
+	t.Helper()
+	resp, err := d.CRI().ContainerStatus(t.Context(), &runtimeapi.ContainerStatusRequest{ContainerId: c.ID, Verbose: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var info struct {
+		Definition struct{ Name string }
+	}
+	if err := json.Unmarshal([]byte(resp.Info["vm"]), &info); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := os.ReadFile(filepath.Join(d.Root, "vm", "qemu", info.Definition.Name, "state.json"))
+	var state struct{ Shares []struct{ Pid int } }
+	if err := errors.Join(err, json.Unmarshal(raw, &state)); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range state.Shares {
+		pids = append(pids, s.Pid)
+	}
+	return pids
+}
+
+// TestN2VMLosesVirtiofsd (N1, N2): over the daemon's SIGKILL a machine has its directories; it ends, and says why, when
+// virtiofsd is killed, and has them again when it is started again.
+func TestN2VMLosesVirtiofsd(t *testing.T) {
+	d := harness.StartDaemon(t, harness.VM(t))
+	data := shareDir(t, "lost")
+	c := d.RunVM(t, &harness.PodSpec{Image: harness.Guest, Container: []harness.ContainerOption{func(c *runtimeapi.ContainerConfig) {
+		c.Mounts = []*runtimeapi.Mount{{HostPath: data, ContainerPath: "/data"}}
+	}}})
+	c.WaitGuest()
+	waitAgent(t, d, c)
+	for _, down := range []bool{false, true} {
+		pids := virtiofsdOf(t, d, c)
+		if len(pids) != 1 {
+			t.Fatalf("virtiofsd runs as %v", pids)
+		}
+		d.Kill()
+		d.Start()
+		waitAgent(t, d, c)
+		c.Must("sh", "-c", "echo survived >/data/note; sync")
+		if down {
+			d.Kill()
+		}
+		if err := syscall.Kill(pids[0], syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		if down {
+			d.Start()
+		}
+		if s := c.WaitExit(137); s.Reason != "Error" || !strings.Contains(s.Message, "virtiofsd of the share share0") {
+			t.Errorf("the machine ended as %s, %s", s.Reason, s.Message)
+		}
+		c.Start()
+		waitAgent(t, d, c)
+		if out := c.Must("cat", "/data/note"); out != "survived\n" {
+			t.Errorf("then it has %q", out)
+		}
+	}
+	c.Stop(30 * time.Second)
+	c.WaitExit(0)
+}
+
+// TestVMShareDriver: without a virtiofsd directories are shared by 9p and ConfigMaps copied, which is said; who demands virtio-fs is
+// refused.
+func TestVMShareDriver(t *testing.T) {
+	d := harness.StartDaemon(t, harness.VM(t), harness.Set("vm.default_memory", 256<<20), harness.Set("vm.virtiofsd", "/nowhere/virtiofsd"))
+	data, config := shareDir(t, "9p"), newAPIVolume(t, "configmap", "settings")
+	config.write("color", "red\n")
+	mounts := func(c *runtimeapi.ContainerConfig) {
+		c.Mounts = []*runtimeapi.Mount{{HostPath: data, ContainerPath: "/data"}, {HostPath: config.dir, ContainerPath: "/etc/settings", Readonly: true}}
+	}
+	c := d.RunVM(t, &harness.PodSpec{Image: harness.FullGuest, Container: []harness.ContainerOption{mounts}})
+	c.WaitGuest()
+	waitAgent(t, d, c)
+	if out := c.Must("sh", "-c", "cat /data/name /etc/settings/color; grep -c ' 9p ' /proc/mounts"); out != "9p\nred\n1\n" {
+		t.Errorf("the guest has %q", out)
+	}
+	resp, err := d.CRI().ContainerStatus(t.Context(), &runtimeapi.ContainerStatusRequest{ContainerId: c.ID, Verbose: true})
+	if err != nil || !strings.Contains(resp.Info["vm"], "no virtio-fs") {
+		t.Errorf("nobody is told: %v, %v", resp, err)
+	}
+	pod := d.RunPodWith(t, harness.PodConfig(t, "demands", func(p *runtimeapi.PodSandboxConfig) {
+		p.Annotations = map[string]string{"tripod.dev/vm.share-driver": "virtiofs"}
+	}), "vm")
+	t.Cleanup(pod.Remove)
+	_, err = d.CRI().CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{
+		PodSandboxId: pod.ID, Config: harness.ContainerConfig("c", harness.FullGuest, mounts), SandboxConfig: pod.Config,
+	})
+	if err == nil || !strings.Contains(err.Error(), "tripod.dev/vm.share-driver: virtiofs") || !strings.Contains(err.Error(), "there is no virtiofsd") {
+		t.Errorf("virtio-fs without a virtiofsd: %v", err)
+	}
+}
