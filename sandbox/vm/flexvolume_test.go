@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -23,8 +24,8 @@ func TestFlexVolume(t *testing.T) {
 	})
 	info, err := r.Inspect(r.ctx(), p, c)
 	r.must(err)
-	if !strings.Contains(info["vm"], "example.com/nfs, at /data,") || strings.Contains(info["vm"], "empty-dir, at") || strings.Count(info["vm"], "flexVolume") != 1 {
-		t.Errorf("inspection %s", info["vm"])
+	if said := fmt.Sprint(info); !strings.Contains(said, "example.com/nfs, at /data,") || strings.Contains(said, "empty-dir, at") || strings.Count(said, "flexVolume") != 1 {
+		t.Errorf("inspection %s", said)
 	}
 	if d := r.driver.guest(c.ID).definition; len(d.Shares) != 2 {
 		t.Errorf("shares %+v", d.Shares)
