@@ -163,7 +163,7 @@ func openDriver(ctx context.Context, c *config.Config, tree cgroup.Tree, log *sl
 		return nil, nil, err
 	}
 	driver, err := libvirt.New(libvirt.Config{
-		URI: c.VM.LibvirtURI, Dir: libvirtDir(c), Owner: c.Root, Emulator: c.VM.Emulator, Accel: v.Accel,
+		URI: c.VM.LibvirtURI, Dir: libvirtDir(c), Owner: c.Root, Emulator: c.VM.Emulator, Virtiofsd: virtiofsd(c).Program, Accel: v.Accel,
 		Opener: vm.Taps{}, Cgroup: tree, Logger: log,
 	})
 	return driver, func(context.Context) (string, string, error) { return v.Accel, v.Why, nil }, err

@@ -136,7 +136,7 @@ func virtiofsdOf(t *testing.T, d *harness.Daemon, c *harness.Container) (pids []
 	var info struct {
 		Definition struct{ Name string }
 	}
-	if err := json.Unmarshal([]byte(resp.Info["vm"]), &info); err != nil {
+	if err := json.Unmarshal([]byte(resp.Info["info"]), &info); err != nil {
 		t.Fatal(err)
 	}
 	raw, err := os.ReadFile(filepath.Join(d.Root, "vm", "qemu", info.Definition.Name, "state.json"))
@@ -207,7 +207,7 @@ func TestVMShareDriver(t *testing.T) {
 		t.Errorf("the guest has %q", out)
 	}
 	resp, err := d.CRI().ContainerStatus(t.Context(), &runtimeapi.ContainerStatusRequest{ContainerId: c.ID, Verbose: true})
-	if err != nil || !strings.Contains(resp.Info["vm"], "no virtio-fs") {
+	if err != nil || !strings.Contains(resp.Info["info"], "no virtio-fs") {
 		t.Errorf("nobody is told: %v, %v", resp, err)
 	}
 	pod := d.RunPodWith(t, harness.PodConfig(t, "demands", func(p *runtimeapi.PodSandboxConfig) {

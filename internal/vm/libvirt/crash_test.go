@@ -25,15 +25,15 @@ import (
 const victimEnv = "TRIPOD_LIBVIRT_VICTIM"
 
 type victim struct {
-	URI, Dir, Owner, Wrapper, Accel string
-	Cgroups                         cgroup.Tree
-	Definition                      machine.Definition
-	Calls                           []string
+	URI, Dir, Owner, Wrapper, Virtiofsd, Accel string
+	Cgroups                                    cgroup.Tree
+	Definition                                 machine.Definition
+	Calls                                      []string
 }
 
 // live is the life of a daemon that ends at a fail point; if it does not, that is told.
 func (v victim) live() error {
-	d, err := New(Config{URI: v.URI, Dir: v.Dir, Owner: v.Owner, Wrapper: v.Wrapper, Accel: v.Accel, Cgroup: v.Cgroups})
+	d, err := New(Config{URI: v.URI, Dir: v.Dir, Owner: v.Owner, Wrapper: v.Wrapper, Virtiofsd: v.Virtiofsd, Accel: v.Accel, Cgroup: v.Cgroups})
 	if err != nil {
 		return err
 	}
@@ -71,6 +71,7 @@ func TestKilledAnywhere(t *testing.T) {
 			require.True(t, ok, "nobody visits it")
 			s := r.subject(t)
 			d := s.Definition(t)
+			machinetest.AddShare(t, &d)
 			if slices.Contains(p.calls, "end") {
 				d.Cmdline += ` tripod.noshell tripod.run="poweroff -f"`
 			}
@@ -80,12 +81,12 @@ func TestKilledAnywhere(t *testing.T) {
 			require.Contains(t, l.Found, d.Name)
 			require.Eventually(t, func() bool { return l.Must(d.Name).Phase == p.phase }, time.Minute, 20*time.Millisecond, "found as %+v", l.Found[d.Name])
 			require.Equal(t, p.cause, l.Must(d.Name).Cause)
-			checkProcesses(t, d, map[machine.Phase]int{machine.Running: 1}[p.phase])
+			machinetest.AwaitMachines(t, d, map[machine.Phase]int{machine.Running: 1}[p.phase])
 			require.NoError(t, l.Define(t.Context(), d))
 			require.NoError(t, l.Start(t.Context(), d.Name))
-			checkProcesses(t, d, 1)
+			machinetest.AwaitMachines(t, d, 1)
 			require.NoError(t, l.Undefine(t.Context(), d.Name))
-			checkProcesses(t, d, 0)
+			machinetest.AwaitMachines(t, d, 0)
 			require.Empty(t, entries(t, filepath.Join(r.cfg.Dir, "machines")))
 			require.NoDirExists(t, d.Dir)
 			require.NoFileExists(t, filepath.Join(d.StateDir, runFile))
@@ -96,7 +97,7 @@ func TestKilledAnywhere(t *testing.T) {
 // die runs the victim until the fail point kills it.
 func (r rig) die(t *testing.T, point string, v victim) {
 	t.Helper()
-	v.URI, v.Dir, v.Owner, v.Wrapper, v.Accel, v.Cgroups = r.URI, r.cfg.Dir, r.cfg.Owner, r.cfg.Wrapper, r.cfg.Accel, r.cfg.Cgroup
+	v.URI, v.Dir, v.Owner, v.Wrapper, v.Virtiofsd, v.Accel, v.Cgroups = r.URI, r.cfg.Dir, r.cfg.Owner, r.cfg.Wrapper, r.cfg.Virtiofsd, r.cfg.Accel, r.cfg.Cgroup
 	raw, err := json.Marshal(v)
 	require.NoError(t, err)
 	cmd := exec.Command("/proc/self/exe")
@@ -106,11 +107,4 @@ func (r rig) die(t *testing.T, point string, v victim) {
 	err = cmd.Run()
 	exit, ok := errors.AsType[*exec.ExitError](err)
 	require.True(t, ok && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL, "the victim was not killed at %s: %v %s", point, err, said.String())
-}
-
-func checkProcesses(t *testing.T, d machine.Definition, want int) {
-	t.Helper()
-	tree := machinetest.Cgroups(t)
-	pids := cgroup.Procs(filepath.Join(tree.Roots[tree.Hierarchy("pids")], d.Cgroup))
-	require.Len(t, pids, want, "processes in the machine's cgroup")
 }

@@ -94,6 +94,11 @@ func (d *Driver) domainXML(def machine.Definition, secret, model string) (string
 		// QEMU's own default, up to 1 GiB of translated code, is not for many small guests.
 		domain.Features.TCG = &libvirtxml.DomainFeatureTCG{TBCache: &libvirtxml.DomainFeatureTCGTBCache{Size: 32, Unit: "MiB"}}
 	}
+	if def.HasVirtiofs() {
+		domain.MemoryBacking = &libvirtxml.DomainMemoryBacking{
+			MemorySource: &libvirtxml.DomainMemorySource{Type: "memfd"}, MemoryAccess: &libvirtxml.DomainMemoryAccess{Mode: "shared"},
+		}
+	}
 	if model == "apparmor" || model == "selinux" {
 		// libvirt's profiles are made for a QEMU that is executed by its own name and opens its disks.
 		domain.SecLabel = append(domain.SecLabel, libvirtxml.DomainSecLabel{Type: "none", Model: model})
@@ -188,6 +193,14 @@ func (d *Driver) devices(def machine.Definition) *libvirtxml.DomainDeviceList {
 		list.Controllers = append(list.Controllers, libvirtxml.DomainController{Type: "scsi", Model: "virtio-scsi"})
 	}
 	for i, share := range def.Shares {
+		if share.Driver == machine.ShareVirtiofs {
+			list.Filesystems = append(list.Filesystems, libvirtxml.DomainFilesystem{
+				Driver: &libvirtxml.DomainFilesystemDriver{Type: "virtiofs", Queue: 1024},
+				Source: &libvirtxml.DomainFilesystemSource{Mount: &libvirtxml.DomainFilesystemSourceMount{Socket: d.layout.placeholder(def.Name, shareName(i))}},
+				Target: &libvirtxml.DomainFilesystemTarget{Dir: share.Tag},
+			})
+			continue
+		}
 		fs := libvirtxml.DomainFilesystem{
 			AccessMode: "squash", MultiDevs: "remap",
 			Source: &libvirtxml.DomainFilesystemSource{Mount: &libvirtxml.DomainFilesystemSourceMount{Dir: d.layout.placeholder(def.Name, shareName(i))}},

@@ -20,6 +20,7 @@ import (
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/vm/machine"
 	"github.com/tripod-run/tripod/internal/vm/qemu"
+	"github.com/tripod-run/tripod/internal/vm/share"
 	"github.com/tripod-run/tripod/internal/vm/vmwrap"
 )
 
@@ -37,6 +38,8 @@ type Config struct {
 	Owner string
 	// Emulator is QEMU, a path or a name; "" is qemu.ProgramName. Wrapper is tripod-vmwrap; "" is FindWrapper's.
 	Emulator, Wrapper string
+	// Virtiofsd is the program of that name, as package share finds it; "": machines with shares by virtio-fs are refused.
+	Virtiofsd string
 	// Accel is qemu.AccelKVM or qemu.AccelTCG.
 	Accel string
 	// Opener opens taps.
@@ -73,6 +76,7 @@ type instance struct {
 	state  machine.State
 	run    run
 	proc   *process.Process // QEMU, while it runs and is known
+	shares *share.Servers   // of a run that is under way
 	launch *launch          // while Start is under way
 	ended  chan struct{}    // closed at the end of the run that is under way
 	// lookPending says that another look at the domain will follow.
@@ -178,6 +182,7 @@ func (d *Driver) Close() error {
 	for _, in := range d.machines {
 		in.mu.Lock()
 		in.proc.Close()
+		in.shares.Close()
 		in.mu.Unlock()
 	}
 	d.mu.Unlock()
@@ -199,6 +204,9 @@ func (d *Driver) find(name string) (*instance, error) {
 func (d *Driver) Define(ctx context.Context, def machine.Definition) error {
 	if err := d.validate(def); err != nil {
 		return err
+	}
+	if d.cfg.Virtiofsd == "" && def.HasVirtiofs() {
+		return fmt.Errorf("machine %s: shares by virtio-fs, and there is no virtiofsd: %w", def.Name, errdefs.ErrFailedPrecondition)
 	}
 	in, err := d.find(def.Name)
 	if err == nil {
@@ -319,7 +327,7 @@ func (d *Driver) Undefine(ctx context.Context, name string) error {
 
 // forget removes all that there is of a machine that does not run. The domain, by which it would be found again, goes last.
 func (d *Driver) forget(ctx context.Context, domain golibvirt.Domain, def machine.Definition) error {
-	if err := errors.Join(d.layout.forget(def.Name), removeRun(def.StateDir), os.RemoveAll(def.Dir)); err != nil {
+	if err := errors.Join(d.layout.forget(def.Name), removeRun(def.StateDir), share.RemoveLogs(def.StateDir), os.RemoveAll(def.Dir)); err != nil {
 		return err
 	}
 	if err := fpUndefined.Hit(ctx); err != nil {

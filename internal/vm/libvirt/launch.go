@@ -23,6 +23,7 @@ import (
 	"github.com/tripod-run/tripod/internal/vm/firmware"
 	"github.com/tripod-run/tripod/internal/vm/machine"
 	"github.com/tripod-run/tripod/internal/vm/qemu"
+	"github.com/tripod-run/tripod/internal/vm/share"
 	"github.com/tripod-run/tripod/internal/vm/vmwrap"
 )
 
@@ -34,6 +35,7 @@ type launch struct {
 	secret  string
 	grant   vmwrap.Grant
 	files   []*os.File
+	shares  *share.Servers
 	granted bool
 }
 
@@ -58,7 +60,7 @@ func (d *Driver) newLaunch(ctx context.Context, def machine.Definition) (l *laun
 	if err := d.layout.prepare(def); err != nil {
 		return l, err
 	}
-	steps := []func(context.Context, machine.Definition) error{l.openDisks(d.layout), l.openPlain(d.layout), l.openConsoles, l.openNICs(d.cfg.Opener)}
+	steps := []func(context.Context, machine.Definition) error{l.openDisks(d.layout), l.openPlain(d.layout), l.openShares(d), l.openConsoles, l.openNICs(d.cfg.Opener)}
 	for _, step := range steps {
 		if err := step(ctx, def); err != nil {
 			return l, err
@@ -86,7 +88,8 @@ func withClass(err error) error {
 // close closes what nobody has taken over.
 func (l *launch) close() {
 	fdpass.CloseFiles(l.files)
-	l.files = nil
+	_ = l.shares.End(context.Background()) // bounded; without their connections they end by themselves
+	l.files, l.shares = nil, nil
 }
 
 // add keeps a file and gives its index.
@@ -149,8 +152,11 @@ func (l *launch) openPlain(at layout) func(context.Context, machine.Definition) 
 		if err := errors.Join(open(kernelName, def.Kernel), open(initrdName, def.Initrd)); err != nil {
 			return err
 		}
-		for i, share := range def.Shares {
-			file, err := qemu.OpenShare(share.Path, share.ReadOnly, def.UID, def.GID)
+		for i, s := range def.Shares {
+			if s.Driver != machine.Share9p {
+				continue
+			}
+			file, err := qemu.OpenShare(s.Path, s.ReadOnly, def.UID, def.GID)
 			if err := add(shareName(i), file, err); err != nil {
 				return err
 			}
@@ -160,6 +166,33 @@ func (l *launch) openPlain(at layout) func(context.Context, machine.Definition) 
 		}
 		file, err := qemu.OpenOwned(filepath.Join(def.Dir, vncDir), def.UID, def.GID)
 		return add(vncName, file, err)
+	}
+}
+
+// shareOptions say how a machine's shares by virtio-fs are served.
+func (d *Driver) shareOptions(def machine.Definition) share.Options {
+	return share.Options{
+		Program: d.cfg.Virtiofsd, Dir: def.Dir, LogDir: def.StateDir, UID: def.UID, GID: def.GID, Tree: d.cfg.Cgroup, Cgroup: def.Cgroup,
+	}
+}
+
+// openShares starts what serves the shares by virtio-fs, and takes QEMU's ends of the connections.
+func (l *launch) openShares(d *Driver) func(context.Context, machine.Definition) error {
+	return func(ctx context.Context, def machine.Definition) (err error) {
+		if l.shares, err = share.Start(ctx, d.shareOptions(def), def.Shares); err != nil {
+			return err
+		}
+		for i, s := range def.Shares {
+			if s.Driver != machine.ShareVirtiofs {
+				continue
+			}
+			conn, err := l.shares.Conn(s.Tag)
+			if err != nil {
+				return err
+			}
+			l.grant.Sockets = append(l.grant.Sockets, vmwrap.Plain{Path: d.layout.placeholder(def.Name, shareName(i)), FD: l.add(conn)})
+		}
+		return nil
 	}
 }
 
@@ -232,7 +265,8 @@ func (d *Driver) grant(ctx context.Context, peer fdpass.Peer, request []byte) (f
 		return fdpass.Reply{}, err
 	}
 	in.proc = proc
-	in.run = run{Process: proc.ID, Boot: bootID(), StartedAt: time.Now()}
+	in.shares, l.shares = l.shares, nil
+	in.run = run{Process: proc.ID, Shares: in.shares.IDs(), Boot: bootID(), StartedAt: time.Now()}
 	if in.def.Cgroup != "" {
 		if err := d.join(in.def.Cgroup, peer.PID); err != nil {
 			return fdpass.Reply{}, err

@@ -143,7 +143,10 @@ func (l layout) prepare(d machine.Definition) error {
 			return err
 		}
 	}
-	for i := range d.Shares {
+	for i, s := range d.Shares {
+		if s.Driver == machine.ShareVirtiofs {
+			continue // the path of a socket, which is never there
+		}
 		if err := makePublic(l.placeholder(d.Name, shareName(i))); err != nil {
 			return err
 		}

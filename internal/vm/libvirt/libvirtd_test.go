@@ -147,7 +147,7 @@ func TestShares(t *testing.T) {
 		dir := filepath.Join(d.StateDir, tag)
 		require.NoError(t, os.Mkdir(dir, 0o755))
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "hello"), []byte("from the host, "+tag+"\n"), 0o600))
-		d.Shares = append(d.Shares, machine.Share{Tag: tag, Path: dir, ReadOnly: tag == "locked"})
+		d.Shares = append(d.Shares, machine.Share{Tag: tag, Path: dir, Driver: machine.Share9p, ReadOnly: tag == "locked"})
 	}
 	d.VNC = true
 	console := l.Up(t, d)

@@ -18,6 +18,8 @@ import (
 	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/vm/machine"
+	"github.com/tripod-run/tripod/internal/vm/qemu"
+	"github.com/tripod-run/tripod/internal/vm/share"
 )
 
 // Recover implements machine.Driver. It is errdefs.ErrUnavailable while libvirtd is not there, and may be called again then.
@@ -114,10 +116,16 @@ func (d *Driver) readopt(ctx context.Context, domain golibvirt.Domain, def machi
 		}
 		in.ended = make(chan struct{})
 		in.proc = in.findProcess(d.cfg.Cgroup)
+		if in.shares, err = share.Adopt(d.shareOptions(def), def.Shares, in.run.Shares); err != nil {
+			return machine.State{}, err
+		}
 		in.state = machine.State{Phase: machine.Running, Pid: in.proc.Pid, StartedAt: in.run.StartedAt}
 	case in.run.Ended != nil:
 		in.state = *in.run.Ended
 	case !in.run.StartedAt.IsZero():
+		if err := d.endShares(ctx, def, in.run); err != nil {
+			return machine.State{}, err
+		}
 		cause, message := in.causeOf(c.reason)
 		if _, err := os.Stat(def.Dir); in.run.Boot != bootID() || errors.Is(err, fs.ErrNotExist) {
 			cause, message = machine.CauseUnknown, "nobody saw it end: the node was restarted"
@@ -177,6 +185,9 @@ func (in *instance) findProcess(tree cgroup.Tree) *process.Process {
 	if in.def.Cgroup != "" {
 		for _, dir := range tree.Dirs(in.def.Cgroup) {
 			for _, pid := range cgroup.Procs(dir) {
+				if !qemu.IsMachine(pid, in.def.Name) {
+					continue
+				}
 				if proc, err := process.Open(pid); err == nil {
 					in.run.Process, in.run.Boot, in.run.StartedAt = proc.ID, bootID(), process.StartedAt(proc.Start)
 					return proc
@@ -199,5 +210,20 @@ func (d *Driver) remove(ctx context.Context, domain golibvirt.Domain, def machin
 	if _, err := d.destroyDomain(ctx, domain, proc); err != nil {
 		return err
 	}
+	if err := d.endShares(ctx, def, record); err != nil {
+		return err
+	}
 	return d.forget(ctx, domain, def)
+}
+
+// endShares ends the virtiofsd of a run whose QEMU has ended.
+func (d *Driver) endShares(ctx context.Context, def machine.Definition, r run) error {
+	if r.Boot != bootID() {
+		return nil
+	}
+	shares, err := share.Adopt(d.shareOptions(def), def.Shares, r.Shares)
+	if err != nil {
+		return err
+	}
+	return shares.End(ctx)
 }

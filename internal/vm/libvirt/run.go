@@ -27,14 +27,18 @@ const runVersion = 1
 type run struct {
 	Version int `json:"version"`
 	// Process is QEMU, in the boot of the node that Boot names.
-	Process   process.ID `json:"process"`
-	Boot      string     `json:"boot"`
-	StartedAt time.Time  `json:"startedAt"`
+	Process process.ID `json:"process"`
+	// Shares are the virtiofsd of its shares, in that boot too.
+	Shares    []process.ID `json:"shares,omitempty"`
+	Boot      string       `json:"boot"`
+	StartedAt time.Time    `json:"startedAt"`
 	// OOMKills is the cgroup's count when QEMU was started.
 	OOMKills uint64 `json:"oomKills,omitempty"`
 	// Killing says that we have decided to kill it, Panicked that its guest has.
 	Killing  bool `json:"killing,omitempty"`
 	Panicked bool `json:"panicked,omitempty"`
+	// Lost says what of the machine has ended before QEMU, which was ended for it.
+	Lost string `json:"lost,omitempty"`
 	// Ended is the end, once it is known.
 	Ended *machine.State `json:"ended,omitempty"`
 }

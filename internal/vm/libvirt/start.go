@@ -2,6 +2,7 @@ package libvirt
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -36,8 +37,7 @@ func (d *Driver) Start(ctx context.Context, name string) error {
 		return fmt.Errorf("machine %s is being started: %w", name, errdefs.ErrFailedPrecondition)
 	}
 	if err := d.run(ctx, in, def); err != nil {
-		in.fail(err)
-		return err
+		return errors.Join(err, in.fail(ctx, err))
 	}
 	d.look(ctx, in) // it may have ended by now
 	return nil
@@ -105,7 +105,7 @@ func (in *instance) begin(domain golibvirt.Domain, l *launch) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	in.proc.Close()
-	in.domain, in.launch, in.proc, in.run = domain, l, nil, run{}
+	in.domain, in.launch, in.proc, in.shares, in.run = domain, l, nil, nil, run{}
 	in.ended = make(chan struct{})
 }
 
@@ -140,8 +140,8 @@ func (in *instance) running(d *Driver) error {
 	return nil
 }
 
-// fail notes that the machine could not be started.
-func (in *instance) fail(err error) {
+// fail notes that the machine could not be started, and ends what was to serve it.
+func (in *instance) fail(ctx context.Context, err error) error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	now := time.Now()
@@ -152,4 +152,7 @@ func (in *instance) fail(err error) {
 	}
 	in.run.Boot, in.run.StartedAt, in.run.Ended = bootID(), now, &in.state
 	_ = in.run.save(in.def.StateDir) // it is told to the caller, who writes it down, too
+	shares := in.shares
+	in.shares = nil
+	return shares.End(ctx)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/stats"
 	"github.com/tripod-run/tripod/internal/vm/machine"
+	"github.com/tripod-run/tripod/internal/vm/share"
 )
 
 const (
@@ -22,6 +23,9 @@ const (
 	noticeTimeout = 5 * time.Second
 	// noticeInterval is how often it is asked meanwhile; it tells by an event, too.
 	noticeInterval = 200 * time.Millisecond
+
+	// lostTime is how long QEMU may take to end after its virtiofsd, which ends as soon as QEMU lets go of it.
+	lostTime = time.Second
 
 	killedMessage = "killed"
 )
@@ -122,6 +126,12 @@ func (in *instance) causeOf(reason int32) (cause machine.Cause, message string) 
 	if in.run.Panicked {
 		return machine.CausePanic, "the guest's kernel has panicked"
 	}
+	if in.run.Lost != "" && golibvirt.DomainShutoffReason(reason) != golibvirt.DomainShutoffShutdown {
+		if in.oomKilled() {
+			return machine.CauseOOM, "the pod's memory was used up: " + in.run.Lost
+		}
+		return machine.CauseFailed, in.run.Lost
+	}
 	switch golibvirt.DomainShutoffReason(reason) {
 	case golibvirt.DomainShutoffShutdown:
 		return machine.CausePowerOff, "the guest has turned itself off"
@@ -131,7 +141,7 @@ func (in *instance) causeOf(reason int32) (cause machine.Cause, message string) 
 		}
 		return machine.CauseFailed, "the domain was destroyed by somebody else"
 	case golibvirt.DomainShutoffCrashed, golibvirt.DomainShutoffFailed:
-		if kills, err := stats.OOMKills(in.def.Cgroup); in.def.Cgroup != "" && err == nil && kills > in.run.OOMKills {
+		if in.oomKilled() {
 			return machine.CauseOOM, "QEMU was killed: the pod's memory was used up"
 		}
 		if in.run.Killing {
@@ -145,6 +155,12 @@ func (in *instance) causeOf(reason int32) (cause machine.Cause, message string) 
 	}
 }
 
+// oomKilled tells whether something in the machine's cgroup was killed for want of memory since it was started.
+func (in *instance) oomKilled() bool {
+	kills, err := stats.OOMKills(in.def.Cgroup)
+	return in.def.Cgroup != "" && err == nil && kills > in.run.OOMKills
+}
+
 // finish ends the run that ended stands for, once: it is written down and told.
 func (d *Driver) finish(in *instance, ended chan struct{}, cause machine.Cause, message string) {
 	in.mu.Lock()
@@ -155,10 +171,11 @@ func (d *Driver) finish(in *instance, ended chan struct{}, cause machine.Cause, 
 	in.state = in.run.end(cause, message)
 	in.run.Ended = &in.state
 	err := errors.Join(fpKnown.Hit(d.ctx), in.run.save(in.def.StateDir), fpWritten.Hit(d.ctx))
-	state, name := in.state, in.def.Name
+	state, name, shares := in.state, in.def.Name, in.shares
 	close(ended)
-	in.ended = nil
+	in.ended, in.shares = nil, nil
 	in.mu.Unlock()
+	err = errors.Join(err, shares.End(d.ctx))
 	if err != nil {
 		d.log.Warn("the end of a machine could not be written down", "machine", name, "err", err)
 	}
@@ -180,8 +197,48 @@ func (r run) end(cause machine.Cause, message string) machine.State {
 	return s
 }
 
+// watchShares ends a machine of which a virtiofsd has ended while QEMU goes on. QEMU's own end ends it too, so that is given
+// the time to be seen.
+func (d *Driver) watchShares(in *instance, shares *share.Servers, proc *process.Process, ended chan struct{}) {
+	ctx, cancel := context.WithCancel(d.ctx)
+	defer cancel()
+	d.bg.Go(func() {
+		select {
+		case <-ended:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
+	lost := shares.Watch(ctx)
+	if lost == "" || proc.WaitFor(lostTime) {
+		return
+	}
+	in.mu.Lock()
+	over := in.ended != ended || in.run.Killing || in.run.Panicked
+	if !over {
+		in.run.Lost = lost
+		if err := in.run.save(in.def.StateDir); err != nil {
+			d.log.Warn("that a machine has lost a share could not be written down", "machine", in.def.Name, "err", err)
+		}
+	}
+	domain := in.domain
+	in.mu.Unlock()
+	if over {
+		return // it is about to end
+	}
+	d.log.Error("a machine has lost a share; ending it", "domain", domain.Name, "reason", lost)
+	ctx, cancelEnd := context.WithTimeout(d.ctx, undoTimeout)
+	defer cancelEnd()
+	if _, err := d.destroyDomain(ctx, domain, proc); err != nil {
+		d.log.Error("end a machine that has lost a share", "domain", domain.Name, "err", err)
+	}
+	d.look(d.ctx, in)
+}
+
 // watch waits for the end of a run's process. libvirtd notices it as well and says why, unless it is not there.
 func (d *Driver) watch(in *instance, proc *process.Process, ended chan struct{}) {
+	shares := in.shares
+	d.bg.Go(func() { d.watchShares(in, shares, proc, ended) })
 	d.bg.Go(func() {
 		select {
 		case <-proc.Dead:

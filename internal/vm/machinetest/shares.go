@@ -179,6 +179,26 @@ func lostShare(t *testing.T, s Subject) {
 	}
 }
 
+// AddShare gives a machine a share by virtio-fs.
+func AddShare(t testing.TB, d *machine.Definition) {
+	t.Helper()
+	dir := filepath.Join(d.StateDir, "shared")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	d.Shares = append(d.Shares, machine.Share{Tag: "shared", Path: dir, Driver: machine.ShareVirtiofs})
+}
+
+// AwaitMachines waits until so many machines run in the cgroup of one that has shares by virtio-fs only: a QEMU each, and two
+// processes for each share, which end after those whom they serve.
+func AwaitMachines(t testing.TB, d machine.Definition, machines int) {
+	t.Helper()
+	tree := Cgroups(t)
+	Await(t, fmt.Sprintf("%d machines run", machines), func() bool {
+		return len(cgroup.Procs(filepath.Join(tree.Roots[tree.Hierarchy("pids")], d.Cgroup))) == machines*(1+2*len(d.Shares))
+	})
+}
+
 // Servers are the virtiofsd of a machine, each by the first of its processes, in the order in which they were started.
 func Servers(t testing.TB, d machine.Definition) (pids []int) {
 	t.Helper()

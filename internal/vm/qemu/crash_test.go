@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -81,11 +80,7 @@ func TestKilledAnywhere(t *testing.T) {
 			}
 			s := subject(t)
 			d := s.Definition(t)
-			shared := filepath.Join(d.StateDir, "shared")
-			if err := os.Mkdir(shared, 0o755); err != nil {
-				t.Fatal(err)
-			}
-			d.Shares = []machine.Share{{Tag: "shared", Path: shared, Driver: machine.ShareVirtiofs}}
+			machinetest.AddShare(t, &d)
 			if slices.Contains(p.calls, "end") {
 				d.Cmdline += ` tripod.noshell tripod.run="poweroff -f"`
 			}
@@ -102,18 +97,18 @@ func TestKilledAnywhere(t *testing.T) {
 			if found.Phase == machine.Running {
 				want = 1
 			}
-			checkProcesses(t, d, want)
+			machinetest.AwaitMachines(t, d, want)
 			if err := l.Define(t.Context(), d); err != nil {
 				t.Fatalf("define: %v", err)
 			}
 			if err := l.Start(t.Context(), d.Name); err != nil {
 				t.Fatalf("start: %v", err)
 			}
-			checkProcesses(t, d, 1)
+			machinetest.AwaitMachines(t, d, 1)
 			if err := l.Undefine(t.Context(), d.Name); err != nil {
 				t.Fatalf("undefine: %v", err)
 			}
-			checkProcesses(t, d, 0)
+			machinetest.AwaitMachines(t, d, 0)
 			if left, err := os.ReadDir(root); err != nil || len(left) != 0 {
 				t.Errorf("left behind: %v, %v", left, err)
 			}
@@ -139,14 +134,4 @@ func die(t *testing.T, point string, v victim) {
 	if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 		t.Fatalf("the victim was not killed at %s: %v %s", point, err, said.String())
 	}
-}
-
-// checkProcesses waits until so many machines run: a QEMU each, and the two processes of a virtiofsd, which ends after those
-// whom it serves.
-func checkProcesses(t *testing.T, d machine.Definition, machines int) {
-	t.Helper()
-	tree := machinetest.Cgroups(t)
-	machinetest.Await(t, fmt.Sprintf("%d machines run", machines), func() bool {
-		return len(cgroup.Procs(filepath.Join(tree.Roots[tree.Hierarchy("pids")], d.Cgroup))) == 3*machines
-	})
 }

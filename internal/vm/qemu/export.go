@@ -1,6 +1,7 @@
 package qemu
 
 import (
+	"fmt"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -13,6 +14,12 @@ import (
 
 // Validate refuses, as errdefs.ErrInvalidArgument, a definition that QEMU could misunderstand or does not know.
 func Validate(d machine.Definition) error { return validate(d) }
+
+// IsMachine tells whether a process is the QEMU of the machine of that name.
+func IsMachine(pid int, name string) bool {
+	cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	return err == nil && marked(cmdline, name)
+}
 
 // OpenDisk opens a disk image or a block device, and tells which it is.
 func OpenDisk(path string, readOnly bool) (file *os.File, device bool, err error) {

@@ -238,8 +238,7 @@ func (h *handle) findMarked(def machine.Definition) *process.Process {
 			if err != nil {
 				continue
 			}
-			cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-			if err == nil && marked(cmdline, h.name) && p.Alive() {
+			if IsMachine(pid, h.name) && p.Alive() {
 				return p
 			}
 			p.Close()

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/vm/machine"
+	"github.com/tripod-run/tripod/internal/vm/machinetest"
 	"github.com/tripod-run/tripod/internal/vm/qmp"
 )
 
@@ -135,7 +136,7 @@ func TestRemovedWhenDamaged(t *testing.T) {
 		if len(l.Found) != 0 {
 			t.Errorf("%s is damaged, and found is %v", file, l.Found)
 		}
-		checkProcesses(t, d, 0) // each of the files tells where it runs
+		machinetest.AwaitMachines(t, d, 0) // each of the files tells where it runs
 		l.Close()
 	}
 	if left, err := os.ReadDir(root); err != nil || len(left) != 0 {

@@ -30,6 +30,9 @@ func Edit(args []string, g Grant, fds []int) ([]string, error) {
 	for _, p := range g.Plain {
 		e.plain(p)
 	}
+	for _, s := range g.Sockets {
+		e.socket(s)
+	}
 	if s := g.Serial; s != nil {
 		e.replace(s.ID, "stdio,id="+s.ID+",signal=off")
 	}
@@ -146,6 +149,17 @@ func (e *editor) plain(p Plain) {
 	}
 	if n := e.values("-kernel", whole) + e.values("-initrd", whole) + e.values("-fsdev", part) + e.values("-vnc", below); n != 1 {
 		e.fail("%d options name %s; one should", n, p.Path)
+	}
+}
+
+func (e *editor) socket(s Plain) {
+	end := fmt.Sprintf(",fd=%d", e.fd(s.FD))
+	connected := func(value string) (string, bool) {
+		begin, found := strings.CutSuffix(value, ",path="+s.Path)
+		return begin + end, found && strings.HasPrefix(begin, "socket,")
+	}
+	if n := e.values("-chardev", connected); n != 1 {
+		e.fail("%d sockets have the path %s; one should", n, s.Path)
 	}
 }
 

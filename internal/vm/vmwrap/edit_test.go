@@ -17,6 +17,7 @@ var domain = []string{"/e/qemu", "-name", "guest=x",
 	"-blockdev", `{"node-name":"libvirt-2-format","read-only":true,"driver":"raw","file":"libvirt-2-storage"}`,
 	"-blockdev", `{"driver":"file","filename":"/p/root","node-name":"libvirt-1-storage","auto-read-only":true,"discard":"unmap"}`,
 	"-fsdev", "local,security_model=mapped,id=fsdev-fs0,path=/p/share0,readonly=on",
+	"-chardev", "socket,id=chr-vu-fs1,path=/p/share1",
 	"-chardev", "null,id=charserial0", "-chardev", "null,id=charserial1", "-chardev", "null,id=charchannel0",
 	"-vnc", "vnc=unix:/p/vnc/vnc.sock,audiodev=audio1",
 }
@@ -25,12 +26,13 @@ func TestEdit(t *testing.T) {
 	g := Grant{
 		Files:    []File{{Path: "/p/root", FDs: []int{0, 1}}, {Path: "/p/root.base", FDs: []int{2}}},
 		Plain:    []Plain{{"/p/kernel", 3}, {"/p/initrd", 4}, {"/p/share0", 5}, {"/p/vnc", 12}},
+		Sockets:  []Plain{{"/p/share1", 13}},
 		Serial:   &Serial{ID: "charserial0", Input: 6, Output: 7},
 		Chardevs: []Chardev{{ID: "charchannel0", Socket: 8}},
 		Rings:    []Ring{{ID: "charserial1", Size: 65536}},
 		NICs:     []NIC{{MAC: "02:00:00:00:00:01", MTU: 1500, Tap: 9}, {MAC: "02:00:00:00:00:02", MTU: 1400, Tap: 10, VHost: one(11)}},
 	}
-	fds := []int{30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42}
+	fds := []int{30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43}
 	got, err := Edit(domain, g, fds)
 	require.NoError(t, err)
 	require.Equal(t, []string{"/e/qemu", "-name", "guest=x",
@@ -40,6 +42,7 @@ func TestEdit(t *testing.T) {
 		"-blockdev", `{"node-name":"libvirt-2-format","read-only":true,"driver":"raw","file":"libvirt-2-storage"}`,
 		"-blockdev", `{"auto-read-only":true,"discard":"unmap","driver":"file","filename":"/dev/fdset/1000","node-name":"libvirt-1-storage"}`,
 		"-fsdev", "local,security_model=mapped,id=fsdev-fs0,path=/proc/self/fd/35,readonly=on",
+		"-chardev", "socket,id=chr-vu-fs1,fd=43",
 		"-chardev", "stdio,id=charserial0,signal=off",
 		"-chardev", "ringbuf,id=charserial1,size=65536",
 		"-chardev", "socket,id=charchannel0,fd=38,server=on,wait=off",
@@ -59,6 +62,8 @@ func TestEditRefuses(t *testing.T) {
 		"no such device":    {Chardevs: []Chardev{{ID: "charserial2"}}},
 		"no such console":   {Serial: &Serial{ID: "charserial2"}},
 		"no such port":      {Rings: []Ring{{ID: "charserial2", Size: 65536}}},
+		"no such socket":    {Sockets: []Plain{{"/p/other", 0}}},
+		"a listening one":   {Sockets: []Plain{{"charmonitor", 0}}},
 		"not a null device": {Chardevs: []Chardev{{ID: "charmonitor"}}},
 		"no such fd":        {NICs: []NIC{{Tap: 1}}},
 		"a negative fd":     {Files: []File{{Path: "/p/root", FDs: []int{-1}}}},

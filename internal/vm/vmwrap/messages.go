@@ -26,6 +26,7 @@ type Request struct {
 type Grant struct {
 	Files    []File    `json:"files,omitempty"`
 	Plain    []Plain   `json:"plain,omitempty"`
+	Sockets  []Plain   `json:"sockets,omitempty"`
 	Serial   *Serial   `json:"serial,omitempty"`
 	Chardevs []Chardev `json:"chardevs,omitempty"`
 	Rings    []Ring    `json:"rings,omitempty"`
@@ -41,7 +42,7 @@ type File struct {
 }
 
 // Plain stands for the path of a kernel, an initrd, a share or the directory of VNC's socket, which QEMU uses by name: it
-// gets one below /proc/self/fd.
+// gets one below /proc/self/fd. Among the Sockets it stands for the path of one that QEMU would connect to: it is connected.
 type Plain struct {
 	Path string `json:"path"`
 	FD   int    `json:"fd"`
