@@ -61,6 +61,9 @@ func TestVMVolumes(t *testing.T) {
 			d := harness.StartDaemon(t, harness.VM(t))
 			data, closed, config := shareDir(t, "data-"+form), shareDir(t, "closed-"+form), newAPIVolume(t, "configmap", "settings")
 			config.write("color", "red\n")
+			if form == "configdrive" {
+				mountOverlay(t, data) // a file system that maps no owners
+			}
 			sub := filepath.Join(data, "theirs")
 			program := filepath.Join(data, "mmap")
 			build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./testdata/mmap")
@@ -124,6 +127,21 @@ func TestVMVolumes(t *testing.T) {
 			}
 		})
 	}
+}
+
+// mountOverlay mounts an overlay over a directory.
+func mountOverlay(t *testing.T, dir string) {
+	t.Helper()
+	upper, work := dir+".upper", dir+".work"
+	options := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", dir, upper, work)
+	if err := errors.Join(os.Mkdir(upper, 0o755), os.Mkdir(work, 0o755), syscall.Mount("overlay", dir, "overlay", 0, options)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(syscall.Unmount(dir, 0), os.RemoveAll(upper), os.RemoveAll(work)); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // virtiofsdOf are the first processes of the machine's virtiofsd.

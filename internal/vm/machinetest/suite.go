@@ -225,18 +225,23 @@ func hung(t *testing.T, s Subject) {
 // the cgroup above, which is a kubelet's.
 func outOfMemory(t *testing.T, s Subject) {
 	const limit = 230 << 20
-	t.Run("its cgroup", func(t *testing.T) { killedByLimit(t, s, s.NewCgroup(t, randomName(t), limit)) })
+	t.Run("its cgroup", func(t *testing.T) { killedByLimit(t, s, s.NewCgroup(t, randomName(t), limit), false) })
+	t.Run("its memory shared", func(t *testing.T) { killedByLimit(t, s, s.NewCgroup(t, randomName(t), limit), true) })
 	t.Run("the one above", func(t *testing.T) {
 		above := randomName(t)
 		s.NewCgroup(t, above, limit)
-		killedByLimit(t, s, s.NewCgroup(t, above+"/"+cgroup.Mark+"machine", 0))
+		killedByLimit(t, s, s.NewCgroup(t, above+"/"+cgroup.Mark+"machine", 0), false)
 	})
 }
 
-func killedByLimit(t *testing.T, s Subject, dir string) {
+// killedByLimit: the guest's memory is charged to its cgroup, also when virtiofsd has it, too.
+func killedByLimit(t *testing.T, s Subject, dir string, shared bool) {
 	l, d := s.Begin(t), s.Definition(t)
 	defer l.Close()
 	d.Memory, d.Cgroup = 256<<20, dir
+	if shared {
+		AddShare(t, &d)
+	}
 	console := l.Up(t, d)
 	console.Type("mount -t tmpfs -o size=250m x /mnt; dd if=/dev/zero of=/mnt/x bs=1M count=200")
 	if end := l.End(d.Name); end.Cause != machine.CauseOOM || end.ExitCode != machine.ExitKilled {

@@ -167,8 +167,8 @@ func (h *handle) awaitGuest(ctx context.Context, r *run) error {
 	}
 	if err != nil {
 		if words := lastWords(filepath.Join(h.dir, logFile)); !r.proc.Alive() {
-			if lost := r.shares.Lost(); lost != "" { // both end when the other one does
-				words += "; " + lost
+			if served := r.shares.Words(); served != "" { // QEMU ends with the one that serves it
+				words += "; " + served
 			}
 			return fmt.Errorf("QEMU ended: %s: %w", words, errdefs.ErrFailedPrecondition)
 		} else if words != "" {

@@ -75,8 +75,8 @@ func (p *Prober) try(ctx context.Context) (err error) {
 	}
 	defer conn.Close()
 	if err := askFeatures(ctx, conn); err != nil {
-		if lost := servers.Lost(); lost != "" {
-			err = errors.New(lost)
+		if words := servers.Words(); words != "" {
+			err = errors.New(words)
 		}
 		return fmt.Errorf("%s serves no directory: %w (%w)", o.Program, err, errdefs.ErrFailedPrecondition)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -95,17 +96,17 @@ func (s *Servers) Conn(tag string) (*os.File, error) {
 	return nil, fmt.Errorf("no virtiofsd was started for the share %s: %w", tag, errdefs.ErrNotFound)
 }
 
-// Lost says which of them has ended and with what words; empty while all live.
-func (s *Servers) Lost() string {
-	if s == nil {
-		return ""
-	}
-	for _, one := range s.list {
-		if !one.proc.Alive() {
-			return one.lost()
+// Words are what they have had to say: warnings and errors, for a person.
+func (s *Servers) Words() string {
+	var all []string
+	if s != nil {
+		for _, one := range s.list {
+			if words := confine.LastWords(one.log, ProgramName); words != "" {
+				all = append(all, fmt.Sprintf("virtiofsd of the share %s said: %s", one.tag, words))
+			}
 		}
 	}
-	return ""
+	return strings.Join(all, "; ")
 }
 
 func (s *server) lost() string {
@@ -116,7 +117,8 @@ func (s *server) lost() string {
 	return message
 }
 
-// Watch returns Lost once it says something, or "" at the end of ctx. Meanwhile it bounds the logs.
+// Watch returns once one of them has ended, which it names with its last words, or "" at the end of ctx. Meanwhile it bounds
+// the logs.
 func (s *Servers) Watch(ctx context.Context) string {
 	if s == nil || len(s.list) == 0 {
 		<-ctx.Done()
@@ -162,6 +164,8 @@ func (s *Servers) End(ctx context.Context) error {
 	for _, one := range s.list {
 		if err := one.proc.Wait(ctx); err != nil {
 			errs = append(errs, fmt.Errorf("virtiofsd (pid %d) was killed and has not ended: %w (%w)", one.proc.Pid, err, errdefs.ErrUnavailable))
+		} else if one.reaped != nil {
+			<-one.reaped
 		}
 	}
 	s.Close()

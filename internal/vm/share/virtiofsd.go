@@ -71,6 +71,8 @@ type server struct {
 	tag  string
 	log  string
 	proc *process.Process
+	// reaped is closed when it has ended and is no zombie; nil when it is not our child.
+	reaped chan struct{}
 	// conn is the hypervisor's end of the connection, until it is taken.
 	conn *os.File
 }
@@ -110,8 +112,12 @@ func (o Options) start(ctx context.Context, i int, s machine.Share) (_ *server, 
 		conn.Close()
 		return nil, err
 	}
-	go func() { _ = cmd.Wait() }() // so that it is no zombie; its end is seen by proc
-	return &server{tag: s.Tag, log: o.logFile(i), proc: proc, conn: conn}, nil
+	started := &server{tag: s.Tag, log: o.logFile(i), proc: proc, conn: conn, reaped: make(chan struct{})}
+	go func() {
+		_ = cmd.Wait() // how it ended says nothing
+		close(started.reaped)
+	}()
+	return started, nil
 }
 
 func (o Options) logFile(i int) string {
