@@ -114,9 +114,10 @@ kube: # the programs of Kubernetes and etcd: a quarter of an hour, once
 	@hack/kube.sh build
 
 .PHONY: debian
-debian: build images ## a real Debian with systemd and cloud-init as a machine, of packages from a mirror, emulated
+debian: build images ## a real Debian with systemd and cloud-init as a machine, and its PostgreSQL and Redis in one, of packages from a mirror, emulated
 	@hack/setup.sh debian
 	@hack/images/debian.sh
+	@hack/images/databases.sh
 	$(GOTEST) -timeout 1h -v ./test/debian/...
 
 .PHONY: soak

@@ -138,8 +138,8 @@ func cloudInit(t *testing.T, d *harness.Daemon, form string) {
 		"environment":  {"set -a; . /etc/cloud/environment; echo \"$GREETING\"", "it's $me\n"},
 		"secret":       {"cat /etc/secret/name", "secret\n"},
 		"own commands": {"cat /run/by-the-user", "run by cloud-init"},
-		"share":        {"cat /srv/shared/name && echo from the guest >/srv/shared/note && grep /srv/ /proc/mounts", "share0 /srv/shared 9p rw"},
-		"closed share": {"cat /srv/closed/name && ! touch /srv/closed/note 2>/dev/null && grep /srv/ /proc/mounts", "share1 /srv/closed 9p ro"},
+		"share":        {"cat /srv/shared/name && echo from the guest >/srv/shared/note && grep /srv/ /proc/mounts", "share0 /srv/shared virtiofs rw"},
+		"closed share": {"cat /srv/closed/name && ! touch /srv/closed/note 2>/dev/null && grep /srv/ /proc/mounts", "share1 /srv/closed virtiofs ro"},
 		"agent":        {"systemctl is-active tripod-agent", "active\n"},
 	} {
 		if out, err := run(want.script); err != nil || !strings.Contains(out, want.has) {
