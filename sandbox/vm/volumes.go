@@ -35,7 +35,10 @@ type volumes struct {
 // shareDriver is how a machine has directories: as the pod says, by virtio-fs where that works, else by 9p, of which why tells.
 func (b *Backend) shareDriver(ctx context.Context, o *order) (driver machine.ShareDriver, why string, err error) {
 	driver = o.options.ShareDriver
-	if len(o.container.Config.GetMounts()) == 0 || driver == machine.Share9p {
+	switch {
+	case driver.By9p():
+		return driver, "", nil
+	case len(o.container.Config.GetMounts()) == 0:
 		return machine.Share9p, "", nil
 	}
 	err = b.cfg.Virtiofs(ctx)

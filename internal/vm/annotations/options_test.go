@@ -98,6 +98,7 @@ var cases = map[string]struct {
 		good: []field{
 			{"virtiofs", func(o *Options) { o.ShareDriver = machine.ShareVirtiofs }},
 			{"9p", func(o *Options) { o.ShareDriver = machine.Share9p }},
+			{"9p-mapped", func(o *Options) { o.ShareDriver = machine.Share9pMapped }},
 		},
 		bad: []string{"9pfs", "virtio-fs", "VirtioFS", "true"},
 	},

@@ -35,7 +35,7 @@ var Known = []*Annotation{
 	{"VirtletRootVolumeSize", "root-volume-size", "a Kubernetes quantity from 1 to 64Ti that is a whole number of bytes", "the image's own size", "size of the root disk, rounded up to 512 bytes; one that is below the image's fails CreateContainer (Virtlet: is ignored)", setRootVolumeSize},
 	{"", "root-device-overwrite", "`never`, `foreign` or `image`", "`never`", "what a block device at `/` may lose: `foreign` what is no root disk of Tripod's, `image` also the root disk of another image", setRootDeviceOverwrite},
 	{"", "scratch-disks", "lines or a comma-separated list of `PATH=SIZE`, at most 8, as `/dev/scratch=10Gi`", "", "empty disks under these names, which go with the container", setScratchDisks},
-	{"", "share-driver", "`virtiofs` or `9p`", "`virtiofs` where the node has a virtiofsd that works, else `9p`", "how directories reach the guest: `9p` is for guests whose kernel has no virtio-fs", setShareDriver},
+	{"", "share-driver", "`virtiofs`, `9p` or `9p-mapped`", "`virtiofs` where the node has a virtiofsd that works, else `9p`", "how directories reach the guest: `9p` is for guests whose kernel has no virtio-fs, `9p-mapped` keeps owners for the guest alone", setShareDriver},
 	{"VirtletChown9pfsMounts", "chown-9pfs-mounts", allowedBool, "`false`", "none, with a warning: shared directories are not changed, the guest's root is root in them where the file system can map owners", boolean(func(o *Options) *bool { return &o.Chown9pfs })},
 	{"VirtletCloudInitImageType", "cloud-init-image-type", "`nocloud` or `configdrive`, in any case", "`nocloud`", "form of the cloud-init disk", setImageType},
 	{"VirtletCloudInitMetaData", "cloud-init-meta-data", "a mapping in YAML or JSON, of at most 256 KiB", "", "keys that replace those of the generated meta-data", mapping(func(o *Options) *map[string]any { return &o.MetaData })},
@@ -102,7 +102,7 @@ func setDiskDriver(o *Options, value string) error {
 
 func setShareDriver(o *Options, value string) error {
 	switch d := machine.ShareDriver(value); d {
-	case machine.ShareVirtiofs, machine.Share9p:
+	case machine.ShareVirtiofs, machine.Share9p, machine.Share9pMapped:
 		o.ShareDriver = d
 		return nil
 	}

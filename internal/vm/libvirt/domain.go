@@ -202,7 +202,7 @@ func (d *Driver) devices(def machine.Definition) *libvirtxml.DomainDeviceList {
 			continue
 		}
 		fs := libvirtxml.DomainFilesystem{
-			AccessMode: "squash", MultiDevs: "remap",
+			AccessMode: map[machine.ShareDriver]string{machine.Share9p: "squash", machine.Share9pMapped: "mapped"}[share.Driver], MultiDevs: "remap",
 			Source: &libvirtxml.DomainFilesystemSource{Mount: &libvirtxml.DomainFilesystemSourceMount{Dir: d.layout.placeholder(def.Name, shareName(i))}},
 			Target: &libvirtxml.DomainFilesystemTarget{Dir: share.Tag},
 		}

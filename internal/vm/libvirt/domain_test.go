@@ -50,7 +50,7 @@ func everything() machine.Definition {
 		machine.Disk{ID: "part", File: machine.File{Path: "/dev/sdy"}, Format: "raw", Offset: 1 << 20, Size: 7 << 20, Bus: machine.BusVirtio})
 	d.NICs = []machine.NIC{{MAC: "02:00:00:00:00:01", MTU: 1400, Netns: "/run/netns/x", Tap: "tap0"}}
 	d.Shares = []machine.Share{
-		{Tag: "code", Path: "/srv/code", Driver: machine.Share9p, ReadOnly: true}, {Tag: "scratch", Path: "/srv/scratch", Driver: machine.Share9p},
+		{Tag: "code", Path: "/srv/code", Driver: machine.Share9p, ReadOnly: true}, {Tag: "scratch", Path: "/srv/scratch", Driver: machine.Share9pMapped},
 		{Tag: "db", Path: "/srv/db", Driver: machine.ShareVirtiofs},
 	}
 	return d

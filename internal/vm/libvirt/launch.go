@@ -153,7 +153,7 @@ func (l *launch) openPlain(at layout) func(context.Context, machine.Definition) 
 			return err
 		}
 		for i, s := range def.Shares {
-			if s.Driver != machine.Share9p {
+			if !s.Driver.By9p() {
 				continue
 			}
 			file, err := qemu.OpenShare(s.Path, s.ReadOnly, def.UID, def.GID)

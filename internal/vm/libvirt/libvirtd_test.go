@@ -149,6 +149,9 @@ func TestShares(t *testing.T) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "hello"), []byte("from the host, "+tag+"\n"), 0o600))
 		d.Shares = append(d.Shares, machine.Share{Tag: tag, Path: dir, Driver: machine.Share9p, ReadOnly: tag == "locked"})
 	}
+	mapped := filepath.Join(d.StateDir, "mapped")
+	require.NoError(t, os.Mkdir(mapped, 0o755))
+	d.Shares = append(d.Shares, machine.Share{Tag: "mapped", Path: mapped, Driver: machine.Share9pMapped})
 	d.VNC = true
 	console := l.Up(t, d)
 	console.Type("for t in free locked; do mkdir -p /mnt/$t; mount -t 9p -o trans=virtio,version=9p2000.L $t /mnt/$t; cat /mnt/$t/hello; echo of-$t >/mnt/$t/new; done; sync; echo shares-$((40+2))")
@@ -158,6 +161,8 @@ func TestShares(t *testing.T) {
 	require.Contains(t, log, "\nfrom the host, locked\n")
 	require.Equal(t, "of-free\n", read(t, filepath.Join(d.Shares[0].Path, "new")))
 	require.NoFileExists(t, filepath.Join(d.Shares[1].Path, "new"))
+	console.Type("%s", machinetest.MapOwners("mapped"))
+	machinetest.CheckMapped(t, d, mapped)
 	conn, err := machine.Dial(t.Context(), filepath.Join(d.Dir, "vnc", "vnc.sock"))
 	require.NoError(t, err)
 	hello := make([]byte, 12)

@@ -108,9 +108,14 @@ type ShareDriver string
 const (
 	// ShareVirtiofs is virtio-fs, served by virtiofsd: owners and permissions are those of the files.
 	ShareVirtiofs ShareDriver = "virtiofs"
-	// Share9p is virtio-9p, served by QEMU, for guests without virtio-fs.
+	// Share9p is virtio-9p, served by QEMU, for guests without virtio-fs. What the guest makes is root's.
 	Share9p ShareDriver = "9p"
+	// Share9pMapped is the same with owners, modes and special files as the guest sees them in attributes of plain files.
+	Share9pMapped ShareDriver = "9p-mapped"
 )
+
+// By9p tells whether the guest mounts it by 9p.
+func (d ShareDriver) By9p() bool { return d == Share9p || d == Share9pMapped }
 
 // Share is a directory of the node that the guest mounts by Tag.
 type Share struct {

@@ -179,6 +179,31 @@ func lostShare(t *testing.T, s Subject) {
 	}
 }
 
+// MapOwners is what a guest does in a share by 9p with mapped owners, which it mounts twice.
+func MapOwners(tag string) string {
+	mount := "mkdir -p /mapped && mount -t 9p -o trans=virtio,version=9p2000.L " + tag + " /mapped; "
+	return mount + "mkdir -m 700 /mapped/db; echo kept >/mapped/db/file; chown -R 999:998 /mapped/db; mkfifo /mapped/pipe; ln -s db /mapped/link; umount /mapped; " +
+		mount + "stat -c 'mapped %u:%g:%a:%F' /mapped/db /mapped/db/file /mapped/pipe; cat /mapped/link/file; echo mapped-$((40+2))"
+}
+
+// CheckMapped checks what came of MapOwners in the directory of the share.
+func CheckMapped(t testing.TB, d machine.Definition, dir string) {
+	t.Helper()
+	for _, text := range []string{"mapped 999:998:700:directory", "mapped 999:998:644:regular file", "mapped 0:0:644:fifo", "\nkept\r", "mapped-42"} {
+		AwaitLog(t, d, text, 1)
+	}
+	for _, name := range []string{"db", "db/file", "pipe", "link"} {
+		info, err := os.Lstat(filepath.Join(dir, name))
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if uid := info.Sys().(*syscall.Stat_t).Uid; uid != 0 || !info.IsDir() && !info.Mode().IsRegular() {
+			t.Errorf("%s is %d's on the node, %s", name, uid, info.Mode())
+		}
+	}
+}
+
 // AddShare gives a machine a share by virtio-fs.
 func AddShare(t testing.TB, d *machine.Definition) {
 	t.Helper()

@@ -253,6 +253,7 @@ func memoryBackend(d machine.Definition) string {
 
 // share adds a directory: the connection to its virtiofsd, or a directory that QEMU serves by virtio-9p. "none": the
 // guest's files are QEMU's user's, and what it may not change stays as it is; share.Open says whose files it meets.
+// "mapped-xattr": so they are, and attributes say whose they are for the guest.
 func (c *command) share(i int, share machine.Share) {
 	if share.Driver == machine.ShareVirtiofs {
 		fd := c.inherit(inherited{Kind: kindVirtiofs, Index: i})
@@ -260,12 +261,15 @@ func (c *command) share(i int, share machine.Share) {
 			"-device", fmt.Sprintf("vhost-user-fs-pci,chardev=share%d,tag=%s,queue-size=1024", i, share.Tag))
 		return
 	}
-	open, more := kindShare, ""
+	open, model, more := kindShare, "none", ""
+	if share.Driver == machine.Share9pMapped {
+		model = "mapped-xattr"
+	}
 	if share.ReadOnly {
 		open, more = kindShareRO, ",readonly=on"
 	}
 	fd := c.inherit(inherited{Kind: open, Path: share.Path})
-	c.add("-fsdev", fmt.Sprintf("local,id=share%d,path=/proc/self/fd/%d,security_model=none,multidevs=remap%s", i, fd, more),
+	c.add("-fsdev", fmt.Sprintf("local,id=share%d,path=/proc/self/fd/%d,security_model=%s,multidevs=remap%s", i, fd, model, more),
 		"-device", fmt.Sprintf("virtio-9p-pci,fsdev=share%d,mount_tag=%s", i, share.Tag))
 }
 

@@ -56,7 +56,7 @@ func TestGoldenCommands(t *testing.T) {
 			d.CPUs, d.CPUModel, d.VNC = 4, "host-model", true
 			d.NICs = []machine.NIC{{MAC: "52:54:00:12:34:56", MTU: 1450, Netns: "/run/netns/a", Tap: "tap0"}, {MAC: "52:54:00:12:34:57", Netns: "/run/netns/a", Tap: "tap1"}}
 			d.Shares = []machine.Share{
-				{Tag: "data", Path: "/srv/a,b", Driver: machine.Share9p}, {Tag: "config", Path: "/srv/config", Driver: machine.Share9p, ReadOnly: true},
+				{Tag: "data", Path: "/srv/a,b", Driver: machine.Share9p}, {Tag: "config", Path: "/srv/config", Driver: machine.Share9pMapped, ReadOnly: true},
 				{Tag: "db", Path: "/srv/db", Driver: machine.ShareVirtiofs}, {Tag: "secret", Path: "/srv/secret", Driver: machine.ShareVirtiofs, ReadOnly: true},
 			}
 		}, setup{Accel: AccelKVM, VhostNet: true, Block: host.Block}},

@@ -104,8 +104,8 @@ func TestShares(t *testing.T) {
 	l, d := s.Begin(t), s.Definition(t)
 	defer l.Close()
 	d.Memory = 256 << 20
-	rw, ro := filepath.Join(d.StateDir, "rw"), filepath.Join(d.StateDir, "ro")
-	for _, dir := range []string{rw, ro} {
+	rw, ro, mapped := filepath.Join(d.StateDir, "rw"), filepath.Join(d.StateDir, "ro"), filepath.Join(d.StateDir, "mapped")
+	for _, dir := range []string{rw, ro, mapped} {
 		if err := os.Mkdir(dir, 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -113,12 +113,13 @@ func TestShares(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	d.Shares = []machine.Share{{Tag: "tripod:0", Path: rw, Driver: machine.Share9p}, {Tag: "tripod:1", Path: ro, Driver: machine.Share9p, ReadOnly: true}}
+	d.Shares = []machine.Share{{Tag: "tripod:0", Path: rw, Driver: machine.Share9p}, {Tag: "tripod:1", Path: ro, Driver: machine.Share9p, ReadOnly: true}, {Tag: "tripod:2", Path: mapped, Driver: machine.Share9pMapped}}
 	console := l.Up(t, d)
 	console.Type("for t in rw ro; do mkdir -p /$t; [ $t = rw ] && tag=tripod:0 || tag=tripod:1; mount -t 9p -o trans=virtio,version=9p2000.L $tag /$t; cat /$t/secret; echo new >/$t/new; done; " +
 		"mkdir /rw/sub; chmod 750 /rw/sub; mv /rw/new /rw/sub/; sync; ls -ln /rw /ro; echo shares-$((40+2))")
 	machinetest.AwaitLog(t, d, "shares-42", 1)
 	machinetest.AwaitLog(t, d, "for root only", 2)
+	console.Type("%s", machinetest.MapOwners("tripod:2"))
 	info, err := os.Stat(filepath.Join(rw, "sub", "new"))
 	if err != nil {
 		t.Fatal(err)
@@ -132,6 +133,7 @@ func TestShares(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(ro, "new")); err == nil {
 		t.Error("the guest wrote to a share that is read-only")
 	}
+	machinetest.CheckMapped(t, d, mapped)
 	if err := l.Undefine(t.Context(), d.Name); err != nil {
 		t.Error(err)
 	}

@@ -91,8 +91,8 @@ func validateDevices(d machine.Definition, refuse func(string, ...any) error) er
 		if !tagForm.MatchString(share.Tag) || tags[share.Tag] {
 			return refuse("tag %q of a share is taken, or not 1 to 31 letters, digits, -, _, : and .", share.Tag)
 		}
-		if share.Driver != machine.ShareVirtiofs && share.Driver != machine.Share9p {
-			return refuse("share %s: driver %q is neither virtiofs nor 9p", share.Tag, share.Driver)
+		if share.Driver != machine.ShareVirtiofs && !share.Driver.By9p() {
+			return refuse("share %s: driver %q is none of virtiofs, 9p and 9p-mapped", share.Tag, share.Driver)
 		}
 		tags[share.Tag] = true
 	}
