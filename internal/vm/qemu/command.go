@@ -258,7 +258,7 @@ func (c *command) share(i int, share machine.Share) {
 	if share.Driver == machine.ShareVirtiofs {
 		fd := c.inherit(inherited{Kind: kindVirtiofs, Index: i})
 		c.add("-chardev", fmt.Sprintf("socket,id=share%d,fd=%d", i, fd),
-			"-device", fmt.Sprintf("vhost-user-fs-pci,chardev=share%d,tag=%s,queue-size=1024", i, share.Tag))
+			"-device", fmt.Sprintf("vhost-user-fs-pci,chardev=share%d,tag=%s,queue-size=1024,%s", i, share.Tag, shareAddress(i)))
 		return
 	}
 	open, model, more := kindShare, "none", ""
@@ -270,7 +270,20 @@ func (c *command) share(i int, share machine.Share) {
 	}
 	fd := c.inherit(inherited{Kind: open, Path: share.Path})
 	c.add("-fsdev", fmt.Sprintf("local,id=share%d,path=/proc/self/fd/%d,security_model=%s,multidevs=remap%s", i, fd, model, more),
-		"-device", fmt.Sprintf("virtio-9p-pci,fsdev=share%d,mount_tag=%s", i, share.Tag))
+		"-device", fmt.Sprintf("virtio-9p-pci,fsdev=share%d,mount_tag=%s,%s", i, share.Tag, shareAddress(i)))
+}
+
+const (
+	// lastShareSlot is the PCI slot of the first shares: the last one that is free. QEMU gives other devices the first ones.
+	lastShareSlot = 0x1e
+	perSlot       = 8
+	// maxShares leaves 21 slots for other devices.
+	maxShares = 64
+)
+
+// shareAddress puts eight shares into a PCI slot, of which there are 30 for all devices: a pod may have many volumes.
+func shareAddress(i int) string {
+	return fmt.Sprintf("multifunction=on,addr=%#x.%d", lastShareSlot-i/perSlot, i%perSlot)
 }
 
 func acceleration(accel string) string {

@@ -3,6 +3,7 @@ package qemu
 import (
 	"encoding/json"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -141,6 +142,11 @@ func TestRefused(t *testing.T) {
 		"EUI-64":        func(d *machine.Definition) { d.NICs = []machine.NIC{{MAC: "52:54:00:12:34:56:78:9a"}} },
 		"two shares": func(d *machine.Definition) {
 			d.Shares = []machine.Share{{Tag: "a", Driver: machine.Share9p}, {Tag: "a", Driver: machine.Share9p}}
+		},
+		"65 shares": func(d *machine.Definition) {
+			for i := range maxShares + 1 {
+				d.Shares = append(d.Shares, machine.Share{Tag: fmt.Sprint(i), Driver: machine.ShareVirtiofs})
+			}
 		},
 		"no driver": func(d *machine.Definition) { d.Shares = []machine.Share{{Tag: "a", Path: "/a"}} },
 		"long tag": func(d *machine.Definition) {

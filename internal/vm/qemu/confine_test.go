@@ -139,6 +139,31 @@ func TestShares(t *testing.T) {
 	}
 }
 
+// TestManyShares: a machine can have more shares than there are PCI slots, and the guest mounts the last.
+func TestManyShares(t *testing.T) {
+	s := subject(t)
+	l, d := s.Begin(t), s.Definition(t)
+	defer l.Close()
+	const many = 40
+	for i := range many {
+		dir := filepath.Join(d.StateDir, fmt.Sprintf("share%d", i))
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		d.Shares = append(d.Shares, machine.Share{Tag: fmt.Sprintf("share%d", i), Path: dir, Driver: machine.ShareVirtiofs})
+	}
+	console := l.Up(t, d)
+	machinetest.AwaitMachines(t, d, 1)
+	console.Type("mkdir /last; mount -t virtiofs share%d /last && echo from the guest >/last/note; echo many-$((40+2))", many-1)
+	machinetest.AwaitLog(t, d, "many-42", 1)
+	if note, err := os.ReadFile(filepath.Join(d.Shares[many-1].Path, "note")); err != nil || string(note) != "from the guest\n" {
+		t.Errorf("the last share has %q, %v", note, err)
+	}
+	if err := l.Undefine(t.Context(), d.Name); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestProbe: the boot sector boots, and the verdict is kept for the next driver.
 func TestProbe(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "qemu")

@@ -86,6 +86,9 @@ func validateDevices(d machine.Definition, refuse func(string, ...any) error) er
 			return refuse("MTU %d is not between 68 and 65535", nic.MTU)
 		}
 	}
+	if len(d.Shares) > maxShares {
+		return refuse("%d shares; a machine can have %d", len(d.Shares), maxShares)
+	}
 	tags := map[string]bool{}
 	for _, share := range d.Shares {
 		if !tagForm.MatchString(share.Tag) || tags[share.Tag] {
