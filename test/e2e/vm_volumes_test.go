@@ -15,6 +15,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/test/harness"
+	"github.com/tripod-run/tripod/test/harness/libvirtdtest"
 )
 
 // apiVolume is the directory of a volume of that kind as a kubelet makes it: what is written to it appears at once.
@@ -56,14 +57,22 @@ func (v *apiVolume) write(key, value string) {
 // TestVMVolumes: a disk machine uses directories as a container does. Owners, modes, pipes, links, renames and mappings are on
 // the node what the guest made them; what the node changes, a ConfigMap too, the guest sees; what is read-only is so on the node.
 func TestVMVolumes(t *testing.T) {
-	for _, form := range []string{"nocloud", "configdrive"} {
-		t.Run(form, func(t *testing.T) {
-			d := harness.StartDaemon(t, harness.VM(t))
-			data, closed, config := shareDir(t, "data-"+form), shareDir(t, "closed-"+form), newAPIVolume(t, "configmap", "settings")
+	for _, name := range []string{"nocloud", "configdrive", "libvirt"} {
+		t.Run(name, func(t *testing.T) {
+			options, form, stop := []harness.Option{harness.VM(t)}, "nocloud", func() {}
+			data, closed, config := shareDir(t, "data-"+name), shareDir(t, "closed-"+name), newAPIVolume(t, "configmap", "settings")
 			config.write("color", "red\n")
-			if form == "configdrive" {
+			switch name {
+			case "configdrive":
+				form = name
 				mountOverlay(t, data) // a file system that maps no owners
+			case "libvirt":
+				lv := libvirtdtest.Start(t)
+				t.Setenv("TRIPOD_VMWRAP_BIN", libvirtdtest.Wrapper(t))
+				options, stop = append(options, harness.Set("vm.driver", "libvirt"), harness.Set("vm.libvirt_uri", lv.URI)), lv.Kill
 			}
+			d := harness.StartDaemon(t, options...)
+			t.Cleanup(stop) // before the daemon looks for what was left behind
 			sub := filepath.Join(data, "theirs")
 			program := filepath.Join(data, "mmap")
 			build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./testdata/mmap")
