@@ -34,8 +34,7 @@ func Start(ctx context.Context, o Options, shares []machine.Share) (*Servers, er
 	for i, share := range virtiofs(shares) {
 		one, err := o.start(ctx, i, share)
 		if err != nil {
-			s.End(ctx)
-			return nil, fmt.Errorf("share %s: %w", share.Path, err)
+			return nil, errors.Join(fmt.Errorf("share %s: %w", share.Path, err), s.End(ctx))
 		}
 		s.list = append(s.list, one)
 	}
