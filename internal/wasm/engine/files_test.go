@@ -150,3 +150,35 @@ func TestFaultW7Pipes(t *testing.T) {
 		}
 	}
 }
+
+// TestFaultW7Listings is row W7 for bytes: the engine reads the whole of a directory for each call that lists some of it, which
+// counts for that time, so that guests with huge directories cannot take the worker's memory.
+func TestFaultW7Listings(t *testing.T) {
+	const files = 2000
+	dir := t.TempDir()
+	for n := range files {
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("a file with a name of some length %d", n)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	info, err := os.Stat(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for most, want := range map[int64]string{
+		8 * info.Size(): fmt.Sprintf("%d: ok\n", files+2), 8*info.Size() - 1: "0: Out of memory\n",
+	} {
+		var out bytes.Buffer
+		a := NewAccount(0)
+		a.Bound(HeldBytes, most)
+		i := instance(t, command(t), InstanceOptions{
+			Args: []string{"prog", "ls", "/data"}, Stdout: &out, Preopens: []Preopen{{Path: dir, Guest: "/data"}}, Account: a,
+		})
+		if code, err := i.Run(t.Context()); err != nil || code != 0 || out.String() != want {
+			t.Errorf("%d bytes: %q, not %q; code %d, %v", most, out.String(), want, code, err)
+		}
+		if a.Held(HeldBytes) != 0 {
+			t.Errorf("%d bytes are held afterwards", a.Held(HeldBytes))
+		}
+	}
+}

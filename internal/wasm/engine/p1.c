@@ -240,6 +240,7 @@ static bool in_room(const call *c) { return is_open(c, arg(c, 0)) && fd_at(c, ar
 static int fd_prestat_get(call *c) { return in_room(c) ? p1_room_prestat(c) : no_directory(c); }
 static int fd_prestat_dir_name(call *c) { return in_room(c) ? p1_room_dir_name(c) : no_directory(c); }
 static int path_open(call *c) { return in_room(c) ? p1_channel_open(c) : no_directory(c); }
+static int fd_readdir(call *c) { return no_directory(c); }
 static int path_remove_directory(call *c) { return no_directory(c); }
 static int path_filestat_get(call *c) { return in_room(c) ? p1_channel_filestat(c) : no_directory(c); }
 
@@ -271,7 +272,7 @@ static const struct function {
     {"fd_prestat_dir_name", "iii", 1, fd_prestat_dir_name},
     {"fd_pwrite", "iiili", 1, no_seek},
     {"fd_read", "iiii", 1, fd_read},
-    {"fd_readdir", "iiili", 1, no_directory},
+    {"fd_readdir", "iiili", 1, fd_readdir},
     {"fd_renumber", "ii", 0, fd_renumber},
     {"fd_seek", "ilii", 1, no_seek},
     {"fd_sync", "i", 1, no_file},
@@ -308,6 +309,7 @@ static int passed(call *c, const struct function *f) {
   uint32_t n = (uint32_t)(f - functions), nparams = (uint32_t)strlen(f->params);
   if (f->run == fd_close) return fd_close(c);
   if (f->run == path_open) return p1_pass_open(c, n, nparams);
+  if (f->run == fd_readdir) return p1_pass_list(c, n, nparams);
   if (f->run == path_remove_directory) return p1_pass_remove(c, n, nparams);
   return p1_pass(c, n, nparams, f->fds);
 }

@@ -7,7 +7,7 @@
 // Error numbers of preview 1.
 enum {
   OK, EACCES_ = 2, EAGAIN_ = 6, EBADF_ = 8, EEXIST_ = 20, EFAULT_ = 21, EINVAL_ = 28, EIO_ = 29, EISDIR_ = 31, EMFILE_ = 33,
-  EMSGSIZE_ = 35, ENAMETOOLONG_ = 37, ENOENT_ = 44, ENOTDIR_ = 54, ENOTSOCK_ = 57, ENOTSUP_ = 58, EPERM_ = 63, ESPIPE_ = 70, EXDEV_ = 75,
+  EMSGSIZE_ = 35, ENAMETOOLONG_ = 37, ENOENT_ = 44, ENOMEM_ = 48, ENOTDIR_ = 54, ENOTSOCK_ = 57, ENOTSUP_ = 58, EPERM_ = 63, ESPIPE_ = 70, EXDEV_ = 75,
 };
 enum { ENDED = -1 }; // the guest has been ended; why is set
 
@@ -77,5 +77,6 @@ int p1_room_dir_name(call *); // fd_prestat_dir_name
 int p1_pass(call *, uint32_t function, uint32_t nparams, uint32_t fds);
 int p1_pass_open(call *, uint32_t function, uint32_t nparams); // path_open, which makes a descriptor
 int p1_pass_close(call *, const tw_fd *);
+int p1_pass_list(call *, uint32_t function, uint32_t nparams);   // fd_readdir
 int p1_pass_remove(call *, uint32_t function, uint32_t nparams); // path_remove_directory
 #endif

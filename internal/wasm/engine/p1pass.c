@@ -67,24 +67,51 @@ int p1_pass(call *c, uint32_t function, uint32_t nparams, uint32_t fds) {
   return v[0].i32;
 }
 
-// may_open lets a guest open files and directories only. To open a pipe waits for its other end, on a thread of the engine's, of
-// which there are some for all guests. What the path is of is asked for in the guest's memory, in a place that is as before
-// afterwards. A path that cannot be asked for is left to the call that opens it.
-static int may_open(call *c) {
-  enum { STAT = 64, TYPE = 16, PATH = 2, LENGTH = 3 };
+enum { STAT = 64, STAT_TYPE = 16, STAT_SIZE = 32 }; // a filestat of preview 1
+
+// ask calls a function whose last parameter is where a filestat goes: a place in the guest's memory, which is as before afterwards.
+static int ask(call *c, const char *function, wasmtime_val_raw_t *v, uint32_t nparams, uint32_t at, uint8_t *stat) {
   uint8_t was[STAT];
+  call asking = *c;
+  asking.v = v, v[nparams - 1].i32 = (int32_t)at;
+  memcpy(was, c->mem + at, STAT);
+  int error = p1_pass(&asking, function_named(function), nparams, 1);
+  memcpy(stat, c->mem + at, STAT);
+  memcpy(c->mem + at, was, STAT);
+  return error;
+}
+
+// may_open lets a guest open files and directories only. To open a pipe waits for its other end, on a thread of the engine's, of
+// which there are some for all guests. A path that cannot be asked for is left to the call that opens it.
+static int may_open(call *c) {
+  enum { PATH = 2, LENGTH = 3 };
+  uint8_t stat[STAT];
   uint32_t path = arg(c, PATH), n = arg(c, LENGTH), at = path >= STAT ? 0 : (uint32_t)(c->size - STAT);
   if (c->size < 2 * STAT || !fits(c, path, n)) return EFAULT_;
   if (at && (uint64_t)path + n > at) return ENAMETOOLONG_;
-  wasmtime_val_raw_t v[] = {c->v[0], c->v[1], c->v[PATH], c->v[LENGTH], {.i32 = (int32_t)at}};
-  call stat = *c;
-  stat.v = v;
-  memcpy(was, c->mem + at, STAT);
-  int error = p1_pass(&stat, function_named("path_filestat_get"), 5, 1);
-  uint8_t type = c->mem[at + TYPE];
-  memcpy(c->mem + at, was, STAT);
+  wasmtime_val_raw_t v[] = {c->v[0], c->v[1], c->v[PATH], c->v[LENGTH], {.i32 = 0}};
+  int error = ask(c, "path_filestat_get", v, 5, at, stat);
   if (error) return error == ENDED ? ENDED : OK;
+  uint8_t type = stat[STAT_TYPE];
   return type == REGULAR_FILE || type == DIRECTORY || type == SYMBOLIC_LINK ? OK : EPERM_;
+}
+
+// p1_pass_list has a directory listed. The engine reads all of it for each call, into some times the memory that it takes on disk,
+// which is counted for that time.
+int p1_pass_list(call *c, uint32_t function, uint32_t nparams) {
+  enum { LISTED = 8 };
+  uint8_t stat[STAT];
+  int64_t size, most = (int64_t)1 << 40;
+  if (c->size < STAT) return EFAULT_;
+  wasmtime_val_raw_t v[] = {c->v[0], {.i32 = 0}};
+  int error = ask(c, "fd_filestat_get", v, 2, 0, stat);
+  if (error) return error;
+  memcpy(&size, stat + STAT_SIZE, sizeof size);
+  int64_t bytes = stat[STAT_TYPE] != DIRECTORY ? 0 : LISTED * (size < most ? size : most);
+  if (!tw_take(c->i->account, TW_BYTES, bytes)) return ENOMEM_;
+  error = p1_pass(c, function, nparams, 1);
+  tw_give(c->i->account, TW_BYTES, bytes);
+  return error;
 }
 
 int p1_pass_open(call *c, uint32_t function, uint32_t nparams) {

@@ -89,6 +89,13 @@ int main(int argc, char **argv) {
   }
   if (!strcmp(what, "slashes")) slashes();
   if (!strcmp(what, "attack")) attack(), sleep((unsigned)atoi(argv[2]));
+  if (!strcmp(what, "ls")) {
+    errno = 0;
+    DIR *dir = opendir(argv[2]);
+    int n = 0;
+    while (dir && readdir(dir)) n++;
+    printf("%d: %s\n", n, errno ? strerror(errno) : "ok");
+  }
   if (!strcmp(what, "spin"))
     for (volatile int k = 0;; k++) {
     }
