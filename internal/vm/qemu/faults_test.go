@@ -50,7 +50,7 @@ func wantKilled(t *testing.T, l *machinetest.Life, d machine.Definition) {
 	if end := l.End(d.Name); end.Cause != machine.CauseKilled || end.ExitCode != machine.ExitKilled {
 		t.Errorf("ended: %+v", end)
 	}
-	checkProcesses(t, d, 0)
+	machinetest.AwaitMachines(t, d, 0)
 }
 
 // TestV1Paused: a machine that somebody paused runs, for this driver and the next, and can be ended.
