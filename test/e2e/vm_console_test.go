@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/client-go/tools/remotecommand"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -203,4 +205,37 @@ func TestVMExec(t *testing.T) {
 			return nil
 		})
 	})
+}
+
+// TestC10VMFiles: what QEMU may write to, besides its disks, is on a file system in memory that is no larger than the console's buffer.
+func TestC10VMFiles(t *testing.T) {
+	const room = 2 << 20
+	d := tinyVM(t, harness.Set("vm.console_buffer", room))
+	c := d.RunVM(t, &harness.PodSpec{Image: harness.TinyGuest})
+	c.WaitConsole("tick 00001")
+	dir := fmt.Sprintf("/proc/%d/fd", vmPid(t, d, c))
+	fds, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]bool{}
+	for _, fd := range fds {
+		path := filepath.Join(dir, fd.Name())
+		link, err := os.Lstat(path)
+		if err != nil || link.Mode().Perm()&0o200 == 0 { // not open for writing
+			continue
+		}
+		target, _ := os.Readlink(path)
+		if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() || strings.HasSuffix(target, ".qcow2") || !filepath.IsAbs(target) || strings.HasPrefix(target, "/memfd:") {
+			continue
+		}
+		var st unix.Statfs_t
+		if err := unix.Statfs(path, &st); err != nil || st.Type != unix.TMPFS_MAGIC || st.Blocks*uint64(st.Bsize) > room {
+			t.Errorf("%s is on a file system of the type %#x, %d bytes, %v", target, st.Type, st.Blocks*uint64(st.Bsize), err)
+		}
+		found[filepath.Base(target)] = true
+	}
+	if !found["serial.log"] || !found["qemu.log"] {
+		t.Errorf("found %v", found)
+	}
 }

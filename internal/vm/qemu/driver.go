@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -196,7 +198,7 @@ func (d *Driver) tell(name string, s machine.State) {
 	sink(machine.Event{Name: name, State: s})
 }
 
-// trimLogs keeps what QEMU says from filling the disk: a guest can make it talk.
+// trimLogs keeps what QEMU says short: a guest can make it talk, and it is in the place of its console's.
 func (d *Driver) trimLogs() {
 	tick := time.NewTicker(time.Minute)
 	defer tick.Stop()
@@ -207,13 +209,11 @@ func (d *Driver) trimLogs() {
 		case <-tick.C:
 		}
 		d.mu.Lock()
-		names := make([]string, 0, len(d.machines))
-		for name := range d.machines {
-			names = append(names, name)
-		}
+		all := slices.Collect(maps.Values(d.machines))
 		d.mu.Unlock()
-		for _, name := range names {
-			confine.TrimLog(filepath.Join(d.dirOf(name), logFile))
+		for _, h := range all {
+			def, _, _ := h.snapshot()
+			confine.TrimLog(logPath(def))
 		}
 	}
 }

@@ -117,6 +117,11 @@ func (h *handle) remove(ctx context.Context) error {
 		return err
 	}
 	def, _, _ := h.snapshot()
+	if def.SerialLog != "" { // else its definition was damaged
+		if err := os.Remove(logPath(def)); err != nil && !notThere(err) {
+			return err
+		}
+	}
 	return errors.Join(removeSockets(def.Dir), os.RemoveAll(h.dir))
 }
 

@@ -146,7 +146,7 @@ func (h *handle) recover(ctx context.Context) error {
 		if err := h.endShares(ctx); err != nil {
 			return err
 		}
-		return h.set(func(rec *record) { *rec = verdict(*rec, nil, oomKilled(h.def, *rec), filepath.Join(h.dir, logFile)) })
+		return h.set(func(rec *record) { *rec = verdict(*rec, nil, oomKilled(h.def, *rec), logPath(h.def)) })
 	}
 	if err != nil {
 		return err

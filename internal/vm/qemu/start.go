@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -89,7 +88,7 @@ func (h *handle) launch(ctx context.Context, def machine.Definition, accel strin
 	if err := errors.Join(fpIntent.Hit(ctx), h.killLeft(ctx, def), os.MkdirAll(def.Dir, 0o700)); err != nil {
 		return nil, err
 	}
-	log, err := confine.OpenLog(filepath.Join(h.dir, logFile))
+	log, err := confine.OpenLog(logPath(def))
 	if err != nil {
 		return nil, err
 	}
@@ -166,7 +165,7 @@ func (h *handle) awaitGuest(ctx context.Context, r *run) error {
 		err = errors.Join(fpGreeted.Hit(ctx), r.awaitRunning(ctx))
 	}
 	if err != nil {
-		if words := lastWords(filepath.Join(h.dir, logFile)); !r.proc.Alive() {
+		if words := lastWords(logPath(h.def)); !r.proc.Alive() {
 			if served := r.shares.Words(); served != "" { // QEMU ends with the one that serves it
 				words += "; " + served
 			}

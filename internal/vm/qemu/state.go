@@ -19,7 +19,7 @@ import (
 	"github.com/tripod-run/tripod/internal/vm/machine"
 )
 
-// The files of a machine, in Root/NAME.
+// The files of a machine, in Root/NAME; logFile is elsewhere, by logPath.
 const (
 	definitionFile = "machine.json"
 	stateFile      = "state.json"
@@ -132,6 +132,11 @@ var bootID = sync.OnceValue(func() string {
 	raw, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	return strings.TrimSpace(string(raw))
 })
+
+// logPath is the file with what QEMU says: beside the serial log, where there is a bound to it while nobody trims it.
+func logPath(def machine.Definition) string {
+	return filepath.Join(filepath.Dir(def.SerialLog), logFile)
+}
 
 // lastWords is what QEMU said last, for a person.
 func lastWords(path string) string { return confine.LastWords(path, ProgramName) }

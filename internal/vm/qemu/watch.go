@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"path/filepath"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -208,7 +207,7 @@ func (h *handle) ended(r *run) {
 	if err := r.shares.End(h.d.ctx); err != nil {
 		h.log.Error("end of a machine", "err", err)
 	}
-	h.mustSet(func(have *record) { *have = verdict(*have, r, oomKilled(def, rec), filepath.Join(h.dir, logFile)) })
+	h.mustSet(func(have *record) { *have = verdict(*have, r, oomKilled(def, rec), logPath(def)) })
 	if err := fpEnded.Hit(h.d.ctx); err != nil {
 		h.log.Error("end of a machine", "err", err)
 	}
