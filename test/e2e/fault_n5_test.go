@@ -247,7 +247,18 @@ func testDisk(t *testing.T, where string, fault diskFault) {
 	wantsNew(t, d, config("newer"), container())
 	ends(pods[1], "restarted daemon")
 	heal()
-	harness.Eventually(t, 30*time.Second, d.Ready)
+	harness.Eventually(t, 30*time.Second, func() error {
+		resp, err := d.CRI().Status(t.Context(), &runtimeapi.StatusRequest{})
+		if err != nil {
+			return err
+		}
+		for _, c := range resp.GetStatus().GetConditions() {
+			if !c.GetStatus() {
+				return fmt.Errorf("with the disk well again: %v", c)
+			}
+		}
+		return nil
+	})
 	if !fault.lossy {
 		p := d.RunPod(t, config("last"))
 		p.Run(container()).WaitLog("up")
