@@ -72,7 +72,7 @@ func (p *parts) openEdge(c *config.Config, images *image.Store, log *slog.Logger
 
 // tryEdge gives the door's parts, to be closed; after an error nothing is open.
 func (p *parts) tryEdge(c *config.Config, images *image.Store, log *slog.Logger) (*parts, error) {
-	door := &parts{node: p.node, wasm: p.wasm, observers: p.observers}
+	door := &parts{node: p.node, wasm: p.wasm, connections: p.connections, observers: p.observers}
 	figures, err := door.makeEdge(c, images, log)
 	if err != nil {
 		return &parts{}, errors.Join(err, door.close())

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"net"
 	"net/http"
@@ -18,6 +19,7 @@ import (
 	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/klog/v2"
 
 	"github.com/tripod-run/tripod/test/harness"
 )
@@ -33,7 +35,11 @@ const (
 // full compares figures, which takes a machine without other work.
 var full = os.Getenv("TRIPOD_TEST_FULL") != ""
 
-func TestMain(m *testing.M) { harness.Main(m) }
+func TestMain(m *testing.M) {
+	// The streaming clients' libraries write about every stream that was left.
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
+	harness.Main(m)
+}
 
 // ground is where one attacker is: a daemon with neighbours.
 type ground struct {
