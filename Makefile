@@ -75,7 +75,8 @@ test-daemon: build images ## end-to-end and crash tests against real daemons
 .PHONY: test-all
 test-all: ## test, with every fail point under both OCI runtimes and the data plane under stress, those who mean harm, the public suite of Connect, a real kubelet, its public specs, the soak test, every fuzz target shortly, a real Debian
 	TRIPOD_TEST_FULL=1 $(MAKE) test
-	$(MAKE) test-attack test-connect test-kubelet test-e2e-node soak fuzz debian
+	$(MAKE) test-attack test-connect test-kubelet test-e2e-node fuzz debian
+	TRIPOD_SOAK=10000x $(MAKE) soak
 
 .PHONY: test-attack
 test-attack: build images ## containers, components, machines, images, registries and clients that mean harm; ten minutes
@@ -121,7 +122,7 @@ debian: build images ## a real Debian with systemd and cloud-init as a machine, 
 	$(GOTEST) -timeout 1h -v ./test/debian/...
 
 .PHONY: soak
-soak: build images ## random calls and faults against a real daemon, TRIPOD_SOAK (30s) for each backend
+soak: build images ## random calls and faults against a real daemon, TRIPOD_SOAK (30s, or 10000x cycles) for each backend
 	$(GOTEST) -timeout 24h -v ./test/soak/...
 
 .PHONY: bench

@@ -58,6 +58,8 @@ type soak struct {
 	armed atomic.Pointer[string]
 	// calls are those to the daemon, answers those of components.
 	calls, answers atomic.Int64
+	// cycles are the containers and pods that were made and removed.
+	cycles atomic.Int64
 	// deathCount goes up when a worker of components is about to be killed, and when it is dead.
 	deathCount atomic.Int64
 	// cells are those of the state table that unit pods have been in, each without any doubt.
@@ -73,6 +75,11 @@ type soak struct {
 	goroutines int
 	resident   int
 	workerBase map[process.ID]usage
+	// first is what there was before the first pod, records how large the daemon's record files were when all pods had been removed
+	// for the settled-th time.
+	first   harness.Resources
+	empty   int
+	records map[string]int64
 
 	mu sync.Mutex
 	// harmed are the containers and pods whose helpers were killed: their logs may be torn, their ends unknown.
@@ -89,10 +96,15 @@ func TestSoak(t *testing.T) {
 }
 
 func run(t *testing.T, backend string) {
-	duration, seed := 30*time.Second, rand.Uint64()
+	duration, cycles, seed := 30*time.Second, int64(0), rand.Uint64()
 	var err error
 	if text := os.Getenv("TRIPOD_SOAK"); text != "" {
-		if duration, err = time.ParseDuration(text); err != nil {
+		if number, ok := strings.CutSuffix(text, "x"); ok {
+			cycles, err = strconv.ParseInt(number, 10, 64)
+		} else {
+			duration, err = time.ParseDuration(text)
+		}
+		if err != nil {
 			t.Fatalf("TRIPOD_SOAK: %v", err)
 		}
 	}
@@ -103,14 +115,16 @@ func run(t *testing.T, backend string) {
 	}
 	t.Logf("TRIPOD_SOAK_SEED=%d TRIPOD_SOAK=%v", seed, duration)
 	s := newSoak(t, backend, seed)
-	for end, n := time.Now().Add(duration), 1; time.Now().Before(end) && !t.Failed(); n++ {
+	end := time.Now().Add(duration)
+	more := func() bool { return cycles == 0 && time.Now().Before(end) || s.cycles.Load() < cycles }
+	for n := 1; more() && !t.Failed(); n++ {
 		s.phase(n)
 	}
 	s.removeAll()
 	cells := 0
 	s.cells.Range(func(any, any) bool { cells++; return true })
-	t.Logf("%d calls, %d cells of the state table, %d answers of components, %d of their workers killed",
-		s.calls.Load(), cells, s.answers.Load(), s.deathCount.Load()/2)
+	t.Logf("%d calls, %d cycles, %d cells of the state table, %d answers of components, %d of their workers killed",
+		s.calls.Load(), s.cycles.Load(), cells, s.answers.Load(), s.deathCount.Load()/2)
 }
 
 func newSoak(t *testing.T, backend string, seed uint64) *soak {
@@ -155,6 +169,8 @@ func newSoak(t *testing.T, backend string, seed uint64) *soak {
 	}
 	s.useComponents()
 	s.takeBase()
+	s.first = s.base
+	s.first.Files = nil // they are of one life of the daemon
 	return s
 }
 

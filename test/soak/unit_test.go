@@ -161,6 +161,7 @@ func (u *unit) order(call node.Call) {
 	}
 	switch {
 	case call == node.RemovePodSandbox && err == nil:
+		u.cycles.Add(1)
 		u.begin()
 		return
 	case u.can == nil && err == nil:
@@ -207,7 +208,11 @@ func (u *unit) request(call node.Call) func(context.Context) error {
 			}
 		case node.CreateContainer:
 			u.c.id = id
-			_, err = u.cri.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: id, Config: u.c.config, SandboxConfig: u.own.config})
+			var resp *runtimeapi.CreateContainerResponse
+			resp, err = u.cri.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: id, Config: u.c.config, SandboxConfig: u.own.config})
+			if err == nil {
+				u.c.id = resp.ContainerId // the pod's ID would mean an earlier attempt once this one is removed
+			}
 		case node.StartContainer:
 			_, err = u.cri.StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: id})
 		case node.StopContainer:
@@ -263,7 +268,8 @@ func (u *unit) see() {
 		return
 	}
 	seen := appearance{pod.State == runtimeapi.PodSandboxState_SANDBOX_READY, none}
-	if err == nil {
+	// Until its container is made, the pod's ID means the newest of the attempts before.
+	if err == nil && st.Metadata.Attempt == u.c.config.Metadata.Attempt {
 		seen.container = st.State
 	}
 	u.mayHaveEnded()

@@ -208,6 +208,7 @@ func (w *worker) remove(c *container) {
 		_, err := w.cri.RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: c.id})
 		return err
 	}) {
+		w.cycles.Add(1)
 		c.pod.drop(c)
 		_, err, answered := w.status(c)
 		if answered && status.Code(err) != codes.NotFound {
@@ -243,6 +244,7 @@ func (w *worker) removePod(p *pod) {
 		_, err := w.cri.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: id})
 		return err
 	}) {
+		w.cycles.Add(1)
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if p.id == id {
