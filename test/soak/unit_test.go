@@ -176,6 +176,8 @@ func (u *unit) order(call node.Call) {
 		verdict := node.Decide(true, s, call)
 		replaces := next && s == node.Stopped
 		switch refused := verdict == node.Refused && !replaces; {
+		case (s == node.Removed || s == node.Killed) && u.c.config.Metadata.Attempt > 0 && (call == node.StartContainer || call == node.StopContainer || call == node.RemoveContainer):
+			can = append(can, s) // the pod's ID may have meant an attempt before
 		case refused != (err != nil):
 		case refused || verdict == node.Idempotent && !replaces:
 			can = append(can, s)
