@@ -227,9 +227,9 @@ func (d *Driver) watchShares(in *instance, shares *share.Servers, proc *process.
 		return // it is about to end
 	}
 	d.log.Error("a machine has lost a share; ending it", "domain", domain.Name, "reason", lost)
-	ctx, cancelEnd := context.WithTimeout(d.ctx, undoTimeout)
+	end, cancelEnd := context.WithTimeout(d.ctx, undoTimeout)
 	defer cancelEnd()
-	if _, err := d.destroyDomain(ctx, domain, proc); err != nil {
+	if _, err := d.destroyDomain(end, domain, proc); err != nil {
 		d.log.Error("end a machine that has lost a share", "domain", domain.Name, "err", err)
 	}
 	d.look(d.ctx, in)
