@@ -207,8 +207,13 @@ func (h *hooks) OnRetainMessage(_ *mochi.Client, pk packets.Packet, kept int64) 
 // OnRetainedExpired forgets a retained message whose time is over.
 func (h *hooks) OnRetainedExpired(topic string) { h.store.del(retainedKey+topic, false) }
 
-// OnDisconnect ends what ends with the connection.
+// OnDisconnect ends what ends with the connection. Until mochi has done so too, no session goes to another connection: mochi
+// looks whether it was taken over, and then deletes whoever has the client identifier.
 func (h *hooks) OnDisconnect(cl *mochi.Client, _ error, expire bool) {
+	if c, ok := cl.Net.Conn.(*conn); ok && c.unlock == nil {
+		h.passing.RLock()
+		c.unlock = h.passing.RUnlock
+	}
 	if cl.IsTakenOver() { // the session goes on, or OnSessionEstablish of the one who came has ended it
 		return
 	}

@@ -121,6 +121,25 @@ func TestPublicPeerSession(t *testing.T) {
 	assert.Equal(t, []byte{0xd0, 0}, r.read(t), "its own message did not come back")
 }
 
+// TestTakeOverStays: the end of a connection that was taken over does not end the session of the one that took it.
+func TestTakeOverStays(t *testing.T) {
+	s := embedded(t, broker.Config{})
+	pub, _ := connect(t, s, mqtt.Config{})
+	for i := range 20 {
+		r := dialRaw(t, s.address)
+		r.send(connectPacket(4, 2, "twin"))
+		require.Equal(t, []byte{0x20, 2, 0, 0}, r.read(t))
+		require.Eventually(t, func() bool { return s.stats().Clients == 2 }, patience, time.Millisecond, "the one before has gone")
+		require.Equal(t, 2, s.stats().Sessions, "take-over %d", i)
+		r.send(packet(0x82, append([]byte{0, 1}, append(str("t"), 1)...)))
+		require.Equal(t, []byte{0x90, 3, 0, 1, 1}, r.read(t))
+		for range 500 { // with these the end of a session takes a while
+			require.NoError(t, pub.Publish(patient(t), "t", 1, false, []byte("x")))
+		}
+		require.Eventually(t, func() bool { return s.stats().Inflight == 500 }, patience, time.Millisecond)
+	}
+}
+
 // TestJunk sends what is no MQTT, and too much of it. The broker goes on with all others.
 func TestJunk(t *testing.T) {
 	s := embedded(t, broker.Config{MaxPacket: 4096})
