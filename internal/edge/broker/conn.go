@@ -14,24 +14,45 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// takeOverTimeout is how long a client that does not read may keep another connection from its session.
+// takeOverTimeout is how long a client that does not read may keep another connection from its session, and how long the last
+// bytes of a closed connection are tried.
 const takeOverTimeout = time.Second
 
-// conn is one client's connection; mochi writes one packet at a time. It can hold back what is written to it, so an
-// acknowledgement does not leave before the message is stored: mochi writes it first.
+// room is how many bytes may be pending on a connection before what writes to it waits.
+const room = 64 << 10
+
+// conn is one client's connection. mochi writes to it with a lock held that every publisher to the client needs, so Write never
+// waits for the network: what is written is pending until drain has sent it. Whoever writes much calls wait, without that lock.
+//
+//	mochi's WriteLoop ─ wait ─┐
+//	the connection's reader ──┼─ Write ─▶ pending ─ drain ─▶ client
+//	resume ──────────── wait ─┘             ▲
+//	                           buf ─ release┘   (an acknowledgement, until its message is stored: mochi writes it first)
 type conn struct {
 	net.Conn
 	timeout time.Duration
 	gate    atomic.Pointer[gate] // from the session's start
-	hurried atomic.Bool          // another connection takes the session over
 	unlock  func()               // what the connection's own goroutine holds of hooks.passing
+	gone    chan struct{}        // closed when nothing is written any more
 
-	mu   sync.Mutex
-	held bool
-	buf  []byte
+	mu       sync.Mutex
+	changed  *sync.Cond // there is more room, or none is needed
+	pending  []byte
+	writing  int       // bytes that drain writes now
+	draining bool      // to the end once closed is set
+	by       time.Time // when writes end at the latest; zero: each has its timeout
+	closed   bool
+	held     bool
+	buf      []byte
 }
 
-// Write bounds the time of a client that does not read.
+func newConn(c net.Conn, timeout time.Duration) *conn {
+	n := &conn{Conn: c, timeout: timeout, gone: make(chan struct{})}
+	n.changed = sync.NewCond(&n.mu)
+	return n
+}
+
+// Write implements net.Conn: it takes all of p, and fails only when the connection is closed.
 func (c *conn) Write(p []byte) (int, error) {
 	if g := c.gate.Load(); g != nil && g.take(p) {
 		return len(p), nil
@@ -42,32 +63,110 @@ func (c *conn) Write(p []byte) (int, error) {
 func (c *conn) pass(p []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.held {
+	switch {
+	case c.closed:
+		return 0, net.ErrClosed
+	case c.held:
 		c.buf = append(c.buf, p...)
-		return len(p), nil
+	default:
+		c.pending = append(c.pending, p...)
+		c.drainSoon()
 	}
-	return c.write(p)
+	return len(p), nil
 }
 
-func (c *conn) write(p []byte) (int, error) {
-	timeout := c.timeout
-	if c.hurried.Load() {
-		timeout = min(timeout, takeOverTimeout)
+// wait returns when there is room to write, or the connection is closed.
+func (c *conn) wait() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for !c.closed && c.writing+len(c.pending)+len(c.buf) > room {
+		c.changed.Wait()
 	}
-	if err := c.SetWriteDeadline(time.Now().Add(timeout)); err != nil {
-		return 0, err
+}
+
+func (c *conn) drainSoon() {
+	if !c.draining {
+		c.draining = true
+		go c.drain()
 	}
-	n, err := c.Conn.Write(p)
-	if err != nil {
-		c.Close() // what follows would be taken for the rest of this packet
+}
+
+// drain writes what is pending, bounds the time of a client that does not read, and ends a connection that is closed.
+func (c *conn) drain() {
+	var spare []byte
+	c.mu.Lock()
+	for len(c.pending) > 0 {
+		p := c.pending
+		c.pending, c.writing = spare, len(p)
+		deadline := time.Now().Add(c.timeout)
+		if !c.by.IsZero() && c.by.Before(deadline) {
+			deadline = c.by
+		}
+		err := c.SetWriteDeadline(deadline)
+		c.mu.Unlock()
+		if err == nil {
+			_, err = c.Conn.Write(p)
+		}
+		if spare = nil; cap(p) <= room {
+			spare = p[:0]
+		}
+		c.mu.Lock()
+		c.writing = 0
+		if err != nil {
+			c.closed, c.pending = true, nil // what follows would be taken for the rest of this packet
+			if t, ok := c.Conn.(*tls.Conn); ok {
+				t.NetConn().Close() // without the alert, for which there is no room
+			}
+		}
+		c.changed.Broadcast()
 	}
-	return n, err
+	last := c.closed
+	c.draining = last
+	c.mu.Unlock()
+	if last {
+		c.Conn.Close()
+		close(c.gone)
+	}
+}
+
+// SetDeadline implements net.Conn, for reading only: mochi sets both by the client's keep-alive, which may be none.
+func (c *conn) SetDeadline(t time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return net.ErrClosed
+	}
+	return c.SetReadDeadline(t)
 }
 
 // hurry ends writes soon.
 func (c *conn) hurry() {
-	c.hurried.Store(true)
-	_ = c.SetWriteDeadline(time.Now().Add(takeOverTimeout)) // a closed connection needs none
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.hasten()
+}
+
+func (c *conn) hasten() {
+	if c.by.IsZero() {
+		c.by = time.Now().Add(takeOverTimeout)
+		_ = c.SetWriteDeadline(c.by) // a closed connection needs none
+	}
+}
+
+// Close implements net.Conn. It does not wait: nothing is read any more, and what is pending is written within
+// takeOverTimeout.
+func (c *conn) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil
+	}
+	c.closed = true
+	c.hasten()
+	_ = c.SetReadDeadline(time.Unix(1, 0)) // fails when the client has gone
+	c.changed.Broadcast()
+	c.drainSoon()
+	return nil
 }
 
 // unlocked gives back what the connection's goroutine holds.
@@ -88,8 +187,9 @@ func (c *conn) release() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.held = false
-	if len(c.buf) > 0 {
-		_, _ = c.write(c.buf) // an error has closed the connection, which its reader sees
+	if len(c.buf) > 0 && !c.closed {
+		c.pending = append(c.pending, c.buf...)
+		c.drainSoon()
 	}
 	c.buf = nil
 }
@@ -140,7 +240,7 @@ func (l *listener) Serve(establish listeners.EstablishFn) {
 		c, err := l.Accept()
 		switch {
 		case err == nil:
-			go l.serve(establish, &conn{Conn: c, timeout: l.timeout})
+			go l.serve(establish, newConn(c, l.timeout))
 		case errors.Is(err, net.ErrClosed):
 			return
 		default:
@@ -168,7 +268,7 @@ func (l *listener) serve(establish listeners.EstablishFn, c *conn) {
 		}
 	}()
 	// A fresh connection: an error would show at its first read.
-	_ = c.SetDeadline(time.Now().Add(l.connectTimeout))
+	_ = c.Conn.SetDeadline(time.Now().Add(l.connectTimeout)) // for the TLS handshake, too
 	if err := establish(l.id, c); err != nil {
 		l.log.Debug("broker: client gone", "remote", c.RemoteAddr().String(), "err", err)
 	}

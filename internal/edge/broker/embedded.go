@@ -196,7 +196,10 @@ func (b *embedded) disconnect() {
 	for _, cl := range b.server.Clients.GetAll() {
 		if c, ok := cl.Net.Conn.(*conn); ok && !cl.Closed() {
 			c.hurry()
-			all.Go(func() { _ = b.server.DisconnectClient(cl, packets.ErrServerShuttingDown) }) // returns the code it was given
+			all.Go(func() {
+				_ = b.server.DisconnectClient(cl, packets.ErrServerShuttingDown) // returns the code it was given
+				<-c.gone
+			})
 		}
 	}
 	all.Wait()

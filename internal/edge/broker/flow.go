@@ -80,6 +80,7 @@ func (c *conn) resume(g *gate) {
 		if !g.enter(packetID(p), false) {
 			return
 		}
+		c.wait()
 		if _, err := c.pass(p); err != nil {
 			return
 		}

@@ -1,6 +1,7 @@
 package broker_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net"
@@ -120,6 +121,11 @@ func TestLimits(t *testing.T) {
 	assert.Equal(t, []byte{0x20, 2, 0, 3}, third.read(t), "server unavailable")
 	assert.Equal(t, uint64(1), s.stats().Refused)
 
+	go func() {
+		for err := error(nil); err == nil; time.Sleep(50 * time.Millisecond) { // what it says itself gives it no more time
+			_, err = r.conn.Write(packet(0x30, append(str("busy"), 'x')))
+		}
+	}()
 	payload := make([]byte, 1<<20)
 	for range 64 { // far more than the sockets hold; lazy reads nothing
 		require.NoError(t, a.Publish(patient(t), "t", 1, false, payload))
@@ -127,6 +133,46 @@ func TestLimits(t *testing.T) {
 	require.Eventually(t, func() bool { return s.stats().Clients == 1 }, patience, 10*time.Millisecond, "lazy is out")
 	require.NoError(t, a.Publish(patient(t), "t", 1, false, []byte("end")))
 	assert.Len(t, in.wait(t, "end"), 65)
+}
+
+// TestE2SlowConsumerHoldsUpNobody: clients that take everything and read nothing delay neither what others send to one another, nor
+// a client that takes the session over, nor the broker's end, however long they may take themselves.
+func TestE2SlowConsumerHoldsUpNobody(t *testing.T) {
+	s := embedded(t, broker.Config{WriteTimeout: time.Hour})
+	deaf := func(id string) *raw {
+		r := dialRaw(t, s.address)
+		require.NoError(t, r.conn.(*net.TCPConn).SetReadBuffer(4096))
+		r.send(connectPacket(4, 2, id))
+		assert.Equal(t, []byte{0x20, 2, 0, 0}, r.read(t))
+		return r
+	}
+	all := deaf("messages")
+	all.send(packet(0x82, append([]byte{0, 1}, append(str("#"), 1)...)))
+	assert.Equal(t, []byte{0x90, 3, 0, 1, 1}, all.read(t))
+	answers := deaf("answers")
+	ctx := patient(t)
+	sub, in := connect(t, s, mqtt.Config{})
+	require.NoError(t, sub.Subscribe(ctx, "t", 1, mqtt.SubscribeOptions{}))
+	pub, _ := connect(t, s, mqtt.Config{})
+	loud, _ := connect(t, s, mqtt.Config{})
+	go func() {
+		ask := bytes.Repeat(packet(0x32, append(str("ask"), 0, 1, 'x')), 1000)
+		for err := error(nil); err == nil; {
+			_, err = answers.conn.Write(ask)
+		}
+	}()
+	payload := make([]byte, 1<<20)
+	for i := range 32 { // far more than the sockets hold
+		require.NoError(t, loud.Publish(ctx, "large", byte(i%2), false, payload))
+		require.NoError(t, pub.Publish(ctx, "t", 1, false, fmt.Append(nil, "m", i)))
+		in.wait(t, fmt.Sprint("m", i))
+	}
+	assert.Equal(t, 5, s.stats().Clients, "the deaf ones are still there")
+	deaf("messages")
+	require.Eventually(t, func() bool { return s.stats().Clients == 5 }, patience, time.Millisecond, "it has taken the place of the one before")
+	require.NoError(t, pub.Publish(ctx, "t", 1, false, []byte("end")))
+	in.wait(t, "end")
+	s.stop(t)
 }
 
 // TestClose: clients are told, wills are not published, and what is queued is there after a start.

@@ -46,7 +46,7 @@ func (h *hooks) ID() string { return "tripod" }
 // Provides implements mochi.Hook.
 func (h *hooks) Provides(b byte) bool {
 	return bytes.IndexByte([]byte{
-		mochi.OnConnectAuthenticate, mochi.OnACLCheck, mochi.OnPacketRead, mochi.OnPacketEncode, mochi.OnSubscribe, mochi.OnWill,
+		mochi.OnConnectAuthenticate, mochi.OnACLCheck, mochi.OnPacketRead, mochi.OnPacketProcessed, mochi.OnPacketEncode, mochi.OnSubscribe, mochi.OnWill,
 		mochi.OnPublish, mochi.OnPublished, mochi.OnRetainMessage, mochi.OnRetainedExpired, mochi.OnSessionEstablish, mochi.OnSessionEstablished, mochi.OnSubscribed,
 		mochi.OnUnsubscribed, mochi.OnQosPublish, mochi.OnQosComplete, mochi.OnQosDropped, mochi.OnDisconnect, mochi.OnClientExpired,
 		mochi.StoredClients, mochi.StoredSubscriptions, mochi.StoredInflightMessages, mochi.StoredRetainedMessages,
@@ -78,6 +78,22 @@ func (h *hooks) OnPacketRead(cl *mochi.Client, pk packets.Packet) (packets.Packe
 	return pk, nil
 }
 
+// OnPacketProcessed makes a client that does not read its answers wait with its next packet. Those that have no answer pass:
+// some clients read only when they have written.
+func (h *hooks) OnPacketProcessed(cl *mochi.Client, pk packets.Packet, err error) {
+	switch pk.FixedHeader.Type {
+	case packets.Puback, packets.Pubcomp:
+		return
+	case packets.Publish:
+		if pk.FixedHeader.Qos == 0 {
+			return
+		}
+	}
+	if c, ok := cl.Net.Conn.(*conn); ok && err == nil {
+		c.wait()
+	}
+}
+
 func gateOf(cl *mochi.Client) *gate {
 	if c, ok := cl.Net.Conn.(*conn); ok {
 		return c.gate.Load()
@@ -86,13 +102,19 @@ func gateOf(cl *mochi.Client) *gate {
 }
 
 // OnPacketEncode tells a client of MQTT 5.0 the limit that mochi keeps to itself, counts who was refused, and lets a message
-// wait for room: that is the client's own WriteLoop, behind which the others wait.
+// wait for room: that is the client's own WriteLoop, behind which the others wait. mochi's resend, with the DUP flag, is gated
+// by resume.
 func (h *hooks) OnPacketEncode(cl *mochi.Client, pk packets.Packet) packets.Packet {
 	switch pk.FixedHeader.Type {
 	case packets.Publish:
-		if g := gateOf(cl); g != nil && pk.FixedHeader.Qos > 0 && !pk.FixedHeader.Dup {
+		c, ok := cl.Net.Conn.(*conn)
+		if !ok || pk.FixedHeader.Dup {
+			break
+		}
+		if g := c.gate.Load(); g != nil && pk.FixedHeader.Qos > 0 {
 			g.enter(pk.PacketID, true)
 		}
+		c.wait()
 	case packets.Connack:
 		if pk.ReasonCode != 0 {
 			h.refused.Add(1)
