@@ -216,9 +216,11 @@ type listener struct {
 	// connectTimeout is how long a connection may stand before its CONNECT has come.
 	connectTimeout time.Duration
 	log            *slog.Logger
-	end            func()      // disconnects the clients
-	abandon        func(*conn) // ends what mochi has left of a client
+	end            func()          // disconnects the clients
+	abandon        func(*conn)     // ends what mochi has left of a client
+	clients        *sync.WaitGroup // mochi's, which counts a connection only when its own goroutine runs
 	closed         chan struct{}
+	served         chan struct{} // closed when no connection is taken any more
 	once           sync.Once
 }
 
@@ -236,11 +238,12 @@ func (l *listener) Address() string { return l.Addr().String() }
 
 // Serve implements listeners.Listener.
 func (l *listener) Serve(establish listeners.EstablishFn) {
+	defer close(l.served)
 	for {
 		c, err := l.Accept()
 		switch {
 		case err == nil:
-			go l.serve(establish, newConn(c, l.timeout))
+			l.clients.Go(func() { l.serve(establish, newConn(c, l.timeout)) })
 		case errors.Is(err, net.ErrClosed):
 			return
 		default:
@@ -279,6 +282,7 @@ func (l *listener) Close(listeners.CloseFn) {
 	l.once.Do(func() {
 		close(l.closed)
 		l.Listener.Close()
+		<-l.served
 		l.end()
 	})
 }

@@ -102,7 +102,7 @@ func (b *embedded) listen(cfg Config, open *[]net.Listener) error {
 		if b.url == "" {
 			b.url = scheme + "://" + reachable(l.Addr())
 		}
-		door := &listener{Listener: wrap(cfg.Connections.Listener(l)), id: id, timeout: cfg.WriteTimeout, connectTimeout: cfg.Connections.HeaderTimeout, log: cfg.Log, end: b.disconnect, abandon: b.abandon, closed: make(chan struct{})}
+		door := &listener{Listener: wrap(cfg.Connections.Listener(l)), id: id, timeout: cfg.WriteTimeout, connectTimeout: cfg.Connections.HeaderTimeout, log: cfg.Log, end: b.disconnect, abandon: b.abandon, clients: &b.server.Listeners.ClientsWg, closed: make(chan struct{}), served: make(chan struct{})}
 		if err := b.server.AddListener(door); err != nil {
 			return fmt.Errorf("broker: %w", err)
 		}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"testing"
 	"time"
@@ -172,6 +173,22 @@ func TestE2SlowConsumerHoldsUpNobody(t *testing.T) {
 	require.Eventually(t, func() bool { return s.stats().Clients == 5 }, patience, time.Millisecond, "it has taken the place of the one before")
 	require.NoError(t, pub.Publish(ctx, "t", 1, false, []byte("end")))
 	in.wait(t, "end")
+	s.stop(t)
+}
+
+// TestCloseLate: a client that comes in while the broker ends does not keep it.
+func TestCloseLate(t *testing.T) {
+	s := embedded(t, broker.Config{})
+	late, before := dialRaw(t, s.address), dialRaw(t, s.address)
+	before.send(connectPacket(4, 2, "before"))
+	assert.Equal(t, []byte{0x20, 2, 0, 0}, before.read(t))
+	go func() {
+		_, _ = io.Copy(io.Discard, before.conn) // until those who are there are disconnected
+		late.send(connectPacket(4, 2, "late"))
+		for err := error(nil); err == nil; time.Sleep(10 * time.Millisecond) { // it wants to stay
+			_, err = late.conn.Write([]byte{0xc0, 0})
+		}
+	}()
 	s.stop(t)
 }
 

@@ -78,6 +78,9 @@ func (h *hooks) OnSessionEstablished(cl *mochi.Client, _ packets.Packet) {
 		c.unlocked()
 		go c.resume(c.gate.Load())
 	}
+	if h.closing.Load() { // it may have come too late for disconnect
+		_ = h.server.DisconnectClient(cl, packets.ErrServerShuttingDown) // returns the code it was given
+	}
 }
 
 func (h *hooks) saveClient(cl *mochi.Client) {
