@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -32,7 +33,7 @@ func newLeftovers() leftovers {
 	return leftovers{all: map[string]*leftover{}, tried: make(chan struct{})}
 }
 
-// leftover is one of them. Only the janitor uses pause, next and busy.
+// leftover is one of them. A try of it is under way while it is busy.
 type leftover struct {
 	since time.Time
 	// err is why the last try failed; nil as long as the first is under way.
@@ -43,25 +44,54 @@ type leftover struct {
 	busy  bool
 }
 
+// begin says that a first try is under way.
 func (l *leftovers) begin(id string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.all[id] == nil {
-		l.all[id] = &leftover{since: time.Now(), pause: janitorFirst}
+	l.all[id] = &leftover{since: time.Now(), pause: janitorFirst, busy: true}
+}
+
+// due tells whether what is pending of a pod is to be tried now, and if not, how long it has time. The first try is janitorFirst
+// after it was seen.
+func (l *leftovers) due(id string) (now bool, wait time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	one := l.all[id]
+	if one == nil {
+		one = &leftover{since: time.Now(), pause: janitorFirst, next: time.Now().Add(janitorFirst)}
+		l.all[id] = one
 	}
+	if one.busy {
+		return false, janitorLast
+	}
+	wait = time.Until(one.next)
+	one.busy = wait <= 0
+	return one.busy, wait
 }
 
 func (l *leftovers) end(id string, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if one := l.all[id]; one != nil {
-		one.err = err
+		one.err, one.busy, one.pause = err, false, min(2*one.pause, janitorLast)
+		one.next = time.Now().Add(one.pause)
 		if err == nil {
 			delete(l.all, id)
 		}
 	}
 	close(l.tried)
 	l.tried = make(chan struct{})
+}
+
+// forget drops what was left over of pods that are no more: an order has ended it, besides the janitor.
+func (l *leftovers) forget(pods []*livePod) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for id := range l.all {
+		if id != abandoned && !slices.ContainsFunc(pods, func(p *livePod) bool { return p.id == id }) {
+			delete(l.all, id)
+		}
+	}
 }
 
 // await waits until everything was tried once, but not for long.
@@ -167,57 +197,35 @@ func (n *Node) janitor(ctx context.Context) {
 // sweep begins the tries that are due, and gives how long there will be none.
 func (n *Node) sweep(ctx context.Context, outcomes chan<- tried) (pause time.Duration) {
 	pause = janitorLast
-	for _, p := range n.pool.all() {
+	all := n.pool.all()
+	n.left.forget(all)
+	for _, p := range all {
 		if !p.pending() {
 			n.left.end(p.id, nil)
 			continue
 		}
-		one := n.dueAt(p.id)
-		wait := time.Until(one.next)
-		switch {
-		case one.busy:
-		case wait > 0:
+		now, wait := n.left.due(p.id)
+		if !now {
 			pause = min(pause, wait)
-		default:
-			one.busy = true
-			n.workers.Go(func() {
-				err := guard.Call(n.log, "settle a pod", func() error { return p.tidy(ctx) })
-				select {
-				case outcomes <- tried{p, err}:
-				case <-ctx.Done():
-				}
-			})
+			continue
 		}
+		n.workers.Go(func() {
+			err := guard.Call(n.log, "settle a pod", func() error { return p.tidy(ctx) })
+			select {
+			case outcomes <- tried{p, err}:
+			case <-ctx.Done():
+			}
+		})
 	}
 	return pause
 }
 
-// dueAt is what the janitor knows of a pod that has something pending; the first try is janitorFirst after it was seen.
-func (n *Node) dueAt(id string) *leftover {
-	n.left.begin(id)
-	n.left.mu.Lock()
-	defer n.left.mu.Unlock()
-	one := n.left.all[id]
-	if one.next.IsZero() {
-		one.next = time.Now().Add(one.pause)
-	}
-	return one
-}
-
+// retryLater notes the outcome of a try. What is pending without an error belongs to an order under way: it is looked at again, and
+// is nothing left over.
 func (n *Node) retryLater(o tried) {
-	n.left.mu.Lock()
-	one := n.left.all[o.pod.id]
-	if one != nil {
-		one.busy = false
-		one.pause = min(2*one.pause, janitorLast)
-		one.next = time.Now().Add(one.pause)
-	}
-	n.left.mu.Unlock()
-	if o.err != nil && one != nil {
-		n.log.Warn("still pending", "pod", o.pod.id, "next", one.pause, "err", o.err)
-	}
-	if o.err != nil || !o.pod.pending() {
-		n.left.end(o.pod.id, o.err)
+	n.left.end(o.pod.id, o.err)
+	if o.err != nil {
+		n.log.Warn("still pending", "pod", o.pod.id, "err", o.err)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -221,6 +222,39 @@ func TestN4LeftoversThatHang(t *testing.T) {
 		return err == nil && p.State == node.Killed && p.Intent == "" && b.Leftovers() == nil
 	})
 	b.close()
+}
+
+// failingNetwork gives nothing back while it fails.
+type failingNetwork struct {
+	*fake.Network
+	fails *atomic.Bool
+}
+
+func (f failingNetwork) Teardown(ctx context.Context, a network.Attachment) error {
+	if f.fails.Load() {
+		return fmt.Errorf("out of order: %w", errdefs.ErrUnavailable)
+	}
+	return f.Network.Teardown(ctx, a)
+}
+
+// TestLeftoverOfAnOrderThatSucceeds: what an order has cleaned up after all is told of no more, without the janitor's next try.
+func TestLeftoverOfAnOrderThatSucceeds(t *testing.T) {
+	net := failingNetwork{fails: new(atomic.Bool)}
+	b, err := openConfig(t.TempDir(), func(c *node.Config, _ map[string]*fake.Backend) {
+		net.Network = c.Network.(*fake.Network)
+		c.Network = net
+	})
+	must(t, err)
+	t.Cleanup(b.close)
+	id := b.run(t, "", podConfig("p"))
+	net.fails.Store(true)
+	if err := b.StopSandbox(t.Context(), id); err == nil {
+		t.Fatal("its address was given back")
+	}
+	eventually(t, "the leftover is told of", func() bool { return b.Leftovers() != nil })
+	net.fails.Store(false)
+	must(t, b.RemoveSandbox(t.Context(), id))
+	eventually(t, "nothing is left over", func() bool { return b.Leftovers() == nil })
 }
 
 // hanging is a backend that does not come back from Recover before it is let go.

@@ -153,7 +153,7 @@ func TestN5ReadOnlyRoot(t *testing.T) {
 	}
 }
 
-// TestN11ImageStoreIsDamaged: with metadata of the images that is empty, half, garbage or gone the node starts and says so, the
+// TestN11ImageStoreIsDamaged: with metadata of the images that is empty, cut off, garbage or gone the node starts and says so, the
 // containers run on, nothing of the store is changed, and with the right file back it does all of its work without a restart.
 func TestN11ImageStoreIsDamaged(t *testing.T) {
 	d := harness.StartDaemon(t)
@@ -171,7 +171,7 @@ func TestN11ImageStoreIsDamaged(t *testing.T) {
 		for i := range garbage[2*os.Getpagesize():] {
 			garbage[2*os.Getpagesize()+i] = byte(i)
 		}
-		for damage, content := range map[string][]byte{"empty": {}, "half": right[:len(right)/2], "garbage": garbage, "gone": nil} {
+		for damage, content := range map[string][]byte{"empty": {}, "cut off": right[:3*os.Getpagesize()], "garbage": garbage, "gone": nil} {
 			t.Run(filepath.Base(filepath.Dir(name))+" "+damage, func(t *testing.T) {
 				before := harness.Snapshot(d)
 				if err := os.Remove(file); err != nil {
