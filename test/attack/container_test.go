@@ -103,7 +103,7 @@ func TestContainer(t *testing.T) {
 		}
 	})
 	g.attack("fork bomb", func(t *testing.T) {
-		c := g.attacker(t)
+		c := g.attacker(t, harness.Command("sleep", "3600"))
 		// A shell ends when it gets no more processes, and leaves those that it got.
 		refused(t, c, "while :; do sleep 3600 >/dev/null 2>&1 & done", "true | true")
 		c.Must("true") // the kubelet's own programs still come in: the kernel does not count those that are moved

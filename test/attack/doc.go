@@ -3,7 +3,8 @@
 // them are neighbours, one pod of each kind and a client of the CRI, who are asked all the time. After each case
 //
 //   - a new pod of each kind starts and does its work;
-//   - no call of a neighbour has failed, and with TRIPOD_TEST_FULL=1 their 99th percentile has risen by less than half;
+//   - no call of a neighbour has failed, and with TRIPOD_TEST_FULL=1 their 99th percentile has risen by less
+//     than half and what a busy machine does to everybody;
 //   - nothing is left: processes, mounts, cgroups, interfaces, addresses, files that the daemon and its workers have open.
 //
 // The table of [SECURITY.md] names the cases of each of its rows.

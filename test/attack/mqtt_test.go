@@ -80,7 +80,7 @@ func TestMQTTClient(t *testing.T) {
 	relays(t)
 	for name, beginning := range map[string]string{"silence": "", "half a packet": connect("half")[:5]} {
 		g.attack(name, func(t *testing.T) {
-			halfOpen(t, address, beginning, 1000)
+			defer halfOpen(address, beginning, 1000)()
 			relays(t)
 		})
 	}

@@ -21,11 +21,11 @@ import (
 	"github.com/tripod-run/tripod/test/harness"
 )
 
-// halfOpen opens so many connections to an address that say nothing, or no more than the beginning of a request, and keeps
-// them until the test ends.
-func halfOpen(t *testing.T, address, beginning string, n int) {
-	t.Helper()
+// halfOpen opens so many connections to an address that say nothing, or no more than the beginning of a request, and keeps them
+// until they are closed.
+func halfOpen(address, beginning string, n int) (closeAll func()) {
 	var wg sync.WaitGroup
+	open := make(chan net.Conn, n)
 	for range 8 {
 		wg.Go(func() {
 			for range n / 8 {
@@ -33,12 +33,18 @@ func halfOpen(t *testing.T, address, beginning string, n int) {
 				if err != nil {
 					continue // it was turned away
 				}
-				t.Cleanup(func() { conn.Close() })
+				open <- conn
 				_, _ = io.WriteString(conn, beginning) // it may have been closed
 			}
 		})
 	}
 	wg.Wait()
+	close(open)
+	return func() {
+		for conn := range open {
+			conn.Close()
+		}
+	}
 }
 
 // TestStreamingClient: whoever can reach the streaming port, with or without a URL that the kubelet was given.
@@ -73,7 +79,7 @@ func TestStreamingClient(t *testing.T) {
 		"half a body": "POST /exec/x HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\nx",
 	} {
 		g.attack(name, func(t *testing.T) {
-			halfOpen(t, server, beginning, 2000)
+			defer halfOpen(server, beginning, 2000)()
 			works(t)
 		})
 	}
