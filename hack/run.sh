@@ -310,11 +310,15 @@ demo_machine() {
   check "without a daemon the machine still answers" serves "$ip" "hello from machine"
   start_daemon
   check "after the restart it is the same machine, running" matches "$("$TRIPOD" ps | grep machine)" '*Running*'
-  echo 'echo typed $((40 + 2))' | timeout 20 "$TRIPOD" console machine >"$dir/console.log" 2>&1 &
-  local console=$!
+  mkfifo "$dir/keys"
+  timeout 20 "$TRIPOD" console machine <"$dir/keys" >"$dir/console.log" 2>&1 &
+  local console=$! keys
+  exec {keys}>"$dir/keys" # the console is left when nobody can type any more
+  echo 'echo typed $((40 + 2))' >&"$keys"
   await "what is typed on the console runs in the guest  (tripod console)" has_text "$dir/console.log" 'typed 42'
   ok "what is typed on its console runs in it  (tripod console)"
-  kill -INT $console && wait $console || true
+  exec {keys}>&-
+  check "the console is left with its input" wait $console
   "$TRIPOD" stop --grace 30 machine >/dev/null
   check "stop presses its power button, and it turns itself off: exit code 0" same \
     "$("$TRIPOD" inspect machine | jq -r '[.status.state, .status.exitCode // 0, .status.reason] | join(" ")')" "CONTAINER_EXITED 0 Completed"
