@@ -27,7 +27,7 @@ func eventually(t *testing.T, c *config.Config, text string, has bool, args ...s
 		if time.Now().After(deadline) {
 			t.Fatalf("%v: that %q is in it is not %v: %s", args, text, has, out)
 		}
-		time.Sleep(20 * time.Millisecond) // it says nothing but by answering
+		time.Sleep(20 * time.Millisecond) // pacing of a poll: it says nothing but by answering
 	}
 }
 

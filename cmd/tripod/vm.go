@@ -125,7 +125,7 @@ func checkVM(ctx context.Context, c *config.Config) []check.Finding {
 	return findings
 }
 
-// checkVirtiofs has a directory shared by virtio-fs. Machines do without, by 9p.
+// checkVirtiofs has a directory shared by virtio-fs. Without it machines use 9p.
 func checkVirtiofs(ctx context.Context, c *config.Config) check.Finding {
 	f := check.Finding{
 		Subject: "virtiofsd",

@@ -141,7 +141,7 @@ func foreign(err error) bool {
 	return !errno && !errdefs.IsUnavailable(err)
 }
 
-// maxDamages is how many damages Check tells of: one bad page has a line for each that hung on it.
+// maxDamages is how many damages Check reports: one bad page has a line for each that hung on it.
 const maxDamages = 3
 
 // Check walks over all pages and reports what is damaged.

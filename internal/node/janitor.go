@@ -17,7 +17,7 @@ const (
 	// janitorFirst and janitorLast are the shortest and the longest pause between two tries to end what is pending of a pod.
 	janitorFirst = time.Second
 	janitorLast  = time.Minute
-	// leftoverPatience is how long cleaning up may take before it is told of.
+	// leftoverPatience is how long cleaning up may take before it is reported.
 	leftoverPatience = 5 * time.Second
 )
 

@@ -184,7 +184,7 @@ func intend(t *testing.T, b *bench, id string, call node.Call) {
 	must(t, err, b.store.Put("pods", id, raw))
 }
 
-// TestN4LeftoversThatHang: what cannot be cleaned up at the start keeps neither the node from serving, nor its stop, and is told of.
+// TestN4LeftoversThatHang: what cannot be cleaned up at the start keeps neither the node from serving, nor its stop, and is reported.
 func TestN4LeftoversThatHang(t *testing.T) {
 	b := open(t, t.TempDir())
 	stopped, half := b.run(t, "", podConfig("stopped")), b.run(t, "", podConfig("half"))
@@ -205,7 +205,7 @@ func TestN4LeftoversThatHang(t *testing.T) {
 	}
 	id := b.run(t, "", podConfig("new"))
 	must(t, b.StartContainer(t.Context(), b.create(t, id, containerConfig("c"))))
-	eventually(t, "the leftover is told of", func() bool {
+	eventually(t, "the leftover is reported", func() bool {
 		err := b.Leftovers()
 		return err != nil && strings.Contains(err.Error(), stopped)
 	})
@@ -237,7 +237,7 @@ func (f failingNetwork) Teardown(ctx context.Context, a network.Attachment) erro
 	return f.Network.Teardown(ctx, a)
 }
 
-// TestLeftoverOfAnOrderThatSucceeds: what an order has cleaned up after all is told of no more, without the janitor's next try.
+// TestLeftoverOfAnOrderThatSucceeds: what an order has cleaned up after all is no longer reported, without the janitor's next try.
 func TestLeftoverOfAnOrderThatSucceeds(t *testing.T) {
 	net := failingNetwork{fails: new(atomic.Bool)}
 	b, err := openConfig(t.TempDir(), func(c *node.Config, _ map[string]*fake.Backend) {
@@ -251,7 +251,7 @@ func TestLeftoverOfAnOrderThatSucceeds(t *testing.T) {
 	if err := b.StopSandbox(t.Context(), id); err == nil {
 		t.Fatal("its address was given back")
 	}
-	eventually(t, "the leftover is told of", func() bool { return b.Leftovers() != nil })
+	eventually(t, "the leftover is reported", func() bool { return b.Leftovers() != nil })
 	net.fails.Store(false)
 	must(t, b.RemoveSandbox(t.Context(), id))
 	eventually(t, "nothing is left over", func() bool { return b.Leftovers() == nil })

@@ -38,7 +38,7 @@ const (
 
 // advisories are those of crun and runc, from their release notes and the advisories that these name
 // (github.com/opencontainers/runc/releases, github.com/containers/crun/releases, both with /security/advisories), and from
-// nvd.nist.gov for those of before 2020. crun's maintainers found crun not affected by CVE-2024-21626 (release 1.14.1) and by
+// nvd.nist.gov for those older than 2020. crun's maintainers found crun not affected by CVE-2024-21626 (release 1.14.1) and by
 // CVE-2025-31133, -52565 and -52881 (github.com/containers/crun/issues/1906). Fixes in release candidates of 1.0.0 count from 1.0.0.
 var advisories = map[string][]advisory{
 	"runc": {
@@ -161,7 +161,7 @@ func packageOf(ctx context.Context, program string) *debianPackage {
 	if err != nil {
 		return nil
 	}
-	// Packages of before the merge of /usr own the file by its older name.
+	// Packages older than the merge of /usr own the file by its older name.
 	for _, path := range []string{resolved, strings.TrimPrefix(resolved, "/usr")} {
 		owner, err := exec.CommandContext(ctx, "dpkg-query", "--search", path).Output()
 		name, _, found := strings.Cut(string(owner), ":")

@@ -18,7 +18,7 @@ var (
 )
 
 const (
-	// The firmware is listened to after these times, each twice the last one, and anew when the machine reboots. The last is
+	// The firmware is listened to after these times, each twice the last one, and again when the machine reboots. The last is
 	// as long as a firmware waits that finds nothing to boot.
 	listenFirst, listenMost = 250 * time.Millisecond, firmware.RetryTime
 	// killTime bounds the end of a machine that cannot boot; it is tried again.

@@ -109,7 +109,7 @@ func readMBR(boot []byte) (parts []partition) {
 	return parts
 }
 
-// inspectGPT reads the GUID partition table. One that is damaged says nothing: there may be a boot loader that does without.
+// inspectGPT reads the GUID partition table. One that is damaged says nothing: a boot loader may not need it.
 func (f *Finding) inspectGPT(disk io.ReaderAt, size uint64) error {
 	var header [sector]byte
 	if err := readAt(disk, header[:], sector); err != nil {

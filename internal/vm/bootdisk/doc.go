@@ -1,4 +1,4 @@
-// Package bootdisk looks at the first sectors of a disk for what a BIOS cannot tell of them: that the boot sector, which it would
+// Package bootdisk looks at the first sectors of a disk for what a BIOS cannot find out: that the boot sector, which it would
 // jump to, holds no code, as on disks for UEFI, or that the partitions reach beyond the disk's end, as on one that is cut off.
 //
 // It reads the boot sector and the GUID partition table, and no file system. A disk without a boot sector is not its business: the

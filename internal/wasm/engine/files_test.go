@@ -56,7 +56,7 @@ func TestFaultW7FilesAreCounted(t *testing.T) {
 		_, err := run(ctx, a, "toss", "/data/f", "100000", "600")
 		done <- err
 	}()
-	for end := time.Now().Add(20 * time.Second); a.Held(HeldFiles) != 2; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(20 * time.Second); a.Held(HeldFiles) != 2; time.Sleep(time.Millisecond) { // pacing of a poll
 		if time.Now().After(end) {
 			t.Fatalf("%d files are held", a.Held(HeldFiles))
 		}
