@@ -142,7 +142,6 @@ func (s *store) run() {
 			last = true
 		}
 		if err := s.write(); err != nil {
-			s.errors.Add(1)
 			s.log.Error("broker: sessions and retained messages cannot be stored", "err", err)
 			select {
 			case <-time.After(retryStore):
@@ -210,6 +209,9 @@ func (s *store) write() error {
 		} else if err == nil && value == nil && !newer {
 			delete(s.disk, key)
 		}
+	}
+	if err != nil {
+		s.errors.Add(1) // before whoever waits is woken: it may ask
 	}
 	s.done = number // who waits goes on after an error too: the broker serves on with what is in memory
 	s.moved.Broadcast()
