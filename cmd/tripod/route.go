@@ -102,30 +102,23 @@ func generatedMaterial(address string) (dataplane.Material, error) {
 }
 
 // followMaterial takes new certificates from their files until ctx ends. A generated one stays as it is.
-func followMaterial(ctx context.Context, c config.Route, identity *dataplane.TLS, last dataplane.Material, every time.Duration, log *slog.Logger) {
-	ticker := time.NewTicker(every)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
+func followMaterial(ctx context.Context, c config.Route, identity *dataplane.TLS, last dataplane.Material, interval time.Duration, log *slog.Logger) {
+	every(ctx, interval, func() {
 		next, err := routeMaterial(c)
 		if err == nil && c.Certificate == "" {
 			next.Certificate, next.Key = last.Certificate, last.Key
 		}
 		if err == nil && bytes.Equal(next.Certificate, last.Certificate) && bytes.Equal(next.Key, last.Key) && bytes.Equal(next.ClientCAs, last.ClientCAs) {
-			continue
+			return
 		}
 		if err == nil {
 			err = identity.Update(next)
 		}
 		if err != nil { // a certificate and its key are seldom replaced in one step: the next look may find them whole
 			log.Warn("the certificate stays as it is", "err", err)
-			continue
+			return
 		}
 		last = next
 		log.Info("the certificate was replaced")
-	}
+	})
 }

@@ -5,5 +5,7 @@
 //	                │ ID{Pid, Start}: what a state file keeps
 //	Adopt(ID) ◄─────┘         in the next life of the daemon: the same process, or errdefs.ErrNotFound
 //
+// Beside that it has what every starter of confined processes needs: a thread to start them from, and the end of their logs.
+//
 // It must not know what the processes are for.
 package process

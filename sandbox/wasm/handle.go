@@ -9,6 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/wasm/control"
 	"github.com/tripod-run/tripod/sandbox"
 )
@@ -192,7 +193,7 @@ func (b *Backend) workerDied(w *worker) {
 		return
 	}
 	b.log.Error("a wasm worker has died", "worker", w.name, "pid", w.proc.Pid, "how", w.why, "containers", n,
-		"log", string(endOf(w.logFile(), 2<<10)))
+		"log", string(process.LogTail(w.logFile(), 2<<10)))
 }
 
 // deathOf is the end of a container whose worker ended.

@@ -7,13 +7,13 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
-	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/stats"
 	"github.com/tripod-run/tripod/sandbox"
 )
@@ -100,7 +100,7 @@ func (p place) start(cmd *exec.Cmd) error {
 		return cmd.Start()
 	}
 	done := make(chan error, 1)
-	go onOwnThread(func() {
+	go process.OnOwnThread(func() {
 		err := p.tree.Enter(p.dir)
 		if err == nil {
 			err = cmd.Start()
@@ -108,20 +108,6 @@ func (p place) start(cmd *exec.Cmd) error {
 		done <- err
 	})
 	return <-done
-}
-
-// onOwnThread runs do on a thread that ends with it, and that is not the main one: that one cannot end, and shows the
-// process's cgroup to others.
-func onOwnThread(do func()) {
-	runtime.LockOSThread()
-	if unix.Gettid() != unix.Getpid() {
-		do()
-		return
-	}
-	done := make(chan struct{})
-	go func() { defer close(done); onOwnThread(do) }()
-	<-done // the main thread is ours until another one has done it
-	runtime.UnlockOSThread()
 }
 
 // leaveCgroup removes the cgroup of a worker that has ended.

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -87,7 +86,7 @@ func (k *keeper) spawn(ctx context.Context, w *worker, in place) (err error) {
 		return err
 	}
 	if err := awaitReady(ctx, ready); err != nil {
-		return fmt.Errorf("%w: %s", err, lastLine(endOf(filepath.Join(w.dir, workerLog), 4<<10)))
+		return fmt.Errorf("%w: %s", err, lastLine(process.LogTail(filepath.Join(w.dir, workerLog), 4<<10)))
 	}
 	if err := w.connect(ctx); err != nil {
 		return err
@@ -255,18 +254,4 @@ func closeAll(files []*os.File) {
 	for _, f := range files {
 		f.Close()
 	}
-}
-
-// endOf is the end of a file, at most n bytes.
-func endOf(path string, n int64) []byte {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil
-	}
-	defer f.Close()
-	if info, err := f.Stat(); err == nil && info.Size() > n {
-		_, _ = f.Seek(-n, io.SeekEnd)
-	}
-	raw, _ := io.ReadAll(io.LimitReader(f, n))
-	return raw
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/process"
 )
 
 const (
@@ -122,7 +124,7 @@ func trimLog(path string) error {
 	if err != nil || info.Size() <= maxWorkerLog {
 		return err
 	}
-	end := endOf(path, maxWorkerLog/4)
+	end := process.LogTail(path, maxWorkerLog/4)
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
 	if err != nil {
 		return err

@@ -1,10 +1,11 @@
 package confine
 
 import (
-	"io"
 	"os"
 	"strings"
 	"unicode"
+
+	"github.com/tripod-run/tripod/internal/process"
 )
 
 const (
@@ -23,30 +24,16 @@ func TrimLog(path string) {
 	if info, err := os.Stat(path); err != nil || info.Size() <= maxLog {
 		return
 	}
-	end := endOf(path, keepLog)
+	end := process.LogTail(path, keepLog)
 	if f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0); err == nil {
 		_, _ = f.Write(end)
 		f.Close()
 	}
 }
 
-// endOf is the end of a file, at most n bytes.
-func endOf(path string, n int64) []byte {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil
-	}
-	defer f.Close()
-	if info, err := f.Stat(); err == nil && info.Size() > n {
-		_, _ = f.Seek(-n, io.SeekEnd)
-	}
-	raw, _ := io.ReadAll(io.LimitReader(f, n))
-	return raw
-}
-
 // LastWords is what a program said last, for a person: three lines at most, without its own name before each.
 func LastWords(path, program string) string {
-	lines := strings.Split(strings.TrimSpace(string(endOf(path, 2<<10))), "\n")
+	lines := strings.Split(strings.TrimSpace(string(process.LogTail(path, 2<<10))), "\n")
 	lines = lines[max(0, len(lines)-3):]
 	for i, line := range lines {
 		lines[i] = strings.TrimPrefix(strings.TrimSpace(line), program+": ")

@@ -5,13 +5,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"syscall"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/process"
 )
 
 // Place is where a process is started.
@@ -36,7 +36,7 @@ func Start(cmd *exec.Cmd, at Place) error {
 		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(dir.Fd())
 	}
 	done := make(chan error, 1)
-	go onOwnThread(func() { done <- at.onThread(cmd) })
+	go process.OnOwnThread(func() { done <- at.onThread(cmd) })
 	if err := <-done; err != nil {
 		return fmt.Errorf("start %s: %w", cmd.Path, err)
 	}
@@ -62,20 +62,6 @@ func (at Place) onThread(cmd *exec.Cmd) error {
 		}
 	}
 	return cmd.Start()
-}
-
-// onOwnThread runs do on a thread that ends with it, and that is not the main one: that one cannot end, and shows the
-// process's cgroup to others.
-func onOwnThread(do func()) {
-	runtime.LockOSThread()
-	if unix.Gettid() != unix.Getpid() {
-		do()
-		return
-	}
-	done := make(chan struct{})
-	go func() { defer close(done); onOwnThread(do) }()
-	<-done // the main thread is ours until another one has done it
-	runtime.UnlockOSThread()
 }
 
 // Environment is what such a process has.
