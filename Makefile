@@ -21,7 +21,7 @@ BUILDFLAGS  ?=
 UNITDIR     ?= $(PREFIX)/lib/systemd/system
 
 # Unit tests and the suites of the backends; those that make namespaces are root's, inside testns like all the others.
-UNIT        := ./cmd/... ./internal/... ./sandbox/...
+UNIT        := ./cmd/... ./internal/... ./test/sandboxtest/... ./test/edgetest/...
 # Real daemons. One package at a time: two cores are not enough for two nodes and their deadlines.
 DAEMON      := $(patsubst %,./%/...,$(wildcard test/e2e test/crash))
 GOTEST      := go test -count=1 -timeout 40m
@@ -138,7 +138,7 @@ fuzz: ## each fuzz target for FUZZTIME (20s)
 lint: build/tools/golangci-lint ## go vet, golangci-lint (.golangci.yml), gofmt, bash -n
 	CGO_ENABLED=1 go vet ./...
 	CGO_ENABLED=1 build/tools/golangci-lint run
-	@test -z "$$(gofmt -l cmd examples hack internal sandbox test | tee /dev/stderr)" || { echo 'run gofmt -w on these files' >&2; exit 1; }
+	@test -z "$$(gofmt -l cmd examples hack internal test | tee /dev/stderr)" || { echo 'run gofmt -w on these files' >&2; exit 1; }
 	@for f in hack/*.sh hack/images/*.sh examples/*/build.sh .ci/run; do bash -n "$$f"; done
 
 # Pinned in a module of its own, so that its 200 dependencies are not the product's. About a minute, once.

@@ -10,5 +10,5 @@ while IFS=: read -r file name; do
   found=1
   echo "== $name in $(dirname "$file")"
   hack/testns.sh go test -run '^$' -fuzz "^$name\$" -fuzztime "$time" "./$(dirname "$file")"
-done < <(grep -rHoE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' cmd internal sandbox | sed 's/:func /:/' | sort)
+done < <(grep -rHoE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' cmd internal test | sed 's/:func /:/' | sort)
 [ $found = 1 ] || { echo "fuzz: no target matches $pattern" >&2; exit 1; }

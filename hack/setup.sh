@@ -25,7 +25,7 @@ packages=(
 bench_packages=(containerd)
 kubelet_packages=(etcd-server)
 debian_packages=(mmdebstrap e2fsprogs)
-# The tests of sandbox/linux run the host's busybox, whichever of Debian's two packages it is from.
+# The tests of internal/sandbox/linux run the host's busybox, whichever of Debian's two packages it is from.
 [ -x /bin/busybox ] || packages+=(busybox)
 
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }

@@ -46,7 +46,7 @@ func (p *pod) channels(c *control.Client) (conn *wire.Conn, next func() string) 
 func TestChannelsUnderLockdown(t *testing.T) {
 	r := startWorker(t, control.WorkerConfig{})
 	guests := map[string]string{
-		"module": "../../internal/wasm/engine/testdata/channels.wasm", "component": "../../examples/edge/relay-wit-c/relay.wasm",
+		"module": "../../internal/component/engine/testdata/channels.wasm", "component": "../../examples/edge/relay-wit-c/relay.wasm",
 		"component on its own path": "../../internal/wasm/worker/testdata/relay.wasm",
 	}
 	for name, file := range guests {

@@ -21,7 +21,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/dynamicpb"
 
-	"github.com/tripod-run/tripod/internal/wasm/protowit/protosource"
+	"github.com/tripod-run/tripod/internal/component/protowit/protosource"
 )
 
 // service is a client of a gRPC service, by grpc-go, with messages in JSON.

@@ -19,7 +19,7 @@ import (
 func TestFaultW7HostDescriptors(t *testing.T) {
 	const limit = 600
 	r := startWorker(t, control.WorkerConfig{}, fmt.Sprintf("%s=%d", openFiles, limit))
-	command := control.Code{Digest: "sha256:opener", Image: control.File{File: codeFile(t, "../../internal/wasm/engine/testdata/command.wasm")}}
+	command := control.Code{Digest: "sha256:opener", Image: control.File{File: codeFile(t, "../../internal/component/engine/testdata/command.wasm")}}
 	_, err := r.Load(t.Context(), command)
 	require.NoError(t, err)
 	dir := t.TempDir()

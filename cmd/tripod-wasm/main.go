@@ -17,8 +17,8 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/component/engine"
 	"github.com/tripod-run/tripod/internal/wasm/control"
-	"github.com/tripod-run/tripod/internal/wasm/engine"
 )
 
 // version is set by the linker.

@@ -22,10 +22,10 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/tripod-run/tripod/internal/component/protowit/protosource"
 	"github.com/tripod-run/tripod/internal/crilog"
 	"github.com/tripod-run/tripod/internal/wasm/control"
 	"github.com/tripod-run/tripod/internal/wasm/dataplane"
-	"github.com/tripod-run/tripod/internal/wasm/protowit/protosource"
 	"github.com/tripod-run/tripod/test/harness/testns"
 )
 

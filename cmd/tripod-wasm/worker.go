@@ -17,8 +17,8 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/component/engine"
 	"github.com/tripod-run/tripod/internal/wasm/control"
-	"github.com/tripod-run/tripod/internal/wasm/engine"
 	"github.com/tripod-run/tripod/internal/wasm/lockdown"
 	"github.com/tripod-run/tripod/internal/wasm/worker"
 )

@@ -11,8 +11,8 @@ import (
 	"github.com/tripod-run/tripod/internal/cli"
 	"github.com/tripod-run/tripod/internal/cli/check"
 	"github.com/tripod-run/tripod/internal/config"
-	"github.com/tripod-run/tripod/sandbox/linux"
-	"github.com/tripod-run/tripod/sandbox/wasm"
+	"github.com/tripod-run/tripod/internal/sandbox/linux"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm"
 )
 
 func checkCommand() *cobra.Command {

@@ -27,7 +27,7 @@ import (
 	"github.com/tripod-run/tripod/internal/cli/check"
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/node/store"
-	"github.com/tripod-run/tripod/sandbox/linux"
+	"github.com/tripod-run/tripod/internal/sandbox/linux"
 )
 
 func diagCommand() *cobra.Command {

@@ -9,7 +9,7 @@ import (
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/metrics"
 	"github.com/tripod-run/tripod/internal/node"
-	"github.com/tripod-run/tripod/sandbox/wasm"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm"
 )
 
 // observers show the node to others; each is nil when it is switched off.

@@ -14,12 +14,12 @@ import (
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/node"
+	"github.com/tripod-run/tripod/internal/sandbox/vm"
 	"github.com/tripod-run/tripod/internal/vm/agent"
 	"github.com/tripod-run/tripod/internal/vm/libvirt"
 	"github.com/tripod-run/tripod/internal/vm/machine"
 	"github.com/tripod-run/tripod/internal/vm/qemu"
 	"github.com/tripod-run/tripod/internal/vm/share"
-	"github.com/tripod-run/tripod/sandbox/vm"
 )
 
 func vmRoot(c *config.Config) string   { return filepath.Join(c.Root, "vm") }

@@ -20,12 +20,12 @@ import (
 	"github.com/tripod-run/tripod/internal/network"
 	"github.com/tripod-run/tripod/internal/node"
 	"github.com/tripod-run/tripod/internal/node/store"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/fake"
+	"github.com/tripod-run/tripod/internal/sandbox/linux"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm"
 	"github.com/tripod-run/tripod/internal/stream"
 	"github.com/tripod-run/tripod/internal/wasm/control"
-	"github.com/tripod-run/tripod/sandbox"
-	"github.com/tripod-run/tripod/sandbox/fake"
-	"github.com/tripod-run/tripod/sandbox/linux"
-	"github.com/tripod-run/tripod/sandbox/wasm"
 )
 
 // Where the parts keep their things. A path never depends on anything but the configuration.

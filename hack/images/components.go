@@ -15,9 +15,9 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/tripod-run/tripod/internal/component/protowit/protosource"
 	imagestore "github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/wasm/artifact"
-	"github.com/tripod-run/tripod/internal/wasm/protowit/protosource"
 )
 
 // examples is the directory of the components' sources and binaries.
@@ -99,7 +99,7 @@ func (b *builder) add(name string, binary, descriptors []byte, notes map[string]
 }
 
 // vimana adds an artifact in Vimana's layout: a component, and a Metadata message that tells of one method of it,
-// echo.v1.Echo/Echo, by field numbers (internal/wasm/protowit reads it). Its messages are one with bytes in field 1.
+// echo.v1.Echo/Echo, by field numbers (internal/component/protowit reads it). Its messages are one with bytes in field 1.
 func (b *builder) vimana(name string, binary []byte) {
 	text := func(n protowire.Number, s string) []byte {
 		return protowire.AppendString(protowire.AppendTag(nil, n, protowire.BytesType), s)

@@ -16,11 +16,11 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
+	"github.com/tripod-run/tripod/internal/component/protowit"
+	"github.com/tripod-run/tripod/internal/component/protowit/protosource"
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/wasm/artifact"
-	"github.com/tripod-run/tripod/internal/wasm/protowit"
-	"github.com/tripod-run/tripod/internal/wasm/protowit/protosource"
 )
 
 // PushCommand is `tripod push`: it needs no node.

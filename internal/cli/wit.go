@@ -8,8 +8,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/spf13/cobra"
 
-	"github.com/tripod-run/tripod/internal/wasm/protowit"
-	"github.com/tripod-run/tripod/internal/wasm/protowit/protosource"
+	"github.com/tripod-run/tripod/internal/component/protowit"
+	"github.com/tripod-run/tripod/internal/component/protowit/protosource"
 )
 
 // WITCommand is `tripod wit`: it needs no node.

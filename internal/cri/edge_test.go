@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/tripod-run/tripod/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
 // TestModulesAreNotForTheKubelet: it would end pods that it does not know. Who asks for all, or names them, sees them.

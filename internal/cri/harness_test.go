@@ -26,9 +26,9 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/node"
 	"github.com/tripod-run/tripod/internal/node/store"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/fake"
 	"github.com/tripod-run/tripod/internal/stream"
-	"github.com/tripod-run/tripod/sandbox"
-	"github.com/tripod-run/tripod/sandbox/fake"
 )
 
 // door is the front door over a real node with a real record and the fake backend, reached through a real gRPC server

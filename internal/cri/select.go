@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/tripod-run/tripod/internal/node"
-	"github.com/tripod-run/tripod/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
 // A client that sends this header, with this value, is listed the pods of the edge front door's modules, too. To a kubelet

@@ -11,7 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/tripod-run/tripod/sandbox/sandboxtest/corpus"
+	"github.com/tripod-run/tripod/test/sandboxtest/corpus"
 )
 
 // wantInvalid checks that err is the caller's, and that its text begins with the field; field "" wants no error.

@@ -11,7 +11,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"github.com/tripod-run/tripod/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
 // Exec runs a program in a running container and returns its exit code. Errors: ErrNotFound, ErrFailedPrecondition

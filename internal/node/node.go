@@ -18,7 +18,7 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/network"
 	"github.com/tripod-run/tripod/internal/node/store"
-	"github.com/tripod-run/tripod/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
 // kindPod is the kind of the pods' records in the store.

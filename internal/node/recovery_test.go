@@ -16,8 +16,8 @@ import (
 
 	"github.com/tripod-run/tripod/internal/network"
 	"github.com/tripod-run/tripod/internal/node"
-	"github.com/tripod-run/tripod/sandbox"
-	"github.com/tripod-run/tripod/sandbox/fake"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/fake"
 )
 
 func TestReopenAdoptsWhatRunsAndWhatEnded(t *testing.T) {

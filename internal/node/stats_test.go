@@ -7,8 +7,8 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/tripod-run/tripod/sandbox"
-	"github.com/tripod-run/tripod/sandbox/fake"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/fake"
 )
 
 // deaf is a backend whose figures of one pod never come, whatever its context says.

@@ -10,8 +10,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/node"
-	"github.com/tripod-run/tripod/sandbox"
-	"github.com/tripod-run/tripod/sandbox/fake"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/fake"
 )
 
 // attempt is a container's configuration as a kubelet gives it at its nth restart.

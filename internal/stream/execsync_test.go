@@ -12,8 +12,8 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/stream"
-	"github.com/tripod-run/tripod/sandbox"
 )
 
 func TestExecSync(t *testing.T) {

@@ -17,8 +17,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/remotecommand"
 
+	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/stream"
-	"github.com/tripod-run/tripod/sandbox"
 )
 
 // fakeRuntime does what its functions say.

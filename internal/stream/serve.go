@@ -17,7 +17,7 @@ import (
 	utilexec "k8s.io/utils/exec"
 
 	"github.com/tripod-run/tripod/internal/guard"
-	"github.com/tripod-run/tripod/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
 // routes knows one path per kind of session; clients use GET (WebSocket) and POST (SPDY).

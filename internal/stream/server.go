@@ -16,7 +16,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/connlimit"
-	"github.com/tripod-run/tripod/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
 // Runtime is what sessions are made of. Implemented by the node.

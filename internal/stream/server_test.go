@@ -17,8 +17,8 @@ import (
 	utilexec "k8s.io/client-go/util/exec"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/stream"
-	"github.com/tripod-run/tripod/sandbox"
 )
 
 // execURL asks for an exec session.

@@ -25,8 +25,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/streaming/pkg/httpstream"
 
+	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/stream"
-	"github.com/tripod-run/tripod/sandbox"
 )
 
 // stubborn is a runtime whose programs and servers say one word, and then do nothing until they are ended.

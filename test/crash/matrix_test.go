@@ -46,7 +46,7 @@ func points(t *testing.T, prefixes ...string) []string {
 // retainPoint is passed by unit pods alone, when a next attempt follows one that ended; internal/node visits it.
 const retainPoint = "node.retain-attempt."
 
-// noBootPoints are passed by machines that cannot boot alone; sandbox/vm visits them.
+// noBootPoints are passed by machines that cannot boot alone; internal/sandbox/vm visits them.
 const noBootPoints = "vm.no-boot."
 
 // tapPoints are the fail points of what machines' networks have besides.

@@ -23,31 +23,33 @@ type rule struct {
 }
 
 // What the engine is in: tripod-wasm, and nothing that the daemon is made of.
-var engine = []string{"internal/wasm/engine", "internal/wasm/wasihttp", "internal/wasm/worker", "!github.com/bytecodealliance/wasmtime-go"}
+var engine = []string{"internal/component/engine", "internal/component/wasihttp", "internal/wasm/worker", "!github.com/bytecodealliance/wasmtime-go"}
 
-var backends = []string{"sandbox/linux", "sandbox/fake", "sandbox/vm", "sandbox/wasm"}
+var backends = []string{"internal/sandbox/linux", "internal/sandbox/fake", "internal/sandbox/vm", "internal/sandbox/wasm"}
 
 var rules = []rule{
 	{from: []string{"internal/cri", "internal/edge"}, deny: backends, why: "a control plane knows no backend"},
 	{from: []string{"internal/node"}, deny: append([]string{"internal/cri", "internal/edge"}, backends...), why: "the node is below the control planes and knows the contract only"},
-	{from: []string{"internal/node/store"}, deny: []string{"sandbox", "internal/network", "internal/image"}, why: "the store does not know what a record means"},
+	{from: []string{"internal/node/store"}, deny: []string{"internal/sandbox", "internal/network", "internal/image"}, why: "the store does not know what a record means"},
 	{from: backends, deny: []string{"internal/cri", "internal/edge", "internal/node"}, why: "a backend is below the node"},
-	{from: []string{"internal/network", "internal/image", "internal/stats"}, deny: []string{"internal/cri", "internal/edge", "internal/node", "sandbox"}, why: "a shared service knows nothing of its users"},
+	{from: []string{"internal/network", "internal/image", "internal/stats"}, deny: []string{"internal/cri", "internal/edge", "internal/node", "internal/sandbox"}, why: "a shared service knows nothing of its users"},
 	{from: []string{"internal/stream"}, deny: append([]string{"internal/cri", "internal/edge", "internal/node"}, backends...), why: "a shared service knows the contract at most"},
-	{from: []string{"sandbox"}, except: []string{"sandbox/sandboxtest"}, deny: []string{"test"}, why: "the product does not contain its tests"},
-	{from: []string{"cmd", "internal"}, except: []string{"internal/vm/machinetest"}, deny: []string{"test", "sandbox/sandboxtest", "internal/vm/machinetest"}, why: "the product does not contain its tests"},
-	{from: []string{"test"}, deny: append([]string{"internal", "cmd"}, backends...), why: "these tests know the daemon as a user does"},
+	{from: []string{"cmd", "internal"}, except: []string{"internal/vm/machinetest"}, deny: []string{"test", "internal/vm/machinetest"}, why: "the product does not contain its tests"},
+	{from: []string{"test"}, except: []string{"test/sandboxtest", "test/edgetest"}, deny: append([]string{"internal", "cmd"}, backends...), why: "these tests know the daemon as a user does"},
 	{from: []string{"internal/cri", "internal/edge", "internal/node"}, deny: []string{"internal/wasm", "internal/route", "internal/metrics"}, why: "a component pod is a unit pod to them, no more"},
 	// The frames and the router of channels (internal/edge/wire, internal/edge/channel) are leaves, and the worker's too.
-	{from: []string{"internal/wasm", "cmd/tripod-wasm"}, except: []string{"internal/wasm/artifact"}, deny: []string{"internal/cri", "internal/edge/broker", "internal/edge/manager", "internal/edge/mqtt", "internal/edge/orchestrator", "internal/edge/runtime", "internal/node", "internal/image", "internal/network", "internal/config", "sandbox"}, why: "the worker is told all that it needs, and knows nothing of the node"},
+	{from: []string{"internal/wasm", "cmd/tripod-wasm"}, except: []string{"internal/wasm/artifact"}, deny: []string{"internal/cri", "internal/edge/broker", "internal/edge/manager", "internal/edge/mqtt", "internal/edge/orchestrator", "internal/edge/runtime", "internal/node", "internal/image", "internal/network", "internal/config", "internal/sandbox"}, why: "the worker is told all that it needs, and knows nothing of the node"},
 	// encoding/json, fmt and net are half of what the guest's program would be.
-	{from: []string{"internal/vm/agent/guest", "internal/vm/agent/wire", "cmd/tripod-agent"}, deny: []string{"!encoding/json", "!fmt", "!vendor/golang.org/x/net", "sandbox", "internal/vm/machine", "internal/network", "internal/image", "internal/node"}, why: "the guest's program is small, and knows nothing of the node"},
+	{from: []string{"internal/vm/agent/guest", "internal/vm/agent/wire", "cmd/tripod-agent"}, deny: []string{"!encoding/json", "!fmt", "!vendor/golang.org/x/net", "internal/sandbox", "internal/vm/machine", "internal/network", "internal/image", "internal/node"}, why: "the guest's program is small, and knows nothing of the node"},
 	{from: []string{"internal/route", "internal/metrics"}, deny: append([]string{"internal/cri", "internal/edge"}, backends...), why: "a service of the node knows no backend"},
-	{from: []string{"cmd", "internal", "sandbox", "test"}, except: append([]string{"cmd/tripod-wasm"}, engine...), deny: engine, why: "guests never run in the daemon, and the daemon is pure Go"},
+	{from: []string{"cmd", "internal", "test"}, except: append([]string{"cmd/tripod-wasm"}, engine...), deny: engine, why: "guests never run in the daemon, and the daemon is pure Go"},
 	// What would come into the program unnoticed.
 	{from: []string{"cmd"}, deny: []string{"!testing", "!github.com/google/go-containerregistry", "!github.com/stretchr/testify"}, why: "it is for tests"},
-	{from: []string{"internal", "sandbox"}, except: []string{"internal/cli"}, deny: []string{"!k8s.io/client-go"}, why: "only the command line is a client"},
+	{from: []string{"internal"}, except: []string{"internal/cli"}, deny: []string{"!k8s.io/client-go"}, why: "only the command line is a client"},
 }
+
+// component is a library that other projects could use: it depends on nothing else of ours.
+const component = "internal/component"
 
 // pkg is what go list tells of a package.
 type pkg struct {
@@ -152,10 +154,28 @@ func TestBackendsDoNotImportEachOther(t *testing.T) {
 // TestOnlyTheEngineIsC: what talks to C is one package, so that the rest can be built anywhere and needs no compiler.
 func TestOnlyTheEngineIsC(t *testing.T) {
 	ours(t, func(p *pkg, _ map[string]*pkg) {
-		if len(p.CgoFiles) > 0 && !below(p.ImportPath, []string{"internal/wasm/engine"}) {
+		if len(p.CgoFiles) > 0 && !below(p.ImportPath, []string{"internal/component/engine"}) {
 			t.Errorf("%s uses cgo in %v", p.ImportPath, p.CgoFiles)
 		}
 	})
+}
+
+func TestComponentLibraryStandsAlone(t *testing.T) {
+	n := 0
+	ours(t, func(p *pkg, _ map[string]*pkg) {
+		if !below(p.ImportPath, []string{component}) {
+			return
+		}
+		n++
+		for _, d := range p.Deps {
+			if strings.HasPrefix(d, module) && !below(d, []string{component}) {
+				t.Errorf("%s depends on %s", p.ImportPath, d)
+			}
+		}
+	})
+	if n == 0 {
+		t.Errorf("no package below %s", component)
+	}
 }
 
 // TestEveryPackageIsExplained: a package says what it owns, at best in its doc.go.
@@ -185,13 +205,13 @@ func TestRulesCatchWhatTheyForbid(t *testing.T) {
 		return slices.ContainsFunc(rules, func(r rule) bool { return r.check(from, []string{on}) != nil })
 	}
 	for _, c := range []struct{ from, on string }{
-		{module + "internal/cri", module + "sandbox/linux/spec"},
+		{module + "internal/cri", module + "internal/sandbox/linux/internal/spec"},
 		{module + "internal/node", module + "internal/cri"},
-		{module + "sandbox/linux", module + "internal/node/store"},
-		{module + "internal/network", module + "sandbox"},
+		{module + "internal/sandbox/linux", module + "internal/node/store"},
+		{module + "internal/network", module + "internal/sandbox"},
 		{module + "cmd/tripod", "testing"},
 		{module + "test/harness", module + "internal/config"},
-		{module + "sandbox/wasm", module + "internal/wasm/engine"},
+		{module + "internal/sandbox/wasm", module + "internal/component/engine"},
 		{module + "cmd/tripod", "github.com/bytecodealliance/wasmtime-go/v39"},
 		{module + "internal/wasm/worker", module + "internal/node"},
 		{module + "internal/cri", module + "internal/wasm/artifact"},
@@ -201,13 +221,13 @@ func TestRulesCatchWhatTheyForbid(t *testing.T) {
 		}
 	}
 	for _, c := range []struct{ from, on string }{
-		{module + "internal/cri", module + "sandbox"},
-		{module + "internal/critical", module + "sandbox/linux"},
-		{module + "cmd/tripod", module + "sandbox/linux"},
-		{module + "sandbox/sandboxtest", module + "internal/cri"},
-		{module + "sandbox/wasm", module + "internal/wasm/control"},
-		{module + "cmd/tripod-wasm", module + "internal/wasm/engine"},
-		{module + "internal/wasm/worker", module + "internal/wasm/wasihttp"},
+		{module + "internal/cri", module + "internal/sandbox"},
+		{module + "internal/critical", module + "internal/sandbox/linux"},
+		{module + "cmd/tripod", module + "internal/sandbox/linux"},
+		{module + "test/sandboxtest", module + "internal/cri"},
+		{module + "internal/sandbox/wasm", module + "internal/wasm/control"},
+		{module + "cmd/tripod-wasm", module + "internal/component/engine"},
+		{module + "internal/wasm/worker", module + "internal/component/wasihttp"},
 		{module + "internal/image", module + "internal/wasm/artifact"},
 	} {
 		if caught(c.from, c.on) {

@@ -9,8 +9,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/tripod-run/tripod/sandbox/sandboxtest/corpus"
 	"github.com/tripod-run/tripod/test/harness"
+	"github.com/tripod-run/tripod/test/sandboxtest/corpus"
 )
 
 // TestModelWritesAsAKubelet holds the model's requests for a pod whose author asked for nothing against those that a kubelet

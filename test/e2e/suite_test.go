@@ -6,8 +6,8 @@ import (
 	"google.golang.org/grpc"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/tripod-run/tripod/sandbox/sandboxtest"
 	"github.com/tripod-run/tripod/test/harness"
+	"github.com/tripod-run/tripod/test/sandboxtest"
 )
 
 // TestSuite runs the suite of all backends over real containers, with both OCI runtimes, and kills the daemon in it.

@@ -6,8 +6,8 @@ import (
 	"google.golang.org/grpc"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/tripod-run/tripod/sandbox/sandboxtest"
 	"github.com/tripod-run/tripod/test/harness"
+	"github.com/tripod-run/tripod/test/sandboxtest"
 )
 
 // slowBoot makes the start of every machine take long enough to be met in it.

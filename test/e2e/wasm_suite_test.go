@@ -6,8 +6,8 @@ import (
 	"google.golang.org/grpc"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/tripod-run/tripod/sandbox/sandboxtest"
 	"github.com/tripod-run/tripod/test/harness"
+	"github.com/tripod-run/tripod/test/sandboxtest"
 )
 
 // slowStart makes the start of every component pod take long enough to be met in it.

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tripod-run/tripod/internal/edge/edgetest"
+	"github.com/tripod-run/tripod/test/edgetest"
 )
 
 // wanted is the recorded session as it should have been: without the complaints of the public orchestrator about its own

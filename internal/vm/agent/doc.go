@@ -1,7 +1,7 @@
 // Package agent is the host's side of tripod-agent, the program that runs in a guest and does there what a hypervisor cannot:
 // exec, connections to the guest's localhost, the guest's own figures.
 //
-//	sandbox/vm ──▶ Agent ══ agent.sock ══ QEMU ══ virtio-serial ══ tripod-agent (internal/vm/agent/guest)
+//	internal/sandbox/vm ──▶ Agent ══ agent.sock ══ QEMU ══ virtio-serial ══ tripod-agent (internal/vm/agent/guest)
 //	                 │        one connection, kept; the sessions and streams on it are internal/vm/agent/wire
 //	                 └─ QGA   for ExecSync only, where the image brings qemu-guest-agent instead
 //	Disk ──▶ an ISO image labelled TRIPODAGENT with the program, which every machine gets as a disk

@@ -9,8 +9,8 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/vm/agent/wire"
-	"github.com/tripod-run/tripod/sandbox"
 )
 
 const copyBuffer = 32 << 10

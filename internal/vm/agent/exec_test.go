@@ -19,8 +19,8 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/vm/agent"
-	"github.com/tripod-run/tripod/sandbox"
 )
 
 func command(stdin io.Reader, stdout, stderr io.Writer, args ...string) agent.Command {

@@ -20,10 +20,10 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/vm/agent"
 	"github.com/tripod-run/tripod/internal/vm/machine"
 	"github.com/tripod-run/tripod/internal/vm/machinetest"
-	"github.com/tripod-run/tripod/sandbox"
 )
 
 func TestMain(m *testing.M) { machinetest.Main(m) }

@@ -14,9 +14,9 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/vm/console"
 	"github.com/tripod-run/tripod/internal/vm/machine"
-	"github.com/tripod-run/tripod/sandbox"
 )
 
 // qemu is a machine's serial console: a pipe takes its input, its output is in the serial log.

@@ -1,7 +1,7 @@
 // Package machine is what the VM backend and the hypervisor drivers have in common: the definition of a virtual machine,
 // and the Driver that runs one.
 //
-//	sandbox/vm ──Definition──▶ Driver ──▶ QEMU
+//	internal/sandbox/vm ──Definition──▶ Driver ──▶ QEMU
 //	     ▲                       │          qmp:     internal/vm/qemu, spawned by us
 //	     └──────── Event ────────┘          libvirt: internal/vm/libvirt, spawned by libvirtd through tripod-vmwrap
 //

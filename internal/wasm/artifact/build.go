@@ -97,7 +97,7 @@ func Build(s Spec) (*Image, error) {
 // World is what a binary offers to its host.
 type World string
 
-// The worlds, as internal/wasm/engine names them.
+// The worlds, as internal/component/engine names them.
 const (
 	WorldGRPC    World = "grpc"
 	WorldHTTP    World = "http"

@@ -2,7 +2,7 @@
 //
 //	tripod push ── Build ── Push ──► registry ── pull ──► internal/image (finds the layout, image.Component)
 //	                 │                                          │
-//	              Inspect                                     Open ──► Artifact ──► sandbox/wasm
+//	              Inspect                                     Open ──► Artifact ──► internal/sandbox/wasm
 //
 // # Layouts
 //

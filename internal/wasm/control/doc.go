@@ -1,5 +1,5 @@
 // Package control is how the daemon speaks with a Wasm worker: the protocol, a client for the daemon's side
-// (sandbox/wasm) and a server for the worker's (internal/wasm/worker).
+// (internal/sandbox/wasm) and a server for the worker's (internal/wasm/worker).
 //
 //	daemon ── Client ──► unix socket, 0700 directory ──► Server ── Handler ──► worker
 //	            ▲   frames: length, descriptors, JSON      │

@@ -12,10 +12,10 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/tripod-run/tripod/internal/component/engine"
+	"github.com/tripod-run/tripod/internal/component/protowit/protosource"
 	"github.com/tripod-run/tripod/internal/wasm/control"
 	"github.com/tripod-run/tripod/internal/wasm/dataplane"
-	"github.com/tripod-run/tripod/internal/wasm/engine"
-	"github.com/tripod-run/tripod/internal/wasm/protowit/protosource"
 )
 
 const examples = "../../../examples/wasm/"

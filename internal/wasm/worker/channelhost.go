@@ -11,11 +11,11 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/component/engine"
+	"github.com/tripod-run/tripod/internal/component/wasi"
+	"github.com/tripod-run/tripod/internal/component/wasihttp"
+	"github.com/tripod-run/tripod/internal/component/wit"
 	"github.com/tripod-run/tripod/internal/edge/wire"
-	"github.com/tripod-run/tripod/internal/wasm/engine"
-	"github.com/tripod-run/tripod/internal/wasm/value"
-	"github.com/tripod-run/tripod/internal/wasm/wasi"
-	"github.com/tripod-run/tripod/internal/wasm/wasihttp"
 )
 
 //go:embed channels.wit
@@ -111,7 +111,7 @@ var channelHost = sync.OnceValue(func() engine.Host {
 	for _, f := range i.Funcs {
 		h.Funcs = append(h.Funcs, engine.HostFunc{Interface: i.Name, Name: f.Name, Params: f.Params, Result: f.Result,
 			Call: func(c *engine.HostCall, args []byte) ([]byte, error) {
-				in := value.NewReader(args)
+				in := wit.NewReader(args)
 				out, err := do[f.Name](c, c.Host().(*channelGuest), in)
 				if err == nil {
 					err = in.Err()
@@ -123,17 +123,17 @@ var channelHost = sync.OnceValue(func() engine.Host {
 })
 
 // channelFunc is a function of the interface. An error ends the guest.
-type channelFunc func(c *engine.HostCall, g *channelGuest, in *value.Reader) ([]byte, error)
+type channelFunc func(c *engine.HostCall, g *channelGuest, in *wit.Reader) ([]byte, error)
 
-func channelOpen(_ *engine.HostCall, g *channelGuest, in *value.Reader) ([]byte, error) {
+func channelOpen(_ *engine.HostCall, g *channelGuest, in *wit.Reader) ([]byte, error) {
 	p, a, err := g.channels.openWhole(in.String())
 	if err != nil {
 		return channelFailed(err), nil
 	}
-	return value.AppendU32(value.AppendCase(nil, resultOK), g.state.Put(&heldPort{p, a})), nil
+	return wit.AppendU32(wit.AppendCase(nil, resultOK), g.state.Put(&heldPort{p, a})), nil
 }
 
-func channelSend(c *engine.HostCall, g *channelGuest, in *value.Reader) ([]byte, error) {
+func channelSend(c *engine.HostCall, g *channelGuest, in *wit.Reader) ([]byte, error) {
 	h, err := wasi.Get[*heldPort](g.state, in.U32())
 	if err != nil {
 		return nil, err
@@ -146,7 +146,7 @@ func channelSend(c *engine.HostCall, g *channelGuest, in *value.Reader) ([]byte,
 		err := h.Send(message)
 		if err == nil {
 			c.Renew()
-			return value.AppendCase(nil, resultOK), nil
+			return wit.AppendCase(nil, resultOK), nil
 		}
 		if !errors.Is(err, engine.ErrWait) {
 			return channelFailed(err), nil
@@ -157,7 +157,7 @@ func channelSend(c *engine.HostCall, g *channelGuest, in *value.Reader) ([]byte,
 	}
 }
 
-func channelReceive(c *engine.HostCall, g *channelGuest, in *value.Reader) ([]byte, error) {
+func channelReceive(c *engine.HostCall, g *channelGuest, in *wit.Reader) ([]byte, error) {
 	h, err := wasi.Get[*heldPort](g.state, in.U32())
 	if err != nil {
 		return nil, err
@@ -173,13 +173,13 @@ func channelReceive(c *engine.HostCall, g *channelGuest, in *value.Reader) ([]by
 		message, err := h.Receive()
 		if err == nil {
 			c.Renew()
-			return value.AppendBytes(value.AppendOption(value.AppendCase(nil, resultOK), true), message), nil
+			return wit.AppendBytes(wit.AppendOption(wit.AppendCase(nil, resultOK), true), message), nil
 		}
 		if !errors.Is(err, engine.ErrWait) {
 			return channelFailed(err), nil
 		}
 		if !until.IsZero() && !time.Now().Before(until) {
-			return value.AppendOption(value.AppendCase(nil, resultOK), false), nil
+			return wit.AppendOption(wit.AppendCase(nil, resultOK), false), nil
 		}
 		if err := h.wait(c.Context(), until); err != nil {
 			return nil, err
@@ -188,7 +188,7 @@ func channelReceive(c *engine.HostCall, g *channelGuest, in *value.Reader) ([]by
 }
 
 func failedWith(which int) []byte {
-	return value.AppendCase(value.AppendCase(nil, resultErr), which)
+	return wit.AppendCase(wit.AppendCase(nil, resultErr), which)
 }
 
 // channelFailed is a result that is an error.

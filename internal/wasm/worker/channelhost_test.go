@@ -9,9 +9,9 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tripod-run/tripod/internal/component/engine"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/wasm/control"
-	"github.com/tripod-run/tripod/internal/wasm/engine"
 )
 
 var relayChannels = []control.Channel{ch("in", "app/in", wire.Read|wire.QoS1), ch("out", "app/out", wire.Write)}

@@ -17,9 +17,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/component/engine"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/wasm/control"
-	"github.com/tripod-run/tripod/internal/wasm/engine"
 )
 
 const soon = 30 * time.Second
@@ -38,7 +38,7 @@ func channelWorker(tb testing.TB, file ...string) *Worker {
 	tb.Helper()
 	w := New(Config{Engine: channelEngine(), Logger: slog.New(slog.DiscardHandler), Publish: func(control.Event) {}})
 	tb.Cleanup(w.Close)
-	loadFile(tb, w, append(file, "../engine/testdata/channels.wasm")[0])
+	loadFile(tb, w, append(file, "../../component/engine/testdata/channels.wasm")[0])
 	return w
 }
 

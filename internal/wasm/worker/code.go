@@ -10,11 +10,11 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/component/engine"
+	"github.com/tripod-run/tripod/internal/component/protowit"
+	"github.com/tripod-run/tripod/internal/component/wasihttp"
 	"github.com/tripod-run/tripod/internal/wasm/control"
 	"github.com/tripod-run/tripod/internal/wasm/dataplane"
-	"github.com/tripod-run/tripod/internal/wasm/engine"
-	"github.com/tripod-run/tripod/internal/wasm/protowit"
-	"github.com/tripod-run/tripod/internal/wasm/wasihttp"
 )
 
 // code is a loaded component with all that its pods share.

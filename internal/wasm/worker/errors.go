@@ -8,8 +8,8 @@ import (
 	"github.com/containerd/errdefs"
 	"google.golang.org/grpc/codes"
 
+	"github.com/tripod-run/tripod/internal/component/engine"
 	"github.com/tripod-run/tripod/internal/wasm/dataplane"
-	"github.com/tripod-run/tripod/internal/wasm/engine"
 )
 
 // errStopping ends what is under way in a pod that is stopped and whose grace is over.

@@ -9,10 +9,10 @@ import (
 	"github.com/containerd/errdefs"
 	"google.golang.org/grpc/codes"
 
+	"github.com/tripod-run/tripod/internal/component/protowit"
+	"github.com/tripod-run/tripod/internal/component/wit"
 	"github.com/tripod-run/tripod/internal/wasm/control"
 	"github.com/tripod-run/tripod/internal/wasm/dataplane"
-	"github.com/tripod-run/tripod/internal/wasm/protowit"
-	"github.com/tripod-run/tripod/internal/wasm/value"
 )
 
 // Cases of result<…, status> in the flat encoding.
@@ -72,7 +72,7 @@ func arguments(ctx context.Context, dst []byte, m *boundMethod, c dataplane.Call
 	}
 	dst = protowit.AppendContext(dst, &about)
 	if m.Reader != nil {
-		dst = value.AppendU32(dst, readerRep)
+		dst = wit.AppendU32(dst, readerRep)
 	} else {
 		request, err := c.Receive()
 		if err != nil {
@@ -85,7 +85,7 @@ func arguments(ctx context.Context, dst []byte, m *boundMethod, c dataplane.Call
 		dst = decoded
 	}
 	if m.Writer != nil {
-		dst = value.AppendU32(dst, writerRep)
+		dst = wit.AppendU32(dst, writerRep)
 	}
 	return dst, nil
 }
@@ -122,7 +122,7 @@ func (s *server) call(ctx context.Context, m *boundMethod, c dataplane.Call, lim
 
 // answer sends what the guest returned: its last or only message, or its status.
 func (s *server) answer(m *boundMethod, c dataplane.Call, b *buffer) error {
-	r := value.NewReader(b.result)
+	r := wit.NewReader(b.result)
 	if r.Case(2) == resultErr {
 		st := protowit.ReadStatus(r)
 		if r.Err() != nil {

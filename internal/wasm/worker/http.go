@@ -4,7 +4,7 @@ import (
 	"context"
 	"net/http"
 
-	"github.com/tripod-run/tripod/internal/wasm/wasihttp"
+	"github.com/tripod-run/tripod/internal/component/wasihttp"
 )
 
 // serveComponent answers a request by a wasi:http component, in one instance.

@@ -7,10 +7,10 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/component/engine"
+	"github.com/tripod-run/tripod/internal/component/wasi"
+	"github.com/tripod-run/tripod/internal/component/wasihttp"
 	"github.com/tripod-run/tripod/internal/wasm/control"
-	"github.com/tripod-run/tripod/internal/wasm/engine"
-	"github.com/tripod-run/tripod/internal/wasm/wasi"
-	"github.com/tripod-run/tripod/internal/wasm/wasihttp"
 )
 
 // Bounds of one guest beside its memory and time.

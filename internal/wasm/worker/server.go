@@ -12,9 +12,9 @@ import (
 	"github.com/containerd/errdefs"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/tripod-run/tripod/internal/component/engine"
 	"github.com/tripod-run/tripod/internal/wasm/control"
 	"github.com/tripod-run/tripod/internal/wasm/dataplane"
-	"github.com/tripod-run/tripod/internal/wasm/engine"
 )
 
 // queueTime is how long a request over the concurrency limit waits for its turn.

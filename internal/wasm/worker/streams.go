@@ -9,12 +9,12 @@ import (
 	"github.com/containerd/errdefs"
 	"google.golang.org/grpc/codes"
 
+	"github.com/tripod-run/tripod/internal/component/engine"
+	"github.com/tripod-run/tripod/internal/component/protowit"
+	"github.com/tripod-run/tripod/internal/component/wasi"
+	"github.com/tripod-run/tripod/internal/component/wasihttp"
+	"github.com/tripod-run/tripod/internal/component/wit"
 	"github.com/tripod-run/tripod/internal/wasm/dataplane"
-	"github.com/tripod-run/tripod/internal/wasm/engine"
-	"github.com/tripod-run/tripod/internal/wasm/protowit"
-	"github.com/tripod-run/tripod/internal/wasm/value"
-	"github.com/tripod-run/tripod/internal/wasm/wasi"
-	"github.com/tripod-run/tripod/internal/wasm/wasihttp"
 )
 
 // hostPackage is what gRPC components may import beside their service's streams.
@@ -90,7 +90,7 @@ func addStream(h *engine.Host, s *protowit.Stream, f hostFunc) {
 }
 
 // hostFunc is a host function within a call.
-type hostFunc func(c *grpcCall, args *value.Reader) ([]byte, error)
+type hostFunc func(c *grpcCall, args *wit.Reader) ([]byte, error)
 
 func withCall(f hostFunc) func(*engine.HostCall, []byte) ([]byte, error) {
 	return func(hc *engine.HostCall, args []byte) ([]byte, error) {
@@ -99,20 +99,20 @@ func withCall(f hostFunc) func(*engine.HostCall, []byte) ([]byte, error) {
 			return nil, errNoCall
 		}
 		hc.Renew() // each message is new work
-		return f(c, value.NewReader(args))
+		return f(c, wit.NewReader(args))
 	}
 }
 
 // metadataFunc is set-header or set-trailer. Metadata that cannot be is the guest's fault, and there is no result to say so.
 func metadataFunc(name string, to func(*grpcCall) http.Header) engine.HostFunc {
 	return engine.HostFunc{
-		Interface: protowit.ResponseInterface, Name: name, Params: []*value.Type{protowit.EntryType},
+		Interface: protowit.ResponseInterface, Name: name, Params: []*wit.Type{protowit.EntryType},
 		Call: func(hc *engine.HostCall, args []byte) ([]byte, error) {
 			c, ok := hc.Host().(*grpcCall)
 			if !ok || c.call == nil {
 				return nil, errNoCall
 			}
-			r := value.NewReader(args)
+			r := wit.NewReader(args)
 			entry := protowit.ReadEntry(r)
 			if r.Err() != nil {
 				return nil, r.Err()
@@ -127,18 +127,18 @@ func metadataFunc(name string, to func(*grpcCall) http.Header) engine.HostFunc {
 
 // next is func() -> result<option<message>, status> of a reader. It blocks until the client's next message.
 func next(m *protowit.Message) hostFunc {
-	return func(c *grpcCall, args *value.Reader) ([]byte, error) {
+	return func(c *grpcCall, args *wit.Reader) ([]byte, error) {
 		if args.U32() != readerRep {
 			return nil, errNoCall
 		}
 		message, err := c.call.Receive()
 		if err == io.EOF {
-			return value.AppendOption(value.AppendCase(c.reply[:0], resultOK), false), nil
+			return wit.AppendOption(wit.AppendCase(c.reply[:0], resultOK), false), nil
 		}
 		if err != nil {
 			return c.fail(err), nil
 		}
-		reply, err := m.Decode(value.AppendOption(value.AppendCase(c.reply[:0], resultOK), true), message)
+		reply, err := m.Decode(wit.AppendOption(wit.AppendCase(c.reply[:0], resultOK), true), message)
 		if err != nil {
 			c.status = badMessage(err)
 			return c.fail(c.status), nil
@@ -150,7 +150,7 @@ func next(m *protowit.Message) hostFunc {
 
 // send is func(message) -> result<_, status> of a writer. It blocks until there is room towards the client.
 func send(m *protowit.Message) hostFunc {
-	return func(c *grpcCall, args *value.Reader) ([]byte, error) {
+	return func(c *grpcCall, args *wit.Reader) ([]byte, error) {
 		if args.U32() != writerRep {
 			return nil, errNoCall
 		}
@@ -162,7 +162,7 @@ func send(m *protowit.Message) hostFunc {
 		if err := c.call.Send(out); err != nil {
 			return c.fail(err), nil
 		}
-		return value.AppendCase(c.reply[:0], resultOK), nil
+		return wit.AppendCase(c.reply[:0], resultOK), nil
 	}
 }
 
@@ -175,6 +175,6 @@ func (c *grpcCall) fail(err error) []byte {
 	if st.Code != codes.Canceled && c.status == nil {
 		c.status = st
 	}
-	c.reply = protowit.AppendStatus(value.AppendCase(c.reply[:0], resultErr), &protowit.Status{Code: uint32(st.Code), Message: st.Message, Details: st.Details})
+	c.reply = protowit.AppendStatus(wit.AppendCase(c.reply[:0], resultErr), &protowit.Status{Code: uint32(st.Code), Message: st.Message, Details: st.Details})
 	return c.reply
 }

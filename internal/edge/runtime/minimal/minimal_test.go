@@ -16,10 +16,10 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/tripod-run/tripod/internal/edge/edgetest"
 	"github.com/tripod-run/tripod/internal/edge/runtime"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/process"
+	"github.com/tripod-run/tripod/test/edgetest"
 )
 
 func TestMain(m *testing.M) {

@@ -12,7 +12,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/node"
-	"github.com/tripod-run/tripod/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
 // TestAdopt: a module that runs goes on, with its log and its channels, and is not started twice.

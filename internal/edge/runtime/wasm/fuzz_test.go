@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/tripod-run/tripod/internal/edge/wire"
-	"github.com/tripod-run/tripod/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
 // FuzzPlan: no data make the runtime panic, ask for what is outside its roots, or fail without a class.

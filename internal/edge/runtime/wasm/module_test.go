@@ -16,7 +16,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/node"
-	"github.com/tripod-run/tripod/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
 const uuid = "33333333-0000-4000-8000-000000000001"

@@ -23,8 +23,8 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/node"
 	"github.com/tripod-run/tripod/internal/node/store"
-	"github.com/tripod-run/tripod/sandbox"
-	"github.com/tripod-run/tripod/sandbox/fake"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/fake"
 )
 
 // patience is for what other goroutines do on a busy machine.

@@ -20,10 +20,10 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/node"
 	"github.com/tripod-run/tripod/internal/node/store"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/fake"
+	backend "github.com/tripod-run/tripod/internal/sandbox/wasm"
 	"github.com/tripod-run/tripod/internal/wasm/artifact"
-	"github.com/tripod-run/tripod/sandbox"
-	"github.com/tripod-run/tripod/sandbox/fake"
-	backend "github.com/tripod-run/tripod/sandbox/wasm"
 )
 
 // testGuests are binaries that do what their first argument says; their sources are beside them.

@@ -1,0 +1,210 @@
+package engine
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/component/wit"
+)
+
+// The tests of this file are row W9: what the engine's advisories say of versions that we may have (docs/wasm-advisories.md
+// lists them) reaches nobody but the guest's own call, or a process that is its pod's alone.
+
+// onComponentPath is set in the copy of the test that calls a guest that way.
+const onComponentPath = "TRIPOD_TEST_COMPONENT_PATH"
+
+// TestFaultW9UndefinedFlags: bits beside those of a flags type. On the core path, the only one for guests that share a
+// worker, they mean nothing. On the component path the engine of this version ends its process (CVE-2026-34943), which is
+// why worker.Load says that such a guest must be apart; a test that fails here for want of that is good news.
+func TestFaultW9UndefinedFlags(t *testing.T) {
+	sig := signature{params: []*wit.Type{tU32}, result: tColours}
+	m := coreMod{funcs: []coreFn{{name: "f", params: 1, results: 1, body: []byte{0x20, 0}}}}
+	c := guest(t, testEngine(t), wrapped(m, map[string]signature{"f": sig}, "", signature{}), Host{})
+	f, err := c.Func(Signature{Name: "f", Params: sig.params, Result: sig.result})
+	if err != nil {
+		t.Fatal(err)
+	}
+	call := func(p Path, bits uint32) ([]byte, error) {
+		return instance(t, c, InstanceOptions{Path: p}).Call(t.Context(), f, u32s(bits), nil)
+	}
+	if os.Getenv(onComponentPath) != "" {
+		_, err := call(PathComponent, 0xff)
+		t.Fatalf("the call came back: %v", err)
+	}
+	if out, err := call(PathCore, 0xff); err != nil || !bytes.Equal(out, u32s(7)) {
+		t.Errorf("%x, %v", out, err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	child := exec.CommandContext(t.Context(), self, "-test.run=^TestFaultW9UndefinedFlags$")
+	child.Env = append(os.Environ(), onComponentPath+"=1")
+	out, err := child.CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "SIGABRT") {
+		t.Errorf("the engine has this no more; see docs/wasm-advisories.md: %v\n%s", err, out)
+	}
+}
+
+// TestFaultW9Proposals: what advisories say of shared memories, 64-bit memories and tables, garbage collection, exceptions and
+// asynchronous components needs these, and no guest may have them.
+func TestFaultW9Proposals(t *testing.T) {
+	module := func(section byte, entry ...byte) []byte {
+		var b bin = bin(moduleHeader)
+		b.section(1, 1, []byte{0x60, 0, 0})
+		if section == 1 {
+			b = bin(moduleHeader)
+		}
+		b.section(section, 1, entry)
+		return b
+	}
+	component := func(section byte, entry ...byte) []byte {
+		var b bin = bin(componentHeader)
+		b.section(section, 1, entry)
+		return b
+	}
+	for name, wasm := range map[string][]byte{
+		"shared memory":        module(5, 3, 1, 1),
+		"64-bit memory":        module(5, 4, 1),
+		"64-bit table":         module(4, 0x70, 4, 1),
+		"a struct":             module(1, 0x5f, 0),
+		"a tag of exceptions":  module(13, 0, 0),
+		"a set to wait for":    component(8, 0x1f),
+		"an asynchronous task": component(8, 0x05),
+	} {
+		var err error
+		if wasm[4] == moduleHeader[4] && bytes.HasPrefix(wasm, []byte(moduleHeader)) {
+			// It is asked as a component's module is: as a command it would be refused for having no _start.
+			err = testEngine(t).compileModule(t.Context(), wasm, &image{})
+		} else {
+			_, err = testEngine(t).Compile(t.Context(), wasm, CompileOptions{})
+		}
+		if !errdefs.IsInvalidArgument(err) {
+			t.Errorf("%s: %v", name, err)
+		} else {
+			t.Logf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestFaultW9Files: CVE-2026-47261 (a read-only directory is truncated), CVE-2026-58494 (links and renames out of one),
+// GHSA-vqjp-4c8c-hfgg (slashes at the end lead out), GHSA-3p27-qvp9-27qf (descriptors that are renumbered over others leak)
+// and GHSA-j2g9-4prp-pf6h (moments that no clock can tell).
+func TestFaultW9Files(t *testing.T) {
+	ro, rw, outside := t.TempDir(), t.TempDir(), t.TempDir()
+	write := func(dir, name string) {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("as it was"), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(ro, "f")
+	write(rw, "x")
+	write(outside, "secret")
+	for name, to := range map[string]string{"out": outside + "/", "up": "../" + filepath.Base(outside) + "/"} {
+		if err := os.Symlink(to, filepath.Join(rw, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out := &untilMoments{told: make(chan struct{})}
+	told, a := out.told, NewAccount(0)
+	i := instance(t, command(t), InstanceOptions{
+		Args: []string{"prog", "attack", "600"}, Stdout: out, Account: a,
+		Preopens: []Preopen{{Path: ro, Guest: "/ro", ReadOnly: true}, {Path: rw, Guest: "/data"}},
+	})
+	done := make(chan error, 1)
+	go func() {
+		_, err := i.Run(t.Context())
+		done <- err
+	}()
+	select {
+	case <-told:
+	case err := <-done:
+		t.Fatalf("%v: %s", err, out.String())
+	case <-time.After(30 * time.Second):
+		t.Fatal("it goes on")
+	}
+	if held := a.Held(HeldFiles); held != 4 { // two directories, and two files at the end
+		t.Errorf("%d files are held", held)
+	}
+	open := 0
+	entries, _ := os.ReadDir("/proc/self/fd")
+	for _, e := range entries {
+		if to, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && strings.HasPrefix(to, rw+"/") {
+			open++
+		}
+	}
+	if open != 2 {
+		t.Errorf("%d files are open after 1000 that were renumbered", open)
+	}
+	i.Kill()
+	if err := <-done; !errors.Is(err, ErrKilled) {
+		t.Error(err)
+	}
+	for line := range strings.Lines(out.String()) {
+		what, result, _ := strings.Cut(strings.TrimSpace(line), ": ")
+		if (result == "ok") != (what == "renumber" || what == "moments") {
+			t.Errorf("%s: %s", what, result)
+		}
+	}
+	for _, path := range []string{filepath.Join(ro, "f"), filepath.Join(outside, "secret")} {
+		if text, err := os.ReadFile(path); err != nil || string(text) != "as it was" {
+			t.Errorf("%s: %q, %v", path, text, err)
+		}
+	}
+	for dir, most := range map[string]int{ro: 1, outside: 1} {
+		if list, err := os.ReadDir(dir); err != nil || len(list) != most {
+			t.Errorf("%s: %v, %v", dir, list, err)
+		}
+	}
+	if err := unix.Access(filepath.Join(rw, "stolen"), unix.F_OK); err == nil {
+		t.Error("a file was moved in from outside")
+	}
+}
+
+// untilMoments tells when the guest has said its last word.
+type untilMoments struct {
+	bytes.Buffer
+	told chan struct{} // nil: closed
+}
+
+func (u *untilMoments) Write(p []byte) (int, error) {
+	n, err := u.Buffer.Write(p)
+	if bytes.Contains(u.Bytes(), []byte("moments: ")) && u.told != nil {
+		close(u.told)
+		u.told = nil
+	}
+	return n, err
+}
+
+// TestFaultW9Loads: instructions that the engine compiles to loads of more bytes than they need (CVE-2026-24116 and
+// CVE-2026-34944), at the very end of the memory: there is a guard page, so that at most they trap.
+func TestFaultW9Loads(t *testing.T) {
+	sig := signature{params: []*wit.Type{tU32}, result: tU32}
+	const last = 2*wasmPage - 8
+	load := func(b *bin) *bin { return b.i32(last).u8(0x2b, 3, 0) } // f64.load
+	var copysign, splat bin
+	load(load(&copysign)).u8(0xa6, 0xbd, 0xa7)             // f64.copysign, reinterpreted, its lower half
+	load(&splat).u8(0xfd, 0x14, 0xfd, 0x21, 1, 0xbd, 0xa7) // f64x2.splat, lane 1
+	m := coreMod{funcs: []coreFn{{name: "copysign", params: 1, results: 1, body: copysign}, {name: "splat", params: 1, results: 1, body: splat}}}
+	c := guest(t, testEngine(t), wrapped(m, map[string]signature{"copysign": sig, "splat": sig}, "", signature{}), Host{})
+	for _, name := range []string{"copysign", "splat"} {
+		f, err := c.Func(Signature{Name: name, Params: sig.params, Result: sig.result})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var trap *Trap
+		out, err := instance(t, c, InstanceOptions{}).Call(t.Context(), f, u32s(0), nil)
+		if err != nil && !errors.As(err, &trap) || err == nil && !bytes.Equal(out, u32s(0)) {
+			t.Errorf("%s: %x, %v", name, out, err)
+		}
+	}
+}

@@ -1,0 +1,227 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/component/wit"
+)
+
+// TestMixed has parameters that are passed as core values, in slots that the cases of a variant share.
+func TestMixed(t *testing.T) {
+	text := wit.AppendString(wit.AppendCase(nil, 2), "größer 🐙")
+	many := wit.AppendU64(wit.AppendU64(wit.AppendLen(wit.AppendCase(nil, 3), 2), 1<<63), 7)
+	dot := func(x int16, y float64) []byte {
+		b := wit.AppendF64(wit.AppendU16(wit.AppendCase(nil, 1), uint16(x)), y)
+		return wit.AppendU32(wit.AppendOption(b, true), 0x1f419)
+	}
+	for _, c := range []struct {
+		name    string
+		in, out []byte
+	}{
+		{"nothing", wit.AppendCase(nil, 0), wit.AppendCase(nil, 0)},
+		{"dot", dot(-300, 2.5), dot(-200, 3)},
+		{"text", text, text},
+		{"many", many, many},
+		{"small", wit.AppendF32(wit.AppendCase(nil, 4), 1.25), wit.AppendF32(wit.AppendCase(nil, 4), 6.25)},
+		{"tiny", append(wit.AppendCase(nil, 5), 0x80), append(wit.AppendCase(nil, 5), 0x81)},
+	} {
+		onBothPaths(t, func(t *testing.T, p Path) {
+			i := instance(t, theGuest(t), InstanceOptions{Path: p})
+			args := append([]byte{100}, c.in...)
+			args = wit.AppendF32(append(wit.AppendU32(args, 0b101), 1), 0.5)
+			for range 3 {
+				out, err := i.Call(t.Context(), bound(t, "mixed"), args, []byte("kept"))
+				if err != nil || !bytes.Equal(out, append([]byte("kept"), c.out...)) {
+					t.Fatalf("%s: %x, %v; want %x", c.name, out, err, c.out)
+				}
+			}
+		})
+	}
+}
+
+func TestBytesAndRoom(t *testing.T) {
+	onBothPaths(t, func(t *testing.T, p Path) {
+		i := instance(t, theGuest(t), InstanceOptions{Path: p})
+		for _, n := range []int{0, 1, 100, 1 << 20} {
+			want := wit.AppendBytes(nil, bytes.Repeat([]byte{7}, n))
+			for _, room := range []int{0, 10, 2 << 20} {
+				out, err := i.Call(t.Context(), bound(t, "fill"), u32s(uint32(n)), make([]byte, 0, room))
+				if err != nil || !bytes.Equal(out, want) {
+					t.Fatalf("%d bytes, room for %d: %d bytes, %v", n, room, len(out), err)
+				}
+			}
+			out, err := i.Call(t.Context(), bound(t, "sum"), want, nil)
+			if sum := wit.NewReader(out).U32(); err != nil || n > 0 && sum != uint32(n+14) {
+				t.Fatalf("sum of %d bytes: %d, %v", n, sum, err)
+			}
+		}
+	})
+}
+
+func TestResources(t *testing.T) {
+	onBothPaths(t, func(t *testing.T, p Path) {
+		h := &things{}
+		i := instance(t, theGuest(t), InstanceOptions{Path: p, Host: h})
+		call := func(name string, args ...uint32) uint32 {
+			t.Helper()
+			out, err := i.Call(t.Context(), bound(t, name), u32s(args...), nil)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			return wit.NewReader(out).U32()
+		}
+		for range 3 {
+			a := h.put(40)
+			if n := call("take", a); n != 40 || h.get(a) != 0 {
+				t.Errorf("take: %d, and the host still has %d", n, h.get(a))
+			}
+			b := h.put(41)
+			if n := call("lend", b); n != 41 || h.get(b) != 41 {
+				t.Errorf("lend: %d, and the host has %d", n, h.get(b))
+			}
+			c := call("give", 50)
+			if h.get(c) != 51 || !slices.Contains(h.dropped, c-1) {
+				t.Errorf("give: rep %d is %d; dropped %v", c, h.get(c), h.dropped)
+			}
+		}
+		if n := call("keep", h.put(77)); n != 77 || i.Alive() {
+			t.Errorf("a guest that keeps a borrowed handle: its result is %d; is it alive? %v", n, i.Alive())
+		}
+	})
+}
+
+func TestHostCallErrors(t *testing.T) {
+	onBothPaths(t, func(t *testing.T, p Path) {
+		for _, text := range []string{"no", "panic"} {
+			i := instance(t, theGuest(t), InstanceOptions{Path: p})
+			_, err := i.Call(t.Context(), bound(t, "fail"), wit.AppendString(nil, text), nil)
+			var trap *Trap
+			if !errors.As(err, &trap) || trap.Kind != TrapHost || text == "no" && !errors.Is(err, errAsked) {
+				t.Errorf("%s: %v", text, err)
+			}
+			if _, err := i.Call(t.Context(), bound(t, "count"), nil, nil); !errors.Is(err, ErrDead) {
+				t.Errorf("a call after that: %v", err)
+			}
+		}
+	})
+}
+
+func TestArgumentsThatDoNotFit(t *testing.T) {
+	onBothPaths(t, func(t *testing.T, p Path) {
+		i := instance(t, theGuest(t), InstanceOptions{Path: p})
+		for _, c := range []struct {
+			name string
+			args []byte
+		}{
+			{"flip", nil}, {"flip", []byte{2}}, {"flip", []byte{1, 1}},
+			{"fail", wit.AppendString(nil, "\xff")}, {"fail", wit.AppendU32(nil, 1<<31)},
+			{"mixed", wit.AppendF32(append(wit.AppendU32(wit.AppendCase([]byte{0}, 6), 0), 0), 0)},
+			{"mixed", wit.AppendF32(append(wit.AppendU32(wit.AppendCase([]byte{0}, 0), 8), 0), 0)},
+		} {
+			if _, err := i.Call(t.Context(), bound(t, c.name), c.args, nil); !errdefs.IsInvalidArgument(err) {
+				t.Errorf("%s(%x): %v", c.name, c.args, err)
+			}
+		}
+		if _, err := i.Call(t.Context(), bound(t, "count"), nil, nil); err != nil {
+			t.Errorf("the instance did not survive: %v", err)
+		}
+	})
+}
+
+// TestGuestBreaksABI: whatever a guest gives, the host reads nothing outside of its memory.
+func TestGuestBreaksABI(t *testing.T) {
+	onBothPaths(t, func(t *testing.T, p Path) {
+		for kind := range uint32(8) {
+			i := instance(t, theGuest(t), InstanceOptions{Path: p, Host: &things{}})
+			out, err := i.Call(t.Context(), bound(t, "bad"), u32s(kind), nil)
+			var trap *Trap
+			if !errors.As(err, &trap) || p == PathCore && trap.Kind != TrapABI {
+				t.Errorf("kind %d: %x, %v", kind, out, err)
+			}
+		}
+	})
+}
+
+// TestTraps is row W2: the call ends with its cause, the code lives.
+func TestTraps(t *testing.T) {
+	kinds := []TrapKind{TrapUnreachable, TrapOutOfBounds, "integer divide by zero", "undefined element: out of bounds table access"}
+	onBothPaths(t, func(t *testing.T, p Path) {
+		for kind, want := range kinds {
+			i := instance(t, theGuest(t), InstanceOptions{Path: p})
+			_, err := i.Call(t.Context(), bound(t, "trap"), u32s(uint32(kind)), nil)
+			var trap *Trap
+			if !errors.As(err, &trap) || trap.Kind != want || !strings.Contains(trap.Message, "backtrace") {
+				t.Errorf("kind %d: %v, %+v", kind, err, trap)
+			}
+		}
+		i := instance(t, theGuest(t), InstanceOptions{Path: p})
+		if _, err := i.Call(t.Context(), bound(t, "count"), nil, nil); err != nil {
+			t.Errorf("another instance: %v", err)
+		}
+	})
+}
+
+func TestExitInACall(t *testing.T) {
+	onBothPaths(t, func(t *testing.T, p Path) {
+		i := instance(t, theGuest(t), InstanceOptions{Path: p})
+		_, err := i.Call(t.Context(), bound(t, "leave"), u32s(7), nil)
+		var exit *Exit
+		// The component interface knows only good and bad.
+		if !errors.As(err, &exit) || exit.Code != 7 && p == PathCore || exit.Code == 0 || i.Alive() {
+			t.Errorf("%v, alive %v", err, i.Alive())
+		}
+	})
+}
+
+func TestWorld(t *testing.T) {
+	onBothPaths(t, func(t *testing.T, p Path) {
+		var out, errs bytes.Buffer
+		i := instance(t, theGuest(t), InstanceOptions{Path: p, Stdout: &out, Stderr: &errs, Env: []string{"A=1", "NAME=x=y", "EMPTY"}})
+		if _, err := i.Call(t.Context(), bound(t, "print"), wit.AppendString(nil, "hello\n"), nil); err != nil {
+			t.Fatal(err)
+		}
+		if out.String() != "hello\n" || errs.String() != "6 bytes\n" {
+			t.Errorf("stdout %q, stderr %q", out.String(), errs.String())
+		}
+		for name, want := range map[string][]byte{
+			"NAME": wit.AppendString(wit.AppendOption(nil, true), "x=y"), "EMPTY": wit.AppendString(wit.AppendOption(nil, true), ""),
+			"NONE": wit.AppendOption(nil, false),
+		} {
+			got, err := i.Call(t.Context(), bound(t, "env"), wit.AppendString(nil, name), nil)
+			if err != nil || !bytes.Equal(got, want) {
+				t.Errorf("%s: %q, %v", name, got, err)
+			}
+		}
+	})
+}
+
+func TestKillAndCancel(t *testing.T) {
+	onBothPaths(t, func(t *testing.T, p Path) {
+		cause := errors.New("the client went away")
+		for _, name := range []string{"spin", "nap", "wait"} {
+			args := map[string][]byte{"spin": u32s(0), "nap": u32s(600000), "wait": u32s(600000, 1)}[name]
+			ctx, cancel := context.WithCancelCause(t.Context())
+			i := instance(t, theGuest(t), InstanceOptions{Path: p})
+			time.AfterFunc(30*time.Millisecond, func() { cancel(cause) })
+			start := time.Now()
+			_, err := i.Call(ctx, bound(t, name), args, nil)
+			if took := time.Since(start); !errors.Is(err, cause) || took > time.Second || i.Alive() {
+				t.Errorf("%s, cancelled: %v after %v", name, err, took)
+			}
+			i = instance(t, theGuest(t), InstanceOptions{Path: p})
+			time.AfterFunc(30*time.Millisecond, i.Kill)
+			_, err = i.Call(t.Context(), bound(t, name), args, nil)
+			if !errors.Is(err, ErrKilled) && (name != "wait" || !errors.Is(err, context.Canceled)) {
+				t.Errorf("%s, killed: %v", name, err)
+			}
+		}
+	})
+}

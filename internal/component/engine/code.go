@@ -1,0 +1,328 @@
+package engine
+
+// #include "tw.h"
+// #include <stdlib.h>
+import "C"
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"unsafe"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/component/wit"
+)
+
+// Code is a loaded guest; any number of instances are made of it. It is safe for concurrent use.
+type Code struct {
+	engine *Engine
+	img    *image
+	host   *hostTable
+	path   Path
+
+	mu     sync.Mutex
+	links  [4]*link // by path and engine
+	users  int      // instances
+	closed bool
+	frees  []func() // in the order of making
+}
+
+// link is the guest in one of the engines, bound to its imports, for one of the paths.
+type link struct {
+	slot   int
+	c      C.tw_code
+	module *C.wasmtime_module_t
+	sigs   map[string]string // core path: exported functions and their types ("ii>i")
+}
+
+// Load makes guests from a code image. The image must come from Compile of an engine with the same Fingerprint, over a
+// way that is trusted: it holds machine code. One that is damaged or of another fingerprint is
+// errdefs.ErrFailedPrecondition (compile again). An import that neither WASI nor host provides, or with another type, is
+// errdefs.ErrInvalidArgument and named. The image's bytes are not needed after Load.
+func (e *Engine) Load(image []byte, host Host) (*Code, error) {
+	img, err := decodeImage(image)
+	if err != nil {
+		return nil, err
+	}
+	return e.load(img, host)
+}
+
+func (e *Engine) load(img *image, host Host) (*Code, error) {
+	c := &Code{engine: e, img: img, path: PathCore}
+	if len(img.module) == 0 {
+		c.path = PathComponent
+	}
+	var err error
+	if c.host, err = newHostTable(c, host); err != nil {
+		c.Close()
+		return nil, err
+	}
+	if _, err := c.linked(c.path, e.pooled != nil); err != nil {
+		c.Close()
+		return nil, err
+	}
+	// What is linked is a copy, so that the caller may reuse the image's bytes. Only a second path still needs them.
+	if img.module = nil; c.path == PathComponent {
+		img.component = nil
+	}
+	img.component = bytes.Clone(img.component)
+	return c, nil
+}
+
+// World is what the guest is made for.
+func (c *Code) World() World { return c.img.World }
+
+// Component tells whether the guest is a component, on whatever path; else it is a core module.
+func (c *Code) Component() bool { return c.img.Component }
+
+// Exports are the functions that the guest exports, with their types (core modules: names only).
+func (c *Code) Exports() []Item { return slices.Clone(c.img.Exports) }
+
+// Imports are the functions that the guest imports.
+func (c *Code) Imports() []Item { return slices.Clone(c.img.Imports) }
+
+// Path is the way that calls take by default: PathCore or PathComponent.
+func (c *Code) Path() Path { return c.path }
+
+// WhyComponent tells what keeps the guest from the core path; "" if nothing does.
+func (c *Code) WhyComponent() string { return c.img.CoreOdd }
+
+// Close releases the code once its last instance is closed.
+func (c *Code) Close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.closed {
+		c.closed = true
+		c.release()
+	}
+}
+
+// release frees everything when nobody needs it any more. c.mu is held, but when the code is still being made.
+func (c *Code) release() {
+	if !c.closed || c.users > 0 {
+		return
+	}
+	for _, free := range slices.Backward(c.frees) {
+		free()
+	}
+	c.frees = nil
+}
+
+// use counts an instance; it fails on closed code.
+func (c *Code) use(n int) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed && n > 0 {
+		return fmt.Errorf("code is closed: %w", errdefs.ErrFailedPrecondition)
+	}
+	c.users += n
+	c.release()
+	return nil
+}
+
+func slotOf(path Path, pooled bool) int {
+	slot := 2 * int(path-PathComponent)
+	if pooled {
+		slot++
+	}
+	return slot
+}
+
+// linked gives the guest for a path in one of the engines, and makes it the first time.
+func (c *Code) linked(path Path, pooled bool) (*link, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	slot := slotOf(path, pooled)
+	if l := c.links[slot]; l != nil {
+		return l, nil
+	}
+	engine := c.engine.plain
+	if pooled {
+		engine = c.engine.pooled
+	}
+	l := &link{slot: slot}
+	l.c.engine = engine
+	var err error
+	if path == PathCore {
+		err = c.linkCore(l)
+	} else {
+		err = c.linkComponent(l)
+	}
+	if err != nil {
+		return nil, err
+	}
+	c.links[slot] = l
+	return l, nil
+}
+
+func (c *Code) linkCore(l *link) error {
+	code, err := c.moduleBytes()
+	if err != nil {
+		return err
+	}
+	if err := failure(C.wasmtime_module_deserialize(l.c.engine, bytePtr(code), C.size_t(len(code)), &l.module)); err != nil {
+		return unloadable(err)
+	}
+	c.frees = append(c.frees, func() { C.wasmtime_module_delete(l.module) })
+	if l.sigs, err = exportedFuncs(l.module); err != nil {
+		return err
+	}
+	l.c.wasi = C.bool(c.img.CoreWASI)
+	return c.preInstance(l)
+}
+
+// preInstance binds the module to WASI and to what the host offers.
+func (c *Code) preInstance(l *link) error {
+	linker := C.wasmtime_linker_new(l.c.engine)
+	defer C.wasmtime_linker_delete(linker)
+	if c.img.CoreWASI {
+		if text := taken(C.tw_define_preview1(linker)); text != "" {
+			return fmt.Errorf("linking WASI: %s", text)
+		}
+	}
+	if err := c.host.defineCore(linker); err != nil {
+		return err
+	}
+	var pre *C.wasmtime_instance_pre_t
+	if err := failure(C.wasmtime_linker_instantiate_pre(linker, l.module, &pre)); err != nil {
+		return invalid("%v", err)
+	}
+	c.frees = append(c.frees, func() { C.wasmtime_instance_pre_delete(pre) })
+	l.c.pre = pre
+	return nil
+}
+
+// moduleBytes are those of the image while it is being loaded, and later those of the engine that has them.
+func (c *Code) moduleBytes() ([]byte, error) {
+	if len(c.img.module) > 0 {
+		return c.img.module, nil
+	}
+	for _, l := range c.links {
+		if l != nil && l.module != nil {
+			var v C.wasm_byte_vec_t
+			err := failure(C.wasmtime_module_serialize(l.module, &v))
+			if err != nil {
+				return nil, err
+			}
+			return takeBytes(&v), nil
+		}
+	}
+	return nil, fmt.Errorf("the guest has no core path (%s): %w", c.img.CoreOdd, errdefs.ErrFailedPrecondition)
+}
+
+func (c *Code) componentBytes() ([]byte, error) {
+	if len(c.img.component) > 0 {
+		return c.img.component, nil
+	}
+	for _, l := range c.links {
+		if l != nil && l.c.component != nil {
+			var v C.wasm_byte_vec_t
+			err := failure(C.wasmtime_component_serialize(l.c.component, &v))
+			if err != nil {
+				return nil, err
+			}
+			return takeBytes(&v), nil
+		}
+	}
+	return nil, fmt.Errorf("the guest was compiled for the core path only: %w", errdefs.ErrFailedPrecondition)
+}
+
+func unloadable(err error) error {
+	return fmt.Errorf("code image: %w; compile the guest again: %w", err, errdefs.ErrFailedPrecondition)
+}
+
+func (c *Code) linkComponent(l *link) error {
+	code, err := c.componentBytes()
+	if err != nil {
+		return err
+	}
+	var comp *C.wasmtime_component_t
+	if err := failure(C.wasmtime_component_deserialize(l.c.engine, bytePtr(code), C.size_t(len(code)), &comp)); err != nil {
+		return unloadable(err)
+	}
+	c.frees = append(c.frees, func() { C.wasmtime_component_delete(comp) })
+	linker := C.wasmtime_component_linker_new(l.c.engine)
+	c.frees = append(c.frees, func() { C.wasmtime_component_linker_delete(linker) })
+	C.wasmtime_component_linker_allow_shadowing(linker, true)
+	for _, i := range c.img.Imports {
+		if wasiOwn(i.Interface) && !c.host.provides(i.Interface) {
+			l.c.wasi = true
+		}
+	}
+	if l.c.wasi {
+		if err := failure(C.wasmtime_component_linker_add_wasip2(linker)); err != nil {
+			return fmt.Errorf("linking WASI: %w", err)
+		}
+	}
+	l.c.linker, l.c.component = linker, comp
+	return c.host.defineComponent(linker)
+}
+
+// exportedFuncs are the functions of a module with their types. The core path calls them without further checks, so
+// this is the engine's word, not that of our own reading.
+func exportedFuncs(m *C.wasmtime_module_t) (map[string]string, error) {
+	var v C.wasm_exporttype_vec_t
+	C.wasmtime_module_exports(m, &v)
+	defer C.wasm_exporttype_vec_delete(&v)
+	sigs := make(map[string]string)
+	for _, x := range unsafe.Slice(v.data, int(v.size)) {
+		t := C.wasm_exporttype_type(x)
+		if C.wasm_externtype_kind(t) != C.TW_EXTERN_FUNC {
+			continue
+		}
+		name := C.wasm_exporttype_name(x)
+		f := C.wasm_externtype_as_functype_const(t)
+		sigs[nameOf(name.data, name.size)] = kinds(C.wasm_functype_params(f)) + ">" + kinds(C.wasm_functype_results(f))
+	}
+	for name, want := range map[string]string{"cabi_realloc": "iiii>i", "_initialize": ">", "_start": ">"} {
+		if got, ok := sigs[name]; ok && got != want {
+			return nil, invalid("the core module's %s has type %s, not %s", name, got, want)
+		}
+	}
+	return sigs, nil
+}
+
+func kinds(v *C.wasm_valtype_vec_t) string {
+	var s strings.Builder
+	for _, t := range unsafe.Slice(v.data, int(v.size)) {
+		letter := byte('?')
+		if k := C.wasm_valtype_kind(t); k <= C.TW_WASM_F64 {
+			letter = coreLetters[k]
+		}
+		s.WriteByte(letter)
+	}
+	return s.String()
+}
+
+const coreLetters = "ilfd" // as wit.CoreType and wasmtime count them
+
+// coreType is the type of the core function behind an exported function of the component model.
+func coreType(params []*wit.Type, result *wit.Type) string {
+	var p strings.Builder
+	n := 0
+	for _, t := range params {
+		flat, ok := t.Flatten()
+		if n += len(flat); !ok || n > wit.MaxFlat {
+			n = wit.MaxFlat + 1
+			break
+		}
+		for _, k := range flat {
+			p.WriteByte(coreLetters[k])
+		}
+	}
+	in, out := p.String(), ""
+	if n > wit.MaxFlat {
+		in = "i"
+	}
+	if result != nil {
+		out = "i"
+		if flat, ok := result.Flatten(); ok && len(flat) == 1 {
+			out = coreLetters[flat[0] : flat[0]+1]
+		}
+	}
+	return in + ">" + out
+}

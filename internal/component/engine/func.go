@@ -1,0 +1,238 @@
+package engine
+
+// #include "tw.h"
+// #include <stdlib.h>
+import "C"
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strings"
+	"sync"
+	"unsafe"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/component/wit"
+)
+
+// Func is a function bound to the types that its caller uses. It belongs to a Code and serves all its instances.
+type Func struct {
+	code *Code
+	item Item
+	prog *C.tw_prog
+	name *C.char
+
+	mu    sync.Mutex
+	bound [4]*C.tw_func // by the slot of the link
+}
+
+// String is the function's full name.
+func (f *Func) String() string { return f.item.String() }
+
+// Func binds an exported function. One that does not exist is errdefs.ErrNotFound; one of another type is
+// errdefs.ErrInvalidArgument, naming the function, the place in the type and both types.
+func (c *Code) Func(sig Signature) (*Func, error) {
+	item, err := c.export(sig)
+	if err != nil {
+		return nil, err
+	}
+	seen := make(map[*wit.Type]*wit.Type)
+	params := make([]*wit.Type, len(sig.Params))
+	for i, p := range sig.Params {
+		params[i] = normalised(p, seen)
+	}
+	result := normalised(sig.Result, seen)
+	if err := sameTypes(item, params, result); err != nil {
+		return nil, fmt.Errorf("exported function %w", err)
+	}
+	if c.path == PathCore {
+		if err := c.coreFunc(item, params, result); err != nil {
+			return nil, err
+		}
+	}
+	prog, err := c.host.program(item, params, result)
+	if err != nil {
+		return nil, err
+	}
+	f := &Func{code: c, item: item, prog: prog, name: C.CString(item.String())}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.frees = append(c.frees, func() { C.tw_prog_free(prog) }, f.free)
+	return f, nil
+}
+
+func (c *Code) export(sig Signature) (Item, error) {
+	var there []string
+	for _, i := range c.img.Exports {
+		if track(i.Interface) == track(sig.Interface) {
+			if i.Name == sig.Name {
+				return i, nil
+			}
+			there = append(there, i.Name)
+		}
+	}
+	want := Item{Interface: sig.Interface, Name: sig.Name}
+	if len(there) > 0 {
+		return want, fmt.Errorf("the guest does not export %v; of that interface it has %s: %w",
+			want, strings.Join(there, ", "), errdefs.ErrNotFound)
+	}
+	return want, fmt.Errorf("the guest does not export %v; it exports %s: %w", want, c.interfaces(), errdefs.ErrNotFound)
+}
+
+func (c *Code) interfaces() string {
+	seen := make(map[string]bool)
+	var all []string
+	for _, i := range c.img.Exports {
+		if !seen[i.Interface] {
+			seen[i.Interface] = true
+			all = append(all, i.Interface)
+		}
+	}
+	return strings.Join(all, ", ")
+}
+
+// sameTypes compares the guest's function with the types of its user.
+func sameTypes(item Item, params []*wit.Type, result *wit.Type) error {
+	if len(item.Params) != len(params) {
+		return invalid("%v has %d parameters, not %d", item, len(item.Params), len(params))
+	}
+	for n, p := range item.Params {
+		if err := wit.Equal(p, params[n]); err != nil {
+			return invalid("%v: parameter %d: %v", item, n+1, err)
+		}
+	}
+	if err := wit.Equal(item.Result, result); err != nil {
+		return invalid("%v: result: %v", item, err)
+	}
+	return nil
+}
+
+// coreFunc checks that the core module's functions are what calls without checks take them for.
+func (c *Code) coreFunc(item Item, params []*wit.Type, result *wit.Type) error {
+	sigs, want := c.links[slotOf(PathCore, c.engine.pooled != nil)].sigs, coreType(params, result)
+	if got := sigs[item.String()]; got != want {
+		return invalid("%v: its core function has type %q, not %q", item, got, want)
+	}
+	_, out, _ := strings.Cut(want, ">")
+	if got, ok := sigs[postReturn(item)]; ok && got != out+">" {
+		return invalid("%v: its core function has type %q, not %q", postReturn(item), got, out+">")
+	}
+	return nil
+}
+
+func postReturn(item Item) string { return "cabi_post_" + item.String() }
+
+// in gives the function for one link.
+func (f *Func) in(l *link) (*C.tw_func, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if b := f.bound[l.slot]; b != nil {
+		return b, nil
+	}
+	b, err := zeroed[C.tw_func]()
+	if err != nil {
+		return nil, err
+	}
+	b.prog, b.name = f.prog, f.name
+	if l.module != nil {
+		if hasKey(l.sigs, postReturn(f.item)) {
+			b.post = C.CString(postReturn(f.item))
+		}
+	} else if b.index = exportIndex(l.c.component, f.item); b.index == nil {
+		C.free(unsafe.Pointer(b))
+		return nil, fmt.Errorf("the guest does not export %v: %w", f.item, errdefs.ErrNotFound)
+	}
+	f.bound[l.slot] = b
+	return b, nil
+}
+
+func (f *Func) free() {
+	for _, b := range f.bound {
+		if b == nil {
+			continue
+		}
+		C.free(unsafe.Pointer(b.post))
+		if b.index != nil {
+			C.wasmtime_component_export_index_delete((*C.wasmtime_component_export_index_t)(b.index))
+		}
+		C.free(unsafe.Pointer(b))
+	}
+	C.free(unsafe.Pointer(f.name))
+}
+
+func exportIndex(c *C.wasmtime_component_t, item Item) *C.wasmtime_component_export_index_t {
+	var iface *C.wasmtime_component_export_index_t
+	if item.Interface != "" {
+		name, free := cString(item.Interface)
+		defer free()
+		if iface = C.wasmtime_component_get_export_index(c, nil, name, C.size_t(len(item.Interface))); iface == nil {
+			return nil
+		}
+		defer C.wasmtime_component_export_index_delete(iface)
+	}
+	name, free := cString(item.Name)
+	defer free()
+	return C.wasmtime_component_get_export_index(c, iface, name, C.size_t(len(item.Name)))
+}
+
+// maxTypeDepth bounds the recursion of the C half, which goes by types.
+const maxTypeDepth = 64
+
+// program makes the type table of a function for the C half, with the numbers of its resources.
+func (h *hostTable) program(item Item, params []*wit.Type, result *wit.Type) (*C.tw_prog, error) {
+	for _, t := range append([]*wit.Type{result}, params...) {
+		if d := depth(t, make(map[*wit.Type]int)); d > maxTypeDepth {
+			return nil, invalid("%v: its types are nested more than %d deep", item, maxTypeDepth)
+		}
+	}
+	table := wit.Program(params, result)
+	resources, err := h.numbers(item, table)
+	if err != nil {
+		return nil, err
+	}
+	prog := C.tw_prog_new(bytePtr(table), C.size_t(len(table)), (*C.uint32_t)(unsafe.SliceData(resources)))
+	if prog == nil {
+		return nil, fmt.Errorf("%v: the table of its types: %w", item, ErrStarved)
+	}
+	return prog, nil
+}
+
+func depth(t *wit.Type, seen map[*wit.Type]int) int {
+	if t == nil {
+		return 0
+	}
+	if d, ok := seen[t]; ok {
+		return d
+	}
+	deepest := max(depth(t.Elem, seen), depth(t.Ok, seen), depth(t.Err, seen))
+	for _, f := range t.Fields {
+		deepest = max(deepest, depth(f.Type, seen))
+	}
+	for _, c := range t.Cases {
+		deepest = max(deepest, depth(c.Type, seen))
+	}
+	seen[t] = deepest + 1
+	return deepest + 1
+}
+
+// numbers gives, for each node of a type table, the host's number of the resource if it is one.
+func (h *hostTable) numbers(item Item, table []byte) ([]uint32, error) {
+	const headerWords, nodeWords, childWords = 8, 10, 3
+	word := func(n int) int { return int(binary.LittleEndian.Uint32(table[4*n:])) }
+	nodes, names := word(2), len(table)-word(5)
+	all := make([]uint32, nodes)
+	for n := range nodes {
+		at := headerWords + word(6) + n*nodeWords
+		if kind := wit.Kind(word(at)); kind != wit.Own && kind != wit.Borrow {
+			continue
+		}
+		name, _, _ := strings.Cut(string(table[names+word(at+1):]), "\x00")
+		number, ok := h.resources[name]
+		if !ok {
+			return nil, invalid("%v: resource %q is not the host's", item, name)
+		}
+		all[n] = uint32(number)
+	}
+	return all, nil
+}

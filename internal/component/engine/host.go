@@ -1,0 +1,191 @@
+package engine
+
+// #include "tw.h"
+// #include <stdlib.h>
+import "C"
+
+import (
+	"unsafe"
+
+	"github.com/tripod-run/tripod/internal/component/wit"
+)
+
+// hostTable is a Host as one guest imports it: checked against the guest's types, and known to the C half by numbers.
+type hostTable struct {
+	img       *image
+	funcs     []HostFunc
+	drops     []func(host any, rep uint32)
+	ifaces    map[string]bool   // by track
+	names     map[[2]string]int // interface by track, name → funcs
+	resources map[string]int    // "interface by track#name" → drops
+	cfuncs    []*C.tw_hostfn    // by number; nil: the guest does not import it
+	cdrops    []*C.tw_hostfn
+}
+
+func newHostTable(c *Code, host Host) (*hostTable, error) {
+	h := &hostTable{
+		img: c.img, funcs: host.Funcs, ifaces: make(map[string]bool), names: make(map[[2]string]int),
+		resources: make(map[string]int), cfuncs: make([]*C.tw_hostfn, len(host.Funcs)),
+	}
+	for n, f := range host.Funcs {
+		h.ifaces[track(f.Interface)] = true
+		h.names[[2]string{track(f.Interface), f.Name}] = n
+	}
+	for n, r := range host.Resources {
+		h.ifaces[track(r.Interface)] = true
+		h.resources[track(r.Interface)+"#"+r.Name] = n
+		h.drops = append(h.drops, r.Drop)
+		fn, err := c.hostfn(n)
+		if err != nil {
+			return nil, err
+		}
+		fn.drop = true
+		h.cdrops = append(h.cdrops, fn)
+	}
+	for _, item := range c.img.Imports {
+		if err := h.bind(c, item); err != nil {
+			return nil, err
+		}
+	}
+	for _, r := range c.img.Resources {
+		if _, ok := h.resources[r.Of]; !ok && (!wasiOwn(r.Interface) || h.provides(r.Interface)) {
+			return nil, invalid("import %s#%s: nobody provides the resource %s", r.Interface, r.Name, r.Of)
+		}
+	}
+	return h, nil
+}
+
+// hostfn makes what the C half keeps of a function or resource.
+func (c *Code) hostfn(n int) (*C.tw_hostfn, error) {
+	fn, err := zeroed[C.tw_hostfn]()
+	if err != nil {
+		return nil, err
+	}
+	fn.index = C.uint32_t(n)
+	c.frees = append(c.frees, func() { C.free(unsafe.Pointer(fn)) })
+	return fn, nil
+}
+
+func (h *hostTable) provides(iface string) bool { return h.ifaces[track(iface)] }
+
+// bind checks one import and prepares it.
+func (h *hostTable) bind(c *Code, item Item) error {
+	n, ok := h.names[[2]string{track(item.Interface), item.Name}]
+	if !ok {
+		if !c.img.Component || (wasiOwn(item.Interface) && !h.provides(item.Interface)) {
+			return nil // the engine's own, or refused by it when it links
+		}
+		return invalid("import %v: nobody provides it", item)
+	}
+	seen := make(map[*wit.Type]*wit.Type)
+	params := make([]*wit.Type, len(h.funcs[n].Params))
+	for i, p := range h.funcs[n].Params {
+		params[i] = normalised(p, seen)
+	}
+	result := normalised(h.funcs[n].Result, seen)
+	if err := sameTypes(item, params, result); err != nil {
+		return invalid("import %v", err)
+	}
+	prog, err := h.program(item, params, result)
+	if err != nil {
+		return err
+	}
+	c.frees = append(c.frees, func() { C.tw_prog_free(prog) })
+	if h.cfuncs[n], err = c.hostfn(n); err != nil {
+		return err
+	}
+	h.cfuncs[n].prog = prog
+	return nil
+}
+
+func (h *hostTable) defineCore(l *C.wasmtime_linker_t) error {
+	return h.each(func(iface, name string, fn *C.tw_hostfn) error {
+		if fn.drop {
+			name = "[resource-drop]" + name
+		}
+		ciface, freeIface := cString(coreName(iface))
+		defer freeIface()
+		cname, freeName := cString(name)
+		defer freeName()
+		if text := taken(C.tw_define_core(l, ciface, cname, fn)); text != "" {
+			return invalid("import %s#%s: %s", iface, name, text)
+		}
+		return nil
+	})
+}
+
+// coreName is the module that wit-component has a core module import a function from.
+func coreName(iface string) string {
+	if iface == "" {
+		return rootModule
+	}
+	return iface
+}
+
+// each calls f for what the guest imports of the host, by the guest's names.
+func (h *hostTable) each(f func(iface, name string, fn *C.tw_hostfn) error) error {
+	for _, item := range h.img.Imports {
+		if n, ok := h.names[[2]string{track(item.Interface), item.Name}]; ok {
+			if err := f(item.Interface, item.Name, h.cfuncs[n]); err != nil {
+				return err
+			}
+		}
+	}
+	for _, r := range h.img.Resources {
+		if n, ok := h.resources[r.Of]; ok && h.provides(r.Interface) {
+			if err := f(r.Interface, r.Name, h.cdrops[n]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (h *hostTable) defineComponent(l *C.wasmtime_component_linker_t) error {
+	root := C.wasmtime_component_linker_root(l)
+	defer C.wasmtime_component_linker_instance_delete(root)
+	byIface := make(map[string][]func(*C.wasmtime_component_linker_instance_t) error)
+	err := h.each(func(iface, name string, fn *C.tw_hostfn) error {
+		byIface[iface] = append(byIface[iface], func(li *C.wasmtime_component_linker_instance_t) error {
+			cname, free := cString(name)
+			defer free()
+			define := func() *C.char { return C.tw_define_comp(li, cname, fn) }
+			if fn.drop {
+				define = func() *C.char { return C.tw_define_resource(li, cname, fn) }
+			}
+			if text := taken(define()); text != "" {
+				return invalid("import %s#%s: %s", iface, name, text)
+			}
+			return nil
+		})
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for iface, defines := range byIface {
+		if err := defineInterface(root, iface, defines); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func defineInterface(root *C.wasmtime_component_linker_instance_t, iface string,
+	defines []func(*C.wasmtime_component_linker_instance_t) error) error {
+	li := root
+	if iface != "" {
+		name, free := cString(iface)
+		defer free()
+		if err := failure(C.wasmtime_component_linker_instance_add_instance(root, name, C.size_t(len(iface)), &li)); err != nil {
+			return invalid("import %s: %v", iface, err)
+		}
+		defer C.wasmtime_component_linker_instance_delete(li)
+	}
+	for _, define := range defines {
+		if err := define(li); err != nil {
+			return err
+		}
+	}
+	return nil
+}

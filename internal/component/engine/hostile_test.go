@@ -1,0 +1,159 @@
+package engine
+
+import (
+	"context"
+	"runtime/cgo"
+	"testing"
+	"time"
+
+	"github.com/tripod-run/tripod/internal/component/wit"
+)
+
+// sleeper is a component whose cabi_realloc sleeps for 300 ms in preview 1. What its component has for preview 1 does
+// nothing; the core path brings its own.
+func sleeper(sig signature, params int) []byte {
+	const poll = "poll_oneoff"
+	var nap bin
+	nap.i32(16).i32(1).u8(0x36, 2, 0)         // the monotonic clock,
+	nap.i32(24).i32(300000000).u8(0x36, 2, 0) // in 300 ms
+	nap.i32(0).i32(64).i32(1).i32(128).u8(0x10, 0, 0x1a).i32(1024)
+	main := coreMod{
+		imports: []coreFn{{module: preview1, name: poll, params: 4, results: 1}},
+		funcs:   []coreFn{{name: "f", params: params, results: 1, body: *new(bin).i32(7)}},
+		realloc: nap,
+	}
+	other := coreMod{funcs: []coreFn{{name: poll, params: 4, results: 1, body: *new(bin).i32(0)}}}
+	c := newComp()
+	for _, m := range []coreMod{main, other} {
+		c.out.u8(1)
+		c.out.sized(m.bytes())
+	}
+	c.coreInstance(new(bin).u8(0).u32(1).u32(0))
+	c.coreInstance(new(bin).u8(0).u32(0).u32(1).str(preview1).u8(0x12).u32(0))
+	memory, realloc, f := c.alias(1, "memory", 2), c.alias(1, "cabi_realloc", 0), c.alias(1, "f", 0)
+	t := c.funcType(sig.params, sig.result)
+	var canon, export bin
+	canon.u8(0, 0).u32(f).u32(3).u8(0, 3).u32(memory).u8(4).u32(realloc).u32(t)
+	c.out.section(8, 1, canon)
+	export.u8(0).str("f").u8(1).u32(c.funcs).u8(0)
+	c.out.section(11, 1, export)
+	return c.out
+}
+
+// TestArgumentsOfALeftGuest: a guest that was left while its arguments were being lowered wakes up when its caller has
+// used their room for something else, which nobody has checked.
+func TestArgumentsOfALeftGuest(t *testing.T) {
+	sig := signature{params: []*wit.Type{tStr, {Kind: wit.Option, Elem: tU32}}, result: tU32}
+	c := guest(t, testEngine(t), sleeper(sig, 4), Host{})
+	f, err := c.Func(Signature{Name: "f", Params: sig.params, Result: sig.result})
+	if err != nil {
+		t.Fatal(err)
+	}
+	account := NewAccount(0)
+	i := instance(t, c, InstanceOptions{
+		Path: PathCore, Account: account, Preopens: []Preopen{{Path: t.TempDir(), Guest: "/"}},
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	args := wit.AppendU32(wit.AppendOption(wit.AppendString(nil, "hello"), true), 1)
+	if _, err := i.Call(ctx, f, args, nil); err == nil || i.Alive() {
+		t.Fatalf("it was not left: %v", err)
+	}
+	for k := range args {
+		args[k] = 0x7f
+	}
+	i.Close()
+	for end := time.Now().Add(5 * time.Second); account.Instances() > 0; time.Sleep(time.Millisecond) { // it wakes up by itself
+		if time.Now().After(end) {
+			t.Fatal("the guest did not wake up")
+		}
+	}
+}
+
+// TestWriteAfterTheEnd: the engine's own WASI writes in the background, and may get to it when the instance is gone.
+func TestWriteAfterTheEnd(t *testing.T) {
+	i := instance(t, theGuest(t), InstanceOptions{})
+	h := i.handle
+	i.Close()
+	if n := write(h, 1, []byte("too late")); n != 8 {
+		t.Errorf("wrote %d", n)
+	}
+	if n := write(cgo.Handle(1<<40), 2, nil); n != 0 {
+		t.Errorf("wrote %d", n)
+	}
+}
+
+// TestPanicsOfTheHost: those of a writer, or in a drop, end no process either.
+func TestPanicsOfTheHost(t *testing.T) {
+	i := instance(t, theGuest(t), InstanceOptions{Stdout: panics{}})
+	if n := write(i.handle, 1, []byte("x")); n >= 0 {
+		t.Errorf("wrote %d", n)
+	}
+}
+
+type panics struct{}
+
+func (panics) Write([]byte) (int, error) { panic("as it was asked to") }
+
+// TestManyMemories: the limit of memory holds for all that a component has together, however often it instantiates its
+// modules.
+func TestManyMemories(t *testing.T) {
+	sig := signature{params: []*wit.Type{tU32}, result: tU32}
+	grower := coreMod{funcs: []coreFn{{name: "f", params: 1, results: 1, body: []byte{0x20, 0, 0x40, 0}}}}
+	code := func(modules, times int) (*Code, *Func) {
+		c := newComp()
+		for range modules {
+			c.out.u8(1)
+			c.out.sized(grower.bytes())
+		}
+		for k := range times {
+			c.coreInstance(new(bin).u8(0).u32(k % modules).u32(0))
+		}
+		f := c.alias(0, "f", 0)
+		typ := c.funcType(sig.params, sig.result)
+		var canon, export bin
+		canon.u8(0, 0).u32(f).u32(0).u32(typ)
+		c.out.section(8, 1, canon)
+		export.u8(0).str("f").u8(1).u32(c.funcs).u8(0)
+		c.out.section(11, 1, export)
+		made := guest(t, testEngine(t), c.out, Host{})
+		fn, err := made.Func(Signature{Name: "f", Params: sig.params, Result: sig.result})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return made, fn
+	}
+	o := InstanceOptions{Path: PathComponent, MaxMemory: 16 << 20}
+	many, _ := code(1, 3)
+	if _, err := many.Instantiate(t.Context(), o); err == nil {
+		t.Error("a module with a memory, three times")
+	}
+	two, f := code(2, 2)
+	i := instance(t, two, o)
+	for pages, want := range map[uint32]uint32{130: 1<<32 - 1, 126: 2} {
+		if out, err := i.Call(t.Context(), f, u32s(pages), nil); err != nil || string(out) != string(u32s(want)) {
+			t.Errorf("%d pages more, of the 128 for one of two: %x, %v", pages, out, err)
+		}
+	}
+}
+
+// TestEndlessVectors: a call of preview 1 that would go on for as long as there is memory, where nobody can kill it.
+func TestEndlessVectors(t *testing.T) {
+	for name, call := range map[string]bin{
+		"fd_write":    *new(bin).i32(1).i32(0).i32(4096).i32(8),
+		"poll_oneoff": *new(bin).i32(0).i32(0).i32(2000).i32(8),
+	} {
+		var start bin
+		start.raw(call)
+		start.u8(0x10, 0, 0x10, 1)
+		m := coreMod{
+			imports: []coreFn{{module: preview1, name: name, params: 4, results: 1}, {module: preview1, name: "proc_exit", params: 1}},
+			funcs:   []coreFn{{name: "_start", body: start}},
+			pages:   64,
+		}
+		i := instance(t, guest(t, testEngine(t), m.bytes(), Host{}), InstanceOptions{})
+		if code, err := i.Run(t.Context()); code != 28 || err != nil {
+			t.Errorf("%s: %d, %v instead of EINVAL", name, code, err)
+		}
+	}
+}

@@ -1,0 +1,188 @@
+package engine
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/gob"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/component/wit"
+)
+
+// Names of WASI that the engine treats as special.
+const (
+	preview1    = "wasi_snapshot_preview1"
+	httpHandler = "wasi:http/incoming-handler@0.2"
+	cliRun      = "wasi:cli/run@0.2"
+	rootModule  = "$root" // functions without an interface, to a core module
+)
+
+// image is a code image, decoded:
+//
+//	magic (8 bytes) | SHA-256 of all that follows | u32 length, fingerprint | u32 length, inspection (gob) |
+//	u32 length, component | u32 length, module
+//
+// Lengths are little-endian. The sum finds damage; it is no protection, which is the business of whoever stores it.
+type image struct {
+	inspection
+	component, module []byte // serialised by wasmtime; empty: none
+}
+
+const imageMagic = "TRIPODWX"
+
+func (i *image) encode() ([]byte, error) {
+	var head bytes.Buffer
+	if err := gob.NewEncoder(&head).Encode(&i.inspection); err != nil {
+		return nil, fmt.Errorf("encoding the inspection: %w", err)
+	}
+	out := make([]byte, len(imageMagic)+sha256.Size, 1024+head.Len()+len(i.component)+len(i.module))
+	for _, part := range [][]byte{[]byte(Fingerprint()), head.Bytes(), i.component, i.module} {
+		out = binary.LittleEndian.AppendUint32(out, uint32(len(part)))
+		out = append(out, part...)
+	}
+	sum := sha256.Sum256(out[len(imageMagic)+sha256.Size:])
+	copy(out[copy(out, imageMagic):], sum[:])
+	return out, nil
+}
+
+func decodeImage(b []byte) (*image, error) {
+	head := len(imageMagic) + sha256.Size
+	if len(b) < head || !bytes.HasPrefix(b, []byte(imageMagic)) {
+		return nil, stale("it does not begin like one")
+	}
+	if sum := sha256.Sum256(b[head:]); !bytes.Equal(sum[:], b[len(imageMagic):head]) {
+		return nil, stale("its checksum does not fit")
+	}
+	var parts [4][]byte
+	for rest, n := b[head:], 0; n < len(parts); n++ {
+		if len(rest) < 4 || uint64(binary.LittleEndian.Uint32(rest)) > uint64(len(rest)-4) {
+			return nil, stale("it is truncated")
+		}
+		length := binary.LittleEndian.Uint32(rest)
+		parts[n], rest = rest[4:4+length], rest[4+length:]
+	}
+	if string(parts[0]) != Fingerprint() {
+		return nil, stale(fmt.Sprintf("it was made by %s, this is %s", parts[0], Fingerprint()))
+	}
+	i := &image{component: parts[2], module: parts[3]}
+	if err := gob.NewDecoder(bytes.NewReader(parts[1])).Decode(&i.inspection); err != nil {
+		return nil, stale(err.Error())
+	}
+	return i, nil
+}
+
+func stale(why string) error {
+	return fmt.Errorf("code image: %s; compile the guest again: %w", why, errdefs.ErrFailedPrecondition)
+}
+
+// waits are the functions of preview 1 in which a guest can stay beyond the reach of the ticker.
+var waits = []string{"poll_oneoff", "fd_read", "fd_pread", "sock_accept", "sock_recv"}
+
+func (i *inspection) describeCore(m coreModule) {
+	for _, imp := range m.imports {
+		if imp.module == preview1 {
+			i.CoreWASI = true
+			i.CoreWaits = i.CoreWaits || slices.Contains(waits, imp.name)
+		}
+	}
+}
+
+// findCore decides whether the component can be called on its core module.
+func (i *inspection) findCore(bin *wasmBinary, host func(string) bool) {
+	if i.CoreOdd = bin.coreShape(); i.CoreOdd != "" {
+		return
+	}
+	m := bin.modules[0]
+	for _, imp := range m.imports {
+		iface := imp.module
+		if iface == rootModule {
+			iface = ""
+		}
+		if iface != preview1 && (host == nil || !host(iface)) {
+			i.CoreOdd = fmt.Sprintf("the core module imports %s of the engine", imp.module)
+			return
+		}
+	}
+	i.describeCore(m)
+	i.CoreOdd = i.coreExports(bin)
+}
+
+// provided checks the imports of a component by their names.
+func (i *inspection) provided(host func(string) bool) error {
+	var missing []string
+	for _, item := range i.Imports {
+		if !wasiOwn(item.Interface) && (host == nil || !host(item.Interface)) {
+			missing = append(missing, item.String())
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	more := ""
+	if len(missing) > 5 {
+		more = fmt.Sprintf(" and %d more", len(missing)-5)
+	}
+	return invalid("import %s%s: nobody provides it", strings.Join(missing[:min(len(missing), 5)], ", "), more)
+}
+
+// coreExports tells why the component's functions cannot be called on its core module, or "".
+func (i *inspection) coreExports(bin *wasmBinary) string {
+	m := bin.modules[0]
+	if i.World == WorldCommand {
+		// What is lifted is the adapter's function, which calls _start.
+		if !hasKey(m.exports, "_start") || len(bin.lifted) > 0 {
+			return "the core module is no preview 1 command"
+		}
+		return ""
+	}
+	if len(bin.foreign) > 0 {
+		return fmt.Sprintf("a function (%s) is not the first core module's", bin.foreign[0])
+	}
+	if kind, ok := m.exports["memory"]; !ok || kind != coreMemory {
+		return "the core module exports no memory"
+	}
+	for _, item := range i.Exports {
+		if kind, ok := m.exports[item.String()]; !ok || kind != coreFunc || !bin.lifted[item.String()] {
+			return fmt.Sprintf("the core module does not export %v", item)
+		}
+	}
+	return ""
+}
+
+// normalised is t with the names of resources in the form of [track], so that versions which are compatible are equal.
+func normalised(t *wit.Type, seen map[*wit.Type]*wit.Type) *wit.Type {
+	if t == nil {
+		return nil
+	}
+	if out, ok := seen[t]; ok {
+		return out
+	}
+	out := *t
+	seen[t] = &out
+	if t.Kind == wit.Own || t.Kind == wit.Borrow {
+		out.Name = resourceName(t.Name)
+	}
+	out.Elem, out.Ok, out.Err = normalised(t.Elem, seen), normalised(t.Ok, seen), normalised(t.Err, seen)
+	out.Fields = slices.Clone(t.Fields)
+	for k := range out.Fields {
+		out.Fields[k].Type = normalised(t.Fields[k].Type, seen)
+	}
+	out.Cases = slices.Clone(t.Cases)
+	for k := range out.Cases {
+		out.Cases[k].Type = normalised(t.Cases[k].Type, seen)
+	}
+	return &out
+}
+
+func resourceName(full string) string {
+	iface, name, ok := strings.Cut(full, "#")
+	if !ok {
+		return full
+	}
+	return track(iface) + "#" + name
+}

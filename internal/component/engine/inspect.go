@@ -1,0 +1,290 @@
+package engine
+
+// #include "tw.h"
+import "C"
+
+import (
+	"fmt"
+	"strings"
+	"unsafe"
+
+	"github.com/tripod-run/tripod/internal/component/wit"
+)
+
+// inspection is what a code image says about its guest.
+type inspection struct {
+	World     World
+	Component bool
+	Imports   []Item
+	Exports   []Item
+	Resources []resourceItem // imported
+	MinMemory uint64         // bytes that its core modules declare, all together
+	Memories  int            // how many they define
+	CoreOdd   string         // why there is no core path; "" if there is one
+	CoreWASI  bool           // the core module imports preview 1
+	CoreWaits bool           // it imports functions of preview 1 that can wait
+}
+
+// resourceItem is a resource that the guest imports by the name Interface#Name, and Of is where it is defined.
+type resourceItem struct {
+	Interface, Name, Of string
+}
+
+// inspector reads the types of a component.
+type inspector struct {
+	engine    *C.wasm_engine_t
+	resources []namedResource
+	out       *inspection
+	err       error
+}
+
+type namedResource struct {
+	typ  *C.wasmtime_component_resource_type_t
+	name string
+}
+
+func inspect(engine *C.wasm_engine_t, c *C.wasmtime_component_t, out *inspection) error {
+	t := C.wasmtime_component_type(c)
+	defer C.wasmtime_component_type_delete(t)
+	in := &inspector{engine: engine, out: out}
+	defer func() {
+		for _, r := range in.resources {
+			C.wasmtime_component_resource_type_delete(r.typ)
+		}
+	}()
+	for n := range C.wasmtime_component_type_import_count(t, engine) {
+		in.top(&out.Imports, true, func(name **C.char, length *C.size_t, item *C.wasmtime_component_item_t) bool {
+			return bool(C.wasmtime_component_type_import_nth(t, engine, n, name, length, item))
+		})
+	}
+	for n := range C.wasmtime_component_type_export_count(t, engine) {
+		in.top(&out.Exports, false, func(name **C.char, length *C.size_t, item *C.wasmtime_component_item_t) bool {
+			return bool(C.wasmtime_component_type_export_nth(t, engine, n, name, length, item))
+		})
+	}
+	return in.err
+}
+
+type nth func(name **C.char, length *C.size_t, item *C.wasmtime_component_item_t) bool
+
+// top reads an import or export of the component itself: an interface, or a function without one.
+func (in *inspector) top(to *[]Item, imported bool, get nth) {
+	var name *C.char
+	var length C.size_t
+	var item C.wasmtime_component_item_t
+	if !get(&name, &length, &item) {
+		return
+	}
+	defer C.wasmtime_component_item_delete(&item)
+	iface := nameOf(name, length)
+	switch item.kind {
+	case C.TW_ITEM_FUNC:
+		*to = append(*to, in.function("", iface, member[*C.wasmtime_component_func_type_t](unsafe.Pointer(&item.of))))
+	case C.TW_ITEM_INSTANCE:
+		t := member[*C.wasmtime_component_instance_type_t](unsafe.Pointer(&item.of))
+		for n := range C.wasmtime_component_instance_type_export_count(t, in.engine) {
+			in.member(to, imported, iface, func(name **C.char, length *C.size_t, item *C.wasmtime_component_item_t) bool {
+				return bool(C.wasmtime_component_instance_type_export_nth(t, in.engine, n, name, length, item))
+			})
+		}
+	case C.TW_ITEM_TYPE:
+	default: // modules, components, resources outside of an interface
+		if imported && in.err == nil {
+			in.err = invalid("import %s: nobody provides it", iface)
+		}
+	}
+}
+
+// member reads one item of an interface.
+func (in *inspector) member(to *[]Item, imported bool, iface string, get nth) {
+	var name *C.char
+	var length C.size_t
+	var item C.wasmtime_component_item_t
+	if !get(&name, &length, &item) {
+		return
+	}
+	defer C.wasmtime_component_item_delete(&item)
+	switch item.kind {
+	case C.TW_ITEM_FUNC:
+		*to = append(*to, in.function(iface, nameOf(name, length), member[*C.wasmtime_component_func_type_t](unsafe.Pointer(&item.of))))
+	case C.TW_ITEM_RESOURCE:
+		in.resource(iface, nameOf(name, length), imported, member[*C.wasmtime_component_resource_type_t](unsafe.Pointer(&item.of)))
+	}
+}
+
+// resource remembers where a resource is seen first: the interface that defines it comes before those that use it.
+func (in *inspector) resource(iface, name string, imported bool, t *C.wasmtime_component_resource_type_t) {
+	of := in.find(t)
+	if of == "" {
+		of = track(iface) + "#" + name
+		in.resources = append(in.resources, namedResource{C.wasmtime_component_resource_type_clone(t), of})
+	}
+	if imported {
+		in.out.Resources = append(in.out.Resources, resourceItem{iface, name, of})
+	}
+}
+
+func (in *inspector) find(t *C.wasmtime_component_resource_type_t) string {
+	for _, r := range in.resources {
+		if C.wasmtime_component_resource_type_equal(r.typ, t) {
+			return r.name
+		}
+	}
+	return ""
+}
+
+func (in *inspector) function(iface, name string, t *C.wasmtime_component_func_type_t) Item {
+	item := Item{Interface: iface, Name: name}
+	for n := range C.wasmtime_component_func_type_param_count(t) {
+		var pname *C.char
+		var length C.size_t
+		var vt C.wasmtime_component_valtype_t
+		if C.wasmtime_component_func_type_param_nth(t, n, &pname, &length, &vt) {
+			item.Params = append(item.Params, in.valtype(&vt, item))
+		}
+	}
+	var vt C.wasmtime_component_valtype_t
+	if C.wasmtime_component_func_type_result(t, &vt) {
+		item.Result = in.valtype(&vt, item)
+	}
+	return item
+}
+
+var scalarKinds = map[C.uint8_t]wit.Kind{
+	C.TW_TYPE_BOOL: wit.Bool, C.TW_TYPE_S8: wit.S8, C.TW_TYPE_U8: wit.U8, C.TW_TYPE_S16: wit.S16,
+	C.TW_TYPE_U16: wit.U16, C.TW_TYPE_S32: wit.S32, C.TW_TYPE_U32: wit.U32, C.TW_TYPE_S64: wit.S64,
+	C.TW_TYPE_U64: wit.U64, C.TW_TYPE_F32: wit.F32, C.TW_TYPE_F64: wit.F64, C.TW_TYPE_CHAR: wit.Char,
+	C.TW_TYPE_STRING: wit.String,
+}
+
+// valtype translates a type, and frees the engine's. where is for messages.
+func (in *inspector) valtype(t *C.wasmtime_component_valtype_t, where Item) *wit.Type {
+	defer C.wasmtime_component_valtype_delete(t)
+	if k, ok := scalarKinds[t.kind]; ok {
+		return &wit.Type{Kind: k}
+	}
+	var sub C.wasmtime_component_valtype_t
+	switch t.kind {
+	case C.TW_TYPE_LIST:
+		C.wasmtime_component_list_type_element(member[*C.wasmtime_component_list_type_t](unsafe.Pointer(&t.of)), &sub)
+		return &wit.Type{Kind: wit.List, Elem: in.valtype(&sub, where)}
+	case C.TW_TYPE_OPTION:
+		C.wasmtime_component_option_type_ty(member[*C.wasmtime_component_option_type_t](unsafe.Pointer(&t.of)), &sub)
+		return &wit.Type{Kind: wit.Option, Elem: in.valtype(&sub, where)}
+	case C.TW_TYPE_OWN:
+		return &wit.Type{Kind: wit.Own, Name: in.find(member[*C.wasmtime_component_resource_type_t](unsafe.Pointer(&t.of)))}
+	case C.TW_TYPE_BORROW:
+		return &wit.Type{Kind: wit.Borrow, Name: in.find(member[*C.wasmtime_component_resource_type_t](unsafe.Pointer(&t.of)))}
+	}
+	return in.compound(t, where)
+}
+
+func (in *inspector) compound(t *C.wasmtime_component_valtype_t, where Item) *wit.Type {
+	var sub C.wasmtime_component_valtype_t
+	var name *C.char
+	var length C.size_t
+	switch t.kind {
+	case C.TW_TYPE_RECORD:
+		r, out := member[*C.wasmtime_component_record_type_t](unsafe.Pointer(&t.of)), &wit.Type{Kind: wit.Record}
+		for n := range C.wasmtime_component_record_type_field_count(r) {
+			C.wasmtime_component_record_type_field_nth(r, n, &name, &length, &sub)
+			out.Fields = append(out.Fields, wit.Field{Name: nameOf(name, length), Type: in.valtype(&sub, where)})
+		}
+		return out
+	case C.TW_TYPE_TUPLE:
+		r, out := member[*C.wasmtime_component_tuple_type_t](unsafe.Pointer(&t.of)), &wit.Type{Kind: wit.Tuple}
+		for n := range C.wasmtime_component_tuple_type_types_count(r) {
+			C.wasmtime_component_tuple_type_types_nth(r, n, &sub)
+			out.Fields = append(out.Fields, wit.Field{Type: in.valtype(&sub, where)})
+		}
+		return out
+	case C.TW_TYPE_RESULT:
+		r, out := member[*C.wasmtime_component_result_type_t](unsafe.Pointer(&t.of)), &wit.Type{Kind: wit.Result}
+		if C.wasmtime_component_result_type_ok(r, &sub) {
+			out.Ok = in.valtype(&sub, where)
+		}
+		if C.wasmtime_component_result_type_err(r, &sub) {
+			out.Err = in.valtype(&sub, where)
+		}
+		return out
+	}
+	return in.named(t, where)
+}
+
+// named translates what is a list of names.
+func (in *inspector) named(t *C.wasmtime_component_valtype_t, where Item) *wit.Type {
+	var sub C.wasmtime_component_valtype_t
+	var name *C.char
+	var length C.size_t
+	out := &wit.Type{}
+	switch t.kind {
+	case C.TW_TYPE_VARIANT:
+		out.Kind = wit.Variant
+		v := member[*C.wasmtime_component_variant_type_t](unsafe.Pointer(&t.of))
+		for n := range C.wasmtime_component_variant_type_case_count(v) {
+			var has C.bool
+			C.wasmtime_component_variant_type_case_nth(v, n, &name, &length, &has, &sub)
+			c := wit.Case{Name: nameOf(name, length)}
+			if has {
+				c.Type = in.valtype(&sub, where)
+			}
+			out.Cases = append(out.Cases, c)
+		}
+	case C.TW_TYPE_ENUM:
+		out.Kind = wit.Enum
+		v := member[*C.wasmtime_component_enum_type_t](unsafe.Pointer(&t.of))
+		for n := range C.wasmtime_component_enum_type_names_count(v) {
+			C.wasmtime_component_enum_type_names_nth(v, n, &name, &length)
+			out.Cases = append(out.Cases, wit.Case{Name: nameOf(name, length)})
+		}
+	case C.TW_TYPE_FLAGS:
+		out.Kind = wit.Flags
+		v := member[*C.wasmtime_component_flags_type_t](unsafe.Pointer(&t.of))
+		for n := range C.wasmtime_component_flags_type_names_count(v) {
+			C.wasmtime_component_flags_type_names_nth(v, n, &name, &length)
+			out.Cases = append(out.Cases, wit.Case{Name: nameOf(name, length)})
+		}
+	default:
+		if in.err == nil {
+			in.err = invalid("function %v has a type that is not supported (futures, streams, error contexts)", where)
+		}
+	}
+	return out
+}
+
+// track is an interface's name with only that part of its version which names what it is compatible with: 0.2 of
+// 0.2.12, 1 of 1.4.0 (https://semver.org, as the component model's linking reads it).
+func track(iface string) string {
+	base, version, ok := strings.Cut(iface, "@")
+	if !ok || strings.ContainsAny(version, "-+") {
+		return iface
+	}
+	parts := strings.Split(version, ".")
+	switch {
+	case len(parts) != 3:
+		return iface
+	case parts[0] != "0":
+		return base + "@" + parts[0]
+	case parts[1] != "0":
+		return fmt.Sprintf("%s@0.%s", base, parts[1])
+	}
+	return iface
+}
+
+// wasiOwn tells whether the engine itself brings an interface.
+func wasiOwn(iface string) bool {
+	base, ok := strings.CutSuffix(track(iface), "@0.2")
+	if !ok {
+		return false
+	}
+	pkg, name, _ := strings.Cut(base, "/")
+	switch pkg {
+	case "wasi:cli":
+		return name != "run" && name != "command"
+	case "wasi:io", "wasi:clocks", "wasi:filesystem", "wasi:random":
+		return true
+	case "wasi:sockets":
+		return true // with no address allowed
+	}
+	return false
+}

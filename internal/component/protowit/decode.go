@@ -1,0 +1,335 @@
+package protowit
+
+import (
+	"encoding/binary"
+	"slices"
+	"sync"
+	"unicode/utf8"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/tripod-run/tripod/internal/component/wit"
+)
+
+// MaxDepth is how deep messages may nest in one another; C++ and Java allow as much.
+const MaxDepth = 100
+
+// Expansion bounds what a message may grow to, in flat bytes, as a multiple of its size; a field that is absent takes
+// room too, so that a list of empty messages grows by as much as the message has fields. ExpansionFree is always
+// allowed.
+const (
+	Expansion     = 16
+	ExpansionFree = 1 << 20
+)
+
+// Decode appends the flat value of a serialized message. It fails with an [*Error]; dst is then to be thrown away.
+func (m *Message) Decode(dst, msg []byte) ([]byte, error) {
+	if len(msg) > MaxMessage {
+		return nil, &Error{Err: errSize}
+	}
+	d := decoders.Get().(*decoder)
+	defer d.release()
+	d.b = msg
+	d.limit = len(dst) + ExpansionFree + Expansion*len(msg)
+	dst = slices.Grow(dst, len(msg)+8*len(m.slots))
+	dst, err := d.message(dst, m, record{end: len(msg)}, 0)
+	if err != nil {
+		return nil, whole(err)
+	}
+	return dst, nil
+}
+
+// decoder is the memory of one conversion: two stacks, on which each message that is being read has a frame.
+type decoder struct {
+	b       []byte
+	limit   int // of dst
+	states  []state
+	regions []region
+	entries []entrySpan
+	table   []uint32
+}
+
+// state is what the first pass finds out about a slot.
+type state struct {
+	set    bool
+	member uint16 // of a oneof
+	// Regions of the input that hold the values, as 1 + the index in regions: messages, lists, maps.
+	first, last uint32
+	// The last value (varint and fixed), or the start<<32 | end of its bytes.
+	bits uint64
+}
+
+// region holds one or more fields with the same number, tags and all, without a gap.
+type region struct{ start, end, next uint32 }
+
+var decoders = sync.Pool{New: func() any { return new(decoder) }}
+
+// release gives the memory back, except what one huge message has blown up.
+func (d *decoder) release() {
+	const most = 1 << 16
+	d.b = nil
+	d.states, d.regions, d.entries = d.states[:0], d.regions[:0], d.entries[:0]
+	if cap(d.states) <= most && cap(d.regions) <= most && cap(d.entries) <= most && len(d.table) <= most {
+		decoders.Put(d)
+	}
+}
+
+// frame makes room for the states of a message and tells how to give it back.
+func (d *decoder) frame(m *Message) (base, regions int) {
+	base, regions = len(d.states), len(d.regions)
+	d.states = slices.Grow(d.states, len(m.slots))[:base+len(m.slots)]
+	clear(d.states[base:])
+	return base, regions
+}
+
+func (d *decoder) drop(base, regions int) {
+	d.states, d.regions = d.states[:base], d.regions[:regions]
+}
+
+// message converts one message whose bytes are in one piece.
+func (d *decoder) message(dst []byte, m *Message, r record, depth int) ([]byte, error) {
+	base, regions := d.frame(m)
+	if err := d.index(m, base, r.start, r.end, depth); err != nil {
+		return nil, err
+	}
+	dst, err := d.emit(dst, m, base, depth)
+	d.drop(base, regions)
+	return dst, err
+}
+
+// pieces converts one message that is the concatenation of all records of a field.
+func (d *decoder) pieces(dst []byte, m *Message, first uint32, depth int) ([]byte, error) {
+	base, regions := d.frame(m)
+	for c := d.cursor(first); c.next(); {
+		if err := d.index(m, base, c.record.start, c.record.end, depth); err != nil {
+			return nil, err
+		}
+	}
+	dst, err := d.emit(dst, m, base, depth)
+	d.drop(base, regions)
+	return dst, err
+}
+
+// cursor walks over the records of a field.
+type cursor struct {
+	d        *decoder
+	region   uint32 // the one after this
+	pos, end int
+	record   record
+}
+
+func (d *decoder) cursor(first uint32) cursor { return cursor{d: d, region: first} }
+
+// next reads a record. The first pass has seen that all is well with it.
+func (c *cursor) next() bool {
+	if c.pos >= c.end {
+		if c.region == 0 {
+			return false
+		}
+		r := c.d.regions[c.region-1]
+		c.region, c.pos, c.end = r.next, int(r.start), int(r.end)
+	}
+	n, wire, pos, err := tag(c.d.b, c.pos)
+	if err == nil {
+		c.record, c.pos, err = read(c.d.b, n, wire, pos)
+	}
+	return err == nil
+}
+
+// index is the first pass over the bytes of a message, or over a piece of it.
+func (d *decoder) index(m *Message, base, start, end, depth int) error {
+	if depth > MaxDepth {
+		return errDepth
+	}
+	b := d.b[:end]
+	for pos := start; pos < end; {
+		at := pos
+		n, wire, after, err := tag(b, pos)
+		if err == nil && n > protowire.MaxValidNumber {
+			err = errFieldNumber
+		}
+		if err != nil {
+			return err
+		}
+		var r record
+		f := m.lookup(n)
+		if r, pos, err = read(b, n, wire, after); err != nil {
+			if f != nil {
+				return within(err, f.name)
+			}
+			return err
+		}
+		if f == nil || !f.takes(wire) {
+			continue // unknown: dropped
+		}
+		if err := d.note(m, f, base, depth, r, at, pos); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// takes tells whether a field of that wire type is this field; if not, it is an unknown one.
+func (f *field) takes(wire protowire.Type) bool {
+	return wire == f.wire || f.list && f.packable() && wire == protowire.BytesType
+}
+
+func (f *field) packable() bool {
+	return f.wire != protowire.BytesType && f.wire != protowire.StartGroupType
+}
+
+// note keeps a record that stands in [at, end) of the input.
+func (d *decoder) note(m *Message, f *field, base, depth int, r record, at, end int) error {
+	i := base + f.slot
+	if s := &d.states[i]; s.set && int(s.member) != f.member {
+		// Another member of the oneof was set before. It is gone, but was to be well-formed.
+		old := m.slots[f.slot].fields[s.member]
+		if err := d.gone(old, *s, depth); err != nil {
+			return within(err, old.name)
+		}
+		d.states[i] = state{}
+	}
+	s := &d.states[i]
+	s.set, s.member = true, uint16(f.member)
+	switch {
+	case f.spread:
+		d.extend(s, at, end)
+	case f.op == opString:
+		if !utf8.Valid(d.b[r.start:r.end]) {
+			return within(errUTF8, f.name)
+		}
+		s.bits = uint64(r.start)<<32 | uint64(r.end)
+	case f.op == opBytes:
+		s.bits = uint64(r.start)<<32 | uint64(r.end)
+	default:
+		s.bits = r.bits
+	}
+	return nil
+}
+
+// gone checks a member of a oneof that another one replaces.
+func (d *decoder) gone(f *field, s state, depth int) error {
+	if f.msg == nil {
+		return nil
+	}
+	return d.check(f.msg, s.first, depth+1, true)
+}
+
+// extend adds a record to the regions of a slot; one that follows the last without a gap joins it.
+func (d *decoder) extend(s *state, at, end int) {
+	if s.last != 0 && d.regions[s.last-1].end == uint32(at) {
+		d.regions[s.last-1].end = uint32(end)
+		return
+	}
+	d.regions = append(d.regions, region{start: uint32(at), end: uint32(end)})
+	n := uint32(len(d.regions))
+	if s.last == 0 {
+		s.first = n
+	} else {
+		d.regions[s.last-1].next = n
+	}
+	s.last = n
+}
+
+// emit is the second pass: the slots in their order.
+func (d *decoder) emit(dst []byte, m *Message, base, depth int) ([]byte, error) {
+	if len(m.slots) == 0 {
+		return wit.AppendCase(dst, 0), nil // an enum with one case
+	}
+	if len(dst) > d.limit {
+		return nil, errExpansion
+	}
+	for i := range m.slots {
+		s, st := &m.slots[i], d.states[base+i]
+		f := s.fields[st.member]
+		var err error
+		switch s.kind {
+		case slotList:
+			dst, err = d.list(dst, f, st.first, depth)
+		case slotMap:
+			dst, err = d.mapping(dst, f, st.first, depth)
+		default:
+			dst, err = d.single(dst, s.kind, f, st, depth)
+		}
+		if err != nil {
+			return nil, within(err, f.name)
+		}
+	}
+	return dst, nil
+}
+
+// single writes a slot that has one value or none.
+func (d *decoder) single(dst []byte, kind slotKind, f *field, st state, depth int) ([]byte, error) {
+	switch kind {
+	case slotOption, slotOneof:
+		dst = wit.AppendOption(dst, st.set)
+		if !st.set {
+			return dst, nil
+		}
+		if kind == slotOneof {
+			dst = wit.AppendCase(dst, f.member)
+		}
+	case slotRequired:
+		if !st.set {
+			return nil, errRequired
+		}
+	}
+	if !f.spread {
+		return d.scalar(dst, f, record{bits: st.bits, start: int(st.bits >> 32), end: int(uint32(st.bits))}), nil
+	}
+	if f.raw {
+		return d.raw(dst, f, st.first, depth)
+	}
+	return d.pieces(dst, f.msg, st.first, depth+1)
+}
+
+// raw copies the pieces of a message that stays serialized: one after the other they mean what they mean together.
+func (d *decoder) raw(dst []byte, f *field, first uint32, depth int) ([]byte, error) {
+	if err := d.check(f.msg, first, depth+1, false); err != nil {
+		return nil, err
+	}
+	at := len(dst)
+	dst = wit.AppendLen(dst, 0)
+	for c := d.cursor(first); c.next(); {
+		dst = append(dst, d.b[c.record.start:c.record.end]...)
+	}
+	binary.LittleEndian.PutUint32(dst[at:], uint32(len(dst)-at-4))
+	return dst, nil
+}
+
+// list writes the elements of a list; records of a packed list hold any number of them.
+func (d *decoder) list(dst []byte, f *field, first uint32, depth int) ([]byte, error) {
+	at, n := len(dst), 0
+	dst = wit.AppendLen(dst, 0)
+	for c := d.cursor(first); c.next(); {
+		var err error
+		more := 0
+		if c.record.wire == protowire.BytesType && f.packable() {
+			dst, more, err = packed(dst, f, d.b[c.record.start:c.record.end])
+		} else if dst, err = d.element(dst, f, c.record, depth); err == nil {
+			more = 1
+		}
+		n += more
+		if err != nil {
+			return nil, element(err, n)
+		}
+	}
+	binary.LittleEndian.PutUint32(dst[at:], uint32(n))
+	return dst, nil
+}
+
+// element writes one element of a list that is not packed.
+func (d *decoder) element(dst []byte, f *field, r record, depth int) ([]byte, error) {
+	switch {
+	case f.raw:
+		if err := d.checkOne(f.msg, r, depth+1, false); err != nil {
+			return nil, err
+		}
+		return wit.AppendBytes(dst, d.b[r.start:r.end]), nil
+	case f.msg != nil:
+		return d.message(dst, f.msg, r, depth+1)
+	case f.op == opString && !utf8.Valid(d.b[r.start:r.end]):
+		return nil, errUTF8
+	}
+	return d.scalar(dst, f, r), nil
+}

@@ -1,0 +1,194 @@
+package protowit
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/containerd/errdefs"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protodesc"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/types/descriptorpb"
+
+	// The well-known types are built in: a descriptor set may leave them out.
+	_ "google.golang.org/protobuf/types/known/anypb"
+	_ "google.golang.org/protobuf/types/known/apipb"
+	_ "google.golang.org/protobuf/types/known/durationpb"
+	_ "google.golang.org/protobuf/types/known/emptypb"
+	_ "google.golang.org/protobuf/types/known/fieldmaskpb"
+	_ "google.golang.org/protobuf/types/known/sourcecontextpb"
+	_ "google.golang.org/protobuf/types/known/structpb"
+	_ "google.golang.org/protobuf/types/known/timestamppb"
+	_ "google.golang.org/protobuf/types/known/typepb"
+	_ "google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/tripod-run/tripod/internal/component/wit"
+)
+
+// Schema is what a component with gRPC services must export, and how its messages are converted. It is immutable and
+// may be used by many goroutines.
+type Schema struct {
+	// Methods of all services, in the order of the descriptors.
+	Methods []*Method
+	// Files are the descriptors, for reflection.
+	Files *protoregistry.Files
+
+	packages []*witPackage
+}
+
+// Method is one RPC.
+type Method struct {
+	Procedure string // "/greet.v1.Greeter/SayHello"
+	Desc      protoreflect.MethodDescriptor
+
+	// Interface and Function name what the guest exports, Params and Result are its type:
+	//
+	//	unary          func(context, request) -> result<response, status>
+	//	client stream  func(context, requests: borrow<reader>) -> result<response, status>
+	//	server stream  func(context, request, replies: borrow<writer>) -> result<_, status>
+	//	both           func(context, requests: borrow<reader>, replies: borrow<writer>) -> result<_, status>
+	Interface, Function string
+	Params              []*wit.Type
+	Result              *wit.Type
+
+	Request, Response *Message
+	// Reader is the host resource that the guest takes requests from, Writer the one it sends replies to; nil where the
+	// method does not stream in that direction. Methods of one service share them where they share the message.
+	Reader, Writer *Stream
+}
+
+// Stream is a host resource with one method: next of a reader, send of a writer.
+type Stream struct {
+	Interface string // "proto:greet-v1/greeter-streams"
+	Resource  string // "hello-request-reader"
+	// Function is the name of the method in the component model, "[method]hello-request-reader.next".
+	Function string
+	// Params and Result are those of Function: a borrow of the resource itself comes first.
+	//
+	//	next: func() -> result<option<request>, status>
+	//	send: func(message: response) -> result<_, status>
+	Params []*wit.Type
+	Result *wit.Type
+	// Message is what the stream carries.
+	Message *Message
+}
+
+// Compile reads descriptors and plans the conversion for services of theirs (full names). Without names these are the
+// services of the files that no other file of the set imports. The set need not hold google/protobuf/*.proto.
+//
+// What cannot be mapped is refused with errdefs.ErrInvalidArgument and its name: a service or import that is missing,
+// descriptors that are none, types of more than [MaxTypeSize] bytes.
+func Compile(set *descriptorpb.FileDescriptorSet, services ...string) (*Schema, error) {
+	files, err := link(set)
+	if err != nil {
+		return nil, err
+	}
+	found, err := findServices(set, files, services)
+	if err != nil {
+		return nil, err
+	}
+	s := &Schema{Files: files}
+	packages := make(map[protoreflect.FullName]*witPackage)
+	for _, sd := range found {
+		name := sd.ParentFile().Package()
+		p := packages[name]
+		if p == nil {
+			p = newPackage(name)
+			packages[name] = p
+			s.packages = append(s.packages, p)
+		}
+		methods, err := p.addService(sd)
+		if err != nil {
+			return nil, err
+		}
+		s.Methods = append(s.Methods, methods...)
+	}
+	return s, nil
+}
+
+// Parse is [Compile] for the bytes of a FileDescriptorSet, as protoc --descriptor_set_out writes it.
+func Parse(set []byte, services ...string) (*Schema, error) {
+	var fds descriptorpb.FileDescriptorSet
+	if err := proto.Unmarshal(set, &fds); err != nil {
+		return nil, fmt.Errorf("descriptors: not a FileDescriptorSet: %v: %w", err, errdefs.ErrInvalidArgument)
+	}
+	return Compile(&fds, services...)
+}
+
+// link resolves the files; the well-known ones that are imported but missing are added.
+func link(set *descriptorpb.FileDescriptorSet) (*protoregistry.Files, error) {
+	all := slices.Clone(set.GetFile())
+	have := make(map[string]bool)
+	for _, f := range all {
+		have[f.GetName()] = true
+	}
+	for i := 0; i < len(all); i++ {
+		for _, path := range all[i].GetDependency() {
+			if have[path] {
+				continue
+			}
+			known, err := protoregistry.GlobalFiles.FindFileByPath(path)
+			if err != nil || known.Package() != "google.protobuf" {
+				return nil, fmt.Errorf("descriptors: %s imports %s, which is not in the set (protoc: --include_imports): %w",
+					all[i].GetName(), path, errdefs.ErrInvalidArgument)
+			}
+			have[path] = true
+			all = append(all, protodesc.ToFileDescriptorProto(known))
+		}
+	}
+	files, err := protodesc.NewFiles(&descriptorpb.FileDescriptorSet{File: all})
+	if err != nil {
+		return nil, fmt.Errorf("descriptors: %v: %w", err, errdefs.ErrInvalidArgument)
+	}
+	return files, nil
+}
+
+func findServices(
+	set *descriptorpb.FileDescriptorSet, files *protoregistry.Files, names []string,
+) ([]protoreflect.ServiceDescriptor, error) {
+	if len(names) == 0 {
+		return rootServices(set, files)
+	}
+	var found []protoreflect.ServiceDescriptor
+	for _, name := range names {
+		d, err := files.FindDescriptorByName(protoreflect.FullName(name))
+		sd, ok := d.(protoreflect.ServiceDescriptor)
+		if err != nil || !ok {
+			return nil, fmt.Errorf("descriptors: no service %q in them: %w", name, errdefs.ErrInvalidArgument)
+		}
+		if !slices.Contains(found, sd) {
+			found = append(found, sd)
+		}
+	}
+	return found, nil
+}
+
+func rootServices(
+	set *descriptorpb.FileDescriptorSet, files *protoregistry.Files,
+) ([]protoreflect.ServiceDescriptor, error) {
+	imported := make(map[string]bool)
+	for _, f := range set.GetFile() {
+		for _, path := range f.GetDependency() {
+			imported[path] = true
+		}
+	}
+	var found []protoreflect.ServiceDescriptor
+	for _, f := range set.GetFile() {
+		if imported[f.GetName()] {
+			continue
+		}
+		fd, err := files.FindFileByPath(f.GetName())
+		if err != nil {
+			return nil, fmt.Errorf("descriptors: %v: %w", err, errdefs.ErrInvalidArgument)
+		}
+		for i := range fd.Services().Len() {
+			found = append(found, fd.Services().Get(i))
+		}
+	}
+	if len(found) == 0 {
+		return nil, fmt.Errorf("descriptors: no file of the set (those that others import aside) has a service: %w",
+			errdefs.ErrInvalidArgument)
+	}
+	return found, nil
+}

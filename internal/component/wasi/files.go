@@ -1,0 +1,497 @@
+package wasi
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/component/wit"
+)
+
+// maxOpen is how many files and directories an instance may have open.
+const maxOpen = 256
+
+// descriptor is the resource of wasi:filesystem/types: a file, or a directory below which paths are resolved.
+type descriptor struct {
+	state *State
+	// file is the open file, nil for a directory.
+	file *os.File
+	// dir is the directory's own root: no path leads out of it. top is that of the preopen, and at the way from there.
+	dir, top *os.Root
+	at       string
+	flags    uint32
+	readOnly bool
+}
+
+// Bits of descriptor-flags, open-flags and path-flags.
+const (
+	flagRead = 1 << iota
+	flagWrite
+	flagFileSync
+	flagDataSync
+	flagReadSync
+	flagMutate
+
+	openCreate    = 1
+	openDirectory = 2
+	openExclusive = 4
+	openTruncate  = 8
+
+	symlinkFollow = 1
+)
+
+// Close closes what is the descriptor's own.
+func (d *descriptor) Close() error {
+	d.state.openMore(-1)
+	if d.file != nil {
+		return d.file.Close()
+	}
+	return d.dir.Close()
+}
+
+// errReadOnly and the like have their own numbers (errno) so that there is one table of errors.
+const errReadOnly = unix.EROFS
+
+// preopens gives the guest its directories, once each time it asks.
+func preopens(c *Call) error {
+	var opened []*descriptor
+	var names []string
+	for _, p := range c.options.Preopens {
+		root, err := c.openRoot(p.Path)
+		if err != nil {
+			for _, d := range opened {
+				_ = d.Close()
+			}
+			return err
+		}
+		opened = append(opened, &descriptor{state: c.State, dir: root, top: root, at: ".", flags: dirFlags(p.ReadOnly), readOnly: p.ReadOnly})
+		names = append(names, p.Guest)
+	}
+	c.Out = wit.AppendLen(c.Out, len(opened))
+	for i, d := range opened {
+		c.Own(d)
+		c.Out = wit.AppendString(c.Out, names[i])
+	}
+	return nil
+}
+
+func (c *Call) openRoot(path string) (*os.Root, error) {
+	if !c.openMore(1) {
+		return nil, fmt.Errorf("%d files and directories are open, and one more is too many: %w", c.open, errdefs.ErrResourceExhausted)
+	}
+	root, err := os.OpenRoot(path)
+	if err != nil {
+		c.openMore(-1)
+	}
+	return root, err
+}
+
+func dirFlags(readOnly bool) uint32 {
+	if readOnly {
+		return flagRead
+	}
+	return flagRead | flagMutate
+}
+
+// onFile and onDir make functions of descriptors; an error of do is the guest's, as an error-code.
+func onDescriptor(do func(c *Call, d *descriptor) error) Func {
+	return func(c *Call) error {
+		d, err := Get[*descriptor](c.State, c.In.U32())
+		if err != nil {
+			return err
+		}
+		start := len(c.Out)
+		if err := do(c, d); err != nil {
+			c.Out = c.Out[:start]
+			c.FailedWith(errorCode(err))
+		}
+		return nil
+	}
+}
+
+func onFile(needs uint32, do func(c *Call, d *descriptor) error) Func {
+	return onDescriptor(func(c *Call, d *descriptor) error {
+		switch {
+		case d.file == nil:
+			return unix.EISDIR
+		case d.flags&needs != needs:
+			return unix.EBADF
+		}
+		return do(c, d)
+	})
+}
+
+func onDir(changes bool, do func(c *Call, d *descriptor) error) Func {
+	return onDescriptor(func(c *Call, d *descriptor) error {
+		switch {
+		case d.dir == nil:
+			return unix.ENOTDIR
+		case changes && d.readOnly:
+			return errReadOnly
+		}
+		return do(c, d)
+	})
+}
+
+// done is a result without a value.
+func done(c *Call, err error) error {
+	if err == nil {
+		c.OK()
+	}
+	return err
+}
+
+// position is an offset that the guest names.
+func position(n uint64) (int64, error) {
+	if int64(n) < 0 {
+		return 0, unix.EINVAL
+	}
+	return int64(n), nil
+}
+
+func readVia(c *Call, d *descriptor) error {
+	at, err := position(c.In.U64())
+	if err != nil {
+		return err
+	}
+	c.OK()
+	c.Own(&InputStream{Input: &fileInput{d.file, at}})
+	return nil
+}
+
+func writeVia(c *Call, d *descriptor) error {
+	at, err := position(c.In.U64())
+	if err != nil {
+		return err
+	}
+	c.OK()
+	c.Own(&OutputStream{Output: direct{io.NewOffsetWriter(d.file, at)}})
+	return nil
+}
+
+func appendVia(c *Call, d *descriptor) error {
+	c.OK()
+	c.Own(&OutputStream{Output: direct{appender{d.file}}})
+	return nil
+}
+
+// fileInput reads a file from a place on. Files are always ready.
+type fileInput struct {
+	file *os.File
+	at   int64
+}
+
+func (f *fileInput) Next(n int) ([]byte, error) {
+	buf := make([]byte, n)
+	n, err := f.file.ReadAt(buf, f.at)
+	f.at += int64(n)
+	if n > 0 {
+		return buf[:n], nil
+	}
+	return nil, err
+}
+
+func (f *fileInput) Ready() bool { return true }
+func (f *fileInput) Begin()      {}
+func (f *fileInput) Fill()       {}
+
+// appender writes to the end of a file, wherever that is by now.
+type appender struct{ file *os.File }
+
+func (a appender) Write(p []byte) (int, error) {
+	end, err := a.file.Seek(0, io.SeekEnd)
+	if err != nil {
+		return 0, err
+	}
+	return a.file.WriteAt(p, end)
+}
+
+func readAt(c *Call, d *descriptor) error {
+	n := most(c.In.U64())
+	at, err := position(c.In.U64())
+	if err != nil {
+		return err
+	}
+	buf := make([]byte, n)
+	n, err = d.file.ReadAt(buf, at)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	c.OK()
+	c.Out = wit.AppendBool(wit.AppendBytes(c.Out, buf[:n]), err != nil)
+	return nil
+}
+
+func writeAt(c *Call, d *descriptor) error {
+	data := c.In.Bytes()
+	at, err := position(c.In.U64())
+	if err != nil {
+		return err
+	}
+	n, err := d.file.WriteAt(data, at)
+	if err != nil {
+		return err
+	}
+	c.OK()
+	c.Out = wit.AppendU64(c.Out, uint64(n))
+	return nil
+}
+
+// openAt opens a file or a directory.
+func openAt(c *Call, d *descriptor) error {
+	follow, name := c.In.U32()&symlinkFollow != 0, c.In.String()
+	how, flags := c.In.U32(), c.In.U32()
+	if d.readOnly && (flags&(flagWrite|flagMutate) != 0 || how&(openCreate|openTruncate) != 0) {
+		return errReadOnly
+	}
+	if !follow {
+		if info, err := d.dir.Lstat(name); err == nil && info.Mode()&fs.ModeSymlink != 0 {
+			return unix.ELOOP
+		}
+	}
+	if !c.openMore(1) {
+		return unix.EDQUOT
+	}
+	opened, err := d.openAny(name, how, flags)
+	if err != nil {
+		c.openMore(-1)
+		return err
+	}
+	c.OK()
+	c.Own(opened)
+	return nil
+}
+
+func (d *descriptor) openAny(name string, how, flags uint32) (*descriptor, error) {
+	made := &descriptor{state: d.state, top: d.top, at: path.Join(d.at, name), readOnly: d.readOnly}
+	info, err := d.dir.Stat(name)
+	if isDir := err == nil && info.IsDir(); isDir || how&openDirectory != 0 {
+		switch {
+		case err != nil:
+			return nil, err
+		case !isDir:
+			return nil, unix.ENOTDIR
+		case how&openExclusive != 0:
+			return nil, unix.EEXIST
+		case flags&flagWrite != 0 || how&openTruncate != 0:
+			return nil, unix.EISDIR
+		}
+		made.flags = dirFlags(d.readOnly)
+		made.dir, err = d.dir.OpenRoot(name)
+		return made, err
+	}
+	// Only files: a pipe or a device would have the guest wait outside of its limits.
+	if err == nil && !info.Mode().IsRegular() {
+		return nil, unix.EPERM
+	}
+	made.flags = flags &^ flagMutate
+	made.file, err = d.dir.OpenFile(name, openMode(how, flags), 0o666)
+	return made, err
+}
+
+// openMode are the flags of open(2).
+func openMode(how, flags uint32) int {
+	mode := unix.O_NONBLOCK | map[uint32]int{flagWrite: os.O_WRONLY, flagRead | flagWrite: os.O_RDWR}[flags&(flagRead|flagWrite)]
+	for _, m := range []struct {
+		on   bool
+		mode int
+	}{
+		{how&openCreate != 0, os.O_CREATE}, {how&openExclusive != 0, os.O_EXCL}, {how&openTruncate != 0, os.O_TRUNC},
+		{flags&flagFileSync != 0, unix.O_SYNC}, {flags&flagDataSync != 0, unix.O_DSYNC},
+	} {
+		if m.on {
+			mode |= m.mode
+		}
+	}
+	return mode
+}
+
+// entries is the resource of a directory that is being read.
+type entries struct {
+	state *State
+	dir   *os.File
+}
+
+// Close is documented at descriptor.
+func (e *entries) Close() error {
+	e.state.openMore(-1)
+	return e.dir.Close()
+}
+
+func readDirectory(c *Call, d *descriptor) error {
+	if !c.openMore(1) {
+		return unix.EDQUOT
+	}
+	f, err := d.dir.Open(".")
+	if err != nil {
+		c.openMore(-1)
+		return err
+	}
+	c.OK()
+	c.Own(&entries{c.State, f})
+	return nil
+}
+
+func readEntry(c *Call) error {
+	e, err := Get[*entries](c.State, c.In.U32())
+	if err != nil {
+		return err
+	}
+	next, err := e.dir.ReadDir(1)
+	switch {
+	case errors.Is(err, io.EOF):
+		c.OK()
+		c.Out = wit.AppendOption(c.Out, false)
+	case err != nil:
+		c.FailedWith(errorCode(err))
+	default:
+		c.OK()
+		c.Out = wit.AppendOption(c.Out, true)
+		c.Out = wit.AppendCase(c.Out, fileType(next[0].Type()))
+		c.Out = wit.AppendString(c.Out, strings.ToValidUTF8(next[0].Name(), "\uFFFD"))
+	}
+	return nil
+}
+
+// Cases of descriptor-type.
+func fileType(m fs.FileMode) int {
+	switch {
+	case m.IsRegular():
+		return 6
+	case m.IsDir():
+		return 3
+	case m&fs.ModeSymlink != 0:
+		return 5
+	case m&fs.ModeNamedPipe != 0:
+		return 4
+	case m&fs.ModeSocket != 0:
+		return 7
+	case m&fs.ModeCharDevice != 0:
+		return 2
+	case m&fs.ModeDevice != 0:
+		return 1
+	}
+	return 0
+}
+
+// statAt is Stat or Lstat below a directory, as the guest's path-flags say.
+func (d *descriptor) statAt(flags uint32, name string) (fs.FileInfo, error) {
+	if flags&symlinkFollow != 0 {
+		return d.dir.Stat(name)
+	}
+	return d.dir.Lstat(name)
+}
+
+// info describes what the descriptor is of.
+func (d *descriptor) info() (fs.FileInfo, error) {
+	if d.file != nil {
+		return d.file.Stat()
+	}
+	return d.dir.Stat(".")
+}
+
+func (c *Call) stat(info fs.FileInfo, err error) error {
+	if err != nil {
+		return err
+	}
+	c.OK()
+	c.Out = wit.AppendCase(c.Out, fileType(info.Mode()))
+	sys, _ := info.Sys().(*syscall.Stat_t)
+	if sys == nil {
+		sys = &syscall.Stat_t{}
+	}
+	c.Out = wit.AppendU64(wit.AppendU64(c.Out, uint64(sys.Nlink)), uint64(info.Size()))
+	for _, t := range []syscall.Timespec{sys.Atim, sys.Mtim, sys.Ctim} {
+		c.Out = wit.AppendOption(c.Out, true)
+		c.Out = wit.AppendU32(wit.AppendU64(c.Out, uint64(t.Sec)), uint32(t.Nsec))
+	}
+	return nil
+}
+
+// hash is the identity of a file and what changes when the file does.
+func (c *Call) hash(info fs.FileInfo, err error) error {
+	if err != nil {
+		return err
+	}
+	sys, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return unix.ENOTSUP
+	}
+	c.OK()
+	c.Out = wit.AppendU64(c.Out, sys.Ino^uint64(sys.Mtim.Nano()))
+	c.Out = wit.AppendU64(c.Out, sys.Dev^uint64(sys.Ctim.Nano()))
+	return nil
+}
+
+// timestamp reads a new-timestamp; the zero time is for no change.
+func (c *Call) timestamp() time.Time {
+	switch c.In.Case(3) {
+	case 1:
+		return time.Now()
+	case 2:
+		return time.Unix(int64(c.In.U64()), int64(c.In.U32()))
+	}
+	return time.Time{}
+}
+
+// together gives the way of both names from the root that two descriptors share.
+func together(d, other *descriptor, name, otherName string) (root *os.Root, a, b string, err error) {
+	if d == other {
+		return d.dir, name, otherName, nil
+	}
+	if other.dir == nil {
+		return nil, "", "", unix.ENOTDIR
+	}
+	if d.top != other.top {
+		return nil, "", "", unix.EXDEV
+	}
+	if !fs.ValidPath(name) || !fs.ValidPath(otherName) {
+		return nil, "", "", unix.EPERM
+	}
+	return d.top, path.Join(d.at, name), path.Join(other.at, otherName), nil
+}
+
+// move makes rename-at, and link-at after its path-flags.
+func move(do func(root *os.Root, from, to string) error) func(c *Call, d *descriptor) error {
+	return func(c *Call, d *descriptor) error {
+		from := c.In.String()
+		other, err := Get[*descriptor](c.State, c.In.U32())
+		if err != nil {
+			return err
+		}
+		if other.readOnly {
+			return errReadOnly
+		}
+		root, from, to, err := together(d, other, from, c.In.String())
+		if err != nil {
+			return err
+		}
+		return done(c, do(root, from, to))
+	}
+}
+
+// remove makes unlink-file-at and remove-directory-at: os.Root.Remove does either.
+func remove(directory bool) func(c *Call, d *descriptor) error {
+	return func(c *Call, d *descriptor) error {
+		name := c.In.String()
+		info, err := d.dir.Lstat(name)
+		switch {
+		case err != nil:
+			return err
+		case info.IsDir() && !directory:
+			return unix.EISDIR
+		case !info.IsDir() && directory:
+			return unix.ENOTDIR
+		}
+		return done(c, d.dir.Remove(name))
+	}
+}

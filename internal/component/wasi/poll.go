@@ -1,0 +1,102 @@
+package wasi
+
+import (
+	"errors"
+	"time"
+
+	"github.com/tripod-run/tripod/internal/component/wit"
+)
+
+// Pollable is the resource of wasi:io/poll: it tells whether what it stands for is ready, and if not, when to look again
+// although nobody called State.Wake (the zero time: not).
+type Pollable func() (ready bool, again time.Time)
+
+// When is the pollable of something that calls State.Wake when it changes.
+func When(ready func() bool) Pollable {
+	return func() (bool, time.Time) { return ready(), time.Time{} }
+}
+
+// at is the pollable of a moment.
+func at(t time.Time) Pollable {
+	return func() (bool, time.Time) { return !time.Now().Before(t), t }
+}
+
+var pollFuncs = map[string]Func{
+	"[method]pollable.ready": func(c *Call) error {
+		p, err := Get[Pollable](c.State, c.In.U32())
+		if err != nil {
+			return err
+		}
+		ready, _ := p()
+		c.Out = wit.AppendBool(c.Out, ready)
+		return nil
+	},
+	"[method]pollable.block": func(c *Call) error {
+		p, err := Get[Pollable](c.State, c.In.U32())
+		if err != nil {
+			return err
+		}
+		return c.wait(c, p)
+	},
+	"poll": poll,
+}
+
+// poll waits until some of the pollables are ready and gives their places in the list.
+func poll(c *Call) error {
+	polled := make([]Pollable, c.In.Len())
+	for i := range polled {
+		p, err := Get[Pollable](c.State, c.In.U32())
+		if err != nil {
+			return err
+		}
+		polled[i] = p
+	}
+	if len(polled) == 0 {
+		return errors.New("poll of no pollable would wait for ever")
+	}
+	var ready []uint32
+	err := c.wait(c, func() (bool, time.Time) {
+		ready = ready[:0]
+		var soonest time.Time
+		for i, p := range polled {
+			is, again := p()
+			if is {
+				ready = append(ready, uint32(i))
+			}
+			if !again.IsZero() && (soonest.IsZero() || again.Before(soonest)) {
+				soonest = again
+			}
+		}
+		return len(ready) > 0, soonest
+	})
+	c.Out = wit.AppendLen(c.Out, len(ready))
+	for _, i := range ready {
+		c.Out = wit.AppendU32(c.Out, i)
+	}
+	return err
+}
+
+// The monotonic clock counts from the start of the program, so that it tells nothing of the host.
+var epoch = time.Now()
+
+var clockFuncs = map[string]Func{
+	"now": func(c *Call) error {
+		c.Out = wit.AppendU64(c.Out, uint64(time.Since(epoch)))
+		return nil
+	},
+	"resolution": func(c *Call) error {
+		c.Out = wit.AppendU64(c.Out, 1)
+		return nil
+	},
+	"subscribe-instant": func(c *Call) error {
+		c.Own(at(epoch.Add(duration(c.In.U64()))))
+		return nil
+	},
+	"subscribe-duration": func(c *Call) error {
+		c.Own(at(time.Now().Add(duration(c.In.U64()))))
+		return nil
+	},
+}
+
+// duration is one of the guest's, which may be longer than Go can say.
+func duration(ns uint64) time.Duration { return time.Duration(min(ns, uint64(100*365*24*time.Hour))) }

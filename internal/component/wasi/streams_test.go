@@ -1,0 +1,235 @@
+package wasi
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tripod-run/tripod/internal/component/wit"
+)
+
+const (
+	streams = "wasi:io/streams"
+	polls   = "wasi:io/poll"
+)
+
+func TestReadsWaitOrDoNot(t *testing.T) {
+	g := newGuest(t, Options{})
+	r, w := io.Pipe()
+	in := g.Put(&InputStream{Input: NewReader(r, g.Wake)})
+	if n := ok(t, g.call(streams, "[method]input-stream.read", u32(in), u64(10))).Len(); n != 0 {
+		t.Errorf("%d bytes of nothing", n)
+	}
+	go func() {
+		_, _ = w.Write([]byte("hello, world"))
+		_ = w.Close()
+	}()
+	p := g.call(streams, "[method]input-stream.subscribe", u32(in)).U32()
+	g.call(polls, "[method]pollable.block", u32(p))
+	if got := string(ok(t, g.call(streams, "[method]input-stream.read", u32(in), u64(5))).Bytes()); got != "hello" {
+		t.Errorf("read %q", got)
+	}
+	if n := ok(t, g.call(streams, "[method]input-stream.blocking-skip", u32(in), u64(2))).U64(); n != 2 {
+		t.Errorf("skipped %d", n)
+	}
+	if got := string(ok(t, g.call(streams, "[method]input-stream.blocking-read", u32(in), u64(1<<40))).Bytes()); got != "world" {
+		t.Errorf("read %q", got)
+	}
+	failed(t, g.call(streams, "[method]input-stream.blocking-read", u32(in), u64(5)), 1)
+}
+
+func TestStreamErrors(t *testing.T) {
+	g := newGuest(t, Options{})
+	in := g.Put(&InputStream{Input: NewReader(io.MultiReader(strings.NewReader("x"), broken{}), g.Wake)})
+	ok(t, g.call(streams, "[method]input-stream.blocking-read", u32(in), u64(5)))
+	r := g.call(streams, "[method]input-stream.blocking-read", u32(in), u64(5))
+	failed(t, r, 0)
+	if text := g.call("wasi:io/error", "[method]error.to-debug-string", u32(r.U32())).String(); text != "it broke" {
+		t.Errorf("the error is %q", text)
+	}
+	failed(t, g.call(streams, "[method]input-stream.read", u32(in), u64(5)), 1) // closed from then on
+}
+
+type broken struct{}
+
+func (broken) Read([]byte) (int, error)  { return 0, errors.New("it broke") }
+func (broken) Write([]byte) (int, error) { return 0, errors.New("it broke") }
+
+// slow takes what is written to it when it is told to.
+type slow struct {
+	take chan struct{}
+	bytes.Buffer
+}
+
+func (s *slow) Write(p []byte) (int, error) {
+	<-s.take
+	return s.Buffer.Write(p)
+}
+
+// TestWritesDoNotWait: a guest fills the window, is told that there is no more room, and waits until there is.
+func TestWritesDoNotWait(t *testing.T) {
+	g := newGuest(t, Options{})
+	to := &slow{take: make(chan struct{})}
+	w := NewWriter(to, nil, g.Wake)
+	out := g.Put(&OutputStream{Output: w})
+	piece := bytes.Repeat([]byte("x"), 1<<10)
+	written := 0
+	for {
+		if room := ok(t, g.call(streams, "[method]output-stream.check-write", u32(out))).U64(); room == 0 {
+			break
+		} else if room < uint64(len(piece)) {
+			t.Fatalf("room for %d bytes", room)
+		}
+		ok(t, g.call(streams, "[method]output-stream.write", u32(out), list(piece)))
+		written += len(piece)
+	}
+	if written > 3*window {
+		t.Errorf("%d bytes were taken", written)
+	}
+	if _, err := g.try(streams, "[method]output-stream.write", u32(out), list(piece)); err == nil {
+		t.Error("more than was allowed is taken")
+	}
+	p := g.call(streams, "[method]output-stream.subscribe", u32(out)).U32()
+	if g.call(polls, "[method]pollable.ready", u32(p)).Bool() {
+		t.Error("it is ready")
+	}
+	close(to.take)
+	g.call(polls, "[method]pollable.block", u32(p))
+	ok(t, g.call(streams, "[method]output-stream.blocking-flush", u32(out)))
+	if got := to.Len(); got != written {
+		t.Errorf("%d bytes have come of %d", got, written)
+	}
+	ok(t, g.call(streams, "[method]output-stream.blocking-write-zeroes-and-flush", u32(out), u64(3)))
+	if err := w.Close(); err != nil || !bytes.HasSuffix(to.Bytes(), []byte("x\x00\x00\x00")) {
+		t.Errorf("at the end: %v", err)
+	}
+	failed(t, g.call(streams, "[method]output-stream.write", u32(out), list(nil)), 1)
+}
+
+func TestFailedWriteIsToldOnce(t *testing.T) {
+	g := newGuest(t, Options{})
+	out := g.Put(&OutputStream{Output: NewWriter(broken{}, nil, g.Wake)})
+	failed(t, g.call(streams, "[method]output-stream.blocking-write-and-flush", u32(out), list([]byte("x"))), 0)
+	failed(t, g.call(streams, "[method]output-stream.check-write", u32(out)), 1)
+}
+
+// TestFlushIsSent: what was flushed leaves soon, and what comes quickly leaves together.
+func TestFlushIsSent(t *testing.T) {
+	g := newGuest(t, Options{})
+	sent := make(chan int, 100)
+	var to bytes.Buffer
+	w := NewWriter(&to, func() error { sent <- to.Len(); return nil }, g.Wake)
+	out := g.Put(&OutputStream{Output: w})
+	for range 10 {
+		ok(t, g.call(streams, "[method]output-stream.blocking-write-and-flush", u32(out), list([]byte("x"))))
+	}
+	total, sends := 0, 0
+	for total < 10 {
+		total = <-sent
+		sends++
+	}
+	if sends > 5 {
+		t.Errorf("10 bytes left in %d packets", sends)
+	}
+	if err := w.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestPollGivesThoseThatAreReady(t *testing.T) {
+	g := newGuest(t, Options{})
+	begin := time.Now()
+	soon := g.call("wasi:clocks/monotonic-clock", "subscribe-duration", u64(uint64(20*time.Millisecond))).U32()
+	later := g.call("wasi:clocks/monotonic-clock", "subscribe-duration", u64(1<<63)).U32()
+	now := g.call("wasi:clocks/monotonic-clock", "now").U64()
+	past := g.call("wasi:clocks/monotonic-clock", "subscribe-instant", u64(now-1)).U32()
+	poll := func(pollables ...uint32) []uint32 {
+		args := wit.AppendLen(nil, len(pollables))
+		for _, p := range pollables {
+			args = wit.AppendU32(args, p)
+		}
+		r := g.call(polls, "poll", args)
+		ready := make([]uint32, r.Len())
+		for i := range ready {
+			ready[i] = r.U32()
+		}
+		return ready
+	}
+	if got := poll(later, past, soon); len(got) != 1 || got[0] != 1 {
+		t.Errorf("ready are %v", got)
+	}
+	if got := poll(later, soon); len(got) != 1 || got[0] != 1 || time.Since(begin) < 20*time.Millisecond {
+		t.Errorf("ready are %v after %v", got, time.Since(begin))
+	}
+	if _, err := g.try(polls, "poll", wit.AppendLen(nil, 0)); err == nil {
+		t.Error("a poll of nothing returns")
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	g.ctx = ctx
+	over := errors.New("the request is over")
+	time.AfterFunc(time.Millisecond, func() { cancel(over) })
+	if _, err := g.try(polls, "[method]pollable.block", u32(later)); !errors.Is(err, over) {
+		t.Errorf("a wait that is interrupted: %v", err)
+	}
+}
+
+func TestSplice(t *testing.T) {
+	g := newGuest(t, Options{})
+	var to bytes.Buffer
+	w := NewWriter(&to, nil, g.Wake)
+	in, out := g.Put(&InputStream{Input: NewReader(strings.NewReader("some bytes"), g.Wake)}), g.Put(&OutputStream{Output: w})
+	if n := ok(t, g.call(streams, "[method]output-stream.blocking-splice", u32(out), u32(in), u64(4))).U64(); n != 4 {
+		t.Errorf("spliced %d bytes", n)
+	}
+	ok(t, g.call(streams, "[method]output-stream.splice", u32(out), u32(in), u64(100)))
+	failed(t, g.call(streams, "[method]output-stream.blocking-splice", u32(out), u32(in), u64(100)), 1)
+	if err := w.Close(); err != nil || to.String() != "some bytes" {
+		t.Errorf("spliced %q, %v", to.String(), err)
+	}
+}
+
+func TestStandardStreams(t *testing.T) {
+	var stdout, stderr bytes.Buffer
+	g := newGuest(t, Options{Stdin: strings.NewReader("input"), Stdout: &stdout, Stderr: &stderr})
+	for name, to := range map[string]*bytes.Buffer{"stdout": &stdout, "stderr": &stderr} {
+		out := g.call("wasi:cli/"+name, "get-"+name).U32()
+		ok(t, g.call(streams, "[method]output-stream.write", u32(out), list([]byte("to "+name))))
+		if to.String() != "to "+name {
+			t.Errorf("%s has %q", name, to)
+		}
+	}
+	in := g.call("wasi:cli/stdin", "get-stdin").U32()
+	if got := string(ok(t, g.call(streams, "[method]input-stream.blocking-read", u32(in), u64(10))).Bytes()); got != "input" {
+		t.Errorf("read %q", got)
+	}
+	none := newGuest(t, Options{})
+	in = none.call("wasi:cli/stdin", "get-stdin").U32()
+	failed(t, none.call(streams, "[method]input-stream.blocking-read", u32(in), u64(10)), 1)
+}
+
+func TestResourcesAreReused(t *testing.T) {
+	g := newGuest(t, Options{})
+	for range 1000 {
+		p := g.call("wasi:clocks/monotonic-clock", "subscribe-duration", u64(0)).U32()
+		g.Drop(p)
+		g.Drop(p) // no harm
+	}
+	if len(g.slots) > 1 {
+		t.Errorf("the table has %d places", len(g.slots))
+	}
+	if _, err := Get[*InputStream](g.State, 5); err == nil {
+		t.Error("a resource that is not there was found")
+	}
+}
+
+func TestSocketsAreRefused(t *testing.T) {
+	g := newGuest(t, Options{})
+	failed(t, g.call("wasi:sockets/tcp-create-socket", "create-tcp-socket", u32(0)), accessDenied)
+	failed(t, g.call("wasi:sockets/udp-create-socket", "create-udp-socket", u32(1)), accessDenied)
+	network := g.call("wasi:sockets/instance-network", "instance-network").U32()
+	failed(t, g.call("wasi:sockets/ip-name-lookup", "resolve-addresses", u32(network), str("example.com")), accessDenied)
+}

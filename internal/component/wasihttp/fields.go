@@ -1,0 +1,232 @@
+package wasihttp
+
+import (
+	"net/http"
+	"net/textproto"
+	"slices"
+	"strings"
+
+	"golang.org/x/net/http/httpguts"
+
+	"github.com/tripod-run/tripod/internal/component/wasi"
+	"github.com/tripod-run/tripod/internal/component/wit"
+)
+
+// Cases of header-error.
+const (
+	invalidSyntax = iota
+	forbidden
+	immutable
+)
+
+// maxFields bounds one fields resource, in bytes: its names and values, and for each what a field takes (as RFC 7541, 4.1).
+const (
+	maxFields     = 1 << 20
+	fieldOverhead = 32
+)
+
+// fields is the resource of that name: names in lower case, in the order in which they were given.
+type fields struct {
+	list      []field
+	size      int // held of the state
+	immutable bool
+	state     *wasi.State
+}
+
+type field struct{ name, value string }
+
+func (x field) size() int { return len(x.name) + len(x.value) + fieldOverhead }
+
+// newFields are fields with a list of their own, or one that they share; either is held.
+func newFields(s *wasi.State, list []field, immutable bool) (*fields, error) {
+	f := &fields{list: list, immutable: immutable, state: s}
+	for _, x := range list {
+		f.size += x.size()
+	}
+	if !s.Hold(f.size) {
+		return nil, wasi.ErrHeld
+	}
+	return f, nil
+}
+
+// ownFields gives the guest newFields.
+func ownFields(c *wasi.Call, list []field, immutable bool) error {
+	f, err := newFields(c.State, list, immutable)
+	if err == nil {
+		c.Own(f)
+	}
+	return err
+}
+
+// Close is called when the fields are dropped, or have been used up.
+func (f *fields) Close() error {
+	f.state.Hold(-f.size)
+	f.list, f.size = nil, 0
+	return nil
+}
+
+// forbiddenNames are of the connection, which is the server's (RFC 9110, 7.6.1), or say what the server says itself.
+var forbiddenNames = []string{
+	"connection", "host", "http2-settings", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te",
+	"transfer-encoding", "upgrade",
+}
+
+// fieldsOf are the fields of a header of net/http, without those that are forbidden; their order is that of the names.
+func fieldsOf(header http.Header) (list []field) {
+	names := make([]string, 0, len(header))
+	for name := range header {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		lower := strings.ToLower(name)
+		if slices.Contains(forbiddenNames, lower) {
+			continue
+		}
+		for _, v := range header[name] {
+			list = append(list, field{lower, v})
+		}
+	}
+	return list
+}
+
+// check tells why a name and its values cannot be added: a case of header-error, or -1.
+func (f *fields) check(name string, values ...string) int {
+	switch {
+	case f.immutable:
+		return immutable
+	case !httpguts.ValidHeaderFieldName(name):
+		return invalidSyntax
+	case slices.Contains(forbiddenNames, strings.ToLower(name)):
+		return forbidden
+	}
+	size := f.size
+	for _, v := range values {
+		if !httpguts.ValidHeaderFieldValue(v) {
+			return invalidSyntax
+		}
+		size += field{name, v}.size()
+	}
+	if size > maxFields || !f.state.Hold(size-f.size) {
+		return forbidden
+	}
+	f.state.Hold(f.size - size) // add will
+	return -1
+}
+
+func (f *fields) add(name, value string) {
+	x := field{strings.ToLower(name), value}
+	f.list = append(f.list, x)
+	f.state.Hold(x.size())
+	f.size += x.size()
+}
+
+func (f *fields) remove(name string) {
+	name = strings.ToLower(name)
+	f.list = slices.DeleteFunc(f.list, func(x field) bool {
+		if x.name == name {
+			f.state.Hold(-x.size())
+			f.size -= x.size()
+		}
+		return x.name == name
+	})
+}
+
+func (f *fields) get(name string) []string {
+	var values []string
+	for _, x := range f.list {
+		if strings.EqualFold(x.name, name) {
+			values = append(values, x.value)
+		}
+	}
+	return values
+}
+
+// copyTo adds the fields to a header of net/http; prefix is for the names of trailers.
+func (f *fields) copyTo(header http.Header, prefix string) {
+	for _, x := range f.list {
+		name := prefix + textproto.CanonicalMIMEHeaderKey(x.name)
+		header[name] = append(header[name], x.value)
+	}
+}
+
+// onFields makes a method of fields.
+func onFields(do func(c *wasi.Call, f *fields)) wasi.Func {
+	return on(func(c *wasi.Call, f *fields) error {
+		do(c, f)
+		return nil
+	})
+}
+
+// changed writes a result<_, header-error>, after doing what is allowed.
+func changed(c *wasi.Call, refused int, do func()) {
+	if refused >= 0 {
+		c.FailedWith(refused)
+		return
+	}
+	do()
+	c.OK()
+}
+
+func appendEntries(c *wasi.Call, list []field) {
+	c.Out = wit.AppendLen(c.Out, len(list))
+	for _, x := range list {
+		c.Out = wit.AppendString(wit.AppendString(c.Out, x.name), x.value)
+	}
+}
+
+func fieldsFromList(c *wasi.Call) error {
+	f := &fields{state: c.State}
+	for range c.In.Len() {
+		name, v := c.In.String(), c.In.String()
+		if refused := f.check(name, v); refused >= 0 {
+			c.FailedWith(refused)
+			c.In.Raw(len(c.In.Rest()))
+			return f.Close()
+		}
+		f.add(name, v)
+	}
+	c.OK()
+	c.Own(f)
+	return nil
+}
+
+var fieldsFuncs = map[string]wasi.Func{
+	"[constructor]fields":      func(c *wasi.Call) error { return ownFields(c, nil, false) },
+	"[static]fields.from-list": fieldsFromList,
+	"[method]fields.get": onFields(func(c *wasi.Call, f *fields) {
+		values := f.get(c.In.String())
+		c.Out = wit.AppendLen(c.Out, len(values))
+		for _, v := range values {
+			c.Out = wit.AppendString(c.Out, v)
+		}
+	}),
+	"[method]fields.has": onFields(func(c *wasi.Call, f *fields) {
+		c.Out = wit.AppendBool(c.Out, len(f.get(c.In.String())) > 0)
+	}),
+	"[method]fields.set": onFields(func(c *wasi.Call, f *fields) {
+		name := c.In.String()
+		values := make([]string, c.In.Len())
+		for i := range values {
+			values[i] = c.In.String()
+		}
+		changed(c, f.check(name, values...), func() {
+			f.remove(name)
+			for _, v := range values {
+				f.add(name, v)
+			}
+		})
+	}),
+	"[method]fields.delete": onFields(func(c *wasi.Call, f *fields) {
+		name := c.In.String()
+		changed(c, f.check(name), func() { f.remove(name) })
+	}),
+	"[method]fields.append": onFields(func(c *wasi.Call, f *fields) {
+		name, v := c.In.String(), c.In.String()
+		changed(c, f.check(name, v), func() { f.add(name, v) })
+	}),
+	"[method]fields.entries": onFields(func(c *wasi.Call, f *fields) { appendEntries(c, f.list) }),
+	"[method]fields.clone": on(func(c *wasi.Call, f *fields) error {
+		return ownFields(c, slices.Clone(f.list), false)
+	}),
+}

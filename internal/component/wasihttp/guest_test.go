@@ -1,0 +1,173 @@
+package wasihttp
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/tripod-run/tripod/internal/component/engine"
+	"github.com/tripod-run/tripod/internal/component/wasi"
+)
+
+// hello is the component of examples/wasm/hello-http-c, which is C over the bare ABI, on one of the engine's two paths.
+type hello struct {
+	t      *testing.T
+	code   *engine.Code
+	handle *engine.Func
+	path   engine.Path
+}
+
+var compiled = sync.OnceValues(func() (*engine.Code, error) {
+	wasm, err := os.ReadFile("../../../examples/wasm/hello-http-c/hello-http-c.wasm")
+	if err != nil {
+		return nil, err
+	}
+	e, err := engine.New(engine.Config{Instances: 16})
+	if err != nil {
+		return nil, err
+	}
+	image, err := e.Compile(context.Background(), wasm, engine.CompileOptions{Provided: Provided, Both: true})
+	if err != nil {
+		return nil, err
+	}
+	return e.Load(image, Host())
+})
+
+// paths runs a test with the example on both paths.
+func paths(t *testing.T, test func(t *testing.T, url string)) {
+	code, err := compiled()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if code.World() != engine.WorldHTTP {
+		t.Fatalf("world %s", code.World())
+	}
+	handle, err := code.Func(Signature())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, path := range map[string]engine.Path{"component path": engine.PathComponent, "core path": engine.PathCore} {
+		t.Run(name, func(t *testing.T) {
+			server := httptest.NewServer(&hello{t, code, handle, path})
+			defer server.Close()
+			test(t, server.URL)
+		})
+	}
+}
+
+func (h *hello) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if err := h.serve(w, r); err != nil {
+		h.t.Logf("%s %s: %v", r.Method, r.URL, err)
+		Fail(w, err)
+	}
+}
+
+func (h *hello) serve(w http.ResponseWriter, r *http.Request) error {
+	s := NewSession(wasi.Options{})
+	defer s.Close()
+	i, err := h.code.Instantiate(r.Context(), engine.InstanceOptions{Host: s, Deadline: 10 * time.Second, Path: h.path})
+	if err != nil {
+		return err
+	}
+	defer i.Close()
+	return s.Serve(w, r, func(ctx context.Context, params []byte) error {
+		_, err := i.Call(ctx, h.handle, params, nil)
+		return err
+	})
+}
+
+func TestExample(t *testing.T) {
+	paths(t, func(t *testing.T, url string) {
+		r := request(t, "GET", url+"/some/where", nil)
+		r.Header.Set("X-Name", "Ada")
+		resp, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		body, _ := io.ReadAll(resp.Body)
+		if got := string(body); got != "hello from /some/where, Ada\n" || resp.Header.Get("Content-Type") != "text/plain; charset=utf-8" {
+			t.Errorf("%q %v", got, resp.Header)
+		}
+		for path, status := range map[string]int{"/status/404": 404, "/trap": 500, "/empty": 500} {
+			resp, err := http.Get(url + path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp.Body.Close()
+			if resp.StatusCode != status {
+				t.Errorf("%s: %s", path, resp.Status)
+			}
+		}
+	})
+}
+
+func TestExampleEchoes(t *testing.T) {
+	data := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
+	paths(t, func(t *testing.T, url string) {
+		resp, err := http.Post(url+"/echo", "text/plain", bytes.NewReader(data))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if body, err := io.ReadAll(resp.Body); err != nil || !bytes.Equal(body, data) {
+			t.Errorf("%d bytes of %d, or others: %v", len(body), len(data), err)
+		}
+	})
+}
+
+// TestExampleWithCurl: a client that is not ours, and speaks HTTP/1.1 its own way.
+func TestExampleWithCurl(t *testing.T) {
+	paths(t, func(t *testing.T, url string) {
+		curl := func(stdin string, args ...string) string {
+			c := exec.Command("curl", append([]string{"-sS", "--max-time", "20"}, args...)...)
+			c.Stdin = strings.NewReader(stdin)
+			out, err := c.Output()
+			if failed, ok := errors.AsType[*exec.ExitError](err); ok {
+				return "curl: " + string(failed.Stderr)
+			}
+			return string(out)
+		}
+		for want, got := range map[string]string{
+			"hello from /x?y=z, one, two\n": curl("", "-H", "x-name: one", "-H", "x-name: two", url+"/x?y=z"),
+			"from a pipe":                   curl("from a pipe", "-T", "-", "-X", "POST", url+"/echo"),
+			"418":                           curl("", "-o", "/dev/null", "-w", "%{http_code}", url+"/status/418"),
+		} {
+			if got != want {
+				t.Errorf("%q, want %q", got, want)
+			}
+		}
+	})
+}
+
+// BenchmarkExample is one request by a fresh instance, without the network.
+func BenchmarkExample(b *testing.B) {
+	code, err := compiled()
+	if err != nil {
+		b.Fatal(err)
+	}
+	handle, err := code.Func(Signature())
+	if err != nil {
+		b.Fatal(err)
+	}
+	for name, path := range map[string]engine.Path{"component path": engine.PathComponent, "core path": engine.PathCore} {
+		b.Run(name, func(b *testing.B) {
+			h := &hello{nil, code, handle, path}
+			r := httptest.NewRequest("GET", "/path", nil)
+			for b.Loop() {
+				if err := h.serve(httptest.NewRecorder(), r); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

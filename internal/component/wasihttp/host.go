@@ -1,0 +1,66 @@
+package wasihttp
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/component/engine"
+	"github.com/tripod-run/tripod/internal/component/wasi"
+)
+
+// Guest is what the InstanceOptions.Host of a guest must be that is offered Host or WASI.
+type Guest interface{ WASI() *wasi.State }
+
+// Host is what guests of the world are offered, for engine.Engine.Load: WASI, and wasi:http, for which their Guest must be a
+// *Session.
+func Host() engine.Host { return hostOf(interfaces()) }
+
+// WASI is what guests of other worlds are offered: the interfaces of internal/component/wasi.
+func WASI() engine.Host { return hostOf(wasi.Interfaces()) }
+
+func hostOf(all []*wasi.Interface, bound []wasi.Bound) engine.Host {
+	var h engine.Host
+	for _, i := range all {
+		for _, name := range i.Resources {
+			h.Resources = append(h.Resources, engine.HostResource{Interface: i.Name, Name: name, Drop: func(host any, rep uint32) {
+				if g, ok := host.(Guest); ok {
+					g.WASI().Drop(rep)
+				}
+			}})
+		}
+	}
+	for _, f := range bound {
+		h.Funcs = append(h.Funcs, hostFunc(f))
+	}
+	return h
+}
+
+func hostFunc(f wasi.Bound) engine.HostFunc {
+	return engine.HostFunc{Interface: f.Interface, Name: f.Name, Params: f.Params, Result: f.Result,
+		Call: func(c *engine.HostCall, args []byte) ([]byte, error) {
+			g, ok := c.Host().(Guest)
+			if !ok {
+				return nil, fmt.Errorf("%s of an instance without a State: %w", f.Name, errdefs.ErrInternal)
+			}
+			return f.Invoke(c.Context(), g.WASI(), args, c.Renew)
+		}}
+}
+
+// Provided tells whether an interface of that name, in any version that is compatible, is among those of Host.
+func Provided(iface string) bool {
+	all, _ := interfaces()
+	name, version, _ := strings.Cut(iface, "@")
+	return strings.HasPrefix(version, "0.2.") && slices.ContainsFunc(all, func(i *wasi.Interface) bool {
+		known, _, _ := strings.Cut(i.Name, "@")
+		return known == name
+	})
+}
+
+// Signature is the function that Serve calls.
+func Signature() engine.Signature {
+	f := handle()
+	return engine.Signature{Interface: handlerInterface, Name: f.Name, Params: f.Params, Result: f.Result}
+}

@@ -1,0 +1,65 @@
+package wasihttp
+
+import (
+	_ "embed"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/tripod-run/tripod/internal/component/wasi"
+	"github.com/tripod-run/tripod/internal/component/wit"
+)
+
+//go:embed http.wit
+var text string
+
+// The interfaces of wasi:http.
+const (
+	typesInterface    = "wasi:http/types@0.2.12"
+	handlerInterface  = "wasi:http/incoming-handler@0.2.12"
+	outgoingInterface = "wasi:http/outgoing-handler@0.2.12"
+)
+
+// declared are the interfaces of http.wit.
+var declared = sync.OnceValue(func() []*wasi.Interface {
+	known, _ := wasi.Interfaces()
+	own, err := wasi.ParseWIT(text, known...)
+	if err != nil {
+		panic(err) // embedded in the program; a test reads it
+	}
+	return own
+})
+
+func declaration(name string) *wasi.Interface {
+	return declared()[slices.IndexFunc(declared(), func(i *wasi.Interface) bool { return i.Name == name })]
+}
+
+// interfaces are all that a guest is offered, those of internal/component/wasi included, and their functions.
+var interfaces = sync.OnceValues(func() ([]*wasi.Interface, []wasi.Bound) {
+	known, bound := wasi.Interfaces()
+	types := outgoingFuncs()
+	for _, funcs := range []map[string]wasi.Func{fieldsFuncs, requestFuncs, responseFuncs} {
+		maps.Copy(types, funcs)
+	}
+	all, bound := slices.Clone(known), slices.Clone(bound)
+	for name, do := range map[string]map[string]wasi.Func{typesInterface: types, outgoingInterface: {"handle": deny}} {
+		funcs, err := wasi.Bind(declaration(name), do)
+		if err != nil {
+			panic(fmt.Errorf("http.wit: %w", err)) // likewise
+		}
+		all, bound = append(all, declaration(name)), append(bound, funcs...)
+	}
+	return all, bound
+})
+
+// handle is the function that the guest exports.
+func handle() wasi.Signature { return declaration(handlerInterface).Funcs[0] }
+
+// errorCodes is the variant error-code.
+func errorCodes() *wit.Type { return declaration(typesInterface).Type("error-code") }
+
+// caseOf is the number of an error-code.
+func caseOf(name string) int {
+	return slices.IndexFunc(errorCodes().Cases, func(c wit.Case) bool { return c.Name == name })
+}

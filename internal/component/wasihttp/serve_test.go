@@ -1,0 +1,506 @@
+package wasihttp
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/component/wasi"
+)
+
+// both runs a test over HTTP/1.1 and HTTP/2.
+func both(t *testing.T, test func(t *testing.T, h2 bool)) {
+	t.Run("HTTP/1.1", func(t *testing.T) { test(t, false) })
+	t.Run("HTTP/2", func(t *testing.T) { test(t, true) })
+}
+
+func do(t *testing.T, server *httptest.Server, r *http.Request) (*http.Response, string) {
+	t.Helper()
+	resp, err := server.Client().Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp, string(body)
+}
+
+func request(t *testing.T, method, url string, body io.Reader) *http.Request {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, url, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func want(t *testing.T, o outcome, err error) {
+	t.Helper()
+	if !errors.Is(o.err, err) || (err == nil) != (o.err == nil) {
+		t.Errorf("outcome %v, want %v", o.err, err)
+	}
+}
+
+func TestRequestReachesTheGuest(t *testing.T) {
+	both(t, func(t *testing.T, h2 bool) {
+		server, outcomes := serve(t, h2, func(g *guest, q, out uint32) {
+			headers := g.call(types, "[method]incoming-request.headers", u32(q)).U32()
+			entries := g.call(types, "[method]fields.entries", u32(headers))
+			var list []string
+			for range entries.Len() {
+				list = append(list, entries.String()+"="+entries.String())
+			}
+			if isOK(g.call(types, "[method]fields.append", u32(headers), str("a"), str("b"))) {
+				g.t.Error("the request's fields are mutable")
+			}
+			method := g.call(types, "[method]incoming-request.method", u32(q))
+			m := method.U32()
+			scheme, path, authority := g.call(types, "[method]incoming-request.scheme", u32(q)), g.call(types, "[method]incoming-request.path-with-query", u32(q)),
+				g.call(types, "[method]incoming-request.authority", u32(q))
+			scheme.Option()
+			path.Option()
+			authority.Option()
+			body := g.respond(out, 203, "content-type", "text/x", "x-two", "1", "x-two", "2")
+			g.write(g.stream(body), fmt.Sprintf("%d %d %s %s %s", m, scheme.U32(), path.String(), authority.String(), strings.Join(list, " ")))
+			if !g.finish(body) {
+				g.t.Error("finish failed")
+			}
+			first, second := g.call(types, "[method]incoming-request.consume", u32(q)), g.call(types, "[method]incoming-request.consume", u32(q))
+			if !isOK(first) || isOK(second) {
+				g.t.Error("a body can be consumed twice, or not once")
+			}
+		})
+		r := request(t, "DELETE", server.URL+"/a%20b?c=d", nil)
+		r.Header = http.Header{"X-Name": {"one", "two"}, "User-Agent": {"test"}, "Accept-Encoding": {"identity"}}
+		resp, got := do(t, server, r)
+		scheme := 0
+		if h2 {
+			scheme = 1
+		}
+		if want := fmt.Sprintf("4 %d /a%%20b?c=d %s accept-encoding=identity user-agent=test x-name=one x-name=two", scheme, server.Listener.Addr()); got != want {
+			t.Errorf("the guest saw\n%s\nwant\n%s", got, want)
+		}
+		if resp.StatusCode != 203 || resp.Header.Get("Content-Type") != "text/x" || len(resp.Header["X-Two"]) != 2 || resp.ContentLength != int64(len(got)) {
+			t.Errorf("response %v", resp)
+		}
+		want(t, <-outcomes, nil)
+	})
+}
+
+// TestBodiesAreStreamed echoes more than fits anywhere on the way.
+func TestBodiesAreStreamed(t *testing.T) {
+	data := make([]byte, 8<<20)
+	for i := range data {
+		data[i] = byte(rand.Uint32())
+	}
+	both(t, func(t *testing.T, h2 bool) {
+		server, outcomes := serve(t, h2, func(g *guest, q, out uint32) {
+			_, in := g.input(q)
+			body := g.respond(out, 200)
+			to := g.stream(body)
+			for piece, more := g.read(in); more; piece, more = g.read(in) {
+				for len(piece) > 0 {
+					n := min(len(piece), 4096)
+					if !g.write(to, piece[:n]) {
+						return
+					}
+					piece = piece[n:]
+				}
+			}
+			g.finish(body)
+		})
+		_, got := do(t, server, request(t, "POST", server.URL, bytes.NewReader(data)))
+		if sha256.Sum256([]byte(got)) != sha256.Sum256(data) {
+			t.Errorf("%d bytes came back of %d, or others", len(got), len(data))
+		}
+		want(t, <-outcomes, nil)
+	})
+}
+
+// TestPollingGuest never blocks but in poll: it reads and writes what there is, in both directions at a time.
+func TestPollingGuest(t *testing.T) {
+	both(t, func(t *testing.T, h2 bool) {
+		server, outcomes := serve(t, h2, func(g *guest, q, out uint32) {
+			_, in := g.input(q)
+			body := g.respond(out, 200)
+			to := g.stream(body)
+			readable := g.call(streams, "[method]input-stream.subscribe", u32(in)).U32()
+			writable := g.call(streams, "[method]output-stream.subscribe", u32(to)).U32()
+			for {
+				g.call(polls, "poll", u32(1), u32(readable))
+				r := g.call(streams, "[method]input-stream.read", u32(in), u64(1000))
+				if !isOK(r) {
+					break
+				}
+				piece := r.String()
+				for len(piece) > 0 {
+					g.call(polls, "[method]pollable.block", u32(writable))
+					n := min(len(piece), int(g.ok(g.call(streams, "[method]output-stream.check-write", u32(to))).U64()))
+					g.ok(g.call(streams, "[method]output-stream.write", u32(to), str(piece[:n])))
+					g.ok(g.call(streams, "[method]output-stream.flush", u32(to)))
+					piece = piece[n:]
+				}
+			}
+			g.ok(g.call(streams, "[method]output-stream.blocking-flush", u32(to)))
+			g.finish(body)
+		})
+		// Each piece must come back before the next is sent.
+		r, w := io.Pipe()
+		go func() { _, _ = io.WriteString(w, "0\n") }()
+		resp, err := server.Client().Do(request(t, "POST", server.URL, r))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		lines := bufio.NewReader(resp.Body)
+		for i := range 100 {
+			line, err := lines.ReadString('\n')
+			if err != nil || line != fmt.Sprintf("%d\n", i) {
+				t.Fatalf("%q, %v; want %d", line, err, i)
+			}
+			if i == 99 {
+				break
+			}
+			if _, err := fmt.Fprintf(w, "%d\n", i+1); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.Close()
+		_, _ = io.Copy(io.Discard, lines)
+		<-outcomes
+	})
+}
+
+func TestTrailers(t *testing.T) {
+	both(t, func(t *testing.T, h2 bool) {
+		server, outcomes := serve(t, h2, func(g *guest, q, out uint32) {
+			in, _ := g.input(q)
+			future := g.call(types, "[static]incoming-body.finish", u32(in)).U32()
+			p := g.call(types, "[method]future-trailers.subscribe", u32(future)).U32()
+			g.call(polls, "[method]pollable.block", u32(p))
+			r := g.call(types, "[method]future-trailers.get", u32(future))
+			if !r.Option() || !isOK(r) || !isOK(r) || !r.Option() {
+				g.t.Error("no trailers")
+				return
+			}
+			values := g.call(types, "[method]fields.get", u32(r.U32()), str("x-sum"))
+			if again := g.call(types, "[method]future-trailers.get", u32(future)); !again.Option() || isOK(again) {
+				g.t.Error("trailers are given twice")
+			}
+			body := g.respond(out, 200)
+			g.write(g.stream(body), "body")
+			if values.Len() != 1 || !g.finish(body, "x-sum", values.String(), "x-more", "1") {
+				g.t.Error("other trailers, or they cannot be sent")
+			}
+		})
+		r := request(t, "POST", server.URL, io.MultiReader(strings.NewReader("some"), strings.NewReader("thing")))
+		r.Trailer = http.Header{"X-Sum": {"42"}}
+		resp, body := do(t, server, r)
+		if body != "body" || resp.Trailer.Get("X-Sum") != "42" || resp.Trailer.Get("X-More") != "1" {
+			t.Errorf("%q with trailers %v", body, resp.Trailer)
+		}
+		want(t, <-outcomes, nil)
+	})
+}
+
+// TestFirstBytesDoNotWait: what a guest has flushed reaches the client while the guest waits for something else, and so
+// does the header of a response without a body yet.
+func TestFirstBytesDoNotWait(t *testing.T) {
+	both(t, func(t *testing.T, h2 bool) {
+		next := make(chan struct{})
+		server, outcomes := serve(t, h2, func(g *guest, _, out uint32) {
+			body := g.respond(out, 200, "content-type", "text/event-stream")
+			<-next
+			to := g.stream(body)
+			for i := range 3 {
+				g.write(to, fmt.Sprintf("data: %d\n", i))
+				<-next
+			}
+			g.finish(body)
+		})
+		resp, err := server.Client().Do(request(t, "GET", server.URL, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		next <- struct{}{}
+		lines := bufio.NewReader(resp.Body)
+		for i := range 3 {
+			if line, err := lines.ReadString('\n'); err != nil || line != fmt.Sprintf("data: %d\n", i) {
+				t.Fatalf("%q, %v", line, err)
+			}
+			next <- struct{}{}
+		}
+		want(t, <-outcomes, nil)
+	})
+}
+
+func TestInformationalResponses(t *testing.T) {
+	server, outcomes := serve(t, false, func(g *guest, _, out uint32) {
+		g.ok(g.call(types, "[method]response-outparam.send-informational", u32(out), u16(103), u32(g.fields("link", "</style.css>"))))
+		if isOK(g.call(types, "[method]response-outparam.send-informational", u32(out), u16(200), u32(g.fields()))) {
+			g.t.Error("200 is taken for informational")
+		}
+		g.finish(g.respond(out, 204))
+	})
+	conn, err := net.Dial("tcp", server.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	fmt.Fprint(conn, "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+	all, _ := io.ReadAll(conn)
+	if first, second, ok := strings.Cut(string(all), "\r\n\r\n"); !ok || !strings.HasPrefix(first, "HTTP/1.1 103") || !strings.Contains(first, "Link: </style.css>") ||
+		!strings.HasPrefix(second, "HTTP/1.1 204") || strings.Contains(second, "Link") {
+		t.Errorf("%s", all)
+	}
+	want(t, <-outcomes, nil)
+}
+
+// TestGuestsThatFail: the client gets a status, or sees that the response is not whole; never something that looks whole.
+func TestGuestsThatFail(t *testing.T) {
+	boom := errors.New("unreachable executed")
+	for name, c := range map[string]struct {
+		handle func(g *guest, q, out uint32)
+		status int // 0: the response is broken off
+		err    error
+	}{
+		"traps":            {func(*guest, uint32, uint32) { panic(trap{boom}) }, 500, boom},
+		"uses up its time": {func(*guest, uint32, uint32) { panic(trap{context.DeadlineExceeded}) }, 504, context.DeadlineExceeded},
+		"uses up memory":   {func(*guest, uint32, uint32) { panic(trap{errdefs.ErrResourceExhausted}) }, 503, errdefs.ErrResourceExhausted},
+		"says nothing":     {func(*guest, uint32, uint32) {}, 500, ErrNoResponse},
+		"traps in the body": {func(g *guest, _, out uint32) {
+			g.write(g.stream(g.respond(out, 200)), "some")
+			panic(trap{boom})
+		}, 0, boom},
+		"does not finish": {func(g *guest, _, out uint32) { g.write(g.stream(g.respond(out, 200)), "some") }, 0, ErrUnfinished},
+		"promises more bytes": {func(g *guest, _, out uint32) {
+			body := g.respond(out, 200, "content-length", "10")
+			g.write(g.stream(body), "some")
+			if g.finish(body) {
+				g.t.Error("finish is content")
+			}
+		}, 0, ErrUnfinished},
+		"answers with an error": {func(g *guest, _, out uint32) {
+			g.call(types, "[static]response-outparam.set", u32(out), u32(1), u32(uint32(caseOf("HTTP-request-denied"))))
+		}, 403, nil},
+		"answers with an internal error": {func(g *guest, _, out uint32) {
+			g.call(types, "[static]response-outparam.set", u32(out), u32(1), u32(uint32(caseOf("internal-error"))), some(str("secret")))
+		}, 500, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			both(t, func(t *testing.T, h2 bool) {
+				server, outcomes := serve(t, h2, c.handle)
+				resp, err := server.Client().Do(request(t, "GET", server.URL, nil))
+				var body []byte
+				if err == nil {
+					defer resp.Body.Close()
+					body, err = io.ReadAll(resp.Body)
+				}
+				switch {
+				case c.status == 0 && err == nil:
+					t.Errorf("the response looks whole: %v %q", resp, body)
+				case c.status != 0 && (err != nil || resp.StatusCode != c.status || strings.Contains(string(body), "secret")):
+					t.Errorf("%v %q, %v; want %d", resp, body, err, c.status)
+				}
+				o := <-outcomes
+				if _, isCode := errors.AsType[*CodeError](o.err); c.err == nil && !isCode {
+					t.Errorf("outcome %v", o.err)
+				} else if c.err != nil {
+					want(t, o, c.err)
+				}
+			})
+		})
+	}
+}
+
+func TestTooLongBody(t *testing.T) {
+	server, outcomes := serve(t, false, func(g *guest, _, out uint32) {
+		body := g.respond(out, 200, "content-length", "3")
+		to := g.stream(body)
+		if !g.write(to, "abc") {
+			g.t.Error("what fits is refused")
+		}
+		r := g.call(streams, "[method]output-stream.blocking-write-and-flush", u32(to), str("d"))
+		if isOK(r) || r.U32() != 0 {
+			g.t.Error("more than the content-length is taken")
+			return
+		}
+		code := g.call(types, "http-error-code", u32(r.U32()))
+		if !code.Option() || code.U32() != uint32(caseOf("HTTP-response-body-size")) {
+			g.t.Error("another error-code")
+		}
+	})
+	if resp, err := server.Client().Do(request(t, "GET", server.URL, nil)); err == nil {
+		resp.Body.Close()
+	}
+	want(t, <-outcomes, ErrUnfinished)
+}
+
+// TestHeadAndNoContent: what a guest writes as the body of a response that has none goes nowhere.
+func TestHeadAndNoContent(t *testing.T) {
+	both(t, func(t *testing.T, h2 bool) {
+		server, outcomes := serve(t, h2, func(g *guest, q, out uint32) {
+			status := uint16(200)
+			if m := g.call(types, "[method]incoming-request.method", u32(q)).U32(); m == 0 {
+				status = 204
+			}
+			body := g.respond(out, status)
+			g.write(g.stream(body), "a body")
+			g.finish(body)
+		})
+		for _, method := range []string{"HEAD", "GET"} {
+			if resp, body := do(t, server, request(t, method, server.URL, nil)); body != "" {
+				t.Errorf("%s: %v %q", method, resp.Status, body)
+			}
+			want(t, <-outcomes, nil)
+		}
+	})
+}
+
+// TestClientGoesAway: the guest sees its streams end, and nothing of the request is left.
+func TestClientGoesAway(t *testing.T) {
+	both(t, func(t *testing.T, h2 bool) {
+		server, outcomes := serve(t, h2, func(g *guest, _, out uint32) {
+			to := g.stream(g.respond(out, 200))
+			for g.write(to, strings.Repeat("x", 4096)) {
+			}
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		resp, err := server.Client().Do(request(t, "GET", server.URL, nil).WithContext(ctx))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(resp.Body, make([]byte, 10000)); err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		resp.Body.Close()
+		select {
+		case o := <-outcomes:
+			if o.err != nil && !errors.Is(o.err, context.Canceled) {
+				t.Errorf("outcome %v", o.err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatal("the guest still writes")
+		}
+	})
+}
+
+// TestClientDoesNotSend: a guest that waits for a body which does not come is ended by the request's context.
+func TestClientDoesNotSend(t *testing.T) {
+	both(t, func(t *testing.T, h2 bool) {
+		for _, background := range []bool{false, true} {
+			server, outcomes := serve(t, h2, func(g *guest, q, _ uint32) {
+				_, in := g.input(q)
+				if background {
+					p := g.call(streams, "[method]input-stream.subscribe", u32(in)).U32()
+					g.call(polls, "poll", u32(1), u32(p))
+				}
+				g.read(in)
+			})
+			handler := server.Config.Handler
+			server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				ctx, cancel := context.WithTimeout(r.Context(), 50*time.Millisecond)
+				defer cancel()
+				handler.ServeHTTP(w, r.WithContext(ctx))
+			})
+			body, _ := io.Pipe()
+			go func() {
+				resp, err := server.Client().Do(request(t, "POST", server.URL, body))
+				if err == nil {
+					resp.Body.Close()
+				}
+			}()
+			select {
+			case o := <-outcomes:
+				if o.err == nil {
+					t.Error("no error")
+				}
+			case <-time.After(10 * time.Second):
+				t.Fatal("the guest still waits")
+			}
+			body.Close()
+		}
+	})
+}
+
+// TestSessionServesManyRequests, as with instances that are used again.
+func TestSessionServesManyRequests(t *testing.T) {
+	s := NewSession(wasi.Options{})
+	defer s.Close()
+	for i := range 100 {
+		w := httptest.NewRecorder()
+		err := s.Serve(w, httptest.NewRequest("POST", "/", strings.NewReader("ping")), func(ctx context.Context, params []byte) error {
+			return play(&guest{t, ctx, s}, params, func(g *guest, q, out uint32) {
+				b, in := g.input(q)
+				piece, _ := g.read(in)
+				body := g.respond(out, 200)
+				to := g.stream(body)
+				g.write(to, piece+"-pong")
+				for _, rep := range []uint32{q, in, b, to} {
+					s.state.Drop(rep)
+				}
+				g.finish(body)
+			})
+		})
+		if err != nil || w.Body.String() != "ping-pong" {
+			t.Fatalf("request %d: %q, %v", i, w.Body, err)
+		}
+	}
+}
+
+// TestNothingIsLeft: requests that end in every wrong way leave no goroutine and no connection's worth of memory.
+func TestNothingIsLeft(t *testing.T) {
+	both(t, func(t *testing.T, h2 bool) {
+		server, outcomes := serve(t, h2, func(g *guest, q, out uint32) {
+			_, in := g.input(q)
+			p := g.call(streams, "[method]input-stream.subscribe", u32(in)).U32()
+			g.call(polls, "[method]pollable.ready", u32(p)) // it is read ahead from now on
+			g.write(g.stream(g.respond(out, 200)), "some")
+			panic(trap{errors.New("boom")})
+		})
+		ask := func() {
+			body, w := io.Pipe()
+			go func() {
+				<-outcomes
+				w.Close() // a client waits for its own body before it tells of an error
+			}()
+			resp, err := server.Client().Do(request(t, "POST", server.URL, body))
+			if err == nil {
+				_, _ = io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
+			}
+		}
+		ask()
+		before := runtime.NumGoroutine()
+		for range 50 {
+			ask()
+		}
+		server.CloseClientConnections()
+		deadline := time.Now().Add(10 * time.Second)
+		for runtime.NumGoroutine() > before+5 {
+			if time.Now().After(deadline) {
+				t.Fatalf("%d goroutines, %d before", runtime.NumGoroutine(), before)
+			}
+			time.Sleep(10 * time.Millisecond) // pacing of a poll
+		}
+	})
+}

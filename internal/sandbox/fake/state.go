@@ -1,0 +1,97 @@
+package fake
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
+)
+
+// The layout below Config.Dir: POD/sandbox.json and POD/containers/CONTAINER.json. A sandbox that was stopped keeps
+// its directory and loses sandbox.json's "up".
+type sandboxState struct {
+	ID string `json:"id"`
+	Up bool   `json:"up"`
+}
+
+// containerState is a sandbox.Status as it lies on the disk.
+type containerState struct {
+	State      sandbox.State `json:"state"`
+	StartedAt  time.Time     `json:"startedAt,omitzero"`
+	FinishedAt time.Time     `json:"finishedAt,omitzero"`
+	ExitCode   int32         `json:"exitCode,omitempty"`
+	Reason     string        `json:"reason,omitempty"`
+	// EndsAt is when the container ends by itself with EndsWith; zero is never.
+	EndsAt   time.Time `json:"endsAt,omitzero"`
+	EndsWith int32     `json:"endsWith,omitempty"`
+}
+
+// now is the state as of now: a container whose time has come has ended, also while no daemon was there.
+func (s containerState) now() containerState {
+	if s.State == sandbox.StateRunning && !s.EndsAt.IsZero() && !time.Now().Before(s.EndsAt) {
+		return s.ended(s.EndsWith, s.EndsAt)
+	}
+	return s
+}
+
+func (s containerState) ended(code int32, at time.Time) containerState {
+	s.State, s.ExitCode, s.FinishedAt, s.Reason = sandbox.StateExited, code, at, sandbox.ReasonCompleted
+	if code != 0 {
+		s.Reason = sandbox.ReasonError
+	}
+	return s
+}
+
+func (s containerState) status() sandbox.Status {
+	return sandbox.Status{State: s.State, StartedAt: s.StartedAt, FinishedAt: s.FinishedAt, ExitCode: s.ExitCode, Reason: s.Reason}
+}
+
+func (b *Backend) podDir(podID string) string { return filepath.Join(b.config.Dir, podID) }
+func (b *Backend) sandboxFile(podID string) string {
+	return filepath.Join(b.podDir(podID), "sandbox.json")
+}
+func (b *Backend) containerFile(podID, id string) string {
+	return filepath.Join(b.podDir(podID), "containers", id+".json")
+}
+
+func (b *Backend) readContainer(podID, id string) (containerState, error) {
+	var s containerState
+	err := read(b.containerFile(podID, id), &s)
+	if errors.Is(err, fs.ErrNotExist) {
+		return containerState{State: sandbox.StateAbsent}, nil
+	}
+	return s.now(), err
+}
+
+func read(path string, into any) error {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(raw, into); err != nil {
+		return fmt.Errorf("%s: %w: %w", path, err, errdefs.ErrDataLoss)
+	}
+	return nil
+}
+
+// write replaces the file at path as a whole.
+func write(path string, value any) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	raw, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(path+".new", raw, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}

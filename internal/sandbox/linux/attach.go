@@ -1,0 +1,151 @@
+package linux
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/attach"
+	"github.com/tripod-run/tripod/internal/sandbox"
+)
+
+const (
+	// maxSide is the largest height or width that conmon takes.
+	maxSide = 1000
+	// partTime is how long the end of the backend waits for conmons to take notice of it.
+	partTime = time.Second
+)
+
+// Attach implements sandbox.Attacher. A client that does not read its output does not hold the container up: it is cut
+// off with errdefs.ErrResourceExhausted when attach.Backlog waits for it. After Attach has returned a read of req.Stdin
+// or a write to req.Stdout or req.Stderr may still be under way.
+func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.AttachRequest) error {
+	h, _, l, err := b.runningContainer(p, c)
+	if err != nil {
+		return err
+	}
+	hub, client, err := l.join(h.bundle, c)
+	if err != nil {
+		return err
+	}
+	defer hub.drop(client)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go b.followAttachSize(h, req.Resize, ctx.Done())
+	if req.Stdin != nil && c.Config.GetStdin() {
+		if hub.once {
+			defer hub.endInput()
+		}
+		go hub.send(ctx, req.Stdin)
+	}
+	stderr := req.Stderr
+	if req.TTY {
+		stderr = req.Stdout
+	}
+	delivered := make(chan error, 1)
+	go func() { delivered <- client.Deliver(req.Stdout, stderr) }()
+	select {
+	case err = <-delivered:
+	case <-client.Cut():
+		err = attach.ErrSlow
+	case <-ctx.Done():
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("attach: %w", context.Cause(ctx))
+	}
+	return err
+}
+
+// join makes a client of the run's hub, which is opened if there is none.
+func (l *life) join(bundle string, c *sandbox.Container) (*hub, *attach.Client, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before := make(chan struct{})
+	if l.hub == nil {
+		close(before)
+	} else {
+		if client := l.hub.add(); client != nil {
+			return l.hub, client, nil
+		}
+		before = l.hub.gone
+	}
+	conn, err := dialAttach(bundle)
+	if err != nil {
+		return nil, nil, err
+	}
+	once := endsStdin(c.Config.GetStdinOnce(), c.Config.GetTty())
+	hub, client := newHub(conn, c.Config.GetStdin(), once, before)
+	l.hub = hub
+	return hub, client, nil
+}
+
+// endsStdin tells whether the end of the first client's input is the end of the container's. A terminal is not closed:
+// those in it have other ways to say that (Ctrl-D), and it serves the next client.
+func endsStdin(once, tty bool) bool { return once && !tty }
+
+// dialAttach connects to conmon's attach socket. Its path is too long for a socket address, so it goes through an open
+// directory.
+func dialAttach(bundle string) (*net.UnixConn, error) {
+	dir, err := unix.Open(bundle, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("attach: %w", err)
+	}
+	defer unix.Close(dir)
+	name := fmt.Sprintf("/proc/self/fd/%d/attach", dir)
+	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: name, Net: "unixpacket"})
+	if err != nil {
+		return nil, fmt.Errorf("attach to the container's monitor: %w: %w", err, errdefs.ErrUnavailable)
+	}
+	return conn, nil
+}
+
+// partAll has all hubs leave, and waits a little for it.
+func (b *Backend) partAll() {
+	limit, hubs := time.After(partTime), b.hubs()
+	for _, hub := range hubs {
+		go hub.leave()
+	}
+	for _, hub := range hubs {
+		select {
+		case <-hub.gone:
+		case <-limit:
+			return
+		}
+	}
+}
+
+func (b *Backend) hubs() (found []*hub) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, h := range b.containers {
+		if _, l := h.snapshot(); l != nil {
+			l.mu.Lock()
+			if l.hub != nil {
+				found = append(found, l.hub)
+			}
+			l.mu.Unlock()
+		}
+	}
+	return found
+}
+
+func (b *Backend) followAttachSize(h *handle, sizes <-chan sandbox.TermSize, stop <-chan struct{}) {
+	for {
+		select {
+		case size, ok := <-sizes:
+			if !ok {
+				return
+			}
+			line := fmt.Sprintf("1 %d %d\n", min(size.Height, maxSide), min(size.Width, maxSide))
+			if err := control(h.bundle, line); err != nil {
+				b.log.Debug("size of an attached terminal", "container", h.id, "err", err)
+			}
+		case <-stop:
+			return
+		}
+	}
+}

@@ -1,0 +1,252 @@
+package linux
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/process"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
+	"github.com/tripod-run/tripod/internal/stats"
+)
+
+// Config says where the backend keeps things and with what it runs containers.
+type Config struct {
+	// Root holds the containers' bundles and must survive a reboot; RunDir holds what must not (pins, sockets).
+	Root, RunDir string
+	// Runtime is the OCI runtime: "auto" (crun when it works on this host, else runc), "crun", "runc" or a path.
+	Runtime string
+	// Conmon and Catatonit are paths; empty means to look in PATH. Catatonit is needed by pods that share a PID
+	// namespace only.
+	Conmon, Catatonit string
+	// CgroupDriver is "cgroupfs" or "systemd", as the kubelet is configured.
+	CgroupDriver string
+	// CgroupParent is the parent of pods that name none: a path (cgroupfs) or the name of a slice (systemd).
+	CgroupParent string
+	// LogSizeMax is how large the log file of a container may get, in bytes; 0 is no bound.
+	LogSizeMax int64
+	// Images gives root file systems.
+	Images ImageStore
+	// Logger takes what nobody is there to be told of; nil discards it.
+	Logger *slog.Logger
+}
+
+// ImageStore is what the backend needs of the image service; *image.Store is one. Keys name snapshots: ours are
+// "linux-<container>" and "linux-<container>-volume-<n>". What is not there is errdefs.ErrNotFound.
+type ImageStore interface {
+	// Get finds an image by ID or reference.
+	Get(ctx context.Context, refOrID string) (image.Image, error)
+	// Prepare makes a writable snapshot of an image, or finds the one of that key, and tells how to mount it.
+	Prepare(ctx context.Context, key, imageID string, labels map[string]string) ([]mount.Mount, error)
+	// View is Prepare for a read-only snapshot.
+	View(ctx context.Context, key, imageID string) ([]mount.Mount, error)
+	// Mounts tells again how a snapshot is mounted.
+	Mounts(ctx context.Context, key string) ([]mount.Mount, error)
+	// Release drops a snapshot that is not mounted any more; one that is not there is fine.
+	Release(ctx context.Context, key string) error
+	// Snapshots lists the keys of all snapshots, those of others included.
+	Snapshots(ctx context.Context) ([]string, error)
+	// Usage is what a snapshot's own layer takes on the disk, without looking: the figure may be seconds old.
+	Usage(ctx context.Context, key string) (image.Usage, error)
+}
+
+// Backend is the sandbox.Backend of OCI containers. Made by New.
+type Backend struct {
+	cfg     Config
+	log     *slog.Logger
+	host    spec.Host
+	runtime ociRuntime
+	conmon  monitor
+	cgroups cgroups
+	sampler *stats.Sampler
+	// volatile says that containers' layers are mounted without syncs.
+	volatile bool
+
+	mu         sync.Mutex
+	sink       sandbox.Sink
+	containers map[string]*handle
+	pauses     map[string]*process.Process
+}
+
+var (
+	_ sandbox.Backend       = (*Backend)(nil)
+	_ sandbox.Execer        = (*Backend)(nil)
+	_ sandbox.Attacher      = (*Backend)(nil)
+	_ sandbox.LogReopener   = (*Backend)(nil)
+	_ sandbox.Updater       = (*Backend)(nil)
+	_ sandbox.StatsProvider = (*Backend)(nil)
+	_ sandbox.Inspector     = (*Backend)(nil)
+	_ ImageStore            = (*image.Store)(nil)
+)
+
+// New finds the helpers, proves by a trial that the OCI runtime works here, and makes the directories. Its errors name
+// what is missing and how to get it; Doctor tells all of it at once.
+func New(cfg Config) (*Backend, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	host, err := spec.Probe()
+	if err != nil {
+		return nil, fmt.Errorf("probe the host: %w", err)
+	}
+	groups, err := openCgroups(cfg.CgroupDriver, cfg.CgroupParent)
+	if err != nil {
+		return nil, err
+	}
+	for _, dir := range []string{cfg.Root, cfg.RunDir, cfg.exitDir(), cfg.ociDir(), cfg.execDir()} {
+		if err := os.MkdirAll(dir, 0o700); err != nil && !errors.Is(err, unix.EROFS) { // what is there can be served
+			return nil, fmt.Errorf("linux backend: %w", err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	rt, err := findRuntime(ctx, cfg, groups)
+	if err != nil {
+		return nil, err
+	}
+	host.RecursiveReadOnly = host.RecursiveReadOnly && rt.recursiveReadOnly
+	conmon, err := findMonitor(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if conmon.spawner, err = newSpawner(groups); err != nil {
+		return nil, err
+	}
+	noVolatile := probeVolatile(cfg.Root)
+	if noVolatile != nil {
+		cfg.Logger.Warn("removing a container waits for all writes to the disk below", "err", noVolatile,
+			"reason", "overlays cannot be mounted with \"volatile\" (Linux 5.10)")
+	}
+	cfg.Logger.Info("linux backend", "runtime", rt.path, "version", rt.version, "conmon", conmon.path,
+		"cgroup_v2", groups.V2, "recursive_read_only", host.RecursiveReadOnly)
+	return &Backend{
+		cfg: cfg, log: cfg.Logger, host: host, runtime: rt, conmon: conmon, cgroups: groups,
+		sampler:    stats.NewSampler(8192),
+		volatile:   noVolatile == nil,
+		sink:       func(sandbox.Event) {},
+		containers: map[string]*handle{},
+		pauses:     map[string]*process.Process{},
+	}, nil
+}
+
+// Close ends what New began. Containers go on running; the backend must not be used any more.
+func (b *Backend) Close() error {
+	b.partAll()
+	b.conmon.close()
+	return nil
+}
+
+func (c Config) withDefaults() Config {
+	if c.Runtime == "" {
+		c.Runtime = "auto"
+	}
+	if c.CgroupDriver == "" {
+		c.CgroupDriver = cgroup.DriverCgroupfs
+	}
+	if c.CgroupParent == "" {
+		c.CgroupParent = "/tripod"
+		if c.CgroupDriver == cgroup.DriverSystemd {
+			c.CgroupParent = "tripod.slice"
+		}
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+func (c Config) check() error {
+	for name, path := range map[string]string{"Root": c.Root, "RunDir": c.RunDir} {
+		if !filepath.IsAbs(path) || filepath.Clean(path) != path {
+			return fmt.Errorf("linux backend: %s %q is not an absolute, clean path: %w", name, path, errdefs.ErrInvalidArgument)
+		}
+	}
+	if c.Images == nil {
+		return fmt.Errorf("linux backend: Images is missing: %w", errdefs.ErrInvalidArgument)
+	}
+	return nil
+}
+
+// Where things are. All of it follows from the configuration and the IDs.
+
+func (c Config) exitDir() string { return filepath.Join(c.RunDir, "exits") }
+func (c Config) ociDir() string  { return filepath.Join(c.RunDir, "oci") }
+func (c Config) execDir() string { return filepath.Join(c.RunDir, "exec") }
+
+func (c Config) podDir(pod string) string            { return filepath.Join(c.Root, pod) }
+func (c Config) podRunDir(pod string) string         { return filepath.Join(c.RunDir, "pods", pod) }
+func (c Config) bundle(pod, container string) string { return filepath.Join(c.Root, pod, container) }
+
+// idPattern is the form of every ID that the node gives out; no other name below our directories is ours.
+var idPattern = regexp.MustCompile(`^[0-9a-f]{64}$`)
+
+// snapshotPrefix is our mark on snapshots.
+const snapshotPrefix = "linux-"
+
+// Capabilities implements sandbox.Backend.
+func (b *Backend) Capabilities() sandbox.Capabilities {
+	return sandbox.Capabilities{
+		HostNetwork:              true,
+		RecursiveReadOnlyMounts:  b.host.RecursiveReadOnly,
+		MountOptions:             true,
+		SupplementalGroupsPolicy: true,
+	}
+}
+
+// Validate implements sandbox.Backend.
+func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
+	if !idPattern.MatchString(p.ID) {
+		return fmt.Errorf("pod ID %q is not 64 lower-case hex digits: %w", p.ID, errdefs.ErrInvalidArgument)
+	}
+	if err := spec.Validate(p, c, b.host); err != nil {
+		return err
+	}
+	if c == nil {
+		return b.validatePod(p)
+	}
+	if !idPattern.MatchString(c.ID) {
+		return fmt.Errorf("container ID %q is not 64 lower-case hex digits: %w", c.ID, errdefs.ErrInvalidArgument)
+	}
+	_, err := logPath(p, c)
+	return err
+}
+
+func (b *Backend) validatePod(p *sandbox.Pod) error {
+	if sharesPID(p) && b.cfg.catatonit() == "" {
+		return fmt.Errorf("a PID namespace shared by the pod's containers needs catatonit, which is not installed "+
+			"(Debian: apt-get install catatonit): %w", errdefs.ErrNotImplemented)
+	}
+	if spec.PodModes(p).IPC == runtimeapi.NamespaceMode_CONTAINER {
+		for name := range p.Config.GetLinux().GetSysctls() {
+			if !strings.HasPrefix(name, "net") {
+				return fmt.Errorf("linux.sysctls: %q belongs to an IPC namespace, which the pod's containers do not share "+
+					"(namespace_options.ipc is CONTAINER): %w", name, errdefs.ErrInvalidArgument)
+			}
+		}
+	}
+	return b.cgroups.ValidParent(p.Config.GetLinux().GetCgroupParent())
+}
+
+// report gives an event to the node.
+func (b *Backend) report(e sandbox.Event) {
+	b.mu.Lock()
+	sink := b.sink
+	b.mu.Unlock()
+	sink(e)
+}

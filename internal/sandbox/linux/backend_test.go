@@ -1,0 +1,585 @@
+package linux
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/sandbox"
+)
+
+const forever = "trap 'exit 7' TERM; echo up; while :; do sleep 1000 & wait $!; done"
+
+func TestLifecycle(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p := r.pod()
+		c := p.container("echo out; echo err >&2; exit 3")
+		if s := c.status(); s.State != sandbox.StateCreated {
+			t.Fatalf("created: %+v", s)
+		}
+		c.start()
+		s := c.waitExit()
+		if s.State != sandbox.StateExited || s.ExitCode != 3 || s.Reason != sandbox.ReasonError || s.FinishedAt.Before(s.StartedAt) || s.StartedAt.IsZero() {
+			t.Errorf("exit: %+v", s)
+		}
+		if got := c.log(); !strings.Contains(got, "stdout out\n") || !strings.Contains(got, "stderr err\n") {
+			t.Errorf("log %q", got)
+		}
+		if again := c.status(); again != s {
+			t.Errorf("status %+v, event %+v", again, s)
+		}
+		// A second start is a new run in the same file system.
+		c.start()
+		if s := c.waitExit(); s.ExitCode != 3 {
+			t.Errorf("second exit: %+v", s)
+		}
+		for range 2 {
+			if err := r.RemoveContainer(t.Context(), p.Pod, c.Container); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if s := c.status(); s.State != sandbox.StateAbsent {
+			t.Errorf("removed: %+v", s)
+		}
+	})
+}
+
+func TestExitReasons(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p := r.pod()
+		for name, test := range map[string]struct {
+			script string
+			memory int64
+			code   int32
+			reason string
+		}{
+			"completed": {"exit 0", 0, 0, sandbox.ReasonCompleted},
+			"signal":    {"kill -USR1 $$; sleep 1", 0, 0, ""},
+			"oom":       {"dd if=/dev/zero of=/dev/null bs=200M count=1", 16 << 20, 137, sandbox.ReasonOOMKilled},
+		} {
+			c := p.container(test.script, func(c *runtimeapi.ContainerConfig) {
+				c.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: test.memory}
+			}).start()
+			s := c.waitExit()
+			if test.reason != "" && (s.ExitCode != test.code || s.Reason != test.reason) {
+				t.Errorf("%s: %+v", name, s)
+			}
+		}
+	})
+}
+
+func TestStartError(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p := r.pod()
+		for name, change := range map[string]func(*runtimeapi.ContainerConfig){
+			"no such program": func(c *runtimeapi.ContainerConfig) { c.Command = []string{"/nowhere"} },
+			"not executable":  func(c *runtimeapi.ContainerConfig) { c.Command = []string{"/etc/passwd"} },
+		} {
+			c := p.container("", change)
+			err := r.StartContainer(t.Context(), p.Pod, c.Container)
+			if !errdefs.IsFailedPrecondition(err) {
+				t.Errorf("%s: %v", name, err)
+			}
+			s := c.status()
+			if s.State != sandbox.StateExited || s.ExitCode != sandbox.ExitStartError || s.Reason != sandbox.ReasonStartError || s.Message == "" {
+				t.Errorf("%s: %+v", name, s)
+			}
+			t.Log(s.Message)
+		}
+	})
+}
+
+func TestStop(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p := r.pod()
+		polite := p.container(forever).start()
+		polite.waitLog("up")
+		polite.stop(20 * time.Second)
+		if s := polite.status(); s.State != sandbox.StateExited || s.ExitCode != 7 {
+			t.Errorf("stopped: %+v", s)
+		}
+		deaf := p.container("trap '' TERM; echo up; while :; do sleep 1; done").start()
+		deaf.waitLog("up")
+		began := time.Now()
+		deaf.stop(300 * time.Millisecond)
+		if s := deaf.status(); s.ExitCode != 137 || time.Since(began) < 300*time.Millisecond {
+			t.Errorf("killed after %v: %+v", time.Since(began), s)
+		}
+		deaf.stop(0) // again
+		// A second call with less patience cuts the first one short.
+		deaf.start()
+		first := make(chan error, 1)
+		go func() { first <- r.StopContainer(t.Context(), p.Pod, deaf.Container, time.Hour) }()
+		deaf.stop(0)
+		if err := <-first; err != nil {
+			t.Error(err)
+		}
+		// The end of the context ends the waiting only.
+		deaf.start()
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		if err := r.StopContainer(ctx, p.Pod, deaf.Container, 200*time.Millisecond); !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		deaf.waitExitOf(137)
+	})
+}
+
+// waitExitOf takes events until one with this exit code.
+func (c *testContainer) waitExitOf(code int32) {
+	for {
+		if s := c.waitExit(); s.ExitCode == code && c.status().State == sandbox.StateExited {
+			return
+		}
+	}
+}
+
+func TestStopSignal(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p := r.pod()
+		c := p.container("trap 'exit 9' USR1; echo up; while :; do sleep 1000 & wait $!; done", func(c *runtimeapi.ContainerConfig) {
+			c.StopSignal = runtimeapi.Signal_SIGNAL_SIGUSR1
+		}).start()
+		c.waitLog("up")
+		c.stop(20 * time.Second)
+		if s := c.status(); s.ExitCode != 9 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+func TestSharedNamespaces(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p := r.pod(func(c *runtimeapi.PodSandboxConfig) {
+			c.Linux.Sysctls = map[string]string{"kernel.shm_rmid_forced": "1", "net.ipv4.ip_unprivileged_port_start": "80"}
+			c.DnsConfig = &runtimeapi.DNSConfig{Servers: []string{"10.0.0.10"}, Searches: []string{"a.example", "b.example"}, Options: []string{"ndots:5"}}
+		})
+		one, two := p.container(forever).start(), p.container(forever).start()
+		for _, ns := range []string{"ipc", "uts", "net"} {
+			if a, b := namespaceOf(t, one, ns), namespaceOf(t, two, ns); a != b {
+				t.Errorf("%s: %s and %s", ns, a, b)
+			}
+		}
+		for _, ns := range []string{"pid", "mnt"} {
+			if a, b := namespaceOf(t, one, ns), namespaceOf(t, two, ns); a == b {
+				t.Errorf("%s is shared", ns)
+			}
+		}
+		if got := one.exec("hostname"); got != p.Config.Hostname {
+			t.Errorf("host name %q", got)
+		}
+		if got := one.exec("cat /proc/sys/kernel/shm_rmid_forced /proc/sys/net/ipv4/ip_unprivileged_port_start | tr '\n' ' '"); got != "1 80" {
+			t.Errorf("sysctls %q", got)
+		}
+		if got := one.exec("cat /etc/resolv.conf"); got != "search a.example b.example\nnameserver 10.0.0.10\noptions ndots:5" {
+			t.Errorf("resolv.conf %q", got)
+		}
+		one.exec("echo shared > /dev/shm/x")
+		if got := two.exec("cat /dev/shm/x"); got != "shared" {
+			t.Errorf("/dev/shm: %q", got)
+		}
+	})
+}
+
+// ping sends an echo request to loopback in a network namespace as a user without capabilities, and waits for the answer: by
+// the kind of socket that ping(8) has for such users, which busybox lacks.
+func ping(netns string, uid int) error {
+	return onNewThread(func() error {
+		at, err := unix.Open(netns, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(at)
+		if err := unix.Setns(at, unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		// The thread's own, unlike syscall.Setresuid, which is all threads'.
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESGID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
+			return errno
+		}
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
+			return errno
+		}
+		s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMP)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(s)
+		echo := []byte{8, 0, 0, 0, 0, 0, 0, 1}
+		if err := unix.Sendto(s, echo, 0, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+			return err
+		}
+		if err := unix.SetsockoptTimeval(s, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 10}); err != nil {
+			return err
+		}
+		_, _, err = unix.Recvfrom(s, make([]byte, 64), 0)
+		return err
+	})
+}
+
+// TestOwnNetworkNeedsNoRoot: a program that is not root serves port 80 and pings, unless the pod says otherwise.
+func TestOwnNetworkNeedsNoRoot(t *testing.T) {
+	const settings = "cat /proc/sys/net/ipv4/ip_unprivileged_port_start /proc/sys/net/ipv4/ping_group_range | tr '\n\t' '  '"
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		user := func(c *runtimeapi.ContainerConfig) {
+			c.Linux.SecurityContext.RunAsUser = &runtimeapi.Int64Value{Value: 4321}
+		}
+		p := r.pod()
+		if out, err := exec.Command("nsenter", "--net="+p.Netns, "ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		c := p.container(forever, user).start()
+		if err := ping(p.Netns, 4321); err != nil {
+			t.Errorf("ping: %v", err)
+		}
+		const serve = "/bin/busybox nc -l -p 80 >/dev/null 2>&1 & for i in 0 1 2 3 4 5 6 7 8 9; do cat /proc/net/tcp /proc/net/tcp6 | grep -q ':0050 ' && break; sleep 0.5; done; "
+		if got := c.exec(serve + "cat /proc/net/tcp /proc/net/tcp6 | grep -c ':0050 '; kill $!"); got != "1" {
+			t.Errorf("%s programs listen on port 80", got)
+		}
+		if got := c.exec(settings); got != "0 0 2147483647" {
+			t.Errorf("settings %q", got)
+		}
+		other := r.pod(func(c *runtimeapi.PodSandboxConfig) {
+			c.Linux.Sysctls = map[string]string{"net/ipv4/ip_unprivileged_port_start": "1024", "net.ipv4.ping_group_range": "1 0"}
+		})
+		if got := other.container(forever, user).start().exec(settings); got != "1024 1 0" {
+			t.Errorf("settings of a pod that says otherwise: %q", got)
+		}
+		raw, err := os.ReadFile("/proc/sys/net/ipv4/ip_unprivileged_port_start")
+		if err != nil {
+			t.Fatal(err)
+		}
+		host := r.pod(func(c *runtimeapi.PodSandboxConfig) {
+			c.Linux.SecurityContext.NamespaceOptions.Network = runtimeapi.NamespaceMode_NODE
+		})
+		if got := host.container(forever).start().exec("cat /proc/sys/net/ipv4/ip_unprivileged_port_start"); got != strings.TrimSpace(string(raw)) || got == "0" {
+			t.Errorf("the node's own parameter is %q, was %q", got, raw)
+		}
+	})
+}
+
+func namespaceOf(t *testing.T, c *testContainer, kind string) string {
+	t.Helper()
+	name, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(c.status().Pid), "ns", kind))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+func TestSharedPIDNamespace(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p := r.pod(func(c *runtimeapi.PodSandboxConfig) {
+			c.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_POD
+		})
+		one, two := p.container("setsid sleep 4321 & "+forever).start(), p.container(forever).start()
+		one.waitLog("up")
+		if a, b := namespaceOf(t, one, "pid"), namespaceOf(t, two, "pid"); a != b {
+			t.Errorf("pid: %s and %s", a, b)
+		}
+		if got := two.exec("ps"); !strings.Contains(got, "sleep 4321") || !strings.Contains(got, "/pause") {
+			t.Errorf("ps: %s", got)
+		}
+		// What a container leaves behind in the shared namespace ends with it.
+		one.stop(10 * time.Second)
+		if got := two.exec("ps"); strings.Contains(got, "sleep 4321") {
+			t.Errorf("ps: %s", got)
+		}
+		// The pod is of no use without its init.
+		state, err := readPodState(r.cfg.podRunDir(p.ID))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Kill(state.Pause.Pid, unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		if e := r.waitEvent(p.ID, ""); e.Status.State != sandbox.StateExited {
+			t.Errorf("%+v", e)
+		}
+		if s := two.waitExit(); s.ExitCode != 137 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+func TestTargetPIDNamespace(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p := r.pod()
+		target := p.container("sleep 9876")
+		debug := p.container("ps; "+forever, func(c *runtimeapi.ContainerConfig) {
+			c.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_TARGET
+			c.Linux.SecurityContext.NamespaceOptions.TargetId = target.ID
+		})
+		if err := r.StartContainer(t.Context(), p.Pod, debug.Container); !errdefs.IsFailedPrecondition(err) {
+			t.Errorf("the target does not run: %v", err)
+		}
+		target.start()
+		debug.start().waitLog("sleep 9876")
+		debug.stop(0)
+		if s := target.status(); s.State != sandbox.StateRunning {
+			t.Errorf("the target: %+v", s)
+		}
+	})
+}
+
+// TestOwnIPC: containers with IPC namespaces of their own share none, and take no kernel parameters from the pod.
+func TestOwnIPC(t *testing.T) {
+	r := newRig(t, "crun")
+	own := func(c *runtimeapi.PodSandboxConfig) {
+		c.Linux.SecurityContext.NamespaceOptions.Ipc = runtimeapi.NamespaceMode_CONTAINER
+	}
+	p := r.pod(own)
+	one, two := p.container(forever).start(), p.container(forever).start()
+	host, err := os.Readlink("/proc/self/ns/ipc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, b := namespaceOf(t, one, "ipc"), namespaceOf(t, two, "ipc"); a == b || a == host || b == host {
+		t.Errorf("ipc: %s and %s, the host's is %s", a, b, host)
+	}
+	p.Config.Linux.Sysctls = map[string]string{"kernel.shm_rmid_forced": "1"}
+	if err := r.Validate(p.Pod, nil); !errdefs.IsInvalidArgument(err) {
+		t.Error(err)
+	}
+	p.Config.Linux.Sysctls = nil
+}
+
+func TestHostNetwork(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p := r.pod(func(c *runtimeapi.PodSandboxConfig) {
+			c.Linux.SecurityContext.NamespaceOptions.Network = runtimeapi.NamespaceMode_NODE
+			c.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_NODE
+			c.Linux.SecurityContext.NamespaceOptions.Ipc = runtimeapi.NamespaceMode_NODE
+		})
+		c := p.container("sleep 5555 & " + forever).start()
+		c.waitLog("up")
+		for _, ns := range []string{"net", "pid", "ipc", "uts"} {
+			host, err := os.Readlink("/proc/self/ns/" + ns)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := namespaceOf(t, c, ns); got != host {
+				t.Errorf("%s is %s, the host's is %s", ns, got, host)
+			}
+		}
+		s, _ := c.handle(t).snapshot()
+		c.stop(0)
+		for _, dir := range r.cgroups.Dirs(s.Cgroup) {
+			if pids := cgroup.Procs(dir); len(pids) > 0 {
+				t.Errorf("left in %s: %v", dir, pids)
+			}
+		}
+	})
+}
+
+func (c *testContainer) handle(t *testing.T) *handle {
+	t.Helper()
+	h, err := c.pod.r.lookup(c.pod.ID, c.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// TestC3LogPathEscapes: a log path never leads out of the log directory.
+func TestC3LogPathEscapes(t *testing.T) {
+	r := newRig(t, "runc")
+	p := r.pod()
+	outside := t.TempDir()
+	for _, bad := range []string{"../x.log", "/abs/../../x.log", "a/../../x", "a:b.log", "."} {
+		c := &sandbox.Container{ID: newID(), ImageID: busybox, Config: &runtimeapi.ContainerConfig{
+			Metadata: &runtimeapi.ContainerMetadata{Name: "c"}, Image: &runtimeapi.ImageSpec{Image: busybox}, LogPath: bad,
+		}}
+		if err := r.Validate(p.Pod, c); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("%s: %v", bad, err)
+		}
+	}
+	if err := os.MkdirAll(filepath.Join(p.logs, "dir"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for link, target := range map[string]string{"link": outside, "dir/0.log": filepath.Join(outside, "0.log"), "fifo": ""} {
+		if target == "" {
+			_ = unix.Mkfifo(filepath.Join(p.logs, link), 0o600)
+		} else if err := os.Symlink(target, filepath.Join(p.logs, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, bad := range []string{"link/0.log", "dir/0.log", "fifo"} {
+		c := p.container("echo hello", func(c *runtimeapi.ContainerConfig) { c.LogPath = bad })
+		if err := r.StartContainer(t.Context(), p.Pod, c.Container); err == nil {
+			t.Errorf("%s: started", bad)
+		}
+	}
+	if entries, _ := os.ReadDir(outside); len(entries) > 0 {
+		t.Errorf("written outside: %v", entries)
+	}
+}
+
+func TestReopenLog(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p := r.pod()
+		c := p.container("echo one; cat; echo two; "+forever, func(c *runtimeapi.ContainerConfig) { c.Stdin, c.StdinOnce = true, true }).start()
+		c.waitLog("one")
+		// Nothing was rotated: nothing is lost.
+		if err := r.ReopenLog(t.Context(), p.Pod, c.Container); err != nil {
+			t.Fatal(err)
+		}
+		c.waitLog("one")
+		if err := os.Rename(c.logFile(), c.logFile()+".1"); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.ReopenLog(t.Context(), p.Pod, c.Container); err != nil {
+			t.Fatal(err)
+		}
+		if got := c.log(); got != "" {
+			t.Errorf("the new log holds %q", got)
+		}
+		// The end of stdin lets it go on.
+		if err := r.Attach(t.Context(), p.Pod, c.Container, sandbox.AttachRequest{Stdin: strings.NewReader("in\n"), Stdout: stopAt("two")}); err == nil {
+			t.Error("attach ended without the writer's error")
+		}
+		c.waitLog("in")
+		c.waitLog("two")
+		c.stop(0)
+		if err := r.ReopenLog(t.Context(), p.Pod, c.Container); !errdefs.IsFailedPrecondition(err) {
+			t.Error(err)
+		}
+	})
+}
+
+// stopAt is a writer that fails once it was given text.
+func stopAt(text string) writerFunc {
+	var got strings.Builder
+	return func(p []byte) (int, error) {
+		got.Write(p)
+		if strings.Contains(got.String(), text) {
+			return 0, errors.New("enough")
+		}
+		return len(p), nil
+	}
+}
+
+type writerFunc func(p []byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+func TestUpdate(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p := r.pod()
+		c := p.container(forever, func(c *runtimeapi.ContainerConfig) {
+			c.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 64 << 20, CpuShares: 100}
+		}).start()
+		c.Config.Linux.Resources.MemoryLimitInBytes = 96 << 20
+		if err := r.UpdateContainer(t.Context(), p.Pod, c.Container); err != nil {
+			t.Fatal(err)
+		}
+		check := func() {
+			t.Helper()
+			st, err := r.ContainerStats(t.Context(), p.Pod, c.Container)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := st.Memory.GetAvailableBytes().GetValue() + st.Memory.GetWorkingSetBytes().GetValue(); got != 96<<20 {
+				t.Errorf("the limit is %d", got)
+			}
+		}
+		check()
+		c.stop(0)
+		c.start()
+		check()
+	})
+}
+
+func TestStats(t *testing.T) {
+	r := newRig(t, "runc")
+	p := r.pod()
+	c := p.container(forever)
+	if st, err := r.ContainerStats(t.Context(), p.Pod, c.Container); err != nil || st.Cpu != nil || st.WritableLayer == nil {
+		t.Errorf("created: %v, %v", st, err)
+	}
+	c.start()
+	st, err := r.ContainerStats(t.Context(), p.Pod, c.Container)
+	if err != nil || st.Cpu.GetUsageCoreNanoSeconds().GetValue() == 0 || st.Memory.GetWorkingSetBytes().GetValue() == 0 {
+		t.Errorf("%v, %v", st, err)
+	}
+	pod, err := r.PodStats(t.Context(), p.Pod)
+	if err != nil || pod.Cpu.GetUsageCoreNanoSeconds().GetValue() == 0 || pod.Process.GetProcessCount().GetValue() == 0 {
+		t.Errorf("%v, %v", pod, err)
+	}
+	for _, target := range []*sandbox.Container{nil, c.Container} {
+		got, err := r.Inspect(t.Context(), p.Pod, target)
+		if err != nil || got["pid"] == nil || got["sandboxID"] != p.ID {
+			t.Errorf("inspect: %v, %v", got, err)
+		}
+	}
+}
+
+func TestPodLimits(t *testing.T) {
+	r := newRig(t, "runc")
+	p := r.pod(func(c *runtimeapi.PodSandboxConfig) {
+		c.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 64 << 20, CpuQuota: 50000, CpuPeriod: 100000, CpuShares: 512}
+		c.Linux.Overhead = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 16 << 20}
+	})
+	p.container(forever).start()
+	st, err := r.PodStats(t.Context(), p.Pod)
+	if err != nil || st.Memory.GetAvailableBytes().GetValue()+st.Memory.GetWorkingSetBytes().GetValue() != 80<<20 {
+		t.Errorf("%v, %v", st, err)
+	}
+}
+
+func TestImageVolume(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p := r.pod()
+		c := p.container("cat /vol/passwd; touch /vol/x || echo read-only; "+forever, func(c *runtimeapi.ContainerConfig) {
+			c.Mounts = []*runtimeapi.Mount{{ContainerPath: "/vol", Image: &runtimeapi.ImageSpec{Image: busybox}, ImageSubPath: "etc", Readonly: true}}
+		}).start()
+		c.waitLog("user:x:1000")
+		c.waitLog("read-only")
+	})
+}
+
+func TestTerminal(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p := r.pod()
+		c := p.container("stty size; "+forever, func(c *runtimeapi.ContainerConfig) { c.Tty, c.Stdin = true, true }).start()
+		c.waitLog("up")
+	})
+}
+
+func TestDoctor(t *testing.T) {
+	r := newRig(t, "auto")
+	for _, f := range Doctor(t.Context(), r.cfg) {
+		t.Logf("%+v", f)
+		if f.Required && !f.OK {
+			t.Errorf("%+v", f)
+		}
+	}
+	broken := r.cfg
+	broken.Runtime, broken.Conmon = "/nowhere/crun", "/nowhere/conmon"
+	bad := 0
+	for _, f := range Doctor(t.Context(), broken) {
+		if f.Required && !f.OK {
+			bad++
+			if f.Remedy == "" {
+				t.Errorf("no remedy: %+v", f)
+			}
+		}
+	}
+	if bad != 2 {
+		t.Errorf("%d findings", bad)
+	}
+	if _, err := New(broken); !errdefs.IsUnavailable(err) {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,328 @@
+package linux
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	crierrors "k8s.io/cri-api/pkg/errors"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
+)
+
+var (
+	fpSnapshot = failpoint.New("linux.create-container.snapshot")
+	fpBundle   = failpoint.New("linux.create-container.bundle")
+	fpMounted  = failpoint.New("linux.create-container.mounted")
+)
+
+// resolved is sandbox.Resolved as it is kept: its messages as JSON, so that a repeated creation gives the same answer.
+type resolved struct {
+	User        *runtimeapi.ContainerUser `json:"user,omitempty"`
+	Mounts      []*runtimeapi.Mount       `json:"mounts,omitempty"`
+	StopSignal  runtimeapi.Signal         `json:"stopSignal"`
+	SwapLimited bool                      `json:"swapLimited,omitempty"`
+}
+
+func (r resolved) answer() sandbox.Resolved {
+	return sandbox.Resolved{User: r.User, Mounts: r.Mounts, StopSignal: r.StopSignal, SwapLimited: r.SwapLimited}
+}
+
+func (r resolved) signal() syscall.Signal { return spec.SignalNumber(r.StopSignal) }
+
+// The parts of a bundle.
+func rootfsDir(bundle string) string  { return filepath.Join(bundle, "rootfs") }
+func volumesDir(bundle string) string { return filepath.Join(bundle, "volumes") }
+func configFile(bundle string) string { return filepath.Join(bundle, "config.json") }
+
+// volumeKey and volumeDir name the n-th mount of the request, when it is an image.
+func volumeKey(id string, n int) string { return fmt.Sprintf("%s%s-volume-%d", snapshotPrefix, id, n) }
+func volumeDir(bundle string, n int) string {
+	return filepath.Join(volumesDir(bundle), strconv.Itoa(n))
+}
+
+// CreateContainer implements sandbox.Backend. A container that is created already is left as it is; what an attempt
+// that failed has left is made anew.
+func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (sandbox.Resolved, error) {
+	if h, err := b.lookup(p.ID, c.ID); err == nil {
+		s, _ := h.snapshot()
+		return s.Resolved.answer(), nil
+	} else if !errdefs.IsNotFound(err) {
+		return sandbox.Resolved{}, err
+	}
+	bundle := b.cfg.bundle(p.ID, c.ID)
+	if exists(bundle) {
+		if err := b.RemoveContainer(ctx, p, c); err != nil {
+			return sandbox.Resolved{}, fmt.Errorf("remove what an earlier attempt left: %w", err)
+		}
+	}
+	if err := b.prepareLayer(ctx, p, c); err != nil {
+		return sandbox.Resolved{}, err
+	}
+	if err := fpSnapshot.Hit(ctx); err != nil {
+		return sandbox.Resolved{}, err
+	}
+	if err := os.MkdirAll(bundle, 0o700); err != nil {
+		return sandbox.Resolved{}, fmt.Errorf("make the bundle: %w", err)
+	}
+	if err := fpBundle.Hit(ctx); err != nil {
+		return sandbox.Resolved{}, err
+	}
+	config, answer, err := b.build(ctx, p, c)
+	if err != nil {
+		return sandbox.Resolved{}, err
+	}
+	if err := fpMounted.Hit(ctx); err != nil {
+		return sandbox.Resolved{}, err
+	}
+	if err := writeJSON(configFile(bundle), config); err != nil {
+		return sandbox.Resolved{}, err
+	}
+	return answer, b.created(p, c, config, answer)
+}
+
+// created writes the state file, which makes the container exist.
+func (b *Backend) created(p *sandbox.Pod, c *sandbox.Container, config *specs.Spec, answer sandbox.Resolved) error {
+	_, cgroup := b.cgroups.container(p, c.ID)
+	h := &handle{podID: p.ID, id: c.ID, bundle: b.cfg.bundle(p.ID, c.ID), state: state{
+		Phase: phaseCreated, BootID: bootID(), OwnPID: ownPID(config), Cgroup: cgroup, TTY: c.Config.GetTty(),
+		Resolved: resolved{User: answer.User, Mounts: answer.Mounts, StopSignal: answer.StopSignal},
+	}}
+	if err := h.state.write(h.bundle); err != nil {
+		return err
+	}
+	b.keep(h)
+	return nil
+}
+
+// ownPID tells whether a new PID namespace is made for the container.
+func ownPID(config *specs.Spec) bool {
+	for _, ns := range config.Linux.Namespaces {
+		if ns.Type == specs.PIDNamespace {
+			return ns.Path == ""
+		}
+	}
+	return false
+}
+
+// build mounts the container's file systems and makes its specification, which looks into them.
+func (b *Backend) build(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*specs.Spec, sandbox.Resolved, error) {
+	bundle := b.cfg.bundle(p.ID, c.ID)
+	img, err := b.cfg.Images.Get(ctx, c.ImageID)
+	if err != nil {
+		return nil, sandbox.Resolved{}, fmt.Errorf("image %s: %w", c.ImageID, err)
+	}
+	volumes, err := b.mountAll(ctx, p, c)
+	if err != nil {
+		return nil, sandbox.Resolved{}, err
+	}
+	run := b.cfg.podRunDir(p.ID)
+	at, files := podPins(p, run), filesOf(p, run)
+	pid := at.pid
+	if spec.ContainerModes(p, c).Target != "" {
+		pid = b.targetPin(p.ID, c.ID)
+	}
+	oci, _ := b.cgroups.container(p, c.ID)
+	config, answer, err := spec.Build(spec.Input{
+		Pod: p, Container: c, Image: img.Config.Config, Rootfs: rootfsDir(bundle),
+		Net: at.net, IPC: at.ipc, UTS: at.uts, PID: pid,
+		CgroupsPath: oci, ShmPath: files.shm,
+		ResolvConf: files.resolvConf, Hosts: files.hosts, HostnameFile: files.hostname,
+		ImageVolumes: sources(volumes),
+	}, b.host)
+	for _, m := range answer.Mounts {
+		if v, ok := volumes[m.ContainerPath]; ok {
+			m.Image.ImageRef = v.imageID
+		}
+	}
+	return config, answer, err
+}
+
+// volume is an image that is mounted for a container: its path on the host and the image's ID.
+type volume struct{ dir, imageID string }
+
+func sources(volumes map[string]volume) map[string]string {
+	dirs := make(map[string]string, len(volumes))
+	for path, v := range volumes {
+		dirs[path] = v.dir
+	}
+	return dirs
+}
+
+// mountAll mounts the root file system and the image volumes where they are not mounted yet, and gives the volumes by
+// their paths in the container.
+func (b *Backend) mountAll(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (map[string]volume, error) {
+	bundle := b.cfg.bundle(p.ID, c.ID)
+	mounts, err := b.cfg.Images.Mounts(ctx, snapshotPrefix+c.ID)
+	if err != nil {
+		return nil, fmt.Errorf("root file system of container %s: %w", c.ID, err)
+	}
+	if err := b.mountLayer(mounts, rootfsDir(bundle)); err != nil {
+		return nil, err
+	}
+	volumes := map[string]volume{}
+	for n, m := range c.Config.GetMounts() {
+		if m.GetImage().GetImage() == "" {
+			continue
+		}
+		v, err := b.mountVolume(ctx, c.ID, bundle, n, m)
+		if err != nil {
+			return nil, fmt.Errorf("%w: mounts[%d], image %s: %w", crierrors.ErrImageVolumeMountFailed, n, m.Image.Image, err)
+		}
+		volumes[m.ContainerPath] = v
+	}
+	return volumes, nil
+}
+
+func (b *Backend) mountVolume(ctx context.Context, id, bundle string, n int, m *runtimeapi.Mount) (volume, error) {
+	img, err := b.cfg.Images.Get(ctx, m.Image.Image)
+	if err != nil {
+		return volume{}, err
+	}
+	dir := volumeDir(bundle, n)
+	if err := os.MkdirAll(dir, 0o700); err != nil { // before the snapshot, which is found by it
+		return volume{}, err
+	}
+	mounts, err := b.cfg.Images.View(ctx, volumeKey(id, n), img.ID)
+	if err != nil {
+		return volume{}, err
+	}
+	if err := mountOn(mounts, dir); err != nil {
+		return volume{}, err
+	}
+	dir, err = spec.ResolveSubPath(dir, m.ImageSubPath)
+	return volume{dir, img.ID}, err
+}
+
+// mountOn mounts a snapshot on a directory unless it is mounted there.
+func mountOn(mounts []mount.Mount, dir string) error {
+	if mountedOn(dir) {
+		return nil
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	if err := mount.All(mounts, dir); err != nil {
+		_ = unmount(dir)
+		return fmt.Errorf("mount on %s: %w", dir, err)
+	}
+	return nil
+}
+
+// remount makes the mounts and the specification good again before a start: after a reboot the mounts are gone, and
+// what was written shortly before a power failure is torn, the container's own layer too.
+func (b *Backend) remount(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle) error {
+	lost, err := b.layerLost(ctx, h)
+	if err != nil {
+		return err
+	}
+	_, readErr := readConfig(h.bundle)
+	var config *specs.Spec
+	switch {
+	case lost:
+		config, err = b.renewLayer(ctx, p, c, h)
+	case readErr != nil:
+		config, _, err = b.build(ctx, p, c)
+	case mountedOn(rootfsDir(h.bundle)):
+		return nil
+	default:
+		_, err := b.mountAll(ctx, p, c)
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	return writeJSON(configFile(h.bundle), config)
+}
+
+func readConfig(bundle string) (*specs.Spec, error) {
+	raw, err := os.ReadFile(configFile(bundle))
+	if err != nil {
+		return nil, err
+	}
+	config := new(specs.Spec)
+	if err := json.Unmarshal(raw, config); err != nil {
+		return nil, fmt.Errorf("%s: %w", configFile(bundle), err)
+	}
+	return config, nil
+}
+
+// volumesIn lists the numbers of a bundle's image volumes, as names.
+func volumesIn(bundle string) (names []string, err error) {
+	entries, err := os.ReadDir(volumesDir(bundle))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names, err
+}
+
+// unmountAll unmounts what a bundle has.
+func unmountAll(bundle string) error {
+	volumes, err := volumesIn(bundle)
+	err = errors.Join(err, unmount(rootfsDir(bundle)))
+	for _, name := range volumes {
+		err = errors.Join(err, unmount(filepath.Join(volumesDir(bundle), name)))
+	}
+	return err
+}
+
+// releaseSnapshots drops the container's snapshots. Those of volumes are known by their mount points.
+func (b *Backend) releaseSnapshots(ctx context.Context, bundle, id string) error {
+	volumes, err := volumesIn(bundle)
+	if err != nil {
+		return err
+	}
+	keys := []string{snapshotPrefix + id}
+	for _, name := range volumes {
+		keys = append(keys, snapshotPrefix+id+"-volume-"+name)
+	}
+	for _, key := range keys {
+		if err := b.cfg.Images.Release(ctx, key); err != nil && !errdefs.IsNotFound(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+// removeBundle removes the bundle. The mount points go first and by rmdir, which fails on one that is mounted or
+// filled: nothing that follows may reach into the file systems behind them.
+func removeBundle(bundle string) error {
+	volumes, err := volumesIn(bundle)
+	if err != nil {
+		return err
+	}
+	if err := removeEmpty(rootfsDir(bundle)); err != nil {
+		return err
+	}
+	for _, name := range volumes {
+		if err := removeEmpty(filepath.Join(volumesDir(bundle), name)); err != nil {
+			return err
+		}
+	}
+	return os.RemoveAll(bundle)
+}
+
+// containerOfKey is the ID of the container that a snapshot of ours is of, or "" for a key that is not ours.
+func containerOfKey(key string) string {
+	rest, ours := strings.CutPrefix(key, snapshotPrefix)
+	id, _, _ := strings.Cut(rest, "-volume-")
+	if !ours || !idPattern.MatchString(id) {
+		return ""
+	}
+	return id
+}

@@ -1,0 +1,124 @@
+package linux
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/sandbox"
+)
+
+// victimEnv makes the test binary a process that leads a pod through its life and dies at a fail point.
+const victimEnv = "TRIPOD_TEST_VICTIM"
+
+// victim is what that process is told.
+type victim struct {
+	Root, RunDir, Runtime, CgroupParent, Images string
+	PodID, ContainerID                          string
+	Pod                                         *runtimeapi.PodSandboxConfig
+	Container                                   *runtimeapi.ContainerConfig
+}
+
+func (v victim) pod() *sandbox.Pod { return &sandbox.Pod{ID: v.PodID, Config: v.Pod} }
+func (v victim) container() *sandbox.Container {
+	return &sandbox.Container{ID: v.ContainerID, Config: v.Container, ImageID: busybox}
+}
+
+// live leads the pod through its whole life.
+func (v victim) live() error {
+	b, err := New(Config{Root: v.Root, RunDir: v.RunDir, Runtime: v.Runtime, CgroupParent: v.CgroupParent, Images: openFakeImages(v.Images)})
+	if err != nil {
+		return err
+	}
+	ctx, p, c := context.Background(), v.pod(), v.container()
+	for _, step := range []func() error{
+		func() error { return b.CreateSandbox(ctx, p) },
+		func() error { _, err := b.CreateContainer(ctx, p, c); return err },
+		func() error { return b.StartContainer(ctx, p, c) },
+		func() error { return b.StopContainer(ctx, p, c, 0) },
+		func() error { return b.RemoveContainer(ctx, p, c) },
+		func() error { return b.StopSandbox(ctx, p) },
+		func() error { return b.RemoveSandbox(ctx, p) },
+	} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return errors.New("lived to the end")
+}
+
+// TestN1CrashMatrix kills a process that uses the backend at every fail point. A new backend then finds every container
+// in a true state and can remove it, or removes everything when the record does not know it.
+func TestN1CrashMatrix(t *testing.T) {
+	for _, point := range failpoint.Names() {
+		if !strings.HasPrefix(point, "linux.") {
+			continue
+		}
+		t.Run(point, func(t *testing.T) {
+			for _, known := range []bool{true, false} {
+				r := newRig(t, "crun")
+				v := r.victim()
+				r.die(v, point)
+				if !known {
+					r.restart()
+					continue
+				}
+				found := r.restart(sandbox.Known{Pod: v.pod(), Containers: []*sandbox.Container{v.container()}})
+				if s := found.Containers[v.ContainerID]; s.State == sandbox.StateRunning && syscall.Kill(s.Pid, 0) != nil {
+					t.Errorf("found running, but is not: %+v", s)
+				}
+				for range 2 {
+					if err := errors.Join(r.RemoveContainer(t.Context(), v.pod(), v.container()), r.StopSandbox(t.Context(), v.pod()),
+						r.RemoveSandbox(t.Context(), v.pod())); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+		})
+	}
+}
+
+func (r *rig) victim() victim {
+	return victim{
+		Root: r.cfg.Root, RunDir: r.cfg.RunDir, Runtime: r.cfg.Runtime, CgroupParent: r.cfg.CgroupParent, Images: r.images.dir,
+		PodID: newID(), ContainerID: newID(),
+		Pod: &runtimeapi.PodSandboxConfig{
+			Metadata: &runtimeapi.PodSandboxMetadata{Name: "victim"}, Hostname: "victim", LogDirectory: filepath.Join(r.tb.TempDir(), "logs"),
+			Linux: &runtimeapi.LinuxPodSandboxConfig{
+				Resources: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 64 << 20},
+				SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+					NamespaceOptions: &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE, Pid: runtimeapi.NamespaceMode_POD},
+				}},
+		},
+		Container: &runtimeapi.ContainerConfig{
+			Metadata: &runtimeapi.ContainerMetadata{Name: "c"}, Image: &runtimeapi.ImageSpec{Image: busybox},
+			Command: []string{"/bin/sleep", "1000"}, LogPath: "c.log",
+			Mounts: []*runtimeapi.Mount{{ContainerPath: "/vol", Image: &runtimeapi.ImageSpec{Image: busybox}, Readonly: true}},
+		},
+	}
+}
+
+// die runs the victim to its end at the fail point.
+func (r *rig) die(v victim, point string) {
+	r.tb.Helper()
+	raw, err := json.Marshal(v)
+	if err != nil {
+		r.tb.Fatal(err)
+	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), victimEnv+"="+string(raw), failpoint.Variable+"="+point+"=kill")
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+		r.tb.Fatalf("the victim was not killed: %v: %s", err, out)
+	}
+}

@@ -1,0 +1,185 @@
+package linux
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
+)
+
+// TestC9NoInodeOfTheHost: no descriptor of a container's process, of a program run by exec or of a pod's init process is an
+// inode of the host, and nothing that is done to a container changes the node's /dev/null. Each case is a process that looks
+// at its descriptors from within as well: as root it changes their mode.
+func TestC9NoInodeOfTheHost(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		null := ownNull(t)
+		look := func(what string, pids ...int) {
+			t.Helper()
+			for _, pid := range pids {
+				inspect(t, what, pid)
+			}
+			if now := statOf(t, "/dev/null"); now != null {
+				t.Errorf("%s: the node's /dev/null was %+v and is %+v", what, null, now)
+				null = now
+			}
+		}
+		r.restart()
+		look("the probe of the OCI runtime")
+		p := r.pod(func(c *runtimeapi.PodSandboxConfig) {
+			c.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_POD
+		})
+		r.Backend.mu.Lock()
+		pause := r.pauses[p.ID]
+		r.Backend.mu.Unlock()
+		look("the pod's init process", pause.Pid)
+
+		const chmod = "/bin/busybox chmod 667 /proc/self/fd/* 2>/dev/null; "
+		for name, change := range map[string]func(*runtimeapi.ContainerConfig){
+			"without stdin": func(*runtimeapi.ContainerConfig) {},
+			"stdin":         func(c *runtimeapi.ContainerConfig) { c.Stdin = true },
+			"terminal":      func(c *runtimeapi.ContainerConfig) { c.Tty = true },
+			"another user": func(c *runtimeapi.ContainerConfig) {
+				c.Linux.SecurityContext.RunAsUser = &runtimeapi.Int64Value{Value: 4321}
+			},
+		} {
+			c := p.container(chmod+forever, change).start()
+			look("a container "+name, initPid(t, r, p, c))
+			for i, req := range []sandbox.ExecRequest{
+				{},
+				{Stdout: &safeBuffer{}, Stderr: &safeBuffer{}},
+				{Stdin: strings.NewReader("in"), Stdout: &safeBuffer{}},
+				{TTY: true, Stdout: &safeBuffer{}},
+			} {
+				mark := strconv.Itoa(70000 + i)
+				req.Cmd = []string{"/bin/sh", "-c", chmod + "sleep " + mark}
+				ctx, end := context.WithCancel(t.Context())
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					_, _ = r.Exec(ctx, p.Pod, c.Container, req)
+				}()
+				look(fmt.Sprintf("exec %d in a container %s", i, name), waitProcess(t, mark))
+				end()
+				<-done
+			}
+			c.stop(0)
+		}
+	})
+}
+
+// owner is what a container could change of an inode.
+type owner struct{ uid, gid, mode uint32 }
+
+func statOf(t *testing.T, path string) owner {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		t.Fatal(err)
+	}
+	return owner{st.Uid, st.Gid, st.Mode}
+}
+
+// ownNull gives the test's mount namespace a /dev/null of its own, whose owner nobody else has, so that a failure harms no
+// other program of this machine.
+func ownNull(t *testing.T) owner {
+	t.Helper()
+	node := filepath.Join(t.TempDir(), "null")
+	for _, err := range []error{
+		unix.Mknod(node, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))), os.Chmod(node, 0o666), os.Chown(node, 12, 34),
+		unix.Mount(node, "/dev/null", "", unix.MS_BIND, ""),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() { _ = unmount("/dev/null") })
+	return statOf(t, "/dev/null")
+}
+
+// inspect fails for each descriptor of a process that lies in none of its own mounts. What has no place in a file system
+// (pipes, sockets, memory) has no other owner.
+func inspect(t *testing.T, what string, pid int) {
+	t.Helper()
+	var own []string
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(raw)) {
+		own = append(own, strings.Fields(line)[0])
+	}
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) < 3 {
+		t.Fatalf("%s: descriptors %v, %v", what, entries, err)
+	}
+	for _, e := range entries {
+		target, err := os.Readlink(filepath.Join(dir, e.Name()))
+		if err != nil {
+			continue // closed since
+		}
+		if strings.Contains(target, ":[") || strings.HasPrefix(target, "/memfd:") {
+			continue
+		}
+		info, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%s", pid, e.Name()))
+		if err != nil {
+			continue
+		}
+		_, rest, _ := strings.Cut(string(info), "mnt_id:")
+		if mount := strings.Fields(rest)[0]; !slices.Contains(own, mount) {
+			t.Errorf("%s: descriptor %s is %s, on mount %s of the host", what, e.Name(), target, mount)
+		}
+	}
+}
+
+// initPid is the container's first process, once it is the container's own program and no more the OCI runtime.
+func initPid(t *testing.T, r *rig, p *testPod, c *testContainer) int {
+	t.Helper()
+	_, _, l, err := r.runningContainer(p.Pod, c.Container)
+	if err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "the container's program", func() bool {
+		raw, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", l.init.Pid))
+		return strings.HasPrefix(string(raw), c.Config.Command[0]+"\x00")
+	})
+	return l.init.Pid
+}
+
+func waitFor(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s did not come to be", what)
+		}
+	}
+}
+
+// waitProcess waits for the sleep with this argument.
+func waitProcess(t *testing.T, argument string) (found int) {
+	t.Helper()
+	waitFor(t, "sleep "+argument, func() bool {
+		programs, err := filepath.Glob("/proc/[0-9]*/cmdline")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range programs {
+			if raw, _ := os.ReadFile(name); string(raw) == "sleep\x00"+argument+"\x00" {
+				found, err = strconv.Atoi(filepath.Base(filepath.Dir(name)))
+				return err == nil
+			}
+		}
+		return false
+	})
+	return found
+}

@@ -1,0 +1,311 @@
+package linux
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/process"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
+)
+
+const (
+	// execDrain is how long output is read after the program has ended, when a child of it holds its stdio.
+	execDrain = time.Second
+	// execKill is how long a killed program, and then its monitor, may take to end.
+	execKill = 5 * time.Second
+	// killPause is how often it is looked for the PID of a program that is to be killed before it is known.
+	killPause = 5 * time.Millisecond
+)
+
+// Exec implements sandbox.Execer. conmon is the program's parent here too, but it only waits: the program has our
+// pipes, or a terminal that is handed to us. Without it there would be no exit code as soon as a child of the program
+// holds its output, since runc waits for that, and nobody to reap what a failed exec leaves in the PID namespace.
+func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.ExecRequest) (int32, error) {
+	h, _, l, err := b.runningContainer(p, c)
+	if err != nil {
+		return 0, err
+	}
+	config, err := readConfig(h.bundle)
+	if err != nil {
+		return 0, err
+	}
+	process, err := spec.Process(spec.ExecInput{Spec: config, Cmd: req.Cmd, TTY: req.TTY})
+	if err != nil {
+		return 0, err
+	}
+	dir, err := os.MkdirTemp(b.cfg.execDir(), "")
+	if err != nil {
+		return 0, err
+	}
+	defer os.RemoveAll(dir)
+	if err := writeJSON(filepath.Join(dir, "process.json"), process); err != nil {
+		return 0, err
+	}
+	x := &execution{dir: dir, container: l}
+	defer x.close()
+	var options []string
+	if req.TTY {
+		options, err = x.terminal(req)
+	} else {
+		err = x.pipes(req)
+	}
+	if err != nil {
+		return 0, err
+	}
+	return x.run(ctx, b.conmon, b.conmon.execCommand(h.id, dir, b.runtime, options))
+}
+
+// execution is one program run by exec.
+type execution struct {
+	dir       string
+	container *life
+
+	stdin, stdout, stderr *os.File       // the ends of the program, with a terminal of the runtime; closed once started
+	whenUp                []func()       // what is started once the program runs
+	output                sync.WaitGroup // the copies of the program's output
+
+	mu     sync.Mutex
+	ours   []io.Closer // our ends, closed when all is over
+	closed bool
+}
+
+func (x *execution) pidFile() string { return filepath.Join(x.dir, "pid") }
+
+// own sees to it that c is closed in the end; it is closed at once when that has passed.
+func (x *execution) own(c io.Closer) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.closed {
+		_ = c.Close()
+		return
+	}
+	x.ours = append(x.ours, c)
+}
+
+func (x *execution) close() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.closed = true
+	for _, c := range x.ours {
+		_ = c.Close()
+	}
+	x.closeTheirs()
+}
+
+func (x *execution) closeTheirs() {
+	for _, f := range []*os.File{x.stdin, x.stdout, x.stderr} {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+}
+
+// pipes connects plain stdio. What is not asked for is a pipe as well, which reads as empty or is read by nobody who
+// cares: the host's /dev/null would be the program's to change, and crun makes the program's user its owner.
+func (x *execution) pipes(req sandbox.ExecRequest) error {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	x.stdin = r
+	x.own(w)
+	x.whenUp = append(x.whenUp, func() {
+		if req.Stdin != nil {
+			_, _ = io.Copy(w, req.Stdin)
+		}
+		_ = w.Close() // the program sees the end of its input
+	})
+	for _, out := range []struct {
+		to    io.Writer
+		their **os.File
+	}{{req.Stdout, &x.stdout}, {req.Stderr, &x.stderr}} {
+		r, w, err := os.Pipe()
+		if err != nil {
+			return err
+		}
+		*out.their = w
+		x.own(r)
+		x.output.Add(1)
+		x.whenUp = append(x.whenUp, func() {
+			defer x.output.Done()
+			if out.to != nil {
+				_, _ = io.Copy(out.to, r)
+			}
+			_, _ = io.Copy(io.Discard, r) // nobody listens, or the client is gone: the program must not stop for that
+		})
+	}
+	return nil
+}
+
+// terminal has the runtime make a terminal in the container and hand its other end to us. It gives the runtime's options.
+func (x *execution) terminal(req sandbox.ExecRequest) ([]string, error) {
+	console, err := listenConsole(x.dir)
+	if err != nil {
+		return nil, err
+	}
+	x.own(console)
+	out := req.Stdout
+	if out == nil {
+		out = io.Discard
+	}
+	x.output.Add(1)
+	x.whenUp = append(x.whenUp, func() {
+		defer x.output.Done()
+		terminal, err := console.receive()
+		if err != nil {
+			return // the program did not come to be, which the caller is told elsewhere
+		}
+		x.own(terminal)
+		stop := make(chan struct{})
+		defer close(stop)
+		go followSize(terminal, req.Resize, stop)
+		if req.Stdin != nil {
+			go func() { _, _ = io.Copy(terminal, req.Stdin) }()
+		}
+		_, _ = io.Copy(out, terminal) // ends with EIO when the last one has closed the terminal
+	})
+	return []string{"--console-socket=" + console.path}, x.pipes(sandbox.ExecRequest{}) // these are the runtime's, not the program's
+}
+
+// run starts the program, waits for its end and for its output, and gives its exit code.
+func (x *execution) run(ctx context.Context, m monitor, cmd *exec.Cmd) (int32, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, fmt.Errorf("exec: %w", err)
+	}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = x.stdin, x.stdout, x.stderr
+	if err := m.spawner.start(cmd); err != nil {
+		return 0, fmt.Errorf("exec: start conmon: %w", err)
+	}
+	x.closeTheirs()
+	for _, f := range x.whenUp {
+		go f()
+	}
+	var err error
+	ended := make(chan struct{})
+	go func() {
+		err = cmd.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-ctx.Done():
+		x.kill(cmd, ended)
+		return 0, fmt.Errorf("exec: the program was killed: %w", context.Cause(ctx))
+	}
+	code, err := x.result(err)
+	if err == nil {
+		x.drain(ctx)
+	}
+	return code, err
+}
+
+// drain waits until the output is read, but not for ever when somebody holds it open.
+func (x *execution) drain(ctx context.Context) {
+	done := make(chan struct{})
+	go func() { x.output.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(execDrain):
+	case <-ctx.Done():
+	}
+}
+
+// result tells a program's exit code, which conmon has as its own, from a failure of the runtime: only a program that
+// came to be has its PID in the file.
+func (x *execution) result(err error) (int32, error) {
+	if !exists(x.pidFile()) {
+		message := said(filepath.Join(x.dir, "log"))
+		switch {
+		// What ends a container ends the program, and the runtime at work in it, before the container's own end shows.
+		case message == "" && x.container.init.WaitFor(execKill), x.container.init.Ending():
+			return 0, fmt.Errorf("exec: the container has ended: %w", errdefs.ErrFailedPrecondition)
+		case message != "":
+			return 0, fmt.Errorf("failed to exec: %s: %w", message, meaning(message))
+		}
+		// It has been killed, by the container as likely as not: until the program runs it is a process in there.
+		return 0, fmt.Errorf("exec: the OCI runtime ended before the program began: %w: %w", err, errdefs.ErrUnavailable)
+	}
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return 0, nil
+	case !errors.As(err, &exit):
+		return 0, fmt.Errorf("exec: %w", err)
+	case exit.Sys().(syscall.WaitStatus).Signaled():
+		return 0, fmt.Errorf("exec: the program's monitor was killed: %w", err)
+	}
+	return int32(exit.ExitCode()), nil
+}
+
+// meaning tells what kind of error an OCI runtime's last words on an exec are. They end in the text of an error number,
+// crun's with a capital letter. What names none of these is a matter of the request: a program that is not there, say.
+func meaning(message string) error {
+	message = strings.ToLower(message)
+	for kind, numbers := range map[error][]syscall.Errno{
+		errdefs.ErrResourceExhausted: {syscall.EAGAIN, syscall.ENOMEM, syscall.EMFILE, syscall.ENFILE, syscall.ENOSPC, syscall.EDQUOT},
+		errdefs.ErrUnavailable:       {syscall.EPIPE, syscall.ECONNRESET, syscall.ESRCH},
+	} {
+		for _, n := range numbers {
+			if strings.Contains(message, n.Error()) {
+				return kind
+			}
+		}
+	}
+	return errdefs.ErrInvalidArgument
+}
+
+// kill ends the program and its process group, upon which its monitor ends; if not, the monitor too.
+func (x *execution) kill(cmd *exec.Cmd, ended <-chan struct{}) {
+	limit, again := time.After(execKill), time.NewTicker(killPause)
+	defer again.Stop()
+	// The program may be up before the runtime has written its PID down; without its monitor nobody would.
+	for killed := false; ; {
+		killed = killed || x.killProgram()
+		if killed {
+			again.Stop()
+		}
+		select {
+		case <-again.C:
+			continue
+		case <-ended:
+		case <-limit:
+			_ = cmd.Process.Kill()
+			<-ended
+		}
+		break
+	}
+	x.killProgram() // in case it came to be just then
+}
+
+func (x *execution) killProgram() bool {
+	pid, err := readPid(x.pidFile())
+	if err != nil {
+		return false
+	}
+	p, err := process.Open(pid)
+	if err != nil {
+		return true
+	}
+	defer p.Close()
+	// Without a terminal the program does not lead the process group that it and what it started are in: the runtime
+	// that has put it into the container did.
+	group, err := syscall.Getpgid(pid)
+	known := err == nil && p.Alive() && group > 1 && group != syscall.Getpgrp()
+	_ = p.KillGroup()
+	if known {
+		_ = syscall.Kill(-group, syscall.SIGKILL)
+	}
+	return true
+}

@@ -1,0 +1,251 @@
+package linux
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
+)
+
+func TestExec(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p := r.pod()
+		c := p.container(forever).start()
+		var out, errOut bytes.Buffer
+		code, err := r.Exec(t.Context(), p.Pod, c.Container, sandbox.ExecRequest{
+			Cmd: []string{"/bin/sh", "-c", "cat; echo err >&2; exit 5"}, Stdin: strings.NewReader("in"), Stdout: &out, Stderr: &errOut,
+		})
+		if err != nil || code != 5 || out.String() != "in" || errOut.String() != "err\n" {
+			t.Errorf("code %d, %v, %q, %q", code, err, &out, &errOut)
+		}
+		if _, err = r.Exec(t.Context(), p.Pod, c.Container, sandbox.ExecRequest{Cmd: []string{"/nowhere"}}); !errdefs.IsInvalidArgument(err) ||
+			!strings.HasPrefix(err.Error(), "failed to exec") {
+			t.Error(err)
+		}
+		if code, err = r.Exec(t.Context(), p.Pod, c.Container, sandbox.ExecRequest{Cmd: []string{"/bin/sh", "-c", "kill -9 $$"}}); err != nil || code != 137 {
+			t.Errorf("killed: %d, %v", code, err)
+		}
+		c.stop(0)
+		if _, err = r.Exec(t.Context(), p.Pod, c.Container, sandbox.ExecRequest{Cmd: []string{"/bin/true"}}); !errdefs.IsFailedPrecondition(err) {
+			t.Error(err)
+		}
+	})
+}
+
+// TestC4ExecDrain: a child that holds the output does not hold up the caller, nor does a program outlive its context.
+func TestC4ExecDrain(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p := r.pod()
+		c := p.container(forever).start()
+		var out safeBuffer
+		began := time.Now()
+		code, err := r.Exec(t.Context(), p.Pod, c.Container, sandbox.ExecRequest{
+			Cmd: []string{"/bin/sh", "-c", "setsid sleep 3333 & echo done"}, Stdout: &out, Stderr: &out,
+		})
+		if took := time.Since(began); err != nil || code != 0 || took > execDrain+3*time.Second {
+			t.Errorf("%d, %v, after %v", code, err, took)
+		}
+		if got := out.String(); got != "done\n" {
+			t.Errorf("%q", got)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		_, err = r.Exec(ctx, p.Pod, c.Container, sandbox.ExecRequest{Cmd: []string{"/bin/sh", "-c", "trap '' TERM; sleep 2222"}, Stdout: &out})
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		if got := c.exec("ps"); strings.Contains(got, "2222") {
+			t.Errorf("it lives: %s", got)
+		}
+	})
+}
+
+func TestExecTerminal(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p := r.pod()
+		c := p.container(forever).start()
+		stdin, feed := io.Pipe()
+		sizes := make(chan sandbox.TermSize, 1)
+		sizes <- sandbox.TermSize{Width: 132, Height: 43}
+		var out safeBuffer
+		result := make(chan error, 1)
+		go func() {
+			code, err := r.Exec(t.Context(), p.Pod, c.Container, sandbox.ExecRequest{
+				Cmd: []string{"/bin/sh", "-c", "test -t 0 && echo terminal; read x; stty size; exit 4"}, TTY: true,
+				Stdin: stdin, Stdout: &out, Resize: sizes,
+			})
+			if err == nil && code != 4 {
+				err = errors.New("exit code")
+			}
+			result <- err
+		}()
+		out.waitFor(t, "terminal")
+		_, _ = io.WriteString(feed, "go\n")
+		if err := <-result; err != nil {
+			t.Error(err)
+		}
+		if got := out.String(); !strings.Contains(got, "43 132") {
+			t.Errorf("%q", got)
+		}
+		_ = feed.Close()
+	})
+}
+
+// safeBuffer is a buffer for writers that are still about.
+type safeBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *safeBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *safeBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+func (s *safeBuffer) waitFor(t *testing.T, text string) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !strings.Contains(s.String(), text); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%q is not in %q", text, s.String())
+		}
+	}
+}
+
+func TestAttach(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p := r.pod()
+		c := p.container("read x; echo out-$x; echo err-$x >&2; cat; exit 6", func(c *runtimeapi.ContainerConfig) {
+			c.Stdin, c.StdinOnce = true, true
+		}).start()
+		stdin, feed := io.Pipe()
+		var out, errOut safeBuffer
+		result := make(chan error, 1)
+		go func() {
+			result <- r.Attach(t.Context(), p.Pod, c.Container, sandbox.AttachRequest{Stdin: stdin, Stdout: &out, Stderr: &errOut})
+		}()
+		_, _ = io.WriteString(feed, "hello\n")
+		out.waitFor(t, "out-hello")
+		errOut.waitFor(t, "err-hello")
+		_, _ = io.WriteString(feed, "more\n")
+		_ = feed.Close() // stdin_once: the program sees the end
+		if err := <-result; err != nil {
+			t.Error(err)
+		}
+		if s := c.waitExit(); s.ExitCode != 6 {
+			t.Errorf("%+v", s)
+		}
+		if got := out.String(); got != "out-hello\nmore\n" {
+			t.Errorf("%q", got)
+		}
+	})
+}
+
+// TestAttachTwice: without stdin_once a client comes and goes, and the next one is served by the same program.
+func TestAttachTwice(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p := r.pod()
+		c := p.container("while read x; do echo got-$x; done; exit 6", func(c *runtimeapi.ContainerConfig) { c.Stdin = true }).start()
+		for _, word := range []string{"one", "two"} {
+			ctx, cancel := context.WithCancel(t.Context())
+			var out safeBuffer
+			result := make(chan error, 1)
+			go func() {
+				result <- r.Attach(ctx, p.Pod, c.Container, sandbox.AttachRequest{Stdin: strings.NewReader(word + "\n"), Stdout: &out})
+			}()
+			out.waitFor(t, "got-"+word)
+			cancel()
+			if err := <-result; !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+		}
+		if s := c.status(); s.State != sandbox.StateRunning {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+func TestAttachTerminal(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p := r.pod()
+		c := p.container("while read x; do stty size; done", func(c *runtimeapi.ContainerConfig) { c.Stdin, c.Tty = true, true }).start()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		stdin, feed := io.Pipe()
+		sizes := make(chan sandbox.TermSize)
+		var out safeBuffer
+		result := make(chan error, 1)
+		go func() {
+			result <- r.Attach(ctx, p.Pod, c.Container, sandbox.AttachRequest{Stdin: stdin, Stdout: &out, TTY: true, Resize: sizes})
+		}()
+		sizes <- sandbox.TermSize{Width: 101, Height: 33}
+		for deadline := time.Now().Add(10 * time.Second); !strings.Contains(out.String(), "33 101") && time.Now().Before(deadline); {
+			_, _ = io.WriteString(feed, "x\n") // until the size has arrived
+			time.Sleep(10 * time.Millisecond)
+		}
+		out.waitFor(t, "33 101")
+		cancel()
+		<-result
+		_ = feed.Close()
+	})
+}
+
+// TestC6NoDescriptorLeaks: neither the container nor its monitor has a descriptor of ours.
+func TestC6NoDescriptorLeaks(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p := r.pod()
+		c := p.container(forever).start()
+		c.waitLog("up") // until then runc's own init may be at work
+		h, _ := r.lookup(p.ID, c.ID)
+		s, _ := h.snapshot()
+		for _, fd := range descriptors(t, s.Init.Pid) {
+			if !strings.HasPrefix(fd, "pipe:") && fd != "/dev/null" && !strings.HasPrefix(fd, "/bin/") {
+				t.Errorf("the container holds %s", fd)
+			}
+		}
+		for _, fd := range descriptors(t, s.Conmon.Pid) {
+			known := strings.HasPrefix(fd, "pipe:") || strings.HasPrefix(fd, "socket:") || strings.HasPrefix(fd, "anon_inode:[") ||
+				strings.HasPrefix(fd, h.bundle) || fd == "/dev/null" || fd == c.logFile() || strings.HasPrefix(fd, "/sys/fs/cgroup/")
+			if !known || strings.HasPrefix(fd, "anon_inode:[eventpoll]") || strings.Contains(fd, "pidfd") {
+				t.Errorf("the monitor holds %s", fd)
+			}
+		}
+		var st unix.Stat_t
+		if err := unix.Stat(h.bundle, &st); err != nil || st.Mode&0o77 != 0 {
+			t.Errorf("the bundle's mode is %o, %v", st.Mode, err)
+		}
+	})
+}
+
+func descriptors(t *testing.T, pid int) (names []string) {
+	t.Helper()
+	dir := "/proc/" + strconv.Itoa(pid) + "/fd/"
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if name, err := os.Readlink(dir + e.Name()); err == nil {
+			names = append(names, name)
+		}
+	}
+	return names
+}

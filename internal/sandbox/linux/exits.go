@@ -1,0 +1,129 @@
+package linux
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/stats"
+)
+
+// drainTime is how long a conmon may go on after its container has ended: it drains the output into the log and writes
+// the exit file, which takes milliseconds unless the disk hangs.
+const drainTime = 10 * time.Second
+
+// end is how a container ended.
+type end struct {
+	at      time.Time
+	code    int32
+	reason  string
+	message string
+}
+
+// exitFile is what conmon writes when the container has ended, completely or not at all.
+func (b *Backend) exitFile(id string) string { return filepath.Join(b.cfg.exitDir(), id) }
+
+// watch waits for the end of a container, records it and reports it. There are two witnesses: the init process, whose
+// end is the container's, and conmon, which ends after it has written the exit file. Both are held by pidfd, so that
+// nothing is polled and no queue can overflow.
+func (b *Backend) watch(h *handle, l *life) {
+	select {
+	case <-l.init.Dead:
+	case <-l.conmon.Dead:
+	}
+	b.settle(h, l)
+	e := b.findEnd(h)
+	b.record(h, l, e)
+	s, _ := h.snapshot()
+	b.report(sandbox.Event{PodID: h.podID, ContainerID: h.id, Status: s.status()})
+}
+
+// settle brings both to their end. It is called when one of them has ended.
+func (b *Backend) settle(h *handle, l *life) {
+	s, _ := h.snapshot()
+	if l.init.Alive() {
+		// Without its monitor the container has no one to read its output or to tell its exit code: it cannot go on.
+		// Unless the exit is told already, and the kernel is about to say so of init.
+		if !exists(b.exitFile(h.id)) {
+			b.log.Error("the container's monitor has ended before it; killing the container", "container", h.id, "conmon", l.conmon.Pid)
+		}
+		b.killLife(h, l)
+		if !l.init.WaitFor(drainTime) {
+			b.log.Error("the container's first process cannot be killed", "container", h.id, "pid", l.init.Pid)
+			<-l.init.Dead
+		}
+		return
+	}
+	if !s.OwnPID {
+		b.killLife(h, l) // what it left in a PID namespace of others
+	}
+	if !l.conmon.WaitFor(drainTime) {
+		b.log.Error("the container's monitor does not end; killing it", "container", h.id, "conmon", l.conmon.Pid)
+		_ = l.conmon.KillGroup()
+		<-l.conmon.Dead
+	}
+}
+
+// record puts the end into the handle and on the disk.
+func (b *Backend) record(h *handle, l *life, e end) {
+	h.mu.Lock()
+	h.state.Phase = phaseExited
+	h.state.FinishedAt = e.at
+	if e.at.Before(h.state.StartedAt) {
+		h.state.FinishedAt = h.state.StartedAt // file times have a coarser grain than ours
+	}
+	h.state.ExitCode, h.state.Reason, h.state.Message = e.code, e.reason, e.message
+	h.life = nil
+	err := h.state.write(h.bundle)
+	h.mu.Unlock()
+	if err != nil {
+		b.log.Error("record the end of a container", "container", h.id, "err", err)
+	}
+	l.mu.Lock()
+	if l.kill != nil {
+		l.kill.Stop()
+	}
+	l.mu.Unlock()
+	close(l.ended)
+}
+
+// findEnd tells how a container ended whose processes are gone.
+func (b *Backend) findEnd(h *handle) end {
+	s, _ := h.snapshot()
+	code, at, err := readExit(b.exitFile(h.id))
+	if err != nil {
+		message := "its monitor was killed"
+		if !errors.Is(err, os.ErrNotExist) {
+			message = err.Error()
+		}
+		return end{at: time.Now(), code: sandbox.ExitUnknown, reason: sandbox.ReasonUnknown, message: message}
+	}
+	e := end{at: at, code: code, reason: sandbox.ReasonCompleted}
+	if code != 0 {
+		e.reason = sandbox.ReasonError
+		// The cgroup stays until the runtime deletes the container, so its counter is this run's.
+		if kills, err := stats.OOMKills(s.Cgroup); err == nil && kills > 0 {
+			e.reason = sandbox.ReasonOOMKilled
+		}
+	}
+	return e
+}
+
+// readExit reads an exit file: the code, 128 + N for a program ended by signal N, and when.
+func readExit(name string) (code int32, at time.Time, err error) {
+	raw, err := os.ReadFile(name)
+	if err != nil {
+		return 0, time.Time{}, err
+	}
+	info, err := os.Stat(name)
+	n, parseErr := strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 32)
+	if err := errors.Join(err, parseErr); err != nil {
+		return 0, time.Time{}, fmt.Errorf("exit file %s: %w", name, err)
+	}
+	return int32(n), info.ModTime(), nil
+}

@@ -1,0 +1,410 @@
+package linux
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
+)
+
+// chatter writes on both streams as fast as it can: conmon writes to its clients nearly always.
+const chatter = "yes error >&2 & yes output"
+
+func withStdin(once, tty bool) func(*runtimeapi.ContainerConfig) {
+	return func(c *runtimeapi.ContainerConfig) { c.Stdin, c.StdinOnce, c.Tty = true, once, tty }
+}
+
+// attach joins in the background. The channel gives Attach's result.
+func (c *testContainer) attach(ctx context.Context, req sandbox.AttachRequest) <-chan error {
+	result := make(chan error, 1)
+	b := c.pod.r.Backend
+	go func() { result <- b.Attach(ctx, c.pod.Pod, c.Container, req) }()
+	return result
+}
+
+func (c *testContainer) hub(t *testing.T) *hub {
+	t.Helper()
+	_, l := c.handle(t).snapshot()
+	if l == nil {
+		t.Fatal("it does not run")
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.hub
+}
+
+func await(t *testing.T, what string, done <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-done:
+	case <-time.After(20 * time.Second):
+		t.Fatal(what)
+	}
+}
+
+// wantResult waits for the end of an attachment.
+func wantResult(t *testing.T, result <-chan error, want func(error) bool) {
+	t.Helper()
+	select {
+	case err := <-result:
+		if !want(err) {
+			t.Errorf("the attachment ended with %v", err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("the attachment does not end")
+	}
+}
+
+func canceled(err error) bool { return errors.Is(err, context.Canceled) }
+func fine(err error) bool     { return err == nil }
+
+// strictConmon has conmon die of every use of a freed client: with these settings of the C library (mallopt(3)) each is a
+// mapping of its own, which goes when it is freed.
+func (r *rig) strictConmon() {
+	r.tb.Helper()
+	real, err := exec.LookPath("conmon")
+	if err != nil {
+		r.tb.Fatal(err)
+	}
+	r.cfg.Conmon = filepath.Join(r.tb.TempDir(), "conmon")
+	script := "#!/bin/sh\nMALLOC_MMAP_THRESHOLD_=4096 MALLOC_TOP_PAD_=0 MALLOC_TRIM_THRESHOLD_=0 exec " + real + " \"$@\"\n"
+	if err := os.WriteFile(r.cfg.Conmon, []byte(script), 0o700); err != nil {
+		r.tb.Fatal(err)
+	}
+	r.restart()
+}
+
+// TestC5AttachClientsComeAndGo: conmon survives clients that come and go while the container floods them, with input
+// and without, and they leave nothing behind, there or here.
+func TestC5AttachClientsComeAndGo(t *testing.T) {
+	for name, stdin := range map[string]bool{"output only": false, "with input": true} {
+		t.Run(name, func(t *testing.T) {
+			bothRuntimes(t, func(t *testing.T, r *rig) { comeAndGo(t, r, stdin) })
+		})
+	}
+}
+
+func comeAndGo(t *testing.T, r *rig, stdin bool) {
+	r.strictConmon()
+	p := r.pod()
+	c := p.container(chatter, func(c *runtimeapi.ContainerConfig) { c.Stdin, c.LogPath = stdin, "" }).start()
+	s, _ := c.handle(t).snapshot()
+	goroutines, here, there := runtime.NumGoroutine(), countDescriptors(t), countSockets(t, s.Conmon.Pid)
+	var wg sync.WaitGroup
+	var visits atomic.Int64
+	for begin, guest := time.Now(), 0; guest < 6; guest++ {
+		wg.Go(func() {
+			for time.Since(begin) < 1500*time.Millisecond && !t.Failed() {
+				ctx, cancel := context.WithCancel(t.Context())
+				seen := writerFunc(func(p []byte) (int, error) { cancel(); return len(p), nil })
+				err := r.Attach(ctx, p.Pod, c.Container, sandbox.AttachRequest{Stdin: strings.NewReader("x"), Stdout: seen})
+				if cancel(); !canceled(err) && !errdefs.IsResourceExhausted(err) { // at such a pace a moment's pause is 8 MiB
+					t.Errorf("attach: %v", err)
+				}
+				visits.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	if s := c.status(); s.State != sandbox.StateRunning {
+		t.Fatalf("after %d clients: %+v", visits.Load(), s)
+	}
+	t.Logf("%d clients", visits.Load())
+	settled := func() bool {
+		return runtime.NumGoroutine() <= goroutines && countDescriptors(t) <= here && countSockets(t, s.Conmon.Pid) <= there
+	}
+	for deadline := time.Now().Add(10 * time.Second); !settled(); time.Sleep(10 * time.Millisecond) { // pacing: the last ones leave
+		if time.Now().After(deadline) {
+			stacks := make([]byte, 64<<10)
+			t.Fatalf("%d goroutines became %d, %d descriptors %d, conmon's %d sockets %d:\n%s", goroutines, runtime.NumGoroutine(), here,
+				countDescriptors(t), there, countSockets(t, s.Conmon.Pid), stacks[:runtime.Stack(stacks, true)])
+		}
+	}
+}
+
+func countSockets(t *testing.T, pid int) (n int) {
+	for _, name := range descriptors(t, pid) {
+		if strings.HasPrefix(name, "socket:") {
+			n++
+		}
+	}
+	return n
+}
+
+// TestFarewell: conmon survives a connection that is closed while it waits to write to it if the farewell was said. The
+// same without shows what it is for; a conmon that does not mind is fine.
+func TestFarewell(t *testing.T) {
+	r := newRig(t, "crun")
+	r.strictConmon()
+	p := r.pod()
+	for _, said := range []bool{true, false} {
+		c := p.container("until test -e /go; do sleep 0.01; done; exec yes", func(c *runtimeapi.ContainerConfig) { c.LogPath = "" }).start()
+		h := c.handle(t)
+		conn, err := dialAttach(h.bundle)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if said {
+			(&hub{conn: conn, gone: make(chan struct{})}).farewell()
+		}
+		c.exec("touch /go")
+		s, _ := h.snapshot()
+		waitBlocked(t, s.Conmon.Pid)
+		conn.Close()
+		if again, err := dialAttach(h.bundle); err == nil {
+			for n := 0; n < 2000 && err == nil; n++ {
+				_, err = again.Read(make([]byte, attachPacket))
+			}
+			if err != nil && said {
+				t.Errorf("conmon did not survive: %v", err)
+			}
+			t.Logf("farewell %t: then %v", said, err)
+			again.Close()
+		} else if said {
+			t.Error(err)
+		}
+	}
+}
+
+// waitBlocked waits until a process waits for somebody to read from its socket.
+func waitBlocked(t *testing.T, pid int) {
+	t.Helper()
+	where := ""
+	for deadline := time.Now().Add(20 * time.Second); where != "sock_alloc_send_pskb"; time.Sleep(5 * time.Millisecond) {
+		raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/wchan")
+		if where = string(raw); err != nil || time.Now().After(deadline) {
+			t.Fatalf("it is in %q: %v", where, err)
+		}
+	}
+}
+
+// TestC5SlowAttachClient: a client that does not read is cut off; the container and another client go on meanwhile.
+func TestC5SlowAttachClient(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p := r.pod()
+		c := p.container("read x; yes 0123456789abcdef0123456789abcdef | head -c 20000000; echo; echo done; read x", withStdin(false, false),
+			func(c *runtimeapi.ContainerConfig) { c.LogPath = "" }).start()
+		stuck := make(chan struct{})
+		defer close(stuck)
+		slow := c.attach(t.Context(), sandbox.AttachRequest{Stdout: writerFunc(func([]byte) (int, error) { <-stuck; return 0, io.EOF })})
+		var total atomic.Int64
+		finished := make(chan struct{})
+		reader := writerFunc(func(p []byte) (int, error) {
+			total.Add(int64(len(p)))
+			if bytes.Contains(p, []byte("done")) {
+				close(finished)
+			}
+			return len(p), nil
+		})
+		stdin, feed := io.Pipe()
+		good := c.attach(t.Context(), sandbox.AttachRequest{Stdin: stdin, Stdout: reader})
+		waitClients(t, c, 2)
+		_, _ = io.WriteString(feed, "go\n")
+		wantResult(t, slow, errdefs.IsResourceExhausted)
+		await(t, "the other client does not see the end", finished)
+		if n := total.Load(); n != 20000000+len64("\ndone\n") {
+			t.Errorf("it saw %d bytes", n)
+		}
+		_, _ = io.WriteString(feed, "end\n")
+		wantResult(t, good, fine)
+		feed.Close()
+		c.waitExit()
+	})
+}
+
+func len64(s string) int64 { return int64(len(s)) }
+
+func waitClients(t *testing.T, c *testContainer, n int) {
+	t.Helper()
+	count := func() int {
+		h := c.hub(t)
+		if h == nil {
+			return 0
+		}
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return len(h.clients)
+	}
+	for deadline := time.Now().Add(20 * time.Second); count() != n; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d clients, want %d", count(), n)
+		}
+	}
+}
+
+// TestAttachTogether: two clients see the same, have one connection between them, and both are heard.
+func TestAttachTogether(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p := r.pod()
+		c := p.container("while read x; do echo got-$x; echo err-$x >&2; done", withStdin(false, false)).start()
+		s, _ := c.handle(t).snapshot()
+		before := countSockets(t, s.Conmon.Pid)
+		if c.hub(t) != nil {
+			t.Error("there is a connection, and no client")
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var outs, errs [2]safeBuffer
+		var feeds [2]*io.PipeWriter
+		var results [2]<-chan error
+		for i := range outs {
+			var stdin *io.PipeReader
+			stdin, feeds[i] = io.Pipe()
+			results[i] = c.attach(ctx, sandbox.AttachRequest{Stdin: stdin, Stdout: &outs[i], Stderr: &errs[i]})
+		}
+		waitClients(t, c, 2)
+		for i, feed := range feeds {
+			_, _ = io.WriteString(feed, strconv.Itoa(i)+"\n")
+			outs[0].waitFor(t, "got-"+strconv.Itoa(i))
+		}
+		for i := range outs {
+			outs[i].waitFor(t, "got-0\ngot-1\n")
+			errs[i].waitFor(t, "err-0\nerr-1\n")
+		}
+		if after := countSockets(t, s.Conmon.Pid); after != before+1 {
+			t.Errorf("conmon has %d sockets more for two clients", after-before)
+		}
+		cancel()
+		for i := range results {
+			wantResult(t, results[i], canceled)
+			feeds[i].Close()
+		}
+		// The next client has the same connection, since nothing was written meanwhile.
+		same := c.hub(t)
+		var out safeBuffer
+		again := c.attach(t.Context(), sandbox.AttachRequest{Stdin: strings.NewReader("again\n"), Stdout: &out})
+		out.waitFor(t, "got-again")
+		if c.hub(t) != same {
+			t.Error("a further connection was made")
+		}
+		c.stop(0)
+		wantResult(t, again, fine)
+	})
+}
+
+// TestAttachStdinOnce: the end of the first input is the program's end of input, however that client leaves; a client
+// without input, before, changes nothing. A terminal stays open.
+func TestAttachStdinOnce(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p := r.pod()
+		c := p.container("while read x; do echo got-$x; done; echo end of input; sleep 0.1; exit 6", withStdin(true, false)).start()
+		ctx, cancel := context.WithCancel(t.Context())
+		onlooker := c.attach(ctx, sandbox.AttachRequest{Stdout: io.Discard})
+		waitClients(t, c, 1)
+		cancel()
+		wantResult(t, onlooker, canceled)
+		var out safeBuffer
+		witness := c.attach(t.Context(), sandbox.AttachRequest{Stdout: &out})
+		stdin, feed := io.Pipe()
+		ctx, cancel = context.WithCancel(t.Context())
+		first := c.attach(ctx, sandbox.AttachRequest{Stdin: stdin, Stdout: io.Discard})
+		_, _ = io.WriteString(feed, "one\n")
+		out.waitFor(t, "got-one")
+		cancel() // without a word
+		wantResult(t, first, canceled)
+		wantResult(t, witness, fine)
+		feed.Close()
+		if got := out.String(); got != "got-one\nend of input\n" {
+			t.Errorf("%q", got)
+		}
+		if s := c.waitExit(); s.ExitCode != 6 {
+			t.Errorf("%+v", s)
+		}
+		tty := p.container("while read x; do echo got-$x; done", withStdin(true, true)).start()
+		for _, word := range []string{"one", "two"} {
+			var out safeBuffer
+			ctx, cancel := context.WithCancel(t.Context())
+			result := tty.attach(ctx, sandbox.AttachRequest{Stdin: strings.NewReader(word + "\n"), Stdout: &out, TTY: true})
+			out.waitFor(t, "got-"+word)
+			cancel()
+			wantResult(t, result, canceled)
+		}
+	})
+}
+
+// TestAttachAfterRestart: a new backend knows nothing of the connection of the old one, and makes its own.
+func TestAttachAfterRestart(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p := r.pod()
+		c := p.container("while read x; do echo got-$x; done", withStdin(false, false)).start()
+		for n := range 3 {
+			var out safeBuffer
+			result := c.attach(t.Context(), sandbox.AttachRequest{Stdin: strings.NewReader(strconv.Itoa(n) + "\n"), Stdout: &out})
+			out.waitFor(t, "got-"+strconv.Itoa(n))
+			r.restart(p.known(c))
+			wantResult(t, result, fine)
+		}
+		if s := c.status(); s.State != sandbox.StateRunning {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// TestN2AttachedFlood: a container that floods its clients survives the daemon's sudden death, which for conmon is a
+// connection closed without a word.
+func TestN2AttachedFlood(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		r.strictConmon()
+		p := r.pod()
+		c := p.container(chatter, func(c *runtimeapi.ContainerConfig) { c.LogPath = "" }).start()
+		for n := range 500 {
+			seen := make(chan struct{})
+			once := sync.OnceFunc(func() { close(seen) })
+			result := c.attach(t.Context(), sandbox.AttachRequest{Stdout: writerFunc(func(p []byte) (int, error) { once(); return len(p), nil })})
+			await(t, "no output", seen)
+			h := c.hub(t)
+			await(t, "conmon has not taken notice", h.parted)
+			_ = h.conn.Close()
+			wantResult(t, result, fine)
+			if s := c.status(); s.State != sandbox.StateRunning {
+				t.Fatalf("after %d: %+v", n, s)
+			}
+		}
+	})
+}
+
+// TestAttachUnreadInput: input that the container leaves unread holds up neither the clients' leaving nor output, and
+// later clients leave nothing more behind.
+func TestAttachUnreadInput(t *testing.T) {
+	r := newRig(t, "crun")
+	p := r.pod()
+	c := p.container("while :; do echo tick; sleep 0.01; done", withStdin(false, false)).start()
+	visit := func() {
+		var out safeBuffer
+		ctx, cancel := context.WithCancel(t.Context())
+		result := c.attach(ctx, sandbox.AttachRequest{Stdin: io.LimitReader(zeros{}, 1<<20), Stdout: &out})
+		out.waitFor(t, "tick")
+		cancel()
+		wantResult(t, result, canceled)
+	}
+	visit()
+	visit()
+	goroutines, here := runtime.NumGoroutine(), countDescriptors(t)
+	for range 20 {
+		visit()
+	}
+	for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > goroutines+3 || countDescriptors(t) > here+1; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d goroutines became %d, %d descriptors %d", goroutines, runtime.NumGoroutine(), here, countDescriptors(t))
+		}
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }

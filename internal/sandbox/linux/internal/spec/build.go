@@ -1,0 +1,208 @@
+package spec
+
+import (
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+
+	pathrs "github.com/cyphar/filepath-securejoin/pathrs-lite"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
+)
+
+// ociVersion is the version of the specification written; runc 1.1 takes nothing newer.
+const ociVersion = "1.0.2"
+
+// Annotations of the specification. Only these are ever written: what an image or a request labels itself with
+// never gets here, where OCI runtimes look for orders (CVE-2026-53488).
+const (
+	AnnotationPod       = "io.tripod.pod"
+	AnnotationContainer = "io.tripod.container"
+	// AnnotationType is "container", or "sandbox" for the process that holds a pod's PID namespace; tools that
+	// read other runtimes' bundles know it by this name.
+	AnnotationType = "io.kubernetes.cri.container-type"
+
+	annotationPodName       = "io.kubernetes.cri.sandbox-name"
+	annotationPodNamespace  = "io.kubernetes.cri.sandbox-namespace"
+	annotationPodUID        = "io.kubernetes.cri.sandbox-uid"
+	annotationContainerName = "io.kubernetes.cri.container-name"
+	annotationImage         = "io.kubernetes.cri.image-name"
+)
+
+// Input is all that Build needs besides the host. Paths are the host's.
+type Input struct {
+	Pod       *sandbox.Pod
+	Container *sandbox.Container
+	// Image is the image's own configuration.
+	Image ocispec.ImageConfig
+	// Rootfs is the container's root file system, mounted: users and paths are resolved in it.
+	Rootfs string
+	// Net, IPC, UTS and PID are namespaces to join, where ContainerModes says POD or TARGET. An empty UTS of a
+	// container that is not on the host network makes a new one with the pod's host name.
+	Net, IPC, UTS, PID string
+	// CgroupsPath is the specification's cgroupsPath: /parent/id for cgroupfs, slice:prefix:name for systemd.
+	CgroupsPath string
+	// ShmPath is the pod's /dev/shm; not needed with the host's or a container's own IPC namespace.
+	ShmPath string
+	// ResolvConf, Hosts and HostnameFile are the pod's files for /etc; "" is none. A mount of the request at the
+	// same place wins.
+	ResolvConf, Hosts, HostnameFile string
+	// ImageVolumes are the mounted images of the request, by container_path as the request writes it; image_sub_path
+	// is applied already (ResolveSubPath).
+	ImageVolumes map[string]string
+}
+
+// Build makes the runtime specification of a container. What it refuses is errdefs.ErrInvalidArgument or
+// errdefs.ErrNotImplemented, naming the field; other errors are the host's.
+func Build(in Input, h Host) (*specs.Spec, sandbox.Resolved, error) {
+	if err := Validate(in.Pod, in.Container, h); err != nil {
+		return nil, sandbox.Resolved{}, err
+	}
+	if err := checkRootfs(in.Rootfs); err != nil {
+		return nil, sandbox.Resolved{}, err
+	}
+	b := builder{in: in, h: h, modes: ContainerModes(in.Pod, in.Container), spec: &specs.Spec{
+		Version:     ociVersion,
+		Root:        &specs.Root{Path: in.Rootfs, Readonly: in.Container.Config.GetLinux().GetSecurityContext().GetReadonlyRootfs()},
+		Annotations: annotations(in.Pod, in.Container),
+		Linux:       &specs.Linux{CgroupsPath: in.CgroupsPath},
+	}}
+	if b.modes.UTS() && in.UTS == "" {
+		b.spec.Hostname = in.Pod.Config.GetHostname()
+	}
+	b.resolved.SwapLimited = h.SwapAccounting
+	// The order matters once: the default system call filter depends on the process's capabilities.
+	for _, step := range []func() error{b.process, b.namespaces, b.mounts, b.devices, b.security, b.imageVolumes} {
+		if err := step(); err != nil {
+			return nil, sandbox.Resolved{}, err
+		}
+	}
+	return b.spec, b.resolved, nil
+}
+
+// builder is one Build under way.
+type builder struct {
+	in       Input
+	h        Host
+	modes    Modes
+	spec     *specs.Spec
+	resolved sandbox.Resolved
+}
+
+func (b *builder) process() (err error) {
+	cfg, image := b.in.Container.Config, b.in.Image
+	sc := cfg.GetLinux().GetSecurityContext()
+	p := &specs.Process{
+		Terminal:        cfg.GetTty(),
+		NoNewPrivileges: sc.GetNoNewPrivs(),
+		OOMScoreAdj:     oomScore(cfg.GetLinux().GetResources(), b.h),
+	}
+	b.spec.Process = p
+	if p.Args, err = arguments(cfg, image); err != nil {
+		return err
+	}
+	if p.Env, err = variables(b.in.Pod, cfg, image, b.h); err != nil {
+		return err
+	}
+	if p.Cwd, err = workingDir(cfg, image, b.in.Rootfs); err != nil {
+		return err
+	}
+	if p.User, err = user(sc, image.User, b.in.Rootfs); err != nil {
+		return err
+	}
+	if p.Capabilities, err = capabilities(sc, b.h); err != nil {
+		return err
+	}
+	b.resolved.User = containerUser(p.User)
+	b.resolved.StopSignal, err = stopSignal(cfg.GetStopSignal(), image.StopSignal)
+	return err
+}
+
+func (b *builder) namespaces() (err error) {
+	b.spec.Linux.Namespaces, err = namespaces(b.in, b.modes, b.h)
+	return err
+}
+
+func (b *builder) mounts() error {
+	defaults, err := defaultMounts(b.in, b.modes)
+	if err != nil {
+		return err
+	}
+	requested, reported, propagation, err := requestedMounts(b.in)
+	if err != nil {
+		return err
+	}
+	b.spec.Mounts = joinMounts(defaults, requested)
+	b.spec.Linux.RootfsPropagation = propagation
+	b.resolved.Mounts = reported
+	return nil
+}
+
+func (b *builder) devices() error {
+	limits, err := Resources(b.in.Container.Config.GetLinux().GetResources(), b.h)
+	if err != nil {
+		return err
+	}
+	nodes, rules, err := devices(b.in.Container.Config, b.h)
+	if err != nil {
+		return err
+	}
+	limits.Devices = rules
+	b.spec.Linux.Resources = limits
+	// A bind-mounted /dev has its nodes; making them there would make them on the host.
+	if !slices.ContainsFunc(b.spec.Mounts, func(m specs.Mount) bool { return m.Destination == "/dev" && m.Type == "bind" }) {
+		b.spec.Linux.Devices = nodes
+	}
+	return nil
+}
+
+func (b *builder) security() (err error) {
+	sc := b.in.Container.Config.GetLinux().GetSecurityContext()
+	linux := b.spec.Linux
+	linux.MaskedPaths, linux.ReadonlyPaths = maskedPaths(sc)
+	if !sc.GetPrivileged() {
+		deprecated := sc.GetApparmorProfile() //nolint:staticcheck // older kubelets send the string
+		if b.spec.Process.ApparmorProfile, err = checkAppArmor(sc.GetApparmor(), deprecated, b.h); err != nil {
+			return err
+		}
+	}
+	linux.Seccomp, err = systemCallFilter(sc, b.spec, b.h)
+	return err
+}
+
+// imageVolumes makes the directories that the image declares as volumes and does not hold. They live in the
+// container's own layer.
+func (b *builder) imageVolumes() error {
+	for _, name := range slices.Sorted(maps.Keys(b.in.Image.Volumes)) {
+		if err := checkDestination("image Volumes", name); err != nil {
+			return err
+		}
+		if err := pathrs.MkdirAll(b.in.Rootfs, path.Clean(name), 0o755); err != nil {
+			return blame("image Volumes", fmt.Errorf("%s cannot be made in the image: %w", name, err))
+		}
+	}
+	return nil
+}
+
+func annotations(p *sandbox.Pod, c *sandbox.Container) map[string]string {
+	a := podAnnotations(p)
+	a[AnnotationContainer] = c.ID
+	a[AnnotationType] = "container"
+	a[annotationContainerName] = c.Config.GetMetadata().GetName()
+	a[annotationImage] = c.Config.GetImage().GetImage()
+	return a
+}
+
+func podAnnotations(p *sandbox.Pod) map[string]string {
+	meta := p.Config.GetMetadata()
+	return map[string]string{
+		AnnotationPod:          p.ID,
+		AnnotationType:         "sandbox",
+		annotationPodName:      meta.GetName(),
+		annotationPodNamespace: meta.GetNamespace(),
+		annotationPodUID:       meta.GetUid(),
+	}
+}

@@ -1,0 +1,188 @@
+package spec
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/containerd/containerd/v2/contrib/seccomp"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
+)
+
+// maxProfile bounds a seccomp profile of the node, in bytes; those in use have some ten thousand.
+const maxProfile = 4 << 20
+
+// What /proc and /sys show of the node, or let do to it, that a container has no business with. The lists are the
+// common ones of the field's runtimes, for requests that bring none.
+var (
+	defaultMaskedPaths = []string{
+		"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
+		"/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats", "/sys/devices/virtual/powercap",
+		"/sys/firmware",
+	}
+	defaultReadonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
+)
+
+// The spellings of the deprecated string fields of the CRI (seccomp_profile_path, apparmor_profile).
+const (
+	profileDefault    = "runtime/default"
+	profileDocker     = "docker/default"
+	profileUnconfined = "unconfined"
+	profileLocalhost  = "localhost/"
+)
+
+// profile is the security profile in force: the message if there is one, else the deprecated string.
+// A request that says nothing is unconfined.
+func profile(field string, p *runtimeapi.SecurityProfile, deprecated string) (*runtimeapi.SecurityProfile, error) {
+	if p != nil {
+		if _, ok := runtimeapi.SecurityProfile_ProfileType_name[int32(p.GetProfileType())]; !ok {
+			return nil, invalid(field, "unknown profile type %d", p.GetProfileType())
+		}
+		if p.GetLocalhostRef() != "" && p.GetProfileType() != runtimeapi.SecurityProfile_Localhost {
+			return nil, invalid(field, "localhost_ref only goes with the profile type Localhost")
+		}
+		return p, nil
+	}
+	if ref, ok := strings.CutPrefix(deprecated, profileLocalhost); ok {
+		return &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: ref}, nil
+	}
+	switch deprecated {
+	case "", profileUnconfined:
+		return &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Unconfined}, nil
+	case profileDefault, profileDocker:
+		return &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}, nil
+	}
+	return nil, invalid(field, "profile %q is none of %s, %s, %sNAME", deprecated, profileDefault, profileUnconfined, profileLocalhost)
+}
+
+// checkSeccomp checks the form of a seccomp request and that the host can filter at all.
+func checkSeccomp(p *runtimeapi.SecurityProfile, deprecated string, h Host) (*runtimeapi.SecurityProfile, error) {
+	const field = "linux.security_context.seccomp"
+	p, err := profile(field, p, deprecated)
+	if err != nil {
+		return nil, err
+	}
+	if p.GetProfileType() != runtimeapi.SecurityProfile_Unconfined && !h.Seccomp {
+		return nil, unsupported(field, "the kernel of this node has no seccomp (CONFIG_SECCOMP)")
+	}
+	if p.GetProfileType() == runtimeapi.SecurityProfile_Localhost && !path.IsAbs(p.GetLocalhostRef()) {
+		return nil, invalid(field, "localhost_ref %q is not an absolute path", p.GetLocalhostRef())
+	}
+	return p, checkText(field, p.GetLocalhostRef())
+}
+
+// systemCallFilter is the container's seccomp filter; nil leaves it unconfined. It must be called once the process's
+// capabilities are in the specification, since the default profile allows what they are for.
+func systemCallFilter(sc *runtimeapi.LinuxContainerSecurityContext, s *specs.Spec, h Host) (*specs.LinuxSeccomp, error) {
+	if sc.GetPrivileged() {
+		return nil, nil
+	}
+	p, err := checkSeccomp(sc.GetSeccomp(), sc.GetSeccompProfilePath(), h) //nolint:staticcheck // older kubelets send the path
+	if err != nil {
+		return nil, err
+	}
+	switch p.GetProfileType() {
+	case runtimeapi.SecurityProfile_RuntimeDefault:
+		return seccomp.DefaultProfile(s), nil
+	case runtimeapi.SecurityProfile_Localhost:
+		return readProfile(p.GetLocalhostRef())
+	}
+	return nil, nil
+}
+
+// readProfile reads a profile of the node: JSON of the runtime-spec's LinuxSeccomp.
+func readProfile(name string) (*specs.LinuxSeccomp, error) {
+	const field = "linux.security_context.seccomp"
+	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, invalid(field, "there is no profile %s on this node", name)
+	}
+	if err != nil {
+		return nil, blame(field, err)
+	}
+	defer f.Close()
+	text, err := readRegular(f, name, maxProfile)
+	if err != nil {
+		return nil, blame(field, err)
+	}
+	var filter specs.LinuxSeccomp
+	if err := json.Unmarshal(text, &filter); err != nil {
+		return nil, invalid(field, "%s is not a seccomp profile: %v", name, err)
+	}
+	if filter.DefaultAction == "" {
+		return nil, invalid(field, "%s is not a seccomp profile: it has no defaultAction", name)
+	}
+	return &filter, nil
+}
+
+// checkAppArmor gives the AppArmor profile to run under, "" for none. We bring no profile of our own, so the
+// runtime's default is to have none; a profile of the node must be loaded.
+func checkAppArmor(p *runtimeapi.SecurityProfile, deprecated string, h Host) (string, error) {
+	const field = "linux.security_context.apparmor"
+	p, err := profile(field, p, deprecated)
+	if err != nil || p.GetProfileType() != runtimeapi.SecurityProfile_Localhost {
+		return "", err
+	}
+	name := p.GetLocalhostRef()
+	switch {
+	case name == "":
+		return "", invalid(field, "localhost_ref names no profile")
+	case !h.AppArmor:
+		return "", unsupported(field, "profile %q: AppArmor is not enabled on this node", name)
+	}
+	loaded, err := os.ReadFile(h.path("sys/kernel/security/apparmor/profiles"))
+	if err != nil {
+		return "", invalid(field, "profile %q: the loaded profiles cannot be listed: %v", name, err)
+	}
+	isLoaded := func(line string) bool { return strings.HasPrefix(line, name+" (") }
+	if !slices.ContainsFunc(strings.Split(string(loaded), "\n"), isLoaded) {
+		return "", invalid(field, "profile %q is not loaded on this node", name)
+	}
+	return name, nil
+}
+
+// checkSELinux refuses a label, which nothing here would apply.
+func checkSELinux(o *runtimeapi.SELinuxOption) error {
+	if !sandbox.DemandsLabel(o) {
+		return nil
+	}
+	return unsupported("linux.security_context.selinux_options", "SELinux labels are not available on this node")
+}
+
+// maskedPaths gives the hidden and the read-only paths of /proc and /sys: the request's or, since the CRI cannot
+// tell an empty list from none, the default ones. A privileged container has neither.
+func maskedPaths(sc *runtimeapi.LinuxContainerSecurityContext) (masked, readonly []string) {
+	if sc.GetPrivileged() {
+		return nil, nil
+	}
+	masked, readonly = sc.GetMaskedPaths(), sc.GetReadonlyPaths()
+	if len(masked) == 0 {
+		masked = defaultMaskedPaths
+	}
+	if len(readonly) == 0 {
+		readonly = defaultReadonlyPaths
+	}
+	return slices.Clone(masked), slices.Clone(readonly)
+}
+
+func checkMaskedPaths(sc *runtimeapi.LinuxContainerSecurityContext) error {
+	for field, paths := range map[string][]string{"masked_paths": sc.GetMaskedPaths(), "readonly_paths": sc.GetReadonlyPaths()} {
+		for _, p := range paths {
+			if !path.IsAbs(p) {
+				return invalid("linux.security_context."+field, "%q is not absolute", p)
+			}
+			if err := checkText("linux.security_context."+field, p); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,93 @@
+package spec
+
+import (
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
+)
+
+// sysctlSegment is one component of a name below /proc/sys; interface names are the widest of them.
+var sysctlSegment = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.:@-]*$`)
+
+// Sysctls gives the kernel parameters to set for the pod, by their path below /proc/sys (net/ipv4/ip_forward), which
+// is safe to join. Only parameters that belong to a namespace of the pod's own are allowed: the IPC ones with the
+// pod's IPC namespace, net.* with its network namespace. Anything else would be the node's (CVE-2022-0811 shows
+// what that is worth) and is errdefs.ErrInvalidArgument.
+func Sysctls(p *sandbox.Pod) (map[string]string, error) {
+	const field = "linux.sysctls"
+	asked := p.Config.GetLinux().GetSysctls()
+	ns := p.Config.GetLinux().GetSecurityContext().GetNamespaceOptions()
+	result := make(map[string]string, len(asked))
+	for name, value := range asked {
+		segments := sysctlSegments(name)
+		for _, s := range segments {
+			if !sysctlSegment.MatchString(s) {
+				return nil, invalid(field, "%q is not the name of a kernel parameter", name)
+			}
+		}
+		switch {
+		case len(segments) < 2, !namespacedNet(segments) && !namespacedIPC(segments):
+			return nil, invalid(field, "%q is not on the list of namespaced parameters (kernel.shm*, kernel.msg*, kernel.sem, fs.mqueue.*, net.*)", name)
+		case namespacedNet(segments) && ns.GetNetwork() == runtimeapi.NamespaceMode_NODE:
+			return nil, invalid(field, "%q is the node's own on host network", name)
+		case namespacedIPC(segments) && ns.GetIpc() == runtimeapi.NamespaceMode_NODE:
+			return nil, invalid(field, "%q is the node's own with host IPC", name)
+		case strings.ContainsAny(value, "\x00\n"):
+			return nil, invalid(field, "the value of %q contains a NUL or a newline", name)
+		}
+		key := strings.Join(segments, "/")
+		if _, twice := result[key]; twice {
+			return nil, invalid(field, "%q is given twice, once with dots and once with slashes", name)
+		}
+		result[key] = value
+	}
+	return result, nil
+}
+
+// ownNetDefaults let a program that is not root serve any port and ping: the ports of a network namespace are nobody else's.
+var ownNetDefaults = map[string]string{
+	"net/ipv4/ip_unprivileged_port_start": "0",
+	"net/ipv4/ping_group_range":           "0 2147483647",
+}
+
+// DefaultSysctls gives the kernel parameters, by path as Sysctls, that a pod has unless it asks for others. A kernel may lack
+// them.
+func DefaultSysctls(p *sandbox.Pod, asked map[string]string) map[string]string {
+	if PodModes(p).Network == runtimeapi.NamespaceMode_NODE {
+		return nil
+	}
+	result := maps.Clone(ownNetDefaults)
+	maps.DeleteFunc(result, func(key, _ string) bool { _, set := asked[key]; return set })
+	return result
+}
+
+// sysctlSegments splits a name as sysctl(8) does: the first separator met, dot or slash, separates, and the other
+// one stands for a dot inside a component (net.ipv4.conf.eth0/1.forwarding, net/ipv4/conf/eth0.1/forwarding).
+func sysctlSegments(name string) []string {
+	i := strings.IndexAny(name, "./")
+	if i >= 0 && name[i] == '/' {
+		return strings.Split(name, "/")
+	}
+	segments := strings.Split(name, ".")
+	for i, s := range segments {
+		segments[i] = strings.ReplaceAll(s, "/", ".")
+	}
+	return segments
+}
+
+func namespacedNet(segments []string) bool { return segments[0] == "net" }
+
+func namespacedIPC(segments []string) bool {
+	switch {
+	case slices.Equal(segments, []string{"kernel", "sem"}):
+		return true
+	case len(segments) == 2 && segments[0] == "kernel":
+		return strings.HasPrefix(segments[1], "shm") || strings.HasPrefix(segments[1], "msg")
+	}
+	return len(segments) == 3 && segments[0] == "fs" && segments[1] == "mqueue"
+}

@@ -1,0 +1,160 @@
+package spec
+
+import (
+	"path/filepath"
+	"strings"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
+)
+
+// Harmless lists what is accepted although this host, or this backend, does nothing about it: what the kubelet
+// sends with every pod, and what the CRI itself calls void. Everything else is enforced or refused.
+var Harmless = map[string]string{
+	"mounts.selinux_relabel":                                   "there is nothing to relabel without SELinux",
+	"linux.resources.hugepage_limits of 0":                     "sent for every page size; without a hugetlb controller nobody is limited",
+	"linux.resources.cpu_period without cpu_quota":             "says nothing without a quota",
+	"linux.resources.oom_score_adj below ours":                 "raised to ours where CAP_SYS_RESOURCE is missing, which only makes the container the likelier victim",
+	"linux.security_context.apparmor RuntimeDefault":           "this runtime's default is no profile",
+	"linux.security_context.selinux_options of level s0":       "the level that every process has where no label is applied",
+	"linux.security_context.* of a privileged container":       "the CRI says that capabilities, seccomp, AppArmor and SELinux may have no effect",
+	"pod linux.resources, linux.overhead":                      "sums for information; the kubelet limits the pod's cgroup itself",
+	"pod linux.security_context.seccomp, apparmor, user, …":    "there is no sandbox process to apply them to",
+	"annotations, except classes of other runtimes' (BlockIO)": "the CRI says that they do not influence the runtime",
+}
+
+// refusedAnnotations are the prefixes by which other runtimes are asked for cgroup classes: somebody who sets them
+// counts on being limited.
+var refusedAnnotations = []string{"blockio.resources.beta.kubernetes.io/", "rdt.resources.beta.kubernetes.io/"}
+
+// Validate refuses what cannot be honoured on this host: errdefs.ErrInvalidArgument or errdefs.ErrNotImplemented,
+// naming the field. With a nil container the pod alone is looked at. It has no effects, and what needs the image
+// or the host's files is left to Build.
+func Validate(p *sandbox.Pod, c *sandbox.Container, h Host) error {
+	if p == nil || p.Config == nil {
+		return invalid("config", "missing")
+	}
+	if c == nil {
+		return validatePod(p, h)
+	}
+	if c.Config == nil {
+		return invalid("config", "missing")
+	}
+	return validateContainer(p, c.Config, h)
+}
+
+func validatePod(p *sandbox.Pod, h Host) error {
+	cfg := p.Config
+	sc := cfg.GetLinux().GetSecurityContext()
+	if cfg.GetWindows() != nil {
+		return invalid("windows", "this is a Linux node")
+	}
+	if sc.GetRunAsGroup() != nil && sc.GetRunAsUser() == nil {
+		return invalid("linux.security_context.run_as_group", "needs run_as_user too")
+	}
+	for field, id := range map[string]*runtimeapi.Int64Value{"run_as_user": sc.GetRunAsUser(), "run_as_group": sc.GetRunAsGroup()} {
+		if id != nil {
+			if _, err := checkID("linux.security_context."+field, id.GetValue()); err != nil {
+				return err
+			}
+		}
+	}
+	if parent := cfg.GetLinux().GetCgroupParent(); strings.Contains(parent, "\x00") || parent != "" && !filepath.IsLocal(strings.TrimLeft(parent, "/")) && parent != "/" {
+		return invalid("linux.cgroup_parent", "%q is not the path of a cgroup", parent)
+	}
+	if err := checkPodNamespaces(sc.GetNamespaceOptions()); err != nil {
+		return err
+	}
+	if _, err := checkSeccomp(sc.GetSeccomp(), sc.GetSeccompProfilePath(), h); err != nil { //nolint:staticcheck // older kubelets send the path
+		return err
+	}
+	if _, err := checkAppArmor(sc.GetApparmor(), "", h); err != nil {
+		return err
+	}
+	if err := checkSELinux(sc.GetSelinuxOptions()); err != nil {
+		return err
+	}
+	if err := checkAnnotations(cfg.GetAnnotations()); err != nil {
+		return err
+	}
+	_, err := Sysctls(p)
+	return err
+}
+
+func validateContainer(p *sandbox.Pod, cfg *runtimeapi.ContainerConfig, h Host) error {
+	switch {
+	case cfg.GetWindows() != nil:
+		return invalid("windows", "this is a Linux node")
+	case len(cfg.GetCDIDevices()) > 0:
+		return unsupported("CDI_devices", "devices by CDI name are not available on this node; use devices")
+	case cfg.GetLogPath() != "" && !filepath.IsLocal(cfg.GetLogPath()):
+		return invalid("log_path", "%q is not below the pod's log directory", cfg.GetLogPath())
+	}
+	for _, check := range []func() error{
+		func() error { return checkCommand(cfg) },
+		func() error { return checkEnvs(cfg) },
+		func() error { return checkWorkingDir("working_dir", cfg.GetWorkingDir()) },
+		func() error { return checkStopSignal(cfg.GetStopSignal()) },
+		func() error { return checkAnnotations(cfg.GetAnnotations()) },
+		func() error { return checkMounts(cfg.GetMounts(), h) },
+		func() error { return checkDevices(cfg.GetDevices()) },
+		func() error { return validateSecurity(p, cfg.GetLinux().GetSecurityContext(), h) },
+		func() error { _, err := Resources(cfg.GetLinux().GetResources(), h); return err },
+	} {
+		if err := check(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func validateSecurity(p *sandbox.Pod, sc *runtimeapi.LinuxContainerSecurityContext, h Host) error {
+	if err := checkContainerNamespaces(p, sc.GetNamespaceOptions()); err != nil {
+		return err
+	}
+	if err := checkUser(sc); err != nil {
+		return err
+	}
+	if err := checkMaskedPaths(sc); err != nil {
+		return err
+	}
+	if sc.GetPrivileged() {
+		if !p.Config.GetLinux().GetSecurityContext().GetPrivileged() {
+			return invalid("linux.security_context.privileged", "the pod's sandbox was not made for privileged containers")
+		}
+		return nil
+	}
+	if _, err := capabilities(sc, h); err != nil {
+		return err
+	}
+	if _, err := checkSeccomp(sc.GetSeccomp(), sc.GetSeccompProfilePath(), h); err != nil { //nolint:staticcheck // older kubelets send the path
+		return err
+	}
+	if _, err := checkAppArmor(sc.GetApparmor(), sc.GetApparmorProfile(), h); err != nil { //nolint:staticcheck // older kubelets send the string
+		return err
+	}
+	return checkSELinux(sc.GetSelinuxOptions())
+}
+
+func checkCommand(cfg *runtimeapi.ContainerConfig) error {
+	for field, args := range map[string][]string{"command": cfg.GetCommand(), "args": cfg.GetArgs()} {
+		for _, arg := range args {
+			if err := checkText(field, arg); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func checkAnnotations(annotations map[string]string) error {
+	for key := range annotations {
+		for _, prefix := range refusedAnnotations {
+			if strings.HasPrefix(key, prefix) {
+				return unsupported("annotations", "%s: block I/O and cache classes are not available on this node", key)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,211 @@
+package linux
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/process"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
+)
+
+// pins are the places at which a pod's namespaces are held by bind mounts, without a process in them. A kind that the
+// pod has not of its own is empty.
+type pins struct{ net, ipc, uts, pid string }
+
+// podPins tells where the pod's namespaces are, from its configuration alone.
+func podPins(p *sandbox.Pod, runDir string) pins {
+	modes := spec.PodModes(p)
+	dir := filepath.Join(runDir, "ns")
+	at := pins{net: p.Netns}
+	if modes.IPC != runtimeapi.NamespaceMode_NODE { // also when each container has another one: the pod's init needs one
+		at.ipc = filepath.Join(dir, "ipc")
+	}
+	if modes.UTS() {
+		at.uts = filepath.Join(dir, "uts")
+	}
+	if modes.PID == runtimeapi.NamespaceMode_POD {
+		at.pid = filepath.Join(dir, "pid")
+	}
+	return at
+}
+
+// sharesPID tells whether the pod has a PID namespace, and so an init process, of its own.
+func sharesPID(p *sandbox.Pod) bool { return spec.PodModes(p).PID == runtimeapi.NamespaceMode_POD }
+
+// makeNamespaces makes and pins the pod's ipc and uts namespaces and sets what lives in namespaces: host name and
+// kernel parameters. Pins that are there already are made anew.
+func makeNamespaces(p *sandbox.Pod, at pins) error {
+	sysctls, err := spec.Sysctls(p)
+	if err != nil {
+		return err
+	}
+	defaults := spec.DefaultSysctls(p, sysctls)
+	if at.ipc == "" && at.uts == "" && len(sysctls)+len(defaults) == 0 {
+		return nil
+	}
+	for _, pin := range []string{at.ipc, at.uts} {
+		if pin == "" {
+			continue
+		}
+		if err := makePin(pin); err != nil {
+			return err
+		}
+	}
+	return onNewThread(func() error { return fillNamespaces(p, at, sysctls, defaults) })
+}
+
+// makePin makes the empty file that a namespace is mounted on, and undoes what an earlier attempt left there.
+func makePin(pin string) error {
+	if err := unpin(pin); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(pin), 0o700); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(pin, os.O_CREATE|os.O_RDONLY, 0o444)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// fillNamespaces runs on a thread of its own, which is in the new namespaces afterwards.
+func fillNamespaces(p *sandbox.Pod, at pins, sysctls, defaults map[string]string) error {
+	if at.net != "" {
+		netns, err := unix.Open(at.net, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("network namespace %s: %w: %w", at.net, err, errdefs.ErrFailedPrecondition)
+		}
+		err = unix.Setns(netns, unix.CLONE_NEWNET)
+		unix.Close(netns)
+		if err != nil {
+			return fmt.Errorf("enter network namespace %s: %w: %w", at.net, err, errdefs.ErrFailedPrecondition)
+		}
+	}
+	flags := 0
+	if at.ipc != "" {
+		flags |= unix.CLONE_NEWIPC
+	}
+	if at.uts != "" {
+		flags |= unix.CLONE_NEWUTS
+	}
+	if err := unix.Unshare(flags); err != nil {
+		return fmt.Errorf("make ipc and uts namespaces: %w", err)
+	}
+	if name := p.Config.GetHostname(); at.uts != "" && name != "" {
+		if err := unix.Sethostname([]byte(name)); err != nil {
+			return fmt.Errorf("set host name %q: %w: %w", name, err, errdefs.ErrInvalidArgument)
+		}
+	}
+	for key, value := range defaults {
+		if err := setSysctl(key, value); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	for key, value := range sysctls {
+		if err := setSysctl(key, value); err != nil {
+			return fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+		}
+	}
+	for kind, pin := range map[string]string{"ipc": at.ipc, "uts": at.uts} {
+		if pin == "" {
+			continue
+		}
+		if err := pinNamespace("/proc/thread-self/ns/"+kind, pin); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// setSysctl sets a kernel parameter of the thread's namespaces, which are what /proc/sys shows.
+func setSysctl(key, value string) error {
+	if err := os.WriteFile(filepath.Join("/proc/sys", key), []byte(value), 0); err != nil {
+		return fmt.Errorf("set kernel parameter %s=%s: %w", key, value, err)
+	}
+	return nil
+}
+
+// pinNamespace holds a namespace by a bind mount on the file pin.
+func pinNamespace(ns, pin string) error {
+	if err := unix.Mount(ns, pin, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("pin %s at %s: %w", ns, pin, err)
+	}
+	return nil
+}
+
+// unpin lets a namespace go. A pin that is not there is fine.
+func unpin(pin string) error {
+	if err := unmount(pin); err != nil {
+		return err
+	}
+	if err := os.Remove(pin); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// pinPID holds the PID namespace that a process is the init of, and is sure to be that process's: the namespace is
+// opened by number, and the process was alive after that.
+func pinPID(init *process.Process, pin string) error {
+	if err := makePin(pin); err != nil {
+		return err
+	}
+	ns, err := unix.Open(fmt.Sprintf("/proc/%d/ns/pid", init.Pid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("PID namespace of process %d: %w: %w", init.Pid, err, errdefs.ErrFailedPrecondition)
+	}
+	defer unix.Close(ns)
+	if !init.Alive() {
+		return fmt.Errorf("process %d has ended: %w", init.Pid, errdefs.ErrFailedPrecondition)
+	}
+	return pinNamespace(fmt.Sprintf("/proc/self/fd/%d", ns), pin)
+}
+
+// pinned tells whether a namespace is mounted on the file.
+func pinned(pin string) bool {
+	var fs unix.Statfs_t
+	return unix.Statfs(pin, &fs) == nil && fs.Type == unix.NSFS_MAGIC
+}
+
+// onNewThread runs fn on a thread that ends with it, since fn leaves the thread in other namespaces.
+func onNewThread(fn func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			// The main thread cannot end; while this goroutine has it, another one gets another thread.
+			done <- onNewThread(fn)
+			runtime.UnlockOSThread()
+			return
+		}
+		done <- fn() // no unlock: the thread ends with the goroutine
+	}()
+	return <-done
+}
+
+// unmount removes all mounts on a path, at once for those in use. A path that is not mounted, or not there, is fine.
+func unmount(target string) error {
+	for {
+		err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW)
+		if errors.Is(err, unix.EBUSY) {
+			err = unix.Unmount(target, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
+		}
+		switch {
+		case err == nil:
+		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
+			return nil
+		default:
+			return fmt.Errorf("unmount %s: %w", target, err)
+		}
+	}
+}

@@ -1,0 +1,143 @@
+package linux
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
+)
+
+// What a container writes is in the upper directory of its overlay, and is not durable data. The mount option "volatile"
+// (Linux 5.10; Documentation/filesystems/overlayfs.rst) has the kernel sync none of it: without it an unmount writes out all
+// that is dirty on the file system below, everybody's. In return the kernel marks the layer, and refuses to mount it again
+// until the mark is removed, for after a crash of the machine nothing in it can be relied on. See docs/adr/0027.
+const volatile = "volatile"
+
+// volatileMark is the kernel's mark, below an overlay's work directory.
+const volatileMark = "work/incompat/volatile"
+
+// probeVolatile tells by a trial below dir why overlays cannot be mounted with "volatile"; nil: they can.
+func probeVolatile(dir string) (err error) {
+	trial := filepath.Join(dir, "overlay-trial")
+	if err := os.RemoveAll(trial); err != nil { // of a process that was killed in the middle
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(trial)) }()
+	at := func(name string) string { return filepath.Join(trial, name) }
+	for _, name := range []string{"lower", "upper", "work", "merged"} {
+		if err := os.MkdirAll(at(name), 0o700); err != nil {
+			return err
+		}
+	}
+	options := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s,%s", at("lower"), at("upper"), at("work"), volatile)
+	return onNewThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+			return err
+		}
+		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+			return err
+		}
+		if err := unix.Mount("overlay", at("merged"), "overlay", 0, options); err != nil {
+			return err
+		}
+		return unix.Unmount(at("merged"), 0)
+	})
+}
+
+// mountLayer mounts a container's root file system unless it is mounted. The layer is of this boot, see layerLost: all that was
+// written to it is there, synced or not, so a mark says nothing against it.
+func (b *Backend) mountLayer(mounts []mount.Mount, dir string) error {
+	if mountedOn(dir) {
+		return nil
+	}
+	if err := os.RemoveAll(markOf(mounts)); err != nil {
+		return fmt.Errorf("the mark of an earlier mount: %w", err)
+	}
+	if b.volatile {
+		mounts = asVolatile(mounts)
+	}
+	return mountOn(mounts, dir)
+}
+
+// asVolatile adds the option to the overlay among mounts.
+func asVolatile(mounts []mount.Mount) []mount.Mount {
+	mounts = slices.Clone(mounts)
+	for i, m := range mounts {
+		if m.Type == "overlay" && !slices.Contains(m.Options, volatile) {
+			mounts[i].Options = append(slices.Clone(m.Options), volatile)
+		}
+	}
+	return mounts
+}
+
+// markOf is where the kernel marks the overlay among mounts as volatile; "" where there is none.
+func markOf(mounts []mount.Mount) string {
+	for _, m := range mounts {
+		for _, option := range m.Options {
+			if work, ok := strings.CutPrefix(option, "workdir="); ok && m.Type == "overlay" {
+				return filepath.Join(work, volatileMark)
+			}
+		}
+	}
+	return ""
+}
+
+// layerLost tells whether a container's layer cannot be relied on: it was in use without syncs when the machine went down,
+// or renewLayer was cut short.
+func (b *Backend) layerLost(ctx context.Context, h *handle) (bool, error) {
+	s, _ := h.snapshot()
+	if s.BootID == bootID() {
+		return false, nil
+	}
+	mounts, err := b.cfg.Images.Mounts(ctx, snapshotPrefix+h.id)
+	if errdefs.IsNotFound(err) {
+		return true, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	mark := markOf(mounts)
+	if mark == "" {
+		return false, nil
+	}
+	if _, err := os.Lstat(mark); !errors.Is(err, fs.ErrNotExist) {
+		return err == nil, err
+	}
+	return false, nil
+}
+
+// renewLayer gives a container an empty layer over its image in the place of one that was lost, with what a creation makes in
+// it. The caller records the boot.
+func (b *Backend) renewLayer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle) (*specs.Spec, error) {
+	b.log.Warn("what a container wrote before the node went down was not synced and is dropped; it starts on its image", "container", c.ID)
+	if err := unmountAll(h.bundle); err != nil {
+		return nil, err
+	}
+	if err := b.cfg.Images.Release(ctx, snapshotPrefix+c.ID); err != nil && !errdefs.IsNotFound(err) {
+		return nil, err
+	}
+	if err := b.prepareLayer(ctx, p, c); err != nil {
+		return nil, err
+	}
+	config, _, err := b.build(ctx, p, c)
+	return config, err
+}
+
+// prepareLayer makes the layer that a container writes to.
+func (b *Backend) prepareLayer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
+	if _, err := b.cfg.Images.Prepare(ctx, snapshotPrefix+c.ID, c.ImageID, map[string]string{"pod": p.ID}); err != nil {
+		return fmt.Errorf("root file system of image %s: %w", c.ImageID, err)
+	}
+	return nil
+}

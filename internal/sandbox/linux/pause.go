@@ -1,0 +1,110 @@
+package linux
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"github.com/tripod-run/tripod/internal/process"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
+)
+
+// A PID namespace lives as long as its first process, so a pod that shares one needs a process that only waits and
+// reaps: catatonit -P, as a container of the OCI runtime's, without a monitor. Its ID is the pod's.
+
+func (c Config) catatonit() string {
+	name := c.Catatonit
+	if name == "" {
+		name = "catatonit"
+	}
+	found, err := exec.LookPath(name)
+	if err != nil {
+		return ""
+	}
+	found, err = filepath.Abs(found)
+	if err != nil {
+		return ""
+	}
+	return found
+}
+
+// startPause runs the pod's init process and pins its PID namespace. What an earlier attempt left is replaced.
+func (b *Backend) startPause(ctx context.Context, p *sandbox.Pod, at pins) (*process.Process, error) {
+	if err := b.stopPause(ctx, p.ID); err != nil {
+		return nil, err
+	}
+	bundle := filepath.Join(b.cfg.podRunDir(p.ID), "pause")
+	rootfs := filepath.Join(bundle, "rootfs")
+	// It becomes the root directory of a program that is not root, whatever our umask is.
+	if err := errors.Join(os.MkdirAll(rootfs, 0o755), os.Chmod(rootfs, 0o755)); err != nil {
+		return nil, err
+	}
+	oci, _ := b.cgroups.container(p, p.ID)
+	config := spec.Pause(spec.PauseInput{
+		Pod: p, Host: b.host, Rootfs: rootfs, Binary: b.cfg.catatonit(), Args: []string{"-P"},
+		Net: at.net, IPC: at.ipc, UTS: at.uts, CgroupsPath: oci,
+	})
+	if err := writeJSON(filepath.Join(bundle, "config.json"), config); err != nil {
+		return nil, err
+	}
+	pidFile := filepath.Join(bundle, "pid")
+	log := filepath.Join(bundle, "log")
+	if err := b.runtime.command(ctx, log, "run", "--detach", "--bundle", bundle, "--pid-file", pidFile, p.ID).Run(); err != nil {
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		return nil, fmt.Errorf("run the pod's init process: %s: %w", said(log), err)
+	}
+	pid, err := readPid(pidFile)
+	if err != nil {
+		return nil, err
+	}
+	init, err := process.Open(pid)
+	if err != nil {
+		return nil, err
+	}
+	if err := pinPID(init, at.pid); err != nil {
+		init.Close()
+		return nil, err
+	}
+	return init, nil
+}
+
+// keepPause remembers a pod's init process and reports when it ends without an order: the pod is of no use then.
+func (b *Backend) keepPause(podID string, init *process.Process) {
+	b.mu.Lock()
+	b.pauses[podID] = init
+	b.mu.Unlock()
+	go func() {
+		<-init.Dead
+		b.mu.Lock()
+		mine := b.pauses[podID] == init
+		if mine {
+			delete(b.pauses, podID)
+		}
+		b.mu.Unlock()
+		if mine {
+			b.log.Warn("the pod's init process has ended", "pod", podID, "pid", init.Pid)
+			b.report(sandbox.Event{PodID: podID, Status: sandbox.Status{
+				State: sandbox.StateExited, FinishedAt: time.Now(), ExitCode: sandbox.ExitUnknown, Reason: sandbox.ReasonUnknown,
+				Message: "the process that holds the pod's PID namespace has ended",
+			}})
+		}
+	}()
+}
+
+// stopPause ends the pod's init process, and with it all that is left in the PID namespace.
+func (b *Backend) stopPause(ctx context.Context, podID string) error {
+	b.mu.Lock()
+	delete(b.pauses, podID)
+	b.mu.Unlock()
+	if err := b.runtime.delete(ctx, podID); err != nil {
+		return fmt.Errorf("stop the pod's init process: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,159 @@
+package linux
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
+)
+
+var (
+	fpDir        = failpoint.New("linux.create-sandbox.dir")
+	fpNamespaces = failpoint.New("linux.create-sandbox.namespaces")
+	fpCgroup     = failpoint.New("linux.create-sandbox.cgroup")
+	fpPause      = failpoint.New("linux.create-sandbox.pause")
+	fpUnpinned   = failpoint.New("linux.remove-sandbox.unpinned")
+)
+
+// CreateSandbox implements sandbox.Backend. It may be called again for a pod that is half made.
+func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
+	run := b.cfg.podRunDir(p.ID)
+	for _, dir := range []string{run, b.cfg.podDir(p.ID)} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return fmt.Errorf("make the pod's directory: %w", err)
+		}
+	}
+	state := podState{BootID: bootID()}
+	if dir, ours := b.cgroups.pod(p); ours {
+		state.Cgroup = dir
+	}
+	if err := state.write(run); err != nil {
+		return err
+	}
+	if err := fpDir.Hit(ctx); err != nil {
+		return err
+	}
+	at := podPins(p, run)
+	if err := makeNamespaces(p, at); err != nil {
+		return err
+	}
+	files := filesOf(p, run)
+	if err := makeEtc(p, files); err != nil {
+		return err
+	}
+	if spec.PodModes(p).IPC != runtimeapi.NamespaceMode_NODE {
+		if err := makeShm(files); err != nil {
+			return err
+		}
+	}
+	if err := fpNamespaces.Hit(ctx); err != nil {
+		return err
+	}
+	if err := b.cgroups.limit(p); err != nil {
+		return err
+	}
+	if err := fpCgroup.Hit(ctx); err != nil {
+		return err
+	}
+	if !sharesPID(p) {
+		return nil
+	}
+	init, err := b.startPause(ctx, p, at)
+	if err != nil {
+		return err
+	}
+	if err := fpPause.Hit(ctx); err != nil {
+		init.Close()
+		return err
+	}
+	b.keepPause(p.ID, init)
+	state.Pause = init.ID
+	return state.write(run)
+}
+
+// StopSandbox implements sandbox.Backend. Only the init process lives and holds the network namespace; what else is
+// shared costs nothing and goes with RemoveSandbox.
+func (b *Backend) StopSandbox(ctx context.Context, p *sandbox.Pod) error {
+	return b.stopPause(ctx, p.ID)
+}
+
+// RemoveSandbox implements sandbox.Backend.
+func (b *Backend) RemoveSandbox(ctx context.Context, p *sandbox.Pod) error {
+	dir, ours := b.cgroups.pod(p)
+	if !ours {
+		dir = ""
+	}
+	return b.removeSandbox(ctx, p.ID, dir)
+}
+
+// removeSandbox removes what there is of a pod, known or not. cgroup is its own one; empty means to look it up.
+func (b *Backend) removeSandbox(ctx context.Context, podID, cgroup string) error {
+	if err := b.stopPause(ctx, podID); err != nil {
+		return err
+	}
+	run := b.cfg.podRunDir(podID)
+	if cgroup == "" {
+		if state, err := readPodState(run); err == nil {
+			cgroup = state.Cgroup
+		}
+	}
+	pins, _ := filepath.Glob(filepath.Join(run, "ns", "*"))
+	for _, pin := range pins {
+		if err := unpin(pin); err != nil {
+			return err
+		}
+	}
+	if err := fpUnpinned.Hit(ctx); err != nil {
+		return err
+	}
+	for _, dir := range []string{"shm", "etc"} {
+		if err := removeMountPoint(filepath.Join(run, dir)); err != nil {
+			return err
+		}
+	}
+	if err := b.cgroups.Remove(ctx, cgroup); err != nil {
+		return err
+	}
+	b.sampler.Forget(podID)
+	return errors.Join(os.RemoveAll(run), removeEmpty(b.cfg.podDir(podID)))
+}
+
+// removeMountPoint unmounts a directory and removes it, which fails, rather than emptying it, while it is mounted.
+func removeMountPoint(dir string) error {
+	if err := unmount(dir); err != nil {
+		return err
+	}
+	return removeEmpty(dir)
+}
+
+// removeEmpty removes an empty directory or a file; one that is not there is fine.
+func removeEmpty(name string) error {
+	if err := os.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// sandboxReady tells whether all is there that the pod's containers share and that cannot be made again: the files for /etc
+// can, see makeEtc.
+func (b *Backend) sandboxReady(p *sandbox.Pod) bool {
+	run := b.cfg.podRunDir(p.ID)
+	state, err := readPodState(run)
+	if err != nil || state.BootID != bootID() {
+		return false
+	}
+	at := podPins(p, run)
+	for _, pin := range []string{at.ipc, at.uts, at.pid} {
+		if pin != "" && !pinned(pin) {
+			return false
+		}
+	}
+	return mountedOn(filesOf(p, run).shm) && (at.net == "" || pinned(at.net))
+}

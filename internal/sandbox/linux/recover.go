@@ -1,0 +1,296 @@
+package linux
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/guard"
+	"github.com/tripod-run/tripod/internal/process"
+	"github.com/tripod-run/tripod/internal/sandbox"
+)
+
+// Recover implements sandbox.Backend.
+func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandbox.Sink) (sandbox.Found, error) {
+	b.mu.Lock()
+	b.sink = sink
+	b.mu.Unlock()
+	found := sandbox.Found{Sandboxes: map[string]bool{}, Containers: map[string]sandbox.Status{}}
+	conmons := monitors(b.cfg.Root)
+	keep := map[string]bool{}
+	for _, k := range known {
+		keep[k.Pod.ID] = true
+		if b.recoverPod(k.Pod) {
+			found.Sandboxes[k.Pod.ID] = true
+		}
+		for _, c := range k.Containers {
+			keep[c.ID] = true
+			status, err := b.recoverContainer(ctx, k.Pod.ID, c.ID, conmons)
+			if err != nil {
+				return found, fmt.Errorf("container %s: %w", c.ID, err)
+			}
+			if status.State != sandbox.StateAbsent {
+				found.Containers[c.ID] = status
+			}
+		}
+	}
+	if err := b.removeOrphans(ctx, keep, conmons); err != nil {
+		// What cannot be removed now does no harm to the pods that are known.
+		b.log.Error("remove what is not in the record", "err", err)
+	}
+	return found, nil
+}
+
+// recoverPod tells whether the pod's shared parts are there, its init process included, which is watched again.
+func (b *Backend) recoverPod(p *sandbox.Pod) bool {
+	if !b.sandboxReady(p) {
+		return false
+	}
+	if files := filesOf(p, b.cfg.podRunDir(p.ID)); !mountedOn(files.etc) { // as after an upgrade from a version that kept them elsewhere
+		if err := makeEtc(p, files); err != nil {
+			b.log.Error("make a pod's files for /etc again", "pod", p.ID, "err", err)
+			return false
+		}
+	}
+	if !sharesPID(p) {
+		return true
+	}
+	state, err := readPodState(b.cfg.podRunDir(p.ID))
+	if err != nil {
+		return false
+	}
+	init, err := process.Adopt(state.Pause)
+	if err != nil {
+		return false
+	}
+	b.keepPause(p.ID, init)
+	return true
+}
+
+// recoverContainer finds out what became of a container while nobody looked.
+func (b *Backend) recoverContainer(ctx context.Context, podID, id string, conmons map[string]process.ID) (sandbox.Status, error) {
+	h, err := b.lookup(podID, id)
+	if errdefs.IsNotFound(err) {
+		// Half made, or damaged: the node will have it removed. A monitor without a state file must not stay.
+		return sandbox.Status{}, b.killMonitor(ctx, conmons[id])
+	}
+	if err != nil {
+		return sandbox.Status{}, err
+	}
+	s, _ := h.snapshot()
+	switch s.Phase {
+	case phaseStarting:
+		err = b.recoverStarting(ctx, h, conmons[id])
+	case phaseRunning:
+		err = b.recoverRunning(h)
+	}
+	s, _ = h.snapshot()
+	return s.status(), err
+}
+
+// recoverRunning watches a container again that ran when it was last heard of, or records how it ended.
+func (b *Backend) recoverRunning(h *handle) error {
+	s, _ := h.snapshot()
+	if s.BootID != bootID() {
+		l := newLife(launched{process.Ended(s.Conmon), process.Ended(s.Init)})
+		b.record(h, l, end{at: time.Now(), code: sandbox.ExitUnknown, reason: sandbox.ReasonUnknown, message: "the node was restarted"})
+		return nil
+	}
+	conmon, err := adoptOrDead(s.Conmon)
+	if err != nil {
+		return err
+	}
+	init, err := adoptOrDead(s.Init)
+	if err != nil {
+		conmon.Close()
+		return err
+	}
+	l := newLife(launched{conmon, init})
+	if !conmon.Alive() && !init.Alive() {
+		b.settle(h, l)
+		b.record(h, l, b.findEnd(h))
+		return nil
+	}
+	h.mu.Lock()
+	h.life = l
+	h.mu.Unlock()
+	go guard.Func(b.log, "watch of a container", func() { b.watch(h, l) })()
+	return nil
+}
+
+// adoptOrDead is process.Adopt, with a dead one for one that is gone. Any other failure tells nothing of the process, and
+// must not be taken for its end.
+func adoptOrDead(id process.ID) (*process.Process, error) {
+	p, err := process.Adopt(id)
+	if errdefs.IsNotFound(err) {
+		return process.Ended(id), nil
+	}
+	return p, err
+}
+
+// recoverStarting decides about a container in the middle of a start: if its program was let run it is a running
+// container, else the start is undone.
+func (b *Backend) recoverStarting(ctx context.Context, h *handle, conmon process.ID) error {
+	s, _ := h.snapshot()
+	if s.BootID == bootID() {
+		if done, err := b.adoptStarted(ctx, h, conmon); done || err != nil {
+			return err
+		}
+		if err := b.killMonitor(ctx, conmon); err != nil {
+			return err
+		}
+	}
+	if err := b.clear(ctx, h); err != nil {
+		return err
+	}
+	return h.set(func(s *state) { s.Phase = phaseCreated })
+}
+
+// adoptStarted takes over a container whose program runs, or has run, although the start was not recorded.
+func (b *Backend) adoptStarted(ctx context.Context, h *handle, id process.ID) (bool, error) {
+	conmon, err := adoptOrDead(id)
+	if err != nil {
+		return false, err
+	}
+	if !conmon.Alive() {
+		return b.endUnrecorded(h, conmon), nil
+	}
+	pid, err := readPid(initPidFile(h.bundle))
+	if err != nil || !b.runtime.started(ctx, h.id) {
+		conmon.Close()
+		return false, nil
+	}
+	init, err := process.Open(pid)
+	if err != nil && !errdefs.IsNotFound(err) {
+		conmon.Close()
+		return false, err
+	}
+	began := time.Now()
+	if parent, parentErr := process.ParentOf(pid); err != nil || parentErr != nil || parent != conmon.Pid {
+		init.Close() // it has ended, and its PID may be another's
+		init = process.Ended(process.ID{Pid: pid})
+	} else {
+		began = process.StartedAt(init.Start)
+	}
+	return true, b.running(h, launched{conmon, init}, began)
+}
+
+// endUnrecorded records the end of a program whose start was not recorded. That there is an exit file means that it
+// ran: conmon writes none when the creation fails, and a container that waits for its start is let go by nobody else.
+func (b *Backend) endUnrecorded(h *handle, conmon *process.Process) bool {
+	_, at, err := readExit(b.exitFile(h.id))
+	if err != nil {
+		return false
+	}
+	h.mu.Lock()
+	h.state.StartedAt = at
+	h.mu.Unlock()
+	b.record(h, newLife(launched{conmon, process.Ended(process.ID{})}), b.findEnd(h))
+	return true
+}
+
+// killMonitor ends a conmon and the OCI runtime that it has at work.
+func (b *Backend) killMonitor(ctx context.Context, id process.ID) error {
+	p, err := process.Adopt(id)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := p.KillGroup(); err != nil {
+		return err
+	}
+	return p.Wait(ctx)
+}
+
+// removeOrphans removes what carries our mark, whose place is given by our configuration, and whose ID is not known.
+func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool, conmons map[string]process.ID) error {
+	var errs []error
+	for id, conmon := range conmons {
+		if !keep[id] {
+			errs = append(errs, b.killMonitor(ctx, conmon))
+		}
+	}
+	pods := map[string]bool{}
+	for _, pod := range idsIn(b.cfg.Root) {
+		for _, id := range idsIn(b.cfg.podDir(pod)) {
+			if !keep[id] {
+				b.log.Info("removing a container that is not in the record", "pod", pod, "container", id)
+				errs = append(errs, b.removeContainer(ctx, pod, id, ""))
+			}
+		}
+		pods[pod] = true
+	}
+	for _, id := range append(idsIn(b.cfg.ociDir()), idsIn(b.cfg.exitDir())...) {
+		if !keep[id] {
+			errs = append(errs, b.runtime.delete(ctx, id), removeEmpty(b.exitFile(id)))
+		}
+	}
+	for _, pod := range idsIn(filepath.Join(b.cfg.RunDir, "pods")) {
+		pods[pod] = true
+	}
+	for pod := range pods {
+		if !keep[pod] {
+			b.log.Info("removing a pod that is not in the record", "pod", pod)
+			errs = append(errs, b.removeSandbox(ctx, pod, ""))
+		}
+	}
+	errs = append(errs, b.removeOrphanCgroups(ctx, keep), b.releaseOrphans(ctx, keep), emptyDir(b.cfg.execDir()))
+	return errors.Join(errs...)
+}
+
+func (b *Backend) removeOrphanCgroups(ctx context.Context, keep map[string]bool) error {
+	if b.cgroups.Driver == cgroup.DriverSystemd {
+		return nil // systemd removes scopes and slices itself
+	}
+	var errs []error
+	for _, id := range b.cgroups.Marked() {
+		if keep[id] {
+			continue
+		}
+		dir := filepath.Join(b.cgroups.Parent, cgroup.Mark+id)
+		errs = append(errs, b.cgroups.Kill(ctx, dir), b.cgroups.Remove(ctx, dir))
+	}
+	return errors.Join(errs...)
+}
+
+func (b *Backend) releaseOrphans(ctx context.Context, keep map[string]bool) error {
+	keys, err := b.cfg.Images.Snapshots(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, key := range keys {
+		if id := containerOfKey(key); id != "" && !keep[id] {
+			errs = append(errs, b.cfg.Images.Release(ctx, key))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// idsIn lists the entries of a directory that have the form of an ID.
+func idsIn(dir string) (ids []string) {
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		if idPattern.MatchString(e.Name()) {
+			ids = append(ids, e.Name())
+		}
+	}
+	return ids
+}
+
+// emptyDir removes what is in a directory.
+func emptyDir(dir string) error {
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
+	}
+	return err
+}

@@ -1,0 +1,258 @@
+package linux
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/process"
+	"github.com/tripod-run/tripod/internal/sandbox"
+)
+
+// TestRecoverRunning: a new backend finds running containers, and what they write and how they end goes on.
+func TestRecoverRunning(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p := r.pod(func(c *runtimeapi.PodSandboxConfig) {
+			c.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_POD
+		})
+		c := p.container("trap 'echo down; exit 7' TERM; echo up; while :; do sleep 1000 & wait $!; done").start()
+		created := p.container("exit 0")
+		c.waitLog("up")
+		before := c.status()
+		found := r.restart(p.known(c, created))
+		if !found.Sandboxes[p.ID] {
+			t.Error("the sandbox was not found")
+		}
+		if after := found.Containers[c.ID]; after.Pid != before.Pid || after.State != sandbox.StateRunning || !after.StartedAt.Equal(before.StartedAt) {
+			t.Errorf("%+v became %+v", before, after)
+		}
+		if s := found.Containers[created.ID]; s.State != sandbox.StateCreated {
+			t.Errorf("created: %+v", s)
+		}
+		if err := unix.Kill(before.Pid, unix.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		if s := c.waitExit(); s.ExitCode != 7 {
+			t.Errorf("%+v", s)
+		}
+		if got := c.log(); got != "stdout up\nstdout down\n" {
+			t.Errorf("log %q", got)
+		}
+	})
+}
+
+// TestRecoverExited: what ended while nobody looked has its exit code.
+func TestRecoverExited(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p := r.pod()
+		c := p.container(forever).start()
+		c.waitLog("up")
+		h, _ := r.lookup(p.ID, c.ID)
+		s, _ := h.snapshot()
+		r.abandon()
+		watch, err := process.Adopt(s.Conmon)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Kill(s.Init.Pid, unix.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		if !watch.WaitFor(10 * time.Second) {
+			t.Fatal("conmon goes on")
+		}
+		r.Backend = nil
+		found := r.restart(p.known(c))
+		if s := found.Containers[c.ID]; s.State != sandbox.StateExited || s.ExitCode != 7 || s.Reason != sandbox.ReasonError {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// TestRecoverAfterReboot: without the run directory and with another boot ID everything has ended, and a container can
+// still be removed, and even started in a new sandbox.
+func TestRecoverAfterReboot(t *testing.T) {
+	r := newRig(t, "runc")
+	p := r.pod()
+	c := p.container(forever).start()
+	c.waitLog("up")
+	h, _ := r.lookup(p.ID, c.ID)
+	s, _ := h.snapshot()
+	for _, id := range []process.ID{s.Conmon, s.Init} { // conmon first: it writes no exit file
+		if watch, err := process.Adopt(id); err == nil {
+			_ = watch.Signal(unix.SIGKILL)
+			watch.WaitFor(10 * time.Second)
+		}
+	}
+	c.waitExit()
+	r.abandon()
+	if err := r.runtime.delete(t.Context(), c.ID); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range mountsBelow(filepath.Dir(r.cfg.Root)) {
+		if err := unmount(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.RemoveAll(r.cfg.RunDir); err != nil {
+		t.Fatal(err)
+	}
+	s.Phase, s.BootID = phaseRunning, "another"
+	if err := s.write(h.bundle); err != nil {
+		t.Fatal(err)
+	}
+	r.Backend = nil
+	found := r.restart(p.known(c))
+	if found.Sandboxes[p.ID] {
+		t.Error("the sandbox is found")
+	}
+	if s := found.Containers[c.ID]; s.State != sandbox.StateExited || s.ExitCode != sandbox.ExitUnknown || s.Reason != sandbox.ReasonUnknown {
+		t.Errorf("%+v", s)
+	}
+	if err := r.CreateSandbox(t.Context(), p.Pod); err != nil {
+		t.Fatal(err)
+	}
+	c.start().stop(0)
+}
+
+// TestN2ConmonKilled: a container whose monitor is killed is killed and reported.
+func TestN2ConmonKilled(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p := r.pod()
+		c := p.container(forever).start()
+		c.waitLog("up")
+		h, _ := r.lookup(p.ID, c.ID)
+		s, _ := h.snapshot()
+		if err := unix.Kill(s.Conmon.Pid, unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		got := c.waitExit()
+		if got.ExitCode != sandbox.ExitUnknown || got.Reason != sandbox.ReasonUnknown || !strings.Contains(got.Message, "monitor") {
+			t.Errorf("%+v", got)
+		}
+		if init, err := process.Adopt(s.Init); err == nil && !init.WaitFor(5*time.Second) {
+			t.Error("the container lives")
+		}
+		c.start().stop(0) // it can be started again
+	})
+}
+
+// TestRecoverRemovesOrphans: what is not in the record goes, what is foreign stays.
+func TestRecoverRemovesOrphans(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p, keep := r.pod(), r.pod()
+		orphan, kept := p.container(forever).start(), keep.container(forever).start()
+		if _, err := r.images.Prepare(t.Context(), "vm-something", busybox, nil); err != nil {
+			t.Fatal(err)
+		}
+		foreign := filepath.Join(r.cfg.Root, "README")
+		if err := os.WriteFile(foreign, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		pid := orphan.status().Pid
+		r.restart(keep.known(kept))
+		if unix.Kill(pid, 0) == nil {
+			t.Error("the orphan lives")
+		}
+		if s := kept.status(); s.State != sandbox.StateRunning {
+			t.Errorf("the other one: %+v", s)
+		}
+		for _, dir := range []string{r.cfg.podDir(p.ID), r.cfg.podRunDir(p.ID)} {
+			if exists(dir) {
+				t.Errorf("%s is there", dir)
+			}
+		}
+		if !exists(foreign) {
+			t.Error("a foreign file was removed")
+		}
+		_ = os.Remove(foreign)
+		if keys, _ := r.images.Snapshots(t.Context()); len(keys) != 2 {
+			t.Errorf("snapshots: %v", keys)
+		}
+		_ = r.images.Release(t.Context(), "vm-something")
+	})
+}
+
+// TestRecoverStarting: a start that was cut off is undone unless the program was let run.
+func TestRecoverStarting(t *testing.T) {
+	bothRuntimes(t, func(t *testing.T, r *rig) {
+		p := r.pod()
+		c := p.container(forever)
+		h, _ := r.lookup(p.ID, c.ID)
+		if err := r.prepareStart(t.Context(), p.Pod, c.Container, h); err != nil {
+			t.Fatal(err)
+		}
+		s, _ := h.snapshot()
+		got, err := r.conmon.start(t.Context(), launch{id: c.ID, bundle: h.bundle, logPath: s.LogPath}, r.Backend.cfg, r.runtime)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := r.restart(p.known(c)) // cut off between create and start
+		if s := found.Containers[c.ID]; s.State != sandbox.StateCreated {
+			t.Errorf("created only: %+v", s)
+		}
+		if !got.init.WaitFor(5*time.Second) || !got.conmon.WaitFor(5*time.Second) {
+			t.Error("what was begun lives")
+		}
+		c.start().waitLog("up")
+		h, _ = r.lookup(p.ID, c.ID)
+		if err := h.set(func(s *state) { s.Phase, s.Init, s.Conmon = phaseStarting, process.ID{}, process.ID{} }); err != nil {
+			t.Fatal(err)
+		}
+		found = r.restart(p.known(c)) // cut off between start and record
+		if s := found.Containers[c.ID]; s.State != sandbox.StateRunning || s.Pid == 0 {
+			t.Errorf("started: %+v", s)
+		}
+		c.stop(10 * time.Second)
+		if s := c.status(); s.ExitCode != 7 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// TestHalfMade: creation that failed at each step can be repeated and removed.
+func TestHalfMade(t *testing.T) {
+	r := newRig(t, "runc")
+	p := r.pod()
+	if err := r.CreateSandbox(t.Context(), p.Pod); err != nil { // again
+		t.Fatal(err)
+	}
+	c := &sandbox.Container{ID: newID(), ImageID: busybox, Config: &runtimeapi.ContainerConfig{
+		Metadata: &runtimeapi.ContainerMetadata{Name: "c"}, Image: &runtimeapi.ImageSpec{Image: busybox}, Command: []string{"/bin/true"},
+		Mounts: []*runtimeapi.Mount{{ContainerPath: "/vol", Image: &runtimeapi.ImageSpec{Image: "sha256:missing"}, Readonly: true}},
+	}}
+	if _, err := r.CreateContainer(t.Context(), p.Pod, c); !errdefs.IsNotFound(err) {
+		t.Fatal(err)
+	}
+	if s, err := r.Status(t.Context(), p.Pod, c); err != nil || s.State != sandbox.StateAbsent {
+		t.Errorf("%+v, %v", s, err)
+	}
+	c.Config.Mounts[0].Image.Image = busybox
+	first, err := r.CreateContainer(t.Context(), p.Pod, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := r.CreateContainer(t.Context(), p.Pod, c)
+	if err != nil || len(again.Mounts) != len(first.Mounts) || again.StopSignal != first.StopSignal {
+		t.Errorf("%+v, %v", again, err)
+	}
+	// A start whose caller goes away leaves the container created.
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if err := r.StartContainer(ctx, p.Pod, c); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v", err)
+	}
+	if s, err := r.Status(t.Context(), p.Pod, c); err != nil || s.State != sandbox.StateCreated {
+		t.Errorf("%+v, %v", s, err)
+	}
+	if err := r.RemoveContainer(t.Context(), p.Pod, c); err != nil {
+		t.Fatal(err)
+	}
+}

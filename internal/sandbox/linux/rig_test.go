@@ -1,0 +1,403 @@
+package linux
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/test/harness/testns"
+)
+
+// TestMain runs the tests as root in namespaces of their own: they mount, make cgroups, and crun wants no cgroup2
+// beside cgroup v1.
+func TestMain(m *testing.M) {
+	testns.Reenter()
+	if !testns.Inside() {
+		os.Exit(testns.Run(append([]string{"/proc/self/exe"}, os.Args[1:]...), testns.Options{Strict: true}))
+	}
+	if raw := os.Getenv(victimEnv); raw != "" {
+		var v victim
+		if err := errors.Join(json.Unmarshal([]byte(raw), &v), v.live()); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+// bothRuntimes runs a test with crun and with runc.
+func bothRuntimes(t *testing.T, test func(t *testing.T, r *rig)) {
+	for _, name := range []string{"crun", "runc"} {
+		t.Run(name, func(t *testing.T) { test(t, newRig(t, name)) })
+	}
+}
+
+// rig is a backend with a directory, images and cgroups of its own, which must be empty in the end.
+type rig struct {
+	tb     testing.TB
+	cfg    Config
+	images *fakeImages
+	*Backend
+
+	mu     sync.Mutex
+	events []sandbox.Event
+	wake   chan struct{} // closed by the next event
+}
+
+func newRig(tb testing.TB, runtime string) *rig {
+	dir := tb.TempDir()
+	r := &rig{tb: tb, images: newFakeImages(tb, filepath.Join(dir, "images")), wake: make(chan struct{})}
+	r.cfg = Config{
+		Root: filepath.Join(dir, "root"), RunDir: filepath.Join(dir, "run"), Runtime: runtime,
+		CgroupParent: filepath.Join(os.Getenv(testns.EnvCgroup), filepath.Base(filepath.Dir(dir))),
+		Images:       r.images, Logger: slog.New(slog.NewTextHandler(testWriter{tb}, nil)),
+	}
+	tb.Cleanup(func() { r.checkEmpty() })
+	r.restart()
+	return r
+}
+
+type testWriter struct{ testing.TB }
+
+func (w testWriter) Write(p []byte) (int, error) {
+	w.Logf("%s", bytes.TrimSpace(p))
+	return len(p), nil
+}
+
+// restart is what a restart of the daemon is for the backend: a new one that knows nothing but what is told.
+func (r *rig) restart(known ...sandbox.Known) sandbox.Found {
+	r.tb.Helper()
+	if r.Backend != nil {
+		r.Backend.abandon()
+	}
+	b, err := New(r.cfg)
+	if err != nil {
+		r.tb.Fatal(err)
+	}
+	r.Backend = b
+	found, err := b.Recover(context.Background(), known, r.sink)
+	if err != nil {
+		r.tb.Fatal(err)
+	}
+	return found
+}
+
+// abandon makes the backend deaf, as if its process were gone.
+func (b *Backend) abandon() {
+	defer b.Close()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.sink = func(sandbox.Event) {}
+	for _, h := range b.containers {
+		h.mu.Lock()
+		if h.life != nil {
+			h.life.init.Close()
+			h.life.conmon.Close()
+			h.life.mu.Lock()
+			if h.life.hub != nil {
+				_ = h.life.hub.conn.Close()
+			}
+			h.life.mu.Unlock()
+		}
+		h.mu.Unlock()
+	}
+	for id, p := range b.pauses {
+		p.Close()
+		delete(b.pauses, id)
+	}
+}
+
+func (r *rig) sink(e sandbox.Event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.events = append(r.events, e)
+	close(r.wake) // wakes all who wait
+	r.wake = make(chan struct{})
+}
+
+// waitEvent waits for the event of a container, or of a pod when container is empty.
+func (r *rig) waitEvent(pod, container string) sandbox.Event {
+	r.tb.Helper()
+	deadline := time.After(20 * time.Second)
+	for {
+		r.mu.Lock()
+		i := slices.IndexFunc(r.events, func(e sandbox.Event) bool { return e.PodID == pod && e.ContainerID == container })
+		var found sandbox.Event
+		if i >= 0 {
+			found = r.events[i]
+			r.events = slices.Delete(r.events, i, i+1)
+		}
+		wake := r.wake
+		r.mu.Unlock()
+		if i >= 0 {
+			return found
+		}
+		select {
+		case <-wake:
+		case <-deadline:
+			r.tb.Fatalf("no event of %s/%s", pod, container)
+		}
+	}
+}
+
+// checkEmpty is the leak check: no mount, process, cgroup, directory or snapshot is left.
+func (r *rig) checkEmpty() {
+	r.Backend.abandon()
+	if r.tb.Failed() {
+		r.sweep()
+		return
+	}
+	if left := mountsBelow(filepath.Dir(r.cfg.Root)); len(left) > 0 {
+		r.tb.Errorf("mounts left: %v", left)
+	}
+	for _, dir := range []string{r.cfg.Root, filepath.Join(r.cfg.RunDir, "pods"), r.cfg.exitDir(), r.cfg.ociDir(), r.cfg.execDir()} {
+		if entries, _ := os.ReadDir(dir); len(entries) > 0 {
+			r.tb.Errorf("left in %s: %v", dir, entries)
+		}
+	}
+	if keys, _ := r.images.Snapshots(context.Background()); len(keys) > 0 {
+		r.tb.Errorf("snapshots left: %v", keys)
+	}
+	g := r.cgroups
+	for _, full := range g.Dirs(g.Parent) {
+		entries, _ := os.ReadDir(full)
+		for _, e := range entries {
+			if e.IsDir() && e.Name() != conmonCgroup {
+				r.tb.Errorf("cgroup left: %s", filepath.Join(full, e.Name()))
+			}
+		}
+	}
+	if left := monitors(r.cfg.Root); len(left) > 0 {
+		r.tb.Errorf("monitors left: %v", left)
+	}
+}
+
+// sweep removes what a failed test left, with the backend's own recovery of an empty record.
+func (r *rig) sweep() {
+	b, err := New(r.cfg)
+	if err != nil {
+		return
+	}
+	_, _ = b.Recover(context.Background(), nil, func(sandbox.Event) {})
+	_ = b.Close()
+	for _, m := range mountsBelow(filepath.Dir(r.cfg.Root)) {
+		_ = unmount(m)
+	}
+}
+
+func mountsBelow(dir string) (found []string) {
+	raw, _ := os.ReadFile("/proc/self/mountinfo")
+	for line := range strings.Lines(string(raw)) {
+		if f := strings.Fields(line); len(f) > 4 && strings.HasPrefix(f[4], dir+"/") {
+			found = append(found, f[4])
+		}
+	}
+	return found
+}
+
+// testPod is a pod under test with its containers.
+type testPod struct {
+	r *rig
+	*sandbox.Pod
+	logs string
+}
+
+func newID() string {
+	b := make([]byte, 32)
+	_, _ = rand.Read(b)
+	return hex.EncodeToString(b)
+}
+
+// pod makes a pod with a network namespace of its own and containers that have their own PID namespaces, unless
+// change says otherwise. It is removed at the end.
+func (r *rig) pod(change ...func(*runtimeapi.PodSandboxConfig)) *testPod {
+	r.tb.Helper()
+	id := newID()
+	logs := filepath.Join(r.tb.TempDir(), "logs")
+	config := &runtimeapi.PodSandboxConfig{
+		Metadata: &runtimeapi.PodSandboxMetadata{Name: "test", Namespace: "default", Uid: id[:8]},
+		Hostname: "pod-" + id[:6], LogDirectory: logs,
+		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+			NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER},
+		}},
+	}
+	for _, f := range change {
+		f(config)
+	}
+	p := &testPod{r: r, logs: logs, Pod: &sandbox.Pod{ID: id, Handler: "linux", Config: config}}
+	if config.Linux.SecurityContext.NamespaceOptions.Network == runtimeapi.NamespaceMode_POD {
+		p.Netns = makeNetns(r.tb)
+	}
+	if err := r.Validate(p.Pod, nil); err != nil {
+		r.tb.Fatal(err)
+	}
+	r.tb.Cleanup(func() {
+		if err := errors.Join(r.StopSandbox(context.Background(), p.Pod), r.RemoveSandbox(context.Background(), p.Pod)); err != nil {
+			r.tb.Error(err)
+		}
+	})
+	if err := r.CreateSandbox(context.Background(), p.Pod); err != nil {
+		r.tb.Fatal(err)
+	}
+	return p
+}
+
+func makeNetns(tb testing.TB) string {
+	name := filepath.Join(tb.TempDir(), "netns")
+	if err := os.WriteFile(name, nil, 0o600); err != nil {
+		tb.Fatal(err)
+	}
+	err := onNewThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		return pinNamespace("/proc/thread-self/ns/net", name)
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = unmount(name) })
+	return name
+}
+
+// testContainer is a container under test.
+type testContainer struct {
+	pod *testPod
+	*sandbox.Container
+}
+
+// container makes a container that runs a shell script. It is removed at the end.
+func (p *testPod) container(script string, change ...func(*runtimeapi.ContainerConfig)) *testContainer {
+	p.r.tb.Helper()
+	id := newID()
+	config := &runtimeapi.ContainerConfig{
+		Metadata: &runtimeapi.ContainerMetadata{Name: "c"},
+		Image:    &runtimeapi.ImageSpec{Image: busybox},
+		Command:  []string{"/bin/sh", "-c", script},
+		LogPath:  filepath.Join("c-"+id[:6], "0.log"),
+		Linux: &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
+			NamespaceOptions: &runtimeapi.NamespaceOption{
+				Pid:     p.Config.Linux.SecurityContext.NamespaceOptions.Pid,
+				Network: p.Config.Linux.SecurityContext.NamespaceOptions.Network,
+				Ipc:     p.Config.Linux.SecurityContext.NamespaceOptions.Ipc,
+			},
+		}},
+	}
+	for _, f := range change {
+		f(config)
+	}
+	c := &testContainer{pod: p, Container: &sandbox.Container{ID: id, Config: config, ImageID: busybox}}
+	if err := p.r.Validate(p.Pod, c.Container); err != nil {
+		p.r.tb.Fatal(err)
+	}
+	p.r.tb.Cleanup(func() {
+		if err := p.r.RemoveContainer(context.Background(), p.Pod, c.Container); err != nil {
+			p.r.tb.Error(err)
+		}
+	})
+	if _, err := p.r.CreateContainer(context.Background(), p.Pod, c.Container); err != nil {
+		p.r.tb.Fatal(err)
+	}
+	return c
+}
+
+func (c *testContainer) start() *testContainer {
+	c.pod.r.tb.Helper()
+	if err := c.pod.r.StartContainer(context.Background(), c.pod.Pod, c.Container); err != nil {
+		c.pod.r.tb.Fatal(err)
+	}
+	return c
+}
+
+func (c *testContainer) stop(grace time.Duration) {
+	c.pod.r.tb.Helper()
+	if err := c.pod.r.StopContainer(context.Background(), c.pod.Pod, c.Container, grace); err != nil {
+		c.pod.r.tb.Fatal(err)
+	}
+}
+
+func (c *testContainer) status() sandbox.Status {
+	c.pod.r.tb.Helper()
+	s, err := c.pod.r.Status(context.Background(), c.pod.Pod, c.Container)
+	if err != nil {
+		c.pod.r.tb.Fatal(err)
+	}
+	return s
+}
+
+// waitExit waits for the container to end and gives its status.
+func (c *testContainer) waitExit() sandbox.Status {
+	c.pod.r.tb.Helper()
+	return c.pod.r.waitEvent(c.pod.ID, c.ID).Status
+}
+
+// exec runs a script in the container and gives what it wrote to stdout.
+func (c *testContainer) exec(script string) string {
+	c.pod.r.tb.Helper()
+	var out, errOut bytes.Buffer
+	code, err := c.pod.r.Exec(context.Background(), c.pod.Pod, c.Container, sandbox.ExecRequest{
+		Cmd: []string{"/bin/sh", "-c", script}, Stdout: &out, Stderr: &errOut,
+	})
+	if err != nil || code != 0 {
+		c.pod.r.tb.Fatalf("exec %q: code %d, %v, %s", script, code, err, &errOut)
+	}
+	return strings.TrimSpace(out.String())
+}
+
+func (c *testContainer) logFile() string { return filepath.Join(c.pod.logs, c.Config.LogPath) }
+
+// log gives the messages of the CRI log file.
+func (c *testContainer) log() string {
+	c.pod.r.tb.Helper()
+	raw, err := os.ReadFile(c.logFile())
+	if err != nil {
+		c.pod.r.tb.Fatal(err)
+	}
+	var b strings.Builder
+	for line := range strings.Lines(string(raw)) {
+		f := strings.SplitN(line, " ", 4)
+		if len(f) != 4 {
+			c.pod.r.tb.Fatalf("not a line of a CRI log: %q", line)
+		}
+		if _, err := time.Parse(time.RFC3339Nano, f[0]); err != nil {
+			c.pod.r.tb.Fatal(err)
+		}
+		b.WriteString(f[1] + " " + f[3])
+	}
+	return b.String()
+}
+
+// waitLog waits until the log contains text.
+func (c *testContainer) waitLog(text string) {
+	c.pod.r.tb.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !strings.Contains(c.log(), text); {
+		if time.Now().After(deadline) {
+			c.pod.r.tb.Fatalf("%q is not in the log: %s", text, c.log())
+		}
+		time.Sleep(5 * time.Millisecond) // pacing; the log is another process's
+	}
+}
+
+func (p *testPod) known(containers ...*testContainer) sandbox.Known {
+	k := sandbox.Known{Pod: p.Pod}
+	for _, c := range containers {
+		k.Containers = append(k.Containers, c.Container)
+	}
+	return k
+}

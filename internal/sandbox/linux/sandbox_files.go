@@ -1,0 +1,151 @@
+package linux
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
+)
+
+// shmSize is the size of a pod's /dev/shm, as everybody has it: 64 MiB.
+const shmSize = 64 << 20
+
+// etcSpare is how much containers may add to the files of their /etc, in bytes, and etcInodes how many files and extended
+// attributes there may be: the directory, the three files, and each once more while it is replaced.
+const (
+	etcSpare  = 1 << 20
+	etcInodes = 16
+)
+
+// podFiles are the files that the pod's containers share. Containers write to them, so they lie on two file systems of
+// the pod's own: bounded, in memory that is charged to the cgroup of who writes, and apart from what the node needs
+// (fault C10).
+type podFiles struct {
+	etc                         string // the file system of the next three
+	resolvConf, hosts, hostname string
+	shm                         string
+}
+
+// filesOf tells where the pod's files are, from its configuration alone.
+func filesOf(p *sandbox.Pod, runDir string) podFiles {
+	etc := filepath.Join(runDir, "etc")
+	f := podFiles{
+		etc:        etc,
+		resolvConf: filepath.Join(etc, "resolv.conf"),
+		hosts:      filepath.Join(etc, "hosts"),
+		hostname:   filepath.Join(etc, "hostname"),
+		shm:        filepath.Join(runDir, "shm"),
+	}
+	if spec.PodModes(p).IPC == runtimeapi.NamespaceMode_NODE {
+		f.shm = "/dev/shm"
+	}
+	return f
+}
+
+// makeEtc mounts and writes the files for /etc. What an earlier attempt left is replaced.
+func makeEtc(p *sandbox.Pod, f podFiles) error {
+	resolv, err := resolvConf(p.Config.GetDnsConfig())
+	if err != nil {
+		return err
+	}
+	hosts, err := hostsFile(p)
+	if err != nil {
+		return err
+	}
+	name := p.Config.GetHostname()
+	if !spec.PodModes(p).UTS() || name == "" {
+		if name, err = os.Hostname(); err != nil {
+			return err
+		}
+	}
+	size := len(resolv) + len(hosts) + etcSpare
+	if err := mountTmpfs(f.etc, fmt.Sprintf("mode=755,size=%d,nr_inodes=%d", size, etcInodes)); err != nil {
+		return fmt.Errorf("the pod's files for /etc: %w", err)
+	}
+	for _, file := range []struct {
+		path    string
+		content []byte
+	}{{f.resolvConf, resolv}, {f.hosts, hosts}, {f.hostname, []byte(name + "\n")}} {
+		if err := writeFile(file.path, file.content, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// makeShm mounts the pod's own /dev/shm.
+func makeShm(f podFiles) error {
+	if err := mountTmpfs(f.shm, fmt.Sprintf("mode=1777,size=%d", shmSize)); err != nil {
+		return fmt.Errorf("the pod's /dev/shm: %w", err)
+	}
+	return nil
+}
+
+// mountTmpfs mounts a new tmpfs on a directory, in the place of what is mounted there.
+func mountTmpfs(dir, options string) error {
+	if err := unmount(dir); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOEXEC|unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+		return fmt.Errorf("mount a tmpfs on %s: %w", dir, err)
+	}
+	return nil
+}
+
+// resolvConf is resolv.conf(5) from the request, or the node's when the request says nothing.
+func resolvConf(dns *runtimeapi.DNSConfig) ([]byte, error) {
+	if len(dns.GetServers())+len(dns.GetSearches())+len(dns.GetOptions()) == 0 {
+		return orNothing(os.ReadFile("/etc/resolv.conf"))
+	}
+	var b strings.Builder
+	if len(dns.Searches) > 0 {
+		fmt.Fprintf(&b, "search %s\n", strings.Join(dns.Searches, " "))
+	}
+	for _, server := range dns.Servers {
+		fmt.Fprintf(&b, "nameserver %s\n", server)
+	}
+	if len(dns.Options) > 0 {
+		fmt.Fprintf(&b, "options %s\n", strings.Join(dns.Options, " "))
+	}
+	return []byte(b.String()), nil
+}
+
+// hostsFile is /etc/hosts of pods whose caller mounts none (the kubelet does): loopback and the pod's own name, or the
+// node's file on host network.
+func hostsFile(p *sandbox.Pod) ([]byte, error) {
+	if !spec.PodModes(p).UTS() {
+		return orNothing(os.ReadFile("/etc/hosts"))
+	}
+	var b strings.Builder
+	b.WriteString("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n")
+	if name := p.Config.GetHostname(); name != "" {
+		for _, ip := range p.IPs {
+			fmt.Fprintf(&b, "%s\t%s\n", ip, name)
+		}
+	}
+	return []byte(b.String()), nil
+}
+
+func orNothing(content []byte, err error) ([]byte, error) {
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	return content, err
+}
+
+// mountedOn tells whether something is mounted on the directory itself.
+func mountedOn(dir string) bool {
+	var st unix.Statx_t
+	err := unix.Statx(unix.AT_FDCWD, dir, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, 0, &st)
+	return err == nil && st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
+}

@@ -1,0 +1,106 @@
+package linux
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/stats"
+)
+
+// ContainerStats implements sandbox.StatsProvider. A container that does not run has a writable layer only.
+func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, error) {
+	h, err := b.lookup(p.ID, c.ID)
+	if err != nil {
+		return nil, err
+	}
+	result := &runtimeapi.ContainerStats{WritableLayer: b.writableLayer(ctx, h)}
+	s, l := h.snapshot()
+	if l == nil {
+		return result, nil
+	}
+	f, err := readCgroup(s.Cgroup)
+	if errdefs.IsNotFound(err) {
+		return result, nil // it has just ended
+	}
+	if err != nil {
+		return nil, fmt.Errorf("container %s: %w", c.ID, err)
+	}
+	result.Cpu, result.Memory, result.Swap, result.Io = b.sampler.CPUUsage(h.id, f), f.MemoryUsage(), f.SwapUsage(), f.IOUsage()
+	return result, nil
+}
+
+// PodStats implements sandbox.StatsProvider.
+func (b *Backend) PodStats(_ context.Context, p *sandbox.Pod) (*runtimeapi.LinuxPodSandboxStats, error) {
+	dir, _ := b.cgroups.pod(p)
+	f, err := readCgroup(dir)
+	if errdefs.IsNotFound(err) {
+		return &runtimeapi.LinuxPodSandboxStats{}, nil // no container was started yet
+	}
+	if err != nil {
+		return nil, fmt.Errorf("pod %s: %w", p.ID, err)
+	}
+	return &runtimeapi.LinuxPodSandboxStats{
+		Cpu: b.sampler.CPUUsage(p.ID, f), Memory: f.MemoryUsage(), Io: f.IOUsage(), Process: f.ProcessUsage(),
+	}, nil
+}
+
+func readCgroup(dir string) (stats.Figures, error) {
+	g, err := stats.Open(dir)
+	if err != nil {
+		return stats.Figures{}, err
+	}
+	return g.Read()
+}
+
+// writableLayer is the container's disk usage; nil when it is not known yet.
+func (b *Backend) writableLayer(ctx context.Context, h *handle) *runtimeapi.FilesystemUsage {
+	u, err := b.cfg.Images.Usage(ctx, snapshotPrefix+h.id)
+	if err != nil || u.Timestamp.IsZero() {
+		return nil
+	}
+	return &runtimeapi.FilesystemUsage{
+		Timestamp:  u.Timestamp.UnixNano(),
+		FsId:       &runtimeapi.FilesystemIdentifier{Mountpoint: b.cfg.Root},
+		UsedBytes:  &runtimeapi.UInt64Value{Value: u.Bytes},
+		InodesUsed: &runtimeapi.UInt64Value{Value: u.Inodes},
+	}
+}
+
+// Inspect implements sandbox.Inspector. The one key, "info", is what tools know from other runtimes.
+func (b *Backend) Inspect(_ context.Context, p *sandbox.Pod, c *sandbox.Container) (map[string]any, error) {
+	if c == nil {
+		return b.inspectPod(p), nil
+	}
+	h, err := b.lookup(p.ID, c.ID)
+	if err != nil {
+		return nil, err
+	}
+	config, err := readConfig(h.bundle)
+	if err != nil {
+		return nil, err
+	}
+	s, _ := h.snapshot()
+	return map[string]any{
+		"sandboxID": p.ID, "pid": s.status().Pid, "bundle": h.bundle, "cgroup": s.Cgroup, "logPath": s.LogPath,
+		"conmonPid": s.Conmon.Pid, "runtime": b.runtime.path, "runtimeVersion": b.runtime.version, "runtimeSpec": config,
+	}, nil
+}
+
+func (b *Backend) inspectPod(p *sandbox.Pod) map[string]any {
+	run := b.cfg.podRunDir(p.ID)
+	at, files := podPins(p, run), filesOf(p, run)
+	cgroup, _ := b.cgroups.pod(p)
+	pid := 0
+	if state, err := readPodState(run); err == nil {
+		pid = state.Pause.Pid
+	}
+	return map[string]any{
+		"sandboxID": p.ID, "pid": pid, "runDir": run, "cgroup": cgroup, "shm": files.shm,
+		"namespaces": map[string]string{"net": at.net, "ipc": at.ipc, "uts": at.uts, "pid": at.pid},
+		"runtime":    b.runtime.path, "runtimeVersion": b.runtime.version,
+	}
+}

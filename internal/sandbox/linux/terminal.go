@@ -1,0 +1,108 @@
+package linux
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
+)
+
+// consoleTime is how long a runtime may take to hand over a terminal once it was started.
+const consoleTime = time.Minute
+
+// console is a socket on which an OCI runtime hands over a terminal.
+type console struct {
+	*net.UnixListener
+	dir int
+	// path is how the runtime finds it: through our descriptor of the directory, since the directory's own path may be
+	// longer than the 107 bytes of a socket address.
+	path string
+}
+
+func listenConsole(dir string) (*console, error) {
+	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	path := fmt.Sprintf("/proc/%d/fd/%d/tty", os.Getpid(), fd)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("console socket in %s: %w", filepath.Base(dir), err)
+	}
+	l.SetUnlinkOnClose(false) // it goes with its directory
+	return &console{l, fd, path}, nil
+}
+
+func (c *console) Close() error { return errors.Join(c.UnixListener.Close(), unix.Close(c.dir)) }
+
+// receive waits for the terminal. The result can be closed while it is read.
+func (c *console) receive() (*os.File, error) {
+	if err := c.SetDeadline(time.Now().Add(consoleTime)); err != nil {
+		return nil, err
+	}
+	conn, err := c.AcceptUnix()
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	name, oob := make([]byte, 4096), make([]byte, unix.CmsgSpace(4))
+	_, n, _, _, err := conn.ReadMsgUnix(name, oob)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	messages, err := unix.ParseSocketControlMessage(oob[:n])
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range messages {
+		fds, err := unix.ParseUnixRights(&m)
+		if err != nil || len(fds) == 0 {
+			continue
+		}
+		for _, extra := range fds[1:] {
+			unix.Close(extra)
+		}
+		if err := unix.SetNonblock(fds[0], true); err != nil {
+			unix.Close(fds[0])
+			return nil, err
+		}
+		return os.NewFile(uintptr(fds[0]), "terminal"), nil
+	}
+	return nil, errors.New("the OCI runtime handed over no terminal")
+}
+
+// setSize tells a terminal how large it is; those in it get SIGWINCH.
+func setSize(terminal *os.File, size sandbox.TermSize) error {
+	conn, err := terminal.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var setErr error
+	err = conn.Control(func(fd uintptr) {
+		setErr = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Row: size.Height, Col: size.Width})
+	})
+	return errors.Join(err, setErr)
+}
+
+// followSize gives the terminal every size that comes, until it is told to stop.
+func followSize(terminal *os.File, sizes <-chan sandbox.TermSize, stop <-chan struct{}) {
+	for {
+		select {
+		case size, ok := <-sizes:
+			if !ok {
+				return
+			}
+			_ = setSize(terminal, size)
+		case <-stop:
+			return
+		}
+	}
+}

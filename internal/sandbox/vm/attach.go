@@ -1,0 +1,146 @@
+package vm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/vm/agent"
+)
+
+var fpUpdated = failpoint.New("vm.update-container.updated")
+
+// agentTime is how long the session with an agent that is there takes to come up, at most, when the daemon has just begun.
+const agentTime = 500 * time.Millisecond
+
+// Exec implements sandbox.Execer: by our agent in the guest, or by QEMU's where a terminal and live streams are not asked for.
+func (b *Backend) Exec(ctx context.Context, _ *sandbox.Pod, c *sandbox.Container, req sandbox.ExecRequest) (int32, error) {
+	_, l, err := b.running(c.ID)
+	if err != nil {
+		return 0, err
+	}
+	command := agent.Command{ExecRequest: req}
+	for _, e := range c.Config.GetEnvs() {
+		command.Env = append(command.Env, e.GetKey()+"="+string(e.GetValue()))
+	}
+	if a := l.agent.Load(); a != nil {
+		waiting, cancel := context.WithTimeout(ctx, agentTime)
+		err := a.Wait(waiting)
+		cancel()
+		if err == nil {
+			return a.Exec(ctx, command)
+		}
+	}
+	if !req.TTY && l.qga.Ping(ctx) == nil {
+		return l.qga.ExecSync(ctx, command)
+	}
+	return 0, fmt.Errorf("no agent answers in the guest: it has not booted yet, or has none. Images with cloud-init start tripod-agent from the disk "+
+		"labelled TRIPODAGENT that every machine has; others must do so themselves, or have qemu-guest-agent (for commands without a terminal): %w", errdefs.ErrNotImplemented)
+}
+
+// Attach implements sandbox.Attacher: it joins the serial console.
+func (b *Backend) Attach(ctx context.Context, _ *sandbox.Pod, c *sandbox.Container, req sandbox.AttachRequest) error {
+	_, l, err := b.running(c.ID)
+	if err != nil {
+		return err
+	}
+	if !c.Config.GetStdin() {
+		req.Stdin = nil
+	}
+	return l.console.Attach(ctx, req)
+}
+
+// ReopenLog implements sandbox.LogReopener.
+func (b *Backend) ReopenLog(_ context.Context, _ *sandbox.Pod, c *sandbox.Container) error {
+	_, l, err := b.running(c.ID)
+	if err != nil {
+		return err
+	}
+	return l.console.ReopenLog()
+}
+
+// Dial implements sandbox.Dialer. A loopback address is the guest's own where its agent is there; else it is taken for the
+// pod's address of that family, which the node reaches like everybody.
+func (b *Backend) Dial(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, network, address string) (net.Conn, error) {
+	if c == nil {
+		return nil, fmt.Errorf("the machine of pod %s does not run: %w", p.ID, errdefs.ErrUnavailable)
+	}
+	_, l, err := b.running(c.ID)
+	if err != nil {
+		return nil, err
+	}
+	at, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return nil, fmt.Errorf("%q is not ADDRESS:PORT: %w", address, errdefs.ErrInvalidArgument)
+	}
+	if !at.Addr().IsLoopback() {
+		return dial(ctx, network, at)
+	}
+	if a := l.agent.Load(); a != nil && a.Ready() && network == "tcp" {
+		return a.DialTCP(ctx, at.Port())
+	}
+	var errs []error
+	for _, ip := range p.IPs {
+		if ip.Is4() != at.Addr().Is4() {
+			continue
+		}
+		conn, err := dial(ctx, network, netip.AddrPortFrom(ip, at.Port()))
+		if err == nil {
+			return conn, nil
+		}
+		errs = append(errs, err)
+	}
+	return nil, fmt.Errorf("the guest has no agent that could connect to port %s on its localhost, and not at the pod's address either: %w: %w",
+		strconv.Itoa(int(at.Port())), errors.Join(errs...), errdefs.ErrUnavailable)
+}
+
+func dial(ctx context.Context, network string, at netip.AddrPort) (net.Conn, error) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, network, at.String())
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", err, errdefs.ErrUnavailable)
+	}
+	return conn, nil
+}
+
+// UpdateContainer implements sandbox.Updater: the share of the CPU changes in place, the guest's memory only while it does not
+// run.
+func (b *Backend) UpdateContainer(ctx context.Context, _ *sandbox.Pod, c *sandbox.Container) error {
+	h, err := b.lookup(c.ID)
+	if errdefs.IsNotFound(err) {
+		return fmt.Errorf("container %s is not created: %w", c.ID, errdefs.ErrFailedPrecondition)
+	}
+	if err != nil {
+		return err
+	}
+	res := c.Config.GetLinux().GetResources()
+	s, l := h.snapshot()
+	memory := b.memory(res)
+	if l == nil {
+		if memory != s.Definition.Memory {
+			s.Definition.Memory = memory
+			if err := b.cfg.Driver.Define(ctx, s.Definition); err != nil {
+				return fmt.Errorf("change the machine's memory: %w", err)
+			}
+			if err := b.set(h, func(now *state) { now.Definition.Memory = memory }); err != nil {
+				return err
+			}
+		}
+		return fpUpdated.Hit(ctx)
+	}
+	if memory != s.Definition.Memory {
+		return unsupported("linux.resources.memory_limit_in_bytes", "a guest that runs has the memory that it was started with, %d bytes; stop it first", s.Definition.Memory)
+	}
+	if err := b.limit(s.Definition.Cgroup, memory, res); err != nil {
+		return fmt.Errorf("update container %s: %w", c.ID, err)
+	}
+	return fpUpdated.Hit(ctx)
+}

@@ -1,0 +1,219 @@
+package vm
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/network/tap"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/stats"
+	"github.com/tripod-run/tripod/internal/vm/machine"
+)
+
+// Config says where the backend keeps things and what its machines are made with.
+type Config struct {
+	// Root holds the machines' disks and must survive a reboot; RunDir holds what must not (the pods' files, sockets).
+	Root, RunDir string
+	// Driver runs the machines. Close closes it.
+	Driver machine.Driver
+	// Accel tells how guests execute (kvm, tcg) and why, for those who look. It may take as long as a boot.
+	Accel func(context.Context) (accel, why string, err error)
+	// UIDBase is the first of UIDCount users (and groups) that hypervisor processes run as, one for each pod.
+	UIDBase, UIDCount int
+	// DefaultMemory is a guest's RAM in bytes without a memory limit, DefaultCPUs its number of CPUs without a word on it.
+	DefaultMemory uint64
+	DefaultCPUs   int
+	// LogSizeMax is how large the log file of a container may get, in bytes; 0 is no bound.
+	LogSizeMax int64
+	// Overhead is what the hypervisor process may take besides the guest's RAM, in bytes.
+	Overhead uint64
+	// ConsoleBuffer is how many bytes of a machine's console are kept while nobody reads them.
+	ConsoleBuffer uint64
+	// BootTimeout is how long a guest may show no sign of life before that is noted in its log; 0 is for ever.
+	BootTimeout time.Duration
+	// Cgroup is the host's tree, the same as the driver's.
+	Cgroup cgroup.Tree
+	// Virtiofs tells why directories cannot be shared with machines by virtio-fs; nil: they can.
+	Virtiofs func(context.Context) error
+	// AgentDisk is the path of the disk image with the guest's agent; "" for none.
+	AgentDisk string
+	// Images gives disks, Network taps.
+	Images  Images
+	Network Network
+	// Logger takes what nobody is there to be told of; nil discards it.
+	Logger *slog.Logger
+}
+
+// Images is what the backend needs of the image service; *image.Store is one.
+type Images interface {
+	// Machine tells what an image is to a machine: errdefs.ErrInvalidArgument when it is nothing.
+	Machine(ctx context.Context, imageID string) (*image.MachineImage, error)
+	// OpenDisk leases an image's files under key until CloseDisk; Disks lists the keys.
+	OpenDisk(ctx context.Context, key, imageID string) (*image.DiskFiles, error)
+	CloseDisk(ctx context.Context, key string) error
+	Disks(ctx context.Context) ([]string, error)
+}
+
+// Network joins machines to the pods' networks; Taps is one.
+type Network interface {
+	// Wire makes a tap for each link of the namespace and moves the addresses off the link; Read tells what it made.
+	Wire(ctx context.Context, netns string, o tap.Options) ([]tap.Interface, error)
+	Read(record string) ([]tap.Interface, error)
+	Unwire(ctx context.Context, netns, record string) error
+	// Serve tells the guest its addresses (DHCP, router advertisements) until it is closed.
+	Serve(ctx context.Context, netns string, interfaces []tap.Interface, c tap.Config) (io.Closer, error)
+}
+
+// Backend is the sandbox.Backend of virtual machines. Made by New.
+type Backend struct {
+	cfg     Config
+	log     *slog.Logger
+	cgroups cgroup.Tree
+	sampler *stats.Sampler
+	// tasks are boots that are watched, until ctx ends, and ends of machines that are being recorded.
+	tasks sync.WaitGroup
+	ctx   context.Context
+	end   context.CancelFunc
+
+	mu         sync.Mutex
+	sink       sandbox.Sink
+	sandboxes  map[string]*pod
+	containers map[string]*handle
+}
+
+var (
+	_ sandbox.Backend       = (*Backend)(nil)
+	_ sandbox.Execer        = (*Backend)(nil)
+	_ sandbox.Attacher      = (*Backend)(nil)
+	_ sandbox.Dialer        = (*Backend)(nil)
+	_ sandbox.LogReopener   = (*Backend)(nil)
+	_ sandbox.Updater       = (*Backend)(nil)
+	_ sandbox.StatsProvider = (*Backend)(nil)
+	_ sandbox.Inspector     = (*Backend)(nil)
+	_ sandbox.Readier       = (*Backend)(nil)
+)
+
+// New makes the directories. Nothing runs before Recover.
+func New(cfg Config) (*Backend, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	for _, dir := range []string{cfg.podsDir(), cfg.disksDir()} {
+		if err := os.MkdirAll(dir, 0o700); err != nil && !readOnly(err) {
+			return nil, fmt.Errorf("vm backend: %w", err)
+		}
+	}
+	ctx, end := context.WithCancel(context.Background())
+	return &Backend{
+		ctx: ctx, end: end, cfg: cfg, log: cfg.Logger, cgroups: cfg.Cgroup, sampler: stats.NewSampler(8192),
+		sink: func(sandbox.Event) {}, sandboxes: map[string]*pod{}, containers: map[string]*handle{},
+	}, nil
+}
+
+// Close ends what is done for machines here; they go on running.
+func (b *Backend) Close() error {
+	b.mu.Lock()
+	b.sink = func(sandbox.Event) {}
+	pods := b.sandboxes
+	b.sandboxes = map[string]*pod{}
+	b.mu.Unlock()
+	b.end()
+	err := b.cfg.Driver.Close() // no more ends are told
+	b.tasks.Wait()
+	for _, h := range b.handles() {
+		if _, l := h.snapshot(); l != nil {
+			l.close()
+		}
+	}
+	for _, p := range pods {
+		p.mute()
+	}
+	return err
+}
+
+func (c Config) withDefaults() Config {
+	if c.UIDBase == 0 {
+		c.UIDBase, c.UIDCount = 200_000, 10_000
+	}
+	if c.DefaultMemory == 0 {
+		c.DefaultMemory = 512 << 20
+	}
+	if c.DefaultCPUs == 0 {
+		c.DefaultCPUs = 1
+	}
+	if c.Overhead == 0 {
+		c.Overhead = 256 << 20
+	}
+	if c.ConsoleBuffer == 0 {
+		c.ConsoleBuffer = 16 << 20
+	}
+	if c.Virtiofs == nil {
+		c.Virtiofs = func(context.Context) error { return fmt.Errorf("nobody serves it: %w", errdefs.ErrNotFound) }
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+func (c Config) check() error {
+	for name, path := range map[string]string{"Root": c.Root, "RunDir": c.RunDir} {
+		if !filepath.IsAbs(path) || filepath.Clean(path) != path {
+			return fmt.Errorf("vm backend: %s %q is not an absolute, clean path: %w", name, path, errdefs.ErrInvalidArgument)
+		}
+	}
+	if c.Driver == nil || c.Images == nil || c.Network == nil || len(c.Cgroup.Roots) == 0 {
+		return fmt.Errorf("vm backend: Driver, Images, Network or Cgroup is missing: %w", errdefs.ErrInvalidArgument)
+	}
+	return nil
+}
+
+// Where things are. All of it follows from the configuration and the IDs.
+
+func (c Config) disksDir() string             { return filepath.Join(c.Root, "pods") }
+func (c Config) diskDir(id string) string     { return filepath.Join(c.disksDir(), id) }
+func (c Config) overlayFile(id string) string { return filepath.Join(c.diskDir(id), "root.qcow2") }
+func (c Config) scratchFile(id, disk string) string {
+	return filepath.Join(c.diskDir(id), disk+".qcow2")
+}
+func (c Config) cloudInitFile(id string) string { return filepath.Join(c.diskDir(id), "cidata.iso") }
+func (c Config) serialDir(id string) string     { return filepath.Join(c.podDir(id), "console") }
+func (c Config) serialLog(id string) string     { return filepath.Join(c.serialDir(id), "serial.log") }
+func (c Config) consoleFile(id string) string   { return filepath.Join(c.diskDir(id), "console.json") }
+func (c Config) podsDir() string                { return filepath.Join(c.RunDir, "pods") }
+func (c Config) podDir(id string) string        { return filepath.Join(c.podsDir(), id) }
+func (c Config) podFile(id string) string       { return filepath.Join(c.podDir(id), "pod.json") }
+func (c Config) containerFile(id string) string { return filepath.Join(c.podDir(id), "container.json") }
+func (c Config) tapsFile(id string) string      { return filepath.Join(c.podDir(id), "taps.json") }
+func (c Config) machineDir(id string) string    { return filepath.Join(c.podDir(id), "vm") }
+func (c Config) socket(id, name string) string  { return filepath.Join(c.machineDir(id), name) }
+
+// Capabilities implements sandbox.Backend.
+func (b *Backend) Capabilities() sandbox.Capabilities { return sandbox.Capabilities{MaxContainers: 1} }
+
+// Ready implements sandbox.Readier.
+func (b *Backend) Ready() error {
+	if err := b.cfg.Driver.Ready(); err != nil {
+		return fmt.Errorf("driver %s: %w", b.cfg.Driver.Name(), err)
+	}
+	return nil
+}
+
+// report gives an event to the node.
+func (b *Backend) report(e sandbox.Event) {
+	b.mu.Lock()
+	sink := b.sink
+	b.mu.Unlock()
+	sink(e)
+}

@@ -1,0 +1,420 @@
+package vm
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/vm/machine"
+)
+
+// TestLife: a machine is defined from its image and its pod, started, stopped by its power button, started again on the same
+// disk, and removed without a trace.
+func TestLife(t *testing.T) {
+	r := newRig(t)
+	p := r.pod("life", func(c *runtimeapi.PodSandboxConfig) {
+		c.Annotations["VirtletRootVolumeSize"] = "8Mi"
+		c.Annotations["VirtletVCPUCount"] = "2"
+	})
+	c := r.create(p, "disk", func(c *runtimeapi.ContainerConfig) {
+		c.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 64<<20 + 5}
+	})
+	d := r.driver.guest(c.ID).definition
+	if d.CPUs != 2 || d.Memory != 64<<20 || d.UID < 300_000 || len(d.Disks) != 2 || d.Disks[0].Base.Format != "raw" || d.Disks[1].ID != "cidata" ||
+		len(d.NICs) != 1 || d.NICs[0].Netns != p.Netns || d.Kernel != nil || len(d.UUID) != 36 {
+		t.Errorf("definition %+v", d)
+	}
+	r.wantState(p, c, sandbox.StateCreated)
+	for range 2 {
+		r.must(r.StartContainer(r.ctx(), p, c))
+		r.must(r.StartContainer(r.ctx(), p, c)) // a repeat
+		if s := r.wantState(p, c, sandbox.StateRunning); s.Pid == 0 || s.StartedAt.IsZero() {
+			t.Errorf("running: %+v", s)
+		}
+		r.must(r.StopContainer(r.ctx(), p, c, time.Minute))
+		if s := r.wantState(p, c, sandbox.StateExited); s.ExitCode != 0 || s.Reason != sandbox.ReasonCompleted || s.FinishedAt.Before(s.StartedAt) {
+			t.Errorf("stopped: %+v", s)
+		}
+	}
+	if log := r.log(p); strings.Count(log, "booted") != 2 || strings.Count(log, "the last word") != 2 {
+		t.Errorf("log %q", log)
+	}
+	if info, err := os.Stat(d.Disks[0].Path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("root disk %v, %v", info, err)
+	}
+	r.must(r.RemoveContainer(r.ctx(), p, c))
+	r.wantState(p, c, sandbox.StateAbsent)
+	r.must(r.StopSandbox(r.ctx(), p))
+	r.must(r.StopSandbox(r.ctx(), p))
+}
+
+// TestEnds: how a machine ended is what its container's status says.
+func TestEnds(t *testing.T) {
+	r := newRig(t)
+	p := r.pod("ends")
+	c := r.create(p, "disk")
+	for cause, want := range map[machine.Cause]sandbox.Status{
+		machine.CausePowerOff: {ExitCode: 0, Reason: sandbox.ReasonCompleted},
+		machine.CausePanic:    {ExitCode: 1, Reason: sandbox.ReasonGuestPanic},
+		machine.CauseOOM:      {ExitCode: 137, Reason: sandbox.ReasonOOMKilled},
+		machine.CauseFailed:   {ExitCode: 134, Reason: sandbox.ReasonError},
+		machine.CauseUnknown:  {ExitCode: sandbox.ExitUnknown, Reason: sandbox.ReasonUnknown},
+	} {
+		r.must(r.StartContainer(r.ctx(), p, c))
+		code := want.ExitCode
+		if cause == machine.CausePanic {
+			code = 0
+		}
+		r.driver.end(c.ID, cause, code)
+		got := r.waitEnd(c)
+		if got.ExitCode != want.ExitCode || got.Reason != want.Reason || !strings.HasPrefix(got.Message, string(cause)) || got.State != sandbox.StateExited {
+			t.Errorf("%s: %+v, want %+v", cause, got, want)
+		}
+	}
+}
+
+// TestV1DeafGuest: one that ignores its power button is asked again and killed when its grace is over.
+func TestV1DeafGuest(t *testing.T) {
+	r := newRig(t)
+	p, c := r.run("deaf", "disk")
+	r.driver.deaf = true
+	begin := time.Now()
+	r.must(r.StopContainer(r.ctx(), p, c, 1500*time.Millisecond))
+	if took := time.Since(begin); took < 1500*time.Millisecond {
+		t.Errorf("it was killed after %v", took)
+	}
+	if s := r.wantState(p, c, sandbox.StateExited); s.ExitCode != exitKilled || s.Reason != sandbox.ReasonError {
+		t.Errorf("status %+v", s)
+	}
+	if n := r.driver.guest(c.ID).pressed; n != 2 {
+		t.Errorf("its power button was pressed %d times", n)
+	}
+}
+
+// TestStartFails: the hypervisor's words come with the error and stay in the status; the next start may work.
+func TestStartFails(t *testing.T) {
+	r := newRig(t)
+	p := r.pod("fails")
+	c := r.create(p, "disk")
+	r.driver.refuse = errors.New("no such accelerator")
+	if err := r.StartContainer(r.ctx(), p, c); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "no such accelerator") {
+		t.Errorf("start: %v", err)
+	}
+	if s := r.wantState(p, c, sandbox.StateExited); s.ExitCode != sandbox.ExitStartError || s.Reason != sandbox.ReasonStartError || !strings.Contains(s.Message, "no such accelerator") {
+		t.Errorf("status %+v", s)
+	}
+	r.driver.refuse = nil
+	r.must(r.StartContainer(r.ctx(), p, c))
+	r.wantState(p, c, sandbox.StateRunning)
+}
+
+// TestRecover: after its process was killed a backend finds what runs, what ended and how, and what was never started.
+func TestRecover(t *testing.T) {
+	r := newRig(t)
+	running, runs := r.run("runs", "disk")
+	ended, ends := r.run("ends", "disk")
+	created := r.pod("created")
+	waits := r.create(created, "kernel")
+	before := r.wantState(running, runs, sandbox.StateRunning)
+	r.part()
+	r.driver.end(ends.ID, machine.CausePanic, 1)
+	found := r.open()
+	if len(found.Sandboxes) != 3 || r.wires.serving() != 3 {
+		t.Errorf("found %v; %d responders", found.Sandboxes, r.wires.serving())
+	}
+	if s := found.Containers[runs.ID]; s.State != sandbox.StateRunning || !s.StartedAt.Equal(before.StartedAt) {
+		t.Errorf("what runs is %+v", s)
+	}
+	if s := found.Containers[ends.ID]; s.State != sandbox.StateExited || s.Reason != sandbox.ReasonGuestPanic {
+		t.Errorf("what ended is %+v", s)
+	}
+	if log := r.log(ended); strings.Count(log, "the last word") != 1 {
+		t.Errorf("log of what ended %q", log)
+	}
+	if s := found.Containers[waits.ID]; s.State != sandbox.StateCreated {
+		t.Errorf("what waits is %+v", s)
+	}
+	r.must(r.StartContainer(r.ctx(), ended, ends))
+	r.must(r.StopContainer(r.ctx(), running, runs, time.Minute))
+	if s := r.waitEnd(runs); s.Reason != sandbox.ReasonCompleted {
+		t.Errorf("stopped %+v", s)
+	}
+}
+
+// TestV3Reboot: after a reboot of the node nothing runs and the taps are gone; the pod is not there, its disk goes with it.
+func TestV3Reboot(t *testing.T) {
+	r := newRig(t)
+	p, c := r.run("reboot", "disk")
+	r.part()
+	r.driver.end(c.ID, machine.CauseUnknown, 255)
+	r.must(unix.Unmount(r.config.serialDir(c.ID), unix.MNT_DETACH))
+	r.must(os.RemoveAll(r.config.RunDir))
+	found := r.open()
+	if len(found.Sandboxes) != 0 || len(found.Containers) != 0 {
+		t.Errorf("found %+v", found)
+	}
+	r.must(r.StopContainer(r.ctx(), p, c, 0))
+	r.must(r.StopSandbox(r.ctx(), p))
+	if leased, _ := r.shelf.Disks(r.ctx()); len(leased) != 0 {
+		t.Errorf("leased %v", leased)
+	}
+}
+
+// TestUnknownIsRemoved: what belongs to no pod of the record goes at recovery, and nothing else.
+func TestUnknownIsRemoved(t *testing.T) {
+	r := newRig(t)
+	p, c := r.run("known", "disk")
+	lost, _ := r.run("lost", "disk")
+	foreign := filepath.Join(r.config.disksDir(), "lost+found")
+	r.must(os.Mkdir(foreign, 0o700))
+	delete(r.known, lost.ID)
+	r.abandon()
+	r.wantState(p, c, sandbox.StateRunning)
+	if leased, _ := r.shelf.Disks(r.ctx()); len(leased) != 1 {
+		t.Errorf("leased %v", leased)
+	}
+	for _, dir := range []string{r.config.podDir(lost.ID), r.config.diskDir(lost.ID)} {
+		if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: %v", dir, err)
+		}
+	}
+	r.must(os.Remove(foreign))
+}
+
+// TestRefused: what is wrong with an image or the annotations is said where it is asked for.
+func TestRefused(t *testing.T) {
+	r := newRig(t)
+	for name, test := range map[string]struct {
+		image  string
+		change func(*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig)
+		class  func(error) bool
+		says   string
+	}{
+		"no disk": {"busybox", nil, errdefs.IsInvalidArgument, "neither a disk nor a kernel"},
+		"shrunk disk": {"disk", func(p *runtimeapi.PodSandboxConfig, _ *runtimeapi.ContainerConfig) {
+			p.Annotations["VirtletRootVolumeSize"] = "512"
+		}, errdefs.IsInvalidArgument, "VirtletRootVolumeSize"},
+		"args of disk": {"disk", func(_ *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) { c.Args = []string{"single"} }, errdefs.IsNotImplemented, "command line"},
+		"device": {"disk", func(_ *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) {
+			c.Devices = []*runtimeapi.Device{{HostPath: "/dev/null", ContainerPath: "/dev/null", Permissions: "rw"}}
+		}, errdefs.IsNotImplemented, "devices[0]"},
+		"libvirt": {"disk", func(p *runtimeapi.PodSandboxConfig, _ *runtimeapi.ContainerConfig) {
+			p.Annotations["VirtletLibvirtCPUSetting"] = "mode: host-model"
+		}, errdefs.IsNotImplemented, "VirtletLibvirtCPUSetting"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			config := r.container(&sandbox.Pod{}, test.image).Config
+			p := r.pod(name, func(pod *runtimeapi.PodSandboxConfig) {
+				if test.change != nil {
+					test.change(pod, config)
+				}
+			})
+			_, err := r.CreateContainer(r.ctx(), p, &sandbox.Container{ID: p.ID, ImageID: test.image, Config: config})
+			if !test.class(err) || !strings.Contains(err.Error(), test.says) {
+				t.Error(err)
+			}
+			r.must(r.RemoveSandbox(r.ctx(), p))
+		})
+	}
+}
+
+// TestKernelImage: it boots its kernel, with the container's arguments on the command line and no root disk.
+func TestKernelImage(t *testing.T) {
+	r := newRig(t)
+	p := r.pod("kernel")
+	c := r.create(p, "kernel", func(c *runtimeapi.ContainerConfig) { c.Args = []string{"panic=1"} })
+	d := r.driver.guest(c.ID).definition
+	if d.Kernel == nil || d.Cmdline != "console=ttyS0 quiet panic=1" || d.Disks[0].ID != "cidata" {
+		t.Errorf("definition %+v", d)
+	}
+}
+
+// TestUsers: pods never share a user, and there can be as many as configured.
+func TestUsers(t *testing.T) {
+	r := newRig(t)
+	seen := map[int]bool{}
+	for i := range 3 {
+		p, c := r.run(fmt.Sprint(i), "disk")
+		seen[r.driver.guest(c.ID).definition.UID] = true
+		_ = p
+	}
+	if len(seen) != 3 {
+		t.Errorf("users %v", seen)
+	}
+	r.abandon()
+	p := r.podConfig("one too many")
+	if err := r.CreateSandbox(r.ctx(), p); !errdefs.IsResourceExhausted(err) {
+		t.Errorf("a fourth of three: %v", err)
+	}
+	r.must(r.RemoveSandbox(r.ctx(), p))
+}
+
+// TestUpdate: shares of the CPU change in place, memory while the machine does not run.
+func TestUpdate(t *testing.T) {
+	r := newRig(t)
+	p, c := r.run("update", "disk")
+	c.Config.Linux.Resources = &runtimeapi.LinuxContainerResources{CpuShares: 512, CpuQuota: 50_000, CpuPeriod: 100_000}
+	r.must(r.UpdateContainer(r.ctx(), p, c))
+	c.Config.Linux.Resources.MemoryLimitInBytes = 64 << 20
+	if err := r.UpdateContainer(r.ctx(), p, c); !errdefs.IsNotImplemented(err) {
+		t.Errorf("memory of a guest that runs: %v", err)
+	}
+	r.must(r.StopContainer(r.ctx(), p, c, time.Minute))
+	r.must(r.UpdateContainer(r.ctx(), p, c))
+	if d := r.driver.guest(c.ID).definition; d.Memory != 64<<20 {
+		t.Errorf("memory %d", d.Memory)
+	}
+}
+
+// TestWithoutAgent: exec says how to get one; figures and inspection do without.
+func TestWithoutAgent(t *testing.T) {
+	r := newRig(t)
+	p, c := r.run("dumb", "disk")
+	if _, err := r.Exec(r.ctx(), p, c, sandbox.ExecRequest{Cmd: []string{"true"}}); !errdefs.IsNotImplemented(err) || !strings.Contains(err.Error(), "TRIPODAGENT") {
+		t.Errorf("exec: %v", err)
+	}
+	if _, err := r.Dial(r.ctx(), p, c, "tcp", "127.0.0.1:1"); !errdefs.IsUnavailable(err) {
+		t.Errorf("dial: %v", err)
+	}
+	if s, err := r.ContainerStats(r.ctx(), p, c); err != nil || s.WritableLayer == nil || s.Cpu == nil {
+		t.Errorf("figures %v, %v", s, err)
+	}
+	if s, err := r.PodStats(r.ctx(), p); err != nil || s.Memory == nil {
+		t.Errorf("figures of the pod %v, %v", s, err)
+	}
+	info, err := r.Inspect(r.ctx(), p, c)
+	r.must(err)
+	var v struct {
+		Driver     string
+		Agent      struct{ Ready bool }
+		Definition machine.Definition
+	}
+	raw, err := json.Marshal(info)
+	r.must(err)
+	r.must(json.Unmarshal(raw, &v))
+	if v.Driver != "fake" || v.Agent.Ready || v.Definition.Name != c.ID {
+		t.Errorf("inspection %s", raw)
+	}
+}
+
+// TestN4NetworkFails: a pod whose taps cannot be made is removed again without a trace, once that works.
+func TestN4NetworkFails(t *testing.T) {
+	r := newRig(t)
+	r.wires.set(fmt.Errorf("no taps: %w", errdefs.ErrUnavailable))
+	p := r.podConfig("unwired")
+	if err := r.CreateSandbox(r.ctx(), p); !errdefs.IsUnavailable(err) {
+		t.Errorf("create: %v", err)
+	}
+	if err := r.RemoveSandbox(r.ctx(), p); !errdefs.IsUnavailable(err) {
+		t.Errorf("remove while it fails: %v", err)
+	}
+	r.wires.set(nil)
+	r.must(r.RemoveSandbox(r.ctx(), p))
+}
+
+// TestN1FailPoints: an order that fails at any line can be undone, and leaves nothing.
+func TestN1FailPoints(t *testing.T) {
+	r := newRig(t)
+	life := func(p *sandbox.Pod) error {
+		if err := r.CreateSandbox(r.ctx(), p); err != nil {
+			return err
+		}
+		c := r.container(p, "disk")
+		if _, err := r.CreateContainer(r.ctx(), p, c); err != nil {
+			return err
+		}
+		for _, step := range []func() error{
+			func() error { return r.StartContainer(r.ctx(), p, c) },
+			func() error { return r.UpdateContainer(r.ctx(), p, c) },
+			func() error { return r.StopContainer(r.ctx(), p, c, time.Minute) },
+			func() error { return r.RemoveContainer(r.ctx(), p, c) },
+			func() error { return r.StopSandbox(r.ctx(), p) },
+			func() error { return r.RemoveSandbox(r.ctx(), p) },
+		} {
+			if err := step(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	n := 0
+	for _, name := range failpoint.Names() {
+		if !strings.HasPrefix(name, "vm.") || strings.HasPrefix(name, "vm.no-boot.") { // TestV5Recovered
+			continue
+		}
+		n++
+		t.Run(name, func(t *testing.T) {
+			r.must(failpoint.Arm(name, "1*error"))
+			p := r.podConfig(name)
+			if err := life(p); err == nil || !strings.Contains(err.Error(), name) {
+				t.Errorf("a life with a fault at it: %v", err)
+			}
+			r.must(failpoint.Arm(name, ""))
+			r.must(r.RemoveSandbox(r.ctx(), p))
+			r.noneLeft()
+			r.must(life(p))
+			r.noneLeft()
+		})
+	}
+	if n < 19 {
+		t.Errorf("only %d fail points were visited", n)
+	}
+}
+
+// TestUnknownAnnotations: they are told of where a person looks, and stop nothing.
+func TestUnknownAnnotations(t *testing.T) {
+	r := newRig(t)
+	p := r.pod("warned", func(c *runtimeapi.PodSandboxConfig) { c.Annotations["VirtletVCPUsCount"] = "2" })
+	info, err := r.Inspect(r.ctx(), p, nil)
+	r.must(err)
+	if !strings.Contains(fmt.Sprint(info["warnings"]), "VirtletVCPUsCount") {
+		t.Errorf("inspection %v", info)
+	}
+}
+
+// TestCutOffStart: a start whose caller goes away leaves the container as it was created, and nothing that runs, whether the
+// driver's word of the machine's end comes late or early.
+func TestCutOffStart(t *testing.T) {
+	for _, early := range []bool{false, true} {
+		t.Run(fmt.Sprintf("early=%t", early), func(t *testing.T) {
+			r := newRig(t)
+			p := r.pod("cut")
+			c := r.create(p, "disk")
+			if early {
+				h, err := r.lookup(c.ID)
+				r.must(err)
+				r.driver.told = func() {
+					if _, l := h.snapshot(); l != nil {
+						<-l.ended
+					}
+				}
+			}
+			r.must(failpoint.Arm("vm.start-container.booted", "hang"))
+			ctx, cancel := context.WithTimeout(r.ctx(), 200*time.Millisecond)
+			defer cancel()
+			err := r.StartContainer(ctx, p, c)
+			r.must(failpoint.Arm("vm.start-container.booted", ""))
+			if err == nil {
+				t.Error("the start succeeded")
+			}
+			r.wantState(p, c, sandbox.StateCreated)
+			if s := r.driver.guest(c.ID).state; s.Phase == machine.Running {
+				t.Errorf("the machine is %+v", s)
+			}
+			r.driver.told = nil
+			r.must(r.StartContainer(r.ctx(), p, c))
+		})
+	}
+}

@@ -1,0 +1,259 @@
+package vm
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/network/tap"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/vm/annotations"
+	"github.com/tripod-run/tripod/internal/vm/bootdisk"
+	"github.com/tripod-run/tripod/internal/vm/cloudinit"
+	"github.com/tripod-run/tripod/internal/vm/qcow2"
+	"github.com/tripod-run/tripod/internal/vm/rootdisk"
+)
+
+var (
+	fpLeased    = failpoint.New("vm.create-container.leased")
+	fpOverlay   = failpoint.New("vm.create-container.overlay")
+	fpCloudInit = failpoint.New("vm.create-container.cloud-init")
+	fpDefined   = failpoint.New("vm.create-container.defined")
+	fpCreated   = failpoint.New("vm.create-container.created")
+)
+
+// order is one CreateContainer: all that a machine is made of.
+type order struct {
+	pod       *sandbox.Pod
+	container *sandbox.Container
+	at        *pod
+	options   annotations.Options
+	files     *image.DiskFiles
+	// root is the root disk, where it is on a block device.
+	root       rootdisk.Disk
+	interfaces []tap.Interface
+	volumes    volumes
+	warnings   []string
+	// unbootable is state.Unbootable.
+	unbootable string
+}
+
+// CreateContainer implements sandbox.Backend: the image is leased, the root disk, the cloud-init image and the definition are
+// made. What is wrong with the image or the volumes is found here.
+func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (sandbox.Resolved, error) {
+	o, err := b.order(ctx, p, c)
+	if err != nil {
+		return sandbox.Resolved{}, err
+	}
+	defer o.files.Close()
+	if err := b.makeDisks(ctx, o); err != nil {
+		return sandbox.Resolved{}, err
+	}
+	definition, err := b.definition(o)
+	if err != nil {
+		return sandbox.Resolved{}, err
+	}
+	if err := b.cfg.Driver.Define(ctx, definition); err != nil {
+		return sandbox.Resolved{}, fmt.Errorf("define the machine: %w", err)
+	}
+	if err := fpDefined.Hit(ctx); err != nil {
+		return sandbox.Resolved{}, err
+	}
+	for _, w := range o.warnings {
+		b.log.Warn("container of a vm pod", "container", c.ID, "warning", w)
+	}
+	h := b.keep(&handle{id: c.ID})
+	err = b.set(h, func(s *state) {
+		*s = state{
+			ID: c.ID, Phase: phaseCreated, Image: c.ImageID, Layout: string(o.files.Layout), Definition: definition,
+			RootID: o.root.ID, Warnings: o.warnings, WaitForAgent: o.options.WaitForAgent, Unbootable: o.unbootable,
+		}
+	})
+	if err != nil {
+		return sandbox.Resolved{}, err
+	}
+	return sandbox.Resolved{Mounts: o.volumes.mounts, StopSignal: runtimeapi.Signal_SIGNAL_SIGTERM}, fpCreated.Hit(ctx)
+}
+
+// order gathers what the machine is made of, and leases its image.
+func (b *Backend) order(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (o *order, err error) {
+	o = &order{pod: p, container: c}
+	if o.at, err = b.sandbox(p.ID); err != nil {
+		return nil, fmt.Errorf("the sandbox is not there: %w: %w", err, errdefs.ErrFailedPrecondition)
+	}
+	if o.options, _, err = annotations.Parse(p.Config.GetAnnotations()); err != nil {
+		return nil, err
+	}
+	made, err := b.cfg.Images.Machine(ctx, c.ImageID)
+	if err != nil {
+		return nil, fmt.Errorf("image of the machine: %w", err)
+	}
+	driver, why, err := b.shareDriver(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	o.warnings = append(o.warnings, flexWarnings(c.Config.GetMounts())...)
+	if o.volumes, err = volumesOf(c.Config, driver); err != nil {
+		return nil, err
+	}
+	if why != "" && len(o.volumes.told) > 0 {
+		b.log.Warn("volumes of a machine", "container", c.ID, "warning", why)
+		o.warnings = append(o.warnings, why)
+	}
+	o.volumes.scratch(o.options.ScratchDisks, func(disk string) string { return b.cfg.scratchFile(c.ID, disk) })
+	if o.interfaces, err = b.cfg.Network.Read(b.cfg.tapsFile(p.ID)); err != nil {
+		return nil, fmt.Errorf("the pod's taps: %w", err)
+	}
+	if size := o.options.RootVolumeSize; made.Format != "" && size > 0 && size < made.VirtualSize {
+		return nil, fmt.Errorf("annotation VirtletRootVolumeSize (tripod.dev/vm.root-volume-size): %d bytes are less than the %d of the image's disk, which cannot shrink: %w",
+			size, made.VirtualSize, errdefs.ErrInvalidArgument)
+	}
+	if len(c.Config.GetArgs()) > 0 && made.Layout != image.LayoutKernel {
+		return nil, unsupported("args", "%q: only an image with a kernel of its own has a command line; a disk boots what is on it", c.Config.GetArgs())
+	}
+	if o.files, err = b.cfg.Images.OpenDisk(ctx, c.ID, c.ImageID); err != nil {
+		return nil, fmt.Errorf("image of the machine: %w", err)
+	}
+	if err := fpLeased.Hit(ctx); err != nil {
+		o.files.Close()
+		return nil, err
+	}
+	return o, nil
+}
+
+// makeDisks makes the root disk and the cloud-init image. What an earlier try has left is made anew.
+func (b *Backend) makeDisks(ctx context.Context, o *order) error {
+	id := o.container.ID
+	if err := os.RemoveAll(b.cfg.diskDir(id)); err != nil {
+		return noRoom(fmt.Errorf("the machine's directory: %w", err))
+	}
+	if err := os.MkdirAll(b.cfg.diskDir(id), 0o700); err != nil {
+		return noRoom(fmt.Errorf("the machine's directory: %w", err))
+	}
+	if err := b.makeSerialDir(id); err != nil {
+		return err
+	}
+	if err := b.makeRoot(ctx, o); err != nil {
+		return err
+	}
+	if err := o.inspectRoot(); err != nil {
+		return fmt.Errorf("root disk: %w", err)
+	}
+	for i, disk := range o.options.ScratchDisks {
+		if err := qcow2.CreateOverlay(ctx, b.cfg.scratchFile(id, fmt.Sprintf("scratch%d", i)), disk.Size, qcow2.Overlay{}); err != nil {
+			return noRoom(fmt.Errorf("make the scratch disk for %s: %w", disk.Path, err))
+		}
+	}
+	if err := fpOverlay.Hit(ctx); err != nil {
+		return err
+	}
+	built, err := cloudinit.Build(b.cloudInit(o))
+	if err != nil {
+		return fmt.Errorf("cloud-init: %w", err)
+	}
+	o.warnings = append(o.warnings, built.Warnings...)
+	if err := built.WriteFile(b.cfg.cloudInitFile(id), 0o600); err != nil {
+		return noRoom(fmt.Errorf("write the cloud-init image: %w", err))
+	}
+	return fpCloudInit.Hit(ctx)
+}
+
+// makeRoot makes the root disk: a layer on the image's, or a copy of that on the device that the pod has for it.
+func (b *Backend) makeRoot(ctx context.Context, o *order) error {
+	if o.volumes.root == "" {
+		if o.files.Disk == nil {
+			return nil
+		}
+		size := max(o.options.RootVolumeSize, o.files.VirtualSize)
+		if err := qcow2.CreateOverlay(ctx, b.cfg.overlayFile(o.container.ID), size, qcow2.Overlay{}); err != nil {
+			return noRoom(fmt.Errorf("make the root disk: %w", err))
+		}
+		return nil
+	}
+	if o.files.Disk == nil {
+		return invalid("devices", "%s at / is to be the root disk, and the image has no disk to begin it with", o.volumes.root)
+	}
+	info, err := o.files.Disk.Stat()
+	if err != nil {
+		return err
+	}
+	src := rootdisk.Source{Image: o.container.ImageID, File: o.files.Disk, FileSize: info.Size(), Format: o.files.Format, Size: o.files.VirtualSize}
+	if o.root, err = rootdisk.Prepare(ctx, o.volumes.root, src, o.options.RootDeviceOverwrite); err != nil {
+		return noRoom(err)
+	}
+	if o.root.Image != o.container.ImageID {
+		o.warnings = append(o.warnings, fmt.Sprintf("the root disk on %s was made of the image %s and is kept; annotation root-device-overwrite: image has it made anew", o.volumes.root, o.root.Image))
+	}
+	if size := o.options.RootVolumeSize; size > o.root.Size {
+		o.warnings = append(o.warnings, fmt.Sprintf("annotation root-volume-size: the root disk has the %d bytes that its device has room for", o.root.Size))
+	}
+	return nil
+}
+
+// inspectRoot looks at what the firmware will find on the root disk.
+func (o *order) inspectRoot() error {
+	if o.files.Kernel != nil {
+		return nil // it is not booted from
+	}
+	disk, size, closeDisk, err := o.openRoot()
+	if err != nil {
+		return err
+	}
+	defer closeDisk()
+	found, err := bootdisk.Inspect(disk, size)
+	o.unbootable = found.Unbootable()
+	return err
+}
+
+// openRoot opens the root disk as the guest will see it first.
+func (o *order) openRoot() (disk io.ReaderAt, size uint64, closeDisk func(), err error) {
+	if o.volumes.root != "" {
+		device, err := os.Open(o.volumes.root)
+		if err != nil {
+			return nil, 0, nil, err
+		}
+		return io.NewSectionReader(device, int64(o.root.Offset), int64(o.root.Size)), o.root.Size, func() { device.Close() }, nil
+	}
+	size = max(o.options.RootVolumeSize, o.files.VirtualSize)
+	if o.files.Format != image.FormatQcow2 {
+		return o.files.Disk, size, func() {}, nil
+	}
+	info, err := o.files.Disk.Stat()
+	if err != nil {
+		return nil, 0, nil, err
+	}
+	q, err := qcow2.NewReader(o.files.Disk, info.Size())
+	if err != nil {
+		return nil, 0, nil, err
+	}
+	return q, size, q.Close, nil
+}
+
+// cloudInit is what the guest is told at its first boot.
+func (b *Backend) cloudInit(o *order) cloudinit.Input {
+	dns := o.pod.Config.GetDnsConfig()
+	in := cloudinit.Input{
+		Options: o.options, PodUID: cmp.Or(o.pod.Config.GetMetadata().GetUid(), o.pod.ID), Hostname: hostname(o.pod),
+		Mounts: o.volumes.told, ShareDriver: o.volumes.driver, Devices: o.volumes.devices,
+		DNS:   cloudinit.DNS{Servers: dns.GetServers(), Search: dns.GetSearches()},
+		Agent: b.cfg.AgentDisk != "",
+	}
+	for _, e := range o.container.Config.GetEnvs() {
+		in.Env = append(in.Env, cloudinit.EnvVar{Name: e.GetKey(), Value: string(e.GetValue())})
+	}
+	for _, n := range o.interfaces {
+		told := cloudinit.Interface{Name: n.Link, MAC: n.MAC, MTU: n.MTU, Addrs: n.Addrs}
+		for _, r := range n.Routes {
+			told.Routes = append(told.Routes, cloudinit.Route{Dst: r.Dst, Via: r.GW, Metric: r.Metric})
+		}
+		in.Interfaces = append(in.Interfaces, told)
+	}
+	return in
+}

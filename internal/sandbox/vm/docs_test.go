@@ -1,0 +1,34 @@
+package vm
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestHarmlessIsDocumented: docs/vm-fields.md ends with the table of what is accepted and not acted upon.
+func TestHarmlessIsDocumented(t *testing.T) {
+	var table strings.Builder
+	for _, field := range slices.Sorted(maps.Keys(Harmless)) {
+		fmt.Fprintf(&table, "| %s | %s |\n", field, Harmless[field])
+	}
+	doc, err := os.ReadFile("../../../docs/vm-fields.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasSuffix(string(doc), table.String()) {
+		t.Errorf("docs/vm-fields.md does not end with\n%s", table.String())
+	}
+}
+
+// TestDoctor: a tap can be joined to a link here, or it says what is missing.
+func TestDoctor(t *testing.T) {
+	for _, f := range Doctor(t.Context()) {
+		if !f.OK {
+			t.Errorf("%s: %s", f.Subject, f.Detail)
+		}
+	}
+}

@@ -1,0 +1,58 @@
+package vm
+
+import (
+	"strings"
+	"testing"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/vm/machine"
+)
+
+// limitedPod is a pod whose cgroup a kubelet has limited to so many bytes; 0 is no limit.
+func (r *rig) limitedPod(name string, limit int64) *sandbox.Pod {
+	r.Helper()
+	tree := r.config.Cgroup
+	parent := tree.Parent + "/kubepods/" + name
+	r.must(tree.Make("memory", parent))
+	r.must(tree.Apply(parent, tree.Limits(&runtimeapi.LinuxContainerResources{MemoryLimitInBytes: limit}, nil)))
+	return r.pod(name, func(p *runtimeapi.PodSandboxConfig) { p.Linux.CgroupParent = parent })
+}
+
+// TestOutOfMemory: what a machine ended of that the kernel killed is said with what would help: the overhead of the pod's
+// RuntimeClass where the pod's cgroup has no room for it, else the configuration.
+func TestOutOfMemory(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.DefaultMemory, c.Overhead = 64<<20, 128<<20 })
+	for name, c := range map[string]struct {
+		limit int64
+		says  string
+	}{
+		"without": {64 << 20, "is limited to 64Mi, the machine needs 192Mi (guest 64Mi, overhead 128Mi), and the pod's RuntimeClass declares an overhead of 0Mi: give it overhead.podFixed.memory: 128Mi"},
+		"with":    {192 << 20, "QEMU needed more than 128Mi on top of the guest's 64Mi: raise vm.memory_overhead"},
+	} {
+		p := r.limitedPod(name, c.limit)
+		container := r.create(p, "disk")
+		r.must(r.StartContainer(r.ctx(), p, container))
+		info, err := r.Inspect(r.ctx(), p, container)
+		if warned := info["memoryWarning"] != nil; err != nil || warned != (name == "without") {
+			t.Errorf("%s the overhead: %v, %v", name, info, err)
+		}
+		r.driver.end(container.ID, machine.CauseOOM, 137)
+		if got := r.waitEnd(container); got.Reason != sandbox.ReasonOOMKilled || !strings.Contains(got.Message, c.says) {
+			t.Errorf("%s the overhead: %+v", name, got)
+		}
+	}
+}
+
+// TestShortageIsOfThePodsOwnCgroup: of what nobody limited nothing is said.
+func TestShortageIsOfThePodsOwnCgroup(t *testing.T) {
+	r := newRig(t)
+	if why := r.shortage(r.pod("by-hand"), 1<<40); why != "" {
+		t.Error(why)
+	}
+	p := r.limitedPod("unlimited", 0)
+	if why := r.shortage(p, 1<<40); why != "" {
+		t.Error(why)
+	}
+}

@@ -1,0 +1,87 @@
+package vm
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/stats"
+)
+
+// cgroupOf is the path of the cgroup of a pod's hypervisor process: below the parent that the request names, or ours. Its name
+// differs from those of other backends' pods, which remove cgroups that they do not know.
+//
+//	cgroupfs   <parent>/tripod-vm-<id>
+//	systemd    <the pod's slice>/tripod-vm-<id>
+func (b *Backend) cgroupOf(p *sandbox.Pod) string {
+	name := cgroup.Mark + "vm-" + p.ID
+	parent := p.Config.GetLinux().GetCgroupParent()
+	if b.cgroups.Driver == cgroup.DriverSystemd {
+		dir, _ := b.cgroups.Pod(parent, p.ID)
+		return path.Join(dir, name)
+	}
+	if parent == "" {
+		parent = b.cgroups.Parent
+	}
+	return path.Join(parent, name)
+}
+
+// makeCgroup makes the cgroup in every hierarchy.
+func (b *Backend) makeCgroup(dir string) error {
+	for controller, root := range b.cgroups.Roots {
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
+			return fmt.Errorf("make the machine's cgroup: %w", err)
+		}
+		if controller == "cpuset" {
+			cgroup.InheritCpuset(root, dir)
+		}
+	}
+	return nil
+}
+
+// limit holds the cgroup to a container's resources: the guest's memory with the hypervisor's own on top, its share of the
+// CPU, its CPUs.
+func (b *Backend) limit(dir string, memory uint64, res *runtimeapi.LinuxContainerResources) error {
+	held := &runtimeapi.LinuxContainerResources{
+		MemoryLimitInBytes: int64(memory), CpuQuota: res.GetCpuQuota(), CpuPeriod: res.GetCpuPeriod(), CpuShares: res.GetCpuShares(),
+	}
+	writes := b.cgroups.Limits(held, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: int64(b.cfg.Overhead)})
+	for file, value := range map[string]string{"cpuset.cpus": res.GetCpusetCpus(), "cpuset.mems": res.GetCpusetMems()} {
+		if value != "" {
+			writes = append(writes, cgroup.Write{Controller: "cpuset", File: file, Value: value})
+		}
+	}
+	if err := b.cgroups.Apply(dir, writes); err != nil {
+		return err
+	}
+	if res.GetCpuQuota() < 0 {
+		return b.cgroups.LiftQuota(dir)
+	}
+	return nil
+}
+
+// leaveCgroup ends what is left in a cgroup and removes it.
+func (b *Backend) leaveCgroup(ctx context.Context, dir string) error {
+	if dir == "" {
+		return nil
+	}
+	if err := b.cgroups.Kill(ctx, dir); err != nil {
+		return err
+	}
+	return b.cgroups.Remove(ctx, dir)
+}
+
+// figuresOf are what a cgroup has used; errdefs.ErrNotFound when it is not there.
+func figuresOf(dir string) (stats.Figures, error) {
+	group, err := stats.Open(dir)
+	if err != nil {
+		return stats.Figures{}, err
+	}
+	return group.Read()
+}

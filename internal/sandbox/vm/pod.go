@@ -1,0 +1,208 @@
+package vm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/network/tap"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/vm/annotations"
+)
+
+var (
+	fpPodRecorded = failpoint.New("vm.create-sandbox.recorded")
+	fpPodPlaced   = failpoint.New("vm.create-sandbox.cgroup")
+	fpPodWired    = failpoint.New("vm.create-sandbox.wired")
+	fpPodMade     = failpoint.New("vm.create-sandbox.made")
+	fpPodUnwired  = failpoint.New("vm.stop-sandbox.unwired")
+	fpPodReleased = failpoint.New("vm.stop-sandbox.released")
+	fpPodRemoved  = failpoint.New("vm.remove-sandbox.removed")
+)
+
+// pod is one sandbox: what its file says, and who tells the guest its addresses.
+type pod struct {
+	state podState
+
+	mu        sync.Mutex
+	responder io.Closer
+}
+
+// mute ends the responder.
+func (p *pod) mute() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.responder != nil {
+		p.responder.Close()
+		p.responder = nil
+	}
+}
+
+// CreateSandbox implements sandbox.Backend: the pod has its user, its cgroup, and its network ends in taps.
+func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
+	_, warnings, err := annotations.Parse(p.Config.GetAnnotations())
+	if err != nil {
+		return err
+	}
+	for _, w := range warnings {
+		b.log.Warn("annotations of a vm pod", "pod", p.ID, "warning", w)
+	}
+	at, err := b.admit(p, warnings)
+	if err != nil {
+		return err
+	}
+	if err := fpPodRecorded.Hit(ctx); err != nil {
+		return err
+	}
+	if err := b.makeCgroup(at.state.Cgroup); err != nil {
+		return err
+	}
+	if err := fpPodPlaced.Hit(ctx); err != nil {
+		return err
+	}
+	uid := at.state.UID
+	interfaces, err := b.cfg.Network.Wire(ctx, p.Netns, tap.Options{Record: b.cfg.tapsFile(p.ID), UID: uid, GID: uid})
+	if err != nil {
+		return fmt.Errorf("join the machine to the pod's network: %w", err)
+	}
+	if err := fpPodWired.Hit(ctx); err != nil {
+		return err
+	}
+	if err := b.serve(ctx, at, p, interfaces); err != nil {
+		return err
+	}
+	at.state.Made = true
+	if err := b.cfg.writePod(at.state); err != nil {
+		return noRoom(fmt.Errorf("vm pod: %w", err))
+	}
+	return fpPodMade.Hit(ctx)
+}
+
+// admit gives the pod a user and writes down that there is something of it.
+func (b *Backend) admit(p *sandbox.Pod, warnings []string) (*pod, error) {
+	if err := os.MkdirAll(b.cfg.podDir(p.ID), 0o700); err != nil {
+		return nil, noRoom(fmt.Errorf("vm pod: %w", err))
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	uid, err := b.takeUser(p.ID)
+	if err != nil {
+		return nil, err
+	}
+	at := &pod{state: podState{ID: p.ID, UID: uid, Netns: p.Netns, Cgroup: b.cgroupOf(p), Warnings: warnings}}
+	if err := b.cfg.writePod(at.state); err != nil {
+		return nil, noRoom(fmt.Errorf("vm pod: %w", err))
+	}
+	b.sandboxes[p.ID] = at
+	return at, nil
+}
+
+// serve has the guest told its addresses from now on.
+func (b *Backend) serve(ctx context.Context, at *pod, p *sandbox.Pod, interfaces []tap.Interface) error {
+	dns := p.Config.GetDnsConfig()
+	responder, err := b.cfg.Network.Serve(ctx, p.Netns, interfaces, tap.Config{
+		Servers: dns.GetServers(), Searches: dns.GetSearches(), Hostname: hostname(p), Logger: b.log.With("pod", p.ID),
+	})
+	if err != nil {
+		return fmt.Errorf("serve the guest its addresses: %w", err)
+	}
+	at.mu.Lock()
+	defer at.mu.Unlock()
+	if at.responder != nil { // of an earlier try
+		at.responder.Close()
+	}
+	at.responder = responder
+	return nil
+}
+
+// hostname is the guest's: the pod's, or the name of the pod.
+func hostname(p *sandbox.Pod) string {
+	if name := p.Config.GetHostname(); name != "" {
+		return name
+	}
+	return p.Config.GetMetadata().GetName()
+}
+
+// StopSandbox implements sandbox.Backend: with its machine dead the pod leaves the network as it was before, the cgroup that a
+// kubelet is about to remove the parent of, and lets go of its image.
+func (b *Backend) StopSandbox(ctx context.Context, p *sandbox.Pod) error {
+	return b.releaseSandbox(ctx, b.traces(p))
+}
+
+// traces are what a pod may have left outside our directories: what its file says, or after a reboot its configuration.
+func (b *Backend) traces(p *sandbox.Pod) podState {
+	if at, err := b.sandbox(p.ID); err == nil {
+		return at.state
+	}
+	return podState{ID: p.ID, Netns: p.Netns, Cgroup: b.cgroupOf(p)}
+}
+
+func (b *Backend) releaseSandbox(ctx context.Context, s podState) error {
+	b.mu.Lock()
+	at := b.sandboxes[s.ID]
+	b.mu.Unlock()
+	if at != nil {
+		at.mute()
+	}
+	if err := b.cfg.Network.Unwire(ctx, s.Netns, b.cfg.tapsFile(s.ID)); err != nil {
+		return fmt.Errorf("take the machine off the pod's network: %w", err)
+	}
+	if err := fpPodUnwired.Hit(ctx); err != nil {
+		return err
+	}
+	if err := b.leaveCgroup(ctx, s.Cgroup); err != nil {
+		return err
+	}
+	if err := b.cfg.Images.CloseDisk(ctx, s.ID); err != nil {
+		return fmt.Errorf("let go of the machine's image: %w", err)
+	}
+	return fpPodReleased.Hit(ctx)
+}
+
+// sandbox gives what there is of a pod, from the disk when it is not in memory: errdefs.ErrNotFound.
+func (b *Backend) sandbox(id string) (*pod, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if at := b.sandboxes[id]; at != nil {
+		return at, nil
+	}
+	s, err := b.cfg.readPod(id)
+	if err != nil {
+		return nil, err
+	}
+	at := &pod{state: s}
+	b.sandboxes[id] = at
+	return at, nil
+}
+
+// RemoveSandbox implements sandbox.Backend.
+func (b *Backend) RemoveSandbox(ctx context.Context, p *sandbox.Pod) error {
+	return b.removeSandbox(ctx, b.traces(p))
+}
+
+// removeSandbox removes what there is of a pod, known or not.
+func (b *Backend) removeSandbox(ctx context.Context, s podState) error {
+	id := s.ID
+	if err := b.removeContainer(ctx, id); err != nil {
+		return err
+	}
+	if err := b.releaseSandbox(ctx, s); err != nil {
+		return err
+	}
+	if err := errors.Join(os.RemoveAll(b.cfg.diskDir(id)), os.RemoveAll(b.cfg.podDir(id))); err != nil {
+		return fmt.Errorf("vm pod: %w", err)
+	}
+	if err := fpPodRemoved.Hit(ctx); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	delete(b.sandboxes, id)
+	b.mu.Unlock()
+	b.sampler.Forget(id)
+	b.sampler.Forget("pod " + id)
+	return nil
+}

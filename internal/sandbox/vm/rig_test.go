@@ -1,0 +1,565 @@
+package vm
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/network/tap"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/vm/machine"
+)
+
+// shelf is an image store. What an image is called says what it is: disk…, kernel…; anything else is none.
+type shelf struct {
+	dir string
+
+	mu     sync.Mutex
+	leases map[string]string // key to image
+}
+
+const diskSize = 1 << 20
+
+func (s *shelf) Machine(_ context.Context, id string) (*image.MachineImage, error) {
+	switch {
+	case strings.HasPrefix(id, "disk"):
+		return &image.MachineImage{Layout: image.LayoutContainerDisk, Format: "raw", VirtualSize: diskSize}, nil
+	case strings.HasPrefix(id, "kernel"):
+		return &image.MachineImage{Layout: image.LayoutKernel}, nil
+	}
+	return nil, fmt.Errorf("image %s has neither a disk nor a kernel: %w", id, errdefs.ErrInvalidArgument)
+}
+
+func (s *shelf) OpenDisk(ctx context.Context, key, id string) (*image.DiskFiles, error) {
+	made, err := s.Machine(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if old := s.leases[key]; old != "" && old != id {
+		return nil, fmt.Errorf("%s holds %s: %w", key, old, errdefs.ErrAlreadyExists)
+	}
+	s.leases[key] = id
+	path := filepath.Join(s.dir, id)
+	if err := os.WriteFile(path, bootSector(id), 0o600); err != nil {
+		return nil, err
+	}
+	f, err := os.Open(path)
+	if made.Layout == image.LayoutKernel {
+		return &image.DiskFiles{MachineImage: *made, Kernel: f, KernelPath: path, Cmdline: "console=ttyS0 quiet"}, err
+	}
+	return &image.DiskFiles{MachineImage: *made, Disk: f, DiskPath: path}, err
+}
+
+// bootSector is that of an image: without code, for UEFI, where its name says uefi; with code and a partition that is longer than
+// the disk where it says cut; else zeros.
+func bootSector(id string) []byte {
+	boot := make([]byte, 512)
+	signed, kind := true, byte(0xef)
+	switch {
+	case strings.Contains(id, "uefi"):
+		boot[458] = 1
+	case strings.Contains(id, "cut"):
+		boot[0], boot[458], boot[460], kind = 0xf4, 1, 0xff, 0x83 // 0xff0000 sectors
+	default:
+		signed = false
+	}
+	if signed {
+		boot[450], boot[454], boot[510], boot[511] = kind, 1, 0x55, 0xaa
+	}
+	return boot
+}
+
+func (s *shelf) CloseDisk(_ context.Context, key string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.leases, key)
+	return nil
+}
+
+func (s *shelf) Disks(context.Context) ([]string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Sorted(maps.Keys(s.leases)), nil
+}
+
+// wires is a network in which each pod has one interface.
+type wires struct {
+	mu     sync.Mutex
+	serves map[string]int // by namespace
+	fail   error
+}
+
+func (w *wires) Wire(_ context.Context, netns string, o tap.Options) ([]tap.Interface, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.fail != nil {
+		return nil, w.fail
+	}
+	if o.UID == 0 || netns == "" {
+		return nil, fmt.Errorf("wired %+v in %q: %w", o, netns, errdefs.ErrInvalidArgument)
+	}
+	if err := os.WriteFile(o.Record, []byte("wired"), 0o600); err != nil {
+		return nil, err
+	}
+	return w.Read(o.Record)
+}
+
+func (w *wires) Read(record string) ([]tap.Interface, error) {
+	if _, err := os.Stat(record); err != nil {
+		return nil, fmt.Errorf("%w: %w", err, errdefs.ErrNotFound)
+	}
+	return []tap.Interface{{
+		Link: "eth0", Tap: "tap0", MAC: "02:00:00:00:00:01", MTU: 1500, Addrs: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/8")},
+		Routes: []tap.Route{{Dst: netip.MustParsePrefix("0.0.0.0/0"), GW: netip.MustParseAddr("127.0.0.254")}},
+	}}, nil
+}
+
+func (w *wires) Unwire(_ context.Context, _, record string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.fail != nil {
+		return w.fail
+	}
+	return removeFile(record)
+}
+
+func (w *wires) Serve(_ context.Context, netns string, _ []tap.Interface, _ tap.Config) (io.Closer, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.serves[netns]++
+	return closer(func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.serves[netns]--
+	}), nil
+}
+
+func (w *wires) serving() (n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, served := range w.serves {
+		n += served
+	}
+	return n
+}
+
+func (w *wires) set(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.fail = err
+}
+
+type closer func()
+
+func (c closer) Close() error { c(); return nil }
+
+// hypervisor is a driver whose machines are numbers in memory. It outlives the backends that use it.
+type hypervisor struct {
+	mu       sync.Mutex
+	sink     func(machine.Event)
+	machines map[string]*guest
+	// refuse makes the next starts fail, deaf guests ignore the power button.
+	refuse error
+	deaf   bool
+	// firmware is what the firmware of each machine says, once; mute guests say nothing on the console.
+	firmware string
+	mute     bool
+	// told, unless nil, is called by Destroy once it has told of the end.
+	told func()
+}
+
+type guest struct {
+	definition machine.Definition
+	state      machine.State
+	pressed    int
+	heard      bool
+}
+
+func (d *hypervisor) Name() string { return "fake" }
+
+func (d *hypervisor) Ready() error { return nil }
+
+func (d *hypervisor) Recover(_ context.Context, names []string, sink func(machine.Event)) (map[string]machine.State, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.sink = sink
+	found := map[string]machine.State{}
+	for name, g := range d.machines {
+		if slices.Contains(names, name) {
+			found[name] = g.state
+		} else {
+			delete(d.machines, name)
+		}
+	}
+	return found, nil
+}
+
+func (d *hypervisor) Define(_ context.Context, def machine.Definition) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	g := d.machines[def.Name]
+	if g == nil {
+		g = &guest{state: machine.State{Phase: machine.Defined}}
+		d.machines[def.Name] = g
+	}
+	g.definition = def
+	return nil
+}
+
+func (d *hypervisor) Start(_ context.Context, name string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	g := d.machines[name]
+	if g == nil {
+		return errdefs.ErrNotFound
+	}
+	now := time.Now()
+	if d.refuse != nil {
+		g.state = machine.State{Phase: machine.Ended, Cause: machine.CauseStart, StartedAt: now, FinishedAt: now, ExitCode: 1, Message: d.refuse.Error()}
+		return fmt.Errorf("%w: %w", d.refuse, errdefs.ErrFailedPrecondition)
+	}
+	if err := os.MkdirAll(g.definition.Dir, 0o700); err != nil {
+		return err
+	}
+	g.state, g.heard = machine.State{Phase: machine.Running, Pid: os.Getpid(), StartedAt: now}, false
+	if d.mute {
+		return nil
+	}
+	return say(g, "booted\n")
+}
+
+// say writes to the console.
+func say(g *guest, text string) error {
+	f, err := os.OpenFile(g.definition.SerialLog, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = f.WriteString(text)
+	return err
+}
+
+func (d *hypervisor) Shutdown(_ context.Context, name string) error {
+	d.mu.Lock()
+	g := d.machines[name]
+	g.pressed++
+	deaf := d.deaf
+	d.mu.Unlock()
+	if !deaf {
+		d.end(name, machine.CausePowerOff, 0)
+	}
+	return nil
+}
+
+// end makes a machine end, as by itself.
+func (d *hypervisor) end(name string, cause machine.Cause, code int32) {
+	d.mu.Lock()
+	g, sink := d.machines[name], d.sink
+	if g == nil || g.state.Phase != machine.Running {
+		d.mu.Unlock()
+		return
+	}
+	_ = say(g, "the last word")
+	g.state = machine.State{Phase: machine.Ended, Cause: cause, ExitCode: code, StartedAt: g.state.StartedAt, FinishedAt: time.Now(), Message: string(cause)}
+	state := g.state
+	d.mu.Unlock()
+	if sink != nil {
+		sink(machine.Event{Name: name, State: state})
+	}
+}
+
+func (d *hypervisor) Destroy(_ context.Context, name string) error {
+	d.end(name, machine.CauseKilled, exitKilled)
+	if d.told != nil {
+		d.told()
+	}
+	return nil
+}
+
+func (d *hypervisor) State(_ context.Context, name string) (machine.State, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if g := d.machines[name]; g != nil {
+		return g.state, nil
+	}
+	return machine.State{}, errdefs.ErrNotFound
+}
+
+func (d *hypervisor) Stats(context.Context, string) (machine.Stats, error) {
+	return machine.Stats{BalloonActual: 1 << 20, Blocks: map[string]machine.BlockStats{rootID: {ReadOps: 1}}}, nil
+}
+
+func (d *hypervisor) Firmware(_ context.Context, name string) (string, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	g := d.machines[name]
+	if g == nil || g.state.Phase != machine.Running {
+		return "", errdefs.ErrFailedPrecondition
+	}
+	said := d.firmware
+	if g.heard {
+		said = ""
+	}
+	g.heard = true
+	return said, nil
+}
+
+// sayAgain has the firmware of a machine look for something to boot again.
+func (d *hypervisor) sayAgain(name string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.machines[name].heard = false
+}
+
+func (d *hypervisor) Undefine(ctx context.Context, name string) error {
+	_ = d.Destroy(ctx, name)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.machines, name)
+	return nil
+}
+
+// Close is the end of the process that listened.
+func (d *hypervisor) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.sink = nil
+	return nil
+}
+
+func (d *hypervisor) guest(name string) guest {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if g := d.machines[name]; g != nil {
+		return *g
+	}
+	return guest{}
+}
+
+// rig is a backend under test, with what it stands on. The backend can be abandoned, as if its process were killed, and
+// made anew over the same files.
+type rig struct {
+	testing.TB
+	*Backend
+	config Config
+	shelf  *shelf
+	wires  *wires
+	driver *hypervisor
+	events chan sandbox.Event
+	known  map[string]sandbox.Known
+}
+
+func newRig(t testing.TB, change ...func(*Config)) *rig {
+	t.Helper()
+	parent := os.Getenv("TRIPOD_TEST_CGROUP")
+	if parent == "" {
+		t.Fatal("run by hack/testns.sh: the tests make cgroups")
+	}
+	tree, err := cgroup.Open(cgroup.DriverCgroupfs, parent+"/vm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	r := &rig{
+		TB: t, shelf: &shelf{dir: t.TempDir(), leases: map[string]string{}}, wires: &wires{serves: map[string]int{}},
+		driver: &hypervisor{machines: map[string]*guest{}}, events: make(chan sandbox.Event, 1000), known: map[string]sandbox.Known{},
+	}
+	r.config = Config{
+		Root: filepath.Join(dir, "root"), RunDir: filepath.Join(dir, "run"), Driver: r.driver, Images: r.shelf, Network: r.wires,
+		Cgroup: tree, UIDBase: 300_000, UIDCount: 3, Logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
+	}
+	for _, c := range change {
+		c(&r.config)
+	}
+	r.open()
+	t.Cleanup(func() {
+		for _, k := range r.known {
+			r.must(r.RemoveSandbox(r.ctx(), k.Pod))
+		}
+		r.must(r.Close())
+		r.noneLeft()
+	})
+	return r
+}
+
+// open makes the backend and recovers what is there.
+func (r *rig) open() sandbox.Found {
+	r.Helper()
+	b, err := New(r.config)
+	r.must(err)
+	r.Backend = b
+	found, err := b.Recover(r.ctx(), slices.Collect(maps.Values(r.known)), func(e sandbox.Event) { r.events <- e })
+	r.must(err)
+	return found
+}
+
+// part makes the backend deaf and mute, as if its process were gone.
+func (r *rig) part() { r.must(r.Close()) }
+
+// abandon parts with the backend and opens another one.
+func (r *rig) abandon() sandbox.Found {
+	r.Helper()
+	r.part()
+	return r.open()
+}
+
+func (r *rig) ctx() context.Context {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), 30*time.Second)
+	r.Cleanup(cancel)
+	return ctx
+}
+
+func (r *rig) must(err error) {
+	r.Helper()
+	if err != nil {
+		r.Fatal(err)
+	}
+}
+
+// noneLeft looks for files, leases, machines, responders and cgroups of pods.
+func (r *rig) noneLeft() {
+	r.Helper()
+	for _, dir := range []string{r.config.podsDir(), r.config.disksDir()} {
+		entries, err := os.ReadDir(dir)
+		if err != nil || len(entries) > 0 {
+			r.Errorf("%s has %v, %v", dir, entries, err)
+		}
+	}
+	if leased, _ := r.shelf.Disks(r.ctx()); len(leased) > 0 {
+		r.Errorf("images are leased: %v", leased)
+	}
+	if len(r.driver.machines) > 0 {
+		r.Errorf("machines are defined: %v", r.driver.machines)
+	}
+	if n := r.wires.serving(); n != 0 {
+		r.Errorf("%d responders", n)
+	}
+	for _, dir := range r.config.Cgroup.Dirs(r.config.Cgroup.Parent) {
+		if left, _ := filepath.Glob(filepath.Join(dir, "tripod-vm-*")); len(left) > 0 {
+			r.Errorf("cgroups: %v", left)
+		}
+	}
+}
+
+func hashOf(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:])
+}
+
+// pod makes a sandbox.
+func (r *rig) pod(name string, change ...func(*runtimeapi.PodSandboxConfig)) *sandbox.Pod {
+	r.Helper()
+	p := r.podConfig(name, change...)
+	r.must(r.Validate(p, nil))
+	r.known[p.ID] = sandbox.Known{Pod: p}
+	r.must(r.CreateSandbox(r.ctx(), p))
+	return p
+}
+
+func (r *rig) podConfig(name string, change ...func(*runtimeapi.PodSandboxConfig)) *sandbox.Pod {
+	config := &runtimeapi.PodSandboxConfig{
+		Metadata: &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "test", Uid: name}, Annotations: map[string]string{},
+		LogDirectory: filepath.Join(r.TempDir(), "logs"), Linux: &runtimeapi.LinuxPodSandboxConfig{},
+	}
+	for _, c := range change {
+		c(config)
+	}
+	return &sandbox.Pod{ID: hashOf(name), Handler: "vm", Config: config, Netns: "/somewhere/" + name, IPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}}
+}
+
+// container makes the configuration of a container of an image.
+func (r *rig) container(p *sandbox.Pod, image string) *sandbox.Container {
+	return &sandbox.Container{ID: p.ID, ImageID: image, Config: &runtimeapi.ContainerConfig{
+		Metadata: &runtimeapi.ContainerMetadata{Name: "c"}, Image: &runtimeapi.ImageSpec{Image: image},
+		LogPath: "c.log", Linux: &runtimeapi.LinuxContainerConfig{},
+	}}
+}
+
+func (r *rig) create(p *sandbox.Pod, image string, change ...func(*runtimeapi.ContainerConfig)) *sandbox.Container {
+	r.Helper()
+	c := r.container(p, image)
+	for _, change := range change {
+		change(c.Config)
+	}
+	r.must(r.Validate(p, c))
+	_, err := r.CreateContainer(r.ctx(), p, c)
+	r.must(err)
+	r.known[p.ID] = sandbox.Known{Pod: p, Containers: []*sandbox.Container{c}}
+	return c
+}
+
+// run makes a pod and starts its container.
+func (r *rig) run(name, image string) (*sandbox.Pod, *sandbox.Container) {
+	r.Helper()
+	p := r.pod(name)
+	c := r.create(p, image)
+	r.must(r.StartContainer(r.ctx(), p, c))
+	return p, c
+}
+
+// wantState checks what there is of a container.
+func (r *rig) wantState(p *sandbox.Pod, c *sandbox.Container, want sandbox.State) sandbox.Status {
+	r.Helper()
+	s, err := r.Status(r.ctx(), p, c)
+	r.must(err)
+	if s.State != want {
+		r.Fatalf("container of %s is %+v, want state %d", p.Config.Metadata.Name, s, want)
+	}
+	return s
+}
+
+// waitEnd waits for the event of a container's end.
+func (r *rig) waitEnd(c *sandbox.Container) sandbox.Status {
+	r.Helper()
+	timeout := time.After(20 * time.Second)
+	for {
+		select {
+		case e := <-r.events:
+			if e.ContainerID == c.ID {
+				return e.Status
+			}
+		case <-timeout:
+			r.Fatal("the end of the container is not reported")
+		}
+	}
+}
+
+// eventually waits until something is so.
+func (r *rig) eventually(what string, is func() bool) {
+	r.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for timeout := time.After(20 * time.Second); !is(); {
+		select {
+		case <-tick.C:
+		case <-timeout:
+			r.Fatalf("%s: not in 20 s", what)
+		}
+	}
+}
+
+// log is what the container's log has.
+func (r *rig) log(p *sandbox.Pod) string {
+	raw, err := os.ReadFile(filepath.Join(p.Config.LogDirectory, "c.log"))
+	r.must(err)
+	return string(raw)
+}

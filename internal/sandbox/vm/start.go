@@ -1,0 +1,205 @@
+package vm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/guard"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/stream"
+	"github.com/tripod-run/tripod/internal/vm/agent"
+	"github.com/tripod-run/tripod/internal/vm/console"
+	"github.com/tripod-run/tripod/internal/vm/machine"
+	"github.com/tripod-run/tripod/internal/vm/rootdisk"
+)
+
+var (
+	fpOpened  = failpoint.New("vm.start-container.opened")
+	fpIntent  = failpoint.New("vm.start-container.intent")
+	fpBooted  = failpoint.New("vm.start-container.booted")
+	fpStarted = failpoint.New("vm.start-container.started")
+)
+
+// cleanupTime bounds the undoing of a start whose caller may have gone away already.
+const cleanupTime = 30 * time.Second
+
+// StartContainer implements sandbox.Backend. It returns when the machine's CPUs run; where the pod's annotation says so, when the
+// guest's agent answers.
+func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
+	h, err := b.lookup(c.ID)
+	if errdefs.IsNotFound(err) {
+		return fmt.Errorf("container %s is not created: %w", c.ID, errdefs.ErrFailedPrecondition)
+	}
+	if err != nil {
+		return err
+	}
+	if _, l := h.snapshot(); l != nil {
+		return nil // it runs
+	}
+	if err := b.prepare(ctx, h, c); err != nil {
+		return b.refuseStart(ctx, h, err)
+	}
+	l, err := b.openLife(p, c, h)
+	if err != nil {
+		return b.refuseStart(ctx, h, err)
+	}
+	if err := b.run(ctx, h, l); err != nil {
+		return b.failStart(ctx, h, l, err)
+	}
+	return fpStarted.Hit(ctx)
+}
+
+// prepare makes sure that what the machine stands on is there.
+func (b *Backend) prepare(ctx context.Context, h *handle, c *sandbox.Container) error {
+	s, _ := h.snapshot()
+	files, err := b.cfg.Images.OpenDisk(ctx, h.id, s.Image)
+	if err != nil {
+		return fmt.Errorf("image of the machine: %w", err)
+	}
+	files.Close()
+	if s.RootID != "" {
+		if err := rootdisk.Check(s.Definition.Disks[0].Path, s.RootID); err != nil {
+			return err
+		}
+	}
+	if err := b.makeCgroup(s.Definition.Cgroup); err != nil {
+		return err
+	}
+	if err := b.limit(s.Definition.Cgroup, s.Definition.Memory, c.Config.GetLinux().GetResources()); err != nil {
+		return fmt.Errorf("limit the machine: %w", err)
+	}
+	return fpOpened.Hit(ctx)
+}
+
+// openLife joins the machine's console with the pod's log.
+func (b *Backend) openLife(p *sandbox.Pod, c *sandbox.Container, h *handle) (*life, error) {
+	s, _ := h.snapshot()
+	terminal, err := console.Open(console.Config{
+		SerialLog: s.Definition.SerialLog, Input: b.cfg.socket(c.ID, machine.SerialInput), StateFile: b.cfg.consoleFile(c.ID),
+		OpenLog:    func() (*os.File, error) { return stream.OpenLogFile(p.Config.GetLogDirectory(), c.Config.GetLogPath()) },
+		LogSizeMax: b.cfg.LogSizeMax,
+		Logger:     b.log.With("container", c.ID),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("the machine's console: %w", err)
+	}
+	qga := agent.OpenQGA(b.cfg.socket(c.ID, machine.QGASocket))
+	return &life{pod: p, container: c, console: terminal, qga: qga, ended: make(chan struct{})}, nil
+}
+
+// run boots the machine.
+func (b *Backend) run(ctx context.Context, h *handle, l *life) error {
+	s, _ := h.snapshot()
+	if why := b.shortage(l.pod, s.Definition.Memory); why != "" {
+		b.log.Warn("a machine may be killed for want of memory", "container", h.id, "reason", why)
+	}
+	l.oomKills = oomKills(s.Definition.Cgroup)
+	if err := b.begin(h, l); err != nil {
+		return err
+	}
+	if err := fpIntent.Hit(ctx); err != nil {
+		return err
+	}
+	if err := b.cfg.Driver.Start(ctx, h.id); err != nil {
+		return err
+	}
+	if err := fpBooted.Hit(ctx); err != nil {
+		return err
+	}
+	now, err := b.cfg.Driver.State(ctx, h.id)
+	if err != nil {
+		return err
+	}
+	wait, err := b.booted(h, l, now)
+	if err != nil || !wait {
+		return err
+	}
+	return b.awaitAgent(ctx, h, l)
+}
+
+// begin records that the driver is about to be told: from now on the machine may run.
+func (b *Backend) begin(h *handle, l *life) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	next := h.state
+	next.Former = h.state.StartedAt
+	next.Phase, next.StartedAt, next.FinishedAt = phaseStarted, time.Now(), time.Time{}
+	next.ExitCode, next.Reason, next.Message = 0, "", ""
+	next.NoBoot, next.Silent, next.SerialBefore = "", false, sizeOf(next.Definition.SerialLog)
+	if err := b.cfg.writeState(next); err != nil {
+		return noRoom(fmt.Errorf("container %s: %w", h.id, err))
+	}
+	h.state, h.life = next, l
+	return nil
+}
+
+// booted takes over what the driver says of a machine that runs, and calls its agent. It tells whether that is waited for.
+func (b *Backend) booted(h *handle, l *life, now machine.State) (wait bool, err error) {
+	l.agent.Store(agent.Open(b.cfg.socket(h.id, machine.AgentSocket), b.log.With("container", h.id)))
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.life != l || now.Phase != machine.Running {
+		return false, nil // it has ended meanwhile
+	}
+	h.state.Pid, h.state.StartedAt = now.Pid, now.StartedAt
+	b.tasks.Go(guard.Func(b.log, "boot of a machine", func() { b.watchBoot(h, l, now.StartedAt) }))
+	return h.state.WaitForAgent, noRoom(b.cfg.writeState(h.state))
+}
+
+// awaitAgent waits for the guest's agent, or the machine's end.
+func (b *Backend) awaitAgent(ctx context.Context, h *handle, l *life) error {
+	waiting, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-l.ended:
+			cancel()
+		case <-waiting.Done():
+		}
+	}()
+	err := l.agent.Load().Wait(waiting)
+	if err != nil && waiting.Err() != nil && ctx.Err() == nil {
+		s, _ := h.snapshot()
+		return fmt.Errorf("the machine ended before its agent answered: %s %s: %w", s.Reason, s.Message, errdefs.ErrFailedPrecondition)
+	}
+	if err != nil {
+		return fmt.Errorf("annotation tripod.dev/vm.wait-for-agent: %w", err)
+	}
+	return nil
+}
+
+// refuseStart records a start that failed before the driver was told.
+func (b *Backend) refuseStart(ctx context.Context, h *handle, cause error) error {
+	cause = fmt.Errorf("start container %s: %w", h.id, cause)
+	if ctx.Err() != nil {
+		return cause // nothing was begun
+	}
+	return errors.Join(cause, b.set(h, func(s *state) { s.end(startError(cause)) }))
+}
+
+func startError(cause error) machine.State {
+	now := time.Now()
+	return machine.State{Phase: machine.Ended, Cause: machine.CauseStart, StartedAt: now, FinishedAt: now, Message: cause.Error()}
+}
+
+// failStart ends what came of a start that failed and records that. When its caller went away, the container is as it was
+// created.
+func (b *Backend) failStart(ctx context.Context, h *handle, l *life, cause error) error {
+	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
+	defer cancel()
+	s, _ := h.snapshot()
+	end, cause := b.failedEnd(h.id, l, cause, s.Definition)
+	l.failed.Store(&failedStart{end: end, undone: ctx.Err() != nil})
+	if err := b.cfg.Driver.Destroy(undo, h.id); err != nil {
+		l.failed.Store(nil)
+		return errors.Join(cause, fmt.Errorf("kill what was started: %w", err)) // it runs, as far as anybody knows
+	}
+	b.record(h, l, machine.State{})
+	return cause
+}

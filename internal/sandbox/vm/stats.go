@@ -1,0 +1,164 @@
+package vm
+
+import (
+	"context"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/vm/agent"
+)
+
+// askTime bounds each question to a guest or a hypervisor about its figures: one that hangs holds nobody up for longer.
+const askTime = time.Second
+
+// ContainerStats implements sandbox.StatsProvider. Everything comes from the cgroup, but for what only the guest knows: the
+// memory that it has left. A machine that does not run has a root disk only.
+func (b *Backend) ContainerStats(ctx context.Context, _ *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, error) {
+	result := &runtimeapi.ContainerStats{WritableLayer: b.rootDisk(c.ID)}
+	h, err := b.lookup(c.ID)
+	if errdefs.IsNotFound(err) {
+		return result, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	s, l := h.snapshot()
+	if l == nil {
+		return result, nil
+	}
+	f, err := figuresOf(s.Definition.Cgroup)
+	if errdefs.IsNotFound(err) {
+		return result, nil // it has just ended
+	}
+	if err != nil {
+		return nil, err
+	}
+	result.Cpu, result.Memory, result.Swap, result.Io = b.sampler.CPUUsage(h.id, f), f.MemoryUsage(), f.SwapUsage(), f.IOUsage()
+	if guest := l.guestFigures(ctx); guest != nil {
+		result.Memory.AvailableBytes = &runtimeapi.UInt64Value{Value: guest.MemoryAvailable}
+	}
+	return result, nil
+}
+
+// guestFigures asks the agent, if there is one.
+func (l *life) guestFigures(ctx context.Context) *agent.Stats {
+	a := l.agent.Load()
+	if a == nil || !a.Ready() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	figures, err := a.Stats(ctx)
+	if err != nil {
+		return nil
+	}
+	return &figures
+}
+
+// rootDisk is what the overlay takes on the node's disk; nil when there is none.
+func (b *Backend) rootDisk(id string) *runtimeapi.FilesystemUsage {
+	var st unix.Stat_t
+	if err := unix.Stat(b.cfg.overlayFile(id), &st); err != nil {
+		return nil
+	}
+	return &runtimeapi.FilesystemUsage{
+		Timestamp:  time.Now().UnixNano(),
+		FsId:       &runtimeapi.FilesystemIdentifier{Mountpoint: b.cfg.Root},
+		UsedBytes:  &runtimeapi.UInt64Value{Value: uint64(st.Blocks) * 512},
+		InodesUsed: &runtimeapi.UInt64Value{Value: 1},
+	}
+}
+
+// PodStats implements sandbox.StatsProvider: the pod is its hypervisor process.
+func (b *Backend) PodStats(_ context.Context, p *sandbox.Pod) (*runtimeapi.LinuxPodSandboxStats, error) {
+	result := &runtimeapi.LinuxPodSandboxStats{}
+	at, err := b.sandbox(p.ID)
+	if errdefs.IsNotFound(err) {
+		return result, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	f, err := figuresOf(at.state.Cgroup)
+	if errdefs.IsNotFound(err) {
+		return result, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	result.Cpu, result.Memory, result.Io, result.Process = b.sampler.CPUUsage("pod "+p.ID, f), f.MemoryUsage(), f.IOUsage(), f.ProcessUsage()
+	return result, nil
+}
+
+// Inspect implements sandbox.Inspector, with the one topic "vm".
+func (b *Backend) Inspect(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (map[string]any, error) {
+	v := map[string]any{"sandboxID": p.ID, "driver": b.cfg.Driver.Name(), "runDir": b.cfg.podDir(p.ID)}
+	if at, err := b.sandbox(p.ID); err == nil {
+		v["user"], v["cgroup"], v["warnings"] = at.state.UID, at.state.Cgroup, at.state.Warnings
+	}
+	if interfaces, err := b.cfg.Network.Read(b.cfg.tapsFile(p.ID)); err == nil {
+		v["interfaces"] = interfaces
+	}
+	if c != nil {
+		if err := b.inspectContainer(ctx, p, c.ID, v); err != nil {
+			return nil, err
+		}
+	}
+	return v, nil
+}
+
+func (b *Backend) inspectContainer(ctx context.Context, p *sandbox.Pod, id string, v map[string]any) error {
+	h, err := b.lookup(id)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	s, l := h.snapshot()
+	v["pid"], v["phase"], v["layout"], v["definition"], v["stateDir"] = s.status().Pid, s.Phase, s.Layout, s.Definition, b.cfg.diskDir(id)
+	if len(s.Warnings) > 0 {
+		v["cloudInitWarnings"] = s.Warnings
+	}
+	if why := b.shortage(p, s.Definition.Memory); why != "" {
+		v["memoryWarning"] = why
+	}
+	if l == nil {
+		return nil
+	}
+	if b.cfg.Accel != nil {
+		asking, cancel := context.WithTimeout(ctx, askTime)
+		defer cancel()
+		if accel, why, err := b.cfg.Accel(asking); err == nil {
+			v["accel"] = map[string]string{"name": accel, "why": why}
+		}
+	}
+	v["agent"] = l.inspectAgent(ctx)
+	asking, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	if figures, err := b.cfg.Driver.Stats(asking, id); err == nil {
+		v["figures"] = figures
+	} else {
+		v["figures"] = err.Error()
+	}
+	return nil
+}
+
+// inspectAgent tells whether the guest's agent is there, and what it says of the guest.
+func (l *life) inspectAgent(ctx context.Context) map[string]any {
+	a := l.agent.Load()
+	if a == nil || !a.Ready() {
+		return map[string]any{"ready": false}
+	}
+	v := map[string]any{"ready": true}
+	asking, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	if info, err := a.Info(asking); err == nil {
+		v["info"] = info
+	}
+	return v
+}

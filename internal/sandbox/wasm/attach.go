@@ -1,0 +1,80 @@
+package wasm
+
+import (
+	"context"
+	"net"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/stream"
+	"github.com/tripod-run/tripod/internal/wasm/control"
+)
+
+// Attach implements sandbox.Attacher. After it has returned a read of req.Stdin may still be under way.
+func (b *Backend) Attach(ctx context.Context, _ *sandbox.Pod, c *sandbox.Container, req sandbox.AttachRequest) error {
+	_, l, err := b.running(c.ID)
+	if err != nil {
+		return err
+	}
+	io := control.AttachIO{Stdout: req.Stdout, Stderr: req.Stderr}
+	if c.Config.GetStdin() {
+		io.Stdin = req.Stdin
+	}
+	return gone(l.worker.conn().Attach(ctx, c.ID, io), c.ID)
+}
+
+// ReopenLog implements sandbox.LogReopener.
+func (b *Backend) ReopenLog(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
+	_, l, err := b.running(c.ID)
+	if err != nil {
+		return err
+	}
+	file, err := stream.OpenLogFile(p.Config.GetLogDirectory(), c.Config.GetLogPath())
+	if err != nil || file == nil {
+		return err
+	}
+	defer file.Close()
+	return gone(l.worker.conn().ReopenLog(ctx, c.ID, file), c.ID)
+}
+
+// gone turns a worker's not knowing a container into what that means: it has ended.
+func gone(err error, id string) error {
+	if errdefs.IsNotFound(err) {
+		return &notRunning{id}
+	}
+	return err
+}
+
+type notRunning struct{ id string }
+
+func (e *notRunning) Error() string { return "container " + e.id + " has ended" }
+func (e *notRunning) Unwrap() error { return errdefs.ErrFailedPrecondition }
+
+// UpdateContainer implements sandbox.Updater. What a container that does not run will have is in its configuration.
+func (b *Backend) UpdateContainer(ctx context.Context, _ *sandbox.Pod, c *sandbox.Container) error {
+	h, err := b.lookup(c.ID)
+	if err != nil {
+		return err
+	}
+	if _, l := h.snapshot(); l != nil {
+		if err := b.updateOwn(l.worker, c); err != nil {
+			return err
+		}
+		resources := resourcesOf(c.Config.GetLinux().GetResources())
+		if err := gone(l.worker.conn().Update(ctx, control.Update{ID: c.ID, Resources: &resources}), c.ID); err != nil {
+			return err
+		}
+	}
+	return fpUpdated.Hit(ctx)
+}
+
+// DialData connects to the data socket of a running container's worker: cleartext HTTP/2, on which the header
+// control.HeaderContainer says which container a request is for. For the node's router.
+func (b *Backend) DialData(ctx context.Context, containerID string) (net.Conn, error) {
+	_, l, err := b.running(containerID)
+	if err != nil {
+		return nil, err
+	}
+	return l.worker.dial(ctx, dataSocket)
+}

@@ -1,0 +1,371 @@
+package wasm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/connlimit"
+	"github.com/tripod-run/tripod/internal/guard"
+	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/stats"
+	"github.com/tripod-run/tripod/internal/wasm/artifact"
+	"github.com/tripod-run/tripod/internal/wasm/control"
+)
+
+// Config says where the backend keeps things and how it runs components.
+type Config struct {
+	// Root holds compiled code and the node's certificate authority and must survive a reboot; RunDir holds what must
+	// not (the pods' files, the workers' sockets).
+	Root, RunDir string
+	// Program is the path of tripod-wasm.
+	Program string
+	// Workers says which pods share a worker process; WorkerPerNode by default.
+	Workers WorkerMode
+	// UID and GID are what workers and compilers run as.
+	UID, GID int
+	// CgroupDriver is "cgroupfs" or "systemd"; CgroupParent is where workers of many pods are, and those of pods that name
+	// no parent: a path (cgroupfs) or the name of a slice (systemd).
+	CgroupDriver, CgroupParent string
+	// LabelPrefix begins the labels that name a component and the annotations that say how it is served.
+	LabelPrefix string
+	// LogSizeMax is how large the log file of a container may get, in bytes; 0 is no bound.
+	LogSizeMax int64
+	// Instances is how many instances of guests may live at a time in one worker, MaxMemory the most bytes that a linear
+	// memory can have; 0: the worker's defaults.
+	Instances int
+	MaxMemory uint64
+	// Connections bounds those of each pod.
+	Connections connlimit.Config
+	// Holdings bound what the guests of one pod hold of their worker; Concurrency is the most that a pod's annotation may ask
+	// for. 0: no bound.
+	Holdings    control.Holdings
+	Concurrency int
+	// CompileTimeout and CompileMemory (bytes) bound the compilation of one component.
+	CompileTimeout time.Duration
+	CompileMemory  int64
+	// LogLevel is the workers', as slog spells it.
+	LogLevel string
+	// Images gives components, Network sockets.
+	Images  ImageStore
+	Network Network
+	// Spans takes the spans of the workers' requests (a serialized OTLP ExportTraceServiceRequest); nil: none are made.
+	Spans func(otlp []byte)
+	// Logger takes what nobody is there to be told of; nil discards it.
+	Logger *slog.Logger
+}
+
+// ImageStore is what the backend needs of the image service; Images makes one of an *image.Store.
+type ImageStore interface {
+	artifact.Blobs
+	// Component finds the component of an image by the image's ID.
+	Component(ctx context.Context, imageID string) (*artifact.Artifact, error)
+	// Get finds an image by ID or reference.
+	Get(ctx context.Context, refOrID string) (image.Image, error)
+	// List lists all images.
+	List(ctx context.Context) ([]image.Image, error)
+	// Hold keeps the blobs of an image whatever becomes of it, until Unhold of the same key; Holds lists the keys, those
+	// of others included.
+	Hold(ctx context.Context, key, imageID string) error
+	Unhold(ctx context.Context, key string) error
+	Holds(ctx context.Context) ([]string, error)
+}
+
+// Images is the node's image store as the backend needs it.
+func Images(store *image.Store) ImageStore { return images{store} }
+
+type images struct{ *image.Store }
+
+func (i images) Component(ctx context.Context, imageID string) (*artifact.Artifact, error) {
+	return artifact.Open(ctx, i.Store, imageID)
+}
+
+// Network opens sockets in the pods' network namespaces; *network.Manager is one. An empty netns is the node's.
+type Network interface {
+	Listen(ctx context.Context, netns, network, addr string) (*os.File, error)
+}
+
+// Backend is the sandbox.Backend of component pods. Made by New.
+type Backend struct {
+	cfg      Config
+	log      *slog.Logger
+	cache    *cache
+	keeper   *keeper
+	catalog  *catalog
+	tls      *authority
+	watcher  *certWatcher
+	sampler  *stats.Sampler
+	figures  figures
+	sweeping sync.WaitGroup
+	stop     context.CancelFunc
+
+	mu         sync.Mutex
+	sink       sandbox.Sink
+	sandboxes  map[string]podState
+	containers map[string]*handle
+}
+
+var (
+	_ sandbox.Backend       = (*Backend)(nil)
+	_ sandbox.Attacher      = (*Backend)(nil)
+	_ sandbox.Channeler     = (*Backend)(nil)
+	_ sandbox.LogReopener   = (*Backend)(nil)
+	_ sandbox.Updater       = (*Backend)(nil)
+	_ sandbox.StatsProvider = (*Backend)(nil)
+	_ sandbox.Inspector     = (*Backend)(nil)
+)
+
+// ProgramName is the name of the workers' program.
+const ProgramName = "tripod-wasm"
+
+// FindProgram looks for tripod-wasm beside the executable of this process and then in PATH: errdefs.ErrNotFound.
+func FindProgram() (string, error) {
+	if self, err := os.Executable(); err == nil {
+		beside := filepath.Join(filepath.Dir(self), ProgramName)
+		if _, err := exec.LookPath(beside); err == nil {
+			return beside, nil
+		}
+	}
+	found, err := exec.LookPath(ProgramName)
+	if err != nil {
+		return "", fmt.Errorf("%s, the program of the workers that run components, is neither beside this program nor in PATH: %w", ProgramName, errdefs.ErrNotFound)
+	}
+	return filepath.Abs(found)
+}
+
+// New makes the directories and looks whether the program is there. Workers are started when pods need them.
+func New(cfg Config) (*Backend, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	for _, dir := range []string{cfg.Root, cfg.RunDir, cfg.podsDir(), cfg.workersDir()} {
+		if err := os.MkdirAll(dir, 0o700); err != nil && !readOnly(err) {
+			return nil, fmt.Errorf("wasm backend: %w", err)
+		}
+	}
+	watcher, err := newCertWatcher(cfg.Logger)
+	if err != nil {
+		return nil, fmt.Errorf("wasm backend: %w", err)
+	}
+	keeper, err := newKeeper(cfg)
+	if err != nil {
+		watcher.close()
+		return nil, fmt.Errorf("wasm backend: %w", err)
+	}
+	compiler := newCompiler(cfg)
+	b := &Backend{
+		cfg: cfg, log: cfg.Logger, cache: newCache(cfg, compiler), keeper: keeper, catalog: newCatalog(cfg.Images),
+		tls: newAuthority(cfg.Root), watcher: watcher, sampler: stats.NewSampler(8192),
+		sink: func(sandbox.Event) {}, sandboxes: map[string]podState{}, containers: map[string]*handle{},
+	}
+	b.keeper.exited, b.keeper.died, b.keeper.adopt, b.keeper.wanted = b.podExited, b.workerDied, b.resync, b.hasPods
+	b.watcher.changed = b.certificateChanged
+	ctx, stop := context.WithCancel(context.Background())
+	b.stop = stop
+	b.sweeping.Go(guard.Loop(b.log, "wasm upkeep", func() { b.tend(ctx) }))
+	return b, nil
+}
+
+// Close ends what New began. Pods go on running in their workers; workers without pods are ended.
+func (b *Backend) Close() error {
+	b.stop()
+	b.sweeping.Wait()
+	b.watcher.close()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*endTime)
+	defer cancel()
+	return b.keeper.close(ctx, b.busy)
+}
+
+func (c Config) withDefaults() Config {
+	if c.Workers == "" {
+		c.Workers = WorkerPerNode
+	}
+	if c.CgroupDriver == "" {
+		c.CgroupDriver = cgroup.DriverCgroupfs
+	}
+	if c.CgroupParent == "" {
+		c.CgroupParent = "/tripod"
+		if c.CgroupDriver == cgroup.DriverSystemd {
+			c.CgroupParent = "tripod.slice"
+		}
+	}
+	if c.LabelPrefix == "" {
+		c.LabelPrefix = "vimana.host/"
+	}
+	if c.CompileTimeout == 0 {
+		c.CompileTimeout = 2 * time.Minute
+	}
+	if c.CompileMemory == 0 {
+		c.CompileMemory = 2 << 30
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+func (c Config) check() error {
+	for name, path := range map[string]string{"Root": c.Root, "RunDir": c.RunDir, "Program": c.Program} {
+		if !filepath.IsAbs(path) || filepath.Clean(path) != path {
+			return fmt.Errorf("wasm backend: %s %q is not an absolute, clean path: %w", name, path, errdefs.ErrInvalidArgument)
+		}
+	}
+	switch c.Workers {
+	case WorkerPerNode, WorkerPerNamespace, WorkerPerPod:
+	default:
+		return fmt.Errorf("wasm backend: %q is none of node, namespace, pod: %w", c.Workers, errdefs.ErrInvalidArgument)
+	}
+	if _, err := exec.LookPath(c.Program); err != nil {
+		return fmt.Errorf("wasm backend: %w: %w", err, errdefs.ErrUnavailable)
+	}
+	if c.Images == nil || c.Network == nil {
+		return fmt.Errorf("wasm backend: Images or Network is missing: %w", errdefs.ErrInvalidArgument)
+	}
+	return nil
+}
+
+// Capabilities implements sandbox.Backend.
+func (b *Backend) Capabilities() sandbox.Capabilities {
+	return sandbox.Capabilities{MaxContainers: 1, Components: true, HostNetwork: true}
+}
+
+// CreateSandbox implements sandbox.Backend. The worker that the pod will need is started meanwhile.
+func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
+	s := podState{Version: stateVersion, ID: p.ID, Scope: b.keeper.scopeOf(p)}
+	if err := os.MkdirAll(b.cfg.podDir(p.ID), 0o700); err != nil {
+		return noRoom(fmt.Errorf("wasm pod: %w", err))
+	}
+	if err := b.setPod(s); err != nil {
+		return err
+	}
+	if !isOwn(s.Scope) && b.keeper.current(s.Scope) == nil {
+		b.keeper.startAhead(s.Scope)
+	}
+	return fpSandboxMade.Hit(ctx)
+}
+
+// setPod writes what is to be known of a sandbox.
+func (b *Backend) setPod(s podState) error {
+	if err := writeJSON(b.cfg.podFile(s.ID), s); err != nil {
+		return noRoom(fmt.Errorf("wasm pod: %w", err))
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.sandboxes[s.ID] = s
+	return nil
+}
+
+// scopeOf is the scope in which a pod's container starts: its own, once it was set apart (setApart).
+func (b *Backend) scopeOf(p *sandbox.Pod) string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if scope := b.sandboxes[p.ID].Scope; isOwn(scope) {
+		return scope
+	}
+	return b.keeper.scopeOf(p)
+}
+
+// setApart gives a pod a worker for itself, whatever the configuration says, for as long as there is the sandbox.
+func (b *Backend) setApart(p *sandbox.Pod, why string) error {
+	b.log.Info("a pod gets a worker for itself", "pod", p.ID, "why", why)
+	return b.setPod(podState{Version: stateVersion, ID: p.ID, Scope: ownScope(p.ID), Apart: why})
+}
+
+// StopSandbox implements sandbox.Backend. Without its container a sandbox has nothing that lives but the worker that it
+// may have for itself, in the cgroup that a kubelet is about to remove.
+func (b *Backend) StopSandbox(ctx context.Context, p *sandbox.Pod) error {
+	if scope := b.scopeOf(p); isOwn(scope) {
+		return b.endWorkers(ctx, scope)
+	}
+	return nil
+}
+
+// endWorkers ends the workers of a scope.
+func (b *Backend) endWorkers(ctx context.Context, scope string) error {
+	var errs []error
+	for _, w := range b.keeper.all() {
+		if w.scope == scope && (isOwn(scope) || !b.busy(w)) {
+			errs = append(errs, w.end(ctx))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// RemoveSandbox implements sandbox.Backend.
+func (b *Backend) RemoveSandbox(ctx context.Context, p *sandbox.Pod) error {
+	return b.removeSandbox(ctx, p.ID)
+}
+
+func (b *Backend) removeSandbox(ctx context.Context, id string) error {
+	if err := b.removeContainer(ctx, id); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(b.cfg.podDir(id)); err != nil {
+		return fmt.Errorf("wasm pod: %w", err)
+	}
+	if err := fpSandboxRemoved.Hit(ctx); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	scope := b.sandboxes[id].Scope
+	delete(b.sandboxes, id)
+	b.mu.Unlock()
+	b.sampler.Forget(id)
+	b.sampler.Forget("pod " + id)
+	return b.endIdle(ctx, scope)
+}
+
+// endIdle ends the workers of a scope that has no pods any more. The node's own stays for the next pod.
+func (b *Backend) endIdle(ctx context.Context, scope string) error {
+	if scope == "" || b.hasPods(scope) {
+		return nil
+	}
+	if scope == scopeNode && b.cfg.Workers == WorkerPerNode {
+		return b.keeper.endRetired(ctx)
+	}
+	return b.endWorkers(ctx, scope)
+}
+
+// hasPods tells whether a scope has pods.
+func (b *Backend) hasPods(scope string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, s := range b.sandboxes {
+		if s.Scope == scope {
+			return true
+		}
+	}
+	return false
+}
+
+// busy tells whether a worker must outlive us: its scope has pods, or it runs one of another scope, from before the
+// configuration was changed.
+func (b *Backend) busy(w *worker) bool {
+	if b.hasPods(w.scope) {
+		return true
+	}
+	return slices.ContainsFunc(b.handles(), func(h *handle) bool {
+		_, l := h.snapshot()
+		return l != nil && l.worker == w
+	})
+}
+
+// report gives an event to the node.
+func (b *Backend) report(e sandbox.Event) {
+	b.mu.Lock()
+	sink := b.sink
+	b.mu.Unlock()
+	sink(e)
+}

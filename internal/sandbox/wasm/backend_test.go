@@ -1,0 +1,306 @@
+package wasm
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
+)
+
+// TestLife: a server is created, started, stopped, started again and removed.
+func TestLife(t *testing.T) {
+	r := newRig(t)
+	p := r.pod("p")
+	c := r.create(p, "world=grpc life")
+	r.wantState(p, c, sandbox.StateCreated)
+	for range 2 {
+		r.must(r.StartContainer(r.ctx(), p, c))
+		if s := r.wantState(p, c, sandbox.StateRunning); s.Pid == 0 || time.Since(s.StartedAt) > time.Minute {
+			t.Errorf("status %+v", s)
+		}
+		if got := r.greeting(); got != "hello" {
+			t.Errorf("the port says %q", got)
+		}
+		r.must(r.StartContainer(r.ctx(), p, c)) // a repeat
+		r.must(r.StopContainer(r.ctx(), p, c, time.Second))
+		if s := r.wantState(p, c, sandbox.StateExited); s.ExitCode != 0 || s.Reason != sandbox.ReasonCompleted || s.FinishedAt.Before(s.StartedAt) {
+			t.Errorf("status %+v", s)
+		}
+		r.must(r.StopContainer(r.ctx(), p, c, 0))
+	}
+	r.must(r.RemoveContainer(r.ctx(), p, c))
+	r.must(r.RemoveContainer(r.ctx(), p, c))
+	r.wantState(p, c, sandbox.StateAbsent)
+	log, err := os.ReadFile(filepath.Join(p.Config.LogDirectory, "c.log"))
+	if err != nil || strings.Count(string(log), "started main.wasm") != 2 {
+		t.Errorf("log %q, %v", log, err)
+	}
+}
+
+// TestCommandEnds: the end of a command is reported, with its code, once.
+func TestCommandEnds(t *testing.T) {
+	r := newRig(t)
+	p, c := r.run("p", "world=command after=10ms code=7")
+	s := r.waitEnd(c)
+	if s.State != sandbox.StateExited || s.ExitCode != 7 || s.Reason != sandbox.ReasonError {
+		t.Errorf("end %+v", s)
+	}
+	if again := r.wantState(p, c, sandbox.StateExited); again != s {
+		t.Errorf("status %+v", again)
+	}
+	if at := r.ports.where("tcp 80"); at != "" {
+		t.Errorf("a command was given a port: %s", at)
+	}
+	r.must(r.StartContainer(r.ctx(), p, c))
+	if again := r.waitEnd(c); !again.StartedAt.After(s.StartedAt) {
+		t.Errorf("second end %+v", again)
+	}
+	select {
+	case e := <-r.events:
+		t.Errorf("one more event: %+v", e)
+	default:
+	}
+}
+
+// TestStopForces: a stop returns when the container is dead, at the latest after its grace, or a later stop's.
+func TestStopForces(t *testing.T) {
+	r := newRig(t)
+	p, c := r.run("p", "deaf")
+	began := time.Now()
+	r.must(r.StopContainer(r.ctx(), p, c, 100*time.Millisecond))
+	if s := r.status(p, c); s.ExitCode != exitKilled || time.Since(began) < 100*time.Millisecond {
+		t.Errorf("%+v after %s", s, time.Since(began))
+	}
+	r.must(r.StartContainer(r.ctx(), p, c))
+	patient := make(chan error, 1)
+	go func() { patient <- r.StopContainer(r.ctx(), p, c, time.Hour) }()
+	r.must(r.StopContainer(r.ctx(), p, c, 0))
+	r.must(<-patient)
+	r.must(r.StartContainer(r.ctx(), p, c))
+	ctx, cancel := context.WithTimeout(r.ctx(), 50*time.Millisecond)
+	defer cancel()
+	if err := r.StopContainer(ctx, p, c, time.Hour); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a stop whose caller goes away: %v", err)
+	}
+	r.wantState(p, c, sandbox.StateRunning)
+}
+
+// TestFaultI6BadComponents: what is wrong with a component is told when the container is created, and to its author.
+func TestFaultI6BadComponents(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.CompileTimeout = 2 * time.Second })
+	for words, want := range map[string]struct {
+		is  func(error) bool
+		say string
+	}{
+		"invalid":  {errdefs.IsInvalidArgument, `unknown import "example:none/thing"`},
+		"limit":    {errdefs.IsInvalidArgument, "within the limits of this node: more than 2 GiB"},
+		"slow":     {errdefs.IsInvalidArgument, "wasm.compile_timeout"},
+		"mismatch": {errdefs.IsInvalidArgument, "function greet: result: string, not u32"},
+		"crash":    {func(err error) bool { return !errdefs.IsInvalidArgument(err) }, "the compiler failed"},
+	} {
+		t.Run(words, func(t *testing.T) {
+			p := r.pod(words)
+			c := r.container(p, words)
+			_, err := r.CreateContainer(r.ctx(), p, c)
+			if err == nil || !want.is(err) || !strings.Contains(err.Error(), want.say) {
+				t.Errorf("created: %v", err)
+			}
+			r.wantState(p, c, sandbox.StateAbsent)
+		})
+	}
+}
+
+// TestFaultI8ManyWantOneComponent: many containers of one cold image share one compilation.
+func TestFaultI8ManyWantOneComponent(t *testing.T) {
+	r := newRig(t)
+	done := make(chan error, 20)
+	for i := range cap(done) {
+		p := r.pod("p" + string(rune('a'+i)))
+		c := r.container(p, "many")
+		go func() {
+			_, err := r.CreateContainer(r.ctx(), p, c)
+			done <- err
+		}()
+	}
+	for range cap(done) {
+		r.must(<-done)
+	}
+	r.shelf.mu.Lock()
+	defer r.shelf.mu.Unlock()
+	if r.shelf.opened > 2 { // to look for descriptors, and to compile
+		t.Errorf("the binary was opened %d times", r.shelf.opened)
+	}
+}
+
+// TestFaultI7TamperedCode: code that is not what was written, or is of another engine, is compiled again and never loaded.
+func TestFaultI7TamperedCode(t *testing.T) {
+	r := newRig(t)
+	p, c := r.run("p", "world=grpc tampered")
+	a := r.shelf.images[c.ImageID].artifact
+	engine, err := r.cache.compiler.engine()
+	r.must(err)
+	code, entry := r.cache.file(a.Wasm.Digest.String(), engine, ".code"), r.cache.file(a.Wasm.Digest.String(), engine, ".json")
+	good, err := os.ReadFile(code)
+	r.must(err)
+	for name, spoil := range map[string]func() error{
+		"changed":  func() error { return os.WriteFile(code, bytes.Replace(good, []byte("grpc"), []byte("evil"), 1), 0o600) },
+		"cut off":  func() error { return os.Truncate(code, int64(len(good)/2)) },
+		"empty":    func() error { return os.Truncate(code, 0) },
+		"a link":   func() error { return errors.Join(os.Remove(code), os.Symlink("/etc/passwd", code)) },
+		"gone":     func() error { return os.Remove(code) },
+		"no entry": func() error { return os.Remove(entry) },
+		"entry of other": func() error {
+			return os.WriteFile(entry, []byte(`{"version":1,"digest":"sha256:0","engine":"x"}`), 0o600)
+		},
+		"entry is junk": func() error { return os.WriteFile(entry, []byte(`{`), 0o600) },
+		// What fits its entry and is of another engine all the same is refused by the worker.
+		"other engine": func() error {
+			file, err := memoryFile("x")
+			if err != nil {
+				return err
+			}
+			defer file.Close()
+			_, err = file.WriteString("code of fake engine 0\nworld=grpc evil")
+			return errors.Join(err, r.cache.store(a.Wasm.Digest.String(), engine, file))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r.must(r.StopContainer(r.ctx(), p, c, 0))
+			for _, w := range r.keeper.all() {
+				r.must(w.conn().Unload(r.ctx(), codeName(a, "")))
+				w.forgetCode(codeName(a, ""))
+			}
+			r.must(spoil())
+			r.must(r.StartContainer(r.ctx(), p, c))
+			now, err := os.ReadFile(code)
+			if err != nil || !bytes.Equal(now, good) {
+				t.Errorf("the cache has %q, %v", now, err)
+			}
+			r.wantState(p, c, sandbox.StateRunning)
+		})
+	}
+}
+
+// TestFaultN5FullDisk: without room, or rights, to keep code, components run all the same.
+func TestFaultN5FullDisk(t *testing.T) {
+	r := newRig(t)
+	if err := os.RemoveAll(r.config.cacheDir()); err != nil {
+		t.Fatal(err)
+	}
+	r.must(os.MkdirAll(r.config.cacheDir(), 0o700))
+	r.must(unix.Mount("tmpfs", r.config.cacheDir(), "tmpfs", 0, "size=4k,nr_inodes=2"))
+	defer unix.Unmount(r.config.cacheDir(), unix.MNT_DETACH)
+	p, c := r.run("full", "world=grpc full "+strings.Repeat("x", 8<<10))
+	r.wantState(p, c, sandbox.StateRunning)
+	r.must(unix.Mount("", r.config.cacheDir(), "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	p, c = r.run("read-only", "world=grpc read-only")
+	r.wantState(p, c, sandbox.StateRunning)
+	r.must(r.StopContainer(r.ctx(), p, c, 0))
+	r.must(r.StartContainer(r.ctx(), p, c))
+}
+
+// TestImageGone: a container starts again without its image, also when its code is lost; both are let go of when the
+// container is gone, too.
+func TestImageGone(t *testing.T) {
+	r := newRig(t)
+	p, c := r.run("p", "world=grpc gone")
+	digest := r.shelf.images[c.ImageID].artifact.Wasm.Digest.String()
+	r.shelf.remove(c.ImageID)
+	r.must(r.sweep(r.ctx(), time.Now()))
+	r.must(r.StopContainer(r.ctx(), p, c, 0))
+	r.must(r.StartContainer(r.ctx(), p, c))
+	r.must(r.StopContainer(r.ctx(), p, c, 0))
+	r.must(os.RemoveAll(r.config.cacheDir()))
+	r.must(r.keeper.current("node").end(r.ctx()))
+	r.abandon()
+	r.must(r.sweep(r.ctx(), time.Now()))
+	r.must(r.StartContainer(r.ctx(), p, c))
+	r.must(r.RemoveSandbox(r.ctx(), p))
+	delete(r.known, p.ID)
+	r.must(r.sweep(r.ctx(), time.Time{})) // it has just been used
+	if held, _ := r.shelf.Holds(r.ctx()); len(held) != 1 {
+		t.Errorf("held: %v", held)
+	}
+	r.must(r.sweep(r.ctx(), time.Now()))
+	if held, _ := r.shelf.Holds(r.ctx()); len(held) != 0 {
+		t.Errorf("still held: %v", held)
+	}
+	if _, err := os.Stat(r.cache.entryDir(digest)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the code of an image that is gone: %v", err)
+	}
+}
+
+// TestStartFails: what keeps a container from starting is its end, with the reason; a port that is taken is named.
+func TestStartFails(t *testing.T) {
+	r := newRig(t)
+	p := r.pod("p")
+	c := r.create(p, "world=grpc")
+	r.ports.fail = unix.EADDRINUSE
+	err := r.StartContainer(r.ctx(), p, c)
+	if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "vimana.host/port") {
+		t.Errorf("started: %v", err)
+	}
+	if s := r.wantState(p, c, sandbox.StateExited); s.Reason != sandbox.ReasonStartError || s.ExitCode != sandbox.ExitStartError || s.Message == "" {
+		t.Errorf("status %+v", s)
+	}
+	r.ports.fail = nil
+	r.must(r.StartContainer(r.ctx(), p, c))
+	gone := &sandbox.Container{ID: hashOf("nothing"), Config: &runtimeapi.ContainerConfig{}}
+	if err := r.StartContainer(r.ctx(), p, gone); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("start of nothing: %v", err)
+	}
+}
+
+// TestAttachLogsUpdateStats: the optional interfaces reach the worker.
+func TestAttachLogsUpdateStats(t *testing.T) {
+	r := newRig(t)
+	p, c := r.run("p", "world=grpc")
+	c.Config.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 4 << 20, CpuQuota: 5000}
+	r.must(r.UpdateContainer(r.ctx(), p, c))
+	s, err := r.ContainerStats(r.ctx(), p, c)
+	if err != nil || s.GetMemory().GetWorkingSetBytes().GetValue() != 1<<20+shareOfWorker || s.GetCpu().GetUsageCoreNanoSeconds().GetValue() != 5 {
+		t.Errorf("stats %v, %v", s, err)
+	}
+	if s, err := r.PodStats(r.ctx(), p); err != nil || s.GetMemory().GetWorkingSetBytes().GetValue() != 1<<20+shareOfWorker {
+		t.Errorf("stats of the pod %v, %v", s, err)
+	}
+	info, err := r.Inspect(r.ctx(), p, c)
+	if err != nil || info["worker"] != "node.1" || info["component"] != "registry.example:greeter@1.2.0" {
+		t.Errorf("info %v, %v", info, err)
+	}
+	if m := r.Metrics(r.ctx()); len(m) != 1 || m[0].Component != "registry.example:greeter@1.2.0" || m[0].Stats.MemoryBytes != 1<<20 {
+		t.Errorf("metrics %+v", m)
+	}
+	log := filepath.Join(p.Config.LogDirectory, "c.log")
+	r.must(os.Rename(log, log+".1"))
+	r.must(r.ReopenLog(r.ctx(), p, c))
+	if text, err := os.ReadFile(log); err != nil || !strings.Contains(string(text), "reopened") {
+		t.Errorf("log %q, %v", text, err)
+	}
+	out, attached := &tail{limit: 100}, make(chan error, 1)
+	go func() { attached <- r.Attach(r.ctx(), p, c, sandbox.AttachRequest{Stdout: out}) }()
+	r.eventually("the attached client sees output", func() bool { return string(out.bytes()) == "attached\n" })
+	r.must(r.StopContainer(r.ctx(), p, c, 0))
+	r.must(<-attached)
+	for what, err := range map[string]error{
+		"attach": r.Attach(r.ctx(), p, c, sandbox.AttachRequest{}), "reopen": r.ReopenLog(r.ctx(), p, c),
+	} {
+		if !errdefs.IsFailedPrecondition(err) {
+			t.Errorf("%s without a run: %v", what, err)
+		}
+	}
+	r.must(r.UpdateContainer(r.ctx(), p, c))
+	if s, err := r.ContainerStats(r.ctx(), p, c); err != nil || s.Cpu != nil {
+		t.Errorf("stats without a run %v, %v", s, err)
+	}
+}

@@ -1,0 +1,55 @@
+package wasm
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/wasm/control"
+)
+
+// Channels implements sandbox.Channeler. The group is the worker: it delivers by itself among its pods.
+func (b *Backend) Channels(ctx context.Context, _ *sandbox.Pod, c *sandbox.Container) (net.Conn, string, error) {
+	_, l, err := b.running(c.ID)
+	if err != nil {
+		return nil, "", err
+	}
+	conn, err := l.worker.conn().Channels(ctx, c.ID)
+	if err != nil {
+		return nil, "", gone(err, c.ID)
+	}
+	return conn, l.worker.name, nil
+}
+
+// isModule tells whether a container is a module of the edge front door, which alone may set such annotations.
+func isModule(config *runtimeapi.ContainerConfig) bool {
+	for name := range config.GetAnnotations() {
+		if strings.HasPrefix(name, sandbox.AnnotationEdge) {
+			return true
+		}
+	}
+	return false
+}
+
+// checkModule refuses a module that is a server: it would open the ports of the node's own network.
+func checkModule(config *runtimeapi.ContainerConfig, world string) error {
+	if world == control.WorldCommand || !isModule(config) {
+		return nil
+	}
+	return fmt.Errorf("the component serves the %s world, and a module must be a command (wasi:cli/run, or _start): run it as a pod: %w", world, errdefs.ErrInvalidArgument)
+}
+
+// channelsOf are the channels of a container as the worker is told of them.
+func channelsOf(config *runtimeapi.ContainerConfig) ([]control.Channel, error) {
+	parsed, err := sandbox.ParseChannels(config.GetAnnotations())
+	channels := make([]control.Channel, 0, len(parsed))
+	for _, c := range parsed {
+		channels = append(channels, control.Channel{Name: c.Name, Topic: c.Topic, Flags: c.Flags})
+	}
+	return channels, err
+}

@@ -1,0 +1,125 @@
+package wasm
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/wasm/artifact"
+	"github.com/tripod-run/tripod/internal/wasm/control"
+)
+
+var (
+	fpPrepared = failpoint.New("wasm.create-container.prepared")
+	fpCreated  = failpoint.New("wasm.create-container.created")
+)
+
+// CreateContainer implements sandbox.Backend: the component is found, held against the pod's labels, compiled and loaded
+// into the worker, which checks that it exports what its descriptors promise. What is wrong with it is found here.
+func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (sandbox.Resolved, error) {
+	comp, err := b.catalog.find(ctx, c.ImageID)
+	if err != nil {
+		return sandbox.Resolved{}, err
+	}
+	name, derived, err := b.nameOf(ctx, p, c, comp.artifact)
+	if err != nil {
+		return sandbox.Resolved{}, err
+	}
+	mounts, err := checkMounts(c.Config)
+	if err != nil {
+		return sandbox.Resolved{}, err
+	}
+	if err := b.prepare(ctx, p, comp); err != nil {
+		return sandbox.Resolved{}, err
+	}
+	if err := fpPrepared.Hit(ctx); err != nil {
+		return sandbox.Resolved{}, err
+	}
+	h := b.keep(&handle{id: c.ID})
+	err = b.set(h, func(s *state) {
+		*s = state{ID: c.ID, Phase: phaseCreated, Artifact: comp.artifact, Component: name, Description: comp.digest}
+	})
+	if err != nil {
+		return sandbox.Resolved{}, err
+	}
+	resolved := sandbox.Resolved{Mounts: mounts, StopSignal: runtimeapi.Signal_SIGNAL_SIGTERM}
+	if derived {
+		resolved.Component = name
+	}
+	return resolved, fpCreated.Hit(ctx)
+}
+
+// nameOf is the component's name: the labels' when the pod has them, else made of the image's reference.
+func (b *Backend) nameOf(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, a *artifact.Artifact) (name string, derived bool, err error) {
+	img, err := b.cfg.Images.Get(ctx, c.ImageID)
+	if err != nil {
+		return "", false, err
+	}
+	refs := references(c.Config.GetImage(), img.RepoTags, img.RepoDigests)
+	if wanted := named(p.Config.GetLabels(), b.cfg.LabelPrefix); wanted != (componentName{}) {
+		return wanted.String(), false, checkImage(wanted, a.Annotations, b.cfg.LabelPrefix, refs)
+	}
+	if says := named(a.Annotations, b.cfg.LabelPrefix); says.domain != "" && says.server != "" && says.version != "" {
+		return says.String(), true, nil
+	}
+	return derive(refs).String(), true, nil
+}
+
+// prepare makes sure that the component can run: it is compiled, and where the worker is there before the pod, loaded.
+// Nothing of it is executed: what must not run in a shared worker is found there, and set apart.
+func (b *Backend) prepare(ctx context.Context, p *sandbox.Pod, comp *component) error {
+	scope := b.scopeOf(p)
+	if isOwn(scope) {
+		code, err := b.cache.open(ctx, comp.artifact.Wasm.Digest.String(), b.source(comp.artifact))
+		if err != nil {
+			return err
+		}
+		return code.Close()
+	}
+	w, err := b.keeper.get(ctx, scope, nil)
+	if err != nil {
+		return err
+	}
+	loaded, err := b.load(ctx, w, comp.artifact, comp.digest)
+	if err == nil && loaded.Apart != "" {
+		err = b.setApart(p, loaded.Apart)
+	}
+	return err
+}
+
+// source opens the binary of a component.
+func (b *Backend) source(a *artifact.Artifact) source {
+	return func(ctx context.Context) (*os.File, error) { return a.OpenWasm(ctx, b.cfg.Images) }
+}
+
+// load makes sure that a worker has a component. Code that the worker finds to be another engine's, or damaged, is dropped
+// and compiled again, once.
+func (b *Backend) load(ctx context.Context, w *worker, a *artifact.Artifact, description string) (control.Loaded, error) {
+	loaded, err := b.loadOnce(ctx, w, a, description)
+	if errdefs.IsFailedPrecondition(err) {
+		b.log.Warn("the worker refuses the code; compiling it again", "component", a.Wasm.Digest, "worker", w.name, "err", err)
+		b.cache.forget(a.Wasm.Digest.String())
+		loaded, err = b.loadOnce(ctx, w, a, description)
+	}
+	if err != nil {
+		return loaded, fmt.Errorf("component of image %s: %w", a.ImageID, err)
+	}
+	return loaded, nil
+}
+
+func (b *Backend) loadOnce(ctx context.Context, w *worker, a *artifact.Artifact, description string) (control.Loaded, error) {
+	return w.load(ctx, codeName(a, description), func(ctx context.Context) (control.Code, error) {
+		comp, err := b.catalog.recall(ctx, a, description)
+		if err != nil {
+			return control.Code{}, err
+		}
+		code := comp.code()
+		code.Image.File, err = b.cache.open(ctx, a.Wasm.Digest.String(), b.source(a))
+		return code, err
+	})
+}

@@ -1,0 +1,25 @@
+package wasm
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestHarmlessIsDocumented: docs/wasm-fields.md ends with the table of what is accepted and not acted upon.
+func TestHarmlessIsDocumented(t *testing.T) {
+	var table strings.Builder
+	for _, field := range slices.Sorted(maps.Keys(Harmless)) {
+		fmt.Fprintf(&table, "| %s | %s |\n", field, Harmless[field])
+	}
+	doc, err := os.ReadFile("../../../docs/wasm-fields.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasSuffix(string(doc), table.String()) {
+		t.Errorf("docs/wasm-fields.md does not end with\n%s", table.String())
+	}
+}

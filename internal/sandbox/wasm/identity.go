@@ -1,0 +1,147 @@
+package wasm
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/wasm/control"
+)
+
+// The files of a mount with a certificate, as a Secret of the type kubernetes.io/tls names them.
+const (
+	certFile     = "tls.crt"
+	keyFile      = "tls.key"
+	clientCAFile = "ca.crt"
+	// maxPEM bounds each of them.
+	maxPEM = 1 << 20
+)
+
+// identityOf is the certificate that the pod is served with; nil when TLS is off. renewAt is zero for one that is not ours
+// to renew.
+func (b *Backend) identityOf(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, o options, component string) (t *control.TLS, renewAt time.Time, err error) {
+	switch o.tls {
+	case tlsOff:
+		return nil, renewAt, nil
+	case tlsGenerated:
+		t = &control.TLS{}
+		t.Certificate, t.Key, renewAt, err = b.tls.issue(ctx, addresses(p), hostNames(p, component))
+		return t, renewAt, err
+	default:
+		t, err = mountedIdentity(hostPathOf(c.Config.GetMounts(), o.tls), o.requireClient)
+		if err != nil {
+			return nil, renewAt, fmt.Errorf("annotation %s%s: %w", b.cfg.LabelPrefix, keyTLS, err)
+		}
+		return t, renewAt, nil
+	}
+}
+
+// hostPathOf is the directory on the node of the mount at a container path.
+func hostPathOf(mounts []*runtimeapi.Mount, at string) string {
+	for _, m := range mounts {
+		if path.Clean(m.GetContainerPath()) == at {
+			return m.GetHostPath()
+		}
+	}
+	return ""
+}
+
+// mountedIdentity reads a certificate, its key and, where it is there, the clients' authority.
+func mountedIdentity(dir string, requireClient bool) (*control.TLS, error) {
+	t := &control.TLS{RequireClient: requireClient}
+	for _, file := range []struct {
+		name     string
+		into     *[]byte
+		required bool
+	}{
+		{certFile, &t.Certificate, true}, {keyFile, &t.Key, true}, {clientCAFile, &t.ClientCAs, requireClient},
+	} {
+		raw, err := readBelow(dir, file.name, maxPEM)
+		if err != nil && (file.required || !errors.Is(err, fs.ErrNotExist)) {
+			return nil, fmt.Errorf("%s in %s: %w: %w", file.name, dir, err, errdefs.ErrInvalidArgument)
+		}
+		*file.into = raw
+	}
+	if _, err := tls.X509KeyPair(t.Certificate, t.Key); err != nil {
+		return nil, fmt.Errorf("%s and %s in %s: %w: %w", certFile, keyFile, dir, err, errdefs.ErrInvalidArgument)
+	}
+	if len(t.ClientCAs) > 0 && !x509.NewCertPool().AppendCertsFromPEM(t.ClientCAs) {
+		return nil, fmt.Errorf("%s in %s has no certificate: %w", clientCAFile, dir, errdefs.ErrInvalidArgument)
+	}
+	if !requireClient {
+		t.ClientCAs = nil // a Secret's ca.crt is, as a rule, the server's own authority
+	}
+	return t, nil
+}
+
+// addresses are those that clients reach the pod at; on the host network, the node's.
+func addresses(p *sandbox.Pod) []netip.Addr {
+	ips := append([]netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()}, p.IPs...)
+	if p.Netns != "" {
+		return ips
+	}
+	own, _ := net.InterfaceAddrs()
+	for _, addr := range own {
+		if prefix, err := netip.ParsePrefix(addr.String()); err == nil && !slices.Contains(ips, prefix.Addr().Unmap()) {
+			ips = append(ips, prefix.Addr().Unmap())
+		}
+	}
+	return ips
+}
+
+var dnsName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+
+// hostNames are the names that clients may call the pod by.
+func hostNames(p *sandbox.Pod, component string) []string {
+	m := p.Config.GetMetadata()
+	domain, rest, _ := strings.Cut(component, ":")
+	server, _, _ := strings.Cut(rest, "@")
+	candidates := []string{m.GetName(), p.Config.GetHostname(), m.GetName() + "." + m.GetNamespace(), strings.ToLower(server), domain, "localhost"}
+	var names []string
+	for _, name := range candidates {
+		if len(name) <= 253 && dnsName.MatchString(name) && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// renew gives a running pod a new certificate.
+func (b *Backend) renew(ctx context.Context, h *handle) error {
+	s, l := h.snapshot()
+	if l == nil {
+		return nil
+	}
+	o, err := parseOptions(l.pod.Config, b.cfg.LabelPrefix)
+	if err != nil {
+		return err
+	}
+	t, renewAt, err := b.identityOf(ctx, l.pod, l.container, o, s.Component)
+	if err != nil || t == nil {
+		return err
+	}
+	if err := l.worker.conn().UpdateTLS(ctx, h.id, *t); err != nil {
+		return err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.life != l {
+		return nil
+	}
+	h.state.RenewAt = renewAt
+	return b.cfg.writeState(h.state)
+}

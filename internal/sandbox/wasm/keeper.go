@@ -1,0 +1,350 @@
+package wasm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/guard"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/wasm/control"
+)
+
+// WorkerMode says which pods share a worker process.
+type WorkerMode string
+
+// The modes.
+const (
+	WorkerPerNode      WorkerMode = "node"
+	WorkerPerNamespace WorkerMode = "namespace"
+	WorkerPerPod       WorkerMode = "pod"
+)
+
+// keeper has the workers: by scope, which is who shares one, and by name, which is scope.N. In a scope there is one
+// worker that takes new pods; those before it were started by another program (retired), or are ending.
+//
+//	scope   node | ns-<namespace> | pod-<key>
+type keeper struct {
+	cfg     Config
+	log     *slog.Logger
+	cgroups cgroup.Tree
+	// What becomes of what the workers tell; set before the first worker is there.
+	exited func(*worker, control.Status)
+	died   func(*worker)
+	adopt  func(context.Context, *worker) error
+	// wanted tells whether a scope has pods, so that its worker must be there.
+	wanted func(scope string) bool
+
+	mu       sync.Mutex
+	workers  map[string]*worker // by name
+	starting map[string]*starting
+	closed   bool
+	tasks    sync.WaitGroup
+}
+
+// starting is a worker that is being started.
+type starting struct {
+	done chan struct{}
+	w    *worker
+	err  error
+}
+
+func newKeeper(cfg Config) (*keeper, error) {
+	tree, err := cgroup.Open(cfg.CgroupDriver, cfg.CgroupParent)
+	if err != nil {
+		return nil, err
+	}
+	return &keeper{cfg: cfg, log: cfg.Logger, cgroups: tree, workers: map[string]*worker{}, starting: map[string]*starting{}}, nil
+}
+
+// scopeOf is the scope of a pod's worker, as the configuration has it.
+func (k *keeper) scopeOf(p *sandbox.Pod) string {
+	switch k.cfg.Workers {
+	case WorkerPerNamespace:
+		return "ns-" + keyOf(p.Config.GetMetadata().GetNamespace())[:32]
+	case WorkerPerPod:
+		return ownScope(p.ID)
+	default:
+		return scopeNode
+	}
+}
+
+// scopeNode is the scope of all pods; scopeOwn begins that of one pod.
+const (
+	scopeNode = "node"
+	scopeOwn  = "pod-"
+)
+
+// ownScope is the scope of a pod that has a worker for itself.
+func ownScope(id string) string { return scopeOwn + keyOf(id) }
+
+// isOwn tells whether the workers of a scope are one pod's.
+func isOwn(scope string) bool { return strings.HasPrefix(scope, scopeOwn) }
+
+// scopeOfName is the scope in a worker's name.
+func scopeOfName(name string) (string, bool) {
+	scope, n, ok := strings.Cut(name, ".")
+	_, err := strconv.ParseUint(n, 10, 32)
+	return scope, ok && err == nil
+}
+
+// current is the worker of a scope that takes new pods; nil when there is none.
+func (k *keeper) current(scope string) *worker {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.currentLocked(scope)
+}
+
+func (k *keeper) currentLocked(scope string) *worker {
+	for _, w := range k.workers {
+		if w.scope == scope && !w.retired && !w.ending.Load() && w.alive() {
+			return w
+		}
+	}
+	return nil
+}
+
+// get gives the worker of a scope, starting one if there is none: in a place of its pod's, or where workers of many are.
+// The start goes on when its caller goes away.
+func (k *keeper) get(ctx context.Context, scope string, own *place) (*worker, error) {
+	k.mu.Lock()
+	if w := k.currentLocked(scope); w != nil {
+		k.mu.Unlock()
+		return w, nil
+	}
+	if k.closed {
+		k.mu.Unlock()
+		return nil, fmt.Errorf("the backend is closed: %w", errdefs.ErrUnavailable)
+	}
+	s := k.starting[scope]
+	if s == nil {
+		s = &starting{done: make(chan struct{})}
+		k.starting[scope] = s
+		name := k.freeName(scope)
+		in := k.shared()
+		if own != nil {
+			in = *own
+		}
+		k.tasks.Go(guard.Func(k.log, "wasm worker", func() { k.start(context.WithoutCancel(ctx), name, scope, in.of(name), s) }))
+	}
+	k.mu.Unlock()
+	select {
+	case <-s.done:
+		return s.w, s.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for wasm worker %s to start: %w", scope, context.Cause(ctx))
+	}
+}
+
+// startAhead starts the worker of a scope for pods to come; whoever needs it hears of a failure.
+func (k *keeper) startAhead(scope string) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel() // not to be waited for
+	_, _ = k.get(ctx, scope, nil)
+}
+
+// freeName is the first name of a scope that no worker and no directory has.
+func (k *keeper) freeName(scope string) string {
+	for n := 1; ; n++ {
+		name := scope + "." + strconv.Itoa(n)
+		if k.workers[name] != nil {
+			continue
+		}
+		if _, err := os.Lstat(filepath.Join(k.cfg.workersDir(), name)); errors.Is(err, fs.ErrNotExist) {
+			return name
+		}
+	}
+}
+
+// start is a worker's start, from nothing to being in the map and watched.
+func (k *keeper) start(ctx context.Context, name, scope string, in place, s *starting) {
+	ctx, cancel := context.WithTimeout(ctx, startTime)
+	defer cancel()
+	w := newWorker(name, scope, filepath.Join(k.cfg.workersDir(), name), k.log)
+	err := k.spawn(ctx, w, in)
+	k.mu.Lock()
+	delete(k.starting, scope)
+	if err == nil && k.closed {
+		err = errors.Join(fmt.Errorf("the backend is closed: %w", errdefs.ErrUnavailable), k.unspawn(w))
+	}
+	if err == nil {
+		k.keepLocked(w)
+		s.w = w
+	} else {
+		s.err = fmt.Errorf("start wasm worker %s: %w", name, err)
+	}
+	k.mu.Unlock()
+	close(s.done)
+}
+
+// keepLocked puts a connected worker into the map and follows it to its end.
+func (k *keeper) keepLocked(w *worker) {
+	k.workers[w.name] = w
+	k.tasks.Go(guard.Func(k.log, "wasm worker", func() { k.follow(w) }))
+}
+
+// follow takes what a worker tells until it ends, has its pods recorded as ended, and starts another one where pods need
+// it.
+func (k *keeper) follow(w *worker) {
+	w.watch(func(s control.Status) { k.exited(w, s) }, k.spans, k.adopt)
+	if w.isParted() {
+		return // the daemon ends, the worker goes on
+	}
+	w.why = w.reap()
+	k.died(w)
+	k.clear(w)
+	close(w.died)
+	if !isOwn(w.scope) && !w.retired && !k.isClosed() && k.wanted(w.scope) {
+		if _, err := k.get(context.Background(), w.scope, nil); err != nil {
+			k.log.Error("a worker that died cannot be replaced; the next start of a pod tries again", "scope", w.scope, "err", err)
+		}
+	}
+}
+
+func (k *keeper) spans(otlp []byte) {
+	if k.cfg.Spans != nil {
+		k.cfg.Spans(otlp)
+	}
+}
+
+func (k *keeper) isClosed() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.closed
+}
+
+// clear removes what a worker that has ended leaves.
+func (k *keeper) clear(w *worker) {
+	k.mu.Lock()
+	delete(k.workers, w.name)
+	k.mu.Unlock()
+	if err := errors.Join(k.leaveCgroup(w.cgroup), os.RemoveAll(w.dir)); err != nil {
+		k.log.Error("remove what a worker left", "worker", w.name, "err", err)
+	}
+}
+
+// recover adopts the workers that are there and removes what is left of those that are not.
+func (k *keeper) recover(ctx context.Context) error {
+	entries, err := os.ReadDir(k.cfg.workersDir())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	errs := []error{err}
+	for _, e := range entries {
+		scope, ok := scopeOfName(e.Name())
+		if !ok || !e.IsDir() {
+			continue
+		}
+		w := newWorker(e.Name(), scope, filepath.Join(k.cfg.workersDir(), e.Name()), k.log)
+		if err := k.take(ctx, w); err != nil {
+			w.log.Warn("a previous worker cannot be taken over", "err", err)
+			errs = append(errs, k.abandon(ctx, w))
+			continue
+		}
+		w.log.Info("took over a worker of before", "pid", w.proc.Pid, "retired", w.retired)
+		k.mu.Lock()
+		k.workers[w.name] = w
+		k.mu.Unlock()
+	}
+	return errors.Join(errs...)
+}
+
+// take connects to a worker of before. One that speaks another version of the protocol, or does not answer, is not taken.
+func (k *keeper) take(ctx context.Context, w *worker) error {
+	ctx, cancel := context.WithTimeout(ctx, helloTime)
+	defer cancel()
+	if err := w.connect(ctx); err != nil {
+		return err
+	}
+	proc, state, err := recordedProcess(w.dir)
+	w.cgroup = state.Cgroup
+	if err != nil {
+		// The daemon died before it had written who it is.
+		if proc, err = k.introduced(w); err != nil {
+			w.conn().Close()
+			return err
+		}
+	}
+	w.proc = proc
+	w.retired = !runsProgram(proc.Pid, k.cfg.Program)
+	return nil
+}
+
+// abandon ends a worker that cannot be taken over and removes what there is of it.
+func (k *keeper) abandon(ctx context.Context, w *worker) error {
+	proc, state, err := recordedProcess(w.dir)
+	if err == nil {
+		_ = proc.Signal(unix.SIGKILL)
+		err = proc.Wait(ctx)
+	} else if errdefs.IsNotFound(err) {
+		err = nil
+	}
+	return errors.Join(err, k.leaveCgroup(state.Cgroup), os.RemoveAll(w.dir))
+}
+
+// run follows the workers that recover took over; their pods are known now.
+func (k *keeper) run() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, w := range k.workers {
+		k.keepLocked(w)
+	}
+}
+
+// all lists the workers.
+func (k *keeper) all() []*worker {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	list := make([]*worker, 0, len(k.workers))
+	for _, w := range k.workers {
+		list = append(list, w)
+	}
+	return list
+}
+
+// endRetired ends the workers of another program.
+func (k *keeper) endRetired(ctx context.Context) error {
+	var errs []error
+	for _, w := range k.all() {
+		if w.retired {
+			errs = append(errs, w.end(ctx))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// named finds a worker.
+func (k *keeper) named(name string) *worker {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.workers[name]
+}
+
+// close parts with the workers: those with pods go on, the others are ended.
+func (k *keeper) close(ctx context.Context, busy func(*worker) bool) error {
+	var errs []error
+	for _, w := range k.all() {
+		if !busy(w) {
+			errs = append(errs, w.end(ctx))
+		}
+	}
+	k.mu.Lock()
+	k.closed = true
+	k.mu.Unlock()
+	for _, w := range k.all() {
+		close(w.parted)
+	}
+	k.tasks.Wait()
+	return errors.Join(errs...)
+}

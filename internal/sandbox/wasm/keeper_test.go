@@ -1,0 +1,407 @@
+package wasm
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/wasm/control"
+)
+
+// TestFaultW5WorkerDies: its pods are stopped with code and reason, other workers' are not touched, and another worker is
+// there at once.
+func TestFaultW5WorkerDies(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.Workers = WorkerPerNamespace })
+	p, c := r.run("p", "world=grpc")
+	q := r.pod("q", func(c *runtimeapi.PodSandboxConfig) { c.Metadata.Namespace = "other" })
+	d := r.create(q, "world=grpc")
+	r.must(r.StartContainer(r.ctx(), q, d))
+	first := r.keeper.current(r.keeper.scopeOf(p))
+	r.must(unix.Kill(first.proc.Pid, unix.SIGKILL))
+	s := r.waitEnd(c)
+	if s.ExitCode != exitKilled || s.Reason != sandbox.ReasonError || !strings.Contains(s.Message, first.name) || !strings.Contains(s.Message, "signal 9") {
+		t.Errorf("end %+v", s)
+	}
+	r.wantState(q, d, sandbox.StateRunning)
+	r.eventually("another worker is there", func() bool {
+		w := r.keeper.current(first.scope)
+		return w != nil && w != first
+	})
+	r.must(r.StartContainer(r.ctx(), p, c))
+	if got := r.greeting(); got != "hello" {
+		t.Errorf("after the restart the port says %q", got)
+	}
+}
+
+// TestFaultW5WorkerIsStuck: a worker whose connection broke and that does not answer another one is ended.
+func TestFaultW5WorkerIsStuck(t *testing.T) {
+	r := newRig(t)
+	_, c := r.run("p", "world=grpc")
+	w := r.keeper.current("node")
+	r.must(unix.Kill(w.proc.Pid, unix.SIGSTOP))
+	w.conn().Close()
+	if s := r.waitEnd(c); s.ExitCode != exitKilled {
+		t.Errorf("end %+v", s)
+	}
+}
+
+// TestFaultW5WorkerHangs: so does one that lives, keeps its connection and does not answer.
+func TestFaultW5WorkerHangs(t *testing.T) {
+	r := newRig(t)
+	_, c := r.run("p", "world=grpc")
+	w := r.keeper.current("node")
+	r.probe(r.ctx(), time.Minute) // it answers
+	r.must(unix.Kill(w.proc.Pid, unix.SIGSTOP))
+	r.eventually("it is found out", func() bool { // not at once: each of its threads stops when it gets to
+		r.probe(r.ctx(), 50*time.Millisecond)
+		return !w.proc.Alive()
+	})
+	if s := r.waitEnd(c); s.ExitCode != exitKilled || !strings.Contains(s.Message, "signal 9") {
+		t.Errorf("end %+v", s)
+	}
+}
+
+// TestReconnect: a connection that breaks is made anew; what happened meanwhile is found out.
+func TestReconnect(t *testing.T) {
+	r := newRig(t)
+	p, c := r.run("p", "world=grpc")
+	w := r.keeper.current("node")
+	for range 3 {
+		before := w.conn()
+		before.Close()
+		r.eventually("another connection is there", func() bool { return w.conn() != before })
+	}
+	r.must(r.StopContainer(r.ctx(), p, c, time.Second))
+	r.must(r.StartContainer(r.ctx(), p, c))
+	w.conn().Close()
+	r.must(r.StopContainer(r.ctx(), p, c, time.Second)) // also over a connection that has just broken
+	r.wantState(p, c, sandbox.StateExited)
+}
+
+// TestFaultN1ReadoptUnnoted: a worker whose process the daemon had not written down when it died is known by what it says, and by
+// its command line.
+func TestFaultN1ReadoptUnnoted(t *testing.T) {
+	r := newRig(t)
+	p, c := r.run("p", "world=grpc")
+	w := r.keeper.current("node")
+	pid := w.proc.Pid
+	r.part()
+	r.must(writeJSON(filepath.Join(w.dir, workerFile), workerState{Version: stateVersion, Cgroup: w.cgroup}))
+	if now := r.open().Containers[c.ID]; now.State != sandbox.StateRunning || now.Pid != pid {
+		t.Errorf("%+v, the worker was %d", now, pid)
+	}
+	if got := r.keeper.current("node").proc.Pid; got != pid {
+		t.Errorf("the worker is %d, was %d", got, pid)
+	}
+	r.must(r.StopContainer(r.ctx(), p, c, time.Second))
+}
+
+// TestFaultN1Readopt: what ran when the daemon died runs on, with its sockets; what ended meanwhile has its code.
+func TestFaultN1Readopt(t *testing.T) {
+	r := newRig(t)
+	p, c := r.run("p", "world=grpc")
+	q, ends := r.run("q", "world=command after=300ms code=3")
+	made := r.pod("made")
+	created := r.create(made, "world=grpc")
+	before := r.status(p, c)
+	pid := r.keeper.current("node").proc.Pid
+	socket := filepath.Join(r.keeper.current("node").dir, controlSocket)
+	r.part()
+	worker, err := control.Dial(r.ctx(), socket)
+	r.must(err)
+	r.eventually("the command has ended", func() bool {
+		list, err := worker.List(r.ctx())
+		r.must(err)
+		return slices.ContainsFunc(list, func(s control.Status) bool { return s.ID == ends.ID && s.State == control.StateExited })
+	})
+	r.must(worker.Close())
+	if got := r.greeting(); got != "hello" {
+		t.Errorf("without a daemon the port says %q", got)
+	}
+	found := r.open()
+	if now := found.Containers[c.ID]; now.State != sandbox.StateRunning || !now.StartedAt.Equal(before.StartedAt) || now.Pid != pid {
+		t.Errorf("running: %+v, before %+v", now, before)
+	}
+	if now := found.Containers[ends.ID]; now.State != sandbox.StateExited || now.ExitCode != 3 {
+		t.Errorf("ended: %+v", now)
+	}
+	if now := found.Containers[created.ID]; now.State != sandbox.StateCreated || !found.Sandboxes[made.ID] {
+		t.Errorf("created: %+v", now)
+	}
+	r.must(r.StopContainer(r.ctx(), p, c, time.Second))
+	r.must(r.StartContainer(r.ctx(), p, c))
+	r.must(r.StartContainer(r.ctx(), made, created))
+	r.must(r.StartContainer(r.ctx(), q, ends))
+	if s := r.waitEnd(ends); s.ExitCode != 3 {
+		t.Errorf("second end %+v", s)
+	}
+}
+
+// TestFaultN2WorkerDiesUnseen: the worker was killed while the daemon was away.
+func TestFaultN2WorkerDiesUnseen(t *testing.T) {
+	r := newRig(t)
+	p, c := r.run("p", "world=grpc")
+	w := r.keeper.current("node")
+	r.part()
+	r.must(unix.Kill(w.proc.Pid, unix.SIGKILL))
+	<-w.proc.Dead
+	found := r.open()
+	if s := found.Containers[c.ID]; s.State != sandbox.StateExited || s.ExitCode != exitKilled || s.Reason != sandbox.ReasonError || !strings.Contains(s.Message, w.name) {
+		t.Errorf("found %+v", s)
+	}
+	r.must(r.StartContainer(r.ctx(), p, c))
+	r.wantState(p, c, sandbox.StateRunning)
+}
+
+// TestReboot: after one nothing is left but the compiled code.
+func TestReboot(t *testing.T) {
+	r := newRig(t)
+	p, c := r.run("p", "world=grpc")
+	w := r.keeper.current("node")
+	r.part()
+	r.must(unix.Kill(w.proc.Pid, unix.SIGKILL))
+	<-w.proc.Dead
+	r.must(os.RemoveAll(r.config.RunDir))
+	found := r.open()
+	if found.Sandboxes[p.ID] || found.Containers[c.ID].State != sandbox.StateAbsent {
+		t.Errorf("found %+v", found)
+	}
+}
+
+// TestOrphans: what carries our mark and is not in the record is removed, and nothing else.
+func TestOrphans(t *testing.T) {
+	r := newRig(t)
+	p, c := r.run("p", "world=grpc")
+	q, _ := r.run("q", "world=grpc")
+	foreign := filepath.Join(r.config.podsDir(), "not-ours")
+	r.must(os.WriteFile(foreign, nil, 0o600))
+	delete(r.known, q.ID)
+	r.abandon()
+	r.wantState(p, c, sandbox.StateRunning)
+	list, err := r.keeper.current("node").conn().List(r.ctx())
+	if err != nil || len(list) != 1 || list[0].ID != p.ID {
+		t.Errorf("the worker has %v, %v", list, err)
+	}
+	if _, err := os.Stat(r.config.podDir(q.ID)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the files of the orphan: %v", err)
+	}
+	r.must(os.Remove(foreign))
+}
+
+// TestUpgrade: with another program installed the workers of before serve their pods to the end, and new starts go to a
+// worker of the new one, with code of its engine.
+func TestUpgrade(t *testing.T) {
+	own := filepath.Join(filepath.Dir(program), "upgrade")
+	if err := errors.Join(os.MkdirAll(own, 0o755), installProgram(filepath.Join(own, ProgramName), "1")); err != nil {
+		t.Fatal(err)
+	}
+	r := newRig(t, func(c *Config) { c.Program = filepath.Join(own, ProgramName) })
+	p, c := r.run("p", "world=grpc")
+	old := r.keeper.current("node")
+	r.part()
+	r.must(installProgram(r.config.Program, "2"))
+	r.open()
+	r.wantState(p, c, sandbox.StateRunning)
+	if got := r.greeting(); got != "hello" {
+		t.Errorf("in the worker of before the port says %q", got)
+	}
+	_, d := r.run("q", "world=grpc")
+	h, err := r.lookup(d.ID)
+	r.must(err)
+	s, l := h.snapshot()
+	if s.Worker == old.name || l.worker.conn().Hello().Engine != "fake engine 2" {
+		t.Errorf("a new pod is in worker %s of %s", s.Worker, l.worker.conn().Hello().Engine)
+	}
+	r.must(r.StopContainer(r.ctx(), p, c, time.Second))
+	r.must(r.StartContainer(r.ctx(), p, c))
+	if h, err = r.lookup(c.ID); err != nil || h.state.Worker == old.name {
+		t.Errorf("after its restart it is in worker %s", h.state.Worker)
+	}
+}
+
+// TestWorkerModes: who shares a process.
+func TestWorkerModes(t *testing.T) {
+	for mode, want := range map[WorkerMode]int{WorkerPerNode: 1, WorkerPerNamespace: 2, WorkerPerPod: 3} {
+		t.Run(string(mode), func(t *testing.T) {
+			r := newRig(t, func(c *Config) { c.Workers = mode })
+			r.run("a", "world=grpc")
+			r.run("b", "world=grpc")
+			p := r.pod("c", func(c *runtimeapi.PodSandboxConfig) { c.Metadata.Namespace = "other" })
+			c := r.create(p, "world=grpc")
+			r.must(r.StartContainer(r.ctx(), p, c))
+			if pids := workerPids(r.config.Program); len(pids) != want {
+				t.Errorf("workers %v, want %d", pids, want)
+			}
+			r.must(r.StopContainer(r.ctx(), p, c, time.Second))
+			r.must(r.StartContainer(r.ctx(), p, c))
+			r.must(r.RemoveSandbox(r.ctx(), p))
+			delete(r.known, p.ID)
+			r.eventually("a worker without pods is ended", func() bool { return mode == WorkerPerNode || len(workerPids(r.config.Program)) == want-1 })
+			r.abandon()
+			if got := r.greeting(); mode != WorkerPerNode && got == "" {
+				t.Errorf("after a restart of the daemon the port says %q", got)
+			}
+		})
+	}
+}
+
+// TestSetApart: a component whose answers no bound holds takes a worker for itself, whatever the mode, also after a
+// restart of the daemon; when that worker dies, nobody else's pod does, and with the container it goes.
+func TestSetApart(t *testing.T) {
+	r := newRig(t)
+	shared, sc := r.run("shared", "world=grpc")
+	apart, ac := r.run("apart", "world=grpc apart=odd")
+	workerOf := func(c *sandbox.Container) *worker {
+		h, err := r.lookup(c.ID)
+		r.must(err)
+		_, l := h.snapshot()
+		return l.worker
+	}
+	if w := workerOf(sc); w.scope != scopeNode {
+		t.Errorf("the pod that may share is in %s", w.name)
+	}
+	if w := workerOf(ac); w.scope != ownScope(apart.ID) || w.cgroup == "" {
+		t.Errorf("the pod that may not is in %s, cgroup %q", w.name, w.cgroup)
+	}
+	if info, err := r.Inspect(r.ctx(), apart, ac); err != nil || info["apart"] != "odd" {
+		t.Errorf("inspect: %v, %v", info, err)
+	}
+	r.abandon()
+	r.must(unix.Kill(workerOf(ac).proc.Pid, unix.SIGKILL))
+	if s := r.waitEnd(ac); s.ExitCode != exitKilled {
+		t.Errorf("end %+v", s)
+	}
+	r.wantState(shared, sc, sandbox.StateRunning)
+	r.must(r.StartContainer(r.ctx(), apart, ac))
+	if w := workerOf(ac); w.scope != ownScope(apart.ID) {
+		t.Errorf("after its restart it is in %s", w.name)
+	}
+	r.must(r.RemoveContainer(r.ctx(), apart, ac))
+	if pids := workerPids(r.config.Program); len(pids) != 1 {
+		t.Errorf("workers %v when the container is gone, want the node's", pids)
+	}
+}
+
+// TestModeChanges: pods of before stay where they are, whoever shares a worker now, and restart where they would be made.
+func TestModeChanges(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.Workers = WorkerPerNamespace })
+	p, c := r.run("p", "world=grpc")
+	r.part()
+	r.config.Workers = WorkerPerNode
+	r.open()
+	r.wantState(p, c, sandbox.StateRunning)
+	r.must(r.StopContainer(r.ctx(), p, c, time.Second))
+	r.must(r.StartContainer(r.ctx(), p, c))
+	h, err := r.lookup(c.ID)
+	r.must(err)
+	if s, l := h.snapshot(); l.worker.scope != scopeNode || !r.busy(l.worker) {
+		t.Errorf("it runs in %s; busy: %v", s.Worker, r.busy(l.worker))
+	}
+	r.must(r.Close()) // which must not end the worker that it moved to
+	r.open()
+	r.wantState(p, c, sandbox.StateRunning)
+}
+
+// TestOwnWorkerIsLimited: the worker of one pod lies in a cgroup of the pod's, with the container's limits, and the cgroup
+// goes with it; the workers of many have one each.
+func TestOwnWorkerIsLimited(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.Workers = WorkerPerPod })
+	p := r.pod("p")
+	c := r.container(p, "world=grpc")
+	c.Config.Linux.Resources = &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 16 << 20, CpuShares: 512, CpusetCpus: "0"}
+	r.must(r.Validate(p, c))
+	_, err := r.CreateContainer(r.ctx(), p, c)
+	r.must(err)
+	r.must(r.StartContainer(r.ctx(), p, c))
+	h, err := r.lookup(c.ID)
+	r.must(err)
+	_, l := h.snapshot()
+	read := func(controller, file string) string {
+		raw, err := os.ReadFile(filepath.Join(r.keeper.cgroups.Roots[r.keeper.cgroups.Hierarchy(controller)], l.worker.cgroup, file))
+		r.must(err)
+		return strings.TrimSpace(string(raw))
+	}
+	for _, controller := range []string{"memory", "cpu", "cpuset", "pids"} {
+		if got := read(controller, "cgroup.procs"); got != fmt.Sprint(l.worker.proc.Pid) {
+			t.Errorf("processes in %s: %q, the worker is %d", controller, got, l.worker.proc.Pid)
+		}
+	}
+	limits := map[[2]string]string{
+		{"memory", "memory.limit_in_bytes"}: fmt.Sprint(16<<20 + workerOverhead), {"cpu", "cpu.shares"}: "512", {"cpuset", "cpuset.cpus"}: "0",
+	}
+	if r.keeper.cgroups.V2 {
+		limits = map[[2]string]string{{"memory", "memory.max"}: fmt.Sprint(16<<20 + workerOverhead), {"cpuset", "cpuset.cpus"}: "0"}
+	}
+	for file, want := range limits {
+		if got := read(file[0], file[1]); got != want {
+			t.Errorf("%s is %q, want %q", file[1], got, want)
+		}
+	}
+	if s, err := r.PodStats(r.ctx(), p); err != nil || s.GetMemory().GetWorkingSetBytes().GetValue() == 0 || s.GetProcess().GetProcessCount().GetValue() == 0 {
+		t.Errorf("stats %v, %v", s, err)
+	}
+	c.Config.Linux.Resources.MemoryLimitInBytes = 32 << 20
+	r.must(r.UpdateContainer(r.ctx(), p, c))
+	r.abandon()
+	r.wantState(p, c, sandbox.StateRunning)
+	dirs := r.keeper.cgroups.Dirs(l.worker.cgroup)
+	r.must(r.StopContainer(r.ctx(), p, c, 0))
+	r.must(r.StopSandbox(r.ctx(), p)) // after which a kubelet removes the pod's cgroup
+	for _, dir := range dirs {
+		if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is left: %v", dir, err)
+		}
+	}
+}
+
+// TestWorkerCannotStart: the pods of a node whose worker does not come up say why.
+func TestWorkerCannotStart(t *testing.T) {
+	broken := filepath.Join(filepath.Dir(program), "broken")
+	script := "#!/bin/sh\n[ $1 = fingerprint ] && echo e && exit 0\necho 'no such device' >&2\nexit 3\n"
+	if err := os.WriteFile(broken, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r := newRig(t, func(c *Config) { c.Program = broken })
+	p := r.pod("p")
+	_, err := r.CreateContainer(r.ctx(), p, r.container(p, "world=grpc"))
+	if !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "no such device") {
+		t.Errorf("created: %v", err)
+	}
+}
+
+// TestForeignWorker: a directory that looks like a worker's but is none of ours is not believed.
+func TestForeignWorker(t *testing.T) {
+	r := newRig(t)
+	r.part()
+	dir := filepath.Join(r.config.workersDir(), "node.7")
+	r.must(os.MkdirAll(dir, 0o700))
+	l, err := net.Listen("unix", filepath.Join(dir, controlSocket))
+	r.must(err)
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			fmt.Fprint(conn, "HTTP/1.1 400 Bad Request\r\n\r\n")
+			conn.Close()
+		}
+	}()
+	defer l.Close()
+	r.open()
+	r.run("p", "world=grpc")
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("its directory: %v", err)
+	}
+}

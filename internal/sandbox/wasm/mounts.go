@@ -1,0 +1,108 @@
+package wasm
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/wasm/control"
+)
+
+// wantedMounts are the mounts that a guest is given: all but the single files that a kubelet mounts into every container and
+// no guest can use.
+func wantedMounts(config *runtimeapi.ContainerConfig) []*runtimeapi.Mount {
+	kubelets := []string{"/etc/hosts", sandbox.TerminationMessagePath(config)}
+	return slices.DeleteFunc(slices.Clone(config.GetMounts()), func(m *runtimeapi.Mount) bool {
+		return slices.Contains(kubelets, path.Clean(m.GetContainerPath())) && !isDirectory(m.GetHostPath())
+	})
+}
+
+func isDirectory(name string) bool {
+	info, err := os.Stat(name)
+	return err == nil && info.IsDir()
+}
+
+// checkMounts sees to it that each mount is a directory, and gives those that the guest will have.
+func checkMounts(config *runtimeapi.ContainerConfig) ([]*runtimeapi.Mount, error) {
+	opened, err := openMounts(config)
+	closeMounts(opened)
+	if err != nil {
+		return nil, err
+	}
+	return wantedMounts(config), nil
+}
+
+// openMounts opens the directories of a container, those with the longest path in the container first. WASI knows
+// directories only.
+func openMounts(config *runtimeapi.ContainerConfig) (opened []control.Mount, err error) {
+	defer func() {
+		if err != nil {
+			closeMounts(opened)
+			opened = nil
+		}
+	}()
+	for i, m := range wantedMounts(config) {
+		field := fmt.Sprintf("mounts[%d]", i)
+		dir, err := openMount(m.GetHostPath(), m.GetReadonly(), resolveOf(config))
+		switch {
+		case errors.Is(err, unix.ENOTDIR):
+			return opened, invalid(field+".host_path", "%s is not a directory: components are given directories; mount the one it is in", m.GetHostPath())
+		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EACCES), errors.Is(err, unix.ELOOP):
+			return opened, fmt.Errorf("%s.host_path: %s: %w: %w", field, m.GetHostPath(), err, errdefs.ErrInvalidArgument)
+		case err != nil:
+			return opened, fmt.Errorf("%s.host_path: %s: %w", field, m.GetHostPath(), err)
+		}
+		opened = append(opened, control.Mount{
+			Guest: path.Clean(m.GetContainerPath()), ReadOnly: m.GetReadonly(), Dir: control.File{File: dir},
+		})
+	}
+	slices.SortFunc(opened, func(a, b control.Mount) int { return strings.Compare(b.Guest, a.Guest) })
+	return opened, nil
+}
+
+// resolveOf says how the paths of a container's mounts may be followed. A kubelet's are root's own; those of a module have
+// been held against the directories that modules may have, and are what they were only without any link.
+func resolveOf(config *runtimeapi.ContainerConfig) uint64 {
+	if isModule(config) {
+		return unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
+	}
+	return 0
+}
+
+// openMount gives a directory as a mount of its own that is attached nowhere: from its root no ".." leads to the rest of the
+// node, what is read-only is so by the kernel, and devices in it are none. It goes with its last descriptor.
+func openMount(host string, readonly bool, resolve uint64) (*os.File, error) {
+	fd, err := unix.Openat2(unix.AT_FDCWD, host, &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: resolve})
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	mount, err := unix.OpenTree(fd, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH|unix.AT_RECURSIVE)
+	if err != nil {
+		return nil, fmt.Errorf("clone the mount: %w", err)
+	}
+	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV, Propagation: unix.MS_PRIVATE}
+	if readonly {
+		attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
+	}
+	if err := unix.MountSetattr(mount, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr); err != nil {
+		unix.Close(mount)
+		return nil, fmt.Errorf("set the mount's attributes: %w", err)
+	}
+	return os.NewFile(uintptr(mount), host), nil
+}
+
+func closeMounts(mounts []control.Mount) {
+	for _, m := range mounts {
+		m.Dir.Close()
+	}
+}

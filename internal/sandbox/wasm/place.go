@@ -1,0 +1,148 @@
+package wasm
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/process"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/stats"
+)
+
+// workerOverhead is what a worker takes for itself, in bytes, on top of what its pod's guest may have.
+const workerOverhead = 64 << 20
+
+// place is the cgroup that a worker is started in; without a directory, the daemon's own. With the systemd driver cgroups
+// are systemd's to make: workers stay in the daemon's service then, which leaves them alone when it stops.
+type place struct {
+	tree   cgroup.Tree
+	dir    string
+	limits []cgroup.Write
+}
+
+// cgroupName marks a cgroup as ours. Those that are called after a pod alone are another backend's, which removes the ones
+// that it does not know.
+func cgroupName(name string) string { return cgroup.Mark + "wasm-" + name }
+
+// of is the cgroup below this one that a worker has for itself. It is called after the worker and not after the pod: that
+// of the pod's worker of before is removed when it has ended, which may be while the next one starts.
+func (p place) of(worker string) place {
+	if p.dir != "" {
+		p.dir = path.Join(p.dir, cgroupName(worker))
+	}
+	return p
+}
+
+// shared is where the workers of many pods are. Their pods' limits are held by themselves.
+func (k *keeper) shared() place {
+	if k.cgroups.Driver != cgroup.DriverCgroupfs {
+		return place{}
+	}
+	return place{tree: k.cgroups, dir: k.cgroups.Parent}
+}
+
+// own is where the workers of one pod are: below the parent that the kubelet names, with the container's limits, as far
+// as the kernel can hold a process to them.
+func (k *keeper) own(p *sandbox.Pod, c *sandbox.Container) place {
+	if k.cgroups.Driver != cgroup.DriverCgroupfs {
+		return place{}
+	}
+	parent := p.Config.GetLinux().GetCgroupParent()
+	if parent == "" {
+		parent = k.cgroups.Parent
+	}
+	return place{tree: k.cgroups, dir: parent, limits: limitsOf(k.cgroups, c.Config.GetLinux().GetResources())}
+}
+
+// limitsOf are the files to write for a container's resources.
+func limitsOf(tree cgroup.Tree, res *runtimeapi.LinuxContainerResources) []cgroup.Write {
+	writes := tree.Limits(res, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: workerOverhead})
+	for file, value := range map[string]string{"cpuset.cpus": res.GetCpusetCpus(), "cpuset.mems": res.GetCpusetMems()} {
+		if value != "" {
+			writes = append(writes, cgroup.Write{Controller: "cpuset", File: file, Value: value})
+		}
+	}
+	return writes
+}
+
+// start starts a command in the place.
+func (p place) start(cmd *exec.Cmd) error {
+	if p.dir == "" {
+		return cmd.Start()
+	}
+	for controller, root := range p.tree.Roots {
+		if err := os.MkdirAll(filepath.Join(root, p.dir), 0o755); err != nil {
+			return fmt.Errorf("make the worker's cgroup: %w", err)
+		}
+		if controller == "cpuset" {
+			cgroup.InheritCpuset(root, p.dir)
+		}
+	}
+	if err := p.tree.Apply(p.dir, p.limits); err != nil {
+		return err
+	}
+	if p.tree.V2 {
+		at, err := os.OpenFile(filepath.Join(p.tree.Roots[""], p.dir), unix.O_PATH|unix.O_DIRECTORY, 0)
+		if err != nil {
+			return err
+		}
+		defer at.Close()
+		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(at.Fd())
+		return cmd.Start()
+	}
+	done := make(chan error, 1)
+	go process.OnOwnThread(func() {
+		err := p.tree.Enter(p.dir)
+		if err == nil {
+			err = cmd.Start()
+		}
+		done <- err
+	})
+	return <-done
+}
+
+// leaveCgroup removes the cgroup of a worker that has ended.
+func (k *keeper) leaveCgroup(dir string) error {
+	if dir == "" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), endTime)
+	defer cancel()
+	return k.cgroups.Remove(ctx, dir)
+}
+
+// updateOwn changes the limits of a running container's own worker.
+func (b *Backend) updateOwn(w *worker, c *sandbox.Container) error {
+	if !isOwn(w.scope) || w.cgroup == "" {
+		return nil
+	}
+	return b.keeper.cgroups.Apply(w.cgroup, limitsOf(b.keeper.cgroups, c.Config.GetLinux().GetResources()))
+}
+
+// ownFigures are what a pod's own worker uses, all told; nil when it has none, or no cgroup.
+func (b *Backend) ownFigures(w *worker) *stats.Figures {
+	if !isOwn(w.scope) || w.cgroup == "" {
+		return nil
+	}
+	group, err := stats.Open(w.cgroup)
+	if err != nil {
+		return nil
+	}
+	f, err := group.Read()
+	if err != nil {
+		return nil
+	}
+	if f.Time.IsZero() {
+		f.Time = time.Now()
+	}
+	return &f
+}

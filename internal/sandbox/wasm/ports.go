@@ -1,0 +1,92 @@
+package wasm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/wasm/control"
+)
+
+// listen opens the pod's sockets in its network namespace, which may be the node's own.
+func (b *Backend) listen(ctx context.Context, p *sandbox.Pod, o options) (ports []control.Port, err error) {
+	wanted := []struct {
+		kind, network string
+		port          uint16
+	}{
+		{control.PortTLS, "tcp", o.port}, {control.PortQUIC, "udp", o.port}, {control.PortCleartext, "tcp", o.cleartext},
+	}
+	for _, want := range wanted {
+		if want.port == 0 {
+			continue
+		}
+		socket, err := b.socket(ctx, p.Netns, want.network, want.port)
+		if err != nil {
+			for _, opened := range ports {
+				opened.Socket.Close()
+			}
+			return nil, b.portError(p, want.network, want.port, err)
+		}
+		if want.network == "udp" {
+			widen(socket)
+		}
+		ports = append(ports, control.Port{Kind: want.kind, Socket: control.File{File: socket}})
+	}
+	return ports, nil
+}
+
+// udpBuffer is what quic-go asks for: with less, packets are lost when requests come in bursts. The kernel doubles it, and
+// uses it only as far as it is needed.
+const udpBuffer = 7 << 20
+
+// widen gives a socket its buffers beyond net.core.rmem_max, which the worker has no right to. Without the right
+// (CAP_NET_ADMIN) it has what there is.
+func widen(socket *os.File) {
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Control(func(fd uintptr) {
+		_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, udpBuffer)
+		_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, udpBuffer)
+	})
+}
+
+// forkTime is how long a socket that was closed may still be open in another process: a program that this one was just
+// starting has copies of all descriptors until it executes.
+const forkTime = 500 * time.Millisecond
+
+// socket listens at all addresses of the namespace: of both families where it has both.
+func (b *Backend) socket(ctx context.Context, netns, network string, port uint16) (*os.File, error) {
+	number := strconv.Itoa(int(port))
+	socket, err := b.cfg.Network.Listen(ctx, netns, network, net.JoinHostPort("::", number))
+	for began := time.Now(); errors.Is(err, unix.EADDRINUSE) && time.Since(began) < forkTime && ctx.Err() == nil; {
+		time.Sleep(forkTime / 100) // between two looks: nothing tells when the copies are closed
+		socket, err = b.cfg.Network.Listen(ctx, netns, network, net.JoinHostPort("::", number))
+	}
+	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EADDRNOTAVAIL) {
+		return b.cfg.Network.Listen(ctx, netns, network, net.JoinHostPort("0.0.0.0", number))
+	}
+	return socket, err
+}
+
+// portError says what to do about a port that somebody else has.
+func (b *Backend) portError(p *sandbox.Pod, network string, port uint16, err error) error {
+	if !errors.Is(err, unix.EADDRINUSE) {
+		return fmt.Errorf("open port %d/%s of the pod: %w", port, network, err)
+	}
+	where := "in the pod's network"
+	if p.Netns == "" {
+		where = "on the node, whose network this pod shares"
+	}
+	return fmt.Errorf("port %d/%s is taken %s; the annotations %s%s and %s%s choose others: %w: %w", port, network, where,
+		b.cfg.LabelPrefix, keyPort, b.cfg.LabelPrefix, keyCleartextPort, err, errdefs.ErrFailedPrecondition)
+}

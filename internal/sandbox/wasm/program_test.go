@@ -1,0 +1,458 @@
+package wasm
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/wasm/control"
+)
+
+// The test binary is a tripod-wasm of its own, without an engine: its components are lists of words that say what the
+// guest does. The protocol, the processes and the files are the real ones.
+//
+//	world=command code=7 after=10ms   ends by itself
+//	world=grpc                        serves, and greets whoever connects to its cleartext port
+//	deaf                              does not end before the grace is over
+//	invalid, limit, crash, slow       what the compiler makes of it
+//	mismatch                          does not fit its descriptors
+//	apart=why                         must not share a worker
+
+// program is where the test binary can be executed by everybody.
+var program string
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case "fingerprint":
+			fmt.Println(engineOf())
+			os.Exit(0)
+		case "compile":
+			os.Exit(fakeCompile())
+		case "worker":
+			os.Exit(fakeWorker(os.Args[2]))
+		}
+	}
+	os.Exit(testMain(m))
+}
+
+func testMain(m *testing.M) int {
+	unix.Umask(0o022)
+	dir, err := os.MkdirTemp("", "wasm-test-")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	program = filepath.Join(dir, ProgramName)
+	if err := installProgram(program, "1"); err != nil {
+		panic(err)
+	}
+	defer removeTestCgroup()
+	return m.Run()
+}
+
+// testCgroup is the parent of the workers' cgroups, in the world that the tests run in (hack/testns.sh): a process's number is
+// another's in the next world.
+var testCgroup = fmt.Sprintf("%s/tripod-wasm-test-%d", os.Getenv("TRIPOD_TEST_CGROUP"), os.Getpid())
+
+func removeTestCgroup() {
+	tree, err := cgroup.Open(cgroup.DriverCgroupfs, testCgroup)
+	if err != nil {
+		return
+	}
+	for _, dir := range tree.Dirs(testCgroup) {
+		if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			fmt.Fprintln(os.Stderr, "left behind:", err)
+		}
+	}
+}
+
+// installProgram copies the test binary; what is beside it in a file called engine is its fingerprint.
+func installProgram(path, engine string) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	raw, err := os.ReadFile(self)
+	if err != nil {
+		return err
+	}
+	if err := os.Chmod(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(path+".engine", []byte(engine), 0o644); err != nil {
+		return err
+	}
+	if err := os.WriteFile(path+".new", raw, 0o755); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+func engineOf() string {
+	self, _ := os.Executable()
+	raw, _ := os.ReadFile(self + ".engine")
+	return "fake engine " + string(raw)
+}
+
+const (
+	codeMagic    = "code of "
+	wordsSection = "words"
+)
+
+// module is a core module that has the words in a custom section.
+func module(words string) []byte {
+	section := append([]byte{byte(len(wordsSection))}, wordsSection+words...)
+	m := append([]byte("\x00asm\x01\x00\x00\x00"), 0)
+	m = binary.AppendUvarint(m, uint64(len(section)))
+	return append(m, section...)
+}
+
+func fakeCompile() int {
+	if os.Getuid() == 0 {
+		fmt.Fprintln(os.Stderr, "the compiler runs as root")
+		return control.CompileInternal
+	}
+	in, err := io.ReadAll(os.Stdin)
+	if err != nil {
+		return control.CompileInternal
+	}
+	_, in, _ = bytes.Cut(in, []byte(wordsSection))
+	switch word := strings.Fields(string(in) + " -")[0]; word {
+	case "invalid":
+		fmt.Fprintln(os.Stderr, `unknown import "example:none/thing"`)
+		return control.CompileInvalid
+	case "limit":
+		fmt.Fprintln(os.Stderr, "more than 2 GiB")
+		return control.CompileLimit
+	case "crash":
+		_ = unix.Kill(os.Getpid(), unix.SIGSEGV)
+		select {}
+	case "slow":
+		time.Sleep(time.Hour)
+	}
+	fmt.Printf("%s%s\n%s", codeMagic, engineOf(), in)
+	return control.CompileOK
+}
+
+// fakeWorker is the worker's process.
+func fakeWorker(argument string) int {
+	var config control.WorkerConfig
+	if err := json.Unmarshal([]byte(argument), &config); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 2
+	}
+	l, err := net.FileListener(os.NewFile(control.FDControl, "control"))
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 2
+	}
+	h := &fakeHandler{config: config, engine: engineOf(), code: map[string][]string{}, pods: map[string]*fakePod{}, started: time.Now()}
+	h.server = control.NewServer(l.(*net.UnixListener), h, slog.New(slog.NewJSONHandler(os.Stderr, nil)))
+	ready := os.NewFile(control.FDReady, "ready")
+	fmt.Fprintln(ready, "ready")
+	ready.Close()
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, unix.SIGTERM)
+	go func() {
+		<-stop
+		os.Exit(0)
+	}()
+	if err := h.server.Serve(); err != nil {
+		return 1
+	}
+	return 0
+}
+
+type fakeHandler struct {
+	config  control.WorkerConfig
+	engine  string
+	server  *control.Server
+	started time.Time
+
+	mu   sync.Mutex
+	code map[string][]string
+	pods map[string]*fakePod
+}
+
+type fakePod struct {
+	spec   control.PodSpec
+	words  []string
+	status control.Status
+	tls    control.TLS
+	update *control.Resources
+	ended  chan struct{}
+}
+
+func (h *fakeHandler) Hello() control.Hello {
+	self, _ := os.Readlink("/proc/self") // the number that the daemon knows
+	pid, _ := strconv.Atoi(self)
+	return control.Hello{Version: control.Version, Program: "fake", Engine: h.engine, Name: h.config.Name, Pid: pid, StartedAt: h.started}
+}
+
+func (h *fakeHandler) Load(_ context.Context, code control.Code) (control.Loaded, error) {
+	defer code.Image.Close()
+	raw, err := io.ReadAll(code.Image)
+	if err != nil {
+		return control.Loaded{}, err
+	}
+	head, body, _ := strings.Cut(string(raw), "\n")
+	if head != codeMagic+h.engine {
+		return control.Loaded{}, fmt.Errorf("code is of %q: %w", head, errdefs.ErrFailedPrecondition)
+	}
+	words := strings.Fields(body)
+	if has(words, "mismatch") {
+		return control.Loaded{}, fmt.Errorf("function greet: result: string, not u32: %w", errdefs.ErrInvalidArgument)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.code[code.Digest] = words
+	return control.Loaded{Digest: code.Digest, World: value(words, "world", control.WorldGRPC), Apart: value(words, "apart", "")}, nil
+}
+
+func (h *fakeHandler) Unload(_ context.Context, digest string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.code, digest)
+	return nil
+}
+
+func (h *fakeHandler) Start(_ context.Context, spec control.PodSpec) (control.Status, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	words, ok := h.code[spec.Digest]
+	if !ok {
+		spec.CloseFiles()
+		return control.Status{}, fmt.Errorf("code %s: %w", spec.Digest, errdefs.ErrNotFound)
+	}
+	if p := h.pods[spec.ID]; p != nil && p.status.State == control.StateRunning {
+		spec.CloseFiles()
+		return control.Status{}, fmt.Errorf("pod %s: %w", spec.ID, errdefs.ErrAlreadyExists)
+	}
+	p := &fakePod{spec: spec, words: words, ended: make(chan struct{})}
+	p.status = control.Status{ID: spec.ID, Component: spec.Component, Digest: spec.Digest, State: control.StateRunning, StartedAt: time.Now()}
+	if spec.TLS != nil {
+		p.tls = *spec.TLS
+	}
+	h.pods[spec.ID] = p
+	for _, port := range spec.Ports {
+		if port.Kind == control.PortCleartext {
+			go greet(port.Socket.File, p.ended)
+		}
+	}
+	if spec.Log.File != nil {
+		fmt.Fprintf(spec.Log.File, "%s stdout F started %s\n", time.Now().Format(time.RFC3339Nano), strings.Join(spec.Args, " "))
+	}
+	if after := value(words, "after", ""); after != "" {
+		d, _ := time.ParseDuration(after)
+		code, _ := strconv.Atoi(value(words, "code", "0"))
+		time.AfterFunc(d, func() { h.end(spec.ID, p, code) })
+	}
+	return p.status, nil
+}
+
+// greet serves a pod's port.
+func greet(socket *os.File, ended chan struct{}) {
+	l, err := net.FileListener(socket)
+	if err != nil {
+		return
+	}
+	go func() { <-ended; l.Close() }()
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		fmt.Fprintln(conn, "hello")
+		conn.Close()
+	}
+}
+
+func (h *fakeHandler) end(id string, p *fakePod, code int) control.Status {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if p.status.State == control.StateExited {
+		return p.status
+	}
+	p.status.State, p.status.FinishedAt, p.status.ExitCode, p.status.Reason = control.StateExited, time.Now(), int32(code), sandbox.ReasonCompleted
+	if code != 0 {
+		p.status.Reason = sandbox.ReasonError
+	}
+	p.spec.CloseFiles()
+	close(p.ended)
+	s := p.status
+	h.server.Publish(control.Event{Exited: &s})
+	return s
+}
+
+func (h *fakeHandler) pod(id string) (*fakePod, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if p := h.pods[id]; p != nil {
+		return p, nil
+	}
+	return nil, fmt.Errorf("pod %s: %w", id, errdefs.ErrNotFound)
+}
+
+func (h *fakeHandler) Stop(_ context.Context, id string, grace time.Duration) (control.Status, error) {
+	p, err := h.pod(id)
+	if err != nil {
+		return control.Status{}, err
+	}
+	if !has(p.words, "deaf") {
+		return h.end(id, p, 0), nil
+	}
+	select {
+	case <-p.ended:
+	case <-time.After(grace):
+	}
+	return h.end(id, p, exitKilled), nil
+}
+
+func (h *fakeHandler) Kill(ctx context.Context, id string) error {
+	if p, err := h.pod(id); err == nil {
+		h.end(id, p, exitKilled)
+	}
+	return nil
+}
+
+func (h *fakeHandler) Remove(ctx context.Context, id string) error {
+	_ = h.Kill(ctx, id)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.pods, id)
+	return nil
+}
+
+func (h *fakeHandler) List(context.Context) ([]control.Status, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	list := []control.Status{}
+	for _, p := range h.pods {
+		list = append(list, p.status)
+	}
+	return list, nil
+}
+
+func (h *fakeHandler) Stats(context.Context, []string) ([]control.Stats, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var list []control.Stats
+	for id, p := range h.pods {
+		if p.status.State == control.StateRunning {
+			list = append(list, control.Stats{ID: id, Time: time.Now(), CPUNanos: 5, MemoryBytes: 1 << 20, Requests: uint64(len(p.spec.Env))})
+		}
+	}
+	return list, nil
+}
+
+func (h *fakeHandler) Metrics(context.Context, []string) ([]control.Metrics, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var list []control.Metrics
+	for id, p := range h.pods {
+		list = append(list, control.Metrics{ID: id, Component: p.spec.Component, Methods: []control.MethodMetrics{{Procedure: string(p.tls.Certificate)}}})
+	}
+	return list, nil
+}
+
+func (h *fakeHandler) Attach(_ context.Context, id string, session *control.AttachSession) error {
+	p, err := h.pod(id)
+	if err != nil {
+		return err
+	}
+	go func() {
+		defer session.Close()
+		_ = session.Write(false, []byte("attached\n"))
+		<-p.ended
+	}()
+	return nil
+}
+
+// Channels tells the channels' names on the connection, and stays on it to the pod's end.
+func (h *fakeHandler) Channels(_ context.Context, id string, conn net.Conn) error {
+	p, err := h.pod(id)
+	if err != nil {
+		return err
+	}
+	if len(p.spec.Channels) == 0 {
+		return fmt.Errorf("pod %s has no channels: %w", id, errdefs.ErrFailedPrecondition)
+	}
+	go func() {
+		defer conn.Close()
+		for _, c := range p.spec.Channels {
+			fmt.Fprintf(conn, "%s %s %d\n", c.Name, c.Topic, c.Flags)
+		}
+		<-p.ended
+	}()
+	return nil
+}
+
+func (h *fakeHandler) ReopenLog(_ context.Context, id string, file *os.File) error {
+	defer file.Close()
+	if _, err := h.pod(id); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(file, "%s stdout F reopened\n", time.Now().Format(time.RFC3339Nano))
+	return err
+}
+
+func (h *fakeHandler) UpdateTLS(_ context.Context, id string, t control.TLS) error {
+	p, err := h.pod(id)
+	if err != nil {
+		return err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	p.tls = t
+	return nil
+}
+
+func (h *fakeHandler) Update(_ context.Context, u control.Update) error {
+	p, err := h.pod(u.ID)
+	if err != nil {
+		return err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	p.update = u.Resources
+	return nil
+}
+
+func has(words []string, word string) bool {
+	for _, w := range words {
+		if w == word {
+			return true
+		}
+	}
+	return false
+}
+
+func value(words []string, key, fallback string) string {
+	for _, w := range words {
+		if v, ok := strings.CutPrefix(w, key+"="); ok {
+			return v
+		}
+	}
+	return fallback
+}

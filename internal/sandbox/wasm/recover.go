@@ -1,0 +1,177 @@
+package wasm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/wasm/control"
+)
+
+// Recover implements sandbox.Backend. The workers know what runs; the files know what was ordered; what neither can
+// explain away has died with its worker.
+func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandbox.Sink) (sandbox.Found, error) {
+	b.mu.Lock()
+	b.sink = sink
+	b.mu.Unlock()
+	found := sandbox.Found{Sandboxes: map[string]bool{}, Containers: map[string]sandbox.Status{}}
+	if err := b.keeper.recover(ctx); err != nil {
+		b.log.Error("take over the previous workers", "err", err)
+	}
+	in, err := b.inventory(ctx)
+	if err != nil {
+		return found, err
+	}
+	keep := map[string]bool{}
+	for _, k := range known {
+		keep[k.Pod.ID] = true
+		if b.recoverPod(k.Pod.ID) {
+			found.Sandboxes[k.Pod.ID] = true
+		}
+		for _, c := range k.Containers {
+			status, err := b.recoverContainer(k.Pod, c, in)
+			if err != nil {
+				return found, fmt.Errorf("container %s: %w", c.ID, err)
+			}
+			if status.State != sandbox.StateAbsent {
+				found.Containers[c.ID] = status
+			}
+		}
+	}
+	b.keeper.run()
+	if err := b.removeOrphans(ctx, keep, in); err != nil {
+		// What cannot be removed now does no harm to the pods that are known.
+		b.log.Error("remove what is not in the record", "err", err)
+	}
+	return found, nil
+}
+
+// inventory is what the workers have, by worker and container.
+type inventory map[*worker]map[string]control.Status
+
+func (b *Backend) inventory(ctx context.Context) (inventory, error) {
+	in := inventory{}
+	for _, w := range b.keeper.all() {
+		list, err := w.conn().List(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("ask worker %s for its pods: %w", w.name, err)
+		}
+		in[w] = map[string]control.Status{}
+		for _, s := range list {
+			in[w][s.ID] = s
+		}
+	}
+	return in, nil
+}
+
+// recoverPod tells whether the sandbox is there: it was made and the node was not restarted since.
+func (b *Backend) recoverPod(id string) bool {
+	s, err := b.cfg.readPod(id)
+	if err != nil {
+		return false
+	}
+	b.mu.Lock()
+	b.sandboxes[id] = s
+	b.mu.Unlock()
+	return true
+}
+
+// recoverContainer finds out what became of a container while nobody looked.
+func (b *Backend) recoverContainer(p *sandbox.Pod, c *sandbox.Container, in inventory) (sandbox.Status, error) {
+	h, err := b.lookup(c.ID)
+	if errdefs.IsNotFound(err) {
+		return sandbox.Status{}, nil // half made, or gone with a reboot
+	}
+	if err != nil {
+		return sandbox.Status{}, err
+	}
+	if s, _ := h.snapshot(); s.Phase == phaseStarted {
+		if err := b.recoverStarted(h, p, c, in); err != nil {
+			return sandbox.Status{}, err
+		}
+	}
+	s, _ := h.snapshot()
+	return s.status(), nil
+}
+
+// recoverStarted decides about a container that a worker was about to be told of when it was last heard of.
+func (b *Backend) recoverStarted(h *handle, p *sandbox.Pod, c *sandbox.Container, in inventory) error {
+	s, _ := h.snapshot()
+	w := b.keeper.named(s.Worker)
+	if w == nil || w.identity() != s.Process {
+		h.mu.Lock()
+		l := newLife(nil, p, c)
+		h.life = l
+		h.mu.Unlock()
+		b.record(h, l, control.Status{
+			StartedAt: s.StartedAt, FinishedAt: time.Now(), ExitCode: exitKilled, Reason: sandbox.ReasonError,
+			Message: fmt.Sprintf("its wasm worker %s (pid %d) has died while the daemon was away", s.Worker, s.Process.Pid),
+		})
+		return nil
+	}
+	status, there := in[w][h.id]
+	if !there { // the worker was never told
+		return b.set(h, func(s *state) { s.Phase, s.StartedAt = phaseCreated, time.Time{} })
+	}
+	l := newLife(w, p, c)
+	h.mu.Lock()
+	h.life, h.state.StartedAt = l, status.StartedAt
+	h.mu.Unlock()
+	if status.State == control.StateExited {
+		b.record(h, l, status)
+		return nil
+	}
+	b.followCertificate(h.id, l)
+	return nil
+}
+
+// resync brings what is known of a worker's containers up to date after its connection broke: events may have been lost.
+func (b *Backend) resync(ctx context.Context, w *worker) error {
+	list, err := w.conn().List(ctx)
+	if err != nil {
+		return err
+	}
+	for _, s := range list {
+		if s.State == control.StateExited {
+			b.podExited(w, s)
+		}
+	}
+	return nil
+}
+
+// removeOrphans removes what is in our directories and workers and belongs to no pod of the record.
+func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool, in inventory) error {
+	var errs []error
+	for w, pods := range in {
+		for id := range pods {
+			if s, err := b.cfg.readState(id); !keep[id] || err != nil || s.Worker != w.name {
+				b.log.Info("removing a container that is not in the record", "container", id, "worker", w.name)
+				errs = append(errs, w.conn().Remove(ctx, id))
+			}
+		}
+	}
+	keys := map[string]bool{}
+	for id := range keep {
+		keys[keyOf(id)] = true
+	}
+	entries, err := os.ReadDir(b.cfg.podsDir())
+	errs = append(errs, err)
+	for _, e := range entries {
+		if hexID.MatchString(e.Name()) && !keys[e.Name()] {
+			b.log.Info("removing a pod that is not in the record", "pod", e.Name())
+			errs = append(errs, os.RemoveAll(filepath.Join(b.cfg.podsDir(), e.Name())))
+		}
+	}
+	for w := range in {
+		if !b.busy(w) && (w.retired || b.cfg.Workers != WorkerPerNode || w.scope != scopeNode) {
+			errs = append(errs, w.end(ctx))
+		}
+	}
+	return errors.Join(errs...)
+}

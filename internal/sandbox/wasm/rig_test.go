@@ -1,0 +1,391 @@
+package wasm
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/wasm/artifact"
+)
+
+// shelf is an image store of components that are words.
+type shelf struct {
+	dir string
+
+	mu     sync.Mutex
+	images map[string]*shelved
+	opened int
+	held   map[string]string // key to image
+}
+
+func (s *shelf) Hold(_ context.Context, key, imageID string) error {
+	if _, err := s.find(imageID); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.held[key] = imageID
+	return nil
+}
+
+func (s *shelf) Unhold(_ context.Context, key string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.held, key)
+	return nil
+}
+
+func (s *shelf) Holds(context.Context) ([]string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Sorted(maps.Keys(s.held)), nil
+}
+
+type shelved struct {
+	image    image.Image
+	artifact *artifact.Artifact
+}
+
+// put makes an image of a component, with the annotations of its manifest, and gives its ID.
+func (s *shelf) put(t testing.TB, words, ref string, annotations map[string]string) string {
+	t.Helper()
+	raw := module(words)
+	d := digest.FromBytes(raw)
+	if err := replaceFile(filepath.Join(s.dir, d.Encoded()), raw, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	id := "sha256:" + hashOf(words+ref+fmt.Sprint(annotations))
+	wasm := ocispec.Descriptor{Digest: d, Size: int64(len(raw))}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.images[id] = &shelved{
+		image:    image.Image{ID: id, RepoTags: []string{ref}, Annotations: annotations, Component: &image.Component{Layout: image.LayoutCNCF, Wasm: wasm}},
+		artifact: &artifact.Artifact{ImageID: id, Layout: image.LayoutCNCF, Wasm: wasm, Annotations: annotations, Program: "main.wasm", Env: []string{"FROM=image", "A=0"}},
+	}
+	return id
+}
+
+func hashOf(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:])
+}
+
+func (s *shelf) remove(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.images, id)
+}
+
+func (s *shelf) find(id string) (*shelved, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if found := s.images[id]; found != nil {
+		return found, nil
+	}
+	return nil, fmt.Errorf("image %s: %w", id, errdefs.ErrNotFound)
+}
+
+func (s *shelf) Component(_ context.Context, id string) (*artifact.Artifact, error) {
+	found, err := s.find(id)
+	if err != nil {
+		return nil, err
+	}
+	return found.artifact, nil
+}
+
+func (s *shelf) Get(_ context.Context, id string) (image.Image, error) {
+	found, err := s.find(id)
+	if err != nil {
+		return image.Image{}, err
+	}
+	return found.image, nil
+}
+
+func (s *shelf) List(context.Context) (list []image.Image, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, i := range s.images {
+		list = append(list, i.image)
+	}
+	return list, nil
+}
+
+func (s *shelf) OpenBlob(_ context.Context, desc ocispec.Descriptor) (*os.File, error) {
+	s.mu.Lock()
+	s.opened++
+	s.mu.Unlock()
+	return os.Open(filepath.Join(s.dir, desc.Digest.Encoded()))
+}
+
+// ports is a network whose sockets are all on loopback, at a port of the kernel's choice.
+type ports struct {
+	mu   sync.Mutex
+	at   map[string]string // "tcp 80" to where it is
+	fail error
+}
+
+func (n *ports) Listen(_ context.Context, _, network, addr string) (*os.File, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.fail != nil {
+		return nil, n.fail
+	}
+	_, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, err
+	}
+	if network == "udp" {
+		conn, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+		if err != nil {
+			return nil, err
+		}
+		defer conn.Close()
+		n.at["udp "+port] = conn.LocalAddr().String()
+		return conn.File()
+	}
+	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		return nil, err
+	}
+	defer l.Close()
+	n.at["tcp "+port] = l.Addr().String()
+	return l.File()
+}
+
+func (n *ports) where(name string) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.at[name]
+}
+
+// rig is a backend under test, with what it stands on. The backend can be abandoned, as if its process were killed, and
+// made anew over the same files.
+type rig struct {
+	testing.TB
+	*Backend
+	config Config
+	shelf  *shelf
+	ports  *ports
+	events chan sandbox.Event
+	known  map[string]sandbox.Known
+}
+
+func newRig(t testing.TB, change ...func(*Config)) *rig {
+	t.Helper()
+	dir := t.TempDir()
+	r := &rig{
+		TB: t, shelf: &shelf{dir: t.TempDir(), images: map[string]*shelved{}, held: map[string]string{}}, ports: &ports{at: map[string]string{}},
+		events: make(chan sandbox.Event, 100_000), known: map[string]sandbox.Known{},
+	}
+	r.config = Config{
+		Root: filepath.Join(dir, "root"), RunDir: filepath.Join(dir, "run"), Program: program, UID: 65529, GID: 65529,
+		CgroupParent: testCgroup, Images: r.shelf, Network: r.ports, Logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
+	}
+	for _, c := range change {
+		c(&r.config)
+	}
+	r.open()
+	t.Cleanup(func() {
+		for _, k := range r.known {
+			r.must(r.RemoveSandbox(r.ctx(), k.Pod))
+		}
+		r.must(r.Close())
+		r.noneLeft()
+	})
+	return r
+}
+
+// open makes the backend and recovers what is there.
+func (r *rig) open() sandbox.Found {
+	r.Helper()
+	b, err := New(r.config)
+	r.must(err)
+	r.Backend = b
+	found, err := b.Recover(r.ctx(), slices.Collect(maps.Values(r.known)), func(e sandbox.Event) { r.events <- e })
+	r.must(err)
+	return found
+}
+
+// abandon makes the backend deaf and mute, as if its process were gone, and opens another one.
+func (r *rig) abandon() sandbox.Found {
+	r.Helper()
+	r.part()
+	return r.open()
+}
+
+func (r *rig) part() {
+	r.stop()
+	r.keeper.mu.Lock()
+	r.keeper.closed = true
+	r.keeper.mu.Unlock()
+	for _, w := range r.keeper.all() {
+		close(w.parted)
+	}
+	r.keeper.tasks.Wait()
+	r.watcher.close()
+}
+
+func (r *rig) ctx() context.Context {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), 30*time.Second)
+	r.Cleanup(cancel)
+	return ctx
+}
+
+func (r *rig) must(err error) {
+	r.Helper()
+	if err != nil {
+		r.Fatal(err)
+	}
+}
+
+// noneLeft looks for workers and files of pods.
+func (r *rig) noneLeft() {
+	r.Helper()
+	for _, dir := range []string{r.config.podsDir(), r.config.workersDir()} {
+		entries, err := os.ReadDir(dir)
+		if err != nil || len(entries) > 0 {
+			r.Errorf("%s has %v, %v", dir, entries, err)
+		}
+	}
+	if pids := workerPids(r.config.Program); len(pids) > 0 {
+		r.Errorf("workers live: %v", pids)
+	}
+}
+
+// workerPids finds the workers by their command line.
+func workerPids(program string) (pids []string) {
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range dirs {
+		cmdline, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
+		stat, _ := os.ReadFile(filepath.Join(dir, "stat"))
+		if strings.HasPrefix(string(cmdline), program+"\x00worker") && !strings.Contains(string(stat), ") Z ") {
+			pids = append(pids, filepath.Base(dir))
+		}
+	}
+	return pids
+}
+
+// pod makes a sandbox. Each has a number that makes its ID.
+func (r *rig) pod(name string, change ...func(*runtimeapi.PodSandboxConfig)) *sandbox.Pod {
+	r.Helper()
+	p := r.podConfig(name, change...)
+	r.must(r.Validate(p, nil))
+	r.known[p.ID] = sandbox.Known{Pod: p}
+	r.must(r.CreateSandbox(r.ctx(), p))
+	return p
+}
+
+func (r *rig) podConfig(name string, change ...func(*runtimeapi.PodSandboxConfig)) *sandbox.Pod {
+	config := &runtimeapi.PodSandboxConfig{
+		Metadata: &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "test", Uid: name}, Labels: map[string]string{}, Annotations: map[string]string{},
+		LogDirectory: filepath.Join(r.TempDir(), "logs"), Linux: &runtimeapi.LinuxPodSandboxConfig{},
+	}
+	for _, c := range change {
+		c(config)
+	}
+	return &sandbox.Pod{ID: hashOf(name), Handler: "wasm", Config: config, Netns: "/somewhere"}
+}
+
+// container makes the configuration of a container of the component that the words say.
+func (r *rig) container(p *sandbox.Pod, words string) *sandbox.Container {
+	r.Helper()
+	id := r.shelf.put(r.TB, words, "registry.example/demo/greeter:1.2", nil)
+	return &sandbox.Container{ID: p.ID, ImageID: id, Config: &runtimeapi.ContainerConfig{
+		Metadata: &runtimeapi.ContainerMetadata{Name: "c"}, Image: &runtimeapi.ImageSpec{Image: id, UserSpecifiedImage: "registry.example/demo/greeter:1.2"},
+		LogPath: "c.log", Linux: &runtimeapi.LinuxContainerConfig{},
+	}}
+}
+
+func (r *rig) create(p *sandbox.Pod, words string) *sandbox.Container {
+	r.Helper()
+	c := r.container(p, words)
+	r.must(r.Validate(p, c))
+	_, err := r.CreateContainer(r.ctx(), p, c)
+	r.must(err)
+	r.known[p.ID] = sandbox.Known{Pod: p, Containers: []*sandbox.Container{c}}
+	return c
+}
+
+// run makes a pod and starts its container.
+func (r *rig) run(name, words string) (*sandbox.Pod, *sandbox.Container) {
+	r.Helper()
+	p := r.pod(name)
+	c := r.create(p, words)
+	r.must(r.StartContainer(r.ctx(), p, c))
+	return p, c
+}
+
+func (r *rig) status(p *sandbox.Pod, c *sandbox.Container) sandbox.Status {
+	r.Helper()
+	s, err := r.Status(r.ctx(), p, c)
+	r.must(err)
+	return s
+}
+
+// wantState checks what there is of a container.
+func (r *rig) wantState(p *sandbox.Pod, c *sandbox.Container, want sandbox.State) sandbox.Status {
+	r.Helper()
+	s := r.status(p, c)
+	if s.State != want {
+		r.Fatalf("container of %s is %+v, want state %d", p.Config.Metadata.Name, s, want)
+	}
+	return s
+}
+
+// waitEnd waits for the event of a container's end.
+func (r *rig) waitEnd(c *sandbox.Container) sandbox.Status {
+	r.Helper()
+	timeout := time.After(20 * time.Second)
+	for {
+		select {
+		case e := <-r.events:
+			if e.ContainerID == c.ID {
+				return e.Status
+			}
+		case <-timeout:
+			r.Fatal("the end of the container is not reported")
+		}
+	}
+}
+
+// eventually waits for a condition.
+func (r *rig) eventually(what string, holds func() bool) {
+	r.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !holds() {
+		if time.Now().After(deadline) {
+			r.Fatalf("never: %s", what)
+		}
+		time.Sleep(5 * time.Millisecond) // pacing
+	}
+}
+
+// greeting is what the pod's cleartext port says.
+func (r *rig) greeting() string {
+	conn, err := net.Dial("tcp", r.ports.where("tcp 80"))
+	if err != nil {
+		return err.Error()
+	}
+	defer conn.Close()
+	raw, _ := io.ReadAll(conn)
+	return strings.TrimSpace(string(raw))
+}

@@ -1,0 +1,264 @@
+package wasm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/stream"
+	"github.com/tripod-run/tripod/internal/wasm/artifact"
+	"github.com/tripod-run/tripod/internal/wasm/control"
+)
+
+var (
+	fpLoaded  = failpoint.New("wasm.start-container.loaded")
+	fpOpened  = failpoint.New("wasm.start-container.opened")
+	fpIntent  = failpoint.New("wasm.start-container.intent")
+	fpStarted = failpoint.New("wasm.start-container.started")
+)
+
+// cleanupTime bounds the undoing of a start whose caller has gone away already.
+const cleanupTime = 30 * time.Second
+
+// StartContainer implements sandbox.Backend. It returns when the component serves, or when the command runs.
+func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
+	h, err := b.lookup(c.ID)
+	if errdefs.IsNotFound(err) {
+		return fmt.Errorf("container %s is not created: %w", c.ID, errdefs.ErrFailedPrecondition)
+	}
+	if err != nil {
+		return err
+	}
+	if _, l := h.snapshot(); l != nil {
+		return nil // it runs
+	}
+	err = b.run(ctx, p, c, h)
+	if errdefs.IsUnavailable(err) && ctx.Err() == nil {
+		err = b.run(ctx, p, c, h) // the worker died, or ended for want of pods, while we came
+	}
+	if err != nil {
+		return b.failStart(ctx, h, err)
+	}
+	return fpStarted.Hit(ctx)
+}
+
+// run gives the pod to its worker.
+func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle) error {
+	w, err := b.workerFor(ctx, p, c)
+	if err != nil {
+		return err
+	}
+	s, _ := h.snapshot()
+	if err := b.leaveFormer(ctx, h, s, w); err != nil {
+		return err
+	}
+	loaded, err := b.load(ctx, w, s.Artifact, s.Description)
+	if err != nil {
+		return err
+	}
+	if err := fpLoaded.Hit(ctx); err != nil {
+		return err
+	}
+	if err := checkModule(c.Config, loaded.World); err != nil {
+		return err
+	}
+	spec, renewAt, err := b.spec(ctx, p, c, s, loaded)
+	defer spec.CloseFiles()
+	if err != nil {
+		return err
+	}
+	if err := fpOpened.Hit(ctx); err != nil {
+		return err
+	}
+	l := newLife(w, p, c)
+	if err := b.begin(h, l, renewAt, servicesOf(loaded)); err != nil {
+		return err
+	}
+	if err := fpIntent.Hit(ctx); err != nil {
+		return b.unbegin(h, l, err)
+	}
+	status, err := w.conn().Start(ctx, spec)
+	if errdefs.IsNotFound(err) { // it has unloaded the code, which we believed to be there
+		w.forgetCode(spec.Digest)
+		if _, err = b.load(ctx, w, s.Artifact, s.Description); err == nil {
+			status, err = w.conn().Start(ctx, spec)
+		}
+	}
+	if err != nil {
+		return b.unbegin(h, l, err)
+	}
+	h.mu.Lock()
+	if h.life == l {
+		h.state.StartedAt = status.StartedAt
+	}
+	h.mu.Unlock()
+	b.followCertificate(h.id, l)
+	return nil
+}
+
+// workerFor is the worker that a container starts in.
+func (b *Backend) workerFor(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*worker, error) {
+	scope := b.scopeOf(p)
+	if !isOwn(scope) {
+		return b.keeper.get(ctx, scope, nil)
+	}
+	own := b.keeper.own(p, c)
+	return b.keeper.get(ctx, scope, &own)
+}
+
+// leaveFormer has the worker of an earlier run forget the container, when that is another one.
+func (b *Backend) leaveFormer(ctx context.Context, h *handle, s state, w *worker) error {
+	if s.Worker == "" || s.Worker == w.name {
+		return nil // a worker starts a container of its own anew
+	}
+	return b.forgetIn(ctx, s.Worker, h.id)
+}
+
+// begin records that the worker is about to be told: from now on the container may run.
+func (b *Backend) begin(h *handle, l *life, renewAt time.Time, services []string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	next := state{
+		ID: h.id, Phase: phaseStarted, Artifact: h.state.Artifact, Component: h.state.Component, Description: h.state.Description,
+		Services: services, Worker: l.worker.name, Process: l.worker.identity(), RenewAt: renewAt, StartedAt: time.Now(),
+	}
+	if err := b.cfg.writeState(next); err != nil {
+		return noRoom(fmt.Errorf("container %s: %w", h.id, err))
+	}
+	h.state, h.life = next, l
+	return nil
+}
+
+// unbegin takes begin back after the worker was not told, or refused. If the worker died meanwhile, that is the
+// container's end already, and the start's failure.
+func (b *Backend) unbegin(h *handle, l *life, cause error) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.life != l {
+		return cause
+	}
+	h.life = nil
+	h.state.Phase, h.state.StartedAt, h.state.RenewAt = phaseCreated, time.Time{}, time.Time{}
+	return errors.Join(cause, b.cfg.writeState(h.state))
+}
+
+// failStart records a start that failed. When its caller went away, the container is as it was created, and whatever came
+// of the order is taken back.
+func (b *Backend) failStart(ctx context.Context, h *handle, cause error) error {
+	s, _ := h.snapshot()
+	if ctx.Err() != nil {
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
+		defer cancel()
+		err := b.forgetIn(undo, s.Worker, h.id)
+		return errors.Join(fmt.Errorf("start container %s: %w", h.id, cause), err)
+	}
+	now := time.Now()
+	err := b.set(h, func(s *state) {
+		s.Phase, s.StartedAt, s.FinishedAt = phaseExited, now, now
+		s.ExitCode, s.Reason, s.Message = sandbox.ExitStartError, sandbox.ReasonStartError, cause.Error()
+	})
+	return errors.Join(fmt.Errorf("start container %s: %w", h.id, cause), err)
+}
+
+// spec is all that the worker must know, with the files that it gets; the caller closes them, also when there is an error.
+func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, s state, loaded control.Loaded) (spec control.PodSpec, renewAt time.Time, err error) {
+	o, err := parseOptions(p.Config, b.cfg.LabelPrefix)
+	if err != nil {
+		return spec, renewAt, err
+	}
+	spec = control.PodSpec{
+		ID: c.ID, Component: s.Component, Digest: loaded.Digest,
+		Args: s.Artifact.Argv(c.Config.GetCommand(), c.Config.GetArgs()), Env: environment(s.Artifact, c.Config.GetEnvs()),
+		Resources: resourcesOf(c.Config.GetLinux().GetResources()), Limits: o.limits, Holdings: b.cfg.Holdings,
+		Stdin: c.Config.GetStdin(), StdinOnce: c.Config.GetStdinOnce(),
+	}
+	if spec.Log.File, err = stream.OpenLogFile(p.Config.GetLogDirectory(), c.Config.GetLogPath()); err != nil {
+		return spec, renewAt, err
+	}
+	if spec.Mounts, err = openMounts(c.Config); err != nil {
+		return spec, renewAt, err
+	}
+	if spec.Channels, err = channelsOf(c.Config); err != nil {
+		return spec, renewAt, err
+	}
+	if loaded.World == control.WorldCommand {
+		return spec, renewAt, nil
+	}
+	if spec.Ports, err = b.listen(ctx, p, o); err != nil {
+		return spec, renewAt, err
+	}
+	spec.TLS, renewAt, err = b.identityOf(ctx, p, c, o, s.Component)
+	return spec, renewAt, err
+}
+
+// servicesOf are the services of which the component has methods.
+func servicesOf(loaded control.Loaded) []string {
+	var services []string
+	for _, procedure := range loaded.Procedures {
+		service, _, _ := strings.Cut(strings.TrimPrefix(procedure, "/"), "/")
+		services = append(services, service)
+	}
+	slices.Sort(services)
+	return slices.Compact(services)
+}
+
+// Services are the full names of the gRPC services that a running container serves; nil when it does not run, or serves
+// none. For the node's router.
+func (b *Backend) Services(containerID string) []string {
+	h, _, err := b.running(containerID)
+	if err != nil {
+		return nil
+	}
+	s, _ := h.snapshot()
+	return s.Services
+}
+
+// environment is the image's with the container's on top.
+func environment(a *artifact.Artifact, envs []*runtimeapi.KeyValue) []string {
+	env := append([]string(nil), a.Env...)
+	for _, e := range envs {
+		env = append(env, e.GetKey()+"="+string(e.GetValue()))
+	}
+	return lastWins(env)
+}
+
+// lastWins keeps the last value of each variable, at the place of its first.
+func lastWins(env []string) []string {
+	at := map[string]int{}
+	kept := env[:0]
+	for _, e := range env {
+		key := e
+		for i := range e {
+			if e[i] == '=' {
+				key = e[:i]
+				break
+			}
+		}
+		if i, ok := at[key]; ok {
+			kept[i] = e
+			continue
+		}
+		at[key] = len(kept)
+		kept = append(kept, e)
+	}
+	return kept
+}
+
+func resourcesOf(res *runtimeapi.LinuxContainerResources) control.Resources {
+	r := control.Resources{MemoryBytes: res.GetMemoryLimitInBytes()}
+	if res.GetCpuQuota() > 0 {
+		r.CPUQuota, r.CPUPeriod = res.GetCpuQuota(), res.GetCpuPeriod()
+		if r.CPUPeriod == 0 {
+			r.CPUPeriod = 100_000
+		}
+	}
+	return r
+}

@@ -1,0 +1,231 @@
+package wasm
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/stats"
+	"github.com/tripod-run/tripod/internal/wasm/control"
+)
+
+// freshFor is how long figures of a worker are good for: a kubelet asks for one pod after the other, a worker answers for
+// all at once.
+const freshFor = 500 * time.Millisecond
+
+// figures are the latest answers of the workers. A worker that does not answer holds up those who ask for its own pods.
+type figures struct {
+	mu sync.Mutex
+	of map[*worker]*answer
+}
+
+// answer is what a worker said last. Who has the turn may ask again.
+type answer struct {
+	turn chan struct{}
+	at   time.Time
+	pods map[string]control.Stats
+}
+
+func (f *figures) answerOf(w *worker) *answer {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.of == nil {
+		f.of = map[*worker]*answer{}
+	}
+	if f.of[w] == nil {
+		f.of[w] = &answer{turn: make(chan struct{}, 1)}
+	}
+	return f.of[w]
+}
+
+// forget drops the answers of a worker that has ended.
+func (f *figures) forget(w *worker) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.of, w)
+}
+
+// figuresOf gives the figures of a running container; one that the worker does not know has just ended, which is an
+// errdefs.ErrFailedPrecondition.
+func (b *Backend) figuresOf(ctx context.Context, l *life, id string) (control.Stats, error) {
+	a := b.figures.answerOf(l.worker)
+	select {
+	case a.turn <- struct{}{}:
+		defer func() { <-a.turn }()
+	case <-ctx.Done():
+		return control.Stats{}, fmt.Errorf("wait for the figures of worker %s: %w", l.worker.name, context.Cause(ctx))
+	}
+	s, there := a.pods[id]
+	if there && time.Since(a.at) <= freshFor {
+		return s, nil
+	}
+	list, err := l.worker.conn().Stats(ctx)
+	if err != nil {
+		return s, err
+	}
+	a.at, a.pods = time.Now(), make(map[string]control.Stats, len(list))
+	for _, s := range list {
+		a.pods[s.ID] = s
+	}
+	if s, there = a.pods[id]; !there {
+		return s, &notRunning{id}
+	}
+	return s, nil
+}
+
+// shareOfWorker is what a pod takes of its worker, in bytes, whatever its guests have: sockets, a server and its goroutines.
+// dataplane's TestIdleServerMemory measures it. Without it an idle component would take nothing, and a metrics-server leaves
+// out a pod of which it has no memory.
+const shareOfWorker = 32 << 10
+
+// asCgroup is a container's figures in the form of a cgroup's: the guests' memory and the pod's share of its worker, none of
+// it a file's.
+func asCgroup(s control.Stats, limit int64) stats.Figures {
+	f := stats.Figures{Time: s.Time}
+	f.CPU.Usage, f.CPU.Throttled = s.CPUNanos, s.ThrottledNanos
+	used := s.MemoryBytes + shareOfWorker
+	f.Memory.Usage, f.Memory.WorkingSet, f.Memory.RSS, f.Memory.Limit = used, used, used, stats.Unlimited
+	if limit > 0 {
+		f.Memory.Limit = uint64(limit)
+	}
+	return f
+}
+
+// ContainerStats implements sandbox.StatsProvider. A container that does not run uses nothing.
+func (b *Backend) ContainerStats(ctx context.Context, _ *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, error) {
+	result := &runtimeapi.ContainerStats{}
+	f, err := b.cgroupFigures(ctx, c.ID)
+	if err != nil || f == nil {
+		return result, err
+	}
+	result.Cpu, result.Memory = b.sampler.CPUUsage(c.ID, *f), f.MemoryUsage()
+	return result, nil
+}
+
+// PodStats implements sandbox.StatsProvider. The pod is its container, and its worker's process where it has one for
+// itself.
+func (b *Backend) PodStats(ctx context.Context, p *sandbox.Pod) (*runtimeapi.LinuxPodSandboxStats, error) {
+	result := &runtimeapi.LinuxPodSandboxStats{}
+	if _, l, err := b.running(p.ID); err == nil {
+		if f := b.ownFigures(l.worker); f != nil {
+			result.Cpu, result.Memory, result.Process = b.sampler.CPUUsage("pod "+p.ID, *f), f.MemoryUsage(), f.ProcessUsage()
+			return result, nil
+		}
+	}
+	f, err := b.cgroupFigures(ctx, p.ID)
+	if err != nil || f == nil {
+		return result, err
+	}
+	result.Cpu, result.Memory = b.sampler.CPUUsage(p.ID, *f), f.MemoryUsage()
+	return result, nil
+}
+
+// cgroupFigures measures a container; nil when it does not run.
+func (b *Backend) cgroupFigures(ctx context.Context, id string) (*stats.Figures, error) {
+	h, err := b.lookup(id)
+	if errdefs.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	_, l := h.snapshot()
+	if l == nil {
+		return nil, nil
+	}
+	s, err := b.figuresOf(ctx, l, id)
+	if errdefs.IsFailedPrecondition(err) {
+		return nil, nil // it has just ended
+	}
+	if err != nil {
+		return nil, err
+	}
+	f := asCgroup(s, l.container.Config.GetLinux().GetResources().GetMemoryLimitInBytes())
+	return &f, nil
+}
+
+// Inspect implements sandbox.Inspector, with the one topic "wasm".
+func (b *Backend) Inspect(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (map[string]any, error) {
+	v := map[string]any{"sandboxID": p.ID, "runDir": b.cfg.podDir(p.ID), "authority": b.tls.certFile()}
+	if o, err := parseOptions(p.Config, b.cfg.LabelPrefix); err == nil {
+		v["ports"] = map[string]any{"tls": o.port, "quic": o.port, "cleartext": o.cleartext, "certificate": o.tls}
+	}
+	b.mu.Lock()
+	if why := b.sandboxes[p.ID].Apart; why != "" {
+		v["apart"] = why
+	}
+	b.mu.Unlock()
+	if c != nil {
+		if err := b.inspectContainer(ctx, c.ID, v); err != nil {
+			return nil, err
+		}
+	}
+	return v, nil
+}
+
+func (b *Backend) inspectContainer(ctx context.Context, id string, v map[string]any) error {
+	h, err := b.lookup(id)
+	if err != nil {
+		return err
+	}
+	s, l := h.snapshot()
+	v["pid"], v["worker"], v["component"] = s.status().Pid, s.Worker, s.Component
+	if s.Artifact != nil {
+		v["wasm"], v["code"] = s.Artifact.Wasm.Digest, b.cache.entryDir(s.Artifact.Wasm.Digest.String())
+	}
+	if l == nil {
+		return nil
+	}
+	v["workerEngine"], v["workerProgram"] = l.worker.conn().Hello().Engine, l.worker.conn().Hello().Program
+	figures, err := b.figuresOf(ctx, l, id)
+	if err == nil {
+		v["figures"] = figures
+	}
+	if errdefs.IsFailedPrecondition(err) {
+		return nil // it has just ended
+	}
+	return err
+}
+
+// Metrics are the counters of all running containers, by method; a worker that does not answer is left out.
+func (b *Backend) Metrics(ctx context.Context) []Metrics {
+	var all []Metrics
+	for _, w := range b.keeper.all() {
+		counters, err := w.conn().Metrics(ctx)
+		if err == nil {
+			all = append(all, b.withFigures(ctx, w, counters)...)
+		} else {
+			b.log.Debug("ask a worker for its counters", "worker", w.name, "err", err)
+		}
+	}
+	return all
+}
+
+// Metrics are the counters of one container: its methods' and its figures.
+type Metrics struct {
+	control.Metrics
+	Stats control.Stats
+	// Worker names the process that it runs in.
+	Worker string
+}
+
+func (b *Backend) withFigures(ctx context.Context, w *worker, counters []control.Metrics) []Metrics {
+	list, err := w.conn().Stats(ctx)
+	if err != nil {
+		b.log.Debug("ask a worker for its figures", "worker", w.name, "err", err)
+	}
+	byID := make(map[string]control.Stats, len(list))
+	for _, s := range list {
+		byID[s.ID] = s
+	}
+	all := make([]Metrics, 0, len(counters))
+	for _, m := range counters {
+		all = append(all, Metrics{Metrics: m, Stats: byID[m.ID], Worker: w.name})
+	}
+	return all
+}

@@ -1,0 +1,194 @@
+package wasm
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
+)
+
+// verify holds a chain against an authority, for a name or an address.
+func verify(t *testing.T, ca, chain []byte, host string) *x509.Certificate {
+	t.Helper()
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(ca) {
+		t.Fatal("no authority")
+	}
+	block, _ := pem.Decode(chain)
+	leaf, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: host}); err != nil {
+		t.Errorf("%s: %v", host, err)
+	}
+	return leaf
+}
+
+// TestAuthority: certificates are good for the pod's names and addresses, by an authority that stays, and is made anew when
+// it is half lost.
+func TestAuthority(t *testing.T) {
+	dir := t.TempDir()
+	issue := func() []byte {
+		chain, key, renewAt, err := newAuthority(dir).issue(t.Context(), []netip.Addr{netip.MustParseAddr("10.1.2.3"), netip.MustParseAddr("fd00::7")}, []string{"greeter", "localhost"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tls.X509KeyPair(chain, key); err != nil {
+			t.Error(err)
+		}
+		if in := time.Until(renewAt); in < 19*24*time.Hour || in > leafLife {
+			t.Errorf("to be renewed in %s", in)
+		}
+		return chain
+	}
+	chain := issue()
+	ca, err := os.ReadFile(filepath.Join(dir, "ca.crt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, host := range []string{"greeter", "localhost", "10.1.2.3", "fd00::7"} {
+		verify(t, ca, chain, host)
+	}
+	if info, err := os.Stat(filepath.Join(dir, "ca.key")); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the key: %v, %v", info.Mode(), err)
+	}
+	verify(t, ca, issue(), "greeter") // by the same authority
+	if err := os.Remove(filepath.Join(dir, "ca.crt")); err != nil {
+		t.Fatal(err)
+	}
+	chain = issue()
+	if ca, err = os.ReadFile(filepath.Join(dir, "ca.crt")); err != nil {
+		t.Fatal(err)
+	}
+	verify(t, ca, chain, "greeter")
+	if err := os.WriteFile(filepath.Join(dir, "ca.key"), []byte("junk"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, _, err := newAuthority(dir).issue(t.Context(), nil, []string{"x"}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "remove both") {
+		t.Errorf("an authority that is damaged: %v", err)
+	}
+}
+
+// secret writes a Secret's directory as a kubelet does: files that are links to a version.
+func secret(t *testing.T, dir, version string, files map[string][]byte) {
+	t.Helper()
+	at := filepath.Join(dir, version)
+	if err := os.MkdirAll(at, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(at, name), content, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Lstat(filepath.Join(dir, name)); err != nil {
+			if err := os.Symlink(filepath.Join("..data", name), filepath.Join(dir, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := os.Symlink(version, filepath.Join(dir, "..tmp")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(filepath.Join(dir, "..tmp"), filepath.Join(dir, "..data")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// identities makes pairs of an authority, for the name that each is given.
+func identities(t *testing.T, name string) map[string][]byte {
+	t.Helper()
+	a := newAuthority(t.TempDir())
+	chain, key, _, err := a.issue(t.Context(), nil, []string{name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return map[string][]byte{certFile: chain, keyFile: key, clientCAFile: a.pem}
+}
+
+// TestMountedCertificate: a pod is served with the certificate of its mount, the one of now.
+func TestMountedCertificate(t *testing.T) {
+	r := newRig(t)
+	dir := t.TempDir()
+	first, second := identities(t, "first"), identities(t, "second")
+	secret(t, dir, "1", first)
+	p := r.pod("p", func(c *runtimeapi.PodSandboxConfig) { c.Annotations["vimana.host/tls"] = "/tls" })
+	c := r.container(p, "world=grpc")
+	c.Config.Mounts = []*runtimeapi.Mount{{ContainerPath: "/tls", HostPath: dir, Readonly: true}}
+	r.must(r.Validate(p, c))
+	_, err := r.CreateContainer(r.ctx(), p, c)
+	r.must(err)
+	r.known[p.ID] = sandbox.Known{Pod: p, Containers: []*sandbox.Container{c}}
+	r.must(r.StartContainer(r.ctx(), p, c))
+	served := func() string { return r.Metrics(r.ctx())[0].Methods[0].Procedure } // the worker of words tells it so
+	if served() != string(first[certFile]) {
+		t.Error("it is served with another certificate")
+	}
+	secret(t, dir, "2", second)
+	r.eventually("the new certificate is served", func() bool { return served() == string(second[certFile]) })
+	r.abandon()
+	secret(t, dir, "3", map[string][]byte{certFile: []byte("junk"), keyFile: []byte("junk")})
+	secret(t, dir, "4", first)
+	r.eventually("after junk, and a restart of the daemon, another one is served", func() bool { return served() == string(first[certFile]) })
+	r.must(r.StopContainer(r.ctx(), p, c, 0))
+	secret(t, dir, "5", map[string][]byte{certFile: []byte("junk"), keyFile: []byte("junk")})
+	if err := r.StartContainer(r.ctx(), p, c); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), certFile) {
+		t.Errorf("started with junk: %v", err)
+	}
+}
+
+// TestGeneratedCertificate: it is renewed before it expires, also by the next daemon.
+func TestGeneratedCertificate(t *testing.T) {
+	r := newRig(t)
+	p := r.podConfig("p")
+	p.IPs = []netip.Addr{netip.MustParseAddr("10.1.2.3")}
+	r.known[p.ID] = sandbox.Known{Pod: p}
+	r.must(r.CreateSandbox(r.ctx(), p))
+	c := r.create(p, "world=grpc")
+	r.must(r.StartContainer(r.ctx(), p, c))
+	served := func() string { return r.Metrics(r.ctx())[0].Methods[0].Procedure }
+	ca, err := os.ReadFile(filepath.Join(r.config.Root, "ca.crt"))
+	r.must(err)
+	first := served()
+	for _, host := range []string{"p", "p.test", "greeter", "registry.example", "127.0.0.1", "10.1.2.3"} {
+		verify(t, ca, []byte(first), host)
+	}
+	r.abandon()
+	r.renewDue(r.ctx(), time.Now().Add(leafLife/2))
+	if served() != first {
+		t.Error("it was renewed too early")
+	}
+	r.renewDue(r.ctx(), time.Now().Add(leafLife*3/4))
+	if served() == first {
+		t.Error("it was not renewed")
+	}
+}
+
+// TestMountedIdentityIsContained: a directory that others write to cannot make us read elsewhere.
+func TestMountedIdentityIsContained(t *testing.T) {
+	dir, outside := t.TempDir(), t.TempDir()
+	for name, content := range identities(t, "x") {
+		if err := os.WriteFile(filepath.Join(outside, name), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(filepath.Join(outside, name), filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := mountedIdentity(dir, false); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("read through links out of the mount: %v", err)
+	}
+	if _, err := mountedIdentity(outside, true); err != nil {
+		t.Error(err)
+	}
+}

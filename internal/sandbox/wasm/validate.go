@@ -1,0 +1,231 @@
+package wasm
+
+import (
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/stream"
+)
+
+// Harmless lists what is accepted although nothing is done about it: what the kubelet sends with every pod, and what a
+// guest is held to more strictly than asked. Everything else is enforced or refused.
+var Harmless = map[string]string{
+	"linux.resources.cpu_shares":                              "pods of one worker have the CPU by request, not by share; with a worker per pod it is enforced",
+	"linux.resources.oom_score_adj":                           "a guest has no process of its own that the kernel could choose",
+	"linux.resources.hugepage_limits":                         "no guest has huge pages",
+	"linux.resources.cpu_period without cpu_quota":            "says nothing without a quota",
+	"linux.resources.cpuset_cpus, cpuset_mems":                "the CPUs and memory nodes that a node's CPU and memory manager leave to all pods: the CPU limit holds. With a worker per pod they are enforced; CPUs of its own (with `cpu_quota: -1`) are refused otherwise",
+	"linux.resources.unified memory.oom.group":                "a guest out of memory ends as a whole anyway",
+	"linux.resources.unified memory.high, low, min, swap.max": "a kubelet on cgroup v2 writes them for every container. They throttle, reserve and swap by cgroup; the memory limit is on what guests may address",
+	"linux.resources.memory_swap_limit_in_bytes":              "the memory limit is on what guests may address, swapped out or not",
+	"linux.security_context.run_as_user, groups, fsGroup":     "a guest has no user. Its files are opened as the worker's user, which is nobody's, also where root (0) is asked for: the kubelet asks for it whenever neither pod nor image name a user",
+	"linux.security_context.capabilities.drop":                "there are none to drop",
+	"linux.security_context.readonly_rootfs":                  "there is no root filesystem but the mounts",
+	"linux.security_context.no_new_privs":                     "always so",
+	"linux.security_context.selinux_options of level s0":      "the level that every process has where no label is applied",
+	"linux.security_context.seccomp, apparmor, not a file":    "the worker's own filter is stricter than RuntimeDefault",
+	"linux.security_context.masked_paths, readonly_paths":     "there is no /proc",
+	"namespace_options of pid, ipc: POD, CONTAINER":           "a guest sees no process",
+	"mounts of /etc/hosts and the termination message":        "the kubelet's: WASI has no resolver, and the end of a guest is told by its status",
+	"mounts.mount_options":                                    "nothing in a mount is executed, and devices and set-user-ID bits never count",
+	"mounts.selinux_relabel, propagation PRIVATE":             "there is nothing to relabel, and no mount to propagate",
+	"linux.sysctls net.ipv4.ip_unprivileged_port_start":       "the daemon opens the ports, and may open all",
+	"stop_signal":                   "WASI has no signals: a server drains, a command's standard input ends",
+	"hostname, dns_config":          "WASI has neither",
+	"pod linux.resources, overhead": "sums for information",
+}
+
+// invalid is the refusal of a field whose value cannot be right.
+func invalid(field, format string, args ...any) error {
+	return fmt.Errorf("%s: %s: %w", field, fmt.Sprintf(format, args...), errdefs.ErrInvalidArgument)
+}
+
+// unsupported is the refusal of a field that is right but that a guest cannot have.
+func unsupported(field, format string, args ...any) error {
+	return fmt.Errorf("%s: %s: %w", field, fmt.Sprintf(format, args...), errdefs.ErrNotImplemented)
+}
+
+// Validate implements sandbox.Backend.
+func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
+	if !hexID.MatchString(p.ID) && !componentID.MatchString(p.ID) {
+		return fmt.Errorf("pod ID %q is neither 64 lower-case hex digits nor component#n: %w", p.ID, errdefs.ErrInvalidArgument)
+	}
+	o, err := parseOptions(p.Config, b.cfg.LabelPrefix)
+	if err != nil {
+		return err
+	}
+	if most := b.cfg.Concurrency; most > 0 && o.limits.Concurrency > most {
+		return fmt.Errorf("annotation %s: %d is more than wasm.max_concurrency, which is %d: %w",
+			b.cfg.LabelPrefix+keyConcurrency, o.limits.Concurrency, most, errdefs.ErrInvalidArgument)
+	}
+	if c == nil {
+		return validatePod(p.Config)
+	}
+	for _, check := range []func() error{
+		func() error { return b.validateContainer(c.Config) },
+		func() error { return validateSecurity(c.Config.GetLinux().GetSecurityContext()) },
+		func() error { return b.validateResources(c.Config.GetLinux().GetResources()) },
+		func() error { return validateMounts(c.Config.GetMounts()) },
+		func() error { return validateTLSMount(o, c.Config.GetMounts(), b.cfg.LabelPrefix) },
+		func() error { _, err := sandbox.ParseChannels(c.Config.GetAnnotations()); return err },
+		func() error { _, err := stream.LogPath(p.Config.GetLogDirectory(), c.Config.GetLogPath()); return err },
+	} {
+		if err := check(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func validatePod(config *runtimeapi.PodSandboxConfig) error {
+	linux := config.GetLinux()
+	sc := linux.GetSecurityContext()
+	switch {
+	case config.GetWindows() != nil:
+		return invalid("windows", "this is a Linux node")
+	case sc.GetPrivileged():
+		return unsupported("linux.security_context.privileged", "a component cannot be privileged: it has no processes, devices or namespaces")
+	case len(otherSysctls(linux.GetSysctls())) > 0:
+		return unsupported("linux.sysctls", "%v: a component pod runs nothing that they would change", otherSysctls(linux.GetSysctls()))
+	}
+	if err := validateProfiles(sc.GetSeccomp(), sc.GetApparmor(), sc.GetSelinuxOptions()); err != nil {
+		return err
+	}
+	return validateNamespaces(sc.GetNamespaceOptions())
+}
+
+// otherSysctls are those that somebody counts on. Ports below 1024 are open to components anyway: it is the daemon that
+// opens them.
+func otherSysctls(sysctls map[string]string) []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(sysctls)), func(name string) bool { return name == "net.ipv4.ip_unprivileged_port_start" })
+}
+
+func (b *Backend) validateContainer(config *runtimeapi.ContainerConfig) error {
+	switch {
+	case config.GetWindows() != nil:
+		return invalid("windows", "this is a Linux node")
+	case len(config.GetDevices()) > 0:
+		return unsupported("devices", "a component cannot reach devices")
+	case len(config.GetCDIDevices()) > 0:
+		return unsupported("CDI_devices", "a component cannot reach devices")
+	case config.GetTty():
+		return unsupported("tty", "WASI has no terminals; leave it out, stdin alone works")
+	case config.GetWorkingDir() != "" && path.Clean(config.GetWorkingDir()) != "/":
+		return unsupported("working_dir", "%q: WASI has no working directory, a component starts in /", config.GetWorkingDir())
+	}
+	for _, e := range config.GetEnvs() {
+		if e.GetKey() == "" || strings.ContainsAny(e.GetKey(), "=\x00") || strings.Contains(string(e.GetValue()), "\x00") {
+			return invalid("envs", "%q is not the name of a variable, or its value contains a NUL byte", e.GetKey())
+		}
+	}
+	return nil
+}
+
+func validateSecurity(sc *runtimeapi.LinuxContainerSecurityContext) error {
+	caps := sc.GetCapabilities()
+	switch {
+	case sc.GetPrivileged():
+		return unsupported("linux.security_context.privileged", "a component cannot be privileged: it has no processes, devices or namespaces")
+	case len(caps.GetAddCapabilities()) > 0 || len(caps.GetAddAmbientCapabilities()) > 0:
+		return unsupported("linux.security_context.capabilities", "a component cannot have %v: what it may do is what it imports",
+			slices.Concat(caps.GetAddCapabilities(), caps.GetAddAmbientCapabilities()))
+	}
+	if err := validateProfiles(sc.GetSeccomp(), sc.GetApparmor(), sc.GetSelinuxOptions()); err != nil {
+		return err
+	}
+	return validateNamespaces(sc.GetNamespaceOptions())
+}
+
+// validateProfiles lets pass what is less strict than what a guest is held to.
+func validateProfiles(seccomp, apparmor *runtimeapi.SecurityProfile, selinux *runtimeapi.SELinuxOption) error {
+	for field, profile := range map[string]*runtimeapi.SecurityProfile{"seccomp": seccomp, "apparmor": apparmor} {
+		if profile.GetProfileType() == runtimeapi.SecurityProfile_Localhost {
+			return unsupported("linux.security_context."+field, "a component makes no system calls; the profile %q has nothing to apply to", profile.GetLocalhostRef())
+		}
+	}
+	if sandbox.DemandsLabel(selinux) {
+		return unsupported("linux.security_context.selinux_options", "a component has no process that could be labelled")
+	}
+	return nil
+}
+
+func validateNamespaces(o *runtimeapi.NamespaceOption) error {
+	const field = "linux.security_context.namespace_options."
+	switch {
+	case o.GetPid() == runtimeapi.NamespaceMode_NODE || o.GetPid() == runtimeapi.NamespaceMode_TARGET:
+		return unsupported(field+"pid", "a component sees no processes, its own namespace's or another's (%s)", o.GetPid())
+	case o.GetIpc() == runtimeapi.NamespaceMode_NODE:
+		return unsupported(field+"ipc", "a component has no System V IPC")
+	case o.GetUsernsOptions() != nil && o.GetUsernsOptions().GetMode() == runtimeapi.NamespaceMode_POD:
+		return unsupported(field+"userns_options", "a component has no users that could be mapped")
+	}
+	return nil
+}
+
+// exclusiveCPUs reports whether a container was given CPUs of its own. With the static CPU manager a kubelet names CPUs for every
+// container. It lifts the quota of those that have CPUs to themselves; the others' are what is left for all.
+func exclusiveCPUs(res *runtimeapi.LinuxContainerResources) bool {
+	return res.GetCpusetCpus() != "" && res.GetCpuQuota() < 0
+}
+
+// validateResources refuses limits that only a process of its own could be held to.
+func (b *Backend) validateResources(res *runtimeapi.LinuxContainerResources) error {
+	const field = "linux.resources."
+	switch {
+	case res.GetMemoryLimitInBytes() < 0:
+		return invalid(field+"memory_limit_in_bytes", "%d is negative", res.GetMemoryLimitInBytes())
+	case res.GetCpuQuota() > 0 && res.GetCpuQuota() < 1000:
+		return invalid(field+"cpu_quota", "%d µs is less than 1000", res.GetCpuQuota())
+	case res.GetCpuPeriod() != 0 && (res.GetCpuPeriod() < 1000 || res.GetCpuPeriod() > 1_000_000):
+		return invalid(field+"cpu_period", "%d µs is not between 1000 and 1000000", res.GetCpuPeriod())
+	case exclusiveCPUs(res) && (b.cfg.Workers != WorkerPerPod || b.cfg.CgroupDriver != cgroup.DriverCgroupfs):
+		return unsupported(field+"cpuset_cpus", "components share their worker's CPUs; wasm.worker = \"pod\" gives each pod a process that can have CPUs of its own (with the cgroupfs driver)")
+	}
+	if demanded := sandbox.DemandedUnified(res); demanded != nil {
+		return unsupported(field+"unified", "%v: a component has no cgroup of its own", demanded)
+	}
+	return nil
+}
+
+func validateMounts(mounts []*runtimeapi.Mount) error {
+	seen := map[string]bool{}
+	for i, m := range mounts {
+		field := fmt.Sprintf("mounts[%d]", i)
+		at := path.Clean(m.GetContainerPath())
+		switch {
+		case !path.IsAbs(m.GetContainerPath()):
+			return invalid(field+".container_path", "%q is not absolute", m.GetContainerPath())
+		case seen[at]:
+			return invalid(field+".container_path", "%q is mounted twice", at)
+		case m.GetImage().GetImage() != "":
+			return unsupported(field+".image", "components cannot have image volumes")
+		case m.GetPropagation() != runtimeapi.MountPropagation_PROPAGATION_PRIVATE:
+			return unsupported(field+".propagation", "%s: a component is handed a directory, not a mount", m.GetPropagation())
+		case len(m.GetUidMappings()) > 0 || len(m.GetGidMappings()) > 0:
+			return unsupported(field+".uidMappings", "a component has no users that could be mapped")
+		}
+		seen[at] = true
+	}
+	return nil
+}
+
+// validateTLSMount sees to it that the certificate's mount is there.
+func validateTLSMount(o options, mounts []*runtimeapi.Mount, prefix string) error {
+	if o.tls == tlsGenerated || o.tls == tlsOff {
+		return nil
+	}
+	for _, m := range mounts {
+		if path.Clean(m.GetContainerPath()) == o.tls {
+			return nil
+		}
+	}
+	return fmt.Errorf("annotation %s: no mount of the container is at %q: %w", prefix+keyTLS, o.tls, errdefs.ErrInvalidArgument)
+}

@@ -1,0 +1,195 @@
+package wasm
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/wasm/control"
+	"github.com/tripod-run/tripod/test/sandboxtest/corpus"
+)
+
+// kubelets is a pod of which every field that passes is set.
+func kubelets() (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig) {
+	runtimeDefault := &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}
+	namespaces := &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER}
+	pod := &runtimeapi.PodSandboxConfig{
+		Metadata: &runtimeapi.PodSandboxMetadata{Name: "p", Namespace: "default", Uid: "u"}, Hostname: "p", LogDirectory: "/var/log/pods/x",
+		DnsConfig: &runtimeapi.DNSConfig{Servers: []string{"10.0.0.10"}},
+		Linux: &runtimeapi.LinuxPodSandboxConfig{
+			CgroupParent: "/kubepods/pod1", Overhead: &runtimeapi.LinuxContainerResources{}, Resources: &runtimeapi.LinuxContainerResources{CpuShares: 2},
+			Sysctls: map[string]string{"net.ipv4.ip_unprivileged_port_start": "0"},
+			SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+				NamespaceOptions: namespaces, Seccomp: runtimeDefault, RunAsUser: &runtimeapi.Int64Value{Value: 1000}, SupplementalGroups: []int64{2000},
+			},
+		},
+	}
+	container := &runtimeapi.ContainerConfig{
+		Metadata: &runtimeapi.ContainerMetadata{Name: "c"}, Image: &runtimeapi.ImageSpec{Image: "x"}, LogPath: "c/0.log", WorkingDir: "/",
+		Envs: []*runtimeapi.KeyValue{{Key: "KUBERNETES_SERVICE_HOST", Value: []byte("10.0.0.1")}},
+		Mounts: []*runtimeapi.Mount{
+			{ContainerPath: "/etc/hosts", HostPath: "/etc/hosts"}, {ContainerPath: "/dev/termination-log", HostPath: "/etc/passwd"},
+			{ContainerPath: "/var/run/secrets/kubernetes.io/serviceaccount", HostPath: "/tmp", Readonly: true, SelinuxRelabel: true},
+		},
+		Linux: &runtimeapi.LinuxContainerConfig{
+			Resources: &runtimeapi.LinuxContainerResources{
+				CpuShares: 2, CpuPeriod: 100_000, OomScoreAdj: 1000, MemoryLimitInBytes: 64 << 20, MemorySwapLimitInBytes: 64 << 20,
+				HugepageLimits: []*runtimeapi.HugepageLimit{{PageSize: "2MB"}}, Unified: map[string]string{"memory.oom.group": "1"},
+			},
+			SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
+				NamespaceOptions: namespaces, Seccomp: runtimeDefault, Apparmor: runtimeDefault, SelinuxOptions: &runtimeapi.SELinuxOption{Level: "s0"}, NoNewPrivs: true, ReadonlyRootfs: true,
+				RunAsUser: &runtimeapi.Int64Value{Value: 1000}, RunAsGroup: &runtimeapi.Int64Value{Value: 1000}, SupplementalGroups: []int64{2000},
+				Capabilities: &runtimeapi.Capability{DropCapabilities: []string{"ALL"}},
+				MaskedPaths:  []string{"/proc/kcore"}, ReadonlyPaths: []string{"/proc/sys"},
+			},
+		},
+	}
+	return pod, container
+}
+
+// TestWhatAKubeletSends: every request of the corpus passes, whoever shares a worker.
+func TestWhatAKubeletSends(t *testing.T) {
+	for _, workers := range []WorkerMode{WorkerPerNode, WorkerPerPod} {
+		b := &Backend{cfg: Config{Workers: workers}.withDefaults()}
+		for _, c := range corpus.Pods(t) {
+			c.MoveBelow(t, t.TempDir())
+			p := &sandbox.Pod{ID: hashOf(c.Name), Config: c.Sandbox}
+			_, err := checkMounts(c.Container)
+			if err = errors.Join(b.Validate(p, nil), b.Validate(p, &sandbox.Container{ID: p.ID, Config: c.Container}), err); err != nil {
+				t.Errorf("%s, a worker per %s: %v", c.Name, workers, err)
+			}
+		}
+	}
+}
+
+// TestEnforcedOrRefused: what a component cannot have is refused, and the field is named (rule 6 of the lifecycle).
+func TestEnforcedOrRefused(t *testing.T) {
+	b := &Backend{cfg: Config{}.withDefaults()}
+	type pod = runtimeapi.PodSandboxConfig
+	type ctr = runtimeapi.ContainerConfig
+	localhost := &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: "x"}
+	for field, c := range map[string]struct {
+		change func(*pod, *ctr)
+		is     func(error) bool
+	}{
+		"linux.security_context.privileged":   {func(_ *pod, c *ctr) { c.Linux.SecurityContext.Privileged = true }, errdefs.IsNotImplemented},
+		"linux.security_context.capabilities": {func(_ *pod, c *ctr) { c.Linux.SecurityContext.Capabilities.AddCapabilities = []string{"NET_ADMIN"} }, errdefs.IsNotImplemented},
+		"linux.security_context.seccomp":      {func(_ *pod, c *ctr) { c.Linux.SecurityContext.Seccomp = localhost }, errdefs.IsNotImplemented},
+		"linux.security_context.apparmor":     {func(p *pod, _ *ctr) { p.Linux.SecurityContext.Apparmor = localhost }, errdefs.IsNotImplemented},
+		"linux.security_context.selinux_options": {func(_ *pod, c *ctr) {
+			c.Linux.SecurityContext.SelinuxOptions = &runtimeapi.SELinuxOption{Level: "s0:c1"}
+		}, errdefs.IsNotImplemented},
+		"namespace_options.pid": {func(p *pod, _ *ctr) { p.Linux.SecurityContext.NamespaceOptions.Pid = runtimeapi.NamespaceMode_NODE }, errdefs.IsNotImplemented},
+		"namespace_options.ipc": {func(_ *pod, c *ctr) { c.Linux.SecurityContext.NamespaceOptions.Ipc = runtimeapi.NamespaceMode_NODE }, errdefs.IsNotImplemented},
+		"namespace_options.userns_options": {func(p *pod, _ *ctr) {
+			p.Linux.SecurityContext.NamespaceOptions.UsernsOptions = &runtimeapi.UserNamespace{}
+		}, errdefs.IsNotImplemented},
+		"linux.sysctls":                           {func(p *pod, _ *ctr) { p.Linux.Sysctls["net.core.somaxconn"] = "1" }, errdefs.IsNotImplemented},
+		"windows":                                 {func(p *pod, _ *ctr) { p.Windows = &runtimeapi.WindowsPodSandboxConfig{} }, errdefs.IsInvalidArgument},
+		"devices":                                 {func(_ *pod, c *ctr) { c.Devices = []*runtimeapi.Device{{HostPath: "/dev/kvm"}} }, errdefs.IsNotImplemented},
+		"CDI_devices":                             {func(_ *pod, c *ctr) { c.CDIDevices = []*runtimeapi.CDIDevice{{Name: "x"}} }, errdefs.IsNotImplemented},
+		"tty":                                     {func(_ *pod, c *ctr) { c.Tty = true }, errdefs.IsNotImplemented},
+		"working_dir":                             {func(_ *pod, c *ctr) { c.WorkingDir = "/srv" }, errdefs.IsNotImplemented},
+		"envs":                                    {func(_ *pod, c *ctr) { c.Envs[0].Key = "A=B" }, errdefs.IsInvalidArgument},
+		"linux.resources.memory_limit_in_bytes":   {func(_ *pod, c *ctr) { c.Linux.Resources.MemoryLimitInBytes = -1 }, errdefs.IsInvalidArgument},
+		"linux.resources.cpu_quota":               {func(_ *pod, c *ctr) { c.Linux.Resources.CpuQuota = 7 }, errdefs.IsInvalidArgument},
+		"linux.resources.cpu_period":              {func(_ *pod, c *ctr) { c.Linux.Resources.CpuPeriod = 7 }, errdefs.IsInvalidArgument},
+		"linux.resources.cpuset_cpus":             {func(_ *pod, c *ctr) { c.Linux.Resources.CpusetCpus, c.Linux.Resources.CpuQuota = "0", -1 }, errdefs.IsNotImplemented},
+		"linux.resources.unified":                 {func(_ *pod, c *ctr) { c.Linux.Resources.Unified["pids.max"] = "1" }, errdefs.IsNotImplemented},
+		"mounts[0].image":                         {func(_ *pod, c *ctr) { c.Mounts[0].Image = &runtimeapi.ImageSpec{Image: "x"} }, errdefs.IsNotImplemented},
+		"mounts[1].propagation":                   {func(_ *pod, c *ctr) { c.Mounts[1].Propagation = runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL }, errdefs.IsNotImplemented},
+		"mounts[2].container_path":                {func(_ *pod, c *ctr) { c.Mounts[2].ContainerPath = "/etc//hosts" }, errdefs.IsInvalidArgument},
+		"mounts[0].uidMappings":                   {func(_ *pod, c *ctr) { c.Mounts[0].UidMappings = []*runtimeapi.IDMapping{{}} }, errdefs.IsNotImplemented},
+		"log_path":                                {func(_ *pod, c *ctr) { c.LogPath = "../x" }, errdefs.IsInvalidArgument},
+		"annotation vimana.host/port":             {func(p *pod, _ *ctr) { p.Annotations = map[string]string{"vimana.host/port": "http"} }, errdefs.IsInvalidArgument},
+		"annotation vimana.host/tls: no mount of": {func(p *pod, _ *ctr) { p.Annotations = map[string]string{"vimana.host/tls": "/tls"} }, errdefs.IsInvalidArgument},
+	} {
+		t.Run(field, func(t *testing.T) {
+			pod, container := kubelets()
+			pod, container = proto.CloneOf(pod), proto.CloneOf(container)
+			c.change(pod, container)
+			p := &sandbox.Pod{ID: hashOf("p"), Config: pod}
+			err := b.Validate(p, nil)
+			if err == nil {
+				err = b.Validate(p, &sandbox.Container{ID: p.ID, Config: container})
+			}
+			if !c.is(err) || !strings.Contains(err.Error(), field) {
+				t.Errorf("validate: %v", err)
+			}
+		})
+	}
+	for _, id := range []string{"", "x", strings.Repeat("g", 64), "../../x", "a/b#0", "#0"} {
+		pod, _ := kubelets()
+		if err := b.Validate(&sandbox.Pod{ID: id, Config: pod}, nil); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("ID %q: %v", id, err)
+		}
+	}
+}
+
+// TestConcurrencyIsBounded: a pod asks for no more requests at a time than the node gives to one.
+func TestConcurrencyIsBounded(t *testing.T) {
+	b := &Backend{cfg: Config{Concurrency: 10}.withDefaults()}
+	for value, wrong := range map[string]bool{"10": false, "11": true} {
+		pod, _ := kubelets()
+		pod = proto.CloneOf(pod)
+		pod.Annotations = map[string]string{b.cfg.LabelPrefix + keyConcurrency: value}
+		err := b.Validate(&sandbox.Pod{ID: hashOf("p"), Config: pod}, nil)
+		if wrong != errdefs.IsInvalidArgument(err) || wrong && !strings.Contains(err.Error(), "wasm.max_concurrency") {
+			t.Errorf("%s: %v", value, err)
+		}
+	}
+}
+
+func TestOptions(t *testing.T) {
+	for name, c := range map[string]struct {
+		annotations map[string]string
+		want        options
+	}{
+		"nothing said": {nil, options{port: 443, cleartext: 80, tls: tlsGenerated}},
+		"all said": {
+			map[string]string{"port": "8443", "cleartext-port": "8080", "concurrency": "7", "request-timeout": "2s", "max-message-bytes": "1024", "reuse": "true"},
+			options{port: 8443, cleartext: 8080, tls: tlsGenerated, limits: control.Limits{
+				Concurrency: 7, RequestTimeout: 2 * time.Second, MaxMessageBytes: 1024, Reuse: true,
+			}},
+		},
+		"no TLS":            {map[string]string{"tls": "off"}, options{cleartext: 80, tls: tlsOff}},
+		"no cleartext":      {map[string]string{"cleartext-port": "off"}, options{port: 443, tls: tlsGenerated}},
+		"clients named":     {map[string]string{"tls": "/tls/", "client-auth": "require"}, options{port: 443, tls: "/tls", requireClient: true}},
+		"clients and plain": {map[string]string{"tls": "/tls", "client-auth": "require", "cleartext-port": "81"}, options{port: 443, cleartext: 81, tls: "/tls", requireClient: true}},
+		"others' keys":      {map[string]string{"something": "else"}, options{port: 443, cleartext: 80, tls: tlsGenerated}},
+	} {
+		annotations := map[string]string{}
+		for k, v := range c.annotations {
+			annotations["vimana.host/"+k] = v
+		}
+		got, err := parseOptions(&runtimeapi.PodSandboxConfig{Annotations: annotations}, "vimana.host/")
+		if err != nil || got != c.want {
+			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+	}
+	label := &runtimeapi.PodSandboxConfig{Labels: map[string]string{"p/port": "9"}}
+	if got, err := parseOptions(label, "p/"); err != nil || got.port != 9 {
+		t.Errorf("a port as a label: %+v, %v", got, err)
+	}
+	for key, values := range map[string][]string{
+		"port": {"0", "65536", "-1", "80"}, "cleartext-port": {"on", "443"}, "tls": {"on", "relative/path"}, "client-auth": {"maybe", "require"},
+		"concurrency": {"0", "many"}, "request-timeout": {"0s", "5", "48h"}, "max-message-bytes": {"0", "1.5"}, "reuse": {"yes"},
+	} {
+		for _, v := range values {
+			_, err := parseOptions(&runtimeapi.PodSandboxConfig{Annotations: map[string]string{"p/" + key: v}}, "p/")
+			if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "annotation p/") {
+				t.Errorf("%s=%s: %v", key, v, err)
+			}
+		}
+	}
+	dark := map[string]string{"p/tls": "off", "p/cleartext-port": "off"}
+	if _, err := parseOptions(&runtimeapi.PodSandboxConfig{Annotations: dark}, "p/"); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("no port at all: %v", err)
+	}
+}

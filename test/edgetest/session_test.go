@@ -1,0 +1,244 @@
+package edgetest_test
+
+import (
+	"context"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tripod-run/tripod/internal/edge/broker"
+	"github.com/tripod-run/tripod/internal/edge/manager"
+	"github.com/tripod-run/tripod/internal/edge/mqtt"
+	"github.com/tripod-run/tripod/internal/edge/orchestrator"
+	"github.com/tripod-run/tripod/internal/edge/runtime"
+	"github.com/tripod-run/tripod/internal/edge/runtime/minimal"
+	"github.com/tripod-run/tripod/internal/edge/wire"
+	"github.com/tripod-run/tripod/test/edgetest"
+)
+
+const patience = 60 * time.Second
+
+func TestMain(m *testing.M) {
+	edgetest.Main()
+	os.Exit(m.Run())
+}
+
+// brokers are those that sessions are played on.
+var brokers = map[string]func(*testing.T) string{"embedded": embedded, "mosquitto": mosquitto}
+
+func embedded(t *testing.T) string {
+	b, err := broker.New(broker.Config{Address: "127.0.0.1:0"})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, b.Close(within(t))) })
+	return b.URL()
+}
+
+// mosquitto starts Debian's on a free port of loopback.
+func mosquitto(t *testing.T) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	address := l.Addr().String()
+	l.Close()
+	_, port, _ := net.SplitHostPort(address)
+	program, err := exec.LookPath("mosquitto")
+	if err != nil {
+		program = "/usr/sbin/mosquitto" // not in everybody's PATH
+	}
+	c := exec.Command(program, "-p", port)
+	c.Dir = t.TempDir()
+	require.NoError(t, c.Start(), "hack/setup.sh installs it")
+	t.Cleanup(func() { _ = c.Process.Kill(); _ = c.Wait() })
+	require.Eventually(t, func() bool {
+		conn, err := net.Dial("tcp", address)
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	}, patience, 10*time.Millisecond)
+	return "mqtt://" + address
+}
+
+// within is a context for one step; also in cleanups, where the test's own has ended.
+func within(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// foreignOrchestrator and the others below start one side of a session; what they return ends it.
+func foreignOrchestrator(t *testing.T, url string) {
+	o, err := edgetest.StartOrchestrator(url, edgetest.Realm)
+	require.NoError(t, err)
+	t.Cleanup(o.Close)
+}
+
+func ourOrchestrator(t *testing.T, url string) {
+	o, err := orchestrator.Open(within(t), orchestrator.Config{
+		Path: filepath.Join(t.TempDir(), "orchestrator.db"), Topics: wire.Topics{Realm: edgetest.Realm, Nested: true}, Connect: mqtt.New,
+		Broker: mqtt.Config{URL: url, ClientID: "tripod-orchestrator"},
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, o.Close(within(t))) })
+	require.Eventually(t, o.Connected, patience, 5*time.Millisecond)
+}
+
+func foreignManager(t *testing.T, url string) (keepalive, end func() error) {
+	m, err := edgetest.StartManager(within(t), edgetest.SessionManager(url))
+	require.NoError(t, err)
+	return func() error {
+		if err := m.Keepalive(edgetest.RuntimeChan); err != nil {
+			return err
+		}
+		return m.Keepalive(edgetest.RuntimeTwo)
+	}, func() error { m.Kill(); return nil }
+}
+
+// ourManager speaks MQTT 5.
+func ourManager(t *testing.T, url string) (keepalive, end func() error) {
+	return nil, startManager(t, mqtt.Config{URL: url})
+}
+
+// startManager starts ours with three runtimes of linux/minimal, whose program is this test binary.
+func startManager(t *testing.T, way mqtt.Config) (end func() error) {
+	self, err := os.Executable()
+	require.NoError(t, err)
+	dir, err := os.MkdirTemp("", "sl")
+	require.NoError(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	foreign := edgetest.SessionManager(way.URL)
+	var runtimes []runtime.Runtime
+	for i, rt := range foreign.Runtimes {
+		r, err := minimal.New(minimal.Config{
+			Info: runtime.Info{Type: rt.Type, Name: rt.Name, UUID: rt.UUID, APIs: rt.APIs}, Index: i + 9, Dir: dir,
+			Command: []string{self}, Env: edgetest.Script{Dir: dir}.Env(), ConnectTimeout: patience,
+		})
+		require.NoError(t, err)
+		runtimes = append(runtimes, r)
+	}
+	m, err := manager.Open(manager.Config{
+		Root: t.TempDir(), UUID: foreign.UUID, Name: foreign.Name, Topics: wire.Topics{Realm: edgetest.Realm, Nested: true},
+		MQTT: way, Runtimes: runtimes,
+	})
+	require.NoError(t, err)
+	return func() error { return m.Close(within(t)) }
+}
+
+// play plays the session with two sides and returns what went over the broker; the last of it may still come.
+func play(t *testing.T, url string, orchestrator func(*testing.T, string), manager func(*testing.T, string) (keepalive, end func() error), onlyControl bool) func() edgetest.Lines {
+	t.Helper()
+	r, err := edgetest.Record(url)
+	require.NoError(t, err)
+	t.Cleanup(r.Close)
+	orchestrator(t, url)
+	keepalive, end := manager(t, url)
+	_, err = r.Wait(within(t), 4, func(l edgetest.Line) bool { // all are registered
+		return len(wire.Cut(l.Topic, "realm/proc/reg")) == 1 && edgetest.On(l.Topic, `"result"`)(l)
+	})
+	require.NoError(t, err)
+	require.NoError(t, edgetest.Player{URL: url, Recorder: r, BeforeQuit: keepalive, OnlyControl: onlyControl}.Play(within(t)))
+	_, err = r.Wait(within(t), 2, edgetest.On("realm/proc/notif", "exited"))
+	require.NoError(t, err)
+	require.NoError(t, end())
+	_, err = r.Wait(within(t), 1, edgetest.On("realm/proc/reg/"+edgetest.ManagerUUID, `"delete"`))
+	require.NoError(t, err)
+	return r.Lines
+}
+
+// The scripted peers together give the session that public peers were recorded with.
+func TestForeignPeersGiveTheRecordedSession(t *testing.T) {
+	for name, start := range brokers {
+		t.Run(name, func(t *testing.T) {
+			got := play(t, start(t), foreignOrchestrator, foreignManager, false)
+			same(t, edgetest.Session(), got, all)
+		})
+	}
+}
+
+// same holds that a session becomes the wanted one, as sorted lists.
+func same(t *testing.T, want edgetest.Lines, got func() edgetest.Lines, view func(edgetest.Lines) edgetest.Lines) {
+	t.Helper()
+	text := func(ls edgetest.Lines) string { return strings.Join(view(ls).Normal(), "\n") }
+	for end := time.Now().Add(patience); text(want) != text(got()); {
+		if time.Now().After(end) {
+			require.Equal(t, text(want), text(got()))
+		}
+		<-time.After(10 * time.Millisecond)
+	}
+}
+
+func all(ls edgetest.Lines) edgetest.Lines { return ls }
+
+// heard is what modules and clients make of a session: requests, what modules say, and how they end. Our manager tells exits
+// with QoS 2, the public one with 0; runtime programs have logs of their own.
+func heard(ls edgetest.Lines) edgetest.Lines {
+	some := ls.Without("realm/proc/reg", "realm/proc/log/orchestrator", "realm/proc/keepalive", "realm/proc/reported").Select(func(l edgetest.Line) bool {
+		return len(wire.Cut(l.Topic, "realm/proc/log")) != 1
+	})
+	for i, l := range some {
+		if strings.Contains(string(l.Payload), `"exited"`) {
+			some[i].QoS = 2
+		}
+	}
+	return some
+}
+
+// onlyControl is the session of a client that asks on the orchestrator's topic always.
+func onlyControl(ls edgetest.Lines) edgetest.Lines {
+	const two = "realm/proc/control/" + edgetest.RuntimeTwo
+	for i, l := range ls {
+		switch {
+		case l.Topic == two && strings.Contains(string(l.Payload), `"o-`):
+			ls[i].Topic = "realm/proc/control"
+		case l.Topic == two+"/"+edgetest.RuntimeTwo:
+			ls[i].Topic = two
+		}
+	}
+	return ls
+}
+
+func TestOurOrchestratorForForeignPeers(t *testing.T) {
+	for name, start := range brokers {
+		t.Run(name, func(t *testing.T) {
+			got := play(t, start(t), ourOrchestrator, foreignManager, true)
+			same(t, onlyControl(edgetest.Session()), got, heard)
+			assert.Empty(t, got().Below("realm/proc/log/orchestrator"), "it does not hear itself")
+		})
+	}
+}
+
+// A client that asks on a runtime's own topic reaches the manager past the orchestrator, which learns of the module.
+func TestOurOrchestratorLearnsOfModulesThatGoPastIt(t *testing.T) {
+	got := play(t, embedded(t), ourOrchestrator, foreignManager, false)
+	assert.Len(t, heard(got()).Below("app"), 4, "the modules speak with each other")
+	assert.Empty(t, got().Below("realm/proc/log/orchestrator"))
+}
+
+func TestOurManagerForForeignPeers(t *testing.T) {
+	for name, start := range brokers {
+		t.Run(name, func(t *testing.T) {
+			got := play(t, start(t), foreignOrchestrator, ourManager, false)
+			same(t, edgetest.Session(), got, heard)
+		})
+	}
+}
+
+// The same session on both brokers gives the same list; what our manager reports of a module's states may skip some of them.
+func TestOurOwnSession(t *testing.T) {
+	unreported := func(ls edgetest.Lines) edgetest.Lines { return ls.Without("realm/proc/reported") }
+	var sessions []func() edgetest.Lines
+	for name, start := range brokers {
+		t.Run(name, func(t *testing.T) {
+			got := play(t, start(t), ourOrchestrator, ourManager, true)
+			same(t, onlyControl(edgetest.Session()), got, heard)
+			sessions = append(sessions, got)
+		})
+	}
+	same(t, sessions[0](), sessions[1], unreported)
+}
