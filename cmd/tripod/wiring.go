@@ -23,6 +23,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/fake"
 	"github.com/tripod-run/tripod/internal/sandbox/linux"
+	"github.com/tripod-run/tripod/internal/sandbox/vm"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm"
 	"github.com/tripod-run/tripod/internal/stream"
 	"github.com/tripod-run/tripod/internal/wasm/control"
@@ -166,7 +167,7 @@ func networkConfig(c *config.Config, log *slog.Logger) network.Config {
 	return network.Config{
 		ConfDir: c.Network.ConfDir, BinDirs: c.Network.BinDirs, CacheDir: networkDir(c), NetnsDir: c.Network.NetnsDir,
 		Default:       network.DefaultNetwork{Off: !d.Enabled, Bridge: d.Bridge, SubnetV4: d.SubnetV4, SubnetV6: d.SubnetV6, MTU: d.MTU},
-		PluginTimeout: time.Duration(c.Network.PluginTimeout), Executables: !c.Network.InProcess, Logger: log.With("part", "network"),
+		PluginTimeout: time.Duration(c.Network.PluginTimeout), Executables: !c.Network.InProcess, IsBackendLink: vm.IsTap, Logger: log.With("part", "network"),
 	}
 }
 

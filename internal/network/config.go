@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/vishvananda/netlink"
 )
 
 // Defaults of Config.
@@ -42,6 +43,9 @@ type Config struct {
 	Executables bool
 	// PluginTimeout bounds one execution of one plugin.
 	PluginTimeout time.Duration
+	// IsBackendLink reports whether a link in a pod's namespace was made by the pod's backend, which has then taken the
+	// addresses of the pod's interfaces. Stats leaves such a link out; Check does not ask the plugins. nil: there are none.
+	IsBackendLink func(netlink.Link) bool
 	// Logger takes what happens in the background; nil: slog.Default.
 	Logger *slog.Logger
 }
@@ -70,6 +74,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Default.SubnetV4 == "" && c.Default.SubnetV6 == "" {
 		c.Default.SubnetV4 = DefaultSubnetV4
+	}
+	if c.IsBackendLink == nil {
+		c.IsBackendLink = func(netlink.Link) bool { return false }
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()

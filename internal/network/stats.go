@@ -7,8 +7,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-
-	"github.com/tripod-run/tripod/internal/network/tap"
 )
 
 // InterfaceStats are the counters of a network interface, as seen from inside its namespace.
@@ -19,8 +17,8 @@ type InterfaceStats struct {
 }
 
 // Stats reads the counters of all interfaces but lo of the namespace at netnsPath ("" is the host's), the default
-// interface first. The taps of a machine are left out: what passes them passed the pod's interfaces. ErrNotFound: there
-// is no such namespace.
+// interface first. A backend's links are left out: their traffic is counted at the pod's interfaces. ErrNotFound: there is
+// no such namespace.
 func (m *Manager) Stats(netnsPath string) ([]InterfaceStats, error) {
 	links, err := m.links(netnsPath)
 	if err != nil {
@@ -29,7 +27,7 @@ func (m *Manager) Stats(netnsPath string) ([]InterfaceStats, error) {
 	var all []InterfaceStats
 	for _, link := range links {
 		attrs := link.Attrs()
-		if attrs.Statistics == nil || attrs.Flags&net.FlagLoopback != 0 || tap.IsTap(link) {
+		if attrs.Statistics == nil || attrs.Flags&net.FlagLoopback != 0 || m.cfg.IsBackendLink(link) {
 			continue
 		}
 		s := attrs.Statistics

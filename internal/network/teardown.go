@@ -11,7 +11,6 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
-	"github.com/tripod-run/tripod/internal/network/tap"
 )
 
 var teardownDel = failpoint.New("network.teardown.del")
@@ -86,8 +85,8 @@ func (m *Manager) guessRecord(key string, damage error) (*record, error) {
 }
 
 // Check reports whether the pod's network is as Setup left it: the namespace is there and, where the chain's
-// version has CHECK (0.4.0), its plugins find nothing amiss. Of a pod whose addresses a machine has taken over plugins
-// would miss these: there it is looked whether the pod's interface is there. ErrNotFound: there is no such attachment.
+// version has CHECK (0.4.0), its plugins find nothing amiss. Where the backend has taken the addresses, plugins would
+// report them missing: there Check looks for the pod's interface only. ErrNotFound: there is no such attachment.
 func (m *Manager) Check(ctx context.Context, a Attachment) error {
 	if err := validateID(a.ID); err != nil {
 		return err
@@ -109,8 +108,10 @@ func (m *Manager) Check(ctx context.Context, a Attachment) error {
 	if !isNetns(netns) {
 		return fmt.Errorf("network of pod %s: its network namespace %s is gone: %w", a.ID, netns, errdefs.ErrFailedPrecondition)
 	}
-	if ofMachine, err := m.checkMachine(netns, rec.Interface); ofMachine || err != nil {
-		return err
+	if taken, err := m.checkTaken(netns, rec.Interface); err != nil {
+		return fmt.Errorf("network of pod %s: %w", a.ID, err)
+	} else if taken {
+		return nil
 	}
 	err = m.cni.CheckNetworkList(ctx, rec.list, rec.runtimeConf(netns))
 	if err != nil && !errors.Is(err, libcni.ErrorCheckNotSupp) {
@@ -119,15 +120,15 @@ func (m *Manager) Check(ctx context.Context, a Attachment) error {
 	return nil
 }
 
-// checkMachine looks at the interfaces of a pod whose addresses a machine has; other pods are none of its.
-func (m *Manager) checkMachine(netns, ifName string) (ofMachine bool, err error) {
+// checkTaken reports whether the backend has taken the pod's addresses, and fails when it has and the interface is gone.
+func (m *Manager) checkTaken(netns, ifName string) (taken bool, err error) {
 	links, err := m.links(netns)
 	if err != nil {
 		return false, err
 	}
-	ofMachine = slices.ContainsFunc(links, tap.IsTap)
-	if ofMachine && !slices.ContainsFunc(links, func(l netlink.Link) bool { return l.Attrs().Name == ifName }) {
-		return true, fmt.Errorf("network of a machine's pod: interface %s is gone from %s: %w", ifName, netns, errdefs.ErrFailedPrecondition)
+	taken = slices.ContainsFunc(links, m.cfg.IsBackendLink)
+	if taken && !slices.ContainsFunc(links, func(l netlink.Link) bool { return l.Attrs().Name == ifName }) {
+		return true, fmt.Errorf("interface %s is gone from %s: %w", ifName, netns, errdefs.ErrFailedPrecondition)
 	}
-	return ofMachine, nil
+	return taken, nil
 }

@@ -43,7 +43,7 @@ func newNode(t testing.TB, configuration string, change ...func(*network.Config)
 	n := &node{t: t, dir: t.TempDir()}
 	cfg := network.Config{
 		ConfDir: filepath.Join(n.dir, "net.d"), CacheDir: filepath.Join(n.dir, "cni"), NetnsDir: filepath.Join(n.dir, "netns"),
-		Logger: slog.New(slog.DiscardHandler),
+		IsBackendLink: tap.IsTap, Logger: slog.New(slog.DiscardHandler),
 		Default: network.DefaultNetwork{
 			Bridge: fmt.Sprintf("tap-br%d", number), SubnetV4: fmt.Sprintf("10.99.%d.0/24", number), SubnetV6: fmt.Sprintf("fd99:%x::/64", number),
 		},

@@ -5,6 +5,8 @@ import (
 	"io"
 	"os"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/tripod-run/tripod/internal/network/tap"
 	"github.com/tripod-run/tripod/internal/vm/machine"
 )
@@ -34,6 +36,9 @@ func (Taps) Unwire(ctx context.Context, netns, record string) error {
 func (Taps) Serve(ctx context.Context, netns string, interfaces []tap.Interface, c tap.Config) (io.Closer, error) {
 	return tap.Serve(ctx, netns, interfaces, c)
 }
+
+// IsTap reports whether a link in a pod's namespace is a tap that the backend made.
+func IsTap(link netlink.Link) bool { return tap.IsTap(link) }
 
 // Tap implements machine.Opener.
 func (Taps) Tap(ctx context.Context, nic machine.NIC) (*os.File, error) {
