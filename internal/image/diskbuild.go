@@ -13,7 +13,7 @@ import (
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"github.com/tripod-run/tripod/internal/vm/qcow2"
+	"github.com/tripod-run/tripod/internal/image/qcow2"
 )
 
 // mediaTypeDiskArtifact is the artifactType of the manifests that BuildDisk makes.

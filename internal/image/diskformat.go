@@ -5,7 +5,7 @@ import (
 	"path"
 	"strings"
 
-	"github.com/tripod-run/tripod/internal/vm/qcow2"
+	"github.com/tripod-run/tripod/internal/image/qcow2"
 )
 
 // foreignFormat is a format of disks that machines here cannot have.

@@ -19,7 +19,7 @@ import (
 	"github.com/distribution/reference"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"github.com/tripod-run/tripod/internal/vm/qcow2"
+	"github.com/tripod-run/tripod/internal/image/qcow2"
 )
 
 // Labels of the records of translated names: where the image came from, and what the server called that version.

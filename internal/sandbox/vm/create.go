@@ -12,12 +12,12 @@ import (
 
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/image/qcow2"
 	"github.com/tripod-run/tripod/internal/network/tap"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/vm/annotations"
 	"github.com/tripod-run/tripod/internal/vm/bootdisk"
 	"github.com/tripod-run/tripod/internal/vm/cloudinit"
-	"github.com/tripod-run/tripod/internal/vm/qcow2"
 	"github.com/tripod-run/tripod/internal/vm/rootdisk"
 )
 

@@ -10,9 +10,9 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/image/qcow2"
 	"github.com/tripod-run/tripod/internal/vm/firmware"
 	"github.com/tripod-run/tripod/internal/vm/machine"
-	"github.com/tripod-run/tripod/internal/vm/qcow2"
 )
 
 // devices: disks of every kind, the ports and the balloon are there; what the guest writes goes where it shall, and

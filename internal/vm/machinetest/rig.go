@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tripod-run/tripod/internal/image/qcow2"
 	"github.com/tripod-run/tripod/internal/vm/machine"
-	"github.com/tripod-run/tripod/internal/vm/qcow2"
 )
 
 // Patience is how long the suite waits for what a guest does: two guests on a busy machine without KVM are slow.

@@ -7,7 +7,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"github.com/tripod-run/tripod/internal/vm/qcow2"
+	"github.com/tripod-run/tripod/internal/image/qcow2"
 )
 
 // Source is the image's disk.
