@@ -24,7 +24,7 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/health"
 	"github.com/tripod-run/tripod/internal/image"
-	"github.com/tripod-run/tripod/internal/wasm/artifact"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm"
 )
 
 // edgeFlush is how long the broker may take to take what the manager has to say when it stops.
@@ -152,7 +152,7 @@ func (p *parts) edgeRuntimes(c *config.Config, id edgeIdentity, images *image.St
 		log.Warn("the runtime tripod/wasm is not offered: the handler \"wasm\" is not", "name", e.Wasm.Name)
 	case e.Wasm.Enabled:
 		w, err := edgewasm.New(edgewasm.Config{
-			Name: e.Wasm.Name, UUID: id.Runtimes[e.Wasm.Name], MaxModules: e.Wasm.MaxModules, Node: p.node, Images: artifact.Local{Store: images},
+			Name: e.Wasm.Name, UUID: id.Runtimes[e.Wasm.Name], MaxModules: e.Wasm.MaxModules, Node: p.node, Images: wasm.Images{Store: images},
 			LogDir: edgeLogDir(c), ModuleRoots: e.ModuleRoots, DirRoots: e.DirRoots, Topics: edgeTopics(e.Realm, e.Topics), Logger: log,
 		})
 		if err != nil {

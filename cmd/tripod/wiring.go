@@ -26,7 +26,6 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm"
 	"github.com/tripod-run/tripod/internal/stream"
-	"github.com/tripod-run/tripod/internal/wasm/control"
 )
 
 // Where the parts keep their things. A path never depends on anything but the configuration.
@@ -178,39 +177,27 @@ func linuxConfig(c *config.Config, images linux.ImageStore, log *slog.Logger) li
 	}
 }
 
-// wasmConfig fails when there is no tripod-wasm.
-func wasmConfig(c *config.Config, images wasm.ImageStore, networks wasm.Network, log *slog.Logger) (wasm.Config, error) {
-	program := c.Wasm.Program
-	if program == "" {
-		found, err := wasm.FindProgram()
-		if err != nil {
-			return wasm.Config{}, err
-		}
-		program = found
-	}
+func wasmConfig(c *config.Config) wasm.Config {
 	return wasm.Config{
-		Root: wasmRoot(c), RunDir: wasmRunDir(c), Program: program, Workers: wasm.WorkerMode(c.Wasm.Worker),
+		Root: wasmRoot(c), RunDir: wasmRunDir(c), Program: c.Wasm.Program, Workers: wasm.WorkerMode(c.Wasm.Worker),
 		UID: c.Wasm.User, GID: c.Wasm.User, CgroupDriver: cgroupDriver(c), CgroupParent: c.Linux.CgroupParent, LabelPrefix: c.Node.ComponentLabelPrefix,
 		LogSizeMax: c.Log.ContainerSizeMax, Instances: c.Wasm.Instances, MaxMemory: c.Wasm.MaxMemory, Concurrency: c.Wasm.MaxConcurrency,
 		Connections:    limits(c.Connections),
-		Holdings:       control.Holdings{Files: c.Wasm.MaxFiles, Handles: c.Wasm.MaxHandles, HostBytes: c.Wasm.MaxHostBytes},
+		Holdings:       wasm.Holdings{Files: c.Wasm.MaxFiles, Handles: c.Wasm.MaxHandles, HostBytes: c.Wasm.MaxHostBytes},
 		CompileTimeout: time.Duration(c.Wasm.CompileTimeout), CompileMemory: c.Wasm.CompileMemory,
-		LogLevel: c.Log.Level, Images: images, Network: networks, Logger: log.With("part", "wasm"),
-	}, nil
+		LogLevel: c.Log.Level,
+	}
 }
 
-// openWasm opens the backend of components. Without its program a node that was not told where that is does without.
-func (p *parts) openWasm(c *config.Config, images *image.Store, networks *network.Manager, log *slog.Logger) (*wasm.Backend, error) {
-	wc, err := wasmConfig(c, wasm.Images(images), networks, log)
+// openWasm opens the backend of components. Where its program is neither configured nor found, the node offers no components.
+func (p *parts) openWasm(ctx context.Context, c *config.Config, images *image.Store, networks *network.Manager, log *slog.Logger) (*wasm.Backend, error) {
+	w, err := wasm.Open(ctx, wasmConfig(c), wasm.Services{
+		Images: wasm.Images{Store: images}, Network: networks, Spans: p.spans(), Logger: log.With("part", "wasm"),
+	})
 	if errdefs.IsNotFound(err) {
 		log.Warn("the handler \"wasm\" is not offered", "reason", err)
 		return nil, nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	wc.Spans = p.spans()
-	w, err := wasm.New(wc)
 	if err != nil {
 		return nil, fmt.Errorf("%w (`tripod check` tells more)", err)
 	}
@@ -231,7 +218,7 @@ func (p *parts) openBackends(ctx context.Context, c *config.Config, images *imag
 		backends["linux"] = l
 	}
 	if c.Backends.Wasm {
-		w, err := p.openWasm(c, images, networks, log)
+		w, err := p.openWasm(ctx, c, images, networks, log)
 		if err != nil {
 			return nil, err
 		}

@@ -29,7 +29,7 @@ type Config struct {
 	// Root holds compiled code and the node's certificate authority and must survive a reboot; RunDir holds what must
 	// not (the pods' files, the workers' sockets).
 	Root, RunDir string
-	// Program is the path of tripod-wasm.
+	// Program is the path of tripod-wasm; empty: it is beside the executable of this process, or in PATH.
 	Program string
 	// Workers says which pods share a worker process; WorkerPerNode by default.
 	Workers WorkerMode
@@ -50,23 +50,36 @@ type Config struct {
 	Connections connlimit.Config
 	// Holdings bound what the guests of one pod hold of their worker; Concurrency is the most that a pod's annotation may ask
 	// for. 0: no bound.
-	Holdings    control.Holdings
+	Holdings    Holdings
 	Concurrency int
 	// CompileTimeout and CompileMemory (bytes) bound the compilation of one component.
 	CompileTimeout time.Duration
 	CompileMemory  int64
 	// LogLevel is the workers', as slog spells it.
 	LogLevel string
+}
+
+// Holdings bound what the guests of one pod hold of their worker.
+type Holdings = control.Holdings
+
+// Services are the parts of the node that the backend uses.
+type Services struct {
 	// Images gives components, Network sockets.
 	Images  ImageStore
 	Network Network
 	// Spans takes the spans of the workers' requests (a serialized OTLP ExportTraceServiceRequest); nil: none are made.
 	Spans func(otlp []byte)
-	// Logger takes what nobody is there to be told of; nil discards it.
+	// Logger takes what no caller is there to receive; nil discards it.
 	Logger *slog.Logger
 }
 
-// ImageStore is what the backend needs of the image service; Images makes one of an *image.Store.
+// setup is what the parts of the backend are made of.
+type setup struct {
+	Config
+	Services
+}
+
+// ImageStore is what the backend needs of the image service; Images is one.
 type ImageStore interface {
 	artifact.Blobs
 	// Component finds the component of an image by the image's ID.
@@ -82,13 +95,17 @@ type ImageStore interface {
 	Holds(ctx context.Context) ([]string, error)
 }
 
-// Images is the node's image store as the backend needs it.
-func Images(store *image.Store) ImageStore { return images{store} }
+// Images is the node's image store for those who run components from it.
+type Images struct{ *image.Store }
 
-type images struct{ *image.Store }
-
-func (i images) Component(ctx context.Context, imageID string) (*artifact.Artifact, error) {
+// Component finds the component of an image by the image's ID.
+func (i Images) Component(ctx context.Context, imageID string) (*artifact.Artifact, error) {
 	return artifact.Open(ctx, i.Store, imageID)
+}
+
+// ImportFile makes an image of a binary in a file of this node; see artifact.ImportFile.
+func (i Images) ImportFile(ctx context.Context, file *os.File) (image.Image, error) {
+	return artifact.ImportFile(ctx, i.Store, file)
 }
 
 // Network opens sockets in the pods' network namespaces; *network.Manager is one. An empty netns is the node's.
@@ -96,9 +113,9 @@ type Network interface {
 	Listen(ctx context.Context, netns, network, addr string) (*os.File, error)
 }
 
-// Backend is the sandbox.Backend of component pods. Made by New.
+// Backend is the sandbox.Backend of component pods. Made by Open.
 type Backend struct {
-	cfg      Config
+	cfg      setup
 	log      *slog.Logger
 	cache    *cache
 	keeper   *keeper
@@ -129,24 +146,36 @@ var (
 // ProgramName is the name of the workers' program.
 const ProgramName = "tripod-wasm"
 
-// FindProgram looks for tripod-wasm beside the executable of this process and then in PATH: errdefs.ErrNotFound.
-func FindProgram() (string, error) {
+// findProgram looks for tripod-wasm, unless it is configured: errdefs.ErrNotFound.
+func (c *Config) findProgram() error {
+	if c.Program != "" {
+		return nil
+	}
 	if self, err := os.Executable(); err == nil {
 		beside := filepath.Join(filepath.Dir(self), ProgramName)
 		if _, err := exec.LookPath(beside); err == nil {
-			return beside, nil
+			c.Program = beside
+			return nil
 		}
 	}
 	found, err := exec.LookPath(ProgramName)
 	if err != nil {
-		return "", fmt.Errorf("%s, the program of the workers that run components, is neither beside this program nor in PATH: %w", ProgramName, errdefs.ErrNotFound)
+		return fmt.Errorf("%s, the program of the workers that run components, is neither beside this program nor in PATH: %w", ProgramName, errdefs.ErrNotFound)
 	}
-	return filepath.Abs(found)
+	c.Program, err = filepath.Abs(found)
+	return err
 }
 
-// New makes the directories and looks whether the program is there. Workers are started when pods need them.
-func New(cfg Config) (*Backend, error) {
-	cfg = cfg.withDefaults()
+// Open makes the directories and looks for the program, whose absence is errdefs.ErrNotFound unless the configuration
+// names it. Workers are started when pods need them. ctx bounds the call alone: Close ends what Open began.
+func Open(_ context.Context, c Config, s Services) (*Backend, error) {
+	cfg := setup{c.withDefaults(), s}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if err := cfg.findProgram(); err != nil {
+		return nil, err
+	}
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
@@ -164,7 +193,7 @@ func New(cfg Config) (*Backend, error) {
 		watcher.close()
 		return nil, fmt.Errorf("wasm backend: %w", err)
 	}
-	compiler := newCompiler(cfg)
+	compiler := newCompiler(cfg.Config)
 	b := &Backend{
 		cfg: cfg, log: cfg.Logger, cache: newCache(cfg, compiler), keeper: keeper, catalog: newCatalog(cfg.Images),
 		tls: newAuthority(cfg.Root), watcher: watcher, sampler: stats.NewSampler(8192),
@@ -178,7 +207,7 @@ func New(cfg Config) (*Backend, error) {
 	return b, nil
 }
 
-// Close ends what New began. Pods go on running in their workers; workers without pods are ended.
+// Close ends what Open began. Pods go on running in their workers; workers without pods are ended.
 func (b *Backend) Close() error {
 	b.stop()
 	b.sweeping.Wait()
@@ -210,13 +239,10 @@ func (c Config) withDefaults() Config {
 	if c.CompileMemory == 0 {
 		c.CompileMemory = 2 << 30
 	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
 	return c
 }
 
-func (c Config) check() error {
+func (c setup) check() error {
 	for name, path := range map[string]string{"Root": c.Root, "RunDir": c.RunDir, "Program": c.Program} {
 		if !filepath.IsAbs(path) || filepath.Clean(path) != path {
 			return fmt.Errorf("wasm backend: %s %q is not an absolute, clean path: %w", name, path, errdefs.ErrInvalidArgument)

@@ -60,7 +60,7 @@ type flight struct {
 	err     error
 }
 
-func newCache(cfg Config, compiler *compiler) *cache {
+func newCache(cfg setup, compiler *compiler) *cache {
 	return &cache{dir: cfg.cacheDir(), compiler: compiler, log: cfg.Logger, flights: map[string]*flight{}}
 }
 

@@ -22,6 +22,10 @@ type Finding struct {
 // Doctor tries what components need on this host, by doing it. It changes nothing that stays.
 func Doctor(_ context.Context, cfg Config) []Finding {
 	cfg = cfg.withDefaults()
+	if err := cfg.findProgram(); err != nil {
+		return []Finding{{Subject: ProgramName, Detail: err.Error(),
+			Remedy: "install tripod-wasm beside tripod, or name it by wasm.program; without it there is no handler \"wasm\""}}
+	}
 	return []Finding{programFinding(cfg), userFinding(cfg), addressFinding()}
 }
 

@@ -36,7 +36,7 @@ const (
 //
 //	scope   node | ns-<namespace> | pod-<key>
 type keeper struct {
-	cfg     Config
+	cfg     setup
 	log     *slog.Logger
 	cgroups cgroup.Tree
 	// What becomes of what the workers tell; set before the first worker is there.
@@ -60,7 +60,7 @@ type starting struct {
 	err  error
 }
 
-func newKeeper(cfg Config) (*keeper, error) {
+func newKeeper(cfg setup) (*keeper, error) {
 	tree, err := cgroup.Open(cfg.CgroupDriver, cfg.CgroupParent)
 	if err != nil {
 		return nil, err

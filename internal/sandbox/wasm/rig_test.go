@@ -182,11 +182,12 @@ func (n *ports) where(name string) string {
 type rig struct {
 	testing.TB
 	*Backend
-	config Config
-	shelf  *shelf
-	ports  *ports
-	events chan sandbox.Event
-	known  map[string]sandbox.Known
+	config   Config
+	services Services
+	shelf    *shelf
+	ports    *ports
+	events   chan sandbox.Event
+	known    map[string]sandbox.Known
 }
 
 func newRig(t testing.TB, change ...func(*Config)) *rig {
@@ -198,8 +199,9 @@ func newRig(t testing.TB, change ...func(*Config)) *rig {
 	}
 	r.config = Config{
 		Root: filepath.Join(dir, "root"), RunDir: filepath.Join(dir, "run"), Program: program, UID: 65529, GID: 65529,
-		CgroupParent: testCgroup, Images: r.shelf, Network: r.ports, Logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
+		CgroupParent: testCgroup,
 	}
+	r.services = Services{Images: r.shelf, Network: r.ports, Logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))}
 	for _, c := range change {
 		c(&r.config)
 	}
@@ -217,7 +219,7 @@ func newRig(t testing.TB, change ...func(*Config)) *rig {
 // open makes the backend and recovers what is there.
 func (r *rig) open() sandbox.Found {
 	r.Helper()
-	b, err := New(r.config)
+	b, err := Open(r.Context(), r.config, r.services)
 	r.must(err)
 	r.Backend = b
 	found, err := b.Recover(r.ctx(), slices.Collect(maps.Values(r.known)), func(e sandbox.Event) { r.events <- e })

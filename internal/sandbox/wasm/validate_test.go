@@ -56,7 +56,7 @@ func kubelets() (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig) {
 // TestWhatAKubeletSends: every request of the corpus passes, whoever shares a worker.
 func TestWhatAKubeletSends(t *testing.T) {
 	for _, workers := range []WorkerMode{WorkerPerNode, WorkerPerPod} {
-		b := &Backend{cfg: Config{Workers: workers}.withDefaults()}
+		b := &Backend{cfg: setup{Config: Config{Workers: workers}.withDefaults()}}
 		for _, c := range corpus.Pods(t) {
 			c.MoveBelow(t, t.TempDir())
 			p := &sandbox.Pod{ID: hashOf(c.Name), Config: c.Sandbox}
@@ -70,7 +70,7 @@ func TestWhatAKubeletSends(t *testing.T) {
 
 // TestEnforcedOrRefused: what a component cannot have is refused, and the field is named (rule 6 of the lifecycle).
 func TestEnforcedOrRefused(t *testing.T) {
-	b := &Backend{cfg: Config{}.withDefaults()}
+	b := &Backend{cfg: setup{Config: Config{}.withDefaults()}}
 	type pod = runtimeapi.PodSandboxConfig
 	type ctr = runtimeapi.ContainerConfig
 	localhost := &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: "x"}
@@ -134,7 +134,7 @@ func TestEnforcedOrRefused(t *testing.T) {
 
 // TestConcurrencyIsBounded: a pod asks for no more requests at a time than the node gives to one.
 func TestConcurrencyIsBounded(t *testing.T) {
-	b := &Backend{cfg: Config{Concurrency: 10}.withDefaults()}
+	b := &Backend{cfg: setup{Config: Config{Concurrency: 10}.withDefaults()}}
 	for value, wrong := range map[string]bool{"10": false, "11": true} {
 		pod, _ := kubelets()
 		pod = proto.CloneOf(pod)

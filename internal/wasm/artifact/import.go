@@ -15,13 +15,10 @@ import (
 // maxLocal bounds a file that ImportFile reads, in bytes.
 const maxLocal = 256 << 20
 
-// Local is an image store that also takes binaries in files of this node.
-type Local struct{ *image.Store }
-
 // ImportFile makes an image of a binary in a file, from its beginning, with the name image.LocalPrefix and its SHA-256.
 // Files with the same content are the same image, and one that is in the store is not written again. What is not
 // WebAssembly, too large, or not a regular file is errdefs.ErrInvalidArgument.
-func (l Local) ImportFile(ctx context.Context, file *os.File) (image.Image, error) {
+func ImportFile(ctx context.Context, store *image.Store, file *os.File) (image.Image, error) {
 	wasm, err := readLocal(file)
 	if err != nil {
 		return image.Image{}, err
@@ -30,7 +27,7 @@ func (l Local) ImportFile(ctx context.Context, file *os.File) (image.Image, erro
 	if err != nil {
 		return image.Image{}, fmt.Errorf("%s: %w", file.Name(), err)
 	}
-	return l.Import(ctx, image.LocalPrefix+digest.FromBytes(wasm).Encoded(), built.Manifest, built.Blobs...)
+	return store.Import(ctx, image.LocalPrefix+digest.FromBytes(wasm).Encoded(), built.Manifest, built.Blobs...)
 }
 
 func readLocal(file *os.File) ([]byte, error) {

@@ -21,7 +21,7 @@ func TestImportFile(t *testing.T) {
 		f, err := os.Open(path)
 		r.must(err)
 		defer f.Close()
-		img, err := Local{r.store}.ImportFile(t.Context(), f)
+		img, err := ImportFile(t.Context(), r.store, f)
 		r.must(err)
 		ids[img.ID] = true
 		want := image.LocalPrefix + digest.FromBytes(wasm).Encoded() + ":latest"
@@ -45,7 +45,7 @@ func TestImportFileRefuses(t *testing.T) {
 		f, err := os.Open(path)
 		r.must(err)
 		defer f.Close()
-		if _, err := (Local{r.store}).ImportFile(t.Context(), f); !errdefs.IsInvalidArgument(err) {
+		if _, err := ImportFile(t.Context(), r.store, f); !errdefs.IsInvalidArgument(err) {
 			t.Errorf("%s: %v", path, err)
 		}
 	}

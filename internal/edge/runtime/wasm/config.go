@@ -37,7 +37,7 @@ type Node interface {
 	Subscribe() *node.Subscription
 }
 
-// Images is what the runtime asks of the image store; artifact.Local is one.
+// Images is what the runtime asks of the image store; sandbox/wasm.Images is one.
 type Images interface {
 	// ImportFile makes an image of a file whose name begins with image.LocalPrefix.
 	ImportFile(ctx context.Context, file *os.File) (image.Image, error)

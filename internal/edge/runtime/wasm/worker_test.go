@@ -23,7 +23,6 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/fake"
 	backend "github.com/tripod-run/tripod/internal/sandbox/wasm"
-	"github.com/tripod-run/tripod/internal/wasm/artifact"
 )
 
 // testGuests are binaries that do what their first argument says; their sources are beside them.
@@ -111,10 +110,10 @@ func (w *whole) open() {
 	var err error
 	w.images, err = image.Open(ctx, image.Config{Root: filepath.Join(w.dir, "images"), Logger: w.config.Logger})
 	w.must(err)
-	w.backend, err = backend.New(backend.Config{
+	w.backend, err = backend.Open(ctx, backend.Config{
 		Root: filepath.Join(w.dir, "wasm"), RunDir: filepath.Join(w.dir, "run"), Program: w.program, UID: 65529, GID: 65529, CgroupDriver: "cgroupfs",
-		CgroupParent: fmt.Sprintf("%s/tripod-edge-test-%d", os.Getenv("TRIPOD_TEST_CGROUP"), os.Getpid()), LabelPrefix: "vimana.host/", Images: backend.Images(w.images), Network: noPorts{}, Logger: w.config.Logger,
-	})
+		CgroupParent: fmt.Sprintf("%s/tripod-edge-test-%d", os.Getenv("TRIPOD_TEST_CGROUP"), os.Getpid()), LabelPrefix: "vimana.host/",
+	}, backend.Services{Images: backend.Images{Store: w.images}, Network: noPorts{}, Logger: w.config.Logger})
 	w.must(err)
 	w.store, err = store.Open(filepath.Join(w.dir, "node.db"))
 	w.must(err)
@@ -124,7 +123,7 @@ func (w *whole) open() {
 		Store: w.store, Backends: map[string]sandbox.Backend{"wasm": w.backend}, DefaultHandler: "wasm", Network: network, Images: w.images, Logger: w.config.Logger,
 	})
 	w.must(err)
-	w.config.Node, w.config.Images = w.node, artifact.Local{Store: w.images}
+	w.config.Node, w.config.Images = w.node, backend.Images{Store: w.images}
 	w.Runtime, err = New(w.config)
 	w.must(err)
 	_, err = w.Start(ctx)
