@@ -9,7 +9,6 @@ import (
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/metrics"
 	"github.com/tripod-run/tripod/internal/node"
-	"github.com/tripod-run/tripod/internal/sandbox/wasm"
 )
 
 // observers show the node to others; each is nil when it is switched off.
@@ -30,21 +29,6 @@ func (p *parts) openTracing(ctx context.Context, c *config.Config, log *slog.Log
 	p.tracing = t
 	p.opened(t.Close)
 	return nil
-}
-
-// workloads are the figures of a backend's components; nil without such a backend.
-func workloads(w *wasm.Backend) func(ctx context.Context) []metrics.Workload {
-	if w == nil {
-		return nil
-	}
-	return func(ctx context.Context) []metrics.Workload {
-		running := w.Metrics(ctx)
-		all := make([]metrics.Workload, len(running))
-		for i, m := range running {
-			all[i] = metrics.Workload{Metrics: m.Metrics, Stats: m.Stats}
-		}
-		return all
-	}
 }
 
 // spans is where workers' spans go; nil when nobody wants them.
@@ -68,11 +52,14 @@ func (p *parts) openMetrics(ctx context.Context, c *config.Config, pods func() [
 	if c.Metrics.Address == "" {
 		return nil
 	}
-	m := metrics.New(metrics.Config{Version: version, Pods: pods, Workloads: workloads(p.wasm), Logger: log.With("part", "metrics")})
+	m := metrics.New(metrics.Config{Version: version, Pods: pods, Logger: log.With("part", "metrics")})
 	if p.tracing != nil {
 		m.Register(p.tracing.Dropped())
 	}
 	m.Register(connectionFigures{p.connections})
+	if p.wasm != nil {
+		m.Register(p.wasm.Collector(p.node.Components()))
+	}
 	if _, err := m.Listen(ctx, c.Metrics.Address, p.connections.Limiter("metrics", limits(c.Connections))); err != nil {
 		return err
 	}

@@ -206,6 +206,27 @@ func (p *parts) openWasm(ctx context.Context, c *config.Config, images *image.St
 	return w, nil
 }
 
+// openRouter serves the node's own addresses for components, when there are any.
+func (p *parts) openRouter(ctx context.Context, c *config.Config, log *slog.Logger) error {
+	if c.Route.Address == "" && c.Route.CleartextAddress == "" {
+		return nil
+	}
+	log = log.With("part", "route")
+	if p.wasm == nil {
+		log.Warn("requests are not routed: the handler \"wasm\" is not offered")
+		return nil
+	}
+	stop, err := p.wasm.Route(ctx, p.node.Components(), wasm.RouteConfig{
+		Address: c.Route.Address, Cleartext: c.Route.CleartextAddress, Certificate: c.Route.Certificate, Key: c.Route.Key, ClientCA: c.Route.ClientCA,
+		Group: p.connections, Connections: limits(c.Connections), Logger: log,
+	})
+	if err != nil {
+		return err
+	}
+	p.opened(func() error { stop(); return nil })
+	return nil
+}
+
 // openBackends opens the backends, by RuntimeClass handler.
 func (p *parts) openBackends(ctx context.Context, c *config.Config, images *image.Store, networks *network.Manager, log *slog.Logger) (map[string]sandbox.Backend, error) {
 	backends := map[string]sandbox.Backend{}

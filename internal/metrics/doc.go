@@ -3,11 +3,11 @@
 //
 //	node.Pods ─────────────┐
 //	CRI calls ─Interceptor─┼─► registry ──► GET /metrics (text, OpenMetrics)
-//	workers' counters ─────┘
+//	collectors ──Register──┘
 //	workers' spans ──Tracing.Forward──► bounded queue ──► OTLP over gRPC
 //
 // What is counted is documented by the endpoint itself (HELP lines). Figures are taken when they are asked for; nothing here
 // measures by itself or holds up what it measures: a full queue of spans drops them, and says so in a counter.
 //
-// The package knows no backend: cmd/tripod tells it where the figures of components come from.
+// The package knows no kind of pod: a kind's figures are a collector of its own, which cmd/tripod registers.
 package metrics

@@ -20,7 +20,6 @@ import (
 	"github.com/tripod-run/tripod/internal/connlimit"
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/node"
-	"github.com/tripod-run/tripod/internal/wasm/control"
 )
 
 // Config is where the figures come from.
@@ -28,16 +27,8 @@ type Config struct {
 	// Version is the program's.
 	Version string
 	// Pods are the node's.
-	Pods func() []*node.Pod
-	// Workloads are the components that workers know, with those that have stopped; nil: there are none ever.
-	Workloads func(ctx context.Context) []Workload
-	Logger    *slog.Logger
-}
-
-// Workload is what the worker of a component's container has counted.
-type Workload struct {
-	control.Metrics
-	Stats control.Stats
+	Pods   func() []*node.Pod
+	Logger *slog.Logger
 }
 
 // Metrics are the node's figures.
@@ -72,16 +63,16 @@ func New(c Config) *Metrics {
 	panics := prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "tripod_recovered_panics_total", Help: "Panics that one request or task had and the process survived; each is a defect.",
 	}, func() float64 { return float64(guard.Total()) })
-	m.registry.MustRegister(m.calls, m.results, build, panics, guarded{c.Logger, &pods{list: c.Pods}}, collectors.NewGoCollector(),
+	m.registry.MustRegister(m.calls, m.results, build, panics, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	if c.Workloads != nil {
-		m.registry.MustRegister(guarded{c.Logger, &components{list: c.Workloads, pods: c.Pods}})
-	}
+	m.Register(&pods{list: c.Pods})
 	return m
 }
 
-// Register adds a collector; that it is there already is a mistake of the program, and panics.
-func (m *Metrics) Register(c prometheus.Collector) { m.registry.MustRegister(c) }
+// Register adds a collector. It panics when the collector is registered already.
+func (m *Metrics) Register(c prometheus.Collector) {
+	m.registry.MustRegister(guarded{m.config.Logger, c})
+}
 
 // Interceptor counts the calls of a gRPC server.
 func (m *Metrics) Interceptor() grpc.UnaryServerInterceptor {

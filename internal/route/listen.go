@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"time"
 
 	"github.com/tripod-run/tripod/internal/connlimit"
 	"github.com/tripod-run/tripod/internal/wasm/dataplane"
@@ -16,12 +17,45 @@ type ServeConfig struct {
 	Address string
 	// Cleartext takes h2c and HTTP/1.1; empty: none.
 	Cleartext string
-	// TLS is for Address.
+	// Certificate and Key are PEM files with what Address shows; empty: a certificate is generated at each start. ClientCA is one
+	// with the authorities of clients' certificates, which clients then need.
+	Certificate, Key, ClientCA string
+	// TLS is used instead of these files.
 	TLS *dataplane.TLS
 	// Group counts the connections, which Connections bounds; nil: a group of its own.
 	Group       *connlimit.Group
 	Connections connlimit.Config
 	Logger      *slog.Logger
+}
+
+// drainTime is how long requests through the router may take to finish once it is closed.
+const drainTime = 5 * time.Second
+
+// Open makes a Router and serves it on its addresses, with a certificate that follows its files, until the returned function
+// is called.
+func Open(ctx context.Context, rc Config, c ServeConfig) (stop func(), err error) {
+	identity, follow, err := identify(c)
+	if err != nil {
+		return nil, err
+	}
+	r := New(rc)
+	c.TLS = identity
+	server, err := Serve(ctx, r, c)
+	if err != nil {
+		return nil, err
+	}
+	following, unfollow := context.WithCancel(context.Background())
+	go follow(following)
+	c.Logger.Info("requests for components are routed", "address", c.Address, "cleartext", c.Cleartext)
+	return func() {
+		unfollow()
+		defer r.Close()
+		ctx, cancel := context.WithTimeout(context.Background(), drainTime)
+		defer cancel()
+		if err := server.Shutdown(ctx); err != nil {
+			c.Logger.Warn("requests under way are cut off", "err", err)
+		}
+	}, nil
 }
 
 // Serve opens the addresses and serves r on them. Shut the Server down to end it.

@@ -69,9 +69,9 @@ func (b *Backend) UpdateContainer(ctx context.Context, _ *sandbox.Pod, c *sandbo
 	return fpUpdated.Hit(ctx)
 }
 
-// DialData connects to the data socket of a running container's worker: cleartext HTTP/2, on which the header
-// control.HeaderContainer says which container a request is for. For the node's router.
-func (b *Backend) DialData(ctx context.Context, containerID string) (net.Conn, error) {
+// dialData connects to the data socket of a running container's worker: cleartext HTTP/2, on which the header
+// control.HeaderContainer says which container a request is for.
+func (b *Backend) dialData(ctx context.Context, containerID string) (net.Conn, error) {
 	_, l, err := b.running(containerID)
 	if err != nil {
 		return nil, err

@@ -278,7 +278,7 @@ func TestAttachLogsUpdateStats(t *testing.T) {
 	if err != nil || info["worker"] != "node.1" || info["component"] != "registry.example:greeter@1.2.0" {
 		t.Errorf("info %v, %v", info, err)
 	}
-	if m := r.Metrics(r.ctx()); len(m) != 1 || m[0].Component != "registry.example:greeter@1.2.0" || m[0].Stats.MemoryBytes != 1<<20 {
+	if m := r.metrics(r.ctx()); len(m) != 1 || m[0].Component != "registry.example:greeter@1.2.0" || m[0].Stats.MemoryBytes != 1<<20 {
 		t.Errorf("metrics %+v", m)
 	}
 	log := filepath.Join(p.Config.LogDirectory, "c.log")

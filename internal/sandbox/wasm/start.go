@@ -210,9 +210,9 @@ func servicesOf(loaded control.Loaded) []string {
 	return slices.Compact(services)
 }
 
-// Services are the full names of the gRPC services that a running container serves; nil when it does not run, or serves
-// none. For the node's router.
-func (b *Backend) Services(containerID string) []string {
+// servicesOf are the full names of the gRPC services that a running container serves; nil when it does not run, or serves
+// none.
+func (b *Backend) servicesOf(containerID string) []string {
 	h, _, err := b.running(containerID)
 	if err != nil {
 		return nil

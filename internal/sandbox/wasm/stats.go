@@ -10,6 +10,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/collector"
 	"github.com/tripod-run/tripod/internal/stats"
 	"github.com/tripod-run/tripod/internal/wasm/control"
 )
@@ -192,9 +193,9 @@ func (b *Backend) inspectContainer(ctx context.Context, id string, v map[string]
 	return err
 }
 
-// Metrics are the counters of all running containers, by method; a worker that does not answer is left out.
-func (b *Backend) Metrics(ctx context.Context) []Metrics {
-	var all []Metrics
+// metrics are the counters of all running containers, by method; a worker that does not answer is left out.
+func (b *Backend) metrics(ctx context.Context) []collector.Workload {
+	var all []collector.Workload
 	for _, w := range b.keeper.all() {
 		counters, err := w.conn().Metrics(ctx)
 		if err == nil {
@@ -206,15 +207,7 @@ func (b *Backend) Metrics(ctx context.Context) []Metrics {
 	return all
 }
 
-// Metrics are the counters of one container: its methods' and its figures.
-type Metrics struct {
-	control.Metrics
-	Stats control.Stats
-	// Worker names the process that it runs in.
-	Worker string
-}
-
-func (b *Backend) withFigures(ctx context.Context, w *worker, counters []control.Metrics) []Metrics {
+func (b *Backend) withFigures(ctx context.Context, w *worker, counters []control.Metrics) []collector.Workload {
 	list, err := w.conn().Stats(ctx)
 	if err != nil {
 		b.log.Debug("ask a worker for its figures", "worker", w.name, "err", err)
@@ -223,9 +216,9 @@ func (b *Backend) withFigures(ctx context.Context, w *worker, counters []control
 	for _, s := range list {
 		byID[s.ID] = s
 	}
-	all := make([]Metrics, 0, len(counters))
+	all := make([]collector.Workload, 0, len(counters))
 	for _, m := range counters {
-		all = append(all, Metrics{Metrics: m, Stats: byID[m.ID], Worker: w.name})
+		all = append(all, collector.Workload{Metrics: m, Stats: byID[m.ID]})
 	}
 	return all
 }

@@ -130,7 +130,7 @@ func TestMountedCertificate(t *testing.T) {
 	r.must(err)
 	r.known[p.ID] = sandbox.Known{Pod: p, Containers: []*sandbox.Container{c}}
 	r.must(r.StartContainer(r.ctx(), p, c))
-	served := func() string { return r.Metrics(r.ctx())[0].Methods[0].Procedure } // the worker of words tells it so
+	served := func() string { return r.metrics(r.ctx())[0].Methods[0].Procedure } // the worker of words tells it so
 	if served() != string(first[certFile]) {
 		t.Error("it is served with another certificate")
 	}
@@ -156,7 +156,7 @@ func TestGeneratedCertificate(t *testing.T) {
 	r.must(r.CreateSandbox(r.ctx(), p))
 	c := r.create(p, "world=grpc")
 	r.must(r.StartContainer(r.ctx(), p, c))
-	served := func() string { return r.Metrics(r.ctx())[0].Methods[0].Procedure }
+	served := func() string { return r.metrics(r.ctx())[0].Methods[0].Procedure }
 	ca, err := os.ReadFile(filepath.Join(r.config.Root, "ca.crt"))
 	r.must(err)
 	first := served()

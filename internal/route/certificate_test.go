@@ -1,4 +1,4 @@
-package main
+package route
 
 import (
 	"context"
@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/wasm/dataplane"
 )
 
@@ -44,8 +43,10 @@ func servedCertificate(t *testing.T, identity *dataplane.TLS) string {
 // that do not go together change nothing.
 func TestRouteCertificate(t *testing.T) {
 	dir := t.TempDir()
-	c := config.Route{Address: "127.0.0.1:0", Certificate: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key")}
-	if _, _, err := routeIdentity(c, slog.New(slog.DiscardHandler)); !errors.Is(err, os.ErrNotExist) {
+	c := ServeConfig{
+		Address: "127.0.0.1:0", Certificate: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key"), Logger: slog.New(slog.DiscardHandler),
+	}
+	if _, _, err := identify(c); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("files that are not there: %v", err)
 	}
 	write := func(certificate, key []byte) {
@@ -62,7 +63,7 @@ func TestRouteCertificate(t *testing.T) {
 	}
 	first, second := generate(), generate()
 	write(first.Certificate, first.Key)
-	identity, _, err := routeIdentity(c, slog.New(slog.DiscardHandler))
+	identity, _, err := identify(c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +72,7 @@ func TestRouteCertificate(t *testing.T) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	wg.Go(func() { followMaterial(ctx, c, identity, first, time.Millisecond, slog.New(slog.DiscardHandler)) })
+	wg.Go(func() { followMaterial(ctx, c, identity, first, time.Millisecond) })
 	write(second.Certificate, first.Key)
 	if servedCertificate(t, identity) != before {
 		t.Error("a certificate without its key was taken")
@@ -88,7 +89,7 @@ func TestRouteCertificate(t *testing.T) {
 func TestRouteGeneratedCertificate(t *testing.T) {
 	var seen []string
 	for range 2 {
-		identity, _, err := routeIdentity(config.Route{Address: "127.0.0.1:8443"}, slog.New(slog.DiscardHandler))
+		identity, _, err := identify(ServeConfig{Address: "127.0.0.1:8443"})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,4 +1,6 @@
-package metrics
+// Package collector shows the figures of components to Prometheus. The workers count; this adds their counters up by component,
+// so that a counter goes on when a container is replaced.
+package collector
 
 import (
 	"context"
@@ -9,18 +11,25 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/tripod-run/tripod/internal/node"
 	"github.com/tripod-run/tripod/internal/wasm/control"
 )
 
 // collectTimeout bounds how long the workers are waited for.
 const collectTimeout = 5 * time.Second
 
-// components adds up the figures of the containers of each component. A counter must not fall when a container goes, so
-// that what the gone ones had counted when they were last seen is kept.
-type components struct {
-	list func(ctx context.Context) []Workload
-	pods func() []*node.Pod
+// Workload is what the worker of a component's container has counted.
+type Workload struct {
+	control.Metrics
+	Stats control.Stats
+}
+
+// Components adds up the figures of the containers of each component. A counter must not fall when a container is gone, so
+// its last known counters are kept.
+type Components struct {
+	// List gives the containers that workers know, those that have stopped included.
+	List func(ctx context.Context) []Workload
+	// Running gives the running containers of each component.
+	Running func() map[string][]string
 
 	mu   sync.Mutex
 	seen map[string]Workload // by container ID
@@ -62,21 +71,19 @@ var (
 )
 
 // Describe implements prometheus.Collector.
-func (c *components) Describe(to chan<- *prometheus.Desc) {
+func (c *Components) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{containersOf, instancesOf, memoryOf, cpuOf, throttledOf, endedOf, droppedOf, lostOf, connectionsOf, rejectedOf, inFlightOf, requestsOf, durationOf, receivedOf, sentOf} {
 		to <- d
 	}
 }
 
 // Collect implements prometheus.Collector.
-func (c *components) Collect(to chan<- prometheus.Metric) {
+func (c *Components) Collect(to chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), collectTimeout)
 	defer cancel()
-	all := c.sum(c.list(ctx))
-	for _, p := range c.pods() {
-		if name := p.ComponentName(); name != "" && p.Unit() && p.UnitState() == node.Running {
-			of(all, name).containers++
-		}
+	all := c.sum(c.List(ctx))
+	for name, containers := range c.Running() {
+		of(all, name).containers = len(containers)
 	}
 	for name, t := range all {
 		t.write(to, name)
@@ -84,7 +91,7 @@ func (c *components) Collect(to chan<- prometheus.Metric) {
 }
 
 // sum adds the containers that the workers know, stopped ones among them, to what the gone ones have left.
-func (c *components) sum(now []Workload) map[string]*totals {
+func (c *Components) sum(now []Workload) map[string]*totals {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	seen := make(map[string]Workload, len(now))
@@ -121,7 +128,7 @@ func restarted(before, now Workload) bool {
 }
 
 // keep adds what a container that is gone has counted.
-func (c *components) keep(w Workload) {
+func (c *Components) keep(w Workload) {
 	if c.gone == nil {
 		c.gone = map[string]*totals{}
 	}
