@@ -1,5 +1,5 @@
 // Command tripod-wasm is the program that runs guests: the Wasm worker of a node, and the compiler of components. The
-// daemon starts it; internal/wasm/control tells how, and is all that the two share.
+// daemon starts it.
 //
 //	tripod-wasm worker CONFIG      serve pods until SIGTERM
 //	tripod-wasm compile CONFIG     compile the component on standard input to standard output
@@ -9,63 +9,9 @@
 // It is the one program of the project with cgo.
 package main
 
-import (
-	"encoding/json"
-	"errors"
-	"fmt"
-	"os"
-
-	"github.com/containerd/errdefs"
-
-	"github.com/tripod-run/tripod/internal/component/engine"
-	"github.com/tripod-run/tripod/internal/wasm/control"
-)
+import "os"
 
 // version is set by the linker.
 var version = "dev"
 
-const usage = "usage: tripod-wasm worker CONFIG | compile CONFIG | fingerprint | version (the daemon starts it)"
-
-// exitUsage is the code for wrong arguments (EX_USAGE of sysexits.h).
-const exitUsage = 64
-
-func main() { os.Exit(run(os.Args[1:])) }
-
-func run(args []string) int {
-	switch {
-	case len(args) == 2 && args[0] == "worker":
-		var config control.WorkerConfig
-		if err := parse(args[1], &config); err != nil {
-			return complain(err, exitUsage)
-		}
-		if err := runWorker(config); err != nil {
-			return complain(err, 1)
-		}
-	case len(args) == 2 && args[0] == "compile":
-		var config control.CompileConfig
-		if err := parse(args[1], &config); err != nil {
-			return complain(err, exitUsage)
-		}
-		return compile(config)
-	case len(args) == 1 && args[0] == "fingerprint":
-		fmt.Println(engine.Fingerprint())
-	case len(args) == 1 && (args[0] == "version" || args[0] == "--version"):
-		fmt.Println("tripod-wasm", version)
-	default:
-		return complain(errors.New(usage), exitUsage)
-	}
-	return 0
-}
-
-func parse(text string, config any) error {
-	if err := json.Unmarshal([]byte(text), config); err != nil {
-		return fmt.Errorf("the configuration is not what it should be: %w: %w", err, errdefs.ErrInvalidArgument)
-	}
-	return nil
-}
-
-// complain says what is wrong, in one line, and returns the exit code.
-func complain(err error, code int) int {
-	fmt.Fprintln(os.Stderr, "tripod-wasm:", oneLine(err.Error()))
-	return code
-}
+func main() { os.Exit(Main(version, os.Args[1:])) }

@@ -51,7 +51,7 @@ func TestMain(m *testing.M) {
 				panic(err)
 			}
 		}
-		os.Exit(run(os.Args[1:]))
+		os.Exit(Main("dev", os.Args[1:]))
 	case os.Getenv(asDaemon) != "":
 		daemonMain()
 	case !testns.Inside():

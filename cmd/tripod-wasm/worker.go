@@ -36,7 +36,7 @@ const (
 )
 
 // runWorker serves until SIGTERM.
-func runWorker(config control.WorkerConfig) error {
+func runWorker(config control.WorkerConfig, version string) error {
 	// A crash of the engine is told by one stack, not by those of all requests.
 	debug.SetTraceback("single")
 	debug.SetGCPercent(gcPercent)
@@ -70,7 +70,7 @@ func runWorker(config control.WorkerConfig) error {
 	if err := lockdown.Restrict(); err != nil {
 		return err
 	}
-	return serve(config, e, logger, controlSocket, dataSocket, ready, pid)
+	return serve(config, version, e, logger, controlSocket, dataSocket, ready, pid)
 }
 
 func newLogger(config control.WorkerConfig) (*slog.Logger, error) {
@@ -128,7 +128,7 @@ func giveUp(config control.WorkerConfig, logger *slog.Logger) error {
 	return lockdown.Drop(config.UID, config.GID)
 }
 
-func serve(config control.WorkerConfig, e *engine.Engine, logger *slog.Logger, controlSocket, data *net.UnixListener, ready io.WriteCloser, pid int) error {
+func serve(config control.WorkerConfig, version string, e *engine.Engine, logger *slog.Logger, controlSocket, data *net.UnixListener, ready io.WriteCloser, pid int) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	var server *control.Server
