@@ -29,7 +29,7 @@ func (p *pod) channels(c *control.Client) (conn *wire.Conn, next func() string) 
 	require.NoError(p.rig.t, err)
 	p.rig.t.Cleanup(func() { raw.Close() })
 	require.NoError(p.rig.t, raw.SetDeadline(time.Now().Add(time.Minute)))
-	conn = wire.NewConn(raw, wire.Options{})
+	conn = wire.NewConn(raw, wire.ConnOptions{})
 	return conn, func() string {
 		for {
 			m, err := conn.Read()

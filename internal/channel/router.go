@@ -26,9 +26,9 @@ type moduleKey struct {
 
 func (k Key) of() moduleKey { return moduleKey{k.Runtime, k.Module} }
 
-// Options are a Router's way to the broker, and its limits. The functions must not block, nor call the Router. Subscribe and
+// RouterOptions are a Router's way to the broker, and its limits. The functions must not block, nor call the Router. Subscribe and
 // Unsubscribe are called one after the other; Publish is called by many at once.
-type Options struct {
+type RouterOptions struct {
 	Publish     func(topic string, qos byte, payload []byte)
 	Subscribe   func(filter string, qos byte) // again for a filter that is subscribed to: the quality has changed, or retained messages are wanted
 	Unsubscribe func(filter string)
@@ -51,7 +51,7 @@ type Stats struct {
 
 // Router joins the channels of a node. All its methods may be called at any time, from many goroutines.
 type Router struct {
-	opts Options
+	opts RouterOptions
 
 	order sync.Mutex // of Open and Close: the broker hears of the changes in their order
 	roots []*filter  // subscribed filters with wildcards
@@ -76,8 +76,8 @@ type channel struct {
 	seen   map[string]uint64 // the broker's last messages that it was given: a hash by topic
 }
 
-// New makes a Router without channels.
-func New(opts Options) *Router {
+// NewRouter makes a Router without channels.
+func NewRouter(opts RouterOptions) *Router {
 	if opts.MaxChannels <= 0 {
 		opts.MaxChannels = wire.MaxChannels
 	}

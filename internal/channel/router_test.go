@@ -24,7 +24,7 @@ type node struct {
 	received map[Key][]string
 }
 
-func newNode(t *testing.T, opts Options) *node {
+func newNode(t *testing.T, opts RouterOptions) *node {
 	t.Helper()
 	n := &node{subs: map[string]byte{}, received: map[Key][]string{}}
 	opts.Publish = func(topic string, qos byte, payload []byte) {
@@ -37,7 +37,7 @@ func newNode(t *testing.T, opts Options) *node {
 		assert.Contains(t, n.subs, filter, "unsubscribed without a subscription")
 		delete(n.subs, filter)
 	}
-	n.Router = New(opts)
+	n.Router = NewRouter(opts)
 	return n
 }
 
@@ -53,7 +53,7 @@ func (n *node) open(t *testing.T, module, fd int, flags wire.Flags, topic, group
 }
 
 func TestLoopback(t *testing.T) {
-	n := newNode(t, Options{})
+	n := newNode(t, RouterOptions{})
 	sender := n.open(t, 0, 0, wire.ReadWrite|wire.QoS1, "app/a", "")
 	sameModule := n.open(t, 0, 1, wire.Read, "app/a", "")
 	sameRuntime := n.open(t, 1, 0, wire.Read, "app/+", "")
@@ -78,7 +78,7 @@ func TestLoopback(t *testing.T) {
 }
 
 func TestChannelsOfOneWorkerAreNotGivenTheirMessagesTwice(t *testing.T) {
-	n := newNode(t, Options{})
+	n := newNode(t, RouterOptions{})
 	a := n.open(t, 0, 0, wire.Write, "x", "worker-1")
 	b := n.open(t, 1, 0, wire.Read, "x", "worker-1")
 	c := n.open(t, 2, 0, wire.Read, "x", "worker-2")
@@ -90,7 +90,7 @@ func TestChannelsOfOneWorkerAreNotGivenTheirMessagesTwice(t *testing.T) {
 }
 
 func TestSpecialTopics(t *testing.T) {
-	n := newNode(t, Options{})
+	n := newNode(t, RouterOptions{})
 	all := n.open(t, 0, 0, wire.Read, "#", "")
 	level := n.open(t, 0, 1, wire.Read, "+/x", "")
 	sys := n.open(t, 0, 2, wire.Read, "$SYS/#", "")
@@ -101,7 +101,7 @@ func TestSpecialTopics(t *testing.T) {
 }
 
 func TestRefusals(t *testing.T) {
-	n := newNode(t, Options{MaxPayload: 4})
+	n := newNode(t, RouterOptions{MaxPayload: 4})
 	reader := n.open(t, 0, 0, wire.Read, "a/#", "")
 	writer := n.open(t, 0, 1, wire.Write, "a/b", "")
 	none := func([]byte) {}
@@ -127,7 +127,7 @@ func TestRefusals(t *testing.T) {
 }
 
 func TestAModuleHas256ChannelsAndNoMore(t *testing.T) {
-	n := newNode(t, Options{})
+	n := newNode(t, RouterOptions{})
 	for fd := range wire.MaxChannels {
 		n.open(t, 0, fd, wire.ReadWrite, fmt.Sprintf("t/%d", fd), "")
 	}
@@ -141,7 +141,7 @@ func TestAModuleHas256ChannelsAndNoMore(t *testing.T) {
 }
 
 func TestReopeningReplacesTheReceiver(t *testing.T) {
-	n := newNode(t, Options{})
+	n := newNode(t, RouterOptions{})
 	key := n.open(t, 0, 0, wire.Read, "t", "")
 	var got []string
 	require.NoError(t, n.Open(key, wire.Open{Flags: wire.Read, Topic: "t"}, "w", func(p []byte) { got = append(got, string(p)) }))
@@ -151,7 +151,7 @@ func TestReopeningReplacesTheReceiver(t *testing.T) {
 }
 
 func TestClosing(t *testing.T) {
-	n := newNode(t, Options{})
+	n := newNode(t, RouterOptions{})
 	a := n.open(t, 0, 0, wire.ReadWrite, "t", "")
 	b := n.open(t, 1, 0, wire.ReadWrite, "t", "")
 	require.NoError(t, n.Close(b))
@@ -171,7 +171,7 @@ func TestClosing(t *testing.T) {
 }
 
 func TestTheBrokerIsAskedForEachMessageOnce(t *testing.T) {
-	n := newNode(t, Options{})
+	n := newNode(t, RouterOptions{})
 	n.open(t, 0, 0, wire.Read|wire.QoS2, "app/in", "")
 	n.open(t, 0, 1, wire.Read, "app/in", "")
 	assert.Equal(t, map[string]byte{"app/in": 2}, n.subs)
@@ -191,7 +191,7 @@ func TestTheBrokerIsAskedForEachMessageOnce(t *testing.T) {
 
 // A module must not be able to make its node deaf, by closing a channel on the node's own topic.
 func TestWhatTheNodeHoldsStays(t *testing.T) {
-	n := newNode(t, Options{Held: []string{"realm/proc/control/rt/#", "realm/proc/reg/m"}})
+	n := newNode(t, RouterOptions{Held: []string{"realm/proc/control/rt/#", "realm/proc/reg/m"}})
 	n.subs["realm/proc/control/rt/#"], n.subs["realm/proc/reg/m"] = 2, 2
 	want := maps.Clone(n.subs)
 	a := n.open(t, 0, 0, wire.Read, "realm/proc/control/rt/#", "")
@@ -209,7 +209,7 @@ func TestWhatTheNodeHoldsStays(t *testing.T) {
 }
 
 func TestRetainedMessagesReachEachChannelOnce(t *testing.T) {
-	n := newNode(t, Options{})
+	n := newNode(t, RouterOptions{})
 	a := n.open(t, 0, 0, wire.Read, "cfg/x", "")
 	n.RetainedFromBroker("cfg/x", []byte("1"))
 	b := n.open(t, 1, 0, wire.Read, "cfg/x", "")
@@ -235,7 +235,7 @@ func FuzzSubscriptionsCoverWhatIsOpen(f *testing.F) {
 		if holds {
 			held = map[string]byte{"a/#": 2, "$x/a": 2}
 		}
-		n := newNode(t, Options{Held: slices.Collect(maps.Keys(held))})
+		n := newNode(t, RouterOptions{Held: slices.Collect(maps.Keys(held))})
 		maps.Copy(n.subs, held)
 		for _, s := range steps {
 			which := int(s&0x7f) % (2 * len(names))
@@ -274,7 +274,7 @@ func FuzzSubscriptionsCoverWhatIsOpen(f *testing.F) {
 }
 
 func TestMessagesWhileChannelsComeAndGo(t *testing.T) {
-	n := New(Options{Publish: func(string, byte, []byte) {}, Subscribe: func(string, byte) {}, Unsubscribe: func(string) {}})
+	n := NewRouter(RouterOptions{Publish: func(string, byte, []byte) {}, Subscribe: func(string, byte) {}, Unsubscribe: func(string) {}})
 	sender := Key{"rt", 0, 0}
 	require.NoError(t, n.Open(sender, wire.Open{Flags: wire.Write, Topic: "t"}, "", func([]byte) {}))
 	var all sync.WaitGroup
@@ -319,7 +319,7 @@ func BenchmarkLoopback(b *testing.B) {
 
 // busyRouter has 128 modules with 8 channels each; a message of the sender is for one of them.
 func busyRouter(tb testing.TB) (*Router, Key) {
-	n := New(Options{Publish: func(string, byte, []byte) {}, Subscribe: func(string, byte) {}, Unsubscribe: func(string) {}})
+	n := NewRouter(RouterOptions{Publish: func(string, byte, []byte) {}, Subscribe: func(string, byte) {}, Unsubscribe: func(string) {}})
 	for m := range 128 {
 		for fd := range 8 {
 			o := wire.Open{FD: fd, Flags: wire.Read, Topic: fmt.Sprintf("app/%d/%d", m, fd)}

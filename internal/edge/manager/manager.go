@@ -50,7 +50,7 @@ func Open(c Config) (*Manager, error) {
 	m := &Manager{config: c, log: c.Log, counts: newCounts(), exits: newExits(), ready: make(chan struct{})}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	m.out, m.subs = newOutQueue(m), newSubscribe(m)
-	m.router = channel.New(channel.Options{Publish: m.out.put, Subscribe: m.subs.add, Unsubscribe: m.subs.remove, Held: c.filters()})
+	m.router = channel.NewRouter(channel.RouterOptions{Publish: m.out.put, Subscribe: m.subs.add, Unsubscribe: m.subs.remove, Held: c.filters()})
 	for _, rt := range c.Runtimes {
 		m.hosts = append(m.hosts, newHost(m, rt))
 	}

@@ -119,8 +119,8 @@ func parseHeader(b []byte) (h Header, length uint32) {
 	return h, length
 }
 
-// Options are the limits of a Conn.
-type Options struct {
+// ConnOptions are the limits of a Conn.
+type ConnOptions struct {
 	MaxFrame int           // bytes of a payload in either direction; 0: DefaultMaxFrame
 	Wide     bool          // take the peer's offer of the wide header (Conn.Widen); else it is an ordinary unknown message
 	Timeout  time.Duration // a Write that takes longer ends the connection: the peer does not read; 0: none
@@ -129,7 +129,7 @@ type Options struct {
 // Conn is the stream of messages over a connection. One goroutine reads; any number of them write.
 type Conn struct {
 	conn net.Conn
-	opts Options
+	opts ConnOptions
 	r    *bufio.Reader
 
 	// Of the reader.
@@ -143,7 +143,7 @@ type Conn struct {
 }
 
 // NewConn speaks over conn, which it owns from now on.
-func NewConn(conn net.Conn, opts Options) *Conn {
+func NewConn(conn net.Conn, opts ConnOptions) *Conn {
 	if opts.MaxFrame <= 0 {
 		opts.MaxFrame = DefaultMaxFrame
 	}
@@ -275,7 +275,7 @@ func (c *Conn) broken(err error) error {
 }
 
 // Widen goes over to the wide header: it tells the peer so, and all later messages have it. A side offers it only where it
-// knows that the peer is Tripod's and has Options.Wide; that side answers with the same when it reads the offer. Each direction
+// knows that the peer is Tripod's and has ConnOptions.Wide; that side answers with the same when it reads the offer. Each direction
 // changes after its own word, so nothing that is under way is misread. A second call does nothing.
 func (c *Conn) Widen() error {
 	c.mu.Lock()

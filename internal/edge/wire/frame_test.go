@@ -44,7 +44,7 @@ func frame(t *testing.T, h, text string) []byte {
 }
 
 // pipe is a connection with its other end.
-func pipe(t *testing.T, opts Options) (*Conn, net.Conn) {
+func pipe(t *testing.T, opts ConnOptions) (*Conn, net.Conn) {
 	t.Helper()
 	a, b := net.Pipe()
 	t.Cleanup(func() { a.Close(); b.Close() })
@@ -52,7 +52,7 @@ func pipe(t *testing.T, opts Options) (*Conn, net.Conn) {
 }
 
 // fed is a connection that has received so many bytes and then ended.
-func fed(b []byte, opts Options) *Conn { return NewConn(&bytesConn{r: bytes.NewReader(b)}, opts) }
+func fed(b []byte, opts ConnOptions) *Conn { return NewConn(&bytesConn{r: bytes.NewReader(b)}, opts) }
 
 type bytesConn struct {
 	net.Conn
@@ -72,7 +72,7 @@ func TestGoldenFrames(t *testing.T) {
 			got, err := g.m.Append(nil, false)
 			require.NoError(t, err)
 			assert.Equal(t, hex.EncodeToString(want), hex.EncodeToString(got))
-			m, err := fed(want, Options{}).Read()
+			m, err := fed(want, ConnOptions{}).Read()
 			require.NoError(t, err)
 			assert.Equal(t, g.m, m)
 		})
@@ -84,7 +84,7 @@ func TestFramesOneAfterTheOther(t *testing.T) {
 	for _, g := range golden {
 		all = append(all, frame(t, g.hex, g.text)...)
 	}
-	c := fed(all, Options{})
+	c := fed(all, ConnOptions{})
 	for _, g := range golden {
 		m, err := c.Read()
 		require.NoError(t, err)
@@ -98,14 +98,14 @@ func TestFramesOneAfterTheOther(t *testing.T) {
 func TestAnOversizedFrameEndsTheStream(t *testing.T) {
 	b := frame(t, "01000001 80 05", "")              // 16 MiB and a byte are announced
 	b = append(b, frame(t, "00000000 80 01", "")...) // not read any more
-	c := fed(b, Options{})
+	c := fed(b, ConnOptions{})
 	for range 2 {
 		_, err := c.Read()
 		require.ErrorIs(t, err, errdefs.ErrInvalidArgument)
 	}
-	_, err := fed(frame(t, "05000000 80 05", "12345"), Options{MaxFrame: 4}).Read()
+	_, err := fed(frame(t, "05000000 80 05", "12345"), ConnOptions{MaxFrame: 4}).Read()
 	assert.ErrorIs(t, err, errdefs.ErrInvalidArgument)
-	m, err := fed(frame(t, "04000000 80 05", "1234"), Options{MaxFrame: 4}).Read()
+	m, err := fed(frame(t, "04000000 80 05", "1234"), ConnOptions{MaxFrame: 4}).Read()
 	require.NoError(t, err)
 	assert.Equal(t, "1234", string(m.Payload))
 }
@@ -113,7 +113,7 @@ func TestAnOversizedFrameEndsTheStream(t *testing.T) {
 func TestATruncatedFrameIsDataLoss(t *testing.T) {
 	whole := frame(t, "14000000 80 02", `{"status": "exited"}`)
 	for n := 1; n < len(whole); n++ {
-		_, err := fed(whole[:n], Options{}).Read()
+		_, err := fed(whole[:n], ConnOptions{}).Read()
 		require.ErrorIs(t, err, errdefs.ErrDataLoss, "%d bytes", n)
 		require.NotErrorIs(t, err, io.EOF)
 	}
@@ -126,7 +126,7 @@ func TestAHeaderAloneCostsNoMemory(t *testing.T) {
 	allocated := testing.Benchmark(func(b2 *testing.B) {
 		b2.ReportAllocs()
 		for range b2.N {
-			_, err = fed(b, Options{}).Read()
+			_, err = fed(b, ConnOptions{}).Read()
 		}
 	}).AllocedBytesPerOp()
 	require.ErrorIs(t, err, errdefs.ErrDataLoss)
@@ -134,7 +134,7 @@ func TestAHeaderAloneCostsNoMemory(t *testing.T) {
 }
 
 func TestWriteRefusesWhatTheHeaderCannotSay(t *testing.T) {
-	c := fed(nil, Options{MaxFrame: 4})
+	c := fed(nil, ConnOptions{MaxFrame: 4})
 	for _, m := range []Message{
 		{Header: Header{Module: MaxModules}}, {Header: Header{Module: -1}}, {Header: Header{Arg: MaxChannels}}, {Header: Header{Arg: -1}},
 		{Payload: make([]byte, 5)},
@@ -145,7 +145,7 @@ func TestWriteRefusesWhatTheHeaderCannotSay(t *testing.T) {
 }
 
 func TestManyWriters(t *testing.T) {
-	c, peer := pipe(t, Options{})
+	c, peer := pipe(t, ConnOptions{})
 	const writers, each = 8, 50
 	var all sync.WaitGroup
 	for w := range writers {
@@ -156,7 +156,7 @@ func TestManyWriters(t *testing.T) {
 			}
 		})
 	}
-	r := NewConn(peer, Options{})
+	r := NewConn(peer, ConnOptions{})
 	next := map[int]int{}
 	for range writers * each {
 		m, err := r.Read()
@@ -169,7 +169,7 @@ func TestManyWriters(t *testing.T) {
 }
 
 func TestAPeerThatDoesNotReadEndsTheConnection(t *testing.T) {
-	c, _ := pipe(t, Options{Timeout: 20 * time.Millisecond})
+	c, _ := pipe(t, ConnOptions{Timeout: 20 * time.Millisecond})
 	require.ErrorIs(t, c.Write(Message{Payload: []byte("x")}), errdefs.ErrUnavailable)
 	require.ErrorIs(t, c.Write(Message{}), errdefs.ErrUnavailable, "part of a frame may be out")
 	_, err := c.Read()
@@ -185,7 +185,7 @@ func TestWideHeader(t *testing.T) {
 	a, b2 := net.Pipe()
 	defer a.Close()
 	defer b2.Close()
-	runtime, manager := NewConn(a, Options{Wide: true}), NewConn(b2, Options{Wide: true})
+	runtime, manager := NewConn(a, ConnOptions{Wide: true}), NewConn(b2, ConnOptions{Wide: true})
 	narrow, wide := Message{Header{false, 1, 2}, []byte("narrow")}, Message{Header{false, 5000, 60000}, []byte("wide")}
 	require.ErrorIs(t, runtime.Write(wide), errdefs.ErrInvalidArgument)
 	go func() {
@@ -215,7 +215,7 @@ func TestWideHeader(t *testing.T) {
 
 func TestAnOfferOfTheWideHeaderIsNotTakenFromForeignPeers(t *testing.T) {
 	b := frame(t, "0d000000 80 7f", helloWide)
-	c := fed(b, Options{})
+	c := fed(b, ConnOptions{})
 	m, err := c.Read()
 	require.NoError(t, err)
 	assert.Equal(t, hello, m.Arg, "an unknown message as any other")
@@ -233,7 +233,7 @@ func FuzzFrames(f *testing.F) {
 	f.Fuzz(func(t *testing.T, stream []byte, wide bool) {
 		const limit = 1 << 10
 		conn := &bytesConn{r: bytes.NewReader(stream)}
-		c := NewConn(conn, Options{MaxFrame: limit, Wide: wide})
+		c := NewConn(conn, ConnOptions{MaxFrame: limit, Wide: wide})
 		var again []byte
 		for {
 			m, err := c.Read()
@@ -261,6 +261,6 @@ func FuzzFrames(f *testing.F) {
 
 func TestLengthOfTheHeaderIsTheLimitOfTheStream(t *testing.T) {
 	b := binary.LittleEndian.AppendUint32(nil, 0xffffffff)
-	_, err := fed(append(b, 0x80, 0), Options{MaxFrame: 1 << 20}).Read()
+	_, err := fed(append(b, 0x80, 0), ConnOptions{MaxFrame: 1 << 20}).Read()
 	require.ErrorIs(t, err, errdefs.ErrInvalidArgument)
 }

@@ -107,7 +107,7 @@ func (b *backlog) untake(frames []frame) {
 
 // connect makes conn the way to the daemon, in the place of an earlier one; false: the pod is over.
 func (c *channels) connect(conn net.Conn) bool {
-	l := &link{raw: conn, conn: wire.NewConn(conn, wire.Options{MaxFrame: maxWaitingBytes}), told: map[int]*port{}, gone: make(chan struct{}), ended: make(chan struct{})}
+	l := &link{raw: conn, conn: wire.NewConn(conn, wire.ConnOptions{MaxFrame: maxWaitingBytes}), told: map[int]*port{}, gone: make(chan struct{}), ended: make(chan struct{})}
 	for {
 		c.mu.Lock()
 		old := c.backlog.linked

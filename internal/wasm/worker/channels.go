@@ -45,7 +45,7 @@ type channels struct {
 
 // newRouter makes what joins the channels of a worker's pods. What goes beyond the worker, each pod tells the daemon.
 func newRouter() *channel.Router {
-	return channel.New(channel.Options{
+	return channel.NewRouter(channel.RouterOptions{
 		Publish: func(string, byte, []byte) {}, Subscribe: func(string, byte) {}, Unsubscribe: func(string) {},
 	})
 }

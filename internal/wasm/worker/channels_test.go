@@ -99,7 +99,7 @@ func connect(tb testing.TB, w *Worker, id string) *daemon {
 	require.NoError(tb, ours.SetDeadline(time.Now().Add(soon)))
 	require.NoError(tb, w.Channels(context.Background(), id, theirs))
 	tb.Cleanup(func() { ours.Close() })
-	return &daemon{tb, wire.NewConn(ours, wire.Options{}), ours}
+	return &daemon{tb, wire.NewConn(ours, wire.ConnOptions{}), ours}
 }
 
 // next reads a frame, as text.
@@ -367,7 +367,7 @@ func BenchmarkPublish(b *testing.B) {
 	defer ends[1].Close()
 	run(b, w, "a", []control.Channel{ch("in", "start", wire.Read), ch("io", "t", wire.Write)}, "flood-on-start", "/ch/io", fmt.Sprint(b.N), "w")
 	require.NoError(b, w.Channels(context.Background(), "a", ends[0]))
-	d := &daemon{b, wire.NewConn(ends[1], wire.Options{}), ends[1]}
+	d := &daemon{b, wire.NewConn(ends[1], wire.ConnOptions{}), ends[1]}
 	d.expect("open 0 r start")
 	b.ResetTimer()
 	d.send(0, "go")

@@ -77,7 +77,7 @@ func (r *Runtime) begin(ctx context.Context) (*life, error) {
 		<-output.done
 		return nil, fmt.Errorf("%w%s", err, l.tail.said())
 	}
-	l.conn = wire.NewConn(conn, wire.Options{MaxFrame: r.cfg.MaxFrame, Wide: true, Timeout: r.cfg.WriteTimeout})
+	l.conn = wire.NewConn(conn, wire.ConnOptions{MaxFrame: r.cfg.MaxFrame, Wide: true, Timeout: r.cfg.WriteTimeout})
 	close(l.up)
 	go l.write()
 	go l.read(conn, output)

@@ -363,7 +363,7 @@ func TestTheWideHeaderIsTakenFromAProgramThatOffersIt(t *testing.T) {
 	go func() { // speaks for the program
 		for {
 			if conn, err := net.Dial("unix", SocketPath(r.cfg.Dir, 10)); err == nil {
-				connected <- wire.NewConn(conn, wire.Options{Wide: true})
+				connected <- wire.NewConn(conn, wire.ConnOptions{Wide: true})
 				return
 			}
 			<-time.After(time.Millisecond)

@@ -66,7 +66,7 @@ func (m *module) connection() error {
 	if err != nil {
 		return err
 	}
-	conn := wire.NewConn(raw, wire.Options{Timeout: writeTime})
+	conn := wire.NewConn(raw, wire.ConnOptions{Timeout: writeTime})
 	defer conn.Close()
 	m.mu.Lock()
 	m.conn, m.group = conn, group

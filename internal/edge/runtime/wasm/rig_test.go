@@ -289,7 +289,7 @@ func (r *rig) worker() *wire.Conn {
 	r.Helper()
 	select {
 	case conn := <-r.guests.conns:
-		c := wire.NewConn(conn, wire.Options{})
+		c := wire.NewConn(conn, wire.ConnOptions{})
 		r.Cleanup(func() { _ = c.Close() })
 		return c
 	case <-time.After(patience):
