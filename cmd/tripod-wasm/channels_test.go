@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tripod-run/tripod/internal/edge/wire"
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/wasm/control"
 )
 
@@ -23,13 +23,13 @@ func (r *rig) loadFile(file string) string {
 }
 
 // channels is a daemon's connection to a pod's channels. It reads frames until there is a message.
-func (p *pod) channels(c *control.Client) (conn *wire.Conn, next func() string) {
+func (p *pod) channels(c *control.Client) (conn *channel.Conn, next func() string) {
 	p.rig.t.Helper()
 	raw, err := c.Channels(p.rig.t.Context(), p.ID)
 	require.NoError(p.rig.t, err)
 	p.rig.t.Cleanup(func() { raw.Close() })
 	require.NoError(p.rig.t, raw.SetDeadline(time.Now().Add(time.Minute)))
-	conn = wire.NewConn(raw, wire.ConnOptions{})
+	conn = channel.NewConn(raw, channel.ConnOptions{})
 	return conn, func() string {
 		for {
 			m, err := conn.Read()
@@ -72,7 +72,7 @@ func TestChannelsUnderLockdown(t *testing.T) {
 				require.Equal(t, "words", string(moved))
 			}
 			for range 2 {
-				require.NoError(t, conn.Write(wire.Message{Payload: []byte("MESSAGE")}))
+				require.NoError(t, conn.Write(channel.Message{Payload: []byte("MESSAGE")}))
 				require.Equal(t, "MESSAGE", next())
 				conn.Close()
 				conn, next = p.channels(r.connect()) // of a daemon that was started again

@@ -8,8 +8,6 @@ import (
 	"sync/atomic"
 
 	"github.com/containerd/errdefs"
-
-	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
 // Key names a channel: the module is an index in its runtime.
@@ -36,7 +34,7 @@ type RouterOptions struct {
 	// not take it from the node.
 	Held []string
 
-	MaxChannels int // of one module; 0: wire.MaxChannels
+	MaxChannels int // of one module; 0: MaxChannels
 	MaxPayload  int // bytes of a module's message; 0: as the frames allow
 }
 
@@ -68,7 +66,7 @@ type Router struct {
 type channel struct {
 	key     Key
 	topic   string
-	flags   wire.Flags
+	flags   Flags
 	group   string
 	deliver func(payload []byte)
 
@@ -79,7 +77,7 @@ type channel struct {
 // NewRouter makes a Router without channels.
 func NewRouter(opts RouterOptions) *Router {
 	if opts.MaxChannels <= 0 {
-		opts.MaxChannels = wire.MaxChannels
+		opts.MaxChannels = MaxChannels
 	}
 	r := &Router{
 		opts:     opts,
@@ -88,7 +86,7 @@ func NewRouter(opts RouterOptions) *Router {
 		table:    table{all: map[string]*filter{}},
 	}
 	for _, name := range opts.Held {
-		f := &filter{name: name, wild: wire.HasWildcard(name), held: true, qos: 2}
+		f := &filter{name: name, wild: HasWildcard(name), held: true, qos: 2}
 		f.root = f
 		r.table.add(f)
 		if f.wild {
@@ -103,11 +101,11 @@ func NewRouter(opts RouterOptions) *Router {
 //
 // Opening a channel again in the same way replaces deliver and group (a runtime has connected anew); in another way it is
 // errdefs.ErrAlreadyExists. A channel above the module's limit is errdefs.ErrResourceExhausted.
-func (r *Router) Open(key Key, o wire.Open, group string, deliver func(payload []byte)) error {
+func (r *Router) Open(key Key, o Open, group string, deliver func(payload []byte)) error {
 	if err := o.Validate(); err != nil {
 		return err
 	}
-	for _, prefix := range []string{wire.Local, "$share/", "$queue/"} {
+	for _, prefix := range []string{Local, "$share/", "$queue/"} {
 		if strings.HasPrefix(o.Topic, prefix) {
 			return fmt.Errorf("channel %d on %q: a channel cannot have a topic below %s here: %w", key.FD, o.Topic, prefix, errdefs.ErrInvalidArgument)
 		}
@@ -143,7 +141,7 @@ func (r *Router) insert(c, old *channel) (f *filter, added bool) {
 	}
 	f = r.table.all[c.topic]
 	if f == nil {
-		f, added = &filter{name: c.topic, wild: wire.HasWildcard(c.topic)}, true
+		f, added = &filter{name: c.topic, wild: HasWildcard(c.topic)}, true
 		r.table.add(f)
 	}
 	// The slice is never changed in place: a Publish may be going through it.

@@ -11,8 +11,6 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-
-	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
 // node is a Router with a broker that notes what it is told.
@@ -41,10 +39,10 @@ func newNode(t *testing.T, opts RouterOptions) *node {
 	return n
 }
 
-func (n *node) open(t *testing.T, module, fd int, flags wire.Flags, topic, group string) Key {
+func (n *node) open(t *testing.T, module, fd int, flags Flags, topic, group string) Key {
 	t.Helper()
 	key := Key{"rt", module, fd}
-	require.NoError(t, n.Open(key, wire.Open{FD: fd, Flags: flags, Topic: topic}, group, func(payload []byte) {
+	require.NoError(t, n.Open(key, Open{FD: fd, Flags: flags, Topic: topic}, group, func(payload []byte) {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		n.received[key] = append(n.received[key], string(payload))
@@ -54,12 +52,12 @@ func (n *node) open(t *testing.T, module, fd int, flags wire.Flags, topic, group
 
 func TestLoopback(t *testing.T) {
 	n := newNode(t, RouterOptions{})
-	sender := n.open(t, 0, 0, wire.ReadWrite|wire.QoS1, "app/a", "")
-	sameModule := n.open(t, 0, 1, wire.Read, "app/a", "")
-	sameRuntime := n.open(t, 1, 0, wire.Read, "app/+", "")
-	below := n.open(t, 2, 0, wire.Read, "app/a/#", "")
-	writer := n.open(t, 3, 0, wire.Write, "app/a", "")
-	other := n.open(t, 3, 1, wire.Read, "app/b", "")
+	sender := n.open(t, 0, 0, ReadWrite|QoS1, "app/a", "")
+	sameModule := n.open(t, 0, 1, Read, "app/a", "")
+	sameRuntime := n.open(t, 1, 0, Read, "app/+", "")
+	below := n.open(t, 2, 0, Read, "app/a/#", "")
+	writer := n.open(t, 3, 0, Write, "app/a", "")
+	other := n.open(t, 3, 1, Read, "app/b", "")
 
 	require.NoError(t, n.Publish(sender, []byte("one")))
 	for _, k := range []Key{sameModule, sameRuntime, below} {
@@ -79,9 +77,9 @@ func TestLoopback(t *testing.T) {
 
 func TestChannelsOfOneWorkerAreNotGivenTheirMessagesTwice(t *testing.T) {
 	n := newNode(t, RouterOptions{})
-	a := n.open(t, 0, 0, wire.Write, "x", "worker-1")
-	b := n.open(t, 1, 0, wire.Read, "x", "worker-1")
-	c := n.open(t, 2, 0, wire.Read, "x", "worker-2")
+	a := n.open(t, 0, 0, Write, "x", "worker-1")
+	b := n.open(t, 1, 0, Read, "x", "worker-1")
+	c := n.open(t, 2, 0, Read, "x", "worker-2")
 	require.NoError(t, n.Publish(a, []byte("m")))
 	assert.Empty(t, n.received[b], "the worker has delivered it")
 	assert.Equal(t, []string{"m"}, n.received[c])
@@ -91,9 +89,9 @@ func TestChannelsOfOneWorkerAreNotGivenTheirMessagesTwice(t *testing.T) {
 
 func TestSpecialTopics(t *testing.T) {
 	n := newNode(t, RouterOptions{})
-	all := n.open(t, 0, 0, wire.Read, "#", "")
-	level := n.open(t, 0, 1, wire.Read, "+/x", "")
-	sys := n.open(t, 0, 2, wire.Read, "$SYS/#", "")
+	all := n.open(t, 0, 0, Read, "#", "")
+	level := n.open(t, 0, 1, Read, "+/x", "")
+	sys := n.open(t, 0, 2, Read, "$SYS/#", "")
 	n.FromBroker("$SYS/x", []byte("m"))
 	assert.Empty(t, n.received[all])
 	assert.Empty(t, n.received[level])
@@ -102,8 +100,8 @@ func TestSpecialTopics(t *testing.T) {
 
 func TestRefusals(t *testing.T) {
 	n := newNode(t, RouterOptions{MaxPayload: 4})
-	reader := n.open(t, 0, 0, wire.Read, "a/#", "")
-	writer := n.open(t, 0, 1, wire.Write, "a/b", "")
+	reader := n.open(t, 0, 0, Read, "a/#", "")
+	writer := n.open(t, 0, 1, Write, "a/b", "")
 	none := func([]byte) {}
 	assert.ErrorIs(t, n.Publish(reader, nil), errdefs.ErrPermissionDenied, "so nothing is published to a wildcard")
 	assert.ErrorIs(t, n.Publish(Key{"rt", 0, 9}, nil), errdefs.ErrNotFound)
@@ -112,39 +110,39 @@ func TestRefusals(t *testing.T) {
 	assert.EqualValues(t, 4, n.Stats().Refused)
 	assert.Empty(t, n.sent)
 	assert.ErrorIs(t, n.Close(Key{"rt", 0, 9}), errdefs.ErrNotFound)
-	for _, o := range []wire.Open{
-		{FD: 2, Flags: wire.ReadWrite, Topic: "a/+"},
-		{FD: 2, Flags: wire.Write, Topic: "#"},
+	for _, o := range []Open{
+		{FD: 2, Flags: ReadWrite, Topic: "a/+"},
+		{FD: 2, Flags: Write, Topic: "#"},
 		{FD: 2, Flags: 0, Topic: "a"},
-		{FD: 2, Flags: wire.Read, Topic: ""},
-		{FD: 2, Flags: wire.Read, Topic: "a#"},
-		{FD: 2, Flags: wire.Read, Topic: "$SL/proc/stdio"},
-		{FD: 2, Flags: wire.Read, Topic: "$share/g/a"},
+		{FD: 2, Flags: Read, Topic: ""},
+		{FD: 2, Flags: Read, Topic: "a#"},
+		{FD: 2, Flags: Read, Topic: "$SL/proc/stdio"},
+		{FD: 2, Flags: Read, Topic: "$share/g/a"},
 	} {
 		assert.ErrorIs(t, n.Open(Key{"rt", 0, 2}, o, "", none), errdefs.ErrInvalidArgument, "%+v", o)
 	}
-	assert.ErrorIs(t, n.Open(writer, wire.Open{FD: 1, Flags: wire.Write, Topic: "other"}, "", none), errdefs.ErrAlreadyExists)
+	assert.ErrorIs(t, n.Open(writer, Open{FD: 1, Flags: Write, Topic: "other"}, "", none), errdefs.ErrAlreadyExists)
 }
 
 func TestAModuleHas256ChannelsAndNoMore(t *testing.T) {
 	n := newNode(t, RouterOptions{})
-	for fd := range wire.MaxChannels {
-		n.open(t, 0, fd, wire.ReadWrite, fmt.Sprintf("t/%d", fd), "")
+	for fd := range MaxChannels {
+		n.open(t, 0, fd, ReadWrite, fmt.Sprintf("t/%d", fd), "")
 	}
-	err := n.Open(Key{"rt", 0, 256}, wire.Open{FD: 256, Flags: wire.Read, Topic: "t"}, "", func([]byte) {})
+	err := n.Open(Key{"rt", 0, 256}, Open{FD: 256, Flags: Read, Topic: "t"}, "", func([]byte) {})
 	require.ErrorIs(t, err, errdefs.ErrResourceExhausted)
-	n.open(t, 1, 0, wire.Read, "t", "") // another module is not disturbed
+	n.open(t, 1, 0, Read, "t", "") // another module is not disturbed
 	require.NoError(t, n.Close(Key{"rt", 0, 255}))
-	n.open(t, 0, 255, wire.Read, "again", "")
-	n.open(t, 0, 255, wire.Read, "again", "") // the same again is no further channel
+	n.open(t, 0, 255, Read, "again", "")
+	n.open(t, 0, 255, Read, "again", "") // the same again is no further channel
 	assert.Equal(t, 256, n.Count("rt", 0))
 }
 
 func TestReopeningReplacesTheReceiver(t *testing.T) {
 	n := newNode(t, RouterOptions{})
-	key := n.open(t, 0, 0, wire.Read, "t", "")
+	key := n.open(t, 0, 0, Read, "t", "")
 	var got []string
-	require.NoError(t, n.Open(key, wire.Open{Flags: wire.Read, Topic: "t"}, "w", func(p []byte) { got = append(got, string(p)) }))
+	require.NoError(t, n.Open(key, Open{Flags: Read, Topic: "t"}, "w", func(p []byte) { got = append(got, string(p)) }))
 	n.FromBroker("t", []byte("m"))
 	assert.Equal(t, []string{"m"}, got)
 	assert.Empty(t, n.received[key])
@@ -152,8 +150,8 @@ func TestReopeningReplacesTheReceiver(t *testing.T) {
 
 func TestClosing(t *testing.T) {
 	n := newNode(t, RouterOptions{})
-	a := n.open(t, 0, 0, wire.ReadWrite, "t", "")
-	b := n.open(t, 1, 0, wire.ReadWrite, "t", "")
+	a := n.open(t, 0, 0, ReadWrite, "t", "")
+	b := n.open(t, 1, 0, ReadWrite, "t", "")
 	require.NoError(t, n.Close(b))
 	require.NoError(t, n.Publish(a, []byte("m")))
 	assert.Empty(t, n.received[b])
@@ -161,7 +159,7 @@ func TestClosing(t *testing.T) {
 	assert.Contains(t, n.subs, "t")
 	n.CloseModule("rt", 0)
 	assert.Empty(t, n.subs)
-	n.open(t, 5, 0, wire.Read, "t/#", "")
+	n.open(t, 5, 0, Read, "t/#", "")
 	n.CloseRuntime("rt")
 	assert.Empty(t, n.subs)
 	assert.Empty(t, n.channels)
@@ -172,14 +170,14 @@ func TestClosing(t *testing.T) {
 
 func TestTheBrokerIsAskedForEachMessageOnce(t *testing.T) {
 	n := newNode(t, RouterOptions{})
-	n.open(t, 0, 0, wire.Read|wire.QoS2, "app/in", "")
-	n.open(t, 0, 1, wire.Read, "app/in", "")
+	n.open(t, 0, 0, Read|QoS2, "app/in", "")
+	n.open(t, 0, 1, Read, "app/in", "")
 	assert.Equal(t, map[string]byte{"app/in": 2}, n.subs)
-	n.open(t, 1, 0, wire.Read|wire.QoS1, "app/+", "")
+	n.open(t, 1, 0, Read|QoS1, "app/+", "")
 	assert.Equal(t, map[string]byte{"app/+": 2}, n.subs, "the wide filter takes over, at the highest quality")
-	n.open(t, 2, 0, wire.Read, "#", "")
-	n.open(t, 2, 1, wire.Read, "other", "")
-	n.open(t, 2, 2, wire.Read, "$SYS/a", "")
+	n.open(t, 2, 0, Read, "#", "")
+	n.open(t, 2, 1, Read, "other", "")
+	n.open(t, 2, 2, Read, "$SYS/a", "")
 	assert.Equal(t, map[string]byte{"#": 2, "$SYS/a": 0}, n.subs)
 	require.NoError(t, n.Close(Key{"rt", 2, 0}))
 	assert.Equal(t, map[string]byte{"app/+": 2, "other": 0, "$SYS/a": 0}, n.subs)
@@ -194,11 +192,11 @@ func TestWhatTheNodeHoldsStays(t *testing.T) {
 	n := newNode(t, RouterOptions{Held: []string{"realm/proc/control/rt/#", "realm/proc/reg/m"}})
 	n.subs["realm/proc/control/rt/#"], n.subs["realm/proc/reg/m"] = 2, 2
 	want := maps.Clone(n.subs)
-	a := n.open(t, 0, 0, wire.Read, "realm/proc/control/rt/#", "")
-	b := n.open(t, 0, 1, wire.Read, "realm/proc/control/rt/x", "")
-	n.open(t, 0, 2, wire.Read, "realm/proc/reg/m", "")
+	a := n.open(t, 0, 0, Read, "realm/proc/control/rt/#", "")
+	b := n.open(t, 0, 1, Read, "realm/proc/control/rt/x", "")
+	n.open(t, 0, 2, Read, "realm/proc/reg/m", "")
 	assert.Equal(t, want, n.subs, "subscribed to already, and with the node's quality of service")
-	c := n.open(t, 1, 0, wire.Read, "#", "")
+	c := n.open(t, 1, 0, Read, "#", "")
 	assert.Subset(t, n.subs, want)
 	n.FromBroker("realm/proc/control/rt/x", []byte("m"))
 	for _, k := range []Key{a, b, c} {
@@ -210,9 +208,9 @@ func TestWhatTheNodeHoldsStays(t *testing.T) {
 
 func TestRetainedMessagesReachEachChannelOnce(t *testing.T) {
 	n := newNode(t, RouterOptions{})
-	a := n.open(t, 0, 0, wire.Read, "cfg/x", "")
+	a := n.open(t, 0, 0, Read, "cfg/x", "")
 	n.RetainedFromBroker("cfg/x", []byte("1"))
-	b := n.open(t, 1, 0, wire.Read, "cfg/x", "")
+	b := n.open(t, 1, 0, Read, "cfg/x", "")
 	n.RetainedFromBroker("cfg/x", []byte("1")) // because the subscription was renewed for b
 	assert.Equal(t, []string{"1"}, n.received[a])
 	assert.Equal(t, []string{"1"}, n.received[b])
@@ -243,19 +241,19 @@ func FuzzSubscriptionsCoverWhatIsOpen(f *testing.F) {
 			if s&0x80 != 0 {
 				_ = n.Close(key)
 			} else {
-				n.open(t, key.Module, key.FD, wire.Read|[]wire.Flags{0, wire.QoS1, wire.QoS2}[s%3], names[key.FD], "")
+				n.open(t, key.Module, key.FD, Read|[]Flags{0, QoS1, QoS2}[s%3], names[key.FD], "")
 			}
 		}
 		for _, topic := range topics {
 			var want int
 			for _, c := range n.channels {
-				if !wire.Match(c.topic, topic) {
+				if !Match(c.topic, topic) {
 					continue
 				}
 				want++
 				var brought int
 				for filter, qos := range n.subs {
-					if wire.Match(filter, topic) && qos >= c.flags.QoS() {
+					if Match(filter, topic) && qos >= c.flags.QoS() {
 						brought++
 					}
 				}
@@ -276,13 +274,13 @@ func FuzzSubscriptionsCoverWhatIsOpen(f *testing.F) {
 func TestMessagesWhileChannelsComeAndGo(t *testing.T) {
 	n := NewRouter(RouterOptions{Publish: func(string, byte, []byte) {}, Subscribe: func(string, byte) {}, Unsubscribe: func(string) {}})
 	sender := Key{"rt", 0, 0}
-	require.NoError(t, n.Open(sender, wire.Open{Flags: wire.Write, Topic: "t"}, "", func([]byte) {}))
+	require.NoError(t, n.Open(sender, Open{Flags: Write, Topic: "t"}, "", func([]byte) {}))
 	var all sync.WaitGroup
 	for m := range 4 {
 		all.Go(func() {
 			for range 200 {
 				key := Key{"rt", m + 1, 0}
-				assert.NoError(t, n.Open(key, wire.Open{Flags: wire.Read, Topic: []string{"t", "+", "#", "x"}[m]}, "", func([]byte) {}))
+				assert.NoError(t, n.Open(key, Open{Flags: Read, Topic: []string{"t", "+", "#", "x"}[m]}, "", func([]byte) {}))
 				assert.NoError(t, n.Publish(sender, nil))
 				assert.NoError(t, n.Close(key))
 			}
@@ -322,7 +320,7 @@ func busyRouter(tb testing.TB) (*Router, Key) {
 	n := NewRouter(RouterOptions{Publish: func(string, byte, []byte) {}, Subscribe: func(string, byte) {}, Unsubscribe: func(string) {}})
 	for m := range 128 {
 		for fd := range 8 {
-			o := wire.Open{FD: fd, Flags: wire.Read, Topic: fmt.Sprintf("app/%d/%d", m, fd)}
+			o := Open{FD: fd, Flags: Read, Topic: fmt.Sprintf("app/%d/%d", m, fd)}
 			if fd == 7 {
 				o.Topic = fmt.Sprintf("other/%d/+", m)
 			}
@@ -330,6 +328,6 @@ func busyRouter(tb testing.TB) (*Router, Key) {
 		}
 	}
 	sender := Key{"rt", 0, 100}
-	require.NoError(tb, n.Open(sender, wire.Open{FD: 100, Flags: wire.Write, Topic: "app/64/3"}, "", func([]byte) {}))
+	require.NoError(tb, n.Open(sender, Open{FD: 100, Flags: Write, Topic: "app/64/3"}, "", func([]byte) {}))
 	return n, sender
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/spf13/cobra"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
@@ -22,7 +23,7 @@ func (a *App) edgePub(o *edgeOptions) *cobra.Command {
 	c := &cobra.Command{
 		Use: "pub TOPIC [MESSAGE|-]", Short: "Publish a message to a topic, from the argument or standard input", Args: cobra.RangeArgs(1, 2),
 		RunE: func(c *cobra.Command, args []string) error {
-			if err := validMessage(qos, wire.ValidTopic(args[0])); err != nil {
+			if err := validMessage(qos, channel.ValidTopic(args[0])); err != nil {
 				return err
 			}
 			ctx := c.Context()
@@ -56,7 +57,7 @@ func (a *App) eachMessage(args []string, lines bool, publish func([]byte) error)
 			return fmt.Errorf("--lines takes messages from standard input, not from the argument: %w", errdefs.ErrInvalidArgument)
 		}
 		scanner := bufio.NewScanner(a.Stdin)
-		scanner.Buffer(nil, wire.DefaultMaxFrame)
+		scanner.Buffer(nil, channel.DefaultMaxFrame)
 		for scanner.Scan() {
 			if err := publish(append([]byte(nil), scanner.Bytes()...)); err != nil {
 				return err
@@ -67,7 +68,7 @@ func (a *App) eachMessage(args []string, lines bool, publish func([]byte) error)
 	if len(args) == 1 && args[0] != "-" {
 		return publish([]byte(args[0]))
 	}
-	message, err := io.ReadAll(io.LimitReader(a.Stdin, wire.DefaultMaxFrame))
+	message, err := io.ReadAll(io.LimitReader(a.Stdin, channel.DefaultMaxFrame))
 	if err != nil {
 		return err
 	}
@@ -81,7 +82,7 @@ func (a *App) edgeSub(o *edgeOptions) *cobra.Command {
 		Use: "sub FILTER...", Short: "Print the messages of topics, + and # are wildcards, until interrupted", Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			for _, filter := range args {
-				if err := validMessage(qos, wire.ValidFilter(filter)); err != nil {
+				if err := validMessage(qos, channel.ValidFilter(filter)); err != nil {
 					return err
 				}
 			}

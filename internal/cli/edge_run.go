@@ -15,6 +15,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
@@ -145,13 +146,13 @@ func parseChannels(list []string) ([]channelField, error) {
 		topic, mode := cutMode(topic)
 		if mode == "" {
 			mode = "rw"
-			if wire.HasWildcard(topic) {
+			if channel.HasWildcard(topic) {
 				mode = "r"
 			}
 		}
-		flags, err := wire.ParseFlags(mode)
+		flags, err := channel.ParseFlags(mode)
 		if err == nil {
-			err = wire.Open{Flags: flags, Topic: topic}.Validate()
+			err = channel.Open{Flags: flags, Topic: topic}.Validate()
 		}
 		if err != nil {
 			return nil, fmt.Errorf("--channel %q: %w", text, err)
@@ -167,11 +168,11 @@ func cutMode(text string) (topic, mode string) {
 	if !ok {
 		return text, ""
 	}
-	if _, err := wire.ParseFlags(last); err == nil {
+	if _, err := channel.ParseFlags(last); err == nil {
 		return rest, last
 	}
 	before, previous, ok := cutLast(rest)
-	if _, err := wire.ParseFlags(previous); ok && err == nil {
+	if _, err := channel.ParseFlags(previous); ok && err == nil {
 		return before, previous + ":" + last
 	}
 	return text, ""

@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
-	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/test/edgetest"
 )
 
@@ -171,13 +171,13 @@ func TestALostRuntimeComesBack(t *testing.T) {
 func TestARuntimeHas128ModulesAndNoMore(t *testing.T) {
 	s := newSite(t, foreignOrchestrator)
 	var first string
-	for i := range wire.MaxModules {
+	for i := range channel.MaxModules {
 		uuid := s.create(edgetest.RuntimeChan, "echo", fmt.Sprintf("full/%d", i))
 		if i == 0 {
 			first = uuid
 		}
 	}
-	s.wait(wire.MaxModules, func(l edgetest.Line) bool { return string(l.Payload) == "open" })
+	s.wait(channel.MaxModules, func(l edgetest.Line) bool { return string(l.Payload) == "open" })
 	s.exit(edgetest.RuntimeChan, s.create(edgetest.RuntimeChan, "stay"))
 	s.witness("full/0")
 	s.witness("full/127")

@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
@@ -45,16 +46,16 @@ func TestLoopback(t *testing.T) {
 	r := newRig(t, nil)
 	r.modules(r.a, 2)
 	r.modules(r.b, 1)
-	r.a.open(t, 0, 0, wire.ReadWrite|wire.QoS1, "app/x")
-	r.a.open(t, 0, 1, wire.Read, "app/#")
-	r.a.open(t, 1, 5, wire.Read|wire.QoS2, "app/+")
-	r.b.open(t, 0, 9, wire.ReadWrite, "app/x")
+	r.a.open(t, 0, 0, channel.ReadWrite|channel.QoS1, "app/x")
+	r.a.open(t, 0, 1, channel.Read, "app/#")
+	r.a.open(t, 1, 5, channel.Read|channel.QoS2, "app/+")
+	r.b.open(t, 0, 9, channel.ReadWrite, "app/x")
 	r.filtered("app/#", true)
 	if err := poll(t.Context(), func() bool { return r.m.router.Count(runtimeA, 1)+r.m.router.Count(runtimeB, 0) == 2 }); err != nil {
 		t.Fatal(err)
 	}
 	r.a.tell(t, false, 0, 0, "hello")
-	for _, m := range []wire.Message{r.a.find(t, false, 0, 1, 1), r.a.find(t, false, 1, 5, 1), r.b.find(t, false, 0, 9, 1)} {
+	for _, m := range []channel.Message{r.a.find(t, false, 0, 1, 1), r.a.find(t, false, 1, 5, 1), r.b.find(t, false, 0, 9, 1)} {
 		if string(m.Payload) != "hello" {
 			t.Errorf("%v got %q", m.Header, m.Payload)
 		}
@@ -63,7 +64,7 @@ func TestLoopback(t *testing.T) {
 		t.Errorf("the broker got %+v", m)
 	}
 	r.publish("app/x", false, []byte("from outside"))
-	for _, m := range []wire.Message{r.a.find(t, false, 0, 0, 1), r.a.find(t, false, 0, 1, 2), r.a.find(t, false, 1, 5, 2), r.b.find(t, false, 0, 9, 2)} {
+	for _, m := range []channel.Message{r.a.find(t, false, 0, 0, 1), r.a.find(t, false, 0, 1, 2), r.a.find(t, false, 1, 5, 2), r.b.find(t, false, 0, 9, 2)} {
 		if string(m.Payload) != "from outside" {
 			t.Errorf("%v got %q", m.Header, m.Payload)
 		}
@@ -77,21 +78,21 @@ func TestLoopback(t *testing.T) {
 func TestChannelLimits(t *testing.T) {
 	r := newRig(t, nil)
 	r.modules(r.a, 2)
-	for fd := range wire.MaxChannels {
-		r.a.open(t, 0, fd, wire.Read, fmt.Sprint("many/", fd))
+	for fd := range channel.MaxChannels {
+		r.a.open(t, 0, fd, channel.Read, fmt.Sprint("many/", fd))
 	}
-	r.a.open(t, 1, 0, wire.ReadWrite, "wild/#") // for reading only
+	r.a.open(t, 1, 0, channel.ReadWrite, "wild/#") // for reading only
 	r.a.tell(t, false, 1, 0, "to a wildcard")
-	r.a.open(t, 1, 1, wire.Read, "only/read")
+	r.a.open(t, 1, 1, channel.Read, "only/read")
 	r.a.tell(t, false, 1, 1, "to a channel for reading")
 	r.a.open(t, 1, 2, 0, "no/mode")
-	r.a.open(t, 1, 3, wire.Write, "first")
-	r.a.open(t, 1, 3, wire.Write, "second") // instead of the first
+	r.a.open(t, 1, 3, channel.Write, "first")
+	r.a.open(t, 1, 3, channel.Write, "second") // instead of the first
 	r.a.tell(t, false, 1, 3, "two")
 	if m := r.find(t, "second", 1, nil); string(m.Payload) != "two" {
 		t.Errorf("got %q", m.Payload)
 	}
-	if n := r.m.router.Count(runtimeA, 0); n != wire.MaxChannels {
+	if n := r.m.router.Count(runtimeA, 0); n != channel.MaxChannels {
 		t.Errorf("%d channels", n)
 	}
 	if n := r.count(func(m mqtt.Message) bool { return m.Topic == "first" || m.Topic == "wild/#" || m.Topic == "only/read" }); n != 0 {
@@ -103,14 +104,14 @@ func TestChannelLimits(t *testing.T) {
 func TestChannelsEnd(t *testing.T) {
 	r := newRig(t, nil)
 	r.modules(r.a, 2)
-	r.a.open(t, 0, 0, wire.Read, "one")
-	r.a.open(t, 0, 1, wire.Read|wire.QoS2, "two")
-	r.a.open(t, 1, 0, wire.Read, "$SL/proc/stdin")
+	r.a.open(t, 0, 0, channel.Read, "one")
+	r.a.open(t, 0, 1, channel.Read|channel.QoS2, "two")
+	r.a.open(t, 1, 0, channel.Read, "$SL/proc/stdin")
 	if qos := r.filtered("two", true); qos != 2 {
 		t.Errorf("subscribed with QoS %d", qos)
 	}
 	r.filtered("realm/proc/stdin/a1", true)
-	r.a.tell(t, true, 0, wire.CloseChannel, "\x00")
+	r.a.tell(t, true, 0, channel.CloseChannel, "\x00")
 	r.filtered("one", false)
 	r.a.tell(t, true, 0, wire.Exited, `{}`)
 	r.filtered("two", false)
@@ -129,9 +130,9 @@ func TestSlowModule(t *testing.T) {
 	r.a.mu.Lock()
 	r.a.blocked[0] = gate
 	r.a.mu.Unlock()
-	r.a.open(t, 0, 0, wire.Read, "x")
-	r.a.open(t, 1, 1, wire.Read, "x")
-	r.a.open(t, 2, 2, wire.Write, "x")
+	r.a.open(t, 0, 0, channel.Read, "x")
+	r.a.open(t, 1, 1, channel.Read, "x")
+	r.a.open(t, 2, 2, channel.Write, "x")
 	for i := range 100 {
 		r.a.tell(t, false, 2, 2, fmt.Sprint(i))
 		r.a.find(t, false, 1, 1, i+1)
@@ -151,7 +152,7 @@ func TestRate(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.Limits.MessagesPerSecond, c.Limits.BytesPerSecond = 5, 1000 })
 	r.modules(r.a, 3)
 	for i := range 3 {
-		r.a.open(t, i, 0, wire.Write, fmt.Sprint("from/", i))
+		r.a.open(t, i, 0, channel.Write, fmt.Sprint("from/", i))
 	}
 	for range 100 {
 		r.a.tell(t, false, 0, 0, "x")
@@ -171,7 +172,7 @@ func TestRate(t *testing.T) {
 func TestLargeMessages(t *testing.T) {
 	r := newRig(t, nil)
 	r.modules(r.a, 1)
-	r.a.open(t, 0, 0, wire.ReadWrite, "big")
+	r.a.open(t, 0, 0, channel.ReadWrite, "big")
 	big := bytes.Repeat([]byte("x"), 1<<20)
 	r.a.tell(t, false, 0, 0, string(big))
 	if m := r.find(t, "big", 1, nil); !bytes.Equal(m.Payload, big) {
@@ -188,9 +189,9 @@ func TestLargeMessages(t *testing.T) {
 func TestWhileTheBrokerIsAway(t *testing.T) {
 	r := newRig(t, nil)
 	r.modules(r.a, 2)
-	r.a.open(t, 0, 0, wire.Write, "plain")
-	r.a.open(t, 0, 1, wire.Write|wire.QoS1, "sure")
-	r.a.open(t, 1, 0, wire.Read, "#")
+	r.a.open(t, 0, 0, channel.Write, "plain")
+	r.a.open(t, 0, 1, channel.Write|channel.QoS1, "sure")
+	r.a.open(t, 1, 0, channel.Read, "#")
 	r.filtered("#", true)
 	r.client().disconnect()
 	r.a.tell(t, false, 0, 0, "lost")

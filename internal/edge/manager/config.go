@@ -8,6 +8,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/edge/runtime"
 	"github.com/tripod-run/tripod/internal/edge/wire"
@@ -62,7 +63,7 @@ func (c *Config) complete() error {
 	if err := wire.ValidName("uuid", c.UUID); err != nil {
 		return fmt.Errorf("the edge manager: %w", err)
 	}
-	if err := wire.ValidTopic(c.Topics.Realm); err != nil {
+	if err := channel.ValidTopic(c.Topics.Realm); err != nil {
 		return fmt.Errorf("the edge manager's realm: %w", err)
 	}
 	if c.Dial == nil {
@@ -74,8 +75,8 @@ func (c *Config) complete() error {
 		if err := wire.ValidName("uuid", info.UUID); err != nil {
 			return fmt.Errorf("the edge runtime %q: %w", info.Name, err)
 		}
-		if info.MaxModules < 1 || info.MaxModules > wire.MaxModules {
-			return fmt.Errorf("the edge runtime %q: %d modules at a time: want 1 to %d: %w", info.Name, info.MaxModules, wire.MaxModules, errdefs.ErrInvalidArgument)
+		if info.MaxModules < 1 || info.MaxModules > channel.MaxModules {
+			return fmt.Errorf("the edge runtime %q: %d modules at a time: want 1 to %d: %w", info.Name, info.MaxModules, channel.MaxModules, errdefs.ErrInvalidArgument)
 		}
 		if slices.Contains(seen, info.UUID) {
 			return fmt.Errorf("the edge runtime %q: its uuid %s is taken: %w", info.Name, info.UUID, errdefs.ErrInvalidArgument)

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
@@ -98,10 +99,10 @@ func TestTheSameMessageTwice(t *testing.T) {
 // TestCapacity: the 129th module is refused and told exited; the indices are the lowest free ones.
 func TestCapacity(t *testing.T) {
 	r := newRig(t, nil)
-	for i := range wire.MaxModules {
+	for i := range channel.MaxModules {
 		r.order(runtimeA, wire.ActionCreate, moduleData(fmt.Sprint("m", i)))
 	}
-	r.a.find(t, true, wire.MaxModules-1, wire.Create, 1)
+	r.a.find(t, true, channel.MaxModules-1, wire.Create, 1)
 	r.order(runtimeA, wire.ActionCreate, moduleData("extra"))
 	if got := r.errorWith(1); !strings.Contains(got, "128 modules") {
 		t.Errorf("answered %q", got)
@@ -159,12 +160,12 @@ func TestBadFramesOfARuntime(t *testing.T) {
 	r.order(runtimeA, wire.ActionCreate, moduleData("m"))
 	r.a.find(t, true, 0, wire.Create, 1)
 	r.a.tell(t, true, 99, wire.Exited, `{}`)
-	r.a.tell(t, true, 99, wire.OpenChannel, "\x00\x03a")
+	r.a.tell(t, true, 99, channel.OpenChannel, "\x00\x03a")
 	r.a.tell(t, false, 99, 0, "nobody")
 	r.a.tell(t, true, 0, 77, "what is this")
-	r.a.tell(t, true, 0, wire.OpenChannel, "\x00")
-	r.a.tell(t, true, 0, wire.CloseChannel, "")
-	r.a.tell(t, true, 0, wire.CloseChannel, "\x07")
+	r.a.tell(t, true, 0, channel.OpenChannel, "\x00")
+	r.a.tell(t, true, 0, channel.CloseChannel, "")
+	r.a.tell(t, true, 0, channel.CloseChannel, "\x07")
 	r.a.tell(t, true, 0, wire.Keepalive, `[]`)
 	r.a.tell(t, true, 0, wire.Keepalive, ``)
 	r.a.tell(t, false, 0, 9, "to a channel that is not open")

@@ -17,6 +17,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/edge/runtime"
 	"github.com/tripod-run/tripod/internal/edge/wire"
@@ -44,7 +45,7 @@ func daemon(dir string) error {
 	if err := failpoint.Check(); err != nil {
 		return err
 	}
-	w := &world{dir: dir, bus: newBus(), say: make(chan wire.Message, 64)}
+	w := &world{dir: dir, bus: newBus(), say: make(chan channel.Message, 64)}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	m, err := Open(Config{Root: dir, UUID: managerID, Name: "node", Topics: topics, Runtimes: []runtime.Runtime{w}, Dial: w.dial,
@@ -92,7 +93,7 @@ func poll(ctx context.Context, condition func() bool) error {
 type world struct {
 	dir string
 	bus *bus
-	say chan wire.Message
+	say chan channel.Message
 }
 
 // steps are the orders, one after the other, each until the manager has taken it.
@@ -220,7 +221,7 @@ func (w *world) end(uuid string, payload []byte) error {
 	if err := w.write(uuid, fmt.Sprint(index, " ", string(payload))); err != nil {
 		return err
 	}
-	w.say <- wire.Message{Header: wire.Header{Control: true, Module: index, Arg: wire.Exited}, Payload: payload}
+	w.say <- channel.Message{Header: channel.Header{Control: true, Module: index, Arg: wire.Exited}, Payload: payload}
 	return nil
 }
 
@@ -230,14 +231,14 @@ func (w *world) Info() runtime.Info {
 
 func (w *world) Start(context.Context) (map[string]any, error) { return nil, nil }
 
-func (w *world) Send(context.Context, wire.Message) error { return nil }
+func (w *world) Send(context.Context, channel.Message) error { return nil }
 
-func (w *world) Receive(ctx context.Context) (wire.Message, error) {
+func (w *world) Receive(ctx context.Context) (channel.Message, error) {
 	select {
 	case m := <-w.say:
 		return m, nil
 	case <-ctx.Done():
-		return wire.Message{}, ctx.Err()
+		return channel.Message{}, ctx.Err()
 	}
 }
 
@@ -255,7 +256,7 @@ func (w *world) DeleteModule(_ context.Context, _ int, uuid string) error {
 	return w.end(uuid, status(137, "killed", ""))
 }
 
-func (w *world) CleanupModule(_ context.Context, _ int, uuid string, _ wire.Message) error {
+func (w *world) CleanupModule(_ context.Context, _ int, uuid string, _ channel.Message) error {
 	if err := os.Remove(w.path(uuid)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -270,7 +271,7 @@ func (w *world) Adopt(_ context.Context, index int, data wire.ModuleData) (bool,
 	case at != index:
 		return false, fmt.Errorf("module %s is at %d, not at %d: %w", data.UUID(), at, index, errdefs.ErrInternal)
 	case payload != "":
-		w.say <- wire.Message{Header: wire.Header{Control: true, Module: index, Arg: wire.Exited}, Payload: []byte(payload)}
+		w.say <- channel.Message{Header: channel.Header{Control: true, Module: index, Arg: wire.Exited}, Payload: []byte(payload)}
 	}
 	return true, nil
 }

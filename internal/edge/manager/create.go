@@ -8,6 +8,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/runtime"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/failpoint"
@@ -187,7 +188,7 @@ func (h *host) createOnce(run context.Context, mod *module) error {
 	if c, ok := h.rt.(runtime.Creator); ok {
 		err = c.CreateModule(run, mod.record.Index, data)
 	} else {
-		err = h.rt.Send(run, wire.Message{Header: wire.Header{Control: true, Module: mod.record.Index, Arg: wire.Create}, Payload: data.Bytes()})
+		err = h.rt.Send(run, channel.Message{Header: channel.Header{Control: true, Module: mod.record.Index, Arg: wire.Create}, Payload: data.Bytes()})
 	}
 	return errors.Join(err, createDone.Hit(run))
 }
@@ -289,7 +290,7 @@ func (h *host) end(run context.Context, mod *module) {
 	if d, ok := h.rt.(runtime.Deleter); ok {
 		err = d.DeleteModule(run, mod.record.Index, mod.uuid)
 	} else {
-		err = h.rt.Send(run, wire.Message{Header: wire.Header{Control: true, Module: mod.record.Index, Arg: wire.Delete}})
+		err = h.rt.Send(run, channel.Message{Header: channel.Header{Control: true, Module: mod.record.Index, Arg: wire.Delete}})
 	}
 	if err = errors.Join(err, deleteDone.Hit(run)); err == nil || run.Err() != nil {
 		return

@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/node/store"
 )
@@ -31,7 +32,7 @@ func (o *own) DeleteModule(_ context.Context, index int, uuid string) error {
 	return o.remove(index, uuid)
 }
 
-func (o *own) CleanupModule(_ context.Context, index int, uuid string, exited wire.Message) error {
+func (o *own) CleanupModule(_ context.Context, index int, uuid string, exited channel.Message) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.cleaned = append(o.cleaned, fmt.Sprintf("%d %s %s", index, uuid, exited.Payload))
@@ -155,7 +156,7 @@ func TestDeletes(t *testing.T) {
 func TestRecordFails(t *testing.T) {
 	r := newRig(t, nil)
 	r.modules(r.a, 1)
-	r.a.open(t, 0, 0, wire.Write, "goes/on")
+	r.a.open(t, 0, 0, channel.Write, "goes/on")
 	if err := r.m.store.Close(); err != nil {
 		t.Fatal(err)
 	}

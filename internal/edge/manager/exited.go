@@ -8,6 +8,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/runtime"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/failpoint"
@@ -111,7 +112,7 @@ func (h *host) cleanup(mod *module, payload []byte) error {
 	if !ok {
 		return nil
 	}
-	msg := wire.Message{Header: wire.Header{Control: true, Module: mod.record.Index, Arg: wire.Exited}, Payload: payload}
+	msg := channel.Message{Header: channel.Header{Control: true, Module: mod.record.Index, Arg: wire.Exited}, Payload: payload}
 	return c.CleanupModule(h.m.ctx, mod.record.Index, mod.uuid, msg)
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
@@ -118,7 +119,7 @@ func (b *bus) route(from *busClient, m mqtt.Message) {
 
 func (c *busClient) give(m mqtt.Message) {
 	for filter, qos := range c.filters {
-		if c.up && wire.Match(filter, m.Topic) {
+		if c.up && channel.Match(filter, m.Topic) {
 			m.QoS = min(m.QoS, qos)
 			c.inbox <- m
 			return
@@ -141,7 +142,7 @@ func (b *bus) orchestrate(m mqtt.Message) {
 }
 
 func (c *busClient) Publish(_ context.Context, topic string, qos byte, retain bool, payload []byte) error {
-	if err := wire.ValidTopic(topic); err != nil {
+	if err := channel.ValidTopic(topic); err != nil {
 		return err
 	}
 	c.bus.mu.Lock()
@@ -165,7 +166,7 @@ func (c *busClient) Subscribe(_ context.Context, filter string, qos byte, _ mqtt
 	defer c.bus.mu.Unlock()
 	c.filters[filter] = qos
 	for _, m := range c.bus.retained {
-		if wire.Match(filter, m.Topic) && len(m.Payload) > 0 {
+		if channel.Match(filter, m.Topic) && len(m.Payload) > 0 {
 			c.inbox <- m
 		}
 	}

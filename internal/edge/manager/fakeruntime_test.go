@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/runtime"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
@@ -20,16 +21,16 @@ type fake struct {
 
 	mu      sync.Mutex
 	starts  int
-	sent    []wire.Message
+	sent    []channel.Message
 	grew    chan struct{}
-	say     chan wire.Message
+	say     chan channel.Message
 	lose    chan struct{} // closed: the connection is lost
 	blocked map[int]chan struct{}
 	closed  bool
 }
 
 func newFake(name, uuid string) *fake {
-	return &fake{info: runtime.Info{Type: "test/chan", Name: name, UUID: uuid, APIs: []string{"wasm", "wasi", "channels"}, MaxModules: wire.MaxModules},
+	return &fake{info: runtime.Info{Type: "test/chan", Name: name, UUID: uuid, APIs: []string{"wasm", "wasi", "channels"}, MaxModules: channel.MaxModules},
 		grew: make(chan struct{}), blocked: map[int]chan struct{}{}}
 }
 
@@ -44,11 +45,11 @@ func (f *fake) Start(context.Context) (map[string]any, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.starts++
-	f.say, f.lose = make(chan wire.Message), make(chan struct{})
+	f.say, f.lose = make(chan channel.Message), make(chan struct{})
 	return map[string]any{"platform": "test", "uuid": "not this one"}, nil
 }
 
-func (f *fake) Send(ctx context.Context, m wire.Message) error {
+func (f *fake) Send(ctx context.Context, m channel.Message) error {
 	f.mu.Lock()
 	block, lose := f.blocked[m.Module], f.lose
 	f.mu.Unlock()
@@ -72,7 +73,7 @@ func (f *fake) Send(ctx context.Context, m wire.Message) error {
 	return nil
 }
 
-func (f *fake) Receive(ctx context.Context) (wire.Message, error) {
+func (f *fake) Receive(ctx context.Context) (channel.Message, error) {
 	f.mu.Lock()
 	say, lose := f.say, f.lose
 	f.mu.Unlock()
@@ -80,9 +81,9 @@ func (f *fake) Receive(ctx context.Context) (wire.Message, error) {
 	case m := <-say:
 		return m, nil
 	case <-lose:
-		return wire.Message{}, fmt.Errorf("lost: %w", errdefs.ErrUnavailable)
+		return channel.Message{}, fmt.Errorf("lost: %w", errdefs.ErrUnavailable)
 	case <-ctx.Done():
-		return wire.Message{}, ctx.Err()
+		return channel.Message{}, ctx.Err()
 	}
 }
 
@@ -107,20 +108,20 @@ func (f *fake) tell(t testing.TB, control bool, module, arg int, payload string)
 	say := f.say
 	f.mu.Unlock()
 	select {
-	case say <- wire.Message{Header: wire.Header{Control: control, Module: module, Arg: arg}, Payload: []byte(payload)}:
+	case say <- channel.Message{Header: channel.Header{Control: control, Module: module, Arg: arg}, Payload: []byte(payload)}:
 	case <-time.After(patience):
 		t.Fatal("the manager does not read")
 	}
 }
 
 // open opens a channel of a module.
-func (f *fake) open(t testing.TB, module, fd int, flags wire.Flags, topic string) {
+func (f *fake) open(t testing.TB, module, fd int, flags channel.Flags, topic string) {
 	t.Helper()
-	f.tell(t, true, module, wire.OpenChannel, string(wire.Open{FD: fd, Flags: flags, Topic: topic}.Append(nil)))
+	f.tell(t, true, module, channel.OpenChannel, string(channel.Open{FD: fd, Flags: flags, Topic: topic}.Append(nil)))
 }
 
 // find waits for the n-th message that the manager sent with this header, whatever the module where it is negative.
-func (f *fake) find(t testing.TB, control bool, module, arg, n int) wire.Message {
+func (f *fake) find(t testing.TB, control bool, module, arg, n int) channel.Message {
 	t.Helper()
 	timeout := time.After(patience)
 	for {

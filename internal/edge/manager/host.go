@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/runtime"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/guard"
@@ -27,7 +28,7 @@ type host struct {
 	orders sync.Mutex     // of create and delete: one order at a time, record and tables alike
 	calls  sync.WaitGroup // begin and end, which a lost runtime waits for
 
-	byIndex [wire.MaxModules]atomic.Pointer[module]
+	byIndex [channel.MaxModules]atomic.Pointer[module]
 	desired atomic.Pointer[desired]
 
 	mu       sync.Mutex // of what follows
@@ -151,7 +152,7 @@ func (h *host) serve(said map[string]any) error {
 	}
 	var err error
 	for {
-		var msg wire.Message
+		var msg channel.Message
 		if msg, err = h.rt.Receive(run); err != nil {
 			break
 		}
@@ -225,7 +226,7 @@ func (h *host) halt() {
 		defer cancel()
 		ctx, stop := context.WithTimeout(run, stopTimeout)
 		defer stop()
-		if err := h.rt.Send(ctx, wire.Message{Header: wire.Header{Control: true, Arg: wire.Stop}}); err != nil {
+		if err := h.rt.Send(ctx, channel.Message{Header: channel.Header{Control: true, Arg: wire.Stop}}); err != nil {
 			return
 		}
 		h.wait(ctx, func() bool { return len(h.byUUID) == 0 })

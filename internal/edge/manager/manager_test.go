@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"testing"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
@@ -29,7 +30,7 @@ func TestSession(t *testing.T) {
 		!reflect.DeepEqual(data["unknown"], map[string]any{"kept": "<&>"}) || len(data["args"].([]any)) != 2 {
 		t.Errorf("the runtime got %s", sent.Payload)
 	}
-	r.a.open(t, 0, 0, wire.Write, "$SL/proc/stdio\x00")
+	r.a.open(t, 0, 0, channel.Write, "$SL/proc/stdio\x00")
 	r.a.tell(t, false, 0, 0, "hello argc=2 [x]")
 	if m := r.find(t, "realm/proc/stdio/m1", 1, nil); string(m.Payload) != "hello argc=2 [x]" || m.QoS != 0 {
 		t.Errorf("the module's output is %q with QoS %d", m.Payload, m.QoS)

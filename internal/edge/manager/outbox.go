@@ -5,7 +5,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tripod-run/tripod/internal/edge/wire"
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
@@ -79,7 +79,7 @@ func (o *outbox) deliver(ctx context.Context) {
 				return
 			}
 		}
-		err := o.h.rt.Send(ctx, wire.Message{Header: wire.Header{Module: o.index, Arg: d.fd}, Payload: d.payload})
+		err := o.h.rt.Send(ctx, channel.Message{Header: channel.Header{Module: o.index, Arg: d.fd}, Payload: d.payload})
 		switch {
 		case ctx.Err() != nil:
 			return

@@ -6,13 +6,14 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/runtime"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
 // receive does what a runtime's message says (Seed 4, "Messaging"). It must not wait for long: the runtime's other modules would
 // wait too.
-func (h *host) receive(msg wire.Message) {
+func (h *host) receive(msg channel.Message) {
 	if !msg.Control {
 		h.fromModule(msg)
 		return
@@ -34,9 +35,9 @@ func (h *host) receive(msg wire.Message) {
 	switch msg.Arg {
 	case wire.Exited:
 		h.finish(mod, h.metadata(msg.Payload))
-	case wire.OpenChannel:
+	case channel.OpenChannel:
 		h.openChannel(mod, msg.Payload)
-	case wire.CloseChannel:
+	case channel.CloseChannel:
 		h.closeChannel(mod, msg.Payload)
 	case wire.ModuleLog:
 		_, line := wire.ParseLog(msg.Payload)
@@ -49,7 +50,7 @@ func (h *host) receive(msg wire.Message) {
 }
 
 // fromModule routes what a module publishes.
-func (h *host) fromModule(msg wire.Message) {
+func (h *host) fromModule(msg channel.Message) {
 	mod := h.at(msg.Module)
 	if mod == nil {
 		h.m.refuse("unknown-index", "a message of a module that the runtime does not have", "runtime", h.info.Name, "index", msg.Module)
@@ -66,7 +67,7 @@ func (h *host) fromModule(msg wire.Message) {
 
 // openChannel opens a channel; one that is open on another topic is closed first, as the public manager does.
 func (h *host) openChannel(mod *module, payload []byte) {
-	o, err := wire.ParseOpen(payload)
+	o, err := channel.ParseOpen(payload)
 	if err == nil {
 		o.Topic = h.m.config.Topics.Expand(o.Topic, mod.uuid)
 		key := h.key(mod, o.FD)
@@ -97,7 +98,7 @@ func (h *host) openChannel(mod *module, payload []byte) {
 }
 
 func (h *host) closeChannel(mod *module, payload []byte) {
-	fd, err := wire.ParseClose(payload)
+	fd, err := channel.ParseClose(payload)
 	if err == nil {
 		err = h.m.router.Close(h.key(mod, fd))
 	}

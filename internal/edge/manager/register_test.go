@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/failpoint"
@@ -167,7 +168,7 @@ func TestRuntimeIsLost(t *testing.T) {
 	r.a.find(t, true, 1, wire.Create, 1)
 	r.order(runtimeA, wire.ActionDelete, moduleData("goes"))
 	r.a.find(t, true, 1, wire.Delete, 1)
-	r.a.open(t, 0, 0, wire.Read, "in")
+	r.a.open(t, 0, 0, channel.Read, "in")
 	for n := 2; n < 4; n++ {
 		r.a.kill()
 		if got := r.exitedOf(runtimeA, "stays", n-1)["status"].(map[string]any); got["reason"] != "runtime-lost" || got["code"] != 137.0 {

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/broker"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/edge/wire"
@@ -146,7 +147,7 @@ func (p *peer) publish(topic, payload string, retain bool) {
 func (p *peer) all(filter string) []mqtt.Message {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(p.heard), func(m mqtt.Message) bool { return !wire.Match(filter, m.Topic) })
+	return slices.DeleteFunc(slices.Clone(p.heard), func(m mqtt.Message) bool { return !channel.Match(filter, m.Topic) })
 }
 
 // serve runs an orchestrator at the broker.

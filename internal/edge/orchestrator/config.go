@@ -8,6 +8,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/connlimit"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/edge/wire"
@@ -43,7 +44,7 @@ type Config struct {
 }
 
 func (c Config) complete() (Config, error) {
-	if c.Path == "" || c.Connect == nil || wire.ValidTopic(c.Topics.Control()) != nil || c.Topics.Realm == "" {
+	if c.Path == "" || c.Connect == nil || channel.ValidTopic(c.Topics.Control()) != nil || c.Topics.Realm == "" {
 		return c, fmt.Errorf("an orchestrator needs the path of its record, a realm and a way to its broker: %w", errdefs.ErrInvalidArgument)
 	}
 	for _, d := range []struct {

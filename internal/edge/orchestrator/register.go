@@ -8,11 +8,12 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
 // maxSlots bounds max_nmodules: Tripod's own wide header has room for so many modules.
-const maxSlots = wire.MaxModulesWide
+const maxSlots = channel.MaxModulesWide
 
 // maxInterval bounds ka_interval_sec, in seconds: a week.
 const maxInterval = 7 * 24 * 60 * 60

@@ -3,6 +3,7 @@ package runtime
 import (
 	"context"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
@@ -16,7 +17,7 @@ type Info struct {
 	UUID string
 	// APIs are what modules may use, as "wasi:snapshot_preview1".
 	APIs []string
-	// MaxModules bounds the modules at a time: 1 to wire.MaxModules.
+	// MaxModules bounds the modules at a time: 1 to channel.MaxModules.
 	MaxModules int
 }
 
@@ -33,10 +34,10 @@ type Runtime interface {
 	Start(ctx context.Context) (registration map[string]any, err error)
 	// Send hands over one message of the manager (seed 4, "Messaging"). It waits while the runtime does not take it, at
 	// most until ctx ends. A runtime that is lost is errdefs.ErrUnavailable.
-	Send(ctx context.Context, m wire.Message) error
+	Send(ctx context.Context, m channel.Message) error
 	// Receive waits for the runtime's next message. A runtime that is lost is errdefs.ErrUnavailable: none of its modules
 	// runs any more, unless it is an Adopter.
-	Receive(ctx context.Context) (wire.Message, error)
+	Receive(ctx context.Context) (channel.Message, error)
 	// Close ends the runtime, unless it is an Adopter: then modules go on, and only the connection ends. Start is not
 	// called afterwards.
 	Close() error
@@ -59,7 +60,7 @@ type Deleter interface {
 type Cleaner interface {
 	// CleanupModule removes what is left of the module. exited is the runtime's message, or the manager's when the
 	// runtime was lost.
-	CleanupModule(ctx context.Context, index int, uuid string, exited wire.Message) error
+	CleanupModule(ctx context.Context, index int, uuid string, exited channel.Message) error
 }
 
 // Grouper is a runtime in which some modules deliver channel messages among themselves.

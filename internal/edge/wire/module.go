@@ -6,6 +6,8 @@ import (
 	"maps"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/channel"
 )
 
 // ModuleData is the data of a module's create message, each field verbatim (Seed 4, "Create Module"). It is never changed in
@@ -16,7 +18,7 @@ type ModuleData map[string]json.RawMessage
 type ModuleChannel struct {
 	Name  string // of the file below /ch; the topic's last level if the data have none
 	Topic string
-	Flags Flags
+	Flags channel.Flags
 }
 
 // Restart policies, the field "restart".
@@ -125,7 +127,7 @@ func (d ModuleData) Resources() ModuleData {
 	return o
 }
 
-// Channels are what is opened for the module before it starts: "mode" as ParseFlags reads it, or the number of the flags.
+// Channels are what is opened for the module before it starts: "mode" as channel.ParseFlags reads it, or the number of the flags.
 func (d ModuleData) Channels() []ModuleChannel {
 	all, err := d.channels()
 	if err != nil {

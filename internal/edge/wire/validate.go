@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/channel"
 )
 
 // maxName bounds uuids and names in bytes: they are levels of topics.
@@ -69,7 +71,7 @@ func ValidName(field, s string) error {
 	switch {
 	case s == "":
 		return fmt.Errorf("a module's data: %q is missing: %w", field, errdefs.ErrInvalidArgument)
-	case len(s) > maxName || s == "." || s == ".." || strings.ContainsAny(s, "/+#\x00") || strings.HasPrefix(s, "$") || ValidFilter(s) != nil:
+	case len(s) > maxName || s == "." || s == ".." || strings.ContainsAny(s, "/+#\x00") || strings.HasPrefix(s, "$") || channel.ValidFilter(s) != nil:
 		return fmt.Errorf("a module's data: %q is %q: it names topics, so it has at most %d bytes and no / + # $: %w", field, s, maxName, errdefs.ErrInvalidArgument)
 	}
 	return nil
@@ -101,7 +103,7 @@ func (d ModuleData) channels() ([]ModuleChannel, error) {
 		if mode == "" {
 			mode = "rw"
 		}
-		flags, err := ParseFlags(mode)
+		flags, err := channel.ParseFlags(mode)
 		if !isNull(c.Flags) {
 			flags, err = parseFlagsField(c.Flags)
 		}
@@ -109,7 +111,7 @@ func (d ModuleData) channels() ([]ModuleChannel, error) {
 			flags, err = withQoS(flags, *c.QoS)
 		}
 		if err == nil {
-			err = Open{FD: i, Flags: flags, Topic: c.Topic}.Validate()
+			err = channel.Open{FD: i, Flags: flags, Topic: c.Topic}.Validate()
 		}
 		if err != nil {
 			return nil, fmt.Errorf("a module's data: channel %d of the list: %w", i, err)
@@ -123,23 +125,23 @@ func (d ModuleData) channels() ([]ModuleChannel, error) {
 }
 
 // parseFlagsField reads flags as a number or in words.
-func parseFlagsField(raw json.RawMessage) (Flags, error) {
+func parseFlagsField(raw json.RawMessage) (channel.Flags, error) {
 	var n uint8
 	if json.Unmarshal(raw, &n) == nil {
-		if n &= uint8(ReadWrite | QoS1 | QoS2); n != 0 {
-			return Flags(n), nil
+		if n &= uint8(channel.ReadWrite | channel.QoS1 | channel.QoS2); n != 0 {
+			return channel.Flags(n), nil
 		}
 	}
 	var s string
 	if json.Unmarshal(raw, &s) == nil {
-		return ParseFlags(s)
+		return channel.ParseFlags(s)
 	}
 	return 0, wrong("flags", "a number or a mode")
 }
 
-func withQoS(f Flags, qos int) (Flags, error) {
+func withQoS(f channel.Flags, qos int) (channel.Flags, error) {
 	if qos < 0 || qos > 2 {
 		return 0, wrong("qos", "0, 1 or 2")
 	}
-	return f&ReadWrite | []Flags{0, QoS1, QoS2}[qos], nil
+	return f&channel.ReadWrite | []channel.Flags{0, channel.QoS1, channel.QoS2}[qos], nil
 }

@@ -11,11 +11,11 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/component/engine"
 	"github.com/tripod-run/tripod/internal/component/wasi"
 	"github.com/tripod-run/tripod/internal/component/wasihttp"
 	"github.com/tripod-run/tripod/internal/component/wit"
-	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
 //go:embed channels.wit
@@ -89,7 +89,7 @@ func (c *channels) openWhole(name string) (*port, awaker, error) {
 	if c == nil {
 		return nil, nil, fmt.Errorf("channel %q: the module has no channels: %w", name, errdefs.ErrNotFound)
 	}
-	flags, a := wire.Flags(c.named[name].Flags), make(awaker, 1)
+	flags, a := channel.Flags(c.named[name].Flags), make(awaker, 1)
 	p, err := c.open(name, flags.CanRead(), flags.CanWrite(), a.wake)
 	return p, a, err
 }
@@ -139,7 +139,7 @@ func channelSend(c *engine.HostCall, g *channelGuest, in *wit.Reader) ([]byte, e
 		return nil, err
 	}
 	message := in.Bytes()
-	if len(message) > wire.DefaultMaxFrame {
+	if len(message) > channel.DefaultMaxFrame {
 		return failedWith(channelTooLong), nil
 	}
 	for {

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/tripod-run/tripod/internal/edge/wire"
+	"github.com/tripod-run/tripod/internal/channel"
 )
 
 // Bounds of what waits for the daemon. While it reads, guests wait for room; while there is none, or it has read nothing for a
@@ -38,8 +38,8 @@ type outgoing struct {
 
 // link is the connection to a daemon.
 type link struct {
-	raw   net.Conn   // for writing, many frames at a time
-	conn  *wire.Conn // for reading
+	raw   net.Conn      // for writing, many frames at a time
+	conn  *channel.Conn // for reading
 	out   []byte
 	told  map[int]*port // open for the daemon, by number; the writer's
 	gone  chan struct{} // closed by the reader at the end of the connection
@@ -48,7 +48,7 @@ type link struct {
 
 // frame is a frame for the daemon; port is that of a message.
 type frame struct {
-	wire.Message
+	channel.Message
 	port *port
 }
 
@@ -107,7 +107,7 @@ func (b *backlog) untake(frames []frame) {
 
 // connect makes conn the way to the daemon, in the place of an earlier one; false: the pod is over.
 func (c *channels) connect(conn net.Conn) bool {
-	l := &link{raw: conn, conn: wire.NewConn(conn, wire.ConnOptions{MaxFrame: maxWaitingBytes}), told: map[int]*port{}, gone: make(chan struct{}), ended: make(chan struct{})}
+	l := &link{raw: conn, conn: channel.NewConn(conn, channel.ConnOptions{MaxFrame: maxWaitingBytes}), told: map[int]*port{}, gone: make(chan struct{}), ended: make(chan struct{})}
 	for {
 		c.mu.Lock()
 		old := c.backlog.linked
@@ -259,23 +259,23 @@ func (c *channels) frames(l *link) (frames []frame) {
 			}
 			frames = append(frames, l.open(o.port))
 		}
-		frames = append(frames, frame{wire.Message{Header: wire.Header{Arg: o.port.fd}, Payload: o.message}, o.port})
+		frames = append(frames, frame{channel.Message{Header: channel.Header{Arg: o.port.fd}, Payload: o.message}, o.port})
 	}
 	return frames
 }
 
 func (l *link) open(p *port) frame {
 	l.told[p.fd] = p
-	return ctrl(wire.OpenChannel, wire.Open{FD: p.fd, Flags: p.flags, Topic: p.topic}.Append(nil))
+	return ctrl(channel.OpenChannel, channel.Open{FD: p.fd, Flags: p.flags, Topic: p.topic}.Append(nil))
 }
 
 func (l *link) close(fd int) frame {
 	delete(l.told, fd)
-	return ctrl(wire.CloseChannel, wire.AppendClose(nil, fd))
+	return ctrl(channel.CloseChannel, channel.AppendClose(nil, fd))
 }
 
 func ctrl(kind int, payload []byte) frame {
-	return frame{Message: wire.Message{Header: wire.Header{Control: true, Arg: kind}, Payload: payload}}
+	return frame{Message: channel.Message{Header: channel.Header{Control: true, Arg: kind}, Payload: payload}}
 }
 
 // flush gives what is for the daemon a moment to get there, and ends the connection. The ports are closed.

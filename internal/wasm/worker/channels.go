@@ -14,7 +14,6 @@ import (
 
 	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/component/engine"
-	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/wasm/control"
 )
 
@@ -73,7 +72,7 @@ func checkChannels(all []control.Channel) error {
 		case ch.Name == "." || ch.Name == ".." || slices.ContainsFunc([]byte(ch.Name), func(b byte) bool { return b == '/' || b == 0 }):
 			return fmt.Errorf("channel %q: its name cannot be that of a file in /ch: %w", ch.Name, errdefs.ErrInvalidArgument)
 		}
-		if err := (wire.Open{Flags: wire.Flags(ch.Flags), Topic: ch.Topic}).Validate(); err != nil {
+		if err := (channel.Open{Flags: channel.Flags(ch.Flags), Topic: ch.Topic}).Validate(); err != nil {
 			return fmt.Errorf("channel %q: %w", ch.Name, err)
 		}
 		seen[ch.Name] = true
@@ -85,7 +84,7 @@ func checkChannels(all []control.Channel) error {
 type port struct {
 	of    *channels
 	fd    int // its number on the wire
-	flags wire.Flags
+	flags channel.Flags
 	topic string
 	wake  func()
 
@@ -109,7 +108,7 @@ func (c *channels) Open(name string, read, write bool, wake func()) (engine.Chan
 
 func (c *channels) open(name string, read, write bool, wake func()) (*port, error) {
 	ch, ok := c.named[name]
-	flags := wire.Flags(ch.Flags)
+	flags := channel.Flags(ch.Flags)
 	switch {
 	case !ok:
 		return nil, fmt.Errorf("channel %q: the module was given none of this name: %w", name, errdefs.ErrNotFound)
@@ -119,17 +118,17 @@ func (c *channels) open(name string, read, write bool, wake func()) (*port, erro
 		return nil, fmt.Errorf("channel %q: it is %s: %w", name, flags, errdefs.ErrPermissionDenied)
 	}
 	if !read {
-		flags &^= wire.Read
+		flags &^= channel.Read
 	}
 	if !write {
-		flags &^= wire.Write
+		flags &^= channel.Write
 	}
 	p := &port{of: c, flags: flags, topic: ch.Topic, wake: wake}
 	if err := c.number(p); err != nil {
 		return nil, err
 	}
 	// The topic was checked when the pod was started.
-	if err := c.router.Open(p.key(), wire.Open{FD: p.fd, Flags: flags, Topic: p.topic}, "", p.deliver); err != nil {
+	if err := c.router.Open(p.key(), channel.Open{FD: p.fd, Flags: flags, Topic: p.topic}, "", p.deliver); err != nil {
 		p.Close()
 		return nil, err
 	}
@@ -142,8 +141,8 @@ func (c *channels) number(p *port) error {
 	defer c.mu.Unlock()
 	for p.fd = 0; c.ports[p.fd] != nil; p.fd++ {
 	}
-	if p.fd >= wire.MaxChannels {
-		return fmt.Errorf("channel on %q: the module has %d channels open, which is the limit: %w", p.topic, wire.MaxChannels, errdefs.ErrResourceExhausted)
+	if p.fd >= channel.MaxChannels {
+		return fmt.Errorf("channel on %q: the module has %d channels open, which is the limit: %w", p.topic, channel.MaxChannels, errdefs.ErrResourceExhausted)
 	}
 	c.ports[p.fd] = p
 	c.backlog.work()

@@ -17,8 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/component/engine"
-	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/wasm/control"
 )
 
@@ -56,7 +56,7 @@ func loadFile(tb testing.TB, w *Worker, file string) {
 	require.NoError(tb, err)
 }
 
-func ch(name, topic string, flags wire.Flags) control.Channel {
+func ch(name, topic string, flags channel.Flags) control.Channel {
 	return control.Channel{Name: name, Topic: topic, Flags: uint8(flags)}
 }
 
@@ -89,7 +89,7 @@ func exited(tb testing.TB, w *Worker, id string) control.Status {
 // daemon is the daemon's end of a pod's channels.
 type daemon struct {
 	tb   testing.TB
-	conn *wire.Conn
+	conn *channel.Conn
 	raw  net.Conn
 }
 
@@ -99,7 +99,7 @@ func connect(tb testing.TB, w *Worker, id string) *daemon {
 	require.NoError(tb, ours.SetDeadline(time.Now().Add(soon)))
 	require.NoError(tb, w.Channels(context.Background(), id, theirs))
 	tb.Cleanup(func() { ours.Close() })
-	return &daemon{tb, wire.NewConn(ours, wire.ConnOptions{}), ours}
+	return &daemon{tb, channel.NewConn(ours, channel.ConnOptions{}), ours}
 }
 
 // next reads a frame, as text.
@@ -108,11 +108,11 @@ func (d *daemon) next() string {
 	switch {
 	case err != nil:
 		return err.Error()
-	case m.Control && m.Arg == wire.OpenChannel:
-		o, err := wire.ParseOpen(m.Payload)
+	case m.Control && m.Arg == channel.OpenChannel:
+		o, err := channel.ParseOpen(m.Payload)
 		require.NoError(d.tb, err)
 		return fmt.Sprintf("open %d %s %s", o.FD, o.Flags, o.Topic)
-	case m.Control && m.Arg == wire.CloseChannel:
+	case m.Control && m.Arg == channel.CloseChannel:
 		return fmt.Sprintf("close %d", m.Payload[0])
 	case m.Control:
 		return fmt.Sprintf("control %d", m.Arg)
@@ -129,12 +129,12 @@ func (d *daemon) expect(frames ...string) {
 
 func (d *daemon) send(fd int, message string) {
 	d.tb.Helper()
-	require.NoError(d.tb, d.conn.Write(wire.Message{Header: wire.Header{Arg: fd}, Payload: []byte(message)}))
+	require.NoError(d.tb, d.conn.Write(channel.Message{Header: channel.Header{Arg: fd}, Payload: []byte(message)}))
 }
 
 func TestChannelsOverASocket(t *testing.T) {
 	w := channelWorker(t)
-	run(t, w, "a", []control.Channel{ch("io", "t/a", wire.ReadWrite|wire.QoS1)}, "echo")
+	run(t, w, "a", []control.Channel{ch("io", "t/a", channel.ReadWrite|channel.QoS1)}, "echo")
 	d := connect(t, w, "a")
 	d.expect("open 0 rw:1 t/a")
 	d.send(0, "one")
@@ -164,11 +164,11 @@ func TestChannelsOverASocket(t *testing.T) {
 // TestChannelsWithinAWorker: modules of one worker reach each other without a daemon.
 func TestChannelsWithinAWorker(t *testing.T) {
 	w := channelWorker(t)
-	run(t, w, "echo", []control.Channel{ch("io", "a/b", wire.ReadWrite)}, "echo")
-	run(t, w, "other", []control.Channel{ch("io", "a/+", wire.Read)}, "read", "/ch/io", "", "r")
+	run(t, w, "echo", []control.Channel{ch("io", "a/b", channel.ReadWrite)}, "echo")
+	run(t, w, "other", []control.Channel{ch("io", "a/+", channel.Read)}, "read", "/ch/io", "", "r")
 	opened(t, w, "echo", 1)
 	opened(t, w, "other", 1)
-	run(t, w, "ping", []control.Channel{ch("out", "a/b", wire.Write), ch("in", "a/b", wire.Read)}, "ping", "/ch/out", "/ch/in", "1")
+	run(t, w, "ping", []control.Channel{ch("out", "a/b", channel.Write), ch("in", "a/b", channel.Read)}, "ping", "/ch/out", "/ch/in", "1")
 	require.EqualValues(t, 0, exited(t, w, "ping").ExitCode)
 	require.EqualValues(t, 0, exited(t, w, "other").ExitCode)
 }
@@ -177,7 +177,7 @@ func TestChannelsWithinAWorker(t *testing.T) {
 func TestChannelsWithoutADaemon(t *testing.T) {
 	w := channelWorker(t)
 	const more = 100
-	run(t, w, "flood", []control.Channel{ch("io", "t", wire.ReadWrite)}, "flood-and-read", "/ch/io", fmt.Sprint(maxBacklogMessages+more))
+	run(t, w, "flood", []control.Channel{ch("io", "t", channel.ReadWrite)}, "flood-and-read", "/ch/io", fmt.Sprint(maxBacklogMessages+more))
 	p, err := w.pod("flood")
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return p.channels.dropped() == more }, soon, time.Millisecond)
@@ -196,7 +196,7 @@ func TestChannelsWithoutADaemon(t *testing.T) {
 func TestChannelsOfASlowDaemon(t *testing.T) {
 	w := channelWorker(t)
 	const many = 3 * maxBacklogMessages
-	run(t, w, "a", []control.Channel{ch("in", "start", wire.Read), ch("io", "t", wire.Write)}, "flood-on-start", "/ch/io", fmt.Sprint(many), "w")
+	run(t, w, "a", []control.Channel{ch("in", "start", channel.Read), ch("io", "t", channel.Write)}, "flood-on-start", "/ch/io", fmt.Sprint(many), "w")
 	d := connect(t, w, "a")
 	d.expect("open 0 r start")
 	d.send(0, "go")
@@ -218,7 +218,7 @@ func TestChannelsOfASlowDaemon(t *testing.T) {
 // TestChannelsUnread: a guest that does not read holds nobody up; the oldest messages go.
 func TestChannelsUnread(t *testing.T) {
 	w := channelWorker(t)
-	run(t, w, "a", []control.Channel{ch("io", "t", wire.ReadWrite)}, "sleep", "/ch/io", "600")
+	run(t, w, "a", []control.Channel{ch("io", "t", channel.ReadWrite)}, "sleep", "/ch/io", "600")
 	d := connect(t, w, "a")
 	d.expect("open 0 rw t")
 	for k := range maxWaiting + 10 {
@@ -251,7 +251,7 @@ func (w *Worker) mustStats(tb testing.TB, id string) control.Stats {
 // TestChannelsOfAStuckDaemon: a daemon that does not read for long holds neither the module nor its end.
 func TestChannelsOfAStuckDaemon(t *testing.T) {
 	w := channelWorker(t)
-	run(t, w, "a", []control.Channel{ch("in", "start", wire.Read), ch("io", "t", wire.Write)}, "flood-on-start", "/ch/io", fmt.Sprint(3*maxBacklogMessages), "w")
+	run(t, w, "a", []control.Channel{ch("in", "start", channel.Read), ch("io", "t", channel.Write)}, "flood-on-start", "/ch/io", fmt.Sprint(3*maxBacklogMessages), "w")
 	d := connect(t, w, "a")
 	d.expect("open 0 r start")
 	d.send(0, "go") // and reads no more
@@ -264,7 +264,7 @@ func TestChannelsOfAStuckDaemon(t *testing.T) {
 
 func TestChannelsOpenMany(t *testing.T) {
 	w := channelWorker(t)
-	run(t, w, "a", []control.Channel{ch("io", "t", wire.ReadWrite)}, "many")
+	run(t, w, "a", []control.Channel{ch("io", "t", channel.ReadWrite)}, "many")
 	require.EqualValues(t, 33, exited(t, w, "a").ExitCode) // EMFILE
 	require.Zero(t, w.router.Count("a", 0))
 }
@@ -272,9 +272,9 @@ func TestChannelsOpenMany(t *testing.T) {
 func TestChannelsRefused(t *testing.T) {
 	w := channelWorker(t)
 	for name, all := range map[string][]control.Channel{
-		"no name": {ch("", "t", wire.Read)}, "a path": {ch("a/b", "t", wire.Read)}, "parent": {ch("..", "t", wire.Read)},
-		"twice": {ch("a", "t", wire.Read), ch("a", "u", wire.Read)}, "no mode": {ch("a", "t", wire.QoS1)},
-		"wildcard to write": {ch("a", "t/#", wire.ReadWrite)}, "no topic": {ch("a", "", wire.Read)}, "NUL": {ch("a\x00", "t", wire.Read)},
+		"no name": {ch("", "t", channel.Read)}, "a path": {ch("a/b", "t", channel.Read)}, "parent": {ch("..", "t", channel.Read)},
+		"twice": {ch("a", "t", channel.Read), ch("a", "u", channel.Read)}, "no mode": {ch("a", "t", channel.QoS1)},
+		"wildcard to write": {ch("a", "t/#", channel.ReadWrite)}, "no topic": {ch("a", "", channel.Read)}, "NUL": {ch("a\x00", "t", channel.Read)},
 	} {
 		_, err := w.Start(t.Context(), control.PodSpec{ID: "a", Digest: "d", Channels: all})
 		require.ErrorIs(t, err, errdefs.ErrInvalidArgument, name)
@@ -306,7 +306,7 @@ func comeAndGo(t *testing.T, w *Worker, times int) {
 		all.Go(func() {
 			id := fmt.Sprint("pod-", k)
 			for range times {
-				run(t, w, id, []control.Channel{ch("io", "t", wire.ReadWrite)}, "echo")
+				run(t, w, id, []control.Channel{ch("io", "t", channel.ReadWrite)}, "echo")
 				d := connect(t, w, id)
 				go func() {
 					for {
@@ -315,7 +315,7 @@ func comeAndGo(t *testing.T, w *Worker, times int) {
 						}
 					}
 				}()
-				_ = d.conn.Write(wire.Message{Payload: []byte("message")})
+				_ = d.conn.Write(channel.Message{Payload: []byte("message")})
 				if k%2 == 0 {
 					d.raw.Close()
 				}
@@ -333,10 +333,10 @@ func BenchmarkChannels(b *testing.B) {
 	log, err := os.Create(filepath.Join(b.TempDir(), "log"))
 	require.NoError(b, err)
 	for range b.N {
-		run(b, w, "echo", []control.Channel{ch("io", "a", wire.Read), ch("out", "b", wire.Write)}, "pass", "/ch/io", "/ch/out")
+		run(b, w, "echo", []control.Channel{ch("io", "a", channel.Read), ch("out", "b", channel.Write)}, "pass", "/ch/io", "/ch/out")
 		opened(b, w, "echo", 2)
 		spec := control.PodSpec{ID: "ping", Digest: "d", Args: []string{"prog", "ping", "/ch/out", "/ch/in", "10000"},
-			Channels: []control.Channel{ch("out", "a", wire.Write), ch("in", "b", wire.Read)}}
+			Channels: []control.Channel{ch("out", "a", channel.Write), ch("in", "b", channel.Read)}}
 		spec.Log.File = log
 		_, err := w.Start(context.Background(), spec)
 		require.NoError(b, err)
@@ -365,9 +365,9 @@ func BenchmarkPublish(b *testing.B) {
 		f.Close()
 	}
 	defer ends[1].Close()
-	run(b, w, "a", []control.Channel{ch("in", "start", wire.Read), ch("io", "t", wire.Write)}, "flood-on-start", "/ch/io", fmt.Sprint(b.N), "w")
+	run(b, w, "a", []control.Channel{ch("in", "start", channel.Read), ch("io", "t", channel.Write)}, "flood-on-start", "/ch/io", fmt.Sprint(b.N), "w")
 	require.NoError(b, w.Channels(context.Background(), "a", ends[0]))
-	d := &daemon{b, wire.NewConn(ends[1], wire.ConnOptions{}), ends[1]}
+	d := &daemon{b, channel.NewConn(ends[1], channel.ConnOptions{}), ends[1]}
 	d.expect("open 0 r start")
 	b.ResetTimer()
 	d.send(0, "go")

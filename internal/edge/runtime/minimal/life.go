@@ -18,6 +18,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
@@ -36,9 +37,9 @@ type life struct {
 	cfg    *Config
 	cmd    *exec.Cmd
 	stdin  *os.File // the other end of the program's input: open and silent, so that reading it waits
-	conn   *wire.Conn
-	in     chan wire.Message
-	out    chan wire.Message
+	conn   *channel.Conn
+	in     chan channel.Message
+	out    chan channel.Message
 	up     chan struct{} // the program has connected
 	exited chan struct{} // the process has ended, and its group was killed
 
@@ -62,7 +63,7 @@ func (r *Runtime) begin(ctx context.Context) (*life, error) {
 	defer listener.Close() // there is one connection; this removes the socket, too
 	l := &life{
 		cfg: &r.cfg,
-		in:  make(chan wire.Message, inFlight), out: make(chan wire.Message, inFlight),
+		in:  make(chan channel.Message, inFlight), out: make(chan channel.Message, inFlight),
 		up: make(chan struct{}), exited: make(chan struct{}), lost: make(chan struct{}), ended: make(chan struct{}),
 	}
 	output, err := l.start(path)
@@ -77,7 +78,7 @@ func (r *Runtime) begin(ctx context.Context) (*life, error) {
 		<-output.done
 		return nil, fmt.Errorf("%w%s", err, l.tail.said())
 	}
-	l.conn = wire.NewConn(conn, wire.ConnOptions{MaxFrame: r.cfg.MaxFrame, Wide: true, Timeout: r.cfg.WriteTimeout})
+	l.conn = channel.NewConn(conn, channel.ConnOptions{MaxFrame: r.cfg.MaxFrame, Wide: true, Timeout: r.cfg.WriteTimeout})
 	close(l.up)
 	go l.write()
 	go l.read(conn, output)
@@ -271,7 +272,7 @@ func (l *life) read(conn net.Conn, output *output) {
 }
 
 // deliver hands a message to the manager, who may be slow; not for ever once the life has ended.
-func (l *life) deliver(m wire.Message) bool {
+func (l *life) deliver(m channel.Message) bool {
 	select {
 	case l.in <- m:
 		return true
@@ -302,7 +303,7 @@ func (l *life) stop(within time.Duration) {
 	timeout := time.NewTimer(within)
 	defer timeout.Stop()
 	select {
-	case l.out <- wire.Message{Header: wire.Header{Control: true, Arg: wire.Stop}, Payload: nil}:
+	case l.out <- channel.Message{Header: channel.Header{Control: true, Arg: wire.Stop}, Payload: nil}:
 	case <-l.lost:
 	case <-timeout.C:
 		l.end(errStopped)

@@ -10,8 +10,8 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/runtime"
-	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
 // Type is the runtime_type where the Config has none.
@@ -23,7 +23,7 @@ const DefaultDir = "/tmp/sl"
 // Variables of the program's environment, for programs that know Tripod.
 const (
 	EnvSocket = "TRIPOD_EDGE_SOCKET" // path of the socket
-	EnvWire   = "TRIPOD_EDGE_WIRE"   // "wide": the manager takes an offer of the wide header (wire.Conn.Widen)
+	EnvWire   = "TRIPOD_EDGE_WIRE"   // "wide": the manager takes an offer of the wide header (channel.Conn.Widen)
 )
 
 // Config describes one external runtime.
@@ -42,7 +42,7 @@ type Config struct {
 	ConnectTimeout time.Duration // from the program's start to its connection; 5 s by default
 	WriteTimeout   time.Duration // a program that takes no frame for so long is lost; 30 s by default
 	StopTimeout    time.Duration // from the Stop message to SIGKILL; 5 s by default
-	MaxFrame       int           // bytes; wire.DefaultMaxFrame by default
+	MaxFrame       int           // bytes; channel.DefaultMaxFrame by default
 
 	Log *slog.Logger
 }
@@ -62,7 +62,7 @@ func New(cfg Config) (*Runtime, error) {
 		cfg.Info.Type = Type
 	}
 	if cfg.Info.MaxModules == 0 {
-		cfg.Info.MaxModules = wire.MaxModules
+		cfg.Info.MaxModules = channel.MaxModules
 	}
 	if cfg.Dir == "" {
 		cfg.Dir = DefaultDir
@@ -79,8 +79,8 @@ func New(cfg Config) (*Runtime, error) {
 		return nil, fmt.Errorf("runtime %q has no command to start it by: %w", cfg.Info.Name, errdefs.ErrInvalidArgument)
 	case cfg.Index < 0 || cfg.Index > 0xff:
 		return nil, fmt.Errorf("runtime %q has the index %d: want 0 to 255: %w", cfg.Info.Name, cfg.Index, errdefs.ErrInvalidArgument)
-	case cfg.Info.MaxModules < 1 || cfg.Info.MaxModules > wire.MaxModules:
-		return nil, fmt.Errorf("runtime %q takes %d modules: want 1 to %d: %w", cfg.Info.Name, cfg.Info.MaxModules, wire.MaxModules, errdefs.ErrInvalidArgument)
+	case cfg.Info.MaxModules < 1 || cfg.Info.MaxModules > channel.MaxModules:
+		return nil, fmt.Errorf("runtime %q takes %d modules: want 1 to %d: %w", cfg.Info.Name, cfg.Info.MaxModules, channel.MaxModules, errdefs.ErrInvalidArgument)
 	case !filepath.IsAbs(cfg.Dir):
 		return nil, fmt.Errorf("runtime %q has its socket in %q: want an absolute path: %w", cfg.Info.Name, cfg.Dir, errdefs.ErrInvalidArgument)
 	}
@@ -140,7 +140,7 @@ func (r *Runtime) current() (*life, error) {
 
 // Send hands one message to the program, in order; it waits while the program reads more slowly. A message that cannot be a
 // frame is errdefs.ErrInvalidArgument, and nothing else is disturbed.
-func (r *Runtime) Send(ctx context.Context, m wire.Message) error {
+func (r *Runtime) Send(ctx context.Context, m channel.Message) error {
 	l, err := r.current()
 	if err != nil {
 		return err
@@ -164,23 +164,23 @@ func (r *Runtime) Send(ctx context.Context, m wire.Message) error {
 }
 
 // Receive waits for the program's next message, or a line of its output.
-func (r *Runtime) Receive(ctx context.Context) (wire.Message, error) {
+func (r *Runtime) Receive(ctx context.Context) (channel.Message, error) {
 	l, err := r.current()
 	if err != nil {
-		return wire.Message{}, err
+		return channel.Message{}, err
 	}
 	select {
 	case m := <-l.in:
 		return m, nil
 	case <-ctx.Done():
-		return wire.Message{}, ctx.Err()
+		return channel.Message{}, ctx.Err()
 	case <-l.ended:
 	}
 	select { // what came before the end
 	case m := <-l.in:
 		return m, nil
 	default:
-		return wire.Message{}, l.cause()
+		return channel.Message{}, l.cause()
 	}
 }
 

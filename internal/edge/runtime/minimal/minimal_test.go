@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/runtime"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/process"
@@ -55,7 +56,7 @@ func start(t *testing.T, r *Runtime) {
 	require.NoError(t, err)
 }
 
-func receive(t *testing.T, r *Runtime) wire.Message {
+func receive(t *testing.T, r *Runtime) channel.Message {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
@@ -65,7 +66,7 @@ func receive(t *testing.T, r *Runtime) wire.Message {
 }
 
 // find receives until a message of the type holds the text; the program's own lines may be among them.
-func find(t *testing.T, r *Runtime, arg int, text string) wire.Message {
+func find(t *testing.T, r *Runtime, arg int, text string) channel.Message {
 	t.Helper()
 	for {
 		m := receive(t, r)
@@ -84,7 +85,7 @@ func create(t *testing.T, r *Runtime, index int, argv ...string) {
 	require.NoError(t, err)
 	d, err = d.With("uuid", fmt.Sprintf("m%d", index))
 	require.NoError(t, err)
-	require.NoError(t, r.Send(t.Context(), wire.Message{Header: wire.Header{Control: true, Module: index, Arg: wire.Create}, Payload: d.Bytes()}))
+	require.NoError(t, r.Send(t.Context(), channel.Message{Header: channel.Header{Control: true, Module: index, Arg: wire.Create}, Payload: d.Bytes()}))
 }
 
 // lost receives until the runtime is lost.
@@ -106,22 +107,22 @@ func TestAModuleFromItsCreationToItsExit(t *testing.T) {
 	start(t, r)
 	find(t, r, wire.RuntimeLog, `runtime with 2 arguments: ["10"]`)
 	create(t, r, 5, "stdio", "a")
-	opened := find(t, r, wire.OpenChannel, "")
-	o, err := wire.ParseOpen(opened.Payload)
+	opened := find(t, r, channel.OpenChannel, "")
+	o, err := channel.ParseOpen(opened.Payload)
 	require.NoError(t, err)
-	assert.Equal(t, wire.Open{FD: 0, Flags: wire.Write, Topic: "$SL/proc/stdio"}, o)
+	assert.Equal(t, channel.Open{FD: 0, Flags: channel.Write, Topic: "$SL/proc/stdio"}, o)
 	assert.Equal(t, 5, opened.Module)
 	said := receive(t, r)
-	assert.Equal(t, wire.Header{Module: 5, Arg: 0}, said.Header)
+	assert.Equal(t, channel.Header{Module: 5, Arg: 0}, said.Header)
 	assert.Equal(t, "hello argc=2 [a] SLTEST=(unset)\n", string(said.Payload))
 	assert.Equal(t, `{"status": "exited"}`, string(find(t, r, wire.Exited, "").Payload))
 
 	create(t, r, 127, "echo", "t")
-	find(t, r, wire.OpenChannel, "")
+	find(t, r, channel.OpenChannel, "")
 	find(t, r, wire.ModuleLog, "open")
-	require.NoError(t, r.Send(t.Context(), wire.Message{Header: wire.Header{Module: 127}, Payload: make([]byte, 1<<20)}))
+	require.NoError(t, r.Send(t.Context(), channel.Message{Header: channel.Header{Module: 127}, Payload: make([]byte, 1<<20)}))
 	assert.Len(t, receive(t, r).Payload, 1<<20)
-	require.NoError(t, r.Send(t.Context(), wire.Message{Header: wire.Header{Control: true, Module: 127, Arg: wire.Delete}}))
+	require.NoError(t, r.Send(t.Context(), channel.Message{Header: channel.Header{Control: true, Module: 127, Arg: wire.Delete}}))
 	find(t, r, wire.Exited, "killed")
 }
 
@@ -179,7 +180,7 @@ func TestFailedStarts(t *testing.T) {
 		assert.Less(t, time.Since(begin), 25*time.Second, "the time limit is not waited for")
 		_, err = r.Receive(t.Context())
 		assert.ErrorIs(t, err, errdefs.ErrUnavailable)
-		assert.ErrorIs(t, r.Send(t.Context(), wire.Message{}), errdefs.ErrUnavailable)
+		assert.ErrorIs(t, r.Send(t.Context(), channel.Message{}), errdefs.ErrUnavailable)
 	})
 	t.Run("there is no program", func(t *testing.T) {
 		r := newRuntime(t, edgetest.Script{}, func(c *Config) { c.Command = []string{"/nowhere/runtime"} })
@@ -207,7 +208,7 @@ func TestALostRuntimeIsStartedAgain(t *testing.T) {
 		find(t, r, wire.ModuleLog, "level")
 		err := lost(t, r)
 		require.ErrorIs(t, err, errdefs.ErrUnavailable)
-		assert.ErrorIs(t, r.Send(t.Context(), wire.Message{}), errdefs.ErrUnavailable)
+		assert.ErrorIs(t, r.Send(t.Context(), channel.Message{}), errdefs.ErrUnavailable)
 		_, err = r.Receive(t.Context())
 		require.ErrorIs(t, err, errdefs.ErrUnavailable, "and no busy loop: it stays lost")
 	}
@@ -253,7 +254,7 @@ func TestBadFramesEndTheRuntimeOnly(t *testing.T) {
 func TestMessagesThatAreNoFrames(t *testing.T) {
 	r := newRuntime(t, edgetest.Script{}, func(c *Config) { c.MaxFrame = 1 << 10 })
 	start(t, r)
-	for _, m := range []wire.Message{{Header: wire.Header{Module: 128}}, {Header: wire.Header{Arg: 256}}, {Payload: make([]byte, 1<<10+1)}} {
+	for _, m := range []channel.Message{{Header: channel.Header{Module: 128}}, {Header: channel.Header{Arg: 256}}, {Payload: make([]byte, 1<<10+1)}} {
 		assert.ErrorIs(t, r.Send(t.Context(), m), errdefs.ErrInvalidArgument)
 	}
 	create(t, r, 0, "log", "still there")
@@ -281,7 +282,7 @@ func TestAProgramThatDoesNotReadIsLost(t *testing.T) {
 	start(t, r)
 	var err error
 	for err == nil { // fills the socket and what waits before it
-		err = r.Send(t.Context(), wire.Message{Payload: make([]byte, 1<<20)})
+		err = r.Send(t.Context(), channel.Message{Payload: make([]byte, 1<<20)})
 	}
 	require.ErrorIs(t, err, errdefs.ErrUnavailable)
 	require.ErrorIs(t, lost(t, r), errdefs.ErrUnavailable)
@@ -294,7 +295,7 @@ func TestSendWaitsNoLongerThanItsContext(t *testing.T) {
 	defer cancel()
 	var err error
 	for err == nil {
-		err = r.Send(ctx, wire.Message{Payload: make([]byte, 1<<20)})
+		err = r.Send(ctx, channel.Message{Payload: make([]byte, 1<<20)})
 	}
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	r.life.end(errStopped) // Close would wait for it to read
@@ -359,11 +360,11 @@ func TestTheWideHeaderIsTakenFromAProgramThatOffersIt(t *testing.T) {
 		c.Command = []string{"/bin/sh", "-c", `test "$TRIPOD_EDGE_WIRE" = wide && test -S "$TRIPOD_EDGE_SOCKET" && exec sleep 1000`}
 		c.StopTimeout = time.Millisecond // sleep knows no Stop
 	})
-	connected := make(chan *wire.Conn, 1)
+	connected := make(chan *channel.Conn, 1)
 	go func() { // speaks for the program
 		for {
 			if conn, err := net.Dial("unix", SocketPath(r.cfg.Dir, 10)); err == nil {
-				connected <- wire.NewConn(conn, wire.ConnOptions{Wide: true})
+				connected <- channel.NewConn(conn, channel.ConnOptions{Wide: true})
 				return
 			}
 			<-time.After(time.Millisecond)
@@ -372,7 +373,7 @@ func TestTheWideHeaderIsTakenFromAProgramThatOffersIt(t *testing.T) {
 	start(t, r)
 	program := <-connected
 	defer program.Close()
-	far := wire.Message{Header: wire.Header{Module: 5, Arg: 300}, Payload: []byte("x")}
+	far := channel.Message{Header: channel.Header{Module: 5, Arg: 300}, Payload: []byte("x")}
 	require.ErrorIs(t, r.Send(t.Context(), far), errdefs.ErrInvalidArgument)
 	require.NoError(t, program.Widen())
 	require.NoError(t, program.Write(far))

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
@@ -67,7 +68,7 @@ func (l *life) follow(logs *os.File) *output {
 // log hands a line to the manager; it tells whether there is one. Before the program has connected nobody receives, and the
 // program must not wait for that: lines that find no room are told in the error of a failed start only.
 func (l *life) log(line []byte) bool {
-	m := wire.Message{Header: wire.Header{Control: true, Arg: wire.RuntimeLog}, Payload: append([]byte(nil), line...)}
+	m := channel.Message{Header: channel.Header{Control: true, Arg: wire.RuntimeLog}, Payload: append([]byte(nil), line...)}
 	select {
 	case <-l.up:
 		return l.deliver(m)

@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/node"
 	"github.com/tripod-run/tripod/internal/sandbox"
@@ -33,7 +34,7 @@ func TestAdopt(t *testing.T) {
 	r.want(4, wire.ModuleLog, "after")
 	w := r.worker()
 	r.must(w.Write(open(0, "app/c")))
-	if m := r.receive(); m.Arg != wire.OpenChannel || m.Module != 4 {
+	if m := r.receive(); m.Arg != channel.OpenChannel || m.Module != 4 {
 		t.Errorf("message %+v", m)
 	}
 	if pods := r.node.Pods(); len(pods) != 1 || pods[0].ID != p.ID || pods[0].Container(p.ID).State != node.Running {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
@@ -66,7 +67,7 @@ func (m *module) connection() error {
 	if err != nil {
 		return err
 	}
-	conn := wire.NewConn(raw, wire.ConnOptions{Timeout: writeTime})
+	conn := channel.NewConn(raw, channel.ConnOptions{Timeout: writeTime})
 	defer conn.Close()
 	m.mu.Lock()
 	m.conn, m.group = conn, group
@@ -95,21 +96,21 @@ func (m *module) connection() error {
 }
 
 // forward passes a message of the worker on, under the module's index; false when the runtime was closed.
-func (m *module) forward(message wire.Message) bool {
+func (m *module) forward(message channel.Message) bool {
 	message.Module = m.index
 	if message.Control {
 		fd, open := 0, false
 		switch message.Arg {
-		case wire.OpenChannel:
-			o, err := wire.ParseOpen(message.Payload)
+		case channel.OpenChannel:
+			o, err := channel.ParseOpen(message.Payload)
 			if err != nil {
 				m.r.log.Warn("a channel cannot be opened", "module", m.uuid, "err", err)
 				return true
 			}
 			fd, open = o.FD, true
-		case wire.CloseChannel:
+		case channel.CloseChannel:
 			var err error
-			if fd, err = wire.ParseClose(message.Payload); err != nil {
+			if fd, err = channel.ParseClose(message.Payload); err != nil {
 				m.r.log.Warn("a channel cannot be closed", "module", m.uuid, "err", err)
 				return true
 			}
@@ -140,8 +141,8 @@ func (m *module) closeChannels() bool {
 	clear(m.open)
 	m.mu.Unlock()
 	for _, fd := range fds {
-		header := wire.Header{Control: true, Module: m.index, Arg: wire.CloseChannel}
-		if !m.r.tell(outgoing{Message: wire.Message{Header: header, Payload: wire.AppendClose(nil, fd)}}) {
+		header := channel.Header{Control: true, Module: m.index, Arg: channel.CloseChannel}
+		if !m.r.tell(outgoing{Message: channel.Message{Header: header, Payload: channel.AppendClose(nil, fd)}}) {
 			return false
 		}
 	}
@@ -149,7 +150,7 @@ func (m *module) closeChannels() bool {
 }
 
 // deliver hands a message to the module that it is for.
-func (r *Runtime) deliver(message wire.Message) error {
+func (r *Runtime) deliver(message channel.Message) error {
 	m, err := r.at(message.Module)
 	if err != nil {
 		return err

@@ -8,13 +8,14 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
 const withChannel = `"channels":[{"name":"c","mode":"rw","topic":"app/c"}]`
 
-func open(fd int, topic string) wire.Message {
-	return wire.Message{Header: wire.Header{Control: true, Arg: wire.OpenChannel}, Payload: wire.Open{FD: fd, Flags: wire.Read | wire.Write, Topic: topic}.Append(nil)}
+func open(fd int, topic string) channel.Message {
+	return channel.Message{Header: channel.Header{Control: true, Arg: channel.OpenChannel}, Payload: channel.Open{FD: fd, Flags: channel.Read | channel.Write, Topic: topic}.Append(nil)}
 }
 
 // TestChannelsBothWays: what the worker sends goes out under the module's index, in order, and back.
@@ -23,8 +24,8 @@ func TestChannelsBothWays(t *testing.T) {
 	p := r.create(9, uuid, withChannel)
 	w := r.worker()
 	r.must(w.Write(open(200, "app/c")))
-	r.must(w.Write(wire.Message{Header: wire.Header{Arg: 200}, Payload: []byte("out")}))
-	if m := r.receive(); !m.Control || m.Module != 9 || m.Arg != wire.OpenChannel {
+	r.must(w.Write(channel.Message{Header: channel.Header{Arg: 200}, Payload: []byte("out")}))
+	if m := r.receive(); !m.Control || m.Module != 9 || m.Arg != channel.OpenChannel {
 		t.Errorf("message %+v", m)
 	}
 	if r.Group(9) != "group" {
@@ -35,7 +36,7 @@ func TestChannelsBothWays(t *testing.T) {
 	}
 	sent := make(chan error, 1)
 	go func() {
-		sent <- r.Send(t.Context(), wire.Message{Header: wire.Header{Module: 9, Arg: 200}, Payload: []byte("in")})
+		sent <- r.Send(t.Context(), channel.Message{Header: channel.Header{Module: 9, Arg: 200}, Payload: []byte("in")})
 	}()
 	m, err := w.Read()
 	r.must(err)
@@ -44,7 +45,7 @@ func TestChannelsBothWays(t *testing.T) {
 		t.Errorf("the worker got %+v", m)
 	}
 	// The last message comes before the end.
-	r.must(w.Write(wire.Message{Header: wire.Header{Arg: 200}, Payload: []byte("last")}))
+	r.must(w.Write(channel.Message{Header: channel.Header{Arg: 200}, Payload: []byte("last")}))
 	r.guests.Exit(p.ID, 0)
 	if m := r.receive(); string(m.Payload) != "last" {
 		t.Errorf("message %+v", m)
@@ -59,17 +60,17 @@ func TestChannelsConnectAnew(t *testing.T) {
 	r.create(1, uuid, withChannel)
 	w := r.worker()
 	r.must(w.Write(open(3, "app/c")))
-	if m := r.receive(); m.Arg != wire.OpenChannel {
+	if m := r.receive(); m.Arg != channel.OpenChannel {
 		t.Errorf("message %+v", m)
 	}
 	r.must(w.Close())
 	m := r.receive()
-	if fd, err := wire.ParseClose(m.Payload); m.Arg != wire.CloseChannel || fd != 3 || err != nil {
+	if fd, err := channel.ParseClose(m.Payload); m.Arg != channel.CloseChannel || fd != 3 || err != nil {
 		t.Errorf("message %+v", m)
 	}
 	w = r.worker()
 	r.must(w.Write(open(3, "app/c")))
-	if m := r.receive(); m.Arg != wire.OpenChannel || m.Module != 1 {
+	if m := r.receive(); m.Arg != channel.OpenChannel || m.Module != 1 {
 		t.Errorf("message %+v", m)
 	}
 }
@@ -79,12 +80,12 @@ func TestBadFramesOfAWorker(t *testing.T) {
 	r := newRig(t)
 	r.create(0, uuid, withChannel)
 	w := r.worker()
-	for _, m := range []wire.Message{
-		{Header: wire.Header{Control: true, Arg: wire.Exited}, Payload: []byte("{}")},
-		{Header: wire.Header{Control: true, Arg: wire.OpenChannel}, Payload: []byte{1}},
-		{Header: wire.Header{Control: true, Arg: wire.CloseChannel}},
-		{Header: wire.Header{Control: true, Arg: 77}},
-		{Header: wire.Header{Module: 5, Arg: 1}, Payload: []byte("as module 5")},
+	for _, m := range []channel.Message{
+		{Header: channel.Header{Control: true, Arg: wire.Exited}, Payload: []byte("{}")},
+		{Header: channel.Header{Control: true, Arg: channel.OpenChannel}, Payload: []byte{1}},
+		{Header: channel.Header{Control: true, Arg: channel.CloseChannel}},
+		{Header: channel.Header{Control: true, Arg: 77}},
+		{Header: channel.Header{Module: 5, Arg: 1}, Payload: []byte("as module 5")},
 	} {
 		r.must(w.Write(m))
 	}
@@ -108,7 +109,7 @@ func TestMessagesForNobody(t *testing.T) {
 	r.create(0, uuid, withChannel)
 	r.create(1, "no-channels")
 	for index, class := range map[int]func(error) bool{0: errdefs.IsFailedPrecondition, 1: errdefs.IsFailedPrecondition, 2: errdefs.IsNotFound} {
-		if err := r.Send(t.Context(), wire.Message{Header: wire.Header{Module: index}}); !class(err) {
+		if err := r.Send(t.Context(), channel.Message{Header: channel.Header{Module: index}}); !class(err) {
 			t.Errorf("module %d: %v", index, err)
 		}
 	}
@@ -131,7 +132,7 @@ func TestClosedRuntime(t *testing.T) {
 		t.Errorf("Receive: %v", err)
 	}
 	for name, err := range map[string]error{
-		"Send":   r.Send(t.Context(), wire.Message{}),
+		"Send":   r.Send(t.Context(), channel.Message{}),
 		"Create": r.CreateModule(t.Context(), 1, r.data("other")),
 	} {
 		if !errdefs.IsUnavailable(err) {
@@ -155,7 +156,7 @@ func TestFullQueue(t *testing.T) {
 	sent := make(chan error, 1)
 	go func() {
 		for i := range n {
-			if err := w.Write(wire.Message{Header: wire.Header{Arg: 1}, Payload: []byte{byte(i), byte(i >> 8)}}); err != nil {
+			if err := w.Write(channel.Message{Header: channel.Header{Arg: 1}, Payload: []byte{byte(i), byte(i >> 8)}}); err != nil {
 				sent <- err
 				return
 			}

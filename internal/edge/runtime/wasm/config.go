@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/node"
@@ -51,7 +52,7 @@ type Images interface {
 type Config struct {
 	Name string
 	UUID string
-	// MaxModules is how many modules there may be at a time; wire.MaxModules by default.
+	// MaxModules is how many modules there may be at a time; channel.MaxModules by default.
 	MaxModules int
 	// Handler is the RuntimeClass handler of the modules' pods; "wasm" by default.
 	Handler string
@@ -83,7 +84,7 @@ const (
 
 func (c *Config) setDefaults() error {
 	if c.MaxModules == 0 {
-		c.MaxModules = wire.MaxModules
+		c.MaxModules = channel.MaxModules
 	}
 	if c.Handler == "" {
 		c.Handler = defaultHandler
@@ -105,8 +106,8 @@ func (c *Config) setDefaults() error {
 		return fmt.Errorf("runtime %q: no node or no image store: %w", c.Name, errdefs.ErrInvalidArgument)
 	case c.Name == "" || c.UUID == "":
 		return fmt.Errorf("runtime %q (uuid %q) needs a name and a uuid: %w", c.Name, c.UUID, errdefs.ErrInvalidArgument)
-	case c.MaxModules < 1 || c.MaxModules > wire.MaxModules:
-		return fmt.Errorf("runtime %q: %d modules at a time; it must be 1 to %d: %w", c.Name, c.MaxModules, wire.MaxModules, errdefs.ErrInvalidArgument)
+	case c.MaxModules < 1 || c.MaxModules > channel.MaxModules:
+		return fmt.Errorf("runtime %q: %d modules at a time; it must be 1 to %d: %w", c.Name, c.MaxModules, channel.MaxModules, errdefs.ErrInvalidArgument)
 	case c.LogBytes < minLogBytes:
 		return fmt.Errorf("runtime %q: logs of %d bytes; it must be %d or more: %w", c.Name, c.LogBytes, minLogBytes, errdefs.ErrInvalidArgument)
 	case !filepath.IsAbs(c.LogDir):

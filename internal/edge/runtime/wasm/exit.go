@@ -7,6 +7,7 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/node"
 	"github.com/tripod-run/tripod/internal/sandbox"
@@ -108,7 +109,7 @@ func (m *module) sayExited() {
 		return
 	}
 	m.r.log.Info("a module has ended", "module", m.uuid, "name", m.name, "code", m.end.Code, "reason", m.end.Reason, "message", m.end.Message)
-	m.r.tell(outgoing{Message: wire.Message{Header: wire.Header{Control: true, Module: m.index, Arg: wire.Exited}, Payload: payload}})
+	m.r.tell(outgoing{Message: channel.Message{Header: channel.Header{Control: true, Module: m.index, Arg: wire.Exited}, Payload: payload}})
 }
 
 // followEvents looks for the ends of modules in the node's events, until the runtime or the node is closed.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/crilog"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
@@ -298,7 +299,7 @@ func (f *follower) line(raw []byte) bool {
 // say queues a message; at is where the log is when it has been taken. While nobody takes it the log may be rotated.
 func (f *follower) say(text []byte, at position) bool {
 	message := outgoing{
-		Message: wire.Message{Header: wire.Header{Control: true, Module: f.m.index, Arg: wire.ModuleLog}, Payload: text},
+		Message: channel.Message{Header: channel.Header{Control: true, Module: f.m.index, Arg: wire.ModuleLog}, Payload: text},
 		handed:  func() { f.mark.write(at) },
 	}
 	select {

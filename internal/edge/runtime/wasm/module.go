@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
@@ -40,7 +41,7 @@ type module struct {
 	log   *follower
 
 	mu    sync.Mutex
-	conn  *wire.Conn
+	conn  *channel.Conn
 	group string
 	open  map[int]bool // channels that the manager was told of
 	order string       // the reason for which we end it
@@ -247,7 +248,7 @@ func (r *Runtime) all() []*module {
 }
 
 // CleanupModule implements runtime.Cleaner: the pod goes, and with it the log and the hold on the image.
-func (r *Runtime) CleanupModule(ctx context.Context, index int, uuid string, _ wire.Message) error {
+func (r *Runtime) CleanupModule(ctx context.Context, index int, uuid string, _ channel.Message) error {
 	m, err := r.at(index)
 	if err != nil || m.uuid != uuid {
 		return nil // it is gone already

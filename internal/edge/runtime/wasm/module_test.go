@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/node"
 	"github.com/tripod-run/tripod/internal/sandbox"
@@ -95,7 +96,7 @@ func TestModuleIsDeleted(t *testing.T) {
 func TestSeedsControlMessages(t *testing.T) {
 	r := newRig(t)
 	send := func(index, kind int, payload []byte) error {
-		return r.Send(t.Context(), wire.Message{Header: wire.Header{Control: true, Module: index, Arg: kind}, Payload: payload})
+		return r.Send(t.Context(), channel.Message{Header: channel.Header{Control: true, Module: index, Arg: kind}, Payload: payload})
 	}
 	for i := range 3 {
 		r.must(send(i, wire.Create, r.data(fmt.Sprintf("uuid-%d", i)).Bytes()))
@@ -252,30 +253,30 @@ func TestEndings(t *testing.T) {
 func TestAllModules(t *testing.T) {
 	r := newRig(t)
 	for range 2 {
-		failed := make(chan error, wire.MaxModules)
-		for i := range wire.MaxModules {
+		failed := make(chan error, channel.MaxModules)
+		for i := range channel.MaxModules {
 			data := r.data(fmt.Sprintf("module-%d", i), `"channels":[{"mode":"rw","topic":"t"}]`)
 			go func() { failed <- r.CreateModule(t.Context(), i, data) }()
 		}
-		for range wire.MaxModules {
+		for range channel.MaxModules {
 			r.must(<-failed)
 		}
-		if err := r.CreateModule(t.Context(), wire.MaxModules, r.data("one-more")); !errdefs.IsResourceExhausted(err) {
+		if err := r.CreateModule(t.Context(), channel.MaxModules, r.data("one-more")); !errdefs.IsResourceExhausted(err) {
 			t.Errorf("one more: %v", err)
 		}
-		for i := range wire.MaxModules {
+		for i := range channel.MaxModules {
 			r.print(fmt.Sprintf("module-%d", i), "hello")
 		}
 		seen := map[int]bool{}
-		for range wire.MaxModules {
+		for range channel.MaxModules {
 			m := r.receive()
 			seen[m.Module] = m.Arg == wire.ModuleLog && string(m.Payload) == "hello"
 		}
-		if len(seen) != wire.MaxModules {
+		if len(seen) != channel.MaxModules {
 			t.Errorf("%d modules have spoken", len(seen))
 		}
 		go func() { failed <- r.stopAll(context.Background()) }()
-		for range wire.MaxModules {
+		for range channel.MaxModules {
 			m := r.receive()
 			if m.Arg != wire.Exited {
 				t.Fatalf("message %+v %q", m.Header, m.Payload)
@@ -283,7 +284,7 @@ func TestAllModules(t *testing.T) {
 			r.cleanup(m.Module, fmt.Sprintf("module-%d", m.Module))
 		}
 		r.must(<-failed)
-		for range wire.MaxModules {
+		for range channel.MaxModules {
 			_ = r.worker().Close()
 		}
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/crilog"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/image"
@@ -252,7 +253,7 @@ func (r *rig) print(uuid string, lines ...string) {
 }
 
 // receive gives the next message.
-func (r *rig) receive() wire.Message {
+func (r *rig) receive() channel.Message {
 	r.Helper()
 	ctx, cancel := context.WithTimeout(r.Context(), patience)
 	defer cancel()
@@ -285,11 +286,11 @@ func (r *rig) wantExited(index int, code int32, reason string) ending {
 }
 
 // worker gives the next connection as a worker has it.
-func (r *rig) worker() *wire.Conn {
+func (r *rig) worker() *channel.Conn {
 	r.Helper()
 	select {
 	case conn := <-r.guests.conns:
-		c := wire.NewConn(conn, wire.ConnOptions{})
+		c := channel.NewConn(conn, channel.ConnOptions{})
 		r.Cleanup(func() { _ = c.Close() })
 		return c
 	case <-time.After(patience):
@@ -312,5 +313,5 @@ func (r *rig) eventually(what string, holds func() bool) {
 // cleanup does what the manager does after an end.
 func (r *rig) cleanup(index int, uuid string) {
 	r.Helper()
-	r.must(r.CleanupModule(r.Context(), index, uuid, wire.Message{}))
+	r.must(r.CleanupModule(r.Context(), index, uuid, channel.Message{}))
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/runtime"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/guard"
@@ -43,7 +44,7 @@ type Runtime struct {
 
 // outgoing is a message for the manager. handed is called, unless it is nil, when Receive gives it away.
 type outgoing struct {
-	wire.Message
+	channel.Message
 	handed func()
 }
 
@@ -95,7 +96,7 @@ func (r *Runtime) Start(context.Context) (map[string]any, error) {
 }
 
 // Receive implements runtime.Runtime.
-func (r *Runtime) Receive(ctx context.Context) (wire.Message, error) {
+func (r *Runtime) Receive(ctx context.Context) (channel.Message, error) {
 	select {
 	case m := <-r.out:
 		if m.handed != nil {
@@ -103,15 +104,15 @@ func (r *Runtime) Receive(ctx context.Context) (wire.Message, error) {
 		}
 		return m.Message, nil
 	case <-ctx.Done():
-		return wire.Message{}, context.Cause(ctx)
+		return channel.Message{}, context.Cause(ctx)
 	case <-r.ctx.Done():
-		return wire.Message{}, r.closed()
+		return channel.Message{}, r.closed()
 	}
 }
 
 // Send implements runtime.Runtime: messages for channels, and the seed's control messages. What is for a module that is not
 // there is errdefs.ErrNotFound.
-func (r *Runtime) Send(ctx context.Context, m wire.Message) error {
+func (r *Runtime) Send(ctx context.Context, m channel.Message) error {
 	switch {
 	case r.ctx.Err() != nil:
 		return r.closed()

@@ -16,6 +16,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/node"
@@ -192,8 +193,8 @@ func TestRealChannels(t *testing.T) {
 	pod := w.pod(uuid).ID
 	for round := range 2 {
 		m := w.receive()
-		o, err := wire.ParseOpen(m.Payload)
-		if m.Arg != wire.OpenChannel || m.Module != 3 || err != nil || o.Topic != "realm/io/"+uuid || o.Flags != wire.Read|wire.Write {
+		o, err := channel.ParseOpen(m.Payload)
+		if m.Arg != channel.OpenChannel || m.Module != 3 || err != nil || o.Topic != "realm/io/"+uuid || o.Flags != channel.Read|channel.Write {
 			t.Fatalf("message %+v, %+v, %v", m, o, err)
 		}
 		if w.Group(3) == "" {
@@ -201,7 +202,7 @@ func TestRealChannels(t *testing.T) {
 		}
 		for i := range 100 {
 			text := fmt.Sprintf("message %d of round %d", i, round)
-			w.must(w.Send(t.Context(), wire.Message{Header: wire.Header{Module: 3, Arg: o.FD}, Payload: []byte(text)}))
+			w.must(w.Send(t.Context(), channel.Message{Header: channel.Header{Module: 3, Arg: o.FD}, Payload: []byte(text)}))
 			if m := w.receive(); m.Control || m.Module != 3 || m.Arg != o.FD || string(m.Payload) != text {
 				t.Fatalf("message %+v %q", m.Header, m.Payload)
 			}
@@ -218,7 +219,7 @@ func TestRealChannels(t *testing.T) {
 		t.Errorf("the pod is %s, not %s", got.ID, pod)
 	}
 	w.must(w.DeleteModule(t.Context(), 3, uuid))
-	if m := w.receive(); m.Arg != wire.CloseChannel {
+	if m := w.receive(); m.Arg != channel.CloseChannel {
 		t.Errorf("message %+v", m)
 	}
 	if e := w.wantExited(3, 0, "killed"); e.Message == "" { // the end of its channel was its end
@@ -242,7 +243,7 @@ func TestRealBadModule(t *testing.T) {
 // machine that does other things, too, the figure is in the log.
 func TestCreateIsFast(t *testing.T) {
 	w := newWhole(t)
-	const modules = wire.MaxModules
+	const modules = channel.MaxModules
 	took := make([]time.Duration, 0, modules)
 	for i := range modules {
 		uuid := fmt.Sprintf("module-%d", i)

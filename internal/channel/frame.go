@@ -1,4 +1,4 @@
-package wire
+package channel
 
 import (
 	"bufio"
@@ -15,22 +15,10 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Control messages of a manager to a runtime (Seed 4, "Messaging").
+// Control messages of a runtime to its manager that are about channels; the others are edge/wire's.
 const (
-	Create = 0 // the module's data with its index, JSON
-	Delete = 1 // no payload
-	Stop   = 2 // ends the runtime; no module, no payload
-)
-
-// Control messages of a runtime to its manager (Seed 4, "Messaging").
-const (
-	Keepalive    = 0 // a JSON object
-	RuntimeLog   = 1 // text
-	Exited       = 2 // a JSON object
 	OpenChannel  = 3 // Open
 	CloseChannel = 4 // ParseClose
-	ModuleLog    = 5 // text
-	Profile      = 6 // bytes
 )
 
 // hello says that all that follows it in its direction has the wide header (Conn.Widen). No public peer has this type.

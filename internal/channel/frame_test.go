@@ -1,4 +1,4 @@
-package wire
+package channel
 
 import (
 	"bytes"
@@ -18,6 +18,15 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// Types of control messages that this package only carries.
+const (
+	create    = 0
+	remove    = 1
+	stop      = 2
+	exited    = 2
+	moduleLog = 5
+)
+
 // golden are frames that public peers were seen to send (the edge protocol's "Golden frames").
 var golden = []struct {
 	name string
@@ -25,15 +34,15 @@ var golden = []struct {
 	text string // of the payload, after what hex says
 	m    Message
 }{
-	{"create on index 0", "0c000000 80 00", `{"index": 0}`, Message{Header{true, 0, Create}, []byte(`{"index": 0}`)}},
+	{"create on index 0", "0c000000 80 00", `{"index": 0}`, Message{Header{true, 0, create}, []byte(`{"index": 0}`)}},
 	{"open channel fd 0, write, by a C peer", "11000000 80 03 00 02", "$SL/proc/stdio\x00", Message{Header{true, 0, OpenChannel}, []byte("\x00\x02$SL/proc/stdio\x00")}},
 	{"open channel fd 0, readwrite", "10000000 80 03 00 03", "$SL/proc/stdio", Message{Header{true, 0, OpenChannel}, []byte("\x00\x03$SL/proc/stdio")}},
 	{"publish on module 0, channel 0", "19000000 00 00", "hello argc=2 [a] SLTEST=1", Message{Header{false, 0, 0}, []byte("hello argc=2 [a] SLTEST=1")}},
-	{"module 0 exited", "14000000 80 02", `{"status": "exited"}`, Message{Header{true, 0, Exited}, []byte(`{"status": "exited"}`)}},
-	{"delete module 0", "00000000 80 01", "", Message{Header{true, 0, Delete}, []byte{}}},
-	{"stop runtime", "00000000 80 02", "", Message{Header{true, 0, Stop}, []byte{}}},
+	{"module 0 exited", "14000000 80 02", `{"status": "exited"}`, Message{Header{true, 0, exited}, []byte(`{"status": "exited"}`)}},
+	{"delete module 0", "00000000 80 01", "", Message{Header{true, 0, remove}, []byte{}}},
+	{"stop runtime", "00000000 80 02", "", Message{Header{true, 0, stop}, []byte{}}},
 	{"receive on module 127, channel 255", "02000000 7f ff", "ab", Message{Header{false, 127, 255}, []byte("ab")}},
-	{"module 127 logs", "01000000 ff 05", "x", Message{Header{true, 127, ModuleLog}, []byte("x")}},
+	{"module 127 logs", "01000000 ff 05", "x", Message{Header{true, 127, moduleLog}, []byte("x")}},
 }
 
 func frame(t *testing.T, h, text string) []byte {
