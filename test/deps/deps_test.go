@@ -37,8 +37,8 @@ var rules = []rule{
 	{from: []string{"cmd", "internal"}, except: []string{"internal/vm/machinetest"}, deny: []string{"test", "internal/vm/machinetest"}, why: "the product does not contain its tests"},
 	{from: []string{"test"}, except: []string{"test/sandboxtest", "test/edgetest"}, deny: append([]string{"internal", "cmd"}, backends...), why: "these tests know the daemon as a user does"},
 	{from: []string{"internal/cri", "internal/edge", "internal/node"}, deny: []string{"internal/wasm", "internal/route", "internal/metrics"}, why: "a component pod is a unit pod to them, no more"},
-	// The frames and the router of channels (internal/edge/wire, internal/channel) are leaves, and the worker's too.
-	{from: []string{"internal/wasm", "cmd/tripod-wasm"}, except: []string{"internal/wasm/artifact"}, deny: []string{"internal/cri", "internal/edge/broker", "internal/edge/manager", "internal/edge/mqtt", "internal/edge/orchestrator", "internal/edge/runtime", "internal/node", "internal/image", "internal/network", "internal/config", "internal/sandbox"}, why: "the worker is told all that it needs, and knows nothing of the node"},
+	{from: []string{"internal/wasm", "cmd/tripod-wasm"}, except: []string{"internal/wasm/artifact"}, deny: []string{"internal/cri", "internal/edge", "internal/node", "internal/image", "internal/network", "internal/config", "internal/sandbox"}, why: "the worker is told all that it needs, and knows nothing of the node"},
+	{from: []string{"internal/channel"}, deny: []string{"internal/cri", "internal/edge", "internal/node", "internal/sandbox", "internal/wasm"}, why: "channels know neither a front door nor a kind"},
 	// encoding/json, fmt and net are half of what the guest's program would be.
 	{from: []string{"internal/vm/agent/guest", "internal/vm/agent/wire", "cmd/tripod-agent"}, deny: []string{"!encoding/json", "!fmt", "!vendor/golang.org/x/net", "internal/sandbox", "internal/vm/machine", "internal/network", "internal/image", "internal/node"}, why: "the guest's program is small, and knows nothing of the node"},
 	{from: []string{"internal/route", "internal/metrics"}, deny: append([]string{"internal/cri", "internal/edge"}, backends...), why: "a service of the node knows no backend"},
@@ -214,6 +214,8 @@ func TestRulesCatchWhatTheyForbid(t *testing.T) {
 		{module + "internal/sandbox/wasm", module + "internal/component/engine"},
 		{module + "cmd/tripod", "github.com/bytecodealliance/wasmtime-go/v39"},
 		{module + "internal/wasm/worker", module + "internal/node"},
+		{module + "internal/wasm/worker", module + "internal/edge/wire"},
+		{module + "internal/channel", module + "internal/edge/wire"},
 		{module + "internal/cri", module + "internal/wasm/artifact"},
 	} {
 		if !caught(c.from, c.on) {
@@ -228,6 +230,7 @@ func TestRulesCatchWhatTheyForbid(t *testing.T) {
 		{module + "internal/sandbox/wasm", module + "internal/wasm/control"},
 		{module + "cmd/tripod-wasm", module + "internal/component/engine"},
 		{module + "internal/wasm/worker", module + "internal/component/wasihttp"},
+		{module + "internal/wasm/worker", module + "internal/channel"},
 		{module + "internal/image", module + "internal/wasm/artifact"},
 	} {
 		if caught(c.from, c.on) {
