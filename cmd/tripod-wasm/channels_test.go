@@ -57,11 +57,11 @@ func TestChannelsUnderLockdown(t *testing.T) {
 				d, err := os.Open(dir)
 				require.NoError(t, err)
 				s.Digest, s.Mounts = digest, []control.Mount{{Guest: "/data", Dir: control.File{File: d}}}
-				s.Channels = []control.Channel{{Name: "in", Topic: "app/in", Flags: 1}, {Name: "out", Topic: "app/out", Flags: 2}}
+				s.Channels = []channel.Channel{{Name: "in", Topic: "app/in", Flags: 1}, {Name: "out", Topic: "app/out", Flags: 2}}
 				s.Args = []string{"relay"}
 				if name == "module" {
 					s.Args = []string{"prog", "files", "", "words"}
-					s.Channels = []control.Channel{{Name: "io", Topic: "app/io", Flags: 3}}
+					s.Channels = []channel.Channel{{Name: "io", Topic: "app/io", Flags: 3}}
 				}
 			})
 			conn, next := p.channels(r.Client)

@@ -88,17 +88,12 @@ func ParseOpen(payload []byte) (Open, error) {
 	return o, o.Validate()
 }
 
-// Validate tells what is wrong with the channel, as ErrInvalidArgument.
+// Validate checks the number, the flags and the topic; errors are errdefs.ErrInvalidArgument.
 func (o Open) Validate() error {
-	switch {
-	case o.FD < 0 || o.FD >= MaxChannelsWide:
+	if o.FD < 0 || o.FD >= MaxChannelsWide {
 		return fmt.Errorf("channel %d: numbers are 0 to %d: %w", o.FD, MaxChannelsWide-1, errdefs.ErrInvalidArgument)
-	case o.Flags&ReadWrite == 0:
-		return fmt.Errorf("channel %d on %q: its flags %#x say neither read nor write: %w", o.FD, o.Topic, uint8(o.Flags), errdefs.ErrInvalidArgument)
-	case o.Flags.CanWrite() && HasWildcard(o.Topic):
-		return fmt.Errorf("channel %d on %q: wildcards are for channels that are opened for reading only: %w", o.FD, o.Topic, errdefs.ErrInvalidArgument)
 	}
-	if err := ValidFilter(o.Topic); err != nil {
+	if err := validMode(o.Flags, o.Topic); err != nil {
 		return fmt.Errorf("channel %d: %w", o.FD, err)
 	}
 	return nil

@@ -67,7 +67,7 @@ func TestModuleData(t *testing.T) {
 	if got := data.Args(); !reflect.DeepEqual(got, []string{"upper", "-v", "x"}) {
 		t.Errorf("args %q", got)
 	}
-	if got := data.Channels(); !reflect.DeepEqual(got, []wire.ModuleChannel{{Name: "in", Topic: "app/in", Flags: channel.Read | channel.QoS1}}) {
+	if got := data.Channels(); !reflect.DeepEqual(got, []channel.Channel{{Name: "in", Topic: "app/in", Flags: channel.Read | channel.QoS1}}) {
 		t.Errorf("channels %+v", got)
 	}
 	image, err := (edgeModule{restart: "never"}).data([]string{"registry.example/mods/relay@sha256:" + strings.Repeat("0", 64)})

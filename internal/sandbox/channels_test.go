@@ -6,6 +6,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tripod-run/tripod/internal/channel"
 )
 
 func TestParseChannels(t *testing.T) {
@@ -14,7 +16,7 @@ func TestParseChannels(t *testing.T) {
 	require.Empty(t, got)
 	got, err = ParseChannels(map[string]string{AnnotationChannels: `[{"name":"in","topic":"a/+/#","flags":5},{"name":"stdout","topic":"b","flags":2}]`})
 	require.NoError(t, err)
-	require.Equal(t, []Channel{{"in", "a/+/#", ChannelRead | ChannelQoS1}, {"stdout", "b", ChannelWrite}}, got)
+	require.Equal(t, []channel.Channel{{Name: "in", Topic: "a/+/#", Flags: channel.Read | channel.QoS1}, {Name: "stdout", Topic: "b", Flags: channel.Write}}, got)
 }
 
 func TestParseChannelsRefuses(t *testing.T) {
@@ -24,10 +26,10 @@ func TestParseChannelsRefuses(t *testing.T) {
 		`(".."): the name`:     `[{"name":"..","topic":"t","flags":1}]`,
 		"the topic is":         `[{"name":"a","topic":"","flags":1}]`,
 		"neither for reading":  `[{"name":"a","topic":"t","flags":4}]`,
-		"nobody knows":         `[{"name":"a","topic":"t","flags":17}]`,
+		"unknown bits":         `[{"name":"a","topic":"t","flags":17}]`,
 		"cannot unmarshal":     `[{"name":"a","topic":"t","flags":256}]`,
 		"a wildcard":           `[{"name":"a","topic":"t/#","flags":3}]`,
-		"two channels":         `[{"name":"a","topic":"t","flags":1},{"name":"a","topic":"u","flags":1}]`,
+		"is taken":             `[{"name":"a","topic":"t","flags":1},{"name":"a","topic":"u","flags":1}]`,
 		"may have 256":         "[" + strings.Repeat("{},", 256) + "{}]",
 		"unexpected end of JS": `[`,
 	} {

@@ -237,11 +237,10 @@ type Dialer interface {
 	Dial(ctx context.Context, p *Pod, c *Container, network, address string) (net.Conn, error)
 }
 
-// Channeler is a backend whose containers can have channels (AnnotationChannels). Channels gives a connection that carries
-// them both ways, as frames of the edge protocol with the narrow header and module 0 (internal/edge/wire): from the container
-// OpenChannel, CloseChannel and what it publishes, to the container messages. A later connection of the same container
-// replaces the one before, and the container's channels are opened again on it. Containers of the same non-empty group
-// deliver to each other by themselves. The connection ends with the container; its caller closes it.
+// Channeler is a backend whose containers can have channels (AnnotationChannels). Channels returns a connection for them,
+// on which both sides speak as internal/channel describes. A later connection of the same container replaces this one, and
+// the container opens its channels again on it. Containers of the same non-empty group deliver to each other themselves. The
+// connection ends with the container; its caller closes it.
 //
 // Errors: ErrFailedPrecondition when the container does not run or has no channels, ErrUnavailable when what runs it does
 // not answer.

@@ -14,13 +14,6 @@ import (
 // place: With and Without make new ones, so no argument list grows over restarts.
 type ModuleData map[string]json.RawMessage
 
-// ModuleChannel is a channel that is opened for a module from its data.
-type ModuleChannel struct {
-	Name  string // of the file below /ch; the topic's last level if the data have none
-	Topic string
-	Flags channel.Flags
-}
-
 // Restart policies, the field "restart".
 const (
 	RestartAlways    = "always"
@@ -127,8 +120,9 @@ func (d ModuleData) Resources() ModuleData {
 	return o
 }
 
-// Channels are what is opened for the module before it starts: "mode" as channel.ParseFlags reads it, or the number of the flags.
-func (d ModuleData) Channels() []ModuleChannel {
+// Channels are the channels that the module may open, from "channels": the mode is in the words of channel.ParseFlags, or the
+// number of the flags; a name that is missing is the topic's last level.
+func (d ModuleData) Channels() []channel.Channel {
 	all, err := d.channels()
 	if err != nil {
 		return nil

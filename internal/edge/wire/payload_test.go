@@ -63,7 +63,7 @@ func TestModuleData(t *testing.T) {
 	assert.Nil(t, d.Resources())
 	assert.Equal(t, "ignore", d.FaultCrash())
 	assert.Equal(t, RestartNever, d.Restart())
-	assert.Equal(t, []ModuleChannel{{"in", "app/in", channel.Read}, {"mid", "app/mid", channel.Write}}, d.Channels())
+	assert.Equal(t, []channel.Channel{{Name: "in", Topic: "app/in", Flags: channel.Read}, {Name: "mid", Topic: "app/mid", Flags: channel.Write}}, d.Channels())
 	assert.JSONEq(t, recorded, string(d.Bytes()))
 
 	d, err = ParseModuleData([]byte(`{"uuid":"u","args":{"argv":["p","q"],"env":["A=1"],"dirs":["/x"]},"env":["B=2"],"dir":"/y","dirs":["/z"],"file":"/f","filename":"/g",` +
@@ -75,7 +75,7 @@ func TestModuleData(t *testing.T) {
 	assert.Equal(t, []string{"/y", "/z", "/x"}, d.Dirs())
 	assert.Equal(t, "/f", d.File())
 	assert.Equal(t, "1", string(d.Resources()["memory"]))
-	assert.Equal(t, []ModuleChannel{{"in", "a/#", channel.Read | channel.QoS1}, {"b", "b", channel.ReadWrite | channel.QoS1}, {"c", "c", channel.Write | channel.QoS2}}, d.Channels())
+	assert.Equal(t, []channel.Channel{{Name: "in", Topic: "a/#", Flags: channel.Read | channel.QoS1}, {Name: "b", Topic: "b", Flags: channel.ReadWrite | channel.QoS1}, {Name: "c", Topic: "c", Flags: channel.Write | channel.QoS2}}, d.Channels())
 }
 
 // The public peers put the program's name before the arguments again with every start (a defect noted in the protocol).

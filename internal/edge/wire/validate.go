@@ -82,7 +82,7 @@ func wrong(name, want string) error {
 }
 
 // channels reads the field "channels": [{"topic", "mode" or "flags", "qos", "name"}].
-func (d ModuleData) channels() ([]ModuleChannel, error) {
+func (d ModuleData) channels() ([]channel.Channel, error) {
 	raw := d["channels"]
 	if isNull(raw) {
 		return nil, nil
@@ -97,7 +97,7 @@ func (d ModuleData) channels() ([]ModuleChannel, error) {
 	if json.Unmarshal(raw, &list) != nil {
 		return nil, wrong("channels", `a list of {"topic", "mode", "qos", "name"}`)
 	}
-	all := make([]ModuleChannel, 0, len(list))
+	all := make([]channel.Channel, 0, len(list))
 	for i, c := range list {
 		mode := c.Mode
 		if mode == "" {
@@ -119,7 +119,7 @@ func (d ModuleData) channels() ([]ModuleChannel, error) {
 		if c.Name == "" {
 			c.Name = path.Base(c.Topic)
 		}
-		all = append(all, ModuleChannel{Name: c.Name, Topic: c.Topic, Flags: flags})
+		all = append(all, channel.Channel{Name: c.Name, Topic: c.Topic, Flags: flags})
 	}
 	return all, nil
 }

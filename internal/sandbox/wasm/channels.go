@@ -43,13 +43,3 @@ func checkModule(config *runtimeapi.ContainerConfig, world string) error {
 	}
 	return fmt.Errorf("the component serves the %s world, and a module must be a command (wasi:cli/run, or _start): run it as a pod: %w", world, errdefs.ErrInvalidArgument)
 }
-
-// channelsOf are the channels of a container as the worker is told of them.
-func channelsOf(config *runtimeapi.ContainerConfig) ([]control.Channel, error) {
-	parsed, err := sandbox.ParseChannels(config.GetAnnotations())
-	channels := make([]control.Channel, 0, len(parsed))
-	for _, c := range parsed {
-		channels = append(channels, control.Channel{Name: c.Name, Topic: c.Topic, Flags: c.Flags})
-	}
-	return channels, err
-}

@@ -186,7 +186,7 @@ func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	if spec.Mounts, err = openMounts(c.Config); err != nil {
 		return spec, renewAt, err
 	}
-	if spec.Channels, err = channelsOf(c.Config); err != nil {
+	if spec.Channels, err = sandbox.ParseChannels(c.Config.GetAnnotations()); err != nil {
 		return spec, renewAt, err
 	}
 	if loaded.World == control.WorldCommand {

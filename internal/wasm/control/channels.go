@@ -11,12 +11,12 @@ import (
 )
 
 // Channels joins the pod's channels (PodSpec.Channels) to a connection of its own, a unix stream socket whose other end
-// travels with the request. Both ways go frames of the edge protocol (internal/edge/wire) with the narrow header and module
-// 0: OpenChannel, CloseChannel and what the guest publishes from the worker, messages to the worker. A later connection of
-// the same pod replaces the one before: the worker ends that, opens the guest's channels again and then sends what had to
-// wait. The end of the connection is not the pod's end; the pod's end is that of the connection.
+// travels with the request. Both sides write frames of internal/channel with the narrow header and module 0: the worker
+// OpenChannel, CloseChannel and what the guest publishes, the daemon messages for the guest. A later connection of the same
+// pod replaces this one: the worker closes it, opens the guest's channels again on the new one, and sends what waited. The
+// connection may end before the pod does, and always ends with it.
 //
-// ErrNotFound: no such pod. ErrFailedPrecondition: it has exited, or has no channels. Whoever has the connection closes it.
+// ErrNotFound: no such pod. ErrFailedPrecondition: it has exited, or has no channels. The caller closes the connection.
 func (c *Client) Channels(ctx context.Context, id string) (net.Conn, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"os"
 	"time"
+
+	"github.com/tripod-run/tripod/internal/channel"
 )
 
 // Version is the version of the protocol. Within a version, fields are added only; a reader leaves alone what it does
@@ -135,18 +137,9 @@ type PodSpec struct {
 	StdinOnce bool `json:"stdinOnce,omitempty"`
 	TTY       bool `json:"tty,omitempty"`
 
-	// Channels are the channels of a module of the edge front door; a guest that has any finds them under /ch.
-	Channels []Channel `json:"channels,omitempty"`
-}
-
-// Channel is a channel that a guest may open by its name. What goes over it is on the connection of Client.Channels.
-type Channel struct {
-	// Name is the guest's name for it, /ch/<name>; "stdin", "stdout" and "stderr" take the place of these streams.
-	Name string `json:"name"`
-	// Topic is the MQTT topic, or for reading the filter, as it stands in OpenChannel frames.
-	Topic string `json:"topic"`
-	// Flags are those of an OpenChannel frame: 1 read, 2 write, 4 QoS 1, 8 QoS 2 (internal/edge/wire).
-	Flags uint8 `json:"flags"`
+	// Channels are the channels of a module of the edge front door; a guest that has any finds them under /ch. Client.Channels
+	// carries their messages.
+	Channels []channel.Channel `json:"channels,omitempty"`
 }
 
 // File is a file of a request. Over the wire it is the number of one that travels with the frame; a nil one is none.

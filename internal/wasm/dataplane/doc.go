@@ -49,7 +49,7 @@
 //	route: 32 KiB windows         while a response is copied   to ResponseWriter.Write, until it     after the response
 //	                                                           returns
 //	channellink: link.out         within write                 to net.Conn.Write, until it returns   by the next write
-//	edge/wire: Conn.out           within write                 to net.Conn.Write, until it returns   by the next write
+//	channel: Conn.out             within write                 to net.Conn.Write, until it returns   by the next write
 //
 // Write of net/http and quic-go keeps nothing once it has returned, also when it fails: HTTP/2 encodes a frame before the
 // handler goes on (go.dev/issue/58446) and HTTP/3 copies into packets under the stream's lock. Payloads of channels are

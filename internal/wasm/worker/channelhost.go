@@ -89,7 +89,7 @@ func (c *channels) openWhole(name string) (*port, awaker, error) {
 	if c == nil {
 		return nil, nil, fmt.Errorf("channel %q: the module has no channels: %w", name, errdefs.ErrNotFound)
 	}
-	flags, a := channel.Flags(c.named[name].Flags), make(awaker, 1)
+	flags, a := c.named[name].Flags, make(awaker, 1)
 	p, err := c.open(name, flags.CanRead(), flags.CanWrite(), a.wake)
 	return p, a, err
 }

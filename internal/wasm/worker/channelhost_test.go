@@ -14,7 +14,7 @@ import (
 	"github.com/tripod-run/tripod/internal/wasm/control"
 )
 
-var relayChannels = []control.Channel{ch("in", "app/in", channel.Read|channel.QoS1), ch("out", "app/out", channel.Write)}
+var relayChannels = []channel.Channel{ch("in", "app/in", channel.Read|channel.QoS1), ch("out", "app/out", channel.Write)}
 
 // onBothPaths runs a test with a component that takes the engine's core path, and with one that takes the component path.
 func onBothPaths(t *testing.T, test func(t *testing.T, w *Worker)) {
@@ -56,7 +56,7 @@ func TestComponentWithoutChannels(t *testing.T) {
 		run(t, w, "other", relayChannels[:1])
 		require.EqualValues(t, 1, exited(t, w, "other").ExitCode)
 		require.Zero(t, w.router.Count("other", 0))
-		run(t, w, "turned", []control.Channel{ch("in", "x", channel.Write), ch("out", "y", channel.Read)})
+		run(t, w, "turned", []channel.Channel{ch("in", "x", channel.Write), ch("out", "y", channel.Read)})
 		require.NotZero(t, exited(t, w, "turned").ExitCode) // not-permitted
 	})
 }
@@ -82,7 +82,7 @@ func TestComponentWaits(t *testing.T) {
 // TestComponentStdio: what a component prints goes to the channel of that name.
 func TestComponentStdio(t *testing.T) {
 	onBothPaths(t, func(t *testing.T, w *Worker) {
-		run(t, w, "a", append([]control.Channel{ch("stdout", "app/log", channel.Write)}, relayChannels...))
+		run(t, w, "a", append([]channel.Channel{ch("stdout", "app/log", channel.Write)}, relayChannels...))
 		d := connect(t, w, "a")
 		opened(t, w, "a", 3)
 		d.send(1, "hello")

@@ -30,7 +30,7 @@ const (
 //	daemon ──▶ link ──▶ port ──Receive──▶ guest
 type channels struct {
 	id     string
-	named  map[string]control.Channel
+	named  map[string]channel.Channel
 	router *channel.Router // between the pods of the worker
 
 	mu      sync.Mutex
@@ -54,30 +54,12 @@ func newChannels(spec control.PodSpec, router *channel.Router) *channels {
 	if len(spec.Channels) == 0 {
 		return nil
 	}
-	c := &channels{id: spec.ID, named: map[string]control.Channel{}, router: router, ports: map[int]*port{}}
+	c := &channels{id: spec.ID, named: map[string]channel.Channel{}, router: router, ports: map[int]*port{}}
 	c.backlog.init()
 	for _, ch := range spec.Channels {
 		c.named[ch.Name] = ch
 	}
 	return c
-}
-
-// checkChannels refuses channels that no guest could open.
-func checkChannels(all []control.Channel) error {
-	seen := map[string]bool{}
-	for _, ch := range all {
-		switch {
-		case ch.Name == "" || len(ch.Name) > 255 || seen[ch.Name]:
-			return fmt.Errorf("channel %q: its name is empty, longer than 255 bytes, or there twice: %w", ch.Name, errdefs.ErrInvalidArgument)
-		case ch.Name == "." || ch.Name == ".." || slices.ContainsFunc([]byte(ch.Name), func(b byte) bool { return b == '/' || b == 0 }):
-			return fmt.Errorf("channel %q: its name cannot be that of a file in /ch: %w", ch.Name, errdefs.ErrInvalidArgument)
-		}
-		if err := (channel.Open{Flags: channel.Flags(ch.Flags), Topic: ch.Topic}).Validate(); err != nil {
-			return fmt.Errorf("channel %q: %w", ch.Name, err)
-		}
-		seen[ch.Name] = true
-	}
-	return nil
 }
 
 // port is a channel that the guest has open.
@@ -108,7 +90,7 @@ func (c *channels) Open(name string, read, write bool, wake func()) (engine.Chan
 
 func (c *channels) open(name string, read, write bool, wake func()) (*port, error) {
 	ch, ok := c.named[name]
-	flags := channel.Flags(ch.Flags)
+	flags := ch.Flags
 	switch {
 	case !ok:
 		return nil, fmt.Errorf("channel %q: the module was given none of this name: %w", name, errdefs.ErrNotFound)

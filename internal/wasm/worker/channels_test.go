@@ -56,12 +56,12 @@ func loadFile(tb testing.TB, w *Worker, file string) {
 	require.NoError(tb, err)
 }
 
-func ch(name, topic string, flags channel.Flags) control.Channel {
-	return control.Channel{Name: name, Topic: topic, Flags: uint8(flags)}
+func ch(name, topic string, flags channel.Flags) channel.Channel {
+	return channel.Channel{Name: name, Topic: topic, Flags: flags}
 }
 
 // run starts a module with arguments.
-func run(tb testing.TB, w *Worker, id string, channels []control.Channel, args ...string) {
+func run(tb testing.TB, w *Worker, id string, channels []channel.Channel, args ...string) {
 	tb.Helper()
 	_, err := w.Start(context.Background(), control.PodSpec{ID: id, Digest: "d", Args: append([]string{"prog"}, args...), Channels: channels})
 	require.NoError(tb, err)
@@ -134,7 +134,7 @@ func (d *daemon) send(fd int, message string) {
 
 func TestChannelsOverASocket(t *testing.T) {
 	w := channelWorker(t)
-	run(t, w, "a", []control.Channel{ch("io", "t/a", channel.ReadWrite|channel.QoS1)}, "echo")
+	run(t, w, "a", []channel.Channel{ch("io", "t/a", channel.ReadWrite|channel.QoS1)}, "echo")
 	d := connect(t, w, "a")
 	d.expect("open 0 rw:1 t/a")
 	d.send(0, "one")
@@ -164,11 +164,11 @@ func TestChannelsOverASocket(t *testing.T) {
 // TestChannelsWithinAWorker: modules of one worker reach each other without a daemon.
 func TestChannelsWithinAWorker(t *testing.T) {
 	w := channelWorker(t)
-	run(t, w, "echo", []control.Channel{ch("io", "a/b", channel.ReadWrite)}, "echo")
-	run(t, w, "other", []control.Channel{ch("io", "a/+", channel.Read)}, "read", "/ch/io", "", "r")
+	run(t, w, "echo", []channel.Channel{ch("io", "a/b", channel.ReadWrite)}, "echo")
+	run(t, w, "other", []channel.Channel{ch("io", "a/+", channel.Read)}, "read", "/ch/io", "", "r")
 	opened(t, w, "echo", 1)
 	opened(t, w, "other", 1)
-	run(t, w, "ping", []control.Channel{ch("out", "a/b", channel.Write), ch("in", "a/b", channel.Read)}, "ping", "/ch/out", "/ch/in", "1")
+	run(t, w, "ping", []channel.Channel{ch("out", "a/b", channel.Write), ch("in", "a/b", channel.Read)}, "ping", "/ch/out", "/ch/in", "1")
 	require.EqualValues(t, 0, exited(t, w, "ping").ExitCode)
 	require.EqualValues(t, 0, exited(t, w, "other").ExitCode)
 }
@@ -177,7 +177,7 @@ func TestChannelsWithinAWorker(t *testing.T) {
 func TestChannelsWithoutADaemon(t *testing.T) {
 	w := channelWorker(t)
 	const more = 100
-	run(t, w, "flood", []control.Channel{ch("io", "t", channel.ReadWrite)}, "flood-and-read", "/ch/io", fmt.Sprint(maxBacklogMessages+more))
+	run(t, w, "flood", []channel.Channel{ch("io", "t", channel.ReadWrite)}, "flood-and-read", "/ch/io", fmt.Sprint(maxBacklogMessages+more))
 	p, err := w.pod("flood")
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return p.channels.dropped() == more }, soon, time.Millisecond)
@@ -196,7 +196,7 @@ func TestChannelsWithoutADaemon(t *testing.T) {
 func TestChannelsOfASlowDaemon(t *testing.T) {
 	w := channelWorker(t)
 	const many = 3 * maxBacklogMessages
-	run(t, w, "a", []control.Channel{ch("in", "start", channel.Read), ch("io", "t", channel.Write)}, "flood-on-start", "/ch/io", fmt.Sprint(many), "w")
+	run(t, w, "a", []channel.Channel{ch("in", "start", channel.Read), ch("io", "t", channel.Write)}, "flood-on-start", "/ch/io", fmt.Sprint(many), "w")
 	d := connect(t, w, "a")
 	d.expect("open 0 r start")
 	d.send(0, "go")
@@ -218,7 +218,7 @@ func TestChannelsOfASlowDaemon(t *testing.T) {
 // TestChannelsUnread: a guest that does not read holds nobody up; the oldest messages go.
 func TestChannelsUnread(t *testing.T) {
 	w := channelWorker(t)
-	run(t, w, "a", []control.Channel{ch("io", "t", channel.ReadWrite)}, "sleep", "/ch/io", "600")
+	run(t, w, "a", []channel.Channel{ch("io", "t", channel.ReadWrite)}, "sleep", "/ch/io", "600")
 	d := connect(t, w, "a")
 	d.expect("open 0 rw t")
 	for k := range maxWaiting + 10 {
@@ -251,7 +251,7 @@ func (w *Worker) mustStats(tb testing.TB, id string) control.Stats {
 // TestChannelsOfAStuckDaemon: a daemon that does not read for long holds neither the module nor its end.
 func TestChannelsOfAStuckDaemon(t *testing.T) {
 	w := channelWorker(t)
-	run(t, w, "a", []control.Channel{ch("in", "start", channel.Read), ch("io", "t", channel.Write)}, "flood-on-start", "/ch/io", fmt.Sprint(3*maxBacklogMessages), "w")
+	run(t, w, "a", []channel.Channel{ch("in", "start", channel.Read), ch("io", "t", channel.Write)}, "flood-on-start", "/ch/io", fmt.Sprint(3*maxBacklogMessages), "w")
 	d := connect(t, w, "a")
 	d.expect("open 0 r start")
 	d.send(0, "go") // and reads no more
@@ -264,14 +264,14 @@ func TestChannelsOfAStuckDaemon(t *testing.T) {
 
 func TestChannelsOpenMany(t *testing.T) {
 	w := channelWorker(t)
-	run(t, w, "a", []control.Channel{ch("io", "t", channel.ReadWrite)}, "many")
+	run(t, w, "a", []channel.Channel{ch("io", "t", channel.ReadWrite)}, "many")
 	require.EqualValues(t, 33, exited(t, w, "a").ExitCode) // EMFILE
 	require.Zero(t, w.router.Count("a", 0))
 }
 
 func TestChannelsRefused(t *testing.T) {
 	w := channelWorker(t)
-	for name, all := range map[string][]control.Channel{
+	for name, all := range map[string][]channel.Channel{
 		"no name": {ch("", "t", channel.Read)}, "a path": {ch("a/b", "t", channel.Read)}, "parent": {ch("..", "t", channel.Read)},
 		"twice": {ch("a", "t", channel.Read), ch("a", "u", channel.Read)}, "no mode": {ch("a", "t", channel.QoS1)},
 		"wildcard to write": {ch("a", "t/#", channel.ReadWrite)}, "no topic": {ch("a", "", channel.Read)}, "NUL": {ch("a\x00", "t", channel.Read)},
@@ -306,7 +306,7 @@ func comeAndGo(t *testing.T, w *Worker, times int) {
 		all.Go(func() {
 			id := fmt.Sprint("pod-", k)
 			for range times {
-				run(t, w, id, []control.Channel{ch("io", "t", channel.ReadWrite)}, "echo")
+				run(t, w, id, []channel.Channel{ch("io", "t", channel.ReadWrite)}, "echo")
 				d := connect(t, w, id)
 				go func() {
 					for {
@@ -333,10 +333,10 @@ func BenchmarkChannels(b *testing.B) {
 	log, err := os.Create(filepath.Join(b.TempDir(), "log"))
 	require.NoError(b, err)
 	for range b.N {
-		run(b, w, "echo", []control.Channel{ch("io", "a", channel.Read), ch("out", "b", channel.Write)}, "pass", "/ch/io", "/ch/out")
+		run(b, w, "echo", []channel.Channel{ch("io", "a", channel.Read), ch("out", "b", channel.Write)}, "pass", "/ch/io", "/ch/out")
 		opened(b, w, "echo", 2)
 		spec := control.PodSpec{ID: "ping", Digest: "d", Args: []string{"prog", "ping", "/ch/out", "/ch/in", "10000"},
-			Channels: []control.Channel{ch("out", "a", channel.Write), ch("in", "b", channel.Read)}}
+			Channels: []channel.Channel{ch("out", "a", channel.Write), ch("in", "b", channel.Read)}}
 		spec.Log.File = log
 		_, err := w.Start(context.Background(), spec)
 		require.NoError(b, err)
@@ -365,7 +365,7 @@ func BenchmarkPublish(b *testing.B) {
 		f.Close()
 	}
 	defer ends[1].Close()
-	run(b, w, "a", []control.Channel{ch("in", "start", channel.Read), ch("io", "t", channel.Write)}, "flood-on-start", "/ch/io", fmt.Sprint(b.N), "w")
+	run(b, w, "a", []channel.Channel{ch("in", "start", channel.Read), ch("io", "t", channel.Write)}, "flood-on-start", "/ch/io", fmt.Sprint(b.N), "w")
 	require.NoError(b, w.Channels(context.Background(), "a", ends[0]))
 	d := &daemon{b, channel.NewConn(ends[1], channel.ConnOptions{}), ends[1]}
 	d.expect("open 0 r start")

@@ -154,7 +154,7 @@ func validate(s *control.PodSpec) error {
 	if err := checkMounts(s.Mounts); err != nil {
 		return fmt.Errorf("pod %s: %w", s.ID, err)
 	}
-	if err := checkChannels(s.Channels); err != nil {
+	if err := channel.Validate(s.Channels); err != nil {
 		return fmt.Errorf("pod %s: %w", s.ID, err)
 	}
 	return fillLimits(&s.Limits)

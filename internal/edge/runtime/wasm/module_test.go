@@ -54,7 +54,7 @@ func TestModuleIsAPodOfTheNode(t *testing.T) {
 	}
 	channels, err := sandbox.ParseChannels(c.Config.Annotations)
 	r.must(err)
-	want := []sandbox.Channel{{Name: "in", Topic: "realm/in/" + uuid, Flags: 1}, {Name: "in-2", Topic: "app/in", Flags: 6}}
+	want := []channel.Channel{{Name: "in", Topic: "realm/in/" + uuid, Flags: 1}, {Name: "in-2", Topic: "app/in", Flags: 6}}
 	if fmt.Sprint(channels) != fmt.Sprint(want) {
 		t.Errorf("channels %v, want %v", channels, want)
 	}

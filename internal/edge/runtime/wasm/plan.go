@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
@@ -44,7 +45,7 @@ const (
 type plan struct {
 	pod       *runtimeapi.PodSandboxConfig
 	container *runtimeapi.ContainerConfig
-	channels  []sandbox.Channel
+	channels  []channel.Channel
 	logDir    string
 	deadline  time.Duration // 0: none
 }
@@ -145,7 +146,7 @@ func (r *Runtime) mounts(dirs []string) ([]*runtimeapi.Mount, error) {
 }
 
 // setChannels puts the channels into the container's annotation. Two that have one name are told apart by a number.
-func (p *plan) setChannels(topics wire.Topics, uuid string, channels []wire.ModuleChannel) error {
+func (p *plan) setChannels(topics wire.Topics, uuid string, channels []channel.Channel) error {
 	if len(channels) == 0 {
 		return nil
 	}
@@ -156,7 +157,7 @@ func (p *plan) setChannels(topics wire.Topics, uuid string, channels []wire.Modu
 			name = fmt.Sprintf("%s-%d", c.Name, n)
 		}
 		taken[name] = true
-		p.channels = append(p.channels, sandbox.Channel{Name: name, Topic: topics.Expand(c.Topic, uuid), Flags: uint8(c.Flags)})
+		p.channels = append(p.channels, channel.Channel{Name: name, Topic: topics.Expand(c.Topic, uuid), Flags: c.Flags})
 	}
 	raw, err := json.Marshal(p.channels)
 	if err != nil {
