@@ -7,13 +7,13 @@ import (
 	"github.com/tripod-run/tripod/internal/network"
 )
 
-// The annotations with which Kubernetes limits a pod's traffic, in bits per second.
+// Kubernetes limits a pod's traffic with these annotations, in bits per second.
 const (
 	annotationIngress = "kubernetes.io/ingress-bandwidth"
 	annotationEgress  = "kubernetes.io/egress-bandwidth"
 )
 
-// attachment is the pod as the network is told of it.
+// attachment describes the pod to the network.
 func attachment(p *Pod) network.Attachment {
 	m, dns := p.Config.GetMetadata(), p.Config.GetDnsConfig()
 	a := network.Attachment{
@@ -35,7 +35,7 @@ func attachment(p *Pod) network.Attachment {
 	return a
 }
 
-// bandwidth reads one limit; what is no quantity limits nothing, as with the kubelet's other runtimes.
+// bandwidth reads one limit. A value that is not a quantity sets no limit, as in other runtimes.
 func bandwidth(p *Pod, annotation string) uint64 {
 	q, err := resource.ParseQuantity(p.Config.GetAnnotations()[annotation])
 	if err != nil {

@@ -13,26 +13,26 @@ import (
 )
 
 const (
-	// awayFirst and awayLast are the shortest and the longest pause between two recoveries of a backend that waits for
-	// something.
-	awayFirst = 500 * time.Millisecond
-	awayLast  = 10 * time.Second
+	// The shortest and longest pauses between two attempts to recover a backend whose dependency is missing.
+	recoveryRetryMin = 500 * time.Millisecond
+	recoveryRetryMax = 10 * time.Second
 )
 
-// broken holds, by handler, why a backend could not be recovered. Its pods are listed as last known and take no orders.
+// broken maps a handler to the error that keeps it from recovering. Pods of that handler are listed in their last known state
+// and accept no orders.
 type broken struct {
 	mu  sync.Mutex
 	why map[string]error
 }
 
-// of is nil for a handler whose pods take orders.
+// of returns nil for a handler whose pods accept orders.
 func (b *broken) of(handler string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.why[handler]
 }
 
-// set says why a handler's pods take no orders; nil: they do.
+// set records why a handler's pods accept no orders; nil means that they do.
 func (b *broken) set(handler string, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -46,13 +46,12 @@ func (b *broken) set(handler string, err error) {
 	b.why[handler] = err
 }
 
-// unrecovered is the error of every order for a backend that could not be recovered.
 func unrecovered(handler string, why error) error {
 	return fmt.Errorf("runtime handler %q is not ready (%v): %w", handler, why, errdefs.ErrUnavailable)
 }
 
-// recover asks a backend what there is of its pods and records the differences. From then on they take orders, those with
-// something pending when their turn comes.
+// recover asks a backend what exists of its pods and records the differences. The pods then accept orders; an order for a pod
+// with pending work waits for that work.
 func (n *Node) recover(background context.Context, handler string) error {
 	ctx, cancel := context.WithTimeout(background, recoverTimeout)
 	defer cancel()
@@ -66,7 +65,7 @@ func (n *Node) recover(background context.Context, handler string) error {
 		if p.rec.Load().Handler != handler {
 			continue
 		}
-		p.compare(found)
+		p.reconcile(found)
 		if p.pending() {
 			finish[p] = p.settle(background)
 		}
@@ -78,17 +77,17 @@ func (n *Node) recover(background context.Context, handler string) error {
 	return nil
 }
 
-// recoverAway recovers a backend again and again until what it stands on is there.
-func (n *Node) recoverAway(ctx context.Context, handler string) {
-	for pause := awayFirst; sleep(ctx, pause); pause = min(2*pause, awayLast) {
+// retryRecovery recovers a backend repeatedly until its dependency is back.
+func (n *Node) retryRecovery(ctx context.Context, handler string) {
+	for pause := recoveryRetryMin; sleep(ctx, pause); pause = min(2*pause, recoveryRetryMax) {
 		err := n.recover(ctx, handler)
 		switch {
 		case err == nil:
-			n.log.Info("a backend has been recovered; its pods take orders", "handler", handler)
+			n.log.Info("backend recovered; its pods accept orders", "runtime", handler)
 			n.wakeJanitor()
 			return
 		case !errors.Is(err, sandbox.ErrAway) && ctx.Err() == nil:
-			n.log.Error("a backend could not be recovered; its pods take no orders", "handler", handler, "err", err)
+			n.log.Error("recovery of a backend failed; its pods accept no orders", "runtime", handler, "err", err)
 			return
 		}
 	}

@@ -22,7 +22,7 @@ var (
 	failCreateCommit = failpoint.New("node.create-container.commit")
 )
 
-// restartCount is the kubelet's own annotation; it counts up and is no parameter of the container.
+// restartCount is the kubelet's annotation for its restart counter. It is not a parameter of the container.
 const restartCount = "io.kubernetes.container.restartCount"
 
 // CreateContainer prepares a container in a pod (CRI CreateContainer) and returns its ID. A repeat with unchanged
@@ -47,10 +47,10 @@ func (n *Node) CreateContainer(ctx context.Context, podID string, config *runtim
 	return id, nil
 }
 
-// createContainer is CreateContainer in the container's slot.
+// createContainer implements CreateContainer inside the container's slot.
 func (p *livePod) createContainer(ctx context.Context, config *runtimeapi.ContainerConfig) (string, error) {
 	rec := p.rec.Load()
-	existing := rec.same(config.Metadata)
+	existing := rec.existing(config.Metadata)
 	if err := rec.oneContainer(existing, config.Metadata); err != nil {
 		return "", err
 	}
@@ -84,20 +84,19 @@ func (p *livePod) createContainer(ctx context.Context, config *runtimeapi.Contai
 	return p.makeContainer(ctx, newContainer(rec, config, img), replaced)
 }
 
-// replacedBy finds the container of a unit pod that a later attempt takes the place of: one that does not run. This is
-// how a kubelet restarts, and a walk over the table's own edges: Stopped → Removed → Created.
+// replacedBy returns the container of a unit pod that a newer attempt replaces; it must not be running. A kubelet restarts a
+// container this way. The transition uses only edges of the table: Stopped → Removed → Created.
 func (p *Pod) replacedBy(m *runtimeapi.ContainerMetadata, s State) *Container {
 	if !p.unit || (s != Created && s != Stopped) {
 		return nil
 	}
-	if old := p.same(m); m.GetAttempt() > old.Config.GetMetadata().GetAttempt() {
+	if old := p.existing(m); m.GetAttempt() > old.Config.GetMetadata().GetAttempt() {
 		return old
 	}
 	return nil
 }
 
-// oneContainer refuses, in a unit pod that has a container, one of another name: a second container, an init container,
-// a sidecar, one for debugging.
+// oneContainer rejects a second container (an init container, a sidecar, an ephemeral container) in a unit pod.
 func (p *Pod) oneContainer(existing *Container, m *runtimeapi.ContainerMetadata) error {
 	if !p.unit || p.State != Initiated || existing == nil || existing.State == Removed {
 		return nil
@@ -107,11 +106,11 @@ func (p *Pod) oneContainer(existing *Container, m *runtimeapi.ContainerMetadata)
 		return nil
 	}
 	return fmt.Errorf("container %q: a pod of runtime handler %q has one container, and this one has %q: "+
-		"init containers, sidecars and containers for debugging need a pod of their own, or a pod of Linux containers: %w",
+		"init containers, sidecars and containers for debugging need a pod of their own or a pod of Linux containers: %w",
 		m.GetName(), p.Handler, first, errdefs.ErrNotImplemented)
 }
 
-// newContainer is the record of a container before anything of it is made.
+// newContainer returns the initial record of a container; nothing else exists of it yet.
 func newContainer(p *Pod, config *runtimeapi.ContainerConfig, img image.Image) *Container {
 	c := &Container{PodID: p.ID, Config: config, ImageID: img.ID, ImageRef: img.ID, CreatedAt: time.Now(), unit: p.unit}
 	if p.unit {
@@ -125,8 +124,8 @@ func newContainer(p *Pod, config *runtimeapi.ContainerConfig, img image.Image) *
 	return c
 }
 
-// makeContainer goes from nothing to Created: intent, the backend's part, commit. The container that it replaces goes
-// once the new one is known to be acceptable.
+// makeContainer goes from nothing to Created: intent, backend, commit. It removes the container that it replaces only after
+// the backend has accepted the new one.
 func (p *livePod) makeContainer(ctx context.Context, c, replaced *Container) (string, error) {
 	pod := p.rec.Load().sandboxPod()
 	if err := p.backend.Validate(pod, c.sandboxContainer()); err != nil {
@@ -140,15 +139,15 @@ func (p *livePod) makeContainer(ctx context.Context, c, replaced *Container) (st
 		if replaced.State == Stopped {
 			intent = intentRetain
 		}
-		if err := p.takeAway(ctx, replaced.ID, intent); err != nil {
+		if err := p.removeStopped(ctx, replaced.ID, intent); err != nil {
 			return "", err
 		}
 	}
 	err := p.commit(func(next *Pod) error {
-		if err := next.open(CreateContainer); err != nil {
+		if err := next.acceptsWork(CreateContainer); err != nil {
 			return err
 		}
-		if next.unit { // the Removed one goes
+		if next.unit { // drop the Removed one
 			next.Containers = nil
 			next.Attempts++
 		}
@@ -161,7 +160,7 @@ func (p *livePod) makeContainer(ctx context.Context, c, replaced *Container) (st
 	if err := p.prepare(ctx, c); err != nil {
 		ctx, cancel := undo(ctx)
 		defer cancel()
-		return "", errors.Join(err, p.unmakeContainer(ctx, c))
+		return "", errors.Join(err, p.rollBackContainer(ctx, c))
 	}
 	return c.ID, failCreateCommit.Hit(ctx)
 }
@@ -184,8 +183,8 @@ func (p *livePod) prepare(ctx context.Context, c *Container) error {
 	})
 }
 
-// unmakeContainer rolls a half-made container back. When that fails its record stays, unseen, for the janitor.
-func (p *livePod) unmakeContainer(ctx context.Context, c *Container) error {
+// rollBackContainer undoes a partial CreateContainer. If that fails, the record stays, hidden, for the janitor.
+func (p *livePod) rollBackContainer(ctx context.Context, c *Container) error {
 	if err := p.backend.RemoveContainer(ctx, p.rec.Load().sandboxPod(), c.sandboxContainer()); err != nil {
 		p.node.wakeJanitor()
 		return fmt.Errorf("roll back container %s, to be retried: %w", c.ID, err)
@@ -193,8 +192,8 @@ func (p *livePod) unmakeContainer(ctx context.Context, c *Container) error {
 	return p.commit(func(next *Pod) error { next.drop(c.ID); return nil })
 }
 
-// same finds the container that a CreateContainer with this metadata would repeat.
-func (p *Pod) same(m *runtimeapi.ContainerMetadata) *Container {
+// existing finds the container that a CreateContainer with this metadata would repeat.
+func (p *Pod) existing(m *runtimeapi.ContainerMetadata) *Container {
 	for _, c := range p.Containers {
 		if p.unit || c.key() == containerKey(m) {
 			return c
@@ -203,16 +202,16 @@ func (p *Pod) same(m *runtimeapi.ContainerMetadata) *Container {
 	return nil
 }
 
-// open refuses new work in a pod that is stopped or being stopped.
-func (p *Pod) open(call Call) error {
+// acceptsWork returns an error for a pod that is stopped or stopping.
+func (p *Pod) acceptsWork(call Call) error {
 	if p.State == Initiated && p.Intent == "" {
 		return nil
 	}
 	return refusal(p.unit, p.ID, Killed, call)
 }
 
-// sameParameters compares what makes two requests the same container: labels, annotations, environment, image,
-// command, args, mounts and resources, without the kubelet's own counters.
+// sameParameters reports whether two requests ask for the same container: labels, annotations, environment, image, command,
+// args, mounts and resources. The kubelet's own counters do not count.
 func sameParameters(a, b *runtimeapi.ContainerConfig) bool {
 	return proto.Equal(parameters(a), parameters(b))
 }
@@ -232,8 +231,8 @@ func parameters(c *runtimeapi.ContainerConfig) *runtimeapi.ContainerConfig {
 	}
 }
 
-// inheritComponent holds the labels of the container against those of a pod that runs a component: what begins with
-// the component prefix must be identical. A container with none of them (a kubelet copies no pod labels) has the pod's.
+// inheritComponent checks that a container has the same component labels as its pod. A container without any inherits the
+// pod's, because a kubelet does not copy pod labels.
 func (n *Node) inheritComponent(p *Pod, config *runtimeapi.ContainerConfig) error {
 	if p.Component == "" {
 		return nil

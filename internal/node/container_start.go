@@ -17,9 +17,8 @@ var (
 	failStartCommit = failpoint.New("node.start-container.commit")
 )
 
-// StartContainer starts a created or stopped container (CRI StartContainer) and returns once it is Running. One
-// that cannot be started ends in Stopped, with the reason. Errors: ErrNotFound, ErrFailedPrecondition, or the
-// backend's.
+// StartContainer starts a created or stopped container (CRI StartContainer) and returns once it is Running. A container that
+// cannot be started becomes Stopped, with the reason. Errors: ErrNotFound, ErrFailedPrecondition, or the backend's.
 func (n *Node) StartContainer(ctx context.Context, id string) error {
 	p, id, err := n.orderContainer(id)
 	if err != nil {
@@ -31,9 +30,9 @@ func (n *Node) StartContainer(ctx context.Context, id string) error {
 	})
 }
 
-// startContainer is StartContainer in the container's slot.
+// startContainer implements StartContainer inside the container's slot.
 func (p *livePod) startContainer(ctx context.Context, id string) error {
-	rec, c, state, err := p.seen(id)
+	rec, c, state, err := p.containerState(id)
 	if err != nil {
 		return err
 	}
@@ -45,7 +44,7 @@ func (p *livePod) startContainer(ctx context.Context, id string) error {
 	}
 	// The state Starting is itself the intent.
 	err = p.commit(func(next *Pod) error {
-		if err := next.open(StartContainer); err != nil {
+		if err := next.acceptsWork(StartContainer); err != nil {
 			return err
 		}
 		starting := next.find(id)
@@ -71,23 +70,23 @@ func (p *livePod) startContainer(ctx context.Context, id string) error {
 		p.startFailed(ctx, rec, c, err)
 		return err
 	}
-	if err := p.nowRunning(ctx, rec, c); err != nil {
+	if err := p.commitRunning(ctx, rec, c); err != nil {
 		return err
 	}
 	return failStartCommit.Hit(ctx)
 }
 
-// nowRunning commits Running and then, when the container has ended meanwhile, Stopped.
-func (p *livePod) nowRunning(ctx context.Context, rec *Pod, c *Container) error {
+// commitRunning commits Running, and then Stopped if the container has ended in the meantime.
+func (p *livePod) commitRunning(ctx context.Context, rec *Pod, c *Container) error {
 	status, err := p.backend.Status(ctx, rec.sandboxPod(), c.sandboxContainer())
 	if err != nil {
-		p.node.log.Warn("status of a container just started", "container", c.ID, "err", err)
+		p.node.log.Warn("query a container that has just started", "container", c.ID, "err", err)
 	}
 	var ended *sandbox.Status
 	err = p.commit(func(next *Pod) error {
 		running := next.find(c.ID)
 		if running.State != Starting {
-			return nil // the sandbox was lost meanwhile, and the container with it
+			return nil // the sandbox was lost in the meantime, and the container with it
 		}
 		running.State, running.Pid, running.StartedAt = Running, status.Pid, status.StartedAt
 		if running.StartedAt.IsZero() {
@@ -103,11 +102,11 @@ func (p *livePod) nowRunning(ctx context.Context, rec *Pod, c *Container) error 
 	if err != nil || ended == nil {
 		return err
 	}
-	return p.stopped(c.ID, *ended)
+	return p.commitStopped(c.ID, *ended)
 }
 
-// startFailed brings down what was begun and commits Stopped with the reason; what cannot be brought down runs, and is
-// recorded so.
+// startFailed stops what the start began and commits Stopped with the reason. If that cannot be stopped, the container is
+// recorded as Running, because it is.
 func (p *livePod) startFailed(ctx context.Context, rec *Pod, c *Container, cause error) {
 	ctx, cancel := undo(ctx)
 	defer cancel()
@@ -116,9 +115,9 @@ func (p *livePod) startFailed(ctx context.Context, rec *Pod, c *Container, cause
 	}
 	status, err := p.backend.Status(ctx, rec.sandboxPod(), c.sandboxContainer())
 	if err == nil && status.State == sandbox.StateRunning {
-		p.node.log.Error("a container that failed to start cannot be stopped", "container", c.ID, "err", cause)
-		if err := p.nowRunning(ctx, rec, c); err != nil {
-			p.node.log.Error("record a container that cannot be stopped", "container", c.ID, "err", err)
+		p.node.log.Error("cannot stop a container that failed to start", "container", c.ID, "err", cause)
+		if err := p.commitRunning(ctx, rec, c); err != nil {
+			p.node.log.Error("record that a container cannot be stopped", "container", c.ID, "err", err)
 		}
 		return
 	}
@@ -128,13 +127,13 @@ func (p *livePod) startFailed(ctx context.Context, rec *Pod, c *Container, cause
 	if status.Message == "" {
 		status.Message = cause.Error()
 	}
-	if err := p.stopped(c.ID, status); err != nil {
-		p.node.log.Error("record a container that failed to start", "container", c.ID, "err", err)
+	if err := p.commitStopped(c.ID, status); err != nil {
+		p.node.log.Error("record that a container failed to start", "container", c.ID, "err", err)
 	}
 }
 
-// stopped commits Stopped for a container that was Starting or Running, whoever saw its end first.
-func (p *livePod) stopped(id string, status sandbox.Status) error {
+// commitStopped commits Stopped for a container that was Starting or Running.
+func (p *livePod) commitStopped(id string, status sandbox.Status) error {
 	return p.observe(func(next *Pod) error {
 		c := next.find(id)
 		if c == nil || (c.State != Starting && c.State != Running) {
@@ -146,27 +145,27 @@ func (p *livePod) stopped(id string, status sandbox.Status) error {
 	})
 }
 
-// ended takes a backend's report that a container ended without an order.
-func (p *livePod) ended(id string, status sandbox.Status) {
+// recordExit handles a backend's report that a container ended by itself.
+func (p *livePod) recordExit(id string, status sandbox.Status) {
 	err := p.observe(func(next *Pod) error {
 		c := next.find(id)
 		switch {
 		case c == nil:
 		case c.State == Starting:
-			p.exits[c.ID] = status // StartContainer commits Running first
+			p.exits[c.ID] = status // StartContainer commits Running first and then reads this
 		case c.State == Running:
 			c.finish(status)
 		}
 		return nil
 	})
 	if err != nil {
-		p.node.log.Error("record the end of a container", "container", id, "err", err)
+		p.node.log.Error("record a container's exit", "container", id, "err", err)
 	}
 }
 
-// seen finds the container in the record and the state in which the table meets it. Of a unit pod the container may
-// be nil, in states in which the table lets no order reach it.
-func (p *livePod) seen(id string) (*Pod, *Container, State, error) {
+// containerState finds the container and its state for the table. In a unit pod the container may be nil; the table accepts no order
+// in those states.
+func (p *livePod) containerState(id string) (*Pod, *Container, State, error) {
 	rec := p.rec.Load()
 	if previous := rec.previous(id); previous != nil {
 		return rec, previous, Retained, nil
@@ -184,7 +183,6 @@ func (p *livePod) seen(id string) (*Pod, *Container, State, error) {
 	}
 }
 
-// keyOf is the slot key of a container of the record.
 func (p *livePod) keyOf(id string) string {
 	if c := p.rec.Load().find(id); c != nil {
 		return c.key()
@@ -192,7 +190,7 @@ func (p *livePod) keyOf(id string) string {
 	return ""
 }
 
-// lostStatus is the end of a container that nobody saw.
+// lostStatus is the status of a container whose exit nobody observed.
 func lostStatus(why string) sandbox.Status {
 	return sandbox.Status{
 		State: sandbox.StateExited, FinishedAt: time.Now(), ExitCode: sandbox.ExitUnknown,

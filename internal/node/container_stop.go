@@ -21,8 +21,8 @@ var (
 	failRetainEffect = failpoint.New("node.retain-attempt.effect")
 )
 
-// StopContainer asks a container to end and forces it after grace (CRI StopContainer). It returns when the container
-// is Stopped with its exit code. An unknown container is a success.
+// StopContainer asks a container to end and kills it after grace (CRI StopContainer). It returns when the container is
+// Stopped and its exit code is known. An unknown container is a success.
 func (n *Node) StopContainer(ctx context.Context, id string, grace time.Duration) error {
 	p, id, err := n.orderContainer(id)
 	if errdefs.IsNotFound(err) {
@@ -34,11 +34,11 @@ func (n *Node) StopContainer(ctx context.Context, id string, grace time.Duration
 	return p.stopContainer(ctx, id, p.keyOf(id), grace)
 }
 
-// stopContainer takes the container's slot for a StopContainer. One with less grace overrides one under way, which
-// then comes back here, waits, and finds the container stopped.
+// stopContainer takes the container's slot. A call with a shorter grace cancels the one under way; the cancelled call waits
+// here again and finds the container stopped.
 func (p *livePod) stopContainer(ctx context.Context, id, key string, grace time.Duration) error {
 	if p.rec.Load().previous(id) != nil {
-		return nil // it has ended, and the slot is the newest attempt's
+		return nil // a previous attempt has ended; the slot belongs to the newest
 	}
 	if err := p.admits(id, StopContainer); err != nil {
 		return err
@@ -56,9 +56,9 @@ func (p *livePod) stopContainer(ctx context.Context, id, key string, grace time.
 	}
 }
 
-// endContainer is StopContainer in the container's slot.
+// endContainer implements StopContainer inside the container's slot.
 func (p *livePod) endContainer(ctx context.Context, id string, grace time.Duration) error {
-	rec, c, state, err := p.seen(id)
+	rec, c, state, err := p.containerState(id)
 	if errdefs.IsNotFound(err) {
 		return nil
 	}
@@ -71,11 +71,11 @@ func (p *livePod) endContainer(ctx context.Context, id string, grace time.Durati
 	case Refused:
 		return refusal(rec.unit, id, state, StopContainer)
 	}
-	return p.bringToEnd(ctx, rec, c, grace)
+	return p.stopAndCommit(ctx, rec, c, grace)
 }
 
-// bringToEnd has the backend end the container and commits Stopped.
-func (p *livePod) bringToEnd(ctx context.Context, rec *Pod, c *Container, grace time.Duration) error {
+// stopAndCommit has the backend stop the container and commits Stopped.
+func (p *livePod) stopAndCommit(ctx context.Context, rec *Pod, c *Container, grace time.Duration) error {
 	if err := p.backend.StopContainer(ctx, rec.sandboxPod(), c.sandboxContainer(), grace); err != nil {
 		return fmt.Errorf("stop container %s: %w", c.ID, err)
 	}
@@ -90,17 +90,17 @@ func (p *livePod) bringToEnd(ctx context.Context, rec *Pod, c *Container, grace 
 	case sandbox.StateRunning:
 		return fmt.Errorf("container %s still runs after its stop: %w", c.ID, errdefs.ErrInternal)
 	case sandbox.StateAbsent:
-		status = lostStatus("its backend knows nothing of it")
+		status = lostStatus("its backend does not know it")
 	}
-	if err := p.stopped(c.ID, status); err != nil {
+	if err := p.commitStopped(c.ID, status); err != nil {
 		return err
 	}
 	return failStopCommit.Hit(ctx)
 }
 
-// RemoveContainer removes a container (CRI RemoveContainer). In a pod of many a running one is killed first; for a
-// unit pod the table of seed 1 holds: the container of a Killed one goes with it, and is listed no more once its
-// removal was asked for. Previous attempts can always be removed. An unknown container is a success.
+// RemoveContainer removes a container (CRI RemoveContainer) and kills a running one first, except in a unit pod, where the
+// state table applies. The container of a Killed unit pod is only hidden from lists; it is removed with its pod. Previous
+// attempts can always be removed. An unknown container is a success.
 func (n *Node) RemoveContainer(ctx context.Context, id string) error {
 	p, full, err := n.orderContainer(id)
 	if errdefs.IsNotFound(err) {
@@ -110,7 +110,7 @@ func (n *Node) RemoveContainer(ctx context.Context, id string) error {
 		return err
 	}
 	if p.rec.Load().previous(full) != nil {
-		return p.removePrevious(full) // nothing of it is there, and the slot is the newest attempt's
+		return p.removePrevious(full) // only its record exists; the slot belongs to the newest attempt
 	}
 	if err := p.admits(full, RemoveContainer); err != nil {
 		return errors.Join(err, p.unlist(full))
@@ -124,18 +124,18 @@ func (n *Node) RemoveContainer(ctx context.Context, id string) error {
 	return err
 }
 
-// admits refuses, by the table, an order that would otherwise override the one under way.
+// admits checks an order against the table before it may cancel the order under way.
 func (p *livePod) admits(id string, call Call) error {
-	rec, _, state, err := p.seen(id)
+	rec, _, state, err := p.containerState(id)
 	if err == nil && Decide(rec.unit, state, call) == Refused {
 		return refusal(rec.unit, id, state, call)
 	}
 	return nil
 }
 
-// removeContainer is RemoveContainer in the container's slot.
+// removeContainer implements RemoveContainer inside the container's slot.
 func (p *livePod) removeContainer(ctx context.Context, id string) error {
-	rec, c, state, err := p.seen(id)
+	rec, c, state, err := p.containerState(id)
 	if err != nil {
 		return err
 	}
@@ -149,22 +149,22 @@ func (p *livePod) removeContainer(ctx context.Context, id string) error {
 		return refusal(rec.unit, id, state, RemoveContainer)
 	case Walk:
 		if c.State == Starting || c.State == Running {
-			if err := p.bringToEnd(ctx, rec, c, 0); err != nil {
+			if err := p.stopAndCommit(ctx, rec, c, 0); err != nil {
 				return err
 			}
 		}
 	}
-	return p.takeAway(ctx, id, RemoveContainer)
+	return p.removeStopped(ctx, id, RemoveContainer)
 }
 
-// removePrevious takes a previous attempt out of the record.
+// removePrevious removes a previous attempt from the record.
 func (p *livePod) removePrevious(id string) error {
 	return p.commit(func(next *Pod) error { next.dropPrevious(id); return nil })
 }
 
-// takeAway removes a container that does not run: intent, the backend's part, commit. With intentRetain its record stays,
-// as that of a previous attempt.
-func (p *livePod) takeAway(ctx context.Context, id string, intent Call) error {
+// removeStopped removes a container that is not running: intent, backend, commit. With intentRetain, its record stays as a
+// previous attempt.
+func (p *livePod) removeStopped(ctx context.Context, id string, intent Call) error {
 	if err := p.commit(func(next *Pod) error { next.find(id).Intent = intent; return nil }); err != nil {
 		return err
 	}
@@ -178,8 +178,8 @@ func (p *livePod) takeAway(ctx context.Context, id string, intent Call) error {
 	return failRemoveCommit.Hit(ctx)
 }
 
-// unlist takes the container of a Killed unit pod out of the lists. A kubelet's garbage collection removes containers
-// before their sandbox, and a sandbox only when it sees no containers of it; by the table it could do neither.
+// unlist hides the container of a Killed unit pod from lists. A kubelet removes containers before their sandbox, and a
+// sandbox only once it sees no containers in it; the table alone would allow neither.
 func (p *livePod) unlist(id string) error {
 	killed := func(rec *Pod) *Container {
 		if !rec.unit || rec.State != Killed {
@@ -198,7 +198,7 @@ func (p *livePod) unlist(id string) error {
 	})
 }
 
-// finishRemove carries the intent to remove a container, or to retain it as a previous attempt, to its end.
+// finishRemove completes the intent to remove a container or to retain it as a previous attempt.
 func (p *livePod) finishRemove(ctx context.Context, id string) error {
 	rec := p.rec.Load()
 	c := rec.find(id)

@@ -19,8 +19,8 @@ var (
 	failUpdateEffect = failpoint.New("node.update-container.effect")
 )
 
-// UpdateContainer changes the resources of a created or running container (CRI UpdateContainerResources); fields that
-// are not set stay as they are. Errors: ErrNotFound, ErrFailedPrecondition, ErrNotImplemented, the backend's.
+// UpdateContainer changes the resources of a created or running container (CRI UpdateContainerResources). Unset fields keep
+// their values. Errors: ErrNotFound, ErrFailedPrecondition, ErrNotImplemented, or the backend's.
 func (n *Node) UpdateContainer(ctx context.Context, id string, res *runtimeapi.LinuxContainerResources) error {
 	p, id, err := n.orderContainer(id)
 	if err != nil {
@@ -35,9 +35,9 @@ func (n *Node) UpdateContainer(ctx context.Context, id string, res *runtimeapi.L
 	})
 }
 
-// updateContainer records the wanted resources, applies them, and takes them back when that fails.
+// updateContainer records the new resources and applies them; if that fails, it restores the old record.
 func (p *livePod) updateContainer(ctx context.Context, updater sandbox.Updater, id string, res *runtimeapi.LinuxContainerResources) error {
-	_, old, state, err := p.seen(id)
+	_, old, state, err := p.containerState(id)
 	if err != nil {
 		return err
 	}
@@ -68,7 +68,7 @@ func (p *livePod) updateContainer(ctx context.Context, updater sandbox.Updater, 
 	return errors.Join(err, undone)
 }
 
-// applyUpdate carries the recorded intent to its end.
+// applyUpdate applies the recorded resources.
 func (p *livePod) applyUpdate(ctx context.Context, updater sandbox.Updater, id string) error {
 	rec := p.rec.Load()
 	c := rec.find(id)
@@ -86,8 +86,8 @@ func (p *livePod) applyUpdate(ctx context.Context, updater sandbox.Updater, id s
 	return p.commit(func(next *Pod) error { next.find(id).Intent = ""; return nil })
 }
 
-// mergeResources is old with the fields that change sets (CRI: a field that is 0 or empty is left as it is). Unified
-// limits are merged by key, huge page limits by page size.
+// mergeResources returns old with the non-zero fields of change (CRI: a field that is 0 or empty keeps its value). Unified
+// limits merge by key, huge page limits by page size.
 func mergeResources(old, change *runtimeapi.LinuxContainerResources) *runtimeapi.LinuxContainerResources {
 	merged := &runtimeapi.LinuxContainerResources{}
 	proto.Merge(merged, old)

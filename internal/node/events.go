@@ -9,38 +9,37 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// eventBuffer is how far a subscriber may lag before its subscription is ended.
+// eventBuffer is how many events a subscriber may lag behind before its subscription ends.
 const eventBuffer = 4096
 
-// Event is one transition that CRI v1 has an event for. A sandbox's own events carry its ID in both fields.
+// Event is a transition that CRI v1 defines an event for. A sandbox's own events carry its ID in both fields.
 type Event struct {
 	Type        runtimeapi.ContainerEventType
 	ContainerID string
 	PodID       string
 	At          time.Time
-	// Pod is the pod after the transition; the last that was seen of it when it was removed.
+	// Pod is the pod after the transition, or its last snapshot if the transition removed it.
 	Pod *Pod
 }
 
-// hub hands every event to every subscriber, in the order of the transitions.
+// hub sends every event to every subscriber, in the order of the transitions.
 type hub struct {
 	mu     sync.Mutex
 	subs   map[*Subscription]struct{}
 	closed bool
 }
 
-// Subscription is one listener to the node's events.
 type Subscription struct {
 	hub    *hub
 	events chan Event
 	err    error
 }
 
-// Events gives the events as they happen. It is closed by Close, by the node's end and when the subscriber lags
-// more than 4096 events behind; Err then tells which.
+// Events delivers the events as they happen. It is closed by Close, when the node closes, and when the subscriber lags more
+// than 4096 events behind. Err returns which.
 func (s *Subscription) Events() <-chan Event { return s.events }
 
-// Err tells why Events was closed: nil after Close, errdefs.ErrResourceExhausted after lagging behind,
+// Err returns why Events was closed: nil after Close, errdefs.ErrResourceExhausted for a subscriber that lagged behind,
 // errdefs.ErrUnavailable when the node closed.
 func (s *Subscription) Err() error {
 	s.hub.mu.Lock()
@@ -48,7 +47,6 @@ func (s *Subscription) Err() error {
 	return s.err
 }
 
-// Close ends the subscription.
 func (s *Subscription) Close() { s.hub.end(s, nil) }
 
 func newHub() *hub { return &hub{subs: map[*Subscription]struct{}{}} }
@@ -89,8 +87,8 @@ func (h *hub) close() {
 	}
 }
 
-// emit derives the events of the transition from old to next and queues them for every subscriber.
-// It does not wait: a subscriber whose buffer is full is ended.
+// emit queues the events of the transition from old to next for every subscriber. It never blocks: it ends a subscription
+// whose buffer is full.
 func (h *hub) emit(old, next *Pod) {
 	events := transitionEvents(old, next)
 	if len(events) == 0 {
@@ -105,13 +103,13 @@ func (h *hub) emit(old, next *Pod) {
 				continue
 			default:
 			}
-			h.endLocked(s, fmt.Errorf("the listener is %d events behind: %w", eventBuffer, errdefs.ErrResourceExhausted))
+			h.endLocked(s, fmt.Errorf("the subscriber is %d events behind: %w", eventBuffer, errdefs.ErrResourceExhausted))
 			break
 		}
 	}
 }
 
-// transitionEvents compares two snapshots of a pod; nil means not there.
+// transitionEvents compares two snapshots of a pod; nil means that the pod does not exist.
 func transitionEvents(old, next *Pod) []Event {
 	at := time.Now()
 	var events []Event
@@ -160,7 +158,7 @@ func orLast(next, old *Pod) *Pod {
 	return old
 }
 
-// containerEvents are the events of one container's transition; old is nil for a new one.
+// containerEvents returns the events of one container's transition; old is nil for a new container.
 func containerEvents(old, next *Container) []runtimeapi.ContainerEventType {
 	var events []runtimeapi.ContainerEventType
 	if old == nil {

@@ -14,33 +14,34 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// Exec runs a program in a running container and returns its exit code. Errors: ErrNotFound, ErrFailedPrecondition
-// (it does not run), ErrNotImplemented (its backend cannot), the backend's.
+// Exec runs a program in a running container and returns its exit code. Errors: ErrNotFound, ErrFailedPrecondition (not
+// running), ErrNotImplemented (the backend has no exec), or the backend's.
 func (n *Node) Exec(ctx context.Context, id string, req sandbox.ExecRequest) (int32, error) {
-	p, rec, c, err := n.running(id, "exec")
+	p, rec, c, err := n.runningContainer(id, "exec")
 	if err != nil {
 		return 0, err
 	}
 	execer, ok := p.backend.(sandbox.Execer)
 	if !ok {
-		return 0, unable(rec, "exec")
+		return 0, unsupported(rec, "exec")
 	}
 	return execer.Exec(ctx, rec.sandboxPod(), c.sandboxContainer(), req)
 }
 
-// errDetached ends a session whose client has closed its input.
+// errDetached ends an attach session whose client has closed its input.
 var errDetached = errors.New("the client has closed its input")
 
-// Attach joins the stdio of a running container until the container ends, the client goes or closes its input; where that is the
-// end of the container's input (stdin_once without a terminal), the client still sees what follows. Errors as for Exec.
+// Attach connects the client to the stdio of a running container. It ends when the container exits or the client disconnects
+// or closes its input. If closing the input also closes the container's stdin (stdin_once without a terminal), the client
+// keeps receiving output. Errors as for Exec.
 func (n *Node) Attach(ctx context.Context, id string, req sandbox.AttachRequest) error {
-	p, rec, c, err := n.running(id, "attach")
+	p, rec, c, err := n.runningContainer(id, "attach")
 	if err != nil {
 		return err
 	}
 	attacher, ok := p.backend.(sandbox.Attacher)
 	if !ok {
-		return unable(rec, "attach")
+		return unsupported(rec, "attach")
 	}
 	attached, detach := context.WithCancelCause(ctx)
 	defer detach(nil)
@@ -54,53 +55,53 @@ func (n *Node) Attach(ctx context.Context, id string, req sandbox.AttachRequest)
 	return err
 }
 
-// endReader calls end when there is no more to read. Backends pass on what they have read before they read again.
+// endReader calls end at the end of the input. Backends forward what they have read before they read again.
 type endReader struct {
 	io.Reader
 	end func()
 }
 
-// Read implements io.Reader.
 func (r endReader) Read(p []byte) (int, error) {
 	n, err := r.Reader.Read(p)
 	if n == 0 && err != nil {
 		r.end()
 	}
 	if n > 0 {
-		return n, nil // the error comes again
+		return n, nil // the next Read returns the error
 	}
 	return n, err
 }
 
-// Channels gives a connection that carries a running container's channels (sandbox.Channeler), and the group of containers
-// that deliver to each other without it. Errors as for Exec; ErrFailedPrecondition also for a container without channels.
+// Channels returns a connection that carries a running container's channels (sandbox.Channeler) and the group of containers
+// that deliver messages to each other directly. Errors as for Exec; also ErrFailedPrecondition for a container without
+// channels.
 func (n *Node) Channels(ctx context.Context, id string) (conn net.Conn, group string, err error) {
-	p, rec, c, err := n.running(id, "channels")
+	p, rec, c, err := n.runningContainer(id, "channels")
 	if err != nil {
 		return nil, "", err
 	}
 	channeler, ok := p.backend.(sandbox.Channeler)
 	if !ok {
-		return nil, "", unable(rec, "channels")
+		return nil, "", unsupported(rec, "channels")
 	}
 	return channeler.Channels(ctx, rec.sandboxPod(), c.sandboxContainer())
 }
 
-// ReopenLog makes a running container's log writer open its file again after a rotation. Errors as for Exec.
+// ReopenLog has a running container's log writer reopen its file after a rotation. Errors as for Exec.
 func (n *Node) ReopenLog(ctx context.Context, id string) error {
-	p, rec, c, err := n.running(id, "reopen the log")
+	p, rec, c, err := n.runningContainer(id, "reopen the log")
 	if err != nil {
 		return err
 	}
 	reopener, ok := p.backend.(sandbox.LogReopener)
 	if !ok {
-		return unable(rec, "log rotation")
+		return unsupported(rec, "log rotation")
 	}
 	return reopener.ReopenLog(ctx, rec.sandboxPod(), c.sandboxContainer())
 }
 
-// DialPod opens a connection from inside the pod's network namespace, or the node's for a pod on host network, or where the
-// pod's backend says.
+// DialPod opens a connection from inside the pod's network namespace, from the node's for a pod on the host network, or from
+// where the backend decides.
 func (n *Node) DialPod(ctx context.Context, podID, network, address string) (net.Conn, error) {
 	p, err := n.Pod(podID)
 	if err != nil {
@@ -125,8 +126,8 @@ func (n *Node) DialPod(ctx context.Context, podID, network, address string) (net
 	return dialer.Dial(ctx, p.sandboxPod(), running, network, address)
 }
 
-// Inspect gathers what the node and the backend know beyond the CRI's fields: one JSON object under the key "info", as clients of
-// the CRI expect it. containerID is empty for the sandbox.
+// Inspect returns what the node and the backend know beyond the CRI's fields, as one JSON object under the key "info", which
+// CRI clients expect. An empty containerID means the sandbox.
 func (n *Node) Inspect(ctx context.Context, podID, containerID string) (map[string]string, error) {
 	p, err := n.pool.pod(podID)
 	if err != nil {
@@ -168,8 +169,8 @@ func (n *Node) Inspect(ctx context.Context, podID, containerID string) (map[stri
 	return map[string]string{"info": string(raw)}, nil
 }
 
-// running finds a container that must be Running for what.
-func (n *Node) running(id, what string) (*livePod, *Pod, *Container, error) {
+// runningContainer finds a container and fails unless it is Running.
+func (n *Node) runningContainer(id, what string) (*livePod, *Pod, *Container, error) {
 	p, id, err := n.orderContainer(id)
 	if err != nil {
 		return nil, nil, nil, err
@@ -185,7 +186,6 @@ func (n *Node) running(id, what string) (*livePod, *Pod, *Container, error) {
 	return p, rec, c, nil
 }
 
-// unable is the error for what a backend cannot do.
-func unable(p *Pod, what string) error {
+func unsupported(p *Pod, what string) error {
 	return fmt.Errorf("pods of runtime handler %q have no %s: %w", p.Handler, what, errdefs.ErrNotImplemented)
 }

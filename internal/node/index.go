@@ -7,10 +7,10 @@ import (
 	"sync/atomic"
 )
 
-// Index holds the two maps of seed 1: component name → its running containers, and pod or container ID → component.
+// Index holds the two maps of seed 1: component name → running containers, and pod or container ID → component.
 //
-// The data plane reads the first for every request and the control plane writes it a few times a second, so each
-// write publishes a new map and a read is one atomic load.
+// The data plane reads the first map for every request; the control plane writes it a few times a second. Each write
+// therefore publishes a new map, and a read is one atomic load.
 type Index struct {
 	mu      sync.Mutex // serialises writers
 	running atomic.Pointer[map[string][]string]
@@ -24,21 +24,21 @@ func newIndex() *Index {
 	return x
 }
 
-// Running lists the running containers of the component called name. The slice must not be changed.
+// Running lists the running containers of a component. Callers must not change the slice.
 func (x *Index) Running(name string) []string { return (*x.running.Load())[name] }
 
-// All is the whole map from component names to running containers, as it is now. It must not be changed.
+// All returns the map from component names to running containers. Callers must not change it.
 func (x *Index) All() map[string][]string { return *x.running.Load() }
 
-// Component finds the component that the pod or container id runs.
+// Component returns the component that the pod or container id runs.
 func (x *Index) Component(id string) (name string, ok bool) {
 	name, ok = (*x.ids.Load())[id]
 	return name, ok
 }
 
-// track brings both maps up to the pod's transition from old to next; either may be nil.
+// track updates both maps for the pod's transition from old to next; either may be nil.
 func (x *Index) track(old, next *Pod) {
-	before, after := presence(old), presence(next)
+	before, after := entryOf(old), entryOf(next)
 	if before == after {
 		return
 	}
@@ -63,22 +63,22 @@ func (x *Index) track(old, next *Pod) {
 	x.running.Store(&running)
 }
 
-// without is a new slice with all of ids but id.
+// without returns a copy of ids that lacks id.
 func without(ids []string, id string) []string {
 	return slices.DeleteFunc(slices.Clone(ids), func(other string) bool { return other == id })
 }
 
-// trace is what the index holds of one pod.
-type trace struct {
+// indexEntry is what the index holds about one pod.
+type indexEntry struct {
 	component, id string
 	running       bool
 }
 
-func (t trace) name() [2]string { return [2]string{t.component, t.id} }
+func (t indexEntry) name() [2]string { return [2]string{t.component, t.id} }
 
-func presence(p *Pod) trace {
+func entryOf(p *Pod) indexEntry {
 	if p == nil || p.State == "" || p.ComponentName() == "" {
-		return trace{}
+		return indexEntry{}
 	}
-	return trace{component: p.ComponentName(), id: p.ID, running: p.UnitState() == Running}
+	return indexEntry{component: p.ComponentName(), id: p.ID, running: p.UnitState() == Running}
 }

@@ -14,18 +14,18 @@ import (
 )
 
 const (
-	// janitorFirst and janitorLast are the shortest and the longest pause between two tries to end what is pending of a pod.
-	janitorFirst = time.Second
-	janitorLast  = time.Minute
-	// leftoverPatience is how long cleaning up may take before it is reported.
+	// The shortest and longest pauses between two attempts at a pod's pending work.
+	retryMin = time.Second
+	retryMax = time.Minute
+	// leftoverPatience is how long a clean-up may take before it is reported.
 	leftoverPatience = 5 * time.Second
 )
 
-// leftovers has what is over and could not be cleaned up yet, by pod ID.
+// leftovers holds failed clean-ups by pod ID.
 type leftovers struct {
 	mu  sync.Mutex
 	all map[string]*leftover
-	// tried is closed and made again when a try has come to its end.
+	// tried is closed and replaced after every attempt.
 	tried chan struct{}
 }
 
@@ -33,10 +33,10 @@ func newLeftovers() leftovers {
 	return leftovers{all: map[string]*leftover{}, tried: make(chan struct{})}
 }
 
-// leftover is one of them. A try of it is under way while it is busy.
+// leftover is one pending clean-up; busy while an attempt is under way.
 type leftover struct {
 	since time.Time
-	// err is why the last try failed; nil as long as the first is under way.
+	// err is the last attempt's error; nil until the first attempt ends.
 	err error
 
 	pause time.Duration
@@ -44,36 +44,37 @@ type leftover struct {
 	busy  bool
 }
 
-// begin says that a first try is under way.
+// begin records that the first attempt is under way.
 func (l *leftovers) begin(id string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.all[id] = &leftover{since: time.Now(), pause: janitorFirst, busy: true}
+	l.all[id] = &leftover{since: time.Now(), pause: retryMin, busy: true}
 }
 
-// due tells whether what is pending of a pod is to be tried now, and if not, how long it has time. The first try is janitorFirst
-// after it was seen.
+// due reports whether a pod's pending work should be tried now, and otherwise how long to wait. The first attempt comes
+// retryMin after the work was first seen.
 func (l *leftovers) due(id string) (now bool, wait time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	one := l.all[id]
 	if one == nil {
-		one = &leftover{since: time.Now(), pause: janitorFirst, next: time.Now().Add(janitorFirst)}
+		one = &leftover{since: time.Now(), pause: retryMin, next: time.Now().Add(retryMin)}
 		l.all[id] = one
 	}
 	if one.busy {
-		return false, janitorLast
+		return false, retryMax
 	}
 	wait = time.Until(one.next)
 	one.busy = wait <= 0
 	return one.busy, wait
 }
 
+// end records the result of an attempt; nil removes the entry.
 func (l *leftovers) end(id string, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if one := l.all[id]; one != nil {
-		one.err, one.busy, one.pause = err, false, min(2*one.pause, janitorLast)
+		one.err, one.busy, one.pause = err, false, min(2*one.pause, retryMax)
 		one.next = time.Now().Add(one.pause)
 		if err == nil {
 			delete(l.all, id)
@@ -83,7 +84,7 @@ func (l *leftovers) end(id string, err error) {
 	l.tried = make(chan struct{})
 }
 
-// forget drops what was left over of pods that are no more: an order has ended it, besides the janitor.
+// forget drops the entries of pods that no longer exist; an order has cleaned them up.
 func (l *leftovers) forget(pods []*livePod) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -94,7 +95,7 @@ func (l *leftovers) forget(pods []*livePod) {
 	}
 }
 
-// await waits until everything was tried once, but not for long.
+// await waits, for at most patience, until everything has been tried once.
 func (l *leftovers) await(patience time.Duration) {
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
@@ -116,11 +117,11 @@ func (l *leftovers) await(patience time.Duration) {
 	}
 }
 
-// abandoned is the key of networks that belong to no pod of the record.
+// abandoned is the key of networks whose pods have no record.
 const abandoned = "abandoned networks"
 
-// Leftovers says what is over and could not be cleaned up: nil, or how much of it there is, since when, and why the oldest is
-// there. It is tried again in the background. Addresses stay taken until their plugins have given them back.
+// Leftovers returns nil, or an error that names how many clean-ups are pending, since when, and the cause of the oldest. They
+// are retried in the background. Addresses stay allocated until their plugins release them.
 func (n *Node) Leftovers() error {
 	n.left.mu.Lock()
 	defer n.left.mu.Unlock()
@@ -143,25 +144,24 @@ func (n *Node) Leftovers() error {
 	}
 	why := oldest.err
 	if why == nil {
-		why = fmt.Errorf("the first try has not come back: %w", errdefs.ErrUnavailable)
+		why = fmt.Errorf("the first attempt has not ended: %w", errdefs.ErrUnavailable)
 	}
-	return fmt.Errorf("%d could not be cleaned up yet, the oldest, %s, since %s: %w", count, of, oldest.since.UTC().Format(time.RFC3339), why)
+	return fmt.Errorf("%d could not be cleaned up yet; the oldest is %s, since %s: %w", count, of, oldest.since.UTC().Format(time.RFC3339), why)
 }
 
-// inBackground ends what is pending of a pod, by what settle gave.
+// inBackground runs finish, which settle returned, and leaves a failure to the janitor.
 func (n *Node) inBackground(p *livePod, finish func() error) {
 	n.left.begin(p.id)
 	n.workers.Go(func() {
 		err := guard.Call(n.log, "settle a pod", finish)
 		n.left.end(p.id, err)
 		if err != nil {
-			n.log.Warn("a pod could not be settled, to be retried", "pod", p.id, "err", err)
+			n.log.Warn("clean-up of a pod failed and will be retried", "pod", p.id, "err", err)
 			n.wakeJanitor()
 		}
 	})
 }
 
-// wakeJanitor has the janitor look for what is pending.
 func (n *Node) wakeJanitor() {
 	select {
 	case n.kick <- struct{}{}:
@@ -169,17 +169,17 @@ func (n *Node) wakeJanitor() {
 	}
 }
 
-// tried is the outcome of one try of the janitor's.
-type tried struct {
+// retryResult is the result of one attempt by the janitor.
+type retryResult struct {
 	pod *livePod
 	err error
 }
 
-// janitor retries what could not be ended when it was ordered: a CNI DEL that fails, a mount that is busy. Each pod is tried by
-// itself, with growing pauses, so that one whose plugin hangs keeps no other.
+// janitor retries work that failed when it was ordered: a CNI DEL that fails, a mount that is busy. Each pod has its own
+// backoff, so that a hanging plugin delays no other pod.
 func (n *Node) janitor(ctx context.Context) {
-	outcomes := make(chan tried)
-	timer := time.NewTimer(janitorFirst)
+	outcomes := make(chan retryResult)
+	timer := time.NewTimer(retryMin)
 	defer timer.Stop()
 	for {
 		select {
@@ -187,16 +187,16 @@ func (n *Node) janitor(ctx context.Context) {
 			return
 		case <-n.kick:
 		case o := <-outcomes:
-			n.retryLater(o)
+			n.recordRetry(o)
 		case <-timer.C:
 		}
 		timer.Reset(n.sweep(ctx, outcomes))
 	}
 }
 
-// sweep begins the tries that are due, and gives how long there will be none.
-func (n *Node) sweep(ctx context.Context, outcomes chan<- tried) (pause time.Duration) {
-	pause = janitorLast
+// sweep starts the attempts that are due and returns the time until the next.
+func (n *Node) sweep(ctx context.Context, outcomes chan<- retryResult) (pause time.Duration) {
+	pause = retryMax
 	all := n.pool.all()
 	n.left.forget(all)
 	for _, p := range all {
@@ -210,9 +210,9 @@ func (n *Node) sweep(ctx context.Context, outcomes chan<- tried) (pause time.Dur
 			continue
 		}
 		n.workers.Go(func() {
-			err := guard.Call(n.log, "settle a pod", func() error { return p.tidy(ctx) })
+			err := guard.Call(n.log, "settle a pod", func() error { return p.retryPending(ctx) })
 			select {
-			case outcomes <- tried{p, err}:
+			case outcomes <- retryResult{p, err}:
 			case <-ctx.Done():
 			}
 		})
@@ -220,17 +220,17 @@ func (n *Node) sweep(ctx context.Context, outcomes chan<- tried) (pause time.Dur
 	return pause
 }
 
-// retryLater notes the outcome of a try. What is pending without an error belongs to an order under way: it is looked at again, and
-// is nothing left over.
-func (n *Node) retryLater(o tried) {
+// recordRetry records the result of an attempt. Pending work without an error belongs to an order under way; it is checked
+// again and is not a leftover.
+func (n *Node) recordRetry(o retryResult) {
 	n.left.end(o.pod.id, o.err)
 	if o.err != nil {
-		n.log.Warn("still pending", "pod", o.pod.id, "err", o.err)
+		n.log.Warn("clean-up of a pod failed again and will be retried", "pod", o.pod.id, "err", o.err)
 	}
 }
 
-// tidy is one try to end what is pending of a pod.
-func (p *livePod) tidy(ctx context.Context) error {
+// retryPending makes one attempt to complete a pod's pending work.
+func (p *livePod) retryPending(ctx context.Context) error {
 	err := p.write()
 	if p.backend == nil || p.node.broken.of(p.rec.Load().Handler) != nil {
 		return err
@@ -238,9 +238,9 @@ func (p *livePod) tidy(ctx context.Context) error {
 	return errors.Join(err, p.settle(ctx)())
 }
 
-// collectNetworks gives back the networks of pods that are no more, of which keep are none.
+// collectNetworks releases the networks of all pods except keep.
 func (n *Node) collectNetworks(ctx context.Context, keep []string) {
-	for pause := janitorFirst; ; pause = min(2*pause, janitorLast) {
+	for pause := retryMin; ; pause = min(2*pause, retryMax) {
 		err := n.Network.GC(ctx, keep)
 		if ctx.Err() != nil {
 			return
@@ -249,14 +249,14 @@ func (n *Node) collectNetworks(ctx context.Context, keep []string) {
 		if err == nil {
 			return
 		}
-		n.log.Warn("abandoned networks could not be given back, to be retried", "next", pause, "err", err)
+		n.log.Warn("release of abandoned networks failed and will be retried", "after", pause, "err", err)
 		if !sleep(ctx, pause) {
 			return
 		}
 	}
 }
 
-// sleep paces a loop; false when ctx ended.
+// sleep returns false if ctx ended first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -13,8 +13,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Component is the name of a component, for example example.com:foo.Bar@1.2.3 (seed 1, "Resource Hierarchy").
-// Each component has one spelling: a Component made by ParseComponent or ComponentFromLabels prints as it was read.
+// Component is the name of a component, for example example.com:foo.Bar@1.2.3 (seed 1, "Resource Hierarchy"). A name has
+// exactly one spelling: String returns what ParseComponent or ComponentFromLabels read.
 type Component struct {
 	// Domain is a lower-case DNS name or 32 lower-case hex digits.
 	Domain string
@@ -39,7 +39,7 @@ const (
 // String is the canonical spelling, domain:server@version.
 func (c Component) String() string { return c.Domain + ":" + c.Server + "@" + c.Version }
 
-// validate refuses every spelling but the canonical one.
+// validate rejects every spelling except the canonical one.
 func (c Component) validate() error {
 	if len(c.Domain) > maxDomain || !domainPattern.MatchString(c.Domain) {
 		return fmt.Errorf("component domain %q is neither a lower-case DNS name nor 32 hex digits: %w", c.Domain, errdefs.ErrInvalidArgument)
@@ -53,7 +53,7 @@ func (c Component) validate() error {
 	return nil
 }
 
-// ParseComponent reads domain:server@version; errdefs.ErrInvalidArgument names the part that is wrong.
+// ParseComponent reads domain:server@version. Its errdefs.ErrInvalidArgument names the invalid part.
 func ParseComponent(s string) (Component, error) {
 	domain, rest, ok1 := strings.Cut(s, ":")
 	server, version, ok2 := strings.Cut(rest, "@")
@@ -64,8 +64,8 @@ func ParseComponent(s string) (Component, error) {
 	return c, c.validate()
 }
 
-// ComponentFromLabels reads the labels PREFIXdomain, PREFIXserver and PREFIXversion; ok is false when none of them is
-// there. Build metadata, whose plus sign no label can hold, is written with an underscore: 1.2.3_build.
+// ComponentFromLabels reads the labels PREFIXdomain, PREFIXserver and PREFIXversion; ok is false if none is set. A label
+// value cannot hold a plus sign, so build metadata follows an underscore: 1.2.3_build.
 func ComponentFromLabels(labels map[string]string, prefix string) (c Component, ok bool, err error) {
 	domain, d := labels[prefix+"domain"]
 	server, s := labels[prefix+"server"]
@@ -74,16 +74,16 @@ func ComponentFromLabels(labels map[string]string, prefix string) (c Component, 
 		return Component{}, false, nil
 	}
 	if !d || !s || !v {
-		return Component{}, false, fmt.Errorf("labels %[1]sdomain, %[1]sserver and %[1]sversion belong together, and one is missing: %[2]w", prefix, errdefs.ErrInvalidArgument)
+		return Component{}, false, fmt.Errorf("labels %[1]sdomain, %[1]sserver and %[1]sversion must be set together: %[2]w", prefix, errdefs.ErrInvalidArgument)
 	}
 	c = Component{Domain: domain, Server: server, Version: strings.Replace(version, "_", "+", 1)}
 	return c, true, c.validate()
 }
 
-// Instance is the ID of the nth pod of a component, component#n with n in lower-case hex.
+// Instance returns the ID of a component's nth pod: component#n, n in lower-case hex.
 func (c Component) Instance(n uint64) string { return c.String() + "#" + strconv.FormatUint(n, 16) }
 
-// ParseInstance reads component#n. There is one spelling: no upper-case hex, no leading zeros.
+// ParseInstance reads component#n. Upper-case hex and leading zeros are invalid.
 func ParseInstance(id string) (Component, uint64, error) {
 	name, counter, ok := strings.Cut(id, "#")
 	if !ok {
@@ -100,9 +100,9 @@ func ParseInstance(id string) (Component, uint64, error) {
 	return c, n, nil
 }
 
-// attemptID is the ID of the nth attempt of a unit pod's container: of a component it is the unit's ID, a dot and n in
-// lower-case hex (example.com:foo.Bar@1.2.3#0.1); otherwise it is 64 hex digits of its own. A kubelet keeps containers
-// and sandboxes in one map by ID, so it differs from the unit's.
+// attemptID returns the ID of the nth attempt of a unit pod's container. For a component it is the unit's ID, a dot and n in
+// lower-case hex (example.com:foo.Bar@1.2.3#0.1); otherwise 64 random hex digits. It must differ from the unit's ID, because
+// a kubelet keeps containers and sandboxes in one map.
 func (p *Pod) attemptID(n uint64) string {
 	id := p.ID + "." + strconv.FormatUint(n, 16)
 	if !podIDPattern.MatchString(p.ID) {
@@ -112,9 +112,9 @@ func (p *Pod) attemptID(n uint64) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// newID makes a random ID of 64 hex digits.
+// newID returns a random ID of 64 hex digits.
 func newID() string {
 	raw := make([]byte, 32)
-	_, _ = rand.Read(raw) // never fails, it says
+	_, _ = rand.Read(raw) // documented never to fail
 	return hex.EncodeToString(raw)
 }

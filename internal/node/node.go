@@ -21,18 +21,18 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// kindPod is the kind of the pods' records in the store.
+// kindPod is the store's kind for pod records.
 const kindPod = "pods"
 
-// rollbackTimeout bounds the undoing of what a failed order began.
+// rollbackTimeout bounds the rollback of a failed order.
 const rollbackTimeout = time.Minute
 
-// closePatience is how long Close waits for orders under way before it ends their contexts, and how long after that.
+// closePatience is how long Close waits for orders under way, once before it cancels them and once after.
 const closePatience = 10 * time.Second
 
 var errNodeClosed = fmt.Errorf("the node is shutting down: %w", errdefs.ErrUnavailable)
 
-// Network is what the node asks of the pods' network; *network.Manager is one.
+// Network is what the node needs of the pod network; implemented by *network.Manager.
 type Network interface {
 	Setup(ctx context.Context, a network.Attachment) (*network.Result, error)
 	Teardown(ctx context.Context, a network.Attachment) error
@@ -41,37 +41,37 @@ type Network interface {
 	Status(ctx context.Context) error
 	Dial(ctx context.Context, netns, network, address string) (net.Conn, error)
 	Stats(netns string) ([]network.InterfaceStats, error)
-	// CNIResult is what the last plugin returned, nil when nothing of the pod is attached.
+	// CNIResult returns what the last plugin returned, or nil if the pod is not attached.
 	CNIResult(id string) (json.RawMessage, error)
 	UpdatePodCIDR(cidr string) error
 }
 
-// Images is what the node asks of the image store; *image.Store is one.
+// Images is what the node needs of the image store; implemented by *image.Store.
 type Images interface {
-	// Get finds the image that a reference, digest or ID names; errdefs.ErrNotFound.
+	// Get finds an image by reference, digest or ID, or returns errdefs.ErrNotFound.
 	Get(ctx context.Context, ref string) (image.Image, error)
 }
 
-// Config is what a Node is made of. Everything but Logger, ComponentPrefix and OperationTimeout must be given.
+// Config configures a Node. Logger, ComponentPrefix and OperationTimeout are optional.
 type Config struct {
 	Store *store.Store
-	// Backends are by RuntimeClass handler; DefaultHandler is the one for pods that name none.
+	// Backends are keyed by RuntimeClass handler. Pods that name no handler get DefaultHandler.
 	Backends       map[string]sandbox.Backend
 	DefaultHandler string
-	// Aliases are further names of handlers: a pod that asks for one is a pod of the handler.
+	// Aliases map further names to handlers.
 	Aliases map[string]string
-	// Routes tell of pods and images that are for other handlers than the default one.
+	// Routes select the handler of pods and images that belong to a handler other than the default.
 	Routes  []Route
 	Network Network
 	Images  Images
-	// ComponentPrefix begins the labels that name a component; "vimana.host/" by default.
+	// ComponentPrefix is the prefix of the labels that name a component; "vimana.host/" by default.
 	ComponentPrefix string
-	// OperationTimeout bounds one order's work, also when its caller has gone away; 5 minutes by default.
+	// OperationTimeout bounds one order, even after its caller has gone away; 5 minutes by default.
 	OperationTimeout time.Duration
 	Logger           *slog.Logger
 }
 
-// Node is the pod pool with its record. All its methods may be called from many goroutines.
+// Node is the pod pool and its record. Its methods are safe for concurrent use.
 type Node struct {
 	Config
 	log    *slog.Logger
@@ -82,23 +82,22 @@ type Node struct {
 
 	broken broken
 	left   leftovers
-	// silent holds the IDs of pods and containers whose backend has not come back with figures.
+	// silent holds the IDs of pods and containers whose backend has not answered a request for statistics.
 	silent sync.Map
 
-	duty    *duty
-	stop    context.CancelFunc
-	kick    chan struct{}
-	workers sync.WaitGroup
+	inflight *inflight
+	stop     context.CancelFunc
+	kick     chan struct{}
+	workers  sync.WaitGroup
 }
 
-// HandlerInfo describes one RuntimeClass handler.
 type HandlerInfo struct {
 	Name    string
 	Default bool
-	// AliasOf is the handler that this is another name of; empty for a handler itself.
+	// AliasOf is the handler that this name stands for; empty for a handler itself.
 	AliasOf      string `json:",omitempty"`
 	Capabilities sandbox.Capabilities
-	// Err says why the handler's pods take no orders; nil when they do.
+	// Err is why the handler's pods accept no orders; nil if they do.
 	Err error
 }
 
@@ -117,13 +116,13 @@ func (c *Config) setDefaults() error {
 	}
 	for alias, handler := range c.Aliases {
 		if c.Backends[handler] == nil || c.Backends[alias] != nil {
-			return fmt.Errorf("the alias %q of %q: the first must be no backend's name, the second one's: %w", alias, handler, errdefs.ErrInvalidArgument)
+			return fmt.Errorf("alias %q of %q: the alias must not be a backend's name, and its target must be: %w", alias, handler, errdefs.ErrInvalidArgument)
 		}
 	}
 	return nil
 }
 
-// Handlers lists the handlers and their aliases by name.
+// Handlers lists the handlers and aliases, sorted by name.
 func (n *Node) Handlers() []HandlerInfo {
 	var infos []HandlerInfo
 	for name, b := range n.Backends {
@@ -136,7 +135,7 @@ func (n *Node) Handlers() []HandlerInfo {
 	return infos
 }
 
-// ready is nil when new pods of a handler can be made, else it says why not.
+// ready returns nil if a handler can run new pods, or the reason why it cannot.
 func (n *Node) ready(handler string) error {
 	if err := n.broken.of(handler); err != nil {
 		return err
@@ -147,19 +146,18 @@ func (n *Node) ready(handler string) error {
 	return nil
 }
 
-// NetworkReady is nil when new pods can be given a network, else it says why not.
+// NetworkReady returns nil if new pods can get a network, or the reason why they cannot.
 func (n *Node) NetworkReady(ctx context.Context) error { return n.Network.Status(ctx) }
 
-// SetPodCIDR hands the node's pod range (CRI UpdateRuntimeConfig) to the network.
+// SetPodCIDR passes the node's pod range (CRI UpdateRuntimeConfig) to the network.
 func (n *Node) SetPodCIDR(cidr string) error { return n.Network.UpdatePodCIDR(cidr) }
 
-// Components is the pair of maps between components and the pods that run them.
 func (n *Node) Components() *Index { return n.index }
 
-// Subscribe listens to the transitions from now on.
+// Subscribe delivers all transitions from now on.
 func (n *Node) Subscribe() *Subscription { return n.events.subscribe() }
 
-// Pods lists the pods in the order of their creation.
+// Pods lists the pods in order of creation.
 func (n *Node) Pods() []*Pod {
 	live := n.pool.all()
 	pods := make([]*Pod, 0, len(live))
@@ -171,8 +169,8 @@ func (n *Node) Pods() []*Pod {
 	return pods
 }
 
-// Pod finds a pod by its ID or by an unambiguous prefix of it: errdefs.ErrNotFound, or ErrInvalidArgument for a
-// prefix of several.
+// Pod finds a pod by its ID or a unique prefix of it. Errors: errdefs.ErrNotFound; ErrInvalidArgument for an ambiguous
+// prefix.
 func (n *Node) Pod(id string) (*Pod, error) {
 	p, err := n.pool.pod(id)
 	if err != nil {
@@ -184,7 +182,7 @@ func (n *Node) Pod(id string) (*Pod, error) {
 	return nil, notFound("pod", id)
 }
 
-// Container finds a container and its pod by the container's ID or by an unambiguous prefix of it.
+// Container finds a container and its pod by the container's ID or a unique prefix of it.
 func (n *Node) Container(id string) (*Container, *Pod, error) {
 	p, full, err := n.pool.container(id)
 	if err != nil {
@@ -198,20 +196,20 @@ func (n *Node) Container(id string) (*Container, *Pod, error) {
 	return nil, nil, notFound("container", id)
 }
 
-// Close ends the node's own work, which the next start takes up, takes no more orders, and lets those under way finish (they get
-// 10 s, and as long again to wind up). Pods go on running. The store can be closed afterwards.
+// Close stops the node's background work, refuses new orders and waits for those under way: 10 s, and 10 s more after
+// cancelling them. Pods keep running; the next start resumes pending work. The store can be closed afterwards.
 func (n *Node) Close() error {
 	n.stop()
-	ended := n.duty.close(closePatience)
+	ended := n.inflight.close(closePatience)
 	n.workers.Wait()
 	n.events.close()
 	if !ended {
-		return fmt.Errorf("orders are still under way %s after they were given up: %w", closePatience, errdefs.ErrUnavailable)
+		return fmt.Errorf("orders are still under way %s after they were cancelled: %w", closePatience, errdefs.ErrUnavailable)
 	}
 	return nil
 }
 
-// backend finds the backend of a handler, by an alias as well; the empty name is the default's.
+// backend finds a handler's backend by name or alias; the empty name means the default handler.
 func (n *Node) backend(handler string) (string, sandbox.Backend, error) {
 	if handler == "" {
 		handler = n.DefaultHandler
@@ -227,7 +225,7 @@ func (n *Node) backend(handler string) (string, sandbox.Backend, error) {
 	return handler, b, nil
 }
 
-// orderPod finds a pod for an order: by ID or unambiguous prefix, and only when its backend takes orders.
+// orderPod finds a pod for an order by ID or unique prefix. It fails if the pod's backend accepts no orders.
 func (n *Node) orderPod(id string) (*livePod, error) {
 	p, err := n.pool.pod(id)
 	if err != nil {
@@ -236,7 +234,7 @@ func (n *Node) orderPod(id string) (*livePod, error) {
 	return p, n.takesOrders(p)
 }
 
-// orderContainer finds the pod and the full ID of a container, or of a unit pod, for an order.
+// orderContainer finds the pod and full ID of a container, or of a unit pod, for an order.
 func (n *Node) orderContainer(id string) (*livePod, string, error) {
 	p, full, err := n.pool.target(id)
 	if err != nil {
@@ -253,17 +251,16 @@ func (n *Node) takesOrders(p *livePod) error {
 	return nil
 }
 
-// order is an order with the node's own limit.
+// order returns an order with the node's operation timeout.
 func (n *Node) order(call Call) order {
-	return order{call: call, limit: n.OperationTimeout, duty: n.duty, log: n.log}
+	return order{call: call, limit: n.OperationTimeout, inflight: n.inflight, log: n.log}
 }
 
-// undo is a context for undoing what failed: it does not end with the order that failed.
+// undo returns a context for a rollback: it outlives the failed order's.
 func undo(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 }
 
-// hostNetwork reports whether the pod asks for the node's own network namespace.
 func hostNetwork(c *runtimeapi.PodSandboxConfig) bool {
 	return c.GetLinux().GetSecurityContext().GetNamespaceOptions().GetNetwork() == runtimeapi.NamespaceMode_NODE
 }

@@ -13,14 +13,14 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// pool is the pod pool of seed 1: every pod of the node by ID, by name and by container.
-// Its lock is held for map accesses only, never while anything works.
+// pool is the pod pool of seed 1: every pod of the node by ID, by name and by container. Its lock protects map accesses only;
+// no work happens under it.
 type pool struct {
 	mu         sync.RWMutex
 	pods       map[string]*livePod
 	names      map[string]*livePod // by podKey
 	containers map[string]*livePod // by container ID
-	// order lists the pods in the order of their creation; readers take it without the lock.
+	// order lists the pods by creation; readers load it without the lock.
 	order atomic.Pointer[[]*livePod]
 }
 
@@ -30,7 +30,7 @@ func newPool() *pool {
 	return p
 }
 
-// livePod is a pod of the pool: its record and the slots in which orders work on it.
+// livePod is a pod in the pool: its record and the slots of its orders.
 type livePod struct {
 	node    *Node
 	id      string
@@ -38,18 +38,18 @@ type livePod struct {
 	backend sandbox.Backend
 	slot    slot
 
-	// mu is held for one transition: read the record, write the next, publish it.
+	// mu serialises transitions: read the record, write the next, publish it.
 	mu    sync.Mutex
 	rec   atomic.Pointer[Pod] // the record
-	view  atomic.Pointer[Pod] // what the control planes see of it; nil while it is being made
-	slots map[string]*slot    // by containerKey; one slot for all of a unit pod's containers
+	view  atomic.Pointer[Pod] // what the control planes see; nil while it is being made
+	slots map[string]*slot    // by containerKey; a unit pod's containers share one
 	exits map[string]sandbox.Status
 	gone  bool // removed from the pool
-	// unwritten says that the record on the disk is behind rec.
+	// unwritten means that the record on disk is older than rec.
 	unwritten bool
 }
 
-// reserve finds the pod called key or puts the one that fresh makes under that name.
+// reserve finds the pod named key, or adds the one that fresh makes.
 func (p *pool) reserve(key string, fresh func() *livePod) *livePod {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -62,7 +62,7 @@ func (p *pool) reserve(key string, fresh func() *livePod) *livePod {
 	return pod
 }
 
-// sort puts the pods into the order of their creation, after they were read in the order of their IDs.
+// sort restores the order of creation after the pods were read by ID.
 func (p *pool) sort() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -72,14 +72,14 @@ func (p *pool) sort() {
 	p.order.Store(&order)
 }
 
-// insert adds pod under its ID. The lock is held.
+// insert adds pod under its ID. The caller holds the lock.
 func (p *pool) insert(pod *livePod) {
 	p.pods[pod.id] = pod
 	order := append(slices.Clone(*p.order.Load()), pod)
 	p.order.Store(&order)
 }
 
-// release frees the pod's name, so that a retry makes another pod.
+// release frees the pod's name, so that a retry makes a new pod.
 func (p *pool) release(pod *livePod) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -88,7 +88,6 @@ func (p *pool) release(pod *livePod) {
 	}
 }
 
-// remove takes pod out of the pool.
 func (p *pool) remove(pod *livePod) {
 	p.release(pod)
 	p.mu.Lock()
@@ -99,7 +98,7 @@ func (p *pool) remove(pod *livePod) {
 	p.order.Store(&order)
 }
 
-// track brings the containers' index up to the pod's transition from old to next.
+// track updates the containers' index for the pod's transition from old to next.
 func (p *pool) track(pod *livePod, old, next *Pod) {
 	var before []string
 	if old != nil {
@@ -119,7 +118,7 @@ func (p *pool) track(pod *livePod, old, next *Pod) {
 	}
 }
 
-// containerIDs are the IDs by which the pod's containers are found, whatever their state.
+// containerIDs lists every ID that finds one of the pod's containers, in any state.
 func (p *Pod) containerIDs() []string {
 	ids := make([]string, 0, len(p.Previous)+len(p.Containers))
 	for _, c := range slices.Concat(p.Previous, p.Containers) {
@@ -128,10 +127,10 @@ func (p *Pod) containerIDs() []string {
 	return ids
 }
 
-// all lists the pods in the order of their creation.
+// all lists the pods in order of creation.
 func (p *pool) all() []*livePod { return *p.order.Load() }
 
-// pod finds a pod by its ID or by an unambiguous prefix of it, and a unit pod by that of an attempt as well.
+// pod finds a pod by its ID or a unique prefix of it; a unit pod also by an attempt's ID.
 func (p *pool) pod(id string) (*livePod, error) {
 	pod, err := lookup(p, p.pods, "pod", id)
 	if !errdefs.IsNotFound(err) {
@@ -143,8 +142,7 @@ func (p *pool) pod(id string) (*livePod, error) {
 	return nil, err
 }
 
-// container finds the pod of a container by the container's ID or an unambiguous prefix, and that ID in full. The ID of a
-// unit pod means its newest attempt.
+// container finds the pod and the full ID of a container by ID or unique prefix. A unit pod's ID means its newest attempt.
 func (p *pool) container(id string) (*livePod, string, error) {
 	pod, err := lookup(p, p.containers, "container", id)
 	if errdefs.IsNotFound(err) {
@@ -161,7 +159,6 @@ func (p *pool) container(id string) (*livePod, string, error) {
 	return nil, "", notFound("container", id)
 }
 
-// newestAttempt finds the unit pod id and the ID of its newest attempt.
 func (p *pool) newestAttempt(id string) (*livePod, string, error) {
 	pod, err := lookup(p, p.pods, "container", id)
 	if err != nil {
@@ -174,8 +171,8 @@ func (p *pool) newestAttempt(id string) (*livePod, string, error) {
 	return nil, "", notFound("container", id)
 }
 
-// target finds what an order for container id is for: the pod of a container, or a unit pod whose container is removed
-// or not there yet.
+// target finds what an order for a container addresses: a container's pod, or a unit pod whose container is removed or not
+// created yet.
 func (p *pool) target(id string) (pod *livePod, full string, err error) {
 	pod, full, err = p.container(id)
 	if !errdefs.IsNotFound(err) {
@@ -188,7 +185,7 @@ func (p *pool) target(id string) (pod *livePod, full string, err error) {
 	return unit, unit.id, nil
 }
 
-// lookup finds id in one of the pool's maps. Prefixes are for hexadecimal IDs only: component#1 is not component#10.
+// lookup finds id in one of the pool's maps. Only hexadecimal IDs have prefixes: component#1 is not component#10.
 func lookup(p *pool, in map[string]*livePod, what, id string) (*livePod, error) {
 	if id == "" {
 		return nil, fmt.Errorf("%s ID is empty: %w", what, errdefs.ErrInvalidArgument)
@@ -218,7 +215,6 @@ func notFound(what, id string) error {
 	return fmt.Errorf("%s %q: %w", what, id, errdefs.ErrNotFound)
 }
 
-// slotOf finds the slot of a container.
 func (p *livePod) slotOf(key string) *slot {
 	if p.rec.Load().unit {
 		key = ""
@@ -233,15 +229,15 @@ func (p *livePod) slotOf(key string) *slot {
 	return s
 }
 
-// commit makes a transition: change turns a copy of the record into the next one, which is written and then
-// published. When change or the write fails, nothing has happened.
+// commit makes a transition: change edits a copy of the record, which is then written and published. If change or the write
+// fails, the record stays as it was.
 func (p *livePod) commit(change func(next *Pod) error) error {
 	return p.transition(change, false)
 }
 
-// observe records what has happened already (a container ended), and what an order does to end something, which must be possible
-// whatever the disk is like: it is published even when it cannot be written. The janitor writes it when that can be done, and the
-// next start of the daemon finds the same by asking the backends. The error is change's.
+// observe records something that has already happened (a container ended), or the end of something, which must work whatever
+// the state of the disk. It publishes the record even if it cannot be written; the janitor writes it later, and after a
+// restart the backends report the same. The error is change's.
 func (p *livePod) observe(change func(next *Pod) error) error {
 	return p.transition(change, true)
 }
@@ -264,21 +260,20 @@ func (p *livePod) transition(change func(next *Pod) error, happened bool) error 
 		return err
 	}
 	if p.unwritten = err != nil; p.unwritten {
-		p.node.log.Error("a pod's record cannot be written, to be repeated", "pod", p.id, "err", err)
+		p.node.log.Error("write of a pod's record failed and will be retried", "pod", p.id, "err", err)
 		p.node.wakeJanitor()
 	}
 	p.publish(next)
 	return nil
 }
 
-// isUnwritten tells whether the record on the disk is behind.
 func (p *livePod) isUnwritten() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.unwritten
 }
 
-// write brings the record on the disk up to date.
+// write writes the record to disk if it is behind.
 func (p *livePod) write() error {
 	if !p.isUnwritten() {
 		return nil
@@ -286,10 +281,10 @@ func (p *livePod) write() error {
 	if err := p.commit(func(*Pod) error { return nil }); !errdefs.IsNotFound(err) {
 		return err
 	}
-	return nil // it was removed meanwhile
+	return nil // removed in the meantime
 }
 
-// publish shows next to the world: pool, index, views, events. It is the only place where a state changes; mu is held.
+// publish makes next visible: pool, index, views, events. States change only here. The caller holds mu.
 func (p *livePod) publish(next *Pod) {
 	old := p.rec.Load()
 	p.rec.Store(next)
@@ -301,18 +296,18 @@ func (p *livePod) publish(next *Pod) {
 	p.node.events.emit(oldView, view)
 }
 
-// viewOf is what the control planes see of the record: no pod that is being made, no container that is not there.
+// viewOf returns what the control planes see: no pod that is being made, no container that does not exist.
 func viewOf(p *Pod) *Pod {
 	if p == nil || p.State == "" {
 		return nil
 	}
 	view := *p
-	view.Containers = p.made()
+	view.Containers = p.present()
 	view.unitState = p.UnitState()
 	return &view
 }
 
-// forget deletes the pod's record and takes it out of the pool.
+// forget deletes the pod's record and removes it from the pool.
 func (p *livePod) forget() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -330,7 +325,6 @@ func (p *livePod) forget() error {
 	return nil
 }
 
-// isGone reports whether the pod has left the pool.
 func (p *livePod) isGone() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -15,33 +15,32 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// Pod is one record of the node: a pod with its containers. A Pod that was given out is never changed; a transition
-// makes the next one. State is Initiated or Killed; empty while RunPodSandbox is under way.
+// Pod is one record of the node: a pod with its containers. A published Pod is immutable; a transition makes the next one.
+// State is Initiated or Killed; empty while RunPodSandbox is under way.
 type Pod struct {
 	ID string
-	// Handler is the backend's; Alias is the name by which the pod asked for it, where that is an alias.
+	// Handler is the backend's name. Alias is the alias that the pod asked for, if any.
 	Handler, Alias string
-	// Component is the component's name, for unit pods whose labels give one; see ComponentName.
+	// Component is the component's name, for unit pods whose labels name one; see ComponentName.
 	Component string
 	Config    *runtimeapi.PodSandboxConfig
 	State     State
-	// Netns is the path of the pod's network namespace; empty on host network.
+	// Netns is the path of the pod's network namespace; empty on the host network.
 	Netns     string
 	IPs       []netip.Addr
 	CreatedAt time.Time
-	// Intent is what was ordered and not yet seen to its end: the call, or empty.
+	// Intent is the call that was ordered and has not completed; empty if none.
 	Intent Call
-	// Containers are in the order of their creation. A unit pod has one at most, the newest attempt; once Removed it
-	// stays, unseen, until the next CreateContainer.
+	// Containers are in order of creation. A unit pod has at most one, the newest attempt. Once Removed it stays, hidden,
+	// until the next CreateContainer.
 	Containers []*Container
-	// Previous are the attempts of a unit pod that ended and were followed by another, oldest first: what is left of
-	// them is their record. At most maxPrevious are kept.
+	// Previous holds the records of a unit pod's earlier attempts, oldest first. At most maxPrevious are kept.
 	Previous []*Container
-	// Attempts counts the attempts that a unit pod has had; the last one's ID is made of it.
+	// Attempts counts a unit pod's attempts; the newest attempt's ID contains it.
 	Attempts uint64
 
 	unit      bool
-	unitState State // of a view, whose Removed container is left out
+	unitState State // set in views, which omit a Removed container
 }
 
 // Container is the record of one container. State is Created … Removed; empty while CreateContainer is under way.
@@ -50,7 +49,7 @@ type Container struct {
 	PodID   string
 	Config  *runtimeapi.ContainerConfig
 	ImageID string
-	// ImageRef is a repository digest of the image, or its ID when it has none.
+	// ImageRef is a repository digest of the image, or its ID if it has none.
 	ImageRef   string
 	State      State
 	Resolved   sandbox.Resolved
@@ -61,34 +60,33 @@ type Container struct {
 	Reason     string
 	Message    string
 	Pid        int
-	// Unlisted says that the removal of a Killed unit pod's container was asked for: lists leave it out.
+	// Unlisted hides the container of a Killed unit pod from lists, after its removal was requested.
 	Unlisted bool
-	// Intent is RemoveContainer, intentRetain or intentUpdate, from the order until its effect is complete.
+	// Intent is RemoveContainer, intentRetain or intentUpdate until the order is complete.
 	Intent Call
 
 	unit bool
 }
 
 const (
-	// intentUpdate marks a container whose new resources are recorded and not yet applied.
+	// intentUpdate marks a container whose new resources are recorded but not applied.
 	intentUpdate Call = "UpdateContainerResources"
-	// intentRetain marks an ended attempt whose resources go and whose record becomes one of Pod.Previous.
+	// intentRetain marks an ended attempt whose resources are being removed and whose record moves to Pod.Previous.
 	intentRetain Call = "RetainAttempt"
 )
 
-// maxPrevious is how many ended attempts of a unit pod stay in its record. A kubelet keeps one of them by default.
+// maxPrevious is how many ended attempts of a unit pod are kept. A kubelet keeps one by default.
 const maxPrevious = 16
 
-// Ready reports whether the sandbox can take containers (CRI SANDBOX_READY).
+// Ready reports whether the sandbox accepts containers (CRI SANDBOX_READY).
 func (p *Pod) Ready() bool { return p.State == Initiated }
 
-// RuntimeHandler is the handler by the name that the pod asked for.
+// RuntimeHandler returns the handler under the name that the pod asked for.
 func (p *Pod) RuntimeHandler() string { return cmp.Or(p.Alias, p.Handler) }
 
-// Unit reports whether the pod is a unit pod.
 func (p *Pod) Unit() bool { return p.unit }
 
-// UnitState is the state of a unit pod in the table of seed 1.
+// UnitState returns the state of a unit pod in the table of seed 1.
 func (p *Pod) UnitState() State {
 	if p.unitState != "" {
 		return p.unitState
@@ -99,14 +97,13 @@ func (p *Pod) UnitState() State {
 	if len(p.Containers) > 0 && p.Containers[0].State != "" {
 		return p.Containers[0].State
 	}
-	if len(p.Previous) > 0 { // the next attempt could not be made
+	if len(p.Previous) > 0 { // creating the next attempt failed
 		return Removed
 	}
 	return p.State
 }
 
-// Container finds the container id of the pod, nil when it is not there or Removed. The ID of a unit pod means its
-// newest attempt.
+// Container finds a container of the pod; nil if it is missing or Removed. A unit pod's ID means its newest attempt.
 func (p *Pod) Container(id string) *Container {
 	containers := p.Visible()
 	if p.unit && id == p.ID && len(containers) > 0 {
@@ -120,8 +117,8 @@ func (p *Pod) Container(id string) *Container {
 	return nil
 }
 
-// ComponentName is the name of the component that the pod runs: from its labels, or as the backend derived it when
-// the container was created; empty when it runs none.
+// ComponentName returns the component that the pod runs: from its labels, or as the backend derived it from the container;
+// empty if it runs none.
 func (p *Pod) ComponentName() string {
 	if p.Component == "" && p.unit && len(p.Containers) > 0 && p.Containers[0].visible() {
 		return p.Containers[0].Resolved.Component
@@ -129,17 +126,17 @@ func (p *Pod) ComponentName() string {
 	return p.Component
 }
 
-// Visible lists the containers that the control planes may see: the previous attempts, and what is made and not removed.
+// Visible lists the containers that control planes may see: previous attempts, and containers between Created and Removed.
 func (p *Pod) Visible() []*Container {
-	made := p.made()
+	made := p.present()
 	if len(p.Previous) == 0 {
 		return made
 	}
 	return slices.Concat(p.Previous, made)
 }
 
-// made are those of Containers that are made and not removed.
-func (p *Pod) made() []*Container {
+// present lists the containers between Created and Removed.
+func (p *Pod) present() []*Container {
 	if !slices.ContainsFunc(p.Containers, func(c *Container) bool { return !c.visible() }) {
 		return p.Containers
 	}
@@ -154,19 +151,19 @@ func (p *Pod) made() []*Container {
 
 func (c *Container) visible() bool { return c.State != "" && c.State != Removed }
 
-// key tells the pod's containers apart: name and attempt, as the kubelet counts them.
+// key identifies a container within its pod: name and attempt, as the kubelet counts them.
 func (c *Container) key() string { return containerKey(c.Config.GetMetadata()) }
 
 func containerKey(m *runtimeapi.ContainerMetadata) string {
 	return fmt.Sprintf("%s_%d", m.GetName(), m.GetAttempt())
 }
 
-// podKey is what makes a second RunPodSandbox a repeat: name, namespace, uid and attempt.
+// podKey identifies a RunPodSandbox request: name, namespace, uid and attempt. A second one with the same key is a repeat.
 func podKey(m *runtimeapi.PodSandboxMetadata) string {
 	return fmt.Sprintf("%s_%s_%s_%d", m.GetName(), m.GetNamespace(), m.GetUid(), m.GetAttempt())
 }
 
-// clone makes the next record: the pod and its containers are new, the configurations are shared.
+// clone copies the pod and its containers for the next record; the configurations are shared.
 func (p *Pod) clone() *Pod {
 	next := *p
 	next.Containers = make([]*Container, len(p.Containers))
@@ -178,8 +175,7 @@ func (p *Pod) clone() *Pod {
 	return &next
 }
 
-// find returns the container id of the record whatever its state, but no previous attempt. The ID of a unit pod means
-// its newest attempt.
+// find returns a container of the record in any state, but no previous attempt. A unit pod's ID means its newest attempt.
 func (p *Pod) find(id string) *Container {
 	for _, c := range p.Containers {
 		if c.ID == id || p.unit && id == p.ID {
@@ -189,7 +185,6 @@ func (p *Pod) find(id string) *Container {
 	return nil
 }
 
-// previous returns the previous attempt id, nil when there is none.
 func (p *Pod) previous(id string) *Container {
 	for _, c := range p.Previous {
 		if c.ID == id {
@@ -199,7 +194,7 @@ func (p *Pod) previous(id string) *Container {
 	return nil
 }
 
-// retain turns the ended attempt c into a previous one. The oldest goes when there are too many.
+// retain moves the ended attempt c to Previous and drops the oldest above maxPrevious.
 func (p *Pod) retain(c *Container) {
 	p.drop(c.ID)
 	c.Intent = ""
@@ -209,27 +204,25 @@ func (p *Pod) retain(c *Container) {
 	}
 }
 
-// dropPrevious takes the previous attempt id out of the record.
 func (p *Pod) dropPrevious(id string) {
 	p.Previous = slices.DeleteFunc(p.Previous, func(c *Container) bool { return c.ID == id })
 }
 
-// drop takes the container id out of the record.
 func (p *Pod) drop(id string) {
 	p.Containers = slices.DeleteFunc(p.Containers, func(c *Container) bool { return c.ID == id })
 }
 
-// sandboxPod is the pod as a backend is told of it.
+// sandboxPod describes the pod to a backend.
 func (p *Pod) sandboxPod() *sandbox.Pod {
 	return &sandbox.Pod{ID: p.ID, Handler: p.Handler, Config: p.Config, Netns: p.Netns, IPs: p.IPs}
 }
 
-// sandboxContainer is the container as a backend is told of it.
+// sandboxContainer describes the container to a backend.
 func (c *Container) sandboxContainer() *sandbox.Container {
 	return &sandbox.Container{ID: c.backendID(), Config: c.Config, ImageID: c.ImageID}
 }
 
-// backendID is the container's ID for its backend. All attempts of a unit pod are one thing there, and have its ID.
+// backendID is the container's ID in its backend. There, all attempts of a unit pod are one object with the pod's ID.
 func (c *Container) backendID() string {
 	if c.unit {
 		return c.PodID
@@ -237,7 +230,7 @@ func (c *Container) backendID() string {
 	return c.ID
 }
 
-// finish records the end of a container as its backend saw it.
+// finish records the exit that the backend reported.
 func (c *Container) finish(s sandbox.Status) {
 	c.State, c.Pid = Stopped, 0
 	if !s.StartedAt.IsZero() {
@@ -258,14 +251,14 @@ func (c *Container) finish(s sandbox.Status) {
 	}
 }
 
-// recordVersion is the version of the encoding below. A record of a later version is refused, never guessed at.
+// recordVersion is the version of the encoding below. A later version is refused.
 //
 //	1  the container of a unit pod has the pod's ID
 //	2  each attempt has an ID of its own
 const recordVersion = 2
 
-// podRecord is how a Pod lies in the store: JSON, with CRI messages in protobuf's own encoding, so that fields that
-// this program does not know come through unharmed.
+// podRecord is the stored form of a Pod: JSON, with CRI messages in protobuf encoding, which preserves fields that this
+// program does not know.
 type podRecord struct {
 	Version    int               `json:"version"`
 	ID         string            `json:"id"`
@@ -306,7 +299,6 @@ type containerRecord struct {
 	Intent      Call      `json:"intent,omitempty"`
 }
 
-// encodePod writes p as bytes for the store.
 func encodePod(p *Pod) ([]byte, error) {
 	config, err := proto.Marshal(p.Config)
 	if err != nil {
@@ -363,14 +355,13 @@ func encodeContainer(c *Container) (containerRecord, error) {
 	return r, nil
 }
 
-// decodePod reads what encodePod wrote.
 func decodePod(raw []byte) (*Pod, error) {
 	var r podRecord
 	if err := json.Unmarshal(raw, &r); err != nil {
 		return nil, fmt.Errorf("%w: %w", err, errdefs.ErrDataLoss)
 	}
 	if r.Version < 1 || r.Version > recordVersion {
-		return nil, fmt.Errorf("record version %d, this tripod knows 1 to %d: start the tripod that wrote it: %w", r.Version, recordVersion, errdefs.ErrFailedPrecondition)
+		return nil, fmt.Errorf("record version %d is not 1 to %d: start the version of tripod that wrote it: %w", r.Version, recordVersion, errdefs.ErrFailedPrecondition)
 	}
 	p := &Pod{
 		ID: r.ID, Handler: r.Handler, Alias: r.Alias, Component: r.Component, unit: r.Unit, Config: &runtimeapi.PodSandboxConfig{},
@@ -387,13 +378,13 @@ func decodePod(raw []byte) (*Pod, error) {
 		return nil, fmt.Errorf("pod %s: %w: %w", r.ID, err, errdefs.ErrDataLoss)
 	}
 	if r.Version == 1 {
-		p.giveAttemptID()
+		p.migrateAttemptID()
 	}
 	return p, nil
 }
 
-// giveAttemptID makes of a unit pod's container of version 1 its first attempt.
-func (p *Pod) giveAttemptID() {
+// migrateAttemptID turns a unit pod's container of version 1 into its first attempt.
+func (p *Pod) migrateAttemptID() {
 	if !p.unit || len(p.Containers) == 0 {
 		return
 	}

@@ -14,29 +14,27 @@ import (
 )
 
 const (
-	// startPatience is how long Open waits for backends; their pods take no orders before they are recovered.
+	// startPatience is how long Open waits for backends. Pods of a backend that has not recovered accept no orders.
 	startPatience = 5 * time.Second
-	// settlePatience is how long Open waits for what is left over, which takes milliseconds unless something is stuck.
+	// settlePatience is how long Open waits for pending work, which takes milliseconds unless something hangs.
 	settlePatience = time.Second
 	// recoverTimeout bounds a backend's recovery.
 	recoverTimeout = time.Minute
 )
 
-// errRecovering is why a handler's pods take no orders yet.
-var errRecovering = fmt.Errorf("its backend still looks for what runs: %w", errdefs.ErrUnavailable)
+var errRecovering = fmt.Errorf("its backend is still recovering: %w", errdefs.ErrUnavailable)
 
-// Open reads the record and brings it and the node together: what runs is adopted, what ended is recorded. What was half-made
-// when the daemon died is then rolled back, and what was being removed is removed, beside the node that serves: neither may wait
-// for the other. An order for one of these pods waits for its turn. Open itself waits for the backends and for what is left over
-// for a moment only: startPatience and settlePatience.
+// Open reads the record and reconciles it with the node: it adopts what runs and records what ended. It then serves, and in
+// the background rolls back what was half-made when the daemon died and completes pending removals. Orders for these pods
+// wait. Open waits only briefly for backends and pending work: startPatience and settlePatience.
 //
-// Nothing is deleted when the record cannot be read in full: Open fails instead.
+// If any record is unreadable, Open fails and deletes nothing.
 func Open(ctx context.Context, config Config) (*Node, error) {
 	if err := config.setDefaults(); err != nil {
 		return nil, err
 	}
 	n := &Node{
-		Config: config, log: config.Logger, store: config.Store, pool: newPool(), index: newIndex(), events: newHub(), duty: newDuty(ctx),
+		Config: config, log: config.Logger, store: config.Store, pool: newPool(), index: newIndex(), events: newHub(), inflight: newInflight(ctx),
 		kick: make(chan struct{}, 1), left: newLeftovers(),
 	}
 	if err := n.load(); err != nil {
@@ -56,14 +54,14 @@ func Open(ctx context.Context, config Config) (*Node, error) {
 	return n, nil
 }
 
-// load reads the whole record into the pool.
+// load reads all records into the pool.
 func (n *Node) load() error {
 	err := n.store.All(kindPod, func(key string, raw []byte) error {
 		record, err := decodePod(raw)
 		if err != nil {
 			return fmt.Errorf("record of pod %s: %w", key, err)
 		}
-		p := n.live(record, n.Backends[record.Handler])
+		p := n.newLivePod(record, n.Backends[record.Handler])
 		n.pool.mu.Lock()
 		defer n.pool.mu.Unlock()
 		n.pool.insert(p)
@@ -78,7 +76,7 @@ func (n *Node) load() error {
 	n.pool.sort()
 	for _, p := range n.pool.all() {
 		if p.backend == nil {
-			n.broken.set(p.rec.Load().Handler, fmt.Errorf("no backend has this name now: %w", errdefs.ErrUnavailable))
+			n.broken.set(p.rec.Load().Handler, fmt.Errorf("no backend has this name: %w", errdefs.ErrUnavailable))
 		}
 		rec := p.rec.Load()
 		n.pool.track(p, nil, rec)
@@ -88,7 +86,7 @@ func (n *Node) load() error {
 	return nil
 }
 
-// adopt recovers every backend. Those that have not come back after startPatience, or wait for something, do it in the background.
+// adopt recovers every backend. One that takes longer than startPatience, or lacks a dependency, continues in the background.
 func (n *Node) adopt(ctx context.Context) {
 	var recovered sync.WaitGroup
 	for handler := range n.Backends {
@@ -100,12 +98,12 @@ func (n *Node) adopt(ctx context.Context) {
 			err := guard.Call(n.log, "recover "+handler, func() error { return n.recover(ctx, handler) })
 			switch {
 			case errors.Is(err, sandbox.ErrAway):
-				n.log.Warn("a backend waits for what it stands on; until then its pods take no orders", "handler", handler, "err", err)
+				n.log.Warn("a backend's dependency is missing; its pods accept no orders until it is back", "runtime", handler, "err", err)
 				done()
-				guard.Loop(n.log, "recover "+handler, func() { n.recoverAway(ctx, handler) })()
+				guard.Loop(n.log, "recover "+handler, func() { n.retryRecovery(ctx, handler) })()
 			case err != nil:
 				n.broken.set(handler, err)
-				n.log.Error("a backend could not be recovered; its pods take no orders", "handler", handler, "err", err)
+				n.log.Error("recovery of a backend failed; its pods accept no orders", "runtime", handler, "err", err)
 			}
 		})
 	}
@@ -116,11 +114,11 @@ func (n *Node) adopt(ctx context.Context) {
 	select {
 	case <-all:
 	case <-timer.C:
-		n.log.Warn("a backend takes long to look for what runs; the node serves without it meanwhile", "patience", startPatience)
+		n.log.Warn("a backend is slow to recover; the node starts without it", "after", startPatience)
 	}
 }
 
-// known is what the record holds of a handler's pods.
+// known returns the record of a handler's pods, as Backend.Recover takes it.
 func (n *Node) known(handler string) []sandbox.Known {
 	var known []sandbox.Known
 	for _, p := range n.pool.all() {
@@ -137,7 +135,6 @@ func (n *Node) known(handler string) []sandbox.Known {
 	return known
 }
 
-// report takes the backends' events.
 func (n *Node) report(e sandbox.Event) {
 	guard.Func(n.log, "event of a backend", func() { n.record(e) })()
 }
@@ -145,17 +142,17 @@ func (n *Node) report(e sandbox.Event) {
 func (n *Node) record(e sandbox.Event) {
 	p, err := n.pool.pod(e.PodID)
 	if err != nil {
-		return // it was removed meanwhile
+		return // removed in the meantime
 	}
 	if e.ContainerID == "" {
 		p.sandboxLost(e.Status.Message)
 		return
 	}
-	p.ended(e.ContainerID, e.Status)
+	p.recordExit(e.ContainerID, e.Status)
 }
 
-// compare brings the record up to what the backend found after a start of the daemon.
-func (p *livePod) compare(found sandbox.Found) {
+// reconcile updates the record to what the backend found after a restart of the daemon.
+func (p *livePod) reconcile(found sandbox.Found) {
 	rec := p.rec.Load()
 	err := p.observe(func(next *Pod) error {
 		for _, c := range next.Containers {
@@ -164,19 +161,19 @@ func (p *livePod) compare(found sandbox.Found) {
 		return nil
 	})
 	if err != nil {
-		p.node.log.Error("record what was found of a pod", "pod", p.id, "err", err)
+		p.node.log.Error("record a recovered pod", "pod", p.id, "err", err)
 	}
 	if rec.State == Initiated && rec.Intent == "" {
 		switch {
 		case !found.Sandboxes[p.id]:
-			p.sandboxLost("its backend has nothing of it")
+			p.sandboxLost("its backend does not know it")
 		case !hostNetwork(rec.Config) && !p.node.Network.Present(p.id):
 			p.sandboxLost("its network namespace is gone")
 		}
 	}
 }
 
-// adoptContainer records what became of a container while the daemon was away.
+// adoptContainer records what became of a container while the daemon was down.
 func adoptContainer(c *Container, now sandbox.Status) {
 	if c.State != Starting && c.State != Running {
 		return
@@ -190,16 +187,16 @@ func adoptContainer(c *Container, now sandbox.Status) {
 	case sandbox.StateExited:
 		c.finish(now)
 	case sandbox.StateCreated:
-		if c.State == Starting { // the start had no effect yet; settle takes away what it began
+		if c.State == Starting { // the start had no effect; settle cleans up
 			return
 		}
-		c.finish(lostStatus("it did not run any more when the node came back"))
+		c.finish(lostStatus("it was not running when the node restarted"))
 	default:
-		c.finish(lostStatus("nothing was left of it when the node came back"))
+		c.finish(lostStatus("it did not exist when the node restarted"))
 	}
 }
 
-// pending tells whether an intent of the record waits for its end while no order works on it.
+// pending reports whether the record has an incomplete intent.
 func (p *livePod) pending() bool {
 	rec := p.rec.Load()
 	if rec.State == "" || rec.Intent != "" || p.isUnwritten() {
@@ -213,8 +210,8 @@ func (p *livePod) pending() bool {
 	return false
 }
 
-// settle takes the slots of the containers that have an intent, and gives what brings the pod's intents to their end: what was being
-// made is rolled back, what was being taken away is taken away. An order under way is left alone: the intent is its own.
+// settle takes the slots of containers with an intent. The returned function completes the pod's intents: it rolls back
+// creations and completes removals. Slots in use are skipped; their intent belongs to the order under way.
 func (p *livePod) settle(ctx context.Context) (finish func() error) {
 	var (
 		steps []func() error
@@ -223,7 +220,7 @@ func (p *livePod) settle(ctx context.Context) (finish func() error) {
 	take := func(s *slot, call Call, work func(context.Context) error) {
 		o := p.node.order(call)
 		o.bound = true
-		perform, err := s.take(ctx, o)
+		perform, err := s.tryAcquire(ctx, o)
 		errs = append(errs, err)
 		if perform != nil {
 			steps = append(steps, func() error { return perform(work) })
@@ -249,13 +246,13 @@ func (p *livePod) settle(ctx context.Context) (finish func() error) {
 	}
 }
 
-// settleSandbox ends the intent of the pod itself, in its slot.
+// settleSandbox completes the pod's own intent, in its slot.
 func (p *livePod) settleSandbox(ctx context.Context) error {
 	switch rec := p.rec.Load(); {
 	case p.isGone():
 		return nil
 	case rec.State == "":
-		return ignoreGone(p.unmakeSandbox(ctx))
+		return ignoreGone(p.rollBackSandbox(ctx))
 	case rec.Intent == RemovePodSandbox:
 		return ignoreGone(p.removeSandbox(ctx))
 	case rec.Intent == StopPodSandbox:
@@ -264,7 +261,7 @@ func (p *livePod) settleSandbox(ctx context.Context) error {
 	return nil
 }
 
-// settleContainer ends one container's intent, in its slot.
+// settleContainer completes one container's intent, in its slot.
 func (p *livePod) settleContainer(ctx context.Context, id string) error {
 	rec := p.rec.Load()
 	c := rec.find(id)
@@ -272,7 +269,7 @@ func (p *livePod) settleContainer(ctx context.Context, id string) error {
 	case c == nil:
 		return nil
 	case c.State == "":
-		return p.unmakeContainer(ctx, c)
+		return p.rollBackContainer(ctx, c)
 	case c.Intent == RemoveContainer, c.Intent == intentRetain:
 		return p.finishRemove(ctx, id)
 	case c.Intent == intentUpdate:
@@ -280,26 +277,26 @@ func (p *livePod) settleContainer(ctx context.Context, id string) error {
 		if !ok {
 			return nil
 		}
-		return p.endUpdate(ctx, updater, id)
+		return p.settleUpdate(ctx, updater, id)
 	case c.State == Starting:
-		return p.unstart(ctx, rec, c)
+		return p.rollBackStart(ctx, rec, c)
 	}
 	return nil
 }
 
-// endUpdate applies recorded resources. What the backend refuses for good it is not asked again: the record then says
-// what was wanted, as the caller was told by nobody that it failed.
-func (p *livePod) endUpdate(ctx context.Context, updater sandbox.Updater, id string) error {
+// settleUpdate applies recorded resources. If the backend rejects them for good, they stay recorded as requested, because
+// nobody told the caller that they failed.
+func (p *livePod) settleUpdate(ctx context.Context, updater sandbox.Updater, id string) error {
 	err := p.applyUpdate(ctx, updater, id)
 	if !errdefs.IsInvalidArgument(err) && !errdefs.IsFailedPrecondition(err) && !errdefs.IsNotImplemented(err) && !errdefs.IsNotFound(err) {
 		return err
 	}
-	p.node.log.Error("resources that were ordered before the node died are refused", "container", id, "err", err)
+	p.node.log.Error("the backend rejects resources that were requested before the restart", "container", id, "err", err)
 	return p.commit(func(next *Pod) error { next.find(id).Intent = ""; return nil })
 }
 
-// unstart takes a container whose start was cut short before it ran back to Created.
-func (p *livePod) unstart(ctx context.Context, rec *Pod, c *Container) error {
+// rollBackStart returns a container whose start was interrupted to Created.
+func (p *livePod) rollBackStart(ctx context.Context, rec *Pod, c *Container) error {
 	if err := p.backend.StopContainer(ctx, rec.sandboxPod(), c.sandboxContainer(), 0); err != nil {
 		return err
 	}

@@ -8,17 +8,17 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Route says which handler is for pods that show by something else than their RuntimeClass what they are.
+// Route selects a handler by something other than the RuntimeClass.
 type Route struct {
-	// Annotation and Value are those of pods that name no handler; "" for none.
+	// Annotation and Value select pods that name no handler; empty for none.
 	Annotation, Value string
-	// ImagePrefix begins the names of images that only pods of the handler can run; "" for none. A sandbox is made before
-	// its container's image is known, so a pod cannot be sent by it: in another handler's pod such an image is refused.
+	// ImagePrefix begins the names of images that only this handler can run; empty for none. A sandbox exists before its
+	// image is known, so the prefix cannot select the handler; in a pod of another handler such an image is refused.
 	ImagePrefix string
 	Handler     string
 }
 
-// routed is the handler that a pod is for: the one that its request names, or the one of the first route that it takes.
+// routed returns the handler that the request names, or that of the first matching route.
 func (n *Node) routed(handler string, config *runtimeapi.PodSandboxConfig) string {
 	if handler != "" {
 		return handler
@@ -31,7 +31,7 @@ func (n *Node) routed(handler string, config *runtimeapi.PodSandboxConfig) strin
 	return ""
 }
 
-// checkImage refuses an image that only pods of another handler can run.
+// checkImage rejects an image that only another handler can run.
 func (n *Node) checkImage(p *Pod, spec *runtimeapi.ImageSpec) error {
 	for _, r := range n.Routes {
 		if r.ImagePrefix == "" || r.Handler == p.Handler {
@@ -39,7 +39,7 @@ func (n *Node) checkImage(p *Pod, spec *runtimeapi.ImageSpec) error {
 		}
 		for _, name := range []string{spec.GetImage(), spec.GetUserSpecifiedImage()} {
 			if strings.HasPrefix(name, r.ImagePrefix) {
-				return fmt.Errorf("image %q is for pods of runtime handler %q, this one is of %q: name a RuntimeClass of that handler, or annotate the pod with %s: %s: %w",
+				return fmt.Errorf("image %q needs runtime handler %q, and the pod has %q: use a RuntimeClass of that handler or annotate the pod with %s: %s: %w",
 					name, r.Handler, p.Handler, r.Annotation, r.Value, errdefs.ErrInvalidArgument)
 			}
 		}

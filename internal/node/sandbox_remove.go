@@ -16,8 +16,8 @@ var (
 	failRemoveSandboxCommit     = failpoint.New("node.remove-sandbox.commit")
 )
 
-// RemoveSandbox removes a pod with its containers (CRI RemovePodSandbox); one that is not stopped is stopped by force
-// first. An unknown pod is a success.
+// RemoveSandbox removes a pod and its containers (CRI RemovePodSandbox), and stops the pod first if necessary. An unknown pod
+// is a success.
 func (n *Node) RemoveSandbox(ctx context.Context, id string) error {
 	p, err := n.orderPod(id)
 	if errdefs.IsNotFound(err) {
@@ -29,12 +29,12 @@ func (n *Node) RemoveSandbox(ctx context.Context, id string) error {
 	return ignoreGone(p.slot.run(ctx, n.order(RemovePodSandbox), p.removeSandbox))
 }
 
-// removeSandbox is RemovePodSandbox in the pod's slot.
+// removeSandbox implements RemovePodSandbox inside the pod's slot.
 func (p *livePod) removeSandbox(ctx context.Context) error {
 	if err := p.stopSandbox(ctx); err != nil {
 		return err
 	}
-	if p.isGone() { // it was half-made, and stopping it unmade it
+	if p.isGone() { // the pod was half-made, and the stop rolled it back
 		return nil
 	}
 	if err := p.erase(ctx); err != nil {
@@ -44,7 +44,7 @@ func (p *livePod) removeSandbox(ctx context.Context) error {
 	return nil
 }
 
-// erase goes from Killed to nothing.
+// erase goes from Killed to no record.
 func (p *livePod) erase(ctx context.Context) error {
 	if err := p.commit(func(next *Pod) error { next.Intent = RemovePodSandbox; return nil }); err != nil {
 		return err

@@ -20,9 +20,9 @@ var (
 	failRunCommit  = failpoint.New("node.run-sandbox.commit")
 )
 
-// RunSandbox makes a pod sandbox (CRI RunPodSandbox) and returns its ID once its network is up. A repeat with the
-// same metadata returns the same ID while that sandbox is ready. Errors: ErrInvalidArgument, ErrNotImplemented (the
-// backend cannot honour a field), ErrAlreadyExists (a stopped sandbox has that metadata), ErrUnavailable.
+// RunSandbox makes a pod sandbox (CRI RunPodSandbox) and returns its ID once its network is up. A repeat with the same
+// metadata returns the same ID while that sandbox is ready. Errors: ErrInvalidArgument, ErrNotImplemented (the backend does
+// not support a field), ErrAlreadyExists (a stopped sandbox has that metadata), ErrUnavailable.
 func (n *Node) RunSandbox(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string) (string, error) {
 	if config.GetMetadata() == nil {
 		return "", fmt.Errorf("the sandbox has no metadata: %w", errdefs.ErrInvalidArgument)
@@ -48,10 +48,10 @@ func (n *Node) RunSandbox(ctx context.Context, config *runtimeapi.PodSandboxConf
 	}
 }
 
-// errPodGone is met by an order that waited for a pod while it was rolled back or removed.
+// errPodGone is returned to an order that waited for a pod until it was rolled back or removed.
 var errPodGone = fmt.Errorf("the pod is gone: %w", errdefs.ErrNotFound)
 
-// reserve finds the pod that has the metadata of config or puts a new one into the pool under that name.
+// reserve finds the pod with the metadata of config, or adds a new one to the pool.
 func (n *Node) reserve(config *runtimeapi.PodSandboxConfig, handler, alias string, backend sandbox.Backend) (*livePod, error) {
 	pod := &Pod{Handler: handler, Alias: alias, Config: config, Intent: RunPodSandbox, unit: backend.Capabilities().Unit()}
 	component, named, err := ComponentFromLabels(config.GetLabels(), n.ComponentPrefix)
@@ -74,11 +74,11 @@ func (n *Node) reserve(config *runtimeapi.PodSandboxConfig, handler, alias strin
 		}
 		pod.Component, pod.ID = component.String(), component.Instance(number)
 	}
-	return n.pool.reserve(key, func() *livePod { return n.live(pod, backend) }), nil
+	return n.pool.reserve(key, func() *livePod { return n.newLivePod(pod, backend) }), nil
 }
 
-// live makes the pool's entry of a record.
-func (n *Node) live(record *Pod, backend sandbox.Backend) *livePod {
+// newLivePod returns the pool's entry for a record.
+func (n *Node) newLivePod(record *Pod, backend sandbox.Backend) *livePod {
 	p := &livePod{
 		node: n, id: record.ID, key: podKey(record.Config.GetMetadata()), backend: backend,
 		slots: map[string]*slot{}, exits: map[string]sandbox.Status{},
@@ -87,17 +87,17 @@ func (n *Node) live(record *Pod, backend sandbox.Backend) *livePod {
 	return p
 }
 
-// runSandbox is RunPodSandbox in the pod's slot.
+// runSandbox implements RunPodSandbox inside the pod's slot.
 func (p *livePod) runSandbox(ctx context.Context) error {
 	switch rec := p.rec.Load(); {
 	case p.isGone():
 		return errPodGone
 	case rec.State == "" && !rec.CreatedAt.IsZero():
-		return errPodGone // its roll-back failed and is retried; the name is free for another
+		return errPodGone // its rollback failed and is retried; the name is free for a new pod
 	case rec.State == Initiated && rec.Intent == "":
 		return nil
 	case rec.State != "":
-		return fmt.Errorf("RunPodSandbox: a sandbox with the same metadata is being stopped or is stopped: %s; remove it first: %w", p.id, errdefs.ErrAlreadyExists)
+		return fmt.Errorf("RunPodSandbox: sandbox %s has the same metadata and is stopping or stopped; remove it first: %w", p.id, errdefs.ErrAlreadyExists)
 	}
 	err := p.makeSandbox(ctx)
 	if err == nil {
@@ -105,10 +105,10 @@ func (p *livePod) runSandbox(ctx context.Context) error {
 	}
 	ctx, cancel := undo(ctx)
 	defer cancel()
-	return errors.Join(err, p.unmakeSandbox(ctx))
+	return errors.Join(err, p.rollBackSandbox(ctx))
 }
 
-// makeSandbox goes from nothing to Initiated: intent, network, the backend's part, commit.
+// makeSandbox goes from nothing to Initiated: intent, network, backend, commit.
 func (p *livePod) makeSandbox(ctx context.Context) error {
 	rec := p.rec.Load()
 	if err := p.backend.Validate(rec.sandboxPod(), nil); err != nil {
@@ -150,12 +150,12 @@ func (p *livePod) makeSandbox(ctx context.Context) error {
 	return failRunCommit.Hit(ctx)
 }
 
-// unmakeSandbox rolls a half-made sandbox back and forgets it. When that fails the record stays, for the janitor,
-// and the name is free again.
-func (p *livePod) unmakeSandbox(ctx context.Context) error {
+// rollBackSandbox undoes a partial RunPodSandbox and deletes its record. If that fails, the record stays for the janitor, and
+// the name is free.
+func (p *livePod) rollBackSandbox(ctx context.Context) error {
 	rec := p.rec.Load()
 	if rec.State != "" {
-		return nil // it was made: only what came after the commit failed
+		return nil // the sandbox was made; the failure came after the commit
 	}
 	if !rec.CreatedAt.IsZero() {
 		if err := errors.Join(p.backend.RemoveSandbox(ctx, rec.sandboxPod()), p.releaseNetwork(ctx, rec)); err != nil {
@@ -167,7 +167,7 @@ func (p *livePod) unmakeSandbox(ctx context.Context) error {
 	return p.forget()
 }
 
-// releaseNetwork takes the pod off the network and frees its addresses.
+// releaseNetwork detaches the pod from the network and frees its addresses.
 func (p *livePod) releaseNetwork(ctx context.Context, rec *Pod) error {
 	if hostNetwork(rec.Config) {
 		return nil

@@ -20,8 +20,8 @@ var (
 	failStopSandboxCommit     = failpoint.New("node.stop-sandbox.commit")
 )
 
-// StopSandbox forces the pod's containers down and frees its network (CRI StopPodSandbox). An unknown or stopped
-// pod is a success.
+// StopSandbox kills the pod's containers and releases its network (CRI StopPodSandbox). An unknown or stopped pod is a
+// success.
 func (n *Node) StopSandbox(ctx context.Context, id string) error {
 	p, err := n.orderPod(id)
 	if errdefs.IsNotFound(err) {
@@ -40,16 +40,16 @@ func ignoreGone(err error) error {
 	return err
 }
 
-// stopSandbox is StopPodSandbox in the pod's slot. It goes on where an earlier one failed or died: the intent is
-// recorded first, the state becomes Killed when nothing runs any more, and the intent ends with the IP's release.
-// A record that cannot be written keeps nobody from stopping a pod.
+// stopSandbox implements StopPodSandbox inside the pod's slot and resumes where an earlier call failed: it records the
+// intent, commits Killed once nothing runs, and clears the intent once the IP is released. A record that cannot be written
+// does not prevent the stop.
 func (p *livePod) stopSandbox(ctx context.Context) error {
 	rec := p.rec.Load()
 	switch {
 	case p.isGone():
 		return errPodGone
 	case rec.State == "":
-		return p.unmakeSandbox(ctx)
+		return p.rollBackSandbox(ctx)
 	case rec.State == Killed && rec.Intent == "":
 		return nil
 	case rec.State == Initiated:
@@ -70,9 +70,9 @@ func (p *livePod) stopSandbox(ctx context.Context) error {
 	return nil
 }
 
-// bringDown goes from Initiated to Killed: no order may begin, those under way are overridden, containers are killed.
+// bringDown goes from Initiated to Killed: it refuses new orders, cancels those under way and kills the containers.
 func (p *livePod) bringDown(ctx context.Context) error {
-	if err := p.observe(func(next *Pod) error { next.Intent = later(next.Intent, StopPodSandbox); return nil }); err != nil {
+	if err := p.observe(func(next *Pod) error { next.Intent = laterIntent(next.Intent, StopPodSandbox); return nil }); err != nil {
 		return err
 	}
 	if err := failStopSandboxIntent.Hit(ctx); err != nil {
@@ -98,8 +98,8 @@ func (p *livePod) bringDown(ctx context.Context) error {
 	return failStopSandboxKilled.Hit(ctx)
 }
 
-// forceDown makes sure that nothing runs in a pod that became Killed without an order (a lost sandbox) or whose stop
-// was cut short after that.
+// forceDown makes sure that nothing runs in a pod that became Killed without an order (a lost sandbox) or whose stop was
+// interrupted.
 func (p *livePod) forceDown(ctx context.Context) error {
 	rec := p.rec.Load()
 	err := p.eachContainer(func(c *Container) error {
@@ -111,7 +111,7 @@ func (p *livePod) forceDown(ctx context.Context) error {
 	return p.backend.StopSandbox(ctx, rec.sandboxPod())
 }
 
-// freeSandbox releases the network of a Killed pod and ends the intent to stop it.
+// freeSandbox releases the network of a Killed pod and clears the intent to stop it.
 func (p *livePod) freeSandbox(ctx context.Context) error {
 	if err := p.releaseNetwork(ctx, p.rec.Load()); err != nil {
 		return err
@@ -131,15 +131,15 @@ func (p *livePod) freeSandbox(ctx context.Context) error {
 	return failStopSandboxCommit.Hit(ctx)
 }
 
-// later keeps the intent that goes further.
-func later(have, want Call) Call {
+// laterIntent returns the stronger intent: removing a pod includes stopping it.
+func laterIntent(have, want Call) Call {
 	if have == RemovePodSandbox {
 		return have
 	}
 	return want
 }
 
-// eachContainer calls do for all containers of the record at once and waits for all.
+// eachContainer calls do for all containers of the record concurrently and waits.
 func (p *livePod) eachContainer(do func(*Container) error) error {
 	var (
 		wg   sync.WaitGroup
@@ -159,14 +159,14 @@ func (p *livePod) eachContainer(do func(*Container) error) error {
 	return errors.Join(errs...)
 }
 
-// sandboxLost records that a sandbox can no longer be used (its namespaces, init process or machine are gone):
-// what its containers left is gathered, it becomes Killed, and its network is released in the background.
+// sandboxLost records that a sandbox became unusable (its namespaces, init process or machine are gone). It collects the
+// containers' exits, commits Killed and releases the network in the background.
 func (p *livePod) sandboxLost(why string) {
 	err := p.observe(func(next *Pod) error {
 		if next.State != Initiated {
 			return nil
 		}
-		next.State, next.Intent = Killed, later(next.Intent, StopPodSandbox)
+		next.State, next.Intent = Killed, laterIntent(next.Intent, StopPodSandbox)
 		for _, c := range next.Containers {
 			if c.State == Starting || c.State == Running {
 				c.finish(lostStatus(why))

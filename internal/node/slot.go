@@ -15,24 +15,23 @@ import (
 
 // A slot lets one order at a time work on a pod or on a container.
 //
-// The work does not belong to the caller: when the caller goes away it goes on to its end, and the caller's retry
-// waits for the slot, finds the state that the work left and, by the table's repeats, succeeds without doing it
-// again. An order that makes the one under way pointless (a stop during a start) cancels it instead of waiting.
+// The work outlives its caller: if the caller goes away, the work completes. The caller's retry waits for the slot, finds the
+// resulting state and, since repeats are idempotent, succeeds. An order that makes the one under way pointless (a stop during
+// a start) cancels it instead of waiting.
 type slot struct {
 	mu  sync.Mutex
 	cur *operation
 }
 
-// order is what a caller wants the slot for.
 type order struct {
 	call Call
-	// by is when a StopContainer forces the container at the latest.
+	// by is the latest time at which a StopContainer kills the container.
 	by time.Time
-	// limit bounds the work.
+	// limit bounds the work's duration.
 	limit time.Duration
-	// duty counts it among the node's orders.
-	duty *duty
-	// bound says that the work ends with the context that it is ordered by.
+	// inflight counts the order among the node's orders.
+	inflight *inflight
+	// bound means that the work ends with its caller's context.
 	bound bool
 	log   *slog.Logger
 }
@@ -45,12 +44,12 @@ type operation struct {
 }
 
 var (
-	// errOverridden is the cause of a context whose order was overridden by a later one.
+	// errOverridden is the cause of a context that a later order cancelled.
 	errOverridden = fmt.Errorf("overridden by a later order for the same pod: %w", errdefs.ErrAborted)
 	errTooLong    = fmt.Errorf("the node's operation timeout passed: %w", context.DeadlineExceeded)
 )
 
-// overrides tells whether o makes the order under way pointless.
+// overrides reports whether o makes the order under way pointless.
 func (o order) overrides(cur order) bool {
 	switch o.call {
 	case StopContainer:
@@ -63,8 +62,8 @@ func (o order) overrides(cur order) bool {
 	}
 }
 
-// run waits for the slot and does work in it. The context of work is ended by limit and by overriding orders, not by
-// the end of ctx, which ends only the waiting.
+// run waits for the slot and then does work. The context of work ends at the limit or when an order overrides it. The end of
+// ctx ends only the waiting.
 func (s *slot) run(ctx context.Context, o order, work func(context.Context) error) error {
 	for {
 		cur, op, opctx, err := s.enter(ctx, o)
@@ -81,13 +80,13 @@ func (s *slot) run(ctx context.Context, o order, work func(context.Context) erro
 		select {
 		case <-cur.done:
 		case <-ctx.Done():
-			return fmt.Errorf("%s waits for the %s under way: %w", o.call, cur.call, context.Cause(ctx))
+			return fmt.Errorf("%s: waiting for %s to complete: %w", o.call, cur.call, context.Cause(ctx))
 		}
 	}
 }
 
-// take takes the slot when it is free, and gives what then does work in it; nil when it is not free.
-func (s *slot) take(ctx context.Context, o order) (perform func(work func(context.Context) error) error, err error) {
+// tryAcquire takes the slot if it is free and returns the function that runs work in it; otherwise nil.
+func (s *slot) tryAcquire(ctx context.Context, o order) (perform func(work func(context.Context) error) error, err error) {
 	_, op, opctx, err := s.enter(ctx, o)
 	if op == nil {
 		return nil, err
@@ -98,14 +97,14 @@ func (s *slot) take(ctx context.Context, o order) (perform func(work func(contex
 	}, nil
 }
 
-// enter takes the slot (op is set) or tells who has it (cur is set).
+// enter takes the slot and returns op, or returns cur, the operation that holds it.
 func (s *slot) enter(ctx context.Context, o order) (cur, op *operation, opctx context.Context, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.cur != nil {
 		return s.cur, nil, nil, nil
 	}
-	if err := o.duty.begin(); err != nil {
+	if err := o.inflight.begin(); err != nil {
 		return nil, nil, nil, err
 	}
 	if !o.bound {
@@ -118,8 +117,8 @@ func (s *slot) enter(ctx context.Context, o order) (cur, op *operation, opctx co
 
 func (s *slot) perform(ctx context.Context, op *operation, work func(context.Context) error) {
 	ctx, stop := context.WithTimeoutCause(ctx, op.limit, errTooLong)
-	given := context.AfterFunc(op.duty.ctx, func() { op.cancel(context.Cause(op.duty.ctx)) })
-	defer op.duty.end()
+	given := context.AfterFunc(op.inflight.ctx, func() { op.cancel(context.Cause(op.inflight.ctx)) })
+	defer op.inflight.end()
 	defer func() {
 		given()
 		stop()
@@ -129,11 +128,11 @@ func (s *slot) perform(ctx context.Context, op *operation, work func(context.Con
 		s.mu.Unlock()
 		close(op.done)
 	}()
-	op.err = explain(ctx, guard.Call(op.order.log, string(op.call), func() error { return work(ctx) }))
+	op.err = withCause(ctx, guard.Call(op.order.log, string(op.call), func() error { return work(ctx) }))
 }
 
-// explain puts the reason why ctx ended in the place of a bare "context canceled".
-func explain(ctx context.Context, err error) error {
+// withCause adds to err the reason why ctx ended.
+func withCause(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() == nil {
 		return err
 	}
@@ -153,6 +152,6 @@ func (op *operation) wait(ctx context.Context) error {
 	case <-op.done:
 		return op.err
 	case <-ctx.Done():
-		return fmt.Errorf("%s goes on without its caller: %w", op.call, context.Cause(ctx))
+		return fmt.Errorf("%s continues without its caller: %w", op.call, context.Cause(ctx))
 	}
 }

@@ -15,13 +15,13 @@ import (
 )
 
 const (
-	// statsTimeout bounds what one sick pod can cost a list of figures.
+	// statsTimeout bounds how long one unresponsive pod can delay a list of statistics.
 	statsTimeout = 2 * time.Second
-	// statsWorkers is how many pods are measured at a time.
+	// statsWorkers is how many pods are measured concurrently.
 	statsWorkers = 8
 )
 
-// ContainerStats measures a container. Errors: ErrNotFound, ErrNotImplemented, the backend's.
+// ContainerStats returns a container's statistics. Errors: ErrNotFound, ErrNotImplemented, or the backend's.
 func (n *Node) ContainerStats(ctx context.Context, id string) (*runtimeapi.ContainerStats, error) {
 	c, p, err := n.Container(id)
 	if err != nil {
@@ -30,7 +30,7 @@ func (n *Node) ContainerStats(ctx context.Context, id string) (*runtimeapi.Conta
 	return n.containerStats(ctx, p, c)
 }
 
-// ContainersStats measures many containers at once; those that cannot be measured are left out.
+// ContainersStats returns the statistics of many containers and omits those that fail.
 func (n *Node) ContainersStats(ctx context.Context, containers []*Container) []*runtimeapi.ContainerStats {
 	return measure(ctx, n, containers, func(c *Container) string { return c.ID }, func(ctx context.Context, c *Container) (*runtimeapi.ContainerStats, error) {
 		p, err := n.Pod(c.PodID)
@@ -41,7 +41,7 @@ func (n *Node) ContainersStats(ctx context.Context, containers []*Container) []*
 	})
 }
 
-// PodStats measures a pod: its own figures, its network and its containers. Errors as for ContainerStats.
+// PodStats returns the statistics of a pod, its network and its containers. Errors as for ContainerStats.
 func (n *Node) PodStats(ctx context.Context, id string) (*runtimeapi.PodSandboxStats, error) {
 	p, err := n.Pod(id)
 	if err != nil {
@@ -50,13 +50,13 @@ func (n *Node) PodStats(ctx context.Context, id string) (*runtimeapi.PodSandboxS
 	return n.podStats(ctx, p)
 }
 
-// PodsStats measures many pods at once; those that cannot be measured are left out.
+// PodsStats returns the statistics of many pods and omits those that fail.
 func (n *Node) PodsStats(ctx context.Context, pods []*Pod) []*runtimeapi.PodSandboxStats {
 	return measure(ctx, n, pods, func(p *Pod) string { return p.ID }, n.podStats)
 }
 
-// measure asks for the figures of many things, a few at a time, and gives up on each after statsTimeout, so that one
-// that hangs (a process in uninterruptible sleep, a silent machine) does not hold up the rest.
+// measure collects the statistics of many things, a few at a time, and gives up on each after statsTimeout, so that one that
+// hangs (a process in uninterruptible sleep, a silent machine) does not delay the others.
 func measure[In, Out any](ctx context.Context, n *Node, things []In, id func(In) string, one func(context.Context, In) (Out, error)) []Out {
 	out, got := make([]Out, len(things)), make([]bool, len(things))
 	var wg sync.WaitGroup
@@ -83,8 +83,8 @@ func measure[In, Out any](ctx context.Context, n *Node, things []In, id func(In)
 	return kept
 }
 
-// within runs work and stops waiting for it after statsTimeout. Until work comes back after all, its ID is in silent
-// and is not asked again: something that hangs for good costs one goroutine, not one per question.
+// within runs work and waits for at most statsTimeout. Until work returns, its ID stays in silent and is not asked again:
+// something that hangs forever costs one goroutine in all.
 func within[Out any](ctx context.Context, n *Node, id string, work func(context.Context) (Out, error)) (Out, error) {
 	type result struct {
 		value Out
@@ -92,7 +92,7 @@ func within[Out any](ctx context.Context, n *Node, id string, work func(context.
 	}
 	var none Out
 	if _, hangs := n.silent.Load(id); hangs {
-		return none, fmt.Errorf("%s has not answered an earlier question: %w", id, errdefs.ErrUnavailable)
+		return none, fmt.Errorf("%s has not answered the previous request: %w", id, errdefs.ErrUnavailable)
 	}
 	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
 	defer cancel()
@@ -168,7 +168,7 @@ func (n *Node) podStats(ctx context.Context, p *Pod) (*runtimeapi.PodSandboxStat
 func (n *Node) provider(p *Pod) (sandbox.StatsProvider, error) {
 	provider, ok := n.Backends[p.Handler].(sandbox.StatsProvider)
 	if !ok {
-		return nil, unable(p, "figures")
+		return nil, unsupported(p, "figures")
 	}
 	if err := n.broken.of(p.Handler); err != nil {
 		return nil, unrecovered(p.Handler, err)
@@ -176,7 +176,7 @@ func (n *Node) provider(p *Pod) (sandbox.StatsProvider, error) {
 	return provider, nil
 }
 
-// networkUsage reads the traffic of a pod's interfaces; eth0 is the default one.
+// networkUsage reads the traffic of a pod's interfaces; eth0 is the default interface.
 func (n *Node) networkUsage(netns string) (*runtimeapi.NetworkUsage, error) {
 	interfaces, err := n.Network.Stats(netns)
 	if err != nil {

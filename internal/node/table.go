@@ -7,11 +7,11 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// State is one of the seven states of seed 1; the empty State is ∅, the pod that does not exist.
+// State is one of the seven states of seed 1; the empty State means that the pod does not exist.
 type State string
 
-// The seven states. A unit pod is in one of them as a whole. In a pod of many containers the sandbox is Initiated
-// or Killed and each container goes from Created to Removed by itself.
+// The seven states. A unit pod is in one of them as a whole. In a pod with many containers the sandbox is Initiated or
+// Killed, and each container moves from Created to Removed on its own.
 const (
 	Initiated State = "Initiated"
 	Created   State = "Created"
@@ -22,14 +22,14 @@ const (
 	Killed    State = "Killed"
 )
 
-// Retained is the state in which orders meet a previous attempt of a unit pod's container. It is none of the seven: the
-// pod itself has gone on.
+// Retained is the state of a unit pod's previous attempts in the table. It is not one of the seven, because the pod itself
+// has moved on.
 const Retained State = "Retained"
 
 // States lists the seven states in the order of seed 1.
 var States = [...]State{Initiated, Created, Starting, Running, Stopped, Removed, Killed}
 
-// Call is one of the CRI calls that order a transition.
+// Call is a CRI call that orders a transition.
 type Call string
 
 // The calls, in the order of the states that they lead to.
@@ -43,24 +43,23 @@ const (
 	RemovePodSandbox Call = "RemovePodSandbox"
 )
 
-// Calls lists the calls in that order.
 var Calls = [...]Call{RunPodSandbox, CreateContainer, StartContainer, StopContainer, RemoveContainer, StopPodSandbox, RemovePodSandbox}
 
-// Verdict is what the table says of a call in a state.
+// Verdict is the table's answer for a call in a state.
 type Verdict rune
 
-// The verdicts, with the signs of seed 1.
+// The verdicts, with the symbols of seed 1.
 const (
 	Valid      Verdict = '✔'
 	Idempotent Verdict = '↻'
 	Refused    Verdict = '✘'
-	// Walk is an edge that CRI v1 demands beyond the table: it goes over the table's own edges, never a new one.
+	// Walk is a transition that CRI v1 requires beyond the table. It combines edges of the table and adds none.
 	Walk Verdict = '⇒'
 )
 
-// unitTable is the state table of seed 1, with a row per state and a column per call, for pods whose container is
-// the pod. RunPodSandbox names no pod: it is Idempotent where a repeat with the same metadata finds the sandbox
-// ready. RemovePodSandbox outside Killed walks through Killed, as CRI v1 demands of every sandbox.
+// unitTable is the state table of seed 1, with a row per state and a column per call, for pods whose container is the pod.
+// RunPodSandbox names no pod: it is Idempotent where a repeat with the same metadata finds the sandbox ready.
+// RemovePodSandbox outside Killed walks through Killed, because CRI v1 requires that every sandbox can be removed.
 var unitTable = table{
 	//          Run  Create Start Stop Remove StopPod RemovePod
 	Initiated: {'↻', '✔', '✘', '✘', '✘', '✔', '⇒'},
@@ -73,9 +72,9 @@ var unitTable = table{
 	Retained:  {'✘', '✘', '✘', '↻', '✔', '✘', '✘'},
 }
 
-// containerTable is the table of one container in a pod of many. It differs from unitTable only where CRI v1 demands
-// it: a container of any state can be removed, a container that does not run is stopped already, and in a stopped
-// sandbox (the row Killed, for a container that has ended) containers can still be stopped and removed.
+// containerTable is the table of one container in a pod with many. It differs from unitTable only where CRI v1 requires it:
+// any container can be removed, stopping a container that does not run succeeds, and containers can still be stopped and
+// removed in a stopped sandbox (the row Killed, for a container that has ended).
 var containerTable = table{
 	Initiated: {'↻', '✔', '✘', '✘', '✘', '✔', '⇒'},
 	Created:   {'↻', '↻', '✔', '↻', '⇒', '✔', '⇒'},
@@ -88,7 +87,6 @@ var containerTable = table{
 
 type table map[State][len(Calls)]Verdict
 
-// verdict is the cell of state and call.
 func (t table) verdict(s State, c Call) Verdict {
 	for i, call := range Calls {
 		if call == c {
@@ -98,7 +96,7 @@ func (t table) verdict(s State, c Call) Verdict {
 	return Refused
 }
 
-// Decide tells what call does to a pod, or to a container of a pod of many, that is in state s.
+// Decide returns what a call does to a unit pod, or to a container in a pod with many, in state s.
 func Decide(unit bool, s State, c Call) Verdict {
 	if unit {
 		return unitTable.verdict(s, c)
@@ -106,7 +104,7 @@ func Decide(unit bool, s State, c Call) Verdict {
 	return containerTable.verdict(s, c)
 }
 
-// refusal is the error of a Refused cell: what was asked, the state it met, the calls that would be valid.
+// refusal is the error of a Refused cell: the call, the state, the calls that are valid.
 func refusal(unit bool, id string, s State, c Call) error {
 	var valid []string
 	for _, other := range Calls {

@@ -105,7 +105,7 @@ func TestN9UpgradeWithRunningPods(t *testing.T) {
 	d.Stop()
 
 	d.Program(earlier) // it knows version 1 of pods' records only
-	if err := d.TryStart(); err == nil || !strings.Contains(d.DaemonLog(), "start the tripod that wrote it") {
+	if err := d.TryStart(); err == nil || !strings.Contains(d.DaemonLog(), "start the version of tripod that wrote it") {
 		t.Errorf("the earlier one on a later record: %v", err)
 	}
 	d.Program("")

@@ -7,12 +7,12 @@ import (
 	"github.com/tripod-run/tripod/internal/boltroom"
 )
 
-// Reserve makes sure that what is recorded next can be changed and deleted again on a disk that gets full meanwhile. Who records
-// something new calls it first. On a full disk it fails with the errno of that.
+// Reserve makes sure that the next record can still be changed and deleted if the disk fills up. Call it before recording
+// something new. On a full disk it fails with the file system's errno.
 func (s *Store) Reserve() error {
 	err := boltroom.Keep(s.path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // the first write makes it
+		return nil // the first write creates the file
 	}
 	return wrapWrite(err)
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/tripod-run/tripod/internal/boltfile"
 )
 
-// Format is the format that this program writes. Migrations from older formats go into migrate.
+// Format is the file format that this program writes. Migrations from older formats belong in migrate.
 const Format = 1
 
 var (
@@ -26,13 +26,13 @@ var (
 	keyID          = []byte("id")
 )
 
-// Store is an open record file. Its methods may be called from many goroutines.
+// Store is an open record file. Its methods are safe for concurrent use.
 type Store struct {
 	path  string
 	fresh bool
 	id    string
 
-	// mu is held for writing while db is opened again. db is nil for a file that is to be made once that is possible.
+	// mu is write-locked while db is reopened. db is nil until the file can be created.
 	mu       sync.RWMutex
 	db       *bbolt.DB
 	readOnly bool
@@ -43,17 +43,16 @@ type Store struct {
 	wg     sync.WaitGroup
 }
 
-// request is one write waiting for the committer.
 type request struct {
 	apply func(*bbolt.Tx) error
 	done  chan error
 }
 
-// Open opens the record file at path and makes it when it does not exist. A file that is there must be whole, and one of ours:
-// otherwise it is errdefs.ErrDataLoss, and untouched. It fails with errdefs.ErrUnavailable when another process holds the file and
-// with errdefs.ErrFailedPrecondition when a later program wrote it.
+// Open opens the record file at path, or creates it. An existing file must be complete and ours; otherwise Open leaves it
+// unchanged and returns errdefs.ErrDataLoss. It returns errdefs.ErrUnavailable if another process holds the file, and
+// errdefs.ErrFailedPrecondition if a later version of tripod wrote it.
 //
-// On a file system that is read-only the record can be read; writes fail, until one finds that it can be written again.
+// On a read-only file system the records can be read. Writes fail until the file system is writable.
 func Open(path string) (*Store, error) {
 	s := &Store{path: path, queue: make(chan request, 64), closed: make(chan struct{})}
 	err := s.open(false)
@@ -67,7 +66,7 @@ func Open(path string) (*Store, error) {
 	return s, nil
 }
 
-// open opens the file, for reading only if so told: one that is not there then has no records.
+// open opens the file. With readOnly, a missing file counts as one without records.
 func (s *Store) open(readOnly bool) error {
 	db, fresh, err := boltfile.Open(s.path, boltfile.Options{Fill: fill, Recognize: recognize, Shallow: true, ReadOnly: readOnly})
 	if readOnly && errors.Is(err, os.ErrNotExist) {
@@ -99,26 +98,26 @@ func fill(tx *bbolt.Tx) error {
 
 func recognize(tx *bbolt.Tx) error {
 	if meta := tx.Bucket(bucketMeta); meta == nil || meta.Get(keyFormat) == nil {
-		return errors.New("is no record of tripod's")
+		return errors.New("not a record file of tripod")
 	}
 	return nil
 }
 
-// identify checks the format and reads the ID.
+// identify checks the format number and reads the ID.
 func (s *Store) identify(tx *bbolt.Tx) error {
 	meta := tx.Bucket(bucketMeta)
 	switch raw := meta.Get(keyFormat); {
 	case len(raw) != 4:
-		return fmt.Errorf("its format number is damaged: %w", errdefs.ErrDataLoss)
+		return fmt.Errorf("the format number is damaged: %w", errdefs.ErrDataLoss)
 	case binary.BigEndian.Uint32(raw) > Format:
-		return fmt.Errorf("format %d was written by a later tripod, this one knows %d: start the later one: %w",
+		return fmt.Errorf("format %d is later than %d: start the version of tripod that wrote it: %w",
 			binary.BigEndian.Uint32(raw), Format, errdefs.ErrFailedPrecondition)
 	}
 	s.id = string(meta.Get(keyID))
 	return nil
 }
 
-// prepare is identify, and makes what an older program did not know.
+// prepare calls identify and adds what older versions did not write.
 func (s *Store) prepare(tx *bbolt.Tx) error {
 	if err := s.identify(tx); err != nil {
 		return err
@@ -133,11 +132,11 @@ func (s *Store) prepare(tx *bbolt.Tx) error {
 	return tx.Bucket(bucketMeta).Put(keyID, []byte(s.id))
 }
 
-// Err says why records cannot be written now, without writing: errdefs.ErrUnavailable, or nil.
+// Err returns errdefs.ErrUnavailable if records cannot be written now, or nil. It writes nothing.
 func (s *Store) Err() error {
 	err := unix.Access(s.path, unix.W_OK)
 	if errors.Is(err, unix.ENOENT) && s.isReadOnly() {
-		err = unix.Access(filepath.Dir(s.path), unix.W_OK) // it is to be made yet
+		err = unix.Access(filepath.Dir(s.path), unix.W_OK) // the file does not exist yet
 	}
 	if err != nil {
 		return fmt.Errorf("the record file %s cannot be written: %w: %w", s.path, err, errdefs.ErrUnavailable)
@@ -151,7 +150,7 @@ func (s *Store) isReadOnly() bool {
 	return s.readOnly
 }
 
-// makeWritable opens a file again that could only be read, once it can be written.
+// makeWritable reopens a file that was opened read-only, if it can now be written.
 func (s *Store) makeWritable() error {
 	if !s.isReadOnly() {
 		return nil
@@ -173,7 +172,6 @@ func (s *Store) makeWritable() error {
 	return nil
 }
 
-// view reads in one transaction.
 func (s *Store) view(read func(*bbolt.Tx) error) error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -183,13 +181,13 @@ func (s *Store) view(read func(*bbolt.Tx) error) error {
 	return s.db.View(read)
 }
 
-// ID is the file's own: no other has it but its copies.
+// ID returns the file's unique ID; only copies of the file share it.
 func (s *Store) ID() string { return s.id }
 
-// Fresh reports whether Open made the file.
+// Fresh reports whether Open created the file.
 func (s *Store) Fresh() bool { return s.fresh }
 
-// Close ends the store once the writes under way are done. Later writes fail with errdefs.ErrUnavailable.
+// Close closes the store after the writes under way. Later writes fail with errdefs.ErrUnavailable.
 func (s *Store) Close() error {
 	s.once.Do(func() { close(s.closed) })
 	s.wg.Wait()
@@ -199,7 +197,7 @@ func (s *Store) Close() error {
 	return s.db.Close()
 }
 
-// Put writes value under key. It returns when the value is on the disk.
+// Put writes value under key. It returns once the value is on disk.
 func (s *Store) Put(kind, key string, value []byte) error {
 	return s.submit(func(tx *bbolt.Tx) error {
 		b, err := tx.CreateBucketIfNotExists([]byte(kind))
@@ -210,7 +208,7 @@ func (s *Store) Put(kind, key string, value []byte) error {
 	})
 }
 
-// Delete removes key. A key that is not there is a success.
+// Delete removes key. A missing key is a success.
 func (s *Store) Delete(kind, key string) error {
 	return s.submit(func(tx *bbolt.Tx) error {
 		if b := tx.Bucket([]byte(kind)); b != nil {
@@ -220,7 +218,7 @@ func (s *Store) Delete(kind, key string) error {
 	})
 }
 
-// Next returns the next number of the sequence called name: 0, 1, 2 … It never repeats over the life of the file.
+// Next returns the next number of the named sequence: 0, 1, 2 … A number never repeats within the file's life.
 func (s *Store) Next(name string) (uint64, error) {
 	var n uint64
 	err := s.submit(func(tx *bbolt.Tx) error {
@@ -234,7 +232,7 @@ func (s *Store) Next(name string) (uint64, error) {
 	return n, err
 }
 
-// All calls each for every record of kind, in the order of the keys. The slices are each's to keep.
+// All calls each for every record of kind, in key order. The slices belong to each.
 func (s *Store) All(kind string, each func(key string, value []byte) error) error {
 	return s.view(func(tx *bbolt.Tx) error {
 		b := tx.Bucket([]byte(kind))
@@ -245,7 +243,7 @@ func (s *Store) All(kind string, each func(key string, value []byte) error) erro
 	})
 }
 
-// Check walks the whole file and reports damage.
+// Check verifies the whole file.
 func (s *Store) Check() error { return s.view(boltfile.Check) }
 
 func (s *Store) submit(apply func(*bbolt.Tx) error) error {
@@ -259,7 +257,7 @@ func (s *Store) submit(apply func(*bbolt.Tx) error) error {
 	case err := <-r.done:
 		return err
 	case <-s.closed:
-		s.wg.Wait() // the committer may have taken it before it ended
+		s.wg.Wait() // the committer may have taken the request before it ended
 		select {
 		case err := <-r.done:
 			return err
@@ -269,7 +267,7 @@ func (s *Store) submit(apply func(*bbolt.Tx) error) error {
 	}
 }
 
-// commitLoop takes what has queued up while the last transaction was written and writes it as one.
+// commitLoop writes the requests that queued up during the last transaction as one transaction.
 func (s *Store) commitLoop() {
 	for {
 		select {
@@ -295,8 +293,8 @@ func (s *Store) drain(batch []request) []request {
 	}
 }
 
-// commit writes batch in one transaction; when that fails, each request alone, so that one bad record does not
-// take its neighbours with it.
+// commit writes batch in one transaction. If that fails, it writes each request alone, so that one bad record does not fail
+// the others.
 func (s *Store) commit(batch []request) {
 	if err := s.makeWritable(); err != nil {
 		for _, r := range batch {
