@@ -6,7 +6,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Attach prepares a session that joins the container's stdio, and gives its URL.
+// Attach returns the URL of a session that connects to the container's stdio.
 func (s *Server) Attach(_ context.Context, req *runtimeapi.AttachRequest) (*runtimeapi.AttachResponse, error) {
 	if req.GetContainerId() == "" {
 		return nil, required("container_id")
@@ -18,7 +18,7 @@ func (s *Server) Attach(_ context.Context, req *runtimeapi.AttachRequest) (*runt
 	if err != nil {
 		return nil, err
 	}
-	// A client without a terminal may watch a container that has one. The other way round, stderr would be lost.
+	// A client without a terminal may attach to a container that has one. In the opposite case stderr would be lost.
 	if req.GetTty() && !c.Config.GetTty() {
 		return nil, invalid("tty", "container %s was created without one", c.ID)
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 )
 
-// CreateContainer prepares a container in a pod without running anything of it. The request's sandbox_config is a copy
-// of what RunPodSandbox was given and immutable; the node has its own.
+// CreateContainer prepares a container in a pod without running it. The request's sandbox_config is an immutable copy of
+// RunPodSandbox's; the node uses its own.
 func (s *Server) CreateContainer(ctx context.Context, req *runtimeapi.CreateContainerRequest) (*runtimeapi.CreateContainerResponse, error) {
 	if req.GetPodSandboxId() == "" {
 		return nil, required("pod_sandbox_id")
@@ -37,20 +37,19 @@ func (s *Server) CreateContainer(ctx context.Context, req *runtimeapi.CreateCont
 	return &runtimeapi.CreateContainerResponse{ContainerId: id}, nil
 }
 
-// checkAgainstPod refuses what the API does not allow in this pod: a privileged container in a pod that was not
-// announced as privileged, a target that is not one of its containers, recursive read-only mounts that its handler
-// cannot make.
+// checkAgainstPod rejects what the API forbids in this pod: a privileged container unless the pod is privileged, a namespace
+// target outside the pod, recursive read-only mounts that the handler does not support.
 func (s *Server) checkAgainstPod(pod *node.Pod, c *runtimeapi.ContainerConfig) error {
 	sc := c.GetLinux().GetSecurityContext()
 	if sc.GetPrivileged() && !pod.Config.GetLinux().GetSecurityContext().GetPrivileged() {
-		return invalid("config.linux.security_context.privileged", "pod %s was not made for privileged containers, set privileged in its own security context", pod.ID)
+		return invalid("config.linux.security_context.privileged", "pod %s is not privileged: set privileged in its own security context", pod.ID)
 	}
 	if t := sc.GetNamespaceOptions().GetTargetId(); t != "" && pod.Container(t) == nil {
 		return invalid("config.linux.security_context.namespace_options.target_id", "pod %s has no container %q", pod.ID, t)
 	}
 	for i, m := range c.GetMounts() {
 		if m.GetRecursiveReadOnly() && !s.recursiveReadOnly(pod.Handler) {
-			return fmt.Errorf("%w: config.mounts[%d].recursive_read_only: handler %q cannot make mounts recursively read-only: %w",
+			return fmt.Errorf("%w: config.mounts[%d].recursive_read_only: handler %q does not support recursive read-only mounts: %w",
 				crierrors.ErrRROUnsupported, i, pod.Handler, errdefs.ErrNotImplemented)
 		}
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 )
 
-// ListContainers lists the containers that match the filter, pod by pod in the order of their creation.
+// ListContainers lists the containers that match the filter, pod by pod, in order of creation.
 func (s *Server) ListContainers(ctx context.Context, req *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
 	items, err := s.containersOf(ctx, req.GetFilter())
 	if err != nil {
@@ -20,7 +20,7 @@ func (s *Server) ListContainers(ctx context.Context, req *runtimeapi.ListContain
 	return withItems(&runtimeapi.ListContainersResponse{}, items), nil
 }
 
-// StreamContainers is ListContainers without a limit to its size.
+// StreamContainers is ListContainers without a size limit.
 func (s *Server) StreamContainers(req *runtimeapi.StreamContainersRequest, stream runtimeapi.RuntimeService_StreamContainersServer) error {
 	items, err := s.containersOf(stream.Context(), req.GetFilter())
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// RemoveContainer removes the container, by force where it runs. An unknown ID is a container that is removed already.
+// RemoveContainer removes the container and kills it first if it runs. An unknown ID counts as removed.
 func (s *Server) RemoveContainer(ctx context.Context, req *runtimeapi.RemoveContainerRequest) (*runtimeapi.RemoveContainerResponse, error) {
 	if req.GetContainerId() == "" {
 		return nil, required("container_id")

@@ -8,8 +8,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// StopContainer asks the container to end and kills it after the timeout. An unknown ID is a container that is
-// stopped already.
+// StopContainer asks the container to end and kills it after the timeout. An unknown ID counts as stopped.
 func (s *Server) StopContainer(ctx context.Context, req *runtimeapi.StopContainerRequest) (*runtimeapi.StopContainerResponse, error) {
 	if req.GetContainerId() == "" {
 		return nil, required("container_id")
@@ -24,11 +23,11 @@ func (s *Server) StopContainer(ctx context.Context, req *runtimeapi.StopContaine
 	return &runtimeapi.StopContainerResponse{}, nil
 }
 
-// seconds turns a count of seconds of the API into a Duration; what is longer than a Duration is the longest there is.
+// seconds converts the API's seconds to a Duration and caps them at the longest one.
 func seconds(field string, n int64) (time.Duration, error) {
 	switch {
 	case n < 0:
-		return 0, invalid(field, "%d seconds are less than none", n)
+		return 0, invalid(field, "must not be negative, is %d", n)
 	case n > math.MaxInt64/int64(time.Second):
 		return math.MaxInt64, nil
 	}

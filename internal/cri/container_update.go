@@ -7,8 +7,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// UpdateContainerResources changes the resources of a created or running container in place (KEP-1287). The
-// request's annotations are for experiments of other runtimes; none is known here.
+// UpdateContainerResources changes the resources of a created or running container in place (KEP-1287). It ignores the
+// request's annotations, which are for other runtimes' experiments.
 func (s *Server) UpdateContainerResources(ctx context.Context, req *runtimeapi.UpdateContainerResourcesRequest) (*runtimeapi.UpdateContainerResourcesResponse, error) {
 	if err := validateUpdate(req); err != nil {
 		return nil, err

@@ -10,10 +10,8 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 )
 
-// The messages made here share labels, annotations and configurations with the node's snapshots, which never change:
-// nothing of them is copied.
+// The messages share labels, annotations and configurations with the node's immutable snapshots; nothing is copied.
 
-// sandboxStatus describes a pod in full.
 func sandboxStatus(p *node.Pod) *runtimeapi.PodSandboxStatus {
 	return &runtimeapi.PodSandboxStatus{
 		Id: p.ID, Metadata: p.Config.GetMetadata(), State: sandboxState(p), CreatedAt: nano(p.CreatedAt),
@@ -25,7 +23,7 @@ func sandboxStatus(p *node.Pod) *runtimeapi.PodSandboxStatus {
 	}
 }
 
-// networkStatus holds the addresses of a ready pod. One that is stopped has given them back.
+// networkStatus holds the addresses of a ready pod. A stopped pod has released them.
 func networkStatus(p *node.Pod) *runtimeapi.PodSandboxNetworkStatus {
 	n := &runtimeapi.PodSandboxNetworkStatus{}
 	if !p.Ready() {
@@ -55,7 +53,6 @@ func sandboxState(p *node.Pod) runtimeapi.PodSandboxState {
 	return runtimeapi.PodSandboxState_SANDBOX_NOTREADY
 }
 
-// sandboxItem describes a pod for a list.
 func sandboxItem(p *node.Pod) proto.Message {
 	return &runtimeapi.PodSandbox{
 		Id: p.ID, Metadata: p.Config.GetMetadata(), State: sandboxState(p), CreatedAt: nano(p.CreatedAt),
@@ -63,16 +60,14 @@ func sandboxItem(p *node.Pod) proto.Message {
 	}
 }
 
-// containerItem describes a container for a list.
 func containerItem(c *node.Container) proto.Message {
 	return &runtimeapi.Container{
 		Id: c.ID, PodSandboxId: c.PodID, Metadata: c.Config.GetMetadata(),
-		Image: imageAsked(c.Config.GetImage()), ImageRef: c.ImageID, ImageId: c.ImageID,
+		Image: requestedImage(c.Config.GetImage()), ImageRef: c.ImageID, ImageId: c.ImageID,
 		State: containerState(c), CreatedAt: nano(c.CreatedAt), Labels: c.Config.GetLabels(), Annotations: c.Config.GetAnnotations(),
 	}
 }
 
-// containerStatuses describes every container of a pod in full.
 func containerStatuses(p *node.Pod) []*runtimeapi.ContainerStatus {
 	containers := p.Visible()
 	statuses := make([]*runtimeapi.ContainerStatus, len(containers))
@@ -82,17 +77,17 @@ func containerStatuses(p *node.Pod) []*runtimeapi.ContainerStatus {
 	return statuses
 }
 
-// containerStatus describes a container in full. What a start or an end leaves behind is told only of a container
-// that is in that state: one that was restarted has no exit code.
+// containerStatus describes a container in full. It includes start and exit data only in the states that they belong to: a
+// restarted container has no exit code.
 func containerStatus(p *node.Pod, c *node.Container) *runtimeapi.ContainerStatus {
 	s := &runtimeapi.ContainerStatus{
 		Id: c.ID, Metadata: c.Config.GetMetadata(), State: containerState(c), CreatedAt: nano(c.CreatedAt),
-		Image: imageAsked(c.Config.GetImage()), ImageRef: c.ImageID, ImageId: c.ImageID,
+		Image: requestedImage(c.Config.GetImage()), ImageRef: c.ImageID, ImageId: c.ImageID,
 		Labels: c.Config.GetLabels(), Annotations: c.Config.GetAnnotations(), Mounts: c.Resolved.Mounts,
 		LogPath: logPath(p.Config, c.Config), User: c.Resolved.User, StopSignal: c.Resolved.StopSignal,
 	}
 	if r := c.Config.GetLinux().GetResources(); r != nil {
-		s.Resources = &runtimeapi.ContainerResources{Linux: resourcesInForce(c, r)}
+		s.Resources = &runtimeapi.ContainerResources{Linux: effectiveResources(c, r)}
 	}
 	switch s.State {
 	case runtimeapi.ContainerState_CONTAINER_RUNNING:
@@ -104,8 +99,8 @@ func containerStatus(p *node.Pod, c *node.Container) *runtimeapi.ContainerStatus
 	return s
 }
 
-// resourcesInForce are those that were asked for, and the limit of swap that follows from them.
-func resourcesInForce(c *node.Container, asked *runtimeapi.LinuxContainerResources) *runtimeapi.LinuxContainerResources {
+// effectiveResources adds the swap limit that follows from the requested resources.
+func effectiveResources(c *node.Container, asked *runtimeapi.LinuxContainerResources) *runtimeapi.LinuxContainerResources {
 	if !c.Resolved.SwapLimited || asked.GetMemoryLimitInBytes() == 0 || asked.GetMemorySwapLimitInBytes() != 0 {
 		return asked
 	}
@@ -114,7 +109,7 @@ func resourcesInForce(c *node.Container, asked *runtimeapi.LinuxContainerResourc
 	return r
 }
 
-// containerStates are the node's states as the CRI has them. A container is CREATED until it runs.
+// containerStates maps the node's states to the CRI's. A container is CREATED until it runs.
 var containerStates = map[node.State]runtimeapi.ContainerState{
 	node.Created:  runtimeapi.ContainerState_CONTAINER_CREATED,
 	node.Starting: runtimeapi.ContainerState_CONTAINER_CREATED,
@@ -130,9 +125,9 @@ func containerState(c *node.Container) runtimeapi.ContainerState {
 	return runtimeapi.ContainerState_CONTAINER_UNKNOWN
 }
 
-// imageAsked is the image as a person asked for it. The kubelet replaces the name of the pod's specification by the
-// ID that the pull gave and keeps the name in user_specified_image; the name is what it shows in the pod's status.
-func imageAsked(spec *runtimeapi.ImageSpec) *runtimeapi.ImageSpec {
+// requestedImage is the image as the user named it. The kubelet replaces the name in the pod's specification with the ID that
+// the pull returned and keeps the name in user_specified_image, which it shows in the pod's status.
+func requestedImage(spec *runtimeapi.ImageSpec) *runtimeapi.ImageSpec {
 	name := spec.GetUserSpecifiedImage()
 	if name == "" || name == spec.GetImage() {
 		return spec
@@ -143,7 +138,7 @@ func imageAsked(spec *runtimeapi.ImageSpec) *runtimeapi.ImageSpec {
 	}
 }
 
-// logPath is where the container's log lies on the host, "" when none was asked for.
+// logPath is the path of the container's log on the host; "" if the pod has none.
 func logPath(pod *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) string {
 	if pod.GetLogDirectory() == "" || c.GetLogPath() == "" {
 		return ""
@@ -151,7 +146,7 @@ func logPath(pod *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) st
 	return filepath.Join(pod.GetLogDirectory(), c.GetLogPath())
 }
 
-// nano is a time as the CRI has it: nanoseconds since 1970, 0 when there is none.
+// nano converts a time to the CRI's form: nanoseconds since 1970, 0 for the zero time.
 func nano(t time.Time) int64 {
 	if t.IsZero() {
 		return 0

@@ -10,11 +10,10 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 )
 
-// nobody is the user of images that have none: nothing of a component or a machine runs on the node as root. A number, since the
-// kubelet holds runAsNonRoot against nothing else.
+// nobody is the user of images that name none: no component or machine runs as root on the node. It is a number because the
+// kubelet checks runAsNonRoot only against numbers.
 const nobody = 65534
 
-// imageMessage describes an image.
 func imageMessage(img *image.Image) *runtimeapi.Image {
 	uid, username := imageUser(img.User)
 	if img.Component != nil || img.Kind == image.KindDisk {
@@ -26,9 +25,9 @@ func imageMessage(img *image.Image) *runtimeapi.Image {
 	}
 }
 
-// imageUser splits the user of an image's configuration ("user", "uid", "user:group" …; OCI image-spec config) into
-// what the CRI has: a UID, or else a name. A number that is no UID stays a name, which no image has: the container
-// then fails by it instead of running as somebody else (CVE-2024-40635).
+// imageUser splits the user of an image's configuration ("user", "uid", "user:group" …; OCI image-spec config) into the CRI's
+// form: a UID or a name. A number that is not a valid UID stays a name. No image has that name, so the container fails
+// instead of running as another user (CVE-2024-40635).
 func imageUser(user string) (uid *runtimeapi.Int64Value, name string) {
 	name, _, _ = strings.Cut(user, ":")
 	if n, err := strconv.ParseInt(name, 10, 64); err == nil && n >= 0 && n <= math.MaxInt32 {

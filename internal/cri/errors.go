@@ -18,8 +18,7 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// classCodes is the whole translation from the house's error vocabulary to gRPC codes. The outermost class of an
-// error counts (errdefs.Resolve).
+// classCodes translates error classes to gRPC codes. The outermost class of an error counts (errdefs.Resolve).
 var classCodes = map[error]codes.Code{
 	errdefs.ErrInvalidArgument:    codes.InvalidArgument,
 	errdefs.ErrNotFound:           codes.NotFound,
@@ -41,8 +40,8 @@ var classCodes = map[error]codes.Code{
 	context.DeadlineExceeded:      codes.DeadlineExceeded,
 }
 
-// errnoCodes are the codes of what the node is out of, or cannot write at the moment: the caller did nothing wrong and may try
-// again. They count where nobody has classified the error.
+// errnoCodes are the codes of exhausted resources and read-only disks: the caller did nothing wrong and may retry. They apply
+// to errors without a class.
 var errnoCodes = map[syscall.Errno]codes.Code{
 	syscall.ENOSPC: codes.ResourceExhausted,
 	syscall.EDQUOT: codes.ResourceExhausted,
@@ -53,16 +52,15 @@ var errnoCodes = map[syscall.Errno]codes.Code{
 	syscall.EIO:    codes.Unavailable,
 }
 
-// pullErrors are the named errors of the CRI that the kubelet knows an image pull by. It compares the beginning of the
-// text, and its client strips the code from the text for codes.Unknown only: so they travel with that code.
+// pullErrors are the CRI's named errors that the kubelet recognises after a pull. It compares the beginning of the text, and
+// its client strips the code from the text only for codes.Unknown, so these errors use that code.
 var pullErrors = []error{crierrors.ErrRegistryUnavailable, crierrors.ErrSignatureValidationFailed}
 
-// containerErrors are the named errors of the CRI for containers. The text begins with the name, the code is that of
-// the class.
+// containerErrors are the CRI's named errors for containers. The text begins with the name; the class determines the code.
 var containerErrors = []error{crierrors.ErrRROUnsupported, crierrors.ErrImageVolumeMountFailed}
 
-// toStatus gives err its gRPC code. ctx is the call's: once it has ended, an error that nobody classified (a killed
-// child process, a closed connection) is the consequence of that end.
+// toStatus converts err to a gRPC status. If ctx, the call's context, has ended, it is taken as the cause of an error without
+// a class (a killed child process, a closed connection).
 func toStatus(ctx context.Context, err error) *status.Status {
 	class := errdefs.Resolve(err)
 	if class == errdefs.ErrUnknown {
@@ -82,15 +80,15 @@ func toStatus(ctx context.Context, err error) *status.Status {
 	return status.New(code, withPrefix(nameOf(err, containerErrors), text))
 }
 
-// plain makes one line of an error's text, with each of its parts once: an error that joins others has a line for each, and
-// one that wraps a class, or is wrapped by who adds what the cause says already, says it twice.
+// plain puts an error's text on one line and removes repeated parts. Joined errors have a line each, and an error that wraps
+// its class can contain the same words twice.
 func plain(text string) string {
 	text = strings.Join(strings.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
 	parts := strings.Split(text, ": ")
 	return strings.Join(slices.Compact(parts), ": ")
 }
 
-// nameOf returns the name of the first of named that err is, or "".
+// nameOf returns the name of the first error in named that err matches, or "".
 func nameOf(err error, named []error) string {
 	for _, n := range named {
 		if errors.Is(err, n) {
@@ -107,7 +105,6 @@ func withPrefix(name, text string) string {
 	return name + ": " + text
 }
 
-// interceptUnary is around every unary call: see answer.
 func interceptUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
 	err = answer(ctx, loggerOf(info.Server), info.FullMethod, func() error {
 		resp, err = handler(ctx, req)
@@ -119,13 +116,12 @@ func interceptUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, ha
 	return resp, nil
 }
 
-// interceptStream is around every streaming call: see answer.
 func interceptStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	return answer(stream.Context(), loggerOf(srv), info.FullMethod, func() error { return handler(srv, stream) })
 }
 
-// answer runs one call. A panic becomes codes.Internal and leaves its stack in the log; an error gets its code; what is
-// our fault is logged as an error, what is the caller's for those who debug.
+// answer runs one call. It turns a panic into codes.Internal and logs its stack, gives errors their code, and logs the node's
+// faults as errors and the caller's at debug level.
 func answer(ctx context.Context, log *slog.Logger, method string, call func() error) error {
 	if err := guard.Call(log, method, call); err != nil {
 		s := toStatus(ctx, err)
@@ -133,18 +129,18 @@ func answer(ctx context.Context, log *slog.Logger, method string, call func() er
 		if isFault(s.Code()) && nameOf(err, pullErrors) == "" {
 			level = slog.LevelError
 		}
-		log.Log(ctx, level, "a call failed", "method", method, "code", s.Code().String(), "err", err)
+		log.Log(ctx, level, "call failed", "method", method, "code", s.Code().String(), "err", err)
 		return s.Err()
 	}
 	return nil
 }
 
-// isFault reports whether a code says that something is wrong with this node, not with the request.
+// isFault reports whether a code means a fault of this node rather than of the request.
 func isFault(c codes.Code) bool {
 	return c == codes.Internal || c == codes.Unknown || c == codes.DataLoss
 }
 
-// loggerOf finds the logger of the service that a call is for.
+// loggerOf returns the logger of the service that handles a call.
 func loggerOf(srv any) *slog.Logger {
 	if s, ok := srv.(*Server); ok {
 		return s.log
@@ -152,10 +148,10 @@ func loggerOf(srv any) *slog.Logger {
 	return slog.Default()
 }
 
-// invalid is the error for a request that is wrong in itself: the field by its name in the API, and what is wrong.
+// invalid is the error for an invalid request: the field's name in the API, and what is wrong with it.
 func invalid(field, format string, args ...any) error {
 	return fmt.Errorf("%s: %s: %w", field, fmt.Sprintf(format, args...), errdefs.ErrInvalidArgument)
 }
 
-// required is the error for a field that must be there.
+// required is the error for a missing field.
 func required(field string) error { return invalid(field, "must be set") }

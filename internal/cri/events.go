@@ -7,13 +7,13 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 )
 
-// GetContainerEvents sends every transition from the call on, in order, until the client goes away (KEP-3386). A
-// client that does not keep up loses the stream, not single events: it lists again and asks anew.
+// GetContainerEvents streams every transition from now on, in order, until the client disconnects (KEP-3386). A client that
+// falls behind loses the whole stream rather than single events; it must list and subscribe again.
 func (s *Server) GetContainerEvents(_ *runtimeapi.GetEventsRequest, stream runtimeapi.RuntimeService_GetContainerEventsServer) error {
 	sub := s.node.Subscribe()
 	defer sub.Close()
 	all := listsAll(stream.Context())
-	// The header tells the client that what happens from now on will reach it.
+	// The header tells the client that all later events will reach it.
 	if err := stream.SendHeader(metadata.MD{}); err != nil {
 		return err
 	}
@@ -25,7 +25,7 @@ func (s *Server) GetContainerEvents(_ *runtimeapi.GetEventsRequest, stream runti
 			if !ok {
 				return sub.Err()
 			}
-			if !all && event.Pod != nil && ofEdge(event.Pod) {
+			if !all && event.Pod != nil && isModule(event.Pod) {
 				continue
 			}
 			if err := stream.Send(eventMessage(event)); err != nil {
@@ -35,7 +35,7 @@ func (s *Server) GetContainerEvents(_ *runtimeapi.GetEventsRequest, stream runti
 	}
 }
 
-// eventMessage is an event with the statuses that held right after it.
+// eventMessage describes an event with the statuses right after it.
 func eventMessage(e node.Event) *runtimeapi.ContainerEventResponse {
 	m := &runtimeapi.ContainerEventResponse{ContainerId: e.ContainerID, ContainerEventType: e.Type, CreatedAt: nano(e.At)}
 	if e.Pod != nil {

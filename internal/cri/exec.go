@@ -10,7 +10,7 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 )
 
-// Exec prepares a session in which a command runs in the container, and gives its URL.
+// Exec returns the URL of a session that runs a command in the container.
 func (s *Server) Exec(_ context.Context, req *runtimeapi.ExecRequest) (*runtimeapi.ExecResponse, error) {
 	if err := validateCommand(req.GetContainerId(), req.GetCmd()); err != nil {
 		return nil, err
@@ -28,8 +28,8 @@ func (s *Server) Exec(_ context.Context, req *runtimeapi.ExecRequest) (*runtimea
 	})
 }
 
-// runningContainer finds a container and refuses one that does not run, before a session is opened for nothing. The
-// node looks again when the session begins.
+// runningContainer finds a container and rejects it unless it runs, so that no session opens in vain. The node checks again
+// when the session begins.
 func (s *Server) runningContainer(id, call string) (*node.Container, error) {
 	c, _, err := s.node.Container(id)
 	if err != nil {
@@ -41,10 +41,9 @@ func (s *Server) runningContainer(id, call string) (*node.Container, error) {
 	return c, nil
 }
 
-// validateStdio holds the rules that Exec and Attach share.
 func validateStdio(stdin, stdout, stderr, tty bool) error {
 	if !stdin && !stdout && !stderr {
-		return invalid("stdin, stdout, stderr", "one of them must be set")
+		return invalid("stdin, stdout, stderr", "at least one must be set")
 	}
 	if tty && stderr {
 		return invalid("stderr", "must not be set with tty, a terminal has one output")

@@ -8,7 +8,7 @@ import (
 	"github.com/tripod-run/tripod/internal/stream"
 )
 
-// ExecSync runs a command in the container and returns what it wrote and its exit code, also when it is not 0.
+// ExecSync runs a command in the container and returns its output and exit code. A non-zero exit code is not an error.
 func (s *Server) ExecSync(ctx context.Context, req *runtimeapi.ExecSyncRequest) (*runtimeapi.ExecSyncResponse, error) {
 	if err := validateCommand(req.GetContainerId(), req.GetCmd()); err != nil {
 		return nil, err

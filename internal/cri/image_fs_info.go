@@ -8,7 +8,7 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 )
 
-// ImageFsInfo tells what images and what the writable layers of containers take on their file systems.
+// ImageFsInfo returns the disk usage of images and of containers' writable layers.
 func (s *Server) ImageFsInfo(ctx context.Context, _ *runtimeapi.ImageFsInfoRequest) (*runtimeapi.ImageFsInfoResponse, error) {
 	images, err := s.images.FsInfo(ctx)
 	if err != nil {

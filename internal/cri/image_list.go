@@ -9,7 +9,7 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 )
 
-// ListImages lists the images of the node, or the one that the filter names.
+// ListImages lists all images, or the one that the filter names.
 func (s *Server) ListImages(ctx context.Context, req *runtimeapi.ListImagesRequest) (*runtimeapi.ListImagesResponse, error) {
 	images, err := s.imagesOf(ctx, req.GetFilter())
 	if err != nil {
@@ -18,7 +18,7 @@ func (s *Server) ListImages(ctx context.Context, req *runtimeapi.ListImagesReque
 	return &runtimeapi.ListImagesResponse{Images: images}, nil
 }
 
-// StreamImages is ListImages without a limit to its size.
+// StreamImages is ListImages without a size limit.
 func (s *Server) StreamImages(req *runtimeapi.StreamImagesRequest, stream runtimeapi.ImageService_StreamImagesServer) error {
 	images, err := s.imagesOf(stream.Context(), req.GetFilter())
 	if err != nil {
@@ -41,7 +41,7 @@ func (s *Server) imagesOf(ctx context.Context, f *runtimeapi.ImageFilter) ([]*ru
 	return images, nil
 }
 
-// storedImages are all images for "", else the one of that name or none.
+// storedImages returns the image with the given name, if it exists, or all images for "".
 func (s *Server) storedImages(ctx context.Context, name string) ([]image.Image, error) {
 	if name == "" {
 		return s.images.List(ctx)

@@ -12,7 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 )
 
-// PullImage fetches an image and returns its ID, the one name that every other call has for it.
+// PullImage pulls an image and returns its ID, by which every other call finds it.
 func (s *Server) PullImage(ctx context.Context, req *runtimeapi.PullImageRequest) (*runtimeapi.PullImageResponse, error) {
 	if err := validateImageSpec("image", req.GetImage()); err != nil {
 		return nil, err
@@ -27,8 +27,8 @@ func (s *Server) PullImage(ctx context.Context, req *runtimeapi.PullImageRequest
 	return &runtimeapi.PullImageResponse{ImageRef: img.ID}, nil
 }
 
-// pullError gives the error of a registry that cannot be reached the name that the kubelet knows it by. When the caller
-// has gone away, that and not the registry ended the pull; nor has a store that cannot be used anything to do with it.
+// pullError adds the name by which the kubelet recognises an unreachable registry. It does not blame the registry if the
+// caller cancelled or the local store failed.
 func pullError(ctx context.Context, err error) error {
 	if ctx.Err() == nil && errdefs.IsUnavailable(err) && !errors.Is(err, image.ErrNotOpen) {
 		return fmt.Errorf("%w: %w", crierrors.ErrRegistryUnavailable, err)
@@ -36,7 +36,7 @@ func pullError(ctx context.Context, err error) error {
 	return err
 }
 
-// login takes the credentials from the request. The kubelet sends an empty message for a registry that it has none for.
+// login reads the request's credentials. For a registry without credentials the kubelet sends an empty message.
 func login(a *runtimeapi.AuthConfig) *image.Auth {
 	auth := image.Auth{
 		Username: a.GetUsername(), Password: a.GetPassword(), Auth: a.GetAuth(), ServerAddress: a.GetServerAddress(),

@@ -7,7 +7,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// RemoveImage removes an image with all its names. One that is not there is removed already.
+// RemoveImage removes an image with all its names. A missing image counts as removed.
 func (s *Server) RemoveImage(ctx context.Context, req *runtimeapi.RemoveImageRequest) (*runtimeapi.RemoveImageResponse, error) {
 	if req.GetImage().GetImage() == "" {
 		return nil, required("image.image")

@@ -10,15 +10,15 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 )
 
-// A client that sends this header with a verbose Status is told in Info["images"], as a JSON list of image.Damage, what is damaged
-// of the images: by looking at what is there, or by reading all of it, which takes as long as the disk needs.
+// A verbose Status with this header reports damaged images in Info["images"], as a JSON list of image.Damage. The value says
+// how to check: by presence, or by reading all contents, which takes as long as the disk needs.
 const (
 	HeaderVerify         = "tripod-verify"
 	HeaderVerifyPresence = "presence"
 	HeaderVerifyContents = "contents"
 )
 
-// verifyImages adds what a client asks for of the images' state.
+// verifyImages adds the requested check of the images to info.
 func (s *Server) verifyImages(ctx context.Context, info map[string]string) error {
 	md, _ := metadata.FromIncomingContext(ctx)
 	asked := md.Get(HeaderVerify)
@@ -37,7 +37,7 @@ func (s *Server) verifyImages(ctx context.Context, info map[string]string) error
 	}
 	raw, err := json.Marshal(found)
 	if err != nil {
-		return fmt.Errorf("encode what is damaged of the images: %w", err)
+		return fmt.Errorf("encode the list of damaged images: %w", err)
 	}
 	info["images"] = string(raw)
 	return nil

@@ -8,7 +8,7 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 )
 
-// ListPodSandbox lists the pods that match the filter, in the order of their creation.
+// ListPodSandbox lists the pods that match the filter, in order of creation.
 func (s *Server) ListPodSandbox(ctx context.Context, req *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
 	items, err := s.podsOf(ctx, req.GetFilter())
 	if err != nil {
@@ -20,7 +20,7 @@ func (s *Server) ListPodSandbox(ctx context.Context, req *runtimeapi.ListPodSand
 	return withItems(&runtimeapi.ListPodSandboxResponse{}, items), nil
 }
 
-// StreamPodSandboxes is ListPodSandbox without a limit to its size.
+// StreamPodSandboxes is ListPodSandbox without a size limit.
 func (s *Server) StreamPodSandboxes(req *runtimeapi.StreamPodSandboxesRequest, stream runtimeapi.RuntimeService_StreamPodSandboxesServer) error {
 	items, err := s.podsOf(stream.Context(), req.GetFilter())
 	if err != nil {

@@ -6,8 +6,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// RemovePodSandbox removes the pod and its containers, by force where they run. An unknown ID is a pod that is
-// removed already.
+// RemovePodSandbox removes the pod and its containers and kills them first if they run. An unknown ID counts as removed.
 func (s *Server) RemovePodSandbox(ctx context.Context, req *runtimeapi.RemovePodSandboxRequest) (*runtimeapi.RemovePodSandboxResponse, error) {
 	if req.GetPodSandboxId() == "" {
 		return nil, required("pod_sandbox_id")

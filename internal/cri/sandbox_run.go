@@ -6,7 +6,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// RunPodSandbox makes a pod, network and all, and returns once it is ready.
+// RunPodSandbox makes a pod with its network and returns once it is ready.
 func (s *Server) RunPodSandbox(ctx context.Context, req *runtimeapi.RunPodSandboxRequest) (*runtimeapi.RunPodSandboxResponse, error) {
 	if err := validateSandboxConfig(req.GetConfig()); err != nil {
 		return nil, err
@@ -21,7 +21,7 @@ func (s *Server) RunPodSandbox(ctx context.Context, req *runtimeapi.RunPodSandbo
 	return &runtimeapi.RunPodSandboxResponse{PodSandboxId: id}, nil
 }
 
-// checkHandler refuses a RuntimeClass handler that this node does not have; "" is the default one.
+// checkHandler rejects a RuntimeClass handler that this node does not have; "" is the default.
 func (s *Server) checkHandler(field, name string) error {
 	if name == "" {
 		return nil
@@ -34,5 +34,5 @@ func (s *Server) checkHandler(field, name string) error {
 		}
 		names[i] = h.Name
 	}
-	return invalid(field, "no runtime for handler %q is configured here, there are %q; node.handler_aliases of the configuration gives one of them another name", name, names)
+	return invalid(field, "no runtime for handler %q is configured, only for %q; node.handler_aliases in the configuration adds names for them", name, names)
 }

@@ -8,8 +8,7 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 )
 
-// ListPodSandboxStats measures the ready pods that match the filter. One that cannot be measured is left out, so that
-// it does not hide the others.
+// ListPodSandboxStats returns the statistics of the ready pods that match the filter. Pods whose statistics fail are omitted.
 func (s *Server) ListPodSandboxStats(ctx context.Context, req *runtimeapi.ListPodSandboxStatsRequest) (*runtimeapi.ListPodSandboxStatsResponse, error) {
 	stats, err := s.podStatsOf(ctx, req.GetFilter())
 	if err != nil {
@@ -18,7 +17,7 @@ func (s *Server) ListPodSandboxStats(ctx context.Context, req *runtimeapi.ListPo
 	return &runtimeapi.ListPodSandboxStatsResponse{Stats: stats}, nil
 }
 
-// StreamPodSandboxStats is ListPodSandboxStats without a limit to its size.
+// StreamPodSandboxStats is ListPodSandboxStats without a size limit.
 func (s *Server) StreamPodSandboxStats(req *runtimeapi.StreamPodSandboxStatsRequest, stream runtimeapi.RuntimeService_StreamPodSandboxStatsServer) error {
 	stats, err := s.podStatsOf(stream.Context(), req.GetFilter())
 	if err != nil {

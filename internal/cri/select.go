@@ -11,35 +11,35 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// A client that sends this header, with this value, is listed the pods of the edge front door's modules, too. To a kubelet
-// they would be pods that nobody wants: it ends those that it does not know.
+// A client that sends this header with this value also sees the pods of edge modules in lists. A kubelet must not see them,
+// because it ends pods that it does not know.
 const (
 	HeaderPods    = "tripod-pods"
 	HeaderPodsAll = "all"
 )
 
-// listsAll tells whether a client is listed all pods.
+// listsAll reports whether the client asked to see all pods.
 func listsAll(ctx context.Context) bool {
 	md, _ := metadata.FromIncomingContext(ctx)
 	return slices.Contains(md.Get(HeaderPods), HeaderPodsAll)
 }
 
-// ofEdge tells whether a pod is a module's.
-func ofEdge(p *node.Pod) bool {
+// isModule reports whether a pod belongs to an edge module.
+func isModule(p *node.Pod) bool {
 	_, ok := p.Config.GetAnnotations()[sandbox.AnnotationRuntime]
 	return ok
 }
 
-// visible leaves out the pods that a client is not listed. One that names a pod, or labels, is listed what it names.
+// visible removes edge modules' pods unless the client asked for all pods or selects by ID or labels.
 func visible(ctx context.Context, pods []*node.Pod, id string, labels map[string]string) []*node.Pod {
 	if id != "" || len(labels) > 0 || listsAll(ctx) {
 		return pods
 	}
-	return filter(pods, func(p *node.Pod) bool { return !ofEdge(p) })
+	return filter(pods, func(p *node.Pod) bool { return !isModule(p) })
 }
 
-// selectPods returns the pods that a list's filter asks for, all conditions ANDed: id (an ID or an unambiguous prefix,
-// "" for all), labels and keep. An unknown ID selects nothing; a prefix of several IDs is the caller's error.
+// selectPods returns the pods that match all conditions: id (an ID or unique prefix; "" for all), labels and keep. An unknown
+// ID matches nothing; an ambiguous prefix is an error.
 func (s *Server) selectPods(ctx context.Context, id string, labels map[string]string, keep func(*node.Pod) bool) ([]*node.Pod, error) {
 	pods, err := s.candidates(id)
 	if err != nil {
@@ -48,7 +48,7 @@ func (s *Server) selectPods(ctx context.Context, id string, labels map[string]st
 	return filter(visible(ctx, pods, id, labels), func(p *node.Pod) bool { return matches(labels, p.Config.GetLabels()) && keep(p) }), nil
 }
 
-// selectContainers does the same for containers; podID is an ID or prefix of the pod, "" for all.
+// selectContainers does the same for containers; podID is a pod's ID or prefix; "" for all.
 func (s *Server) selectContainers(ctx context.Context, id, podID string, labels map[string]string, keep func(*node.Container) bool) ([]*node.Container, error) {
 	pods, err := s.candidates(podID)
 	if err != nil {
@@ -69,7 +69,7 @@ func (s *Server) selectContainers(ctx context.Context, id, podID string, labels 
 	return selected, nil
 }
 
-// candidates is the pod that id names, all of them for "", none when there is no such pod.
+// candidates returns the pod with the given ID, if it exists, or all pods for "".
 func (s *Server) candidates(id string) ([]*node.Pod, error) {
 	if id == "" {
 		return s.node.Pods(), nil
@@ -84,7 +84,7 @@ func (s *Server) candidates(id string) ([]*node.Pod, error) {
 	return []*node.Pod{pod}, nil
 }
 
-// onlyContainer is the container that id names; nil for "" and when there is no such container.
+// onlyContainer returns the container with the given ID; nil for "" and for an unknown ID.
 func (s *Server) onlyContainer(id string) (*node.Container, error) {
 	if id == "" {
 		return nil, nil
@@ -96,7 +96,7 @@ func (s *Server) onlyContainer(id string) (*node.Container, error) {
 	return c, err
 }
 
-// filter returns the items that keep is true for. The node's slice stays as it is.
+// filter returns the items for which keep is true and leaves the original slice unchanged.
 func filter[T any](items []T, keep func(T) bool) []T {
 	if !slices.ContainsFunc(items, func(t T) bool { return !keep(t) }) {
 		return items
@@ -110,7 +110,7 @@ func filter[T any](items []T, keep func(T) bool) []T {
 	return kept
 }
 
-// matches reports whether every pair of the selector is among the labels.
+// matches reports whether labels contain every pair of selector.
 func matches(selector, labels map[string]string) bool {
 	for k, v := range selector {
 		if have, ok := labels[k]; !ok || have != v {

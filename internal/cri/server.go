@@ -12,11 +12,11 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 )
 
-// MaxMessageSize is the largest message that the server takes and gives, in bytes: what the kubelet's client takes.
-// Lists that grow past it are for the Stream* calls.
+// MaxMessageSize is the largest message in bytes in both directions; the kubelet's client has the same limit. Longer lists
+// need the Stream* calls.
 const MaxMessageSize = 16 << 20
 
-// Images is what the front door needs of the image store. Implemented by *image.Store.
+// Images is what this package needs of the image store; implemented by *image.Store.
 type Images interface {
 	Get(ctx context.Context, ref string) (image.Image, error)
 	List(ctx context.Context) ([]image.Image, error)
@@ -27,33 +27,31 @@ type Images interface {
 	Verify(ctx context.Context, contents bool) ([]image.Damage, error)
 }
 
-// Streams hands out the URLs at which a client finds its exec, attach or port-forward session.
-// Implemented by *stream.Server.
+// Streams returns the URLs of exec, attach and port-forward sessions; implemented by *stream.Server.
 type Streams interface {
 	GetExec(*runtimeapi.ExecRequest) (*runtimeapi.ExecResponse, error)
 	GetAttach(*runtimeapi.AttachRequest) (*runtimeapi.AttachResponse, error)
 	GetPortForward(*runtimeapi.PortForwardRequest) (*runtimeapi.PortForwardResponse, error)
 }
 
-// Config is what a Server is made of. All of it is needed but Health and Logger.
+// Config configures a Server. Health and Logger are optional.
 type Config struct {
 	Node    *node.Node
 	Images  Images
 	Streams Streams
-	// Version is the version of this program, in SemVer form.
+	// Version is this program's semantic version.
 	Version string
-	// CgroupDriver is "cgroupfs" or "systemd"; the kubelet asks for it once, at its start.
+	// CgroupDriver is "cgroupfs" or "systemd"; the kubelet queries it once, at its start.
 	CgroupDriver string
-	// Health has what the node cannot do; nil when nobody reports that.
+	// Health reports what the node cannot do; nil if there is no report.
 	Health *health.Board
-	// Logger is where faults of ours go; nil discards them.
+	// Logger receives the node's own faults; nil discards them.
 	Logger *slog.Logger
 }
 
-// Server answers both services of CRI v1. Its methods may be called from many goroutines.
+// Server implements both services of CRI v1. Its methods are safe for concurrent use.
 //
-// The Unsafe* interfaces are embedded on purpose: an RPC that a new version of the API brings does not compile until
-// somebody has decided what it answers.
+// It embeds the Unsafe* interfaces on purpose: a new RPC in the API breaks the build until somebody decides how to answer it.
 type Server struct {
 	runtimeapi.UnsafeRuntimeServiceServer
 	runtimeapi.UnsafeImageServiceServer
@@ -75,7 +73,6 @@ var (
 	_ runtimeapi.ImageServiceServer   = (*Server)(nil)
 )
 
-// New makes the server of both services.
 func New(c Config) *Server {
 	s := &Server{
 		node: c.Node, images: c.Images, streams: c.Streams, version: c.Version, health: c.Health,
@@ -90,14 +87,14 @@ func New(c Config) *Server {
 	return s
 }
 
-// Register adds both services to a gRPC server that was made with ServerOptions.
+// Register adds both services to a gRPC server made with ServerOptions.
 func (s *Server) Register(r grpc.ServiceRegistrar) {
 	runtimeapi.RegisterRuntimeServiceServer(r, s)
 	runtimeapi.RegisterImageServiceServer(r, s)
 }
 
-// ServerOptions are the options that the gRPC server needs: the interceptors, without which errors have no code, and
-// the largest message.
+// ServerOptions returns the gRPC server's required options: the interceptors that give errors their codes, and the message
+// limit.
 func ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.ChainUnaryInterceptor(interceptUnary),

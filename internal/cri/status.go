@@ -15,7 +15,7 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 )
 
-// Status tells whether the node can run pods, and which handlers and features it has.
+// Status reports whether the node can run pods, and its handlers and features.
 func (s *Server) Status(ctx context.Context, req *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
 	handlers := s.node.Handlers()
 	conditions := []*runtimeapi.RuntimeCondition{runtimeReady(handlers), networkReady(s.node.NetworkReady(ctx))}
@@ -28,7 +28,7 @@ func (s *Server) Status(ctx context.Context, req *runtimeapi.StatusRequest) (*ru
 	}
 	for _, h := range handlers {
 		if h.Default {
-			// The API has one answer for the whole runtime; pods that ask for no handler get what it promises.
+			// The API has one answer for the whole runtime; use the default handler's.
 			resp.Features.SupplementalGroupsPolicy = h.Capabilities.SupplementalGroupsPolicy
 			resp.Features.MountOptions = h.Capabilities.MountOptions
 			resp.RuntimeHandlers = append(resp.RuntimeHandlers, runtimeHandler("", h))
@@ -51,8 +51,7 @@ func (s *Server) Status(ctx context.Context, req *runtimeapi.StatusRequest) (*ru
 	return resp, nil
 }
 
-// runtimeReady is false while pods that ask for no handler can be given none: its backend could not be recovered, or what that stands
-// on is away.
+// runtimeReady is false while the default handler can run no pods: its backend has not recovered or lacks a dependency.
 func runtimeReady(handlers []node.HandlerInfo) *runtimeapi.RuntimeCondition {
 	c := &runtimeapi.RuntimeCondition{Type: runtimeapi.RuntimeReady, Status: true}
 	for _, h := range handlers {
@@ -63,7 +62,7 @@ func runtimeReady(handlers []node.HandlerInfo) *runtimeapi.RuntimeCondition {
 	return c
 }
 
-// withProblem makes the condition false that a problem is about. The first problem gives the reason, each a sentence.
+// withProblem sets the condition that a problem concerns to false. The first problem gives the reason; each adds a sentence.
 func withProblem(conditions []*runtimeapi.RuntimeCondition, p health.Problem) []*runtimeapi.RuntimeCondition {
 	text := p.Part + ": " + plain(p.Err.Error())
 	at := slices.IndexFunc(conditions, func(c *runtimeapi.RuntimeCondition) bool { return c.Type == p.Condition })
@@ -78,8 +77,8 @@ func withProblem(conditions []*runtimeapi.RuntimeCondition, p health.Problem) []
 	return conditions
 }
 
-// handlersReady is there, and false, while pods of another handler than the default can be given none. The kubelet looks at
-// conditions of the names that it knows only: the node stays ready for all other pods.
+// handlersReady is present, and false, while a handler other than the default can run no pods. The kubelet ignores conditions
+// whose names it does not know, so the node stays ready for all other pods.
 func handlersReady(handlers []node.HandlerInfo) *runtimeapi.RuntimeCondition {
 	var reasons []string
 	for _, h := range handlers {
@@ -110,7 +109,7 @@ func runtimeHandler(name string, h node.HandlerInfo) *runtimeapi.RuntimeHandler 
 	}}
 }
 
-// runtimeInfo is the verbose part of Status: JSON documents for a person.
+// runtimeInfo is the verbose part of Status: JSON documents for people.
 func (s *Server) runtimeInfo(handlers []node.HandlerInfo) (map[string]string, error) {
 	type handler struct {
 		node.HandlerInfo

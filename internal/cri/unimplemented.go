@@ -8,48 +8,48 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// missing is the error of an RPC that this tripod does not have yet: what is missing, and what the caller can do.
+// missing is the error of an RPC that is not implemented: what is missing, and what the caller can do instead.
 func missing(what, instead string) error {
 	return fmt.Errorf("%s: not in this version of tripod; %s: %w", what, instead, errdefs.ErrNotImplemented)
 }
 
 var (
-	errCheckpoint = missing("checkpoint and restore of containers and pods (no backend can freeze and save processes)", "stop the pod and make it anew")
-	errMetrics    = missing("pod metrics (descriptors and values in Prometheus form)", "ListPodSandboxStats and ListContainerStats have the figures")
+	errCheckpoint = missing("checkpoint and restore of containers and pods (no backend can freeze and save processes)", "stop the pod and create it again")
+	errMetrics    = missing("pod metrics (descriptors and values in Prometheus form)", "use ListPodSandboxStats and ListContainerStats")
 	errPodResize  = missing("pod-level resources (resizing the pod's own cgroup)", "UpdateContainerResources resizes its containers")
 )
 
-// CheckpointContainer is not there yet.
+// CheckpointContainer is not implemented.
 func (s *Server) CheckpointContainer(context.Context, *runtimeapi.CheckpointContainerRequest) (*runtimeapi.CheckpointContainerResponse, error) {
 	return nil, errCheckpoint
 }
 
-// CheckpointPod is not there yet.
+// CheckpointPod is not implemented.
 func (s *Server) CheckpointPod(context.Context, *runtimeapi.CheckpointPodRequest) (*runtimeapi.CheckpointPodResponse, error) {
 	return nil, errCheckpoint
 }
 
-// RestorePod is not there yet.
+// RestorePod is not implemented.
 func (s *Server) RestorePod(context.Context, *runtimeapi.RestorePodRequest) (*runtimeapi.RestorePodResponse, error) {
 	return nil, errCheckpoint
 }
 
-// ListMetricDescriptors is not there yet.
+// ListMetricDescriptors is not implemented.
 func (s *Server) ListMetricDescriptors(context.Context, *runtimeapi.ListMetricDescriptorsRequest) (*runtimeapi.ListMetricDescriptorsResponse, error) {
 	return nil, errMetrics
 }
 
-// ListPodSandboxMetrics is not there yet.
+// ListPodSandboxMetrics is not implemented.
 func (s *Server) ListPodSandboxMetrics(context.Context, *runtimeapi.ListPodSandboxMetricsRequest) (*runtimeapi.ListPodSandboxMetricsResponse, error) {
 	return nil, errMetrics
 }
 
-// StreamPodSandboxMetrics is not there yet.
+// StreamPodSandboxMetrics is not implemented.
 func (s *Server) StreamPodSandboxMetrics(*runtimeapi.StreamPodSandboxMetricsRequest, runtimeapi.RuntimeService_StreamPodSandboxMetricsServer) error {
 	return errMetrics
 }
 
-// UpdatePodSandboxResources is not there yet. The kubelet takes it as best effort.
+// UpdatePodSandboxResources is not implemented. The kubelet treats it as best effort.
 func (s *Server) UpdatePodSandboxResources(context.Context, *runtimeapi.UpdatePodSandboxResourcesRequest) (*runtimeapi.UpdatePodSandboxResourcesResponse, error) {
 	return nil, errPodResize
 }

@@ -14,34 +14,33 @@ import (
 )
 
 const (
-	// maxNameLength is the longest name, namespace or UID in bytes: a DNS subdomain (RFC 1123), the longest that
-	// Kubernetes gives to anything.
+	// maxNameLength is the longest name, namespace or UID in bytes: a DNS subdomain (RFC 1123), the longest name in
+	// Kubernetes.
 	maxNameLength = 253
-	// maxKeyValueBytes is the most that labels, or annotations, may hold together. An object of Kubernetes is never
-	// larger: its store takes no more in one request.
+	// maxKeyValueBytes is the size limit of all labels, or all annotations, together: the limit of a request to Kubernetes'
+	// store.
 	maxKeyValueBytes = 3 << 19
 	// maxHostnameLength is the kernel's limit (__NEW_UTS_LEN).
 	maxHostnameLength = 64
-	// maxPathLength is the kernel's limit (PATH_MAX), its final zero byte taken off.
+	// maxPathLength is the kernel's limit (PATH_MAX) without the final zero byte.
 	maxPathLength = 4095
 	maxPort       = 65535
 )
 
-// enum is a generated enum of the API.
 type enum interface {
 	~int32
 	String() string
 }
 
-// validateEnum refuses a value that this version of the API does not name; names is the generated map of them.
+// validateEnum rejects a value that this version of the API does not define; names is the generated map of values.
 func validateEnum[E enum](field string, value E, names map[int32]string) error {
 	if _, known := names[int32(value)]; known {
 		return nil
 	}
-	return invalid(field, "%d is no value of this version of the API", int32(value))
+	return invalid(field, "%d is not a value in this version of the API", int32(value))
 }
 
-// validateEach runs check over a list, with the name of each element's field.
+// validateEach runs check on every element of a list, with the element's field name.
 func validateEach[T any](field string, items []T, check func(field string, item T) error) error {
 	for i, item := range items {
 		if err := check(fmt.Sprintf("%s[%d]", field, i), item); err != nil {
@@ -51,7 +50,7 @@ func validateEach[T any](field string, items []T, check func(field string, item 
 	return nil
 }
 
-// validateName is for names that must be there and that people and log lines will read.
+// validateName checks a required name.
 func validateName(field, name string) error {
 	switch {
 	case name == "":
@@ -64,7 +63,6 @@ func validateName(field, name string) error {
 	return nil
 }
 
-// validateKeyValues is for labels and annotations.
 func validateKeyValues(field string, pairs map[string]string) error {
 	size := 0
 	for k, v := range pairs {
@@ -79,17 +77,17 @@ func validateKeyValues(field string, pairs map[string]string) error {
 	return nil
 }
 
-// validateAnnotations is for annotations, of which some are not for the control plane to set.
+// validateAnnotations also rejects annotations that control planes must not set.
 func validateAnnotations(field string, pairs map[string]string) error {
 	for k := range pairs {
 		if strings.HasPrefix(k, sandbox.AnnotationEdge) {
-			return invalid(field, "%q: only modules of the edge front door have annotations that begin with %q", k, sandbox.AnnotationEdge)
+			return invalid(field, "%q: annotations that begin with %q are reserved for edge modules", k, sandbox.AnnotationEdge)
 		}
 	}
 	return validateKeyValues(field, pairs)
 }
 
-// validateWords is for argument vectors: the kernel ends a word at a zero byte.
+// validateWords checks an argument vector: a zero byte would end a word early.
 func validateWords(field string, words []string) error {
 	return validateEach(field, words, func(field, word string) error {
 		if strings.ContainsRune(word, 0) {
@@ -99,7 +97,7 @@ func validateWords(field string, words []string) error {
 	})
 }
 
-// validatePath is for paths that the kernel will be given; "" passes.
+// validatePath checks a path that the kernel will receive; "" passes.
 func validatePath(field, path string) error {
 	switch {
 	case strings.ContainsRune(path, 0):
@@ -110,7 +108,7 @@ func validatePath(field, path string) error {
 	return nil
 }
 
-// validateAbsolute is for paths that must begin at the root; "" passes.
+// validateAbsolute accepts absolute paths and "".
 func validateAbsolute(field, path string) error {
 	if path != "" && !filepath.IsAbs(path) {
 		return invalid(field, "%q must be an absolute path", path)
@@ -118,7 +116,7 @@ func validateAbsolute(field, path string) error {
 	return validatePath(field, path)
 }
 
-// validateBelow is for paths that are taken below a directory and must stay there; "" passes.
+// validateBelow accepts paths that stay below the directory they are resolved in, and "".
 func validateBelow(field, path string) error {
 	if filepath.IsAbs(path) {
 		return invalid(field, "%q must be a relative path", path)

@@ -10,7 +10,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// validateContainerConfig checks what the request of CreateContainer alone can tell.
+// validateContainerConfig checks what a CreateContainer request alone can show.
 func validateContainerConfig(c *runtimeapi.ContainerConfig) error {
 	switch {
 	case c == nil:
@@ -39,7 +39,7 @@ func validateContainerConfig(c *runtimeapi.ContainerConfig) error {
 	)
 }
 
-// validateImageSpec checks that an image is named by something that can be a name: a reference, a digest or an ID.
+// validateImageSpec checks that the image is a reference, a digest or an ID.
 func validateImageSpec(field string, s *runtimeapi.ImageSpec) error {
 	if s.GetImage() == "" {
 		return required(field + ".image")
@@ -50,7 +50,7 @@ func validateImageSpec(field string, s *runtimeapi.ImageSpec) error {
 	return nil
 }
 
-// validateEnv checks a variable. Its value may be any bytes that execve(2) can pass on.
+// validateEnv checks a variable. Its value may be any bytes that execve(2) accepts.
 func validateEnv(field string, kv *runtimeapi.KeyValue) error {
 	switch {
 	case kv.GetKey() == "":
@@ -76,8 +76,8 @@ func validateMount(field string, m *runtimeapi.Mount) error {
 	)
 }
 
-// validateMountSource: a mount shows a path of the host or an image, and an image is never written to. A kubelet sets
-// image_sub_path beside host_path, too, where another volume of the pod is an image; host_path then ends in it already.
+// validateMountSource checks that a mount has one source, a host path or an image, and that an image is mounted read-only. If
+// another volume of the pod is an image, a kubelet also sets image_sub_path beside host_path; host_path then includes it.
 func validateMountSource(field string, m *runtimeapi.Mount) error {
 	if m.GetImage() == nil {
 		if m.GetHostPath() == "" {
@@ -110,12 +110,12 @@ func validateRecursiveReadOnly(field string, m *runtimeapi.Mount) error {
 	return nil
 }
 
-// mountOptions are the options that the API names for Mount.mount_options.
+// mountOptions are the options that the API defines for Mount.mount_options.
 var mountOptions = []string{"noexec", "nodev", "nosuid"}
 
 func validateMountOption(field, option string) error {
 	if !slices.Contains(mountOptions, option) {
-		return invalid(field, "%q is none of %q", option, mountOptions)
+		return invalid(field, "%q is not one of %q", option, mountOptions)
 	}
 	return nil
 }

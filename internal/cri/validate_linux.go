@@ -7,7 +7,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// validateResources refuses figures that mean nothing; which limits this host can enforce is the backend's to say.
+// validateResources rejects meaningless values. The backend decides which limits the host can enforce.
 func validateResources(field string, r *runtimeapi.LinuxContainerResources) error {
 	if adj := r.GetOomScoreAdj(); adj < -1000 || adj > 1000 {
 		return invalid(field+".oom_score_adj", "%d is not between -1000 and 1000", adj)
@@ -27,7 +27,7 @@ func validateResources(field string, r *runtimeapi.LinuxContainerResources) erro
 	)
 }
 
-// validateLeast: -1 is "no limit" in cgroups, where it is allowed.
+// validateLeast compares n to least, which is -1 where cgroups allow "no limit".
 func validateLeast(field string, n, least int64) error {
 	if n < least {
 		return invalid(field, "%d is less than %d", n, least)
@@ -55,8 +55,8 @@ func validateSecurityContext(field string, sc *runtimeapi.LinuxContainerSecurity
 	)
 }
 
-// validateID keeps user and group IDs in the range that Kubernetes allows: an ID of more than 31 bits turns negative
-// in programs that take it for an int (CVE-2024-40635).
+// validateID limits user and group IDs to 31 bits, as Kubernetes does: a larger ID turns negative in programs that store it
+// in an int (CVE-2024-40635).
 func validateID(field string, id *runtimeapi.Int64Value) error {
 	if v := id.GetValue(); v < 0 || v > math.MaxInt32 {
 		return invalid(field, "%d is not an ID between 0 and %d", v, math.MaxInt32)
@@ -89,12 +89,12 @@ func validateProfile(field string, p *runtimeapi.SecurityProfile) error {
 	return validateEnum(field+".profile_type", p.GetProfileType(), runtimeapi.SecurityProfile_ProfileType_name)
 }
 
-// validateSeccomp: a profile of the node is named by an absolute path.
+// validateSeccomp requires an absolute path for a profile on the node.
 func validateSeccomp(field string, p *runtimeapi.SecurityProfile) error {
 	return cmp.Or(validateProfile(field, p), validateAbsolute(field+".localhost_ref", p.GetLocalhostRef()))
 }
 
-// validateSandboxNamespaces: a pod's network is its own or the node's, and a sandbox has no container to target.
+// validateSandboxNamespaces rejects a namespace target, which a sandbox cannot have.
 func validateSandboxNamespaces(field string, o *runtimeapi.NamespaceOption) error {
 	const pod, container, host = runtimeapi.NamespaceMode_POD, runtimeapi.NamespaceMode_CONTAINER, runtimeapi.NamespaceMode_NODE
 	if o.GetTargetId() != "" {
@@ -108,7 +108,7 @@ func validateSandboxNamespaces(field string, o *runtimeapi.NamespaceOption) erro
 	)
 }
 
-// validateContainerNamespaces: the PID namespace alone may be another container's, and then it must be named.
+// validateContainerNamespaces allows another container's namespace only for PID, and requires its target.
 func validateContainerNamespaces(field string, o *runtimeapi.NamespaceOption) error {
 	const pod, container, host, target = runtimeapi.NamespaceMode_POD, runtimeapi.NamespaceMode_CONTAINER, runtimeapi.NamespaceMode_NODE, runtimeapi.NamespaceMode_TARGET
 	switch {
@@ -131,5 +131,5 @@ func validateMode(field string, mode runtimeapi.NamespaceMode, allowed ...runtim
 			return nil
 		}
 	}
-	return invalid(field, "%s is none of %s", mode, allowed)
+	return invalid(field, "%s is not one of %s", mode, allowed)
 }

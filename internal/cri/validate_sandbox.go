@@ -10,7 +10,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// validateSandboxConfig checks what the request of RunPodSandbox alone can tell.
+// validateSandboxConfig checks what a RunPodSandbox request alone can show.
 func validateSandboxConfig(c *runtimeapi.PodSandboxConfig) error {
 	if c == nil {
 		return required("config")
@@ -52,7 +52,7 @@ func validateHostname(field, name string) error {
 	return nil
 }
 
-// validateDNS keeps what becomes resolv.conf to one word each.
+// validateDNS requires that every entry of resolv.conf is one word.
 func validateDNS(field string, d *runtimeapi.DNSConfig) error {
 	word := func(field, w string) error {
 		if w == "" || strings.ContainsFunc(w, notInLine) {
@@ -67,7 +67,7 @@ func validateDNS(field string, d *runtimeapi.DNSConfig) error {
 	)
 }
 
-// notInLine are the characters that would begin another word or line.
+// notInLine matches characters that would begin another word or line.
 func notInLine(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }
 
 func validatePortMappings(field string, mappings []*runtimeapi.PortMapping) error {
@@ -126,7 +126,7 @@ func validateLinuxSandbox(field string, l *runtimeapi.LinuxPodSandboxConfig) err
 	)
 }
 
-// validateSysctls checks the form of the names; which of them a pod may set is the backend's to say.
+// validateSysctls checks the form of the names. The backend decides which of them a pod may set.
 func validateSysctls(field string, sysctls map[string]string) error {
 	for name := range sysctls {
 		if name == "" || strings.ContainsFunc(name, notInLine) || strings.Contains(name, "..") {

@@ -7,13 +7,12 @@ import (
 )
 
 const (
-	// kubeletAPIVersion is the version of the "kubelet runtime API" that every kubelet insists on (VersionResponse.version).
+	// kubeletAPIVersion is the version of the "kubelet runtime API" that every kubelet requires (VersionResponse.version).
 	kubeletAPIVersion = "0.1.0"
 	runtimeName       = "tripod"
 	runtimeAPIVersion = "v1"
 )
 
-// Version names the runtime and the versions of the API.
 func (s *Server) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
 	return &runtimeapi.VersionResponse{
 		Version: kubeletAPIVersion, RuntimeName: runtimeName, RuntimeVersion: s.version, RuntimeApiVersion: runtimeAPIVersion,

@@ -9,27 +9,27 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Lists of pods and containers are asked for every second, and of a thousand items few have changed since. Encoding
-// their labels and annotations is nearly all that such a call costs, so each snapshot is encoded once: a list is put
-// together from the items' wire forms.
+// Clients list pods and containers every second, and few of a thousand items change in between. Encoding labels and
+// annotations is nearly the whole cost of such a call, so each snapshot is encoded once, and a list is assembled from the
+// encoded items.
 //
-// This works without a codec of our own because protobuf writes a message's unknown fields as they are, and because
-// the items are field 1 of the unary response as of the streamed one. For the client nothing is unknown.
+// This needs no codec of our own: protobuf writes a message's unknown fields as they are, and the items are field 1 of both
+// the unary and the streamed response. The client sees ordinary fields.
 
-// itemsField is the number of the repeated field that holds the items, in every list response used here.
+// itemsField is the number of the repeated field with the items in every list response used here.
 const itemsField = 1
 
-// wireItem is one item as it stands in a response: tag, length, message.
+// wireItem is one encoded item of a response: tag, length, message.
 type wireItem []byte
 
-// wireMemo remembers the wire forms of the snapshots of the last whole list. It holds nothing that cannot be made
-// again, takes no lock, and drops what was not in the list.
+// wireMemo caches the encoded snapshots of the last full list. It takes no lock and drops snapshots that were not in that
+// list.
 type wireMemo[S any] struct {
 	last atomic.Pointer[map[*S]wireItem]
 }
 
-// items encodes snapshots by message, or takes their wire forms from the last whole list. whole says that there are no
-// others, so that they are worth remembering.
+// items returns the encoded snapshots, from the cache where possible. whole means that the list is complete; only then is it
+// cached.
 func (m *wireMemo[S]) items(snapshots []*S, whole bool, message func(*S) proto.Message) ([]wireItem, error) {
 	var known map[*S]wireItem
 	if last := m.last.Load(); last != nil {
@@ -62,7 +62,7 @@ func (m *wireMemo[S]) remember(snapshots []*S, items []wireItem) {
 	m.last.Store(&next)
 }
 
-// encodeItem writes message as an element of field 1.
+// encodeItem encodes message as an element of field 1.
 func encodeItem(message proto.Message) (wireItem, error) {
 	size := proto.Size(message)
 	item := make([]byte, 0, protowire.SizeTag(itemsField)+protowire.SizeBytes(size))
@@ -75,7 +75,7 @@ func encodeItem(message proto.Message) (wireItem, error) {
 	return item, nil
 }
 
-// withItems puts items into a response, whose field 1 they are.
+// withItems puts the items into field 1 of a response.
 func withItems[R proto.Message](response R, items []wireItem) R {
 	raw := make([]byte, 0, wireSize(items))
 	for _, item := range items {
@@ -93,10 +93,10 @@ func wireSize(items []wireItem) int {
 	return size
 }
 
-// checkFits refuses a list that one message cannot hold; streamed is the call that has no such limit.
+// checkFits rejects a list that exceeds one message; streamed names the call without that limit.
 func checkFits(items []wireItem, streamed string) error {
 	if size := wireSize(items); size > MaxMessageSize {
-		return fmt.Errorf("the list of %d items has %d bytes, a message holds %d: call %s or set a filter: %w",
+		return fmt.Errorf("the list of %d items has %d bytes, and a message holds %d: call %s or set a filter: %w",
 			len(items), size, MaxMessageSize, streamed, errdefs.ErrResourceExhausted)
 	}
 	return nil
