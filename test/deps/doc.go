@@ -1,3 +1,4 @@
-// Package deps holds the house's rules about imports, as tests: which package may depend on which, directly or
-// through others, and that each explains itself. It has no other content.
+// Package deps holds the rules of the repository as tests. Imports: which package may depend on which, directly or through
+// others, and that each package explains itself. Documents: links, paths and the tests that they name exist, and each row of
+// docs/faults.md that the name of a test cites is there.
 package deps
