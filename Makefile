@@ -14,6 +14,8 @@ WORKER      := build/bin/tripod-wasm
 VMWRAP      := build/bin/tripod-vmwrap
 # What runs in virtual machines; the daemon looks for it beside itself and puts it onto a small disk.
 AGENT       := build/bin/tripod-agent
+# tripod with fail points and the fake backend, which a release does not have; only tests start it.
+TESTBIN     := build/test/bin/tripod
 DESTDIR     ?=
 PREFIX      ?= /usr/local
 # Flags for go build; a release is built with -trimpath. (Without, the tests share what is compiled.)
@@ -29,6 +31,7 @@ FUZZTIME    ?= 20s
 
 # One binary under test for all packages, rather than one that each of them builds.
 export TRIPOD_BIN := $(CURDIR)/$(BIN)
+export TRIPOD_TEST_BIN := $(CURDIR)/$(TESTBIN)
 # Pure Go everywhere but in the worker, whose engine is a C library, and under the race detector, which is C.
 export CGO_ENABLED := 0
 export TRIPOD_WASM_BIN := $(CURDIR)/$(WORKER)
@@ -44,11 +47,13 @@ setup: ## install the Debian packages and Go modules that everything needs (root
 	@hack/setup.sh
 
 .PHONY: build
-build: ## build/bin/tripod, static, and build/bin/tripod-wasm, the worker with the Wasm engine
+build: ## build/bin/tripod, static, and build/bin/tripod-wasm, the worker with the Wasm engine; build/test/bin for the tests
 	go build $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN) ./cmd/tripod
 	CGO_ENABLED=1 go build $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o $(WORKER) ./cmd/tripod-wasm
 	go build $(BUILDFLAGS) -ldflags '-s -w' -o $(VMWRAP) ./cmd/tripod-vmwrap
 	go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $(AGENT) ./cmd/tripod-agent
+	go build -tags failpoints $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o $(TESTBIN) ./cmd/tripod
+	@ln -srf $(WORKER) $(VMWRAP) $(AGENT) $(dir $(TESTBIN))
 
 .PHONY: run
 run: setup build ## see it work: a node, two pods, kill -9 of the daemon, and everything still there
@@ -65,7 +70,7 @@ test: setup build lint test-unit test-daemon test-smoke ## all that a change mus
 
 .PHONY: test-unit
 test-unit: images ## unit tests with the race detector, and the rules about imports
-	CGO_ENABLED=1 hack/testns.sh -strict go test -race -timeout 15m $(UNIT)
+	CGO_ENABLED=1 hack/testns.sh -strict go test -tags failpoints -race -timeout 15m $(UNIT)
 	$(GOTEST) ./test/deps/... ./test/harness/...
 
 .PHONY: test-daemon
@@ -137,6 +142,7 @@ fuzz: ## each fuzz target for FUZZTIME (20s)
 .PHONY: lint
 lint: build/tools/golangci-lint ## go vet, golangci-lint (.golangci.yml), gofmt, bash -n
 	CGO_ENABLED=1 go vet ./...
+	CGO_ENABLED=1 go vet -tags failpoints ./...
 	CGO_ENABLED=1 build/tools/golangci-lint run
 	@test -z "$$(gofmt -l cmd examples hack internal test | tee /dev/stderr)" || { echo 'run gofmt -w on these files' >&2; exit 1; }
 	@for f in hack/*.sh hack/images/*.sh examples/*/build.sh .ci/run; do bash -n "$$f"; done

@@ -20,7 +20,6 @@ import (
 
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/cri"
-	"github.com/tripod-run/tripod/internal/failpoint"
 )
 
 // drainTime is how long calls under way may take to finish once the daemon has been told to stop. It lies below
@@ -42,7 +41,7 @@ at once; pods keep running either way and are found again at the next start.`,
 			if err != nil {
 				return err
 			}
-			if err := failpoint.Check(); err != nil {
+			if err := checkTestBuild(); err != nil {
 				return err
 			}
 			// Not 077: what containers see (the roots of their file systems, resolv.conf, log files) must be as open as

@@ -50,9 +50,9 @@ func newRoot(stdin io.Reader, stdout, stderr io.Writer) *cobra.Command {
 		&cobra.Group{ID: cli.Group, Title: "Pods, containers and images, over the CRI socket:"},
 		&cobra.Group{ID: groupWasm, Title: "Wasm components:"},
 		&cobra.Group{ID: groupEdge, Title: "Modules, over MQTT:"})
-	for _, c := range []*cobra.Command{
-		daemonCommand(), checkCommand(), configCommand(), diagCommand(), versionCommand(), failpointsCommand(), benchCommand(),
-	} {
+	for _, c := range append([]*cobra.Command{
+		daemonCommand(), checkCommand(), configCommand(), diagCommand(), versionCommand(), benchCommand(),
+	}, testCommands()...) {
 		c.GroupID = groupNode
 		root.AddCommand(c)
 	}

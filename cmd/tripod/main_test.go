@@ -46,10 +46,14 @@ func TestConfigCommands(t *testing.T) {
 	}
 }
 
-func TestVersionAndFailpoints(t *testing.T) {
+func TestVersion(t *testing.T) {
 	if code, out, _ := program("version"); code != 0 || !strings.HasPrefix(out, "tripod "+version) {
 		t.Errorf("version: %d, %s", code, out)
 	}
+}
+
+func TestFailpoints(t *testing.T) {
+	failpoint.Needed(t)
 	code, out, _ := program("failpoints")
 	if names := strings.Fields(out); code != 0 || len(names) != len(failpoint.Names()) || len(names) < 20 {
 		t.Errorf("failpoints: %d, %d names", code, len(names))

@@ -19,7 +19,6 @@ import (
 	"github.com/tripod-run/tripod/internal/connlimit"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/edge/orchestrator"
-	"github.com/tripod-run/tripod/internal/failpoint"
 )
 
 // orchestratorFlush is how long the broker may take to take what the orchestrator has to say when it stops.
@@ -49,7 +48,7 @@ and runtimes register with it, clients ask it for modules, and it keeps the reco
 			if err != nil {
 				return err
 			}
-			if err := failpoint.Check(); err != nil {
+			if err := checkTestBuild(); err != nil {
 				return err
 			}
 			return runOrchestrator(c.Context(), cfg, newLogger(cfg, c.ErrOrStderr()))

@@ -5,8 +5,6 @@ import (
 	"runtime"
 
 	"github.com/spf13/cobra"
-
-	"github.com/tripod-run/tripod/internal/failpoint"
 )
 
 // version is set by the linker: -X main.version=1.2.3. SemVer 2.0, as the CRI asks.
@@ -18,21 +16,6 @@ func versionCommand() *cobra.Command {
 		RunE: func(c *cobra.Command, _ []string) error {
 			_, err := fmt.Fprintf(c.OutOrStdout(), "tripod %s (CRI v1, %s, %s/%s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 			return err
-		},
-	}
-}
-
-// failpointsCommand is for the crash matrix, which visits every point that the program has.
-func failpointsCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "failpoints", Hidden: true, Short: "Print the names of the fail points", Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			for _, name := range failpoint.Names() {
-				if _, err := fmt.Fprintln(c.OutOrStdout(), name); err != nil {
-					return err
-				}
-			}
-			return nil
 		},
 	}
 }

@@ -21,7 +21,6 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 	"github.com/tripod-run/tripod/internal/node/store"
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/sandbox/fake"
 	"github.com/tripod-run/tripod/internal/sandbox/linux"
 	"github.com/tripod-run/tripod/internal/sandbox/vm"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm"
@@ -39,11 +38,9 @@ func wasmRunDir(c *config.Config) string  { return filepath.Join(c.State, "wasm"
 
 // podTraces are the directories that have an entry per pod while the node is up.
 func podTraces(c *config.Config) []string {
-	return []string{c.Network.NetnsDir, filepath.Join(linuxRunDir(c), "pods"), filepath.Join(wasmRunDir(c), "pods"),
-		filepath.Join(vmRunDir(c), "pods"), fakeDir(c, "fake"), fakeDir(c, "fake-unit")}
+	return append(fakeTraces(c), c.Network.NetnsDir, filepath.Join(linuxRunDir(c), "pods"), filepath.Join(wasmRunDir(c), "pods"),
+		filepath.Join(vmRunDir(c), "pods"))
 }
-
-func fakeDir(c *config.Config, handler string) string { return filepath.Join(c.State, handler) }
 
 // parts is a node with everything below it, in the order in which it was opened.
 type parts struct {
@@ -257,15 +254,8 @@ func (p *parts) openBackends(ctx context.Context, c *config.Config, images *imag
 		}
 	}
 	if c.Backends.Fake {
-		for handler, can := range map[string]sandbox.Capabilities{
-			"fake":      {HostNetwork: true},
-			"fake-unit": {MaxContainers: 1, Components: true},
-		} {
-			f, err := fake.New(fake.Config{Dir: fakeDir(c, handler), Capabilities: can, Logger: log.With("part", handler)})
-			if err != nil {
-				return nil, err
-			}
-			backends[handler] = f
+		if err := openFake(c, backends, log); err != nil {
+			return nil, err
 		}
 	}
 	if backends[c.Node.DefaultHandler] == nil {

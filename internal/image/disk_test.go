@@ -351,6 +351,7 @@ func TestV4DamagedDisks(t *testing.T) {
 
 // TestV4KilledWhileUnpacking: a daemon that dies while it writes a disk leaves nothing that passes for one.
 func TestV4KilledWhileUnpacking(t *testing.T) {
+	failpoint.Needed(t)
 	reg, root := newRegistry(t), filepath.Join(t.TempDir(), "image")
 	q := qcow2Of(t, 5<<20)
 	ref := diskArtifact(MediaTypeDiskQcow2+"+zstd", zstded(t, q)).push(t, reg, "disk")

@@ -119,6 +119,7 @@ func TestDownloadErrors(t *testing.T) {
 
 // TestV4KilledDownload: a daemon that dies at any step of a download leaves no image that is not whole.
 func TestV4KilledDownload(t *testing.T) {
+	failpoint.Needed(t)
 	files := newFiles(t)
 	data := noise(t, 1<<20)
 	files.put("/disk", data, `"1"`)
@@ -150,6 +151,7 @@ func TestV4KilledDownload(t *testing.T) {
 
 // TestN6DownloadedBlobIsEmpty: a disk whose file lost its bytes is found out, and downloaded again.
 func TestN6DownloadedBlobIsEmpty(t *testing.T) {
+	failpoint.Needed(t)
 	files := newFiles(t)
 	data := noise(t, 9000)
 	files.put("/disk", data, `"1"`)

@@ -234,6 +234,7 @@ func ingested(root string) (sum int64) {
 // A store that is killed at any line of a pull or a removal is whole when it is opened again: the image is there or
 // not, can be pulled, and leaves nothing behind when it goes.
 func TestCrashAtEveryLine(t *testing.T) {
+	failpoint.Needed(t)
 	points := 0
 	for _, point := range failpoint.Names() {
 		what, ok := map[string]string{"pull": "pull", "remove": "remove"}[strings.Split(point, ".")[1]]
@@ -279,6 +280,7 @@ func TestCrashAtEveryLine(t *testing.T) {
 
 // Layers that were unpacked but not synced when the power went are not believed.
 func TestUnfinishedLayersAreUnpackedAgain(t *testing.T) {
+	failpoint.Needed(t)
 	reg := newRegistry(t)
 	root := t.TempDir() + "/image"
 	base := tarOf(t, file("base", "good"))

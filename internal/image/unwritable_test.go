@@ -38,6 +38,7 @@ func TestFaultN5StoreThatCannotBeWritten(t *testing.T) {
 
 // TestFaultN12PanicInAPull: it is that pull's error, and the next one of the same image works.
 func TestFaultN12PanicInAPull(t *testing.T) {
+	failpoint.Needed(t)
 	reg, s := newRegistry(t), open(t, Config{})
 	ref := raw(t, tarOf(t, file("a", "b"))).push(t, reg, "app")
 	check(t, failpoint.Arm("image.pull.record", "1*panic"))

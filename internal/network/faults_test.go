@@ -213,6 +213,7 @@ func TestFaultN4RollbackFailsThenSucceeds(t *testing.T) {
 }
 
 func TestFailPoints(t *testing.T) {
+	failpoint.Needed(t)
 	n := newNode(t, nil)
 	arm := func(name, spec string) {
 		t.Helper()
@@ -242,6 +243,7 @@ func TestFailPoints(t *testing.T) {
 
 // TestFaultN1DaemonKilled kills a daemon at each fail point, and in the middle of a plugin; the next one finds out.
 func TestFaultN1DaemonKilled(t *testing.T) {
+	failpoint.Needed(t)
 	for _, point := range []string{
 		"network.setup.netns", "network.setup.add", "network.bridge.add.leased", "network.bridge.add.paired",
 		"network.bridge.add.configured", "network.bridge.del.unlinked", "network.teardown.del",

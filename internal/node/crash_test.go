@@ -63,6 +63,7 @@ func crashScript(ctx context.Context, dir string) error {
 // it left, and holds the record against what is there. Then the pods can be removed and the same
 // script runs to its end, leaving nothing.
 func TestN1KilledAtEveryFailPoint(t *testing.T) {
+	failpoint.Needed(t)
 	visited := 0
 	for _, point := range failpoint.Names() {
 		if !strings.HasPrefix(point, "node.") && !strings.HasPrefix(point, "fake.") {

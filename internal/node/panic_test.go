@@ -11,6 +11,7 @@ import (
 // TestN12PanicAtEveryFailPoint panics once at each fail point of the lifecycle. The process lives, the panic is counted, the
 // node that had it removes its pods, and the same calls then work.
 func TestN12PanicAtEveryFailPoint(t *testing.T) {
+	failpoint.Needed(t)
 	for _, point := range failpoint.Names() {
 		if !strings.HasPrefix(point, "node.") && !strings.HasPrefix(point, "fake.") {
 			continue

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"syscall"
@@ -24,16 +23,8 @@ func TestMain(m *testing.M) { harness.Main(m) }
 // points lists the fail points of the daemon's program with one of the prefixes.
 func points(t *testing.T, prefixes ...string) []string {
 	t.Helper()
-	bin, err := harness.Binary()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := exec.Command(bin, "failpoints").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
 	var names []string
-	for _, name := range strings.Fields(string(out)) {
+	for _, name := range harness.FailPoints(t) {
 		for _, prefix := range prefixes {
 			if strings.HasPrefix(name, prefix) {
 				names = append(names, name)

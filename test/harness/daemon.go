@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -38,6 +39,7 @@ type Daemon struct {
 	config  map[string]any
 	env     []string
 	program string
+	fake    bool
 	leaksOK string
 	before  Resources
 
@@ -54,14 +56,16 @@ func Set(key string, value any) Option {
 	return func(d *Daemon) { set(d.config, key, value) }
 }
 
-// Env adds variables (NAME=VALUE) to the daemon's environment at every start.
+// Env adds variables (NAME=VALUE) to the daemon's environment at every start. Where TRIPOD_FAILPOINTS is one of them, here or
+// in an argument of Start, it is TestBinary that starts; Binary, what users get, has no fail points.
 func Env(vars ...string) Option {
 	return func(d *Daemon) { d.env = append(d.env, vars...) }
 }
 
-// Fake offers the handler "fake" and makes it the default.
+// Fake offers the handler "fake" and makes it the default. The daemon is TestBinary.
 func Fake() Option {
 	return func(d *Daemon) {
+		d.fake = true
 		set(d.config, "backends.fake", true)
 		set(d.config, "node.default_handler", "fake")
 	}
@@ -170,14 +174,24 @@ func (d *Daemon) StartNotReady(env ...string) {
 	}
 }
 
+// binary is the program to start with env.
+func (d *Daemon) binary(env []string) (string, error) {
+	arms := func(variable string) bool { return strings.HasPrefix(variable, "TRIPOD_FAILPOINTS=") }
+	switch {
+	case d.program != "":
+		return d.program, nil
+	case d.fake || slices.ContainsFunc(d.env, arms) || slices.ContainsFunc(env, arms):
+		return TestBinary()
+	default:
+		return Binary()
+	}
+}
+
 // spawn starts the daemon's process and connects to it.
 func (d *Daemon) spawn(env []string) error {
-	bin, err := Binary()
+	bin, err := d.binary(env)
 	if err != nil {
 		return err
-	}
-	if d.program != "" {
-		bin = d.program
 	}
 	log, err := os.OpenFile(d.LogPath(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {

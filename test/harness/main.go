@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
@@ -66,6 +67,29 @@ var Binary = sync.OnceValues(func() (string, error) {
 	bin := filepath.Join(Root(), "build", "bin", "tripod")
 	return bin, command("go", "build", "-o", bin, "./cmd/tripod")
 })
+
+// TestBinary is tripod with fail points and the fake backend: $TRIPOD_TEST_BIN, or build/test/bin/tripod, which is built first.
+var TestBinary = sync.OnceValues(func() (string, error) {
+	if bin := os.Getenv("TRIPOD_TEST_BIN"); bin != "" {
+		return bin, nil
+	}
+	bin := filepath.Join(Root(), "build", "test", "bin", "tripod")
+	return bin, command("go", "build", "-tags", "failpoints", "-o", bin, "./cmd/tripod")
+})
+
+// FailPoints lists the names of the daemon's fail points.
+func FailPoints(t testing.TB) []string {
+	t.Helper()
+	bin, err := TestBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command(bin, "failpoints").Output()
+	if err != nil {
+		t.Fatalf("%s failpoints: %v", bin, err)
+	}
+	return strings.Fields(string(out))
+}
 
 // WasmBinary is the tripod-wasm program under test: $TRIPOD_WASM_BIN, or build/bin/tripod-wasm, built anew.
 var WasmBinary = sync.OnceValues(func() (string, error) {

@@ -5,7 +5,6 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"strconv"
 	"strings"
 	"sync"
@@ -176,16 +175,8 @@ func newSoak(t *testing.T, backend string, seed uint64) *soak {
 
 // failpoints lists those that this backend can pass.
 func (s *soak) failpoints() []string {
-	bin, err := harness.Binary()
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	out, err := exec.Command(bin, "failpoints").Output()
-	if err != nil {
-		s.t.Fatal(err)
-	}
 	var points []string
-	for _, name := range strings.Fields(string(out)) {
+	for _, name := range harness.FailPoints(s.t) {
 		of, _, _ := strings.Cut(name, ".")
 		if of == "node" || of == "network" || of == "image" || (of == "linux" || of == "wasm") == s.linux {
 			points = append(points, name)

@@ -279,6 +279,7 @@ func (w *world) Adopt(_ context.Context, index int, data wire.ModuleData) (bool,
 // TestKilledAtEachLine kills the daemon at each line that has a name, and looks at what the next one makes of it: every module that
 // is to run does, no module was started twice, no exit is untold, nothing is left in the record.
 func TestKilledAtEachLine(t *testing.T) {
+	failpoint.Needed(t)
 	points := slices.DeleteFunc(failpoint.Names(), func(name string) bool { return !strings.HasPrefix(name, "edge.manager.") })
 	if len(points) < 12 {
 		t.Fatalf("only %d points: %v", len(points), points)

@@ -304,6 +304,7 @@ func (x *exits) waitEmpty(t testing.TB) {
 
 // TestCreateWhileTheRuntimeStarts: the runtime hears of a module only when it is recorded, whoever comes first.
 func TestCreateWhileTheRuntimeStarts(t *testing.T) {
+	failpoint.Needed(t)
 	gate := make(chan struct{})
 	r := newRig(t, func(c *Config) { c.Runtimes[0].(*fake).start = func() error { <-gate; return nil } }, func(b *bus) { b.away = true })
 	if err := failpoint.Arm("edge.manager.create.recorded", "delay(100ms)"); err != nil {

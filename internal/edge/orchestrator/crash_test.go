@@ -142,6 +142,7 @@ var crashScript = []struct{ topic, payload, states string }{
 // what is left. The broker repeats what was not acknowledged; the record comes out as without the crash, each order has
 // reached the manager, and no module has been ordered twice under two names.
 func TestN1KilledAtEveryFailPoint(t *testing.T) {
+	failpoint.Needed(t)
 	visited := 0
 	for _, point := range failpoint.Names() {
 		if !strings.HasPrefix(point, "orchestrator.") {

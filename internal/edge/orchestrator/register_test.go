@@ -248,6 +248,7 @@ func TestDroppedOrdersAreRepeated(t *testing.T) {
 
 // TestN5DiskIsFull: a transition that cannot be written has not happened, and is answered.
 func TestN5DiskIsFull(t *testing.T) {
+	failpoint.Needed(t)
 	b := open(t)
 	b.node(1, "r1")
 	if err := failpoint.Arm("orchestrator.transition.decided", "1*error(no space left on device)"); err != nil {

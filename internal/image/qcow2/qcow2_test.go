@@ -276,6 +276,7 @@ func TestOverlayReadsItsBase(t *testing.T) {
 
 // TestV4OverlayIsWholeOrAbsent: whatever ends the writing, there is no file under the name, and the next attempt makes one.
 func TestV4OverlayIsWholeOrAbsent(t *testing.T) {
+	failpoint.Needed(t)
 	path := filepath.Join(t.TempDir(), "root.qcow2")
 	for _, point := range []string{"qcow2.overlay.write", "qcow2.overlay.rename"} {
 		check(t, failpoint.Arm(point, "error(power loss)"))

@@ -17,6 +17,7 @@ import (
 
 // TestKilledAnywhere: a daemon that dies between two steps leaves what the next one finishes, or undoes.
 func TestKilledAnywhere(t *testing.T) {
+	failpoint.Needed(t)
 	n := newNode(t, "")
 	n.pod("neighbour")
 	for _, point := range failpoint.Names() {

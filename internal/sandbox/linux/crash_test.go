@@ -59,6 +59,7 @@ func (v victim) live() error {
 // TestN1CrashMatrix kills a process that uses the backend at every fail point. A new backend then finds every container
 // in a true state and can remove it, or removes everything when the record does not know it.
 func TestN1CrashMatrix(t *testing.T) {
+	failpoint.Needed(t)
 	for _, point := range failpoint.Names() {
 		if !strings.HasPrefix(point, "linux.") {
 			continue

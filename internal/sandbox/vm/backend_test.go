@@ -326,6 +326,7 @@ func TestN4NetworkFails(t *testing.T) {
 
 // TestN1FailPoints: an order that fails at any line can be undone, and leaves nothing.
 func TestN1FailPoints(t *testing.T) {
+	failpoint.Needed(t)
 	r := newRig(t)
 	life := func(p *sandbox.Pod) error {
 		if err := r.CreateSandbox(r.ctx(), p); err != nil {
@@ -387,6 +388,7 @@ func TestUnknownAnnotations(t *testing.T) {
 // TestCutOffStart: a start whose caller goes away leaves the container as it was created, and nothing that runs, whether the
 // driver's word of the machine's end comes late or early.
 func TestCutOffStart(t *testing.T) {
+	failpoint.Needed(t)
 	for _, early := range []bool{false, true} {
 		t.Run(fmt.Sprintf("early=%t", early), func(t *testing.T) {
 			r := newRig(t)

@@ -68,6 +68,7 @@ func TestV5CutOff(t *testing.T) {
 // TestV5Recovered: a daemon that dies while it ends a machine that cannot boot leaves one that the next daemon ends, for the same
 // reason: said again by the firmware, or read from the record.
 func TestV5Recovered(t *testing.T) {
+	failpoint.Needed(t)
 	for _, point := range []string{"vm.no-boot.heard", "vm.no-boot.recorded"} {
 		t.Run(point, func(t *testing.T) {
 			r := newRig(t)

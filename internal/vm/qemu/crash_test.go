@@ -41,6 +41,7 @@ func (v victim) live() error {
 // TestKilledAnywhere (faults N1): the daemon is killed at every fail point; the next one knows what there is, has no more
 // than one QEMU, and can go on.
 func TestKilledAnywhere(t *testing.T) {
+	failpoint.Needed(t)
 	start := []string{"define", "start"}
 	end := []string{"define", "start", "end"}
 	destroy := []string{"define", "start", "destroy"}

@@ -242,6 +242,7 @@ func TestMain(m *testing.M) {
 // TestV4Killed: the process that copies is killed at each of its fail points; the device is complete only if all of it is
 // there, and the next process makes it so, with no lock left in its way.
 func TestV4Killed(t *testing.T) {
+	failpoint.Needed(t)
 	want := image(1, 5*chunk)
 	raw := filepath.Join(t.TempDir(), "raw")
 	check(t, os.WriteFile(raw, want.bytes(t), 0o600))
@@ -271,6 +272,7 @@ func TestV4Killed(t *testing.T) {
 
 // TestCancelled: a copy that is called off ends, and is not complete.
 func TestCancelled(t *testing.T) {
+	failpoint.Needed(t)
 	device, _ := loop(t, 8*chunk)
 	check(t, failpoint.Arm("rootdisk.copying", "hang"))
 	ctx, cancel := context.WithCancel(t.Context())

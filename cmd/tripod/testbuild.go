@@ -1,0 +1,58 @@
+//go:build failpoints
+
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tripod-run/tripod/internal/config"
+	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/fake"
+)
+
+// The build for tests has fail points and the fake backend. release.go stands in for this file in the program that users get.
+
+// testCommands are for tests: the crash matrix visits every fail point that the program has.
+func testCommands() []*cobra.Command {
+	return []*cobra.Command{{
+		Use: "failpoints", Hidden: true, Short: "Print the names of the fail points", Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			for _, name := range failpoint.Names() {
+				if _, err := fmt.Fprintln(c.OutOrStdout(), name); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}}
+}
+
+// checkTestBuild refuses an environment that arms points which do not exist.
+func checkTestBuild() error { return failpoint.Check() }
+
+func fakeDir(c *config.Config, handler string) string { return filepath.Join(c.State, handler) }
+
+// fakeTraces are the directories of the fake backends that have an entry per pod.
+func fakeTraces(c *config.Config) []string {
+	return []string{fakeDir(c, "fake"), fakeDir(c, "fake-unit")}
+}
+
+// openFake adds the fake backends, by RuntimeClass handler.
+func openFake(c *config.Config, backends map[string]sandbox.Backend, log *slog.Logger) error {
+	for handler, can := range map[string]sandbox.Capabilities{
+		"fake":      {HostNetwork: true},
+		"fake-unit": {MaxContainers: 1, Components: true},
+	} {
+		f, err := fake.New(fake.Config{Dir: fakeDir(c, handler), Capabilities: can, Logger: log.With("part", handler)})
+		if err != nil {
+			return err
+		}
+		backends[handler] = f
+	}
+	return nil
+}
