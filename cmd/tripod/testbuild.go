@@ -12,7 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/sandbox/fake"
+	"github.com/tripod-run/tripod/test/fake"
 )
 
 // The build for tests has fail points and the fake backend. release.go stands in for this file in the program that users get.

@@ -27,8 +27,8 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 	"github.com/tripod-run/tripod/internal/node/store"
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/sandbox/fake"
 	"github.com/tripod-run/tripod/internal/stream"
+	"github.com/tripod-run/tripod/test/fake"
 )
 
 // door is the front door over a real node with a real record and the fake backend, reached through a real gRPC server

@@ -7,7 +7,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/node"
-	"github.com/tripod-run/tripod/internal/sandbox/fake"
+	"github.com/tripod-run/tripod/test/fake"
 )
 
 // TestAliases: a pod that asks for an alias is a pod of the handler, is reported by the name that it asked for, and stays what it

@@ -15,7 +15,7 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 	"github.com/tripod-run/tripod/internal/node/store"
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/sandbox/fake"
+	"github.com/tripod-run/tripod/test/fake"
 )
 
 // bench is a node on fake services, all of whose state lies below dir.

@@ -17,7 +17,7 @@ import (
 	"github.com/tripod-run/tripod/internal/network"
 	"github.com/tripod-run/tripod/internal/node"
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/sandbox/fake"
+	"github.com/tripod-run/tripod/test/fake"
 )
 
 func TestReopenAdoptsWhatRunsAndWhatEnded(t *testing.T) {

@@ -8,7 +8,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/sandbox/fake"
+	"github.com/tripod-run/tripod/test/fake"
 )
 
 // deaf is a backend whose figures of one pod never come, whatever its context says.

@@ -11,7 +11,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/node"
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/sandbox/fake"
+	"github.com/tripod-run/tripod/test/fake"
 )
 
 // attempt is a container's configuration as a kubelet gives it at its nth restart.

@@ -19,5 +19,5 @@
 // control plane sent (docs/adr/0002-cri-messages-are-the-spec-language.md). Errors are those of
 // github.com/containerd/errdefs (docs/adr/0003-errdefs-is-the-error-vocabulary.md).
 //
-// Backends live below this package (internal/sandbox/linux, internal/sandbox/fake) and never import each other or a control plane.
+// Backends live below this package, the one for tests in test/fake. They never import each other or a control plane.
 package sandbox

@@ -38,7 +38,7 @@ type Container struct {
 }
 
 // Backend makes, runs and removes the pods of one kind of isolation. Implementations: internal/sandbox/linux, internal/sandbox/wasm, internal/sandbox/vm,
-// internal/sandbox/fake.
+// test/fake.
 //
 // Every method may be called from many goroutines, but the node never has two orders under way for the same
 // container, except that StopContainer may arrive again, with a shorter grace, while an earlier one waits.

@@ -25,7 +25,7 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 	"github.com/tripod-run/tripod/internal/node/store"
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/sandbox/fake"
+	"github.com/tripod-run/tripod/test/fake"
 )
 
 // patience is for what other goroutines do on a busy machine.

@@ -22,8 +22,8 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 	"github.com/tripod-run/tripod/internal/node/store"
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/sandbox/fake"
 	backend "github.com/tripod-run/tripod/internal/sandbox/wasm"
+	"github.com/tripod-run/tripod/test/fake"
 )
 
 // testGuests are binaries that do what their first argument says; their sources are beside them.
