@@ -11,6 +11,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tripod-run/tripod/test/edgetest"
 )
 
 // node is a Router with a broker that notes what it is told.
@@ -247,13 +249,13 @@ func FuzzSubscriptionsCoverWhatIsOpen(f *testing.F) {
 		for _, topic := range topics {
 			var want int
 			for _, c := range n.channels {
-				if !Match(c.topic, topic) {
+				if !edgetest.Match(c.topic, topic) {
 					continue
 				}
 				want++
 				var brought int
 				for filter, qos := range n.subs {
-					if Match(filter, topic) && qos >= c.flags.QoS() {
+					if edgetest.Match(filter, topic) && qos >= c.flags.QoS() {
 						brought++
 					}
 				}

@@ -14,6 +14,7 @@ import (
 	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/edge/wire"
+	"github.com/tripod-run/tripod/test/edgetest"
 )
 
 const (
@@ -119,7 +120,7 @@ func (b *bus) route(from *busClient, m mqtt.Message) {
 
 func (c *busClient) give(m mqtt.Message) {
 	for filter, qos := range c.filters {
-		if c.up && channel.Match(filter, m.Topic) {
+		if c.up && edgetest.Match(filter, m.Topic) {
 			m.QoS = min(m.QoS, qos)
 			c.inbox <- m
 			return
@@ -166,7 +167,7 @@ func (c *busClient) Subscribe(_ context.Context, filter string, qos byte, _ mqtt
 	defer c.bus.mu.Unlock()
 	c.filters[filter] = qos
 	for _, m := range c.bus.retained {
-		if channel.Match(filter, m.Topic) && len(m.Payload) > 0 {
+		if edgetest.Match(filter, m.Topic) && len(m.Payload) > 0 {
 			c.inbox <- m
 		}
 	}
