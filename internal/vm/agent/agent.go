@@ -48,16 +48,6 @@ func Open(socket string, log *slog.Logger) *Agent {
 	return a
 }
 
-// Dial is Open and Wait.
-func Dial(ctx context.Context, socket string) (*Agent, error) {
-	a := Open(socket, slog.New(slog.DiscardHandler))
-	if err := a.Wait(ctx); err != nil {
-		_ = a.Close()
-		return nil, err
-	}
-	return a, nil
-}
-
 // Close ends the connection, and with it what runs in the guest for it.
 func (a *Agent) Close() error {
 	a.cancel()

@@ -14,9 +14,6 @@ const (
 
 var errStuffing = errors.New("the stuffing is broken")
 
-// stuffed is the most that n bytes become.
-func stuffed(n int) int { return n + n/cobsBlock + 1 }
-
 // stuff appends src, stuffed, to dst.
 func stuff(dst, src []byte) []byte {
 	for {

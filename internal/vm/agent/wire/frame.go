@@ -103,14 +103,10 @@ type Reader struct {
 	buf              []byte
 	start, end, seen int
 	skipping         bool // what is read is too long for a frame, or its beginning was thrown away
-	dropped          uint64
 }
 
 // NewReader reads frames from r.
 func NewReader(r io.Reader) *Reader { return &Reader{r: r, buf: make([]byte, 16<<10)} }
-
-// Dropped is how often something between two zeros was no frame.
-func (r *Reader) Dropped() uint64 { return r.dropped }
 
 // Next returns the next frame that is whole. The error is the stream's, io.EOF included; reading may go on after it, with
 // what had come of a frame forgotten.
@@ -130,7 +126,6 @@ func (r *Reader) Next() (Frame, error) {
 		if f, ok := parse(piece); ok {
 			return f, nil
 		}
-		r.dropped++
 	}
 }
 
@@ -149,7 +144,6 @@ func (r *Reader) cut() ([]byte, bool) {
 	r.seen = 0
 	if r.skipping {
 		r.skipping = false
-		r.dropped++
 		return nil, true
 	}
 	return piece, true

@@ -9,6 +9,9 @@ import (
 	"testing/iotest"
 )
 
+// stuffed is the most that n bytes become.
+func stuffed(n int) int { return n + n/cobsBlock + 1 }
+
 func TestStuffing(t *testing.T) {
 	for size := range 600 {
 		for _, every := range []int{1, 2, 253, 254, 255, 1000} {
