@@ -118,7 +118,9 @@ func TestFaultN1Readopt(t *testing.T) {
 	pid := r.keeper.current("node").proc.Pid
 	socket := filepath.Join(r.keeper.current("node").dir, controlSocket)
 	r.part()
-	worker, err := control.Dial(r.ctx(), socket)
+	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket})
+	r.must(err)
+	worker, err := control.NewClient(r.ctx(), conn)
 	r.must(err)
 	r.eventually("the command has ended", func() bool {
 		list, err := worker.List(r.ctx())

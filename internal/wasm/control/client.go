@@ -16,7 +16,7 @@ import (
 )
 
 // Client is the daemon's side of a connection. It may be used from many goroutines. When the connection has ended, all
-// calls fail with errdefs.ErrUnavailable; a new one is made by Dial.
+// calls fail with errdefs.ErrUnavailable; they need a new one.
 type Client struct {
 	conn  *net.UnixConn
 	hello Hello
@@ -32,17 +32,9 @@ type Client struct {
 	events *eventQueue
 }
 
-// Dial connects to the worker's control socket, says Hello and subscribes to events. No worker, or one that does not
-// answer until ctx ends, is an errdefs.ErrUnavailable; one with another Version an ErrFailedPrecondition.
-func Dial(ctx context.Context, path string) (*Client, error) {
-	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
-	if err != nil {
-		return nil, fmt.Errorf("wasm worker: %w: %w", err, errdefs.ErrUnavailable)
-	}
-	return NewClient(ctx, conn.(*net.UnixConn))
-}
-
-// NewClient is Dial with a connection that is there; it becomes the client's, also when there is an error.
+// NewClient says Hello on a connection to the worker's control socket and subscribes to events. The connection belongs to the
+// client, even on an error. A worker that does not answer before ctx ends is an errdefs.ErrUnavailable, one with another
+// Version an ErrFailedPrecondition.
 func NewClient(ctx context.Context, conn *net.UnixConn) (*Client, error) {
 	c := &Client{conn: conn, waiting: map[uint64]chan message{}, done: make(chan struct{}), events: newEventQueue()}
 	go c.read()

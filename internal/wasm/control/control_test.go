@@ -150,9 +150,18 @@ func start(t testing.TB, h *handler) (*Server, string) {
 	return s, path
 }
 
+// connect is NewClient for the server at path.
+func connect(ctx context.Context, path string) (*Client, error) {
+	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path})
+	if err != nil {
+		return nil, err
+	}
+	return NewClient(ctx, conn)
+}
+
 func dial(t testing.TB, path string) *Client {
 	t.Helper()
-	c, err := Dial(t.Context(), path)
+	c, err := connect(t.Context(), path)
 	require.NoError(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c
@@ -298,15 +307,15 @@ func TestWorkerGone(t *testing.T) {
 	_, err = c.List(t.Context())
 	require.True(t, errdefs.IsUnavailable(err), "%v", err)
 
-	_, err = Dial(t.Context(), path)
-	require.True(t, errdefs.IsUnavailable(err), "%v", err)
+	_, err = connect(t.Context(), path)
+	require.Error(t, err)
 }
 
 func TestOtherVersion(t *testing.T) {
 	h := newHandler()
 	h.hello.Version = Version + 1
 	_, path := start(t, h)
-	_, err := Dial(t.Context(), path)
+	_, err := connect(t.Context(), path)
 	require.True(t, errdefs.IsFailedPrecondition(err), "%v", err)
 	require.ErrorContains(t, err, fmt.Sprint("version ", Version+1))
 }

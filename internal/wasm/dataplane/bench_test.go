@@ -20,7 +20,7 @@ import (
 //
 // DATAPLANE_PROFILE=grpc|connect|bare names what alone runs, for profiles.
 func BenchmarkUnary(b *testing.B) {
-	invoker := InvokerFunc(func(_ context.Context, _ *Method, c Call) error {
+	invoker := invokerFunc(func(_ context.Context, _ *Method, c Call) error {
 		m, err := c.Receive()
 		if err != nil {
 			return err
@@ -108,7 +108,7 @@ func drive(b *testing.B, c httpClient, clients int, during time.Duration, reques
 
 // BenchmarkHandler is what framing costs alone, without any transport: gRPC's own here, and gRPC-Web's by connect-go.
 func BenchmarkHandler(b *testing.B) {
-	handler, err := NewGRPC(GRPCOptions{Methods: testMethods(), Options: Options{Metrics: NewMetrics(), Limiter: NewLimiter(64, time.Second)}, Invoker: InvokerFunc(func(_ context.Context, _ *Method, c Call) error {
+	handler, err := NewGRPC(GRPCOptions{Methods: testMethods(), Options: Options{Metrics: NewMetrics(), Limiter: NewLimiter(64, time.Second)}, Invoker: invokerFunc(func(_ context.Context, _ *Method, c Call) error {
 		m, err := c.Receive()
 		if err != nil {
 			return err
@@ -151,7 +151,7 @@ func (n *nowhere) SetWriteDeadline(time.Time) error { return nil }
 
 // BenchmarkLarge echoes messages of 1 MiB, four at a time.
 func BenchmarkLarge(b *testing.B) {
-	s := startServer(b, InvokerFunc(func(_ context.Context, _ *Method, c Call) error {
+	s := startServer(b, invokerFunc(func(_ context.Context, _ *Method, c Call) error {
 		m, err := c.Receive()
 		if err != nil {
 			return err

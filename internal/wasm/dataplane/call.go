@@ -33,12 +33,6 @@ type Invoker interface {
 	Invoke(ctx context.Context, m *Method, c Call) error
 }
 
-// InvokerFunc is a function that is an Invoker.
-type InvokerFunc func(ctx context.Context, m *Method, c Call) error
-
-// Invoke calls f.
-func (f InvokerFunc) Invoke(ctx context.Context, m *Method, c Call) error { return f(ctx, m, c) }
-
 // Call is one call of a method, of any arity, in protobuf's binary encoding whatever the client speaks.
 //
 // Receive and Send may be used by two goroutines at the same time, each of them by one.

@@ -81,7 +81,7 @@ func TestShutdownDrains(t *testing.T) {
 // TestShutdownForces: at the end of its context a shutdown ends what is under way.
 func TestShutdownForces(t *testing.T) {
 	ended := make(chan error, 3)
-	s := startServer(t, InvokerFunc(func(ctx context.Context, _ *Method, c Call) error {
+	s := startServer(t, invokerFunc(func(ctx context.Context, _ *Method, c Call) error {
 		if _, err := c.Receive(); err != nil {
 			return err
 		}

@@ -209,7 +209,7 @@ func TestFaultW4_IdleConnections(t *testing.T) {
 // stays.
 func TestFaultW4_HeaderBomb(t *testing.T) {
 	var reached atomic.Int64
-	s := startServer(t, InvokerFunc(func(_ context.Context, _ *Method, c Call) error {
+	s := startServer(t, invokerFunc(func(_ context.Context, _ *Method, c Call) error {
 		reached.Add(1)
 		return Errorf(0, "reached")
 	}))

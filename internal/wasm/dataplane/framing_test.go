@@ -62,7 +62,7 @@ func post(t testing.TB, c httpClient, method string, header http.Header, body io
 // TestFaultW3_Framing: requests whose framing is wrong are refused with the right code, over every protocol, and the next
 // request is served. (What is wrong inside of messages is found, with its path, by protowit.)
 func TestFaultW3_Framing(t *testing.T) {
-	s := startServer(t, InvokerFunc(func(_ context.Context, m *Method, c Call) error {
+	s := startServer(t, invokerFunc(func(_ context.Context, m *Method, c Call) error {
 		for {
 			b, err := c.Receive()
 			if err == io.EOF {
@@ -202,7 +202,7 @@ func TestMaxMessage(t *testing.T) {
 // TestMetadataWithoutMessage: what a component sets for the header arrives in it, and not in the trailer, also when there is
 // no message between them.
 func TestMetadataWithoutMessage(t *testing.T) {
-	s := startServer(t, InvokerFunc(func(_ context.Context, _ *Method, c Call) error {
+	s := startServer(t, invokerFunc(func(_ context.Context, _ *Method, c Call) error {
 		if err := SetMetadata(c.ResponseHeader(), "x-head", []byte("1")); err != nil {
 			return err
 		}

@@ -188,6 +188,12 @@ func (l *logBuffer) String() string {
 	return l.b.String()
 }
 
+// invokerFunc is a function that is an Invoker.
+type invokerFunc func(ctx context.Context, m *Method, c Call) error
+
+// Invoke calls f.
+func (f invokerFunc) Invoke(ctx context.Context, m *Method, c Call) error { return f(ctx, m, c) }
+
 // startServer serves TestService by invoker; change may alter the configuration first.
 func startServer(t testing.TB, invoker Invoker, change ...func(*GRPCOptions, *Config, *Material)) *testServer {
 	t.Helper()

@@ -184,7 +184,7 @@ func TestTracing(t *testing.T) {
 	spans := tracetest.NewInMemoryExporter()
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans))
 	seen := make(chan string, 4)
-	s := startServer(t, InvokerFunc(func(_ context.Context, _ *Method, c Call) error {
+	s := startServer(t, invokerFunc(func(_ context.Context, _ *Method, c Call) error {
 		seen <- c.RequestHeader().Get("Traceparent")
 		if _, err := c.Receive(); err != nil {
 			return err

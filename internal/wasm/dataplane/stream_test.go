@@ -23,7 +23,7 @@ var streamed = map[string][]connect.ClientOption{"grpc": {connect.WithGRPC()}, "
 func TestStreamBackPressure(t *testing.T) {
 	var sent atomic.Int64
 	ended := make(chan error, 1)
-	s := startServer(t, InvokerFunc(func(_ context.Context, _ *Method, c Call) error {
+	s := startServer(t, invokerFunc(func(_ context.Context, _ *Method, c Call) error {
 		if _, err := c.Receive(); err != nil {
 			return err
 		}
@@ -95,7 +95,7 @@ func (rawCodec) Unmarshal(b []byte, m any) error {
 // TestStreamCancel: a client's cancellation ends the component's context, and the component's end the client's stream.
 func TestStreamCancel(t *testing.T) {
 	entered, ended := make(chan struct{}, 1), make(chan error, 1)
-	s := startServer(t, InvokerFunc(func(ctx context.Context, m *Method, c Call) error {
+	s := startServer(t, invokerFunc(func(ctx context.Context, m *Method, c Call) error {
 		if m.Desc.Name() == "StreamingInputCall" { // ends while the client still sends
 			_, _ = c.Receive()
 			return Errorf(codes.Aborted, "enough")
@@ -143,7 +143,7 @@ func TestStreamCancel(t *testing.T) {
 // TestDeadline: a request ends at its deadline, in whatever the component waits.
 func TestDeadline(t *testing.T) {
 	ended := make(chan error, 1)
-	s := startServer(t, InvokerFunc(func(ctx context.Context, m *Method, c Call) (err error) {
+	s := startServer(t, invokerFunc(func(ctx context.Context, m *Method, c Call) (err error) {
 		defer func() { ended <- err }()
 		switch m.Desc.Name() {
 		case "FullDuplexCall": // waits for a message that does not come
