@@ -39,7 +39,9 @@ func daemonMain() {
 	set, err := io.ReadAll(os.Stdin)
 	must(err)
 	ctx := context.Background()
-	c, err := control.Dial(ctx, os.Getenv(asDaemon))
+	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: os.Getenv(asDaemon)})
+	must(err)
+	c, err := control.NewClient(ctx, conn)
 	must(err)
 	file := func(fd uintptr) control.File { return control.File{File: os.NewFile(fd, "inherited")} }
 	_, err = c.Load(ctx, control.Code{Digest: "d", Image: file(3), Descriptors: set})

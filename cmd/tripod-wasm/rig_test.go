@@ -145,7 +145,9 @@ func (r *rig) logText() string {
 // connect is what a daemon does after its start.
 func (r *rig) connect() *control.Client {
 	r.t.Helper()
-	c, err := control.Dial(r.t.Context(), r.controlPath())
+	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: r.controlPath()})
+	require.NoError(r.t, err)
+	c, err := control.NewClient(r.t.Context(), conn)
 	require.NoError(r.t, err)
 	r.t.Cleanup(func() { c.Close() })
 	return c
