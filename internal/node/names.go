@@ -14,7 +14,7 @@ import (
 )
 
 // Component is the name of a component, for example example.com:foo.Bar@1.2.3 (seed 1, "Resource Hierarchy"). A name has
-// exactly one spelling: String returns what ParseComponent or ComponentFromLabels read.
+// exactly one spelling: String returns what ComponentFromLabels read.
 type Component struct {
 	// Domain is a lower-case DNS name or 32 lower-case hex digits.
 	Domain string
@@ -53,17 +53,6 @@ func (c Component) validate() error {
 	return nil
 }
 
-// ParseComponent reads domain:server@version. Its errdefs.ErrInvalidArgument names the invalid part.
-func ParseComponent(s string) (Component, error) {
-	domain, rest, ok1 := strings.Cut(s, ":")
-	server, version, ok2 := strings.Cut(rest, "@")
-	if !ok1 || !ok2 {
-		return Component{}, fmt.Errorf("component name %q is not domain:server@version: %w", s, errdefs.ErrInvalidArgument)
-	}
-	c := Component{Domain: domain, Server: server, Version: version}
-	return c, c.validate()
-}
-
 // ComponentFromLabels reads the labels PREFIXdomain, PREFIXserver and PREFIXversion; ok is false if none is set. A label
 // value cannot hold a plus sign, so build metadata follows an underscore: 1.2.3_build.
 func ComponentFromLabels(labels map[string]string, prefix string) (c Component, ok bool, err error) {
@@ -82,23 +71,6 @@ func ComponentFromLabels(labels map[string]string, prefix string) (c Component, 
 
 // Instance returns the ID of a component's nth pod: component#n, n in lower-case hex.
 func (c Component) Instance(n uint64) string { return c.String() + "#" + strconv.FormatUint(n, 16) }
-
-// ParseInstance reads component#n. Upper-case hex and leading zeros are invalid.
-func ParseInstance(id string) (Component, uint64, error) {
-	name, counter, ok := strings.Cut(id, "#")
-	if !ok {
-		return Component{}, 0, fmt.Errorf("%q is not component#n: %w", id, errdefs.ErrInvalidArgument)
-	}
-	c, err := ParseComponent(name)
-	if err != nil {
-		return Component{}, 0, err
-	}
-	n, err := strconv.ParseUint(counter, 16, 64)
-	if err != nil || c.Instance(n) != id {
-		return Component{}, 0, fmt.Errorf("instance number %q of %s is not canonical lower-case hex: %w", counter, name, errdefs.ErrInvalidArgument)
-	}
-	return c, n, nil
-}
 
 // attemptID returns the ID of the nth attempt of a unit pod's container. For a component it is the unit's ID, a dot and n in
 // lower-case hex (example.com:foo.Bar@1.2.3#0.1); otherwise 64 random hex digits. It must differ from the unit's ID, because

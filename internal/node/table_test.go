@@ -1,6 +1,7 @@
 package node
 
 import (
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -62,7 +63,7 @@ func TestEveryCellIsFilled(t *testing.T) {
 // TestDocumentedTable holds docs/states.md against the table; UPDATE=1 in the environment writes it.
 func TestDocumentedTable(t *testing.T) {
 	const path = "../../docs/states.md"
-	want := "# The state tables\n\nPrinted from `internal/node/table.go`. ✔ valid, ↻ a repeat that changes nothing, ✘ FailedPrecondition, ⇒ a walk over valid edges.\n\n" + strings.TrimSpace(Markdown()) + "\n"
+	want := "# The state tables\n\nPrinted from `internal/node/table.go`. ✔ valid, ↻ a repeat that changes nothing, ✘ FailedPrecondition, ⇒ a walk over valid edges.\n\n" + strings.TrimSpace(markdown()) + "\n"
 	if os.Getenv("UPDATE") != "" {
 		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
 			t.Fatal(err)
@@ -75,4 +76,42 @@ func TestDocumentedTable(t *testing.T) {
 	if string(got) != want {
 		t.Errorf("%s is not what the table says; run UPDATE=1 go test ./internal/node -run DocumentedTable", path)
 	}
+}
+
+// unitNotes are what a kubelet needs beyond unitTable: no edges, but walks over its own and what lists show.
+const unitNotes = `A kubelet restarts a container by creating its next attempt. Of a unit pod that is the walk Stopped → Removed → Created: a
+CreateContainer in Stopped whose ` + "`metadata.attempt`" + ` is higher than the container's is valid, and so is one in Created, which
+replaces the container. The same attempt in Stopped is refused, as the table says.
+
+Each attempt has an ID of its own, and the unit's ID means the newest one. The attempt that ended stays in the record and in lists, as
+Exited, with its reason, code and log path, until RemoveContainer of its own ID or the end of the pod; the 16 newest are kept. It cannot
+be started again, and stopping it succeeds.
+
+A kubelet's garbage collection removes containers before their sandbox. RemoveContainer in Killed is refused, as the table
+says; from then on ListContainers leaves the container out, and the kubelet removes the sandbox. ContainerStatus still answers.
+
+`
+
+// markdown prints both tables for the documentation.
+func markdown() string {
+	var b strings.Builder
+	for _, t := range []struct {
+		title, notes string
+		table        table
+	}{{"Unit pods", unitNotes, unitTable}, {"Containers in a pod of many", "", containerTable}} {
+		fmt.Fprintf(&b, "### %s\n\n| state |", t.title)
+		for _, c := range Calls {
+			fmt.Fprintf(&b, " %s |", c)
+		}
+		b.WriteString("\n|---|" + strings.Repeat(":-:|", len(Calls)) + "\n")
+		for _, s := range States {
+			fmt.Fprintf(&b, "| **%s** |", s)
+			for _, v := range t.table[s] {
+				fmt.Fprintf(&b, " %c |", v)
+			}
+			b.WriteByte('\n')
+		}
+		b.WriteString("\n" + t.notes)
+	}
+	return b.String()
 }

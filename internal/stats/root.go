@@ -72,9 +72,6 @@ func (r Root) Open(name string) (Cgroup, error) {
 	return c, nil
 }
 
-// Path is the path that Open was given.
-func (c Cgroup) Path() string { return c.path }
-
 // Read takes the figures. A cgroup that is gone, wholly or while it is being read, is an errdefs.ErrNotFound.
 func (c Cgroup) Read() (Figures, error) {
 	if c.root.V2 {

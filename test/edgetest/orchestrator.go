@@ -16,7 +16,6 @@ type Orchestrator struct {
 
 	mu    sync.Mutex
 	known map[string]object // managers, runtimes, modules by uuid
-	exits []map[string]any
 }
 
 // StartOrchestrator connects an orchestrator.
@@ -42,20 +41,6 @@ func StartOrchestrator(url, realm string) (*Orchestrator, error) {
 
 // Close disconnects it.
 func (o *Orchestrator) Close() { o.peer.Close() }
-
-// Knows tells whether somebody with the uuid has registered, or was created.
-func (o *Orchestrator) Knows(uuid string) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.known[uuid] != nil
-}
-
-// Exits are the data of the exits that were told to it.
-func (o *Orchestrator) Exits() []map[string]any {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return append([]map[string]any(nil), o.exits...)
-}
 
 // Delete asks the runtime to delete a module.
 func (o *Orchestrator) Delete(runtime, uuid string) error {
@@ -95,9 +80,6 @@ func (o *Orchestrator) control(l Line, e envelope) {
 	case "create":
 		o.create(l, e)
 	case "exited":
-		o.mu.Lock()
-		o.exits = append(o.exits, e.Data)
-		o.mu.Unlock()
 		_ = o.peer.Publish(o.realm+"/proc/notif", 2, Message("", "exited", "arts_req", object{"type": "module", "uuid": e.Data["uuid"]}))
 	case "delete":
 		if parent := e.text("parent"); l.Topic == ctl(o.realm) && parent != "" {

@@ -40,7 +40,6 @@ type Daemon struct {
 	env     []string
 	program string
 	fake    bool
-	leaksOK string
 	before  Resources
 
 	cmd    *exec.Cmd
@@ -73,11 +72,6 @@ func Fake() Option {
 
 // Program starts another program in the place of tripod; an empty path is tripod again.
 func (d *Daemon) Program(path string) { d.program = path }
-
-// AllowLeaks makes what is left behind when the test ends no failure, and says why that is right.
-func AllowLeaks(reason string) Option {
-	return func(d *Daemon) { d.leaksOK = reason }
-}
 
 func set(m map[string]any, key string, value any) {
 	table, rest, nested := strings.Cut(key, ".")
@@ -351,9 +345,7 @@ func (d *Daemon) cleanUp() {
 
 func (d *Daemon) checkLeaks() {
 	err := poll(5*time.Second, func() error { return d.before.Leaks(Snapshot(d)) })
-	if d.leaksOK != "" {
-		d.t.Logf("leaks are allowed (%s): %v", d.leaksOK, err)
-	} else if err != nil {
+	if err != nil {
 		d.t.Errorf("left behind:\n%v", err)
 	}
 	d.before.endNew() // so that the next test starts clean

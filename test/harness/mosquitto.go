@@ -41,9 +41,6 @@ func StartMosquitto(t testing.TB, address string) *Mosquitto {
 	return m
 }
 
-// URL names the broker to its clients.
-func (m *Mosquitto) URL() string { return "mqtt://" + m.Address }
-
 // Start starts it, again.
 func (m *Mosquitto) Start() {
 	m.t.Helper()

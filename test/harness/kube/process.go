@@ -93,21 +93,6 @@ func (p *Process) ended(c *exec.Cmd) {
 	})
 }
 
-// Pid is the program's process ID, or 0.
-func (p *Process) Pid() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.cmd == nil {
-		return 0
-	}
-	select {
-	case <-p.exited:
-		return 0
-	default:
-		return p.cmd.Process.Pid
-	}
-}
-
 // Kill ends the program by SIGKILL; it stays away until Start.
 func (p *Process) Kill() error { return p.end(syscall.SIGKILL) }
 

@@ -142,18 +142,9 @@ func (d *Daemon) Signal(sig syscall.Signal) {
 	require.NoError(d.t, d.cmd.Process.Signal(sig))
 }
 
-// Pid is libvirtd's.
-func (d *Daemon) Pid() int { return d.cmd.Process.Pid }
-
 // Log is what libvirtd said.
 func (d *Daemon) Log() string {
 	text, _ := os.ReadFile(filepath.Join(d.dir, "log"))
-	return string(bytes.TrimSpace(text))
-}
-
-// DomainLog is what libvirt and QEMU wrote about a domain.
-func (d *Daemon) DomainLog(domain string) string {
-	text, _ := os.ReadFile(filepath.Join("/var/log/libvirt/qemu", domain+".log"))
 	return string(bytes.TrimSpace(text))
 }
 
