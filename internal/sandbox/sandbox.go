@@ -153,6 +153,8 @@ const (
 const (
 	// ExitStartError is the code of a container whose program could not be started.
 	ExitStartError = 128
+	// ExitKilled is the code of a container that was ended by force, 128 + SIGKILL.
+	ExitKilled = 137
 	// ExitUnknown is the code of a container whose end nobody saw.
 	ExitUnknown = 255
 )

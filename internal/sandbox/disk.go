@@ -1,4 +1,4 @@
-package vm
+package sandbox
 
 import (
 	"errors"
@@ -8,8 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// noRoom gives an error of a full or failing disk its class: the node is out of something, nobody called wrongly.
-func noRoom(err error) error {
+// DiskError gives an error of a full or failing disk its class: the node is out of something, and the request was in order. Other
+// errors stay as they are.
+func DiskError(err error) error {
 	for _, exhausted := range []unix.Errno{unix.ENOSPC, unix.EDQUOT, unix.EMFILE, unix.ENFILE, unix.ENOMEM} {
 		if errors.Is(err, exhausted) {
 			return fmt.Errorf("%w: %w", err, errdefs.ErrResourceExhausted)
@@ -21,5 +22,5 @@ func noRoom(err error) error {
 	return err
 }
 
-// readOnly tells that a file system does not take writes: what is there already can be served still.
-func readOnly(err error) bool { return errors.Is(err, unix.EROFS) || errors.Is(err, unix.ENOSPC) }
+// ReadOnlyDisk reports whether a file system takes no writes, full or read-only: what is there already can be served still.
+func ReadOnlyDisk(err error) bool { return errors.Is(err, unix.EROFS) || errors.Is(err, unix.ENOSPC) }
