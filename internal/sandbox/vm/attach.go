@@ -22,8 +22,8 @@ var fpUpdated = failpoint.New("vm.update-container.updated")
 const agentTime = 500 * time.Millisecond
 
 // Exec implements sandbox.Execer: by our agent in the guest, or by QEMU's where a terminal and live streams are not asked for.
-func (b *Backend) Exec(ctx context.Context, _ *sandbox.Pod, c *sandbox.Container, req sandbox.ExecRequest) (int32, error) {
-	_, l, err := b.running(c.ID)
+func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.ExecRequest) (int32, error) {
+	_, l, err := b.ledger.Running(p.ID, c.ID)
 	if err != nil {
 		return 0, err
 	}
@@ -47,8 +47,8 @@ func (b *Backend) Exec(ctx context.Context, _ *sandbox.Pod, c *sandbox.Container
 }
 
 // Attach implements sandbox.Attacher: it joins the serial console.
-func (b *Backend) Attach(ctx context.Context, _ *sandbox.Pod, c *sandbox.Container, req sandbox.AttachRequest) error {
-	_, l, err := b.running(c.ID)
+func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.AttachRequest) error {
+	_, l, err := b.ledger.Running(p.ID, c.ID)
 	if err != nil {
 		return err
 	}
@@ -59,8 +59,8 @@ func (b *Backend) Attach(ctx context.Context, _ *sandbox.Pod, c *sandbox.Contain
 }
 
 // ReopenLog implements sandbox.LogReopener.
-func (b *Backend) ReopenLog(_ context.Context, _ *sandbox.Pod, c *sandbox.Container) error {
-	_, l, err := b.running(c.ID)
+func (b *Backend) ReopenLog(_ context.Context, p *sandbox.Pod, c *sandbox.Container) error {
+	_, l, err := b.ledger.Running(p.ID, c.ID)
 	if err != nil {
 		return err
 	}
@@ -73,7 +73,7 @@ func (b *Backend) Dial(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	if c == nil {
 		return nil, fmt.Errorf("the machine of pod %s does not run: %w", p.ID, errdefs.ErrUnavailable)
 	}
-	_, l, err := b.running(c.ID)
+	_, l, err := b.ledger.Running(p.ID, c.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -113,16 +113,13 @@ func dial(ctx context.Context, network string, at netip.AddrPort) (net.Conn, err
 
 // UpdateContainer implements sandbox.Updater: the share of the CPU changes in place, the guest's memory only while it does not
 // run.
-func (b *Backend) UpdateContainer(ctx context.Context, _ *sandbox.Pod, c *sandbox.Container) error {
-	h, err := b.lookup(c.ID)
-	if errdefs.IsNotFound(err) {
-		return fmt.Errorf("container %s is not created: %w", c.ID, errdefs.ErrFailedPrecondition)
-	}
+func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
+	h, err := b.ledger.Created(p.ID, c.ID)
 	if err != nil {
 		return err
 	}
 	res := c.Config.GetLinux().GetResources()
-	s, l := h.snapshot()
+	s, l := h.Snapshot()
 	memory := b.memory(res)
 	if l == nil {
 		if memory != s.Definition.Memory {
@@ -130,7 +127,7 @@ func (b *Backend) UpdateContainer(ctx context.Context, _ *sandbox.Pod, c *sandbo
 			if err := b.cfg.Driver.Define(ctx, s.Definition); err != nil {
 				return fmt.Errorf("change the machine's memory: %w", err)
 			}
-			if err := b.set(h, func(now *state) { now.Definition.Memory = memory }); err != nil {
+			if err := h.Set(func(now *state) { now.Definition.Memory = memory }); err != nil {
 				return err
 			}
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/network/tap"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/stats"
 	"github.com/tripod-run/tripod/internal/vm/machine"
 )
@@ -85,10 +86,10 @@ type Backend struct {
 	ctx   context.Context
 	end   context.CancelFunc
 
-	mu         sync.Mutex
-	sink       sandbox.Sink
-	sandboxes  map[string]*pod
-	containers map[string]*handle
+	ledger *ledger.Ledger[state, life]
+
+	mu        sync.Mutex
+	sandboxes map[string]*pod
 }
 
 var (
@@ -110,29 +111,29 @@ func New(cfg Config) (*Backend, error) {
 		return nil, err
 	}
 	for _, dir := range []string{cfg.podsDir(), cfg.disksDir()} {
-		if err := os.MkdirAll(dir, 0o700); err != nil && !readOnly(err) {
+		if err := os.MkdirAll(dir, 0o700); err != nil && !sandbox.ReadOnlyDisk(err) {
 			return nil, fmt.Errorf("vm backend: %w", err)
 		}
 	}
 	ctx, end := context.WithCancel(context.Background())
 	return &Backend{
 		ctx: ctx, end: end, cfg: cfg, log: cfg.Logger, cgroups: cfg.Cgroup, sampler: stats.NewSampler(8192),
-		sink: func(sandbox.Event) {}, sandboxes: map[string]*pod{}, containers: map[string]*handle{},
+		ledger: ledger.New[state, life](format, func(_, id string) string { return cfg.containerFile(id) }, cfg.Logger), sandboxes: map[string]*pod{},
 	}, nil
 }
 
 // Close ends what is done for machines here; they go on running.
 func (b *Backend) Close() error {
+	b.ledger.ReportTo(nil)
 	b.mu.Lock()
-	b.sink = func(sandbox.Event) {}
 	pods := b.sandboxes
 	b.sandboxes = map[string]*pod{}
 	b.mu.Unlock()
 	b.end()
-	err := b.cfg.Driver.Close() // no more ends are told
+	err := b.cfg.Driver.Close() // no more ends are reported
 	b.tasks.Wait()
-	for _, h := range b.handles() {
-		if _, l := h.snapshot(); l != nil {
+	for _, h := range b.ledger.All() {
+		if _, l := h.Snapshot(); l != nil {
 			l.close()
 		}
 	}
@@ -208,12 +209,4 @@ func (b *Backend) Ready() error {
 		return fmt.Errorf("driver %s: %w", b.cfg.Driver.Name(), err)
 	}
 	return nil
-}
-
-// report gives an event to the node.
-func (b *Backend) report(e sandbox.Event) {
-	b.mu.Lock()
-	sink := b.sink
-	b.mu.Unlock()
-	sink(e)
 }

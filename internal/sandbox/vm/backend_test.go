@@ -95,7 +95,7 @@ func TestV1DeafGuest(t *testing.T) {
 	if took := time.Since(begin); took < 1500*time.Millisecond {
 		t.Errorf("it was killed after %v", took)
 	}
-	if s := r.wantState(p, c, sandbox.StateExited); s.ExitCode != exitKilled || s.Reason != sandbox.ReasonError {
+	if s := r.wantState(p, c, sandbox.StateExited); s.ExitCode != sandbox.ExitKilled || s.Reason != sandbox.ReasonError {
 		t.Errorf("status %+v", s)
 	}
 	if n := r.driver.guest(c.ID).pressed; n != 2 {
@@ -395,10 +395,10 @@ func TestCutOffStart(t *testing.T) {
 			p := r.pod("cut")
 			c := r.create(p, "disk")
 			if early {
-				h, err := r.lookup(c.ID)
+				h, err := r.ledger.Find(c.ID, c.ID)
 				r.must(err)
 				r.driver.told = func() {
-					if _, l := h.snapshot(); l != nil {
+					if _, l := h.Snapshot(); l != nil {
 						<-l.ended
 					}
 				}

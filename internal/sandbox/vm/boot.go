@@ -41,7 +41,7 @@ func (b *Backend) watchBoot(h *handle, l *life, started time.Time) {
 	}
 	due := false
 	for pause := listenFirst; ; pause = min(2*pause, listenMost) {
-		if b.listen(h.id, &report) {
+		if b.listen(h.ID, &report) {
 			pause = listenFirst
 		}
 		if b.endUnbootable(h, l, &report) {
@@ -75,7 +75,7 @@ func (b *Backend) listen(id string, report *firmware.Report) (rebooted bool) {
 // endUnbootable ends a machine that cannot boot, and tells whether it did. Why is written down first: an end that a restart
 // of the daemon cuts off has the same reason.
 func (b *Backend) endUnbootable(h *handle, l *life, report *firmware.Report) bool {
-	s, now := h.snapshot()
+	s, now := h.Snapshot()
 	why := s.NoBoot
 	switch {
 	case now != l:
@@ -89,7 +89,7 @@ func (b *Backend) endUnbootable(h *handle, l *life, report *firmware.Report) boo
 		return false
 	}
 	if err := b.refuseBoot(h, l, why, report.Lines); err != nil {
-		b.log.Error("a machine that cannot boot has not ended; it is tried again", "container", h.id, "reason", why, "err", err)
+		b.log.Error("a machine that cannot boot has not ended; it is tried again", "container", h.ID, "reason", why, "err", err)
 		return false
 	}
 	return true
@@ -102,21 +102,17 @@ func (b *Backend) refuseBoot(h *handle, l *life, why string, lines []string) err
 	if err := fpNoBootHeard.Hit(ctx); err != nil {
 		return err
 	}
-	h.mu.Lock()
-	if h.life != l {
-		h.mu.Unlock()
+	var noted bool
+	present, err := h.Update(l, func(s *state) { noted, s.NoBoot = s.NoBoot != "", why })
+	if !present {
 		return nil
 	}
-	noted := h.state.NoBoot != ""
-	h.state.NoBoot = why
-	err := noRoom(b.cfg.writeState(h.state))
-	h.mu.Unlock()
 	if !noted {
-		b.log.Warn("a machine cannot boot; ending it", "container", h.id, "reason", why)
+		b.log.Warn("a machine cannot boot; ending it", "container", h.ID, "reason", why)
 		err = errors.Join(err, b.note(l, lines, why))
 	}
 	if err != nil {
-		b.log.Error("that a machine cannot boot could not be written down", "container", h.id, "err", err)
+		b.log.Error("that a machine cannot boot could not be written down", "container", h.ID, "err", err)
 	}
 	if err := fpNoBootRecorded.Hit(ctx); err != nil {
 		return err
@@ -136,19 +132,19 @@ func (b *Backend) note(l *life, lines []string, what string) error {
 // noteSilence says once, in the container's log, that a guest shows no sign of life. It may be one that does not use its serial
 // console, so it is let run.
 func (b *Backend) noteSilence(h *handle, l *life, report firmware.Report) {
-	s, _ := h.snapshot()
-	if s.Silent || b.livens(h.id, s, l) {
+	s, _ := h.Snapshot()
+	if s.Silent || b.livens(h.ID, s, l) {
 		return
 	}
 	what := fmt.Sprintf("the guest has shown no sign of life in %s: nothing on its first serial port (console=ttyS0), no agent, nothing written to a disk. "+
 		"Either it does not use them, or it did not boot: its boot loader or its kernel may be damaged, or wait on a screen (annotation tripod.dev/vm.vnc shows that)", b.cfg.BootTimeout)
-	b.log.Warn("a machine may not have booted", "container", h.id, "firmware", strings.Join(report.Lines, "; "), "timeout", b.cfg.BootTimeout)
+	b.log.Warn("a machine may not have booted", "container", h.ID, "firmware", strings.Join(report.Lines, "; "), "timeout", b.cfg.BootTimeout)
 	err := b.note(l, report.Lines, what)
 	if err == nil {
-		err = b.set(h, func(s *state) { s.Silent = true })
+		err = h.Set(func(s *state) { s.Silent = true })
 	}
 	if err != nil {
-		b.log.Error("that a guest is silent could not be written down", "container", h.id, "err", err)
+		b.log.Error("that a guest is silent could not be written down", "container", h.ID, "err", err)
 	}
 }
 

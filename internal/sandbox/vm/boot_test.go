@@ -77,7 +77,8 @@ func TestV5Recovered(t *testing.T) {
 			r.must(failpoint.Arm(point, "error"))
 			p, c := r.run("recovered", "disk")
 			r.eventually("the firmware is heard", func() bool {
-				s, err := r.config.readState(c.ID)
+				var s state
+				err := format.Read(r.config.containerFile(c.ID), &s)
 				return err == nil && r.driver.guest(c.ID).heard && (s.NoBoot != "") == (point == "vm.no-boot.recorded")
 			})
 			r.part()

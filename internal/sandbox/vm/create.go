@@ -15,6 +15,7 @@ import (
 	"github.com/tripod-run/tripod/internal/image/qcow2"
 	"github.com/tripod-run/tripod/internal/network/tap"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/vm/annotations"
 	"github.com/tripod-run/tripod/internal/vm/bootdisk"
 	"github.com/tripod-run/tripod/internal/vm/cloudinit"
@@ -69,12 +70,9 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	for _, w := range o.warnings {
 		b.log.Warn("container of a vm pod", "container", c.ID, "warning", w)
 	}
-	h := b.keep(&handle{id: c.ID})
-	err = b.set(h, func(s *state) {
-		*s = state{
-			ID: c.ID, Phase: phaseCreated, Image: c.ImageID, Layout: string(o.files.Layout), Definition: definition,
-			RootID: o.root.ID, Warnings: o.warnings, WaitForAgent: o.options.WaitForAgent, Unbootable: o.unbootable,
-		}
+	err = b.ledger.Create(p.ID, c.ID, state{
+		Record: ledger.Record{ID: c.ID, Phase: ledger.Created}, Image: c.ImageID, Layout: string(o.files.Layout), Definition: definition,
+		RootID: o.root.ID, Warnings: o.warnings, WaitForAgent: o.options.WaitForAgent, Unbootable: o.unbootable,
 	})
 	if err != nil {
 		return sandbox.Resolved{}, err
@@ -132,10 +130,10 @@ func (b *Backend) order(ctx context.Context, p *sandbox.Pod, c *sandbox.Containe
 func (b *Backend) makeDisks(ctx context.Context, o *order) error {
 	id := o.container.ID
 	if err := os.RemoveAll(b.cfg.diskDir(id)); err != nil {
-		return noRoom(fmt.Errorf("the machine's directory: %w", err))
+		return sandbox.DiskError(fmt.Errorf("the machine's directory: %w", err))
 	}
 	if err := os.MkdirAll(b.cfg.diskDir(id), 0o700); err != nil {
-		return noRoom(fmt.Errorf("the machine's directory: %w", err))
+		return sandbox.DiskError(fmt.Errorf("the machine's directory: %w", err))
 	}
 	if err := b.makeSerialDir(id); err != nil {
 		return err
@@ -148,7 +146,7 @@ func (b *Backend) makeDisks(ctx context.Context, o *order) error {
 	}
 	for i, disk := range o.options.ScratchDisks {
 		if err := qcow2.CreateOverlay(ctx, b.cfg.scratchFile(id, fmt.Sprintf("scratch%d", i)), disk.Size, qcow2.Overlay{}); err != nil {
-			return noRoom(fmt.Errorf("make the scratch disk for %s: %w", disk.Path, err))
+			return sandbox.DiskError(fmt.Errorf("make the scratch disk for %s: %w", disk.Path, err))
 		}
 	}
 	if err := fpOverlay.Hit(ctx); err != nil {
@@ -160,7 +158,7 @@ func (b *Backend) makeDisks(ctx context.Context, o *order) error {
 	}
 	o.warnings = append(o.warnings, built.Warnings...)
 	if err := built.WriteFile(b.cfg.cloudInitFile(id), 0o600); err != nil {
-		return noRoom(fmt.Errorf("write the cloud-init image: %w", err))
+		return sandbox.DiskError(fmt.Errorf("write the cloud-init image: %w", err))
 	}
 	return fpCloudInit.Hit(ctx)
 }
@@ -173,7 +171,7 @@ func (b *Backend) makeRoot(ctx context.Context, o *order) error {
 		}
 		size := max(o.options.RootVolumeSize, o.files.VirtualSize)
 		if err := qcow2.CreateOverlay(ctx, b.cfg.overlayFile(o.container.ID), size, qcow2.Overlay{}); err != nil {
-			return noRoom(fmt.Errorf("make the root disk: %w", err))
+			return sandbox.DiskError(fmt.Errorf("make the root disk: %w", err))
 		}
 		return nil
 	}
@@ -186,7 +184,7 @@ func (b *Backend) makeRoot(ctx context.Context, o *order) error {
 	}
 	src := rootdisk.Source{Image: o.container.ImageID, File: o.files.Disk, FileSize: info.Size(), Format: o.files.Format, Size: o.files.VirtualSize}
 	if o.root, err = rootdisk.Prepare(ctx, o.volumes.root, src, o.options.RootDeviceOverwrite); err != nil {
-		return noRoom(err)
+		return sandbox.DiskError(err)
 	}
 	if o.root.Image != o.container.ImageID {
 		o.warnings = append(o.warnings, fmt.Sprintf("the root disk on %s was made of the image %s and is kept; annotation root-device-overwrite: image has it made anew", o.volumes.root, o.root.Image))

@@ -51,7 +51,7 @@ func (b *Backend) failedEnd(id string, l *life, cause error, def machine.Definit
 	cause = fmt.Errorf("start container %s: %w", id, cause)
 	end := startError(cause)
 	if killed {
-		end.Cause, end.ExitCode = machine.CauseOOM, exitKilled
+		end.Cause, end.ExitCode = machine.CauseOOM, sandbox.ExitKilled
 	}
 	return end, cause
 }

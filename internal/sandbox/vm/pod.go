@@ -76,8 +76,8 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 		return err
 	}
 	at.state.Made = true
-	if err := b.cfg.writePod(at.state); err != nil {
-		return noRoom(fmt.Errorf("vm pod: %w", err))
+	if err := format.Write(b.cfg.podFile(p.ID), at.state); err != nil {
+		return fmt.Errorf("vm pod: %w", err)
 	}
 	return fpPodMade.Hit(ctx)
 }
@@ -85,7 +85,7 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 // admit gives the pod a user and writes down that there is something of it.
 func (b *Backend) admit(p *sandbox.Pod, warnings []string) (*pod, error) {
 	if err := os.MkdirAll(b.cfg.podDir(p.ID), 0o700); err != nil {
-		return nil, noRoom(fmt.Errorf("vm pod: %w", err))
+		return nil, sandbox.DiskError(fmt.Errorf("vm pod: %w", err))
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -94,8 +94,8 @@ func (b *Backend) admit(p *sandbox.Pod, warnings []string) (*pod, error) {
 		return nil, err
 	}
 	at := &pod{state: podState{ID: p.ID, UID: uid, Netns: p.Netns, Cgroup: b.cgroupOf(p), Warnings: warnings}}
-	if err := b.cfg.writePod(at.state); err != nil {
-		return nil, noRoom(fmt.Errorf("vm pod: %w", err))
+	if err := format.Write(b.cfg.podFile(p.ID), at.state); err != nil {
+		return nil, fmt.Errorf("vm pod: %w", err)
 	}
 	b.sandboxes[p.ID] = at
 	return at, nil
@@ -170,11 +170,10 @@ func (b *Backend) sandbox(id string) (*pod, error) {
 	if at := b.sandboxes[id]; at != nil {
 		return at, nil
 	}
-	s, err := b.cfg.readPod(id)
-	if err != nil {
+	at := &pod{}
+	if err := format.Read(b.cfg.podFile(id), &at.state); err != nil {
 		return nil, err
 	}
-	at := &pod{state: s}
 	b.sandboxes[id] = at
 	return at, nil
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/vm/machine"
 )
 
@@ -18,9 +19,7 @@ var hexID = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
 // Recover implements sandbox.Backend. The driver knows what runs; the files know what was ordered.
 func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandbox.Sink) (sandbox.Found, error) {
-	b.mu.Lock()
-	b.sink = sink
-	b.mu.Unlock()
+	b.ledger.ReportTo(sink)
 	found := sandbox.Found{Sandboxes: map[string]bool{}, Containers: map[string]sandbox.Status{}}
 	keep := map[string]bool{}
 	names := make([]string, 0, len(known))
@@ -28,13 +27,13 @@ func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandb
 		keep[k.Pod.ID] = true
 		names = append(names, k.Pod.ID)
 		for _, c := range k.Containers {
-			// In memory before the driver can tell of it.
-			if _, err := b.lookup(c.ID); err != nil && !errdefs.IsNotFound(err) {
+			// In memory before the driver can report its end.
+			if _, err := b.ledger.Find(k.Pod.ID, c.ID); err != nil {
 				return found, err
 			}
 		}
 	}
-	machines, err := b.cfg.Driver.Recover(ctx, names, b.heard)
+	machines, err := b.cfg.Driver.Recover(ctx, names, b.machineEnded)
 	if err != nil {
 		return found, b.away(err)
 	}
@@ -94,18 +93,15 @@ func (b *Backend) recoverPod(ctx context.Context, k sandbox.Known, machines map[
 
 // recoverContainer finds out what became of a container while nobody looked.
 func (b *Backend) recoverContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, machines map[string]machine.State) (sandbox.Status, error) {
-	h, err := b.lookup(c.ID)
-	if errdefs.IsNotFound(err) {
-		return sandbox.Status{}, nil // half made, or gone with a reboot
-	}
-	if err != nil {
-		return sandbox.Status{}, err
+	h, err := b.ledger.Find(p.ID, c.ID)
+	if h == nil {
+		return sandbox.Status{}, err // half made, or gone with a reboot
 	}
 	now, there := machines[c.ID]
-	s, l := h.snapshot()
+	s, l := h.Snapshot()
 	switch {
 	case l != nil: // taken over by an earlier try
-	case s.Phase == phaseStarted:
+	case s.Phase == ledger.Started:
 		if !there {
 			now = machine.State{Phase: machine.Ended, Cause: machine.CauseUnknown, Message: "the driver knows nothing of it any more"}
 		}
@@ -118,23 +114,21 @@ func (b *Backend) recoverContainer(ctx context.Context, p *sandbox.Pod, c *sandb
 			return sandbox.Status{}, err
 		}
 	}
-	s, _ = h.snapshot()
-	return s.status(), nil
+	s, _ = h.Snapshot()
+	return s.Status(), nil
 }
 
 // recoverStarted decides about a container whose machine was about to be started when it was last heard of.
 func (b *Backend) recoverStarted(h *handle, p *sandbox.Pod, c *sandbox.Container, now machine.State) error {
-	s, _ := h.snapshot()
+	s, _ := h.Snapshot()
 	if now.Phase == machine.Defined || now.Phase == machine.Ended && !now.StartedAt.IsZero() && now.StartedAt.Equal(s.Former) {
-		return b.set(h, func(s *state) { s.Phase, s.StartedAt = phaseCreated, s.Former }) // the driver was never told
+		return h.Set(func(s *state) { s.Phase, s.StartedAt = ledger.Created, s.Former }) // the driver was never told
 	}
 	l, err := b.openLife(p, c, h)
 	if err != nil {
 		return err
 	}
-	h.mu.Lock()
-	h.life = l
-	h.mu.Unlock()
+	h.Adopt(l)
 	if now.Phase == machine.Ended {
 		b.record(h, l, now)
 		return nil
@@ -170,8 +164,8 @@ func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool) error
 	var errs []error
 	for id := range orphans {
 		b.log.Info("removing a vm pod that is not in the record", "pod", id)
-		s, err := b.cfg.readPod(id)
-		if err != nil && !errdefs.IsNotFound(err) {
+		var s podState
+		if err := format.Read(b.cfg.podFile(id), &s); err != nil && !errdefs.IsNotFound(err) {
 			errs = append(errs, err)
 			continue
 		}

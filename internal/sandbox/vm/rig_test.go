@@ -24,6 +24,7 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/network/tap"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/vm/machine"
 )
 
@@ -139,7 +140,7 @@ func (w *wires) Unwire(_ context.Context, _, record string) error {
 	if w.fail != nil {
 		return w.fail
 	}
-	return removeFile(record)
+	return ledger.RemoveFile(record)
 }
 
 func (w *wires) Serve(_ context.Context, netns string, _ []tap.Interface, _ tap.Config) (io.Closer, error) {
@@ -288,7 +289,7 @@ func (d *hypervisor) end(name string, cause machine.Cause, code int32) {
 }
 
 func (d *hypervisor) Destroy(_ context.Context, name string) error {
-	d.end(name, machine.CauseKilled, exitKilled)
+	d.end(name, machine.CauseKilled, sandbox.ExitKilled)
 	if d.told != nil {
 		d.told()
 	}

@@ -6,6 +6,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
 // A machine's serial log is on a file system of its own, in memory: QEMU appends to it whoever reads, and a file on a disk would
@@ -19,11 +21,11 @@ func (b *Backend) makeSerialDir(id string) error {
 	}
 	dir := b.cfg.serialDir(id)
 	if err := os.Mkdir(dir, 0o700); err != nil {
-		return noRoom(fmt.Errorf("the directory of the serial log: %w", err))
+		return sandbox.DiskError(fmt.Errorf("the directory of the serial log: %w", err))
 	}
 	options := fmt.Sprintf("mode=0700,nr_inodes=8,size=%d", b.cfg.ConsoleBuffer)
 	if err := unix.Mount("tripod-console", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, options); err != nil {
-		return noRoom(fmt.Errorf("mount the file system of the serial log at %s: %w", dir, err))
+		return sandbox.DiskError(fmt.Errorf("mount the file system of the serial log at %s: %w", dir, err))
 	}
 	return nil
 }

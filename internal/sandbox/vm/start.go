@@ -32,14 +32,11 @@ const cleanupTime = 30 * time.Second
 // StartContainer implements sandbox.Backend. It returns when the machine's CPUs run; where the pod's annotation says so, when the
 // guest's agent answers.
 func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
-	h, err := b.lookup(c.ID)
-	if errdefs.IsNotFound(err) {
-		return fmt.Errorf("container %s is not created: %w", c.ID, errdefs.ErrFailedPrecondition)
-	}
+	h, err := b.ledger.Created(p.ID, c.ID)
 	if err != nil {
 		return err
 	}
-	if _, l := h.snapshot(); l != nil {
+	if _, l := h.Snapshot(); l != nil {
 		return nil // it runs
 	}
 	if err := b.prepare(ctx, h, c); err != nil {
@@ -57,8 +54,8 @@ func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox
 
 // prepare makes sure that what the machine stands on is there.
 func (b *Backend) prepare(ctx context.Context, h *handle, c *sandbox.Container) error {
-	s, _ := h.snapshot()
-	files, err := b.cfg.Images.OpenDisk(ctx, h.id, s.Image)
+	s, _ := h.Snapshot()
+	files, err := b.cfg.Images.OpenDisk(ctx, h.ID, s.Image)
 	if err != nil {
 		return fmt.Errorf("image of the machine: %w", err)
 	}
@@ -77,9 +74,9 @@ func (b *Backend) prepare(ctx context.Context, h *handle, c *sandbox.Container) 
 	return fpOpened.Hit(ctx)
 }
 
-// openLife joins the machine's console with the pod's log.
+// openLife joins the machine's console to the pod's log.
 func (b *Backend) openLife(p *sandbox.Pod, c *sandbox.Container, h *handle) (*life, error) {
-	s, _ := h.snapshot()
+	s, _ := h.Snapshot()
 	terminal, err := console.Open(console.Config{
 		SerialLog: s.Definition.SerialLog, Input: b.cfg.socket(c.ID, machine.SerialInput), StateFile: b.cfg.consoleFile(c.ID),
 		OpenLog:    func() (*os.File, error) { return stream.OpenLogFile(p.Config.GetLogDirectory(), c.Config.GetLogPath()) },
@@ -95,24 +92,29 @@ func (b *Backend) openLife(p *sandbox.Pod, c *sandbox.Container, h *handle) (*li
 
 // run boots the machine.
 func (b *Backend) run(ctx context.Context, h *handle, l *life) error {
-	s, _ := h.snapshot()
+	s, _ := h.Snapshot()
 	if why := b.shortage(l.pod, s.Definition.Memory); why != "" {
-		b.log.Warn("a machine may be killed for want of memory", "container", h.id, "reason", why)
+		b.log.Warn("a machine may be killed for want of memory", "container", h.ID, "reason", why)
 	}
 	l.oomKills = oomKills(s.Definition.Cgroup)
-	if err := b.begin(h, l); err != nil {
-		return err
+	err := h.Begin(l, func(s *state) {
+		s.Former = s.StartedAt
+		s.Start()
+		s.NoBoot, s.Silent, s.SerialBefore = "", false, sizeOf(s.Definition.SerialLog)
+	})
+	if err != nil {
+		return fmt.Errorf("container %s: %w", h.ID, err)
 	}
 	if err := fpIntent.Hit(ctx); err != nil {
 		return err
 	}
-	if err := b.cfg.Driver.Start(ctx, h.id); err != nil {
+	if err := b.cfg.Driver.Start(ctx, h.ID); err != nil {
 		return err
 	}
 	if err := fpBooted.Hit(ctx); err != nil {
 		return err
 	}
-	now, err := b.cfg.Driver.State(ctx, h.id)
+	now, err := b.cfg.Driver.State(ctx, h.ID)
 	if err != nil {
 		return err
 	}
@@ -123,33 +125,19 @@ func (b *Backend) run(ctx context.Context, h *handle, l *life) error {
 	return b.awaitAgent(ctx, h, l)
 }
 
-// begin records that the driver is about to be told: from now on the machine may run.
-func (b *Backend) begin(h *handle, l *life) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	next := h.state
-	next.Former = h.state.StartedAt
-	next.Phase, next.StartedAt, next.FinishedAt = phaseStarted, time.Now(), time.Time{}
-	next.ExitCode, next.Reason, next.Message = 0, "", ""
-	next.NoBoot, next.Silent, next.SerialBefore = "", false, sizeOf(next.Definition.SerialLog)
-	if err := b.cfg.writeState(next); err != nil {
-		return noRoom(fmt.Errorf("container %s: %w", h.id, err))
-	}
-	h.state, h.life = next, l
-	return nil
-}
-
-// booted takes over what the driver says of a machine that runs, and calls its agent. It tells whether that is waited for.
+// booted takes over what the driver says of a machine that runs, and calls its agent. It reports whether to wait for that.
 func (b *Backend) booted(h *handle, l *life, now machine.State) (wait bool, err error) {
-	l.agent.Store(agent.Open(b.cfg.socket(h.id, machine.AgentSocket), b.log.With("container", h.id)))
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.life != l || now.Phase != machine.Running {
+	l.agent.Store(agent.Open(b.cfg.socket(h.ID, machine.AgentSocket), b.log.With("container", h.ID)))
+	if now.Phase != machine.Running {
 		return false, nil // it has ended meanwhile
 	}
-	h.state.Pid, h.state.StartedAt = now.Pid, now.StartedAt
-	b.tasks.Go(guard.Func(b.log, "boot of a machine", func() { b.watchBoot(h, l, now.StartedAt) }))
-	return h.state.WaitForAgent, noRoom(b.cfg.writeState(h.state))
+	present, err := h.Update(l, func(s *state) {
+		s.Pid, s.StartedAt, wait = now.Pid, now.StartedAt, s.WaitForAgent
+	})
+	if present {
+		b.tasks.Go(guard.Func(b.log, "boot of a machine", func() { b.watchBoot(h, l, now.StartedAt) }))
+	}
+	return wait, err
 }
 
 // awaitAgent waits for the guest's agent, or the machine's end.
@@ -165,7 +153,7 @@ func (b *Backend) awaitAgent(ctx context.Context, h *handle, l *life) error {
 	}()
 	err := l.agent.Load().Wait(waiting)
 	if err != nil && waiting.Err() != nil && ctx.Err() == nil {
-		s, _ := h.snapshot()
+		s, _ := h.Snapshot()
 		return fmt.Errorf("the machine ended before its agent answered: %s %s: %w", s.Reason, s.Message, errdefs.ErrFailedPrecondition)
 	}
 	if err != nil {
@@ -176,11 +164,11 @@ func (b *Backend) awaitAgent(ctx context.Context, h *handle, l *life) error {
 
 // refuseStart records a start that failed before the driver was told.
 func (b *Backend) refuseStart(ctx context.Context, h *handle, cause error) error {
-	cause = fmt.Errorf("start container %s: %w", h.id, cause)
+	cause = fmt.Errorf("start container %s: %w", h.ID, cause)
 	if ctx.Err() != nil {
 		return cause // nothing was begun
 	}
-	return errors.Join(cause, b.set(h, func(s *state) { s.end(startError(cause)) }))
+	return errors.Join(cause, h.Set(func(s *state) { s.end(startError(cause)) }))
 }
 
 func startError(cause error) machine.State {
@@ -193,10 +181,10 @@ func startError(cause error) machine.State {
 func (b *Backend) failStart(ctx context.Context, h *handle, l *life, cause error) error {
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()
-	s, _ := h.snapshot()
-	end, cause := b.failedEnd(h.id, l, cause, s.Definition)
+	s, _ := h.Snapshot()
+	end, cause := b.failedEnd(h.ID, l, cause, s.Definition)
 	l.failed.Store(&failedStart{end: end, undone: ctx.Err() != nil})
-	if err := b.cfg.Driver.Destroy(undo, h.id); err != nil {
+	if err := b.cfg.Driver.Destroy(undo, h.ID); err != nil {
 		l.failed.Store(nil)
 		return errors.Join(cause, fmt.Errorf("kill what was started: %w", err)) // it runs, as far as anybody knows
 	}

@@ -1,37 +1,19 @@
 package vm
 
 import (
-	"encoding/json"
-	"errors"
-	"fmt"
-	"io/fs"
-	"os"
 	"time"
 
-	"github.com/containerd/errdefs"
-
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/vm/machine"
 )
 
-// stateVersion is the version of the files below. A file of another version is not touched: what it is of cannot be
-// managed by this program, and Recover says so.
-const stateVersion = 1
-
-// phase is how far a container has come, as the file says it: written before the step begins, except for the last.
-type phase string
-
-const (
-	phaseCreated phase = "created"
-	phaseStarted phase = "started"
-	phaseExited  phase = "exited"
-)
+// format is the version of the files below.
+const format ledger.Format = 1
 
 // state is what recovery and a start need of a container: container.json in the pod's directory.
 type state struct {
-	Version int    `json:"version"`
-	ID      string `json:"id"`
-	Phase   phase  `json:"phase"`
+	ledger.Record
 	// Image is the image's ID, Layout what kind of image it is.
 	Image  string `json:"image"`
 	Layout string `json:"layout"`
@@ -52,19 +34,13 @@ type state struct {
 	Silent       bool  `json:"silent,omitempty"`
 	// Former is when the run before the present one began: what the driver still tells of that one is no news.
 	Former time.Time `json:"former,omitzero"`
-
-	Pid        int       `json:"pid,omitempty"`
-	StartedAt  time.Time `json:"startedAt,omitzero"`
-	FinishedAt time.Time `json:"finishedAt,omitzero"`
-	ExitCode   int32     `json:"exitCode,omitempty"`
-	Reason     string    `json:"reason,omitempty"`
-	Message    string    `json:"message,omitempty"`
+	// Pid is that of the hypervisor process.
+	Pid int `json:"pid,omitempty"`
 }
 
 // podState marks a sandbox as being made: pod.json. It is written before anything else of the pod is.
 type podState struct {
-	Version int    `json:"version"`
-	ID      string `json:"id"`
+	ID string `json:"id"`
 	// UID is the user and the group of the hypervisor process.
 	UID    int    `json:"uid"`
 	Netns  string `json:"netns"`
@@ -75,41 +51,32 @@ type podState struct {
 	Warnings []string `json:"warnings,omitempty"`
 }
 
-func (s state) status() sandbox.Status {
-	st := sandbox.Status{StartedAt: s.StartedAt}
-	switch s.Phase {
-	case phaseStarted:
-		st.State, st.Pid = sandbox.StateRunning, s.Pid
-	case phaseExited:
-		st.State = sandbox.StateExited
-		st.FinishedAt, st.ExitCode, st.Reason, st.Message = s.FinishedAt, s.ExitCode, s.Reason, s.Message
-	default:
-		st.State, st.StartedAt = sandbox.StateCreated, time.Time{}
-	}
-	return st
-}
+// Status implements ledger.State.
+func (s state) Status() sandbox.Status { return s.StatusOf(s.Pid) }
 
 // end puts the end of a run into the state.
 func (s *state) end(m machine.State) {
-	s.Phase, s.Pid, s.ExitCode, s.Message = phaseExited, 0, m.ExitCode, m.Message
-	s.Reason = reasonOf(m.Cause)
+	code := m.ExitCode
 	switch {
 	case m.Cause == machine.CauseStart || m.Cause == machine.CauseNoBoot:
-		s.ExitCode = sandbox.ExitStartError
+		code = sandbox.ExitStartError
 	case m.Cause == machine.CauseUnknown:
-		s.ExitCode = sandbox.ExitUnknown
+		code = sandbox.ExitUnknown
 	case m.Cause != machine.CausePowerOff && m.ExitCode == 0:
-		s.ExitCode = 1 // a panic, or a hypervisor that left as if nothing were wrong
+		code = 1 // a panic, or a hypervisor that left as if nothing were wrong
+	}
+	at := m.FinishedAt
+	if at.IsZero() {
+		at = time.Now()
 	}
 	if !m.StartedAt.IsZero() {
 		s.StartedAt = m.StartedAt
 	}
-	if s.FinishedAt = m.FinishedAt; s.FinishedAt.IsZero() {
-		s.FinishedAt = time.Now()
+	if s.StartedAt.IsZero() || at.Before(s.StartedAt) {
+		s.StartedAt = at
 	}
-	if s.StartedAt.IsZero() || s.FinishedAt.Before(s.StartedAt) {
-		s.StartedAt = s.FinishedAt
-	}
+	s.Pid = 0
+	s.Exit(at, code, reasonOf(m.Cause), m.Message)
 }
 
 // reasonOf is the CRI's reason for the way in which a machine ended.
@@ -130,61 +97,4 @@ func reasonOf(c machine.Cause) string {
 	default:
 		return sandbox.ReasonError
 	}
-}
-
-func (c Config) readState(id string) (s state, err error) {
-	return s, readJSON(c.containerFile(id), &s, &s.Version)
-}
-
-func (c Config) writeState(s state) error {
-	s.Version = stateVersion
-	return writeJSON(c.containerFile(s.ID), s)
-}
-
-func (c Config) readPod(id string) (s podState, err error) {
-	return s, readJSON(c.podFile(id), &s, &s.Version)
-}
-
-func (c Config) writePod(s podState) error {
-	s.Version = stateVersion
-	return writeJSON(c.podFile(s.ID), s)
-}
-
-// readJSON reads a file of ours into v. One that is not there, or is torn, is errdefs.ErrNotFound.
-func readJSON(path string, v any, version *int) error {
-	raw, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%s: %w", path, errdefs.ErrNotFound)
-	}
-	if err != nil {
-		return err
-	}
-	if err := json.Unmarshal(raw, v); err != nil {
-		return fmt.Errorf("%s is damaged (%v): %w", path, err, errdefs.ErrNotFound)
-	}
-	if *version != stateVersion {
-		return fmt.Errorf("%s is of version %d, this program writes version %d: %w", path, *version, stateVersion, errdefs.ErrFailedPrecondition)
-	}
-	return nil
-}
-
-// writeJSON replaces a file at once: a reader, or a crash of this process, sees the old content or the new one. The
-// files lie on a tmpfs: there is nothing to sync.
-func writeJSON(path string, v any) error {
-	raw, err := json.Marshal(v)
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(path+".new", raw, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
-}
-
-// removeFile removes a file that need not be there.
-func removeFile(path string) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
 }

@@ -17,16 +17,13 @@ const askTime = time.Second
 
 // ContainerStats implements sandbox.StatsProvider. Everything comes from the cgroup, but for what only the guest knows: the
 // memory that it has left. A machine that does not run has a root disk only.
-func (b *Backend) ContainerStats(ctx context.Context, _ *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, error) {
+func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, error) {
 	result := &runtimeapi.ContainerStats{WritableLayer: b.rootDisk(c.ID)}
-	h, err := b.lookup(c.ID)
-	if errdefs.IsNotFound(err) {
-		return result, nil
+	h, err := b.ledger.Find(p.ID, c.ID)
+	if h == nil {
+		return result, err
 	}
-	if err != nil {
-		return nil, err
-	}
-	s, l := h.snapshot()
+	s, l := h.Snapshot()
 	if l == nil {
 		return result, nil
 	}
@@ -37,7 +34,7 @@ func (b *Backend) ContainerStats(ctx context.Context, _ *sandbox.Pod, c *sandbox
 	if err != nil {
 		return nil, err
 	}
-	result.Cpu, result.Memory, result.Swap, result.Io = b.sampler.CPUUsage(h.id, f), f.MemoryUsage(), f.SwapUsage(), f.IOUsage()
+	result.Cpu, result.Memory, result.Swap, result.Io = b.sampler.CPUUsage(h.ID, f), f.MemoryUsage(), f.SwapUsage(), f.IOUsage()
 	if guest := l.guestFigures(ctx); guest != nil {
 		result.Memory.AvailableBytes = &runtimeapi.UInt64Value{Value: guest.MemoryAvailable}
 	}
@@ -112,15 +109,12 @@ func (b *Backend) Inspect(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 }
 
 func (b *Backend) inspectContainer(ctx context.Context, p *sandbox.Pod, id string, v map[string]any) error {
-	h, err := b.lookup(id)
-	if errdefs.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
+	h, err := b.ledger.Find(id, id)
+	if h == nil {
 		return err
 	}
-	s, l := h.snapshot()
-	v["pid"], v["phase"], v["layout"], v["definition"], v["stateDir"] = s.status().Pid, s.Phase, s.Layout, s.Definition, b.cfg.diskDir(id)
+	s, l := h.Snapshot()
+	v["pid"], v["phase"], v["layout"], v["definition"], v["stateDir"] = s.Status().Pid, s.Phase, s.Layout, s.Definition, b.cfg.diskDir(id)
 	if len(s.Warnings) > 0 {
 		v["cloudInitWarnings"] = s.Warnings
 	}
