@@ -12,8 +12,8 @@ import (
 )
 
 // Attach implements sandbox.Attacher. After it has returned a read of req.Stdin may still be under way.
-func (b *Backend) Attach(ctx context.Context, _ *sandbox.Pod, c *sandbox.Container, req sandbox.AttachRequest) error {
-	_, l, err := b.running(c.ID)
+func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.AttachRequest) error {
+	_, l, err := b.ledger.Running(p.ID, c.ID)
 	if err != nil {
 		return err
 	}
@@ -26,7 +26,7 @@ func (b *Backend) Attach(ctx context.Context, _ *sandbox.Pod, c *sandbox.Contain
 
 // ReopenLog implements sandbox.LogReopener.
 func (b *Backend) ReopenLog(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
-	_, l, err := b.running(c.ID)
+	_, l, err := b.ledger.Running(p.ID, c.ID)
 	if err != nil {
 		return err
 	}
@@ -52,12 +52,12 @@ func (e *notRunning) Error() string { return "container " + e.id + " has ended" 
 func (e *notRunning) Unwrap() error { return errdefs.ErrFailedPrecondition }
 
 // UpdateContainer implements sandbox.Updater. What a container that does not run will have is in its configuration.
-func (b *Backend) UpdateContainer(ctx context.Context, _ *sandbox.Pod, c *sandbox.Container) error {
-	h, err := b.lookup(c.ID)
+func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
+	h, err := b.ledger.Created(p.ID, c.ID)
 	if err != nil {
 		return err
 	}
-	if _, l := h.snapshot(); l != nil {
+	if _, l := h.Snapshot(); l != nil {
 		if err := b.updateOwn(l.worker, c); err != nil {
 			return err
 		}
@@ -72,7 +72,7 @@ func (b *Backend) UpdateContainer(ctx context.Context, _ *sandbox.Pod, c *sandbo
 // dialData connects to the data socket of a running container's worker: cleartext HTTP/2, on which the header
 // control.HeaderContainer says which container a request is for.
 func (b *Backend) dialData(ctx context.Context, containerID string) (net.Conn, error) {
-	_, l, err := b.running(containerID)
+	_, l, err := b.ledger.Running(containerID, containerID)
 	if err != nil {
 		return nil, err
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/stats"
 	"github.com/tripod-run/tripod/internal/wasm/artifact"
 	"github.com/tripod-run/tripod/internal/wasm/control"
@@ -127,10 +128,10 @@ type Backend struct {
 	sweeping sync.WaitGroup
 	stop     context.CancelFunc
 
-	mu         sync.Mutex
-	sink       sandbox.Sink
-	sandboxes  map[string]podState
-	containers map[string]*handle
+	ledger *ledger.Ledger[state, life]
+
+	mu        sync.Mutex
+	sandboxes map[string]podState
 }
 
 var (
@@ -180,7 +181,7 @@ func Open(_ context.Context, c Config, s Services) (*Backend, error) {
 		return nil, err
 	}
 	for _, dir := range []string{cfg.Root, cfg.RunDir, cfg.podsDir(), cfg.workersDir()} {
-		if err := os.MkdirAll(dir, 0o700); err != nil && !readOnly(err) {
+		if err := os.MkdirAll(dir, 0o700); err != nil && !sandbox.ReadOnlyDisk(err) {
 			return nil, fmt.Errorf("wasm backend: %w", err)
 		}
 	}
@@ -197,7 +198,7 @@ func Open(_ context.Context, c Config, s Services) (*Backend, error) {
 	b := &Backend{
 		cfg: cfg, log: cfg.Logger, cache: newCache(cfg, compiler), keeper: keeper, catalog: newCatalog(cfg.Images),
 		tls: newAuthority(cfg.Root), watcher: watcher, sampler: stats.NewSampler(8192),
-		sink: func(sandbox.Event) {}, sandboxes: map[string]podState{}, containers: map[string]*handle{},
+		ledger: ledger.New[state, life](format, func(_, id string) string { return cfg.containerFile(id) }, cfg.Logger), sandboxes: map[string]podState{},
 	}
 	b.keeper.exited, b.keeper.died, b.keeper.adopt, b.keeper.wanted = b.podExited, b.workerDied, b.resync, b.hasPods
 	b.watcher.changed = b.certificateChanged
@@ -269,9 +270,9 @@ func (b *Backend) Capabilities() sandbox.Capabilities {
 
 // CreateSandbox implements sandbox.Backend. The worker that the pod will need is started meanwhile.
 func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
-	s := podState{Version: stateVersion, ID: p.ID, Scope: b.keeper.scopeOf(p)}
+	s := podState{ID: p.ID, Scope: b.keeper.scopeOf(p)}
 	if err := os.MkdirAll(b.cfg.podDir(p.ID), 0o700); err != nil {
-		return noRoom(fmt.Errorf("wasm pod: %w", err))
+		return sandbox.DiskError(fmt.Errorf("wasm pod: %w", err))
 	}
 	if err := b.setPod(s); err != nil {
 		return err
@@ -284,8 +285,8 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 
 // setPod writes what is to be known of a sandbox.
 func (b *Backend) setPod(s podState) error {
-	if err := writeJSON(b.cfg.podFile(s.ID), s); err != nil {
-		return noRoom(fmt.Errorf("wasm pod: %w", err))
+	if err := format.Write(b.cfg.podFile(s.ID), s); err != nil {
+		return fmt.Errorf("wasm pod: %w", err)
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -306,7 +307,7 @@ func (b *Backend) scopeOf(p *sandbox.Pod) string {
 // setApart gives a pod a worker for itself, whatever the configuration says, for as long as there is the sandbox.
 func (b *Backend) setApart(p *sandbox.Pod, why string) error {
 	b.log.Info("a pod gets a worker for itself", "pod", p.ID, "why", why)
-	return b.setPod(podState{Version: stateVersion, ID: p.ID, Scope: ownScope(p.ID), Apart: why})
+	return b.setPod(podState{ID: p.ID, Scope: ownScope(p.ID), Apart: why})
 }
 
 // StopSandbox implements sandbox.Backend. Without its container a sandbox has nothing that lives but the worker that it
@@ -382,16 +383,8 @@ func (b *Backend) busy(w *worker) bool {
 	if b.hasPods(w.scope) {
 		return true
 	}
-	return slices.ContainsFunc(b.handles(), func(h *handle) bool {
-		_, l := h.snapshot()
+	return slices.ContainsFunc(b.ledger.All(), func(h *handle) bool {
+		_, l := h.Snapshot()
 		return l != nil && l.worker == w
 	})
-}
-
-// report gives an event to the node.
-func (b *Backend) report(e sandbox.Event) {
-	b.mu.Lock()
-	sink := b.sink
-	b.mu.Unlock()
-	sink(e)
 }

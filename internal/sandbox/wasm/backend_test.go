@@ -78,7 +78,7 @@ func TestStopForces(t *testing.T) {
 	p, c := r.run("p", "deaf")
 	began := time.Now()
 	r.must(r.StopContainer(r.ctx(), p, c, 100*time.Millisecond))
-	if s := r.status(p, c); s.ExitCode != exitKilled || time.Since(began) < 100*time.Millisecond {
+	if s := r.status(p, c); s.ExitCode != sandbox.ExitKilled || time.Since(began) < 100*time.Millisecond {
 		t.Errorf("%+v after %s", s, time.Since(began))
 	}
 	r.must(r.StartContainer(r.ctx(), p, c))

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 )
 
 var (
@@ -42,7 +43,6 @@ type cache struct {
 
 // entry describes one file of code.
 type entry struct {
-	Version int `json:"version"`
 	// Digest is the component's, Engine the fingerprint under which it was compiled.
 	Digest string `json:"digest"`
 	Engine string `json:"engine"`
@@ -178,27 +178,27 @@ func (c *cache) store(digest, engine string, code *os.File) error {
 	sum := sha256.New()
 	size, err := io.Copy(io.MultiWriter(out, sum), io.NewSectionReader(code, 0, 1<<62))
 	if err = errors.Join(err, out.Close()); err != nil {
-		return errors.Join(err, removeFile(tmp))
+		return errors.Join(err, ledger.RemoveFile(tmp))
 	}
 	if err := os.Rename(tmp, path); err != nil {
 		return err
 	}
-	return writeJSON(c.file(digest, engine, ".json"), entry{
-		Version: stateVersion, Digest: digest, Engine: engine, Size: size, SHA256: hex.EncodeToString(sum.Sum(nil)),
+	return format.Write(c.file(digest, engine, ".json"), entry{
+		Digest: digest, Engine: engine, Size: size, SHA256: hex.EncodeToString(sum.Sum(nil)),
 	})
 }
 
 // drop removes what may be half written.
 func (c *cache) drop(digest, engine string) {
 	for _, kind := range []string{".json", ".json.new", ".code", ".code.new"} {
-		_ = removeFile(c.file(digest, engine, kind))
+		_ = ledger.RemoveFile(c.file(digest, engine, kind))
 	}
 }
 
 // verified opens code after holding it against its entry. None is errdefs.ErrNotFound, any other is ErrDataLoss.
 func (c *cache) verified(digest, engine string) (*os.File, error) {
 	var e entry
-	if err := readJSON(c.file(digest, engine, ".json"), &e, &e.Version); err != nil {
+	if err := format.Read(c.file(digest, engine, ".json"), &e); err != nil {
 		return nil, err
 	}
 	if e.Digest != digest || e.Engine != engine {

@@ -139,8 +139,8 @@ func (b *Backend) followCertificate(id string, l *life) {
 // certificateChanged gives a running container the certificate that its mount has now. One that is no good leaves the one
 // before in force.
 func (b *Backend) certificateChanged(id string) {
-	h, err := b.lookup(id)
-	if err != nil {
+	h := b.ledger.Loaded(id)
+	if h == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), cleanupTime)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/wasm/artifact"
 	"github.com/tripod-run/tripod/internal/wasm/control"
 )
@@ -40,9 +41,8 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	if err := fpPrepared.Hit(ctx); err != nil {
 		return sandbox.Resolved{}, err
 	}
-	h := b.keep(&handle{id: c.ID})
-	err = b.set(h, func(s *state) {
-		*s = state{ID: c.ID, Phase: phaseCreated, Artifact: comp.artifact, Component: name, Description: comp.digest}
+	err = b.ledger.Create(p.ID, c.ID, state{
+		Record: ledger.Record{ID: c.ID, Phase: ledger.Created}, Artifact: comp.artifact, Component: name, Description: comp.digest,
 	})
 	if err != nil {
 		return sandbox.Resolved{}, err

@@ -122,7 +122,7 @@ func hostNames(p *sandbox.Pod, component string) []string {
 
 // renew gives a running pod a new certificate.
 func (b *Backend) renew(ctx context.Context, h *handle) error {
-	s, l := h.snapshot()
+	s, l := h.Snapshot()
 	if l == nil {
 		return nil
 	}
@@ -134,14 +134,9 @@ func (b *Backend) renew(ctx context.Context, h *handle) error {
 	if err != nil || t == nil {
 		return err
 	}
-	if err := l.worker.conn().UpdateTLS(ctx, h.id, *t); err != nil {
+	if err := l.worker.conn().UpdateTLS(ctx, h.ID, *t); err != nil {
 		return err
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.life != l {
-		return nil
-	}
-	h.state.RenewAt = renewAt
-	return b.cfg.writeState(h.state)
+	_, err = h.Update(l, func(s *state) { s.RenewAt = renewAt })
+	return err
 }

@@ -30,7 +30,7 @@ func TestFaultW5WorkerDies(t *testing.T) {
 	first := r.keeper.current(r.keeper.scopeOf(p))
 	r.must(unix.Kill(first.proc.Pid, unix.SIGKILL))
 	s := r.waitEnd(c)
-	if s.ExitCode != exitKilled || s.Reason != sandbox.ReasonError || !strings.Contains(s.Message, first.name) || !strings.Contains(s.Message, "signal 9") {
+	if s.ExitCode != sandbox.ExitKilled || s.Reason != sandbox.ReasonError || !strings.Contains(s.Message, first.name) || !strings.Contains(s.Message, "signal 9") {
 		t.Errorf("end %+v", s)
 	}
 	r.wantState(q, d, sandbox.StateRunning)
@@ -51,7 +51,7 @@ func TestFaultW5WorkerIsStuck(t *testing.T) {
 	w := r.keeper.current("node")
 	r.must(unix.Kill(w.proc.Pid, unix.SIGSTOP))
 	w.conn().Close()
-	if s := r.waitEnd(c); s.ExitCode != exitKilled {
+	if s := r.waitEnd(c); s.ExitCode != sandbox.ExitKilled {
 		t.Errorf("end %+v", s)
 	}
 }
@@ -67,7 +67,7 @@ func TestFaultW5WorkerHangs(t *testing.T) {
 		r.probe(r.ctx(), 50*time.Millisecond)
 		return !w.proc.Alive()
 	})
-	if s := r.waitEnd(c); s.ExitCode != exitKilled || !strings.Contains(s.Message, "signal 9") {
+	if s := r.waitEnd(c); s.ExitCode != sandbox.ExitKilled || !strings.Contains(s.Message, "signal 9") {
 		t.Errorf("end %+v", s)
 	}
 }
@@ -97,7 +97,7 @@ func TestFaultN1ReadoptUnnoted(t *testing.T) {
 	w := r.keeper.current("node")
 	pid := w.proc.Pid
 	r.part()
-	r.must(writeJSON(filepath.Join(w.dir, workerFile), workerState{Version: stateVersion, Cgroup: w.cgroup}))
+	r.must(format.Write(filepath.Join(w.dir, workerFile), workerState{Cgroup: w.cgroup}))
 	if now := r.open().Containers[c.ID]; now.State != sandbox.StateRunning || now.Pid != pid {
 		t.Errorf("%+v, the worker was %d", now, pid)
 	}
@@ -159,7 +159,7 @@ func TestFaultN2WorkerDiesUnseen(t *testing.T) {
 	r.must(unix.Kill(w.proc.Pid, unix.SIGKILL))
 	<-w.proc.Dead
 	found := r.open()
-	if s := found.Containers[c.ID]; s.State != sandbox.StateExited || s.ExitCode != exitKilled || s.Reason != sandbox.ReasonError || !strings.Contains(s.Message, w.name) {
+	if s := found.Containers[c.ID]; s.State != sandbox.StateExited || s.ExitCode != sandbox.ExitKilled || s.Reason != sandbox.ReasonError || !strings.Contains(s.Message, w.name) {
 		t.Errorf("found %+v", s)
 	}
 	r.must(r.StartContainer(r.ctx(), p, c))
@@ -219,16 +219,18 @@ func TestUpgrade(t *testing.T) {
 		t.Errorf("in the worker of before the port says %q", got)
 	}
 	_, d := r.run("q", "world=grpc")
-	h, err := r.lookup(d.ID)
+	h, err := r.ledger.Find(d.ID, d.ID)
 	r.must(err)
-	s, l := h.snapshot()
+	s, l := h.Snapshot()
 	if s.Worker == old.name || l.worker.conn().Hello().Engine != "fake engine 2" {
 		t.Errorf("a new pod is in worker %s of %s", s.Worker, l.worker.conn().Hello().Engine)
 	}
 	r.must(r.StopContainer(r.ctx(), p, c, time.Second))
 	r.must(r.StartContainer(r.ctx(), p, c))
-	if h, err = r.lookup(c.ID); err != nil || h.state.Worker == old.name {
-		t.Errorf("after its restart it is in worker %s", h.state.Worker)
+	h, err = r.ledger.Find(c.ID, c.ID)
+	r.must(err)
+	if s, _ := h.Snapshot(); s.Worker == old.name {
+		t.Errorf("after its restart it is in worker %s", s.Worker)
 	}
 }
 
@@ -265,9 +267,9 @@ func TestSetApart(t *testing.T) {
 	shared, sc := r.run("shared", "world=grpc")
 	apart, ac := r.run("apart", "world=grpc apart=odd")
 	workerOf := func(c *sandbox.Container) *worker {
-		h, err := r.lookup(c.ID)
+		h, err := r.ledger.Find(c.ID, c.ID)
 		r.must(err)
-		_, l := h.snapshot()
+		_, l := h.Snapshot()
 		return l.worker
 	}
 	if w := workerOf(sc); w.scope != scopeNode {
@@ -281,7 +283,7 @@ func TestSetApart(t *testing.T) {
 	}
 	r.abandon()
 	r.must(unix.Kill(workerOf(ac).proc.Pid, unix.SIGKILL))
-	if s := r.waitEnd(ac); s.ExitCode != exitKilled {
+	if s := r.waitEnd(ac); s.ExitCode != sandbox.ExitKilled {
 		t.Errorf("end %+v", s)
 	}
 	r.wantState(shared, sc, sandbox.StateRunning)
@@ -305,9 +307,9 @@ func TestModeChanges(t *testing.T) {
 	r.wantState(p, c, sandbox.StateRunning)
 	r.must(r.StopContainer(r.ctx(), p, c, time.Second))
 	r.must(r.StartContainer(r.ctx(), p, c))
-	h, err := r.lookup(c.ID)
+	h, err := r.ledger.Find(c.ID, c.ID)
 	r.must(err)
-	if s, l := h.snapshot(); l.worker.scope != scopeNode || !r.busy(l.worker) {
+	if s, l := h.Snapshot(); l.worker.scope != scopeNode || !r.busy(l.worker) {
 		t.Errorf("it runs in %s; busy: %v", s.Worker, r.busy(l.worker))
 	}
 	r.must(r.Close()) // which must not end the worker that it moved to
@@ -326,9 +328,9 @@ func TestOwnWorkerIsLimited(t *testing.T) {
 	_, err := r.CreateContainer(r.ctx(), p, c)
 	r.must(err)
 	r.must(r.StartContainer(r.ctx(), p, c))
-	h, err := r.lookup(c.ID)
+	h, err := r.ledger.Find(c.ID, c.ID)
 	r.must(err)
-	_, l := h.snapshot()
+	_, l := h.Snapshot()
 	read := func(controller, file string) string {
 		raw, err := os.ReadFile(filepath.Join(r.keeper.cgroups.Roots[r.keeper.cgroups.Hierarchy(controller)], l.worker.cgroup, file))
 		r.must(err)

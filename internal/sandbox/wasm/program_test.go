@@ -326,12 +326,12 @@ func (h *fakeHandler) Stop(_ context.Context, id string, grace time.Duration) (c
 	case <-p.ended:
 	case <-time.After(grace):
 	}
-	return h.end(id, p, exitKilled), nil
+	return h.end(id, p, sandbox.ExitKilled), nil
 }
 
 func (h *fakeHandler) Kill(ctx context.Context, id string) error {
 	if p, err := h.pod(id); err == nil {
-		h.end(id, p, exitKilled)
+		h.end(id, p, sandbox.ExitKilled)
 	}
 	return nil
 }

@@ -8,18 +8,15 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/containerd/errdefs"
-
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/wasm/control"
 )
 
 // Recover implements sandbox.Backend. The workers know what runs; the files know what was ordered; what neither can
 // explain away has died with its worker.
 func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandbox.Sink) (sandbox.Found, error) {
-	b.mu.Lock()
-	b.sink = sink
-	b.mu.Unlock()
+	b.ledger.ReportTo(sink)
 	found := sandbox.Found{Sandboxes: map[string]bool{}, Containers: map[string]sandbox.Status{}}
 	if err := b.keeper.recover(ctx); err != nil {
 		b.log.Error("take over the previous workers", "err", err)
@@ -72,8 +69,8 @@ func (b *Backend) inventory(ctx context.Context) (inventory, error) {
 
 // recoverPod tells whether the sandbox is there: it was made and the node was not restarted since.
 func (b *Backend) recoverPod(id string) bool {
-	s, err := b.cfg.readPod(id)
-	if err != nil {
+	var s podState
+	if err := format.Read(b.cfg.podFile(id), &s); err != nil {
 		return false
 	}
 	b.mu.Lock()
@@ -84,50 +81,44 @@ func (b *Backend) recoverPod(id string) bool {
 
 // recoverContainer finds out what became of a container while nobody looked.
 func (b *Backend) recoverContainer(p *sandbox.Pod, c *sandbox.Container, in inventory) (sandbox.Status, error) {
-	h, err := b.lookup(c.ID)
-	if errdefs.IsNotFound(err) {
-		return sandbox.Status{}, nil // half made, or gone with a reboot
+	h, err := b.ledger.Find(p.ID, c.ID)
+	if h == nil {
+		return sandbox.Status{}, err // half made, or gone with a reboot
 	}
-	if err != nil {
-		return sandbox.Status{}, err
-	}
-	if s, _ := h.snapshot(); s.Phase == phaseStarted {
+	if s, _ := h.Snapshot(); s.Phase == ledger.Started {
 		if err := b.recoverStarted(h, p, c, in); err != nil {
 			return sandbox.Status{}, err
 		}
 	}
-	s, _ := h.snapshot()
-	return s.status(), nil
+	s, _ := h.Snapshot()
+	return s.Status(), nil
 }
 
-// recoverStarted decides about a container that a worker was about to be told of when it was last heard of.
+// recoverStarted decides about a container whose last record is that a worker was about to start it.
 func (b *Backend) recoverStarted(h *handle, p *sandbox.Pod, c *sandbox.Container, in inventory) error {
-	s, _ := h.snapshot()
+	s, _ := h.Snapshot()
 	w := b.keeper.named(s.Worker)
 	if w == nil || w.identity() != s.Process {
-		h.mu.Lock()
 		l := newLife(nil, p, c)
-		h.life = l
-		h.mu.Unlock()
+		h.Adopt(l)
 		b.record(h, l, control.Status{
-			StartedAt: s.StartedAt, FinishedAt: time.Now(), ExitCode: exitKilled, Reason: sandbox.ReasonError,
+			StartedAt: s.StartedAt, FinishedAt: time.Now(), ExitCode: sandbox.ExitKilled, Reason: sandbox.ReasonError,
 			Message: fmt.Sprintf("its wasm worker %s (pid %d) has died while the daemon was away", s.Worker, s.Process.Pid),
 		})
 		return nil
 	}
-	status, there := in[w][h.id]
+	status, there := in[w][h.ID]
 	if !there { // the worker was never told
-		return b.set(h, func(s *state) { s.Phase, s.StartedAt = phaseCreated, time.Time{} })
+		return h.Set(func(s *state) { s.Phase, s.StartedAt = ledger.Created, time.Time{} })
 	}
 	l := newLife(w, p, c)
-	h.mu.Lock()
-	h.life, h.state.StartedAt = l, status.StartedAt
-	h.mu.Unlock()
+	h.Adopt(l)
+	h.Note(l, func(s *state) { s.StartedAt = status.StartedAt })
 	if status.State == control.StateExited {
 		b.record(h, l, status)
 		return nil
 	}
-	b.followCertificate(h.id, l)
+	b.followCertificate(h.ID, l)
 	return nil
 }
 
@@ -145,12 +136,22 @@ func (b *Backend) resync(ctx context.Context, w *worker) error {
 	return nil
 }
 
+// startedIn reports whether the file of a container says that it was started in a worker.
+func (b *Backend) startedIn(w *worker, id string) bool {
+	h, err := b.ledger.Find(id, id)
+	if h == nil || err != nil {
+		return false
+	}
+	s, _ := h.Snapshot()
+	return s.Worker == w.name
+}
+
 // removeOrphans removes what is in our directories and workers and belongs to no pod of the record.
 func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool, in inventory) error {
 	var errs []error
 	for w, pods := range in {
 		for id := range pods {
-			if s, err := b.cfg.readState(id); !keep[id] || err != nil || s.Worker != w.name {
+			if !keep[id] || !b.startedIn(w, id) {
 				b.log.Info("removing a container that is not in the record", "container", id, "worker", w.name)
 				errs = append(errs, w.conn().Remove(ctx, id))
 			}

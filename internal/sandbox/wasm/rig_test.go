@@ -24,6 +24,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/wasm/artifact"
 )
 
@@ -70,7 +71,7 @@ func (s *shelf) put(t testing.TB, words, ref string, annotations map[string]stri
 	t.Helper()
 	raw := module(words)
 	d := digest.FromBytes(raw)
-	if err := replaceFile(filepath.Join(s.dir, d.Encoded()), raw, 0o644); err != nil {
+	if err := ledger.ReplaceFile(filepath.Join(s.dir, d.Encoded()), raw, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	id := "sha256:" + hashOf(words+ref+fmt.Sprint(annotations))

@@ -21,6 +21,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/process"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/wasm/control"
 )
 
@@ -157,7 +158,7 @@ func (k *keeper) unspawn(w *worker) error {
 
 // listenUnix makes a listening socket in a directory, by a path that is short enough, and gives its descriptor.
 func listenUnix(dir, name string) (*os.File, error) {
-	if err := removeFile(filepath.Join(dir, name)); err != nil {
+	if err := ledger.RemoveFile(filepath.Join(dir, name)); err != nil {
 		return nil, err
 	}
 	at, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -228,11 +229,11 @@ func (k *keeper) introduced(w *worker) (*process.Process, error) {
 
 // note writes what is needed to end the worker, and to remove what is left of it.
 func (w *worker) note() error {
-	s := workerState{Version: stateVersion, Cgroup: w.cgroup}
+	s := workerState{Cgroup: w.cgroup}
 	if w.proc != nil {
 		s.Process = w.proc.ID
 	}
-	return noRoom(writeJSON(filepath.Join(w.dir, workerFile), s))
+	return format.Write(filepath.Join(w.dir, workerFile), s)
 }
 
 // runsProgram tells whether a process runs the file that is at path now.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/stream"
 	"github.com/tripod-run/tripod/internal/wasm/artifact"
 	"github.com/tripod-run/tripod/internal/wasm/control"
@@ -30,14 +31,11 @@ const cleanupTime = 30 * time.Second
 
 // StartContainer implements sandbox.Backend. It returns when the component serves, or when the command runs.
 func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
-	h, err := b.lookup(c.ID)
-	if errdefs.IsNotFound(err) {
-		return fmt.Errorf("container %s is not created: %w", c.ID, errdefs.ErrFailedPrecondition)
-	}
+	h, err := b.ledger.Created(p.ID, c.ID)
 	if err != nil {
 		return err
 	}
-	if _, l := h.snapshot(); l != nil {
+	if _, l := h.Snapshot(); l != nil {
 		return nil // it runs
 	}
 	err = b.run(ctx, p, c, h)
@@ -56,7 +54,7 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 	if err != nil {
 		return err
 	}
-	s, _ := h.snapshot()
+	s, _ := h.Snapshot()
 	if err := b.leaveFormer(ctx, h, s, w); err != nil {
 		return err
 	}
@@ -79,11 +77,16 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 		return err
 	}
 	l := newLife(w, p, c)
-	if err := b.begin(h, l, renewAt, servicesOf(loaded)); err != nil {
-		return err
+	err = h.Begin(l, func(s *state) {
+		s.Start()
+		s.Services, s.RenewAt, s.Worker, s.Process = servicesOf(loaded), renewAt, w.name, w.identity()
+	})
+	if err != nil {
+		return fmt.Errorf("container %s: %w", h.ID, err)
 	}
 	if err := fpIntent.Hit(ctx); err != nil {
-		return b.unbegin(h, l, err)
+		undoBegin(h, l)
+		return err
 	}
 	status, err := w.conn().Start(ctx, spec)
 	if errdefs.IsNotFound(err) { // it has unloaded the code, which we believed to be there
@@ -93,14 +96,11 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 		}
 	}
 	if err != nil {
-		return b.unbegin(h, l, err)
+		undoBegin(h, l)
+		return err
 	}
-	h.mu.Lock()
-	if h.life == l {
-		h.state.StartedAt = status.StartedAt
-	}
-	h.mu.Unlock()
-	b.followCertificate(h.id, l)
+	h.Note(l, func(s *state) { s.StartedAt = status.StartedAt })
+	b.followCertificate(h.ID, l)
 	return nil
 }
 
@@ -119,53 +119,27 @@ func (b *Backend) leaveFormer(ctx context.Context, h *handle, s state, w *worker
 	if s.Worker == "" || s.Worker == w.name {
 		return nil // a worker starts a container of its own anew
 	}
-	return b.forgetIn(ctx, s.Worker, h.id)
+	return b.forgetIn(ctx, s.Worker, h.ID)
 }
 
-// begin records that the worker is about to be told: from now on the container may run.
-func (b *Backend) begin(h *handle, l *life, renewAt time.Time, services []string) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	next := state{
-		ID: h.id, Phase: phaseStarted, Artifact: h.state.Artifact, Component: h.state.Component, Description: h.state.Description,
-		Services: services, Worker: l.worker.name, Process: l.worker.identity(), RenewAt: renewAt, StartedAt: time.Now(),
-	}
-	if err := b.cfg.writeState(next); err != nil {
-		return noRoom(fmt.Errorf("container %s: %w", h.id, err))
-	}
-	h.state, h.life = next, l
-	return nil
-}
-
-// unbegin takes begin back after the worker was not told, or refused. If the worker died meanwhile, that is the
-// container's end already, and the start's failure.
-func (b *Backend) unbegin(h *handle, l *life, cause error) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.life != l {
-		return cause
-	}
-	h.life = nil
-	h.state.Phase, h.state.StartedAt, h.state.RenewAt = phaseCreated, time.Time{}, time.Time{}
-	return errors.Join(cause, b.cfg.writeState(h.state))
+// undoBegin makes a container created again whose worker was not told to start it, or refused to. If the worker died meanwhile,
+// that is the container's end already.
+func undoBegin(h *handle, l *life) {
+	h.End(l, func(s *state) { s.Phase, s.StartedAt, s.RenewAt = ledger.Created, time.Time{}, time.Time{} })
 }
 
 // failStart records a start that failed. When its caller went away, the container is as it was created, and whatever came
 // of the order is taken back.
 func (b *Backend) failStart(ctx context.Context, h *handle, cause error) error {
-	s, _ := h.snapshot()
+	s, _ := h.Snapshot()
 	if ctx.Err() != nil {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 		defer cancel()
-		err := b.forgetIn(undo, s.Worker, h.id)
-		return errors.Join(fmt.Errorf("start container %s: %w", h.id, cause), err)
+		err := b.forgetIn(undo, s.Worker, h.ID)
+		return errors.Join(fmt.Errorf("start container %s: %w", h.ID, cause), err)
 	}
-	now := time.Now()
-	err := b.set(h, func(s *state) {
-		s.Phase, s.StartedAt, s.FinishedAt = phaseExited, now, now
-		s.ExitCode, s.Reason, s.Message = sandbox.ExitStartError, sandbox.ReasonStartError, cause.Error()
-	})
-	return errors.Join(fmt.Errorf("start container %s: %w", h.id, cause), err)
+	err := h.Set(func(s *state) { s.FailStart(cause) })
+	return errors.Join(fmt.Errorf("start container %s: %w", h.ID, cause), err)
 }
 
 // spec is all that the worker must know, with the files that it gets; the caller closes them, also when there is an error.
@@ -213,11 +187,11 @@ func servicesOf(loaded control.Loaded) []string {
 // servicesOf are the full names of the gRPC services that a running container serves; nil when it does not run, or serves
 // none.
 func (b *Backend) servicesOf(containerID string) []string {
-	h, _, err := b.running(containerID)
+	h, _, err := b.ledger.Running(containerID, containerID)
 	if err != nil {
 		return nil
 	}
-	s, _ := h.snapshot()
+	s, _ := h.Snapshot()
 	return s.Services
 }
 

@@ -112,7 +112,7 @@ func (b *Backend) ContainerStats(ctx context.Context, _ *sandbox.Pod, c *sandbox
 // itself.
 func (b *Backend) PodStats(ctx context.Context, p *sandbox.Pod) (*runtimeapi.LinuxPodSandboxStats, error) {
 	result := &runtimeapi.LinuxPodSandboxStats{}
-	if _, l, err := b.running(p.ID); err == nil {
+	if _, l, err := b.ledger.Running(p.ID, p.ID); err == nil {
 		if f := b.ownFigures(l.worker); f != nil {
 			result.Cpu, result.Memory, result.Process = b.sampler.CPUUsage("pod "+p.ID, *f), f.MemoryUsage(), f.ProcessUsage()
 			return result, nil
@@ -128,14 +128,11 @@ func (b *Backend) PodStats(ctx context.Context, p *sandbox.Pod) (*runtimeapi.Lin
 
 // cgroupFigures measures a container; nil when it does not run.
 func (b *Backend) cgroupFigures(ctx context.Context, id string) (*stats.Figures, error) {
-	h, err := b.lookup(id)
-	if errdefs.IsNotFound(err) {
-		return nil, nil
-	}
-	if err != nil {
+	h, err := b.ledger.Find(id, id)
+	if h == nil {
 		return nil, err
 	}
-	_, l := h.snapshot()
+	_, l := h.Snapshot()
 	if l == nil {
 		return nil, nil
 	}
@@ -170,12 +167,12 @@ func (b *Backend) Inspect(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 }
 
 func (b *Backend) inspectContainer(ctx context.Context, id string, v map[string]any) error {
-	h, err := b.lookup(id)
-	if err != nil {
+	h, err := b.ledger.Find(id, id)
+	if h == nil {
 		return err
 	}
-	s, l := h.snapshot()
-	v["pid"], v["worker"], v["component"] = s.status().Pid, s.Worker, s.Component
+	s, l := h.Snapshot()
+	v["pid"], v["worker"], v["component"] = s.Status().Pid, s.Worker, s.Component
 	if s.Artifact != nil {
 		v["wasm"], v["code"] = s.Artifact.Wasm.Digest, b.cache.entryDir(s.Artifact.Wasm.Digest.String())
 	}

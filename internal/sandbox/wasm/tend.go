@@ -70,13 +70,13 @@ func (b *Backend) probe(ctx context.Context, limit time.Duration) {
 
 // renewDue gives new certificates to the containers whose own are due.
 func (b *Backend) renewDue(ctx context.Context, now time.Time) {
-	for _, h := range b.handles() {
-		s, l := h.snapshot()
+	for _, h := range b.ledger.All() {
+		s, l := h.Snapshot()
 		if l == nil || s.RenewAt.IsZero() || now.Before(s.RenewAt) {
 			continue
 		}
 		if err := b.renew(ctx, h); err != nil {
-			b.log.Error("renew a certificate", "container", h.id, "err", err)
+			b.log.Error("renew a certificate", "container", h.ID, "err", err)
 		}
 	}
 }
@@ -85,8 +85,8 @@ func (b *Backend) renewDue(ctx context.Context, now time.Time) {
 // container; and of the images that are held for containers that are gone. What was asked for after since stays.
 func (b *Backend) sweep(ctx context.Context, since time.Time) error {
 	loaded, wanted, inUse := map[string]bool{}, map[string]bool{}, map[string]bool{}
-	for _, h := range b.handles() {
-		if s, _ := h.snapshot(); s.Artifact != nil {
+	for _, h := range b.ledger.All() {
+		if s, _ := h.Snapshot(); s.Artifact != nil {
 			loaded[codeName(s.Artifact, s.Description)] = true
 			wanted[s.Artifact.Wasm.Digest.String()] = true
 			inUse[s.Artifact.ImageID] = true

@@ -23,6 +23,8 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 )
 
 const (
@@ -148,17 +150,17 @@ func (a *authority) create(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := removeFile(a.certFile()); err != nil { // a pair never is of two halves
+	if err := ledger.RemoveFile(a.certFile()); err != nil { // a pair never is of two halves
 		return err
 	}
 	if err := syncFile(a.keyFile(), raw, 0o600); err != nil {
-		return noRoom(err)
+		return sandbox.DiskError(err)
 	}
 	if err := fpAuthority.Hit(ctx); err != nil {
 		return err
 	}
 	if err := syncFile(a.certFile(), encodeCert(der), 0o644); err != nil {
-		return noRoom(err)
+		return sandbox.DiskError(err)
 	}
 	return a.read()
 }

@@ -327,7 +327,7 @@ func (w *worker) spare(ctx context.Context, needed map[string]bool, keep int) {
 // recordedProcess is the process that the worker's file names, if it lives.
 func recordedProcess(dir string) (*process.Process, workerState, error) {
 	var s workerState
-	if err := readJSON(filepath.Join(dir, workerFile), &s, &s.Version); err != nil {
+	if err := format.Read(filepath.Join(dir, workerFile), &s); err != nil {
 		return nil, s, err
 	}
 	p, err := process.Adopt(s.Process)
