@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -21,38 +20,22 @@ import (
 	"github.com/tripod-run/tripod/internal/vm/machine"
 )
 
-// Config says where the backend keeps things and what its machines are made with.
-type Config struct {
-	// Root holds the machines' disks and must survive a reboot; RunDir holds what must not (the pods' files, sockets).
-	Root, RunDir string
+// settings are the configuration with the parts that Open makes of it.
+type settings struct {
+	Config
 	// Driver runs the machines. Close closes it.
 	Driver machine.Driver
-	// Accel tells how guests execute (kvm, tcg) and why, for those who look. It may take as long as a boot.
-	Accel func(context.Context) (accel, why string, err error)
-	// UIDBase is the first of UIDCount users (and groups) that hypervisor processes run as, one for each pod.
-	UIDBase, UIDCount int
-	// DefaultMemory is a guest's RAM in bytes without a memory limit, DefaultCPUs its number of CPUs without a word on it.
-	DefaultMemory uint64
-	DefaultCPUs   int
-	// LogSizeMax is how large the log file of a container may get, in bytes; 0 is no bound.
-	LogSizeMax int64
-	// Overhead is what the hypervisor process may take besides the guest's RAM, in bytes.
-	Overhead uint64
-	// ConsoleBuffer is how many bytes of a machine's console are kept while nobody reads them.
-	ConsoleBuffer uint64
-	// BootTimeout is how long a guest may show no sign of life before that is noted in its log; 0 is for ever.
-	BootTimeout time.Duration
+	// Accel may be nil.
+	Accel accelFunc
 	// Cgroup is the host's tree, the same as the driver's.
 	Cgroup cgroup.Tree
-	// Virtiofs tells why directories cannot be shared with machines by virtio-fs; nil: they can.
+	// Virtiofs reports why directories cannot be shared with machines by virtio-fs; nil: they can.
 	Virtiofs func(context.Context) error
 	// AgentDisk is the path of the disk image with the guest's agent; "" for none.
 	AgentDisk string
-	// Images gives disks, Network taps.
-	Images  Images
-	Network Network
-	// Logger takes what nobody is there to be told of; nil discards it.
-	Logger *slog.Logger
+	Images    Images
+	Network   network
+	Logger    *slog.Logger
 }
 
 // Images is what the backend needs of the image service; *image.Store is one.
@@ -65,8 +48,8 @@ type Images interface {
 	Disks(ctx context.Context) ([]string, error)
 }
 
-// Network joins machines to the pods' networks; Taps is one.
-type Network interface {
+// network joins machines to the pods' networks; taps is one.
+type network interface {
 	// Wire makes a tap for each link of the namespace and moves the addresses off the link; Read tells what it made.
 	Wire(ctx context.Context, netns string, o tap.Options) ([]tap.Interface, error)
 	Read(record string) ([]tap.Interface, error)
@@ -75,9 +58,9 @@ type Network interface {
 	Serve(ctx context.Context, netns string, interfaces []tap.Interface, c tap.Config) (io.Closer, error)
 }
 
-// Backend is the sandbox.Backend of virtual machines. Made by New.
+// Backend is the sandbox.Backend of virtual machines. Made by Open.
 type Backend struct {
-	cfg     Config
+	cfg     settings
 	log     *slog.Logger
 	cgroups cgroup.Tree
 	sampler *stats.Sampler
@@ -104,9 +87,8 @@ var (
 	_ sandbox.Readier       = (*Backend)(nil)
 )
 
-// New makes the directories. Nothing runs before Recover.
-func New(cfg Config) (*Backend, error) {
-	cfg = cfg.withDefaults()
+// newBackend makes the directories.
+func newBackend(cfg settings) (*Backend, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
@@ -143,32 +125,7 @@ func (b *Backend) Close() error {
 	return err
 }
 
-func (c Config) withDefaults() Config {
-	if c.UIDBase == 0 {
-		c.UIDBase, c.UIDCount = 200_000, 10_000
-	}
-	if c.DefaultMemory == 0 {
-		c.DefaultMemory = 512 << 20
-	}
-	if c.DefaultCPUs == 0 {
-		c.DefaultCPUs = 1
-	}
-	if c.Overhead == 0 {
-		c.Overhead = 256 << 20
-	}
-	if c.ConsoleBuffer == 0 {
-		c.ConsoleBuffer = 16 << 20
-	}
-	if c.Virtiofs == nil {
-		c.Virtiofs = func(context.Context) error { return fmt.Errorf("nobody serves it: %w", errdefs.ErrNotFound) }
-	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
-	return c
-}
-
-func (c Config) check() error {
+func (c settings) check() error {
 	for name, path := range map[string]string{"Root": c.Root, "RunDir": c.RunDir} {
 		if !filepath.IsAbs(path) || filepath.Clean(path) != path {
 			return fmt.Errorf("vm backend: %s %q is not an absolute, clean path: %w", name, path, errdefs.ErrInvalidArgument)

@@ -25,15 +25,17 @@ const (
 	killTime = 30 * time.Second
 )
 
+func (b *Backend) bootTimeout() time.Duration { return time.Duration(b.cfg.VM.BootTimeout) }
+
 // watchBoot listens to the firmware of a machine for as long as that runs. A machine that cannot boot is ended; one whose guest
-// shows no sign of life for Config.BootTimeout has that noted in its log.
+// shows no sign of life for vm.boot_timeout has that noted in its log.
 func (b *Backend) watchBoot(h *handle, l *life, started time.Time) {
 	var report firmware.Report
 	var silence <-chan time.Time
-	if b.cfg.BootTimeout > 0 {
-		left := time.Until(started.Add(b.cfg.BootTimeout))
+	if b.bootTimeout() > 0 {
+		left := time.Until(started.Add(b.bootTimeout()))
 		if left < 0 { // found again: its agent has to answer first
-			left = min(b.cfg.BootTimeout, listenMost)
+			left = min(b.bootTimeout(), listenMost)
 		}
 		timer := time.NewTimer(left)
 		defer timer.Stop()
@@ -137,8 +139,8 @@ func (b *Backend) noteSilence(h *handle, l *life, report firmware.Report) {
 		return
 	}
 	what := fmt.Sprintf("the guest has shown no sign of life in %s: nothing on its first serial port (console=ttyS0), no agent, nothing written to a disk. "+
-		"Either it does not use them, or it did not boot: its boot loader or its kernel may be damaged, or wait on a screen (annotation tripod.dev/vm.vnc shows that)", b.cfg.BootTimeout)
-	b.log.Warn("a machine may not have booted", "container", h.ID, "firmware", strings.Join(report.Lines, "; "), "timeout", b.cfg.BootTimeout)
+		"Either it does not use them, or it did not boot: its boot loader or its kernel may be damaged, or wait on a screen (annotation tripod.dev/vm.vnc shows that)", b.bootTimeout())
+	b.log.Warn("a machine may not have booted", "container", h.ID, "firmware", strings.Join(report.Lines, "; "), "timeout", b.bootTimeout())
 	err := b.note(l, report.Lines, what)
 	if err == nil {
 		err = h.Set(func(s *state) { s.Silent = true })

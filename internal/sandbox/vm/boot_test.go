@@ -7,6 +7,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/vm/machine"
@@ -98,7 +99,7 @@ func TestV5Recovered(t *testing.T) {
 // TestV5Silent: that a guest shows no sign of life is noted in its log once, over restarts of the daemon too, and it goes on; of one
 // that has said something, or boots another time, nothing is noted.
 func TestV5Silent(t *testing.T) {
-	r := newRig(t, func(c *Config) { c.BootTimeout = 100 * time.Millisecond })
+	r := newRig(t, func(c *settings) { c.VM.BootTimeout = config.Duration(100 * time.Millisecond) })
 	r.driver.firmware = saysBooting
 	talks, ticks := r.run("talks", "disk")
 	r.driver.mute = true

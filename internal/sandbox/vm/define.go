@@ -82,7 +82,7 @@ func (b *Backend) cpus(o *order, res *runtimeapi.LinuxContainerResources) int {
 	if quota > 0 {
 		return int((quota + period - 1) / period)
 	}
-	return b.cfg.DefaultCPUs
+	return b.cfg.VM.DefaultCPUs
 }
 
 // memory is the guest's RAM in bytes: the container's limit in whole MiB, or the default.
@@ -90,7 +90,7 @@ func (b *Backend) memory(res *runtimeapi.LinuxContainerResources) uint64 {
 	if limit := res.GetMemoryLimitInBytes(); limit > 0 {
 		return uint64(limit) &^ (1<<20 - 1)
 	}
-	return b.cfg.DefaultMemory
+	return b.cfg.VM.DefaultMemory
 }
 
 // cmdline is the image's command line, with the container's arguments behind it.

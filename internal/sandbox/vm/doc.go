@@ -22,6 +22,6 @@
 // A container that is started again is the same machine with the same root disk. The next attempt is a new container: its
 // overlay is fresh.
 //
-// The package must not know which driver it has, decide states (the node does), or open a network for itself: the pod's is
-// there before it is asked.
+// Begin with Open, which chooses the driver and finds the programs; the Backend does not know which driver it has. The
+// package must not decide states (the node does) or make a network: the pod's exists before the backend is called.
 package vm

@@ -24,12 +24,12 @@ func (b *Backend) shortage(p *sandbox.Pod, memory uint64) string {
 	}
 	pod := path.Dir(b.cgroupOf(p))
 	limit, err := b.cgroups.MemoryLimit(pod)
-	if need := memory + b.cfg.Overhead; err != nil || limit == 0 || limit >= need {
+	if need := memory + b.cfg.VM.MemoryOverhead; err != nil || limit == 0 || limit >= need {
 		return ""
 	}
 	return fmt.Sprintf("the pod's cgroup %s is limited to %s, the machine needs %s (guest %s, overhead %s), and the pod's RuntimeClass declares an overhead of %s: "+
-		"give it overhead.podFixed.memory: %s", pod, quantity(limit), quantity(memory+b.cfg.Overhead), quantity(memory), quantity(b.cfg.Overhead),
-		quantity(uint64(linux.GetOverhead().GetMemoryLimitInBytes())), quantity(b.cfg.Overhead))
+		"give it overhead.podFixed.memory: %s", pod, quantity(limit), quantity(memory+b.cfg.VM.MemoryOverhead), quantity(memory), quantity(b.cfg.VM.MemoryOverhead),
+		quantity(uint64(linux.GetOverhead().GetMemoryLimitInBytes())), quantity(b.cfg.VM.MemoryOverhead))
 }
 
 // outOfMemory says what stood in the way of a machine whose hypervisor was killed for want of memory, and what to do.
@@ -38,7 +38,7 @@ func (b *Backend) outOfMemory(p *sandbox.Pod, memory uint64) string {
 		return why
 	}
 	return fmt.Sprintf("QEMU needed more than %s on top of the guest's %s: raise vm.memory_overhead, and the overhead.podFixed.memory of the pod's RuntimeClass with it",
-		quantity(b.cfg.Overhead), quantity(memory))
+		quantity(b.cfg.VM.MemoryOverhead), quantity(memory))
 }
 
 // failedEnd is the end of a start that failed, and what its caller is told. To a driver a hypervisor that is killed as it starts is

@@ -23,7 +23,7 @@ func (r *rig) limitedPod(name string, limit int64) *sandbox.Pod {
 // TestOutOfMemory: what a machine ended of that the kernel killed is said with what would help: the overhead of the pod's
 // RuntimeClass where the pod's cgroup has no room for it, else the configuration.
 func TestOutOfMemory(t *testing.T) {
-	r := newRig(t, func(c *Config) { c.DefaultMemory, c.Overhead = 64<<20, 128<<20 })
+	r := newRig(t, func(c *settings) { c.VM.DefaultMemory, c.VM.MemoryOverhead = 64<<20, 128<<20 })
 	for name, c := range map[string]struct {
 		limit int64
 		says  string

@@ -51,7 +51,7 @@ func (b *Backend) limit(dir string, memory uint64, res *runtimeapi.LinuxContaine
 	held := &runtimeapi.LinuxContainerResources{
 		MemoryLimitInBytes: int64(memory), CpuQuota: res.GetCpuQuota(), CpuPeriod: res.GetCpuPeriod(), CpuShares: res.GetCpuShares(),
 	}
-	writes := b.cgroups.Limits(held, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: int64(b.cfg.Overhead)})
+	writes := b.cgroups.Limits(held, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: int64(b.cfg.VM.MemoryOverhead)})
 	for file, value := range map[string]string{"cpuset.cpus": res.GetCpusetCpus(), "cpuset.mems": res.GetCpusetMems()} {
 		if value != "" {
 			writes = append(writes, cgroup.Write{Controller: "cpuset", File: file, Value: value})

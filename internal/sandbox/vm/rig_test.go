@@ -21,6 +21,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/network/tap"
 	"github.com/tripod-run/tripod/internal/sandbox"
@@ -361,7 +362,7 @@ func (d *hypervisor) guest(name string) guest {
 type rig struct {
 	testing.TB
 	*Backend
-	config Config
+	config settings
 	shelf  *shelf
 	wires  *wires
 	driver *hypervisor
@@ -369,7 +370,7 @@ type rig struct {
 	known  map[string]sandbox.Known
 }
 
-func newRig(t testing.TB, change ...func(*Config)) *rig {
+func newRig(t testing.TB, change ...func(*settings)) *rig {
 	t.Helper()
 	parent := os.Getenv("TRIPOD_TEST_CGROUP")
 	if parent == "" {
@@ -384,9 +385,13 @@ func newRig(t testing.TB, change ...func(*Config)) *rig {
 		TB: t, shelf: &shelf{dir: t.TempDir(), leases: map[string]string{}}, wires: &wires{serves: map[string]int{}},
 		driver: &hypervisor{machines: map[string]*guest{}}, events: make(chan sandbox.Event, 1000), known: map[string]sandbox.Known{},
 	}
-	r.config = Config{
-		Root: filepath.Join(dir, "root"), RunDir: filepath.Join(dir, "run"), Driver: r.driver, Images: r.shelf, Network: r.wires,
-		Cgroup: tree, UIDBase: 300_000, UIDCount: 3, Logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
+	section := config.Default().VM
+	section.UIDBase, section.UIDCount, section.BootTimeout = 300_000, 3, 0
+	r.config = settings{
+		Config: Config{VM: section, Root: filepath.Join(dir, "root"), RunDir: filepath.Join(dir, "run")},
+		Driver: r.driver, Images: r.shelf, Network: r.wires, Cgroup: tree,
+		Virtiofs: func(context.Context) error { return errdefs.ErrNotFound },
+		Logger:   slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
 	for _, c := range change {
 		c(&r.config)
@@ -405,7 +410,7 @@ func newRig(t testing.TB, change ...func(*Config)) *rig {
 // open makes the backend and recovers what is there.
 func (r *rig) open() sandbox.Found {
 	r.Helper()
-	b, err := New(r.config)
+	b, err := newBackend(r.config)
 	r.must(err)
 	r.Backend = b
 	found, err := b.Recover(r.ctx(), slices.Collect(maps.Values(r.known)), func(e sandbox.Event) { r.events <- e })

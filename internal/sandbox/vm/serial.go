@@ -11,7 +11,7 @@ import (
 )
 
 // A machine's serial log is on a file system of its own, in memory: QEMU appends to it whoever reads, and a file on a disk would
-// grow as long as the daemon is away, or as the container's log cannot be written. It is bounded by Config.ConsoleBuffer, its pages
+// grow as long as the daemon is away, or as the container's log cannot be written. It is bounded by vm.console_buffer, its pages
 // are charged to QEMU's cgroup, which is the pod's, and it is there until the container is removed, whatever becomes of QEMU and daemon.
 
 // makeSerialDir mounts the file system of a container's serial log, in place of the one of an earlier try.
@@ -23,7 +23,7 @@ func (b *Backend) makeSerialDir(id string) error {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return sandbox.DiskError(fmt.Errorf("the directory of the serial log: %w", err))
 	}
-	options := fmt.Sprintf("mode=0700,nr_inodes=8,size=%d", b.cfg.ConsoleBuffer)
+	options := fmt.Sprintf("mode=0700,nr_inodes=8,size=%d", b.cfg.VM.ConsoleBuffer)
 	if err := unix.Mount("tripod-console", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, options); err != nil {
 		return sandbox.DiskError(fmt.Errorf("mount the file system of the serial log at %s: %w", dir, err))
 	}

@@ -14,7 +14,7 @@ import (
 // node's disk or of /run. The daemon that is back logs what there was room for, says that something is missing, and goes on.
 func TestC10ConsoleIsBounded(t *testing.T) {
 	const room = 1 << 20
-	r := newRig(t, func(c *Config) { c.ConsoleBuffer = room })
+	r := newRig(t, func(c *settings) { c.VM.ConsoleBuffer = room })
 	p, c := r.run("floods", "disk")
 	r.eventually("the first line", func() bool { return strings.Contains(r.log(p), "booted") })
 	other := r.pod("neighbour")

@@ -11,29 +11,29 @@ import (
 	"github.com/tripod-run/tripod/internal/vm/machine"
 )
 
-// Taps is the Network of a node, and what opens its taps for a driver.
-type Taps struct{}
+// taps is the network of a node, and what opens its taps for a driver.
+type taps struct{}
 
 var (
-	_ Network        = Taps{}
-	_ machine.Opener = Taps{}
+	_ network        = taps{}
+	_ machine.Opener = taps{}
 )
 
-// Wire implements Network.
-func (Taps) Wire(ctx context.Context, netns string, o tap.Options) ([]tap.Interface, error) {
+// Wire implements network.
+func (taps) Wire(ctx context.Context, netns string, o tap.Options) ([]tap.Interface, error) {
 	return tap.Wire(ctx, netns, o)
 }
 
-// Read implements Network.
-func (Taps) Read(record string) ([]tap.Interface, error) { return tap.Read(record) }
+// Read implements network.
+func (taps) Read(record string) ([]tap.Interface, error) { return tap.Read(record) }
 
-// Unwire implements Network.
-func (Taps) Unwire(ctx context.Context, netns, record string) error {
+// Unwire implements network.
+func (taps) Unwire(ctx context.Context, netns, record string) error {
 	return tap.Unwire(ctx, netns, record)
 }
 
-// Serve implements Network.
-func (Taps) Serve(ctx context.Context, netns string, interfaces []tap.Interface, c tap.Config) (io.Closer, error) {
+// Serve implements network.
+func (taps) Serve(ctx context.Context, netns string, interfaces []tap.Interface, c tap.Config) (io.Closer, error) {
 	return tap.Serve(ctx, netns, interfaces, c)
 }
 
@@ -41,6 +41,6 @@ func (Taps) Serve(ctx context.Context, netns string, interfaces []tap.Interface,
 func IsTap(link netlink.Link) bool { return tap.IsTap(link) }
 
 // Tap implements machine.Opener.
-func (Taps) Tap(ctx context.Context, nic machine.NIC) (*os.File, error) {
+func (taps) Tap(ctx context.Context, nic machine.NIC) (*os.File, error) {
 	return tap.Open(ctx, nic.Netns, nic.Tap)
 }

@@ -17,11 +17,11 @@ func (b *Backend) takeUser(id string) (int, error) {
 	for _, digit := range []byte(id[:8]) {
 		start = start*31 + uint(digit)
 	}
-	for i := range b.cfg.UIDCount {
-		uid := b.cfg.UIDBase + int((start+uint(i))%uint(b.cfg.UIDCount))
+	for i := range b.cfg.VM.UIDCount {
+		uid := b.cfg.VM.UIDBase + int((start+uint(i))%uint(b.cfg.VM.UIDCount))
 		if !taken[uid] {
 			return uid, nil
 		}
 	}
-	return 0, fmt.Errorf("all %d users of vm.uid_count are taken by machines: %w", b.cfg.UIDCount, errdefs.ErrResourceExhausted)
+	return 0, fmt.Errorf("all %d users of vm.uid_count are taken by machines: %w", b.cfg.VM.UIDCount, errdefs.ErrResourceExhausted)
 }

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/vm/machine"
 	"github.com/tripod-run/tripod/test/sandboxtest/corpus"
@@ -55,7 +56,7 @@ func kubelets() (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig) {
 // TestWhatAKubeletSends: every request of the corpus passes, but for the node's network. A machine is given none of the files
 // that a kubelet makes for the end of a container.
 func TestWhatAKubeletSends(t *testing.T) {
-	b := &Backend{cfg: Config{}.withDefaults()}
+	b := &Backend{cfg: settings{Config: Config{VM: config.Default().VM}}}
 	for _, c := range corpus.Pods(t) {
 		c.MoveBelow(t, t.TempDir())
 		p := &sandbox.Pod{ID: hashOf(c.Name), Config: c.Sandbox}
@@ -72,7 +73,7 @@ func TestWhatAKubeletSends(t *testing.T) {
 
 // TestEnforcedOrRefused: what a machine cannot have is refused, and the field is named (rule 6 of the lifecycle).
 func TestEnforcedOrRefused(t *testing.T) {
-	b := &Backend{cfg: Config{}.withDefaults()}
+	b := &Backend{cfg: settings{Config: Config{VM: config.Default().VM}}}
 	type pod = runtimeapi.PodSandboxConfig
 	type ctr = runtimeapi.ContainerConfig
 	localhost := &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: "x"}

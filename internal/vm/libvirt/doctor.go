@@ -7,12 +7,12 @@ import (
 
 	golibvirt "github.com/digitalocean/go-libvirt"
 
-	"github.com/tripod-run/tripod/internal/vm/qemu"
+	"github.com/tripod-run/tripod/internal/vm/machine"
 )
 
 // Doctor looks whether the wrapper is there and whether libvirtd answers. It changes nothing. cfg needs no Dir and no Owner.
-func Doctor(ctx context.Context, cfg Config) []qemu.Finding {
-	wrapper := qemu.Finding{Subject: "tripod-vmwrap", Required: true, Remedy: "install tripod-vmwrap beside tripod, where every user can execute it"}
+func Doctor(ctx context.Context, cfg Config) []machine.Finding {
+	wrapper := machine.Finding{Subject: "tripod-vmwrap", Required: true, Remedy: "install tripod-vmwrap beside tripod, where every user can execute it"}
 	var err error
 	if cfg.Wrapper == "" {
 		cfg.Wrapper, err = FindWrapper()
@@ -24,13 +24,13 @@ func Doctor(ctx context.Context, cfg Config) []qemu.Finding {
 	if err != nil {
 		wrapper.Detail = err.Error()
 	}
-	daemon := qemu.Finding{Subject: "libvirtd", Required: true, Remedy: "install libvirt-daemon-system and start libvirtd, or set vm.libvirt_uri, or vm.driver = \"qmp\""}
+	daemon := machine.Finding{Subject: "libvirtd", Required: true, Remedy: "install libvirt-daemon-system and start libvirtd, or set vm.libvirt_uri, or vm.driver = \"qmp\""}
 	version, err := version(ctx, cfg.URI)
 	daemon.OK, daemon.Detail = err == nil, version
 	if err != nil {
 		daemon.Detail = err.Error()
 	}
-	return []qemu.Finding{wrapper, daemon}
+	return []machine.Finding{wrapper, daemon}
 }
 
 // version asks libvirtd for its version, over a connection of its own.

@@ -1,0 +1,108 @@
+package vm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/network/netthread"
+	"github.com/tripod-run/tripod/internal/network/tap"
+	"github.com/tripod-run/tripod/internal/vm/agent"
+	"github.com/tripod-run/tripod/internal/vm/libvirt"
+	"github.com/tripod-run/tripod/internal/vm/machine"
+	"github.com/tripod-run/tripod/internal/vm/qemu"
+	"github.com/tripod-run/tripod/internal/vm/share"
+)
+
+// Finding is one result of Check.
+type Finding = machine.Finding
+
+// Check tries what machines need on this host, and leaves nothing behind. Without QEMU everything but machines works, so
+// findings are required only where the configuration names an emulator.
+func Check(ctx context.Context, c Config) []Finding {
+	tree, err := c.cgroups()
+	if err != nil {
+		return []Finding{{Subject: "vm", Required: true, Detail: err.Error(), Remedy: "set linux.cgroup_driver and linux.cgroup_parent"}}
+	}
+	findings := qemu.Doctor(ctx, c.qemu(tree, slog.New(slog.DiscardHandler)))
+	required := c.VM.Emulator != ""
+	for i := range findings {
+		findings[i].Required = findings[i].Required && required
+	}
+	if c.VM.Driver == driverLibvirt {
+		findings = append(findings, libvirt.Doctor(ctx, libvirt.Config{URI: c.VM.LibvirtURI})...)
+	}
+	findings = append(findings, checkVirtiofs(ctx, c.virtiofsd()))
+	if _, err := agent.FindProgram(); err != nil {
+		findings = append(findings, Finding{Subject: agent.ProgramName, Detail: err.Error(), Remedy: "install tripod-agent beside tripod: exec and port-forward to a guest's localhost need it"})
+	}
+	return append(findings, checkNetwork(ctx, required))
+}
+
+// checkVirtiofs has a directory shared by virtio-fs. Without it machines use 9p.
+func checkVirtiofs(ctx context.Context, probe *share.Prober) Finding {
+	f := Finding{
+		Subject: "virtiofsd", OK: true, Detail: probe.Program + ": serves a directory, as root of a user namespace of its own",
+		Remedy: "install virtiofsd (Debian 12: qemu-system-common), or set vm.virtiofsd; allow user namespaces (user.max_user_namespaces). Until then machines have directories by 9p, without owners, and copies of Secrets and ConfigMaps",
+	}
+	if err := probe.Probe(ctx); err != nil {
+		f.OK, f.Detail = false, err.Error()
+	}
+	return f
+}
+
+// checkNetwork joins a tap to a link in a namespace of its own.
+func checkNetwork(ctx context.Context, required bool) Finding {
+	f := Finding{Subject: "vm network", Required: required, OK: true, Detail: "a tap is joined to a pod's link by tc u32 and mirred",
+		Remedy: "run as root, with /dev/net/tun and the kernel modules tun, sch_ingress, cls_u32 and act_mirred"}
+	if err := tryTap(ctx); err != nil {
+		f.OK, f.Detail = false, err.Error()
+	}
+	return f
+}
+
+// tryTap joins a tap to a link.
+func tryTap(ctx context.Context) (err error) {
+	dir, err := os.MkdirTemp("", "tripod-check-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	netthread.Run(func() (restored bool) {
+		if err = unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			err = fmt.Errorf("a network namespace: %w", err)
+			return false // the thread ends, and the namespace with it
+		}
+		err = wireHere(ctx, fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()), filepath.Join(dir, "taps.json"))
+		return false
+	})
+	return err
+}
+
+// wireHere makes a link in the namespace of the calling thread, whose path is netns, and joins a tap to it.
+func wireHere(ctx context.Context, netns, record string) error {
+	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "peer0"}
+	if err := errors.Join(netlink.LinkAdd(link), netlink.LinkSetUp(link)); err != nil {
+		return fmt.Errorf("a link: %w", err)
+	}
+	const nobody = 65534
+	wired, err := taps{}.Wire(ctx, netns, tap.Options{Record: record, UID: nobody, GID: nobody})
+	if err != nil {
+		return err
+	}
+	if len(wired) != 1 {
+		return fmt.Errorf("%d taps came of one link", len(wired))
+	}
+	opened, err := tap.Open(ctx, netns, wired[0].Tap)
+	if err != nil {
+		return err
+	}
+	opened.Close()
+	return taps{}.Unwire(ctx, netns, record)
+}
