@@ -281,7 +281,7 @@ mkdir -p build
 exec 9>build/.bench.lock
 flock -n 9 || fail "another benchmark is running here; two would measure one another"
 hack/images.sh build
-CGO_ENABLED=0 go build -o build/bin/ ./hack/wasmbench ./hack/vmbench ./hack/edgebench
+CGO_ENABLED=0 go build -o build/bin/ ./hack/wasmbench ./internal/sandbox/vm/internal/test/vmbench ./hack/edgebench
 if [ "${1-}" = vm ] || [ "${1-}" = edge ]; then
   exec hack/testns.sh "$PWD/hack/bench.sh" __inside "$@"
 fi

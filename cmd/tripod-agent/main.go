@@ -9,13 +9,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tripod-run/tripod/internal/vm/agent/guest"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/guestagent"
 )
 
 // version is set by the linker.
 var version = "dev"
 
-// portName is the port's name in the machine's definition (internal/vm/machine.AgentPort).
+// portName is the port's name in the machine's definition (internal/sandbox/vm/internal/machine.AgentPort).
 const portName = "dev.tripod.agent.0"
 
 func main() {
@@ -24,9 +24,9 @@ func main() {
 	_, _ = unix.Setsid() // fails for the leader of a process group, to whom it does not matter
 	_ = os.Chdir("/")
 	for {
-		port, err := guest.WaitPort(portName)
+		port, err := guestagent.WaitPort(portName)
 		if err == nil {
-			err = guest.Serve(port, version)
+			err = guestagent.Serve(port, version)
 			_ = port.Close()
 		}
 		os.Stderr.WriteString("tripod-agent: " + err.Error() + "\n")

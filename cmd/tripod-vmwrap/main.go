@@ -1,5 +1,5 @@
 // Command tripod-vmwrap is the <emulator> of libvirt domains that Tripod defines: it fetches the machine's descriptors from
-// the daemon, adds the network to QEMU's arguments, and becomes QEMU (internal/vm/vmwrap). It is not called by hand.
+// the daemon, adds the network to QEMU's arguments, and becomes QEMU (internal/sandbox/vm/vmwrap). It is not called by hand.
 package main
 
 import (
@@ -8,7 +8,7 @@ import (
 	"os"
 	"syscall"
 
-	"github.com/tripod-run/tripod/internal/vm/vmwrap"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/vmwrap"
 )
 
 func main() {

@@ -4,5 +4,5 @@
 //	output ──▶ Client.Put ──▶ queue ──▶ Client.Deliver ──▶ the client's stdout and stderr
 //	                            └ full: Put is false, Cut is closed
 //
-// Where the output comes from, and who the clients are, is its users' matter (internal/sandbox/linux, internal/vm/console).
+// Where the output comes from, and who the clients are, is its users' matter (internal/sandbox/linux, internal/sandbox/vm/internal/console).
 package attach

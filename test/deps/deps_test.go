@@ -31,21 +31,21 @@ var rules = []rule{
 	{from: []string{"internal/cri", "internal/edge"}, deny: backends, why: "a control plane knows no backend"},
 	{from: []string{"internal/node"}, deny: append([]string{"internal/cri", "internal/edge"}, backends...), why: "the node is below the control planes and knows the contract only"},
 	{from: []string{"internal/node/store"}, deny: []string{"internal/sandbox", "internal/network", "internal/image"}, why: "the store does not know what a record means"},
-	{from: backends, deny: []string{"internal/cri", "internal/edge", "internal/node"}, why: "a backend is below the node"},
+	{from: backends, except: []string{"internal/sandbox/vm/internal/test"}, deny: []string{"internal/cri", "internal/edge", "internal/node"}, why: "a backend is below the node"},
 	{from: []string{"internal/network", "internal/image", "internal/stats"}, deny: []string{"internal/cri", "internal/edge", "internal/node", "internal/sandbox"}, why: "a shared service knows nothing of its users"},
 	{from: []string{"internal/stream"}, deny: append([]string{"internal/cri", "internal/edge", "internal/node"}, backends...), why: "a shared service knows the contract at most"},
-	{from: []string{"cmd", "internal"}, except: []string{"internal/vm/machinetest"}, deny: []string{"test", "internal/vm/machinetest"}, why: "the product does not contain its tests"},
+	{from: []string{"cmd", "internal"}, except: []string{"internal/sandbox/vm/internal/test"}, deny: []string{"test", "internal/sandbox/vm/internal/test"}, why: "the product does not contain its tests"},
 	{from: []string{"test"}, except: []string{"test/fake", "test/sandboxtest", "test/edgetest"}, deny: append([]string{"internal", "cmd"}, backends...), why: "these tests know the daemon as a user does"},
 	{from: []string{"internal/cri", "internal/edge", "internal/node"}, deny: []string{"internal/wasm", "internal/route", "internal/metrics"}, why: "a component pod is a unit pod to them, no more"},
 	{from: []string{"internal/wasm", "cmd/tripod-wasm"}, except: []string{"internal/wasm/artifact"}, deny: []string{"internal/cri", "internal/edge", "internal/node", "internal/image", "internal/network", "internal/config", "internal/sandbox"}, why: "the worker is told all that it needs, and knows nothing of the node"},
 	{from: []string{"internal/channel"}, deny: []string{"internal/cri", "internal/edge", "internal/node", "internal/sandbox", "internal/wasm"}, why: "channels know neither a front door nor a kind"},
 	// encoding/json, fmt and net are half of what the guest's program would be.
-	{from: []string{"internal/vm/agent/guest", "internal/vm/agent/wire", "cmd/tripod-agent"}, deny: []string{"!encoding/json", "!fmt", "!vendor/golang.org/x/net", "internal/sandbox", "internal/vm/machine", "internal/network", "internal/image", "internal/node"}, why: "the guest's program is small, and knows nothing of the node"},
+	{from: []string{"internal/sandbox/vm/guestagent", "internal/sandbox/vm/internal/agent/wire", "cmd/tripod-agent"}, deny: []string{"!encoding/json", "!fmt", "!vendor/golang.org/x/net", "internal/sandbox/vm/internal/machine", "internal/network", "internal/image", "internal/node"}, why: "the guest's program is small, and knows nothing of the node"},
 	{from: []string{"internal/route", "internal/metrics"}, deny: append([]string{"internal/cri", "internal/edge"}, backends...), why: "a service of the node knows no backend"},
 	{from: []string{"cmd", "internal", "test"}, except: append([]string{"cmd/tripod-wasm"}, engine...), deny: engine, why: "guests never run in the daemon, and the daemon is pure Go"},
 	// What would come into the program unnoticed.
 	{from: []string{"cmd"}, deny: []string{"!testing", "!github.com/google/go-containerregistry", "!github.com/stretchr/testify"}, why: "it is for tests"},
-	{from: []string{"internal"}, except: []string{"internal/cli"}, deny: []string{"!k8s.io/client-go"}, why: "only the command line is a client"},
+	{from: []string{"internal"}, except: []string{"internal/cli", "internal/sandbox/vm/internal/test"}, deny: []string{"!k8s.io/client-go"}, why: "only the command line is a client"},
 }
 
 // component is a library that other projects could use: it depends on nothing else of ours.

@@ -87,4 +87,6 @@ func (h *Handle[S, R]) End(run *R, change func(*S)) (sandbox.Status, bool) {
 	return h.state.Status(), true
 }
 
-func (h *Handle[S, R]) write(s S) error { return h.ledger.format.Write(h.ledger.file(h.PodID, h.ID), s) }
+func (h *Handle[S, R]) write(s S) error {
+	return h.ledger.format.Write(h.ledger.file(h.PodID, h.ID), s)
+}

@@ -13,7 +13,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/vm/agent"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent"
 )
 
 var fpUpdated = failpoint.New("vm.update-container.updated")

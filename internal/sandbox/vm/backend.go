@@ -13,11 +13,11 @@ import (
 
 	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/image"
-	"github.com/tripod-run/tripod/internal/network/tap"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/tap"
 	"github.com/tripod-run/tripod/internal/stats"
-	"github.com/tripod-run/tripod/internal/vm/machine"
 )
 
 // settings are the configuration with the parts that Open makes of it.

@@ -17,7 +17,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/vm/machine"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
 // TestLife: a machine is defined from its image and its pod, started, stopped by its power button, started again on the same

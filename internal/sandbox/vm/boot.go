@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
-	"github.com/tripod-run/tripod/internal/vm/firmware"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
 )
 
 var (

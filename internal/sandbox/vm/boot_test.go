@@ -10,7 +10,7 @@ import (
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/vm/machine"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
 // What SeaBIOS says of a disk without a boot sector, and of one with.

@@ -12,12 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/network/netthread"
-	"github.com/tripod-run/tripod/internal/network/tap"
-	"github.com/tripod-run/tripod/internal/vm/agent"
-	"github.com/tripod-run/tripod/internal/vm/libvirt"
-	"github.com/tripod-run/tripod/internal/vm/machine"
-	"github.com/tripod-run/tripod/internal/vm/qemu"
-	"github.com/tripod-run/tripod/internal/vm/share"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/libvirt"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/qemu"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/tap"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/virtiofsd"
 )
 
 // Finding is one result of Check.
@@ -46,7 +46,7 @@ func Check(ctx context.Context, c Config) []Finding {
 }
 
 // checkVirtiofs has a directory shared by virtio-fs. Without it machines use 9p.
-func checkVirtiofs(ctx context.Context, probe *share.Prober) Finding {
+func checkVirtiofs(ctx context.Context, probe *virtiofsd.Prober) Finding {
 	f := Finding{
 		Subject: "virtiofsd", OK: true, Detail: probe.Program + ": serves a directory, as root of a user namespace of its own",
 		Remedy: "install virtiofsd (Debian 12: qemu-system-common), or set vm.virtiofsd; allow user namespaces (user.max_user_namespaces). Until then machines have directories by 9p, without owners, and copies of Secrets and ConfigMaps",

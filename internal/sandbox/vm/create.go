@@ -13,13 +13,13 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/image/qcow2"
-	"github.com/tripod-run/tripod/internal/network/tap"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
-	"github.com/tripod-run/tripod/internal/vm/annotations"
-	"github.com/tripod-run/tripod/internal/vm/bootdisk"
-	"github.com/tripod-run/tripod/internal/vm/cloudinit"
-	"github.com/tripod-run/tripod/internal/vm/rootdisk"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/bootdisk"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/cloudinit"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/rootdisk"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/tap"
 )
 
 var (

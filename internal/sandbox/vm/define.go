@@ -7,7 +7,7 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/tripod-run/tripod/internal/vm/machine"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
 const (

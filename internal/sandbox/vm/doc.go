@@ -1,6 +1,6 @@
 // Package vm runs unit pods whose one container is a virtual machine: its image is the machine's disk, or its kernel. The
 // daemon's part is here: it joins the image, the pod's network, cloud-init, the console and the guest's agent to a
-// definition, and has a driver (internal/vm/machine) run it.
+// definition, and has a driver (internal/sandbox/vm/internal/machine) run it.
 //
 //	node ──▶ Backend                                    <Root>/pods/<id>/              survives a reboot
 //	           │ CreateSandbox                              root.qcow2                 overlay on the image's disk

@@ -12,9 +12,9 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
-	"github.com/tripod-run/tripod/internal/vm/agent"
-	"github.com/tripod-run/tripod/internal/vm/console"
-	"github.com/tripod-run/tripod/internal/vm/machine"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/console"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
 var (

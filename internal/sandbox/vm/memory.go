@@ -7,8 +7,8 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/stats"
-	"github.com/tripod-run/tripod/internal/vm/machine"
 )
 
 // shortage says that the cgroup which the pod's request names as the parent is limited to less than a machine with so much

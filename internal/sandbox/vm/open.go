@@ -9,11 +9,11 @@ import (
 
 	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/config"
-	"github.com/tripod-run/tripod/internal/vm/agent"
-	"github.com/tripod-run/tripod/internal/vm/libvirt"
-	"github.com/tripod-run/tripod/internal/vm/machine"
-	"github.com/tripod-run/tripod/internal/vm/qemu"
-	"github.com/tripod-run/tripod/internal/vm/share"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/libvirt"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/qemu"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/virtiofsd"
 )
 
 // driverLibvirt is the value of vm.driver that has libvirtd start QEMU; with any other the daemon starts it.
@@ -78,9 +78,9 @@ func (c Config) qemu(tree cgroup.Tree, log *slog.Logger) qemu.Config {
 }
 
 // virtiofsd tries virtio-fs. On a host without the program its probe says so.
-func (c Config) virtiofsd() *share.Prober {
-	program, _ := share.Find(c.VM.Virtiofsd)
-	return &share.Prober{Options: share.Options{Program: program, UID: c.VM.UIDBase, GID: c.VM.UIDBase}}
+func (c Config) virtiofsd() *virtiofsd.Prober {
+	program, _ := virtiofsd.Find(c.VM.Virtiofsd)
+	return &virtiofsd.Prober{Options: virtiofsd.Options{Program: program, UID: c.VM.UIDBase, GID: c.VM.UIDBase}}
 }
 
 // agentDisk makes the disk image by which guests get the agent.

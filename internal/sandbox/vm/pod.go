@@ -9,9 +9,9 @@ import (
 	"sync"
 
 	"github.com/tripod-run/tripod/internal/failpoint"
-	"github.com/tripod-run/tripod/internal/network/tap"
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/vm/annotations"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/tap"
 )
 
 var (

@@ -23,10 +23,10 @@ import (
 	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/image"
-	"github.com/tripod-run/tripod/internal/network/tap"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
-	"github.com/tripod-run/tripod/internal/vm/machine"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/tap"
 )
 
 // shelf is an image store. What an image is called says what it is: disk…, kernel…; anything else is none.

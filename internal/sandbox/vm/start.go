@@ -12,11 +12,11 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/console"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/rootdisk"
 	"github.com/tripod-run/tripod/internal/stream"
-	"github.com/tripod-run/tripod/internal/vm/agent"
-	"github.com/tripod-run/tripod/internal/vm/console"
-	"github.com/tripod-run/tripod/internal/vm/machine"
-	"github.com/tripod-run/tripod/internal/vm/rootdisk"
 )
 
 var (

@@ -9,7 +9,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/vm/agent"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent"
 )
 
 // askTime bounds each question to a guest or a hypervisor about its figures: one that hangs holds nobody up for longer.

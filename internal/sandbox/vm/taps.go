@@ -7,8 +7,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/tripod-run/tripod/internal/network/tap"
-	"github.com/tripod-run/tripod/internal/vm/machine"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/tap"
 )
 
 // taps is the network of a node, and what opens its taps for a driver.

@@ -11,8 +11,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
 	"github.com/tripod-run/tripod/internal/stream"
-	"github.com/tripod-run/tripod/internal/vm/annotations"
 )
 
 // Harmless lists what is accepted although nothing is done about it: what the kubelet sends with every pod, and what a

@@ -11,7 +11,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/vm/machine"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/test/sandboxtest/corpus"
 )
 

@@ -12,9 +12,9 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/vm/annotations"
-	"github.com/tripod-run/tripod/internal/vm/cloudinit"
-	"github.com/tripod-run/tripod/internal/vm/machine"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/cloudinit"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
 // volumes are what of the node a machine is given: directories that the guest mounts, block devices that are its disks, files

@@ -1,0 +1,256 @@
+package guestagent
+
+import (
+	"errors"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
+)
+
+const (
+	// drainTime is how long output is awaited after the program has ended, when a child of it holds its stdio.
+	drainTime = time.Second
+	// drainBytes is how much of it is read then: what the program itself had written is in a pipe, which holds no more.
+	drainBytes = 64 << 10
+	copyBuffer = 32 << 10
+)
+
+// program is a running program with its stdio.
+type program struct {
+	job    *job
+	tty    bool
+	theirs []*os.File // its ends, closed once it has them
+	input  *os.File   // our end of its stdin, if it has one
+	output []source
+	ended  atomic.Bool
+	copies sync.WaitGroup
+}
+
+// source is our end of an output, and the channel that it goes to.
+type source struct {
+	file    *os.File
+	channel byte
+}
+
+// exec runs a program until it ends, or the host does not want it any more: then it and what it started are killed.
+func (j *job) exec(r wire.Exec) wire.Result {
+	if len(r.Args) == 0 {
+		return wire.Result{Class: wire.ClassInvalidArgument, Message: "no program is named"}
+	}
+	who, err := lookUp(r.User, "/etc/passwd", "/etc/group")
+	if err != nil {
+		return failed(wire.ClassInvalidArgument, err)
+	}
+	dir := r.Dir
+	if dir == "" {
+		dir = who.directory()
+	}
+	env := who.environment(r.TTY, r.Env)
+	path, err := find(r.Args[0], dir, env)
+	if err != nil {
+		return failed(classOf(err), err)
+	}
+	p := &program{job: j, tty: r.TTY}
+	defer p.close()
+	attr := &os.ProcAttr{Dir: dir, Env: env, Sys: &syscall.SysProcAttr{Setsid: true, Credential: who.credential()}}
+	if attr.Files, err = p.stdio(r, attr.Sys); err != nil {
+		return failed(wire.ClassInternal, err)
+	}
+	if r.TTY && attr.Sys.Credential != nil {
+		_ = p.theirs[0].Chown(int(who.uid), -1) // so that it can be opened by its name
+	}
+	process, err := os.StartProcess(path, r.Args, attr)
+	if err != nil {
+		return failed(classOf(err), err)
+	}
+	p.closeTheirs()
+	return p.attend(process)
+}
+
+// stdio makes the program's stdio: a terminal, or pipes and /dev/null.
+func (p *program) stdio(r wire.Exec, sys *syscall.SysProcAttr) ([]*os.File, error) {
+	if r.TTY {
+		master, slave, err := openTerminal(r.Columns, r.Rows)
+		if err != nil {
+			return nil, err
+		}
+		p.theirs = append(p.theirs, slave)
+		p.output = append(p.output, source{master, wire.ChannelOut})
+		if r.Stdin {
+			p.input = master
+		}
+		p.job.setTerminal(master)
+		sys.Setctty = true // of descriptor 0
+		return []*os.File{slave, slave, slave}, nil
+	}
+	null, err := os.OpenFile("/dev/null", os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	p.theirs = append(p.theirs, null)
+	files := []*os.File{null, null, null}
+	if r.Stdin {
+		read, write, err := os.Pipe()
+		if err != nil {
+			return nil, err
+		}
+		p.theirs, p.input, files[0] = append(p.theirs, read), write, read
+	}
+	for _, out := range []struct {
+		wanted  bool
+		channel byte
+	}{{r.Stdout, wire.ChannelOut}, {r.Stderr, wire.ChannelErr}} {
+		if !out.wanted {
+			continue
+		}
+		read, write, err := os.Pipe()
+		if err != nil {
+			return nil, err
+		}
+		p.theirs, files[out.channel] = append(p.theirs, write), write
+		p.output = append(p.output, source{read, out.channel})
+	}
+	return files, nil
+}
+
+// attend copies what goes in and out, waits for the end, and tells it.
+func (p *program) attend(process *os.Process) wire.Result {
+	stream := p.job.stream
+	if p.input != nil {
+		stream.Grant(wire.ChannelIn)
+		go p.feed()
+	}
+	for _, out := range p.output {
+		p.copies.Go(func() { p.copy(out) })
+	}
+	waited := make(chan struct{})
+	go func() {
+		select {
+		case <-stream.Done():
+			killSession(process.Pid)
+		case <-waited:
+		}
+	}()
+	state, err := process.Wait()
+	close(waited)
+	p.ended.Store(true)
+	for _, out := range p.output {
+		_ = out.file.SetReadDeadline(time.Now().Add(drainTime))
+	}
+	p.copies.Wait()
+	if err != nil {
+		return failed(wire.ClassInternal, err)
+	}
+	status := state.Sys().(syscall.WaitStatus)
+	if status.Signaled() {
+		return wire.Result{Exit: int32(128 + status.Signal()), Signal: uint8(status.Signal())}
+	}
+	return wire.Result{Exit: int32(status.ExitStatus())}
+}
+
+// feed copies the host's input. A terminal has no end of input.
+func (p *program) feed() {
+	buf := make([]byte, copyBuffer)
+	for {
+		n, err := p.job.stream.Read(wire.ChannelIn, buf, nil)
+		if n > 0 {
+			if _, err := p.input.Write(buf[:n]); err != nil {
+				return // the program reads no more: no window is given either
+			}
+		}
+		if err != nil {
+			if !p.tty {
+				_ = p.input.Close()
+			}
+			return
+		}
+	}
+}
+
+// copy copies an output to the host, to its end. When the program has ended that is the end of what it had written itself.
+func (p *program) copy(out source) {
+	buf := make([]byte, copyBuffer)
+	rest := drainBytes
+	for {
+		late := p.ended.Load()
+		if late {
+			if rest <= 0 {
+				break
+			}
+			_ = out.file.SetReadDeadline(time.Now().Add(drainTime))
+		}
+		n, err := out.file.Read(buf)
+		if n > 0 {
+			if _, err := p.job.stream.Write(out.channel, buf[:n], nil); err != nil {
+				break
+			}
+			if late {
+				rest -= n
+			}
+		}
+		if err != nil {
+			break
+		}
+	}
+	p.job.stream.Close(out.channel)
+}
+
+func (p *program) closeTheirs() {
+	for _, f := range p.theirs {
+		_ = f.Close()
+	}
+	p.theirs = nil
+}
+
+func (p *program) close() {
+	p.job.setTerminal(nil)
+	p.closeTheirs()
+	if p.input != nil {
+		_ = p.input.Close()
+	}
+	for _, out := range p.output {
+		_ = out.file.Close()
+	}
+}
+
+func classOf(err error) wire.Class {
+	switch {
+	case errors.Is(err, os.ErrNotExist), errors.Is(err, os.ErrPermission), errors.Is(err, syscall.ENOEXEC), errors.Is(err, syscall.ENOTDIR), errors.Is(err, io.ErrUnexpectedEOF):
+		return wire.ClassInvalidArgument
+	case errors.Is(err, syscall.EAGAIN), errors.Is(err, syscall.ENOMEM), errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
+		return wire.ClassExhausted
+	}
+	return wire.ClassInternal
+}
+
+func (j *job) setTerminal(f *os.File) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.terminal = f
+}
+
+// resize sets the size of the program's terminal, if it has one.
+func (j *job) resize(columns, rows uint16) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.terminal != nil {
+		setSize(j.terminal, columns, rows)
+	}
+}
+
+func setSize(f *os.File, columns, rows uint16) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Control(func(fd uintptr) {
+		_ = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Col: columns, Row: rows})
+	})
+}

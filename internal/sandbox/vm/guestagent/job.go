@@ -1,0 +1,54 @@
+package guestagent
+
+import (
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
+)
+
+// job is one operation.
+type job struct {
+	stream *wire.Stream
+	shut   atomic.Bool // a connection of which we have ended our side
+
+	mu       sync.Mutex
+	terminal *os.File // of a program with one, while it runs
+}
+
+func (j *job) run(op wire.Op, request []byte, version string) wire.Result {
+	switch op {
+	case wire.OpExec:
+		var r wire.Exec
+		if err := r.Parse(request); err != nil {
+			return failed(wire.ClassInvalidArgument, err)
+		}
+		return j.exec(r)
+	case wire.OpDial:
+		var r wire.Dial
+		if err := r.Parse(request); err != nil {
+			return failed(wire.ClassInvalidArgument, err)
+		}
+		return j.dial(r)
+	case wire.OpInfo:
+		info, err := readInfo(version)
+		if err != nil {
+			return failed(wire.ClassInternal, err)
+		}
+		return wire.Result{Body: string(info.Append(nil))}
+	case wire.OpStats:
+		stats, err := readStats()
+		if err != nil {
+			return failed(wire.ClassInternal, err)
+		}
+		return wire.Result{Body: string(stats.Append(nil))}
+	case wire.OpShutdown:
+		return powerOff()
+	}
+	return wire.Result{Class: wire.ClassUnimplemented, Message: "tripod-agent " + version + " in the guest is too old for this"}
+}
+
+func failed(class wire.Class, err error) wire.Result {
+	return wire.Result{Class: class, Message: err.Error()}
+}

@@ -1,0 +1,148 @@
+package guestagent
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"sync"
+
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
+)
+
+// errHostGone ends the session of a host that is not there any more.
+var errHostGone = errors.New("the host is gone")
+
+// Server serves hosts, one after the other.
+type Server struct {
+	port    io.Reader
+	out     *lockedWriter
+	version string
+
+	mux  *wire.Mux // the session, if there is one
+	jobs sync.WaitGroup
+}
+
+// Serve serves the hosts that come to port until it fails. An io.EOF of a read is a host that went away; a write then waits
+// until one is there (see virtio-serial's Port.Write). Version is the program's.
+func Serve(port io.ReadWriter, version string) error {
+	s := &Server{port: port, out: &lockedWriter{w: port}, version: version}
+	defer s.jobs.Wait()
+	defer s.end(errHostGone)
+	frames := wire.NewReader(port)
+	if err := s.ready(); err != nil {
+		return err
+	}
+	for {
+		f, err := frames.Next()
+		switch {
+		case errors.Is(err, io.EOF):
+			s.end(errHostGone)
+			if err := s.ready(); err != nil {
+				return err
+			}
+		case err != nil:
+			return err
+		case f.Kind == wire.KindHello:
+			s.hello(f)
+		case s.mux == nil || f.Session != s.mux.Session():
+			// of a session that is over
+		case f.Stream == 0:
+			if f.Kind == wire.KindPing {
+				s.mux.Urgent(0, wire.KindPong, f.Payload)
+			}
+		default:
+			if err := s.handle(f); err != nil {
+				s.end(err)
+				if err := s.ready(); err != nil {
+					return err
+				}
+			}
+		}
+	}
+}
+
+// ready says that there is no session. The zero before it ends half a frame.
+func (s *Server) ready() error {
+	_, err := s.out.Write(wire.AppendFrame([]byte{0}, 0, 0, wire.KindReady))
+	return err
+}
+
+// end ends the session. Its jobs end by themselves upon that.
+func (s *Server) end(err error) {
+	if s.mux != nil {
+		s.mux.End(err)
+		s.mux = nil
+	}
+}
+
+// hello begins a session, unless it has begun already and the host asks again.
+func (s *Server) hello(f wire.Frame) {
+	var hello wire.Hello
+	if hello.Parse(f.Payload) != nil {
+		return
+	}
+	if s.mux == nil || s.mux.Session() != f.Session {
+		s.end(errHostGone)
+		s.mux = wire.NewMux(f.Session, control)
+		go s.mux.Write(s.out)
+	}
+	welcome := wire.Welcome{Version: min(hello.MaxVersion, wire.MaxVersion), Program: s.version}
+	if welcome.Version < max(hello.MinVersion, wire.MinVersion) {
+		welcome.Version = 0
+	}
+	s.mux.Urgent(0, wire.KindWelcome, welcome.Append(nil))
+}
+
+func (s *Server) handle(f wire.Frame) error {
+	if f.Kind != wire.KindOpen {
+		return s.mux.Handle(f)
+	}
+	if len(f.Payload) == 0 {
+		return wire.ErrSession
+	}
+	stream, err := s.mux.Accept(f.Stream, false)
+	if errors.Is(err, wire.ErrTooMany) {
+		s.mux.Urgent(f.Stream, wire.KindResult, wire.Result{Class: wire.ClassExhausted, Message: err.Error()}.Append(nil))
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	op, request := wire.Op(f.Payload[0]), append([]byte(nil), f.Payload[1:]...)
+	j := &job{stream: stream}
+	stream.SetValue(j)
+	s.jobs.Go(func() {
+		result := j.run(op, request, s.version)
+		stream.Send(nil, wire.KindResult, result.Append(nil))
+		stream.Finish()
+	})
+	return nil
+}
+
+// control does what frames of a stream say that are neither data nor a window's.
+func control(stream *wire.Stream, f wire.Frame) error {
+	switch f.Kind {
+	case wire.KindCancel:
+		stream.Finish()
+	case wire.KindResize:
+		if len(f.Payload) != 4 {
+			return wire.ErrSession
+		}
+		if j, ok := stream.Value().(*job); ok {
+			j.resize(binary.BigEndian.Uint16(f.Payload), binary.BigEndian.Uint16(f.Payload[2:]))
+		}
+	}
+	return nil // a newer host's
+}
+
+// lockedWriter writes one frame at a time, whole ones: the sessions share the port.
+type lockedWriter struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+func (l *lockedWriter) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.w.Write(p)
+}

@@ -1,0 +1,178 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
+)
+
+// Conn is a TCP connection that the guest's agent made. CloseWrite ends what goes to the server, as net.TCPConn's does.
+type Conn struct {
+	c             *call
+	port          uint16
+	read, write   deadline
+	readMu        sync.Mutex // one reader and one writer at a time, as wire wants it
+	writeMu       sync.Mutex
+	closeWriteOne sync.Once
+}
+
+var _ net.Conn = (*Conn)(nil)
+
+// DialTCP connects to a port of the guest's localhost, 127.0.0.1 or else [::1]. Where nobody listens it is an
+// errdefs.ErrUnavailable. The end of ctx does not end the connection once it is made, which is a *Conn.
+func (a *Agent) DialTCP(ctx context.Context, port uint16) (net.Conn, error) {
+	if port == 0 {
+		return nil, fmt.Errorf("connect to port 0 in the guest: 1 to 65535 are ports: %w", errdefs.ErrInvalidArgument)
+	}
+	c, err := a.open(ctx, wire.OpDial, wire.Dial{Port: port}.Append(nil))
+	if err != nil {
+		return nil, fmt.Errorf("connect to port %d in the guest: %w", port, err)
+	}
+	select {
+	case <-c.Up(wire.ChannelIn):
+		return &Conn{c: c, port: port, read: makeDeadline(), write: makeDeadline()}, nil
+	case <-c.Done():
+		err = c.wait(ctx)
+		if err == nil { // it was made and has ended
+			err = c.ended(ctx)
+		}
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	c.abandon()
+	return nil, fmt.Errorf("connect to port %d in the guest: %w", port, err)
+}
+
+// Read implements net.Conn.
+func (c *Conn) Read(p []byte) (int, error) {
+	c.readMu.Lock()
+	defer c.readMu.Unlock()
+	expired := c.read.wait()
+	select {
+	case <-expired:
+		return 0, os.ErrDeadlineExceeded
+	default:
+	}
+	n, err := c.c.Read(wire.ChannelOut, p, expired)
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		select {
+		case <-c.c.answered:
+			if failure := c.c.failure(); failure != nil {
+				err = failure // it was reset, not closed
+			}
+		default:
+		}
+	}
+	return n, err
+}
+
+// Write implements net.Conn.
+func (c *Conn) Write(p []byte) (int, error) {
+	c.writeMu.Lock()
+	defer c.writeMu.Unlock()
+	expired := c.write.wait()
+	select {
+	case <-expired:
+		return 0, os.ErrDeadlineExceeded
+	default:
+	}
+	n, err := c.c.Stream.Write(wire.ChannelIn, p, expired)
+	if errors.Is(err, wire.ErrEnded) {
+		err = net.ErrClosed
+	}
+	return n, err
+}
+
+// CloseWrite says that nothing more will be written.
+func (c *Conn) CloseWrite() error {
+	c.writeMu.Lock()
+	defer c.writeMu.Unlock()
+	c.closeWriteOne.Do(func() { c.c.Stream.Close(wire.ChannelIn) })
+	return nil
+}
+
+// Close implements net.Conn.
+func (c *Conn) Close() error {
+	c.c.abandon()
+	return nil
+}
+
+// LocalAddr implements net.Conn.
+func (c *Conn) LocalAddr() net.Addr { return guestAddr("tripod-agent") }
+
+// RemoteAddr implements net.Conn.
+func (c *Conn) RemoteAddr() net.Addr {
+	return guestAddr(net.JoinHostPort("localhost", strconv.Itoa(int(c.port))))
+}
+
+// SetDeadline implements net.Conn.
+func (c *Conn) SetDeadline(t time.Time) error {
+	c.read.set(t)
+	c.write.set(t)
+	return nil
+}
+
+// SetReadDeadline implements net.Conn.
+func (c *Conn) SetReadDeadline(t time.Time) error {
+	c.read.set(t)
+	return nil
+}
+
+// SetWriteDeadline implements net.Conn.
+func (c *Conn) SetWriteDeadline(t time.Time) error {
+	c.write.set(t)
+	return nil
+}
+
+// guestAddr is an address in the guest.
+type guestAddr string
+
+func (guestAddr) Network() string  { return "tcp" }
+func (a guestAddr) String() string { return string(a) }
+
+// deadline is a channel that is closed when the time has come.
+type deadline struct {
+	mu      *sync.Mutex
+	timer   *time.Timer
+	expired chan struct{}
+}
+
+func makeDeadline() deadline { return deadline{mu: &sync.Mutex{}, expired: make(chan struct{})} }
+
+func (d *deadline) wait() <-chan struct{} {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.expired
+}
+
+func (d *deadline) set(t time.Time) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.timer != nil && !d.timer.Stop() {
+		<-d.expired // its function runs or has run
+	}
+	d.timer = nil
+	select {
+	case <-d.expired:
+		d.expired = make(chan struct{})
+	default:
+	}
+	if t.IsZero() {
+		return
+	}
+	if left := time.Until(t); left > 0 {
+		expired := d.expired
+		d.timer = time.AfterFunc(left, func() { close(expired) })
+		return
+	}
+	close(d.expired)
+}

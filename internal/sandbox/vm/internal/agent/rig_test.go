@@ -1,0 +1,170 @@
+package agent_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/tripod-run/tripod/internal/sandbox/vm/guestagent"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent"
+)
+
+const patience = 60 * time.Second
+
+func deadline(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// port stands for QEMU and a virtio-serial port: a socket that serves one client at a time, and a guest's end that outlives
+// clients. As with the real one, what nobody listens for on the host is lost, a guest's read gives the end while no host is
+// there, and its write waits for one.
+type port struct {
+	listener *net.UnixListener
+
+	mu     sync.Mutex
+	host   net.Conn
+	closed bool
+	change *sync.Cond
+}
+
+func newPort(t *testing.T) (*port, string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "agent")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "agent.sock")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &port{listener: l}
+	p.change = sync.NewCond(&p.mu)
+	go p.accept()
+	t.Cleanup(func() {
+		p.close()
+		os.RemoveAll(dir)
+	})
+	return p, path
+}
+
+func (p *port) accept() {
+	for {
+		c, err := p.listener.Accept()
+		if err != nil {
+			return
+		}
+		p.mu.Lock()
+		for p.host != nil && !p.closed {
+			p.change.Wait()
+		}
+		p.host = c
+		p.change.Broadcast()
+		p.mu.Unlock()
+	}
+}
+
+func (p *port) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	p.listener.Close()
+	if p.host != nil {
+		p.host.Close()
+	}
+	p.change.Broadcast()
+}
+
+// wait waits for a host.
+func (p *port) wait() (net.Conn, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for p.host == nil && !p.closed {
+		p.change.Wait()
+	}
+	if p.closed {
+		return nil, net.ErrClosed
+	}
+	return p.host, nil
+}
+
+func (p *port) gone(c net.Conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.host == c {
+		c.Close()
+		p.host = nil
+		p.change.Broadcast()
+	}
+}
+
+func (p *port) Read(b []byte) (int, error) {
+	p.mu.Lock()
+	c, closed := p.host, p.closed
+	p.mu.Unlock()
+	if closed {
+		return 0, net.ErrClosed
+	}
+	if c == nil {
+		return 0, io.EOF
+	}
+	n, err := c.Read(b)
+	if err != nil {
+		p.gone(c)
+		return n, io.EOF
+	}
+	return n, nil
+}
+
+func (p *port) Write(b []byte) (int, error) {
+	c, err := p.wait()
+	if err != nil {
+		return 0, err
+	}
+	if _, err := c.Write(b); err != nil && errors.Is(err, os.ErrDeadlineExceeded) {
+		return 0, err
+	}
+	return len(b), nil // lost, if there was an error
+}
+
+// guestIn runs the guest's program over the port until it is closed.
+func guestIn(t *testing.T, p *port) {
+	t.Helper()
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := guestagent.Serve(p, "test"); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("guest: %v", err)
+		}
+	})
+	t.Cleanup(func() { p.close(); running.Wait() })
+}
+
+// connected is a guest with a host.
+func connected(t *testing.T) (*agent.Agent, *port) {
+	t.Helper()
+	p, path := newPort(t)
+	guestIn(t, p)
+	return open(t, path), p
+}
+
+func open(t *testing.T, path string) *agent.Agent {
+	t.Helper()
+	a := agent.Open(path, quiet())
+	t.Cleanup(func() { a.Close() })
+	if err := a.Wait(deadline(t)); err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }

@@ -1,0 +1,230 @@
+package annotations
+
+import (
+	"bytes"
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"path"
+	"regexp"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	"libvirt.org/go/libvirtxml"
+	"sigs.k8s.io/yaml"
+
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/rootdisk"
+)
+
+const (
+	maxVCPUs      = 255
+	maxRootVolume = 64 << 40
+	sectorSize    = 512
+	maxScratch    = 8
+	maxSSHKeyLine = 16 << 10
+)
+
+// The forms of values. Names are those of Kubernetes objects (RFC 1123 subdomains); keys are those of a ConfigMap's data,
+// not longer than a file name. A quantity is bounded before it is parsed: the parser computes 10^N for any N.
+var (
+	objectName  = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+	dataKey     = regexp.MustCompile(`^[-._a-zA-Z0-9]{1,253}$`)
+	cpuModel    = regexp.MustCompile(`^[A-Za-z0-9][-._A-Za-z0-9]{0,63}$`)
+	scratchPath = regexp.MustCompile(`^/dev/[-._a-zA-Z0-9/]{1,100}$`)
+	uuidText    = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+	quantity    = regexp.MustCompile(`^\+?[0-9]{1,20}(\.[0-9]{0,20})?([KMGTPE]i|[mkMGTPE]|[eE][+-]?[0-9]{1,2})?$`)
+)
+
+// setVCPUs takes a number in plain decimal digits.
+func setVCPUs(o *Options, value string) error {
+	n, err := strconv.ParseUint(value, 10, 16)
+	if err != nil || n == 0 || n > maxVCPUs {
+		return errors.New("not a number of CPUs")
+	}
+	o.VCPUs, o.VCPUsSet = int(n), true
+	return nil
+}
+
+func setCPUModel(o *Options, value string) error {
+	if !cpuModel.MatchString(value) {
+		return errors.New("not the name of a CPU model")
+	}
+	o.CPUModel = value
+	return nil
+}
+
+// setLibvirtCPU makes XML of fields named as Go's libvirtxml has them, which is what Virtlet's annotation is.
+func setLibvirtCPU(o *Options, value string) error {
+	if len(value) > maxText {
+		return errTooLong
+	}
+	if strings.Contains(strings.ToLower(value), "xmlname") {
+		return errors.New("names of elements are not fields")
+	}
+	var cpu libvirtxml.DomainCPU
+	if err := yaml.UnmarshalStrict([]byte(value), &cpu); err != nil {
+		return err
+	}
+	text, err := xml.Marshal(cpu)
+	if err != nil {
+		return err
+	}
+	o.LibvirtCPU = string(text)
+	return nil
+}
+
+func setSystemUUID(o *Options, value string) error {
+	lower := strings.ToLower(value)
+	if !uuidText.MatchString(lower) {
+		return errors.New("not a UUID")
+	}
+	// libvirt takes such a one for a mistake, and a guest for none.
+	if strings.Trim(lower, lower[:1]+"-") == "" {
+		return errors.New("a UUID of one digit only")
+	}
+	o.SystemUUID = lower
+	return nil
+}
+
+func setRootVolumeSize(o *Options, value string) (err error) {
+	o.RootVolumeSize, err = diskSize(value)
+	return err
+}
+
+// diskSize reads the size of a disk, rounded up to whole sectors.
+func diskSize(value string) (uint64, error) {
+	if !quantity.MatchString(value) {
+		return 0, errors.New("not a quantity")
+	}
+	q, err := resource.ParseQuantity(value)
+	if err != nil {
+		return 0, err
+	}
+	if q.CmpInt64(1) < 0 || q.CmpInt64(maxRootVolume) > 0 {
+		return 0, errors.New("out of range")
+	}
+	// Value rounds up.
+	size := q.Value()
+	if q.CmpInt64(size) != 0 {
+		return 0, errors.New("not a whole number of bytes")
+	}
+	return (uint64(size) + sectorSize - 1) / sectorSize * sectorSize, nil
+}
+
+func setRootDeviceOverwrite(o *Options, value string) error {
+	switch over := rootdisk.Overwrite(value); over {
+	case rootdisk.OverwriteNever, rootdisk.OverwriteForeign, rootdisk.OverwriteImage:
+		o.RootDeviceOverwrite = over
+		return nil
+	}
+	return errors.New("not among what may be overwritten")
+}
+
+// setScratchDisks takes PATH=SIZE, separated by commas or line breaks.
+func setScratchDisks(o *Options, value string) error {
+	seen := map[string]bool{}
+	for _, item := range strings.FieldsFunc(value, func(r rune) bool { return r == ',' || r == '\n' }) {
+		item = strings.TrimSpace(item)
+		if item == "" {
+			continue
+		}
+		at, size, _ := strings.Cut(item, "=")
+		if !scratchPath.MatchString(at) || path.Clean(at) != at || seen[at] {
+			return fmt.Errorf("%q is no name of a disk, or is there twice", at)
+		}
+		bytes, err := diskSize(size)
+		if err != nil {
+			return fmt.Errorf("size of %s: %w", at, err)
+		}
+		seen[at] = true
+		o.ScratchDisks = append(o.ScratchDisks, ScratchDisk{Path: at, Size: bytes})
+	}
+	if len(o.ScratchDisks) > maxScratch {
+		return fmt.Errorf("%d disks", len(o.ScratchDisks))
+	}
+	return nil
+}
+
+func setSSHKeys(o *Options, value string) (err error) {
+	o.SSHKeys, err = SSHKeys(value)
+	return err
+}
+
+// SSHKeys are the lines of an authorized_keys file that are neither empty nor comments.
+func SSHKeys(text string) ([]string, error) {
+	if len(text) > maxText {
+		return nil, errTooLong
+	}
+	var keys []string
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		switch {
+		case line == "" || strings.HasPrefix(line, "#"):
+			continue
+		case len(line) > maxSSHKeyLine:
+			return nil, fmt.Errorf("a line is longer than %d bytes", maxSSHKeyLine)
+		case !utf8.ValidString(line) || strings.ContainsFunc(line, func(r rune) bool { return unicode.IsControl(r) && r != '\t' }):
+			return nil, errors.New("a line has characters that are not text")
+		}
+		keys = append(keys, line)
+	}
+	return keys, nil
+}
+
+// parseSource reads KIND/NAME, or with a key KIND/NAME/KEY.
+func parseSource(value string, withKey bool) (Source, error) {
+	parts := strings.Split(value, "/")
+	if len(parts) != 2 && (!withKey || len(parts) != 3) {
+		return Source{}, errors.New("not a reference")
+	}
+	s := Source{Kind: strings.ToLower(parts[0]), Name: parts[1]}
+	switch {
+	case s.Kind != "configmap" && s.Kind != "secret":
+		return Source{}, fmt.Errorf("%q is neither a ConfigMap nor a Secret", parts[0])
+	case len(s.Name) > 253 || !objectName.MatchString(s.Name):
+		return Source{}, fmt.Errorf("%q cannot be the name of a ConfigMap or Secret", s.Name)
+	}
+	if len(parts) == 3 {
+		s.Key = parts[2]
+		if !dataKey.MatchString(s.Key) || s.Key == "." || strings.HasPrefix(s.Key, "..") {
+			return Source{}, fmt.Errorf("%q cannot be a key", s.Key)
+		}
+	}
+	return s, nil
+}
+
+// Mapping reads a mapping in YAML or JSON, with numbers as they were written (json.Number). Keys that are there twice are
+// an error; no text at all is a nil mapping.
+func Mapping(text string) (map[string]any, error) {
+	if len(text) > maxText {
+		return nil, errTooLong
+	}
+	v, err := Value(text)
+	if err != nil {
+		return nil, err
+	}
+	m, ok := v.(map[string]any)
+	if !ok && v != nil {
+		return nil, fmt.Errorf("a %T where a mapping is wanted", v)
+	}
+	return m, nil
+}
+
+// Value reads anything in YAML or JSON, as Mapping does.
+func Value(text string) (any, error) {
+	asJSON, err := yaml.YAMLToJSONStrict([]byte(text))
+	if err != nil {
+		return nil, err
+	}
+	d := json.NewDecoder(bytes.NewReader(asJSON))
+	d.UseNumber()
+	var v any
+	if err := d.Decode(&v); err != nil {
+		return nil, err
+	}
+	return v, nil
+}

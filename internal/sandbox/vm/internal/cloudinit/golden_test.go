@@ -1,0 +1,361 @@
+package cloudinit
+
+import (
+	"bytes"
+	"io"
+	"maps"
+	"net/netip"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	reader "github.com/kdomanski/iso9660"
+
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+)
+
+// volume is a directory as the kubelet's writer of API volumes leaves it: the files in a directory of a time, a link
+// ..data to it, and links for what is at the top.
+func volume(t *testing.T, kind, name string, files map[string]string) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "pods/uid/volumes/kubernetes.io~"+kind, name)
+	const version = "..2026_11_21_15_00_00.123456789"
+	if err := os.MkdirAll(filepath.Join(dir, version), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range slices.Sorted(maps.Keys(files)) {
+		at := filepath.Join(dir, version, file)
+		if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		mode := os.FileMode(0o644)
+		if kind == "secret" {
+			mode = 0o400
+		}
+		if err := os.WriteFile(at, []byte(files[file]), mode); err != nil {
+			t.Fatal(err)
+		}
+		for top := file; ; top = path.Dir(top) {
+			if path.Dir(top) == "." {
+				if err := os.Symlink("..data/"+top, filepath.Join(dir, top)); err != nil && !os.IsExist(err) {
+					t.Fatal(err)
+				}
+				break
+			}
+		}
+	}
+	if err := os.Symlink(version, filepath.Join(dir, "..data")); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// plainFile is a file of the node.
+func plainFile(t *testing.T, content string) string {
+	t.Helper()
+	at := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(at, []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return at
+}
+
+// options are what Parse makes of annotations.
+func options(t *testing.T, all map[string]string) annotations.Options {
+	t.Helper()
+	o, _, err := annotations.Parse(all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// eth0 and eth1 are as CNI's bridge plugin and one with a gateway outside of the network make them.
+var (
+	eth0 = Interface{
+		Name: "eth0", MAC: "52:54:00:12:34:56", MTU: 1500,
+		Addrs: []netip.Prefix{netip.MustParsePrefix("10.88.0.5/16"), netip.MustParsePrefix("fd00:88::5/64")},
+		Routes: []Route{
+			{Dst: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("10.88.0.1")},
+			{Dst: netip.MustParsePrefix("::/0"), Via: netip.MustParseAddr("fd00:88::1")},
+		},
+	}
+	eth1 = Interface{
+		Name: "eth1", MAC: "0A:58:0A:F4:00:07", MTU: 1450,
+		Addrs: []netip.Prefix{netip.MustParsePrefix("10.244.0.7/32")},
+		Routes: []Route{
+			{Dst: netip.MustParsePrefix("169.254.1.1/32")},
+			{Dst: netip.MustParsePrefix("172.16.0.0/12"), Via: netip.MustParseAddr("169.254.1.1"), Metric: 50},
+			{Dst: netip.MustParsePrefix("10.96.0.0/12"), Via: netip.MustParseAddr("10.99.0.1")},
+			{Dst: netip.MustParsePrefix("10.97.0.0/24")},
+		},
+	}
+	eth2 = Interface{Name: "eth2", MAC: "52:54:00:12:34:57"}
+	dns  = DNS{Servers: []string{"10.96.0.10", "fd00:96::a"}, Search: []string{"default.svc.cluster.local", "svc.cluster.local"}}
+)
+
+// base is the least that a pod says.
+func base(t *testing.T, all map[string]string) Input {
+	return Input{
+		Options: options(t, all), PodUID: "4f6c5bd2-6d3f-4c1b-9c8e-5d1b3f5b7a10", Hostname: "web-0",
+		Interfaces: []Interface{eth0}, DNS: dns,
+	}
+}
+
+// shapes are the inputs that have golden files, by the directory in testdata.
+var shapes = map[string]func(t *testing.T) Input{
+	"plain": func(t *testing.T) Input { return base(t, nil) },
+	"agent": func(t *testing.T) Input {
+		in := base(t, nil)
+		in.Agent = true
+		return in
+	},
+	"agent-configdrive": func(t *testing.T) Input {
+		in := base(t, map[string]string{"VirtletCloudInitImageType": "configdrive"})
+		in.Agent = true
+		return in
+	},
+	"ssh-keys": func(t *testing.T) Input {
+		in := base(t, map[string]string{"VirtletSSHKeys": "ssh-rsa AAAA== me@a\nssh-ed25519 BBBB <me> & \"you\"\n", "VirtletSSHKeySource": "secret/keys"})
+		in.Mounts = []Mount{{HostPath: volume(t, "secret", "keys", map[string]string{"authorized_keys": "ssh-rsa CCCC== first\n"}), ContainerPath: "/mnt/keys"}}
+		return in
+	},
+	"ssh-keys-configdrive": func(t *testing.T) Input {
+		in := base(t, map[string]string{
+			"VirtletSSHKeys": "ssh-rsa AAAA== me@a\n", "VirtletSSHKeySource": "configmap/keys/mine", "VirtletCloudInitUserDataOverwrite": "true",
+			"VirtletCloudInitImageType": "configdrive",
+		})
+		in.Mounts = []Mount{{HostPath: volume(t, "configmap", "other", map[string]string{"mine": "ssh-rsa CCCC== first\n"}), ContainerPath: SourceDir + "/configmap/keys"}}
+		return in
+	},
+	"meta-data": func(t *testing.T) Input {
+		return base(t, map[string]string{"VirtletCloudInitMetaData": "instance-id: mine\nnumber: 12345678901234567890\nlist: [1.50, \"on\", null]\n"})
+	},
+	"meta-data-configdrive": func(t *testing.T) Input {
+		return base(t, map[string]string{"VirtletCloudInitMetaData": `{"instance-id": "mine", "hostname": "other"}`, "VirtletCloudInitImageType": "configdrive"})
+	},
+	"user-data": func(t *testing.T) Input {
+		in := base(t, map[string]string{
+			"VirtletCloudInitUserData":       "#cloud-config\nusers:\n- name: cloudy\n  sudo: 'no'\nruncmd: [[echo, second]]\ngrowpart: {mode: 'off', devices: [/dev/vda1]}\nwrite_files:\n- {path: /x, permissions: '0600', content: \"a\\n  b: c\\n\"}\n",
+			"VirtletCloudInitUserDataSource": "configmap/vm-user-data",
+		})
+		in.Mounts = []Mount{{ContainerPath: SourceDir + "/configmap/vm-user-data", HostPath: volume(t, "configmap", "v", map[string]string{
+			"users": "- name: first\n", "runcmd": "[[echo, first]]\n", "growpart": "{mode: auto, devices: [/], ignore_growroot_disabled: true}", "timezone": "Europe/Rome\n",
+		})}}
+		in.Env = []EnvVar{{"A", "1"}}
+		return in
+	},
+	"user-data-overwrite": func(t *testing.T) Input {
+		in := base(t, map[string]string{
+			"VirtletCloudInitUserData": "users: [default]\n", "VirtletCloudInitUserDataOverwrite": "true", "VirtletCloudInitUserDataSource": "secret/vm",
+		})
+		in.Mounts = []Mount{{ContainerPath: "/mnt", HostPath: volume(t, "secret", "vm", map[string]string{"users": "- name: first\n", "timezone": "UTC"})}}
+		return in
+	},
+	"user-data-script": func(t *testing.T) Input {
+		in := base(t, map[string]string{"VirtletCloudInitUserDataScript": "@virtlet-mount-script@\necho done\n"})
+		in.Mounts = []Mount{{HostPath: t.TempDir(), ContainerPath: "/data", Tag: ShareTag(0)}}
+		in.Devices = []Device{{Serial: "disk0", Path: "/dev/testpvc"}}
+		return in
+	},
+	"user-data-whole": func(t *testing.T) Input {
+		in := base(t, map[string]string{
+			"VirtletCloudInitUserDataSource": "configmap/vm", "VirtletCloudInitUserDataSourceKey": "user-data", "VirtletCloudInitUserDataSourceEncoding": "base64",
+		})
+		in.Mounts = []Mount{{ContainerPath: SourceDir + "/configmap/vm", HostPath: volume(t, "configmap", "vm", map[string]string{"user-data": "I2Nsb3VkLWNvbmZp\nZwpydW5jbWQ6IFtsc10K\n"})}}
+		return in
+	},
+	"volumes": func(t *testing.T) Input {
+		in := base(t, map[string]string{"VirtletCloudInitUserData": "mounts:\n- [/dev/testpvc, /mnt/it's]\n- [swap, none]\n"})
+		in.Mounts = []Mount{
+			{HostPath: volume(t, "secret", "s", map[string]string{"password": "hunter2", "key.bin": "\x00\xff\x01"}), ContainerPath: "/etc/baz"},
+			{HostPath: volume(t, "configmap", "c", map[string]string{"app.conf": "a = 1\n\tb = \"2\"\n", "sub/deep/x": "below\n"}), ContainerPath: "/etc/foo bar/"},
+			{HostPath: volume(t, "downward-api", "d", map[string]string{"labels": "app=\"web\"\n"}), ContainerPath: "/etc/podinfo"},
+			{HostPath: volume(t, "projected", "kube-api-access-x", map[string]string{"token": "t", "ca.crt": "c"}), ContainerPath: "/var/run/secrets/kubernetes.io/serviceaccount"},
+			{HostPath: plainFile(t, "10.88.0.5\tweb-0\n"), ContainerPath: "/etc/hosts"},
+			{HostPath: t.TempDir(), ContainerPath: "/data/", Tag: ShareTag(0)},
+			{HostPath: t.TempDir(), ContainerPath: "/ro;date", ReadOnly: true, Tag: ShareTag(1)},
+		}
+		in.Devices = []Device{{Serial: "disk0", Path: "/dev/testpvc"}, {Serial: "disk1", Path: "/dev/disk by/it's"}}
+		return in
+	},
+	"volumes-virtiofs": func(t *testing.T) Input {
+		in := base(t, nil)
+		in.ShareDriver = machine.ShareVirtiofs
+		in.Mounts = []Mount{
+			{HostPath: volume(t, "secret", "s", map[string]string{"password": "hunter2"}), ContainerPath: "/data/keys", ReadOnly: true, Tag: ShareTag(0)},
+			{HostPath: plainFile(t, "10.88.0.5\tweb-0\n"), ContainerPath: "/etc/hosts"},
+			{HostPath: t.TempDir(), ContainerPath: "/data", Tag: ShareTag(1)},
+		}
+		return in
+	},
+	"volumes-scsi": func(t *testing.T) Input {
+		in := base(t, map[string]string{"VirtletCloudInitUserData": "mounts: [[/dev/testpvc, /mnt]]", "VirtletDiskDriver": "scsi"})
+		in.Devices = []Device{{Serial: "disk0", Path: "/dev/testpvc"}}
+		return in
+	},
+	"files": func(t *testing.T) Input {
+		in := base(t, map[string]string{"VirtletFilesFromDataSource": "secret/files"})
+		in.Mounts = []Mount{{ContainerPath: SourceDir + "/secret/files", HostPath: volume(t, "secret", "f", map[string]string{
+			"locale": "LANG=\"pl_PL.UTF-8\"\n", "locale_path": "/etc/locale.conf\n", "locale_encoding": "plain\n",
+			"host_conf": "bXVsdGkgb2ZmCg==\n", "host_conf_path": "etc//host.conf",
+			"x_path": "IyEK", "x_path_path": "/x_path", // a file whose key ends like that
+		})}}
+		return in
+	},
+	"environment": func(t *testing.T) Input {
+		in := base(t, nil)
+		in.Env = []EnvVar{
+			{"MY_FOO_VAR", "foo"}, {"MY_FOOBAR_VAR", "foo bar"}, {"EMPTY", ""}, {"TWICE", "1"}, {"QUOTES", `it's "so" \`}, {"DOLLAR", "$HOME `id` $$"},
+			{"LINES", "a\nb\n"}, {"TWICE", "2"}, {"URL", "http://x/?a=b&c=%20#d"}, {"UMLAUT", "ä"}, {"no.shell-name", "x"}, {"PATH", "/usr/bin:/bin"},
+		}
+		return in
+	},
+	"network": func(t *testing.T) Input {
+		in := base(t, nil)
+		in.Interfaces = []Interface{eth0, eth1, eth2}
+		return in
+	},
+	"network-configdrive": func(t *testing.T) Input {
+		in := base(t, map[string]string{"VirtletCloudInitImageType": "configdrive"})
+		in.Interfaces = []Interface{eth0, eth1, eth2}
+		return in
+	},
+	"network-configdrive-search": func(t *testing.T) Input {
+		in := base(t, map[string]string{"VirtletCloudInitImageType": "configdrive"})
+		in.Interfaces, in.DNS.Servers = []Interface{eth0}, nil
+		return in
+	},
+	"network-dhcp": func(t *testing.T) Input {
+		in := base(t, map[string]string{"VirtletForceDHCPNetworkConfig": "true"})
+		in.Interfaces = []Interface{eth0, eth1, eth2}
+		return in
+	},
+	"network-dhcp-configdrive": func(t *testing.T) Input {
+		in := base(t, map[string]string{"VirtletForceDHCPNetworkConfig": "true", "VirtletCloudInitImageType": "configdrive"})
+		in.Interfaces = []Interface{eth0, eth1, eth2}
+		return in
+	},
+	"network-ipv6-only": func(t *testing.T) Input {
+		in := base(t, nil)
+		in.Interfaces = []Interface{{
+			Name: "eth0", MAC: "52:54:00:12:34:56", Addrs: []netip.Prefix{netip.MustParsePrefix("fd00:88::5/128")},
+			Routes: []Route{{Dst: netip.MustParsePrefix("::/0"), Via: netip.MustParseAddr("fe80::1")}},
+		}}
+		in.DNS = DNS{Servers: []string{"fd00:96::a"}}
+		return in
+	},
+	"network-none": func(t *testing.T) Input {
+		in := base(t, nil)
+		in.Interfaces, in.DNS = nil, DNS{}
+		return in
+	},
+}
+
+// TestGolden holds every file of every shape of disk; UPDATE=1 in the environment writes them. Those in testdata were read
+// by cloud-init 22.4 (Debian 12): its schema, its NoCloud and ConfigDrive readers, and its renderers of networks; and a guest
+// with it was booted that had, in the end, the name, addresses, routes, resolvers, environment, files, shares, links to
+// devices and the agent that a disk like these told it of.
+func TestGolden(t *testing.T) {
+	for name, shape := range shapes {
+		t.Run(name, func(t *testing.T) {
+			in := shape(t)
+			image, err := Build(in)
+			if err != nil {
+				t.Fatal(err)
+			}
+			again, err := Build(in)
+			if err != nil || !bytes.Equal(again.Bytes, image.Bytes) {
+				t.Errorf("the second image of the same input differs (%v)", err)
+			}
+			label, got := contents(t, image.Bytes)
+			if label != image.Label {
+				t.Errorf("label %q", label)
+			}
+			var warnings bytes.Buffer
+			for _, w := range image.Warnings {
+				warnings.WriteString(w + "\n")
+			}
+			if warnings.Len() > 0 {
+				got["warnings"] = warnings.Bytes()
+			}
+			dir := filepath.Join("testdata", "golden", name)
+			if os.Getenv("UPDATE") != "" {
+				write(t, dir, got)
+			}
+			var there []string
+			err = filepath.WalkDir(dir, func(at string, e os.DirEntry, err error) error {
+				if err == nil && !e.IsDir() {
+					at, err = filepath.Rel(dir, at)
+					there = append(there, at)
+				}
+				return err
+			})
+			if err != nil || !slices.Equal(there, slices.Sorted(maps.Keys(got))) {
+				t.Fatalf("%v are golden, the image has %v (%v)", there, slices.Sorted(maps.Keys(got)), err)
+			}
+			for file, data := range got {
+				want, err := os.ReadFile(filepath.Join(dir, file))
+				if err != nil || !bytes.Equal(want, data) {
+					t.Errorf("%s differs (%v; UPDATE=1 writes it):\n%s", file, err, data)
+				}
+			}
+		})
+	}
+}
+
+func write(t *testing.T, dir string, files map[string][]byte) {
+	t.Helper()
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	for name, data := range files {
+		at := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(at, data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// contents are label and files of an image, by another reader than the writer's.
+func contents(t *testing.T, image []byte) (string, map[string][]byte) {
+	t.Helper()
+	r, err := reader.OpenImage(bytes.NewReader(image))
+	if err != nil {
+		t.Fatal(err)
+	}
+	label, err := r.Label()
+	if err != nil {
+		t.Fatal(err)
+	}
+	root, err := r.RootDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string][]byte{}
+	var walk func(dir *reader.File, at string)
+	walk = func(dir *reader.File, at string) {
+		children, err := dir.GetChildren()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range children {
+			name := path.Join(at, c.Name())
+			if c.IsDir() {
+				walk(c, name)
+				continue
+			}
+			if files[name], err = io.ReadAll(c.Reader()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	walk(root, "")
+	return label, files
+}

@@ -1,0 +1,10 @@
+package libvirt
+
+import (
+	"testing"
+
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/test/machinetest"
+)
+
+// BenchmarkLife is the same as that of the driver qmp.
+func BenchmarkLife(b *testing.B) { machinetest.BenchmarkLife(b, newRig(b).subject(b)) }

@@ -1,0 +1,58 @@
+package libvirt
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+
+	golibvirt "github.com/digitalocean/go-libvirt"
+
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+)
+
+// Doctor looks whether the wrapper is there and whether libvirtd answers. It changes nothing. cfg needs no Dir and no Owner.
+func Doctor(ctx context.Context, cfg Config) []machine.Finding {
+	wrapper := machine.Finding{Subject: "tripod-vmwrap", Required: true, Remedy: "install tripod-vmwrap beside tripod, where every user can execute it"}
+	var err error
+	if cfg.Wrapper == "" {
+		cfg.Wrapper, err = FindWrapper()
+	}
+	if err == nil {
+		err = reachable(cfg.Wrapper)
+	}
+	wrapper.OK, wrapper.Detail = err == nil, cfg.Wrapper
+	if err != nil {
+		wrapper.Detail = err.Error()
+	}
+	daemon := machine.Finding{Subject: "libvirtd", Required: true, Remedy: "install libvirt-daemon-system and start libvirtd, or set vm.libvirt_uri, or vm.driver = \"qmp\""}
+	version, err := version(ctx, cfg.URI)
+	daemon.OK, daemon.Detail = err == nil, version
+	if err != nil {
+		daemon.Detail = err.Error()
+	}
+	return []machine.Finding{wrapper, daemon}
+}
+
+// version asks libvirtd for its version, over a connection of its own.
+func version(ctx context.Context, uri string) (string, error) {
+	if uri == "" {
+		uri = DefaultURI
+	}
+	l, err := newLink(uri, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return "", err
+	}
+	client, conn, events, err := l.open(ctx)
+	if err != nil {
+		return "", fmt.Errorf("libvirtd cannot be reached: %w", err)
+	}
+	l.set(client, nil)
+	n, err := ask(ctx, l, "libvirt's version", func(c *golibvirt.Libvirt) (uint64, error) { return c.ConnectGetLibVersion() })
+	conn.Close()
+	for range events { // until the client has noticed
+	}
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("libvirt %d.%d.%d", n/1000000, n/1000%1000, n%1000), nil
+}

@@ -1,0 +1,279 @@
+package libvirt
+
+import (
+	"bytes"
+	"encoding/hex"
+	"encoding/json"
+	"encoding/xml"
+	"fmt"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	golibvirt "github.com/digitalocean/go-libvirt"
+	"golang.org/x/sys/unix"
+	"libvirt.org/go/libvirtxml"
+
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/qemu"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/vmwrap"
+)
+
+// namePrefix begins the names of our domains.
+const namePrefix = "tripod-"
+
+// metadataURI names our element in a domain's <metadata>.
+const metadataURI = "https://tripod.dev/xmlns/machine/1"
+
+func domainName(name string) string { return namePrefix + name }
+
+// uuidText is RFC 9562's text form of a UUID.
+func uuidText(u golibvirt.UUID) string {
+	s := hex.EncodeToString(u[:])
+	return strings.Join([]string{s[:8], s[8:12], s[12:16], s[16:20], s[20:]}, "-")
+}
+
+// metadata is our element: whose domain it is, and what it was made from.
+type metadata struct {
+	XMLName    xml.Name
+	Owner      string `xml:"owner,attr"`
+	Definition string `xml:"definition"`
+}
+
+// validate refuses what neither QEMU nor a domain can have.
+func (d *Driver) validate(def machine.Definition) error {
+	plain := def
+	plain.LibvirtCPU = ""
+	if err := qemu.Validate(plain); err != nil {
+		return err
+	}
+	if len(def.NICs) > vmwrap.MaxNICs {
+		return fmt.Errorf("machine %s: %d network interfaces; the driver libvirt adds at most %d: %w", def.Name, len(def.NICs), vmwrap.MaxNICs, errdefs.ErrInvalidArgument)
+	}
+	_, err := d.cpu(def)
+	return err
+}
+
+// domainXML is the domain of a machine. It has no network: that is the wrapper's. model is libvirt's security model.
+func (d *Driver) domainXML(def machine.Definition, secret, model string) (string, error) {
+	record, err := json.Marshal(def)
+	if err != nil {
+		return "", err
+	}
+	var mark bytes.Buffer
+	encoder := xml.NewEncoder(&mark)
+	if err := encoder.Encode(metadata{XMLName: xml.Name{Space: metadataURI, Local: "machine"}, Owner: d.cfg.Owner, Definition: string(record)}); err != nil {
+		return "", err
+	}
+	cpu, err := d.cpu(def)
+	if err != nil {
+		return "", err
+	}
+	domain := libvirtxml.Domain{
+		Type:     map[string]string{qemu.AccelKVM: "kvm", qemu.AccelTCG: "qemu"}[d.cfg.Accel],
+		Name:     domainName(def.Name),
+		UUID:     def.UUID,
+		Metadata: &libvirtxml.DomainMetadata{XML: mark.String()},
+		Memory:   &libvirtxml.DomainMemory{Value: uint(def.Memory), Unit: "b", DumpCore: "off"},
+		VCPU:     &libvirtxml.DomainVCPU{Value: uint(def.CPUs)},
+		CPU:      cpu,
+		OS:       d.boot(def),
+		Features: &libvirtxml.DomainFeatureList{ACPI: &libvirtxml.DomainFeature{}, APIC: &libvirtxml.DomainFeatureAPIC{}, VMPort: &libvirtxml.DomainFeatureState{State: "off"}},
+		Clock:    &libvirtxml.DomainClock{Offset: "utc"},
+		// A guest that panics is kept, crashed, until the driver has seen why it ends; a reboot is not an end.
+		OnPoweroff: "destroy", OnReboot: "restart", OnCrash: "preserve",
+		// A guest that went to sleep could never be woken.
+		PM: &libvirtxml.DomainPM{
+			SuspendToMem:  &libvirtxml.DomainPMPolicy{Enabled: "no"},
+			SuspendToDisk: &libvirtxml.DomainPMPolicy{Enabled: "no"},
+		},
+		Devices:  d.devices(def),
+		SecLabel: []libvirtxml.DomainSecLabel{{Type: "static", Model: "dac", Relabel: "no", Label: fmt.Sprintf("+%d:+%d", def.UID, d.group(def))}},
+	}
+	if d.cfg.Accel == qemu.AccelTCG {
+		// QEMU's own default, up to 1 GiB of translated code, is not for many small guests.
+		domain.Features.TCG = &libvirtxml.DomainFeatureTCG{TBCache: &libvirtxml.DomainFeatureTCGTBCache{Size: 32, Unit: "MiB"}}
+	}
+	if def.HasVirtiofs() {
+		domain.MemoryBacking = &libvirtxml.DomainMemoryBacking{
+			MemorySource: &libvirtxml.DomainMemorySource{Type: "memfd"}, MemoryAccess: &libvirtxml.DomainMemoryAccess{Mode: "shared"},
+		}
+	}
+	if model == "apparmor" || model == "selinux" {
+		// libvirt's profiles are made for a QEMU that is executed by its own name and opens its disks.
+		domain.SecLabel = append(domain.SecLabel, libvirtxml.DomainSecLabel{Type: "none", Model: model})
+	}
+	if secret != "" {
+		domain.QEMUCommandline = &libvirtxml.DomainQEMUCommandline{Envs: []libvirtxml.DomainQEMUCommandlineEnv{
+			{Name: vmwrap.SocketVar, Value: d.layout.socket()},
+			{Name: vmwrap.MachineVar, Value: def.Name},
+			{Name: vmwrap.SecretVar, Value: secret},
+		}}
+	}
+	return domain.Marshal()
+}
+
+// group is what QEMU's group is: the one that may use /dev/kvm where others may not, as libvirt gives it no second one.
+func (d *Driver) group(def machine.Definition) int {
+	var st unix.Stat_t
+	if d.cfg.Accel == qemu.AccelKVM && unix.Stat("/dev/kvm", &st) == nil && st.Mode&0o066 == 0o060 && st.Gid != 0 {
+		return int(st.Gid)
+	}
+	return def.GID
+}
+
+// cpu is the definition's <cpu> element, its model, or ours: all that the host has under KVM, all that can be emulated
+// without.
+func (d *Driver) cpu(def machine.Definition) (*libvirtxml.DomainCPU, error) {
+	if def.LibvirtCPU != "" {
+		var cpu libvirtxml.DomainCPU
+		if err := cpu.Unmarshal(def.LibvirtCPU); err != nil {
+			return nil, fmt.Errorf("%q is no <cpu> element of a libvirt domain: %w: %w", def.LibvirtCPU, err, errdefs.ErrInvalidArgument)
+		}
+		return &cpu, nil
+	}
+	switch model := def.CPUModel; {
+	case model == "host-model" && d.cfg.Accel == qemu.AccelKVM:
+		return &libvirtxml.DomainCPU{Mode: "host-model", Check: "none"}, nil
+	case model == "" || model == "host-model" || model == "host-passthrough" || model == "host" || model == "max":
+		if d.cfg.Accel == qemu.AccelKVM {
+			return &libvirtxml.DomainCPU{Mode: "host-passthrough", Check: "none"}, nil
+		}
+		return &libvirtxml.DomainCPU{Mode: "maximum", Check: "none"}, nil
+	default:
+		return &libvirtxml.DomainCPU{Mode: "custom", Match: "exact", Check: "none", Model: &libvirtxml.DomainCPUModel{Value: model, Fallback: "forbid"}}, nil
+	}
+}
+
+func (d *Driver) boot(def machine.Definition) *libvirtxml.DomainOS {
+	os := &libvirtxml.DomainOS{Type: &libvirtxml.DomainOSType{Arch: "x86_64", Machine: "q35", Type: "hvm"}}
+	retry := int(firmware.RetryTime.Milliseconds())
+	os.BIOS = &libvirtxml.DomainBIOS{RebootTimeout: &retry}
+	if def.Kernel == nil {
+		return os
+	}
+	os.Kernel, os.Cmdline = d.layout.placeholder(def.Name, kernelName), def.Cmdline
+	if def.Initrd != nil {
+		os.Initrd = d.layout.placeholder(def.Name, initrdName)
+	}
+	return os
+}
+
+func (d *Driver) devices(def machine.Definition) *libvirtxml.DomainDeviceList {
+	port, debug, ioport, null := uint(0), uint(1), uint(firmware.Port), &libvirtxml.DomainChardevSource{Null: &libvirtxml.DomainChardevSourceNull{}}
+	channel := func(name string) libvirtxml.DomainChannel {
+		return libvirtxml.DomainChannel{Source: null, Target: &libvirtxml.DomainChannelTarget{VirtIO: &libvirtxml.DomainChannelTargetVirtIO{Name: name}}}
+	}
+	list := &libvirtxml.DomainDeviceList{
+		Emulator:    d.layout.emulator,
+		Controllers: []libvirtxml.DomainController{{Type: "usb", Model: "none"}, {Type: "virtio-serial"}},
+		Serials: []libvirtxml.DomainSerial{
+			{Source: null, Target: &libvirtxml.DomainSerialTarget{Type: "isa-serial", Port: &port}},
+			{
+				Source: null, Target: &libvirtxml.DomainSerialTarget{Type: "isa-debug", Port: &debug, Model: &libvirtxml.DomainSerialTargetModel{Name: "isa-debugcon"}},
+				Address: &libvirtxml.DomainAddress{ISA: &libvirtxml.DomainAddressISA{IOBase: &ioport}},
+			},
+		},
+		Channels:   []libvirtxml.DomainChannel{channel(machine.AgentPort), channel(qgaPort)},
+		Videos:     []libvirtxml.DomainVideo{{Model: libvirtxml.DomainVideoModel{Type: "none"}}},
+		MemBalloon: &libvirtxml.DomainMemBalloon{Model: "virtio", AutoDeflate: "on", FreePageReporting: "on"},
+		RNGs:       []libvirtxml.DomainRNG{{Model: "virtio", Backend: &libvirtxml.DomainRNGBackend{BuiltIn: &libvirtxml.DomainRNGBackendBuiltIn{}}}},
+		Panics:     []libvirtxml.DomainPanic{{Model: "isa"}},
+	}
+	if def.VNC {
+		list.Videos[0].Model = libvirtxml.DomainVideoModel{Type: "vga"}
+		list.Graphics = []libvirtxml.DomainGraphic{{VNC: &libvirtxml.DomainGraphicVNC{Socket: d.layout.placeholder(def.Name, vncName) + "/vnc.sock"}}}
+	}
+	counts := map[machine.Bus]int{}
+	for i, disk := range def.Disks {
+		list.Disks = append(list.Disks, d.disk(def, i, counts[disk.Bus]))
+		counts[disk.Bus]++
+	}
+	if counts[machine.BusSCSI] > 0 {
+		list.Controllers = append(list.Controllers, libvirtxml.DomainController{Type: "scsi", Model: "virtio-scsi"})
+	}
+	for i, share := range def.Shares {
+		if share.Driver == machine.ShareVirtiofs {
+			list.Filesystems = append(list.Filesystems, libvirtxml.DomainFilesystem{
+				Driver: &libvirtxml.DomainFilesystemDriver{Type: "virtiofs", Queue: 1024},
+				Source: &libvirtxml.DomainFilesystemSource{Mount: &libvirtxml.DomainFilesystemSourceMount{Socket: d.layout.placeholder(def.Name, shareName(i))}},
+				Target: &libvirtxml.DomainFilesystemTarget{Dir: share.Tag},
+			})
+			continue
+		}
+		fs := libvirtxml.DomainFilesystem{
+			AccessMode: map[machine.ShareDriver]string{machine.Share9p: "squash", machine.Share9pMapped: "mapped"}[share.Driver], MultiDevs: "remap",
+			Source: &libvirtxml.DomainFilesystemSource{Mount: &libvirtxml.DomainFilesystemSourceMount{Dir: d.layout.placeholder(def.Name, shareName(i))}},
+			Target: &libvirtxml.DomainFilesystemTarget{Dir: share.Tag},
+		}
+		if share.ReadOnly {
+			fs.ReadOnly = &libvirtxml.DomainFilesystemReadOnly{}
+		}
+		list.Filesystems = append(list.Filesystems, fs)
+	}
+	return list
+}
+
+// qgaPort is the port of the QEMU guest agent.
+const qgaPort = "org.qemu.guest_agent.0"
+
+// disk is disk i of a machine, the nth on its bus. Formats and bases are said, whatever is written in the files
+// (faults I5).
+func (d *Driver) disk(def machine.Definition, i, nth int) libvirtxml.DomainDisk {
+	source := def.Disks[i]
+	disk := libvirtxml.DomainDisk{
+		Device: "disk",
+		Driver: &libvirtxml.DomainDiskDriver{Name: "qemu", Type: source.Format, Discard: "unmap"},
+		Source: fileSource(d.layout.placeholder(def.Name, source.ID)),
+		Target: targetName(source.Bus, nth),
+		Serial: source.ID,
+		// An empty element: there is nothing below, and nobody looks for it.
+		BackingStore: &libvirtxml.DomainDiskBackingStore{},
+	}
+	if source.Bus == machine.BusSCSI {
+		// A target each, as with QEMU alone: Linux finds the units of one target in another order.
+		var zero uint
+		target := uint(nth)
+		disk.Address = &libvirtxml.DomainAddress{Drive: &libvirtxml.DomainAddressDrive{Controller: &zero, Bus: &zero, Target: &target, Unit: &zero}}
+	}
+	if source.Size > 0 {
+		disk.Source.Slices = &libvirtxml.DomainDiskSlices{Slices: []libvirtxml.DomainDiskSlice{
+			{Type: "storage", Offset: uint(source.Offset), Size: uint(source.Size)},
+		}}
+	}
+	if source.Base != nil {
+		disk.BackingStore = &libvirtxml.DomainDiskBackingStore{
+			Format:       &libvirtxml.DomainDiskFormat{Type: source.Base.Format},
+			Source:       fileSource(d.layout.placeholder(def.Name, source.ID+baseSuffix)),
+			BackingStore: &libvirtxml.DomainDiskBackingStore{},
+		}
+	}
+	if source.ReadOnly {
+		disk.ReadOnly = &libvirtxml.DomainDiskReadOnly{}
+	} else {
+		// A guest is told of a full or broken disk. One that was paused instead would be resumed by nobody.
+		disk.Driver.ErrorPolicy, disk.Driver.RErrorPolicy = "report", "report"
+	}
+	if i == 0 && def.Kernel == nil {
+		disk.Boot = &libvirtxml.DomainDeviceBoot{Order: 1}
+	}
+	return disk
+}
+
+func fileSource(path string) *libvirtxml.DomainDiskSource {
+	return &libvirtxml.DomainDiskSource{File: &libvirtxml.DomainDiskSourceFile{File: path}}
+}
+
+// targetName is libvirt's name of the nth disk of a bus: vda … vdz, vdaa …; guests need not agree.
+func targetName(bus machine.Bus, n int) *libvirtxml.DomainDiskTarget {
+	target, prefix := &libvirtxml.DomainDiskTarget{Bus: "virtio"}, "vd"
+	if bus == machine.BusSCSI {
+		target.Bus, prefix = "scsi", "sd"
+	}
+	letters := ""
+	for n++; n > 0; n = (n - 1) / 26 {
+		letters = string(rune('a'+(n-1)%26)) + letters
+	}
+	target.Dev = prefix + letters
+	return target
+}

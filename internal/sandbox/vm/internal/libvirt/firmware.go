@@ -1,0 +1,45 @@
+package libvirt
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/containerd/errdefs"
+	golibvirt "github.com/digitalocean/go-libvirt"
+
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+)
+
+// readRing asks QEMU's monitor, which libvirt passes on, for what is in the firmware's ring buffer.
+var readRing = fmt.Sprintf(`{"execute":"ringbuf-read","arguments":{"device":%q,"size":%d}}`, firmwareRing, firmware.RingSize)
+
+// Firmware implements machine.Driver. libvirt notes in its log that the domain is tainted by "custom-monitor".
+func (d *Driver) Firmware(ctx context.Context, name string) (string, error) {
+	in, err := d.find(name)
+	if err != nil {
+		return "", err
+	}
+	in.mu.Lock()
+	domain, runs := in.domain, in.state.Phase == machine.Running
+	in.mu.Unlock()
+	if !runs {
+		return "", fmt.Errorf("machine %s does not run: %w", name, errdefs.ErrFailedPrecondition)
+	}
+	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
+	defer cancel()
+	raw, err := ask(ctx, d.link, "firmware of domain "+domain.Name, func(c *golibvirt.Libvirt) (string, error) {
+		return c.QEMUDomainMonitorCommand(domain, readRing, 0)
+	})
+	if err != nil {
+		return "", err
+	}
+	var answer struct {
+		Return *string `json:"return"`
+	}
+	if err := json.Unmarshal([]byte(raw), &answer); err != nil || answer.Return == nil {
+		return "", fmt.Errorf("firmware of domain %s: QEMU answered %.200q: %w", domain.Name, raw, errdefs.ErrUnavailable)
+	}
+	return *answer.Return, nil
+}

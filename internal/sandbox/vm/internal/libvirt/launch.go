@@ -1,0 +1,321 @@
+package libvirt
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/fdpass"
+	"github.com/tripod-run/tripod/internal/process"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/qemu"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/virtiofsd"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/vmwrap"
+	"github.com/tripod-run/tripod/internal/stats"
+)
+
+// vncDir is the directory in Definition.Dir that is QEMU's own: it makes the socket of VNC itself.
+const vncDir = "vnc"
+
+// launch is a start under way: what the wrapper will ask for, once.
+type launch struct {
+	secret  string
+	grant   vmwrap.Grant
+	files   []*os.File
+	shares  *virtiofsd.Servers
+	granted bool
+}
+
+// firmwareRing is libvirt's name of the second serial port's backend: the ring buffer with what the firmware says.
+const firmwareRing = "charserial1"
+
+// newLaunch opens everything that a machine needs. What is not there is errdefs.ErrFailedPrecondition, or the Opener's word.
+func (d *Driver) newLaunch(ctx context.Context, def machine.Definition) (l *launch, err error) {
+	l = &launch{secret: newSecret()}
+	defer func() {
+		if err != nil {
+			l.close()
+			err = fmt.Errorf("what machine %s needs: %w", def.Name, withClass(err))
+		}
+	}()
+	if err := os.MkdirAll(def.Dir, 0o700); err != nil {
+		return l, err
+	}
+	if err := d.checkCgroup(def.Cgroup); err != nil {
+		return l, err
+	}
+	if err := d.layout.prepare(def); err != nil {
+		return l, err
+	}
+	steps := []func(context.Context, machine.Definition) error{l.openDisks(d.layout), l.openPlain(d.layout), l.openShares(d), l.openConsoles, l.openNICs(d.cfg.Opener)}
+	for _, step := range steps {
+		if err := step(ctx, def); err != nil {
+			return l, err
+		}
+	}
+	return l, nil
+}
+
+// newSecret is unguessable.
+func newSecret() string {
+	raw := make([]byte, 32)
+	_, _ = rand.Read(raw) // never fails, as its documentation says
+	return hex.EncodeToString(raw)
+}
+
+func withClass(err error) error {
+	for _, class := range fdpass.Classes() {
+		if errors.Is(err, class) {
+			return err
+		}
+	}
+	return fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
+}
+
+// close closes what nobody has taken over.
+func (l *launch) close() {
+	fdpass.CloseFiles(l.files)
+	_ = l.shares.End(context.Background()) // bounded; without their connections they end by themselves
+	l.files, l.shares = nil, nil
+}
+
+// add keeps a file and gives its index.
+func (l *launch) add(f *os.File) int {
+	l.files = append(l.files, f)
+	return len(l.files) - 1
+}
+
+// openDisks opens disks and their bases. libvirt lets QEMU open a disk that is written to for reading first, and once more
+// when the guest's device is joined to it.
+func (l *launch) openDisks(at layout) func(context.Context, machine.Definition) error {
+	return func(_ context.Context, def machine.Definition) error {
+		for _, disk := range def.Disks {
+			if err := l.openDisk(at.placeholder(def.Name, disk.ID), disk.Path, disk.ReadOnly); err != nil {
+				return err
+			}
+			if disk.Base == nil {
+				continue
+			}
+			if err := l.openDisk(at.placeholder(def.Name, disk.ID+baseSuffix), disk.Base.Path, true); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+func (l *launch) openDisk(placeholder, path string, readOnly bool) error {
+	granted := vmwrap.File{Path: placeholder}
+	for _, onlyRead := range []bool{true, false} {
+		if readOnly && !onlyRead {
+			break
+		}
+		file, device, err := qemu.OpenDisk(path, onlyRead)
+		if err != nil {
+			return err
+		}
+		granted.FDs, granted.Device = append(granted.FDs, l.add(file)), device
+	}
+	l.grant.Files = append(l.grant.Files, granted)
+	return nil
+}
+
+// openPlain opens what QEMU uses by a name.
+func (l *launch) openPlain(at layout) func(context.Context, machine.Definition) error {
+	return func(_ context.Context, def machine.Definition) error {
+		add := func(name string, file *os.File, err error) error {
+			if err == nil {
+				l.grant.Plain = append(l.grant.Plain, vmwrap.Plain{Path: at.placeholder(def.Name, name), FD: l.add(file)})
+			}
+			return err
+		}
+		open := func(name string, f *machine.File) error {
+			if f == nil {
+				return nil
+			}
+			file, err := qemu.OpenBoot(f.Path)
+			return add(name, file, err)
+		}
+		if err := errors.Join(open(kernelName, def.Kernel), open(initrdName, def.Initrd)); err != nil {
+			return err
+		}
+		for i, s := range def.Shares {
+			if !s.Driver.By9p() {
+				continue
+			}
+			file, err := qemu.OpenShare(s.Path, s.ReadOnly, def.UID, def.GID)
+			if err := add(shareName(i), file, err); err != nil {
+				return err
+			}
+		}
+		if !def.VNC {
+			return nil
+		}
+		file, err := qemu.OpenOwned(filepath.Join(def.Dir, vncDir), def.UID, def.GID)
+		return add(vncName, file, err)
+	}
+}
+
+// shareOptions say how a machine's shares by virtio-fs are served.
+func (d *Driver) shareOptions(def machine.Definition) virtiofsd.Options {
+	return virtiofsd.Options{
+		Program: d.cfg.Virtiofsd, Dir: def.Dir, LogDir: def.StateDir, UID: def.UID, GID: def.GID, Tree: d.cfg.Cgroup, Cgroup: def.Cgroup,
+	}
+}
+
+// openShares starts what serves the shares by virtio-fs, and takes QEMU's ends of the connections.
+func (l *launch) openShares(d *Driver) func(context.Context, machine.Definition) error {
+	return func(ctx context.Context, def machine.Definition) (err error) {
+		if l.shares, err = virtiofsd.Start(ctx, d.shareOptions(def), def.Shares); err != nil {
+			return err
+		}
+		for i, s := range def.Shares {
+			if s.Driver != machine.ShareVirtiofs {
+				continue
+			}
+			conn, err := l.shares.Conn(s.Tag)
+			if err != nil {
+				return err
+			}
+			l.grant.Sockets = append(l.grant.Sockets, vmwrap.Plain{Path: d.layout.placeholder(def.Name, shareName(i)), FD: l.add(conn)})
+		}
+		return nil
+	}
+}
+
+// openConsoles opens the ends of the serial console and makes the sockets of the channels, by libvirt's names of them: they
+// are in their order in the domain.
+func (l *launch) openConsoles(_ context.Context, def machine.Definition) error {
+	log, err := qemu.OpenSerialLog(def.SerialLog)
+	if err != nil {
+		return err
+	}
+	l.grant.Serial = &vmwrap.Serial{ID: "charserial0", Output: l.add(log)}
+	input, err := machine.MakePipe(filepath.Join(def.Dir, machine.SerialInput))
+	if err != nil {
+		return err
+	}
+	l.grant.Serial.Input = l.add(input)
+	l.grant.Rings = []vmwrap.Ring{{ID: firmwareRing, Size: firmware.RingSize}}
+	for _, c := range []struct{ id, socket string }{{"charchannel0", machine.AgentSocket}, {"charchannel1", machine.QGASocket}} {
+		socket, err := machine.Listen(filepath.Join(def.Dir, c.socket))
+		if err != nil {
+			return err
+		}
+		l.grant.Chardevs = append(l.grant.Chardevs, vmwrap.Chardev{ID: c.id, Socket: l.add(socket)})
+	}
+	return nil
+}
+
+func (l *launch) openNICs(taps machine.Opener) func(context.Context, machine.Definition) error {
+	return func(ctx context.Context, def machine.Definition) error {
+		for _, nic := range def.NICs {
+			if taps == nil {
+				return fmt.Errorf("nobody opens taps: %w", errdefs.ErrFailedPrecondition)
+			}
+			tap, err := taps.Tap(ctx, nic)
+			if err != nil {
+				return fmt.Errorf("tap %s: %w", nic.Tap, err)
+			}
+			granted := vmwrap.NIC{MAC: nic.MAC, MTU: nic.MTU, Tap: l.add(tap)}
+			if vhost, err := os.OpenFile("/dev/vhost-net", os.O_RDWR, 0); err == nil {
+				index := l.add(vhost)
+				granted.VHost = &index
+			}
+			l.grant.NICs = append(l.grant.NICs, granted)
+		}
+		return nil
+	}
+}
+
+// grant is the tap service: it answers the wrapper of a machine that is being started, by its user and its secret, once.
+// Before it does, the wrapper, which will be QEMU, is moved into the machine's cgroup and its run is written down.
+func (d *Driver) grant(ctx context.Context, peer fdpass.Peer, request []byte) (fdpass.Reply, error) {
+	var r vmwrap.Request
+	if err := json.Unmarshal(request, &r); err != nil {
+		return fdpass.Reply{}, fmt.Errorf("a request that is not understood: %w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	refused := fmt.Errorf("no such machine is being started by user %d: %w", peer.UID, errdefs.ErrPermissionDenied)
+	in, err := d.find(r.Machine)
+	if err != nil {
+		return fdpass.Reply{}, refused
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	l := in.launch
+	if l == nil || l.granted || peer.UID != in.def.UID || subtle.ConstantTimeCompare([]byte(r.Secret), []byte(l.secret)) != 1 {
+		return fdpass.Reply{}, refused
+	}
+	l.granted = true
+	proc, err := process.Open(peer.PID)
+	if err != nil {
+		return fdpass.Reply{}, err
+	}
+	in.proc = proc
+	in.shares, l.shares = l.shares, nil
+	in.run = run{Process: proc.ID, Shares: in.shares.IDs(), Boot: bootID(), StartedAt: time.Now()}
+	if in.def.Cgroup != "" {
+		if err := d.join(in.def.Cgroup, peer.PID); err != nil {
+			return fdpass.Reply{}, err
+		}
+		in.run.OOMKills, _ = stats.OOMKills(in.def.Cgroup) // a hierarchy without it says nothing of them, then or now
+	}
+	if err := errors.Join(in.run.save(in.def.StateDir), fpGranted.Hit(ctx)); err != nil {
+		return fdpass.Reply{}, err
+	}
+	files := l.files
+	l.files = nil
+	return fdpass.Reply{Body: l.grant, Files: files}, nil
+}
+
+// checkCgroup refuses one that is not there; "" is the one in which libvirt puts the machine.
+func (d *Driver) checkCgroup(cgroup string) error {
+	if cgroup == "" {
+		return nil
+	}
+	for _, dir := range d.cfg.Cgroup.Dirs(cgroup) {
+		if _, err := os.Stat(dir); err != nil {
+			return fmt.Errorf("the machine's cgroup: %w", err)
+		}
+	}
+	return nil
+}
+
+// join moves a process into a cgroup.
+func (d *Driver) join(cgroup string, pid int) error {
+	for _, dir := range d.cfg.Cgroup.Dirs(cgroup) {
+		err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
+		if err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("process %d into cgroup %s: %w: %w", pid, cgroup, err, errdefs.ErrFailedPrecondition)
+		}
+	}
+	return nil
+}
+
+// inCgroup tells whether all threads of a process are in a cgroup, in all hierarchies that count.
+func (d *Driver) inCgroup(pid int, cgroup string) bool {
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/cgroup", pid))
+	for _, task := range tasks {
+		raw, _ := os.ReadFile(task) // nothing of a thread that has ended
+		for line := range strings.Lines(string(raw)) {
+			parts := strings.SplitN(strings.TrimSpace(line), ":", 3) // hierarchy:controllers:path
+			if len(parts) == 3 && (parts[1] == "") == d.cfg.Cgroup.V2 && !strings.HasSuffix(parts[2], cgroup) {
+				return false
+			}
+		}
+	}
+	return true
+}

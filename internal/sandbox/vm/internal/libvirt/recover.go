@@ -1,0 +1,229 @@
+package libvirt
+
+import (
+	"context"
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	golibvirt "github.com/digitalocean/go-libvirt"
+
+	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/process"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/qemu"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/virtiofsd"
+)
+
+// Recover implements machine.Driver. It is errdefs.ErrUnavailable while libvirtd is not there, and may be called again then.
+func (d *Driver) Recover(ctx context.Context, names []string, sink func(machine.Event)) (map[string]machine.State, error) {
+	d.mu.Lock()
+	d.sink = sink
+	d.mu.Unlock()
+	if err := d.awaitLink(ctx); err != nil {
+		return nil, err
+	}
+	domains, err := ask(ctx, d.link, "list domains", func(c *golibvirt.Libvirt) ([]golibvirt.Domain, error) {
+		list, _, err := c.ConnectListAllDomains(1, golibvirt.ConnectListDomainsActive|golibvirt.ConnectListDomainsInactive)
+		return list, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	found := map[string]machine.State{}
+	for _, domain := range domains {
+		name, ours := strings.CutPrefix(domain.Name, namePrefix)
+		if !ours {
+			continue
+		}
+		def, err := d.definition(ctx, domain)
+		if errdefs.IsNotFound(err) {
+			continue // of another daemon, or gone
+		}
+		if err == nil && slices.Contains(names, name) {
+			found[name], err = d.readopt(ctx, domain, def)
+		} else if err == nil {
+			err = d.remove(ctx, domain, def)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return found, nil
+}
+
+// awaitLink waits for libvirtd for a short while, since the start of the node waits for the answer.
+func (d *Driver) awaitLink(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, recoverWait)
+	defer cancel()
+	_, err := d.link.wait(ctx)
+	return err
+}
+
+// definition reads our mark on a domain: errdefs.ErrNotFound when it is not there, or another daemon's.
+func (d *Driver) definition(ctx context.Context, domain golibvirt.Domain) (machine.Definition, error) {
+	text, err := ask(ctx, d.link, "mark of domain "+domain.Name, func(c *golibvirt.Libvirt) (string, error) {
+		text, err := c.DomainGetMetadata(domain, int32(golibvirt.DomainMetadataElement), golibvirt.OptString{metadataURI}, golibvirt.DomainAffectCurrent)
+		if said, ok := err.(golibvirt.Error); ok && said.Code == uint32(golibvirt.ErrNoDomainMetadata) { //nolint:errorlint // go-libvirt returns it bare
+			return "", golibvirt.Error{Code: uint32(golibvirt.ErrNoDomain), Message: said.Message}
+		}
+		return text, err
+	})
+	if err != nil {
+		return machine.Definition{}, err
+	}
+	var mark metadata
+	if err := xml.Unmarshal([]byte(text), &mark); err != nil || mark.Owner != d.cfg.Owner {
+		return machine.Definition{}, fmt.Errorf("domain %s is not of %s: %w", domain.Name, d.cfg.Owner, errdefs.ErrNotFound)
+	}
+	var def machine.Definition
+	if err := json.Unmarshal([]byte(mark.Definition), &def); err != nil {
+		return machine.Definition{}, fmt.Errorf("definition in domain %s: %w: %w", domain.Name, err, errdefs.ErrDataLoss)
+	}
+	return def, nil
+}
+
+// readopt takes a machine over from an earlier daemon, once: Recover may have been cut off before.
+func (d *Driver) readopt(ctx context.Context, domain golibvirt.Domain, def machine.Definition) (machine.State, error) {
+	if state, err := d.State(ctx, def.Name); err == nil {
+		return state, nil
+	}
+	record, err := loadRun(def.StateDir)
+	if err != nil {
+		d.log.Warn("What was written down of a machine's run is lost", "machine", def.Name, "err", err)
+	}
+	c, err := d.link.condition(ctx, domain)
+	if err != nil {
+		return machine.State{}, err
+	}
+	if c.active() && record.dead() {
+		if c, err = d.settled(ctx, domain); err != nil {
+			return machine.State{}, err
+		}
+	}
+	in := &instance{def: def, domain: domain, run: record, state: machine.State{Phase: machine.Defined}}
+	switch {
+	case c.active():
+		if in.run.Ended != nil || in.run.Process.Pid == 0 { // it was started, and the daemon ended before it wrote that down
+			in.run = run{Boot: bootID(), StartedAt: time.Now()}
+		}
+		in.ended = make(chan struct{})
+		in.proc = in.findProcess(d.cfg.Cgroup)
+		if in.shares, err = virtiofsd.Adopt(d.shareOptions(def), def.Shares, in.run.Shares); err != nil {
+			return machine.State{}, err
+		}
+		in.state = machine.State{Phase: machine.Running, Pid: in.proc.Pid, StartedAt: in.run.StartedAt}
+	case in.run.Ended != nil:
+		in.state = *in.run.Ended
+	case !in.run.StartedAt.IsZero():
+		if err := d.endShares(ctx, def, in.run); err != nil {
+			return machine.State{}, err
+		}
+		cause, message := in.causeOf(c.reason)
+		if _, err := os.Stat(def.Dir); in.run.Boot != bootID() || errors.Is(err, fs.ErrNotExist) {
+			cause, message = machine.CauseUnknown, "nobody saw it end: the node was restarted"
+		}
+		in.state = in.run.end(cause, message)
+		in.run.Ended = &in.state
+		if err := in.run.save(def.StateDir); err != nil {
+			return machine.State{}, err
+		}
+	}
+	d.mu.Lock()
+	d.machines[def.Name] = in
+	d.mu.Unlock()
+	if state := in.state; state.Phase != machine.Running {
+		return state, nil
+	}
+	if in.proc.Pid != 0 {
+		d.watch(in, in.proc, in.ended)
+	}
+	d.look(ctx, in) // a guest that has panicked meanwhile
+	if in.killing() {
+		if err := d.Destroy(ctx, def.Name); err != nil { // as was begun
+			return machine.State{}, err
+		}
+	}
+	return d.State(ctx, def.Name)
+}
+
+// settled waits until libvirtd has noticed that the process of a domain has ended. One that does not is told.
+func (d *Driver) settled(ctx context.Context, domain golibvirt.Domain) (condition, error) {
+	deadline, tick := time.NewTimer(noticeTimeout), time.NewTicker(noticeInterval/10)
+	defer deadline.Stop()
+	defer tick.Stop()
+	for {
+		c, err := d.link.condition(ctx, domain)
+		if err != nil || !c.active() {
+			return c, err
+		}
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			if err := d.link.destroy(ctx, domain); err != nil {
+				return c, err
+			}
+		case <-ctx.Done():
+			return c, fmt.Errorf("domain %s has ended, but not for libvirtd: %w: %w", domain.Name, context.Cause(ctx), errdefs.ErrUnavailable)
+		}
+	}
+}
+
+// findProcess finds the QEMU of a run that is under way: the one that was written down, else the one in the cgroup. One
+// that is not found is told by libvirt alone.
+func (in *instance) findProcess(tree cgroup.Tree) *process.Process {
+	if proc, err := in.run.adopt(); err == nil {
+		return proc
+	}
+	if in.def.Cgroup != "" {
+		for _, dir := range tree.Dirs(in.def.Cgroup) {
+			for _, pid := range cgroup.Procs(dir) {
+				if !qemu.IsMachine(pid, in.def.Name) {
+					continue
+				}
+				if proc, err := process.Open(pid); err == nil {
+					in.run.Process, in.run.Boot, in.run.StartedAt = proc.ID, bootID(), process.StartedAt(proc.Start)
+					return proc
+				}
+			}
+		}
+	}
+	return process.Ended(process.ID{})
+}
+
+// remove ends and forgets a machine that nobody knows any more.
+func (d *Driver) remove(ctx context.Context, domain golibvirt.Domain, def machine.Definition) error {
+	d.log.Info("Removing a machine that is not known", "machine", def.Name)
+	record, _ := loadRun(def.StateDir)
+	proc, err := record.adopt()
+	if err != nil {
+		proc = nil // libvirt knows it
+	}
+	defer proc.Close()
+	if _, err := d.destroyDomain(ctx, domain, proc); err != nil {
+		return err
+	}
+	if err := d.endShares(ctx, def, record); err != nil {
+		return err
+	}
+	return d.forget(ctx, domain, def)
+}
+
+// endShares ends the virtiofsd of a run whose QEMU has ended.
+func (d *Driver) endShares(ctx context.Context, def machine.Definition, r run) error {
+	if r.Boot != bootID() {
+		return nil
+	}
+	shares, err := virtiofsd.Adopt(d.shareOptions(def), def.Shares, r.Shares)
+	if err != nil {
+		return err
+	}
+	return shares.End(ctx)
+}

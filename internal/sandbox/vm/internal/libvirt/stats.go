@@ -1,0 +1,96 @@
+package libvirt
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containerd/errdefs"
+	golibvirt "github.com/digitalocean/go-libvirt"
+
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+)
+
+// statsTimeout is how long one machine may keep the figures of all waiting.
+const statsTimeout = time.Second
+
+// Stats implements machine.Driver. A machine that does not run is errdefs.ErrFailedPrecondition, one that does not answer
+// errdefs.ErrUnavailable.
+func (d *Driver) Stats(ctx context.Context, name string) (machine.Stats, error) {
+	in, err := d.find(name)
+	if err != nil {
+		return machine.Stats{}, err
+	}
+	in.mu.Lock()
+	domain, runs, disks := in.domain, in.state.Phase == machine.Running, in.def.Disks
+	in.mu.Unlock()
+	if !runs {
+		return machine.Stats{}, fmt.Errorf("machine %s does not run: %w", name, errdefs.ErrFailedPrecondition)
+	}
+	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
+	defer cancel()
+	records, err := ask(ctx, d.link, "figures of domain "+domain.Name, func(c *golibvirt.Libvirt) ([]golibvirt.DomainStatsRecord, error) {
+		return c.ConnectGetAllDomainStats([]golibvirt.Domain{domain}, uint32(golibvirt.DomainStatsBalloon|golibvirt.DomainStatsBlock),
+			uint32(golibvirt.ConnectGetAllDomainsStatsNowait))
+	})
+	if err != nil {
+		return machine.Stats{}, err
+	}
+	if len(records) != 1 {
+		return machine.Stats{}, fmt.Errorf("figures of domain %s: libvirt has none: %w", domain.Name, errdefs.ErrUnavailable)
+	}
+	return figures(records[0].Params, disks), nil
+}
+
+// figures reads libvirt's typed parameters (virConnectGetAllDomainStats): block.N.* are of the disks in the domain's order.
+func figures(params []golibvirt.TypedParam, disks []machine.Disk) machine.Stats {
+	stats := machine.Stats{Blocks: map[string]machine.BlockStats{}}
+	for _, p := range params {
+		value, ok := unsigned(p.Value.I)
+		if !ok {
+			continue
+		}
+		if p.Field == "balloon.current" {
+			stats.BalloonActual = value << 10
+			continue
+		}
+		parts := strings.SplitN(p.Field, ".", 3)
+		if len(parts) != 3 || parts[0] != "block" {
+			continue
+		}
+		n, err := strconv.Atoi(parts[1])
+		if err != nil || n < 0 || n >= len(disks) {
+			continue
+		}
+		block := stats.Blocks[disks[n].ID]
+		switch parts[2] {
+		case "rd.bytes":
+			block.ReadBytes = value
+		case "rd.reqs":
+			block.ReadOps = value
+		case "wr.bytes":
+			block.WriteBytes = value
+		case "wr.reqs":
+			block.WriteOps = value
+		}
+		stats.Blocks[disks[n].ID] = block
+	}
+	return stats
+}
+
+func unsigned(v any) (uint64, bool) {
+	switch v := v.(type) {
+	case uint64:
+		return v, true
+	case int64:
+		return uint64(v), v >= 0
+	case uint32:
+		return uint64(v), true
+	case int32:
+		return uint64(v), v >= 0
+	default:
+		return 0, false
+	}
+}

@@ -1,0 +1,36 @@
+package machine_test
+
+import (
+	"path/filepath"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+)
+
+// TestPipe: what writers say is read in its order, their end is not the reader's, and a pipe without a reader is none.
+func TestPipe(t *testing.T) {
+	path := filepath.Join(t.TempDir(), machine.SerialInput)
+	_, err := machine.OpenPipe(path)
+	require.ErrorIs(t, err, errdefs.ErrUnavailable)
+	for range 2 { // the second in place of the first
+		end, err := machine.MakePipe(path)
+		require.NoError(t, err)
+		for _, word := range []string{"one", "two"} {
+			w, err := machine.OpenPipe(path)
+			require.NoError(t, err)
+			_, err = w.WriteString(word)
+			require.NoError(t, err)
+			require.NoError(t, w.Close())
+			said := make([]byte, 16)
+			n, err := end.Read(said)
+			require.NoError(t, err)
+			require.Equal(t, word, string(said[:n]))
+		}
+		require.NoError(t, end.Close())
+		_, err = machine.OpenPipe(path)
+		require.ErrorIs(t, err, errdefs.ErrUnavailable)
+	}
+}

@@ -1,0 +1,57 @@
+package qemu
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/test/machinetest"
+)
+
+// TestBlockDevice: a block device of the node is a disk of the guest.
+func TestBlockDevice(t *testing.T) {
+	s := subject(t)
+	l, d := s.Begin(t), s.Definition(t)
+	defer l.Close()
+	image := filepath.Join(d.StateDir, "volume")
+	if err := os.WriteFile(image, append([]byte("of the node\n"), make([]byte, 1<<20-12)...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("losetup", "--find", "--show", image).Output()
+	if err != nil {
+		t.Fatalf("a loop device: %v: %s", err, out)
+	}
+	device := strings.TrimSpace(string(out))
+	t.Cleanup(func() {
+		if out, err := exec.Command("losetup", "--detach", device).CombinedOutput(); err != nil {
+			t.Errorf("detach %s: %v: %s", device, err, out)
+		}
+	})
+	d.Disks = append(d.Disks, machine.Disk{ID: "disk0", File: machine.File{Path: device}, Format: "raw", Bus: machine.BusVirtio})
+	console := l.Up(t, d)
+	console.Type("dd if=/dev/vdb bs=12 count=1 2>/dev/null; echo of the guest >/dev/vdb; sync; echo block-$((40+2))")
+	machinetest.AwaitLog(t, d, "block-42", 1)
+	machinetest.AwaitLog(t, d, "of the node", 1)
+	if err := l.Undefine(t.Context(), d.Name); err != nil {
+		t.Error(err)
+	}
+	if raw, err := os.ReadFile(image); err != nil || !bytes.HasPrefix(raw, []byte("of the guest\n")) {
+		t.Errorf("the device begins with %.20q, %v", raw, err)
+	}
+	d.Disks[1].Path = "/dev/null" // is none
+	l2 := s.Begin(t)
+	defer l2.Close()
+	if err := l2.Define(t.Context(), d); err != nil {
+		t.Fatal(err)
+	}
+	if err := l2.Start(t.Context(), d.Name); err == nil || !strings.Contains(err.Error(), "neither a file nor a block device") {
+		t.Errorf("a machine with /dev/null as its disk: %v", err)
+	}
+	if err := l2.Undefine(t.Context(), d.Name); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,178 @@
+package qemu
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// plain is a definition with nothing but what is needed.
+func plain() machine.Definition {
+	name := strings.Repeat("0123456789abcdef", 4)
+	return machine.Definition{
+		Name: name, UUID: "01234567-89ab-cdef-0123-456789abcdef", Dir: "/run/vm/" + name, StateDir: "/var/lib/vm/" + name,
+		CPUs: 1, Memory: 128 << 20, SerialLog: "/var/lib/vm/" + name + "/serial.log", UID: 200007, GID: 200007, Cgroup: "/tripod/tripod-" + name,
+		Disks: []machine.Disk{{ID: "root", File: machine.File{Path: "/root.qcow2"}, Format: "qcow2", Bus: machine.BusVirtio}},
+	}
+}
+
+// TestGoldenCommands: the command lines are what they were. A change of one is to be looked at: machines that run have
+// the old one.
+func TestGoldenCommands(t *testing.T) {
+	host := setup{Accel: AccelTCG, Block: func(path string) bool { return strings.HasPrefix(path, "/dev/") }}
+	for name, c := range map[string]struct {
+		change func(d *machine.Definition)
+		host   setup
+	}{
+		"plain": {func(*machine.Definition) {}, host},
+		"kernel": {func(d *machine.Definition) {
+			d.Disks = nil
+			d.Kernel, d.Initrd, d.Cmdline = &machine.File{Path: "/vmlinux"}, &machine.File{Path: "/initrd"}, "console=ttyS0 a,b=c"
+			d.Memory = 1<<30 + 1
+		}, host},
+		"disks": {func(d *machine.Definition) {
+			d.Disks[0].Base = &machine.Base{File: machine.File{Path: "/base.img"}, Format: "raw"}
+			d.Disks[0].Bus = machine.BusSCSI
+			d.Disks = append(d.Disks,
+				machine.Disk{ID: "cidata", File: machine.File{Path: "/cidata.iso"}, Format: "raw", ReadOnly: true, Bus: machine.BusVirtio},
+				machine.Disk{ID: "disk0", File: machine.File{Path: "/dev/vdz"}, Format: "raw", Bus: machine.BusSCSI},
+				machine.Disk{ID: "part", File: machine.File{Path: "/dev/vdy"}, Format: "raw", Offset: 1 << 20, Size: 7 << 20, Bus: machine.BusVirtio},
+				machine.Disk{
+					ID: "disk1", File: machine.File{Path: "/a,b.qcow2"}, Format: "qcow2", ReadOnly: true, Bus: machine.BusVirtio,
+					Base: &machine.Base{File: machine.File{Path: "/b.qcow2"}, Format: "qcow2"},
+				})
+		}, host},
+		"everything": {func(d *machine.Definition) {
+			d.CPUs, d.CPUModel, d.VNC = 4, "host-model", true
+			d.NICs = []machine.NIC{{MAC: "52:54:00:12:34:56", MTU: 1450, Netns: "/run/netns/a", Tap: "tap0"}, {MAC: "52:54:00:12:34:57", Netns: "/run/netns/a", Tap: "tap1"}}
+			d.Shares = []machine.Share{
+				{Tag: "data", Path: "/srv/a,b", Driver: machine.Share9p}, {Tag: "config", Path: "/srv/config", Driver: machine.Share9pMapped, ReadOnly: true},
+				{Tag: "db", Path: "/srv/db", Driver: machine.ShareVirtiofs}, {Tag: "secret", Path: "/srv/secret", Driver: machine.ShareVirtiofs, ReadOnly: true},
+			}
+		}, setup{Accel: AccelKVM, VhostNet: true, Block: host.Block}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := plain()
+			c.change(&d)
+			if err := validate(d); err != nil {
+				t.Fatal(err)
+			}
+			got := golden(t, build(d, c.host))
+			path := filepath.Join("testdata", name+".golden")
+			if *update {
+				if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if want, err := os.ReadFile(path); err != nil || string(want) != got {
+				t.Errorf("%v; the command is\n%s", err, got)
+			}
+		})
+	}
+}
+
+// golden writes a command so that a person can read it: an option a line, then the files.
+func golden(t *testing.T, c command) string {
+	t.Helper()
+	var b strings.Builder
+	for i, arg := range c.Args {
+		if strings.HasPrefix(arg, "-") && i > 0 {
+			b.WriteByte('\n')
+		} else if i > 0 {
+			b.WriteByte(' ')
+		}
+		b.WriteString(arg)
+	}
+	b.WriteString("\n\n")
+	for _, f := range slices.Concat(c.Standard[:], c.Files) {
+		raw, err := json.Marshal(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Write(append(raw, '\n'))
+	}
+	return b.String()
+}
+
+// TestNothingLeaksIntoOptions: no path of ours is on the command line, where a comma in it would begin another option.
+func TestNothingLeaksIntoOptions(t *testing.T) {
+	d := plain()
+	d.Disks[0].Path = "/evil,readonly=off"
+	d.Shares = []machine.Share{{Tag: "x", Path: "/evil,security_model=passthrough", Driver: machine.Share9p}, {Tag: "y", Path: "/evil,fd=0", Driver: machine.ShareVirtiofs}}
+	d.SerialLog = "/evil,path=/etc/shadow"
+	for _, arg := range build(d, setup{Block: func(string) bool { return false }}).Args {
+		if strings.Contains(arg, "evil") || strings.Contains(arg, "/run/vm") || strings.Contains(arg, "/var/lib") {
+			t.Errorf("%s", arg)
+		}
+	}
+}
+
+// TestRefused: what could be misunderstood by QEMU, or is nonsense, is refused and said.
+func TestRefused(t *testing.T) {
+	for what, change := range map[string]func(d *machine.Definition){
+		"no UUID":       func(d *machine.Definition) { d.UUID = "x,y" },
+		"CPUs":          func(d *machine.Definition) { d.CPUs = 256 },
+		"no CPU":        func(d *machine.Definition) { d.CPUs = 0 },
+		"model":         func(d *machine.Definition) { d.CPUModel = "-accel" },
+		"libvirt":       func(d *machine.Definition) { d.LibvirtCPU = "<cpu/>" },
+		"no boot":       func(d *machine.Definition) { d.Disks = nil },
+		"lonely initrd": func(d *machine.Definition) { d.Initrd = &machine.File{Path: "/initrd"} },
+		"group":         func(d *machine.Definition) { d.GID = 0 },
+		"relative":      func(d *machine.Definition) { d.SerialLog = "serial.log" },
+		"cgroup":        func(d *machine.Definition) { d.Cgroup = "/a/../b" },
+		"twice":         func(d *machine.Definition) { d.Disks = append(d.Disks, d.Disks[0]) },
+		"node name":     func(d *machine.Definition) { d.Disks[0].ID = "a-file" },
+		"bus":           func(d *machine.Definition) { d.Disks[0].Bus = "ide" },
+		"base of raw":   func(d *machine.Definition) { d.Disks[0].Format, d.Disks[0].Base = "raw", &machine.Base{Format: "raw"} },
+		"base's format": func(d *machine.Definition) { d.Disks[0].Base = &machine.Base{Format: "vmdk"} },
+		"part of qcow2": func(d *machine.Definition) { d.Disks[0].Size = 512 },
+		"half a sector": func(d *machine.Definition) { d.Disks[0].Format, d.Disks[0].Offset, d.Disks[0].Size = "raw", 100, 512 },
+		"MTU":           func(d *machine.Definition) { d.NICs = []machine.NIC{{MAC: "52:54:00:12:34:56", MTU: 10}} },
+		"EUI-64":        func(d *machine.Definition) { d.NICs = []machine.NIC{{MAC: "52:54:00:12:34:56:78:9a"}} },
+		"two shares": func(d *machine.Definition) {
+			d.Shares = []machine.Share{{Tag: "a", Driver: machine.Share9p}, {Tag: "a", Driver: machine.Share9p}}
+		},
+		"65 shares": func(d *machine.Definition) {
+			for i := range maxShares + 1 {
+				d.Shares = append(d.Shares, machine.Share{Tag: fmt.Sprint(i), Driver: machine.ShareVirtiofs})
+			}
+		},
+		"no driver": func(d *machine.Definition) { d.Shares = []machine.Share{{Tag: "a", Path: "/a"}} },
+		"long tag": func(d *machine.Definition) {
+			d.Shares = []machine.Share{{Tag: strings.Repeat("a", 32), Driver: machine.Share9p}}
+		},
+		"upper-case hex": func(d *machine.Definition) { d.Name = strings.ToUpper(d.Name) },
+	} {
+		d := plain()
+		change(&d)
+		if err := validate(d); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// TestMarks: a machine's QEMU is known by its command line, and no other process is taken for it.
+func TestMarks(t *testing.T) {
+	d := plain()
+	line := []byte("/usr/bin/qemu\x00" + strings.Join(build(d, setup{Block: func(string) bool { return false }}).Args, "\x00") + "\x00")
+	if !marked(line, d.Name) {
+		t.Error("its own command line is not marked")
+	}
+	other := strings.Repeat("f", 64)
+	for _, line := range []string{"", "/bin/sh\x00-c\x00echo guest=tripod-" + d.Name + ",x\x00", "qemu\x00-name\x00guest=tripod-" + other + ",x\x00"} {
+		if marked([]byte(line), d.Name) {
+			t.Errorf("%q is marked", line)
+		}
+	}
+}

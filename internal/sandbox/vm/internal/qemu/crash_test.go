@@ -1,0 +1,138 @@
+package qemu
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/test/machinetest"
+)
+
+// victimEnv holds, as JSON, what a process shall do that is to be killed at a fail point.
+const victimEnv = "TRIPOD_QEMU_VICTIM"
+
+type victim struct {
+	Root       string
+	Virtiofsd  string
+	Definition machine.Definition
+	Cgroups    cgroup.Tree
+	Calls      []string
+}
+
+// live is the life of a daemon that ends at a fail point; if it does not, that is told.
+func (v victim) live() error {
+	d, err := New(Config{Root: v.Root, Virtiofsd: v.Virtiofsd, Accel: AccelTCG, Cgroup: v.Cgroups})
+	if err != nil {
+		return err
+	}
+	return machinetest.Live(d, v.Definition, v.Calls)
+}
+
+// TestKilledAnywhere (faults N1): the daemon is killed at every fail point; the next one knows what there is, has no more
+// than one QEMU, and can go on.
+func TestKilledAnywhere(t *testing.T) {
+	failpoint.Needed(t)
+	start := []string{"define", "start"}
+	end := []string{"define", "start", "end"}
+	destroy := []string{"define", "start", "destroy"}
+	any := []machine.Phase{machine.Defined, machine.Running}
+	plan := map[string]struct {
+		calls  []string
+		phases []machine.Phase
+		cause  machine.Cause
+	}{
+		"qemu.define.dir":        {calls: start},
+		"qemu.undefine.removing": {calls: []string{"define", "undefine"}, phases: any},
+		"qemu.start.intent":      {calls: start, phases: any},
+		"qemu.start.opened":      {calls: start, phases: any},
+		"qemu.start.spawned":     {calls: start, phases: any[1:]},
+		"qemu.start.recorded":    {calls: start, phases: any[1:]},
+		"qemu.start.greeted":     {calls: start, phases: any[1:]},
+		"qemu.start.running":     {calls: start, phases: any[1:]},
+		"qemu.end.verdict":       {end, []machine.Phase{machine.Ended}, machine.CausePowerOff},
+		"qemu.end.ended":         {end, []machine.Phase{machine.Ended}, machine.CausePowerOff},
+		"qemu.destroy.intent":    {destroy, []machine.Phase{machine.Ended}, machine.CauseKilled},
+		"qemu.destroy.killed":    {destroy, []machine.Phase{machine.Ended}, machine.CauseKilled},
+	}
+	points := failpoint.Names()
+	for point := range plan {
+		if !slices.Contains(points, point) {
+			t.Errorf("there is no fail point %s", point)
+		}
+	}
+	for _, point := range points {
+		if !strings.HasPrefix(point, "qemu.") {
+			continue
+		}
+		t.Run(point, func(t *testing.T) {
+			p, ok := plan[point]
+			if !ok {
+				t.Fatal("nobody visits it")
+			}
+			s := subject(t)
+			d := s.Definition(t)
+			machinetest.AddShare(t, &d)
+			if slices.Contains(p.calls, "end") {
+				d.Cmdline += ` tripod.noshell tripod.run="poweroff -f"`
+			}
+			root := filepath.Join(t.TempDir(), "qemu")
+			s.New = driverOver(root)
+			die(t, point, victim{Root: root, Virtiofsd: machinetest.FindVirtiofsd(t), Definition: d, Cgroups: machinetest.Cgroups(t), Calls: p.calls})
+			l := s.Begin(t, d.Name)
+			defer l.Close()
+			found, there := l.Found[d.Name]
+			if there != (p.phases != nil) || there && !slices.Contains(p.phases, found.Phase) || found.Cause != p.cause {
+				t.Errorf("found as %+v, %t", found, there)
+			}
+			want := 0
+			if found.Phase == machine.Running {
+				want = 1
+			}
+			machinetest.AwaitMachines(t, d, want)
+			if err := l.Define(t.Context(), d); err != nil {
+				t.Fatalf("define: %v", err)
+			}
+			if err := l.Start(t.Context(), d.Name); err != nil {
+				t.Fatalf("start: %v", err)
+			}
+			machinetest.AwaitMachines(t, d, 1)
+			if err := l.Undefine(t.Context(), d.Name); err != nil {
+				t.Fatalf("undefine: %v", err)
+			}
+			machinetest.AwaitMachines(t, d, 0)
+			if left, err := os.ReadDir(root); err != nil || len(left) != 0 {
+				t.Errorf("left behind: %v, %v", left, err)
+			}
+			if _, err := os.Stat(d.Dir); err == nil {
+				t.Errorf("left behind: %s", d.Dir)
+			}
+		})
+	}
+}
+
+// die runs the victim until the fail point kills it.
+func die(t *testing.T, point string, v victim) {
+	t.Helper()
+	raw, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), victimEnv+"="+string(raw), failpoint.Variable+"="+point+"=kill")
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	err = cmd.Run()
+	if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+		t.Fatalf("the victim was not killed at %s: %v %s", point, err, said.String())
+	}
+}

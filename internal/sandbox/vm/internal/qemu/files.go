@@ -1,0 +1,174 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/virtiofsd"
+)
+
+const vhostNet = "/dev/vhost-net"
+
+// sources are who opens what is no file: taps, and connections to those who serve shares.
+type sources struct {
+	taps   machine.Opener
+	shares *virtiofsd.Servers
+}
+
+// openAll opens what a command inherits, in its order. A file that is not there or cannot be used is an
+// errdefs.ErrFailedPrecondition.
+func openAll(ctx context.Context, d machine.Definition, files []inherited, from sources) (opened []*os.File, err error) {
+	defer func() {
+		if err != nil {
+			closeAll(opened)
+			opened = nil
+		}
+	}()
+	for _, f := range files {
+		if err := context.Cause(ctx); err != nil {
+			return opened, err
+		}
+		file, err := openOne(ctx, d, f, from)
+		if err != nil {
+			return opened, classed(fmt.Errorf("what the machine needs: %w", err))
+		}
+		opened = append(opened, file)
+	}
+	return opened, nil
+}
+
+func openOne(ctx context.Context, d machine.Definition, f inherited, from sources) (*os.File, error) {
+	switch f.Kind {
+	case kindSocket:
+		return machine.Listen(f.Path)
+	case kindPipe:
+		return machine.MakePipe(f.Path)
+	case kindRead:
+		return openDisk(f.Path, os.O_RDONLY)
+	case kindWrite:
+		return openDisk(f.Path, os.O_RDWR)
+	case kindAppend:
+		return OpenSerialLog(f.Path)
+	case kindBoot:
+		return openBoot(f.Path)
+	case kindTap:
+		if from.taps == nil {
+			return nil, fmt.Errorf("nobody opens taps: %w", errdefs.ErrFailedPrecondition)
+		}
+		file, err := from.taps.Tap(ctx, d.NICs[f.Index])
+		if err != nil {
+			return nil, fmt.Errorf("tap %s: %w", d.NICs[f.Index].Tap, err)
+		}
+		return file, nil
+	case kindVhost:
+		return os.OpenFile(f.Path, os.O_RDWR, 0)
+	case kindShare:
+		return OpenShare(f.Path, false, d.UID, d.GID)
+	case kindShareRO:
+		return OpenShare(f.Path, true, d.UID, d.GID)
+	case kindVirtiofs:
+		return from.shares.Conn(d.Shares[f.Index].Tag)
+	case kindOwnedDir:
+		return openOwned(f.Path, d.UID, d.GID)
+	default:
+		return nil, fmt.Errorf("a file of kind %q: %w", f.Kind, errdefs.ErrInvalidArgument)
+	}
+}
+
+// openDisk opens a regular file or a block device, and never waits for the other end of a pipe.
+func openDisk(path string, flags int) (*os.File, error) {
+	f, err := os.OpenFile(path, flags|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() && !isBlock(info) {
+		err = fmt.Errorf("%s is neither a file nor a block device: %w", path, errdefs.ErrFailedPrecondition)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func isBlock(info fs.FileInfo) bool {
+	return info.Mode()&fs.ModeDevice != 0 && info.Mode()&fs.ModeCharDevice == 0
+}
+
+// blockDevice tells whether there is a block device at path.
+func blockDevice(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && isBlock(info)
+}
+
+// openBoot opens a kernel or initrd. QEMU opens it once more, by /proc/self/fd, where the permission of the file counts:
+// one that not everybody may read goes there as a copy in memory.
+func openBoot(path string) (*os.File, error) {
+	f, err := openDisk(path, os.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	if info, err := f.Stat(); err == nil && info.Mode()&0o004 != 0 {
+		return f, nil
+	}
+	defer f.Close()
+	memory, err := memoryFile("tripod-boot", nil, 0)
+	if err != nil {
+		return nil, fmt.Errorf("a copy of %s: %w", path, err)
+	}
+	if _, err := io.Copy(memory, f); err != nil {
+		memory.Close()
+		return nil, fmt.Errorf("a copy of %s: %w", path, err)
+	}
+	return memory, nil
+}
+
+// openOwned makes a directory that belongs to QEMU's user.
+func openOwned(path string, uid, gid int) (*os.File, error) {
+	if err := os.RemoveAll(path); err != nil { // of an earlier run
+		return nil, err
+	}
+	if err := os.Mkdir(path, 0o700); err != nil {
+		return nil, err
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := f.Chown(uid, gid); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}
+
+// classed gives an error an errdefs class that has none yet.
+func classed(err error) error {
+	for _, class := range []error{
+		errdefs.ErrFailedPrecondition, errdefs.ErrUnavailable, errdefs.ErrNotFound, errdefs.ErrInvalidArgument,
+		errdefs.ErrResourceExhausted, errdefs.ErrNotImplemented, context.Canceled, context.DeadlineExceeded,
+	} {
+		if errors.Is(err, class) {
+			return err
+		}
+	}
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) {
+		return fmt.Errorf("%w (%w)", err, errdefs.ErrResourceExhausted)
+	}
+	return fmt.Errorf("%w (%w)", err, errdefs.ErrFailedPrecondition)
+}

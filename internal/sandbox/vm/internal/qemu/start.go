@@ -1,0 +1,252 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/failpoint"
+	"github.com/tripod-run/tripod/internal/process"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/confine"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/qmp"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/virtiofsd"
+	"github.com/tripod-run/tripod/internal/stats"
+)
+
+var (
+	fpIntent   = failpoint.New("qemu.start.intent")
+	fpOpened   = failpoint.New("qemu.start.opened")
+	fpSpawned  = failpoint.New("qemu.start.spawned")
+	fpRecorded = failpoint.New("qemu.start.recorded")
+	fpGreeted  = failpoint.New("qemu.start.greeted")
+	fpRunning  = failpoint.New("qemu.start.running")
+)
+
+// Start implements machine.Driver.
+func (d *Driver) Start(ctx context.Context, name string) error {
+	h, err := d.find(name)
+	if err != nil {
+		return err
+	}
+	verdict, err := d.Probe(ctx)
+	if err != nil {
+		return err
+	}
+	return h.start(ctx, verdict.Accel)
+}
+
+func (h *handle) start(ctx context.Context, accel string) error {
+	h.op.Lock()
+	defer h.op.Unlock()
+	def, _, r := h.snapshot()
+	if r != nil {
+		return nil
+	}
+	kills, _ := stats.OOMKills(def.Cgroup) // no cgroup: found out below
+	intent := record{Version: recordVersion, Step: stepStarting, Boot: bootID(), OOMKills: kills}
+	if err := h.set(func(rec *record) { *rec = intent }); err != nil {
+		return errors.Join(err, h.set(func(rec *record) { *rec = record{Version: recordVersion} }))
+	}
+	ctx, cancel := context.WithTimeout(ctx, startTime)
+	defer cancel()
+	r, err := h.launch(ctx, def, accel)
+	if err == nil {
+		h.d.bg.Go(func() { h.watch(r) })
+		h.log.Info("started a machine", "pid", r.proc.Pid, "accel", accel, "qemu", r.version())
+		return nil
+	}
+	if r != nil {
+		_ = r.proc.Signal(killSignal)
+		if waitErr := r.await(context.WithoutCancel(ctx)); waitErr != nil {
+			err = errors.Join(err, waitErr)
+		}
+		err = errors.Join(err, r.shares.End(ctx))
+		r.close()
+		close(r.over)
+	}
+	err = fmt.Errorf("start machine %.64s: %w", h.name, classed(err))
+	h.mu.Lock()
+	h.run = nil
+	h.mu.Unlock()
+	h.mustSet(func(rec *record) {
+		*rec = record{
+			Version: recordVersion, Step: stepEnded, FinishedAt: time.Now(), Cause: machine.CauseStart, ExitCode: exitStart, Message: err.Error(),
+		}
+	})
+	return err
+}
+
+// launch starts QEMU and waits until its guest runs. A run that it gives together with an error is to be ended.
+func (h *handle) launch(ctx context.Context, def machine.Definition, accel string) (*run, error) {
+	if err := errors.Join(fpIntent.Hit(ctx), h.killLeft(ctx, def), os.MkdirAll(def.Dir, 0o700)); err != nil {
+		return nil, err
+	}
+	log, err := confine.OpenLog(logPath(def))
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	shares, err := virtiofsd.Start(ctx, h.shareOptions(def), def.Shares)
+	if err != nil {
+		return nil, err
+	}
+	r, err := h.spawn(ctx, def, accel, shares, log)
+	if r == nil {
+		return nil, errors.Join(err, shares.End(ctx))
+	}
+	if err != nil {
+		return r, err
+	}
+	h.mu.Lock()
+	h.run = r
+	h.mu.Unlock()
+	if err := h.set(func(rec *record) { rec.Process = r.proc.ID }); err != nil {
+		return r, err
+	}
+	if err := fpRecorded.Hit(ctx); err != nil {
+		return r, err
+	}
+	return r, h.awaitGuest(ctx, r)
+}
+
+// shareOptions say how the machine's shares are served.
+func (h *handle) shareOptions(def machine.Definition) virtiofsd.Options {
+	return virtiofsd.Options{
+		Program: h.d.cfg.Virtiofsd, Dir: def.Dir, LogDir: h.dir, UID: def.UID, GID: def.GID, Tree: h.d.cfg.Cgroup, Cgroup: def.Cgroup,
+	}
+}
+
+// spawn starts QEMU over what serves its shares, which is written down before: without QEMU it ends by itself.
+func (h *handle) spawn(ctx context.Context, def machine.Definition, accel string, shares *virtiofsd.Servers, log *os.File) (*run, error) {
+	c := build(def, setup{Accel: accel, VhostNet: fileExists(vhostNet), Block: blockDevice})
+	files, err := openAll(ctx, def, slices.Concat(c.Standard[:], c.Files), sources{taps: h.d.cfg.Opener, shares: shares})
+	if err != nil {
+		return nil, err
+	}
+	err = fpOpened.Hit(ctx)
+	if ids := shares.IDs(); err == nil && len(ids) > 0 {
+		err = h.set(func(rec *record) { rec.Shares = ids })
+	}
+	if err != nil {
+		closeAll(files)
+		return nil, err
+	}
+	cmd, err := spawn{
+		Program: h.d.cfg.Emulator, Args: c.Args, Stdin: files[0], Stdout: files[1], Log: log, Files: files[2:],
+		UID: def.UID, GID: def.GID, KVM: accel == AccelKVM, Tree: h.d.cfg.Cgroup, Cgroup: def.Cgroup,
+	}.start()
+	closeAll(files)
+	if err != nil {
+		return nil, err
+	}
+	r, err := newRun(h, cmd)
+	if err != nil {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		return nil, err
+	}
+	r.shares = shares
+	return r, fpSpawned.Hit(ctx)
+}
+
+// awaitGuest waits until QEMU says that the guest's CPUs run.
+func (h *handle) awaitGuest(ctx context.Context, r *run) error {
+	ctx, cancel := r.whileAlive(ctx)
+	defer cancel()
+	err := r.connect(ctx)
+	if err == nil {
+		err = errors.Join(fpGreeted.Hit(ctx), r.awaitRunning(ctx))
+	}
+	if err != nil {
+		if words := lastWords(logPath(h.def)); !r.proc.Alive() {
+			if served := r.shares.Words(); served != "" { // QEMU ends with the one that serves it
+				words += "; " + served
+			}
+			return fmt.Errorf("QEMU ended: %s: %w", words, errdefs.ErrFailedPrecondition)
+		} else if words != "" {
+			return fmt.Errorf("%w; QEMU said: %s", err, words)
+		}
+		return err
+	}
+	if err := h.set(func(rec *record) { rec.Step, rec.StartedAt = stepRunning, time.Now() }); err != nil {
+		return err
+	}
+	return fpRunning.Hit(ctx)
+}
+
+// awaitRunning returns when the guest runs, or has ended already.
+func (r *run) awaitRunning(ctx context.Context) error {
+	m := r.client()
+	for {
+		status, err := queryStatus(ctx, m)
+		if err != nil {
+			return err
+		}
+		if status != "prelaunch" && status != "inmigrate" {
+			return nil
+		}
+		select {
+		case _, ok := <-m.Events():
+			if !ok {
+				return fmt.Errorf("QEMU's monitor ended: %w (%w)", m.Err(), errdefs.ErrUnavailable)
+			}
+		case <-ctx.Done():
+			return fmt.Errorf("the guest does not run, its status is %q: %w (%w)", status, context.Cause(ctx), errdefs.ErrUnavailable)
+		}
+	}
+}
+
+func queryStatus(ctx context.Context, m *qmp.Client) (string, error) {
+	var answer struct {
+		Status string `json:"status"`
+	}
+	err := m.Execute(ctx, "query-status", nil, &answer)
+	return answer.Status, err
+}
+
+// killLeft ends what a daemon that was killed has left of an earlier start of this machine.
+func (h *handle) killLeft(ctx context.Context, def machine.Definition) error {
+	for {
+		p := h.findMarked(def)
+		if p == nil {
+			return nil
+		}
+		err := errors.Join(p.Signal(killSignal), p.Wait(ctx))
+		p.Close()
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// findMarked looks for the machine's QEMU in its cgroup.
+func (h *handle) findMarked(def machine.Definition) *process.Process {
+	if def.Cgroup == "" {
+		return nil
+	}
+	for _, full := range h.d.cfg.Cgroup.Dirs(def.Cgroup) {
+		for _, pid := range cgroup.Procs(full) {
+			p, err := process.Open(pid)
+			if err != nil {
+				continue
+			}
+			if IsMachine(pid, h.name) && p.Alive() {
+				return p
+			}
+			p.Close()
+		}
+	}
+	return nil
+}
+
+func fileExists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}

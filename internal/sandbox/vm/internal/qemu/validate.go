@@ -1,0 +1,103 @@
+package qemu
+
+import (
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+)
+
+// maxCPUs is what a q35 machine of QEMU 7.2 has at most.
+const maxCPUs = 255
+
+var (
+	nameForm  = regexp.MustCompile(`^[0-9a-f]{64}$`)
+	uuidForm  = regexp.MustCompile(`^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$`)
+	modelForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._+=,-]*$`)
+	// diskForm leaves room for what is added: QEMU's node names have 31 characters, serial numbers of disks 20.
+	diskForm = regexp.MustCompile(`^[a-zA-Z][a-zA-Z0-9_-]{0,19}$`)
+	tagForm  = regexp.MustCompile(`^[A-Za-z0-9_.:-]{1,31}$`)
+)
+
+// validate refuses a definition that QEMU could misunderstand: what is in it becomes part of options in which commas
+// separate.
+func validate(d machine.Definition) error {
+	refuse := func(format string, a ...any) error {
+		return fmt.Errorf("machine %.64s: %s: %w", d.Name, fmt.Sprintf(format, a...), errdefs.ErrInvalidArgument)
+	}
+	switch {
+	case !nameForm.MatchString(d.Name):
+		return refuse("a name has 64 lower-case hex digits, not %q", d.Name)
+	case !uuidForm.MatchString(d.UUID):
+		return refuse("%q is no UUID", d.UUID)
+	case d.CPUs < 1 || d.CPUs > maxCPUs:
+		return refuse("%d CPUs: there may be 1 to %d", d.CPUs, maxCPUs)
+	case d.Memory < 1<<20:
+		return refuse("%d bytes of memory are less than 1 MiB", d.Memory)
+	case d.CPUModel != "" && !modelForm.MatchString(d.CPUModel):
+		return refuse("%q is no CPU model", d.CPUModel)
+	case d.LibvirtCPU != "":
+		return refuse("a <cpu> element is for the driver libvirt; set vm.driver, or leave it out")
+	case d.Kernel == nil && (d.Initrd != nil || d.Cmdline != ""):
+		return refuse("an initrd or a command line without a kernel")
+	case d.Kernel == nil && len(d.Disks) == 0:
+		return refuse("neither a disk nor a kernel to boot from")
+	case d.UID <= 0 || d.GID <= 0:
+		return refuse("QEMU does not run as user %d, group %d", d.UID, d.GID)
+	case d.Cgroup != "" && (!filepath.IsAbs(d.Cgroup) || filepath.Clean(d.Cgroup) != d.Cgroup):
+		return refuse("cgroup %q is not absolute and clean", d.Cgroup)
+	}
+	for what, path := range map[string]string{"dir": d.Dir, "stateDir": d.StateDir, "serialLog": d.SerialLog} {
+		if !filepath.IsAbs(path) {
+			return refuse("%s %q is not absolute", what, path)
+		}
+	}
+	return validateDevices(d, refuse)
+}
+
+func validateDevices(d machine.Definition, refuse func(string, ...any) error) error {
+	seen := map[string]bool{}
+	for _, disk := range d.Disks {
+		switch {
+		case !diskForm.MatchString(disk.ID) || seen[disk.ID] || strings.HasSuffix(disk.ID, "-base") || strings.HasSuffix(disk.ID, "-file"):
+			return refuse("disk ID %q is taken, or not 1 to 20 letters, digits, - and _ (and not …-base, …-file)", disk.ID)
+		case disk.Format != "qcow2" && disk.Format != "raw":
+			return refuse("disk %s: format %q is neither qcow2 nor raw", disk.ID, disk.Format)
+		case disk.Bus != machine.BusVirtio && disk.Bus != machine.BusSCSI:
+			return refuse("disk %s: bus %q is neither virtio nor scsi", disk.ID, disk.Bus)
+		case (disk.Offset != 0 || disk.Size != 0) && (disk.Format != "raw" || disk.Size == 0 || disk.Offset%512 != 0 || disk.Size%512 != 0):
+			return refuse("disk %s: a part of a file is a raw disk of whole sectors, not %d bytes at %d, %s", disk.ID, disk.Size, disk.Offset, disk.Format)
+		case disk.Base != nil && disk.Format != "qcow2":
+			return refuse("disk %s: only a qcow2 image has a base", disk.ID)
+		case disk.Base != nil && disk.Base.Format != "qcow2" && disk.Base.Format != "raw":
+			return refuse("disk %s: format %q of the base is neither qcow2 nor raw", disk.ID, disk.Base.Format)
+		}
+		seen[disk.ID] = true
+	}
+	for _, nic := range d.NICs {
+		if mac, err := nic.HardwareAddr(); err != nil || len(mac) != 6 {
+			return refuse("%q is no MAC address", nic.MAC)
+		}
+		if nic.MTU != 0 && (nic.MTU < 68 || nic.MTU > 65535) {
+			return refuse("MTU %d is not between 68 and 65535", nic.MTU)
+		}
+	}
+	if len(d.Shares) > maxShares {
+		return refuse("%d shares; a machine can have %d", len(d.Shares), maxShares)
+	}
+	tags := map[string]bool{}
+	for _, share := range d.Shares {
+		if !tagForm.MatchString(share.Tag) || tags[share.Tag] {
+			return refuse("tag %q of a share is taken, or not 1 to 31 letters, digits, -, _, : and .", share.Tag)
+		}
+		if share.Driver != machine.ShareVirtiofs && !share.Driver.By9p() {
+			return refuse("share %s: driver %q is none of virtiofs, 9p and 9p-mapped", share.Tag, share.Driver)
+		}
+		tags[share.Tag] = true
+	}
+	return nil
+}

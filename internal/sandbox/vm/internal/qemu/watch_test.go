@@ -1,0 +1,145 @@
+package qemu
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/qmp"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/test/machinetest"
+)
+
+// TestCausesOfEvents: which events of the monitor are a machine's end.
+func TestCausesOfEvents(t *testing.T) {
+	for _, c := range []struct {
+		event, data string
+		want        machine.Cause
+	}{
+		{"SHUTDOWN", `{"guest": true, "reason": "guest-shutdown"}`, machine.CausePowerOff},
+		{"SHUTDOWN", `{"guest": true, "reason": "guest-panic"}`, machine.CausePanic},
+		{"SHUTDOWN", `{"guest": true, "reason": "guest-reset"}`, ""},
+		{"SHUTDOWN", `{"guest": false, "reason": "host-signal"}`, ""},
+		{"SHUTDOWN", `{"guest": false, "reason": "host-qmp-quit"}`, ""},
+		{"SHUTDOWN", `[]`, ""},
+		{"SHUTDOWN", ``, ""},
+		{"GUEST_PANICKED", `{"action": "pause"}`, machine.CausePanic},
+		{"RESET", `{"guest": true, "reason": "guest-reset"}`, ""},
+		{"STOP", `{}`, ""},
+		{"POWERDOWN", `{}`, ""},
+	} {
+		if got := causeOf(qmp.Event{Name: c.event, Data: json.RawMessage(c.data)}); got != c.want {
+			t.Errorf("%s %s is %q, not %q", c.event, c.data, got, c.want)
+		}
+	}
+	for _, at := range []time.Time{{}, time.Now().Add(time.Hour), time.Unix(5, 0)} {
+		if got := whenOf(qmp.Event{Time: at}); time.Since(got).Abs() > time.Minute {
+			t.Errorf("an event of %s is told as of %s", at, got)
+		}
+	}
+}
+
+// TestVerdicts: what is known of an end, the most certain first, and that no end but a power-off has exit code 0.
+func TestVerdicts(t *testing.T) {
+	log := filepath.Join(t.TempDir(), logFile)
+	if err := os.WriteFile(log, []byte("qemu-system-x86_64: out of \x1b[1mluck\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	started := time.Now().Add(-time.Minute)
+	for name, c := range map[string]struct {
+		rec   record
+		run   *run
+		oom   bool
+		cause machine.Cause
+		code  int32
+		says  string
+	}{
+		"power-off":               {record{Verdict: machine.CausePowerOff, Killing: true}, nil, true, machine.CausePowerOff, 0, "turned itself off"},
+		"panic":                   {record{Verdict: machine.CausePanic}, nil, false, machine.CausePanic, 134, "panicked"},
+		"QEMU's own error":        {record{Verdict: machine.CauseFailed}, nil, false, machine.CauseFailed, 255, "out of ?[1mluck"},
+		"killed by us":            {record{Killing: true}, nil, true, machine.CauseKilled, 137, "killed"},
+		"out of memory":           {record{}, nil, true, machine.CauseOOM, 137, "out of memory"},
+		"nobody saw it":           {record{}, nil, false, machine.CauseFailed, 137, "nobody could see"},
+		"a signal":                {record{}, &run{known: true, status: unix.WaitStatus(unix.SIGSEGV)}, false, machine.CauseFailed, 139, "segmentation fault"},
+		"an exit code":            {record{}, &run{known: true, status: 3 << 8}, false, machine.CauseFailed, 3, "code 3"},
+		"told to end by somebody": {record{}, &run{known: true}, false, machine.CauseFailed, 255, "by itself"},
+		"while it was starting":   {record{Step: stepStarting}, &run{known: true, status: 1 << 8}, false, machine.CauseStart, 1, "luck"},
+	} {
+		c.rec.StartedAt = started
+		got := verdict(c.rec, c.run, c.oom, log)
+		if got.Step != stepEnded || got.Cause != c.cause || got.ExitCode != c.code || !strings.Contains(got.Message, c.says) || got.FinishedAt.Before(started) {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+}
+
+// TestDamagedRecords: files that are cut off or of another version are said to be, and so is a full disk.
+func TestDamagedRecords(t *testing.T) {
+	path := filepath.Join(t.TempDir(), stateFile)
+	var r record
+	if err := readJSON(path, &r); !notThere(err) {
+		t.Errorf("no file: %v", err)
+	}
+	for _, content := range []string{"", "{", `{"version": 2}`, `{"version": "1"}`, "[]"} {
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := readJSON(path, &r); !errdefs.IsDataLoss(err) {
+			t.Errorf("%q: %v", content, err)
+		}
+	}
+	want := record{Version: recordVersion, Step: stepRunning, Boot: bootID(), StartedAt: time.Now().Round(0).UTC()}
+	if err := writeJSON(path, want, true); err != nil {
+		t.Fatal(err)
+	}
+	if err := readJSON(path, &r); err != nil || !reflect.DeepEqual(r, want) {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if err := writeJSON("/dev/full/x", want, false); err == nil {
+		t.Error("written below a device")
+	}
+	if err := classed(unix.ENOSPC); !errdefs.IsResourceExhausted(err) {
+		t.Errorf("%v", err)
+	}
+	if err := classed(errors.New("odd")); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestRemovedWhenDamaged: a machine whose record cannot be read is removed by Recover and can be defined anew.
+func TestRemovedWhenDamaged(t *testing.T) {
+	s := subject(t)
+	d := s.Definition(t)
+	root := filepath.Join(t.TempDir(), "qemu")
+	s.New = driverOver(root)
+	for _, file := range []string{definitionFile, stateFile} {
+		l := s.Begin(t)
+		if err := l.Define(t.Context(), d); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Start(t.Context(), d.Name); err != nil {
+			t.Fatal(err)
+		}
+		l.Close()
+		if err := os.WriteFile(filepath.Join(root, d.Name, file), []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		l = s.Begin(t, d.Name)
+		if len(l.Found) != 0 {
+			t.Errorf("%s is damaged, and found is %v", file, l.Found)
+		}
+		machinetest.AwaitMachines(t, d, 0) // each of the files tells where it runs
+		l.Close()
+	}
+	if left, err := os.ReadDir(root); err != nil || len(left) != 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}

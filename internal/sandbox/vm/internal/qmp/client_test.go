@@ -1,0 +1,250 @@
+package qmp_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/qmp"
+)
+
+const greeting = `{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": "Debian"}, "capabilities": ["oob"]}}`
+
+type request struct {
+	Execute   string          `json:"execute"`
+	Arguments json.RawMessage `json:"arguments"`
+	ID        uint64          `json:"id"`
+}
+
+// serve is a monitor that greets and gives each command to answer, which writes lines.
+func serve(t *testing.T, answer func(r request, say func(format string, a ...any))) net.Conn {
+	t.Helper()
+	ours, theirs := net.Pipe()
+	t.Cleanup(func() { ours.Close(); theirs.Close() })
+	go func() {
+		defer ours.Close()
+		say := func(format string, a ...any) { fmt.Fprintf(ours, format+"\r\n", a...) }
+		say("%s", greeting)
+		for in := bufio.NewScanner(ours); in.Scan(); {
+			var r request
+			if err := json.Unmarshal(in.Bytes(), &r); err != nil {
+				t.Errorf("the client sent %q: %v", in.Text(), err)
+				return
+			}
+			if r.Execute == "qmp_capabilities" {
+				say(`{"return": {}, "id": %d}`, r.ID)
+				continue
+			}
+			if r.Execute == "end" {
+				return
+			}
+			answer(r, say)
+		}
+	}()
+	return theirs
+}
+
+func client(t *testing.T, conn net.Conn) *qmp.Client {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	c, err := qmp.NewClient(ctx, conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+// TestCommands: arguments go there, results and errors come back, of many callers at a time and in any order.
+func TestCommands(t *testing.T) {
+	var mu sync.Mutex
+	var held *request
+	c := client(t, serve(t, func(r request, say func(string, ...any)) {
+		mu.Lock()
+		defer mu.Unlock()
+		switch r.Execute {
+		case "echo":
+			if held == nil { // answered after the next one
+				held = &r
+				return
+			}
+			say(`{"return": %s, "id": %d}`, r.Arguments, r.ID)
+			say(`{"return": %s, "id": %d}`, held.Arguments, held.ID)
+			held = nil
+		default:
+			say(`{"error": {"class": "CommandNotFound", "desc": "The command %s has not been found"}, "id": %d}`, r.Execute, r.ID)
+		}
+	}))
+	if v := c.Version().String(); v != "7.2.22" {
+		t.Errorf("version %s", v)
+	}
+	var calls sync.WaitGroup
+	for i := range 20 {
+		calls.Go(func() {
+			var got struct{ N int }
+			if err := c.Execute(t.Context(), "echo", map[string]int{"N": i}, &got); err != nil || got.N != i {
+				t.Errorf("call %d: %v, %v", i, got, err)
+			}
+		})
+	}
+	calls.Wait()
+	err := c.Execute(t.Context(), "no-such", nil, nil)
+	var refused *qmp.Error
+	if !errors.As(err, &refused) || !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), "no-such: The command") {
+		t.Errorf("an unknown command: %v", err)
+	}
+}
+
+// TestEventsNeverBlock: with nobody who reads events, answers come all the same, and what did not fit is counted.
+func TestEventsNeverBlock(t *testing.T) {
+	c := client(t, serve(t, func(r request, say func(string, ...any)) {
+		for range 1000 {
+			say(`{"timestamp": {"seconds": 1700000000, "microseconds": 5}, "event": "RESET", "data": {"guest": true}}`)
+		}
+		say(`{"return": {}, "id": %d}`, r.ID)
+	}))
+	if err := c.Execute(t.Context(), "flood", nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	e := <-c.Events()
+	if e.Name != "RESET" || string(e.Data) != `{"guest": true}` || !e.Time.Equal(time.Unix(1700000000, 5000)) {
+		t.Errorf("event %+v", e)
+	}
+	if c.Lost() == 0 {
+		t.Error("nothing was counted as lost")
+	}
+	c.Close()
+	n := 1
+	for range c.Events() {
+		n++
+	}
+	if got := uint64(n) + c.Lost(); got != 1000 {
+		t.Errorf("%d events are known of 1000", got)
+	}
+}
+
+// TestSilentMonitor (V1): whoever waits for a monitor that says nothing is released by his deadline, others go on.
+func TestSilentMonitor(t *testing.T) {
+	c := client(t, serve(t, func(r request, say func(string, ...any)) {
+		if r.Execute == "ping" {
+			say(`{"return": {}, "id": 77777}`) // nobody's
+			say(`{"return": {}, "id": %d}`, r.ID)
+		}
+	}))
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if err := c.Execute(ctx, "sleep", nil, nil); !errdefs.IsUnavailable(err) {
+		t.Errorf("silence: %v", err)
+	}
+	if err := c.Execute(t.Context(), "ping", nil, nil); err != nil {
+		t.Errorf("after silence: %v", err)
+	}
+	if err := c.Execute(t.Context(), "end", nil, nil); !errdefs.IsUnavailable(err) {
+		t.Errorf("a monitor that ends: %v", err)
+	}
+	<-c.Done()
+	if c.Err() == nil {
+		t.Error("no reason")
+	}
+	if err := c.Execute(t.Context(), "ping", nil, nil); !errdefs.IsUnavailable(err) {
+		t.Errorf("after the end: %v", err)
+	}
+}
+
+// TestFullPipe: a peer that reads nothing blocks nobody beyond his deadline; half a command ends the connection.
+func TestFullPipe(t *testing.T) {
+	ours, theirs := net.Pipe()
+	defer ours.Close()
+	go func() {
+		fmt.Fprintln(ours, greeting)
+		in := bufio.NewReader(ours)
+		_, _ = in.ReadString('\n')
+		fmt.Fprintln(ours, `{"return": {}, "id": 1}`)
+	}()
+	c := client(t, theirs)
+	for range 2 {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		if err := c.Execute(ctx, "ping", nil, nil); !errdefs.IsUnavailable(err) {
+			t.Errorf("%v", err)
+		}
+		cancel()
+	}
+	go func() { _, _ = io.CopyN(io.Discard, ours, 5) }()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if err := c.Execute(ctx, "ping", nil, nil); !errdefs.IsUnavailable(err) {
+		t.Errorf("%v", err)
+	}
+	<-c.Done()
+}
+
+// TestBadGreetings: what is at the other end is no monitor, or is silent.
+func TestBadGreetings(t *testing.T) {
+	for name, c := range map[string]struct {
+		line string
+		is   func(error) bool
+	}{
+		"silence":   {"", errdefs.IsUnavailable},
+		"no JSON":   {"SSH-2.0-OpenSSH_9.2\n", errdefs.IsDataLoss},
+		"no QMP":    {`{"return": {}}` + "\n", errdefs.IsDataLoss},
+		"too long":  {`{"QMP": "` + strings.Repeat("x", qmp.MaxLine) + `"}` + "\n", errdefs.IsDataLoss},
+		"a half":    {`{"QMP": `, errdefs.IsUnavailable},
+		"another's": {`{"QMP": 7}` + "\n", errdefs.IsDataLoss},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ours, theirs := net.Pipe()
+			go func() {
+				_, _ = io.WriteString(ours, c.line)
+				if name == "a half" {
+					ours.Close()
+				}
+			}()
+			defer ours.Close()
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			if _, err := qmp.NewClient(ctx, theirs); !c.is(err) {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}
+
+// FuzzReader: whatever a monitor sends, the client neither panics nor hangs.
+func FuzzReader(f *testing.F) {
+	f.Add([]byte(greeting + "\r\n" + `{"return": {}, "id": 1}` + "\n" + `{"event": "STOP", "timestamp": {"seconds": -1}}` + "\n" + `{"return": [], "id": 2}`))
+	f.Add([]byte(greeting + "\n" + `{"error": {"class": "GenericError", "desc": ""}, "id": 1}`))
+	f.Add([]byte("{}\n\n\r\n{\"QMP\":null}"))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		ours, theirs := net.Pipe()
+		go func() { _, _ = io.Copy(io.Discard, ours) }()
+		go func() {
+			_, _ = ours.Write(raw)
+			ours.Close()
+		}()
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		c, err := qmp.NewClient(ctx, theirs)
+		if err != nil {
+			return
+		}
+		var result any
+		_ = c.Execute(ctx, "query-status", nil, &result)
+		<-c.Done()
+		for e := range c.Events() {
+			if e.Name == "" {
+				t.Error("an event without a name")
+			}
+		}
+	})
+}

@@ -1,0 +1,49 @@
+package machinetest
+
+import (
+	"testing"
+	"time"
+
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+)
+
+// BenchmarkLife reports, in milliseconds, the time of each call; "start" is until the CPUs run, "boot" from then until the
+// guest is up, "shutdown" from the power button until the end is told.
+func BenchmarkLife(b *testing.B, s Subject) {
+	l := s.Begin(b)
+	defer l.Close()
+	sums := map[string]time.Duration{}
+	lap := func(what string, call func() error) {
+		b.Helper()
+		begun := time.Now()
+		if err := call(); err != nil {
+			b.Fatalf("%s: %v", what, err)
+		}
+		sums[what] += time.Since(begun)
+	}
+	warm := s.Definition(b) // libvirt asks QEMU what it can do, once
+	lap("warm", func() error { return l.Define(b.Context(), warm) })
+	lap("warm", func() error { return l.Start(b.Context(), warm.Name) })
+	lap("warm", func() error { return l.Undefine(b.Context(), warm.Name) })
+	delete(sums, "warm")
+	for b.Loop() {
+		d := s.Definition(b)
+		lap("define", func() error { return l.Define(b.Context(), d) })
+		lap("start", func() error { return l.Start(b.Context(), d.Name) })
+		lap("boot", func() error { l.Up(b, d); return nil })
+		lap("shutdown", func() error {
+			err := l.Shutdown(b.Context(), d.Name)
+			if cause := l.End(d.Name).Cause; cause != machine.CausePowerOff {
+				b.Fatalf("it ended by %s", cause)
+			}
+			return err
+		})
+		lap("again", func() error { return l.Start(b.Context(), d.Name) })
+		lap("destroy", func() error { return l.Destroy(b.Context(), d.Name) })
+		lap("undefine", func() error { return l.Undefine(b.Context(), d.Name) })
+	}
+	for what, sum := range sums {
+		b.ReportMetric(float64(sum.Microseconds())/1000/float64(b.N), what+"-ms")
+	}
+	b.ReportMetric(0, "ns/op")
+}

@@ -1,0 +1,32 @@
+package machinetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+)
+
+// Live is the life of a daemon that is to end at a fail point: it makes the calls, of "define", "start", "end" (which waits for
+// an end that nobody ordered), "destroy" and "undefine". That it lives through all of them is an error, too.
+func Live(d machine.Driver, def machine.Definition, calls []string) error {
+	ended := make(chan struct{}, 10)
+	ctx := context.Background()
+	if _, err := d.Recover(ctx, nil, func(machine.Event) { ended <- struct{}{} }); err != nil {
+		return err
+	}
+	all := map[string]func() error{
+		"define":   func() error { return d.Define(ctx, def) },
+		"start":    func() error { return d.Start(ctx, def.Name) },
+		"end":      func() error { <-ended; return nil },
+		"destroy":  func() error { return d.Destroy(ctx, def.Name) },
+		"undefine": func() error { return d.Undefine(ctx, def.Name) },
+	}
+	for _, name := range calls {
+		if err := all[name](); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return errors.New("it lived through all calls")
+}

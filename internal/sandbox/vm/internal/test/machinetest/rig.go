@@ -1,0 +1,231 @@
+package machinetest
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/tripod-run/tripod/internal/image/qcow2"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+)
+
+// Patience is how long the suite waits for what a guest does: two guests on a busy machine without KVM are slow.
+const Patience = 2 * time.Minute
+
+// ready begins the line that the guest writes when it is up.
+const ready = "TRIPOD-GUEST-READY"
+
+// Guest is the test guest (hack/images/guest): a kernel and an initrd that answer on the serial console, and a qcow2 image
+// from which they are booted by the firmware.
+type Guest struct{ Kernel, Initrd, Disk string }
+
+// Subject is a driver under test.
+type Subject struct {
+	// New makes a driver, with Taps as its Opener; made again after Close, it is the next life of the daemon: it finds what the last one has left.
+	New func(t testing.TB) machine.Driver
+	// Guest is what is booted.
+	Guest Guest
+	// NewCgroup makes a cgroup for a machine, limited to so many bytes of memory (0: not), and gives its path.
+	NewCgroup func(t testing.TB, name string, memory int64) string
+	// UID and GID are what the hypervisor runs as.
+	UID, GID int
+}
+
+// Life is the daemon's view of a driver: the driver and the events that it sends.
+type Life struct {
+	machine.Driver
+	Found map[string]machine.State
+
+	t      testing.TB
+	mu     sync.Mutex
+	events []machine.Event
+	more   chan struct{}
+}
+
+// Begin makes a driver that takes over the machines of these names.
+func (s Subject) Begin(t testing.TB, names ...string) *Life {
+	t.Helper()
+	l := &Life{t: t, Driver: s.New(t), more: make(chan struct{}, 1)}
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	defer cancel()
+	found, err := l.Recover(ctx, names, l.sink)
+	if err != nil {
+		t.Fatalf("recover: %v", err)
+	}
+	l.Found = found
+	return l
+}
+
+func (l *Life) sink(e machine.Event) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.events = append(l.events, e)
+	select {
+	case l.more <- struct{}{}:
+	default:
+	}
+}
+
+// Events are the ends that were reported so far.
+func (l *Life) Events() []machine.Event {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return append([]machine.Event(nil), l.events...)
+}
+
+// End waits for the report that a machine ended, the first that nobody has waited for.
+func (l *Life) End(name string) machine.State {
+	l.t.Helper()
+	deadline := time.After(Patience)
+	for {
+		l.mu.Lock()
+		for i, e := range l.events {
+			if e.Name == name {
+				l.events = append(l.events[:i], l.events[i+1:]...)
+				l.mu.Unlock()
+				if s := l.Must(name); s.Phase != machine.Ended || s.Cause != e.State.Cause || s.ExitCode != e.State.ExitCode {
+					l.t.Errorf("the event says %+v, the state is %+v", e.State, s)
+				}
+				return e.State
+			}
+		}
+		l.mu.Unlock()
+		select {
+		case <-l.more:
+		case <-deadline:
+			l.t.Fatalf("no end of machine %.8s was reported; its state is %+v", name, l.Must(name))
+		}
+	}
+}
+
+// Must is the state of a machine that is known.
+func (l *Life) Must(name string) machine.State {
+	l.t.Helper()
+	s, err := l.State(l.t.Context(), name)
+	if err != nil {
+		l.t.Fatalf("state of %.8s: %v", name, err)
+	}
+	return s
+}
+
+// Definition is that of a machine of the test guest, with directories, a cgroup and a writable disk of its own. What is
+// left of it when the test ends is the driver's to remove, which the test's world checks.
+func (s Subject) Definition(t testing.TB) machine.Definition {
+	t.Helper()
+	name := randomName(t)
+	dir := t.TempDir()
+	d := machine.Definition{
+		Name: name, UUID: uuidOf(name), Dir: filepath.Join(dir, "run", name), StateDir: filepath.Join(dir, "state"),
+		CPUs: 1, Memory: 128 << 20, Cmdline: "console=ttyS0 quiet no_timer_check",
+		Kernel: &machine.File{Path: s.Guest.Kernel}, Initrd: &machine.File{Path: s.Guest.Initrd},
+		UID: s.UID, GID: s.GID, Cgroup: s.NewCgroup(t, name, 0),
+	}
+	d.SerialLog = filepath.Join(d.StateDir, "serial.log")
+	for _, sub := range []string{filepath.Dir(d.Dir), d.StateDir} {
+		if err := os.MkdirAll(sub, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	base, overlay := filepath.Join(d.StateDir, "base.raw"), filepath.Join(d.StateDir, "root.qcow2")
+	content := append([]byte("the base of the root disk\n"), make([]byte, 1<<20)...)
+	if err := os.WriteFile(base, content, 0o400); err != nil {
+		t.Fatal(err)
+	}
+	if err := qcow2.CreateOverlay(t.Context(), overlay, 1<<20, qcow2.Overlay{}); err != nil {
+		t.Fatal(err)
+	}
+	d.Disks = []machine.Disk{{
+		ID: "root", File: machine.File{Path: overlay}, Format: "qcow2", Bus: machine.BusVirtio,
+		Base: &machine.Base{File: machine.File{Path: base}, Format: "raw"},
+	}}
+	return d
+}
+
+// defined makes a machine known, and removes it when the test is over.
+func (l *Life) defined(t testing.TB, d machine.Definition) {
+	t.Helper()
+	if err := l.Define(t.Context(), d); err != nil {
+		t.Fatalf("define: %v", err)
+	}
+}
+
+// Up defines and starts a machine and waits until its guest is up.
+func (l *Life) Up(t testing.TB, d machine.Definition) *Console {
+	t.Helper()
+	l.defined(t, d)
+	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	defer cancel()
+	if err := l.Start(ctx, d.Name); err != nil {
+		t.Fatalf("start: %v", err)
+	}
+	c := Attach(t, d)
+	AwaitLog(t, d, ready, 1)
+	return c
+}
+
+// AwaitLog waits until the serial log contains text so many times.
+func AwaitLog(t testing.TB, d machine.Definition, text string, times int) {
+	t.Helper()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(Patience)
+	for {
+		raw, _ := os.ReadFile(d.SerialLog)
+		if bytes.Count(raw, []byte(text)) >= times {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("%q is not %d times in the serial log, which ends with %q", text, times, raw[max(0, len(raw)-2000):])
+		}
+	}
+}
+
+// Console types lines at the serial console.
+type Console struct {
+	t    testing.TB
+	pipe *os.File
+}
+
+// Attach opens the serial console's input of a machine that runs.
+func Attach(t testing.TB, d machine.Definition) *Console {
+	t.Helper()
+	pipe, err := machine.OpenPipe(filepath.Join(d.Dir, machine.SerialInput))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { pipe.Close() })
+	return &Console{t: t, pipe: pipe}
+}
+
+// Type types a line, which the guest's shell runs.
+func (c *Console) Type(format string, a ...any) {
+	c.t.Helper()
+	if _, err := fmt.Fprintf(c.pipe, format+"\n", a...); err != nil {
+		c.t.Fatalf("type at the console: %v", err)
+	}
+}
+
+// Close disconnects.
+func (c *Console) Close() { c.pipe.Close() }
+
+func randomName(t testing.TB) string {
+	raw := make([]byte, 32)
+	if _, err := rand.Read(raw); err != nil {
+		t.Fatal(err)
+	}
+	return hex.EncodeToString(raw)
+}
+
+func uuidOf(name string) string {
+	return strings.Join([]string{name[:8], name[8:12], name[12:16], name[16:20], name[20:32]}, "-")
+}

@@ -1,0 +1,305 @@
+package machinetest
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/virtiofsd"
+)
+
+// shared is a machine with two shares by virtio-fs, of which the second is read-only.
+func shared(t *testing.T, s Subject) (d machine.Definition, rw, ro string) {
+	t.Helper()
+	d = s.Definition(t)
+	rw, ro = filepath.Join(d.StateDir, "rw"), filepath.Join(d.StateDir, "ro")
+	for _, dir := range []string{rw, ro} {
+		for path, mode := range map[string]os.FileMode{dir: 0o755, filepath.Join(dir, "theirs"): 0o700} {
+			if err := os.MkdirAll(path, mode); err != nil {
+				t.Fatal(err)
+			}
+		}
+		writeFile(t, filepath.Join(dir, "secret"), "for root only\n", 0)
+		writeFile(t, filepath.Join(dir, "theirs/file"), "for user 999 only\n", 999)
+		if err := os.Chown(filepath.Join(dir, "theirs"), 999, 999); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.Shares = []machine.Share{
+		{Tag: "rw", Path: rw, Driver: machine.ShareVirtiofs}, {Tag: "ro", Path: ro, Driver: machine.ShareVirtiofs, ReadOnly: true},
+	}
+	return d, rw, ro
+}
+
+func writeFile(t *testing.T, path, content string, owner int) {
+	t.Helper()
+	err := os.WriteFile(path, []byte(content), 0o600)
+	if err == nil {
+		err = os.Chown(path, owner, owner)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// mountShares mounts both in the guest.
+const mountShares = "for t in rw ro; do mkdir -p /$t; mount -t virtiofs $t /$t; done; "
+
+// shares: what a guest does in a directory by virtio-fs is on the node as it did it, owners and modes, and what the node
+// does is seen by the guest; read-only is so on the node; over a restart of the driver, a reboot of the guest and another
+// start of the machine.
+func shares(t *testing.T, s Subject) {
+	l := s.Begin(t)
+	d, rw, ro := shared(t, s)
+	console := l.Up(t, d)
+	console.Type(mountShares + "cat /*/secret /*/theirs/file; cd /rw; echo new >new; chown 1000:1001 new; chmod 640 new; mkfifo pipe; " +
+		"ln -s new link; ln new hard; echo over >tmp; mv tmp secret; mkdir -m 700 db; chown 999:999 db; " +
+		"mkdir /tmp/m && echo one >a && echo two >b && mv b a && cat a; stat -c '%%u:%%g:%%a' new db theirs; " +
+		"mknod null c 1 3; mount -o remount,rw /ro; echo no >/ro/new; rm /ro/secret; ls /rw/../..; cd /; echo shares-$((40+2))")
+	AwaitLog(t, d, "shares-42", 1)
+	for text, times := range map[string]int{"for root only": 2, "for user 999 only": 2, "\ntwo\r": 1, "1000:1001:640": 1, "\r\n999:999:700\r\n999:999:700": 1, "Operation not permitted": 1, "Read-only file system": 2} {
+		AwaitLog(t, d, text, times)
+	}
+	for name, want := range map[string]string{"new": "1000:1001 -rw-r-----", "hard": "1000:1001 -rw-r-----", "pipe": "0:0 prw-r--r--", "db": "999:999 drwx------", "secret": "0:0 -rw-r--r--", "link": "0:0 Lrwxrwxrwx"} {
+		info, err := os.Lstat(filepath.Join(rw, name))
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		st := info.Sys().(*syscall.Stat_t)
+		if got := fmt.Sprintf("%d:%d %s", st.Uid, st.Gid, info.Mode()); got != want {
+			t.Errorf("%s is %s on the node, not %s", name, got, want)
+		}
+	}
+	for _, name := range []string{filepath.Join(ro, "new"), filepath.Join(rw, "null")} {
+		if _, err := os.Lstat(name); err == nil {
+			t.Errorf("the guest has made %s", name)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(ro, "secret")); err != nil {
+		t.Error(err)
+	}
+
+	before := Servers(t, d)
+	if len(before) != 2 {
+		t.Errorf("virtiofsd runs as %v", before)
+	}
+	confined(t, s, before)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	l = s.Begin(t, d.Name)
+	defer func() { l.Close() }()
+	writeFile(t, filepath.Join(rw, "note.new"), "from the node\n", 1000)
+	if err := os.Rename(filepath.Join(rw, "note.new"), filepath.Join(rw, "note")); err != nil {
+		t.Fatal(err)
+	}
+	console = Attach(t, d)
+	console.Type("cat /rw/note; reboot -f")
+	AwaitLog(t, d, "from the node", 1)
+	AwaitLog(t, d, ready, 2)
+	console.Type(mountShares + "cat /rw/note")
+	AwaitLog(t, d, "from the node", 2)
+	if after := Servers(t, d); fmt.Sprint(after) != fmt.Sprint(before) {
+		t.Errorf("virtiofsd was %v, and is %v", before, after)
+	}
+	for range 2 { // it may have other ones when it starts again, and they end with it
+		if err := l.Destroy(t.Context(), d.Name); err != nil {
+			t.Fatal(err)
+		}
+		if left := Servers(t, d); len(left) != 0 {
+			t.Errorf("left behind: %v", left)
+		}
+		if err := l.Start(t.Context(), d.Name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	AwaitLog(t, d, ready, 3)
+	Attach(t, d).Type(mountShares + "cat /rw/note")
+	AwaitLog(t, d, "from the node", 3)
+	if err := l.Undefine(t.Context(), d.Name); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(d.Dir); err == nil {
+		t.Errorf("left behind: %s", d.Dir)
+	}
+}
+
+// lostShare: a machine of which a virtiofsd is killed ends and says so, also when that happens while nobody looks; started
+// again it has another one. A directory that is not there is said by the start.
+func lostShare(t *testing.T, s Subject) {
+	l := s.Begin(t)
+	defer func() { l.Close() }()
+	d, _, ro := shared(t, s)
+	l.Up(t, d)
+	kill := func() {
+		for _, pid := range Servers(t, d)[1:] {
+			signal(t, pid, unix.SIGKILL)
+		}
+	}
+	kill()
+	lost := func(end machine.State) {
+		t.Helper()
+		if end.Cause != machine.CauseFailed || end.ExitCode != machine.ExitKilled || !strings.Contains(end.Message, "virtiofsd of the share ro") {
+			t.Errorf("ended: %+v", end)
+		}
+		if left := Servers(t, d); len(left) != 0 {
+			t.Errorf("left behind: %v", left)
+		}
+	}
+	lost(l.End(d.Name))
+	if err := l.Start(t.Context(), d.Name); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	kill()
+	l = s.Begin(t, d.Name)
+	Await(t, "the machine that lost a share while nobody looked has ended", func() bool { return l.Must(d.Name).Phase == machine.Ended })
+	lost(l.Must(d.Name))
+	if err := os.Rename(ro, ro+".away"); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Start(t.Context(), d.Name); err == nil || !strings.Contains(err.Error(), ro) || l.Must(d.Name).Cause != machine.CauseStart {
+		t.Errorf("started without a directory: %v, %+v", err, l.Must(d.Name))
+	}
+	if left := Servers(t, d); len(left) != 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	if err := l.Undefine(t.Context(), d.Name); err != nil {
+		t.Error(err)
+	}
+}
+
+// MapOwners is what a guest does in a share by 9p with mapped owners, which it mounts twice.
+func MapOwners(tag string) string {
+	mount := "mkdir -p /mapped && mount -t 9p -o trans=virtio,version=9p2000.L " + tag + " /mapped; "
+	return mount + "mkdir -m 700 /mapped/db; echo kept >/mapped/db/file; chown -R 999:998 /mapped/db; mkfifo /mapped/pipe; ln -s db /mapped/link; umount /mapped; " +
+		mount + "stat -c 'mapped %u:%g:%a:%F' /mapped/db /mapped/db/file /mapped/pipe; cat /mapped/link/file; echo mapped-$((40+2))"
+}
+
+// CheckMapped checks what came of MapOwners in the directory of the share.
+func CheckMapped(t testing.TB, d machine.Definition, dir string) {
+	t.Helper()
+	for _, text := range []string{"mapped 999:998:700:directory", "mapped 999:998:644:regular file", "mapped 0:0:644:fifo", "\nkept\r", "mapped-42"} {
+		AwaitLog(t, d, text, 1)
+	}
+	for _, name := range []string{"db", "db/file", "pipe", "link"} {
+		info, err := os.Lstat(filepath.Join(dir, name))
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if uid := info.Sys().(*syscall.Stat_t).Uid; uid != 0 || !info.IsDir() && !info.Mode().IsRegular() {
+			t.Errorf("%s is %d's on the node, %s", name, uid, info.Mode())
+		}
+	}
+}
+
+// AddShare gives a machine a share by virtio-fs.
+func AddShare(t testing.TB, d *machine.Definition) {
+	t.Helper()
+	dir := filepath.Join(d.StateDir, "shared")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	d.Shares = append(d.Shares, machine.Share{Tag: "shared", Path: dir, Driver: machine.ShareVirtiofs})
+}
+
+// AwaitMachines waits until so many machines run in the cgroup of one that has shares by virtio-fs only: a QEMU each, and two
+// processes for each share, which end after those whom they serve.
+func AwaitMachines(t testing.TB, d machine.Definition, machines int) {
+	t.Helper()
+	tree := Cgroups(t)
+	Await(t, fmt.Sprintf("%d machines run", machines), func() bool {
+		return len(cgroup.Procs(filepath.Join(tree.Roots[tree.Hierarchy("pids")], d.Cgroup))) == machines*(1+2*len(d.Shares))
+	})
+}
+
+// Servers are the virtiofsd of a machine, each by the first of its processes, in the order in which they were started.
+func Servers(t testing.TB, d machine.Definition) (pids []int) {
+	t.Helper()
+	tree := Cgroups(t)
+	all := cgroup.Procs(filepath.Join(tree.Roots[tree.Hierarchy("pids")], d.Cgroup))
+	for _, pid := range all {
+		comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+		stat, statErr := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		if err == nil && statErr == nil && strings.TrimSpace(string(comm)) == virtiofsd.ProgramName && strings.Count(field(string(stat), "NSpid"), "\t") == 1 {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// field is a line of /proc/PID/status, without its name.
+func field(status, name string) string {
+	for line := range strings.Lines(status) {
+		if value, ok := strings.CutPrefix(line, name+":\t"); ok {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+// confined looks at virtiofsd as the kernel sees it, at each of its processes.
+func confined(t *testing.T, s Subject, pids []int) {
+	t.Helper()
+	for _, first := range pids {
+		raw, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", first, first))
+		for _, pid := range append([]string{fmt.Sprint(first)}, strings.Fields(string(raw))...) {
+			proc := func(name string) string {
+				raw, err := os.ReadFile("/proc/" + pid + "/" + name)
+				if err != nil {
+					t.Error(err)
+				}
+				return string(raw)
+			}
+			uid := fmt.Sprint(s.UID)
+			status := proc("status")
+			if got := field(status, "Uid"); got != strings.Join([]string{uid, uid, uid, uid}, "\t") {
+				t.Errorf("process %s of virtiofsd runs as %s", pid, got)
+			}
+			if field(status, "NoNewPrivs") != "1" {
+				t.Errorf("process %s of virtiofsd may gain privileges", pid)
+			}
+			for fields := range strings.Lines(proc("uid_map")) {
+				if f := strings.Fields(fields); f[1] == "0" {
+					t.Errorf("virtiofsd can become the node's root: %s", fields)
+				}
+			}
+			own, err := os.Readlink("/proc/" + pid + "/ns/user")
+			ours, ourErr := os.Readlink("/proc/self/ns/user")
+			if err != nil || ourErr != nil || own == ours {
+				t.Errorf("its user namespace is %s, %v; ours %s, %v", own, err, ours, ourErr)
+			}
+			if pid == fmt.Sprint(first) {
+				continue // it waits for the other, and has no capability
+			}
+			if field(status, "Seccomp") != "2" {
+				t.Error("virtiofsd has no filter of system calls")
+			}
+			const allowed = 1<<unix.CAP_CHOWN | 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_FOWNER | 1<<unix.CAP_FSETID | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID
+			var have uint64
+			if _, err := fmt.Sscanf(field(status, "CapPrm"), "%x", &have); err != nil || have&^uint64(allowed) != 0 {
+				t.Errorf("virtiofsd has the capabilities %x, %v", have, err)
+			}
+			names, err := os.ReadDir("/proc/" + pid + "/root/")
+			if err != nil || !strings.Contains(fmt.Sprint(names), "secret") || strings.Contains(fmt.Sprint(names), "proc") {
+				t.Errorf("virtiofsd sees %v, %v", names, err)
+			}
+			for line := range strings.Lines(proc("net/dev")) {
+				if strings.Contains(line, ":") && !strings.Contains(line, "lo:") {
+					t.Errorf("virtiofsd has a network: %s", line)
+				}
+			}
+		}
+	}
+}

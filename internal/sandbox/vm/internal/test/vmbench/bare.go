@@ -1,0 +1,129 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/cloudinit"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/qmp"
+)
+
+// bare is QEMU as a person would start it.
+type bare struct {
+	// files has the kernel; seed is a disk for cloud-init with what a pod's would say; dir is ours.
+	files, seed, dir string
+	accel, driver    string
+	memory           uint64
+}
+
+// seedMAC is the address of the bare machine's NIC; QEMU's user network gives guests 10.0.2.15.
+const seedMAC = "52:54:00:12:34:56"
+
+// writeSeed writes the disk for cloud-init, by the writer of the pods' ones.
+func (b *bare) writeSeed() error {
+	image, err := cloudinit.Build(cloudinit.Input{
+		Options: annotations.Options{ImageType: annotations.NoCloud}, PodUID: "bare", Hostname: "bare",
+		Interfaces: []cloudinit.Interface{{
+			Name: "eth0", MAC: seedMAC, MTU: 1500, Addrs: []netip.Prefix{netip.MustParsePrefix("10.0.2.15/24")},
+			Routes: []cloudinit.Route{{Dst: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("10.0.2.2")}},
+		}},
+	})
+	if err != nil {
+		return err
+	}
+	return image.WriteFile(b.seed, 0o600)
+}
+
+// live boots one, looks at its memory and presses its power button.
+func (b *bare) live(ctx context.Context) (l life, err error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	cmdline, err := os.ReadFile(filepath.Join(b.files, "cmdline"))
+	if err != nil {
+		return l, err
+	}
+	monitor := filepath.Join(b.dir, "monitor.sock")
+	accel := b.accel
+	if accel == "tcg" {
+		accel += ",tb-size=32"
+	}
+	c := exec.CommandContext(ctx, "qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel", accel, "-cpu", "max",
+		"-m", strconv.FormatUint(b.memory>>20, 10), "-kernel", filepath.Join(b.files, "vmlinux"), "-initrd", filepath.Join(b.files, "initrd"),
+		"-append", strings.TrimSpace(string(cmdline)), "-serial", "stdio", "-qmp", "unix:"+monitor+",server=on,wait=off", "-no-shutdown",
+		"-netdev", "user,id=net0", "-device", "virtio-net-pci,netdev=net0,romfile=,mac="+seedMAC,
+		"-drive", "if=virtio,format=raw,readonly=on,file="+b.seed)
+	out, err := c.StdoutPipe()
+	if err != nil {
+		return l, err
+	}
+	started := time.Now()
+	if err := c.Start(); err != nil {
+		return l, err
+	}
+	defer func() {
+		_ = c.Process.Kill()
+		_ = c.Wait() // killed
+	}()
+	text := bufio.NewReader(out)
+	for {
+		line, err := text.ReadString('\n')
+		if strings.Contains(line, readyLine) {
+			break
+		}
+		if err != nil {
+			return l, fmt.Errorf("its console ended before the guest was ready: %w", errors.Join(err, ctx.Err()))
+		}
+	}
+	l.ready = time.Since(started)
+	if l.cpu, err = processorTime(c.Process.Pid); err != nil {
+		return l, err
+	}
+	if l.ram, l.rest, err = resident(c.Process.Pid, b.memory); err != nil {
+		return l, err
+	}
+	go func() { _, _ = io.Copy(io.Discard, text) }() // a full pipe would stop the guest
+	l.off, err = powerOff(ctx, monitor)
+	return l, err
+}
+
+// powerOff presses the power button and tells how long the guest took to turn itself off.
+func powerOff(ctx context.Context, monitor string) (time.Duration, error) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", monitor)
+	if err != nil {
+		return 0, err
+	}
+	client, err := qmp.NewClient(ctx, conn)
+	if err != nil {
+		return 0, err
+	}
+	defer client.Close()
+	pressed := time.Now()
+	if err := client.Execute(ctx, "system_powerdown", nil, nil); err != nil {
+		return 0, err
+	}
+	for {
+		select {
+		case e := <-client.Events():
+			if e.Name == "SHUTDOWN" {
+				return time.Since(pressed), nil
+			}
+		case <-client.Done():
+			return 0, fmt.Errorf("the monitor ended: %w", client.Err())
+		case <-ctx.Done():
+			return 0, fmt.Errorf("the guest does not turn itself off: %w", ctx.Err())
+		}
+	}
+}

@@ -1,0 +1,111 @@
+package virtiofsd
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+)
+
+const (
+	// probeTime bounds a probe; it takes some 10 ms.
+	probeTime = 10 * time.Second
+	// probeAgain is how long a failure is believed: virtiofsd may be installed while the daemon runs.
+	probeAgain = time.Minute
+)
+
+// Prober finds out, by trying, whether virtiofsd works here, and remembers it. What it tries with is Options but for Dir,
+// LogDir and Cgroup.
+type Prober struct {
+	Options
+
+	mu     sync.Mutex
+	at     time.Time
+	result error
+}
+
+// Probe is nil when directories can be shared by virtio-fs, else why not: errdefs.ErrNotFound without virtiofsd,
+// errdefs.ErrFailedPrecondition when it does not serve a directory.
+func (p *Prober) Probe(ctx context.Context) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.at.IsZero() && (p.result == nil || time.Since(p.at) < probeAgain) {
+		return p.result
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	defer cancel()
+	err := p.try(ctx)
+	if errors.Is(err, context.Canceled) {
+		return err // its caller went away
+	}
+	p.at, p.result = time.Now(), err
+	return err
+}
+
+// try has a virtiofsd serve an empty directory, and asks it, in the hypervisor's place, what it can do: it answers once it
+// has confined itself.
+func (p *Prober) try(ctx context.Context) (err error) {
+	o := p.Options
+	if o.Program == "" {
+		return fmt.Errorf("there is no virtiofsd: %w", errdefs.ErrNotFound)
+	}
+	if o.Dir, err = os.MkdirTemp("", "tripod-probe-"); err != nil {
+		return err
+	}
+	defer os.RemoveAll(o.Dir)
+	o.LogDir, o.Cgroup = o.Dir, ""
+	const tag = "probe"
+	servers, err := Start(ctx, o, []machine.Share{{Tag: tag, Path: o.Dir, Driver: machine.ShareVirtiofs, ReadOnly: true}})
+	if err != nil {
+		return fmt.Errorf("%s does not start: %w (%w)", o.Program, err, errdefs.ErrFailedPrecondition)
+	}
+	defer func() { err = errors.Join(err, servers.End(ctx)) }()
+	conn, err := servers.Conn(tag)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := askFeatures(ctx, conn); err != nil {
+		if words := servers.Words(); words != "" {
+			err = errors.New(words)
+		}
+		return fmt.Errorf("%s serves no directory: %w (%w)", o.Program, err, errdefs.ErrFailedPrecondition)
+	}
+	return nil
+}
+
+// askFeatures sends VHOST_USER_GET_FEATURES and reads the answer, as the vhost-user specification of QEMU has them.
+func askFeatures(ctx context.Context, file *os.File) error {
+	conn, err := net.FileConn(file)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if deadline, ok := ctx.Deadline(); ok {
+		_ = conn.SetDeadline(deadline)
+	}
+	const getFeatures, version = 1, 1
+	request := binary.NativeEndian.AppendUint32(nil, getFeatures)
+	request = binary.NativeEndian.AppendUint32(request, version)
+	request = binary.NativeEndian.AppendUint32(request, 0)
+	if _, err := conn.Write(request); err != nil {
+		return err
+	}
+	answer := make([]byte, len(request)+8)
+	if _, err := io.ReadFull(conn, answer); err != nil {
+		return err
+	}
+	if got := binary.NativeEndian.Uint32(answer); got != getFeatures {
+		return fmt.Errorf("answer %d to request %d", got, getFeatures)
+	}
+	return nil
+}
