@@ -6,19 +6,12 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"syscall"
 
 	"github.com/tripod-run/tripod/internal/sandbox/vm/vmwrap"
 )
 
 func main() {
-	emulator, argv, env, err := vmwrap.Prepare(context.Background(), os.Args, os.Environ())
-	if err == nil {
-		// What QEMU inherits is what libvirt meant for it, and the descriptors of the grant; everything else of this process
-		// is closed on exec.
-		err = syscall.Exec(emulator, argv, env) //nolint:forbidigo // libvirt knows the emulator by the PID that it started
-		err = fmt.Errorf("execute %s: %w", emulator, err)
-	}
+	err := vmwrap.Exec(context.Background(), os.Args, os.Environ())
 	// libvirt shows what its emulator says last as the reason why the domain did not start.
 	fmt.Fprintf(os.Stderr, "%s: %v\n", vmwrap.ProgramName, err)
 	os.Exit(1)

@@ -1,9 +1,10 @@
-// Package guest is what tripod-agent does in a virtual machine: it serves the host's requests over a virtio-serial port.
+// Package guestagent is tripod-agent, which runs in a virtual machine and serves the host over a virtio-serial port. Begin
+// with Run.
 //
-//	/dev/vportNpM ──▶ Server ──▶ session (one at a time) ──▶ job: program | connection | report
+//	/dev/vportNpM ──▶ server ──▶ session (one at a time) ──▶ job: program | connection | report
 //	                    │                                      each on a stream of its own
-//	                    └── the host is gone, or another session begins: all jobs are killed
+//	                    └── the host has left, or another session begins: all jobs are killed
 //
-// The guest trusts its host, which can do what it likes with it anyway. It must not import net, encoding/json or the rest of
-// Tripod: the program is to be small, for it is copied into guests that have little memory.
+// The guest trusts its host, which controls it in any case. The package must not import fmt, net or encoding/json, nor
+// more of Tripod than the protocol: the program is copied into guests that have little memory.
 package guestagent

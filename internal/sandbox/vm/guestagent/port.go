@@ -12,22 +12,20 @@ import (
 )
 
 const (
-	// portLook is how often it is looked for a port that is not there: its driver may be loaded yet.
-	portLook = 250 * time.Millisecond
-	// flapTime is how soon after a host another one's leaving makes us pause.
+	// portPoll is how often to look for a missing port, whose driver may be loaded later.
+	portPoll = 250 * time.Millisecond
+	// flapTime is how long to pause after two hosts have left within that time.
 	flapTime = 50 * time.Millisecond
 )
 
-// Port is a virtio-serial port. Reads and writes block a thread each: a port that blocks is the only way to be told when a host
-// comes, for Linux lets a write wait for it, while a read gives the end at once.
-type Port struct {
+// port is a virtio-serial port. Reads and writes block a thread each. Only a blocking port reports when a host connects:
+// Linux makes a write wait for the host, while a read returns the end at once.
+type port struct {
 	fd   int
 	left time.Time
 }
 
-// FindPort looks for the port of that name, with or without udev: "" when there is none.
-func FindPort(name string) string { return findPort(name, "/dev", "/sys/class/virtio-ports") }
-
+// findPort returns the path of the port of that name, with or without udev: "" when there is none.
 func findPort(name, dev, sys string) string {
 	if path := filepath.Join(dev, "virtio-ports", name); exists(path) {
 		return path
@@ -48,27 +46,27 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// WaitPort waits for the port of that name and opens it.
-func WaitPort(name string) (*Port, error) {
+// waitPort waits for the port of that name and opens it.
+func waitPort(name string) (*port, error) {
 	for {
-		if path := FindPort(name); path != "" {
+		if path := findPort(name, "/dev", "/sys/class/virtio-ports"); path != "" {
 			fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NOCTTY, 0)
 			if err == nil {
-				return &Port{fd: fd}, nil
+				return &port{fd: fd}, nil
 			}
 			if err != unix.ENOENT && err != unix.ENXIO && err != unix.ENODEV {
 				return nil, &os.PathError{Op: "open", Path: path, Err: err}
 			}
 		}
-		time.Sleep(portLook) // neither devtmpfs nor sysfs tells by inotify
+		time.Sleep(portPoll) // devtmpfs and sysfs have no inotify events
 	}
 }
 
 // Close closes the port.
-func (p *Port) Close() error { return unix.Close(p.fd) }
+func (p *port) Close() error { return unix.Close(p.fd) }
 
-// Read implements io.Reader; io.EOF says that no host is there.
-func (p *Port) Read(b []byte) (int, error) {
+// Read implements io.Reader. io.EOF means that no host is connected.
+func (p *port) Read(b []byte) (int, error) {
 	for {
 		n, err := unix.Read(p.fd, b)
 		switch {
@@ -87,8 +85,8 @@ func (p *Port) Read(b []byte) (int, error) {
 	}
 }
 
-// Write implements io.Writer. It waits while no host is there.
-func (p *Port) Write(b []byte) (int, error) {
+// Write implements io.Writer. It waits while no host is connected.
+func (p *port) Write(b []byte) (int, error) {
 	written := 0
 	for written < len(b) {
 		n, err := unix.Write(p.fd, b[written:])

@@ -9,11 +9,11 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
 )
 
-// errHostGone ends the session of a host that is not there any more.
+// errHostGone ends the session of a host that has left.
 var errHostGone = errors.New("the host is gone")
 
-// Server serves hosts, one after the other.
-type Server struct {
+// server serves hosts, one after the other.
+type server struct {
 	port    io.Reader
 	out     *lockedWriter
 	version string
@@ -22,10 +22,10 @@ type Server struct {
 	jobs sync.WaitGroup
 }
 
-// Serve serves the hosts that come to port until it fails. An io.EOF of a read is a host that went away; a write then waits
-// until one is there (see virtio-serial's Port.Write). Version is the program's.
+// Serve serves the hosts that connect to port until it fails. A read that returns io.EOF means that the host has left; the
+// next write must wait until another connects, as port.Write does. Version is the program's.
 func Serve(port io.ReadWriter, version string) error {
-	s := &Server{port: port, out: &lockedWriter{w: port}, version: version}
+	s := &server{port: port, out: &lockedWriter{w: port}, version: version}
 	defer s.jobs.Wait()
 	defer s.end(errHostGone)
 	frames := wire.NewReader(port)
@@ -62,13 +62,13 @@ func Serve(port io.ReadWriter, version string) error {
 }
 
 // ready says that there is no session. The zero before it ends half a frame.
-func (s *Server) ready() error {
+func (s *server) ready() error {
 	_, err := s.out.Write(wire.AppendFrame([]byte{0}, 0, 0, wire.KindReady))
 	return err
 }
 
 // end ends the session. Its jobs end by themselves upon that.
-func (s *Server) end(err error) {
+func (s *server) end(err error) {
 	if s.mux != nil {
 		s.mux.End(err)
 		s.mux = nil
@@ -76,7 +76,7 @@ func (s *Server) end(err error) {
 }
 
 // hello begins a session, unless it has begun already and the host asks again.
-func (s *Server) hello(f wire.Frame) {
+func (s *server) hello(f wire.Frame) {
 	var hello wire.Hello
 	if hello.Parse(f.Payload) != nil {
 		return
@@ -93,7 +93,7 @@ func (s *Server) hello(f wire.Frame) {
 	s.mux.Urgent(0, wire.KindWelcome, welcome.Append(nil))
 }
 
-func (s *Server) handle(f wire.Frame) error {
+func (s *server) handle(f wire.Frame) error {
 	if f.Kind != wire.KindOpen {
 		return s.mux.Handle(f)
 	}

@@ -2,7 +2,7 @@
 //
 //	libvirtd ─exec─▶ tripod-vmwrap ──Request (name, secret)──▶ tap.sock, the driver "libvirt" in the daemon
 //	                      │        ◀──Grant + descriptors────
-//	                      └─exec─▶ QEMU, with the command line changed by Edit
+//	                      └─exec─▶ QEMU, with the command line changed by edit
 //
 // A domain names its disks, kernel and shares by placeholders, its console and channels are null devices, and it has no
 // network. The wrapper puts the descriptors in their places, so that QEMU, which runs as the pod's user, opens nothing by

@@ -19,10 +19,10 @@ const (
 	defaultMTU = 1500
 )
 
-// Edit puts what a grant brings into QEMU's arguments. fds are the descriptors' numbers in this process. Each thing of the
+// edit puts what a grant brings into QEMU's arguments. fds are the descriptors' numbers in this process. Each thing of the
 // grant must be found in the arguments as often as it should: else the domain is not the one that the grant was made for,
 // errdefs.ErrFailedPrecondition.
-func Edit(args []string, g Grant, fds []int) ([]string, error) {
+func edit(args []string, g Grant, fds []int) ([]string, error) {
 	e := &editor{args: slices.Clone(args), fds: fds}
 	for _, f := range g.Files {
 		e.file(f)

@@ -33,7 +33,7 @@ func TestEdit(t *testing.T) {
 		NICs:     []NIC{{MAC: "02:00:00:00:00:01", MTU: 1500, Tap: 9}, {MAC: "02:00:00:00:00:02", MTU: 1400, Tap: 10, VHost: one(11)}},
 	}
 	fds := []int{30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43}
-	got, err := Edit(domain, g, fds)
+	got, err := edit(domain, g, fds)
 	require.NoError(t, err)
 	require.Equal(t, []string{"/e/qemu", "-name", "guest=x",
 		"-kernel", "/proc/self/fd/33", "-initrd", "/proc/self/fd/34",
@@ -69,7 +69,7 @@ func TestEditRefuses(t *testing.T) {
 		"a negative fd":     {Files: []File{{Path: "/p/root", FDs: []int{-1}}}},
 		"too many NICs":     {NICs: make([]NIC, MaxNICs+1)},
 	} {
-		_, err := Edit(domain, g, []int{30})
+		_, err := edit(domain, g, []int{30})
 		require.ErrorIs(t, err, errdefs.ErrFailedPrecondition, name)
 	}
 }
@@ -77,14 +77,14 @@ func TestEditRefuses(t *testing.T) {
 // TestPrepareProbe: without a machine the wrapper is QEMU.
 func TestPrepareProbe(t *testing.T) {
 	env := []string{"PATH=/bin", "HOME=/"}
-	emulator, argv, environ, err := Prepare(t.Context(), []string{"/e/tripod-vmwrap", "-S", "-machine", "none"}, env)
+	emulator, argv, environ, err := prepare(t.Context(), []string{"/e/tripod-vmwrap", "-S", "-machine", "none"}, env)
 	require.NoError(t, err)
 	require.Equal(t, "/e/qemu", emulator)
 	require.Equal(t, []string{"/e/qemu", "-S", "-machine", "none"}, argv)
 	require.Equal(t, env, environ)
-	_, _, _, err = Prepare(t.Context(), []string{"tripod-vmwrap"}, env)
+	_, _, _, err = prepare(t.Context(), []string{"tripod-vmwrap"}, env)
 	require.ErrorIs(t, err, errdefs.ErrInvalidArgument)
-	_, _, _, err = Prepare(t.Context(), []string{"/e/tripod-vmwrap"}, append(env, MachineVar+"=x", SocketVar+"=/none/s"))
+	_, _, _, err = prepare(t.Context(), []string{"/e/tripod-vmwrap"}, append(env, MachineVar+"=x", SocketVar+"=/none/s"))
 	require.ErrorIs(t, err, errdefs.ErrUnavailable)
 }
 
@@ -96,11 +96,11 @@ func FuzzEdit(f *testing.F) {
 	f.Fuzz(func(t *testing.T, option, value, path string, fd int) {
 		args := []string{"/e/qemu", option, value, "-kernel"}
 		for _, g := range []Grant{{Files: []File{{Path: path, FDs: []int{fd}}}}, {Plain: []Plain{{path, fd}}}, {Chardevs: []Chardev{{ID: path, Socket: fd}}}} {
-			if got, err := Edit(args, g, []int{3}); err == nil && (len(got) < len(args) || got[1] != option) {
+			if got, err := edit(args, g, []int{3}); err == nil && (len(got) < len(args) || got[1] != option) {
 				t.Fatalf("%q became %q", args, got)
 			}
 		}
-		if got, err := Edit(args, Grant{}, nil); err != nil || len(got) != len(args) {
+		if got, err := edit(args, Grant{}, nil); err != nil || len(got) != len(args) {
 			t.Fatalf("%q, %v", got, err)
 		}
 	})

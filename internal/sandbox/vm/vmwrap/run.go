@@ -18,12 +18,23 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// askTimeout bounds the time until the daemon answers; it has the files open already when it lets libvirt start a domain.
+// askTimeout bounds the daemon's answer. The daemon has the files open before it lets libvirt start a domain.
 const askTimeout = 30 * time.Second
 
-// Prepare is what to execute instead of the wrapper that was called with args in env: the path of QEMU, its arguments and
-// its environment. The descriptors in the arguments are open and are inherited.
-func Prepare(ctx context.Context, args, env []string) (emulator string, argv, environ []string, err error) {
+// Exec makes QEMU of this process, which libvirt called with args in env. It returns only when that fails.
+func Exec(ctx context.Context, args, env []string) error {
+	emulator, argv, env, err := prepare(ctx, args, env)
+	if err != nil {
+		return err
+	}
+	// QEMU inherits what libvirt meant for it and the descriptors of the grant. Everything else is closed on exec.
+	err = syscall.Exec(emulator, argv, env) //nolint:forbidigo // libvirt knows the emulator by the PID that it started
+	return fmt.Errorf("execute %s: %w", emulator, err)
+}
+
+// prepare returns what to execute: the path of QEMU, its arguments and its environment. The descriptors in the arguments
+// are open and inheritable.
+func prepare(ctx context.Context, args, env []string) (emulator string, argv, environ []string, err error) {
 	if len(args) == 0 || !filepath.IsAbs(args[0]) {
 		return "", nil, nil, fmt.Errorf("called as %q; libvirt calls it by the path that the domain's <emulator> has: %w", args, errdefs.ErrInvalidArgument)
 	}
@@ -51,7 +62,7 @@ func Prepare(ctx context.Context, args, env []string) (emulator string, argv, en
 	if err != nil {
 		return "", nil, nil, err
 	}
-	if argv, err = Edit(argv, grant, fds); err != nil {
+	if argv, err = edit(argv, grant, fds); err != nil {
 		return "", nil, nil, fmt.Errorf("machine %s: %w", name, err)
 	}
 	if err := errors.Join(confine(), standard(grant.Serial, fds)); err != nil {
@@ -60,8 +71,7 @@ func Prepare(ctx context.Context, args, env []string) (emulator string, argv, en
 	return emulator, argv, environ, nil
 }
 
-// confine takes from this process, and so from QEMU, every way to more rights, and core files, in which a guest's memory
-// would be.
+// confine denies this process, and so QEMU, every way to gain rights, and core files, which would hold the guest's memory.
 func confine() error {
 	if _, _, errno := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0); errno != 0 {
 		return fmt.Errorf("no_new_privs: %w", errno)
@@ -72,7 +82,7 @@ func confine() error {
 	return nil
 }
 
-// standard makes the ends of the serial console QEMU's standard input and output.
+// standard makes the serial console QEMU's standard input and output.
 func standard(s *Serial, fds []int) error {
 	if s == nil {
 		return nil
@@ -88,7 +98,7 @@ func standard(s *Serial, fds []int) error {
 	return nil
 }
 
-// keep makes descriptors of the files that are inherited.
+// keep returns inheritable descriptors of the files, and closes the files.
 func keep(files []*os.File) ([]int, error) {
 	fds := make([]int, len(files))
 	for i, file := range files {

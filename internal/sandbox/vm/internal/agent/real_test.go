@@ -22,6 +22,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/test/machinetest"
 )
@@ -58,7 +59,7 @@ func realGuest(t *testing.T) string {
 	qemu := exec.Command("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel", "tcg,tb-size=32", "-m", "128",
 		"-kernel", image.Kernel, "-initrd", image.Initrd, "-append", "console=ttyS0 quiet no_timer_check", "-serial", "file:"+serial,
 		"-drive", "file="+disk+",format=raw,if=virtio,readonly=on", "-device", "virtio-serial-pci",
-		"-chardev", "socket,id=agent,path="+socket+",server=on,wait=off", "-device", "virtserialport,chardev=agent,name="+machine.AgentPort)
+		"-chardev", "socket,id=agent,path="+socket+",server=on,wait=off", "-device", "virtserialport,chardev=agent,name="+wire.PortName)
 	qemu.Stderr = t.Output()
 	if err := qemu.Start(); err != nil {
 		t.Fatal(err)

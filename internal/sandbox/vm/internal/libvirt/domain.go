@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 	"libvirt.org/go/libvirtxml"
 
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/qemu"
@@ -174,7 +175,7 @@ func (d *Driver) devices(def machine.Definition) *libvirtxml.DomainDeviceList {
 				Address: &libvirtxml.DomainAddress{ISA: &libvirtxml.DomainAddressISA{IOBase: &ioport}},
 			},
 		},
-		Channels:   []libvirtxml.DomainChannel{channel(machine.AgentPort), channel(qgaPort)},
+		Channels:   []libvirtxml.DomainChannel{channel(wire.PortName), channel(qgaPort)},
 		Videos:     []libvirtxml.DomainVideo{{Model: libvirtxml.DomainVideoModel{Type: "none"}}},
 		MemBalloon: &libvirtxml.DomainMemBalloon{Model: "virtio", AutoDeflate: "on", FreePageReporting: "on"},
 		RNGs:       []libvirtxml.DomainRNG{{Model: "virtio", Backend: &libvirtxml.DomainRNGBackend{BuiltIn: &libvirtxml.DomainRNGBackendBuiltIn{}}}},

@@ -61,15 +61,15 @@ func newLink(uri string, log *slog.Logger) (*link, error) {
 	return &link{uri: golibvirt.QEMUSystem, socket: u.Query().Get("socket"), log: log, changed: make(chan struct{})}, nil
 }
 
-// wire is the socket. Its first broken read tells that the connection has ended.
-type wire struct {
+// connection is one connection to libvirtd. Its first failed read closes broken.
+type connection struct {
 	net.Conn
 	opening sync.Mutex // held while the client is being set up, which does not lock what it writes then
 	once    sync.Once
 	broken  chan struct{}
 }
 
-func (w *wire) Read(b []byte) (int, error) {
+func (w *connection) Read(b []byte) (int, error) {
 	n, err := w.Conn.Read(b)
 	if err != nil {
 		w.once.Do(func() { close(w.broken) })
@@ -81,8 +81,8 @@ func (w *wire) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Dial implements go-libvirt's socket.Dialer: the connection is there.
-func (w *wire) Dial() (net.Conn, error) { return w, nil }
+// Dial implements the socket.Dialer of go-libvirt: the connection is open already.
+func (w *connection) Dial() (net.Conn, error) { return w, nil }
 
 // dial connects to libvirtd's socket.
 func (l *link) dial(ctx context.Context) (net.Conn, error) {
@@ -102,14 +102,14 @@ func (l *link) dial(ctx context.Context) (net.Conn, error) {
 }
 
 // open makes one connection and subscribes to what happens to domains.
-func (l *link) open(ctx context.Context) (*golibvirt.Libvirt, *wire, <-chan golibvirt.DomainEventLifecycleMsg, error) {
+func (l *link) open(ctx context.Context) (*golibvirt.Libvirt, *connection, <-chan golibvirt.DomainEventLifecycleMsg, error) {
 	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
 	conn, err := l.dial(ctx)
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	w := &wire{Conn: conn, broken: make(chan struct{})}
+	w := &connection{Conn: conn, broken: make(chan struct{})}
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	client := golibvirt.NewWithDialer(w)
 	if err := l.greet(client, w); err != nil {
@@ -125,7 +125,7 @@ func (l *link) open(ctx context.Context) (*golibvirt.Libvirt, *wire, <-chan goli
 }
 
 // greet opens libvirt's protocol. A connection that breaks meanwhile ends it.
-func (l *link) greet(client *golibvirt.Libvirt, w *wire) error {
+func (l *link) greet(client *golibvirt.Libvirt, w *connection) error {
 	done := make(chan error, 1)
 	go func() {
 		w.opening.Lock()

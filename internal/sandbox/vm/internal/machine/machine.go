@@ -134,10 +134,8 @@ func (d *Definition) HasVirtiofs() bool {
 const (
 	// SerialInput is the named pipe that takes the serial console's input. Its output is in the serial log.
 	SerialInput = "serial.in"
-	// AgentSocket is the virtio-serial port AgentPort.
+	// AgentSocket is the virtio-serial port of tripod-agent, wire.PortName.
 	AgentSocket = "agent.sock"
-	// AgentPort is the name of that port in the guest: /dev/virtio-ports/<AgentPort>.
-	AgentPort = "dev.tripod.agent.0"
 	// QGASocket is the port of the QEMU guest agent, org.qemu.guest_agent.0.
 	QGASocket = "qga.sock"
 )

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
@@ -155,7 +156,7 @@ func (c *command) consoles(d machine.Definition) {
 	c.add("-chardev", fmt.Sprintf("ringbuf,id=%s,size=%d", firmwareRing, firmware.RingSize),
 		"-device", fmt.Sprintf("isa-debugcon,iobase=%#x,chardev=%s", firmware.Port, firmwareRing))
 	socket("agent", machine.AgentSocket)
-	c.add("-device", "virtserialport,bus=ports.0,chardev=agent,name="+machine.AgentPort)
+	c.add("-device", "virtserialport,bus=ports.0,chardev=agent,name="+wire.PortName)
 	socket("qga", machine.QGASocket)
 	c.add("-device", "virtserialport,bus=ports.0,chardev=qga,name=org.qemu.guest_agent.0")
 }

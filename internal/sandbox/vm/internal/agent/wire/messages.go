@@ -2,6 +2,9 @@ package wire
 
 import "math"
 
+// PortName is the name of the virtio-serial port in the guest: /dev/virtio-ports/<PortName>.
+const PortName = "dev.tripod.agent.0"
+
 // The versions of the protocol that this code speaks.
 const (
 	MinVersion = 1

@@ -11,6 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/image/qcow2"
+	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent/wire"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/firmware"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
@@ -49,7 +50,7 @@ func devices(t *testing.T, s Subject) {
 	if at := strings.Index(said, "a SCSI disk"); at < 0 || strings.Index(said, "another SCSI disk") < at || strings.Index(said, "in the middle") < strings.Index(said, "another SCSI disk") {
 		t.Errorf("the SCSI disks are not there in their order: %q", said)
 	}
-	for _, want := range []string{"the base of the root disk", "a SCSI disk begins so", "another SCSI disk", "in the middle", "parts: 8\n", machine.AgentPort, "org.qemu.guest_agent.0", "\nroot", "locked"} {
+	for _, want := range []string{"the base of the root disk", "a SCSI disk begins so", "another SCSI disk", "in the middle", "parts: 8\n", wire.PortName, "org.qemu.guest_agent.0", "\nroot", "locked"} {
 		if !strings.Contains(said, want) {
 			t.Errorf("the guest does not see %q: %q", want, raw)
 		}
