@@ -43,9 +43,10 @@ const asDaemon = "TRIPOD_NETWORK_TEST_DAEMON"
 // runDaemon starts a daemon on the test host with the node's directories and the given fail points.
 func runDaemon(t *testing.T, n *node, failpoints string) *exec.Cmd {
 	t.Helper()
-	cfg := n.cfg
-	cfg.Logger = nil
-	data, err := json.Marshal(cfg)
+	data, err := json.Marshal(struct {
+		Config
+		IsBackendLink, Logger *struct{} // in place of those of Config, which JSON cannot carry
+	}{Config: n.cfg})
 	if err != nil {
 		t.Fatal(err)
 	}
