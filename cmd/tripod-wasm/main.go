@@ -9,9 +9,13 @@
 // It is the one program of the project with cgo.
 package main
 
-import "os"
+import (
+	"os"
+
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/program"
+)
 
 // version is set by the linker.
 var version = "dev"
 
-func main() { os.Exit(Main(version, os.Args[1:])) }
+func main() { os.Exit(program.Main(version, os.Args[1:])) }

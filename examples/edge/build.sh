@@ -14,7 +14,7 @@ cp component.mjs "$tools/edge-component.mjs"
 core=$(mktemp)
 trap 'rm -f "$core"' EXIT
 clang-14 --target=wasm32-wasi -O2 -Wl,--strip-all -Wall -Wextra -Werror -o "$core" relay-wit-c/relay.c
-node "$tools/edge-component.mjs" module "$core" relay-wit-c/relay.wasm relay-wit-c/world.wit ../../internal/wasm/worker/channels.wit
+node "$tools/edge-component.mjs" module "$core" relay-wit-c/relay.wasm relay-wit-c/world.wit ../../internal/sandbox/wasm/internal/worker/channels.wit
 GOOS=wasip1 GOARCH=wasm CGO_ENABLED=0 GOFLAGS= \
   go build -C ../.. -trimpath -buildvcs=false -ldflags='-s -w -buildid=' -o "$PWD/ticker-go/ticker.wasm" ./examples/edge/ticker-go
 chmod 644 ./*/*.wasm

@@ -17,7 +17,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/component/protowit/protosource"
 	imagestore "github.com/tripod-run/tripod/internal/image"
-	"github.com/tripod-run/tripod/internal/wasm/artifact"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
 )
 
 // examples is the directory of the components' sources and binaries.

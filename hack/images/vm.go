@@ -15,7 +15,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	imagestore "github.com/tripod-run/tripod/internal/image"
-	"github.com/tripod-run/tripod/internal/wasm/artifact"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
 )
 
 const vm = house + "vm/"

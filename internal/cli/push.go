@@ -20,7 +20,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/protowit/protosource"
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/image"
-	"github.com/tripod-run/tripod/internal/wasm/artifact"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
 )
 
 // PushCommand is `tripod push`: it needs no node.

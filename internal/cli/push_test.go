@@ -218,7 +218,7 @@ func TestPushDisk(t *testing.T) {
 
 // TestPushWarns: 64-bit integers change in JavaScript, which has them as numbers, and the fields are named.
 func TestPushWarns(t *testing.T) {
-	const wide = "../../cmd/tripod-wasm/testdata/wide-js/wide"
+	const wide = "../sandbox/wasm/program/testdata/wide-js/wide"
 	for name, c := range map[string]struct {
 		args []string
 		want []string

@@ -3,7 +3,7 @@
 //
 //	tripod-vmwrap ──{request}──▶ Server ──Handler──▶ the libvirt driver: taps, disks, sockets of one machine
 //	              ◀──{reply}+files──
-//	daemon ◀──frames──▶ tripod-wasm worker          internal/wasm/control, which has messages of its own
+//	daemon ◀──frames──▶ tripod-wasm worker          internal/sandbox/wasm/internal/workerapi, which has messages of its own
 //
 // A frame is a header of 8 bytes and a message; the header is the length of the message and the number of file descriptors
 // that travel with the frame, both uint32, big endian. A file that has arrived belongs to the reader until somebody takes it

@@ -9,7 +9,7 @@ import (
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"github.com/tripod-run/tripod/internal/image/wasmbin"
+	"github.com/tripod-run/tripod/internal/component/wasmbin"
 )
 
 // Media types of artifacts that carry a component.

@@ -11,7 +11,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"github.com/tripod-run/tripod/internal/image/wasmbin"
+	"github.com/tripod-run/tripod/internal/component/wasmbin"
 )
 
 // labelComponent, on a manifest, names the blob that was made of the image's entrypoint; the collector keeps the blob

@@ -2,7 +2,7 @@
 //
 //	tripod edge run relay-wit-c/relay.wasm --channel in=app/in:r --channel out=app/out:w
 //
-// The interface is internal/wasm/worker/channels.wit; here its canonical ABI is spoken by hand. wit-bindgen would do that
+// The interface is internal/sandbox/wasm/internal/worker/channels.wit; here its canonical ABI is spoken by hand. wit-bindgen would do that
 // (https://github.com/bytecodealliance/wit-bindgen).
 #include <ctype.h>
 #include <stdbool.h>

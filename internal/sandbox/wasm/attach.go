@@ -7,8 +7,8 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 	"github.com/tripod-run/tripod/internal/stream"
-	"github.com/tripod-run/tripod/internal/wasm/control"
 )
 
 // Attach implements sandbox.Attacher. After it has returned a read of req.Stdin may still be under way.
@@ -17,7 +17,7 @@ func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Contain
 	if err != nil {
 		return err
 	}
-	io := control.AttachIO{Stdout: req.Stdout, Stderr: req.Stderr}
+	io := workerapi.AttachIO{Stdout: req.Stdout, Stderr: req.Stderr}
 	if c.Config.GetStdin() {
 		io.Stdin = req.Stdin
 	}
@@ -62,7 +62,7 @@ func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 			return err
 		}
 		resources := resourcesOf(c.Config.GetLinux().GetResources())
-		if err := gone(l.worker.conn().Update(ctx, control.Update{ID: c.ID, Resources: &resources}), c.ID); err != nil {
+		if err := gone(l.worker.conn().Update(ctx, workerapi.Update{ID: c.ID, Resources: &resources}), c.ID); err != nil {
 			return err
 		}
 	}
@@ -70,7 +70,7 @@ func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 }
 
 // dialData connects to the data socket of a running container's worker: cleartext HTTP/2, on which the header
-// control.HeaderContainer says which container a request is for.
+// workerapi.HeaderContainer says which container a request is for.
 func (b *Backend) dialData(ctx context.Context, containerID string) (net.Conn, error) {
 	_, l, err := b.ledger.Running(containerID, containerID)
 	if err != nil {

@@ -20,9 +20,9 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 	"github.com/tripod-run/tripod/internal/stats"
-	"github.com/tripod-run/tripod/internal/wasm/artifact"
-	"github.com/tripod-run/tripod/internal/wasm/control"
 )
 
 // Config says where the backend keeps things and how it runs components.
@@ -61,7 +61,7 @@ type Config struct {
 }
 
 // Holdings bound what the guests of one pod hold of their worker.
-type Holdings = control.Holdings
+type Holdings = workerapi.Holdings
 
 // Services are the parts of the node that the backend uses.
 type Services struct {

@@ -12,8 +12,8 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"github.com/tripod-run/tripod/internal/wasm/artifact"
-	"github.com/tripod-run/tripod/internal/wasm/control"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
 // component is what a container runs: the binary and what describes its services.
@@ -34,8 +34,8 @@ func codeName(a *artifact.Artifact, description string) string {
 }
 
 // code is the component as a worker loads it, but for the code.
-func (c *component) code() control.Code {
-	return control.Code{Digest: codeName(c.artifact, c.digest), Descriptors: c.descriptors, Metadata: c.metadata, Services: c.artifact.Services}
+func (c *component) code() workerapi.Code {
+	return workerapi.Code{Digest: codeName(c.artifact, c.digest), Descriptors: c.descriptors, Metadata: c.metadata, Services: c.artifact.Services}
 }
 
 // read reads what describes the component.

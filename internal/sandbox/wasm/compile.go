@@ -18,7 +18,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
-	"github.com/tripod-run/tripod/internal/wasm/control"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
 // compiler runs `tripod-wasm compile` in a process of its own, without rights: a component is foreign bytes, and what
@@ -69,7 +69,7 @@ func (c Config) unprivileged(ctx context.Context, args ...string) (*exec.Cmd, er
 	cmd.ExtraFiles = []*os.File{os.NewFile(uintptr(fd), c.Program)}
 	cmd.Env, cmd.Dir = guestlessEnv(), "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Setsid: true, Credential: c.credential(), Cloneflags: control.Namespaces &^ unix.CLONE_NEWNS,
+		Setsid: true, Credential: c.credential(), Cloneflags: workerapi.Namespaces &^ unix.CLONE_NEWNS,
 	}
 	return cmd, nil
 }
@@ -120,7 +120,7 @@ func (c *compiler) compile(ctx context.Context, component *os.File) (_ *os.File,
 // run is one child process. It is killed when the thread that started it ends, which is this goroutine's own: so it does
 // not outlive the daemon.
 func (c *compiler) run(ctx context.Context, component, code *os.File) (said []byte, err error) {
-	config, err := json.Marshal(control.CompileConfig{
+	config, err := json.Marshal(workerapi.CompileConfig{
 		MaxMemory: c.cfg.CompileMemory, MaxCPU: c.cfg.CompileTimeout,
 	})
 	if err != nil {
@@ -154,9 +154,9 @@ func compileError(ctx context.Context, err error, said []byte) error {
 	}
 	status, _ := exit.Sys().(syscall.WaitStatus)
 	switch {
-	case exit.ExitCode() == control.CompileInvalid:
+	case exit.ExitCode() == workerapi.CompileInvalid:
 		return fmt.Errorf("the image is not a component that can run here: %s: %w", line, errdefs.ErrInvalidArgument)
-	case exit.ExitCode() == control.CompileLimit:
+	case exit.ExitCode() == workerapi.CompileLimit:
 		return fmt.Errorf("the component cannot be compiled within the limits of this node: %s: %w", line, errdefs.ErrInvalidArgument)
 	case status.Signaled() && (status.Signal() == unix.SIGXCPU || status.Signal() == unix.SIGKILL):
 		return fmt.Errorf("the component cannot be compiled within the limits of this node (the compiler was ended by %s): %w",

@@ -11,8 +11,8 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
-	"github.com/tripod-run/tripod/internal/wasm/artifact"
-	"github.com/tripod-run/tripod/internal/wasm/control"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
 var (
@@ -99,7 +99,7 @@ func (b *Backend) source(a *artifact.Artifact) source {
 
 // load makes sure that a worker has a component. Code that the worker finds to be another engine's, or damaged, is dropped
 // and compiled again, once.
-func (b *Backend) load(ctx context.Context, w *worker, a *artifact.Artifact, description string) (control.Loaded, error) {
+func (b *Backend) load(ctx context.Context, w *worker, a *artifact.Artifact, description string) (workerapi.Loaded, error) {
 	loaded, err := b.loadOnce(ctx, w, a, description)
 	if errdefs.IsFailedPrecondition(err) {
 		b.log.Warn("the worker refuses the code; compiling it again", "component", a.Wasm.Digest, "worker", w.name, "err", err)
@@ -112,11 +112,11 @@ func (b *Backend) load(ctx context.Context, w *worker, a *artifact.Artifact, des
 	return loaded, nil
 }
 
-func (b *Backend) loadOnce(ctx context.Context, w *worker, a *artifact.Artifact, description string) (control.Loaded, error) {
-	return w.load(ctx, codeName(a, description), func(ctx context.Context) (control.Code, error) {
+func (b *Backend) loadOnce(ctx context.Context, w *worker, a *artifact.Artifact, description string) (workerapi.Loaded, error) {
+	return w.load(ctx, codeName(a, description), func(ctx context.Context) (workerapi.Code, error) {
 		comp, err := b.catalog.recall(ctx, a, description)
 		if err != nil {
-			return control.Code{}, err
+			return workerapi.Code{}, err
 		}
 		code := comp.code()
 		code.Image.File, err = b.cache.open(ctx, a.Wasm.Digest.String(), b.source(a))

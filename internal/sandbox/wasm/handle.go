@@ -11,7 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
-	"github.com/tripod-run/tripod/internal/wasm/control"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
 var (
@@ -45,14 +45,14 @@ func (b *Backend) Status(_ context.Context, p *sandbox.Pod, c *sandbox.Container
 }
 
 // finish records the end of a life and reports it, once: the first to report the end decides how it was.
-func (b *Backend) finish(h *handle, l *life, end control.Status) {
+func (b *Backend) finish(h *handle, l *life, end workerapi.Status) {
 	if status, ok := b.record(h, l, end); ok {
 		b.ledger.Report(sandbox.Event{PodID: h.PodID, ContainerID: h.ID, Status: status})
 	}
 }
 
 // record puts the end of a life into the handle and on the disk, unless that has been done.
-func (b *Backend) record(h *handle, l *life, end control.Status) (sandbox.Status, bool) {
+func (b *Backend) record(h *handle, l *life, end workerapi.Status) (sandbox.Status, bool) {
 	if l == nil {
 		return sandbox.Status{}, false
 	}
@@ -71,7 +71,7 @@ func (b *Backend) record(h *handle, l *life, end control.Status) (sandbox.Status
 }
 
 // podExited takes a worker's event that a pod has ended.
-func (b *Backend) podExited(w *worker, s control.Status) {
+func (b *Backend) podExited(w *worker, s workerapi.Status) {
 	h := b.ledger.Loaded(s.ID)
 	if h == nil {
 		return
@@ -100,8 +100,8 @@ func (b *Backend) workerDied(w *worker) {
 }
 
 // deathOf is the end of a container whose worker ended.
-func (b *Backend) deathOf(w *worker, at time.Time) control.Status {
-	end := control.Status{
+func (b *Backend) deathOf(w *worker, at time.Time) workerapi.Status {
+	end := workerapi.Status{
 		FinishedAt: at, ExitCode: sandbox.ExitKilled, Reason: sandbox.ReasonError,
 		Message: fmt.Sprintf("its wasm worker %s (pid %d) has died: %s", w.name, w.proc.Pid, w.why),
 	}
@@ -137,7 +137,7 @@ func (b *Backend) endLife(ctx context.Context, h *handle, l *life, grace time.Du
 			b.finish(h, l, status)
 			return nil
 		case errdefs.IsNotFound(err): // its start never arrived, or did not succeed
-			b.finish(h, l, control.Status{FinishedAt: time.Now(), ExitCode: sandbox.ExitKilled, Reason: sandbox.ReasonError, Message: "it was stopped before it ran"})
+			b.finish(h, l, workerapi.Status{FinishedAt: time.Now(), ExitCode: sandbox.ExitKilled, Reason: sandbox.ReasonError, Message: "it was stopped before it ran"})
 			return nil
 		case ctx.Err() != nil:
 			return fmt.Errorf("wait for the end of container %s: %w", h.ID, context.Cause(ctx))
@@ -173,7 +173,7 @@ func (b *Backend) removeContainer(ctx context.Context, id string) error {
 			if err := b.forgetIn(ctx, s.Worker, id); err != nil {
 				return err
 			}
-			b.finish(h, l, control.Status{FinishedAt: time.Now(), ExitCode: sandbox.ExitKilled, Reason: sandbox.ReasonError, Message: "it was removed"})
+			b.finish(h, l, workerapi.Status{FinishedAt: time.Now(), ExitCode: sandbox.ExitKilled, Reason: sandbox.ReasonError, Message: "it was removed"})
 		}
 	}
 	if err := fpForgotten.Hit(ctx); err != nil {

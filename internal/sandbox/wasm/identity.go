@@ -19,7 +19,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/wasm/control"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
 // The files of a mount with a certificate, as a Secret of the type kubernetes.io/tls names them.
@@ -33,12 +33,12 @@ const (
 
 // identityOf is the certificate that the pod is served with; nil when TLS is off. renewAt is zero for one that is not ours
 // to renew.
-func (b *Backend) identityOf(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, o options, component string) (t *control.TLS, renewAt time.Time, err error) {
+func (b *Backend) identityOf(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, o options, component string) (t *workerapi.TLS, renewAt time.Time, err error) {
 	switch o.tls {
 	case tlsOff:
 		return nil, renewAt, nil
 	case tlsGenerated:
-		t = &control.TLS{}
+		t = &workerapi.TLS{}
 		t.Certificate, t.Key, renewAt, err = b.tls.issue(ctx, addresses(p), hostNames(p, component))
 		return t, renewAt, err
 	default:
@@ -61,8 +61,8 @@ func hostPathOf(mounts []*runtimeapi.Mount, at string) string {
 }
 
 // mountedIdentity reads a certificate, its key and, where it is there, the clients' authority.
-func mountedIdentity(dir string, requireClient bool) (*control.TLS, error) {
-	t := &control.TLS{RequireClient: requireClient}
+func mountedIdentity(dir string, requireClient bool) (*workerapi.TLS, error) {
+	t := &workerapi.TLS{RequireClient: requireClient}
 	for _, file := range []struct {
 		name     string
 		into     *[]byte

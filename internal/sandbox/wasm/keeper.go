@@ -18,7 +18,7 @@ import (
 	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/wasm/control"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
 // WorkerMode says which pods share a worker process.
@@ -40,7 +40,7 @@ type keeper struct {
 	log     *slog.Logger
 	cgroups cgroup.Tree
 	// What becomes of what the workers tell; set before the first worker is there.
-	exited func(*worker, control.Status)
+	exited func(*worker, workerapi.Status)
 	died   func(*worker)
 	adopt  func(context.Context, *worker) error
 	// wanted tells whether a scope has pods, so that its worker must be there.
@@ -197,7 +197,7 @@ func (k *keeper) keepLocked(w *worker) {
 // follow takes what a worker tells until it ends, has its pods recorded as ended, and starts another one where pods need
 // it.
 func (k *keeper) follow(w *worker) {
-	w.watch(func(s control.Status) { k.exited(w, s) }, k.spans, k.adopt)
+	w.watch(func(s workerapi.Status) { k.exited(w, s) }, k.spans, k.adopt)
 	if w.isParted() {
 		return // the daemon ends, the worker goes on
 	}

@@ -16,7 +16,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/wasm/control"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
 // TestFaultW5WorkerDies: its pods are stopped with code and reason, other workers' are not touched, and another worker is
@@ -120,12 +120,12 @@ func TestFaultN1Readopt(t *testing.T) {
 	r.part()
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket})
 	r.must(err)
-	worker, err := control.NewClient(r.ctx(), conn)
+	worker, err := workerapi.NewClient(r.ctx(), conn)
 	r.must(err)
 	r.eventually("the command has ended", func() bool {
 		list, err := worker.List(r.ctx())
 		r.must(err)
-		return slices.ContainsFunc(list, func(s control.Status) bool { return s.ID == ends.ID && s.State == control.StateExited })
+		return slices.ContainsFunc(list, func(s workerapi.Status) bool { return s.ID == ends.ID && s.State == workerapi.StateExited })
 	})
 	r.must(worker.Close())
 	if got := r.greeting(); got != "hello" {

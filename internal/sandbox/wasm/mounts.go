@@ -14,7 +14,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/wasm/control"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
 // wantedMounts are the mounts that a guest is given: all but the single files that a kubelet mounts into every container and
@@ -43,7 +43,7 @@ func checkMounts(config *runtimeapi.ContainerConfig) ([]*runtimeapi.Mount, error
 
 // openMounts opens the directories of a container, those with the longest path in the container first. WASI knows
 // directories only.
-func openMounts(config *runtimeapi.ContainerConfig) (opened []control.Mount, err error) {
+func openMounts(config *runtimeapi.ContainerConfig) (opened []workerapi.Mount, err error) {
 	defer func() {
 		if err != nil {
 			closeMounts(opened)
@@ -61,11 +61,11 @@ func openMounts(config *runtimeapi.ContainerConfig) (opened []control.Mount, err
 		case err != nil:
 			return opened, fmt.Errorf("%s.host_path: %s: %w", field, m.GetHostPath(), err)
 		}
-		opened = append(opened, control.Mount{
-			Guest: path.Clean(m.GetContainerPath()), ReadOnly: m.GetReadonly(), Dir: control.File{File: dir},
+		opened = append(opened, workerapi.Mount{
+			Guest: path.Clean(m.GetContainerPath()), ReadOnly: m.GetReadonly(), Dir: workerapi.File{File: dir},
 		})
 	}
-	slices.SortFunc(opened, func(a, b control.Mount) int { return strings.Compare(b.Guest, a.Guest) })
+	slices.SortFunc(opened, func(a, b workerapi.Mount) int { return strings.Compare(b.Guest, a.Guest) })
 	return opened, nil
 }
 
@@ -101,7 +101,7 @@ func openMount(host string, readonly bool, resolve uint64) (*os.File, error) {
 	return os.NewFile(uintptr(mount), host), nil
 }
 
-func closeMounts(mounts []control.Mount) {
+func closeMounts(mounts []workerapi.Mount) {
 	for _, m := range mounts {
 		m.Dir.Close()
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/tripod-run/tripod/internal/wasm/control"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
 // The keys, below the component label prefix, with which a pod says how its component is to be served. They are
@@ -46,7 +46,7 @@ type options struct {
 	// tls is tlsGenerated, tlsOff or the container path of a mount with tls.crt, tls.key and perhaps ca.crt.
 	tls           string
 	requireClient bool
-	limits        control.Limits
+	limits        workerapi.Limits
 }
 
 // parseOptions reads the options of a pod. An error names the annotation and what it may be.
@@ -63,7 +63,7 @@ func parseOptions(config *runtimeapi.PodSandboxConfig, prefix string) (options, 
 	default:
 		o.cleartext = r.port(keyCleartextPort, fallback)
 	}
-	o.limits = control.Limits{
+	o.limits = workerapi.Limits{
 		Concurrency:     int(r.number(keyConcurrency, 1, maxConcurrency)),
 		MaxMessageBytes: r.number(keyMaxMessage, 1, maxMaxMessage),
 		RequestTimeout:  r.duration(keyRequestTimeout),

@@ -13,16 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/wasm/control"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
 // listen opens the pod's sockets in its network namespace, which may be the node's own.
-func (b *Backend) listen(ctx context.Context, p *sandbox.Pod, o options) (ports []control.Port, err error) {
+func (b *Backend) listen(ctx context.Context, p *sandbox.Pod, o options) (ports []workerapi.Port, err error) {
 	wanted := []struct {
 		kind, network string
 		port          uint16
 	}{
-		{control.PortTLS, "tcp", o.port}, {control.PortQUIC, "udp", o.port}, {control.PortCleartext, "tcp", o.cleartext},
+		{workerapi.PortTLS, "tcp", o.port}, {workerapi.PortQUIC, "udp", o.port}, {workerapi.PortCleartext, "tcp", o.cleartext},
 	}
 	for _, want := range wanted {
 		if want.port == 0 {
@@ -38,7 +38,7 @@ func (b *Backend) listen(ctx context.Context, p *sandbox.Pod, o options) (ports 
 		if want.network == "udp" {
 			widen(socket)
 		}
-		ports = append(ports, control.Port{Kind: want.kind, Socket: control.File{File: socket}})
+		ports = append(ports, workerapi.Port{Kind: want.kind, Socket: workerapi.File{File: socket}})
 	}
 	return ports, nil
 }

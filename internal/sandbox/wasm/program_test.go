@@ -25,7 +25,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/wasm/control"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
 // The test binary is a tripod-wasm of its own, without an engine: its components are lists of words that say what the
@@ -131,20 +131,20 @@ func module(words string) []byte {
 func fakeCompile() int {
 	if os.Getuid() == 0 {
 		fmt.Fprintln(os.Stderr, "the compiler runs as root")
-		return control.CompileInternal
+		return workerapi.CompileInternal
 	}
 	in, err := io.ReadAll(os.Stdin)
 	if err != nil {
-		return control.CompileInternal
+		return workerapi.CompileInternal
 	}
 	_, in, _ = bytes.Cut(in, []byte(wordsSection))
 	switch word := strings.Fields(string(in) + " -")[0]; word {
 	case "invalid":
 		fmt.Fprintln(os.Stderr, `unknown import "example:none/thing"`)
-		return control.CompileInvalid
+		return workerapi.CompileInvalid
 	case "limit":
 		fmt.Fprintln(os.Stderr, "more than 2 GiB")
-		return control.CompileLimit
+		return workerapi.CompileLimit
 	case "crash":
 		_ = unix.Kill(os.Getpid(), unix.SIGSEGV)
 		select {}
@@ -152,24 +152,24 @@ func fakeCompile() int {
 		time.Sleep(time.Hour)
 	}
 	fmt.Printf("%s%s\n%s", codeMagic, engineOf(), in)
-	return control.CompileOK
+	return workerapi.CompileOK
 }
 
 // fakeWorker is the worker's process.
 func fakeWorker(argument string) int {
-	var config control.WorkerConfig
+	var config workerapi.WorkerConfig
 	if err := json.Unmarshal([]byte(argument), &config); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 2
 	}
-	l, err := net.FileListener(os.NewFile(control.FDControl, "control"))
+	l, err := net.FileListener(os.NewFile(workerapi.FDControl, "control"))
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 2
 	}
 	h := &fakeHandler{config: config, engine: engineOf(), code: map[string][]string{}, pods: map[string]*fakePod{}, started: time.Now()}
-	h.server = control.NewServer(l.(*net.UnixListener), h, slog.New(slog.NewJSONHandler(os.Stderr, nil)))
-	ready := os.NewFile(control.FDReady, "ready")
+	h.server = workerapi.NewServer(l.(*net.UnixListener), h, slog.New(slog.NewJSONHandler(os.Stderr, nil)))
+	ready := os.NewFile(workerapi.FDReady, "ready")
 	fmt.Fprintln(ready, "ready")
 	ready.Close()
 	stop := make(chan os.Signal, 1)
@@ -185,9 +185,9 @@ func fakeWorker(argument string) int {
 }
 
 type fakeHandler struct {
-	config  control.WorkerConfig
+	config  workerapi.WorkerConfig
 	engine  string
-	server  *control.Server
+	server  *workerapi.Server
 	started time.Time
 
 	mu   sync.Mutex
@@ -196,38 +196,38 @@ type fakeHandler struct {
 }
 
 type fakePod struct {
-	spec   control.PodSpec
+	spec   workerapi.PodSpec
 	words  []string
-	status control.Status
-	tls    control.TLS
-	update *control.Resources
+	status workerapi.Status
+	tls    workerapi.TLS
+	update *workerapi.Resources
 	ended  chan struct{}
 }
 
-func (h *fakeHandler) Hello() control.Hello {
+func (h *fakeHandler) Hello() workerapi.Hello {
 	self, _ := os.Readlink("/proc/self") // the number that the daemon knows
 	pid, _ := strconv.Atoi(self)
-	return control.Hello{Version: control.Version, Program: "fake", Engine: h.engine, Name: h.config.Name, Pid: pid, StartedAt: h.started}
+	return workerapi.Hello{Version: workerapi.Version, Program: "fake", Engine: h.engine, Name: h.config.Name, Pid: pid, StartedAt: h.started}
 }
 
-func (h *fakeHandler) Load(_ context.Context, code control.Code) (control.Loaded, error) {
+func (h *fakeHandler) Load(_ context.Context, code workerapi.Code) (workerapi.Loaded, error) {
 	defer code.Image.Close()
 	raw, err := io.ReadAll(code.Image)
 	if err != nil {
-		return control.Loaded{}, err
+		return workerapi.Loaded{}, err
 	}
 	head, body, _ := strings.Cut(string(raw), "\n")
 	if head != codeMagic+h.engine {
-		return control.Loaded{}, fmt.Errorf("code is of %q: %w", head, errdefs.ErrFailedPrecondition)
+		return workerapi.Loaded{}, fmt.Errorf("code is of %q: %w", head, errdefs.ErrFailedPrecondition)
 	}
 	words := strings.Fields(body)
 	if has(words, "mismatch") {
-		return control.Loaded{}, fmt.Errorf("function greet: result: string, not u32: %w", errdefs.ErrInvalidArgument)
+		return workerapi.Loaded{}, fmt.Errorf("function greet: result: string, not u32: %w", errdefs.ErrInvalidArgument)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.code[code.Digest] = words
-	return control.Loaded{Digest: code.Digest, World: value(words, "world", control.WorldGRPC), Apart: value(words, "apart", "")}, nil
+	return workerapi.Loaded{Digest: code.Digest, World: value(words, "world", workerapi.WorldGRPC), Apart: value(words, "apart", "")}, nil
 }
 
 func (h *fakeHandler) Unload(_ context.Context, digest string) error {
@@ -237,26 +237,26 @@ func (h *fakeHandler) Unload(_ context.Context, digest string) error {
 	return nil
 }
 
-func (h *fakeHandler) Start(_ context.Context, spec control.PodSpec) (control.Status, error) {
+func (h *fakeHandler) Start(_ context.Context, spec workerapi.PodSpec) (workerapi.Status, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	words, ok := h.code[spec.Digest]
 	if !ok {
 		spec.CloseFiles()
-		return control.Status{}, fmt.Errorf("code %s: %w", spec.Digest, errdefs.ErrNotFound)
+		return workerapi.Status{}, fmt.Errorf("code %s: %w", spec.Digest, errdefs.ErrNotFound)
 	}
-	if p := h.pods[spec.ID]; p != nil && p.status.State == control.StateRunning {
+	if p := h.pods[spec.ID]; p != nil && p.status.State == workerapi.StateRunning {
 		spec.CloseFiles()
-		return control.Status{}, fmt.Errorf("pod %s: %w", spec.ID, errdefs.ErrAlreadyExists)
+		return workerapi.Status{}, fmt.Errorf("pod %s: %w", spec.ID, errdefs.ErrAlreadyExists)
 	}
 	p := &fakePod{spec: spec, words: words, ended: make(chan struct{})}
-	p.status = control.Status{ID: spec.ID, Component: spec.Component, Digest: spec.Digest, State: control.StateRunning, StartedAt: time.Now()}
+	p.status = workerapi.Status{ID: spec.ID, Component: spec.Component, Digest: spec.Digest, State: workerapi.StateRunning, StartedAt: time.Now()}
 	if spec.TLS != nil {
 		p.tls = *spec.TLS
 	}
 	h.pods[spec.ID] = p
 	for _, port := range spec.Ports {
-		if port.Kind == control.PortCleartext {
+		if port.Kind == workerapi.PortCleartext {
 			go greet(port.Socket.File, p.ended)
 		}
 	}
@@ -288,20 +288,20 @@ func greet(socket *os.File, ended chan struct{}) {
 	}
 }
 
-func (h *fakeHandler) end(id string, p *fakePod, code int) control.Status {
+func (h *fakeHandler) end(id string, p *fakePod, code int) workerapi.Status {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if p.status.State == control.StateExited {
+	if p.status.State == workerapi.StateExited {
 		return p.status
 	}
-	p.status.State, p.status.FinishedAt, p.status.ExitCode, p.status.Reason = control.StateExited, time.Now(), int32(code), sandbox.ReasonCompleted
+	p.status.State, p.status.FinishedAt, p.status.ExitCode, p.status.Reason = workerapi.StateExited, time.Now(), int32(code), sandbox.ReasonCompleted
 	if code != 0 {
 		p.status.Reason = sandbox.ReasonError
 	}
 	p.spec.CloseFiles()
 	close(p.ended)
 	s := p.status
-	h.server.Publish(control.Event{Exited: &s})
+	h.server.Publish(workerapi.Event{Exited: &s})
 	return s
 }
 
@@ -314,10 +314,10 @@ func (h *fakeHandler) pod(id string) (*fakePod, error) {
 	return nil, fmt.Errorf("pod %s: %w", id, errdefs.ErrNotFound)
 }
 
-func (h *fakeHandler) Stop(_ context.Context, id string, grace time.Duration) (control.Status, error) {
+func (h *fakeHandler) Stop(_ context.Context, id string, grace time.Duration) (workerapi.Status, error) {
 	p, err := h.pod(id)
 	if err != nil {
-		return control.Status{}, err
+		return workerapi.Status{}, err
 	}
 	if !has(p.words, "deaf") {
 		return h.end(id, p, 0), nil
@@ -344,39 +344,39 @@ func (h *fakeHandler) Remove(ctx context.Context, id string) error {
 	return nil
 }
 
-func (h *fakeHandler) List(context.Context) ([]control.Status, error) {
+func (h *fakeHandler) List(context.Context) ([]workerapi.Status, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	list := []control.Status{}
+	list := []workerapi.Status{}
 	for _, p := range h.pods {
 		list = append(list, p.status)
 	}
 	return list, nil
 }
 
-func (h *fakeHandler) Stats(context.Context, []string) ([]control.Stats, error) {
+func (h *fakeHandler) Stats(context.Context, []string) ([]workerapi.Stats, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	var list []control.Stats
+	var list []workerapi.Stats
 	for id, p := range h.pods {
-		if p.status.State == control.StateRunning {
-			list = append(list, control.Stats{ID: id, Time: time.Now(), CPUNanos: 5, MemoryBytes: 1 << 20, Requests: uint64(len(p.spec.Env))})
+		if p.status.State == workerapi.StateRunning {
+			list = append(list, workerapi.Stats{ID: id, Time: time.Now(), CPUNanos: 5, MemoryBytes: 1 << 20, Requests: uint64(len(p.spec.Env))})
 		}
 	}
 	return list, nil
 }
 
-func (h *fakeHandler) Metrics(context.Context, []string) ([]control.Metrics, error) {
+func (h *fakeHandler) Metrics(context.Context, []string) ([]workerapi.Metrics, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	var list []control.Metrics
+	var list []workerapi.Metrics
 	for id, p := range h.pods {
-		list = append(list, control.Metrics{ID: id, Component: p.spec.Component, Methods: []control.MethodMetrics{{Procedure: string(p.tls.Certificate)}}})
+		list = append(list, workerapi.Metrics{ID: id, Component: p.spec.Component, Methods: []workerapi.MethodMetrics{{Procedure: string(p.tls.Certificate)}}})
 	}
 	return list, nil
 }
 
-func (h *fakeHandler) Attach(_ context.Context, id string, session *control.AttachSession) error {
+func (h *fakeHandler) Attach(_ context.Context, id string, session *workerapi.AttachSession) error {
 	p, err := h.pod(id)
 	if err != nil {
 		return err
@@ -417,7 +417,7 @@ func (h *fakeHandler) ReopenLog(_ context.Context, id string, file *os.File) err
 	return err
 }
 
-func (h *fakeHandler) UpdateTLS(_ context.Context, id string, t control.TLS) error {
+func (h *fakeHandler) UpdateTLS(_ context.Context, id string, t workerapi.TLS) error {
 	p, err := h.pod(id)
 	if err != nil {
 		return err
@@ -428,7 +428,7 @@ func (h *fakeHandler) UpdateTLS(_ context.Context, id string, t control.TLS) err
 	return nil
 }
 
-func (h *fakeHandler) Update(_ context.Context, u control.Update) error {
+func (h *fakeHandler) Update(_ context.Context, u workerapi.Update) error {
 	p, err := h.pod(u.ID)
 	if err != nil {
 		return err

@@ -10,7 +10,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
-	"github.com/tripod-run/tripod/internal/wasm/control"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
 // Recover implements sandbox.Backend. The workers know what runs; the files know what was ordered; what neither can
@@ -50,7 +50,7 @@ func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandb
 }
 
 // inventory is what the workers have, by worker and container.
-type inventory map[*worker]map[string]control.Status
+type inventory map[*worker]map[string]workerapi.Status
 
 func (b *Backend) inventory(ctx context.Context) (inventory, error) {
 	in := inventory{}
@@ -59,7 +59,7 @@ func (b *Backend) inventory(ctx context.Context) (inventory, error) {
 		if err != nil {
 			return nil, fmt.Errorf("ask worker %s for its pods: %w", w.name, err)
 		}
-		in[w] = map[string]control.Status{}
+		in[w] = map[string]workerapi.Status{}
 		for _, s := range list {
 			in[w][s.ID] = s
 		}
@@ -101,7 +101,7 @@ func (b *Backend) recoverStarted(h *handle, p *sandbox.Pod, c *sandbox.Container
 	if w == nil || w.identity() != s.Process {
 		l := newLife(nil, p, c)
 		h.Adopt(l)
-		b.record(h, l, control.Status{
+		b.record(h, l, workerapi.Status{
 			StartedAt: s.StartedAt, FinishedAt: time.Now(), ExitCode: sandbox.ExitKilled, Reason: sandbox.ReasonError,
 			Message: fmt.Sprintf("its wasm worker %s (pid %d) has died while the daemon was away", s.Worker, s.Process.Pid),
 		})
@@ -114,7 +114,7 @@ func (b *Backend) recoverStarted(h *handle, p *sandbox.Pod, c *sandbox.Container
 	l := newLife(w, p, c)
 	h.Adopt(l)
 	h.Note(l, func(s *state) { s.StartedAt = status.StartedAt })
-	if status.State == control.StateExited {
+	if status.State == workerapi.StateExited {
 		b.record(h, l, status)
 		return nil
 	}
@@ -129,7 +129,7 @@ func (b *Backend) resync(ctx context.Context, w *worker) error {
 		return err
 	}
 	for _, s := range list {
-		if s.State == control.StateExited {
+		if s.State == workerapi.StateExited {
 			b.podExited(w, s)
 		}
 	}

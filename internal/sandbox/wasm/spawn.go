@@ -22,7 +22,7 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
-	"github.com/tripod-run/tripod/internal/wasm/control"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
 var (
@@ -124,7 +124,7 @@ func (k *keeper) prepare(ctx context.Context, w *worker) (ready *os.File, cmd *e
 		return nil, nil, err
 	}
 	files = append(files, writer)
-	config, err := json.Marshal(control.WorkerConfig{
+	config, err := json.Marshal(workerapi.WorkerConfig{
 		Name: w.name, UID: k.cfg.UID, GID: k.cfg.GID, Instances: k.cfg.Instances, MaxMemory: k.cfg.MaxMemory, Connections: k.cfg.Connections,
 		LogLevel: k.cfg.LogLevel, LogSizeMax: k.cfg.LogSizeMax, Spans: k.cfg.Spans != nil, Isolated: true,
 	})
@@ -134,12 +134,12 @@ func (k *keeper) prepare(ctx context.Context, w *worker) (ready *os.File, cmd *e
 		return nil, nil, err
 	}
 	cmd = exec.Command(k.cfg.Program, "worker", string(config)) // not bound to a context: it outlives us
-	cmd.ExtraFiles = files                                      // control.FDControl, FDData, FDReady
+	cmd.ExtraFiles = files                                      // workerapi.FDControl, FDData, FDReady
 	cmd.Stderr = log
 	cmd.Env, cmd.Dir = guestlessEnv(), "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setsid:     true,
-		Cloneflags: control.Namespaces,
+		Cloneflags: workerapi.Namespaces,
 	}
 	return reader, cmd, nil
 }
@@ -218,7 +218,7 @@ func (k *keeper) introduced(w *worker) (*process.Process, error) {
 	}
 	cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	words := bytes.Split(cmdline, []byte{0})
-	var config control.WorkerConfig
+	var config workerapi.WorkerConfig
 	if err != nil || len(words) < 3 || string(words[1]) != "worker" || json.Unmarshal(words[2], &config) != nil || config.Name != w.name {
 		p.Close()
 		return nil, fmt.Errorf("process %d is not worker %s: %w", pid, w.name, errdefs.ErrFailedPrecondition)

@@ -14,9 +14,9 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 	"github.com/tripod-run/tripod/internal/stream"
-	"github.com/tripod-run/tripod/internal/wasm/artifact"
-	"github.com/tripod-run/tripod/internal/wasm/control"
 )
 
 var (
@@ -143,12 +143,12 @@ func (b *Backend) failStart(ctx context.Context, h *handle, cause error) error {
 }
 
 // spec is all that the worker must know, with the files that it gets; the caller closes them, also when there is an error.
-func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, s state, loaded control.Loaded) (spec control.PodSpec, renewAt time.Time, err error) {
+func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, s state, loaded workerapi.Loaded) (spec workerapi.PodSpec, renewAt time.Time, err error) {
 	o, err := parseOptions(p.Config, b.cfg.LabelPrefix)
 	if err != nil {
 		return spec, renewAt, err
 	}
-	spec = control.PodSpec{
+	spec = workerapi.PodSpec{
 		ID: c.ID, Component: s.Component, Digest: loaded.Digest,
 		Args: s.Artifact.Argv(c.Config.GetCommand(), c.Config.GetArgs()), Env: environment(s.Artifact, c.Config.GetEnvs()),
 		Resources: resourcesOf(c.Config.GetLinux().GetResources()), Limits: o.limits, Holdings: b.cfg.Holdings,
@@ -163,7 +163,7 @@ func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	if spec.Channels, err = sandbox.ParseChannels(c.Config.GetAnnotations()); err != nil {
 		return spec, renewAt, err
 	}
-	if loaded.World == control.WorldCommand {
+	if loaded.World == workerapi.WorldCommand {
 		return spec, renewAt, nil
 	}
 	if spec.Ports, err = b.listen(ctx, p, o); err != nil {
@@ -174,7 +174,7 @@ func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 }
 
 // servicesOf are the services of which the component has methods.
-func servicesOf(loaded control.Loaded) []string {
+func servicesOf(loaded workerapi.Loaded) []string {
 	var services []string
 	for _, procedure := range loaded.Procedures {
 		service, _, _ := strings.Cut(strings.TrimPrefix(procedure, "/"), "/")
@@ -226,8 +226,8 @@ func lastWins(env []string) []string {
 	return kept
 }
 
-func resourcesOf(res *runtimeapi.LinuxContainerResources) control.Resources {
-	r := control.Resources{MemoryBytes: res.GetMemoryLimitInBytes()}
+func resourcesOf(res *runtimeapi.LinuxContainerResources) workerapi.Resources {
+	r := workerapi.Resources{MemoryBytes: res.GetMemoryLimitInBytes()}
 	if res.GetCpuQuota() > 0 {
 		r.CPUQuota, r.CPUPeriod = res.GetCpuQuota(), res.GetCpuPeriod()
 		if r.CPUPeriod == 0 {

@@ -11,8 +11,8 @@ import (
 
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/collector"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 	"github.com/tripod-run/tripod/internal/stats"
-	"github.com/tripod-run/tripod/internal/wasm/control"
 )
 
 // freshFor is how long figures of a worker are good for: a kubelet asks for one pod after the other, a worker answers for
@@ -29,7 +29,7 @@ type figures struct {
 type answer struct {
 	turn chan struct{}
 	at   time.Time
-	pods map[string]control.Stats
+	pods map[string]workerapi.Stats
 }
 
 func (f *figures) answerOf(w *worker) *answer {
@@ -53,13 +53,13 @@ func (f *figures) forget(w *worker) {
 
 // figuresOf gives the figures of a running container; one that the worker does not know has just ended, which is an
 // errdefs.ErrFailedPrecondition.
-func (b *Backend) figuresOf(ctx context.Context, l *life, id string) (control.Stats, error) {
+func (b *Backend) figuresOf(ctx context.Context, l *life, id string) (workerapi.Stats, error) {
 	a := b.figures.answerOf(l.worker)
 	select {
 	case a.turn <- struct{}{}:
 		defer func() { <-a.turn }()
 	case <-ctx.Done():
-		return control.Stats{}, fmt.Errorf("wait for the figures of worker %s: %w", l.worker.name, context.Cause(ctx))
+		return workerapi.Stats{}, fmt.Errorf("wait for the figures of worker %s: %w", l.worker.name, context.Cause(ctx))
 	}
 	s, there := a.pods[id]
 	if there && time.Since(a.at) <= freshFor {
@@ -69,7 +69,7 @@ func (b *Backend) figuresOf(ctx context.Context, l *life, id string) (control.St
 	if err != nil {
 		return s, err
 	}
-	a.at, a.pods = time.Now(), make(map[string]control.Stats, len(list))
+	a.at, a.pods = time.Now(), make(map[string]workerapi.Stats, len(list))
 	for _, s := range list {
 		a.pods[s.ID] = s
 	}
@@ -86,7 +86,7 @@ const shareOfWorker = 32 << 10
 
 // asCgroup is a container's figures in the form of a cgroup's: the guests' memory and the pod's share of its worker, none of
 // it a file's.
-func asCgroup(s control.Stats, limit int64) stats.Figures {
+func asCgroup(s workerapi.Stats, limit int64) stats.Figures {
 	f := stats.Figures{Time: s.Time}
 	f.CPU.Usage, f.CPU.Throttled = s.CPUNanos, s.ThrottledNanos
 	used := s.MemoryBytes + shareOfWorker
@@ -204,12 +204,12 @@ func (b *Backend) metrics(ctx context.Context) []collector.Workload {
 	return all
 }
 
-func (b *Backend) withFigures(ctx context.Context, w *worker, counters []control.Metrics) []collector.Workload {
+func (b *Backend) withFigures(ctx context.Context, w *worker, counters []workerapi.Metrics) []collector.Workload {
 	list, err := w.conn().Stats(ctx)
 	if err != nil {
 		b.log.Debug("ask a worker for its figures", "worker", w.name, "err", err)
 	}
-	byID := make(map[string]control.Stats, len(list))
+	byID := make(map[string]workerapi.Stats, len(list))
 	for _, s := range list {
 		byID[s.ID] = s
 	}

@@ -11,7 +11,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/wasm/control"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 	"github.com/tripod-run/tripod/test/sandboxtest/corpus"
 )
 
@@ -154,7 +154,7 @@ func TestOptions(t *testing.T) {
 		"nothing said": {nil, options{port: 443, cleartext: 80, tls: tlsGenerated}},
 		"all said": {
 			map[string]string{"port": "8443", "cleartext-port": "8080", "concurrency": "7", "request-timeout": "2s", "max-message-bytes": "1024", "reuse": "true"},
-			options{port: 8443, cleartext: 8080, tls: tlsGenerated, limits: control.Limits{
+			options{port: 8443, cleartext: 8080, tls: tlsGenerated, limits: workerapi.Limits{
 				Concurrency: 7, RequestTimeout: 2 * time.Second, MaxMessageBytes: 1024, Reuse: true,
 			}},
 		},

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/process"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 	"github.com/tripod-run/tripod/internal/stats"
-	"github.com/tripod-run/tripod/internal/wasm/control"
 )
 
 const (
@@ -55,7 +55,7 @@ type worker struct {
 	parted chan struct{}
 
 	mu     sync.Mutex
-	client *control.Client
+	client *workerapi.Client
 	// loading has, by digest of the component, the outcome of Load; closed channels are done.
 	loading map[string]*loading
 }
@@ -63,7 +63,7 @@ type worker struct {
 // loading is code that a worker has, or is being given.
 type loading struct {
 	done   chan struct{}
-	loaded control.Loaded
+	loaded workerapi.Loaded
 	err    error
 	// used is when a container last asked for it.
 	used time.Time
@@ -98,7 +98,7 @@ func (w *worker) connect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	client, err := control.NewClient(ctx, conn)
+	client, err := workerapi.NewClient(ctx, conn)
 	if err != nil {
 		return err
 	}
@@ -109,7 +109,7 @@ func (w *worker) connect(ctx context.Context) error {
 }
 
 // conn is the connection of now; calls on one that has ended fail with errdefs.ErrUnavailable.
-func (w *worker) conn() *control.Client {
+func (w *worker) conn() *workerapi.Client {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.client
@@ -128,7 +128,7 @@ func (w *worker) alive() bool {
 func (w *worker) identity() process.ID { return w.proc.ID }
 
 // watch takes the worker's events until its process ends, over one connection after the other.
-func (w *worker) watch(exited func(control.Status), spans func([]byte), adopt func(context.Context, *worker) error) {
+func (w *worker) watch(exited func(workerapi.Status), spans func([]byte), adopt func(context.Context, *worker) error) {
 	for {
 		w.serve(w.conn(), exited, spans)
 		if !w.proc.Alive() || w.isParted() {
@@ -150,7 +150,7 @@ func (w *worker) watch(exited func(control.Status), spans func([]byte), adopt fu
 }
 
 // serve takes the events of one connection until it ends, or the process does.
-func (w *worker) serve(client *control.Client, exited func(control.Status), spans func([]byte)) {
+func (w *worker) serve(client *workerapi.Client, exited func(workerapi.Status), spans func([]byte)) {
 	defer client.Close()
 	for {
 		select {
@@ -238,7 +238,7 @@ func (w *worker) end(ctx context.Context) error {
 const endTime = 5 * time.Second
 
 // load makes sure that the worker has the code of a component; code opens it when it has not.
-func (w *worker) load(ctx context.Context, digest string, code func(context.Context) (control.Code, error)) (control.Loaded, error) {
+func (w *worker) load(ctx context.Context, digest string, code func(context.Context) (workerapi.Code, error)) (workerapi.Loaded, error) {
 	for {
 		w.mu.Lock()
 		l, mine := w.loading[digest], false
@@ -259,7 +259,7 @@ func (w *worker) load(ctx context.Context, digest string, code func(context.Cont
 		select {
 		case <-l.done:
 		case <-ctx.Done():
-			return control.Loaded{}, fmt.Errorf("wait for the code of %s to be loaded: %w", digest, context.Cause(ctx))
+			return workerapi.Loaded{}, fmt.Errorf("wait for the code of %s to be loaded: %w", digest, context.Cause(ctx))
 		}
 		if l.err == nil || !errors.Is(l.err, context.Canceled) && !errors.Is(l.err, context.DeadlineExceeded) {
 			return l.loaded, l.err
@@ -268,10 +268,10 @@ func (w *worker) load(ctx context.Context, digest string, code func(context.Cont
 	}
 }
 
-func (w *worker) loadNow(ctx context.Context, digest string, code func(context.Context) (control.Code, error)) (control.Loaded, error) {
+func (w *worker) loadNow(ctx context.Context, digest string, code func(context.Context) (workerapi.Code, error)) (workerapi.Loaded, error) {
 	what, err := code(ctx)
 	if err != nil {
-		return control.Loaded{}, err
+		return workerapi.Loaded{}, err
 	}
 	defer what.Image.Close()
 	return w.conn().Load(ctx, what)

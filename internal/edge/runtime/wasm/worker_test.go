@@ -27,7 +27,7 @@ import (
 )
 
 // testGuests are binaries that do what their first argument says; their sources are beside them.
-const testGuests = "../../../wasm/engine/testdata"
+const testGuests = "../../../component/engine/testdata"
 
 // whole is a rig with nothing faked but the pods' network: the image store, the backend for components and its workers are
 // the real ones. It needs root, and is for hack/testns.sh.

@@ -11,7 +11,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/tripod-run/tripod/internal/wasm/control"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
 // collectTimeout bounds how long the workers are waited for.
@@ -19,8 +19,8 @@ const collectTimeout = 5 * time.Second
 
 // Workload is what the worker of a component's container has counted.
 type Workload struct {
-	control.Metrics
-	Stats control.Stats
+	workerapi.Metrics
+	Stats workerapi.Stats
 }
 
 // Components adds up the figures of the containers of each component. A counter must not fall when a container is gone, so
@@ -45,7 +45,7 @@ type totals struct {
 	requests, traps, timeouts, oom uint64
 	connections                    int
 	rejected                       map[string]uint64 // connections, by reason
-	methods                        map[string]*control.MethodMetrics
+	methods                        map[string]*workerapi.MethodMetrics
 }
 
 func gauge(name, help string, labels ...string) *prometheus.Desc {
@@ -137,7 +137,7 @@ func (c *Components) keep(w Workload) {
 
 func of(all map[string]*totals, component string) *totals {
 	if all[component] == nil {
-		all[component] = &totals{methods: map[string]*control.MethodMetrics{}, rejected: map[string]uint64{}}
+		all[component] = &totals{methods: map[string]*workerapi.MethodMetrics{}, rejected: map[string]uint64{}}
 	}
 	return all[component]
 }
@@ -158,14 +158,14 @@ func (t *totals) add(w Workload) {
 	for _, m := range w.Methods {
 		sum := t.methods[m.Procedure]
 		if sum == nil {
-			sum = &control.MethodMetrics{Procedure: m.Procedure, Codes: map[string]uint64{}}
+			sum = &workerapi.MethodMetrics{Procedure: m.Procedure, Codes: map[string]uint64{}}
 			t.methods[m.Procedure] = sum
 		}
 		addMethod(sum, m)
 	}
 }
 
-func addMethod(sum *control.MethodMetrics, m control.MethodMetrics) {
+func addMethod(sum *workerapi.MethodMetrics, m workerapi.MethodMetrics) {
 	sum.InFlight += m.InFlight
 	sum.ReceivedBytes += m.ReceivedBytes
 	sum.SentBytes += m.SentBytes
@@ -188,9 +188,9 @@ func addMethod(sum *control.MethodMetrics, m control.MethodMetrics) {
 func (t *totals) clone() *totals {
 	copied := *t
 	copied.rejected = maps.Clone(t.rejected)
-	copied.methods = map[string]*control.MethodMetrics{}
+	copied.methods = map[string]*workerapi.MethodMetrics{}
 	for name, m := range t.methods {
-		sum := &control.MethodMetrics{Procedure: name, Codes: map[string]uint64{}}
+		sum := &workerapi.MethodMetrics{Procedure: name, Codes: map[string]uint64{}}
 		addMethod(sum, *m)
 		sum.InFlight = 0
 		copied.methods[name] = sum
@@ -230,7 +230,7 @@ func (t *totals) write(to chan<- prometheus.Metric, component string) {
 }
 
 // histogram is the durations of a method, cumulative as Prometheus has them.
-func histogram(m *control.MethodMetrics, component, method string) prometheus.Metric {
+func histogram(m *workerapi.MethodMetrics, component, method string) prometheus.Metric {
 	buckets, count := make(map[float64]uint64, len(m.Bounds)), uint64(0)
 	for i, n := range m.Buckets {
 		count += n

@@ -10,7 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"github.com/tripod-run/tripod/internal/wasm/control"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
 // series is what Prometheus is shown.
@@ -32,11 +32,11 @@ func series(t *testing.T, registry *prometheus.Registry) map[string]string {
 
 func workload(id string, requests uint64, memory uint64) Workload {
 	return Workload{
-		Metrics: control.Metrics{ID: id, Component: "example.com:foo.Bar@1.2.3", Methods: []control.MethodMetrics{{
+		Metrics: workerapi.Metrics{ID: id, Component: "example.com:foo.Bar@1.2.3", Methods: []workerapi.MethodMetrics{{
 			Procedure: "/foo.Bar/Do", InFlight: 1, ReceivedBytes: 10 * requests, Codes: map[string]uint64{"OK": requests - 1, "INTERNAL": 1},
 			Bounds: []float64{.01, .1}, Buckets: []uint64{requests - 2, 1, 1}, Seconds: 1.5,
 		}}},
-		Stats: control.Stats{ID: id, Requests: requests, Traps: 1, CPUNanos: requests * 1e9, MemoryBytes: memory, Instances: 2},
+		Stats: workerapi.Stats{ID: id, Requests: requests, Traps: 1, CPUNanos: requests * 1e9, MemoryBytes: memory, Instances: 2},
 	}
 }
 

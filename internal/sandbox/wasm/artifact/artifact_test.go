@@ -1,0 +1,222 @@
+package artifact
+
+import (
+	"io"
+	"log"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"github.com/google/go-containerregistry/pkg/registry"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/tripod-run/tripod/internal/component/wasmbin"
+	"github.com/tripod-run/tripod/internal/image"
+)
+
+// rig is a registry and a store.
+type rig struct {
+	*testing.T
+	host  string
+	store *image.Store
+}
+
+func newRig(t *testing.T) *rig {
+	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	t.Cleanup(server.Close)
+	store, err := image.Open(t.Context(), image.Config{Root: filepath.Join(t.TempDir(), "image")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = store.Close() })
+	return &rig{t, strings.TrimPrefix(server.URL, "http://"), store}
+}
+
+// pull pushes an artifact, pulls it and opens it.
+func (r *rig) pull(name string, manifest image.Blob, blobs ...image.Blob) *Artifact {
+	r.Helper()
+	_, err := image.Registries{}.Push(r.Context(), r.host+"/"+name, nil, manifest, blobs...)
+	r.must(err)
+	img, err := r.store.Pull(r.Context(), r.host+"/"+name, image.PullOptions{})
+	r.must(err)
+	a, err := Open(r.Context(), r.store, img.ID)
+	r.must(err)
+	return a
+}
+
+func (r *rig) must(err error) {
+	r.Helper()
+	if err != nil {
+		r.Fatal(err)
+	}
+}
+
+func example(t testing.TB, name string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(examples, name, name+".wasm"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+func TestBuiltArtifactOpens(t *testing.T) {
+	r := newRig(t)
+	wasm, set := example(t, "greeter-c"), []byte("a descriptor set")
+	notes := map[string]string{"vimana.host/domain": "example.com", AnnotationServices: "a.A,b.B"}
+	built, err := Build(Spec{Wasm: wasm, Descriptors: set, Annotations: notes})
+	r.must(err)
+	again, err := Build(Spec{Wasm: wasm, Descriptors: set, Annotations: notes})
+	r.must(err)
+	if built.Manifest.Digest != again.Manifest.Digest {
+		t.Error("the same files make two artifacts")
+	}
+	a := r.pull("greeter:1", built.Manifest, built.Blobs...)
+	if a.Layout != image.LayoutCNCF || a.ImageID != built.Manifest.Digest.String() || a.Wasm.Size != int64(len(wasm)) ||
+		a.Annotations["vimana.host/domain"] != "example.com" || !slices.Equal(a.Services, []string{"a.A", "b.B"}) {
+		t.Errorf("%+v", a)
+	}
+	f, err := a.OpenWasm(t.Context(), r.store)
+	r.must(err)
+	defer f.Close()
+	if got, _ := io.ReadAll(f); string(got) != string(wasm) {
+		t.Error("another binary")
+	}
+	if _, err := f.Write([]byte("x")); err == nil {
+		t.Error("the binary can be written to")
+	}
+	if got, err := a.Descriptors(t.Context(), r.store); err != nil || string(got) != string(set) {
+		t.Errorf("descriptors %q, %v", got, err)
+	}
+	if got, err := a.Metadata(t.Context(), r.store); err != nil || got != nil {
+		t.Errorf("metadata %q, %v", got, err)
+	}
+}
+
+// TestDescriptorsInASection: without a layer they may be in the binary; a layer goes before.
+func TestDescriptorsInASection(t *testing.T) {
+	r := newRig(t)
+	name := SectionDescriptors
+	section := string(rune(len(name))) + name + "in a section"
+	wasm := append(example(t, "hello-http-c"), "\x00"+string(rune(len(section)))+section...)
+	built, err := Build(Spec{Wasm: wasm})
+	r.must(err)
+	if world, err := Check(built.Outline, nil); world != WorldGRPC || err != nil {
+		t.Errorf("world %q, %v", world, err)
+	}
+	got, err := r.pull("section:1", built.Manifest, built.Blobs...).Descriptors(t.Context(), r.store)
+	if err != nil || string(got) != "in a section" {
+		t.Errorf("descriptors %q, %v", got, err)
+	}
+	built, err = Build(Spec{Wasm: wasm, Descriptors: []byte("in a layer")})
+	r.must(err)
+	got, err = r.pull("layer:1", built.Manifest, built.Blobs...).Descriptors(t.Context(), r.store)
+	if err != nil || string(got) != "in a layer" {
+		t.Errorf("descriptors %q, %v", got, err)
+	}
+}
+
+func TestVimanaLayout(t *testing.T) {
+	r := newRig(t)
+	config, wasm := image.NewBlob(ocispec.MediaTypeEmptyJSON, []byte("{}")), image.NewBlob(image.MediaTypeWasm, example(t, "greeter-c"))
+	meta := image.NewBlob(image.MediaTypeMetadata, []byte("a metadata message"))
+	manifest := manifestOf(t, config, wasm, meta)
+	a := r.pull("vimana:1", manifest, config, wasm, meta)
+	if got, err := a.Metadata(t.Context(), r.store); err != nil || string(got) != "a metadata message" || a.Layout != image.LayoutVimana {
+		t.Errorf("metadata %q, %v; %+v", got, err, a)
+	}
+	if got, err := a.Descriptors(t.Context(), r.store); err != nil || got != nil {
+		t.Errorf("descriptors %q, %v", got, err)
+	}
+}
+
+func TestUnknownImage(t *testing.T) {
+	r := newRig(t)
+	if _, err := Open(t.Context(), r.store, "none"); !errdefs.IsNotFound(err) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestArgv(t *testing.T) {
+	a := &Artifact{Program: "app.wasm", Entrypoint: []string{"-v"}, Cmd: []string{"serve"}}
+	for want, c := range map[string]struct{ command, args []string }{
+		"app.wasm -v serve": {},
+		"app.wasm -v x y":   {args: []string{"x", "y"}},
+		"other":             {command: []string{"other"}},
+		"other -a x":        {command: []string{"other", "-a"}, args: []string{"x"}},
+	} {
+		if got := strings.Join(a.Argv(c.command, c.args), " "); got != want {
+			t.Errorf("argv %q, want %q", got, want)
+		}
+	}
+	if strings.Join(a.Entrypoint, "")+strings.Join(a.Cmd, "") != "-vserve" {
+		t.Error("the artifact has changed")
+	}
+}
+
+func TestCheck(t *testing.T) {
+	greeter := []string{"proto:greet-v1/greeter"}
+	component := func(exports, imports string) *wasmbin.Outline {
+		return &wasmbin.Outline{Component: true, Exports: strings.Fields(exports), Imports: strings.Fields(imports)}
+	}
+	module := func(export, imports string) *wasmbin.Outline {
+		return &wasmbin.Outline{Exports: []string{export}, Imports: []string{imports}}
+	}
+	for name, c := range map[string]struct {
+		outline  *wasmbin.Outline
+		services []string
+		world    World
+		words    string
+	}{
+		"grpc":           {component("proto:greet-v1/greeter", "tripod:grpc/types@0.1.0 proto:greet-v1/types proto:greet-v1/greeter-streams wasi:cli/exit@0.2.12"), greeter, WorldGRPC, ""},
+		"http":           {component("wasi:http/incoming-handler@0.2.0", "wasi:http/types@0.2.0"), nil, WorldHTTP, ""},
+		"run":            {component("wasi:cli/run@0.2.3", ""), nil, WorldCommand, ""},
+		"start":          {module("_start", "wasi_snapshot_preview1 fd_write"), nil, WorldCommand, ""},
+		"other service":  {component("proto:other/greeter x", ""), greeter, "", "does not export proto:greet-v1/greeter, which the descriptors call for; it exports proto:other/greeter, x"},
+		"no descriptors": {component("proto:greet-v1/greeter", "proto:greet-v1/types"), nil, "", "--proto"},
+		"nothing":        {component("", ""), nil, "", "exports nothing"},
+		"unknown import": {component("proto:greet-v1/greeter", "acme:secrets/store"), greeter, "", "imports acme:secrets/store"},
+		"other package":  {component("proto:greet-v1/greeter", "proto:greet/types"), greeter, "", "imports proto:greet/types"},
+		"wasi 0.3":       {component("wasi:http/incoming-handler@0.2.0", "wasi:io/poll@0.3.0"), nil, "", "imports wasi:io/poll@0.3.0"},
+		"draft":          {component("wasi:http/incoming-handler@0.2.0", "wasi:keyvalue/store@0.2.0-draft2"), nil, "", "imports wasi:keyvalue/store@0.2.0-draft2"},
+		"draft package":  {component("wasi:http/incoming-handler@0.2.0", "wasi:nn/graph@0.2.0"), nil, "", "imports wasi:nn/graph@0.2.0"},
+		"old draft":      {component("wasi:cli/run@0.2.0", "wasi:io/streams@0.2.0-rc-2023-11-10"), nil, "", "imports wasi:io/streams@0.2.0-rc-2023-11-10"},
+		"draft export":   {component("wasi:cli/run@0.2.0-rc-2023-12-05", ""), nil, "", "neither wasi:http/incoming-handler@0.2 nor wasi:cli/run@0.2"},
+		"library":        {module("memory", ""), nil, "", "without _start"},
+		"module import":  {module("_start", "env missing"), nil, "", `imports "missing" from "env"`},
+		"module service": {module("_start", ""), greeter, "", "a core module cannot serve proto:greet-v1/greeter"},
+	} {
+		world, err := Check(c.outline, c.services)
+		if world != c.world || (err == nil) != (c.words == "") {
+			t.Errorf("%s: %q, %v", name, world, err)
+		}
+		if err != nil && (!errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), c.words)) {
+			t.Errorf("%s: %v does not say %q", name, err, c.words)
+		}
+	}
+}
+
+func TestBuildRefuses(t *testing.T) {
+	wasm := example(t, "hello-http-c")
+	for _, s := range []Spec{{}, {Wasm: []byte("text")}, {Wasm: wasm[:len(wasm)-1]}, {Wasm: wasm, Descriptors: make([]byte, maxDescriptors+1)}} {
+		if _, err := Build(s); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("%d bytes: %v", len(s.Wasm), err)
+		}
+	}
+}
+
+func TestNameAnnotations(t *testing.T) {
+	got, err := NameAnnotations("p/", "example.com:foo.Bar@1.2.3-a+b5")
+	if err != nil || len(got) != 3 || got["p/domain"] != "example.com" || got["p/server"] != "foo.Bar" || got["p/version"] != "1.2.3-a_b5" {
+		t.Errorf("%v, %v", got, err)
+	}
+	for _, bad := range []string{"", "Bar", "example.com:Bar", "Bar@1.0.0", "UP:Bar@1.0.0", "example.com:@1.0.0", "example.com:a/b@1.0.0", "example.com:Bar@1", "example.com:Bar@1.0.0-" + strings.Repeat("x", 60)} {
+		if got, err := NameAnnotations("p/", bad); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("%q: %v, %v", bad, got, err)
+		}
+	}
+}

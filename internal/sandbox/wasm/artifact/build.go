@@ -1,0 +1,206 @@
+package artifact
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/tripod-run/tripod/internal/component/wasmbin"
+	"github.com/tripod-run/tripod/internal/image"
+)
+
+// AnnotationServices, on a manifest, are the full names of the services that a component serves, with commas between,
+// where they are not those of the files in its descriptors that no other file imports.
+const AnnotationServices = "tripod.run/services"
+
+// Spec is what Build makes an artifact of.
+type Spec struct {
+	// Wasm is the binary.
+	Wasm []byte
+	// Descriptors is a serialized FileDescriptorSet; empty: none.
+	Descriptors []byte
+	// Annotations are for the manifest.
+	Annotations map[string]string
+}
+
+// Image is an artifact that can be pushed.
+type Image struct {
+	Manifest image.Blob
+	// Blobs are the config and the layers.
+	Blobs []image.Blob
+	// Outline is that of the binary.
+	Outline *wasmbin.Outline
+}
+
+// config is the config of the CNCF's layout (TAG Runtime, "Wasm OCI Artifact layout", version 0). Without a date, what
+// is built of the same files is the same artifact.
+type config struct {
+	Architecture string          `json:"architecture"`
+	OS           string          `json:"os"`
+	LayerDigests []digest.Digest `json:"layerDigests"`
+	Component    *interfaces     `json:"component,omitempty"`
+}
+
+type interfaces struct {
+	Exports []string `json:"exports"`
+	Imports []string `json:"imports"`
+	Target  *string  `json:"target"`
+}
+
+// Build lays out an artifact in the CNCF's layout. A binary that is not WebAssembly, or cut off, is
+// errdefs.ErrInvalidArgument.
+func Build(s Spec) (*Image, error) {
+	outline, err := wasmbin.Read(bytes.NewReader(s.Wasm), int64(len(s.Wasm)))
+	if err != nil {
+		return nil, err
+	}
+	layers := []image.Blob{image.NewBlob(image.MediaTypeWasm, s.Wasm)}
+	if len(s.Descriptors) > maxDescriptors {
+		return nil, fmt.Errorf("the descriptors have %d bytes, more than the limit of %d: %w", len(s.Descriptors), maxDescriptors, errdefs.ErrInvalidArgument)
+	}
+	if len(s.Descriptors) > 0 {
+		layers = append(layers, image.NewBlob(image.MediaTypeDescriptorSet, s.Descriptors))
+	}
+	c := config{Architecture: "wasm", OS: "wasip1"}
+	if outline.Component {
+		c.OS = "wasip2"
+		c.Component = &interfaces{Exports: outline.Exports, Imports: outline.Imports}
+	}
+	m := ocispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest, Annotations: s.Annotations}
+	for _, layer := range layers {
+		c.LayerDigests = append(c.LayerDigests, layer.Digest)
+		m.Layers = append(m.Layers, layer.Descriptor)
+	}
+	document, err := json.Marshal(c)
+	if err != nil {
+		return nil, err
+	}
+	configBlob := image.NewBlob(image.MediaTypeWasmConfig, document)
+	m.Config = configBlob.Descriptor
+	if document, err = json.Marshal(m); err != nil {
+		return nil, err
+	}
+	return &Image{
+		Manifest: image.NewBlob(ocispec.MediaTypeImageManifest, document),
+		Blobs:    append([]image.Blob{configBlob}, layers...), Outline: outline,
+	}, nil
+}
+
+// World is what a binary offers to its host.
+type World string
+
+// The worlds, as internal/component/engine names them.
+const (
+	WorldGRPC    World = "grpc"
+	WorldHTTP    World = "http"
+	WorldCommand World = "command"
+)
+
+// Exports that make a world, of any version that release tells.
+const (
+	exportHTTP    = "wasi:http/incoming-handler"
+	exportCommand = "wasi:cli/run"
+	exportStart   = "_start"
+)
+
+// wasiPackages are those of WASI 0.2. Others have carried that version as drafts ("wasi:keyvalue/store@0.2.0-draft").
+var wasiPackages = []string{"wasi:cli", "wasi:clocks", "wasi:filesystem", "wasi:http", "wasi:io", "wasi:random", "wasi:sockets"}
+
+// release is the name of an interface of WASI 0.2 without its version; hosts serve every 0.2.x. It is false for drafts.
+func release(name string) (base string, ok bool) {
+	base, version, _ := strings.Cut(name, "@")
+	patch, ok := strings.CutPrefix(version, "0.2.")
+	if _, err := strconv.ParseUint(patch, 10, 32); err != nil {
+		return base, false
+	}
+	pkg, _, _ := strings.Cut(base, "/")
+	return base, ok && slices.Contains(wasiPackages, pkg)
+}
+
+// Check refuses what no node would run, as far as names tell: an errdefs.ErrInvalidArgument that says what is missing.
+// services are the interfaces that the component must export by its descriptors ("proto:greet-v1/greeter"); none when
+// it comes without.
+func Check(o *wasmbin.Outline, services []string) (World, error) {
+	if !o.Component {
+		return checkModule(o, services)
+	}
+	for _, name := range services {
+		if !o.HasExport(name) {
+			return "", fmt.Errorf("the component does not export %s, which the descriptors call for; it exports %s: %w",
+				name, list(o.Exports), errdefs.ErrInvalidArgument)
+		}
+	}
+	if len(services) == 0 && slices.Contains(o.Custom, SectionDescriptors) {
+		return WorldGRPC, nil // what the section says was not read
+	}
+	world := worldOf(o, services)
+	if world == "" {
+		return "", fmt.Errorf("the component exports %s: neither wasi:http/incoming-handler@0.2 nor wasi:cli/run@0.2, and no descriptors tell of a gRPC service (--proto): %w",
+			list(o.Exports), errdefs.ErrInvalidArgument)
+	}
+	for _, name := range o.Imports {
+		if !provided(name, services) {
+			return "", fmt.Errorf("the component imports %s, which no node provides: %w", name, errdefs.ErrInvalidArgument)
+		}
+	}
+	return world, nil
+}
+
+func worldOf(o *wasmbin.Outline, services []string) World {
+	has := func(name string) bool {
+		return slices.ContainsFunc(o.Exports, func(e string) bool {
+			base, ok := release(e)
+			return ok && base == name
+		})
+	}
+	switch {
+	case len(services) > 0:
+		return WorldGRPC
+	case has(exportHTTP):
+		return WorldHTTP
+	case has(exportCommand):
+		return WorldCommand
+	}
+	return ""
+}
+
+func checkModule(o *wasmbin.Outline, services []string) (World, error) {
+	switch {
+	case len(services) > 0:
+		return "", fmt.Errorf("a core module cannot serve %s: make a component of it: %w", list(services), errdefs.ErrInvalidArgument)
+	case !o.HasExport(exportStart):
+		return "", fmt.Errorf("a core module without _start: it is no command; if it exports interfaces, make a component of it: %w", errdefs.ErrInvalidArgument)
+	}
+	for _, name := range o.Imports {
+		if module, _, _ := strings.Cut(name, " "); module != "wasi_snapshot_preview1" {
+			return "", fmt.Errorf("the module imports %q from %q, which no node provides: %w", name[len(module)+1:], module, errdefs.ErrInvalidArgument)
+		}
+	}
+	return WorldCommand, nil
+}
+
+// provided reports whether a node has what a component imports: WASI 0.2, the package tripod:grpc, and the types and
+// streams of its services, which are in their packages.
+func provided(name string, services []string) bool {
+	if strings.HasPrefix(name, "wasi:") {
+		_, ok := release(name)
+		return ok
+	}
+	pkg, _, _ := strings.Cut(name, "/")
+	return pkg == "tripod:grpc" || slices.ContainsFunc(services, func(s string) bool { return strings.HasPrefix(s, pkg+"/") })
+}
+
+func list(names []string) string {
+	if len(names) == 0 {
+		return "nothing"
+	}
+	return strings.Join(names, ", ")
+}

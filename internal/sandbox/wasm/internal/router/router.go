@@ -1,0 +1,261 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tripod-run/tripod/internal/guard"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+)
+
+// HeaderComponent is the header by which a client names the component that it wants.
+const HeaderComponent = "Component"
+
+// Components is the node's component map; *node.Index is one.
+type Components interface {
+	// Running lists the running containers of a component. The slice is not changed.
+	Running(component string) []string
+	// All is the whole map, which is not changed.
+	All() map[string][]string
+}
+
+// Config is what a Router is made of.
+type Config struct {
+	Components Components
+	// Services tells the gRPC services of a running container (package.Service); nil: the server part of the component's
+	// name alone is taken for one.
+	Services func(container string) []string
+	// Dial connects to the data socket of a container's worker.
+	Dial   func(ctx context.Context, container string) (net.Conn, error)
+	Logger *slog.Logger
+}
+
+// Router is the http.Handler of the node's own addresses.
+type Router struct {
+	Config
+	proxy     *httputil.ReverseProxy
+	transport *http.Transport
+	load      load
+	services  serviceCache
+	turn      atomic.Uint64 // where looking for the least loaded begins, so that equals take turns
+}
+
+// New makes a Router.
+func New(c Config) *Router {
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	r := &Router{Config: c}
+	protocols := &http.Protocols{}
+	protocols.SetUnencryptedHTTP2(true)
+	r.transport = &http.Transport{
+		Protocols:   protocols,
+		DialContext: r.dial,
+		// Each container has a connection of its own, even where one worker runs many; idle ones are not kept for long.
+		IdleConnTimeout:    time.Minute,
+		DisableCompression: true, // bodies pass as they are
+	}
+	buffers := &sync.Pool{New: func() any { return new([32 << 10]byte) }}
+	r.proxy = &httputil.ReverseProxy{
+		Rewrite:       rewrite,
+		Transport:     r,
+		FlushInterval: -1, // messages of streams are not held back
+		BufferPool:    bufferPool{buffers},
+		ErrorLog:      slog.NewLogLogger(c.Logger.Handler(), slog.LevelDebug), // what clients break off
+		ErrorHandler:  r.failed,
+	}
+	return r
+}
+
+// Close closes idle connections to workers.
+func (r *Router) Close() { r.transport.CloseIdleConnections() }
+
+type targetKey struct{}
+
+// target is where a request is to go.
+type target struct {
+	component  string
+	containers []string
+	// byAuthority says that :authority named the component and so names no host.
+	byAuthority bool
+}
+
+// ServeHTTP implements http.Handler.
+func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	guard.Handler(r.Logger, "route", http.HandlerFunc(r.serve)).ServeHTTP(w, req)
+}
+
+func (r *Router) serve(w http.ResponseWriter, req *http.Request) {
+	t, err := r.resolve(req)
+	if err != nil {
+		refuse(w, req, err)
+		return
+	}
+	r.proxy.ServeHTTP(w, req.WithContext(context.WithValue(req.Context(), targetKey{}, t)))
+}
+
+// resolve finds the component that a request is for, and its running containers.
+func (r *Router) resolve(req *http.Request) (*target, error) {
+	t := &target{component: req.Header.Get(HeaderComponent)}
+	if t.component == "" {
+		t.component, t.byAuthority = componentOf(req.Host)
+	}
+	if t.component == "" {
+		var err error
+		if t.component, err = r.serving(req.URL.Path); err != nil {
+			return nil, err
+		}
+	}
+	if t.containers = r.Components.Running(t.component); len(t.containers) == 0 {
+		return nil, &refusal{http.StatusServiceUnavailable, fmt.Sprintf("no container of component %q runs on this node", t.component)}
+	}
+	return t, nil
+}
+
+// componentOf tells domain:server@version from host:port. HTTP forbids an '@' in :authority and Host (RFC 9110, 4.2.4;
+// RFC 9113, 8.3.1; RFC 9114, 4.3.1), so it is spelled %40.
+func componentOf(authority string) (string, bool) {
+	component := strings.ReplaceAll(authority, "%40", "@")
+	if _, rest, ok := strings.Cut(component, ":"); !ok || !strings.Contains(rest, "@") {
+		return "", false
+	}
+	return component, true
+}
+
+// serving finds the one component that serves the service of a path.
+func (r *Router) serving(path string) (string, error) {
+	service, _, ok := strings.Cut(strings.TrimPrefix(path, "/"), "/")
+	if !ok || service == "" {
+		return "", &refusal{http.StatusNotFound, fmt.Sprintf("path %q names no service; name a component by the header %q", path, strings.ToLower(HeaderComponent))}
+	}
+	var found []string
+	for component, containers := range r.Components.All() {
+		if serverOf(component) == service || r.serves(containers, service) {
+			found = append(found, component)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return "", &refusal{http.StatusNotFound, fmt.Sprintf("no component on this node serves %q", service)}
+	case 1:
+		return found[0], nil
+	}
+	slices.Sort(found)
+	return "", &refusal{http.StatusConflict, fmt.Sprintf("several components serve %q, name one by the header %q: %s",
+		service, strings.ToLower(HeaderComponent), strings.Join(found, ", "))}
+}
+
+// serverOf is the server part of domain:server@version.
+func serverOf(component string) string {
+	_, rest, _ := strings.Cut(component, ":")
+	server, _, _ := strings.Cut(rest, "@")
+	return server
+}
+
+func (r *Router) serves(containers []string, service string) bool {
+	return r.Services != nil && len(containers) > 0 && slices.Contains(r.services.of(containers[0], r.Services), service)
+}
+
+// rewrite makes the request to the worker out of the client's. RoundTrip adds the container.
+func rewrite(p *httputil.ProxyRequest) {
+	p.SetXForwarded()
+	t := p.In.Context().Value(targetKey{}).(*target)
+	p.Out.URL.Scheme = "http"
+	p.Out.Host = p.In.Host
+	if t.byAuthority {
+		p.Out.Host, _, _ = strings.Cut(t.component, ":")
+	}
+	p.Out.Header.Del(HeaderComponent)
+	p.Out.Header.Set(workerapi.HeaderPeer, p.In.RemoteAddr)
+}
+
+// RoundTrip implements http.RoundTripper: it sends a request to the least loaded container, and to the next when that
+// one cannot be reached.
+func (r *Router) RoundTrip(req *http.Request) (*http.Response, error) {
+	containers := slices.Clone(req.Context().Value(targetKey{}).(*target).containers)
+	body := &heldBody{ReadCloser: req.Body}
+	if req.Body != nil && req.Body != http.NoBody {
+		req.Body = body
+	}
+	for {
+		container := r.pick(containers)
+		response, err := r.send(req, container)
+		if err == nil {
+			body.live.Store(true)
+			return response, nil
+		}
+		containers = slices.DeleteFunc(containers, func(c string) bool { return c == container })
+		if _, unreached := errors.AsType[*unreachedError](err); !unreached || body.read.Load() || len(containers) == 0 || req.Context().Err() != nil {
+			return nil, err
+		}
+		r.Logger.Debug("container not reached, trying another", "container", container, "err", err)
+	}
+}
+
+// pick finds the container with the fewest requests under way.
+func (r *Router) pick(containers []string) string {
+	start := int(r.turn.Add(1) % uint64(len(containers)))
+	best, least := "", int64(0)
+	for i := range containers {
+		c := containers[(start+i)%len(containers)]
+		if n := r.load.of(c); best == "" || n < least {
+			best, least = c, n
+		}
+	}
+	return best
+}
+
+func (r *Router) send(req *http.Request, container string) (*http.Response, error) {
+	done := r.load.begin(container)
+	req.URL.Host = hostOf(container)
+	req.Header.Set(workerapi.HeaderContainer, container)
+	response, err := r.transport.RoundTrip(req)
+	if err != nil {
+		done()
+		return nil, err
+	}
+	response.Body = &countedBody{ReadCloser: response.Body, done: done}
+	return response, nil
+}
+
+// failed answers a request that no container has answered.
+func (r *Router) failed(w http.ResponseWriter, req *http.Request, err error) {
+	if req.Context().Err() == nil {
+		r.Logger.Warn("request failed", "component", req.Context().Value(targetKey{}).(*target).component, "err", err)
+	}
+	refuse(w, req, &refusal{http.StatusBadGateway, "the component was not reached, or broke off"})
+}
+
+// hostOf makes a host name of a container ID, which has characters that hosts have not.
+func hostOf(container string) string { return fmt.Sprintf("%x", container) }
+
+// unreachedError says that no connection was made, so that nothing was sent.
+type unreachedError struct{ error }
+
+func (e *unreachedError) Unwrap() error { return e.error }
+
+func (r *Router) dial(ctx context.Context, _, address string) (net.Conn, error) {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, err
+	}
+	var container string
+	if _, err := fmt.Sscanf(host, "%x", &container); err != nil {
+		return nil, fmt.Errorf("address %q: %w", address, err)
+	}
+	conn, err := r.Dial(ctx, container)
+	if err != nil {
+		return nil, &unreachedError{fmt.Errorf("container %s: %w", container, err)}
+	}
+	return conn, nil
+}

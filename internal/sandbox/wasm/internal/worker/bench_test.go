@@ -1,0 +1,102 @@
+package worker
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/tripod-run/tripod/internal/component/engine"
+	"github.com/tripod-run/tripod/internal/component/protowit/protosource"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+)
+
+const examples = "../../../../../examples/wasm/"
+
+// oneCall is a unary call without a network.
+type oneCall struct {
+	request         []byte
+	reply           []byte
+	header, trailer http.Header
+}
+
+func (c *oneCall) Receive() ([]byte, error) { return c.request, nil }
+func (c *oneCall) Send(m []byte) error {
+	c.reply = append(c.reply[:0], m...)
+	return nil
+}
+func (c *oneCall) RequestHeader() http.Header   { return http.Header{"User-Agent": {"bench"}} }
+func (c *oneCall) ResponseHeader() http.Header  { return c.header }
+func (c *oneCall) ResponseTrailer() http.Header { return c.trailer }
+func (c *oneCall) Peer() string                 { return "127.0.0.1:1" }
+
+// newServing is a worker in this process with a pod of an example that is made to serve without sockets.
+func newServing(tb testing.TB, example, file string, limits workerapi.Limits) *server {
+	tb.Helper()
+	e, err := engine.New(engine.Config{Instances: 16})
+	require.NoError(tb, err)
+	wasm, err := os.ReadFile(examples + example + "/" + example + ".wasm")
+	require.NoError(tb, err)
+	image, err := e.Compile(context.Background(), wasm, engine.CompileOptions{Provided: Provided})
+	require.NoError(tb, err)
+	path := filepath.Join(tb.TempDir(), "code")
+	require.NoError(tb, os.WriteFile(path, image, 0o600))
+	code, err := os.Open(path)
+	require.NoError(tb, err)
+	schema, err := protosource.Compile(context.Background(), []string{file}, nil)
+	require.NoError(tb, err)
+	set, err := proto.Marshal(schema.Set)
+	require.NoError(tb, err)
+	w := New(Config{Engine: e, Logger: slog.New(slog.DiscardHandler), Publish: func(workerapi.Event) {}})
+	tb.Cleanup(w.Close)
+	_, err = w.Load(context.Background(), workerapi.Code{Digest: "d", Image: workerapi.File{File: code}, Descriptors: set})
+	require.NoError(tb, err)
+	_, err = w.Start(context.Background(), workerapi.PodSpec{ID: "pod", Digest: "d", Limits: limits})
+	require.NoError(tb, err)
+	p, err := w.pod("pod")
+	require.NoError(tb, err)
+	return p.program.(*server)
+}
+
+func (s *server) methodOf(tb testing.TB, procedure string) *dataplane.Method {
+	for _, m := range s.pod.code.methods {
+		if m.Procedure == procedure {
+			return m
+		}
+	}
+	tb.Fatalf("no method %s", procedure)
+	return nil
+}
+
+// BenchmarkInvoke is a unary call without the network: what the worker adds to the data plane.
+func BenchmarkInvoke(b *testing.B) {
+	for name, c := range map[string]struct {
+		limits workerapi.Limits
+		size   int
+	}{
+		"fresh": {workerapi.Limits{}, 16}, "reuse": {workerapi.Limits{Reuse: true}, 16}, "fresh 1 MiB": {workerapi.Limits{}, 1 << 20},
+	} {
+		b.Run(name, func(b *testing.B) {
+			s := newServing(b, "faults-c", examples+"faults-c/faults.proto", c.limits)
+			m := s.methodOf(b, "/faults.v1.Faults/Echo")
+			payload, err := proto.Marshal(&wrapperspb.BytesValue{Value: make([]byte, c.size)})
+			require.NoError(b, err)
+			call := &oneCall{request: payload, header: http.Header{}, trailer: http.Header{}}
+			b.SetBytes(int64(c.size))
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := s.Invoke(b.Context(), m, call); err != nil {
+					b.Fatal(err)
+				}
+			}
+			require.Equal(b, payload, call.reply)
+		})
+	}
+}

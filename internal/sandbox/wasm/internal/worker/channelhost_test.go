@@ -1,0 +1,104 @@
+package worker
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tripod-run/tripod/internal/channel"
+	"github.com/tripod-run/tripod/internal/component/engine"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+)
+
+var relayChannels = []channel.Channel{ch("in", "app/in", channel.Read|channel.QoS1), ch("out", "app/out", channel.Write)}
+
+// onBothPaths runs a test with a component that takes the engine's core path, and with one that takes the component path.
+func onBothPaths(t *testing.T, test func(t *testing.T, w *Worker)) {
+	for file, path := range map[string]engine.Path{
+		"../../../../../examples/edge/relay-wit-c/relay.wasm": engine.PathCore, "testdata/relay.wasm": engine.PathComponent,
+	} {
+		t.Run(path.String(), func(t *testing.T) {
+			w := channelWorker(t, file)
+			require.Equal(t, path, w.codes["d"].engine.Path(), w.codes["d"].Apart)
+			test(t, w)
+		})
+	}
+}
+
+func TestComponentChannels(t *testing.T) {
+	onBothPaths(t, func(t *testing.T, w *Worker) {
+		large := strings.Repeat("x", 15<<20)
+		if w.codes["d"].engine.Path() == engine.PathComponent {
+			large = large[:1<<20] // each byte is a value of the engine's there
+		}
+		run(t, w, "a", relayChannels)
+		d := connect(t, w, "a")
+		d.expect("open 0 r:1 app/in", "open 1 w app/out")
+		for _, m := range []string{"hello", "", large} {
+			d.send(0, m)
+			d.expect("1:" + strings.ToUpper(m))
+		}
+		go func() { _, _ = w.Stop(context.Background(), "a", soon) }()
+		require.ElementsMatch(t, []string{"close 0", "close 1"}, []string{d.next(), d.next()})
+		status := exited(t, w, "a")
+		require.Zero(t, status.ExitCode, status.Message)
+	})
+}
+
+func TestComponentWithoutChannels(t *testing.T) {
+	onBothPaths(t, func(t *testing.T, w *Worker) {
+		run(t, w, "none", nil)
+		require.EqualValues(t, 1, exited(t, w, "none").ExitCode)
+		run(t, w, "other", relayChannels[:1])
+		require.EqualValues(t, 1, exited(t, w, "other").ExitCode)
+		require.Zero(t, w.router.Count("other", 0))
+		run(t, w, "turned", []channel.Channel{ch("in", "x", channel.Write), ch("out", "y", channel.Read)})
+		require.NotZero(t, exited(t, w, "turned").ExitCode) // not-permitted
+	})
+}
+
+// TestComponentWaits: one that waits for a message is ended at once, and a wait may have an end.
+func TestComponentWaits(t *testing.T) {
+	onBothPaths(t, func(t *testing.T, w *Worker) {
+		run(t, w, "a", relayChannels)
+		opened(t, w, "a", 2)
+		start := time.Now()
+		require.NoError(t, w.Kill(t.Context(), "a"))
+		require.Less(t, time.Since(start), 5*time.Second)
+		require.EqualValues(t, exitKill, exited(t, w, "a").ExitCode)
+		p, err := w.pod("a")
+		require.NoError(t, err)
+		require.Zero(t, p.account.Instances())
+	})
+	w := channelWorker(t, "../../../../../examples/edge/relay-wit-c/relay.wasm")
+	run(t, w, "a", relayChannels, "20")
+	require.EqualValues(t, 2, exited(t, w, "a").ExitCode)
+}
+
+// TestComponentStdio: what a component prints goes to the channel of that name.
+func TestComponentStdio(t *testing.T) {
+	onBothPaths(t, func(t *testing.T, w *Worker) {
+		run(t, w, "a", append([]channel.Channel{ch("stdout", "app/log", channel.Write)}, relayChannels...))
+		d := connect(t, w, "a")
+		opened(t, w, "a", 3)
+		d.send(1, "hello")
+		got := map[string]string{}
+		for len(got["0"]) < 6 || len(got["2"]) < 5 {
+			if fd, text, ok := strings.Cut(d.next(), ":"); ok && !strings.HasPrefix(fd, "open") {
+				got[fd] += text
+			}
+		}
+		require.Equal(t, map[string]string{"0": "HELLO\n", "2": "HELLO"}, got)
+	})
+}
+
+// TestChannelsOfServers: a component that serves requests has none.
+func TestChannelsOfServers(t *testing.T) {
+	w := newServing(t, "echo-c", examples+"echo-c/echo.proto", workerapi.Limits{}).pod.worker
+	_, err := w.Start(t.Context(), workerapi.PodSpec{ID: "other", Digest: "d", Channels: relayChannels})
+	require.ErrorIs(t, err, errdefs.ErrInvalidArgument)
+}

@@ -1,0 +1,384 @@
+package worker
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/channel"
+	"github.com/tripod-run/tripod/internal/component/engine"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+)
+
+const soon = 30 * time.Second
+
+// channelEngine is one for all tests: a process has few.
+var channelEngine = sync.OnceValue(func() *engine.Engine {
+	e, err := engine.New(engine.Config{Instances: 64})
+	if err != nil {
+		panic(err)
+	}
+	return e
+})
+
+// channelWorker is a worker in this process with a module (of the engine's tests) that speaks over channels.
+func channelWorker(tb testing.TB, file ...string) *Worker {
+	tb.Helper()
+	w := New(Config{Engine: channelEngine(), Logger: slog.New(slog.DiscardHandler), Publish: func(workerapi.Event) {}})
+	tb.Cleanup(w.Close)
+	loadFile(tb, w, append(file, "../../../../component/engine/testdata/channels.wasm")[0])
+	return w
+}
+
+func loadFile(tb testing.TB, w *Worker, file string) {
+	tb.Helper()
+	wasm, err := os.ReadFile(file)
+	require.NoError(tb, err)
+	image, err := w.engine.Compile(context.Background(), wasm, engine.CompileOptions{Provided: Provided})
+	require.NoError(tb, err)
+	path := filepath.Join(tb.TempDir(), "code")
+	require.NoError(tb, os.WriteFile(path, image, 0o600))
+	code, err := os.Open(path)
+	require.NoError(tb, err)
+	_, err = w.Load(context.Background(), workerapi.Code{Digest: "d", Image: workerapi.File{File: code}})
+	require.NoError(tb, err)
+}
+
+func ch(name, topic string, flags channel.Flags) channel.Channel {
+	return channel.Channel{Name: name, Topic: topic, Flags: flags}
+}
+
+// run starts a module with arguments.
+func run(tb testing.TB, w *Worker, id string, channels []channel.Channel, args ...string) {
+	tb.Helper()
+	_, err := w.Start(context.Background(), workerapi.PodSpec{ID: id, Digest: "d", Args: append([]string{"prog"}, args...), Channels: channels})
+	require.NoError(tb, err)
+}
+
+// opened waits until a pod has opened n channels.
+func opened(tb testing.TB, w *Worker, id string, n int) {
+	tb.Helper()
+	require.Eventually(tb, func() bool { return w.router.Count(id, 0) == n }, soon, time.Millisecond)
+}
+
+// exited waits for a pod's end.
+func exited(tb testing.TB, w *Worker, id string) workerapi.Status {
+	tb.Helper()
+	p, err := w.pod(id)
+	require.NoError(tb, err)
+	select {
+	case <-p.done:
+	case <-time.After(soon):
+		tb.Fatalf("pod %s runs on", id)
+	}
+	return p.currentStatus()
+}
+
+// daemon is the daemon's end of a pod's channels.
+type daemon struct {
+	tb   testing.TB
+	conn *channel.Conn
+	raw  net.Conn
+}
+
+func connect(tb testing.TB, w *Worker, id string) *daemon {
+	tb.Helper()
+	theirs, ours := net.Pipe()
+	require.NoError(tb, ours.SetDeadline(time.Now().Add(soon)))
+	require.NoError(tb, w.Channels(context.Background(), id, theirs))
+	tb.Cleanup(func() { ours.Close() })
+	return &daemon{tb, channel.NewConn(ours, channel.ConnOptions{}), ours}
+}
+
+// next reads a frame, as text.
+func (d *daemon) next() string {
+	m, err := d.conn.Read()
+	switch {
+	case err != nil:
+		return err.Error()
+	case m.Control && m.Arg == channel.OpenChannel:
+		o, err := channel.ParseOpen(m.Payload)
+		require.NoError(d.tb, err)
+		return fmt.Sprintf("open %d %s %s", o.FD, o.Flags, o.Topic)
+	case m.Control && m.Arg == channel.CloseChannel:
+		return fmt.Sprintf("close %d", m.Payload[0])
+	case m.Control:
+		return fmt.Sprintf("control %d", m.Arg)
+	}
+	return fmt.Sprintf("%d:%s", m.Arg, m.Payload)
+}
+
+func (d *daemon) expect(frames ...string) {
+	d.tb.Helper()
+	for _, want := range frames {
+		require.Equal(d.tb, want, d.next())
+	}
+}
+
+func (d *daemon) send(fd int, message string) {
+	d.tb.Helper()
+	require.NoError(d.tb, d.conn.Write(channel.Message{Header: channel.Header{Arg: fd}, Payload: []byte(message)}))
+}
+
+func TestChannelsOverASocket(t *testing.T) {
+	w := channelWorker(t)
+	run(t, w, "a", []channel.Channel{ch("io", "t/a", channel.ReadWrite|channel.QoS1)}, "echo")
+	d := connect(t, w, "a")
+	d.expect("open 0 rw:1 t/a")
+	d.send(0, "one")
+	d.expect("0:one")
+	d.send(9, "for nobody")
+	d.send(0, "two")
+	d.expect("0:two")
+	d.raw.Close() // the daemon is restarted
+	d = connect(t, w, "a")
+	d.expect("open 0 rw:1 t/a")
+	later := connect(t, w, "a") // and again, before anybody notices
+	later.expect("open 0 rw:1 t/a")
+	require.Equal(t, "EOF", d.next())
+	later.send(0, "three")
+	later.expect("0:three")
+	go func() { _, _ = w.Stop(context.Background(), "a", soon) }()
+	later.expect("close 0", "EOF")
+	require.EqualValues(t, 0, exited(t, w, "a").ExitCode)
+	theirs, ours := net.Pipe()
+	defer ours.Close()
+	require.ErrorIs(t, w.Channels(t.Context(), "a", theirs), errdefs.ErrFailedPrecondition)
+	require.ErrorIs(t, w.Channels(t.Context(), "none", theirs), errdefs.ErrNotFound)
+	run(t, w, "plain", nil, "exit")
+	require.ErrorIs(t, w.Channels(t.Context(), "plain", theirs), errdefs.ErrFailedPrecondition)
+}
+
+// TestChannelsWithinAWorker: modules of one worker reach each other without a daemon.
+func TestChannelsWithinAWorker(t *testing.T) {
+	w := channelWorker(t)
+	run(t, w, "echo", []channel.Channel{ch("io", "a/b", channel.ReadWrite)}, "echo")
+	run(t, w, "other", []channel.Channel{ch("io", "a/+", channel.Read)}, "read", "/ch/io", "", "r")
+	opened(t, w, "echo", 1)
+	opened(t, w, "other", 1)
+	run(t, w, "ping", []channel.Channel{ch("out", "a/b", channel.Write), ch("in", "a/b", channel.Read)}, "ping", "/ch/out", "/ch/in", "1")
+	require.EqualValues(t, 0, exited(t, w, "ping").ExitCode)
+	require.EqualValues(t, 0, exited(t, w, "other").ExitCode)
+}
+
+// TestChannelsWithoutADaemon: what a module publishes waits for the daemon, up to a bound, and is not told to itself.
+func TestChannelsWithoutADaemon(t *testing.T) {
+	w := channelWorker(t)
+	const more = 100
+	run(t, w, "flood", []channel.Channel{ch("io", "t", channel.ReadWrite)}, "flood-and-read", "/ch/io", fmt.Sprint(maxBacklogMessages+more))
+	p, err := w.pod("flood")
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return p.channels.dropped() == more }, soon, time.Millisecond)
+	d := connect(t, w, "flood")
+	d.expect("open 0 rw t")
+	thousand := "0:" + strings.Repeat("\x00", 1000)
+	for range maxBacklogMessages {
+		d.expect(thousand)
+	}
+	d.send(0, "go on")
+	d.expect("close 0", "EOF")
+	require.EqualValues(t, 0, exited(t, w, "flood").ExitCode)
+}
+
+// TestChannelsOfASlowDaemon: while it reads, nothing is lost.
+func TestChannelsOfASlowDaemon(t *testing.T) {
+	w := channelWorker(t)
+	const many = 3 * maxBacklogMessages
+	run(t, w, "a", []channel.Channel{ch("in", "start", channel.Read), ch("io", "t", channel.Write)}, "flood-on-start", "/ch/io", fmt.Sprint(many), "w")
+	d := connect(t, w, "a")
+	d.expect("open 0 r start")
+	d.send(0, "go")
+	opened, got := 0, 0
+	for got < many {
+		m, err := d.conn.Read()
+		require.NoError(t, err)
+		if m.Control {
+			opened++
+		} else if got++; got%1000 == 0 {
+			time.Sleep(time.Millisecond) // slow is what it is to be
+		}
+	}
+	require.LessOrEqual(t, opened, 1)
+	d.send(0, "leave")
+	require.EqualValues(t, 0, exited(t, w, "a").ExitCode)
+}
+
+// TestChannelsUnread: a guest that does not read holds nobody up; the oldest messages go.
+func TestChannelsUnread(t *testing.T) {
+	w := channelWorker(t)
+	run(t, w, "a", []channel.Channel{ch("io", "t", channel.ReadWrite)}, "sleep", "/ch/io", "600")
+	d := connect(t, w, "a")
+	d.expect("open 0 rw t")
+	for k := range maxWaiting + 10 {
+		d.send(0, fmt.Sprint(k))
+	}
+	p, err := w.pod("a")
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return p.channels.overrun.Load() == 10 }, soon, time.Millisecond)
+	large := strings.Repeat("x", 15<<20)
+	for range 3 {
+		d.send(0, large)
+	}
+	require.Eventually(t, func() bool { return p.channels.overrun.Load() == 10+maxWaiting+1 }, soon, time.Millisecond)
+	require.EqualValues(t, maxWaiting+11, w.mustStats(t, "a").ChannelDropped)
+	start := time.Now()
+	require.NoError(t, w.Kill(t.Context(), "a"))
+	require.Less(t, time.Since(start), 5*time.Second)
+	require.EqualValues(t, exitKill, exited(t, w, "a").ExitCode)
+	require.Zero(t, p.channels.waiting)
+}
+
+func (w *Worker) mustStats(tb testing.TB, id string) workerapi.Stats {
+	tb.Helper()
+	all, err := w.Stats(context.Background(), []string{id})
+	require.NoError(tb, err)
+	require.Len(tb, all, 1)
+	return all[0]
+}
+
+// TestChannelsOfAStuckDaemon: a daemon that does not read for long holds neither the module nor its end.
+func TestChannelsOfAStuckDaemon(t *testing.T) {
+	w := channelWorker(t)
+	run(t, w, "a", []channel.Channel{ch("in", "start", channel.Read), ch("io", "t", channel.Write)}, "flood-on-start", "/ch/io", fmt.Sprint(3*maxBacklogMessages), "w")
+	d := connect(t, w, "a")
+	d.expect("open 0 r start")
+	d.send(0, "go") // and reads no more
+	p, err := w.pod("a")
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return p.channels.lost.Load() > maxBacklogMessages }, soon, time.Millisecond)
+	d.send(0, "leave")
+	require.EqualValues(t, 0, exited(t, w, "a").ExitCode)
+}
+
+func TestChannelsOpenMany(t *testing.T) {
+	w := channelWorker(t)
+	run(t, w, "a", []channel.Channel{ch("io", "t", channel.ReadWrite)}, "many")
+	require.EqualValues(t, 33, exited(t, w, "a").ExitCode) // EMFILE
+	require.Zero(t, w.router.Count("a", 0))
+}
+
+func TestChannelsRefused(t *testing.T) {
+	w := channelWorker(t)
+	for name, all := range map[string][]channel.Channel{
+		"no name": {ch("", "t", channel.Read)}, "a path": {ch("a/b", "t", channel.Read)}, "parent": {ch("..", "t", channel.Read)},
+		"twice": {ch("a", "t", channel.Read), ch("a", "u", channel.Read)}, "no mode": {ch("a", "t", channel.QoS1)},
+		"wildcard to write": {ch("a", "t/#", channel.ReadWrite)}, "no topic": {ch("a", "", channel.Read)}, "NUL": {ch("a\x00", "t", channel.Read)},
+	} {
+		_, err := w.Start(t.Context(), workerapi.PodSpec{ID: "a", Digest: "d", Channels: all})
+		require.ErrorIs(t, err, errdefs.ErrInvalidArgument, name)
+	}
+}
+
+// TestChannelsComeAndGo: pods and connections that end in all orders, with messages under way.
+func TestChannelsComeAndGo(t *testing.T) {
+	w := channelWorker(t)
+	comeAndGo(t, w, 2) // what stays once
+	goroutines, files := runtime.NumGoroutine(), openFiles(t)
+	comeAndGo(t, w, 10)
+	const some = 20 // of the test's own; a pod that left one would leave four times as many
+	require.Eventually(t, func() bool { return runtime.NumGoroutine() < goroutines+some && openFiles(t) < files+some },
+		soon, time.Millisecond, "%d goroutines and %d files before", goroutines, files)
+	require.Zero(t, w.router.Count("pod-0", 0))
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	return len(all)
+}
+
+func comeAndGo(t *testing.T, w *Worker, times int) {
+	var all sync.WaitGroup
+	for k := range 8 {
+		all.Go(func() {
+			id := fmt.Sprint("pod-", k)
+			for range times {
+				run(t, w, id, []channel.Channel{ch("io", "t", channel.ReadWrite)}, "echo")
+				d := connect(t, w, id)
+				go func() {
+					for {
+						if _, err := d.conn.Read(); err != nil {
+							return
+						}
+					}
+				}()
+				_ = d.conn.Write(channel.Message{Payload: []byte("message")})
+				if k%2 == 0 {
+					d.raw.Close()
+				}
+				require.NoError(t, w.Remove(context.Background(), id))
+				d.raw.Close()
+			}
+		})
+	}
+	all.Wait()
+}
+
+// BenchmarkChannels is a message of 64 bytes from one module to another in the same worker: the median of one way, in ns.
+func BenchmarkChannels(b *testing.B) {
+	w := channelWorker(b)
+	log, err := os.Create(filepath.Join(b.TempDir(), "log"))
+	require.NoError(b, err)
+	for range b.N {
+		run(b, w, "echo", []channel.Channel{ch("io", "a", channel.Read), ch("out", "b", channel.Write)}, "pass", "/ch/io", "/ch/out")
+		opened(b, w, "echo", 2)
+		spec := workerapi.PodSpec{ID: "ping", Digest: "d", Args: []string{"prog", "ping", "/ch/out", "/ch/in", "10000"},
+			Channels: []channel.Channel{ch("out", "a", channel.Write), ch("in", "b", channel.Read)}}
+		spec.Log.File = log
+		_, err := w.Start(context.Background(), spec)
+		require.NoError(b, err)
+		require.EqualValues(b, 0, exited(b, w, "ping").ExitCode)
+		require.NoError(b, w.Remove(context.Background(), "echo"))
+	}
+	data, err := os.ReadFile(log.Name())
+	require.NoError(b, err)
+	var ns float64
+	_, rest, _ := strings.Cut(string(data), "stdout F ")
+	_, err = fmt.Sscanf(rest, "%f", &ns)
+	require.NoError(b, err)
+	b.ReportMetric(ns, "ns/message")
+}
+
+// BenchmarkPublish is a message of 1000 bytes from a module to the daemon's end of a socket.
+func BenchmarkPublish(b *testing.B) {
+	w := channelWorker(b)
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	require.NoError(b, err)
+	var ends [2]net.Conn
+	for k, fd := range fds {
+		f := os.NewFile(uintptr(fd), "channels")
+		ends[k], err = net.FileConn(f)
+		require.NoError(b, err)
+		f.Close()
+	}
+	defer ends[1].Close()
+	run(b, w, "a", []channel.Channel{ch("in", "start", channel.Read), ch("io", "t", channel.Write)}, "flood-on-start", "/ch/io", fmt.Sprint(b.N), "w")
+	require.NoError(b, w.Channels(context.Background(), "a", ends[0]))
+	d := &daemon{b, channel.NewConn(ends[1], channel.ConnOptions{}), ends[1]}
+	d.expect("open 0 r start")
+	b.ResetTimer()
+	d.send(0, "go")
+	for got := 0; got < b.N; {
+		m, err := d.conn.Read()
+		require.NoError(b, err)
+		if !m.Control {
+			got++
+		}
+	}
+	b.StopTimer()
+	d.send(0, "leave")
+	require.EqualValues(b, 0, exited(b, w, "a").ExitCode)
+}

@@ -1,0 +1,225 @@
+package worker
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/component/engine"
+	"github.com/tripod-run/tripod/internal/component/protowit"
+	"github.com/tripod-run/tripod/internal/component/wasihttp"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+)
+
+// code is a loaded component with all that its pods share.
+type code struct {
+	workerapi.Loaded
+	engine *engine.Code
+	refs   int // the table's and each pod's; Worker.mu
+
+	// Of the gRPC world:
+	schema  *protowit.Schema
+	methods []*dataplane.Method
+	bound   map[*dataplane.Method]*boundMethod
+	// Of the HTTP world:
+	handle *engine.Func
+}
+
+// boundMethod is a method of the schema with the guest's function.
+type boundMethod struct {
+	*protowit.Method
+	call *engine.Func
+}
+
+// Provided tells which interfaces components may import: what the compiler asks. Interfaces of a service's streams are
+// known by their package only, until the descriptors are seen.
+func Provided(iface string) bool {
+	return strings.HasPrefix(iface, "proto:") || strings.HasPrefix(iface, hostPackage) ||
+		strings.HasPrefix(iface, channelsInterface) || wasihttp.Provided(iface)
+}
+
+// loadCode makes a component of a code image and descriptors, and checks that they fit each other.
+func loadCode(e *engine.Engine, c workerapi.Code) (*code, error) {
+	image, err := mapImage(c.Image.File)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = unix.Munmap(image) }() // Load has made its own of it
+	world, err := engine.Inspect(image)
+	if err != nil {
+		return nil, err
+	}
+	loaded := &code{Loaded: workerapi.Loaded{Digest: c.Digest, World: string(world)}}
+	var host engine.Host
+	switch world {
+	case engine.WorldGRPC:
+		if loaded.schema, err = parseSchema(c); err != nil {
+			return nil, err
+		}
+		host = grpcHost(loaded.schema)
+	case engine.WorldHTTP:
+		host = wasihttp.Host()
+	case engine.WorldCommand:
+		host = channelHost()
+	}
+	if loaded.engine, err = e.Load(image, host); err != nil {
+		return nil, err
+	}
+	if err := loaded.bind(); err != nil {
+		loaded.engine.Close()
+		return nil, err
+	}
+	if loaded.engine.Path() == engine.PathComponent {
+		// The engine makes values of all that a guest passes before anybody sees its size.
+		loaded.Apart = loaded.engine.WhyComponent()
+	}
+	loaded.Exports, loaded.Imports = names(loaded.engine.Exports()), names(loaded.engine.Imports())
+	return loaded, nil
+}
+
+func parseSchema(c workerapi.Code) (*protowit.Schema, error) {
+	switch {
+	case len(c.Descriptors) > 0:
+		return protowit.Parse(c.Descriptors, c.Services...)
+	case len(c.Metadata) > 0:
+		return protowit.ParseMetadata(c.Metadata, c.Services...)
+	}
+	return nil, fmt.Errorf("a gRPC component needs descriptors of its services, and the image has none: %w", errdefs.ErrInvalidArgument)
+}
+
+// mapImage maps a code file into memory, for the time of its loading: it can be large, and is nothing for the heap.
+func mapImage(file *os.File) ([]byte, error) {
+	if file == nil {
+		return nil, fmt.Errorf("load: no code came along: %w", errdefs.ErrInvalidArgument)
+	}
+	info, err := file.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("load: %w", err)
+	}
+	if !info.Mode().IsRegular() || info.Size() == 0 {
+		return nil, fmt.Errorf("load: the code is not a regular file, or empty: %w", errdefs.ErrInvalidArgument)
+	}
+	image, err := unix.Mmap(int(file.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_PRIVATE)
+	if err != nil {
+		return nil, fmt.Errorf("load: %w", err)
+	}
+	return image, nil
+}
+
+func (c *code) world() engine.World { return engine.World(c.World) }
+
+// bind finds what the host calls, and checks its types.
+func (c *code) bind() (err error) {
+	switch c.world() {
+	case engine.WorldHTTP:
+		c.handle, err = c.engine.Func(wasihttp.Signature())
+	case engine.WorldGRPC:
+		c.bound = make(map[*dataplane.Method]*boundMethod, len(c.schema.Methods))
+		for _, m := range c.schema.Methods {
+			fn, err := c.engine.Func(engine.Signature{Interface: m.Interface, Name: m.Function, Params: m.Params, Result: m.Result})
+			if errdefs.IsNotFound(err) {
+				return fmt.Errorf("the descriptors have the method %s, but the component does not export %s#%s: %w",
+					m.Procedure, m.Interface, m.Function, errdefs.ErrInvalidArgument)
+			}
+			if err != nil {
+				return fmt.Errorf("method %s: %w", m.Procedure, err)
+			}
+			method := &dataplane.Method{Procedure: m.Procedure, Desc: m.Desc}
+			c.methods = append(c.methods, method)
+			c.bound[method] = &boundMethod{m, fn}
+			c.Procedures = append(c.Procedures, m.Procedure)
+		}
+	}
+	return err
+}
+
+// services are the full names of the gRPC services.
+func (c *code) services() []string {
+	var list []string
+	for _, m := range c.methods {
+		if name := string(m.Desc.Parent().FullName()); !slices.Contains(list, name) {
+			list = append(list, name)
+		}
+	}
+	return list
+}
+
+func names(items []engine.Item) []string {
+	list := make([]string, len(items))
+	for i, item := range items {
+		list[i] = item.String()
+	}
+	return list
+}
+
+// Load implements workerapi.Handler. Loads go one after the other: two of one digest are one, and each needs memory.
+func (w *Worker) Load(_ context.Context, c workerapi.Code) (workerapi.Loaded, error) {
+	defer c.Image.Close()
+	w.loading.Lock()
+	defer w.loading.Unlock()
+	if l, ok := w.loaded(c.Digest); ok {
+		return l, nil
+	}
+	if c.Digest == "" {
+		return workerapi.Loaded{}, fmt.Errorf("load: no digest: %w", errdefs.ErrInvalidArgument)
+	}
+	loaded, err := loadCode(w.engine, c)
+	if err != nil {
+		return workerapi.Loaded{}, err
+	}
+	loaded.refs = 1
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.codes[c.Digest] = loaded
+	return loaded.Loaded, nil
+}
+
+func (w *Worker) loaded(digest string) (workerapi.Loaded, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	c := w.codes[digest]
+	if c == nil {
+		return workerapi.Loaded{}, false
+	}
+	return c.Loaded, true
+}
+
+// Unload implements workerapi.Handler.
+func (w *Worker) Unload(_ context.Context, digest string) error {
+	w.mu.Lock()
+	c := w.codes[digest]
+	delete(w.codes, digest)
+	w.mu.Unlock()
+	if c != nil {
+		w.releaseCode(c)
+	}
+	return nil
+}
+
+// takeCode is the code of a digest, for a pod.
+func (w *Worker) takeCode(digest string) (*code, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	c := w.codes[digest]
+	if c == nil {
+		return nil, fmt.Errorf("code %s is not loaded: %w", digest, errdefs.ErrNotFound)
+	}
+	c.refs++
+	return c, nil
+}
+
+func (w *Worker) releaseCode(c *code) {
+	w.mu.Lock()
+	c.refs--
+	last := c.refs == 0
+	w.mu.Unlock()
+	if last {
+		c.engine.Close()
+	}
+}

@@ -1,0 +1,94 @@
+package worker
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/component/engine"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+)
+
+// command is a program that runs to its end.
+type command struct {
+	pod   *pod
+	guest *guest
+	ended chan exit
+}
+
+func newCommand(p *pod) *command { return &command{pod: p, ended: make(chan exit, 1)} }
+
+func (c *command) start() error {
+	if len(c.pod.spec.Ports) > 0 {
+		return fmt.Errorf("pod %s: a command serves no ports: %w", c.pod.spec.ID, errdefs.ErrInvalidArgument)
+	}
+	var err error
+	if c.guest, err = c.pod.instantiate(c.pod.alive, c.pod.spec.Limits); err != nil {
+		return startError(c.pod, err)
+	}
+	c.pod.counts.active.Add(1)
+	go func() {
+		code, err := c.guest.Run(c.pod.alive)
+		c.guest.Close()
+		c.pod.counts.active.Add(-1)
+		c.ended <- c.exit(code, err)
+	}()
+	return nil
+}
+
+// startError is the error of a pod whose first instance could not be made: the component's fault, or the limits'.
+func startError(p *pod, err error) error {
+	var class error = errdefs.ErrFailedPrecondition
+	if errors.Is(err, errdefs.ErrResourceExhausted) {
+		class = errdefs.ErrResourceExhausted
+	}
+	return fmt.Errorf("pod %s: the component cannot be instantiated: %w: %w", p.spec.ID, err, class)
+}
+
+func (c *command) exit(code int, err error) exit {
+	var exited *engine.Exit
+	switch {
+	case errors.As(err, &exited):
+		code = exited.Code
+	case err != nil:
+		switch c.pod.count(c.pod.alive, "command", err) {
+		case failedStopping:
+			return killed("killed: it had not ended by itself when the grace was over")
+		case failedMemory:
+			return exit{exitKill, reasonOOMKilled, shorten(err.Error())}
+		default:
+			return exit{exitTrap, reasonError, shorten(err.Error())}
+		}
+	}
+	if code != 0 {
+		return exit{code: int32(code), reason: reasonError}
+	}
+	return exit{reason: reasonCompleted}
+}
+
+// stop tells a command, which takes no signals, by the end of its input and channels.
+func (c *command) stop() {
+	if c.pod.alive.Err() != nil {
+		return // it is being killed
+	}
+	if c.pod.stdin != nil {
+		c.pod.stdin.end()
+	}
+	if c.pod.channels != nil {
+		c.pod.channels.stop()
+	}
+}
+
+func (c *command) wait() exit { return <-c.ended }
+
+func (c *command) updateTLS(workerapi.TLS) error {
+	return fmt.Errorf("pod %s is a command and serves no TLS: %w", c.pod.spec.ID, errdefs.ErrFailedPrecondition)
+}
+
+// updateLimits has nothing to do: limits are about requests.
+func (c *command) updateLimits(workerapi.Limits) error { return nil }
+
+func (c *command) metrics() []workerapi.MethodMetrics { return nil }
+
+var _ program = (*command)(nil)

@@ -1,0 +1,167 @@
+package worker
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"google.golang.org/grpc/codes"
+
+	"github.com/tripod-run/tripod/internal/component/protowit"
+	"github.com/tripod-run/tripod/internal/component/wit"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+)
+
+// Cases of result<…, status> in the flat encoding.
+const (
+	resultOK  = 0
+	resultErr = 1
+)
+
+// buffers are for the arguments and results of calls.
+var buffers = sync.Pool{New: func() any { return new(buffer) }}
+
+type buffer struct{ args, result, message []byte }
+
+// maxKept is the size up to which a buffer is kept for the next call: that of the largest message by default, and what
+// is around it.
+const maxKept = 5 << 20
+
+func (b *buffer) free() {
+	for _, s := range []*[]byte{&b.args, &b.result, &b.message} {
+		if cap(*s) > maxKept {
+			*s = nil
+		}
+	}
+	buffers.Put(b)
+}
+
+// Invoke implements dataplane.Invoker: one call, in one instance.
+func (s *server) Invoke(ctx context.Context, m *dataplane.Method, c dataplane.Call) error {
+	s.pod.counts.requests.Add(1)
+	s.pod.counts.active.Add(1)
+	defer s.pod.counts.active.Add(-1)
+	method, limits := s.pod.code.bound[m], *s.limits.Load()
+	b := buffers.Get().(*buffer)
+	defer b.free()
+	var err error
+	if b.args, err = arguments(ctx, b.args[:0], method, c); err != nil {
+		return err
+	}
+	if _, ok := ctx.Deadline(); !ok && method.Reader == nil && method.Writer == nil {
+		// The guest is not told of it: it is no promise of its client's.
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, limits.RequestTimeout)
+		defer cancel()
+	}
+	return s.call(ctx, method, c, limits, b)
+}
+
+// arguments appends the flat parameters of a method.
+func arguments(ctx context.Context, dst []byte, m *boundMethod, c dataplane.Call) ([]byte, error) {
+	about := protowit.Context{Method: m.Procedure, Peer: c.Peer()}
+	if deadline, ok := ctx.Deadline(); ok {
+		left := uint64(max(time.Until(deadline), 0))
+		about.Timeout = &left
+	}
+	for key, v := range dataplane.Metadata(c.RequestHeader()) {
+		about.Metadata = append(about.Metadata, protowit.Entry{Key: key, Value: v})
+	}
+	dst = protowit.AppendContext(dst, &about)
+	if m.Reader != nil {
+		dst = wit.AppendU32(dst, readerRep)
+	} else {
+		request, err := c.Receive()
+		if err != nil {
+			return dst, err
+		}
+		decoded, err := m.Request.Decode(dst, request)
+		if err != nil {
+			return dst, badMessage(err)
+		}
+		dst = decoded
+	}
+	if m.Writer != nil {
+		dst = wit.AppendU32(dst, writerRep)
+	}
+	return dst, nil
+}
+
+// badMessage is the status of a request that is not in the protobuf format, or takes too much room as a value; the error has
+// the path of the field.
+func badMessage(err error) *dataplane.Status {
+	if errdefs.IsResourceExhausted(err) {
+		return dataplane.Errorf(codes.ResourceExhausted, "request: %v", err)
+	}
+	return dataplane.Errorf(codes.InvalidArgument, "request: %v", err)
+}
+
+// call runs the guest and sends its answer.
+func (s *server) call(ctx context.Context, m *boundMethod, c dataplane.Call, limits workerapi.Limits, b *buffer) error {
+	g, err := s.get(ctx, limits)
+	if err != nil {
+		return s.failed(ctx, m, err)
+	}
+	defer func() { s.put(g, limits) }()
+	g.call.begin(c)
+	defer g.call.end()
+	if b.result, err = g.Call(ctx, m.call, b.args, b.result[:0]); err != nil {
+		return s.failed(ctx, m, err)
+	}
+	if g.call.status != nil { // the guest cannot hide it
+		if s.pod.alive.Err() != nil { // what broke its streams off
+			return failedStopping.status(nil)
+		}
+		return g.call.status
+	}
+	return s.answer(m, c, b)
+}
+
+// answer sends what the guest returned: its last or only message, or its status.
+func (s *server) answer(m *boundMethod, c dataplane.Call, b *buffer) error {
+	r := wit.NewReader(b.result)
+	if r.Case(2) == resultErr {
+		st := protowit.ReadStatus(r)
+		if r.Err() != nil {
+			return s.invalid(m, r.Err())
+		}
+		return guestStatus(st)
+	}
+	if m.Writer != nil {
+		return nil
+	}
+	message, err := m.Response.Encode(b.message[:0], r.Rest())
+	if err != nil {
+		return s.invalid(m, err)
+	}
+	b.message = message
+	return c.Send(message)
+}
+
+// guestStatus is a status as the guest gave it. One that says that all went well, but came as an error, is none.
+func guestStatus(st protowit.Status) *dataplane.Status {
+	if st.Code == uint32(codes.OK) || st.Code > uint32(codes.Unauthenticated) {
+		return dataplane.Errorf(codes.Unknown, "the component failed with the code %d: %s", st.Code, st.Message)
+	}
+	status := &dataplane.Status{Code: codes.Code(st.Code), Message: st.Message}
+	for _, d := range st.Details {
+		status.Details = append(status.Details, append([]byte(nil), d...))
+	}
+	return status
+}
+
+// failed is the status of a call whose guest did not return.
+func (s *server) failed(ctx context.Context, m *boundMethod, err error) *dataplane.Status {
+	return s.pod.count(ctx, m.Procedure, err).status(err)
+}
+
+// invalid is the status of an answer that cannot be told as protobuf.
+func (s *server) invalid(m *boundMethod, err error) *dataplane.Status {
+	s.pod.output.note(fmt.Sprintf("tripod: %s: response: %v", m.Procedure, err))
+	return dataplane.Errorf(codes.Internal, "the component's response is not valid")
+}
+
+var _ dataplane.Invoker = (*server)(nil)

@@ -1,0 +1,272 @@
+package worker
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/tripod-run/tripod/internal/component/engine"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+)
+
+// queueTime is how long a request over the concurrency limit waits for its turn.
+const queueTime = time.Second
+
+// server is a program that answers requests: a gRPC or a wasi:http component.
+type server struct {
+	pod     *pod
+	plane   *dataplane.Server
+	tls     *dataplane.TLS // nil: no TLS
+	counter *dataplane.Metrics
+	health  *dataplane.Health
+	tracer  trace.TracerProvider
+	pool    pool
+
+	limits  atomic.Pointer[workerapi.Limits]
+	handler atomic.Pointer[http.Handler] // made anew when limits change
+
+	requests requests
+	cut      atomic.Bool // a request was under way when the grace was over
+	ended    chan exit
+}
+
+func newServer(p *pod) *server {
+	return &server{pod: p, counter: dataplane.NewMetrics(), tracer: p.worker.spans.provider(p.spec), ended: make(chan exit, 1)}
+}
+
+func (s *server) start() error {
+	spec := &s.pod.spec
+	if spec.Stdin {
+		return fmt.Errorf("pod %s: a server component has no standard input (stdin): %w", spec.ID, errdefs.ErrInvalidArgument)
+	}
+	if len(spec.Channels) > 0 {
+		return fmt.Errorf("pod %s: a server component has no channels; they are for commands: %w", spec.ID, errdefs.ErrInvalidArgument)
+	}
+	if spec.TLS != nil {
+		var err error
+		if s.tls, err = dataplane.NewTLS(material(*spec.TLS)); err != nil {
+			return fmt.Errorf("pod %s: %w", spec.ID, err)
+		}
+	}
+	if err := s.setLimits(spec.Limits); err != nil {
+		return err
+	}
+	if err := s.probe(); err != nil {
+		return err
+	}
+	var err error
+	s.plane, err = dataplane.NewServer(dataplane.Config{
+		Handler: s, TLS: s.tls, Logger: s.pod.worker.logger.With("pod", spec.ID),
+		Name: spec.ID, Group: s.pod.worker.connections, Connections: s.pod.worker.config.Connections,
+	})
+	if err != nil {
+		return err
+	}
+	sockets, err := openSockets(spec)
+	if err != nil {
+		return fmt.Errorf("pod %s: %w", spec.ID, err)
+	}
+	if err := s.plane.Start(sockets); err != nil {
+		_ = s.plane.Close()
+		return fmt.Errorf("pod %s: %w", spec.ID, err)
+	}
+	return nil
+}
+
+// probe makes one instance: a component that cannot be instantiated does not wait for its first request to say so.
+func (s *server) probe() error {
+	limits := *s.limits.Load()
+	g, err := s.get(s.pod.alive, limits)
+	if err != nil {
+		return startError(s.pod, err)
+	}
+	s.put(g, limits)
+	return nil
+}
+
+// openSockets makes listeners of the ports' sockets, which are the listeners' then.
+func openSockets(spec *workerapi.PodSpec) (dataplane.Sockets, error) {
+	var sockets dataplane.Sockets
+	var err error
+	for i := range spec.Ports {
+		port := &spec.Ports[i]
+		switch {
+		case port.Socket.File == nil:
+			err = fmt.Errorf("port %q: no socket came along: %w", port.Kind, errdefs.ErrInvalidArgument)
+		case port.Kind == workerapi.PortTLS && sockets.TLS == nil:
+			sockets.TLS, err = net.FileListener(port.Socket.File)
+		case port.Kind == workerapi.PortCleartext && sockets.Cleartext == nil:
+			sockets.Cleartext, err = net.FileListener(port.Socket.File)
+		case port.Kind == workerapi.PortQUIC && sockets.QUIC == nil:
+			sockets.QUIC, err = udpConn(port.Socket.File)
+		default:
+			err = fmt.Errorf("port %q: unknown, or there twice: %w", port.Kind, errdefs.ErrInvalidArgument)
+		}
+		if err != nil {
+			closeSockets(sockets)
+			return dataplane.Sockets{}, err
+		}
+		port.Socket.Close() // the listener has its own
+		port.Socket.File = nil
+	}
+	return sockets, nil
+}
+
+func udpConn(file *os.File) (*net.UDPConn, error) {
+	conn, err := net.FilePacketConn(file)
+	if err != nil {
+		return nil, err
+	}
+	udp, ok := conn.(*net.UDPConn)
+	if !ok {
+		conn.Close()
+		return nil, fmt.Errorf("the socket for QUIC is no UDP socket: %w", errdefs.ErrInvalidArgument)
+	}
+	return udp, nil
+}
+
+func closeSockets(s dataplane.Sockets) {
+	if s.TLS != nil {
+		s.TLS.Close()
+	}
+	if s.Cleartext != nil {
+		s.Cleartext.Close()
+	}
+	if s.QUIC != nil {
+		s.QUIC.Close()
+	}
+}
+
+func material(t workerapi.TLS) dataplane.Material {
+	return dataplane.Material{Certificate: t.Certificate, Key: t.Key, ClientCAs: t.ClientCAs, RequireClient: t.RequireClient}
+}
+
+// setLimits makes the handler for limits.
+func (s *server) setLimits(l workerapi.Limits) error {
+	options := dataplane.Options{
+		Limiter: dataplane.NewLimiter(l.Concurrency, queueTime), Metrics: s.counter, Tracer: s.tracer,
+		Logger: s.pod.worker.logger.With("pod", s.pod.spec.ID),
+	}
+	handler, err := s.makeHandler(options, l)
+	if err != nil {
+		return err
+	}
+	s.limits.Store(&l)
+	s.handler.Store(&handler)
+	return nil
+}
+
+func (s *server) makeHandler(options dataplane.Options, l workerapi.Limits) (http.Handler, error) {
+	if s.pod.code.world() == engine.WorldHTTP {
+		return dataplane.NewHTTP(options, http.HandlerFunc(s.serveComponent)), nil
+	}
+	if s.health == nil {
+		s.health = dataplane.NewHealth(s.pod.code.services()...)
+	}
+	return dataplane.NewGRPC(dataplane.GRPCOptions{
+		Options: options, Methods: s.pod.code.methods, Invoker: s, MaxMessageBytes: int(l.MaxMessageBytes),
+		Health: s.health, Files: s.pod.code.schema.Files,
+	})
+}
+
+// ServeHTTP answers a request that came to the pod's own sockets, or through the node's router. When the grace is over, its
+// context ends: by the end of its connection, or by the router's hand (route).
+func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if !s.requests.begin() {
+		w.Header().Set("Retry-After", "1")
+		http.Error(w, "the pod is being stopped", http.StatusServiceUnavailable)
+		return
+	}
+	defer func() {
+		if s.pod.alive.Err() != nil {
+			s.cut.Store(true)
+		}
+		s.requests.end()
+	}()
+	(*s.handler.Load()).ServeHTTP(w, r)
+}
+
+// stop answers what is under way, until the pod's grace is over.
+func (s *server) stop() {
+	if s.health != nil {
+		s.health.SetServing(false)
+	}
+	_ = s.plane.Shutdown(s.pod.alive) // the end of the grace is no error
+	s.requests.close()
+	s.pool.close()
+	if s.cut.Load() {
+		s.ended <- killed("requests were still under way when the grace was over")
+		return
+	}
+	s.ended <- exit{reason: reasonCompleted, message: "stopped"}
+}
+
+func (s *server) wait() exit { return <-s.ended }
+
+func (s *server) updateTLS(t workerapi.TLS) error {
+	if s.tls == nil {
+		return fmt.Errorf("pod %s was started without TLS: %w", s.pod.spec.ID, errdefs.ErrFailedPrecondition)
+	}
+	return s.tls.Update(material(t))
+}
+
+func (s *server) updateLimits(l workerapi.Limits) error { return s.setLimits(l) }
+
+func (s *server) metrics() []workerapi.MethodMetrics {
+	var list []workerapi.MethodMetrics
+	for _, m := range s.counter.Snapshot() {
+		list = append(list, workerapi.MethodMetrics{
+			Procedure: m.Procedure, Codes: m.Codes, ReceivedBytes: m.ReceivedBytes, SentBytes: m.SentBytes, InFlight: m.InFlight,
+			Bounds: m.Latency.Bounds, Buckets: m.Latency.Counts, Seconds: m.Latency.Sum,
+		})
+	}
+	return list
+}
+
+var _ program = (*server)(nil)
+
+// requests counts those under way, and lets no more in once it is closed.
+type requests struct {
+	mu     sync.Mutex
+	active int
+	closed bool
+	idle   chan struct{} // made by close; closed when there are none any more
+}
+
+func (r *requests) begin() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return false
+	}
+	r.active++
+	return true
+}
+
+func (r *requests) end() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.active--
+	if r.closed && r.active == 0 {
+		close(r.idle)
+	}
+}
+
+// close lets no more in and waits for those under way, which end soon after the pod's grace.
+func (r *requests) close() {
+	r.mu.Lock()
+	r.closed, r.idle = true, make(chan struct{})
+	if r.active == 0 {
+		close(r.idle)
+	}
+	r.mu.Unlock()
+	<-r.idle
+}

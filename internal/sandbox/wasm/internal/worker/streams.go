@@ -1,0 +1,180 @@
+package worker
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+
+	"github.com/containerd/errdefs"
+	"google.golang.org/grpc/codes"
+
+	"github.com/tripod-run/tripod/internal/component/engine"
+	"github.com/tripod-run/tripod/internal/component/protowit"
+	"github.com/tripod-run/tripod/internal/component/wasi"
+	"github.com/tripod-run/tripod/internal/component/wasihttp"
+	"github.com/tripod-run/tripod/internal/component/wit"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"
+)
+
+// hostPackage is what gRPC components may import beside their service's streams.
+const hostPackage = "tripod:grpc/"
+
+// A call has one stream in each direction at most: their numbers.
+const (
+	readerRep = 1
+	writerRep = 2
+)
+
+// maxMetadata bounds the metadata of a response; clients take less, by default. entryOverhead is that of RFC 9113, 6.5.2.
+const (
+	maxMetadata   = 256 << 10
+	entryOverhead = 32
+)
+
+var errMetadata = fmt.Errorf("metadata of the response has more than %d bytes: %w", maxMetadata, errdefs.ErrResourceExhausted)
+
+var errNoCall = errors.New("no call is under way that has this stream")
+
+// grpcCall is what the host functions of a gRPC component know: the call under way in their instance.
+type grpcCall struct {
+	state *wasi.State
+	call  dataplane.Call // nil between calls
+	// out takes a stream's messages in protobuf, reply the flat results of its functions.
+	out, reply []byte
+	sent       bool // the header is out: its metadata goes into the trailer
+	metadata   int  // bytes that the guest has set
+	// status is what the host has found wrong with the client's messages, or with sending to it.
+	status *dataplane.Status
+}
+
+func (c *grpcCall) begin(call dataplane.Call) {
+	*c = grpcCall{state: c.state, call: call, out: c.out, reply: c.reply}
+}
+
+// WASI implements wasihttp.Guest.
+func (c *grpcCall) WASI() *wasi.State { return c.state }
+
+func (c *grpcCall) end() { c.call = nil }
+
+// grpcHost offers what components of a schema may import: WASI, metadata of the response, and the streams of its methods.
+func grpcHost(s *protowit.Schema) engine.Host {
+	host := wasihttp.WASI()
+	host.Funcs = append(host.Funcs,
+		metadataFunc(protowit.SetHeader, func(c *grpcCall) http.Header {
+			if c.sent {
+				return c.call.ResponseTrailer()
+			}
+			return c.call.ResponseHeader()
+		}),
+		metadataFunc(protowit.SetTrailer, func(c *grpcCall) http.Header { return c.call.ResponseTrailer() }),
+	)
+	known := map[*protowit.Stream]bool{nil: true}
+	for _, m := range s.Methods {
+		if !known[m.Reader] {
+			known[m.Reader] = true
+			addStream(&host, m.Reader, next(m.Reader.Message))
+		}
+		if !known[m.Writer] {
+			known[m.Writer] = true
+			addStream(&host, m.Writer, send(m.Writer.Message))
+		}
+	}
+	return host
+}
+
+// addStream adds the resource of a stream with its one method.
+func addStream(h *engine.Host, s *protowit.Stream, f hostFunc) {
+	h.Resources = append(h.Resources, engine.HostResource{Interface: s.Interface, Name: s.Resource})
+	h.Funcs = append(h.Funcs, engine.HostFunc{Interface: s.Interface, Name: s.Function, Params: s.Params, Result: s.Result, Call: withCall(f)})
+}
+
+// hostFunc is a host function within a call.
+type hostFunc func(c *grpcCall, args *wit.Reader) ([]byte, error)
+
+func withCall(f hostFunc) func(*engine.HostCall, []byte) ([]byte, error) {
+	return func(hc *engine.HostCall, args []byte) ([]byte, error) {
+		c, ok := hc.Host().(*grpcCall)
+		if !ok || c.call == nil {
+			return nil, errNoCall
+		}
+		hc.Renew() // each message is new work
+		return f(c, wit.NewReader(args))
+	}
+}
+
+// metadataFunc is set-header or set-trailer. Metadata that cannot be is the guest's fault, and there is no result to say so.
+func metadataFunc(name string, to func(*grpcCall) http.Header) engine.HostFunc {
+	return engine.HostFunc{
+		Interface: protowit.ResponseInterface, Name: name, Params: []*wit.Type{protowit.EntryType},
+		Call: func(hc *engine.HostCall, args []byte) ([]byte, error) {
+			c, ok := hc.Host().(*grpcCall)
+			if !ok || c.call == nil {
+				return nil, errNoCall
+			}
+			r := wit.NewReader(args)
+			entry := protowit.ReadEntry(r)
+			if r.Err() != nil {
+				return nil, r.Err()
+			}
+			if c.metadata += len(entry.Key) + len(entry.Value) + entryOverhead; c.metadata > maxMetadata {
+				return nil, errMetadata
+			}
+			return nil, dataplane.SetMetadata(to(c), entry.Key, entry.Value)
+		},
+	}
+}
+
+// next is func() -> result<option<message>, status> of a reader. It blocks until the client's next message.
+func next(m *protowit.Message) hostFunc {
+	return func(c *grpcCall, args *wit.Reader) ([]byte, error) {
+		if args.U32() != readerRep {
+			return nil, errNoCall
+		}
+		message, err := c.call.Receive()
+		if err == io.EOF {
+			return wit.AppendOption(wit.AppendCase(c.reply[:0], resultOK), false), nil
+		}
+		if err != nil {
+			return c.fail(err), nil
+		}
+		reply, err := m.Decode(wit.AppendOption(wit.AppendCase(c.reply[:0], resultOK), true), message)
+		if err != nil {
+			c.status = badMessage(err)
+			return c.fail(c.status), nil
+		}
+		c.reply = reply
+		return reply, nil
+	}
+}
+
+// send is func(message) -> result<_, status> of a writer. It blocks until there is room towards the client.
+func send(m *protowit.Message) hostFunc {
+	return func(c *grpcCall, args *wit.Reader) ([]byte, error) {
+		if args.U32() != writerRep {
+			return nil, errNoCall
+		}
+		out, err := m.Encode(c.out[:0], args.Rest())
+		if err != nil {
+			return nil, fmt.Errorf("message of the response stream: %w", err)
+		}
+		c.out, c.sent = out, true
+		if err := c.call.Send(out); err != nil {
+			return c.fail(err), nil
+		}
+		return wit.AppendCase(c.reply[:0], resultOK), nil
+	}
+}
+
+// fail is the result error(status) of a stream's function.
+func (c *grpcCall) fail(err error) []byte {
+	st, ok := errors.AsType[*dataplane.Status](err)
+	if !ok {
+		st = dataplane.Errorf(codes.Canceled, "%v", err)
+	}
+	if st.Code != codes.Canceled && c.status == nil {
+		c.status = st
+	}
+	c.reply = protowit.AppendStatus(wit.AppendCase(c.reply[:0], resultErr), &protowit.Status{Code: uint32(st.Code), Message: st.Message, Details: st.Details})
+	return c.reply
+}

@@ -1,0 +1,12 @@
+#!/bin/bash
+# build.sh: rebuilds relay.wasm, the component of examples/edge/relay-wit-c in a shape that needs the engine's component path.
+# `make examples` installs what it needs.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+tools=../../../../../../build/wasm-tools
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cp ../../../../../../examples/edge/component.mjs "$tools/edge-component.mjs"
+clang-14 --target=wasm32-wasi -O2 -mexec-model=reactor -DREACTOR -Wl,--strip-all -Wall -Wextra -Werror \
+  -o "$work/relay.wasm" ../../../../../../examples/edge/relay-wit-c/relay.c
+node "$tools/edge-component.mjs" module "$work/relay.wasm" relay.wasm run.wit ../channels.wit cli.wit

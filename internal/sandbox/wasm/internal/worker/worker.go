@@ -1,0 +1,338 @@
+package worker
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/channel"
+	"github.com/tripod-run/tripod/internal/component/engine"
+	"github.com/tripod-run/tripod/internal/connlimit"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+)
+
+// Config is what a Worker needs.
+type Config struct {
+	// Name is the worker's, Program the version of the program: for Hello.
+	Name, Program string
+	Pid           int // as the daemon sees it, for Hello
+	Engine        *engine.Engine
+	Logger        *slog.Logger
+	// Connections bounds those of each pod.
+	Connections connlimit.Config
+	// Publish takes events for the daemons that are connected; it does not block.
+	Publish func(workerapi.Event)
+	// LogSizeMax is how large the log file of a pod may get, in bytes; 0 is no bound.
+	LogSizeMax int64
+	// Spans says that spans of requests are wanted, as events.
+	Spans bool
+}
+
+// Worker has all pods. It implements workerapi.Handler.
+type Worker struct {
+	config    Config
+	engine    *engine.Engine
+	logger    *slog.Logger
+	spans     *spans // nil: none
+	startedAt time.Time
+	router    *channel.Router // of the channels of pods
+	// connections are those of all pods.
+	connections *connlimit.Group
+	account     *engine.Account // of all pods
+
+	loading sync.Mutex // one Load at a time
+
+	mu     sync.Mutex
+	codes  map[string]*code
+	pods   map[string]*pod
+	closed bool
+}
+
+// New makes a worker without pods.
+func New(c Config) *Worker {
+	w := &Worker{
+		config: c, engine: c.Engine, logger: c.Logger, startedAt: time.Now(),
+		connections: connlimit.NewGroup(c.Logger),
+		codes:       map[string]*code{}, pods: map[string]*pod{}, router: newRouter(), account: engine.NewAccount(0),
+	}
+	if c.Spans {
+		w.spans = newSpans(c.Publish)
+	}
+	return w
+}
+
+// Hello implements workerapi.Handler.
+func (w *Worker) Hello() workerapi.Hello {
+	return workerapi.Hello{
+		Version: workerapi.Version, Program: w.config.Program, Engine: engine.Fingerprint(),
+		Name: w.config.Name, Pid: w.config.Pid, StartedAt: w.startedAt,
+	}
+}
+
+// Start implements workerapi.Handler.
+func (w *Worker) Start(_ context.Context, spec workerapi.PodSpec) (workerapi.Status, error) {
+	p, err := w.newPod(spec)
+	if err != nil {
+		spec.CloseFiles()
+		return workerapi.Status{}, err
+	}
+	defer p.lifecycle.Unlock() // locked by newPod: who finds the pod meanwhile waits
+	if err := p.start(); err != nil {
+		w.forget(p)
+		return workerapi.Status{}, err
+	}
+	w.logger.Info("a pod was started", "pod", p.spec.ID, "component", p.spec.Component, "world", p.code.World)
+	return p.currentStatus(), nil
+}
+
+// newPod makes a pod and puts it into the table, in the place of one that has exited.
+func (w *Worker) newPod(spec workerapi.PodSpec) (*pod, error) {
+	if err := validate(&spec); err != nil {
+		return nil, err
+	}
+	c, err := w.takeCode(spec.Digest)
+	if err != nil {
+		return nil, err
+	}
+	spec.Holdings.Files = w.shareFiles(spec.Holdings.Files)
+	p := makePod(w, spec, c)
+	w.mu.Lock()
+	old := w.pods[spec.ID]
+	if w.closed || old != nil && old.running() {
+		w.mu.Unlock()
+		w.releaseCode(c)
+		if old == nil {
+			return nil, fmt.Errorf("the worker is ending: %w", errdefs.ErrUnavailable)
+		}
+		return nil, fmt.Errorf("pod %s runs already: %w", spec.ID, errdefs.ErrAlreadyExists)
+	}
+	p.lifecycle.Lock()
+	w.pods[spec.ID] = p
+	w.mu.Unlock()
+	if old != nil {
+		w.releaseCode(old.code)
+	}
+	return p, nil
+}
+
+// shareFiles leaves the guests of all pods half of the files that the process may have open: the rest is for sockets,
+// connections and logs. One pod gets a quarter of that at most, whatever it is given (0: no bound). The daemon sets the limit
+// when the process is there already, so that it is asked for each pod.
+func (w *Worker) shareFiles(given int64) int64 {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return given
+	}
+	all := max(4, int64(min(limit.Cur, math.MaxInt64)/2))
+	w.account.Bound(engine.HeldFiles, all)
+	if given == 0 {
+		return all / 4
+	}
+	return min(given, all/4)
+}
+
+// validate refuses what makes no sense in any world, and fills in defaults.
+func validate(s *workerapi.PodSpec) error {
+	switch {
+	case s.ID == "":
+		return fmt.Errorf("start: no pod ID: %w", errdefs.ErrInvalidArgument)
+	case s.Holdings.Files < 0 || s.Holdings.Handles < 0 || s.Holdings.HostBytes < 0:
+		return fmt.Errorf("pod %s: negative holdings: %w", s.ID, errdefs.ErrInvalidArgument)
+	case s.Resources.MemoryBytes < 0 || s.Resources.CPUQuota < 0 || s.Resources.CPUPeriod < 0:
+		return fmt.Errorf("pod %s: negative resources: %w", s.ID, errdefs.ErrInvalidArgument)
+	}
+	if err := checkMounts(s.Mounts); err != nil {
+		return fmt.Errorf("pod %s: %w", s.ID, err)
+	}
+	if err := channel.Validate(s.Channels); err != nil {
+		return fmt.Errorf("pod %s: %w", s.ID, err)
+	}
+	return fillLimits(&s.Limits)
+}
+
+func fillLimits(l *workerapi.Limits) error {
+	if l.RequestTimeout < 0 || l.MaxMessageBytes < 0 || l.Concurrency < 0 {
+		return fmt.Errorf("negative limits: %w", errdefs.ErrInvalidArgument)
+	}
+	l.RequestTimeout = cmp.Or(l.RequestTimeout, workerapi.DefaultRequestTimeout)
+	l.MaxMessageBytes = cmp.Or(l.MaxMessageBytes, workerapi.DefaultMaxMessageBytes)
+	l.Concurrency = cmp.Or(l.Concurrency, workerapi.DefaultConcurrency)
+	return nil
+}
+
+// forget takes a pod out of the table.
+func (w *Worker) forget(p *pod) {
+	w.mu.Lock()
+	ours := w.pods[p.spec.ID] == p
+	if ours {
+		delete(w.pods, p.spec.ID)
+	}
+	w.mu.Unlock()
+	if ours {
+		w.releaseCode(p.code)
+	}
+}
+
+// pod finds a pod that has been started, or whose start is under way: then it waits.
+func (w *Worker) pod(id string) (*pod, error) {
+	w.mu.Lock()
+	p := w.pods[id]
+	w.mu.Unlock()
+	if p == nil {
+		return nil, fmt.Errorf("pod %s is not in this worker: %w", id, errdefs.ErrNotFound)
+	}
+	p.lifecycle.Lock()
+	defer p.lifecycle.Unlock()
+	if !p.started {
+		return nil, fmt.Errorf("pod %s could not be started: %w", id, errdefs.ErrNotFound)
+	}
+	return p, nil
+}
+
+// Stop implements workerapi.Handler.
+func (w *Worker) Stop(ctx context.Context, id string, grace time.Duration) (workerapi.Status, error) {
+	p, err := w.pod(id)
+	if err != nil {
+		return workerapi.Status{}, err
+	}
+	p.stop(grace)
+	select {
+	case <-p.done:
+		return p.currentStatus(), nil
+	case <-ctx.Done():
+		return p.currentStatus(), ctx.Err()
+	}
+}
+
+// Kill implements workerapi.Handler.
+func (w *Worker) Kill(ctx context.Context, id string) error {
+	_, err := w.Stop(ctx, id, 0)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// Remove implements workerapi.Handler.
+func (w *Worker) Remove(ctx context.Context, id string) error {
+	p, err := w.pod(id)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	p.stop(0)
+	select {
+	case <-p.done:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	w.forget(p)
+	return nil
+}
+
+// List implements workerapi.Handler.
+func (w *Worker) List(context.Context) ([]workerapi.Status, error) {
+	return each(w, nil, (*pod).currentStatus), nil
+}
+
+// Stats implements workerapi.Handler.
+func (w *Worker) Stats(_ context.Context, ids []string) ([]workerapi.Stats, error) {
+	return each(w, ids, (*pod).stats), nil
+}
+
+// Metrics implements workerapi.Handler.
+func (w *Worker) Metrics(_ context.Context, ids []string) ([]workerapi.Metrics, error) {
+	return each(w, ids, (*pod).metrics), nil
+}
+
+// each asks the pods with these IDs, or all, in the order of their IDs.
+func each[T any](w *Worker, ids []string, ask func(*pod) T) []T {
+	w.mu.Lock()
+	pods := make(map[string]*pod, len(ids))
+	for _, id := range ids {
+		if p := w.pods[id]; p != nil {
+			pods[id] = p
+		}
+	}
+	if len(ids) == 0 {
+		maps.Copy(pods, w.pods)
+	}
+	w.mu.Unlock()
+	list := make([]T, 0, len(pods))
+	for _, id := range slices.Sorted(maps.Keys(pods)) {
+		list = append(list, ask(pods[id]))
+	}
+	return list
+}
+
+// Attach implements workerapi.Handler.
+func (w *Worker) Attach(_ context.Context, id string, session *workerapi.AttachSession) error {
+	p, err := w.pod(id)
+	if err != nil {
+		return err
+	}
+	if !p.output.attach(session, p.stdin) {
+		return fmt.Errorf("pod %s has exited: %w", id, errdefs.ErrFailedPrecondition)
+	}
+	return nil
+}
+
+// ReopenLog implements workerapi.Handler.
+func (w *Worker) ReopenLog(_ context.Context, id string, file *os.File) error {
+	if file == nil {
+		return fmt.Errorf("pod %s: no log file came along: %w", id, errdefs.ErrInvalidArgument)
+	}
+	p, err := w.pod(id)
+	if err != nil {
+		file.Close()
+		return err
+	}
+	if err := p.output.reopen(file); err != nil {
+		return fmt.Errorf("pod %s has exited: %w: %w", id, err, errdefs.ErrFailedPrecondition)
+	}
+	return nil
+}
+
+// UpdateTLS implements workerapi.Handler.
+func (w *Worker) UpdateTLS(_ context.Context, id string, t workerapi.TLS) error {
+	p, err := w.pod(id)
+	if err != nil {
+		return err
+	}
+	return p.program.updateTLS(t)
+}
+
+// Update implements workerapi.Handler.
+func (w *Worker) Update(_ context.Context, u workerapi.Update) error {
+	p, err := w.pod(u.ID)
+	if err != nil {
+		return err
+	}
+	return p.update(u)
+}
+
+// Close kills all pods and waits for their end.
+func (w *Worker) Close() {
+	w.mu.Lock()
+	w.closed = true
+	ids := slices.Collect(maps.Keys(w.pods))
+	w.mu.Unlock()
+	var all sync.WaitGroup
+	for _, id := range ids {
+		all.Go(func() { _ = w.Kill(context.Background(), id) })
+	}
+	all.Wait()
+	w.spans.close()
+}

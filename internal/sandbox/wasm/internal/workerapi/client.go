@@ -1,0 +1,289 @@
+package workerapi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/fdpass"
+)
+
+// Client is the daemon's side of a connection. It may be used from many goroutines. When the connection has ended, all
+// calls fail with errdefs.ErrUnavailable; they need a new one.
+type Client struct {
+	conn  *net.UnixConn
+	hello Hello
+
+	write sync.Mutex
+
+	mu      sync.Mutex
+	nextID  uint64
+	waiting map[uint64]chan message
+	err     error // why the connection ended
+
+	done   chan struct{}
+	events *eventQueue
+}
+
+// NewClient says Hello on a connection to the worker's control socket and subscribes to events. The connection belongs to the
+// client, even on an error. A worker that does not answer before ctx ends is an errdefs.ErrUnavailable, one with another
+// Version an ErrFailedPrecondition.
+func NewClient(ctx context.Context, conn *net.UnixConn) (*Client, error) {
+	c := &Client{conn: conn, waiting: map[uint64]chan message{}, done: make(chan struct{}), events: newEventQueue()}
+	go c.read()
+	if err := c.call(ctx, opHello, helloRequest{Version: Version, Events: true}, &c.hello); err != nil {
+		c.Close()
+		return nil, err
+	}
+	if c.hello.Version != Version {
+		c.Close()
+		return nil, fmt.Errorf("wasm worker %s (%s) speaks version %d of the control protocol, this program %d: %w",
+			c.hello.Name, c.hello.Program, c.hello.Version, Version, errdefs.ErrFailedPrecondition)
+	}
+	return c, nil
+}
+
+// Hello is what the worker said of itself.
+func (c *Client) Hello() Hello { return c.hello }
+
+// Events brings the worker's events. When the connection has ended it brings those that had come, and is closed. Exits wait
+// for the reader, spans that nobody reads are dropped.
+func (c *Client) Events() <-chan Event { return c.events.out }
+
+// Done is closed when the connection has ended, Err then tells why.
+func (c *Client) Done() <-chan struct{} { return c.done }
+
+// Err is nil while the connection stands.
+func (c *Client) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
+// Close ends the connection; the worker and its pods go on. A client whose connection has broken must be closed, too.
+func (c *Client) Close() error {
+	c.fail(net.ErrClosed)
+	c.events.abandon()
+	return nil
+}
+
+// Load makes the worker load compiled code and checks that the component exports, with the right types, what its
+// descriptors say. A digest that is loaded already is left as it is. Code that was not compiled by the worker's engine, or
+// is damaged, is an ErrFailedPrecondition; an ErrInvalidArgument names the function and type, or the import, that is wrong.
+func (c *Client) Load(ctx context.Context, code Code) (Loaded, error) {
+	var l Loaded
+	err := c.call(ctx, opLoad, &code, &l)
+	return l, err
+}
+
+// Unload forgets code; pods that were started with it keep it until they are removed.
+func (c *Client) Unload(ctx context.Context, digest string) error {
+	return c.call(ctx, opUnload, Code{Digest: digest}, nil)
+}
+
+// Start starts a pod, anew when it has exited, and returns when it serves, or when the command runs. ErrAlreadyExists: it
+// runs. ErrNotFound: the code is not loaded. A pod that cannot be started leaves nothing behind.
+func (c *Client) Start(ctx context.Context, spec PodSpec) (Status, error) {
+	var s Status
+	err := c.call(ctx, opStart, spec.clone(), &s)
+	return s, err
+}
+
+// Stop ends a pod: a server takes no new requests and has grace to answer those it has; a command, which WASI can send
+// no signal, is given end of file on its standard input and grace to end by itself. What then still runs is ended by
+// force. It returns once the pod has exited, also when it had already. A later Stop shortens the grace, never prolongs it.
+func (c *Client) Stop(ctx context.Context, id string, grace time.Duration) (Status, error) {
+	var s Status
+	err := c.call(ctx, opStop, idRequest{ID: id, Grace: grace}, &s)
+	return s, err
+}
+
+// Kill is Stop without grace; of a pod that is not there, it succeeds.
+func (c *Client) Kill(ctx context.Context, id string) error {
+	return c.call(ctx, opKill, idRequest{ID: id}, nil)
+}
+
+// Remove kills the pod, if need be, and forgets it. That it is not there is no error.
+func (c *Client) Remove(ctx context.Context, id string) error {
+	return c.call(ctx, opRemove, idRequest{ID: id}, nil)
+}
+
+// List tells of all pods that are not removed.
+func (c *Client) List(ctx context.Context) ([]Status, error) {
+	var l []Status
+	err := c.call(ctx, opList, idRequest{}, &l)
+	return l, err
+}
+
+// Stats are the figures of the pods with these IDs, of all when there are none. Pods that are not there are left out.
+func (c *Client) Stats(ctx context.Context, ids ...string) ([]Stats, error) {
+	var s []Stats
+	err := c.call(ctx, opStats, idsRequest{IDs: ids}, &s)
+	return s, err
+}
+
+// Metrics are the counters of the pods with these IDs, of all when there are none.
+func (c *Client) Metrics(ctx context.Context, ids ...string) ([]Metrics, error) {
+	var m []Metrics
+	err := c.call(ctx, opMetrics, idsRequest{IDs: ids}, &m)
+	return m, err
+}
+
+// ReopenLog makes the pod write its log to file from now on.
+func (c *Client) ReopenLog(ctx context.Context, id string, file *os.File) error {
+	return c.call(ctx, opReopenLog, &fileRequest{ID: id, File: File{File: file}}, nil)
+}
+
+// UpdateTLS changes the pod's certificate and authorities for connections to come.
+func (c *Client) UpdateTLS(ctx context.Context, id string, t TLS) error {
+	return c.call(ctx, opUpdateTLS, tlsRequest{ID: id, TLS: t}, nil)
+}
+
+// Update changes limits of a running pod, for requests to come; memory and CPU limits at once.
+func (c *Client) Update(ctx context.Context, u Update) error {
+	return c.call(ctx, opUpdate, u, nil)
+}
+
+// call sends a request and waits for its reply, or for the end of ctx: the worker goes on with it then.
+func (c *Client) call(ctx context.Context, op string, request, reply any) error {
+	body, files, err := pack(request)
+	if err != nil {
+		return err
+	}
+	id, answer, err := c.expect()
+	if err != nil {
+		return err
+	}
+	defer c.forget(id)
+	payload, err := json.Marshal(message{ID: id, Op: op, Body: body})
+	if err != nil {
+		return err
+	}
+	if err := c.send(ctx, payload, files); err != nil {
+		return err
+	}
+	select {
+	case m := <-answer:
+		if m.Error != nil {
+			return m.Error
+		}
+		if reply == nil {
+			return nil
+		}
+		return json.Unmarshal(m.Body, reply)
+	case <-c.done:
+		return c.ended()
+	case <-ctx.Done():
+		return fmt.Errorf("wasm worker: %s: %w", op, ctx.Err())
+	}
+}
+
+// sendTimeout bounds the sending of one request when ctx does not: the worker reads always, unless it is stuck.
+const sendTimeout = 30 * time.Second
+
+func (c *Client) send(ctx context.Context, payload []byte, files []*os.File) error {
+	c.write.Lock()
+	defer c.write.Unlock()
+	deadline := time.Now().Add(sendTimeout)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	_ = c.conn.SetWriteDeadline(deadline)
+	if err := fdpass.Write(c.conn, MaxMessage, payload, files); err != nil {
+		if errors.Is(err, fdpass.ErrFrame) { // nothing was sent
+			return fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+		}
+		c.fail(err) // half a frame may be out
+		return c.ended()
+	}
+	return nil
+}
+
+func (c *Client) expect() (uint64, chan message, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		return 0, nil, fmt.Errorf("wasm worker: %w: %w", c.err, errdefs.ErrUnavailable)
+	}
+	c.nextID++
+	answer := make(chan message, 1)
+	c.waiting[c.nextID] = answer
+	return c.nextID, answer, nil
+}
+
+func (c *Client) forget(id uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.waiting, id)
+}
+
+func (c *Client) ended() error {
+	return fmt.Errorf("wasm worker: the connection has ended: %w: %w", c.Err(), errdefs.ErrUnavailable)
+}
+
+// fail ends the connection, once.
+func (c *Client) fail(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		return
+	}
+	c.err = err
+	c.conn.Close()
+	close(c.done)
+}
+
+func (c *Client) read() {
+	r := fdpass.NewReader(c.conn, MaxMessage)
+	defer r.Close()
+	defer c.events.finish()
+	for {
+		f, err := r.Next()
+		if err != nil {
+			c.fail(err)
+			return
+		}
+		f.Close() // a worker sends none
+		var m message
+		if err := json.Unmarshal(f.Payload, &m); err != nil {
+			c.fail(fmt.Errorf("%w: %w", fdpass.ErrFrame, err))
+			return
+		}
+		if m.ID == 0 {
+			c.event(m)
+			continue
+		}
+		c.mu.Lock()
+		answer := c.waiting[m.ID]
+		delete(c.waiting, m.ID)
+		c.mu.Unlock()
+		if answer != nil {
+			answer <- m
+		}
+	}
+}
+
+// event queues an event; a kind or content that is not known is left alone.
+func (c *Client) event(m message) {
+	var e Event
+	var err error
+	switch m.Op {
+	case eventExited:
+		err = json.Unmarshal(m.Body, &e.Exited)
+	case eventSpans:
+		err = json.Unmarshal(m.Body, &e.Spans)
+	}
+	if err == nil && (e.Exited != nil || e.Spans != nil) {
+		c.events.put(e)
+	}
+}

@@ -1,0 +1,93 @@
+package workerapi
+
+import (
+	"slices"
+	"sync"
+)
+
+// maxQueuedSpans is how many batches of spans wait for their reader.
+const maxQueuedSpans = 64
+
+// eventQueue keeps the reader of a connection from waiting for the reader of its events.
+type eventQueue struct {
+	out       chan Event
+	wake      chan struct{}
+	abandoned chan struct{}
+	once      sync.Once
+
+	mu       sync.Mutex
+	queue    []Event
+	finished bool
+}
+
+func newEventQueue() *eventQueue {
+	q := &eventQueue{out: make(chan Event), wake: make(chan struct{}, 1), abandoned: make(chan struct{})}
+	go q.pump()
+	return q
+}
+
+// put adds an event; of spans, the oldest make room.
+func (q *eventQueue) put(e Event) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	isSpans := func(e Event) bool { return e.Spans != nil }
+	if isSpans(e) && len(q.queue) >= maxQueuedSpans {
+		if i := slices.IndexFunc(q.queue, isSpans); i >= 0 {
+			q.queue = slices.Delete(q.queue, i, i+1)
+		}
+	}
+	q.queue = append(q.queue, e)
+	q.signal()
+}
+
+// finish says that no more will come.
+func (q *eventQueue) finish() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.finished = true
+	q.signal()
+}
+
+// abandon says that nobody reads any more.
+func (q *eventQueue) abandon() { q.once.Do(func() { close(q.abandoned) }) }
+
+func (q *eventQueue) signal() {
+	select {
+	case q.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (q *eventQueue) pump() {
+	defer close(q.out)
+	for {
+		e, ok, finished := q.take()
+		if !ok {
+			if finished {
+				return
+			}
+			select {
+			case <-q.wake:
+				continue
+			case <-q.abandoned:
+				return
+			}
+		}
+		select {
+		case q.out <- e:
+		case <-q.abandoned:
+			return
+		}
+	}
+}
+
+func (q *eventQueue) take() (e Event, ok, finished bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.queue) == 0 {
+		return Event{}, false, q.finished
+	}
+	e = q.queue[0]
+	q.queue = q.queue[1:]
+	return e, true, false
+}

@@ -1,0 +1,87 @@
+package workerapi
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"slices"
+
+	"github.com/tripod-run/tripod/internal/fdpass"
+)
+
+// withFiles is a request that brings files.
+type withFiles interface{ files() []*File }
+
+func (s *PodSpec) files() []*File {
+	all := []*File{&s.Log}
+	for i := range s.Mounts {
+		all = append(all, &s.Mounts[i].Dir)
+	}
+	for i := range s.Ports {
+		all = append(all, &s.Ports[i].Socket)
+	}
+	return all
+}
+
+func (c *Code) files() []*File            { return []*File{&c.Image} }
+func (r *fileRequest) files() []*File     { return []*File{&r.File} }
+func (r *attachRequest) files() []*File   { return []*File{&r.Conn} }
+func (r *channelsRequest) files() []*File { return []*File{&r.Conn} }
+
+// clone is a copy whose Files can be numbered without the caller's noticing.
+func (s PodSpec) clone() *PodSpec {
+	s.Mounts, s.Ports = slices.Clone(s.Mounts), slices.Clone(s.Ports)
+	return &s
+}
+
+// CloseFiles closes all files of the spec.
+func (s *PodSpec) CloseFiles() {
+	for _, f := range s.files() {
+		f.Close()
+		f.File = nil
+	}
+}
+
+// pack encodes a request and lists the files that go with it.
+func pack(request any) ([]byte, []*os.File, error) {
+	var files []*os.File
+	if w, ok := request.(withFiles); ok {
+		for _, f := range w.files() {
+			f.Index = nil
+			if f.File != nil {
+				n := len(files)
+				f.Index, files = &n, append(files, f.File)
+			}
+		}
+	}
+	body, err := json.Marshal(request)
+	return body, files, err
+}
+
+// unpack decodes a request and gives it its files, which are the request's from then on: those that it takes are nil in
+// the frame. A number out of range, or used twice, is an error, and no file is taken.
+func unpack(body []byte, f *fdpass.Frame, request any) error {
+	if err := json.Unmarshal(body, request); err != nil {
+		return fmt.Errorf("%w: %w", fdpass.ErrFrame, err)
+	}
+	w, ok := request.(withFiles)
+	if !ok {
+		return nil
+	}
+	seen := make(map[int]bool)
+	for _, file := range w.files() {
+		file.File = nil
+		if i := file.Index; i != nil {
+			if *i < 0 || *i >= len(f.Files) || seen[*i] {
+				return fmt.Errorf("%w: file %d of a message that brings %d is not there, or named twice", fdpass.ErrFrame, *i, len(f.Files))
+			}
+			seen[*i] = true
+		}
+	}
+	for _, file := range w.files() {
+		if file.Index != nil {
+			file.File, f.Files[*file.Index] = f.Files[*file.Index], nil
+		}
+	}
+	return nil
+}

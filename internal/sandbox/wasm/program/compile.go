@@ -1,0 +1,125 @@
+package program
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/component/engine"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/worker"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+)
+
+// Limits of a compilation by default.
+const (
+	defaultMaxInput = 256 << 20
+	compilerMemory  = 2 << 30
+	defaultMaxCPU   = 2 * time.Minute
+)
+
+// errLimit is the class of inputs that need more than they may have.
+var errLimit = errors.New("over the limit")
+
+// compile compiles standard input to standard output and returns the exit code.
+func compile(config workerapi.CompileConfig) int {
+	err := compileWithin(config, os.Stdin, os.Stdout)
+	switch {
+	case err == nil:
+		return workerapi.CompileOK
+	case errors.Is(err, errLimit), errors.Is(err, errdefs.ErrResourceExhausted):
+		return complain(err, workerapi.CompileLimit)
+	case errors.Is(err, errdefs.ErrInvalidArgument):
+		return complain(err, workerapi.CompileInvalid)
+	}
+	return complain(err, workerapi.CompileInternal)
+}
+
+func compileWithin(config workerapi.CompileConfig, in io.Reader, out io.Writer) error {
+	maxInput := cmp.Or(config.MaxInput, defaultMaxInput)
+	wasm, err := io.ReadAll(io.LimitReader(in, maxInput+1))
+	if err != nil {
+		return fmt.Errorf("read the component: %w", err)
+	}
+	if int64(len(wasm)) > maxInput {
+		return fmt.Errorf("the component has more than %d bytes: %w", maxInput, errLimit)
+	}
+	maxCPU, maxMemory := cmp.Or(config.MaxCPU, defaultMaxCPU), cmp.Or(config.MaxMemory, compilerMemory)
+	if err := limit(maxCPU, maxMemory); err != nil {
+		return err
+	}
+	e, err := engine.New(engine.Config{})
+	if err != nil {
+		return err
+	}
+	code, err := e.Compile(context.Background(), wasm, engine.CompileOptions{Provided: worker.Provided})
+	if err != nil {
+		return err
+	}
+	if _, err := io.Copy(out, bytes.NewReader(code)); err != nil {
+		return fmt.Errorf("write the code: %w", err)
+	}
+	return nil
+}
+
+// limit bounds the process. The compiler cannot be asked to stop: over a limit, the process says so and ends. What the
+// kernel does by itself somewhat later is for a compiler that leaves no time for that.
+func limit(cpu time.Duration, memory int64) error {
+	seconds := uint64(max(cpu.Round(time.Second)/time.Second, 1))
+	mapped := uint64(memory)*2 + 1<<30 // Go maps more than it uses
+	for _, l := range []struct {
+		resource int
+		soft     uint64
+		hard     uint64
+	}{
+		{unix.RLIMIT_CORE, 0, 0},
+		{unix.RLIMIT_CPU, seconds, seconds + 5},
+		{unix.RLIMIT_DATA, mapped, mapped},
+	} {
+		if err := unix.Setrlimit(l.resource, &unix.Rlimit{Cur: l.soft, Max: l.hard}); err != nil {
+			return fmt.Errorf("limit the compiler: %w", err)
+		}
+	}
+	over := make(chan os.Signal, 1)
+	signal.Notify(over, syscall.SIGXCPU)
+	go func() {
+		<-over
+		os.Exit(complain(fmt.Errorf("compiling takes more than %v of CPU time: %w", cpu, errLimit), workerapi.CompileLimit))
+	}()
+	go func() {
+		for range time.Tick(5 * time.Millisecond) { // there is no event for memory use
+			if held, err := residentBytes(); err == nil && held > memory {
+				os.Exit(complain(fmt.Errorf("compiling takes more than %d bytes of memory: %w", memory, errLimit), workerapi.CompileLimit))
+			}
+		}
+	}()
+	return nil
+}
+
+// residentBytes is how much memory the process holds (proc_pid_statm(5)).
+func residentBytes() (int64, error) {
+	statm, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		return 0, err
+	}
+	fields := strings.Fields(string(statm))
+	if len(fields) < 2 {
+		return 0, errors.New("/proc/self/statm is not as it should be")
+	}
+	pages, err := strconv.ParseInt(fields[1], 10, 64)
+	return pages * int64(os.Getpagesize()), err
+}
+
+// oneLine is a message as one line.
+func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

@@ -1,0 +1,76 @@
+package program
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+)
+
+// TestFaultW7HostDescriptors is rows W1 and W7 of the project's table of faults, for descriptors of the worker: guests open
+// files without end and sleep. Each meets EMFILE at its pod's bound, all of them together leave the worker half of what it
+// may open, and one of them the others three quarters of the other half, so that neighbours are called over new connections and new pods start; and all is given back.
+func TestFaultW7HostDescriptors(t *testing.T) {
+	const limit = 600
+	r := startWorker(t, workerapi.WorkerConfig{}, fmt.Sprintf("%s=%d", openFiles, limit))
+	command := workerapi.Code{Digest: "sha256:opener", Image: workerapi.File{File: codeFile(t, "../../../component/engine/testdata/command.wasm")}}
+	_, err := r.Load(t.Context(), command)
+	require.NoError(t, err)
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "f"), nil, 0o644))
+	opener := func(most int64) *pod {
+		return r.command(func(s *workerapi.PodSpec) {
+			mounted(t, dir)(s)
+			s.Digest, s.Holdings.Files = command.Digest, most
+		}, "hold", "/data/f", "1000000", "600")
+	}
+	neighbour := r.serve("greeter-c")
+	neighbour.greeter().must("SayHello", `{"name":"Ada"}`)
+	descriptors := func() int {
+		list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", r.process.Pid))
+		require.NoError(t, err)
+		return len(list)
+	}
+	before := descriptors()
+
+	openers := []*pod{opener(50)}
+	eventually(t, "the opener has met its own bound", func() bool {
+		return strings.Contains(openers[0].logged("stdout"), "49: No file descriptors available\n") // and the directory
+	})
+	require.EqualValues(t, 50, openers[0].stats().Holdings.Files)
+	for range 4 {
+		openers = append(openers, opener(0))
+	}
+	eventually(t, "the openers have met the bound of all", func() bool {
+		var files int64
+		met := true
+		for _, p := range openers {
+			files += p.stats().Holdings.Files
+			met = met && strings.Contains(p.logged("stdout"), "No file descriptors available\n")
+		}
+		return files == limit/2 && met
+	})
+	require.EqualValues(t, limit/8, openers[1].stats().Holdings.Files)
+	require.Less(t, descriptors(), limit*3/4)
+	for range 20 {
+		neighbour.greeter().must("SayHello", `{"name":"Ada"}`) // each over a new connection
+	}
+	r.serve("greeter-c").greeter().must("SayHello", `{"name":"Bob"}`)
+	_, err = r.tryCommand(func(s *workerapi.PodSpec) { mounted(t, dir)(s); s.Digest = command.Digest }, "env", "A")
+	require.True(t, errdefs.IsResourceExhausted(err), "a pod with a directory, where there is no more: %v", err)
+
+	for _, p := range openers {
+		_, err := r.Stop(t.Context(), p.ID, 0)
+		require.NoError(t, err)
+		require.Zero(t, p.stats().Holdings)
+	}
+	eventually(t, "the descriptors are closed", func() bool { return descriptors() < before+40 }) // of the new pod, and connections
+	end := r.command(func(s *workerapi.PodSpec) { mounted(t, dir)(s); s.Digest = command.Digest }, "read", "/data/f").exit()
+	require.Zero(t, end.ExitCode, end.Message)
+}

@@ -1,0 +1,40 @@
+package program
+
+import (
+	"bytes"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// TestFaultC10WorkerLog: the log of a worker whose clients have it write without end stays within its bound. Cut off, it goes on,
+// and says what is missing.
+func TestFaultC10WorkerLog(t *testing.T) {
+	file, err := os.OpenFile(filepath.Join(t.TempDir(), "log"), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	const most = 10 << 10
+	log := slog.New(slog.NewJSONHandler(&boundedLog{file: file, most: most}, nil))
+	for range 1000 {
+		log.Error("request failed", "err", "trap")
+	}
+	info, err := file.Stat()
+	if err != nil || info.Size() > most || info.Size() < most/2 {
+		t.Fatalf("%d bytes, %v", info.Size(), err)
+	}
+	if err := file.Truncate(0); err != nil {
+		t.Fatal(err)
+	}
+	log.Error("again")
+	log.Error("and again")
+	text, err := os.ReadFile(file.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Contains(text, []byte("lines are lost since the log was full")) || bytes.Count(text, []byte("again")) != 2 || bytes.Count(text, []byte("\n")) != 3 {
+		t.Errorf("after a cut: %s", text)
+	}
+}

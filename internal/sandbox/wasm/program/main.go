@@ -1,0 +1,60 @@
+// Package program is tripod-wasm, the program that runs guests: its arguments, how a worker starts and gives up its rights,
+// and the compiler of components, which has a process for each.
+package program
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/component/engine"
+	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
+)
+
+const usage = "usage: tripod-wasm worker CONFIG | compile CONFIG | fingerprint | version (the daemon starts it)"
+
+// exitUsage is the code for wrong arguments (EX_USAGE of sysexits.h).
+const exitUsage = 64
+
+// Main runs the program with its arguments and returns its exit code. The version is for its log and its spans.
+func Main(version string, args []string) int {
+	switch {
+	case len(args) == 2 && args[0] == "worker":
+		var config workerapi.WorkerConfig
+		if err := parse(args[1], &config); err != nil {
+			return complain(err, exitUsage)
+		}
+		if err := runWorker(config, version); err != nil {
+			return complain(err, 1)
+		}
+	case len(args) == 2 && args[0] == "compile":
+		var config workerapi.CompileConfig
+		if err := parse(args[1], &config); err != nil {
+			return complain(err, exitUsage)
+		}
+		return compile(config)
+	case len(args) == 1 && args[0] == "fingerprint":
+		fmt.Println(engine.Fingerprint())
+	case len(args) == 1 && (args[0] == "version" || args[0] == "--version"):
+		fmt.Println("tripod-wasm", version)
+	default:
+		return complain(errors.New(usage), exitUsage)
+	}
+	return 0
+}
+
+func parse(text string, config any) error {
+	if err := json.Unmarshal([]byte(text), config); err != nil {
+		return fmt.Errorf("the configuration is not what it should be: %w: %w", err, errdefs.ErrInvalidArgument)
+	}
+	return nil
+}
+
+// complain says what is wrong, in one line, and returns the exit code.
+func complain(err error, code int) int {
+	fmt.Fprintln(os.Stderr, "tripod-wasm:", oneLine(err.Error()))
+	return code
+}
