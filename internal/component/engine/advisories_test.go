@@ -13,6 +13,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/component/wasmbin"
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
@@ -59,16 +60,16 @@ func TestFaultW9UndefinedFlags(t *testing.T) {
 // asynchronous components needs these, and no guest may have them.
 func TestFaultW9Proposals(t *testing.T) {
 	module := func(section byte, entry ...byte) []byte {
-		var b bin = bin(moduleHeader)
+		var b bin = bin(wasmbin.ModuleHeader)
 		b.section(1, 1, []byte{0x60, 0, 0})
 		if section == 1 {
-			b = bin(moduleHeader)
+			b = bin(wasmbin.ModuleHeader)
 		}
 		b.section(section, 1, entry)
 		return b
 	}
 	component := func(section byte, entry ...byte) []byte {
-		var b bin = bin(componentHeader)
+		var b bin = bin(wasmbin.ComponentHeader)
 		b.section(section, 1, entry)
 		return b
 	}
@@ -82,7 +83,7 @@ func TestFaultW9Proposals(t *testing.T) {
 		"an asynchronous task": component(8, 0x05),
 	} {
 		var err error
-		if wasm[4] == moduleHeader[4] && bytes.HasPrefix(wasm, []byte(moduleHeader)) {
+		if wasm[4] == wasmbin.ModuleHeader[4] && bytes.HasPrefix(wasm, []byte(wasmbin.ModuleHeader)) {
 			// It is asked as a component's module is: as a command it would be refused for having no _start.
 			err = testEngine(t).compileModule(t.Context(), wasm, &image{})
 		} else {
@@ -189,7 +190,7 @@ func (u *untilMoments) Write(p []byte) (int, error) {
 // CVE-2026-34944), at the very end of the memory: there is a guard page, so that at most they trap.
 func TestFaultW9Loads(t *testing.T) {
 	sig := signature{params: []*wit.Type{tU32}, result: tU32}
-	const last = 2*wasmPage - 8
+	const last = 2*wasmbin.PageSize - 8
 	load := func(b *bin) *bin { return b.i32(last).u8(0x2b, 3, 0) } // f64.load
 	var copysign, splat bin
 	load(load(&copysign)).u8(0xa6, 0xbd, 0xa7)             // f64.copysign, reinterpreted, its lower half

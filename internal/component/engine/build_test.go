@@ -3,6 +3,7 @@ package engine
 import (
 	"encoding/binary"
 
+	"github.com/tripod-run/tripod/internal/component/wasmbin"
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
@@ -91,7 +92,7 @@ func (m coreMod) bytes() []byte {
 		codes.sized(code)
 	}
 	exports.str("memory").u8(2).u32(0)
-	out := bin(moduleHeader)
+	out := bin(wasmbin.ModuleHeader)
 	out.section(1, len(m.imports)+len(funcs), types)
 	out.section(2, len(m.imports), imports)
 	out.section(3, len(funcs), decls)
@@ -112,7 +113,7 @@ type comp struct {
 	made                           map[*wit.Type]int
 }
 
-func newComp() *comp { return &comp{out: bin(componentHeader), made: make(map[*wit.Type]int)} }
+func newComp() *comp { return &comp{out: bin(wasmbin.ComponentHeader), made: make(map[*wit.Type]int)} }
 
 func (c *comp) typ(def bin) int {
 	c.out.section(7, 1, def)
@@ -271,7 +272,7 @@ func (c *comp) coreInstance(b *bin) { c.out.section(2, 1, *b) }
 // shim makes instances 0 (of a module that calls through its table), 1 (its function by the name the guest imports) and
 // 2 (the guest).
 func (c *comp) shim(f coreFn) {
-	shim := bin(moduleHeader)
+	shim := bin(wasmbin.ModuleHeader)
 	var t, x, code, body bin
 	t.u8(0x60).u32(f.params)
 	for range f.params {
@@ -293,7 +294,7 @@ func (c *comp) shim(f coreFn) {
 	body.i32(0).u8(0x11, 0, 0, 0x0b)
 	code.sized(body)
 	shim.section(10, 1, code)
-	fix := bin(moduleHeader)
+	fix := bin(wasmbin.ModuleHeader)
 	fix.section(1, 1, t)
 	var i, e bin
 	i.str("").str("0").u8(0, 0).str("").str("$imports").u8(1, 0x70, 1, 1, 1)

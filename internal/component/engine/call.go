@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 	"unsafe"
+
+	"github.com/tripod-run/tripod/internal/component/wasmbin"
 )
 
 // Call calls f with the flat parameters args, and appends the flat result to out. It returns when the guest does, or
@@ -380,13 +382,13 @@ func (i *Instance) failed(ctx context.Context, why int, text string) error {
 		if code := int(i.c.exit_code); code == 0 || !i.full() {
 			return &Exit{Code: code}
 		}
-		return fmt.Errorf("%w: it exited with code %d at %s of %s", ErrMemory, i.c.exit_code, size2(i.size()), size2(i.limit))
+		return fmt.Errorf("%w: it exited with code %d at %s of %s", ErrMemory, i.c.exit_code, inBytes(i.size()), inBytes(i.limit))
 	case C.TW_DEADLINE:
 		return fmt.Errorf("guest has computed for %v: %w", i.opts.Deadline, context.DeadlineExceeded)
 	case C.TW_KILLED:
 		return i.ended(ctx)
 	case C.TW_MEMORY:
-		return fmt.Errorf("%w: it has %s, its limit is %s%s", ErrMemory, size2(i.size()), size2(i.limit), i.account())
+		return fmt.Errorf("%w: it has %s, its limit is %s%s", ErrMemory, inBytes(i.size()), inBytes(i.limit), i.account())
 	case C.TW_HANDLES:
 		return fmt.Errorf("%w: %s", ErrHandles, text)
 	case C.TW_HOSTCALLS:
@@ -423,7 +425,7 @@ func (i *Instance) trapped(text string) error {
 		kind = TrapUnreachable
 	}
 	if i.full() && (kind == TrapUnreachable || kind == TrapOutOfBounds) {
-		return fmt.Errorf("%w: it trapped at %s of %s (%s)", ErrMemory, size2(i.size()), size2(i.limit), kind)
+		return fmt.Errorf("%w: it trapped at %s of %s (%s)", ErrMemory, inBytes(i.size()), inBytes(i.limit), kind)
 	}
 	return &Trap{Kind: kind, Message: text}
 }
@@ -431,14 +433,14 @@ func (i *Instance) trapped(text string) error {
 // full tells whether the guest's memory is so near its limit that giving up is most likely for want of memory: an
 // allocator that is refused more has no way to tell us.
 func (i *Instance) full() bool {
-	return i.size() > 0 && i.size()+i.limit/8+wasmPage > i.limit
+	return i.size() > 0 && i.size()+i.limit/8+wasmbin.PageSize > i.limit
 }
 
 func (i *Instance) size() uint64 { return uint64(C.tw_load(&i.c.mem)) }
 
 func (i *Instance) account() string {
 	if a := i.opts.Account; a != nil && a.limit() > 0 {
-		return fmt.Sprintf("; all instances together have %s of %s", size2(a.Memory()), size2(a.limit()))
+		return fmt.Sprintf("; all instances together have %s of %s", inBytes(a.Memory()), inBytes(a.limit()))
 	}
 	return ""
 }

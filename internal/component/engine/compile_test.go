@@ -9,12 +9,13 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/component/wasmbin"
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
 // start is a command that does nothing, with more sections.
 func start(sections func(m *bin)) []byte {
-	m := bin(moduleHeader)
+	m := bin(wasmbin.ModuleHeader)
 	m.section(1, 1, []byte{0x60, 0, 0})
 	if sections != nil {
 		sections(&m)
@@ -61,11 +62,11 @@ func TestBadGuests(t *testing.T) {
 		says string
 	}{
 		"nothing":          {nil, "not WebAssembly"},
-		"text":             {[]byte("(module)"), `not WebAssembly: it begins with "(module)"`},
+		"text":             {[]byte("(module)"), `not WebAssembly: the file begins with "(module)"`},
 		"ELF":              {[]byte("\x7fELF\x02\x01\x01"), "not WebAssembly"},
-		"another version":  {[]byte("\x00asm\x02\x00\x00\x00"), "unknown version"},
-		"truncated":        {whole[:len(whole)/2], "truncated"},
-		"truncated header": {whole[:6], "unknown version"},
+		"another version":  {[]byte("\x00asm\x02\x00\x00\x00"), "version 2, layer 0"},
+		"truncated":        {whole[:len(whole)/2], "it is cut off"},
+		"truncated header": {whole[:6], "not WebAssembly"},
 		"damaged":          {append(bytes.Clone(whole[:5000]), bytes.Repeat([]byte{0xff}, len(whole)-5000)...), ""},
 		"no _start":        {start(nil), "_start"},
 		"import of a module": {imported("env", "magic"),
@@ -210,12 +211,12 @@ func FuzzParseBinary(f *testing.F) {
 		imports: []coreFn{{module: rootModule, name: "ask", params: 2}},
 		funcs:   []coreFn{{name: "echo", params: 1, results: 1, body: []byte{0x20, 0}}},
 	}, map[string]signature{"echo": sig}, "ask", sig))
-	f.Add([]byte(moduleHeader + "\x05\x04\x01\x09\x01\x02"))
+	f.Add([]byte(wasmbin.ModuleHeader + "\x05\x04\x01\x09\x01\x02"))
 	f.Fuzz(func(_ *testing.T, b []byte) {
-		if bin, err := parseBinary(b); err == nil {
-			_ = bin.coreShape()
-			for _, m := range append(bin.modules, bin.nested...) {
-				_ = m.declared(Config{MaxMemory: 1 << 30, MaxTableElements: 100})
+		if bin, err := wasmbin.Parse(b); err == nil {
+			_ = coreShape(bin)
+			for _, m := range append(bin.Modules, bin.Nested...) {
+				_ = declared(m, Config{MaxMemory: 1 << 30, MaxTableElements: 100})
 			}
 		}
 	})

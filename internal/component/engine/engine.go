@@ -14,6 +14,8 @@ import (
 	"unsafe"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/component/wasmbin"
 )
 
 // wasmtimeVersion is that of the Go module which brings the library; a test compares it to go.mod.
@@ -135,19 +137,19 @@ func (e *Engine) pool(c *C.wasm_config_t, slots int) {
 // memory or table beyond the limits, nothing exported that could be served. It takes CPU and memory in proportion to
 // the guest (10 s and 600 MB for 12 MB): run it in a child process with limits. ctx is looked at between steps only.
 func (e *Engine) Compile(ctx context.Context, wasm []byte, opts CompileOptions) ([]byte, error) {
-	bin, err := parseBinary(wasm)
+	bin, err := wasmbin.Parse(wasm)
 	if err != nil {
 		return nil, err
 	}
 	img := &image{}
-	for _, m := range append(bin.modules, bin.nested...) {
-		if err := m.declared(e.cfg); err != nil {
+	for _, m := range append(bin.Modules, bin.Nested...) {
+		if err := declared(m, e.cfg); err != nil {
 			return nil, err
 		}
-		img.MinMemory += m.minMemory()
-		img.Memories += len(m.memories)
+		img.MinMemory += minMemory(m)
+		img.Memories += len(m.Memories)
 	}
-	if bin.component {
+	if bin.Component {
 		err = e.compileComponent(ctx, wasm, bin, opts, img)
 	} else {
 		err = e.compileCommand(ctx, bin, img)
@@ -159,27 +161,27 @@ func (e *Engine) Compile(ctx context.Context, wasm []byte, opts CompileOptions) 
 }
 
 // compileCommand compiles a core module, which is a command of preview 1.
-func (e *Engine) compileCommand(ctx context.Context, bin *wasmBinary, img *image) error {
-	m := bin.modules[0]
-	if m.exports["_start"] != coreFunc || !hasKey(m.exports, "_start") {
+func (e *Engine) compileCommand(ctx context.Context, bin *wasmbin.Binary, img *image) error {
+	m := bin.Modules[0]
+	if m.Exports["_start"] != wasmbin.Func || !hasKey(m.Exports, "_start") {
 		return invalid("the core module exports no _start: it is neither a component nor a WASI preview 1 command")
 	}
-	for _, i := range m.imports {
-		if i.module != preview1 {
-			return invalid("import %s.%s: nobody provides it (a core module gets %s only)", i.module, i.name, preview1)
+	for _, i := range m.Imports {
+		if i.Module != preview1 {
+			return invalid("import %s.%s: nobody provides it (a core module gets %s only)", i.Module, i.Name, preview1)
 		}
 	}
 	img.describeCore(m)
 	img.World = WorldCommand
-	for name, kind := range m.exports {
-		if kind == coreFunc {
+	for name, kind := range m.Exports {
+		if kind == wasmbin.Func {
 			img.Exports = append(img.Exports, Item{Name: name})
 		}
 	}
-	for _, i := range m.imports {
-		img.Imports = append(img.Imports, Item{Interface: i.module, Name: i.name})
+	for _, i := range m.Imports {
+		img.Imports = append(img.Imports, Item{Interface: i.Module, Name: i.Name})
 	}
-	if err := e.compileModule(ctx, m.code, img); err != nil {
+	if err := e.compileModule(ctx, m.Code, img); err != nil {
 		return err
 	}
 	return e.linkable(img)
@@ -212,7 +214,7 @@ func (e *Engine) linkable(img *image) error {
 	return err
 }
 
-func (e *Engine) compileComponent(ctx context.Context, wasm []byte, bin *wasmBinary, opts CompileOptions, img *image) error {
+func (e *Engine) compileComponent(ctx context.Context, wasm []byte, bin *wasmbin.Binary, opts CompileOptions, img *image) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -242,7 +244,7 @@ func (e *Engine) compileComponent(ctx context.Context, wasm []byte, bin *wasmBin
 	if img.CoreOdd != "" {
 		return nil
 	}
-	return e.compileModule(ctx, bin.modules[0].code, img)
+	return e.compileModule(ctx, bin.Modules[0].Code, img)
 }
 
 func worldOf(exports []Item) (w World) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/component/wasmbin"
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
@@ -83,28 +84,28 @@ func stale(why string) error {
 // waits are the functions of preview 1 in which a guest can stay beyond the reach of the ticker.
 var waits = []string{"poll_oneoff", "fd_read", "fd_pread", "sock_accept", "sock_recv"}
 
-func (i *inspection) describeCore(m coreModule) {
-	for _, imp := range m.imports {
-		if imp.module == preview1 {
+func (i *inspection) describeCore(m wasmbin.Module) {
+	for _, imp := range m.Imports {
+		if imp.Module == preview1 {
 			i.CoreWASI = true
-			i.CoreWaits = i.CoreWaits || slices.Contains(waits, imp.name)
+			i.CoreWaits = i.CoreWaits || slices.Contains(waits, imp.Name)
 		}
 	}
 }
 
 // findCore decides whether the component can be called on its core module.
-func (i *inspection) findCore(bin *wasmBinary, host func(string) bool) {
-	if i.CoreOdd = bin.coreShape(); i.CoreOdd != "" {
+func (i *inspection) findCore(bin *wasmbin.Binary, host func(string) bool) {
+	if i.CoreOdd = coreShape(bin); i.CoreOdd != "" {
 		return
 	}
-	m := bin.modules[0]
-	for _, imp := range m.imports {
-		iface := imp.module
+	m := bin.Modules[0]
+	for _, imp := range m.Imports {
+		iface := imp.Module
 		if iface == rootModule {
 			iface = ""
 		}
 		if iface != preview1 && (host == nil || !host(iface)) {
-			i.CoreOdd = fmt.Sprintf("the core module imports %s of the engine", imp.module)
+			i.CoreOdd = fmt.Sprintf("the core module imports %s of the engine", imp.Module)
 			return
 		}
 	}
@@ -131,23 +132,23 @@ func (i *inspection) provided(host func(string) bool) error {
 }
 
 // coreExports tells why the component's functions cannot be called on its core module, or "".
-func (i *inspection) coreExports(bin *wasmBinary) string {
-	m := bin.modules[0]
+func (i *inspection) coreExports(bin *wasmbin.Binary) string {
+	m := bin.Modules[0]
 	if i.World == WorldCommand {
 		// What is lifted is the adapter's function, which calls _start.
-		if !hasKey(m.exports, "_start") || len(bin.lifted) > 0 {
+		if !hasKey(m.Exports, "_start") || len(bin.Lifted) > 0 {
 			return "the core module is no preview 1 command"
 		}
 		return ""
 	}
-	if len(bin.foreign) > 0 {
-		return fmt.Sprintf("a function (%s) is not the first core module's", bin.foreign[0])
+	if len(bin.Foreign) > 0 {
+		return fmt.Sprintf("a function (%s) is not the first core module's", bin.Foreign[0])
 	}
-	if kind, ok := m.exports["memory"]; !ok || kind != coreMemory {
+	if kind, ok := m.Exports["memory"]; !ok || kind != wasmbin.Memory {
 		return "the core module exports no memory"
 	}
 	for _, item := range i.Exports {
-		if kind, ok := m.exports[item.String()]; !ok || kind != coreFunc || !bin.lifted[item.String()] {
+		if kind, ok := m.Exports[item.String()]; !ok || kind != wasmbin.Func || !bin.Lifted[item.String()] {
 			return fmt.Sprintf("the core module does not export %v", item)
 		}
 	}

@@ -142,7 +142,7 @@ func (i *Instance) memoryLimit() (uint64, error) {
 		limit = min(limit, a.limit())
 	}
 	if need := i.code.img.MinMemory; need > limit {
-		return 0, fmt.Errorf("%w: it declares %s, its limit is %s", ErrMemory, size2(need), size2(limit))
+		return 0, fmt.Errorf("%w: it declares %s, its limit is %s", ErrMemory, inBytes(need), inBytes(limit))
 	}
 	return limit, nil
 }

@@ -1,179 +1,172 @@
 package wasmbin
 
+import "fmt"
+
 // maxLEB is the length of the longest 32-bit number in LEB128.
 const maxLEB = 5
-
-// uvarint reads an unsigned 32-bit LEB128 number and its length; 0 when it is cut off or too large.
-func uvarint(b []byte) (value uint32, n int) {
-	for i, c := range b[:min(len(b), maxLEB)] {
-		if i == maxLEB-1 && c > 0x0f {
-			return 0, 0
-		}
-		value |= uint32(c&0x7f) << (7 * i)
-		if c < 0x80 {
-			return value, i + 1
-		}
-	}
-	return 0, 0
-}
 
 // cutName takes a name off the front of a custom section.
 func cutName(b []byte) (name string, rest []byte, ok bool) {
 	c := &cursor{rest: b}
 	name = c.name()
-	return name, c.rest, !c.bad
+	return name, c.rest, c.err == nil
 }
 
-// cursor reads through the content of a section. Once something is wrong, bad stays set and all else reads as zero.
+// cursor reads through the content of a section. After a failure every read gives zero.
 type cursor struct {
 	rest []byte
-	bad  bool
+	err  error
 }
 
-func (c *cursor) fail() {
-	c.rest, c.bad = nil, true
-}
-
-func (c *cursor) byte() byte {
-	if len(c.rest) == 0 {
-		c.fail()
-		return 0
+func (c *cursor) fail(format string, args ...any) {
+	if c.err == nil {
+		c.err = fmt.Errorf(format, args...)
 	}
-	b := c.rest[0]
-	c.rest = c.rest[1:]
-	return b
+	c.rest = nil
+}
+
+// each calls read for every element of a vector.
+func (c *cursor) each(read func()) {
+	for n := c.u32(); n > 0 && c.err == nil; n-- {
+		read()
+	}
+}
+
+func (c *cursor) take(n uint32) []byte {
+	if uint64(n) > uint64(len(c.rest)) {
+		c.fail("%d bytes wanted, %d left (truncated?)", n, len(c.rest))
+		return nil
+	}
+	out := c.rest[:n:n]
+	c.rest = c.rest[n:]
+	return out
+}
+
+func (c *cursor) u8() byte {
+	if b := c.take(1); b != nil {
+		return b[0]
+	}
+	return 0
+}
+
+func (c *cursor) leb(bits int) (v uint64) {
+	for shift := 0; ; shift += 7 {
+		b := c.u8()
+		if c.err != nil {
+			return 0
+		}
+		if shift >= bits || shift == 63 && b > 1 {
+			c.fail("a number of more than %d bits", bits)
+			return 0
+		}
+		v |= uint64(b&0x7f) << shift
+		if b < 0x80 {
+			return v
+		}
+	}
 }
 
 func (c *cursor) u32() uint32 {
-	v, n := uvarint(c.rest)
-	if n == 0 {
-		c.fail()
-		return 0
+	v := c.leb(32)
+	if v > 1<<32-1 {
+		c.fail("a number of more than 32 bits")
 	}
-	c.rest = c.rest[n:]
-	return v
+	return uint32(v)
 }
 
-func (c *cursor) name() string {
-	n := c.u32()
-	if uint64(n) > uint64(len(c.rest)) {
-		c.fail()
-		return ""
+func (c *cursor) name() string { return string(c.take(c.u32())) }
+
+// refType skips a reference or value type: one byte, or a heap type after (ref null? ...).
+func (c *cursor) refType() {
+	if b := c.u8(); b == 0x63 || b == 0x64 {
+		c.leb(33)
 	}
-	s := string(c.rest[:n])
-	c.rest = c.rest[n:]
-	return s
+}
+
+func (c *cursor) limits() Limits {
+	flags := c.u8()
+	l := Limits{Min: c.leb(64), PageSize: PageSize}
+	if flags&1 != 0 {
+		c.leb(64)
+	}
+	if flags&8 != 0 { // custom page size, a power of two
+		if l.PageSize = 1; c.u8() == 16 {
+			l.PageSize = PageSize
+		}
+	}
+	return l
 }
 
 // externName reads the name of a component's import or export: a kind byte, then the name; kind 2 has options after it
 // (component-model Binary.md, importname' and exportname').
 func (c *cursor) externName() string {
-	kind := c.byte()
+	kind := c.u8()
 	name := c.name()
 	switch kind {
 	case 0, 1:
 	case 2:
-		for n := c.u32(); n > 0 && !c.bad; n-- {
-			c.byte()
+		c.each(func() {
+			c.u8()
 			c.name()
-		}
+		})
 	default:
-		c.fail()
+		c.fail("a name of unknown kind %d", kind)
 	}
 	return name
 }
 
 // externDesc skips the type of an import or export.
 func (c *cursor) externDesc() {
-	switch kind := c.byte(); kind {
+	switch kind := c.u8(); kind {
 	case 0: // core module
-		if c.byte() != 0x11 {
-			c.fail()
+		if c.u8() != 0x11 {
+			c.fail("a core type that is no module")
 		}
 		c.u32()
 	case 1, 4, 5: // func, component, instance
 		c.u32()
 	case 2: // value: equal to another, or of a type
-		c.byte()
+		c.u8()
 		c.u32()
 	case 3: // type: equal to another, or a new resource
-		if c.byte() == 0 {
+		if c.u8() == 0 {
 			c.u32()
 		}
 	default:
-		c.fail()
+		c.fail("a type of unknown kind %d", kind)
 	}
 }
 
 func (o *Outline) componentImport(c *cursor) {
 	name := c.externName()
 	c.externDesc()
-	if !c.bad {
+	if c.err == nil {
 		o.Imports = append(o.Imports, name)
 	}
 }
 
 func (o *Outline) componentExport(c *cursor) {
 	name := c.externName()
-	if sort := c.byte(); sort == 0 {
-		c.byte() // core: the sort follows
+	if sort := c.u8(); sort == 0 {
+		c.u8() // core: the sort follows
 	}
 	c.u32() // index
-	if c.byte() != 0 {
+	if c.u8() != 0 {
 		c.externDesc() // ascribed type
 	}
-	if !c.bad {
+	if c.err == nil {
 		o.Exports = append(o.Exports, name)
 	}
 }
 
 func (o *Outline) moduleImport(c *cursor) {
-	module, name := c.name(), c.name()
-	switch c.byte() {
-	case 0: // function: type index
-		c.u32()
-	case 1: // table: reference type, limits
-		c.byte()
-		c.limits()
-	case 2: // memory
-		c.limits()
-	case 3: // global: value type, mutability
-		c.byte()
-		c.byte()
-	case 4: // tag: attribute, type index
-		c.byte()
-		c.u32()
-	default:
-		c.fail()
+	if i := c.moduleImport(); c.err == nil {
+		o.Imports = append(o.Imports, i.Module+" "+i.Name)
 	}
-	if !c.bad {
-		o.Imports = append(o.Imports, module+" "+name)
-	}
-}
-
-func (c *cursor) limits() {
-	flags := c.byte()
-	c.u64()
-	if flags&1 != 0 {
-		c.u64()
-	}
-}
-
-// u64 skips a number of up to 64 bits.
-func (c *cursor) u64() {
-	for range 10 {
-		if c.byte() < 0x80 {
-			return
-		}
-	}
-	c.fail()
 }
 
 func (o *Outline) moduleExport(c *cursor) {
-	name := c.name()
-	c.byte()
-	c.u32()
-	if !c.bad {
+	if name, _ := c.moduleExport(); c.err == nil {
 		o.Exports = append(o.Exports, name)
 	}
 }

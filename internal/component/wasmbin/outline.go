@@ -1,6 +1,7 @@
 package wasmbin
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"slices"
@@ -29,8 +30,10 @@ func (o *Outline) HasExport(name string) bool { return slices.Contains(o.Exports
 const (
 	sectionCustom = 0
 
-	moduleImports = 2
-	moduleExports = 7
+	moduleImports  = 2
+	moduleTables   = 4
+	moduleMemories = 5
+	moduleExports  = 7
 
 	componentImports = 10
 	componentExports = 11
@@ -125,11 +128,12 @@ func sections(r io.ReaderAt, size int64, do func(section) error) error {
 		if n, err := r.ReadAt(head, at); n < len(head) {
 			return err
 		}
-		length, n := uvarint(head[1:])
-		if n == 0 {
+		c := &cursor{rest: head[1:]}
+		length := c.u32()
+		if c.err != nil {
 			return invalid(at, "section %d has no length: the file is cut off or not WebAssembly", head[0])
 		}
-		s := section{id: head[0], offset: at + 1 + int64(n), size: int64(length)}
+		s := section{id: head[0], offset: at + int64(len(head)-len(c.rest)), size: int64(length)}
 		if s.size > size-s.offset {
 			return invalid(at, "section %d has %d bytes, but the file ends after %d of them: it is cut off", s.id, s.size, size-s.offset)
 		}
@@ -139,6 +143,21 @@ func sections(r io.ReaderAt, size int64, do func(section) error) error {
 		at = s.offset + s.size
 	}
 	return nil
+}
+
+// bodies calls do with the content of each section of a binary in memory.
+func bodies(b []byte, do func(id byte, body *cursor) error) error {
+	return sections(bytes.NewReader(b), int64(len(b)), func(s section) error {
+		end := s.offset + s.size
+		body := &cursor{rest: b[s.offset:end:end]}
+		if err := do(s.id, body); err != nil {
+			return err
+		}
+		if body.err != nil {
+			return invalid(s.offset, "section %d cannot be read: %v", s.id, body.err)
+		}
+		return nil
+	})
 }
 
 // section takes the names of a section into the outline.
@@ -173,13 +192,15 @@ func (o *Outline) section(r io.ReaderAt, s section) error {
 		return err
 	}
 	c := &cursor{rest: content}
-	for n := c.u32(); n > 0 && !c.bad; n-- {
-		names(c)
-	}
-	if c.bad {
-		return invalid(s.offset, "section %d cannot be read", s.id)
+	c.each(func() { names(c) })
+	if c.err != nil {
+		return invalid(s.offset, "section %d cannot be read: %v", s.id, c.err)
 	}
 	return nil
+}
+
+func damaged(format string, args ...any) error {
+	return fmt.Errorf("damaged WebAssembly: "+format+": %w", append(args, errdefs.ErrInvalidArgument)...)
 }
 
 func invalid(offset int64, format string, args ...any) error {

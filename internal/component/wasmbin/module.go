@@ -1,0 +1,110 @@
+package wasmbin
+
+// Module is what a core module declares.
+type Module struct {
+	Code []byte
+	// Name is the module's own, from the section "name"; often empty.
+	Name    string
+	Imports []Import
+	// Exports are the kinds of the exports by name.
+	Exports map[string]Kind
+	// Memories and Tables are those that the module defines itself.
+	Memories, Tables []Limits
+}
+
+// Import is an import of a core module.
+type Import struct {
+	Module, Name string
+	Kind         Kind
+}
+
+// Limits are the initial size of a memory or table, in pages of PageSize bytes or in elements.
+type Limits struct{ Min, PageSize uint64 }
+
+// Kind is the kind of a core import or export.
+type Kind byte
+
+// The kinds.
+const (
+	Func   Kind = 0
+	Table  Kind = 1
+	Memory Kind = 2
+	Global Kind = 3
+	Tag    Kind = 4
+)
+
+// PageSize is the number of bytes in a page of memory.
+const PageSize = 65536
+
+func parseModule(b []byte) (Module, error) {
+	m := Module{Code: b, Exports: make(map[string]Kind)}
+	err := bodies(b, func(id byte, c *cursor) error {
+		switch id {
+		case sectionCustom:
+			m.custom(c)
+		case moduleImports:
+			c.each(func() { m.Imports = append(m.Imports, c.moduleImport()) })
+		case moduleTables:
+			c.each(func() { m.table(c) })
+		case moduleMemories:
+			c.each(func() { m.Memories = append(m.Memories, c.limits()) })
+		case moduleExports:
+			c.each(func() {
+				name, kind := c.moduleExport()
+				m.Exports[name] = kind
+			})
+		}
+		return nil
+	})
+	return m, err
+}
+
+// custom reads the module's own name from the section "name". That is for people: damage there is no error.
+func (m *Module) custom(c *cursor) {
+	if c.name() == "name" && len(c.rest) > 0 && c.u8() == 0 {
+		c.u32()
+		m.Name = c.name()
+	}
+	c.err = nil
+}
+
+func (c *cursor) moduleImport() Import {
+	i := Import{Module: c.name(), Name: c.name(), Kind: Kind(c.u8())}
+	switch i.Kind {
+	case Func:
+		c.u32()
+	case Table:
+		c.refType()
+		c.limits()
+	case Memory:
+		c.limits()
+	case Global:
+		c.refType()
+		c.u8()
+	case Tag:
+		c.u8()
+		c.u32()
+	default:
+		c.fail("an import of unknown kind %d", i.Kind)
+	}
+	return i
+}
+
+func (c *cursor) moduleExport() (name string, kind Kind) {
+	name, kind = c.name(), Kind(c.u8())
+	c.u32()
+	return name, kind
+}
+
+func (m *Module) table(c *cursor) {
+	if len(c.rest) > 1 && c.rest[0] == 0x40 { // a table with an initial value: its expression is not worth parsing
+		c.u8()
+		c.u8()
+		c.refType()
+		m.Tables = append(m.Tables, c.limits())
+		c.rest = nil
+		return
+	}
+	c.refType()
+	m.Tables = append(m.Tables, c.limits())
+}
