@@ -15,13 +15,13 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Control messages of a runtime to its manager that are about channels; the others are edge/wire's.
+// Control messages of a runtime to its manager that are about channels. The other types are in edge/wire.
 const (
 	OpenChannel  = 3 // Open
 	CloseChannel = 4 // ParseClose
 )
 
-// hello says that all that follows it in its direction has the wide header (Conn.Widen). No public peer has this type.
+// hello announces that all later frames of its direction have the wide header (Conn.Widen). No public peer uses this type.
 const (
 	hello     = 0x7f
 	helloWide = "tripod-wide-1"
@@ -42,15 +42,15 @@ const (
 	narrowSize = 6
 	wideSize   = 8
 
-	grow    = 256 << 10 // a payload's buffer grows by at most so many bytes ahead of what has come
-	oneCopy = 64 << 10  // payloads up to here go out in one piece with their header
+	grow    = 256 << 10 // bytes by which a payload's buffer may exceed what was received
+	oneCopy = 64 << 10  // bytes; a payload up to this size is written together with its header
 )
 
 // Header is the address of a message.
 type Header struct {
 	Control bool
 	Module  int // index of the module in its runtime
-	Arg     int // type of a control message, else the number of the channel
+	Arg     int // type of a control message, otherwise the number of the channel
 }
 
 // Message is one frame.
@@ -59,8 +59,8 @@ type Message struct {
 	Payload []byte
 }
 
-// Append appends the message as a frame with the narrow header, or the wide one; an index that the header has no room for is
-// ErrInvalidArgument.
+// Append appends the message as a frame with the narrow or the wide header. A number that does not fit in the header is
+// errdefs.ErrInvalidArgument.
 func (m Message) Append(b []byte, wide bool) ([]byte, error) {
 	b, err := m.appendHeader(b, wide)
 	if err != nil {
@@ -76,11 +76,11 @@ func (m Message) appendHeader(b []byte, wide bool) ([]byte, error) {
 	}
 	switch {
 	case m.Module < 0 || m.Module >= modules:
-		return nil, fmt.Errorf("a message for module %d: the header has room for 0 to %d: %w", m.Module, modules-1, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("module %d does not fit in the header: want 0 to %d: %w", m.Module, modules-1, errdefs.ErrInvalidArgument)
 	case m.Arg < 0 || m.Arg >= args:
-		return nil, fmt.Errorf("a message with channel or type %d: the header has room for 0 to %d: %w", m.Arg, args-1, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("channel or type %d does not fit in the header: want 0 to %d: %w", m.Arg, args-1, errdefs.ErrInvalidArgument)
 	case uint64(len(m.Payload)) > math.MaxUint32:
-		return nil, fmt.Errorf("a message of %d bytes: the header has room for 32 bits: %w", len(m.Payload), errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("a message of %d bytes: the length has 32 bits: %w", len(m.Payload), errdefs.ErrInvalidArgument)
 	}
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(m.Payload)))
 	control := 0
@@ -110,8 +110,8 @@ func parseHeader(b []byte) (h Header, length uint32) {
 // ConnOptions are the limits of a Conn.
 type ConnOptions struct {
 	MaxFrame int           // bytes of a payload in either direction; 0: DefaultMaxFrame
-	Wide     bool          // take the peer's offer of the wide header (Conn.Widen); else it is an ordinary unknown message
-	Timeout  time.Duration // a Write that takes longer ends the connection: the peer does not read; 0: none
+	Wide     bool          // accept the peer's offer of the wide header (Conn.Widen), instead of passing it on as an unknown message
+	Timeout  time.Duration // of a Write; one that takes longer ends the connection; 0: none
 }
 
 // Conn is the stream of messages over a connection. One goroutine reads; any number of them write.
@@ -120,17 +120,17 @@ type Conn struct {
 	opts ConnOptions
 	r    *bufio.Reader
 
-	// Of the reader.
+	// Used by the reader alone.
 	readWide bool
-	readErr  error // the stream has lost its frames: for good
+	readErr  error // final: the start of the next frame is unknown
 
 	writeWide atomic.Bool
-	mu        sync.Mutex // of the writers
-	writeErr  error      // part of a frame may be out: for good
+	mu        sync.Mutex // held by a writer
+	writeErr  error      // final: part of a frame may be written
 	out       []byte
 }
 
-// NewConn speaks over conn, which it owns from now on.
+// NewConn takes ownership of conn.
 func NewConn(conn net.Conn, opts ConnOptions) *Conn {
 	if opts.MaxFrame <= 0 {
 		opts.MaxFrame = DefaultMaxFrame
@@ -139,8 +139,8 @@ func NewConn(conn net.Conn, opts ConnOptions) *Conn {
 }
 
 // Read returns the next message; its payload belongs to the caller. The end of the stream between two frames is io.EOF, within
-// a frame errdefs.ErrDataLoss; a frame above the limit is errdefs.ErrInvalidArgument. After any error the stream is not read
-// again: where the next frame begins is not known.
+// a frame errdefs.ErrDataLoss; a frame above the limit is errdefs.ErrInvalidArgument. Every later Read returns the same error,
+// since the start of the next frame is unknown.
 func (c *Conn) Read() (Message, error) {
 	for c.readErr == nil {
 		m, err := c.read()
@@ -169,13 +169,13 @@ func (c *Conn) read() (Message, error) {
 	}
 	h, length := parseHeader(head)
 	if uint64(length) > uint64(c.opts.MaxFrame) {
-		return Message{}, fmt.Errorf("a frame of %d bytes: at most %d are taken; the connection ends: %w", length, c.opts.MaxFrame, errdefs.ErrInvalidArgument)
+		return Message{}, fmt.Errorf("a frame of %d bytes: the limit is %d; the connection ends: %w", length, c.opts.MaxFrame, errdefs.ErrInvalidArgument)
 	}
 	payload, err := c.payload(int(length))
 	return Message{Header: h, Payload: payload}, err
 }
 
-// payload reads so many bytes. The buffer grows with what has come: a header alone costs no memory.
+// payload reads length bytes. The buffer grows with what is received: a header alone costs no memory.
 func (c *Conn) payload(length int) ([]byte, error) {
 	b := make([]byte, min(length, grow))
 	for got := 0; got < length; {
@@ -191,10 +191,10 @@ func (c *Conn) payload(length int) ([]byte, error) {
 	return b, nil
 }
 
-// truncated says what the end of a stream within a frame means.
+// truncated makes the end of a stream within a frame errdefs.ErrDataLoss.
 func truncated(err error, got, want int) error {
 	if errors.Is(err, io.ErrUnexpectedEOF) {
-		return fmt.Errorf("a frame is cut off: %d bytes of %d came: %w (%w)", got, want, errdefs.ErrDataLoss, err)
+		return fmt.Errorf("a frame is cut off after %d of %d bytes: %w (%w)", got, want, errdefs.ErrDataLoss, err)
 	}
 	return err
 }
@@ -206,9 +206,8 @@ func noEOF(err error) error {
 	return err
 }
 
-// Write sends one message, whole or not at all: after an error on the connection all further writes fail with it. A message
-// above the limit, or with an index that the header has no room for, is refused with errdefs.ErrInvalidArgument, and the
-// connection stays usable.
+// Write sends one message. After an error of the connection every later Write returns the same error. A message above the
+// limit, or with a number that does not fit in the header, is errdefs.ErrInvalidArgument; the connection stays usable.
 func (c *Conn) Write(m Message) error {
 	if err := c.Fits(m); err != nil {
 		return err
@@ -218,10 +217,10 @@ func (c *Conn) Write(m Message) error {
 	return c.write(m)
 }
 
-// Fits tells why Write would refuse the message; nothing is sent, and no writer is waited for.
+// Fits returns the error with which Write would refuse the message. It sends nothing and waits for no writer.
 func (c *Conn) Fits(m Message) error {
 	if len(m.Payload) > c.opts.MaxFrame {
-		return fmt.Errorf("a message of %d bytes: at most %d are sent: %w", len(m.Payload), c.opts.MaxFrame, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("a message of %d bytes: the limit is %d: %w", len(m.Payload), c.opts.MaxFrame, errdefs.ErrInvalidArgument)
 	}
 	var head [wideSize]byte
 	_, err := m.appendHeader(head[:0], c.Wide())
@@ -255,16 +254,16 @@ func (c *Conn) write(m Message) error {
 	return nil
 }
 
-// broken ends the connection, so that the reader learns of it too.
+// broken ends the connection, so that the reader sees the error too.
 func (c *Conn) broken(err error) error {
 	c.writeErr = fmt.Errorf("write a frame: %w (%w)", errdefs.ErrUnavailable, err)
 	c.conn.Close()
 	return c.writeErr
 }
 
-// Widen goes over to the wide header: it tells the peer so, and all later messages have it. A side offers it only where it
-// knows that the peer is Tripod's and has ConnOptions.Wide; that side answers with the same when it reads the offer. Each direction
-// changes after its own word, so nothing that is under way is misread. A second call does nothing.
+// Widen announces the wide header to the peer and uses it from the next message on. It may only be called when the peer is one
+// of our programs with ConnOptions.Wide; that side calls Widen itself when it reads the announcement. Each direction changes after
+// its own announcement, so no frame in flight is misread. A second call does nothing.
 func (c *Conn) Widen() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -278,7 +277,7 @@ func (c *Conn) Widen() error {
 	return nil
 }
 
-// Wide tells whether messages go out with the wide header.
+// Wide reports whether messages are sent with the wide header.
 func (c *Conn) Wide() bool { return c.writeWide.Load() }
 
 // Close ends the connection; a Read that waits returns.

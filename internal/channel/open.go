@@ -9,7 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Flags are the mode of a channel (Seed 4, "Open Channel").
+// Flags are the mode of a channel, as OpenChannel carries it.
 type Flags uint8
 
 // The bits of Flags.
@@ -34,13 +34,13 @@ func (f Flags) QoS() byte {
 	return 0
 }
 
-// CanRead tells whether messages are delivered to the channel.
+// CanRead reports whether messages are delivered to the channel.
 func (f Flags) CanRead() bool { return f&Read != 0 }
 
-// CanWrite tells whether the channel publishes.
+// CanWrite reports whether the channel publishes.
 func (f Flags) CanWrite() bool { return f&Write != 0 }
 
-// String is the mode as users write it, as "rw:1"; ParseFlags reads it.
+// String is the mode as users write it, as "rw:1".
 func (f Flags) String() string {
 	s := map[Flags]string{Read: "r", Write: "w", ReadWrite: "rw"}[f&ReadWrite]
 	if q := f.QoS(); q != 0 {
@@ -49,27 +49,27 @@ func (f Flags) String() string {
 	return s
 }
 
-// ParseFlags reads a mode as users and module data have it: "r", "w" or "rw", then ":" and the quality of service, if any.
+// ParseFlags reads a mode as users write it: "r", "w" or "rw", and optionally ":" and the quality of service.
 func ParseFlags(s string) (Flags, error) {
 	mode, qos, _ := strings.Cut(s, ":")
 	f, known := map[string]Flags{"r": Read, "w": Write, "rw": ReadWrite, "wr": ReadWrite}[mode]
 	q, level := map[string]Flags{"": 0, "0": 0, "1": QoS1, "2": QoS2}[qos]
 	if !known || !level {
-		return 0, fmt.Errorf("a channel's mode %q: want r, w or rw, and :0, :1 or :2 after it if need be: %w", s, errdefs.ErrInvalidArgument)
+		return 0, fmt.Errorf("a channel's mode %q: want r, w or rw, and optionally :0, :1 or :2: %w", s, errdefs.ErrInvalidArgument)
 	}
 	return f | q, nil
 }
 
-// Open is the payload of OpenChannel: fd:u8 | flags:u8 | topic. A number above 255 has its upper byte after the flags, and bit 7
-// of the flags says so; such numbers need the wide header.
+// Open is the payload of OpenChannel: fd:u8 | flags:u8 | topic. The upper byte of a number above 255 follows the flags, whose
+// bit 7 is set then; such numbers need the wide header.
 type Open struct {
 	FD    int
 	Flags Flags
-	Topic string // as the module gave it: Topics.Expand
+	Topic string // as the module gave it; see Local
 }
 
-// ParseOpen reads the payload of OpenChannel. NULs at its end are C's and no part of the topic. What cannot be a channel
-// (no topic, neither read nor write, a wildcard together with write) is ErrInvalidArgument.
+// ParseOpen reads the payload of OpenChannel. NULs at its end come from C peers and are no part of the topic. A channel without
+// a topic, without a mode, or with a wildcard and write is errdefs.ErrInvalidArgument.
 func ParseOpen(payload []byte) (Open, error) {
 	if len(payload) < 2 {
 		return Open{}, fmt.Errorf("open a channel with %d bytes: want number, flags and topic: %w", len(payload), errdefs.ErrInvalidArgument)
@@ -78,7 +78,7 @@ func ParseOpen(payload []byte) (Open, error) {
 	rest := payload[2:]
 	if o.Flags&wideFD != 0 {
 		if len(rest) == 0 {
-			return Open{}, fmt.Errorf("open a channel: the flags announce a wide number and none follows: %w", errdefs.ErrInvalidArgument)
+			return Open{}, fmt.Errorf("open a channel: the flags announce a second byte of the number, which is missing: %w", errdefs.ErrInvalidArgument)
 		}
 		o.FD |= int(rest[0]) << 8
 		o.Flags &^= wideFD
@@ -109,8 +109,8 @@ func (o Open) Append(b []byte) []byte {
 	return append(b, o.Topic...)
 }
 
-// ParseClose reads the payload of CloseChannel, the channel's number: a byte, or two of them, little endian, with the wide
-// header. A NUL that C adds changes nothing.
+// ParseClose reads the payload of CloseChannel, the channel's number: one byte, or two in little endian with the wide header. The
+// NUL that a C peer adds changes nothing.
 func ParseClose(payload []byte) (fd int, err error) {
 	switch len(payload) {
 	case 1:

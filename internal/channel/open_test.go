@@ -66,6 +66,20 @@ func TestFlags(t *testing.T) {
 	assert.EqualValues(t, 2, (QoS1 | QoS2).QoS())
 }
 
+func TestCoversTopic(t *testing.T) {
+	for _, c := range []struct {
+		filter, topic string
+		want          bool
+	}{
+		{"a/b", "a/b", true}, {"a/b", "a", false}, {"a", "a/b", false}, {"#", "a/b/c", true}, {"a/#", "a", true}, {"a/#", "a/b/c", true}, {"a/#", "ab", false},
+		{"+", "a", true}, {"+", "a/b", false}, {"+/+", "a/b", true}, {"+/+", "/", true}, {"/+", "/a", true}, {"+", "/a", false}, {"a/+", "a/", true}, {"a/+", "a", false},
+		{"a/+/c", "a/b/c", true}, {"a/+/c", "a/b/d", false}, {"#", "$SYS/a", false}, {"+/a", "$SYS/a", false}, {"$SYS/#", "$SYS/a", true}, {"$SYS/+", "$SYS/a", true},
+		{"a/#", "a/$b", true}, {"a/+/#", "a", false}, {"a/+/#", "a/b", true},
+	} {
+		assert.Equal(t, c.want, Covers(c.filter, c.topic), "%s %s", c.filter, c.topic)
+	}
+}
+
 func FuzzOpen(f *testing.F) {
 	f.Add([]byte("\x00\x02$SL/proc/stdio\x00"))
 	f.Add([]byte("\x01\x81\x02a/#"))

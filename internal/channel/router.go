@@ -10,7 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Key names a channel: the module is an index in its runtime.
+// Key names a channel. Module is the index in its runtime.
 type Key struct {
 	Runtime string
 	Module  int
@@ -24,37 +24,36 @@ type moduleKey struct {
 
 func (k Key) of() moduleKey { return moduleKey{k.Runtime, k.Module} }
 
-// RouterOptions are a Router's way to the broker, and its limits. The functions must not block, nor call the Router. Subscribe and
-// Unsubscribe are called one after the other; Publish is called by many at once.
+// RouterOptions connect a Router to the broker, and limit it. The functions must neither block nor call the Router. Calls of
+// Subscribe and Unsubscribe do not overlap; calls of Publish do.
 type RouterOptions struct {
 	Publish     func(topic string, qos byte, payload []byte)
-	Subscribe   func(filter string, qos byte) // again for a filter that is subscribed to: the quality has changed, or retained messages are wanted
+	Subscribe   func(filter string, qos byte) // repeated for a subscribed filter when the quality changes or retained messages are wanted
 	Unsubscribe func(filter string)
-	// Held are filters that the node itself has subscribed to, with QoS 2. A module that opens one of them, and closes it, does
-	// not take it from the node.
+	// Held are filters that the node itself has subscribed to, with QoS 2. They stay when a module closes its channel on one.
 	Held []string
 
 	MaxChannels int // of one module; 0: MaxChannels
-	MaxPayload  int // bytes of a module's message; 0: as the frames allow
+	MaxPayload  int // bytes of a module's message; 0: what a frame holds
 }
 
-// Stats counts what a Router did since it was made.
+// Stats are a Router's counters.
 type Stats struct {
-	Published  uint64 // messages of modules that were taken
-	Refused    uint64 // messages of modules that were not
+	Published  uint64 // messages of modules that were accepted
+	Refused    uint64 // messages of modules that were refused
 	Delivered  uint64 // messages given to channels
-	FromBroker uint64 // messages of the broker
-	Unmatched  uint64 // messages of the broker that no channel wanted
+	FromBroker uint64 // messages from the broker
+	Unmatched  uint64 // messages from the broker for no channel
 }
 
-// Router joins the channels of a node. All its methods may be called at any time, from many goroutines.
+// Router delivers between the channels of a node or a worker. Its methods may be called concurrently.
 type Router struct {
 	opts RouterOptions
 
-	order sync.Mutex // of Open and Close: the broker hears of the changes in their order
+	order sync.Mutex // serialises Open and Close, so that subscriptions change in their order
 	roots []*filter  // subscribed filters with wildcards
 
-	mu       sync.RWMutex // of what follows
+	mu       sync.RWMutex // guards the fields below
 	channels map[Key]*channel
 	modules  map[moduleKey]map[Key]*channel
 	table    table
@@ -62,7 +61,7 @@ type Router struct {
 	published, refused, delivered, fromBroker, unmatched atomic.Uint64
 }
 
-// channel is one open channel. Only seen changes after it was opened.
+// channel is an open channel. Only seen changes after Open.
 type channel struct {
 	key     Key
 	topic   string
@@ -71,7 +70,7 @@ type channel struct {
 	deliver func(payload []byte)
 
 	seenMu sync.Mutex
-	seen   map[string]uint64 // the broker's last messages that it was given: a hash by topic
+	seen   map[string]uint64 // hash of the last message from the broker, by topic
 }
 
 // NewRouter makes a Router without channels.
@@ -96,18 +95,18 @@ func NewRouter(opts RouterOptions) *Router {
 	return r
 }
 
-// Open opens a channel. deliver is called with each message for it; it must not block, nor call the Router, nor change the
-// payload, which others have too. Group is the worker that carries messages between its own channels, "" if there is none.
+// Open opens a channel. deliver is called with each message for it; it must not block, call the Router, or change the payload,
+// which is shared. Channels of one group deliver to each other outside of the Router; "" is no group.
 //
-// Opening a channel again in the same way replaces deliver and group (a runtime has connected anew); in another way it is
-// errdefs.ErrAlreadyExists. A channel above the module's limit is errdefs.ErrResourceExhausted.
+// Opening an open channel with the same topic and flags replaces deliver and group, as a runtime does that has reconnected; with
+// others it is errdefs.ErrAlreadyExists. A channel above the module's limit is errdefs.ErrResourceExhausted.
 func (r *Router) Open(key Key, o Open, group string, deliver func(payload []byte)) error {
 	if err := o.Validate(); err != nil {
 		return err
 	}
 	for _, prefix := range []string{Local, "$share/", "$queue/"} {
 		if strings.HasPrefix(o.Topic, prefix) {
-			return fmt.Errorf("channel %d on %q: a channel cannot have a topic below %s here: %w", key.FD, o.Topic, prefix, errdefs.ErrInvalidArgument)
+			return fmt.Errorf("channel %d on %q: topics below %s are reserved: %w", key.FD, o.Topic, prefix, errdefs.ErrInvalidArgument)
 		}
 	}
 	r.order.Lock()
@@ -127,7 +126,7 @@ func (r *Router) Open(key Key, o Open, group string, deliver func(payload []byte
 	return nil
 }
 
-// insert puts the channel into the tables, and the old one with its key out. It returns the channel's filter if it reads.
+// insert replaces old by the channel in the tables. It returns the channel's filter, if it reads, and whether that is new.
 func (r *Router) insert(c, old *channel) (f *filter, added bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -144,7 +143,7 @@ func (r *Router) insert(c, old *channel) (f *filter, added bool) {
 		f, added = &filter{name: c.topic, wild: HasWildcard(c.topic)}, true
 		r.table.add(f)
 	}
-	// The slice is never changed in place: a Publish may be going through it.
+	// The slice is never changed in place: a Publish may be iterating over it.
 	f.channels = append(without(f.channels, old), c)
 	return f, added
 }
@@ -153,7 +152,7 @@ func without(all []*channel, c *channel) []*channel {
 	return slices.DeleteFunc(slices.Clone(all), func(o *channel) bool { return o == c })
 }
 
-// Close closes a channel; errdefs.ErrNotFound if it is not open. A message that is under way may still be delivered.
+// Close closes a channel; errdefs.ErrNotFound if it is not open. A message in flight may still be delivered.
 func (r *Router) Close(key Key) error {
 	r.order.Lock()
 	defer r.order.Unlock()
@@ -196,7 +195,7 @@ func (r *Router) close(key Key) bool {
 	return true
 }
 
-// take takes the channel out of the tables; it returns the filter that it read by, and whether that ended with it.
+// take removes the channel from the tables. It returns the filter that the channel read by, and whether it was the last there.
 func (r *Router) take(c *channel) (f *filter, last bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -217,9 +216,9 @@ func (r *Router) take(c *channel) (f *filter, last bool) {
 	return f, false
 }
 
-// Publish takes a message of a module: it is delivered to the other channels of the node that it is for, except those of the
-// sender's group, and goes to the broker. The payload must not be changed afterwards. The errors are errdefs.ErrNotFound (the
-// channel is not open), ErrPermissionDenied (it is for reading) and ErrInvalidArgument (the message is too long).
+// Publish delivers a module's message to all other channels that match, except those of the sender's group, and passes it to the
+// broker. The payload must not be changed afterwards. Errors are errdefs.ErrNotFound (the channel is not open),
+// ErrPermissionDenied (it is for reading) and ErrInvalidArgument (the message is too long).
 func (r *Router) Publish(key Key, payload []byte) error {
 	var few [16]*channel
 	c, to, err := r.publish(few[:0], key, payload)
@@ -238,7 +237,7 @@ func (r *Router) Publish(key Key, payload []byte) error {
 	return nil
 }
 
-// publish checks a message and finds the channels that it is for.
+// publish checks a message and finds the channels that match.
 func (r *Router) publish(few []*channel, key Key, payload []byte) (*channel, []*channel, error) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -249,17 +248,17 @@ func (r *Router) publish(few []*channel, key Key, payload []byte) (*channel, []*
 	case !c.flags.CanWrite():
 		return nil, nil, fmt.Errorf("publish on channel %d of module %d: it is open for reading: %w", key.FD, key.Module, errdefs.ErrPermissionDenied)
 	case r.opts.MaxPayload > 0 && len(payload) > r.opts.MaxPayload:
-		return nil, nil, fmt.Errorf("publish %d bytes on channel %d of module %d: at most %d are taken: %w",
+		return nil, nil, fmt.Errorf("publish %d bytes on channel %d of module %d: the limit is %d: %w",
 			len(payload), key.FD, key.Module, r.opts.MaxPayload, errdefs.ErrInvalidArgument)
 	}
 	return c, r.table.match(few, c.topic), nil
 }
 
-// FromBroker delivers a message of the broker to the channels that it is for.
+// FromBroker delivers a message from the broker to the channels that match.
 func (r *Router) FromBroker(topic string, payload []byte) { r.from(topic, payload, false) }
 
-// RetainedFromBroker delivers a message that the broker has sent because of a subscription, to those channels that have not
-// had it: subscriptions are shared, and renewed.
+// RetainedFromBroker delivers a message that the broker sent in answer to a subscription, to the channels that have not had it:
+// subscriptions are shared and renewed.
 func (r *Router) RetainedFromBroker(topic string, payload []byte) { r.from(topic, payload, true) }
 
 func (r *Router) from(topic string, payload []byte, retained bool) {

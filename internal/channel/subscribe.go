@@ -6,19 +6,18 @@ import (
 	"slices"
 )
 
-// maxSeen bounds of how many topics a channel remembers the last message; above it, it may be given a retained one twice.
+// maxSeen is the number of topics of which a channel remembers the last message. On others it may get a retained message twice.
 const maxSeen = 64
 
 var seed = maphash.MakeSeed()
 
-// subscribe has the broker send the messages of a filter that got a channel. A wider filter that is subscribed to brings them
-// already; a new one takes the place of those that it covers. Whoever calls it holds order.
+// subscribe subscribes to a filter that has a new channel, or renews the wider subscription that covers it. order is held.
 func (r *Router) subscribe(f *filter, added bool) {
 	if added {
 		r.findRoot(f)
 	}
 	if f.root != f || !added {
-		// Also for the retained messages: the broker sends them when it is asked again.
+		// Renewed even with the same quality: the broker then sends the retained messages again.
 		f.root.qos = r.wanted(f.root)
 		r.opts.Subscribe(f.root.name, f.root.qos)
 		return
@@ -26,23 +25,23 @@ func (r *Router) subscribe(f *filter, added bool) {
 	r.replace(f)
 }
 
-// findRoot finds the subscribed filter that covers f: itself if there is none.
+// findRoot sets the subscribed filter that covers f; without one, f itself.
 func (r *Router) findRoot(f *filter) {
 	f.root = f
 	for _, wide := range r.roots {
-		if wide != f && covers(wide.name, f.name) {
+		if wide != f && Covers(wide.name, f.name) {
 			f.root = wide
 			return
 		}
 	}
 }
 
-// replace subscribes to a filter that nothing covers, in place of those that it covers.
+// replace subscribes to a filter that no other covers, and then unsubscribes from those that it covers.
 func (r *Router) replace(f *filter) {
 	var narrow []*filter
 	if f.wild {
 		for _, other := range r.table.all {
-			if other != f && !other.root.held && covers(f.name, other.name) {
+			if other != f && !other.root.held && Covers(f.name, other.name) {
 				if other.root == other {
 					narrow = append(narrow, other)
 				}
@@ -59,7 +58,7 @@ func (r *Router) replace(f *filter) {
 	}
 }
 
-// unsubscribe ends a filter that has no channel any more. Those that it covered are subscribed to first.
+// unsubscribe ends the subscription of a filter without channels, once the filters that it covered are subscribed to.
 func (r *Router) unsubscribe(f *filter) {
 	if f.root != f {
 		r.quality(f.root)
@@ -74,7 +73,7 @@ func (r *Router) unsubscribe(f *filter) {
 			}
 		}
 	}
-	// The wide ones first: they may cover others.
+	// Those with wildcards first: they may cover others.
 	for _, wild := range []bool{true, false} {
 		for _, o := range orphans {
 			if o.wild == wild {
@@ -85,7 +84,7 @@ func (r *Router) unsubscribe(f *filter) {
 	r.opts.Unsubscribe(f.name)
 }
 
-// adopt finds an orphan's new root, and subscribes to it if it is its own.
+// adopt finds a new root for a filter that has lost its own.
 func (r *Router) adopt(o *filter) {
 	if r.findRoot(o); o.root == o {
 		r.replace(o)
@@ -94,7 +93,7 @@ func (r *Router) adopt(o *filter) {
 	r.quality(o.root)
 }
 
-// quality renews a subscription whose quality of service is another one now.
+// quality renews the subscription if its quality of service has changed.
 func (r *Router) quality(root *filter) {
 	if qos := r.wanted(root); qos != root.qos {
 		root.qos = qos
@@ -102,7 +101,7 @@ func (r *Router) quality(root *filter) {
 	}
 }
 
-// wanted is the highest quality of service that the filter or one that it covers asks for.
+// wanted is the highest quality of service that the filter, or one that it covers, asks for.
 func (r *Router) wanted(root *filter) byte {
 	qos := root.wants()
 	if root.wild {
@@ -115,8 +114,8 @@ func (r *Router) wanted(root *filter) byte {
 	return qos
 }
 
-// fresh tells whether a message of the broker is to be delivered: a retained one is not if it is the last one on its topic that
-// the channel was given.
+// fresh reports whether to deliver a message from the broker. A retained message that equals the last one on its topic is one
+// that the channel has had.
 func (c *channel) fresh(topic string, payload []byte, retained bool) bool {
 	hash := maphash.Bytes(seed, payload)
 	c.seenMu.Lock()

@@ -2,17 +2,17 @@ package channel
 
 import "strings"
 
-// filter is one filter with the channels that read by it.
+// filter is a filter with the channels that read by it.
 type filter struct {
 	name     string
 	wild     bool
-	held     bool // by the node itself: Options.Held
+	held     bool // RouterOptions.Held
 	channels []*channel
 	root     *filter // the filter whose subscription brings its messages: itself, or a wider one
 	qos      byte    // of the subscription, where root is itself
 }
 
-// wants is the quality of service that the filter's channels ask for; the node's own is the highest.
+// wants is the highest quality of service that the filter's channels ask for; a held filter has QoS 2.
 func (f *filter) wants() byte {
 	var qos byte
 	if f.held {
@@ -24,7 +24,7 @@ func (f *filter) wants() byte {
 	return qos
 }
 
-// table finds filters by topic: a tree with a level of topics for each of its own.
+// table finds filters by topic. Its tree has a level for each level of the topics.
 type table struct {
 	top level
 	all map[string]*filter
@@ -32,7 +32,7 @@ type table struct {
 
 type level struct {
 	next   map[string]*level
-	filter *filter // ends here
+	filter *filter // the one that ends here
 }
 
 func (t *table) add(f *filter) {
@@ -57,7 +57,7 @@ func (t *table) remove(f *filter) {
 	t.top.remove(f.name, true)
 }
 
-// remove takes the filter below the level out, and the levels that are empty then.
+// remove removes the filter below the level, and the levels that this leaves empty.
 func (l *level) remove(rest string, more bool) {
 	if !more {
 		l.filter = nil
@@ -76,11 +76,11 @@ func (t *table) match(to []*channel, topic string) []*channel {
 	return t.top.match(to, topic, true, strings.HasPrefix(topic, "$"))
 }
 
-// match goes down by one level; special tells that the topic begins with $, which no wildcard of the first level matches
+// match descends one level. special is true at the first level of a topic that begins with $: wildcards do not match there
 // (MQTT 5.0 §4.7.2).
 func (l *level) match(to []*channel, rest string, more, special bool) []*channel {
 	if !special {
-		if any := l.next["#"]; any != nil { // "a/#" is for "a" too
+		if any := l.next["#"]; any != nil { // "a/#" matches "a" too
 			to = append(to, any.filter.channels...)
 		}
 	}
@@ -100,28 +100,4 @@ func (l *level) match(to []*channel, rest string, more, special bool) []*channel
 		}
 	}
 	return to
-}
-
-// covers tells whether the wide filter matches whatever the other one does; a no may be wrong for unusual pairs.
-func covers(wide, other string) bool {
-	if strings.HasPrefix(other, "$") && (strings.HasPrefix(wide, "+") || strings.HasPrefix(wide, "#")) {
-		return false
-	}
-	for {
-		if wide == "#" {
-			return true
-		}
-		var w, o string
-		var moreW, moreO bool
-		w, wide, moreW = strings.Cut(wide, "/")
-		o, other, moreO = strings.Cut(other, "/")
-		switch {
-		case o == "#", w != "+" && w != o:
-			return false
-		case !moreO:
-			return !moreW || wide == "#"
-		case !moreW:
-			return false
-		}
-	}
 }

@@ -8,42 +8,68 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Local is what begins a module's own topic: Topics.Expand.
+// Local begins a module's own topic. The front door expands it (wire.Topics.Expand); no channel is opened on it.
 const Local = "$SL/"
 
-// maxTopic is the length of a topic in bytes (MQTT 5.0 §4.7.3).
+// maxTopic is in bytes (MQTT 5.0 §4.7.3).
 const maxTopic = 65535
 
-// HasWildcard tells whether a filter names more than one topic.
+// HasWildcard reports whether a filter matches more than one topic.
 func HasWildcard(filter string) bool { return strings.ContainsAny(filter, "+#") }
 
-// ValidTopic tells why nothing can be published to the topic, as ErrInvalidArgument (MQTT 5.0 §4.7).
+// ValidTopic checks that messages can be published to the topic (MQTT 5.0 §4.7). The error is errdefs.ErrInvalidArgument.
 func ValidTopic(topic string) error {
 	if HasWildcard(topic) {
-		return fmt.Errorf("the topic %q: a wildcard names no topic to publish to: %w", topic, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("the topic %q: wildcards are for subscriptions: %w", topic, errdefs.ErrInvalidArgument)
 	}
 	return ValidFilter(topic)
 }
 
-// ValidFilter tells why the filter cannot be subscribed to, as ErrInvalidArgument (MQTT 5.0 §4.7).
+// ValidFilter checks that the filter can be subscribed to (MQTT 5.0 §4.7). The error is errdefs.ErrInvalidArgument.
 func ValidFilter(filter string) error {
 	switch {
 	case filter == "":
 		return fmt.Errorf("the topic is empty: %w", errdefs.ErrInvalidArgument)
 	case len(filter) > maxTopic:
-		return fmt.Errorf("a topic of %d bytes: at most %d are possible: %w", len(filter), maxTopic, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("a topic of %d bytes: the limit is %d: %w", len(filter), maxTopic, errdefs.ErrInvalidArgument)
 	case !utf8.ValidString(filter) || strings.ContainsRune(filter, 0):
-		return fmt.Errorf("the topic %q: it must be UTF-8 without NUL: %w", filter, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("the topic %q is not UTF-8 without NUL: %w", filter, errdefs.ErrInvalidArgument)
 	}
 	for rest, more := filter, true; more; {
 		var level string
 		level, rest, more = strings.Cut(rest, "/")
 		switch {
 		case len(level) > 1 && HasWildcard(level):
-			return fmt.Errorf("the topic %q: a wildcard takes a whole level: %w", filter, errdefs.ErrInvalidArgument)
+			return fmt.Errorf("the topic %q: a wildcard must be a whole level: %w", filter, errdefs.ErrInvalidArgument)
 		case level == "#" && more:
-			return fmt.Errorf("the topic %q: # is the last level: %w", filter, errdefs.ErrInvalidArgument)
+			return fmt.Errorf("the topic %q: # must be the last level: %w", filter, errdefs.ErrInvalidArgument)
 		}
 	}
 	return nil
+}
+
+// Covers reports whether the wide filter matches every topic that the other one does. A topic is a filter that matches itself
+// alone, so Covers(filter, topic) is MQTT's match. For rare pairs of filters, as a/+/b and a/b, false is wrong but safe.
+// Wildcards in the first level do not match topics that begin with $ (MQTT 5.0 §4.7.2).
+func Covers(wide, other string) bool {
+	if strings.HasPrefix(other, "$") && (strings.HasPrefix(wide, "+") || strings.HasPrefix(wide, "#")) {
+		return false
+	}
+	for {
+		if wide == "#" {
+			return true
+		}
+		var w, o string
+		var moreW, moreO bool
+		w, wide, moreW = strings.Cut(wide, "/")
+		o, other, moreO = strings.Cut(other, "/")
+		switch {
+		case o == "#", w != "+" && w != o:
+			return false
+		case !moreO:
+			return !moreW || wide == "#"
+		case !moreW:
+			return false
+		}
+	}
 }

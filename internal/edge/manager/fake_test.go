@@ -14,7 +14,6 @@ import (
 	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/edge/wire"
-	"github.com/tripod-run/tripod/test/edgetest"
 )
 
 const (
@@ -120,7 +119,7 @@ func (b *bus) route(from *busClient, m mqtt.Message) {
 
 func (c *busClient) give(m mqtt.Message) {
 	for filter, qos := range c.filters {
-		if c.up && edgetest.Match(filter, m.Topic) {
+		if c.up && channel.Covers(filter, m.Topic) {
 			m.QoS = min(m.QoS, qos)
 			c.inbox <- m
 			return
@@ -167,7 +166,7 @@ func (c *busClient) Subscribe(_ context.Context, filter string, qos byte, _ mqtt
 	defer c.bus.mu.Unlock()
 	c.filters[filter] = qos
 	for _, m := range c.bus.retained {
-		if edgetest.Match(filter, m.Topic) && len(m.Payload) > 0 {
+		if channel.Covers(filter, m.Topic) && len(m.Payload) > 0 {
 			c.inbox <- m
 		}
 	}

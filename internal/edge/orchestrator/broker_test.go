@@ -15,10 +15,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/broker"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/edge/wire"
-	"github.com/tripod-run/tripod/test/edgetest"
 )
 
 // patience is how long another process may take for anything.
@@ -147,7 +147,7 @@ func (p *peer) publish(topic, payload string, retain bool) {
 func (p *peer) all(filter string) []mqtt.Message {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(p.heard), func(m mqtt.Message) bool { return !edgetest.Match(filter, m.Topic) })
+	return slices.DeleteFunc(slices.Clone(p.heard), func(m mqtt.Message) bool { return !channel.Covers(filter, m.Topic) })
 }
 
 // serve runs an orchestrator at the broker.
