@@ -19,7 +19,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/edge/runtime"
 	"github.com/tripod-run/tripod/internal/edge/runtime/minimal"
-	edgewasm "github.com/tripod-run/tripod/internal/edge/runtime/wasm"
+	"github.com/tripod-run/tripod/internal/edge/runtime/unitpods"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/health"
@@ -151,7 +151,7 @@ func (p *parts) edgeRuntimes(c *config.Config, id edgeIdentity, images *image.St
 	case e.Wasm.Enabled && p.wasm == nil:
 		log.Warn("the runtime tripod/wasm is not offered: the handler \"wasm\" is not", "name", e.Wasm.Name)
 	case e.Wasm.Enabled:
-		w, err := edgewasm.New(edgewasm.Config{
+		w, err := unitpods.New(unitpods.Config{
 			Name: e.Wasm.Name, UUID: id.Runtimes[e.Wasm.Name], MaxModules: e.Wasm.MaxModules, Node: p.node, Images: wasm.Images{Store: images},
 			LogDir: edgeLogDir(c), ModuleRoots: e.ModuleRoots, DirRoots: e.DirRoots, Topics: edgeTopics(e.Realm, e.Topics), Logger: log,
 		})

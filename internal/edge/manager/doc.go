@@ -7,7 +7,7 @@
 //	    broker ◀───▶│ channels ──┼──▼── outbox ──┘             │
 //	                └────────────┼──────────────┬──────────────┘
 //	                     Receive │              │ Create, Send
-//	                             └── Runtime ◀──┘                 runtime/minimal, runtime/wasm
+//	                             └── Runtime ◀──┘                 runtime/minimal, runtime/unitpods
 //
 // A module is in the record before it is created, and an exit before it is told, so that the daemon may be killed at any line:
 // the next one goes on with what runs (runtime.Adopter), creates again what does not, and tells the exits that nobody has

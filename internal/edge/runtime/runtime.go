@@ -21,7 +21,7 @@ type Info struct {
 	MaxModules int
 }
 
-// Runtime runs modules. Implementations: runtime/minimal, runtime/wasm, the tests' fake.
+// Runtime runs modules. Implementations: runtime/minimal, runtime/unitpods, the tests' fake.
 //
 // Start, Send and Receive are called by one manager. Send may be called from many goroutines, Receive by one.
 // Errors carry an errdefs class.

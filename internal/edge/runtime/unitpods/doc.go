@@ -1,4 +1,4 @@
-// Package wasm is the runtime tripod/wasm: modules are unit pods of the node, with the handler for Wasm components.
+// Package unitpods is the runtime tripod/wasm: modules are unit pods of the node, with the handler for Wasm components.
 //
 //	manager                      Runtime                                   node
 //	  CreateModule ────────────▶ file ▶ image · directories · resources ─▶ RunSandbox, CreateContainer, StartContainer
@@ -13,4 +13,4 @@
 //
 // The package must not talk to a backend, only to the node through the interface that it declares; it keeps no record of its
 // own beside where it is in a module's log, and takes no decision about starting a module anew.
-package wasm
+package unitpods
