@@ -226,7 +226,7 @@ func (w *world) end(uuid string, payload []byte) error {
 }
 
 func (w *world) Info() runtime.Info {
-	return runtime.Info{Type: "test/world", Name: "world", UUID: runtimeA, MaxModules: 8}
+	return runtime.Info{Type: "test/world", Name: "world", UUID: runtimeA, MaxModules: 8, Durable: true}
 }
 
 func (w *world) Start(context.Context) (map[string]any, error) { return nil, nil }
@@ -242,9 +242,13 @@ func (w *world) Receive(ctx context.Context) (channel.Message, error) {
 	}
 }
 
+func (w *world) Stop(context.Context) error { return nil }
+
+func (w *world) Group(int) string { return "" }
+
 func (w *world) Close() error { return nil }
 
-func (w *world) CreateModule(_ context.Context, index int, data wire.ModuleData) error {
+func (w *world) Create(_ context.Context, index int, data wire.ModuleData) error {
 	if _, _, err := w.read(data.UUID()); err == nil {
 		w.note("twice", data.UUID())
 	}
@@ -252,11 +256,11 @@ func (w *world) CreateModule(_ context.Context, index int, data wire.ModuleData)
 	return w.write(data.UUID(), fmt.Sprint(index))
 }
 
-func (w *world) DeleteModule(_ context.Context, _ int, uuid string) error {
+func (w *world) Delete(_ context.Context, _ int, uuid string) error {
 	return w.end(uuid, status(137, "killed", ""))
 }
 
-func (w *world) CleanupModule(_ context.Context, _ int, uuid string, _ channel.Message) error {
+func (w *world) Cleanup(_ context.Context, _ int, uuid string) error {
 	if err := os.Remove(w.path(uuid)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}

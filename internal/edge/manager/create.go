@@ -8,8 +8,6 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"github.com/tripod-run/tripod/internal/channel"
-	"github.com/tripod-run/tripod/internal/edge/runtime"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/guard"
@@ -150,12 +148,11 @@ func (h *host) goOn(run context.Context, mod *module) bool {
 	known, lost := mod.known, mod.lost
 	mod.known = false
 	h.mu.Unlock()
-	adopter, ok := h.rt.(runtime.Adopter)
-	if !ok || !known {
+	if !known {
 		return false
 	}
 	mod.box.start(run)
-	goesOn, err := adopter.Adopt(run, mod.record.Index, h.dataOf(mod))
+	goesOn, err := h.rt.Adopt(run, mod.record.Index, h.dataOf(mod))
 	switch {
 	case run.Err() != nil:
 		h.mu.Lock()
@@ -183,13 +180,7 @@ func (h *host) createOnce(run context.Context, mod *module) error {
 		return nil
 	}
 	mod.box.start(run)
-	data := h.dataOf(mod)
-	var err error
-	if c, ok := h.rt.(runtime.Creator); ok {
-		err = c.CreateModule(run, mod.record.Index, data)
-	} else {
-		err = h.rt.Send(run, channel.Message{Header: channel.Header{Control: true, Module: mod.record.Index, Arg: wire.Create}, Payload: data.Bytes()})
-	}
+	err := h.rt.Create(run, mod.record.Index, h.dataOf(mod))
 	return errors.Join(err, createDone.Hit(run))
 }
 
@@ -256,7 +247,6 @@ func (h *host) deleteLocked(mod *module) error {
 			return err
 		}
 	}
-	_, outlive := h.rt.(runtime.Adopter)
 	var run context.Context
 	now := false
 	h.update(func() {
@@ -268,7 +258,7 @@ func (h *host) deleteLocked(mod *module) error {
 			run = h.run
 			h.calls.Add(1)
 		case mod.phase == pending && !h.up:
-			now = !outlive || !mod.known
+			now = !h.info.Durable || !mod.known
 		}
 	})
 	mod.wake()
@@ -286,12 +276,7 @@ func (h *host) deleteLocked(mod *module) error {
 
 // end asks the runtime to end a module; its exit follows as a message.
 func (h *host) end(run context.Context, mod *module) {
-	var err error
-	if d, ok := h.rt.(runtime.Deleter); ok {
-		err = d.DeleteModule(run, mod.record.Index, mod.uuid)
-	} else {
-		err = h.rt.Send(run, channel.Message{Header: channel.Header{Control: true, Module: mod.record.Index, Arg: wire.Delete}})
-	}
+	err := h.rt.Delete(run, mod.record.Index, mod.uuid)
 	if err = errors.Join(err, deleteDone.Hit(run)); err == nil || run.Err() != nil {
 		return
 	}

@@ -8,8 +8,6 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"github.com/tripod-run/tripod/internal/channel"
-	"github.com/tripod-run/tripod/internal/edge/runtime"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/failpoint"
 )
@@ -77,7 +75,7 @@ func (h *host) conclude(mod *module, payload []byte) {
 	}
 	m.router.CloseModule(h.info.UUID, mod.record.Index)
 	done := m.retry(m.ctx, func() error {
-		err := h.cleanup(mod, payload)
+		err := h.rt.Cleanup(m.ctx, mod.record.Index, mod.uuid)
 		if err != nil && m.ctx.Err() == nil {
 			m.refuse("cleanup", "what a module leaves cannot be removed", "module", mod.uuid, "err", err)
 		}
@@ -105,15 +103,6 @@ func (h *host) conclude(mod *module, payload []byte) {
 		told()
 	}
 	poke(h.reconcile)
-}
-
-func (h *host) cleanup(mod *module, payload []byte) error {
-	c, ok := h.rt.(runtime.Cleaner)
-	if !ok {
-		return nil
-	}
-	msg := channel.Message{Header: channel.Header{Control: true, Module: mod.record.Index, Arg: wire.Exited}, Payload: payload}
-	return c.CleanupModule(h.m.ctx, mod.record.Index, mod.uuid, msg)
 }
 
 // metadata reads what a runtime says with an exit: the fields of an object; a plain string is its status; what is no JSON is told

@@ -73,6 +73,26 @@ func (f *fake) Send(ctx context.Context, m channel.Message) error {
 	return nil
 }
 
+func (f *fake) control(ctx context.Context, index, kind int, payload []byte) error {
+	return f.Send(ctx, channel.Message{Header: channel.Header{Control: true, Module: index, Arg: kind}, Payload: payload})
+}
+
+func (f *fake) Create(ctx context.Context, index int, data wire.ModuleData) error {
+	return f.control(ctx, index, wire.Create, data.Bytes())
+}
+
+func (f *fake) Delete(ctx context.Context, index int, _ string) error {
+	return f.control(ctx, index, wire.Delete, nil)
+}
+
+func (f *fake) Stop(ctx context.Context) error { return f.control(ctx, 0, wire.Stop, nil) }
+
+func (f *fake) Adopt(context.Context, int, wire.ModuleData) (bool, error) { return false, nil }
+
+func (f *fake) Cleanup(context.Context, int, string) error { return nil }
+
+func (f *fake) Group(int) string { return "" }
+
 func (f *fake) Receive(ctx context.Context) (channel.Message, error) {
 	f.mu.Lock()
 	say, lose := f.say, f.lose

@@ -169,7 +169,6 @@ func (h *host) serve(said map[string]any) error {
 func (h *host) lose() {
 	h.update(func() { h.up = false })
 	h.calls.Wait()
-	_, outlive := h.rt.(runtime.Adopter)
 	for _, mod := range h.all() {
 		h.mu.Lock()
 		was := mod.phase
@@ -181,9 +180,9 @@ func (h *host) lose() {
 		h.mu.Unlock()
 		switch {
 		case was == ended:
-		case gone && !outlive:
+		case gone && !h.info.Durable:
 			h.finish(mod, status(codeKilled, "killed", "its runtime has ended"))
-		case was == running && !outlive:
+		case was == running && !h.info.Durable:
 			h.tellLost(mod)
 		}
 	}
@@ -197,7 +196,7 @@ func (h *host) tellLost(mod *module) {
 	payload := status(codeKilled, "runtime-lost", "the runtime "+h.info.Name+" has gone")
 	mod.box.clear()
 	h.m.router.CloseModule(h.info.UUID, mod.record.Index)
-	if err := h.cleanup(mod, payload); err != nil {
+	if err := h.rt.Cleanup(h.m.ctx, mod.record.Index, mod.uuid); err != nil {
 		h.m.refuse("cleanup", "what a lost module leaves cannot be removed now", "module", mod.uuid, "err", err)
 	}
 	h.mu.Lock()
@@ -226,11 +225,11 @@ func (h *host) halt() {
 		defer cancel()
 		ctx, stop := context.WithTimeout(run, stopTimeout)
 		defer stop()
-		if err := h.rt.Send(ctx, channel.Message{Header: channel.Header{Control: true, Arg: wire.Stop}}); err != nil {
+		if err := h.rt.Stop(ctx); err != nil {
 			return
 		}
 		h.wait(ctx, func() bool { return len(h.byUUID) == 0 })
-		if _, outlive := h.rt.(runtime.Adopter); !outlive {
+		if !h.info.Durable {
 			<-ctx.Done() // it ends by itself
 		}
 	})

@@ -7,7 +7,6 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/channel"
-	"github.com/tripod-run/tripod/internal/edge/runtime"
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
@@ -71,10 +70,7 @@ func (h *host) openChannel(mod *module, payload []byte) {
 	if err == nil {
 		o.Topic = h.m.config.Topics.Expand(o.Topic, mod.uuid)
 		key := h.key(mod, o.FD)
-		group := ""
-		if g, ok := h.rt.(runtime.Grouper); ok {
-			group = g.Group(mod.record.Index)
-		}
+		group := h.rt.Group(mod.record.Index)
 		deliver := func(payload []byte) { mod.box.put(o.FD, payload) }
 		if o.Flags.CanWrite() && h.m.config.Topics.Governs(o.Topic) {
 			h.m.refuse("channel", "a module asks to write where nodes are governed, with the node's rights", "runtime", h.info.Name, "module", mod.uuid, "topic", o.Topic)

@@ -215,6 +215,7 @@ func TestRestart(t *testing.T) {
 	a := &adopting{lives: map[string]bool{}, seen: map[string]int{}}
 	r := newRig(t, func(c *Config) {
 		a.fake = c.Runtimes[0].(*fake)
+		a.info.Durable = true
 		c.Runtimes[0] = a
 	})
 	for _, uuid := range []string{"runs", "gone", "ends", "deleted"} {

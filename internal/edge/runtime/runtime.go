@@ -7,9 +7,9 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// Info is what a runtime is, constant over its life (seed 4: TYPE, APIS, MAX_NMODULES).
+// Info describes a runtime. It never changes.
 type Info struct {
-	// Type is the runtime_type told to the orchestrator, as "linux/minimal".
+	// Type is the runtime_type that the orchestrator sees, as "linux/minimal".
 	Type string
 	// Name is unique on the node.
 	Name string
@@ -19,60 +19,40 @@ type Info struct {
 	APIs []string
 	// MaxModules bounds the modules at a time: 1 to channel.MaxModules.
 	MaxModules int
+	// Durable runtimes keep their modules when the connection or the daemon ends; Adopt finds them again.
+	Durable bool
 }
 
-// Runtime runs modules. Implementations: runtime/minimal, runtime/unitpods, the tests' fake.
+// Runtime runs modules. Implementations: runtime/minimal, runtime/unitpods, the tests' fakes.
 //
-// Start, Send and Receive are called by one manager. Send may be called from many goroutines, Receive by one.
-// Errors carry an errdefs class.
+// One manager calls Start and Receive, which do not overlap; the other methods may be called concurrently. Errors carry an errdefs
+// class: a runtime that is lost is errdefs.ErrUnavailable.
 type Runtime interface {
-	// Info tells what the runtime is.
 	Info() Info
-	// Start brings the runtime up and returns what is added to its registration (nil: nothing); it returns once modules
-	// can be created. It is called again, on the same value, after Receive has failed. A runtime that does not come up is
-	// errdefs.ErrUnavailable.
+	// Start brings the runtime up and returns fields to add to its registration; nil is none. It returns once modules can be
+	// created, and is called again after Receive has failed.
 	Start(ctx context.Context) (registration map[string]any, err error)
-	// Send hands over one message of the manager (seed 4, "Messaging"). It waits while the runtime does not take it, at
-	// most until ctx ends. A runtime that is lost is errdefs.ErrUnavailable.
-	Send(ctx context.Context, m channel.Message) error
-	// Receive waits for the runtime's next message. A runtime that is lost is errdefs.ErrUnavailable: none of its modules
-	// runs any more, unless it is an Adopter.
+	// Receive waits for the next message: from a module's channel, or one of the control messages that runtimes send (edge/wire,
+	// internal/channel). When it fails the runtime is lost, and none of its modules runs unless it is Durable.
 	Receive(ctx context.Context) (channel.Message, error)
-	// Close ends the runtime, unless it is an Adopter: then modules go on, and only the connection ends. Start is not
-	// called afterwards.
-	Close() error
-}
+	// Send hands over a message for a module's channel. It waits while the runtime does not take it.
+	Send(ctx context.Context, m channel.Message) error
 
-// Creator is a runtime that creates modules in another way than by a message of type wire.Create.
-type Creator interface {
-	// CreateModule starts the module at index. It returns once the module runs or has failed; a module that ends later is told by
-	// a message of type wire.Exited, also when its end is seen before CreateModule returns. data has "index".
-	CreateModule(ctx context.Context, index int, data wire.ModuleData) error
-}
-
-// Deleter is a runtime that deletes modules in another way than by a message of type wire.Delete.
-type Deleter interface {
-	// DeleteModule ends the module at index. Its end is told by a message of type wire.Exited, as any other.
-	DeleteModule(ctx context.Context, index int, uuid string) error
-}
-
-// Cleaner is told of modules that have ended, before their index is used again.
-type Cleaner interface {
-	// CleanupModule removes what is left of the module. exited is the runtime's message, or the manager's when the
-	// runtime was lost.
-	CleanupModule(ctx context.Context, index int, uuid string, exited channel.Message) error
-}
-
-// Grouper is a runtime in which some modules deliver channel messages among themselves.
-type Grouper interface {
-	// Group names the modules that do so with the one at index; "" is nobody.
-	Group(index int) string
-}
-
-// Adopter is a runtime whose modules outlive the daemon.
-type Adopter interface {
-	// Adopt goes on with the module that was created at index by an earlier daemon. It is also called for a module that has
-	// ended since, which counts as running where its end is known: wire.Exited follows. False means that nothing of the module
-	// is left, or how it ended is not known (a reboot): the manager creates it again. So does an error.
+	// Create starts the module at index; data has "index". It returns once the module is started or cannot be. The end of a module
+	// is always a message of type wire.Exited, which may come before Create returns.
+	Create(ctx context.Context, index int, data wire.ModuleData) error
+	// Adopt resumes the module that an earlier daemon created at index. It also adopts a module that has ended since, if it knows
+	// how: wire.Exited follows. False or an error means that the manager must create the module again.
 	Adopt(ctx context.Context, index int, data wire.ModuleData) (running bool, err error)
+	// Delete ends the module at index. A message of type wire.Exited follows, as for any other end.
+	Delete(ctx context.Context, index int, uuid string) error
+	// Cleanup removes what is left of a module that has ended, before its index is used again.
+	Cleanup(ctx context.Context, index int, uuid string) error
+	// Group names the modules that deliver channel messages to each other without the manager; "" is none.
+	Group(index int) string
+
+	// Stop ends all modules and, unless the runtime is Durable, the runtime itself: Receive fails then.
+	Stop(ctx context.Context) error
+	// Close ends the connection and, unless the runtime is Durable, the runtime. No other call follows.
+	Close() error
 }

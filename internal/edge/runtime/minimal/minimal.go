@@ -12,6 +12,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/runtime"
+	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
 // Type is the runtime_type where the Config has none.
@@ -47,7 +48,7 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Runtime is an external runtime program. It implements runtime.Runtime.
+// Runtime implements runtime.Runtime with an external program.
 type Runtime struct {
 	cfg Config
 
@@ -55,6 +56,8 @@ type Runtime struct {
 	life   *life // nil before Start and between two of them
 	closed bool
 }
+
+var _ runtime.Runtime = (*Runtime)(nil)
 
 // New checks the configuration; nothing is started.
 func New(cfg Config) (*Runtime, error) {
@@ -162,6 +165,33 @@ func (r *Runtime) Send(ctx context.Context, m channel.Message) error {
 		return fmt.Errorf("runtime %q takes no message: %w", r.cfg.Info.Name, ctx.Err())
 	}
 }
+
+// control sends a control message to the program.
+func (r *Runtime) control(ctx context.Context, index, kind int, payload []byte) error {
+	return r.Send(ctx, channel.Message{Header: channel.Header{Control: true, Module: index, Arg: kind}, Payload: payload})
+}
+
+// Create implements runtime.Runtime. It does not wait for the program, which has no answer.
+func (r *Runtime) Create(ctx context.Context, index int, data wire.ModuleData) error {
+	return r.control(ctx, index, wire.Create, data.Bytes())
+}
+
+// Adopt implements runtime.Runtime: no module outlives the program.
+func (r *Runtime) Adopt(context.Context, int, wire.ModuleData) (bool, error) { return false, nil }
+
+// Delete implements runtime.Runtime.
+func (r *Runtime) Delete(ctx context.Context, index int, _ string) error {
+	return r.control(ctx, index, wire.Delete, nil)
+}
+
+// Cleanup implements runtime.Runtime: the program leaves nothing.
+func (r *Runtime) Cleanup(context.Context, int, string) error { return nil }
+
+// Group implements runtime.Runtime: all messages go by the manager.
+func (r *Runtime) Group(int) string { return "" }
+
+// Stop implements runtime.Runtime. The program ends by itself.
+func (r *Runtime) Stop(ctx context.Context) error { return r.control(ctx, 0, wire.Stop, nil) }
 
 // Receive waits for the program's next message, or a line of its output.
 func (r *Runtime) Receive(ctx context.Context) (channel.Message, error) {

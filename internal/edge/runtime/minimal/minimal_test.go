@@ -85,7 +85,7 @@ func create(t *testing.T, r *Runtime, index int, argv ...string) {
 	require.NoError(t, err)
 	d, err = d.With("uuid", fmt.Sprintf("m%d", index))
 	require.NoError(t, err)
-	require.NoError(t, r.Send(t.Context(), channel.Message{Header: channel.Header{Control: true, Module: index, Arg: wire.Create}, Payload: d.Bytes()}))
+	require.NoError(t, r.Create(t.Context(), index, d))
 }
 
 // lost receives until the runtime is lost.
@@ -122,7 +122,7 @@ func TestAModuleFromItsCreationToItsExit(t *testing.T) {
 	find(t, r, wire.ModuleLog, "open")
 	require.NoError(t, r.Send(t.Context(), channel.Message{Header: channel.Header{Module: 127}, Payload: make([]byte, 1<<20)}))
 	assert.Len(t, receive(t, r).Payload, 1<<20)
-	require.NoError(t, r.Send(t.Context(), channel.Message{Header: channel.Header{Control: true, Module: 127, Arg: wire.Delete}}))
+	require.NoError(t, r.Delete(t.Context(), 127, "m127"))
 	find(t, r, wire.Exited, "killed")
 }
 
@@ -236,7 +236,7 @@ func TestWhatIsSentBeforeTheEndIsReceived(t *testing.T) {
 }
 
 func TestBadFramesEndTheRuntimeOnly(t *testing.T) {
-	for script, text := range map[string]string{"oversized": "at most", "truncated": "cut off"} {
+	for script, text := range map[string]string{"oversized": "the limit is", "truncated": "cut off"} {
 		t.Run(script, func(t *testing.T) {
 			r := newRuntime(t, edgetest.Script{}, nil)
 			start(t, r)

@@ -40,7 +40,7 @@ func TestAdopt(t *testing.T) {
 	if pods := r.node.Pods(); len(pods) != 1 || pods[0].ID != p.ID || pods[0].Container(p.ID).State != node.Running {
 		t.Errorf("pods %v", pods)
 	}
-	r.must(r.DeleteModule(t.Context(), 4, uuid))
+	r.must(r.Delete(t.Context(), 4, uuid))
 	r.wantExited(4, 143, "killed") // it was told to end, and had a second to
 	r.cleanup(4, uuid)
 }
@@ -169,7 +169,7 @@ func TestImagesOfFiles(t *testing.T) {
 		t.Errorf("%d images", r.shelf.count())
 	}
 	for i, uuid := range []string{"a", "b", "c"} {
-		r.must(r.DeleteModule(t.Context(), i, uuid))
+		r.must(r.Delete(t.Context(), i, uuid))
 		r.wantExited(i, 137, "killed")
 		r.cleanup(i, uuid)
 	}

@@ -149,8 +149,11 @@ func (m *module) closeChannels() bool {
 	return true
 }
 
-// deliver hands a message to the module that it is for.
-func (r *Runtime) deliver(message channel.Message) error {
+// Send implements runtime.Runtime.
+func (r *Runtime) Send(_ context.Context, message channel.Message) error {
+	if r.ctx.Err() != nil {
+		return r.closed()
+	}
 	m, err := r.at(message.Module)
 	if err != nil {
 		return err

@@ -133,7 +133,7 @@ func TestClosedRuntime(t *testing.T) {
 	}
 	for name, err := range map[string]error{
 		"Send":   r.Send(t.Context(), channel.Message{}),
-		"Create": r.CreateModule(t.Context(), 1, r.data("other")),
+		"Create": r.Create(t.Context(), 1, r.data("other")),
 	} {
 		if !errdefs.IsUnavailable(err) {
 			t.Errorf("%s: %v", name, err)

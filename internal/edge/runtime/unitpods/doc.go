@@ -1,7 +1,7 @@
 // Package unitpods is the runtime tripod/wasm: modules are unit pods of the node, with the handler for Wasm components.
 //
 //	manager                      Runtime                                   node
-//	  CreateModule ────────────▶ file ▶ image · directories · resources ─▶ RunSandbox, CreateContainer, StartContainer
+//	  Create ──────────────────▶ file ▶ image · directories · resources ─▶ RunSandbox, CreateContainer, StartContainer
 //	  Send (messages) ─────────▶ one connection for each module's      ─▶ Channels ──▶ its worker ──▶ guest
 //	  Receive ◀── queue ◀──────── channels (channels.go)               ◀─
 //	                    ◀──────── module log (follow.go)               ◀── the container's CRI log

@@ -82,7 +82,7 @@ func (m *module) over(e ending) {
 func (m *module) sayExited() {
 	select {
 	case <-m.begun:
-	case <-m.failed: // CreateModule tells it
+	case <-m.failed: // Create returns the error
 		return
 	case <-m.r.ctx.Done():
 		return

@@ -20,7 +20,7 @@ const (
 	stopGrace = time.Second
 )
 
-// module is one module, from CreateModule or Adopt to CleanupModule.
+// module is one module, from Create or Adopt to Cleanup.
 type module struct {
 	r     *Runtime
 	index int
@@ -34,7 +34,7 @@ type module struct {
 	channels bool
 	deadline time.Time
 
-	// begun is closed when CreateModule has succeeded, failed when it has not, ended when the container has ended.
+	// begun is closed when Create has succeeded, failed when it has not, ended when the container has ended.
 	begun, failed, ended chan struct{}
 	// quiet is closed when nothing more comes over the channels' connection.
 	quiet chan struct{}
@@ -56,10 +56,10 @@ func (r *Runtime) newModule(index int, data wire.ModuleData) *module {
 	}
 }
 
-// CreateModule implements runtime.Creator. Errors: errdefs.ErrInvalidArgument for data that cannot be honoured,
+// Create implements runtime.Runtime. Errors: errdefs.ErrInvalidArgument for data that cannot be honoured,
 // ErrPermissionDenied for a path that is not below a root, ErrNotFound for a file or image that is not there,
 // ErrAlreadyExists when the index or uuid is in use, ErrResourceExhausted for an index beyond the limit, those of the node.
-func (r *Runtime) CreateModule(ctx context.Context, index int, data wire.ModuleData) error {
+func (r *Runtime) Create(ctx context.Context, index int, data wire.ModuleData) error {
 	if err := data.Validate(); err != nil {
 		return err
 	}
@@ -202,8 +202,8 @@ func (m *module) stop(ctx context.Context, reason string, grace time.Duration) e
 	}
 }
 
-// DeleteModule implements runtime.Deleter.
-func (r *Runtime) DeleteModule(ctx context.Context, index int, uuid string) error {
+// Delete implements runtime.Runtime.
+func (r *Runtime) Delete(ctx context.Context, index int, uuid string) error {
 	m, err := r.at(index)
 	if err != nil {
 		return err
@@ -221,14 +221,14 @@ func (r *Runtime) DeleteModule(ctx context.Context, index int, uuid string) erro
 	return m.stop(ctx, reasonKilled, stopGrace)
 }
 
-// stopAll ends all modules.
-func (r *Runtime) stopAll(ctx context.Context) error {
+// Stop implements runtime.Runtime: it ends all modules.
+func (r *Runtime) Stop(ctx context.Context) error {
 	modules := r.all()
 	errs := make([]error, len(modules))
 	var stops sync.WaitGroup
 	for i, m := range modules {
 		stops.Go(func() {
-			if err := r.DeleteModule(ctx, m.index, m.uuid); !errdefs.IsNotFound(err) {
+			if err := r.Delete(ctx, m.index, m.uuid); !errdefs.IsNotFound(err) {
 				errs[i] = err
 			}
 		})
@@ -247,8 +247,8 @@ func (r *Runtime) all() []*module {
 	return list
 }
 
-// CleanupModule implements runtime.Cleaner: the pod goes, and with it the log and the hold on the image.
-func (r *Runtime) CleanupModule(ctx context.Context, index int, uuid string, _ channel.Message) error {
+// Cleanup implements runtime.Runtime: it removes the pod and the log, and lets go of the image.
+func (r *Runtime) Cleanup(ctx context.Context, index int, uuid string) error {
 	m, err := r.at(index)
 	if err != nil || m.uuid != uuid {
 		return nil // it is gone already

@@ -81,42 +81,33 @@ func TestModuleEnds(t *testing.T) {
 func TestModuleIsDeleted(t *testing.T) {
 	r := newRig(t)
 	r.create(7, uuid)
-	r.must(r.DeleteModule(t.Context(), 7, uuid))
+	r.must(r.Delete(t.Context(), 7, uuid))
 	r.wantExited(7, 137, "killed")
 	r.must(r.node.StopSandbox(t.Context(), r.node.Pods()[0].ID))
-	r.must(r.DeleteModule(t.Context(), 7, uuid)) // its pod takes no such order any more
+	r.must(r.Delete(t.Context(), 7, uuid)) // its pod takes no such order any more
 	r.cleanup(7, uuid)
 	r.cleanup(7, uuid)
-	if err := r.DeleteModule(t.Context(), 7, uuid); !errdefs.IsNotFound(err) {
+	if err := r.Delete(t.Context(), 7, uuid); !errdefs.IsNotFound(err) {
 		t.Errorf("deleted twice: %v", err)
 	}
 }
 
-// TestSeedsControlMessages: a manager that knows no more than the seed is served, too.
-func TestSeedsControlMessages(t *testing.T) {
+// TestStop: all modules end; an unknown one is an error of its own.
+func TestStop(t *testing.T) {
 	r := newRig(t)
-	send := func(index, kind int, payload []byte) error {
-		return r.Send(t.Context(), channel.Message{Header: channel.Header{Control: true, Module: index, Arg: kind}, Payload: payload})
-	}
 	for i := range 3 {
-		r.must(send(i, wire.Create, r.data(fmt.Sprintf("uuid-%d", i)).Bytes()))
+		r.must(r.Runtime.Create(t.Context(), i, r.data(fmt.Sprintf("uuid-%d", i))))
 	}
-	r.must(send(1, wire.Delete, nil))
+	r.must(r.Delete(t.Context(), 1, "uuid-1"))
 	r.wantExited(1, 137, "killed")
-	r.must(send(0, wire.Stop, nil))
+	r.must(r.Stop(t.Context()))
 	for range 2 {
 		if m := r.receive(); m.Arg != wire.Exited {
 			t.Errorf("message %+v", m)
 		}
 	}
-	if err := send(9, wire.Delete, nil); !errdefs.IsNotFound(err) {
+	if err := r.Delete(t.Context(), 9, "uuid-9"); !errdefs.IsNotFound(err) {
 		t.Errorf("delete of an unknown index: %v", err)
-	}
-	if err := send(0, 99, nil); !errdefs.IsNotImplemented(err) {
-		t.Errorf("an unknown message: %v", err)
-	}
-	if err := send(0, wire.Create, []byte("{")); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("bad JSON: %v", err)
 	}
 }
 
@@ -171,7 +162,7 @@ func TestCreateRefused(t *testing.T) {
 		"deadline":             {0, []string{`"resources":{"deadline":1e300}`}, errdefs.IsInvalidArgument, "deadline"},
 		"channel's name":       {0, []string{`"channels":[{"name":"a/b","mode":"r","topic":"t"}]`}, errdefs.IsInvalidArgument, "a/b"},
 	} {
-		err := r.CreateModule(t.Context(), c.index, r.data(uuid, c.more...))
+		err := r.Create(t.Context(), c.index, r.data(uuid, c.more...))
 		if !c.class(err) || !strings.Contains(err.Error(), c.say) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -194,7 +185,7 @@ func TestStartFails(t *testing.T) {
 	defer broken.Close()
 	_, err = broken.Start(t.Context())
 	r.must(err)
-	if err := broken.CreateModule(t.Context(), 0, r.data(uuid)); !errdefs.IsFailedPrecondition(err) {
+	if err := broken.Create(t.Context(), 0, r.data(uuid)); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("%v", err)
 	}
 	if pods := r.node.Pods(); len(pods) != 0 {
@@ -256,12 +247,12 @@ func TestAllModules(t *testing.T) {
 		failed := make(chan error, channel.MaxModules)
 		for i := range channel.MaxModules {
 			data := r.data(fmt.Sprintf("module-%d", i), `"channels":[{"mode":"rw","topic":"t"}]`)
-			go func() { failed <- r.CreateModule(t.Context(), i, data) }()
+			go func() { failed <- r.Create(t.Context(), i, data) }()
 		}
 		for range channel.MaxModules {
 			r.must(<-failed)
 		}
-		if err := r.CreateModule(t.Context(), channel.MaxModules, r.data("one-more")); !errdefs.IsResourceExhausted(err) {
+		if err := r.Create(t.Context(), channel.MaxModules, r.data("one-more")); !errdefs.IsResourceExhausted(err) {
 			t.Errorf("one more: %v", err)
 		}
 		for i := range channel.MaxModules {
@@ -275,7 +266,7 @@ func TestAllModules(t *testing.T) {
 		if len(seen) != channel.MaxModules {
 			t.Errorf("%d modules have spoken", len(seen))
 		}
-		go func() { failed <- r.stopAll(context.Background()) }()
+		go func() { failed <- r.Stop(context.Background()) }()
 		for range channel.MaxModules {
 			m := r.receive()
 			if m.Arg != wire.Exited {

@@ -55,7 +55,7 @@ func (r *Runtime) removePod(ctx context.Context, id string) error {
 	return nil
 }
 
-// Adopt implements runtime.Adopter. A module that has ended in the meantime is adopted, too: its end is told then. When
+// Adopt implements runtime.Runtime. A module that has ended in the meantime is adopted, too: its end is told then. When
 // nobody saw its end, as after a reboot of the node, it is removed.
 func (r *Runtime) Adopt(ctx context.Context, index int, data wire.ModuleData) (bool, error) {
 	if err := data.Validate(); err != nil {

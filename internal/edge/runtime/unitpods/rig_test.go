@@ -220,7 +220,7 @@ func (r *rig) data(uuid string, more ...string) wire.ModuleData {
 // create creates a module and gives its pod.
 func (r *rig) create(index int, uuid string, more ...string) *node.Pod {
 	r.Helper()
-	r.must(r.CreateModule(r.Context(), index, r.data(uuid, more...)))
+	r.must(r.Create(r.Context(), index, r.data(uuid, more...)))
 	return r.pod(uuid)
 }
 
@@ -291,7 +291,7 @@ func (r *rig) worker() *channel.Conn {
 	select {
 	case conn := <-r.guests.conns:
 		c := channel.NewConn(conn, channel.ConnOptions{})
-		r.Cleanup(func() { _ = c.Close() })
+		r.TB.Cleanup(func() { _ = c.Close() })
 		return c
 	case <-time.After(patience):
 		r.Fatal("nobody connects to the channels")
@@ -313,5 +313,5 @@ func (r *rig) eventually(what string, holds func() bool) {
 // cleanup does what the manager does after an end.
 func (r *rig) cleanup(index int, uuid string) {
 	r.Helper()
-	r.must(r.CleanupModule(r.Context(), index, uuid, channel.Message{}))
+	r.must(r.Runtime.Cleanup(r.Context(), index, uuid))
 }

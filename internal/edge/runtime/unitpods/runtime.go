@@ -13,7 +13,6 @@ import (
 
 	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/edge/runtime"
-	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/node"
 )
@@ -21,7 +20,7 @@ import (
 // queued is how many messages wait for Receive; then those who have more wait.
 const queued = 256
 
-// Runtime implements runtime.Runtime and all its optional interfaces.
+// Runtime implements runtime.Runtime.
 type Runtime struct {
 	Config
 	log   *slog.Logger
@@ -48,14 +47,7 @@ type outgoing struct {
 	handed func()
 }
 
-var (
-	_ runtime.Runtime = (*Runtime)(nil)
-	_ runtime.Creator = (*Runtime)(nil)
-	_ runtime.Deleter = (*Runtime)(nil)
-	_ runtime.Cleaner = (*Runtime)(nil)
-	_ runtime.Grouper = (*Runtime)(nil)
-	_ runtime.Adopter = (*Runtime)(nil)
-)
+var _ runtime.Runtime = (*Runtime)(nil)
 
 // New makes a runtime; nothing happens before Start. A configuration that cannot be is errdefs.ErrInvalidArgument.
 func New(c Config) (*Runtime, error) {
@@ -73,7 +65,7 @@ func New(c Config) (*Runtime, error) {
 
 // Info implements runtime.Runtime.
 func (r *Runtime) Info() runtime.Info {
-	return runtime.Info{Type: Type, Name: r.Name, UUID: r.UUID, APIs: slices.Clone(APIs), MaxModules: r.MaxModules}
+	return runtime.Info{Type: Type, Name: r.Name, UUID: r.UUID, APIs: slices.Clone(APIs), MaxModules: r.MaxModules, Durable: true}
 }
 
 // Start implements runtime.Runtime. The runtime is never lost, as it is the node's: there is nothing to start again.
@@ -110,32 +102,6 @@ func (r *Runtime) Receive(ctx context.Context) (channel.Message, error) {
 	}
 }
 
-// Send implements runtime.Runtime: messages for channels, and the seed's control messages. What is for a module that is not
-// there is errdefs.ErrNotFound.
-func (r *Runtime) Send(ctx context.Context, m channel.Message) error {
-	switch {
-	case r.ctx.Err() != nil:
-		return r.closed()
-	case !m.Control:
-		return r.deliver(m)
-	case m.Arg == wire.Create:
-		data, err := wire.ParseModuleData(m.Payload)
-		if err != nil {
-			return err
-		}
-		return r.CreateModule(ctx, m.Module, data)
-	case m.Arg == wire.Delete:
-		module, err := r.at(m.Module)
-		if err != nil {
-			return err
-		}
-		return r.DeleteModule(ctx, m.Module, module.uuid)
-	case m.Arg == wire.Stop:
-		return r.stopAll(ctx)
-	}
-	return fmt.Errorf("runtime %s: control message of type %d: %w", r.Name, m.Arg, errdefs.ErrNotImplemented)
-}
-
 // Close implements runtime.Runtime. The modules go on.
 func (r *Runtime) Close() error {
 	r.cancel()
@@ -152,7 +118,7 @@ func (r *Runtime) Close() error {
 	return nil
 }
 
-// Group implements runtime.Grouper.
+// Group implements runtime.Runtime: the modules of one worker.
 func (r *Runtime) Group(index int) string {
 	m, err := r.at(index)
 	if err != nil {

@@ -218,7 +218,7 @@ func TestRealChannels(t *testing.T) {
 	if got := w.pod(uuid); got.ID != pod || got.Container(pod).State != node.Running {
 		t.Errorf("the pod is %s, not %s", got.ID, pod)
 	}
-	w.must(w.DeleteModule(t.Context(), 3, uuid))
+	w.must(w.Delete(t.Context(), 3, uuid))
 	if m := w.receive(); m.Arg != channel.CloseChannel {
 		t.Errorf("message %+v", m)
 	}
@@ -231,7 +231,7 @@ func TestRealChannels(t *testing.T) {
 func TestRealBadModule(t *testing.T) {
 	w := newWhole(t)
 	w.must(os.WriteFile(filepath.Join(w.modules, "m.wasm"), emptyModule, 0o644))
-	if err := w.CreateModule(t.Context(), 0, w.data(uuid)); !errdefs.IsInvalidArgument(err) {
+	if err := w.Create(t.Context(), 0, w.data(uuid)); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("%v", err)
 	}
 	if n := len(w.node.Pods()); n != 0 {
@@ -249,7 +249,7 @@ func TestCreateIsFast(t *testing.T) {
 		uuid := fmt.Sprintf("module-%d", i)
 		data := w.data(uuid, `"file":"command.wasm"`, `"args":["guest","sleep","1000"]`)
 		begin := time.Now()
-		w.must(w.CreateModule(t.Context(), i, data))
+		w.must(w.Create(t.Context(), i, data))
 		took = append(took, time.Since(begin))
 	}
 	if n := len(w.node.Pods()); n != modules {
