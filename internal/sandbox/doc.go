@@ -1,7 +1,7 @@
-// Package sandbox is the contract between the node and whatever isolates a pod.
+// Package sandbox is the contract between the node and what isolates a pod.
 //
-// The node owns every state and every transition; a backend owns effects. A backend is told what to make,
-// makes it, and reports what ended by itself. It never decides that a pod is in another state.
+// The node owns every state and transition; a backend owns effects. A backend carries out orders and reports what ended by
+// itself. It never decides on a pod's state.
 //
 //	internal/node ──orders──▶ sandbox.Backend ──effects──▶ processes, mounts, cgroups, machines
 //	      ▲                        │
@@ -9,15 +9,14 @@
 //
 // Three rules make recovery possible:
 //
-//   - Every effect can be found from the pod's and the container's ID alone, so that a half-made thing can be
-//     removed by a daemon that remembers nothing but the intent.
-//   - Every order is idempotent: repeated after a crash it finishes what was begun, and removing what is not
-//     there succeeds.
-//   - What runs outlives the daemon; Recover finds it again.
+//   - Every effect can be found by the IDs of the pod and the container, so that a daemon that knows only the intent can
+//     remove a half-made thing.
+//   - Every order is idempotent: repeated after a crash it completes what was begun, and removing a missing thing succeeds.
+//   - What runs outlives the daemon, and Recover finds it.
 //
-// The specification language is CRI v1 itself (k8s.io/cri-api): a Pod and a Container carry the messages the
-// control plane sent (docs/adr/0002-cri-messages-are-the-spec-language.md). Errors are those of
-// github.com/containerd/errdefs (docs/adr/0003-errdefs-is-the-error-vocabulary.md).
+// Pods and containers are described by the messages of CRI v1 (k8s.io/cri-api) that the control plane sent
+// (docs/adr/0002-cri-messages-are-the-spec-language.md). Errors are those of github.com/containerd/errdefs
+// (docs/adr/0003-errdefs-is-the-error-vocabulary.md).
 //
-// Backends live below this package, the one for tests in test/fake. They never import each other or a control plane.
+// Backends live below this package (internal/sandbox/linux, …/vm, …/wasm). They never import each other or a control plane.
 package sandbox

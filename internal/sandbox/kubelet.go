@@ -8,22 +8,20 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// annotationTerminationMessagePath is where the kubelet says at which path in the container it mounts the file of the
-// termination message.
+// annotationTerminationMessagePath holds the path in the container at which the kubelet mounts the termination message file.
 const annotationTerminationMessagePath = "io.kubernetes.container.terminationMessagePath"
 
-// TerminationMessagePath is the path in the container at which the kubelet mounts a file of its own for the container's last
-// words.
+// TerminationMessagePath is the path in the container at which the kubelet mounts the termination message file.
 func TerminationMessagePath(config *runtimeapi.ContainerConfig) string {
 	return path.Clean(cmp.Or(config.GetAnnotations()[annotationTerminationMessagePath], "/dev/termination-log"))
 }
 
-// kubeletUnified are the files of cgroup v2 that a kubelet 1.37 writes into linux.resources.unified without being asked by the
-// pod's author: memory.min, memory.low and memory.swap.max always, memory.oom.group and memory.high by its configuration.
+// kubeletUnified are the cgroup v2 files that a kubelet 1.37 sets in linux.resources.unified on its own: memory.min,
+// memory.low and memory.swap.max always, memory.oom.group and memory.high depending on its configuration.
 var kubeletUnified = []string{"memory.high", "memory.low", "memory.min", "memory.oom.group", "memory.swap.max"}
 
-// DemandedUnified lists the files in linux.resources.unified that no kubelet writes by itself, in order: somebody counts on
-// them.
+// DemandedUnified lists, in order, the files in linux.resources.unified that a kubelet does not set on its own. The pod's
+// author relies on them.
 func DemandedUnified(res *runtimeapi.LinuxContainerResources) []string {
 	var demanded []string
 	for key := range res.GetUnified() {
@@ -35,8 +33,8 @@ func DemandedUnified(res *runtimeapi.LinuxContainerResources) []string {
 	return demanded
 }
 
-// DemandsLabel reports whether SELinux options ask for more than every process has where no label is applied: the level s0
-// without categories. Kubernetes' conformance specs name that level for pods on any node.
+// DemandsLabel reports whether SELinux options ask for more than the level s0 without categories, which every process has if
+// no label is applied. Kubernetes' conformance specs name that level for pods on any node.
 func DemandsLabel(o *runtimeapi.SELinuxOption) bool {
 	return o.GetUser() != "" || o.GetRole() != "" || o.GetType() != "" || o.GetLevel() != "" && o.GetLevel() != "s0"
 }

@@ -11,8 +11,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Pod is what a backend is told of a pod: identity, configuration and network, never its state.
-// It is immutable once handed over.
+// Pod describes a pod to a backend: identity, configuration and network, never its state. It is immutable.
 type Pod struct {
 	// ID is the sandbox ID: 64 lower-case hex digits, or component#n for a unit pod that runs a component.
 	ID string
@@ -20,78 +19,77 @@ type Pod struct {
 	Handler string
 	// Config is the message of RunPodSandbox.
 	Config *runtimeapi.PodSandboxConfig
-	// Netns is the path of the pod's network namespace; empty when the pod uses the host's.
+	// Netns is the path of the pod's network namespace; empty if the pod uses the host's.
 	Netns string
-	// IPs are the pod's addresses, the primary one first; empty on host network.
+	// IPs are the pod's addresses, the primary one first; empty on the host network.
 	IPs []netip.Addr
 }
 
-// Container is what a backend is told of a container. It is immutable once handed over.
+// Container describes a container to a backend. It is immutable.
 type Container struct {
-	// ID is the container ID. That of a unit pod is the pod's, whichever attempt it is: the attempts follow each other
-	// in one place, and the node keeps their records apart.
+	// ID is the container ID. All attempts of a unit pod's container share the pod's ID; the node keeps their records apart.
 	ID string
 	// Config is the message of CreateContainer, with the resources of the last UpdateContainerResources.
 	Config *runtimeapi.ContainerConfig
-	// ImageID is the image that Config.Image named when the container was created (Image.id of the CRI).
+	// ImageID is the image that Config.Image referred to when the container was created (Image.id of the CRI).
 	ImageID string
 }
 
-// Backend makes, runs and removes the pods of one kind of isolation. Implementations: internal/sandbox/linux, internal/sandbox/wasm, internal/sandbox/vm,
-// test/fake.
+// Backend makes, runs and removes the pods of one kind of isolation. Implementations: internal/sandbox/linux,
+// internal/sandbox/wasm, internal/sandbox/vm.
 //
-// Every method may be called from many goroutines, but the node never has two orders under way for the same
-// container, except that StopContainer may arrive again, with a shorter grace, while an earlier one waits.
-// A method returns soon after its context ends, with what it began left in a state that its repeat, or the
-// matching removal, can handle. Errors carry an errdefs class; an error without one is an internal fault.
+// Methods are called concurrently, but the node never has two orders under way for the same container, with one exception:
+// StopContainer may arrive again, with a shorter grace, while an earlier one waits. A method returns soon after its context
+// ends and leaves its work in a state that a repeat or the matching removal can handle. Errors carry an errdefs class; an
+// error without one is an internal fault.
 type Backend interface {
-	// Capabilities tells what the backend can do; constant over its life.
+	// Capabilities returns what the backend can do; it never changes.
 	Capabilities() Capabilities
 
-	// Validate refuses, without any effect, what the backend cannot honour: errdefs.ErrInvalidArgument or
-	// errdefs.ErrNotImplemented naming the field. c is nil when the sandbox itself is asked for.
+	// Validate rejects, without side effects, what the backend does not support: errdefs.ErrInvalidArgument or
+	// errdefs.ErrNotImplemented, naming the field. A nil c means the sandbox itself.
 	Validate(p *Pod, c *Container) error
 
-	// CreateSandbox makes what the pod's containers will share (pinned namespaces, cgroup, /dev/shm …).
-	// The pod's network is up when it is called.
+	// CreateSandbox makes what the pod's containers share (pinned namespaces, cgroup, /dev/shm …). The pod's network is
+	// already up.
 	CreateSandbox(ctx context.Context, p *Pod) error
-	// StopSandbox releases what CreateSandbox made that lives or holds the network namespace, once the pod's
-	// containers are stopped.
+	// StopSandbox releases whatever of the sandbox runs or holds the network namespace, after the pod's containers have
+	// stopped.
 	StopSandbox(ctx context.Context, p *Pod) error
-	// RemoveSandbox removes every trace of the pod, half-made ones included. Its containers are removed already.
+	// RemoveSandbox removes every trace of the pod, even a half-made one. Its containers are already removed.
 	RemoveSandbox(ctx context.Context, p *Pod) error
 
-	// CreateContainer prepares a container (root filesystem, bundle, definition) without running anything of it.
+	// CreateContainer prepares a container (root filesystem, bundle, definition) without running it.
 	CreateContainer(ctx context.Context, p *Pod, c *Container) (Resolved, error)
-	// StartContainer returns once the container runs and, for servers that the backend can probe, is ready.
-	// It also starts a container that has stopped. A program that cannot be started is an error whose class is
-	// errdefs.ErrFailedPrecondition or ErrInvalidArgument; Status then tells StartError and the exit code.
+	// StartContainer returns once the container runs and, for servers that the backend can probe, is ready. It also restarts
+	// a stopped container. If the program cannot be started, the error's class is errdefs.ErrFailedPrecondition or
+	// ErrInvalidArgument, and Status reports StartError and the exit code.
 	StartContainer(ctx context.Context, p *Pod, c *Container) error
-	// StopContainer asks the container to end, forces it after grace (0: at once) and returns when it is dead.
-	// An end of ctx stops the waiting, not the container.
+	// StopContainer asks the container to end, kills it after grace (0: at once) and returns when it is dead. The end of ctx
+	// stops the waiting, not the container.
 	StopContainer(ctx context.Context, p *Pod, c *Container, grace time.Duration) error
-	// RemoveContainer removes every trace of the container; what still runs of it is killed.
+	// RemoveContainer kills what still runs of the container and removes every trace of it.
 	RemoveContainer(ctx context.Context, p *Pod, c *Container) error
-	// Status tells what there is of the container now. Not being there is StateAbsent, not an error.
+	// Status returns the container's current status. A missing container is StateAbsent, not an error.
 	Status(ctx context.Context, p *Pod, c *Container) (Status, error)
 
-	// Recover is called once, before any other method but Capabilities. It re-adopts what of known is still
-	// there, removes what carries this backend's mark and is not in known, and from then on reports to sink. While it
-	// is ErrAway, the backend takes no orders, and Recover is called again.
+	// Recover is called once, before any other method except Capabilities. It adopts what still exists of known, removes what
+	// carries this backend's mark and is not in known, and from then on reports to sink. If it returns ErrAway, the backend
+	// receives no orders and Recover is called again.
 	Recover(ctx context.Context, known []Known, sink Sink) (Found, error)
 }
 
-// ErrAway is Recover's error while something that the backend stands on, another daemon for instance, is not there.
+// ErrAway is Recover's error while a dependency of the backend, another daemon for instance, is missing.
 var ErrAway = errors.New("the backend waits for it")
 
-// Capabilities is what the node and the control planes must know of a backend in advance.
+// Capabilities is what the node and the control planes need to know about a backend in advance.
 type Capabilities struct {
-	// MaxContainers is how many containers a pod may have at a time; 0 is unlimited, 1 makes unit pods, whose state is
-	// the pod's own and whose container a backend knows by the pod's ID.
+	// MaxContainers is how many containers a pod may have at a time; 0 means no limit. 1 makes unit pods: the pod and its
+	// container share one state and, in the backend, one ID.
 	MaxContainers int
-	// Components says that pods may be named by component labels and get component#n as ID.
+	// Components means that pods may be named by component labels and get component#n as ID.
 	Components bool
-	// HostNetwork says that pods may use the node's own network namespace.
+	// HostNetwork means that pods may use the node's network namespace.
 	HostNetwork bool
 	// RecursiveReadOnlyMounts, MountOptions (noexec, nodev, nosuid), UserNamespaces and SupplementalGroupsPolicy are
 	// reported by the CRI's Status.
@@ -104,34 +102,31 @@ type Capabilities struct {
 // Unit reports whether the backend's pods are unit pods.
 func (c Capabilities) Unit() bool { return c.MaxContainers == 1 }
 
-// Resolved is what only the backend could find out of a container's configuration; the node keeps it in the record.
+// Resolved is what only the backend can derive from a container's configuration; the node stores it in the record.
 type Resolved struct {
-	// User is the identity of the first process (CRI ContainerStatus.user); nil when the backend has no such thing.
+	// User is the identity of the first process (CRI ContainerStatus.user); nil if the backend has none.
 	User *runtimeapi.ContainerUser
-	// Mounts are the mounts as made, image volumes with their image reference (CRI ContainerStatus.mounts).
+	// Mounts are the actual mounts, image volumes with their image reference (CRI ContainerStatus.mounts).
 	Mounts []*runtimeapi.Mount
-	// StopSignal is the signal in force, from the request or from the image.
+	// StopSignal is the effective signal, from the request or from the image.
 	StopSignal runtimeapi.Signal
-	// Component is the name of the component that the container runs (domain:server@version), as derived from its
-	// image by a backend whose pods need no component labels; empty when the labels give it, or there is none.
+	// Component is the name of the component that the container runs (domain:server@version), if the backend derived it from
+	// the image; empty if the labels give it, or if there is none.
 	Component string
-	// SwapLimited says that a container with a memory limit and no limit of swap may not swap: memory and swap together are
-	// bounded by the memory limit.
+	// SwapLimited means that a container with a memory limit and no swap limit may not swap: its memory limit bounds memory
+	// and swap together.
 	SwapLimited bool
 }
 
-// State is what a backend sees of a container.
 type State int
 
-// The states that a backend can see.
 const (
-	// StateAbsent: nothing of it is there.
+	// StateAbsent: it does not exist.
 	StateAbsent State = iota
-	// StateCreated: prepared, nothing runs.
+	// StateCreated: prepared, not running.
 	StateCreated
-	// StateRunning: it runs.
 	StateRunning
-	// StateExited: it ran, or failed to start, and ended.
+	// StateExited: it ran, or failed to start, and has ended.
 	StateExited
 )
 
@@ -141,58 +136,57 @@ const (
 	ReasonError      = "Error"
 	ReasonOOMKilled  = "OOMKilled"
 	ReasonStartError = "StartError"
-	// ReasonGuestPanic is for a virtual machine whose kernel reported a panic.
+	// ReasonGuestPanic: the virtual machine's kernel reported a panic.
 	ReasonGuestPanic = "GuestPanic"
-	// ReasonNoBootableDevice is for a virtual machine whose firmware found nothing that it could boot.
+	// ReasonNoBootableDevice: the virtual machine's firmware found nothing to boot.
 	ReasonNoBootableDevice = "NoBootableDevice"
-	// ReasonUnknown is for a container whose end nobody saw (a reboot of the node, a helper that was killed).
+	// ReasonUnknown: nobody observed the exit (the node rebooted, a helper was killed).
 	ReasonUnknown = "Unknown"
 )
 
 // Exit codes that are not the program's own.
 const (
-	// ExitStartError is the code of a container whose program could not be started.
+	// ExitStartError is the code of a container whose program failed to start.
 	ExitStartError = 128
-	// ExitKilled is the code of a container that was ended by force, 128 + SIGKILL.
+	// ExitKilled is the code of a container that was killed, 128 + SIGKILL.
 	ExitKilled = 137
-	// ExitUnknown is the code of a container whose end nobody saw.
+	// ExitUnknown is the code of a container whose exit nobody observed.
 	ExitUnknown = 255
 )
 
-// Status is what there is of a container.
 type Status struct {
 	State      State
 	Pid        int
 	StartedAt  time.Time
 	FinishedAt time.Time
 	ExitCode   int32
-	// Reason is one of the Reason constants; Message says more, for a person.
+	// Reason is one of the Reason constants; Message explains it to a person.
 	Reason  string
 	Message string
 }
 
-// Event reports what happened without an order: a container ended, or, when ContainerID is empty, the sandbox
-// itself can no longer be used (its init process or machine is gone).
+// Event reports something that happened without an order: a container ended or, with an empty ContainerID, the sandbox became
+// unusable (its init process or machine is gone).
 type Event struct {
 	PodID       string
 	ContainerID string
 	Status      Status
 }
 
-// Sink takes events; it does not block and may be called from any goroutine.
+// Sink receives events. It does not block and is safe for concurrent use.
 type Sink func(Event)
 
-// Known is one pod of the record, with its containers, as Recover is told of it.
+// Known is the record of one pod and its containers.
 type Known struct {
 	Pod        *Pod
 	Containers []*Container
 }
 
-// Found is Recover's answer: what there is of the known pods.
+// Found is what Recover found of the known pods.
 type Found struct {
-	// Sandboxes holds the IDs of pods whose shared parts are all there.
+	// Sandboxes holds the IDs of pods whose shared parts all exist.
 	Sandboxes map[string]bool
-	// Containers holds a Status per container ID; one that is missing is absent.
+	// Containers maps container IDs to their status; a missing ID means StateAbsent.
 	Containers map[string]Status
 }
 
@@ -206,7 +200,7 @@ type ExecRequest struct {
 	Resize <-chan TermSize
 }
 
-// AttachRequest joins the stdio of a running container.
+// AttachRequest connects a client to a running container's stdio.
 type AttachRequest struct {
 	Stdin  io.Reader
 	Stdout io.Writer
@@ -215,70 +209,65 @@ type AttachRequest struct {
 	Resize <-chan TermSize
 }
 
-// TermSize is the size of a terminal in characters.
 type TermSize struct{ Width, Height uint16 }
 
-// Execer is a backend whose containers can run further programs. Exec returns the program's exit code, also when
-// it is not 0; the error is for programs that could not be run or watched. An end of ctx kills the program.
-// When the program has ended but a child of it holds its stdio, Exec returns after a drain deadline.
+// Execer runs further programs in the backend's containers. Exec returns the program's exit code, whether 0 or not; its error
+// means that the program could not be run or watched. The end of ctx kills the program. If the program has ended but a child
+// of it holds its stdio, Exec returns after a drain deadline.
 type Execer interface {
 	Exec(ctx context.Context, p *Pod, c *Container, req ExecRequest) (exitCode int32, err error)
 }
 
-// Attacher is a backend whose containers' stdio can be joined. Attach returns when the container ends, the client
-// goes away or ctx ends.
+// Attacher connects clients to containers' stdio. Attach returns when the container ends, the client disconnects or ctx ends.
 type Attacher interface {
 	Attach(ctx context.Context, p *Pod, c *Container, req AttachRequest) error
 }
 
-// Dialer is a backend whose pods are not reached from inside their network namespace, since what listens there is
-// elsewhere: in a guest. network and address are net.Dialer's; a loopback address is the guest's own. Without it the node
-// dials in the namespace. Nobody listening, or nobody there to ask, is errdefs.ErrUnavailable; c is nil where the pod has no
-// running container.
+// Dialer is for backends whose pods listen elsewhere than in their network namespace, for instance in a guest. network and
+// address are net.Dialer's; a loopback address is the guest's own. For other backends the node dials in the namespace. If
+// nobody listens or answers, the error is errdefs.ErrUnavailable. c is nil if the pod has no running container.
 type Dialer interface {
 	Dial(ctx context.Context, p *Pod, c *Container, network, address string) (net.Conn, error)
 }
 
-// Channeler is a backend whose containers can have channels (AnnotationChannels). Channels returns a connection for them,
-// on which both sides speak as internal/channel describes. A later connection of the same container replaces this one, and
-// the container opens its channels again on it. Containers of the same non-empty group deliver to each other themselves. The
+// Channeler is for backends whose containers can have channels (AnnotationChannels). Channels returns a connection on which
+// both sides speak as internal/channel describes. A later connection for the same container replaces the earlier one, and the
+// container's channels are opened again on it. Containers of the same non-empty group deliver to each other directly. The
 // connection ends with the container; its caller closes it.
 //
-// Errors: ErrFailedPrecondition when the container does not run or has no channels, ErrUnavailable when what runs it does
-// not answer.
+// Errors: ErrFailedPrecondition if the container does not run or has no channels, ErrUnavailable if what runs it does not
+// answer.
 type Channeler interface {
 	Channels(ctx context.Context, p *Pod, c *Container) (conn net.Conn, group string, err error)
 }
 
-// LogReopener is a backend that writes CRI log files and can be told that they were rotated.
+// LogReopener is for backends that write CRI log files and can reopen them after a rotation.
 type LogReopener interface {
 	ReopenLog(ctx context.Context, p *Pod, c *Container) error
 }
 
-// Updater is a backend that can change the resources of a created or running container in place.
-// c.Config carries the merged new resources already.
+// Updater changes the resources of a created or running container in place. c.Config holds the merged new resources.
 type Updater interface {
 	UpdateContainer(ctx context.Context, p *Pod, c *Container) error
 }
 
-// StatsProvider is a backend that can measure its containers and pods. The node adds identity and network figures.
+// StatsProvider measures containers and pods. The node adds identity and network statistics.
 type StatsProvider interface {
-	// ContainerStats fills cpu, memory, swap, writable layer … of a container; attributes are the caller's.
+	// ContainerStats fills in the cpu, memory, swap, writable layer … of a container; the caller adds attributes.
 	ContainerStats(ctx context.Context, p *Pod, c *Container) (*runtimeapi.ContainerStats, error)
-	// PodStats fills cpu, memory, io and process figures of the whole pod.
+	// PodStats fills in the cpu, memory, io and process statistics of the whole pod.
 	PodStats(ctx context.Context, p *Pod) (*runtimeapi.LinuxPodSandboxStats, error)
 }
 
-// Readier is a backend that stands on something that may go away while the node is up, another daemon for instance.
+// Readier is for backends with a dependency that may disappear while the node is up, another daemon for instance.
 type Readier interface {
-	// Ready tells, without waiting, why new pods cannot be made or started now; nil when they can. Orders still reach the
-	// backend, since much can be done without: it answers them itself.
+	// Ready returns, without waiting, why new pods cannot be made or started now, or nil. The backend still receives orders,
+	// because many do not need the dependency.
 	Ready() error
 }
 
-// Inspector is a backend with more to say for verbose status calls. Its facts stand beside the node's (handler, state, config and
-// so on) in one JSON object, so keys are in camel case, and those that several kinds of pod have are spelled alike: pid, cgroup,
-// runDir, sandboxID.
+// Inspector adds facts to verbose status calls. They share one JSON object with the node's (handler, state, config …), so
+// keys are camel case, and kinds of pod use the same key for the same fact: pid, cgroup, runDir, sandboxID.
 type Inspector interface {
 	Inspect(ctx context.Context, p *Pod, c *Container) (map[string]any, error)
 }

@@ -54,7 +54,7 @@ func TestAdvisories(t *testing.T) {
 			what, list, _ := strings.Cut(part, ": ")
 			parts[what] = list
 		}
-		for what, cves := range map[string][]string{"open": want.open, "fixed by the package, as its changelog says": want.patched, "out of reach of containers": want.unreached} {
+		for what, cves := range map[string][]string{"open": want.open, "fixed by the package, according to its changelog": want.patched, "out of reach of containers": want.unreached} {
 			for _, cve := range cves {
 				if !regexp.MustCompile(cve + `\b`).MatchString(parts[what]) {
 					t.Errorf("%s: %s is not %s: %s", line, cve, what, f.Detail)

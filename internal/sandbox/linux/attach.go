@@ -14,15 +14,15 @@ import (
 )
 
 const (
-	// maxSide is the largest height or width that conmon takes.
+	// maxSide is the largest height or width that conmon accepts.
 	maxSide = 1000
-	// partTime is how long the end of the backend waits for conmons to take notice of it.
+	// partTime is how long the backend's Close waits for conmons to notice.
 	partTime = time.Second
 )
 
-// Attach implements sandbox.Attacher. A client that does not read its output does not hold the container up: it is cut
-// off with errdefs.ErrResourceExhausted when attach.Backlog waits for it. After Attach has returned a read of req.Stdin
-// or a write to req.Stdout or req.Stderr may still be under way.
+// Attach implements sandbox.Attacher. A client that does not read its output does not block the container: once
+// attach.Backlog waits for it, it is disconnected with errdefs.ErrResourceExhausted. After Attach returns, a read of
+// req.Stdin or a write to req.Stdout or req.Stderr may still be under way.
 func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.AttachRequest) error {
 	h, _, l, err := b.runningContainer(p, c)
 	if err != nil {
@@ -60,7 +60,7 @@ func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Contain
 	return err
 }
 
-// join makes a client of the run's hub, which is opened if there is none.
+// join adds a client to the run's hub and opens the hub if necessary.
 func (l *life) join(bundle string, c *sandbox.Container) (*hub, *attach.Client, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -83,12 +83,12 @@ func (l *life) join(bundle string, c *sandbox.Container) (*hub, *attach.Client, 
 	return hub, client, nil
 }
 
-// endsStdin tells whether the end of the first client's input is the end of the container's. A terminal is not closed:
-// those in it have other ways to say that (Ctrl-D), and it serves the next client.
+// endsStdin reports whether the end of the first client's input closes the container's stdin. A terminal stays open: its
+// users have other ways to end input (Ctrl-D), and it serves the next client.
 func endsStdin(once, tty bool) bool { return once && !tty }
 
-// dialAttach connects to conmon's attach socket. Its path is too long for a socket address, so it goes through an open
-// directory.
+// dialAttach connects to conmon's attach socket. The socket's path is too long for a socket address, so it goes through an
+// open directory descriptor.
 func dialAttach(bundle string) (*net.UnixConn, error) {
 	dir, err := unix.Open(bundle, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -98,12 +98,12 @@ func dialAttach(bundle string) (*net.UnixConn, error) {
 	name := fmt.Sprintf("/proc/self/fd/%d/attach", dir)
 	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: name, Net: "unixpacket"})
 	if err != nil {
-		return nil, fmt.Errorf("attach to the container's monitor: %w: %w", err, errdefs.ErrUnavailable)
+		return nil, fmt.Errorf("connect to conmon's attach socket: %w: %w", err, errdefs.ErrUnavailable)
 	}
 	return conn, nil
 }
 
-// partAll has all hubs leave, and waits a little for it.
+// partAll has all hubs disconnect and waits for at most partTime.
 func (b *Backend) partAll() {
 	limit, hubs := time.After(partTime), b.hubs()
 	for _, hub := range hubs {
@@ -142,7 +142,7 @@ func (b *Backend) followAttachSize(h *handle, sizes <-chan sandbox.TermSize, sto
 			}
 			line := fmt.Sprintf("1 %d %d\n", min(size.Height, maxSide), min(size.Width, maxSide))
 			if err := control(h.bundle, line); err != nil {
-				b.log.Debug("size of an attached terminal", "container", h.id, "err", err)
+				b.log.Debug("resize an attached terminal", "container", h.id, "err", err)
 			}
 		case <-stop:
 			return

@@ -25,47 +25,46 @@ import (
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
-// Config says where the backend keeps things and with what it runs containers.
+// Config configures the backend.
 type Config struct {
 	// Root holds the containers' bundles and must survive a reboot; RunDir holds what must not (pins, sockets).
 	Root, RunDir string
-	// Runtime is the OCI runtime: "auto" (crun when it works on this host, else runc), "crun", "runc" or a path.
+	// Runtime is the OCI runtime: "auto" (crun if it works on this host, otherwise runc), "crun", "runc" or a path.
 	Runtime string
-	// Conmon and Catatonit are paths; empty means to look in PATH. Catatonit is needed by pods that share a PID
-	// namespace only.
+	// Conmon and Catatonit are paths; empty means PATH lookup. Only pods that share a PID namespace need catatonit.
 	Conmon, Catatonit string
-	// CgroupDriver is "cgroupfs" or "systemd", as the kubelet is configured.
+	// CgroupDriver is "cgroupfs" or "systemd"; it must match the kubelet's.
 	CgroupDriver string
-	// CgroupParent is the parent of pods that name none: a path (cgroupfs) or the name of a slice (systemd).
+	// CgroupParent is the default parent of pods: a path (cgroupfs) or a slice (systemd).
 	CgroupParent string
-	// LogSizeMax is how large the log file of a container may get, in bytes; 0 is no bound.
+	// LogSizeMax is the size limit of a container's log file in bytes; 0 means none.
 	LogSizeMax int64
-	// Images gives root file systems.
+	// Images provides root file systems.
 	Images ImageStore
-	// Logger takes what nobody is there to be told of; nil discards it.
+	// Logger receives errors that no caller sees; nil discards them.
 	Logger *slog.Logger
 }
 
-// ImageStore is what the backend needs of the image service; *image.Store is one. Keys name snapshots: ours are
-// "linux-<container>" and "linux-<container>-volume-<n>". What is not there is errdefs.ErrNotFound.
+// ImageStore is what the backend needs of the image service; implemented by *image.Store. Keys name snapshots: ours are
+// "linux-<container>" and "linux-<container>-volume-<n>". Missing things are errdefs.ErrNotFound.
 type ImageStore interface {
 	// Get finds an image by ID or reference.
 	Get(ctx context.Context, refOrID string) (image.Image, error)
-	// Prepare makes a writable snapshot of an image, or finds the one of that key, and tells how to mount it.
+	// Prepare makes a writable snapshot of an image, or finds the one with that key, and returns its mounts.
 	Prepare(ctx context.Context, key, imageID string, labels map[string]string) ([]mount.Mount, error)
 	// View is Prepare for a read-only snapshot.
 	View(ctx context.Context, key, imageID string) ([]mount.Mount, error)
-	// Mounts tells again how a snapshot is mounted.
+	// Mounts returns the mounts of an existing snapshot.
 	Mounts(ctx context.Context, key string) ([]mount.Mount, error)
-	// Release drops a snapshot that is not mounted any more; one that is not there is fine.
+	// Release drops an unmounted snapshot; a missing one is a success.
 	Release(ctx context.Context, key string) error
-	// Snapshots lists the keys of all snapshots, those of others included.
+	// Snapshots lists the keys of all snapshots, including other users'.
 	Snapshots(ctx context.Context) ([]string, error)
-	// Usage is what a snapshot's own layer takes on the disk, without looking: the figure may be seconds old.
+	// Usage returns the disk usage of a snapshot's own layer. It does not measure; the value may be seconds old.
 	Usage(ctx context.Context, key string) (image.Usage, error)
 }
 
-// Backend is the sandbox.Backend of OCI containers. Made by New.
+// Backend runs pods as OCI containers. Use New.
 type Backend struct {
 	cfg     Config
 	log     *slog.Logger
@@ -74,7 +73,7 @@ type Backend struct {
 	conmon  monitor
 	cgroups cgroups
 	sampler *stats.Sampler
-	// volatile says that containers' layers are mounted without syncs.
+	// volatile means that containers' layers are mounted without syncs.
 	volatile bool
 
 	mu         sync.Mutex
@@ -94,8 +93,8 @@ var (
 	_ ImageStore            = (*image.Store)(nil)
 )
 
-// New finds the helpers, proves by a trial that the OCI runtime works here, and makes the directories. Its errors name
-// what is missing and how to get it; Doctor tells all of it at once.
+// New finds the helpers, checks by a trial that the OCI runtime works, and makes the directories. Its error names what is
+// missing and how to get it; Doctor reports everything at once.
 func New(cfg Config) (*Backend, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.check(); err != nil {
@@ -110,7 +109,7 @@ func New(cfg Config) (*Backend, error) {
 		return nil, err
 	}
 	for _, dir := range []string{cfg.Root, cfg.RunDir, cfg.exitDir(), cfg.ociDir(), cfg.execDir()} {
-		if err := os.MkdirAll(dir, 0o700); err != nil && !errors.Is(err, unix.EROFS) { // what is there can be served
+		if err := os.MkdirAll(dir, 0o700); err != nil && !errors.Is(err, unix.EROFS) { // existing containers can still be served
 			return nil, fmt.Errorf("linux backend: %w", err)
 		}
 	}
@@ -130,7 +129,7 @@ func New(cfg Config) (*Backend, error) {
 	}
 	noVolatile := probeVolatile(cfg.Root)
 	if noVolatile != nil {
-		cfg.Logger.Warn("removing a container waits for all writes to the disk below", "err", noVolatile,
+		cfg.Logger.Warn("removing a container waits for all pending writes of its file system", "err", noVolatile,
 			"reason", "overlays cannot be mounted with \"volatile\" (Linux 5.10)")
 	}
 	cfg.Logger.Info("linux backend", "runtime", rt.path, "version", rt.version, "conmon", conmon.path,
@@ -145,7 +144,7 @@ func New(cfg Config) (*Backend, error) {
 	}, nil
 }
 
-// Close ends what New began. Containers go on running; the backend must not be used any more.
+// Close releases what New acquired. Containers keep running; the backend must not be used afterwards.
 func (b *Backend) Close() error {
 	b.partAll()
 	b.conmon.close()
@@ -183,7 +182,7 @@ func (c Config) check() error {
 	return nil
 }
 
-// Where things are. All of it follows from the configuration and the IDs.
+// Paths. All of them follow from the configuration and the IDs.
 
 func (c Config) exitDir() string { return filepath.Join(c.RunDir, "exits") }
 func (c Config) ociDir() string  { return filepath.Join(c.RunDir, "oci") }
@@ -193,13 +192,12 @@ func (c Config) podDir(pod string) string            { return filepath.Join(c.Ro
 func (c Config) podRunDir(pod string) string         { return filepath.Join(c.RunDir, "pods", pod) }
 func (c Config) bundle(pod, container string) string { return filepath.Join(c.Root, pod, container) }
 
-// idPattern is the form of every ID that the node gives out; no other name below our directories is ours.
+// idPattern matches every ID that the node assigns. Other names below our directories are not ours.
 var idPattern = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// snapshotPrefix is our mark on snapshots.
+// snapshotPrefix marks our snapshots.
 const snapshotPrefix = "linux-"
 
-// Capabilities implements sandbox.Backend.
 func (b *Backend) Capabilities() sandbox.Capabilities {
 	return sandbox.Capabilities{
 		HostNetwork:              true,
@@ -209,7 +207,6 @@ func (b *Backend) Capabilities() sandbox.Capabilities {
 	}
 }
 
-// Validate implements sandbox.Backend.
 func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 	if !idPattern.MatchString(p.ID) {
 		return fmt.Errorf("pod ID %q is not 64 lower-case hex digits: %w", p.ID, errdefs.ErrInvalidArgument)
@@ -243,7 +240,6 @@ func (b *Backend) validatePod(p *sandbox.Pod) error {
 	return b.cgroups.ValidParent(p.Config.GetLinux().GetCgroupParent())
 }
 
-// report gives an event to the node.
 func (b *Backend) report(e sandbox.Event) {
 	b.mu.Lock()
 	sink := b.sink

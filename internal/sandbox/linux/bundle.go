@@ -28,7 +28,7 @@ var (
 	fpMounted  = failpoint.New("linux.create-container.mounted")
 )
 
-// resolved is sandbox.Resolved as it is kept: its messages as JSON, so that a repeated creation gives the same answer.
+// resolved is the stored form of sandbox.Resolved, so that a repeated creation returns the same answer.
 type resolved struct {
 	User        *runtimeapi.ContainerUser `json:"user,omitempty"`
 	Mounts      []*runtimeapi.Mount       `json:"mounts,omitempty"`
@@ -42,19 +42,18 @@ func (r resolved) answer() sandbox.Resolved {
 
 func (r resolved) signal() syscall.Signal { return spec.SignalNumber(r.StopSignal) }
 
-// The parts of a bundle.
 func rootfsDir(bundle string) string  { return filepath.Join(bundle, "rootfs") }
 func volumesDir(bundle string) string { return filepath.Join(bundle, "volumes") }
 func configFile(bundle string) string { return filepath.Join(bundle, "config.json") }
 
-// volumeKey and volumeDir name the n-th mount of the request, when it is an image.
+// volumeKey and volumeDir name the snapshot and mount point of the n-th mount of the request, if it is an image.
 func volumeKey(id string, n int) string { return fmt.Sprintf("%s%s-volume-%d", snapshotPrefix, id, n) }
 func volumeDir(bundle string, n int) string {
 	return filepath.Join(volumesDir(bundle), strconv.Itoa(n))
 }
 
-// CreateContainer implements sandbox.Backend. A container that is created already is left as it is; what an attempt
-// that failed has left is made anew.
+// CreateContainer implements sandbox.Backend. It leaves an existing container as it is and replaces the remains of a failed
+// attempt.
 func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (sandbox.Resolved, error) {
 	if h, err := b.lookup(p.ID, c.ID); err == nil {
 		s, _ := h.snapshot()
@@ -65,7 +64,7 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	bundle := b.cfg.bundle(p.ID, c.ID)
 	if exists(bundle) {
 		if err := b.RemoveContainer(ctx, p, c); err != nil {
-			return sandbox.Resolved{}, fmt.Errorf("remove what an earlier attempt left: %w", err)
+			return sandbox.Resolved{}, fmt.Errorf("remove the remains of an earlier attempt: %w", err)
 		}
 	}
 	if err := b.prepareLayer(ctx, p, c); err != nil {
@@ -93,7 +92,7 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	return answer, b.created(p, c, config, answer)
 }
 
-// created writes the state file, which makes the container exist.
+// created writes the state file. From then on the container exists.
 func (b *Backend) created(p *sandbox.Pod, c *sandbox.Container, config *specs.Spec, answer sandbox.Resolved) error {
 	_, cgroup := b.cgroups.container(p, c.ID)
 	h := &handle{podID: p.ID, id: c.ID, bundle: b.cfg.bundle(p.ID, c.ID), state: state{
@@ -107,7 +106,7 @@ func (b *Backend) created(p *sandbox.Pod, c *sandbox.Container, config *specs.Sp
 	return nil
 }
 
-// ownPID tells whether a new PID namespace is made for the container.
+// ownPID reports whether the container gets its own PID namespace.
 func ownPID(config *specs.Spec) bool {
 	for _, ns := range config.Linux.Namespaces {
 		if ns.Type == specs.PIDNamespace {
@@ -117,7 +116,7 @@ func ownPID(config *specs.Spec) bool {
 	return false
 }
 
-// build mounts the container's file systems and makes its specification, which looks into them.
+// build mounts the container's file systems and makes its specification from them.
 func (b *Backend) build(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*specs.Spec, sandbox.Resolved, error) {
 	bundle := b.cfg.bundle(p.ID, c.ID)
 	img, err := b.cfg.Images.Get(ctx, c.ImageID)
@@ -150,7 +149,7 @@ func (b *Backend) build(ctx context.Context, p *sandbox.Pod, c *sandbox.Containe
 	return config, answer, err
 }
 
-// volume is an image that is mounted for a container: its path on the host and the image's ID.
+// volume is an image mounted for a container: its path on the host and the image's ID.
 type volume struct{ dir, imageID string }
 
 func sources(volumes map[string]volume) map[string]string {
@@ -161,8 +160,8 @@ func sources(volumes map[string]volume) map[string]string {
 	return dirs
 }
 
-// mountAll mounts the root file system and the image volumes where they are not mounted yet, and gives the volumes by
-// their paths in the container.
+// mountAll mounts the root file system and the image volumes unless they are mounted. It returns the volumes by their path in
+// the container.
 func (b *Backend) mountAll(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (map[string]volume, error) {
 	bundle := b.cfg.bundle(p.ID, c.ID)
 	mounts, err := b.cfg.Images.Mounts(ctx, snapshotPrefix+c.ID)
@@ -192,7 +191,7 @@ func (b *Backend) mountVolume(ctx context.Context, id, bundle string, n int, m *
 		return volume{}, err
 	}
 	dir := volumeDir(bundle, n)
-	if err := os.MkdirAll(dir, 0o700); err != nil { // before the snapshot, which is found by it
+	if err := os.MkdirAll(dir, 0o700); err != nil { // before the snapshot: removal finds the snapshot by this directory
 		return volume{}, err
 	}
 	mounts, err := b.cfg.Images.View(ctx, volumeKey(id, n), img.ID)
@@ -206,7 +205,7 @@ func (b *Backend) mountVolume(ctx context.Context, id, bundle string, n int, m *
 	return volume{dir, img.ID}, err
 }
 
-// mountOn mounts a snapshot on a directory unless it is mounted there.
+// mountOn mounts a snapshot on a directory unless something is mounted there.
 func mountOn(mounts []mount.Mount, dir string) error {
 	if mountedOn(dir) {
 		return nil
@@ -221,8 +220,8 @@ func mountOn(mounts []mount.Mount, dir string) error {
 	return nil
 }
 
-// remount makes the mounts and the specification good again before a start: after a reboot the mounts are gone, and
-// what was written shortly before a power failure is torn, the container's own layer too.
+// remount restores the mounts and the specification before a start. A reboot removes the mounts, and a power failure may have
+// damaged files written shortly before, including the container's layer.
 func (b *Backend) remount(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle) error {
 	lost, err := b.layerLost(ctx, h)
 	if err != nil {
@@ -259,7 +258,7 @@ func readConfig(bundle string) (*specs.Spec, error) {
 	return config, nil
 }
 
-// volumesIn lists the numbers of a bundle's image volumes, as names.
+// volumesIn lists the numbers of a bundle's image volumes, as strings.
 func volumesIn(bundle string) (names []string, err error) {
 	entries, err := os.ReadDir(volumesDir(bundle))
 	if errors.Is(err, os.ErrNotExist) {
@@ -271,7 +270,6 @@ func volumesIn(bundle string) (names []string, err error) {
 	return names, err
 }
 
-// unmountAll unmounts what a bundle has.
 func unmountAll(bundle string) error {
 	volumes, err := volumesIn(bundle)
 	err = errors.Join(err, unmount(rootfsDir(bundle)))
@@ -281,7 +279,7 @@ func unmountAll(bundle string) error {
 	return err
 }
 
-// releaseSnapshots drops the container's snapshots. Those of volumes are known by their mount points.
+// releaseSnapshots drops the container's snapshots. Volumes' snapshots are found by their mount points.
 func (b *Backend) releaseSnapshots(ctx context.Context, bundle, id string) error {
 	volumes, err := volumesIn(bundle)
 	if err != nil {
@@ -299,8 +297,8 @@ func (b *Backend) releaseSnapshots(ctx context.Context, bundle, id string) error
 	return nil
 }
 
-// removeBundle removes the bundle. The mount points go first and by rmdir, which fails on one that is mounted or
-// filled: nothing that follows may reach into the file systems behind them.
+// removeBundle removes the bundle. It first removes the mount points with rmdir, which fails if one is mounted or not empty,
+// so that the recursive removal never reaches the file systems behind them.
 func removeBundle(bundle string) error {
 	volumes, err := volumesIn(bundle)
 	if err != nil {
@@ -317,7 +315,7 @@ func removeBundle(bundle string) error {
 	return os.RemoveAll(bundle)
 }
 
-// containerOfKey is the ID of the container that a snapshot of ours is of, or "" for a key that is not ours.
+// containerOfKey returns the container ID in a snapshot key, or "" if the key is not ours.
 func containerOfKey(key string) string {
 	rest, ours := strings.CutPrefix(key, snapshotPrefix)
 	id, _, _ := strings.Cut(rest, "-volume-")

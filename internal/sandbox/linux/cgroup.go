@@ -9,7 +9,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// cgroups is the host's tree with the names of pods and containers in it:
+// cgroups names the cgroups of pods and containers in the host's tree:
 //
 //	cgroupfs   <pod's>/tripod-<container>
 //	systemd    <pod's slice>/tripod-<container>.scope
@@ -20,12 +20,12 @@ func openCgroups(driver, parent string) (cgroups, error) {
 	return cgroups{tree}, err
 }
 
-// pod is the path of the pod's cgroup, below which its containers' are, and whether it is ours alone.
+// pod returns the path of the pod's cgroup, the parent of its containers' cgroups, and whether it is ours alone.
 func (g cgroups) pod(p *sandbox.Pod) (string, bool) {
 	return g.Pod(p.Config.GetLinux().GetCgroupParent(), p.ID)
 }
 
-// container is the container's cgroup as the OCI runtime is told it (cgroupsPath), and its path in the hierarchies.
+// container returns the container's cgroup in the OCI runtime's notation (cgroupsPath) and its path in the hierarchies.
 func (g cgroups) container(p *sandbox.Pod, id string) (oci, dir string) {
 	pod, _ := g.pod(p)
 	if g.Driver == cgroup.DriverSystemd {
@@ -35,8 +35,8 @@ func (g cgroups) container(p *sandbox.Pod, id string) (oci, dir string) {
 	return dir, dir
 }
 
-// limit makes the pod's own cgroup and sets what the pod as a whole may use, when the caller left the pod's cgroup to
-// us. A caller that names a parent (the kubelet does) limits the pod there.
+// limit makes the pod's own cgroup and sets the limits of the whole pod, if the caller named no parent. A caller that names
+// one (the kubelet does) sets the limits there.
 func (g cgroups) limit(p *sandbox.Pod) error {
 	linux := p.Config.GetLinux()
 	dir, ours := g.pod(p)

@@ -21,9 +21,9 @@ import (
 	"github.com/tripod-run/tripod/internal/process"
 )
 
-// monitor starts conmons (https://github.com/containers/conmon). Each is a daemon of its own: it creates the
-// container, holds its stdio, writes its log, serves its attach socket and writes its exit code to a file. It holds
-// nothing of ours, so that it outlives us.
+// monitor starts conmons (https://github.com/containers/conmon). Each is its own daemon: it creates the container, holds its
+// stdio, writes its log, serves its attach socket and writes its exit code to a file. It holds no resources of ours and
+// outlives us.
 type monitor struct {
 	path, version string
 	spawner       *spawner
@@ -36,7 +36,7 @@ func findMonitor(ctx context.Context, cfg Config) (monitor, error) {
 	}
 	found, err := exec.LookPath(name)
 	if err != nil {
-		return monitor{}, fmt.Errorf("conmon, the monitor of containers (Debian: apt-get install conmon): %w: %w", err, errdefs.ErrUnavailable)
+		return monitor{}, fmt.Errorf("find conmon (Debian: apt-get install conmon): %w: %w", err, errdefs.ErrUnavailable)
 	}
 	out, err := exec.CommandContext(ctx, found, "--version").Output()
 	if err != nil {
@@ -48,7 +48,7 @@ func findMonitor(ctx context.Context, cfg Config) (monitor, error) {
 
 func (m monitor) close() { m.spawner.close() }
 
-// launch is what conmon is told of a container.
+// launch holds the parameters of one conmon.
 type launch struct {
 	id, bundle string
 	logPath    string
@@ -57,11 +57,11 @@ type launch struct {
 	tty        bool
 }
 
-// The files that conmon and the OCI runtime leave in the bundle.
+// Files that conmon and the OCI runtime write into the bundle.
 func initPidFile(bundle string) string   { return filepath.Join(bundle, "init.pid") }
 func conmonPidFile(bundle string) string { return filepath.Join(bundle, "conmon.pid") }
 
-// args is conmon's command line. Recovery knows our conmons by the bundle on it.
+// args returns conmon's command line. Recovery recognises our conmons by the bundle in it.
 func (m monitor) args(l launch, cfg Config, rt ociRuntime) []string {
 	args := []string{
 		"--api-version", "1",
@@ -70,7 +70,7 @@ func (m monitor) args(l launch, cfg Config, rt ociRuntime) []string {
 		"--bundle", l.bundle,
 		"--container-pidfile", initPidFile(l.bundle),
 		"--conmon-pidfile", conmonPidFile(l.bundle),
-		"--exit-dir", cfg.exitDir(), // alone: without room for a second one on the disk conmon would write neither
+		"--exit-dir", cfg.exitDir(), // only one: if the disk had no room for a second exit file, conmon would write neither
 		"--full-attach",
 		"--no-sync-log",
 		"--log-level", "error",
@@ -98,8 +98,9 @@ func (m monitor) args(l launch, cfg Config, rt ociRuntime) []string {
 	return args
 }
 
-// execCommand is a conmon that only waits for a further program in a container: the program has conmon's own stdio
-// ("passthrough"), and its exit code becomes conmon's. dir holds process.json and takes the PID and the runtime's words.
+// execCommand runs a conmon that only waits for an additional program in a container. The program has conmon's stdio
+// ("passthrough"), and its exit code becomes conmon's. dir holds process.json and receives the PID file and the runtime's
+// log.
 func (m monitor) execCommand(id, dir string, rt ociRuntime, options []string) *exec.Cmd {
 	args := []string{
 		"--api-version", "1", "--exec", "--sync",
@@ -118,27 +119,26 @@ func (m monitor) execCommand(id, dir string, rt ociRuntime, options []string) *e
 	}
 	cmd := exec.Command(m.path, args...)
 	cmd.Dir = dir
-	cmd.Env = conmonEnv()[1:] // no sync pipe: Wait tells
+	cmd.Env = conmonEnv()[1:] // no sync pipe: Wait is enough
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	return cmd
 }
 
-// syncMessage is what conmon writes on its sync pipe: the PID of the container's init, or -1 and the runtime's words.
+// syncMessage is what conmon writes to its sync pipe: the PID of the container's init, or -1 and the runtime's error.
 type syncMessage struct {
 	Data    int    `json:"data"`
 	Message string `json:"message"`
 }
 
-// errCreate is an OCI runtime's refusal to create the container.
 type errCreate struct{ message string }
 
 func (e errCreate) Error() string { return e.message }
 
-// launched is a container that conmon has created: it waits for the runtime's start.
+// launched is a container that conmon has created and the runtime has not started.
 type launched struct{ conmon, init *process.Process }
 
-// start launches conmon and returns when it has created the container. The monitor that came to be is in the result
-// also when there is an error, so that the caller can end it.
+// start launches conmon and returns once conmon has created the container. The result holds the monitor even on error, so
+// that the caller can end it.
 func (m monitor) start(ctx context.Context, l launch, cfg Config, rt ociRuntime) (launched, error) {
 	reader, writer, err := os.Pipe()
 	if err != nil {
@@ -155,7 +155,7 @@ func (m monitor) start(ctx context.Context, l launch, cfg Config, rt ociRuntime)
 	if err != nil {
 		return launched{}, fmt.Errorf("start conmon: %w", err)
 	}
-	// The first process forks the one that stays and ends.
+	// The first process forks the one that stays, and exits.
 	if err := cmd.Wait(); err != nil {
 		return launched{}, fmt.Errorf("conmon: %w", err)
 	}
@@ -165,7 +165,7 @@ func (m monitor) start(ctx context.Context, l launch, cfg Config, rt ociRuntime)
 		return launched{}, fmt.Errorf("conmon: %w", err)
 	}
 	if got.conmon, err = process.Open(pid); errdefs.IsNotFound(err) {
-		got.conmon = process.Ended(process.ID{Pid: pid}) // what it said is in the pipe
+		got.conmon = process.Ended(process.ID{Pid: pid}) // its message is in the pipe
 	} else if err != nil {
 		return got, err
 	}
@@ -183,8 +183,8 @@ func (m monitor) start(ctx context.Context, l launch, cfg Config, rt ociRuntime)
 	return got, err
 }
 
-// conmonEnv is the environment of conmon and, by inheritance, of the OCI runtime. The daemon's own is not passed on:
-// NOTIFY_SOCKET and LISTEN_FDS would have effects of their own.
+// conmonEnv is the environment of conmon and, by inheritance, of the OCI runtime. It leaves out the daemon's own, because
+// NOTIFY_SOCKET and LISTEN_FDS would affect them.
 func conmonEnv() []string {
 	env := []string{"_OCI_SYNCPIPE=3", "PATH=" + os.Getenv("PATH"), "LC_ALL=C"}
 	for _, name := range []string{"XDG_RUNTIME_DIR", "TMPDIR"} {
@@ -195,20 +195,20 @@ func conmonEnv() []string {
 	return env
 }
 
-// readSync waits for conmon's word. The end of the pipe without one means that conmon gave up.
+// readSync waits for conmon's message. If the pipe ends without one, conmon gave up.
 func readSync(ctx context.Context, pipe *os.File) (int, error) {
 	stop := context.AfterFunc(ctx, func() { _ = pipe.Close() })
 	defer stop()
 	line, err := bufio.NewReader(io.LimitReader(pipe, 64<<10)).ReadBytes('\n')
 	if ctx.Err() != nil {
-		return 0, fmt.Errorf("the OCI runtime creates the container: %w", ctx.Err())
+		return 0, fmt.Errorf("wait for the OCI runtime to create the container: %w", ctx.Err())
 	}
 	if err != nil && len(line) == 0 {
 		return 0, errCreate{"the container's monitor ended before the container was created"}
 	}
 	var msg syncMessage
 	if err := json.Unmarshal(line, &msg); err != nil {
-		return 0, fmt.Errorf("conmon said %q: %w", line, err)
+		return 0, fmt.Errorf("parse conmon's message %q: %w", line, err)
 	}
 	if msg.Data <= 0 {
 		return 0, errCreate{runtimeMessage(msg.Message)}
@@ -223,24 +223,23 @@ func readPid(file string) (int, error) {
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(raw)))
 	if err != nil || pid <= 0 {
-		return 0, fmt.Errorf("%s holds no PID: %q", file, raw)
+		return 0, fmt.Errorf("%s contains no PID: %q", file, raw)
 	}
 	return pid, nil
 }
 
-// spawner is a thread that lives in the cgroup of the conmons, so that they are born there. Moving a process on cgroup
-// v1 costs a grace period of the kernel's RCU per hierarchy (over 1 ms each); a thread that moves itself does not,
-// and does it once. On v2 the kernel puts a child into a cgroup as it makes it.
+// spawner is a thread in the conmons' cgroup, so that conmons are born there. On cgroup v1, moving a process costs an RCU
+// grace period of the kernel per hierarchy (over 1 ms each); a thread that moves itself once avoids this. On v2 the kernel
+// puts a child into a cgroup at fork.
 //
-// The cgroup is common to all pods: a conmon must not be killed by the limits of the pod that it watches, nor end with
-// the daemon's service.
+// All pods share the cgroup: a conmon must not be killed by its pod's limits or end with the daemon's service.
 type spawner struct {
 	jobs chan func()
-	// into is the cgroup's directory on v2, else nil.
+	// into is the cgroup's directory on v2; nil on v1.
 	into *os.File
 }
 
-// conmonCgroup is the name of the conmons' cgroup below the default parent.
+// conmonCgroup is the conmons' cgroup below the default parent.
 const conmonCgroup = cgroup.Mark + "conmon"
 
 func newSpawner(g cgroups) (*spawner, error) {
@@ -278,7 +277,7 @@ func newSpawner(g cgroups) (*spawner, error) {
 	return s, nil
 }
 
-// ownCgroup is the cgroup that the daemon was started in, which systemd delegates to it.
+// ownCgroup is the cgroup in which the daemon was started and which systemd delegates to it.
 func ownCgroup(g cgroups) (string, error) {
 	raw, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
@@ -293,14 +292,14 @@ func ownCgroup(g cgroups) (string, error) {
 			return strings.TrimSuffix(dir, "/"+conmonCgroup), nil
 		}
 	}
-	return "", fmt.Errorf("/proc/self/cgroup tells no cgroup of systemd's: %w", errdefs.ErrUnavailable)
+	return "", fmt.Errorf("/proc/self/cgroup names no cgroup of systemd: %w", errdefs.ErrUnavailable)
 }
 
-// loop runs jobs on a thread that is not given back: it ends with the spawner.
+// loop runs jobs on a thread that is never reused: it ends with the spawner.
 func (s *spawner) loop(enter func() error, ready chan<- error) {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {
-		// The main thread cannot end, and shows the process's cgroup to others. Occupy it until another took over.
+		// The main thread cannot end, and the process appears in its cgroup. Occupy it until another thread has taken over.
 		done := make(chan struct{})
 		go func() { defer close(done); s.loop(enter, ready) }()
 		<-done
@@ -320,7 +319,7 @@ func (s *spawner) close() {
 	}
 }
 
-// start starts cmd from within the cgroup.
+// start starts cmd in the cgroup.
 func (s *spawner) start(cmd *exec.Cmd) error {
 	if s.into != nil {
 		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(s.into.Fd())
@@ -331,8 +330,8 @@ func (s *spawner) start(cmd *exec.Cmd) error {
 	return <-done
 }
 
-// monitors finds the conmons of our bundles by their command lines: container ID to process. It reads all of /proc
-// and is for recovery only, when what files say may be half of the truth.
+// monitors maps container IDs to the conmons of our bundles, by their command lines. It reads all of /proc; only recovery
+// uses it, because files may be incomplete then.
 func monitors(root string) map[string]process.ID {
 	found := map[string]process.ID{}
 	entries, err := os.ReadDir("/proc")
@@ -359,7 +358,7 @@ func monitors(root string) map[string]process.ID {
 	return found
 }
 
-// monitorOf tells of which container of ours a command line is the monitor.
+// monitorOf returns the container that a conmon's command line belongs to.
 func monitorOf(argv []string, root string) (id string, ok bool) {
 	if filepath.Base(argv[0]) != "conmon" {
 		return "", false

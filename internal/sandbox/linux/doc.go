@@ -15,14 +15,14 @@
 //	           ├── pidfds of conmon and of init: the two witnesses of a container's end
 //	           └── hub: one connection to the attach socket, shared by all attach clients
 //
-// Everything is findable from the IDs of pod and container alone: directories, cgroups (tripod-<id>), snapshots
-// (linux-<id>), the OCI runtime's state, and conmon by its command line. So each order can be repeated, each removal
-// works on half-made things, and recovery needs no memory of what was under way. What lies below our directories and
-// cgroup names and is not in the node's record is removed by Recover; nothing else is ever touched.
+// Everything can be found by the IDs of pod and container: directories, cgroups (tripod-<id>), snapshots (linux-<id>), the
+// OCI runtime's state, and conmon by its command line. Every order can therefore be repeated, every removal works on
+// half-made things, and recovery needs no other record. Recover removes whatever carries our names and is not in the node's
+// record, and nothing else.
 //
 // A container has no process until it is started, and a pod has none unless its containers share a PID namespace,
 // which needs an init (docs/adr/0006).
 //
-// The package must not do networking (the network namespace is given), decide states (the node does), or know how
-// images are kept (ImageStore). The OCI specification is made by the package spec below.
+// The package must not set up networking (it receives the network namespace), decide states (the node does), or know how
+// images are stored (ImageStore). The package spec below makes the OCI specification.
 package linux

@@ -12,17 +12,17 @@ import (
 	"github.com/tripod-run/tripod/internal/cgroup"
 )
 
-// Finding is one thing that Doctor looked at.
+// Finding is the result of one check by Doctor.
 type Finding struct {
-	// Subject names it: "OCI runtime crun", "conmon" …
+	// Subject names what was checked: "OCI runtime crun", "conmon" …
 	Subject string
-	// OK says that it is as it should be; Required, that pods cannot run when it is not.
+	// OK means that the check passed; Required, that pods cannot run without it.
 	OK, Required bool
-	// Detail tells what was found, Remedy what to do when it is not OK.
+	// Detail is what was found, Remedy what to do if it is not OK.
 	Detail, Remedy string
 }
 
-// Doctor tries what the backend needs on this host, by doing it. It changes nothing that stays.
+// Doctor checks by trial what the backend needs on this host. It leaves no changes behind.
 func Doctor(ctx context.Context, cfg Config) []Finding {
 	cfg = cfg.withDefaults()
 	var findings []Finding
@@ -80,12 +80,12 @@ func doctorRuntimes(ctx context.Context, cfg Config, g cgroups) (findings []Find
 	if g.Driver == cgroup.DriverCgroupfs {
 		defer func() {
 			for _, full := range g.Dirs(g.Parent) {
-				_ = unix.Rmdir(full) // only if nothing is in it: it came with the trial then, or is made again
+				_ = unix.Rmdir(full) // only if it is empty
 			}
 		}()
 	}
 	works := false
-	var known []Finding // of those that work
+	var known []Finding // of the runtimes that work
 	for _, name := range names {
 		f := Finding{Subject: "OCI runtime " + name}
 		if rt, err := tryRuntime(ctx, cfg, g, name); err == nil {
@@ -97,7 +97,7 @@ func doctorRuntimes(ctx context.Context, cfg Config, g cgroups) (findings []Find
 		findings = append(findings, f)
 	}
 	for i := range findings {
-		findings[i].Required = !works // one that works is enough
+		findings[i].Required = !works // one working runtime is enough
 	}
 	return append(findings, known...)
 }
@@ -107,13 +107,13 @@ func runtimeRemedy(name string, err error) string {
 	case strings.Contains(err.Error(), exec.ErrNotFound.Error()):
 		return "apt-get install " + name
 	case strings.Contains(err.Error(), "hybrid"), strings.Contains(err.Error(), "cgroup"):
-		return "crun takes pure cgroup v1 or v2: boot with systemd.unified_cgroup_hierarchy=1, unmount " +
+		return "crun needs pure cgroup v1 or v2: boot with systemd.unified_cgroup_hierarchy=1, unmount " +
 			"/sys/fs/cgroup/unified, or use runc"
 	}
-	return "run the command by hand to see more, or configure another runtime"
+	return "run the command manually to see more, or configure another runtime"
 }
 
-// pidfdFinding tries the pidfd of this process, of which everything about the end of containers depends.
+// pidfdFinding opens a pidfd of this process. Noticing the end of containers depends on pidfds.
 func pidfdFinding() Finding {
 	fd, err := unix.PidfdOpen(os.Getpid(), unix.PIDFD_NONBLOCK)
 	if err != nil {

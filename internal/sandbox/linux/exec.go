@@ -21,17 +21,17 @@ import (
 )
 
 const (
-	// execDrain is how long output is read after the program has ended, when a child of it holds its stdio.
+	// execDrain is how long output is read after the program has ended while a child of it holds its stdio.
 	execDrain = time.Second
-	// execKill is how long a killed program, and then its monitor, may take to end.
+	// execKill is how long a killed program, and then its monitor, may take to exit.
 	execKill = 5 * time.Second
-	// killPause is how often it is looked for the PID of a program that is to be killed before it is known.
+	// killPause is the interval of polling for the PID of a program that must be killed.
 	killPause = 5 * time.Millisecond
 )
 
-// Exec implements sandbox.Execer. conmon is the program's parent here too, but it only waits: the program has our
-// pipes, or a terminal that is handed to us. Without it there would be no exit code as soon as a child of the program
-// holds its output, since runc waits for that, and nobody to reap what a failed exec leaves in the PID namespace.
+// Exec implements sandbox.Execer. conmon is the program's parent here too, but it only waits: the program has our pipes, or a
+// terminal that we receive. Without conmon, a child of the program that holds its output would delay the exit code, because
+// runc waits for it, and nobody would reap what a failed exec leaves in the PID namespace.
 func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.ExecRequest) (int32, error) {
 	h, _, l, err := b.runningContainer(p, c)
 	if err != nil {
@@ -72,18 +72,18 @@ type execution struct {
 	dir       string
 	container *life
 
-	stdin, stdout, stderr *os.File       // the ends of the program, with a terminal of the runtime; closed once started
-	whenUp                []func()       // what is started once the program runs
-	output                sync.WaitGroup // the copies of the program's output
+	stdin, stdout, stderr *os.File       // the program's ends, or with a terminal the runtime's; closed once started
+	whenUp                []func()       // called once the program runs
+	output                sync.WaitGroup // goroutines that copy the program's output
 
 	mu     sync.Mutex
-	ours   []io.Closer // our ends, closed when all is over
+	ours   []io.Closer // our ends; closed at the end
 	closed bool
 }
 
 func (x *execution) pidFile() string { return filepath.Join(x.dir, "pid") }
 
-// own sees to it that c is closed in the end; it is closed at once when that has passed.
+// own registers c to be closed at the end; if the end has passed, it closes c at once.
 func (x *execution) own(c io.Closer) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -112,8 +112,8 @@ func (x *execution) closeTheirs() {
 	}
 }
 
-// pipes connects plain stdio. What is not asked for is a pipe as well, which reads as empty or is read by nobody who
-// cares: the host's /dev/null would be the program's to change, and crun makes the program's user its owner.
+// pipes connects plain stdio. A stream that nobody asked for is a pipe too, an empty or a drained one, and not the host's
+// /dev/null: the program could change that file, and crun would make the program's user its owner.
 func (x *execution) pipes(req sandbox.ExecRequest) error {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -143,13 +143,13 @@ func (x *execution) pipes(req sandbox.ExecRequest) error {
 			if out.to != nil {
 				_, _ = io.Copy(out.to, r)
 			}
-			_, _ = io.Copy(io.Discard, r) // nobody listens, or the client is gone: the program must not stop for that
+			_, _ = io.Copy(io.Discard, r) // nobody listens, or the client has gone: the program must not block
 		})
 	}
 	return nil
 }
 
-// terminal has the runtime make a terminal in the container and hand its other end to us. It gives the runtime's options.
+// terminal has the runtime make a terminal in the container and pass us its other end. It returns the runtime's options.
 func (x *execution) terminal(req sandbox.ExecRequest) ([]string, error) {
 	console, err := listenConsole(x.dir)
 	if err != nil {
@@ -165,7 +165,7 @@ func (x *execution) terminal(req sandbox.ExecRequest) ([]string, error) {
 		defer x.output.Done()
 		terminal, err := console.receive()
 		if err != nil {
-			return // the program did not come to be, which the caller is told elsewhere
+			return // the program did not start; run reports it
 		}
 		x.own(terminal)
 		stop := make(chan struct{})
@@ -174,12 +174,12 @@ func (x *execution) terminal(req sandbox.ExecRequest) ([]string, error) {
 		if req.Stdin != nil {
 			go func() { _, _ = io.Copy(terminal, req.Stdin) }()
 		}
-		_, _ = io.Copy(out, terminal) // ends with EIO when the last one has closed the terminal
+		_, _ = io.Copy(out, terminal) // ends with EIO when the last process has closed the terminal
 	})
-	return []string{"--console-socket=" + console.path}, x.pipes(sandbox.ExecRequest{}) // these are the runtime's, not the program's
+	return []string{"--console-socket=" + console.path}, x.pipes(sandbox.ExecRequest{}) // these pipes are the runtime's, not the program's
 }
 
-// run starts the program, waits for its end and for its output, and gives its exit code.
+// run starts the program, waits for its exit and its output, and returns its exit code.
 func (x *execution) run(ctx context.Context, m monitor, cmd *exec.Cmd) (int32, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, fmt.Errorf("exec: %w", err)
@@ -211,7 +211,7 @@ func (x *execution) run(ctx context.Context, m monitor, cmd *exec.Cmd) (int32, e
 	return code, err
 }
 
-// drain waits until the output is read, but not for ever when somebody holds it open.
+// drain waits until the output is read, or until execDrain if some process holds it open.
 func (x *execution) drain(ctx context.Context) {
 	done := make(chan struct{})
 	go func() { x.output.Wait(); close(done) }()
@@ -222,19 +222,19 @@ func (x *execution) drain(ctx context.Context) {
 	}
 }
 
-// result tells a program's exit code, which conmon has as its own, from a failure of the runtime: only a program that
-// came to be has its PID in the file.
+// result separates a program's exit code, which is also conmon's, from a failure of the runtime: only a program that started
+// has its PID in the file.
 func (x *execution) result(err error) (int32, error) {
 	if !exists(x.pidFile()) {
 		message := said(filepath.Join(x.dir, "log"))
 		switch {
-		// What ends a container ends the program, and the runtime at work in it, before the container's own end shows.
+		// What ends a container ends the program, and the runtime starting it, before the container's own end is visible.
 		case message == "" && x.container.init.WaitFor(execKill), x.container.init.Ending():
 			return 0, fmt.Errorf("exec: the container has ended: %w", errdefs.ErrFailedPrecondition)
 		case message != "":
 			return 0, fmt.Errorf("failed to exec: %s: %w", message, meaning(message))
 		}
-		// It has been killed, by the container as likely as not: until the program runs it is a process in there.
+		// It was killed, probably by the container: until the program runs, the runtime is a process in there.
 		return 0, fmt.Errorf("exec: the OCI runtime ended before the program began: %w: %w", err, errdefs.ErrUnavailable)
 	}
 	var exit *exec.ExitError
@@ -249,8 +249,8 @@ func (x *execution) result(err error) (int32, error) {
 	return int32(exit.ExitCode()), nil
 }
 
-// meaning tells what kind of error an OCI runtime's last words on an exec are. They end in the text of an error number,
-// crun's with a capital letter. What names none of these is a matter of the request: a program that is not there, say.
+// meaning classifies an OCI runtime's last message about an exec. It ends in the text of an errno, crun's with a capital
+// letter. Any other message is a fault of the request, for instance a missing program.
 func meaning(message string) error {
 	message = strings.ToLower(message)
 	for kind, numbers := range map[error][]syscall.Errno{
@@ -266,11 +266,11 @@ func meaning(message string) error {
 	return errdefs.ErrInvalidArgument
 }
 
-// kill ends the program and its process group, upon which its monitor ends; if not, the monitor too.
+// kill kills the program and its process group, which ends its monitor; if that fails, it kills the monitor too.
 func (x *execution) kill(cmd *exec.Cmd, ended <-chan struct{}) {
 	limit, again := time.After(execKill), time.NewTicker(killPause)
 	defer again.Stop()
-	// The program may be up before the runtime has written its PID down; without its monitor nobody would.
+	// The program may run before the runtime has written its PID. Without the monitor nobody would write it.
 	for killed := false; ; {
 		killed = killed || x.killProgram()
 		if killed {
@@ -286,7 +286,7 @@ func (x *execution) kill(cmd *exec.Cmd, ended <-chan struct{}) {
 		}
 		break
 	}
-	x.killProgram() // in case it came to be just then
+	x.killProgram() // in case it started just then
 }
 
 func (x *execution) killProgram() bool {
@@ -299,8 +299,8 @@ func (x *execution) killProgram() bool {
 		return true
 	}
 	defer p.Close()
-	// Without a terminal the program does not lead the process group that it and what it started are in: the runtime
-	// that has put it into the container did.
+	// Without a terminal the program does not lead its process group; the runtime process that placed it in the container
+	// does.
 	group, err := syscall.Getpgid(pid)
 	known := err == nil && p.Alive() && group > 1 && group != syscall.Getpgrp()
 	_ = p.KillGroup()

@@ -13,11 +13,10 @@ import (
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
-// drainTime is how long a conmon may go on after its container has ended: it drains the output into the log and writes
-// the exit file, which takes milliseconds unless the disk hangs.
+// drainTime is how long a conmon may run after its container has ended. It drains the output into the log and writes the exit
+// file, which takes milliseconds unless the disk hangs.
 const drainTime = 10 * time.Second
 
-// end is how a container ended.
 type end struct {
 	at      time.Time
 	code    int32
@@ -25,12 +24,11 @@ type end struct {
 	message string
 }
 
-// exitFile is what conmon writes when the container has ended, completely or not at all.
+// exitFile is what conmon writes, atomically, when the container has ended.
 func (b *Backend) exitFile(id string) string { return filepath.Join(b.cfg.exitDir(), id) }
 
-// watch waits for the end of a container, records it and reports it. There are two witnesses: the init process, whose
-// end is the container's, and conmon, which ends after it has written the exit file. Both are held by pidfd, so that
-// nothing is polled and no queue can overflow.
+// watch waits for the end of a container, records it and reports it. It watches two processes by pidfd, without polling:
+// init, which ends with the container, and conmon, which ends after it has written the exit file.
 func (b *Backend) watch(h *handle, l *life) {
 	select {
 	case <-l.init.Dead:
@@ -43,12 +41,12 @@ func (b *Backend) watch(h *handle, l *life) {
 	b.report(sandbox.Event{PodID: h.podID, ContainerID: h.id, Status: s.status()})
 }
 
-// settle brings both to their end. It is called when one of them has ended.
+// settle ends both processes. It is called when one of them has ended.
 func (b *Backend) settle(h *handle, l *life) {
 	s, _ := h.snapshot()
 	if l.init.Alive() {
-		// Without its monitor the container has no one to read its output or to tell its exit code: it cannot go on.
-		// Unless the exit is told already, and the kernel is about to say so of init.
+		// Without its monitor nobody reads the container's output or records its exit code, so it cannot continue. If the
+		// exit file exists, the kernel is about to report init's end.
 		if !exists(b.exitFile(h.id)) {
 			b.log.Error("the container's monitor has ended before it; killing the container", "container", h.id, "conmon", l.conmon.Pid)
 		}
@@ -60,22 +58,22 @@ func (b *Backend) settle(h *handle, l *life) {
 		return
 	}
 	if !s.OwnPID {
-		b.killLife(h, l) // what it left in a PID namespace of others
+		b.killLife(h, l) // the processes that it left in a shared PID namespace
 	}
 	if !l.conmon.WaitFor(drainTime) {
-		b.log.Error("the container's monitor does not end; killing it", "container", h.id, "conmon", l.conmon.Pid)
+		b.log.Error("the container's monitor does not exit; killing it", "container", h.id, "conmon", l.conmon.Pid)
 		_ = l.conmon.KillGroup()
 		<-l.conmon.Dead
 	}
 }
 
-// record puts the end into the handle and on the disk.
+// record stores the end in the handle and on disk.
 func (b *Backend) record(h *handle, l *life, e end) {
 	h.mu.Lock()
 	h.state.Phase = phaseExited
 	h.state.FinishedAt = e.at
 	if e.at.Before(h.state.StartedAt) {
-		h.state.FinishedAt = h.state.StartedAt // file times have a coarser grain than ours
+		h.state.FinishedAt = h.state.StartedAt // file timestamps are coarser than ours
 	}
 	h.state.ExitCode, h.state.Reason, h.state.Message = e.code, e.reason, e.message
 	h.life = nil
@@ -92,7 +90,7 @@ func (b *Backend) record(h *handle, l *life, e end) {
 	close(l.ended)
 }
 
-// findEnd tells how a container ended whose processes are gone.
+// findEnd determines how a container ended whose processes are gone.
 func (b *Backend) findEnd(h *handle) end {
 	s, _ := h.snapshot()
 	code, at, err := readExit(b.exitFile(h.id))
@@ -106,7 +104,7 @@ func (b *Backend) findEnd(h *handle) end {
 	e := end{at: at, code: code, reason: sandbox.ReasonCompleted}
 	if code != 0 {
 		e.reason = sandbox.ReasonError
-		// The cgroup stays until the runtime deletes the container, so its counter is this run's.
+		// The cgroup lives until the runtime deletes the container, so its counter belongs to this run.
 		if kills, err := stats.OOMKills(s.Cgroup); err == nil && kills > 0 {
 			e.reason = sandbox.ReasonOOMKilled
 		}
@@ -114,7 +112,7 @@ func (b *Backend) findEnd(h *handle) end {
 	return e
 }
 
-// readExit reads an exit file: the code, 128 + N for a program ended by signal N, and when.
+// readExit reads an exit file: the code, 128 + N for a program killed by signal N, and the time.
 func readExit(name string) (code int32, at time.Time, err error) {
 	raw, err := os.ReadFile(name)
 	if err != nil {

@@ -28,10 +28,10 @@ var (
 	fpReleased  = failpoint.New("linux.remove-container.released")
 )
 
-// cleanupTime bounds the undoing of a step whose caller has gone away already.
+// cleanupTime limits the rollback of a step whose caller may be gone.
 const cleanupTime = 30 * time.Second
 
-// handle is one container: what the state file says, and its present life if it runs.
+// handle is one container: its state file's content and, if it runs, its current life.
 type handle struct {
 	podID, id string
 	bundle    string
@@ -41,23 +41,23 @@ type handle struct {
 	life  *life
 }
 
-// life is one run of a container, from its start to the record of its end.
+// life is one run of a container, from its start until its end is recorded.
 type life struct {
 	launched
-	// ended is closed when the end is in the handle's state and on the disk.
+	// ended is closed when the end is recorded in the handle and on disk.
 	ended chan struct{}
 
 	mu        sync.Mutex
 	signalled bool        // the stop signal was sent
-	deadline  time.Time   // when it will be killed
-	kill      *time.Timer // … by this
+	deadline  time.Time   // when kill fires
+	kill      *time.Timer // kills the container
 	hub       *hub        // the clients attached to it; nil until the first one comes
 }
 
 func newLife(l launched) *life { return &life{launched: l, ended: make(chan struct{})} }
 
-// lookup gives the container's handle, from the disk when it is not in memory. What is not there, or so damaged that
-// nothing is known of it, is ErrNotFound.
+// lookup returns the container's handle, from disk if it is not in memory. A missing container, or one whose state is
+// unreadable, is ErrNotFound.
 func (b *Backend) lookup(podID, id string) (*handle, error) {
 	b.mu.Lock()
 	h := b.containers[id]
@@ -73,7 +73,7 @@ func (b *Backend) lookup(podID, id string) (*handle, error) {
 	return b.keep(&handle{podID: podID, id: id, bundle: bundle, state: s}), nil
 }
 
-// keep puts the handle into the map unless there is one.
+// keep adds the handle to the map unless the map has one for the container, and returns the map's.
 func (b *Backend) keep(h *handle) *handle {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -97,7 +97,7 @@ func (h *handle) snapshot() (state, *life) {
 	return h.state, h.life
 }
 
-// set changes the state in memory and on the disk.
+// set changes the state in memory and on disk.
 func (h *handle) set(change func(*state)) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -105,7 +105,6 @@ func (h *handle) set(change func(*state)) error {
 	return h.state.write(h.bundle)
 }
 
-// Status implements sandbox.Backend.
 func (b *Backend) Status(_ context.Context, p *sandbox.Pod, c *sandbox.Container) (sandbox.Status, error) {
 	h, err := b.lookup(p.ID, c.ID)
 	if errdefs.IsNotFound(err) {
@@ -118,7 +117,6 @@ func (b *Backend) Status(_ context.Context, p *sandbox.Pod, c *sandbox.Container
 	return s.status(), nil
 }
 
-// StartContainer implements sandbox.Backend.
 func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
 	h, err := b.lookup(p.ID, c.ID)
 	if errdefs.IsNotFound(err) {
@@ -129,7 +127,7 @@ func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox
 	}
 	s, l := h.snapshot()
 	if l != nil {
-		return nil // it runs
+		return nil // it is running
 	}
 	if s.Phase != phaseCreated {
 		if err := b.clear(ctx, h); err != nil {
@@ -142,7 +140,7 @@ func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox
 	return b.run(ctx, p, c, h)
 }
 
-// prepareStart makes sure of what a start needs and what may have gone since the container was created.
+// prepareStart restores what a start needs and may have disappeared since the creation.
 func (b *Backend) prepareStart(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle) error {
 	if err := b.remount(ctx, p, c, h); err != nil {
 		return err
@@ -156,7 +154,7 @@ func (b *Backend) prepareStart(ctx context.Context, p *sandbox.Pod, c *sandbox.C
 	})
 }
 
-// run starts conmon, has it create the container, and lets the program run.
+// run starts conmon, has it create the container, and starts the program.
 func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle) error {
 	if target := spec.ContainerModes(p, c).Target; target != "" {
 		if err := b.pinTarget(p, target, h.id); err != nil {
@@ -184,7 +182,7 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 	return b.running(h, got, began)
 }
 
-// running records that the container runs and watches it from now on.
+// running records that the container runs and begins to watch it.
 func (b *Backend) running(h *handle, got launched, began time.Time) error {
 	l := newLife(got)
 	h.mu.Lock()
@@ -197,16 +195,16 @@ func (b *Backend) running(h *handle, got launched, began time.Time) error {
 	return err
 }
 
-// failStart undoes a start that failed. A refusal of the runtime becomes the container's end; when the caller went
-// away the container is as it was created.
+// failStart rolls back a failed start. If the runtime refused, the container ends with StartError; if the caller went away,
+// the container returns to Created.
 func (b *Backend) failStart(ctx context.Context, h *handle, got launched, cause error) error {
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()
-	if got.conmon != nil { // first, so that it writes no exit file
+	if got.conmon != nil { // first, so that conmon writes no exit file
 		_ = got.conmon.KillGroup()
 		got.conmon.WaitFor(cleanupTime)
 	} else if err := b.killMonitor(undo, monitors(b.cfg.Root)[h.id]); err != nil {
-		b.log.Error("end the monitor of a start that failed", "container", h.id, "err", err)
+		b.log.Error("stop conmon after a failed start", "container", h.id, "err", err)
 	}
 	if got.init != nil {
 		_ = got.init.Signal(unix.SIGKILL)
@@ -225,7 +223,7 @@ func (b *Backend) failStart(ctx context.Context, h *handle, got launched, cause 
 	return errors.Join(fmt.Errorf("start container %s: %w: %w", h.id, cause, errdefs.ErrFailedPrecondition), err)
 }
 
-// clear drops what the OCI runtime and conmon keep of an earlier run.
+// clear removes what the OCI runtime and conmon keep from an earlier run.
 func (b *Backend) clear(ctx context.Context, h *handle) error {
 	s, _ := h.snapshot()
 	if err := b.wipe(ctx, h.id, s.Cgroup, s.Phase == phaseStarting); err != nil {
@@ -241,9 +239,9 @@ func (b *Backend) clear(ctx context.Context, h *handle) error {
 	return nil
 }
 
-// wipe drops what the OCI runtime holds of a container, its cgroup included. Of one that is half made nobody has seen the
-// end yet, so what runs in the cgroup is killed; and a runtime that was killed in the middle of its work may have left
-// what it cannot read itself any more.
+// wipe removes what the OCI runtime holds of a container, including its cgroup. For a half-made container it first kills what
+// runs in the cgroup, because nobody has seen its end. A runtime that was killed during its work may leave state that it
+// cannot read.
 func (b *Backend) wipe(ctx context.Context, id, cgroup string, halfMade bool) error {
 	if halfMade && cgroup != "" {
 		if err := b.cgroups.Kill(ctx, cgroup); err != nil {
@@ -254,7 +252,7 @@ func (b *Backend) wipe(ctx context.Context, id, cgroup string, halfMade bool) er
 		if ctx.Err() != nil {
 			return err
 		}
-		b.log.Warn("removing by hand what the OCI runtime cannot", "container", id, "err", err)
+		b.log.Warn("the OCI runtime cannot delete a container; removing its state directly", "container", id, "err", err)
 		if err := os.RemoveAll(filepath.Join(b.cfg.ociDir(), id)); err != nil {
 			return err
 		}
@@ -262,7 +260,7 @@ func (b *Backend) wipe(ctx context.Context, id, cgroup string, halfMade bool) er
 	return b.cgroups.Remove(ctx, cgroup)
 }
 
-// pinTarget holds the PID namespace of another container of the pod for one that joins it.
+// pinTarget pins the PID namespace of another container of the pod for one that joins it.
 func (b *Backend) pinTarget(p *sandbox.Pod, target, id string) error {
 	h, err := b.lookup(p.ID, target)
 	if err != nil && !errdefs.IsNotFound(err) {
@@ -273,15 +271,14 @@ func (b *Backend) pinTarget(p *sandbox.Pod, target, id string) error {
 			return pinPID(l.init, b.targetPin(p.ID, id))
 		}
 	}
-	return fmt.Errorf("container %s, whose PID namespace is the target, does not run in this pod: %w", target, errdefs.ErrFailedPrecondition)
+	return fmt.Errorf("target container %s of the PID namespace is not running in this pod: %w", target, errdefs.ErrFailedPrecondition)
 }
 
-// targetPin is where the PID namespace is that a container joins by mode TARGET.
+// targetPin is the pin of the PID namespace that a container joins with TARGET.
 func (b *Backend) targetPin(podID, id string) string {
 	return filepath.Join(b.cfg.podRunDir(podID), "ns", "pid-"+id)
 }
 
-// StopContainer implements sandbox.Backend.
 func (b *Backend) StopContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, grace time.Duration) error {
 	h, err := b.lookup(p.ID, c.ID)
 	if errdefs.IsNotFound(err) {
@@ -308,8 +305,8 @@ func (b *Backend) StopContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.
 	}
 }
 
-// askToStop sends the stop signal, once in a life, and sees to it that the container is killed after grace, or sooner
-// if an earlier call said so.
+// askToStop sends the stop signal, once per life, and schedules the kill after grace, or earlier if an earlier call demanded
+// that.
 func (b *Backend) askToStop(h *handle, l *life, s state, grace time.Duration) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -331,14 +328,14 @@ func (b *Backend) askToStop(h *handle, l *life, s state, grace time.Duration) er
 	return nil
 }
 
-// killLife kills the container at once, with all that it started.
+// killLife kills the container and everything that it started.
 func (b *Backend) killLife(h *handle, l *life) {
 	if err := l.init.Signal(unix.SIGKILL); err != nil {
 		b.log.Error("kill a container", "container", h.id, "pid", l.init.Pid, "err", err)
 	}
 	s, _ := h.snapshot()
 	if s.OwnPID {
-		return // the kernel ends a PID namespace with its init
+		return // the kernel kills a PID namespace with its init
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), cleanupTime)
 	defer cancel()
@@ -347,13 +344,12 @@ func (b *Backend) killLife(h *handle, l *life) {
 	}
 }
 
-// RemoveContainer implements sandbox.Backend.
 func (b *Backend) RemoveContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
 	_, cgroup := b.cgroups.container(p, c.ID)
 	return b.removeContainer(ctx, p.ID, c.ID, cgroup)
 }
 
-// removeContainer removes what there is of a container, known or not. cgroup empty means to look it up.
+// removeContainer removes all of a container, whether known or not. An empty cgroup is looked up.
 func (b *Backend) removeContainer(ctx context.Context, podID, id, cgroup string) error {
 	h, err := b.lookup(podID, id)
 	if err != nil && !errdefs.IsNotFound(err) {
@@ -393,7 +389,7 @@ func (b *Backend) removeContainer(ctx context.Context, podID, id, cgroup string)
 	return errors.Join(removeEmpty(b.exitFile(id)), removeBundle(bundle))
 }
 
-// endLife kills a running container and waits for the record of its end.
+// endLife kills a running container and waits until its end is recorded.
 func (b *Backend) endLife(ctx context.Context, h *handle, l *life) error {
 	if l == nil {
 		return nil

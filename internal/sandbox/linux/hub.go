@@ -16,50 +16,50 @@ import (
 )
 
 const (
-	// attachPacket is at least what conmon sends at once: a byte that names the stream, and 8 KiB of it.
+	// attachPacket is at least the size of conmon's packets: a byte that names the stream and 8 KiB of data.
 	attachPacket = 16 << 10
-	// attachWrite is the most that conmon takes at once.
+	// attachWrite is the largest input that conmon accepts at once.
 	attachWrite = 8 << 10
-	// The streams as conmon names them.
+	// conmon's numbers of the streams.
 	attachStdout, attachStderr = 2, 3
-	// farewellPause and farewellPauseMax are the first and the last pause between two looks for conmon's answer.
+	// farewellPause and farewellPauseMax are the first and the longest pause between two checks for conmon's answer.
 	farewellPause, farewellPauseMax = time.Millisecond, time.Second
 )
 
-// hub is our one connection to the attach socket of a container's conmon, which all attach clients of a run share. It
-// is opened for the first of them, so that a container without any costs nothing.
+// hub is our single connection to a container's conmon, shared by all attach clients of a run. The first client opens it, so
+// a container without clients costs nothing.
 //
-//	conmon ══ SOCK_SEQPACKET ══▶ read ──▶ queue ──▶ client      a queue that is full: the client is cut off
-//	   ▲                           └────▶ queue ──▶ client      nobody there: dropped, and the hub leaves
+//	conmon ══ SOCK_SEQPACKET ══▶ read ──▶ queue ──▶ client      queue full: the client is disconnected
+//	   ▲                           └────▶ queue ──▶ client      no clients: dropped, and the hub disconnects
 //	   ╚══════════════════════════ feed ◀── input ── clients
 //
-// Two properties of conmon (2.1) make it necessary. It writes output to each connection and waits until that is taken:
-// so we always read, and nobody can hold the container up. And it dies of a connection that is closed at the wrong
-// time: when a write to it fails before conmon has seen its end, conmon frees it, sees the end, and uses it once more.
-// Of a connection whose end of input it has seen it expects no more, and a failing write just frees it. Therefore a
-// farewell goes before each closing: an empty packet, which conmon takes for the end of input. It answers by shutting
-// its side for reading, after which our own writes fail: only then the connection is closed. A container without stdin
-// gets the farewell at once, and then even our sudden death is safe for it.
+// Two properties of conmon (2.1) make it necessary. First, conmon writes output to each connection and waits until it is
+// read. So the hub always reads, and no client can block the container. Second, conmon crashes if a connection closes at the
+// wrong time: when a write to it fails before conmon has seen its end, conmon frees the connection, sees the end, and uses it
+// again. Once conmon has seen the end of a connection's input, a failing write just frees it. Therefore the hub sends a
+// farewell before it closes: an empty packet, which conmon takes for the end of input. conmon then shuts down its reading
+// side, our writes fail, and only then the connection is closed. A container without stdin gets the farewell at once, so that
+// even our crash is harmless.
 //
-// With stdin_once the farewell is also the end of the container's stdin, said once the first client's input has ended.
+// With stdin_once the farewell also closes the container's stdin. The hub sends it after the first client's input has ended.
 type hub struct {
 	conn *net.UnixConn
 	once bool
-	// before is closed when the run's previous hub is gone: so that at most one waits for conmon's answer.
+	// before is closed when the run's previous hub is gone, so that at most one hub waits for conmon's answer.
 	before <-chan struct{}
 
 	input    chan []byte
-	bye      chan struct{} // closed when no more input is to be sent
+	bye      chan struct{} // closed when no more input follows
 	sayBye   sync.Once
-	parted   chan struct{} // closed when none is, and conmon knows it: the connection can be closed
-	gone     chan struct{} // closed when the connection is
+	parted   chan struct{} // closed when conmon has seen the end of input: the connection can be closed
+	gone     chan struct{} // closed after the connection
 	mu       sync.Mutex
 	clients  map[*attach.Client]struct{}
-	departed bool  // takes no more clients
-	err      error // why output has ended, if not by the container's end
+	departed bool  // accepts no more clients
+	err      error // why output ended, unless the container did
 }
 
-// newHub makes a hub with its first client, without whom it would leave again.
+// newHub makes a hub with its first client; without one it would disconnect again.
 func newHub(conn *net.UnixConn, stdin, once bool, before <-chan struct{}) (*hub, *attach.Client) {
 	h := &hub{
 		conn: conn, once: once, before: before, input: make(chan []byte), bye: make(chan struct{}),
@@ -74,7 +74,7 @@ func newHub(conn *net.UnixConn, stdin, once bool, before <-chan struct{}) (*hub,
 	return h, first
 }
 
-// add gives a new client, or nil when the hub is leaving.
+// add returns a new client, or nil if the hub is disconnecting.
 func (h *hub) add() *attach.Client {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -93,7 +93,7 @@ func (h *hub) drop(c *attach.Client) {
 	c.Discard()
 }
 
-// read takes all that conmon sends, until the container ends or the hub has left.
+// read receives all of conmon's output until the container ends or the hub has disconnected.
 func (h *hub) read() {
 	buf := make([]byte, attachPacket)
 	var err error
@@ -119,8 +119,8 @@ func (h *hub) read() {
 	close(h.gone)
 }
 
-// fanOut gives output to the clients. It is false when the hub shall leave, since there are none: not before, since
-// conmon notices by its next output only that a connection is closed.
+// fanOut sends output to the clients. It returns false if the hub should disconnect because there are none. It waits for
+// output to do so, because only then conmon notices a closed connection.
 func (h *hub) fanOut(stream byte, data []byte) (stay bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -142,22 +142,22 @@ func (h *hub) fanOut(stream byte, data []byte) (stay bool) {
 
 func (h *hub) mayLeave() bool {
 	if h.once && !closed(h.bye) {
-		return false // it would end the stdin that the first client with input is still to come for
+		return false // that would close the stdin before its first client
 	}
 	return closed(h.before)
 }
 
-// leave closes the connection as soon as it can be.
+// leave closes the connection as soon as possible.
 func (h *hub) leave() {
 	h.endInput()
 	<-h.parted
 	_ = h.conn.Close()
 }
 
-// endInput has the end of input said, if it was not.
+// endInput requests the farewell.
 func (h *hub) endInput() { h.sayBye.Do(func() { close(h.bye) }) }
 
-// feed gives conmon what clients say, and in the end the farewell.
+// feed sends the clients' input to conmon, and finally the farewell.
 func (h *hub) feed() {
 	defer close(h.parted)
 	for {
@@ -175,22 +175,22 @@ func (h *hub) feed() {
 	}
 }
 
-// farewell ends the input and returns when conmon knows. While the container leaves earlier input unread it does not.
+// farewell ends the input and returns once conmon has seen it, which waits for the container to read earlier input.
 func (h *hub) farewell() {
 	for pause := farewellPause; ; pause = min(2*pause, farewellPauseMax) {
-		// Further empty packets are not read any more, and ask whether conmon has shut its side.
+		// conmon no longer reads further empty packets; they test whether it has shut down its reading side.
 		if _, err := h.conn.Write(nil); err != nil && !errors.Is(err, unix.EAGAIN) {
 			return
 		}
 		select {
 		case <-h.gone:
 			return
-		case <-time.After(pause): // nothing tells when a peer stops reading
+		case <-time.After(pause): // there is no event for a peer that stops reading
 		}
 	}
 }
 
-// send passes a client's input on, until its end, or the client's or the container's.
+// send forwards a client's input until the input, the client or the container ends.
 func (h *hub) send(ctx context.Context, input io.Reader) {
 	buf := make([]byte, attachWrite)
 	for {

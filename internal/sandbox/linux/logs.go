@@ -16,21 +16,21 @@ import (
 	"github.com/tripod-run/tripod/internal/stream"
 )
 
-// reopenTime is how long conmon may take to open its log again.
+// reopenTime is how long conmon may take to reopen its log.
 const reopenTime = 10 * time.Second
 
-// logPath is the container's CRI log file, "" for none: log_path below the pod's log_directory.
+// logPath is the container's CRI log file (log_path below the pod's log_directory), or "".
 func logPath(p *sandbox.Pod, c *sandbox.Container) (string, error) {
 	full, err := stream.LogPath(p.Config.GetLogDirectory(), c.Config.GetLogPath())
 	if err == nil && strings.Contains(full, ":") {
-		return "", fmt.Errorf("log file %q: a colon separates things on conmon's command line and cannot be in the path: %w",
+		return "", fmt.Errorf("log file %q: the path must not contain a colon, which conmon uses as a separator: %w",
 			full, errdefs.ErrInvalidArgument)
 	}
 	return full, err
 }
 
-// openLog makes the log file and gives its path. conmon, which opens the file again by its path, runs as we do; whoever
-// can write to the log directory between the two is trusted with the node's logs.
+// openLog makes the log file and returns its path. conmon opens the path again with our rights; anybody who can write to the
+// log directory in between is trusted with the node's logs.
 func openLog(p *sandbox.Pod, c *sandbox.Container) (string, error) {
 	full, err := logPath(p, c)
 	if err != nil || full == "" {
@@ -43,8 +43,8 @@ func openLog(p *sandbox.Pod, c *sandbox.Container) (string, error) {
 	return full, file.Close()
 }
 
-// ReopenLog implements sandbox.LogReopener: conmon makes the file anew and writes to it from then on. When the file was
-// not moved away there is nothing to do, and asking conmon, which replaces it, would lose what is in it.
+// ReopenLog implements sandbox.LogReopener: conmon replaces the file and writes to the new one. If the file was not moved
+// away, ReopenLog does nothing, because conmon would discard its content.
 func (b *Backend) ReopenLog(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
 	h, s, l, err := b.runningContainer(p, c)
 	if err != nil {
@@ -74,13 +74,13 @@ func (b *Backend) ReopenLog(ctx context.Context, p *sandbox.Pod, c *sandbox.Cont
 		case <-l.conmon.Dead:
 			return fmt.Errorf("container %s has ended: %w", c.ID, errdefs.ErrFailedPrecondition)
 		case <-ctx.Done():
-			return fmt.Errorf("conmon opens the log %s again: %w", s.LogPath, ctx.Err())
+			return fmt.Errorf("wait for conmon to reopen the log %s: %w", s.LogPath, ctx.Err())
 		}
 	}
 	return nil
 }
 
-// holdsFile tells whether a process has the file at this path open.
+// holdsFile reports whether a process has the file at this path open.
 func holdsFile(pid int, name string) bool {
 	want, err := os.Lstat(name)
 	if err != nil {
@@ -96,9 +96,9 @@ func holdsFile(pid int, name string) bool {
 	return false
 }
 
-// control writes one line to conmon's control fifo: "1 HEIGHT WIDTH" sizes the terminal, "2 0 0" opens the log again.
+// control writes one line to conmon's control fifo: "1 HEIGHT WIDTH" resizes the terminal, "2 0 0" reopens the log.
 func control(bundle, line string) error {
-	// Without blocking: a fifo that nobody reads is an error, not a wait.
+	// Non-blocking: a fifo without a reader is an error.
 	fd, err := unix.Open(filepath.Join(bundle, "ctl"), unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("conmon's control fifo: %w: %w", err, errdefs.ErrUnavailable)
@@ -110,7 +110,7 @@ func control(bundle, line string) error {
 	return nil
 }
 
-// runningContainer gives a container that runs; any other is ErrFailedPrecondition.
+// runningContainer returns a running container, or ErrFailedPrecondition.
 func (b *Backend) runningContainer(p *sandbox.Pod, c *sandbox.Container) (*handle, state, *life, error) {
 	h, err := b.lookup(p.ID, c.ID)
 	if err != nil && !errdefs.IsNotFound(err) {

@@ -17,16 +17,16 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
 
-// pins are the places at which a pod's namespaces are held by bind mounts, without a process in them. A kind that the
-// pod has not of its own is empty.
+// pins are the files on which a pod's namespaces are bind-mounted to keep them alive without a process. A kind that the pod
+// shares with the node is empty.
 type pins struct{ net, ipc, uts, pid string }
 
-// podPins tells where the pod's namespaces are, from its configuration alone.
+// podPins derives the pins of a pod from its configuration.
 func podPins(p *sandbox.Pod, runDir string) pins {
 	modes := spec.PodModes(p)
 	dir := filepath.Join(runDir, "ns")
 	at := pins{net: p.Netns}
-	if modes.IPC != runtimeapi.NamespaceMode_NODE { // also when each container has another one: the pod's init needs one
+	if modes.IPC != runtimeapi.NamespaceMode_NODE { // even if each container has its own: the pod's init needs one
 		at.ipc = filepath.Join(dir, "ipc")
 	}
 	if modes.UTS() {
@@ -38,11 +38,11 @@ func podPins(p *sandbox.Pod, runDir string) pins {
 	return at
 }
 
-// sharesPID tells whether the pod has a PID namespace, and so an init process, of its own.
+// sharesPID reports whether the pod has its own PID namespace and thus an init process.
 func sharesPID(p *sandbox.Pod) bool { return spec.PodModes(p).PID == runtimeapi.NamespaceMode_POD }
 
-// makeNamespaces makes and pins the pod's ipc and uts namespaces and sets what lives in namespaces: host name and
-// kernel parameters. Pins that are there already are made anew.
+// makeNamespaces makes and pins the pod's ipc and uts namespaces and sets what belongs to namespaces: host name and kernel
+// parameters. It replaces existing pins.
 func makeNamespaces(p *sandbox.Pod, at pins) error {
 	sysctls, err := spec.Sysctls(p)
 	if err != nil {
@@ -63,7 +63,7 @@ func makeNamespaces(p *sandbox.Pod, at pins) error {
 	return onNewThread(func() error { return fillNamespaces(p, at, sysctls, defaults) })
 }
 
-// makePin makes the empty file that a namespace is mounted on, and undoes what an earlier attempt left there.
+// makePin makes the empty file that a namespace is mounted on, and removes an earlier attempt's pin.
 func makePin(pin string) error {
 	if err := unpin(pin); err != nil {
 		return err
@@ -78,7 +78,7 @@ func makePin(pin string) error {
 	return f.Close()
 }
 
-// fillNamespaces runs on a thread of its own, which is in the new namespaces afterwards.
+// fillNamespaces runs on its own thread, which is in the new namespaces afterwards.
 func fillNamespaces(p *sandbox.Pod, at pins, sysctls, defaults map[string]string) error {
 	if at.net != "" {
 		netns, err := unix.Open(at.net, unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -127,7 +127,7 @@ func fillNamespaces(p *sandbox.Pod, at pins, sysctls, defaults map[string]string
 	return nil
 }
 
-// setSysctl sets a kernel parameter of the thread's namespaces, which are what /proc/sys shows.
+// setSysctl sets a kernel parameter in the thread's namespaces, which /proc/sys shows.
 func setSysctl(key, value string) error {
 	if err := os.WriteFile(filepath.Join("/proc/sys", key), []byte(value), 0); err != nil {
 		return fmt.Errorf("set kernel parameter %s=%s: %w", key, value, err)
@@ -135,7 +135,7 @@ func setSysctl(key, value string) error {
 	return nil
 }
 
-// pinNamespace holds a namespace by a bind mount on the file pin.
+// pinNamespace bind-mounts a namespace on the file pin.
 func pinNamespace(ns, pin string) error {
 	if err := unix.Mount(ns, pin, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("pin %s at %s: %w", ns, pin, err)
@@ -143,7 +143,7 @@ func pinNamespace(ns, pin string) error {
 	return nil
 }
 
-// unpin lets a namespace go. A pin that is not there is fine.
+// unpin releases a namespace. A missing pin is a success.
 func unpin(pin string) error {
 	if err := unmount(pin); err != nil {
 		return err
@@ -154,8 +154,8 @@ func unpin(pin string) error {
 	return nil
 }
 
-// pinPID holds the PID namespace that a process is the init of, and is sure to be that process's: the namespace is
-// opened by number, and the process was alive after that.
+// pinPID pins the PID namespace of an init process. The process is checked to be alive after the namespace was opened, so its
+// PID cannot have been reused.
 func pinPID(init *process.Process, pin string) error {
 	if err := makePin(pin); err != nil {
 		return err
@@ -171,19 +171,19 @@ func pinPID(init *process.Process, pin string) error {
 	return pinNamespace(fmt.Sprintf("/proc/self/fd/%d", ns), pin)
 }
 
-// pinned tells whether a namespace is mounted on the file.
+// pinned reports whether a namespace is mounted on the file.
 func pinned(pin string) bool {
 	var fs unix.Statfs_t
 	return unix.Statfs(pin, &fs) == nil && fs.Type == unix.NSFS_MAGIC
 }
 
-// onNewThread runs fn on a thread that ends with it, since fn leaves the thread in other namespaces.
+// onNewThread runs fn on a thread that then ends, because fn leaves it in other namespaces.
 func onNewThread(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
-			// The main thread cannot end; while this goroutine has it, another one gets another thread.
+			// The main thread cannot end. While this goroutine holds it, the next one gets another thread.
 			done <- onNewThread(fn)
 			runtime.UnlockOSThread()
 			return
@@ -193,7 +193,7 @@ func onNewThread(fn func() error) error {
 	return <-done
 }
 
-// unmount removes all mounts on a path, at once for those in use. A path that is not mounted, or not there, is fine.
+// unmount removes all mounts on a path, busy ones lazily. A path without mounts, or a missing one, is a success.
 func unmount(target string) error {
 	for {
 		err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW)

@@ -18,19 +18,20 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// What a container writes is in the upper directory of its overlay, and is not durable data. The mount option "volatile"
-// (Linux 5.10; Documentation/filesystems/overlayfs.rst) has the kernel sync none of it: without it an unmount writes out all
-// that is dirty on the file system below, everybody's. In return the kernel marks the layer, and refuses to mount it again
-// until the mark is removed, for after a crash of the machine nothing in it can be relied on. See docs/adr/0027.
+// A container writes to the upper directory of its overlay, which is not durable. With the mount option "volatile" (Linux
+// 5.10; Documentation/filesystems/overlayfs.rst) the kernel never syncs it. Without the option, an unmount writes out
+// everything that is dirty on the underlying file system, including others' data. In return the kernel marks the layer and
+// refuses to mount it again until the mark is removed, because after a crash of the machine the layer's content is
+// unreliable. See docs/adr/0027.
 const volatile = "volatile"
 
 // volatileMark is the kernel's mark, below an overlay's work directory.
 const volatileMark = "work/incompat/volatile"
 
-// probeVolatile tells by a trial below dir why overlays cannot be mounted with "volatile"; nil: they can.
+// probeVolatile tries, below dir, to mount an overlay with "volatile" and returns the error.
 func probeVolatile(dir string) (err error) {
 	trial := filepath.Join(dir, "overlay-trial")
-	if err := os.RemoveAll(trial); err != nil { // of a process that was killed in the middle
+	if err := os.RemoveAll(trial); err != nil { // from a process that was killed here
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(trial)) }()
@@ -55,14 +56,14 @@ func probeVolatile(dir string) (err error) {
 	})
 }
 
-// mountLayer mounts a container's root file system unless it is mounted. The layer is of this boot, see layerLost: all that was
-// written to it is there, synced or not, so a mark says nothing against it.
+// mountLayer mounts a container's root file system unless it is mounted. Its layer was written since this boot (see
+// layerLost), so all writes are there and the kernel's mark can be removed.
 func (b *Backend) mountLayer(mounts []mount.Mount, dir string) error {
 	if mountedOn(dir) {
 		return nil
 	}
 	if err := os.RemoveAll(markOf(mounts)); err != nil {
-		return fmt.Errorf("the mark of an earlier mount: %w", err)
+		return fmt.Errorf("remove the mark of an earlier mount: %w", err)
 	}
 	if b.volatile {
 		mounts = asVolatile(mounts)
@@ -81,7 +82,7 @@ func asVolatile(mounts []mount.Mount) []mount.Mount {
 	return mounts
 }
 
-// markOf is where the kernel marks the overlay among mounts as volatile; "" where there is none.
+// markOf is the path of the kernel's mark for the overlay among mounts; "" if there is no overlay.
 func markOf(mounts []mount.Mount) string {
 	for _, m := range mounts {
 		for _, option := range m.Options {
@@ -93,8 +94,8 @@ func markOf(mounts []mount.Mount) string {
 	return ""
 }
 
-// layerLost tells whether a container's layer cannot be relied on: it was in use without syncs when the machine went down,
-// or renewLayer was cut short.
+// layerLost reports whether a container's layer is unreliable: it was in use without syncs when the machine went down, or
+// renewLayer was interrupted.
 func (b *Backend) layerLost(ctx context.Context, h *handle) (bool, error) {
 	s, _ := h.snapshot()
 	if s.BootID == bootID() {
@@ -117,10 +118,10 @@ func (b *Backend) layerLost(ctx context.Context, h *handle) (bool, error) {
 	return false, nil
 }
 
-// renewLayer gives a container an empty layer over its image in the place of one that was lost, with what a creation makes in
-// it. The caller records the boot.
+// renewLayer replaces a lost layer with an empty one over the container's image and repeats what the creation adds to it. The
+// caller records the boot ID.
 func (b *Backend) renewLayer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle) (*specs.Spec, error) {
-	b.log.Warn("what a container wrote before the node went down was not synced and is dropped; it starts on its image", "container", c.ID)
+	b.log.Warn("a container's writes before the node went down were not synced and are dropped; it starts from its image", "container", c.ID)
 	if err := unmountAll(h.bundle); err != nil {
 		return nil, err
 	}
@@ -134,7 +135,7 @@ func (b *Backend) renewLayer(ctx context.Context, p *sandbox.Pod, c *sandbox.Con
 	return config, err
 }
 
-// prepareLayer makes the layer that a container writes to.
+// prepareLayer makes the container's writable layer.
 func (b *Backend) prepareLayer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
 	if _, err := b.cfg.Images.Prepare(ctx, snapshotPrefix+c.ID, c.ImageID, map[string]string{"pod": p.ID}); err != nil {
 		return fmt.Errorf("root file system of image %s: %w", c.ImageID, err)

@@ -14,8 +14,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
 
-// A PID namespace lives as long as its first process, so a pod that shares one needs a process that only waits and
-// reaps: catatonit -P, as a container of the OCI runtime's, without a monitor. Its ID is the pod's.
+// A PID namespace lives as long as its first process. A pod that shares one therefore has a process that only waits and
+// reaps: catatonit -P, as a container of the OCI runtime, without a monitor. Its ID is the pod's.
 
 func (c Config) catatonit() string {
 	name := c.Catatonit
@@ -33,14 +33,14 @@ func (c Config) catatonit() string {
 	return found
 }
 
-// startPause runs the pod's init process and pins its PID namespace. What an earlier attempt left is replaced.
+// startPause runs the pod's init process and pins its PID namespace. It replaces an earlier attempt's.
 func (b *Backend) startPause(ctx context.Context, p *sandbox.Pod, at pins) (*process.Process, error) {
 	if err := b.stopPause(ctx, p.ID); err != nil {
 		return nil, err
 	}
 	bundle := filepath.Join(b.cfg.podRunDir(p.ID), "pause")
 	rootfs := filepath.Join(bundle, "rootfs")
-	// It becomes the root directory of a program that is not root, whatever our umask is.
+	// An unprivileged program has it as root directory, so its mode must not depend on our umask.
 	if err := errors.Join(os.MkdirAll(rootfs, 0o755), os.Chmod(rootfs, 0o755)); err != nil {
 		return nil, err
 	}
@@ -75,7 +75,7 @@ func (b *Backend) startPause(ctx context.Context, p *sandbox.Pod, at pins) (*pro
 	return init, nil
 }
 
-// keepPause remembers a pod's init process and reports when it ends without an order: the pod is of no use then.
+// keepPause registers a pod's init process and reports an unexpected exit, after which the pod is unusable.
 func (b *Backend) keepPause(podID string, init *process.Process) {
 	b.mu.Lock()
 	b.pauses[podID] = init
@@ -98,7 +98,7 @@ func (b *Backend) keepPause(podID string, init *process.Process) {
 	}()
 }
 
-// stopPause ends the pod's init process, and with it all that is left in the PID namespace.
+// stopPause kills the pod's init process and with it everything in the PID namespace.
 func (b *Backend) stopPause(ctx context.Context, podID string) error {
 	b.mu.Lock()
 	delete(b.pauses, podID)

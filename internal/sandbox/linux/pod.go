@@ -22,7 +22,7 @@ var (
 	fpUnpinned   = failpoint.New("linux.remove-sandbox.unpinned")
 )
 
-// CreateSandbox implements sandbox.Backend. It may be called again for a pod that is half made.
+// CreateSandbox implements sandbox.Backend. It completes a half-made pod.
 func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	run := b.cfg.podRunDir(p.ID)
 	for _, dir := range []string{run, b.cfg.podDir(p.ID)} {
@@ -78,13 +78,12 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	return state.write(run)
 }
 
-// StopSandbox implements sandbox.Backend. Only the init process lives and holds the network namespace; what else is
-// shared costs nothing and goes with RemoveSandbox.
+// StopSandbox implements sandbox.Backend. Only the init process runs and holds the network namespace; RemoveSandbox removes
+// the rest.
 func (b *Backend) StopSandbox(ctx context.Context, p *sandbox.Pod) error {
 	return b.stopPause(ctx, p.ID)
 }
 
-// RemoveSandbox implements sandbox.Backend.
 func (b *Backend) RemoveSandbox(ctx context.Context, p *sandbox.Pod) error {
 	dir, ours := b.cgroups.pod(p)
 	if !ours {
@@ -93,7 +92,7 @@ func (b *Backend) RemoveSandbox(ctx context.Context, p *sandbox.Pod) error {
 	return b.removeSandbox(ctx, p.ID, dir)
 }
 
-// removeSandbox removes what there is of a pod, known or not. cgroup is its own one; empty means to look it up.
+// removeSandbox removes all of a pod, whether known or not. cgroup is the pod's own; an empty one is looked up.
 func (b *Backend) removeSandbox(ctx context.Context, podID, cgroup string) error {
 	if err := b.stopPause(ctx, podID); err != nil {
 		return err
@@ -125,7 +124,7 @@ func (b *Backend) removeSandbox(ctx context.Context, podID, cgroup string) error
 	return errors.Join(os.RemoveAll(run), removeEmpty(b.cfg.podDir(podID)))
 }
 
-// removeMountPoint unmounts a directory and removes it, which fails, rather than emptying it, while it is mounted.
+// removeMountPoint unmounts and removes a directory. rmdir fails while it is mounted, so nothing behind the mount is removed.
 func removeMountPoint(dir string) error {
 	if err := unmount(dir); err != nil {
 		return err
@@ -133,7 +132,7 @@ func removeMountPoint(dir string) error {
 	return removeEmpty(dir)
 }
 
-// removeEmpty removes an empty directory or a file; one that is not there is fine.
+// removeEmpty removes an empty directory or a file; a missing one is a success.
 func removeEmpty(name string) error {
 	if err := os.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -141,8 +140,8 @@ func removeEmpty(name string) error {
 	return nil
 }
 
-// sandboxReady tells whether all is there that the pod's containers share and that cannot be made again: the files for /etc
-// can, see makeEtc.
+// sandboxReady reports whether everything exists that the pod's containers share and that cannot be recreated. The files for
+// /etc can be, see makeEtc.
 func (b *Backend) sandboxReady(p *sandbox.Pod) bool {
 	run := b.cfg.podRunDir(p.ID)
 	state, err := readPodState(run)

@@ -16,7 +16,6 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// Recover implements sandbox.Backend.
 func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandbox.Sink) (sandbox.Found, error) {
 	b.mu.Lock()
 	b.sink = sink
@@ -41,20 +40,20 @@ func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandb
 		}
 	}
 	if err := b.removeOrphans(ctx, keep, conmons); err != nil {
-		// What cannot be removed now does no harm to the pods that are known.
-		b.log.Error("remove what is not in the record", "err", err)
+		// What cannot be removed now does not harm the known pods.
+		b.log.Error("remove containers and pods that are not in the record", "err", err)
 	}
 	return found, nil
 }
 
-// recoverPod tells whether the pod's shared parts are there, its init process included, which is watched again.
+// recoverPod reports whether the pod's shared parts exist, and watches its init process again.
 func (b *Backend) recoverPod(p *sandbox.Pod) bool {
 	if !b.sandboxReady(p) {
 		return false
 	}
-	if files := filesOf(p, b.cfg.podRunDir(p.ID)); !mountedOn(files.etc) { // as after an upgrade from a version that kept them elsewhere
+	if files := filesOf(p, b.cfg.podRunDir(p.ID)); !mountedOn(files.etc) { // after an upgrade from a version that kept them elsewhere
 		if err := makeEtc(p, files); err != nil {
-			b.log.Error("make a pod's files for /etc again", "pod", p.ID, "err", err)
+			b.log.Error("recreate a pod's files for /etc", "pod", p.ID, "err", err)
 			return false
 		}
 	}
@@ -73,11 +72,11 @@ func (b *Backend) recoverPod(p *sandbox.Pod) bool {
 	return true
 }
 
-// recoverContainer finds out what became of a container while nobody looked.
+// recoverContainer determines what became of a container while the daemon was down.
 func (b *Backend) recoverContainer(ctx context.Context, podID, id string, conmons map[string]process.ID) (sandbox.Status, error) {
 	h, err := b.lookup(podID, id)
 	if errdefs.IsNotFound(err) {
-		// Half made, or damaged: the node will have it removed. A monitor without a state file must not stay.
+		// Half made or damaged: the node will remove it. A monitor without a state file must not stay.
 		return sandbox.Status{}, b.killMonitor(ctx, conmons[id])
 	}
 	if err != nil {
@@ -94,7 +93,7 @@ func (b *Backend) recoverContainer(ctx context.Context, podID, id string, conmon
 	return s.status(), err
 }
 
-// recoverRunning watches a container again that ran when it was last heard of, or records how it ended.
+// recoverRunning resumes watching a container that ran at the last report, or records how it ended.
 func (b *Backend) recoverRunning(h *handle) error {
 	s, _ := h.snapshot()
 	if s.BootID != bootID() {
@@ -124,8 +123,8 @@ func (b *Backend) recoverRunning(h *handle) error {
 	return nil
 }
 
-// adoptOrDead is process.Adopt, with a dead one for one that is gone. Any other failure tells nothing of the process, and
-// must not be taken for its end.
+// adoptOrDead is process.Adopt, but returns a dead process for one that is gone. Any other failure does not prove that the
+// process ended.
 func adoptOrDead(id process.ID) (*process.Process, error) {
 	p, err := process.Adopt(id)
 	if errdefs.IsNotFound(err) {
@@ -134,8 +133,8 @@ func adoptOrDead(id process.ID) (*process.Process, error) {
 	return p, err
 }
 
-// recoverStarting decides about a container in the middle of a start: if its program was let run it is a running
-// container, else the start is undone.
+// recoverStarting decides about a container that was being started: if its program was started, it is a running container;
+// otherwise the start is rolled back.
 func (b *Backend) recoverStarting(ctx context.Context, h *handle, conmon process.ID) error {
 	s, _ := h.snapshot()
 	if s.BootID == bootID() {
@@ -152,7 +151,7 @@ func (b *Backend) recoverStarting(ctx context.Context, h *handle, conmon process
 	return h.set(func(s *state) { s.Phase = phaseCreated })
 }
 
-// adoptStarted takes over a container whose program runs, or has run, although the start was not recorded.
+// adoptStarted adopts a container whose program runs or ran although the start was not recorded.
 func (b *Backend) adoptStarted(ctx context.Context, h *handle, id process.ID) (bool, error) {
 	conmon, err := adoptOrDead(id)
 	if err != nil {
@@ -173,7 +172,7 @@ func (b *Backend) adoptStarted(ctx context.Context, h *handle, id process.ID) (b
 	}
 	began := time.Now()
 	if parent, parentErr := process.ParentOf(pid); err != nil || parentErr != nil || parent != conmon.Pid {
-		init.Close() // it has ended, and its PID may be another's
+		init.Close() // it has ended, and its PID may have been reused
 		init = process.Ended(process.ID{Pid: pid})
 	} else {
 		began = process.StartedAt(init.Start)
@@ -181,8 +180,8 @@ func (b *Backend) adoptStarted(ctx context.Context, h *handle, id process.ID) (b
 	return true, b.running(h, launched{conmon, init}, began)
 }
 
-// endUnrecorded records the end of a program whose start was not recorded. That there is an exit file means that it
-// ran: conmon writes none when the creation fails, and a container that waits for its start is let go by nobody else.
+// endUnrecorded records the end of a program whose start was not recorded. An exit file proves that the program ran: conmon
+// writes none if the creation fails, and only we start a created container.
 func (b *Backend) endUnrecorded(h *handle, conmon *process.Process) bool {
 	_, at, err := readExit(b.exitFile(h.id))
 	if err != nil {
@@ -195,7 +194,7 @@ func (b *Backend) endUnrecorded(h *handle, conmon *process.Process) bool {
 	return true
 }
 
-// killMonitor ends a conmon and the OCI runtime that it has at work.
+// killMonitor kills a conmon and the OCI runtime that it is running.
 func (b *Backend) killMonitor(ctx context.Context, id process.ID) error {
 	p, err := process.Adopt(id)
 	if errdefs.IsNotFound(err) {
@@ -210,7 +209,7 @@ func (b *Backend) killMonitor(ctx context.Context, id process.ID) error {
 	return p.Wait(ctx)
 }
 
-// removeOrphans removes what carries our mark, whose place is given by our configuration, and whose ID is not known.
+// removeOrphans removes what carries our names and is not known.
 func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool, conmons map[string]process.ID) error {
 	var errs []error
 	for id, conmon := range conmons {
@@ -275,7 +274,7 @@ func (b *Backend) releaseOrphans(ctx context.Context, keep map[string]bool) erro
 	return errors.Join(errs...)
 }
 
-// idsIn lists the entries of a directory that have the form of an ID.
+// idsIn lists the directory entries that look like an ID.
 func idsIn(dir string) (ids []string) {
 	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {
@@ -286,7 +285,6 @@ func idsIn(dir string) (ids []string) {
 	return ids
 }
 
-// emptyDir removes what is in a directory.
 func emptyDir(dir string) error {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {

@@ -24,13 +24,13 @@ import (
 // probeDeadline is how long an OCI runtime may take to make and delete a trivial container.
 const probeDeadline = 20 * time.Second
 
-// ociRuntime is a crun or runc that was seen to work. Its own state lies in our run directory, so that what it holds
-// is ours and nothing else is.
+// ociRuntime is a crun or runc that has passed the probe. Its state is in our run directory, so it holds our containers and
+// no others.
 type ociRuntime struct {
 	path, version string
 	root          string
 	systemd       bool
-	// recursiveReadOnly says that it knows the mount option "rro".
+	// recursiveReadOnly means that it supports the mount option "rro".
 	recursiveReadOnly bool
 	cli               *runc.Runc
 }
@@ -42,7 +42,7 @@ func newRuntime(cfg Config, path, version string) ociRuntime {
 	}}
 }
 
-// findRuntime gives the runtime that the configuration names, or the first of crun and runc that works.
+// findRuntime returns the configured runtime, or the first of crun and runc that works.
 func findRuntime(ctx context.Context, cfg Config, g cgroups) (ociRuntime, error) {
 	names := []string{cfg.Runtime}
 	if cfg.Runtime == "auto" {
@@ -60,7 +60,7 @@ func findRuntime(ctx context.Context, cfg Config, g cgroups) (ociRuntime, error)
 		errors.Join(errs...), errdefs.ErrUnavailable)
 }
 
-// tryRuntime finds one runtime and makes it prove itself.
+// tryRuntime finds one runtime and probes it.
 func tryRuntime(ctx context.Context, cfg Config, g cgroups, name string) (ociRuntime, error) {
 	found, err := exec.LookPath(name)
 	if err != nil {
@@ -83,8 +83,8 @@ func tryRuntime(ctx context.Context, cfg Config, g cgroups, name string) (ociRun
 	return rt, nil
 }
 
-// probe makes and deletes a container that is never started: that takes the cgroups, namespaces and mounts of this
-// host, which version numbers tell nothing of. It tells whether a mount was made read-only recursively.
+// probe makes and deletes a container without starting it, which tests this host's cgroups, namespaces and mounts; a version
+// number says nothing about those. It reports whether recursive read-only mounts work.
 func (r ociRuntime) probe(ctx context.Context, cfg Config, g cgroups) (recursive bool, err error) {
 	dir, err := os.MkdirTemp(cfg.RunDir, "probe-")
 	if err != nil {
@@ -110,7 +110,7 @@ func (r ociRuntime) probe(ctx context.Context, cfg Config, g cgroups) (recursive
 	return recursive, nil
 }
 
-// readOnlyBelow tells whether a mount, and every mount below it, is read-only for the process in the PID file.
+// readOnlyBelow reports whether a mount and every mount below it are read-only for the process in the PID file.
 func readOnlyBelow(pidFile, dir string) bool {
 	pid, err := readPid(pidFile)
 	if err != nil {
@@ -139,7 +139,7 @@ func writeProbeBundle(dir, id string, g cgroups) error {
 			return err
 		}
 	}
-	// The program is looked up, but never run.
+	// The runtime looks the program up but never runs it.
 	if err := os.WriteFile(filepath.Join(dir, "rootfs/probe"), []byte("#!/probe\n"), 0o755); err != nil {
 		return err
 	}
@@ -166,7 +166,7 @@ func writeProbeBundle(dir, id string, g cgroups) error {
 	return writeJSON(filepath.Join(dir, "config.json"), config)
 }
 
-// globals are the options before the command.
+// globals returns the options before the command.
 func (r ociRuntime) globals() []string {
 	args := []string{"--root", r.root}
 	if r.systemd {
@@ -175,8 +175,8 @@ func (r ociRuntime) globals() []string {
 	return args
 }
 
-// command makes a call that go-runc has no form for. What the runtime has to say goes to a file (see said): a
-// container's init inherits the standard files, so that these must be neither pipes nor ours.
+// command makes a call that go-runc does not support. The runtime logs to a file (see said): a container's init inherits the
+// standard files, so these must be neither pipes nor ours.
 func (r ociRuntime) command(ctx context.Context, log string, args ...string) *exec.Cmd {
 	args = slices.Concat(r.globals(), []string{"--log", log, "--log-format", "json"}, args)
 	cmd := exec.CommandContext(ctx, r.path, args...)
@@ -184,13 +184,13 @@ func (r ociRuntime) command(ctx context.Context, log string, args ...string) *ex
 	return cmd
 }
 
-// said gives the last words of a runtime in a log file, empty when it said nothing.
+// said returns a runtime's last message in a log file, or "".
 func said(log string) string {
 	raw, _ := os.ReadFile(log)
 	return runtimeMessage(string(raw))
 }
 
-// start lets a created container run its program.
+// start runs the program of a created container.
 func (r ociRuntime) start(ctx context.Context, id string) error {
 	if err := r.cli.Start(ctx, id); err != nil {
 		return fmt.Errorf("%s start: %w", filepath.Base(r.path), err)
@@ -198,7 +198,7 @@ func (r ociRuntime) start(ctx context.Context, id string) error {
 	return nil
 }
 
-// delete drops what the runtime holds of a container, killing what still runs of it. One that it does not know is fine.
+// delete removes what the runtime holds of a container and kills what still runs. An unknown container is a success.
 func (r ociRuntime) delete(ctx context.Context, id string) error {
 	if !r.knows(id) {
 		return nil
@@ -209,16 +209,15 @@ func (r ociRuntime) delete(ctx context.Context, id string) error {
 	return nil
 }
 
-// knows asks without running anything: both runtimes keep a directory per container.
+// knows checks without running the runtime: both runtimes keep a directory per container.
 func (r ociRuntime) knows(id string) bool { return exists(filepath.Join(r.root, id)) }
 
-// started tells whether the container's program was let run.
+// started reports whether the container's program was started.
 func (r ociRuntime) started(ctx context.Context, id string) bool {
 	c, err := r.cli.State(ctx, id)
 	return err == nil && c.Status == "running"
 }
 
-// update changes the limits of a running container.
 func (r ociRuntime) update(ctx context.Context, id string, res *specs.LinuxResources) error {
 	if err := r.cli.Update(ctx, id, res); err != nil {
 		return fmt.Errorf("%s update: %w: %w", filepath.Base(r.path), err, errdefs.ErrFailedPrecondition)
@@ -226,8 +225,8 @@ func (r ociRuntime) update(ctx context.Context, id string, res *specs.LinuxResou
 	return nil
 }
 
-// runtimeMessage takes the words of the runtime out of what it wrote as log lines: runc's time="…" level=error
-// msg="…", its JSON form, and crun's plain text.
+// runtimeMessage extracts the runtime's message from its log lines: runc's time="…" level=error msg="…", its JSON form, or
+// crun's plain text.
 func runtimeMessage(said string) string {
 	lines := strings.Split(strings.TrimSpace(said), "\n")
 	last := lines[len(lines)-1]

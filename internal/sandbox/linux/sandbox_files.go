@@ -14,26 +14,25 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
 
-// shmSize is the size of a pod's /dev/shm, as everybody has it: 64 MiB.
+// shmSize is the customary size of a pod's /dev/shm: 64 MiB.
 const shmSize = 64 << 20
 
-// etcSpare is how much containers may add to the files of their /etc, in bytes, and etcInodes how many files and extended
-// attributes there may be: the directory, the three files, and each once more while it is replaced.
+// etcSpare is how many bytes containers may add to the files of their /etc. etcInodes is how many files and extended
+// attributes may exist: the directory, the three files, and each once more while it is replaced.
 const (
 	etcSpare  = 1 << 20
 	etcInodes = 16
 )
 
-// podFiles are the files that the pod's containers share. Containers write to them, so they lie on two file systems of
-// the pod's own: bounded, in memory that is charged to the cgroup of who writes, and apart from what the node needs
-// (fault C10).
+// podFiles are the files that the pod's containers share. Containers write to them, so they are on two file systems of the
+// pod's own: bounded, in memory charged to the writer's cgroup, and separate from the node's (fault C10).
 type podFiles struct {
 	etc                         string // the file system of the next three
 	resolvConf, hosts, hostname string
 	shm                         string
 }
 
-// filesOf tells where the pod's files are, from its configuration alone.
+// filesOf derives the paths of the pod's files from its configuration.
 func filesOf(p *sandbox.Pod, runDir string) podFiles {
 	etc := filepath.Join(runDir, "etc")
 	f := podFiles{
@@ -49,7 +48,7 @@ func filesOf(p *sandbox.Pod, runDir string) podFiles {
 	return f
 }
 
-// makeEtc mounts and writes the files for /etc. What an earlier attempt left is replaced.
+// makeEtc mounts and writes the files for /etc. It replaces an earlier attempt's.
 func makeEtc(p *sandbox.Pod, f podFiles) error {
 	resolv, err := resolvConf(p.Config.GetDnsConfig())
 	if err != nil {
@@ -80,7 +79,6 @@ func makeEtc(p *sandbox.Pod, f podFiles) error {
 	return nil
 }
 
-// makeShm mounts the pod's own /dev/shm.
 func makeShm(f podFiles) error {
 	if err := mountTmpfs(f.shm, fmt.Sprintf("mode=1777,size=%d", shmSize)); err != nil {
 		return fmt.Errorf("the pod's /dev/shm: %w", err)
@@ -88,7 +86,7 @@ func makeShm(f podFiles) error {
 	return nil
 }
 
-// mountTmpfs mounts a new tmpfs on a directory, in the place of what is mounted there.
+// mountTmpfs mounts a new tmpfs on a directory and replaces any existing mount.
 func mountTmpfs(dir, options string) error {
 	if err := unmount(dir); err != nil {
 		return err
@@ -102,7 +100,7 @@ func mountTmpfs(dir, options string) error {
 	return nil
 }
 
-// resolvConf is resolv.conf(5) from the request, or the node's when the request says nothing.
+// resolvConf returns resolv.conf(5) from the request, or the node's if the request sets nothing.
 func resolvConf(dns *runtimeapi.DNSConfig) ([]byte, error) {
 	if len(dns.GetServers())+len(dns.GetSearches())+len(dns.GetOptions()) == 0 {
 		return orNothing(os.ReadFile("/etc/resolv.conf"))
@@ -120,8 +118,8 @@ func resolvConf(dns *runtimeapi.DNSConfig) ([]byte, error) {
 	return []byte(b.String()), nil
 }
 
-// hostsFile is /etc/hosts of pods whose caller mounts none (the kubelet does): loopback and the pod's own name, or the
-// node's file on host network.
+// hostsFile returns /etc/hosts for pods whose caller mounts none (the kubelet does): loopback and the pod's name, or the
+// node's file on the host network.
 func hostsFile(p *sandbox.Pod) ([]byte, error) {
 	if !spec.PodModes(p).UTS() {
 		return orNothing(os.ReadFile("/etc/hosts"))
@@ -143,7 +141,7 @@ func orNothing(content []byte, err error) ([]byte, error) {
 	return content, err
 }
 
-// mountedOn tells whether something is mounted on the directory itself.
+// mountedOn reports whether something is mounted on the directory itself.
 func mountedOn(dir string) bool {
 	var st unix.Statx_t
 	err := unix.Statx(unix.AT_FDCWD, dir, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, 0, &st)

@@ -17,11 +17,11 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// stateVersion is the version of the files below. A file of another version is not touched: the container it is of
-// cannot be managed by this program, and Recover says so.
+// stateVersion is the version of the files below. A file of another version stays untouched: this program cannot manage its
+// container, and Recover says so.
 const stateVersion = 1
 
-// phase is how far the container has come, as the file says it: written before the step begins, except for the last.
+// phase is how far the container has come. Except for the last, a phase is written before its step begins.
 type phase string
 
 const (
@@ -31,8 +31,8 @@ const (
 	phaseExited   phase = "exited"
 )
 
-// state is what recovery needs of a container: <bundle>/state.json. It is replaced atomically and not synced: after a
-// crash of the daemon the page cache is there, and after one of the machine nothing of the container runs.
+// state is what recovery needs of a container: <bundle>/state.json. It is replaced atomically and not synced: the page cache
+// survives a crash of the daemon, and after a crash of the machine nothing of the container runs.
 type state struct {
 	Version int    `json:"version"`
 	Phase   phase  `json:"phase"`
@@ -40,9 +40,9 @@ type state struct {
 	// Init and Conmon are the two processes of a running container.
 	Init   process.ID `json:"init,omitzero"`
 	Conmon process.ID `json:"conmon,omitzero"`
-	// OwnPID says that the container has a PID namespace of its own, which ends with its first process.
+	// OwnPID means that the container has its own PID namespace, which ends with its first process.
 	OwnPID bool `json:"ownPID"`
-	// Cgroup is the container's cgroup below the hierarchies' roots.
+	// Cgroup is the container's cgroup, relative to the hierarchies' roots.
 	Cgroup string `json:"cgroup"`
 	// LogPath is the CRI log file, empty for none.
 	LogPath string `json:"logPath,omitempty"`
@@ -57,13 +57,13 @@ type state struct {
 	Message    string    `json:"message,omitempty"`
 }
 
-// podState is what removal needs of a pod that the record does not know: <run dir>/pod.json.
+// podState is what the removal of an unrecorded pod needs: <run dir>/pod.json.
 type podState struct {
 	Version int    `json:"version"`
 	BootID  string `json:"bootID"`
-	// Cgroup is the pod's own cgroup, below which its containers' are.
+	// Cgroup is the pod's own cgroup, the parent of its containers'.
 	Cgroup string `json:"cgroup"`
-	// Pause is the init process of a PID namespace that the pod shares.
+	// Pause is the init process of the pod's shared PID namespace.
 	Pause process.ID `json:"pause,omitzero"`
 }
 
@@ -81,7 +81,7 @@ func (s state) status() sandbox.Status {
 	return st
 }
 
-// readJSON reads a file of ours into v. One that is not there, or torn by a crash of the machine, is ErrNotFound.
+// readJSON reads one of our files into v. A missing file, or one damaged by a crash of the machine, is ErrNotFound.
 func readJSON(path string, v any, version func() int) error {
 	raw, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -94,7 +94,7 @@ func readJSON(path string, v any, version func() int) error {
 		return fmt.Errorf("%s is damaged (%v): %w", path, err, errdefs.ErrNotFound)
 	}
 	if got := version(); got != stateVersion {
-		return fmt.Errorf("%s is of version %d, this program writes version %d: %w", path, got, stateVersion, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("%s has version %d, this program supports version %d: %w", path, got, stateVersion, errdefs.ErrFailedPrecondition)
 	}
 	return nil
 }
@@ -127,19 +127,19 @@ func writeJSON(path string, v any) error {
 	return writeFile(path, raw, 0o600)
 }
 
-// writeFile replaces a file at once: a reader, or a crash of this process, sees the old content or the new one.
+// writeFile replaces a file atomically: readers, also after a crash of this process, see the old content or the new one.
 func writeFile(path string, content []byte, mode fs.FileMode) error {
 	tmp := path + ".new"
 	if err := os.WriteFile(tmp, content, mode); err != nil {
 		return err
 	}
-	if err := os.Chmod(tmp, mode); err != nil { // whatever our umask is
+	if err := os.Chmod(tmp, mode); err != nil { // regardless of our umask
 		return err
 	}
 	return os.Rename(tmp, path)
 }
 
-// bootID tells one run of the kernel from another.
+// bootID identifies one run of the kernel.
 var bootID = sync.OnceValue(func() string {
 	raw, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

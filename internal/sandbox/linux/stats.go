@@ -11,7 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
-// ContainerStats implements sandbox.StatsProvider. A container that does not run has a writable layer only.
+// ContainerStats implements sandbox.StatsProvider. A stopped container has only a writable layer.
 func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, error) {
 	h, err := b.lookup(p.ID, c.ID)
 	if err != nil {
@@ -33,12 +33,11 @@ func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox
 	return result, nil
 }
 
-// PodStats implements sandbox.StatsProvider.
 func (b *Backend) PodStats(_ context.Context, p *sandbox.Pod) (*runtimeapi.LinuxPodSandboxStats, error) {
 	dir, _ := b.cgroups.pod(p)
 	f, err := readCgroup(dir)
 	if errdefs.IsNotFound(err) {
-		return &runtimeapi.LinuxPodSandboxStats{}, nil // no container was started yet
+		return &runtimeapi.LinuxPodSandboxStats{}, nil // no container has been started
 	}
 	if err != nil {
 		return nil, fmt.Errorf("pod %s: %w", p.ID, err)
@@ -56,7 +55,7 @@ func readCgroup(dir string) (stats.Figures, error) {
 	return g.Read()
 }
 
-// writableLayer is the container's disk usage; nil when it is not known yet.
+// writableLayer returns the container's disk usage; nil if unknown.
 func (b *Backend) writableLayer(ctx context.Context, h *handle) *runtimeapi.FilesystemUsage {
 	u, err := b.cfg.Images.Usage(ctx, snapshotPrefix+h.id)
 	if err != nil || u.Timestamp.IsZero() {
@@ -70,7 +69,7 @@ func (b *Backend) writableLayer(ctx context.Context, h *handle) *runtimeapi.File
 	}
 }
 
-// Inspect implements sandbox.Inspector. The one key, "info", is what tools know from other runtimes.
+// Inspect implements sandbox.Inspector. Its single key, "info", is the one that tools know from other runtimes.
 func (b *Backend) Inspect(_ context.Context, p *sandbox.Pod, c *sandbox.Container) (map[string]any, error) {
 	if c == nil {
 		return b.inspectPod(p), nil

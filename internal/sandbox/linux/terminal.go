@@ -14,15 +14,15 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// consoleTime is how long a runtime may take to hand over a terminal once it was started.
+// consoleTime is how long a started runtime may take to pass the terminal.
 const consoleTime = time.Minute
 
-// console is a socket on which an OCI runtime hands over a terminal.
+// console is a socket on which an OCI runtime passes a terminal.
 type console struct {
 	*net.UnixListener
 	dir int
-	// path is how the runtime finds it: through our descriptor of the directory, since the directory's own path may be
-	// longer than the 107 bytes of a socket address.
+	// path is the runtime's path to the socket. It goes through our descriptor of the directory, because the directory's own
+	// path may exceed the 107 bytes of a socket address.
 	path string
 }
 
@@ -37,13 +37,13 @@ func listenConsole(dir string) (*console, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("console socket in %s: %w", filepath.Base(dir), err)
 	}
-	l.SetUnlinkOnClose(false) // it goes with its directory
+	l.SetUnlinkOnClose(false) // removed with its directory
 	return &console{l, fd, path}, nil
 }
 
 func (c *console) Close() error { return errors.Join(c.UnixListener.Close(), unix.Close(c.dir)) }
 
-// receive waits for the terminal. The result can be closed while it is read.
+// receive waits for the terminal. The result can be closed during a read.
 func (c *console) receive() (*os.File, error) {
 	if err := c.SetDeadline(time.Now().Add(consoleTime)); err != nil {
 		return nil, err
@@ -79,7 +79,7 @@ func (c *console) receive() (*os.File, error) {
 	return nil, errors.New("the OCI runtime handed over no terminal")
 }
 
-// setSize tells a terminal how large it is; those in it get SIGWINCH.
+// setSize sets the size of a terminal; its processes get SIGWINCH.
 func setSize(terminal *os.File, size sandbox.TermSize) error {
 	conn, err := terminal.SyscallConn()
 	if err != nil {
@@ -92,7 +92,7 @@ func setSize(terminal *os.File, size sandbox.TermSize) error {
 	return errors.Join(err, setErr)
 }
 
-// followSize gives the terminal every size that comes, until it is told to stop.
+// followSize applies every received size to the terminal until stop.
 func followSize(terminal *os.File, sizes <-chan sandbox.TermSize, stop <-chan struct{}) {
 	for {
 		select {

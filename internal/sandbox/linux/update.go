@@ -10,8 +10,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
 
-// UpdateContainer implements sandbox.Updater. The specification is changed as well, so that a later start has the new
-// limits.
+// UpdateContainer implements sandbox.Updater. It also changes the specification, so that a later start has the new limits.
 func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
 	h, err := b.lookup(p.ID, c.ID)
 	if err != nil {
@@ -41,7 +40,7 @@ func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 		}
 	}
 	if old := config.Linux.Resources; old != nil {
-		res.Devices = old.Devices // not among what an update can change
+		res.Devices = old.Devices // an update cannot change devices
 	}
 	config.Linux.Resources = res
 	return writeJSON(configFile(h.bundle), config)
