@@ -13,16 +13,16 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// ociVersion is the version of the specification written; runc 1.1 takes nothing newer.
+// ociVersion is the version of the specification that we write; runc 1.1 accepts nothing newer.
 const ociVersion = "1.0.2"
 
-// Annotations of the specification. Only these are ever written: what an image or a request labels itself with
-// never gets here, where OCI runtimes look for orders (CVE-2026-53488).
+// Annotations of the specification. Only these are written. Labels of images and requests never get here, because OCI
+// runtimes act on annotations (CVE-2026-53488).
 const (
 	AnnotationPod       = "io.tripod.pod"
 	AnnotationContainer = "io.tripod.container"
-	// AnnotationType is "container", or "sandbox" for the process that holds a pod's PID namespace; tools that
-	// read other runtimes' bundles know it by this name.
+	// AnnotationType is "container", or "sandbox" for the process that holds a pod's PID namespace. Tools that read other
+	// runtimes' bundles expect this name.
 	AnnotationType = "io.kubernetes.cri.container-type"
 
 	annotationPodName       = "io.kubernetes.cri.sandbox-name"
@@ -32,31 +32,31 @@ const (
 	annotationImage         = "io.kubernetes.cri.image-name"
 )
 
-// Input is all that Build needs besides the host. Paths are the host's.
+// Input is the input of Build apart from the host. Paths are paths on the host.
 type Input struct {
 	Pod       *sandbox.Pod
 	Container *sandbox.Container
 	// Image is the image's own configuration.
 	Image ocispec.ImageConfig
-	// Rootfs is the container's root file system, mounted: users and paths are resolved in it.
+	// Rootfs is the container's mounted root file system, in which users and paths are resolved.
 	Rootfs string
-	// Net, IPC, UTS and PID are namespaces to join, where ContainerModes says POD or TARGET. An empty UTS of a
-	// container that is not on the host network makes a new one with the pod's host name.
+	// Net, IPC, UTS and PID are namespaces to join where ContainerModes says POD or TARGET. If the container is not on the
+	// host network and UTS is empty, it gets a new one with the pod's host name.
 	Net, IPC, UTS, PID string
 	// CgroupsPath is the specification's cgroupsPath: /parent/id for cgroupfs, slice:prefix:name for systemd.
 	CgroupsPath string
-	// ShmPath is the pod's /dev/shm; not needed with the host's or a container's own IPC namespace.
+	// ShmPath is the pod's /dev/shm; unused with the host's or the container's own IPC namespace.
 	ShmPath string
-	// ResolvConf, Hosts and HostnameFile are the pod's files for /etc; "" is none. A mount of the request at the
-	// same place wins.
+	// ResolvConf, Hosts and HostnameFile are the pod's files for /etc; "" means none. A mount of the request at the same path
+	// takes precedence.
 	ResolvConf, Hosts, HostnameFile string
-	// ImageVolumes are the mounted images of the request, by container_path as the request writes it; image_sub_path
-	// is applied already (ResolveSubPath).
+	// ImageVolumes maps container_path of the request's image mounts to the mounted images, with image_sub_path already
+	// applied (ResolveSubPath).
 	ImageVolumes map[string]string
 }
 
-// Build makes the runtime specification of a container. What it refuses is errdefs.ErrInvalidArgument or
-// errdefs.ErrNotImplemented, naming the field; other errors are the host's.
+// Build makes the runtime specification of a container. It rejects fields with errdefs.ErrInvalidArgument or
+// errdefs.ErrNotImplemented and names them; other errors are the host's.
 func Build(in Input, h Host) (*specs.Spec, sandbox.Resolved, error) {
 	if err := Validate(in.Pod, in.Container, h); err != nil {
 		return nil, sandbox.Resolved{}, err
@@ -74,7 +74,7 @@ func Build(in Input, h Host) (*specs.Spec, sandbox.Resolved, error) {
 		b.spec.Hostname = in.Pod.Config.GetHostname()
 	}
 	b.resolved.SwapLimited = h.SwapAccounting
-	// The order matters once: the default system call filter depends on the process's capabilities.
+	// The order matters: the default system call filter depends on the process's capabilities.
 	for _, step := range []func() error{b.process, b.namespaces, b.mounts, b.devices, b.security, b.imageVolumes} {
 		if err := step(); err != nil {
 			return nil, sandbox.Resolved{}, err
@@ -83,7 +83,7 @@ func Build(in Input, h Host) (*specs.Spec, sandbox.Resolved, error) {
 	return b.spec, b.resolved, nil
 }
 
-// builder is one Build under way.
+// builder holds the state of one Build.
 type builder struct {
 	in       Input
 	h        Host
@@ -152,7 +152,7 @@ func (b *builder) devices() error {
 	}
 	limits.Devices = rules
 	b.spec.Linux.Resources = limits
-	// A bind-mounted /dev has its nodes; making them there would make them on the host.
+	// A bind-mounted /dev has its nodes already; making them there would make them on the host.
 	if !slices.ContainsFunc(b.spec.Mounts, func(m specs.Mount) bool { return m.Destination == "/dev" && m.Type == "bind" }) {
 		b.spec.Linux.Devices = nodes
 	}
@@ -173,8 +173,7 @@ func (b *builder) security() (err error) {
 	return err
 }
 
-// imageVolumes makes the directories that the image declares as volumes and does not hold. They live in the
-// container's own layer.
+// imageVolumes makes the directories that the image declares as volumes but does not contain, in the container's own layer.
 func (b *builder) imageVolumes() error {
 	for _, name := range slices.Sorted(maps.Keys(b.in.Image.Volumes)) {
 		if err := checkDestination("image Volumes", name); err != nil {

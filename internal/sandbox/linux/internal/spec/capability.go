@@ -9,21 +9,20 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// allCapabilities is how the CRI names all of them at once.
 const allCapabilities = "ALL"
 
-// defaultCapabilities are what a container gets that asks for nothing: the set that Docker began with and that
-// images have come to expect. The runtimes of the field agree on it.
+// defaultCapabilities are the capabilities of a container that requests none: Docker's original set, which images expect and
+// other runtimes share.
 var defaultCapabilities = []string{
 	"CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_MKNOD",
 	"CAP_NET_BIND_SERVICE", "CAP_NET_RAW", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT",
 }
 
-// capabilities computes the sets of a container's process. Adding goes before dropping, ALL before single names:
-// add ALL, drop ALL, add the named ones, drop the named ones. A name that the host cannot grant is refused, while
+// capabilities computes the capability sets of a container's process. It applies, in order: add ALL, drop ALL, add names,
+// drop names. A name that the host cannot grant is rejected; ALL and privileged mean all that it can grant.
 // ALL and privileged mean all that it can.
-//
-// Inheritable stays empty unless ambient capabilities are asked for: a program of an unprivileged user with file
+// Inheritable stays empty unless ambient capabilities are requested; otherwise an unprivileged user's program with file
+// capabilities would gain them (CVE-2022-24769).
 // capabilities would gain them (CVE-2022-24769).
 func capabilities(sc *runtimeapi.LinuxContainerSecurityContext, h Host) (*specs.LinuxCapabilities, error) {
 	const field = "linux.security_context.capabilities"
@@ -67,8 +66,8 @@ func capabilitySets(granted, ambient []string) *specs.LinuxCapabilities {
 	}
 }
 
-// capabilityNames writes names in the kernel's way (CAP_NET_ADMIN) and tells whether ALL is among them.
-// With a host, names that it cannot grant are refused.
+// capabilityNames converts names to the kernel's form (CAP_NET_ADMIN) and reports whether ALL is among them. With a host, it
+// rejects names that the host cannot grant.
 func capabilityNames(field string, asked []string, grantable *Host) (names []string, all bool, err error) {
 	for _, name := range asked {
 		full := strings.ToUpper(name)
@@ -80,7 +79,7 @@ func capabilityNames(field string, asked []string, grantable *Host) (names []str
 			full = "CAP_" + full
 		}
 		if !slices.Contains(cap.Known(), full) {
-			return nil, false, invalid(field, "%q is no Linux capability", name)
+			return nil, false, invalid(field, "%q is not a Linux capability", name)
 		}
 		if grantable != nil && !slices.Contains(grantable.Caps, full) {
 			return nil, false, unsupported(field, "%s is not in the node's own bounding set, so it cannot be granted", full)

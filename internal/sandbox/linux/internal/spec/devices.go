@@ -16,13 +16,13 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// maxDevices bounds the devices found below one directory.
+// maxDevices limits the devices found below one directory.
 const maxDevices = 4096
 
-// notShared are the parts of the host's /dev that a privileged container has of its own.
+// notShared are the entries of /dev that a privileged container has of its own instead of the host's.
 var notShared = []string{"console", "fd", "mqueue", "pts", "shm"}
 
-// checkDevices checks the form of the request's devices, without looking at the host's.
+// checkDevices checks the form of the requested devices without looking at the host's.
 func checkDevices(devices []*runtimeapi.Device) error {
 	for i, d := range devices {
 		field := fmt.Sprintf("devices[%d]", i)
@@ -35,7 +35,7 @@ func checkDevices(devices []*runtimeapi.Device) error {
 			}
 		}
 		if dest := path.Clean(d.GetContainerPath()); dest == "/" || below(dest, "/proc") || below(dest, "/sys") {
-			return invalid(field+".container_path", "%s: no device can be there", dest)
+			return invalid(field+".container_path", "%s cannot be a device", dest)
 		}
 		if p := d.GetPermissions(); p == "" || strings.Trim(p, "rwm") != "" {
 			return invalid(field+".permissions", "%q is not made of r, w and m", p)
@@ -44,8 +44,8 @@ func checkDevices(devices []*runtimeapi.Device) error {
 	return nil
 }
 
-// devices gives the device nodes to make and the cgroup's rules. The OCI runtime adds the basic ones (null, zero,
-// random, tty …) by itself. A privileged container has those of the host and may use any.
+// devices returns the device nodes to make and the cgroup's rules. The OCI runtime adds the basic nodes (null, zero, random,
+// tty …). A privileged container has the host's nodes and may use any device.
 func devices(c *runtimeapi.ContainerConfig, h Host) ([]specs.LinuxDevice, []specs.LinuxDeviceCgroup, error) {
 	nodes := map[string]specs.LinuxDevice{}
 	rules := []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}
@@ -83,7 +83,7 @@ func devices(c *runtimeapi.ContainerConfig, h Host) ([]specs.LinuxDevice, []spec
 	return list, rules, nil
 }
 
-// devicesAt is the device at a host path, or all those below it if it is a directory.
+// devicesAt returns the device at a host path, or all devices below it if it is a directory.
 func devicesAt(host, dest string) ([]specs.LinuxDevice, error) {
 	real, err := filepath.EvalSymlinks(host)
 	if err != nil {
@@ -96,7 +96,7 @@ func devicesAt(host, dest string) ([]specs.LinuxDevice, error) {
 	if info.IsDir() {
 		found, err := devicesBelow(real, dest, nil)
 		if err == nil && len(found) == 0 {
-			err = fmt.Errorf("%s holds no devices", host)
+			err = fmt.Errorf("%s contains no devices", host)
 		}
 		return found, err
 	}
@@ -107,19 +107,19 @@ func devicesAt(host, dest string) ([]specs.LinuxDevice, error) {
 	return []specs.LinuxDevice{node}, nil
 }
 
-// devicesBelow walks a directory of the host; what is no device, and the entries of dir in skip, are left out.
+// devicesBelow walks a host directory. It skips files that are not devices and the entries of dir in skip.
 func devicesBelow(dir, dest string, skip []string) ([]specs.LinuxDevice, error) {
 	var found []specs.LinuxDevice
 	entries := 0
 	err := filepath.WalkDir(dir, func(name string, e fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil // gone since it was listed
+			return nil // removed since it was listed
 		}
 		if err != nil {
 			return err
 		}
 		if entries++; entries > maxDevices {
-			return fmt.Errorf("%s holds more than %d files", dir, maxDevices)
+			return fmt.Errorf("%s contains more than %d files", dir, maxDevices)
 		}
 		relative := strings.TrimPrefix(strings.TrimPrefix(name, dir), "/")
 		if slices.Contains(skip, relative) {
@@ -146,7 +146,7 @@ func devicesBelow(dir, dest string, skip []string) ([]specs.LinuxDevice, error) 
 	return found, err
 }
 
-// device describes a device node of the host as it is to be in the container, with the host's owner and mode.
+// device describes a host's device node for the container, with the host's owner and mode.
 func device(info fs.FileInfo, dest string) (specs.LinuxDevice, bool) {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok || info.Mode()&fs.ModeDevice == 0 {

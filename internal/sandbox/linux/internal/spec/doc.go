@@ -1,24 +1,21 @@
-// Package spec turns the configuration of a pod's container, as CRI v1 gives it, into an OCI runtime
-// specification that crun and runc carry out.
+// Package spec turns the CRI v1 configuration of a pod's container into an OCI runtime specification for crun and runc.
 //
 //	PodSandboxConfig ─┐              ┌─▶ specs.Spec        config.json of the bundle
 //	ContainerConfig ──┼─▶  Build  ───┤
 //	image config ─────┤              └─▶ sandbox.Resolved  user, mounts, stop signal for the record
 //	Host (Probe) ─────┘
 //
-// It owns the meaning of every field of LinuxContainerSecurityContext, LinuxSandboxSecurityContext,
-// LinuxContainerResources, Mount, Device and KeyValue on this kind of node, and the refusal of what cannot be
-// meant here: a field is enforced or refused by name, never ignored (Validate). What is sent with every pod and
-// is harmless to lack is accepted: see Harmless.
+// It owns the meaning of every field of LinuxContainerSecurityContext, LinuxSandboxSecurityContext, LinuxContainerResources,
+// Mount, Device and KeyValue on this kind of node. A field is enforced or rejected by name, never ignored (Validate), except
+// for what every pod carries and does no harm: see Harmless.
 //
-// It must not run anything, keep anything, or know where bundles, cgroups and namespaces lie: the caller hands in
-// paths. Its effects are reading the container's root file system and the host's /dev, /proc and /sys, and
-// making the host directory of a bind mount that does not exist yet.
+// It must not run anything, keep anything, or know where bundles, cgroups and namespaces are: the caller passes paths. Its
+// only effects are to read the container's root file system and the host's /dev, /proc and /sys, and to make a missing host
+// directory of a bind mount.
 //
-// Everything that an image or a pod names inside the root file system is opened below it (openat2 with
-// RESOLVE_IN_ROOT), checked to be what it should be, and read up to a bound.
+// Paths that an image or a pod names inside the root file system are opened below it (openat2 with RESOLVE_IN_ROOT), checked
+// for their type, and read up to a limit.
 //
-// The specification is written as version 1.0.2, which runc 1.1 and crun 1.8 both take; nothing newer is used.
-// On cgroup v2 resources are still written in the v1 terms of the specification, since converting them is the
-// OCI runtime's task; LinuxContainerResources.unified is passed on top of them.
+// The specification is version 1.0.2, which runc 1.1 and crun 1.8 both accept. Resources use the specification's cgroup v1
+// terms also on cgroup v2, because the OCI runtime converts them; LinuxContainerResources.unified is added to them.
 package spec

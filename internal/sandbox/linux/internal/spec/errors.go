@@ -9,18 +9,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// invalid is the refusal of a field whose value cannot be right.
+// invalid rejects a field whose value can never be right.
 func invalid(field, format string, args ...any) error {
 	return fmt.Errorf("%s: %s: %w", field, fmt.Sprintf(format, args...), errdefs.ErrInvalidArgument)
 }
 
-// unsupported is the refusal of a field that is right but that this host, or this backend, cannot honour.
+// unsupported rejects a valid field that this host or this backend does not support.
 func unsupported(field, format string, args ...any) error {
 	return fmt.Errorf("%s: %s: %w", field, fmt.Sprintf(format, args...), errdefs.ErrNotImplemented)
 }
 
-// blame gives a failed look at, or change of, a file that a field names to whom it belongs: the node when it is out
-// of something or its disk fails, else the caller.
+// blame classifies the failure of a file operation for a field: the node's fault if it lacks a resource or its disk fails,
+// otherwise the caller's.
 func blame(field string, err error) error {
 	for _, exhausted := range []unix.Errno{unix.ENOSPC, unix.EDQUOT, unix.EMFILE, unix.ENFILE, unix.ENOMEM} {
 		if errors.Is(err, exhausted) {
@@ -33,7 +33,7 @@ func blame(field string, err error) error {
 	return fmt.Errorf("%s: %w: %w", field, err, errdefs.ErrInvalidArgument)
 }
 
-// checkText refuses text that would be cut short on its way to the kernel, which ends strings at a NUL.
+// checkText rejects a NUL byte, at which the kernel would end the string.
 func checkText(field, s string) error {
 	if strings.ContainsRune(s, 0) {
 		return invalid(field, "%q contains a NUL byte", s)

@@ -15,44 +15,42 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Host is what this machine lets us do. It is found once, at start, by Probe, and then only read.
+// Host is what this machine supports. Probe fills it once, at start; it is read-only afterwards.
 type Host struct {
-	// CgroupV2 says that the unified hierarchy alone is mounted at /sys/fs/cgroup.
+	// CgroupV2 means that only the unified hierarchy is mounted at /sys/fs/cgroup.
 	CgroupV2 bool
-	// Controllers are the cgroup controllers that limits can be set with: cpu, cpuset, memory, pids, blkio (v1),
-	// io (v2), hugetlb, devices (v1) …
+	// Controllers are the usable cgroup controllers: cpu, cpuset, memory, pids, blkio (v1), io (v2), hugetlb, devices (v1) …
 	Controllers map[string]bool
-	// HugepageSizes are the page sizes of the machine as the CRI writes them: 64KB, 2MB, 1GB.
+	// HugepageSizes are the machine's page sizes in the CRI's form: 64KB, 2MB, 1GB.
 	HugepageSizes []string
-	// SwapAccounting says that a limit on swap can be set.
+	// SwapAccounting means that swap can be limited.
 	SwapAccounting bool
-	// CPUQuota says that the cpu controller knows CFS bandwidth (quota and period).
+	// CPUQuota means that the cpu controller supports CFS bandwidth (quota and period).
 	CPUQuota bool
-	// Seccomp says that the kernel filters system calls.
+	// Seccomp means that the kernel can filter system calls.
 	Seccomp bool
-	// AppArmor and SELinux say that the security module is enabled.
+	// AppArmor and SELinux mean that the security module is enabled.
 	AppArmor, SELinux bool
-	// OwnOOMScore is the lowest oom_score_adj we may give: -1000 with CAP_SYS_RESOURCE, else our own.
+	// OwnOOMScore is the lowest oom_score_adj that we may set: -1000 with CAP_SYS_RESOURCE, otherwise our own.
 	OwnOOMScore int
-	// Caps are the capabilities in our bounding set, which are those that can be granted, by full name.
+	// Caps are the full names of the capabilities in our bounding set, which we can grant.
 	Caps []string
 	// MaxNoFile is our hard limit of open files, which a container cannot exceed without CAP_SYS_RESOURCE.
 	MaxNoFile uint64
-	// RecursiveReadOnly says that the kernel can make a tree of mounts read-only (mount_setattr, Linux 5.12). Whoever
-	// finds that the OCI runtime cannot ("rro") clears it.
+	// RecursiveReadOnly means that the kernel can make a tree of mounts read-only (mount_setattr, Linux 5.12). The backend
+	// clears it if the OCI runtime lacks the option "rro".
 	RecursiveReadOnly bool
 	// Name is the node's host name, which containers on the host network see.
 	Name string
 
-	// root is the file system in which /sys, /proc and /dev are looked up: "/" but for tests.
+	// root is the file system in which /sys, /proc and /dev are looked up: "/" except in tests.
 	root string
 }
 
-// Probe finds out what this machine allows.
 func Probe() (Host, error) { return ProbeAt("/") }
 
-// ProbeAt is Probe with /proc and /sys looked up below root, for tests with a made-up machine. The limits of the
-// process itself (open files, system calls) are real in any case.
+// ProbeAt is Probe with /proc and /sys below root, for tests with a made-up machine. The process's own limits (open files,
+// system calls) are always the real ones.
 func ProbeAt(root string) (Host, error) {
 	h := Host{root: root, Controllers: map[string]bool{}}
 	h.CgroupV2 = h.exists("sys/fs/cgroup/cgroup.controllers")
@@ -78,7 +76,7 @@ func ProbeAt(root string) (Host, error) {
 	return h, nil
 }
 
-// probeV1 takes a controller for usable when its hierarchy is mounted where every OCI runtime looks for it.
+// probeV1 considers a controller usable if its hierarchy is mounted where every OCI runtime looks for it.
 func (h *Host) probeV1() error {
 	entries, err := os.ReadDir(h.path("sys/fs/cgroup"))
 	if err != nil {
@@ -105,13 +103,13 @@ func (h *Host) probeV2() error {
 	for _, name := range strings.Fields(string(controllers)) {
 		h.Controllers[name] = true
 	}
-	// The root cgroup has no limits of its own, so the files that tell are looked for in its children.
+	// The root cgroup has no limits, so look for the limits' files in its children.
 	h.SwapAccounting = h.match("sys/fs/cgroup/*/memory.swap.max")
 	h.CPUQuota = h.match("sys/fs/cgroup/*/cpu.max")
 	return nil
 }
 
-// hugepageSizes reads names like hugepages-2048kB.
+// hugepageSizes parses names such as hugepages-2048kB.
 func (h *Host) hugepageSizes() ([]string, error) {
 	entries, err := os.ReadDir(h.path("sys/kernel/mm/hugepages"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -135,7 +133,7 @@ func (h *Host) hugepageSizes() ([]string, error) {
 	return names, nil
 }
 
-// probeProcess finds what this process may hand on to its children.
+// probeProcess finds what this process can pass on to its children.
 func (h *Host) probeProcess() error {
 	f, err := os.Open(h.path("proc/self/status"))
 	if err != nil {
@@ -198,7 +196,7 @@ func (h *Host) match(pattern string) bool {
 	return err == nil && len(found) > 0
 }
 
-// line is the first line of a file, "" if it cannot be read.
+// line returns the first line of a file, or "" if it cannot be read.
 func (h *Host) line(name string) string {
 	text, err := os.ReadFile(h.path(name))
 	if err != nil {

@@ -17,17 +17,17 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// mountOptions are what mount_options of a request may hold.
+// mountOptions are the valid values of a request's mount_options.
 var mountOptions = []string{"nodev", "noexec", "nosuid"}
 
-// procFiles are the files below /proc that may be mounted over: what lxcfs provides per container. Anything else
-// there would let a mount stand in for the files by which the runtime confines the container (CVE-2019-19921).
+// procFiles are the files below /proc that a mount may cover: those that lxcfs provides. Covering others could replace the
+// files by which the runtime confines the container (CVE-2019-19921).
 var procFiles = []string{
 	"/proc/cpuinfo", "/proc/diskstats", "/proc/loadavg", "/proc/meminfo", "/proc/slabinfo", "/proc/stat",
 	"/proc/swaps", "/proc/uptime",
 }
 
-// defaultMounts are what every Linux program expects to find (runtime-spec, config-linux.md), and the pod's files.
+// defaultMounts are the mounts that every Linux program expects (runtime-spec, config-linux.md), and the pod's files.
 func defaultMounts(in Input, m Modes) ([]specs.Mount, error) {
 	sc := in.Container.Config.GetLinux().GetSecurityContext()
 	kernel := "ro"
@@ -63,7 +63,7 @@ func defaultMounts(in Input, m Modes) ([]specs.Mount, error) {
 	return mounts, nil
 }
 
-// sharedMemory is /dev/shm: shared by those who share the IPC namespace.
+// sharedMemory is /dev/shm. Containers that share the IPC namespace share it.
 func sharedMemory(in Input, m Modes) (specs.Mount, error) {
 	const dest = "/dev/shm"
 	source := in.ShmPath
@@ -79,7 +79,7 @@ func sharedMemory(in Input, m Modes) (specs.Mount, error) {
 	return specs.Mount{Destination: dest, Type: "bind", Source: source, Options: []string{"rbind", "rprivate", "rw", "nosuid", "noexec", "nodev"}}, nil
 }
 
-// checkMounts refuses mounts that cannot be made as asked, without looking at the host's files.
+// checkMounts rejects impossible mounts without looking at the host's files.
 func checkMounts(mounts []*runtimeapi.Mount, h Host) error {
 	seen := map[string]bool{}
 	for i, m := range mounts {
@@ -129,7 +129,7 @@ func checkSource(field string, m *runtimeapi.Mount) error {
 	}
 	switch {
 	case m.GetHostPath() == "":
-		return invalid(field+".host_path", "missing (and no image is named)")
+		return invalid(field+".host_path", "must be set unless image is")
 	case !filepath.IsAbs(m.GetHostPath()):
 		return invalid(field+".host_path", "%q is not absolute", m.GetHostPath())
 	}
@@ -155,14 +155,14 @@ func checkMountMode(field string, m *runtimeapi.Mount, h Host) error {
 	}
 	for _, option := range m.GetMountOptions() {
 		if !slices.Contains(mountOptions, option) {
-			return invalid(field+".mount_options", "%q is none of %s", option, strings.Join(mountOptions, ", "))
+			return invalid(field+".mount_options", "%q is not one of %s", option, strings.Join(mountOptions, ", "))
 		}
 	}
 	return nil
 }
 
-// requestedMounts makes the request's mounts, with the propagation that the root file system needs for them, and
-// gives them as ContainerStatus reports them. selinux_relabel has nothing to do on a host without SELinux.
+// requestedMounts returns the request's mounts, the propagation that the root file system needs for them, and the mounts as
+// ContainerStatus reports them. selinux_relabel has no effect on a host without SELinux.
 func requestedMounts(in Input) (mounts []specs.Mount, reported []*runtimeapi.Mount, rootfs string, err error) {
 	for i, m := range in.Container.Config.GetMounts() {
 		field := fmt.Sprintf("mounts[%d]", i)
@@ -182,7 +182,7 @@ func requestedMounts(in Input) (mounts []specs.Mount, reported []*runtimeapi.Mou
 		if err != nil {
 			return nil, nil, "", err
 		}
-		// A tree that takes part in propagation needs a root that does not cut it off; shared implies slave.
+		// Propagation needs a root mount that does not block it; shared implies slave.
 		if propagation == "rshared" || propagation == "rslave" && rootfs == "" {
 			rootfs = propagation
 		}
@@ -205,8 +205,8 @@ func access(m *runtimeapi.Mount) string {
 	return "rw"
 }
 
-// bindOptions are the request's options. An image brings no devices and no set-user-ID programs, but its programs run:
-// tools are what image volumes are made for, and runtimes are tested for it. Who wants data only asks for noexec.
+// bindOptions returns the mount options of the request. An image volume has neither devices nor set-user-ID programs, but its
+// programs can run, because image volumes often hold tools; a pod that wants only data can request noexec.
 func bindOptions(m *runtimeapi.Mount) []string {
 	options := slices.Clone(m.GetMountOptions())
 	if m.GetImage().GetImage() != "" {
@@ -216,8 +216,8 @@ func bindOptions(m *runtimeapi.Mount) []string {
 	return slices.Compact(options)
 }
 
-// mountSource is the host path to bind: of the image, or of the request with its symlinks resolved. A directory
-// that does not exist yet is made, as kubelets have come to expect of runtimes.
+// mountSource is the host path to bind: the image's, or the request's with symlinks resolved. A missing directory is created,
+// as kubelets expect.
 func mountSource(field string, in Input, m *runtimeapi.Mount) (string, error) {
 	if m.GetImage().GetImage() != "" {
 		source, ok := in.ImageVolumes[m.GetContainerPath()]
@@ -239,8 +239,8 @@ func mountSource(field string, in Input, m *runtimeapi.Mount) (string, error) {
 	return real, nil
 }
 
-// propagation gives the mount option and checks that the mount that source lies on can propagate that way: a
-// private one would silently stay apart.
+// propagation returns the mount option and checks that the mount below source can propagate that way; a private one would
+// silently not.
 func propagation(field, source string, mode runtimeapi.MountPropagation) (string, error) {
 	if mode == runtimeapi.MountPropagation_PROPAGATION_PRIVATE {
 		return "rprivate", nil
@@ -261,7 +261,7 @@ func propagation(field, source string, mode runtimeapi.MountPropagation) (string
 	return "rslave", nil
 }
 
-// peerGroups gives the optional fields (shared:N master:N) of the mount that a path lies on (proc_pid_mountinfo(5)).
+// peerGroups returns the optional fields (shared:N master:N) of the mount that contains a path (proc_pid_mountinfo(5)).
 func peerGroups(name string) (string, error) {
 	var st unix.Statx_t
 	if err := unix.Statx(unix.AT_FDCWD, name, 0, unix.STATX_MNT_ID, &st); err != nil {
@@ -275,13 +275,13 @@ func peerGroups(name string) (string, error) {
 		return "", fmt.Errorf("read the node's mounts: %w", err)
 	}
 	if len(found) == 0 {
-		return "", fmt.Errorf("the mount of %s is not among the node's", name)
+		return "", fmt.Errorf("no mount of the node contains %s", name)
 	}
 	return found[0].Optional, nil
 }
 
-// joinMounts puts the request's mounts in place of default ones at the same path, and orders all so that no mount
-// hides one that was made before it. A request that brings its own /dev or /sys brings what is below too.
+// joinMounts replaces default mounts with the request's at the same path, and sorts all so that no mount hides an earlier
+// one. A request that mounts its own /dev or /sys replaces the mounts below it too.
 func joinMounts(defaults, requested []specs.Mount) []specs.Mount {
 	replaced := func(d specs.Mount) bool {
 		return slices.ContainsFunc(requested, func(r specs.Mount) bool {

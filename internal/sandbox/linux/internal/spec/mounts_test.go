@@ -254,7 +254,7 @@ func TestDevices(t *testing.T) {
 	assert.Equal(t, "/dev/snd/a", list[1].Path)
 	assert.Equal(t, "/dev/snd/deep/b", list[2].Path)
 
-	for host, text := range map[string]string{"absent": "no such device", "snd/readme": "not a device", "empty": "holds no devices"} {
+	for host, text := range map[string]string{"absent": "no such device", "snd/readme": "not a device", "empty": "contains no devices"} {
 		_, _, err := devices(&runtimeapi.ContainerConfig{Devices: []*runtimeapi.Device{
 			{HostPath: filepath.Join(dir, host), ContainerPath: "/dev/x", Permissions: "r"},
 		}}, fullHost())

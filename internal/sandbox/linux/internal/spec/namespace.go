@@ -9,24 +9,24 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// Modes says whose namespaces a container lives in: the pod's (POD), its own (CONTAINER), the node's (NODE) or
-// those of another container (TARGET, PID only).
+// Modes says which namespaces a container uses: the pod's (POD), its own (CONTAINER), the node's (NODE) or another
+// container's (TARGET, PID only).
 type Modes struct {
 	Network, PID, IPC runtimeapi.NamespaceMode
-	// Target is the ID of the container whose PID namespace is joined, with TARGET.
+	// Target is the ID of the container whose PID namespace to join, with TARGET.
 	Target string
 }
 
-// UTS tells whether the container has the pod's host name rather than the node's: all but on host network.
+// UTS reports whether the container has the pod's host name rather than the node's: always, except on the host network.
 func (m Modes) UTS() bool { return m.Network != runtimeapi.NamespaceMode_NODE }
 
-// PodModes gives the namespaces that the pod has of its own, which a shared PID namespace (POD) needs a process for.
+// PodModes returns the pod's own namespaces. A shared PID namespace (POD) needs a process.
 func PodModes(p *sandbox.Pod) Modes {
 	return modesOf(p.Config.GetLinux().GetSecurityContext().GetNamespaceOptions())
 }
 
-// ContainerModes gives a container's namespaces. POD means "as the pod has it" and is what a request that says
-// nothing means, so in a pod on the host network it is the host's.
+// ContainerModes returns a container's namespaces. POD, the default, means "as the pod", so in a pod on the host network it
+// means the host's.
 func ContainerModes(p *sandbox.Pod, c *sandbox.Container) Modes {
 	pod, m := PodModes(p), modesOf(c.Config.GetLinux().GetSecurityContext().GetNamespaceOptions())
 	for _, mode := range []struct{ mine, pods *runtimeapi.NamespaceMode }{
@@ -43,20 +43,19 @@ func modesOf(o *runtimeapi.NamespaceOption) Modes {
 	return Modes{Network: o.GetNetwork(), PID: o.GetPid(), IPC: o.GetIpc(), Target: o.GetTargetId()}
 }
 
-// checkPodNamespaces refuses what a pod cannot have.
 func checkPodNamespaces(o *runtimeapi.NamespaceOption) error {
 	const field = "linux.security_context.namespace_options"
 	if err := checkModes(field, o); err != nil {
 		return err
 	}
 	if o.GetPid() == runtimeapi.NamespaceMode_TARGET {
-		return invalid(field+".pid", "a pod cannot TARGET a container of its own")
+		return invalid(field+".pid", "a pod cannot TARGET a container")
 	}
 	return nil
 }
 
-// checkContainerNamespaces refuses namespaces that do not go with the pod's: a container may have less in common
-// with its pod than the others, but not reach the node around it.
+// checkContainerNamespaces rejects namespaces that do not fit the pod's: a container may share less with its pod than the
+// others do, but must not use the node's unless the pod does.
 func checkContainerNamespaces(p *sandbox.Pod, o *runtimeapi.NamespaceOption) error {
 	const field = "linux.security_context.namespace_options"
 	if err := checkModes(field, o); err != nil {
@@ -68,14 +67,14 @@ func checkContainerNamespaces(p *sandbox.Pod, o *runtimeapi.NamespaceOption) err
 		mine, pods runtimeapi.NamespaceMode
 	}{{"network", o.GetNetwork(), pod.Network}, {"pid", o.GetPid(), pod.PID}, {"ipc", o.GetIpc(), pod.IPC}} {
 		if mode.mine == runtimeapi.NamespaceMode_NODE && mode.pods != runtimeapi.NamespaceMode_NODE {
-			return invalid(field+"."+mode.name, "NODE in a pod whose own is %s", mode.pods)
+			return invalid(field+"."+mode.name, "must not be NODE in a pod with %s", mode.pods)
 		}
 	}
 	switch target := o.GetPid() == runtimeapi.NamespaceMode_TARGET; {
 	case target && o.GetTargetId() == "":
-		return invalid(field+".target_id", "missing with pid: TARGET")
+		return invalid(field+".target_id", "must be set with pid: TARGET")
 	case !target && o.GetTargetId() != "":
-		return invalid(field+".target_id", "only goes with pid: TARGET")
+		return invalid(field+".target_id", "must not be set without pid: TARGET")
 	}
 	return nil
 }
@@ -90,7 +89,7 @@ func checkModes(field string, o *runtimeapi.NamespaceOption) error {
 		}
 	}
 	if o.GetNetwork() == runtimeapi.NamespaceMode_CONTAINER {
-		return unsupported(field+".network", "a network namespace for one container; use POD or NODE")
+		return unsupported(field+".network", "a container cannot have its own network namespace; use POD or NODE")
 	}
 	if u := o.GetUsernsOptions(); u != nil && u.GetMode() != runtimeapi.NamespaceMode_NODE {
 		return unsupported(field+".userns_options", "user namespaces are not available on this node; set hostUsers: true")
@@ -98,8 +97,8 @@ func checkModes(field string, o *runtimeapi.NamespaceOption) error {
 	return nil
 }
 
-// namespaces lists what the container joins (a path) and what is made for it (no path). A kind that is not in the
-// list is the node's.
+// namespaces lists the namespaces that the container joins (with a path) and those made for it (without). It shares every
+// other kind with the node.
 func namespaces(in Input, m Modes, h Host) ([]specs.LinuxNamespace, error) {
 	list := []specs.LinuxNamespace{{Type: specs.MountNamespace}}
 	for _, ns := range []struct {
@@ -126,8 +125,8 @@ func namespaces(in Input, m Modes, h Host) ([]specs.LinuxNamespace, error) {
 	if m.UTS() {
 		list = append(list, specs.LinuxNamespace{Type: specs.UTSNamespace, Path: in.UTS})
 	}
-	// A privileged container sees the cgroups of the node. On v1 there is none: OCI runtimes then bind the container's
-	// own part of each hierarchy instead.
+	// A privileged container sees the node's cgroups. cgroup v1 has no such namespace; OCI runtimes bind-mount the
+	// container's own part of each hierarchy instead.
 	if h.CgroupV2 && !in.Container.Config.GetLinux().GetSecurityContext().GetPrivileged() {
 		list = append(list, specs.LinuxNamespace{Type: specs.CgroupNamespace})
 	}

@@ -9,30 +9,29 @@ import (
 )
 
 const (
-	// pauseProgram is where the pause binary is in its container.
+	// pauseProgram is the path of the pause binary in its container.
 	pauseProgram = "/pause"
-	// pauseUser is who it runs as unless the pod says otherwise: nobody else on any common system.
+	// pauseUser is the default user, which no common system assigns otherwise.
 	pauseUser = 65535
-	// pauseOOMScore spares it as long as anything else can be killed: with it all containers of the pod would end.
+	// pauseOOMScore makes it a late victim, because all containers of the pod end with it.
 	pauseOOMScore = -998
 )
 
-// PauseInput is what the process needs that holds a pod's PID namespace.
+// PauseInput configures the process that holds a pod's PID namespace.
 type PauseInput struct {
 	Pod  *sandbox.Pod
 	Host Host
-	// Rootfs is an empty directory; the mount points are made in it.
+	// Rootfs is an empty directory, in which mount points are made.
 	Rootfs string
-	// Binary is a static program on the host that reaps orphans and ends on SIGTERM; Args are its arguments.
+	// Binary is a static program on the host that reaps orphans and exits on SIGTERM; Args are its arguments.
 	Binary string
 	Args   []string
-	// Net, IPC and UTS are the pod's namespaces; an empty one is the host's.
+	// Net, IPC and UTS are the pod's namespaces; empty means the host's.
 	Net, IPC, UTS string
 	CgroupsPath   string
 }
 
-// Pause makes the specification of a container that only holds the pod's PID namespace: nothing to see, nothing to
-// write, no privilege.
+// Pause makes the specification of a container that only holds the pod's PID namespace, without access or privileges.
 func Pause(in PauseInput) *specs.Spec {
 	s := &specs.Spec{
 		Version: ociVersion,

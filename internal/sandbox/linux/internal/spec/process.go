@@ -14,25 +14,25 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// defaultPath is PATH for images that set none.
+// defaultPath is PATH for images without one.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// ExecInput is a further program in a running container.
+// ExecInput describes an additional program in a running container.
 type ExecInput struct {
-	// Spec is the specification that the container was made from.
+	// Spec is the container's specification.
 	Spec *specs.Spec
 	Cmd  []string
 	TTY  bool
 }
 
-// Process makes the process of an exec: who and what the container's own process is (user, capabilities, limits,
-// no_new_privs, environment, working directory), with other arguments and its own choice of a terminal. System
-// call filter and namespaces are the container's and are joined by the OCI runtime.
+// Process makes the process of an exec. It has the identity of the container's own process (user, capabilities, limits,
+// no_new_privs, environment, working directory), other arguments and its own choice of a terminal. The OCI runtime joins the
+// container's system call filter and namespaces.
 //
-// The program's stdio must be no inode of the host: crun 1.8 makes the process's user the owner of what it is given.
+// The program's stdio must not be an inode of the host: crun 1.8 makes the process's user its owner.
 func Process(in ExecInput) (*specs.Process, error) {
 	if len(in.Cmd) == 0 {
-		return nil, invalid("cmd", "an exec needs a command")
+		return nil, invalid("cmd", "must not be empty")
 	}
 	for _, arg := range in.Cmd {
 		if err := checkText("cmd", arg); err != nil {
@@ -51,8 +51,8 @@ func Process(in ExecInput) (*specs.Process, error) {
 	return &p, nil
 }
 
-// arguments joins command and args of the request with entrypoint and cmd of the image as Kubernetes has it: a
-// command replaces both of the image's, args alone replace its cmd.
+// arguments combines the request's command and args with the image's entrypoint and cmd, as Kubernetes does: a command
+// replaces both of the image's; args alone replace its cmd.
 func arguments(c *runtimeapi.ContainerConfig, image ocispec.ImageConfig) ([]string, error) {
 	argv := slices.Concat(c.GetCommand(), c.GetArgs())
 	if len(c.GetCommand()) == 0 {
@@ -63,7 +63,7 @@ func arguments(c *runtimeapi.ContainerConfig, image ocispec.ImageConfig) ([]stri
 		argv = slices.Concat(image.Entrypoint, args)
 	}
 	if len(argv) == 0 {
-		return nil, invalid("command", "neither the request nor the image says what to run")
+		return nil, invalid("command", "neither the request nor the image has a command")
 	}
 	for _, arg := range argv {
 		if err := checkText("command", arg); err != nil {
@@ -76,7 +76,7 @@ func arguments(c *runtimeapi.ContainerConfig, image ocispec.ImageConfig) ([]stri
 	return argv, nil
 }
 
-// environment is a list of NAME=value, each name once, in the order of first setting.
+// environment is a list of NAME=value without duplicate names, in the order of first setting.
 type environment []string
 
 func (e *environment) set(name, value string) {
@@ -95,13 +95,13 @@ func (e *environment) setDefault(name, value string) {
 	}
 }
 
-// variables is the process's environment: the image's, HOSTNAME, then the request's, which wins.
+// variables is the process's environment: the image's, HOSTNAME, then the request's, which takes precedence.
 func variables(p *sandbox.Pod, c *runtimeapi.ContainerConfig, image ocispec.ImageConfig, h Host) ([]string, error) {
 	var env environment
 	for _, entry := range image.Env {
 		name, value, ok := strings.Cut(entry, "=")
 		if !ok || name == "" {
-			continue // a name without a value asks for nothing
+			continue // a name without a value sets nothing
 		}
 		if err := checkVariable("image Env", name, value); err != nil {
 			return nil, err
@@ -123,7 +123,7 @@ func variables(p *sandbox.Pod, c *runtimeapi.ContainerConfig, image ocispec.Imag
 	return env, nil
 }
 
-// checkEnvs refuses variables that an OCI specification, which is JSON, cannot carry: values are bytes in the CRI.
+// checkEnvs rejects variables that an OCI specification cannot hold: it is JSON, while CRI values are bytes.
 func checkEnvs(c *runtimeapi.ContainerConfig) error {
 	for _, kv := range c.GetEnvs() {
 		if err := checkVariable("envs", kv.GetKey(), string(kv.GetValue())); err != nil {
@@ -136,7 +136,7 @@ func checkEnvs(c *runtimeapi.ContainerConfig) error {
 func checkVariable(field, name, value string) error {
 	switch {
 	case name == "":
-		return invalid(field, "a variable without a name")
+		return invalid(field, "a variable has no name")
 	case strings.Contains(name, "="):
 		return invalid(field, "the name %q contains =", name)
 	case !utf8.ValidString(name), !utf8.ValidString(value):
@@ -147,9 +147,9 @@ func checkVariable(field, name, value string) error {
 	return nil
 }
 
-// workingDir is the request's working directory, else the image's, else "/". Those below /proc are refused, also
-// when reached through symlinks of the image: /proc/self/fd/N would be a descriptor of the OCI runtime
-// (CVE-2024-21626). One that does not exist is made by the OCI runtime.
+// workingDir is the request's working directory, otherwise the image's, otherwise "/". Directories below /proc are rejected,
+// also behind the image's symlinks: /proc/self/fd/N would be a descriptor of the OCI runtime (CVE-2024-21626). The OCI
+// runtime creates a missing directory.
 func workingDir(c *runtimeapi.ContainerConfig, image ocispec.ImageConfig, rootfs string) (string, error) {
 	field, dir := "working_dir", c.GetWorkingDir()
 	if dir == "" {

@@ -20,9 +20,9 @@ const (
 	maxOOMScore  = 1000
 )
 
-// Resources gives a container's limits as the OCI runtime takes them, at creation and for an update in place.
-// A limit that the host has no controller for is errdefs.ErrNotImplemented, a value that no kernel takes is
-// errdefs.ErrInvalidArgument. The oom_score_adj belongs to the process, not to the cgroup: see Build.
+// Resources converts a container's limits for the OCI runtime, both at creation and for an update in place. A limit without a
+// controller on the host is errdefs.ErrNotImplemented; a value that no kernel accepts is errdefs.ErrInvalidArgument.
+// oom_score_adj belongs to the process rather than the cgroup: see Build.
 func Resources(res *runtimeapi.LinuxContainerResources, h Host) (*specs.LinuxResources, error) {
 	if err := checkOOMScore(res); err != nil {
 		return nil, err
@@ -50,7 +50,7 @@ func addCPU(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResources, h 
 	case period != 0 && (period < minCPUPeriod || period > maxCPUPeriod):
 		return invalid(field+"period", "%d µs is not between %d and %d", period, minCPUPeriod, maxCPUPeriod)
 	case quota > 0 && quota < minCPUQuota:
-		return invalid(field+"quota", "%d µs is less than the kernel's least, %d", quota, minCPUQuota)
+		return invalid(field+"quota", "%d µs is less than the kernel's minimum of %d", quota, minCPUQuota)
 	case !h.Controllers["cpu"]:
 		return unsupported(field+"shares", "the node has no cpu controller")
 	case quota > 0 && !h.CPUQuota:
@@ -60,8 +60,8 @@ func addCPU(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResources, h 
 	if shares > 0 {
 		r.CPU.Shares = new(uint64(shares))
 	}
-	// A negative quota is none, which a new cgroup has by itself. It is not passed on: crun 1.8 writes it to cgroup v1
-	// as a huge number, which the kernel refuses.
+	// A negative quota means no limit, which is the default of a new cgroup. It is not passed on: crun 1.8 writes it to
+	// cgroup v1 as a huge number, which the kernel rejects.
 	if quota > 0 {
 		r.CPU.Quota = new(quota)
 	}
@@ -112,8 +112,7 @@ func checkIDList(field, list string) error {
 	return nil
 }
 
-// addMemory limits memory, and swap to none beyond it unless the request says otherwise: memory.swap in the OCI's
-// terms is memory plus swap.
+// addMemory limits memory and, unless the request says otherwise, forbids swap. The OCI's memory.swap is memory plus swap.
 func addMemory(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResources, h Host) error {
 	const field = "linux.resources.memory_"
 	limit, swap := res.GetMemoryLimitInBytes(), res.GetMemorySwapLimitInBytes()
@@ -147,8 +146,8 @@ func addMemory(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResources,
 	return nil
 }
 
-// addHugepages drops limits of zero where there is no hugetlb controller: the kubelet sends one for every page size
-// of the machine with every container.
+// addHugepages ignores limits of zero if there is no hugetlb controller: the kubelet sends one for every page size with every
+// container.
 func addHugepages(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResources, h Host) error {
 	const field = "linux.resources.hugepage_limits"
 	seen := map[string]bool{}
@@ -157,7 +156,7 @@ func addHugepages(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResourc
 		name := pageSizeName(size)
 		switch {
 		case err != nil:
-			return invalid(field, "page size %q is not one like 2MB or 1GB", limit.GetPageSize())
+			return invalid(field, "page size %q does not look like 2MB or 1GB", limit.GetPageSize())
 		case seen[name]:
 			return invalid(field, "page size %s is given twice", name)
 		case !slices.Contains(h.HugepageSizes, name):
@@ -176,7 +175,7 @@ func addHugepages(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResourc
 // pageUnits are the units of a page size, in steps of 1024.
 const pageUnits = "KMGTPE"
 
-// parsePageSize reads 64KB, 2MB, 1GB, 2Mi, 1Gi and gives bytes.
+// parsePageSize parses 64KB, 2MB, 1GB, 2Mi, 1Gi and returns bytes.
 func parsePageSize(s string) (uint64, error) {
 	number := strings.TrimRight(s, pageUnits+"iB")
 	n, err := strconv.ParseUint(number, 10, 64)
@@ -194,7 +193,7 @@ func parsePageSize(s string) (uint64, error) {
 	return n << (10 * (i + 1)), nil
 }
 
-// pageSizeName writes bytes as the CRI and the kernel's file names do: the largest unit that keeps it whole.
+// pageSizeName formats bytes as the CRI and the kernel's file names do: in the largest unit that leaves an integer.
 func pageSizeName(size uint64) string {
 	unit := -1
 	for size >= 1024 && size%1024 == 0 && unit+1 < len(pageUnits) {
@@ -207,8 +206,8 @@ func pageSizeName(size uint64) string {
 	return strconv.FormatUint(size, 10) + pageUnits[unit:unit+1] + "B"
 }
 
-// addUnified passes files of cgroup v2 on by name. They must be limits of a controller that the host has: the files
-// that every cgroup has (cgroup.procs and the like) are not resources.
+// addUnified passes on cgroup v2 files by name. They must be limits of a controller that the host has; files of every cgroup
+// (cgroup.procs and the like) are not resources.
 func addUnified(r *specs.LinuxResources, res *runtimeapi.LinuxContainerResources, h Host) error {
 	const field = "linux.resources.unified"
 	if len(res.GetUnified()) == 0 {
@@ -240,8 +239,8 @@ func checkOOMScore(res *runtimeapi.LinuxContainerResources) error {
 	return nil
 }
 
-// oomScore is the oom_score_adj of the process: the request's, but no lower than we may set. It is always set, so
-// that a container does not inherit the daemon's protection.
+// oomScore is the process's oom_score_adj: the request's, but not below the lowest that we may set. It is always set, so that
+// a container does not inherit the daemon's protection.
 func oomScore(res *runtimeapi.LinuxContainerResources, h Host) *int {
 	return new(max(int(res.GetOomScoreAdj()), h.OwnOOMScore))
 }

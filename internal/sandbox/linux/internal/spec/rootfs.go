@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openInRoot opens name with every symlink in it, the last one too, resolved as if root were "/", and without
-// following magic links, so that nothing outside of root can be reached. Opening never blocks on a FIFO.
+// openInRoot opens name as if root were "/": symlinks, including the last one, resolve inside root, and magic links are not
+// followed, so nothing outside root can be reached. It never blocks on a FIFO.
 func openInRoot(root, name string, flags uint64) (*os.File, error) {
 	dir, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -32,7 +32,7 @@ func openInRoot(root, name string, flags uint64) (*os.File, error) {
 		fd, err := unix.Openat2(dir, name, &how)
 		switch {
 		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
-			// A rename in the tree raced with a ".."; the kernel asks us to look again.
+			// A rename in the tree raced with a ".."; the kernel asks for a retry.
 			continue
 		case err != nil:
 			return nil, &fs.PathError{Op: "openat2", Path: name, Err: err}
@@ -41,8 +41,8 @@ func openInRoot(root, name string, flags uint64) (*os.File, error) {
 	}
 }
 
-// readInRoot reads a regular file of at most limit bytes below root. A file that is not there is
-// fs.ErrNotExist; another kind of file, or a larger one, is an error that says so.
+// readInRoot reads a regular file of at most limit bytes below root. A missing file is fs.ErrNotExist; another type or a
+// larger file is an error that says so.
 func readInRoot(root, name string, limit int64) ([]byte, error) {
 	f, err := openInRoot(root, name, unix.O_RDONLY|unix.O_NOCTTY)
 	if err != nil {
@@ -52,7 +52,7 @@ func readInRoot(root, name string, limit int64) ([]byte, error) {
 	return readRegular(f, name, limit)
 }
 
-// readRegular reads all of an open file, which must be a regular one of at most limit bytes.
+// readRegular reads an open file, which must be regular and at most limit bytes long.
 func readRegular(f *os.File, name string, limit int64) ([]byte, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -71,8 +71,8 @@ func readRegular(f *os.File, name string, limit int64) ([]byte, error) {
 	return text, nil
 }
 
-// ResolveSubPath gives the host path of sub inside the tree at root (image_sub_path of an image volume), with
-// symlinks resolved inside the tree. It must exist; "" is root itself. The error is errdefs.ErrInvalidArgument.
+// ResolveSubPath returns the host path of sub inside the tree at root (image_sub_path of an image volume); symlinks resolve
+// inside the tree. It must exist; "" means root itself. Errors are errdefs.ErrInvalidArgument.
 func ResolveSubPath(root, sub string) (string, error) {
 	const field = "image_sub_path"
 	if sub == "" {
@@ -93,8 +93,8 @@ func ResolveSubPath(root, sub string) (string, error) {
 	return real, nil
 }
 
-// insideRoot resolves the symlinks of a path of the container as the container's own kernel view would, components
-// that do not exist included, and gives the path inside the container.
+// insideRoot resolves the symlinks of a container path as the container would, including missing components, and returns the
+// path inside the container.
 func insideRoot(root, name string) (string, error) {
 	real, err := securejoin.SecureJoin(root, name)
 	if err != nil {
@@ -103,13 +103,13 @@ func insideRoot(root, name string) (string, error) {
 	return path.Join("/", strings.TrimPrefix(real, path.Clean(root))), nil
 }
 
-// below tells whether p is dir or lies under it. Both are clean and absolute.
+// below reports whether p is dir or below it. Both are clean and absolute.
 func below(p, dir string) bool {
 	return p == dir || strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/")
 }
 
-// checkRootfs refuses a root file system in which a directory that the runtime mounts on is something else: a
-// symlink there would send the mount elsewhere (CVE-2025-31133 and its kin).
+// checkRootfs rejects a root file system in which a directory that the runtime mounts on is something else: a symlink there
+// would redirect the mount (CVE-2025-31133 and similar).
 func checkRootfs(root string) error {
 	for _, name := range []string{"proc", "sys", "dev"} {
 		info, err := os.Lstat(path.Join(root, name))

@@ -17,11 +17,11 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// maxProfile bounds a seccomp profile of the node, in bytes; those in use have some ten thousand.
+// maxProfile limits the bytes of a seccomp profile on the node; common ones have some ten thousand.
 const maxProfile = 4 << 20
 
-// What /proc and /sys show of the node, or let do to it, that a container has no business with. The lists are the
-// common ones of the field's runtimes, for requests that bring none.
+// The paths of /proc and /sys that show or change the node. These are the lists that other runtimes use for requests without
+// their own.
 var (
 	defaultMaskedPaths = []string{
 		"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
@@ -31,7 +31,7 @@ var (
 	defaultReadonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 )
 
-// The spellings of the deprecated string fields of the CRI (seccomp_profile_path, apparmor_profile).
+// Values of the CRI's deprecated string fields (seccomp_profile_path, apparmor_profile).
 const (
 	profileDefault    = "runtime/default"
 	profileDocker     = "docker/default"
@@ -39,15 +39,15 @@ const (
 	profileLocalhost  = "localhost/"
 )
 
-// profile is the security profile in force: the message if there is one, else the deprecated string.
-// A request that says nothing is unconfined.
+// profile returns the effective security profile: the message, or else the deprecated string. A request without either is
+// unconfined.
 func profile(field string, p *runtimeapi.SecurityProfile, deprecated string) (*runtimeapi.SecurityProfile, error) {
 	if p != nil {
 		if _, ok := runtimeapi.SecurityProfile_ProfileType_name[int32(p.GetProfileType())]; !ok {
 			return nil, invalid(field, "unknown profile type %d", p.GetProfileType())
 		}
 		if p.GetLocalhostRef() != "" && p.GetProfileType() != runtimeapi.SecurityProfile_Localhost {
-			return nil, invalid(field, "localhost_ref only goes with the profile type Localhost")
+			return nil, invalid(field, "localhost_ref needs the profile type Localhost")
 		}
 		return p, nil
 	}
@@ -60,10 +60,10 @@ func profile(field string, p *runtimeapi.SecurityProfile, deprecated string) (*r
 	case profileDefault, profileDocker:
 		return &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}, nil
 	}
-	return nil, invalid(field, "profile %q is none of %s, %s, %sNAME", deprecated, profileDefault, profileUnconfined, profileLocalhost)
+	return nil, invalid(field, "profile %q is not %s, %s or %sNAME", deprecated, profileDefault, profileUnconfined, profileLocalhost)
 }
 
-// checkSeccomp checks the form of a seccomp request and that the host can filter at all.
+// checkSeccomp checks the form of a seccomp request and that the host supports filters.
 func checkSeccomp(p *runtimeapi.SecurityProfile, deprecated string, h Host) (*runtimeapi.SecurityProfile, error) {
 	const field = "linux.security_context.seccomp"
 	p, err := profile(field, p, deprecated)
@@ -79,8 +79,8 @@ func checkSeccomp(p *runtimeapi.SecurityProfile, deprecated string, h Host) (*ru
 	return p, checkText(field, p.GetLocalhostRef())
 }
 
-// systemCallFilter is the container's seccomp filter; nil leaves it unconfined. It must be called once the process's
-// capabilities are in the specification, since the default profile allows what they are for.
+// systemCallFilter is the container's seccomp filter; nil leaves it unconfined. The process's capabilities must be in the
+// specification already, because the default profile depends on them.
 func systemCallFilter(sc *runtimeapi.LinuxContainerSecurityContext, s *specs.Spec, h Host) (*specs.LinuxSeccomp, error) {
 	if sc.GetPrivileged() {
 		return nil, nil
@@ -98,12 +98,12 @@ func systemCallFilter(sc *runtimeapi.LinuxContainerSecurityContext, s *specs.Spe
 	return nil, nil
 }
 
-// readProfile reads a profile of the node: JSON of the runtime-spec's LinuxSeccomp.
+// readProfile reads a profile on the node, the JSON form of the runtime-spec's LinuxSeccomp.
 func readProfile(name string) (*specs.LinuxSeccomp, error) {
 	const field = "linux.security_context.seccomp"
 	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, invalid(field, "there is no profile %s on this node", name)
+		return nil, invalid(field, "profile %s does not exist on this node", name)
 	}
 	if err != nil {
 		return nil, blame(field, err)
@@ -123,8 +123,8 @@ func readProfile(name string) (*specs.LinuxSeccomp, error) {
 	return &filter, nil
 }
 
-// checkAppArmor gives the AppArmor profile to run under, "" for none. We bring no profile of our own, so the
-// runtime's default is to have none; a profile of the node must be loaded.
+// checkAppArmor returns the AppArmor profile to apply, or "" for none. This runtime has no default profile; a profile on the
+// node must be loaded.
 func checkAppArmor(p *runtimeapi.SecurityProfile, deprecated string, h Host) (string, error) {
 	const field = "linux.security_context.apparmor"
 	p, err := profile(field, p, deprecated)
@@ -134,7 +134,7 @@ func checkAppArmor(p *runtimeapi.SecurityProfile, deprecated string, h Host) (st
 	name := p.GetLocalhostRef()
 	switch {
 	case name == "":
-		return "", invalid(field, "localhost_ref names no profile")
+		return "", invalid(field, "localhost_ref must name a profile")
 	case !h.AppArmor:
 		return "", unsupported(field, "profile %q: AppArmor is not enabled on this node", name)
 	}
@@ -149,7 +149,7 @@ func checkAppArmor(p *runtimeapi.SecurityProfile, deprecated string, h Host) (st
 	return name, nil
 }
 
-// checkSELinux refuses a label, which nothing here would apply.
+// checkSELinux rejects labels, because nothing here applies them.
 func checkSELinux(o *runtimeapi.SELinuxOption) error {
 	if !sandbox.DemandsLabel(o) {
 		return nil
@@ -157,8 +157,8 @@ func checkSELinux(o *runtimeapi.SELinuxOption) error {
 	return unsupported("linux.security_context.selinux_options", "SELinux labels are not available on this node")
 }
 
-// maskedPaths gives the hidden and the read-only paths of /proc and /sys: the request's or, since the CRI cannot
-// tell an empty list from none, the default ones. A privileged container has neither.
+// maskedPaths returns the hidden and the read-only paths of /proc and /sys: the request's, or the defaults, because the CRI
+// cannot tell an empty list from a missing one. A privileged container has neither.
 func maskedPaths(sc *runtimeapi.LinuxContainerSecurityContext) (masked, readonly []string) {
 	if sc.GetPrivileged() {
 		return nil, nil

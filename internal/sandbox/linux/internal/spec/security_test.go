@@ -151,7 +151,7 @@ func TestAppArmor(t *testing.T) {
 	_, err = checkAppArmor(localhostProfile("min"), "", h)
 	requireRefused(t, err, errInvalid, "not loaded")
 	_, err = checkAppArmor(localhostProfile(""), "", h)
-	requireRefused(t, err, errInvalid, "names no profile")
+	requireRefused(t, err, errInvalid, "must name a profile")
 
 	in := testInput(t)
 	in.Container.Config.Linux.SecurityContext.Apparmor = localhostProfile("mine")
@@ -210,6 +210,6 @@ func TestSysctls(t *testing.T) {
 	for _, name := range []string{"net.ipv4.ip_forward", "kernel.sem", "fs.mqueue.msg_max"} {
 		pod.Config.Linux.Sysctls = map[string]string{name: "1"}
 		_, err := Sysctls(pod)
-		requireRefused(t, err, errInvalid, "the node's own")
+		requireRefused(t, err, errInvalid, "would change the node")
 	}
 }

@@ -9,14 +9,13 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// The real-time signals of a program linked with glibc or musl, which keep the first ones for themselves
-// (signal(7)).
+// The real-time signals available to programs; glibc and musl reserve the first ones (signal(7)).
 const (
 	sigRTMin = 34
 	sigRTMax = 64
 )
 
-// stopSignal is the signal that asks the container to end: the request's, else the image's, else SIGTERM.
+// stopSignal is the signal that asks the container to end: the request's, otherwise the image's, otherwise SIGTERM.
 func stopSignal(asked runtimeapi.Signal, image string) (runtimeapi.Signal, error) {
 	if asked != runtimeapi.Signal_SIGNAL_RUNTIME_DEFAULT {
 		return asked, checkStopSignal(asked)
@@ -34,23 +33,23 @@ func checkStopSignal(s runtimeapi.Signal) error {
 	return nil
 }
 
-// parseSignal reads an image's StopSignal: SIGTERM, TERM, 15, SIGRTMIN+3 (OCI image-spec, config.md).
+// parseSignal parses an image's StopSignal: SIGTERM, TERM, 15, SIGRTMIN+3 (OCI image-spec, config.md).
 func parseSignal(s string) (runtimeapi.Signal, error) {
 	name := strings.ToUpper(strings.TrimSpace(s))
 	if n, err := strconv.Atoi(name); err == nil {
 		for candidate := range runtimeapi.Signal_name {
 			sig := runtimeapi.Signal(candidate)
-			// Of two names for one number (CLD and CHLD, IOT and ABRT, POLL and IO) the first in the CRI's list is taken.
+			// If two names have one number (CLD and CHLD, IOT and ABRT, POLL and IO), the first in the CRI's list applies.
 			if sig != runtimeapi.Signal_SIGNAL_RUNTIME_DEFAULT && int(SignalNumber(sig)) == n && !isAlias(sig) {
 				return sig, nil
 			}
 		}
-		return 0, invalid("image StopSignal", "%q is no signal", s)
+		return 0, invalid("image StopSignal", "%q is not a signal", s)
 	}
 	name = strings.NewReplacer("+", "PLUS", "-", "MINUS").Replace("SIG" + strings.TrimPrefix(name, "SIG"))
 	sig, ok := runtimeapi.Signal_value["SIGNAL_"+name]
 	if !ok || sig == 0 {
-		return 0, invalid("image StopSignal", "%q is no signal", s)
+		return 0, invalid("image StopSignal", "%q is not a signal", s)
 	}
 	return runtimeapi.Signal(sig), nil
 }
@@ -63,7 +62,7 @@ func isAlias(s runtimeapi.Signal) bool {
 	return false
 }
 
-// SignalNumber is the kernel's number of a signal; SIGNAL_RUNTIME_DEFAULT, and what is unknown, are SIGTERM.
+// SignalNumber returns the kernel's number of a signal; SIGTERM for SIGNAL_RUNTIME_DEFAULT and unknown ones.
 func SignalNumber(s runtimeapi.Signal) syscall.Signal {
 	name := strings.TrimPrefix(s.String(), "SIGNAL_")
 	if offset, ok := strings.CutPrefix(name, "SIGRTMINPLUS"); ok {

@@ -11,13 +11,12 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// sysctlSegment is one component of a name below /proc/sys; interface names are the widest of them.
+// sysctlSegment matches one component of a name below /proc/sys; interface names have the widest character set.
 var sysctlSegment = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.:@-]*$`)
 
-// Sysctls gives the kernel parameters to set for the pod, by their path below /proc/sys (net/ipv4/ip_forward), which
-// is safe to join. Only parameters that belong to a namespace of the pod's own are allowed: the IPC ones with the
-// pod's IPC namespace, net.* with its network namespace. Anything else would be the node's (CVE-2022-0811 shows
-// what that is worth) and is errdefs.ErrInvalidArgument.
+// Sysctls returns the kernel parameters to set for the pod, keyed by their path below /proc/sys (net/ipv4/ip_forward), which
+// is safe to join. Only parameters of the pod's own namespaces are allowed: IPC ones with its own IPC namespace, net.* with
+// its own network namespace. Any other would change the node (see CVE-2022-0811) and is errdefs.ErrInvalidArgument.
 func Sysctls(p *sandbox.Pod) (map[string]string, error) {
 	const field = "linux.sysctls"
 	asked := p.Config.GetLinux().GetSysctls()
@@ -34,29 +33,29 @@ func Sysctls(p *sandbox.Pod) (map[string]string, error) {
 		case len(segments) < 2, !namespacedNet(segments) && !namespacedIPC(segments):
 			return nil, invalid(field, "%q is not on the list of namespaced parameters (kernel.shm*, kernel.msg*, kernel.sem, fs.mqueue.*, net.*)", name)
 		case namespacedNet(segments) && ns.GetNetwork() == runtimeapi.NamespaceMode_NODE:
-			return nil, invalid(field, "%q is the node's own on host network", name)
+			return nil, invalid(field, "%q would change the node: the pod is on the host network", name)
 		case namespacedIPC(segments) && ns.GetIpc() == runtimeapi.NamespaceMode_NODE:
-			return nil, invalid(field, "%q is the node's own with host IPC", name)
+			return nil, invalid(field, "%q would change the node: the pod uses the host's IPC namespace", name)
 		case strings.ContainsAny(value, "\x00\n"):
 			return nil, invalid(field, "the value of %q contains a NUL or a newline", name)
 		}
 		key := strings.Join(segments, "/")
 		if _, twice := result[key]; twice {
-			return nil, invalid(field, "%q is given twice, once with dots and once with slashes", name)
+			return nil, invalid(field, "%q is set twice, with dots and with slashes", name)
 		}
 		result[key] = value
 	}
 	return result, nil
 }
 
-// ownNetDefaults let a program that is not root serve any port and ping: the ports of a network namespace are nobody else's.
+// ownNetDefaults let a program that is not root listen on any port and ping, because the network namespace is the pod's own.
 var ownNetDefaults = map[string]string{
 	"net/ipv4/ip_unprivileged_port_start": "0",
 	"net/ipv4/ping_group_range":           "0 2147483647",
 }
 
-// DefaultSysctls gives the kernel parameters, by path as Sysctls, that a pod has unless it asks for others. A kernel may lack
-// them.
+// DefaultSysctls returns the pod's default kernel parameters, keyed as in Sysctls, except those that it requests itself. A
+// kernel may lack them.
 func DefaultSysctls(p *sandbox.Pod, asked map[string]string) map[string]string {
 	if PodModes(p).Network == runtimeapi.NamespaceMode_NODE {
 		return nil
@@ -66,8 +65,8 @@ func DefaultSysctls(p *sandbox.Pod, asked map[string]string) map[string]string {
 	return result
 }
 
-// sysctlSegments splits a name as sysctl(8) does: the first separator met, dot or slash, separates, and the other
-// one stands for a dot inside a component (net.ipv4.conf.eth0/1.forwarding, net/ipv4/conf/eth0.1/forwarding).
+// sysctlSegments splits a name as sysctl(8) does: the first dot or slash is the separator, and the other character stands for
+// a dot within a component (net.ipv4.conf.eth0/1.forwarding, net/ipv4/conf/eth0.1/forwarding).
 func sysctlSegments(name string) []string {
 	i := strings.IndexAny(name, "./")
 	if i >= 0 && name[i] == '/' {

@@ -14,23 +14,23 @@ import (
 )
 
 const (
-	// maxUserFile bounds /etc/passwd and /etc/group of an image, in bytes.
+	// maxUserFile limits the bytes of an image's /etc/passwd and /etc/group.
 	maxUserFile = 4 << 20
-	// maxID is the largest user or group ID accepted: the kernel has 32 bits but much software reads them signed,
-	// and takes what overflows for root (CVE-2024-40635).
+	// maxID is the largest accepted user or group ID. The kernel has 32 bits, but much software treats IDs as signed and an
+	// overflow as root (CVE-2024-40635).
 	maxID = math.MaxInt32
-	// maxGroups is NGROUPS_MAX of the kernel.
+	// maxGroups is the kernel's NGROUPS_MAX.
 	maxGroups = 65536
 )
 
-// identity is a user as asked for: by ID or name, with or without a group.
+// identity is a requested user: by ID or name, with or without a group.
 type identity struct {
-	field       string // whom to blame
+	field       string // the field to name in errors
 	user, group string // a number or a name; group may be empty
 }
 
-// askedIdentity finds who a container is to run as: what the request says, else the image's USER.
-// A request with a user takes nothing of the image's USER, not even its group.
+// askedIdentity returns the requested user: the request's, otherwise the image's USER. If the request sets a user, nothing of
+// the image's USER applies, not even its group.
 func askedIdentity(sc *runtimeapi.LinuxContainerSecurityContext, imageUser string) identity {
 	const prefix = "linux.security_context."
 	id := identity{field: "image USER"}
@@ -47,7 +47,7 @@ func askedIdentity(sc *runtimeapi.LinuxContainerSecurityContext, imageUser strin
 	return id
 }
 
-// checkUser checks what can be checked of the user fields without the image.
+// checkUser checks the user fields as far as possible without the image.
 func checkUser(sc *runtimeapi.LinuxContainerSecurityContext) error {
 	const prefix = "linux.security_context."
 	switch {
@@ -90,8 +90,8 @@ func checkID(field string, id int64) (uint32, error) {
 	return uint32(id), nil
 }
 
-// number tells whether s is a number, and the ID that it is. A number is always an ID, never a name, even if the
-// image's passwd file has a user of that name.
+// number reports whether s is a number, and returns it as an ID. A number is always an ID, even if the image's passwd file
+// has a user of that name.
 func number(field, s string) (id uint32, isNumber bool, err error) {
 	digits := strings.TrimPrefix(s, "-")
 	if digits == "" || strings.Trim(digits, "0123456789") != "" {
@@ -105,9 +105,9 @@ func number(field, s string) (id uint32, isNumber bool, err error) {
 	return id, true, err
 }
 
-// user resolves the process's identity in the container's root file system. The group of a user who names none is
-// the one of /etc/passwd, else 0. The primary group is always among the additional ones, so that dropping it by
-// setgroups takes a privilege (CVE-2022-36109).
+// user resolves the process's identity in the container's root file system. A user without a group has the one in
+// /etc/passwd, otherwise 0. The primary group is always among the additional ones, so that dropping it with setgroups takes a
+// privilege (CVE-2022-36109).
 func user(sc *runtimeapi.LinuxContainerSecurityContext, imageUser, rootfs string) (specs.User, error) {
 	asked := askedIdentity(sc, imageUser)
 	passwd, err := userFile(rootfs, "etc/passwd")
@@ -133,7 +133,7 @@ func user(sc *runtimeapi.LinuxContainerSecurityContext, imageUser, rootfs string
 	return u, err
 }
 
-// containerUser says in the CRI's terms who u is.
+// containerUser converts u to the CRI's form.
 func containerUser(u specs.User) *runtimeapi.ContainerUser {
 	linux := &runtimeapi.LinuxContainerUser{Uid: int64(u.UID), Gid: int64(u.GID)}
 	for _, g := range u.AdditionalGids {
@@ -142,13 +142,13 @@ func containerUser(u specs.User) *runtimeapi.ContainerUser {
 	return &runtimeapi.ContainerUser{Linux: linux}
 }
 
-// passwdEntry is what is known of a user; name is empty for an ID that /etc/passwd does not have.
+// passwdEntry is a user; name is empty for an ID that is not in /etc/passwd.
 type passwdEntry struct {
 	name     string
 	uid, gid uint32
 }
 
-// findUser looks a user up in the lines of /etc/passwd (name:password:uid:gid:gecos:home:shell).
+// findUser finds a user in the lines of /etc/passwd (name:password:uid:gid:gecos:home:shell).
 func findUser(asked identity, passwd [][]byte) (passwdEntry, error) {
 	if asked.user == "" {
 		asked.user = "0"
@@ -189,7 +189,7 @@ func parseUser(field string, f []string) (passwdEntry, error) {
 	return entry, nil
 }
 
-// findGroup looks a group up in the lines of /etc/group (name:password:gid:member,member).
+// findGroup finds a group in the lines of /etc/group (name:password:gid:member,member).
 func findGroup(asked identity, groups [][]byte) (uint32, error) {
 	gid, isID, err := number(asked.field, asked.group)
 	if err != nil || isID {
@@ -209,8 +209,8 @@ func findGroup(asked identity, groups [][]byte) (uint32, error) {
 	return 0, invalid(asked.field, "no group %q in /etc/group of the image", asked.group)
 }
 
-// additionalGroups are the primary group, those that the request gives and, unless the policy is Strict, those
-// that /etc/group gives the user; ascending after the primary one.
+// additionalGroups are the primary group, the request's and, unless the policy is Strict, the user's groups in /etc/group;
+// ascending after the primary one.
 func additionalGroups(sc *runtimeapi.LinuxContainerSecurityContext, primary uint32, name string, groups [][]byte) ([]uint32, error) {
 	const field = "linux.security_context.supplemental_groups"
 	var more []uint32
@@ -242,7 +242,7 @@ func additionalGroups(sc *runtimeapi.LinuxContainerSecurityContext, primary uint
 	return all, nil
 }
 
-// userFile reads the lines of a user or group file of the image; one that is not there has none.
+// userFile reads the lines of an image's user or group file; a missing file has none.
 func userFile(rootfs, name string) ([][]byte, error) {
 	text, err := readInRoot(rootfs, name, maxUserFile)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -9,28 +9,28 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// Harmless lists what is accepted although this host, or this backend, does nothing about it: what the kubelet
-// sends with every pod, and what the CRI itself calls void. Everything else is enforced or refused.
+// Harmless lists what is accepted without any effect on this host or in this backend: what the kubelet sends with every pod,
+// and what the CRI declares void. Everything else is enforced or rejected.
 var Harmless = map[string]string{
 	"mounts.selinux_relabel":                                   "there is nothing to relabel without SELinux",
-	"linux.resources.hugepage_limits of 0":                     "sent for every page size; without a hugetlb controller nobody is limited",
-	"linux.resources.cpu_period without cpu_quota":             "says nothing without a quota",
-	"linux.resources.oom_score_adj below ours":                 "raised to ours where CAP_SYS_RESOURCE is missing, which only makes the container the likelier victim",
+	"linux.resources.hugepage_limits of 0":                     "sent for every page size; without a hugetlb controller there is nothing to limit",
+	"linux.resources.cpu_period without cpu_quota":             "has no meaning without a quota",
+	"linux.resources.oom_score_adj below ours":                 "raised to ours without CAP_SYS_RESOURCE, which only makes the container a likelier victim",
 	"linux.security_context.apparmor RuntimeDefault":           "this runtime's default is no profile",
-	"linux.security_context.selinux_options of level s0":       "the level that every process has where no label is applied",
+	"linux.security_context.selinux_options of level s0":       "the level of every process if no label is applied",
 	"linux.security_context.* of a privileged container":       "the CRI says that capabilities, seccomp, AppArmor and SELinux may have no effect",
-	"pod linux.resources, linux.overhead":                      "sums for information; the kubelet limits the pod's cgroup itself",
+	"pod linux.resources, linux.overhead":                      "informational sums; the kubelet limits the pod's cgroup itself",
 	"pod linux.security_context.seccomp, apparmor, user, …":    "there is no sandbox process to apply them to",
 	"annotations, except classes of other runtimes' (BlockIO)": "the CRI says that they do not influence the runtime",
 }
 
-// refusedAnnotations are the prefixes by which other runtimes are asked for cgroup classes: somebody who sets them
-// counts on being limited.
+// refusedAnnotations are the prefixes that request cgroup classes from other runtimes. A pod that sets them relies on the
+// limit.
 var refusedAnnotations = []string{"blockio.resources.beta.kubernetes.io/", "rdt.resources.beta.kubernetes.io/"}
 
-// Validate refuses what cannot be honoured on this host: errdefs.ErrInvalidArgument or errdefs.ErrNotImplemented,
-// naming the field. With a nil container the pod alone is looked at. It has no effects, and what needs the image
-// or the host's files is left to Build.
+// Validate rejects what this host does not support, with errdefs.ErrInvalidArgument or errdefs.ErrNotImplemented, naming the
+// field. With a nil container it checks the pod alone. It has no side effects; what needs the image or the host's files is
+// left to Build.
 func Validate(p *sandbox.Pod, c *sandbox.Container, h Host) error {
 	if p == nil || p.Config == nil {
 		return invalid("config", "missing")
@@ -121,7 +121,7 @@ func validateSecurity(p *sandbox.Pod, sc *runtimeapi.LinuxContainerSecurityConte
 	}
 	if sc.GetPrivileged() {
 		if !p.Config.GetLinux().GetSecurityContext().GetPrivileged() {
-			return invalid("linux.security_context.privileged", "the pod's sandbox was not made for privileged containers")
+			return invalid("linux.security_context.privileged", "the pod's sandbox is not privileged")
 		}
 		return nil
 	}
