@@ -16,7 +16,6 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// blobState is what there is of a blob.
 type blobState int
 
 const (
@@ -25,7 +24,7 @@ const (
 	blobWhole
 )
 
-// blob looks at a blob's record and at its file, by size only: a file that lost its bytes in a crash is shorter.
+// blob checks a blob's record and its file's size, which is shorter if a crash lost data.
 func (s *Store) blob(ctx context.Context, desc ocispec.Descriptor) (blobState, error) {
 	if _, bad := s.badBlobs.Load(desc.Digest.String()); bad {
 		return blobDamaged, nil
@@ -44,13 +43,13 @@ func (s *Store) blob(ctx context.Context, desc ocispec.Descriptor) (blobState, e
 	case err != nil:
 		return blobAbsent, err
 	case !known || file.Size != desc.Size:
-		// A file without a record was left by a crash between the two; containerd would take it unseen.
+		// A crash can leave a file without a record. containerd would accept it unchecked.
 		return blobDamaged, nil
 	}
 	return blobWhole, nil
 }
 
-// dropBlob removes a blob's record and file, so that it can be fetched again.
+// dropBlob removes a blob's record and file, so that it is fetched again.
 func (s *Store) dropBlob(ctx context.Context, dgst digest.Digest) error {
 	for _, store := range []content.Store{s.content, s.blobs} {
 		if err := store.Delete(ctx, dgst); err != nil && !errdefs.IsNotFound(err) {
@@ -61,7 +60,7 @@ func (s *Store) dropBlob(ctx context.Context, dgst digest.Digest) error {
 	return nil
 }
 
-// mend drops a damaged blob.
+// mend drops a damaged blob, so that it is fetched again.
 func (s *Store) mend(ctx context.Context, desc ocispec.Descriptor) error {
 	state, err := s.blob(ctx, desc)
 	if err != nil || state != blobDamaged {
@@ -71,7 +70,7 @@ func (s *Store) mend(ctx context.Context, desc ocispec.Descriptor) error {
 	return s.dropBlob(ctx, desc.Digest)
 }
 
-// readBlob reads a whole small blob and checks it against its digest: corruptError when it differs.
+// readBlob reads a small blob and checks its digest; a mismatch is a corruptError.
 func (s *Store) readBlob(ctx context.Context, desc ocispec.Descriptor) ([]byte, error) {
 	ra, err := s.content.ReaderAt(ctx, desc)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -93,14 +92,13 @@ func (s *Store) readBlob(ctx context.Context, desc ocispec.Descriptor) ([]byte, 
 	return data, nil
 }
 
-// blobPath is where the content store keeps a blob.
+// blobPath is a blob's path in the content store.
 func (s *Store) blobPath(dgst digest.Digest) string {
 	return filepath.Join(s.cfg.Root, "content", "blobs", dgst.Algorithm().String(), dgst.Encoded())
 }
 
-// OpenBlob opens a blob for reading, at its beginning, once it was checked against its size and digest. One that is not
-// there is errdefs.ErrNotFound; a damaged one is errdefs.ErrDataLoss, and the images made of it are dropped, so that they
-// are pulled again.
+// OpenBlob checks a blob's size and digest and opens it for reading. A missing one is errdefs.ErrNotFound. A damaged one is
+// errdefs.ErrDataLoss, and its images are dropped, so that they are pulled again.
 func (s *Store) OpenBlob(ctx context.Context, desc ocispec.Descriptor) (_ *os.File, err error) {
 	if err := s.ready(); err != nil {
 		return nil, err
@@ -132,8 +130,8 @@ func (s *Store) OpenBlob(ctx context.Context, desc ocispec.Descriptor) (_ *os.Fi
 	return file, err
 }
 
-// lostBlob drops a damaged blob and the artifacts that it belongs to, or nobody would pull them again. One that was
-// made of an entrypoint is made anew.
+// lostBlob drops a damaged blob and the artifacts that contain it, so that they are pulled again. A blob made from an
+// entrypoint is made again.
 func (s *Store) lostBlob(ctx context.Context, dgst digest.Digest) error {
 	s.change.Lock()
 	defer s.change.Unlock()

@@ -13,13 +13,13 @@ import (
 )
 
 const (
-	// collectPace gathers removals that come together into one collection.
+	// collectPace is how long removals accumulate before a collection.
 	collectPace = 250 * time.Millisecond
-	// collectEvery is how often leases that expired are looked for.
+	// collectEvery is the interval of checks for expired leases.
 	collectEvery = time.Hour
 )
 
-// Kick has the collector run soon. It never waits.
+// Kick makes the collector run soon. It never blocks.
 func (s *Store) Kick() {
 	select {
 	case s.kick <- struct{}{}:
@@ -27,10 +27,10 @@ func (s *Store) Kick() {
 	}
 }
 
-// collectLoop removes what nothing refers to any more: after removals, and now and then for leases that expired.
+// collectLoop removes unreferenced data after removals, and periodically for expired leases.
 func (s *Store) collectLoop() {
 	if err := s.markDirty(s.base); err != nil && s.base.Err() == nil {
-		s.cfg.Logger.Warn("what a crash may have left stays for now", "err", err)
+		s.cfg.Logger.Warn("cannot clean up after a crash; leftovers stay for now", "err", err)
 	}
 	ticker := time.NewTicker(collectEvery)
 	defer ticker.Stop()
@@ -47,12 +47,12 @@ func (s *Store) collectLoop() {
 			}
 		}
 		if err := s.Collect(s.base); err != nil && s.base.Err() == nil {
-			s.cfg.Logger.Warn("removed images and layers stay for now", "err", err)
+			s.cfg.Logger.Warn("garbage collection failed; removed images and layers stay for now", "err", err)
 		}
 	}
 }
 
-// Collect removes all that no image, lease or container refers to, and returns when the disk space is free.
+// Collect removes everything that no image, lease or container refers to, and returns once the disk space is free.
 func (s *Store) Collect(ctx context.Context) error {
 	if err := s.ready(); err != nil {
 		return err
@@ -65,14 +65,14 @@ func (s *Store) Collect(ctx context.Context) error {
 	return nil
 }
 
-// markDirty has the next collection compare the metadata with the files in both stores. It does so only where it has
-// seen a removal in this process; one that a crash cut short left files that nobody would look for.
+// markDirty makes the next collection compare the metadata with the files of both stores. containerd does that only after a
+// removal in this process, so it would miss files of a removal that a crash interrupted.
 func (s *Store) markDirty(ctx context.Context) error {
 	const scrap = "tripod-scrap"
 	if _, err := s.snaps.Prepare(ctx, scrap, ""); err != nil && !errdefs.IsAlreadyExists(err) {
 		return err
 	}
-	// A collection that came between has removed it, which is as good.
+	// A collection in between has removed it, which has the same effect.
 	if err := s.snaps.Remove(ctx, scrap); err != nil && !errdefs.IsNotFound(err) {
 		return err
 	}

@@ -12,28 +12,27 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wasmbin"
 )
 
-// Media types of artifacts that carry a component.
+// Media types of artifacts with a component.
 const (
 	// MediaTypeWasmConfig is the config of the CNCF's Wasm OCI artifact layout (TAG Runtime, version 0).
 	MediaTypeWasmConfig = "application/vnd.wasm.config.v0+json"
-	// MediaTypeWasm is a binary: a component or a core module.
+	// MediaTypeWasm is the type of a binary: a component or a core module.
 	MediaTypeWasm = "application/wasm"
-	// MediaTypeDescriptorSet is a google.protobuf.FileDescriptorSet, ours.
+	// MediaTypeDescriptorSet is our type of a google.protobuf.FileDescriptorSet.
 	MediaTypeDescriptorSet = "application/vnd.tripod.protobuf.descriptorset.v1+protobuf"
-	// MediaTypeMetadata is the Metadata message of Vimana, the public system.
+	// MediaTypeMetadata is the type of the Metadata message of Vimana, the public system.
 	MediaTypeMetadata = "application/protobuf"
 
 	mediaTypeWasmConfigPrefix = "application/vnd.wasm.config"
-	// The layer's type before the layout was agreed on.
+	// Type of the layer before the layout was standardised.
 	mediaTypeWasmLayerPrefix = "application/vnd.wasm.content.layer"
 )
 
-// Layout is a way in which an image carries a component.
+// Layout is how an image contains a component.
 type Layout string
 
-// The layouts.
 const (
-	// LayoutCNCF is the CNCF's Wasm OCI artifact layout, perhaps with a layer of descriptors.
+	// LayoutCNCF is the CNCF's Wasm OCI artifact layout, optionally with a layer of descriptors.
 	LayoutCNCF Layout = "cncf"
 	// LayoutVimana is a binary and a Metadata message in two layers.
 	LayoutVimana Layout = "vimana"
@@ -41,24 +40,24 @@ const (
 	LayoutRootfs Layout = "rootfs"
 )
 
-// Component is what an image has of a WebAssembly component or module.
+// Component describes the WebAssembly component or module of an image.
 type Component struct {
 	Layout Layout
-	// Wasm is the layer with the binary. It is zero with LayoutRootfs: see Store.ComponentBlob.
+	// Wasm is the layer with the binary; zero with LayoutRootfs: see Store.ComponentBlob.
 	Wasm ocispec.Descriptor
-	// Descriptors and Metadata are the layers that describe its services; their Digest is empty when there are none.
+	// Descriptors and Metadata are the layers that describe its services; their Digest is empty if they are missing.
 	Descriptors, Metadata ocispec.Descriptor
-	// Entrypoint is the absolute path of the binary in the root filesystem, with LayoutRootfs only.
+	// Entrypoint is the binary's absolute path in the root filesystem; only with LayoutRootfs.
 	Entrypoint string
 }
 
-// isWasmPlatform reports the platforms that builders give to images of components: wasi/wasm, wasip1/wasm32 …
+// isWasmPlatform recognises the platforms that builders give to images of components: wasi/wasm, wasip1/wasm32 …
 func isWasmPlatform(p ocispec.Platform) bool {
 	return p.Architecture == "wasm" || p.Architecture == "wasm32"
 }
 
-// componentOf sorts the layers of an artifact. There is one binary; a second one, or a layer that nobody here can use,
-// means that the artifact is not what its author took it for.
+// componentOf classifies the layers of an artifact. A second binary, or a layer of an unknown type, is an error: the artifact
+// is not what its author intended.
 func componentOf(m ocispec.Manifest, limits Limits) (*Component, error) {
 	c := &Component{Layout: LayoutCNCF}
 	for _, layer := range m.Layers {
@@ -92,7 +91,7 @@ func isWasm(mediaType string) bool {
 	return mediaType == MediaTypeWasm || strings.HasPrefix(mediaType, mediaTypeWasmLayerPrefix)
 }
 
-// entrypointOf finds that a container image's program is a .wasm file; nil when it is not.
+// entrypointOf returns a component if a container image's program is a .wasm file; otherwise nil.
 func entrypointOf(config ocispec.ImageConfig) *Component {
 	argv := slices.Concat(config.Entrypoint, config.Cmd)
 	if len(argv) == 0 || !strings.HasSuffix(argv[0], ".wasm") {
@@ -105,7 +104,7 @@ func entrypointOf(config ocispec.ImageConfig) *Component {
 	return &Component{Layout: LayoutRootfs, Entrypoint: path.Join("/", file)}
 }
 
-// checkBinary refuses an artifact whose binary is something else, or cut off, before anybody is told that it is there.
+// checkBinary rejects an artifact whose binary is truncated or not WebAssembly, before the image is recorded.
 func (s *Store) checkBinary(ctx context.Context, d *details) error {
 	ra, err := s.content.ReaderAt(ctx, d.component.Wasm)
 	if err != nil {

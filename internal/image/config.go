@@ -11,47 +11,47 @@ import (
 	"github.com/distribution/reference"
 )
 
-// Config tells where the store is and what it may do. Only Root is required.
+// Config configures the store. Only Root is required.
 type Config struct {
-	// Root is the directory of the store, <state root>/image. It is made with mode 0700.
+	// Root is the directory of the store, <state root>/image. It is created with mode 0700.
 	Root string
-	// HostsDir are directories of hosts.toml files in containerd's certs.d layout; the first that knows a host wins.
+	// HostsDir are directories of hosts.toml files in containerd's certs.d layout; the first that contains a host applies.
 	HostsDir []string
-	// PinnedImages are references that the kubelet's image collection must spare (CRI Image.pinned).
+	// PinnedImages are references that the kubelet's image collection must not remove (CRI Image.pinned).
 	PinnedImages []string
 	// MaxConcurrentDownloads is how many blobs one pull fetches at a time; 0 is 3.
 	MaxConcurrentDownloads int
-	// PullTimeout ends a pull however well it goes; 0 is six hours.
+	// PullTimeout is the longest duration of a pull, whatever its progress; 0 is six hours.
 	PullTimeout time.Duration
-	// ProgressTimeout ends a pull in which no byte arrived or was unpacked for so long; 0 is one minute.
+	// ProgressTimeout ends a pull in which no byte has arrived or been unpacked for this long; 0 is one minute.
 	ProgressTimeout time.Duration
-	// ResumeWindow is how long the downloads of a pull that failed are kept for the next one; 0 is a day.
+	// ResumeWindow is how long a failed pull's downloads are kept for the next one; 0 is a day.
 	ResumeWindow time.Duration
-	// DockerConfig is the path of a docker config.json whose "auths" are used where a pull brings no login of its own.
+	// DockerConfig is the path of a docker config.json whose "auths" apply to pulls without a login of their own.
 	DockerConfig string
-	// Translation leads names to disks that are downloaded by HTTP(S).
+	// Translation maps names to disks that are downloaded by HTTP(S).
 	Translation Translation
-	// Platform is what to choose from multi-platform images ("linux/arm64"); empty is the host's.
+	// Platform selects from multi-platform images ("linux/arm64"); empty means the host's.
 	Platform string
-	// Limits bound what an image may be.
+	// Limits bound the size and shape of images.
 	Limits Limits
-	// Logger takes what the store and the libraries below it have to say; nil is slog.Default.
+	// Logger receives the messages of the store and of the libraries below it; nil is slog.Default.
 	Logger *slog.Logger
 }
 
-// Limits bound what is accepted from a registry. A zero field is its default.
+// Limits bound what is accepted from a registry. A zero field has its default.
 type Limits struct {
 	// DocumentBytes bounds an index, a manifest, a config or the descriptors of a component; 0 is 8 MiB.
 	DocumentBytes int64
 	// ComponentBytes bounds the binary of a component; 0 is 128 MiB.
 	ComponentBytes int64
-	// IndexDepth is how many indexes may stand one in another above a manifest; 0 is 4.
+	// IndexDepth bounds how many indexes may be nested above a manifest; 0 is 4.
 	IndexDepth int
-	// Layers bounds the layers of an image; 0 is 128. The kernel takes at most 500 below one overlay.
+	// Layers bounds the layers of an image; 0 is 128. The kernel supports at most 500 below one overlay.
 	Layers int
-	// UnpackedBytes bounds an image's layers together, decompressed, and a download; 0 is 64 GiB.
+	// UnpackedBytes bounds the decompressed size of all layers of an image, and of a download; 0 is 64 GiB.
 	UnpackedBytes int64
-	// UnpackedFiles bounds the entries of an image's layers together; 0 is 8 Mi.
+	// UnpackedFiles bounds the number of entries in all layers of an image; 0 is 8 Mi.
 	UnpackedFiles int64
 }
 
@@ -78,7 +78,7 @@ func setDefault[T comparable](field *T, value T) {
 	}
 }
 
-// check refuses what cannot work, and parses what the store needs parsed.
+// check rejects invalid settings and returns the parsed ones.
 func (c *Config) check() (platforms.MatchComparer, map[string]bool, error) {
 	if !filepath.IsAbs(c.Root) {
 		return nil, nil, fmt.Errorf("image store: root %q is not an absolute path: %w", c.Root, errdefs.ErrInvalidArgument)

@@ -10,30 +10,30 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// dockerHub is the namespace whose registry has another name, and whose login has a third.
+// dockerHub is a namespace whose registry has a second name, and whose login has a third.
 const (
 	dockerHub         = "docker.io"
 	dockerHubRegistry = "registry-1.docker.io"
 	dockerHubIndex    = "index.docker.io"
 )
 
-// login is what a registry is told; it is empty for a visitor.
+// login is the login to a registry; empty for anonymous access.
 type login struct {
-	// username and secret; without a username the secret is an identity token.
+	// username and secret; without a username, the secret is an identity token.
 	username, secret string
-	// bearer is sent as it is.
+	// bearer is sent unchanged.
 	bearer string
 }
 
-// logins finds the login for a host. It is made for one pull.
+// logins finds the login for a host, within one pull.
 type logins struct {
 	request *login
-	// requestHosts are the hosts that the request's login may go to.
+	// requestHosts are the hosts that may receive the request's login.
 	requestHosts map[string]bool
 	file         map[string]login
 }
 
-// newLogins prepares the logins of a pull from registry (the host part of the reference).
+// newLogins prepares the logins of a pull from registry, the host part of the reference.
 func newLogins(auth *Auth, dockerConfig, registry string) (*logins, error) {
 	l := &logins{requestHosts: map[string]bool{}}
 	if auth != nil {
@@ -56,7 +56,8 @@ func newLogins(auth *Auth, dockerConfig, registry string) (*logins, error) {
 	return l, nil
 }
 
-// trust names the host that stands for the registry itself. The login of a request goes there unless it names another.
+// trust allows the host that represents the registry itself to receive the request's login, unless the login names another
+// host.
 func (l *logins) trust(registry, host string, auth *Auth) {
 	if l.request == nil {
 		return
@@ -66,7 +67,7 @@ func (l *logins) trust(registry, host string, auth *Auth) {
 	}
 }
 
-// find returns the login for a host that asked for one: the request's if it may go there, else the file's.
+// find returns the login for a host: the request's if the host may receive it, otherwise the file's.
 func (l *logins) find(host string) login {
 	host = hostOf(host)
 	if l.request != nil && l.requestHosts[host] {
@@ -100,8 +101,8 @@ func decodeAuth(auth string) (login, error) {
 	return login{username: username, secret: strings.Trim(password, "\x00")}, nil
 }
 
-// readDockerConfig reads the "auths" of a docker config.json. Credential helpers are programs that a root daemon
-// ought not to start, so they are not used. No file is no logins.
+// readDockerConfig reads the "auths" of a docker config.json. It ignores credential helpers, because a root daemon should not
+// run such programs. A missing file means no logins.
 func readDockerConfig(path string) (map[string]login, error) {
 	data, err := os.ReadFile(path)
 	if os.IsNotExist(err) {
@@ -129,7 +130,7 @@ func readDockerConfig(path string) (map[string]login, error) {
 	return found, nil
 }
 
-// hostOf makes one name of the ways to write a registry: with a scheme, a path, or docker.io's other names.
+// hostOf normalises the notations of a registry: with a scheme, with a path, or docker.io's other names.
 func hostOf(address string) string {
 	if _, rest, ok := strings.Cut(address, "://"); ok {
 		address = rest

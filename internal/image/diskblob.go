@@ -51,8 +51,8 @@ var decompressors = map[string]func(io.Reader) (io.ReadCloser, error){
 	},
 }
 
-// compressionByContent tells how a file that nothing tells of is compressed, by its first bytes: RFC 1952 with deflate,
-// RFC 8878, the .xz file format.
+// compressionByContent detects a file's compression by its first bytes (RFC 1952 with deflate, RFC 8878, the .xz file
+// format), for files without a media type or suffix.
 func compressionByContent(head []byte) string {
 	for name, magic := range map[string][]byte{"gzip": gzipMagic, "zstd": zstdMagic, "xz": {0xfd, '7', 'z', 'X', 'Z', 0}} {
 		if bytes.HasPrefix(head, magic) {
@@ -62,7 +62,7 @@ func compressionByContent(head []byte) string {
 	return ""
 }
 
-// plainHead is what a compressed file begins with, unpacked: up to 512 bytes.
+// plainHead returns up to the first 512 decompressed bytes of a compressed file.
 func plainHead(compression string, packed io.Reader) ([]byte, error) {
 	plain, err := decompressors[compression](packed)
 	if err != nil {
@@ -77,8 +77,8 @@ func plainHead(compression string, packed io.Reader) ([]byte, error) {
 	return head[:n], nil
 }
 
-// verified remembers which files were read and found to be what their digests say, so that a large disk is not read
-// anew for every machine. A file that was touched since is another.
+// verified remembers which files matched their digests, so that a large disk is not read again for every machine. A change of
+// the file invalidates the entry.
 type verified struct {
 	mu    sync.Mutex
 	files map[digest.Digest]fileIdentity

@@ -22,41 +22,41 @@ import (
 
 var failDownload = failpoint.New("image.download.commit")
 
-// maxValidator bounds an ETag that is remembered, in bytes.
+// maxValidator limits the bytes of a remembered ETag.
 const maxValidator = 512
 
 // download is the download of a disk for one translated name.
 //
-//	known? ── If-None-Match ──▶ 304  the image is as it was
-//	part?  ── Range, If-Range ─▶ 206  go on with the part      200  begin anew
+//	known? ── If-None-Match ──▶ 304  the image is unchanged
+//	part?  ── Range, If-Range ─▶ 206  resume the part       200  start over
 //
-// A part is an ingest of the content store. Its name has the URL and what tells versions of the file apart (the digest
-// that is wanted, or the server's validator), so that nothing is ever put to another file's part. Without a digest to
-// check it in the end, a part of another boot is not gone on with: it may have lost bytes with the power (fault V4).
+// A part is an ingest of the content store. Its name contains the URL and what identifies the file's version (the expected
+// digest, or the server's validator), so a part is never continued with another file. Without a digest for a final check, a
+// part from before a reboot is not resumed: it may have lost data in a power failure (fault V4).
 type download struct {
 	*Store
 	named    reference.Named
 	endpoint *translation.Endpoint
-	want     digest.Digest // of the file; "" when the name has none
+	want     digest.Digest // expected digest of the file; "" if the name has none
 	tracker  *tracker
 	source   string
 
 	client *http.Client
-	at     int64 // bytes that are there
+	at     int64 // bytes already stored
 }
 
-// validators are what a server gave with a file.
+// validators are the server's ETag and modification date of a file.
 type validators struct{ etag, modified string }
 
-// fetched is a file that is wholly there.
+// fetched is a completely downloaded file.
 type fetched struct {
 	ocispec.Descriptor
 	validators
-	// contentType is what the server calls it.
+	// contentType is the server's media type.
 	contentType string
 }
 
-// run brings the image, and reports whether anything was downloaded.
+// run makes the image available, and reports whether anything was downloaded.
 func (d *download) run(ctx context.Context) (img Image, new bool, err error) {
 	key := "download://" + d.source
 	if err := d.once.Lock(ctx, key); err != nil {
@@ -68,7 +68,7 @@ func (d *download) run(ctx context.Context) (img Image, new bool, err error) {
 		return Image{}, false, err
 	}
 	if known != nil && d.want != "" {
-		// What has the digest that is wanted is what the server would send.
+		// The stored file has the expected digest, so it is what the server would send.
 		img, err := d.same(ctx, known, is)
 		return img, false, err
 	}
@@ -96,14 +96,14 @@ func (d *download) run(ctx context.Context) (img Image, new bool, err error) {
 	if img, err = d.recordAs(ctx, details, got.validators); err != nil {
 		return Image{}, false, err
 	}
-	// With the digest known, what an earlier image of the name left under it goes, too.
+	// With a known digest, also release what earlier downloads of the name left under it.
 	if _, settle, err := d.lease(ctx, d.names(details)); err == nil {
 		settle(false)
 	}
 	return img, true, nil
 }
 
-// fetch downloads the file; nil when it is still the one that is known by is. A transfer that breaks off is taken up.
+// fetch downloads the file and resumes broken transfers. It returns nil if the server's file is still the version in is.
 func (d *download) fetch(ctx context.Context, is validators) (*fetched, error) {
 	defer d.tracker.busy()()
 	for idle := 0; ; idle++ {
@@ -126,7 +126,7 @@ func (d *download) fetch(ctx context.Context, is validators) (*fetched, error) {
 	}
 }
 
-// attempt asks once.
+// attempt makes one request.
 func (d *download) attempt(ctx context.Context, is validators) (*fetched, error) {
 	have, err := d.part(ctx)
 	if err != nil {
@@ -156,12 +156,12 @@ func (d *download) attempt(ctx context.Context, is validators) (*fetched, error)
 	case http.StatusPartialContent:
 		from, total, ok := contentRange(resp.Header.Get("Content-Range"))
 		if !ok || from != have.offset {
-			return nil, errors.Join(fmt.Errorf("asked for what is past %d bytes, the server sent %q: %w", have.offset,
+			return nil, errors.Join(fmt.Errorf("asked for the bytes after %d, the server sent %q: %w", have.offset,
 				resp.Header.Get("Content-Range"), errdefs.ErrFailedPrecondition), d.drop(ctx, have.ref))
 		}
 		return d.take(ctx, resp, have, from, total)
 	case http.StatusRequestedRangeNotSatisfiable:
-		// Nothing is past what is there: that was all of it, or it is of another file.
+		// The server has no bytes after ours: either the part is complete, or it belongs to another file.
 		if rest, ok := strings.CutPrefix(resp.Header.Get("Content-Range"), "bytes */"); ok && rest == strconv.FormatInt(have.offset, 10) {
 			return d.take(ctx, &http.Response{Body: http.NoBody, Header: resp.Header}, have, have.offset, have.offset)
 		}
@@ -194,8 +194,8 @@ func validatorsOf(h http.Header) validators {
 	return v
 }
 
-// strong is what a file can be gone on with by If-Range: the strong ETag, or else the date of a file that was not
-// changed just before (RFC 9110, 8.8.2.2); "" when there is neither.
+// strong returns the validator for If-Range: the strong ETag, or otherwise the modification date if the file did not change
+// just before (RFC 9110, 8.8.2.2); "" if there is neither.
 func (v validators) strong(h http.Header) string {
 	if v.etag != "" {
 		if strings.HasPrefix(v.etag, "W/") {
@@ -211,7 +211,7 @@ func (v validators) strong(h http.Header) string {
 	return v.modified
 }
 
-// contentRange reads "bytes FROM-TO/TOTAL"; total is -1 when the server does not know it.
+// contentRange parses "bytes FROM-TO/TOTAL"; total is -1 if the server does not know it.
 func contentRange(text string) (from, total int64, ok bool) {
 	rest, ok := strings.CutPrefix(text, "bytes ")
 	span, whole, found := strings.Cut(rest, "/")
@@ -230,7 +230,7 @@ func contentRange(text string) (from, total int64, ok bool) {
 	return from, total, err == nil && total > from
 }
 
-// part is what an earlier attempt left of the file.
+// part is the incomplete download of an earlier attempt.
 type part struct {
 	ref       string
 	validator string
@@ -247,7 +247,7 @@ func (p part) ask(req *http.Request) {
 	}
 }
 
-// refPrefix begins the names of this download's parts: those with another digest in mind, or of another boot, are others.
+// refPrefix begins the names of this download's parts. Parts for another digest or from another boot have another prefix.
 func (d *download) refPrefix() string {
 	origin := string(d.want)
 	if origin == "" {

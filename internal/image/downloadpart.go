@@ -22,20 +22,20 @@ import (
 	"github.com/tripod-run/tripod/internal/image/qcow2"
 )
 
-// Labels of the records of translated names: where the image came from, and what the server called that version.
+// Labels of translated names' records: where the image came from, and the server's validators of that version.
 const (
 	labelSource   = "tripod.run/source"
 	labelETag     = "tripod.run/etag"
 	labelModified = "tripod.run/last-modified"
 )
 
-// bootID names this boot of the machine.
+// bootID identifies this boot of the machine.
 func bootID() (string, error) {
 	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	return strings.TrimSpace(string(id)), err
 }
 
-// part finds what there is of the file to go on with.
+// part finds an incomplete download that can be resumed.
 func (d *download) part(ctx context.Context) (part, error) {
 	all, err := d.content.ListStatuses(ctx)
 	if err != nil {
@@ -48,14 +48,14 @@ func (d *download) part(ctx context.Context) (part, error) {
 		}
 		validator, err := base64.RawURLEncoding.DecodeString(encoded)
 		if err != nil || len(validator) == 0 && d.want == "" {
-			continue // nothing tells whether it is of the same file
+			continue // nothing proves that it is part of the same file
 		}
 		return part{status.Ref, string(validator), status.Offset}, nil
 	}
 	return part{}, nil
 }
 
-// drop forgets a part.
+// drop deletes a part.
 func (d *download) drop(ctx context.Context, ref string) error {
 	if ref == "" {
 		return nil
@@ -66,7 +66,7 @@ func (d *download) drop(ctx context.Context, ref string) error {
 	return nil
 }
 
-// take stores the body of a response, which begins after from bytes of a file of total (-1: unknown).
+// take stores the body of a response, which starts at byte from of a file of total bytes (-1: unknown).
 func (d *download) take(ctx context.Context, resp *http.Response, have part, from, total int64) (*fetched, error) {
 	got := &fetched{validators: validatorsOf(resp.Header), contentType: resp.Header.Get("Content-Type")}
 	ref := have.ref
@@ -89,7 +89,7 @@ func (d *download) take(ctx context.Context, resp *http.Response, have part, fro
 	if err == nil && from == 0 && status.Offset > 0 {
 		err = w.Truncate(0)
 	} else if err == nil && from != status.Offset {
-		err = fmt.Errorf("a part of %d bytes was to be gone on with, it has %d: %w", from, status.Offset, errdefs.ErrUnavailable)
+		err = fmt.Errorf("resume a part of %d bytes: it has %d: %w", from, status.Offset, errdefs.ErrUnavailable)
 	}
 	if err != nil {
 		return nil, err
@@ -110,11 +110,11 @@ func (d *download) take(ctx context.Context, resp *http.Response, have part, fro
 	}
 	got.Descriptor = ocispec.Descriptor{MediaType: MediaTypeDiskRaw, Digest: w.Digest(), Size: size}
 	if d.want != "" && got.Digest != d.want && from > 0 {
-		// The part was of another file: once more, from the beginning.
+		// The part belonged to another file: start over.
 		return nil, errors.Join(fmt.Errorf("the file has changed: %w", io.ErrUnexpectedEOF), w.Close(), d.drop(ctx, ref))
 	}
 	if d.want != "" && got.Digest != d.want {
-		return nil, errors.Join(fmt.Errorf("the server sent something else, a file of %d bytes with the digest %s: %w", size, got.Digest, errdefs.ErrDataLoss),
+		return nil, errors.Join(fmt.Errorf("the server sent a different file, of %d bytes with the digest %s: %w", size, got.Digest, errdefs.ErrDataLoss),
 			w.Close(), d.drop(ctx, ref))
 	}
 	if err := failDownload.Hit(ctx); err != nil {
@@ -123,7 +123,7 @@ func (d *download) take(ctx context.Context, resp *http.Response, have part, fro
 	return got, d.commitBlob(ctx, w, got.Descriptor)
 }
 
-// copy writes what comes, and keeps the file within its limit.
+// copy writes the body and enforces the size limit.
 func (d *download) copy(w io.Writer, body io.Reader, from int64) (size int64, err error) {
 	buf := make([]byte, 256<<10)
 	for size = from; ; {
@@ -142,14 +142,14 @@ func (d *download) copy(w io.Writer, body io.Reader, from int64) (size int64, er
 		if err == io.EOF {
 			return size, nil
 		} else if err != nil {
-			// The body's own errors are the network's.
+			// Errors of the body are network errors.
 			return size, fmt.Errorf("after %d bytes: %w (%w)", size, err, io.ErrUnexpectedEOF)
 		}
 	}
 }
 
-// known finds the image that was last made of the URL, with what the server called it then; nil when there is none, when
-// it is damaged, or when another digest is wanted.
+// known finds the image that was last made from the URL, and the server's validators for it; nil if it is missing, damaged,
+// or has another digest than the expected one.
 func (d *download) known(ctx context.Context) (*entry, validators, error) {
 	records, err := d.records.List(ctx, fmt.Sprintf("labels.%q==%q", labelSource, d.source))
 	if err != nil {
@@ -172,7 +172,7 @@ func (d *download) known(ctx context.Context) (*entry, validators, error) {
 	return found, validators{last.Labels[labelETag], last.Labels[labelModified]}, nil
 }
 
-// assemble makes an image of a file: a manifest around the blob, checked as if it came from a registry.
+// assemble makes an image from a file: a manifest around the blob, checked as if it came from a registry.
 func (d *download) assemble(ctx context.Context, got *fetched) (*details, error) {
 	layer, err := d.describeDisk(ctx, got)
 	if err != nil {
@@ -207,8 +207,8 @@ func (d *download) assemble(ctx context.Context, got *fetched) (*details, error)
 	return parsed, d.checkArtifact(ctx, parsed)
 }
 
-// describeDisk finds what kind of disk was downloaded: what the URL's name says, and where it says nothing what the file
-// begins with. It is written down in the manifest, and never asked again.
+// describeDisk determines the type of a downloaded disk from the URL's file name, or else from the file's first bytes. The
+// manifest records it, so it is determined only once.
 func (d *download) describeDisk(ctx context.Context, got *fetched) (ocispec.Descriptor, error) {
 	ra, err := d.content.ReaderAt(ctx, got.Descriptor)
 	if err != nil {
@@ -220,7 +220,7 @@ func (d *download) describeDisk(ctx context.Context, got *fetched) (ocispec.Desc
 		return got.Descriptor, err
 	}
 	if said := http.DetectContentType(head); !qcow2.Is(head) && strings.HasPrefix(said, "text/") {
-		return got.Descriptor, invalidf("the server sent %s (it says %q), which is no disk: %.60q", said, got.contentType, head)
+		return got.Descriptor, invalidf("the server sent %s (type %q), which is not a disk: %.60q", said, got.contentType, head)
 	}
 	layer := got.Descriptor
 	layer.MediaType = mediaType
@@ -239,12 +239,12 @@ func (d *download) recordAs(ctx context.Context, of *details, is validators) (Im
 	return d.record(ctx, of, of.manifest, d.names(of), labels)
 }
 
-// same answers with an image that is there already, under a name that it may not have yet.
+// same returns an existing image and records it under the requested name.
 func (d *download) same(ctx context.Context, known *entry, is validators) (Image, error) {
 	if img, ok := d.current(ctx, d.named, known.details.manifest); ok {
 		return img, nil
 	}
-	// It must not be collected between being found and being recorded, should somebody remove it now.
+	// Keep it from being collected between finding and recording it, in case it is removed in the meantime.
 	ctx, release, err := d.lease(ctx, d.names(known.details))
 	if err != nil {
 		return Image{}, err
@@ -256,7 +256,7 @@ func (d *download) same(ctx context.Context, known *entry, is validators) (Image
 		return Image{}, err
 	}
 	if !d.sound(ctx, known.details) {
-		return Image{}, fmt.Errorf("image %s was removed just now: %w", known.image.ID, errdefs.ErrUnavailable)
+		return Image{}, fmt.Errorf("image %s was just removed: %w", known.image.ID, errdefs.ErrUnavailable)
 	}
 	return d.recordAs(ctx, known.details, is)
 }

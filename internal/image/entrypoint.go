@@ -14,13 +14,13 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wasmbin"
 )
 
-// labelComponent, on a manifest, names the blob that was made of the image's entrypoint; the collector keeps the blob
-// for as long as the manifest.
+// labelComponent, on a manifest, names the blob made from the image's entrypoint. The collector keeps that blob as long as
+// the manifest.
 const labelComponent = "containerd.io/gc.ref.content.component"
 
-// ComponentBlob tells which blob is the binary of an image's component; OpenBlob reads it. The entrypoint of a container
-// image is made a blob when it is first asked for. An image without a component is errdefs.ErrInvalidArgument, and so
-// is an entrypoint that is not a regular file of at most Limits.ComponentBytes below the image's root.
+// ComponentBlob returns the blob with the binary of an image's component; OpenBlob reads it. A container image's entrypoint
+// becomes a blob when it is first needed. errdefs.ErrInvalidArgument means that the image has no component, or that the
+// entrypoint is not a regular file of at most Limits.ComponentBytes inside the image's root.
 func (s *Store) ComponentBlob(ctx context.Context, imageID string) (ocispec.Descriptor, error) {
 	if err := s.ready(); err != nil {
 		return ocispec.Descriptor{}, err
@@ -31,7 +31,7 @@ func (s *Store) ComponentBlob(ctx context.Context, imageID string) (ocispec.Desc
 	}
 	c := e.details.component
 	if c == nil {
-		return ocispec.Descriptor{}, invalidf("image %s is a %s without a component: its entrypoint does not end in .wasm", e.image.ID, e.details.kind)
+		return ocispec.Descriptor{}, invalidf("image %s (%s) has no component: its entrypoint does not end in .wasm", e.image.ID, e.details.kind)
 	}
 	e.touch()
 	if c.Layout != LayoutRootfs {
@@ -44,7 +44,7 @@ func (s *Store) ComponentBlob(ctx context.Context, imageID string) (ocispec.Desc
 	return desc, nil
 }
 
-// entrypoint finds the blob of an earlier call, or makes it.
+// entrypoint returns the blob of an earlier call, or makes it.
 func (s *Store) entrypoint(ctx context.Context, d *details) (ocispec.Descriptor, error) {
 	key := "component://" + d.manifest.Digest.String()
 	if err := s.once.Lock(ctx, key); err != nil {
@@ -66,7 +66,7 @@ func (s *Store) entrypoint(ctx context.Context, d *details) (ocispec.Descriptor,
 	return s.extract(ctx, d)
 }
 
-// extract copies the entrypoint out of the unpacked layers into a blob, which the view's lease keeps until the manifest's
+// extract copies the entrypoint from the unpacked layers into a blob. The view's lease keeps the blob until the manifest's
 // label refers to it.
 func (s *Store) extract(ctx context.Context, d *details) (desc ocispec.Descriptor, err error) {
 	err = s.withView(ctx, d.chainID(), func(ctx context.Context, view *rootView) error {
@@ -91,7 +91,7 @@ func (s *Store) extract(ctx context.Context, d *details) (desc ocispec.Descripto
 	return desc, err
 }
 
-// describe checks what was opened, digests it, and leaves it at its beginning.
+// describe checks and digests an open file and rewinds it.
 func (s *Store) describe(file *os.File) (ocispec.Descriptor, error) {
 	info, err := file.Stat()
 	if err != nil {
@@ -102,7 +102,7 @@ func (s *Store) describe(file *os.File) (ocispec.Descriptor, error) {
 	}
 	desc := ocispec.Descriptor{MediaType: MediaTypeWasm, Size: info.Size()}
 	if limit := s.cfg.Limits.ComponentBytes; desc.Size == 0 || desc.Size > limit {
-		return ocispec.Descriptor{}, invalidf("it has %d bytes, where 1 to %d may be", desc.Size, limit)
+		return ocispec.Descriptor{}, invalidf("its size is %d bytes, not 1 to %d", desc.Size, limit)
 	}
 	if _, err := wasmbin.Read(file, desc.Size); err != nil {
 		return ocispec.Descriptor{}, err

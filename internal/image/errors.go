@@ -19,21 +19,21 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// corruptError says that a stored blob is not what its digest says. The blob is to be dropped and fetched again.
+// corruptError means that a stored blob does not match its digest. The blob must be dropped and fetched again.
 type corruptError struct{ digest digest.Digest }
 
 func (e *corruptError) Error() string { return fmt.Sprintf("stored blob %s is corrupt", e.digest) }
 
 func (e *corruptError) Unwrap() error { return errdefs.ErrDataLoss }
 
-// invalidf is for images that break the specification or a limit of ours.
+// invalidf is the error for images that violate the specification or one of our limits.
 func invalidf(format string, args ...any) error {
 	return fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalidArgument)...)
 }
 
-// classify gives err, met by a transfer ("pull image … from …"), its errdefs class and says what was asked.
+// classify adds an errdefs class and the failed operation to an error of a transfer ("pull image … from …").
 func classify(ctx context.Context, what string, err error) error {
-	// What the libraries make of a cancelled context says nothing; why it was cancelled does.
+	// The libraries' errors for a cancelled context say nothing; the cause of the cancellation does.
 	if cause := context.Cause(ctx); cause != nil && errors.Is(err, context.Canceled) {
 		err = cause
 	}
@@ -43,7 +43,7 @@ func classify(ctx context.Context, what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// classOf finds the class of an error that carries none; nil when it carries one or means nothing to us.
+// classOf determines the class of an error without one; nil if it has one or none applies.
 func classOf(err error) error {
 	if class := statusClass(err); class != nil {
 		return class
@@ -77,7 +77,7 @@ func classed(err error) bool {
 	return false
 }
 
-// statusClass reads the HTTP status that a registry or its token server answered with.
+// statusClass classifies the HTTP status of a registry or its token server.
 func statusClass(err error) error {
 	status, ok := errors.AsType[remoteerrors.ErrUnexpectedStatus](err)
 	if !ok {
@@ -99,18 +99,18 @@ func statusClass(err error) error {
 	}
 }
 
-// transient reports errors of the network, after which the same request may succeed.
+// transient recognises network errors after which the same request may succeed.
 func transient(err error) bool {
 	if errors.Is(err, context.Canceled) || errors.Is(err, errRedirect) {
 		return false
 	}
-	// Not net.Error: any errno of the disk is one.
+	// Not net.Error: the disk's errnos implement it too.
 	_, isURL := errors.AsType[*url.Error](err)
 	_, isOp := errors.AsType[*net.OpError](err)
 	return isURL || isOp || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
-// notForUs says that an index has nothing for this node, and what it has.
+// notForUs is the error for an index without an entry for this node; it lists what the index has.
 func notForUs(index ocispec.Descriptor, has []ocispec.Descriptor) error {
 	var names []string
 	for _, m := range has {
@@ -118,5 +118,5 @@ func notForUs(index ocispec.Descriptor, has []ocispec.Descriptor) error {
 			names = append(names, platforms.Format(*m.Platform))
 		}
 	}
-	return fmt.Errorf("index %s has nothing for this node's platform, only %q: %w", index.Digest, names, errdefs.ErrNotFound)
+	return fmt.Errorf("index %s has no entry for this node's platform, only for %q: %w", index.Digest, names, errdefs.ErrNotFound)
 }

@@ -66,7 +66,7 @@ func TestFaultI1LabelsOfImagesAreNeverOurs(t *testing.T) {
 		}
 	}
 	_, err = s.Prepare(ctx, "c", img.ID, hostile)
-	wantError(t, err, errdefs.IsInvalidArgument, "ours to set")
+	wantError(t, err, errdefs.IsInvalidArgument, "is reserved")
 	check(t, s.Remove(ctx, img.ID))
 	wantEmpty(t, s)
 }
@@ -101,14 +101,14 @@ func TestFaultI4BadManifests(t *testing.T) {
 		"encrypted layer":   {func(m *rawImage) { m.manifest.Layers[0].MediaType += "+encrypted" }, "cannot be unpacked"},
 		"more layers than the config": {func(m *rawImage) {
 			m.manifest.Layers = append(m.manifest.Layers, m.manifest.Layers[0])
-		}, "names 1 layers, its manifest 2"},
+		}, "lists 1 layers, its manifest 2"},
 		"config is no JSON": {func(m *rawImage) { m.manifest.Config = m.add(ocispec.MediaTypeImageConfig, []byte("text")) }, "config"},
 		"config of bad layers": {func(m *rawImage) {
 			m.manifest.Config = m.add(ocispec.MediaTypeImageConfig, []byte(`{"os":"linux","architecture":"amd64","rootfs":{"type":"layers","diff_ids":["../x"]}}`))
 		}, "../x"},
 		"wrong diff ID": {func(m *rawImage) {
 			m.manifest.Config = m.add(ocispec.MediaTypeImageConfig, fmt.Appendf(nil, `{"rootfs":{"type":"layers","diff_ids":[%q]}}`, digest.FromString("x")))
-		}, "the config promises"},
+		}, "but the config says"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := raw(t, archive)
@@ -183,7 +183,7 @@ func TestFaultI4EndlessIndexNesting(t *testing.T) {
 		return true
 	})
 	_, err := s.Pull(t.Context(), reg.ref("nested:1"), PullOptions{})
-	wantError(t, err, errdefs.IsInvalidArgument, "more than 4 indexes")
+	wantError(t, err, errdefs.IsInvalidArgument, "more than 4 nested indexes")
 	if n := reg.count("GET"); n > 10 {
 		t.Errorf("%d documents were fetched", n)
 	}

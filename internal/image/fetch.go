@@ -16,13 +16,13 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// A transfer that breaks off is taken up again after retryPace, at most maxIdleRetries times without a byte between.
+// A broken transfer resumes after retryPace, at most maxIdleRetries times in a row without receiving a byte.
 const (
 	maxIdleRetries = 3
 	retryPace      = 200 * time.Millisecond
 )
 
-// lockBlob makes one transfer of a blob that several pulls want; the key is the one that containerd's unpacker uses.
+// lockBlob makes concurrent pulls transfer a blob only once; the key is the one that containerd's unpacker uses.
 func (p *puller) lockBlob(ctx context.Context, desc ocispec.Descriptor) (func(), error) {
 	key := fmt.Sprintf("blob://%v", desc.Digest)
 	if err := p.once.Lock(ctx, key); err != nil {
@@ -31,7 +31,7 @@ func (p *puller) lockBlob(ctx context.Context, desc ocispec.Descriptor) (func(),
 	return func() { p.once.Unlock(key) }, nil
 }
 
-// fetch brings one blob, or takes the stored one under the pull's lease. The caller holds the blob's lock.
+// fetch downloads one blob, or adds the stored one to the pull's lease. The caller holds the blob's lock.
 func (p *puller) fetch(ctx context.Context, desc ocispec.Descriptor) error {
 	if err := p.mend(ctx, desc); err != nil {
 		return err
@@ -62,23 +62,23 @@ func (p *puller) fetch(ctx context.Context, desc ocispec.Descriptor) error {
 	}
 }
 
-// wrongContent reports that the registry has something else than the descriptor promises: another digest, too many
-// bytes, or too few (what is past the end cannot be asked for).
+// wrongContent recognises that the registry's content does not match the descriptor: another digest, too many bytes, or too
+// few (a range past the end cannot be requested).
 func wrongContent(err error) bool {
 	status, ok := errors.AsType[remoteerrors.ErrUnexpectedStatus](err)
 	return errdefs.IsFailedPrecondition(err) || ok && status.StatusCode == http.StatusRequestedRangeNotSatisfiable
 }
 
-// refuse drops what a registry sent wrongly, which would else be taken up again by the next attempt.
+// refuse drops wrong content, which the next attempt would otherwise resume.
 func (p *puller) refuse(ctx context.Context, desc ocispec.Descriptor, cause error) error {
 	err := p.content.Abort(context.WithoutCancel(ctx), remotes.MakeRefKey(ctx, desc))
 	if err != nil && !errdefs.IsNotFound(err) {
 		return errors.Join(cause, err)
 	}
-	return fmt.Errorf("the registry sent something else than blob %s of %d bytes: %v: %w", desc.Digest, desc.Size, cause, errdefs.ErrDataLoss)
+	return fmt.Errorf("the registry's content is not blob %s of %d bytes: %v: %w", desc.Digest, desc.Size, cause, errdefs.ErrDataLoss)
 }
 
-// fetchLayers brings the blobs of an image that is not unpacked.
+// fetchLayers downloads the blobs of an image that is not unpacked.
 func (p *puller) fetchLayers(ctx context.Context, d *details) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(p.cfg.MaxConcurrentDownloads)

@@ -9,7 +9,7 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// flights makes one pull of all that ask for the same at the same time (fault I8).
+// flights merges concurrent pulls of the same image into one (fault I8).
 type flights struct {
 	log *slog.Logger
 	mu  sync.Mutex
@@ -17,7 +17,7 @@ type flights struct {
 	wg  sync.WaitGroup
 }
 
-// flight is one pull under way. It lives as long as somebody waits for it.
+// flight is one pull under way. It is cancelled when nobody waits for it any more.
 type flight struct {
 	cancel  context.CancelFunc
 	waiters int
@@ -27,7 +27,7 @@ type flight struct {
 	err     error
 }
 
-// do joins the flight of key, or starts it with run under base, and waits for its end or for that of ctx.
+// do joins or starts the flight of key and waits until it or ctx ends. run executes under base.
 func (fs *flights) do(ctx, base context.Context, key string, onProgress func(Progress), run func(context.Context, *tracker) (Image, error)) (Image, error) {
 	f := fs.join(base, key, run)
 	defer fs.leave(key, f)
@@ -62,7 +62,7 @@ func (fs *flights) join(base context.Context, key string, run func(context.Conte
 	return f
 }
 
-// leave takes one waiter away; with the last one the pull ends, and who asks later gets another.
+// leave removes one waiter. The last one cancels the pull; a later request starts a new one.
 func (fs *flights) leave(key string, f *flight) {
 	fs.mu.Lock()
 	f.waiters--
@@ -84,8 +84,8 @@ func (fs *flights) forget(key string, f *flight) {
 	}
 }
 
-// keyed is a set of mutexes by name, held by what must be done once: a blob's transfer, a layer's unpacking.
-// It is the unpack.KeyedLocker of all pulls.
+// keyed is a set of named mutexes for work that must not run twice at a time: a blob's transfer, a layer's unpacking. It is
+// the unpack.KeyedLocker of all pulls.
 type keyed struct {
 	mu    sync.Mutex
 	locks map[string]*keyedLock
@@ -96,7 +96,7 @@ type keyedLock struct {
 	held  chan struct{} // holds a token while locked
 }
 
-// Lock waits for the lock of key or for the end of ctx.
+// Lock waits for the lock of key or the end of ctx.
 func (k *keyed) Lock(ctx context.Context, key string) error {
 	k.mu.Lock()
 	l := k.locks[key]
@@ -115,7 +115,6 @@ func (k *keyed) Lock(ctx context.Context, key string) error {
 	}
 }
 
-// Unlock gives the lock of key back.
 func (k *keyed) Unlock(key string) {
 	k.mu.Lock()
 	l := k.locks[key]

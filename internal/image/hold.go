@@ -12,9 +12,9 @@ import (
 // holdPrefix begins the IDs of the leases that Hold makes.
 const holdPrefix = "hold-"
 
-// Hold keeps the blobs of an image from the collector until Unhold(key), whatever becomes of the image: what Prepare
-// does for those who run from a root filesystem. Asked again for the same image it does nothing; a key that holds
-// another image is errdefs.ErrAlreadyExists, an unknown image errdefs.ErrNotFound.
+// Hold keeps the blobs of an image until Unhold(key), even if the image is removed, as Prepare does for users of a root
+// filesystem. A repeat for the same image does nothing. If the key holds another image, the error is
+// errdefs.ErrAlreadyExists; an unknown image is errdefs.ErrNotFound.
 func (s *Store) Hold(ctx context.Context, key, imageID string) error {
 	if err := s.ready(); err != nil {
 		return err
@@ -23,7 +23,7 @@ func (s *Store) Hold(ctx context.Context, key, imageID string) error {
 		return err
 	}
 	ctx = s.with(ctx)
-	s.change.Lock() // the image cannot be removed between being found and being held
+	s.change.Lock() // so that the image is not removed between finding and holding it
 	defer s.change.Unlock()
 	if err := s.reserve(); err != nil {
 		return fmt.Errorf("hold %q: %w", key, err)
@@ -53,7 +53,7 @@ func (s *Store) Hold(ctx context.Context, key, imageID string) error {
 	return nil
 }
 
-// Unhold lets go of what Hold kept. Nothing to let go is success.
+// Unhold releases what Hold kept. An unknown key is a success.
 func (s *Store) Unhold(ctx context.Context, key string) error {
 	if err := s.ready(); err != nil {
 		return err
@@ -65,7 +65,7 @@ func (s *Store) Unhold(ctx context.Context, key string) error {
 	return nil
 }
 
-// Holds lists the keys of all that Hold keeps.
+// Holds lists the keys of all holds.
 func (s *Store) Holds(ctx context.Context) ([]string, error) {
 	if err := s.ready(); err != nil {
 		return nil, err

@@ -11,16 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// holeSize is the least run of zeros that is made a hole, in bytes; holes begin and end at multiples of it.
+// holeSize is the smallest run of zeros that becomes a hole, in bytes; holes are aligned to it.
 const holeSize = 64 << 10
 
 var zeros [holeSize]byte
 
-// holeFinder writes on, and notes where there are only zeros: raw disks are mostly that.
+// holeFinder passes data on and records runs of zeros, which make up most of a raw disk.
 type holeFinder struct {
 	w     io.Writer
 	at    int64
-	block []byte // the bytes of a block that is not whole yet
+	block []byte // the bytes of an incomplete block
 	holes []hole
 }
 
@@ -41,7 +41,7 @@ func (h *holeFinder) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// note takes one more block.
+// note records one more block.
 func (h *holeFinder) note(empty bool) {
 	from := h.at
 	h.at += holeSize
@@ -52,7 +52,7 @@ func (h *holeFinder) note(empty bool) {
 	}
 }
 
-// punch gives the room of zeros back. What the file holds stays the same, whenever it ends.
+// punch frees the disk space of zeros. It can stop anywhere without changing the content.
 func (h *holeFinder) punch(ctx context.Context, path string) error {
 	if len(h.holes) == 0 {
 		return nil
@@ -68,9 +68,9 @@ func (h *holeFinder) punch(ctx context.Context, path string) error {
 		}
 		err := unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, hole.from, hole.to-hole.from)
 		if errors.Is(err, unix.EOPNOTSUPP) {
-			return nil // a file system without holes
+			return nil // the file system has no holes
 		} else if err != nil {
-			return fmt.Errorf("give back the zeros of %s: %w", path, err)
+			return fmt.Errorf("punch holes in %s: %w", path, err)
 		}
 	}
 	return nil

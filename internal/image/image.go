@@ -7,94 +7,92 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Kind says what an image is made of. It is found from the media types of its manifest.
+// Kind is the kind of an image's content, as its manifest's media types say.
 type Kind string
 
-// The kinds of image.
 const (
-	// KindRootfs is a root filesystem in layers, the usual container image. It is unpacked when it is pulled.
+	// KindRootfs is a root filesystem in layers, the usual container image. A pull unpacks it.
 	KindRootfs Kind = "rootfs"
 	// KindDisk is a virtual machine's disk: one qcow2 or raw blob.
 	KindDisk Kind = "disk"
-	// KindComponent is an artifact that is a WebAssembly module or component. (A rootfs may have one as its entrypoint.)
+	// KindComponent is an artifact with a WebAssembly module or component. (A rootfs may have one as its entrypoint.)
 	KindComponent Kind = "component"
 )
 
-// Image is one image of the store. Its slices and maps are shared: read them, never change them.
+// Image describes an image of the store. Its slices and maps are shared and must not be changed.
 type Image struct {
-	// ID is "sha256:…": the digest of the config, for artifacts that of the manifest.
-	// It is what every RPC of the CRI calls the image.
+	// ID is "sha256:…", the digest of the config or, for artifacts, of the manifest. Every CRI call identifies the image by
+	// it.
 	ID string
-	// RepoTags are the tags, in full ("docker.io/library/busybox:1.36"), sorted.
+	// RepoTags are the full tags ("docker.io/library/busybox:1.36"), sorted.
 	RepoTags []string
-	// RepoDigests are the name@digest references it was pulled by, with the digest of the index where there is one.
+	// RepoDigests are the name@digest references of its pulls, with the index's digest if there is one.
 	RepoDigests []string
-	// Size is the bytes of the manifest, the config and the layers as a registry has them.
+	// Size is the compressed size of the manifest, the config and the layers in bytes.
 	Size uint64
-	// Pinned says that the configuration spares the image from the kubelet's collection.
+	// Pinned means that the configuration protects the image from the kubelet's collection.
 	Pinned bool
-	// User is the raw user of the config: "", "name", "1000", "1000:100" …
+	// User is the user in the config, unparsed: "", "name", "1000", "1000:100" …
 	User string
 	Kind Kind
-	// Config is the image's config; of an artifact only what it shares with one.
+	// Config is the image's config; for an artifact, only the fields that it has in common.
 	Config ocispec.Image
 	// Manifest is the digest of the manifest for this node's platform.
 	Manifest digest.Digest
-	// Layers are the blobs of the manifest, the lowest first.
+	// Layers are the manifest's blobs, lowest first.
 	Layers []ocispec.Descriptor
 	// Annotations are the manifest's.
 	Annotations map[string]string
-	// ChainID names the unpacked root filesystem; empty unless Kind is KindRootfs.
+	// ChainID identifies the unpacked root filesystem; empty unless Kind is KindRootfs.
 	ChainID string
-	// Component is what the image has of a WebAssembly component or module; nil when it has none.
+	// Component is the image's WebAssembly component or module; nil if it has none.
 	Component *Component
-	// LastUsed is when Prepare or View last used it since Open; zero when not.
+	// LastUsed is when Prepare or View last used the image since Open; zero if never.
 	LastUsed time.Time
 }
 
-// Auth is a login to a registry (CRI AuthConfig). One of Username, Auth, IdentityToken and RegistryToken is used,
-// in this order. It is never logged or stored.
+// Auth is a login to a registry (CRI AuthConfig). The first of Username, Auth, IdentityToken and RegistryToken that is set
+// applies. It is never logged or stored.
 type Auth struct {
 	Username, Password string
 	// Auth is base64 of "username:password".
 	Auth string
-	// ServerAddress is the registry that the login is for; empty is the one that the reference names.
+	// ServerAddress is the registry that the login is for; empty means the reference's.
 	ServerAddress string
-	// IdentityToken is traded at the registry's token server for an access token.
+	// IdentityToken is exchanged for an access token at the registry's token server.
 	IdentityToken string
-	// RegistryToken is sent to the registry as it is, as a bearer token.
+	// RegistryToken is sent to the registry unchanged, as a bearer token.
 	RegistryToken string
 }
 
-// PullOptions are what a pull may bring along.
 type PullOptions struct {
-	// Auth is the login; nil looks into the docker config file, then goes anonymously.
+	// Auth is the login; nil means the docker config file's, otherwise anonymous.
 	Auth *Auth
-	// OnProgress is told of progress a few times a second, by one goroutine at a time. It must not block.
+	// OnProgress is called a few times a second, never concurrently. It must not block.
 	OnProgress func(Progress)
 }
 
-// Progress is how far a pull is.
+// Progress is the progress of a pull.
 type Progress struct {
-	// Done and Total are bytes of blobs as the registry has them; Total is 0 until the manifest is known.
+	// Done and Total are bytes of blobs in their compressed form; Total is 0 until the manifest is known.
 	Done, Total int64
-	// Current is the blob that last moved.
+	// Current is the blob that last made progress.
 	Current digest.Digest
 }
 
-// FsUsage is how much of a file system something takes.
+// FsUsage is the disk usage of something on a file system.
 type FsUsage struct {
-	// Mountpoint is the directory of the store, which names the file system.
+	// Mountpoint is the directory of the store, which identifies the file system.
 	Mountpoint string
 	UsedBytes  uint64
 	InodesUsed uint64
-	// Timestamp is when the figures were taken.
+	// Timestamp is when the usage was measured.
 	Timestamp time.Time
 }
 
-// Usage is what one writable layer takes.
+// Usage is the disk usage of one writable layer.
 type Usage struct {
 	Bytes, Inodes uint64
-	// Timestamp is when the figures were taken; zero when they never were yet.
+	// Timestamp is when the usage was measured; zero if it has not been.
 	Timestamp time.Time
 }

@@ -11,18 +11,17 @@ import (
 	"github.com/distribution/reference"
 )
 
-// LocalPrefix begins the names of images that were made of files of this node.
+// LocalPrefix begins the names of images made from files on this node.
 const LocalPrefix = "edge.local/"
 
-// IsLocal tells whether a reference is the name of such an image.
+// IsLocal reports whether a reference names such an image.
 func IsLocal(ref string) bool { return strings.HasPrefix(ref, LocalPrefix) }
 
-// Import puts an artifact that was made on this node into the store under a name, as a pull of that name would have done:
-// what is there already, and whole, is not written again, and a name that was another image's moves. Remove, and with it the
-// collector, takes it away.
+// Import stores an artifact made on this node under a name, as a pull of that name would: intact content that is already
+// stored is not written again, and a name of another image moves. Remove deletes it.
 //
-// Errors: errdefs.ErrInvalidArgument for a malformed reference, and for an artifact that breaks a limit or is not what it
-// says, ErrResourceExhausted when the disk is full.
+// Errors: errdefs.ErrInvalidArgument for a malformed reference or an invalid artifact, ErrResourceExhausted if the disk is
+// full.
 func (s *Store) Import(ctx context.Context, ref string, manifest Blob, blobs ...Blob) (_ Image, err error) {
 	if err := s.ready(); err != nil {
 		return Image{}, err
@@ -78,7 +77,7 @@ func (s *Store) Import(ctx context.Context, ref string, manifest Blob, blobs ...
 	return img, err
 }
 
-// put writes a blob from memory, or takes the stored one under the lease.
+// put stores a blob from memory, or adds the stored one to the lease.
 func (p *puller) put(ctx context.Context, blob Blob) error {
 	unlock, err := p.lockBlob(ctx, blob.Descriptor)
 	if err != nil {

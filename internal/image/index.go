@@ -14,14 +14,14 @@ import (
 	"github.com/distribution/reference"
 )
 
-// index holds the images in memory, so that Get and List touch no file: the kubelet lists every second.
-// It follows the metadata, which is written first.
+// index holds the images in memory, so that Get and List read no file: the kubelet lists every second. It follows the
+// metadata, which is written first.
 type index struct {
 	mu sync.RWMutex
-	// names maps every full reference to the ID of its image.
+	// names maps full references to image IDs.
 	names map[string]string
 	byID  map[string]*entry
-	// sorted are the entries by ID.
+	// sorted are the entries in order of ID.
 	sorted []*entry
 }
 
@@ -39,20 +39,19 @@ func (e *entry) snapshot() Image {
 	return img
 }
 
-// touch notes that the image is used.
+// touch records a use of the image.
 func (e *entry) touch() {
 	now := time.Now()
 	e.used.Store(&now)
 }
 
-// reset forgets all images.
 func (x *index) reset() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.names, x.byID, x.sorted = nil, nil, nil
 }
 
-// put adds an image with further names. A name that was another image's moves.
+// put adds an image with names. A name of another image moves.
 func (x *index) put(d *details, pinned map[string]bool, names ...string) Image {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -78,7 +77,7 @@ func (x *index) put(d *details, pinned map[string]bool, names ...string) Image {
 	return x.byID[d.id].snapshot()
 }
 
-// drop takes an image away, and returns the names it had.
+// drop removes an image and returns its names.
 func (x *index) drop(id string) []string {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -94,7 +93,6 @@ func (x *index) drop(id string) []string {
 	return names
 }
 
-// namesOf lists the names of an image.
 func (x *index) namesOf(id string) []string {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
@@ -107,7 +105,7 @@ func (x *index) namesOf(id string) []string {
 	return names
 }
 
-// rebuild makes a new Image of an entry; those handed out stay as they were.
+// rebuild replaces the Image of an entry; snapshots already returned do not change.
 func (x *index) rebuild(id string, pinned map[string]bool) {
 	old := x.byID[id]
 	if old == nil {
@@ -144,7 +142,7 @@ func (x *index) sort() {
 	slices.SortFunc(x.sorted, func(a, b *entry) int { return cmp.Compare(a.image.ID, b.image.ID) })
 }
 
-// entries are all images, sorted by ID.
+// entries lists all images in order of ID.
 func (x *index) entries() []*entry {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
@@ -161,7 +159,7 @@ func (x *index) list() []Image {
 	return all
 }
 
-// find resolves what a caller may call an image: a reference first, then an ID or the beginning of one.
+// find resolves a reference or, failing that, an ID or a prefix of one.
 func (x *index) find(refOrID string) (*entry, error) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
@@ -187,13 +185,13 @@ func (x *index) findID(prefix string) (*entry, error) {
 		return nil, fmt.Errorf("image %q: %w", prefix, errdefs.ErrNotFound)
 	}
 	if fits(at + 1) {
-		return nil, fmt.Errorf("image %q: more than one ID begins so: %w", prefix, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("image %q is a prefix of more than one ID: %w", prefix, errdefs.ErrInvalidArgument)
 	}
 	return x.sorted[at], nil
 }
 
-// Get finds an image by its ID (with or without "sha256:", or an unambiguous beginning), by a tag, or by a digest
-// reference; short names are taken as docker does. An unknown image is errdefs.ErrNotFound.
+// Get finds an image by its ID (with or without "sha256:", or a unique prefix), by a tag, or by a digest reference; short
+// names expand as in docker. An unknown image is errdefs.ErrNotFound.
 func (s *Store) Get(_ context.Context, refOrID string) (Image, error) {
 	if err := s.ready(); err != nil {
 		return Image{}, err
@@ -205,7 +203,7 @@ func (s *Store) Get(_ context.Context, refOrID string) (Image, error) {
 	return e.snapshot(), nil
 }
 
-// List returns all images, sorted by ID.
+// List returns all images in order of ID.
 func (s *Store) List(context.Context) ([]Image, error) {
 	if err := s.ready(); err != nil {
 		return nil, err

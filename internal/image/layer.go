@@ -24,9 +24,9 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// layerApplier unpacks the layers of one image (diff.Applier). Beside what containerd's own does it checks the blob
-// against its digest while it reads, keeps the image within its limits, and leaves out what a layer has no business
-// with: paths out of the root, devices, and the overlay's own attributes (fault I4).
+// layerApplier unpacks the layers of one image (diff.Applier). In addition to containerd's, it checks the blob against its
+// digest while reading, enforces the image's limits, and omits what does not belong in a layer: paths outside the root,
+// devices, and the overlay's own attributes (fault I4).
 type layerApplier struct {
 	*puller
 	diffIDs map[digest.Digest]digest.Digest
@@ -44,7 +44,7 @@ func newLayerApplier(p *puller, d *details) *layerApplier {
 	return a
 }
 
-// budget is a limit that the layers of an image use up together.
+// budget is a limit on all layers of an image together.
 type budget struct {
 	what  string
 	limit int64
@@ -60,7 +60,7 @@ func (b *budget) spend(n int64) error {
 	return nil
 }
 
-// Apply unpacks one layer into the directory that mounts writes to.
+// Apply unpacks one layer into the writable directory of mounts.
 func (a *layerApplier) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mount.Mount, _ ...diff.ApplyOpt) (ocispec.Descriptor, error) {
 	defer a.tracker.busy()()
 	root, parents, err := layerDirs(mounts)
@@ -76,7 +76,7 @@ func (a *layerApplier) Apply(ctx context.Context, desc ocispec.Descriptor, mount
 	defer ra.Close()
 	blob := &digestReader{r: &touchReader{content.NewReader(ra), a.tracker}, digester: desc.Digest.Algorithm().Digester()}
 	diffID, size, err := a.extract(ctx, desc, root, parents, blob)
-	// A damaged blob can fail in any way: whatever happened, its digest decides whose fault it was.
+	// A damaged blob can fail in any way. Whatever the error is, check the digest to find out whether the blob is at fault.
 	if _, readErr := io.Copy(io.Discard, blob); readErr != nil {
 		return ocispec.Descriptor{}, errors.Join(err, readErr)
 	}
@@ -87,12 +87,12 @@ func (a *layerApplier) Apply(ctx context.Context, desc ocispec.Descriptor, mount
 		return ocispec.Descriptor{}, fmt.Errorf("layer %s: %w", desc.Digest, err)
 	}
 	if want := a.diffIDs[desc.Digest]; diffID != want {
-		return ocispec.Descriptor{}, invalidf("layer %s unpacks to %s, the config promises %s", desc.Digest, diffID, want)
+		return ocispec.Descriptor{}, invalidf("layer %s unpacks to %s, but the config says %s", desc.Digest, diffID, want)
 	}
 	return ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: diffID, Size: size}, nil
 }
 
-// extract decompresses and unpacks a layer, and returns the digest and size of its tar archive.
+// extract decompresses and unpacks a layer and returns the digest and size of its tar archive.
 func (a *layerApplier) extract(ctx context.Context, desc ocispec.Descriptor, root string, parents []string, blob io.Reader) (digest.Digest, int64, error) {
 	plain, err := decompress(desc.MediaType, blob)
 	if err != nil {
@@ -102,20 +102,20 @@ func (a *layerApplier) extract(ctx context.Context, desc ocispec.Descriptor, roo
 	stream := &digestReader{r: &budgetReader{plain, a.bytes}, digester: digest.Canonical.Digester()}
 	opts := []archive.ApplyOpt{archive.WithFilter(a.accept(ctx, desc))}
 	if len(parents) > 0 {
-		// The lowest layer has nothing to white out, and may be shown without an overlay.
+		// The lowest layer has nothing to white out and may be mounted without an overlay.
 		opts = append(opts, archive.WithConvertWhiteout(archive.OverlayConvertWhiteout), archive.WithParents(parents))
 	}
 	if _, err := archive.Apply(ctx, root, stream, opts...); err != nil {
 		return "", 0, badArchive(err)
 	}
-	// The padding after the archive's end is part of the digest.
+	// The digest includes the padding after the archive's end.
 	if _, err := io.Copy(io.Discard, stream); err != nil {
 		return "", 0, badArchive(err)
 	}
 	return stream.digester.Digest(), stream.n, nil
 }
 
-// badArchive tells an archive that cannot be read from a disk that cannot be written, which has an errno.
+// badArchive turns the error of an unreadable archive into ErrInvalidArgument. Errors of the disk have an errno.
 func badArchive(err error) error {
 	if _, ok := errors.AsType[syscall.Errno](err); ok || classed(err) {
 		return err
@@ -123,12 +123,12 @@ func badArchive(err error) error {
 	return invalidf("not a readable archive: %v", err)
 }
 
-// accept looks at each entry before it is unpacked.
+// accept checks each entry before it is unpacked.
 func (a *layerApplier) accept(ctx context.Context, desc ocispec.Descriptor) archive.Filter {
 	skipped := 0
 	return func(h *tar.Header) (bool, error) {
 		a.tracker.touch()
-		// A sparse file takes no room in the archive and all of it on the disk.
+		// A sparse file is small in the archive and takes its full size on disk.
 		if err := errors.Join(a.files.spend(1), a.bytes.allows(h.Size)); err != nil {
 			return false, err
 		}
@@ -136,14 +136,14 @@ func (a *layerApplier) accept(ctx context.Context, desc ocispec.Descriptor) arch
 			return false, invalidf("entry %q (link to %q) leads out of the root", h.Name, h.Linkname)
 		}
 		if h.Typeflag == tar.TypeBlock || h.Typeflag == tar.TypeChar {
-			// Devices are given to containers by their pods, never by their images.
+			// Containers get devices from their pods, never from their images.
 			if skipped++; skipped == 1 {
-				a.cfg.Logger.InfoContext(ctx, "the devices of an image's layer are left out", "layer", desc.Digest, "first", h.Name)
+				a.cfg.Logger.InfoContext(ctx, "ignoring the devices in an image's layer", "layer", desc.Digest, "first", h.Name)
 			}
 			return false, nil
 		}
 		for key := range h.PAXRecords {
-			// trusted.overlay.* would direct the overlay itself; nothing else of trusted.* is for images either.
+			// trusted.overlay.* would control the overlay itself, and nothing else in trusted.* belongs in images.
 			if strings.HasPrefix(key, "SCHILY.xattr.trusted.") {
 				delete(h.PAXRecords, key)
 			}
@@ -152,7 +152,7 @@ func (a *layerApplier) accept(ctx context.Context, desc ocispec.Descriptor) arch
 	}
 }
 
-// allows reports whether n more would fit, without using them up: the reader does that as they come.
+// allows reports whether n more would fit, without spending them; the reader spends as data arrives.
 func (b *budget) allows(n int64) error {
 	if n < 0 || n > b.limit-b.used.Load() {
 		return invalidf("the image has more %s than the limit of %d", b.what, b.limit)
@@ -160,14 +160,14 @@ func (b *budget) allows(n int64) error {
 	return nil
 }
 
-// outside reports a path that climbs above the root it is relative to. An absolute one begins at that root.
+// outside reports whether a path climbs above its root. An absolute path starts at that root.
 func outside(path string) bool {
 	clean := filepath.Clean(path)
 	return clean == ".." || strings.HasPrefix(clean, "../")
 }
 
-// layerDirs finds where a snapshot's mounts write to, and the layers below. Unpacking goes straight to the upper
-// directory, with whiteouts in the overlay's form, and needs no mount.
+// layerDirs returns the writable directory of a snapshot's mounts and the layers below. Unpacking writes directly to the
+// upper directory, with whiteouts in the overlay's form, and needs no mount.
 func layerDirs(mounts []mount.Mount) (string, []string, error) {
 	if len(mounts) != 1 {
 		return "", nil, fmt.Errorf("a snapshot with %d mounts: %w", len(mounts), errdefs.ErrNotImplemented)
@@ -191,8 +191,8 @@ func layerDirs(mounts []mount.Mount) (string, []string, error) {
 	return upper, lower, nil
 }
 
-// compressionOf tells how a layer of a media type is compressed: "", "gzip", "zstd", or "unknown", when it must be
-// looked at. ok is false for a type that is no layer.
+// compressionOf returns the compression of a layer's media type: "", "gzip", "zstd", or "unknown" if the content must be
+// examined. ok is false if the type is not a layer's.
 func compressionOf(mediaType string) (compression string, ok bool) {
 	if strings.Contains(mediaType, "+encrypted") {
 		return "", false
@@ -201,7 +201,7 @@ func compressionOf(mediaType string) (compression string, ok bool) {
 	return compression, err == nil
 }
 
-// decompress undoes a layer's compression in this process. The window of zstd is bounded, so a bomb costs no memory.
+// decompress decompresses a layer in this process. zstd's window is limited, so a malicious layer cannot exhaust memory.
 func decompress(mediaType string, r io.Reader) (io.ReadCloser, error) {
 	compression, ok := compressionOf(mediaType)
 	if !ok {

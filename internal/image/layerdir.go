@@ -18,14 +18,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The directories of a snapshot are the snapshotter's own matter, but for what is below: it never looks whether they are there, so
-// that an image whose layer is gone could be neither used nor pulled again.
+// The snapshotter manages the directories of snapshots, with one exception: it never checks that they exist, so an image with
+// a missing layer could neither be used nor pulled again. This file checks and repairs them.
 //
 //	<root>/snapshots/snapshots/<number>/fs      the layer, or a container's writable part
 //	                                   /fs.new  a layer that is being unpacked again
 //	                                   /fs.bad  a damaged one that containers have mounted
 
-// snapshotDirs are the directories of all snapshots, by their names.
+// snapshotDirs maps the names of snapshots to their directories.
 type snapshotDirs map[string]string
 
 func (s *Store) snapshotDirs(ctx context.Context) (snapshotDirs, error) {
@@ -33,7 +33,7 @@ func (s *Store) snapshotDirs(ctx context.Context) (snapshotDirs, error) {
 	err := s.meta.WithTransaction(ctx, false, func(ctx context.Context) error {
 		ids, err := storage.IDMap(ctx)
 		for id, key := range ids {
-			// "<namespace>/<number>/<name>", by the metadata. One that is removed is there until it is collected.
+			// "<namespace>/<number>/<name>" in the metadata. A removed snapshot stays listed until it is collected.
 			parts := strings.SplitN(key, "/", 3)
 			if len(parts) < 3 {
 				continue
@@ -45,19 +45,19 @@ func (s *Store) snapshotDirs(ctx context.Context) (snapshotDirs, error) {
 		}
 		return err
 	})
-	if err != nil && !errdefs.IsNotFound(err) { // there has never been a snapshot
+	if err != nil && !errdefs.IsNotFound(err) { // no snapshot has ever been made
 		return nil, fmt.Errorf("list the directories of snapshots: %w", err)
 	}
 	return dirs, nil
 }
 
-// errLayer is the class of a layer that is not as it was unpacked.
+// errLayer is the class of damaged layers.
 var errLayer = fmt.Errorf("the unpacked layer is damaged: %w", errdefs.ErrDataLoss)
 
-// checkLayer looks, without reading files, whether an unpacked layer is there: errdefs.ErrNotFound when it never was.
+// checkLayer checks, without reading files, that an unpacked layer exists: errdefs.ErrNotFound if it was never unpacked.
 func (s *Store) checkLayer(ctx context.Context, dirs snapshotDirs, chain string) error {
 	if _, bad := s.badLayers.Load(chain); bad {
-		return fmt.Errorf("layer %s: its files are not those of its blob: %w", chain, errLayer)
+		return fmt.Errorf("layer %s: its files do not match its blob: %w", chain, errLayer)
 	}
 	usage, err := s.snaps.Usage(ctx, chain)
 	dir, known := dirs[chain]
@@ -73,7 +73,7 @@ func (s *Store) checkLayer(ctx context.Context, dirs snapshotDirs, chain string)
 	} else if err != nil {
 		return err
 	}
-	if usage.Inodes > 1 { // its own is one
+	if usage.Inodes > 1 { // the directory itself counts as one
 		return notEmpty(chain, dir)
 	}
 	return nil
@@ -93,13 +93,13 @@ func notEmpty(chain, dir string) error {
 	return nil
 }
 
-// present looks whether the directories that a snapshot's mounts name are there.
+// present reports whether the directories in a snapshot's mounts exist.
 func present(mounts []mount.Mount) bool {
 	for _, m := range mounts {
 		dirs := []string{m.Source}
 		if m.Type != "bind" {
 			_, lower, err := layerDirs([]mount.Mount{m})
-			if err != nil { // a read-only one has no upper directory
+			if err != nil { // a read-only snapshot has no upper directory
 				for _, option := range m.Options {
 					if list, ok := strings.CutPrefix(option, "lowerdir="); ok {
 						lower = strings.Split(list, ":")
@@ -117,8 +117,8 @@ func present(mounts []mount.Mount) bool {
 	return true
 }
 
-// mendLayers unpacks layers again whose directories are not as they should be: in place, for what stands on them, other layers and
-// containers, knows them by their directories. Containers that run keep what they have mounted.
+// mendLayers unpacks damaged layers again, in place, because the layers and containers above refer to their directories.
+// Running containers keep what they have mounted.
 func (p *puller) mendLayers(ctx context.Context, d *details) error {
 	for i, chain := range d.chain {
 		if err := p.mendLayerAt(ctx, d, i); err != nil {
@@ -142,11 +142,11 @@ func (p *puller) mendLayerAt(ctx context.Context, d *details, i int) error {
 	err = p.checkLayer(ctx, dirs, chain)
 	if !errors.Is(err, errLayer) {
 		if errdefs.IsNotFound(err) {
-			return nil // it is unpacked with the others
+			return nil // it will be unpacked with the others
 		}
 		return err
 	}
-	p.cfg.Logger.WarnContext(ctx, "an unpacked layer is damaged and is unpacked again", "layer", chain, "err", err)
+	p.cfg.Logger.WarnContext(ctx, "an unpacked layer is damaged; unpacking it again", "layer", chain, "err", err)
 	if err := p.bringLayer(ctx, layer); err != nil {
 		return err
 	}
@@ -170,7 +170,7 @@ func (p *puller) bringLayer(ctx context.Context, layer ocispec.Descriptor) error
 	return p.fetch(ctx, layer)
 }
 
-// unpackAgain puts a layer's files into the directory of its snapshot. A damaged blob is a corruptError, as with a first unpacking.
+// unpackAgain unpacks a layer into the directory of its snapshot. A damaged blob is a corruptError, as for a first unpacking.
 func (p *puller) unpackAgain(ctx context.Context, d *details, layer ocispec.Descriptor, dir string, lower []string) error {
 	fresh, files, bad := filepath.Join(dir, "fs.new"), filepath.Join(dir, "fs"), filepath.Join(dir, "fs.bad")
 	if err := errors.Join(os.RemoveAll(fresh), os.MkdirAll(fresh, 0o755), os.Chmod(dir, 0o700), os.Chmod(fresh, 0o755)); err != nil {
@@ -193,11 +193,11 @@ func (p *puller) unpackAgain(ctx context.Context, d *details, layer ocispec.Desc
 	if err != nil {
 		return err
 	}
-	// What was there may be mounted. It goes with the snapshot, or when it is damaged once more.
+	// The old directory may be mounted. It is removed with the snapshot, or when the layer is damaged again.
 	return errors.Join(os.RemoveAll(bad), os.Rename(fresh, bad))
 }
 
-// sameOwner gives a directory the owner of the one below, as the snapshotter does.
+// sameOwner gives a directory the owner of the directory below, as the snapshotter does.
 func sameOwner(dir, below string) error {
 	var stat unix.Stat_t
 	if err := unix.Stat(below, &stat); err != nil {
@@ -206,7 +206,7 @@ func sameOwner(dir, below string) error {
 	return os.Lchown(dir, int(stat.Uid), int(stat.Gid))
 }
 
-// standing are the keys of containers' snapshots, by each layer that they stand on.
+// standing maps each layer to the keys of the containers' snapshots that depend on it.
 func (s *Store) standing(ctx context.Context) (map[string][]string, error) {
 	parents, keys := map[string]string{}, []string(nil)
 	err := s.snaps.Walk(ctx, func(_ context.Context, info snapshots.Info) error {

@@ -9,15 +9,15 @@ import (
 	"github.com/containerd/containerd/v2/core/leases"
 )
 
-// labelPull marks a lease with the reference whose pull works under it.
+// labelPull marks a lease with the reference that its pull fetches.
 const labelPull = "tripod.run/pull"
 
-// pullLeases counts the pulls that work under a lease.
+// pullLeases counts the pulls under each lease.
 type pullLeases struct{ inUse map[string]int }
 
-// lease protects what a pull of names brings from the collector, until the image's records do. With the end of the
-// pull it goes away, and with it those that earlier attempts left; unless it is kept, for ResumeWindow, so that the
-// next pull goes on where this one stopped. The context is one to go on with, also with an error.
+// lease protects a pull's content from the collector until the image's records do. The returned function ends the lease, and
+// any that earlier attempts left, or keeps it for ResumeWindow, so that the next pull can resume. The returned context is
+// usable even after an error.
 func (s *Store) lease(ctx context.Context, names []string) (context.Context, func(keep bool), error) {
 	if err := s.reserve(); err != nil {
 		return ctx, nil, err
@@ -30,7 +30,7 @@ func (s *Store) lease(ctx context.Context, names []string) (context.Context, fun
 	}
 	id := ""
 	for _, l := range old {
-		// A lease must outlive the pull: what is left of it is more than PullTimeout.
+		// A lease must outlive the pull, so its remaining time must exceed PullTimeout.
 		if time.Since(l.CreatedAt) < s.cfg.ResumeWindow {
 			id = l.ID
 		}
@@ -76,6 +76,6 @@ func (s *Store) unlease(ctx context.Context, names []string, id string, keep boo
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		s.cfg.Logger.WarnContext(ctx, "leases of a pull stay until they expire", "err", err)
+		s.cfg.Logger.WarnContext(ctx, "cannot delete leases of a pull; they stay until they expire", "err", err)
 	}
 }

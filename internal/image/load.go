@@ -13,7 +13,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// load rebuilds the index from the records at Open, and clears away what a crash left half-made.
+// load rebuilds the index from the records at Open and removes what a crash left half-made.
 func (s *Store) load(ctx context.Context) error {
 	records, err := s.records.List(ctx)
 	if err != nil {
@@ -53,7 +53,7 @@ func (s *Store) load(ctx context.Context) error {
 	return s.dropUnfinished(ctx)
 }
 
-// inspect reads what an image is from its blobs, all of which must be sound.
+// inspect reads an image's metadata from its blobs, all of which must be intact.
 func (s *Store) inspect(ctx context.Context, target ocispec.Descriptor) (*details, error) {
 	dirs, err := s.snapshotDirs(ctx)
 	if err != nil {
@@ -62,7 +62,7 @@ func (s *Store) inspect(ctx context.Context, target ocispec.Descriptor) (*detail
 	return s.inspectIn(ctx, target, dirs)
 }
 
-// inspectIn is inspect, with the directories of snapshots known.
+// inspectIn is inspect with known directories of snapshots.
 func (s *Store) inspectIn(ctx context.Context, target ocispec.Descriptor, dirs snapshotDirs) (*details, error) {
 	for range s.cfg.Limits.IndexDepth + 1 {
 		document, err := s.readBlob(ctx, target)
@@ -91,16 +91,15 @@ func (s *Store) inspectIn(ctx context.Context, target ocispec.Descriptor, dirs s
 		}
 		return d, nil
 	}
-	return nil, invalidf("more than %d indexes one in another", s.cfg.Limits.IndexDepth)
+	return nil, invalidf("more than %d nested indexes", s.cfg.Limits.IndexDepth)
 }
 
-// demote takes the record of an unsound image away, so that it is pulled again, and keeps for that pull what is
-// still good of it.
+// demote deletes the record of a damaged image, so that it is pulled again, and keeps its intact parts for that pull.
 func (s *Store) demote(ctx context.Context, record images.Image, cause error) error {
-	s.cfg.Logger.WarnContext(ctx, "an image is not whole and must be pulled again", "image", record.Name, "err", cause)
+	s.cfg.Logger.WarnContext(ctx, "an image is incomplete and must be pulled again", "image", record.Name, "err", cause)
 	s.demoted.Store(record.Name, cause.Error())
 	if isID(record.Name) {
-		// The same image has a record by digest, whose lease is found when it is pulled again.
+		// The same image has a record by digest; the next pull finds that record's lease.
 		return s.records.Delete(ctx, record.Name)
 	}
 	return s.transact(ctx, func(ctx context.Context) error {
@@ -116,8 +115,8 @@ func (s *Store) demote(ctx context.Context, record images.Image, cause error) er
 	})
 }
 
-// dropNameless removes downloads that a crash left without the file that says which they are, while they were begun or
-// removed: the content store would pass over them for ever, whatever they hold.
+// dropNameless removes downloads whose name file is missing because a crash interrupted their creation or removal. The
+// content store would skip them forever.
 func dropNameless(ingests string) error {
 	entries, err := os.ReadDir(ingests)
 	if err != nil {
@@ -137,8 +136,8 @@ func dropNameless(ingests string) error {
 	return nil
 }
 
-// dropUnfinished removes the snapshots of pulls that never ended: layers that no image record vouches for may have
-// lost their bytes with the power. What a container stands on was vouched for when the container was made.
+// dropUnfinished removes the snapshots of unfinished pulls. Layers without an image record may have lost data in a power
+// failure. A container's layers had a record when the container was made.
 func (s *Store) dropUnfinished(ctx context.Context) error {
 	keep := s.index.trusted()
 	all := map[string]snapshots.Info{}

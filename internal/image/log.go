@@ -12,8 +12,8 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// bridge is the logger for containerd's libraries, which speak logrus: everything goes on to slog.
-// Their "info" is a line per request, so it counts as debug here.
+// bridge is the logger for containerd's libraries, which use logrus. It forwards everything to slog, their "info", a line per
+// request, as debug.
 func bridge(to *slog.Logger) *log.Entry {
 	l := logrus.New()
 	l.SetOutput(io.Discard)
@@ -22,9 +22,9 @@ func bridge(to *slog.Logger) *log.Entry {
 	return logrus.NewEntry(l)
 }
 
-// setGlobals sets the two variables that containerd's libraries have for the whole process. What they log without a
-// context goes where slog.Default goes, as debug: nothing of it is ours to act on (a file system without fs-verity, a
-// connection that did not close). And the size of manifests is limited here, where it gets the right class of error.
+// setGlobals sets two process-wide variables of containerd's libraries. Their log lines without a context go to slog.Default
+// as debug, because none of them needs action (a file system without fs-verity, a connection that did not close). The size
+// limit of manifests moves to this package, where it returns the right error class.
 var setGlobals = sync.OnceFunc(func() {
 	entry := bridge(slog.Default())
 	entry.Logger.ReplaceHooks(logrus.LevelHooks{})

@@ -12,7 +12,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// details are what the blobs of an image say; they never change.
+// details are what the blobs of an image say; immutable.
 type details struct {
 	id       string
 	kind     Kind
@@ -22,11 +22,11 @@ type details struct {
 	layers   []ocispec.Descriptor
 	image    ocispec.Image
 	notes    map[string]string
-	// component is what the image has of one; nil when it has none.
+	// component is the image's component; nil if it has none.
 	component *Component
-	// disk is that of an artifact that is one.
+	// disk is the disk of a disk artifact.
 	disk *diskLayer
-	// chain are the chain IDs of the layers, the lowest first; nil unless the image is a rootfs.
+	// chain are the chain IDs of the layers, lowest first; nil unless the image is a rootfs.
 	chain []digest.Digest
 }
 
@@ -37,13 +37,13 @@ func (d *details) chainID() string {
 	return d.chain[len(d.chain)-1].String()
 }
 
-// bare strips a descriptor of what a foreign document may have put in it: URLs of other hosts (fault I4), inline
-// data, and annotations, which containerd would make labels of (fault I1).
+// bare removes from a descriptor what a foreign document may have added: URLs of other hosts (fault I4), inline data, and
+// annotations, which containerd would turn into labels (fault I1).
 func bare(desc ocispec.Descriptor) ocispec.Descriptor {
 	return ocispec.Descriptor{MediaType: desc.MediaType, Digest: desc.Digest, Size: desc.Size, Platform: desc.Platform}
 }
 
-// checkDescriptor refuses a descriptor that cannot be fetched safely. what names it in the error.
+// checkDescriptor rejects a descriptor that cannot be fetched safely. what names it in the error.
 func checkDescriptor(what string, desc ocispec.Descriptor, limit int64) error {
 	if err := desc.Digest.Validate(); err != nil {
 		return invalidf("%s has the digest %q: %v", what, desc.Digest, err)
@@ -57,11 +57,11 @@ func checkDescriptor(what string, desc ocispec.Descriptor, limit int64) error {
 	return nil
 }
 
-// parseManifest reads and checks the manifest that desc describes.
+// parseManifest parses and checks the manifest that desc describes.
 func parseManifest(desc ocispec.Descriptor, document []byte, limits Limits) (*details, error) {
 	var m struct {
 		ocispec.Manifest
-		// FSLayers and Manifests betray a document that is no manifest, whatever it calls itself.
+		// FSLayers and Manifests reveal other documents, whatever media type they claim.
 		FSLayers  json.RawMessage `json:"fsLayers"`
 		Manifests json.RawMessage `json:"manifests"`
 	}
@@ -69,7 +69,7 @@ func parseManifest(desc ocispec.Descriptor, document []byte, limits Limits) (*de
 		return nil, invalidf("manifest %s: %v", desc.Digest, err)
 	}
 	if len(m.FSLayers) > 0 || len(m.Manifests) > 0 {
-		return nil, invalidf("manifest %s is an index or of the long-dead schema 1", desc.Digest)
+		return nil, invalidf("manifest %s is an index or has the obsolete schema 1", desc.Digest)
 	}
 	if len(m.Layers) == 0 {
 		return nil, invalidf("manifest %s has no layers", desc.Digest)
@@ -104,7 +104,6 @@ func parseManifest(desc ocispec.Descriptor, document []byte, limits Limits) (*de
 	return d, err
 }
 
-// kindOf tells what a manifest describes.
 func kindOf(m ocispec.Manifest) (Kind, error) {
 	anyLayer := func(is func(string) bool) bool {
 		return slices.ContainsFunc(m.Layers, func(l ocispec.Descriptor) bool { return is(l.MediaType) })
@@ -115,7 +114,7 @@ func kindOf(m ocispec.Manifest) (Kind, error) {
 	case anyLayer(isDisk):
 		return KindDisk, nil
 	case !images.IsConfigType(m.Config.MediaType):
-		return "", invalidf("an artifact with the config type %q and the layer type %q is neither a container image, nor a disk, nor a Wasm component",
+		return "", invalidf("config type %q and layer type %q are not those of a container image, a disk or a Wasm component",
 			m.Config.MediaType, m.Layers[0].MediaType)
 	}
 	for _, l := range m.Layers {
@@ -126,10 +125,10 @@ func kindOf(m ocispec.Manifest) (Kind, error) {
 	return KindRootfs, nil
 }
 
-// setConfig reads the config blob into the details, and with it the image's ID.
+// setConfig adds the config blob to the details, including the image's ID.
 func (d *details) setConfig(document []byte, matcher platforms.Matcher) error {
 	if d.kind != KindRootfs {
-		// The config of an artifact need not tell it from others of its kind.
+		// An artifact's config may not be unique.
 		d.id = d.manifest.Digest.String()
 		if err := json.Unmarshal(document, &d.image); err != nil {
 			d.image = ocispec.Image{}
@@ -141,23 +140,23 @@ func (d *details) setConfig(document []byte, matcher platforms.Matcher) error {
 		return invalidf("config %s: %v", d.config.Digest, err)
 	}
 	if n := len(d.image.RootFS.DiffIDs); n != len(d.layers) {
-		return invalidf("config %s names %d layers, its manifest %d", d.config.Digest, n, len(d.layers))
+		return invalidf("config %s lists %d layers, its manifest %d", d.config.Digest, n, len(d.layers))
 	}
 	for _, diffID := range d.image.RootFS.DiffIDs {
 		if err := diffID.Validate(); err != nil {
-			return invalidf("config %s names the layer %q: %v", d.config.Digest, diffID, err)
+			return invalidf("config %s lists the layer %q: %v", d.config.Digest, diffID, err)
 		}
 	}
 	if p := d.image.Platform; p.OS != "" && p.Architecture != "" && !isWasmPlatform(p) && !matcher.Match(platforms.Normalize(p)) {
 		return invalidf("image %s is for %s, not for this node", d.id, platforms.Format(p))
 	}
 	d.component = entrypointOf(d.image.Config)
-	// ChainIDs works in place.
+	// ChainIDs modifies its argument.
 	d.chain = identity.ChainIDs(slices.Clone(d.image.RootFS.DiffIDs))
 	return nil
 }
 
-// choose picks from an index what suits this node best: its platform, then what names none, then Wasm.
+// choose selects the entry of an index that suits this node best: its platform, then no platform, then Wasm.
 func choose(desc ocispec.Descriptor, document []byte, matcher platforms.MatchComparer) (ocispec.Descriptor, error) {
 	var index struct {
 		ocispec.Index

@@ -14,20 +14,20 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// progressPace is how often a caller is told of progress.
+// progressPace is the interval of progress reports.
 const progressPace = 200 * time.Millisecond
 
-// tracker follows one pull: for its callers, and for the watch that ends it when it stands still.
+// tracker follows the progress of one pull, for its callers and for the watch that cancels a stalled pull.
 type tracker struct {
 	start time.Time
-	// moved is when something last moved, in nanoseconds after start.
+	// moved is the time of the last progress, in nanoseconds after start.
 	moved atomic.Int64
-	// active counts what could move: transfers and unpacks under way, not those that wait for a turn.
+	// active counts the transfers and unpacks under way, without those that wait for their turn.
 	active atomic.Int32
 
 	mu       sync.Mutex
 	progress Progress
-	at       map[digest.Digest]int64 // how far each blob is
+	at       map[digest.Digest]int64 // bytes done of each blob
 	told     time.Time
 	nextID   int
 	tell     map[int]func(Progress)
@@ -37,7 +37,7 @@ func newTracker() *tracker {
 	return &tracker{start: time.Now(), at: map[digest.Digest]int64{}, tell: map[int]func(Progress){}}
 }
 
-// subscribe adds a listener; the returned function takes it away.
+// subscribe adds a listener; the returned function removes it.
 func (t *tracker) subscribe(fn func(Progress)) func() {
 	if fn == nil {
 		return func() {}
@@ -54,7 +54,7 @@ func (t *tracker) subscribe(fn func(Progress)) func() {
 	}
 }
 
-// busy marks the beginning of something that ought to move; the returned function marks its end.
+// busy marks the start of work that should make progress; the returned function marks its end.
 func (t *tracker) busy() func() {
 	t.touch()
 	t.active.Add(1)
@@ -66,7 +66,7 @@ func (t *tracker) busy() func() {
 
 func (t *tracker) touch() { t.moved.Store(int64(time.Since(t.start))) }
 
-// begin tells how many bytes the image's blobs have; what came before them counts no longer.
+// begin sets the total size of the image's blobs; earlier progress no longer counts.
 func (t *tracker) begin(total int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -74,7 +74,7 @@ func (t *tracker) begin(total int64) {
 	t.progress.Total, t.progress.Done = total, 0
 }
 
-// reached tells how far blob is; a transfer that begins again goes back.
+// reached sets the progress of blob; a restarted transfer goes back.
 func (t *tracker) reached(blob digest.Digest, offset int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -87,7 +87,7 @@ func (t *tracker) reached(blob digest.Digest, offset int64) {
 	}
 }
 
-// finish tells the end: all bytes are there, those that needed no transfer included.
+// finish reports the end: all bytes are done, including those that needed no transfer.
 func (t *tracker) finish() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -101,14 +101,14 @@ func (t *tracker) tellAll() {
 	}
 }
 
-// position is how far blob is.
+// position returns the bytes done of blob.
 func (t *tracker) position(blob digest.Digest) int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.at[blob]
 }
 
-// watch ends the returned context when nothing that could move has moved for timeout.
+// watch cancels the returned context after timeout without progress while work is active.
 func (t *tracker) watch(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
@@ -131,7 +131,7 @@ func (t *tracker) watch(ctx context.Context, timeout time.Duration) (context.Con
 	return ctx, func() { cancel(nil) }
 }
 
-// trackedFetcher counts what a fetcher brings.
+// trackedFetcher reports what a fetcher reads.
 type trackedFetcher struct {
 	remotes.Fetcher
 	tracker *tracker
@@ -162,7 +162,7 @@ func (r *trackedReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Seek is how a transfer that was broken off goes on where it was; docker's fetcher can always do it.
+// Seek lets a broken transfer resume; docker's fetcher always supports it.
 func (r *trackedReader) Seek(offset int64, whence int) (int64, error) {
 	seeker, ok := r.ReadCloser.(io.Seeker)
 	if !ok {

@@ -15,18 +15,17 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// authSeed keeps logins apart in the keys of flights without saying what they are.
+// authSeed makes the keys of flights differ by login without revealing it.
 var authSeed = maphash.MakeSeed()
 
-// Pull fetches an image and unpacks it, and returns once it can be used. What is there already is not fetched again,
-// but the registry is always asked, so that a login that may not pull the image does not get it.
-// Pulls of one reference with one login at a time are one pull; an end of ctx ends the waiting, and the pull only when
-// nobody waits any more. What a pull had fetched when it ended is kept for ResumeWindow.
+// Pull fetches and unpacks an image and returns once it can be used. Content that is already stored is not fetched again, but
+// the registry is always asked, so that an unauthorised login does not get the image. Concurrent pulls of one reference with
+// one login are merged. The end of ctx ends the waiting, and the pull itself only if nobody else waits. A failed pull's
+// content is kept for ResumeWindow.
 //
-// Errors: errdefs.ErrInvalidArgument for a malformed reference and for an image that breaks the specification or a
-// limit, ErrNotFound, ErrUnauthenticated and ErrPermissionDenied as the registry answered, ErrUnavailable when it
-// could not be reached or stood still, ErrDataLoss when it sent something else than the digest promised,
-// ErrResourceExhausted when the disk is full.
+// Errors: errdefs.ErrInvalidArgument for a malformed reference and for an image that violates the specification or a limit;
+// ErrNotFound, ErrUnauthenticated and ErrPermissionDenied as the registry answered; ErrUnavailable if it is unreachable or
+// stalls; ErrDataLoss if its content does not match the digest; ErrResourceExhausted if the disk is full.
 func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, error) {
 	if err := s.ready(); err != nil {
 		return Image{}, err
@@ -44,7 +43,7 @@ func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, 
 		var img Image
 		var err error
 		if name, ok := s.translated(named); ok {
-			img, err = s.pullTranslated(ctx, named, name, t) // a login is for registries
+			img, err = s.pullTranslated(ctx, named, name, t) // logins apply only to registries
 		} else {
 			img, err = s.pull(ctx, named, opts.Auth, t)
 		}
@@ -59,7 +58,6 @@ func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, 
 	return img, err
 }
 
-// puller is one pull under way.
 type puller struct {
 	*Store
 	named   reference.Named
@@ -69,7 +67,7 @@ type puller struct {
 
 func (s *Store) pull(ctx context.Context, named reference.Named, auth *Auth, t *tracker) (img Image, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, s.cfg.PullTimeout,
-		fmt.Errorf("not done after %v: %w", s.cfg.PullTimeout, errdefs.ErrUnavailable))
+		fmt.Errorf("not complete after %v: %w", s.cfg.PullTimeout, errdefs.ErrUnavailable))
 	defer cancel()
 	ctx, stop := t.watch(ctx, s.cfg.ProgressTimeout)
 	defer stop()
@@ -93,7 +91,7 @@ func (s *Store) pull(ctx context.Context, named reference.Named, auth *Auth, t *
 	if err != nil {
 		return Image{}, err
 	}
-	// What was fetched is worth keeping when the next pull may go on with it, not when the image is bad or the disk full.
+	// Keep the content if the next pull may resume it, but not if the image is invalid or the disk full.
 	defer func() { release(err != nil && (ctx.Err() != nil || errdefs.IsUnavailable(classOf(err)))) }()
 	d, err := p.fetchAll(ctx, target)
 	if err != nil {
@@ -107,7 +105,7 @@ func (s *Store) pull(ctx context.Context, named reference.Named, auth *Auth, t *
 	return img, err
 }
 
-// resolve asks the registry what the reference means now.
+// resolve asks the registry for the reference's current target.
 func (p *puller) resolve(ctx context.Context, auth *Auth) (ocispec.Descriptor, error) {
 	defer p.tracker.busy()()
 	resolver, err := p.resolver(ctx, p.named, auth)
@@ -124,12 +122,12 @@ func (p *puller) resolve(ctx context.Context, auth *Auth) (ocispec.Descriptor, e
 	}
 	p.fetcher = trackedFetcher{fetcher, p.tracker}
 	if !images.IsManifestType(target.MediaType) && !images.IsIndexType(target.MediaType) {
-		return ocispec.Descriptor{}, invalidf("the registry answered with the type %q, which is neither a manifest nor an index", target.MediaType)
+		return ocispec.Descriptor{}, invalidf("the registry answered with the type %q, not a manifest or an index", target.MediaType)
 	}
 	return bare(target), checkDescriptor("manifest", target, p.cfg.Limits.DocumentBytes)
 }
 
-// names are the references under which target is recorded: what was asked, and the digest it turned out to be.
+// names are the references under which target is recorded: the requested one and its digest.
 func (p *puller) names(target ocispec.Descriptor) []string {
 	byDigest := p.named.String()
 	if _, ok := p.named.(reference.Digested); !ok {
@@ -138,7 +136,7 @@ func (p *puller) names(target ocispec.Descriptor) []string {
 	return slices.Compact([]string{p.named.String(), byDigest})
 }
 
-// current finds the image when the reference already means target here and nothing of it is damaged.
+// current returns the image if the reference already refers to target here and nothing is damaged.
 func (s *Store) current(ctx context.Context, named reference.Named, target ocispec.Descriptor) (Image, bool) {
 	record, err := s.records.Get(ctx, named.String())
 	if err != nil || record.Target.Digest != target.Digest {
@@ -151,14 +149,14 @@ func (s *Store) current(ctx context.Context, named reference.Named, target ocisp
 	return e.snapshot(), true
 }
 
-// sound reports whether an image can be used as it is. The layers of a root filesystem may be gone as blobs, once
-// unpacked, but must not be there damaged.
+// sound reports whether an image can be used as it is. Once a root filesystem is unpacked, its layers' blobs may be missing
+// but not damaged.
 func (s *Store) sound(ctx context.Context, d *details) bool {
 	dirs, err := s.snapshotDirs(ctx)
 	return err == nil && s.soundIn(ctx, d, dirs)
 }
 
-// soundIn is sound, with the directories of snapshots known.
+// soundIn is sound with known directories of snapshots.
 func (s *Store) soundIn(ctx context.Context, d *details, dirs snapshotDirs) bool {
 	for _, desc := range []ocispec.Descriptor{d.manifest, d.config} {
 		if _, err := s.readBlob(ctx, desc); err != nil {
@@ -179,7 +177,7 @@ func (s *Store) soundIn(ctx context.Context, d *details, dirs snapshotDirs) bool
 	return true
 }
 
-// fetchAll brings everything of target: documents, blobs, unpacked layers.
+// fetchAll fetches everything of target: documents, blobs, unpacked layers.
 func (p *puller) fetchAll(ctx context.Context, target ocispec.Descriptor) (*details, error) {
 	d, err := p.manifest(ctx, target, 0)
 	if err != nil {
@@ -201,9 +199,9 @@ func (p *puller) fetchAll(ctx context.Context, target ocispec.Descriptor) (*deta
 		bring = p.unpack
 	}
 	err = bring(ctx, d)
-	// A layer that was stored damaged shows only when it is read. It is dropped and brought once more.
+	// Damage of a stored layer shows only when it is read. Drop the layer and fetch it once more.
 	if corrupt, ok := errors.AsType[*corruptError](err); ok {
-		p.cfg.Logger.WarnContext(ctx, "a stored blob is corrupt and is fetched again", "digest", corrupt.digest)
+		p.cfg.Logger.WarnContext(ctx, "a stored blob is corrupt; fetching it again", "digest", corrupt.digest)
 		if err := p.dropBlob(ctx, corrupt.digest); err != nil {
 			return nil, err
 		}
@@ -222,7 +220,7 @@ func sizes(descs []ocispec.Descriptor) (sum int64) {
 	return sum
 }
 
-// manifest descends from target through indexes to the manifest for this node.
+// manifest follows indexes from target to the manifest for this node.
 func (p *puller) manifest(ctx context.Context, target ocispec.Descriptor, depth int) (*details, error) {
 	document, err := p.document(ctx, target)
 	if err != nil {
@@ -232,7 +230,7 @@ func (p *puller) manifest(ctx context.Context, target ocispec.Descriptor, depth 
 		return parseManifest(target, document, p.cfg.Limits)
 	}
 	if depth == p.cfg.Limits.IndexDepth {
-		return nil, invalidf("more than %d indexes one in another", depth)
+		return nil, invalidf("more than %d nested indexes", depth)
 	}
 	child, err := choose(target, document, p.platform)
 	if err != nil {
@@ -247,7 +245,7 @@ func (p *puller) manifest(ctx context.Context, target ocispec.Descriptor, depth 
 	return p.manifest(ctx, child, depth+1)
 }
 
-// label makes parent keep its children from being collected. The keys are ours and containerd's, the values digests.
+// label keeps children from being collected as long as parent. The keys are ours and containerd's, the values digests.
 func (p *puller) label(ctx context.Context, parent ocispec.Descriptor, children ...ocispec.Descriptor) error {
 	handler := images.SetChildrenLabels(p.content, func(context.Context, ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 		return children, nil
@@ -256,7 +254,7 @@ func (p *puller) label(ctx context.Context, parent ocispec.Descriptor, children 
 	return err
 }
 
-// document brings and reads a small blob.
+// document fetches and reads a small blob.
 func (p *puller) document(ctx context.Context, desc ocispec.Descriptor) ([]byte, error) {
 	unlock, err := p.lockBlob(ctx, desc)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Blob is a blob in memory, or in a file.
+// Blob is a blob in memory or in a file.
 type Blob struct {
 	ocispec.Descriptor
 	Data []byte
@@ -23,25 +23,24 @@ type Blob struct {
 	Path string
 }
 
-// NewBlob describes data.
 func NewBlob(mediaType string, data []byte) Blob {
 	return Blob{Descriptor: ocispec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(data), Size: int64(len(data))}, Data: data}
 }
 
-// DigestReference is the name@digest of a manifest that is pushed to ref.
+// DigestReference returns the name@digest of a manifest that is pushed to ref.
 func DigestReference(ref string, manifest digest.Digest) (string, error) {
 	named, err := reference.ParseDockerRef(ref)
 	if err != nil {
 		return "", invalidf("image reference %q: %v", ref, err)
 	}
 	if canonical, ok := named.(reference.Canonical); ok && canonical.Digest() != manifest {
-		return "", invalidf("image reference %q: what is pushed has the digest %s", ref, manifest)
+		return "", invalidf("image reference %q: the digest of the pushed image is %s", ref, manifest)
 	}
 	return reference.TrimNamed(named).String() + "@" + manifest.String(), nil
 }
 
-// Push uploads blobs, and then the manifest that refers to them under the tag of ref. What the registry has already is
-// not sent. It returns name@digest. auth may be nil; errors are those of Store.Pull.
+// Push uploads blobs and then the manifest that refers to them, under the tag of ref. It skips blobs that the registry has,
+// and returns name@digest. auth may be nil; errors are those of Store.Pull.
 func (r Registries) Push(ctx context.Context, ref string, auth *Auth, manifest Blob, blobs ...Blob) (name string, err error) {
 	if name, err = DigestReference(ref, manifest.Digest); err != nil {
 		return "", err
@@ -61,7 +60,7 @@ func (r Registries) Push(ctx context.Context, ref string, auth *Auth, manifest B
 	}
 	target := name
 	if tagged, ok := named.(reference.Tagged); ok {
-		// containerd's pusher gives the tag to the manifest that has the digest.
+		// containerd's pusher tags the manifest that has this digest.
 		target = reference.TrimNamed(named).String() + ":" + tagged.Tag() + "@" + manifest.Digest.String()
 	}
 	pusher, err := resolver.Pusher(ctx, target)

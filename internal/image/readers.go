@@ -22,7 +22,7 @@ func (d *digestReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// touchReader tells the watch of a pull that it moves.
+// touchReader reports progress to a pull's watch.
 type touchReader struct {
 	r       io.Reader
 	tracker *tracker
@@ -56,11 +56,11 @@ var (
 	zstdMagic = []byte{0x28, 0xb5, 0x2f, 0xfd}
 )
 
-// sniff finds the compression of a stream by its first bytes; Docker's media type for plain layers is used for
-// compressed ones as well.
+// sniff detects a stream's compression by its first bytes, because Docker's media type for plain layers is also used for
+// compressed ones.
 func sniff(r io.Reader) (io.Reader, string) {
 	b := bufio.NewReaderSize(r, 64<<10)
-	head, _ := b.Peek(4) // a shorter stream is not compressed, and an error comes again with the next read
+	head, _ := b.Peek(4) // a shorter stream is not compressed; an error is returned again by the next read
 	switch {
 	case bytes.HasPrefix(head, gzipMagic):
 		return b, "gzip"

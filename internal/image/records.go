@@ -15,22 +15,22 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 )
 
-// Lines at which the crash tests stop the program.
+// Points at which the crash tests kill the program.
 var (
 	failRecord = failpoint.New("image.pull.record")
 	failRemove = failpoint.New("image.remove.records")
 )
 
-// isID tells the record that keeps an image under its ID from those of references.
+// isID reports whether a record keeps an image under its ID rather than under a reference.
 func isID(name string) bool { return strings.HasPrefix(name, "sha256:") }
 
-// transact runs fn in one transaction of the metadata.
+// transact runs fn in one metadata transaction.
 func (s *Store) transact(ctx context.Context, fn func(context.Context) error) error {
 	return s.db.Update(func(tx *bolt.Tx) error { return fn(boltutil.WithTransaction(ctx, tx)) })
 }
 
-// record writes the records of an image that is wholly there, all or none, and tells the index.
-// labels are for the records of names.
+// record writes all records of a complete image in one transaction and updates the index. labels are for the records of
+// names.
 func (s *Store) record(ctx context.Context, d *details, target ocispec.Descriptor, names []string, labels map[string]string) (Image, error) {
 	if err := failRecord.Hit(ctx); err != nil {
 		return Image{}, err
@@ -63,8 +63,8 @@ func (s *Store) writeRecord(ctx context.Context, name string, target ocispec.Des
 	return err
 }
 
-// Remove removes an image under all its names, whichever of them it is asked by. Its content is collected soon
-// after, except what containers or other images use. An unknown image is errdefs.ErrNotFound.
+// Remove removes an image with all its names, by any of them. Its content is collected soon, except what containers or other
+// images use. An unknown image is errdefs.ErrNotFound.
 func (s *Store) Remove(ctx context.Context, refOrID string) error {
 	if err := s.ready(); err != nil {
 		return err

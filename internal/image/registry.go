@@ -14,28 +14,27 @@ import (
 	"github.com/distribution/reference"
 )
 
-// maxRedirects is how often a registry may send us on for one request.
+// maxRedirects is the limit of redirects per request.
 const maxRedirects = 10
 
-// errRedirect says that a registry sent us where we do not go.
+// errRedirect means that a registry's redirect was refused.
 var errRedirect = errors.New("redirect refused")
 
-// Registries tells how registries are reached; a Store has it from its Config.
+// Registries configures the access to registries; a Store has it from its Config.
 type Registries struct {
-	// HostsDir are directories of hosts.toml files in containerd's certs.d layout; the first that knows a host wins.
+	// HostsDir are directories of hosts.toml files in containerd's certs.d layout; the first that contains a host applies.
 	HostsDir []string
-	// DockerConfig is the path of a docker config.json whose "auths" are used where a request brings no login.
+	// DockerConfig is the path of a docker config.json whose "auths" apply to requests without a login of their own.
 	DockerConfig string
-	// PlainHTTP has hosts spoken to without TLS that no hosts.toml tells of.
+	// PlainHTTP uses http instead of https for hosts without a hosts.toml.
 	PlainHTTP bool
 }
 
-// resolver is the one of a pull.
 func (s *Store) resolver(ctx context.Context, named reference.Named, auth *Auth) (remotes.Resolver, error) {
 	return Registries{HostsDir: s.cfg.HostsDir, DockerConfig: s.cfg.DockerConfig}.resolver(ctx, named, auth)
 }
 
-// resolver makes the resolver of one transfer: hosts and mirrors of hosts.toml, the logins, and no login to strangers.
+// resolver makes the resolver of one transfer: hosts and mirrors from hosts.toml, and logins for trusted hosts only.
 func (r Registries) resolver(ctx context.Context, named reference.Named, auth *Auth) (remotes.Resolver, error) {
 	registry := reference.Domain(named)
 	logins, err := newLogins(auth, r.DockerConfig, registry)
@@ -66,7 +65,7 @@ func (r Registries) resolver(ctx context.Context, named reference.Named, auth *A
 		if len(hosts) == 0 {
 			return nil, fmt.Errorf("hosts.toml of %s allows no host: %w", namespace, errdefs.ErrFailedPrecondition)
 		}
-		// The last host is the registry itself, or the "server" of hosts.toml; those before are mirrors.
+		// The last host is the registry itself, or the "server" of hosts.toml; the others are mirrors.
 		logins.trust(namespace, hosts[len(hosts)-1].Host, auth)
 		for i := range hosts {
 			if bearer := logins.find(hosts[i].Host).bearer; bearer != "" {
@@ -83,7 +82,7 @@ func (r Registries) resolver(ctx context.Context, named reference.Named, auth *A
 	return docker.NewResolver(docker.ResolverOptions{Hosts: hosts, Headers: http.Header{"User-Agent": {"tripod"}}}), nil
 }
 
-// hostDir finds the hosts.toml directory of a registry host.
+// hostDir finds a registry host's directory with hosts.toml.
 func (r Registries) hostDir(host string) (string, error) {
 	for _, root := range r.HostsDir {
 		dir, err := dockerconfig.HostDirFromRoot(root)(host)
@@ -94,15 +93,14 @@ func (r Registries) hostDir(host string) (string, error) {
 	return "", errdefs.ErrNotFound
 }
 
-// checkRedirect follows a registry to where it keeps its blobs, but takes nothing along that was meant for the
-// registry: net/http would pass headers on to other hosts, and logins to other ports and subdomains. A redirect from
-// https to http is refused.
+// checkRedirect follows a registry's redirects without anything meant for the registry: net/http would pass headers on to
+// other hosts, and logins to other ports and subdomains. It refuses a redirect from https to http.
 func checkRedirect(to *http.Request, via []*http.Request) error {
 	if len(via) >= maxRedirects {
 		return fmt.Errorf("more than %d redirects: %w", maxRedirects, errRedirect)
 	}
 	from := via[len(via)-1]
-	// A registry on loopback may have been answered by http under an https URL, by containerd's fallback.
+	// A registry on loopback may have answered by http to an https URL, by containerd's fallback.
 	if from.URL.Scheme == "https" && to.URL.Scheme != "https" && !docker.IsLocalhost(from.URL.Host) {
 		return fmt.Errorf("from https to %s://%s: %w", to.URL.Scheme, to.URL.Host, errRedirect)
 	}

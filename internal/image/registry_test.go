@@ -362,5 +362,5 @@ func TestPullEndsWhenNothingMoves(t *testing.T) {
 	}
 	s = open(t, Config{PullTimeout: 200 * time.Millisecond})
 	_, err = s.Pull(t.Context(), ref, PullOptions{})
-	wantError(t, err, errdefs.IsUnavailable, "not done after 200ms", ref)
+	wantError(t, err, errdefs.IsUnavailable, "not complete after 200ms", ref)
 }

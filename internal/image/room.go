@@ -9,13 +9,13 @@ import (
 	"github.com/tripod-run/tripod/internal/boltroom"
 )
 
-// reserve makes sure that what is made next can be released again on a disk that gets full meanwhile: both files of metadata have
-// room for their changes. On a full disk it is errdefs.ErrResourceExhausted.
+// reserve makes sure that what is made next can be released even if the disk fills up: both metadata files have room for
+// changes. On a full disk it returns errdefs.ErrResourceExhausted.
 func (s *Store) reserve() error {
 	for _, name := range []string{"metadata.db", "snapshots/metadata.db"} {
 		err := boltroom.Keep(filepath.Join(s.cfg.Root, name))
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // there has never been a snapshot
+			continue // no snapshot has ever been made
 		}
 		if err != nil {
 			if class := classOf(err); class != nil {

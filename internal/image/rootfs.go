@@ -12,10 +12,10 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// labelOwner marks the snapshots that Prepare and View made; its value is what for.
+// labelOwner marks the snapshots of Prepare and View with their purpose.
 const labelOwner = "tripod.run/owner"
 
-// labelRoot makes a snapshot a root of the collection: it stays, with all that is below it, until Release.
+// labelRoot makes a snapshot a root for the collector: it and everything below it stay until Release.
 const labelRoot = "containerd.io/gc.root"
 
 const (
@@ -24,10 +24,10 @@ const (
 	ownerDisk     = "disk" // see OpenDisk
 )
 
-// Prepare makes a writable layer over an image's root filesystem and returns the mounts that show it; the caller
-// mounts them. It lives, and keeps the layers below, until Release(key), whatever becomes of the image.
-// labels are kept with it and must not begin with "containerd.io/" or "tripod.run/".
-// Asked again for the same image it returns the same; a key that stands on another image is errdefs.ErrAlreadyExists.
+// Prepare makes a writable layer over an image's root filesystem and returns the mounts for it, which the caller mounts. It
+// lives, and keeps the layers below, until Release(key), even if the image is removed. labels are stored with it and must not
+// begin with "containerd.io/" or "tripod.run/". A repeat for the same image returns the same mounts; if the key belongs to
+// another image, the error is errdefs.ErrAlreadyExists.
 func (s *Store) Prepare(ctx context.Context, key, imageID string, labels map[string]string) ([]mount.Mount, error) {
 	if err := s.ready(); err != nil {
 		return nil, err
@@ -38,7 +38,7 @@ func (s *Store) Prepare(ctx context.Context, key, imageID string, labels map[str
 	return s.makeSnapshot(ctx, key, imageID, ownerWritable, labels, s.snaps.Prepare)
 }
 
-// View makes a read-only root filesystem of an image, for image volumes. Otherwise it is as Prepare.
+// View is Prepare for a read-only root filesystem, for image volumes.
 func (s *Store) View(ctx context.Context, key, imageID string) ([]mount.Mount, error) {
 	if err := s.ready(); err != nil {
 		return nil, err
@@ -65,7 +65,7 @@ func (s *Store) makeSnapshot(ctx context.Context, key, imageID, owner string, la
 	}
 	for label := range maps.Keys(labels) {
 		if strings.HasPrefix(label, "containerd.io/") || strings.HasPrefix(label, "tripod.run/") {
-			return nil, invalidf("root filesystem %q: the label %q is ours to set", key, label)
+			return nil, invalidf("root filesystem %q: the label %q is reserved", key, label)
 		}
 		own[label] = labels[label]
 	}
@@ -81,7 +81,7 @@ func (s *Store) makeSnapshot(ctx context.Context, key, imageID, owner string, la
 	}
 	switch {
 	case errdefs.IsAlreadyExists(err):
-		mounts, err = s.again(ctx, key, e.image.ChainID, owner)
+		mounts, err = s.existingMounts(ctx, key, e.image.ChainID, owner)
 	case errdefs.IsNotFound(err), isGone(err):
 		err = s.lostLayers(ctx, e)
 	case err == nil && owner == ownerWritable:
@@ -96,20 +96,20 @@ func (s *Store) makeSnapshot(ctx context.Context, key, imageID, owner string, la
 	return mounts, nil
 }
 
-// again answers a repeated order.
-func (s *Store) again(ctx context.Context, key, chainID, owner string) ([]mount.Mount, error) {
+// existingMounts returns the mounts of an existing snapshot to a repeated call.
+func (s *Store) existingMounts(ctx context.Context, key, chainID, owner string) ([]mount.Mount, error) {
 	info, err := s.snaps.Stat(ctx, key)
 	if err != nil {
 		return nil, err
 	}
 	if info.Parent != chainID || info.Labels[labelOwner] != owner {
-		return nil, fmt.Errorf("there is one already, a %s of %s: %w", info.Labels[labelOwner], info.Parent, errdefs.ErrAlreadyExists)
+		return nil, fmt.Errorf("it already exists, for %s of %s: %w", info.Labels[labelOwner], info.Parent, errdefs.ErrAlreadyExists)
 	}
 	return s.snaps.Mounts(ctx, key)
 }
 
-// lostLayers answers for an image whose unpacked layers are not there: it was removed just now, or the store was
-// tampered with. In the second case the image must not be listed any longer, or nobody would pull it again.
+// lostLayers handles an image whose unpacked layers are missing: it was just removed, or somebody changed the store. In the
+// second case the image is removed from the list, so that it is pulled again.
 func (s *Store) lostLayers(ctx context.Context, e *entry) error {
 	s.change.Lock()
 	defer s.change.Unlock()
@@ -120,10 +120,10 @@ func (s *Store) lostLayers(ctx context.Context, e *entry) error {
 		}
 		s.index.drop(e.image.ID)
 	}
-	return fmt.Errorf("its layers are gone, pull it again: %w", errdefs.ErrNotFound)
+	return fmt.Errorf("its layers are missing; pull it again: %w", errdefs.ErrNotFound)
 }
 
-// Mounts returns the mounts of a snapshot that Prepare or View made; errdefs.ErrNotFound when there is none.
+// Mounts returns the mounts of a snapshot of Prepare or View, or errdefs.ErrNotFound.
 func (s *Store) Mounts(ctx context.Context, key string) ([]mount.Mount, error) {
 	if err := s.ready(); err != nil {
 		return nil, err
@@ -134,7 +134,7 @@ func (s *Store) Mounts(ctx context.Context, key string) ([]mount.Mount, error) {
 	return s.snaps.Mounts(s.with(ctx), key)
 }
 
-// Release removes what Prepare or View made. The caller has unmounted it. Nothing to remove is success.
+// Release removes a snapshot of Prepare or View, which the caller has unmounted. A missing one is a success.
 func (s *Store) Release(ctx context.Context, key string) error {
 	if err := s.ready(); err != nil {
 		return err
@@ -150,7 +150,7 @@ func (s *Store) Release(ctx context.Context, key string) error {
 	return nil
 }
 
-// Snapshots lists the keys of all that Prepare and View made and Release has not removed.
+// Snapshots lists the keys of all snapshots of Prepare and View.
 func (s *Store) Snapshots(ctx context.Context) ([]string, error) {
 	if err := s.ready(); err != nil {
 		return nil, err
@@ -168,7 +168,7 @@ func (s *Store) Snapshots(ctx context.Context) ([]string, error) {
 	return keys, nil
 }
 
-// checkKey keeps callers off the names that others have: chain IDs, unpacks under way, disks.
+// checkKey rejects names that others use: chain IDs, unpacks under way, disks.
 func checkKey(key string) error {
 	if key == "" || strings.HasPrefix(key, "sha256:") || strings.HasPrefix(key, "extract-") || strings.HasPrefix(key, diskPrefix) {
 		return invalidf("root filesystem key %q", key)

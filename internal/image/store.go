@@ -29,39 +29,39 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// Names inside the metadata.
+// Names in the metadata.
 const (
 	namespace   = "tripod"
 	snapshotter = "overlayfs"
 )
 
-// reopenFirst and reopenLast are the shortest and the longest pause between two tries to open what could not be opened.
+// reopenFirst and reopenLast are the shortest and longest pauses between two attempts to open the store.
 const (
 	reopenFirst = time.Second
 	reopenLast  = 30 * time.Second
 )
 
-// Store is the image store. Its methods may be called from many goroutines.
+// Store is the image store. Its methods are safe for concurrent use.
 type Store struct {
 	cfg      Config
 	platform platforms.MatchComparer
 	pinned   map[string]bool
 	logger   *log.Entry
 
-	// notOpen is why the store cannot be used; nil once it can, which it then stays. What is below is there from then on.
+	// notOpen is why the store cannot be used. It becomes nil once, and the fields below are valid from then on.
 	notOpen atomic.Pointer[error]
 
 	bolt    *bolt.DB
 	db      *metadata.DB
-	blobs   content.Store // the files, below the metadata
+	blobs   content.Store // the blob files, without metadata
 	content content.Store
-	overlay snapshots.Snapshotter // the directories, below the metadata
+	overlay snapshots.Snapshotter // the snapshot directories, without metadata
 	meta    *storage.MetaStore    // the snapshotter's own metadata
 	snaps   snapshots.Snapshotter
 	records images.Store
 	leases  leases.Manager
 
-	// change is held over a change of records and index together.
+	// change is held while records and index change together.
 	change  sync.Mutex
 	index   index
 	flights flights
@@ -70,16 +70,16 @@ type Store struct {
 	usage   usageCache
 	fs      fsCache
 
-	// machines has what Machine found, by image ID; the images it is about never change.
+	// machines caches Machine's results by image ID; images are immutable.
 	machines  sync.Map
-	translate Translation // with the prefix as full references have it
+	translate Translation // with the prefix in the form of full references
 	boot      string
 	verified  verified
 
-	// badBlobs are the digests of blobs, badLayers the chain IDs of layers whose content Verify found to be wrong: a pull brings them
-	// again. The lowest layer's chain ID may be its blob's digest.
+	// badBlobs are the digests of blobs, badLayers the chain IDs of layers whose content Verify found to be wrong. A pull
+	// fetches them again. A lowest layer's chain ID may equal its blob's digest.
 	badBlobs, badLayers sync.Map
-	// demoted are the names of images that were taken from the list at the start, with the reason.
+	// demoted maps the names of images that were removed from the list at start to the reasons.
 	demoted sync.Map
 
 	// base ends with Close; background work runs under it.
@@ -89,13 +89,13 @@ type Store struct {
 	kick   chan struct{}
 }
 
-// Open opens the store at cfg.Root, making it when it is not there. Images whose blobs or layers did not survive a
-// crash are left out, so that they are pulled again; what is sound of them is kept for that pull.
-// A store that another process has open is errdefs.ErrFailedPrecondition.
+// Open opens the store at cfg.Root, or creates it. Images whose blobs or layers did not survive a crash are omitted, so that
+// they are pulled again; their intact parts are kept for that pull. If another process has the store open, the error is
+// errdefs.ErrFailedPrecondition.
 //
-// A store whose disk is read-only or failing, or whose metadata is damaged, is returned without being open, for the node has
-// containers that run without it: Err says why, and so does each method, until it could be opened, which is tried from time to
-// time. Nothing is changed until then.
+// If the disk is read-only or failing, or the metadata is damaged, Open returns a store that is not open, because the node
+// has containers that run without it. Err and every method return the reason until a retry opens it. Nothing is changed until
+// then.
 func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	cfg.setDefaults()
 	setGlobals()
@@ -112,7 +112,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 		return nil, err
 	}
 	if s.boot, err = bootID(); err != nil {
-		return nil, fmt.Errorf("image store: which boot this is: %w", err)
+		return nil, fmt.Errorf("image store: boot ID: %w", err)
 	}
 	s.base, s.cancel = context.WithCancel(s.with(context.WithoutCancel(ctx)))
 	err = s.open(ctx)
@@ -126,7 +126,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	return s, nil
 }
 
-// open opens the files and reads what is there. After an error nothing is open, and Err has it.
+// open opens the files and reads their content. After an error nothing is open, and Err returns it.
 func (s *Store) open(ctx context.Context) (err error) {
 	ctx = s.with(ctx)
 	defer func() {
@@ -157,7 +157,7 @@ func (s *Store) open(ctx context.Context) (err error) {
 	return nil
 }
 
-// reopenLoop opens the store once that is possible.
+// reopenLoop retries to open the store.
 func (s *Store) reopenLoop() {
 	for pause := reopenFirst; ; pause = min(2*pause, reopenLast) {
 		select {
@@ -166,13 +166,13 @@ func (s *Store) reopenLoop() {
 			return
 		}
 		if err := s.open(s.base); err == nil {
-			s.cfg.Logger.Info("the image store could be opened")
+			s.cfg.Logger.Info("image store opened")
 			return
 		}
 	}
 }
 
-// Err says why the store cannot be used: errdefs.ErrDataLoss when its metadata is damaged; nil when it can.
+// Err returns why the store cannot be used, errdefs.ErrDataLoss if its metadata is damaged, or nil.
 func (s *Store) Err() error {
 	if why := s.notOpen.Load(); why != nil {
 		return *why
@@ -180,10 +180,10 @@ func (s *Store) Err() error {
 	return nil
 }
 
-// ErrNotOpen is in the error of each method while the store is not open.
+// ErrNotOpen is wrapped by the error of every method while the store is not open.
 var ErrNotOpen = errors.New("the image store cannot be used")
 
-// ready is what a method fails with while the store is not open: nothing that a caller has asked for is wrong.
+// ready returns the error of every method while the store is not open.
 func (s *Store) ready() error {
 	err := s.Err()
 	switch {
@@ -196,10 +196,10 @@ func (s *Store) ready() error {
 	}
 }
 
-// wire opens the parts of containerd and puts them together.
+// wire opens containerd's parts and connects them.
 func (s *Store) wire() (err error) {
 	root := s.cfg.Root
-	// The parts would make some of these for everybody to read.
+	// The parts would make some of these world-readable.
 	for _, dir := range []string{"", "content", "content/ingest", "content/blobs", "content/blobs/sha256", "snapshots", "snapshots/snapshots"} {
 		dir = filepath.Join(root, dir)
 		if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -218,7 +218,7 @@ func (s *Store) wire() (err error) {
 	if s.blobs, err = local.NewStore(filepath.Join(root, "content")); err != nil {
 		return fmt.Errorf("content: %w", err)
 	}
-	// Removing a snapshot deletes no files: the collector's clean-up does, off everybody's path.
+	// Removing a snapshot deletes no files. The collector deletes them in the background.
 	if s.meta, err = storage.NewMetaStore(filepath.Join(root, snapshotsFile)); err != nil {
 		return fmt.Errorf("overlayfs snapshots: %w", err)
 	}
@@ -233,14 +233,14 @@ func (s *Store) wire() (err error) {
 	return nil
 }
 
-// The two files of metadata: ours says what refers to what, the snapshotter's which directory is which snapshot's.
+// The two metadata files: ours says what refers to what, the snapshotter's which directory belongs to which snapshot.
 const (
 	metadataFile  = "metadata.db"
 	snapshotsFile = "snapshots/metadata.db"
 )
 
-// openMetadata proves both files of metadata to be whole before anything is done by them: what they do not know of is removed,
-// and that is where containers run. One that is gone while there is what it knew of is as bad as a damaged one.
+// openMetadata checks both metadata files before they are used, because whatever they do not list is removed, including
+// directories of containers. A missing file beside existing content is as bad as a damaged one.
 func (s *Store) openMetadata() error {
 	for _, known := range []struct{ file, by string }{
 		{metadataFile, "content/blobs/sha256"}, {metadataFile, "snapshots/snapshots"}, {snapshotsFile, "snapshots/snapshots"},
@@ -260,33 +260,33 @@ func (s *Store) openMetadata() error {
 		return fmt.Errorf("another process has it open: %w: %w", err, errdefs.ErrFailedPrecondition)
 	}
 	if errdefs.IsDataLoss(err) {
-		return fmt.Errorf("%w; nothing was changed. %s", err, s.remedy())
+		return fmt.Errorf("%w; nothing was changed: %s", err, s.remedy())
 	}
 	return err
 }
 
-// recognize says that a whole file of metadata is the one that the store had: what makes the file begins with its first bucket.
+// recognize checks that a valid metadata file is the store's: its first bucket is written when the file is created.
 func (s *Store) recognize(tx *bolt.Tx) error {
 	if tx.Bucket([]byte("v1")) != nil {
 		return nil
 	}
 	if name, _ := tx.Cursor().First(); name != nil {
-		return errors.New("is another program's")
+		return errors.New("belongs to another program")
 	}
 	entries, err := os.ReadDir(filepath.Join(s.cfg.Root, "content", "blobs", "sha256"))
 	if err == nil && len(entries) > 0 {
-		err = errors.New("has lost what it knew")
+		err = errors.New("has lost its content")
 	}
 	return err
 }
 
-// remedy is what to do about metadata that is lost.
+// remedy says what to do about lost metadata.
 func (s *Store) remedy() string {
-	return fmt.Sprintf("Put a whole copy of it back; it is opened then. To give the images up, drain the node, stop tripod, remove %s and start it again: "+
-		"images are pulled again", s.cfg.Root)
+	return fmt.Sprintf("restore an intact copy of it, which is then opened; or, to give up the images, drain the node, stop tripod, remove %s and start tripod: "+
+		"all images are pulled again", s.cfg.Root)
 }
 
-// refuseLost looks, before a file of metadata would be made, whether there is what it should know of.
+// refuseLost checks, before a metadata file is created, that nothing exists which it should list.
 func (s *Store) refuseLost(file, dir string) error {
 	if _, err := os.Lstat(filepath.Join(s.cfg.Root, file)); !isGone(err) {
 		return err
@@ -295,11 +295,11 @@ func (s *Store) refuseLost(file, dir string) error {
 	if err != nil || len(entries) == 0 {
 		return err
 	}
-	return fmt.Errorf("%s does not exist, while %s has %d entries: %w; nothing was changed. %s",
+	return fmt.Errorf("%s does not exist, while %s has %d entries: %w; nothing was changed: %s",
 		filepath.Join(s.cfg.Root, file), filepath.Join(s.cfg.Root, dir), len(entries), errdefs.ErrDataLoss, s.remedy())
 }
 
-// Writable says whether the store's file system takes writes, without writing: errdefs.ErrUnavailable when it does not.
+// Writable reports whether the store's file system is writable, without writing: nil or errdefs.ErrUnavailable.
 func (s *Store) Writable() error {
 	if err := unix.Access(s.cfg.Root, unix.W_OK); err != nil {
 		return fmt.Errorf("the image store %s cannot be written: %w: %w", s.cfg.Root, err, errdefs.ErrUnavailable)
@@ -307,15 +307,15 @@ func (s *Store) Writable() error {
 	return nil
 }
 
-// dropOrphans removes the directories of snapshots that are in no record. One that a crash left between making it and writing
-// it down has the number of the next snapshot, which could never be made.
+// dropOrphans removes snapshot directories without a record. One that a crash left unrecorded has the number of the next
+// snapshot, which could then never be made.
 func (s *Store) dropOrphans(ctx context.Context) error {
 	cleaner, ok := s.overlay.(snapshots.Cleaner)
 	if !ok {
 		return fmt.Errorf("overlayfs snapshots cannot be cleaned: %w", errdefs.ErrNotImplemented)
 	}
 	err := cleaner.Cleanup(ctx)
-	if errdefs.IsNotFound(err) { // there has never been a record
+	if errdefs.IsNotFound(err) { // there are no records yet
 		dir := filepath.Join(s.cfg.Root, "snapshots", "snapshots")
 		if err = os.RemoveAll(dir); err == nil {
 			err = os.Mkdir(dir, 0o700)
@@ -324,8 +324,8 @@ func (s *Store) dropOrphans(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("clean overlayfs snapshots: %w", err)
 	}
-	if err := s.reserve(); err != nil { // who makes something new is told
-		s.cfg.Logger.WarnContext(ctx, "there is no room to change what the store knows", "err", err)
+	if err := s.reserve(); err != nil { // whoever makes something new gets the error
+		s.cfg.Logger.WarnContext(ctx, "no disk space for changes of the image store's metadata", "err", err)
 	}
 	return nil
 }
@@ -338,7 +338,6 @@ func (s *Store) Close() error {
 	return s.shut()
 }
 
-// shut closes the files.
 func (s *Store) shut() error {
 	var errs []error
 	if s.overlay != nil {
@@ -353,7 +352,7 @@ func (s *Store) shut() error {
 	return errors.Join(errs...)
 }
 
-// with gives ctx what containerd's parts expect of one.
+// with adds to ctx what containerd's parts expect in it.
 func (s *Store) with(ctx context.Context) context.Context {
 	return log.WithLogger(namespaces.WithNamespace(ctx, namespace), s.logger)
 }

@@ -19,15 +19,15 @@ import (
 	"github.com/tripod-run/tripod/internal/image/translation"
 )
 
-// Translation tells which image names are translated: those are disks that are downloaded by HTTP(S).
+// Translation configures which image names are translated, that is, refer to disks downloaded by HTTP(S).
 type Translation struct {
-	// Prefix begins such names ("virtlet.cloud/"); empty: there are none.
+	// Prefix begins such names ("virtlet.cloud/"); empty disables them.
 	Prefix string
-	// Dir has the translation files; they are read for every pull.
+	// Dir contains the translation files, which every pull reads.
 	Dir string
 }
 
-// normalPrefix writes a prefix as full references have it.
+// normalPrefix converts a prefix to the form of full references.
 func normalPrefix(prefix string) (string, error) {
 	if prefix == "" {
 		return "", nil
@@ -39,7 +39,7 @@ func normalPrefix(prefix string) (string, error) {
 	return strings.TrimSuffix(named.Name(), "x"), nil
 }
 
-// translated takes the prefix off a translated name.
+// translated removes the prefix from a translated name.
 func (s *Store) translated(named reference.Named) (name string, ok bool) {
 	if s.translate.Prefix == "" {
 		return "", false
@@ -47,7 +47,7 @@ func (s *Store) translated(named reference.Named) (name string, ok bool) {
 	return strings.CutPrefix(named.Name(), s.translate.Prefix)
 }
 
-// Translated reports whether a reference is a translated name. It looks at no image and no file.
+// Translated reports whether a reference is a translated name. It reads no image or file.
 func (s *Store) Translated(ref string) bool {
 	named, err := reference.ParseDockerRef(ref)
 	if err != nil {
@@ -57,7 +57,6 @@ func (s *Store) Translated(ref string) bool {
 	return ok
 }
 
-// pullTranslated is pull for a translated name.
 func (s *Store) pullTranslated(ctx context.Context, named reference.Named, name string, t *tracker) (img Image, err error) {
 	what := fmt.Sprintf("pull image %q", named)
 	defer func() {
@@ -88,7 +87,7 @@ func (s *Store) pullTranslated(ctx context.Context, named reference.Named, name 
 	if t := endpoint.Transport.Timeout; t > 0 {
 		limit = min(limit, t)
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not done after %v: %w", limit, errdefs.ErrUnavailable))
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not complete after %v: %w", limit, errdefs.ErrUnavailable))
 	defer cancel()
 	ctx, stop := t.watch(ctx, s.cfg.ProgressTimeout)
 	defer stop()
@@ -102,18 +101,18 @@ func (s *Store) pullTranslated(ctx context.Context, named reference.Named, name 
 	return img, err
 }
 
-// shown is a URL for messages: without a password, and without a query, which may be as good as one.
+// shown is a URL for messages, without a password or a query, which may be as secret.
 func shown(u *url.URL) string {
 	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
 }
 
-// sourceOf names a URL in records without telling it.
+// sourceOf identifies a URL in records without revealing it.
 func sourceOf(u *url.URL) string {
 	sum := sha256.Sum256([]byte(u.String()))
 	return hex.EncodeToString(sum[:16])
 }
 
-// downloadError gives an error of net/http its class, and takes URLs with secrets out of its text.
+// downloadError classifies an error of net/http and removes URLs with secrets from its text.
 func downloadError(err error) error {
 	if classed(err) {
 		return err
@@ -127,7 +126,7 @@ func downloadError(err error) error {
 	return stripURL(err)
 }
 
-// stripURL makes the URL of a *url.Error one that may be shown, wherever in the chain it is first.
+// stripURL makes the URL in the first *url.Error of the chain safe to show.
 func stripURL(err error) error {
 	if failed, ok := errors.AsType[*url.Error](err); ok {
 		if u, parseErr := url.Parse(failed.URL); parseErr == nil {

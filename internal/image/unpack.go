@@ -21,8 +21,8 @@ var (
 	failSync   = failpoint.New("image.pull.sync")
 )
 
-// unpack brings the layers of a root filesystem and unpacks each as soon as it and those below are there. A layer
-// that another image has unpacked is not even fetched.
+// unpack fetches the layers of a root filesystem and unpacks each as soon as it and those below are present. It does not
+// fetch layers that another image has unpacked.
 func (p *puller) unpack(ctx context.Context, d *details) error {
 	if err := failUnpack.Hit(ctx); err != nil {
 		return err
@@ -37,7 +37,7 @@ func (p *puller) unpack(ctx context.Context, d *details) error {
 	}
 	u, err := unpack.NewUnpacker(ctx, p.content,
 		unpack.WithUnpackPlatform(unpack.Platform{
-			// The platform was chosen with the manifest; here every one is right.
+			// The platform was chosen with the manifest; accept any here.
 			Platform:       platforms.All,
 			SnapshotterKey: snapshotter,
 			Snapshotter:    p.snaps,
@@ -55,7 +55,7 @@ func (p *puller) unpack(ctx context.Context, d *details) error {
 		}
 		return nil, p.fetch(ctx, desc)
 	}))
-	// The unpacker learns the layers with the manifest and begins with the config.
+	// The unpacker learns the layers from the manifest and starts with the config.
 	for _, desc := range []ocispec.Descriptor{d.manifest, d.config} {
 		if _, err := handler.Handle(ctx, desc); err != nil {
 			return err
@@ -76,7 +76,7 @@ func (p *puller) mendLayer(ctx context.Context, layer ocispec.Descriptor) error 
 	return p.mend(ctx, layer)
 }
 
-// sync makes unpacked layers safe from a loss of power, before a record says that they are there.
+// sync makes unpacked layers durable before a record says that they exist.
 func (p *puller) sync(ctx context.Context) error {
 	if err := failSync.Hit(ctx); err != nil {
 		return err
@@ -92,7 +92,7 @@ func (p *puller) sync(ctx context.Context) error {
 	return nil
 }
 
-// trusted are the chain IDs that image records vouch for.
+// trusted are the chain IDs that image records confirm.
 func (x *index) trusted() map[string]bool {
 	x.mu.RLock()
 	defer x.mu.RUnlock()

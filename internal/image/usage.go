@@ -16,13 +16,13 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// usageFresh is for how long figures are handed out before they are taken anew.
+// usageFresh is how old a usage may be before it is measured again.
 const usageFresh = 10 * time.Second
 
-// firstUsage is what an empty writable layer takes: its directory.
+// firstUsage is the usage of an empty writable layer: its directory.
 var firstUsage = Usage{Bytes: 4096, Inodes: 1}
 
-// usageCache holds the figures of writable layers. One goroutine walks the trees, so that nobody else waits for them.
+// usageCache holds the usage of writable layers. One goroutine walks the trees, so that nobody else waits.
 type usageCache struct {
 	mu    sync.Mutex
 	byKey map[string]*usageEntry
@@ -39,7 +39,7 @@ func (c *usageCache) init() {
 	c.work = make(chan string, 4096)
 }
 
-// made notes a new layer.
+// made records a new layer.
 func (c *usageCache) made(key string) {
 	first := firstUsage
 	first.Timestamp = time.Now()
@@ -54,7 +54,7 @@ func (c *usageCache) forget(key string) {
 	delete(c.byKey, key)
 }
 
-// get returns the figures there are, and asks for new ones when they are old.
+// get returns the cached usage, and requests a measurement if it is old.
 func (c *usageCache) get(key string) Usage {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -67,7 +67,7 @@ func (c *usageCache) get(key string) Usage {
 		select {
 		case c.work <- key:
 			e.queued = true
-		default: // the walker is far behind: the next call asks again
+		default: // the walker is far behind; the next call tries again
 		}
 	}
 	return e.usage
@@ -78,7 +78,7 @@ func (c *usageCache) set(key string, usage Usage, err error) {
 	defer c.mu.Unlock()
 	e := c.byKey[key]
 	switch {
-	case e == nil: // released meanwhile
+	case e == nil: // released in the meantime
 	case errdefs.IsNotFound(err):
 		delete(c.byKey, key)
 	default:
@@ -101,8 +101,8 @@ func (s *Store) usageLoop() {
 	}
 }
 
-// Usage tells what the writable layer of key takes on the disk. It never walks files itself: figures older than ten
-// seconds are renewed in the background, and before the first ones are there the Timestamp is zero.
+// Usage returns the disk usage of the writable layer of key. It never walks files itself: a usage older than ten seconds is
+// measured again in the background. Before the first measurement the Timestamp is zero.
 func (s *Store) Usage(ctx context.Context, key string) (Usage, error) {
 	if err := s.ready(); err != nil {
 		return Usage{}, err
@@ -120,7 +120,7 @@ func (s *Store) Usage(ctx context.Context, key string) (Usage, error) {
 	return Usage{}, nil
 }
 
-// fsCache holds the figures of the whole store.
+// fsCache holds the usage of the whole store.
 type fsCache struct {
 	mu         sync.Mutex
 	images     FsUsage
@@ -128,16 +128,16 @@ type fsCache struct {
 	renewing   bool
 }
 
-// FsInfo tells what images take on the disk: blobs, downloads under way, unpacked layers and the store's own files.
-// The figures are at most some ten seconds old; only the first call waits for them.
+// FsInfo returns the disk usage of images: blobs, downloads under way, unpacked layers and the store's own files. It is at
+// most about ten seconds old; only the first call waits for a measurement.
 //
-// Of a store that is not open its own files alone are told: a kubelet does not start without an answer.
+// For a store that is not open it counts only the store's own files, because a kubelet does not start without an answer.
 func (s *Store) FsInfo(ctx context.Context) (FsUsage, error) {
 	images, _, err := s.fsInfo(ctx)
 	return images, err
 }
 
-// ContainerFsInfo tells what the writable layers of containers take, as FsInfo does.
+// ContainerFsInfo returns the disk usage of containers' writable layers, as FsInfo does.
 func (s *Store) ContainerFsInfo(ctx context.Context) (FsUsage, error) {
 	_, containers, err := s.fsInfo(ctx)
 	return containers, err
@@ -165,12 +165,12 @@ func (s *Store) renewFsInfo() {
 	if err == nil {
 		s.fs.images, s.fs.containers = images, containers
 	} else if s.base.Err() == nil {
-		s.cfg.Logger.Warn("usage of the image store", "err", err)
+		s.cfg.Logger.Warn("measure the image store", "err", err)
 	}
 }
 
-// measure adds up the store. Unpacked layers were measured when they were unpacked and writable ones have figures of
-// their own, so that only the few files of the content store are looked at.
+// measure adds up the store's usage. Unpacked layers were measured when they were unpacked, and writable ones have cached
+// values, so it reads only the few files of the content store.
 func (s *Store) measure(ctx context.Context) (images, containers FsUsage, err error) {
 	images = FsUsage{Mountpoint: s.cfg.Root, Timestamp: time.Now()}
 	containers = images
@@ -213,7 +213,7 @@ func (s *Store) measureFiles(into *FsUsage) error {
 			info, err = d.Info()
 		}
 		if err != nil {
-			// What goes away while one looks takes nothing.
+			// A file that disappears during the walk takes no space.
 			if isGone(err) && (path != s.cfg.Root || s.Err() != nil) {
 				return nil
 			}

@@ -20,24 +20,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Damage is something of an image that is not as it should be. A pull of one of the names mends it.
+// Damage is a damaged part of an image. Pulling one of the image's names repairs it.
 type Damage struct {
-	// Image is its ID, Names what it can be pulled by. Both are empty for what belongs to a container alone.
+	// Image is its ID, Names what it can be pulled by. Both are empty for damage that concerns only a container.
 	Image string   `json:"image,omitempty"`
 	Names []string `json:"names,omitempty"`
-	// Kind is what is damaged: "image" (it was taken from the list), "blob", "layer", "record" or "container".
+	// Kind is what is damaged: "image" (removed from the list), "blob", "layer", "record" or "container".
 	Kind string `json:"kind"`
-	// ID is the digest of the blob, the chain ID of the layer, the name of the record or the key of the container's file system.
-	ID string `json:"id"`
-	// Detail says what is wrong.
+	// ID is the digest of the blob, the chain ID of the layer, the name of the record or the key of the container's file
+	// system.
+	ID     string `json:"id"`
 	Detail string `json:"detail"`
-	// Users are the keys of the containers' file systems that stand on it: they miss what is gone, and keep what they have open.
+	// Users are the keys of the containers' file systems that depend on it. They lack the missing files and keep what they
+	// have open.
 	Users []string `json:"users,omitempty"`
 }
 
-// Verify looks at all images: whether blobs, unpacked layers and records are there, and refer to each other. With contents it also
-// reads every blob and every file of the layers, and holds them against the digests. It changes nothing, but remembers what it
-// found wrong, so that the next pull of the image mends it.
+// Verify checks all images: that blobs, unpacked layers and records exist and refer to each other. With contents it also
+// reads every blob and every file of the layers and compares them to the digests. It changes nothing, but remembers damage,
+// so that the next pull of the image repairs it.
 func (s *Store) Verify(ctx context.Context, contents bool) ([]Damage, error) {
 	if err := s.ready(); err != nil {
 		return nil, err
@@ -69,13 +70,13 @@ func (s *Store) Verify(ctx context.Context, contents bool) ([]Damage, error) {
 	return v.found, nil
 }
 
-// verifier is one Verify. What several images share is looked at once.
+// verifier is one run of Verify. It checks shared parts once.
 type verifier struct {
 	*Store
 	contents bool
 	dirs     snapshotDirs
 	users    map[string][]string
-	// What was found of blobs and layers: "" when they are whole.
+	// The results for blobs and layers: "" if intact.
 	blobsSeen  map[digest.Digest]string
 	layersSeen map[string]string
 	found      []Damage
@@ -115,11 +116,11 @@ func (v *verifier) image(ctx context.Context, e *entry) error {
 	return nil
 }
 
-// madeBlobs are those that were made of an image here: an unpacked disk, a component that is a file of a root filesystem.
+// madeBlobs are the blobs made from an image here: an unpacked disk, a component from a root filesystem.
 func (v *verifier) madeBlobs(ctx context.Context, d *details) ([]ocispec.Descriptor, error) {
 	manifest, err := v.content.Info(ctx, d.manifest.Digest)
 	if errdefs.IsNotFound(err) {
-		return nil, nil // the manifest's own damage
+		return nil, nil // the manifest's own check reports this
 	} else if err != nil {
 		return nil, err
 	}
@@ -138,7 +139,8 @@ func (v *verifier) madeBlobs(ctx context.Context, d *details) ([]ocispec.Descrip
 	return made, nil
 }
 
-// blobDamage is "" for a blob that is whole. The layers of a root filesystem may be gone as blobs.
+// blobDamage returns "" for an intact blob. With mayBeGone a missing blob is intact too: a rootfs does not need its layers'
+// blobs.
 func (v *verifier) blobDamage(ctx context.Context, desc ocispec.Descriptor, mayBeGone bool) (detail string, err error) {
 	if detail, seen := v.blobsSeen[desc.Digest]; seen {
 		return detail, nil
@@ -174,7 +176,7 @@ func (v *verifier) blobDamage(ctx context.Context, desc ocispec.Descriptor, mayB
 	if !bad {
 		return "", nil
 	}
-	return "its content is not what its digest says", nil
+	return "its content does not match its digest", nil
 }
 
 func (v *verifier) sum(ctx context.Context, desc ocispec.Descriptor) (digest.Digest, error) {
@@ -188,7 +190,7 @@ func (v *verifier) sum(ctx context.Context, desc ocispec.Descriptor) (digest.Dig
 	return digester.Digest(), err
 }
 
-// untilDone ends a long reading with its context.
+// untilDone ends a long read with its context.
 type untilDone struct {
 	ctx context.Context
 	r   io.Reader
@@ -201,7 +203,7 @@ func (u *untilDone) Read(p []byte) (int, error) {
 	return u.r.Read(p)
 }
 
-// layerDamage is "" for an unpacked layer that is as its blob says.
+// layerDamage returns "" for an unpacked layer that matches its blob.
 func (v *verifier) layerDamage(ctx context.Context, d *details, i int) (detail string, err error) {
 	chain := d.chain[i].String()
 	if detail, seen := v.layersSeen[chain]; seen {
@@ -217,7 +219,7 @@ func (v *verifier) layerDamage(ctx context.Context, d *details, i int) (detail s
 	}
 	state, err := v.blob(ctx, d.layers[i])
 	if err != nil || state != blobWhole {
-		return "", err // there is nothing to hold it against
+		return "", err // there is nothing to compare it to
 	}
 	detail, err = v.compareLayer(ctx, d.layers[i], filepath.Join(v.dirs[chain], "fs"))
 	if detail != "" {
@@ -226,7 +228,7 @@ func (v *verifier) layerDamage(ctx context.Context, d *details, i int) (detail s
 	return detail, err
 }
 
-// compareLayer holds the files of an unpacked layer against its archive, and says what the first one has that differs.
+// compareLayer compares the files of an unpacked layer to its archive and describes the first difference.
 func (v *verifier) compareLayer(ctx context.Context, layer ocispec.Descriptor, dir string) (string, error) {
 	want, err := v.archived(ctx, layer)
 	if err != nil {
@@ -245,7 +247,7 @@ func (v *verifier) compareLayer(ctx context.Context, layer ocispec.Descriptor, d
 	slices.Sort(names)
 	for _, name := range names {
 		file, err := root.open(name, unix.O_NOFOLLOW)
-		if errdefs.IsInvalidArgument(err) { // it is not there, or not a file
+		if errdefs.IsInvalidArgument(err) { // missing, or not a file
 			return fmt.Sprintf("%s is missing", name), nil
 		} else if err != nil {
 			return "", err
@@ -256,13 +258,13 @@ func (v *verifier) compareLayer(ctx context.Context, layer ocispec.Descriptor, d
 			return "", err
 		}
 		if [sha256.Size]byte(sum.Sum(nil)) != want[name] {
-			return fmt.Sprintf("%s has not the content that its blob has", name), nil
+			return fmt.Sprintf("%s differs from the layer's blob", name), nil
 		}
 	}
 	return "", nil
 }
 
-// archived are the checksums of the regular files of a layer's archive, as they are once all of it is unpacked.
+// archived are the checksums of the regular files in a layer's archive, as they are once all of it is unpacked.
 func (v *verifier) archived(ctx context.Context, layer ocispec.Descriptor) (map[string][sha256.Size]byte, error) {
 	ra, err := v.content.ReaderAt(ctx, layer)
 	if err != nil {
@@ -284,7 +286,7 @@ func (v *verifier) archived(ctx context.Context, layer ocispec.Descriptor) (map[
 			return nil, err
 		}
 		name := strings.TrimPrefix(filepath.Clean("/"+h.Name), "/")
-		delete(files, name) // a later entry takes an earlier one's place
+		delete(files, name) // a later entry replaces an earlier one
 		if hidden, ok := strings.CutPrefix(filepath.Base(name), ".wh."); ok {
 			delete(files, filepath.Join(filepath.Dir(name), hidden))
 			continue
@@ -300,7 +302,7 @@ func (v *verifier) archived(ctx context.Context, layer ocispec.Descriptor) (map[
 	}
 }
 
-// records holds the records of images against the list.
+// records compares the records of images to the list.
 func (v *verifier) records(ctx context.Context) error {
 	all, err := v.Store.records.List(ctx)
 	if err != nil {
@@ -310,7 +312,7 @@ func (v *verifier) records(ctx context.Context) error {
 	for _, r := range all {
 		recorded[r.Name] = true
 		if _, err := v.index.find(r.Name); errdefs.IsNotFound(err) {
-			v.found = append(v.found, Damage{Kind: "record", ID: r.Name, Names: []string{r.Name}, Detail: "is of an image that is not there"})
+			v.found = append(v.found, Damage{Kind: "record", ID: r.Name, Names: []string{r.Name}, Detail: "its image does not exist"})
 		}
 	}
 	for _, e := range v.index.entries() {
@@ -323,7 +325,7 @@ func (v *verifier) records(ctx context.Context) error {
 	return nil
 }
 
-// containers looks whether the writable parts of containers are there.
+// containers checks that the writable directories of containers exist.
 func (v *verifier) containers(ctx context.Context) error {
 	err := v.snaps.Walk(ctx, func(_ context.Context, info snapshots.Info) error {
 		if info.Labels[labelOwner] == "" {
@@ -344,7 +346,7 @@ func (v *verifier) containers(ctx context.Context) error {
 	return nil
 }
 
-// demoted are the images that the start took from the list, and that nobody has pulled again.
+// demoted reports the images that were removed from the list at start and have not been pulled since.
 func (v *verifier) demoted() {
 	v.Store.demoted.Range(func(name, why any) bool {
 		if _, err := v.index.find(name.(string)); errdefs.IsNotFound(err) {
@@ -354,13 +356,13 @@ func (v *verifier) demoted() {
 	})
 }
 
-// verifyAtStart looks at what can be seen without reading files, once, beside the store that is in use.
+// verifyAtStart runs the checks that read no files, once, in the background.
 func (s *Store) verifyAtStart() {
 	damages, err := s.Verify(s.base, false)
 	if err != nil && s.base.Err() == nil {
-		s.cfg.Logger.Warn("images could not be verified", "err", err)
+		s.cfg.Logger.Warn("verify images", "err", err)
 	}
 	for _, d := range damages {
-		s.cfg.Logger.Warn("an image is damaged; a pull mends it", "image", d.Image, "names", d.Names, "kind", d.Kind, "id", d.ID, "damage", d.Detail, "users", d.Users)
+		s.cfg.Logger.Warn("an image is damaged; pull it again", "image", d.Image, "names", d.Names, "kind", d.Kind, "id", d.ID, "damage", d.Detail, "users", d.Users)
 	}
 }

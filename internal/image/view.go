@@ -16,14 +16,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rootView is an unpacked image, shown for a while under a lease.
+// rootView is an unpacked image, temporarily visible under a lease.
 type rootView struct {
 	id     string
 	mounts []mount.Mount
 }
 
-// withView makes a view of an unpacked image for the length of fn, whose context has the lease that keeps it, and what
-// fn makes. After a crash the lease expires.
+// withView makes a view of an unpacked image while fn runs. fn's context has the lease that keeps the view and what fn makes.
+// After a crash the lease expires.
 func (s *Store) withView(ctx context.Context, chainID string, fn func(context.Context, *rootView) error) (err error) {
 	lease, err := s.leases.Create(ctx, leases.WithRandomID(), leases.WithExpiration(time.Hour))
 	if err != nil {
@@ -40,18 +40,18 @@ func (s *Store) withView(ctx context.Context, chainID string, fn func(context.Co
 	return fn(ctx, view)
 }
 
-// imageRoot is the root of an unpacked image. It is of use within the function that withRoot calls only.
+// imageRoot is the root of an unpacked image, valid only inside the callback of withRoot.
 type imageRoot struct {
 	fd   int
 	path string
 }
 
-// withRoot shows an unpacked image to fn. It is mounted in a mount namespace of a thread that then ends: nothing is left
-// to unmount, however this process ends. Files that fn opened stay open without the mount.
+// withRoot makes an unpacked image available to fn. It mounts the image in the mount namespace of a thread that then ends, so
+// nothing needs to be unmounted, even after a crash. Files that fn opened stay open.
 func (s *Store) withRoot(mounts []mount.Mount, fn func(*imageRoot) error) error {
 	result := make(chan error)
 	go func() {
-		runtime.LockOSThread() // for good: the runtime ends the thread with the goroutine
+		runtime.LockOSThread() // never unlocked: the runtime ends the thread with the goroutine
 		result <- s.inNamespace(mounts, fn)
 	}()
 	return <-result
@@ -76,22 +76,22 @@ func (s *Store) inNamespace(mounts []mount.Mount, fn func(*imageRoot) error) err
 	return fn(&imageRoot{dir, root})
 }
 
-// open opens a file of the image, whose symbolic links are followed as if the image were all there is (fault I3).
+// open opens a file of the image. Symbolic links resolve inside the image (fault I3).
 func (r *imageRoot) open(name string, flags uint64) (*os.File, error) {
 	fd, err := unix.Openat2(r.fd, name, &unix.OpenHow{
-		Flags:   flags | unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NONBLOCK | unix.O_NOCTTY, // a FIFO must not hold us
+		Flags:   flags | unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NONBLOCK | unix.O_NOCTTY, // a FIFO must not block us
 		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
 	})
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENXIO), errors.Is(err, unix.EACCES):
-		return nil, fmt.Errorf("open it below the image's root: %w (%w)", err, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("open it in the image's root: %w (%w)", err, errdefs.ErrInvalidArgument)
 	case err != nil:
 		return nil, err
 	}
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// openIn is imageRoot.open of a view's mounts.
+// openIn is imageRoot.open on a view's mounts.
 func (s *Store) openIn(mounts []mount.Mount, name string) (file *os.File, err error) {
 	err = s.withRoot(mounts, func(root *imageRoot) error {
 		file, err = root.open(name, 0)
@@ -100,7 +100,7 @@ func (s *Store) openIn(mounts []mount.Mount, name string) (file *os.File, err er
 	return file, err
 }
 
-// mountView shows what a view of the snapshotter's mounts to, and returns where. The thread has its own namespace.
+// mountView mounts a view and returns its path. The thread has its own mount namespace.
 func (s *Store) mountView(mounts []mount.Mount) (string, error) {
 	if len(mounts) != 1 {
 		return "", fmt.Errorf("a view of %d mounts: %w", len(mounts), errdefs.ErrNotImplemented)
@@ -109,13 +109,13 @@ func (s *Store) mountView(mounts []mount.Mount) (string, error) {
 	if m.Type == "bind" {
 		return m.Source, nil
 	}
-	// mount(2) takes a page of options. The names of 128 lower directories fit when they are relative.
+	// mount(2) limits options to a page. With relative paths, 128 lower directories fit.
 	base := filepath.Join(s.cfg.Root, "snapshots", "snapshots")
 	if err := unix.Chdir(base); err != nil {
 		return "", err
 	}
 	options := strings.ReplaceAll(strings.Join(m.Options, ","), base+"/", "")
-	target := filepath.Join(s.cfg.Root, "content") // any directory will do: nobody else sees the mount
+	target := filepath.Join(s.cfg.Root, "content") // any directory works: nobody else sees the mount
 	if err := unix.Mount(m.Source, target, m.Type, unix.MS_RDONLY|unix.MS_NODEV|unix.MS_NOSUID|unix.MS_NOEXEC, options); err != nil {
 		return "", fmt.Errorf("mount the image: %w", err)
 	}

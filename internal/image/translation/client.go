@@ -12,21 +12,20 @@ import (
 	"time"
 )
 
-// defaultRedirects is how often a server may send us on where no transport says it; net/http has the same.
+// defaultRedirects is the limit of redirects without a transport, as in net/http.
 const defaultRedirects = 10
 
-// ErrRedirect says that a server sent us where we do not go.
+// ErrRedirect means that a server's redirect was refused.
 var ErrRedirect = errors.New("redirect refused")
 
-// Transport is how a URL is reached.
 type Transport struct {
-	// Timeout is how long a whole download may take; 0: as long as it moves.
+	// Timeout limits the whole download; 0 means no limit while it makes progress.
 	Timeout time.Duration
-	// MaxRedirects is how often a server may send us on; 0 is never.
+	// MaxRedirects limits redirects; 0 refuses them.
 	MaxRedirects int
-	// Proxy is used for all; nil is what the environment says (HTTP_PROXY, HTTPS_PROXY, NO_PROXY).
+	// Proxy is used for all requests; nil means the environment's (HTTP_PROXY, HTTPS_PROXY, NO_PROXY).
 	Proxy *url.URL
-	// TLS is what a file asks for; nil is the system's.
+	// TLS is the file's configuration; nil means the system's.
 	TLS *tls.Config
 }
 
@@ -34,8 +33,8 @@ func newTLS(serverName string, insecure bool) *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS12, ServerName: serverName, InsecureSkipVerify: insecure}
 }
 
-// addCertificate takes the certificates of a PEM text: one with a key (in key, or in the text itself) that is not an
-// authority's is shown to servers that ask for one; all others are trusted, besides the system's.
+// addCertificate adds the certificates of a PEM text. One with a key (in key or in the text) that is not an authority's
+// becomes a client certificate; all others are trusted in addition to the system's.
 func addCertificate(c *tls.Config, text, key string) error {
 	var certificates []*pem.Block
 	var private *pem.Block
@@ -79,12 +78,12 @@ func addCertificate(c *tls.Config, text, key string) error {
 	return nil
 }
 
-// Client makes the client of one download. Its idle connections are closed by CloseIdleConnections.
+// Client makes the client of one download. Close its idle connections with CloseIdleConnections.
 func (t Transport) Client() *http.Client {
 	base := &http.Transport{
 		Proxy: http.ProxyFromEnvironment, TLSClientConfig: t.TLS, ForceAttemptHTTP2: true,
 		TLSHandshakeTimeout: 30 * time.Second,
-		// What is stored is what the server has, not what it was packed in for the way.
+		// Store the server's file, not a compressed form of it.
 		DisableCompression: true,
 	}
 	if t.TLS != nil {
@@ -98,7 +97,7 @@ func (t Transport) Client() *http.Client {
 
 func (t Transport) checkRedirect(to *http.Request, via []*http.Request) error {
 	if len(via) > t.MaxRedirects {
-		return fmt.Errorf("more than %d redirects, to %s at last: %w", t.MaxRedirects, to.URL.Redacted(), ErrRedirect)
+		return fmt.Errorf("more than %d redirects, the last to %s: %w", t.MaxRedirects, to.URL.Redacted(), ErrRedirect)
 	}
 	if via[len(via)-1].URL.Scheme == "https" && to.URL.Scheme != "https" {
 		return fmt.Errorf("from https to %s: %w", to.URL.Redacted(), ErrRedirect)

@@ -1,13 +1,13 @@
-// Package translation finds where an image name leads that is no registry's: a table of files says which HTTP(S) URL a
-// name stands for, and how that is reached. The files are those of Virtlet (docs/image-name-translation.md there).
+// Package translation maps image names that belong to no registry to HTTP(S) URLs. A table of files defines the mapping and
+// how each URL is reached. The files are those of Virtlet (its docs/image-name-translation.md).
 //
 //	virtlet.cloud/ubuntu/22.04:latest ── prefix off, tag off ──▶ "ubuntu/22.04"
 //	                                                                  │
-//	10-site.yaml  prefix: ""        names, then regexps, in order ◀───┤ files by name; the first rule that matches counts
+//	10-site.yaml  prefix: ""        names, then regexps, in order ◀───┤ files by name; the first matching rule applies
 //	20-lab.yaml   prefix: lab       only names below "lab/"       ◀───┘
 //	     │
 //	     └──▶ Endpoint: URL and Transport (timeout, redirects, proxy, TLS) ──▶ Client
 //
-// A file that cannot be understood is an error, not a file less: what it says might come before what others say.
+// A file that cannot be parsed is an error rather than ignored, because its rules might take precedence over others.
 // The package downloads nothing and knows neither the store nor the CRI.
 package translation

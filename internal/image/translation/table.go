@@ -17,7 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Bounds of what is read.
+// Limits of what is read.
 const (
 	maxFile  = 4 << 20 // bytes
 	maxFiles = 1000
@@ -26,15 +26,14 @@ const (
 // Table holds the rules of all files.
 type Table struct{ files []file }
 
-// Endpoint is where an image is, and how it is reached.
+// Endpoint is the location of an image and how to reach it.
 type Endpoint struct {
 	URL *url.URL
-	// Source is the file with the rule; empty when the name itself is the URL.
+	// Source is the file with the rule; empty if the name itself is the URL.
 	Source    string
 	Transport Transport
 }
 
-// file is one translation file.
 type file struct {
 	Prefix       string               `json:"prefix"`
 	Translations []rule               `json:"translations"`
@@ -43,7 +42,7 @@ type file struct {
 	path string
 }
 
-// document is a file, or Virtlet's custom resource with one in it.
+// document is a file, or Virtlet's custom resource that contains one.
 type document struct {
 	file
 	APIVersion string         `json:"apiVersion"`
@@ -52,7 +51,7 @@ type document struct {
 	Spec       *file          `json:"spec"`
 }
 
-// rule leads a name, or the names that a regular expression matches, to a URL.
+// rule maps a name, or the names that match a regular expression, to a URL.
 type rule struct {
 	Name      string `json:"name"`
 	Regexp    string `json:"regexp"`
@@ -62,9 +61,9 @@ type rule struct {
 	expression *regexp.Regexp
 }
 
-// transport is how URLs are reached, as a file has it.
+// transport is the file's form of Transport.
 type transport struct {
-	// Timeout is in milliseconds; 0 is none.
+	// Timeout is in milliseconds; 0 means none.
 	Timeout      int64  `json:"timeout"`
 	MaxRedirects *int   `json:"maxRedirects"`
 	Proxy        string `json:"proxy"`
@@ -80,13 +79,13 @@ type transport struct {
 	built Transport
 }
 
-// invalidf is for files that cannot be used: the node's configuration is at fault, not the request.
+// invalidf is the error for unusable files: the node's configuration is at fault, not the request.
 func invalidf(format string, args ...any) error {
 	return fmt.Errorf(format+": %w", append(args, errdefs.ErrFailedPrecondition)...)
 }
 
-// Load reads the files *.yaml and *.yml of dir. A directory that is not there has none. A file that is not understood is
-// errdefs.ErrFailedPrecondition with the file, and so are all of them.
+// Load reads the files *.yaml and *.yml of dir. A missing directory has none. Errors are errdefs.ErrFailedPrecondition and
+// name every invalid file.
 func Load(dir string) (*Table, error) {
 	t := &Table{}
 	if dir == "" {
@@ -100,7 +99,7 @@ func Load(dir string) (*Table, error) {
 	}
 	var errs []error
 	for _, entry := range entries {
-		// Mounted config maps have links, and what they lead to under hidden names.
+		// Mounted config maps contain links to files under hidden names.
 		name := entry.Name()
 		if ext := filepath.Ext(name); strings.HasPrefix(name, ".") || ext != ".yaml" && ext != ".yml" {
 			continue
@@ -130,14 +129,14 @@ func read(path string) (*file, error) {
 	if info, err := r.Stat(); err != nil {
 		return nil, err
 	} else if !info.Mode().IsRegular() {
-		return nil, invalidf("it is %s, not a regular file", info.Mode())
+		return nil, invalidf("not a regular file but %s", info.Mode())
 	}
 	text, err := io.ReadAll(io.LimitReader(r, maxFile+1))
 	if err != nil {
 		return nil, err
 	}
 	if len(text) > maxFile {
-		return nil, invalidf("it has more than %d bytes", maxFile)
+		return nil, invalidf("more than %d bytes", maxFile)
 	}
 	f, err := parse(text)
 	if f != nil {
@@ -146,7 +145,7 @@ func read(path string) (*file, error) {
 	return f, err
 }
 
-// parse reads one file and checks all of it.
+// parse parses and checks one file.
 func parse(text []byte) (*file, error) {
 	var d document
 	if err := yaml.UnmarshalStrict(text, &d); err != nil {
@@ -155,12 +154,12 @@ func parse(text []byte) (*file, error) {
 	f := &d.file
 	if d.Spec != nil {
 		if len(f.Translations) > 0 || len(f.Transports) > 0 || f.Prefix != "" {
-			return nil, invalidf("it has rules both in \"spec\" and beside it")
+			return nil, invalidf("rules both in \"spec\" and beside it")
 		}
 		f = d.Spec
 	}
 	if d.Kind != "" && d.Kind != "VirtletImageMapping" {
-		return nil, invalidf("it is a %s, where a VirtletImageMapping or a plain file may be", d.Kind)
+		return nil, invalidf("kind %s is not VirtletImageMapping", d.Kind)
 	}
 	f.Prefix = strings.Trim(f.Prefix, "/")
 	for name, t := range f.Transports {
@@ -183,9 +182,9 @@ func (r *rule) check(transports map[string]transport) (err error) {
 	}
 	switch {
 	case r.URL == "":
-		return invalidf("it has no url")
+		return invalidf("url is missing")
 	case (r.Name == "") == (r.Regexp == ""):
-		return invalidf("it has to have either a name or a regexp")
+		return invalidf("either name or regexp must be set")
 	case r.Name != "":
 		_, err = parseURL(r.URL)
 		return err
@@ -196,11 +195,11 @@ func (r *rule) check(transports map[string]transport) (err error) {
 	return nil
 }
 
-// parseURL takes http and https. Errors never show a password.
+// parseURL accepts http and https. Its errors never show a password.
 func parseURL(text string) (*url.URL, error) {
 	u, err := url.Parse(text)
 	if err != nil {
-		return nil, invalidf("a url that cannot be read") // the error of url.Parse has the text
+		return nil, invalidf("url cannot be parsed") // the error of url.Parse has the text
 	}
 	if u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
 		return nil, invalidf("url %q is not http://… or https://…", u.Redacted())
@@ -208,12 +207,10 @@ func parseURL(text string) (*url.URL, error) {
 	return u, nil
 }
 
-// Find says where name leads: an image's name without the prefix of all, which may have a tag ("ubuntu/22.04:1"). The
-// files are asked in the order of their names, in each first the rules with names and then those with regular
-// expressions, in their order. A rule with a name may be for the name with the tag; where none is, the tag counts for
-// nothing.
-// A name that no rule matches and that begins with a host ("example.org/disk.qcow2") is its own URL, by https. Any other
-// is errdefs.ErrNotFound.
+// Find returns where name leads: an image name without the common prefix, and its tag ("ubuntu/22.04", "1"). It searches the
+// files in order of their names, in each first the rules with names and then those with regular expressions, in order. A rule
+// may name the tag too; if none does, the tag is ignored. A name without a rule that begins with a host
+// ("example.org/disk.qcow2") is its own URL, by https. Any other is errdefs.ErrNotFound.
 func (t *Table) Find(name, tag string) (*Endpoint, error) {
 	if tag != "" && tag != "latest" {
 		for i := range t.files {
@@ -231,10 +228,10 @@ func (t *Table) Find(name, tag string) (*Endpoint, error) {
 	if strings.Contains(host, ".") && path != "" {
 		return &Endpoint{URL: &url.URL{Scheme: "https", Host: host, Path: "/" + path}, Transport: Transport{MaxRedirects: defaultRedirects}}, nil
 	}
-	return nil, fmt.Errorf("no translation file has a rule for the name %q, and it is no host and path: %w", name, errdefs.ErrNotFound)
+	return nil, fmt.Errorf("no translation file has a rule for %q, and it is not a host and path: %w", name, errdefs.ErrNotFound)
 }
 
-// find asks one file; nil when it has no rule. expressions tells whether its regular expressions count.
+// find searches one file; nil if it has no rule. expressions says whether to use its regular expressions.
 func (f *file) find(name string, expressions bool) (*Endpoint, error) {
 	if f.Prefix != "" {
 		below, ok := strings.CutPrefix(name, f.Prefix+"/")
@@ -271,11 +268,11 @@ func (f *file) endpoint(r *rule, text string) (*Endpoint, error) {
 	return e, nil
 }
 
-// build checks a transport and makes of it what Client wants.
+// build checks a transport and converts it for Client.
 func (t *transport) build() error {
 	t.built = Transport{Timeout: time.Duration(t.Timeout) * time.Millisecond, MaxRedirects: defaultRedirects}
 	if t.Timeout < 0 || t.Timeout > int64(365*24*time.Hour/time.Millisecond) {
-		return invalidf("a timeout of %d ms", t.Timeout)
+		return invalidf("timeout is %d ms", t.Timeout)
 	}
 	if t.MaxRedirects != nil {
 		if t.built.MaxRedirects = *t.MaxRedirects; t.built.MaxRedirects < 0 {
