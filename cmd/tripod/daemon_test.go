@@ -189,7 +189,7 @@ func testReading(t *testing.T, c *config.Config, container, pod string) {
 	must(t, c, "stats")
 	must(t, c, "stats", "--pods", "-o", "json")
 	fails(t, c, 1, `no container has the ID or the name "two"`, "inspect", "two")
-	fails(t, c, 1, "none of created, running", "ps", "--state", "happy")
+	fails(t, c, 1, "is not created, running", "ps", "--state", "happy")
 	fails(t, c, 1, "output format", "ps", "-o", "xml")
 	fails(t, c, 1, "unknown flag", "ps", "--no-such-flag")
 }

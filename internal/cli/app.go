@@ -15,16 +15,16 @@ import (
 	"github.com/tripod-run/tripod/internal/cri"
 )
 
-// DefaultEndpoint is where a node with the default configuration listens.
+// DefaultEndpoint is the socket of a node with the default configuration.
 const DefaultEndpoint = "unix:///run/tripod/tripod.sock"
 
-// EndpointVariable overrides DefaultEndpoint; crictl and the kubelet's tools know it too.
+// EndpointVariable overrides DefaultEndpoint; crictl and the kubelet's tools use it too.
 const EndpointVariable = "CONTAINER_RUNTIME_ENDPOINT"
 
-// Group is the cobra group of the commands of this package.
+// Group is the cobra group of this package's commands.
 const Group = "cri"
 
-// App is what the commands share.
+// App holds what the commands share.
 type App struct {
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
@@ -35,7 +35,7 @@ type App struct {
 	quiet    bool
 }
 
-// ExitError ends the program with a code of its own, such as the one of a program run by exec. Err may be nil.
+// ExitError ends the program with a specific exit code, such as that of a program run by exec. Err may be nil.
 type ExitError struct {
 	Code int
 	Err  error
@@ -50,7 +50,7 @@ func (e *ExitError) Error() string {
 
 func (e *ExitError) Unwrap() error { return e.Err }
 
-// Commands are all commands of the package; the caller adds them to its root.
+// Commands returns all commands of the package, for the caller's root command.
 func (a *App) Commands() []*cobra.Command {
 	var all []*cobra.Command
 	for _, group := range []func() []*cobra.Command{
@@ -86,7 +86,7 @@ func (a *App) formatFlags(c *cobra.Command, quiet string) {
 	}
 }
 
-// with runs do with a connection; the command's context ends it.
+// with calls do with a connection that ends with the command's context.
 func (a *App) with(c *cobra.Command, do func(context.Context, *Client) error) error {
 	ctx := metadata.AppendToOutgoingContext(Quiet(c.Context()), cri.HeaderPods, cri.HeaderPodsAll)
 	client, err := Connect(ctx, a.endpoint, a.timeout)
@@ -97,6 +97,6 @@ func (a *App) with(c *cobra.Command, do func(context.Context, *Client) error) er
 	return do(ctx, client)
 }
 
-// Quiet is a context for calls of a Client: cri-client reports each error to klog as well as to its caller, and once
-// is enough for a person.
+// Quiet returns a context for a Client's calls. cri-client reports each error to klog as well as to its caller; Quiet
+// suppresses the first.
 func Quiet(ctx context.Context) context.Context { return klog.NewContext(ctx, logr.Discard()) }

@@ -21,15 +21,15 @@ import (
 	"github.com/tripod-run/tripod/internal/cli/call"
 )
 
-// CallCommand is `tripod call`: it needs no node.
+// CallCommand returns `tripod call`, which needs no node.
 func (a *App) CallCommand() *cobra.Command {
 	var o callOptions
 	c := &cobra.Command{
 		Use:   "call ADDRESS [PACKAGE.SERVICE/METHOD [JSON]...]",
-		Short: "Call a gRPC method, over HTTP/2 or HTTP/3, as the server itself describes it",
-		Long: "Call a method of a gRPC server that has reflection, as components have. Messages are JSON, one a line: requests come\n" +
-			"from the arguments, or from standard input when the only one is -. Without a method, list the server's services.\n\n" +
-			"The address is HOST:PORT. Clear text (h2c) is spoken to it unless --tls or --http3 says otherwise.",
+		Short: "Call a gRPC method, over HTTP/2 or HTTP/3, as described by the server",
+		Long: "Call a method of a gRPC server with reflection, for instance a component. Messages are JSON, one per line. Requests come\n" +
+			"from the arguments, or from standard input if the only one is -. Without a method, list the server's services.\n\n" +
+			"The address is HOST:PORT. The connection is clear text (h2c) without --tls and --http3.",
 		Example: "  tripod call 10.88.0.7:80 greet.v1.Greeter/SayHello '{\"name\": \"Ada\"}'\n" +
 			"  tripod call --http3 --insecure 10.88.0.7:443 greet.v1.Greeter/Countdown '{\"from\": 3}'",
 		Args: cobra.MinimumNArgs(1),
@@ -40,20 +40,20 @@ func (a *App) CallCommand() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.BoolVar(&o.http3, "http3", false, "speak HTTP/3")
-	f.BoolVar(&o.tls, "tls", false, "speak HTTP/2 over TLS")
-	f.BoolVar(&o.insecure, "insecure", false, "believe any certificate, as that of a pod that has made its own")
-	f.StringVar(&o.ca, "ca", "", "file with the certificates of authorities to believe (default: the system's)")
-	f.StringVar(&o.cert, "cert", "", "file with a client certificate; --key has its key")
+	f.BoolVar(&o.http3, "http3", false, "use HTTP/3")
+	f.BoolVar(&o.tls, "tls", false, "use HTTP/2 over TLS")
+	f.BoolVar(&o.insecure, "insecure", false, "accept any certificate, such as a self-signed one of a pod")
+	f.StringVar(&o.ca, "ca", "", "file with the certificates of trusted authorities (default: the system's)")
+	f.StringVar(&o.cert, "cert", "", "file with a client certificate (see --key)")
 	f.StringVar(&o.key, "key", "", "file with the key of --cert")
 	f.StringVar(&o.name, "server-name", "", "name that the certificate must have (default: that of the address)")
-	f.StringToStringVarP(&o.header, "header", "H", nil, "KEY=VALUE to send along as metadata")
-	f.IntVar(&o.repeat, "repeat", 1, "make the call so many times, on one connection, and tell how long it took")
-	f.DurationVar(&o.timeout, "timeout", time.Minute, "how long it may take")
+	f.StringToStringVarP(&o.header, "header", "H", nil, "metadata KEY=VALUE to send")
+	f.IntVar(&o.repeat, "repeat", 1, "repeat the call this many times on one connection and print durations")
+	f.DurationVar(&o.timeout, "timeout", time.Minute, "timeout")
 	return c
 }
 
-// statusText puts the code of a gRPC status into the text: it is part of a server's answer, not of how the node is reached.
+// statusText adds the code of a gRPC status to the text: it is part of the server's answer.
 func statusText(err error) error {
 	s, ok := status.FromError(err)
 	if err == nil || !ok {
@@ -83,7 +83,7 @@ func (a *App) call(ctx context.Context, o callOptions, args []string) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = c.Close() }() // it has said what it had to say
+	defer func() { _ = c.Close() }() // nothing is left to report
 	if len(args) == 1 {
 		services, err := call.Services(ctx, c)
 		for _, s := range services {
@@ -119,7 +119,7 @@ func (a *App) call(ctx context.Context, o callOptions, args []string) error {
 	return nil
 }
 
-// reply prints a reply, when it is to be printed.
+// reply returns a function that prints a reply, if print is set.
 func (a *App) reply(print bool) func(proto.Message) error {
 	return func(m proto.Message) error {
 		if !print {
@@ -134,7 +134,7 @@ func (a *App) reply(print bool) func(proto.Message) error {
 	}
 }
 
-// messages are those of the arguments, or the lines of standard input.
+// messages returns the arguments, or the lines of standard input.
 func (a *App) messages(args []string) ([]string, error) {
 	if len(args) != 1 || args[0] != "-" {
 		return args, nil
@@ -150,7 +150,7 @@ func (a *App) messages(args []string) ([]string, error) {
 	return lines, scanner.Err()
 }
 
-// tlsConfig is nil for clear text.
+// tlsConfig returns nil for clear text.
 func (o *callOptions) tlsConfig() (*tls.Config, error) {
 	if !o.tls && !o.http3 {
 		if o.insecure || o.ca != "" || o.cert != "" || o.name != "" {

@@ -22,8 +22,8 @@ func TestPick(t *testing.T) {
 		{"ab", "ab", ""}, // a whole ID goes before prefixes
 		{"de", "def", ""},
 		{"db", "abc2", ""},
-		{"abc", "", `"abc" may be any of 2`},
-		{"web", "", `"web" may be any of 2: the pods abc1, def`},
+		{"abc", "", `"abc" matches 2`},
+		{"web", "", `"web" matches 2 pods: abc1, def`},
 		{"zz", "", `no pod has the ID or the name "zz"`},
 		{"", "", "empty"},
 	} {
@@ -175,7 +175,7 @@ func TestReadMessage(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		"metadata: {nam: a}":              `unknown field "nam"`,
-		"- a":                             "holds no object",
+		"- a":                             "not an object",
 		"envs: [{key: K, value: 1}]":      "put it in quotes",
 		"envs: [K]":                       "not an object",
 		"metadata: {name: a, name: b}":    "already",
@@ -248,7 +248,7 @@ func TestConnectSaysWhatIsWrong(t *testing.T) {
 	}
 	for endpoint, want := range map[string]string{
 		"unix:///does/not/exist.sock": "is the node running?",
-		dead:                          "nobody answers at unix://",
+		dead:                          "no answer at unix://",
 		"tcp://127.0.0.1:1":           "neither a path nor unix://PATH",
 	} {
 		if _, err := Connect(t.Context(), endpoint, time.Second); err == nil || !strings.Contains(err.Error(), want) {

@@ -17,14 +17,14 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Client is both services of one CRI endpoint, as a kubelet has them.
+// Client combines both services of one CRI endpoint.
 type Client struct {
 	criapi.RuntimeService
 	Images   criapi.ImageManagerService
 	Endpoint string
 }
 
-// Connect dials the endpoint, a path or a URL, and asks its version. Each later call may take timeout.
+// Connect connects to the endpoint, a path or a URL, and queries its version. timeout applies to each later call.
 func Connect(ctx context.Context, endpoint string, timeout time.Duration) (*Client, error) {
 	if strings.HasPrefix(endpoint, "/") {
 		endpoint = "unix://" + endpoint
@@ -35,7 +35,7 @@ func Connect(ctx context.Context, endpoint string, timeout time.Duration) (*Clie
 	runtime, err := criclient.NewRemoteRuntimeServiceBuilder().WithEndpoint(endpoint).
 		WithConnectionTimeout(timeout).WithTracerProvider(nil).WithUseStreaming(true).Build(ctx)
 	if status.Code(err) == codes.Unavailable {
-		return nil, fmt.Errorf("nobody answers at %s: is the node running? Start it with `tripod daemon`, or name its socket with --endpoint", endpoint)
+		return nil, fmt.Errorf("no answer at %s: is the node running? Start it with `tripod daemon`, or set its socket with --endpoint", endpoint)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("no CRI v1 runtime service at %s: %w", endpoint, err)
@@ -49,7 +49,7 @@ func Connect(ctx context.Context, endpoint string, timeout time.Duration) (*Clie
 	return &Client{RuntimeService: runtime, Images: images, Endpoint: endpoint}, nil
 }
 
-// reachable tells the two usual troubles apart before gRPC wraps them in its own words.
+// reachable detects the two most common problems before gRPC hides them in its own errors.
 func reachable(endpoint string) error {
 	path, ok := strings.CutPrefix(endpoint, "unix://")
 	if !ok {
@@ -58,22 +58,21 @@ func reachable(endpoint string) error {
 	_, err := os.Stat(path)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return fmt.Errorf("no socket at %s: is the node running? Start it with `tripod daemon`, or name its socket with --endpoint", path)
+		return fmt.Errorf("no socket at %s: is the node running? Start it with `tripod daemon`, or set its socket with --endpoint", path)
 	case errors.Is(err, os.ErrPermission):
-		return fmt.Errorf("socket %s: permission denied: only root speaks to a node", path)
+		return fmt.Errorf("socket %s: permission denied: run as root", path)
 	case err != nil:
 		return err
 	}
 	return nil
 }
 
-// Close ends the connections.
 func (c *Client) Close(ctx context.Context) {
 	_ = c.RuntimeService.Close(ctx)
 	_ = c.Images.Close(ctx)
 }
 
-// ImageStatus is nil when there is no such image.
+// ImageStatus returns nil if the image does not exist.
 func (c *Client) ImageStatus(ctx context.Context, ref string) (*runtimeapi.Image, error) {
 	resp, err := c.Images.ImageStatus(ctx, &runtimeapi.ImageSpec{Image: ref}, false)
 	if err != nil {
@@ -82,7 +81,7 @@ func (c *Client) ImageStatus(ctx context.Context, ref string) (*runtimeapi.Image
 	return resp.GetImage(), nil
 }
 
-// Explain words an error for a person: what the runtime said, without gRPC's frame around it.
+// Explain words an error for a person: the runtime's message without gRPC's prefix.
 func Explain(err error) string {
 	var framed interface{ GRPCStatus() *status.Status }
 	if !errors.As(err, &framed) {
@@ -101,7 +100,7 @@ func Explain(err error) string {
 	return strings.ReplaceAll(err.Error(), st.Err().Error(), text)
 }
 
-// ExitCode is the code that the program ends with after err.
+// ExitCode is the exit code of the program for err.
 func ExitCode(err error) int {
 	var exit *ExitError
 	var remote exec.ExitError

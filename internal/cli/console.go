@@ -13,7 +13,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// The keys that leave a session: Ctrl-] a console, as in telnet and virsh; Ctrl-P Ctrl-Q a container, as in Docker.
+// The keys that end a session: Ctrl-] for a console, as in telnet and virsh; Ctrl-P Ctrl-Q for a container, as in Docker.
 const (
 	consoleKeys = "\x1d"
 	attachKeys  = "\x10\x11"
@@ -22,7 +22,7 @@ const (
 func (a *App) consoleCommand() *cobra.Command {
 	var transport string
 	c := &cobra.Command{
-		Use: "console POD", Short: "Join the serial console of a virtual machine; Ctrl-] leaves it",
+		Use: "console POD", Short: "Connect to the serial console of a virtual machine; Ctrl-] disconnects",
 		Long: `Console joins the terminal to the console of the one container that a pod has, a virtual machine. It shows what the
 machine writes from now on (tripod logs shows what it wrote before) and passes every key on, Ctrl-C as well, but Ctrl-],
 which leaves. The machine does not notice. A container that was created without stdin can be watched only.`,
@@ -51,7 +51,7 @@ which leaves. The machine does not notice. A container that was created without 
 	return c
 }
 
-// onlyContainer is the ID of the running container of a pod that has one.
+// onlyContainer returns the ID of the running container in a pod with one.
 func (c *Client) onlyContainer(ctx context.Context, pod string) (string, error) {
 	id, err := c.Pod(ctx, pod)
 	if err != nil {
@@ -64,12 +64,12 @@ func (c *Client) onlyContainer(ctx context.Context, pod string) (string, error) 
 		return "", err
 	}
 	if len(running) != 1 {
-		return "", fmt.Errorf("pod %s has %d running containers; a console is that of a pod with one, see: tripod ps -a, tripod attach", pod, len(running))
+		return "", fmt.Errorf("pod %s has %d running containers, not one: see `tripod ps -a`, or use `tripod attach`", pod, len(running))
 	}
 	return running[0].GetId(), nil
 }
 
-// stdio is how a container was created.
+// stdio describes how a container was created.
 type stdio struct {
 	TTY   bool `json:"tty"`
 	Stdin bool `json:"stdin"`
@@ -84,13 +84,13 @@ func (c *Client) stdio(ctx context.Context, id string) (stdio, error) {
 		Config stdio `json:"config"`
 	}
 	if err := json.Unmarshal([]byte(resp.GetInfo()["info"]), &info); err != nil {
-		return stdio{}, fmt.Errorf("the runtime does not say how container %s was created: %w", shortID(id), err)
+		return stdio{}, fmt.Errorf("stdin and tty of container %s are unknown: %w", shortID(id), err)
 	}
 	return info.Config, nil
 }
 
-// console joins our streams to those behind the URL. The guest's line discipline does what a terminal's does, so ours is
-// raw, whether or not the container was created with a tty.
+// console connects our streams to those behind the URL. The guest's line discipline does a terminal's work, so our terminal
+// is raw whether or not the container was created with a tty.
 func (a *App) console(ctx context.Context, address, transport string, o stdio) error {
 	executor, err := newExecutor(address, transport)
 	if err != nil {
@@ -103,7 +103,7 @@ func (a *App) console(ctx context.Context, address, transport string, o stdio) e
 		options.Stderr = a.Stderr
 	}
 	if !o.Stdin {
-		fmt.Fprintln(a.Stderr, "The container was created without stdin: its console can be watched, not typed on.")
+		fmt.Fprintln(a.Stderr, "The container was created without stdin: its console is read-only.")
 	} else {
 		options.Stdin = &escape{from: a.Stdin, keys: consoleKeys, left: leave}
 		restore, err := a.raw()
@@ -119,7 +119,7 @@ func (a *App) console(ctx context.Context, address, transport string, o stdio) e
 	return withoutFrame(err)
 }
 
-// raw puts our terminal, if there is one, into raw mode and says how to leave.
+// raw puts our terminal, if there is one, into raw mode and prints how to disconnect.
 func (a *App) raw() (restore func(), err error) {
 	f, ok := a.Stdin.(*os.File)
 	if !ok || !term.IsTerminal(int(f.Fd())) {
@@ -129,25 +129,24 @@ func (a *App) raw() (restore func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("terminal: %w", err)
 	}
-	fmt.Fprint(a.Stderr, "Connected to the console. Leave it by Ctrl-].\r\n")
+	fmt.Fprint(a.Stderr, "Connected to the console. Press Ctrl-] to disconnect.\r\n")
 	return func() {
 		_ = term.Restore(int(f.Fd()), before)
 		fmt.Fprintln(a.Stderr)
 	}, nil
 }
 
-// escape passes input on until the keys come in it, one after the other. A part of them waits for the next key.
+// escape passes input on until the escape keys appear in sequence. A partial match waits for the next key.
 type escape struct {
 	from io.Reader
 	keys string
 	left func()
 
-	held int    // how many of the keys have come last
-	out  []byte // what is to be passed on
+	held int    // how many of the keys match the end of the input
+	out  []byte // input to pass on
 	end  error
 }
 
-// Read implements io.Reader.
 func (e *escape) Read(p []byte) (int, error) {
 	buf := make([]byte, len(p))
 	for len(e.out) == 0 && e.end == nil {
@@ -163,7 +162,7 @@ func (e *escape) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// take looks for the keys in what was read.
+// take searches the input for the keys.
 func (e *escape) take(read []byte) {
 	for _, b := range read {
 		if b != e.keys[e.held] {

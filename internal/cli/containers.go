@@ -15,7 +15,6 @@ func (a *App) containerCommands() []*cobra.Command {
 	return []*cobra.Command{a.psCommand(), a.startCommand(), a.stopCommand(), a.rmCommand()}
 }
 
-// psOptions is what `ps` shows.
 type psOptions struct {
 	all                    bool
 	name, pod, state, imag string
@@ -56,7 +55,7 @@ func (o psOptions) filter(ctx context.Context, client *Client) (*runtimeapi.Cont
 	if state != "" {
 		v, ok := runtimeapi.ContainerState_value["CONTAINER_"+strings.ToUpper(state)]
 		if !ok {
-			return nil, fmt.Errorf("--state %q is none of created, running, exited, unknown", state)
+			return nil, fmt.Errorf("--state %q is not created, running, exited or unknown", state)
 		}
 		filter.State = &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState(v)}
 	}
@@ -131,7 +130,7 @@ func imageOf(k *runtimeapi.Container) string {
 	return k.GetImage().GetImage()
 }
 
-// stateWord turns CONTAINER_RUNNING into Running.
+// stateWord converts CONTAINER_RUNNING to Running.
 func stateWord(s runtimeapi.ContainerState) string {
 	word := strings.ToLower(strings.TrimPrefix(s.String(), "CONTAINER_"))
 	return strings.ToUpper(word[:1]) + word[1:]
@@ -139,7 +138,7 @@ func stateWord(s runtimeapi.ContainerState) string {
 
 func (a *App) startCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "start CONTAINER...", Short: "Start containers that are created", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeContainers,
+		Use: "start CONTAINER...", Short: "Start created containers", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeContainers,
 		RunE: func(c *cobra.Command, args []string) error {
 			return a.with(c, func(ctx context.Context, client *Client) error {
 				return a.each(args,
@@ -169,7 +168,7 @@ func (a *App) stopCommand() *cobra.Command {
 func (a *App) rmCommand() *cobra.Command {
 	var force, all bool
 	c := &cobra.Command{
-		Use: "rm [-f] CONTAINER...", Short: "Remove containers that have ended (-f: running ones too)", ValidArgsFunction: a.completeContainers,
+		Use: "rm [-f] CONTAINER...", Short: "Remove stopped containers (-f: running ones too)", ValidArgsFunction: a.completeContainers,
 		Args: needArgsOr(&all),
 		RunE: func(c *cobra.Command, args []string) error {
 			return a.with(c, func(ctx context.Context, client *Client) error {
@@ -197,7 +196,7 @@ func (a *App) rmCommand() *cobra.Command {
 			})
 		},
 	}
-	c.Flags().BoolVarP(&force, "force", "f", false, "also containers that run; they are killed")
+	c.Flags().BoolVarP(&force, "force", "f", false, "kill and remove running containers too")
 	c.Flags().BoolVarP(&all, "all", "a", false, "all containers")
 	return c
 }

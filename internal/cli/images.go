@@ -80,7 +80,7 @@ func namesOf(i *runtimeapi.Image) []string {
 
 func firstName(i *runtimeapi.Image) string { return namesOf(i)[0] }
 
-// splitTag cuts at the colon of the tag, which is never one of a port.
+// splitTag splits at the colon before the tag, which is never that of a port.
 func splitTag(ref string) (name, tag string) {
 	if i := strings.LastIndexByte(ref, ':'); i > strings.LastIndexByte(ref, '/') {
 		return ref[:i], ref[i+1:]
@@ -118,7 +118,7 @@ func (a *App) pullCommand() *cobra.Command {
 			})
 		},
 	}
-	c.Flags().StringVar(&creds, "creds", "", "USER:PASSWORD for the registry; @FILE reads it from a file, so that no process list shows it")
+	c.Flags().StringVar(&creds, "creds", "", "USER:PASSWORD for the registry; @FILE reads it from a file and keeps it out of process lists")
 	return c
 }
 
@@ -140,7 +140,7 @@ func parseCreds(creds string) (*runtimeapi.AuthConfig, error) {
 	return &runtimeapi.AuthConfig{Username: user, Password: password}, nil
 }
 
-// pull shows, on a terminal, how long it takes and how the image file system grows: the CRI tells no more.
+// pull shows on a terminal the elapsed time and the growth of the image file system; the CRI reports nothing more.
 func (a *App) pull(ctx context.Context, client *Client, ref string, auth *runtimeapi.AuthConfig) (string, error) {
 	f, ok := a.Stderr.(*os.File)
 	if !ok || !term.IsTerminal(int(f.Fd())) {
@@ -196,7 +196,7 @@ func (a *App) rmiCommand() *cobra.Command {
 	}
 }
 
-// Image resolves an argument, a reference or the beginning of an ID, to what RemoveImage and ImageStatus take.
+// Image resolves an argument, a reference or an ID prefix, for RemoveImage and ImageStatus.
 func (c *Client) Image(ctx context.Context, arg string) (string, error) {
 	image, err := c.ImageStatus(ctx, arg)
 	if err == nil && image != nil {

@@ -15,14 +15,14 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 )
 
-// verifyTimeout bounds the reading of all images: some terabytes.
+// verifyTimeout limits reading all images, which may be terabytes.
 const verifyTimeout = 2 * time.Hour
 
 func (a *App) verifyImagesCommand() *cobra.Command {
 	var quick bool
 	c := &cobra.Command{
-		Use: "verify", Short: "Say what is damaged of the images (exit code 1: something is); a pull mends it", Args: cobra.NoArgs,
-		Long: `Hold the images' blobs, unpacked layers and records against each other and against their digests. Nothing is changed: the next
+		Use: "verify", Short: "Check all images for damage (exit code 1: damaged); pulling an image again repairs it", Args: cobra.NoArgs,
+		Long: `Compare the images' blobs, unpacked layers and records to each other and to their digests. Nothing is changed: the next
 pull of an image mends what was found of it, also while containers run from it. With --quick files are not read: what is
 missing, empty or cut off is found still, as it is at each start of the daemon.`,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -42,13 +42,13 @@ missing, empty or cut off is found still, as it is at each start of the daemon.`
 		},
 	}
 	a.endpointFlag(c)
-	c.Flags().BoolVar(&quick, "quick", false, "do not read files, look only whether they are there")
+	c.Flags().BoolVar(&quick, "quick", false, "check only that files exist, without reading them")
 	c.Flags().StringVarP(&a.format, "output", "o", "table", "table, json or yaml")
 	return c
 }
 
-// VerifyImages asks the daemon at endpoint what is damaged of its images, also as the JSON that it sent. With contents all of them
-// are read.
+// VerifyImages has the daemon at endpoint check its images and returns the damage, also as the JSON that it sent. With
+// contents the daemon reads all images.
 func VerifyImages(ctx context.Context, endpoint string, contents bool) (found []image.Damage, raw []byte, err error) {
 	client, err := Connect(ctx, endpoint, verifyTimeout)
 	if err != nil {
@@ -65,7 +65,7 @@ func VerifyImages(ctx context.Context, endpoint string, contents bool) (found []
 	}
 	raw = []byte(resp.GetInfo()["images"])
 	if err := json.Unmarshal(raw, &found); err != nil {
-		return nil, nil, fmt.Errorf("the daemon does not verify images; restart one that is older than this program: %w", err)
+		return nil, nil, fmt.Errorf("the daemon cannot verify images; if it is older than this program, restart it: %w", err)
 	}
 	return found, raw, nil
 }

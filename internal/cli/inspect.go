@@ -11,7 +11,7 @@ import (
 
 func (a *App) inspectCommands() []*cobra.Command {
 	return []*cobra.Command{
-		a.inspectCommand("inspect CONTAINER...", "Show all there is to know of containers", a.completeContainers,
+		a.inspectCommand("inspect CONTAINER...", "Show all details of containers", a.completeContainers,
 			func(ctx context.Context, client *Client, arg string) (proto.Message, error) {
 				id, err := client.Container(ctx, arg)
 				if err != nil {
@@ -19,7 +19,7 @@ func (a *App) inspectCommands() []*cobra.Command {
 				}
 				return client.ContainerStatus(ctx, id, true)
 			}),
-		a.inspectCommand("inspectp POD...", "Show all there is to know of pods", a.completePods,
+		a.inspectCommand("inspectp POD...", "Show all details of pods", a.completePods,
 			func(ctx context.Context, client *Client, arg string) (proto.Message, error) {
 				id, err := client.Pod(ctx, arg)
 				if err != nil {
@@ -27,7 +27,7 @@ func (a *App) inspectCommands() []*cobra.Command {
 				}
 				return client.PodSandboxStatus(ctx, id, true)
 			}),
-		a.inspectCommand("inspecti IMAGE...", "Show all there is to know of images", nil,
+		a.inspectCommand("inspecti IMAGE...", "Show all details of images", nil,
 			func(ctx context.Context, client *Client, arg string) (proto.Message, error) {
 				ref, err := client.Image(ctx, arg)
 				if err != nil {

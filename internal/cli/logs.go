@@ -11,7 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/stream"
 )
 
-// watchInterval is how often a followed log's container is asked whether it still runs.
+// watchInterval is the polling interval for the state of a followed container.
 const watchInterval = 300 * time.Millisecond
 
 func (a *App) logCommands() []*cobra.Command {
@@ -32,10 +32,10 @@ func (a *App) logCommands() []*cobra.Command {
 			return a.with(c, func(ctx context.Context, client *Client) error { return a.logs(ctx, client, args[0], o) })
 		},
 	}
-	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the container ends")
-	c.Flags().BoolVarP(&timestamps, "timestamps", "t", false, "put its time before each line")
-	c.Flags().IntVar(&tail, "tail", 0, "only so many lines from the end")
-	c.Flags().StringVar(&since, "since", "", "only lines after this time (RFC 3339) or of the last so much time (10m)")
+	c.Flags().BoolVarP(&follow, "follow", "f", false, "follow the log until the container ends")
+	c.Flags().BoolVarP(&timestamps, "timestamps", "t", false, "prefix each line with its time")
+	c.Flags().IntVar(&tail, "tail", 0, "only this many lines from the end")
+	c.Flags().StringVar(&since, "since", "", "only lines after this time (RFC 3339) or within this duration (10m)")
 	return []*cobra.Command{c}
 }
 
@@ -62,19 +62,19 @@ func (a *App) logs(ctx context.Context, client *Client, arg string, o stream.Log
 	}
 	err = stream.ReadLogs(ctx, path, o, a.Stdout, a.Stderr)
 	if ctx.Err() != nil {
-		return nil // interrupted, which is how following ends
+		return nil // interrupted, the usual end of following
 	}
 	return err
 }
 
-// waitForEnd returns when the container will write no more.
+// waitForEnd returns once the container writes no more output.
 func waitForEnd(ctx context.Context, client *Client, id string) {
 	tick := time.NewTicker(watchInterval)
 	defer tick.Stop()
 	for {
 		resp, err := client.ContainerStatus(ctx, id, false)
 		if err != nil {
-			return // it is gone, or the node is
+			return // the container or the node is gone
 		}
 		switch resp.GetStatus().GetState() {
 		case runtimeapi.ContainerState_CONTAINER_CREATED, runtimeapi.ContainerState_CONTAINER_RUNNING:

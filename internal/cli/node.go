@@ -30,9 +30,9 @@ func (a *App) infoCommand() *cobra.Command {
 					return err
 				}
 				for _, condition := range resp.GetStatus().GetConditions() {
-					// Others than these are about what keeps no pod from running.
+					// Conditions with other names do not prevent pods from running.
 					if !condition.GetStatus() && strings.HasSuffix(condition.GetType(), "Ready") {
-						return &ExitError{Code: 1, Err: fmt.Errorf("%s does not hold: %s", condition.GetType(), condition.GetMessage())}
+						return &ExitError{Code: 1, Err: fmt.Errorf("%s is false: %s", condition.GetType(), condition.GetMessage())}
 					}
 				}
 				return nil
@@ -78,12 +78,12 @@ func dash(s string) string {
 
 func (a *App) eventsCommand() *cobra.Command {
 	c := &cobra.Command{
-		Use: "events", Short: "Follow what happens to pods and containers, until interrupted", Args: cobra.NoArgs,
+		Use: "events", Short: "Print events of pods and containers until interrupted", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return a.with(c, func(ctx context.Context, client *Client) error { return a.events(ctx, client) })
 		},
 	}
-	c.Flags().StringVarP(&a.format, "output", "o", "table", "table or json (one object a line)")
+	c.Flags().StringVarP(&a.format, "output", "o", "table", "table or json (one object per line)")
 	return c
 }
 

@@ -29,7 +29,7 @@ func newTable(out io.Writer, header ...string) *table {
 
 func (t *table) row(cells ...string) {
 	for i, c := range cells {
-		// A tab or a line break inside a cell would tear the table, and names come from foreign hands.
+		// A tab or a line break in a cell would break the table, and names come from others.
 		cells[i] = strings.Map(func(r rune) rune {
 			if r < ' ' || r == 0x7f {
 				return '?'
@@ -42,7 +42,7 @@ func (t *table) row(cells ...string) {
 
 func (t *table) flush() error { return t.w.Flush() }
 
-// print writes msg as JSON or YAML when that was asked for, else calls people for a table.
+// print writes msg as JSON or YAML if requested; otherwise it calls people for a table.
 func (a *App) print(msg proto.Message, people func(wide bool) error) error {
 	switch a.format {
 	case "table", "":
@@ -56,11 +56,11 @@ func (a *App) print(msg proto.Message, people func(wide bool) error) error {
 		}
 		return a.printJSON(document)
 	default:
-		return fmt.Errorf("output format %q is none of table, wide, json, yaml", a.format)
+		return fmt.Errorf("output format %q is not table, wide, json or yaml", a.format)
 	}
 }
 
-// printJSON writes a document in the format asked for, which is yaml or else json.
+// printJSON writes a document in the requested format, yaml or json.
 func (a *App) printJSON(document []byte) error {
 	if a.format == "yaml" {
 		text, err := yaml.JSONToYAML(document)
@@ -78,7 +78,7 @@ func (a *App) printJSON(document []byte) error {
 	return err
 }
 
-// jsonOf is the JSON of a message; info maps, whose values are JSON in strings, are opened up.
+// jsonOf converts a message to JSON and expands info maps, whose values are JSON in strings.
 func jsonOf(msg proto.Message) ([]byte, error) {
 	document, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(msg)
 	if err != nil {
@@ -105,7 +105,7 @@ func jsonOf(msg proto.Message) ([]byte, error) {
 	return inOrder(fields)
 }
 
-// inOrder writes the fields of a status answer as a person reads them: the long info comes last.
+// inOrder orders the fields of a status answer for people: the long info comes last.
 func inOrder(fields map[string]json.RawMessage) ([]byte, error) {
 	var out bytes.Buffer
 	names := slices.SortedFunc(maps.Keys(fields), func(a, b string) int {
@@ -126,7 +126,7 @@ func boolInt(b bool) int {
 	return 0
 }
 
-// shortID cuts IDs that are hex digits, as people are used to; names stay whole.
+// shortID truncates hexadecimal IDs; names stay whole.
 func shortID(id string) string {
 	hex := strings.TrimPrefix(id, "sha256:")
 	if len(hex) == 64 && strings.Trim(hex, "0123456789abcdef") == "" {
@@ -147,7 +147,7 @@ func shortIDs(ids []string) []string {
 	return short
 }
 
-// age words a CRI timestamp, nanoseconds since 1970.
+// age formats the time since a CRI timestamp, in nanoseconds since 1970.
 func age(nanos int64) string {
 	if nanos <= 0 {
 		return "-"
@@ -155,7 +155,7 @@ func age(nanos int64) string {
 	return duration.HumanDuration(time.Since(time.Unix(0, nanos))) + " ago"
 }
 
-// size words bytes, in powers of ten as docker and crictl do for images.
+// size formats bytes in powers of ten, as docker and crictl do for images.
 func size(bytes uint64) string {
 	const units = "kMGTPE"
 	if bytes < 1000 {
@@ -168,7 +168,7 @@ func size(bytes uint64) string {
 	return fmt.Sprintf("%.3g%cB", v, units[unit])
 }
 
-// pairs writes a label map in a fixed order.
+// pairs formats a label map in a fixed order.
 func pairs(m map[string]string) string {
 	if len(m) == 0 {
 		return "-"

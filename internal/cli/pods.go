@@ -134,12 +134,12 @@ func (a *App) rmpCommand() *cobra.Command {
 			})
 		},
 	}
-	c.Flags().BoolVarP(&force, "force", "f", false, "stop first what runs")
+	c.Flags().BoolVarP(&force, "force", "f", false, "stop running pods first")
 	c.Flags().BoolVarP(&all, "all", "a", false, "all pods")
 	return c
 }
 
-// removePod asks for an explicit word before it ends a running pod, which the CRI's RemovePodSandbox would do.
+// removePod requires force to remove a running pod, which the CRI's RemovePodSandbox would do without asking.
 func removePod(ctx context.Context, client *Client, id string, ready, force bool) error {
 	if ready && !force {
 		return fmt.Errorf("the pod is ready; stop it first (`tripod stopp`) or remove it with -f")
@@ -150,14 +150,14 @@ func removePod(ctx context.Context, client *Client, id string, ready, force bool
 	return client.RemovePodSandbox(ctx, id)
 }
 
-// needArgsOr wants at least one argument unless all is set.
+// needArgsOr requires at least one argument unless all is set.
 func needArgsOr(all *bool) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		if len(args) == 0 && !*all {
 			return fmt.Errorf("needs at least one ID, or --all")
 		}
 		if len(args) > 0 && *all {
-			return fmt.Errorf("--all and IDs exclude one another")
+			return fmt.Errorf("use either --all or IDs")
 		}
 		return nil
 	}

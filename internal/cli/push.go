@@ -23,16 +23,16 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
 )
 
-// PushCommand is `tripod push`: it needs no node.
+// PushCommand returns `tripod push`, which needs no node.
 func (a *App) PushCommand() *cobra.Command {
 	var p push
 	c := &cobra.Command{
 		Use:   "push FILE REFERENCE",
 		Short: "Push a WebAssembly component or a VM's disk to a registry as an OCI artifact",
 		Long: "Push a WebAssembly component, or a command for WASI preview 1, to a registry as an OCI artifact (the CNCF's\n" +
-			"Wasm layout). What no node would run is refused first. The same files make the same artifact; what the\n" +
-			"registry has already is not sent again.\n\n" +
-			"A qcow2 image, or a raw disk (.raw, .img), each perhaps compressed (.gz, .xz, .zst), is pushed as the disk of a VM.",
+			"Wasm layout). Invalid components are rejected before the push. The same files make the same artifact;\n" +
+			"content that the registry has is not sent again.\n\n" +
+			"A qcow2 image or a raw disk (.raw, .img), optionally compressed (.gz, .xz, .zst), is pushed as the disk of a VM.",
 		Example: "  tripod push app.wasm registry.example/greeter:1 --proto greeter.proto\n" +
 			"  tripod push app.wasm registry.example/greeter:1 --descriptors greeter.pb --component example.com:greet.Greeter@1.0.0\n" +
 			"  tripod push debian.qcow2 registry.example/debian:12",
@@ -49,23 +49,23 @@ func (a *App) PushCommand() *cobra.Command {
 	}
 	f := c.Flags()
 	f.StringSliceVar(&p.protos, "proto", nil, "FILE.proto with the services that the component serves")
-	f.StringSliceVarP(&p.imports, "proto-path", "I", nil, "where imports are looked for (default: beside the files)")
+	f.StringSliceVarP(&p.imports, "proto-path", "I", nil, "search path of imports (default: the files' directories)")
 	f.StringVar(&p.descriptors, "descriptors", "", "a FileDescriptorSet (protoc --include_imports --descriptor_set_out) instead of --proto")
 	f.StringSliceVar(&p.services, "service", nil, "full name of a service (default: all of the files)")
-	f.StringVar(&p.component, "component", "", "DOMAIN:SERVER@VERSION, the component that pods may run by their labels")
-	f.StringVar(&p.prefix, "label-prefix", config.Default().Node.ComponentLabelPrefix, "prefix of the labels that --component is about")
+	f.StringVar(&p.component, "component", "", "DOMAIN:SERVER@VERSION, the component's name in the labels of pods")
+	f.StringVar(&p.prefix, "label-prefix", config.Default().Node.ComponentLabelPrefix, "prefix of the labels for --component")
 	f.StringToStringVar(&p.annotations, "annotation", nil, "KEY=VALUE for the manifest")
-	f.BoolVar(&p.registries.PlainHTTP, "plain-http", false, "speak http to registries that no hosts.toml tells of")
+	f.BoolVar(&p.registries.PlainHTTP, "plain-http", false, "use http for registries without a hosts.toml")
 	f.StringSliceVar(&p.registries.HostsDir, "hosts-dir", config.Default().Image.HostsDirs, "directories with hosts.toml files (certs.d)")
 	f.StringVar(&p.registries.DockerConfig, "docker-config", dockerConfig(), "docker config.json with logins")
-	f.StringVar(&p.creds, "creds", "", "USER:PASSWORD for the registry; @FILE reads it from a file, so that no process list shows it")
-	f.BoolVar(&p.dry, "dry-run", false, "check and lay out, push nothing")
-	f.DurationVar(&p.timeout, "timeout", 10*time.Minute, "how long it may take")
+	f.StringVar(&p.creds, "creds", "", "USER:PASSWORD for the registry; @FILE reads it from a file and keeps it out of process lists")
+	f.BoolVar(&p.dry, "dry-run", false, "check the files without pushing")
+	f.DurationVar(&p.timeout, "timeout", 10*time.Minute, "timeout")
 	f.StringVarP(&a.format, "output", "o", "table", "table (the digest reference), json or yaml")
 	return c
 }
 
-// dockerConfig is where docker login leaves its logins.
+// dockerConfig is the file in which docker login stores logins.
 func dockerConfig() string {
 	if dir := os.Getenv("DOCKER_CONFIG"); dir != "" {
 		return filepath.Join(dir, "config.json")
@@ -88,7 +88,7 @@ type push struct {
 	timeout                   time.Duration
 }
 
-// pushed is what was pushed.
+// pushed describes what was pushed.
 type pushed struct {
 	Reference string            `json:"reference"`
 	Digest    string            `json:"digest"`
@@ -142,7 +142,7 @@ func (p *push) run(ctx context.Context, file, ref string) (*pushed, error) {
 	return result, p.send(ctx, result, ref, built.Manifest, built.Blobs)
 }
 
-// runDisk is run for the disk of a VM.
+// runDisk implements run for the disk of a VM.
 func (p *push) runDisk(ctx context.Context, file, ref string) (*pushed, error) {
 	if len(p.protos) > 0 || p.descriptors != "" || len(p.services) > 0 || p.component != "" {
 		return nil, fmt.Errorf("%s is a disk; --proto, --descriptors, --service and --component are for WebAssembly components: %w", file, errdefs.ErrInvalidArgument)
@@ -155,7 +155,7 @@ func (p *push) runDisk(ctx context.Context, file, ref string) (*pushed, error) {
 	return result, p.send(ctx, result, ref, manifest, blobs)
 }
 
-// send pushes, or only says what it would push.
+// send pushes, or with --dry-run only completes result.
 func (p *push) send(ctx context.Context, result *pushed, ref string, manifest image.Blob, blobs []image.Blob) (err error) {
 	for _, b := range blobs {
 		result.Layers = append(result.Layers, pushedLayer{b.MediaType, b.Digest.String(), b.Size})
@@ -179,7 +179,7 @@ func (p *push) transfer(ctx context.Context, ref string, manifest image.Blob, bl
 	return p.registries.Push(ctx, ref, auth, manifest, blobs...)
 }
 
-// notes are the annotations of the manifest.
+// notes returns the annotations of the manifest.
 func (p *push) notes() (map[string]string, error) {
 	notes := map[string]string{}
 	maps.Copy(notes, p.annotations)
@@ -196,13 +196,13 @@ func (p *push) notes() (map[string]string, error) {
 	return notes, nil
 }
 
-// describe finds the descriptors and the services that the component serves by them; nil when it has none.
+// describe determines the descriptors and services of the component; nil if it has none.
 func (p *push) describe(ctx context.Context, spec *artifact.Spec) (*protowit.Schema, error) {
 	services := p.services
 	var err error
 	switch {
 	case len(p.protos) > 0 && p.descriptors != "":
-		return nil, fmt.Errorf("--proto and --descriptors exclude each other: %w", errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("use either --proto or --descriptors: %w", errdefs.ErrInvalidArgument)
 	case len(p.protos) > 0:
 		source, err := protosource.Compile(ctx, p.protos, p.imports)
 		if err != nil {
@@ -220,14 +220,14 @@ func (p *push) describe(ctx context.Context, spec *artifact.Spec) (*protowit.Sch
 		}
 	default:
 		if len(services) > 0 {
-			return nil, fmt.Errorf("--service wants --proto or --descriptors: %w", errdefs.ErrInvalidArgument)
+			return nil, fmt.Errorf("--service needs --proto or --descriptors: %w", errdefs.ErrInvalidArgument)
 		}
 		return nil, nil
 	}
 	return p.schema(spec, services)
 }
 
-// schema compiles the descriptors as a node does. The services are noted where it would find others by itself.
+// schema compiles the descriptors as a node does. It records the services if the node would find others by itself.
 func (p *push) schema(spec *artifact.Spec, services []string) (*protowit.Schema, error) {
 	schema, err := protowit.Parse(spec.Descriptors, services...)
 	if err != nil {
@@ -247,7 +247,7 @@ func (p *push) schema(spec *artifact.Spec, services []string) (*protowit.Schema,
 	return schema, nil
 }
 
-// exported are the interfaces that a component with the schema exports, and the services they are for; both sorted.
+// exported returns the interfaces that a component with the schema exports and their services, both sorted.
 func exported(schema *protowit.Schema) (interfaces, services []string) {
 	if schema == nil {
 		return nil, nil
@@ -276,5 +276,5 @@ func (a *App) printPushed(p *pushed) error {
 		_, err := fmt.Fprintln(a.Stdout, p.Reference)
 		return err
 	}
-	return fmt.Errorf("output format %q is none of table, json, yaml: %w", a.format, errdefs.ErrInvalidArgument)
+	return fmt.Errorf("output format %q is not table, json or yaml: %w", a.format, errdefs.ErrInvalidArgument)
 }

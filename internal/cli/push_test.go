@@ -151,9 +151,9 @@ func TestPushRefuses(t *testing.T) {
 		"bad.proto:1":                            {greeter, "--proto", file("bad.proto", "no proto")},
 		"no such file":                           {filepath.Join(dir, "none.wasm")},
 		"not a FileDescriptorSet":                {greeter, "--descriptors", file("junk.pb", "\xff\xff")},
-		"exclude each other":                     {greeter, "--descriptors", file("set.pb", ""), "--proto", proto},
+		"use either --proto or --descriptors":                     {greeter, "--descriptors", file("set.pb", ""), "--proto", proto},
 		"--component":                            {greeter, "--proto", proto, "--component", "Greeter"},
-		"--service wants":                        {greeter, "--service", "greet.v1.Greeter"},
+		"--service needs":                        {greeter, "--service", "greet.v1.Greeter"},
 		"no.Such":                                {greeter, "--proto", proto, "--service", "no.Such"},
 		"--creds":                                {greeter, "--proto", proto, "--creds", "me"},
 	} {

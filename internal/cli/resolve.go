@@ -10,10 +10,10 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// named is one thing that an argument may mean.
+// named is one candidate for an argument.
 type named struct{ id, name string }
 
-// pick finds what a person meant by arg: an ID, a name, or the beginning of an ID, in this order. kind is for messages.
+// pick finds the thing that arg names: by ID, name or ID prefix, in this order. kind is for messages.
 func pick(kind, arg string, all []named) (string, error) {
 	if arg == "" {
 		return "", fmt.Errorf("the %s ID is empty", kind)
@@ -36,13 +36,12 @@ func pick(kind, arg string, all []named) (string, error) {
 		}
 		if len(found) > 1 {
 			slices.Sort(found)
-			return "", fmt.Errorf("%q may be any of %d: the %ss %s", arg, len(found), kind, strings.Join(shortIDs(found), ", "))
+			return "", fmt.Errorf("%q matches %d %[3]ss: %[4]s", arg, len(found), kind, strings.Join(shortIDs(found), ", "))
 		}
 	}
 	return "", fmt.Errorf("no %s has the ID or the name %q", kind, arg)
 }
 
-// Pod resolves an argument to the ID of a pod.
 func (c *Client) Pod(ctx context.Context, arg string) (string, error) {
 	pods, err := c.ListPodSandbox(ctx, nil)
 	if err != nil {
@@ -56,19 +55,18 @@ func (c *Client) Pod(ctx context.Context, arg string) (string, error) {
 	if err == nil || arg == "" {
 		return id, err
 	}
-	if resp, statusErr := c.PodSandboxStatus(ctx, arg, false); statusErr == nil { // the ID of a unit pod's container
+	if resp, statusErr := c.PodSandboxStatus(ctx, arg, false); statusErr == nil { // arg may be the ID of a unit pod's container
 		return resp.GetStatus().GetId(), nil
 	}
 	return "", err
 }
 
-// Container resolves an argument to the ID of a container.
 func (c *Client) Container(ctx context.Context, arg string) (string, error) {
 	containers, err := c.ListContainers(ctx, nil)
 	if err != nil {
 		return "", err
 	}
-	// A restarted container leaves its dead predecessors behind under the same name: the living one is meant.
+	// A restarted container leaves its stopped predecessors under the same name; prefer the running one.
 	slices.SortStableFunc(containers, func(x, y *runtimeapi.Container) int {
 		return int(y.GetMetadata().GetAttempt()) - int(x.GetMetadata().GetAttempt())
 	})
@@ -76,7 +74,7 @@ func (c *Client) Container(ctx context.Context, arg string) (string, error) {
 	all := make([]named, len(containers))
 	for i, k := range containers {
 		if k.GetPodSandboxId() == arg {
-			if resp, err := c.ContainerStatus(ctx, arg, false); err == nil { // a unit pod, whose ID means its newest container
+			if resp, err := c.ContainerStatus(ctx, arg, false); err == nil { // a unit pod's ID means its newest container
 				return resp.GetStatus().GetId(), nil
 			}
 		}
@@ -89,7 +87,7 @@ func (c *Client) Container(ctx context.Context, arg string) (string, error) {
 	return pick("container", arg, all)
 }
 
-// each resolves every argument, runs do on it and goes on past errors; it prints each ID that is done.
+// each resolves every argument and runs do on it, continuing after errors; it prints each ID that succeeded.
 func (a *App) each(args []string, resolve func(string) (string, error), do func(id string) error) error {
 	failed := 0
 	for _, arg := range args {
@@ -110,7 +108,7 @@ func (a *App) each(args []string, resolve func(string) (string, error), do func(
 	return nil
 }
 
-// completePods and completeContainers answer the shell's question for arguments.
+// completePods and completeContainers complete arguments for the shell.
 func (a *App) completePods(c *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 	var words []string
 	_ = a.with(c, func(ctx context.Context, client *Client) error {

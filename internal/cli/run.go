@@ -79,7 +79,7 @@ func readConfigs(containerFile, podFile string) (*runtimeapi.ContainerConfig, *r
 	return container, pod, readMessage(podFile, pod)
 }
 
-// ensureImage pulls what is not there.
+// ensureImage pulls the image if it is missing.
 func (a *App) ensureImage(ctx context.Context, client *Client, ref string) error {
 	image, err := client.ImageStatus(ctx, ref)
 	if err != nil || image != nil {
@@ -89,7 +89,7 @@ func (a *App) ensureImage(ctx context.Context, client *Client, ref string) error
 	return err
 }
 
-// runOptions is what `run IMAGE` makes a pod of.
+// runOptions configures the pod of `run IMAGE`.
 type runOptions struct {
 	name, handler string
 	hostNetwork   bool
@@ -104,7 +104,7 @@ func (a *App) runCommand() *cobra.Command {
 	var o runOptions
 	c := &cobra.Command{
 		Use:   "run {IMAGE [-- ARGUMENT...] | CONTAINER-FILE POD-FILE}",
-		Short: "Run a container in a pod of its own, from an image or from two files",
+		Short: "Run a container in its own pod, from an image or from two files",
 		Long: `Run pulls what is not there, starts a pod, and creates and starts one container in it; what it began is
 removed again when a step fails. It prints the container's ID.
 
@@ -131,23 +131,23 @@ removed again when a step fails. It prints the container's ID.
 	f.StringVar(&o.name, "name", "", "name of pod and container; default: from the image")
 	f.StringVarP(&o.handler, "runtime", "r", "", "RuntimeClass handler; empty: the node's default")
 	f.BoolVar(&o.hostNetwork, "host-network", false, "use the node's network")
-	f.BoolVar(&o.command, "command", false, "the words after -- replace the image's entry point, not only its arguments")
+	f.BoolVar(&o.command, "command", false, "the words after -- replace the image's entrypoint, not only its arguments")
 	f.BoolVarP(&o.tty, "tty", "t", false, "give the container a terminal")
 	f.BoolVarP(&o.stdin, "interactive", "i", false, "keep the container's standard input for attach")
 	f.StringArrayVarP(&o.env, "env", "e", nil, "environment NAME=VALUE")
 	f.StringArrayVar(&o.annotations, "annotation", nil, "annotation KEY=VALUE of the pod")
-	f.StringVar(&o.logDir, "log-dir", "/var/log/pods", "where the pod's log directory is made, as a kubelet would; it stays when the pod is removed")
+	f.StringVar(&o.logDir, "log-dir", "/var/log/pods", "parent of the pod's log directory, which stays when the pod is removed")
 	f.StringArrayVarP(&o.publish, "publish", "p", nil, "host port [ADDRESS:]HOST:CONTAINER[/udp]")
 	return c
 }
 
-// configs makes the two messages from the arguments; dash is how many of them stood before "--", or -1.
+// configs makes the two messages from the arguments; dash is the number of arguments before "--", or -1.
 func (o runOptions) configs(args []string, dash int) (*runtimeapi.ContainerConfig, *runtimeapi.PodSandboxConfig, error) {
 	if dash < 0 && len(args) == 2 && isConfigFile(args[0]) && isConfigFile(args[1]) {
 		return readConfigs(args[0], args[1])
 	}
 	if (dash < 0 && len(args) != 1) || dash > 1 || dash == 0 {
-		return nil, nil, fmt.Errorf("needs one image and, after --, its arguments; or two files that end in .json or .yaml")
+		return nil, nil, fmt.Errorf("needs an image and, after --, its arguments; or two files that end in .json or .yaml")
 	}
 	ports, err := parsePorts(o.publish)
 	if err != nil {
@@ -194,7 +194,7 @@ func (o runOptions) configs(args []string, dash int) (*runtimeapi.ContainerConfi
 	return container, pod, nil
 }
 
-// run makes pod and container; when a step fails, what was made is removed.
+// run makes a pod and a container and removes both if a step fails.
 func (a *App) run(ctx context.Context, client *Client, container *runtimeapi.ContainerConfig, pod *runtimeapi.PodSandboxConfig, handler string) (id string, err error) {
 	if err := a.ensureImage(ctx, client, container.GetImage().GetImage()); err != nil {
 		return "", err
@@ -209,7 +209,7 @@ func (a *App) run(ctx context.Context, client *Client, container *runtimeapi.Con
 	if err == nil {
 		return id, nil
 	}
-	// The caller may have gone away; the clean-up gets a time of its own.
+	// The caller may be gone, so the clean-up has its own timeout.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 	defer cancel()
 	if undo := removePod(ctx, client, podID, true, true); undo != nil {
@@ -226,7 +226,7 @@ func isConfigFile(arg string) bool {
 	return false
 }
 
-// nameOf makes a DNS label of the last part of an image reference.
+// nameOf converts the last part of an image reference to a DNS label.
 func nameOf(ref string) string {
 	ref, _, _ = strings.Cut(ref, "@")
 	ref, _ = splitTag(ref)
@@ -284,7 +284,7 @@ func parsePorts(list []string) ([]*runtimeapi.PortMapping, error) {
 		case "sctp":
 			m.Protocol = runtimeapi.Protocol_SCTP
 		default:
-			return nil, fmt.Errorf("--publish %q: protocol %q is none of tcp, udp, sctp", p, protocol)
+			return nil, fmt.Errorf("--publish %q: protocol %q is not tcp, udp or sctp", p, protocol)
 		}
 		i := strings.LastIndexByte(text, ':')
 		if i < 0 {

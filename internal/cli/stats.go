@@ -15,7 +15,7 @@ func (a *App) statsCommands() []*cobra.Command {
 	var pods bool
 	var interval time.Duration
 	c := &cobra.Command{
-		Use: "stats [ID]", Short: "What containers (or, with --pods, pods) use", Args: cobra.MaximumNArgs(1), ValidArgsFunction: a.completeContainers,
+		Use: "stats [ID]", Short: "Show the resource use of containers (with --pods: of pods)", Args: cobra.MaximumNArgs(1), ValidArgsFunction: a.completeContainers,
 		RunE: func(c *cobra.Command, args []string) error {
 			return a.with(c, func(ctx context.Context, client *Client) error {
 				if pods {
@@ -26,7 +26,7 @@ func (a *App) statsCommands() []*cobra.Command {
 		},
 	}
 	c.Flags().BoolVar(&pods, "pods", false, "pods instead of containers")
-	c.Flags().DurationVar(&interval, "interval", time.Second, "over how long processor use is measured when the runtime tells no rate")
+	c.Flags().DurationVar(&interval, "interval", time.Second, "measuring interval for CPU use, for runtimes that report no rate")
 	a.formatFlags(c, "")
 	return []*cobra.Command{c}
 }
@@ -100,8 +100,8 @@ func (a *App) podStats(ctx context.Context, client *Client, args []string, inter
 	})
 }
 
-// measure gives the processor use of each, in nanoseconds a second: the runtime's own rate where it has one,
-// else the difference of two samples.
+// measure returns each CPU use in nanoseconds per second: the runtime's own rate if there is one, otherwise the difference of
+// two samples.
 func measure[S any](ctx context.Context, first []S, again func() ([]S, error), interval time.Duration,
 	cpu func(S) (string, *runtimeapi.CpuUsage)) (map[string]float64, error) {
 	rates, before := map[string]float64{}, map[string]*runtimeapi.CpuUsage{}

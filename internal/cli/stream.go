@@ -30,7 +30,7 @@ func (a *App) streamCommands() []*cobra.Command {
 type streamOptions struct {
 	stdin, tty bool
 	transport  string
-	keys       string // typed on a terminal, they leave the session
+	keys       string // these keys, typed on a terminal, end the session
 }
 
 func (o *streamOptions) flags(c *cobra.Command, tty bool) {
@@ -45,7 +45,7 @@ func (a *App) execCommand() *cobra.Command {
 	var o streamOptions
 	var sync bool
 	c := &cobra.Command{
-		Use: "exec [-it] CONTAINER [--] COMMAND...", Short: "Run a command in a running container; its exit code is passed on",
+		Use: "exec [-it] CONTAINER [--] COMMAND...", Short: "Run a command in a running container and exit with its exit code",
 		Args: cobra.MinimumNArgs(2), ValidArgsFunction: a.completeContainers,
 		RunE: func(c *cobra.Command, args []string) error {
 			return a.with(c, func(ctx context.Context, client *Client) error {
@@ -67,7 +67,7 @@ func (a *App) execCommand() *cobra.Command {
 		},
 	}
 	o.flags(c, true)
-	c.Flags().BoolVarP(&sync, "sync", "s", false, "by ExecSync: no streams, the output comes at the end")
+	c.Flags().BoolVarP(&sync, "sync", "s", false, "use ExecSync: no streams, output at the end")
 	c.Flags().SetInterspersed(false)
 	return c
 }
@@ -77,7 +77,7 @@ func (a *App) execSync(ctx context.Context, client *Client, id string, cmd []str
 	_, _ = a.Stdout.Write(stdout)
 	_, _ = a.Stderr.Write(stderr)
 	if code := ExitCode(err); code > 1 || (code == 1 && stdout != nil) {
-		return &ExitError{Code: code} // the program's own failure: it has said what there was to say
+		return &ExitError{Code: code} // the program's own failure, which it has reported itself
 	}
 	return err
 }
@@ -85,7 +85,7 @@ func (a *App) execSync(ctx context.Context, client *Client, id string, cmd []str
 func (a *App) attachCommand() *cobra.Command {
 	var o streamOptions
 	c := &cobra.Command{
-		Use: "attach [-it] CONTAINER", Short: "Join the standard streams of a running container; with -it, Ctrl-P Ctrl-Q leaves it",
+		Use: "attach [-it] CONTAINER", Short: "Connect to the standard streams of a running container; with -it, Ctrl-P Ctrl-Q disconnects",
 		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeContainers,
 		RunE: func(c *cobra.Command, args []string) error {
 			return a.with(c, func(ctx context.Context, client *Client) error {
@@ -108,7 +108,7 @@ func (a *App) attachCommand() *cobra.Command {
 	return c
 }
 
-// stream joins our streams to those behind the URL until the remote program ends, or the client leaves.
+// stream connects our streams to those behind the URL until the remote program ends or the client disconnects.
 func (a *App) stream(ctx context.Context, address string, o streamOptions) error {
 	executor, err := newExecutor(address, o.transport)
 	if err != nil {
@@ -144,7 +144,7 @@ func (a *App) stream(ctx context.Context, address string, o streamOptions) error
 	return withoutFrame(err)
 }
 
-// withoutFrame takes off what the streaming protocol's server puts before the runtime's words.
+// withoutFrame removes the streaming server's prefixes from the runtime's message.
 func withoutFrame(err error) error {
 	if err == nil {
 		return nil
@@ -180,8 +180,8 @@ func newExecutor(address, transport string) (remotecommand.Executor, error) {
 	}
 }
 
-// restConfig is for a streaming server of the node itself. The one-time token in its URL, which came over the
-// CRI socket, is what both sides trust; certificates of such servers are self-signed.
+// restConfig is for a node's own streaming server. Its certificate is self-signed; both sides trust the one-time token in the
+// URL, which came over the CRI socket.
 func restConfig(target *url.URL) *rest.Config {
 	c := &rest.Config{Host: target.Host}
 	if target.Scheme == "https" {
@@ -190,7 +190,7 @@ func restConfig(target *url.URL) *rest.Config {
 	return c
 }
 
-// terminal puts our terminal, if there is one, into raw mode and reports its sizes; restore undoes it.
+// terminal puts our terminal, if there is one, into raw mode and returns its size queue and a function that restores it.
 func (a *App) terminal(ctx context.Context) (remotecommand.TerminalSizeQueue, func(), error) {
 	f, ok := a.Stdin.(*os.File)
 	if !ok || !term.IsTerminal(int(f.Fd())) {
@@ -237,7 +237,6 @@ func newSizes(ctx context.Context, f *os.File) *sizes {
 	return s
 }
 
-// Next implements remotecommand.TerminalSizeQueue.
 func (s *sizes) Next() *remotecommand.TerminalSize {
 	if size, ok := <-s.next; ok {
 		return &size

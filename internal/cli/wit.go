@@ -12,7 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/protowit/protosource"
 )
 
-// WITCommand is `tripod wit`: it needs no node.
+// WITCommand returns `tripod wit`, which needs no node.
 func (a *App) WITCommand() *cobra.Command {
 	c := &cobra.Command{Use: "wit", Short: "Component interfaces (WIT) of gRPC services"}
 	c.AddCommand(a.witGenCommand())
@@ -32,7 +32,7 @@ func (a *App) witGenCommand() *cobra.Command {
 		Use:   "gen FILE.proto...",
 		Short: "Write the WIT world that a component with the services of these files implements",
 		Long: "Write the WIT world that a component with the services of these files implements: a directory that\n" +
-			"wit-bindgen, jco and wasm-tools take as it is. docs/wit.md tells how messages are mapped.",
+			"wit-bindgen, jco and wasm-tools accept. docs/wit.md describes the mapping of messages.",
 		Example: "  tripod wit gen greet.proto            # to the standard output\n" +
 			"  tripod wit gen -o wit -I . -I third_party greet.proto",
 		Args: cobra.MinimumNArgs(1),
@@ -41,10 +41,10 @@ func (a *App) witGenCommand() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.StringSliceVarP(&g.imports, "proto-path", "I", nil, "where imports are looked for (default: beside the files)")
+	f.StringSliceVarP(&g.imports, "proto-path", "I", nil, "search path of imports (default: the files' directories)")
 	f.StringSliceVar(&g.services, "service", nil, "full name of a service (default: all of the files)")
 	f.StringVarP(&g.dir, "output", "o", "", "directory to write (default: one document, to the standard output)")
-	f.BoolVarP(&g.force, "force", "f", false, "overwrite files that are there already")
+	f.BoolVarP(&g.force, "force", "f", false, "overwrite existing files")
 	return c
 }
 
@@ -71,13 +71,13 @@ func (a *App) witGen(c *cobra.Command, files []string, g *witGen) error {
 	return err
 }
 
-// writeWIT looks at all files before it writes the first one.
+// writeWIT checks all files before it writes the first one.
 func writeWIT(g *witGen, files []protowit.File) error {
 	for _, f := range files {
 		path := filepath.Join(g.dir, f.Path)
 		old, err := os.ReadFile(path)
 		if err == nil && string(old) != f.Text && !g.force {
-			return fmt.Errorf("%s is there and differs (--force overwrites it): %w", path, errdefs.ErrAlreadyExists)
+			return fmt.Errorf("%s exists and differs (--force overwrites it): %w", path, errdefs.ErrAlreadyExists)
 		}
 	}
 	for _, f := range files {

@@ -12,13 +12,13 @@ import (
 	"github.com/pelletier/go-toml/v2"
 )
 
-// DefaultPath is the file that the daemon reads when it is told of no other.
+// DefaultPath is the configuration file that the daemon reads by default.
 const DefaultPath = "/etc/tripod/config.toml"
 
 //go:embed default.toml
 var defaults []byte
 
-// Config is the whole configuration. The meaning of each key stands in default.toml.
+// Config is the whole configuration. default.toml explains each key.
 type Config struct {
 	Root     string   `toml:"root"`
 	State    string   `toml:"state"`
@@ -42,13 +42,12 @@ type Config struct {
 	Connections  Connections  `toml:"connections"`
 }
 
-// GRPC is the front door: the CRI socket and the streaming server.
+// GRPC configures the CRI socket and the streaming server.
 type GRPC struct {
 	Socket           string `toml:"socket"`
 	StreamingAddress string `toml:"streaming_address"`
 }
 
-// Log is what is logged, and how.
 type Log struct {
 	Level            string `toml:"level"`
 	Format           string `toml:"format"`
@@ -83,7 +82,7 @@ type DefaultNetwork struct {
 	MTU      int    `toml:"mtu"`
 }
 
-// Linux configures the backend of OCI containers.
+// Linux configures the backend for OCI containers.
 type Linux struct {
 	Runtime      string `toml:"runtime"`
 	Conmon       string `toml:"conmon"`
@@ -92,7 +91,7 @@ type Linux struct {
 	CgroupParent string `toml:"cgroup_parent"`
 }
 
-// Wasm configures the backend of components.
+// Wasm configures the backend for components.
 type Wasm struct {
 	Program        string   `toml:"program"`
 	Worker         string   `toml:"worker"`
@@ -107,7 +106,7 @@ type Wasm struct {
 	CompileMemory  int64    `toml:"compile_memory"`
 }
 
-// VM configures the backend of virtual machines.
+// VM configures the backend for virtual machines.
 type VM struct {
 	Driver          string   `toml:"driver"`
 	Accel           string   `toml:"accel"`
@@ -133,7 +132,7 @@ type Node struct {
 	ComponentLabelPrefix string            `toml:"component_label_prefix"`
 }
 
-// Backends switches backends on and off.
+// Backends enables backends.
 type Backends struct {
 	Linux bool `toml:"linux"`
 	Wasm  bool `toml:"wasm"`
@@ -141,7 +140,7 @@ type Backends struct {
 	Fake  bool `toml:"fake"`
 }
 
-// Route takes requests for components at addresses of the node itself.
+// Route configures the node's own addresses for requests to components.
 type Route struct {
 	Address          string `toml:"address"`
 	CleartextAddress string `toml:"cleartext_address"`
@@ -150,12 +149,12 @@ type Route struct {
 	ClientCA         string `toml:"client_ca"`
 }
 
-// Metrics shows the node's figures to Prometheus.
+// Metrics configures the endpoint for Prometheus.
 type Metrics struct {
 	Address string `toml:"address"`
 }
 
-// Connections bounds those of each address that others than root can connect to.
+// Connections limits the connections to each address that users other than root can reach.
 type Connections struct {
 	Max           int      `toml:"max"`
 	MaxPerPeer    int      `toml:"max_per_peer"`
@@ -164,20 +163,19 @@ type Connections struct {
 	MaxHeader     int      `toml:"max_header"`
 }
 
-// Tracing hands spans to an OpenTelemetry collector.
+// Tracing configures the export of spans to an OpenTelemetry collector.
 type Tracing struct {
 	Endpoint string `toml:"endpoint"`
 }
 
-// Debug is for people who look into the daemon.
+// Debug configures debugging of the daemon.
 type Debug struct {
 	Socket string `toml:"socket"`
 }
 
-// Duration is a time.Duration that is written "1m30s" in TOML.
+// Duration is a time.Duration in TOML's form "1m30s".
 type Duration time.Duration
 
-// UnmarshalText implements encoding.TextUnmarshaler.
 func (d *Duration) UnmarshalText(text []byte) error {
 	v, err := time.ParseDuration(string(text))
 	if err != nil {
@@ -187,13 +185,12 @@ func (d *Duration) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// MarshalText implements encoding.TextMarshaler.
 func (d Duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }
 
-// DefaultTOML is the commented text of the defaults.
+// DefaultTOML returns the commented defaults.
 func DefaultTOML() string { return string(defaults) }
 
-// Default is the configuration of a node without a file.
+// Default returns the configuration of a node without a file.
 func Default() *Config {
 	c := &Config{}
 	if err := decode(c, defaults, "default.toml"); err != nil {
@@ -202,11 +199,11 @@ func Default() *Config {
 	return c
 }
 
-// Parse reads a document over the defaults; name is for messages. Unknown keys are errors that give key and line.
+// Parse decodes a document over the defaults; name is for messages. Unknown keys are errors with key and line.
 func Parse(document []byte, name string) (*Config, error) {
 	c := Default()
 	aliases := c.Node.HandlerAliases
-	c.Node.HandlerAliases = nil // a table in the document would be added to it
+	c.Node.HandlerAliases = nil // a table in the document would be merged into it
 	if err := decode(c, document, name); err != nil {
 		return nil, err
 	}
@@ -216,7 +213,7 @@ func Parse(document []byte, name string) (*Config, error) {
 	return c, nil
 }
 
-// Load reads the file at path. With an empty path it reads DefaultPath, which need not be there.
+// Load reads the file at path. With an empty path it reads DefaultPath, which may be missing.
 func Load(path string) (*Config, error) {
 	name := path
 	if name == "" {
@@ -232,7 +229,7 @@ func Load(path string) (*Config, error) {
 	return Parse(document, name)
 }
 
-// TOML writes the configuration as it stands, without comments.
+// TOML encodes the configuration, without comments.
 func (c *Config) TOML() ([]byte, error) { return toml.Marshal(c) }
 
 func decode(c *Config, document []byte, name string) error {

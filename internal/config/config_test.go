@@ -158,7 +158,7 @@ func TestCompleteNamesAllErrorsAtOnce(t *testing.T) {
 	}
 	c = Default()
 	c.State = c.Root + "/run"
-	if err := c.Complete(); err == nil || !strings.Contains(err.Error(), "must not lie within") {
+	if err := c.Complete(); err == nil || !strings.Contains(err.Error(), "must not contain each other") {
 		t.Errorf("state below root: %v", err)
 	}
 }
@@ -186,12 +186,12 @@ func TestHandlerAliases(t *testing.T) {
 		}
 	}
 	for alias, c := range map[string]struct{ handler, says string }{
-		"kata":    {"firecracker", `node.handler_aliases.kata: "firecracker" is none of linux, wasm, vm`},
-		"wasm":    {"linux", `node.handler_aliases.wasm: "wasm" is the name of a handler already`},
-		"self":    {"self", `node.handler_aliases.self: "self" is an alias itself`},
-		"first":   {"runc", `node.handler_aliases.first: "runc" is an alias itself`},
-		"no name": {"linux", `node.handler_aliases.no name: "no name" cannot be the handler of a RuntimeClass`},
-		"":        {"linux", `"" cannot be the handler of a RuntimeClass`},
+		"kata":    {"firecracker", `node.handler_aliases.kata: "firecracker" is not one of linux, wasm, vm`},
+		"wasm":    {"linux", `node.handler_aliases.wasm: "wasm" is already the name of a handler`},
+		"self":    {"self", `node.handler_aliases.self: "self" is an alias; use the handler`},
+		"first":   {"runc", `node.handler_aliases.first: "runc" is an alias; use the handler`},
+		"no name": {"linux", `node.handler_aliases.no name: "no name" is not a DNS label`},
+		"":        {"linux", `"" is not a DNS label`},
 	} {
 		config := Default()
 		config.Node.HandlerAliases[alias] = c.handler

@@ -8,10 +8,10 @@ import (
 	"github.com/google/uuid"
 )
 
-// EmbeddedBroker is the value of edge.broker and orchestrator.broker for the broker that runs inside the same process.
+// EmbeddedBroker is the value of edge.broker and orchestrator.broker for the broker inside the same process.
 const EmbeddedBroker = "embedded"
 
-// Edge is the front door by MQTT: the manager of the node and its runtimes.
+// Edge configures the edge: the node's manager and its runtimes.
 type Edge struct {
 	Enabled           bool          `toml:"enabled"`
 	Broker            string        `toml:"broker"`
@@ -37,7 +37,7 @@ type Edge struct {
 	Limits            EdgeLimits    `toml:"limits"`
 }
 
-// EdgeLimits are those of each module.
+// EdgeLimits are the limits of each module.
 type EdgeLimits struct {
 	Messages          int     `toml:"messages"`
 	Bytes             int     `toml:"bytes"`
@@ -45,7 +45,7 @@ type EdgeLimits struct {
 	BytesPerSecond    float64 `toml:"bytes_per_second"`
 }
 
-// EdgeWasm is the built-in runtime, tripod/wasm.
+// EdgeWasm configures the built-in runtime, tripod/wasm.
 type EdgeWasm struct {
 	Enabled    bool   `toml:"enabled"`
 	Name       string `toml:"name"`
@@ -62,7 +62,7 @@ type EdgeRuntime struct {
 	MaxModules int      `toml:"max_modules"`
 }
 
-// Broker is the embedded MQTT broker, wherever it runs.
+// Broker configures the embedded MQTT broker, in either program.
 type Broker struct {
 	Address     string       `toml:"address"`
 	TLSAddress  string       `toml:"tls_address"`
@@ -73,7 +73,7 @@ type Broker struct {
 	Users       []BrokerUser `toml:"user"`
 }
 
-// BrokerUser is one [[broker.user]]. With none of them everybody may do everything.
+// BrokerUser is one [[broker.user]]. Without users, everybody may do everything.
 type BrokerUser struct {
 	Name         string   `toml:"name"`
 	PasswordFile string   `toml:"password_file"`
@@ -82,7 +82,7 @@ type BrokerUser struct {
 	Write        []string `toml:"write"`
 }
 
-// Orchestrator is the program `tripod orchestrator`.
+// Orchestrator configures the program `tripod orchestrator`.
 type Orchestrator struct {
 	Broker            string   `toml:"broker"`
 	Protocol          int      `toml:"protocol"`
@@ -99,14 +99,14 @@ type Orchestrator struct {
 	KeepaliveMissed   int      `toml:"keepalive_missed"`
 }
 
-// The limits of the narrow header, and of a message.
+// Limits of the narrow header and of messages.
 const (
 	maxEdgeModules = 128
 	minFrame       = 4 << 10
 	maxFrame       = 256 << 20
 )
 
-// validateEdge looks at the sections of the edge front door. An edge that is off is not asked whether it would work.
+// validateEdge checks the edge's sections. The settings of a disabled edge are not checked.
 func (c *Config) validateEdge(v *validator) {
 	v.broker("edge", c.Edge.Broker, c.Edge.Protocol, c.Edge.Realm, c.Edge.Topics)
 	v.credentials("edge", c.Edge.PasswordFile, c.Edge.CA, c.Edge.Certificate, c.Edge.Key)
@@ -144,7 +144,7 @@ func (c *Config) validateEdge(v *validator) {
 
 func (v *validator) runtime(key string, r EdgeRuntime, taken map[string]bool) {
 	v.check(r.Name != "" && !strings.ContainsAny(r.Name, "/+#"), key+".name", "%q is not a name without /, + and #", r.Name)
-	v.check(!taken[r.Name], key+".name", "another runtime is called %q, too", r.Name)
+	v.check(!taken[r.Name], key+".name", "two runtimes have the name %q", r.Name)
 	v.optionalUUID(key+".uuid", r.UUID)
 	v.check(strings.HasPrefix(r.Command, "/"), key+".command", "%q does not begin with the absolute path of a program", r.Command)
 	v.check(r.MaxModules >= 0 && r.MaxModules <= maxEdgeModules, key+".max_modules", "%d is not between 0 (the default) and %d", r.MaxModules, maxEdgeModules)
@@ -155,11 +155,11 @@ func (c *Config) validateBroker(v *validator) {
 	v.address("broker.address", b.Address)
 	v.address("broker.tls_address", b.TLSAddress)
 	v.credentials("broker", "", b.ClientCA, b.Certificate, b.Key)
-	v.check(b.TLSAddress == "" || b.Certificate != "", "broker.certificate", "is empty: an address with TLS needs one")
-	v.check(b.TLSAddress != "" || b.ClientCA == "", "broker.client_ca", "is of use with broker.tls_address only")
+	v.check(b.TLSAddress == "" || b.Certificate != "", "broker.certificate", "is empty: broker.tls_address needs a certificate")
+	v.check(b.TLSAddress != "" || b.ClientCA == "", "broker.client_ca", "needs broker.tls_address")
 	v.check(b.MaxMessage >= minFrame && b.MaxMessage <= maxFrame, "broker.max_message", "%d is not between %d and %d bytes", b.MaxMessage, minFrame, maxFrame)
 	if c.Edge.Enabled && c.Edge.Broker == EmbeddedBroker || c.Orchestrator.Broker == EmbeddedBroker {
-		v.check(b.Address != "" || b.TLSAddress != "", "broker.address", "is empty, and so is broker.tls_address: nobody could reach the embedded broker")
+		v.check(b.Address != "" || b.TLSAddress != "", "broker.address", "is empty, and so is broker.tls_address: nobody can reach the embedded broker")
 	}
 	names := map[string]bool{}
 	for i, u := range b.Users {
@@ -178,17 +178,17 @@ func (c *Config) validateOrchestrator(v *validator) {
 	v.credentials("orchestrator", o.PasswordFile, o.CA, o.Certificate, o.Key)
 	v.address("orchestrator.address", o.Address)
 	v.absolute("orchestrator.root", o.Root)
-	v.check(o.Root != c.Root, "orchestrator.root", "%q is the node's: two programs do not share one", o.Root)
+	v.check(o.Root != c.Root, "orchestrator.root", "%q is the node's root: the orchestrator needs its own", o.Root)
 	v.positive("orchestrator.keepalive_interval", o.KeepaliveInterval)
 	v.check(o.KeepaliveMissed >= 1, "orchestrator.keepalive_missed", "%d is not at least 1", o.KeepaliveMissed)
 }
 
-// broker checks what every party of the protocol has.
+// broker checks the settings that every party of the protocol has.
 func (v *validator) broker(section, broker string, protocol int, realm, topics string) {
 	if broker != EmbeddedBroker {
 		u, err := url.Parse(broker)
 		v.check(err == nil && (u.Scheme == "mqtt" || u.Scheme == "mqtts") && u.Hostname() != "" && (u.Path == "" || u.Path == "/") && u.User == nil,
-			section+".broker", "%q is neither %q nor mqtt://HOST:PORT or mqtts://HOST:PORT (user and password have keys of their own)", broker, EmbeddedBroker)
+			section+".broker", "%q is neither %q nor mqtt://HOST:PORT or mqtts://HOST:PORT (user and password have their own keys)", broker, EmbeddedBroker)
 	}
 	v.check(protocol == 4 || protocol == 5, section+".protocol", "%d is neither 5 (MQTT 5.0) nor 4 (MQTT 3.1.1)", protocol)
 	v.check(realm != "" && !strings.ContainsAny(realm, "+#\x00") && !strings.HasPrefix(realm, "$"), section+".realm",
@@ -196,14 +196,14 @@ func (v *validator) broker(section, broker string, protocol int, realm, topics s
 	v.oneOf(section+".topics", topics, "seed", "nested")
 }
 
-// credentials are files, each of which may be missing.
+// credentials checks the paths of optional files.
 func (v *validator) credentials(section, password, ca, certificate, key string) {
 	for _, f := range [][2]string{{"password_file", password}, {"ca", ca}, {"certificate", certificate}, {"key", key}} {
 		if f[1] != "" {
 			v.absolute(section+"."+f[0], f[1])
 		}
 	}
-	v.check((certificate == "") == (key == ""), section+".key", "a certificate and its key go together")
+	v.check((certificate == "") == (key == ""), section+".key", "certificate and key must be set together")
 }
 
 func (v *validator) optionalUUID(key, text string) {

@@ -16,18 +16,17 @@ import (
 	"time"
 )
 
-// maxSocketPath is sun_path of unix(7) without the closing zero.
+// maxSocketPath is the size of sun_path in unix(7) without the final zero byte.
 const maxSocketPath = 107
 
-// What clients need at least, and the longest header that any of them sends.
+// The connections that clients need at least, and the range of header sizes.
 const (
 	minConnections = 16
 	minHeader      = 4 << 10
 	maxHeader      = 1 << 20
 )
 
-// Complete fills in the paths that derive from others and validates. The error names every bad key, not the
-// first one only.
+// Complete fills in the paths that derive from others and validates the configuration. The error names every invalid key.
 func (c *Config) Complete() error {
 	if c.GRPC.Socket == "" {
 		c.GRPC.Socket = filepath.Join(c.State, "tripod.sock")
@@ -79,7 +78,7 @@ func (c *Config) validatePaths(v *validator) {
 	v.absolute("root", c.Root)
 	v.absolute("state", c.State)
 	v.check(!within(c.Root, c.State) && !within(c.State, c.Root), "state",
-		"%q and root %q must not lie within one another: one outlives a reboot, the other does not", c.State, c.Root)
+		"%q and root %q must not contain each other: only root survives a reboot", c.State, c.Root)
 	v.socket("grpc.socket", c.GRPC.Socket)
 	if c.Debug.Socket != "" {
 		v.socket("debug.socket", c.Debug.Socket)
@@ -99,11 +98,11 @@ func (c *Config) validateNetwork(v *validator) {
 		v.check(err == nil, "grpc.streaming_address", "%q is not a port number", port)
 		ip, err := netip.ParseAddr(host)
 		v.check(err == nil && ip.IsLoopback(), "grpc.streaming_address",
-			"%q is not a loopback IP address such as 127.0.0.1 or [::1]; sessions are not encrypted", host)
+			"%q is not a loopback IP address such as 127.0.0.1 or [::1], because sessions are not encrypted", host)
 	}
 	v.absolute("network.conf_dir", c.Network.ConfDir)
 	v.absolute("network.netns_dir", c.Network.NetnsDir)
-	v.check(len(c.Network.BinDirs) > 0, "network.bin_dirs", "is empty: no CNI plugin could be found")
+	v.check(len(c.Network.BinDirs) > 0, "network.bin_dirs", "is empty: no CNI plugin can be found")
 	for i, dir := range c.Network.BinDirs {
 		v.absolute(fmt.Sprintf("network.bin_dirs[%d]", i), dir)
 	}
@@ -116,10 +115,10 @@ func (c *Config) validateNetwork(v *validator) {
 	v.subnet("network.default.subnet_v6", d.SubnetV6, false)
 }
 
-// minLogSize is the least bound on a container's log: some lines of the longest kind.
+// minLogSize is the smallest limit of a container's log: room for some of the longest lines.
 const minLogSize = 1 << 20
 
-// The least memory in which a component, and the compiler, can do anything: a page of linear memory; the engine alone.
+// The minimum memory for a component and for the compiler: a page of linear memory; the engine alone.
 const (
 	minWasmMemory    = 64 << 10
 	minCompileMemory = 64 << 20
@@ -141,12 +140,12 @@ func (c *Config) validateWasm(v *validator) {
 	v.positive("wasm.compile_timeout", w.CompileTimeout)
 }
 
-// The least memory with which a kernel can say that it has too little, and with which QEMU starts.
+// The minimum memory for a kernel to report that it has too little, and for QEMU to start.
 const (
 	minGuestMemory = 16 << 20
 	minOverhead    = 32 << 20
 	maxCPUs        = 255
-	// minConsoleBuffer is what a reader of consoles frees at a time, twice.
+	// minConsoleBuffer is twice what a console's reader frees at a time.
 	minConsoleBuffer = 1 << 20
 )
 
@@ -167,16 +166,16 @@ func (c *Config) validateVM(v *validator) {
 	v.check(m.ConsoleBuffer >= minConsoleBuffer, "vm.console_buffer", "%d bytes are less than %d", m.ConsoleBuffer, minConsoleBuffer)
 	v.check(m.BootTimeout >= 0, "vm.boot_timeout", "%s is negative", time.Duration(m.BootTimeout))
 	v.check(m.ImagePrefix == "" || strings.HasSuffix(m.ImagePrefix, "/") && m.ImagePrefix != "/", "vm.image_prefix",
-		"%q does not end with a slash, as the first part of an image's name does", m.ImagePrefix)
+		"%q does not end with a slash, as in virtlet.cloud/", m.ImagePrefix)
 	if m.TranslationsDir != "" {
 		v.absolute("vm.translations_dir", m.TranslationsDir)
 	}
 }
 
-// handlers are the names of all backends, switched on or not.
+// handlers are the names of all backends, enabled or not.
 var handlers = []string{"linux", "wasm", "vm", "fake", "fake-unit"}
 
-// handlerName is the form of a RuntimeClass's handler: a DNS label.
+// handlerName matches a RuntimeClass handler: a DNS label.
 var handlerName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
 func (c *Config) validateAliases(v *validator) {
@@ -185,22 +184,22 @@ func (c *Config) validateAliases(v *validator) {
 		_, chained := c.Node.HandlerAliases[handler]
 		switch {
 		case !handlerName.MatchString(alias):
-			v.check(false, key, "%q cannot be the handler of a RuntimeClass, which is a DNS label", alias)
+			v.check(false, key, "%q is not a DNS label, which the handler of a RuntimeClass must be", alias)
 		case slices.Contains(handlers, alias):
-			v.check(false, key, "%q is the name of a handler already", alias)
+			v.check(false, key, "%q is already the name of a handler", alias)
 		case chained:
-			v.check(false, key, "%q is an alias itself; name the handler that is meant", handler)
+			v.check(false, key, "%q is an alias; use the handler that it stands for", handler)
 		default:
 			v.oneOf(key, handler, handlers...)
 		}
 	}
 }
 
-// LogLevel is log.level for slog.
+// LogLevel converts log.level for slog.
 func (c *Config) LogLevel() slog.Level {
 	var l slog.Level
 	if err := l.UnmarshalText([]byte(c.Log.Level)); err != nil {
-		return slog.LevelInfo // Complete has refused it
+		return slog.LevelInfo // Complete rejects an invalid level
 	}
 	return l
 }
@@ -214,8 +213,8 @@ func (c *Config) validateRoute(v *validator) {
 			v.absolute(key, path)
 		}
 	}
-	v.check((r.Certificate == "") == (r.Key == ""), "route.key", "a certificate and its key go together")
-	v.check(r.ClientCA == "" || r.CleartextAddress == "", "route.cleartext_address", "clients that must show a certificate cannot do so in the clear")
+	v.check((r.Certificate == "") == (r.Key == ""), "route.key", "certificate and key must be set together")
+	v.check(r.ClientCA == "" || r.CleartextAddress == "", "route.cleartext_address", "cannot be used with route.client_ca: clear text has no client certificates")
 }
 
 type validator struct{ errs []error }
@@ -234,7 +233,7 @@ func (v *validator) absolute(key, path string) bool {
 		"%q is not a clean absolute path below /", path)
 }
 
-// program is the path of one, or nothing.
+// program checks the path of a program; "" passes.
 func (v *validator) program(key, path string) {
 	if path != "" {
 		v.absolute(key, path)
@@ -243,19 +242,19 @@ func (v *validator) program(key, path string) {
 
 func (v *validator) socket(key, path string) {
 	if v.absolute(key, path) {
-		v.check(len(path) <= maxSocketPath, key, "%q has %d bytes; the kernel allows %d in the path of a socket", path, len(path), maxSocketPath)
+		v.check(len(path) <= maxSocketPath, key, "%q has %d bytes; the kernel allows %d in a socket path", path, len(path), maxSocketPath)
 	}
 }
 
 func (v *validator) oneOf(key, value string, allowed ...string) {
-	v.check(slices.Contains(allowed, value), key, "%q is none of %s", value, strings.Join(allowed, ", "))
+	v.check(slices.Contains(allowed, value), key, "%q is not one of %s", value, strings.Join(allowed, ", "))
 }
 
 func (v *validator) positive(key string, d Duration) {
-	v.check(d > 0, key, "%q is not more than 0", Duration(d).String())
+	v.check(d > 0, key, "%q is not positive", Duration(d).String())
 }
 
-// address is HOST:PORT, or nothing.
+// address checks HOST:PORT; "" passes.
 func (v *validator) address(key, address string) {
 	if address == "" {
 		return
@@ -267,7 +266,7 @@ func (v *validator) address(key, address string) {
 	v.check(err == nil, key, "%q is not HOST:PORT", address)
 }
 
-// endpoint is the URL of a server with nothing but its address, or nothing.
+// endpoint checks a server's URL without a path; "" passes.
 func (v *validator) endpoint(key, text string) {
 	if text == "" {
 		return
@@ -277,7 +276,6 @@ func (v *validator) endpoint(key, text string) {
 		"%q is not http://HOST:PORT or https://HOST:PORT", text)
 }
 
-// String writes the duration as in TOML.
 func (d Duration) String() string { t, _ := d.MarshalText(); return string(t) }
 
 func (v *validator) subnet(key, cidr string, four bool) {
@@ -293,7 +291,7 @@ func (v *validator) subnet(key, cidr string, four bool) {
 		family, room = "IPv4", 32
 	}
 	v.check(prefix.Addr().Is4() == four, key, "%q is not %s", cidr, family)
-	v.check(room-prefix.Bits() >= 2, key, "%q has no room for a gateway and a pod", cidr)
+	v.check(room-prefix.Bits() >= 2, key, "%q is too small for a gateway and a pod", cidr)
 }
 
 func within(dir, path string) bool {

@@ -22,16 +22,15 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 )
 
-// Config is where the figures come from.
+// Config defines the sources of the metrics.
 type Config struct {
-	// Version is the program's.
+	// Version is the program's version.
 	Version string
-	// Pods are the node's.
+	// Pods lists the node's pods.
 	Pods   func() []*node.Pod
 	Logger *slog.Logger
 }
 
-// Metrics are the node's figures.
 type Metrics struct {
 	config   Config
 	registry *prometheus.Registry
@@ -40,10 +39,9 @@ type Metrics struct {
 	serving  *http.Server
 }
 
-// callBuckets are the upper bounds of the durations of CRI calls, in seconds: from a list to a pull.
+// callBuckets are the upper bounds of CRI calls' durations, in seconds: from a list to a pull.
 var callBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120}
 
-// New makes the figures of a node.
 func New(c Config) *Metrics {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -69,7 +67,7 @@ func New(c Config) *Metrics {
 	return m
 }
 
-// Register adds a collector. It panics when the collector is registered already.
+// Register adds a collector. It panics if the collector is already registered.
 func (m *Metrics) Register(c prometheus.Collector) {
 	m.registry.MustRegister(guarded{m.config.Logger, c})
 }
@@ -86,7 +84,7 @@ func (m *Metrics) Interceptor() grpc.UnaryServerInterceptor {
 	}
 }
 
-// Handler answers GET /metrics.
+// Handler serves GET /metrics.
 func (m *Metrics) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{
@@ -95,21 +93,20 @@ func (m *Metrics) Handler() http.Handler {
 	return guard.Handler(m.config.Logger, "metrics", mux)
 }
 
-// guarded is a collector that may panic: the registry collects in goroutines of its own.
+// guarded catches panics of a collector: the registry collects in its own goroutines.
 type guarded struct {
 	log *slog.Logger
 	prometheus.Collector
 }
 
-// Collect implements prometheus.Collector.
 func (g guarded) Collect(to chan<- prometheus.Metric) {
 	guard.Func(g.log, "metrics", func() { g.Collector.Collect(to) })()
 }
 
-// responseTimeout bounds a scrape, from its header to the last byte of the answer.
+// responseTimeout limits a scrape, from its header to the last byte of the response.
 const responseTimeout = 30 * time.Second
 
-// Listen serves Handler on a TCP address ("127.0.0.1:9090") until Close, within the bounds of limiter.
+// Listen serves Handler on a TCP address ("127.0.0.1:9090") until Close, within limiter's bounds.
 func (m *Metrics) Listen(ctx context.Context, address string, limiter *connlimit.Limiter) (net.Addr, error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {
@@ -119,14 +116,14 @@ func (m *Metrics) Listen(ctx context.Context, address string, limiter *connlimit
 	m.serving.ReadTimeout, m.serving.WriteTimeout = limiter.HeaderTimeout, responseTimeout
 	go func() {
 		if err := m.serving.Serve(limiter.Listener(l)); !errors.Is(err, http.ErrServerClosed) {
-			m.config.Logger.Error("metrics are no longer served", "err", err)
+			m.config.Logger.Error("metrics server failed", "err", err)
 		}
 	}()
-	m.config.Logger.Info("metrics are served", "address", l.Addr())
+	m.config.Logger.Info("serving metrics", "address", l.Addr())
 	return l.Addr(), nil
 }
 
-// Close ends what Listen began.
+// Close stops Listen.
 func (m *Metrics) Close() error {
 	if m.serving == nil {
 		return nil

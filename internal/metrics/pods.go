@@ -6,7 +6,7 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 )
 
-// pods counts the pod pool.
+// pods counts the pods and containers in the pool.
 type pods struct{ list func() []*node.Pod }
 
 var (
@@ -15,12 +15,10 @@ var (
 	containersDesc = prometheus.NewDesc("tripod_containers", "Containers, by RuntimeClass handler and state.", []string{"handler", "state"}, nil)
 )
 
-// Describe implements prometheus.Collector.
 func (p *pods) Describe(to chan<- *prometheus.Desc) { to <- podsDesc; to <- containersDesc }
 
 type podKey struct{ handler, state string }
 
-// Collect implements prometheus.Collector.
 func (p *pods) Collect(to chan<- prometheus.Metric) {
 	pods, containers := map[podKey]int{}, map[podKey]int{}
 	for _, pod := range p.list() {

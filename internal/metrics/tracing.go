@@ -19,28 +19,28 @@ import (
 )
 
 const (
-	// maxBatches is how many batches of spans wait for the collector.
+	// maxBatches is the capacity of the queue of span batches.
 	maxBatches = 256
-	// uploadTimeout bounds one upload, retries included; closePatience those that are left at the end.
+	// uploadTimeout limits one upload with its retries; closePatience limits the uploads at the end.
 	uploadTimeout = 10 * time.Second
 	closePatience = 2 * time.Second
 )
 
-// Tracing hands spans to an OpenTelemetry collector. The client's own environment variables (OTEL_EXPORTER_OTLP_HEADERS …)
-// are honoured.
+// Tracing exports spans to an OpenTelemetry collector. It honours the client's own environment variables
+// (OTEL_EXPORTER_OTLP_HEADERS …).
 type Tracing struct {
 	client  otlptrace.Client
 	log     *slog.Logger
 	queue   chan []byte
 	dropped prometheus.Counter
-	stop    chan struct{}      // closed: no more will come
-	end     context.CancelFunc // ends uploads under way
+	stop    chan struct{}      // closed when no more batches follow
+	end     context.CancelFunc // cancels uploads under way
 	done    sync.WaitGroup
 	once    sync.Once
 }
 
-// NewTracing connects to a collector when there is something to send; endpoint is http://HOST:PORT, or https:// for TLS.
-// errdefs.ErrInvalidArgument when it is neither.
+// NewTracing connects to a collector once there is something to send. endpoint is http://HOST:PORT, or https://HOST:PORT for
+// TLS; any other is errdefs.ErrInvalidArgument.
 func NewTracing(ctx context.Context, endpoint string, log *slog.Logger) (*Tracing, error) {
 	u, err := url.Parse(endpoint)
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Port() == "" {
@@ -62,10 +62,10 @@ func NewTracing(ctx context.Context, endpoint string, log *slog.Logger) (*Tracin
 	return t, nil
 }
 
-// Dropped counts what could not be handed over, for Metrics.Register.
+// Dropped counts the batches that were not exported, for Metrics.Register.
 func (t *Tracing) Dropped() prometheus.Collector { return t.dropped }
 
-// Forward queues a batch, a serialized ExportTraceServiceRequest. It does not block, and drops what there is no room for.
+// Forward queues a batch, a serialized ExportTraceServiceRequest. It never blocks: without room, the batch is dropped.
 func (t *Tracing) Forward(batch []byte) {
 	select {
 	case t.queue <- batch:
@@ -74,7 +74,7 @@ func (t *Tracing) Forward(batch []byte) {
 	}
 }
 
-// upload sends what is queued, until stop, and then what is left.
+// upload exports queued batches until stop, and then the rest.
 func (t *Tracing) upload(ctx context.Context) {
 	for {
 		select {
@@ -109,11 +109,11 @@ func (t *Tracing) send(ctx context.Context, batch []byte) {
 	}
 	t.dropped.Inc()
 	t.once.Do(func() {
-		t.log.Warn("spans cannot be handed to the collector; from now on this is only counted", "err", err)
+		t.log.Warn("cannot export spans; further failures are only counted", "err", err)
 	})
 }
 
-// Close gives what is queued a moment to go, and ends.
+// Close gives queued batches a moment and then ends the export.
 func (t *Tracing) Close() error {
 	close(t.stop)
 	timer := time.AfterFunc(closePatience, t.end)

@@ -11,17 +11,17 @@ import (
 	"github.com/tripod-run/tripod/internal/cli"
 )
 
-// Round is the life of a number of pods, so many at a time.
+// Round is the result of running a number of pods, Parallel at a time.
 type Round struct {
 	Parallel int      `json:"parallel"`
 	Pods     int      `json:"pods"`
 	Figures  []Figure `json:"figures"`
-	// PodsPerSecond is over the up phase alone.
+	// PodsPerSecond counts the up phase only.
 	PodsPerSecond float64 `json:"pods_per_second"`
 	Memory        Memory  `json:"memory"`
 }
 
-// Report is what one run of `bench cri` or `bench lists` found.
+// Report is the result of one run of `bench cri` or `bench lists`.
 type Report struct {
 	Runtime  string    `json:"runtime"`
 	Endpoint string    `json:"endpoint"`
@@ -29,7 +29,7 @@ type Report struct {
 	Image    string    `json:"image"`
 	Network  string    `json:"network"`
 	Rounds   []Round   `json:"rounds,omitempty"`
-	// Lists are of a node with ListPods pods.
+	// Lists were measured on a node with ListPods pods.
 	Lists    []Figure `json:"lists,omitempty"`
 	ListPods int      `json:"list_pods,omitempty"`
 }
@@ -47,7 +47,7 @@ func newReport(ctx context.Context, d *driver) (*Report, error) {
 	return r, nil
 }
 
-// Pods measures the lives of pods: for each number in atATime a round of that many, after one pod to warm up.
+// Pods measures the life of pods: one round for each number in atATime, after one pod to warm up.
 func Pods(ctx context.Context, client *cli.Client, o Options, pods int, atATime []int) (_ *Report, err error) {
 	d := newDriver(client, o)
 	report, err := newReport(ctx, d)
@@ -71,7 +71,7 @@ func Pods(ctx context.Context, client *cli.Client, o Options, pods int, atATime 
 	return report, nil
 }
 
-// round starts all pods, looks at the memory, and takes them down.
+// round starts all pods, measures memory, and removes them.
 func (d *driver) round(ctx context.Context, pods, atATime int) (*Round, error) {
 	before, err := processes("/proc")
 	if err != nil {
@@ -107,7 +107,7 @@ func (d *driver) round(ctx context.Context, pods, atATime int) (*Round, error) {
 	return round, nil
 }
 
-// Lists measures the calls that a kubelet repeats all the time, on a node with so many pods.
+// Lists measures the calls that a kubelet repeats constantly, on a node with the given number of pods.
 func Lists(ctx context.Context, client *cli.Client, o Options, pods, repeats int) (_ *Report, err error) {
 	d := newDriver(client, o)
 	report, err := newReport(ctx, d)
@@ -136,13 +136,13 @@ func Lists(ctx context.Context, client *cli.Client, o Options, pods, repeats int
 	return report, nil
 }
 
-// A call that is slow is made less often: until it has taken listTime in all, but listLeast times at least.
+// Each call is repeated until it has taken listTime in total, but at least listLeast times.
 const (
 	listTime  = 10 * time.Second
 	listLeast = 5
 )
 
-// lists makes each call once and makes sure that the answers are whole.
+// lists makes each call once and checks that the answers are complete.
 func (d *driver) lists(ctx context.Context, r *recorder, p *pod, pods int) error {
 	whole := func(call string, list func() (int, error)) error {
 		if r.count(call) >= listLeast && r.total(call) > listTime {
@@ -151,7 +151,7 @@ func (d *driver) lists(ctx context.Context, r *recorder, p *pod, pods int) error
 		n := 0
 		err := r.time(call, func() (err error) { n, err = list(); return err })
 		if err == nil && n < pods {
-			err = fmt.Errorf("%d of %d are in the answer", n, pods)
+			err = fmt.Errorf("the answer has %d of %d items", n, pods)
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", call, err)

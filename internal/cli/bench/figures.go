@@ -15,7 +15,7 @@ type Figure struct {
 	Max  float64 `json:"max_ms"`
 }
 
-// recorder gathers durations by call, from many goroutines.
+// recorder collects durations by call; safe for concurrent use.
 type recorder struct {
 	mu    sync.Mutex
 	order []string
@@ -33,7 +33,7 @@ func (r *recorder) add(call string, d time.Duration) {
 	r.all[call] = append(r.all[call], d)
 }
 
-// time runs do and records how long it took, unless it fails.
+// time runs do and records its duration unless it fails.
 func (r *recorder) time(call string, do func() error) error {
 	started := time.Now()
 	err := do()
@@ -43,7 +43,7 @@ func (r *recorder) time(call string, do func() error) error {
 	return err
 }
 
-// count and total are how often a call was made and how long that took in all.
+// count and total return how often a call was made and its total duration.
 func (r *recorder) count(call string) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -59,7 +59,7 @@ func (r *recorder) total(call string) (sum time.Duration) {
 	return sum
 }
 
-// figures are in the order in which the calls were first seen.
+// figures returns the distributions in the order in which the calls were first made.
 func (r *recorder) figures() []Figure {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -75,7 +75,7 @@ func figureOf(call string, all []time.Duration) Figure {
 	return Figure{Call: call, N: len(sorted), P50: ms(percentile(sorted, 50)), P95: ms(percentile(sorted, 95)), Max: ms(sorted[len(sorted)-1])}
 }
 
-// percentile is the nearest-rank percentile of sorted values.
+// percentile returns the nearest-rank percentile of sorted values.
 func percentile(sorted []time.Duration, p int) time.Duration {
 	rank := (len(sorted)*p + 99) / 100
 	return sorted[max(rank, 1)-1]

@@ -11,13 +11,13 @@ import (
 	"strings"
 )
 
-// process identifies one life of a PID by its start time (proc(5), stat field 22), as PIDs are used again.
+// process identifies a process by PID and start time (proc(5), stat field 22), because PIDs are reused.
 type process struct {
 	pid   int
 	start string
 }
 
-// processes lists what runs, with the names of the programs.
+// processes maps the running processes to the names of their programs.
 func processes(proc string) (map[process]string, error) {
 	entries, err := os.ReadDir(proc)
 	if err != nil {
@@ -31,9 +31,9 @@ func processes(proc string) (map[process]string, error) {
 		}
 		stat, err := os.ReadFile(filepath.Join(proc, e.Name(), "stat"))
 		if err != nil {
-			continue // it has ended
+			continue // the process has ended
 		}
-		// The name, in parentheses, may hold anything; what follows the last one is plain.
+		// The name is in parentheses and may contain any character, including parentheses.
 		open, end := bytes.IndexByte(stat, '('), bytes.LastIndexByte(stat, ')')
 		fields := strings.Fields(string(stat[end+1:]))
 		if open < 0 || end < open || len(fields) < 20 {
@@ -44,7 +44,7 @@ func processes(proc string) (map[process]string, error) {
 	return all, nil
 }
 
-// pss is the proportional set size of a process in bytes (smaps_rollup), 0 when it has ended.
+// pss is the proportional set size of a process in bytes (smaps_rollup); 0 if it has ended.
 func pss(proc string, pid int) int64 {
 	f, err := os.Open(filepath.Join(proc, strconv.Itoa(pid), "smaps_rollup"))
 	if err != nil {
@@ -61,18 +61,18 @@ func pss(proc string, pid int) int64 {
 	return 0
 }
 
-// ownProgram tells whether a process belongs to what runs inside the container: it sees another root than we do,
-// one that holds the mark that only the image's file system has.
+// ownProgram reports whether a process runs inside the container: its root contains the mark that only the image's file
+// system has.
 func ownProgram(proc string, pid int) bool {
 	ours, err1 := os.Stat(filepath.Join(proc, "self", "root") + "/")
 	theirs, err2 := os.Stat(filepath.Join(proc, strconv.Itoa(pid), "root") + "/")
 	return err1 == nil && err2 == nil && !os.SameFile(ours, theirs)
 }
 
-// daemons are the programs that serve all pods of a node, and grow with their number.
+// daemons are the programs that serve all pods of a node and grow with their number.
 var daemons = []string{"tripod", "tripod-wasm", "containerd"}
 
-// daemonsPSS sums the memory of the daemons, ourselves left out, who may be one of the programs.
+// daemonsPSS sums the memory of the daemons, excluding this process, which may run one of the programs.
 func daemonsPSS(proc string) (total int64, err error) {
 	now, err := processes(proc)
 	for p, name := range now {
@@ -83,20 +83,20 @@ func daemonsPSS(proc string) (total int64, err error) {
 	return total, err
 }
 
-// Memory is what a runtime takes while pods are idle.
+// Memory is a runtime's memory use while pods are idle.
 type Memory struct {
 	Pods int `json:"pods"`
-	// DaemonGrowth is by how much the PSS of the daemons has grown since there was no pod, a pod.
+	// DaemonGrowth is the growth of the daemons' PSS since there were no pods, per pod.
 	DaemonGrowth int64 `json:"daemon_growth_bytes_per_pod"`
-	// HelperPSS is the sum over the processes that appeared with the pods and are neither the containers' own nor
-	// daemons, a pod.
+	// HelperPSS is the PSS per pod of the processes that appeared with the pods and are neither the containers' own nor
+	// daemons.
 	HelperPSS int64 `json:"helper_pss_bytes_per_pod"`
-	// Helpers counts them by name.
+	// Helpers counts these processes by name.
 	Helpers map[string]int `json:"helpers"`
 }
 
-// helpers measures the processes that are there now and were not before. Programs inside containers are left out;
-// pauseName, when not empty, is the name of the runtime's own program that runs with another root all the same.
+// helpers measures the processes that did not exist before. It leaves out programs inside containers, except the runtime's
+// own, see isPause.
 func helpers(proc string, before map[process]string, pods int) (Memory, error) {
 	m := Memory{Pods: pods, Helpers: map[string]int{}}
 	now, err := processes(proc)
@@ -122,5 +122,5 @@ func helpers(proc string, before map[process]string, pods int) (Memory, error) {
 	return m, nil
 }
 
-// isPause knows the programs that a runtime, not a user, puts inside a pod.
+// isPause recognises the programs that a runtime, not a user, puts inside a pod.
 func isPause(name string) bool { return name == "pause" || name == "catatonit" }

@@ -19,21 +19,21 @@ import (
 	"github.com/tripod-run/tripod/internal/cli"
 )
 
-// Options is what the pods are like.
+// Options configures the pods.
 type Options struct {
 	Image       string
 	Command     []string
 	Handler     string
 	HostNetwork bool
-	// CgroupParent is where each pod gets a parent cgroup of its own (cgroupfs), as a kubelet gives it; empty: none.
+	// CgroupParent is the cgroup below which each pod gets its own parent cgroup (cgroupfs), as from a kubelet; empty: none.
 	CgroupParent string
-	// Annotations are the pods'; in their values, {port} is a port that no other pod of the run has.
+	// Annotations are the pods' annotations; {port} in a value becomes a port that no other pod of the run has.
 	Annotations map[string]string
-	// LogDir is where the pods' log directories are made.
+	// LogDir is the parent of the pods' log directories.
 	LogDir string
 }
 
-// driver makes and removes pods of one endpoint.
+// driver makes and removes pods through one endpoint.
 type driver struct {
 	client *cli.Client
 	o      Options
@@ -47,7 +47,7 @@ func newDriver(client *cli.Client, o Options) *driver {
 	return &driver{client: client, o: o, run: hex.EncodeToString(mark[:])}
 }
 
-// pod is one pod with its one container.
+// pod is a pod with one container.
 type pod struct {
 	id, container string
 	config        *runtimeapi.PodSandboxConfig
@@ -55,7 +55,7 @@ type pod struct {
 
 const label = "tripod.run/bench"
 
-// firstPort and those after it are the pods' own, where annotations ask for one.
+// firstPort and the following ports replace {port} in annotations.
 const firstPort = 20000
 
 func (d *driver) configs() (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig) {
@@ -86,7 +86,7 @@ func (d *driver) configs() (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerC
 	return sandbox, container
 }
 
-// up runs one pod: the up phase is RunPodSandbox, CreateContainer and StartContainer.
+// up runs one pod. The up phase is RunPodSandbox, CreateContainer and StartContainer.
 func (d *driver) up(ctx context.Context, r *recorder) (*pod, error) {
 	sandbox, container := d.configs()
 	p := &pod{config: sandbox}
@@ -132,8 +132,8 @@ func (d *driver) down(ctx context.Context, r *recorder, p *pod) error {
 	})
 }
 
-// sweep removes every pod of this run, also those of failed attempts, and the cgroups that are ours to remove.
-// It has a time of its own, as ctx may have ended.
+// sweep removes every pod of this run, including failed ones, and the cgroups made for them. It has its own timeout, because
+// ctx may have ended.
 func (d *driver) sweep(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Minute)
 	defer cancel()
@@ -150,8 +150,7 @@ func (d *driver) sweep(ctx context.Context) error {
 	})
 }
 
-// removeCgroups removes the parents that the pods were given: runtimes make them when they are not there, and leave
-// them to the kubelet.
+// removeCgroups removes the pods' parent cgroups: runtimes create missing ones and leave their removal to the kubelet.
 func (d *driver) removeCgroups() {
 	if d.o.CgroupParent == "" {
 		return
@@ -159,13 +158,13 @@ func (d *driver) removeCgroups() {
 	for _, hierarchy := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/*"} {
 		dirs, _ := filepath.Glob(filepath.Join(hierarchy, d.o.CgroupParent, "bench-"+d.run+"-*"))
 		for _, dir := range dirs {
-			_ = unix.Rmdir(dir) // one that is still in use says so by staying
+			_ = unix.Rmdir(dir) // a cgroup in use stays
 			_ = unix.Rmdir(filepath.Dir(dir))
 		}
 	}
 }
 
-// parallel runs do for 0 … n-1, so many at a time, and stops handing out work at the first error.
+// parallel runs do for 0 … n-1 with the given number of workers, and starts nothing more after the first error.
 func parallel(ctx context.Context, workers, n int, do func(i int) error) error {
 	var next atomic.Int64
 	var wg sync.WaitGroup
@@ -184,7 +183,7 @@ func parallel(ctx context.Context, workers, n int, do func(i int) error) error {
 	return context.Cause(ctx)
 }
 
-// ensureImage pulls the image if it is not there, outside of what is measured.
+// ensureImage pulls the image if it is missing, before the measurement.
 func (d *driver) ensureImage(ctx context.Context) error {
 	image, err := d.client.ImageStatus(ctx, d.o.Image)
 	if err != nil || image != nil {

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Markdown writes reports side by side, a column each; from two on there is one more with the ratio of the last one's
-// p50 to the first one's: above 1 the first is faster.
+// Markdown writes reports side by side, one column each. With two or more, a last column has the ratio of the last report's
+// p50 to the first's: above 1, the first is faster.
 func Markdown(out io.Writer, reports []*Report) error {
 	w := &writer{out: out}
 	for i := range rounds(reports) {
@@ -31,7 +31,7 @@ func Markdown(out io.Writer, reports []*Report) error {
 	return w.err
 }
 
-// rounds is how many rounds all reports have.
+// rounds is the number of rounds that all reports have.
 func rounds(reports []*Report) int {
 	if len(reports) == 0 {
 		return 0
@@ -95,7 +95,7 @@ func (w *writer) figures(reports []*Report, of func(*Report) []Figure) {
 	}
 }
 
-// millis writes milliseconds with three digits that mean something.
+// millis formats milliseconds with three significant digits.
 func millis(v float64) string {
 	if v < 10 {
 		return fmt.Sprintf("%.2f", v)

@@ -23,26 +23,26 @@ import (
 
 // Client is a connection to a server.
 type Client interface {
-	// Open begins a call of a method, whatever its arity. Its errors have the codes of google.golang.org/grpc/status.
+	// Open starts a call of a method, whether unary or streaming. Its errors carry codes of google.golang.org/grpc/status.
 	Open(ctx context.Context, m protoreflect.MethodDescriptor, header map[string]string) (Stream, error)
 	Close() error
 }
 
-// Stream is one call. Receive gives io.EOF at its good end.
+// Stream is one call. Receive returns io.EOF at the end of a successful call.
 type Stream interface {
 	Send(proto.Message) error
 	CloseSend() error
 	Receive() (proto.Message, error)
 }
 
-// Options say how a server is reached.
+// Options configures the connection.
 type Options struct {
 	HTTP3 bool
-	// TLS is nil for clear text, which HTTP/3 has not.
+	// TLS is nil for clear text, which HTTP/3 does not support.
 	TLS *tls.Config
 }
 
-// Dial makes a client for HOST:PORT. Nothing is sent before the first call.
+// Dial makes a client for HOST:PORT. It connects at the first call.
 func Dial(address string, o Options) (Client, error) {
 	if o.HTTP3 {
 		if o.TLS == nil {
@@ -63,7 +63,7 @@ func procedure(m protoreflect.MethodDescriptor) string {
 	return fmt.Sprintf("/%s/%s", m.Parent().FullName(), m.Name())
 }
 
-// overHTTP2 is grpc-go.
+// overHTTP2 uses grpc-go.
 type overHTTP2 struct{ conn *grpc.ClientConn }
 
 func (c *overHTTP2) Close() error { return c.conn.Close() }
@@ -81,7 +81,7 @@ type grpcStream struct {
 	done bool
 }
 
-// Send gives nil also when the server has ended the call: Receive then tells how.
+// Send returns nil even if the server has ended the call; Receive then returns the status.
 func (s *grpcStream) Send(message proto.Message) error {
 	if err := s.SendMsg(message); !errors.Is(err, io.EOF) {
 		return err
@@ -95,11 +95,11 @@ func (s *grpcStream) Receive() (proto.Message, error) {
 	}
 	reply := dynamicpb.NewMessage(s.m.Output())
 	err := s.RecvMsg(reply)
-	s.done = err == nil && !s.m.IsStreamingServer() // grpc-go has read the end of such a call with its one reply
+	s.done = err == nil && !s.m.IsStreamingServer() // grpc-go has read the end of such a call with its only reply
 	return reply, err
 }
 
-// overHTTP3 is connect-go.
+// overHTTP3 uses connect-go.
 type overHTTP3 struct {
 	base      string
 	http      *http.Client
@@ -114,7 +114,7 @@ func (c *overHTTP3) Open(ctx context.Context, m protoreflect.MethodDescriptor, h
 			*message.(*dynamicpb.Message) = *dynamicpb.NewMessage(m.Output())
 			return nil
 		}))
-	s := client.CallBidiStream(ctx) // on the wire, all arities are alike
+	s := client.CallBidiStream(ctx) // unary and streaming calls have the same wire format
 	for key, v := range header {
 		s.RequestHeader().Set(key, v)
 	}
@@ -139,7 +139,7 @@ func (s *connectStream) Receive() (proto.Message, error) {
 	return reply, asStatus(err)
 }
 
-// asStatus gives an error of connect-go the form that grpc-go's have.
+// asStatus converts an error of connect-go to a gRPC status error.
 func asStatus(err error) error {
 	if err == nil || errors.Is(err, io.EOF) {
 		return err

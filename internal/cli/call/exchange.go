@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/types/dynamicpb"
 )
 
-// Requests reads the messages of a call from JSON; a method that takes one gets an empty one when there is none.
+// Requests parses the messages of a call from JSON. For a method with one request and no text, the request is empty.
 func Requests(m protoreflect.MethodDescriptor, texts []string) ([]proto.Message, error) {
 	if len(texts) == 0 && !m.IsStreamingClient() {
 		texts = []string{"{}"}
@@ -25,14 +25,14 @@ func Requests(m protoreflect.MethodDescriptor, texts []string) ([]proto.Message,
 	for _, text := range texts {
 		message := dynamicpb.NewMessage(m.Input())
 		if err := protojson.Unmarshal([]byte(text), message); err != nil {
-			return nil, fmt.Errorf("%s is no %s: %w: %w", text, m.Input().FullName(), err, errdefs.ErrInvalidArgument)
+			return nil, fmt.Errorf("%s is not a %s: %w: %w", text, m.Input().FullName(), err, errdefs.ErrInvalidArgument)
 		}
 		all = append(all, message)
 	}
 	return all, nil
 }
 
-// Exchange makes a call: it sends the requests and hands the replies on as they come.
+// Exchange makes a call: it sends all requests and passes each reply on as it arrives.
 func Exchange(ctx context.Context, c Client, m protoreflect.MethodDescriptor, header map[string]string, requests []proto.Message, reply func(proto.Message) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -15,7 +15,6 @@ import (
 	"google.golang.org/protobuf/types/dynamicpb"
 )
 
-// Services lists the services of a server.
 func Services(ctx context.Context, c Client) ([]string, error) {
 	resp, err := ask(ctx, c, &reflection.ServerReflectionRequest{MessageRequest: &reflection.ServerReflectionRequest_ListServices{}})
 	if err != nil {
@@ -29,7 +28,7 @@ func Services(ctx context.Context, c Client) ([]string, error) {
 	return names, nil
 }
 
-// Service asks a server to describe one of its services.
+// Service gets the descriptor of a service from the server.
 func Service(ctx context.Context, c Client, name string) (protoreflect.ServiceDescriptor, error) {
 	resp, err := ask(ctx, c, &reflection.ServerReflectionRequest{
 		MessageRequest: &reflection.ServerReflectionRequest_FileContainingSymbol{FileContainingSymbol: name},
@@ -53,10 +52,10 @@ func Service(ctx context.Context, c Client, name string) (protoreflect.ServiceDe
 	if service, ok := d.(protoreflect.ServiceDescriptor); ok && err == nil {
 		return service, nil
 	}
-	return nil, fmt.Errorf("%s is no service of the server: %w", name, errdefs.ErrNotFound)
+	return nil, fmt.Errorf("the server has no service %s: %w", name, errdefs.ErrNotFound)
 }
 
-// Method finds PACKAGE.SERVICE/METHOD; a dot before the method will do.
+// Method finds PACKAGE.SERVICE/METHOD; a dot before the method works too.
 func Method(ctx context.Context, c Client, name string) (protoreflect.MethodDescriptor, error) {
 	name = strings.TrimPrefix(name, "/")
 	service, method, ok := strings.Cut(name, "/")
@@ -80,7 +79,7 @@ func Method(ctx context.Context, c Client, name string) (protoreflect.MethodDesc
 	return nil, fmt.Errorf("%s has no method %s, but %s: %w", service, method, strings.Join(known, ", "), errdefs.ErrNotFound)
 }
 
-// ask asks the reflection service one thing.
+// ask sends one request to the reflection service.
 func ask(ctx context.Context, c Client, request *reflection.ServerReflectionRequest) (*reflection.ServerReflectionResponse, error) {
 	m := reflection.File_grpc_reflection_v1_reflection_proto.Services().Get(0).Methods().Get(0)
 	s, err := c.Open(ctx, m, nil)
@@ -111,7 +110,7 @@ func ask(ctx context.Context, c Client, request *reflection.ServerReflectionRequ
 	return &resp, nil
 }
 
-// convert is for messages of one type in two Go types.
+// convert copies a message between two Go types of the same protobuf type.
 func convert(from, to proto.Message) error {
 	raw, err := proto.Marshal(from)
 	if err != nil {

@@ -107,7 +107,7 @@ func TestEachFault(t *testing.T) {
 		{"no NAT", "NAT", "note", "no table", func(_ *testing.T, h *Host) {
 			h.NAT = func(context.Context) error { return errors.New("no table nat") }
 		}},
-		{"unsynchronised clock", "clock", "note", "unsynchronised", func(_ *testing.T, h *Host) {
+		{"unsynchronised clock", "clock", "note", "not synchronised", func(_ *testing.T, h *Host) {
 			h.Clock = func() (time.Time, bool) { return time.Date(2026, 6, 1, 0, 0, 0, 0, time.UTC), false }
 		}},
 		{"clock of 1970", "clock", "error", "1970-01-01", func(_ *testing.T, h *Host) {

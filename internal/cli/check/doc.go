@@ -1,8 +1,6 @@
-// Package check owns what `tripod check` finds out about a host: whether it can run pods, and what to do where it
-// cannot.
+// Package check implements `tripod check`: can this host run pods, and if not, what is missing?
 //
-// Each finding is made by doing the thing in a corner of its own (a mount in a private namespace, rules in a new
-// network namespace) wherever that is possible, not by believing a version number. It must leave nothing behind and
-// change nothing. What only a backend can judge (OCI runtime, conmon, cgroups) comes from the backend's own doctor
-// and is added by the caller.
+// Wherever possible, a check tries the feature itself in isolation (a mount in a private namespace, rules in a new network
+// namespace) instead of trusting a version number. Checks change nothing and leave nothing behind. What only a backend can
+// judge (OCI runtime, conmon, cgroups) comes from the backend's own doctor; the caller adds it.
 package check

@@ -7,17 +7,17 @@ import (
 	"strings"
 )
 
-// Finding is one thing that was looked at.
+// Finding is the result of one check.
 type Finding struct {
-	// Subject names it: "overlayfs", "CNI plugins" …
+	// Subject names what was checked: "overlayfs", "CNI plugins" …
 	Subject string
-	// OK says that it is as it should be; Required, that pods cannot run when it is not.
+	// OK means that the check passed; Required, that pods cannot run without it.
 	OK, Required bool
-	// Detail tells what was found, Remedy what to do when it is not OK.
+	// Detail is what was found, Remedy what to do if it is not OK.
 	Detail, Remedy string
 }
 
-// Level is how much a finding matters: "ok", "note" or "error".
+// Level is the severity of a finding: "ok", "note" or "error".
 func (f Finding) Level() string {
 	switch {
 	case f.OK:
@@ -29,14 +29,14 @@ func (f Finding) Level() string {
 	}
 }
 
-// MarshalJSON gives the finding with its level.
+// MarshalJSON adds the level.
 func (f Finding) MarshalJSON() ([]byte, error) {
 	return json.Marshal(map[string]any{
 		"subject": f.Subject, "level": f.Level(), "ok": f.OK, "required": f.Required, "detail": f.Detail, "remedy": f.Remedy,
 	})
 }
 
-// Errors counts the findings without which pods cannot run.
+// Errors counts the findings that prevent pods from running.
 func Errors(findings []Finding) int {
 	n := 0
 	for _, f := range findings {
@@ -47,7 +47,7 @@ func Errors(findings []Finding) int {
 	return n
 }
 
-// Print writes the findings for a person, each with its remedy, and a summary.
+// Print writes the findings for a person, with their remedies and a summary.
 func Print(out io.Writer, findings []Finding) error {
 	width, notes := 0, 0
 	for _, f := range findings {

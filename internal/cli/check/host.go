@@ -19,28 +19,27 @@ import (
 	"github.com/tripod-run/tripod/internal/config"
 )
 
-// Host is what is looked at. System fills it with the real thing; tests give their own.
+// Host is the source of the checks' data. System returns the real one; tests substitute their own.
 type Host struct {
 	// Proc is where procfs is mounted.
 	Proc string
 	// UID is the effective user.
 	UID int
-	// Overlay tries an overlay mount whose directories lie below dir.
+	// Overlay tries an overlay mount with directories below dir.
 	Overlay func(dir string) error
-	// NAT tries to make a masquerading rule, in a network namespace of its own.
+	// NAT tries to add a masquerading rule in a separate network namespace.
 	NAT func(ctx context.Context) error
 	// Statfs is statfs(2).
 	Statfs func(path string) (unix.Statfs_t, error)
 	// FileLimit is the hard limit of open files.
 	FileLimit func() (uint64, error)
-	// Clock is the time, and whether something keeps it right.
-	Clock func() (now time.Time, synchronised bool)
-	// LoopbackUp reports whether the loopback interface is up.
+	// Clock returns the time and whether it is synchronised.
+	Clock      func() (now time.Time, synchronised bool)
 	LoopbackUp func() bool
 	Config     *config.Config
 }
 
-// System is the host that the program runs on.
+// System returns the host that the program runs on.
 func System(c *config.Config) Host {
 	return Host{
 		Proc: "/proc", UID: os.Geteuid(), Overlay: tryOverlay, NAT: tryNAT, Statfs: statfs,
@@ -48,7 +47,7 @@ func System(c *config.Config) Host {
 	}
 }
 
-// Findings looks at everything, in the order in which a person would put it right.
+// Findings runs all checks, in the order in which a person would fix them.
 func (h Host) Findings(ctx context.Context) []Finding {
 	findings := []Finding{h.root(), h.kernel(), h.namespaces(), h.seccomp(), h.overlay(), h.disk(), h.files(), h.loopback(), h.nat(ctx)}
 	findings = append(findings, h.network()...)
@@ -57,11 +56,10 @@ func (h Host) Findings(ctx context.Context) []Finding {
 
 func (h Host) root() Finding {
 	return Finding{Subject: "root", Required: true, OK: h.UID == 0, Detail: fmt.Sprintf("running as uid %d", h.UID),
-		Remedy: "run as root: namespaces, mounts and cgroups are root's to make (some findings below are false without)"}
+		Remedy: "run as root: only root can make namespaces, mounts and cgroups (some findings below are wrong otherwise)"}
 }
 
-// The oldest kernels with openat2 and pidfd_open (5.6), and with mount_setattr (5.12), which recursive read-only
-// mounts need.
+// The oldest kernels with openat2 and pidfd_open (5.6) and with mount_setattr (5.12), which recursive read-only mounts need.
 var (
 	kernelNeeded = [2]int{5, 6}
 	kernelWanted = [2]int{5, 12}
@@ -104,7 +102,7 @@ func kernelVersion(release string) (v [2]int, err error) {
 }
 
 func (h Host) namespaces() Finding {
-	f := Finding{Subject: "namespaces", Required: true, Remedy: "use a kernel with CONFIG_NAMESPACES and all kinds of it"}
+	f := Finding{Subject: "namespaces", Required: true, Remedy: "use a kernel with CONFIG_NAMESPACES and all its namespaces"}
 	var have, lack []string
 	for _, kind := range []string{"mnt", "net", "pid", "ipc", "uts", "cgroup", "user"} {
 		if _, err := os.Lstat(filepath.Join(h.Proc, "self/ns", kind)); err == nil {
@@ -117,7 +115,7 @@ func (h Host) namespaces() Finding {
 	f.Detail = strings.Join(have, " ")
 	if !f.OK {
 		f.Detail = "missing: " + strings.Join(lack, " ")
-		// Without these two, pods that do not ask for them run all the same.
+		// Pods that do not use these two run without them.
 		f.Required = slices.ContainsFunc(lack, func(kind string) bool { return kind != "user" && kind != "cgroup" })
 	}
 	return f
@@ -138,7 +136,7 @@ func (h Host) seccomp() Finding {
 func (h Host) overlay() Finding {
 	dir := existing(h.Config.Root)
 	f := Finding{Subject: "overlayfs", Required: true, Detail: "works below " + dir,
-		Remedy: "`modprobe overlay`, and put root on a file system that can hold upper layers (ext4, xfs with ftype=1, tmpfs), not on an overlay itself"}
+		Remedy: "`modprobe overlay`, and put root on a file system that supports upper layers (ext4, xfs with ftype=1, tmpfs), not on an overlay itself"}
 	if err := h.Overlay(dir); err != nil {
 		f.Detail = fmt.Sprintf("does not work below %s: %v", dir, err)
 		return f
@@ -147,7 +145,7 @@ func (h Host) overlay() Finding {
 	return f
 }
 
-// existing is path or the nearest directory above it that is there.
+// existing returns path or its nearest existing parent directory.
 func existing(path string) string {
 	for {
 		if _, err := os.Stat(path); err == nil || path == "/" {
@@ -157,7 +155,7 @@ func existing(path string) string {
 	}
 }
 
-// Room below the root directory: for a few small images at least, and for use.
+// Disk space below the root directory: the minimum for a few small images, and the recommended one.
 const (
 	diskNeeded = 256 << 20
 	diskWanted = 5 << 30
@@ -177,7 +175,7 @@ func (h Host) disk() Finding {
 	case st.Flags&unix.ST_RDONLY != 0:
 		f.Detail, f.Remedy = dir+" is read-only", "remount it read-write"
 	case st.Flags&unix.ST_NOEXEC != 0:
-		f.Detail, f.Remedy = dir+" is mounted noexec: no program in a container could run", "remount it with exec"
+		f.Detail, f.Remedy = dir+" is mounted noexec: containers cannot run programs", "remount it with exec"
 	case free < diskNeeded:
 	case st.Files > 0 && st.Ffree < st.Files/50:
 		f.Detail = fmt.Sprintf("only %d of %d inodes are free for %s", st.Ffree, st.Files, h.Config.Root)
@@ -189,7 +187,7 @@ func (h Host) disk() Finding {
 	return f
 }
 
-// A running container costs the daemon a handful of descriptors.
+// A running container costs the daemon a few descriptors.
 const (
 	filesNeeded = 1024
 	filesWanted = 16384
@@ -213,8 +211,8 @@ func (h Host) loopback() Finding {
 }
 
 func (h Host) nat(ctx context.Context) Finding {
-	f := Finding{Subject: "NAT", Detail: "iptables works: pods reach the world and can have host ports", OK: true,
-		Remedy: "`apt-get install iptables`, and use a kernel with nftables or iptables NAT; without it pods talk to one another and to the node only"}
+	f := Finding{Subject: "NAT", Detail: "iptables works: pods reach outside networks and can have host ports", OK: true,
+		Remedy: "`apt-get install iptables`, and use a kernel with nftables or iptables NAT; without it pods reach only each other and the node"}
 	if err := h.NAT(ctx); err != nil {
 		f.OK, f.Detail = false, err.Error()
 	}
@@ -225,16 +223,16 @@ func (h Host) clock() Finding {
 	now, synchronised := h.Clock()
 	f := Finding{Subject: "clock", OK: synchronised, Detail: "synchronised", Remedy: "run chrony or systemd-timesyncd"}
 	if !synchronised {
-		f.Detail = "nothing keeps it right (adjtimex: unsynchronised)"
+		f.Detail = "not synchronised (adjtimex)"
 	}
 	if now.Year() < 2026 {
 		f.OK, f.Required = false, true
-		f.Detail = fmt.Sprintf("says %s: certificates of registries will not be valid yet", now.UTC().Format(time.DateOnly))
+		f.Detail = fmt.Sprintf("set to %s: registries' certificates are not valid yet at that time", now.UTC().Format(time.DateOnly))
 	}
 	return f
 }
 
-// network looks at the CNI configuration in force and at each plugin that it names.
+// network checks the active CNI configuration and each plugin in it.
 func (h Host) network() []Finding {
 	f := Finding{Subject: "CNI configuration", Required: true, OK: true}
 	plugins := []string{"loopback", "bridge", "host-local", "portmap"}
@@ -272,8 +270,8 @@ func (h Host) plugins(names []string) Finding {
 	return f
 }
 
-// cniConf is what is looked at of a CNI configuration (CNI SPEC 1.0, section 1): a list of plugins, or, in the form
-// that came before, one plugin.
+// cniConf is the part of a CNI configuration that is checked (CNI SPEC 1.0, section 1): a list of plugins or, in the older
+// form, one plugin.
 type cniConf struct {
 	Name    string      `json:"name"`
 	Plugins []cniPlugin `json:"plugins"`
@@ -287,7 +285,7 @@ type cniPlugin struct {
 	} `json:"ipam"`
 }
 
-// cniConfiguration finds the file in force, "" when there is none, and the plugins that it names.
+// cniConfiguration returns the active file, or "", and the plugins in it.
 func (h Host) cniConfiguration() (file string, plugins []string, err error) {
 	entries, err := os.ReadDir(h.Config.Network.ConfDir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -313,7 +311,7 @@ func (h Host) cniConfiguration() (file string, plugins []string, err error) {
 		conf.Plugins = append(conf.Plugins, conf.cniPlugin)
 	}
 	if conf.Name == "" || len(conf.Plugins) == 0 {
-		return file, nil, fmt.Errorf("%s: names no network or no plugin", file)
+		return file, nil, fmt.Errorf("%s: the network name or the plugins are missing", file)
 	}
 	for _, p := range conf.Plugins {
 		plugins = append(plugins, p.Type)
@@ -347,7 +345,7 @@ func loopbackUp() bool {
 	return err == nil && lo.Flags&net.FlagUp != 0
 }
 
-// tryNAT makes a rule as the bridge plugin does, in a network namespace that ends with the command.
+// tryNAT adds a rule as the bridge plugin does, in a network namespace that ends with the command.
 func tryNAT(ctx context.Context) error {
 	path, err := exec.LookPath("iptables")
 	if err != nil {
@@ -358,7 +356,7 @@ func tryNAT(ctx context.Context) error {
 	c := exec.CommandContext(ctx, path, "-w", "-t", "nat", "-A", "POSTROUTING", "-s", "192.0.2.0/24", "-m", "comment", "--comment", "trial", "-j", "MASQUERADE")
 	c.SysProcAttr = &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWNET}
 	if out, err := c.CombinedOutput(); err != nil {
-		return fmt.Errorf("iptables cannot make a NAT rule: %w: %s", err, oneLine(string(out)))
+		return fmt.Errorf("iptables cannot add a NAT rule: %w: %s", err, oneLine(string(out)))
 	}
 	return nil
 }

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tryOverlay mounts an overlay of two lower layers below dir and writes to it, in a mount namespace that ends with
-// the thread that made it.
+// tryOverlay mounts an overlay of two lower layers below dir and writes to it, in a mount namespace that ends with its
+// thread.
 func tryOverlay(dir string) (err error) {
 	trial, err := os.MkdirTemp(dir, ".tripod-check-")
 	if err != nil {

@@ -14,29 +14,29 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// collectTimeout bounds how long the workers are waited for.
+// collectTimeout limits the wait for the workers.
 const collectTimeout = 5 * time.Second
 
-// Workload is what the worker of a component's container has counted.
+// Workload is what a worker reports about a component's container.
 type Workload struct {
 	workerapi.Metrics
 	Stats workerapi.Stats
 }
 
-// Components adds up the figures of the containers of each component. A counter must not fall when a container is gone, so
-// its last known counters are kept.
+// Components aggregates the metrics of each component's containers. A counter must not decrease when a container disappears,
+// so its last values are kept.
 type Components struct {
-	// List gives the containers that workers know, those that have stopped included.
+	// List returns the containers that workers know, including stopped ones.
 	List func(ctx context.Context) []Workload
-	// Running gives the running containers of each component.
+	// Running returns the running containers of each component.
 	Running func() map[string][]string
 
 	mu   sync.Mutex
-	seen map[string]Workload // by container ID
-	gone map[string]*totals  // by component
+	seen map[string]Workload // last values, by container ID
+	gone map[string]*totals  // sums of removed containers, by component
 }
 
-// totals are the figures of a component.
+// totals are the metrics of a component.
 type totals struct {
 	containers, instances, active  int
 	memory                         uint64
@@ -56,8 +56,8 @@ var (
 	containersOf  = gauge("containers", "Running containers of the component.")
 	instancesOf   = gauge("instances", "Live instances of the component.")
 	memoryOf      = gauge("memory_bytes", "Linear memory and tables of the component's live instances.")
-	cpuOf         = gauge("cpu_seconds_total", "CPU time that the component's guests have used.")
-	throttledOf   = gauge("throttled_seconds_total", "Time that guests have waited for their CPU quota.")
+	cpuOf         = gauge("cpu_seconds_total", "CPU time used by the component's guests.")
+	throttledOf   = gauge("throttled_seconds_total", "Time that guests have waited for CPU quota.")
 	endedOf       = gauge("guests_ended_total", "Guests that were ended, by cause: trap, deadline, memory.", "cause")
 	droppedOf     = gauge("log_dropped_bytes_total", "Output that could not be written to the container's log.")
 	lostOf        = gauge("channel_dropped_messages_total", "Messages of the component's channels that were dropped: the daemon was away, or they were not read.")
@@ -90,7 +90,7 @@ func (c *Components) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-// sum adds the containers that the workers know, stopped ones among them, to what the gone ones have left.
+// sum adds the containers that workers report, including stopped ones, to the sums of removed containers.
 func (c *Components) sum(now []Workload) map[string]*totals {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -122,12 +122,12 @@ func (c *Components) sum(now []Workload) map[string]*totals {
 	return all
 }
 
-// restarted tells whether a container's counters have begun anew.
+// restarted reports whether a container's counters have been reset.
 func restarted(before, now Workload) bool {
 	return now.Stats.Requests < before.Stats.Requests || now.Stats.CPUNanos < before.Stats.CPUNanos
 }
 
-// keep adds what a container that is gone has counted.
+// keep adds the counters of a removed container.
 func (c *Components) keep(w Workload) {
 	if c.gone == nil {
 		c.gone = map[string]*totals{}
@@ -142,7 +142,6 @@ func of(all map[string]*totals, component string) *totals {
 	return all[component]
 }
 
-// add adds the counters of a container.
 func (t *totals) add(w Workload) {
 	t.cpu += w.Stats.CPUNanos
 	t.throttled += w.Stats.ThrottledNanos
@@ -177,14 +176,14 @@ func addMethod(sum *workerapi.MethodMetrics, m workerapi.MethodMetrics) {
 		sum.Bounds, sum.Buckets = m.Bounds, make([]uint64, len(m.Buckets))
 	}
 	if len(sum.Buckets) != len(m.Buckets) {
-		return // of a worker of another version
+		return // from a worker of another version
 	}
 	for i, n := range m.Buckets {
 		sum.Buckets[i] += n
 	}
 }
 
-// clone copies the counters, and leaves what is of now: nothing of it is gone containers'.
+// clone copies the counters without the gauges, which removed containers do not contribute to.
 func (t *totals) clone() *totals {
 	copied := *t
 	copied.rejected = maps.Clone(t.rejected)
@@ -229,7 +228,7 @@ func (t *totals) write(to chan<- prometheus.Metric, component string) {
 	}
 }
 
-// histogram is the durations of a method, cumulative as Prometheus has them.
+// histogram converts a method's durations to a cumulative Prometheus histogram.
 func histogram(m *workerapi.MethodMetrics, component, method string) prometheus.Metric {
 	buckets, count := make(map[float64]uint64, len(m.Bounds)), uint64(0)
 	for i, n := range m.Buckets {
