@@ -19,4 +19,5 @@
 // (docs/adr/0003-errdefs-is-the-error-vocabulary.md).
 //
 // Backends live below this package (internal/sandbox/linux, …/vm, …/wasm). They never import each other or a control plane.
+// Example is a whole backend in two hundred lines.
 package sandbox
