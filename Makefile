@@ -169,6 +169,20 @@ install: build ## the programs and the systemd units, below DESTDIR and PREFIX
 	install -D -m 0755 $(AGENT) $(DESTDIR)$(PREFIX)/bin/tripod-agent
 	install -D -m 0644 -t $(DESTDIR)$(UNITDIR) dist/tripod.service dist/tripod-orchestrator.service
 
+.PHONY: release-notes
+release-notes: ## what CHANGELOG.md says of VERSION; without one what is not released yet
+	@hack/notes.sh '$(VERSION)'
+
+# The notes come first: a version that the changelog does not know is not built.
+.PHONY: release
+release: ## build/release: an archive of the programs and units of VERSION, and its notes
+	rm -rf build/release && mkdir -p build/release
+	hack/notes.sh '$(VERSION)' >build/release/NOTES.md
+	$(MAKE) install BUILDFLAGS=-trimpath DESTDIR=build/release/root
+	install -m 0644 LICENSE CHANGELOG.md build/release/root
+	tar -C build/release/root --sort=name --owner=0 --group=0 -czf 'build/release/tripod-$(VERSION)-linux-$(shell go env GOARCH).tar.gz' .
+	rm -rf build/release/root
+
 .PHONY: clean
 clean: ## remove build/
 	rm -rf build
