@@ -209,11 +209,13 @@ write_report() {
   cat <<MD
 # Benchmarks
 
-Written by \`make bench\` (hack/bench.sh). All columns are from one run on one machine, which others share: compare
-columns, not runs. One client, \`tripod bench\`, drives every runtime over its CRI socket with the same image
-(busybox, a shell that ends at SIGTERM), the same CNI chain (bridge with ipMasq, host-local, portmap) and the same
-plugins, which Tripod does the work of in process where it can. Times are p50 / p95 in milliseconds; the last column is
-containerd's p50 divided by that of the first.
+Compare columns, not runs: all columns of a table are from one run on one machine, which others share. \`make bench\`
+(hack/bench.sh) wrote this page.
+
+One client, \`tripod bench\`, drives every runtime over its CRI socket. All runtimes get the same image (busybox, a shell that
+ends at SIGTERM), the same CNI chain (bridge with ipMasq, host-local, portmap) and the same plugins. Tripod runs these
+plugins in process where it can. Times are p50 / p95 in milliseconds. The last column is the last runtime's p50 divided
+by the first's.
 
 - Date: $(date -u +%Y-%m-%d)
 - Machine: $(nproc) × $(awk -F ': ' '/^model name/ {print $2; exit}' /proc/cpuinfo), $(awk '/^MemTotal/ {printf "%.0f GiB", $2 / 1048576}' /proc/meminfo), Linux $(uname -r | cut -d . -f 1,2)
@@ -221,9 +223,9 @@ containerd's p50 divided by that of the first.
 - $(crun --version | head -1); $(runc --version | head -1); $(conmon --version | head -1)
 - containerd $(containerd --version | awk '{print $3}'); CNI plugins $(dpkg-query -W -f '${Version}' containernetworking-plugins)
 
-The up phase is RunPodSandbox, CreateContainer and StartContainer of a pod; the down phase is StopContainer,
-RemoveContainer, StopPodSandbox and RemovePodSandbox. Helpers' PSS is that of all processes that a pod adds and that
-are not the container's own: conmon here, shim and pause there.
+The up phase of a pod is RunPodSandbox, CreateContainer and StartContainer. The down phase is StopContainer,
+RemoveContainer, StopPodSandbox and RemovePodSandbox. Helpers are the processes that a pod adds beside the container's
+own: conmon for Tripod, shim and pause for containerd. Their memory is given as PSS.
 
 ## Containers
 $(compare cri)
@@ -234,8 +236,8 @@ Daemons' memory after all that (VmRSS, of which RssAnon): Tripod with crun $(cat
 
 ## Components
 
-Pods of examples/wasm/faults-c, whose image is present and whose compiled code is cached, in one worker for the node;
-beside them, the pods of containers from above.
+The pods run examples/wasm/faults-c. Its image is present and its compiled code is cached; one worker serves the node. The
+other columns are the pods of containers from above.
 $(compare_wasm cri)
 $(compare_wasm host)
 $("$TRIPOD" bench compare "$dir/wasm-idle.json")
@@ -244,24 +246,23 @@ $(cat "$dir/wasm-many.md")
 
 ### Calls
 
-One client for both: the component in the worker, a fresh instance for each request, and quic-go's http3.Server with a
-handler that copies the body, in a process of its own inside the same network namespace.
+One client calls two servers: the component in the worker, with a fresh instance for each request, and a bare quic-go
+http3.Server whose handler copies the body. The bare server is a process of its own in the same network namespace.
 
 $(cat "$dir/wasm-calls.md")
 
 ## Modules by MQTT
 
-Modules of examples/edge on the runtime tripod/wasm, the embedded broker in the daemon, an orchestrator beside it. A client is
-internal/edge/mqtt in a process of its own, on both sides of the comparison.
+The modules are those of examples/edge on the runtime tripod/wasm. The broker is the embedded one in the daemon, and an
+orchestrator runs beside it. Both sides of the comparison use the same client, internal/edge/mqtt in a process of its own.
 
 $(cat "$dir/edge.md")
 
 ## Machines
 
-The test guest (hack/images/guest: a kernel, an initramfs, a shell script) in a VM pod, and in QEMU started by hand with
-the same kernel, initramfs, memory, accelerator and cloud-init data, in turns. Ready is the guest's own line on its
-console, in the container's log and on QEMU's standard output. A pod's guest finds an agent and starts it, the other's
-does not.
+The test guest (hack/images/guest: a kernel, an initramfs, a shell script) boots in a VM pod and, in turns, in QEMU started
+by hand with the same kernel, initramfs, memory, accelerator and cloud-init data. It is ready when it prints its own line on
+its console. The pod's guest also finds the agent and starts it; the other one has none.
 
 $(cat "$dir/vm.md")
 MD
