@@ -23,7 +23,7 @@ type bench struct {
 	messages     chan mqtt.Message
 }
 
-// dial connects to the broker and subscribes to all that is told of modules.
+// dial connects to the broker and subscribes to all messages about modules.
 func dial(ctx context.Context, url string) (*bench, error) {
 	b := &bench{topics: wire.Topics{Realm: "realm"}, messages: make(chan mqtt.Message, 1<<16)}
 	client, err := connect(ctx, url, func(m mqtt.Message) { b.messages <- m })

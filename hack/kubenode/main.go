@@ -1,5 +1,5 @@
-// Command kubenode is a Kubernetes cluster of one node, for a person to try things on: the cluster of the tests, until it
-// is told to end. It runs inside of a world that hack/testns makes; hack/kube.sh up starts it.
+// Command kubenode is a Kubernetes cluster of one node, for a person to try things on: the cluster of the tests, until a
+// signal ends it. It runs inside a world that hack/testns makes; hack/kube.sh up starts it.
 package main
 
 import (

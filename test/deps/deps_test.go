@@ -104,7 +104,7 @@ func (r rule) check(path string, deps []string) []string {
 	return bad
 }
 
-// list is every package that the module's own depend on. With cgo, for else the files of the engine are left out.
+// list is every package that the module's own depend on. With cgo, otherwise the files of the engine are left out.
 var list = sync.OnceValues(func() (map[string]*pkg, error) {
 	c := exec.Command("go", "list", "-e", "-deps", "-json=ImportPath,Name,Doc,Standard,Imports,Deps,CgoFiles", "../../...")
 	c.Env = append(c.Environ(), "CGO_ENABLED=1")

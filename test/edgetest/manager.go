@@ -90,7 +90,7 @@ func (m *Manager) message(action string, data object) []byte {
 	return Message("", action, kind, data)
 }
 
-// register asks until it is answered, each 5 s anew.
+// register asks every 5 s until it is answered.
 func (m *Manager) register(ctx context.Context, data object) error {
 	topic := reg(m.cfg.Realm, data["uuid"].(string))
 	answers := make(chan envelope, 16)

@@ -178,7 +178,7 @@ func (o *Orchestrator) Kill() { o.t.Helper(); o.end(syscall.SIGKILL) }
 // Pid is its process's.
 func (o *Orchestrator) Pid() int { return o.cmd.Process.Pid }
 
-// Record is what REST tells of a runtime or module.
+// Record is a runtime or module as REST describes it.
 type Record map[string]any
 
 // Get asks the REST interface.

@@ -59,7 +59,7 @@ var Root = sync.OnceValue(func() string {
 	panic("the working directory is not in the repository")
 })
 
-// Binary is the tripod program under test: $TRIPOD_BIN, or build/bin/tripod, built anew.
+// Binary is the tripod program under test: $TRIPOD_BIN, or build/bin/tripod, which is built first.
 var Binary = sync.OnceValues(func() (string, error) {
 	if bin := os.Getenv("TRIPOD_BIN"); bin != "" {
 		return bin, nil
@@ -91,7 +91,7 @@ func FailPoints(t testing.TB) []string {
 	return strings.Fields(string(out))
 }
 
-// WasmBinary is the tripod-wasm program under test: $TRIPOD_WASM_BIN, or build/bin/tripod-wasm, built anew.
+// WasmBinary is the tripod-wasm program under test: $TRIPOD_WASM_BIN, or build/bin/tripod-wasm, which is built first.
 var WasmBinary = sync.OnceValues(func() (string, error) {
 	if bin := os.Getenv("TRIPOD_WASM_BIN"); bin != "" {
 		return bin, nil

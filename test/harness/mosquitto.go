@@ -118,7 +118,7 @@ func (s *Subscriber) read(cmd *exec.Cmd, out io.Reader) {
 	_ = cmd.Wait() // it ends when the test does
 }
 
-// Messages are what has come so far, in the order of arrival, without the harness's own.
+// Messages are those that have arrived so far, in order, without the harness's own.
 func (s *Subscriber) Messages() []Message {
 	s.mu.Lock()
 	defer s.mu.Unlock()

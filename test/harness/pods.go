@@ -89,7 +89,7 @@ func Command(argv ...string) ContainerOption {
 // Shell makes the container run a script.
 func Shell(script string) ContainerOption { return Command("sh", "-c", script) }
 
-// Sleep makes the container run for an hour, and end at once when it is told to.
+// Sleep makes the container run for an hour, and end at once on SIGTERM.
 func Sleep() ContainerOption { return Shell("trap 'exit 0' TERM; sleep 3600 & wait") }
 
 // Security changes the container's security context.

@@ -29,7 +29,7 @@ const (
 	TwoDisks    = vmPrefix + "two-disks:1" // a containerDisk of two disks
 )
 
-// GuestTimeout is how long a guest may take to boot: it is emulated, on a machine that may do much else.
+// GuestTimeout is how long a guest may take to boot: it is emulated, and the machine may be busy.
 const GuestTimeout = 2 * time.Minute
 
 // VM lets machines be emulated, small, and found where `make build` puts what they need.

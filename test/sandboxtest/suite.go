@@ -220,7 +220,7 @@ func (c client) manyContainers() {
 	next := c.container("a", Runs)
 	next.Metadata.Attempt = 1
 	if id := c.create(pod, podConfig, next); slices.Contains(ids, id) {
-		c.Errorf("the next attempt is the container %s of before", id)
+		c.Errorf("the next attempt has the ID of the previous one, %s", id)
 	}
 	c.must(c.stopPod(pod))
 	if s := c.status(ids[2]); s.State != runtimeapi.ContainerState_CONTAINER_EXITED {

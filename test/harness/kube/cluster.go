@@ -31,7 +31,7 @@ const (
 
 var gateway = net.IPv4(192, 0, 2, 1)
 
-// readyTimeout is how long a program, or the node, may take to be ready, on a machine that does much else.
+// readyTimeout is how long a program, or the node, may take to be ready on a busy machine.
 const readyTimeout = 2 * time.Minute
 
 // Cluster is a cluster of one node.
