@@ -131,8 +131,8 @@ type crash struct {
 	before    harness.Resources
 }
 
-// at kills the daemon at a fail point, starts it again, and demands what holds tells of the node, that no trace of the victim
-// stays, and that its calls succeed then.
+// at kills the daemon at a fail point and starts it again. Then holds must find nothing wrong, no trace of the victim may stay,
+// and the same calls must succeed.
 func (c crash) at(t *testing.T, point string, holds func() error) {
 	t.Helper()
 	c.d.Restart(failpoint.Variable + "=" + point + "=kill")

@@ -194,7 +194,7 @@ func TestEdgeModulesOutliveTheDaemon(t *testing.T) {
 	})
 }
 
-// again subscribes anew where the broker went with the daemon.
+// again subscribes once more if the broker ended with the daemon.
 func (n *edgeNode) again() {
 	n.Helper()
 	if n.m == nil {
@@ -245,7 +245,7 @@ func TestEdgeOrchestratorComesBack(t *testing.T) {
 	n.o.MustEdge("stop", first)
 }
 
-// TestEdgeExits: how a module ended is told in its record, whichever way that was.
+// TestEdgeExits: the record of a module says how it ended, whichever way that was.
 func TestEdgeExits(t *testing.T) {
 	n := startEdge(t, false)
 	for name, test := range map[string]struct {

@@ -404,7 +404,7 @@ func TestPullFailures(t *testing.T) {
 		t.Run(name, func(t *testing.T) { wantCode(t, pull(context.Background(), c.image, nil), c.want) })
 	}
 	for name, image := range map[string]string{"a registry that is down": "down.test" + path, "a registry that stops sending": "stalls.test" + path} {
-		t.Run(name+" is told by the kubelet's name", func(t *testing.T) {
+		t.Run(name+" has the error that the kubelet knows", func(t *testing.T) {
 			_, err := d.Images().PullImage(context.Background(), spec(image), nil, nil)
 			// The kubelet compares the beginning of what its client hands it.
 			text := ""

@@ -111,7 +111,7 @@ func (k *kubelet) dir(p *kubePod) string    { return filepath.Join(k.root, "pods
 func (k *kubelet) logDir(p *kubePod) string { return filepath.Join(k.logs, "ns_"+p.name+"_"+p.uid) }
 func (k *kubelet) cgroup(p *kubePod) string { return k.cgroups + "/pod" + p.uid }
 
-// podStatus is what the runtime tells of a pod, the newest first.
+// podStatus is what the runtime reports about a pod, the newest first.
 type podStatus struct {
 	sandboxes  []*runtimeapi.PodSandboxStatus
 	containers []*runtimeapi.ContainerStatus
@@ -293,7 +293,7 @@ func (k *kubelet) syncInit(p *kubePod, s *podStatus) bool {
 	return true
 }
 
-// newSandbox makes the next attempt at a pod: what runs of it is stopped, and its init containers begin anew.
+// newSandbox makes the next attempt at a pod: what runs of it is stopped, and its init containers run again.
 func (k *kubelet) newSandbox(p *kubePod, s *podStatus) *podStatus {
 	k.t.Helper()
 	ctx := context.Background()

@@ -419,7 +419,7 @@ func killPause(t *testing.T, podID string) {
 }
 
 // kubeLostSandbox: a sandbox that somebody stopped behind the kubelet's back is followed by the next attempt, in which
-// all begins anew.
+// everything starts again.
 func kubeLostSandbox(t *testing.T, k *kubelet) {
 	c := &kubeContainer{name: "c", image: harness.Busybox, command: sleeps("")}
 	never := &kubeContainer{name: "never", image: harness.Busybox, command: sleeps("")}
@@ -496,8 +496,8 @@ func kubeTermination(t *testing.T, k *kubelet) {
 	k.remove(p)
 }
 
-// kubeRestarted: another kubelet finds the pods as they are, leaves those alone that run, and makes anew what the one
-// before had only created. The daemon is restarted as well.
+// kubeRestarted: another kubelet finds the pods as they are, leaves alone those that run, and replaces what the
+// previous one had only created. The daemon is restarted as well.
 func kubeRestarted(t *testing.T, k *kubelet) {
 	ctx := context.Background()
 	up := &kubeContainer{name: "up", image: harness.Busybox, command: sleeps("")}

@@ -150,7 +150,7 @@ func unitSecretComesLate(t *testing.T, k *kubelet, kind unitKind) {
 	k.states(p, "c running")
 }
 
-// unitSecond: what needs a second container is told what this kind has, and what runs goes on.
+// unitSecond: a request for a second container is refused with what this kind has, and what runs goes on.
 func unitSecond(t *testing.T, k *kubelet, kind unitKind) {
 	p := k.unitPod("unit-second", kind, func(c *runtimeapi.ContainerConfig, _ int) { kind.runs(c) })
 	s := k.states(p, "c running")

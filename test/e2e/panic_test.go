@@ -52,7 +52,7 @@ func TestN12PanicEndsItsRequest(t *testing.T) {
 	for _, command := range []string{"check", "diag"} {
 		out, _ := exec.Command(tripod, command, "--config", d.ConfigPath()).CombinedOutput() // fails where the test machine has faults
 		if !strings.Contains(string(out), "has recovered panics: StartContainer (1), StopPodSandbox (1), image pull (1)") {
-			t.Errorf("tripod %s does not tell of them:\n%s", command, out)
+			t.Errorf("tripod %s does not report the panics:\n%s", command, out)
 		}
 	}
 	if !strings.Contains(d.DaemonLog(), "recovered a panic") || d.Pid() != pid {

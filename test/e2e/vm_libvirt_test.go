@@ -49,7 +49,7 @@ func TestVMLibvirt(t *testing.T) {
 }
 
 // TestVMLibvirtAway: the daemon starts while libvirtd is away, serves all other pods, and says why machines take no orders; when
-// libvirtd is there again, the machine that ran all the while is taken over, and one that ended meanwhile is told.
+// libvirtd is there again, the machine that ran all the while is taken over, and the end of one that ended meanwhile is reported.
 func TestVMLibvirtAway(t *testing.T) {
 	lv := libvirtdtest.Start(t)
 	t.Setenv("TRIPOD_VMWRAP_BIN", libvirtdtest.Wrapper(t))

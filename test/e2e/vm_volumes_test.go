@@ -235,7 +235,7 @@ func TestVMShareDriver(t *testing.T) {
 	}
 	resp, err := d.CRI().ContainerStatus(t.Context(), &runtimeapi.ContainerStatusRequest{ContainerId: c.ID, Verbose: true})
 	if err != nil || !strings.Contains(resp.Info["info"], "no virtio-fs") {
-		t.Errorf("nobody is told: %v, %v", resp, err)
+		t.Errorf("the status does not say that there is no virtio-fs: %v, error %v", resp, err)
 	}
 	pod := d.RunPodWith(t, harness.PodConfig(t, "demands", func(p *runtimeapi.PodSandboxConfig) {
 		p.Annotations = map[string]string{"tripod.dev/vm.share-driver": "virtiofs"}

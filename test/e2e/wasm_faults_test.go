@@ -52,7 +52,7 @@ func TestWasmStreamsOutliveTheDaemon(t *testing.T) {
 			if got := strings.Count(harness.Text(c.Logs(), "stdout"), "without a daemon"); got != 2 {
 				t.Errorf("%d lines in the log of 2", got)
 			}
-			d.Restart() // and when it is told to stop
+			d.Restart() // and when SIGTERM ends it
 			both(10)
 			c.Stop(time.Second)
 			<-overTCP.over

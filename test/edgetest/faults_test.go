@@ -115,7 +115,7 @@ func (s *site) witness(topic string) {
 	}
 }
 
-// Whatever a module or its runtime does wrong, the others go on, and the wrong one's end is told.
+// Whatever a module or its runtime does wrong, the others go on, and the end of the one at fault is reported.
 func TestWrongModulesDisturbNobody(t *testing.T) {
 	s := newSite(t, foreignOrchestrator)
 	witness := s.create(edgetest.RuntimeTwo, "echo", "witness/two")

@@ -10,7 +10,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness/kube"
 )
 
-// burstTimeout is how long a burst may take on a machine that does as much else. It is no bar: those are measured by hand,
+// burstTimeout is how long a burst may take on a busy machine. It is no bar: those are measured by hand,
 // with the lines that the test logs, on a quiet machine.
 const burstTimeout = 10 * time.Minute
 

@@ -187,7 +187,7 @@ func checkRestarts(t *testing.T, k kind, n *kube.Namespace, fails bool) {
 	})
 }
 
-// TestHooks: postStart is over before the container counts as started, preStop runs before it is told to end.
+// TestHooks: postStart is over before the container counts as started, preStop runs before the container gets its signal.
 func TestHooks(t *testing.T) {
 	forKinds(t, kinds[:1], func(t *testing.T, k kind, n *kube.Namespace) {
 		n.Apply(k.fill(`

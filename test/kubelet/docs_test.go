@@ -47,7 +47,7 @@ func TestDocuments(t *testing.T) {
 		}
 		for _, name := range []string{"", "linux", "wasm", "vm"} { // applied when the cluster was started
 			if !handlers[name] {
-				t.Errorf("the node does not tell of the handler %q: %v", name, node.Status.RuntimeHandlers)
+				t.Errorf("the node does not report the handler %q: %v", name, node.Status.RuntimeHandlers)
 			}
 		}
 	})

@@ -282,7 +282,7 @@ func (s *soak) useComponents() {
 			_, err = s.img.PullImage(s.t.Context(), &runtimeapi.PullImageRequest{Image: spec})
 		}
 		if err != nil {
-			s.t.Errorf("%s anew: %v", c.image, err)
+			s.t.Errorf("remove and pull %s again: %v", c.image, err)
 		}
 	}
 	for _, call := range []node.Call{node.RunPodSandbox, node.CreateContainer, node.StartContainer, node.RemovePodSandbox} {

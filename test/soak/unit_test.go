@@ -142,7 +142,7 @@ func (u *unit) step() {
 	}
 }
 
-// order makes one of the calls of the table, holds the answer against it, and looks at what has come of it.
+// order makes one of the calls of the table, holds the answer against it, and checks the effect.
 func (u *unit) order(call node.Call) {
 	u.mayHaveEnded()
 	next := false

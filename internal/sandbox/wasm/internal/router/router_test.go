@@ -229,7 +229,7 @@ func TestRouting(t *testing.T) {
 			}
 			seen := *r.seen.Load()
 			if peer := seen.Get(workerapi.HeaderPeer); !strings.HasPrefix(peer, "127.0.0.1:") {
-				t.Errorf("the worker is told of the client %q", peer)
+				t.Errorf("the worker sees the client %q, want an address of 127.0.0.1", peer)
 			}
 			if seen.Get("Component") != "" || !strings.HasPrefix(seen.Get("X-Forwarded-For"), "127.0.0.1") {
 				t.Errorf("the component sees %v", seen)
@@ -359,7 +359,7 @@ func TestLeastLoaded(t *testing.T) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d containers are still counted", left)
 		}
-		time.Sleep(time.Millisecond) // pacing: nothing tells of the end of a body
+		time.Sleep(time.Millisecond) // pacing: nothing reports the end of a body
 	}
 }
 
