@@ -10,8 +10,14 @@
 //	   │  └──── End ─────┘                │   the start was undone
 //	   └─ ─ ─ ─ ─ ─ Begin ─ ─ ─ ─ ─ ─ ─ ─ ┘   it starts again
 //
-// What a call needs is looked up by Find (anything, or nothing), Created (to start or change it) and Running (to exec, attach
-// and the like), so that every kind refuses the same call in the same state with the same error class.
+// A call looks its container up by what it needs, so that every kind refuses the same call in the same state with the same error
+// class:
+//
+//	Find       status, figures, removal   absent: a nil handle
+//	Present    stop                       absent, or not running: a nil run
+//	Startable  start                      absent: ErrFailedPrecondition; running: a nil handle
+//	Created    update                     absent: ErrFailedPrecondition
+//	Running    exec, attach, logs         absent, or not running: ErrFailedPrecondition
 //
 // The ledger must not run anything, nor decide how a container ended: the kind says so to End, and the first to say it counts.
 package ledger

@@ -35,9 +35,16 @@ func New[S State, R any](format Format, file func(podID, id string) string, log 
 	return &Ledger[S, R]{format: format, file: file, log: log, sink: func(sandbox.Event) {}, handles: map[string]*Handle[S, R]{}}
 }
 
-// Create makes a container exist, in the given state.
+// Create makes a container exist, in the given state: on the disk first, so that one that cannot be written does not exist.
 func (l *Ledger[S, R]) Create(podID, id string, state S) error {
-	return l.keep(podID, id, state).Set(func(s *S) { *s = state })
+	if err := l.format.Write(l.file(podID, id), state); err != nil {
+		return err
+	}
+	h := l.keep(podID, id, state)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.state = state
+	return nil
 }
 
 // Find gives a container's handle, from the disk when it is not in memory; nil when there is no such container.
@@ -65,18 +72,35 @@ func (l *Ledger[S, R]) Created(podID, id string) (*Handle[S, R], error) {
 	return h, err
 }
 
-// Running is Find for what needs the container to run: errdefs.ErrFailedPrecondition when it does not.
-func (l *Ledger[S, R]) Running(podID, id string) (*Handle[S, R], *R, error) {
-	h, err := l.Find(podID, id)
+// Startable is Created for a start; the handle is nil when the container runs already, which is no error.
+func (l *Ledger[S, R]) Startable(podID, id string) (*Handle[S, R], error) {
+	h, err := l.Created(podID, id)
 	if err != nil {
+		return nil, err
+	}
+	if _, run := h.Snapshot(); run != nil {
+		return nil, nil
+	}
+	return h, nil
+}
+
+// Present gives a container with its present run; the run is nil when there is none, and the handle when there is no container.
+func (l *Ledger[S, R]) Present(podID, id string) (*Handle[S, R], *R, error) {
+	h, err := l.Find(podID, id)
+	if h == nil {
 		return nil, nil, err
 	}
-	if h != nil {
-		if _, run := h.Snapshot(); run != nil {
-			return h, run, nil
-		}
+	_, run := h.Snapshot()
+	return h, run, nil
+}
+
+// Running is Present for what needs the container to run: errdefs.ErrFailedPrecondition when it does not.
+func (l *Ledger[S, R]) Running(podID, id string) (*Handle[S, R], *R, error) {
+	h, run, err := l.Present(podID, id)
+	if run == nil && err == nil {
+		err = fmt.Errorf("container %s does not run: %w", id, errdefs.ErrFailedPrecondition)
 	}
-	return nil, nil, fmt.Errorf("container %s does not run: %w", id, errdefs.ErrFailedPrecondition)
+	return h, run, err
 }
 
 // Loaded gives the handle that is in memory, nil for none: for news of a run, which only such a container can have.

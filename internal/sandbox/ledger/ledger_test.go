@@ -157,6 +157,9 @@ func TestBeginFails(t *testing.T) {
 	if s, l := h.Snapshot(); s.Phase != Created || l != nil {
 		t.Errorf("after a failed Begin: %+v, %v", s, l)
 	}
+	if err := r.Create("pod", "other", state{}); err == nil || r.Loaded("other") != nil {
+		t.Errorf("created without a record: %v, %v", err, r.Loaded("other"))
+	}
 }
 
 func TestStartError(t *testing.T) {

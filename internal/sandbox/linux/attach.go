@@ -24,11 +24,11 @@ const (
 // attach.Backlog waits for it, it is disconnected with errdefs.ErrResourceExhausted. After Attach returns, a read of
 // req.Stdin or a write to req.Stdout or req.Stderr may still be under way.
 func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.AttachRequest) error {
-	h, _, l, err := b.runningContainer(p, c)
+	h, l, err := b.ledger.Running(p.ID, c.ID)
 	if err != nil {
 		return err
 	}
-	hub, client, err := l.join(h.bundle, c)
+	hub, client, err := l.join(b.bundleOf(h), c)
 	if err != nil {
 		return err
 	}
@@ -119,10 +119,8 @@ func (b *Backend) partAll() {
 }
 
 func (b *Backend) hubs() (found []*hub) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, h := range b.containers {
-		if _, l := h.snapshot(); l != nil {
+	for _, h := range b.ledger.All() {
+		if _, l := h.Snapshot(); l != nil {
 			l.mu.Lock()
 			if l.hub != nil {
 				found = append(found, l.hub)
@@ -141,8 +139,8 @@ func (b *Backend) followAttachSize(h *handle, sizes <-chan sandbox.TermSize, sto
 				return
 			}
 			line := fmt.Sprintf("1 %d %d\n", min(size.Height, maxSide), min(size.Width, maxSide))
-			if err := control(h.bundle, line); err != nil {
-				b.log.Debug("resize an attached terminal", "container", h.id, "err", err)
+			if err := control(b.bundleOf(h), line); err != nil {
+				b.log.Debug("resize an attached terminal", "container", h.ID, "err", err)
 			}
 		case <-stop:
 			return

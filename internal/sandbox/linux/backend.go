@@ -21,6 +21,7 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 	"github.com/tripod-run/tripod/internal/stats"
 )
@@ -76,10 +77,10 @@ type Backend struct {
 	// volatile means that containers' layers are mounted without syncs.
 	volatile bool
 
-	mu         sync.Mutex
-	sink       sandbox.Sink
-	containers map[string]*handle
-	pauses     map[string]*process.Process
+	ledger *ledger.Ledger[state, life]
+
+	mu     sync.Mutex
+	pauses map[string]*process.Process
 }
 
 var (
@@ -136,11 +137,10 @@ func New(cfg Config) (*Backend, error) {
 		"cgroup_v2", groups.V2, "recursive_read_only", host.RecursiveReadOnly)
 	return &Backend{
 		cfg: cfg, log: cfg.Logger, host: host, runtime: rt, conmon: conmon, cgroups: groups,
-		sampler:    stats.NewSampler(8192),
-		volatile:   noVolatile == nil,
-		sink:       func(sandbox.Event) {},
-		containers: map[string]*handle{},
-		pauses:     map[string]*process.Process{},
+		sampler:  stats.NewSampler(8192),
+		volatile: noVolatile == nil,
+		ledger:   ledger.New[state, life](format, cfg.stateFile, cfg.Logger),
+		pauses:   map[string]*process.Process{},
 	}, nil
 }
 
@@ -191,6 +191,9 @@ func (c Config) execDir() string { return filepath.Join(c.RunDir, "exec") }
 func (c Config) podDir(pod string) string            { return filepath.Join(c.Root, pod) }
 func (c Config) podRunDir(pod string) string         { return filepath.Join(c.RunDir, "pods", pod) }
 func (c Config) bundle(pod, container string) string { return filepath.Join(c.Root, pod, container) }
+func (c Config) stateFile(pod, container string) string {
+	return filepath.Join(c.bundle(pod, container), "state.json")
+}
 
 // idPattern matches every ID that the node assigns. Other names below our directories are not ours.
 var idPattern = regexp.MustCompile(`^[0-9a-f]{64}$`)
@@ -238,11 +241,4 @@ func (b *Backend) validatePod(p *sandbox.Pod) error {
 		}
 	}
 	return b.cgroups.ValidParent(p.Config.GetLinux().GetCgroupParent())
-}
-
-func (b *Backend) report(e sandbox.Event) {
-	b.mu.Lock()
-	sink := b.sink
-	b.mu.Unlock()
-	sink(e)
 }

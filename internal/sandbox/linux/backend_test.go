@@ -373,7 +373,7 @@ func TestHostNetwork(t *testing.T) {
 				t.Errorf("%s is %s, the host's is %s", ns, got, host)
 			}
 		}
-		s, _ := c.handle(t).snapshot()
+		s, _ := c.handle(t).Snapshot()
 		c.stop(0)
 		for _, dir := range r.cgroups.Dirs(s.Cgroup) {
 			if pids := cgroup.Procs(dir); len(pids) > 0 {
@@ -385,7 +385,7 @@ func TestHostNetwork(t *testing.T) {
 
 func (c *testContainer) handle(t *testing.T) *handle {
 	t.Helper()
-	h, err := c.pod.r.lookup(c.pod.ID, c.ID)
+	h, err := c.pod.r.ledger.Find(c.pod.ID, c.ID)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,8 +18,8 @@ func TestFaultC10FilledPodFiles(t *testing.T) {
 		p := r.pod()
 		c := p.container(forever).start()
 		c.waitLog("up")
-		h, _ := r.lookup(p.ID, c.ID)
-		s, _ := h.snapshot()
+		h, _ := r.ledger.Find(p.ID, c.ID)
+		s, _ := h.Snapshot()
 		beforeMemory := memoryOf(t, r, s.Cgroup)
 		written := 0
 		for _, f := range []struct {

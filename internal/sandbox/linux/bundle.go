@@ -19,6 +19,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
 
@@ -55,11 +56,13 @@ func volumeDir(bundle string, n int) string {
 // CreateContainer implements sandbox.Backend. It leaves an existing container as it is and replaces the remains of a failed
 // attempt.
 func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (sandbox.Resolved, error) {
-	if h, err := b.lookup(p.ID, c.ID); err == nil {
-		s, _ := h.snapshot()
-		return s.Resolved.answer(), nil
-	} else if !errdefs.IsNotFound(err) {
+	h, err := b.ledger.Find(p.ID, c.ID)
+	if err != nil {
 		return sandbox.Resolved{}, err
+	}
+	if h != nil {
+		s, _ := h.Snapshot()
+		return s.Resolved.answer(), nil
 	}
 	bundle := b.cfg.bundle(p.ID, c.ID)
 	if exists(bundle) {
@@ -86,7 +89,7 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	if err := fpMounted.Hit(ctx); err != nil {
 		return sandbox.Resolved{}, err
 	}
-	if err := writeJSON(configFile(bundle), config); err != nil {
+	if err := ledger.WriteJSON(configFile(bundle), config); err != nil {
 		return sandbox.Resolved{}, err
 	}
 	return answer, b.created(p, c, config, answer)
@@ -95,15 +98,10 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 // created writes the state file. From then on the container exists.
 func (b *Backend) created(p *sandbox.Pod, c *sandbox.Container, config *specs.Spec, answer sandbox.Resolved) error {
 	_, cgroup := b.cgroups.container(p, c.ID)
-	h := &handle{podID: p.ID, id: c.ID, bundle: b.cfg.bundle(p.ID, c.ID), state: state{
-		Phase: phaseCreated, BootID: bootID(), OwnPID: ownPID(config), Cgroup: cgroup, TTY: c.Config.GetTty(),
+	return b.ledger.Create(p.ID, c.ID, state{
+		Record: ledger.Record{Phase: ledger.Created}, BootID: bootID(), OwnPID: ownPID(config), Cgroup: cgroup, TTY: c.Config.GetTty(),
 		Resolved: resolved{User: answer.User, Mounts: answer.Mounts, StopSignal: answer.StopSignal},
-	}}
-	if err := h.state.write(h.bundle); err != nil {
-		return err
-	}
-	b.keep(h)
-	return nil
+	})
 }
 
 // ownPID reports whether the container gets its own PID namespace.
@@ -227,14 +225,14 @@ func (b *Backend) remount(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 	if err != nil {
 		return err
 	}
-	_, readErr := readConfig(h.bundle)
+	_, readErr := readConfig(b.bundleOf(h))
 	var config *specs.Spec
 	switch {
 	case lost:
 		config, err = b.renewLayer(ctx, p, c, h)
 	case readErr != nil:
 		config, _, err = b.build(ctx, p, c)
-	case mountedOn(rootfsDir(h.bundle)):
+	case mountedOn(rootfsDir(b.bundleOf(h))):
 		return nil
 	default:
 		_, err := b.mountAll(ctx, p, c)
@@ -243,7 +241,7 @@ func (b *Backend) remount(ctx context.Context, p *sandbox.Pod, c *sandbox.Contai
 	if err != nil {
 		return err
 	}
-	return writeJSON(configFile(h.bundle), config)
+	return ledger.WriteJSON(configFile(b.bundleOf(h)), config)
 }
 
 func readConfig(bundle string) (*specs.Spec, error) {
@@ -304,11 +302,11 @@ func removeBundle(bundle string) error {
 	if err != nil {
 		return err
 	}
-	if err := removeEmpty(rootfsDir(bundle)); err != nil {
+	if err := ledger.RemoveFile(rootfsDir(bundle)); err != nil {
 		return err
 	}
 	for _, name := range volumes {
-		if err := removeEmpty(filepath.Join(volumesDir(bundle), name)); err != nil {
+		if err := ledger.RemoveFile(filepath.Join(volumesDir(bundle), name)); err != nil {
 			return err
 		}
 	}

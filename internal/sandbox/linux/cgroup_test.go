@@ -180,7 +180,8 @@ func TestStateVersion(t *testing.T) {
 		if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := readState(dir); !is(err) {
+		var s state
+		if err := format.Read(name, &s); !is(err) {
 			t.Errorf("%q: %v", content, err)
 		}
 	}

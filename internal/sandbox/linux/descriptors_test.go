@@ -145,7 +145,7 @@ func inspect(t *testing.T, what string, pid int) {
 // initPid is the container's first process, once it is the container's own program and no more the OCI runtime.
 func initPid(t *testing.T, r *rig, p *testPod, c *testContainer) int {
 	t.Helper()
-	_, _, l, err := r.runningContainer(p.Pod, c.Container)
+	_, l, err := r.ledger.Running(p.ID, c.ID)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
 
@@ -33,11 +34,11 @@ const (
 // terminal that we receive. Without conmon, a child of the program that holds its output would delay the exit code, because
 // runc waits for it, and nobody would reap what a failed exec leaves in the PID namespace.
 func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.ExecRequest) (int32, error) {
-	h, _, l, err := b.runningContainer(p, c)
+	h, l, err := b.ledger.Running(p.ID, c.ID)
 	if err != nil {
 		return 0, err
 	}
-	config, err := readConfig(h.bundle)
+	config, err := readConfig(b.bundleOf(h))
 	if err != nil {
 		return 0, err
 	}
@@ -50,7 +51,7 @@ func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 		return 0, err
 	}
 	defer os.RemoveAll(dir)
-	if err := writeJSON(filepath.Join(dir, "process.json"), process); err != nil {
+	if err := ledger.WriteJSON(filepath.Join(dir, "process.json"), process); err != nil {
 		return 0, err
 	}
 	x := &execution{dir: dir, container: l}
@@ -64,7 +65,7 @@ func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	if err != nil {
 		return 0, err
 	}
-	return x.run(ctx, b.conmon, b.conmon.execCommand(h.id, dir, b.runtime, options))
+	return x.run(ctx, b.conmon, b.conmon.execCommand(h.ID, dir, b.runtime, options))
 }
 
 // execution is one program run by exec.

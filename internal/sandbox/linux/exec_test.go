@@ -214,8 +214,8 @@ func TestC6NoDescriptorLeaks(t *testing.T) {
 		p := r.pod()
 		c := p.container(forever).start()
 		c.waitLog("up") // until then runc's own init may be at work
-		h, _ := r.lookup(p.ID, c.ID)
-		s, _ := h.snapshot()
+		h, _ := r.ledger.Find(p.ID, c.ID)
+		s, _ := h.Snapshot()
 		for _, fd := range descriptors(t, s.Init.Pid) {
 			if !strings.HasPrefix(fd, "pipe:") && fd != "/dev/null" && !strings.HasPrefix(fd, "/bin/") {
 				t.Errorf("the container holds %s", fd)
@@ -223,13 +223,13 @@ func TestC6NoDescriptorLeaks(t *testing.T) {
 		}
 		for _, fd := range descriptors(t, s.Conmon.Pid) {
 			known := strings.HasPrefix(fd, "pipe:") || strings.HasPrefix(fd, "socket:") || strings.HasPrefix(fd, "anon_inode:[") ||
-				strings.HasPrefix(fd, h.bundle) || fd == "/dev/null" || fd == c.logFile() || strings.HasPrefix(fd, "/sys/fs/cgroup/")
+				strings.HasPrefix(fd, r.bundleOf(h)) || fd == "/dev/null" || fd == c.logFile() || strings.HasPrefix(fd, "/sys/fs/cgroup/")
 			if !known || strings.HasPrefix(fd, "anon_inode:[eventpoll]") || strings.Contains(fd, "pidfd") {
 				t.Errorf("the monitor holds %s", fd)
 			}
 		}
 		var st unix.Stat_t
-		if err := unix.Stat(h.bundle, &st); err != nil || st.Mode&0o77 != 0 {
+		if err := unix.Stat(r.bundleOf(h), &st); err != nil || st.Mode&0o77 != 0 {
 			t.Errorf("the bundle's mode is %o, %v", st.Mode, err)
 		}
 	})

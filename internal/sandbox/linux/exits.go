@@ -35,24 +35,22 @@ func (b *Backend) watch(h *handle, l *life) {
 	case <-l.conmon.Dead:
 	}
 	b.settle(h, l)
-	e := b.findEnd(h)
-	b.record(h, l, e)
-	s, _ := h.snapshot()
-	b.report(sandbox.Event{PodID: h.podID, ContainerID: h.id, Status: s.status()})
+	status := b.record(h, l, b.findEnd(h))
+	b.ledger.Report(sandbox.Event{PodID: h.PodID, ContainerID: h.ID, Status: status})
 }
 
 // settle ends both processes. It is called when one of them has ended.
 func (b *Backend) settle(h *handle, l *life) {
-	s, _ := h.snapshot()
+	s, _ := h.Snapshot()
 	if l.init.Alive() {
 		// Without its monitor nobody reads the container's output or records its exit code, so it cannot continue. If the
 		// exit file exists, the kernel is about to report init's end.
-		if !exists(b.exitFile(h.id)) {
-			b.log.Error("the container's monitor has ended before it; killing the container", "container", h.id, "conmon", l.conmon.Pid)
+		if !exists(b.exitFile(h.ID)) {
+			b.log.Error("the container's monitor has ended before it; killing the container", "container", h.ID, "conmon", l.conmon.Pid)
 		}
 		b.killLife(h, l)
 		if !l.init.WaitFor(drainTime) {
-			b.log.Error("the container's first process cannot be killed", "container", h.id, "pid", l.init.Pid)
+			b.log.Error("the container's first process cannot be killed", "container", h.ID, "pid", l.init.Pid)
 			<-l.init.Dead
 		}
 		return
@@ -61,39 +59,28 @@ func (b *Backend) settle(h *handle, l *life) {
 		b.killLife(h, l) // the processes that it left in a shared PID namespace
 	}
 	if !l.conmon.WaitFor(drainTime) {
-		b.log.Error("the container's monitor does not exit; killing it", "container", h.id, "conmon", l.conmon.Pid)
+		b.log.Error("the container's monitor does not exit; killing it", "container", h.ID, "conmon", l.conmon.Pid)
 		_ = l.conmon.KillGroup()
 		<-l.conmon.Dead
 	}
 }
 
 // record stores the end in the handle and on disk.
-func (b *Backend) record(h *handle, l *life, e end) {
-	h.mu.Lock()
-	h.state.Phase = phaseExited
-	h.state.FinishedAt = e.at
-	if e.at.Before(h.state.StartedAt) {
-		h.state.FinishedAt = h.state.StartedAt // file timestamps are coarser than ours
-	}
-	h.state.ExitCode, h.state.Reason, h.state.Message = e.code, e.reason, e.message
-	h.life = nil
-	err := h.state.write(h.bundle)
-	h.mu.Unlock()
-	if err != nil {
-		b.log.Error("record the end of a container", "container", h.id, "err", err)
-	}
+func (b *Backend) record(h *handle, l *life, e end) sandbox.Status {
+	status, _ := h.End(l, func(s *state) { s.Exit(e.at, e.code, e.reason, e.message) })
 	l.mu.Lock()
 	if l.kill != nil {
 		l.kill.Stop()
 	}
 	l.mu.Unlock()
 	close(l.ended)
+	return status
 }
 
 // findEnd determines how a container ended whose processes are gone.
 func (b *Backend) findEnd(h *handle) end {
-	s, _ := h.snapshot()
-	code, at, err := readExit(b.exitFile(h.id))
+	s, _ := h.Snapshot()
+	code, at, err := readExit(b.exitFile(h.ID))
 	if err != nil {
 		message := "its monitor was killed"
 		if !errors.Is(err, os.ErrNotExist) {

@@ -15,6 +15,7 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
 
@@ -31,15 +32,11 @@ var (
 // cleanupTime limits the rollback of a step whose caller may be gone.
 const cleanupTime = 30 * time.Second
 
-// handle is one container: its state file's content and, if it runs, its current life.
-type handle struct {
-	podID, id string
-	bundle    string
+// handle is one container of the ledger.
+type handle = ledger.Handle[state, life]
 
-	mu    sync.Mutex
-	state state
-	life  *life
-}
+// bundleOf is the directory of a container's bundle.
+func (b *Backend) bundleOf(h *handle) string { return b.cfg.bundle(h.PodID, h.ID) }
 
 // life is one run of a container, from its start until its end is recorded.
 type life struct {
@@ -56,80 +53,17 @@ type life struct {
 
 func newLife(l launched) *life { return &life{launched: l, ended: make(chan struct{})} }
 
-// lookup returns the container's handle, from disk if it is not in memory. A missing container, or one whose state is
-// unreadable, is ErrNotFound.
-func (b *Backend) lookup(podID, id string) (*handle, error) {
-	b.mu.Lock()
-	h := b.containers[id]
-	b.mu.Unlock()
-	if h != nil {
-		return h, nil
-	}
-	bundle := b.cfg.bundle(podID, id)
-	s, err := readState(bundle)
-	if err != nil {
-		return nil, err
-	}
-	return b.keep(&handle{podID: podID, id: id, bundle: bundle, state: s}), nil
-}
-
-// keep adds the handle to the map unless the map has one for the container, and returns the map's.
-func (b *Backend) keep(h *handle) *handle {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if old := b.containers[h.id]; old != nil {
-		return old
-	}
-	b.containers[h.id] = h
-	return h
-}
-
-func (b *Backend) forget(id string) {
-	b.mu.Lock()
-	delete(b.containers, id)
-	b.mu.Unlock()
-	b.sampler.Forget(id)
-}
-
-func (h *handle) snapshot() (state, *life) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.state, h.life
-}
-
-// set changes the state in memory and on disk.
-func (h *handle) set(change func(*state)) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	change(&h.state)
-	return h.state.write(h.bundle)
-}
-
+// Status implements sandbox.Backend.
 func (b *Backend) Status(_ context.Context, p *sandbox.Pod, c *sandbox.Container) (sandbox.Status, error) {
-	h, err := b.lookup(p.ID, c.ID)
-	if errdefs.IsNotFound(err) {
-		return sandbox.Status{State: sandbox.StateAbsent}, nil
-	}
-	if err != nil {
-		return sandbox.Status{}, err
-	}
-	s, _ := h.snapshot()
-	return s.status(), nil
+	return b.ledger.Status(p.ID, c.ID)
 }
 
 func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
-	h, err := b.lookup(p.ID, c.ID)
-	if errdefs.IsNotFound(err) {
-		return fmt.Errorf("container %s is not created: %w", c.ID, errdefs.ErrFailedPrecondition)
-	}
-	if err != nil {
+	h, err := b.ledger.Startable(p.ID, c.ID)
+	if h == nil {
 		return err
 	}
-	s, l := h.snapshot()
-	if l != nil {
-		return nil // it is running
-	}
-	if s.Phase != phaseCreated {
+	if s, _ := h.Snapshot(); s.Phase != ledger.Created {
 		if err := b.clear(ctx, h); err != nil {
 			return err
 		}
@@ -149,21 +83,21 @@ func (b *Backend) prepareStart(ctx context.Context, p *sandbox.Pod, c *sandbox.C
 	if err != nil {
 		return err
 	}
-	return h.set(func(s *state) {
-		*s = state{Phase: phaseStarting, BootID: bootID(), OwnPID: s.OwnPID, Cgroup: s.Cgroup, LogPath: log, TTY: s.TTY, Resolved: s.Resolved}
+	return h.Set(func(s *state) {
+		*s = state{Record: ledger.Record{Phase: ledger.Starting}, BootID: bootID(), OwnPID: s.OwnPID, Cgroup: s.Cgroup, LogPath: log, TTY: s.TTY, Resolved: s.Resolved}
 	})
 }
 
 // run starts conmon, has it create the container, and starts the program.
 func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle) error {
 	if target := spec.ContainerModes(p, c).Target; target != "" {
-		if err := b.pinTarget(p, target, h.id); err != nil {
+		if err := b.pinTarget(p, target, h.ID); err != nil {
 			return err
 		}
 	}
-	s, _ := h.snapshot()
+	s, _ := h.Snapshot()
 	got, err := b.conmon.start(ctx, launch{
-		id: h.id, bundle: h.bundle, logPath: s.LogPath,
+		id: h.ID, bundle: b.bundleOf(h), logPath: s.LogPath,
 		stdin: c.Config.GetStdin(), stdinOnce: c.Config.GetStdinOnce(), tty: c.Config.GetTty(),
 	}, b.cfg, b.runtime)
 	if err == nil {
@@ -171,7 +105,7 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 	}
 	began := time.Now()
 	if err == nil {
-		err = b.runtime.start(ctx, h.id)
+		err = b.runtime.start(ctx, h.ID)
 	}
 	if err == nil {
 		err = fpStarted.Hit(ctx)
@@ -179,18 +113,16 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 	if err != nil {
 		return b.failStart(ctx, h, got, err)
 	}
-	return b.running(h, got, began)
+	return b.watchRunning(h, got, began)
 }
 
-// running records that the container runs and begins to watch it.
-func (b *Backend) running(h *handle, got launched, began time.Time) error {
+// watchRunning records that the container runs and watches it from now on.
+func (b *Backend) watchRunning(h *handle, got launched, began time.Time) error {
 	l := newLife(got)
-	h.mu.Lock()
-	h.state.Phase, h.state.StartedAt = phaseRunning, began
-	h.state.Init, h.state.Conmon = got.init.ID, got.conmon.ID
-	h.life = l
-	err := h.state.write(h.bundle)
-	h.mu.Unlock()
+	h.Adopt(l)
+	_, err := h.Update(l, func(s *state) {
+		s.Phase, s.StartedAt, s.Init, s.Conmon = ledger.Running, began, got.init.ID, got.conmon.ID
+	})
 	go guard.Func(b.log, "watch of a container", func() { b.watch(h, l) })()
 	return err
 }
@@ -203,8 +135,8 @@ func (b *Backend) failStart(ctx context.Context, h *handle, got launched, cause 
 	if got.conmon != nil { // first, so that conmon writes no exit file
 		_ = got.conmon.KillGroup()
 		got.conmon.WaitFor(cleanupTime)
-	} else if err := b.killMonitor(undo, monitors(b.cfg.Root)[h.id]); err != nil {
-		b.log.Error("stop conmon after a failed start", "container", h.id, "err", err)
+	} else if err := b.killMonitor(undo, monitors(b.cfg.Root)[h.ID]); err != nil {
+		b.log.Error("stop conmon after a failed start", "container", h.ID, "err", err)
 	}
 	if got.init != nil {
 		_ = got.init.Signal(unix.SIGKILL)
@@ -212,27 +144,23 @@ func (b *Backend) failStart(ctx context.Context, h *handle, got launched, cause 
 	}
 	err := b.clear(undo, h)
 	if ctx.Err() != nil {
-		return errors.Join(fmt.Errorf("start container %s: %w", h.id, ctx.Err()), err,
-			h.set(func(s *state) { s.Phase = phaseCreated }))
+		return errors.Join(fmt.Errorf("start container %s: %w", h.ID, ctx.Err()), err,
+			h.Set(func(s *state) { s.Phase = ledger.Created }))
 	}
-	now := time.Now()
-	err = errors.Join(err, h.set(func(s *state) {
-		s.Phase, s.StartedAt, s.FinishedAt = phaseExited, now, now
-		s.ExitCode, s.Reason, s.Message = sandbox.ExitStartError, sandbox.ReasonStartError, cause.Error()
-	}))
-	return errors.Join(fmt.Errorf("start container %s: %w: %w", h.id, cause, errdefs.ErrFailedPrecondition), err)
+	err = errors.Join(err, h.Set(func(s *state) { s.FailStart(cause) }))
+	return errors.Join(fmt.Errorf("start container %s: %w: %w", h.ID, cause, errdefs.ErrFailedPrecondition), err)
 }
 
 // clear removes what the OCI runtime and conmon keep from an earlier run.
 func (b *Backend) clear(ctx context.Context, h *handle) error {
-	s, _ := h.snapshot()
-	if err := b.wipe(ctx, h.id, s.Cgroup, s.Phase == phaseStarting); err != nil {
+	s, _ := h.Snapshot()
+	if err := b.wipe(ctx, h.ID, s.Cgroup, s.Phase == ledger.Starting); err != nil {
 		return err
 	}
 	for _, name := range []string{
-		b.exitFile(h.id), initPidFile(h.bundle), conmonPidFile(h.bundle), filepath.Join(h.bundle, "oom"),
+		b.exitFile(h.ID), initPidFile(b.bundleOf(h)), conmonPidFile(b.bundleOf(h)), filepath.Join(b.bundleOf(h), "oom"),
 	} {
-		if err := removeEmpty(name); err != nil {
+		if err := ledger.RemoveFile(name); err != nil {
 			return err
 		}
 	}
@@ -262,14 +190,12 @@ func (b *Backend) wipe(ctx context.Context, id, cgroup string, halfMade bool) er
 
 // pinTarget pins the PID namespace of another container of the pod for one that joins it.
 func (b *Backend) pinTarget(p *sandbox.Pod, target, id string) error {
-	h, err := b.lookup(p.ID, target)
-	if err != nil && !errdefs.IsNotFound(err) {
+	_, l, err := b.ledger.Present(p.ID, target)
+	if err != nil {
 		return err
 	}
-	if err == nil {
-		if _, l := h.snapshot(); l != nil {
-			return pinPID(l.init, b.targetPin(p.ID, id))
-		}
+	if l != nil {
+		return pinPID(l.init, b.targetPin(p.ID, id))
 	}
 	return fmt.Errorf("target container %s of the PID namespace is not running in this pod: %w", target, errdefs.ErrFailedPrecondition)
 }
@@ -280,17 +206,11 @@ func (b *Backend) targetPin(podID, id string) string {
 }
 
 func (b *Backend) StopContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, grace time.Duration) error {
-	h, err := b.lookup(p.ID, c.ID)
-	if errdefs.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
+	h, l, err := b.ledger.Present(p.ID, c.ID)
+	if l == nil {
 		return err
 	}
-	s, l := h.snapshot()
-	if l == nil {
-		return nil
-	}
+	s, _ := h.Snapshot()
 	if err := b.askToStop(h, l, s, max(grace, 0)); err != nil {
 		return err
 	}
@@ -331,16 +251,16 @@ func (b *Backend) askToStop(h *handle, l *life, s state, grace time.Duration) er
 // killLife kills the container and everything that it started.
 func (b *Backend) killLife(h *handle, l *life) {
 	if err := l.init.Signal(unix.SIGKILL); err != nil {
-		b.log.Error("kill a container", "container", h.id, "pid", l.init.Pid, "err", err)
+		b.log.Error("kill a container", "container", h.ID, "pid", l.init.Pid, "err", err)
 	}
-	s, _ := h.snapshot()
+	s, _ := h.Snapshot()
 	if s.OwnPID {
 		return // the kernel kills a PID namespace with its init
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), cleanupTime)
 	defer cancel()
 	if err := b.cgroups.Kill(ctx, s.Cgroup); err != nil {
-		b.log.Error("kill a container's processes", "container", h.id, "cgroup", s.Cgroup, "err", err)
+		b.log.Error("kill a container's processes", "container", h.ID, "cgroup", s.Cgroup, "err", err)
 	}
 }
 
@@ -351,20 +271,20 @@ func (b *Backend) RemoveContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 
 // removeContainer removes all of a container, whether known or not. An empty cgroup is looked up.
 func (b *Backend) removeContainer(ctx context.Context, podID, id, cgroup string) error {
-	h, err := b.lookup(podID, id)
-	if err != nil && !errdefs.IsNotFound(err) {
+	h, err := b.ledger.Find(podID, id)
+	if err != nil {
 		return err
 	}
 	halfMade := true
 	if h != nil {
-		s, l := h.snapshot()
+		s, l := h.Snapshot()
 		if cgroup == "" {
 			cgroup = s.Cgroup
 		}
 		if err := b.endLife(ctx, h, l); err != nil {
 			return err
 		}
-		halfMade = s.Phase == phaseStarting
+		halfMade = s.Phase == ledger.Starting
 	}
 	if err := b.wipe(ctx, id, cgroup, halfMade); err != nil {
 		return err
@@ -385,8 +305,11 @@ func (b *Backend) removeContainer(ctx context.Context, podID, id, cgroup string)
 	if err := fpReleased.Hit(ctx); err != nil {
 		return err
 	}
-	b.forget(id)
-	return errors.Join(removeEmpty(b.exitFile(id)), removeBundle(bundle))
+	if err := b.ledger.Remove(podID, id); err != nil {
+		return err
+	}
+	b.sampler.Forget(id)
+	return errors.Join(ledger.RemoveFile(b.exitFile(id)), removeBundle(bundle))
 }
 
 // endLife kills a running container and waits until its end is recorded.
@@ -399,6 +322,6 @@ func (b *Backend) endLife(ctx context.Context, h *handle, l *life) error {
 	case <-l.ended:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("wait for the end of container %s: %w", h.id, ctx.Err())
+		return fmt.Errorf("wait for the end of container %s: %w", h.ID, ctx.Err())
 	}
 }

@@ -39,7 +39,7 @@ func (c *testContainer) attach(ctx context.Context, req sandbox.AttachRequest) <
 
 func (c *testContainer) hub(t *testing.T) *hub {
 	t.Helper()
-	_, l := c.handle(t).snapshot()
+	_, l := c.handle(t).Snapshot()
 	if l == nil {
 		t.Fatal("it does not run")
 	}
@@ -103,7 +103,7 @@ func comeAndGo(t *testing.T, r *rig, stdin bool) {
 	r.strictConmon()
 	p := r.pod()
 	c := p.container(chatter, func(c *runtimeapi.ContainerConfig) { c.Stdin, c.LogPath = stdin, "" }).start()
-	s, _ := c.handle(t).snapshot()
+	s, _ := c.handle(t).Snapshot()
 	goroutines, here, there := runtime.NumGoroutine(), countDescriptors(t), countSockets(t, s.Conmon.Pid)
 	var wg sync.WaitGroup
 	var visits atomic.Int64
@@ -155,7 +155,7 @@ func TestFarewell(t *testing.T) {
 	for _, said := range []bool{true, false} {
 		c := p.container("until test -e /go; do sleep 0.01; done; exec yes", func(c *runtimeapi.ContainerConfig) { c.LogPath = "" }).start()
 		h := c.handle(t)
-		conn, err := dialAttach(h.bundle)
+		conn, err := dialAttach(r.bundleOf(h))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -163,10 +163,10 @@ func TestFarewell(t *testing.T) {
 			(&hub{conn: conn, gone: make(chan struct{})}).farewell()
 		}
 		c.exec("touch /go")
-		s, _ := h.snapshot()
+		s, _ := h.Snapshot()
 		waitBlocked(t, s.Conmon.Pid)
 		conn.Close()
-		if again, err := dialAttach(h.bundle); err == nil {
+		if again, err := dialAttach(r.bundleOf(h)); err == nil {
 			for n := 0; n < 2000 && err == nil; n++ {
 				_, err = again.Read(make([]byte, attachPacket))
 			}
@@ -252,7 +252,7 @@ func TestAttachTogether(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		p := r.pod()
 		c := p.container("while read x; do echo got-$x; echo err-$x >&2; done", withStdin(false, false)).start()
-		s, _ := c.handle(t).snapshot()
+		s, _ := c.handle(t).Snapshot()
 		before := countSockets(t, s.Conmon.Pid)
 		if c.hub(t) != nil {
 			t.Error("there is a connection, and no client")

@@ -46,10 +46,11 @@ func openLog(p *sandbox.Pod, c *sandbox.Container) (string, error) {
 // ReopenLog implements sandbox.LogReopener: conmon replaces the file and writes to the new one. If the file was not moved
 // away, ReopenLog does nothing, because conmon would discard its content.
 func (b *Backend) ReopenLog(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
-	h, s, l, err := b.runningContainer(p, c)
+	h, l, err := b.ledger.Running(p.ID, c.ID)
 	if err != nil {
 		return err
 	}
+	s, _ := h.Snapshot()
 	if s.LogPath == "" || holdsFile(l.conmon.Pid, s.LogPath) {
 		return nil
 	}
@@ -63,7 +64,7 @@ func (b *Backend) ReopenLog(ctx context.Context, p *sandbox.Pod, c *sandbox.Cont
 	if err := watcher.Add(filepath.Dir(s.LogPath)); err != nil {
 		return fmt.Errorf("log directory: %w", err)
 	}
-	if err := control(h.bundle, "2 0 0\n"); err != nil {
+	if err := control(b.bundleOf(h), "2 0 0\n"); err != nil {
 		return err
 	}
 	for !holdsFile(l.conmon.Pid, s.LogPath) {
@@ -108,18 +109,4 @@ func control(bundle, line string) error {
 		return fmt.Errorf("conmon's control fifo: %w: %w", err, errdefs.ErrUnavailable)
 	}
 	return nil
-}
-
-// runningContainer returns a running container, or ErrFailedPrecondition.
-func (b *Backend) runningContainer(p *sandbox.Pod, c *sandbox.Container) (*handle, state, *life, error) {
-	h, err := b.lookup(p.ID, c.ID)
-	if err != nil && !errdefs.IsNotFound(err) {
-		return nil, state{}, nil, err
-	}
-	if err == nil {
-		if s, l := h.snapshot(); l != nil {
-			return h, s, l, nil
-		}
-	}
-	return nil, state{}, nil, fmt.Errorf("container %s does not run: %w", c.ID, errdefs.ErrFailedPrecondition)
 }

@@ -97,11 +97,11 @@ func markOf(mounts []mount.Mount) string {
 // layerLost reports whether a container's layer is unreliable: it was in use without syncs when the machine went down, or
 // renewLayer was interrupted.
 func (b *Backend) layerLost(ctx context.Context, h *handle) (bool, error) {
-	s, _ := h.snapshot()
+	s, _ := h.Snapshot()
 	if s.BootID == bootID() {
 		return false, nil
 	}
-	mounts, err := b.cfg.Images.Mounts(ctx, snapshotPrefix+h.id)
+	mounts, err := b.cfg.Images.Mounts(ctx, snapshotPrefix+h.ID)
 	if errdefs.IsNotFound(err) {
 		return true, nil
 	}
@@ -122,7 +122,7 @@ func (b *Backend) layerLost(ctx context.Context, h *handle) (bool, error) {
 // caller records the boot ID.
 func (b *Backend) renewLayer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle) (*specs.Spec, error) {
 	b.log.Warn("a container's writes before the node went down were not synced and are dropped; it starts from its image", "container", c.ID)
-	if err := unmountAll(h.bundle); err != nil {
+	if err := unmountAll(b.bundleOf(h)); err != nil {
 		return nil, err
 	}
 	if err := b.cfg.Images.Release(ctx, snapshotPrefix+c.ID); err != nil && !errdefs.IsNotFound(err) {

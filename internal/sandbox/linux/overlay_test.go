@@ -10,6 +10,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 )
 
 // rootMount is the mount of a container's root file system.
@@ -82,11 +84,11 @@ func TestVolatileLayerAfterReboot(t *testing.T) {
 			c.waitLog("up")
 			c.exec("echo torn >/half-written")
 			c.stop(0)
-			h, _ := r.lookup(p.ID, c.ID)
-			if err := unmountAll(h.bundle); err != nil {
+			h, _ := r.ledger.Find(p.ID, c.ID)
+			if err := unmountAll(r.bundleOf(h)); err != nil {
 				t.Fatal(err)
 			}
-			if err := h.set(func(s *state) { s.BootID = "another" }); err != nil {
+			if err := h.Set(func(s *state) { s.BootID = "another" }); err != nil {
 				t.Fatal(err)
 			}
 			interrupted(t, r, c)
@@ -98,7 +100,7 @@ func TestVolatileLayerAfterReboot(t *testing.T) {
 			if log := c.log(); strings.Contains(log, "half-written") {
 				t.Errorf("it started on what was not synced: %s", log)
 			}
-			if s, _ := h.snapshot(); s.Phase == phaseCreated {
+			if s, _ := h.Snapshot(); s.Phase == ledger.Created {
 				t.Error("not started")
 			}
 			c.stop(0)

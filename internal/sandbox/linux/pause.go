@@ -11,6 +11,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
 
@@ -49,7 +50,7 @@ func (b *Backend) startPause(ctx context.Context, p *sandbox.Pod, at pins) (*pro
 		Pod: p, Host: b.host, Rootfs: rootfs, Binary: b.cfg.catatonit(), Args: []string{"-P"},
 		Net: at.net, IPC: at.ipc, UTS: at.uts, CgroupsPath: oci,
 	})
-	if err := writeJSON(filepath.Join(bundle, "config.json"), config); err != nil {
+	if err := ledger.WriteJSON(filepath.Join(bundle, "config.json"), config); err != nil {
 		return nil, err
 	}
 	pidFile := filepath.Join(bundle, "pid")
@@ -90,7 +91,7 @@ func (b *Backend) keepPause(podID string, init *process.Process) {
 		b.mu.Unlock()
 		if mine {
 			b.log.Warn("the pod's init process has ended", "pod", podID, "pid", init.Pid)
-			b.report(sandbox.Event{PodID: podID, Status: sandbox.Status{
+			b.ledger.Report(sandbox.Event{PodID: podID, Status: sandbox.Status{
 				State: sandbox.StateExited, FinishedAt: time.Now(), ExitCode: sandbox.ExitUnknown, Reason: sandbox.ReasonUnknown,
 				Message: "the process that holds the pod's PID namespace has ended",
 			}})

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
 
@@ -121,7 +122,7 @@ func (b *Backend) removeSandbox(ctx context.Context, podID, cgroup string) error
 		return err
 	}
 	b.sampler.Forget(podID)
-	return errors.Join(os.RemoveAll(run), removeEmpty(b.cfg.podDir(podID)))
+	return errors.Join(os.RemoveAll(run), ledger.RemoveFile(b.cfg.podDir(podID)))
 }
 
 // removeMountPoint unmounts and removes a directory. rmdir fails while it is mounted, so nothing behind the mount is removed.
@@ -129,15 +130,7 @@ func removeMountPoint(dir string) error {
 	if err := unmount(dir); err != nil {
 		return err
 	}
-	return removeEmpty(dir)
-}
-
-// removeEmpty removes an empty directory or a file; a missing one is a success.
-func removeEmpty(name string) error {
-	if err := os.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	return nil
+	return ledger.RemoveFile(dir)
 }
 
 // sandboxReady reports whether everything exists that the pod's containers share and that cannot be recreated. The files for

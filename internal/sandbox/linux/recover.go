@@ -14,12 +14,11 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 )
 
 func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandbox.Sink) (sandbox.Found, error) {
-	b.mu.Lock()
-	b.sink = sink
-	b.mu.Unlock()
+	b.ledger.ReportTo(sink)
 	found := sandbox.Found{Sandboxes: map[string]bool{}, Containers: map[string]sandbox.Status{}}
 	conmons := monitors(b.cfg.Root)
 	keep := map[string]bool{}
@@ -74,30 +73,31 @@ func (b *Backend) recoverPod(p *sandbox.Pod) bool {
 
 // recoverContainer determines what became of a container while the daemon was down.
 func (b *Backend) recoverContainer(ctx context.Context, podID, id string, conmons map[string]process.ID) (sandbox.Status, error) {
-	h, err := b.lookup(podID, id)
-	if errdefs.IsNotFound(err) {
-		// Half made or damaged: the node will remove it. A monitor without a state file must not stay.
-		return sandbox.Status{}, b.killMonitor(ctx, conmons[id])
-	}
+	h, err := b.ledger.Find(podID, id)
 	if err != nil {
 		return sandbox.Status{}, err
 	}
-	s, _ := h.snapshot()
+	if h == nil {
+		// Half made, or damaged: the node will have it removed. A monitor without a state file must not stay.
+		return sandbox.Status{}, b.killMonitor(ctx, conmons[id])
+	}
+	s, _ := h.Snapshot()
 	switch s.Phase {
-	case phaseStarting:
+	case ledger.Starting:
 		err = b.recoverStarting(ctx, h, conmons[id])
-	case phaseRunning:
+	case ledger.Running:
 		err = b.recoverRunning(h)
 	}
-	s, _ = h.snapshot()
-	return s.status(), err
+	s, _ = h.Snapshot()
+	return s.Status(), err
 }
 
 // recoverRunning resumes watching a container that ran at the last report, or records how it ended.
 func (b *Backend) recoverRunning(h *handle) error {
-	s, _ := h.snapshot()
+	s, _ := h.Snapshot()
 	if s.BootID != bootID() {
 		l := newLife(launched{process.Ended(s.Conmon), process.Ended(s.Init)})
+		h.Adopt(l)
 		b.record(h, l, end{at: time.Now(), code: sandbox.ExitUnknown, reason: sandbox.ReasonUnknown, message: "the node was restarted"})
 		return nil
 	}
@@ -111,14 +111,12 @@ func (b *Backend) recoverRunning(h *handle) error {
 		return err
 	}
 	l := newLife(launched{conmon, init})
+	h.Adopt(l)
 	if !conmon.Alive() && !init.Alive() {
 		b.settle(h, l)
 		b.record(h, l, b.findEnd(h))
 		return nil
 	}
-	h.mu.Lock()
-	h.life = l
-	h.mu.Unlock()
 	go guard.Func(b.log, "watch of a container", func() { b.watch(h, l) })()
 	return nil
 }
@@ -136,7 +134,7 @@ func adoptOrDead(id process.ID) (*process.Process, error) {
 // recoverStarting decides about a container that was being started: if its program was started, it is a running container;
 // otherwise the start is rolled back.
 func (b *Backend) recoverStarting(ctx context.Context, h *handle, conmon process.ID) error {
-	s, _ := h.snapshot()
+	s, _ := h.Snapshot()
 	if s.BootID == bootID() {
 		if done, err := b.adoptStarted(ctx, h, conmon); done || err != nil {
 			return err
@@ -148,7 +146,7 @@ func (b *Backend) recoverStarting(ctx context.Context, h *handle, conmon process
 	if err := b.clear(ctx, h); err != nil {
 		return err
 	}
-	return h.set(func(s *state) { s.Phase = phaseCreated })
+	return h.Set(func(s *state) { s.Phase = ledger.Created })
 }
 
 // adoptStarted adopts a container whose program runs or ran although the start was not recorded.
@@ -160,8 +158,8 @@ func (b *Backend) adoptStarted(ctx context.Context, h *handle, id process.ID) (b
 	if !conmon.Alive() {
 		return b.endUnrecorded(h, conmon), nil
 	}
-	pid, err := readPid(initPidFile(h.bundle))
-	if err != nil || !b.runtime.started(ctx, h.id) {
+	pid, err := readPid(initPidFile(b.bundleOf(h)))
+	if err != nil || !b.runtime.started(ctx, h.ID) {
 		conmon.Close()
 		return false, nil
 	}
@@ -177,20 +175,20 @@ func (b *Backend) adoptStarted(ctx context.Context, h *handle, id process.ID) (b
 	} else {
 		began = process.StartedAt(init.Start)
 	}
-	return true, b.running(h, launched{conmon, init}, began)
+	return true, b.watchRunning(h, launched{conmon, init}, began)
 }
 
 // endUnrecorded records the end of a program whose start was not recorded. An exit file proves that the program ran: conmon
 // writes none if the creation fails, and only we start a created container.
 func (b *Backend) endUnrecorded(h *handle, conmon *process.Process) bool {
-	_, at, err := readExit(b.exitFile(h.id))
+	_, at, err := readExit(b.exitFile(h.ID))
 	if err != nil {
 		return false
 	}
-	h.mu.Lock()
-	h.state.StartedAt = at
-	h.mu.Unlock()
-	b.record(h, newLife(launched{conmon, process.Ended(process.ID{})}), b.findEnd(h))
+	l := newLife(launched{conmon, process.Ended(process.ID{})})
+	h.Adopt(l)
+	h.Note(l, func(s *state) { s.StartedAt = at })
+	b.record(h, l, b.findEnd(h))
 	return true
 }
 
@@ -229,7 +227,7 @@ func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool, conmo
 	}
 	for _, id := range append(idsIn(b.cfg.ociDir()), idsIn(b.cfg.exitDir())...) {
 		if !keep[id] {
-			errs = append(errs, b.runtime.delete(ctx, id), removeEmpty(b.exitFile(id)))
+			errs = append(errs, b.runtime.delete(ctx, id), ledger.RemoveFile(b.exitFile(id)))
 		}
 	}
 	for _, pod := range idsIn(filepath.Join(b.cfg.RunDir, "pods")) {

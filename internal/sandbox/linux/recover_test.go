@@ -15,6 +15,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 )
 
 // TestRecoverRunning: a new backend finds running containers, and what they write and how they end goes on.
@@ -55,8 +56,8 @@ func TestRecoverExited(t *testing.T) {
 		p := r.pod()
 		c := p.container(forever).start()
 		c.waitLog("up")
-		h, _ := r.lookup(p.ID, c.ID)
-		s, _ := h.snapshot()
+		h, _ := r.ledger.Find(p.ID, c.ID)
+		s, _ := h.Snapshot()
 		r.abandon()
 		watch, err := process.Adopt(s.Conmon)
 		if err != nil {
@@ -83,8 +84,8 @@ func TestRecoverAfterReboot(t *testing.T) {
 	p := r.pod()
 	c := p.container(forever).start()
 	c.waitLog("up")
-	h, _ := r.lookup(p.ID, c.ID)
-	s, _ := h.snapshot()
+	h, _ := r.ledger.Find(p.ID, c.ID)
+	s, _ := h.Snapshot()
 	for _, id := range []process.ID{s.Conmon, s.Init} { // conmon first: it writes no exit file
 		if watch, err := process.Adopt(id); err == nil {
 			_ = watch.Signal(unix.SIGKILL)
@@ -104,8 +105,8 @@ func TestRecoverAfterReboot(t *testing.T) {
 	if err := os.RemoveAll(r.cfg.RunDir); err != nil {
 		t.Fatal(err)
 	}
-	s.Phase, s.BootID = phaseRunning, "another"
-	if err := s.write(h.bundle); err != nil {
+	s.Phase, s.BootID = ledger.Running, "another"
+	if err := format.Write(r.cfg.stateFile(h.PodID, h.ID), s); err != nil {
 		t.Fatal(err)
 	}
 	r.Backend = nil
@@ -128,8 +129,8 @@ func TestN2ConmonKilled(t *testing.T) {
 		p := r.pod()
 		c := p.container(forever).start()
 		c.waitLog("up")
-		h, _ := r.lookup(p.ID, c.ID)
-		s, _ := h.snapshot()
+		h, _ := r.ledger.Find(p.ID, c.ID)
+		s, _ := h.Snapshot()
 		if err := unix.Kill(s.Conmon.Pid, unix.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
@@ -185,12 +186,12 @@ func TestRecoverStarting(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		p := r.pod()
 		c := p.container(forever)
-		h, _ := r.lookup(p.ID, c.ID)
+		h, _ := r.ledger.Find(p.ID, c.ID)
 		if err := r.prepareStart(t.Context(), p.Pod, c.Container, h); err != nil {
 			t.Fatal(err)
 		}
-		s, _ := h.snapshot()
-		got, err := r.conmon.start(t.Context(), launch{id: c.ID, bundle: h.bundle, logPath: s.LogPath}, r.Backend.cfg, r.runtime)
+		s, _ := h.Snapshot()
+		got, err := r.conmon.start(t.Context(), launch{id: c.ID, bundle: r.bundleOf(h), logPath: s.LogPath}, r.Backend.cfg, r.runtime)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -202,8 +203,8 @@ func TestRecoverStarting(t *testing.T) {
 			t.Error("what was begun lives")
 		}
 		c.start().waitLog("up")
-		h, _ = r.lookup(p.ID, c.ID)
-		if err := h.set(func(s *state) { s.Phase, s.Init, s.Conmon = phaseStarting, process.ID{}, process.ID{} }); err != nil {
+		h, _ = r.ledger.Find(p.ID, c.ID)
+		if err := h.Set(func(s *state) { s.Phase, s.Init, s.Conmon = ledger.Starting, process.ID{}, process.ID{} }); err != nil {
 			t.Fatal(err)
 		}
 		found = r.restart(p.known(c)) // cut off between start and record

@@ -101,22 +101,20 @@ func (r *rig) restart(known ...sandbox.Known) sandbox.Found {
 // abandon makes the backend deaf, as if its process were gone.
 func (b *Backend) abandon() {
 	defer b.Close()
+	b.ledger.ReportTo(nil)
+	for _, h := range b.ledger.All() {
+		if _, l := h.Snapshot(); l != nil {
+			l.init.Close()
+			l.conmon.Close()
+			l.mu.Lock()
+			if l.hub != nil {
+				_ = l.hub.conn.Close()
+			}
+			l.mu.Unlock()
+		}
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.sink = func(sandbox.Event) {}
-	for _, h := range b.containers {
-		h.mu.Lock()
-		if h.life != nil {
-			h.life.init.Close()
-			h.life.conmon.Close()
-			h.life.mu.Lock()
-			if h.life.hub != nil {
-				_ = h.life.hub.conn.Close()
-			}
-			h.life.mu.Unlock()
-		}
-		h.mu.Unlock()
-	}
 	for id, p := range b.pauses {
 		p.Close()
 		delete(b.pauses, id)

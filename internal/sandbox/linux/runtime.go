@@ -19,6 +19,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 )
 
 // probeDeadline is how long an OCI runtime may take to make and delete a trivial container.
@@ -163,7 +164,7 @@ func writeProbeBundle(dir, id string, g cgroups) error {
 			},
 		},
 	}
-	return writeJSON(filepath.Join(dir, "config.json"), config)
+	return ledger.WriteJSON(filepath.Join(dir, "config.json"), config)
 }
 
 // globals returns the options before the command.

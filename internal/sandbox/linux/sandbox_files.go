@@ -11,6 +11,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
 
@@ -72,7 +73,7 @@ func makeEtc(p *sandbox.Pod, f podFiles) error {
 		path    string
 		content []byte
 	}{{f.resolvConf, resolv}, {f.hosts, hosts}, {f.hostname, []byte(name + "\n")}} {
-		if err := writeFile(file.path, file.content, 0o644); err != nil {
+		if err := ledger.ReplaceFile(file.path, file.content, 0o644); err != nil {
 			return err
 		}
 	}

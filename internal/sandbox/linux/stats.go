@@ -13,12 +13,12 @@ import (
 
 // ContainerStats implements sandbox.StatsProvider. A stopped container has only a writable layer.
 func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, error) {
-	h, err := b.lookup(p.ID, c.ID)
+	h, err := b.ledger.Created(p.ID, c.ID)
 	if err != nil {
 		return nil, err
 	}
 	result := &runtimeapi.ContainerStats{WritableLayer: b.writableLayer(ctx, h)}
-	s, l := h.snapshot()
+	s, l := h.Snapshot()
 	if l == nil {
 		return result, nil
 	}
@@ -29,7 +29,7 @@ func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox
 	if err != nil {
 		return nil, fmt.Errorf("container %s: %w", c.ID, err)
 	}
-	result.Cpu, result.Memory, result.Swap, result.Io = b.sampler.CPUUsage(h.id, f), f.MemoryUsage(), f.SwapUsage(), f.IOUsage()
+	result.Cpu, result.Memory, result.Swap, result.Io = b.sampler.CPUUsage(h.ID, f), f.MemoryUsage(), f.SwapUsage(), f.IOUsage()
 	return result, nil
 }
 
@@ -57,7 +57,7 @@ func readCgroup(dir string) (stats.Figures, error) {
 
 // writableLayer returns the container's disk usage; nil if unknown.
 func (b *Backend) writableLayer(ctx context.Context, h *handle) *runtimeapi.FilesystemUsage {
-	u, err := b.cfg.Images.Usage(ctx, snapshotPrefix+h.id)
+	u, err := b.cfg.Images.Usage(ctx, snapshotPrefix+h.ID)
 	if err != nil || u.Timestamp.IsZero() {
 		return nil
 	}
@@ -74,17 +74,17 @@ func (b *Backend) Inspect(_ context.Context, p *sandbox.Pod, c *sandbox.Containe
 	if c == nil {
 		return b.inspectPod(p), nil
 	}
-	h, err := b.lookup(p.ID, c.ID)
+	h, err := b.ledger.Created(p.ID, c.ID)
 	if err != nil {
 		return nil, err
 	}
-	config, err := readConfig(h.bundle)
+	config, err := readConfig(b.bundleOf(h))
 	if err != nil {
 		return nil, err
 	}
-	s, _ := h.snapshot()
+	s, _ := h.Snapshot()
 	return map[string]any{
-		"sandboxID": p.ID, "pid": s.status().Pid, "bundle": h.bundle, "cgroup": s.Cgroup, "logPath": s.LogPath,
+		"sandboxID": p.ID, "pid": s.Status().Pid, "bundle": b.bundleOf(h), "cgroup": s.Cgroup, "logPath": s.LogPath,
 		"conmonPid": s.Conmon.Pid, "runtime": b.runtime.path, "runtimeVersion": b.runtime.version, "runtimeSpec": config,
 	}, nil
 }

@@ -4,31 +4,27 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/containerd/errdefs"
-
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
 
 // UpdateContainer implements sandbox.Updater. It also changes the specification, so that a later start has the new limits.
 func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
-	h, err := b.lookup(p.ID, c.ID)
+	h, err := b.ledger.Created(p.ID, c.ID)
 	if err != nil {
-		if errdefs.IsNotFound(err) {
-			return fmt.Errorf("container %s is not created: %w", c.ID, errdefs.ErrFailedPrecondition)
-		}
 		return err
 	}
 	res, err := spec.Resources(c.Config.GetLinux().GetResources(), b.host)
 	if err != nil {
 		return err
 	}
-	config, err := readConfig(h.bundle)
+	config, err := readConfig(b.bundleOf(h))
 	if err != nil {
 		return err
 	}
-	if _, l := h.snapshot(); l != nil {
-		if err := b.runtime.update(ctx, h.id, res); err != nil {
+	if _, l := h.Snapshot(); l != nil {
+		if err := b.runtime.update(ctx, h.ID, res); err != nil {
 			return fmt.Errorf("update container %s: %w", c.ID, err)
 		}
 		if c.Config.GetLinux().GetResources().GetCpuQuota() < 0 {
@@ -43,5 +39,5 @@ func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 		res.Devices = old.Devices // an update cannot change devices
 	}
 	config.Linux.Resources = res
-	return writeJSON(configFile(h.bundle), config)
+	return ledger.WriteJSON(configFile(b.bundleOf(h)), config)
 }

@@ -130,13 +130,9 @@ func (b *Backend) drain(id string, l *life) {
 
 // StopContainer implements sandbox.Backend.
 func (b *Backend) StopContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, grace time.Duration) error {
-	h, err := b.ledger.Find(p.ID, c.ID)
-	if h == nil {
-		return err
-	}
-	_, l := h.Snapshot()
+	h, l, err := b.ledger.Present(p.ID, c.ID)
 	if l == nil {
-		return nil
+		return err
 	}
 	if grace > 0 {
 		if err := b.askToEnd(ctx, h.ID, l, grace); err != nil {

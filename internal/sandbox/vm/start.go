@@ -32,12 +32,9 @@ const cleanupTime = 30 * time.Second
 // StartContainer implements sandbox.Backend. It returns when the machine's CPUs run; where the pod's annotation says so, when the
 // guest's agent answers.
 func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
-	h, err := b.ledger.Created(p.ID, c.ID)
-	if err != nil {
+	h, err := b.ledger.Startable(p.ID, c.ID)
+	if h == nil {
 		return err
-	}
-	if _, l := h.Snapshot(); l != nil {
-		return nil // it runs
 	}
 	if err := b.prepare(ctx, h, c); err != nil {
 		return b.refuseStart(ctx, h, err)

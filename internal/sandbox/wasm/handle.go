@@ -113,13 +113,9 @@ func (b *Backend) deathOf(w *worker, at time.Time) workerapi.Status {
 
 // StopContainer implements sandbox.Backend.
 func (b *Backend) StopContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, grace time.Duration) error {
-	h, err := b.ledger.Find(p.ID, c.ID)
-	if h == nil {
-		return err
-	}
-	_, l := h.Snapshot()
+	h, l, err := b.ledger.Present(p.ID, c.ID)
 	if l == nil {
-		return nil
+		return err
 	}
 	if err := b.endLife(ctx, h, l, max(grace, 0)); err != nil {
 		return err

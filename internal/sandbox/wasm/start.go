@@ -31,12 +31,9 @@ const cleanupTime = 30 * time.Second
 
 // StartContainer implements sandbox.Backend. It returns when the component serves, or when the command runs.
 func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
-	h, err := b.ledger.Created(p.ID, c.ID)
-	if err != nil {
+	h, err := b.ledger.Startable(p.ID, c.ID)
+	if h == nil {
 		return err
-	}
-	if _, l := h.Snapshot(); l != nil {
-		return nil // it runs
 	}
 	err = b.run(ctx, p, c, h)
 	if errdefs.IsUnavailable(err) && ctx.Err() == nil {

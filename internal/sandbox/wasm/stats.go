@@ -128,13 +128,9 @@ func (b *Backend) PodStats(ctx context.Context, p *sandbox.Pod) (*runtimeapi.Lin
 
 // cgroupFigures measures a container; nil when it does not run.
 func (b *Backend) cgroupFigures(ctx context.Context, id string) (*stats.Figures, error) {
-	h, err := b.ledger.Find(id, id)
-	if h == nil {
-		return nil, err
-	}
-	_, l := h.Snapshot()
+	_, l, err := b.ledger.Present(id, id)
 	if l == nil {
-		return nil, nil
+		return nil, err
 	}
 	s, err := b.figuresOf(ctx, l, id)
 	if errdefs.IsFailedPrecondition(err) {
