@@ -1,6 +1,7 @@
 package attach
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"sync"
@@ -117,4 +118,21 @@ func (c *Client) Deliver(stdout, stderr io.Writer) error {
 			return fmt.Errorf("attach: the client went away: %w", err)
 		}
 	}
+}
+
+// Serve is Deliver until ctx ends or the client is cut off.
+func (c *Client) Serve(ctx context.Context, stdout, stderr io.Writer) error {
+	delivered := make(chan error, 1)
+	go func() { delivered <- c.Deliver(stdout, stderr) }()
+	var err error
+	select {
+	case err = <-delivered:
+	case <-c.Cut():
+		err = ErrSlow
+	case <-ctx.Done():
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("attach: %w", context.Cause(ctx))
+	}
+	return err
 }

@@ -46,18 +46,7 @@ func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Contain
 	if req.TTY {
 		stderr = req.Stdout
 	}
-	delivered := make(chan error, 1)
-	go func() { delivered <- client.Deliver(req.Stdout, stderr) }()
-	select {
-	case err = <-delivered:
-	case <-client.Cut():
-		err = attach.ErrSlow
-	case <-ctx.Done():
-	}
-	if ctx.Err() != nil {
-		return fmt.Errorf("attach: %w", context.Cause(ctx))
-	}
-	return err
+	return client.Serve(ctx, req.Stdout, stderr)
 }
 
 // join adds a client to the run's hub and opens the hub if necessary.

@@ -9,7 +9,6 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"github.com/tripod-run/tripod/internal/attach"
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
@@ -65,19 +64,7 @@ func (c *Console) Attach(ctx context.Context, req sandbox.AttachRequest) error {
 	if req.Stdin != nil {
 		go c.hub.send(ctx, req.Stdin)
 	}
-	delivered := make(chan error, 1)
-	go func() { delivered <- client.Deliver(req.Stdout, nil) }()
-	var err error
-	select {
-	case err = <-delivered:
-	case <-client.Cut():
-		err = attach.ErrSlow
-	case <-ctx.Done():
-	}
-	if ctx.Err() != nil {
-		return fmt.Errorf("attach: %w", context.Cause(ctx))
-	}
-	return err
+	return client.Serve(ctx, req.Stdout, nil)
 }
 
 // ReopenLog goes on in the file that Config.OpenLog gives now: the log was rotated.
