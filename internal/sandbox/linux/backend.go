@@ -155,15 +155,7 @@ func (c Config) withDefaults() Config {
 	if c.Runtime == "" {
 		c.Runtime = "auto"
 	}
-	if c.CgroupDriver == "" {
-		c.CgroupDriver = cgroup.DriverCgroupfs
-	}
-	if c.CgroupParent == "" {
-		c.CgroupParent = "/tripod"
-		if c.CgroupDriver == cgroup.DriverSystemd {
-			c.CgroupParent = "tripod.slice"
-		}
-	}
+	c.CgroupDriver, c.CgroupParent = cgroup.Defaults(c.CgroupDriver, c.CgroupParent)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/tripod-run/tripod/internal/connlimit"
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/image"
+	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
@@ -148,22 +149,10 @@ var (
 const ProgramName = "tripod-wasm"
 
 // findProgram looks for tripod-wasm, unless it is configured: errdefs.ErrNotFound.
-func (c *Config) findProgram() error {
-	if c.Program != "" {
-		return nil
+func (c *Config) findProgram() (err error) {
+	if c.Program == "" {
+		c.Program, err = process.FindProgram(ProgramName, "of the workers that run components")
 	}
-	if self, err := os.Executable(); err == nil {
-		beside := filepath.Join(filepath.Dir(self), ProgramName)
-		if _, err := exec.LookPath(beside); err == nil {
-			c.Program = beside
-			return nil
-		}
-	}
-	found, err := exec.LookPath(ProgramName)
-	if err != nil {
-		return fmt.Errorf("%s, the program of the workers that run components, is neither beside this program nor in PATH: %w", ProgramName, errdefs.ErrNotFound)
-	}
-	c.Program, err = filepath.Abs(found)
 	return err
 }
 
@@ -222,15 +211,7 @@ func (c Config) withDefaults() Config {
 	if c.Workers == "" {
 		c.Workers = WorkerPerNode
 	}
-	if c.CgroupDriver == "" {
-		c.CgroupDriver = cgroup.DriverCgroupfs
-	}
-	if c.CgroupParent == "" {
-		c.CgroupParent = "/tripod"
-		if c.CgroupDriver == cgroup.DriverSystemd {
-			c.CgroupParent = "tripod.slice"
-		}
-	}
+	c.CgroupDriver, c.CgroupParent = cgroup.Defaults(c.CgroupDriver, c.CgroupParent)
 	if c.LabelPrefix == "" {
 		c.LabelPrefix = "vimana.host/"
 	}

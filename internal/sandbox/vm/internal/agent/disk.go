@@ -7,11 +7,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 
-	"github.com/containerd/errdefs"
-
+	"github.com/tripod-run/tripod/internal/process"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/iso9660"
 )
 
@@ -24,17 +22,7 @@ const (
 
 // FindProgram looks for tripod-agent beside the executable of this process and then in PATH: errdefs.ErrNotFound.
 func FindProgram() (string, error) {
-	if self, err := os.Executable(); err == nil {
-		beside := filepath.Join(filepath.Dir(self), ProgramName)
-		if _, err := exec.LookPath(beside); err == nil {
-			return beside, nil
-		}
-	}
-	found, err := exec.LookPath(ProgramName)
-	if err != nil {
-		return "", fmt.Errorf("%s, the program for guests, is neither beside this program nor in PATH: %w", ProgramName, errdefs.ErrNotFound)
-	}
-	return filepath.Abs(found)
+	return process.FindProgram(ProgramName, "for guests")
 }
 
 // Disk makes the image of a small read-only disk (ISO 9660 with Rock Ridge) that is labelled Label and holds program as

@@ -1,0 +1,26 @@
+package process
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/containerd/errdefs"
+)
+
+// FindProgram looks for a program of ours beside the executable of this process and then in PATH: errdefs.ErrNotFound, which
+// names the program's purpose.
+func FindProgram(name, purpose string) (string, error) {
+	if self, err := os.Executable(); err == nil {
+		beside := filepath.Join(filepath.Dir(self), name)
+		if _, err := exec.LookPath(beside); err == nil {
+			return beside, nil
+		}
+	}
+	found, err := exec.LookPath(name)
+	if err != nil {
+		return "", fmt.Errorf("%s, the program %s, is neither beside this program nor in PATH: %w", name, purpose, errdefs.ErrNotFound)
+	}
+	return filepath.Abs(found)
+}
