@@ -22,14 +22,14 @@ type Client struct {
 	version Version
 	events  chan Event
 	lost    atomic.Uint64
-	done    chan struct{}
+	ctx     context.Context // ends with the connection, for its reason
+	end     context.CancelCauseFunc
 
 	writing chan struct{} // holds one token: who has it writes
 
 	mu      sync.Mutex
 	next    uint64
 	pending map[uint64]chan *message
-	err     error
 }
 
 // NewClient waits for the greeting on conn, negotiates and serves the connection from then on. It is closed when that
@@ -37,9 +37,10 @@ type Client struct {
 // that speaks something else.
 func NewClient(ctx context.Context, conn net.Conn) (*Client, error) {
 	c := &Client{
-		conn: conn, events: make(chan Event, eventQueue), done: make(chan struct{}),
+		conn: conn, events: make(chan Event, eventQueue),
 		writing: make(chan struct{}, 1), pending: map[uint64]chan *message{},
 	}
+	c.ctx, c.end = context.WithCancelCause(context.Background())
 	r := bufio.NewReaderSize(conn, 16<<10)
 	if err := c.greet(ctx, r); err != nil {
 		conn.Close()
@@ -84,14 +85,10 @@ func (c *Client) Events() <-chan Event { return c.events }
 func (c *Client) Lost() uint64 { return c.lost.Load() }
 
 // Done is closed when the connection has ended; Err tells why.
-func (c *Client) Done() <-chan struct{} { return c.done }
+func (c *Client) Done() <-chan struct{} { return c.ctx.Done() }
 
 // Err is why the connection ended, nil while it has not.
-func (c *Client) Err() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.err
-}
+func (c *Client) Err() error { return context.Cause(c.ctx) }
 
 // Close ends the connection. QEMU goes on.
 func (c *Client) Close() { c.fail(net.ErrClosed) }
@@ -128,7 +125,7 @@ func (c *Client) Execute(ctx context.Context, command string, arguments, result 
 			return fmt.Errorf("%s: answered %.80q: %w (%w)", command, m.Return, err, errdefs.ErrDataLoss)
 		}
 		return nil
-	case <-c.done:
+	case <-c.ctx.Done():
 		return fmt.Errorf("%s: %w", command, c.ended())
 	case <-ctx.Done():
 		return fmt.Errorf("%s: QEMU's monitor does not answer: %w (%w)", command, context.Cause(ctx), errdefs.ErrUnavailable)
@@ -138,8 +135,8 @@ func (c *Client) Execute(ctx context.Context, command string, arguments, result 
 func (c *Client) register() (uint64, chan *message, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.err != nil {
-		return 0, nil, fmt.Errorf("QEMU's monitor: %w (%w)", c.err, errdefs.ErrUnavailable)
+	if err := c.Err(); err != nil {
+		return 0, nil, fmt.Errorf("QEMU's monitor: %w (%w)", err, errdefs.ErrUnavailable)
 	}
 	c.next++
 	answer := make(chan *message, 1) // so that the reader never waits
@@ -157,7 +154,7 @@ func (c *Client) forget(id uint64) {
 func (c *Client) write(ctx context.Context, line []byte) error {
 	select {
 	case c.writing <- struct{}{}:
-	case <-c.done:
+	case <-c.ctx.Done():
 		return c.ended()
 	case <-ctx.Done():
 		return fmt.Errorf("QEMU's monitor takes no command: %w (%w)", context.Cause(ctx), errdefs.ErrUnavailable)
@@ -215,14 +212,8 @@ func (c *Client) deliver(m *message) {
 
 // fail ends the connection for a reason; the first one counts.
 func (c *Client) fail(err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.err != nil {
-		return
-	}
-	c.err = err
+	c.end(err)
 	c.conn.Close()
-	close(c.done)
 }
 
 func (c *Client) ended() error {

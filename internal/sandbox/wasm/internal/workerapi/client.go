@@ -26,9 +26,9 @@ type Client struct {
 	mu      sync.Mutex
 	nextID  uint64
 	waiting map[uint64]chan message
-	err     error // why the connection ended
 
-	done   chan struct{}
+	ctx    context.Context // ends with the connection, for its reason
+	end    context.CancelCauseFunc
 	events *eventQueue
 }
 
@@ -36,7 +36,8 @@ type Client struct {
 // client, even on an error. A worker that does not answer before ctx ends is an errdefs.ErrUnavailable, one with another
 // Version an ErrFailedPrecondition.
 func NewClient(ctx context.Context, conn *net.UnixConn) (*Client, error) {
-	c := &Client{conn: conn, waiting: map[uint64]chan message{}, done: make(chan struct{}), events: newEventQueue()}
+	c := &Client{conn: conn, waiting: map[uint64]chan message{}, events: newEventQueue()}
+	c.ctx, c.end = context.WithCancelCause(context.Background())
 	go c.read()
 	if err := c.call(ctx, opHello, helloRequest{Version: Version, Events: true}, &c.hello); err != nil {
 		c.Close()
@@ -58,14 +59,10 @@ func (c *Client) Hello() Hello { return c.hello }
 func (c *Client) Events() <-chan Event { return c.events.out }
 
 // Done is closed when the connection has ended, Err then tells why.
-func (c *Client) Done() <-chan struct{} { return c.done }
+func (c *Client) Done() <-chan struct{} { return c.ctx.Done() }
 
 // Err is nil while the connection stands.
-func (c *Client) Err() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.err
-}
+func (c *Client) Err() error { return context.Cause(c.ctx) }
 
 // Close ends the connection; the worker and its pods go on. A client whose connection has broken must be closed, too.
 func (c *Client) Close() error {
@@ -178,7 +175,7 @@ func (c *Client) call(ctx context.Context, op string, request, reply any) error 
 			return nil
 		}
 		return json.Unmarshal(m.Body, reply)
-	case <-c.done:
+	case <-c.ctx.Done():
 		return c.ended()
 	case <-ctx.Done():
 		return fmt.Errorf("wasm worker: %s: %w", op, ctx.Err())
@@ -212,8 +209,8 @@ func (c *Client) send(ctx context.Context, payload []byte, files []*os.File) err
 func (c *Client) expect() (uint64, chan message, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.err != nil {
-		return 0, nil, fmt.Errorf("wasm worker: %w: %w", c.err, errdefs.ErrUnavailable)
+	if err := c.Err(); err != nil {
+		return 0, nil, fmt.Errorf("wasm worker: %w: %w", err, errdefs.ErrUnavailable)
 	}
 	c.nextID++
 	answer := make(chan message, 1)
@@ -233,14 +230,8 @@ func (c *Client) ended() error {
 
 // fail ends the connection, once.
 func (c *Client) fail(err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.err != nil {
-		return
-	}
-	c.err = err
+	c.end(err)
 	c.conn.Close()
-	close(c.done)
 }
 
 func (c *Client) read() {
