@@ -190,6 +190,18 @@ type Found struct {
 	Containers map[string]Status
 }
 
+// NewFound is the answer that nothing is there.
+func NewFound() Found {
+	return Found{Sandboxes: map[string]bool{}, Containers: map[string]Status{}}
+}
+
+// Add puts a container into the answer, unless it is absent.
+func (f Found) Add(id string, s Status) {
+	if s.State != StateAbsent {
+		f.Containers[id] = s
+	}
+}
+
 // ExecRequest is a program to run inside a running container.
 type ExecRequest struct {
 	Cmd    []string

@@ -19,7 +19,7 @@ import (
 
 func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandbox.Sink) (sandbox.Found, error) {
 	b.ledger.ReportTo(sink)
-	found := sandbox.Found{Sandboxes: map[string]bool{}, Containers: map[string]sandbox.Status{}}
+	found := sandbox.NewFound()
 	conmons := monitors(b.cfg.Root)
 	keep := map[string]bool{}
 	for _, k := range known {
@@ -33,9 +33,7 @@ func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandb
 			if err != nil {
 				return found, fmt.Errorf("container %s: %w", c.ID, err)
 			}
-			if status.State != sandbox.StateAbsent {
-				found.Containers[c.ID] = status
-			}
+			found.Add(c.ID, status)
 		}
 	}
 	if err := b.removeOrphans(ctx, keep, conmons); err != nil {
@@ -194,11 +192,8 @@ func (b *Backend) endUnrecorded(h *handle, conmon *process.Process) bool {
 
 // killMonitor kills a conmon and the OCI runtime that it is running.
 func (b *Backend) killMonitor(ctx context.Context, id process.ID) error {
-	p, err := process.Adopt(id)
-	if errdefs.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
+	p, err := adoptOrDead(id)
+	if err != nil || !p.Alive() {
 		return err
 	}
 	if err := p.KillGroup(); err != nil {

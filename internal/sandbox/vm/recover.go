@@ -20,7 +20,7 @@ var hexID = regexp.MustCompile(`^[0-9a-f]{64}$`)
 // Recover implements sandbox.Backend. The driver knows what runs; the files know what was ordered.
 func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandbox.Sink) (sandbox.Found, error) {
 	b.ledger.ReportTo(sink)
-	found := sandbox.Found{Sandboxes: map[string]bool{}, Containers: map[string]sandbox.Status{}}
+	found := sandbox.NewFound()
 	keep := map[string]bool{}
 	names := make([]string, 0, len(known))
 	for _, k := range known {
@@ -65,19 +65,14 @@ func (b *Backend) recoverPod(ctx context.Context, k sandbox.Known, machines map[
 		if err != nil {
 			return fmt.Errorf("container %s: %w", c.ID, err)
 		}
-		if status.State != sandbox.StateAbsent {
-			found.Containers[c.ID] = status
-		}
+		found.Add(c.ID, status)
 	}
 	at, err := b.sandbox(k.Pod.ID)
-	if errdefs.IsNotFound(err) {
-		return nil // half made, or gone with a reboot
-	}
-	if err != nil {
+	if err != nil && !errdefs.IsNotFound(err) {
 		return err
 	}
-	if !at.state.Made {
-		return nil
+	if at == nil || !at.state.Made {
+		return nil // half made, or gone with a reboot
 	}
 	interfaces, err := b.cfg.Network.Read(b.cfg.tapsFile(k.Pod.ID))
 	if err == nil {

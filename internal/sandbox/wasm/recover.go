@@ -17,7 +17,7 @@ import (
 // explain away has died with its worker.
 func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandbox.Sink) (sandbox.Found, error) {
 	b.ledger.ReportTo(sink)
-	found := sandbox.Found{Sandboxes: map[string]bool{}, Containers: map[string]sandbox.Status{}}
+	found := sandbox.NewFound()
 	if err := b.keeper.recover(ctx); err != nil {
 		b.log.Error("take over the previous workers", "err", err)
 	}
@@ -36,9 +36,7 @@ func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandb
 			if err != nil {
 				return found, fmt.Errorf("container %s: %w", c.ID, err)
 			}
-			if status.State != sandbox.StateAbsent {
-				found.Containers[c.ID] = status
-			}
+			found.Add(c.ID, status)
 		}
 	}
 	b.keeper.run()

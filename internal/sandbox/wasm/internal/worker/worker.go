@@ -226,11 +226,8 @@ func (w *Worker) Kill(ctx context.Context, id string) error {
 // Remove implements workerapi.Handler.
 func (w *Worker) Remove(ctx context.Context, id string) error {
 	p, err := w.pod(id)
-	if errdefs.IsNotFound(err) {
-		return nil
-	}
 	if err != nil {
-		return err
+		return nil // it is not here
 	}
 	p.stop(0)
 	select {
