@@ -13,6 +13,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/fields"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent"
 )
 
@@ -134,7 +135,7 @@ func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 		return fpUpdated.Hit(ctx)
 	}
 	if memory != s.Definition.Memory {
-		return unsupported("linux.resources.memory_limit_in_bytes", "a guest that runs has the memory that it was started with, %d bytes; stop it first", s.Definition.Memory)
+		return fields.Unsupported("linux.resources.memory_limit_in_bytes", "a guest that runs has the memory that it was started with, %d bytes; stop it first", s.Definition.Memory)
 	}
 	if err := b.limit(s.Definition.Cgroup, memory, res); err != nil {
 		return fmt.Errorf("update container %s: %w", c.ID, err)

@@ -14,6 +14,7 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/image/qcow2"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/fields"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/annotations"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/bootdisk"
@@ -114,7 +115,7 @@ func (b *Backend) order(ctx context.Context, p *sandbox.Pod, c *sandbox.Containe
 			size, made.VirtualSize, errdefs.ErrInvalidArgument)
 	}
 	if len(c.Config.GetArgs()) > 0 && made.Layout != image.LayoutKernel {
-		return nil, unsupported("args", "%q: only an image with a kernel of its own has a command line; a disk boots what is on it", c.Config.GetArgs())
+		return nil, fields.Unsupported("args", "%q: only an image with a kernel of its own has a command line; a disk boots what is on it", c.Config.GetArgs())
 	}
 	if o.files, err = b.cfg.Images.OpenDisk(ctx, c.ID, c.ImageID); err != nil {
 		return nil, fmt.Errorf("image of the machine: %w", err)
@@ -176,7 +177,7 @@ func (b *Backend) makeRoot(ctx context.Context, o *order) error {
 		return nil
 	}
 	if o.files.Disk == nil {
-		return invalid("devices", "%s at / is to be the root disk, and the image has no disk to begin it with", o.volumes.root)
+		return fields.Invalid("devices", "%s at / is to be the root disk, and the image has no disk to begin it with", o.volumes.root)
 	}
 	info, err := o.files.Disk.Stat()
 	if err != nil {

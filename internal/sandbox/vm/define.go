@@ -7,6 +7,7 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/sandbox/fields"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
@@ -61,7 +62,7 @@ func (b *Backend) definition(o *order) (machine.Definition, error) {
 		d.NICs = append(d.NICs, machine.NIC{MAC: n.MAC, MTU: n.MTU, Netns: o.pod.Netns, Tap: n.Tap})
 	}
 	if d.LibvirtCPU != "" && b.cfg.Driver.Name() != "libvirt" {
-		return d, unsupported("annotation VirtletLibvirtCPUSetting", `the driver here is %q; name a model with VirtletCPUModel, or set vm.driver = "libvirt"`, b.cfg.Driver.Name())
+		return d, fields.Unsupported("annotation VirtletLibvirtCPUSetting", `the driver here is %q; name a model with VirtletCPUModel, or set vm.driver = "libvirt"`, b.cfg.Driver.Name())
 	}
 	return d, nil
 }

@@ -6,6 +6,8 @@ import (
 	"regexp"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/internal/sandbox/fields"
 )
 
 // flexVolume matches what the kubelet mounts of a flexVolume: pods/UID/volumes/VENDOR~DRIVER/NAME. Its own plugins, CSI among
@@ -31,7 +33,7 @@ const virtletDriver = "virtlet/flexvolume_driver"
 // refuseFlexVolume refuses Virtlet's volumes: as a shared directory the guest would have the description, and no disk.
 func refuseFlexVolume(field string, m *runtimeapi.Mount) error {
 	if driver, volume, ok := flexDriver(m); ok && driver == virtletDriver {
-		return unsupported(field+".host_path", "the volume %q is a disk of Virtlet's flexVolume driver, which is not made here; give the machine block devices by volumeDevices, empty disks by the annotation scratch-disks", volume)
+		return fields.Unsupported(field+".host_path", "the volume %q is a disk of Virtlet's flexVolume driver, which is not made here; give the machine block devices by volumeDevices, empty disks by the annotation scratch-disks", volume)
 	}
 	return nil
 }

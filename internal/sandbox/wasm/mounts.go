@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/fields"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
@@ -55,7 +56,7 @@ func openMounts(config *runtimeapi.ContainerConfig) (opened []workerapi.Mount, e
 		dir, err := openMount(m.GetHostPath(), m.GetReadonly(), resolveOf(config))
 		switch {
 		case errors.Is(err, unix.ENOTDIR):
-			return opened, invalid(field+".host_path", "%s is not a directory: components are given directories; mount the one it is in", m.GetHostPath())
+			return opened, fields.Invalid(field+".host_path", "%s is not a directory: components are given directories; mount the one it is in", m.GetHostPath())
 		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EACCES), errors.Is(err, unix.ELOOP):
 			return opened, fmt.Errorf("%s.host_path: %s: %w: %w", field, m.GetHostPath(), err, errdefs.ErrInvalidArgument)
 		case err != nil:

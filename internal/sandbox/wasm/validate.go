@@ -2,16 +2,15 @@ package wasm
 
 import (
 	"fmt"
-	"maps"
 	"path"
 	"slices"
-	"strings"
 
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/sandbox"
+	"github.com/tripod-run/tripod/internal/sandbox/fields"
 	"github.com/tripod-run/tripod/internal/stream"
 )
 
@@ -43,14 +42,16 @@ var Harmless = map[string]string{
 	"pod linux.resources, overhead": "sums for information",
 }
 
-// invalid is the refusal of a field whose value cannot be right.
-func invalid(field, format string, args ...any) error {
-	return fmt.Errorf("%s: %s: %w", field, fmt.Sprintf(format, args...), errdefs.ErrInvalidArgument)
-}
-
-// unsupported is the refusal of a field that is right but that a guest cannot have.
-func unsupported(field, format string, args ...any) error {
-	return fmt.Errorf("%s: %s: %w", field, fmt.Sprintf(format, args...), errdefs.ErrNotImplemented)
+// reasons are why a component cannot have what some fields ask for.
+var reasons = fields.Reasons{
+	Profile:     "a component makes no system calls",
+	Label:       "a component has no process that could be labelled",
+	PID:         "a component sees no processes, its own namespace's or another's",
+	IPC:         "a component has no System V IPC",
+	Users:       "a component has no users that could be mapped",
+	ImageVolume: "components cannot have image volumes",
+	Propagation: "a component is handed a directory, not a mount",
+	MountOwners: "a component has no users that could be mapped",
 }
 
 // Validate implements sandbox.Backend.
@@ -73,7 +74,9 @@ func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 		func() error { return b.validateContainer(c.Config) },
 		func() error { return validateSecurity(c.Config.GetLinux().GetSecurityContext()) },
 		func() error { return b.validateResources(c.Config.GetLinux().GetResources()) },
-		func() error { return validateMounts(c.Config.GetMounts()) },
+		func() error {
+			return reasons.Mounts(c.Config.GetMounts(), nil)
+		},
 		func() error { return validateTLSMount(o, c.Config.GetMounts(), b.cfg.LabelPrefix) },
 		func() error { _, err := sandbox.ParseChannels(c.Config.GetAnnotations()); return err },
 		func() error { _, err := stream.LogPath(p.Config.GetLogDirectory(), c.Config.GetLogPath()); return err },
@@ -87,87 +90,50 @@ func (b *Backend) Validate(p *sandbox.Pod, c *sandbox.Container) error {
 
 func validatePod(config *runtimeapi.PodSandboxConfig) error {
 	linux := config.GetLinux()
-	sc := linux.GetSecurityContext()
+	sc, demanded := linux.GetSecurityContext(), fields.DemandedSysctls(linux.GetSysctls())
 	switch {
 	case config.GetWindows() != nil:
-		return invalid("windows", "this is a Linux node")
+		return fields.Invalid("windows", "this is a Linux node")
 	case sc.GetPrivileged():
-		return unsupported("linux.security_context.privileged", "a component cannot be privileged: it has no processes, devices or namespaces")
-	case len(otherSysctls(linux.GetSysctls())) > 0:
-		return unsupported("linux.sysctls", "%v: a component pod runs nothing that they would change", otherSysctls(linux.GetSysctls()))
+		return fields.Unsupported("linux.security_context.privileged", "a component cannot be privileged: it has no processes, devices or namespaces")
+	case len(demanded) > 0:
+		return fields.Unsupported("linux.sysctls", "%v: a component pod runs nothing that they would change", demanded)
 	}
-	if err := validateProfiles(sc.GetSeccomp(), sc.GetApparmor(), sc.GetSelinuxOptions()); err != nil {
+	if err := reasons.Profiles(sc.GetSeccomp(), sc.GetApparmor(), sc.GetSelinuxOptions()); err != nil {
 		return err
 	}
-	return validateNamespaces(sc.GetNamespaceOptions())
-}
-
-// otherSysctls are those that somebody counts on. Ports below 1024 are open to components anyway: it is the daemon that
-// opens them.
-func otherSysctls(sysctls map[string]string) []string {
-	return slices.DeleteFunc(slices.Sorted(maps.Keys(sysctls)), func(name string) bool { return name == "net.ipv4.ip_unprivileged_port_start" })
+	return reasons.Namespaces(sc.GetNamespaceOptions())
 }
 
 func (b *Backend) validateContainer(config *runtimeapi.ContainerConfig) error {
 	switch {
 	case config.GetWindows() != nil:
-		return invalid("windows", "this is a Linux node")
+		return fields.Invalid("windows", "this is a Linux node")
 	case len(config.GetDevices()) > 0:
-		return unsupported("devices", "a component cannot reach devices")
+		return fields.Unsupported("devices", "a component cannot reach devices")
 	case len(config.GetCDIDevices()) > 0:
-		return unsupported("CDI_devices", "a component cannot reach devices")
+		return fields.Unsupported("CDI_devices", "a component cannot reach devices")
 	case config.GetTty():
-		return unsupported("tty", "WASI has no terminals; leave it out, stdin alone works")
+		return fields.Unsupported("tty", "WASI has no terminals; leave it out, stdin alone works")
 	case config.GetWorkingDir() != "" && path.Clean(config.GetWorkingDir()) != "/":
-		return unsupported("working_dir", "%q: WASI has no working directory, a component starts in /", config.GetWorkingDir())
+		return fields.Unsupported("working_dir", "%q: WASI has no working directory, a component starts in /", config.GetWorkingDir())
 	}
-	for _, e := range config.GetEnvs() {
-		if e.GetKey() == "" || strings.ContainsAny(e.GetKey(), "=\x00") || strings.Contains(string(e.GetValue()), "\x00") {
-			return invalid("envs", "%q is not the name of a variable, or its value contains a NUL byte", e.GetKey())
-		}
-	}
-	return nil
+	return fields.Env(config.GetEnvs())
 }
 
 func validateSecurity(sc *runtimeapi.LinuxContainerSecurityContext) error {
 	caps := sc.GetCapabilities()
 	switch {
 	case sc.GetPrivileged():
-		return unsupported("linux.security_context.privileged", "a component cannot be privileged: it has no processes, devices or namespaces")
+		return fields.Unsupported("linux.security_context.privileged", "a component cannot be privileged: it has no processes, devices or namespaces")
 	case len(caps.GetAddCapabilities()) > 0 || len(caps.GetAddAmbientCapabilities()) > 0:
-		return unsupported("linux.security_context.capabilities", "a component cannot have %v: what it may do is what it imports",
+		return fields.Unsupported("linux.security_context.capabilities", "a component cannot have %v: what it may do is what it imports",
 			slices.Concat(caps.GetAddCapabilities(), caps.GetAddAmbientCapabilities()))
 	}
-	if err := validateProfiles(sc.GetSeccomp(), sc.GetApparmor(), sc.GetSelinuxOptions()); err != nil {
+	if err := reasons.Profiles(sc.GetSeccomp(), sc.GetApparmor(), sc.GetSelinuxOptions()); err != nil {
 		return err
 	}
-	return validateNamespaces(sc.GetNamespaceOptions())
-}
-
-// validateProfiles lets pass what is less strict than what a guest is held to.
-func validateProfiles(seccomp, apparmor *runtimeapi.SecurityProfile, selinux *runtimeapi.SELinuxOption) error {
-	for field, profile := range map[string]*runtimeapi.SecurityProfile{"seccomp": seccomp, "apparmor": apparmor} {
-		if profile.GetProfileType() == runtimeapi.SecurityProfile_Localhost {
-			return unsupported("linux.security_context."+field, "a component makes no system calls; the profile %q has nothing to apply to", profile.GetLocalhostRef())
-		}
-	}
-	if sandbox.DemandsLabel(selinux) {
-		return unsupported("linux.security_context.selinux_options", "a component has no process that could be labelled")
-	}
-	return nil
-}
-
-func validateNamespaces(o *runtimeapi.NamespaceOption) error {
-	const field = "linux.security_context.namespace_options."
-	switch {
-	case o.GetPid() == runtimeapi.NamespaceMode_NODE || o.GetPid() == runtimeapi.NamespaceMode_TARGET:
-		return unsupported(field+"pid", "a component sees no processes, its own namespace's or another's (%s)", o.GetPid())
-	case o.GetIpc() == runtimeapi.NamespaceMode_NODE:
-		return unsupported(field+"ipc", "a component has no System V IPC")
-	case o.GetUsernsOptions() != nil && o.GetUsernsOptions().GetMode() == runtimeapi.NamespaceMode_POD:
-		return unsupported(field+"userns_options", "a component has no users that could be mapped")
-	}
-	return nil
+	return reasons.Namespaces(sc.GetNamespaceOptions())
 }
 
 // exclusiveCPUs reports whether a container was given CPUs of its own. With the static CPU manager a kubelet names CPUs for every
@@ -181,40 +147,14 @@ func (b *Backend) validateResources(res *runtimeapi.LinuxContainerResources) err
 	const field = "linux.resources."
 	switch {
 	case res.GetMemoryLimitInBytes() < 0:
-		return invalid(field+"memory_limit_in_bytes", "%d is negative", res.GetMemoryLimitInBytes())
-	case res.GetCpuQuota() > 0 && res.GetCpuQuota() < 1000:
-		return invalid(field+"cpu_quota", "%d µs is less than 1000", res.GetCpuQuota())
-	case res.GetCpuPeriod() != 0 && (res.GetCpuPeriod() < 1000 || res.GetCpuPeriod() > 1_000_000):
-		return invalid(field+"cpu_period", "%d µs is not between 1000 and 1000000", res.GetCpuPeriod())
+		return fields.Invalid(field+"memory_limit_in_bytes", "%d is negative", res.GetMemoryLimitInBytes())
 	case exclusiveCPUs(res) && (b.cfg.Workers != WorkerPerPod || b.cfg.CgroupDriver != cgroup.DriverCgroupfs):
-		return unsupported(field+"cpuset_cpus", "components share their worker's CPUs; wasm.worker = \"pod\" gives each pod a process that can have CPUs of its own (with the cgroupfs driver)")
+		return fields.Unsupported(field+"cpuset_cpus", "components share their worker's CPUs; wasm.worker = \"pod\" gives each pod a process that can have CPUs of its own (with the cgroupfs driver)")
 	}
 	if demanded := sandbox.DemandedUnified(res); demanded != nil {
-		return unsupported(field+"unified", "%v: a component has no cgroup of its own", demanded)
+		return fields.Unsupported(field+"unified", "%v: a component has no cgroup of its own", demanded)
 	}
-	return nil
-}
-
-func validateMounts(mounts []*runtimeapi.Mount) error {
-	seen := map[string]bool{}
-	for i, m := range mounts {
-		field := fmt.Sprintf("mounts[%d]", i)
-		at := path.Clean(m.GetContainerPath())
-		switch {
-		case !path.IsAbs(m.GetContainerPath()):
-			return invalid(field+".container_path", "%q is not absolute", m.GetContainerPath())
-		case seen[at]:
-			return invalid(field+".container_path", "%q is mounted twice", at)
-		case m.GetImage().GetImage() != "":
-			return unsupported(field+".image", "components cannot have image volumes")
-		case m.GetPropagation() != runtimeapi.MountPropagation_PROPAGATION_PRIVATE:
-			return unsupported(field+".propagation", "%s: a component is handed a directory, not a mount", m.GetPropagation())
-		case len(m.GetUidMappings()) > 0 || len(m.GetGidMappings()) > 0:
-			return unsupported(field+".uidMappings", "a component has no users that could be mapped")
-		}
-		seen[at] = true
-	}
-	return nil
+	return fields.CPU(res)
 }
 
 // validateTLSMount sees to it that the certificate's mount is there.
