@@ -19,5 +19,6 @@
 // (docs/adr/0003-errdefs-is-the-error-vocabulary.md).
 //
 // Backends live below this package (internal/sandbox/linux, …/vm, …/wasm). They never import each other or a control plane.
-// Example is a whole backend in two hundred lines.
+// What they share is below it, too: internal/sandbox/ledger keeps their containers, internal/sandbox/fields checks fields of
+// the CRI. Example is a whole backend in two hundred lines.
 package sandbox

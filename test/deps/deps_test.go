@@ -38,6 +38,7 @@ var rules = []rule{
 	{from: []string{"internal/node"}, deny: append([]string{"internal/cri", "internal/edge"}, backends...), why: "the node is below the control planes and knows the contract only"},
 	{from: []string{"internal/node/store"}, deny: []string{"internal/sandbox", "internal/network", "internal/image"}, why: "the store does not know what a record means"},
 	{from: backends, except: append([]string{"internal/sandbox/vm/internal/test"}, workers...), deny: []string{"internal/cri", "internal/edge", "internal/node"}, why: "a backend is below the node"},
+	{from: []string{"internal/sandbox/ledger", "internal/sandbox/fields"}, deny: append([]string{"internal/cri", "internal/edge", "internal/node"}, backends...), why: "what all kinds share knows none of them"},
 	{from: []string{"internal/network", "internal/image", "internal/stats"}, deny: []string{"internal/cri", "internal/edge", "internal/node", "internal/sandbox"}, why: "a shared service knows nothing of its users"},
 	{from: []string{"internal/stream"}, deny: append([]string{"internal/cri", "internal/edge", "internal/node"}, backends...), why: "a shared service knows the contract at most"},
 	{from: []string{"cmd", "internal"}, except: []string{"internal/sandbox/vm/internal/test"}, deny: []string{"test", "internal/sandbox/vm/internal/test"}, why: "the product does not contain its tests"},
