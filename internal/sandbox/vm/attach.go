@@ -19,10 +19,10 @@ import (
 
 var fpUpdated = failpoint.New("vm.update-container.updated")
 
-// agentTime is how long the session with an agent that is there takes to come up, at most, when the daemon has just begun.
+// agentTime bounds the wait for a session with an agent, which matters just after the daemon has started.
 const agentTime = 500 * time.Millisecond
 
-// Exec implements sandbox.Execer: by our agent in the guest, or by QEMU's where a terminal and live streams are not asked for.
+// Exec implements sandbox.Execer by tripod-agent, or by qemu-guest-agent when no terminal is requested.
 func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.ExecRequest) (int32, error) {
 	_, l, err := b.ledger.Running(p.ID, c.ID)
 	if err != nil {
@@ -47,7 +47,7 @@ func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 		"labelled TRIPODAGENT that every machine has; others must do so themselves, or have qemu-guest-agent (for commands without a terminal): %w", errdefs.ErrNotImplemented)
 }
 
-// Attach implements sandbox.Attacher: it joins the serial console.
+// Attach implements sandbox.Attacher: it attaches to the serial console.
 func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.AttachRequest) error {
 	_, l, err := b.ledger.Running(p.ID, c.ID)
 	if err != nil {
@@ -68,8 +68,8 @@ func (b *Backend) ReopenLog(_ context.Context, p *sandbox.Pod, c *sandbox.Contai
 	return l.console.ReopenLog()
 }
 
-// Dial implements sandbox.Dialer. A loopback address is the guest's own where its agent is there; else it is taken for the
-// pod's address of that family, which the node reaches like everybody.
+// Dial implements sandbox.Dialer. A loopback address is the guest's own if its agent answers. Otherwise the pod's address of
+// that family is dialled, as any client would.
 func (b *Backend) Dial(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, network, address string) (net.Conn, error) {
 	if c == nil {
 		return nil, fmt.Errorf("the machine of pod %s does not run: %w", p.ID, errdefs.ErrUnavailable)
@@ -112,8 +112,7 @@ func dial(ctx context.Context, network string, at netip.AddrPort) (net.Conn, err
 	return conn, nil
 }
 
-// UpdateContainer implements sandbox.Updater: the share of the CPU changes in place, the guest's memory only while it does not
-// run.
+// UpdateContainer implements sandbox.Updater. CPU limits change in place, the guest's memory only while it is stopped.
 func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
 	h, err := b.ledger.Created(p.ID, c.ID)
 	if err != nil {

@@ -40,7 +40,7 @@ type settings struct {
 
 // Images is what the backend needs of the image service; *image.Store is one.
 type Images interface {
-	// Machine tells what an image is to a machine: errdefs.ErrInvalidArgument when it is nothing.
+	// Machine returns what a machine can use of an image: errdefs.ErrInvalidArgument if nothing.
 	Machine(ctx context.Context, imageID string) (*image.MachineImage, error)
 	// OpenDisk leases an image's files under key until CloseDisk; Disks lists the keys.
 	OpenDisk(ctx context.Context, key, imageID string) (*image.DiskFiles, error)
@@ -50,11 +50,11 @@ type Images interface {
 
 // network joins machines to the pods' networks; taps is one.
 type network interface {
-	// Wire makes a tap for each link of the namespace and moves the addresses off the link; Read tells what it made.
+	// Wire makes a tap for each link of the namespace and removes the link's addresses. Read returns the result of Wire.
 	Wire(ctx context.Context, netns string, o tap.Options) ([]tap.Interface, error)
 	Read(record string) ([]tap.Interface, error)
 	Unwire(ctx context.Context, netns, record string) error
-	// Serve tells the guest its addresses (DHCP, router advertisements) until it is closed.
+	// Serve gives the guest its addresses (DHCP, router advertisements) until the result is closed.
 	Serve(ctx context.Context, netns string, interfaces []tap.Interface, c tap.Config) (io.Closer, error)
 }
 
@@ -64,7 +64,7 @@ type Backend struct {
 	log     *slog.Logger
 	cgroups cgroup.Tree
 	sampler *stats.Sampler
-	// tasks are boots that are watched, until ctx ends, and ends of machines that are being recorded.
+	// tasks watch boots, until ctx ends, and record ends of machines.
 	tasks sync.WaitGroup
 	ctx   context.Context
 	end   context.CancelFunc
@@ -104,7 +104,7 @@ func newBackend(cfg settings) (*Backend, error) {
 	}, nil
 }
 
-// Close ends what is done for machines here; they go on running.
+// Close releases the driver, consoles and responders. The machines go on running.
 func (b *Backend) Close() error {
 	b.ledger.ReportTo(nil)
 	b.mu.Lock()
@@ -120,7 +120,7 @@ func (b *Backend) Close() error {
 		}
 	}
 	for _, p := range pods {
-		p.mute()
+		p.closeResponder()
 	}
 	return err
 }

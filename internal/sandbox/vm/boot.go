@@ -18,33 +18,33 @@ var (
 )
 
 const (
-	// The firmware is listened to after these times, each twice the last one, and again when the machine reboots. The last is
-	// as long as a firmware waits that finds nothing to boot.
-	listenFirst, listenMost = 250 * time.Millisecond, firmware.RetryTime
-	// killTime bounds the end of a machine that cannot boot; it is tried again.
+	// The firmware's log is polled at intervals that double from pollMin to pollMax, and start over when the machine
+	// reboots. pollMax is how long a firmware waits before it looks for a boot device again.
+	pollMin, pollMax = 250 * time.Millisecond, firmware.RetryTime
+	// killTime bounds one attempt to end a machine that cannot boot.
 	killTime = 30 * time.Second
 )
 
 func (b *Backend) bootTimeout() time.Duration { return time.Duration(b.cfg.VM.BootTimeout) }
 
-// watchBoot listens to the firmware of a machine for as long as that runs. A machine that cannot boot is ended; one whose guest
-// shows no sign of life for vm.boot_timeout has that noted in its log.
+// watchBoot polls the firmware's log for as long as the machine runs. It ends a machine that cannot boot, and notes in the
+// container's log when the guest shows no sign of life for vm.boot_timeout.
 func (b *Backend) watchBoot(h *handle, l *life, started time.Time) {
 	var report firmware.Report
 	var silence <-chan time.Time
 	if b.bootTimeout() > 0 {
 		left := time.Until(started.Add(b.bootTimeout()))
-		if left < 0 { // found again: its agent has to answer first
-			left = min(b.bootTimeout(), listenMost)
+		if left < 0 { // recovered after a restart of the daemon: give the agent time to answer
+			left = min(b.bootTimeout(), pollMax)
 		}
 		timer := time.NewTimer(left)
 		defer timer.Stop()
 		silence = timer.C
 	}
 	due := false
-	for pause := listenFirst; ; pause = min(2*pause, listenMost) {
-		if b.listen(h.ID, &report) {
-			pause = listenFirst
+	for pause := pollMin; ; pause = min(2*pause, pollMax) {
+		if b.readFirmware(h.ID, &report) {
+			pause = pollMin
 		}
 		if b.endUnbootable(h, l, &report) {
 			return
@@ -65,24 +65,25 @@ func (b *Backend) watchBoot(h *handle, l *life, started time.Time) {
 	}
 }
 
-// listen takes what the firmware has said since it was listened to last. It tells whether the machine has rebooted.
-func (b *Backend) listen(id string, report *firmware.Report) (rebooted bool) {
+// readFirmware adds what the firmware has written since the last call to the report, and reports whether the machine has
+// rebooted.
+func (b *Backend) readFirmware(id string, report *firmware.Report) (rebooted bool) {
 	said, err := b.cfg.Driver.Firmware(b.ctx, id)
 	if err != nil {
-		b.log.Debug("the firmware of a machine cannot be listened to", "container", id, "err", err)
+		b.log.Debug("the firmware's log of a machine cannot be read", "container", id, "err", err)
 	}
 	return report.Read(said)
 }
 
-// endUnbootable ends a machine that cannot boot, and tells whether it did. Why is written down first: an end that a restart
-// of the daemon cuts off has the same reason.
+// endUnbootable ends a machine that cannot boot, and reports whether it did. The reason is recorded first, so that it is the
+// same if the daemon restarts before the machine has ended.
 func (b *Backend) endUnbootable(h *handle, l *life, report *firmware.Report) bool {
 	s, now := h.Snapshot()
 	why := s.NoBoot
 	switch {
 	case now != l:
 		return true
-	case why != "": // an earlier daemon, or an earlier try
+	case why != "": // recorded by an earlier attempt or an earlier daemon
 	case report.Failed:
 		why = "the machine's firmware found no bootable device; it said: " + strings.Join(report.Lines, "; ")
 	case report.HandedOver && s.Unbootable != "":
@@ -91,13 +92,13 @@ func (b *Backend) endUnbootable(h *handle, l *life, report *firmware.Report) boo
 		return false
 	}
 	if err := b.refuseBoot(h, l, why, report.Lines); err != nil {
-		b.log.Error("a machine that cannot boot has not ended; it is tried again", "container", h.ID, "reason", why, "err", err)
+		b.log.Error("a machine that cannot boot has not ended; will try again", "container", h.ID, "reason", why, "err", err)
 		return false
 	}
 	return true
 }
 
-// refuseBoot says in the container's log, in its record and in the daemon's log why a machine cannot boot, and ends it.
+// refuseBoot writes to the record, the daemon's log and the container's log why a machine cannot boot, and ends the machine.
 func (b *Backend) refuseBoot(h *handle, l *life, why string, lines []string) error {
 	ctx, cancel := context.WithTimeout(b.ctx, killTime)
 	defer cancel()
@@ -114,7 +115,7 @@ func (b *Backend) refuseBoot(h *handle, l *life, why string, lines []string) err
 		err = errors.Join(err, b.note(l, lines, why))
 	}
 	if err != nil {
-		b.log.Error("that a machine cannot boot could not be written down", "container", h.ID, "err", err)
+		b.log.Error("cannot record why a machine does not boot", "container", h.ID, "err", err)
 	}
 	if err := fpNoBootRecorded.Hit(ctx); err != nil {
 		return err
@@ -122,7 +123,7 @@ func (b *Backend) refuseBoot(h *handle, l *life, why string, lines []string) err
 	return b.force(ctx, h, l)
 }
 
-// note puts what the firmware said into the container's log, and what that means.
+// note writes the firmware's lines and what they mean to the container's log.
 func (b *Backend) note(l *life, lines []string, what string) error {
 	var errs []error
 	for _, line := range lines {
@@ -131,11 +132,11 @@ func (b *Backend) note(l *life, lines []string, what string) error {
 	return errors.Join(append(errs, l.console.Note("tripod: "+what))...)
 }
 
-// noteSilence says once, in the container's log, that a guest shows no sign of life. It may be one that does not use its serial
-// console, so it is let run.
+// noteSilence notes once, in the container's log, that a guest shows no sign of life. The machine goes on running: its guest
+// may not use the serial console.
 func (b *Backend) noteSilence(h *handle, l *life, report firmware.Report) {
 	s, _ := h.Snapshot()
-	if s.Silent || b.livens(h.ID, s, l) {
+	if s.Silent || b.isAlive(h.ID, s, l) {
 		return
 	}
 	what := fmt.Sprintf("the guest has shown no sign of life in %s: nothing on its first serial port (console=ttyS0), no agent, nothing written to a disk. "+
@@ -146,12 +147,12 @@ func (b *Backend) noteSilence(h *handle, l *life, report firmware.Report) {
 		err = h.Set(func(s *state) { s.Silent = true })
 	}
 	if err != nil {
-		b.log.Error("that a guest is silent could not be written down", "container", h.ID, "err", err)
+		b.log.Error("cannot record that a guest is silent", "container", h.ID, "err", err)
 	}
 }
 
-// livens tells whether a guest has done anything.
-func (b *Backend) livens(id string, s state, l *life) bool {
+// isAlive reports whether the guest has shown any activity since its start.
+func (b *Backend) isAlive(id string, s state, l *life) bool {
 	if a := l.agent.Load(); a != nil && a.Ready() || sizeOf(s.Definition.SerialLog) > s.SerialBefore {
 		return true
 	}
@@ -159,7 +160,7 @@ func (b *Backend) livens(id string, s state, l *life) bool {
 	defer cancel()
 	figures, err := b.cfg.Driver.Stats(ctx, id)
 	if err != nil {
-		return true // nobody knows
+		return true // unknown
 	}
 	for _, disk := range figures.Blocks {
 		if disk.WriteOps > 0 {
@@ -169,7 +170,7 @@ func (b *Backend) livens(id string, s state, l *life) bool {
 	return false
 }
 
-// sizeOf is a file's size in bytes; 0 when it is not there.
+// sizeOf returns a file's size in bytes, 0 if it is missing.
 func sizeOf(path string) int64 {
 	info, err := os.Stat(path)
 	if err != nil {

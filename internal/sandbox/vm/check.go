@@ -92,17 +92,17 @@ func wireHere(ctx context.Context, netns, record string) error {
 		return fmt.Errorf("a link: %w", err)
 	}
 	const nobody = 65534
-	wired, err := taps{}.Wire(ctx, netns, tap.Options{Record: record, UID: nobody, GID: nobody})
+	wired, err := tap.Wire(ctx, netns, tap.Options{Record: record, UID: nobody, GID: nobody})
 	if err != nil {
 		return err
 	}
 	if len(wired) != 1 {
-		return fmt.Errorf("%d taps came of one link", len(wired))
+		return fmt.Errorf("%d taps for one link", len(wired))
 	}
 	opened, err := tap.Open(ctx, netns, wired[0].Tap)
 	if err != nil {
 		return err
 	}
 	opened.Close()
-	return taps{}.Unwire(ctx, netns, record)
+	return tap.Unwire(ctx, netns, record)
 }

@@ -31,14 +31,14 @@ var (
 	fpCreated   = failpoint.New("vm.create-container.created")
 )
 
-// order is one CreateContainer: all that a machine is made of.
-type order struct {
+// plan is everything that CreateContainer makes a machine from.
+type plan struct {
 	pod       *sandbox.Pod
 	container *sandbox.Container
 	at        *pod
 	options   annotations.Options
 	files     *image.DiskFiles
-	// root is the root disk, where it is on a block device.
+	// root is the root disk on a block device, if the pod has one.
 	root       rootdisk.Disk
 	interfaces []tap.Interface
 	volumes    volumes
@@ -47,10 +47,10 @@ type order struct {
 	unbootable string
 }
 
-// CreateContainer implements sandbox.Backend: the image is leased, the root disk, the cloud-init image and the definition are
-// made. What is wrong with the image or the volumes is found here.
+// CreateContainer implements sandbox.Backend. It leases the image, makes the root disk, the cloud-init image and the definition,
+// and finds what is wrong with the image or the volumes.
 func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (sandbox.Resolved, error) {
-	o, err := b.order(ctx, p, c)
+	o, err := b.plan(ctx, p, c)
 	if err != nil {
 		return sandbox.Resolved{}, err
 	}
@@ -81,11 +81,11 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	return sandbox.Resolved{Mounts: o.volumes.mounts, StopSignal: runtimeapi.Signal_SIGNAL_SIGTERM}, fpCreated.Hit(ctx)
 }
 
-// order gathers what the machine is made of, and leases its image.
-func (b *Backend) order(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (o *order, err error) {
-	o = &order{pod: p, container: c}
+// plan gathers what the machine is made from, and leases its image.
+func (b *Backend) plan(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (o *plan, err error) {
+	o = &plan{pod: p, container: c}
 	if o.at, err = b.sandbox(p.ID); err != nil {
-		return nil, fmt.Errorf("the sandbox is not there: %w: %w", err, errdefs.ErrFailedPrecondition)
+		return nil, fmt.Errorf("the sandbox is missing: %w: %w", err, errdefs.ErrFailedPrecondition)
 	}
 	if o.options, _, err = annotations.Parse(p.Config.GetAnnotations()); err != nil {
 		return nil, err
@@ -102,7 +102,7 @@ func (b *Backend) order(ctx context.Context, p *sandbox.Pod, c *sandbox.Containe
 	if o.volumes, err = volumesOf(c.Config, driver); err != nil {
 		return nil, err
 	}
-	if why != "" && len(o.volumes.told) > 0 {
+	if why != "" && len(o.volumes.guestMounts) > 0 {
 		b.log.Warn("volumes of a machine", "container", c.ID, "warning", why)
 		o.warnings = append(o.warnings, why)
 	}
@@ -127,8 +127,8 @@ func (b *Backend) order(ctx context.Context, p *sandbox.Pod, c *sandbox.Containe
 	return o, nil
 }
 
-// makeDisks makes the root disk and the cloud-init image. What an earlier try has left is made anew.
-func (b *Backend) makeDisks(ctx context.Context, o *order) error {
+// makeDisks makes the root disk and the cloud-init image, and replaces what an earlier attempt has left.
+func (b *Backend) makeDisks(ctx context.Context, o *plan) error {
 	id := o.container.ID
 	if err := os.RemoveAll(b.cfg.diskDir(id)); err != nil {
 		return sandbox.DiskError(fmt.Errorf("the machine's directory: %w", err))
@@ -164,8 +164,8 @@ func (b *Backend) makeDisks(ctx context.Context, o *order) error {
 	return fpCloudInit.Hit(ctx)
 }
 
-// makeRoot makes the root disk: a layer on the image's, or a copy of that on the device that the pod has for it.
-func (b *Backend) makeRoot(ctx context.Context, o *order) error {
+// makeRoot makes the root disk: an overlay on the image's disk, or a copy of it on the pod's block device.
+func (b *Backend) makeRoot(ctx context.Context, o *plan) error {
 	if o.volumes.root == "" {
 		if o.files.Disk == nil {
 			return nil
@@ -196,10 +196,10 @@ func (b *Backend) makeRoot(ctx context.Context, o *order) error {
 	return nil
 }
 
-// inspectRoot looks at what the firmware will find on the root disk.
-func (o *order) inspectRoot() error {
+// inspectRoot finds out whether the firmware can boot the root disk.
+func (o *plan) inspectRoot() error {
 	if o.files.Kernel != nil {
-		return nil // it is not booted from
+		return nil // QEMU loads the kernel
 	}
 	disk, size, closeDisk, err := o.openRoot()
 	if err != nil {
@@ -211,8 +211,8 @@ func (o *order) inspectRoot() error {
 	return err
 }
 
-// openRoot opens the root disk as the guest will see it first.
-func (o *order) openRoot() (disk io.ReaderAt, size uint64, closeDisk func(), err error) {
+// openRoot opens the root disk with the content that the guest will find.
+func (o *plan) openRoot() (disk io.ReaderAt, size uint64, closeDisk func(), err error) {
 	if o.volumes.root != "" {
 		device, err := os.Open(o.volumes.root)
 		if err != nil {
@@ -235,12 +235,12 @@ func (o *order) openRoot() (disk io.ReaderAt, size uint64, closeDisk func(), err
 	return q, size, q.Close, nil
 }
 
-// cloudInit is what the guest is told at its first boot.
-func (b *Backend) cloudInit(o *order) cloudinit.Input {
+// cloudInit returns what cloud-init tells the guest at its first boot.
+func (b *Backend) cloudInit(o *plan) cloudinit.Input {
 	dns := o.pod.Config.GetDnsConfig()
 	in := cloudinit.Input{
 		Options: o.options, PodUID: cmp.Or(o.pod.Config.GetMetadata().GetUid(), o.pod.ID), Hostname: hostname(o.pod),
-		Mounts: o.volumes.told, ShareDriver: o.volumes.driver, Devices: o.volumes.devices,
+		Mounts: o.volumes.guestMounts, ShareDriver: o.volumes.driver, Devices: o.volumes.devices,
 		DNS:   cloudinit.DNS{Servers: dns.GetServers(), Search: dns.GetSearches()},
 		Agent: b.cfg.AgentDisk != "",
 	}
@@ -248,11 +248,11 @@ func (b *Backend) cloudInit(o *order) cloudinit.Input {
 		in.Env = append(in.Env, cloudinit.EnvVar{Name: e.GetKey(), Value: string(e.GetValue())})
 	}
 	for _, n := range o.interfaces {
-		told := cloudinit.Interface{Name: n.Link, MAC: n.MAC, MTU: n.MTU, Addrs: n.Addrs}
+		nic := cloudinit.Interface{Name: n.Link, MAC: n.MAC, MTU: n.MTU, Addrs: n.Addrs}
 		for _, r := range n.Routes {
-			told.Routes = append(told.Routes, cloudinit.Route{Dst: r.Dst, Via: r.GW, Metric: r.Metric})
+			nic.Routes = append(nic.Routes, cloudinit.Route{Dst: r.Dst, Via: r.GW, Metric: r.Metric})
 		}
-		in.Interfaces = append(in.Interfaces, told)
+		in.Interfaces = append(in.Interfaces, nic)
 	}
 	return in
 }

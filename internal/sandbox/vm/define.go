@@ -12,16 +12,16 @@ import (
 )
 
 const (
-	// rootID is the root disk's, and its serial number in the guest.
+	// rootID is the ID of the root disk, and its serial number in the guest.
 	rootID = "root"
-	// minMemory is the least memory in bytes that a guest can be given: a kernel fits, and can say that it has too little.
+	// minMemory is the least memory of a guest in bytes: enough for a kernel to report that it has too little.
 	minMemory = 16 << 20
-	// defaultCmdline is the command line of a kernel whose image says none: what it says goes to the pod's log.
+	// defaultCmdline is for images without a command line. It sends the kernel's messages to the container's log.
 	defaultCmdline = "console=ttyS0"
 )
 
-// definition is the machine.
-func (b *Backend) definition(o *order) (machine.Definition, error) {
+// definition returns the machine's definition for the driver.
+func (b *Backend) definition(o *plan) (machine.Definition, error) {
 	id, res := o.container.ID, o.container.Config.GetLinux().GetResources()
 	d := machine.Definition{
 		Name: id, UUID: o.options.SystemUUID, Dir: b.cfg.machineDir(id), StateDir: b.cfg.diskDir(id),
@@ -71,8 +71,8 @@ func readOnlyDisk(id, path string, bus machine.Bus) machine.Disk {
 	return machine.Disk{ID: id, File: machine.File{Path: path}, Format: "raw", ReadOnly: true, Bus: bus}
 }
 
-// cpus are the annotation's, else as many as the quota can keep busy, else the default.
-func (b *Backend) cpus(o *order, res *runtimeapi.LinuxContainerResources) int {
+// cpus returns the annotation's number, or as many CPUs as the quota can keep busy, or the default.
+func (b *Backend) cpus(o *plan, res *runtimeapi.LinuxContainerResources) int {
 	if o.options.VCPUsSet {
 		return o.options.VCPUs
 	}
@@ -86,7 +86,7 @@ func (b *Backend) cpus(o *order, res *runtimeapi.LinuxContainerResources) int {
 	return b.cfg.VM.DefaultCPUs
 }
 
-// memory is the guest's RAM in bytes: the container's limit in whole MiB, or the default.
+// memory returns the guest's RAM in bytes: the container's limit in whole MiB, or the default.
 func (b *Backend) memory(res *runtimeapi.LinuxContainerResources) uint64 {
 	if limit := res.GetMemoryLimitInBytes(); limit > 0 {
 		return uint64(limit) &^ (1<<20 - 1)
@@ -94,7 +94,7 @@ func (b *Backend) memory(res *runtimeapi.LinuxContainerResources) uint64 {
 	return b.cfg.VM.DefaultMemory
 }
 
-// cmdline is the image's command line, with the container's arguments behind it.
+// cmdline returns the image's command line followed by the container's arguments.
 func cmdline(line string, args []string) string {
 	if line == "" {
 		line = defaultCmdline
@@ -102,7 +102,7 @@ func cmdline(line string, args []string) string {
 	return strings.Join(append([]string{line}, args...), " ")
 }
 
-// uuidOf makes an UUID (version 8 of RFC 9562) of an ID of hex digits.
+// uuidOf derives a UUID (version 8 of RFC 9562) from an ID of hex digits.
 func uuidOf(id string) string {
 	raw, err := hex.DecodeString(id[:32])
 	if err != nil {

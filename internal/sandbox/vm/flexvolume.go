@@ -10,14 +10,13 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/fields"
 )
 
-// flexVolume matches what the kubelet mounts of a flexVolume: pods/UID/volumes/VENDOR~DRIVER/NAME. Its own plugins, CSI among
-// them, have the vendor kubernetes.io.
+// flexVolume matches the path of a flexVolume: pods/UID/volumes/VENDOR~DRIVER/NAME. The kubelet's own plugins, CSI among them,
+// have the vendor kubernetes.io.
 var flexVolume = regexp.MustCompile(`/pods/[^/]+/volumes/([^/~]+)~([^/]+)/([^/]+)(?:/|$)`)
 
-// kubernetesVendor is that of the kubelet's own plugins.
 const kubernetesVendor = "kubernetes.io"
 
-// flexDriver is the driver of the flexVolume that a mount is of, VENDOR/DRIVER, and the volume's name.
+// flexDriver returns the driver (VENDOR/DRIVER) and the name of the flexVolume behind a mount.
 func flexDriver(m *runtimeapi.Mount) (driver, volume string, ok bool) {
 	found := flexVolume.FindStringSubmatch(path.Clean(m.GetHostPath()))
 	if found == nil || found[1] == kubernetesVendor {
@@ -26,11 +25,11 @@ func flexDriver(m *runtimeapi.Mount) (driver, volume string, ok bool) {
 	return found[1] + "/" + found[2], found[3], true
 }
 
-// virtletDriver is Virtlet's: what it puts into the directory describes a disk (an image file, a device or one of Ceph's, with its
-// secret), which Virtlet makes of it.
+// virtletDriver is Virtlet's driver. The directory holds a description of a disk (an image file, a device, or a Ceph volume with
+// its secret), which Virtlet turns into the disk.
 const virtletDriver = "virtlet/flexvolume_driver"
 
-// refuseFlexVolume refuses Virtlet's volumes: as a shared directory the guest would have the description, and no disk.
+// refuseFlexVolume refuses Virtlet's volumes: a guest that shared the directory would get the description instead of the disk.
 func refuseFlexVolume(field string, m *runtimeapi.Mount) error {
 	if driver, volume, ok := flexDriver(m); ok && driver == virtletDriver {
 		return fields.Unsupported(field+".host_path", "the volume %q is a disk of Virtlet's flexVolume driver, which is not made here; give the machine block devices by volumeDevices, empty disks by the annotation scratch-disks", volume)
@@ -38,7 +37,7 @@ func refuseFlexVolume(field string, m *runtimeapi.Mount) error {
 	return nil
 }
 
-// flexWarnings says which flexVolumes of other drivers are shared as any directory is.
+// flexWarnings lists the flexVolumes of other drivers, which are shared as directories.
 func flexWarnings(mounts []*runtimeapi.Mount) (warnings []string) {
 	for _, m := range mounts {
 		if driver, volume, ok := flexDriver(m); ok {

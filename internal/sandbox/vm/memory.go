@@ -11,12 +11,11 @@ import (
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
-// shortage says that the cgroup which the pod's request names as the parent is limited to less than a machine with so much
-// memory may take; empty when it is not. A kubelet limits that cgroup to what the pod's containers and the overhead of its
-// RuntimeClass ask for, and QEMU needs more than the guest.
+// shortage explains that the pod's parent cgroup is limited to less than a machine with that much memory may take; "" if it is
+// not. A kubelet sets that limit to the requests of the containers plus the overhead of the RuntimeClass, and QEMU needs more
+// than the guest.
 //
-// It is said, and no reason to refuse the start: a guest takes its memory page by page, so that one that never uses all of it
-// runs well in less.
+// It is a warning only: a guest takes its memory page by page, and may never use all of it.
 func (b *Backend) shortage(p *sandbox.Pod, memory uint64) string {
 	linux := p.Config.GetLinux()
 	if linux.GetCgroupParent() == "" {
@@ -32,7 +31,7 @@ func (b *Backend) shortage(p *sandbox.Pod, memory uint64) string {
 		quantity(uint64(linux.GetOverhead().GetMemoryLimitInBytes())), quantity(b.cfg.VM.MemoryOverhead))
 }
 
-// outOfMemory says what stood in the way of a machine whose hypervisor was killed for want of memory, and what to do.
+// outOfMemory explains why the kernel killed a hypervisor for lack of memory, and what to change.
 func (b *Backend) outOfMemory(p *sandbox.Pod, memory uint64) string {
 	if why := b.shortage(p, memory); why != "" {
 		return why
@@ -41,8 +40,8 @@ func (b *Backend) outOfMemory(p *sandbox.Pod, memory uint64) string {
 		quantity(b.cfg.VM.MemoryOverhead), quantity(memory))
 }
 
-// failedEnd is the end of a start that failed, and what its caller is told. To a driver a hypervisor that is killed as it starts is
-// no more than a start that failed; the kernel has counted the kill in its cgroup if it was for want of memory.
+// failedEnd returns the end of a failed start, and the caller's error. A driver cannot tell why a hypervisor died as it
+// started; the cgroup's count of kills shows whether memory was the reason.
 func (b *Backend) failedEnd(id string, l *life, cause error, def machine.Definition) (machine.State, error) {
 	killed := oomKills(def.Cgroup) > l.oomKills
 	if killed {
@@ -56,8 +55,8 @@ func (b *Backend) failedEnd(id string, l *life, cause error, def machine.Definit
 	return end, cause
 }
 
-// oomKills is how often the kernel has killed something in a cgroup for want of memory, whether by its own limit or by that of
-// a cgroup above; 0 when nobody knows.
+// oomKills returns how many processes of a cgroup the kernel has killed for lack of memory, by its own limit or by that of a
+// cgroup above; 0 if unknown.
 func oomKills(dir string) uint64 {
 	kills, err := stats.OOMKills(dir)
 	if err != nil {
@@ -66,7 +65,7 @@ func oomKills(dir string) uint64 {
 	return kills
 }
 
-// quantity writes bytes as Kubernetes does, in MiB where they are whole ones.
+// quantity formats bytes as Kubernetes does, in whole MiB if possible.
 func quantity(n uint64) string {
 	if n%(1<<20) == 0 {
 		return fmt.Sprintf("%dMi", n>>20)

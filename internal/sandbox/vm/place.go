@@ -14,8 +14,8 @@ import (
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
-// cgroupOf is the path of the cgroup of a pod's hypervisor process: below the parent that the request names, or ours. Its name
-// differs from those of other backends' pods, which remove cgroups that they do not know.
+// cgroupOf returns the path of the cgroup of a pod's hypervisor process, below the parent of the request or the node's default.
+// Its name differs from those of other backends, which remove cgroups that they do not know.
 //
 //	cgroupfs   <parent>/tripod-vm-<id>
 //	systemd    <the pod's slice>/tripod-vm-<id>
@@ -45,8 +45,8 @@ func (b *Backend) makeCgroup(dir string) error {
 	return nil
 }
 
-// limit holds the cgroup to a container's resources: the guest's memory with the hypervisor's own on top, its share of the
-// CPU, its CPUs.
+// limit applies a container's resources to the cgroup: the guest's memory plus the hypervisor's overhead, CPU quota and shares,
+// cpuset.
 func (b *Backend) limit(dir string, memory uint64, res *runtimeapi.LinuxContainerResources) error {
 	held := &runtimeapi.LinuxContainerResources{
 		MemoryLimitInBytes: int64(memory), CpuQuota: res.GetCpuQuota(), CpuPeriod: res.GetCpuPeriod(), CpuShares: res.GetCpuShares(),
@@ -66,7 +66,7 @@ func (b *Backend) limit(dir string, memory uint64, res *runtimeapi.LinuxContaine
 	return nil
 }
 
-// leaveCgroup ends what is left in a cgroup and removes it.
+// leaveCgroup kills what is left in a cgroup and removes it.
 func (b *Backend) leaveCgroup(ctx context.Context, dir string) error {
 	if dir == "" {
 		return nil
@@ -77,7 +77,7 @@ func (b *Backend) leaveCgroup(ctx context.Context, dir string) error {
 	return b.cgroups.Remove(ctx, dir)
 }
 
-// figuresOf are what a cgroup has used; errdefs.ErrNotFound when it is not there.
+// figuresOf reads the usage of a cgroup; errdefs.ErrNotFound if it is missing.
 func figuresOf(dir string) (stats.Figures, error) {
 	group, err := stats.Open(dir)
 	if err != nil {

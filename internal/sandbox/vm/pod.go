@@ -24,7 +24,7 @@ var (
 	fpPodRemoved  = failpoint.New("vm.remove-sandbox.removed")
 )
 
-// pod is one sandbox: what its file says, and who tells the guest its addresses.
+// pod is one sandbox: its state on disk, and the responder that serves the guest its addresses.
 type pod struct {
 	state podState
 
@@ -32,8 +32,8 @@ type pod struct {
 	responder io.Closer
 }
 
-// mute ends the responder.
-func (p *pod) mute() {
+// closeResponder is idempotent.
+func (p *pod) closeResponder() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.responder != nil {
@@ -42,7 +42,7 @@ func (p *pod) mute() {
 	}
 }
 
-// CreateSandbox implements sandbox.Backend: the pod has its user, its cgroup, and its network ends in taps.
+// CreateSandbox implements sandbox.Backend. It gives the pod a user, a cgroup, and taps on its network.
 func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	_, warnings, err := annotations.Parse(p.Config.GetAnnotations())
 	if err != nil {
@@ -82,7 +82,7 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	return fpPodMade.Hit(ctx)
 }
 
-// admit gives the pod a user and writes down that there is something of it.
+// admit gives the pod a user and writes its state, before anything else of it exists.
 func (b *Backend) admit(p *sandbox.Pod, warnings []string) (*pod, error) {
 	if err := os.MkdirAll(b.cfg.podDir(p.ID), 0o700); err != nil {
 		return nil, sandbox.DiskError(fmt.Errorf("vm pod: %w", err))
@@ -101,7 +101,7 @@ func (b *Backend) admit(p *sandbox.Pod, warnings []string) (*pod, error) {
 	return at, nil
 }
 
-// serve has the guest told its addresses from now on.
+// serve starts the responder that gives the guest its addresses.
 func (b *Backend) serve(ctx context.Context, at *pod, p *sandbox.Pod, interfaces []tap.Interface) error {
 	dns := p.Config.GetDnsConfig()
 	responder, err := b.cfg.Network.Serve(ctx, p.Netns, interfaces, tap.Config{
@@ -112,14 +112,14 @@ func (b *Backend) serve(ctx context.Context, at *pod, p *sandbox.Pod, interfaces
 	}
 	at.mu.Lock()
 	defer at.mu.Unlock()
-	if at.responder != nil { // of an earlier try
+	if at.responder != nil { // from an earlier attempt
 		at.responder.Close()
 	}
 	at.responder = responder
 	return nil
 }
 
-// hostname is the guest's: the pod's, or the name of the pod.
+// hostname returns the guest's host name: the pod's, or the name of the pod.
 func hostname(p *sandbox.Pod) string {
 	if name := p.Config.GetHostname(); name != "" {
 		return name
@@ -127,14 +127,14 @@ func hostname(p *sandbox.Pod) string {
 	return p.Config.GetMetadata().GetName()
 }
 
-// StopSandbox implements sandbox.Backend: with its machine dead the pod leaves the network as it was before, the cgroup that a
-// kubelet is about to remove the parent of, and lets go of its image.
+// StopSandbox implements sandbox.Backend. The machine has ended. The network is restored to what it was, the cgroup is removed,
+// since a kubelet is about to remove its parent, and the image is released.
 func (b *Backend) StopSandbox(ctx context.Context, p *sandbox.Pod) error {
-	return b.releaseSandbox(ctx, b.traces(p))
+	return b.releaseSandbox(ctx, b.podState(p))
 }
 
-// traces are what a pod may have left outside our directories: what its file says, or after a reboot its configuration.
-func (b *Backend) traces(p *sandbox.Pod) podState {
+// podState returns the state on disk or, after a reboot, what follows from the pod's configuration.
+func (b *Backend) podState(p *sandbox.Pod) podState {
 	if at, err := b.sandbox(p.ID); err == nil {
 		return at.state
 	}
@@ -146,7 +146,7 @@ func (b *Backend) releaseSandbox(ctx context.Context, s podState) error {
 	at := b.sandboxes[s.ID]
 	b.mu.Unlock()
 	if at != nil {
-		at.mute()
+		at.closeResponder()
 	}
 	if err := b.cfg.Network.Unwire(ctx, s.Netns, b.cfg.tapsFile(s.ID)); err != nil {
 		return fmt.Errorf("take the machine off the pod's network: %w", err)
@@ -158,12 +158,12 @@ func (b *Backend) releaseSandbox(ctx context.Context, s podState) error {
 		return err
 	}
 	if err := b.cfg.Images.CloseDisk(ctx, s.ID); err != nil {
-		return fmt.Errorf("let go of the machine's image: %w", err)
+		return fmt.Errorf("release the machine's image: %w", err)
 	}
 	return fpPodReleased.Hit(ctx)
 }
 
-// sandbox gives what there is of a pod, from the disk when it is not in memory: errdefs.ErrNotFound.
+// sandbox returns a pod from memory or from the disk: errdefs.ErrNotFound.
 func (b *Backend) sandbox(id string) (*pod, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -180,10 +180,10 @@ func (b *Backend) sandbox(id string) (*pod, error) {
 
 // RemoveSandbox implements sandbox.Backend.
 func (b *Backend) RemoveSandbox(ctx context.Context, p *sandbox.Pod) error {
-	return b.removeSandbox(ctx, b.traces(p))
+	return b.removeSandbox(ctx, b.podState(p))
 }
 
-// removeSandbox removes what there is of a pod, known or not.
+// removeSandbox removes everything of a pod, whether it is in memory or not.
 func (b *Backend) removeSandbox(ctx context.Context, s podState) error {
 	id := s.ID
 	if err := b.removeContainer(ctx, id); err != nil {

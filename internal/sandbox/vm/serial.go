@@ -10,11 +10,11 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// A machine's serial log is on a file system of its own, in memory: QEMU appends to it whoever reads, and a file on a disk would
-// grow as long as the daemon is away, or as the container's log cannot be written. It is bounded by vm.console_buffer, its pages
-// are charged to QEMU's cgroup, which is the pod's, and it is there until the container is removed, whatever becomes of QEMU and daemon.
+// A machine's serial log is on a tmpfs of its own. QEMU appends to it even while nobody reads, so a file on disk would grow
+// for as long as the daemon is down or the container's log cannot be written. The tmpfs is bounded by vm.console_buffer, its
+// pages are charged to the pod's cgroup, and it exists until the container is removed.
 
-// makeSerialDir mounts the file system of a container's serial log, in place of the one of an earlier try.
+// makeSerialDir mounts the tmpfs of a container's serial log, and replaces that of an earlier attempt.
 func (b *Backend) makeSerialDir(id string) error {
 	if err := b.removeSerialDir(id); err != nil {
 		return err
@@ -30,7 +30,7 @@ func (b *Backend) makeSerialDir(id string) error {
 	return nil
 }
 
-// removeSerialDir removes it; one that is not there is fine.
+// removeSerialDir removes the tmpfs, if there is one.
 func (b *Backend) removeSerialDir(id string) error {
 	dir := b.cfg.serialDir(id)
 	for {

@@ -26,11 +26,11 @@ var (
 	fpStarted = failpoint.New("vm.start-container.started")
 )
 
-// cleanupTime bounds the undoing of a start whose caller may have gone away already.
+// cleanupTime bounds the roll-back of a failed start, whose caller may have left.
 const cleanupTime = 30 * time.Second
 
-// StartContainer implements sandbox.Backend. It returns when the machine's CPUs run; where the pod's annotation says so, when the
-// guest's agent answers.
+// StartContainer implements sandbox.Backend. It returns when the machine's CPUs run or, if the pod's annotation asks for it,
+// when the guest's agent answers.
 func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
 	h, err := b.ledger.Startable(p.ID, c.ID)
 	if h == nil {
@@ -49,7 +49,7 @@ func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox
 	return fpStarted.Hit(ctx)
 }
 
-// prepare makes sure that what the machine stands on is there.
+// prepare checks or makes what the machine needs outside its own directory: image, root device, cgroup.
 func (b *Backend) prepare(ctx context.Context, h *handle, c *sandbox.Container) error {
 	s, _ := h.Snapshot()
 	files, err := b.cfg.Images.OpenDisk(ctx, h.ID, s.Image)
@@ -71,7 +71,7 @@ func (b *Backend) prepare(ctx context.Context, h *handle, c *sandbox.Container) 
 	return fpOpened.Hit(ctx)
 }
 
-// openLife joins the machine's console to the pod's log.
+// openLife opens the machine's console, which writes to the container's log.
 func (b *Backend) openLife(p *sandbox.Pod, c *sandbox.Container, h *handle) (*life, error) {
 	s, _ := h.Snapshot()
 	terminal, err := console.Open(console.Config{
@@ -91,7 +91,7 @@ func (b *Backend) openLife(p *sandbox.Pod, c *sandbox.Container, h *handle) (*li
 func (b *Backend) run(ctx context.Context, h *handle, l *life) error {
 	s, _ := h.Snapshot()
 	if why := b.shortage(l.pod, s.Definition.Memory); why != "" {
-		b.log.Warn("a machine may be killed for want of memory", "container", h.ID, "reason", why)
+		b.log.Warn("the kernel may kill a machine for lack of memory", "container", h.ID, "reason", why)
 	}
 	l.oomKills = oomKills(s.Definition.Cgroup)
 	err := h.Begin(l, func(s *state) {
@@ -122,11 +122,11 @@ func (b *Backend) run(ctx context.Context, h *handle, l *life) error {
 	return b.awaitAgent(ctx, h, l)
 }
 
-// booted takes over what the driver says of a machine that runs, and calls its agent. It reports whether to wait for that.
+// booted records the driver's state of a started machine and connects to its agent. It reports whether to wait for the agent.
 func (b *Backend) booted(h *handle, l *life, now machine.State) (wait bool, err error) {
 	l.agent.Store(agent.Open(b.cfg.socket(h.ID, machine.AgentSocket), b.log.With("container", h.ID)))
 	if now.Phase != machine.Running {
-		return false, nil // it has ended meanwhile
+		return false, nil // it has ended
 	}
 	present, err := h.Update(l, func(s *state) {
 		s.Pid, s.StartedAt, wait = now.Pid, now.StartedAt, s.WaitForAgent
@@ -159,11 +159,11 @@ func (b *Backend) awaitAgent(ctx context.Context, h *handle, l *life) error {
 	return nil
 }
 
-// refuseStart records a start that failed before the driver was told.
+// refuseStart records a start that failed before it reached the driver.
 func (b *Backend) refuseStart(ctx context.Context, h *handle, cause error) error {
 	cause = fmt.Errorf("start container %s: %w", h.ID, cause)
 	if ctx.Err() != nil {
-		return cause // nothing was begun
+		return cause // the container can be started again
 	}
 	return errors.Join(cause, h.Set(func(s *state) { s.end(startError(cause)) }))
 }
@@ -173,8 +173,8 @@ func startError(cause error) machine.State {
 	return machine.State{Phase: machine.Ended, Cause: machine.CauseStart, StartedAt: now, FinishedAt: now, Message: cause.Error()}
 }
 
-// failStart ends what came of a start that failed and records that. When its caller went away, the container is as it was
-// created.
+// failStart ends the machine of a failed start and records the failure. If the caller has left, the container returns to the
+// state Created.
 func (b *Backend) failStart(ctx context.Context, h *handle, l *life, cause error) error {
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()
@@ -183,7 +183,7 @@ func (b *Backend) failStart(ctx context.Context, h *handle, l *life, cause error
 	l.failed.Store(&failedStart{end: end, undone: ctx.Err() != nil})
 	if err := b.cfg.Driver.Destroy(undo, h.ID); err != nil {
 		l.failed.Store(nil)
-		return errors.Join(cause, fmt.Errorf("kill what was started: %w", err)) // it runs, as far as anybody knows
+		return errors.Join(cause, fmt.Errorf("kill what was started: %w", err)) // it may still run
 	}
 	b.record(h, l, machine.State{})
 	return cause

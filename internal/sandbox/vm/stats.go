@@ -12,11 +12,11 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent"
 )
 
-// askTime bounds each question to a guest or a hypervisor about its figures: one that hangs holds nobody up for longer.
+// askTime bounds each query of a guest or a hypervisor, which may hang.
 const askTime = time.Second
 
-// ContainerStats implements sandbox.StatsProvider. Everything comes from the cgroup, but for what only the guest knows: the
-// memory that it has left. A machine that does not run has a root disk only.
+// ContainerStats implements sandbox.StatsProvider. All figures are the cgroup's, except for available memory, which only the
+// guest knows. A stopped machine has a root disk only.
 func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, error) {
 	result := &runtimeapi.ContainerStats{WritableLayer: b.rootDisk(c.ID)}
 	h, err := b.ledger.Find(p.ID, c.ID)
@@ -41,7 +41,7 @@ func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox
 	return result, nil
 }
 
-// guestFigures asks the agent, if there is one.
+// guestFigures asks the agent; nil if none answers.
 func (l *life) guestFigures(ctx context.Context) *agent.Stats {
 	a := l.agent.Load()
 	if a == nil || !a.Ready() {
@@ -56,7 +56,7 @@ func (l *life) guestFigures(ctx context.Context) *agent.Stats {
 	return &figures
 }
 
-// rootDisk is what the overlay takes on the node's disk; nil when there is none.
+// rootDisk returns the disk usage of the overlay, nil if there is none.
 func (b *Backend) rootDisk(id string) *runtimeapi.FilesystemUsage {
 	var st unix.Stat_t
 	if err := unix.Stat(b.cfg.overlayFile(id), &st); err != nil {
@@ -70,7 +70,7 @@ func (b *Backend) rootDisk(id string) *runtimeapi.FilesystemUsage {
 	}
 }
 
-// PodStats implements sandbox.StatsProvider: the pod is its hypervisor process.
+// PodStats implements sandbox.StatsProvider. A pod's figures are those of its hypervisor process.
 func (b *Backend) PodStats(_ context.Context, p *sandbox.Pod) (*runtimeapi.LinuxPodSandboxStats, error) {
 	result := &runtimeapi.LinuxPodSandboxStats{}
 	at, err := b.sandbox(p.ID)
@@ -91,7 +91,7 @@ func (b *Backend) PodStats(_ context.Context, p *sandbox.Pod) (*runtimeapi.Linux
 	return result, nil
 }
 
-// Inspect implements sandbox.Inspector, with the one topic "vm".
+// Inspect implements sandbox.Inspector.
 func (b *Backend) Inspect(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (map[string]any, error) {
 	v := map[string]any{"sandboxID": p.ID, "driver": b.cfg.Driver.Name(), "runDir": b.cfg.podDir(p.ID)}
 	if at, err := b.sandbox(p.ID); err == nil {
@@ -142,7 +142,7 @@ func (b *Backend) inspectContainer(ctx context.Context, p *sandbox.Pod, id strin
 	return nil
 }
 
-// inspectAgent tells whether the guest's agent is there, and what it says of the guest.
+// inspectAgent returns whether the guest's agent answers, and what it reports of the guest.
 func (l *life) inspectAgent(ctx context.Context) map[string]any {
 	a := l.agent.Load()
 	if a == nil || !a.Ready() {

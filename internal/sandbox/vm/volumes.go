@@ -17,23 +17,24 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// volumes are what of the node a machine is given: directories that the guest mounts, block devices that are its disks, files
-// that cloud-init writes.
+// volumes are what a machine gets of the node: directories that the guest mounts, block devices that become its disks, files that
+// cloud-init writes.
 type volumes struct {
-	// driver is how the guest has directories.
-	driver  machine.ShareDriver
-	shares  []machine.Share
-	disks   []machine.Disk
-	told    []cloudinit.Mount
-	devices []cloudinit.Device
-	// mounts are those of the request that the guest will have.
+	// driver is how directories are shared with the guest.
+	driver machine.ShareDriver
+	shares []machine.Share
+	disks  []machine.Disk
+	// guestMounts and devices are what cloud-init mounts in the guest.
+	guestMounts []cloudinit.Mount
+	devices     []cloudinit.Device
+	// mounts are those of the request that take effect.
 	mounts []*runtimeapi.Mount
-	// root is the block device that is to be the root disk; empty for a layer on the image's.
+	// root is the block device to become the root disk; "" for an overlay on the image's disk.
 	root string
 }
 
-// shareDriver is how a machine has directories: as the pod says, by virtio-fs where that works, else by 9p, of which why tells.
-func (b *Backend) shareDriver(ctx context.Context, o *order) (driver machine.ShareDriver, why string, err error) {
+// shareDriver returns how directories are shared: as the pod asks, or by virtio-fs if that works, or by 9p with the reason why.
+func (b *Backend) shareDriver(ctx context.Context, o *plan) (driver machine.ShareDriver, why string, err error) {
 	driver = o.options.ShareDriver
 	switch {
 	case driver.By9p():
@@ -54,12 +55,12 @@ func (b *Backend) shareDriver(ctx context.Context, o *order) (driver machine.Sha
 	}
 }
 
-// volumesOf sorts a container's mounts and devices by what they are.
+// volumesOf sorts a container's mounts and devices by kind.
 func volumesOf(config *runtimeapi.ContainerConfig, driver machine.ShareDriver) (v volumes, err error) {
 	v.driver = driver
 	for i, m := range config.GetMounts() {
 		if path.Clean(m.GetContainerPath()) == sandbox.TerminationMessagePath(config) {
-			continue // the kubelet's; how a machine ended is told by its status
+			continue // the kubelet's; the status reports how a machine ended
 		}
 		if err := v.mount(m); err != nil {
 			return v, fmt.Errorf("mounts[%d].host_path: %s: %w", i, m.GetHostPath(), err)
@@ -78,7 +79,7 @@ func (v *volumes) mount(m *runtimeapi.Mount) error {
 	if err != nil {
 		return err
 	}
-	told := cloudinit.Mount{HostPath: m.GetHostPath(), ContainerPath: m.GetContainerPath(), ReadOnly: m.GetReadonly()}
+	mount := cloudinit.Mount{HostPath: m.GetHostPath(), ContainerPath: m.GetContainerPath(), ReadOnly: m.GetReadonly()}
 	switch kind {
 	case cloudinit.KindDevice:
 		if err := v.device(m.GetHostPath(), m.GetContainerPath(), m.GetReadonly()); err != nil {
@@ -88,17 +89,17 @@ func (v *volumes) mount(m *runtimeapi.Mount) error {
 		if path.Clean(m.GetContainerPath()) == "/" {
 			return fmt.Errorf("at / is the root disk, and a directory is none; give the machine a block device there (volumeDevices): %w", errdefs.ErrInvalidArgument)
 		}
-		told.Tag = cloudinit.ShareTag(len(v.shares))
-		v.shares = append(v.shares, machine.Share{Tag: told.Tag, Path: m.GetHostPath(), Driver: v.driver, ReadOnly: m.GetReadonly()})
-		v.told = append(v.told, told)
+		mount.Tag = cloudinit.ShareTag(len(v.shares))
+		v.shares = append(v.shares, machine.Share{Tag: mount.Tag, Path: m.GetHostPath(), Driver: v.driver, ReadOnly: m.GetReadonly()})
+		v.guestMounts = append(v.guestMounts, mount)
 	default:
-		v.told = append(v.told, told)
+		v.guestMounts = append(v.guestMounts, mount)
 	}
 	v.mounts = append(v.mounts, m)
 	return nil
 }
 
-// device gives the guest a block device as a disk, by the serial number of which it finds it.
+// device gives the guest a block device as a disk, which the guest finds by its serial number.
 func (v *volumes) device(host, container string, readonly bool) error {
 	info, err := os.Stat(host)
 	if err != nil {
@@ -123,7 +124,7 @@ func (v *volumes) device(host, container string, readonly bool) error {
 	return nil
 }
 
-// scratch adds the empty disks that the annotations want; their files are made later.
+// scratch adds the empty disks that the annotations ask for. Their files are made later.
 func (v *volumes) scratch(wanted []annotations.ScratchDisk, file func(id string) string) {
 	for i, w := range wanted {
 		disk := machine.Disk{ID: fmt.Sprintf("scratch%d", i), Format: "qcow2"}
