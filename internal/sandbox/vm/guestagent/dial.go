@@ -68,8 +68,8 @@ func (j *job) send(conn *os.File) error {
 // tcpClose is TCP_CLOSE of linux/tcp_states.h.
 const tcpClose = 7
 
-// wasReset tells a connection's being reset from its end, when a write has been told of it and a read is not any more: one that
-// we have not ended is closed on both sides for no other reason.
+// wasReset reports whether the peer reset the connection. A read then returns its end if a write got the error first. A
+// connection that the agent has not shut down is closed on both sides for no other reason.
 func (j *job) wasReset(conn *os.File) (reset bool) {
 	raw, err := conn.SyscallConn()
 	if err != nil || j.shut.Load() {

@@ -195,7 +195,7 @@ func (l *link) hello() error {
 
 // ready is the guest's saying that it has no session: it is asked again, or a new one is begun if one was up.
 func (l *link) ready(ctx context.Context) error {
-	l.end(fmt.Errorf("the guest's agent was started anew: %w", errdefs.ErrUnavailable))
+	l.end(fmt.Errorf("the guest's agent has restarted: %w", errdefs.ErrUnavailable))
 	return l.again(ctx)
 }
 

@@ -20,7 +20,7 @@ type call struct {
 	*wire.Stream
 	mux    *wire.Mux
 	result wire.Result // valid when the stream is over and answered is closed
-	// answered is closed when the result has come.
+	// answered is closed when the result has arrived.
 	answered chan struct{}
 }
 
@@ -79,7 +79,7 @@ func (c *call) ended(ctx context.Context) error {
 	return fmt.Errorf("the operation in the guest has ended: %w", errdefs.ErrUnavailable)
 }
 
-// wait returns when the result has come, with what it is an error of.
+// wait returns when the result has arrived, with its error if it is one.
 func (c *call) wait(ctx context.Context) error {
 	select {
 	case <-c.answered:

@@ -139,7 +139,7 @@ type guestAddr string
 func (guestAddr) Network() string  { return "tcp" }
 func (a guestAddr) String() string { return string(a) }
 
-// deadline is a channel that is closed when the time has come.
+// deadline is a channel that is closed at the deadline.
 type deadline struct {
 	mu      *sync.Mutex
 	timer   *time.Timer

@@ -6,9 +6,9 @@
 //	                 └─ QGA   for ExecSync only, where the image brings qemu-guest-agent instead
 //	Disk ──▶ an ISO image labelled TRIPODAGENT with the program, which every machine gets as a disk
 //
-// An Agent needs no care: it connects when there is something to connect to, and again when QEMU, the guest or its agent
-// started anew. A program that runs in the guest ends with the session that it was started in, so also with the daemon.
+// An Agent connects by itself, and again when QEMU, the guest or its agent has restarted. A program in the guest ends with the
+// session that started it, and so with the daemon.
 //
-// What comes from the guest is not trusted: frames, windows and streams are bounded by wire, reports here. The package knows no
-// pod and no container.
+// Input from the guest is not trusted: wire bounds frames, windows and streams, this package bounds reports. It must not know
+// pods or containers.
 package agent

@@ -64,7 +64,7 @@ func (a *Agent) Exec(ctx context.Context, cmd Command) (int32, error) {
 	drained := make(chan struct{})
 	go func() { output.Wait(); close(drained) }()
 	select {
-	case <-drained: // all of it has come; it waits for its reader only
+	case <-drained: // all output has arrived and waits for its reader
 	case <-ctx.Done():
 		return 0, fmt.Errorf("exec: %w", context.Cause(ctx))
 	}

@@ -172,7 +172,7 @@ func (c *qgaConn) close() {
 	<-c.agent.busy
 }
 
-// sync begins anew, whatever is on the way of an earlier time: a byte that is in no JSON text comes before the answer.
+// sync discards what is left of earlier requests: the answer follows a byte that no JSON text contains.
 func (c *qgaConn) sync() error {
 	var number [4]byte
 	_, _ = rand.Read(number[:]) // never fails

@@ -14,15 +14,15 @@ import (
 
 // Config says where a console's parts are.
 type Config struct {
-	// SerialLog is machine.Definition.SerialLog; it is made, for root only, when it is not there.
+	// SerialLog is machine.Definition.SerialLog. It is made, for root only, if it is missing.
 	SerialLog string
-	// Input is machine.SerialInput of the machine; it need not be there yet.
+	// Input is machine.SerialInput of the machine. It may be missing until the machine starts.
 	Input string
-	// StateFile is a file of ours, kept as long as SerialLog is: over restarts of the machine too.
+	// StateFile holds the offsets. It is kept as long as SerialLog, over restarts of the machine too.
 	StateFile string
-	// OpenLog opens the container's log for appending; the file is nil when none is wanted.
+	// OpenLog opens the container's log for appending; the file is nil if the container has none.
 	OpenLog func() (*os.File, error)
-	// LogSizeMax is how large that may get, in bytes: output that is more is dropped until it is rotated. 0 is no bound.
+	// LogSizeMax bounds the container's log, in bytes. Further output is dropped until the log is rotated. 0 is no bound.
 	LogSizeMax int64
 	Logger     *slog.Logger
 }
@@ -33,8 +33,8 @@ type Console struct {
 	hub   *hub
 }
 
-// Open goes on where an earlier Console of the same machine ended, be it by SIGKILL, and serves until Close. A log that cannot be
-// opened is an error for the first one only: later ones try again, for the machine may be running.
+// Open continues where an earlier Console of the machine ended, even by SIGKILL, and serves until Close. A log that cannot be
+// opened is an error for the first Console of a machine only; later ones retry, since the machine may be running.
 func Open(cfg Config) (*Console, error) {
 	r, err := openRelay(cfg)
 	if err != nil {
@@ -49,7 +49,7 @@ func Open(cfg Config) (*Console, error) {
 	return &Console{relay: r, hub: h}, nil
 }
 
-// Attach joins the console until ctx ends, the client goes away or Close: a terminal's bytes both ways, as they are. A client
+// Attach attaches a client until ctx ends, the client leaves or Close. Bytes pass unchanged, as on a terminal. A client
 // that does not read its output is cut off with errdefs.ErrResourceExhausted. The size of a serial console cannot be set:
 // req.Resize is drained. After Attach has returned a read of req.Stdin or a write to req.Stdout may still be under way.
 func (c *Console) Attach(ctx context.Context, req sandbox.AttachRequest) error {
@@ -67,20 +67,20 @@ func (c *Console) Attach(ctx context.Context, req sandbox.AttachRequest) error {
 	return client.Serve(ctx, req.Stdout, nil)
 }
 
-// ReopenLog goes on in the file that Config.OpenLog gives now: the log was rotated.
+// ReopenLog continues in the file that Config.OpenLog returns now, after a rotation.
 func (c *Console) ReopenLog() error { return c.relay.reopen() }
 
-// Note puts a line of ours into the container's log, on the stream stderr, where the guest's output is on stdout.
+// Note writes a line to the container's log on stderr; the guest's output is on stdout.
 func (c *Console) Note(text string) error { return c.relay.note(text) }
 
-// Drain is for a machine that has ended: it returns when all of its output is in the log and with the clients, an unfinished line as a whole one. An
-// end of ctx is an error, with the rest still to come.
+// Drain is for a machine that has ended. It returns when all output is in the log and sent to the clients, an unfinished last
+// line included, or with an error when ctx ends first.
 func (c *Console) Drain(ctx context.Context) error {
 	c.hub.settle()
 	return c.relay.drain(ctx)
 }
 
-// Close ends what is attached, and the log where it is.
+// Close detaches the clients and stops logging.
 func (c *Console) Close() error {
 	c.hub.close()
 	return c.relay.close()

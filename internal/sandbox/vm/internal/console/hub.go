@@ -17,28 +17,27 @@ import (
 )
 
 const (
-	// redial and redialMax are the first and the last pause between two tries to write.
+	// redial and redialMax are the first and the longest pause between attempts to write.
 	redial, redialMax = 50 * time.Millisecond, time.Second
 	hubBuffer         = 32 << 10
 	// inputPiece is how much of a client's input is passed on at once.
 	inputPiece = 4 << 10
 )
 
-// hub is what attached clients share: the end of the serial log, which is their output, and the pipe that takes
-// their input.
+// hub is shared by the attached clients: it sends them the end of the serial log, and writes their input to the pipe.
 type hub struct {
 	path, pipe string
 	log        *slog.Logger
 	input      chan []byte
 	wake       chan struct{}
-	poll       bool // nobody tells of changes
+	poll       bool // inotify does not work
 	ctx        context.Context
 	cancel     context.CancelFunc
 	work       sync.WaitGroup
 
 	mu      sync.Mutex
 	serial  *os.File
-	offset  int64 // how far the clients are, when there are any
+	offset  int64 // what the clients have got, if there are any
 	clients map[*attach.Client]struct{}
 	over    bool
 }

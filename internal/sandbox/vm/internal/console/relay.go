@@ -19,15 +19,15 @@ import (
 const (
 	// batch is how much of the serial log is read at once, and about how much is written to the container's.
 	batch = 64 << 10
-	// gather is how long more output is waited for after some has come: a guest writes to its console byte by byte.
+	// gather is how long to wait for more output before copying: a guest writes to its console byte by byte.
 	gather = 10 * time.Millisecond
-	// retry is how long it is waited after a log could not be written, and between two looks where the kernel does not tell.
+	// retry is the pause after a failed write, and between polls where inotify does not work.
 	retry = time.Second
 	// punchSize is how much of the serial log is freed at once, at least; punchAlign is the size of a file system's block.
 	punchSize, punchAlign = 256 << 10, 4 << 10
 )
 
-// buffers are for the relays that are at work, of many that wait.
+// buffers are shared, since most relays wait.
 var buffers = sync.Pool{New: func() any { return &buffer{in: make([]byte, batch)} }}
 
 type buffer struct{ in, out []byte }
@@ -39,8 +39,8 @@ type relay struct {
 	wake   chan struct{}
 	cancel context.CancelFunc
 	done   chan struct{}
-	poll   bool // nobody tells of changes
-	// needs is where the part begins that others still read.
+	poll   bool // inotify does not work
+	// needs returns the offset from which others still read.
 	needs func() int64
 
 	mu      sync.Mutex
@@ -48,10 +48,10 @@ type relay struct {
 	state   *os.File
 	file    *os.File // the container's log; nil: none is wanted
 	at      record
-	punched int64 // how much of the serial log is freed; -1 when that cannot be done
+	punched int64 // bytes of the serial log that are freed; -1 if the file system cannot
 	late    bool  // the container's log is still to be opened
 	full    bool  // the container's log has no room left
-	// lostAt is how long the serial log was when there was no room for more; 0: there was.
+	// lostAt is the size of the serial log when its file system was full; 0: it was not.
 	lostAt int64
 	closed bool
 }
@@ -64,7 +64,7 @@ func openRelay(cfg Config) (*relay, error) {
 		return nil, err
 	}
 	if err := serialLogs.add(cfg.SerialLog, r.wake); err != nil {
-		r.log.Warn("changes of a serial log are looked for every second, since the kernel does not tell of them", "path", cfg.SerialLog, "err", err)
+		r.log.Warn("polling a serial log every second, since inotify does not work", "path", cfg.SerialLog, "err", err)
 		r.poll = true
 	}
 	return r, nil
@@ -77,7 +77,7 @@ func (r *relay) start() {
 	go r.run(ctx)
 }
 
-// run copies what comes, until close.
+// run copies output until close.
 func (r *relay) run(ctx context.Context) {
 	defer close(r.done)
 	failing := false
@@ -85,7 +85,7 @@ func (r *relay) run(ctx context.Context) {
 		err := r.catchUp(ctx, false)
 		if err != nil != failing {
 			if failing = err != nil; failing {
-				r.log.Warn("a console's output cannot be logged; it is kept and tried again", "serial log", r.cfg.SerialLog, "err", err)
+				r.log.Warn("a console's output cannot be logged; will try again", "serial log", r.cfg.SerialLog, "err", err)
 			} else {
 				r.log.Info("a console's output is logged again", "serial log", r.cfg.SerialLog)
 			}
@@ -231,7 +231,7 @@ func (r *relay) append(text string) error {
 	return r.commit(line.Append(nil), 0)
 }
 
-// commit appends the entries to the container's log and vouches for them. If either fails, there is nothing of them.
+// commit appends the entries to the container's log and writes the offsets. If either fails, the entries are not in the log.
 func (r *relay) commit(entries []byte, used int64) error {
 	next := r.at
 	next.offset += used

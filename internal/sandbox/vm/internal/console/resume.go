@@ -19,7 +19,7 @@ var (
 	fpResume = failpoint.New("console.relay.resume")
 )
 
-// open opens the files and finds out where to go on.
+// open opens the files and finds out where to continue.
 func (r *relay) open() (err error) {
 	if r.serial, err = openOwn(r.cfg.SerialLog); err != nil {
 		return err
@@ -34,13 +34,13 @@ func (r *relay) open() (err error) {
 	if _, was, readErr := readRecord(r.state); readErr != nil || !was {
 		return err
 	}
-	// A machine that may be running already is not given up for its log's sake.
-	r.log.Warn("the log of a console cannot be opened; it is tried again", "serial log", r.cfg.SerialLog, "err", err)
+	// The machine may be running already, and must not fail for its log.
+	r.log.Warn("the log of a console cannot be opened; will try again", "serial log", r.cfg.SerialLog, "err", err)
 	r.late = true
 	return nil
 }
 
-// begin opens the container's log and goes on in it.
+// begin opens the container's log and resumes.
 func (r *relay) begin() error {
 	file, err := r.cfg.OpenLog()
 	if err != nil {
@@ -56,7 +56,7 @@ func (r *relay) begin() error {
 	return nil
 }
 
-// openOwn opens a file of ours, or makes it: never one that somebody has put in its place.
+// openOwn opens or makes a file, and refuses anything that another user may have put in its place.
 func openOwn(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
 	if err != nil {
@@ -73,7 +73,7 @@ func openOwn(path string) (*os.File, error) {
 	return f, nil
 }
 
-// resume goes on where the record says. What was appended to the log and not vouched for is cut off, if it can be made again.
+// resume continues where the record says. Entries that are not committed are truncated if their source is still there.
 func (r *relay) resume(file *os.File) error {
 	serial, size, err := identify(r.serial)
 	if err != nil {
@@ -103,7 +103,7 @@ func (r *relay) resume(file *os.File) error {
 	return r.use(file)
 }
 
-// use makes file the container's log, with all that is in it vouched for.
+// use makes file the container's log and commits its present content.
 func (r *relay) use(file *os.File) error {
 	next := r.at
 	next.log, next.logSize = fileID{}, 0
@@ -120,8 +120,8 @@ func (r *relay) use(file *os.File) error {
 	return nil
 }
 
-// firstData is where a file's content goes on at or after offset: what was freed is passed over. Only a loss of power leaves
-// the record behind what was freed.
+// firstData returns the offset of the first data at or after offset, past any hole. Only a power loss leaves the record behind
+// what was punched out.
 func firstData(f *os.File, offset, size int64) (int64, error) {
 	if offset >= size {
 		return offset, nil
@@ -137,7 +137,7 @@ func firstData(f *os.File, offset, size int64) (int64, error) {
 	switch {
 	case errors.Is(err, unix.ENXIO):
 		return size, nil
-	case errors.Is(err, unix.EINVAL): // a file system that knows no holes
+	case errors.Is(err, unix.EINVAL): // a file system without holes
 		return offset, nil
 	case err != nil:
 		return 0, os.NewSyscallError("lseek", err)
@@ -145,7 +145,7 @@ func firstData(f *os.File, offset, size int64) (int64, error) {
 	return start, nil
 }
 
-// cutOff cuts a log back to what is vouched for: file, or the one beside it that file took the place of.
+// cutOff truncates a log to what is committed: file, or the rotated one beside it.
 func cutOff(file *os.File, was record) error {
 	if file == nil {
 		return nil

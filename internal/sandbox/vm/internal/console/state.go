@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// recordSize is small, so that the kernel writes it as a whole whatever happens to the process: it is one page's.
+// recordSize lies within a page, so that the kernel writes a record whole even if the process is killed.
 const recordSize = 64
 
 var recordMagic = [8]byte{'T', 'P', 'C', 'O', 'N', 'S', '0', '1'}
@@ -33,8 +33,8 @@ func identify(f *os.File) (id fileID, size int64, err error) {
 	return fileID{uint64(st.Dev), st.Ino}, st.Size, nil
 }
 
-// record is what is vouched for: the container's log has, in its first logSize bytes, all entries of the serial log's first
-// offset bytes (with those in the files that it was rotated to), and none beyond.
+// record is what is committed: the first logSize bytes of the container's log, with its rotated files, hold exactly the entries
+// of the first offset bytes of the serial log.
 type record struct {
 	serial  fileID
 	offset  int64
@@ -52,7 +52,7 @@ func (r record) encode() []byte {
 	return append(b, make([]byte, recordSize-len(b))...)
 }
 
-// decodeRecord is false for what was never written as a whole.
+// decodeRecord returns false for anything but a whole record.
 func decodeRecord(b []byte) (r record, ok bool) {
 	if len(b) != recordSize || [8]byte(b) != recordMagic || crc32.ChecksumIEEE(b[:56]) != binary.BigEndian.Uint32(b[56:]) {
 		return record{}, false
@@ -65,7 +65,7 @@ func decodeRecord(b []byte) (r record, ok bool) {
 	return r, r.offset >= 0 && r.logSize >= 0
 }
 
-// readRecord reads the state file; false when it holds no record.
+// readRecord reads the state file; false if it holds no record.
 func readRecord(f *os.File) (record, bool, error) {
 	b := make([]byte, recordSize)
 	n, err := f.ReadAt(b, 0)
@@ -76,7 +76,7 @@ func readRecord(f *os.File) (record, bool, error) {
 	return r, ok, nil
 }
 
-// writeRecord writes it in place: to a full disk too.
+// writeRecord writes in place, which needs no room on the disk.
 func writeRecord(f *os.File, r record) error {
 	_, err := f.WriteAt(r.encode(), 0)
 	return err

@@ -6,7 +6,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// watcher tells relays that their serial log has grown. One inotify instance serves all: the kernel gives a user few of them
+// watcher wakes relays whose serial log has changed. All share one inotify instance, of which a user has few
 // (fs.inotify.max_user_instances).
 type watcher struct {
 	mu     sync.Mutex
@@ -16,7 +16,7 @@ type watcher struct {
 
 var serialLogs = &watcher{wakes: map[string]map[chan struct{}]bool{}}
 
-// add has wake signalled when the file at path changes.
+// add signals wake whenever the file at path changes.
 func (w *watcher) add(path string, wake chan struct{}) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -53,7 +53,7 @@ func (w *watcher) remove(path string, wake chan struct{}) {
 	w.release()
 }
 
-// release ends the watching when nobody watches.
+// release closes inotify when nobody watches.
 func (w *watcher) release() {
 	if len(w.wakes) == 0 && w.notify != nil {
 		_ = w.notify.Close()

@@ -6,16 +6,16 @@
 //	          tap service ◀─name, secret─────────────────────┘   ▲
 //	              └──pod's cgroup, descriptors───────────────────┘
 //
-//	watch ◀── lifecycle events, a look at every domain after a reconnect, the process's pidfd
+//	watch ◀── lifecycle events, a query of every domain after a reconnect, the process's pidfd
 //	   └─▶ reason from libvirt ─▶ StateDir/libvirt.json ─▶ Event
 //
-// A domain has all of the machine's devices but its network: disks, kernel and shares are named by placeholders in Dir,
-// console and channels are null devices, and the wrapper puts descriptors in their places (internal/sandbox/vm/vmwrap). So QEMU
-// opens nothing by itself, as with the driver qmp, and libvirt's settings about owners, labels, logs and the length of
-// paths do not matter.
+// A domain has all of the machine's devices except its network. Placeholders in Dir stand for disks, kernel and shares, null
+// devices for console and channels, and the wrapper replaces them by descriptors (internal/sandbox/vm/vmwrap). So QEMU opens
+// nothing by itself, as with the driver qmp, and libvirt's settings for owners, labels, logs and the length of paths do not
+// matter.
 //
-// A guest that powers off is told by libvirt's reason for the end; one that panics is kept, crashed, until we have seen
-// it. What libvirt forgets when it is restarted is in libvirt.json, once we know.
+// The reason that libvirt gives for a domain's end shows a power-off. A domain that panicked is kept, crashed, until the driver
+// has seen it. libvirt.json holds what libvirt forgets when it restarts.
 //
 // The package knows machines, not pods, and must not import the backend, the image store or the network.
 package libvirt

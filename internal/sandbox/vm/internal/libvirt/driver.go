@@ -27,7 +27,7 @@ import (
 // DefaultURI is the libvirtd of the host.
 const DefaultURI = "qemu:///system"
 
-// Config is what the driver is told.
+// Config configures the driver.
 type Config struct {
 	// URI says which libvirtd; "" is DefaultURI. "?socket=/path" names another socket than libvirt's own.
 	URI string
@@ -290,7 +290,7 @@ func (d *Driver) securityModel(ctx context.Context) (string, error) {
 	return model, nil
 }
 
-// State implements machine.Driver. It never asks libvirt: what happens is told by events.
+// State implements machine.Driver. It never queries libvirt: events keep the state.
 func (d *Driver) State(_ context.Context, name string) (machine.State, error) {
 	in, err := d.find(name)
 	if err != nil {

@@ -20,26 +20,26 @@ const (
 	defaultSocket = "/run/libvirt/libvirt-sock"
 	virtqemudSock = "/run/libvirt/virtqemud-sock"
 
-	// helloTimeout bounds the making of a connection, a libvirtd's that accepts and says nothing, too.
+	// helloTimeout bounds the set-up of a connection, for instance to a libvirtd that accepts and stays silent.
 	helloTimeout = 15 * time.Second
-	// waitTimeout is how long a call waits for a connection that is being made.
+	// waitTimeout is how long a call waits for a connection.
 	waitTimeout = 5 * time.Second
-	// recoverWait is the same for Recover, which is called again.
+	// recoverWait is the same for Recover, which the node repeats.
 	recoverWait = 2 * time.Second
-	// maxUnanswered is how many calls libvirtd may owe an answer to; those that were given up count, too.
+	// maxUnanswered bounds the calls without an answer, including those whose callers have given up.
 	maxUnanswered = 256
-	// pingInterval is how often libvirtd is asked whether it answers; one that has not for pingTimeout does not.
+	// libvirtd is pinged every pingInterval, and is unresponsive after pingTimeout without an answer.
 	pingInterval, pingTimeout = 5 * time.Second, 15 * time.Second
 	// retryMin and retryMax bound the time between attempts to connect.
 	retryMin, retryMax = 50 * time.Millisecond, 2 * time.Second
 )
 
-// link is a connection to libvirtd that is made again whenever it breaks.
+// link is a connection to libvirtd that reconnects whenever it breaks.
 type link struct {
 	uri    golibvirt.ConnectURI
 	socket string
 	log    *slog.Logger
-	// connected is called when a connection stands, in a goroutine of its own; event when something happens to a domain.
+	// connected is called after each connect, in a goroutine of its own; event when the state of a domain changes.
 	connected func(context.Context)
 	event     func(domain string)
 
@@ -48,7 +48,7 @@ type link struct {
 	mu      sync.Mutex
 	client  *golibvirt.Libvirt
 	lastErr error
-	silent  bool          // it does not answer
+	silent  bool          // connected, but not answering
 	changed chan struct{} // closed when client has changed
 }
 
@@ -223,7 +223,7 @@ func (l *link) setSilent(client *golibvirt.Libvirt, silent bool) {
 	}
 }
 
-// ready is nil when libvirtd is connected and answers, else errdefs.ErrUnavailable.
+// ready returns errdefs.ErrUnavailable unless libvirtd is connected and answers.
 func (l *link) ready() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

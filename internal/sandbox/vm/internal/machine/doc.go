@@ -1,10 +1,10 @@
-// Package machine is what the VM backend and the hypervisor drivers have in common: the definition of a virtual machine,
-// and the Driver that runs one.
+// Package machine is the contract between the backend and the hypervisor drivers: the Definition of a virtual machine, and the
+// Driver that runs it.
 //
 //	internal/sandbox/vm ──Definition──▶ Driver ──▶ QEMU
-//	     ▲                       │          qmp:     internal/sandbox/vm/internal/qemu, spawned by us
-//	     └──────── Event ────────┘          libvirt: internal/sandbox/vm/internal/libvirt, spawned by libvirtd through tripod-vmwrap
+//	     ▲                       │          qmp:     internal/sandbox/vm/internal/qemu, started by the daemon
+//	     └──────── Event ────────┘          libvirt: internal/sandbox/vm/internal/libvirt, started by libvirtd through tripod-vmwrap
 //
-// A driver knows machines, not pods: all that it needs is in the Definition, and it decides nothing about a pod's state.
-// The package must not import a driver, nor the network or the image store.
+// A driver knows machines, not pods: the Definition has all that it needs, and it decides nothing about a pod's state. The
+// package must not import a driver, the network or the image store.
 package machine

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Definition is one virtual machine. It is immutable once defined, and what a driver writes down of it: Files are opened
-// anew for every start, everything else is plain data.
+// Definition is one virtual machine. It is immutable once defined, and drivers store it as it is. Files are opened for every
+// start; everything else is plain data.
 type Definition struct {
 	// Name identifies the machine on this node: 64 lower-case hex digits.
 	Name string `json:"name"`
@@ -148,7 +148,7 @@ const (
 	// Defined: it is known and does not run.
 	Defined Phase = "defined"
 	Running Phase = "running"
-	// Ended: it ran, and its end is told by Cause and ExitCode.
+	// Ended: it ran; Cause and ExitCode say how it ended.
 	Ended Phase = "ended"
 )
 

@@ -40,7 +40,7 @@ const (
 	endTime = 30 * time.Second
 )
 
-// Config is what the driver is told.
+// Config configures the driver.
 type Config struct {
 	// Root is the directory of its records, on a disk; only root has access to it.
 	Root string
@@ -163,7 +163,7 @@ func (d *Driver) Define(ctx context.Context, def machine.Definition) error {
 	return h.define(ctx, def)
 }
 
-// State implements machine.Driver. It never asks QEMU: what happens is told by the watch.
+// State implements machine.Driver. It never queries QEMU: the watch keeps the state.
 func (d *Driver) State(_ context.Context, name string) (machine.State, error) {
 	h, err := d.find(name)
 	if err != nil {

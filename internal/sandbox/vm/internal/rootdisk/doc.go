@@ -10,7 +10,7 @@
 //
 //	(none) ──▶ writing ──fsync──▶ the image is copied ──fsync──▶ complete ──fsync──▶ it can be booted
 //	              ▲                       │
-//	              └── power loss, kill ───┘  the copy begins anew
+//	              └── power loss, kill ───┘  the copy starts again
 //
 // A device that is complete keeps its disk, and one that holds anything else is refused, unless the caller says what may be
 // overwritten. While the image is copied, nobody else can claim the device, and QEMU does not get its locks.

@@ -35,7 +35,7 @@ type mark struct {
 	Magic   [16]byte
 	Version uint32
 	Stage   stage
-	// ID is made anew for every copy.
+	// ID is new for every copy.
 	ID [16]byte
 	// Image is the ID of the image, padded with NUL bytes, ImageSize its disk's size in bytes.
 	ImageSize uint64

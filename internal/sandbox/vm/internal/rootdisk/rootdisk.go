@@ -20,7 +20,7 @@ var (
 	fpComplete = failpoint.New("rootdisk.complete")
 )
 
-// Overwrite says which devices may lose what they hold. A disk that an interrupted copy has left is always written anew, and
+// Overwrite says which devices may lose what they hold. A disk that an interrupted copy has left is always overwritten, and
 // the complete disk of the same image is always kept.
 type Overwrite string
 
@@ -49,7 +49,7 @@ type Disk struct {
 // Prepare makes the device at path the root disk of a machine: it copies the image onto a device that is empty, and keeps
 // the disk of one that is complete. A device that holds something else, or is in use, is errdefs.ErrFailedPrecondition and
 // says what may be done, one that is too small errdefs.ErrInvalidArgument. Whenever it ends early, the device is not
-// complete, and the next call begins anew (fault V4).
+// complete, and the next call starts again (fault V4).
 func Prepare(ctx context.Context, path string, src Source, over Overwrite) (Disk, error) {
 	dev, err := openDevice(path, false)
 	if err != nil {

@@ -19,12 +19,11 @@ import (
 const (
 	// probeTime bounds a probe; it takes some 10 ms.
 	probeTime = 10 * time.Second
-	// probeAgain is how long a failure is believed: virtiofsd may be installed while the daemon runs.
+	// probeAgain is how long a failure is cached: virtiofsd may be installed while the daemon runs.
 	probeAgain = time.Minute
 )
 
-// Prober finds out, by trying, whether virtiofsd works here, and remembers it. What it tries with is Options but for Dir,
-// LogDir and Cgroup.
+// Prober tries whether virtiofsd works on this host, and caches the result. It ignores Dir, LogDir and Cgroup of Options.
 type Prober struct {
 	Options
 
@@ -33,8 +32,8 @@ type Prober struct {
 	result error
 }
 
-// Probe is nil when directories can be shared by virtio-fs, else why not: errdefs.ErrNotFound without virtiofsd,
-// errdefs.ErrFailedPrecondition when it does not serve a directory.
+// Probe returns nil if directories can be shared by virtio-fs: errdefs.ErrNotFound without virtiofsd,
+// errdefs.ErrFailedPrecondition if it does not serve a directory.
 func (p *Prober) Probe(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -45,14 +44,14 @@ func (p *Prober) Probe(ctx context.Context) error {
 	defer cancel()
 	err := p.try(ctx)
 	if errors.Is(err, context.Canceled) {
-		return err // its caller went away
+		return err // the caller has left
 	}
 	p.at, p.result = time.Now(), err
 	return err
 }
 
-// try has a virtiofsd serve an empty directory, and asks it, in the hypervisor's place, what it can do: it answers once it
-// has confined itself.
+// try starts a virtiofsd on an empty directory and asks for its features, as the hypervisor would. It answers once it has
+// confined itself.
 func (p *Prober) try(ctx context.Context) (err error) {
 	o := p.Options
 	if o.Program == "" {

@@ -25,7 +25,7 @@ const ProgramName = "virtiofsd"
 // programPaths are where distributions have it, which is not in PATH: Debian 12 (of QEMU), Fedora and later Debian.
 var programPaths = []string{"/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd", "/usr/lib/virtiofsd"}
 
-// Find finds virtiofsd: at configured, where that is not empty, else where distributions have it, else in PATH.
+// Find returns the path of virtiofsd: configured if that is not empty, or where distributions install it, or in PATH.
 // errdefs.ErrNotFound.
 func Find(configured string) (string, error) {
 	candidates := append(programPaths, ProgramName)

@@ -5,10 +5,10 @@
 //	host ═══ 00 COBS(session·stream·kind·payload·crc) 00 ═══ virtio-serial ═══ guest
 //	                          ◀── Ready, Data, Close, Window, Result
 //
-// A virtio-serial port has no connections: either side may begin anew while the other goes on, half a frame or a whole
-// buffer of an earlier time may arrive first, and nothing tells the host that the guest's program is another one by now.
-// So a frame says itself where it begins and whether it is whole: it is stuffed (COBS), so that the byte 0 is nothing but the
-// end of a frame, and carries a checksum. And a session has a random number, which every frame carries:
+// A virtio-serial port has no connections. Either side may restart while the other goes on, half a frame or a whole buffer from
+// before may arrive first, and nothing tells the host that the guest's program is a new one. So frames delimit themselves and
+// carry a checksum: they are stuffed (COBS), so that the byte 0 occurs only at the end of a frame. And every frame carries the
+// random number of its session:
 //
 //	host connects        ── Hello(session) ──▶   whatever the guest did for another session is ended
 //	guest's program starts

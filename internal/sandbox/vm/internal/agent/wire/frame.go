@@ -129,7 +129,7 @@ func (r *Reader) Next() (Frame, error) {
 	}
 }
 
-// cut takes what stands before the next 0, if that has come; nothing of what is skipped.
+// cut returns what precedes the next 0, if that has arrived, and nothing of what is skipped.
 func (r *Reader) cut() ([]byte, bool) {
 	zero := bytes.IndexByte(r.buf[r.start+r.seen:r.end], 0)
 	if zero < 0 {
@@ -149,7 +149,7 @@ func (r *Reader) cut() ([]byte, bool) {
 	return piece, true
 }
 
-// fill reads once. The buffer grows with what has come.
+// fill reads once. The buffer grows as needed.
 func (r *Reader) fill() error {
 	if r.start > 0 {
 		r.end = copy(r.buf, r.buf[r.start:r.end])

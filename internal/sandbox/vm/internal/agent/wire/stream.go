@@ -43,7 +43,7 @@ func (s *Stream) Value() any {
 	return s.value
 }
 
-// Finish ends the stream: what has come can still be read, then the end of each channel is.
+// Finish ends the stream: received data can still be read, then each channel returns its end.
 func (s *Stream) Finish() {
 	s.mux.mu.Lock()
 	if s.mux.streams[s.id] == s {
@@ -141,14 +141,14 @@ func (s *Stream) window(channel byte, n int) {
 	}
 }
 
-// inbox is what has come on a channel.
+// inbox is what a channel has received.
 type inbox struct {
 	wake chan struct{}
 
 	mu   sync.Mutex
 	buf  bytes.Buffer
 	room int // what the other side may still send
-	owed int // what was read, and the other side not told of
+	owed int // read, but not yet returned to the sender's window
 	err  error
 	over bool // the stream has ended: what still comes does not count
 }
