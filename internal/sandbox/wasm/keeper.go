@@ -31,19 +31,19 @@ const (
 	WorkerPerPod       WorkerMode = "pod"
 )
 
-// keeper has the workers: by scope, which is who shares one, and by name, which is scope.N. In a scope there is one
-// worker that takes new pods; those before it were started by another program (retired), or are ending.
+// keeper owns the workers. A scope is the set of pods that share a worker; a worker's name is scope.N. Each scope has one
+// worker that takes new pods. Others in it were started from another version of the program (retired), or are ending.
 //
 //	scope   node | ns-<namespace> | pod-<key>
 type keeper struct {
 	cfg     setup
 	log     *slog.Logger
 	cgroups cgroup.Tree
-	// What becomes of what the workers tell; set before the first worker is there.
+	// Callbacks for what workers report; set before the first worker starts.
 	exited func(*worker, workerapi.Status)
 	died   func(*worker)
 	adopt  func(context.Context, *worker) error
-	// wanted tells whether a scope has pods, so that its worker must be there.
+	// wanted reports whether a scope has pods and therefore needs a worker.
 	wanted func(scope string) bool
 
 	mu       sync.Mutex
@@ -115,8 +115,8 @@ func (k *keeper) currentLocked(scope string) *worker {
 	return nil
 }
 
-// get gives the worker of a scope, starting one if there is none: in a place of its pod's, or where workers of many are.
-// The start goes on when its caller goes away.
+// get returns the worker of a scope. If there is none it starts one, in its pod's own place or in the place of shared
+// workers. The start continues when its caller gives up.
 func (k *keeper) get(ctx context.Context, scope string, own *place) (*worker, error) {
 	k.mu.Lock()
 	if w := k.currentLocked(scope); w != nil {
@@ -147,10 +147,10 @@ func (k *keeper) get(ctx context.Context, scope string, own *place) (*worker, er
 	}
 }
 
-// startAhead starts the worker of a scope for pods to come; whoever needs it hears of a failure.
+// startAhead starts the worker of a scope before a pod needs it. A failure is reported to the pod that does.
 func (k *keeper) startAhead(scope string) {
 	ctx, cancel := context.WithCancel(context.Background())
-	cancel() // not to be waited for
+	cancel() // get does not wait
 	_, _ = k.get(ctx, scope, nil)
 }
 
@@ -167,7 +167,7 @@ func (k *keeper) freeName(scope string) string {
 	}
 }
 
-// start is a worker's start, from nothing to being in the map and watched.
+// start starts a worker, puts it into the map and watches it.
 func (k *keeper) start(ctx context.Context, name, scope string, in place, s *starting) {
 	ctx, cancel := context.WithTimeout(ctx, startTime)
 	defer cancel()
@@ -188,14 +188,14 @@ func (k *keeper) start(ctx context.Context, name, scope string, in place, s *sta
 	close(s.done)
 }
 
-// keepLocked puts a connected worker into the map and follows it to its end.
+// keepLocked puts a connected worker into the map and follows it until it ends.
 func (k *keeper) keepLocked(w *worker) {
 	k.workers[w.name] = w
 	k.tasks.Go(guard.Func(k.log, "wasm worker", func() { k.follow(w) }))
 }
 
-// follow takes what a worker tells until it ends, has its pods recorded as ended, and starts another one where pods need
-// it.
+// follow handles what a worker reports until it ends. Then it records the worker's pods as exited, and starts another worker
+// if pods need one.
 func (k *keeper) follow(w *worker) {
 	w.watch(func(s workerapi.Status) { k.exited(w, s) }, k.spans, k.adopt)
 	if w.isParted() {
@@ -224,7 +224,7 @@ func (k *keeper) isClosed() bool {
 	return k.closed
 }
 
-// clear removes what a worker that has ended leaves.
+// clear removes the files and the cgroup of a worker that has ended.
 func (k *keeper) clear(w *worker) {
 	k.mu.Lock()
 	delete(k.workers, w.name)
@@ -234,7 +234,7 @@ func (k *keeper) clear(w *worker) {
 	}
 }
 
-// recover adopts the workers that are there and removes what is left of those that are not.
+// recover takes over the workers of the previous daemon and removes the files of those that are gone.
 func (k *keeper) recover(ctx context.Context) error {
 	entries, err := os.ReadDir(k.cfg.workersDir())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -247,12 +247,12 @@ func (k *keeper) recover(ctx context.Context) error {
 			continue
 		}
 		w := newWorker(e.Name(), scope, filepath.Join(k.cfg.workersDir(), e.Name()), k.log)
-		if err := k.take(ctx, w); err != nil {
+		if err := k.takeOver(ctx, w); err != nil {
 			w.log.Warn("a previous worker cannot be taken over", "err", err)
 			errs = append(errs, k.abandon(ctx, w))
 			continue
 		}
-		w.log.Info("took over a worker of before", "pid", w.proc.Pid, "retired", w.retired)
+		w.log.Info("took over a worker of the previous daemon", "pid", w.proc.Pid, "retired", w.retired)
 		k.mu.Lock()
 		k.workers[w.name] = w
 		k.mu.Unlock()
@@ -260,8 +260,9 @@ func (k *keeper) recover(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// take connects to a worker of before. One that speaks another version of the protocol, or does not answer, is not taken.
-func (k *keeper) take(ctx context.Context, w *worker) error {
+// takeOver connects to a worker of the previous daemon. It fails if the worker speaks another version of the protocol, or does
+// not answer.
+func (k *keeper) takeOver(ctx context.Context, w *worker) error {
 	ctx, cancel := context.WithTimeout(ctx, helloTime)
 	defer cancel()
 	if err := w.connect(ctx); err != nil {
@@ -270,7 +271,7 @@ func (k *keeper) take(ctx context.Context, w *worker) error {
 	proc, state, err := recordedProcess(w.dir)
 	w.cgroup = state.Cgroup
 	if err != nil {
-		// The daemon died before it had written who it is.
+		// The daemon died before it had recorded the process.
 		if proc, err = k.introduced(w); err != nil {
 			w.conn().Close()
 			return err
@@ -281,7 +282,7 @@ func (k *keeper) take(ctx context.Context, w *worker) error {
 	return nil
 }
 
-// abandon ends a worker that cannot be taken over and removes what there is of it.
+// abandon kills a worker that cannot be taken over and removes its files and cgroup.
 func (k *keeper) abandon(ctx context.Context, w *worker) error {
 	proc, state, err := recordedProcess(w.dir)
 	if err == nil {
@@ -293,7 +294,7 @@ func (k *keeper) abandon(ctx context.Context, w *worker) error {
 	return errors.Join(err, k.leaveCgroup(state.Cgroup), os.RemoveAll(w.dir))
 }
 
-// run follows the workers that recover took over; their pods are known now.
+// run follows the workers that recover took over. Their pods must be known by now.
 func (k *keeper) run() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -313,7 +314,7 @@ func (k *keeper) all() []*worker {
 	return list
 }
 
-// endRetired ends the workers of another program.
+// endRetired ends the workers of another version of the program.
 func (k *keeper) endRetired(ctx context.Context) error {
 	var errs []error
 	for _, w := range k.all() {
@@ -331,7 +332,7 @@ func (k *keeper) named(name string) *worker {
 	return k.workers[name]
 }
 
-// close parts with the workers: those with pods go on, the others are ended.
+// close leaves workers with pods running and ends the others.
 func (k *keeper) close(ctx context.Context, busy func(*worker) bool) error {
 	var errs []error
 	for _, w := range k.all() {

@@ -18,23 +18,23 @@ import (
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
-// workerOverhead is what a worker takes for itself, in bytes, on top of what its pod's guest may have.
+// workerOverhead is what a worker needs for itself, in bytes, beyond the memory limit of its pod's guest.
 const workerOverhead = 64 << 20
 
-// place is the cgroup that a worker is started in; without a directory, the daemon's own. With the systemd driver cgroups
-// are systemd's to make: workers stay in the daemon's service then, which leaves them alone when it stops.
+// place is the cgroup that a worker starts in; without a directory, the daemon's own. With the systemd driver only systemd
+// makes cgroups: workers then stay in the daemon's service, which does not kill them when it stops.
 type place struct {
 	tree   cgroup.Tree
 	dir    string
 	limits []cgroup.Write
 }
 
-// cgroupName marks a cgroup as ours. Those that are called after a pod alone are another backend's, which removes the ones
-// that it does not know.
+// cgroupName marks a cgroup as ours. A name that is a pod's ID alone would be another backend's, which removes those that it
+// does not know.
 func cgroupName(name string) string { return cgroup.Mark + "wasm-" + name }
 
-// of is the cgroup below this one that a worker has for itself. It is called after the worker and not after the pod: that
-// of the pod's worker of before is removed when it has ended, which may be while the next one starts.
+// of is the worker's own cgroup below this one. It is named after the worker, not after the pod: the cgroup of the pod's
+// previous worker may be removed while the next one starts.
 func (p place) of(worker string) place {
 	if p.dir != "" {
 		p.dir = path.Join(p.dir, cgroupName(worker))
@@ -42,7 +42,7 @@ func (p place) of(worker string) place {
 	return p
 }
 
-// shared is where the workers of many pods are. Their pods' limits are held by themselves.
+// shared is the place of workers with many pods. The worker itself enforces the limits of its pods.
 func (k *keeper) shared() place {
 	if k.cgroups.Driver != cgroup.DriverCgroupfs {
 		return place{}
@@ -50,8 +50,8 @@ func (k *keeper) shared() place {
 	return place{tree: k.cgroups, dir: k.cgroups.Parent}
 }
 
-// own is where the workers of one pod are: below the parent that the kubelet names, with the container's limits, as far
-// as the kernel can hold a process to them.
+// own is the place of a pod's own worker: below the parent that the kubelet names, with the container's limits as far as the
+// kernel can enforce them on a process.
 func (k *keeper) own(p *sandbox.Pod, c *sandbox.Container) place {
 	if k.cgroups.Driver != cgroup.DriverCgroupfs {
 		return place{}

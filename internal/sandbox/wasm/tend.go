@@ -15,19 +15,19 @@ import (
 )
 
 const (
-	// tendPause is the time between two rounds of what is done without an order.
+	// tendPause is the time between two rounds of upkeep.
 	tendPause = time.Minute
-	// probeTime is how long a worker may take for the simplest of answers, on a node that is busy.
+	// probeTime is how long a worker may take for the simplest answer on a busy node.
 	probeTime = 30 * time.Second
-	// spareCode is how many components that no container needs a worker keeps loaded for the next.
-	spareCode = 32
+	// maxIdleCode is how many components without a container a worker keeps loaded.
+	maxIdleCode = 32
 	// idleImage is how long an image is held after it was last asked for, without a container of it.
 	idleImage = 10 * time.Minute
-	// maxWorkerLog is how large the log of a worker may grow; the end of it that is kept is a quarter.
+	// maxWorkerLog is how large the log of a worker may grow, in bytes. Trimming keeps the last quarter.
 	maxWorkerLog = 8 << 20
 )
 
-// tend renews certificates, lets go of code that nobody needs, ends workers that hang, and keeps their logs in bounds.
+// tend renews certificates, removes unused code, kills workers that hang, and trims their logs.
 func (b *Backend) tend(ctx context.Context) {
 	tick := time.NewTicker(tendPause)
 	defer tick.Stop()
@@ -39,7 +39,7 @@ func (b *Backend) tend(ctx context.Context) {
 		}
 		b.renewDue(ctx, time.Now())
 		if err := b.sweep(ctx, time.Now().Add(-idleImage)); err != nil && ctx.Err() == nil {
-			b.log.Warn("remove compiled code that nobody needs", "err", err)
+			b.log.Warn("remove unused compiled code", "err", err)
 		}
 		b.probe(ctx, probeTime)
 		for _, w := range b.keeper.all() {
@@ -50,7 +50,7 @@ func (b *Backend) tend(ctx context.Context) {
 	}
 }
 
-// probe ends workers that live and do not answer: nothing in them could be stopped any more.
+// probe kills workers that live and do not answer: their pods could not be stopped.
 func (b *Backend) probe(ctx context.Context, limit time.Duration) {
 	var probes sync.WaitGroup
 	for _, w := range b.keeper.all() {
@@ -59,7 +59,7 @@ func (b *Backend) probe(ctx context.Context, limit time.Duration) {
 			defer cancel()
 			_, err := w.conn().Stats(asking, "none")
 			if err == nil || asking.Err() == nil || ctx.Err() != nil || !w.proc.Alive() {
-				return // a connection that broke is made anew by who watches it
+				return // worker.watch replaces a connection that broke
 			}
 			b.log.Error("a worker does not answer; ending it", "worker", w.name, "pid", w.proc.Pid, "limit", limit)
 			_ = w.proc.Signal(unix.SIGKILL)
@@ -68,7 +68,7 @@ func (b *Backend) probe(ctx context.Context, limit time.Duration) {
 	probes.Wait()
 }
 
-// renewDue gives new certificates to the containers whose own are due.
+// renewDue renews the certificates that are due.
 func (b *Backend) renewDue(ctx context.Context, now time.Time) {
 	for _, h := range b.ledger.All() {
 		s, l := h.Snapshot()
@@ -81,8 +81,8 @@ func (b *Backend) renewDue(ctx context.Context, now time.Time) {
 	}
 }
 
-// sweep lets go of code: in the workers of what no container needs, and on the disk of what belongs to no image and no
-// container; and of the images that are held for containers that are gone. What was asked for after since stays.
+// sweep unloads code that no container needs from the workers, deletes code without an image or a container from the disk, and
+// releases the images of containers that are gone, except those that were requested after since.
 func (b *Backend) sweep(ctx context.Context, since time.Time) error {
 	loaded, wanted, inUse := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, h := range b.ledger.All() {
@@ -93,7 +93,7 @@ func (b *Backend) sweep(ctx context.Context, since time.Time) error {
 		}
 	}
 	for _, w := range b.keeper.all() {
-		w.spare(ctx, loaded, spareCode)
+		w.unloadIdle(ctx, loaded, maxIdleCode)
 	}
 	if err := b.catalog.release(ctx, inUse, since); err != nil {
 		return err
@@ -108,17 +108,17 @@ func (b *Backend) sweep(ctx context.Context, since time.Time) error {
 		}
 		a, err := b.cfg.Images.Component(ctx, img.ID)
 		if errdefs.IsNotFound(err) || errdefs.IsInvalidArgument(err) {
-			continue // gone meanwhile, or none after all
+			continue // removed meanwhile, or no component after all
 		}
 		if err != nil {
-			return err // without knowing all, nothing is thrown away
+			return err // with an incomplete list, nothing is deleted
 		}
 		wanted[a.Wasm.Digest.String()] = true
 	}
 	return b.cache.evict(wanted)
 }
 
-// trimLog keeps the end of a log that has grown too large. The worker appends, so it goes on behind what is left.
+// trimLog cuts a log that is too large down to its end. The worker opened it for appending and continues behind that.
 func trimLog(path string) error {
 	info, err := os.Stat(path)
 	if err != nil || info.Size() <= maxWorkerLog {

@@ -22,9 +22,9 @@ import (
 )
 
 const (
-	// redialTime is how long a worker whose connection broke may take to answer another one before it is ended.
+	// redialTime is how long a worker may take to answer a new connection after one broke; then it is killed.
 	redialTime = 15 * time.Second
-	// helloTime is how long a worker that was there before this daemon may take to introduce itself.
+	// helloTime is how long a worker of the previous daemon may take to answer.
 	helloTime = 20 * time.Second
 )
 
@@ -44,23 +44,23 @@ type worker struct {
 	// child is set when this daemon started it, and reaps it.
 	child *exec.Cmd
 	log   *slog.Logger
-	// retired tells that another program is installed now: it serves its pods to their end and gets no new ones.
+	// retired: another version of the program is installed now. The worker keeps its pods and gets no new ones.
 	retired bool
-	// died is closed when the process is gone and what ran in it is recorded as ended; why then says how it ended.
+	// died is closed once the process is gone and its containers are recorded as exited; why then says how it ended.
 	died chan struct{}
 	why  string
-	// ending tells that we have told it to end.
+	// ending: we have sent SIGTERM.
 	ending atomic.Bool
-	// parted is closed when the daemon goes and leaves the worker running.
+	// parted is closed when the daemon stops and leaves the worker running.
 	parted chan struct{}
 
 	mu     sync.Mutex
 	client *workerapi.Client
-	// loading has, by digest of the component, the outcome of Load; closed channels are done.
+	// loading has the outcome of Load by the digest of the component.
 	loading map[string]*loading
 }
 
-// loading is code that a worker has, or is being given.
+// loading is code that a worker has, or is loading until done is closed.
 type loading struct {
 	done   chan struct{}
 	loaded workerapi.Loaded
@@ -76,8 +76,8 @@ func newWorker(name, scope, dir string, log *slog.Logger) *worker {
 	}
 }
 
-// dial connects to one of the worker's sockets. A path may be too long for a socket address, so it goes through an open
-// directory.
+// dial connects to one of the worker's sockets. The path can be too long for a socket address, so the address goes through an
+// open directory.
 func (w *worker) dial(ctx context.Context, socket string) (*net.UnixConn, error) {
 	dir, err := unix.Open(w.dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -92,7 +92,7 @@ func (w *worker) dial(ctx context.Context, socket string) (*net.UnixConn, error)
 	return conn.(*net.UnixConn), nil
 }
 
-// connect makes the connection that orders go over and events come from.
+// connect opens the connection for orders and events.
 func (w *worker) connect(ctx context.Context) error {
 	conn, err := w.dial(ctx, controlSocket)
 	if err != nil {
@@ -108,7 +108,7 @@ func (w *worker) connect(ctx context.Context) error {
 	return nil
 }
 
-// conn is the connection of now; calls on one that has ended fail with errdefs.ErrUnavailable.
+// conn is the current connection. Calls on one that has ended fail with errdefs.ErrUnavailable.
 func (w *worker) conn() *workerapi.Client {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -124,10 +124,10 @@ func (w *worker) alive() bool {
 	}
 }
 
-// identity is what a container's state says of where it was started.
+// identity is the process, as the state of its containers records it.
 func (w *worker) identity() process.ID { return w.proc.ID }
 
-// watch takes the worker's events until its process ends, over one connection after the other.
+// watch handles the worker's events until its process ends, and reconnects when a connection breaks.
 func (w *worker) watch(exited func(workerapi.Status), spans func([]byte), adopt func(context.Context, *worker) error) {
 	for {
 		w.serve(w.conn(), exited, spans)
@@ -149,7 +149,7 @@ func (w *worker) watch(exited func(workerapi.Status), spans func([]byte), adopt 
 	}
 }
 
-// serve takes the events of one connection until it ends, or the process does.
+// serve handles the events of one connection until the connection or the process ends.
 func (w *worker) serve(client *workerapi.Client, exited func(workerapi.Status), spans func([]byte)) {
 	defer client.Close()
 	for {
@@ -180,19 +180,18 @@ func (w *worker) isParted() bool {
 	}
 }
 
-// reconnect makes a new connection to a worker that lives, and brings what is known of its pods up to date. It tries for
-// redialTime.
+// reconnect opens a new connection to a live worker and updates the state of its pods. It tries for redialTime.
 func (w *worker) reconnect(adopt func(context.Context, *worker) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), redialTime)
 	defer cancel()
 	for {
-		if w.proc.WaitFor(retryPause) { // a connection that ends because the process does is the usual case
+		if w.proc.WaitFor(retryPause) { // most connections break because the process ends
 			return fmt.Errorf("wasm worker %s has ended: %w", w.name, errdefs.ErrUnavailable)
 		}
 		err := w.connect(ctx)
 		if err == nil {
 			if err = adopt(ctx, w); err == nil {
-				w.log.Warn("connected to the worker anew")
+				w.log.Warn("reconnected to the worker")
 				return nil
 			}
 			w.conn().Close()
@@ -203,11 +202,11 @@ func (w *worker) reconnect(adopt func(context.Context, *worker) error) error {
 	}
 }
 
-// reap waits for the end of the process and tells how it ended.
+// reap waits until the process has ended and says how it ended.
 func (w *worker) reap() string {
 	<-w.proc.Dead
 	if w.child == nil {
-		return "it has ended" // its exit status is its parent's
+		return "it has ended" // only the parent gets the exit status
 	}
 	_ = w.child.Wait()
 	state := w.child.ProcessState
@@ -217,7 +216,7 @@ func (w *worker) reap() string {
 	return "it ended with " + state.String()
 }
 
-// end has the worker end itself, and kills it when it does not.
+// end asks the worker to end, and kills it if it does not.
 func (w *worker) end(ctx context.Context) error {
 	w.ending.Store(true)
 	if err := w.proc.Signal(unix.SIGTERM); err != nil {
@@ -237,7 +236,7 @@ func (w *worker) end(ctx context.Context) error {
 // endTime is how long a worker without pods may take to end.
 const endTime = 5 * time.Second
 
-// load makes sure that the worker has the code of a component; code opens it when it has not.
+// load makes sure that the worker has the code of a component. It calls code to open the code if the worker lacks it.
 func (w *worker) load(ctx context.Context, digest string, code func(context.Context) (workerapi.Code, error)) (workerapi.Loaded, error) {
 	for {
 		w.mu.Lock()
@@ -264,7 +263,7 @@ func (w *worker) load(ctx context.Context, digest string, code func(context.Cont
 		if l.err == nil || !errors.Is(l.err, context.Canceled) && !errors.Is(l.err, context.DeadlineExceeded) {
 			return l.loaded, l.err
 		}
-		// Who loaded it went away; now it is our turn.
+		// The caller that loaded it gave up; try ourselves.
 	}
 }
 
@@ -277,7 +276,7 @@ func (w *worker) loadNow(ctx context.Context, digest string, code func(context.C
 	return w.conn().Load(ctx, what)
 }
 
-// forgetCode drops what is believed to be loaded, after the worker said that it is not.
+// forgetCode drops code from the list after the worker said that it is not loaded.
 func (w *worker) forgetCode(digest string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -292,8 +291,8 @@ func (w *worker) unlist(digest string, l *loading) {
 	}
 }
 
-// spare unloads code that no container needs, but for the latest keep.
-func (w *worker) spare(ctx context.Context, needed map[string]bool, keep int) {
+// unloadIdle unloads code that no container needs, except for the keep most recently used.
+func (w *worker) unloadIdle(ctx context.Context, needed map[string]bool, keep int) {
 	for {
 		w.mu.Lock()
 		oldest, idle := "", 0
@@ -336,7 +335,7 @@ func recordedProcess(dir string) (*process.Process, workerState, error) {
 
 func (w *worker) logFile() string { return filepath.Join(w.dir, workerLog) }
 
-// outOfMemory tells whether the kernel has killed in the worker's own cgroup for want of memory.
+// outOfMemory reports whether the OOM killer has killed in the worker's own cgroup.
 func (w *worker) outOfMemory() bool {
 	if w.cgroup == "" {
 		return false

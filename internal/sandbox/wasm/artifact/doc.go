@@ -1,8 +1,9 @@
-// Package artifact knows how WebAssembly travels in OCI registries and what can be told of a binary without an engine.
+// Package artifact is the format of WebAssembly in OCI registries: it builds artifacts and opens those in the image store. It
+// also says, without an engine, what a binary is.
 //
 //	tripod push ── Build ── Push ──► registry ── pull ──► internal/image (finds the layout, image.Component)
 //	                 │                                          │
-//	              Inspect                                     Open ──► Artifact ──► internal/sandbox/wasm
+//	               Check                                      Open ──► Artifact ──► internal/sandbox/wasm
 //
 // # Layouts
 //
@@ -16,7 +17,6 @@
 // A FileDescriptorSet may also travel inside the binary, as a custom section of the component named like the layer's
 // media type (SectionDescriptors). A layer goes before a section.
 //
-// The package is the daemon's and the command line's; a worker is told what it needs of an artifact. It is pure Go and
-// runs no guest: what it says of a binary comes from names (internal/component/wasmbin), and that a binary is valid is for
-// the engine to say.
+// The daemon and the command line use the package; workers do not. It is pure Go and runs no guest: what it says of a binary
+// comes from names (internal/component/wasmbin). Only the engine validates binaries.
 package artifact

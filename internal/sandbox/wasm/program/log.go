@@ -5,11 +5,11 @@ import (
 	"os"
 )
 
-// maxLog is how large the worker's log may get, in bytes. The daemon cuts it off well before, once a minute; this holds between
-// two of these and while the daemon is away: a request that fails writes a line, and clients can make as many as they like.
+// maxLog is how large the worker's log may get, in bytes. The daemon trims the log at half of that, once a minute. This bound
+// holds in between and while the daemon is away: each failed request writes a line, and clients can cause any number of those.
 const maxLog = 16 << 20
 
-// boundedLog appends lines to a file until it has most bytes, and again once somebody has cut it off. slog writes one line at a
+// boundedLog appends lines to a file while it has at most most bytes, and drops and counts the others. slog writes one line at a
 // time.
 type boundedLog struct {
 	file *os.File

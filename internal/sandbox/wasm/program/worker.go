@@ -37,12 +37,12 @@ const (
 
 // runWorker serves until SIGTERM.
 func runWorker(config workerapi.WorkerConfig, version string) error {
-	// A crash of the engine is told by one stack, not by those of all requests.
+	// A crash of the engine prints one stack, not those of all requests.
 	debug.SetTraceback("single")
 	debug.SetGCPercent(gcPercent)
 	// A guest that waits for a message or for input holds a thread.
 	debug.SetMaxThreads(cmp.Or(config.Instances, defaultInstances) + overflow + threadReserve)
-	// A daemon that goes away must not take the worker along: not by the pipe of a log, not by a terminal's end.
+	// The worker must survive the daemon: neither a closed log pipe nor the end of a terminal may end it.
 	signal.Ignore(syscall.SIGPIPE, syscall.SIGHUP, syscall.SIGINT)
 	logger, err := newLogger(config)
 	if err != nil {
@@ -60,7 +60,7 @@ func runWorker(config workerapi.WorkerConfig, version string) error {
 	if err := giveUp(config, logger); err != nil {
 		return err
 	}
-	e, err := engine.New(engine.Config{ // it looks what it may do: as the user that it will be
+	e, err := engine.New(engine.Config{ // after giveUp: the engine probes what its user may do
 		Instances: cmp.Or(config.Instances, defaultInstances), Overflow: overflow,
 		MaxMemory: cmp.Or(config.MaxMemory, defaultMaxMemory), Logger: logger,
 	})
@@ -102,7 +102,7 @@ func inherited() (controlSocket, data *net.UnixListener, err error) {
 	return listeners[0], listeners[1], nil
 }
 
-// outerPID is the process ID that the daemon knows, as long as /proc is the daemon's.
+// outerPID is the process ID in the daemon's namespace. It works only while /proc is still the daemon's.
 func outerPID() (int, error) {
 	self, err := os.Readlink("/proc/self")
 	if err != nil {
@@ -111,14 +111,14 @@ func outerPID() (int, error) {
 	return strconv.Atoi(self)
 }
 
-// giveUp leaves the node's files and root.
+// giveUp gives up the node's file systems and root.
 func giveUp(config workerapi.WorkerConfig, logger *slog.Logger) error {
 	if config.Isolated {
 		if err := lockdown.Isolate(); err != nil {
 			return err
 		}
 	}
-	// Threads that were demoted come back by this right alone (sched(7): RLIMIT_NICE and SCHED_IDLE); 20 is nice 0.
+	// Threads leave SCHED_IDLE again only with this limit (sched(7)); 20 is nice 0.
 	if err := unix.Setrlimit(unix.RLIMIT_NICE, &unix.Rlimit{Cur: 20, Max: 20}); err != nil {
 		logger.Debug("RLIMIT_NICE cannot be set: the engine finds another way to hold back guests that compute for long", "err", err)
 	}
@@ -142,7 +142,7 @@ func serve(config workerapi.WorkerConfig, version string, e *engine.Engine, logg
 	go func() { ended <- server.Serve() }()
 	go func() { ended <- w.ServeData(ctx, data) }()
 	if _, err := io.WriteString(ready, "ready\n"); err != nil {
-		logger.Warn("Nobody waits for the worker to be ready", "err", err)
+		logger.Warn("the daemon no longer waits for the worker", "err", err)
 	}
 	ready.Close()
 	logger.Info("the worker serves", "version", version, "pid", pid, "uid", os.Getuid(), "engine", engine.Fingerprint())
@@ -152,6 +152,6 @@ func serve(config workerapi.WorkerConfig, version string, e *engine.Engine, logg
 		logger.Info("the worker ends, and its pods with it")
 	case err = <-ended:
 	}
-	w.Close() // the daemon is told of each pod's end
+	w.Close() // reports each pod's end to the daemon
 	return errors.Join(err, server.Close())
 }

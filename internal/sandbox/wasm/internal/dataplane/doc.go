@@ -7,7 +7,7 @@
 //
 // The package owns what lies between a socket and a component: protocols, TLS, framing, compression, deadlines,
 // bounds, drain, counters and spans. What a message means is not its business: it hands over the bytes of protobuf
-// messages, and Invoker (which internal/sandbox/wasm/internal/worker implements) makes a component answer them. It must not import
+// messages, and Invoker (which package worker implements) makes a component answer them. It must not import
 // the engine.
 //
 // gRPC proper is framed here, not by connect-go: it is what the pods' clients speak, and the framing costs a third of
@@ -16,7 +16,7 @@
 // Watch; reflection is connectrpc.com/grpcreflect's.
 //
 // An idle Server is its sockets, three goroutines and some 25 KiB: what QUIC and HTTP/2 need is made when the first
-// client comes (TestIdleServerMemory).
+// client connects (TestIdleServerMemory).
 //
 // # Who owns a buffer
 //
@@ -46,7 +46,7 @@
 //	                              Release                      next Next                             waits for a read
 //	wasi: State.out               within Invoke of a function  to the engine, as grpcCall.reply      by the next one
 //	wasi: Writer.pending          from Write until drain       to io.Writer.Write, until it returns  never
-//	route: 32 KiB windows         while a response is copied   to ResponseWriter.Write, until it     after the response
+//	router: 32 KiB windows        while a response is copied   to ResponseWriter.Write, until it     after the response
 //	                                                           returns
 //	channellink: link.out         within write                 to net.Conn.Write, until it returns   by the next write
 //	channel: Conn.out             within write                 to net.Conn.Write, until it returns   by the next write

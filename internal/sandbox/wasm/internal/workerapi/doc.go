@@ -1,5 +1,5 @@
-// Package control is how the daemon speaks with a Wasm worker: the protocol, a client for the daemon's side
-// (internal/sandbox/wasm) and a server for the worker's (internal/sandbox/wasm/internal/worker).
+// Package workerapi is the protocol between the daemon and a Wasm worker, with a client for the daemon (the backend,
+// internal/sandbox/wasm) and a server for the worker (package worker beside this one). Begin with messages.go.
 //
 //	daemon ── Client ──► unix socket, 0700 directory ──► Server ── Handler ──► worker
 //	            ▲   frames: length, descriptors, JSON      │
@@ -12,13 +12,13 @@
 //
 // What makes the daemon expendable:
 //
-//   - Connections hold no state but the subscription to events. Many may be open, each may break at any time, and an
-//     order that was begun is carried out to its end whether or not somebody still waits for the reply.
-//   - Events are hints. What they tell of pods is in List as well, until Remove; a daemon that was away asks List.
-//   - A Hello that subscribes is answered when the orders of clients that are gone have been carried out (Stop aside),
-//     so that the next daemon's List is the truth.
-//   - Orders are idempotent: Kill, Remove, Unload of what is not there succeed.
-//   - The server never waits for a client: one that does not read is cut off.
+//   - A connection has no state but its subscription to events. Many may be open, and each may break at any time. The
+//     server completes an order that it has begun, whether or not a client still waits for the reply.
+//   - Events are hints. What they report of pods is in List as well, until Remove. A daemon that was away calls List.
+//   - A Hello that subscribes is answered once all orders of clients that are gone are complete, except Stop. What List
+//     reports after it is therefore final.
+//   - Orders are idempotent: Kill, Remove and Unload succeed when their object does not exist.
+//   - The server never waits for a client. It disconnects one that does not read.
 //
 // The package must not import the engine, nor anything else that needs cgo: the daemon is pure Go.
 //
@@ -30,9 +30,9 @@
 //
 // with two listening unix stream sockets, control as descriptor 3 (this protocol) and data as descriptor 4 (cleartext
 // HTTP/2 for the node's router, the header HeaderContainer picks the pod). Standard error takes the worker's log, as JSON
-// lines; it should be a file or something else that outlives the daemon. The worker drops root by itself
-// (WorkerConfig.UID) and then writes one line, "ready", to descriptor 5 and closes it; without that line it has
-// failed, and standard error says why. SIGTERM ends all pods at once, and then the worker.
+// lines; it should be a file, or another object that outlives the daemon. The worker drops root by itself
+// (WorkerConfig.UID). It then writes one line, "ready", to descriptor 5 and closes it. A worker that ends without that line
+// has failed, and standard error says why. SIGTERM ends all pods at once, and then the worker.
 //
 // It compiles a component with
 //
