@@ -38,7 +38,7 @@ func (b *Backend) ReopenLog(ctx context.Context, p *sandbox.Pod, c *sandbox.Cont
 	return gone(l.worker.conn().ReopenLog(ctx, c.ID, file), c.ID)
 }
 
-// gone turns a worker's not knowing a container into what that means: it has ended.
+// gone translates a worker's ErrNotFound: a container that it does not know has ended.
 func gone(err error, id string) error {
 	if errdefs.IsNotFound(err) {
 		return &notRunning{id}
@@ -51,7 +51,7 @@ type notRunning struct{ id string }
 func (e *notRunning) Error() string { return "container " + e.id + " has ended" }
 func (e *notRunning) Unwrap() error { return errdefs.ErrFailedPrecondition }
 
-// UpdateContainer implements sandbox.Updater. What a container that does not run will have is in its configuration.
+// UpdateContainer implements sandbox.Updater. A container that does not run takes its limits from its configuration later.
 func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
 	h, err := b.ledger.Created(p.ID, c.ID)
 	if err != nil {

@@ -30,8 +30,8 @@ var (
 //	<dir>/<half the digest of the component>/<hash of the fingerprint>.code    machine code
 //	                                                        .json    entry: its checksum, written after it
 //
-// A file without a fitting entry is not code of ours, whoever made it so: it is compiled again. Where the disk cannot be
-// written, code is kept in memory for as long as it takes to load it.
+// A file without a matching entry is not trusted: the component is compiled again. If the disk cannot be written, code stays
+// in memory until it is loaded.
 type cache struct {
 	dir      string
 	compiler *compiler
@@ -51,7 +51,7 @@ type entry struct {
 	SHA256 string `json:"sha256"`
 }
 
-// flight is a compilation under way, with those who wait for it.
+// flight is a compilation in progress and the number of its callers.
 type flight struct {
 	waiting int
 	cancel  context.CancelCauseFunc
@@ -64,11 +64,11 @@ func newCache(cfg setup, compiler *compiler) *cache {
 	return &cache{dir: cfg.cacheDir(), compiler: compiler, log: cfg.Logger, flights: map[string]*flight{}}
 }
 
-// source opens the component, when it must be compiled.
+// source opens the binary of a component that must be compiled.
 type source func(ctx context.Context) (*os.File, error)
 
-// open gives the code of a component, verified and at its beginning, compiled if need be. Who asks for what is being
-// compiled waits for it; when nobody waits any more, it is given up.
+// open returns the code of a component, verified and at its beginning. It compiles the component if needed; concurrent callers
+// share one compilation, which is cancelled when the last of them gives up.
 func (c *cache) open(ctx context.Context, digest string, component source) (*os.File, error) {
 	engine, err := c.compiler.engine()
 	if err != nil {
@@ -77,7 +77,7 @@ func (c *cache) open(ctx context.Context, digest string, component source) (*os.
 	if code, err := c.verified(digest, engine); err == nil {
 		return code, nil
 	} else if !errdefs.IsNotFound(err) {
-		c.log.Warn("compiled code is not what was written, or cannot be read; compiling again", "component", digest, "err", err)
+		c.log.Warn("compiled code is damaged or unreadable; compiling again", "component", digest, "err", err)
 	}
 	f := c.join(ctx, digest, engine, component)
 	defer c.part(digest, f)
@@ -92,7 +92,7 @@ func (c *cache) open(ctx context.Context, digest string, component source) (*os.
 	return reopen(f.code)
 }
 
-// join takes part in the compilation of a component, which it begins if need be.
+// join joins the compilation of a component, or starts it.
 func (c *cache) join(ctx context.Context, digest, engine string, component source) *flight {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -110,7 +110,7 @@ func (c *cache) join(ctx context.Context, digest, engine string, component sourc
 	return f
 }
 
-// part leaves a compilation; the last one ends it.
+// part leaves a compilation. The last caller cancels it.
 func (c *cache) part(digest string, f *flight) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -118,7 +118,7 @@ func (c *cache) part(digest string, f *flight) {
 		return
 	}
 	delete(c.flights, digest)
-	f.cancel(errors.New("nobody waits for the code any more"))
+	f.cancel(errors.New("all callers have given up"))
 	go func() {
 		<-f.done
 		if f.code != nil {
@@ -127,7 +127,7 @@ func (c *cache) part(digest string, f *flight) {
 	}()
 }
 
-// make compiles and keeps the code. That it cannot be kept does not keep anybody from running it.
+// make compiles a component and stores the code. Code that cannot be stored is returned all the same.
 func (c *cache) make(ctx context.Context, digest, engine string, component source) (*os.File, error) {
 	in, err := component(ctx)
 	if err != nil {
@@ -141,7 +141,7 @@ func (c *cache) make(ctx context.Context, digest, engine string, component sourc
 	err = fpCompiled.Hit(ctx)
 	if err == nil {
 		if err = c.store(digest, engine, code); err != nil {
-			c.log.Warn("compiled code cannot be kept and will be compiled again next time", "component", digest, "err", err)
+			c.log.Warn("compiled code cannot be stored; the next start compiles it again", "component", digest, "err", err)
 			c.drop(digest, engine)
 			err = nil
 		}
@@ -156,7 +156,7 @@ func (c *cache) make(ctx context.Context, digest, engine string, component sourc
 	return code, nil
 }
 
-// entryDir is the directory of a component's code, called by the first half of the digest; the entry has all of it.
+// entryDir is the directory of a component's code, named after the first half of its digest; the entry has the whole digest.
 func (c *cache) entryDir(digest string) string { return filepath.Join(c.dir, shortName(digest)) }
 
 func (c *cache) file(digest, engine, kind string) string {
@@ -164,7 +164,7 @@ func (c *cache) file(digest, engine, kind string) string {
 	return filepath.Join(c.entryDir(digest), hex.EncodeToString(sum[:8])+kind)
 }
 
-// store writes the code, then its entry. Neither is synced: code that a crash of the machine tore fails its checksum.
+// store writes the code, then its entry. Neither is synced: after a power loss, damaged code fails its checksum.
 func (c *cache) store(digest, engine string, code *os.File) error {
 	if err := os.MkdirAll(c.entryDir(digest), 0o700); err != nil {
 		return err
@@ -188,14 +188,14 @@ func (c *cache) store(digest, engine string, code *os.File) error {
 	})
 }
 
-// drop removes what may be half written.
+// drop removes the files of a code, complete or not.
 func (c *cache) drop(digest, engine string) {
 	for _, kind := range []string{".json", ".json.new", ".code", ".code.new"} {
 		_ = ledger.RemoveFile(c.file(digest, engine, kind))
 	}
 }
 
-// verified opens code after holding it against its entry. None is errdefs.ErrNotFound, any other is ErrDataLoss.
+// verified opens code and compares it with its entry. No code is errdefs.ErrNotFound, damaged code errdefs.ErrDataLoss.
 func (c *cache) verified(digest, engine string) (*os.File, error) {
 	var e entry
 	if err := format.Read(c.file(digest, engine, ".json"), &e); err != nil {
@@ -223,19 +223,19 @@ func (c *cache) verified(digest, engine string) (*os.File, error) {
 	return code, nil
 }
 
-// forget removes code that a worker refuses, although it is what was written.
+// forget removes code that a worker refuses although its checksum matches.
 func (c *cache) forget(digest string) {
 	if engine, err := c.compiler.engine(); err == nil {
 		c.drop(digest, engine)
 	}
 }
 
-// reopen gives a descriptor of its own, with an offset of its own, of a memory file.
+// reopen opens a memory file again, for a separate offset.
 func reopen(f *os.File) (*os.File, error) {
 	return os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 }
 
-// evict removes the code of components that nobody wants any more, and what was never finished.
+// evict removes all code but that of the wanted components, and incomplete files with it.
 func (c *cache) evict(wanted map[string]bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

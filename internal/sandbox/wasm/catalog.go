@@ -27,18 +27,17 @@ type component struct {
 	used time.Time
 }
 
-// codeName is the name by which workers know the component: of the binary, what describes it and the services, as one
-// without the others is something else.
+// codeName is the name of the component in workers. The same binary with other descriptors or services is another component.
 func codeName(a *artifact.Artifact, description string) string {
 	return strings.Join(append([]string{a.Wasm.Digest.String(), description}, a.Services...), "+")
 }
 
-// code is the component as a worker loads it, but for the code.
+// code is the component as a worker loads it, without the compiled code.
 func (c *component) code() workerapi.Code {
 	return workerapi.Code{Digest: codeName(c.artifact, c.digest), Descriptors: c.descriptors, Metadata: c.metadata, Services: c.artifact.Services}
 }
 
-// read reads what describes the component.
+// read reads the descriptors or the metadata.
 func (c *component) read(ctx context.Context, blobs artifact.Blobs) (err error) {
 	if c.descriptors, err = c.artifact.Descriptors(ctx, blobs); err != nil {
 		return fmt.Errorf("descriptors of image %s: %w", c.artifact.ImageID, err)
@@ -55,27 +54,26 @@ func (c *component) read(ctx context.Context, blobs artifact.Blobs) (err error) 
 	return nil
 }
 
-// holdMark begins the names of our holds on images. There is one for each image in use, not for each container: a hold is
-// a commit of the image store.
+// holdMark is the prefix of our holds on images. There is one hold for each image in use, not for each container, because each
+// costs a commit of the image store.
 const holdMark = "wasm-"
 
 func holdOf(imageID string) string { return holdMark + shortName(imageID) }
 
-// catalog remembers the components of images, and holds their blobs while containers run from them, whatever becomes of
-// the images.
+// catalog caches the components of images. It holds their blobs while containers run from them, even if the image is removed.
 type catalog struct {
 	images ImageStore
 
 	mu      sync.Mutex
 	known   map[string]*component    // by image
-	looking map[string]chan struct{} // closed when it has been looked at
+	looking map[string]chan struct{} // by image; closed when the lookup is done
 }
 
 func newCatalog(images ImageStore) *catalog {
 	return &catalog{images: images, known: map[string]*component{}, looking: map[string]chan struct{}{}}
 }
 
-// find gives the component of an image, which is looked at once, however many ask. An image that has none is an
+// find returns the component of an image. Concurrent callers share one lookup. An image without a component is
 // errdefs.ErrInvalidArgument.
 func (c *catalog) find(ctx context.Context, imageID string) (*component, error) {
 	return c.once(ctx, imageID, func() (*component, error) {
@@ -91,19 +89,19 @@ func (c *catalog) find(ctx context.Context, imageID string) (*component, error) 
 	})
 }
 
-// recall gives the component of a container that was created before, be it by an earlier daemon: its image may be gone.
+// recall returns the component of a container that exists, perhaps since a previous daemon: its image may have been removed.
 func (c *catalog) recall(ctx context.Context, a *artifact.Artifact, description string) (*component, error) {
 	found, err := c.once(ctx, a.ImageID, func() (*component, error) {
 		found := &component{artifact: a}
 		return found, found.read(ctx, c.images)
 	})
 	if err == nil && found.digest != description {
-		err = fmt.Errorf("image %s describes its component otherwise than when the container was created: %w", a.ImageID, errdefs.ErrFailedPrecondition)
+		err = fmt.Errorf("image %s describes its component differently than when the container was created: %w", a.ImageID, errdefs.ErrFailedPrecondition)
 	}
 	return found, err
 }
 
-// once gives what is known of an image, or has one caller look while the others wait.
+// once returns the cached component of an image. Otherwise one caller looks it up while the others wait.
 func (c *catalog) once(ctx context.Context, imageID string, look func() (*component, error)) (*component, error) {
 	for {
 		c.mu.Lock()
@@ -129,7 +127,7 @@ func (c *catalog) once(ctx context.Context, imageID string, look func() (*compon
 	}
 }
 
-// learn looks at an image and lets those go on who wait for that.
+// learn looks an image up and wakes those that wait for it.
 func (c *catalog) learn(imageID string, look func() (*component, error)) (*component, error) {
 	found, err := look()
 	c.mu.Lock()
@@ -144,8 +142,8 @@ func (c *catalog) learn(imageID string, look func() (*component, error)) (*compo
 	return found, nil
 }
 
-// release lets go of images that no container runs from, unless somebody has asked for them since: a container may be
-// about to be created.
+// release drops the holds on images that no container runs from. Images that were requested after since stay: their container may
+// be about to be created.
 func (c *catalog) release(ctx context.Context, inUse map[string]bool, since time.Time) error {
 	held, err := c.images.Holds(ctx)
 	if err != nil {

@@ -31,11 +31,11 @@ var (
 	fpReady     = failpoint.New("wasm.worker.ready")
 )
 
-// startTime bounds the start of a worker, to its word that it is ready.
+// startTime is how long a worker may take to report that it is ready.
 const startTime = time.Minute
 
-// maxFiles is the limit of open files of a worker: of a thousand pods with a thousand connections or files each, as far as the
-// kernel allows that many to a process (fs.nr_open).
+// maxFiles is the limit of open files of a worker: a thousand pods with a thousand connections or files each, if the kernel
+// allows one process that many (fs.nr_open).
 func maxFiles() uint64 {
 	const wanted = 1 << 20
 	text, err := os.ReadFile("/proc/sys/fs/nr_open")
@@ -49,7 +49,7 @@ func maxFiles() uint64 {
 	return min(most, wanted)
 }
 
-// spawn starts the process of w and connects to it. What it made is removed when it fails.
+// spawn starts the process of w and connects to it. On failure it removes what it has created.
 func (k *keeper) spawn(ctx context.Context, w *worker, in place) (err error) {
 	defer func() {
 		if err != nil {
@@ -60,7 +60,7 @@ func (k *keeper) spawn(ctx context.Context, w *worker, in place) (err error) {
 		return fmt.Errorf("wasm worker: %w", err)
 	}
 	w.cgroup = in.dir
-	if err := w.note(); err != nil { // before the cgroup is made, so that it is found
+	if err := w.note(); err != nil { // before the cgroup exists, so that recovery finds the cgroup
 		return err
 	}
 	ready, cmd, err := k.prepare(ctx, w)
@@ -133,7 +133,7 @@ func (k *keeper) prepare(ctx context.Context, w *worker) (ready *os.File, cmd *e
 		reader.Close()
 		return nil, nil, err
 	}
-	cmd = exec.Command(k.cfg.Program, "worker", string(config)) // not bound to a context: it outlives us
+	cmd = exec.Command(k.cfg.Program, "worker", string(config)) // without a context: the worker outlives the daemon
 	cmd.ExtraFiles = files                                      // workerapi.FDControl, FDData, FDReady
 	cmd.Stderr = log
 	cmd.Env, cmd.Dir = guestlessEnv(), "/"
@@ -144,7 +144,7 @@ func (k *keeper) prepare(ctx context.Context, w *worker) (ready *os.File, cmd *e
 	return reader, cmd, nil
 }
 
-// unspawn undoes a start that failed.
+// unspawn removes the process, the cgroup and the files of a failed start.
 func (k *keeper) unspawn(w *worker) error {
 	if w.child != nil {
 		_ = w.child.Process.Kill()
@@ -156,7 +156,7 @@ func (k *keeper) unspawn(w *worker) error {
 	return errors.Join(k.leaveCgroup(w.cgroup), os.RemoveAll(w.dir))
 }
 
-// listenUnix makes a listening socket in a directory, by a path that is short enough, and gives its descriptor.
+// listenUnix opens a listening socket in a directory, through a path that is short enough, and returns its descriptor.
 func listenUnix(dir, name string) (*os.File, error) {
 	if err := ledger.RemoveFile(filepath.Join(dir, name)); err != nil {
 		return nil, err
@@ -178,8 +178,8 @@ func listenUnix(dir, name string) (*os.File, error) {
 	return l.File()
 }
 
-// limitProcess sets what a worker may use of the node beyond memory and CPU. It may lower and restore its priority, and
-// leaves no core file: guests' data would be in it. A limit that we may not lift (CAP_SYS_RESOURCE) stays what it is.
+// limitProcess sets a worker's limits besides memory and CPU. The worker may lower and restore its priority. It leaves no core
+// file, which would hold guests' data. A limit that we may not raise (CAP_SYS_RESOURCE) stays as it is.
 func limitProcess(pid int) error {
 	files := maxFiles()
 	for resource, limit := range map[int]unix.Rlimit{
@@ -194,7 +194,7 @@ func limitProcess(pid int) error {
 	return nil
 }
 
-// awaitReady waits for the worker's word. The end of the pipe without it is the worker's end.
+// awaitReady waits until the worker reports that it is ready. A pipe that ends without that means that the worker has ended.
 func awaitReady(ctx context.Context, ready *os.File) error {
 	stop := context.AfterFunc(ctx, func() { _ = ready.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
@@ -209,7 +209,7 @@ func awaitReady(ctx context.Context, ready *os.File) error {
 	}
 }
 
-// introduced finds the process of a worker by what it says of itself, and that it is a worker of that name.
+// introduced finds the process of a worker by the process ID in its Hello, and checks that it is the worker of that name.
 func (k *keeper) introduced(w *worker) (*process.Process, error) {
 	pid := w.conn().Hello().Pid
 	p, err := process.Open(pid)
@@ -227,7 +227,7 @@ func (k *keeper) introduced(w *worker) (*process.Process, error) {
 	return p, w.note()
 }
 
-// note writes what is needed to end the worker, and to remove what is left of it.
+// note records what the next daemon needs to end the worker and to remove its cgroup.
 func (w *worker) note() error {
 	s := workerState{Cgroup: w.cgroup}
 	if w.proc != nil {
@@ -236,7 +236,7 @@ func (w *worker) note() error {
 	return format.Write(filepath.Join(w.dir, workerFile), s)
 }
 
-// runsProgram tells whether a process runs the file that is at path now.
+// runsProgram reports whether a process runs the file that is at path now.
 func runsProgram(pid int, path string) bool {
 	have, err := os.Stat(fmt.Sprintf("/proc/%d/exe", pid))
 	if err != nil {
@@ -246,7 +246,7 @@ func runsProgram(pid int, path string) bool {
 	return err == nil && os.SameFile(have, want)
 }
 
-// credential is the identity of children that look at foreign bytes.
+// credential is the user and group of children that read foreign bytes.
 func (c Config) credential() *syscall.Credential {
 	return &syscall.Credential{Uid: uint32(c.UID), Gid: uint32(c.GID)}
 }

@@ -26,7 +26,7 @@ var (
 	fpStarted = failpoint.New("wasm.start-container.started")
 )
 
-// cleanupTime bounds the undoing of a start whose caller has gone away already.
+// cleanupTime bounds the clean-up after a start whose caller has given up.
 const cleanupTime = 30 * time.Second
 
 // StartContainer implements sandbox.Backend. It returns when the component serves, or when the command runs.
@@ -37,7 +37,7 @@ func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox
 	}
 	err = b.run(ctx, p, c, h)
 	if errdefs.IsUnavailable(err) && ctx.Err() == nil {
-		err = b.run(ctx, p, c, h) // the worker died, or ended for want of pods, while we came
+		err = b.run(ctx, p, c, h) // the worker died, or ended because it had no pods
 	}
 	if err != nil {
 		return b.failStart(ctx, h, err)
@@ -45,7 +45,7 @@ func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox
 	return fpStarted.Hit(ctx)
 }
 
-// run gives the pod to its worker.
+// run starts the pod in its worker.
 func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle) error {
 	w, err := b.workerFor(ctx, p, c)
 	if err != nil {
@@ -86,7 +86,7 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 		return err
 	}
 	status, err := w.conn().Start(ctx, spec)
-	if errdefs.IsNotFound(err) { // it has unloaded the code, which we believed to be there
+	if errdefs.IsNotFound(err) { // it has unloaded the code
 		w.forgetCode(spec.Digest)
 		if _, err = b.load(ctx, w, s.Artifact, s.Description); err == nil {
 			status, err = w.conn().Start(ctx, spec)
@@ -114,7 +114,7 @@ func (b *Backend) workerFor(ctx context.Context, p *sandbox.Pod, c *sandbox.Cont
 // leaveFormer has the worker of an earlier run forget the container, when that is another one.
 func (b *Backend) leaveFormer(ctx context.Context, h *handle, s state, w *worker) error {
 	if s.Worker == "" || s.Worker == w.name {
-		return nil // a worker starts a container of its own anew
+		return nil // a worker restarts its own container
 	}
 	return b.forgetIn(ctx, s.Worker, h.ID)
 }
