@@ -24,7 +24,7 @@ type Config struct {
 	MaxMemory uint64
 	// MaxTableElements is the same for tables, in elements. Default 65536.
 	MaxTableElements uint32
-	// Logger is told what does not end in an error. Default: slog.Default().
+	// Logger logs what is not returned as an error. Default: slog.Default().
 	Logger *slog.Logger
 }
 
@@ -118,7 +118,7 @@ const (
 // String is the path's name.
 func (p Path) String() string { return [...]string{"auto", "component", "core"}[p] }
 
-// Preopen is a directory that the guest is given.
+// Preopen is a directory that the guest gets.
 type Preopen struct {
 	Path     string // on the host ("/proc/self/fd/7" is one)
 	Guest    string // absolute, as the guest sees it
@@ -136,7 +136,7 @@ type InstanceOptions struct {
 	// perhaps even after Close; nil: discarded. An error of theirs is an I/O error for the guest.
 	Stdout, Stderr io.Writer
 	Preopens       []Preopen
-	// Channels are what a guest of preview 1 finds in /ch; nil: it has no such directory. Components do without.
+	// Channels are what a guest of preview 1 finds in /ch; nil: it has no such directory. Components never have it.
 	Channels Channels
 
 	MaxMemory        uint64 // bytes of each linear memory; 0: the engine's
@@ -147,8 +147,8 @@ type InstanceOptions struct {
 	// a guest's list may hold one long string a million times. 0: 64 MiB. (The component path learns of it late.)
 	MaxValue uint64
 	// Deadline is the compute budget of instantiation and of each Call: time that is not spent sleeping, waiting in host
-	// calls, or for the CPU quota. Instantiation has all its time counted: nobody waits there for anything. 0: unlimited.
-	// It is not for Run, which lasts as long as the program does.
+	// calls, or for the CPU quota. All time of an instantiation counts, since nothing waits there. 0: unlimited.
+	// It does not apply to Run, which lasts as long as the program does.
 	Deadline time.Duration
 
 	// Host is handed to host functions (HostCall.Host) and to HostResource.Drop.
@@ -189,8 +189,8 @@ type Exit struct{ Code int }
 
 func (e *Exit) Error() string { return fmt.Sprintf("guest exited with code %d", e.Code) }
 
-// What ends a call, beside Trap and Exit. A compute budget that is used up is context.DeadlineExceeded; a context that
-// ends is its own error (context.Cause).
+// Errors that end a call, besides Trap and Exit. An exhausted compute budget is context.DeadlineExceeded; a context that ends
+// is its context.Cause.
 var (
 	// ErrMemory: the guest, or its Account, is over its memory.
 	ErrMemory = fmt.Errorf("guest is out of memory: %w", errdefs.ErrResourceExhausted)
@@ -208,7 +208,7 @@ var (
 	ErrDead = fmt.Errorf("instance is dead: %w", errdefs.ErrFailedPrecondition)
 )
 
-// Runner is what the worker needs of an Instance; *Instance is one. It is here so that tests can do without guests.
+// Runner is the part of an Instance that runs a guest; *Instance is one. With it, callers can be tested without guests.
 type Runner interface {
 	Call(ctx context.Context, f *Func, args, out []byte) ([]byte, error)
 	Run(ctx context.Context) (int, error)

@@ -88,7 +88,8 @@ func twWrite(handle C.uintptr_t, fd C.int, p *C.uchar, n C.size_t) C.ptrdiff_t {
 	return C.ptrdiff_t(write(cgo.Handle(handle), int(fd), unsafe.Slice((*byte)(p), int(n))))
 }
 
-// write writes what a guest has, and gives how much or a negative errno. What is left when it has gone is nobody's.
+// write writes a guest's output and returns the number of bytes, or a negative errno. Output of an instance that is closed is
+// discarded.
 func write(handle cgo.Handle, fd int, p []byte) (n int) {
 	const eio = 5
 	i := owner(handle)
@@ -111,9 +112,9 @@ func write(handle cgo.Handle, fd int, p []byte) (n int) {
 	return k
 }
 
-// owner is the instance behind a handle, or nil when it is released: the engine's own WASI writes in the background, on
-// threads that do not wait for that.
+// owner is the instance of a handle, or nil once it is released: the engine's own WASI writes in the background, on threads that
+// can outlive the instance.
 func owner(handle cgo.Handle) *Instance {
-	defer func() { _ = recover() }() // what a handle that is deleted gives, and none is used twice
+	defer func() { _ = recover() }() // Value panics for a deleted handle; handles are never reused
 	return handle.Value().(*Instance)
 }

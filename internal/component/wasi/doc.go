@@ -1,8 +1,7 @@
-// Package wasi is what a component finds of WASI 0.2: streams and pollables (wasi:io), and whatever makes them (standard
-// streams, the monotonic clock, files). The engine has a WASI of its own, but a request's body is a stream of ours, a guest
-// knows one type of stream only, and the engine's cannot be made from outside; nor are the files counted that are open in
-// it, or a guest be woken that waits there. So all interfaces that speak of streams are here; the others (random,
-// environment, exit …) stay the engine's.
+// Package wasi implements the part of WASI 0.2 that has streams: streams and pollables (wasi:io), and the interfaces that make
+// them (standard streams, the monotonic clock, files). Wasmtime has a WASI too, but its streams cannot be made from Go, and the
+// body of an HTTP request must be a stream of the same type as all others. Nor does it count open files, or wake a guest that
+// waits in it. The interfaces without streams (random, environment, exit …) stay wasmtime's.
 //
 //	wit/*.wit ──ParseWIT──► signatures ┐
 //	                                   ├─► Bound: name, types, Go function ──► engine.Host (internal/component/wasihttp)
@@ -10,11 +9,11 @@
 //
 //	State: what the host has of one instance — the table of its resources, who wakes it when it waits
 //
-// A guest runs on one thread, so that everything in a State is done one after the other; only what works in the background
-// for a stream (reading ahead, writing behind) runs beside it, has a lock of its own, and tells the State by Wake.
+// A guest runs on one thread, so a State needs no lock. Only the background work of a stream (reading ahead, writing behind) is
+// concurrent; it has its own lock and calls State.Wake.
 //
-// There are no sockets: what would make one answers access-denied. Files are those below the preopened directories, through
-// os.Root, which follows no link out of them.
+// There are no sockets: functions that would make one return access-denied. Files are those below the preopened directories,
+// opened through os.Root, which follows no link out of them.
 //
 // The package is pure Go and does not know the engine, so that its tests need no guest.
 package wasi

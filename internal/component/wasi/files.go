@@ -25,7 +25,8 @@ type descriptor struct {
 	state *State
 	// file is the open file, nil for a directory.
 	file *os.File
-	// dir is the directory's own root: no path leads out of it. top is that of the preopen, and at the way from there.
+	// dir is the directory: no path leads out of it. top is the preopened directory that it was opened from, and at its path
+	// below top.
 	dir, top *os.Root
 	at       string
 	flags    uint32
@@ -49,7 +50,7 @@ const (
 	symlinkFollow = 1
 )
 
-// Close closes what is the descriptor's own.
+// Close closes the file or directory.
 func (d *descriptor) Close() error {
 	d.state.openMore(-1)
 	if d.file != nil {

@@ -1,5 +1,5 @@
-// Package wit holds what the host and a guest exchange, without an engine: the types of the component model, the
-// flat encoding of values, and the layout that the canonical ABI gives them in linear memory.
+// Package wit defines the values that a host and a guest exchange: the types of the component model, the flat encoding of
+// values, and their layout in linear memory under the canonical ABI. Begin with [Type], [AppendString] and [Reader].
 //
 //	protobuf bytes ──protowit──► flat bytes ──engine (one cgo crossing, reads Program)──► guest memory
 //
