@@ -28,8 +28,8 @@ import (
 
 // Config says where the backend keeps things and how it runs components.
 type Config struct {
-	// Root holds compiled code and the node's certificate authority and must survive a reboot; RunDir holds what must
-	// not (the pods' files, the workers' sockets).
+	// Root holds compiled code and the node's certificate authority and must survive a reboot. RunDir holds the pods' files and
+	// the workers' sockets and must not.
 	Root, RunDir string
 	// Program is the path of tripod-wasm; empty: it is beside the executable of this process, or in PATH.
 	Program string
@@ -37,31 +37,31 @@ type Config struct {
 	Workers WorkerMode
 	// UID and GID are what workers and compilers run as.
 	UID, GID int
-	// CgroupDriver is "cgroupfs" or "systemd"; CgroupParent is where workers of many pods are, and those of pods that name
-	// no parent: a path (cgroupfs) or the name of a slice (systemd).
+	// CgroupDriver is "cgroupfs" or "systemd". CgroupParent, a path (cgroupfs) or the name of a slice (systemd), is the parent of
+	// shared workers, and of those of pods that name no parent.
 	CgroupDriver, CgroupParent string
-	// LabelPrefix begins the labels that name a component and the annotations that say how it is served.
+	// LabelPrefix is the prefix of the labels that name a component and of the annotations that say how it is served.
 	LabelPrefix string
-	// LogSizeMax is how large the log file of a container may get, in bytes; 0 is no bound.
+	// LogSizeMax bounds the log file of a container, in bytes; 0: no bound.
 	LogSizeMax int64
-	// Instances is how many instances of guests may live at a time in one worker, MaxMemory the most bytes that a linear
-	// memory can have; 0: the worker's defaults.
+	// Instances bounds the live instances of guests in one worker, MaxMemory each linear memory in bytes; 0: the worker's
+	// defaults.
 	Instances int
 	MaxMemory uint64
 	// Connections bounds those of each pod.
 	Connections connlimit.Config
-	// Holdings bound what the guests of one pod hold of their worker; Concurrency is the most that a pod's annotation may ask
-	// for. 0: no bound.
+	// Holdings bound what the guests of one pod hold in their worker, Concurrency what a pod's annotation may request; 0: no
+	// bound.
 	Holdings    Holdings
 	Concurrency int
 	// CompileTimeout and CompileMemory (bytes) bound the compilation of one component.
 	CompileTimeout time.Duration
 	CompileMemory  int64
-	// LogLevel is the workers', as slog spells it.
+	// LogLevel is that of the workers, as slog spells it.
 	LogLevel string
 }
 
-// Holdings bound what the guests of one pod hold of their worker.
+// Holdings bound what the guests of one pod hold in their worker.
 type Holdings = workerapi.Holdings
 
 // Services are the parts of the node that the backend uses.
@@ -90,14 +90,14 @@ type ImageStore interface {
 	Get(ctx context.Context, refOrID string) (image.Image, error)
 	// List lists all images.
 	List(ctx context.Context) ([]image.Image, error)
-	// Hold keeps the blobs of an image whatever becomes of it, until Unhold of the same key; Holds lists the keys, those
-	// of others included.
+	// Hold keeps the blobs of an image, even if it is removed, until Unhold of the same key. Holds lists all keys, those of other
+	// users included.
 	Hold(ctx context.Context, key, imageID string) error
 	Unhold(ctx context.Context, key string) error
 	Holds(ctx context.Context) ([]string, error)
 }
 
-// Images is the node's image store for those who run components from it.
+// Images is the node's image store with the components in it.
 type Images struct{ *image.Store }
 
 // Component finds the component of an image by the image's ID.
@@ -156,8 +156,8 @@ func (c *Config) findProgram() (err error) {
 	return err
 }
 
-// Open makes the directories and looks for the program, whose absence is errdefs.ErrNotFound unless the configuration
-// names it. Workers are started when pods need them. ctx bounds the call alone: Close ends what Open began.
+// Open creates the directories and finds the program. If the configuration names no program and none is found, the error is
+// errdefs.ErrNotFound. Workers start when pods need them. ctx bounds this call only.
 func Open(_ context.Context, c Config, s Services) (*Backend, error) {
 	cfg := setup{c.withDefaults(), s}
 	if cfg.Logger == nil {
@@ -197,7 +197,7 @@ func Open(_ context.Context, c Config, s Services) (*Backend, error) {
 	return b, nil
 }
 
-// Close ends what Open began. Pods go on running in their workers; workers without pods are ended.
+// Close leaves workers with pods running and ends the others.
 func (b *Backend) Close() error {
 	b.stop()
 	b.sweeping.Wait()
@@ -264,7 +264,7 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	return fpSandboxMade.Hit(ctx)
 }
 
-// setPod writes what is to be known of a sandbox.
+// setPod records a sandbox.
 func (b *Backend) setPod(s podState) error {
 	if err := format.Write(b.cfg.podFile(s.ID), s); err != nil {
 		return fmt.Errorf("wasm pod: %w", err)
@@ -275,7 +275,7 @@ func (b *Backend) setPod(s podState) error {
 	return nil
 }
 
-// scopeOf is the scope in which a pod's container starts: its own, once it was set apart (setApart).
+// scopeOf is the scope in which a pod's container starts: its own after setApart.
 func (b *Backend) scopeOf(p *sandbox.Pod) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -285,7 +285,7 @@ func (b *Backend) scopeOf(p *sandbox.Pod) string {
 	return b.keeper.scopeOf(p)
 }
 
-// setApart gives a pod a worker for itself, whatever the configuration says, for as long as there is the sandbox.
+// setApart gives a pod its own worker, whatever the configuration says, until its sandbox is removed.
 func (b *Backend) setApart(p *sandbox.Pod, why string) error {
 	b.log.Info("a pod gets a worker for itself", "pod", p.ID, "why", why)
 	return b.setPod(podState{ID: p.ID, Scope: ownScope(p.ID), Apart: why})
@@ -335,7 +335,7 @@ func (b *Backend) removeSandbox(ctx context.Context, id string) error {
 	return b.endIdle(ctx, scope)
 }
 
-// endIdle ends the workers of a scope that has no pods any more. The node's own stays for the next pod.
+// endIdle ends the workers of a scope without pods. The worker of the node stays for the next pod.
 func (b *Backend) endIdle(ctx context.Context, scope string) error {
 	if scope == "" || b.hasPods(scope) {
 		return nil
@@ -346,7 +346,7 @@ func (b *Backend) endIdle(ctx context.Context, scope string) error {
 	return b.endWorkers(ctx, scope)
 }
 
-// hasPods tells whether a scope has pods.
+// hasPods reports whether a scope has pods.
 func (b *Backend) hasPods(scope string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -358,8 +358,8 @@ func (b *Backend) hasPods(scope string) bool {
 	return false
 }
 
-// busy tells whether a worker must outlive us: its scope has pods, or it runs one of another scope, from before the
-// configuration was changed.
+// busy reports whether a worker must outlive the daemon: its scope has pods, or it runs a pod of another scope, which started
+// before the configuration changed.
 func (b *Backend) busy(w *worker) bool {
 	if b.hasPods(w.scope) {
 		return true

@@ -9,12 +9,12 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// settleTime is how long a mount with a certificate must be quiet before it is read again: a Secret is replaced by one
-// rename, a file that somebody edits by many writes.
+// settleTime is how long a mount with a certificate must be unchanged before it is read again: a Secret is replaced by one
+// rename, a file in an editor by many writes.
 const settleTime = 200 * time.Millisecond
 
-// certWatcher tells when the files of a running container's certificate change. One inotify instance serves all: the
-// kernel gives a user few of them (fs.inotify.max_user_instances).
+// certWatcher reports changes to the certificate files of running containers. One inotify instance serves all, because the
+// kernel allows a user only few (fs.inotify.max_user_instances).
 type certWatcher struct {
 	log     *slog.Logger
 	notify  *fsnotify.Watcher
@@ -22,7 +22,7 @@ type certWatcher struct {
 	done    chan struct{}
 
 	mu     sync.Mutex
-	dirs   map[string]map[string]bool // directory to the containers that have their certificate there
+	dirs   map[string]map[string]bool // directory to the containers with their certificate in it
 	of     map[string]string          // container to directory
 	timers map[string]*time.Timer
 }
@@ -98,7 +98,7 @@ func (w *certWatcher) run() {
 	}
 }
 
-// stir puts off the reading of a directory in which something has changed, until it is quiet.
+// stir postpones the reading of a directory that has changed until it is quiet.
 func (w *certWatcher) stir(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -136,8 +136,8 @@ func (b *Backend) followCertificate(id string, l *life) {
 	b.watcher.follow(id, hostPathOf(l.container.Config.GetMounts(), o.tls))
 }
 
-// certificateChanged gives a running container the certificate that its mount has now. One that is no good leaves the one
-// before in force.
+// certificateChanged gives a running container the current certificate of its mount. If that is invalid, the previous one stays
+// in use.
 func (b *Backend) certificateChanged(id string) {
 	h := b.ledger.Loaded(id)
 	if h == nil {

@@ -21,11 +21,11 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// compiler runs `tripod-wasm compile` in a process of its own, without rights: a component is foreign bytes, and what
-// its compilation costs is for its author to say.
+// compiler runs `tripod-wasm compile` in an unprivileged process: a component is foreign bytes, and its author decides what its
+// compilation costs.
 type compiler struct {
 	cfg Config
-	// slots bounds how many compile at a time: each may take hundreds of megabytes.
+	// slots bounds the concurrent compilations: each can take hundreds of megabytes.
 	slots chan struct{}
 	// engine is the fingerprint of the program's engine, asked once.
 	engine func() (string, error)
@@ -56,9 +56,9 @@ func askFingerprint(cfg Config) (string, error) {
 	return line, nil
 }
 
-// unprivileged is a command that runs tripod-wasm as the user without rights, in namespaces of its own, with nothing of the
-// daemon's environment. The program is started by its descriptor, since that user may not be let into its directory; the
-// caller closes the command's ExtraFiles.
+// unprivileged is a command that runs tripod-wasm as the unprivileged user, in namespaces of its own, without the daemon's
+// environment. It starts the program by a descriptor, because that user may lack access to the program's directory. The caller
+// closes the command's ExtraFiles.
 func (c Config) unprivileged(ctx context.Context, args ...string) (*exec.Cmd, error) {
 	fd, err := unix.Open(c.Program, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -74,7 +74,7 @@ func (c Config) unprivileged(ctx context.Context, args ...string) (*exec.Cmd, er
 	return cmd, nil
 }
 
-// noted adds what a program said on standard error to the error of its end.
+// noted adds a program's standard error to its exit error.
 func noted(err error) error {
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && len(exit.Stderr) > 0 {
@@ -86,11 +86,11 @@ func noted(err error) error {
 	return err
 }
 
-// guestlessEnv is the environment of all programs of ours: nothing of the daemon's.
+// guestlessEnv is the environment of our programs: it has nothing of the daemon's.
 func guestlessEnv() []string { return []string{"RUST_BACKTRACE=0", "PATH=/usr/bin:/bin"} }
 
-// compile turns a component into code, which is in memory: the compiler is given no file of ours. What the component is
-// to blame for is an errdefs.ErrInvalidArgument in the compiler's words.
+// compile compiles a component into a memory file, so that the compiler gets no file of ours. A fault of the component is
+// errdefs.ErrInvalidArgument in the compiler's words.
 func (c *compiler) compile(ctx context.Context, component *os.File) (_ *os.File, err error) {
 	select {
 	case c.slots <- struct{}{}:
@@ -117,8 +117,8 @@ func (c *compiler) compile(ctx context.Context, component *os.File) (_ *os.File,
 	return code, seal(code)
 }
 
-// run is one child process. It is killed when the thread that started it ends, which is this goroutine's own: so it does
-// not outlive the daemon.
+// run runs one child process. The kernel kills it when its parent thread ends. This goroutine keeps that thread to itself, so the
+// child does not outlive the daemon.
 func (c *compiler) run(ctx context.Context, component, code *os.File) (said []byte, err error) {
 	config, err := json.Marshal(workerapi.CompileConfig{
 		MaxMemory: c.cfg.CompileMemory, MaxCPU: c.cfg.CompileTimeout,
@@ -145,7 +145,7 @@ func (c *compiler) run(ctx context.Context, component, code *os.File) (said []by
 	return stderr.bytes(), err
 }
 
-// compileError gives a failed compilation to whom it belongs.
+// compileError says whether the component, the limits or the node is at fault for a failed compilation.
 func compileError(ctx context.Context, err error, said []byte) error {
 	line := lastLine(said)
 	var exit *exec.ExitError
@@ -194,7 +194,7 @@ func (t *tail) bytes() []byte {
 	return bytes.Clone(t.buf.Bytes())
 }
 
-// memoryFile is a file that has no place in any file system.
+// memoryFile is a file in memory only (memfd_create(2)).
 func memoryFile(name string) (*os.File, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {

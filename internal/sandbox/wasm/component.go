@@ -39,8 +39,8 @@ func named(values map[string]string, prefix string) componentName {
 	}
 }
 
-// checkImage holds the image against the name in the pod's labels (seed 1: the image is pre-determined by them): its
-// manifest's annotations must say the same name, or its reference must spell it in its last parts.
+// checkImage compares the image with the name in the pod's labels, which determine the image: the manifest's annotations must
+// have the same name, or the last parts of the reference must spell it.
 func checkImage(wanted componentName, annotations map[string]string, prefix string, references []string) error {
 	if says := named(annotations, prefix); says != (componentName{}) {
 		if says == wanted {
@@ -61,7 +61,7 @@ func checkImage(wanted componentName, annotations map[string]string, prefix stri
 
 func tagOf(version string) string { return strings.ReplaceAll(version, "+", "_") }
 
-// spells tells whether a reference ends in domain/server:version, in lower case.
+// spells reports whether a reference ends in domain/server:version, in lower case.
 func spells(ref string, n componentName) bool {
 	named, err := reference.ParseNormalizedNamed(ref)
 	if err != nil {
@@ -106,7 +106,7 @@ func derive(references []string) componentName {
 	return componentName{}
 }
 
-// versionOf is the tag as a version of SemVer 2.0: v1.2 is 1.2.0, and what is none is a pre-release of nothing.
+// versionOf is the tag as a SemVer 2.0 version: v1.2 is 1.2.0, and a tag that is no version becomes a pre-release of 0.0.0.
 func versionOf(ref reference.Named) string {
 	tagged, ok := ref.(reference.Tagged)
 	if !ok {

@@ -54,7 +54,7 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	return resolved, fpCreated.Hit(ctx)
 }
 
-// nameOf is the component's name: the labels' when the pod has them, else made of the image's reference.
+// nameOf is the component's name: from the pod's labels if it has them, otherwise from the image's reference.
 func (b *Backend) nameOf(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, a *artifact.Artifact) (name string, derived bool, err error) {
 	img, err := b.cfg.Images.Get(ctx, c.ImageID)
 	if err != nil {
@@ -70,8 +70,8 @@ func (b *Backend) nameOf(ctx context.Context, p *sandbox.Pod, c *sandbox.Contain
 	return derive(refs).String(), true, nil
 }
 
-// prepare makes sure that the component can run: it is compiled, and where the worker is there before the pod, loaded.
-// Nothing of it is executed: what must not run in a shared worker is found there, and set apart.
+// prepare makes sure that the component can run: it compiles the component and, if the worker exists already, loads it. This
+// executes no guest. A component that must not run in a shared worker is detected here, and gets its own.
 func (b *Backend) prepare(ctx context.Context, p *sandbox.Pod, comp *component) error {
 	scope := b.scopeOf(p)
 	if isOwn(scope) {
@@ -97,8 +97,8 @@ func (b *Backend) source(a *artifact.Artifact) source {
 	return func(ctx context.Context) (*os.File, error) { return a.OpenWasm(ctx, b.cfg.Images) }
 }
 
-// load makes sure that a worker has a component. Code that the worker finds to be another engine's, or damaged, is dropped
-// and compiled again, once.
+// load makes sure that a worker has a component. If the worker refuses the code as damaged or another engine's, load compiles
+// the component again, once.
 func (b *Backend) load(ctx context.Context, w *worker, a *artifact.Artifact, description string) (workerapi.Loaded, error) {
 	loaded, err := b.loadOnce(ctx, w, a, description)
 	if errdefs.IsFailedPrecondition(err) {

@@ -9,17 +9,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Finding is one thing that Doctor looked at.
+// Finding is the result of one check.
 type Finding struct {
 	// Subject names it.
 	Subject string
-	// OK says that it is as it should be; Required, that pods cannot run when it is not.
+	// OK: the check passed. Required: pods cannot run unless it does.
 	OK, Required bool
-	// Detail tells what was found, Remedy what to do when it is not OK.
+	// Detail says what was found, Remedy what to do if it is not OK.
 	Detail, Remedy string
 }
 
-// Doctor tries what components need on this host, by doing it. It changes nothing that stays.
+// Doctor checks what components need on this host by doing it. It leaves no changes behind.
 func Doctor(_ context.Context, cfg Config) []Finding {
 	cfg = cfg.withDefaults()
 	if err := cfg.findProgram(); err != nil {
@@ -29,7 +29,7 @@ func Doctor(_ context.Context, cfg Config) []Finding {
 	return []Finding{programFinding(cfg), userFinding(cfg), addressFinding()}
 }
 
-// programFinding starts the program as the compiler is started: as another user, in namespaces of its own.
+// programFinding starts the program like the compiler: as another user, in namespaces of its own.
 func programFinding(cfg Config) Finding {
 	f := Finding{Subject: ProgramName, Required: true,
 		Remedy: "run as root, with network namespaces not forbidden, and install the tripod-wasm that belongs to this tripod, executable by everybody"}
@@ -42,7 +42,7 @@ func programFinding(cfg Config) Finding {
 	return f
 }
 
-// userFinding tells when the workers' user is somebody: what it owns would be theirs.
+// userFinding warns if the workers' user has a login: guests that break out could reach its files.
 func userFinding(cfg Config) Finding {
 	f := Finding{Subject: "wasm user", OK: true, Detail: fmt.Sprintf("%d has no login", cfg.UID), Remedy: "set wasm.user to a number that nobody has"}
 	passwd, err := os.ReadFile("/etc/passwd")
@@ -57,7 +57,7 @@ func userFinding(cfg Config) Finding {
 	return f
 }
 
-// addressFinding looks for room in the address space, of which each instance reserves more than it ever uses.
+// addressFinding checks for limits of the address space: each instance reserves more than it ever uses.
 func addressFinding() Finding {
 	f := Finding{Subject: "wasm address space", OK: true, Detail: "unlimited", Remedy: "lift the limit (ulimit -v unlimited): each instance reserves 4 GiB of addresses"}
 	var limit unix.Rlimit

@@ -22,7 +22,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// The files of a mount with a certificate, as a Secret of the type kubernetes.io/tls names them.
+// The files of a mount with a certificate, named as in a Secret of the type kubernetes.io/tls.
 const (
 	certFile     = "tls.crt"
 	keyFile      = "tls.key"
@@ -31,8 +31,8 @@ const (
 	maxPEM = 1 << 20
 )
 
-// identityOf is the certificate that the pod is served with; nil when TLS is off. renewAt is zero for one that is not ours
-// to renew.
+// identityOf is the certificate of the pod's server; nil when TLS is off. renewAt is zero for a certificate from a mount, which we
+// do not renew.
 func (b *Backend) identityOf(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, o options, component string) (t *workerapi.TLS, renewAt time.Time, err error) {
 	switch o.tls {
 	case tlsOff:
@@ -60,7 +60,7 @@ func hostPathOf(mounts []*runtimeapi.Mount, at string) string {
 	return ""
 }
 
-// mountedIdentity reads a certificate, its key and, where it is there, the clients' authority.
+// mountedIdentity reads a certificate, its key and, if present, the authority of client certificates.
 func mountedIdentity(dir string, requireClient bool) (*workerapi.TLS, error) {
 	t := &workerapi.TLS{RequireClient: requireClient}
 	for _, file := range []struct {
@@ -83,12 +83,12 @@ func mountedIdentity(dir string, requireClient bool) (*workerapi.TLS, error) {
 		return nil, fmt.Errorf("%s in %s has no certificate: %w", clientCAFile, dir, errdefs.ErrInvalidArgument)
 	}
 	if !requireClient {
-		t.ClientCAs = nil // a Secret's ca.crt is, as a rule, the server's own authority
+		t.ClientCAs = nil // a Secret's ca.crt is usually the server's own authority
 	}
 	return t, nil
 }
 
-// addresses are those that clients reach the pod at; on the host network, the node's.
+// addresses are those at which clients reach the pod; on the host network, the node's.
 func addresses(p *sandbox.Pod) []netip.Addr {
 	ips := append([]netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()}, p.IPs...)
 	if p.Netns != "" {
@@ -105,7 +105,7 @@ func addresses(p *sandbox.Pod) []netip.Addr {
 
 var dnsName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
-// hostNames are the names that clients may call the pod by.
+// hostNames are the names by which clients may address the pod.
 func hostNames(p *sandbox.Pod, component string) []string {
 	m := p.Config.GetMetadata()
 	domain, rest, _ := strings.Cut(component, ":")

@@ -18,8 +18,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// wantedMounts are the mounts that a guest is given: all but the single files that a kubelet mounts into every container and
-// no guest can use.
+// wantedMounts are the mounts that a guest gets: all but the single files that a kubelet mounts into every container and that no
+// guest can use.
 func wantedMounts(config *runtimeapi.ContainerConfig) []*runtimeapi.Mount {
 	kubelets := []string{"/etc/hosts", sandbox.TerminationMessagePath(config)}
 	return slices.DeleteFunc(slices.Clone(config.GetMounts()), func(m *runtimeapi.Mount) bool {
@@ -32,7 +32,7 @@ func isDirectory(name string) bool {
 	return err == nil && info.IsDir()
 }
 
-// checkMounts sees to it that each mount is a directory, and gives those that the guest will have.
+// checkMounts checks that each mount is a directory and returns those for the guest.
 func checkMounts(config *runtimeapi.ContainerConfig) ([]*runtimeapi.Mount, error) {
 	opened, err := openMounts(config)
 	closeMounts(opened)
@@ -42,8 +42,7 @@ func checkMounts(config *runtimeapi.ContainerConfig) ([]*runtimeapi.Mount, error
 	return wantedMounts(config), nil
 }
 
-// openMounts opens the directories of a container, those with the longest path in the container first. WASI knows
-// directories only.
+// openMounts opens the directories of a container, the longest paths in the container first. WASI has no single files.
 func openMounts(config *runtimeapi.ContainerConfig) (opened []workerapi.Mount, err error) {
 	defer func() {
 		if err != nil {
@@ -70,8 +69,8 @@ func openMounts(config *runtimeapi.ContainerConfig) (opened []workerapi.Mount, e
 	return opened, nil
 }
 
-// resolveOf says how the paths of a container's mounts may be followed. A kubelet's are root's own; those of a module have
-// been held against the directories that modules may have, and are what they were only without any link.
+// resolveOf says how the paths of a container's mounts are resolved. A kubelet's paths are trusted. The paths of a module were
+// checked against the directories that modules may have, so they must not contain links.
 func resolveOf(config *runtimeapi.ContainerConfig) uint64 {
 	if isModule(config) {
 		return unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
@@ -79,8 +78,8 @@ func resolveOf(config *runtimeapi.ContainerConfig) uint64 {
 	return 0
 }
 
-// openMount gives a directory as a mount of its own that is attached nowhere: from its root no ".." leads to the rest of the
-// node, what is read-only is so by the kernel, and devices in it are none. It goes with its last descriptor.
+// openMount opens a directory as a detached mount: from its root no ".." leads to the rest of the node, the kernel enforces
+// read-only, and device files do not work. The mount ends with its last descriptor.
 func openMount(host string, readonly bool, resolve uint64) (*os.File, error) {
 	fd, err := unix.Openat2(unix.AT_FDCWD, host, &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: resolve})
 	if err != nil {

@@ -43,12 +43,12 @@ func (b *Backend) listen(ctx context.Context, p *sandbox.Pod, o options) (ports 
 	return ports, nil
 }
 
-// udpBuffer is what quic-go asks for: with less, packets are lost when requests come in bursts. The kernel doubles it, and
-// uses it only as far as it is needed.
+// udpBuffer is the size that quic-go recommends: smaller buffers lose packets when requests arrive in bursts. The kernel doubles
+// it, and allocates only what is needed.
 const udpBuffer = 7 << 20
 
-// widen gives a socket its buffers beyond net.core.rmem_max, which the worker has no right to. Without the right
-// (CAP_NET_ADMIN) it has what there is.
+// widen sets a socket's buffers beyond net.core.rmem_max, which the worker may not do. Without CAP_NET_ADMIN the buffers stay
+// within the limit.
 func widen(socket *os.File) {
 	raw, err := socket.SyscallConn()
 	if err != nil {
@@ -60,16 +60,16 @@ func widen(socket *os.File) {
 	})
 }
 
-// forkTime is how long a socket that was closed may still be open in another process: a program that this one was just
-// starting has copies of all descriptors until it executes.
+// forkTime is how long a closed socket may still be open in a child process: a child that is being started has copies of all
+// descriptors until it executes its program.
 const forkTime = 500 * time.Millisecond
 
-// socket listens at all addresses of the namespace: of both families where it has both.
+// socket listens on all addresses of the namespace, of both families if it has both.
 func (b *Backend) socket(ctx context.Context, netns, network string, port uint16) (*os.File, error) {
 	number := strconv.Itoa(int(port))
 	socket, err := b.cfg.Network.Listen(ctx, netns, network, net.JoinHostPort("::", number))
 	for began := time.Now(); errors.Is(err, unix.EADDRINUSE) && time.Since(began) < forkTime && ctx.Err() == nil; {
-		time.Sleep(forkTime / 100) // between two looks: nothing tells when the copies are closed
+		time.Sleep(forkTime / 100) // there is no event for the end of the copies
 		socket, err = b.cfg.Network.Listen(ctx, netns, network, net.JoinHostPort("::", number))
 	}
 	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EADDRNOTAVAIL) {
@@ -78,7 +78,7 @@ func (b *Backend) socket(ctx context.Context, netns, network string, port uint16
 	return socket, err
 }
 
-// portError says what to do about a port that somebody else has.
+// portError says what to do about a port that is in use.
 func (b *Backend) portError(p *sandbox.Pod, network string, port uint16, err error) error {
 	if !errors.Is(err, unix.EADDRINUSE) {
 		return fmt.Errorf("open port %d/%s of the pod: %w", port, network, err)

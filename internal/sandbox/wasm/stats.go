@@ -15,17 +15,17 @@ import (
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
-// freshFor is how long figures of a worker are good for: a kubelet asks for one pod after the other, a worker answers for
+// freshFor is how long the figures of a worker are reused: a kubelet asks for one pod after the other, and a worker answers for
 // all at once.
 const freshFor = 500 * time.Millisecond
 
-// figures are the latest answers of the workers. A worker that does not answer holds up those who ask for its own pods.
+// figures caches the latest answers of the workers. A worker that does not answer delays only requests for its own pods.
 type figures struct {
 	mu sync.Mutex
 	of map[*worker]*answer
 }
 
-// answer is what a worker said last. Who has the turn may ask again.
+// answer is a worker's latest answer. The holder of turn may ask the worker again.
 type answer struct {
 	turn chan struct{}
 	at   time.Time
@@ -51,8 +51,8 @@ func (f *figures) forget(w *worker) {
 	delete(f.of, w)
 }
 
-// figuresOf gives the figures of a running container; one that the worker does not know has just ended, which is an
-// errdefs.ErrFailedPrecondition.
+// figuresOf returns the figures of a running container. errdefs.ErrFailedPrecondition: the worker does not know it, so it has just
+// ended.
 func (b *Backend) figuresOf(ctx context.Context, l *life, id string) (workerapi.Stats, error) {
 	a := b.figures.answerOf(l.worker)
 	select {
@@ -79,13 +79,13 @@ func (b *Backend) figuresOf(ctx context.Context, l *life, id string) (workerapi.
 	return s, nil
 }
 
-// shareOfWorker is what a pod takes of its worker, in bytes, whatever its guests have: sockets, a server and its goroutines.
-// dataplane's TestIdleServerMemory measures it. Without it an idle component would take nothing, and a metrics-server leaves
-// out a pod of which it has no memory.
+// shareOfWorker is the memory of a pod in its worker besides its guests', in bytes: sockets, a server and its goroutines.
+// TestIdleServerMemory of the data plane measures it. Without it an idle component would use nothing, and a metrics-server omits
+// a pod without memory.
 const shareOfWorker = 32 << 10
 
-// asCgroup is a container's figures in the form of a cgroup's: the guests' memory and the pod's share of its worker, none of
-// it a file's.
+// asCgroup is a container's figures in the form of a cgroup's: the guests' memory and the pod's share of its worker, and no page
+// cache.
 func asCgroup(s workerapi.Stats, limit int64) stats.Figures {
 	f := stats.Figures{Time: s.Time}
 	f.CPU.Usage, f.CPU.Throttled = s.CPUNanos, s.ThrottledNanos
@@ -126,7 +126,7 @@ func (b *Backend) PodStats(ctx context.Context, p *sandbox.Pod) (*runtimeapi.Lin
 	return result, nil
 }
 
-// cgroupFigures measures a container; nil when it does not run.
+// cgroupFigures measures a container; nil if it does not run.
 func (b *Backend) cgroupFigures(ctx context.Context, id string) (*stats.Figures, error) {
 	_, l, err := b.ledger.Present(id, id)
 	if l == nil {

@@ -28,16 +28,16 @@ import (
 )
 
 const (
-	// authorityLife is how long the node's own authority is valid; leafLife a certificate of it, which is replaced when
-	// a third is left.
+	// authorityLife is the validity of the node's own authority, leafLife that of its certificates, which are renewed when a
+	// third is left.
 	authorityLife = 10 * 365 * 24 * time.Hour
 	leafLife      = 30 * 24 * time.Hour
-	// backdated makes certificates valid for clients whose clock is behind.
+	// backdated makes certificates valid for clients with a slow clock.
 	backdated = time.Hour
 )
 
-// authority is the node's certificate authority, for pods that bring no certificate: <Root>/ca.crt and ca.key. It is
-// made when it is first needed.
+// authority is the node's certificate authority, for pods without a certificate of their own: <Root>/ca.crt and ca.key. It is
+// created when it is first needed.
 type authority struct {
 	dir string
 
@@ -52,7 +52,7 @@ func newAuthority(dir string) *authority { return &authority{dir: dir} }
 func (a *authority) certFile() string { return filepath.Join(a.dir, "ca.crt") }
 func (a *authority) keyFile() string  { return filepath.Join(a.dir, "ca.key") }
 
-// issue makes a certificate for the addresses and names, with its key, both in PEM. Clients trust it by ca.crt.
+// issue makes a certificate for the addresses and names, with its key, both in PEM. Clients that trust ca.crt accept it.
 func (a *authority) issue(ctx context.Context, ips []netip.Addr, names []string) (chain, key []byte, renewAt time.Time, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -89,7 +89,7 @@ func earlier(a, b time.Time) time.Time {
 	return b
 }
 
-// ready reads the authority, or makes it where there is none, or only half of one.
+// ready reads the authority. It creates one if there is none, or if a file is missing.
 func (a *authority) ready(ctx context.Context) error {
 	if a.cert != nil && time.Until(a.cert.NotAfter) > leafLife {
 		return nil
@@ -127,7 +127,7 @@ func (a *authority) read() error {
 
 var fpAuthority = failpoint.New("wasm.tls.key")
 
-// create makes a new authority: its key is written before its certificate, which makes it one.
+// create makes a new authority. It writes the key first: the authority exists once its certificate does.
 func (a *authority) create(ctx context.Context) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -150,7 +150,7 @@ func (a *authority) create(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := ledger.RemoveFile(a.certFile()); err != nil { // a pair never is of two halves
+	if err := ledger.RemoveFile(a.certFile()); err != nil { // never pair a new key with an old certificate
 		return err
 	}
 	if err := syncFile(a.keyFile(), raw, 0o600); err != nil {
@@ -165,7 +165,7 @@ func (a *authority) create(ctx context.Context) error {
 	return a.read()
 }
 
-// syncFile replaces a file and makes sure of it: clients hold the authority for years.
+// syncFile replaces a file and syncs it: clients trust the authority for years.
 func syncFile(path string, content []byte, mode fs.FileMode) error {
 	tmp := path + ".new"
 	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)

@@ -142,7 +142,7 @@ func exclusiveCPUs(res *runtimeapi.LinuxContainerResources) bool {
 	return res.GetCpusetCpus() != "" && res.GetCpuQuota() < 0
 }
 
-// validateResources refuses limits that only a process of its own could be held to.
+// validateResources refuses limits that the kernel can only enforce on a separate process.
 func (b *Backend) validateResources(res *runtimeapi.LinuxContainerResources) error {
 	const field = "linux.resources."
 	switch {
@@ -157,7 +157,7 @@ func (b *Backend) validateResources(res *runtimeapi.LinuxContainerResources) err
 	return fields.CPU(res)
 }
 
-// validateTLSMount sees to it that the certificate's mount is there.
+// validateTLSMount checks that the certificate's mount exists.
 func validateTLSMount(o options, mounts []*runtimeapi.Mount, prefix string) error {
 	if o.tls == tlsGenerated || o.tls == tlsOff {
 		return nil
