@@ -11,7 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"
 )
 
-// ServeConfig says where a Router takes requests.
+// ServeConfig says where a Router listens.
 type ServeConfig struct {
 	// Address takes HTTP/3 (UDP) and HTTP/2 and HTTP/1.1 over TLS (TCP) on one port number, host:port; empty: none.
 	Address string

@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 )
 
-// load counts the requests under way by container.
+// load counts the requests in flight by container.
 type load struct {
 	counts sync.Map // container → *atomic.Int64
 }
@@ -25,14 +25,14 @@ func (l *load) begin(container string) (done func()) {
 	count.Add(1)
 	return sync.OnceFunc(func() {
 		if count.Add(-1) == 0 {
-			// A request that begins between the two lines is not seen by those after it. That costs a bad choice, and keeps
-			// the map free of containers that are gone.
+			// A request that begins between these two lines is lost from the count. That costs at most one bad choice, and keeps
+			// containers that are gone out of the map.
 			l.counts.CompareAndDelete(container, n)
 		}
 	})
 }
 
-// heldBody is a request's body that survives an attempt that did not reach anybody: transports close what they are given.
+// heldBody is a request's body that stays open when an attempt reaches no container: a transport closes its body even then.
 type heldBody struct {
 	io.ReadCloser
 	live, read atomic.Bool
@@ -50,7 +50,7 @@ func (b *heldBody) Close() error {
 	return nil // the server closes it when the handler returns
 }
 
-// countedBody is a response's body whose end is the end of the request.
+// countedBody is a response's body. Its close ends the request.
 type countedBody struct {
 	io.ReadCloser
 	done func()
@@ -61,7 +61,7 @@ func (b *countedBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// serviceCache remembers what containers serve, which never changes: finding out takes a lock.
+// serviceCache caches the services of containers, which never change: looking them up takes a lock.
 type serviceCache struct {
 	byContainer sync.Map // container → []string
 	size        atomic.Int64

@@ -32,8 +32,8 @@ type Components interface {
 // Config is what a Router is made of.
 type Config struct {
 	Components Components
-	// Services tells the gRPC services of a running container (package.Service); nil: the server part of the component's
-	// name alone is taken for one.
+	// Services lists the gRPC services (package.Service) of a running container; nil: the only service is the server part of the
+	// component's name.
 	Services func(container string) []string
 	// Dial connects to the data socket of a container's worker.
 	Dial   func(ctx context.Context, container string) (net.Conn, error)
@@ -47,7 +47,7 @@ type Router struct {
 	transport *http.Transport
 	load      load
 	services  serviceCache
-	turn      atomic.Uint64 // where looking for the least loaded begins, so that equals take turns
+	turn      atomic.Uint64 // where the search for the least loaded starts, so that equals take turns
 }
 
 // New makes a Router.
@@ -61,17 +61,17 @@ func New(c Config) *Router {
 	r.transport = &http.Transport{
 		Protocols:   protocols,
 		DialContext: r.dial,
-		// Each container has a connection of its own, even where one worker runs many; idle ones are not kept for long.
+		// Each container has its own connections, even if one worker runs many.
 		IdleConnTimeout:    time.Minute,
-		DisableCompression: true, // bodies pass as they are
+		DisableCompression: true, // bodies are forwarded unchanged
 	}
 	buffers := &sync.Pool{New: func() any { return new([32 << 10]byte) }}
 	r.proxy = &httputil.ReverseProxy{
 		Rewrite:       rewrite,
 		Transport:     r,
-		FlushInterval: -1, // messages of streams are not held back
+		FlushInterval: -1, // messages of streams are not delayed
 		BufferPool:    bufferPool{buffers},
-		ErrorLog:      slog.NewLogLogger(c.Logger.Handler(), slog.LevelDebug), // what clients break off
+		ErrorLog:      slog.NewLogLogger(c.Logger.Handler(), slog.LevelDebug), // requests that clients abort
 		ErrorHandler:  r.failed,
 	}
 	return r
@@ -82,11 +82,11 @@ func (r *Router) Close() { r.transport.CloseIdleConnections() }
 
 type targetKey struct{}
 
-// target is where a request is to go.
+// target is the destination of a request.
 type target struct {
 	component  string
 	containers []string
-	// byAuthority says that :authority named the component and so names no host.
+	// byAuthority: :authority names the component and so no host.
 	byAuthority bool
 }
 
@@ -122,7 +122,7 @@ func (r *Router) resolve(req *http.Request) (*target, error) {
 	return t, nil
 }
 
-// componentOf tells domain:server@version from host:port. HTTP forbids an '@' in :authority and Host (RFC 9110, 4.2.4;
+// componentOf distinguishes domain:server@version from host:port. HTTP forbids an '@' in :authority and Host (RFC 9110, 4.2.4;
 // RFC 9113, 8.3.1; RFC 9114, 4.3.1), so it is spelled %40.
 func componentOf(authority string) (string, bool) {
 	component := strings.ReplaceAll(authority, "%40", "@")
@@ -166,7 +166,7 @@ func (r *Router) serves(containers []string, service string) bool {
 	return r.Services != nil && len(containers) > 0 && slices.Contains(r.services.of(containers[0], r.Services), service)
 }
 
-// rewrite makes the request to the worker out of the client's. RoundTrip adds the container.
+// rewrite turns the client's request into the one to the worker. RoundTrip adds the container.
 func rewrite(p *httputil.ProxyRequest) {
 	p.SetXForwarded()
 	t := p.In.Context().Value(targetKey{}).(*target)
@@ -179,8 +179,8 @@ func rewrite(p *httputil.ProxyRequest) {
 	p.Out.Header.Set(workerapi.HeaderPeer, p.In.RemoteAddr)
 }
 
-// RoundTrip implements http.RoundTripper: it sends a request to the least loaded container, and to the next when that
-// one cannot be reached.
+// RoundTrip implements http.RoundTripper: it sends a request to the least loaded container, or to the next if that cannot be
+// reached.
 func (r *Router) RoundTrip(req *http.Request) (*http.Response, error) {
 	containers := slices.Clone(req.Context().Value(targetKey{}).(*target).containers)
 	body := &heldBody{ReadCloser: req.Body}
@@ -202,7 +202,7 @@ func (r *Router) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// pick finds the container with the fewest requests under way.
+// pick finds the container with the fewest requests in flight.
 func (r *Router) pick(containers []string) string {
 	start := int(r.turn.Add(1) % uint64(len(containers)))
 	best, least := "", int64(0)
@@ -228,15 +228,15 @@ func (r *Router) send(req *http.Request, container string) (*http.Response, erro
 	return response, nil
 }
 
-// failed answers a request that no container has answered.
+// failed responds to a request that no container has answered.
 func (r *Router) failed(w http.ResponseWriter, req *http.Request, err error) {
 	if req.Context().Err() == nil {
 		r.Logger.Warn("request failed", "component", req.Context().Value(targetKey{}).(*target).component, "err", err)
 	}
-	refuse(w, req, &refusal{http.StatusBadGateway, "the component was not reached, or broke off"})
+	refuse(w, req, &refusal{http.StatusBadGateway, "the component was not reached, or aborted the response"})
 }
 
-// hostOf makes a host name of a container ID, which has characters that hosts have not.
+// hostOf encodes a container ID as a host name: IDs have characters that host names must not have.
 func hostOf(container string) string { return fmt.Sprintf("%x", container) }
 
 // unreachedError says that no connection was made, so that nothing was sent.

@@ -51,75 +51,75 @@ func NewClient(ctx context.Context, conn *net.UnixConn) (*Client, error) {
 	return c, nil
 }
 
-// Hello is what the worker said of itself.
+// Hello describes the worker.
 func (c *Client) Hello() Hello { return c.hello }
 
-// Events brings the worker's events. When the connection has ended it brings those that had come, and is closed. Exits wait
-// for the reader, spans that nobody reads are dropped.
+// Events has the worker's events. After the end of the connection it delivers the events received before, and is closed. Exits
+// wait for the reader; spans are dropped if it is slow.
 func (c *Client) Events() <-chan Event { return c.events.out }
 
-// Done is closed when the connection has ended, Err then tells why.
+// Done is closed when the connection has ended; Err then says why.
 func (c *Client) Done() <-chan struct{} { return c.ctx.Done() }
 
-// Err is nil while the connection stands.
+// Err is nil while the connection is open.
 func (c *Client) Err() error { return context.Cause(c.ctx) }
 
-// Close ends the connection; the worker and its pods go on. A client whose connection has broken must be closed, too.
+// Close ends the connection, not the worker or its pods. A client whose connection has broken must be closed too.
 func (c *Client) Close() error {
 	c.fail(net.ErrClosed)
 	c.events.abandon()
 	return nil
 }
 
-// Load makes the worker load compiled code and checks that the component exports, with the right types, what its
-// descriptors say. A digest that is loaded already is left as it is. Code that was not compiled by the worker's engine, or
-// is damaged, is an ErrFailedPrecondition; an ErrInvalidArgument names the function and type, or the import, that is wrong.
+// Load loads compiled code into the worker, which checks that the component exports what its descriptors say, with the right
+// types. It does nothing for a digest that is loaded already. Damaged code and code of another engine are
+// ErrFailedPrecondition; an ErrInvalidArgument names the function and type, or the import, that is wrong.
 func (c *Client) Load(ctx context.Context, code Code) (Loaded, error) {
 	var l Loaded
 	err := c.call(ctx, opLoad, &code, &l)
 	return l, err
 }
 
-// Unload forgets code; pods that were started with it keep it until they are removed.
+// Unload unloads code. Pods that were started with it keep it until they are removed.
 func (c *Client) Unload(ctx context.Context, digest string) error {
 	return c.call(ctx, opUnload, Code{Digest: digest}, nil)
 }
 
-// Start starts a pod, anew when it has exited, and returns when it serves, or when the command runs. ErrAlreadyExists: it
-// runs. ErrNotFound: the code is not loaded. A pod that cannot be started leaves nothing behind.
+// Start starts a pod, or restarts one that has exited. It returns when the pod serves, or when its command runs.
+// ErrAlreadyExists: the pod runs. ErrNotFound: the code is not loaded. A start that fails leaves nothing behind.
 func (c *Client) Start(ctx context.Context, spec PodSpec) (Status, error) {
 	var s Status
 	err := c.call(ctx, opStart, spec.clone(), &s)
 	return s, err
 }
 
-// Stop ends a pod: a server takes no new requests and has grace to answer those it has; a command, which WASI can send
-// no signal, is given end of file on its standard input and grace to end by itself. What then still runs is ended by
-// force. It returns once the pod has exited, also when it had already. A later Stop shortens the grace, never prolongs it.
+// Stop ends a pod. A server takes no new requests and completes those in progress within the grace period. A command, to which
+// WASI can send no signal, gets end of file on its standard input and may exit within the grace period. What still runs then is
+// killed. Stop returns once the pod has exited, also if it had before. A later Stop can shorten the grace period only.
 func (c *Client) Stop(ctx context.Context, id string, grace time.Duration) (Status, error) {
 	var s Status
 	err := c.call(ctx, opStop, idRequest{ID: id, Grace: grace}, &s)
 	return s, err
 }
 
-// Kill is Stop without grace; of a pod that is not there, it succeeds.
+// Kill is Stop without a grace period. It succeeds for a pod that does not exist.
 func (c *Client) Kill(ctx context.Context, id string) error {
 	return c.call(ctx, opKill, idRequest{ID: id}, nil)
 }
 
-// Remove kills the pod, if need be, and forgets it. That it is not there is no error.
+// Remove kills the pod if it runs, and forgets it. It succeeds for a pod that does not exist.
 func (c *Client) Remove(ctx context.Context, id string) error {
 	return c.call(ctx, opRemove, idRequest{ID: id}, nil)
 }
 
-// List tells of all pods that are not removed.
+// List reports all pods that are not removed.
 func (c *Client) List(ctx context.Context) ([]Status, error) {
 	var l []Status
 	err := c.call(ctx, opList, idRequest{}, &l)
 	return l, err
 }
 
-// Stats are the figures of the pods with these IDs, of all when there are none. Pods that are not there are left out.
+// Stats are the figures of the pods with these IDs; without IDs, of all pods. Unknown IDs are left out.
 func (c *Client) Stats(ctx context.Context, ids ...string) ([]Stats, error) {
 	var s []Stats
 	err := c.call(ctx, opStats, idsRequest{IDs: ids}, &s)

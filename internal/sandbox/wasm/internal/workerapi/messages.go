@@ -8,20 +8,20 @@ import (
 	"github.com/tripod-run/tripod/internal/channel"
 )
 
-// Version is the version of the protocol. Within a version, fields are added only; a reader leaves alone what it does
-// not know. A daemon that meets a worker of another version ends that worker and its pods, with a reason.
+// Version is the version of the protocol. Within a version, fields may be added only; a reader ignores fields that it does not
+// know. A daemon that finds a worker of another version ends that worker and its pods, with a reason.
 const Version = 1
 
-// HeaderContainer is the HTTP header by which a request on the data socket says which pod it is for: the pod's ID.
+// HeaderContainer is the HTTP header of requests on the data socket with the ID of the pod that they are for.
 const HeaderContainer = "Tripod-Container"
 
-// HeaderPeer is the HTTP header by which a request on the data socket says who its client is, IP:port.
+// HeaderPeer is the HTTP header of requests on the data socket with the address of their client, IP:port.
 const HeaderPeer = "Tripod-Peer"
 
 // MaxMessage is the longest message in bytes: descriptors, TLS material and environment of one pod fit easily.
 const MaxMessage = 32 << 20
 
-// message is what a frame holds (internal/fdpass).
+// message is the content of a frame (internal/fdpass).
 type message struct {
 	ID    uint64          `json:"id,omitempty"` // of the request; 0 makes an event
 	Op    string          `json:"op,omitempty"` // of requests and events
@@ -51,16 +51,15 @@ const (
 	eventSpans  = "spans"
 )
 
-// Hello is how a worker introduces itself. It stays readable in all versions of the protocol.
+// Hello describes a worker. Its format is the same in all versions of the protocol.
 type Hello struct {
 	// Version is the worker's version of the protocol.
 	Version int `json:"version"`
-	// Program is the version of tripod-wasm, Engine the fingerprint of its engine and configuration: code that was
-	// compiled under another one is refused by Load.
+	// Program is the version of tripod-wasm, Engine the fingerprint of its engine and configuration. Load refuses code that was
+	// compiled under another fingerprint.
 	Program string `json:"program"`
 	Engine  string `json:"engine"`
-	// Name is the worker's, from WorkerConfig; Pid is its process ID as the daemon sees it, in the PID namespace of the /proc
-	// that the worker was started with.
+	// Name is that of WorkerConfig. Pid is the process ID in the daemon's PID namespace, whose /proc the worker starts with.
 	Name      string    `json:"name"`
 	Pid       int       `json:"pid"`
 	StartedAt time.Time `json:"startedAt"`
@@ -71,16 +70,15 @@ type helloRequest struct {
 	Events  bool `json:"events"` // send events on this connection
 }
 
-// Code is a compiled component with what it serves.
+// Code is a compiled component and its services.
 type Code struct {
-	// Digest is the name that PodSpec calls it by: of the image, say. The same code with other descriptors needs another.
+	// Digest is its name in PodSpec. The same code with other descriptors needs another name.
 	Digest string `json:"digest"`
 	// Image is the file that `tripod-wasm compile` wrote; it is read from its beginning.
 	Image File `json:"image"`
-	// Descriptors is a serialized google.protobuf.FileDescriptorSet with all imports; Services are the services of it
-	// that the component serves, when empty those of the files that no other file of the set imports. Metadata takes the
-	// place of Descriptors in images of Vimana's layout: a serialized Metadata message. For the gRPC world only; others
-	// leave them alone.
+	// Descriptors is a serialized google.protobuf.FileDescriptorSet with all imports. Services are those of its services that
+	// the component serves; empty: those of the files that no other file of the set imports. Metadata, a serialized Metadata
+	// message, replaces Descriptors in images of Vimana's layout. All three are for the gRPC world; others ignore them.
 	Descriptors []byte   `json:"descriptors,omitempty"`
 	Metadata    []byte   `json:"metadata,omitempty"`
 	Services    []string `json:"services,omitempty"`
@@ -96,8 +94,8 @@ type Loaded struct {
 	// Exports and Imports name the functions of the component.
 	Exports []string `json:"exports"`
 	Imports []string `json:"imports"`
-	// Apart tells why the component must not share a worker with other pods; empty when it may. What an answer of its takes
-	// of the worker's memory has no bound then.
+	// Apart says why the component must not share a worker with other pods; empty if it may. The memory that its answers take in
+	// the worker has no bound.
 	Apart string `json:"apart,omitempty"`
 }
 
@@ -108,8 +106,8 @@ const (
 	WorldCommand = "command"
 )
 
-// PodSpec is all that a worker must know to run a pod. Files are set by the sender as *os.File, which stay the
-// sender's to close; the receiver gets its own.
+// PodSpec is all that a worker needs to run a pod. The sender sets Files to *os.File, which it still has to close; the receiver
+// gets its own.
 type PodSpec struct {
 	ID string `json:"id"`
 	// Component names the component in logs, metrics and traces.
