@@ -197,6 +197,7 @@ func TestPoisonedRecord(t *testing.T) {
 	}
 	r.open()
 	r.a.find(t, true, 0, wire.Create, 2)
+	r.find(t, topics.Reg(runtimeA), 2, isAction(wire.ActionCreate)) // it has subscribed
 	r.order(runtimeA, wire.ActionCreate, moduleData("new"))
 	r.a.find(t, true, 1, wire.Create, 1)
 }
