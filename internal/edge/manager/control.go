@@ -12,15 +12,15 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// actionStop stops a runtime; the seed has the frame, and no word for it.
+// actionStop stops a runtime.
 const actionStop = "stop"
 
-// control does what a message on the runtime's control topic asks for (Seed 4, "Create Module" and the following). It returns when
-// what is to be done is recorded, so that a broker that redelivers loses nothing of it.
+// control obeys a message on the runtime's control topic. It returns once the order is recorded, so that the broker redelivers what
+// was not.
 func (h *host) control(msg mqtt.Message) {
 	m := h.m
 	if len(msg.Payload) == 0 {
-		return // somebody clears a retained message
+		return // a retained message was cleared
 	}
 	e, err := wire.ParseEnvelope(msg.Payload)
 	if err != nil {
@@ -28,15 +28,15 @@ func (h *host) control(msg mqtt.Message) {
 		return
 	}
 	if e.IsResponse() || e.Action == wire.ActionExited || e.Action == wire.ActionUpdate {
-		m.counts.ignored.Inc() // the manager's own, from a broker that sends them back, or another's
+		m.counts.ignored.Inc() // the manager's own, from a broker without No Local, or for somebody else
 		return
 	}
-	if h.heard.again(e.ObjectID, msg.Payload, time.Now()) {
+	if h.recent.isRepeat(e.ObjectID, msg.Payload, time.Now()) {
 		m.counts.ignored.Inc()
 		return
 	}
 	if msg.Retain {
-		m.fail("retained", e, e.Data, fmt.Errorf("%s on %s is a retained message: it would be obeyed again with each connection: %w", e.Action, msg.Topic, errdefs.ErrInvalidArgument))
+		m.fail("retained", e, e.Data, fmt.Errorf("%s on %s is a retained message, which every connection would repeat: %w", e.Action, msg.Topic, errdefs.ErrInvalidArgument))
 		return
 	}
 	if reason, err := h.obey(e); err != nil {
@@ -44,7 +44,7 @@ func (h *host) control(msg mqtt.Message) {
 	}
 }
 
-// obey does what a request asks for; reason is the label under which an error is counted.
+// obey executes a request; reason is the label under which an error is counted.
 func (h *host) obey(e wire.Envelope) (reason string, err error) {
 	data, err := wire.ParseModuleData(e.Data)
 	if err != nil {
@@ -69,7 +69,8 @@ func (h *host) obey(e wire.Envelope) (reason string, err error) {
 	}
 }
 
-// createFor creates a module. One that cannot be is told exited too, so that nobody waits for it, unless its uuid is another's.
+// createFor creates a module. If that fails it also reports the module exited, so that nobody waits for it, unless the uuid belongs
+// to another module.
 func (h *host) createFor(e wire.Envelope, data wire.ModuleData) (reason string, err error) {
 	reason, err = reasonFor(h.create(e.ObjectID, fromControl, data))
 	if err != nil && reason != "duplicate" && wire.ValidName("uuid", data.UUID()) == nil {
@@ -93,7 +94,7 @@ func reasonFor(err error) (string, error) {
 	return "failed", err
 }
 
-// excerpt is the beginning of what could not be read, as text.
+// excerpt is the beginning of an unreadable message, as text.
 func excerpt(payload []byte) string {
 	const most = 1024
 	if len(payload) > most {
@@ -104,35 +105,37 @@ func excerpt(payload []byte) string {
 
 func trimNUL(payload []byte) []byte { return bytes.TrimRight(payload, "\x00") }
 
-// heardTime is how long a control message is remembered. A broker delivers a message once for each filter that matches, and a
-// module may have a channel on the control topics.
-const heardTime = 5 * time.Second
+// Bounds of what is remembered of control messages. A broker delivers a message once for each filter that matches, and a module may
+// have a channel on the control topics.
+const (
+	repeatTime = 5 * time.Second
+	repeatMost = 4096 // in a flood earlier ones are forgotten
+)
 
-// heardMost bounds how many are: a flood forgets what came before.
-const heardMost = 4096
-
-// heard are the latest control messages, in two halves, the older of which is forgotten. One goroutine uses it.
-type heard struct {
+// recentMessages are the latest control messages in two halves; the older half is forgotten as a whole. One goroutine uses it.
+type recentMessages struct {
 	seed     maphash.Seed
 	now, old map[uint64]bool
 	since    time.Time // when now began
 }
 
-func newHeard() *heard { return &heard{seed: maphash.MakeSeed(), now: map[uint64]bool{}} }
+func newRecentMessages() *recentMessages {
+	return &recentMessages{seed: maphash.MakeSeed(), now: map[uint64]bool{}}
+}
 
-// again tells whether this very message came a moment ago. Messages without an id are never the same.
-func (l *heard) again(id string, payload []byte, now time.Time) bool {
+// isRepeat reports whether the same message came a moment ago, and remembers it. A message without an id is never a repeat.
+func (r *recentMessages) isRepeat(id string, payload []byte, now time.Time) bool {
 	if id == "" {
 		return false
 	}
-	if now.Sub(l.since) > heardTime || len(l.now) >= heardMost {
-		if now.Sub(l.since) > 2*heardTime {
-			l.now = nil
+	if now.Sub(r.since) > repeatTime || len(r.now) >= repeatMost {
+		if now.Sub(r.since) > 2*repeatTime {
+			r.now = nil
 		}
-		l.old, l.now, l.since = l.now, map[uint64]bool{}, now
+		r.old, r.now, r.since = r.now, map[uint64]bool{}, now
 	}
-	sum := maphash.Bytes(l.seed, payload)
-	again := l.now[sum] || l.old[sum]
-	l.now[sum] = true
-	return again
+	sum := maphash.Bytes(r.seed, payload)
+	repeat := r.now[sum] || r.old[sum]
+	r.now[sum] = true
+	return repeat
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// Lines at which the daemon may die.
+// Fail points.
 var (
 	createAsked    = failpoint.New("edge.manager.create.asked")
 	createRecorded = failpoint.New("edge.manager.create.recorded")
@@ -23,7 +23,7 @@ var (
 	adoptDone      = failpoint.New("edge.manager.adopt.done")
 )
 
-// create records a module and has it created. It returns when it is recorded. A uuid that is taken is errdefs.ErrAlreadyExists,
+// create records a module and has it created. It returns once the module is recorded. A uuid that is taken is errdefs.ErrAlreadyExists,
 // a runtime without a free index errdefs.ErrResourceExhausted.
 func (h *host) create(objectID, origin string, data wire.ModuleData) error {
 	if err := data.Validate(); err != nil {
@@ -39,10 +39,10 @@ func (h *host) createLocked(objectID, origin string, data wire.ModuleData) error
 		return err
 	}
 	uuid := data.UUID()
-	if again, err := h.again(uuid, objectID); again || err != nil {
+	if repeated, err := h.isRepeat(uuid, objectID); repeated || err != nil {
 		return err
 	}
-	r := record{Runtime: h.info.UUID, State: created, Origin: origin, ObjectID: objectID, Data: data.Bytes()}
+	r := record{Runtime: h.info.UUID, State: recordCreated, Origin: origin, ObjectID: objectID, Data: data.Bytes()}
 	mod, err := h.add(uuid, data, r)
 	if err != nil {
 		return err
@@ -54,20 +54,19 @@ func (h *host) createLocked(objectID, origin string, data wire.ModuleData) error
 	if err := createRecorded.Hit(h.m.ctx); err != nil {
 		return err
 	}
-	h.update(func() { mod.recorded = true })
-	h.begin(mod)
+	h.bringUp(mod, evRecorded)
 	return nil
 }
 
-// again tells whether a create message is the same that made the live module, or is the orchestrator's for a module that the
-// manager has created again by itself. Any other module of that uuid is an error, on whichever runtime it is.
-func (h *host) again(uuid, objectID string) (bool, error) {
+// isRepeat reports whether a create message repeats the one that made the live module, or is the orchestrator's for a module that
+// the manager has created again itself. Any other module of that uuid, on whichever runtime, is an error.
+func (h *host) isRepeat(uuid, objectID string) (bool, error) {
 	for _, other := range h.m.hosts {
 		other.mu.Lock()
 		mod := other.byUUID[uuid]
-		same := mod != nil && other == h && mod.phase != ended && (mod.restored || objectID != "" && mod.record.ObjectID == objectID)
+		same := mod != nil && other == h && mod.state.recorded() != recordExited && (mod.repeatable || objectID != "" && mod.record.ObjectID == objectID)
 		if same {
-			mod.restored = false
+			mod.repeatable = false
 		}
 		other.mu.Unlock()
 		switch {
@@ -81,51 +80,49 @@ func (h *host) again(uuid, objectID string) (bool, error) {
 	return false, nil
 }
 
-// begin creates the module, or goes on with it, if the runtime is up; else the runtime's next start does.
-func (h *host) begin(mod *module) {
+// bringUp applies an event after which the module may have to be launched.
+func (h *host) bringUp(mod *module, e event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	switch {
-	case mod.unfinished:
-		mod.unfinished = false
+	switch do := mod.apply(e); {
+	case do == conclude:
 		h.m.wg.Go(guard.Func(h.m.log, "end of a module", func() { h.conclude(mod, mod.record.Exited) }))
-	case h.up && mod.recorded && !mod.beginning && mod.phase == pending:
-		mod.beginning = true
+	case do == launch && h.up && !mod.launching:
+		mod.launching = true
 		run := h.run
 		h.calls.Add(1)
 		h.m.wg.Go(func() {
 			defer h.calls.Done()
 			guard.Func(h.m.log, "start of a module", func() { h.launch(run, mod) })()
-			h.update(func() { mod.beginning = false })
+			h.update(func() { mod.launching = false })
 		})
 	}
 }
 
-// launch brings a module up, as often as it takes while its runtime is up.
+// apply moves a module by an event.
+func (h *host) apply(mod *module, e event) (do action) {
+	h.update(func() { do = mod.apply(e) })
+	return do
+}
+
+// launch brings a module up, and tries again as long as the runtime is up.
 func (h *host) launch(run context.Context, mod *module) {
 	delay := backoff{min: h.m.config.BackoffMin, max: h.m.config.BackoffMax}
 	for run.Err() == nil {
-		if h.goOn(run, mod) {
-			return
-		}
-		if h.stateOf(mod) == deleting {
-			h.finish(mod, status(codeKilled, "killed", "deleted before it ran"))
-			return
-		}
-		err := h.createOnce(run, mod)
-		switch {
-		case err == nil:
-			h.launched(run, mod)
-			return
-		case run.Err() != nil:
-			return
-		case errdefs.IsUnavailable(err):
-			h.m.refuse("create", "a module cannot be created now", "runtime", h.info.Name, "module", mod.uuid, "err", err)
-			h.set(mod, pending)
+		switch h.apply(mod, evLaunch) {
+		case adopt:
+			if !h.adopt(run, mod) {
+				return
+			}
+		case create:
+			if !h.createOnce(run, mod) {
+				return
+			}
 			pause(run, delay.delay(), mod.nudge)
+		case settle:
+			h.settle(mod, status(codeKilled, "killed", "deleted before it ran"))
+			return
 		default:
-			h.m.fail("create", wire.Envelope{ObjectID: mod.record.ObjectID}, mod.data.Bytes(), fmt.Errorf("create module %s: %w", mod.uuid, err))
-			h.finish(mod, status(codeNotCreated, "exited", err.Error()))
 			return
 		}
 	}
@@ -142,49 +139,48 @@ func pause(ctx context.Context, d time.Duration, nudge <-chan struct{}) {
 	}
 }
 
-// goOn adopts a module that still runs. One that ran, and does no more, is told lost where an earlier connection knew it.
-func (h *host) goOn(run context.Context, mod *module) bool {
-	h.mu.Lock()
-	known, lost := mod.known, mod.lost
-	mod.known = false
-	h.mu.Unlock()
-	if !known {
+// adopt asks the runtime to adopt the module; true if the launcher has to go on.
+func (h *host) adopt(run context.Context, mod *module) (missing bool) {
+	mod.box.start(run)
+	runs, err := h.rt.Adopt(run, mod.record.Index, h.dataOf(mod))
+	if run.Err() != nil {
 		return false
 	}
-	mod.box.start(run)
-	goesOn, err := h.rt.Adopt(run, mod.record.Index, h.dataOf(mod))
-	switch {
-	case run.Err() != nil:
-		h.mu.Lock()
-		mod.known = true
-		h.mu.Unlock()
-		return true
-	case err != nil:
+	if err != nil {
 		h.m.refuse("adopt", "a module cannot be adopted", "runtime", h.info.Name, "module", mod.uuid, "err", err)
-	case goesOn:
-		if err := adoptDone.Hit(run); err != nil {
-			return true
-		}
-		h.launched(run, mod)
-		return true
 	}
-	if lost && h.stateOf(mod) != deleting {
+	if runs && err == nil {
+		if adoptDone.Hit(run) == nil {
+			h.runs(run, mod)
+		}
+		return false
+	}
+	if h.apply(mod, evMissing) == tellLost {
 		h.tellLost(mod)
+	}
+	return true
+}
+
+// createOnce asks the runtime to create the module; true if it is to be asked again.
+func (h *host) createOnce(run context.Context, mod *module) (retry bool) {
+	mod.box.start(run)
+	err := errors.Join(h.rt.Create(run, mod.record.Index, h.dataOf(mod)), createDone.Hit(run))
+	switch {
+	case err == nil:
+		h.runs(run, mod)
+	case run.Err() != nil:
+	case errdefs.IsUnavailable(err):
+		h.m.refuse("create", "a module cannot be created now", "runtime", h.info.Name, "module", mod.uuid, "err", err)
+		h.apply(mod, evRetry)
+		return true
+	default:
+		h.m.fail("create", wire.Envelope{ObjectID: mod.record.ObjectID}, mod.data.Bytes(), fmt.Errorf("create module %s: %w", mod.uuid, err))
+		h.finish(mod, status(codeNotCreated, "exited", err.Error()))
 	}
 	return false
 }
 
-// createOnce asks the runtime to create the module.
-func (h *host) createOnce(run context.Context, mod *module) error {
-	if !h.set(mod, creating) {
-		return nil
-	}
-	mod.box.start(run)
-	err := h.rt.Create(run, mod.record.Index, h.dataOf(mod))
-	return errors.Join(err, createDone.Hit(run))
-}
-
-// dataOf is the module's data as its runtime has it: every field verbatim, and the index (Seed 4, "Create Module").
+// dataOf is the module's data for its runtime: every field verbatim, and the index.
 func (h *host) dataOf(mod *module) wire.ModuleData {
 	data, err := mod.data.With("index", mod.record.Index)
 	if err != nil { // a number always has a JSON form
@@ -193,32 +189,14 @@ func (h *host) dataOf(mod *module) wire.ModuleData {
 	return data
 }
 
-// launched follows a module that runs; one that was deleted meanwhile is told so.
-func (h *host) launched(run context.Context, mod *module) {
-	if h.set(mod, running) && h.stateOf(mod) == deleting {
+// runs notes that the module runs, and ends it if that was ordered meanwhile.
+func (h *host) runs(run context.Context, mod *module) {
+	if h.apply(mod, evRuns) == end {
 		h.end(run, mod)
 	}
 }
 
-// set changes the phase of a module that has not ended; false: it has.
-func (h *host) set(mod *module, p phase) bool {
-	ok := false
-	h.update(func() {
-		if ok = mod.phase != ended; ok {
-			mod.phase = p
-			mod.known = mod.known || p == running
-		}
-	})
-	return ok
-}
-
-func (h *host) stateOf(mod *module) state {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return mod.record.State
-}
-
-// delete records that a module is to end and has it ended. A uuid that is not here is errdefs.ErrNotFound.
+// delete records that a module is to end, and ends it. An unknown uuid is errdefs.ErrNotFound.
 func (h *host) delete(uuid string) error {
 	h.orders.Lock()
 	defer h.orders.Unlock()
@@ -233,13 +211,13 @@ func (h *host) delete(uuid string) error {
 
 func (h *host) deleteLocked(mod *module) error {
 	h.mu.Lock()
-	r := mod.record
+	r, recorded := mod.record, mod.state.recorded()
 	h.mu.Unlock()
-	if r.State == exited {
+	if recorded == recordExited {
 		return nil // on its way
 	}
-	if r.State != deleting {
-		r.State = deleting
+	if recorded != recordDeleting {
+		r.State = recordDeleting
 		if err := h.m.put(mod.uuid, r); err != nil {
 			return err
 		}
@@ -250,18 +228,15 @@ func (h *host) deleteLocked(mod *module) error {
 	var run context.Context
 	now := false
 	h.update(func() {
-		if mod.record.State == created {
-			mod.record.State = deleting
-		}
-		switch {
-		case mod.phase == running && h.up:
+		switch do := mod.apply(evDelete); {
+		case do == end && h.up:
 			run = h.run
 			h.calls.Add(1)
-		case mod.phase == pending && !h.up:
-			now = !h.info.Durable || !mod.known
+		case do == cancel, do == release && !h.info.Durable:
+			now = !h.up
 		}
 	})
-	mod.wake()
+	poke(mod.nudge)
 	if now {
 		h.finish(mod, status(codeKilled, "killed", "deleted before it ran"))
 	}

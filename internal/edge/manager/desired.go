@@ -221,7 +221,7 @@ type reportedModule struct {
 	UUID     string `json:"uuid"`
 	Name     string `json:"name"`
 	Index    int    `json:"index"`
-	State    string `json:"state"` // a phase, or "deleting"
+	State    string `json:"state"` // state.reported
 	Origin   string `json:"origin"`
 	Restarts int    `json:"restarts"`
 }
@@ -259,10 +259,7 @@ func (h *host) reportNow() reported {
 		r.Generation = d.generation
 	}
 	for _, mod := range h.all() {
-		one := reportedModule{UUID: mod.uuid, Name: mod.data.Name(), Index: mod.record.Index, State: string(mod.phase), Origin: mod.record.Origin}
-		if mod.record.State == deleting && mod.phase != ended {
-			one.State = string(deleting)
-		}
+		one := reportedModule{UUID: mod.uuid, Name: mod.data.Name(), Index: mod.record.Index, State: mod.state.reported(), Origin: mod.record.Origin}
 		if again := h.restarts[mod.uuid]; again != nil {
 			one.Restarts = again.count
 		}

@@ -11,12 +11,12 @@ import (
 
 func newID() string { return uuid.NewString() }
 
-// request is a message of the manager, with an id of its own.
+// request is a request with a new id.
 func (m *Manager) request(action string, data json.RawMessage) wire.Envelope {
 	return wire.Envelope{ObjectID: newID(), Action: action, Type: wire.Request, Data: data}
 }
 
-// identity is what a manager registers by (Seed 4; the recorded session).
+// identity is the data with which the manager registers.
 func (m *Manager) identity() json.RawMessage {
 	return object(map[string]any{"type": "manager", "uuid": m.config.UUID, "name": m.config.Name})
 }
@@ -26,14 +26,14 @@ func (h *host) identity() json.RawMessage {
 	return object(map[string]any{"type": "runtime", "uuid": h.info.UUID, "name": h.info.Name})
 }
 
-// registration is what the runtime registers by: what it said at its start, and what the manager knows, which wins.
-func (h *host) registration(said map[string]any) json.RawMessage {
+// registration is the data with which the runtime registers: the fields from its Start, overridden by what the manager knows.
+func (h *host) registration(extra map[string]any) json.RawMessage {
 	apis := h.info.APIs
 	if apis == nil {
 		apis = []string{}
 	}
 	fields := map[string]any{}
-	for name, value := range said {
+	for name, value := range extra {
 		fields[name] = value
 	}
 	for name, value := range map[string]any{
@@ -45,7 +45,7 @@ func (h *host) registration(said map[string]any) json.RawMessage {
 	return object(fields)
 }
 
-// object is a JSON object; values that are JSON already stay as they are.
+// object is a JSON object. Values that are JSON already stay verbatim.
 func object(fields map[string]any) json.RawMessage {
 	raw := make(map[string]json.RawMessage, len(fields))
 	for name, value := range fields {
@@ -54,7 +54,7 @@ func object(fields map[string]any) json.RawMessage {
 			raw[name] = v
 		default:
 			text, err := json.Marshal(v)
-			if err != nil { // what a runtime's registration has that is no JSON
+			if err != nil { // a field of a runtime's registration without a JSON form
 				text, _ = json.Marshal(fmt.Sprint(v))
 			}
 			raw[name] = text

@@ -32,17 +32,16 @@ var (
 	exitAcked     = failpoint.New("edge.manager.exited.acknowledged")
 )
 
-// finish ends a module, once: its exit is recorded, cleaned up after, and told.
+// finish ends a module, once.
 func (h *host) finish(mod *module, payload []byte) {
-	first := false
-	h.update(func() {
-		first = mod.phase != ended
-		mod.phase = ended
-	})
-	if !first {
-		return
+	if h.apply(mod, evExit) == settle {
+		h.settle(mod, payload)
 	}
-	mod.wake()
+}
+
+// settle records the exit of a module that has ended, and concludes it.
+func (h *host) settle(mod *module, payload []byte) {
+	poke(mod.nudge)
 	mod.box.clear()
 	h.m.wg.Go(func() {
 		h.record(mod, payload)
@@ -55,7 +54,7 @@ func (h *host) record(mod *module, payload []byte) {
 	h.orders.Lock()
 	defer h.orders.Unlock()
 	h.mu.Lock()
-	mod.record.State, mod.record.Exited = exited, payload
+	mod.record.State, mod.record.Exited = recordExited, payload
 	r := mod.record
 	h.mu.Unlock()
 	if err := h.m.put(mod.uuid, r); err != nil {
@@ -63,14 +62,14 @@ func (h *host) record(mod *module, payload []byte) {
 	}
 }
 
-// conclude cleans up after a module whose exit is recorded, frees its index and tells.
+// conclude cleans up after a module whose exit is recorded, frees its index and reports the exit.
 func (h *host) conclude(mod *module, payload []byte) {
 	m := h.m
 	if exitRecorded.Hit(m.ctx) != nil {
 		return
 	}
-	// The call that created it may not have returned: its index must not be another's before.
-	if !h.wait(m.ctx, func() bool { return !mod.beginning }) {
+	// Its index stays taken until the call that creates it has returned.
+	if !h.wait(m.ctx, func() bool { return !mod.launching }) {
 		return
 	}
 	m.router.CloseModule(h.info.UUID, mod.record.Index)

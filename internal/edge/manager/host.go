@@ -13,46 +13,46 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// stable is how long a runtime must have been up for its next loss to be answered at once.
+// stable is the time after which a runtime that is lost starts again without a longer delay.
 const stable = 10 * time.Second
 
-// stopTimeout bounds the wait for a runtime that was told to stop.
+// stopTimeout bounds the wait for a runtime to stop.
 const stopTimeout = 10 * time.Second
 
-// host serves one runtime: it starts it, starts it again, and keeps its modules.
+// host serves one runtime: it starts and restarts it, and owns its modules.
 type host struct {
 	m    *Manager
 	rt   runtime.Runtime
 	info runtime.Info
 
-	orders sync.Mutex     // of create and delete: one order at a time, record and tables alike
-	calls  sync.WaitGroup // begin and end, which a lost runtime waits for
+	orders sync.Mutex     // serialises create and delete, on the record and in the tables
+	calls  sync.WaitGroup // launchers and deletions, for which a lost runtime waits
 
 	byIndex [channel.MaxModules]atomic.Pointer[module]
 	desired atomic.Pointer[desired]
 
-	mu       sync.Mutex // of what follows
+	mu       sync.Mutex // guards the fields down to change
 	byUUID   map[string]*module
 	up       bool
 	halted   bool
 	run      context.Context // ends when the runtime is lost
 	cancel   context.CancelFunc
-	said     map[string]any             // by Start, for the registration
-	own      map[string]json.RawMessage // the runtime's own fields of keepalives
-	interval time.Duration              // of keepalives, as the orchestrator says; 0: it has not
-	change   chan struct{}              // closed and made anew with every change of the above
+	extra    map[string]any             // from Start, for the registration
+	own      map[string]json.RawMessage // the runtime's fields of keepalives
+	interval time.Duration              // of keepalives, from the orchestrator; 0: unknown
+	change   chan struct{}              // closed and replaced with every change of the above
 
 	restarts map[string]*restart // of desired modules; guarded by orders
 
-	heard *heard
+	recent *recentMessages
 
-	report    chan struct{} // one token: the reported state is old
+	report    chan struct{} // one token: the reported state may have changed
 	reconcile chan struct{} // one token: the desired state may not be met
 	beat      chan struct{} // one token: send a keepalive now
 }
 
 func newHost(m *Manager, rt runtime.Runtime) *host {
-	return &host{m: m, rt: rt, info: rt.Info(), heard: newHeard(), byUUID: map[string]*module{}, change: make(chan struct{}), restarts: map[string]*restart{},
+	return &host{m: m, rt: rt, info: rt.Info(), recent: newRecentMessages(), byUUID: map[string]*module{}, change: make(chan struct{}), restarts: map[string]*restart{},
 		report: make(chan struct{}, 1), reconcile: make(chan struct{}, 1), beat: make(chan struct{}, 1)}
 }
 
@@ -64,7 +64,7 @@ func (h *host) start() {
 	poke(h.reconcile)
 }
 
-// poke leaves a token where there is none.
+// poke puts a token into the channel unless it has one.
 func poke(to chan struct{}) {
 	select {
 	case to <- struct{}{}:
@@ -72,7 +72,7 @@ func poke(to chan struct{}) {
 	}
 }
 
-// update changes the host's state and wakes those who wait for that.
+// update changes the host's state under mu, and wakes waiters.
 func (h *host) update(change func()) {
 	h.mu.Lock()
 	change()
@@ -82,7 +82,7 @@ func (h *host) update(change func()) {
 	poke(h.report)
 }
 
-// wait returns once the condition, which is asked under the lock, holds; false: the context has ended before.
+// wait waits until the condition, which is evaluated under mu, holds; false if the context ends first.
 func (h *host) wait(ctx context.Context, condition func() bool) bool {
 	for {
 		h.mu.Lock()
@@ -111,12 +111,12 @@ func (h *host) isHalted() bool {
 	return h.halted
 }
 
-// supervise starts the runtime, serves it until it is lost, and starts it again, with delays that grow (fault E3).
+// supervise starts the runtime, serves it until it is lost, and starts it again with growing delays.
 func (h *host) supervise() {
 	m := h.m
 	delay := backoff{min: m.config.BackoffMin, max: m.config.BackoffMax}
 	for h.wait(m.ctx, func() bool { return !h.halted }) {
-		said, err := h.rt.Start(m.ctx)
+		extra, err := h.rt.Start(m.ctx)
 		if err != nil {
 			if m.ctx.Err() == nil {
 				m.refuse("runtime-start", "a runtime does not start", "runtime", h.info.Name, "err", err)
@@ -125,7 +125,7 @@ func (h *host) supervise() {
 			continue
 		}
 		began := time.Now()
-		err = h.serve(said)
+		err = h.serve(extra)
 		if m.ctx.Err() != nil {
 			return
 		}
@@ -142,13 +142,13 @@ func (h *host) supervise() {
 	}
 }
 
-// serve takes the runtime's messages until it is lost.
-func (h *host) serve(said map[string]any) error {
+// serve receives the runtime's messages until it is lost.
+func (h *host) serve(extra map[string]any) error {
 	run, cancel := context.WithCancel(h.m.ctx)
 	defer cancel()
-	h.update(func() { h.up, h.run, h.cancel, h.said, h.own = true, run, cancel, said, nil })
+	h.update(func() { h.up, h.run, h.cancel, h.extra, h.own = true, run, cancel, extra, nil })
 	for _, mod := range h.all() {
-		h.begin(mod)
+		h.bringUp(mod, evUp)
 	}
 	var err error
 	for {
@@ -165,24 +165,22 @@ func (h *host) serve(said map[string]any) error {
 	return err
 }
 
-// lose tells the end of the modules of a runtime that is lost, and keeps those that are to run for its next start.
+// lose moves the modules of a runtime that is lost, and takes the runtime from the orchestrator's list.
 func (h *host) lose() {
 	h.update(func() { h.up = false })
 	h.calls.Wait()
+	e := evDied
+	switch {
+	case h.info.Durable:
+		e = evDetached
+	case h.isHalted():
+		e = evStopped
+	}
 	for _, mod := range h.all() {
-		h.mu.Lock()
-		was := mod.phase
-		if was != ended {
-			mod.phase = pending
-		}
-		gone := mod.record.State == deleting || h.halted
-		mod.lost = mod.lost || was == running
-		h.mu.Unlock()
-		switch {
-		case was == ended:
-		case gone && !h.info.Durable:
-			h.finish(mod, status(codeKilled, "killed", "its runtime has ended"))
-		case was == running && !h.info.Durable:
+		switch h.apply(mod, e) {
+		case settle:
+			h.settle(mod, status(codeKilled, "killed", "its runtime has ended"))
+		case tellLost:
 			h.tellLost(mod)
 		}
 	}
@@ -191,7 +189,7 @@ func (h *host) lose() {
 	}
 }
 
-// tellLost tells that a module has ended with its runtime. It stays in the record: the next start creates it again.
+// tellLost reports that a module has ended with its runtime. It stays in the record, and is created again.
 func (h *host) tellLost(mod *module) {
 	payload := status(codeKilled, "runtime-lost", "the runtime "+h.info.Name+" has gone")
 	mod.box.clear()
@@ -200,13 +198,13 @@ func (h *host) tellLost(mod *module) {
 		h.m.refuse("cleanup", "what a lost module leaves cannot be removed now", "module", mod.uuid, "err", err)
 	}
 	h.mu.Lock()
-	mod.lost, mod.known, mod.restored = false, false, true
+	mod.repeatable = true
 	h.mu.Unlock()
 	h.m.counts.exited.WithLabelValues("runtime-lost").Inc()
 	h.m.publish(h.m.ctx, h.m.config.Topics.ControlOf(h.info.UUID), 2, false, h.m.request(wire.ActionExited, h.exitedData(mod.uuid, payload)).Bytes())
 }
 
-// halt stops the runtime and its modules until resume (Seed 4, "Stop Runtime").
+// halt stops the runtime and its modules until resume.
 func (h *host) halt() {
 	h.orders.Lock()
 	defer h.orders.Unlock()
@@ -230,7 +228,7 @@ func (h *host) halt() {
 		}
 		h.wait(ctx, func() bool { return len(h.byUUID) == 0 })
 		if !h.info.Durable {
-			<-ctx.Done() // it ends by itself
+			<-ctx.Done() // Receive fails when it has ended
 		}
 	})
 }
@@ -238,15 +236,15 @@ func (h *host) halt() {
 // resume undoes halt.
 func (h *host) resume() { h.update(func() { h.halted = false }); poke(h.reconcile) }
 
-// stayRegistered registers the runtime whenever it is up, as long as the connection lasts.
+// stayRegistered registers the runtime whenever it comes up, until the connection ends.
 func (h *host) stayRegistered(ctx context.Context) {
 	for h.wait(ctx, func() bool { return h.up }) {
 		h.mu.Lock()
-		run, said := h.run, h.said
+		run, extra := h.run, h.extra
 		h.mu.Unlock()
 		both, cancel := context.WithCancel(ctx)
 		stop := context.AfterFunc(run, cancel)
-		if h.m.register(both, h.info.UUID, func() json.RawMessage { return h.registration(said) }, h.hear) {
+		if h.m.register(both, h.info.UUID, func() json.RawMessage { return h.registration(extra) }, h.accept) {
 			h.m.log.Info("edge: runtime registered", "runtime", h.info.Name, "uuid", h.info.UUID)
 			poke(h.report)
 			poke(h.beat)
@@ -260,8 +258,8 @@ func (h *host) stayRegistered(ctx context.Context) {
 	}
 }
 
-// hear takes what the orchestrator answers to the registration.
-func (h *host) hear(details json.RawMessage) {
+// accept takes the details of the orchestrator's answer to the registration.
+func (h *host) accept(details json.RawMessage) {
 	var d struct {
 		Interval float64 `json:"ka_interval_sec"`
 	}

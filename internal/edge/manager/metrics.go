@@ -106,12 +106,15 @@ func (m *Manager) Collect(to chan<- prometheus.Metric) {
 	for _, h := range m.hosts {
 		now := h.reportNow()
 		gauge(upNow, truth(now.Up), h.info.Name)
-		states := map[string]int{}
-		for _, mod := range now.Modules {
-			states[mod.State]++
+		modules := map[string]int{}
+		for _, s := range states {
+			modules[s.reported] = 0
 		}
-		for _, state := range []phase{pending, creating, running, phase(deleting), ended} {
-			gauge(modulesNow, float64(states[string(state)]), h.info.Name, string(state))
+		for _, mod := range now.Modules {
+			modules[mod.State]++
+		}
+		for name, n := range modules {
+			gauge(modulesNow, float64(n), h.info.Name, name)
 		}
 	}
 }

@@ -10,47 +10,26 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// phase is what a module does in this daemon; the picture stands in doc.go.
-type phase string
-
-const (
-	pending  phase = "pending"  // waits for its runtime
-	creating phase = "creating" // its runtime has been asked
-	running  phase = "running"
-	ended    phase = "exited" // its exit is being recorded and told
-)
-
-// module is a module of a host. Its fields are the host's to guard, but for box and rate.
+// module is a module of a host, whose mu guards state, record, repeatable and launching.
 type module struct {
 	uuid       string
 	data       wire.ModuleData
 	record     record
-	phase      phase
-	recorded   bool          // it is on the disk: only then the runtime may hear of it
-	known      bool          // the runtime may have it: an earlier daemon created it, or an earlier connection
-	lost       bool          // it ran when its runtime was lost
-	restored   bool          // the orchestrator may create it once more: it is the same
-	unfinished bool          // an exit of an earlier daemon, which did not come to its end
-	beginning  bool          // begin is under way
-	nudge      chan struct{} // wakes begin; one token
+	state      state
+	repeatable bool          // the orchestrator may send one more create message for it
+	launching  bool          // its launcher runs
+	nudge      chan struct{} // wakes the launcher; one token
 	box        *outbox
 	rate       *limiter
 }
 
 func (h *host) newModule(uuid string, data wire.ModuleData, r record) *module {
-	mod := &module{uuid: uuid, data: data, record: r, phase: pending, nudge: make(chan struct{}, 1), rate: newLimiter(h.m.config.Limits)}
+	mod := &module{uuid: uuid, data: data, record: r, state: unrecorded, nudge: make(chan struct{}, 1), rate: newLimiter(h.m.config.Limits)}
 	mod.box = newOutbox(h, r.Index)
 	return mod
 }
 
-func (mod *module) wake() {
-	select {
-	case mod.nudge <- struct{}{}:
-	default:
-	}
-}
-
-// add puts a module at the lowest free index (edge protocol, "SLSocket").
+// add puts a module at the lowest free index.
 func (h *host) add(uuid string, data wire.ModuleData, r record) (*module, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -67,36 +46,33 @@ func (h *host) add(uuid string, data wire.ModuleData, r record) (*module, error)
 		h.byUUID[uuid] = mod
 		return mod, nil
 	}
-	return nil, fmt.Errorf("create module %s: the runtime %s has %d modules, which is all that it takes: %w", uuid, h.info.Name, h.info.MaxModules, errdefs.ErrResourceExhausted)
+	return nil, fmt.Errorf("create module %s: the runtime %s has %d modules, which is the limit: %w", uuid, h.info.Name, h.info.MaxModules, errdefs.ErrResourceExhausted)
 }
 
-// restore puts a recorded module back at its index, for the runtime's next start.
+// restore puts a recorded module back at its index; false if that is taken, or the record makes no sense.
 func (h *host) restore(uuid string, r record, data wire.ModuleData) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if r.Index < 0 || r.Index >= h.info.MaxModules || h.byIndex[r.Index].Load() != nil {
+	if loaded[r.State] == "" || r.Index < 0 || r.Index >= h.info.MaxModules || h.byIndex[r.Index].Load() != nil {
 		return false
 	}
 	mod := h.newModule(uuid, data, r)
-	mod.recorded, mod.known, mod.restored = true, true, true
-	if r.State == exited {
-		mod.phase, mod.unfinished = ended, true
-	}
+	mod.state, mod.repeatable = loaded[r.State], true
 	h.byIndex[r.Index].Store(mod)
 	h.byUUID[uuid] = mod
 	return true
 }
 
-// expectAgain lets the orchestrator create each live module once more: it is the same.
-func (h *host) expectAgain() {
+// allowRepeats lets the orchestrator send one more create message for each module: it may take those that live for lost.
+func (h *host) allowRepeats() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, mod := range h.byUUID {
-		mod.restored = true
+		mod.repeatable = true
 	}
 }
 
-// remove takes a module out of the tables; its index is free.
+// remove takes a module out of the tables, which frees its index.
 func (h *host) remove(mod *module) {
 	h.update(func() {
 		h.byIndex[mod.record.Index].Store(nil)
@@ -104,7 +80,7 @@ func (h *host) remove(mod *module) {
 	})
 }
 
-// at is the module with an index, nil if there is none.
+// at is the module at an index; nil if there is none.
 func (h *host) at(index int) *module {
 	if index < 0 || index >= len(h.byIndex) {
 		return nil
@@ -127,7 +103,7 @@ func (h *host) key(mod *module, fd int) channel.Key {
 	return channel.Key{Runtime: h.info.UUID, Module: mod.record.Index, FD: fd}
 }
 
-// status is the "status" of an exit that the manager itself tells.
+// status is the payload of an exit that the manager itself reports.
 func status(code int, reason, message string) []byte {
 	s := map[string]any{"code": code, "reason": reason}
 	if message != "" {
@@ -136,9 +112,9 @@ func status(code int, reason, message string) []byte {
 	return object(map[string]any{"status": s})
 }
 
-// Codes of exits that the manager itself tells.
+// Exit codes that the manager itself reports.
 const (
-	codeNotCreated = 125 // as container engines tell what they could not start
+	codeNotCreated = 125 // as container engines report what they could not start
 	codeKilled     = 137
 )
 

@@ -86,7 +86,7 @@ func (h *host) openChannel(mod *module, payload []byte) {
 		return
 	}
 	h.mu.Lock()
-	gone := mod.phase == ended
+	gone := mod.state.recorded() == recordExited
 	h.mu.Unlock()
 	if gone {
 		h.m.router.CloseModule(h.info.UUID, mod.record.Index)

@@ -16,13 +16,13 @@ const (
 	kindDesired = "desired" // the document as it came, by the runtime's uuid
 )
 
-// state is what a module's record says.
-type state string
+// recordState is what a module's record says.
+type recordState string
 
 const (
-	created  state = "created"  // it is to run
-	deleting state = "deleting" // it is to end
-	exited   state = "exited"   // it has ended; kept until it is cleaned up after
+	recordCreated  recordState = "created"  // it is to run
+	recordDeleting recordState = "deleting" // it is to end
+	recordExited   recordState = "exited"   // it has ended, and is not cleaned up after yet
 )
 
 // Origins of modules.
@@ -31,18 +31,18 @@ const (
 	fromDesired = "desired" // the desired document
 )
 
-// record is what is kept of a module.
+// record is the record of a module.
 type record struct {
-	Runtime  string `json:"runtime"`
-	Index    int    `json:"index"`
-	State    state  `json:"state"`
-	Origin   string `json:"origin"`
-	ObjectID string `json:"object_id,omitempty"` // of the create message
-	Data     []byte `json:"data"`                // a wire.ModuleData, verbatim
-	Exited   []byte `json:"exited,omitempty"`    // payload of the runtime's message
+	Runtime  string      `json:"runtime"`
+	Index    int         `json:"index"`
+	State    recordState `json:"state"`
+	Origin   string      `json:"origin"`
+	ObjectID string      `json:"object_id,omitempty"` // of the create message
+	Data     []byte      `json:"data"`                // a wire.ModuleData, verbatim
+	Exited   []byte      `json:"exited,omitempty"`    // payload of the runtime's message
 }
 
-// openStore opens the record, with its directory.
+// openStore opens the record, and makes its directory.
 func openStore(root string) (*store.Store, error) {
 	dir := filepath.Join(root, "edge")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -66,7 +66,7 @@ func (m *Manager) put(uuid string, r record) error {
 	return nil
 }
 
-// load reads the record into the hosts. What cannot be read, or is of a runtime that is not configured now, stays as it is.
+// load reads the record into the hosts. An entry that cannot be read, or whose runtime is not configured, stays in the record.
 func (m *Manager) load() error {
 	err := m.store.All(kindModule, func(uuid string, value []byte) error {
 		var r record
@@ -85,7 +85,7 @@ func (m *Manager) load() error {
 			return nil
 		}
 		if !h.restore(uuid, r, data) {
-			m.refuse("record", "a module's index is taken or out of range", "module", uuid, "index", r.Index)
+			m.refuse("record", "a module's record does not fit: its index is taken or out of range, or its state unknown", "module", uuid, "index", r.Index, "state", r.State)
 		}
 		return nil
 	})

@@ -29,7 +29,7 @@ func (m *Manager) connected(ctx context.Context, resumed bool) {
 	m.exits.tell(m)
 	if m.before.Swap(true) && !resumed {
 		for _, h := range m.hosts {
-			h.expectAgain()
+			h.allowRepeats()
 		}
 		m.publish(ctx, m.config.Topics.Reg(m.config.UUID), 2, false, m.request(wire.ActionDelete, m.identity()).Bytes())
 	}

@@ -77,7 +77,7 @@ func TestReconnect(t *testing.T) {
 		r.find(t, topics.Reg(runtimeB), n, isAction(wire.ActionCreate))
 		r.order(runtimeA, wire.ActionCreate, moduleData("m")) // the orchestrator took it for lost
 		h := r.m.hosts[0]
-		if err := poll(t.Context(), func() bool { h.mu.Lock(); defer h.mu.Unlock(); return !h.byUUID["m"].restored }); err != nil {
+		if err := poll(t.Context(), func() bool { h.mu.Lock(); defer h.mu.Unlock(); return !h.byUUID["m"].repeatable }); err != nil {
 			t.Fatal(err)
 		}
 	}

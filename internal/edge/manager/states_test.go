@@ -1,0 +1,73 @@
+package manager
+
+import (
+	"os"
+	"slices"
+	"testing"
+)
+
+// TestDocumentedTable holds docs/edge-states.md against the table; UPDATE=1 in the environment writes it.
+func TestDocumentedTable(t *testing.T) {
+	const path = "../../../docs/edge-states.md"
+	want := "# The states of a module\n\nPrinted from `internal/edge/manager/states.go`.\n\n" + Markdown()
+	if os.Getenv("UPDATE") != "" {
+		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != want {
+		t.Errorf("%s is not what the table says; run UPDATE=1 go test ./internal/edge/manager -run DocumentedTable", path)
+	}
+}
+
+// TestTableIsWhole: states, events and actions are documented, each state can be reached and left, and all but a running launcher
+// hears of an exit.
+func TestTableIsWhole(t *testing.T) {
+	reached := map[state]bool{unrecorded: true}
+	for _, s := range loaded {
+		reached[s] = true
+	}
+	for _, row := range transitions {
+		for e, to := range row {
+			reached[to.to] = true
+			if !slices.ContainsFunc(events, func(d struct {
+				event event
+				means string
+			}) bool {
+				return d.event == e
+			}) {
+				t.Errorf("the event %s is not documented", e)
+			}
+			if to.do != none && !slices.ContainsFunc(actions, func(d struct {
+				action action
+				means  string
+			}) bool {
+				return d.action == to.do
+			}) {
+				t.Errorf("the action %s is not documented", to.do)
+			}
+		}
+	}
+	for _, s := range states {
+		if !reached[s.state] {
+			t.Errorf("no transition leads to %s", s.state)
+		}
+		row, ok := transitions[s.state]
+		if !ok {
+			t.Errorf("the table has no row for %s", s.state)
+		}
+		if _, ends := row[evExit]; !ends && s.recorded != recordExited {
+			t.Errorf("an exit in %s is forgotten", s.state)
+		}
+		if _, gone := row[evStopped]; !gone && s.recorded != recordExited && s.state != lost {
+			t.Errorf("a module in %s outlives the runtime that was stopped", s.state)
+		}
+	}
+	if len(states) != len(transitions) {
+		t.Errorf("%d states are documented, the table has %d", len(states), len(transitions))
+	}
+}
