@@ -19,17 +19,17 @@ type Config struct {
 	// Path is the record's file; its directory is there.
 	Path   string
 	Topics wire.Topics
-	// Broker is how the broker is reached. Handler, NoLocal and the call-backs are set by Open.
+	// Broker configures the connection. Open sets Handler, NoLocal and the call-backs.
 	Broker mqtt.Config
 	// Connect makes the client: mqtt.New.
 	Connect func(mqtt.Config) (mqtt.Client, error)
 
-	// KeepaliveInterval is what managers and runtimes are told (ka_interval_sec); 60 s by default. One that has sent
-	// keepalives, or promised to, and is silent for KeepaliveMissed intervals (3) is dead.
+	// KeepaliveInterval is the ka_interval_sec in answers to registrations; 60 s by default. A peer that sends keepalives, or has
+	// promised to, is marked dead after KeepaliveMissed intervals (3) of silence.
 	KeepaliveInterval time.Duration
 	KeepaliveMissed   int
-	// RestartMin and RestartMax bound the delay before a module that has ended is created again, 1 s and 5 min; it doubles
-	// from one restart to the next. A run of RestartReset (10 min) begins anew.
+	// RestartMin and RestartMax bound the delay before a module that has ended is created again, 1 s and 5 min; it doubles with
+	// each restart. A run of RestartReset (10 min) resets it.
 	RestartMin, RestartMax, RestartReset time.Duration
 	// KeepDead is how many dead records of each kind are kept; 1000 by default.
 	KeepDead int

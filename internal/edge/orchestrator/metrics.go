@@ -11,7 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// counters are what is counted as it happens.
+// counters are updated as events happen; Collect computes the rest.
 type counters struct {
 	messages  *prometheus.CounterVec
 	published *prometheus.CounterVec
@@ -20,10 +20,10 @@ type counters struct {
 func newCounters() *counters {
 	return &counters{
 		messages: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "tripod_orchestrator_messages_total", Help: "Messages that have come, by topic and what became of them.",
+			Name: "tripod_orchestrator_messages_total", Help: "Messages received, by topic and result.",
 		}, []string{"topic", "result"}),
 		published: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "tripod_orchestrator_published_total", Help: "Messages that were given to the MQTT client, and such that it could not take.",
+			Name: "tripod_orchestrator_published_total", Help: "Messages handed to the MQTT client, by result.",
 		}, []string{"result"}),
 	}
 }
@@ -34,7 +34,7 @@ var (
 	slotsDesc = prometheus.NewDesc("tripod_orchestrator_slots", "Slots for modules of living runtimes: used, and all.",
 		[]string{"runtime", "of"}, nil)
 	restartsDesc  = prometheus.NewDesc("tripod_orchestrator_restarts_pending", "Modules that are to be created again after their back-off.", nil, nil)
-	connectedDesc = prometheus.NewDesc("tripod_orchestrator_broker_connected", "1 while the broker is there.", nil, nil)
+	connectedDesc = prometheus.NewDesc("tripod_orchestrator_broker_connected", "1 while the broker is connected.", nil, nil)
 	connectsDesc  = prometheus.NewDesc("tripod_orchestrator_broker_connects_total", "Connections that the broker has accepted.", nil, nil)
 	droppedDesc   = prometheus.NewDesc("tripod_orchestrator_broker_dropped_total", "Messages that the MQTT client has dropped from its queue.", nil, nil)
 	queuedDesc    = prometheus.NewDesc("tripod_orchestrator_broker_queued", "Messages that wait for the broker.", nil, nil)

@@ -11,7 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// create takes a module into the record and places it. An error has changed nothing.
+// create records a module and places it. After an error nothing has changed.
 func (t *transition) create(raw json.RawMessage, later bool) error {
 	m, err := t.newModule(raw)
 	if err != nil {
@@ -33,7 +33,7 @@ func (t *transition) create(raw json.RawMessage, later bool) error {
 	return t.settle(m)
 }
 
-// newModule reads the data of a module that is to be made.
+// newModule reads the data of a module to create.
 func (t *transition) newModule(raw json.RawMessage) (*Record, error) {
 	d, err := moduleData(raw)
 	if err != nil {
@@ -42,8 +42,7 @@ func (t *transition) newModule(raw json.RawMessage) (*Record, error) {
 	if err := d.Validate(); err != nil {
 		return nil, err
 	}
-	before := t.get(key{Module, d.UUID()})
-	if before != nil && before.Status != Dead {
+	if old := t.get(key{Module, d.UUID()}); old != nil && old.Status != Dead {
 		return nil, fmt.Errorf("duplicate module UUID; request ignored: %w", errdefs.ErrAlreadyExists)
 	}
 	m := &Record{Kind: Module, UUID: d.UUID(), Name: d.Name(), Since: t.now, Choosy: len(d.APIs()) > 0, Data: maps.Clone(d)}
@@ -54,13 +53,13 @@ func (t *transition) newModule(raw json.RawMessage) (*Record, error) {
 	return m, nil
 }
 
-// maxData bounds the data of a message about one module, runtime or manager, in bytes: they stay in memory.
+// maxData bounds the data of one module, runtime or manager in bytes: they stay in memory.
 const maxData = 1 << 20
 
 // parse reads the data of a message.
 func parse(raw json.RawMessage) (wire.ModuleData, error) {
 	if len(raw) > maxData {
-		return nil, fmt.Errorf("data of %d bytes: at most %d are taken; request ignored: %w", len(raw), maxData, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("data of %d bytes: the limit is %d; request ignored: %w", len(raw), maxData, errdefs.ErrInvalidArgument)
 	}
 	return wire.ParseObject(raw)
 }
@@ -80,11 +79,11 @@ func moduleData(raw json.RawMessage) (wire.ModuleData, error) {
 	return d, wire.ValidName("uuid", d.UUID())
 }
 
-// adopt takes a module into the record that a client has asked the manager for, past the orchestrator.
+// adopt records a module that a client created at its manager, without the orchestrator.
 func (t *transition) adopt(runtime string, e wire.Envelope) error {
 	m, err := t.newModule(e.Data)
 	if errdefs.IsAlreadyExists(err) {
-		return errIgnored // an order of ours that came back, or a second one, which the manager answers
+		return errIgnored // our own order, or a duplicate, which the manager answers
 	}
 	if err != nil {
 		return err
@@ -103,7 +102,7 @@ func (t *transition) adopt(runtime string, e wire.Envelope) error {
 	return err
 }
 
-// remove has a module deleted.
+// remove orders the deletion of a module.
 func (t *transition) remove(raw json.RawMessage) error {
 	d, err := moduleData(raw)
 	if err != nil {
@@ -129,7 +128,7 @@ func (t *transition) remove(raw json.RawMessage) error {
 	return nil
 }
 
-// removed notes that a client has asked the manager to delete a module, past the orchestrator.
+// removed records that a client deleted a module at its manager, without the orchestrator.
 func (t *transition) removed(raw json.RawMessage) error {
 	d, err := moduleData(raw)
 	if err != nil {
@@ -143,7 +142,7 @@ func (t *transition) removed(raw json.RawMessage) error {
 	return err
 }
 
-// exited notes the end of a module, and has it created again if its policy says so.
+// exited records the end of a module, and schedules a restart if its policy says so.
 func (t *transition) exited(runtime string, raw json.RawMessage) error {
 	d, err := moduleData(raw)
 	if err != nil {
@@ -152,17 +151,17 @@ func (t *transition) exited(runtime string, raw json.RawMessage) error {
 	m := t.get(key{Module, d.UUID()})
 	switch {
 	case m == nil:
-		return errIgnored // it was desired of its manager (Topics.Desired), or the record has been lost
+		return errIgnored // it came from a desired document (Topics.Desired), or the record has been lost
 	case m.Parent != runtime:
-		return fmt.Errorf("exited: module %s is of the runtime %q, and not of %q: %w", m.UUID, m.Parent, runtime, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("exited: module %s belongs to the runtime %q, not to %q: %w", m.UUID, m.Parent, runtime, errdefs.ErrInvalidArgument)
 	case m.Status == Dead || m.Status == Killed && !m.Lost:
-		return nil // told twice, as QoS 1 may
+		return nil // a duplicate, which QoS 1 allows
 	}
 	ending := readExit(d)
 	e, ranFor := exit, t.now.Sub(m.Since)
-	comesBack := m.Status != Exiting && (ending.lost || ending.restarts(m.Data))
-	if comesBack {
-		e = again
+	restarts := m.Status != Exiting && (ending.lost || ending.restarts(m.Data))
+	if restarts {
+		e = restart
 	}
 	m, err = t.move(m, e)
 	if err != nil {
@@ -170,33 +169,33 @@ func (t *transition) exited(runtime string, raw json.RawMessage) error {
 	}
 	m.Exit, m.Lost, m.Doomed, m.Untold = ending.raw, false, false, false
 	t.notify(m)
-	if comesBack && !ending.lost {
+	if restarts && !ending.lost {
 		t.backOff(m, ranFor)
 	}
 	return t.fill()
 }
 
-// notify tells everybody that a module has ended, as the recorded orchestrator does.
+// notify announces to everybody that a module has ended.
 func (t *transition) notify(m *Record) {
 	t.publish(t.o.config.Topics.Notif(), request(wire.ActionExited, m.message(wire.ActionExited), m.Later))
 }
 
-// restart creates the modules again whose back-off has ended.
-func (t *transition) restart() error {
+// restartDue creates the modules again whose back-off has ended.
+func (t *transition) restartDue() error {
 	due := func(m *Record) bool { return m.Status == Killed && m.RestartAt != nil && !m.RestartAt.After(t.now) }
 	for _, m := range t.list(Module, due) {
 		m = t.edit(m)
-		m.Order = "" // another life
-		if err := t.comeBack(m); err != nil {
+		m.Order = "" // a restart is a new order
+		if err := t.recreate(m); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// comeBack creates a killed module again in its own slot, or lets it wait for its runtime. After a loss it is the order of before,
-// with its object_id: a manager on which the module has gone on, or which has brought it back by itself, knows it by that.
-func (t *transition) comeBack(m *Record) error {
+// recreate creates a killed module again in its own slot, or lets it wait for its runtime. After a loss the order has the
+// object_id of the previous one, by which a manager recognizes a module that never stopped or that it has recreated itself.
+func (t *transition) recreate(m *Record) error {
 	r := t.get(key{Runtime, m.Parent})
 	if r == nil || r.Status != Alive {
 		t.edit(m).RestartAt = nil

@@ -138,7 +138,7 @@ func TestRefusals(t *testing.T) {
 		"of type":                                `{"object_id":"x","action":"create","type":"wish","data":{}}`,
 		"is not a string":                        `{"object_id":[],"action":"create","type":"arts_req","data":{}}`,
 		"should be a JSON object":                envelope("create", `[1,2]`),
-		"at most 1048576":                        envelope("create", `{"type":"module","uuid":"x","args":["`+strings.Repeat("x", maxData)+`"]}`),
+		"limit is 1048576":                       envelope("create", `{"type":"module","uuid":"x","args":["`+strings.Repeat("x", maxData)+`"]}`),
 		"0 bytes":                                `{"object_id":"x","action":"create","type":"arts_req"}`,
 	} {
 		b.say("realm/proc/control", payload)
@@ -147,7 +147,7 @@ func TestRefusals(t *testing.T) {
 		}
 	}
 	b.exited("r2", "a", `"exited"`)
-	if got := b.refusal(); !strings.Contains(got, "is of the runtime") {
+	if got := b.refusal(); !strings.Contains(got, "belongs to the runtime") {
 		t.Error(got)
 	}
 	b.exited("r1", "x", `"exited"`) // a module that is desired of its manager is none of ours

@@ -14,20 +14,20 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// The lines of a transition at which a test may end the process.
+// Fail points of a transition.
 var (
 	pointDecided  = failpoint.New("orchestrator.transition.decided")
 	pointRecorded = failpoint.New("orchestrator.transition.recorded")
 	pointTold     = failpoint.New("orchestrator.transition.told")
 )
 
-// qos is that of all that is sent and subscribed, as the recorded orchestrator does.
+// qos is the quality of service of all messages and subscriptions.
 const qos = 2
 
 // publishWait bounds the wait for room in the client's queue.
 const publishWait = 10 * time.Second
 
-// Orchestrator is a running one. Its methods may be called from many goroutines.
+// Orchestrator is a running orchestrator. Its methods may be called concurrently.
 type Orchestrator struct {
 	config Config
 	log    *slog.Logger
@@ -44,14 +44,14 @@ type Orchestrator struct {
 
 	mu    sync.Mutex
 	beats map[string]beat // by uuid of a manager or runtime
-	deaf  time.Time       // when the broker was away last
+	deaf  time.Time       // when the broker was last missing
 
 	stop context.CancelFunc
 	done sync.WaitGroup
 }
 
-// Open reads the record and goes on where it ends: it connects to the broker, as soon as that is there, sends what an earlier
-// process may not have sent, and takes messages until Close.
+// Open reads the record, connects to the broker as soon as that is there, repeats what an earlier process may not have sent, and
+// handles messages until Close.
 func Open(ctx context.Context, c Config) (*Orchestrator, error) {
 	c, err := c.complete()
 	if err != nil {
@@ -77,23 +77,23 @@ func Open(ctx context.Context, c Config) (*Orchestrator, error) {
 func load(s *store) (*state, error) {
 	st := newState()
 	err := s.all(func(r *Record) error {
-		st.take(map[key]*Record{{r.Kind, r.UUID}: r})
+		st.apply(map[key]*Record{{r.Kind, r.UUID}: r})
 		return nil
 	})
 	return st, err
 }
 
-// connect makes the client. The subscriptions are remembered by it while the broker is away.
+// connect makes the client, which keeps the subscriptions while the broker is away.
 func (o *Orchestrator) connect(ctx context.Context) error {
 	b := o.config.Broker
 	b.NoLocal, b.Log = true, o.log
 	b.OnConnect = func(_ context.Context, resumed bool) {
 		o.subscribed.Store(true)
-		o.log.Info("at the broker", "url", b.URL, "resumed", resumed)
+		o.log.Info("connected to the broker", "url", b.URL, "resumed", resumed)
 	}
 	b.OnDisconnect = func(err error) {
 		o.subscribed.Store(false)
-		o.log.Warn("the broker is away", "url", b.URL, "err", err)
+		o.log.Warn("the connection to the broker is lost", "url", b.URL, "err", err)
 	}
 	ready := make(chan struct{})
 	defer close(ready)
@@ -115,8 +115,7 @@ func (o *Orchestrator) connect(ctx context.Context) error {
 	return nil
 }
 
-// Close lets the messages go out that are under way, as long as ctx allows. Nothing is told to the managers: their modules go
-// on.
+// Close sends the messages in flight, as long as ctx allows. Modules run on: managers are not told.
 func (o *Orchestrator) Close(ctx context.Context) error {
 	o.stop()
 	o.done.Wait()
@@ -127,10 +126,10 @@ func (o *Orchestrator) Close(ctx context.Context) error {
 	return errors.Join(err, o.store.close())
 }
 
-// Connected tells whether messages are heard: the broker is there, and knows the subscriptions.
+// Connected reports whether the broker is connected and has the subscriptions.
 func (o *Orchestrator) Connected() bool { return o.subscribed.Load() && o.client.Connected() }
 
-// transact makes one transition of what decide does to it.
+// transact runs decide as one transition.
 func (o *Orchestrator) transact(ctx context.Context, decide func(*transition) error) error {
 	o.deciding.Lock()
 	defer o.deciding.Unlock()
@@ -148,7 +147,7 @@ func (o *Orchestrator) transact(ctx context.Context, decide func(*transition) er
 	return pointTold.Hit(ctx)
 }
 
-// commit puts the changes on the disk, then in force.
+// commit writes the changes to disk, then applies them in memory.
 func (o *Orchestrator) commit(ctx context.Context, t *transition) error {
 	if err := pointDecided.Hit(ctx); err != nil {
 		return err
@@ -158,7 +157,7 @@ func (o *Orchestrator) commit(ctx context.Context, t *transition) error {
 			return fmt.Errorf("write the orchestrator's record: %w", err)
 		}
 	}
-	o.state.take(t.changes)
+	o.state.apply(t.changes)
 	for k, r := range t.changes {
 		if r != nil {
 			o.log.Debug("recorded", "type", k.kind, "uuid", k.uuid, "status", r.Status, "parent", r.Parent)
@@ -167,7 +166,7 @@ func (o *Orchestrator) commit(ctx context.Context, t *transition) error {
 	return pointRecorded.Hit(ctx)
 }
 
-// publish hands a message to the client. What it could not take stays untold in the record.
+// publish hands a message to the client. If that fails the record keeps it as untold.
 func (o *Orchestrator) publish(ctx context.Context, m message) {
 	ctx, cancel := context.WithTimeout(ctx, publishWait)
 	defer cancel()

@@ -28,7 +28,7 @@ func (t *transition) living(r *Record) (*Record, error) {
 	return r, nil
 }
 
-// used counts the taken slots, by runtime.
+// used counts the occupied slots, by runtime.
 func (t *transition) used() map[string]int {
 	n := t.o.state.slots()
 	for k, r := range t.changes {
@@ -38,8 +38,8 @@ func (t *transition) used() map[string]int {
 	return n
 }
 
-// choose finds the living runtime with the most free slots among those that offer the APIs. Nil: there are such runtimes, but
-// all are full. That there are none is errdefs.ErrNotFound.
+// choose finds the living runtime with the most free slots among those that offer the APIs. Nil means that all of them are full;
+// none at all is errdefs.ErrNotFound.
 func (t *transition) choose(apis []string) (*Record, error) {
 	var best *Record
 	var most int
@@ -60,7 +60,7 @@ func offers(r *Record, apis []string) bool {
 	return !slices.ContainsFunc(apis, func(api string) bool { return !slices.Contains(have, api) })
 }
 
-// settle gives a module that is to run its place, or has it wait for one.
+// settle places a module on a runtime with room, or queues it.
 func (t *transition) settle(m *Record) error {
 	var r *Record
 	var err error
@@ -85,7 +85,7 @@ func (t *transition) settle(m *Record) error {
 	return t.order(m, r)
 }
 
-// wantedAPIs are those that the client asked for. The defaults of the message do not count: they restrict nothing.
+// wantedAPIs are the APIs that the client asked for; the defaults of the message restrict nothing.
 func (r *Record) wantedAPIs() []string {
 	if !r.Choosy {
 		return nil
@@ -93,7 +93,7 @@ func (r *Record) wantedAPIs() []string {
 	return r.Data.APIs()
 }
 
-// order has the runtime's manager create the module.
+// order asks the runtime's manager to create the module.
 func (t *transition) order(m, r *Record) error {
 	m, err := t.move(m, place)
 	if err != nil {
@@ -104,7 +104,7 @@ func (t *transition) order(m, r *Record) error {
 	return nil
 }
 
-// tell sends a manager what is to be done with a module. m is one that the transition may change.
+// tell sends the runtime's manager an order about a module. m must be a copy (edit).
 func (t *transition) tell(m, r *Record, action string) {
 	e := request(action, m.message(action), r.Later)
 	if action == wire.ActionCreate && m.Order != "" {
@@ -125,7 +125,7 @@ func (r *Record) message(action string) wire.ModuleData {
 	return d
 }
 
-// fill gives free slots to those who wait, in the order in which they came.
+// fill gives free slots to queued modules, oldest first.
 func (t *transition) fill() error {
 	free := t.free()
 	if len(free) == 0 {

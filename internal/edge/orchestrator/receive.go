@@ -17,19 +17,19 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// errIgnored is a message that asks for nothing: an answer, one of our own, a retained one.
+// errIgnored marks a message that needs no action: a response, our own, a retained one.
 var errIgnored = errors.New("ignored")
 
-// maxEcho bounds what of a bad message its answer repeats, in bytes.
+// maxEcho is how much of a bad message its answer repeats, in bytes.
 const maxEcho = 4 << 10
 
-// receive acts on one message. It never fails: what is bad is answered.
+// receive handles one message. A bad one is answered on the error topic.
 func (o *Orchestrator) receive(m mqtt.Message) {
 	ctx := context.Background()
 	e, envelopeErr := wire.ParseEnvelope(m.Payload)
 	err := envelopeErr
 	switch {
-	case m.Retain: // poison would come back at each connect
+	case m.Retain: // every connection would repeat it
 		err = errIgnored
 	case err == nil:
 		err = guard.Call(o.log, "MQTT message", func() error { return o.act(ctx, m.Topic, e) })
@@ -52,7 +52,7 @@ func (o *Orchestrator) receive(m mqtt.Message) {
 	}
 }
 
-// act finds what a message asks for.
+// act dispatches a message by its topic.
 func (o *Orchestrator) act(ctx context.Context, topic string, e wire.Envelope) error {
 	if e.IsResponse() {
 		return errIgnored
@@ -74,7 +74,7 @@ func (o *Orchestrator) act(ctx context.Context, topic string, e wire.Envelope) e
 	return errIgnored
 }
 
-// ask does what a client wants.
+// ask handles a client's request.
 func (o *Orchestrator) ask(ctx context.Context, e wire.Envelope) error {
 	switch e.Action {
 	case wire.ActionCreate:
@@ -87,7 +87,7 @@ func (o *Orchestrator) ask(ctx context.Context, e wire.Envelope) error {
 	return unknownAction(e)
 }
 
-// createBatch creates many modules in one transition. Those that are refused are answered one by one.
+// createBatch creates many modules in one transition. Each refused one gets an answer of its own.
 func (o *Orchestrator) createBatch(ctx context.Context, e wire.Envelope) error {
 	list, err := batch(e.Data)
 	if err != nil {
@@ -114,7 +114,7 @@ func (o *Orchestrator) createBatch(ctx context.Context, e wire.Envelope) error {
 	return nil
 }
 
-// batch reads the data of create_batch: a list of what create has, or an object with such a list as "modules".
+// batch reads the data of create_batch: a list of modules, or an object with that list as "modules".
 func batch(raw json.RawMessage) ([]json.RawMessage, error) {
 	var list []json.RawMessage
 	var object struct {
@@ -129,7 +129,7 @@ func batch(raw json.RawMessage) ([]json.RawMessage, error) {
 	return list, nil
 }
 
-// report takes what a manager tells of its modules, and what clients tell managers past the orchestrator.
+// report handles what a manager reports about its modules, and orders that clients sent to it without the orchestrator.
 func (o *Orchestrator) report(ctx context.Context, runtime string, e wire.Envelope) error {
 	if o.own.has(e.ObjectID) {
 		return errIgnored
@@ -145,7 +145,7 @@ func (o *Orchestrator) report(ctx context.Context, runtime string, e wire.Envelo
 	return unknownAction(e)
 }
 
-// enrol takes registrations and farewells.
+// enrol handles registrations and farewells.
 func (o *Orchestrator) enrol(ctx context.Context, id string, e wire.Envelope) error {
 	switch e.Action {
 	case wire.ActionCreate:
@@ -160,7 +160,7 @@ func unknownAction(e wire.Envelope) error {
 	return fmt.Errorf("unknown action %q; request ignored: %w", e.Action, errdefs.ErrNotImplemented)
 }
 
-// refuse answers a message that was not acted upon, on the error topic. Data that are no JSON are repeated as text.
+// refuse answers a refused message on the error topic. Data that is not JSON is repeated as text.
 func (o *Orchestrator) refuse(ctx context.Context, e wire.Envelope, data []byte, err error) {
 	o.deciding.Lock()
 	defer o.deciding.Unlock()
@@ -180,7 +180,7 @@ func (o *Orchestrator) refuse(ctx context.Context, e wire.Envelope, data []byte,
 	o.publish(ctx, message{topic: o.config.Topics.Errors(), payload: answer.Bytes()})
 }
 
-// describe is an error in words for peers: its class, which they do not know, is left out.
+// describe is an error's text for peers, without the errdefs class.
 func describe(err error) string {
 	text := err.Error()
 	for _, class := range []error{
@@ -193,7 +193,7 @@ func describe(err error) string {
 	return text
 }
 
-// topicKind is what a topic is for, for the figures.
+// topicKind is the label of a topic in the metrics.
 func topicKind(t wire.Topics, topic string) string {
 	parts := wire.Cut(topic, t.Realm+"/proc")
 	if len(parts) == 0 {
@@ -206,8 +206,8 @@ func topicKind(t wire.Topics, topic string) string {
 	return "other"
 }
 
-// own remembers the last requests that were sent, so that they are known should the broker send them back: managers, clients
-// and the orchestrator share topics.
+// own remembers the latest requests that were sent, to recognize them when the broker sends them back: managers, clients and the
+// orchestrator share topics.
 type own struct {
 	mu   sync.Mutex
 	ids  map[string]bool

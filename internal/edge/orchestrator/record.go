@@ -25,27 +25,26 @@ const (
 // kinds are all of them, each with a bucket of its own.
 var kinds = []Kind{Manager, Runtime, Module}
 
-// Record is what is known of a manager, a runtime or a module. One that is in the record is never changed: a transition puts
-// another in its place.
+// Record describes a manager, a runtime or a module. Records are immutable: a transition replaces them (transition.edit).
 type Record struct {
 	Kind   Kind      `json:"kind"`
 	UUID   string    `json:"uuid"`
 	Name   string    `json:"name"`
-	Parent string    `json:"parent,omitempty"` // uuid of a runtime's manager, of a module's runtime; "" where there is none
+	Parent string    `json:"parent,omitempty"` // uuid of a runtime's manager or a module's runtime
 	Status Status    `json:"status"`
-	Since  time.Time `json:"since"` // when it came into this state
+	Since  time.Time `json:"since"` // start of this state
 	Number uint64    `json:"number"`
-	// Later: it speaks the words of later peers, "req" and "resp".
+	// Later: its messages have the types of later peers, "req" and "resp".
 	Later bool `json:"later,omitempty"`
 
-	// Of runtimes and managers. Beats: it has sent a keepalive or has promised to, so silence means something.
+	// Beats, of managers and runtimes: it has sent a keepalive or promised to, so its silence means that it is dead.
 	Beats bool `json:"beats,omitempty"`
 
 	// Of modules.
 
 	// Wanted is the runtime that the client asked for, by uuid; "" where the orchestrator chooses.
 	Wanted string `json:"wanted,omitempty"`
-	// Choosy: the client asked for APIs, so the default ones are not meant.
+	// Choosy: the client asked for APIs; otherwise those in Data are defaults.
 	Choosy bool `json:"choosy,omitempty"`
 	// Order is the object_id of the last message about it to its manager.
 	Order string `json:"order,omitempty"`
@@ -53,18 +52,18 @@ type Record struct {
 	Untold bool `json:"untold,omitempty"`
 	// Lost: it is Killed because its runtime was lost as a whole; it may still run there.
 	Lost bool `json:"lost,omitempty"`
-	// Doomed: it was deleted while its runtime was lost; when the runtime is back, it is told.
+	// Doomed: it was deleted while its runtime was lost; the runtime gets the order when it is back.
 	Doomed    bool       `json:"doomed,omitempty"`
 	Restarts  int        `json:"restarts,omitempty"`
-	RestartAt *time.Time `json:"restart_at,omitempty"` // the end of the back-off; nil while none is under way
-	// Exit is what the manager told of its last end, but for type and uuid; as the manager wrote it.
+	RestartAt *time.Time `json:"restart_at,omitempty"` // the end of the back-off; nil: none
+	// Exit is the data of its last exited message, verbatim, without type and uuid.
 	Exit json.RawMessage `json:"exit,omitempty"`
 
 	// Data are the fields of its registration or creation, verbatim.
 	Data wire.ModuleData `json:"-"`
 }
 
-// encode is the stored form: a line of JSON, then Data, whose values a JSON encoder would rewrite.
+// encode is the stored form: a line of JSON, then Data, verbatim.
 func (r *Record) encode() ([]byte, error) {
 	head, err := json.Marshal(r)
 	if err != nil {
@@ -77,7 +76,7 @@ func decodeRecord(b []byte) (*Record, error) {
 	head, data, found := bytes.Cut(b, []byte{'\n'})
 	r := &Record{}
 	if err := json.Unmarshal(head, r); !found || err != nil {
-		return nil, fmt.Errorf("a record that is not one (%v): %w", err, errdefs.ErrDataLoss)
+		return nil, fmt.Errorf("an unreadable record (%v): %w", err, errdefs.ErrDataLoss)
 	}
 	var err error
 	if r.Data, err = wire.ParseModuleData(data); err != nil {
@@ -86,7 +85,7 @@ func decodeRecord(b []byte) (*Record, error) {
 	return r, nil
 }
 
-// details is the record as it is told to others: all the fields that it came with, and its state.
+// details is the record in answers and orders: the fields of its registration or creation, and its state.
 func (r *Record) details() wire.ModuleData {
 	d := maps.Clone(r.Data)
 	delete(d, "type")
@@ -99,7 +98,7 @@ func (r *Record) details() wire.ModuleData {
 	return d
 }
 
-// order is the data of the message by which a manager is told to create the module.
+// order is the data of a create message to the module's manager.
 func (r *Record) order() wire.ModuleData {
 	d := r.details()
 	set(d, "type", Module)
@@ -128,7 +127,7 @@ func (r *Record) view() wire.ModuleData {
 	return d
 }
 
-// set puts a value of our own, which always has a JSON form, into an object of our own.
+// set sets a field to a value, which must have a JSON form.
 func set(d wire.ModuleData, name string, value any) {
 	raw, err := json.Marshal(value)
 	if err != nil {
@@ -137,7 +136,7 @@ func set(d wire.ModuleData, name string, value any) {
 	d[name] = raw
 }
 
-// defaults fills in what a message left out, in the words of the recorded session.
+// defaults adds the fields that a message left out, as public peers write them.
 func defaults(d wire.ModuleData, with map[string]string) {
 	for name, value := range with {
 		if raw, ok := d[name]; !ok || len(raw) == 0 {
@@ -157,7 +156,7 @@ var (
 	}
 )
 
-// number reads a whole number of a record's data; ok is false if there is none.
+// number reads a whole number; ok is false if there is none.
 func number(d wire.ModuleData, name string) (n int, ok bool) {
 	raw := d[name]
 	if len(raw) == 0 || string(raw) == "null" {
@@ -166,7 +165,7 @@ func number(d wire.ModuleData, name string) (n int, ok bool) {
 	return n, json.Unmarshal(raw, &n) == nil
 }
 
-// text reads a string of a message's data; "" if there is none.
+// text reads a string; "" if there is none.
 func text(d wire.ModuleData, name string) string {
 	var s string
 	if raw := d[name]; len(raw) == 0 || json.Unmarshal(raw, &s) != nil {
@@ -175,7 +174,7 @@ func text(d wire.ModuleData, name string) string {
 	return s
 }
 
-// slots is how many modules a runtime takes at a time.
+// slots is the number of modules that a runtime takes at a time.
 func (r *Record) slots() int {
 	n, ok := number(r.Data, "max_nmodules")
 	if !ok {

@@ -12,13 +12,13 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// maxSlots bounds max_nmodules: Tripod's own wide header has room for so many modules.
+// maxSlots bounds max_nmodules, by what the wide header holds.
 const maxSlots = channel.MaxModulesWide
 
 // maxInterval bounds ka_interval_sec, in seconds: a week.
 const maxInterval = 7 * 24 * 60 * 60
 
-// register takes a manager or runtime into the record, or back into it, and answers.
+// register records a manager or runtime as alive, and answers.
 func (t *transition) register(id string, e wire.Envelope) error {
 	d, kind, err := peerData(id, e.Data)
 	if err != nil {
@@ -49,7 +49,7 @@ func (t *transition) register(id string, e wire.Envelope) error {
 	if kind == Runtime {
 		defaults(r.Data, runtimeDefaults)
 	}
-	t.o.heard(r.UUID, nil)
+	t.o.noteBeat(r.UUID, nil)
 	t.answer(r, e)
 	if kind != Runtime {
 		return nil
@@ -57,14 +57,14 @@ func (t *transition) register(id string, e wire.Envelope) error {
 	return t.restore(r)
 }
 
-// answer tells who has registered that it is known (edge protocol, "Registration").
+// answer confirms a registration.
 func (t *transition) answer(r *Record, e wire.Envelope) {
 	d := wire.ModuleData{"details": r.details().Bytes()}
 	set(d, "result", "ok")
 	t.publish(t.o.config.Topics.Reg(r.UUID), e.Answer(d.Bytes()))
 }
 
-// restore creates the killed modules of a runtime again that has come up, and gives its free slots away.
+// restore creates the killed modules of a runtime that has come up again, and fills its free slots.
 func (t *transition) restore(r *Record) error {
 	for _, m := range t.modulesOf(r.UUID) {
 		switch {
@@ -73,7 +73,7 @@ func (t *transition) restore(r *Record) error {
 			m.Doomed = false
 			t.tell(m, r, wire.ActionDelete)
 		case m.Status == Killed && m.RestartAt == nil:
-			if err := t.comeBack(m); err != nil {
+			if err := t.recreate(m); err != nil {
 				return err
 			}
 		}
@@ -81,7 +81,7 @@ func (t *transition) restore(r *Record) error {
 	return t.fill()
 }
 
-// unregister notes that a manager or runtime has said goodbye, or that its last will did. One that is unknown is nothing.
+// unregister handles the farewell, or the last will, of a manager or runtime. An unknown one is ignored.
 func (t *transition) unregister(id string, raw json.RawMessage) error {
 	_, kind, err := peerData(id, raw)
 	if err != nil {
@@ -94,7 +94,7 @@ func (t *transition) unregister(id string, raw json.RawMessage) error {
 	return t.loseAll(r)
 }
 
-// loseAll takes a manager or runtime for dead, with all that is below it.
+// loseAll marks a manager or runtime dead, with all that is below it.
 func (t *transition) loseAll(r *Record) error {
 	r = t.enter(r, Dead)
 	if r.Kind == Manager {
@@ -132,8 +132,8 @@ func (t *transition) loseModule(m *Record) error {
 	return nil
 }
 
-// heartbeat notes that a manager or runtime is there. One that was taken for dead has only been silent, or has found another
-// way to the broker: had it begun anew, it would have registered. So its modules run, and are not created again.
+// heartbeat handles a keepalive. A peer that was marked dead was only silent: after a restart it would have registered. So its
+// modules run, and are not created again.
 func (t *transition) heartbeat(id string, raw json.RawMessage) error {
 	d, err := parse(raw)
 	if err != nil {
@@ -149,7 +149,7 @@ func (t *transition) heartbeat(id string, raw json.RawMessage) error {
 	if r == nil {
 		return fmt.Errorf("a keepalive of %q, which has not registered: %w", id, errdefs.ErrNotFound)
 	}
-	t.o.heard(id, d)
+	t.o.noteBeat(id, d)
 	if !r.Beats {
 		r = t.edit(r)
 		r.Beats = true
@@ -204,7 +204,7 @@ func isText(raw json.RawMessage) bool {
 	return json.Unmarshal(raw, &s) == nil && !strings.ContainsRune(s, 0)
 }
 
-// validRuntime checks what only runtimes have.
+// validRuntime checks the fields that only runtimes have.
 func (t *transition) validRuntime(d wire.ModuleData) error {
 	var apis []string
 	if raw := d["apis"]; len(raw) > 0 && json.Unmarshal(raw, &apis) != nil {
@@ -222,7 +222,7 @@ func (t *transition) validRuntime(d wire.ModuleData) error {
 	return nil
 }
 
-// isLater tells whether a message has the words of later peers.
+// isLater reports whether a message has the types of later peers.
 func isLater(e wire.Envelope) bool {
 	return e.Type == wire.RequestLater || e.Type == wire.ResponseLater
 }

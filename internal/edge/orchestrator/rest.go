@@ -16,8 +16,7 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// Handler answers the REST interface, /metrics and /healthz. All of it is JSON, but for the metrics; nothing can be changed by
-// it.
+// Handler serves the REST interface, /metrics and /healthz, all read-only.
 func (o *Orchestrator) Handler() http.Handler {
 	mux := http.NewServeMux()
 	for path, h := range map[string]http.HandlerFunc{
@@ -27,17 +26,17 @@ func (o *Orchestrator) Handler() http.Handler {
 		"/api/modules/{q}":  o.one(Module),
 		"/api/queued":       o.list(Module, func(r *Record) bool { return r.Status == Queued }),
 	} {
-		mux.HandleFunc("GET "+path, h) // the slash at the end is the protocol's, and easily forgotten
+		mux.HandleFunc("GET "+path, h) // the protocol has a slash at the end, which clients forget
 		mux.HandleFunc("GET "+path+"/{$}", h)
 	}
 	mux.HandleFunc("GET /healthz", o.health)
 	mux.Handle("GET /metrics", o.metricsHandler())
-	mux.HandleFunc("/", notThere)
+	mux.HandleFunc("/", notFound)
 	return guard.Handler(o.log, "REST", mux)
 }
 
-// notThere answers what no other pattern takes.
-func notThere(w http.ResponseWriter, r *http.Request) {
+// notFound answers requests that no other pattern matches.
+func notFound(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		w.Header().Set("Allow", "GET, HEAD")
 		fail(w, http.StatusMethodNotAllowed, "only GET is served: modules are created and deleted by MQTT")
@@ -46,7 +45,7 @@ func notThere(w http.ResponseWriter, r *http.Request) {
 	fail(w, http.StatusNotFound, fmt.Sprintf("nothing is at %s", r.URL.Path))
 }
 
-// list answers with the records of a kind, oldest first, from ?start= on and ?limit= at most. count is that of all.
+// list answers with the records of a kind, oldest first, from ?start= and at most ?limit=. "count" is the number of all.
 func (o *Orchestrator) list(kind Kind, wanted func(*Record) bool) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		start, err := page(r, "start", 0)
@@ -71,7 +70,7 @@ func (o *Orchestrator) list(kind Kind, wanted func(*Record) bool) http.HandlerFu
 	}
 }
 
-// page reads a number of the query.
+// page reads a number from the query.
 func page(r *http.Request, name string, otherwise int) (int, error) {
 	s := r.URL.Query().Get(name)
 	if s == "" {
@@ -79,7 +78,7 @@ func page(r *http.Request, name string, otherwise int) (int, error) {
 	}
 	n, err := strconv.ParseUint(s, 10, 31)
 	if err != nil {
-		return 0, fmt.Errorf("%s=%q is not a number from 0 on: %w", name, s, errdefs.ErrInvalidArgument)
+		return 0, fmt.Errorf("%s=%q is not a number of 0 or more: %w", name, s, errdefs.ErrInvalidArgument)
 	}
 	return min(int(n), maxRecords), nil
 }
@@ -90,7 +89,7 @@ func (o *Orchestrator) one(kind Kind) http.HandlerFunc {
 		q := r.PathValue("q")
 		found := o.state.find(kind, q)
 		if found == nil {
-			fail(w, http.StatusNotFound, fmt.Sprintf("no %s has the uuid or name %q, or a uuid that ends so", kind, q))
+			fail(w, http.StatusNotFound, fmt.Sprintf("no %s has the uuid or name %q, or a uuid with that end", kind, q))
 			return
 		}
 		reply(w, http.StatusOK, o.show(found))
@@ -115,7 +114,7 @@ func (o *Orchestrator) show(r *Record) json.RawMessage {
 	return d.Bytes()
 }
 
-// health answers 200 while messages are taken, which needs the broker, and 503 else.
+// health answers 200 while the broker is connected, otherwise 503.
 func (o *Orchestrator) health(w http.ResponseWriter, _ *http.Request) {
 	if !o.Connected() {
 		fail(w, http.StatusServiceUnavailable, "the broker is not there")
@@ -135,13 +134,13 @@ func reply(w http.ResponseWriter, code int, body []byte) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(code)
-	_, _ = w.Write(append(body, '\n')) // a client that has gone
+	_, _ = w.Write(append(body, '\n')) // fails when the client has gone
 }
 
 // responseTimeout bounds a call, from its header to the last byte of the answer.
 const responseTimeout = time.Minute
 
-// Serve answers HTTP on the listener until ctx ends; then calls under way have a few seconds.
+// Serve serves HTTP on the listener until ctx ends; calls in progress then have a few seconds.
 func (o *Orchestrator) Serve(ctx context.Context, l net.Listener) error {
 	limiter := o.config.Connections
 	server := limiter.HTTPServer(o.Handler())

@@ -8,14 +8,14 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// ending is what a manager told of a module's end.
+// ending is a module's end as its manager reports it.
 type ending struct {
-	raw    json.RawMessage // all of it but type and uuid
+	raw    json.RawMessage // the data without type and uuid
 	failed bool
 	lost   bool // the runtime was lost, the module did nothing wrong
 }
 
-// Reasons of an end, in "status" (edge protocol, "Socket channel").
+// Reasons of an end, in "status".
 const (
 	reasonExited = "exited"
 	reasonLost   = "runtime-lost"
@@ -43,7 +43,7 @@ func readExit(d wire.ModuleData) ending {
 // Values of "fault_crash" that mean what the policy on-failure means; "ignore" is the default.
 var crashRestarts = []string{"restart", "recreate"}
 
-// restarts tells whether a module that ended so is to be created again. "restart" is asked first, then "fault_crash".
+// restarts reports whether a module with this end is created again. "restart" decides, without it "fault_crash".
 func (e ending) restarts(d wire.ModuleData) bool {
 	switch {
 	case text(d, "restart") == "":
@@ -54,8 +54,7 @@ func (e ending) restarts(d wire.ModuleData) bool {
 	return e.failed && d.Restart() == wire.RestartOnFailure
 }
 
-// backOff sets when a killed module is created again: the delay doubles from one restart to the next, and begins anew after a
-// run that was long enough.
+// backOff sets when a killed module is created again. The delay doubles with each restart, and is reset by a run of RestartReset.
 func (t *transition) backOff(m *Record, ranFor time.Duration) {
 	c := t.o.config
 	if ranFor >= c.RestartReset {

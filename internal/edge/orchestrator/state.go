@@ -21,14 +21,14 @@ type key struct {
 	uuid string
 }
 
-// maxRecords bounds the records of a kind: what peers may take of memory.
+// maxRecords bounds the records of a kind, and so the memory that peers can use.
 const maxRecords = 1 << 17
 
-// state is the record in memory. It says what the file says: only commit changes it, after the disk has.
+// state is the record in memory. It equals the file: only commit changes it, after the write to disk.
 type state struct {
 	mu      sync.RWMutex
 	records map[Kind]map[string]*Record
-	used    map[string]int // slots of runtimes that modules have
+	used    map[string]int // occupied slots, by runtime
 	last    uint64         // the highest Record.Number
 }
 
@@ -42,10 +42,10 @@ func (s *state) get(k key) *Record {
 	return s.records[k.kind][k.uuid]
 }
 
-// list is the records of a kind, oldest first.
+// list returns the records of a kind, oldest first.
 func (s *state) list(kind Kind) []*Record { return s.where(kind, anyone) }
 
-// where is those of them that are wanted.
+// where returns the records of a kind that are wanted, oldest first.
 func (s *state) where(kind Kind, wanted func(*Record) bool) []*Record {
 	var all []*Record
 	s.any(kind, func(r *Record) bool {
@@ -58,30 +58,30 @@ func (s *state) where(kind Kind, wanted func(*Record) bool) []*Record {
 	return all
 }
 
-// any tells whether a record of a kind is so.
-func (s *state) any(kind Kind, so func(*Record) bool) bool {
+// any reports whether the condition holds for a record of a kind.
+func (s *state) any(kind Kind, condition func(*Record) bool) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	for _, r := range s.records[kind] {
-		if so(r) {
+		if condition(r) {
 			return true
 		}
 	}
 	return false
 }
 
-// size is how many records of a kind there are, and the highest number of all.
+// size is the number of records of a kind, and the highest Record.Number of all kinds.
 func (s *state) size(kind Kind) (n int, last uint64) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return len(s.records[kind]), s.last
 }
 
-// older orders records by the time at which they were made.
+// older orders records by age.
 func older(a, b *Record) int { return cmp.Compare(a.Number, b.Number) }
 
-// take puts changes in force; nil removes a record.
-func (s *state) take(changes map[key]*Record) {
+// apply makes changes visible; a nil record is removed.
+func (s *state) apply(changes map[key]*Record) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for k, r := range changes {
@@ -96,7 +96,7 @@ func (s *state) take(changes map[key]*Record) {
 	}
 }
 
-// count notes that a module has a slot, or has it no more.
+// count adds n to the slots of the module's runtime, if the module occupies one.
 func count(used map[string]int, m *Record, n int) {
 	if m == nil || m.Kind != Module || !m.Status.holds() {
 		return
@@ -106,15 +106,15 @@ func count(used map[string]int, m *Record, n int) {
 	}
 }
 
-// slots is a copy of the slots in use, by runtime.
+// slots returns the slots in use, by runtime.
 func (s *state) slots() map[string]int {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return maps.Clone(s.used)
 }
 
-// find looks a record up as REST does: by uuid, then by name, then by the end of the uuid. Of several the youngest that is
-// not dead is meant. Nil: there is none.
+// find looks a record up for REST: by uuid, then by name, then by the end of the uuid. Of several it prefers the youngest that is
+// not dead. Nil is none.
 func (s *state) find(kind Kind, q string) *Record {
 	if r := s.get(key{kind, q}); r != nil {
 		return r
@@ -131,7 +131,7 @@ func (s *state) find(kind Kind, q string) *Record {
 	return nil
 }
 
-// anyone is a filter that wants all.
+// anyone is a filter that accepts all records.
 func anyone(*Record) bool { return true }
 
 func youngest(all []*Record, matches func(*Record) bool) *Record {
@@ -144,14 +144,14 @@ func youngest(all []*Record, matches func(*Record) bool) *Record {
 	return found
 }
 
-// message is one that goes out when its transition is on the disk.
+// message is published once its transition is on the disk.
 type message struct {
 	topic   string
-	id      string // of a request of our own; "" for an answer, which has its requester's
+	id      string // of our own requests; "" for an answer
 	payload []byte
 }
 
-// transition collects what one event changes and says. It sees the record with its own changes.
+// transition collects the changes and messages of one event. It reads the record with its own changes applied.
 type transition struct {
 	o       *Orchestrator
 	now     time.Time
@@ -171,7 +171,7 @@ func (t *transition) get(k key) *Record {
 	return t.o.state.get(k)
 }
 
-// list is the records of a kind that are wanted, oldest first.
+// list returns the records of a kind that are wanted, oldest first.
 func (t *transition) list(kind Kind, wanted func(*Record) bool) []*Record {
 	all := t.o.state.where(kind, func(r *Record) bool {
 		if !wanted(r) {
@@ -189,7 +189,7 @@ func (t *transition) list(kind Kind, wanted func(*Record) bool) []*Record {
 	return all
 }
 
-// edit returns the record to be changed: its copy, which replaces it.
+// edit returns a copy of the record, which replaces it.
 func (t *transition) edit(r *Record) *Record {
 	k := key{r.Kind, r.UUID}
 	if t.changes[k] == r {
@@ -200,11 +200,11 @@ func (t *transition) edit(r *Record) *Record {
 	return &c
 }
 
-// add makes the record a new one, the youngest of all. Too many of a kind are errdefs.ErrResourceExhausted.
+// add adds a new record, the youngest of all. Above maxRecords it is errdefs.ErrResourceExhausted.
 func (t *transition) add(r *Record) (*Record, error) {
 	n, last := t.o.state.size(r.Kind)
 	if n+len(t.changes) >= maxRecords && t.get(key{r.Kind, r.UUID}) == nil {
-		return nil, fmt.Errorf("the record has %d of type %s, and takes no more; request ignored: %w", n, r.Kind, errdefs.ErrResourceExhausted)
+		return nil, fmt.Errorf("the record has %d of type %s, which is the limit; request ignored: %w", n, r.Kind, errdefs.ErrResourceExhausted)
 	}
 	t.numbers++
 	r.Number = last + t.numbers
@@ -224,7 +224,7 @@ func (t *transition) enter(r *Record, s Status) *Record {
 	return r
 }
 
-// move moves a module by an event, or tells that it cannot happen.
+// move applies an event to a module, or returns why it cannot happen.
 func (t *transition) move(r *Record, e event) (*Record, error) {
 	to, err := r.Status.next(e)
 	if err != nil {
@@ -238,7 +238,7 @@ func (t *transition) move(r *Record, e event) (*Record, error) {
 	return r, nil
 }
 
-// publish has a message sent when the transition is on the disk.
+// publish queues a message until the transition is on the disk.
 func (t *transition) publish(topic string, e wire.Envelope) {
 	m := message{topic: topic, payload: e.Bytes()}
 	if e.IsRequest() {
@@ -247,7 +247,7 @@ func (t *transition) publish(topic string, e wire.Envelope) {
 	t.out = append(t.out, m)
 }
 
-// request is a message of the orchestrator's own; later gives it the words of later peers.
+// request is a request of the orchestrator; later gives it the type of later peers.
 func request(action string, data wire.ModuleData, later bool) wire.Envelope {
 	e := wire.Envelope{ObjectID: uuid.NewString(), Action: action, Type: wire.Request, Data: data.Bytes()}
 	if later {
@@ -256,7 +256,7 @@ func request(action string, data wire.ModuleData, later bool) wire.Envelope {
 	return e
 }
 
-// modulesOf is the modules of a runtime, oldest first.
+// modulesOf returns the modules of a runtime, oldest first.
 func (t *transition) modulesOf(runtime string) []*Record {
 	return t.list(Module, func(m *Record) bool { return m.Parent == runtime })
 }

@@ -22,14 +22,13 @@ var (
 // store keeps the records in one bbolt file: a bucket for each kind, uuid to record.
 type store struct{ db *bbolt.DB }
 
-// openStore opens the file and makes it when it is not there. A file that is not whole, or none of ours, is errdefs.ErrDataLoss, a
-// file of another process errdefs.ErrUnavailable, one that a later program wrote errdefs.ErrFailedPrecondition; all are left as
-// they are.
+// openStore opens the file, or makes it. A damaged or foreign file is errdefs.ErrDataLoss, one that another process has open
+// errdefs.ErrUnavailable, one that a later version wrote errdefs.ErrFailedPrecondition; none of them is changed.
 func openStore(path string) (*store, error) {
 	db, _, err := boltfile.Open(path, boltfile.Options{Fill: prepare, Recognize: recognize})
 	if errdefs.IsDataLoss(err) {
-		return nil, fmt.Errorf("the orchestrator's record: %w; nothing was changed. Put a whole copy of it back and start again. "+
-			"Without one the modules that run are known to nobody: stop them on their nodes, then remove the file", err)
+		return nil, fmt.Errorf("the orchestrator's record: %w; nothing was changed. Restore a backup and start again. "+
+			"Without one, stop the running modules on their nodes, then remove the file", err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("the orchestrator's record: %w", err)
@@ -89,7 +88,7 @@ func (s *store) all(each func(*Record) error) error {
 	})
 }
 
-// write puts and removes records in one transaction, which is on the disk when it returns nil.
+// write puts and removes records in one transaction, which is on the disk when write returns nil.
 func (s *store) write(changes map[key]*Record) error {
 	return s.db.Update(func(tx *bbolt.Tx) error {
 		for k, r := range changes {

@@ -6,7 +6,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Status is the state of a record, as REST and the messages show it (edge protocol, "Orchestrator").
+// Status is the state of a record, as REST and the messages show it.
 type Status string
 
 // The states. Managers and runtimes are Alive or Dead.
@@ -22,28 +22,28 @@ const (
 type event string
 
 const (
-	place  event = "place"  // it is ordered at a runtime
-	wait   event = "wait"   // no runtime has room
-	remove event = "delete" // a client wants it gone
-	exit   event = "exit"   // it has ended
-	again  event = "again"  // it has ended, and is to be created again
-	lose   event = "lose"   // its runtime is lost
-	revive event = "revive" // its runtime was only silent
+	place   event = "place"   // its creation is ordered at a runtime
+	wait    event = "wait"    // no runtime has room
+	remove  event = "delete"  // a client deletes it
+	exit    event = "exit"    // it has ended
+	restart event = "restart" // it has ended, and is to be created again
+	lose    event = "lose"    // its runtime is lost
+	revive  event = "revive"  // its runtime was only silent
 )
 
 // unborn is the state of a module without a record.
 const unborn Status = ""
 
-// transitions is all that can happen to a module. A dead one stays so: another of its uuid is another module.
+// transitions is all that can happen to a module. Dead is final: a later module of that uuid has a new record.
 var transitions = map[Status]map[event]Status{
 	unborn:  {place: Alive, wait: Queued},
 	Queued:  {place: Alive, remove: Dead},
-	Alive:   {remove: Exiting, exit: Dead, again: Killed, lose: Killed},
+	Alive:   {remove: Exiting, exit: Dead, restart: Killed, lose: Killed},
 	Exiting: {remove: Exiting, exit: Dead, lose: Dead},
-	Killed:  {place: Alive, revive: Alive, wait: Queued, remove: Dead, exit: Dead, again: Killed},
+	Killed:  {place: Alive, revive: Alive, wait: Queued, remove: Dead, exit: Dead, restart: Killed},
 }
 
-// next tells the state after an event; one that cannot happen is errdefs.ErrFailedPrecondition.
+// next is the state after an event; one that cannot happen is errdefs.ErrFailedPrecondition.
 func (s Status) next(e event) (Status, error) {
 	to, ok := transitions[s][e]
 	if !ok {
@@ -52,5 +52,5 @@ func (s Status) next(e event) (Status, error) {
 	return to, nil
 }
 
-// holds tells whether a module in this state has a slot of its runtime. A killed one keeps its own.
+// holds reports whether a module in this state occupies a slot of its runtime. A killed one keeps its slot.
 func (s Status) holds() bool { return s == Alive || s == Exiting || s == Killed }

@@ -13,18 +13,18 @@ import (
 var pointSettled = failpoint.New("orchestrator.orders.settled")
 
 const (
-	orderTick    = 50 * time.Millisecond  // how often orders are looked after
-	deadlineTick = 250 * time.Millisecond // how often deadlines are
+	orderTick    = 50 * time.Millisecond  // how often the broker's acknowledgements are checked
+	deadlineTick = 250 * time.Millisecond // how often deadlines are checked
 )
 
-// beat is the last that was heard of a manager or runtime.
+// beat is the last sign of life of a manager or runtime.
 type beat struct {
 	at   time.Time
 	data wire.ModuleData // of its last keepalive; nil before the first
 }
 
-// heard notes a sign of life. It is not in the record: after a restart everybody has the whole time again.
-func (o *Orchestrator) heard(uuid string, data wire.ModuleData) {
+// noteBeat notes a sign of life, in memory only: after a restart every peer has the whole interval again.
+func (o *Orchestrator) noteBeat(uuid string, data wire.ModuleData) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	b := beat{at: o.config.Now(), data: data}
@@ -40,7 +40,7 @@ func (o *Orchestrator) lastBeat(uuid string) beat {
 	return o.beats[uuid]
 }
 
-// interval is how often a manager or runtime tells that it is there, in seconds.
+// interval is the time between keepalives of a manager or runtime, in seconds.
 func (o *Orchestrator) interval(r *Record) int {
 	if n, ok := number(r.Data, "ka_interval_sec"); ok && n > 0 && n <= maxInterval {
 		return n
@@ -48,7 +48,7 @@ func (o *Orchestrator) interval(r *Record) int {
 	return max(1, int(o.config.KeepaliveInterval/time.Second))
 }
 
-// watch lets time pass: keepalives that do not come, restarts that are due, orders that have arrived.
+// watch acts on time: missing keepalives, due restarts, acknowledged orders.
 func (o *Orchestrator) watch(ctx context.Context) {
 	orders, deadlines := time.NewTicker(orderTick), time.NewTicker(deadlineTick)
 	defer orders.Stop()
@@ -65,7 +65,7 @@ func (o *Orchestrator) watch(ctx context.Context) {
 	}
 }
 
-// look acts on what is due.
+// look acts on deadlines that have passed.
 func (o *Orchestrator) look(ctx context.Context) {
 	if !o.Connected() {
 		o.mu.Lock()
@@ -77,11 +77,11 @@ func (o *Orchestrator) look(ctx context.Context) {
 	}
 	err := guard.Call(o.log, "deadlines", func() error { return o.transact(ctx, (*transition).timePasses) })
 	if err != nil && ctx.Err() == nil {
-		o.log.Error("deadlines were not acted upon; tried again", "err", err)
+		o.log.Error("deadlines were not handled, to be retried", "err", err)
 	}
 }
 
-// due tells whether timePasses would do anything, without a transition.
+// due reports whether timePasses would do anything.
 func (o *Orchestrator) due() bool {
 	now := o.config.Now()
 	silent := func(r *Record) bool { return o.silent(r, now) }
@@ -100,8 +100,7 @@ func (o *Orchestrator) tooManyDead(kind Kind) bool {
 	})
 }
 
-// silent tells whether a manager or runtime is to be taken for dead. While the broker is away nobody can be heard, and that
-// time does not count.
+// silent reports whether a manager or runtime has missed its keepalives. Time without a broker does not count.
 func (o *Orchestrator) silent(r *Record, now time.Time) bool {
 	if r.Status != Alive || !r.Beats {
 		return false
@@ -109,28 +108,28 @@ func (o *Orchestrator) silent(r *Record, now time.Time) bool {
 	patience := time.Duration(o.interval(r)*o.config.KeepaliveMissed) * time.Second
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	heard := o.beats[r.UUID].at
-	if o.deaf.After(heard) {
-		heard = o.deaf
+	last := o.beats[r.UUID].at
+	if o.deaf.After(last) {
+		last = o.deaf
 	}
-	return now.Sub(heard) > patience
+	return now.Sub(last) > patience
 }
 
-// forgettable tells whether the record may go when there are too many.
+// forgettable reports whether the record may be dropped when there are too many.
 func (r *Record) forgettable() bool { return r.Status == Dead && !r.Untold }
 
-// timePasses acts on all deadlines that have passed, and forgets the oldest of the dead that are more than are kept.
+// timePasses acts on all deadlines that have passed, and drops the oldest dead records above the limit.
 func (t *transition) timePasses() error {
 	for _, kind := range []Kind{Manager, Runtime} {
 		for _, r := range t.list(kind, func(r *Record) bool { return t.o.silent(r, t.now) }) {
-			t.o.log.Warn("nothing is heard of it; taken for dead", "type", r.Kind, "uuid", r.UUID, "name", r.Name,
+			t.o.log.Warn("keepalives are missing; marked dead", "type", r.Kind, "uuid", r.UUID, "name", r.Name,
 				"silent", t.now.Sub(t.o.lastBeat(r.UUID).at).Round(time.Second))
 			if err := t.loseAll(r); err != nil {
 				return err
 			}
 		}
 	}
-	if err := t.restart(); err != nil {
+	if err := t.restartDue(); err != nil {
 		return err
 	}
 	for _, kind := range kinds {
@@ -142,11 +141,11 @@ func (t *transition) timePasses() error {
 	return nil
 }
 
-// ledger knows the orders that may not have reached the broker. It belongs to who holds Orchestrator.deciding.
+// ledger lists the orders that may not have reached the broker. Orchestrator.deciding guards it.
 type ledger struct {
 	open    map[string]bool // uuids of modules whose record is Untold
-	failed  bool            // one was not even queued
-	dropped uint64          // what the client had dropped when all was well
+	failed  bool            // one could not be queued
+	dropped uint64          // the client's counter when all orders had arrived
 }
 
 func (l *ledger) note(changes map[key]*Record) {
@@ -160,15 +159,14 @@ func (l *ledger) note(changes map[key]*Record) {
 	}
 }
 
-// resume gives everybody their time, and sends again what an earlier process may not have sent. The broker forgets nothing
-// that it has taken, so an order is sent twice only if the process died between the broker's word and the record's; it has the
-// same object_id then.
+// resume restarts all keepalive deadlines, and repeats the orders that an earlier process may not have sent. An order is sent twice
+// only if that process died between the broker's acknowledgement and the write to the record; it has the same object_id then.
 func (o *Orchestrator) resume(ctx context.Context) {
 	o.deciding.Lock()
 	defer o.deciding.Unlock()
 	for _, kind := range []Kind{Manager, Runtime} {
 		for _, r := range o.state.list(kind) {
-			o.heard(r.UUID, nil)
+			o.noteBeat(r.UUID, nil)
 		}
 	}
 	for _, m := range o.state.list(Module) {
@@ -195,8 +193,8 @@ func (o *Orchestrator) orderAgain(ctx context.Context, m *Record) {
 	o.publish(ctx, message{topic: o.config.Topics.ControlOf(r.UUID), id: e.ObjectID, payload: e.Bytes()})
 }
 
-// settleOrders notes in the record that orders have arrived, once the broker has acknowledged all that was sent. What the
-// client has dropped is sent again; when the client is closed, by the next process.
+// settleOrders records that orders have arrived, once the broker has acknowledged all that was sent. Orders that the client has
+// dropped are sent again; after the client is closed, by the next process.
 func (o *Orchestrator) settleOrders(ctx context.Context, closed bool) {
 	o.deciding.Lock()
 	defer o.deciding.Unlock()
@@ -224,7 +222,7 @@ func (o *Orchestrator) settleOrders(ctx context.Context, closed bool) {
 		}
 	}
 	if err := o.commit(ctx, t); err != nil {
-		o.log.Error("the record was not written; orders are sent again at the next start", "err", err)
+		o.log.Error("the record was not written; the next start repeats orders", "err", err)
 		return
 	}
 	if err := pointSettled.Hit(ctx); err != nil {
