@@ -9,7 +9,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Types of envelopes: the seed's, which are sent, and those of later peers, which are answered in kind.
+// Types of envelopes. The first two are sent; later peers use the others, and get them in answers.
 const (
 	Request       = "arts_req"
 	Response      = "arts_resp"
@@ -27,17 +27,17 @@ const (
 	ActionError       = "error"
 )
 
-// Envelope is a control message on MQTT (Seed 4).
+// Envelope is a control message on MQTT.
 type Envelope struct {
 	ObjectID string
 	Action   string // may be missing in a response
 	Type     string
 	Data     json.RawMessage            // verbatim; nil if it is missing
-	Extra    map[string]json.RawMessage // fields that the protocol does not know, verbatim
+	Extra    map[string]json.RawMessage // unknown fields, verbatim
 }
 
-// ParseEnvelope reads a control message. What is no JSON object, or has a field of the wrong kind or an unknown type, is
-// ErrInvalidArgument; what is in Data is not looked at.
+// ParseEnvelope reads a control message. Anything but a JSON object, a field of the wrong kind, or an unknown type is
+// errdefs.ErrInvalidArgument. Data is not checked.
 func ParseEnvelope(payload []byte) (Envelope, error) {
 	fields, err := ParseObject(payload)
 	if err != nil {
@@ -69,13 +69,13 @@ func ParseEnvelope(payload []byte) (Envelope, error) {
 	return e, nil
 }
 
-// IsRequest tells whether the message asks for something.
+// IsRequest reports whether the message is a request.
 func (e Envelope) IsRequest() bool { return e.Type == Request || e.Type == RequestLater }
 
-// IsResponse tells whether the message answers.
+// IsResponse reports whether the message is a response.
 func (e Envelope) IsResponse() bool { return e.Type == Response || e.Type == ResponseLater }
 
-// Answer is the response to a request: its object and action, and the type in the requester's words.
+// Answer is the response to a request, with its object, its action, and the type that the requester uses.
 func (e Envelope) Answer(data json.RawMessage) Envelope {
 	t := Response
 	if e.Type == RequestLater || e.Type == ResponseLater {
@@ -84,7 +84,7 @@ func (e Envelope) Answer(data json.RawMessage) Envelope {
 	return Envelope{ObjectID: e.ObjectID, Action: e.Action, Type: t, Data: data}
 }
 
-// Bytes is the message as it is sent: the known fields in the seed's order, then the unknown ones by name, all verbatim.
+// Bytes is the encoded message: the known fields in the order of the protocol, then the unknown ones by name, all verbatim.
 func (e Envelope) Bytes() []byte {
 	b := []byte(`{"object_id":`)
 	b = appendString(b, e.ObjectID)
@@ -101,19 +101,20 @@ func (e Envelope) Bytes() []byte {
 	return append(b, '}')
 }
 
-// ParseObject reads a JSON object, its values verbatim; anything else is ErrInvalidArgument. NULs at the end are C's.
+// ParseObject reads a JSON object and keeps its values verbatim; anything else is errdefs.ErrInvalidArgument. NULs at the end come
+// from C peers.
 func ParseObject(payload []byte) (map[string]json.RawMessage, error) {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(bytes.TrimRight(payload, "\x00"), &fields); err != nil {
 		return nil, fmt.Errorf("%d bytes that should be a JSON object: %w (%v)", len(payload), errdefs.ErrInvalidArgument, err)
 	}
 	if fields == nil {
-		return nil, fmt.Errorf("null, and not a JSON object: %w", errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("null is not a JSON object: %w", errdefs.ErrInvalidArgument)
 	}
 	return fields, nil
 }
 
-// AppendObject appends the object: its fields by name, their values verbatim (encoding/json would rewrite them).
+// AppendObject appends the object with its fields by name and their values verbatim, which encoding/json would rewrite.
 func AppendObject(b []byte, fields map[string]json.RawMessage) []byte {
 	b = append(b, '{')
 	for i, name := range sorted(fields) {

@@ -10,8 +10,7 @@ import (
 	"github.com/tripod-run/tripod/internal/channel"
 )
 
-// ModuleData is the data of a module's create message, each field verbatim (Seed 4, "Create Module"). It is never changed in
-// place: With and Without make new ones, so no argument list grows over restarts.
+// ModuleData is the data of a module's create message, each field verbatim. It is immutable: With and Without return copies.
 type ModuleData map[string]json.RawMessage
 
 // Restart policies, the field "restart".
@@ -21,7 +20,7 @@ const (
 	RestartNever     = "never"
 )
 
-// ParseModuleData reads an object; its fields may be wrong (Validate).
+// ParseModuleData reads an object without checking its fields; see Validate.
 func ParseModuleData(raw []byte) (ModuleData, error) {
 	fields, err := ParseObject(raw)
 	if err != nil {
@@ -30,10 +29,10 @@ func ParseModuleData(raw []byte) (ModuleData, error) {
 	return fields, nil
 }
 
-// Bytes is the data as they are sent, fields by name, values verbatim.
+// Bytes is the encoded data: fields by name, values verbatim.
 func (d ModuleData) Bytes() json.RawMessage { return AppendObject(nil, d) }
 
-// With is a copy of the data with one more field, or another value of it.
+// With is a copy of the data with the field set.
 func (d ModuleData) With(name string, value any) (ModuleData, error) {
 	raw, err := json.Marshal(value)
 	if err != nil {
@@ -62,10 +61,10 @@ func (d ModuleData) UUID() string { return d.text("uuid") }
 // Name is for people.
 func (d ModuleData) Name() string { return d.text("name") }
 
-// Parent is the uuid or the name of the runtime; "" where the orchestrator chooses.
+// Parent is the uuid or the name of the runtime; "" if the orchestrator chooses.
 func (d ModuleData) Parent() string { return d.text("parent") }
 
-// File is the path of the program on the node: "file", else "filename".
+// File is the path of the program on the node: "file" or "filename".
 func (d ModuleData) File() string {
 	if f := d.text("file"); f != "" {
 		return f
@@ -73,16 +72,16 @@ func (d ModuleData) File() string {
 	return d.text("filename")
 }
 
-// FileType is the kind of the file in the peers' words: "WA", "PY".
+// FileType is the kind of the file, as "WA" or "PY".
 func (d ModuleData) FileType() string { return d.text("filetype") }
 
-// Image is an OCI reference with a digest, in place of a file.
+// Image is an OCI reference with a digest, instead of a file.
 func (d ModuleData) Image() string { return d.text("image") }
 
-// FaultCrash tells what a crash of the module means: "ignore", or "restart".
+// FaultCrash is the policy after a crash: "ignore" or "restart".
 func (d ModuleData) FaultCrash() string { return d.text("fault_crash") }
 
-// Restart is the restart policy; RestartNever where there is none.
+// Restart is the restart policy; RestartNever by default.
 func (d ModuleData) Restart() string {
 	if r := d.text("restart"); r != "" {
 		return r
@@ -90,7 +89,7 @@ func (d ModuleData) Restart() string {
 	return RestartNever
 }
 
-// Args are the module's arguments, argv[0] first, from either form: a list, or the "argv" of an object.
+// Args are the module's arguments, argv[0] first: "args" as a list, or its "argv" if it is an object.
 func (d ModuleData) Args() []string {
 	if o := d.argsObject(); o != nil {
 		return o.list("argv")
@@ -101,7 +100,7 @@ func (d ModuleData) Args() []string {
 // Env are the variables, NAME=value: the module's own and those of its arguments.
 func (d ModuleData) Env() []string { return append(d.list("env"), d.argsObject().list("env")...) }
 
-// Dirs are the directories of the node that the module is to see: "dir" and "dirs", and those of its arguments.
+// Dirs are the directories of the node that the module sees: "dir" and "dirs", and those of its arguments.
 func (d ModuleData) Dirs() []string {
 	var all []string
 	for _, o := range []ModuleData{d, d.argsObject()} {
@@ -110,7 +109,7 @@ func (d ModuleData) Dirs() []string {
 	return all
 }
 
-// APIs are what the module needs of a runtime.
+// APIs are the APIs that the module needs.
 func (d ModuleData) APIs() []string { return d.list("apis") }
 
 // Resources are the limits as the client wrote them; nil if there are none.
@@ -136,7 +135,7 @@ func (d ModuleData) argsObject() ModuleData {
 	return o
 }
 
-// get decodes a field; it tells whether there was one of the right kind.
+// get decodes a field; false if it is missing or of the wrong kind.
 func (d ModuleData) get(name string, to any) bool {
 	raw := d[name]
 	return !isNull(raw) && json.Unmarshal(raw, to) == nil

@@ -6,32 +6,32 @@ import (
 	"github.com/tripod-run/tripod/internal/channel"
 )
 
-// Topics names the topics of one realm (Seed 4, "Messaging"; the later peers' names where Nested).
+// Topics names the topics of one realm.
 type Topics struct {
 	Realm  string
-	Nested bool // logs and profiles of modules below the name of their runtime
+	Nested bool // logs and profiles of modules are below their runtime's uuid, as with later peers
 }
 
 func (t Topics) proc(parts ...string) string {
 	return t.Realm + "/proc/" + strings.Join(parts, "/")
 }
 
-// Reg is where a manager or runtime registers, and the answer comes.
+// Reg is for the registration of a manager or runtime, and the answer.
 func (t Topics) Reg(uuid string) string { return t.proc("reg", uuid) }
 
-// Control is where clients ask the orchestrator.
+// Control is for clients' requests to the orchestrator.
 func (t Topics) Control() string { return t.proc("control") }
 
-// ControlOf is where orchestrator and manager speak of a runtime's modules.
+// ControlOf is for messages between orchestrator and manager about a runtime's modules.
 func (t Topics) ControlOf(runtime string) string { return t.proc("control", runtime) }
 
-// Keepalive is where a runtime's state is told.
+// Keepalive is for a runtime's keepalives.
 func (t Topics) Keepalive(runtime string) string { return t.proc("keepalive", runtime) }
 
-// RuntimeLog is where a runtime's own log goes.
+// RuntimeLog is for a runtime's own log.
 func (t Topics) RuntimeLog(runtime string) string { return t.proc("log", runtime) }
 
-// ModuleLog is where a module's log goes.
+// ModuleLog is for a module's log.
 func (t Topics) ModuleLog(runtime, module string) string {
 	if t.Nested {
 		return t.proc("log", runtime, module)
@@ -39,7 +39,7 @@ func (t Topics) ModuleLog(runtime, module string) string {
 	return t.proc("log", module)
 }
 
-// Profile is where a module's profiles of one kind go.
+// Profile is for a module's profiles of one kind.
 func (t Topics) Profile(kind, runtime, module string) string {
 	if t.Nested {
 		return t.proc("profile", kind, runtime, module)
@@ -47,20 +47,20 @@ func (t Topics) Profile(kind, runtime, module string) string {
 	return t.proc("profile", kind, module)
 }
 
-// Errors is where the orchestrator answers what it could not do.
+// Errors is for answers to requests that failed.
 func (t Topics) Errors() string { return t.proc("log", "orchestrator") }
 
-// Notif is where the orchestrator tells everybody of exits, as the public one does.
+// Notif is where the orchestrator announces exits.
 func (t Topics) Notif() string { return t.proc("notif") }
 
-// Desired is the retained document of the modules that a runtime is to run.
+// Desired has the retained document of the modules that a runtime is to run.
 func (t Topics) Desired(runtime string) string { return t.proc("desired", runtime) }
 
-// Reported is the retained document of the modules that a runtime runs.
+// Reported has the retained document of the modules that a runtime runs.
 func (t Topics) Reported(runtime string) string { return t.proc("reported", runtime) }
 
-// Governs tells whether messages on the topic direct or describe managers and runtimes: what a module says there would count as
-// said by its node.
+// Governs reports whether messages on the topic direct or describe managers and runtimes. A module's message there would count as
+// its node's.
 func (t Topics) Governs(topic string) bool {
 	for _, kind := range []string{"reg", "control", "keepalive", "desired", "reported"} {
 		if own := t.proc(kind); topic == own || strings.HasPrefix(topic, own+"/") {
@@ -70,7 +70,7 @@ func (t Topics) Governs(topic string) bool {
 	return false
 }
 
-// Expand is the topic of a module's channel: "$SL/rest" becomes "{realm}/rest/{module}", any other stays as it is.
+// Expand is the topic of a module's channel: "$SL/rest" becomes "{realm}/rest/{module}"; any other stays.
 func (t Topics) Expand(topic, module string) string {
 	rest, local := strings.CutPrefix(topic, channel.Local)
 	if !local {
@@ -79,8 +79,8 @@ func (t Topics) Expand(topic, module string) string {
 	return t.Realm + "/" + rest + "/" + module
 }
 
-// Cut is the part of a topic after a prefix that it names with its levels, as Cut("realm/proc/log/a/b", "realm/proc/log") is
-// ["a", "b"]; nil if the topic is not below it.
+// Cut returns the levels of a topic below a prefix, as ["a", "b"] for Cut("realm/proc/log/a/b", "realm/proc/log"); nil if the topic
+// is not below it.
 func Cut(topic, prefix string) []string {
 	rest, below := strings.CutPrefix(topic, prefix+"/")
 	if !below {

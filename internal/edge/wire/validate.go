@@ -11,11 +11,11 @@ import (
 	"github.com/tripod-run/tripod/internal/channel"
 )
 
-// maxName bounds uuids and names in bytes: they are levels of topics.
+// maxName bounds uuids and names, which are levels of topics, in bytes.
 const maxName = 256
 
-// Validate tells which known field is missing or wrong, as ErrInvalidArgument. The kinds of unknown fields are free. What is
-// to run (File, Image) may be missing: a foreign runtime may know another field for it.
+// Validate checks the known fields; errors are errdefs.ErrInvalidArgument. File and Image may both be missing: a foreign runtime may
+// have another field for the program.
 func (d ModuleData) Validate() error {
 	if err := ValidName("uuid", d.UUID()); err != nil {
 		return err
@@ -66,7 +66,7 @@ func (d ModuleData) validLists() error {
 	return err
 }
 
-// ValidName tells why a uuid cannot be a level of a topic and a file's name, as ErrInvalidArgument.
+// ValidName checks that a uuid can be a level of a topic and a file name; errors are errdefs.ErrInvalidArgument.
 func ValidName(field, s string) error {
 	switch {
 	case s == "":
@@ -124,7 +124,7 @@ func (d ModuleData) channels() ([]channel.Channel, error) {
 	return all, nil
 }
 
-// parseFlagsField reads flags as a number or in words.
+// parseFlagsField reads flags as a number or as a mode (channel.ParseFlags).
 func parseFlagsField(raw json.RawMessage) (channel.Flags, error) {
 	var n uint8
 	if json.Unmarshal(raw, &n) == nil {

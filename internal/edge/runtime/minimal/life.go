@@ -24,7 +24,7 @@ import (
 
 const (
 	inFlight = 32                     // messages between the program and the manager, each way
-	drain    = 500 * time.Millisecond // for what a program has left in its socket and pipes when it ended
+	drain    = 500 * time.Millisecond // for data that an ended program left in its socket and pipes
 )
 
 var (
@@ -36,22 +36,22 @@ var (
 type life struct {
 	cfg    *Config
 	cmd    *exec.Cmd
-	stdin  *os.File // the other end of the program's input: open and silent, so that reading it waits
+	stdin  *os.File // the other end of the program's input: open and silent, so that reads block
 	conn   *channel.Conn
 	in     chan channel.Message
 	out    chan channel.Message
 	up     chan struct{} // the program has connected
 	exited chan struct{} // the process has ended, and its group was killed
 
-	reaping sync.Mutex // the process's number is its own while this is held and reaped is not set
+	reaping sync.Mutex // while held with reaped false, the pid is still the process's
 	reaped  bool
 
 	once  sync.Once
-	lost  chan struct{} // nothing more is sent, and why is set
+	lost  chan struct{} // nothing more is sent; why is set
 	why   error
-	ended chan struct{} // nothing more comes
+	ended chan struct{} // nothing more is received
 
-	tail tail // of the output, for a failed start
+	tail tail // of the output, for errors
 }
 
 // begin starts the program and waits until it has connected.
@@ -60,7 +60,7 @@ func (r *Runtime) begin(ctx context.Context) (*life, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer listener.Close() // there is one connection; this removes the socket, too
+	defer listener.Close() // after one connection; this removes the socket too
 	l := &life{
 		cfg: &r.cfg,
 		in:  make(chan channel.Message, inFlight), out: make(chan channel.Message, inFlight),
@@ -76,7 +76,7 @@ func (r *Runtime) begin(ctx context.Context) (*life, error) {
 		<-l.exited
 		output.Close()
 		<-output.done
-		return nil, fmt.Errorf("%w%s", err, l.tail.said())
+		return nil, fmt.Errorf("%w%s", err, l.tail.suffix())
 	}
 	l.conn = channel.NewConn(conn, channel.ConnOptions{MaxFrame: r.cfg.MaxFrame, Wide: true, Timeout: r.cfg.WriteTimeout})
 	close(l.up)
@@ -85,7 +85,7 @@ func (r *Runtime) begin(ctx context.Context) (*life, error) {
 	return l, nil
 }
 
-// listen makes the socket, in place of a stale one.
+// listen makes the socket, and removes a stale one.
 func listen(dir string, index int) (*net.UnixListener, string, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, "", fmt.Errorf("the directory of sockets: %w", err)
@@ -96,12 +96,12 @@ func listen(dir string, index int) (*net.UnixListener, string, error) {
 	}
 	owner, _ := info.Sys().(*syscall.Stat_t)
 	if !info.IsDir() || owner == nil || int(owner.Uid) != os.Geteuid() || info.Mode().Perm()&0o022 != 0 {
-		return nil, "", fmt.Errorf("the directory of sockets %s: others can write to it (%s): remove it, or name another one: %w", dir, info.Mode(), errdefs.ErrFailedPrecondition)
+		return nil, "", fmt.Errorf("the directory of sockets %s can be written to by others (%s): remove it, or choose another one: %w", dir, info.Mode(), errdefs.ErrFailedPrecondition)
 	}
 	path := SocketPath(dir, index)
 	switch info, err := os.Lstat(path); {
 	case err == nil && info.Mode().Type() != fs.ModeSocket:
-		return nil, "", fmt.Errorf("the socket %s: there is something else (%s), which stays: %w", path, info.Mode(), errdefs.ErrFailedPrecondition)
+		return nil, "", fmt.Errorf("the socket %s: something else is there (%s), remove it: %w", path, info.Mode(), errdefs.ErrFailedPrecondition)
 	case err == nil:
 		if err := os.Remove(path); err != nil {
 			return nil, "", fmt.Errorf("the stale socket: %w", err)
@@ -116,7 +116,7 @@ func listen(dir string, index int) (*net.UnixListener, string, error) {
 	return listener, path, nil
 }
 
-// start starts the process. Its arguments are made anew each time, so they do not grow.
+// start starts the process.
 func (l *life) start(path string) (*output, error) {
 	args := append(append([]string{}, l.cfg.Command[1:]...), strconv.Itoa(l.cfg.Index))
 	l.cmd = exec.Command(l.cfg.Command[0], args...)
@@ -144,8 +144,7 @@ func (l *life) start(path string) (*output, error) {
 	return l.follow(logs), nil
 }
 
-// fork starts the process and reaps it, on a thread of its own: the process is killed when that thread ends, which is with the
-// daemon.
+// fork starts the process and reaps it on one locked thread, since the process is killed (Pdeathsig) when its thread ends.
 func (l *life) fork() error {
 	started := make(chan error)
 	go func() {
@@ -163,7 +162,7 @@ func (l *life) fork() error {
 	return <-started
 }
 
-// reap waits for the process, and ends what it leaves of its group: while it is a zombie, nobody else has its number.
+// reap waits for the process and kills the rest of its group before it collects the zombie, which keeps the pid reserved.
 func (l *life) reap() {
 	for unix.Waitid(unix.P_PID, l.cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
 	}
@@ -171,7 +170,7 @@ func (l *life) reap() {
 	l.reaping.Lock()
 	defer l.reaping.Unlock()
 	l.reaped = true
-	_ = l.cmd.Wait() // ProcessState tells
+	_ = l.cmd.Wait() // sets ProcessState
 }
 
 // kill kills the process group.
@@ -211,13 +210,13 @@ func (l *life) accept(ctx context.Context, listener *net.UnixListener) (net.Conn
 		why = ctx.Err()
 	}
 	listener.Close()
-	if a := <-accepted; a.conn != nil { // came at the last moment
+	if a := <-accepted; a.conn != nil { // accepted before Close
 		a.conn.Close()
 	}
 	return nil, why
 }
 
-// end ends the life, once: the process group is killed. What the program has sent is still read.
+// end kills the process group, once. What the program has sent is still read.
 func (l *life) end(why error) {
 	l.once.Do(func() {
 		l.why = why
@@ -231,13 +230,13 @@ func (l *life) cause() error {
 	return fmt.Errorf("runtime %q is lost: %w", l.cfg.Info.Name, l.why)
 }
 
-// write sends what the manager hands over.
+// write sends the manager's messages.
 func (l *life) write() {
 	for {
 		select {
 		case m := <-l.out:
 			if err := l.conn.Write(m); err != nil {
-				l.end(fmt.Errorf("it takes no messages: %w", err))
+				l.end(fmt.Errorf("it reads no messages: %w", err))
 				return
 			}
 		case <-l.lost:
@@ -246,7 +245,7 @@ func (l *life) write() {
 	}
 }
 
-// read takes the program's messages until its connection ends, or the process and what it left behind.
+// read receives the program's messages until its connection ends, or the process and its leftovers do.
 func (l *life) read(conn net.Conn, output *output) {
 	go func() {
 		select {
@@ -271,7 +270,7 @@ func (l *life) read(conn net.Conn, output *output) {
 	close(l.ended)
 }
 
-// deliver hands a message to the manager, who may be slow; not for ever once the life has ended.
+// deliver hands a message to the manager. It gives up once the run has ended and the manager does not receive.
 func (l *life) deliver(m channel.Message) bool {
 	select {
 	case l.in <- m:
@@ -288,7 +287,7 @@ func (l *life) deliver(m channel.Message) bool {
 	}
 }
 
-// status tells how the process ended, if it has.
+// status says how the process ended, if it has.
 func (l *life) status() string {
 	select {
 	case <-l.exited:
@@ -312,14 +311,14 @@ func (l *life) stop(within time.Duration) {
 	case <-l.lost:
 	case <-l.exited:
 	case <-timeout.C:
-		l.cfg.Log.Warn("the runtime's program does not stop and is killed", "pid", l.cmd.Process.Pid)
+		l.cfg.Log.Warn("the runtime's program does not stop, killing it", "pid", l.cmd.Process.Pid)
 	}
 	l.end(errStopped)
 	<-l.ended
 }
 
-// said is the end of the output, for an error.
-func (t *tail) said() string {
+// suffix is the end of the output as the end of an error.
+func (t *tail) suffix() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if s := strings.TrimSpace(string(t.data)); s != "" {

@@ -15,13 +15,13 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// Type is the runtime_type where the Config has none.
+// Type is the default runtime_type.
 const Type = "linux/minimal"
 
-// DefaultDir is where public runtimes look for their socket.
+// DefaultDir is where public runtimes expect their socket.
 const DefaultDir = "/tmp/sl"
 
-// Variables of the program's environment, for programs that know Tripod.
+// Variables in the program's environment.
 const (
 	EnvSocket = "TRIPOD_EDGE_SOCKET" // path of the socket
 	EnvWire   = "TRIPOD_EDGE_WIRE"   // "wide": the manager takes an offer of the wide header (channel.Conn.Widen)
@@ -29,11 +29,11 @@ const (
 
 // Config describes one external runtime.
 type Config struct {
-	// Info as it is told to the orchestrator; Type is "linux/minimal" and MaxModules 128 if they are missing.
+	// Info has the defaults Type and channel.MaxModules.
 	Info runtime.Info
-	// Index of the runtime on its node, 0 to 255: it names the socket, and the program is told it.
+	// Index of the runtime on its node, 0 to 255. It names the socket, and is the program's last argument.
 	Index int
-	// Dir holds the sockets; DefaultDir by default. It is made if it is missing; one that others can write to is refused.
+	// Dir holds the sockets; DefaultDir by default. It is created if it is missing, and refused if others can write to it.
 	Dir string
 	// Command is the program with its arguments; the index comes after them.
 	Command []string
@@ -41,7 +41,7 @@ type Config struct {
 	Env []string
 
 	ConnectTimeout time.Duration // from the program's start to its connection; 5 s by default
-	WriteTimeout   time.Duration // a program that takes no frame for so long is lost; 30 s by default
+	WriteTimeout   time.Duration // for the program to read a frame, before it is lost; 30 s by default
 	StopTimeout    time.Duration // from the Stop message to SIGKILL; 5 s by default
 	MaxFrame       int           // bytes; channel.DefaultMaxFrame by default
 
@@ -53,7 +53,7 @@ type Runtime struct {
 	cfg Config
 
 	mu     sync.Mutex
-	life   *life // nil before Start and between two of them
+	life   *life // nil before Start and while it runs
 	closed bool
 }
 
@@ -79,7 +79,7 @@ func New(cfg Config) (*Runtime, error) {
 	cfg.Log = cfg.Log.With("runtime", cfg.Info.Name)
 	switch {
 	case len(cfg.Command) == 0 || cfg.Command[0] == "":
-		return nil, fmt.Errorf("runtime %q has no command to start it by: %w", cfg.Info.Name, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("runtime %q has no command: %w", cfg.Info.Name, errdefs.ErrInvalidArgument)
 	case cfg.Index < 0 || cfg.Index > 0xff:
 		return nil, fmt.Errorf("runtime %q has the index %d: want 0 to 255: %w", cfg.Info.Name, cfg.Index, errdefs.ErrInvalidArgument)
 	case cfg.Info.MaxModules < 1 || cfg.Info.MaxModules > channel.MaxModules:
@@ -97,15 +97,15 @@ func or(d, otherwise time.Duration) time.Duration {
 	return d
 }
 
-// Info tells what the runtime is.
+// Info implements runtime.Runtime.
 func (r *Runtime) Info() runtime.Info { return r.cfg.Info }
 
-// SocketPath is where the runtime with the index connects: the index in hexadecimal.
+// SocketPath is the socket of the runtime with the index, in hexadecimal.
 func SocketPath(dir string, index int) string {
 	return filepath.Join(dir, fmt.Sprintf("%02x.s", index))
 }
 
-// Start starts the program and waits for it to connect. What is left of an earlier life is ended first.
+// Start implements runtime.Runtime. An earlier run of the program is ended first.
 func (r *Runtime) Start(ctx context.Context) (map[string]any, error) {
 	r.mu.Lock()
 	old, closed := r.life, r.closed
@@ -141,8 +141,7 @@ func (r *Runtime) current() (*life, error) {
 	return r.life, nil
 }
 
-// Send hands one message to the program, in order; it waits while the program reads more slowly. A message that cannot be a
-// frame is errdefs.ErrInvalidArgument, and nothing else is disturbed.
+// Send implements runtime.Runtime. A message that does not fit in a frame is errdefs.ErrInvalidArgument, and the connection stays.
 func (r *Runtime) Send(ctx context.Context, m channel.Message) error {
 	l, err := r.current()
 	if err != nil {
@@ -193,7 +192,7 @@ func (r *Runtime) Group(int) string { return "" }
 // Stop implements runtime.Runtime. The program ends by itself.
 func (r *Runtime) Stop(ctx context.Context) error { return r.control(ctx, 0, wire.Stop, nil) }
 
-// Receive waits for the program's next message, or a line of its output.
+// Receive implements runtime.Runtime. Lines of the program's output are messages of type wire.RuntimeLog.
 func (r *Runtime) Receive(ctx context.Context) (channel.Message, error) {
 	l, err := r.current()
 	if err != nil {
@@ -206,7 +205,7 @@ func (r *Runtime) Receive(ctx context.Context) (channel.Message, error) {
 		return channel.Message{}, ctx.Err()
 	case <-l.ended:
 	}
-	select { // what came before the end
+	select { // a message from before the end
 	case m := <-l.in:
 		return m, nil
 	default:
@@ -214,7 +213,7 @@ func (r *Runtime) Receive(ctx context.Context) (channel.Message, error) {
 	}
 }
 
-// Close asks the program to stop, and kills it if it does not.
+// Close implements runtime.Runtime: it asks the program to stop, and kills it after StopTimeout.
 func (r *Runtime) Close() error {
 	r.mu.Lock()
 	l := r.life

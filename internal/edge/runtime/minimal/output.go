@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	maxLine = 16 << 10 // bytes; a longer line is told in pieces
+	maxLine = 16 << 10 // bytes; a longer line is split
 	maxTail = 2 << 10
 )
 
@@ -38,7 +38,7 @@ func (t *tail) add(line []byte) {
 	}
 }
 
-// follow tells each line of the output to the manager, as the runtime's log.
+// follow hands each line of the output to the manager, as the runtime's log.
 func (l *life) follow(logs *os.File) *output {
 	o := &output{File: logs, done: make(chan struct{})}
 	go func() {
@@ -65,8 +65,8 @@ func (l *life) follow(logs *os.File) *output {
 	return o
 }
 
-// log hands a line to the manager; it tells whether there is one. Before the program has connected nobody receives, and the
-// program must not wait for that: lines that find no room are told in the error of a failed start only.
+// log hands a line to the manager; false if that has stopped receiving. Nobody receives before the program has connected, and the
+// program must not wait: lines without room then appear only in the error of a failed start.
 func (l *life) log(line []byte) bool {
 	m := channel.Message{Header: channel.Header{Control: true, Arg: wire.RuntimeLog}, Payload: append([]byte(nil), line...)}
 	select {
@@ -81,7 +81,7 @@ func (l *life) log(line []byte) bool {
 	return true
 }
 
-// drain reads what is left after the program's end. What a child of it prints after that is nobody's.
+// drain reads what is left after the program's end. Later output of its children is dropped.
 func (o *output) drain() {
 	_ = o.SetReadDeadline(time.Now().Add(drain))
 	<-o.done

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openBeneath opens a path that must lie below one of roots, and must not lead out of it, by whatever link (faults I3). A
-// path that is not absolute is looked for below each of them.
+// openBeneath opens a path that must be below one of the roots and not leave it through a link. A relative path is looked up below
+// each root in turn.
 func openBeneath(roots []string, name string, flags uint64) (*os.File, error) {
 	if name == "" || strings.ContainsRune(name, 0) {
 		return nil, fmt.Errorf("%q is not a path: %w", name, errdefs.ErrInvalidArgument)
@@ -63,12 +63,12 @@ func openIn(root, rest, name string, flags uint64) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// openFile opens a file for reading; a FIFO does not hold us.
+// openFile opens a file for reading, without blocking on a FIFO.
 func openFile(roots []string, name string) (*os.File, error) {
 	return openBeneath(roots, name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
 }
 
-// realDir is the path of a directory without any link. Who opens it must follow none, or it may have become another.
+// realDir returns the path of a directory without links. Open it without following links, since it may have been replaced.
 func realDir(roots []string, name string) (string, error) {
 	dir, err := openBeneath(roots, name, unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {

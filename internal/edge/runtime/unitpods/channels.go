@@ -16,12 +16,12 @@ import (
 const (
 	// writeTime is how long a worker may take to read a message.
 	writeTime = 5 * time.Second
-	// redialPause is between two attempts to reach a worker, at first and at most.
+	// redialPause doubles with each attempt to reach a worker.
 	redialPause    = 20 * time.Millisecond
 	maxRedialPause = time.Second
 )
 
-// converse keeps a connection for the module's channels, until the module has ended.
+// converse keeps up the connection for the module's channels until the module has ended.
 func (m *module) converse() {
 	defer close(m.quiet)
 	pause := redialPause
@@ -44,7 +44,7 @@ func (m *module) converse() {
 		select {
 		case <-time.After(pause):
 			pause = min(2*pause, maxRedialPause)
-		case <-m.ended: // it may have published since: what its worker has of it comes with the connection, or is lost with the worker
+		case <-m.ended: // one more connection fetches what the worker still holds of its messages
 		case <-m.r.ctx.Done():
 		}
 	}
@@ -59,7 +59,7 @@ func (m *module) hasEnded() bool {
 	}
 }
 
-// connection makes one connection and reads it to its end. The error says why there was none.
+// connection makes one connection and reads it to its end. The error is of making it.
 func (m *module) connection() error {
 	ctx, cancel := context.WithTimeout(m.r.ctx, undoTime)
 	raw, group, err := m.r.Node.Channels(ctx, m.podID)
@@ -72,7 +72,7 @@ func (m *module) connection() error {
 	m.mu.Lock()
 	m.conn, m.group = conn, group
 	m.mu.Unlock()
-	if m.r.ctx.Err() != nil { // Close did not see it
+	if m.r.ctx.Err() != nil { // Close has missed this connection
 		return nil
 	}
 	for {
@@ -95,7 +95,7 @@ func (m *module) connection() error {
 	return nil
 }
 
-// forward passes a message of the worker on, under the module's index; false when the runtime was closed.
+// forward passes on a message of the worker under the module's index; false if the runtime is closed.
 func (m *module) forward(message channel.Message) bool {
 	message.Module = m.index
 	if message.Control {
@@ -117,7 +117,7 @@ func (m *module) forward(message channel.Message) bool {
 		case wire.Profile:
 			return m.r.tell(outgoing{Message: message})
 		default:
-			m.r.log.Warn("a worker sent what it must not send over a channels' connection", "module", m.uuid, "type", message.Arg)
+			m.r.log.Warn("a worker sent an unexpected control message", "module", m.uuid, "type", message.Arg)
 			return true
 		}
 		m.mu.Lock()
@@ -131,7 +131,7 @@ func (m *module) forward(message channel.Message) bool {
 	return m.r.tell(outgoing{Message: message})
 }
 
-// closeChannels tells the manager that the channels are closed, which the worker opens again on the next connection.
+// closeChannels reports the channels closed; the worker opens them again on the next connection.
 func (m *module) closeChannels() bool {
 	m.mu.Lock()
 	fds := make([]int, 0, len(m.open))
@@ -162,19 +162,19 @@ func (r *Runtime) Send(_ context.Context, message channel.Message) error {
 	conn := m.conn
 	m.mu.Unlock()
 	if conn == nil {
-		return fmt.Errorf("module %s has no open channels now: %w", m.uuid, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("module %s has no open channels: %w", m.uuid, errdefs.ErrFailedPrecondition)
 	}
 	message.Module = 0
 	if err := conn.Write(message); errdefs.IsInvalidArgument(err) {
 		return fmt.Errorf("module %s: %w", m.uuid, err)
 	} else if err != nil {
-		_ = conn.Close() // its reader sees that, and connects anew
+		_ = conn.Close() // its reader reconnects
 		return fmt.Errorf("module %s: %v: %w", m.uuid, err, errdefs.ErrAborted)
 	}
 	return nil
 }
 
-// disconnect ends the connection of now.
+// disconnect ends the current connection.
 func (m *module) disconnect() {
 	m.mu.Lock()
 	conn := m.conn

@@ -18,13 +18,13 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 )
 
-// Type is the runtime_type told to the orchestrator.
+// Type is the runtime_type that the orchestrator sees.
 const Type = "tripod/wasm"
 
 // APIs are what modules may use.
 var APIs = []string{"wasm", "wasi", "wasi:unstable", "wasi:snapshot_preview1", "wasi:cli@0.2", "channels", "tripod:edge/channels@0.1.0", "stdin", "stdout"}
 
-// Node is what the runtime asks of the node; *node.Node is one.
+// Node is the part of the node that the runtime uses; *node.Node implements it.
 type Node interface {
 	RunSandbox(ctx context.Context, config *runtimeapi.PodSandboxConfig, handler string) (string, error)
 	StopSandbox(ctx context.Context, id string) error
@@ -38,9 +38,9 @@ type Node interface {
 	Subscribe() *node.Subscription
 }
 
-// Images is what the runtime asks of the image store; sandbox/wasm.Images is one.
+// Images is the part of the image store that the runtime uses; wasm.Images implements it.
 type Images interface {
-	// ImportFile makes an image of a file whose name begins with image.LocalPrefix.
+	// ImportFile makes an image of a file. Its name begins with image.LocalPrefix.
 	ImportFile(ctx context.Context, file *os.File) (image.Image, error)
 	Get(ctx context.Context, refOrID string) (image.Image, error)
 	List(ctx context.Context) ([]image.Image, error)
@@ -48,28 +48,28 @@ type Images interface {
 	Remove(ctx context.Context, refOrID string) error
 }
 
-// Config is what a Runtime is made of. Node, Images, Name, UUID and LogDir must be given.
+// Config configures a Runtime. Node, Images, Name, UUID and LogDir are required.
 type Config struct {
 	Name string
 	UUID string
-	// MaxModules is how many modules there may be at a time; channel.MaxModules by default.
+	// MaxModules bounds the modules at a time; channel.MaxModules by default.
 	MaxModules int
 	// Handler is the RuntimeClass handler of the modules' pods; "wasm" by default.
 	Handler string
 	Node    Node
 	Images  Images
-	// LogDir is the directory below which the modules' logs are. It is made when it is not there, and is the runtime's own.
+	// LogDir is a directory of the runtime's own for the modules' logs. It is created if it is missing.
 	LogDir string
-	// LogBytes is how large a module's log becomes before it is begun anew; 8 MiB by default. Where the manager does not keep
-	// up it becomes twice as large, and what has not been read of the one before is dropped then.
+	// LogBytes is the size at which a module's log is rotated; 8 MiB by default. While the manager does not keep up it is rotated
+	// at twice that size, and the unread rest of the old file is dropped.
 	LogBytes int64
-	// ModuleRoots are the directories below which modules' files must lie, DirRoots those of directories that modules may
-	// be given. A path that is not absolute is taken below each, in turn.
+	// ModuleRoots are the directories below which modules' files must be, DirRoots those for the directories that modules may use.
+	// A relative path is looked up below each in turn.
 	ModuleRoots, DirRoots []string
 	Topics                wire.Topics
-	// ImageIdle is how long the image of a file stays that no module uses; 10 minutes by default.
+	// ImageIdle is how long the image of a file is kept while no module uses it; 10 minutes by default.
 	ImageIdle time.Duration
-	// OrphanAge is how long a pod of this runtime stays, after Start, that nobody adopted; a minute by default.
+	// OrphanAge is how long after Start a pod of this runtime is kept that nobody adopts; a minute by default.
 	OrphanAge time.Duration
 	Logger    *slog.Logger
 }
@@ -107,9 +107,9 @@ func (c *Config) setDefaults() error {
 	case c.Name == "" || c.UUID == "":
 		return fmt.Errorf("runtime %q (uuid %q) needs a name and a uuid: %w", c.Name, c.UUID, errdefs.ErrInvalidArgument)
 	case c.MaxModules < 1 || c.MaxModules > channel.MaxModules:
-		return fmt.Errorf("runtime %q: %d modules at a time; it must be 1 to %d: %w", c.Name, c.MaxModules, channel.MaxModules, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("runtime %q: %d modules at a time: want 1 to %d: %w", c.Name, c.MaxModules, channel.MaxModules, errdefs.ErrInvalidArgument)
 	case c.LogBytes < minLogBytes:
-		return fmt.Errorf("runtime %q: logs of %d bytes; it must be %d or more: %w", c.Name, c.LogBytes, minLogBytes, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("runtime %q: logs of %d bytes: want %d or more: %w", c.Name, c.LogBytes, minLogBytes, errdefs.ErrInvalidArgument)
 	case !filepath.IsAbs(c.LogDir):
 		return fmt.Errorf("runtime %q: the log directory %q is not an absolute path: %w", c.Name, c.LogDir, errdefs.ErrInvalidArgument)
 	}

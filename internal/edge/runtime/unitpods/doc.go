@@ -1,4 +1,4 @@
-// Package unitpods is the runtime tripod/wasm: modules are unit pods of the node, with the handler for Wasm components.
+// Package unitpods is the runtime tripod/wasm: each module is a unit pod of the node, by default with the handler wasm.
 //
 //	manager                      Runtime                                   node
 //	  Create ──────────────────▶ file ▶ image · directories · resources ─▶ RunSandbox, CreateContainer, StartContainer
@@ -7,10 +7,10 @@
 //	                    ◀──────── module log (follow.go)               ◀── the container's CRI log
 //	                    ◀──────── exited (exit.go)                     ◀── the node's events
 //
-// Modules outlive the daemon: their pods carry the runtime's and the module's uuid as labels, and Adopt goes on with them:
-// with the log from the line that was last handed over, with the channels on a new connection. A pod of the runtime that
-// nobody adopts is removed after a while, and so are images of local files that no module uses.
+// Modules outlive the daemon. Their pods carry the uuids of the runtime and the module, and Adopt resumes them: the log after the
+// line that was last handed over, the channels on a new connection. Pods that nobody adopts and images of local files that no
+// module uses are removed after a while.
 //
-// The package must not talk to a backend, only to the node through the interface that it declares; it keeps no record of its
-// own beside where it is in a module's log, and takes no decision about starting a module anew.
+// The package must not talk to a backend, only to the node, through the interface that it declares. It records nothing but its
+// position in the modules' logs, and never restarts a module. Start reading at Runtime.Create.
 package unitpods

@@ -27,8 +27,7 @@ const (
 	exitTrap   = 134 // 128 + SIGABRT: how tripod-wasm says that a guest trapped
 )
 
-// lastWords is how long a module that has ended may take to be drained of what it published; its worker closes the
-// connection behind the last message.
+// lastWords bounds the wait for the last messages of a module that has ended; its worker closes the connection after them.
 const lastWords = 5 * time.Second
 
 // ending is how a module ended: the object "status" of exited.
@@ -38,10 +37,10 @@ type ending struct {
 	Message string `json:"message"`
 }
 
-// lostPod is the end of a module whose pod somebody else removed.
+// lostPod is the end of a module whose pod was removed by somebody else.
 var lostPod = ending{Code: exitKilled, Reason: reasonKilled, Message: "its pod was removed from the node"}
 
-// endingOf translates how the node saw a container end; order is why we ended it, if we did.
+// endingOf translates a container's exit; order is the reason why we ended it, if we did.
 func endingOf(c *node.Container, order string) ending {
 	e := ending{Code: c.ExitCode, Reason: reasonExited, Message: c.Message}
 	switch {
@@ -63,7 +62,7 @@ func endingOf(c *node.Container, order string) ending {
 	return e
 }
 
-// over notes that the module has ended, once, and has the manager told.
+// over marks the module as ended, once, and reports it.
 func (m *module) over(e ending) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -78,7 +77,7 @@ func (m *module) over(e ending) {
 	m.r.spawn(m.sayExited)
 }
 
-// sayExited tells the end when all that came before it is told: the log and the last messages.
+// sayExited reports the end after the last messages and the whole log.
 func (m *module) sayExited() {
 	select {
 	case <-m.begun:
@@ -105,14 +104,14 @@ func (m *module) sayExited() {
 		Status *ending `json:"status"`
 	}{m.end})
 	if err != nil {
-		m.r.log.Error("the end of a module cannot be told", "module", m.uuid, "err", err)
+		m.r.log.Error("the end of a module cannot be reported", "module", m.uuid, "err", err)
 		return
 	}
 	m.r.log.Info("a module has ended", "module", m.uuid, "name", m.name, "code", m.end.Code, "reason", m.end.Reason, "message", m.end.Message)
 	m.r.tell(outgoing{Message: channel.Message{Header: channel.Header{Control: true, Module: m.index, Arg: wire.Exited}, Payload: payload}})
 }
 
-// followEvents looks for the ends of modules in the node's events, until the runtime or the node is closed.
+// followEvents finds the ends of modules in the node's events, until the runtime or the node is closed.
 func (r *Runtime) followEvents() {
 	for {
 		r.mu.Lock()
@@ -124,10 +123,10 @@ func (r *Runtime) followEvents() {
 		if r.ctx.Err() != nil || !errdefs.IsResourceExhausted(sub.Err()) {
 			return
 		}
-		r.log.Warn("the node's events came too fast; looking at all modules", "err", sub.Err())
+		r.log.Warn("the node's events came too fast, checking all modules", "err", sub.Err())
 		r.mu.Lock()
 		r.sub = r.Node.Subscribe()
-		if r.ctx.Err() != nil { // Close did not see it
+		if r.ctx.Err() != nil { // Close has missed this subscription
 			r.sub.Close()
 		}
 		r.mu.Unlock()
@@ -151,7 +150,7 @@ func (r *Runtime) podEvent(e node.Event) {
 	}
 }
 
-// lookAtAll finds the ends that no event told of.
+// lookAtAll finds ends whose events were missed.
 func (r *Runtime) lookAtAll() {
 	there := map[string]*node.Pod{}
 	for _, p := range r.Node.Pods() {

@@ -17,38 +17,37 @@ import (
 
 const (
 	oldLogFile = logFile + ".1"
-	// lookPause is between two looks at a log of which nothing is heard, and at its size while nobody takes its lines.
+	// lookPause is the time between two looks at a log without notification, or whose lines nobody takes.
 	lookPause = time.Second
-	// readSize is how much of a log is read at once. The longest line of a CRI log fits (crilog.MaxPiece).
+	// readSize is in bytes; the longest line of a CRI log fits (crilog.MaxPiece).
 	readSize = 64 << 10
 )
 
-// follower turns a module's CRI log into messages for the manager: one for each line, or piece of a long one. Where it is,
-// it notes when the manager takes a message, so that an end of the daemon at any line loses and doubles nothing but the
-// message that the manager was just given.
+// follower turns a module's CRI log into messages for the manager, one for each line or piece of a long line. It saves its position
+// whenever the manager takes a message, so that a daemon that is killed loses or repeats only the latest one.
 //
 //	guest ──▶ worker ──▶ module.log ──read──▶ queue ──Receive──▶ manager
-//	                         │ too large: renamed, begun anew      └▶ position: which file, how far
+//	                         │ too large: renamed, reopened        └▶ position: which file, how far
 //	                         └▶ module.log.1 ──read to its end first
 //
-// A log that is too large again before the one before has been read costs that one's rest; the manager is told how much.
+// When the log is too large again before the old file has been read, the unread rest of that is dropped; a message says how much.
 type follower struct {
 	m    *module
 	dir  string
 	mark *mark
 	wake chan struct{}
-	done chan struct{} // closed when all has been queued, or the runtime was closed
+	done chan struct{} // closed when everything is queued, or the runtime is closed
 
-	file *os.File // what is read now
-	at   position // how far
-	rest []byte   // what has been read beyond it, less than a line
-	// old says that file is oldLogFile, final that nothing more is written to it.
+	file *os.File // the file that is read
+	at   position // in file, of what is queued
+	rest []byte   // read beyond it: an incomplete line
+	// old: file is oldLogFile. final: nothing more is written to it.
 	old, final bool
-	// dropped is how many bytes were given up of which the manager has not been told.
+	// dropped counts bytes whose loss is not reported yet.
 	dropped int64
 }
 
-// newFollower makes the follower of a log in a directory, which it makes.
+// newFollower makes the follower of the log in a directory, which it creates.
 func newFollower(m *module, dir string) (*follower, error) {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, fmt.Errorf("log directory: %w", err)
@@ -60,7 +59,7 @@ func newFollower(m *module, dir string) (*follower, error) {
 	return &follower{m: m, dir: dir, mark: mark, wake: make(chan struct{}, 1), done: make(chan struct{})}, nil
 }
 
-// run follows the log until the module has ended and all is read, or the runtime is closed.
+// run follows the log until the module has ended and everything is read, or the runtime is closed.
 func (f *follower) run() {
 	defer close(f.done)
 	defer func() {
@@ -69,7 +68,7 @@ func (f *follower) run() {
 		}
 	}()
 	if err := f.m.r.watch.add(f.dir, f.wake); err != nil {
-		f.m.r.log.Debug("a module's log is looked at once a second", "module", f.m.uuid, "err", err)
+		f.m.r.log.Debug("a module's log cannot be watched, and is polled", "module", f.m.uuid, "err", err)
 	}
 	defer f.m.r.watch.remove(f.dir)
 	f.resume()
@@ -98,13 +97,13 @@ func (f *follower) run() {
 	}
 }
 
-// remove removes the files.
+// remove removes the log and the position.
 func (f *follower) remove() error {
 	f.mark.close()
 	return removeLog(f.m.r.LogDir, filepath.Base(f.dir))
 }
 
-// removeLog removes a module's log and the position in it; there need be none.
+// removeLog removes a module's log and the position in it, if there are any.
 func removeLog(logDir, key string) error {
 	return errors.Join(os.RemoveAll(filepath.Join(logDir, key)), os.RemoveAll(filepath.Join(logDir, positionsDir, key)))
 }
@@ -112,7 +111,7 @@ func removeLog(logDir, key string) error {
 func (f *follower) path() string    { return filepath.Join(f.dir, logFile) }
 func (f *follower) oldPath() string { return filepath.Join(f.dir, oldLogFile) }
 
-// resume goes to where an earlier daemon was: in the old file, when it had not been read to its end.
+// resume continues at the position of an earlier daemon, in the old file if that was not read to its end.
 func (f *follower) resume() {
 	at := f.mark.read()
 	old, err := os.Open(f.oldPath())
@@ -122,7 +121,7 @@ func (f *follower) resume() {
 			_ = os.Remove(f.oldPath())
 		} else {
 			f.begin(old, at)
-			f.old, f.final = true, false // it may be written to until the log is opened anew
+			f.old, f.final = true, false // it is written to until the log is reopened
 			return
 		}
 	}
@@ -131,7 +130,7 @@ func (f *follower) resume() {
 	}
 }
 
-// begin reads a file from where at says, when that is about this file, else from its beginning.
+// begin reads a file from the position, if that is in this file, otherwise from the start.
 func (f *follower) begin(file *os.File, at position) {
 	if f.file != nil {
 		f.file.Close()
@@ -143,7 +142,7 @@ func (f *follower) begin(file *os.File, at position) {
 	}
 }
 
-// catchUp reads all that there is. ended says that nothing more will come.
+// catchUp reads what is there. ended: nothing more will be written.
 func (f *follower) catchUp(ended bool) error {
 	for {
 		if f.file == nil {
@@ -177,8 +176,8 @@ func (f *follower) catchUp(ended bool) error {
 	}
 }
 
-// tooLarge tells whether the log is to be begun anew at its size of now: with twice the limit always, with the limit when
-// the manager has taken all of the log before, which goes with the rotation.
+// tooLarge reports whether to rotate a log of this size: above the limit if the manager has taken all of the old file, which the
+// rotation replaces, and above twice the limit in any case.
 func (f *follower) tooLarge(size int64) bool {
 	if size <= f.m.r.LogBytes {
 		return false
@@ -187,7 +186,7 @@ func (f *follower) tooLarge(size int64) bool {
 	return size > 2*f.m.r.LogBytes || f.mark.read().inode == current
 }
 
-// reopen has the worker begin a new file; true when nothing more is written to the old one.
+// reopen makes the worker open a new file; true if nothing more is written to the old one.
 func (f *follower) reopen(ended bool) bool {
 	if ended {
 		return true
@@ -199,10 +198,10 @@ func (f *follower) reopen(ended bool) bool {
 	return true
 }
 
-// rotate renames the log, which the worker then begins anew. What was read from until now is read to its end before,
-// unless it is the log of the rotation before: that is given up, and true.
-func (f *follower) rotate(ended bool) (gaveUp bool) {
-	if f.old && !f.final { // the worker writes to it still
+// rotate renames the log and makes the worker open a new one. If the previous rotation's file is still being read, its rest is
+// dropped; rotate returns true then.
+func (f *follower) rotate(ended bool) (dropped bool) {
+	if f.old && !f.final { // the worker still writes to it
 		f.final = f.reopen(ended)
 		return false
 	}
@@ -235,7 +234,7 @@ func (f *follower) sizeNow() int64 {
 	return info.Size()
 }
 
-// readAll reads the file to its present end.
+// readAll reads the file to its current end.
 func (f *follower) readAll() error {
 	buf := make([]byte, readSize)
 next:
@@ -254,7 +253,7 @@ next:
 			}
 			data = data[len(line):]
 			if !f.line(line) {
-				continue next // with another file, or not at all
+				continue next // f.file has changed, or the runtime is closed
 			}
 		}
 		f.rest = append([]byte(nil), data...)
@@ -267,7 +266,7 @@ next:
 	return nil
 }
 
-// lastLine takes what has no newline and will get none: the worker died while it wrote.
+// lastLine queues a line that will get no newline, since the worker died while it wrote.
 func (f *follower) lastLine() {
 	if len(f.rest) > 0 {
 		f.line(f.rest)
@@ -275,11 +274,11 @@ func (f *follower) lastLine() {
 	}
 }
 
-// line queues one entry of the log; false when the file that it is of was given up meanwhile, or the runtime closed.
+// line queues one entry of the log; false if its file was dropped meanwhile, or the runtime closed.
 func (f *follower) line(raw []byte) bool {
 	if n := f.dropped; n > 0 {
 		f.dropped = 0
-		if !f.say(fmt.Appendf(nil, "tripod: %d bytes of the log were dropped: it was written faster than it was read", n), f.at) {
+		if !f.queue(fmt.Appendf(nil, "tripod: %d bytes of the log were dropped: it was written faster than it was read", n), f.at) {
 			f.dropped += n
 			return false
 		}
@@ -288,16 +287,17 @@ func (f *follower) line(raw []byte) bool {
 	if entry, err := crilog.Parse(raw); err == nil {
 		text = entry.Content
 	}
-	beyond := position{f.at.inode, f.at.offset + int64(len(raw))}
-	if !f.say(bytes.Clone(text), beyond) { // when its file was given up, it was counted with the rest
+	next := position{f.at.inode, f.at.offset + int64(len(raw))}
+	if !f.queue(bytes.Clone(text), next) { // rotate has counted it with the dropped rest
 		return false
 	}
-	f.at = beyond
+	f.at = next
 	return true
 }
 
-// say queues a message; at is where the log is when it has been taken. While nobody takes it the log may be rotated.
-func (f *follower) say(text []byte, at position) bool {
+// queue queues a message; at is the position to save once the manager takes it. While the queue is full the log may be rotated:
+// false if that dropped the file, or the runtime was closed.
+func (f *follower) queue(text []byte, at position) bool {
 	message := outgoing{
 		Message: channel.Message{Header: channel.Header{Control: true, Module: f.m.index, Arg: wire.ModuleLog}, Payload: text},
 		handed:  func() { f.mark.write(at) },

@@ -19,8 +19,8 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 )
 
-// imageOf finds what the module runs, by its file or its image reference, and puts it into the plan. The module uses the
-// image until it leaves it.
+// imageOf finds the module's image, by file or by reference, and puts it into the plan. The module uses the image until
+// imports.leave.
 func (r *Runtime) imageOf(ctx context.Context, data wire.ModuleData, p *plan) (id string, err error) {
 	file, ref := data.File(), data.Image()
 	switch {
@@ -43,23 +43,23 @@ func (r *Runtime) imageOf(ctx context.Context, data wire.ModuleData, p *plan) (i
 	return id, nil
 }
 
-// imports brings what modules run into the image store, and removes images of files that no module uses.
+// imports makes images of modules' files, and removes those that no module uses.
 type imports struct {
 	images Images
 	roots  []string
 	idle   time.Duration
 	log    *slog.Logger
 
-	// removing is held for reading while an image is looked for, and for writing while some are removed.
+	// removing is read-locked while an image is looked up, and write-locked while images are removed.
 	removing sync.RWMutex
 
 	mu    sync.Mutex
 	files map[string]imported  // by path
 	users map[string]int       // by image ID
-	since map[string]time.Time // since when images of files have no user
+	since map[string]time.Time // when an image of a file lost its last user
 }
 
-// imported is a file of which there is an image.
+// imported is a file with its image.
 type imported struct {
 	version version
 	id      string
@@ -79,7 +79,7 @@ func newImports(c Config, log *slog.Logger) *imports {
 	}
 }
 
-// fromFile gives the image of a file, which is made when there is none, or the file has changed.
+// fromFile returns the image of a file, and makes it if there is none or the file has changed.
 func (i *imports) fromFile(ctx context.Context, name string) (string, error) {
 	i.removing.RLock()
 	defer i.removing.RUnlock()
@@ -120,7 +120,7 @@ func versionOf(file *os.File) (version, error) {
 	return version{st.Dev, st.Ino, st.Size, st.Mtim, st.Ctim}, nil
 }
 
-// fromReference gives the image of a reference, which names one image for ever. It is pulled unless it is there.
+// fromReference returns the image of a reference with a digest, and pulls it if it is missing.
 func (i *imports) fromReference(ctx context.Context, ref string) (string, error) {
 	named, err := reference.ParseDockerRef(ref)
 	if err != nil {
@@ -142,7 +142,7 @@ func (i *imports) fromReference(ctx context.Context, ref string) (string, error)
 	return img.ID, nil
 }
 
-// join notes one more user of an image, leave one less.
+// join adds a user of an image, leave removes one.
 func (i *imports) join(id string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -159,7 +159,7 @@ func (i *imports) leave(id string) {
 	}
 }
 
-// collect removes the images of files that have had no user for long enough.
+// collect removes the images of files that had no user for ImageIdle.
 func (i *imports) collect(ctx context.Context) {
 	i.removing.Lock()
 	defer i.removing.Unlock()
@@ -187,7 +187,7 @@ func (i *imports) collect(ctx context.Context) {
 	i.forget(there)
 }
 
-// ofFile tells whether an image is that of a file, and nothing else.
+// ofFile reports whether an image has only names that ImportFile gives.
 func ofFile(img image.Image) bool {
 	other := func(ref string) bool { return !image.IsLocal(ref) }
 	return len(img.RepoTags) > 0 && !slices.ContainsFunc(img.RepoTags, other) && !slices.ContainsFunc(img.RepoDigests, other)
@@ -200,14 +200,14 @@ func (i *imports) expired(id string) bool {
 		return false
 	}
 	since, ok := i.since[id]
-	if !ok { // an earlier daemon's
+	if !ok { // made by an earlier daemon
 		since = time.Now()
 		i.since[id] = since
 	}
 	return time.Since(since) >= i.idle
 }
 
-// forget drops what is known of images that are gone.
+// forget drops the entries of images that no longer exist.
 func (i *imports) forget(there map[string]bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	// undoTime bounds the removal of what a failed order began.
+	// undoTime bounds the removal of what a failed Create left.
 	undoTime = time.Minute
-	// stopGrace is how long a module that is deleted may take to end by itself, which the end of its channels tells it.
+	// stopGrace is the time that a deleted module has to end itself after its channels were closed.
 	stopGrace = time.Second
 )
 
@@ -30,21 +30,21 @@ type module struct {
 	podID string
 	// image is the ID of the image that it runs.
 	image string
-	// channels tells that it has any, deadline when it is ended, if ever.
+	// channels: it has some. deadline is when to end it; zero: never.
 	channels bool
 	deadline time.Time
 
 	// begun is closed when Create has succeeded, failed when it has not, ended when the container has ended.
 	begun, failed, ended chan struct{}
-	// quiet is closed when nothing more comes over the channels' connection.
+	// quiet is closed when the channels' connection delivers nothing more.
 	quiet chan struct{}
 	log   *follower
 
 	mu    sync.Mutex
 	conn  *channel.Conn
 	group string
-	open  map[int]bool // channels that the manager was told of
-	order string       // the reason for which we end it
+	open  map[int]bool // channels that were reported to the manager
+	order string       // the reason why we end it; "": we do not
 	timer *time.Timer
 	end   *ending
 }
@@ -57,7 +57,7 @@ func (r *Runtime) newModule(index int, data wire.ModuleData) *module {
 }
 
 // Create implements runtime.Runtime. Errors: errdefs.ErrInvalidArgument for data that cannot be honoured,
-// ErrPermissionDenied for a path that is not below a root, ErrNotFound for a file or image that is not there,
+// ErrPermissionDenied for a path that is not below a root, ErrNotFound for a missing file or image,
 // ErrAlreadyExists when the index or uuid is in use, ErrResourceExhausted for an index beyond the limit, those of the node.
 func (r *Runtime) Create(ctx context.Context, index int, data wire.ModuleData) error {
 	if err := data.Validate(); err != nil {
@@ -77,12 +77,12 @@ func (r *Runtime) Create(ctx context.Context, index int, data wire.ModuleData) e
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
 	if undoErr := m.remove(undo); undoErr != nil {
-		r.log.Warn("what is left of a module that was not created is removed later", "module", m.uuid, "err", undoErr)
+		r.log.Warn("the pod of a module that was not created will be removed later", "module", m.uuid, "err", undoErr)
 	}
 	return fmt.Errorf("create module %s (%q): %w", m.uuid, m.name, err)
 }
 
-// put takes the module's index and uuid.
+// put enters the module under its index and uuid.
 func (r *Runtime) put(m *module) error {
 	if m.index < 0 || m.index >= r.MaxModules {
 		return fmt.Errorf("module %s at index %d: runtime %s has room for %d: %w", m.uuid, m.index, r.Name, r.MaxModules, errdefs.ErrResourceExhausted)
@@ -104,7 +104,7 @@ func (r *Runtime) put(m *module) error {
 	return nil
 }
 
-// drop gives index and uuid free.
+// drop frees index and uuid.
 func (r *Runtime) drop(m *module) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -116,7 +116,7 @@ func (r *Runtime) drop(m *module) {
 	}
 }
 
-// create makes the module's pod and starts it.
+// create creates the module's pod and starts it.
 func (m *module) create(ctx context.Context, data wire.ModuleData) error {
 	p, err := m.r.plan(data)
 	if err != nil {
@@ -150,14 +150,14 @@ func (m *module) create(ctx context.Context, data wire.ModuleData) error {
 	return nil
 }
 
-// watchPod has the events of the pod be the module's.
+// watchPod routes the pod's events to the module.
 func (m *module) watchPod() {
 	m.r.mu.Lock()
 	defer m.r.mu.Unlock()
 	m.r.pods[m.podID] = m
 }
 
-// attend begins what goes on while the module runs.
+// attend starts the module's log follower, channels and deadline.
 func (m *module) attend() {
 	m.r.spawn(m.log.run)
 	if m.channels {
@@ -174,12 +174,12 @@ func (m *module) attend() {
 		ctx, cancel := context.WithTimeout(m.r.ctx, undoTime)
 		defer cancel()
 		if err := m.stop(ctx, reasonDeadline, 0); err != nil && ctx.Err() == nil {
-			m.r.log.Error("a module could not be ended at its deadline", "module", m.uuid, "err", err)
+			m.r.log.Error("a module cannot be ended at its deadline", "module", m.uuid, "err", err)
 		}
 	})
 }
 
-// stop ends the module for a reason, after grace. A module without channels is told nothing: WASI has no signals.
+// stop ends the module for a reason. Only a module with channels has a grace period, since WASI has no signals.
 func (m *module) stop(ctx context.Context, reason string, grace time.Duration) error {
 	m.mu.Lock()
 	if m.order == "" {
@@ -195,7 +195,7 @@ func (m *module) stop(ctx context.Context, reason string, grace time.Duration) e
 		return nil
 	}
 	select {
-	case <-m.ended: // by itself or an earlier order; its pod may be on its way out and take this one no more
+	case <-m.ended: // its pod may be stopping already, and refuse this order
 		return nil
 	default:
 		return err
@@ -251,14 +251,14 @@ func (r *Runtime) all() []*module {
 func (r *Runtime) Cleanup(ctx context.Context, index int, uuid string) error {
 	m, err := r.at(index)
 	if err != nil || m.uuid != uuid {
-		return nil // it is gone already
+		return nil // it is cleaned up already
 	}
 	err = m.remove(ctx)
 	r.drop(m)
 	return err
 }
 
-// remove removes what there is of the module.
+// remove removes the module's pod, log and hold on the image.
 func (m *module) remove(ctx context.Context) error {
 	m.mu.Lock()
 	if m.timer != nil {

@@ -25,10 +25,10 @@ import (
 const (
 	// podNamespace is the namespace of the modules' pods.
 	podNamespace = "edge"
-	// annotationRuntime and annotationModule say whose the pod is. Only we can set them: over the CRI they are refused.
+	// annotationRuntime and annotationModule identify the owner of a pod. The CRI refuses them.
 	annotationRuntime = sandbox.AnnotationRuntime
 	annotationModule  = sandbox.AnnotationEdge + "module"
-	// annotationDeadline is when the module is ended, RFC 3339.
+	// annotationDeadline is the time at which the module is ended, RFC 3339.
 	annotationDeadline = sandbox.AnnotationEdge + "deadline"
 
 	containerName = "module"
@@ -41,7 +41,7 @@ const (
 	dirSeparator = "::"
 )
 
-// plan is what a module's data ask for.
+// plan is the pod for a module's data.
 type plan struct {
 	pod       *runtimeapi.PodSandboxConfig
 	container *runtimeapi.ContainerConfig
@@ -50,7 +50,7 @@ type plan struct {
 	deadline  time.Duration // 0: none
 }
 
-// plan makes the configurations of a module's pod. Its image is not looked for yet.
+// plan makes the configurations of a module's pod, all but the image.
 func (r *Runtime) plan(data wire.ModuleData) (*plan, error) {
 	uuid := data.UUID()
 	labels := map[string]string{annotationRuntime: r.UUID, annotationModule: uuid}
@@ -82,7 +82,7 @@ func (r *Runtime) plan(data wire.ModuleData) (*plan, error) {
 	return p, p.setChannels(r.Topics, uuid, data.Channels())
 }
 
-// key is what a module's files are called after.
+// key is the name of a module's files.
 func key(uuid string) string {
 	if plainKey.MatchString(uuid) && uuid != positionsDir {
 		return uuid
@@ -96,7 +96,7 @@ var plainKey = regexp.MustCompile(`^[A-Za-z0-9][-A-Za-z0-9]{0,63}$`)
 // notInLabel are the characters that a DNS label does not have.
 var notInLabel = regexp.MustCompile(`[^a-z0-9]+`)
 
-// podName is the module's name where that is a DNS label, else one made of it with the beginning of the uuid.
+// podName is the module's name if that is a DNS label, otherwise a label made of it and the start of the uuid.
 func podName(name, uuid string) string {
 	if len(validation.IsDNS1123Label(name)) == 0 {
 		return name
@@ -145,7 +145,7 @@ func (r *Runtime) mounts(dirs []string) ([]*runtimeapi.Mount, error) {
 	return mounts, nil
 }
 
-// setChannels puts the channels into the container's annotation. Two that have one name are told apart by a number.
+// setChannels puts the channels into the container's annotation. A number is added to a name that is taken.
 func (p *plan) setChannels(topics wire.Topics, uuid string, channels []channel.Channel) error {
 	if len(channels) == 0 {
 		return nil
@@ -169,7 +169,7 @@ func (p *plan) setChannels(topics wire.Topics, uuid string, channels []channel.C
 }
 
 // resources reads "memory" (bytes, or as "64Mi"), "cpu" (of one, or as "500m") and "deadline" (seconds, or as "90s").
-// What else there is belongs to other runtimes.
+// Other fields belong to other runtimes.
 func (p *plan) resources(asked wire.ModuleData) (*runtimeapi.LinuxContainerResources, error) {
 	res := &runtimeapi.LinuxContainerResources{}
 	if raw := asked["memory"]; given(raw) {
@@ -202,7 +202,7 @@ func badResource(name string, raw json.RawMessage, want string) error {
 	return fmt.Errorf("resources: %s is %.60s, and not %s: %w", name, raw, want, errdefs.ErrInvalidArgument)
 }
 
-// quantity reads a number, or a text of Kubernetes' kind.
+// quantity reads a number, or a Kubernetes quantity.
 func quantity(raw json.RawMessage) (resource.Quantity, error) {
 	var text string
 	if json.Unmarshal(raw, &text) != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// sweepPause is between two looks for pods and images that nobody needs.
+// sweepPause is the time between two removals of unused pods and images.
 const sweepPause = 15 * time.Second
 
 // ours lists the pods of this runtime.
@@ -28,7 +28,7 @@ func (r *Runtime) ours() []*node.Pod {
 
 func moduleOf(p *node.Pod) string { return p.Config.GetAnnotations()[annotationModule] }
 
-// removeFormer removes what there is of a module that an earlier daemon left: pods and the log.
+// removeFormer removes pods and the log that an earlier daemon left of a module.
 func (r *Runtime) removeFormer(ctx context.Context, uuid string) error {
 	for _, p := range r.ours() {
 		if moduleOf(p) != uuid {
@@ -41,7 +41,7 @@ func (r *Runtime) removeFormer(ctx context.Context, uuid string) error {
 	return removeLog(r.LogDir, key(uuid))
 }
 
-// removePod stops and removes a pod; "" is none, and one that is not there is removed.
+// removePod stops and removes a pod, if it is there; "" is none.
 func (r *Runtime) removePod(ctx context.Context, id string) error {
 	if id == "" {
 		return nil
@@ -55,8 +55,8 @@ func (r *Runtime) removePod(ctx context.Context, id string) error {
 	return nil
 }
 
-// Adopt implements runtime.Runtime. A module that has ended in the meantime is adopted, too: its end is told then. When
-// nobody saw its end, as after a reboot of the node, it is removed.
+// Adopt implements runtime.Runtime. A module that has ended in the meantime is adopted too, and its end is reported. If
+// its end is unknown, as after a reboot of the node, it is removed.
 func (r *Runtime) Adopt(ctx context.Context, index int, data wire.ModuleData) (bool, error) {
 	if err := data.Validate(); err != nil {
 		return false, err
@@ -83,7 +83,7 @@ func (r *Runtime) Adopt(ctx context.Context, index int, data wire.ModuleData) (b
 	m.watchPod()
 	close(m.begun)
 	m.attend()
-	r.lookAtAll() // it may have ended before its events were followed
+	r.lookAtAll() // it may have ended before watchPod
 	return true, nil
 }
 
@@ -97,7 +97,7 @@ func (r *Runtime) podOf(uuid string) (*node.Pod, *node.Container) {
 	return nil, nil
 }
 
-// sweep removes, now and then, what nobody needs.
+// sweep removes unused pods and images periodically.
 func (r *Runtime) sweep() {
 	tick := time.NewTicker(min(sweepPause, r.OrphanAge, r.ImageIdle))
 	defer tick.Stop()
@@ -108,13 +108,13 @@ func (r *Runtime) sweep() {
 			return
 		}
 		if err := r.removeOrphans(); err != nil && r.ctx.Err() == nil {
-			r.log.Warn("pods of modules that are gone stay for now", "err", err)
+			r.log.Warn("pods without a module cannot be removed, to be retried", "err", err)
 		}
 		r.files.collect(r.ctx)
 	}
 }
 
-// removeOrphans removes pods of modules that are not there, once those of an earlier daemon had time to be adopted.
+// removeOrphans removes pods without a module, once the manager had time to adopt those of an earlier daemon.
 func (r *Runtime) removeOrphans() error {
 	r.mu.Lock()
 	early := time.Since(r.started) < r.OrphanAge
@@ -125,16 +125,16 @@ func (r *Runtime) removeOrphans() error {
 	var errs []error
 	for _, p := range r.ours() {
 		uuid := moduleOf(p)
-		if r.live(uuid) { // its uuid is taken before its pod is made
+		if r.live(uuid) { // the module is entered before its pod is created
 			continue
 		}
-		r.log.Warn("removing the pod of a module that is gone", "module", uuid, "pod", p.ID)
+		r.log.Warn("removing a pod without a module", "module", uuid, "pod", p.ID)
 		errs = append(errs, r.removePod(r.ctx, p.ID))
 	}
 	return errors.Join(errs...)
 }
 
-// live tells whether there is a module now.
+// live reports whether there is a module of this uuid.
 func (r *Runtime) live(uuid string) bool {
 	for _, m := range r.all() {
 		if m.uuid == uuid {

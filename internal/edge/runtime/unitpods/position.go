@@ -8,17 +8,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// positionsDir is where, beside the modules' own log directories, their positions are: a watch of those must not see them.
+// positionsDir holds the positions. It is outside of the modules' log directories, which are watched.
 const positionsDir = "positions"
 
-// position is how much of a log has been taken by the manager: the file, by its inode, and the bytes of it.
+// position is how far the manager has taken a log: the file, by its inode, and the offset in it.
 type position struct {
 	inode  uint64
 	offset int64
 }
 
-// mark keeps a position in a file of 16 bytes. It is written without a sync: what it is of is in the page cache, too, and is
-// of no use when that is gone.
+// mark keeps a position in a file of 16 bytes. It is written without a sync, as the log is: both are lost with the page cache.
 type mark struct{ file *os.File }
 
 func openMark(logDir, name string) (*mark, error) {
@@ -33,7 +32,7 @@ func openMark(logDir, name string) (*mark, error) {
 	return &mark{file}, nil
 }
 
-// read gives the position; the zero one is none.
+// read returns the position; zero if there is none.
 func (m *mark) read() position {
 	var raw [16]byte
 	if n, _ := m.file.ReadAt(raw[:], 0); n < len(raw) {
@@ -46,7 +45,7 @@ func (m *mark) write(p position) {
 	var raw [16]byte
 	binary.LittleEndian.PutUint64(raw[:], p.inode)
 	binary.LittleEndian.PutUint64(raw[8:], uint64(p.offset))
-	_, _ = m.file.WriteAt(raw[:], 0) // a disk that is full costs lines that are told twice
+	_, _ = m.file.WriteAt(raw[:], 0) // on a full disk lines are reported twice
 }
 
 func (m *mark) close() { _ = m.file.Close() }

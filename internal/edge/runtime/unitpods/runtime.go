@@ -17,7 +17,7 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 )
 
-// queued is how many messages wait for Receive; then those who have more wait.
+// queued is the number of messages that may wait for Receive; beyond it senders wait.
 const queued = 256
 
 // Runtime implements runtime.Runtime.
@@ -28,7 +28,7 @@ type Runtime struct {
 	watch *watcher
 	out   chan outgoing
 
-	lastWords, lookPause time.Duration // constants but for tests
+	lastWords, lookPause time.Duration // shortened by tests
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -41,7 +41,7 @@ type Runtime struct {
 	pods    map[string]*module // by pod ID
 }
 
-// outgoing is a message for the manager. handed is called, unless it is nil, when Receive gives it away.
+// outgoing is a message for the manager. handed, unless nil, is called when Receive returns it.
 type outgoing struct {
 	channel.Message
 	handed func()
@@ -49,7 +49,7 @@ type outgoing struct {
 
 var _ runtime.Runtime = (*Runtime)(nil)
 
-// New makes a runtime; nothing happens before Start. A configuration that cannot be is errdefs.ErrInvalidArgument.
+// New makes a runtime; nothing happens before Start. A bad configuration is errdefs.ErrInvalidArgument.
 func New(c Config) (*Runtime, error) {
 	if err := c.setDefaults(); err != nil {
 		return nil, err
@@ -68,7 +68,7 @@ func (r *Runtime) Info() runtime.Info {
 	return runtime.Info{Type: Type, Name: r.Name, UUID: r.UUID, APIs: slices.Clone(APIs), MaxModules: r.MaxModules, Durable: true}
 }
 
-// Start implements runtime.Runtime. The runtime is never lost, as it is the node's: there is nothing to start again.
+// Start implements runtime.Runtime. The runtime is part of the node and never lost, so a second call does nothing.
 func (r *Runtime) Start(context.Context) (map[string]any, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -102,7 +102,7 @@ func (r *Runtime) Receive(ctx context.Context) (channel.Message, error) {
 	}
 }
 
-// Close implements runtime.Runtime. The modules go on.
+// Close implements runtime.Runtime. The modules run on.
 func (r *Runtime) Close() error {
 	r.cancel()
 	r.mu.Lock()
@@ -131,7 +131,7 @@ func (r *Runtime) closed() error {
 	return fmt.Errorf("runtime %s has been closed: %w", r.Name, errdefs.ErrUnavailable)
 }
 
-// at is the module at an index.
+// at returns the module at an index.
 func (r *Runtime) at(index int) (*module, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -141,7 +141,7 @@ func (r *Runtime) at(index int) (*module, error) {
 	return nil, fmt.Errorf("runtime %s has no module at index %d: %w", r.Name, index, errdefs.ErrNotFound)
 }
 
-// spawn runs f beside the others, which Close waits for; not at all when the runtime is closed. m.mu may be held.
+// spawn runs f in a goroutine that Close waits for, unless the runtime is closed. m.mu may be held.
 func (r *Runtime) spawn(f func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -150,7 +150,7 @@ func (r *Runtime) spawn(f func()) {
 	}
 }
 
-// tell queues a message for the manager, and waits for room; false when the runtime was closed meanwhile.
+// tell queues a message for the manager and waits for room; false if the runtime is closed meanwhile.
 func (r *Runtime) tell(m outgoing) bool {
 	select {
 	case r.out <- m:

@@ -7,18 +7,18 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// watcher tells followers that their log has grown. One inotify instance serves all: the kernel gives a user few of them
-// (fs.inotify.max_user_instances). Without it, or without a watch, followers look by themselves, once a second.
+// watcher wakes followers when their log has grown. All share one inotify instance, since a user may have few of them
+// (fs.inotify.max_user_instances). Without it, or without a watch, followers poll once a second.
 type watcher struct {
 	mu     sync.Mutex
-	notify *fsnotify.Watcher // there since the first watch, until close
+	notify *fsnotify.Watcher // made by the first add
 	wakes  map[string]chan struct{}
 	done   sync.WaitGroup
 }
 
 func newWatcher() *watcher { return &watcher{wakes: map[string]chan struct{}{}} }
 
-// add has wake signalled when a file in the directory changes.
+// add signals wake when a file in the directory changes.
 func (w *watcher) add(dir string, wake chan struct{}) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -61,7 +61,7 @@ func (w *watcher) run(notify *fsnotify.Watcher) {
 				return
 			}
 			w.signal(filepath.Dir(event.Name))
-		case _, ok := <-notify.Errors: // too many events at once, say: some were lost, and followers look by themselves
+		case _, ok := <-notify.Errors: // such as lost events: followers poll as well
 			if !ok {
 				return
 			}
