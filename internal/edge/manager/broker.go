@@ -10,8 +10,8 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// Bounds of what modules have published and the client has not taken yet. A broker that is slow is felt by a module that
-// publishes faster for outPatience, then its messages are dropped until half of the queue is free.
+// Bounds of the modules' messages that the client has not taken yet. When the queue is full a module waits for outPatience; then
+// messages are dropped until half of the queue is free.
 const (
 	outMessages = 4096
 	outBytes    = 64 << 20
@@ -19,7 +19,7 @@ const (
 	outFirst    = 2 * time.Second // the wait for the first connection
 )
 
-// outQueue is the way of modules' messages, logs and exits to the broker, in their order.
+// outQueue passes modules' messages, logs and exits to the broker, in order.
 type outQueue struct {
 	m         *Manager
 	queue     *queue[outgoing]
@@ -35,7 +35,7 @@ type outgoing struct {
 	qos     byte
 	payload []byte
 	done    func(error)   // may be nil
-	flushed chan struct{} // no message: everything before it has been handed over
+	flushed chan struct{} // no message; closed once everything before it was handed over
 }
 
 func newOutQueue(m *Manager) *outQueue {
@@ -46,7 +46,7 @@ func newOutQueue(m *Manager) *outQueue {
 
 func (q *outQueue) start() { q.wg.Go(guard.Loop(q.m.log, "edge messages", q.run)) }
 
-// stop ends the queue; what is still in it is counted as dropped.
+// stop ends the queue and counts the rest as dropped.
 func (q *outQueue) stop() {
 	q.cancel()
 	q.wg.Wait()
@@ -72,7 +72,7 @@ func (q *outQueue) put(topic string, qos byte, payload []byte) {
 	}
 }
 
-// send queues a message of the manager, however long that takes. done is told what became of it.
+// send queues a message of the manager and waits for room. done is called with the result.
 func (q *outQueue) send(topic string, qos byte, payload []byte, done func(error)) {
 	o := outgoing{topic: topic, qos: qos, payload: payload, done: done}
 	if !q.wait(o, nil) {
@@ -80,7 +80,7 @@ func (q *outQueue) send(topic string, qos byte, payload []byte, done func(error)
 	}
 }
 
-// flush returns when what is in the queue has been handed over, or with the end of ctx.
+// flush waits until everything in the queue was handed over, or ctx ends.
 func (q *outQueue) flush(ctx context.Context) {
 	flushed := make(chan struct{})
 	q.queue.put(outgoing{flushed: flushed}, 0, true)
@@ -107,10 +107,10 @@ func (q *outQueue) wait(o outgoing, patience <-chan time.Time) bool {
 }
 
 func (q *outQueue) run() {
-	// What a runtime says at its start is not lost because the broker is a moment later.
+	// Messages from the start of the runtimes wait a moment for the broker.
 	ctx, cancel := context.WithTimeout(q.m.ctx, outFirst)
 	if err := q.m.client.WaitConnected(ctx); err != nil {
-		q.m.log.Debug("edge: there is no broker yet", "err", err)
+		q.m.log.Debug("edge: the broker is not connected yet", "err", err)
 	}
 	cancel()
 	for {
@@ -137,8 +137,8 @@ func (q *outQueue) run() {
 	}
 }
 
-// subscribe makes the subscriptions of channels, in their order, without holding up those who open them.
-type subscribe struct {
+// subscriber subscribes for channels, in order and in the background.
+type subscriber struct {
 	m    *Manager
 	more chan struct{} // one token
 
@@ -155,19 +155,19 @@ type subscription struct {
 // subscribeTimeout bounds the wait for the broker's answer.
 const subscribeTimeout = 10 * time.Second
 
-func newSubscribe(m *Manager) *subscribe { return &subscribe{m: m, more: make(chan struct{}, 1)} }
+func newSubscriber(m *Manager) *subscriber { return &subscriber{m: m, more: make(chan struct{}, 1)} }
 
-func (s *subscribe) add(filter string, qos byte) { s.put(subscription{filter: filter, qos: qos}) }
-func (s *subscribe) remove(filter string)        { s.put(subscription{filter: filter, remove: true}) }
+func (s *subscriber) add(filter string, qos byte) { s.put(subscription{filter: filter, qos: qos}) }
+func (s *subscriber) remove(filter string)        { s.put(subscription{filter: filter, remove: true}) }
 
-func (s *subscribe) put(one subscription) {
+func (s *subscriber) put(one subscription) {
 	s.mu.Lock()
 	s.todo = append(s.todo, one)
 	s.mu.Unlock()
 	poke(s.more)
 }
 
-func (s *subscribe) run() {
+func (s *subscriber) run() {
 	for {
 		select {
 		case <-s.more:
@@ -186,7 +186,7 @@ func (s *subscribe) run() {
 	}
 }
 
-func (s *subscribe) do(one subscription) error {
+func (s *subscriber) do(one subscription) error {
 	ctx, cancel := context.WithTimeout(s.m.ctx, subscribeTimeout)
 	defer cancel()
 	if one.remove {

@@ -18,18 +18,18 @@ import (
 type Config struct {
 	// Root is the daemon's directory for what outlives a boot; the record is edge/manager.db below it.
 	Root string
-	// UUID names the manager to the orchestrator, over restarts; Name is for people.
+	// UUID names the manager to the orchestrator and never changes; Name is for people.
 	UUID, Name string
 	Topics     wire.Topics
-	// MQTT is the way to the broker. The manager sets NoLocal, the will and the handlers, and ClientID if it is empty.
+	// MQTT configures the connection. The manager sets NoLocal, the will and the handlers, and ClientID if it is empty.
 	MQTT mqtt.Config
 	// Dial makes the client; mqtt.New by default.
 	Dial     func(mqtt.Config) (mqtt.Client, error)
 	Runtimes []runtime.Runtime
-	// KeepAlive is the time between keepalives of a runtime; 0: what the orchestrator says, 60 s if it says nothing.
+	// KeepAlive is the time between keepalives of a runtime; 0: as the orchestrator asks, or 60 s.
 	KeepAlive time.Duration
 	Limits    Limits
-	// RegisterTimeout is the wait for the orchestrator's answer; 5 s by default (edge protocol, "Registration").
+	// RegisterTimeout is the wait for the orchestrator's answer; 5 s by default.
 	RegisterTimeout time.Duration
 	// BackoffMin and BackoffMax bound the delays between attempts to register, to start a runtime and to start a module again,
 	// which double; 500 ms and 30 s by default.
@@ -37,19 +37,19 @@ type Config struct {
 	Log                    *slog.Logger
 }
 
-// Limits are those of one module.
+// Limits of one module.
 type Limits struct {
 	// Messages and Bytes bound what waits for a module that does not read; the oldest is dropped. 1024 and 16 MiB by default;
 	// one message that is longer waits alone.
 	Messages int
 	Bytes    int
-	// MessagesPerSecond and BytesPerSecond bound what a module publishes, with bursts of one second's worth; what is above is
-	// dropped. 0: not bounded.
+	// MessagesPerSecond and BytesPerSecond bound what a module publishes, with bursts of one second's worth; the rest is dropped.
+	// 0: unlimited.
 	MessagesPerSecond float64
 	BytesPerSecond    float64
 }
 
-// Defaults (edge protocol, "Registration").
+// Defaults.
 const (
 	defaultRegisterTimeout = 5 * time.Second
 	defaultKeepAlive       = 60 * time.Second

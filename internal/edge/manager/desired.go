@@ -12,31 +12,31 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 )
 
-// kindFinished is the kind of records of desired modules that have ended and are not started again, by runtime and uuid; the value is
+// kindFinished is the kind of records of desired modules that have ended and are not restarted, by runtime and uuid; the value is
 // the module's data.
 const kindFinished = "finished"
 
 var desiredRecorded = failpoint.New("edge.manager.desired.recorded")
 
-// desired is a desired document: the modules that the runtime is to run, as long as it is there.
+// desired is a desired document: the modules that the runtime is to run.
 //
 //	{"generation": …, "modules": [{"uuid": …, "restart": "always|on-failure|never", …}]}
 type desired struct {
 	generation json.RawMessage
 	modules    []wire.ModuleData
-	err        error // what is wrong with the document
+	err        error // why the document is refused
 }
 
-// restart is how often a desired module was started again, and when it may be again.
+// restart counts the restarts of a desired module, and delays the next one.
 type restart struct {
 	count int
 	delay backoff
 	after time.Time
-	ended bool // it is not, with these data
+	ended bool // it is not restarted with these data
 	data  []byte
 }
 
-// parseDesired reads a document. One that is wrong anywhere is wrong as a whole.
+// parseDesired reads a document. One mistake refuses the whole document.
 func parseDesired(payload []byte) *desired {
 	d := &desired{}
 	if len(trimNUL(payload)) == 0 {
@@ -66,7 +66,7 @@ func parseDesired(payload []byte) *desired {
 	return d
 }
 
-// setDesired takes a document. A wrong one is answered on the error topic, and the one before stays in force.
+// setDesired accepts a document. A bad one is answered on the error topic, and the previous one stays in force.
 func (h *host) setDesired(payload []byte) {
 	d := parseDesired(payload)
 	if d.err != nil {
@@ -85,7 +85,7 @@ func (h *host) setDesired(payload []byte) {
 	poke(h.report)
 }
 
-// reconcileAll brings the modules to what the document says, whenever one or the other has changed.
+// reconcileAll makes the modules match the document whenever one of them has changed.
 func (h *host) reconcileAll() {
 	h.loadFinished()
 	for {
@@ -95,8 +95,8 @@ func (h *host) reconcileAll() {
 			return
 		}
 		if d := h.desired.Load(); d != nil && d.err == nil {
-			if again := h.meet(d); again > 0 {
-				time.AfterFunc(again, func() { poke(h.reconcile) })
+			if wait := h.meet(d); wait > 0 {
+				time.AfterFunc(wait, func() { poke(h.reconcile) })
 			}
 		}
 	}
@@ -113,11 +113,11 @@ func (h *host) loadFinished() {
 		return nil
 	})
 	if err != nil {
-		h.m.refuse("record", "what has finished cannot be read", "runtime", h.info.Name, "err", err)
+		h.m.refuse("record", "the finished modules cannot be read", "runtime", h.info.Name, "err", err)
 	}
 }
 
-// meet deletes what is not desired any more and creates what is missing. It returns when to look again; 0: not before a change.
+// meet deletes modules that are no longer desired and creates missing ones. It returns when to try again; 0: after a change.
 func (h *host) meet(d *desired) time.Duration {
 	h.orders.Lock()
 	defer h.orders.Unlock()
@@ -133,21 +133,21 @@ func (h *host) meet(d *desired) time.Duration {
 			}
 		}
 	}
-	var again time.Duration
+	var next time.Duration
 	for _, data := range d.modules {
 		wait, err := h.meetOne(data)
 		if err != nil {
 			h.m.fail("desired", wire.Envelope{}, data.Bytes(), fmt.Errorf("the desired document: %w", err))
 			wait = h.m.config.BackoffMax
 		}
-		if wait > 0 && (again == 0 || wait < again) {
-			again = wait
+		if wait > 0 && (next == 0 || wait < next) {
+			next = wait
 		}
 	}
-	return again
+	return next
 }
 
-// meetOne creates a desired module that is missing, unless its time has not come.
+// meetOne creates a desired module that is missing, unless it has finished or its delay has not passed.
 func (h *host) meetOne(data wire.ModuleData) (time.Duration, error) {
 	h.mu.Lock()
 	mod, halted := h.byUUID[data.UUID()], h.halted
@@ -166,7 +166,7 @@ func (h *host) meetOne(data wire.ModuleData) (time.Duration, error) {
 	return 0, h.createLocked("", fromDesired, data)
 }
 
-// forgetFinished forgets what was with modules that are not in the document, or are with other data.
+// forgetFinished drops the restarts of modules that are not in the document with the same data.
 func (h *host) forgetFinished(wanted map[string]wire.ModuleData) {
 	for uuid, r := range h.restarts {
 		data, ok := wanted[uuid]
@@ -175,7 +175,7 @@ func (h *host) forgetFinished(wanted map[string]wire.ModuleData) {
 		}
 		if r.ended {
 			if err := h.m.store.Delete(kindFinished, h.info.UUID+"/"+uuid); err != nil {
-				h.m.refuse("record", "what has finished cannot be forgotten", "module", uuid, "err", err)
+				h.m.refuse("record", "a finished module cannot be taken out of the record", "module", uuid, "err", err)
 				continue
 			}
 		}
@@ -183,9 +183,9 @@ func (h *host) forgetFinished(wanted map[string]wire.ModuleData) {
 	}
 }
 
-// leftDesired decides whether a desired module that has ended is started again, and when. Without a policy it always is. The
-// orders are the caller's.
-func (h *host) leftDesired(mod *module, payload []byte) {
+// scheduleRestart decides whether and when a desired module that has ended is restarted. Without a policy it always is. The caller
+// holds orders.
+func (h *host) scheduleRestart(mod *module, payload []byte) {
 	if mod.record.Origin != fromDesired {
 		return
 	}
@@ -207,7 +207,7 @@ func (h *host) leftDesired(mod *module, payload []byte) {
 	r.after = time.Now().Add(r.delay.delay())
 }
 
-// reported is what a runtime does, for everybody who is interested.
+// reported is the retained document about a runtime.
 type reported struct {
 	Type       string           `json:"type"`
 	UUID       string           `json:"uuid"`
@@ -226,8 +226,7 @@ type reportedModule struct {
 	Restarts int    `json:"restarts"`
 }
 
-// reportAll tells the reported state, retained, whenever it has changed. While the broker is away nothing is told: the state of
-// that time is nobody's business afterwards.
+// reportAll publishes the reported state, retained, whenever it has changed. States while the broker was away are skipped.
 func (h *host) reportAll() {
 	var last []byte
 	for {
@@ -260,8 +259,8 @@ func (h *host) reportNow() reported {
 	}
 	for _, mod := range h.all() {
 		one := reportedModule{UUID: mod.uuid, Name: mod.data.Name(), Index: mod.record.Index, State: mod.state.reported(), Origin: mod.record.Origin}
-		if again := h.restarts[mod.uuid]; again != nil {
-			one.Restarts = again.count
+		if r := h.restarts[mod.uuid]; r != nil {
+			one.Restarts = r.count
 		}
 		r.Modules = append(r.Modules, one)
 	}

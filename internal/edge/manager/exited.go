@@ -12,17 +12,17 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 )
 
-// kindExit is the kind of the records of exits that the broker has not acknowledged, by a key of their own.
+// kindExit is the kind of records of exits that the broker has not acknowledged. Their keys are random.
 const kindExit = "exit"
 
-// exitsPoll is how often it is looked whether the broker has acknowledged everything; exitsKeep how long an exit is kept on a
-// connection that never comes to rest.
+// exitsPoll is the time between checks whether the broker has acknowledged everything; exitsKeep bounds how long an exit is kept on
+// a busy connection.
 const (
 	exitsPoll = 250 * time.Millisecond
 	exitsKeep = time.Minute
 )
 
-// Lines at which the daemon may die.
+// Fail points.
 var (
 	exitRecorded  = failpoint.New("edge.manager.exited.recorded")
 	exitCleaned   = failpoint.New("edge.manager.exited.cleaned")
@@ -87,8 +87,8 @@ func (h *host) conclude(mod *module, payload []byte) {
 		return
 	}
 	h.orders.Lock()
-	told := m.exits.keep(m, exit{Runtime: h.info.UUID, UUID: mod.uuid, Payload: payload})
-	h.leftDesired(mod, payload)
+	send := m.exits.keep(m, exit{Runtime: h.info.UUID, UUID: mod.uuid, Payload: payload})
+	h.scheduleRestart(mod, payload)
 	if exitKept.Hit(m.ctx) == nil {
 		if err := m.store.Delete(kindModule, mod.uuid); err != nil {
 			m.refuse("record", "a module cannot be taken out of the record", "module", mod.uuid, "err", err)
@@ -99,13 +99,12 @@ func (h *host) conclude(mod *module, payload []byte) {
 	m.counts.exited.WithLabelValues(reasonOf(payload)).Inc()
 	m.log.Info("edge: module exited", "runtime", h.info.Name, "module", mod.uuid, "status", string(payload))
 	if exitForgotten.Hit(m.ctx) == nil {
-		told()
+		send()
 	}
 	poke(h.reconcile)
 }
 
-// metadata reads what a runtime says with an exit: the fields of an object; a plain string is its status; what is no JSON is told
-// as such (Seed 4, "Module Exited").
+// metadata reads the payload of a runtime's exited message as an object. A plain string is its status; anything else is quoted.
 func (h *host) metadata(payload []byte) []byte {
 	payload = trimNUL(payload)
 	if len(payload) == 0 {
@@ -118,12 +117,12 @@ func (h *host) metadata(payload []byte) []byte {
 	if json.Unmarshal(payload, &plain) == nil {
 		return object(map[string]any{"status": plain})
 	}
-	h.m.refuse("bad-json", "a runtime tells an exit in what is no JSON", "runtime", h.info.Name, "bytes", len(payload))
+	h.m.refuse("bad-json", "a runtime's exited message is not JSON", "runtime", h.info.Name, "bytes", len(payload))
 	const most = 256
 	return object(map[string]any{"status": "exited", "message": fmt.Sprintf("the runtime's metadata is no JSON object: %.*q", most, payload)})
 }
 
-// exitedData is the data of an exited message: the runtime's fields, and who has ended.
+// exitedData is the data of an exited message: the runtime's fields, and the module.
 func (h *host) exitedData(uuid string, payload []byte) json.RawMessage {
 	fields, err := wire.ParseObject(payload)
 	if err != nil {
@@ -137,7 +136,7 @@ func (h *host) exitedData(uuid string, payload []byte) json.RawMessage {
 	return object(data)
 }
 
-// outcome reads the status of an exit: whether it was a success, and its reason.
+// outcome reads from an exit whether it was a success, and its reason.
 func outcome(payload []byte) (ok bool, reason string) {
 	var e struct {
 		Status   json.RawMessage `json:"status"`
@@ -156,7 +155,7 @@ func outcome(payload []byte) (ok bool, reason string) {
 	return e.ExitCode == 0, "exited"
 }
 
-// reasonOf is an exit's reason as a label: those of the protocol, or "other".
+// reasonOf is an exit's reason as a label; one that the protocol does not know is "other".
 func reasonOf(payload []byte) string {
 	_, reason := outcome(payload)
 	switch reason {
@@ -166,16 +165,16 @@ func reasonOf(payload []byte) string {
 	return "other"
 }
 
-// exit is an exit that is to be told.
+// exit is an exit to report.
 type exit struct {
 	Runtime string `json:"runtime"`
 	UUID    string `json:"uuid"`
 	Payload []byte `json:"payload"`
 
-	told time.Time // when the client has taken it; zero: not yet
+	sent time.Time // when the client took it; zero: not yet
 }
 
-// exits are those that the broker may not have.
+// exits are the exits that the broker has not acknowledged.
 type exits struct {
 	mu   sync.Mutex
 	all  map[string]exit // by key
@@ -184,8 +183,8 @@ type exits struct {
 
 func newExits() *exits { return &exits{all: map[string]exit{}, more: make(chan struct{}, 1)} }
 
-// keep records an exit; the function returned tells it.
-func (x *exits) keep(m *Manager, e exit) (tell func()) {
+// keep records an exit; the returned function sends it.
+func (x *exits) keep(m *Manager, e exit) (send func()) {
 	key := newID()
 	raw, err := json.Marshal(e)
 	if err == nil {
@@ -195,7 +194,7 @@ func (x *exits) keep(m *Manager, e exit) (tell func()) {
 		m.refuse("record", "an exit cannot be recorded", "module", e.UUID, "err", err)
 	}
 	x.put(key, e)
-	return func() { x.tellOne(m, key) }
+	return func() { x.send(m, key) }
 }
 
 func (x *exits) put(key string, e exit) {
@@ -205,15 +204,15 @@ func (x *exits) put(key string, e exit) {
 	poke(x.more)
 }
 
-// tellOne sends an exit that was not sent in this connection or queued before.
-func (x *exits) tellOne(m *Manager, key string) {
+// send sends an exit unless it was sent before.
+func (x *exits) send(m *Manager, key string) {
 	x.mu.Lock()
 	e, ok := x.all[key]
-	if !ok || !e.told.IsZero() {
+	if !ok || !e.sent.IsZero() {
 		x.mu.Unlock()
 		return
 	}
-	e.told = time.Now()
+	e.sent = time.Now()
 	x.all[key] = e
 	x.mu.Unlock()
 	h := m.host(e.Runtime)
@@ -225,15 +224,15 @@ func (x *exits) tellOne(m *Manager, key string) {
 			err = exitTold.Hit(m.ctx)
 		}
 		if err != nil {
-			e.told = time.Time{}
+			e.sent = time.Time{}
 			x.put(key, e)
 		}
 	})
 }
 
-// tell tells what was not told before, exits of an earlier daemon. It comes before the registration: the orchestrator is not to
-// create those modules again.
-func (x *exits) tell(m *Manager) {
+// sendAll sends the exits that were not sent before, such as those of an earlier daemon. It precedes the registration, so that the
+// orchestrator does not create those modules again.
+func (x *exits) sendAll(m *Manager) {
 	x.mu.Lock()
 	keys := make([]string, 0, len(x.all))
 	for key := range x.all {
@@ -241,7 +240,7 @@ func (x *exits) tell(m *Manager) {
 	}
 	x.mu.Unlock()
 	for _, key := range keys {
-		x.tellOne(m, key)
+		x.send(m, key)
 	}
 }
 
@@ -261,15 +260,15 @@ func (x *exits) run(m *Manager) func() {
 	}
 }
 
-// forget takes out of the record what was told before the client's queue was empty; it returns how many are left.
+// forget removes the exits that were sent before the client's queue was last empty; it returns how many are left.
 func (x *exits) forget(m *Manager) int {
 	now := time.Now()
 	stats := m.client.Stats()
-	rest := m.client.Connected() && stats.Queued == 0
+	idle := m.client.Connected() && stats.Queued == 0
 	x.mu.Lock()
 	var keys []string
 	for key, e := range x.all {
-		if !e.told.IsZero() && now.Sub(e.told) > exitsPoll && (rest || m.client.Connected() && now.Sub(e.told) > exitsKeep) {
+		if !e.sent.IsZero() && now.Sub(e.sent) > exitsPoll && (idle || m.client.Connected() && now.Sub(e.sent) > exitsKeep) {
 			keys = append(keys, key)
 			delete(x.all, key)
 		}

@@ -7,7 +7,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// ownKeepalive takes the fields of a runtime's keepalive and tells them at once (Seed 4, "Keepalive").
+// ownKeepalive stores the fields of a runtime's keepalive, and sends a keepalive with them.
 func (h *host) ownKeepalive(payload []byte) {
 	own := map[string]json.RawMessage{}
 	if len(trimNUL(payload)) > 0 {
@@ -23,7 +23,7 @@ func (h *host) ownKeepalive(payload []byte) {
 	poke(h.beat)
 }
 
-// keepAlive tells that the runtime is there, as often as the configuration or the orchestrator says.
+// keepAlive sends keepalives of the runtime, at the interval of the configuration or the orchestrator.
 func (h *host) keepAlive() {
 	m := h.m
 	for m.ctx.Err() == nil {
@@ -40,15 +40,15 @@ func (h *host) keepAlive() {
 			case <-m.ctx.Done():
 				t.Stop()
 				return
-			case <-changed: // the interval, maybe: it begins anew only if it is another one
+			case <-changed: // wait again only if the interval has changed
 				h.mu.Lock()
 				waiting, changed = h.interval == interval || m.config.KeepAlive > 0 || h.interval == 0, h.change
 				h.mu.Unlock()
 			case <-h.beat:
-				h.tellAlive()
+				h.sendKeepalive()
 				waiting = false
 			case <-t.C:
-				h.tellAlive()
+				h.sendKeepalive()
 				waiting = false
 			}
 		}
@@ -56,8 +56,8 @@ func (h *host) keepAlive() {
 	}
 }
 
-// tellAlive sends one keepalive.
-func (h *host) tellAlive() {
+// sendKeepalive sends one keepalive.
+func (h *host) sendKeepalive() {
 	if !h.isUp() || !h.m.client.Connected() {
 		return
 	}

@@ -27,13 +27,13 @@ type Manager struct {
 	exits  *exits
 	counts *counts
 
-	out  *outQueue  // of channels' messages to the broker
-	subs *subscribe // of channels' subscriptions
+	out  *outQueue   // of channels' messages to the broker
+	subs *subscriber // of channels' subscriptions
 
-	ready      chan struct{} // closed when Open has made everything that the client's handlers need
+	ready      chan struct{} // closed once everything that the client's handlers need is set
 	answers    answers       // registrations that wait for the orchestrator
 	registered atomic.Bool
-	before     atomic.Bool // there was a connection before, of this daemon or an earlier one
+	reconnects atomic.Bool // this daemon or an earlier one was connected before
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -41,15 +41,15 @@ type Manager struct {
 	once   sync.Once
 }
 
-// Open starts a manager: its runtimes, the modules of its record, and, as soon as there is a broker and an orchestrator,
-// everything else. It does not wait for any of them.
+// Open starts a manager: its runtimes and the modules of its record, and the rest as soon as there are a broker and an orchestrator.
+// It waits for none of them.
 func Open(c Config) (*Manager, error) {
 	if err := c.complete(); err != nil {
 		return nil, err
 	}
 	m := &Manager{config: c, log: c.Log, counts: newCounts(), exits: newExits(), ready: make(chan struct{})}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
-	m.out, m.subs = newOutQueue(m), newSubscribe(m)
+	m.out, m.subs = newOutQueue(m), newSubscriber(m)
 	m.router = channel.NewRouter(channel.RouterOptions{Publish: m.out.put, Subscribe: m.subs.add, Unsubscribe: m.subs.remove, Held: c.filters()})
 	for _, rt := range c.Runtimes {
 		m.hosts = append(m.hosts, newHost(m, rt))
@@ -59,7 +59,7 @@ func Open(c Config) (*Manager, error) {
 		m.cancel()
 		return nil, err
 	}
-	m.before.Store(!m.store.Fresh())
+	m.reconnects.Store(!m.store.Fresh())
 	if err := m.load(); err != nil {
 		m.cancel()
 		return nil, errors.Join(err, m.store.Close())
@@ -98,8 +98,8 @@ func (m *Manager) mqttConfig() mqtt.Config {
 	return c
 }
 
-// Close takes the node from the orchestrator's list and ends the connection and the runtimes. Modules of a runtime that is an
-// Adopter go on, and so does the record: the next Open finds them.
+// Close takes the node from the orchestrator's list and ends the connection and the runtimes. Modules of durable runtimes run on, and
+// the next Open adopts them.
 func (m *Manager) Close(ctx context.Context) error {
 	var err error
 	m.once.Do(func() { err = m.close(ctx) })
@@ -132,7 +132,7 @@ func (m *Manager) close(ctx context.Context) error {
 	return errors.Join(err, m.store.Close())
 }
 
-// handle takes a message of the broker. It returns when what must not be lost is in the record.
+// handle handles a message from the broker. It returns once orders are recorded.
 func (m *Manager) handle(msg mqtt.Message) {
 	<-m.ready
 	topics := m.config.Topics
@@ -166,7 +166,7 @@ func (m *Manager) host(uuid string) *host {
 	return nil
 }
 
-// publish sends a message of the manager itself. One that is lost is logged and counted: there is nobody to tell.
+// publish sends a message of the manager itself. A failure is logged and counted.
 func (m *Manager) publish(ctx context.Context, topic string, qos byte, retain bool, payload []byte) {
 	if err := m.client.Publish(ctx, topic, qos, retain, payload); err != nil {
 		m.drop("publish", 1)
@@ -174,7 +174,7 @@ func (m *Manager) publish(ctx context.Context, topic string, qos byte, retain bo
 	}
 }
 
-// fail answers what could not be done on the error topic, in the requester's words (edge protocol, "MQTT topics").
+// fail answers a request that failed on the error topic, with the requester's types.
 func (m *Manager) fail(reason string, e wire.Envelope, data any, err error) {
 	m.refuse(reason, "a control message is refused", "err", err)
 	if e.Type == "" {
@@ -188,7 +188,7 @@ func (m *Manager) fail(reason string, e wire.Envelope, data any, err error) {
 	m.publish(m.ctx, m.config.Topics.Errors(), 2, false, answer.Bytes())
 }
 
-// refuse logs and counts what was not done.
+// refuse logs and counts a message or order that was refused.
 func (m *Manager) refuse(reason, what string, args ...any) {
 	m.counts.refused.WithLabelValues(reason).Inc()
 	if m.counts.mayLog(reason, time.Now()) {
@@ -196,7 +196,7 @@ func (m *Manager) refuse(reason, what string, args ...any) {
 	}
 }
 
-// drop counts messages that reach nobody.
+// drop counts dropped messages.
 func (m *Manager) drop(reason string, n int) {
 	m.counts.dropped.WithLabelValues(reason).Add(float64(n))
 }

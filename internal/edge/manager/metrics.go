@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// logEvery bounds how often one kind of trouble is logged: a peer that does nothing else must not fill the disk.
+// logEvery bounds how often each kind of trouble is logged, so that no peer can fill the disk.
 const logEvery = time.Second
 
 // counts are the manager's counters.
@@ -36,7 +36,7 @@ func newCounts() *counts {
 	}
 }
 
-// mayLog tells whether trouble of this kind is to be logged now.
+// mayLog reports whether to log trouble of this kind now.
 func (c *counts) mayLog(reason string, now time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

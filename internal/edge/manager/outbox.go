@@ -9,14 +9,14 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// outbox is what waits for one module: a module that does not read, or whose runtime does not, holds no other up.
+// outbox queues the messages for one module, so that one that does not read does not delay the others.
 type outbox struct {
 	h     *host
 	index int
 	queue *queue[delivery]
 
 	mu  sync.Mutex
-	run context.Context // of the runtime's connection that the outbox is for; nil: none
+	run context.Context // of the runtime's connection; nil: none
 	end context.CancelFunc
 }
 
@@ -31,7 +31,7 @@ func newOutbox(h *host, index int) *outbox {
 	return &outbox{h: h, index: index, queue: newQueue[delivery](l.Messages, l.Bytes)}
 }
 
-// put leaves a message for the module; the oldest makes room.
+// put queues a message; if there is no room, the oldest is dropped.
 func (o *outbox) put(fd int, payload []byte) {
 	dropped, _ := o.queue.put(delivery{fd, payload}, len(payload), true)
 	if dropped > 0 {
@@ -55,7 +55,7 @@ func (o *outbox) start(run context.Context) {
 	o.h.m.wg.Go(guard.Loop(o.h.m.log, "edge messages", func() { o.deliver(ctx) }))
 }
 
-// clear ends the deliveries and drops what waits.
+// clear ends the deliveries and drops the queue.
 func (o *outbox) clear() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -89,7 +89,7 @@ func (o *outbox) deliver(ctx context.Context) {
 	}
 }
 
-// limiter bounds what a module publishes, by two buckets of one second's worth. One goroutine uses it.
+// limiter bounds what a module publishes, with two token buckets of one second's worth. One goroutine uses it.
 type limiter struct {
 	limits          Limits
 	messages, bytes float64
@@ -100,7 +100,7 @@ func newLimiter(l Limits) *limiter {
 	return &limiter{limits: l, messages: max(l.MessagesPerSecond, 1), bytes: l.BytesPerSecond}
 }
 
-// allow tells whether a message of so many bytes may go now. One that is longer than the bucket goes when the bucket is full.
+// allow reports whether a message of so many bytes may pass now. One above the bucket's size passes when the bucket is full.
 func (l *limiter) allow(now time.Time, size int) bool {
 	if l.limits.MessagesPerSecond <= 0 && l.limits.BytesPerSecond <= 0 {
 		return true

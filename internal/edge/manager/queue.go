@@ -18,7 +18,7 @@ func newQueue[T any](most, bytes int) *queue[T] {
 	return &queue[T]{most: most, bytes: bytes, more: make(chan struct{}, 1), room: make(chan struct{}, 1)}
 }
 
-// put appends an item. Where there is no room, evict makes some by dropping the oldest; else false is returned.
+// put appends an item. If there is no room, evict drops the oldest; without it put returns false.
 func (q *queue[T]) put(item T, size int, evict bool) (dropped int, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -34,7 +34,7 @@ func (q *queue[T]) put(item T, size int, evict bool) (dropped int, ok bool) {
 	return dropped, true
 }
 
-// take takes the oldest item; false: there is none.
+// take removes the oldest item; false if there is none.
 func (q *queue[T]) take() (item T, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -54,7 +54,7 @@ func (q *queue[T]) shift() {
 	q.items, q.sizes = q.items[1:], q.sizes[1:]
 }
 
-// empty drops everything; it returns how much that was.
+// empty drops everything and returns the number of items.
 func (q *queue[T]) empty() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -10,8 +10,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// receive does what a runtime's message says (Seed 4, "Messaging"). It must not wait for long: the runtime's other modules would
-// wait too.
+// receive handles a runtime's message. It must not wait: the runtime's other modules would wait too.
 func (h *host) receive(msg channel.Message) {
 	if !msg.Control {
 		h.fromModule(msg)
@@ -28,7 +27,7 @@ func (h *host) receive(msg channel.Message) {
 	}
 	mod := h.at(msg.Module)
 	if mod == nil {
-		h.m.refuse("unknown-index", "a runtime speaks of a module that it does not have", "runtime", h.info.Name, "index", msg.Module, "type", msg.Arg)
+		h.m.refuse("unknown-index", "a control message for a module that the runtime does not have", "runtime", h.info.Name, "index", msg.Module, "type", msg.Arg)
 		return
 	}
 	switch msg.Arg {
@@ -64,7 +63,7 @@ func (h *host) fromModule(msg channel.Message) {
 	}
 }
 
-// openChannel opens a channel; one that is open on another topic is closed first, as the public manager does.
+// openChannel opens a channel. One that is open on another topic is closed first, as the public manager does.
 func (h *host) openChannel(mod *module, payload []byte) {
 	o, err := channel.ParseOpen(payload)
 	if err == nil {
@@ -73,7 +72,7 @@ func (h *host) openChannel(mod *module, payload []byte) {
 		group := h.rt.Group(mod.record.Index)
 		deliver := func(payload []byte) { mod.box.put(o.FD, payload) }
 		if o.Flags.CanWrite() && h.m.config.Topics.Governs(o.Topic) {
-			h.m.refuse("channel", "a module asks to write where nodes are governed, with the node's rights", "runtime", h.info.Name, "module", mod.uuid, "topic", o.Topic)
+			h.m.refuse("channel", "a module may not write to the topics that govern nodes", "runtime", h.info.Name, "module", mod.uuid, "topic", o.Topic)
 			return
 		}
 		err = h.m.router.Open(key, o, group, deliver)
@@ -103,8 +102,8 @@ func (h *host) closeChannel(mod *module, payload []byte) {
 	}
 }
 
-// profileKind is the kind of a module's profiles: the module's field "profile", else the first part of the runtime's type, which
-// is what the public peers' topics have.
+// profileKind is the kind of a module's profiles: the module's field "profile", or the first part of the runtime's type, as in the
+// topics of public peers.
 func (h *host) profileKind(mod *module) string {
 	if kind := text(mod.data, "profile"); wire.ValidName("profile", kind) == nil {
 		return kind

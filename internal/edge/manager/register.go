@@ -14,20 +14,19 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// connected does what is to be done with a new connection: exits that nobody may have heard of are told again, then the
-// manager registers, then each runtime whenever it is up. It is never given up, and returns with the connection's end.
+// connected serves a new connection: it repeats exits that were not acknowledged, then registers the manager, then each runtime
+// whenever it is up. It keeps trying until the connection ends.
 //
-// Where there was a connection before, and the broker has kept nothing of it, the manager first says what its last will may have
-// failed to say (a broker that died with it has none): what was sent to it meanwhile is lost, and an orchestrator that takes its
-// modules for lost creates them again. Those that live are the same modules then.
+// If the broker has lost the session of an earlier connection, orders may be lost with it, and the last will too. Then the manager
+// first unregisters, so that the orchestrator creates its modules again; those that live are recognized (allowRepeats).
 func (m *Manager) connected(ctx context.Context, resumed bool) {
 	<-m.ready
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(m.ctx, cancel)()
 	m.subscribeAll(ctx)
-	m.exits.tell(m)
-	if m.before.Swap(true) && !resumed {
+	m.exits.sendAll(m)
+	if m.reconnects.Swap(true) && !resumed {
 		for _, h := range m.hosts {
 			h.allowRepeats()
 		}
@@ -45,8 +44,8 @@ func (m *Manager) connected(ctx context.Context, resumed bool) {
 	wg.Wait()
 }
 
-// subscribeAll asks for the manager's own topics; the client renews what it has by itself. Where the broker refuses, it is asked
-// again, for it may be told better.
+// subscribeAll subscribes to the manager's own topics, which the client renews itself. A refusal is retried, since the broker's
+// configuration may change.
 func (m *Manager) subscribeAll(ctx context.Context) {
 	for _, filter := range m.config.filters() {
 		try := func() error {
@@ -72,7 +71,7 @@ func (c *Config) filters() []string {
 	return filters
 }
 
-// register registers once, as often as it takes; false: the context has ended before.
+// register retries a registration until it is accepted; false if the context ends first.
 func (m *Manager) register(ctx context.Context, id string, data func() json.RawMessage, done func(details json.RawMessage)) bool {
 	return m.retry(ctx, func() error {
 		e := m.request(wire.ActionCreate, data())
@@ -83,13 +82,13 @@ func (m *Manager) register(ctx context.Context, id string, data func() json.RawM
 		if err := m.client.Publish(wait, m.config.Topics.Reg(id), 2, false, e.Bytes()); err != nil {
 			return err
 		}
-		again := time.NewTicker(registerAgain)
-		defer again.Stop()
+		resend := time.NewTicker(registerResend)
+		defer resend.Stop()
 		for {
 			select {
 			case a := <-answer:
 				return m.answered(id, a, done)
-			case <-again.C: // an orchestrator that has come meanwhile has not heard of it
+			case <-resend.C: // an orchestrator may have started meanwhile
 				m.publish(wait, m.config.Topics.Reg(id), 2, false, e.Bytes())
 			case <-wait.Done():
 				err := fmt.Errorf("no answer to the registration of %s within %s: %w", id, m.config.RegisterTimeout, errdefs.ErrUnavailable)
@@ -102,7 +101,7 @@ func (m *Manager) register(ctx context.Context, id string, data func() json.RawM
 	})
 }
 
-// answered takes the orchestrator's answer to a registration.
+// answered handles the orchestrator's answer to a registration.
 func (m *Manager) answered(id string, a answer, done func(details json.RawMessage)) error {
 	if a.Result != "ok" {
 		err := fmt.Errorf("the orchestrator answers the registration of %s with %q: %w", id, a.Result, errdefs.ErrFailedPrecondition)
@@ -115,10 +114,10 @@ func (m *Manager) answered(id string, a answer, done func(details json.RawMessag
 	return nil
 }
 
-// registerAgain is after how long a registration is sent again while its answer is waited for.
-const registerAgain = 2 * time.Second
+// registerResend is the time between copies of a registration while its answer is missing.
+const registerResend = 2 * time.Second
 
-// retry repeats try, with delays that grow, until it succeeds; false: the context has ended before.
+// retry repeats try with growing delays until it succeeds; false if the context ends first.
 func (m *Manager) retry(ctx context.Context, try func() error) bool {
 	delay := backoff{min: m.config.BackoffMin, max: m.config.BackoffMax}
 	for ctx.Err() == nil {
@@ -130,7 +129,7 @@ func (m *Manager) retry(ctx context.Context, try func() error) bool {
 	return false
 }
 
-// backoff makes delays that double, with jitter.
+// backoff computes delays that double, with jitter.
 type backoff struct{ min, max, next time.Duration }
 
 // delay is the next one.
@@ -161,7 +160,7 @@ type answer struct {
 	Details json.RawMessage `json:"details"`
 }
 
-// answers are the registrations under way, by the id of their message.
+// answers are the registrations in progress, by the id of their message.
 type answers struct {
 	mu      sync.Mutex
 	waiting map[string]chan answer
@@ -183,11 +182,11 @@ func (a *answers) forget(id string) {
 	delete(a.waiting, id)
 }
 
-// take gives a message on a registration's topic to the one who waits. Requests there are the manager's own or another's.
+// take passes a response on a registration's topic to the register that waits for it, and ignores requests.
 func (a *answers) take(m *Manager, payload []byte) {
 	e, err := wire.ParseEnvelope(payload)
 	if err != nil {
-		m.refuse("bad-json", "a registration's topic has what is no control message", "err", err)
+		m.refuse("bad-json", "a message on a registration's topic cannot be read", "err", err)
 		return
 	}
 	if !e.IsResponse() {

@@ -1,10 +1,5 @@
 package manager
 
-import (
-	"fmt"
-	"strings"
-)
-
 // state is what a module does in this daemon. Only module.apply changes it.
 type state string
 
@@ -49,23 +44,18 @@ var states = []struct {
 var loaded = map[recordState]state{recordCreated: restored, recordDeleting: abandoned, recordExited: unconcluded}
 
 // recorded is what the record says of a module in this state.
-func (s state) recorded() recordState {
-	for _, one := range states {
-		if one.state == s {
-			return one.recorded
-		}
-	}
-	return ""
-}
+func (s state) recorded() recordState { return states[s.row()].recorded }
 
 // reported is the state's name in the reported document and in the metrics.
-func (s state) reported() string {
-	for _, one := range states {
-		if one.state == s {
-			return one.reported
+func (s state) reported() string { return states[s.row()].reported }
+
+func (s state) row() int {
+	for i := range states {
+		if states[i].state == s {
+			return i
 		}
 	}
-	return string(s)
+	panic("no state " + s) // module.state only has those of the table
 }
 
 // event is what moves a module.
@@ -171,45 +161,4 @@ func (mod *module) apply(e event) action {
 	}
 	mod.state = t.to
 	return t.do
-}
-
-// Markdown prints the table for docs/edge-states.md.
-func Markdown() string {
-	var b strings.Builder
-	b.WriteString("A cell has the next state and, after a slash, the action that follows. An empty cell: the event changes nothing.\n\n| state |")
-	rule := "\n|---|"
-	for _, e := range events {
-		fmt.Fprintf(&b, " %s |", e.event)
-		rule += "---|"
-	}
-	b.WriteString(rule)
-	for _, s := range states {
-		fmt.Fprintf(&b, "\n| **%s** |", s.state)
-		for _, e := range events {
-			cell := ""
-			if t, ok := transitions[s.state][e.event]; ok {
-				if cell = " " + string(t.to); t.do != none {
-					cell += " / " + string(t.do)
-				}
-			}
-			b.WriteString(cell + " |")
-		}
-	}
-	b.WriteString("\n\n| state | the module | in the record | reported as |\n|---|---|---|---|\n")
-	for _, s := range states {
-		fmt.Fprintf(&b, "| **%s** | %s | %s | %s |\n", s.state, s.means, s.recorded, s.reported)
-	}
-	b.WriteString("\nA daemon that starts has each recorded module as")
-	for i, r := range []recordState{recordCreated, recordDeleting, recordExited} {
-		fmt.Fprintf(&b, "%s %s (recorded as %s)", []string{"", ",", " or"}[i], loaded[r], r)
-	}
-	b.WriteString(".\n\n| event | |\n|---|---|\n")
-	for _, e := range events {
-		fmt.Fprintf(&b, "| **%s** | %s |\n", e.event, e.means)
-	}
-	b.WriteString("\n| action | |\n|---|---|\n")
-	for _, a := range actions {
-		fmt.Fprintf(&b, "| **%s** | %s |\n", a.action, a.means)
-	}
-	return b.String()
 }

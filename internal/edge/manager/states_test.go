@@ -1,15 +1,17 @@
 package manager
 
 import (
+	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 )
 
 // TestDocumentedTable holds docs/edge-states.md against the table; UPDATE=1 in the environment writes it.
 func TestDocumentedTable(t *testing.T) {
 	const path = "../../../docs/edge-states.md"
-	want := "# The states of a module\n\nPrinted from `internal/edge/manager/states.go`.\n\n" + Markdown()
+	want := "# The states of a module\n\nPrinted from `internal/edge/manager/states.go`.\n\n" + markdown()
 	if os.Getenv("UPDATE") != "" {
 		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
 			t.Fatal(err)
@@ -70,4 +72,45 @@ func TestTableIsWhole(t *testing.T) {
 	if len(states) != len(transitions) {
 		t.Errorf("%d states are documented, the table has %d", len(states), len(transitions))
 	}
+}
+
+// markdown prints the tables.
+func markdown() string {
+	var b strings.Builder
+	b.WriteString("A cell has the next state and, after a slash, the action that follows. An empty cell: the event changes nothing.\n\n| state |")
+	rule := "\n|---|"
+	for _, e := range events {
+		fmt.Fprintf(&b, " %s |", e.event)
+		rule += "---|"
+	}
+	b.WriteString(rule)
+	for _, s := range states {
+		fmt.Fprintf(&b, "\n| **%s** |", s.state)
+		for _, e := range events {
+			cell := ""
+			if t, ok := transitions[s.state][e.event]; ok {
+				if cell = " " + string(t.to); t.do != none {
+					cell += " / " + string(t.do)
+				}
+			}
+			b.WriteString(cell + " |")
+		}
+	}
+	b.WriteString("\n\n| state | the module | in the record | reported as |\n|---|---|---|---|\n")
+	for _, s := range states {
+		fmt.Fprintf(&b, "| **%s** | %s | %s | %s |\n", s.state, s.means, s.recorded, s.reported)
+	}
+	b.WriteString("\nA daemon that starts has each recorded module as")
+	for i, r := range []recordState{recordCreated, recordDeleting, recordExited} {
+		fmt.Fprintf(&b, "%s %s (recorded as %s)", []string{"", ",", " or"}[i], loaded[r], r)
+	}
+	b.WriteString(".\n\n| event | |\n|---|---|\n")
+	for _, e := range events {
+		fmt.Fprintf(&b, "| **%s** | %s |\n", e.event, e.means)
+	}
+	b.WriteString("\n| action | |\n|---|---|\n")
+	for _, a := range actions {
+		fmt.Fprintf(&b, "| **%s** | %s |\n", a.action, a.means)
+	}
+	return b.String()
 }
