@@ -14,12 +14,12 @@ import (
 	"strings"
 	"time"
 
+	cgroups "github.com/containerd/cgroups/v3"
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/process"
-	"github.com/tripod-run/tripod/internal/stats"
 )
 
 // The cgroup drivers, by their names in the kubelet's configuration.
@@ -44,29 +44,41 @@ type Tree struct {
 	Roots map[string]string
 }
 
+// Mount is where every distribution mounts the cgroup file system.
+const Mount = "/sys/fs/cgroup"
+
+// IsV2 reports whether this host has cgroup v2 alone. It returns errdefs.ErrUnavailable when there is no cgroup file system.
+func IsV2() (bool, error) {
+	mode := cgroups.Mode()
+	if mode == cgroups.Unavailable {
+		return false, fmt.Errorf("no cgroup file system at %s: mount it: %w", Mount, errdefs.ErrUnavailable)
+	}
+	return mode == cgroups.Unified, nil
+}
+
 // Open finds the hierarchies of this host. parent is for pods that name none.
 func Open(driver, parent string) (Tree, error) {
 	if driver != DriverCgroupfs && driver != DriverSystemd {
 		return Tree{}, fmt.Errorf("cgroup driver %q is neither cgroupfs nor systemd: %w", driver, errdefs.ErrInvalidArgument)
 	}
-	root, err := stats.Detect()
+	v2, err := IsV2()
 	if err != nil {
 		return Tree{}, err
 	}
-	g := Tree{Driver: driver, Parent: parent, V2: root.V2, Roots: map[string]string{}}
+	g := Tree{Driver: driver, Parent: parent, V2: v2, Roots: map[string]string{}}
 	if err := g.ValidParent(parent); err != nil {
 		return Tree{}, err
 	}
 	if g.V2 {
-		g.Roots[""] = root.Mount
+		g.Roots[""] = Mount
 		return g, nil
 	}
-	entries, err := os.ReadDir(root.Mount)
+	entries, err := os.ReadDir(Mount)
 	if err != nil {
 		return Tree{}, err
 	}
 	for _, e := range entries {
-		dir := filepath.Join(root.Mount, e.Name())
+		dir := filepath.Join(Mount, e.Name())
 		if _, err := os.Stat(filepath.Join(dir, "tasks")); e.IsDir() && err == nil {
 			g.Roots[e.Name()] = dir
 		}

@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The files are read with bare system calls: os.File would add a poll registration, a finalizer and three
-// allocations to each of some twenty files, of every container, every few seconds.
+// The files are read with bare system calls. os.File would add a poll registration, a finalizer and three allocations to
+// each of a dozen files, for every container, every few seconds (docs/adr/0038-*.md has the measurement).
 
-// buffer is where a file is read to; its content lives until the next read.
+// buffer holds the content of one file until the next is read.
 type buffer struct{ bytes []byte }
 
 var buffers = sync.Pool{New: func() any { return &buffer{bytes: make([]byte, 8<<10)} }}
@@ -21,8 +21,8 @@ func borrow() *buffer { return buffers.Get().(*buffer) }
 
 func (b *buffer) giveBack() { buffers.Put(b) }
 
-// dir is the open directory of a cgroup in one hierarchy. Its first failure sticks and is asked for at the end, so
-// that reading reads like a list. A file that is not there is no failure: kernels and configurations differ.
+// dir is the open directory of a cgroup in one hierarchy. It keeps its first failure in err and reads nothing after it, so
+// that callers check once, at the end. A missing file is no failure: kernels and configurations differ.
 type dir struct {
 	fd   int
 	full string // the directory's path in the file system
@@ -31,34 +31,31 @@ type dir struct {
 	err  error
 }
 
-// errNotMounted is the failure of dir when the whole hierarchy of a controller is missing.
+// errNotMounted says that the whole hierarchy of a controller is missing.
 var errNotMounted = errors.New("controller is not mounted")
 
-// dir opens the cgroup's directory in the hierarchy of a controller ("" on v2).
-func (c Cgroup) dir(controller string, buf *buffer) (*dir, error) {
-	hierarchy := c.root.Mount
+// open opens the cgroup's directory in the hierarchy of a controller ("" on v2).
+func (r Root) open(controller, name string, buf *buffer) (*dir, error) {
+	hierarchy := r.Mount
 	if controller != "" {
 		hierarchy += "/" + controller
 	}
-	full := hierarchy + c.path
-	fd, err := open(unix.AT_FDCWD, full, unix.O_PATH|unix.O_DIRECTORY)
+	full := hierarchy + name
+	fd, err := openat(unix.AT_FDCWD, full, unix.O_PATH|unix.O_DIRECTORY)
 	switch {
 	case err == nil:
-		return &dir{fd: fd, full: full, path: c.path, buf: buf}, nil
+		return &dir{fd: fd, full: full, path: name, buf: buf}, nil
 	case err != unix.ENOENT:
 		return nil, fmt.Errorf("open cgroup %s: %w", full, err)
 	case unix.Access(hierarchy, unix.F_OK) != nil:
 		return nil, fmt.Errorf("%s: %w: %w", hierarchy, errNotMounted, errdefs.ErrUnavailable)
 	}
-	return nil, gone(c.path)
+	return nil, gone(name)
 }
 
 func gone(path string) error { return fmt.Errorf("cgroup %s: %w", path, errdefs.ErrNotFound) }
 
 func (d *dir) close() { unix.Close(d.fd) }
-
-// failure is the first thing that went wrong since the directory was opened.
-func (d *dir) failure() error { return d.err }
 
 // file is the content of a file of the directory, valid until the next call; nil when there is none or after a failure.
 func (d *dir) file(name string) []byte {
@@ -70,7 +67,7 @@ func (d *dir) file(name string) []byte {
 	case nil:
 		return content
 	case unix.ENOENT, unix.EOPNOTSUPP: // EOPNOTSUPP: pressure accounting is off
-		// A removed directory has no files either; only a missing file in a living one is fine.
+		// A removed directory has no files either.
 		if d.alive() {
 			return nil
 		}
@@ -83,7 +80,7 @@ func (d *dir) file(name string) []byte {
 	return nil
 }
 
-// alive asks by path: the link count of a removed directory does not fall to 0 in the cgroup file system.
+// alive looks the directory up by its path: in the cgroup file system, the link count of a removed one stays above 0.
 func (d *dir) alive() bool { return unix.Access(d.full, unix.F_OK) == nil }
 
 // number is the one number in a file: 0 when the file is missing, Unlimited for "max".
@@ -100,7 +97,7 @@ func (d *dir) limit(name string) uint64 {
 	return Unlimited
 }
 
-// lookup is like number and tells whether the file is there.
+// lookup is like number and reports whether the file exists.
 func (d *dir) lookup(name string) (uint64, bool) {
 	content := d.file(name)
 	if content == nil {
@@ -116,7 +113,7 @@ func (d *dir) lookup(name string) (uint64, bool) {
 // pairs calls f for each "key number" line of a file.
 func (d *dir) pairs(name string, f func(key string, v uint64)) { parsePairs(d.file(name), f) }
 
-func open(at int, name string, flags int) (int, error) {
+func openat(at int, name string, flags int) (int, error) {
 	for {
 		fd, err := unix.Openat(at, name, flags|unix.O_CLOEXEC, 0)
 		if err != unix.EINTR {
@@ -125,9 +122,9 @@ func open(at int, name string, flags int) (int, error) {
 	}
 }
 
-// readAt reads a whole file into buf, which grows if need be and keeps its size for the next one.
+// readAt reads a whole file into buf, which grows as needed.
 func readAt(at int, name string, buf *buffer) ([]byte, error) {
-	fd, err := open(at, name, unix.O_RDONLY)
+	fd, err := openat(at, name, unix.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}

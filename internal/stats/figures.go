@@ -10,63 +10,42 @@ import (
 // Unlimited is the value of a limit that is not set ("max" on cgroup v2).
 const Unlimited uint64 = math.MaxUint64
 
-// Figures is what a cgroup, with its children, used up to Time. Counters run from the cgroup's creation.
+// Figures is what a cgroup and its children have used up to Time. Counters start when the cgroup is created.
 type Figures struct {
 	// Time is when the reading began; it carries the monotonic clock.
-	Time   time.Time
-	CPU    CPU
+	Time time.Time
+	// CPU is the processor time used, in nanoseconds summed over the cores.
+	CPU    uint64
 	Memory Memory
-	// IO has one entry per block device that was read or written.
-	IO   []DeviceIO
-	Pids Pids
-	PSI  PSI
+	// Processes counts tasks: processes and their threads.
+	Processes uint64
+	PSI       PSI
 }
 
-// CPU is processor time. All times are nanoseconds summed over the cores.
-type CPU struct {
-	// Usage is the time used; User and System are its split as the kernel accounts it (10 ms grain on v1).
-	Usage, User, System uint64
-	// Periods counts the enforcement periods of the CFS quota, ThrottledPeriods those in which it ran out, and
-	// Throttled the time spent waiting for the next one.
-	Periods, ThrottledPeriods, Throttled uint64
-}
-
-// Memory is memory, in bytes but for the counters.
+// Memory is in bytes, except for the counters.
 type Memory struct {
-	// Usage is everything charged: anonymous memory, page cache, kernel memory. MaxUsage is its peak (0: unknown).
-	Usage, MaxUsage uint64
-	// WorkingSet is Usage less the inactive file cache, as cAdvisor and the kubelet's eviction have it.
+	// Usage is everything charged: anonymous memory, page cache, kernel memory.
+	Usage uint64
+	// WorkingSet is Usage less the inactive file cache, as in cAdvisor and the kubelet's eviction.
 	WorkingSet uint64
-	// RSS is anonymous memory, Cache page cache, MappedFile the part of it that is mapped, Kernel kernel memory.
-	RSS, Cache, MappedFile, Kernel uint64
+	// RSS is anonymous memory.
+	RSS uint64
 	// PageFaults counts all page faults, MajorPageFaults those that needed I/O.
 	PageFaults, MajorPageFaults uint64
 	// Limit is the cgroup's own limit, or Unlimited.
 	Limit uint64
-	// Failcnt counts how often the limit was hit; OOMKills how many processes the OOM killer ended for it.
-	Failcnt, OOMKills uint64
 	// Swap is nil where the kernel does not account swap per cgroup.
 	Swap *Swap
 }
 
-// Swap is swap space in bytes: what is used and how much may be (Unlimited: no limit of the cgroup's own).
+// Swap is in bytes. Limit is the cgroup's own limit, or Unlimited.
 type Swap struct{ Usage, Limit uint64 }
 
-// DeviceIO is the traffic with one block device.
-type DeviceIO struct {
-	Major, Minor          uint32
-	ReadBytes, WriteBytes uint64
-	Reads, Writes         uint64
-}
-
-// Pids counts tasks (processes and their threads) and tells how many there may be.
-type Pids struct{ Current, Limit uint64 }
-
-// PSI is pressure stall information (kernel: Documentation/accounting/psi.rst). A nil member is not offered by the
-// kernel: cgroup v1 has none, unless a v2 hierarchy holds the same cgroup beside it.
+// PSI is pressure stall information (kernel: Documentation/accounting/psi.rst). A member is nil if the kernel does not
+// offer it: cgroup v1 has none, unless a v2 hierarchy beside it holds the same cgroup.
 type PSI struct{ CPU, Memory, IO *Pressure }
 
-// Pressure tells of the time in which some, or all (Full), tasks of a cgroup were stalled for one resource.
+// Pressure is the time in which some, or all (Full), tasks of a cgroup were stalled for one resource.
 type Pressure struct{ Some, Full Stall }
 
 // Stall is a total in nanoseconds and moving averages in percent over 10, 60 and 300 seconds.
@@ -75,10 +54,10 @@ type Stall struct {
 	Avg10, Avg60, Avg300 float64
 }
 
-// Available is what may still be used below the limit, counted from the working set; false when there is no limit.
+// Available is what remains below the limit, counted from the working set; false when there is no limit.
 func (m Memory) Available() (uint64, bool) { return below(m.Limit, m.WorkingSet) }
 
-// Available is what may still be swapped below the limit; false when there is no limit.
+// Available is what remains below the limit; false when there is no limit.
 func (s Swap) Available() (uint64, bool) { return below(s.Limit, s.Usage) }
 
 func below(limit, used uint64) (uint64, bool) {
@@ -88,11 +67,11 @@ func below(limit, used uint64) (uint64, bool) {
 	return limit - min(used, limit), true
 }
 
-// CPUUsage is the CRI's message, without UsageNanoCores: that takes two moments (see Sampler.CPUUsage).
+// CPUUsage is the CRI's message without UsageNanoCores, which takes two samples (see Sampler.CPUUsage).
 func (f Figures) CPUUsage() *runtimeapi.CpuUsage {
 	return &runtimeapi.CpuUsage{
 		Timestamp:            f.Time.UnixNano(),
-		UsageCoreNanoSeconds: value(f.CPU.Usage),
+		UsageCoreNanoSeconds: value(f.CPU),
 		Psi:                  f.PSI.CPU.message(),
 	}
 }
@@ -125,12 +104,13 @@ func (f Figures) SwapUsage() *runtimeapi.SwapUsage {
 	}
 }
 
-// ProcessUsage is the CRI's message. Its count is the kernel's (tasks), the only one that includes child cgroups.
+// ProcessUsage is the CRI's message. It counts tasks, because that is the only count of the kernel's that includes child
+// cgroups.
 func (f Figures) ProcessUsage() *runtimeapi.ProcessUsage {
-	return &runtimeapi.ProcessUsage{Timestamp: f.Time.UnixNano(), ProcessCount: value(f.Pids.Current)}
+	return &runtimeapi.ProcessUsage{Timestamp: f.Time.UnixNano(), ProcessCount: value(f.Processes)}
 }
 
-// IOUsage is the CRI's message, which carries the I/O pressure alone.
+// IOUsage is the CRI's message, which has nothing but the I/O pressure.
 func (f Figures) IOUsage() *runtimeapi.IoUsage {
 	return &runtimeapi.IoUsage{Timestamp: f.Time.UnixNano(), Psi: f.PSI.IO.message()}
 }

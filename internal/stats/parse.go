@@ -6,7 +6,7 @@ import (
 	"unsafe"
 )
 
-// v1Unlimited: the v1 files have no word for "no limit"; they show the largest page count in bytes.
+// v1Unlimited is below every value by which v1 says "no limit": the largest page count, in bytes.
 const v1Unlimited = 1 << 62
 
 // parseNumber reads the content of a file with one number. "max" and v1's huge numbers are Unlimited.
@@ -22,14 +22,14 @@ func parseNumber(content []byte) (uint64, bool) {
 	return v, ok
 }
 
-// parseUint is strconv.ParseUint of base 10 that keeps the caller's bytes off the heap.
+// parseUint is strconv.ParseUint in base 10, without a copy of s.
 func parseUint(s []byte) (uint64, bool) {
 	v, err := strconv.ParseUint(text(s), 10, 64)
 	return v, err == nil
 }
 
-// parsePairs calls f for each line "key number"; other lines are what a newer kernel may have to say. The key lives
-// as long as content does not change.
+// parsePairs calls f for each line "key number" and skips others, which a newer kernel may add. The key is valid until
+// content changes.
 func parsePairs(content []byte, f func(key string, v uint64)) {
 	for line := range bytes.Lines(content) {
 		key, rest, ok := bytes.Cut(bytes.TrimSpace(line), []byte(" "))
@@ -40,63 +40,6 @@ func parsePairs(content []byte, f func(key string, v uint64)) {
 			f(text(key), v)
 		}
 	}
-}
-
-// parseIOStat reads io.stat of v2: "8:0 rbytes=1 wbytes=2 rios=3 wios=4 dbytes=5 dios=6" per device.
-func parseIOStat(content []byte) []DeviceIO {
-	var devices []DeviceIO
-	for line := range bytes.Lines(content) {
-		number, rest, _ := bytes.Cut(bytes.TrimSpace(line), []byte(" "))
-		d, ok := parseDevice(number)
-		if !ok {
-			continue
-		}
-		for field := range bytes.FieldsSeq(rest) {
-			key, s, _ := bytes.Cut(field, []byte("="))
-			v, ok := parseUint(s)
-			if !ok {
-				continue
-			}
-			switch text(key) {
-			case "rbytes":
-				d.ReadBytes = v
-			case "wbytes":
-				d.WriteBytes = v
-			case "rios":
-				d.Reads = v
-			case "wios":
-				d.Writes = v
-			}
-		}
-		devices = append(devices, d)
-	}
-	return devices
-}
-
-// parseBlkio reads a blkio file of v1, "8:0 Read 4096" per device and operation, and calls f for each.
-func parseBlkio(content []byte, f func(d DeviceIO, operation string, v uint64)) {
-	for line := range bytes.Lines(content) {
-		number, rest, _ := bytes.Cut(bytes.TrimSpace(line), []byte(" "))
-		d, ok := parseDevice(number)
-		if !ok { // the sum over all devices, "Total 4096"
-			continue
-		}
-		operation, s, _ := bytes.Cut(rest, []byte(" "))
-		if v, ok := parseUint(s); ok {
-			f(d, text(operation), v)
-		}
-	}
-}
-
-// parseDevice reads "major:minor".
-func parseDevice(s []byte) (DeviceIO, bool) {
-	a, b, ok := bytes.Cut(s, []byte(":"))
-	if !ok {
-		return DeviceIO{}, false
-	}
-	major, err1 := strconv.ParseUint(text(a), 10, 32)
-	minor, err2 := strconv.ParseUint(text(b), 10, 32)
-	return DeviceIO{Major: uint32(major), Minor: uint32(minor)}, err1 == nil && err2 == nil
 }
 
 // parsePressure reads a pressure file: "some avg10=0.12 avg60=0.05 avg300=0.01 total=123" and the same for "full".
@@ -138,7 +81,7 @@ func parseStall(line []byte) Stall {
 	return s
 }
 
-// parsePercent reads a percentage; what is none is 0.
+// parsePercent reads a percentage; it returns 0 for anything else.
 func parsePercent(s []byte) float64 {
 	v, err := strconv.ParseFloat(text(s), 64)
 	if err != nil || !(v >= 0 && v <= 100) {
@@ -147,5 +90,5 @@ func parsePercent(s []byte) float64 {
 	return v
 }
 
-// text looks at bytes as a string without copying them; the string must not outlive the bytes.
+// text is b as a string, without a copy: valid until b changes.
 func text(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
@@ -18,18 +19,18 @@ import (
 // removes it at the end of the test. leave says how: before the test ends the caller may call it itself.
 func realCgroup(t testing.TB, limit int) (path string, join func(pid int), leave func()) {
 	t.Helper()
-	root, err := stats.Detect()
+	v2, err := cgroup.IsV2()
 	if err != nil {
 		t.Fatal(err)
 	}
 	path = fmt.Sprintf("%s/tripod-stats-test-%d", os.Getenv("TRIPOD_TEST_CGROUP"), os.Getpid())
-	controllers, limitFile := []string{"cpuacct", "memory", "cpu", "pids", "blkio"}, "memory.limit_in_bytes"
-	if root.V2 {
+	controllers, limitFile := []string{"cpuacct", "memory", "pids"}, "memory.limit_in_bytes"
+	if v2 {
 		controllers, limitFile = []string{""}, "memory.max"
 	}
 	var dirs []string
 	for _, controller := range controllers {
-		dir := filepath.Join(root.Mount, controller, path)
+		dir := filepath.Join(cgroup.Mount, controller, path)
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -66,37 +67,33 @@ func write(t testing.TB, file string, number int) {
 func TestRealCgroup(t *testing.T) {
 	const limit = 64 << 20
 	path, join, leave := realCgroup(t, limit)
-	c, err := stats.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, err := c.Read()
+	before, err := stats.Read(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	runIn(t, join, `i=0; s=xxxxxxxxxxxxxxxx; while [ $i -lt 19 ]; do i=$((i+1)); s=$s$s; done; echo ready; read _`, func() {
-		f, err := c.Read()
+		f, err := stats.Read(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if f.CPU.Usage <= before.CPU.Usage {
-			t.Errorf("CPU usage stayed at %d ns", f.CPU.Usage)
+		if f.CPU <= before.CPU {
+			t.Errorf("CPU usage stayed at %d ns", f.CPU)
 		}
-		if f.Memory.Usage == 0 || f.Memory.RSS == 0 || f.Memory.PageFaults == 0 || f.Memory.MaxUsage < f.Memory.RSS {
+		if f.Memory.Usage == 0 || f.Memory.RSS == 0 || f.Memory.PageFaults == 0 {
 			t.Errorf("memory %+v", f.Memory)
 		}
 		if left, ok := f.Memory.Available(); !ok || f.Memory.Limit != limit || left > limit {
 			t.Errorf("limit %d, available %d, want a limit of %d", f.Memory.Limit, left, limit)
 		}
-		if f.Pids.Current != 1 {
-			t.Errorf("%d processes, want 1", f.Pids.Current)
+		if f.Processes != 1 {
+			t.Errorf("%d processes, want 1", f.Processes)
 		}
 	})
 	if n, err := stats.OOMKills(path); n != 0 || err != nil {
 		t.Errorf("OOM kills %d, %v", n, err)
 	}
 	leave()
-	if _, err := c.Read(); !errdefs.IsNotFound(err) {
+	if _, err := stats.Read(path); !errdefs.IsNotFound(err) {
 		t.Errorf("a removed cgroup: %v", err)
 	}
 }
@@ -151,13 +148,9 @@ func runIn(t *testing.T, join func(pid int), script string, check func()) {
 // BenchmarkRead is a container's figures from the real file system; the bar is 150 µs.
 func BenchmarkRead(b *testing.B) {
 	path, _, _ := realCgroup(b, 64<<20)
-	c, err := stats.Open(path)
-	if err != nil {
-		b.Fatal(err)
-	}
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := c.Read(); err != nil {
+		if _, err := stats.Read(path); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -165,13 +158,10 @@ func BenchmarkRead(b *testing.B) {
 
 // BenchmarkReadV2 reads the fake v2 tree.
 func BenchmarkReadV2(b *testing.B) {
-	c, err := stats.Root{Mount: tree(b, v2Tree), V2: true}.Open(group)
-	if err != nil {
-		b.Fatal(err)
-	}
+	root := stats.Root{Mount: tree(b, v2Tree), V2: true}
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := c.Read(); err != nil {
+		if _, err := root.Read(group); err != nil {
 			b.Fatal(err)
 		}
 	}

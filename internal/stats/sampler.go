@@ -8,18 +8,17 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// MinWindow is the shortest time over which a Sampler computes a rate: below it the kernel's own grain shows, and
-// two clients that poll at their own pace would disturb each other.
+// MinWindow is the shortest time over which a Sampler computes a rate. Over less, the granularity of the kernel's counters
+// shows, and two clients that poll at different intervals disturb each other.
 const MinWindow = 500 * time.Millisecond
 
-// Sampler turns cumulative CPU usage into UsageNanoCores: it remembers the last sample of each key. It holds at most
-// the number of keys that it was made for; the one that was asked for longest ago goes first.
-// It may be used from many goroutines.
+// Sampler turns cumulative CPU usage into UsageNanoCores. It remembers the last sample of each key, up to a number of keys,
+// and drops the least recently used. It may be used from many goroutines.
 type Sampler struct {
 	mu   sync.Mutex
 	max  int
 	keys map[string]*list.Element
-	// recent lists *sample, the most recently used one in front.
+	// recent lists *sample, the most recently used first.
 	recent *list.List
 }
 
@@ -32,21 +31,21 @@ type sample struct {
 	rated bool
 }
 
-// NewSampler makes a sampler for at most size keys (at least one).
+// NewSampler makes a sampler for up to size keys.
 func NewSampler(size int) *Sampler {
 	return &Sampler{max: max(size, 1), keys: map[string]*list.Element{}, recent: list.New()}
 }
 
-// CPUUsage is f.CPUUsage with UsageNanoCores, once the key has been seen MinWindow ago or earlier.
+// CPUUsage is f.CPUUsage with UsageNanoCores, once the key has a sample that is MinWindow old.
 func (s *Sampler) CPUUsage(key string, f Figures) *runtimeapi.CpuUsage {
 	usage := f.CPUUsage()
-	usage.UsageNanoCores = optional(s.NanoCores(key, f.Time, f.CPU.Usage))
+	usage.UsageNanoCores = optional(s.NanoCores(key, f.Time, f.CPU))
 	return usage
 }
 
-// NanoCores records the cumulative usage (core-nanoseconds) of key at a moment and returns the mean rate since the
-// sample before it, in core-nanoseconds per second. There is no rate for the first sample, nor after the usage
-// went back, which is a new cgroup under an old name.
+// NanoCores records a sample of key's cumulative usage (core-nanoseconds) and returns the mean rate since the previous one,
+// in core-nanoseconds per second. There is no rate for the first sample, nor after the usage decreased, which means a new
+// cgroup of the same name.
 func (s *Sampler) NanoCores(key string, at time.Time, usage uint64) (uint64, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -68,7 +67,7 @@ func (s *Sampler) NanoCores(key string, at time.Time, usage uint64) (uint64, boo
 	return last.rate, last.rated
 }
 
-// Forget drops a key whose cgroup is gone.
+// Forget drops the samples of a key.
 func (s *Sampler) Forget(key string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -65,7 +65,7 @@ func TestSamplerFillsTheMessage(t *testing.T) {
 	if s.CPUUsage("a", f).UsageNanoCores != nil {
 		t.Error("one moment has no rate")
 	}
-	f.Time, f.CPU.Usage = f.Time.Add(10*time.Second), 1e9
+	f.Time, f.CPU = f.Time.Add(10*time.Second), 1e9
 	u := s.CPUUsage("a", f)
 	if u.UsageNanoCores.GetValue() != 1e8 || u.UsageCoreNanoSeconds.GetValue() != 1e9 || u.Timestamp != f.Time.UnixNano() {
 		t.Errorf("message %v", u)

@@ -22,7 +22,7 @@ func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox
 	if l == nil {
 		return result, nil
 	}
-	f, err := readCgroup(s.Cgroup)
+	f, err := stats.Read(s.Cgroup)
 	if errdefs.IsNotFound(err) {
 		return result, nil // it has just ended
 	}
@@ -35,7 +35,7 @@ func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox
 
 func (b *Backend) PodStats(_ context.Context, p *sandbox.Pod) (*runtimeapi.LinuxPodSandboxStats, error) {
 	dir, _ := b.cgroups.pod(p)
-	f, err := readCgroup(dir)
+	f, err := stats.Read(dir)
 	if errdefs.IsNotFound(err) {
 		return &runtimeapi.LinuxPodSandboxStats{}, nil // no container has been started
 	}
@@ -45,14 +45,6 @@ func (b *Backend) PodStats(_ context.Context, p *sandbox.Pod) (*runtimeapi.Linux
 	return &runtimeapi.LinuxPodSandboxStats{
 		Cpu: b.sampler.CPUUsage(p.ID, f), Memory: f.MemoryUsage(), Io: f.IOUsage(), Process: f.ProcessUsage(),
 	}, nil
-}
-
-func readCgroup(dir string) (stats.Figures, error) {
-	g, err := stats.Open(dir)
-	if err != nil {
-		return stats.Figures{}, err
-	}
-	return g.Read()
 }
 
 // writableLayer returns the container's disk usage; nil if unknown.

@@ -11,7 +11,6 @@ import (
 
 	"github.com/tripod-run/tripod/internal/cgroup"
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/stats"
 )
 
 // cgroupOf returns the path of the cgroup of a pod's hypervisor process, below the parent of the request or the node's default.
@@ -75,13 +74,4 @@ func (b *Backend) leaveCgroup(ctx context.Context, dir string) error {
 		return err
 	}
 	return b.cgroups.Remove(ctx, dir)
-}
-
-// figuresOf reads the usage of a cgroup; errdefs.ErrNotFound if it is missing.
-func figuresOf(dir string) (stats.Figures, error) {
-	group, err := stats.Open(dir)
-	if err != nil {
-		return stats.Figures{}, err
-	}
-	return group.Read()
 }

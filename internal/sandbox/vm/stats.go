@@ -10,6 +10,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/agent"
+	"github.com/tripod-run/tripod/internal/stats"
 )
 
 // askTime bounds each query of a guest or a hypervisor, which may hang.
@@ -27,7 +28,7 @@ func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox
 	if l == nil {
 		return result, nil
 	}
-	f, err := figuresOf(s.Definition.Cgroup)
+	f, err := stats.Read(s.Definition.Cgroup)
 	if errdefs.IsNotFound(err) {
 		return result, nil // it has just ended
 	}
@@ -80,7 +81,7 @@ func (b *Backend) PodStats(_ context.Context, p *sandbox.Pod) (*runtimeapi.Linux
 	if err != nil {
 		return nil, err
 	}
-	f, err := figuresOf(at.state.Cgroup)
+	f, err := stats.Read(at.state.Cgroup)
 	if errdefs.IsNotFound(err) {
 		return result, nil
 	}

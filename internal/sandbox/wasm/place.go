@@ -7,7 +7,6 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
-	"time"
 
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -128,21 +127,14 @@ func (b *Backend) updateOwn(w *worker, c *sandbox.Container) error {
 	return b.keeper.cgroups.Apply(w.cgroup, limitsOf(b.keeper.cgroups, c.Config.GetLinux().GetResources()))
 }
 
-// ownFigures are what a pod's own worker uses, all told; nil when it has none, or no cgroup.
+// ownFigures is what a pod's own worker uses; nil when it has none, or no cgroup.
 func (b *Backend) ownFigures(w *worker) *stats.Figures {
 	if !isOwn(w.scope) || w.cgroup == "" {
 		return nil
 	}
-	group, err := stats.Open(w.cgroup)
+	f, err := stats.Read(w.cgroup)
 	if err != nil {
 		return nil
-	}
-	f, err := group.Read()
-	if err != nil {
-		return nil
-	}
-	if f.Time.IsZero() {
-		f.Time = time.Now()
 	}
 	return &f
 }

@@ -88,7 +88,7 @@ const shareOfWorker = 32 << 10
 // cache.
 func asCgroup(s workerapi.Stats, limit int64) stats.Figures {
 	f := stats.Figures{Time: s.Time}
-	f.CPU.Usage, f.CPU.Throttled = s.CPUNanos, s.ThrottledNanos
+	f.CPU = s.CPUNanos
 	used := s.MemoryBytes + shareOfWorker
 	f.Memory.Usage, f.Memory.WorkingSet, f.Memory.RSS, f.Memory.Limit = used, used, used, stats.Unlimited
 	if limit > 0 {

@@ -1,0 +1,200 @@
+package stats
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"time"
+
+	"github.com/containerd/errdefs"
+
+	"github.com/tripod-run/tripod/internal/cgroup"
+)
+
+// Root says where the cgroup hierarchies are. A test points it at a tree of plain files.
+type Root struct {
+	// Mount is the mount point of the one v2 hierarchy, or the directory that holds the v1 hierarchies, one
+	// directory named after each controller (and "unified" for a v2 hierarchy beside them).
+	Mount string
+	V2    bool
+}
+
+// Read reads the figures of a cgroup of this host, e.g. /kubepods/pod1/abc. It returns errdefs.ErrNotFound when there is
+// no such cgroup, or none any more, and ErrInvalidArgument when name is not absolute and clean.
+func Read(name string) (Figures, error) {
+	root, err := host()
+	if err != nil {
+		return Figures{}, err
+	}
+	return root.Read(name)
+}
+
+// OOMKills counts the processes of a cgroup that the OOM killer ended. On v2 the count includes child cgroups; on v1 the
+// kernel has no such sum. Its errors are those of Read.
+func OOMKills(name string) (uint64, error) {
+	root, err := host()
+	if err != nil {
+		return 0, err
+	}
+	return root.OOMKills(name)
+}
+
+func host() (Root, error) {
+	v2, err := cgroup.IsV2()
+	return Root{Mount: cgroup.Mount, V2: v2}, err
+}
+
+// part reads some of the figures from one directory.
+type part struct {
+	// controller is the name of the v1 hierarchy; empty for the only one of v2.
+	controller string
+	// optional parts stay zero for a cgroup that is not in their hierarchy.
+	optional bool
+	read     func(*dir, *Figures)
+}
+
+var (
+	partsV1 = []part{{"cpuacct", false, cpuV1}, {"memory", false, memoryV1}, {"pids", true, processes}, {"unified", true, pressure}}
+	partsV2 = []part{{"", false, allV2}}
+)
+
+// Read is the function Read for a cgroup of this root.
+func (r Root) Read(name string) (Figures, error) {
+	if err := checkName(name); err != nil {
+		return Figures{}, err
+	}
+	buf := borrow()
+	defer buf.giveBack()
+	f := Figures{Time: time.Now(), Memory: Memory{Limit: Unlimited}}
+	parts := partsV1
+	if r.V2 {
+		parts = partsV2
+	}
+	for _, p := range parts {
+		d, err := r.open(p.controller, name, buf)
+		switch {
+		case err == nil:
+			p.read(d, &f)
+			err = d.err
+			d.close()
+		case p.optional || errors.Is(err, errNotMounted):
+			err = nil
+		}
+		if err != nil {
+			return Figures{}, err
+		}
+	}
+	return f, nil
+}
+
+// OOMKills is the function OOMKills for a cgroup of this root.
+func (r Root) OOMKills(name string) (uint64, error) {
+	if err := checkName(name); err != nil {
+		return 0, err
+	}
+	buf := borrow()
+	defer buf.giveBack()
+	controller, file := "memory", "memory.oom_control"
+	if r.V2 {
+		controller, file = "", "memory.events"
+	}
+	d, err := r.open(controller, name, buf)
+	if err != nil {
+		return 0, err
+	}
+	defer d.close()
+	var kills uint64
+	d.pairs(file, func(key string, v uint64) {
+		if key == "oom_kill" {
+			kills = v
+		}
+	})
+	return kills, d.err
+}
+
+func checkName(name string) error {
+	if path.IsAbs(name) && path.Clean(name) == name {
+		return nil
+	}
+	return fmt.Errorf("cgroup path %q is not absolute and clean: give it relative to the hierarchy root, e.g. /kubepods/pod1: %w",
+		name, errdefs.ErrInvalidArgument)
+}
+
+func allV2(d *dir, f *Figures) {
+	cpuV2(d, f)
+	memoryV2(d, f)
+	processes(d, f)
+	pressure(d, f)
+}
+
+func cpuV1(d *dir, f *Figures) { f.CPU = d.number("cpuacct.usage") }
+
+func cpuV2(d *dir, f *Figures) {
+	d.pairs("cpu.stat", func(key string, v uint64) {
+		if key == "usage_usec" {
+			f.CPU = v * uint64(time.Microsecond)
+		}
+	})
+}
+
+func memoryV1(d *dir, f *Figures) {
+	m := &f.Memory
+	m.Usage = d.number("memory.usage_in_bytes")
+	m.Limit = d.limit("memory.limit_in_bytes")
+	var inactiveFile, swap uint64
+	d.pairs("memory.stat", func(key string, v uint64) {
+		switch key {
+		case "total_rss":
+			m.RSS = v
+		case "total_pgfault":
+			m.PageFaults = v
+		case "total_pgmajfault":
+			m.MajorPageFaults = v
+		case "total_inactive_file":
+			inactiveFile = v
+		case "total_swap":
+			swap = v
+		}
+	})
+	m.WorkingSet = m.Usage - min(inactiveFile, m.Usage)
+	// This limit is for memory and swap together. The file exists only if the kernel accounts swap.
+	if both, ok := d.lookup("memory.memsw.limit_in_bytes"); ok {
+		m.Swap = &Swap{Usage: swap, Limit: Unlimited}
+		if both != Unlimited && m.Limit != Unlimited {
+			m.Swap.Limit = both - min(m.Limit, both)
+		}
+	}
+}
+
+func memoryV2(d *dir, f *Figures) {
+	m := &f.Memory
+	m.Usage = d.number("memory.current")
+	m.Limit = d.limit("memory.max")
+	var inactiveFile uint64
+	d.pairs("memory.stat", func(key string, v uint64) {
+		switch key {
+		case "anon":
+			m.RSS = v
+		case "pgfault":
+			m.PageFaults = v
+		case "pgmajfault":
+			m.MajorPageFaults = v
+		case "inactive_file":
+			inactiveFile = v
+		}
+	})
+	m.WorkingSet = m.Usage - min(inactiveFile, m.Usage)
+	if usage, ok := d.lookup("memory.swap.current"); ok {
+		m.Swap = &Swap{Usage: usage, Limit: d.limit("memory.swap.max")}
+	}
+}
+
+func processes(d *dir, f *Figures) { f.Processes = d.number("pids.current") }
+
+func pressure(d *dir, f *Figures) {
+	f.PSI = PSI{
+		CPU:    parsePressure(d.file("cpu.pressure")),
+		Memory: parsePressure(d.file("memory.pressure")),
+		IO:     parsePressure(d.file("io.pressure")),
+	}
+}
