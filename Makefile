@@ -140,13 +140,14 @@ fuzz: ## each fuzz target for FUZZTIME (20s)
 	@hack/fuzz.sh $(FUZZTIME)
 
 .PHONY: lint
-lint: build/tools/golangci-lint build/tools/deadcode ## go vet, golangci-lint (.golangci.yml), dead code, gofmt, phrases that stumble, bash -n
+lint: build/tools/golangci-lint build/tools/deadcode ## go vet, golangci-lint (.golangci.yml), dead code, go mod tidy, gofmt, phrases that stumble, bash -n
 	CGO_ENABLED=1 go vet ./...
 	CGO_ENABLED=1 go vet -tags failpoints ./...
 	CGO_ENABLED=1 build/tools/golangci-lint run
 # What no program and no test calls, and what no program calls but tests do.
 	@dead=$$(export CGO_ENABLED=1; build/tools/deadcode -test -tags failpoints ./... && build/tools/deadcode ./cmd/...) && \
 	  { ! grep -vEf <(sed '/^#/d; /^$$/d' hack/deadcode.allow) <<<"$$dead" || { echo 'remove these functions, or move them to the tests' >&2; exit 1; }; }
+	go mod tidy -diff
 	@test -z "$$(gofmt -l cmd examples hack internal test | tee /dev/stderr)" || { echo 'run gofmt -w on these files' >&2; exit 1; }
 	@go test ./test/prose
 	@for f in hack/*.sh hack/images/*.sh examples/*/build.sh .ci/run; do bash -n "$$f"; done

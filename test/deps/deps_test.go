@@ -40,6 +40,7 @@ var rules = []rule{
 	{from: backends, except: append([]string{"internal/sandbox/vm/internal/test"}, workers...), deny: []string{"internal/cri", "internal/edge", "internal/node"}, why: "a backend is below the node"},
 	{from: []string{"internal/sandbox/ledger", "internal/sandbox/fields"}, deny: append([]string{"internal/cri", "internal/edge", "internal/node"}, backends...), why: "what all kinds share knows none of them"},
 	{from: []string{"internal/network", "internal/image", "internal/stats"}, deny: []string{"internal/cri", "internal/edge", "internal/node", "internal/sandbox"}, why: "a shared service knows nothing of its users"},
+	{from: []string{"internal/cgroup"}, deny: []string{"internal/stats", "internal/sandbox", "internal/node"}, why: "it makes and limits cgroups; what they have used is read above it"},
 	{from: []string{"internal/stream"}, deny: append([]string{"internal/cri", "internal/edge", "internal/node"}, backends...), why: "a shared service knows the contract at most"},
 	{from: []string{"cmd", "internal"}, except: []string{"internal/sandbox/vm/internal/test"}, deny: []string{"test", "internal/sandbox/vm/internal/test"}, why: "the product does not contain its tests"},
 	{from: []string{"test"}, except: []string{"test/fake", "test/sandboxtest", "test/edgetest"}, deny: append([]string{"internal", "cmd"}, backends...), why: "these tests know the daemon as a user does"},
