@@ -31,16 +31,15 @@ const (
 // Mark begins the names of all cgroups of ours.
 const Mark = "tripod-"
 
-// ID is the form of what follows the mark in the names of pods' and containers' cgroups.
+// ID matches what follows Mark in the names of pods' and containers' cgroups.
 var ID = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// Tree knows the host's hierarchies, and where in them our cgroups are. Paths of cgroups are below the roots.
+// Tree is the host's cgroup hierarchies and the place of our cgroups in them. Paths of cgroups are relative to the roots.
 type Tree struct {
-	// Driver is DriverCgroupfs or DriverSystemd; Parent is where pods are that name no parent: a path, or the name of a
-	// slice.
+	// Driver is DriverCgroupfs or DriverSystemd. Parent is for pods that name none: a path, or the name of a slice.
 	Driver, Parent string
 	V2             bool
-	// Roots are the mount points of the hierarchies by name, which is that of their controllers; on v2 the one of "".
+	// Roots are the mount points of the hierarchies by name: their controllers', or "" for the only one of v2.
 	Roots map[string]string
 }
 
@@ -86,7 +85,7 @@ func Open(driver, parent string) (Tree, error) {
 	return g, nil
 }
 
-// ValidParent refuses a cgroup parent of the wrong form for the driver.
+// ValidParent returns errdefs.ErrInvalidArgument for a cgroup parent of the wrong form for the driver.
 func (g Tree) ValidParent(parent string) error {
 	ok := parent == "" || path.IsAbs(parent) && path.Clean(parent) == parent
 	if g.Driver == DriverSystemd {
@@ -99,8 +98,7 @@ func (g Tree) ValidParent(parent string) error {
 	return nil
 }
 
-// Pod is the path of the cgroup of a pod with this key, whose request names parent, or "" for none; and whether it is ours
-// alone:
+// Pod is the path of a pod's cgroup, and whether it is ours alone. parent is what the pod's request names, or empty:
 //
 //	cgroupfs   <parent>/tripod-<key>                 ours
 //	systemd    <parent slice>                        with a parent: the slice is the pod's
@@ -137,8 +135,7 @@ func ExpandSlice(name string) string {
 // Write is one file of a cgroup that sets a limit.
 type Write struct{ Controller, File, Value string }
 
-// Limits gives the files to write for a pod: the sum of its containers' resources and its overhead. What has no limit
-// in the resources has none with an overhead either.
+// Limits returns the writes that limit a cgroup to the resources plus the overhead. An overhead alone sets no limit.
 func (g Tree) Limits(res, over *runtimeapi.LinuxContainerResources) (w []Write) {
 	number := func(v int64) string { return strconv.FormatInt(v, 10) }
 	if v := res.GetMemoryLimitInBytes(); v > 0 {
@@ -174,7 +171,18 @@ func (g Tree) Limits(res, over *runtimeapi.LinuxContainerResources) (w []Write) 
 	return w
 }
 
-// LiftQuota removes the limit on CPU time of a cgroup that is there.
+// CPUSet returns the writes that bind a cgroup to the CPUs and memory nodes of the resources.
+func CPUSet(res *runtimeapi.LinuxContainerResources) (w []Write) {
+	if v := res.GetCpusetCpus(); v != "" {
+		w = append(w, Write{"cpuset", "cpuset.cpus", v})
+	}
+	if v := res.GetCpusetMems(); v != "" {
+		w = append(w, Write{"cpuset", "cpuset.mems", v})
+	}
+	return w
+}
+
+// LiftQuota removes the limit on CPU time of an existing cgroup.
 func (g Tree) LiftQuota(dir string) error {
 	file, value := "cpu.cfs_quota_us", "-1"
 	if g.V2 {
@@ -183,7 +191,7 @@ func (g Tree) LiftQuota(dir string) error {
 	return os.WriteFile(filepath.Join(g.Roots[g.Hierarchy("cpu")], dir, file), []byte(value), 0o644)
 }
 
-// MemoryLimit is how much memory in bytes a cgroup may have by its own limit; 0 is no limit.
+// MemoryLimit is a cgroup's own limit on memory, in bytes; 0 is no limit.
 func (g Tree) MemoryLimit(dir string) (uint64, error) {
 	file := "memory.limit_in_bytes"
 	if g.V2 {
@@ -207,10 +215,10 @@ func (g Tree) MemoryLimit(dir string) (uint64, error) {
 	return limit, nil
 }
 
-// unlimited is more memory than there is: without a limit, cgroup v1 tells the largest number of whole pages.
+// unlimited is more memory than any machine has. Without a limit, cgroup v1 shows the largest number of whole pages.
 const unlimited = 1 << 60
 
-// Hierarchy is the key in roots of the hierarchy that has the controller. On v1 one may have several: cpu,cpuacct.
+// Hierarchy is the key in Roots of the hierarchy with the controller. On v1 one may have several, as cpu,cpuacct.
 func (g Tree) Hierarchy(controller string) string {
 	if g.V2 {
 		return ""
@@ -223,7 +231,7 @@ func (g Tree) Hierarchy(controller string) string {
 	return controller
 }
 
-// Apply makes the cgroup in the hierarchies that the writes need, and writes them.
+// Apply sets limits of a cgroup, which it makes in the hierarchies that they need.
 func (g Tree) Apply(dir string, writes []Write) error {
 	for _, w := range writes {
 		full := filepath.Join(g.Roots[g.Hierarchy(w.Controller)], dir)
@@ -237,7 +245,20 @@ func (g Tree) Apply(dir string, writes []Write) error {
 	return nil
 }
 
-// Make makes a cgroup in the hierarchy of one controller, enabled all the way down on v2.
+// Create makes a cgroup in every hierarchy, ready to take processes.
+func (g Tree) Create(dir string) error {
+	for controller, root := range g.Roots {
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
+			return fmt.Errorf("make cgroup: %w", err)
+		}
+		if controller == "cpuset" {
+			inheritCPUSet(root, dir)
+		}
+	}
+	return nil
+}
+
+// Make makes a cgroup in the hierarchy of one controller. On v2 it enables the controller from the root down.
 func (g Tree) Make(controller, dir string) error {
 	root, ok := g.Roots[g.Hierarchy(controller)]
 	if !ok {
@@ -259,7 +280,7 @@ func (g Tree) Make(controller, dir string) error {
 	return nil
 }
 
-// Dirs gives the cgroup's directory in each hierarchy, whether it is there or not.
+// Dirs is the cgroup's directory in each hierarchy, whether it exists or not.
 func (g Tree) Dirs(dir string) []string {
 	dirs := make([]string, 0, len(g.Roots))
 	for _, root := range g.Roots {
@@ -268,8 +289,8 @@ func (g Tree) Dirs(dir string) []string {
 	return dirs
 }
 
-// Remove removes a cgroup and the empty ones below it in all hierarchies. What is not there is fine. The kernel lets
-// go of a cgroup a moment after its last process was reaped, so a busy one is tried again until ctx ends.
+// Remove removes a cgroup of ours and the empty ones below it from all hierarchies. A missing one is no error. The kernel
+// releases a cgroup a moment after its last process was reaped, so Remove retries a busy one until ctx ends.
 func (g Tree) Remove(ctx context.Context, dir string) error {
 	if dir == "" || dir == "/" || !strings.HasPrefix(path.Base(dir), Mark) {
 		return nil // not ours
@@ -306,7 +327,7 @@ func removeCgroup(ctx context.Context, full string) error {
 		if below {
 			continue
 		}
-		// There is no event for "may be removed now" on v1; the wait is for the kernel's own clean-up.
+		// On v1 no event says that the kernel has cleaned up.
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("remove cgroup %s: %w (processes: %v)", full, err, Procs(full))
@@ -315,7 +336,7 @@ func removeCgroup(ctx context.Context, full string) error {
 	}
 }
 
-// Kill ends every process of a cgroup and returns when there is none left that runs.
+// Kill ends every process of a cgroup.
 func (g Tree) Kill(ctx context.Context, dir string) error {
 	if g.V2 {
 		full := filepath.Join(g.Roots[""], dir)
@@ -327,8 +348,8 @@ func (g Tree) Kill(ctx context.Context, dir string) error {
 	return g.killFrozen(ctx, dir)
 }
 
-// killFrozen is Kill for kernels without cgroup.kill: nothing can fork, or end and lend its PID to another process,
-// while the cgroup is frozen.
+// killFrozen is Kill for kernels without cgroup.kill. While a cgroup is frozen, nothing in it can fork, or end and leave its
+// PID to another process.
 func (g Tree) killFrozen(ctx context.Context, dir string) error {
 	freezer, file, on, off := g.Roots["freezer"], "freezer.state", "FROZEN", "THAWED"
 	if g.V2 {
@@ -348,7 +369,7 @@ func (g Tree) killFrozen(ctx context.Context, dir string) error {
 		if len(pids) == 0 {
 			return nil
 		}
-		// Frozen processes take the signal when they thaw, so the loop ends after a round or two.
+		// Frozen processes receive the signal when they thaw, so the loop ends after a round or two.
 		for _, pid := range pids {
 			if p, err := process.Open(pid); err == nil {
 				err = p.Wait(ctx)
@@ -361,7 +382,7 @@ func (g Tree) killFrozen(ctx context.Context, dir string) error {
 	}
 }
 
-// Procs lists the processes of one cgroup directory and of those below it.
+// Procs lists the processes of a cgroup's directory and of those below it.
 func Procs(full string) (pids []int) {
 	_ = filepath.WalkDir(full, func(name string, d fs.DirEntry, err error) error {
 		if err != nil || !d.IsDir() {
@@ -378,7 +399,7 @@ func Procs(full string) (pids []int) {
 	return pids
 }
 
-// Marked lists the IDs of pods and containers that have a cgroup of ours directly below the default parent.
+// Marked lists the IDs of pods and containers that have a cgroup directly below the default parent.
 func (g Tree) Marked() (ids []string) {
 	seen := map[string]bool{}
 	parent := g.Parent
@@ -403,8 +424,8 @@ func exists(name string) bool {
 	return err == nil
 }
 
-// InheritCpuset gives the cpuset cgroups on the way down what their parents have: empty ones take no process.
-func InheritCpuset(root, dir string) {
+// inheritCPUSet gives each cpuset cgroup on the way down the CPUs of its parent: an empty one takes no process.
+func inheritCPUSet(root, dir string) {
 	parent := root
 	for part := range strings.SplitSeq(strings.Trim(dir, "/"), "/") {
 		child := filepath.Join(parent, part)
@@ -421,16 +442,15 @@ func InheritCpuset(root, dir string) {
 	}
 }
 
-// Enter moves the calling thread into a cgroup that is there, in all v1 hierarchies; on v2 it does nothing, as the kernel
-// puts a child into a cgroup as it makes it (SysProcAttr.CgroupFD). The thread must be locked, and not be the main one.
-// Moving a process costs a grace period of the kernel's RCU per hierarchy (over 1 ms each); a thread that moves itself
-// does not, and what it starts is born there.
+// Enter moves the calling thread into an existing cgroup, in all v1 hierarchies, so that its children start there. The thread
+// must be locked, and not be the main one. Moving another thread or process costs an RCU grace period per hierarchy, over
+// 1 ms each. On v2 Enter does nothing: there a child is created in its cgroup (SysProcAttr.CgroupFD).
 func (g Tree) Enter(dir string) error {
 	if g.V2 {
 		return nil
 	}
 	for _, full := range g.Dirs(dir) {
-		// "0" is the thread that writes; naming it by its ID would cost the grace period.
+		// "0" is the calling thread; its ID would cost the grace period.
 		if err := os.WriteFile(filepath.Join(full, "tasks"), []byte("0"), 0); err != nil {
 			return err
 		}

@@ -252,14 +252,8 @@ func newSpawner(g cgroups) (*spawner, error) {
 		dir = filepath.Join(own, conmonCgroup)
 	}
 	s := &spawner{jobs: make(chan func())}
-	for controller, root := range g.Roots {
-		full := filepath.Join(root, dir)
-		if err := os.MkdirAll(full, 0o755); err != nil {
-			return nil, fmt.Errorf("make the monitors' cgroup: %w", err)
-		}
-		if controller == "cpuset" {
-			cgroup.InheritCpuset(root, dir)
-		}
+	if err := g.Create(dir); err != nil {
+		return nil, fmt.Errorf("the monitors: %w", err)
 	}
 	if g.V2 {
 		f, err := os.OpenFile(filepath.Join(g.Roots[""], dir), unix.O_PATH|unix.O_DIRECTORY, 0)

@@ -2,10 +2,7 @@ package vm
 
 import (
 	"context"
-	"fmt"
-	"os"
 	"path"
-	"path/filepath"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -31,19 +28,6 @@ func (b *Backend) cgroupOf(p *sandbox.Pod) string {
 	return path.Join(parent, name)
 }
 
-// makeCgroup makes the cgroup in every hierarchy.
-func (b *Backend) makeCgroup(dir string) error {
-	for controller, root := range b.cgroups.Roots {
-		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
-			return fmt.Errorf("make the machine's cgroup: %w", err)
-		}
-		if controller == "cpuset" {
-			cgroup.InheritCpuset(root, dir)
-		}
-	}
-	return nil
-}
-
 // limit applies a container's resources to the cgroup: the guest's memory plus the hypervisor's overhead, CPU quota and shares,
 // cpuset.
 func (b *Backend) limit(dir string, memory uint64, res *runtimeapi.LinuxContainerResources) error {
@@ -51,12 +35,7 @@ func (b *Backend) limit(dir string, memory uint64, res *runtimeapi.LinuxContaine
 		MemoryLimitInBytes: int64(memory), CpuQuota: res.GetCpuQuota(), CpuPeriod: res.GetCpuPeriod(), CpuShares: res.GetCpuShares(),
 	}
 	writes := b.cgroups.Limits(held, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: int64(b.cfg.VM.MemoryOverhead)})
-	for file, value := range map[string]string{"cpuset.cpus": res.GetCpusetCpus(), "cpuset.mems": res.GetCpusetMems()} {
-		if value != "" {
-			writes = append(writes, cgroup.Write{Controller: "cpuset", File: file, Value: value})
-		}
-	}
-	if err := b.cgroups.Apply(dir, writes); err != nil {
+	if err := b.cgroups.Apply(dir, append(writes, cgroup.CPUSet(res)...)); err != nil {
 		return err
 	}
 	if res.GetCpuQuota() < 0 {

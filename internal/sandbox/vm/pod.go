@@ -58,7 +58,7 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	if err := fpPodRecorded.Hit(ctx); err != nil {
 		return err
 	}
-	if err := b.makeCgroup(at.state.Cgroup); err != nil {
+	if err := b.cgroups.Create(at.state.Cgroup); err != nil {
 		return err
 	}
 	if err := fpPodPlaced.Hit(ctx); err != nil {

@@ -62,7 +62,7 @@ func (b *Backend) prepare(ctx context.Context, h *handle, c *sandbox.Container) 
 			return err
 		}
 	}
-	if err := b.makeCgroup(s.Definition.Cgroup); err != nil {
+	if err := b.cgroups.Create(s.Definition.Cgroup); err != nil {
 		return err
 	}
 	if err := b.limit(s.Definition.Cgroup, s.Definition.Memory, c.Config.GetLinux().GetResources()); err != nil {

@@ -2,7 +2,6 @@ package wasm
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"os/exec"
 	"path"
@@ -64,13 +63,7 @@ func (k *keeper) own(p *sandbox.Pod, c *sandbox.Container) place {
 
 // limitsOf are the files to write for a container's resources.
 func limitsOf(tree cgroup.Tree, res *runtimeapi.LinuxContainerResources) []cgroup.Write {
-	writes := tree.Limits(res, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: workerOverhead})
-	for file, value := range map[string]string{"cpuset.cpus": res.GetCpusetCpus(), "cpuset.mems": res.GetCpusetMems()} {
-		if value != "" {
-			writes = append(writes, cgroup.Write{Controller: "cpuset", File: file, Value: value})
-		}
-	}
-	return writes
+	return append(tree.Limits(res, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: workerOverhead}), cgroup.CPUSet(res)...)
 }
 
 // start starts a command in the place.
@@ -78,13 +71,8 @@ func (p place) start(cmd *exec.Cmd) error {
 	if p.dir == "" {
 		return cmd.Start()
 	}
-	for controller, root := range p.tree.Roots {
-		if err := os.MkdirAll(filepath.Join(root, p.dir), 0o755); err != nil {
-			return fmt.Errorf("make the worker's cgroup: %w", err)
-		}
-		if controller == "cpuset" {
-			cgroup.InheritCpuset(root, p.dir)
-		}
+	if err := p.tree.Create(p.dir); err != nil {
+		return err
 	}
 	if err := p.tree.Apply(p.dir, p.limits); err != nil {
 		return err

@@ -93,13 +93,8 @@ func NewCgroup(t testing.TB, name string, memory int64) string {
 	t.Helper()
 	tree := Cgroups(t)
 	dir := path.Join(tree.Parent, cgroup.Mark+name)
-	for controller, root := range tree.Roots {
-		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if controller == "cpuset" {
-			cgroup.InheritCpuset(root, dir)
-		}
+	if err := tree.Create(dir); err != nil {
+		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
