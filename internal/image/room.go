@@ -6,14 +6,14 @@ import (
 	"io/fs"
 	"path/filepath"
 
-	"github.com/tripod-run/tripod/internal/boltroom"
+	"github.com/tripod-run/tripod/internal/boltfile"
 )
 
 // reserve makes sure that what is made next can be released even if the disk fills up: both metadata files have room for
 // changes. On a full disk it returns errdefs.ErrResourceExhausted.
 func (s *Store) reserve() error {
 	for _, name := range []string{"metadata.db", "snapshots/metadata.db"} {
-		err := boltroom.Keep(filepath.Join(s.cfg.Root, name))
+		err := boltfile.Keep(filepath.Join(s.cfg.Root, name))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // no snapshot has ever been made
 		}

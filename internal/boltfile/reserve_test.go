@@ -1,4 +1,4 @@
-package boltroom
+package boltfile
 
 import (
 	"errors"
@@ -21,8 +21,6 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-var bucket = []byte("pods")
-
 // smallDisk is a file system of a few MiB.
 func smallDisk(t *testing.T) string {
 	t.Helper()
@@ -38,7 +36,7 @@ func smallDisk(t *testing.T) string {
 	return dir
 }
 
-func fill(t *testing.T, dir string) {
+func fillDisk(t *testing.T, dir string) {
 	t.Helper()
 	f, err := os.Create(filepath.Join(dir, "filler"))
 	if err != nil {
@@ -84,7 +82,7 @@ func removeOnFullDisk(t *testing.T, keep bool) error {
 			t.Fatal(err)
 		}
 	}
-	fill(t, dir)
+	fillDisk(t, dir)
 	for i := range pods {
 		for _, change := range []func(b *bbolt.Bucket) error{
 			func(b *bbolt.Bucket) error { return b.Put(key(i), make([]byte, 7000)) },
@@ -117,7 +115,7 @@ func TestFaultN5KeepOnAFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer db.Close()
-	fill(t, dir)
+	fillDisk(t, dir)
 	if err := Keep(path); !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("%v, want ENOSPC", err)
 	}

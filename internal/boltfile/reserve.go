@@ -1,9 +1,4 @@
-// Package boltroom keeps room on the disk for the changes of bbolt files. bbolt writes changed pages beside those that they replace,
-// so that even a removal takes room: on a full disk nothing could be removed that would make some. Whoever records something new
-// calls Keep first and refuses it when that fails; what is there can then be removed, whatever fills the disk.
-//
-// It knows the format of the file's first two pages, and must not write to them.
-package boltroom
+package boltfile
 
 import (
 	"encoding/binary"
