@@ -1,4 +1,4 @@
-package attach_test
+package stream_test
 
 import (
 	"bytes"
@@ -7,15 +7,15 @@ import (
 
 	"github.com/containerd/errdefs"
 
-	"github.com/tripod-run/tripod/internal/attach"
+	"github.com/tripod-run/tripod/internal/stream"
 )
 
 // TestBacklog: what waits is bounded, by bytes and by pieces.
 func TestBacklog(t *testing.T) {
 	for _, size := range []int{1, 8192} {
-		c := attach.NewClient()
+		c := stream.NewClient()
 		n := 0
-		for c.Put(attach.Packet{Data: make([]byte, size)}) {
+		for c.Put(stream.Packet{Data: make([]byte, size)}) {
 			n++
 		}
 		select {
@@ -23,23 +23,23 @@ func TestBacklog(t *testing.T) {
 		default:
 			t.Error("not cut off")
 		}
-		if n != attach.Backlog/(size+attach.PacketCost) {
+		if n != stream.Backlog/(size+stream.PacketCost) {
 			t.Errorf("%d packets of %d bytes", n, size)
 		}
 	}
-	if !errdefs.IsResourceExhausted(attach.ErrSlow) {
-		t.Error(attach.ErrSlow)
+	if !errdefs.IsResourceExhausted(stream.ErrSlow) {
+		t.Error(stream.ErrSlow)
 	}
 }
 
 func TestDeliver(t *testing.T) {
-	c := attach.NewClient()
-	c.Put(attach.Packet{Data: []byte("one ")})
-	c.Put(attach.Packet{Data: []byte("two"), Stderr: true})
-	c.Put(attach.Packet{Data: []byte("three")})
+	c := stream.NewClient()
+	c.Put(stream.Packet{Data: []byte("one ")})
+	c.Put(stream.Packet{Data: []byte("two"), Stderr: true})
+	c.Put(stream.Packet{Data: []byte("three")})
 	why := errors.New("the reason")
 	c.End(why)
-	c.Put(attach.Packet{Data: []byte("late")})
+	c.Put(stream.Packet{Data: []byte("late")})
 	var out, errOut bytes.Buffer
 	if err := c.Deliver(&out, &errOut); err != why || out.String() != "one three" || errOut.String() != "two" {
 		t.Errorf("%q and %q, %v", out.String(), errOut.String(), err)

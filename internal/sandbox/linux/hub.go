@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tripod-run/tripod/internal/attach"
+	"github.com/tripod-run/tripod/internal/stream"
 )
 
 const (
@@ -54,16 +54,16 @@ type hub struct {
 	parted   chan struct{} // closed when conmon has seen the end of input: the connection can be closed
 	gone     chan struct{} // closed after the connection
 	mu       sync.Mutex
-	clients  map[*attach.Client]struct{}
+	clients  map[*stream.Client]struct{}
 	departed bool  // accepts no more clients
 	err      error // why output ended, unless the container did
 }
 
 // newHub makes a hub with its first client; without one it would disconnect again.
-func newHub(conn *net.UnixConn, stdin, once bool, before <-chan struct{}) (*hub, *attach.Client) {
+func newHub(conn *net.UnixConn, stdin, once bool, before <-chan struct{}) (*hub, *stream.Client) {
 	h := &hub{
 		conn: conn, once: once, before: before, input: make(chan []byte), bye: make(chan struct{}),
-		parted: make(chan struct{}), gone: make(chan struct{}), clients: map[*attach.Client]struct{}{},
+		parted: make(chan struct{}), gone: make(chan struct{}), clients: map[*stream.Client]struct{}{},
 	}
 	if !stdin {
 		h.endInput()
@@ -75,18 +75,18 @@ func newHub(conn *net.UnixConn, stdin, once bool, before <-chan struct{}) (*hub,
 }
 
 // add returns a new client, or nil if the hub is disconnecting.
-func (h *hub) add() *attach.Client {
+func (h *hub) add() *stream.Client {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.departed {
 		return nil
 	}
-	c := attach.NewClient()
+	c := stream.NewClient()
 	h.clients[c] = struct{}{}
 	return c
 }
 
-func (h *hub) drop(c *attach.Client) {
+func (h *hub) drop(c *stream.Client) {
 	h.mu.Lock()
 	delete(h.clients, c)
 	h.mu.Unlock()
@@ -121,7 +121,7 @@ func (h *hub) read() {
 
 // fanOut sends output to the clients. It returns false if the hub should disconnect because there are none. It waits for
 // output to do so, because only then conmon notices a closed connection.
-func (h *hub) fanOut(stream byte, data []byte) (stay bool) {
+func (h *hub) fanOut(origin byte, data []byte) (stay bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.clients) == 0 {
@@ -131,7 +131,7 @@ func (h *hub) fanOut(stream byte, data []byte) (stay bool) {
 		h.departed = true
 		return false
 	}
-	p := attach.Packet{Stderr: stream == attachStderr, Data: bytes.Clone(data)}
+	p := stream.Packet{Stderr: origin == attachStderr, Data: bytes.Clone(data)}
 	for c := range h.clients {
 		if !c.Put(p) {
 			delete(h.clients, c)

@@ -12,8 +12,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tripod-run/tripod/internal/attach"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
+	"github.com/tripod-run/tripod/internal/stream"
 )
 
 const (
@@ -38,7 +38,7 @@ type hub struct {
 	mu      sync.Mutex
 	serial  *os.File
 	offset  int64 // what the clients have got, if there are any
-	clients map[*attach.Client]struct{}
+	clients map[*stream.Client]struct{}
 	over    bool
 }
 
@@ -49,7 +49,7 @@ func openHub(cfg Config) (*hub, error) {
 	}
 	h := &hub{
 		path: filepath.Clean(cfg.SerialLog), pipe: cfg.Input, log: cfg.Logger, serial: serial,
-		input: make(chan []byte), wake: make(chan struct{}, 1), clients: map[*attach.Client]struct{}{},
+		input: make(chan []byte), wake: make(chan struct{}, 1), clients: map[*stream.Client]struct{}{},
 	}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	h.poll = serialLogs.add(h.path, h.wake) != nil
@@ -73,7 +73,7 @@ func (h *hub) close() {
 }
 
 // add gives a new client, whose output begins now; nil when the hub is closed.
-func (h *hub) add() *attach.Client {
+func (h *hub) add() *stream.Client {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.over {
@@ -88,12 +88,12 @@ func (h *hub) add() *attach.Client {
 	} else {
 		h.deliver() // what was there before is the others'
 	}
-	c := attach.NewClient()
+	c := stream.NewClient()
 	h.clients[c] = struct{}{}
 	return c
 }
 
-func (h *hub) drop(c *attach.Client) {
+func (h *hub) drop(c *stream.Client) {
 	h.mu.Lock()
 	delete(h.clients, c)
 	h.mu.Unlock()
@@ -140,7 +140,7 @@ func (h *hub) deliver() {
 		n, err := h.serial.ReadAt(buf, h.offset)
 		if n > 0 {
 			h.offset += int64(n)
-			h.fanOut(attach.Packet{Data: buf[:n]})
+			h.fanOut(stream.Packet{Data: buf[:n]})
 		}
 		if err != nil {
 			if !errors.Is(err, io.EOF) {
@@ -151,7 +151,7 @@ func (h *hub) deliver() {
 	}
 }
 
-func (h *hub) fanOut(p attach.Packet) {
+func (h *hub) fanOut(p stream.Packet) {
 	for c := range h.clients {
 		if !c.Put(p) {
 			delete(h.clients, c)
