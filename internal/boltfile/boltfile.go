@@ -13,23 +13,23 @@ import (
 	bbolterrors "go.etcd.io/bbolt/errors"
 )
 
-// LockTimeout bounds the wait for another process that has the file open: one that is just ending.
+// LockTimeout bounds the wait for another process that still has the file open.
 const LockTimeout = 2 * time.Second
 
-// Options say how a file is opened.
+// Options for Open.
 type Options struct {
-	// Fill puts into a new file what a whole one has; nil: nothing.
+	// Fill writes the initial content of a new file; nil writes nothing.
 	Fill func(*bbolt.Tx) error
-	// Recognize says that a file which is there is one of the caller's; nil: any is. Its error needs no class.
+	// Recognize returns an error for an existing file that is not the caller's; nil accepts any. The error needs no class.
 	Recognize func(*bbolt.Tx) error
-	// Shallow leaves out the walk over all pages, for callers that do it themselves.
+	// Shallow skips the walk over all pages, for callers that do it themselves.
 	Shallow bool
-	// ReadOnly opens a file that is there for reading.
+	// ReadOnly opens an existing file for reading.
 	ReadOnly bool
 }
 
-// Open opens the file at path, and makes it when it is not there, which fresh tells. Errors: errdefs.ErrDataLoss for a file that is
-// not whole or not the caller's, which is left as it is; errdefs.ErrUnavailable when another process holds it.
+// Open opens the file at path, or creates it when it is missing and reports that as fresh. Errors: errdefs.ErrDataLoss for a file
+// that is damaged or not the caller's, which stays as it is; errdefs.ErrUnavailable when another process holds it.
 func Open(path string, o Options) (db *bbolt.DB, fresh bool, err error) {
 	_, err = os.Lstat(path)
 	fresh = errors.Is(err, os.ErrNotExist) && !o.ReadOnly
@@ -60,14 +60,14 @@ func open(path string, readOnly bool) (db *bbolt.DB, err error) {
 	return db, nil
 }
 
-// recoverDamage makes an error of a panic of bbolt's, which it has for pages that make no sense.
+// recoverDamage turns a panic into an error: bbolt panics over damaged pages.
 func recoverDamage(path string, err *error) {
 	if p := recover(); p != nil {
 		*err = fmt.Errorf("%s is damaged: %v: %w", path, p, errdefs.ErrDataLoss)
 	}
 }
 
-// create makes a file that is there as a whole or not at all, whenever the process or the power goes.
+// create makes a file that is complete or absent, whenever the process ends or the power fails.
 func create(path string, fill func(*bbolt.Tx) error) error {
 	draft := path + ".new"
 	if err := os.Remove(draft); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -89,7 +89,7 @@ func create(path string, fill func(*bbolt.Tx) error) error {
 	return syncDir(filepath.Dir(path))
 }
 
-// syncDir makes a new directory entry survive a loss of power.
+// syncDir makes a new directory entry survive a power failure.
 func syncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -98,7 +98,7 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// verify looks at a file without changing it, and before anything is read that lies beyond its end, which would end the process.
+// verify checks a file without changing it. It compares the size first: a read past the end would kill the process (SIGBUS).
 func verify(path string, o Options) (err error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -118,7 +118,7 @@ func verify(path string, o Options) (err error) {
 	defer recoverDamage(path, &err)
 	return db.View(func(tx *bbolt.Tx) error {
 		if tx.Size() > info.Size() {
-			return fmt.Errorf("%s is cut off: it has %d of %d bytes: %w", path, info.Size(), tx.Size(), errdefs.ErrDataLoss)
+			return fmt.Errorf("%s is truncated: it has %d of %d bytes: %w", path, info.Size(), tx.Size(), errdefs.ErrDataLoss)
 		}
 		if !o.Shallow {
 			if err := Check(tx); err != nil {
@@ -135,19 +135,19 @@ func verify(path string, o Options) (err error) {
 	})
 }
 
-// foreign tells an error about what is in the file from one about reaching it, which has an errno.
+// foreign reports whether an error is about the file's content. One about access to the file has an errno.
 func foreign(err error) bool {
 	_, errno := errors.AsType[syscall.Errno](err)
 	return !errno && !errdefs.IsUnavailable(err)
 }
 
-// maxDamages is how many damages Check reports: one bad page has a line for each that hung on it.
+// maxDamages bounds what Check reports: one bad page leads to an error for each page below it.
 const maxDamages = 3
 
-// Check walks over all pages and reports what is damaged.
+// Check walks over all pages and returns what is damaged.
 func Check(tx *bbolt.Tx) error {
 	var errs []error
-	for err := range tx.Check() { // to the end: it runs beside
+	for err := range tx.Check() { // drain it: the walk runs in a goroutine
 		if len(errs) < maxDamages {
 			errs = append(errs, err)
 		}

@@ -1,6 +1,7 @@
-// Package boltfile opens bbolt files so that a damaged one is refused and never taken for a new one. It owns how such a file is
-// made, looked at and opened; what is in it is its callers'. All files of bbolt that the programs keep are opened by it.
+// Package boltfile creates, verifies and opens bbolt files, and reserves disk space for changes to them. What they contain is the
+// callers'. Every bbolt file of the programs is opened here.
 //
-// A file is made under another name and renamed, so that it is there as a whole or not at all: one that is empty or cut off has
-// lost its content. Before it is opened for writing it is read in whole, which finds pages that would end the process later.
+// A file is created under another name and renamed, so it is complete or absent: an empty or truncated one has lost its content.
+// Before a file is opened for writing, all of it is read. This finds damaged pages that would end the process later. A damaged file
+// is refused and never mistaken for a new one.
 package boltfile

@@ -10,14 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Least is how much room in bytes there is after Keep for changes beyond what the file uses. A removal changes a few pages, and
-// the next one uses the pages again that it has freed.
-const Least = 512 << 10
+// reserved is how many bytes Reserve leaves free for changes, on top of what the file uses. A removal changes a few pages, and the
+// next removal reuses the pages that it has freed.
+const reserved = 512 << 10
 
-// Keep makes sure that the file at path has Least bytes for changes, on the disk, and takes twice as much when it has not. It may
-// be called while others write to the file. Errors: what the file system says, ENOSPC when it is full.
-// On a file system that cannot keep room (fallocate(2), or copy on write) it has no effect.
-func Keep(path string) error {
+// Reserve allocates disk space for later changes to the bbolt file at path. bbolt writes changed pages beside those that they
+// replace, so even a removal needs space; on a full disk nothing could be removed. Call it before recording something new, and
+// refuse that when it fails: what exists can then always be removed. It may run while others write to the file. On a full disk it
+// returns ENOSPC. On a file system without fallocate(2), or with copy on write, it has no effect.
+func Reserve(path string) error {
 	file, err := os.OpenFile(path, os.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -31,19 +32,19 @@ func Keep(path string) error {
 	if err := unix.Fstat(int(file.Fd()), &st); err != nil {
 		return err
 	}
-	if st.Size >= used+Least && st.Blocks*512 >= used+Least {
+	if st.Size >= used+reserved && st.Blocks*512 >= used+reserved {
 		return nil
 	}
-	err = unix.Fallocate(int(file.Fd()), 0, 0, used+2*Least)
+	err = unix.Fallocate(int(file.Fd()), 0, 0, used+2*reserved)
 	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
-		return fmt.Errorf("keep room for the changes of %s: %w", path, err)
+		return fmt.Errorf("reserve disk space for changes of %s: %w", path, err)
 	}
 	return nil
 }
 
-// The part of a file's first two pages that says how much of it is used, see the type Meta of bbolt: offsets in bytes.
+// Byte offsets in the first two pages of a file, which say how much of it is used; see the type Meta of bbolt.
 const (
-	metaAt    = 16 // behind the header of a page
+	metaAt    = 16 // after the page header
 	magicAt   = metaAt
 	pageSize  = metaAt + 8
 	highWater = metaAt + 40
@@ -53,7 +54,7 @@ const (
 	magic = 0xED0CDAED
 )
 
-// usedBytes is up to where the file's pages are in use. The two pages are written in turn, so that one of them is whole.
+// usedBytes is the end of the file's used pages. bbolt writes the two meta pages in turn, so one of them is always whole.
 func usedBytes(file *os.File) (int64, error) {
 	size := os.Getpagesize()
 	var used int64

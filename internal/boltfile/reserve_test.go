@@ -67,7 +67,7 @@ func removeOnFullDisk(t *testing.T, keep bool) error {
 	const pods = 200
 	for i := range pods {
 		if keep {
-			if err := Keep(path); err != nil {
+			if err := Reserve(path); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -107,7 +107,7 @@ func TestFaultN5RemoveOnAFullDisk(t *testing.T) {
 	}
 }
 
-func TestFaultN5KeepOnAFullDisk(t *testing.T) {
+func TestFaultN5ReserveOnAFullDisk(t *testing.T) {
 	dir := smallDisk(t)
 	path := filepath.Join(dir, "record.db")
 	db, err := bbolt.Open(path, 0o600, nil)
@@ -116,16 +116,16 @@ func TestFaultN5KeepOnAFullDisk(t *testing.T) {
 	}
 	defer db.Close()
 	fillDisk(t, dir)
-	if err := Keep(path); !errors.Is(err, unix.ENOSPC) {
+	if err := Reserve(path); !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("%v, want ENOSPC", err)
 	}
-	if err := Keep(filepath.Join(dir, "filler")); err == nil {
+	if err := Reserve(filepath.Join(dir, "filler")); err == nil {
 		t.Error("a file of zeros is taken for one of bbolt's")
 	}
 	if err := os.Remove(filepath.Join(dir, "filler")); err != nil {
 		t.Fatal(err)
 	}
-	if err := Keep(path); err != nil {
+	if err := Reserve(path); err != nil {
 		t.Error(err)
 	}
 	if err := db.Update(func(tx *bbolt.Tx) error { _, err := tx.CreateBucket(bucket); return err }); err != nil {

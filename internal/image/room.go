@@ -13,7 +13,7 @@ import (
 // changes. On a full disk it returns errdefs.ErrResourceExhausted.
 func (s *Store) reserve() error {
 	for _, name := range []string{"metadata.db", "snapshots/metadata.db"} {
-		err := boltfile.Keep(filepath.Join(s.cfg.Root, name))
+		err := boltfile.Reserve(filepath.Join(s.cfg.Root, name))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // no snapshot has ever been made
 		}

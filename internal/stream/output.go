@@ -10,100 +10,103 @@ import (
 )
 
 const (
-	// Backlog is how much output may wait for a client, in bytes; one that is further behind is cut off. Clients share what
-	// waits for them, so that it bounds a container's memory, not each client's.
-	Backlog = 8 << 20
-	// PacketCost is what a packet costs beside its bytes.
+	// MaxBacklog bounds the output that waits for an attached client, in bytes. Clients share the bytes that wait for
+	// them, so it bounds the memory of a container, not of each client.
+	MaxBacklog = 8 << 20
+	// PacketCost is charged for each packet on top of its bytes.
 	PacketCost = 64
 )
 
-// ErrSlow is for clients that are cut off.
-var ErrSlow = fmt.Errorf("attach: cut off, since the client reads more slowly than the container writes and %d MiB of output wait: %w",
-	Backlog>>20, errdefs.ErrResourceExhausted)
+// ErrSlowClient is the error of a client that was cut off.
+var ErrSlowClient = fmt.Errorf("attach: cut off, since the client reads more slowly than the container writes and %d MiB of output wait: %w",
+	MaxBacklog>>20, errdefs.ErrResourceExhausted)
 
-// Packet is a piece of output; its bytes are shared by the clients.
+// Packet is a piece of a container's output. Queues share its bytes.
 type Packet struct {
 	Stderr bool
 	Data   []byte
 }
 
-// Client is an attached client's queue of output.
-type Client struct {
+// OutputQueue holds the output that waits for one attached client, so that whoever reads the container's output never waits
+// for a client. A client that falls too far behind is cut off.
+//
+//	output ──▶ Put ──▶ queue ──▶ Deliver ──▶ the client's stdout and stderr
+//	                     └ full: Put returns false, Cut is closed
+type OutputQueue struct {
 	cut chan struct{}
 
 	mu    sync.Mutex
 	more  sync.Cond
 	queue []Packet
 	size  int
-	over  bool // nothing more will come
+	ended bool // takes no more packets
 	err   error
 }
 
-// NewClient makes a client for whom nothing waits.
-func NewClient() *Client {
-	c := &Client{cut: make(chan struct{})}
-	c.more.L = &c.mu
-	return c
+// NewOutputQueue makes an empty queue.
+func NewOutputQueue() *OutputQueue {
+	q := &OutputQueue{cut: make(chan struct{})}
+	q.more.L = &q.mu
+	return q
 }
 
-// Cut is closed when the client is cut off: ErrSlow.
-func (c *Client) Cut() <-chan struct{} { return c.cut }
+// Cut is closed when the client is cut off; its error is ErrSlowClient.
+func (q *OutputQueue) Cut() <-chan struct{} { return q.cut }
 
-// Put queues a packet. It is false when the client is too far behind: then it is cut off.
-func (c *Client) Put(p Packet) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.over {
+// Put adds a packet. It returns false when it cuts the client off. After the end it does nothing.
+func (q *OutputQueue) Put(p Packet) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.ended {
 		return true
 	}
-	c.size += len(p.Data) + PacketCost
-	if c.size > Backlog {
-		c.queue, c.over = nil, true
-		close(c.cut)
+	q.size += len(p.Data) + PacketCost
+	if q.size > MaxBacklog {
+		q.queue, q.ended = nil, true
+		close(q.cut)
 		return false
 	}
-	c.queue = append(c.queue, p)
-	c.more.Signal()
+	q.queue = append(q.queue, p)
+	q.more.Signal()
 	return true
 }
 
-// End says that nothing comes after what is queued; err is why, if not by the container's end.
-func (c *Client) End(err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.over, c.err = true, err
-	c.more.Signal()
+// End marks the end of the output, after what is queued. err is nil when the container has ended.
+func (q *OutputQueue) End(err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.ended, q.err = true, err
+	q.more.Signal()
 }
 
-// Discard ends a client that takes no more.
-func (c *Client) Discard() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.queue, c.over = nil, true
-	c.more.Signal()
+// Discard ends the queue and drops what is in it.
+func (q *OutputQueue) Discard() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.queue, q.ended = nil, true
+	q.more.Signal()
 }
 
-// next waits for a packet; there is none at the end.
-func (c *Client) next() (p Packet, ok bool, err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for len(c.queue) == 0 && !c.over {
-		c.more.Wait()
+// next waits for a packet; ok is false at the end.
+func (q *OutputQueue) next() (p Packet, ok bool, err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for len(q.queue) == 0 && !q.ended {
+		q.more.Wait()
 	}
-	if len(c.queue) == 0 {
-		return Packet{}, false, c.err
+	if len(q.queue) == 0 {
+		return Packet{}, false, q.err
 	}
-	p, c.queue[0] = c.queue[0], Packet{}
-	c.queue = c.queue[1:]
-	c.size -= len(p.Data) + PacketCost
+	p, q.queue[0] = q.queue[0], Packet{}
+	q.queue = q.queue[1:]
+	q.size -= len(p.Data) + PacketCost
 	return p, true, nil
 }
 
-// Deliver writes what is queued, until the container ends or a write fails, which is a client that went away. A writer that is
-// nil gets nothing.
-func (c *Client) Deliver(stdout, stderr io.Writer) error {
+// Deliver writes the queue to the client until the output ends or a write fails. A nil writer receives nothing.
+func (q *OutputQueue) Deliver(stdout, stderr io.Writer) error {
 	for {
-		p, ok, err := c.next()
+		p, ok, err := q.next()
 		if !ok {
 			return err
 		}
@@ -121,14 +124,14 @@ func (c *Client) Deliver(stdout, stderr io.Writer) error {
 }
 
 // Serve is Deliver until ctx ends or the client is cut off.
-func (c *Client) Serve(ctx context.Context, stdout, stderr io.Writer) error {
+func (c *OutputQueue) Serve(ctx context.Context, stdout, stderr io.Writer) error {
 	delivered := make(chan error, 1)
 	go func() { delivered <- c.Deliver(stdout, stderr) }()
 	var err error
 	select {
 	case err = <-delivered:
 	case <-c.Cut():
-		err = ErrSlow
+		err = ErrSlowClient
 	case <-ctx.Done():
 	}
 	if ctx.Err() != nil {

@@ -13,7 +13,7 @@ import (
 // TestBacklog: what waits is bounded, by bytes and by pieces.
 func TestBacklog(t *testing.T) {
 	for _, size := range []int{1, 8192} {
-		c := stream.NewClient()
+		c := stream.NewOutputQueue()
 		n := 0
 		for c.Put(stream.Packet{Data: make([]byte, size)}) {
 			n++
@@ -23,17 +23,17 @@ func TestBacklog(t *testing.T) {
 		default:
 			t.Error("not cut off")
 		}
-		if n != stream.Backlog/(size+stream.PacketCost) {
+		if n != stream.MaxBacklog/(size+stream.PacketCost) {
 			t.Errorf("%d packets of %d bytes", n, size)
 		}
 	}
-	if !errdefs.IsResourceExhausted(stream.ErrSlow) {
-		t.Error(stream.ErrSlow)
+	if !errdefs.IsResourceExhausted(stream.ErrSlowClient) {
+		t.Error(stream.ErrSlowClient)
 	}
 }
 
 func TestDeliver(t *testing.T) {
-	c := stream.NewClient()
+	c := stream.NewOutputQueue()
 	c.Put(stream.Packet{Data: []byte("one ")})
 	c.Put(stream.Packet{Data: []byte("two"), Stderr: true})
 	c.Put(stream.Packet{Data: []byte("three")})

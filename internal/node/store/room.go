@@ -10,7 +10,7 @@ import (
 // Reserve makes sure that the next record can still be changed and deleted if the disk fills up. Call it before recording
 // something new. On a full disk it fails with the file system's errno.
 func (s *Store) Reserve() error {
-	err := boltfile.Keep(s.path)
+	err := boltfile.Reserve(s.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // the first write creates the file
 	}

@@ -21,7 +21,7 @@ const (
 )
 
 // Attach implements sandbox.Attacher. A client that does not read its output does not block the container: once
-// stream.Backlog waits for it, it is disconnected with errdefs.ErrResourceExhausted. After Attach returns, a read of
+// stream.MaxBacklog waits for it, it is disconnected with errdefs.ErrResourceExhausted. After Attach returns, a read of
 // req.Stdin or a write to req.Stdout or req.Stderr may still be under way.
 func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.AttachRequest) error {
 	h, l, err := b.ledger.Running(p.ID, c.ID)
@@ -50,7 +50,7 @@ func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Contain
 }
 
 // join adds a client to the run's hub and opens the hub if necessary.
-func (l *life) join(bundle string, c *sandbox.Container) (*hub, *stream.Client, error) {
+func (l *life) join(bundle string, c *sandbox.Container) (*hub, *stream.OutputQueue, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	before := make(chan struct{})

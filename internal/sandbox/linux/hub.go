@@ -54,16 +54,16 @@ type hub struct {
 	parted   chan struct{} // closed when conmon has seen the end of input: the connection can be closed
 	gone     chan struct{} // closed after the connection
 	mu       sync.Mutex
-	clients  map[*stream.Client]struct{}
+	clients  map[*stream.OutputQueue]struct{}
 	departed bool  // accepts no more clients
 	err      error // why output ended, unless the container did
 }
 
 // newHub makes a hub with its first client; without one it would disconnect again.
-func newHub(conn *net.UnixConn, stdin, once bool, before <-chan struct{}) (*hub, *stream.Client) {
+func newHub(conn *net.UnixConn, stdin, once bool, before <-chan struct{}) (*hub, *stream.OutputQueue) {
 	h := &hub{
 		conn: conn, once: once, before: before, input: make(chan []byte), bye: make(chan struct{}),
-		parted: make(chan struct{}), gone: make(chan struct{}), clients: map[*stream.Client]struct{}{},
+		parted: make(chan struct{}), gone: make(chan struct{}), clients: map[*stream.OutputQueue]struct{}{},
 	}
 	if !stdin {
 		h.endInput()
@@ -75,18 +75,18 @@ func newHub(conn *net.UnixConn, stdin, once bool, before <-chan struct{}) (*hub,
 }
 
 // add returns a new client, or nil if the hub is disconnecting.
-func (h *hub) add() *stream.Client {
+func (h *hub) add() *stream.OutputQueue {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.departed {
 		return nil
 	}
-	c := stream.NewClient()
+	c := stream.NewOutputQueue()
 	h.clients[c] = struct{}{}
 	return c
 }
 
-func (h *hub) drop(c *stream.Client) {
+func (h *hub) drop(c *stream.OutputQueue) {
 	h.mu.Lock()
 	delete(h.clients, c)
 	h.mu.Unlock()

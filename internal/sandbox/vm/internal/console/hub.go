@@ -38,7 +38,7 @@ type hub struct {
 	mu      sync.Mutex
 	serial  *os.File
 	offset  int64 // what the clients have got, if there are any
-	clients map[*stream.Client]struct{}
+	clients map[*stream.OutputQueue]struct{}
 	over    bool
 }
 
@@ -49,7 +49,7 @@ func openHub(cfg Config) (*hub, error) {
 	}
 	h := &hub{
 		path: filepath.Clean(cfg.SerialLog), pipe: cfg.Input, log: cfg.Logger, serial: serial,
-		input: make(chan []byte), wake: make(chan struct{}, 1), clients: map[*stream.Client]struct{}{},
+		input: make(chan []byte), wake: make(chan struct{}, 1), clients: map[*stream.OutputQueue]struct{}{},
 	}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	h.poll = serialLogs.add(h.path, h.wake) != nil
@@ -73,7 +73,7 @@ func (h *hub) close() {
 }
 
 // add gives a new client, whose output begins now; nil when the hub is closed.
-func (h *hub) add() *stream.Client {
+func (h *hub) add() *stream.OutputQueue {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.over {
@@ -88,12 +88,12 @@ func (h *hub) add() *stream.Client {
 	} else {
 		h.deliver() // what was there before is the others'
 	}
-	c := stream.NewClient()
+	c := stream.NewOutputQueue()
 	h.clients[c] = struct{}{}
 	return c
 }
 
-func (h *hub) drop(c *stream.Client) {
+func (h *hub) drop(c *stream.OutputQueue) {
 	h.mu.Lock()
 	delete(h.clients, c)
 	h.mu.Unlock()
