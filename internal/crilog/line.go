@@ -11,9 +11,9 @@ import (
 // The CRI's log format has one line per line of output, or per piece of a long one:
 //
 //	2016-10-06T00:17:09.669794202Z stdout F The content of a full line
-//	2016-10-06T00:17:09.669794202Z stderr P The beginning of a line that goes on in the next entry of its stream
+//	2016-10-06T00:17:09.669794202Z stderr P The beginning of a line that continues in the next entry of its stream
 //
-// (kubernetes: design proposal "kubelet-cri-logging"). Tags may be joined by colons; the first says F or P.
+// (kubernetes: design proposal "kubelet-cri-logging"). Tags may be joined by colons; the first is F or P.
 
 // The streams of a log.
 const (
@@ -21,7 +21,7 @@ const (
 	Stderr = "stderr"
 )
 
-// TimeFormat is RFC 3339 with nine digits of a second always, so that lines sort as text.
+// TimeFormat is RFC 3339 with exactly nine digits of a second, so that lines sort as text.
 const TimeFormat = "2006-01-02T15:04:05.000000000Z07:00"
 
 const (
@@ -29,21 +29,21 @@ const (
 	tagPartial = "P"
 )
 
-// MaxPiece is how many bytes of a line one log entry holds; a longer line is written in pieces.
+// MaxPiece is the most bytes of a line that one entry holds; a longer line is written in pieces.
 const MaxPiece = 16 << 10
 
 // Line is one entry of a log in the CRI's format.
 type Line struct {
 	Time   time.Time
 	Stream string
-	// Partial says that the line goes on in the next entry of the stream.
+	// Partial means that the line continues in the next entry of the stream.
 	Partial bool
 	// Content is the output without its newline.
 	Content []byte
 }
 
-// Parse reads an entry, with or without its newline. Content refers to line's memory. What is not in the
-// format is an errdefs.ErrInvalidArgument.
+// Parse reads an entry, with or without its newline. Content refers to line's memory. It returns errdefs.ErrInvalidArgument for
+// anything else.
 func Parse(line []byte) (Line, error) {
 	stamp, rest, ok1 := bytes.Cut(bytes.TrimSuffix(line, []byte("\n")), []byte(" "))
 	stream, rest, ok2 := bytes.Cut(rest, []byte(" "))
@@ -95,8 +95,8 @@ func (l Line) Append(b []byte) []byte {
 	return append(b, '\n')
 }
 
-// Cut takes the first entry off output: a line, or MaxPiece of a longer one, which is partial then. It used n bytes of it; 0
-// says that there is neither: the line may go on. Content refers to output's memory.
+// Cut splits the first entry off output: a line, or the first MaxPiece bytes of a longer one as a partial entry. n is the number
+// of bytes consumed; it is 0 while the line is incomplete. Content refers to output's memory.
 func Cut(output []byte) (l Line, n int) {
 	end := bytes.IndexByte(output[:min(MaxPiece+1, len(output))], '\n')
 	switch {

@@ -13,23 +13,23 @@ import (
 type Writer struct {
 	now func() time.Time
 
-	most int64 // how large the file may get; 0: as it likes
+	most int64 // the largest size of the file; 0 is no bound
 
 	mu   sync.Mutex
 	file *os.File
 	buf  []byte
 }
 
-// ErrFull is the error of lines that would make the file larger than it may be. They are lost; what comes after a rotation is not.
+// ErrFull is the error of lines that would make the file larger than its bound. They are lost, until a rotation.
 var ErrFull = errors.New("the container log is as large as it may be")
 
-// NewWriter writes to file, which is open for appending and becomes the writer's, until it has most bytes; 0 is no bound.
+// NewWriter makes a writer that owns file, which must be open for appending. The file grows to at most most bytes; 0 is no bound.
 func NewWriter(file *os.File, most int64) *Writer {
 	return &Writer{now: time.Now, file: file, most: most}
 }
 
-// Replace writes to file from now on, which becomes the writer's, and closes the one before: a rotation. After Close it
-// closes file, and is an os.ErrClosed.
+// Replace rotates the log: it closes the previous file and writes to file, which the writer then owns. After Close it closes
+// file and returns os.ErrClosed.
 func (l *Writer) Replace(file *os.File) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -42,7 +42,7 @@ func (l *Writer) Replace(file *os.File) error {
 	return old.Close()
 }
 
-// Close closes the file. Close the streams first: they may hold the beginning of a line.
+// Close closes the file. Close the streams first, because they may hold an unfinished line.
 func (l *Writer) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -54,14 +54,14 @@ func (l *Writer) Close() error {
 	return file.Close()
 }
 
-// Stream is the writer for Stdout or Stderr. A line is written when its end is, or MaxPiece of it; Close writes what
-// is left, as a full line.
+// Stream is the writer for Stdout or Stderr. It writes a line to the log when the line is complete or has MaxPiece bytes. Close
+// writes the rest as a full line.
 func (l *Writer) Stream(name string) io.WriteCloser { return &stream{log: l, name: name} }
 
 type stream struct {
 	log  *Writer
 	name string
-	rest []byte // the beginning of a line, MaxPiece at most
+	rest []byte // an unfinished line, at most MaxPiece bytes
 }
 
 func (s *stream) Write(p []byte) (int, error) {
@@ -96,7 +96,7 @@ func (s *stream) Close() error {
 	return s.log.write(s.name, []Line{line})
 }
 
-// write appends the lines of one Write by one system call, so that a reader, or a crash, meets few half lines.
+// write appends the lines of one Write in one system call, so that readers and crashes seldom meet half a line.
 func (l *Writer) write(name string, lines []Line) error {
 	if len(lines) == 0 {
 		return nil

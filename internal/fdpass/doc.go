@@ -6,9 +6,8 @@
 //	daemon ◀──frames──▶ tripod-wasm worker          internal/sandbox/wasm/internal/workerapi, which has messages of its own
 //
 // A frame is a header of 8 bytes and a message; the header is the length of the message and the number of file descriptors
-// that travel with the frame, both uint32, big endian. A file that has arrived belongs to the reader until somebody takes it
-// out of its Frame, and is closed with the frame or the reader else.
+// that travel with the frame, both uint32, big endian. A received file belongs to the Frame until the caller takes it, and is
+// otherwise closed with the Frame or the Reader.
 //
-// The package knows nothing of what is passed. Whom to trust is the Handler's decision: it is told who asks, by the kernel's
-// word (Peer).
+// The package knows nothing about what is passed. Whom to trust is the Handler's decision; the kernel tells it who asks (Peer).
 package fdpass

@@ -25,7 +25,7 @@ func (e *Error) Unwrap() error {
 	return nil
 }
 
-// classes are the classes that are told over the wire; any other error is an internal fault.
+// classes travel over the wire; any other error becomes Internal.
 var classes = []struct {
 	name string
 	err  error
@@ -41,7 +41,7 @@ var classes = []struct {
 	{"deadline-exceeded", context.DeadlineExceeded},
 }
 
-// ToWire is the error as it is told over the wire; nil for nil.
+// ToWire converts an error for the wire; nil stays nil.
 func ToWire(err error) *Error {
 	if err == nil {
 		return nil
@@ -56,7 +56,7 @@ func ToWire(err error) *Error {
 	return e
 }
 
-// Classes lists the errors whose class is told over the wire.
+// Classes lists the errors whose class travels over the wire.
 func Classes() []error {
 	all := make([]error, len(classes))
 	for i, c := range classes {

@@ -12,12 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MaxFiles is how many file descriptors a frame carries; the kernel takes 253 at a time (SCM_MAX_FD).
+// MaxFiles bounds the descriptors of a frame; the kernel takes 253 at a time (SCM_MAX_FD).
 const MaxFiles = 253
 
 const headerSize = 8
 
-// ErrFrame marks what breaks the rules of frames. Nothing was sent when Write returns it.
+// ErrFrame is the error of an invalid frame. Write returns it before it sends anything.
 var ErrFrame = errors.New("frames with descriptors")
 
 // Frame is one message with its files.
@@ -26,7 +26,7 @@ type Frame struct {
 	Files   []*os.File
 }
 
-// Close closes the files that nobody has taken over (set to nil).
+// Close closes the files that the caller has not taken (set to nil).
 func (f *Frame) Close() {
 	CloseFiles(f.Files)
 	f.Files = nil
@@ -41,23 +41,23 @@ func CloseFiles(files []*os.File) {
 	}
 }
 
-// Conn is a byte stream whose bytes may bring files along: *net.UnixConn, or a test.
+// Conn is a byte stream with files: *net.UnixConn, or a fake in tests.
 type Conn interface {
 	ReadMsgUnix(b, oob []byte) (n, oobn, flags int, addr *net.UnixAddr, err error)
 }
 
-// Reader cuts a stream into frames. Files arrive no later than the first byte of their frame, in order, so that
-// each frame takes as many as its header says from those that have arrived.
+// Reader splits a stream into frames. Files arrive in order and no later than the first byte of their frame, so each frame takes
+// the number in its header from the front of those that have arrived.
 type Reader struct {
 	conn Conn
 	max  int
-	buf  []byte // read and not yet used
+	buf  []byte // read, not yet consumed
 	tmp  []byte
 	oob  []byte
 	fds  []int
 }
 
-// NewReader reads frames whose messages have at most so many bytes. Whoever has it must Close it.
+// NewReader makes a reader for messages of a bounded size. The caller must Close it.
 func NewReader(conn Conn, maxMessage int) *Reader {
 	return &Reader{conn: conn, max: maxMessage, tmp: make([]byte, 64<<10), oob: make([]byte, unix.CmsgSpace(4*MaxFiles))}
 }
@@ -89,7 +89,7 @@ func (r *Reader) Next() (Frame, error) {
 	return f, nil
 }
 
-// fill reads until n bytes are in the buffer. The buffer grows by what has come, not by what a header promises.
+// fill reads until the buffer has n bytes. The buffer grows with what has arrived, whatever a header announces.
 func (r *Reader) fill(n int) error {
 	for len(r.buf) < n {
 		got, oobn, flags, _, err := r.conn.ReadMsgUnix(r.tmp, r.oob)
@@ -123,7 +123,7 @@ func (r *Reader) take(oob []byte) error {
 	for i := range messages {
 		fds, err := unix.ParseUnixRights(&messages[i])
 		if err != nil {
-			continue // credentials or timestamps: nothing that would have to be closed
+			continue // credentials or timestamps: nothing to close
 		}
 		r.fds = append(r.fds, fds...)
 	}
@@ -133,7 +133,7 @@ func (r *Reader) take(oob []byte) error {
 	return nil
 }
 
-// Close closes what arrived and was never claimed; the connection stays the caller's.
+// Close closes the files that no frame has taken. The connection stays the caller's.
 func (r *Reader) Close() {
 	for _, fd := range r.fds {
 		unix.Close(fd)

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits of the service. Whoever may connect is not trusted: it cannot hold more than that.
+// Limits of the service. They bound what a client can hold, since clients are not trusted.
 const (
 	// MaxRequest and MaxReply are the longest messages in bytes.
 	MaxRequest = 16 << 10
@@ -30,12 +30,12 @@ const (
 // Reply is an answer: Body is sent as JSON, Files go with it.
 type Reply struct {
 	Body any
-	// Files are closed when they have been sent, or could not be.
+	// Files are closed after the reply, whether it was sent or not.
 	Files []*os.File
 }
 
-// Handler answers a request of a process. ctx ends when the server is closed or the client goes away. An error's text and
-// class are told to the client.
+// Handler answers a request of a process. ctx ends when the server is closed or the client disconnects. The client receives the
+// text and the class of an error.
 type Handler func(ctx context.Context, peer Peer, request []byte) (Reply, error)
 
 // reply is the message of a reply.
@@ -58,7 +58,7 @@ type Server struct {
 	perUser map[int]int
 }
 
-// NewServer is a server on a listener, which becomes the server's.
+// NewServer makes a server that owns the listener.
 func NewServer(listener *net.UnixListener, handler Handler, logger *slog.Logger) *Server {
 	ctx, cancel := context.WithCancel(context.Background())
 	return &Server{listener: listener, handler: handler, logger: logger, ctx: ctx, cancel: cancel, conns: map[*net.UnixConn]bool{}, perUser: map[int]int{}}

@@ -13,14 +13,14 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// loopPause lies between a loop's panic and its next beginning.
+// loopPause lies between a loop's panic and its restart.
 const loopPause = time.Second
 
 // Panic is a recovered panic as an error.
 type Panic struct {
-	// Where is the place that recovered it.
+	// Where is the place that recovered the panic.
 	Where string
-	// Value is what was panicked with.
+	// Value is the argument of panic.
 	Value any
 }
 
@@ -29,7 +29,7 @@ func (p *Panic) Error() string {
 	return fmt.Sprintf("%s: a defect of tripod, its log has the stack: %s", p.Where, text)
 }
 
-// Unwrap gives the error its class.
+// Unwrap is the error's class.
 func (p *Panic) Unwrap() error { return errdefs.ErrInternal }
 
 var (
@@ -37,7 +37,7 @@ var (
 	counts = map[string]uint64{}
 )
 
-// Counts is how many panics each place has recovered since the process began.
+// Counts is the number of panics that each place has recovered since the process started.
 func Counts() map[string]uint64 {
 	mu.Lock()
 	defer mu.Unlock()
@@ -52,8 +52,8 @@ func Total() (n uint64) {
 	return n
 }
 
-// Report counts and logs what recover() has returned. It is called by the function that recovers, so that the stack is still
-// that of the panic. Places are few: a method's name is one, a pod's is not.
+// Report counts and logs the value that recover returned. Call it in the deferred function that recovers, where the stack is still
+// that of the panic. where becomes a label of a metric: use the name of a method, not that of a pod.
 func Report(log *slog.Logger, where string, value any) *Panic {
 	mu.Lock()
 	counts[where]++
@@ -62,7 +62,7 @@ func Report(log *slog.Logger, where string, value any) *Panic {
 	return &Panic{Where: where, Value: value}
 }
 
-// Call runs f. A panic of f is its error.
+// Call runs f and returns a panic as its error.
 func Call(log *slog.Logger, where string, f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -72,15 +72,14 @@ func Call(log *slog.Logger, where string, f func() error) (err error) {
 	return f()
 }
 
-// Func is f for a goroutine of its own, which ends at a panic. Nobody must wait for what f has not done then, unless by defer.
+// Func wraps f for a goroutine, which a panic ends. Whoever waits for f must be released by a defer in f.
 func Func(log *slog.Logger, where string, f func()) func() {
 	return func() {
-		_ = Call(log, where, func() error { f(); return nil }) // it is reported
+		_ = Call(log, where, func() error { f(); return nil }) // Call has reported the panic
 	}
 }
 
-// Loop is f, which runs until it is told to end, for a goroutine of its own. After a panic it begins again, as it would in the
-// process's next life.
+// Loop wraps an endless f for a goroutine. After a panic f starts again, as it would after a restart of the process.
 func Loop(log *slog.Logger, where string, f func()) func() {
 	return func() {
 		for Call(log, where, func() error { f(); return nil }) != nil {
@@ -89,7 +88,7 @@ func Loop(log *slog.Logger, where string, f func()) func() {
 	}
 }
 
-// Handler is h. After a panic the client sees a response that breaks off, as net/http has it.
+// Handler wraps h. After a panic the response breaks off, as in net/http.
 func Handler(log *slog.Logger, where string, h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {

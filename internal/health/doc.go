@@ -1,5 +1,5 @@
-// Package health keeps what the node cannot do at the moment. It owns the list of problems: who has one reports it, and reports
-// again when it is gone; the CRI's conditions, `tripod check` and the metrics show it.
+// Package health holds the list of what the node cannot do at the moment. A part of the node reports its problem, and reports again
+// when it is solved. The CRI's conditions, `tripod check` and the metrics show the list.
 //
-// It must not decide what follows from a problem: who reports it refuses what cannot be done.
+// It must not decide what follows from a problem: the part that reports it refuses the calls that it cannot serve.
 package health

@@ -8,28 +8,28 @@ import (
 	"time"
 )
 
-// Names of conditions. The first two are the CRI's, which a kubelet acts on; others it shows nobody.
+// Names of conditions. A kubelet acts on the first two, which are the CRI's, and ignores the others.
 const (
 	RuntimeReady = "RuntimeReady"
 	NetworkReady = "NetworkReady"
 	EdgeReady    = "EdgeReady"
-	// Clean is false while something that is over could not be cleaned up: nothing else is held up by it.
+	// Clean is false while leftovers cannot be cleaned up. The node works all the same.
 	Clean = "Clean"
 )
 
 // Problem is something that the node cannot do.
 type Problem struct {
-	// Part is who has it: one part has one problem.
+	// Part of the node that has the problem; each has one at most.
 	Part string
-	// Condition is what is false while it lasts.
+	// Condition is false while the problem lasts.
 	Condition string
-	// Reason is a word in CamelCase, Err what is wrong and what to do.
+	// Reason is a word in CamelCase. Err says what is wrong and what to do.
 	Reason string
 	Err    error
 	Since  time.Time
 }
 
-// Board holds the problems of a node. Its methods may be called from many goroutines; a nil Board has none.
+// Board holds the problems of a node. It may be used from many goroutines; a nil Board has no problems.
 type Board struct {
 	log *slog.Logger
 	mu  sync.Mutex
@@ -39,7 +39,7 @@ type Board struct {
 // NewBoard makes a board without problems.
 func NewBoard(log *slog.Logger) *Board { return &Board{log: log, all: map[string]Problem{}} }
 
-// Report says what a part's problem is now; with a nil error it has none. It is logged when it changes.
+// Report sets the problem of a part, or clears it with a nil error. Changes are logged.
 func (b *Board) Report(part, condition, reason string, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

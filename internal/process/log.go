@@ -5,7 +5,7 @@ import (
 	"os"
 )
 
-// LogTail is the end of the log that a process appends to, at most n bytes; nil when it cannot be read.
+// LogTail is the last n bytes of a log file at most; nil if it cannot be read.
 func LogTail(path string, n int64) []byte {
 	f, err := os.Open(path)
 	if err != nil {

@@ -13,14 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ID names a process for good: a PID is used again, the time at which its process began is not.
+// ID identifies a process for good: the kernel reuses a PID, but not with the same start time.
 type ID struct {
 	Pid int `json:"pid"`
 	// Start is the 22nd field of /proc/PID/stat: clock ticks since boot.
 	Start uint64 `json:"start"`
 }
 
-// Process is a process that is watched through a pidfd, ours or not.
+// Process is watched through a pidfd.
 type Process struct {
 	ID
 	fd *os.File
@@ -28,7 +28,7 @@ type Process struct {
 	Dead chan struct{}
 }
 
-// Open watches the process that has this PID now. One that has ended is an errdefs.ErrNotFound.
+// Open watches the process that has this PID now. It returns errdefs.ErrNotFound if it has ended.
 func Open(pid int) (*Process, error) {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) {
@@ -37,7 +37,7 @@ func Open(pid int) (*Process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pidfd of process %d: %w", pid, err)
 	}
-	// The descriptor is held, so what is read of this PID until the process is seen alive again is of this process.
+	// While we hold the descriptor, /proc/PID is this process or nothing.
 	start, err := StartTime(pid)
 	if err != nil {
 		unix.Close(fd)
@@ -48,7 +48,7 @@ func Open(pid int) (*Process, error) {
 	return p, nil
 }
 
-// Adopt is Open for a process that was known before; another one of the same PID does not count.
+// Adopt is Open for a recorded process. Another process with the same PID is errdefs.ErrNotFound.
 func Adopt(id ID) (*Process, error) {
 	if id.Pid <= 0 {
 		return nil, fmt.Errorf("no process is recorded: %w", errdefs.ErrNotFound)
@@ -64,7 +64,7 @@ func Adopt(id ID) (*Process, error) {
 	return p, nil
 }
 
-// Ended stands for a process that has ended already.
+// Ended is a Process that has already ended.
 func Ended(id ID) *Process {
 	p := &Process{ID: id, Dead: make(chan struct{})}
 	close(p.Dead)
@@ -78,7 +78,7 @@ func (p *Process) watch() {
 		return
 	}
 	ended := false
-	// Read waits on the poller of the Go runtime: no thread is held. It fails when the file is closed.
+	// Read waits in the poller of the Go runtime, without a thread. It fails when the file is closed.
 	_ = conn.Read(func(fd uintptr) bool {
 		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 		n, err := unix.Poll(poll, 0)
@@ -90,13 +90,14 @@ func (p *Process) watch() {
 	}
 }
 
-// Close stops watching. A process that has ended needs none.
+// Close stops watching. It is not needed once the process has ended.
 func (p *Process) Close() {
 	if p != nil && p.fd != nil {
 		_ = p.fd.Close()
 	}
 }
 
+// Alive reports whether the process has not ended.
 func (p *Process) Alive() bool {
 	select {
 	case <-p.Dead:
@@ -106,7 +107,7 @@ func (p *Process) Alive() bool {
 	}
 }
 
-// Ending tells whether the process has ended or is on its way: it executes nothing of its own any more.
+// Ending reports whether the process has ended or is exiting: it executes no more code of its own.
 func (p *Process) Ending() bool {
 	if !p.Alive() {
 		return true
@@ -120,7 +121,7 @@ func (p *Process) Ending() bool {
 	return err == nil && flags&exiting != 0
 }
 
-// Signal sends sig to the process, and to no other that has its PID by now. To one that has ended it does nothing.
+// Signal sends sig to the process, never to another one with its PID. It does nothing if the process has ended.
 func (p *Process) Signal(sig unix.Signal) error {
 	if p.fd == nil {
 		return nil
@@ -137,8 +138,8 @@ func (p *Process) Signal(sig unix.Signal) error {
 	return sendErr
 }
 
-// KillGroup kills the process and, when it leads a process group, all of that: a monitor with the OCI runtime that it
-// has at work and what that has started, a program with its children.
+// KillGroup kills the process and, if it leads a process group, the whole group: a monitor with the OCI runtime that it runs, or
+// a program with its children.
 func (p *Process) KillGroup() error {
 	if group, err := unix.Getpgid(p.Pid); err == nil && group == p.Pid && p.Alive() {
 		_ = unix.Kill(-p.Pid, unix.SIGKILL)
@@ -156,7 +157,7 @@ func (p *Process) Wait(ctx context.Context) error {
 	}
 }
 
-// WaitFor is Wait with a time instead of a context; it tells whether the process has ended.
+// WaitFor waits for at most d and reports whether the process has ended.
 func (p *Process) WaitFor(d time.Duration) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	defer cancel()
@@ -181,8 +182,8 @@ func ParentOf(pid int) (int, error) {
 	return strconv.Atoi(string(fields[4-3]))
 }
 
-// statFields reads the fields 3 to 22 and later of /proc/PID/stat. The second, the name, may contain anything, blanks and
-// ")" too. A process that has ended is an errdefs.ErrNotFound.
+// statFields reads /proc/PID/stat from the third field on. The second, the name, may contain anything, even blanks and ")". It
+// returns errdefs.ErrNotFound if the process has ended.
 func statFields(pid int) ([][]byte, error) {
 	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {

@@ -17,17 +17,16 @@ import (
 	"github.com/tripod-run/tripod/internal/crilog"
 )
 
-// LogOptions says what of a log is wanted.
+// LogOptions selects a part of a log.
 type LogOptions struct {
-	// Follow waits for more at the end of the log, and goes on in the file that a rotation puts in its place,
-	// until the context ends, or Ended.
+	// Follow waits for more at the end of the log, across rotations, until the context ends or Ended is closed.
 	Follow bool
-	// Ended, if not nil, is closed when the container writes no more. What is in the log is still read to its end.
+	// Ended, if not nil, is closed once the container has ended. The log is then read to its end.
 	Ended <-chan struct{}
-	// Tail is how many lines from the end to begin with, unless TailSet is false: then all.
+	// Tail is the number of lines from the end to begin with, if TailSet; otherwise all lines are read.
 	Tail    int
 	TailSet bool
-	// Since leaves out what is older.
+	// Since leaves out older lines.
 	Since time.Time
 	// Timestamps puts each line's time before it.
 	Timestamps bool
@@ -36,8 +35,8 @@ type LogOptions struct {
 // readSize is the reader's buffer; longer lines pass through it in parts.
 const readSize = 64 << 10
 
-// ReadLogs copies a container's log to the two writers, stripped of the format. Lines that are not in the format are an
-// errdefs.ErrInvalidArgument; no log at path is an ErrNotFound.
+// ReadLogs writes the content of a container's log to the two writers; nil discards a stream. It returns
+// errdefs.ErrInvalidArgument for a line in another format, and ErrNotFound when there is no log at path.
 func ReadLogs(ctx context.Context, path string, opts LogOptions, stdout, stderr io.Writer) error {
 	r := &logReader{path: path, opts: opts, out: map[string]*logSink{
 		crilog.Stdout: {w: stdout}, crilog.Stderr: {w: stderr},
@@ -48,7 +47,7 @@ func ReadLogs(ctx context.Context, path string, opts LogOptions, stdout, stderr 
 			return fmt.Errorf("follow %s: %w", path, err)
 		}
 		defer watcher.Close()
-		// The directory, because a rotation puts another file at the path.
+		// Watch the directory, because a rotation creates a new file at the path.
 		if err := watcher.Add(filepath.Dir(path)); err != nil {
 			return fmt.Errorf("follow %s: %w", path, err)
 		}
@@ -67,8 +66,8 @@ func ReadLogs(ctx context.Context, path string, opts LogOptions, stdout, stderr 
 		if err := r.copy(ctx); err != nil {
 			return err
 		}
-		again, err := r.more(ctx)
-		if !again || err != nil {
+		unread, err := r.waitForMore(ctx)
+		if !unread || err != nil {
 			return err
 		}
 	}
@@ -82,12 +81,12 @@ type logReader struct {
 
 	file  *os.File
 	buf   *bufio.Reader
-	line  []byte // the beginning of an entry whose end is not there yet; at most readSize
-	long  *entry // the entry longer than that, of which a part was passed on
-	ended bool   // there will be no more: what is there is read for the last time
+	line  []byte // an incomplete entry, at most readSize bytes
+	long  *entry // a longer entry, of which a part was written
+	ended bool   // LogOptions.Ended is closed: this is the last read
 }
 
-// entry is what the parts of an entry have in common.
+// entry is what all parts of an entry have in common.
 type entry struct {
 	sink    *logSink
 	partial bool
@@ -105,7 +104,7 @@ func (r *logReader) open() error {
 	return nil
 }
 
-// copy passes on what there is, up to the end of the file.
+// copy writes everything up to the end of the file.
 func (r *logReader) copy(ctx context.Context) error {
 	for ctx.Err() == nil {
 		part, err := r.buf.ReadSlice('\n')
@@ -123,7 +122,7 @@ func (r *logReader) copy(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// hold keeps the part of an entry that is there until more comes.
+// hold keeps an incomplete entry until more is written to the file.
 func (r *logReader) hold(part []byte) error {
 	switch {
 	case len(part) == 0:
@@ -135,7 +134,7 @@ func (r *logReader) hold(part []byte) error {
 	return nil
 }
 
-// take passes on an entry, or a part of one that is longer than the buffer.
+// take writes an entry, or a part of one that is longer than the buffer.
 func (r *logReader) take(part []byte) error {
 	if len(r.line) > 0 {
 		part = append(r.line, part...)
@@ -160,14 +159,14 @@ func (r *logReader) take(part []byte) error {
 	return e.sink.write(content, whole && !e.partial)
 }
 
-// more waits until there may be more to read, and tells whether there is any use in reading again.
-func (r *logReader) more(ctx context.Context) (bool, error) {
+// waitForMore waits at the end of the file. It returns false when the log has ended.
+func (r *logReader) waitForMore(ctx context.Context) (bool, error) {
 	if !r.opts.Follow {
 		return false, r.flush()
 	}
 	for {
-		if again, err := r.rotate(); again || err != nil {
-			return again, err
+		if unread, err := r.rotate(); unread || err != nil {
+			return unread, err
 		}
 		if r.ended {
 			return false, r.flush()
@@ -179,7 +178,7 @@ func (r *logReader) more(ctx context.Context) (bool, error) {
 			r.ended = true
 			return true, nil
 		case err := <-r.watcher.Errors:
-			// An overflow of the queue loses events; what they told of is found by looking.
+			// An overflow of the queue loses events, which rotate makes up for by looking at the files.
 			if err != nil && !errors.Is(err, fsnotify.ErrEventOverflow) {
 				return false, fmt.Errorf("follow %s: %w", r.path, err)
 			}
@@ -188,8 +187,8 @@ func (r *logReader) more(ctx context.Context) (bool, error) {
 	}
 }
 
-// rotate looks at the files, and goes over to the one that now has the path once the old one is read to its end.
-// It tells whether there is more to read.
+// rotate switches to the file that is now at the path, once the previous one is read to its end. It reports whether there is
+// more to read.
 func (r *logReader) rotate() (bool, error) {
 	old, err := r.file.Stat()
 	if err != nil {
@@ -204,7 +203,7 @@ func (r *logReader) rotate() (bool, error) {
 	case old.Size() > at:
 		return true, nil
 	case errors.Is(err, os.ErrNotExist):
-		return false, nil // renamed away, and its successor not there yet
+		return false, nil // renamed, and not replaced yet
 	case err != nil:
 		return false, err
 	case !os.SameFile(old, now):
@@ -222,8 +221,7 @@ func (r *logReader) rotate() (bool, error) {
 	return false, nil
 }
 
-// flush passes on the entry at the end of a file that has no newline. One that was cut off before it made sense is
-// what a crash leaves behind, and dropped.
+// flush writes a last entry that has no newline. If it cannot be parsed, a crash has truncated it, and it is dropped.
 func (r *logReader) flush() error {
 	line := r.line
 	r.line, r.long = nil, nil
@@ -236,11 +234,11 @@ func (r *logReader) flush() error {
 // logSink is where the output of one stream goes.
 type logSink struct {
 	w      io.Writer
-	inLine bool // the line that was begun has not ended
-	old    bool // the line is from before LogOptions.Since
+	inLine bool // in the middle of a line
+	old    bool // the line is older than LogOptions.Since
 }
 
-// begin looks at the time of an entry that begins a line.
+// begin handles the time of an entry if it begins a line.
 func (s *logSink) begin(line crilog.Line, opts LogOptions) error {
 	if s.inLine {
 		return nil

@@ -9,7 +9,7 @@ import (
 	"github.com/tripod-run/tripod/internal/crilog"
 )
 
-// seekTail sets the file's position to where its last n lines begin. The pieces of a long line count as one.
+// seekTail sets the file's position to the start of its last n lines. All pieces of a long line count as one.
 func seekTail(file *os.File, n int) error {
 	end, err := file.Seek(0, io.SeekEnd)
 	if err != nil || n <= 0 {
@@ -23,9 +23,9 @@ func seekTail(file *os.File, n int) error {
 	return err
 }
 
-// tailStart walks the entries from the end backwards, until it meets the one that ends the line before the last n.
+// tailStart walks backwards over the entries to the one that ends the line before the last n.
 func tailStart(file io.ReaderAt, end int64, n int) (int64, error) {
-	next := end // where the entry after the one in hand begins
+	next := end // the start of the entry after this one
 	for start, err := range entriesBackwards(file, end) {
 		if err != nil {
 			return 0, err
@@ -45,7 +45,7 @@ func tailStart(file io.ReaderAt, end int64, n int) (int64, error) {
 	return 0, nil
 }
 
-// entriesBackwards yields where the file's entries begin, the last one first.
+// entriesBackwards yields the offsets of the file's entries, last first.
 func entriesBackwards(file io.ReaderAt, end int64) func(yield func(int64, error) bool) {
 	return func(yield func(int64, error) bool) {
 		block := make([]byte, readSize)
@@ -72,7 +72,7 @@ func entriesBackwards(file io.ReaderAt, end int64) func(yield func(int64, error)
 	}
 }
 
-// endsLine tells whether the entry that begins at start is the end of a line. What is no entry is taken for one.
+// endsLine reports whether the entry at start ends a line. Anything that is not an entry counts as one that does.
 func endsLine(file io.ReaderAt, start int64) (bool, error) {
 	var head [80]byte // holds the time, the stream and the tag
 	n, err := file.ReadAt(head[:], start)
