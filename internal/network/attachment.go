@@ -10,13 +10,13 @@ import (
 // interfaceName is the pod's default interface, as Kubernetes expects it.
 const interfaceName = "eth0"
 
-// Attachment is what the network is told of a pod.
+// Attachment is what the network needs to know of a pod.
 type Attachment struct {
 	// ID is the pod's ID; it names the network namespace and the CNI container ID.
 	ID string
 	// Name, Namespace and UID are Kubernetes' names of the pod, passed as CNI_ARGS when not empty.
 	Name, Namespace, UID string
-	// PortMappings are the host ports; entries without a host port are passed over.
+	// PortMappings are the host ports; entries without a host port are ignored.
 	PortMappings []PortMapping
 	// Bandwidth limits the pod's traffic; nil: no limit.
 	Bandwidth *Bandwidth

@@ -16,9 +16,9 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// chain is a CNI network configuration list, ready to be used.
+// chain is a CNI network configuration list, ready for use.
 type chain struct {
-	// source says where it comes from, for people.
+	// source is where it comes from, for logs and errors.
 	source string
 	list   *libcni.NetworkConfigList
 	// optional names the plugins of the embedded default that only pods with certain capability arguments get,
@@ -31,14 +31,14 @@ type chain struct {
 // embedded reports whether this is the default, not a configuration of the node's owner.
 func (c *chain) embedded() bool { return len(c.masqueraded) > 0 }
 
-// loaded is the outcome of looking for a chain: one of the two is set.
+// loaded is the result of a search for a chain: one of the two is set.
 type loaded struct {
 	chain *chain
 	err   error
 }
 
-// confList is a configuration list in the form that we keep: libcni's other sources (plugins in a folder beside
-// the list, single-plugin files) are brought into it, so that a record needs nothing but its bytes.
+// confList is a configuration list in the form of the record. Other sources of libcni's (plugins in a folder beside the list,
+// single-plugin files) are converted to it, so that a record needs nothing but its bytes.
 type confList struct {
 	Name         string            `json:"name"`
 	CNIVersion   string            `json:"cniVersion"`
@@ -56,7 +56,7 @@ func (l confList) parse() (*libcni.NetworkConfigList, error) {
 }
 
 // findChain loads the first configuration of dir by file name, or the embedded default when there is none and it is on.
-// A file that cannot be used is an error, not skipped: the next one, or the default, would be another network.
+// An invalid file is an error and not skipped: the next one, or the default, would be another network.
 func findChain(dir string, def DefaultNetwork, leases string) (*chain, error) {
 	files, err := libcni.ConfFiles(dir, []string{".conflist", ".conf", ".json"})
 	if err != nil {
@@ -125,7 +125,7 @@ func parseConf(file string, data []byte) (*libcni.NetworkConfigList, error) {
 			norm.Plugins = append(norm.Plugins, plugin.Bytes)
 		}
 	}
-	norm.CNIVersion = orDefault(norm.CNIVersion, "0.1.0") // as plugins take a missing one
+	norm.CNIVersion = orDefault(norm.CNIVersion, "0.1.0") // what plugins assume if it is missing
 	return norm.parse()
 }
 
@@ -188,7 +188,7 @@ func defaultChain(d DefaultNetwork, leases string) (*chain, error) {
 	return &chain{source: "the embedded default", list: list, optional: optional, masqueraded: masqueraded}, nil
 }
 
-// forPod is the list without the optional plugins that caps give nothing to do.
+// forPod is the list without those optional plugins that caps do not need.
 func (c *chain) forPod(caps map[string]any) (*libcni.NetworkConfigList, error) {
 	norm := confList{Name: c.list.Name, CNIVersion: c.list.CNIVersion, DisableCheck: c.list.DisableCheck, DisableGC: c.list.DisableGC}
 	for _, plugin := range c.list.Plugins {
@@ -203,7 +203,7 @@ func (c *chain) forPod(caps map[string]any) (*libcni.NetworkConfigList, error) {
 	return norm.parse()
 }
 
-// unserved are the capability arguments that the pod needs to work as asked and that no plugin of the chain takes.
+// unserved lists the capability arguments that the pod needs and that no plugin of the chain takes.
 func (c *chain) unserved(caps map[string]any) []string {
 	var missing []string
 	for _, capability := range []string{capPortMappings, capBandwidth} {

@@ -9,10 +9,9 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// addGateway gives the embedded default's bridge the gateway address of a new IPv4 subnet, ahead of those that it has:
-// pods that run keep theirs, and can be reached on. The bridge plugin takes away an address that it meets before its
-// own; once its own is the first, it leaves the others. A bridge that is not there yet is made with the first pod, and
-// IPv6 subnets do not stand in each other's way.
+// addGateway gives the bridge of the embedded default the gateway address of a new IPv4 subnet, ahead of its other addresses, so
+// that running pods keep theirs and stay reachable. The bridge plugin removes any address that it finds before its own, and leaves
+// the others once its own is first. A missing bridge is made with the first pod. IPv6 subnets do not conflict.
 func addGateway(bridge string, subnet netip.Prefix) error {
 	if !subnet.IsValid() || !subnet.Addr().Is4() {
 		return nil

@@ -12,13 +12,13 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// gcParallel is how many leftovers are deleted at a time: plugins are processes.
+// gcParallel bounds the leftovers that are deleted at a time, because plugins are processes.
 const gcParallel = 4
 
-// GC gives back what earlier processes left of pods that are not in keep, a list of pod IDs: attachments by DEL,
-// namespaces by unmounting, and, where the chain has the GC verb (1.1.0), what plugins hold for nobody. It is meant
-// for recovery. What this process has set up itself is left to its callers, so that a pod which starts meanwhile
-// is safe. Errors are joined; what failed is there at the next GC. Nothing outside our directories is touched.
+// GC removes what earlier processes left of pods that are not in keep, a list of pod IDs: attachments by DEL, namespaces by
+// unmounting, and what plugins hold for nobody, if the chain has the GC verb (1.1.0). It is meant for recovery. It leaves alone
+// what this process has set up, so a pod that starts meanwhile is safe. Errors are joined; the next GC retries what failed.
+// Nothing outside our directories is touched.
 func (m *Manager) GC(ctx context.Context, keep []string) error {
 	kept := map[string]bool{}
 	for _, id := range keep {
@@ -92,12 +92,12 @@ func (m *Manager) collect(ctx context.Context, key string) error {
 	return nil
 }
 
-// collectPlugins runs the GC verb. CNI wants no ADD or DEL beside it: when one is under way, the verb waits for the
-// next GC, rather than that new pods wait for a slow plugin.
+// collectPlugins runs the GC verb. CNI allows no ADD or DEL at the same time. If one is running, the verb is left to the next GC, so
+// that new pods do not wait for a slow plugin.
 func (m *Manager) collectPlugins(ctx context.Context) error {
 	c, err := m.currentChain()
 	if err != nil || !atLeast(c.list.CNIVersion, "1.1.0") {
-		return nil // without a chain there is nobody to ask; Status says so
+		return nil // no chain, no plugins; Status reports it
 	}
 	ctx, cancel := context.WithTimeout(ctx, rollbackTimeout)
 	defer cancel()
@@ -113,7 +113,7 @@ func (m *Manager) collectPlugins(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Everything that has a record is valid still: what is in keep, ours, and what DEL failed for.
+	// Everything with a record is still valid: what is in keep, ours, and what DEL failed for.
 	args := &libcni.GCArgs{}
 	for _, key := range keys {
 		args.ValidAttachments = append(args.ValidAttachments, types.GCAttachment{ContainerID: key, IfName: interfaceName})
@@ -124,11 +124,11 @@ func (m *Manager) collectPlugins(ctx context.Context) error {
 	return nil
 }
 
-// errGaveWay is why a GC verb was ended.
+// errGaveWay is the cause of a cancelled GC verb.
 var errGaveWay = fmt.Errorf("it gave way to a pod, to be repeated: %w", errdefs.ErrUnavailable)
 
-// beforeGarbage is for ADD and DEL, which the GC verb gives way to: it can be repeated, and no pod waits for it. What it returns is
-// to be called afterwards.
+// beforeGarbage interrupts the GC verb for an ADD or DEL: the verb can be repeated, and no pod waits for it. Call the returned
+// function afterwards.
 func (m *Manager) beforeGarbage() (done func()) {
 	if !m.garbage.TryRLock() {
 		if interrupt := m.interrupt.Load(); interrupt != nil {

@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// keyLocks serialises what concerns one pod, as CNI demands for operations on one container ID.
+// keyLocks serialises the operations on one pod, as CNI requires for one container ID.
 type keyLocks struct {
 	mu   sync.Mutex
 	held map[string]*keyLock
@@ -14,7 +14,7 @@ type keyLocks struct {
 
 type keyLock struct {
 	slot  chan struct{} // holds an element while locked
-	users int           // holder and waiters; the entry goes with the last
+	users int           // holder and waiters; the last one removes the entry
 }
 
 // lock waits until key is free or ctx ends; the function that it returns unlocks.

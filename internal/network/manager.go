@@ -30,7 +30,7 @@ type Manager struct {
 	mu sync.Mutex
 	// ours are the keys that this process has set up and not torn down: GC leaves them to their callers.
 	ours map[string]bool
-	// podCIDR is the default network's configuration with what UpdatePodCIDR told.
+	// podCIDR is the default network's configuration with the pod CIDR of UpdatePodCIDR.
 	podCIDR DefaultNetwork
 
 	reloading sync.Mutex // one reload at a time, so that the latest wins
@@ -44,8 +44,8 @@ type Manager struct {
 	background sync.WaitGroup
 }
 
-// New prepares the directories and loads the CNI configuration. A configuration that cannot be used is no error
-// here, as it may be corrected while we run: Status and Setup report it.
+// New prepares the directories and loads the CNI configuration. An invalid configuration is no error here, since it may be corrected
+// while we run: Status and Setup report it.
 func New(cfg Config) (*Manager, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -83,7 +83,7 @@ func (m *Manager) Close() error {
 	return nil
 }
 
-// inBackground runs fn, which ends soon after m.life does, unless that has ended already.
+// inBackground runs fn, unless m.life has ended. fn must end soon after m.life does.
 func (m *Manager) inBackground(fn func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -113,7 +113,7 @@ func (m *Manager) claimed(key string) bool {
 // leasesDir is where host-local keeps the leases of the embedded default.
 func (m *Manager) leasesDir() string { return filepath.Join(m.cfg.CacheDir, "leases") }
 
-// reload finds the chain that is now in force.
+// reload loads the current chain.
 func (m *Manager) reload() {
 	m.reloading.Lock()
 	defer m.reloading.Unlock()

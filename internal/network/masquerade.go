@@ -17,15 +17,15 @@ import (
 // iptables rules per subnet, made with the first pod. The bridge plugin would make one per pod (ipMasq), which takes
 // half of the time of its ADD and more of its DEL's, and stays behind when a pod's namespace is gone before DEL.
 //
-// The rules belong to the bridge, not to a pod: as it, they stay.
+// The rules belong to the bridge, not to a pod, and stay like the bridge.
 type masquerading struct {
-	// made holds the subnets (netip.Prefix) whose rules were there when we last looked.
+	// made holds the subnets (netip.Prefix) whose rules existed at the last check.
 	made sync.Map
-	// changing is held while rules are looked at or made.
+	// changing is held while rules are checked or made.
 	changing sync.Mutex
 }
 
-// ensure makes the rules of the subnets, unless they were there already when we last looked.
+// ensure makes the rules of the subnets, unless they existed at the last check.
 func (q *masquerading) ensure(ctx context.Context, subnets []netip.Prefix) error {
 	for _, subnet := range subnets {
 		if err := q.ensureOne(ctx, subnet); err != nil {
@@ -41,7 +41,7 @@ func (q *masquerading) ensureOne(ctx context.Context, subnet netip.Prefix) error
 	}
 	q.changing.Lock()
 	defer q.changing.Unlock()
-	if _, ok := q.made.Load(subnet); ok { // by whom we waited for
+	if _, ok := q.made.Load(subnet); ok { // made while we waited for the lock
 		return nil
 	}
 	if err := masquerade(ctx, subnet); err != nil {
@@ -58,14 +58,14 @@ func (q *masquerading) refresh(ctx context.Context) error {
 	var failures []error
 	for subnet := range q.made.Range {
 		if err := masquerade(ctx, subnet.(netip.Prefix)); err != nil {
-			q.made.Delete(subnet) // the next pod tries again, and tells
+			q.made.Delete(subnet) // the next pod tries again and reports the error
 			failures = append(failures, err)
 		}
 	}
 	return errors.Join(failures...)
 }
 
-// masquerade makes the rules of one subnet, if they are not there.
+// masquerade makes the rules of one subnet, if they are missing.
 func masquerade(ctx context.Context, subnet netip.Prefix) error {
 	family, multicast := iptables.V4, "224.0.0.0/4"
 	if subnet.Addr().Is6() {

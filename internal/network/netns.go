@@ -17,12 +17,12 @@ import (
 // loopbackIndex is the index of lo in every network namespace (LOOPBACK_IFINDEX of the kernel).
 const loopbackIndex = 1
 
-// Netns is the path of the pod's network namespace, whether or not it is there.
+// Netns is the path of the pod's network namespace, whether it exists or not.
 func (m *Manager) Netns(id string) string { return m.netnsPath(keyOf(id)) }
 
 func (m *Manager) netnsPath(key string) string { return filepath.Join(m.cfg.NetnsDir, key) }
 
-// Present reports whether the pod's network namespace is there and mounted. It costs one system call.
+// Present reports whether the pod's network namespace exists and is mounted. It costs one system call.
 func (m *Manager) Present(id string) bool { return isNetns(m.Netns(id)) }
 
 func isNetns(path string) bool {
@@ -30,8 +30,8 @@ func isNetns(path string) bool {
 	return unix.Statfs(path, &fs) == nil && fs.Type == unix.NSFS_MAGIC
 }
 
-// NewNetns makes the pod's network namespace, with lo up and nothing else in it, or finds it made already.
-// Setup does it by itself; this is for pods that get no CNI network.
+// NewNetns makes the pod's network namespace, with nothing in it but lo, which is up. An existing one stays. Setup calls it; call
+// it for pods without a CNI network.
 func (m *Manager) NewNetns(ctx context.Context, id string) (string, error) {
 	if err := validateID(id); err != nil {
 		return "", err
@@ -52,7 +52,7 @@ func (m *Manager) NewNetns(ctx context.Context, id string) (string, error) {
 	return path, nil
 }
 
-// RemoveNetns unmounts and removes the pod's network namespace; one that is not there is no error. Interfaces that
+// RemoveNetns unmounts and removes the pod's network namespace; a missing one is no error. Interfaces that
 // are still in it go as well, or back to the host when they are physical, once no process and no socket holds it.
 func (m *Manager) RemoveNetns(ctx context.Context, id string) error {
 	if err := validateID(id); err != nil {

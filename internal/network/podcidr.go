@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// podCIDRs is the file that keeps what UpdatePodCIDR was told: the kubelet says it once, not again when we restart.
+// podCIDRs is the file with the pod CIDR from UpdatePodCIDR: the kubelet does not repeat it when we restart.
 type podCIDRs struct {
 	SubnetV4 string `json:"subnetV4,omitempty"`
 	SubnetV6 string `json:"subnetV6,omitempty"`
@@ -22,7 +22,7 @@ func (m *Manager) podCIDRFile() string { return filepath.Join(m.cfg.CacheDir, "p
 // UpdatePodCIDR gives the embedded default chain the node's pod CIDR: one or, separated by a comma, one of each
 // family (CRI UpdateRuntimeConfig). Pods that run keep their addresses and their gateway; a configuration in ConfDir is
 // not touched.
-// Empty means that nothing is known yet and changes nothing.
+// An empty CIDR means that none is known yet, and changes nothing.
 func (m *Manager) UpdatePodCIDR(cidr string) error {
 	if cidr == "" {
 		return nil
@@ -82,8 +82,8 @@ func (m *Manager) setPodCIDR(told podCIDRs) {
 	m.podCIDR.SubnetV4, m.podCIDR.SubnetV6 = told.SubnetV4, told.SubnetV6
 }
 
-// loadPodCIDR restores what was told before a restart. A file that cannot be understood is as good as none: the
-// configuration's subnets hold until the kubelet speaks again.
+// loadPodCIDR restores the pod CIDR after a restart. A file that cannot be parsed counts as missing: the configuration's subnets
+// apply until the kubelet sends its own again.
 func (m *Manager) loadPodCIDR() error {
 	data, err := os.ReadFile(m.podCIDRFile())
 	if errors.Is(err, fs.ErrNotExist) {

@@ -166,7 +166,7 @@ func connect(ctx context.Context, file *os.File, to unix.Sockaddr) error {
 	return err
 }
 
-// connected tells how a connect that was under way ended; EINPROGRESS when it has not.
+// connected is the result of a connect; EINPROGRESS while it is under way.
 func connected(fd int) error {
 	code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
 	if err != nil {

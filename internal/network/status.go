@@ -19,15 +19,15 @@ import (
 )
 
 const (
-	// refreshInterval is how often the verdict is renewed without a sign: plugins come and go, STATUS may change.
+	// refreshInterval is how often the status is refreshed without an event: plugins come and go, STATUS may change.
 	refreshInterval = 10 * time.Second
-	// settleTime lets a configuration file be written to its end before it is read.
+	// settleTime is the wait for a configuration file to be written completely.
 	settleTime = 50 * time.Millisecond
-	// probeTimeout bounds one look at the chain's plugins.
+	// probeTimeout bounds one probe of the chain's plugins.
 	probeTimeout = 5 * time.Second
 )
 
-// statusCache holds the last verdict, and what it took to find it.
+// statusCache holds the last status and what is needed to find it.
 type statusCache struct {
 	verdict atomic.Pointer[verdict]
 	first   chan struct{} // closed when there is one
@@ -54,9 +54,9 @@ func (s *statusCache) set(err error) {
 	s.once.Do(func() { close(s.first) })
 }
 
-// Status tells whether pods can get a network (CRI condition NetworkReady): nil, or what is wrong and what to do,
-// as ErrFailedPrecondition or ErrUnavailable. It answers from memory; the verdict follows changes of the
-// configuration directory within a moment, of anything else within 10 s. Only before the first one it waits.
+// Status is nil if pods can get a network (CRI condition NetworkReady), and otherwise says what is wrong and what to do, as
+// ErrFailedPrecondition or ErrUnavailable. It answers from memory, and waits only for the first status. Changes of the
+// configuration directory show within a moment, others within 10 s.
 func (m *Manager) Status(ctx context.Context) error {
 	if v := m.status.verdict.Load(); v != nil {
 		return v.err
@@ -71,7 +71,7 @@ func (m *Manager) Status(ctx context.Context) error {
 	}
 }
 
-// watch keeps the chain and the verdict up to date until Close.
+// watch keeps the chain and the status up to date until Close.
 func (m *Manager) watch() {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -139,7 +139,7 @@ func nearestDir(path string) string {
 	return path
 }
 
-// refreshStatus finds a new verdict and logs it when it is another than before.
+// refreshStatus refreshes the status and logs a change.
 func (m *Manager) refreshStatus() {
 	ctx, cancel := context.WithTimeout(m.life, probeTimeout)
 	defer cancel()
@@ -160,7 +160,7 @@ func (m *Manager) refreshStatus() {
 	}
 }
 
-// probe looks whether the chain in force can do its work.
+// probe checks whether the current chain can work.
 func (m *Manager) probe(ctx context.Context) error {
 	err := m.records.makeDir()
 	if err == nil {
@@ -194,8 +194,8 @@ func (m *Manager) probe(ctx context.Context) error {
 	return nil
 }
 
-// probeVersion asks a plugin once per file what versions it speaks. One that cannot say is given the benefit of
-// the doubt: VERSION is younger than CNI, ADD will tell.
+// probeVersion asks a plugin for its versions, once per file. A plugin without VERSION, which is younger than CNI, gets the benefit
+// of the doubt.
 func (m *Manager) probeVersion(ctx context.Context, program, path, wanted string) error {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -218,7 +218,7 @@ func (m *Manager) probeVersion(ctx context.Context, program, path, wanted string
 	return nil
 }
 
-// atLeast compares CNI versions; what is not one is below all.
+// atLeast compares CNI versions; anything else is below all of them.
 func atLeast(have, want string) bool {
 	ok, err := version.GreaterThanOrEqualTo(have, want)
 	return err == nil && ok

@@ -15,9 +15,9 @@ import (
 
 var teardownDel = failpoint.New("network.teardown.del")
 
-// Teardown gives back all that Setup took. It may be called in any state, half-made ones and after a reboot
-// included, and repeated; for an unknown pod it does nothing. The chain and the arguments are those of Setup, only
-// a.ID counts. After an error nothing is forgotten: call again.
+// Teardown releases everything that Setup took. It may be called in any state, even after half a Setup or a reboot, and repeated;
+// for an unknown pod it does nothing. It uses the chain and the arguments of Setup: of a, only the ID counts. After an error, call
+// it again.
 func (m *Manager) Teardown(ctx context.Context, a Attachment) error {
 	if err := validateID(a.ID); err != nil {
 		return err
@@ -34,8 +34,8 @@ func (m *Manager) Teardown(ctx context.Context, a Attachment) error {
 	return nil
 }
 
-// detach is Teardown with the pod's lock held: DEL, namespace, record, in this order, so that a crash at any point
-// leaves enough to do it again.
+// detach is Teardown with the pod's lock held: DEL, namespace, record, in this order, so that a crash at any point leaves enough
+// to repeat it.
 func (m *Manager) detach(ctx context.Context, key string) error {
 	rec, err := m.records.get(key)
 	if errors.Is(err, errCorrupt) {
@@ -62,8 +62,8 @@ func (m *Manager) detach(ctx context.Context, key string) error {
 	return nil
 }
 
-// del runs DEL of the recorded chain. Without the namespace plugins get an empty path: they then give back what
-// they hold outside of it, leases above all.
+// del runs DEL of the recorded chain. If the namespace is gone, plugins get an empty path and release what they hold outside of
+// it, above all leases.
 func (m *Manager) del(ctx context.Context, rec *record) error {
 	netns := m.netnsPath(rec.key)
 	if !isNetns(netns) {
@@ -73,8 +73,8 @@ func (m *Manager) del(ctx context.Context, rec *record) error {
 	return m.cni.DelNetworkList(ctx, rec.list, rec.runtimeConf(netns))
 }
 
-// guessRecord makes do for a record that is damaged, which takes a faulty disk: plugins find what they hold by the
-// container ID, so that the chain now in force most likely serves.
+// guessRecord replaces a damaged record, which takes a faulty disk. Plugins find what they hold by the container ID, so the current
+// chain most likely serves.
 func (m *Manager) guessRecord(key string, damage error) (*record, error) {
 	c, err := m.currentChain()
 	if err != nil {
