@@ -47,8 +47,8 @@ const (
 	mediaTypeDownload = "application/vnd.tripod.disk.download.v1+json"
 )
 
-// diskFormats are the media types of layers that make an artifact a disk, and the formats that they promise. Those that
-// are not ours are what libmagic and LF Edge's edge-containers name such files.
+// diskFormats maps the media types of disk layers to formats. Those that are not Tripod's are used by libmagic and by LF Edge's
+// edge-containers.
 var diskFormats = map[string]string{
 	MediaTypeDiskQcow2:                           FormatQcow2,
 	"application/vnd.qemu.qcow2":                 FormatQcow2,
@@ -60,7 +60,7 @@ var diskFormats = map[string]string{
 	"application/vnd.lfedge.disk.layer.v1+raw":   FormatRaw,
 }
 
-// diskLayer is the disk of an artifact as its manifest tells of it.
+// diskLayer is the disk of an artifact according to its manifest.
 type diskLayer struct {
 	ocispec.Descriptor
 	layout DiskLayout
@@ -86,7 +86,7 @@ func isDisk(mediaType string) bool {
 	return ok
 }
 
-// diskOf finds the disk of an artifact. A second layer would be one that nobody knows what to do with.
+// diskOf returns the disk of an artifact, which must be its only layer.
 func diskOf(m ocispec.Manifest) (*diskLayer, error) {
 	if len(m.Layers) != 1 {
 		return nil, invalidf("an artifact with a disk has %d layers, where one is what a machine boots from", len(m.Layers))
@@ -99,7 +99,7 @@ func diskOf(m ocispec.Manifest) (*diskLayer, error) {
 	return d, nil
 }
 
-// downloadManifest is the manifest of a downloaded disk: the same file has the same, wherever it came from.
+// downloadManifest returns the manifest of a downloaded disk. It depends on the file alone, not on its source.
 func downloadManifest(layer ocispec.Descriptor) (config Blob, manifest ocispec.Manifest) {
 	config = NewBlob(mediaTypeDownload, []byte("{}"))
 	return config, ocispec.Manifest{
@@ -108,7 +108,7 @@ func downloadManifest(layer ocispec.Descriptor) (config Blob, manifest ocispec.M
 	}
 }
 
-// MachineImage is what an image is for a virtual machine.
+// MachineImage describes what a virtual machine can use of an image.
 type MachineImage struct {
 	Layout DiskLayout
 	// Format of the disk, FormatQcow2 or FormatRaw; empty where a kernel comes without one.
@@ -117,9 +117,9 @@ type MachineImage struct {
 	VirtualSize uint64
 }
 
-// Machine tells what an image is for a virtual machine: by what it holds, never by a label. An image that is nothing for
-// one is errdefs.ErrInvalidArgument that says why, and so is a qcow2 image that names another file (fault I5); an unknown
-// image is errdefs.ErrNotFound, a damaged one errdefs.ErrDataLoss.
+// Machine returns what a virtual machine can use of an image, by its content and never by a label. An image that cannot be used is
+// errdefs.ErrInvalidArgument with the reason, as is a qcow2 image that names another file (fault I5). An unknown image is
+// errdefs.ErrNotFound, a damaged one errdefs.ErrDataLoss.
 func (s *Store) Machine(ctx context.Context, imageID string) (*MachineImage, error) {
 	if err := s.ready(); err != nil {
 		return nil, err
@@ -146,7 +146,7 @@ func (s *Store) Machine(ctx context.Context, imageID string) (*MachineImage, err
 	return &files.MachineImage, nil
 }
 
-// look opens what a machine would have of an image, without holding the image.
+// look opens what a machine boots from, without holding the image.
 func (s *Store) look(ctx context.Context, d *details) (files *DiskFiles, err error) {
 	switch d.kind {
 	case KindDisk:
@@ -175,8 +175,8 @@ func (s *Store) openArtifact(ctx context.Context, d *details) (*DiskFiles, error
 	return files, nil
 }
 
-// setDisk takes a disk of a format, and reads its size. A qcow2 image must be sound and name no other file, and a raw one no disk of
-// another format that nobody has told.
+// setDisk sets the disk and reads its size. A qcow2 image must be sound and name no other file. A raw disk must not look like a
+// disk of another format.
 func (f *DiskFiles) setDisk(disk *os.File, path, format string) error {
 	info, err := disk.Stat()
 	if err != nil {
@@ -206,8 +206,7 @@ func (f *DiskFiles) setDisk(disk *os.File, path, format string) error {
 	return nil
 }
 
-// checkDisk refuses a qcow2 image that is cut off. It reads all of its tables, so it is called once for an image, and not whenever
-// that is opened.
+// checkDisk refuses a truncated qcow2 image. It reads all tables, so it is called once for an image, not at every open.
 func (f *DiskFiles) checkDisk() error {
 	if f.Format != FormatQcow2 {
 		return nil
@@ -220,8 +219,8 @@ func (f *DiskFiles) checkDisk() error {
 	return err
 }
 
-// formatByContent tells the format of a file that nothing tells it of. Who may write to a disk must not be let decide
-// it; here it is the image's author, and what is named by the image need not be guessed.
+// formatByContent returns the format of a file without a media type: by its name, or by its first bytes. Those who may write to a
+// disk must not choose its format (fault I5). Here only the image's author could have.
 func formatByContent(r io.ReaderAt, name string) string {
 	switch {
 	case strings.HasSuffix(name, ".raw"):
@@ -236,9 +235,8 @@ func formatByContent(r io.ReaderAt, name string) string {
 	return FormatRaw
 }
 
-// sniffDisk tells the media type of a disk that comes without one: what the file's name says (.raw, .qcow2), and where it
-// says nothing what the file begins with, which is returned, unpacked. It is asked once, before the file is a disk of
-// anybody's; from then on the manifest has the answer.
+// sniffDisk returns the media type of a disk without one, by the file's name (.raw, .qcow2) or by its first bytes, and these
+// bytes, decompressed. It is called once, before any machine has the disk; from then on the manifest has the answer.
 func sniffDisk(r io.Reader, name string) (mediaType string, head []byte, err error) {
 	b := bufio.NewReaderSize(r, 4096)
 	if head, err = b.Peek(512); err != nil && err != io.EOF {
@@ -266,8 +264,8 @@ func sniffDisk(r io.Reader, name string) (mediaType string, head []byte, err err
 	return diskMediaType(format, compression), head, nil
 }
 
-// checkArtifact refuses an artifact that is something else than its media types say, or cut off, before anybody is told
-// that it is there. A compressed disk is unpacked by that.
+// checkArtifact refuses an artifact that is truncated or not what its media types say, before the image is recorded. It
+// decompresses a compressed disk.
 func (s *Store) checkArtifact(ctx context.Context, d *details) error {
 	switch d.kind {
 	case KindComponent:

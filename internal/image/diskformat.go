@@ -8,17 +8,17 @@ import (
 	"github.com/tripod-run/tripod/internal/image/qcow2"
 )
 
-// foreignFormat is a format of disks that machines here cannot have.
+// foreignFormat is a disk format that machines cannot use.
 type foreignFormat struct {
-	// name is what people call it; qemu is qemu-img's name of it, "" for what has to be unpacked first.
+	// name is the common name; qemu is the name in qemu-img, "" for what has to be unpacked first.
 	name, qemu string
-	// suffixes end the names of such files; magics begin them, at offset.
+	// suffixes end the names of such files. magics are found at offset.
 	suffixes []string
 	magics   []string
 	offset   int
 }
 
-// foreignFormats would count as raw disks, and not boot. Sources: the formats' own specifications and QEMU's block/*.c; file(1).
+// foreignFormats would pass for raw disks, and not boot. Sources: the formats' own specifications and QEMU's block/*.c; file(1).
 var foreignFormats = []foreignFormat{
 	{name: "VMDK", qemu: "vmdk", suffixes: []string{".vmdk"}, magics: []string{"KDMV", "COWD", "# Disk DescriptorFile"}},
 	{name: "VDI", qemu: "vdi", suffixes: []string{".vdi"}, magics: []string{"\x7f\x10\xda\xbe"}, offset: 64},
@@ -38,11 +38,11 @@ var foreignFormats = []foreignFormat{
 	{name: "7z", suffixes: []string{".7z"}, magics: []string{"7z\xbc\xaf\x27\x1c"}},
 }
 
-// foreignHead is how much of a disk's beginning refuseForeign looks at, in bytes: its boot sector.
+// foreignHead is how many bytes refuseForeign needs: the boot sector.
 const foreignHead = 512
 
-// refuseForeign refuses what is no raw disk though nobody said so, by its name or by what it begins with: errdefs.ErrInvalidArgument
-// with what to do. What has a boot sector is a raw disk, whatever else it looks like.
+// refuseForeign refuses a supposedly raw disk that is of another format by its name or its first bytes: errdefs.ErrInvalidArgument
+// with what to do. A disk with a boot sector is raw, whatever else it looks like.
 func refuseForeign(name string, head []byte) error {
 	suffix := strings.ToLower(path.Ext(name))
 	for _, f := range foreignFormats {

@@ -23,12 +23,12 @@ const labelImage = "tripod.run/image"
 // DiskFiles are the files of a machine's image, open for reading.
 type DiskFiles struct {
 	MachineImage
-	// Disk, Kernel and Initrd are nil where the image has none.
+	// Disk, Kernel and Initrd are nil if the image has none.
 	Disk, Kernel, Initrd *os.File
-	// DiskPath, KernelPath and InitrdPath are where root finds the same files for as long as the image is held: until
-	// CloseDisk, over restarts of the daemon and of the node.
+	// DiskPath, KernelPath and InitrdPath are paths of the same files. They exist while the image is held: until CloseDisk, over
+	// restarts of the daemon and the node.
 	DiskPath, KernelPath, InitrdPath string
-	// Cmdline is the kernel's command line from /boot/cmdline; empty when the image has none.
+	// Cmdline is the kernel's command line from /boot/cmdline; empty if the image has none.
 	Cmdline string
 }
 
@@ -43,9 +43,9 @@ func (f *DiskFiles) Close() error {
 	return errors.Join(errs...)
 }
 
-// OpenDisk opens what a machine boots from, and holds the image under key until CloseDisk, whatever becomes of it. The
-// files are only to be read. Asked again for the same image it opens the same files anew, also when the image was removed;
-// a key that holds another image is errdefs.ErrAlreadyExists. Other errors are those of Machine.
+// OpenDisk opens what a machine boots from, and holds the image under key until CloseDisk, even if the image is removed. The
+// files are read-only. A repeat opens the same files. A key that holds another image is errdefs.ErrAlreadyExists. Other errors
+// are those of Machine.
 func (s *Store) OpenDisk(ctx context.Context, key, imageID string) (*DiskFiles, error) {
 	if err := s.ready(); err != nil {
 		return nil, err
@@ -96,7 +96,7 @@ func (s *Store) openDisk(ctx context.Context, key, imageID string) (*DiskFiles, 
 	return s.openHeld(ctx, key, held)
 }
 
-// heldDisk is the ID of the image that key holds; "" when it holds none.
+// heldDisk returns the ID of the image that key holds, "" if none.
 func (s *Store) heldDisk(ctx context.Context, key string) (string, error) {
 	info, err := s.snaps.Stat(ctx, diskPrefix+key)
 	if err == nil {
@@ -125,7 +125,7 @@ func (s *Store) holdDisk(ctx context.Context, key, imageID string) (string, erro
 	default:
 		return "", invalidf("a %s has no disk", e.details.kind)
 	}
-	s.change.Lock() // the image cannot be removed between being found and being held
+	s.change.Lock() // the image must not be removed between find and lease
 	defer s.change.Unlock()
 	if e, err = s.index.find(e.image.ID); err != nil {
 		return "", err
@@ -160,7 +160,7 @@ func (s *Store) openHeld(ctx context.Context, key, imageID string) (*DiskFiles, 
 	return s.openArtifact(ctx, d)
 }
 
-// CloseDisk lets go of what OpenDisk holds under key. Nothing to let go is success.
+// CloseDisk releases what OpenDisk holds under key. It succeeds if there is nothing.
 func (s *Store) CloseDisk(ctx context.Context, key string) error {
 	if err := s.ready(); err != nil {
 		return err

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Where a container image has what a machine boots from.
+// Where a container image holds what a machine boots from.
 const (
 	diskDir     = "disk"
 	kernelFile  = "boot/vmlinux"
@@ -27,7 +27,7 @@ const (
 // maxCmdline is what x86 kernels take (COMMAND_LINE_SIZE), in bytes.
 const maxCmdline = 2048
 
-// optional opens a regular file; nil when there is none of the name.
+// optional opens a regular file; nil if it is missing.
 func (r *imageRoot) optional(name string) (*os.File, error) {
 	file, err := r.open(name, 0)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
@@ -99,7 +99,7 @@ func (r *imageRoot) machine(layers []string) (_ *DiskFiles, err error) {
 	return nil, invalidf("the image has neither a disk below /%s/ nor /%s and /%s", diskDir, kernelFile, initrdFile)
 }
 
-// disk opens the one file below /disk/, where there is that directory.
+// disk opens the one file below /disk/, if that directory exists.
 func (r *imageRoot) disk(f *DiskFiles, layers []string) error {
 	dir, err := r.open(diskDir, unix.O_DIRECTORY)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -150,7 +150,7 @@ func (r *imageRoot) disk(f *DiskFiles, layers []string) error {
 	return nil
 }
 
-// cmdline reads the kernel's command line; "" when the image has none.
+// cmdline reads the kernel's command line; "" if the image has none.
 func (r *imageRoot) cmdline() (string, error) {
 	file, err := r.optional(cmdlineFile)
 	if file == nil || err != nil {
@@ -168,8 +168,8 @@ func (r *imageRoot) cmdline() (string, error) {
 	return line, nil
 }
 
-// below finds the file of a layer that an image shows, and opens it in place of the one shown, which it closes. The path
-// it returns is there for as long as the layer, without any mount.
+// below opens the file of a layer that an overlay shows, and closes the one shown. The returned path exists for as long as the
+// layer, and needs no mount.
 func (r *imageRoot) below(shown *os.File, layers []string) (_ *os.File, _ string, err error) {
 	defer shown.Close()
 	target, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", shown.Fd()))
@@ -207,7 +207,7 @@ func (r *imageRoot) below(shown *os.File, layers []string) (_ *os.File, _ string
 	return nil, "", fmt.Errorf("no layer has the file %q that the image shows", name)
 }
 
-// layersOf are the directories of a view's layers, the highest first.
+// layersOf returns the directories of a view's layers, the highest first.
 func layersOf(mounts []mount.Mount) ([]string, error) {
 	if len(mounts) == 1 && mounts[0].Type == "bind" {
 		return []string{mounts[0].Source}, nil
