@@ -22,7 +22,7 @@ const sameLines = 6
 // kinds are the directories of each kind of pod.
 var kinds = map[string][]string{
 	"linux": {"internal/sandbox/linux"},
-	"vm":    {"internal/sandbox/vm", "internal/vm"},
+	"vm":    {"internal/sandbox/vm"},
 	"wasm":  {"internal/sandbox/wasm", "internal/wasm"},
 }
 

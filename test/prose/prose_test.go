@@ -46,7 +46,7 @@ var unread = []string{
 	"cmd/tripod", "cmd/tripod-wasm", "docs", "examples", "hack/images",
 	"internal/channel", "internal/cli", "internal/component", "internal/config", "internal/connlimit", "internal/edge",
 	"internal/image", "internal/network", "internal/sandbox",
-	"internal/stream", "internal/vm", "internal/wasm",
+	"internal/stream", "internal/wasm",
 }
 
 func TestProse(t *testing.T) {
