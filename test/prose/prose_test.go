@@ -45,7 +45,7 @@ func phrase(words string) *regexp.Regexp { return regexp.MustCompile(`(?i)\b` + 
 var unread = []string{
 	"cmd/tripod", "cmd/tripod-wasm", "docs", "examples", "hack/images",
 	"internal/channel", "internal/cli", "internal/component", "internal/config", "internal/connlimit", "internal/edge",
-	"internal/image", "internal/network", "internal/sandbox",
+	"internal/image", "internal/network", "internal/sandbox/linux", "internal/sandbox/wasm",
 	"internal/stream", "internal/wasm",
 }
 

@@ -46,7 +46,7 @@ func (r Record) StatusOf(pid int) sandbox.Status {
 	}
 }
 
-// Start puts the beginning of a run into the record, before whatever runs the container is told.
+// Start records the beginning of a run. It is called before the container is started.
 func (r *Record) Start() { *r = Record{ID: r.ID, Phase: Started, StartedAt: time.Now()} }
 
 // Exit puts the end of a run into the record. A container never ends before it began: the times of files and of other processes

@@ -374,7 +374,7 @@ func TestN1FailPoints(t *testing.T) {
 	}
 }
 
-// TestUnknownAnnotations: they are told of where a person looks, and stop nothing.
+// TestUnknownAnnotations: they are reported where a person looks, and prevent nothing.
 func TestUnknownAnnotations(t *testing.T) {
 	r := newRig(t)
 	p := r.pod("warned", func(c *runtimeapi.PodSandboxConfig) { c.Annotations["VirtletVCPUsCount"] = "2" })

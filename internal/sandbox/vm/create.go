@@ -188,7 +188,7 @@ func (b *Backend) makeRoot(ctx context.Context, o *plan) error {
 		return sandbox.DiskError(err)
 	}
 	if o.root.Image != o.container.ImageID {
-		o.warnings = append(o.warnings, fmt.Sprintf("the root disk on %s was made of the image %s and is kept; annotation root-device-overwrite: image has it made anew", o.volumes.root, o.root.Image))
+		o.warnings = append(o.warnings, fmt.Sprintf("the root disk on %s was made of the image %s and is kept; annotation root-device-overwrite: image replaces it", o.volumes.root, o.root.Image))
 	}
 	if size := o.options.RootVolumeSize; size > o.root.Size {
 		o.warnings = append(o.warnings, fmt.Sprintf("annotation root-volume-size: the root disk has the %d bytes that its device has room for", o.root.Size))

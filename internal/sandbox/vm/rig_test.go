@@ -185,7 +185,7 @@ type hypervisor struct {
 	// firmware is what the firmware of each machine says, once; mute guests say nothing on the console.
 	firmware string
 	mute     bool
-	// told, unless nil, is called by Destroy once it has told of the end.
+	// told, unless nil, is called by Destroy once it has reported the end.
 	told func()
 }
 
@@ -357,8 +357,8 @@ func (d *hypervisor) guest(name string) guest {
 	return guest{}
 }
 
-// rig is a backend under test, with what it stands on. The backend can be abandoned, as if its process were killed, and
-// made anew over the same files.
+// rig is a backend under test with its fakes. The backend can be abandoned, as if its process were killed, and opened again on
+// the same files.
 type rig struct {
 	testing.TB
 	*Backend

@@ -24,7 +24,7 @@ func TestC10ConsoleIsBounded(t *testing.T) {
 	lines := 0
 	for ; err == nil; lines++ {
 		if lines > 16*room/100 {
-			t.Fatal("the console takes what it is told without an end")
+			t.Fatal("the console accepts output without a bound")
 		}
 		err = say(&g, fmt.Sprintf("%099d\n", lines))
 	}

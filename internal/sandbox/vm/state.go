@@ -32,7 +32,7 @@ type state struct {
 	// SerialBefore is how many bytes the serial log had before the present run; Silent, that it was noted that nothing came after.
 	SerialBefore int64 `json:"serialBefore,omitempty"`
 	Silent       bool  `json:"silent,omitempty"`
-	// Former is when the run before the present one began: what the driver still tells of that one is no news.
+	// Former is when the previous run began. The driver may still report the end of that one.
 	Former time.Time `json:"former,omitzero"`
 	// Pid is that of the hypervisor process.
 	Pid int `json:"pid,omitempty"`

@@ -31,7 +31,7 @@ var Harmless = map[string]string{
 	"linux.security_context.selinux_options of level s0":      "the level that every process has where no label is applied",
 	"linux.security_context.seccomp, apparmor, not a file":    "the hypervisor process has QEMU's own filter",
 	"linux.sysctls net.ipv4.ip_unprivileged_port_start":       "ports in the guest are the guest's own",
-	"mounts of the termination message":                       "the kubelet's: the end of a machine is told by its status",
+	"mounts of the termination message":                       "the kubelet's: a machine reports its end by its status",
 	"mounts.selinux_relabel, propagation PRIVATE":             "there is nothing to relabel, and no mount to propagate",
 	"namespace_options of pid, ipc: POD, CONTAINER":           "a guest has processes of its own only",
 	"pod linux.resources, overhead":                           "sums for information",

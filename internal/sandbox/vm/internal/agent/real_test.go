@@ -89,9 +89,9 @@ func TestRealGuest(t *testing.T) {
 		{"terminal", realTerminal},
 		{"cancelled", realCancel},
 		{"connections", realDial},
-		{"the host begins anew", realHostRestart},
-		{"the agent begins anew", realAgentRestart},
-		{"the guest begins anew", realReboot},
+		{"the host restarts", realHostRestart},
+		{"the agent restarts", realAgentRestart},
+		{"the guest restarts", realReboot},
 		{"power off", realShutdown},
 	} {
 		if !t.Run(test.name, func(t *testing.T) { test.run(t, a, socket) }) {

@@ -62,7 +62,7 @@ type Route struct {
 	Metric int
 }
 
-// DNS is what the guest's resolver is told.
+// DNS configures the guest's resolver.
 type DNS struct{ Servers, Search []string }
 
 // ShareTag is the tag of a pod's i-th share.

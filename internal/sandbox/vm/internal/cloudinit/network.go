@@ -117,7 +117,7 @@ func (b *builder) expressible(i Interface) (routes []Route) {
 		}
 		toGateway := slices.ContainsFunc(i.Routes, func(other Route) bool { return r.Dst.IsSingleIP() && r.Dst.Addr() == other.Via })
 		if !toGateway {
-			b.warn("interface %s: the route to %s over the link is not in the network configuration, which has no form for it; a guest that asks by DHCP is told it", i.Name, r.Dst)
+			b.warn("interface %s: the route to %s over the link is not in the network configuration, which cannot express it; DHCP gives it to a guest that asks", i.Name, r.Dst)
 		}
 	}
 	return routes
@@ -195,7 +195,7 @@ func (b *builder) openStack(i Interface) (networks []any) {
 					route["metric"] = r.Metric
 				}
 				if i.onLink(r.Via) {
-					b.warn("interface %s: the gateway %s of %s is in none of its networks, for which the form configdrive has no words; the form nocloud has, and a guest that asks by DHCP is told it", i.Name, r.Via, r.Dst)
+					b.warn("interface %s: the gateway %s of %s is in none of its networks, which the form configdrive cannot express; the form nocloud can, and DHCP gives it to a guest that asks", i.Name, r.Via, r.Dst)
 				}
 				routes = append(routes, route)
 			}

@@ -252,7 +252,7 @@ func (d *Driver) disk(def machine.Definition, i, nth int) libvirtxml.DomainDisk 
 	if source.ReadOnly {
 		disk.ReadOnly = &libvirtxml.DomainDiskReadOnly{}
 	} else {
-		// A guest is told of a full or broken disk. One that was paused instead would be resumed by nobody.
+		// A guest gets the error of a full or broken disk. If it were paused instead, nobody would resume it.
 		disk.Driver.ErrorPolicy, disk.Driver.RErrorPolicy = "report", "report"
 	}
 	if i == 0 && def.Kernel == nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/test/machinetest"
 )
 
-// TestLibvirtdIsAway: machines live on without libvirtd, can be killed, and what happened meanwhile is told when it is back.
+// TestLibvirtdIsAway: machines live on without libvirtd, can be killed, and what happened meanwhile is reported when it is back.
 func TestLibvirtdIsAway(t *testing.T) {
 	r := newRig(t)
 	s := r.subject(t)
@@ -221,7 +221,7 @@ func entries(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// TestDoctor: what is missing is told with what to do.
+// TestDoctor: what is missing is reported with what to do.
 func TestDoctor(t *testing.T) {
 	r := newRig(t)
 	cfg := r.cfg

@@ -154,7 +154,8 @@ func (d *Driver) readopt(ctx context.Context, domain golibvirt.Domain, def machi
 	return d.State(ctx, def.Name)
 }
 
-// settled waits until libvirtd has noticed that the process of a domain has ended. One that does not is told.
+// settled waits until libvirtd has noticed that the process of a domain has ended, and makes it destroy the domain if it does
+// not within noticeTimeout.
 func (d *Driver) settled(ctx context.Context, domain golibvirt.Domain) (condition, error) {
 	deadline, tick := time.NewTimer(noticeTimeout), time.NewTicker(noticeInterval/10)
 	defer deadline.Stop()
@@ -176,8 +177,8 @@ func (d *Driver) settled(ctx context.Context, domain golibvirt.Domain) (conditio
 	}
 }
 
-// findProcess finds the QEMU of a run that is under way: the one that was written down, else the one in the cgroup. One
-// that is not found is told by libvirt alone.
+// findProcess finds the QEMU of a run: the recorded one, or the one in the cgroup. If there is none, only libvirt reports on the
+// machine.
 func (in *instance) findProcess(tree cgroup.Tree) *process.Process {
 	if proc, err := in.run.adopt(); err == nil {
 		return proc

@@ -99,7 +99,7 @@ func TestNewRefuses(t *testing.T) {
 	require.NoError(t, d.Close())
 }
 
-// TestRunRecord: what cannot be read is told, and is no record.
+// TestRunRecord: a record that cannot be read is reported, and ignored.
 func TestRunRecord(t *testing.T) {
 	dir := t.TempDir()
 	r, err := loadRun(dir)

@@ -53,8 +53,8 @@ func (d *Driver) run(ctx context.Context, in *instance, def machine.Definition) 
 		l.close()
 		return err
 	}
-	// The domain is defined anew: its secret is for this start only, and after a reboot of the node, or with another QEMU,
-	// the emulator has another name.
+	// The domain is defined again: its secret is for this start only, and after a reboot of the node, or with another QEMU, the
+	// emulator has another name.
 	domain, err := d.defineDomain(ctx, def, l.secret)
 	if err == nil {
 		err = fpReady.Hit(ctx)
@@ -151,7 +151,7 @@ func (in *instance) fail(ctx context.Context, err error) error {
 		in.ended = nil
 	}
 	in.run.Boot, in.run.StartedAt, in.run.Ended = bootID(), now, &in.state
-	_ = in.run.save(in.def.StateDir) // it is told to the caller, who writes it down, too
+	_ = in.run.save(in.def.StateDir) // the caller gets the end, and records it too
 	shares := in.shares
 	in.shares = nil
 	return shares.End(ctx)

@@ -77,8 +77,8 @@ func (d *Driver) look(ctx context.Context, in *instance) {
 	}
 }
 
-// lookAgain looks at a machine once more, later: a libvirtd that has just come back may take its time, and what happened
-// while it was away is told by no event.
+// lookAgain queries a machine once more, later: a libvirtd that has just restarted may need time, and sends no events for what
+// happened while it was down.
 func (d *Driver) lookAgain(in *instance, why error) {
 	in.mu.Lock()
 	pending, domain := in.lookPending, in.domain.Name

@@ -13,7 +13,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// TestSocketsOfLongPaths: a socket whose path fits into no address is made, reached, and made anew over the old one.
+// TestSocketsOfLongPaths: a socket whose path fits into no address is made, reached, and replaced.
 func TestSocketsOfLongPaths(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), strings.Repeat("d", 120))
 	if err := os.Mkdir(dir, 0o700); err != nil {

@@ -179,7 +179,7 @@ func (c *command) disk(d machine.Definition, i int, disk machine.Disk, s setup) 
 	}
 	device += fmt.Sprintf(",drive=%s,id=disk-%s,serial=%s", disk.ID, disk.ID, disk.ID)
 	if !disk.ReadOnly {
-		// A guest is told of a full or broken disk. One that was paused instead would be resumed by nobody.
+		// A guest gets the error of a full or broken disk. If it were paused instead, nobody would resume it.
 		device += ",werror=report,rerror=report"
 	}
 	if i == 0 && d.Kernel == nil {

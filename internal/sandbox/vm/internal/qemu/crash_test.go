@@ -29,7 +29,7 @@ type victim struct {
 	Calls      []string
 }
 
-// live is the life of a daemon that ends at a fail point; if it does not, that is told.
+// live is the life of a daemon that should end at a fail point. It returns an error if it does not.
 func (v victim) live() error {
 	d, err := New(Config{Root: v.Root, Virtiofsd: v.Virtiofsd, Accel: AccelTCG, Cgroup: v.Cgroups})
 	if err != nil {

@@ -125,7 +125,7 @@ func (h *handle) listen(r *run) (machine.Cause, time.Time) {
 	}
 }
 
-// askStatus asks whether the guest has ended. A monitor that does not answer is asked no more: it is connected to anew.
+// askStatus asks whether the guest has ended. A monitor that does not answer is closed, and connected to again.
 func (h *handle) askStatus(r *run, m *qmp.Client) machine.Cause {
 	ctx, cancel := context.WithTimeout(h.d.ctx, askTime)
 	defer cancel()

@@ -42,7 +42,7 @@ func TestCausesOfEvents(t *testing.T) {
 	}
 	for _, at := range []time.Time{{}, time.Now().Add(time.Hour), time.Unix(5, 0)} {
 		if got := whenOf(qmp.Event{Time: at}); time.Since(got).Abs() > time.Minute {
-			t.Errorf("an event of %s is told as of %s", at, got)
+			t.Errorf("an event of %s is reported as of %s", at, got)
 		}
 	}
 }
@@ -114,7 +114,7 @@ func TestDamagedRecords(t *testing.T) {
 	}
 }
 
-// TestRemovedWhenDamaged: a machine whose record cannot be read is removed by Recover and can be defined anew.
+// TestRemovedWhenDamaged: a machine whose record cannot be read is removed by Recover and can be defined again.
 func TestRemovedWhenDamaged(t *testing.T) {
 	s := subject(t)
 	d := s.Definition(t)

@@ -99,8 +99,8 @@ func readRecord(path string) (*record, error) {
 	return &r, nil
 }
 
-// write puts the record in place as a whole: a kill leaves the old state or the new. It is not synced to the disk, as
-// what it tells of, the namespace, does not outlive a loss of power.
+// write replaces the record atomically. It is not synced to the disk, since the namespace does not survive a loss of power
+// either.
 func (r *record) write(path string) error {
 	data, err := json.Marshal(r)
 	if err != nil {

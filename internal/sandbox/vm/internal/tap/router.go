@@ -13,8 +13,8 @@ import (
 // DHCPv6 server that gives them (file dhcp6.go).
 //
 // A default router is known to its neighbours by a link-local address, a CNI chain's gateway mostly by another one. So the
-// guest is told of one that nobody has, router; what it asks its neighbours about that address is asked of the gateway in
-// its place, and the gateway's answer is passed on as the router's. A gateway that is link-local is advertised itself.
+// guest gets the address router, which nobody has. Its neighbour solicitations for that address are sent on for the gateway,
+// and the gateway's answer is returned as the router's. A link-local gateway is advertised itself.
 //
 //	guest ── NS for router ──▶ Responder ── NS for the gateway ──▶ gateway
 //	guest ◀── NA of router ─── Responder ◀── NA of the gateway ─── gateway

@@ -257,7 +257,7 @@ func (s *packetSocket) receive(life context.Context, hear func([]byte)) {
 		if err != nil {
 			return // closed
 		}
-		// ENETDOWN is told once when the interface goes down or away.
+		// ENETDOWN is returned once when the interface goes down or away.
 		if failure == nil && n <= len(buf) {
 			hear(buf[:n])
 		}

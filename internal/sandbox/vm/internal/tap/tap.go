@@ -15,8 +15,8 @@ type Interface struct {
 	// MAC is the address of the guest's interface.
 	MAC string `json:"mac"`
 	MTU int    `json:"mtu"`
-	// Addrs are the guest's addresses, those of IPv4 first, else in the order in which the link got them; link-local ones
-	// are the guest's own business. An address whose subnet the link had no route to is told as a single one.
+	// Addrs are the guest's addresses, IPv4 first, in the order in which the link got them, without link-local ones. An address
+	// without a route to its subnet has the prefix length of a single address.
 	Addrs []netip.Prefix `json:"addrs"`
 	// Routes are those of the main table that do not follow from Addrs, in an order in which they can be added.
 	Routes []Route `json:"routes"`

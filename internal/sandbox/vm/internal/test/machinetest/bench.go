@@ -8,7 +8,7 @@ import (
 )
 
 // BenchmarkLife reports, in milliseconds, the time of each call; "start" is until the CPUs run, "boot" from then until the
-// guest is up, "shutdown" from the power button until the end is told.
+// guest is up, "shutdown" from the power button until the end is reported.
 func BenchmarkLife(b *testing.B, s Subject) {
 	l := s.Begin(b)
 	defer l.Close()

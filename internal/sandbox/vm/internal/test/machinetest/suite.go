@@ -135,7 +135,7 @@ func unknown(t *testing.T, s Subject) {
 	}
 }
 
-// causes: what ends a machine is told apart (faults V1).
+// causes: the ways in which a machine ends are distinguished (faults V1).
 func causes(t *testing.T, s Subject) {
 	l := s.Begin(t)
 	defer l.Close()
