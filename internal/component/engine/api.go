@@ -29,16 +29,13 @@ type Config struct {
 }
 
 // World is what a guest is made for.
-type World string
+type World = wit.World
 
 // The worlds.
 const (
-	// WorldGRPC exports functions of interfaces of its own.
-	WorldGRPC World = "grpc"
-	// WorldHTTP exports wasi:http/incoming-handler@0.2.
-	WorldHTTP World = "http"
-	// WorldCommand exports wasi:cli/run@0.2, or is a core module with _start (WASI preview 1).
-	WorldCommand World = "command"
+	WorldGRPC    = wit.WorldGRPC
+	WorldHTTP    = wit.WorldHTTP
+	WorldCommand = wit.WorldCommand
 )
 
 // CompileOptions bound what Compile accepts.

@@ -9,8 +9,8 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/component/wit"
 	"github.com/tripod-run/tripod/internal/sandbox"
-	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
 // Channels implements sandbox.Channeler. The group is the worker: it delivers by itself among its pods.
@@ -37,8 +37,8 @@ func isModule(config *runtimeapi.ContainerConfig) bool {
 }
 
 // checkModule refuses a module that is a server: it would open the ports of the node's own network.
-func checkModule(config *runtimeapi.ContainerConfig, world string) error {
-	if world == workerapi.WorldCommand || !isModule(config) {
+func checkModule(config *runtimeapi.ContainerConfig, world wit.World) error {
+	if world == wit.WorldCommand || !isModule(config) {
 		return nil
 	}
 	return fmt.Errorf("the component serves the %s world, and a module must be a command (wasi:cli/run, or _start): run it as a pod: %w", world, errdefs.ErrInvalidArgument)

@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/cgroup"
+	"github.com/tripod-run/tripod/internal/component/wit"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
@@ -227,7 +228,7 @@ func (h *fakeHandler) Load(_ context.Context, code workerapi.Code) (workerapi.Lo
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.code[code.Digest] = words
-	return workerapi.Loaded{Digest: code.Digest, World: value(words, "world", workerapi.WorldGRPC), Apart: value(words, "apart", "")}, nil
+	return workerapi.Loaded{Digest: code.Digest, World: wit.World(value(words, "world", string(wit.WorldGRPC))), Apart: value(words, "apart", "")}, nil
 }
 
 func (h *fakeHandler) Unload(_ context.Context, digest string) error {

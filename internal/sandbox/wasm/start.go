@@ -11,6 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/tripod-run/tripod/internal/component/wit"
 	"github.com/tripod-run/tripod/internal/failpoint"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
@@ -160,7 +161,7 @@ func (b *Backend) spec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	if spec.Channels, err = sandbox.ParseChannels(c.Config.GetAnnotations()); err != nil {
 		return spec, renewAt, err
 	}
-	if loaded.World == workerapi.WorldCommand {
+	if loaded.World == wit.WorldCommand {
 		return spec, renewAt, nil
 	}
 	if spec.Ports, err = b.listen(ctx, p, o); err != nil {

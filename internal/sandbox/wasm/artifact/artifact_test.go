@@ -15,6 +15,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/tripod-run/tripod/internal/component/wasmbin"
+	"github.com/tripod-run/tripod/internal/component/wit"
 	"github.com/tripod-run/tripod/internal/image"
 )
 
@@ -105,7 +106,7 @@ func TestDescriptorsInASection(t *testing.T) {
 	wasm := append(example(t, "hello-http-c"), "\x00"+string(rune(len(section)))+section...)
 	built, err := Build(Spec{Wasm: wasm})
 	r.must(err)
-	if world, err := Check(built.Outline, nil); world != WorldGRPC || err != nil {
+	if world, err := Check(built.Outline, nil); world != wit.WorldGRPC || err != nil {
 		t.Errorf("world %q, %v", world, err)
 	}
 	got, err := r.pull("section:1", built.Manifest, built.Blobs...).Descriptors(t.Context(), r.store)
@@ -169,13 +170,13 @@ func TestCheck(t *testing.T) {
 	for name, c := range map[string]struct {
 		outline  *wasmbin.Outline
 		services []string
-		world    World
+		world    wit.World
 		words    string
 	}{
-		"grpc":           {component("proto:greet-v1/greeter", "tripod:grpc/types@0.1.0 proto:greet-v1/types proto:greet-v1/greeter-streams wasi:cli/exit@0.2.12"), greeter, WorldGRPC, ""},
-		"http":           {component("wasi:http/incoming-handler@0.2.0", "wasi:http/types@0.2.0"), nil, WorldHTTP, ""},
-		"run":            {component("wasi:cli/run@0.2.3", ""), nil, WorldCommand, ""},
-		"start":          {module("_start", "wasi_snapshot_preview1 fd_write"), nil, WorldCommand, ""},
+		"grpc":           {component("proto:greet-v1/greeter", "tripod:grpc/types@0.1.0 proto:greet-v1/types proto:greet-v1/greeter-streams wasi:cli/exit@0.2.12"), greeter, wit.WorldGRPC, ""},
+		"http":           {component("wasi:http/incoming-handler@0.2.0", "wasi:http/types@0.2.0"), nil, wit.WorldHTTP, ""},
+		"run":            {component("wasi:cli/run@0.2.3", ""), nil, wit.WorldCommand, ""},
+		"start":          {module("_start", "wasi_snapshot_preview1 fd_write"), nil, wit.WorldCommand, ""},
 		"other service":  {component("proto:other/greeter x", ""), greeter, "", "does not export proto:greet-v1/greeter, which the descriptors call for; it exports proto:other/greeter, x"},
 		"no descriptors": {component("proto:greet-v1/greeter", "proto:greet-v1/types"), nil, "", "--proto"},
 		"nothing":        {component("", ""), nil, "", "exports nothing"},

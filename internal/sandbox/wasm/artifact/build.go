@@ -14,6 +14,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/tripod-run/tripod/internal/component/wasmbin"
+	"github.com/tripod-run/tripod/internal/component/wit"
 	"github.com/tripod-run/tripod/internal/image"
 )
 
@@ -95,14 +96,7 @@ func Build(s Spec) (*Image, error) {
 }
 
 // World is what a binary offers to its host.
-type World string
-
-// The worlds, as internal/component/engine names them.
-const (
-	WorldGRPC    World = "grpc"
-	WorldHTTP    World = "http"
-	WorldCommand World = "command"
-)
+type World = wit.World
 
 // Exports that make a world, of any version that release tells.
 const (
@@ -139,7 +133,7 @@ func Check(o *wasmbin.Outline, services []string) (World, error) {
 		}
 	}
 	if len(services) == 0 && slices.Contains(o.Custom, SectionDescriptors) {
-		return WorldGRPC, nil // what the section says was not read
+		return wit.WorldGRPC, nil // what the section says was not read
 	}
 	world := worldOf(o, services)
 	if world == "" {
@@ -163,11 +157,11 @@ func worldOf(o *wasmbin.Outline, services []string) World {
 	}
 	switch {
 	case len(services) > 0:
-		return WorldGRPC
+		return wit.WorldGRPC
 	case has(exportHTTP):
-		return WorldHTTP
+		return wit.WorldHTTP
 	case has(exportCommand):
-		return WorldCommand
+		return wit.WorldCommand
 	}
 	return ""
 }
@@ -184,7 +178,7 @@ func checkModule(o *wasmbin.Outline, services []string) (World, error) {
 			return "", fmt.Errorf("the module imports %q from %q, which no node provides: %w", name[len(module)+1:], module, errdefs.ErrInvalidArgument)
 		}
 	}
-	return WorldCommand, nil
+	return wit.WorldCommand, nil
 }
 
 // provided reports whether a node has what a component imports: WASI 0.2, the package tripod:grpc, and the types and

@@ -15,6 +15,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/tripod-run/tripod/internal/component/wasmbin"
+	"github.com/tripod-run/tripod/internal/component/wit"
 	"github.com/tripod-run/tripod/internal/image"
 )
 
@@ -73,15 +74,15 @@ func builtFromSources(t *testing.T, dir string) {
 
 func TestExamplesCanBePushed(t *testing.T) {
 	for name, want := range map[string]struct {
-		world    World
+		world    wit.World
 		services []string
 	}{
-		"echo-c":       {WorldGRPC, []string{"proto:echo-v1/echo"}},
-		"greeter-c":    {WorldGRPC, []string{"proto:greet-v1/greeter"}},
-		"greeter-js":   {WorldGRPC, []string{"proto:greet-v1/greeter"}},
-		"faults-c":     {WorldGRPC, []string{"proto:faults-v1/faults"}},
-		"hello-http-c": {WorldHTTP, nil},
-		"command-go":   {WorldCommand, nil},
+		"echo-c":       {wit.WorldGRPC, []string{"proto:echo-v1/echo"}},
+		"greeter-c":    {wit.WorldGRPC, []string{"proto:greet-v1/greeter"}},
+		"greeter-js":   {wit.WorldGRPC, []string{"proto:greet-v1/greeter"}},
+		"faults-c":     {wit.WorldGRPC, []string{"proto:faults-v1/faults"}},
+		"hello-http-c": {wit.WorldHTTP, nil},
+		"command-go":   {wit.WorldCommand, nil},
 	} {
 		data := example(t, name)
 		o, err := wasmbin.Read(bytes.NewReader(data), int64(len(data)))

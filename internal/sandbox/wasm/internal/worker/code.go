@@ -55,7 +55,7 @@ func loadCode(e *engine.Engine, c workerapi.Code) (*code, error) {
 	if err != nil {
 		return nil, err
 	}
-	loaded := &code{Loaded: workerapi.Loaded{Digest: c.Digest, World: string(world)}}
+	loaded := &code{Loaded: workerapi.Loaded{Digest: c.Digest, World: world}}
 	var host engine.Host
 	switch world {
 	case engine.WorldGRPC:
@@ -112,7 +112,7 @@ func mapImage(file *os.File) ([]byte, error) {
 	return image, nil
 }
 
-func (c *code) world() engine.World { return engine.World(c.World) }
+func (c *code) world() engine.World { return c.World }
 
 // bind finds what the host calls, and checks its types.
 func (c *code) bind() (err error) {

@@ -17,6 +17,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tripod-run/tripod/internal/component/wit"
 	"github.com/tripod-run/tripod/internal/fdpass"
 )
 
@@ -63,7 +64,7 @@ func (h *handler) Load(_ context.Context, code Code) (Loaded, error) {
 	}
 	defer code.Image.Close()
 	data, err := io.ReadAll(code.Image)
-	return Loaded{Digest: code.Digest, World: string(data)}, err
+	return Loaded{Digest: code.Digest, World: wit.World(data)}, err
 }
 
 func (h *handler) Unload(context.Context, string) error         { return h.answer() }

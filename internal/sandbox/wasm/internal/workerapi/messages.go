@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tripod-run/tripod/internal/channel"
+	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
 // Version is the version of the protocol. Within a version, fields may be added only; a reader ignores fields that it does not
@@ -86,9 +87,8 @@ type Code struct {
 
 // Loaded describes code that a worker has loaded.
 type Loaded struct {
-	Digest string `json:"digest"`
-	// World is one of the World constants.
-	World string `json:"world"`
+	Digest string    `json:"digest"`
+	World  wit.World `json:"world"`
 	// Procedures are the gRPC methods, as "/package.Service/Method".
 	Procedures []string `json:"procedures,omitempty"`
 	// Exports and Imports name the functions of the component.
@@ -98,13 +98,6 @@ type Loaded struct {
 	// the worker has no bound.
 	Apart string `json:"apart,omitempty"`
 }
-
-// Worlds of components.
-const (
-	WorldGRPC    = "grpc"
-	WorldHTTP    = "http"
-	WorldCommand = "command"
-)
 
 // PodSpec is all that a worker needs to run a pod. The sender sets Files to *os.File, which it still has to close; the receiver
 // gets its own.

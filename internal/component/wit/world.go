@@ -1,0 +1,14 @@
+package wit
+
+// World is what a guest is made for.
+type World string
+
+// The worlds.
+const (
+	// WorldGRPC exports functions of interfaces of its own.
+	WorldGRPC World = "grpc"
+	// WorldHTTP exports wasi:http/incoming-handler@0.2.
+	WorldHTTP World = "http"
+	// WorldCommand exports wasi:cli/run@0.2, or is a core module with _start (WASI preview 1).
+	WorldCommand World = "command"
+)
