@@ -15,7 +15,6 @@ import (
 	"github.com/tripod-run/tripod/internal/cli/bench"
 )
 
-// benchSettings are the flags that all benchmarks share.
 type benchSettings struct {
 	socket  string
 	out     string
@@ -26,17 +25,17 @@ type benchSettings struct {
 
 func (s *benchSettings) flags(c *cobra.Command, pods int) {
 	f := c.Flags()
-	f.StringVar(&s.socket, "socket", cli.DefaultEndpoint, "CRI socket of the runtime to measure, ours or another's")
-	f.IntVar(&s.pods, "pods", pods, "how many pods")
+	f.StringVar(&s.socket, "socket", cli.DefaultEndpoint, "CRI socket of the runtime to measure")
+	f.IntVar(&s.pods, "pods", pods, "number of pods")
 	f.StringVar(&s.options.Image, "image", "docker.io/library/busybox:1", "image of the pods' containers")
 	f.StringArrayVar(&s.options.Command, "command", []string{"sh", "-c", "trap 'exit 0' TERM; sleep 86400 & wait"},
-		"what the containers run, a word each time; it should end at SIGTERM; empty: what the image says")
+		"command of the containers, one word per flag; it should end on SIGTERM; empty: the image's")
 	f.StringVar(&s.options.Handler, "handler", "", "RuntimeClass handler; empty: the runtime's default")
 	f.BoolVar(&s.options.HostNetwork, "host-network", false, "pods on the node's network: no CNI")
-	f.StringVar(&s.options.CgroupParent, "cgroup-parent", "", "where (cgroupfs) each pod gets a parent cgroup, as a kubelet gives it; empty: the runtime's choice")
-	f.StringToStringVar(&s.options.Annotations, "annotation", nil, "KEY=VALUE of each pod; in the value, {port} is another port each time")
+	f.StringVar(&s.options.CgroupParent, "cgroup-parent", "", "cgroup (cgroupfs) below which each pod gets its own parent cgroup, as from a kubelet; empty: the runtime's choice")
+	f.StringToStringVar(&s.options.Annotations, "annotation", nil, "KEY=VALUE for each pod; {port} in the value becomes a port of its own")
 	f.StringVar(&s.options.LogDir, "log-dir", "/var/log/pods", "where the pods' logs are written")
-	f.StringVar(&s.title, "title", "", "what to call the runtime in the report; empty: its own name and version")
+	f.StringVar(&s.title, "title", "", "name of the runtime in the report; empty: its own name and version")
 	f.StringVar(&s.out, "json", "", "write the report to this file as JSON")
 }
 
@@ -84,7 +83,7 @@ func benchCRICommand() *cobra.Command {
 	var s benchSettings
 	var atATime []int
 	c := &cobra.Command{
-		Use: "cri", Short: "Lives of pods: percentiles of each call, pods a second, helpers' memory", Args: cobra.NoArgs,
+		Use: "cri", Short: "Measure pods' lives: percentiles of each call, pods per second, helpers' memory", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return s.measure(c, func(ctx context.Context, client *cli.Client) (*bench.Report, error) {
 				return bench.Pods(ctx, client, s.options, s.pods, atATime)
@@ -92,7 +91,7 @@ func benchCRICommand() *cobra.Command {
 		},
 	}
 	s.flags(c, 30)
-	c.Flags().IntSliceVar(&atATime, "parallel", []int{1, 10}, "a round for each of these numbers of pods at a time")
+	c.Flags().IntSliceVar(&atATime, "parallel", []int{1, 10}, "numbers of concurrent pods, one round for each")
 	return c
 }
 
@@ -100,7 +99,7 @@ func benchListsCommand() *cobra.Command {
 	var s benchSettings
 	var repeats int
 	c := &cobra.Command{
-		Use: "lists", Short: "List, status and stats calls on a node with many pods", Args: cobra.NoArgs,
+		Use: "lists", Short: "Measure list, status and stats calls on a node with many pods", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return s.measure(c, func(ctx context.Context, client *cli.Client) (*bench.Report, error) {
 				return bench.Lists(ctx, client, s.options, s.pods, repeats)
@@ -108,13 +107,13 @@ func benchListsCommand() *cobra.Command {
 		},
 	}
 	s.flags(c, 200)
-	c.Flags().IntVar(&repeats, "repeats", 50, "how often each call is made")
+	c.Flags().IntVar(&repeats, "repeats", 50, "repetitions of each call")
 	return c
 }
 
 func benchCompareCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "compare REPORT.json...", Short: "Put reports of one machine and one run side by side, as Markdown", Args: cobra.MinimumNArgs(1),
+		Use: "compare REPORT.json...", Short: "Compare reports of one run on one machine, as Markdown", Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			var reports []*bench.Report
 			for _, path := range args {

@@ -12,10 +12,10 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/broker"
 )
 
-// brokerClose is how long the embedded broker may take to store what it has.
+// brokerClose is how long the embedded broker may take to store its state at the end.
 const brokerClose = 5 * time.Second
 
-// newBroker starts the embedded broker, which keeps sessions and retained messages in the file.
+// newBroker starts the embedded broker, which stores sessions and retained messages in file.
 func newBroker(c *config.Config, file string, connections *connlimit.Group, log *slog.Logger) (broker.Broker, error) {
 	b := c.Broker
 	users := make([]broker.User, len(b.Users))
@@ -29,7 +29,7 @@ func newBroker(c *config.Config, file string, connections *connlimit.Group, log 
 	})
 }
 
-// brokerLimits leave room for a quarter more connections than clients, so that a client over that limit is told.
+// brokerLimits allow a quarter more connections than clients, so that a client over the limit gets a reason code.
 func brokerLimits(c config.Connections) connlimit.Config {
 	l := limits(c)
 	l.Max += l.Max / 4
@@ -42,7 +42,7 @@ func closeBroker(b broker.Broker) error {
 	return b.Close(ctx)
 }
 
-// brokerFigures shows a broker's counters to Prometheus.
+// brokerFigures exports a broker's counters to Prometheus.
 type brokerFigures struct{ broker.Broker }
 
 var brokerDescs = []struct {
@@ -50,31 +50,29 @@ var brokerDescs = []struct {
 	kind prometheus.ValueType
 	of   func(broker.Stats) float64
 }{
-	{brokerDesc("clients", "Clients that are connected."), prometheus.GaugeValue, func(s broker.Stats) float64 { return float64(s.Clients) }},
-	{brokerDesc("sessions", "Sessions, of clients that are connected or may come back."), prometheus.GaugeValue, func(s broker.Stats) float64 { return float64(s.Sessions) }},
+	{brokerDesc("clients", "Connected clients."), prometheus.GaugeValue, func(s broker.Stats) float64 { return float64(s.Clients) }},
+	{brokerDesc("sessions", "Sessions of connected and of absent clients."), prometheus.GaugeValue, func(s broker.Stats) float64 { return float64(s.Sessions) }},
 	{brokerDesc("subscriptions", "Subscriptions."), prometheus.GaugeValue, func(s broker.Stats) float64 { return float64(s.Subscriptions) }},
 	{brokerDesc("retained_messages", "Retained messages."), prometheus.GaugeValue, func(s broker.Stats) float64 { return float64(s.Retained) }},
-	{brokerDesc("inflight_messages", "Messages of QoS 1 and 2 that wait for clients."), prometheus.GaugeValue, func(s broker.Stats) float64 { return float64(s.Inflight) }},
+	{brokerDesc("inflight_messages", "Messages of QoS 1 and 2 that clients have not acknowledged."), prometheus.GaugeValue, func(s broker.Stats) float64 { return float64(s.Inflight) }},
 	{brokerDesc("received_messages_total", "Messages from clients."), prometheus.CounterValue, func(s broker.Stats) float64 { return float64(s.Received) }},
 	{brokerDesc("sent_messages_total", "Messages to clients."), prometheus.CounterValue, func(s broker.Stats) float64 { return float64(s.Sent) }},
-	{brokerDesc("dropped_messages_total", "Messages for clients that were slow or away too long."), prometheus.CounterValue, func(s broker.Stats) float64 { return float64(s.Dropped) }},
-	{brokerDesc("refused_connections_total", "Connections refused for their user, password or certificate, or a limit."), prometheus.CounterValue, func(s broker.Stats) float64 { return float64(s.Refused) }},
-	{brokerDesc("denied_requests_total", "Subscriptions and messages that the user is not allowed."), prometheus.CounterValue, func(s broker.Stats) float64 { return float64(s.Denied) }},
-	{brokerDesc("store_errors_total", "Writes to the disk that failed."), prometheus.CounterValue, func(s broker.Stats) float64 { return float64(s.StoreErrors) }},
+	{brokerDesc("dropped_messages_total", "Messages dropped for clients that were slow or absent too long."), prometheus.CounterValue, func(s broker.Stats) float64 { return float64(s.Dropped) }},
+	{brokerDesc("refused_connections_total", "Connections refused because of their user, password, certificate or a limit."), prometheus.CounterValue, func(s broker.Stats) float64 { return float64(s.Refused) }},
+	{brokerDesc("denied_requests_total", "Subscriptions and messages that the user's rights do not allow."), prometheus.CounterValue, func(s broker.Stats) float64 { return float64(s.Denied) }},
+	{brokerDesc("store_errors_total", "Failed writes to disk."), prometheus.CounterValue, func(s broker.Stats) float64 { return float64(s.StoreErrors) }},
 }
 
 func brokerDesc(name, help string) *prometheus.Desc {
 	return prometheus.NewDesc("tripod_edge_broker_"+name, help, nil, nil)
 }
 
-// Describe implements prometheus.Collector.
 func (b brokerFigures) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range brokerDescs {
 		to <- d.desc
 	}
 }
 
-// Collect implements prometheus.Collector.
 func (b brokerFigures) Collect(to chan<- prometheus.Metric) {
 	s := b.Stats()
 	for _, d := range brokerDescs {

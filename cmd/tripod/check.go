@@ -20,7 +20,7 @@ func checkCommand() *cobra.Command {
 	var format string
 	var images bool
 	c := &cobra.Command{
-		Use: "check", Short: "Say what this host can and cannot do, and how to put it right (exit code 1: it cannot run pods)", Args: cobra.NoArgs,
+		Use: "check", Short: "Check what this host can do and how to fix what it cannot (exit code 1: it cannot run pods)", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if format != "table" && format != "json" {
 				return fmt.Errorf("output format %q is neither table nor json", format)
@@ -54,12 +54,12 @@ func checkCommand() *cobra.Command {
 		},
 	}
 	s.flags(c)
-	c.Flags().BoolVar(&images, "images", false, "have the daemon read all images and hold them against their digests, as `tripod images verify`")
+	c.Flags().BoolVar(&images, "images", false, "have the daemon read all images and check their digests, as `tripod images verify` does")
 	c.Flags().StringVarP(&format, "output", "o", "table", "table or json")
 	return c
 }
 
-// checkWasm looks at what components need. Without tripod-wasm everything else works.
+// checkWasm checks what components need. Everything else works without tripod-wasm.
 func checkWasm(ctx context.Context, c *config.Config) []check.Finding {
 	if !c.Backends.Wasm {
 		return nil

@@ -16,20 +16,19 @@ import (
 	"github.com/tripod-run/tripod/internal/config"
 )
 
-// askTimeout is how long the daemon may take to say how it is.
+// askTimeout is how long the daemon may take to report its status.
 const askTimeout = 5 * time.Second
 
-// checkImages has the daemon verify its images.
 func checkImages(ctx context.Context, c *config.Config) []check.Finding {
-	f := check.Finding{Subject: "images", OK: true, Detail: "all blobs and unpacked layers are what their digests say"}
+	f := check.Finding{Subject: "images", OK: true, Detail: "all blobs and unpacked layers match their digests"}
 	found, _, err := cli.VerifyImages(ctx, c.GRPC.Socket, true)
 	if err != nil {
 		f.OK, f.Detail, f.Remedy = false, "cannot be verified: "+cli.Explain(err), "start the daemon"
 	}
 	findings := []check.Finding{f}
 	for _, d := range found {
-		findings[0].OK, findings[0].Detail = false, fmt.Sprintf("%d damages", len(found))
-		findings[0].Remedy = "`tripod images verify` has all of them; pull the images again"
+		findings[0].OK, findings[0].Detail = false, fmt.Sprintf("%d damaged parts", len(found))
+		findings[0].Remedy = "`tripod images verify` lists all of them; pull the images again"
 		remedy := "tripod pull " + strings.Join(d.Names[:min(1, len(d.Names))], "")
 		if d.Kind == "container" {
 			remedy = "remove the container"
@@ -39,22 +38,22 @@ func checkImages(ctx context.Context, c *config.Config) []check.Finding {
 	return findings
 }
 
-// checkDaemon asks the daemon, if there is one, what only it knows of itself.
+// checkDaemon asks a running daemon for what only it knows.
 func checkDaemon(ctx context.Context, c *config.Config) []check.Finding {
 	client, err := cli.Connect(ctx, c.GRPC.Socket, askTimeout)
 	if err != nil {
-		return nil // a host is checked before its daemon is started, too
+		return nil // the host may be checked before the daemon is started
 	}
 	defer client.Close(ctx)
-	f := check.Finding{Subject: "daemon", OK: true, Detail: "has recovered no panic since it was started"}
+	f := check.Finding{Subject: "daemon", OK: true, Detail: "no panics since it was started"}
 	resp, err := client.Status(ctx, true)
 	if err != nil {
-		f.OK, f.Detail, f.Remedy = false, "does not say how it is: "+cli.Explain(err), "look at the daemon's log"
+		f.OK, f.Detail, f.Remedy = false, "does not report its status: "+cli.Explain(err), "look at the daemon's log"
 		return []check.Finding{f}
 	}
 	var info struct{ RecoveredPanics map[string]uint64 }
 	if err := json.Unmarshal([]byte(resp.GetInfo()["config"]), &info); err != nil {
-		f.OK, f.Detail, f.Remedy = false, "its status cannot be read: "+err.Error(), "restart a daemon that is older than this program"
+		f.OK, f.Detail, f.Remedy = false, "its status cannot be read: "+err.Error(), "if the daemon is older than this program, restart it"
 		return []check.Finding{f}
 	}
 	if len(info.RecoveredPanics) > 0 {
@@ -63,14 +62,14 @@ func checkDaemon(ctx context.Context, c *config.Config) []check.Finding {
 			places = append(places, fmt.Sprintf("%s (%d)", place, info.RecoveredPanics[place]))
 		}
 		f.OK, f.Detail = false, "has recovered panics: "+strings.Join(places, ", ")
-		f.Remedy = `report the stacks, which are in its log at "recovered a panic"`
+		f.Remedy = `report the stacks in its log, at "recovered a panic"`
 	}
 	findings := []check.Finding{f}
 	for _, c := range resp.GetStatus().GetConditions() {
 		if !c.GetStatus() {
 			findings = append(findings, check.Finding{
 				Subject: c.GetType(), Required: c.GetType() == runtimeapi.RuntimeReady || c.GetType() == runtimeapi.NetworkReady,
-				Detail: c.GetMessage(), Remedy: fmt.Sprintf("put right what it says; the daemon sees it without a restart (%s)", c.GetReason()),
+				Detail: c.GetMessage(), Remedy: fmt.Sprintf("fix the reported problem; the daemon notices without a restart (%s)", c.GetReason()),
 			})
 		}
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/tripod-run/tripod/internal/connlimit"
 )
 
-// limits are the bounds of an address of this process.
+// limits converts the connection limits of one address.
 func limits(c config.Connections) connlimit.Config {
 	perPeer := c.MaxPerPeer
 	if perPeer == 0 {
@@ -23,22 +23,20 @@ func limits(c config.Connections) connlimit.Config {
 
 var (
 	openConnections = prometheus.NewDesc("tripod_connections",
-		"Open connections, by the address that takes them.", []string{"address"}, nil)
+		"Open connections, by listening address.", []string{"address"}, nil)
 	rejectedConnections = prometheus.NewDesc("tripod_connections_rejected_total",
 		"Connections that were refused (max, peer, files), closed for a newcomer (displaced) or sent no request in time (expired), by address.",
 		[]string{"address", "reason"}, nil)
 )
 
-// connectionFigures shows the bounds of connections to Prometheus.
+// connectionFigures exports connection counts to Prometheus.
 type connectionFigures struct{ *connlimit.Group }
 
-// Describe implements prometheus.Collector.
 func (connectionFigures) Describe(to chan<- *prometheus.Desc) {
 	to <- openConnections
 	to <- rejectedConnections
 }
 
-// Collect implements prometheus.Collector.
 func (c connectionFigures) Collect(to chan<- prometheus.Metric) {
 	for _, s := range c.Stats() {
 		to <- prometheus.MustNewConstMetric(openConnections, prometheus.GaugeValue, float64(s.Open), s.Name)

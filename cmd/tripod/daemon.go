@@ -22,12 +22,12 @@ import (
 	"github.com/tripod-run/tripod/internal/cri"
 )
 
-// drainTime is how long calls under way may take to finish once the daemon has been told to stop. It lies below
-// systemd's TimeoutStopSec of the unit.
+// drainTime is how long calls under way may take to finish after the daemon was asked to stop. It must be below
+// TimeoutStopSec of the systemd unit.
 const drainTime = 20 * time.Second
 
-// lastWords is how long event streams may take to tell their listeners that the daemon stops, once nothing else is under
-// way. One who does not read is not told.
+// lastWords is how long event streams may take to tell clients that the daemon stops, once no other call is under way.
+// Clients that do not read miss it.
 const lastWords = time.Second
 
 func daemonCommand() *cobra.Command {
@@ -44,8 +44,8 @@ at once; pods keep running either way and are found again at the next start.`,
 			if err := checkTestBuild(); err != nil {
 				return err
 			}
-			// Not 077: what containers see (the roots of their file systems, resolv.conf, log files) must be as open as
-			// its maker says. What is private lies below directories of mode 0700, see privateDir.
+			// Not 077: what containers see (roots of file systems, resolv.conf, log files) must keep the mode that its maker
+			// chose. Private files are below directories of mode 0700, see privateDir.
 			unix.Umask(0o022)
 			log := newLogger(cfg, c.ErrOrStderr())
 			return runDaemon(c.Context(), cfg, log)
@@ -55,7 +55,7 @@ at once; pods keep running either way and are found again at the next start.`,
 	return c
 }
 
-// runDaemon is the life of the daemon.
+// runDaemon runs the daemon until it is stopped.
 func runDaemon(ctx context.Context, c *config.Config, log *slog.Logger) error {
 	started := time.Now()
 	systemd := newNotifier(log)
@@ -72,7 +72,7 @@ func runDaemon(ctx context.Context, c *config.Config, log *slog.Logger) error {
 	}
 	p, err := openParts(ctx, c, log)
 	if err != nil && ctx.Err() != nil {
-		log.Info("told to stop before the node was ready", "err", err)
+		log.Info("stopped before the node was ready", "err", err)
 		return nil
 	}
 	if err != nil {
@@ -90,11 +90,11 @@ func runDaemon(ctx context.Context, c *config.Config, log *slog.Logger) error {
 	log.Info("tripod is ready", "version", version, "socket", c.GRPC.Socket, "pods", len(p.node.Pods()),
 		"files", files, "took", time.Since(started).Round(time.Millisecond))
 	err = serve(ctx, stop, p, listener, systemd, log)
-	log.Info("tripod has stopped; its pods run on")
+	log.Info("tripod has stopped; its pods keep running")
 	return err
 }
 
-// holdDirectories makes the state directories safe and takes them for this process.
+// holdDirectories secures the state directories and locks them for this process.
 func holdDirectories(ctx context.Context, c *config.Config, log *slog.Logger) (release func(), err error) {
 	var locks []*os.File
 	release = func() {
@@ -104,7 +104,7 @@ func holdDirectories(ctx context.Context, c *config.Config, log *slog.Logger) (r
 	}
 	for _, dir := range []string{c.Root, c.State} {
 		err := privateDir(dir, log)
-		if err == nil && dir == c.State { // no other daemon does the same: it would hold the root directory
+		if err == nil && dir == c.State { // no other daemon does the same now: we hold the root directory
 			err = partDir(dir, log)
 		}
 		var lock *os.File
@@ -131,9 +131,9 @@ func holdDirectory(ctx context.Context, dir string, log *slog.Logger) (*os.File,
 	return lockDir(ctx, dir)
 }
 
-// serve answers calls until ctx ends, which is when the first signal comes.
+// serve answers calls until ctx ends, at the first signal.
 func serve(ctx context.Context, stop context.CancelFunc, p *parts, listener net.Listener, systemd *notifier, log *slog.Logger) error {
-	// Event streams have no end of their own; they must not keep the server from draining.
+	// Event streams never end by themselves; they must not keep the server from draining.
 	draining, drain := context.WithCancel(context.Background())
 	defer drain()
 	var calls calls
@@ -151,18 +151,18 @@ func serve(ctx context.Context, stop context.CancelFunc, p *parts, listener net.
 	var err error
 	select {
 	case <-ctx.Done():
-		log.Info("told to stop; letting calls under way finish", "limit", drainTime)
+		log.Info("stopping; waiting for calls under way", "limit", drainTime)
 	case err = <-failed:
 		log.Error("serving failed", "err", err)
 	}
 	systemd.stopping()
-	stop() // from here on a signal ends the process as signals do
+	stop() // from now on a signal ends the process
 	drain()
 	finish(server, &calls, drainTime, log)
 	return errors.Join(err, p.close())
 }
 
-// calls knows when no unary call is under way: each holds the lock for reading.
+// calls tracks unary calls under way: each holds the lock for reading.
 type calls struct{ sync.RWMutex }
 
 func (c *calls) count(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
@@ -171,7 +171,7 @@ func (c *calls) count(ctx context.Context, req any, _ *grpc.UnaryServerInfo, han
 	return handler(ctx, req)
 }
 
-// ended returns a channel that is closed when the calls of this moment have ended.
+// ended returns a channel that closes once the present calls have ended.
 func (c *calls) ended() <-chan struct{} {
 	ended := make(chan struct{})
 	go func() {
@@ -182,7 +182,8 @@ func (c *calls) ended() <-chan struct{} {
 	return ended
 }
 
-// finish drains the server, for limit at most. A stream whose client does not read never drains; nothing waits for those.
+// finish drains the server for at most limit. It does not wait for streams whose client does not read, because these never
+// drain.
 func finish(server *grpc.Server, calls *calls, limit time.Duration, log *slog.Logger) {
 	drained := make(chan struct{})
 	go func() {
@@ -194,7 +195,7 @@ func finish(server *grpc.Server, calls *calls, limit time.Duration, log *slog.Lo
 		return
 	case <-calls.ended():
 	case <-time.After(limit):
-		log.Warn("calls under way are cut off; the next start finds what they left")
+		log.Warn("calls under way are cut off; the next start recovers their state")
 		server.Stop()
 	}
 	select {
@@ -205,7 +206,7 @@ func finish(server *grpc.Server, calls *calls, limit time.Duration, log *slog.Lo
 	<-drained
 }
 
-// endWith ends streaming calls when ctx does.
+// endWith ends streaming calls when ctx ends.
 func endWith(ctx context.Context) grpc.StreamServerInterceptor {
 	return func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 		c, cancel := context.WithCancel(stream.Context())

@@ -34,7 +34,7 @@ func diagCommand() *cobra.Command {
 	var s settings
 	var out string
 	c := &cobra.Command{
-		Use: "diag", Short: "Gather what is needed to find out what is wrong with a node", Args: cobra.NoArgs,
+		Use: "diag", Short: "Collect information for diagnosing a node", Args: cobra.NoArgs,
 		Long: `Diag gathers version, configuration, findings about the host, the record, the pods as the CRI tells them, and
 the mounts, namespaces, cgroups and helper processes of the node. It changes nothing, works with the daemon up or
 down, and goes on past what cannot be read. Environment variables of containers are left out, as they hold secrets.`,
@@ -59,7 +59,6 @@ down, and goes on past what cannot be read. Environment variables of containers 
 	return c
 }
 
-// section is one file of the archive.
 type section struct {
 	name string
 	text []byte
@@ -77,7 +76,7 @@ func gather(ctx context.Context, c *config.Config) []section {
 	} {
 		var text bytes.Buffer
 		if err := part.get(ctx, c, &text); err != nil {
-			fmt.Fprintf(&text, "\ncannot be gathered: %s\n", cli.Explain(err))
+			fmt.Fprintf(&text, "\ncannot be collected: %s\n", cli.Explain(err))
 		}
 		sections = append(sections, section{part.name, text.Bytes()})
 	}
@@ -140,10 +139,10 @@ func diagCheck(ctx context.Context, c *config.Config, out io.Writer) error {
 	return check.Print(out, findings)
 }
 
-// copyTries is how often the record is copied when the daemon writes to it meanwhile and the copy is torn.
+// copyTries is how often copying the record is tried; the daemon may write to it during a copy.
 const copyTries = 5
 
-// diagRecord reads a copy of the record, as the daemon holds the file itself.
+// diagRecord reads a copy of the record, because the daemon holds the file.
 func diagRecord(_ context.Context, c *config.Config, out io.Writer) error {
 	dir, err := os.MkdirTemp("", "tripod-diag-")
 	if err != nil {
@@ -199,8 +198,8 @@ func printRecord(out io.Writer, key string, value []byte) error {
 	return err
 }
 
-// openMessage puts a readable form in the place of the CRI message that a record carries as bytes. What cannot be
-// read is left out, as it may hold secrets.
+// openMessage replaces a CRI message in a record, which is bytes, with a readable form. An unreadable message is omitted,
+// because it may contain secrets.
 func openMessage(record map[string]any, message proto.Message) {
 	text, _ := record["config"].(string)
 	record["config"] = "(not readable)"
@@ -223,7 +222,7 @@ func verdict(err error) string {
 	return "sound"
 }
 
-// withoutSecrets drops the values of environment variables, at any depth, also in JSON inside of strings.
+// withoutSecrets removes the values of environment variables at any depth, also from JSON inside strings.
 func withoutSecrets(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -290,7 +289,7 @@ func diagCRI(ctx context.Context, c *config.Config, out io.Writer) error {
 	return err
 }
 
-// diagMounts lists the mounts that lie in our directories.
+// diagMounts lists the mounts in our directories.
 func diagMounts(_ context.Context, c *config.Config, out io.Writer) error {
 	text, err := os.ReadFile("/proc/self/mountinfo")
 	for line := range strings.Lines(string(text)) {
@@ -301,7 +300,7 @@ func diagMounts(_ context.Context, c *config.Config, out io.Writer) error {
 	return err
 }
 
-// diagDirectories lists what is in our directories, but not the images' and containers' own files.
+// diagDirectories lists the content of our directories, without the images' and containers' own files.
 func diagDirectories(_ context.Context, c *config.Config, out io.Writer) error {
 	for _, top := range []string{c.State, c.Root} {
 		err := filepath.WalkDir(top, func(path string, d os.DirEntry, err error) error {
@@ -331,7 +330,7 @@ func diagCgroups(_ context.Context, c *config.Config, out io.Writer) error {
 	}
 	return filepath.WalkDir("/sys/fs/cgroup", func(path string, d os.DirEntry, err error) error {
 		if err != nil || !d.IsDir() || !strings.Contains(path, parent) {
-			return nil // a cgroup may end while we look
+			return nil // a cgroup may disappear during the walk
 		}
 		procs, _ := os.ReadFile(filepath.Join(path, "cgroup.procs"))
 		_, err = fmt.Fprintf(out, "%s: %s\n", path, strings.Join(strings.Fields(string(procs)), " "))
@@ -339,7 +338,7 @@ func diagCgroups(_ context.Context, c *config.Config, out io.Writer) error {
 	})
 }
 
-// helperNames are the programs that run on our behalf (comm, cut to 15 bytes by the kernel).
+// helperNames are the programs that run on our behalf (comm, which the kernel truncates to 15 bytes).
 var helperNames = []string{"tripod", "tripod-wasm", "qemu-system-x86", "conmon", "crun", "runc", "catatonit"}
 
 func diagProcesses(_ context.Context, _ *config.Config, out io.Writer) error {
@@ -358,7 +357,7 @@ func diagProcesses(_ context.Context, _ *config.Config, out io.Writer) error {
 func diagJournal(ctx context.Context, _ *config.Config, out io.Writer) error {
 	path, err := exec.LookPath("journalctl")
 	if err != nil {
-		_, err = fmt.Fprintln(out, "there is no journal on this host; the daemon logs to its standard error")
+		_, err = fmt.Fprintln(out, "this host has no journal; the daemon logs to its standard error")
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)

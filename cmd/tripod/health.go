@@ -17,8 +17,8 @@ import (
 	"github.com/tripod-run/tripod/internal/node/store"
 )
 
-// healthInterval is how often it is looked whether the daemon's files can be written. It lies below the kubelet's interval of
-// asking for the status, 5 s.
+// healthInterval is the interval of checks that the daemon's files can be written. It is below the kubelet's 5 s between
+// Status calls.
 const healthInterval = 2 * time.Second
 
 // Reasons of conditions.
@@ -27,7 +27,7 @@ const (
 	reasonDamaged  = "StoreDamaged"
 )
 
-// watchHealth reports, now and as long as the daemon runs, which of its stores cannot be used and what could not be cleaned up.
+// watchHealth reports, from now until the daemon ends, unusable stores and failed clean-ups.
 func (p *parts) watchHealth(record *store.Store, images *image.Store, log *slog.Logger) {
 	look := func() {
 		p.health.Report("record", health.RuntimeReady, reasonReadOnly, record.Err())
@@ -52,7 +52,7 @@ func (p *parts) watchHealth(record *store.Store, images *image.Store, log *slog.
 	}
 }
 
-// every calls do until ctx ends.
+// every calls do periodically until ctx ends.
 func every(ctx context.Context, interval time.Duration, do func()) {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
@@ -73,8 +73,8 @@ func reasonOf(err error) string {
 	return reasonReadOnly
 }
 
-// diskFault tells an error of a disk, or of what is on it, from one that the configuration can put right: the node goes on without
-// the part that has it.
+// diskFault reports whether an error is due to a disk or its content rather than to the configuration. The node then
+// continues without the affected part.
 func diskFault(err error) bool {
 	for _, errno := range []unix.Errno{unix.EROFS, unix.ENOSPC, unix.EDQUOT, unix.EIO} {
 		if errors.Is(err, errno) {
@@ -84,15 +84,13 @@ func diskFault(err error) bool {
 	return errdefs.IsDataLoss(err)
 }
 
-// problems shows a board to Prometheus.
+// problems exports a board to Prometheus.
 type problems struct{ *health.Board }
 
 var problemsDesc = prometheus.NewDesc("tripod_problem", "1 for each thing that the node cannot do at the moment.", []string{"problem", "condition", "reason"}, nil)
 
-// Describe implements prometheus.Collector.
 func (p problems) Describe(to chan<- *prometheus.Desc) { to <- problemsDesc }
 
-// Collect implements prometheus.Collector.
 func (p problems) Collect(to chan<- prometheus.Metric) {
 	for _, one := range p.Problems() {
 		to <- prometheus.MustNewConstMetric(problemsDesc, prometheus.GaugeValue, 1, one.Part, one.Condition, one.Reason)

@@ -16,7 +16,7 @@ import (
 
 func main() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
 
-// run is the program without its process: it returns the exit code.
+// run is the program without its process; it returns the exit code.
 func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	root := newRoot(stdin, stdout, stderr)
 	root.SetArgs(args)
@@ -30,7 +30,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	return cli.ExitCode(err)
 }
 
-// isSilent says that a program inside a container gave its exit code and has said for itself why.
+// isSilent reports whether a program in a container exited with a code and has printed its own error.
 func isSilent(err error) bool {
 	var exit *cli.ExitError
 	return errors.As(err, &exit) && exit.Err == nil
@@ -83,8 +83,8 @@ const (
 	groupEdge = "edge"
 )
 
-// interruptible ends a client command's context by SIGINT and SIGTERM, and the program with the code that a shell
-// expects then. A second signal ends the process.
+// interruptible cancels a client command's context on SIGINT and SIGTERM and ends the program with the exit code that shells
+// expect. A second signal ends the process at once.
 func interruptible(c *cobra.Command) {
 	run := c.RunE
 	c.RunE = func(c *cobra.Command, args []string) error {

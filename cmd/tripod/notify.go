@@ -19,14 +19,14 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// notifier tells systemd how we are (sd_notify(3)); without systemd it does nothing.
+// notifier reports the daemon's state to systemd (sd_notify(3)); without systemd it does nothing.
 type notifier struct {
 	log      *slog.Logger
 	socket   string
-	interval time.Duration // of the watchdog; 0: none
+	interval time.Duration // of the watchdog; 0 means none
 }
 
-// newNotifier takes systemd's variables out of the environment: runc would carry NOTIFY_SOCKET into containers.
+// newNotifier removes systemd's variables from the environment, because runc would pass NOTIFY_SOCKET to containers.
 func newNotifier(log *slog.Logger) *notifier {
 	n := &notifier{log: log, socket: os.Getenv("NOTIFY_SOCKET")}
 	var err error
@@ -47,7 +47,7 @@ func (n *notifier) send(state string) {
 		_ = c.Close()
 	}
 	if err != nil {
-		n.log.Warn("systemd cannot be notified", "err", err)
+		n.log.Warn("notify systemd", "err", err)
 	}
 }
 
@@ -55,8 +55,8 @@ func (n *notifier) ready(status string) { n.send(daemon.SdNotifyReady + "\nSTATU
 
 func (n *notifier) stopping() { n.send(daemon.SdNotifyStopping) }
 
-// watchdog tells systemd, at half the interval that it asks for, that probe still succeeds. Otherwise it stays
-// silent, and systemd restarts the daemon.
+// watchdog notifies systemd at half of its watchdog interval while probe succeeds. Otherwise it stays silent, and systemd
+// restarts the daemon.
 func (n *notifier) watchdog(ctx context.Context, probe func(context.Context) error) {
 	if n.interval <= 0 {
 		return
@@ -71,7 +71,7 @@ func (n *notifier) watchdog(ctx context.Context, probe func(context.Context) err
 			if err := n.limited(ctx, probe); err == nil {
 				n.send(daemon.SdNotifyWatchdog)
 			} else if ctx.Err() == nil {
-				n.log.Error("the daemon does not answer itself; the watchdog is not told", "err", err)
+				n.log.Error("the daemon does not answer its own probe; not notifying the watchdog", "err", err)
 			}
 		}
 	}
@@ -83,7 +83,7 @@ func (n *notifier) limited(ctx context.Context, probe func(context.Context) erro
 	return probe(ctx)
 }
 
-// probe asks the node for its pods as a kubelet does, through its own socket.
+// probe lists the node's pods through its own socket, as a kubelet does.
 func probe(socket string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		c, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -97,7 +97,7 @@ func probe(socket string) func(context.Context) error {
 	}
 }
 
-// serveDebug serves Go's profiles on a private socket, if one is configured.
+// serveDebug serves Go profiles on a private socket, if configured.
 func serveDebug(ctx context.Context, socket string, log *slog.Logger) (closeAll func(), err error) {
 	if socket == "" {
 		return func() {}, nil
@@ -115,7 +115,7 @@ func serveDebug(ctx context.Context, socket string, log *slog.Logger) (closeAll 
 	server := &http.Server{Handler: guard.Handler(log, "debug server", mux), BaseContext: func(net.Listener) context.Context { return ctx }, ReadHeaderTimeout: 10 * time.Second}
 	go func() {
 		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			log.Warn("the debug server ended", "err", err)
+			log.Warn("debug server failed", "err", err)
 		}
 	}()
 	return func() { _ = server.Close() }, nil

@@ -11,13 +11,13 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 )
 
-// observers show the node to others; each is nil when it is switched off.
+// observers are the node's metrics and tracing; each is nil if disabled.
 type observers struct {
 	metrics *metrics.Metrics
 	tracing *metrics.Tracing
 }
 
-// openTracing begins before the backends, which have the spans.
+// openTracing must be called before the backends open, because they use it for spans.
 func (p *parts) openTracing(ctx context.Context, c *config.Config, log *slog.Logger) error {
 	if c.Tracing.Endpoint == "" {
 		return nil
@@ -31,7 +31,7 @@ func (p *parts) openTracing(ctx context.Context, c *config.Config, log *slog.Log
 	return nil
 }
 
-// spans is where workers' spans go; nil when nobody wants them.
+// spans returns the destination of workers' spans; nil without tracing.
 func (o *observers) spans() func([]byte) {
 	if o.tracing == nil {
 		return nil
@@ -39,7 +39,7 @@ func (o *observers) spans() func([]byte) {
 	return o.tracing.Forward
 }
 
-// serverOptions have the calls of the CRI counted: outside of everything else, where their codes are known.
+// serverOptions count CRI calls, outside all other interceptors, where the calls' codes are known.
 func (o *observers) serverOptions() []grpc.ServerOption {
 	if o.metrics == nil {
 		return nil
@@ -47,7 +47,7 @@ func (o *observers) serverOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{grpc.ChainUnaryInterceptor(o.metrics.Interceptor())}
 }
 
-// openMetrics begins when the node is there.
+// openMetrics must be called after the node is open.
 func (p *parts) openMetrics(ctx context.Context, c *config.Config, pods func() []*node.Pod, log *slog.Logger) error {
 	if c.Metrics.Address == "" {
 		return nil

@@ -8,19 +8,19 @@ import (
 	"github.com/tripod-run/tripod/internal/config"
 )
 
-// settings are the flags that stand above the configuration file. An empty one leaves the file's word.
+// settings are the flags that override the configuration file. An empty flag overrides nothing.
 type settings struct{ file, root, state, socket, logLevel string }
 
 func (s *settings) flags(c *cobra.Command) {
 	f := c.Flags()
-	f.StringVar(&s.file, "config", "", "configuration file (default "+config.DefaultPath+", if it is there)")
-	f.StringVar(&s.root, "root", "", "override root: where the record and the images are kept")
-	f.StringVar(&s.state, "state", "", "override state: run-time files")
+	f.StringVar(&s.file, "config", "", "configuration file (default "+config.DefaultPath+", if it exists)")
+	f.StringVar(&s.root, "root", "", "override root: directory of the record and the images")
+	f.StringVar(&s.state, "state", "", "override state: directory of run-time files")
 	f.StringVar(&s.socket, "socket", "", "override grpc.socket: the CRI socket")
 	f.StringVar(&s.logLevel, "log-level", "", "override log.level: debug, info, warn, error")
 }
 
-// load reads the file, puts the flags over it and validates the whole.
+// load reads the file, applies the flags and validates the result.
 func (s *settings) load() (*config.Config, error) {
 	c, err := config.Load(s.file)
 	if err != nil {
@@ -34,7 +34,7 @@ func (s *settings) load() (*config.Config, error) {
 		}
 	}
 	if err := c.Complete(); err != nil {
-		return nil, fmt.Errorf("the configuration cannot be used:\n%w", err)
+		return nil, fmt.Errorf("invalid configuration:\n%w", err)
 	}
 	return c, nil
 }
@@ -50,7 +50,7 @@ func configCommand() *cobra.Command {
 	})
 	var show, check settings
 	showCommand := &cobra.Command{
-		Use: "show", Short: "Print the configuration in force: defaults, file and flags", Args: cobra.NoArgs,
+		Use: "show", Short: "Print the effective configuration: defaults, file and flags", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg, err := show.load()
 			if err != nil {
@@ -65,7 +65,7 @@ func configCommand() *cobra.Command {
 	}
 	show.flags(showCommand)
 	checkCommand := &cobra.Command{
-		Use: "check", Short: "Say whether the configuration is valid, and all that is wrong with it", Args: cobra.NoArgs,
+		Use: "check", Short: "Check the configuration and print all errors", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if _, err := check.load(); err != nil {
 				return err

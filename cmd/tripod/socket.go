@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listenPrivate listens on a unix socket that root and our own user may use, and nobody else: the file has mode
-// 0600, and each peer's credentials are checked too, as a descriptor can be passed on. The caller must hold the
-// lock of the daemon, so that a socket that is there already is a leftover; one that still answers is refused.
+// listenPrivate listens on a unix socket that only root and our own user may use: the file has mode 0600, and each peer's
+// credentials are checked as well, because a descriptor can be passed on. The caller must hold the daemon's lock, so an
+// existing socket is a leftover, unless it still answers: then listenPrivate fails.
 func listenPrivate(ctx context.Context, path string, log *slog.Logger) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
@@ -24,8 +24,8 @@ func listenPrivate(ctx context.Context, path string, log *slog.Logger) (net.List
 	if err := removeLeftover(ctx, path); err != nil {
 		return nil, err
 	}
-	// Between bind and chmod, the directory (mode 0700, unless somebody chose another place) and the check of the
-	// peer's credentials protect it.
+	// Between bind and chmod, the directory (mode 0700, unless configured otherwise) and the check of peer credentials
+	// protect it.
 	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
 	if err != nil {
 		return nil, err
@@ -45,7 +45,7 @@ func removeLeftover(ctx context.Context, path string) error {
 		return err
 	}
 	if info.Mode().Type() != fs.ModeSocket {
-		return fmt.Errorf("%s is in the way and is no socket; remove it or choose another path", path)
+		return fmt.Errorf("%s exists and is not a socket; remove it or choose another path", path)
 	}
 	dialer := net.Dialer{Timeout: time.Second}
 	if c, err := dialer.DialContext(ctx, "unix", path); err == nil {
@@ -60,7 +60,7 @@ type privateListener struct {
 	log *slog.Logger
 }
 
-// Accept gives connections of permitted peers only.
+// Accept returns connections of permitted peers only.
 func (l *privateListener) Accept() (net.Conn, error) {
 	for {
 		c, err := l.AcceptUnix()
@@ -80,7 +80,7 @@ func (l *privateListener) Accept() (net.Conn, error) {
 	}
 }
 
-// peerOf asks the kernel who connected (SO_PEERCRED, unix(7)).
+// peerOf gets the peer's credentials from the kernel (SO_PEERCRED, unix(7)).
 func peerOf(c *net.UnixConn) (*unix.Ucred, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {

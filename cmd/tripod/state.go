@@ -16,8 +16,8 @@ import (
 	"github.com/tripod-run/tripod/internal/node/store"
 )
 
-// privateDir makes dir, or makes sure of one that is there: ours, and closed to everybody else (faults C7).
-// A mode that is too open is corrected; another owner is refused, as what lies there may be planted.
+// privateDir creates dir, or checks that an existing one is ours and closed to others (faults C7). It corrects a mode that is
+// too open, and rejects another owner, because the content may be planted.
 func privateDir(dir string, log *slog.Logger) error {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return err
@@ -35,13 +35,13 @@ func privateDir(dir string, log *slog.Logger) error {
 		return fmt.Errorf("%s: %w", dir, err)
 	}
 	if int(st.Uid) != os.Geteuid() {
-		return fmt.Errorf("%s belongs to uid %d, not to uid %d, as which this program runs; look at what is in it, then `chown -R %d %s`, or choose another directory",
+		return fmt.Errorf("%s belongs to uid %d, but this program runs as uid %d; check its content and run `chown -R %d %s`, or choose another directory",
 			dir, st.Uid, os.Geteuid(), os.Geteuid(), dir)
 	}
 	if mode := st.Mode & 0o777; mode&0o077 != 0 {
 		log.Warn("the directory was open to others; closing it", "dir", dir, "mode", fmt.Sprintf("%#o", mode))
 		if err := unix.Fchmod(fd, 0o700); errors.Is(err, unix.EROFS) {
-			log.Error("the directory stays open to others until its file system can be written", "dir", dir, "err", err)
+			log.Error("the directory stays open to others until its file system is writable", "dir", dir, "err", err)
 		} else if err != nil {
 			return fmt.Errorf("%s is open to others (mode %#o) and cannot be closed: %w; `chmod 700 %s`", dir, mode, err, dir)
 		}
@@ -49,10 +49,9 @@ func privateDir(dir string, log *slog.Logger) error {
 	return nil
 }
 
-// partDir makes a file system of its own of the directory for run-time files: whatever fills the node's /run, the daemon still
-// starts, and starts, stops and removes pods (fault C10). Like /run it is in memory, and bounded as systemd bounds that. It stays
-// when the daemon ends, as the pods do. A directory in which there is something already is left as it is until a reboot
-// has emptied it.
+// partDir mounts a tmpfs of its own on the directory for run-time files: even if something fills the node's /run, the daemon
+// starts and can start, stop and remove pods (fault C10). Like /run it is in memory, with the limits that systemd sets for
+// /run. It outlives the daemon, as the pods do. A directory that is not empty stays as it is until a reboot empties it.
 func partDir(dir string, log *slog.Logger) error {
 	var st unix.Statx_t
 	if err := unix.Statx(unix.AT_FDCWD, dir, unix.AT_SYMLINK_NOFOLLOW, 0, &st); err != nil {
@@ -66,7 +65,7 @@ func partDir(dir string, log *slog.Logger) error {
 		return err
 	}
 	if len(entries) > 0 {
-		log.Warn("the directory shares its file system with others until the next reboot", "dir", dir)
+		log.Warn("the directory shares its file system until the next reboot", "dir", dir)
 		return nil
 	}
 	if err := unix.Mount("tripod", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0700,size=20%,nr_inodes=800k"); err != nil {
@@ -75,15 +74,15 @@ func partDir(dir string, log *slog.Logger) error {
 	return nil
 }
 
-// How long a daemon waits for the one before it to let go: a process that was killed lives on for a moment, and a
-// service manager may start the next one in it.
+// How long a daemon waits for its predecessor to release the lock: a killed process lives on briefly, and a service manager
+// may start the next one in that time.
 const (
 	lockTimeout  = 5 * time.Second
 	lockInterval = 20 * time.Millisecond
 )
 
-// lockDir holds dir for this process as long as the file returned is open: two daemons never share one.
-// The lock goes with the process, however it ends.
+// lockDir locks dir for this process while the returned file is open, so that two daemons never share one. The lock ends with
+// the process, however it ends.
 func lockDir(ctx context.Context, dir string) (*os.File, error) {
 	file := filepath.Join(dir, "lock")
 	f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
@@ -104,12 +103,12 @@ func lockDir(ctx context.Context, dir string) (*os.File, error) {
 		return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
 	}
 	if err := f.Truncate(0); err == nil {
-		_, _ = f.WriteAt(fmt.Appendf(nil, "%d\n", os.Getpid()), 0) // for the message above only
+		_, _ = f.WriteAt(fmt.Appendf(nil, "%d\n", os.Getpid()), 0) // only for the message above
 	}
 	return f, nil
 }
 
-// flock tries until lockTimeout has passed; flock(2) itself cannot wait with a limit.
+// flock retries until lockTimeout, because flock(2) has no timeout.
 func flock(ctx context.Context, f *os.File) error {
 	ctx, cancel := context.WithTimeout(ctx, lockTimeout)
 	defer cancel()
@@ -126,16 +125,16 @@ func flock(ctx context.Context, f *os.File) error {
 	}
 }
 
-// errRecordGone tells that pods run of which the record knows nothing. Recovery would take them for rubbish.
+// errRecordGone means that pods run that the record does not contain. Recovery would remove them.
 var errRecordGone = errors.New("the record is gone but its pods are not")
 
-// refuseLostRecord looks, before a record file would be made, whether the run-time directories hold pods already
-// (faults N7: a disk that is not mounted yet). pods are directories with an entry per pod.
+// refuseLostRecord checks, before a record file is created, whether the run-time directories contain pods (fault N7: a disk
+// that is not mounted yet). pods are directories with an entry per pod.
 func refuseLostRecord(record string, pods ...string) error {
 	if _, err := os.Stat(record); err == nil {
 		return nil
 	} else if !errors.Is(err, fs.ErrNotExist) {
-		return err // not readable is not the same as not there
+		return err // unreadable does not mean missing
 	}
 	for _, dir := range pods {
 		entries, err := os.ReadDir(dir)
@@ -155,15 +154,15 @@ func refuseLostRecord(record string, pods ...string) error {
 	return nil
 }
 
-// identityFile holds, in a directory of the daemon's, the ID of the record that the directory belongs to.
+// identityFile holds, in each of the daemon's directories, the ID of the record that the directory belongs to.
 const identityFile = "record-id"
 
-// errForeignRecord is the error for a record that is not the one by which the directories were filled.
+// errForeignRecord means that the directories belong to another record.
 var errForeignRecord = errors.New("the record belongs to other directories")
 
-// claimDirectories proves that a record is this node's before anything is done by it: recovery takes what a record does not
-// know for rubbish. The proof lies beside the record and, for as long as the node is up, beside the pods (fault N11). A new
-// record has no pods to harm, see refuseLostRecord, and takes the directories; so does one of a program that left no proof.
+// claimDirectories checks that a record is this node's before it is used, because recovery removes what the record does not
+// contain. The ID is stored beside the record and, while the node is up, beside the pods (fault N11). A new record has no
+// pods to harm (see refuseLostRecord) and claims the directories; so does a record of a version that stored no ID.
 func claimDirectories(record *store.Store, file string, dirs ...string) error {
 	var unclaimed []string
 	for _, dir := range dirs {
@@ -184,16 +183,16 @@ func claimDirectories(record *store.Store, file string, dirs ...string) error {
 	}
 	for _, path := range unclaimed {
 		err := replaceFile(path, []byte(record.ID()+"\n"))
-		if err != nil && !errors.Is(err, unix.EROFS) { // where nothing can be written, the next start claims it
+		if err != nil && !errors.Is(err, unix.EROFS) { // on a read-only file system the next start claims it
 			return err
 		}
 	}
 	return nil
 }
 
-// fileLimit is how many files this process may have open. The Go runtime has lifted the soft limit to the hard one
-// when it started, and gives children the old one back. We must not lift it ourselves: that would end the latter, and
-// programs in containers that walk all possible descriptors would feel it.
+// fileLimit is this process's limit of open files. At start the Go runtime raises the soft limit to the hard limit and
+// restores it for children. Raising it ourselves would disable the latter, and slow down programs in containers that walk all
+// possible descriptors.
 func fileLimit() (uint64, error) {
 	var limit unix.Rlimit
 	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)

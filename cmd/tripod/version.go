@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// version is set by the linker: -X main.version=1.2.3. SemVer 2.0, as the CRI asks.
+// version is set by the linker: -X main.version=1.2.3. The CRI requires SemVer 2.0.
 var version = "0.1.0-dev"
 
 func versionCommand() *cobra.Command {

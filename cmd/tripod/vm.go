@@ -37,7 +37,7 @@ func (p *parts) openVM(ctx context.Context, c *config.Config, images *image.Stor
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w (`tripod check` tells more)", err)
+		return nil, fmt.Errorf("%w (see `tripod check`)", err)
 	}
 	p.opened(b.Close)
 	return b, nil

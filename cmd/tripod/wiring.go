@@ -27,7 +27,7 @@ import (
 	"github.com/tripod-run/tripod/internal/stream"
 )
 
-// Where the parts keep their things. A path never depends on anything but the configuration.
+// Paths of the parts. A path depends on nothing but the configuration.
 func recordFile(c *config.Config) string  { return filepath.Join(c.Root, "record.db") }
 func imageDir(c *config.Config) string    { return filepath.Join(c.Root, "image") }
 func networkDir(c *config.Config) string  { return filepath.Join(c.Root, "network") }
@@ -36,13 +36,13 @@ func linuxRunDir(c *config.Config) string { return filepath.Join(c.State, "linux
 func wasmRoot(c *config.Config) string    { return filepath.Join(c.Root, "wasm") }
 func wasmRunDir(c *config.Config) string  { return filepath.Join(c.State, "wasm") }
 
-// podTraces are the directories that have an entry per pod while the node is up.
+// podTraces are the directories with an entry per pod while the node is up.
 func podTraces(c *config.Config) []string {
 	return append(fakeTraces(c), c.Network.NetnsDir, filepath.Join(linuxRunDir(c), "pods"), filepath.Join(wasmRunDir(c), "pods"),
 		filepath.Join(vmRunDir(c), "pods"))
 }
 
-// parts is a node with everything below it, in the order in which it was opened.
+// parts is a node with everything below it, in order of opening.
 type parts struct {
 	node    *node.Node
 	streams *stream.Server
@@ -50,13 +50,13 @@ type parts struct {
 	wasm    *wasm.Backend // nil without components
 	health  *health.Board
 	closers []func() error
-	// connections are those of the addresses that others than root can connect to.
+	// connections limits the connections to addresses that users other than root can reach.
 	connections *connlimit.Group
 	observers
 }
 
-// openParts opens the store, the images, the network and the backends and recovers the node. What was opened is
-// closed again when a later part fails.
+// openParts opens the store, the images, the network and the backends and recovers the node. If a part fails, the parts
+// opened before it are closed.
 func openParts(ctx context.Context, c *config.Config, log *slog.Logger) (_ *parts, err error) {
 	p := &parts{
 		health:      health.NewBoard(log.With("part", "health")),
@@ -80,7 +80,7 @@ func openParts(ctx context.Context, c *config.Config, log *slog.Logger) (_ *part
 		return nil, err
 	}
 	if err := record.Check(); err != nil {
-		return nil, fmt.Errorf("the record %s is damaged: %w; nothing was changed. `tripod diag` shows what can be read", recordFile(c), err)
+		return nil, fmt.Errorf("the record %s is damaged: %w; nothing was changed; `tripod diag` shows what is readable", recordFile(c), err)
 	}
 	images, err := openImages(ctx, c, log)
 	if err != nil {
@@ -139,7 +139,7 @@ func (p *parts) openNode(ctx context.Context, c *config.Config, nc node.Config, 
 
 func (p *parts) opened(closer func() error) { p.closers = append(p.closers, closer) }
 
-// close closes what was opened, the last first. Pods go on running.
+// close closes the parts in reverse order. Pods keep running.
 func (p *parts) close() error {
 	var errs []error
 	for i := len(p.closers) - 1; i >= 0; i-- {
@@ -192,11 +192,11 @@ func (p *parts) openWasm(ctx context.Context, c *config.Config, images *image.St
 		Images: wasm.Images{Store: images}, Network: networks, Spans: p.spans(), Logger: log.With("part", "wasm"),
 	})
 	if errdefs.IsNotFound(err) {
-		log.Warn("the handler \"wasm\" is not offered", "reason", err)
+		log.Warn("no handler \"wasm\"", "reason", err)
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w (`tripod check` tells more)", err)
+		return nil, fmt.Errorf("%w (see `tripod check`)", err)
 	}
 	p.opened(w.Close)
 	p.wasm = w
@@ -230,7 +230,7 @@ func (p *parts) openBackends(ctx context.Context, c *config.Config, images *imag
 	if c.Backends.Linux {
 		l, err := linux.New(linuxConfig(c, images, log))
 		if err != nil {
-			return nil, fmt.Errorf("%w (`tripod check` tells more)", err)
+			return nil, fmt.Errorf("%w (see `tripod check`)", err)
 		}
 		p.opened(l.Close)
 		backends["linux"] = l
@@ -259,20 +259,20 @@ func (p *parts) openBackends(ctx context.Context, c *config.Config, images *imag
 		}
 	}
 	if backends[c.Node.DefaultHandler] == nil {
-		return nil, fmt.Errorf("node.default_handler: no backend that is switched on serves the handler %q", c.Node.DefaultHandler)
+		return nil, fmt.Errorf("node.default_handler: no enabled backend serves the handler %q", c.Node.DefaultHandler)
 	}
 	return backends, nil
 }
 
-// aliases are those of handlers that are offered.
+// aliases returns the aliases of available handlers.
 func aliases(c *config.Config, backends map[string]sandbox.Backend) map[string]string {
 	offered := maps.Clone(c.Node.HandlerAliases)
 	maps.DeleteFunc(offered, func(_, handler string) bool { return backends[handler] == nil })
 	return offered
 }
 
-// cgroupDriver resolves "auto": systemd owns the one hierarchy of cgroup v2 where it is the first process, and two
-// managers of one tree do not get on; everywhere else the files are ours to write.
+// cgroupDriver resolves "auto": systemd if it is the first process and cgroup v2 is in use, because it owns that hierarchy
+// and a second manager would conflict with it; otherwise cgroupfs.
 func cgroupDriver(c *config.Config) string {
 	if c.Linux.CgroupDriver != "auto" {
 		return c.Linux.CgroupDriver
