@@ -1,5 +1,5 @@
-# Tripod. `make` or `make help` lists what there is to do. Debian 12, Go and root are assumed; `make setup` installs
-# the rest. Tests run in network, mount and PID namespaces of their own and leave nothing behind (docs/testing.md).
+# `make help` lists the targets. Debian 12, Go and root are required; `make setup` installs the rest. Tests run in their own
+# network, mount and PID namespaces and leave nothing behind (docs/testing.md).
 
 SHELL       := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -8,46 +8,46 @@ MAKEFLAGS   += --no-print-directory
 
 VERSION     ?= 0.1.0-dev$(shell git rev-parse --short=12 HEAD 2>/dev/null | sed 's/^/+g/')
 BIN         := build/bin/tripod
-# The worker that holds the Wasm engine; the daemon looks for it beside itself.
+# The worker with the Wasm engine, which the daemon expects beside itself.
 WORKER      := build/bin/tripod-wasm
-# What libvirt takes for QEMU (driver "libvirt"); it is beside the daemon, too.
+# The emulator program that libvirt starts (driver "libvirt"), also beside the daemon.
 VMWRAP      := build/bin/tripod-vmwrap
-# What runs in virtual machines; the daemon looks for it beside itself and puts it onto a small disk.
+# The agent in virtual machines, also beside the daemon, which puts it on a small disk.
 AGENT       := build/bin/tripod-agent
 # tripod with fail points and the fake backend, which a release does not have; only tests start it.
 TESTBIN     := build/test/bin/tripod
 DESTDIR     ?=
 PREFIX      ?= /usr/local
-# Flags for go build; a release is built with -trimpath. (Without, the tests share what is compiled.)
+# Flags for go build; releases use -trimpath. (Without it, the tests share the build cache.)
 BUILDFLAGS  ?=
 UNITDIR     ?= $(PREFIX)/lib/systemd/system
 
-# Unit tests and the suites of the backends; those that make namespaces are root's, inside testns like all the others.
+# Unit tests and the backends' suites, all inside testns, because some make namespaces as root.
 UNIT        := ./cmd/... ./internal/... ./test/sandboxtest/... ./test/edgetest/...
-# Real daemons. One package at a time: two cores are not enough for two nodes and their deadlines.
+# Tests with real daemons, one package at a time: two cores are too few for the deadlines of two nodes.
 DAEMON      := $(patsubst %,./%/...,$(wildcard test/e2e test/crash))
 GOTEST      := go test -count=1 -timeout 40m
 FUZZTIME    ?= 20s
 
-# One binary under test for all packages, rather than one that each of them builds.
+# One tested binary for all packages, instead of one build in each.
 export TRIPOD_BIN := $(CURDIR)/$(BIN)
 export TRIPOD_TEST_BIN := $(CURDIR)/$(TESTBIN)
-# Pure Go everywhere but in the worker, whose engine is a C library, and under the race detector, which is C.
+# Pure Go, except the worker, whose engine is a C library, and the race detector.
 export CGO_ENABLED := 0
 export TRIPOD_WASM_BIN := $(CURDIR)/$(WORKER)
 export TRIPOD_AGENT_BIN := $(CURDIR)/$(AGENT)
 export TRIPOD_VMWRAP_BIN := $(CURDIR)/$(VMWRAP)
 
 .PHONY: help
-help: ## this list
+help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: setup
-setup: ## install the Debian packages and Go modules that everything needs (root; quick when all is there)
+setup: ## install the required Debian packages and Go modules (as root; quick if complete)
 	@hack/setup.sh
 
 .PHONY: build
-build: ## build/bin/tripod, static, and build/bin/tripod-wasm, the worker with the Wasm engine; build/test/bin for the tests
+build: ## build the programs into build/bin: tripod (static), tripod-wasm (the worker with the Wasm engine) and others; build/test/bin for the tests
 	go build $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN) ./cmd/tripod
 	CGO_ENABLED=1 go build $(BUILDFLAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o $(WORKER) ./cmd/tripod-wasm
 	go build $(BUILDFLAGS) -ldflags '-s -w' -o $(VMWRAP) ./cmd/tripod-vmwrap
@@ -56,91 +56,91 @@ build: ## build/bin/tripod, static, and build/bin/tripod-wasm, the worker with t
 	@ln -srf $(WORKER) $(VMWRAP) $(AGENT) $(dir $(TESTBIN))
 
 .PHONY: run
-run: setup build ## see it work: a node, two pods, kill -9 of the daemon, and everything still there
+run: setup build ## demonstrate a node: pods of each kind, and how they survive kill -9 of the daemon
 	@hack/run.sh
 
 .PHONY: up down
-up: setup build ## a node that stays, with a registry and images, to try things on
+up: setup build ## start a node to experiment with, with a registry and images
 	@hack/run.sh up
-down: ## end it and clean up
+down: ## stop it and clean up
 	@hack/run.sh down
 
 .PHONY: test
-test: setup build lint test-unit test-daemon test-smoke ## all that a change must pass: lint, unit, backend, end-to-end and crash tests
+test: setup build lint test-unit test-daemon test-smoke ## run what every change must pass: lint, unit, backend, end-to-end and crash tests
 
 .PHONY: test-unit
-test-unit: images ## unit tests with the race detector, and the rules about imports
+test-unit: images ## run the unit tests with the race detector, and check the import rules
 	CGO_ENABLED=1 hack/testns.sh -strict go test -tags failpoints -race -timeout 15m $(UNIT)
 	$(GOTEST) ./test/deps/... ./test/harness/...
 
 .PHONY: test-daemon
-test-daemon: build images ## end-to-end and crash tests against real daemons
+test-daemon: build images ## run the end-to-end and crash tests against real daemons
 	$(GOTEST) -p 1 $(DAEMON)
 
 .PHONY: test-all
-test-all: ## test, with every fail point under both OCI runtimes and the data plane under stress, those who mean harm, the public suite of Connect, a real kubelet, its public specs, the soak test, every fuzz target shortly, a real Debian
+test-all: ## run every test: also all fail points with both OCI runtimes, stress, attacks, Connect's suite, a real kubelet with its node specs, soak, short fuzzing, a real Debian
 	TRIPOD_TEST_FULL=1 $(MAKE) test
 	$(MAKE) test-attack test-connect test-kubelet test-e2e-node fuzz debian
 	TRIPOD_SOAK=10000x $(MAKE) soak
 
 .PHONY: test-attack
-test-attack: build images ## containers, components, machines, images, registries and clients that mean harm; ten minutes
+test-attack: build images ## run hostile containers, components, machines, images, registries and clients (10 min)
 	TRIPOD_TEST_FULL=1 $(GOTEST) -v ./test/attack/...
 
 .PHONY: test-connect
-test-connect: build images build/tools/connectconformance ## the public conformance suite of Connect, gRPC and gRPC-Web against a component, two minutes
+test-connect: build images build/tools/connectconformance ## run the public conformance suite of Connect, gRPC and gRPC-Web against a component (2 min)
 	$(GOTEST) -timeout 40m ./test/connect/...
 
 build/tools/connectconformance: hack/connect/go.mod hack/connect/go.sum
 	go build -C hack/connect -o $(CURDIR)/$@ connectrpc.com/conformance/cmd/connectconformance
 
 .PHONY: test-kubelet
-test-kubelet: build images kube ## pods of each kind under a real kubelet, in a cluster of one node
+test-kubelet: build images kube ## test pods of each kind with a real kubelet in a one-node cluster
 	$(GOTEST) -timeout 2h -parallel 6 -v ./test/kubelet/...
 
-# The part of it that is in make test. To build Kubernetes for that would take too long, so it says that it does not run.
+# The part of test-kubelet in `make test`. If Kubernetes is not built, it is skipped with a message, because the build takes long.
 .PHONY: test-smoke
 test-smoke: build images
 	@if hack/kube.sh check >/dev/null; then $(GOTEST) -parallel 3 -v -run '^TestSmoke$$' ./test/kubelet; else \
 	  echo 'make test: WITHOUT the smoke test of a real kubelet; make test-kubelet builds what is missing'; fi
 
 .PHONY: test-e2e-node
-test-e2e-node: build kube ## the public node specs of Kubernetes in that cluster, half an hour; reports in build/e2e-node
+test-e2e-node: build kube ## run Kubernetes' public node specs in a one-node cluster (30 min); reports in build/e2e-node
 	@hack/kube.sh build e2e
 	@hack/images.sh build
 	$(GOTEST) -timeout 2h -v ./test/e2enode/...
 
 .PHONY: kubelet-up kubelet-down kube
-kubelet-up: setup build kube ## a Kubernetes cluster of one node that stays, with a registry and images, to try things on
+kubelet-up: setup build kube ## start a one-node Kubernetes cluster to experiment with, with a registry and images
 	@hack/kube.sh up
-kubelet-down: ## end it and clean up
+kubelet-down: ## stop it and clean up
 	@hack/kube.sh down
 kube: # the programs of Kubernetes and etcd: a quarter of an hour, once
 	@hack/setup.sh kubelet
 	@hack/kube.sh build
 
 .PHONY: debian
-debian: build images ## a real Debian with systemd and cloud-init as a machine, and its PostgreSQL and Redis in one, of packages from a mirror, emulated
+debian: build images ## test a real Debian with systemd and cloud-init as an emulated machine, and one with PostgreSQL and Redis
 	@hack/setup.sh debian
 	@hack/images/debian.sh
 	@hack/images/databases.sh
 	$(GOTEST) -timeout 1h -v ./test/debian/...
 
 .PHONY: soak
-soak: build images ## random calls and faults against a real daemon, TRIPOD_SOAK (30s, or 10000x cycles) for each backend
+soak: build images ## run random calls and faults against a real daemon, for TRIPOD_SOAK (30s, or 10000x cycles) per backend
 	$(GOTEST) -timeout 24h -v ./test/soak/...
 
 .PHONY: bench
-bench: build images ## side by side with Debian's containerd, into docs/benchmarks.md
+bench: build images ## compare with Debian's containerd and write docs/benchmarks.md
 	@hack/setup.sh bench
 	@hack/bench.sh
 
 .PHONY: fuzz
-fuzz: ## each fuzz target for FUZZTIME (20s)
+fuzz: ## run each fuzz target for FUZZTIME (20s)
 	@hack/fuzz.sh $(FUZZTIME)
 
 .PHONY: lint
-lint: build/tools/golangci-lint build/tools/deadcode ## go vet, golangci-lint (.golangci.yml), dead code, go mod tidy, gofmt, phrases that stumble, bash -n
+lint: build/tools/golangci-lint build/tools/deadcode ## run go vet, golangci-lint (.golangci.yml), deadcode, go mod tidy, gofmt, the prose check and bash -n
 	CGO_ENABLED=1 go vet ./...
 	CGO_ENABLED=1 go vet -tags failpoints ./...
 	CGO_ENABLED=1 build/tools/golangci-lint run
@@ -152,23 +152,23 @@ lint: build/tools/golangci-lint build/tools/deadcode ## go vet, golangci-lint (.
 	@go test ./test/prose
 	@for f in hack/*.sh hack/images/*.sh examples/*/build.sh .ci/run; do bash -n "$$f"; done
 
-# Pinned in a module of its own, so that their 200 dependencies are not the product's. About a minute, once.
+# Pinned in a separate module, to keep their 200 dependencies out of the product's. Takes about a minute, once.
 LINTERS := github.com/golangci/golangci-lint/v2/cmd/golangci-lint golang.org/x/tools/cmd/deadcode
 build/tools/golangci-lint build/tools/deadcode: hack/tools/go.mod hack/tools/go.sum
 	go build -C hack/tools -o $(CURDIR)/$@ $(filter %/$(notdir $@),$(LINTERS))
 	@touch $@
 
 .PHONY: images
-images: ## the container images of the tests and the demo, into build/images (cached)
+images: ## build the test and demo images into build/images (cached)
 	@hack/images.sh build
 
 .PHONY: examples
-examples: ## the .wasm files of examples/ from their sources (installs clang-14, wasi-libc and npm packages)
+examples: ## rebuild the .wasm files of examples/ (installs clang-14, wasi-libc and npm packages)
 	@examples/wasm/build.sh
 	@examples/edge/build.sh
 
 .PHONY: install
-install: build ## the programs and the systemd units, below DESTDIR and PREFIX
+install: build ## install the programs and the systemd units below DESTDIR and PREFIX
 	install -D -m 0755 $(BIN) $(DESTDIR)$(PREFIX)/bin/tripod
 	install -D -m 0755 $(WORKER) $(DESTDIR)$(PREFIX)/bin/tripod-wasm
 	install -D -m 0755 $(VMWRAP) $(DESTDIR)$(PREFIX)/bin/tripod-vmwrap

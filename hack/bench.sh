@@ -1,14 +1,14 @@
 #!/bin/bash
-# bench.sh [PODS [LIST_PODS]...]: measure Tripod, with containers, with Wasm components and with machines, and, in the same
-# run on the same machine, Debian's containerd, with the same CNI chain and client, and QEMU started by hand, and write
-# docs/benchmarks.md. 30 pods, and lists with 100 and with 200, if not told otherwise.
+# bench.sh [PODS [LIST_PODS]...]: measure Tripod with containers, Wasm components and machines and, in the same run on the same
+# machine, Debian's containerd (with the same CNI chain and client) and QEMU started by hand; write docs/benchmarks.md.
+# Default: 30 pods, lists with 100 and 200.
 #
-# bench.sh vm [BOOTS]: only the machines, 10 boots if not told otherwise; the table goes to standard output.
+# bench.sh vm [BOOTS]: only machines, 10 boots by default; prints the table.
 #
-# bench.sh edge: only modules by MQTT.
+# bench.sh edge: only edge modules.
 #
-# Everything runs in namespaces of its own (hack/testns.sh) and is gone afterwards. Needed are build/bin/tripod,
-# build/bin/tripod-wasm and what `hack/setup.sh bench` installs. Modules are held against plain clients of the same broker.
+# Everything runs in its own namespaces (hack/testns.sh) and leaves nothing behind. Requires build/bin/tripod,
+# build/bin/tripod-wasm and what `hack/setup.sh bench` installs. Modules are compared with plain clients of the same broker.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -19,9 +19,9 @@ image=registry.k8s.io/e2e-test-images/busybox:1.29-2
 component=registry.k8s.io/tripod/wasm/faults-c:1
 machine=registry.k8s.io/tripod/vm/busybox:1
 pause=registry.k8s.io/pause:3.9
-# Emulated unless told otherwise (kvm, where it works), and how often a machine boots.
+# Accelerator (kvm, if it works) and number of boots of the machines.
 accel=${TRIPOD_BENCH_ACCEL:-tcg} boots=10
-# How many pods of components are looked at for their memory, and how many a node must carry.
+# Number of component pods for the memory measurement, and for the scale test.
 idle_pods=200 many_pods=1000
 
 fail() { printf 'bench: %s\n' "$*" >&2; exit 1; }
@@ -40,7 +40,7 @@ connects() { (exec 3<>"/dev/tcp/$1/$2"); }
 
 # ------------------------------------------------------------------------------------ inside the namespaces
 
-# write_files: what both runtimes share: the mirror configuration and the CNI chain, as CNI's own documents have it.
+# write_files: write what both runtimes share: the mirror configuration, and the CNI chain of CNI's documentation.
 write_files() {
   build/bin/images hosts "$registry" "$dir/certs.d"
   mkdir -p "$dir/net.d"
@@ -107,7 +107,7 @@ stop_runtime() {
   wait "$runtime_pid" || true
 }
 
-# measure NAME TITLE START...: both benchmarks of one runtime, into $dir/NAME-{cri,host,lists-N}.json.
+# measure NAME TITLE START...: run both benchmarks of one runtime, into $dir/NAME-{cri,host,lists-N}.json.
 measure() {
   local name=$1 title=$2 common; shift 2
   "$@"
@@ -125,7 +125,7 @@ measure() {
   stop_runtime
 }
 
-# measure_wasm: what measure does, for pods of a component; their memory; and how fast they answer, into $dir/wasm-*.
+# measure_wasm: measure for component pods, and their memory and calls, into $dir/wasm-*.
 measure_wasm() {
   local common all
   start_tripod crun
@@ -147,7 +147,7 @@ measure_wasm() {
   stop_runtime
 }
 
-# measure_vm: machines beside QEMU started by hand, into $dir/vm.md.
+# measure_vm: compare machines with QEMU started by hand, into $dir/vm.md.
 measure_vm() {
   start_tripod crun
   await "Tripod answers" "$TRIPOD" info --endpoint "unix://$socket"
@@ -156,7 +156,7 @@ measure_vm() {
   stop_runtime
 }
 
-# measure_edge: messages and modules by MQTT, beside plain clients of the same broker, into $dir/edge.md.
+# measure_edge: compare modules with plain clients of the same broker, into $dir/edge.md.
 measure_edge() {
   edge=true start_tripod crun
   await "Tripod answers" "$TRIPOD" info --endpoint "unix://$socket"
@@ -202,7 +202,7 @@ inside() {
 
 compare() { "$TRIPOD" bench compare "$dir/crun-$1.json" "$dir/runc-$1.json" "$dir/containerd-$1.json"; }
 
-# A component has no OCI runtime: it is held against both pairs that run containers.
+# A component has no OCI runtime, so it is compared with both container pairs.
 compare_wasm() { "$TRIPOD" bench compare "$dir/wasm-$1.json" "$dir/crun-$1.json" "$dir/containerd-$1.json"; }
 
 write_report() {
@@ -275,12 +275,12 @@ if [ "${1-}" = __inside ]; then
   exit
 fi
 for program in "$TRIPOD" "$TRIPOD-wasm"; do
-  [ -x "$program" ] || fail "$program is not there: run make build first"
+  [ -x "$program" ] || fail "$program is missing: run make build first"
 done
 [ "${1-}" = vm ] || [ "${1-}" = edge ] || command -v containerd >/dev/null || fail "containerd is not installed: run hack/setup.sh bench"
 mkdir -p build
 exec 9>build/.bench.lock
-flock -n 9 || fail "another benchmark is running here; two would measure one another"
+flock -n 9 || fail "another benchmark is running; two would disturb each other"
 hack/images.sh build
 CGO_ENABLED=0 go build -o build/bin/ ./hack/wasmbench ./internal/sandbox/vm/internal/test/vmbench ./hack/edgebench
 if [ "${1-}" = vm ] || [ "${1-}" = edge ]; then

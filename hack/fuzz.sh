@@ -1,5 +1,5 @@
 #!/bin/bash
-# fuzz.sh [TIME] [PATTERN]: run every fuzz target, or those whose name matches PATTERN, for TIME each (20s).
+# fuzz.sh [TIME] [PATTERN]: run every fuzz target, or those that match PATTERN, for TIME each (20s).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export CGO_ENABLED=1 # for the Wasm engine

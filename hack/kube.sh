@@ -1,15 +1,15 @@
 #!/bin/bash
-# kube.sh build [e2e]       build the programs of Kubernetes into a cache outside of the tree; nothing, quickly, when they are there
-# kube.sh check [e2e]       print the cache's directory, or say what is missing
-# kube.sh up                start a cluster of one node that stays, with a registry of test images
-# kube.sh kubectl ARG...    kubectl, as the administrator of that cluster
-# kube.sh sh [COMMAND]      a shell, or a command, in the world of that cluster; kubectl and tripod are in PATH
-# kube.sh down              end it and clean up
+# kube.sh build [e2e]       build the programs of Kubernetes into a cache outside the tree, unless they exist
+# kube.sh check [e2e]       print the cache's directory, or what is missing
+# kube.sh up                start a one-node cluster in the background, with a registry of test images
+# kube.sh kubectl ARG...    run kubectl as that cluster's administrator
+# kube.sh sh [COMMAND]      run a shell or a command in that cluster's namespaces; kubectl and tripod are in PATH
+# kube.sh down              stop it and clean up
 #
-# With e2e, the programs of Kubernetes' end-to-end tests are among them.
+# With e2e, this includes the programs of Kubernetes' end-to-end tests.
 #
-# The cache is TRIPOD_KUBE_CACHE (/var/cache/tripod/kube), with a directory per version. The cluster runs in namespaces of
-# its own (hack/testns.sh) and is gone afterwards.
+# The cache is TRIPOD_KUBE_CACHE (/var/cache/tripod/kube), with a directory per version. The cluster runs in its own namespaces
+# (hack/testns.sh) and leaves nothing behind.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -25,13 +25,13 @@ fail() { say "$*" >&2; exit 1; }
 
 # ---------------------------------------------------------------------------------------------- the programs
 
-# missing prints those of the programs that the cache does not have.
+# missing prints the programs that the cache lacks.
 missing() {
   local p
   for p in "${programs[@]}"; do [ -x "$cache/$p" ] || echo "$p"; done
 }
 
-# ldflags link the version in, which Kubernetes' own build takes from git.
+# ldflags set the version, which Kubernetes' own build takes from git.
 ldflags() {
   local p number=${version#v}
   printf '%s' '-s -w'
@@ -57,10 +57,10 @@ build() {
   mapfile -t want < <(missing)
   [ ${#want[@]} -gt 0 ] || return 0
   mkdir -p "$cache"
-  say "building ${want[*]} $version from the Go module proxy into $cache: once, a quarter of an hour on two cores"
+  say "building ${want[*]} $version from the Go module proxy into $cache (once, about 15 minutes on two cores)"
   for p in "${want[@]}"; do
     began=$SECONDS
-    # Under another name first, so that a build that is broken off leaves nothing that looks complete.
+    # Build under another name first, so that an interrupted build leaves no seemingly complete program.
     compile "$p" "$cache/.$p"
     mv "$cache/.$p" "$cache/$p"
     say "$p is built, $((SECONDS - began)) s"
@@ -70,8 +70,8 @@ build() {
 check() {
   local want
   mapfile -t want < <(missing)
-  [ ${#want[@]} = 0 ] || fail "$cache lacks ${want[*]}; hack/kube.sh build${1:+ $1} makes them, once, in a quarter of an hour"
-  command -v etcd >/dev/null || fail "etcd is not there; hack/setup.sh kubelet installs it"
+  [ ${#want[@]} = 0 ] || fail "$cache lacks ${want[*]}: run hack/kube.sh build${1:+ $1} (once, about 15 minutes)"
+  command -v etcd >/dev/null || fail "etcd is missing: run hack/setup.sh kubelet"
   echo "$cache"
 }
 
@@ -79,18 +79,18 @@ check() {
 
 running() { [ -s $pidfile ] && kill -0 "$(cat $pidfile)" 2>/dev/null; }
 
-# first prints the first process inside of the cluster's namespaces, which is testns' child.
+# first prints the first process in the cluster's namespaces, the child of testns.
 first() {
   local init
   running && init=$(pgrep -P "$(cat $pidfile)") && [ -n "$init" ] && echo "$init"
 }
 
 up() {
-  ! running || fail "it is up already (process $(cat $pidfile)); end it with: $0 down"
+  ! running || fail "the cluster is already up (process $(cat $pidfile)); stop it with: $0 down"
   check >/dev/null
   hack/images.sh build
   CGO_ENABLED=0 go build -o build/bin/kubenode ./hack/kubenode
-  say "starting the cluster, half a minute on a quiet machine"
+  say "starting the cluster (about 30 s on an idle machine)"
   setsid hack/testns.sh "$PWD/build/bin/kubenode" >$log 2>&1 </dev/null &
   echo $! >$pidfile
   until is_up; do
@@ -102,14 +102,14 @@ A cluster of one node is up in namespaces of its own, with RuntimeClasses linux,
 
   hack/kube.sh kubectl get nodes -o wide
   hack/kube.sh kubectl create deployment web --image registry.k8s.io/e2e-test-images/nginx:1.14-2
-  hack/kube.sh sh           # a shell in there, with kubectl and tripod; every image of build/images/images.txt can be pulled
-  make kubelet-down         # end it and clean up
+  hack/kube.sh sh           # a shell with kubectl and tripod; every image in build/images/images.txt can be pulled
+  make kubelet-down         # stop it and clean up
 TEXT
 }
 
 is_up() { enter sh -c 'test -e "$KUBECONFIG"' 2>/dev/null; }
 
-# enter COMMAND...: run it in the namespaces of the cluster that stays.
+# enter COMMAND...: run a command in the namespaces of the background cluster.
 enter() {
   local pid dir
   pid=$(first) || return 1
@@ -118,17 +118,17 @@ enter() {
 }
 
 enter_or_fail() {
-  running || fail "nothing is up; start it with: make kubelet-up"
+  running || fail "no cluster is up; start it with: make kubelet-up"
   enter "$@"
 }
 
 down() {
-  running || { say "nothing is up"; return; }
+  running || { say "no cluster is up"; return; }
   local pid; pid=$(cat $pidfile)
   kill "$pid"
   while kill -0 "$pid" 2>/dev/null; do sleep 0.1; done
   rm -f $pidfile
-  say "the cluster has ended; its pods went with it"
+  say "the cluster and its pods have ended"
 }
 
 # ---------------------------------------------------------------------------------------------- start here

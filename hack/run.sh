@@ -1,18 +1,18 @@
 #!/bin/bash
-# run.sh                see a node work: pods, components, a virtual machine, modules by MQTT, HTTP, gRPC, logs, exec, kill -9 of the
-#                       daemon, and everything still there
-# run.sh up             start a node that stays, with a registry and test images
-# run.sh sh [COMMAND]   a shell, or a command, in the world of that node
-# run.sh down           end it and clean up
+# run.sh                demonstrate a node: pods, components, a virtual machine, edge modules, HTTP, gRPC, logs, exec, and how all of
+#                       them survive kill -9 of the daemon
+# run.sh up             start a node in the background, with a registry and test images
+# run.sh sh [COMMAND]   run a shell or a command in that node's namespaces
+# run.sh down           stop it and clean up
 #
-# Everything runs in namespaces of its own (hack/testns.sh) and is gone afterwards. Each step of the demonstration is
-# checked; the exit code is 0 only if all of them held. build/bin/tripod must be there: `make run` sees to it.
+# Everything runs in its own namespaces (hack/testns.sh) and leaves nothing behind. Each step of the demonstration is checked;
+# the exit code is 0 only if all succeed. Requires build/bin/tripod, which `make run` builds.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 export TRIPOD=$PWD/build/bin/tripod
 registry=127.0.0.1:5000
-images=registry.k8s.io/e2e-test-images # any name will do: the mirror configuration sends every pull to our registry
+images=registry.k8s.io/e2e-test-images # any name works: the mirror configuration sends every pull to our registry
 nginx=$images/nginx:1.14-2
 busybox=$images/busybox:1.29-2
 greeter=images.test/tripod/wasm/greeter-c:1 # examples/wasm/greeter-c
@@ -25,7 +25,7 @@ dir=${TRIPOD_TEST_DIR:-}
 daemon_pid='' registry_pid='' orchestrator_pid=''
 
 write_config() {
-  mount -t tmpfs logs /var/log # the pods' logs go there; the host's is not for us
+  mount -t tmpfs logs /var/log # for the pods' logs; keeps the host's directory unchanged
   build/bin/images hosts "$registry" "$dir/certs.d"
   cat >"$dir/config.toml" <<TOML
 root = "$dir/root"
@@ -97,7 +97,7 @@ fail() { printf '  ✘ %s\n' "$*" >&2; exit 1; }
 show() { sed 's/^/    /'; }
 
 # check WHAT COMMAND...: the command must succeed.
-check() { local what=$1; shift; if "$@"; then ok "$what"; else fail "$what: does not hold ($*)"; fi; }
+check() { local what=$1; shift; if "$@"; then ok "$what"; else fail "$what: failed ($*)"; fi; }
 
 # await WHAT COMMAND...: the command must succeed within ten seconds, or $patience.
 await() {
@@ -110,7 +110,7 @@ await() {
 
 connects() { (exec 3<>"/dev/tcp/$1/$2") 2>/dev/null; }
 
-# http HOST PORT: what a GET of / answers.
+# http HOST PORT: print the response to GET /.
 http() {
   local request='GET / HTTP/1.0\r\nHost: demo\r\n\r\n'
   { exec 3<>"/dev/tcp/$1/$2" && printf "$request" >&3 && cat <&3; } 2>/dev/null
@@ -170,7 +170,7 @@ log_path: client.log
 YAML
 }
 
-# answers: how many answers the client has logged.
+# answers: count the answers in the client's log.
 answers() { "$TRIPOD" logs client | wc -l; }
 more_answers() { [ "$(answers)" -gt "$1" ]; }
 
@@ -189,16 +189,16 @@ demo_pair() {
 }
 
 demo_streams() {
-  say "Into the containers  (tripod exec, port-forward)"
+  say "Exec and port-forward  (tripod exec, port-forward)"
   check "exec sees the pod from inside" same "$("$TRIPOD" exec client hostname)" pair
   local code=0
   echo "from outside" | "$TRIPOD" exec -i client sh -c 'read line; [ "$line" = "from outside" ] && exit 42' || code=$?
-  check "exec passes input in and the exit code out" same $code 42
+  check "exec passes stdin on and returns the exit code" same $code 42
   "$TRIPOD" port-forward web 18080:80 >"$dir/forward.log" 2>&1 &
   local forward=$!
   await "port-forward listens" connects 127.0.0.1 18080
   check "port-forward carries HTTP to the pod" welcomes 127.0.0.1 18080
-  kill -INT $forward && wait $forward || fail "port-forward did not end well: $(cat "$dir/forward.log")"
+  kill -INT $forward && wait $forward || fail "port-forward failed: $(cat "$dir/forward.log")"
 }
 
 demo_kill() {
@@ -210,25 +210,25 @@ demo_kill() {
   check "without a daemon the pod still answers" welcomes "$web_ip" 80
   check "and so does its host port" welcomes 127.0.0.1 8080
   start_daemon
-  check "after the restart the same pods are there" same "$("$TRIPOD" pods -q | sort)" "$pods"
-  check "with the same containers, running" same "$("$TRIPOD" ps -q | sort)" "$before"
+  check "after the restart the pods are the same" same "$("$TRIPOD" pods -q | sort)" "$pods"
+  check "and their containers still run" same "$("$TRIPOD" ps -q | sort)" "$before"
   await "the client goes on" more_answers "$count"
   check "and the log has no gap" gapless
   check "exec works again" same "$("$TRIPOD" exec client hostname)" pair
   "$TRIPOD" pods | show
 }
 
-# gapless: the client's log is answer 1, answer 2, ... without a hole.
+# gapless: the client's log has the answers 1, 2, … without a gap.
 gapless() { "$TRIPOD" logs client | awk '$0 != "answer " NR { exit 1 }'; }
 
-# greets COMMAND...: a call of SayHello by the command is answered by the replica NAME.
+# greets NAME COMMAND...: the command calls SayHello, and the replica NAME answers.
 greets() {
   local name=$1 answer; shift
   answer=$("$TRIPOD" call "$@" greet.v1.Greeter/SayHello '{"name": "Ada"}' | tr -d ' ') || return
   matches "$answer" '*"Hello,Ada!"*'"\"$name\""'*' || { printf '%s\n' "$answer" | show >&2; return 1; }
 }
 
-# counted FILE N: the file has the answers of a Countdown from N, all of them in order.
+# counted FILE N: the file has all answers of a Countdown from N in order.
 counted() { jq -se --argjson n "$2" 'map(.number) == [range($n; -1; -1)]' "$1" >/dev/null; }
 has_lines() { [ -f "$1" ] && [ "$(wc -l <"$1")" -ge "$2" ]; }
 
@@ -254,14 +254,14 @@ demo_component_log() {
   "$TRIPOD" attach greeter-3 >"$dir/attached.log" &
   local attached=$!
   await "what the component prints is seen by tripod attach" attached_shows "$1"
-  ok "what the component prints is seen by who is attached  (tripod attach)"
+  ok "attach shows what the component prints  (tripod attach)"
   tail -n 2 "$dir/attached.log" | show
   kill -INT $attached && wait $attached || true
 }
 
 attached_shows() { greets greeter-3 "$1:80" && [ -s "$dir/attached.log" ]; }
 
-# Streams over both transports, during which the daemon is killed and comes back.
+# Streams over both transports continue while the daemon is killed and restarted.
 demo_component_streams() {
   local ip=$1 n=60 h3 h2
   "$TRIPOD" call --http3 --insecure "$ip:443" greet.v1.Greeter/Countdown "{\"from\": $n, \"interval_ms\": 50}" >"$dir/h3.json" &
@@ -274,7 +274,7 @@ demo_component_streams() {
   wait "$daemon_pid" 2>/dev/null || true
   check "without a daemon the component answers new calls" greets greeter-3 --http3 --insecure "$ip:443"
   start_daemon
-  check "the stream over HTTP/3 came to its end without an error" wait $h3
+  check "the stream over HTTP/3 ended without an error" wait $h3
   check "and so did the one over HTTP/2" wait $h2
   check "no number is missing in either" eval 'counted "$dir/h3.json" 60 && counted "$dir/h2.json" 60'
 }
@@ -296,15 +296,15 @@ demo_machine() {
   "$TRIPOD" pull "$disk" >/dev/null
   "$TRIPOD" run -r vm --name machine -i "$disk" >/dev/null
   ip=$(pod_ip machine)
-  patience=90 await "the guest says on its console that it is up" logs_have machine TRIPOD-GUEST-READY
+  patience=90 await "the guest reports on its console that it is up" logs_have machine TRIPOD-GUEST-READY
   "$TRIPOD" logs machine | tr -d '\r' | grep -aE 'SYSLINUX|READY' | show
   ok "its console is the container's log  (tripod logs)"
-  check "its page is there on the pod's address, $ip:80" serves "$ip" "hello from machine"
+  check "it serves its page on the pod's address, $ip:80" serves "$ip" "hello from machine"
   patience=30 await "its agent answers" runs machine true
-  check "a command runs in it, by its agent  (tripod exec)" same "$("$TRIPOD" exec machine hostname)" machine
+  check "its agent runs a command  (tripod exec)" same "$("$TRIPOD" exec machine hostname)" machine
   "$TRIPOD" exec machine sh -c 'uname -sr; ip -o -4 addr show eth0' | show
   "$TRIPOD" exec machine sh -c 'exit 42' || code=$?
-  check "and its exit code comes out" same $code 42
+  check "and returns the exit code" same $code 42
   kill -9 "$daemon_pid"
   wait "$daemon_pid" 2>/dev/null || true
   check "without a daemon the machine still answers" serves "$ip" "hello from machine"
@@ -313,16 +313,16 @@ demo_machine() {
   mkfifo "$dir/keys"
   timeout 20 "$TRIPOD" console machine <"$dir/keys" >"$dir/console.log" 2>&1 &
   local console=$! keys
-  exec {keys}>"$dir/keys" # the console is left when nobody can type any more
+  exec {keys}>"$dir/keys" # the console session ends with its input
   echo 'echo typed $((40 + 2))' >&"$keys"
   await "what is typed on the console runs in the guest  (tripod console)" has_text "$dir/console.log" 'typed 42'
-  ok "what is typed on its console runs in it  (tripod console)"
+  ok "input on its console reaches its shell  (tripod console)"
   exec {keys}>&-
-  check "the console is left with its input" wait $console
+  check "the console session ends with its input" wait $console
   "$TRIPOD" stop --grace 30 machine >/dev/null
   check "stop presses its power button, and it turns itself off: exit code 0" same \
     "$("$TRIPOD" inspect machine | jq -r '[.status.state, .status.exitCode // 0, .status.reason] | join(" ")')" "CONTAINER_EXITED 0 Completed"
-  check "it said so" logs_have machine TRIPOD-GUEST-POWEROFF
+  check "its console reports the shutdown" logs_have machine TRIPOD-GUEST-POWEROFF
   ok "all of this, emulated, in $((SECONDS - began)) s"
 }
 
@@ -333,7 +333,7 @@ serves()    { [[ "$(http "$1" 80)" == *"$2"* ]]; }
 
 demo_edge() {
   local relay ticker sub
-  say "Modules by MQTT: the broker in the daemon, and an orchestrator  (tripod orchestrator, tripod edge)"
+  say "Edge modules: the broker in the daemon, and an orchestrator  (tripod orchestrator, tripod edge)"
   start_orchestrator
   "$TRIPOD" edge runtimes | cut -c -100 | show
   mosquitto_sub -V 5 -q 1 -v -t 'demo/#' -t 'realm/proc/control/+' >"$dir/edge.log" &
@@ -342,11 +342,11 @@ demo_edge() {
   relay=$("$TRIPOD" edge run examples/edge/relay-c/relay.wasm --name relay --channel in=demo/tick:r:1 --channel out=demo/loud:w:1)
   ticker=$("$TRIPOD" edge run examples/edge/ticker-go/ticker.wasm --name ticker --channel out=demo/tick:w:1 -- 200ms)
   await "the modules talk" has_text "$dir/edge.log" '^demo/loud TICK 3$'
-  ok "one module publishes, the other takes it and passes it on; mosquitto_sub sees both:"
+  ok "one module publishes, the other receives and republishes; mosquitto_sub sees both:"
   grep -aE '^demo/(tick|loud) ' "$dir/edge.log" | grep -v READY | head -n 6 | show
   mosquitto_pub -V 5 -q 1 -t demo/tick -m "from outside"
   await "a message of mosquitto_pub reaches the module, too" has_text "$dir/edge.log" '^demo/loud FROM OUTSIDE$'
-  ok "a message of mosquitto_pub reaches the module, too"
+  ok "a message of mosquitto_pub also reaches the module"
   "$TRIPOD" edge ps | show
   "$TRIPOD" pods | grep -E 'STATE|relay|ticker' | show
   ok "they are pods of this node like any others"
@@ -357,7 +357,7 @@ demo_edge() {
   "$TRIPOD" edge ps -a | show
   "$TRIPOD" edge stop "$ticker" >/dev/null
   kill $sub && wait $sub 2>/dev/null || true
-  kill "$orchestrator_pid" && wait "$orchestrator_pid" || fail "the orchestrator did not end well: $(tail -n 3 "$dir/orchestrator.log")"
+  kill "$orchestrator_pid" && wait "$orchestrator_pid" || fail "the orchestrator failed: $(tail -n 3 "$dir/orchestrator.log")"
   orchestrator_pid=''
 }
 
@@ -365,15 +365,15 @@ edge_heard() { mosquitto_pub -V 5 -q 1 -t demo/loud -m READY && has_text "$dir/e
 
 demo_remove() {
   say "Stop and remove  (tripod stop, rm, rmp)"
-  [ "$(leftovers | wc -l)" -gt 10 ] || fail "the search for leftovers does not even see pods that run"
+  [ "$(leftovers | wc -l)" -gt 10 ] || fail "the search for leftovers does not find running pods"
   "$TRIPOD" stop --grace 2 client server >/dev/null
-  check "stopped containers tell how they ended" matches "$("$TRIPOD" ps -a -o json | jq -r '[.containers[].state] | sort | unique | join(" ")')" "CONTAINER_EXITED CONTAINER_RUNNING"
+  check "stopped containers report their exit" matches "$("$TRIPOD" ps -a -o json | jq -r '[.containers[].state] | sort | unique | join(" ")')" "CONTAINER_EXITED CONTAINER_RUNNING"
   "$TRIPOD" rm client server >/dev/null
   "$TRIPOD" rmp -f pair web machine greeter-1 greeter-2 greeter-3 >/dev/null
   check "no pod is left" same "$("$TRIPOD" pods -q)$("$TRIPOD" ps -aq)" ""
   check "the host port is closed" refuses 127.0.0.1 8080
   kill "$daemon_pid"
-  wait "$daemon_pid" || fail "the daemon did not end well: $(tail -n 3 "$dir/daemon.log")"
+  wait "$daemon_pid" || fail "the daemon failed: $(tail -n 3 "$dir/daemon.log")"
   daemon_pid=''
   nothing_left
 }
@@ -390,7 +390,7 @@ leftovers() {
   grep -E " ($dir/root|/run/tripod)/[^ ]+/" /proc/self/mountinfo || true
   ls -A "$dir/root/linux" /run/tripod/linux/pods /run/tripod/wasm/pods /run/tripod/vm/pods /run/tripod/netns "$dir/root/vm/pods" | grep -Ev ':$|^$' || true
   find /sys/fs/cgroup \( -fstype cgroup -o -fstype cgroup2 \) -path "*$TRIPOD_TEST_CGROUP/tripod-*" \
-    ! -name tripod-conmon -type d 2>/dev/null || true # the monitors' own cgroup is the node's, not a pod's
+    ! -name tripod-conmon -type d 2>/dev/null || true # the conmons' cgroup belongs to the node, not to a pod
   find "$dir/root/network/leases" -name '[0-9]*.*' || true
   ip -o link show type veth
   ip -o link show type tun
@@ -411,7 +411,7 @@ demo() {
   demo_machine
   demo_edge
   demo_remove
-  say "All of it held, in $SECONDS s; nothing is left."
+  say "All checks passed in $SECONDS s; nothing is left."
 }
 
 # ---------------------------------------------------------------------------------------------- a node that stays
@@ -427,24 +427,24 @@ stay() {
 }
 
 up() {
-  ! running || fail "it is up already (process $(cat $pidfile)); end it with: $0 down"
+  ! running || fail "the node is already up (process $(cat $pidfile)); stop it with: $0 down"
   setsid hack/testns.sh "$PWD/hack/run.sh" __stay >build/up.log 2>&1 </dev/null &
   echo $! >$pidfile
-  await "the node is up (build/up.log says more)" up_ready
+  await "the node is up (see build/up.log)" up_ready
   cat <<TEXT
 A node is up in namespaces of its own, with a registry of test images. Try:
 
   hack/run.sh sh tripod pull $busybox
   hack/run.sh sh tripod run $busybox --name hello -- sh -c 'while :; do date; sleep 1; done'
   hack/run.sh sh tripod logs -f hello
-  hack/run.sh sh            # a shell in there; every image of build/images/images.txt can be pulled
-  make down                 # end it and clean up
+  hack/run.sh sh            # a shell in the node; every image in build/images/images.txt can be pulled
+  make down                 # stop it and clean up
 TEXT
 }
 
 running() { [ -s $pidfile ] && kill -0 "$(cat $pidfile)" 2>/dev/null; }
 
-# in_world COMMAND...: run it in the namespaces of the node that stays, whose first process is testns' child.
+# in_world COMMAND...: run a command in the background node's namespaces, whose first process is the child of testns.
 in_world() {
   local first
   running && first=$(pgrep -P "$(cat $pidfile)") && [ -n "$first" ] || return 1
@@ -454,25 +454,25 @@ in_world() {
 up_ready() { in_world "$TRIPOD" info >/dev/null 2>&1; }
 
 enter() {
-  running || fail "nothing is up; start it with: $0 up"
+  running || fail "no node is up; start it with: $0 up"
   if [ $# = 0 ]; then set -- bash; fi
   in_world "$@"
 }
 
 down() {
-  running || { echo "nothing is up"; return; }
+  running || { echo "no node is up"; return; }
   local pid; pid=$(cat $pidfile)
   kill "$pid"
   await "the node has ended" gone "$pid"
   rm -f $pidfile
-  echo "the node has ended; its pods went with it"
+  echo "the node and its pods have ended"
 }
 
 gone() { ! kill -0 "$1" 2>/dev/null; }
 
 # ---------------------------------------------------------------------------------------------- start here
 
-[ -x "$TRIPOD" ] || fail "$TRIPOD is not there: run make build first"
+[ -x "$TRIPOD" ] || fail "$TRIPOD is missing: run make build first"
 case ${1-demo} in
   demo) hack/images.sh build && exec hack/testns.sh -strict "$PWD/hack/run.sh" __demo ;;
   __demo) demo ;;

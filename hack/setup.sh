@@ -1,9 +1,9 @@
 #!/bin/bash
-# setup.sh [bench | debian | kubelet]: install what building, testing and running Tripod needs on Debian 12, as root. Safe to
-# repeat; does nothing, quickly, when all is there. No service is started and none of the host's settings is changed.
+# setup.sh [bench | debian | kubelet]: install, as root, what building, testing and running Tripod needs on Debian 12. It is safe
+# to repeat and quick if complete. It starts no service and changes no setting of the host.
 #
-# With "bench" also what `make bench` compares with, with "debian" what hack/images/debian.sh makes its image with, with
-# "kubelet" what a cluster needs besides the programs that hack/kube.sh builds.
+# Additionally: "bench" installs what `make bench` compares with, "debian" what hack/images/debian.sh needs for its image, and
+# "kubelet" what a cluster needs beside the programs that hack/kube.sh builds.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -11,21 +11,21 @@ packages=(
   # what a node runs
   runc crun conmon catatonit            # OCI runtimes, their monitor, the init of a shared PID namespace
   containernetworking-plugins iptables nftables iproute2
-  qemu-system-x86 qemu-utils            # virtual machines (qemu-img is the tests')
-  qemu-system-common                    # virtiofsd, by which they have directories
+  qemu-system-x86 qemu-utils            # virtual machines (qemu-img is for the tests)
+  qemu-system-common                    # virtiofsd, which shares directories with machines
   # what the tests run
-  docker-registry skopeo                # the registry on loopback, and what fills it
-  libvirt-daemon-system                 # libvirtd for the VM driver of that name; each test starts one of its own
-  mosquitto mosquitto-clients           # an MQTT broker and clients that are not ours; the service stays off, tests start their own
-  gcc libc6-dev                         # tripod-wasm, whose engine is a C library; go test -race
-  curl                                  # a client of the pods that is not ours
+  docker-registry skopeo                # the registry on loopback, and the tool that fills it
+  libvirt-daemon-system                 # libvirtd for the VM driver of that name; each test starts its own
+  mosquitto mosquitto-clients           # an independent MQTT broker and clients; the service stays off, tests start their own
+  gcc libc6-dev                         # for tripod-wasm, whose engine is a C library, and go test -race
+  curl                                  # an independent client of the pods
   jq procps util-linux ca-certificates xz-utils
   make git                              # the build itself
 )
 bench_packages=(containerd)
 kubelet_packages=(etcd-server)
 debian_packages=(mmdebstrap e2fsprogs)
-# The tests of internal/sandbox/linux run the host's busybox, whichever of Debian's two packages it is from.
+# The tests of internal/sandbox/linux run the host's busybox, from either of Debian's two packages.
 [ -x /bin/busybox ] || packages+=(busybox)
 
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
@@ -38,13 +38,13 @@ case ${1-} in
   *) die "unknown argument $1; usage: hack/setup.sh [bench | debian | kubelet]" ;;
 esac
 
-# missing prints those of the packages that are not installed.
+# missing prints the packages that are not installed.
 missing() {
   dpkg-query -W -f '${db:Status-Status} ${Package}\n' "$@" 2>/dev/null | awk '$1 == "installed" {print $2}' |
     sort -u | comm -13 - <(printf '%s\n' "$@" | sort -u)
 }
 
-# install_packages installs them without starting the services that some of them bring.
+# install_packages installs packages without starting their services.
 install_packages() {
   local policy=/usr/sbin/policy-rc.d
   if [ ! -e "$policy" ]; then
@@ -59,14 +59,14 @@ install_packages() {
     die "apt-get could not install: $*; the lines above say why"
 }
 
-# stay_off SERVICE: it does not begin with the next boot, under either init system.
+# stay_off SERVICE: disable the service at boot, under either init system.
 stay_off() {
   update-rc.d "$1" disable >/dev/null
 }
 
 command -v dpkg-query >/dev/null || die "this needs Debian (dpkg is not there); on another system install the equivalents of: ${packages[*]}"
 
-# libvirtd wants files for either init system, and apt's choice would bring systemd to a machine that has none.
+# libvirtd needs the files of an init system, and apt would install systemd on a machine without it.
 if ! dpkg-query -W -f '${db:Status-Status}\n' libvirt-daemon-system-systemd 2>/dev/null | grep -qx installed &&
   ! [ -d /run/systemd/system ]; then
   packages+=(libvirt-daemon-system-sysv)
@@ -79,14 +79,14 @@ if [ ${#want[@]} -gt 0 ]; then
   [ "$(id -u)" = 0 ] || die "run this as root: to be installed are ${want[*]}"
   echo "setup: installing ${want[*]}"
   install_packages "${want[@]}"
-  # Only where it came just now: a service that was here before is somebody's.
+  # Only if it was just installed: an existing service is in use.
   [[ " ${want[*]} " != *" mosquitto "* ]] || stay_off mosquitto
   [[ " ${want[*]} " != *" etcd-server "* ]] || stay_off etcd
   mapfile -t want < <(missing "${packages[@]}")
   [ ${#want[@]} -eq 0 ] || die "still not installed: ${want[*]}"
 fi
 
-# The modules in one step, so that what follows works without a network. The stamp saves the half second of looking.
+# Download all modules at once, so that everything else works offline. The stamp saves half a second of checking.
 stamp=build/.modules
 if ! [ "$stamp" -nt go.sum ] || ! [ -d "$(go env GOMODCACHE)/cache/download" ]; then
   go mod download || die "go mod download failed: the Go module proxy cannot be reached, or go.sum does not match"
