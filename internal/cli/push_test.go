@@ -98,7 +98,7 @@ func TestPushGreeter(t *testing.T) {
 		t.Fatal(err)
 	}
 	if again.Reference != ref || again.Digest != digest || again.World != "grpc" || len(again.Layers) != 3 || again.Services[0] != "greet.v1.Greeter" {
-		t.Errorf("%+v", again)
+		t.Errorf("second push of the same files: got %+v, want reference %s and digest %s", again, ref, digest)
 	}
 	if n := writes.Load(); n != 0 {
 		t.Errorf("%d writes to push what is there", n)

@@ -257,7 +257,7 @@ func TestEntrypointUnderManyLayers(t *testing.T) {
 	desc, err := s.ComponentBlob(t.Context(), img.ID)
 	check(t, err)
 	if got := readComponent(t, s, desc); got != wasm {
-		t.Errorf("%q", got)
+		t.Errorf("component: got %q, want %q", got, wasm)
 	}
 }
 
@@ -278,7 +278,7 @@ func TestPush(t *testing.T) {
 	}
 	img := pull(t, s, ref)
 	if img.Manifest != manifest.Digest || readComponent(t, s, img.Component.Wasm) != string(wasm.Data) {
-		t.Errorf("%+v", img)
+		t.Errorf("pulled image: got %+v, want manifest %s", img, manifest.Digest)
 	}
 	reg.forget()
 	_, err = registries.Push(t.Context(), ref, nil, manifest, blobs...)

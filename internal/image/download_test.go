@@ -107,7 +107,7 @@ func TestDownloadRevalidates(t *testing.T) {
 			second := pull(t, s, "virtlet.cloud/disk")
 			other := pull(t, s, "virtlet.cloud/disk:tagged")
 			if first.ID != second.ID || first.ID != other.ID || len(files.asked()) != 3 || files.sent.Load() != 5000 {
-				t.Errorf("%s, %s, %s after %d bytes", first.ID, second.ID, other.ID, files.sent.Load())
+				t.Errorf("image IDs: got %s, %s and %s after %d bytes; want one image after 5000", first.ID, second.ID, other.ID, files.sent.Load())
 			}
 			if !slices.Equal(other.RepoTags, []string{"virtlet.cloud/disk:latest", "virtlet.cloud/disk:tagged"}) {
 				t.Errorf("tags %q", other.RepoTags)
@@ -135,7 +135,7 @@ func TestDownloadByDigest(t *testing.T) {
 	ref := "virtlet.cloud/disk@" + digest.FromBytes(data).String()
 	img := pull(t, s, ref)
 	if len(img.RepoTags) != 0 || !slices.Equal(img.RepoDigests, []string{ref}) {
-		t.Errorf("%+v", img)
+		t.Errorf("names: got %+v, want only the digest reference %s", img, ref)
 	}
 	files.asked()
 	if again := pull(t, s, ref); again.ID != img.ID || len(files.asked()) != 0 {

@@ -61,7 +61,7 @@ func FuzzDockerConfig(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		check(t, os.WriteFile(path, data, 0o600))
 		if _, err := readDockerConfig(path); err != nil && !errdefs.IsFailedPrecondition(err) && !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%v", err)
+			t.Errorf("readDockerConfig: got an error of the wrong class: %v", err)
 		}
 	})
 }

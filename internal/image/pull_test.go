@@ -135,7 +135,7 @@ func TestPullFromTwoRegistriesIsOneImage(t *testing.T) {
 	b := pull(t, s, two.push(t, "other/app:2", src))
 	all, _ := s.List(t.Context())
 	if a.ID != b.ID || len(b.RepoTags) != 2 || len(b.RepoDigests) != 2 || len(all) != 1 {
-		t.Errorf("%+v", all)
+		t.Errorf("images: got %+v, want one with two tags and two digests", all)
 	}
 	if n := two.count("GET", "/blobs/"); n != 0 {
 		t.Errorf("%d blobs fetched that were there", n)

@@ -25,7 +25,7 @@ func TestPrepareIsIdempotent(t *testing.T) {
 	asked, err := s.Mounts(t.Context(), "c1")
 	check(t, err)
 	if !reflect.DeepEqual(first, again) || !reflect.DeepEqual(first, asked) {
-		t.Errorf("%v, %v, %v", first, again, asked)
+		t.Errorf("mounts: got %v, again %v, asked %v; want the same", first, again, asked)
 	}
 	_, err = s.Prepare(t.Context(), "c1", two.ID, nil)
 	wantError(t, err, errdefs.IsAlreadyExists, "c1", two.ID)

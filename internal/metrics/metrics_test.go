@@ -93,7 +93,7 @@ func TestListen(t *testing.T) {
 	body, _ := io.ReadAll(resp.Body)
 	resp.Body.Close()
 	if !strings.Contains(string(body), "go_goroutines") {
-		t.Errorf("%s", body)
+		t.Errorf("metrics: got %s, want go_goroutines in it", body)
 	}
 	if _, err := New(Config{}).Listen(t.Context(), addr.String(), limiter); !errdefs.IsUnavailable(err) {
 		t.Errorf("an address that is taken: %v", err)

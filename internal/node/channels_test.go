@@ -37,7 +37,7 @@ func TestChannels(t *testing.T) {
 	defer conn.Close()
 	said := make([]byte, len(pod))
 	if _, err := conn.Read(said); string(said) != pod || group != "group" || err != nil {
-		t.Errorf("%q, %q, %v", said, group, err)
+		t.Errorf("channels: got %q, group %q, error %v; want the pod's ID and its group", said, group, err)
 	}
 	if _, _, err := b.Channels(ctx, "none"); !errdefs.IsNotFound(err) {
 		t.Errorf("unknown container: %v", err)
@@ -50,6 +50,6 @@ func TestBackendWithoutChannels(t *testing.T) {
 	id := b.create(t, pod, containerConfig("c"))
 	must(t, b.StartContainer(t.Context(), id))
 	if _, _, err := b.Channels(t.Context(), id); !errdefs.IsNotImplemented(err) {
-		t.Errorf("%v", err)
+		t.Errorf("Channels without a Channeler: got %v, want not implemented", err)
 	}
 }

@@ -110,7 +110,7 @@ func TestPackageChangelog(t *testing.T) {
 		t.Fatal(err)
 	}
 	if named := changelogCVEs(file); !slices.Equal(named, []string{"CVE-2025-31133", "CVE-2025-52565"}) {
-		t.Errorf("%v", named)
+		t.Errorf("CVEs in the changelog: got %v, want CVE-2025-31133 and CVE-2025-52565", named)
 	}
 	if p := packageOf(t.Context(), file); p != nil {
 		t.Errorf("a file of no package is from %+v", p)

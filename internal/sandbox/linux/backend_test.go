@@ -154,7 +154,7 @@ func TestStopSignal(t *testing.T) {
 		c.waitLog("up")
 		c.stop(20 * time.Second)
 		if s := c.status(); s.ExitCode != 9 {
-			t.Errorf("%+v", s)
+			t.Errorf("status: got %+v, want exit code 9", s)
 		}
 	})
 }
@@ -305,10 +305,10 @@ func TestSharedPIDNamespace(t *testing.T) {
 			t.Fatal(err)
 		}
 		if e := r.waitEvent(p.ID, ""); e.Status.State != sandbox.StateExited {
-			t.Errorf("%+v", e)
+			t.Errorf("event of the sandbox: got %+v, want exited", e)
 		}
 		if s := two.waitExit(); s.ExitCode != 137 {
-			t.Errorf("%+v", s)
+			t.Errorf("status of the second container: got %+v, want exit code 137", s)
 		}
 	})
 }
@@ -511,11 +511,11 @@ func TestStats(t *testing.T) {
 	c.start()
 	st, err := r.ContainerStats(t.Context(), p.Pod, c.Container)
 	if err != nil || st.Cpu.GetUsageCoreNanoSeconds().GetValue() == 0 || st.Memory.GetWorkingSetBytes().GetValue() == 0 {
-		t.Errorf("%v, %v", st, err)
+		t.Errorf("container stats: got %v, error %v; want CPU and memory", st, err)
 	}
 	pod, err := r.PodStats(t.Context(), p.Pod)
 	if err != nil || pod.Cpu.GetUsageCoreNanoSeconds().GetValue() == 0 || pod.Process.GetProcessCount().GetValue() == 0 {
-		t.Errorf("%v, %v", pod, err)
+		t.Errorf("pod stats: got %v, error %v; want CPU and processes", pod, err)
 	}
 	for _, target := range []*sandbox.Container{nil, c.Container} {
 		got, err := r.Inspect(t.Context(), p.Pod, target)
@@ -534,7 +534,7 @@ func TestPodLimits(t *testing.T) {
 	p.container(forever).start()
 	st, err := r.PodStats(t.Context(), p.Pod)
 	if err != nil || st.Memory.GetAvailableBytes().GetValue()+st.Memory.GetWorkingSetBytes().GetValue() != 80<<20 {
-		t.Errorf("%v, %v", st, err)
+		t.Errorf("pod stats: got %v, error %v; want a memory limit of 80 MiB", st, err)
 	}
 }
 
@@ -562,7 +562,7 @@ func TestDoctor(t *testing.T) {
 	for _, f := range Doctor(t.Context(), r.cfg) {
 		t.Logf("%+v", f)
 		if f.Required && !f.OK {
-			t.Errorf("%+v", f)
+			t.Errorf("required finding: got %+v, want OK", f)
 		}
 	}
 	broken := r.cfg

@@ -55,10 +55,10 @@ func TestC4ExecDrain(t *testing.T) {
 			Cmd: []string{"/bin/sh", "-c", "setsid sleep 3333 & echo done"}, Stdout: &out, Stderr: &out,
 		})
 		if took := time.Since(began); err != nil || code != 0 || took > execDrain+3*time.Second {
-			t.Errorf("%d, %v, after %v", code, err, took)
+			t.Errorf("exec: got exit code %d, error %v after %v; want code 0 without waiting for the child", code, err, took)
 		}
 		if got := out.String(); got != "done\n" {
-			t.Errorf("%q", got)
+			t.Errorf("output: got %q, want %q", got, "done\n")
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
@@ -97,7 +97,7 @@ func TestExecTerminal(t *testing.T) {
 			t.Error(err)
 		}
 		if got := out.String(); !strings.Contains(got, "43 132") {
-			t.Errorf("%q", got)
+			t.Errorf("terminal size: got %q, want 43 132", got)
 		}
 		_ = feed.Close()
 	})
@@ -151,10 +151,10 @@ func TestAttach(t *testing.T) {
 			t.Error(err)
 		}
 		if s := c.waitExit(); s.ExitCode != 6 {
-			t.Errorf("%+v", s)
+			t.Errorf("status: got %+v, want exit code 6", s)
 		}
 		if got := out.String(); got != "out-hello\nmore\n" {
-			t.Errorf("%q", got)
+			t.Errorf("output: got %q, want %q", got, "out-hello\nmore\n")
 		}
 	})
 }
@@ -178,7 +178,7 @@ func TestAttachTwice(t *testing.T) {
 			}
 		}
 		if s := c.status(); s.State != sandbox.StateRunning {
-			t.Errorf("%+v", s)
+			t.Errorf("status: got %+v, want a running container", s)
 		}
 	})
 }

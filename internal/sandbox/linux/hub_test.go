@@ -320,10 +320,10 @@ func TestAttachStdinOnce(t *testing.T) {
 		wantResult(t, witness, fine)
 		feed.Close()
 		if got := out.String(); got != "got-one\nend of input\n" {
-			t.Errorf("%q", got)
+			t.Errorf("attached client: got %q, want its line and the end of input", got)
 		}
 		if s := c.waitExit(); s.ExitCode != 6 {
-			t.Errorf("%+v", s)
+			t.Errorf("status: got %+v, want exit code 6", s)
 		}
 		tty := p.container("while read x; do echo got-$x; done", withStdin(true, true)).start()
 		for _, word := range []string{"one", "two"} {
@@ -350,7 +350,7 @@ func TestAttachAfterRestart(t *testing.T) {
 			wantResult(t, result, fine)
 		}
 		if s := c.status(); s.State != sandbox.StateRunning {
-			t.Errorf("%+v", s)
+			t.Errorf("status: got %+v, want a running container", s)
 		}
 	})
 }

@@ -42,7 +42,7 @@ func TestRecoverRunning(t *testing.T) {
 			t.Fatal(err)
 		}
 		if s := c.waitExit(); s.ExitCode != 7 {
-			t.Errorf("%+v", s)
+			t.Errorf("status: got %+v, want exit code 7", s)
 		}
 		if got := c.log(); got != "stdout up\nstdout down\n" {
 			t.Errorf("log %q", got)
@@ -72,7 +72,7 @@ func TestRecoverExited(t *testing.T) {
 		r.Backend = nil
 		found := r.restart(p.known(c))
 		if s := found.Containers[c.ID]; s.State != sandbox.StateExited || s.ExitCode != 7 || s.Reason != sandbox.ReasonError {
-			t.Errorf("%+v", s)
+			t.Errorf("status: got %+v, want exited with code 7 and reason Error", s)
 		}
 	})
 }
@@ -115,7 +115,7 @@ func TestRecoverAfterReboot(t *testing.T) {
 		t.Error("the sandbox is found")
 	}
 	if s := found.Containers[c.ID]; s.State != sandbox.StateExited || s.ExitCode != sandbox.ExitUnknown || s.Reason != sandbox.ReasonUnknown {
-		t.Errorf("%+v", s)
+		t.Errorf("status: got %+v, want exited with an unknown exit code", s)
 	}
 	if err := r.CreateSandbox(t.Context(), p.Pod); err != nil {
 		t.Fatal(err)
@@ -136,7 +136,7 @@ func TestN2ConmonKilled(t *testing.T) {
 		}
 		got := c.waitExit()
 		if got.ExitCode != sandbox.ExitUnknown || got.Reason != sandbox.ReasonUnknown || !strings.Contains(got.Message, "monitor") {
-			t.Errorf("%+v", got)
+			t.Errorf("status: got %+v, want an unknown exit code because of the monitor", got)
 		}
 		if init, err := process.Adopt(s.Init); err == nil && !init.WaitFor(5*time.Second) {
 			t.Error("the container lives")
@@ -213,7 +213,7 @@ func TestRecoverStarting(t *testing.T) {
 		}
 		c.stop(10 * time.Second)
 		if s := c.status(); s.ExitCode != 7 {
-			t.Errorf("%+v", s)
+			t.Errorf("status: got %+v, want exit code 7", s)
 		}
 	})
 }
@@ -233,7 +233,7 @@ func TestHalfMade(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s, err := r.Status(t.Context(), p.Pod, c); err != nil || s.State != sandbox.StateAbsent {
-		t.Errorf("%+v, %v", s, err)
+		t.Errorf("status: got %+v, error %v; want an absent container", s, err)
 	}
 	c.Config.Mounts[0].Image.Image = busybox
 	first, err := r.CreateContainer(t.Context(), p.Pod, c)
@@ -242,16 +242,16 @@ func TestHalfMade(t *testing.T) {
 	}
 	again, err := r.CreateContainer(t.Context(), p.Pod, c)
 	if err != nil || len(again.Mounts) != len(first.Mounts) || again.StopSignal != first.StopSignal {
-		t.Errorf("%+v, %v", again, err)
+		t.Errorf("second CreateContainer: got %+v, error %v; want the first answer", again, err)
 	}
 	// A start whose caller goes away leaves the container created.
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
 	if err := r.StartContainer(ctx, p.Pod, c); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("%v", err)
+		t.Errorf("StartContainer: got %v, want a deadline error", err)
 	}
 	if s, err := r.Status(t.Context(), p.Pod, c); err != nil || s.State != sandbox.StateCreated {
-		t.Errorf("%+v, %v", s, err)
+		t.Errorf("status: got %+v, error %v; want a created container", s, err)
 	}
 	if err := r.RemoveContainer(t.Context(), p.Pod, c); err != nil {
 		t.Fatal(err)
