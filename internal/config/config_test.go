@@ -26,7 +26,7 @@ func TestDefaultIsValidAndDerivesPaths(t *testing.T) {
 	}
 }
 
-// keys lists the TOML names of all fields with their section.
+// keys lists the TOML names of all fields, with their section.
 func keys(t reflect.Type, section string) []string {
 	var all []string
 	for i := range t.NumField() {
@@ -163,7 +163,7 @@ func TestCompleteNamesAllErrorsAtOnce(t *testing.T) {
 	}
 }
 
-// TestHandlerAliases: a table in the document replaces the default one, whichever way it is written, and survives being shown.
+// TestHandlerAliases: a table in the document replaces the default, in either notation, and survives `config show`.
 func TestHandlerAliases(t *testing.T) {
 	for document, want := range map[string]map[string]string{
 		"":                                   {"runc": "linux", "crun": "linux"},

@@ -12,9 +12,9 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// BenchmarkLists measures what the kubelet asks every second, over the real gRPC server and a unix socket, with 200 and
-// with 1 000 pods of one running container each. Decoding by the client is included, and makes up most of a list of
-// 1 000; the Undecoded calls are the server's part of it.
+// BenchmarkLists measures the calls that a kubelet makes every second, over the real gRPC server and a unix socket, with 200
+// and with 1 000 pods of one running container. It includes the client's decoding, which dominates a list of 1 000; the
+// Undecoded calls measure the server alone.
 func BenchmarkLists(b *testing.B) {
 	for _, pods := range []int{200, 1000} {
 		d := open(b)
@@ -62,7 +62,7 @@ func BenchmarkLists(b *testing.B) {
 	}
 }
 
-// undecoded makes a call with an empty request and leaves the answer as it comes: what the server alone takes.
+// undecoded makes a call with an empty request without decoding the answer, to measure the server alone.
 func (d *door) undecoded(ctx context.Context, method string) error {
 	var answer []byte
 	return d.conn.Invoke(ctx, method, []byte{}, &answer, grpc.ForceCodec(rawCodec{}))
@@ -78,7 +78,7 @@ func (rawCodec) Unmarshal(raw []byte, v any) error {
 	return nil
 }
 
-// fill runs pods of one running container each, and returns the IDs of one in the middle.
+// fill runs pods with one running container each and returns the IDs of one in the middle.
 func (d *door) fill(t testing.TB, pods int) (pod, container string) {
 	t.Helper()
 	var wg sync.WaitGroup

@@ -12,8 +12,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// These tests are the rows of C1, "bad CRI requests", each against the real gRPC server: a clear error of the right
-// code, and the node goes on. FuzzRequests looks for what is not listed.
+// These tests are the rows of C1, "bad CRI requests", each against the real gRPC server: a clear error with the right code,
+// and the node keeps working. FuzzRequests searches for unlisted ones.
 
 func TestC1_NilConfigAndMetadata(t *testing.T) {
 	d := open(t)
@@ -36,7 +36,7 @@ func TestC1_NilConfigAndMetadata(t *testing.T) {
 	_, err = d.UpdateContainerResources(t.Context(), &runtimeapi.UpdateContainerResourcesRequest{ContainerId: "x"})
 	wantCode(t, err, codes.InvalidArgument, "linux")
 
-	// What may be nil: filters, the sandbox's configuration on CreateContainer, the runtime's.
+	// These may be nil: filters, the sandbox's configuration in CreateContainer, the runtime's.
 	d.container(t, pod, "c")
 	_, err = d.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{})
 	must(t, err)
@@ -104,7 +104,7 @@ func TestC1_EmptyIDs(t *testing.T) {
 	}
 }
 
-// A repeat is the same pod or container; other parameters under the same name are refused.
+// A repeat returns the same pod or container; other parameters under the same name are refused.
 func TestC1_DuplicateNames(t *testing.T) {
 	d := open(t)
 	pod := d.pod(t, "p")
@@ -119,7 +119,7 @@ func TestC1_DuplicateNames(t *testing.T) {
 
 func TestC1_IDPrefixOfTwoPods(t *testing.T) {
 	d := open(t)
-	// Seventeen IDs in hexadecimal: two of them begin alike.
+	// Of seventeen hexadecimal IDs, two begin with the same digit.
 	first := map[byte]string{}
 	var prefix string
 	for i := 0; prefix == ""; i++ {
@@ -180,7 +180,7 @@ func TestC1_TenThousandLabels(t *testing.T) {
 	}
 }
 
-// A list of more than a message can hold is a clear error, and the Stream* call is the way.
+// A list that exceeds a message is a clear error; the Stream* call works.
 func TestC1_SixteenMiBList(t *testing.T) {
 	d := open(t)
 	const pods = 17
@@ -206,12 +206,12 @@ func TestC1_SixteenMiBList(t *testing.T) {
 	}
 	wantEqual(t, "pods in the stream", len(seen), pods)
 
-	// A request of more than a message does not reach us.
+	// A request that exceeds a message never reaches us.
 	_, err = d.RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: &runtimeapi.PodSandboxConfig{Hostname: strings.Repeat("x", MaxMessageSize)}})
 	wantCode(t, err, codes.ResourceExhausted)
 }
 
-// A cluster that had another runtime has RuntimeClasses with that one's handlers.
+// A cluster that used another runtime has RuntimeClasses with its handlers.
 func TestHandlerAliases(t *testing.T) {
 	d := open(t)
 	s, err := d.RuntimeServiceClient.Status(t.Context(), &runtimeapi.StatusRequest{})
@@ -251,7 +251,7 @@ func TestC1_UnknownHandler(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument, "image.runtime_handler", "nope")
 }
 
-// A field or an enum value that a later version of the API brings is not taken for something else.
+// An unknown field or enum value of a later API version is not mistaken for something else.
 func TestC1_UnknownContainerOption(t *testing.T) {
 	d := open(t)
 	pod := d.pod(t, "p")
@@ -269,7 +269,7 @@ func TestC1_UnknownContainerOption(t *testing.T) {
 		c.Mounts = []*runtimeapi.Mount{{ContainerPath: "/a", HostPath: "/b", MountOptions: []string{"quantum"}}}
 	}), codes.InvalidArgument, "config.mounts[0].mount_options[0]", "quantum")
 
-	// A field of a number that this version does not know is kept, as protobuf demands, and harms nothing.
+	// A field with an unknown number is kept, as protobuf requires, and is harmless.
 	config := containerConfig("future")
 	future := protowire.AppendBytes(protowire.AppendTag(nil, 4000, protowire.BytesType), []byte("x"))
 	config.ProtoReflect().SetUnknown(future)
@@ -287,7 +287,7 @@ func TestC1_MalformedImageReference(t *testing.T) {
 	}
 }
 
-// C2: what is not there is stopped and removed already; but it has no status.
+// C2: unknown IDs count as stopped and removed, but have no status.
 func TestC2_UnknownIDs(t *testing.T) {
 	d := open(t)
 	ctx, unknown := t.Context(), strings.Repeat("0", 64)

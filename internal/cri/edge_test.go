@@ -13,7 +13,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// TestModulesAreNotForTheKubelet: it would end pods that it does not know. Who asks for all, or names them, sees them.
+// TestModulesAreNotForTheKubelet: it would end pods that it does not know. A client that asks for all pods, or names one,
+// sees them.
 func TestModulesAreNotForTheKubelet(t *testing.T) {
 	d := open(t)
 	image := d.images.add("registry.example/m", "")
@@ -65,7 +66,7 @@ func TestModulesAreNotForTheKubelet(t *testing.T) {
 	wantEqual(t, "the first event is of", e.ContainerId, other)
 }
 
-// TestReservedAnnotations: what only the edge front door may set is refused.
+// TestReservedAnnotations: annotations reserved for edge modules are refused.
 func TestReservedAnnotations(t *testing.T) {
 	d := open(t)
 	image := d.images.add("registry.example/m", "")

@@ -18,7 +18,7 @@ import (
 	crierrors "k8s.io/cri-api/pkg/errors"
 )
 
-// TestMessagesSayEachThingOnce also holds that a message is one line.
+// TestMessagesSayEachThingOnce also checks that a message is one line.
 func TestMessagesSayEachThingOnce(t *testing.T) {
 	for want, err := range map[string]error{
 		"broker: unavailable":              fmt.Errorf("broker: %w: %w", errdefs.ErrUnavailable, errdefs.ErrUnavailable),
@@ -95,7 +95,7 @@ func TestErrorCodes(t *testing.T) {
 	}
 }
 
-// The kubelet's client knows a named error by the beginning of the text (cri-client, kubelet image manager).
+// The kubelet's client recognises a named error by the beginning of its text (cri-client, kubelet image manager).
 func TestNamedErrorsBeginTheText(t *testing.T) {
 	for _, named := range append(append([]error{}, pullErrors...), containerErrors...) {
 		s := toStatus(context.Background(), fmt.Errorf("deep down: %w: %w", named, errdefs.ErrUnavailable))
@@ -126,7 +126,7 @@ func TestPanicBecomesInternalAndLeavesItsStackInTheLog(t *testing.T) {
 		func(any, grpc.ServerStream) error { panic("what a pity") }))
 }
 
-// What is our fault is found in the log; what is the caller's does not fill it.
+// The node's own faults are logged as errors; the caller's do not fill the log.
 func TestFaultsOfOursAreLogged(t *testing.T) {
 	log := &syncBuffer{}
 	srv := &Server{log: slog.New(slog.NewTextHandler(log, nil))}
@@ -148,7 +148,7 @@ func TestFaultsOfOursAreLogged(t *testing.T) {
 	}
 }
 
-// deadStream is a server stream that nobody listens to.
+// deadStream is a server stream without a client.
 type deadStream struct {
 	grpc.ServerStream
 	ctx context.Context

@@ -14,7 +14,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// handlers collects the handlers that the generated code registers: those that the real gRPC server calls.
+// handlers collects the handlers that the generated code registers, which the real gRPC server calls.
 type handlers struct{ list []handler }
 
 type handler struct {
@@ -53,8 +53,8 @@ func (r *fuzzRequest) decode(into any) error {
 	return err
 }
 
-// outcome is the call's error. Bytes that are no message of the request's type are answered by gRPC itself, as Internal,
-// before an error of the handler counts.
+// outcome is the call's error. If the bytes are not a message of the request's type, gRPC itself returns Internal, which
+// takes precedence.
 func (r *fuzzRequest) outcome(err error) error {
 	if r.broken {
 		return nil
@@ -62,7 +62,7 @@ func (r *fuzzRequest) outcome(err error) error {
 	return err
 }
 
-// fuzzStream gives one request and takes the answers.
+// fuzzStream delivers one request and receives the answers.
 type fuzzStream struct {
 	ctx     context.Context
 	request *fuzzRequest
@@ -82,14 +82,13 @@ func (s *fuzzStream) SendMsg(m any) error {
 
 func (s *fuzzStream) RecvMsg(m any) error { return s.request.decode(m) }
 
-// IDs are random, so that a corpus cannot hold them: these words in a request stand for what is there.
+// IDs are random, so a corpus cannot contain them: these words in a request stand for existing ones.
 const (
 	thePod       = "$pod"
 	theContainer = "$container"
 )
 
-// FuzzRequests calls every RPC with any bytes. No call panics, and no error is ours: Unknown and Internal are for
-// defects.
+// FuzzRequests calls every RPC with any bytes. No call panics, and no error is Unknown or Internal, which mean defects.
 func FuzzRequests(f *testing.F) {
 	d := open(f)
 	all := &handlers{}
@@ -108,7 +107,7 @@ func FuzzRequests(f *testing.F) {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		if h.name == "GetContainerEvents" {
-			cancel() // it would only end with the client
+			cancel() // it ends only with the client
 		}
 		err := h.call(ctx, raw, func(m proto.Message) { substitute(m.ProtoReflect(), pod, container) })
 		switch code := status.Code(err); code {
@@ -118,7 +117,7 @@ func FuzzRequests(f *testing.F) {
 	})
 }
 
-// furnish makes sure that there is a pod with a running container, and not too many of what earlier requests made.
+// furnish makes sure that a pod with a running container exists, and removes pods of earlier requests.
 func (d *door) furnish(t *testing.T) (pod, container string) {
 	if pods := d.node.Pods(); len(pods) > 100 {
 		for _, p := range pods {
@@ -141,7 +140,7 @@ func (d *door) furnish(t *testing.T) (pod, container string) {
 	return "", ""
 }
 
-// substitute puts the IDs of what is there in the place of the words for them, in all of the message's strings.
+// substitute replaces the words in all of the message's strings with existing IDs.
 func substitute(m protoreflect.Message, pod, container string) {
 	m.Range(func(field protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		switch {
@@ -163,7 +162,7 @@ func substitute(m protoreflect.Message, pod, container string) {
 	})
 }
 
-// seeds are requests that reach deep into each RPC, by its name.
+// seeds are requests that exercise each RPC, by its name.
 var seeds = map[string][]proto.Message{
 	"Version": {&runtimeapi.VersionRequest{Version: "0.1.0"}},
 	"RunPodSandbox": {
@@ -236,7 +235,7 @@ var seeds = map[string][]proto.Message{
 	"RemoveImage": {&runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: "not-there"}}},
 }
 
-// The corpus must not fall behind the API: each RPC whose request has fields has a seed.
+// The corpus must keep up with the API: each RPC whose request has fields has a seed.
 func TestSeedsCoverEveryRPC(t *testing.T) {
 	all := &handlers{}
 	(&Server{}).Register(all)

@@ -31,8 +31,7 @@ import (
 	"github.com/tripod-run/tripod/test/fake"
 )
 
-// door is the front door over a real node with a real record and the fake backend, reached through a real gRPC server
-// on a unix socket.
+// door is a CRI server on a real node with a real record and the fake backend, behind a real gRPC server on a unix socket.
 type door struct {
 	runtimeapi.RuntimeServiceClient
 	runtimeapi.ImageServiceClient
@@ -46,7 +45,7 @@ type door struct {
 	log     *syncBuffer
 }
 
-// open starts a front door. Handler "linux" is the default and has pods of many containers, "unit" has unit pods.
+// open starts a server. The default handler "linux" has pods with many containers, "unit" has unit pods.
 func open(t testing.TB) *door {
 	t.Helper()
 	d := &door{images: newMemoryImages(), log: &syncBuffer{}}
@@ -110,7 +109,7 @@ func (d *door) serve(t testing.TB) {
 	d.RuntimeServiceClient, d.ImageServiceClient = runtimeapi.NewRuntimeServiceClient(c), runtimeapi.NewImageServiceClient(c)
 }
 
-// pod runs a pod of the default handler.
+// pod runs a pod with the default handler.
 func (d *door) pod(t testing.TB, name string, change ...func(*runtimeapi.PodSandboxConfig)) string {
 	t.Helper()
 	c := podConfig(name)
@@ -122,7 +121,6 @@ func (d *door) pod(t testing.TB, name string, change ...func(*runtimeapi.PodSand
 	return r.GetPodSandboxId()
 }
 
-// container creates a container in a pod.
 func (d *door) container(t testing.TB, podID, name string, change ...func(*runtimeapi.ContainerConfig)) string {
 	t.Helper()
 	c := containerConfig(name)
@@ -134,7 +132,6 @@ func (d *door) container(t testing.TB, podID, name string, change ...func(*runti
 	return r.GetContainerId()
 }
 
-// running creates and starts a container.
 func (d *door) running(t testing.TB, podID, name string, change ...func(*runtimeapi.ContainerConfig)) string {
 	t.Helper()
 	id := d.container(t, podID, name, change...)
@@ -150,7 +147,7 @@ func (d *door) status(t testing.TB, containerID string) *runtimeapi.ContainerSta
 	return r.GetStatus()
 }
 
-// podConfig is a configuration as the kubelet sends it.
+// podConfig is a configuration like a kubelet's.
 func podConfig(name string) *runtimeapi.PodSandboxConfig {
 	return &runtimeapi.PodSandboxConfig{
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "default", Uid: name + "-uid"},
@@ -178,7 +175,7 @@ func containerConfig(name string) *runtimeapi.ContainerConfig {
 	}
 }
 
-// testNetwork is the fake network whose readiness and addresses a test can choose.
+// testNetwork is the fake network with adjustable readiness and addresses.
 type testNetwork struct {
 	fake.Network
 	notReady error
@@ -186,12 +183,11 @@ type testNetwork struct {
 
 func (n *testNetwork) Status(context.Context) error { return n.notReady }
 
-// memoryImages is an image store without registries: what is pulled is made up from the name. The fake backend needs
-// no more.
+// memoryImages is an image store without registries: a pull makes an image up from its name. The fake backend needs no more.
 type memoryImages struct {
 	mu     sync.Mutex
 	byName map[string]image.Image
-	// pullError is what every pull ends with.
+	// pullError is the error of every pull.
 	pullError error
 	auth      *image.Auth
 }
@@ -269,7 +265,7 @@ func (m *memoryImages) ContainerFsInfo(context.Context) (image.FsUsage, error) {
 	return image.FsUsage{Mountpoint: "/var/lib/tripod/image", UsedBytes: 1024, InodesUsed: 1, Timestamp: time.Now()}, nil
 }
 
-// syncBuffer is a log that many goroutines write.
+// syncBuffer is a log that is safe for concurrent use.
 type syncBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -294,7 +290,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// wantCode checks the code of an error and that its text holds every one of words.
+// wantCode checks the code of an error and that its text contains every one of words.
 func wantCode(t testing.TB, err error, code codes.Code, words ...string) {
 	t.Helper()
 	if got := status.Code(err); got != code {

@@ -62,7 +62,8 @@ func TestImageStatusVerbose(t *testing.T) {
 	}
 }
 
-// A kubelet refuses a pod with runAsNonRoot whose image has no user, or one with a name: what never runs as root says so.
+// A kubelet refuses runAsNonRoot for an image without a user, or with a user's name, so images that never run as root have a
+// number.
 func TestImagesThatNeverRunAsRoot(t *testing.T) {
 	wasm := &image.Component{Layout: image.LayoutRootfs, Entrypoint: "/app.wasm"}
 	for name, c := range map[string]struct {
@@ -87,7 +88,7 @@ func TestImageUser(t *testing.T) {
 	for user, want := range map[string]string{
 		"": "uid=<nil> name=", "1002": "uid=1002 name=", "1002:users": "uid=1002 name=", "0": "uid=0 name=",
 		"www-data": "uid=<nil> name=www-data", "www-data:100": "uid=<nil> name=www-data",
-		// CVE-2024-40635, CVE-2026-47262: a number that is no UID is not cut down to one.
+		// CVE-2024-40635, CVE-2026-47262: a number that is not a UID is not truncated to one.
 		"2147483648": "uid=<nil> name=2147483648", "4294967296": "uid=<nil> name=4294967296", "-1": "uid=<nil> name=-1",
 		"99999999999999999999": "uid=<nil> name=99999999999999999999",
 	} {
@@ -100,7 +101,7 @@ func TestImageUser(t *testing.T) {
 	}
 }
 
-// The kubelet's client takes the code off Unknown only, and the kubelet compares the beginning of the text.
+// The kubelet's client strips the code only for Unknown, and the kubelet compares the beginning of the text.
 func TestPullErrors(t *testing.T) {
 	d := open(t)
 	pull := func(err error) error {

@@ -105,7 +105,7 @@ func TestContainerLifecycle(t *testing.T) {
 	wantCode(t, err, codes.NotFound, id)
 }
 
-// PLEG compares what the list and the status say of one thing.
+// PLEG compares the list's and the status's data of the same object.
 func TestListAndStatusAgree(t *testing.T) {
 	d := open(t)
 	pod := d.pod(t, "p")
@@ -135,7 +135,7 @@ func TestListAndStatusAgree(t *testing.T) {
 	wantEqual(t, "its container", proto.Equal(r.GetContainersStatuses()[0], s), true)
 }
 
-// A unit pod's container has an ID of its own, and the pod's ID means it.
+// A unit pod's container has its own ID, and the pod's ID also finds it.
 func TestUnitPod(t *testing.T) {
 	d := open(t)
 	r, err := d.RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: podConfig("u"), RuntimeHandler: "unit"})

@@ -30,7 +30,7 @@ func TestExecSync(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument, "cmd")
 	_, err = run(0, "echo", "a\x00b")
 	wantCode(t, err, codes.InvalidArgument, "cmd[1]")
-	// The kubelet's probes know a timeout by this code.
+	// The kubelet's probes recognise a timeout by this code.
 	_, err = run(1, "hang")
 	wantCode(t, err, codes.DeadlineExceeded, "timed out")
 }
@@ -107,7 +107,7 @@ func TestStats(t *testing.T) {
 	wantEqual(t, "figures of a pod that is not there", len(pods.GetStats()), 0)
 }
 
-// One sick container does not hide the others (N8).
+// One failing container does not hide the others (N8).
 func TestStatsLeaveOutTheSick(t *testing.T) {
 	d := open(t)
 	pod := d.pod(t, "p")
@@ -150,7 +150,7 @@ func TestStuckBackendDoesNotDelayLists(t *testing.T) {
 	}
 }
 
-// What the caller's deadline ends is DeadlineExceeded, and a retry finds the pod (N3).
+// The caller's deadline yields DeadlineExceeded, and a retry finds the pod (N3).
 func TestDeadlineOfTheCaller(t *testing.T) {
 	d := open(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
@@ -172,7 +172,7 @@ func TestContainerEvents(t *testing.T) {
 	defer cancel()
 	events, err := d.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{})
 	must(t, err)
-	_, err = events.Header() // from now on nothing is missed
+	_, err = events.Header() // from now on no event is missed
 	must(t, err)
 	pod := d.pod(t, "p")
 	c := d.running(t, pod, "c")
@@ -198,7 +198,7 @@ func TestContainerEvents(t *testing.T) {
 	} {
 		e, err := events.Recv()
 		must(t, err)
-		if i >= 5 { // the order of a pod's last events is the node's
+		if i >= 5 { // the node decides the order of a pod's last events
 			if e.GetContainerEventType() != stopped && e.GetContainerEventType() != deleted {
 				t.Errorf("event %d is %v", i, e.GetContainerEventType())
 			}
@@ -222,7 +222,7 @@ func TestContainerEvents(t *testing.T) {
 	wantCode(t, err, codes.Canceled)
 }
 
-// Listeners that vanish, and one that never reads, leave nothing behind and delay nobody (N10).
+// Clients that disappear, and one that never reads, leave nothing behind and delay nobody (N10).
 func TestEventListenersThatVanishLeaveNothing(t *testing.T) {
 	d := open(t)
 	pod := d.pod(t, "p")
@@ -246,7 +246,7 @@ func TestEventListenersThatVanishLeaveNothing(t *testing.T) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d goroutines, %d before", goruntime.NumGoroutine(), before)
 		}
-		time.Sleep(10 * time.Millisecond) // pacing of the question
+		time.Sleep(10 * time.Millisecond) // polling interval
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 	"github.com/tripod-run/tripod/test/sandboxtest/corpus"
 )
 
-// wantInvalid checks that err is the caller's, and that its text begins with the field; field "" wants no error.
+// wantInvalid checks that err is InvalidArgument and begins with the field; an empty field expects no error.
 func wantInvalid(t *testing.T, err error, field string) {
 	t.Helper()
 	switch {
@@ -214,7 +214,7 @@ func TestValidateSecurityContext(t *testing.T) {
 	}
 }
 
-// TestWhatAKubeletSends: every request of the corpus passes.
+// TestWhatAKubeletSends: every request in the corpus passes.
 func TestWhatAKubeletSends(t *testing.T) {
 	for _, p := range corpus.Pods(t) {
 		if err := cmp.Or(validateSandboxConfig(p.Sandbox), validateContainerConfig(p.Container)); err != nil {
@@ -236,7 +236,7 @@ func TestSeconds(t *testing.T) {
 	wantInvalid(t, err, "timeout")
 }
 
-// A limit is a promise: what Kubernetes itself could send passes.
+// The largest object that Kubernetes can send must pass.
 func TestKeyValuesOfTheLargestObjectPass(t *testing.T) {
 	pairs := map[string]string{}
 	for i := range 10_000 {

@@ -9,13 +9,13 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// What the client decodes are the messages of the snapshots, whatever the memo remembers, and nothing is unknown to it.
+// The client decodes the snapshots' messages, whatever is cached, without unknown fields.
 func TestListsAreTrueAfterEveryChange(t *testing.T) {
 	d := open(t)
 	ctx := t.Context()
 	check := func(when string) {
 		t.Helper()
-		for range 2 { // the second list comes from the memo
+		for range 2 { // the second list comes from the cache
 			pods, err := d.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
 			must(t, err)
 			containers, err := d.ListContainers(ctx, &runtimeapi.ListContainersRequest{})
@@ -70,7 +70,7 @@ func wantMessages[M proto.Message](t *testing.T, what string, got []M, want []pr
 	}
 }
 
-// A part of the pods does not make the memo forget the others.
+// A filtered list does not evict other pods from the cache.
 func TestFilteredListsLeaveTheMemoAlone(t *testing.T) {
 	d := open(t)
 	pod := d.pod(t, "a")
@@ -86,7 +86,7 @@ func TestFilteredListsLeaveTheMemoAlone(t *testing.T) {
 	wantEqual(t, "pods remembered", len(*d.server.podWire.last.Load()), 2)
 }
 
-// Lists from many goroutines while pods come and go (go test -race).
+// Concurrent lists while pods change (go test -race).
 func TestListsWhilePodsChange(t *testing.T) {
 	d := open(t)
 	stop := make(chan struct{})

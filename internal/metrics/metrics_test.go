@@ -27,7 +27,7 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 )
 
-// scrape is what the endpoint answers, by series.
+// scrape returns the endpoint's values by series.
 func scrape(t *testing.T, m *Metrics) map[string]string {
 	t.Helper()
 	w := httptest.NewRecorder()
@@ -171,13 +171,13 @@ func TestSpansReachTheCollector(t *testing.T) {
 		t.Fatal(err)
 	}
 	tracing.Forward(batch(t, "a:b@1.0.0", "foo.Bar/Do"))
-	for deadline := time.Now().Add(10 * time.Second); len(s.names()) == 0; time.Sleep(time.Millisecond) { // pacing of a poll
+	for deadline := time.Now().Add(10 * time.Second); len(s.names()) == 0; time.Sleep(time.Millisecond) { // polling interval
 		if time.Now().After(deadline) {
 			t.Fatal("no span has come")
 		}
 	}
 	tracing.Forward([]byte("no message"))
-	tracing.Forward(batch(t, "a:b@1.0.0", "last")) // on its way when the daemon stops
+	tracing.Forward(batch(t, "a:b@1.0.0", "last")) // in transit when the daemon stops
 	if err := tracing.Close(); err != nil {
 		t.Error(err)
 	}
@@ -186,7 +186,7 @@ func TestSpansReachTheCollector(t *testing.T) {
 	}
 }
 
-// TestCollectorThatHangs neither holds anybody up nor takes memory without end.
+// TestCollectorThatHangs: it neither delays anybody nor takes unbounded memory.
 func TestCollectorThatHangs(t *testing.T) {
 	s := &sink{hold: make(chan struct{})}
 	tracing, err := NewTracing(t.Context(), startSink(t, s), slog.New(slog.DiscardHandler))

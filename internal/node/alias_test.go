@@ -10,8 +10,8 @@ import (
 	"github.com/tripod-run/tripod/test/fake"
 )
 
-// TestAliases: a pod that asks for an alias is a pod of the handler, is reported by the name that it asked for, and stays what it
-// is when the alias is gone from the configuration.
+// TestAliases: a pod that requests an alias belongs to the handler, is reported under the alias, and keeps working after the
+// alias is removed from the configuration.
 func TestAliases(t *testing.T) {
 	dir := t.TempDir()
 	b := openAliases(t, dir, map[string]string{"runc": "linux", "kata": "vm"})
@@ -52,7 +52,7 @@ func TestAliases(t *testing.T) {
 	}
 }
 
-// TestAliasesThatAreNone: an alias is of a backend, and hides none.
+// TestAliasesThatAreNone: an alias must stand for a backend and must not hide one.
 func TestAliasesThatAreNone(t *testing.T) {
 	for _, aliases := range []map[string]string{{"runc": "nowhere"}, {"wasm": "linux"}, {"a": "b", "b": "linux"}} {
 		if _, err := openConfig(t.TempDir(), func(c *node.Config, _ map[string]*fake.Backend) { c.Aliases = aliases }); !errdefs.IsInvalidArgument(err) {

@@ -14,7 +14,7 @@ import (
 	"github.com/tripod-run/tripod/internal/node"
 )
 
-// crashDir names the directory in which a child of TestN1 lives its script.
+// crashDir names the directory in which a child process of TestN1 runs its script.
 const crashDir = "TRIPOD_TEST_CRASH_DIR"
 
 func TestMain(m *testing.M) {
@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// crashScript walks a pod of many and a unit pod through every lifecycle call, so that every fail point is passed.
+// crashScript takes a pod with many containers and a unit pod through every lifecycle call, and so past every fail point.
 func crashScript(ctx context.Context, dir string) error {
 	b, err := tryOpen(dir)
 	if err != nil {
@@ -47,7 +47,7 @@ func crashScript(ctx context.Context, dir string) error {
 		again := containerConfig("c")
 		again.Metadata.Attempt = 1
 		err = errors.Join(b.StartContainer(ctx, id), b.UpdateContainer(ctx, id, nil), b.StopContainer(ctx, id, 0))
-		if id, createErr := b.CreateContainer(ctx, pod, again); createErr == nil { // of a unit pod, once the first one is retained
+		if id, createErr := b.CreateContainer(ctx, pod, again); createErr == nil { // for a unit pod, after the first attempt is retained
 			err = errors.Join(err, b.StartContainer(ctx, id), b.StopContainer(ctx, id, 0), b.RemoveContainer(ctx, id))
 		} else {
 			err = errors.Join(err, createErr)
@@ -59,9 +59,8 @@ func crashScript(ctx context.Context, dir string) error {
 	return nil
 }
 
-// TestN1KilledAtEveryFailPoint kills a node with SIGKILL at each fail point of the lifecycle, opens another over what
-// it left, and holds the record against what is there. Then the pods can be removed and the same
-// script runs to its end, leaving nothing.
+// TestN1KilledAtEveryFailPoint kills a node with SIGKILL at each fail point of the lifecycle, opens another on its state, and
+// compares the record to reality. Then the pods can be removed, and the same script completes and leaves nothing behind.
 func TestN1KilledAtEveryFailPoint(t *testing.T) {
 	failpoint.Needed(t)
 	visited := 0
@@ -82,7 +81,7 @@ func TestN1KilledAtEveryFailPoint(t *testing.T) {
 			}
 			b := open(t, dir)
 			b.holdsTrue(t)
-			b = b.reopen(t) // recovery itself left a true record
+			b = b.reopen(t) // the record must also be true after recovery
 			b.holdsTrue(t)
 			for _, p := range b.Pods() {
 				must(t, b.RemoveSandbox(t.Context(), p.ID))
@@ -102,7 +101,7 @@ func TestN1KilledAtEveryFailPoint(t *testing.T) {
 	}
 }
 
-// holdsTrue compares the record with what the backends and the network have.
+// holdsTrue compares the record to the state of the backends and the network.
 func (b *bench) holdsTrue(t *testing.T) {
 	t.Helper()
 	leases, err := b.network.Leases()

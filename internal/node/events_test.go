@@ -6,7 +6,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// TestN10ListenerThatNeverReadsIsCutOff: its buffer is bounded, and the others lose nothing.
+// TestN10ListenerThatNeverReadsIsCutOff: its buffer is bounded, and other subscribers lose nothing.
 func TestN10ListenerThatNeverReadsIsCutOff(t *testing.T) {
 	h := newHub()
 	idle, busy := h.subscribe(), h.subscribe()

@@ -18,7 +18,7 @@ import (
 	"github.com/tripod-run/tripod/test/fake"
 )
 
-// bench is a node on fake services, all of whose state lies below dir.
+// bench is a node on fake services whose state is below dir.
 type bench struct {
 	*node.Node
 	dir     string
@@ -27,7 +27,7 @@ type bench struct {
 	network *fake.Network
 }
 
-// open starts a node over dir: handler "linux" has pods of many containers, "wasm" has unit pods that run components.
+// open starts a node on dir: handler "linux" has pods with many containers, "wasm" has unit pods that run components.
 func open(t testing.TB, dir string) *bench {
 	t.Helper()
 	b, err := tryOpen(dir)
@@ -42,12 +42,12 @@ func tryOpen(dir string) (*bench, error) {
 	return openChanged(dir, func(map[string]sandbox.Backend, map[string]*fake.Backend) {})
 }
 
-// openChanged opens a node whose backends are changed first.
+// openChanged opens a node with modified backends.
 func openChanged(dir string, change func(backends map[string]sandbox.Backend, fakes map[string]*fake.Backend)) (*bench, error) {
 	return openConfig(dir, func(c *node.Config, fakes map[string]*fake.Backend) { change(c.Backends, fakes) })
 }
 
-// openConfig opens a node whose configuration is changed first.
+// openConfig opens a node with a modified configuration.
 func openConfig(dir string, change func(c *node.Config, fakes map[string]*fake.Backend)) (*bench, error) {
 	b := &bench{dir: dir, backend: map[string]*fake.Backend{}, network: &fake.Network{Dir: filepath.Join(dir, "network")}}
 	if err := os.MkdirAll(b.network.Dir, 0o700); err != nil {
@@ -87,14 +87,14 @@ func (b *bench) close() {
 	_ = b.store.Close()
 }
 
-// reopen ends the node and starts another over the same state.
+// reopen closes the node and starts another on the same state.
 func (b *bench) reopen(t testing.TB) *bench {
 	t.Helper()
 	b.close()
 	return open(t, b.dir)
 }
 
-// residue lists what is left of pods outside the record.
+// residue lists traces of pods outside the record.
 func (b *bench) residue(t testing.TB) []string {
 	t.Helper()
 	left, err := b.network.Leases()
@@ -165,7 +165,7 @@ func (b *bench) state(t testing.TB, id string) node.State {
 	return c.State
 }
 
-// eventually waits for a condition that another goroutine brings about.
+// eventually waits for a condition that another goroutine makes true.
 func eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	deadline := time.Now().Add(10 * time.Second)
@@ -173,7 +173,7 @@ func eventually(t testing.TB, what string, holds func() bool) {
 		if time.Now().After(deadline) {
 			t.Fatalf("never: %s", what)
 		}
-		time.Sleep(time.Millisecond) // pacing of a poll
+		time.Sleep(time.Millisecond) // polling interval
 	}
 }
 
@@ -260,7 +260,7 @@ func TestLifeOfAUnitPod(t *testing.T) {
 	}
 }
 
-// TestEveryCellOfTheUnitTable brings a unit pod into each state and orders each call.
+// TestEveryCellOfTheUnitTable puts a unit pod into each state and makes each call.
 func TestEveryCellOfTheUnitTable(t *testing.T) {
 	ctx := t.Context()
 	for _, state := range node.States {
@@ -299,7 +299,7 @@ func TestEveryCellOfTheUnitTable(t *testing.T) {
 	}
 }
 
-// bring makes a unit pod in a state. Starting lasts a moment, during which a call finds it.
+// bring makes a unit pod in a state. Starting lasts long enough for a call to meet it.
 func (b *bench) bring(t *testing.T, s node.State) (string, *runtimeapi.ContainerConfig) {
 	t.Helper()
 	ctx := t.Context()
@@ -359,7 +359,7 @@ func TestCreateContainerRepeats(t *testing.T) {
 	}
 }
 
-// TestN3CallerGoesAwayAndRetries: one pod comes of it, and no name stays reserved.
+// TestN3CallerGoesAwayAndRetries: the result is one pod, and no name stays reserved.
 func TestN3CallerGoesAwayAndRetries(t *testing.T) {
 	b := open(t, t.TempDir())
 	config := podConfig("p", "create-sandbox", "delay(200ms)")
@@ -385,7 +385,7 @@ func TestN3CallerGoesAwayAndRetries(t *testing.T) {
 	}
 }
 
-// TestN4FailuresAreRolledBack: whatever step fails, nothing is left and the same request then succeeds.
+// TestN4FailuresAreRolledBack: whichever step fails, nothing is left behind, and the same request then succeeds.
 func TestN4FailuresAreRolledBack(t *testing.T) {
 	for _, step := range []string{"validate", "network-setup", "network-setup.done", "create-sandbox", "create-sandbox.done"} {
 		t.Run(step, func(t *testing.T) {
@@ -427,7 +427,7 @@ func TestN4FailuresAreRolledBack(t *testing.T) {
 	})
 }
 
-// TestN4NetworkReleaseIsRetried: the pod is stopped for its user at once and leaves the network when the plugin can.
+// TestN4NetworkReleaseIsRetried: the caller's stop succeeds at once, and the pod leaves the network when the plugin works.
 func TestN4NetworkReleaseIsRetried(t *testing.T) {
 	b := open(t, t.TempDir())
 	pod := b.run(t, "", podConfig("p", "network-teardown", "error(plugin is ill)"))
@@ -503,7 +503,7 @@ func TestStopOverridesStartAndLongerStop(t *testing.T) {
 	}
 }
 
-// TestN8StuckBackendDelaysNobodyElse: lists, status calls and other pods go on beside an order that hangs.
+// TestN8StuckBackendDelaysNobodyElse: lists, status calls and other pods continue beside an order that hangs.
 func TestN8StuckBackendDelaysNobodyElse(t *testing.T) {
 	b := open(t, t.TempDir())
 	stuck := b.run(t, "", podConfig("stuck"))
@@ -563,7 +563,7 @@ func TestUpdateContainerMergesResources(t *testing.T) {
 	}
 }
 
-// stubborn is a backend whose starts fail with the container running, and whose stops then fail, too.
+// stubborn is a backend whose starts fail with the container running, and whose stops fail too.
 type stubborn struct{ *fake.Backend }
 
 func (s stubborn) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
@@ -603,7 +603,7 @@ func openWith(t *testing.T, dir, handler string, caps sandbox.Capabilities, wrap
 	return b
 }
 
-// TestCloseLetsOrdersFinish: what a caller that went away has ordered is done, and recorded, when Close returns.
+// TestCloseLetsOrdersFinish: an order whose caller went away is complete and recorded when Close returns.
 func TestCloseLetsOrdersFinish(t *testing.T) {
 	b := open(t, t.TempDir())
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)

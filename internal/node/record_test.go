@@ -34,7 +34,7 @@ func fullPod() *Pod {
 	}
 }
 
-// TestRecordsComeBackWhole compares a pod that uses every field with what is read of its record.
+// TestRecordsComeBackWhole encodes and decodes a pod that uses every field.
 func TestRecordsComeBackWhole(t *testing.T) {
 	want := fullPod()
 	raw, err := encodePod(want)
@@ -70,7 +70,7 @@ func TestRecordsComeBackWhole(t *testing.T) {
 	}
 }
 
-// TestUnitPodOfVersion1GetsAnAttemptID: its container had the pod's ID. What the backend has keeps that one.
+// TestUnitPodOfVersion1GetsAnAttemptID: its container had the pod's ID, which remains its ID in the backend.
 func TestUnitPodOfVersion1GetsAnAttemptID(t *testing.T) {
 	for _, unit := range []bool{true, false} {
 		raw, err := json.Marshal(podRecord{Version: 1, ID: newID(), Unit: unit, State: Initiated, Containers: []containerRecord{{ID: "c", State: Running}}})
@@ -91,7 +91,7 @@ func TestUnitPodOfVersion1GetsAnAttemptID(t *testing.T) {
 	}
 }
 
-// FuzzDecodePod: whatever lies in the store, reading it is an error or a pod.
+// FuzzDecodePod: decoding any bytes yields an error or a pod.
 func FuzzDecodePod(f *testing.F) {
 	raw, err := encodePod(fullPod())
 	if err != nil {

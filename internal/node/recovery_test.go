@@ -50,7 +50,7 @@ func TestReopenAdoptsWhatRunsAndWhatEnded(t *testing.T) {
 	}
 }
 
-// TestN9UnknownRecordVersionIsRefused: the node does not start, and nothing of the pods is touched.
+// TestN9UnknownRecordVersionIsRefused: the node does not start, and the pods stay untouched.
 func TestN9UnknownRecordVersionIsRefused(t *testing.T) {
 	b := open(t, t.TempDir())
 	b.run(t, "", podConfig("p"))
@@ -65,7 +65,7 @@ func TestN9UnknownRecordVersionIsRefused(t *testing.T) {
 	}
 }
 
-// TestBackendThatCannotBeRecovered: its pods stay in the list and take no orders; the others' do.
+// TestBackendThatCannotBeRecovered: its pods stay in the list and accept no orders; those of other backends do.
 func TestBackendThatCannotBeRecovered(t *testing.T) {
 	b := open(t, t.TempDir())
 	sick, fine := b.run(t, "linux", podConfig("sick")), b.run(t, "wasm", podConfig("fine"))
@@ -94,7 +94,7 @@ func TestBackendThatCannotBeRecovered(t *testing.T) {
 	must(t, b.RemoveSandbox(t.Context(), fine))
 }
 
-// waiting is a backend that waits for something until it is there.
+// waiting is a backend whose dependency is missing.
 type waiting struct {
 	*fake.Backend
 	there chan struct{}
@@ -109,8 +109,8 @@ func (w waiting) Recover(ctx context.Context, known []sandbox.Known, sink sandbo
 	}
 }
 
-// TestBackendThatWaits: while what a backend stands on is away, its handler says why it is not ready and its pods take no orders;
-// when it is there they are recovered, and what was half made is taken away.
+// TestBackendThatWaits: while a backend's dependency is missing, its handler reports why it is not ready and its pods accept
+// no orders; once it is back, the pods are recovered and half-made ones removed.
 func TestBackendThatWaits(t *testing.T) {
 	b := open(t, t.TempDir())
 	pod := b.run(t, "vm", podConfig("vm"))
@@ -154,7 +154,7 @@ func TestBackendThatWaits(t *testing.T) {
 	must(t, b.RemoveSandbox(t.Context(), pod))
 }
 
-// stuckNetwork does not come back from Teardown as long as its context lasts.
+// stuckNetwork does not return from Teardown until its context ends.
 type stuckNetwork struct {
 	*fake.Network
 	hangs chan string
@@ -169,7 +169,7 @@ func (s stuckNetwork) Teardown(ctx context.Context, a network.Attachment) error 
 	return context.Cause(ctx)
 }
 
-// intend records an intent of a pod, as a daemon leaves it that dies in the middle of the order.
+// intend records an intent of a pod, as left by a daemon that dies during the order.
 func intend(t *testing.T, b *bench, id string, call node.Call) {
 	t.Helper()
 	var record map[string]any
@@ -184,7 +184,7 @@ func intend(t *testing.T, b *bench, id string, call node.Call) {
 	must(t, err, b.store.Put("pods", id, raw))
 }
 
-// TestN4LeftoversThatHang: what cannot be cleaned up at the start keeps neither the node from serving, nor its stop, and is reported.
+// TestN4LeftoversThatHang: a clean-up that hangs at the start delays neither serving nor stopping, and is reported.
 func TestN4LeftoversThatHang(t *testing.T) {
 	b := open(t, t.TempDir())
 	stopped, half := b.run(t, "", podConfig("stopped")), b.run(t, "", podConfig("half"))
@@ -211,7 +211,7 @@ func TestN4LeftoversThatHang(t *testing.T) {
 	})
 	began := time.Now()
 	must(t, b.Close())
-	if took := time.Since(began); took >= 10*time.Second { // what orders under way get
+	if took := time.Since(began); took >= 10*time.Second { // the time that orders under way get
 		t.Errorf("the node's end waited %v for what it had to clean up", took)
 	}
 	must(t, b.store.Close())
@@ -224,7 +224,7 @@ func TestN4LeftoversThatHang(t *testing.T) {
 	b.close()
 }
 
-// failingNetwork gives nothing back while it fails.
+// failingNetwork releases nothing while it fails.
 type failingNetwork struct {
 	*fake.Network
 	fails *atomic.Bool
@@ -237,7 +237,8 @@ func (f failingNetwork) Teardown(ctx context.Context, a network.Attachment) erro
 	return f.Network.Teardown(ctx, a)
 }
 
-// TestLeftoverOfAnOrderThatSucceeds: what an order has cleaned up after all is no longer reported, without the janitor's next try.
+// TestLeftoverOfAnOrderThatSucceeds: what an order has cleaned up is no longer reported, even before the janitor's next
+// attempt.
 func TestLeftoverOfAnOrderThatSucceeds(t *testing.T) {
 	net := failingNetwork{fails: new(atomic.Bool)}
 	b, err := openConfig(t.TempDir(), func(c *node.Config, _ map[string]*fake.Backend) {
@@ -257,7 +258,7 @@ func TestLeftoverOfAnOrderThatSucceeds(t *testing.T) {
 	eventually(t, "nothing is left over", func() bool { return b.Leftovers() == nil })
 }
 
-// hanging is a backend that does not come back from Recover before it is let go.
+// hanging is a backend whose Recover blocks until it is released.
 type hanging struct {
 	*fake.Backend
 	letGo chan struct{}
@@ -268,7 +269,7 @@ func (h hanging) Recover(ctx context.Context, known []sandbox.Known, sink sandbo
 	return h.Backend.Recover(ctx, known, sink)
 }
 
-// TestN8BackendThatHangsAtStart: the node serves the pods of all others, and its own once it has come back.
+// TestN8BackendThatHangsAtStart: the node serves the pods of other backends at once, and its own after it has recovered.
 func TestN8BackendThatHangsAtStart(t *testing.T) {
 	b := open(t, t.TempDir())
 	stuck := b.run(t, "vm", podConfig("stuck"))

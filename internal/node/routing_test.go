@@ -15,21 +15,21 @@ import (
 	"github.com/tripod-run/tripod/test/fake"
 )
 
-// dialed is a backend that is asked for connections.
+// dialed is a backend with a Dialer.
 type dialed struct{ *fake.Backend }
 
 func (dialed) Dial(_ context.Context, p *sandbox.Pod, c *sandbox.Container, network, address string) (net.Conn, error) {
 	return nil, fmt.Errorf("asked for %s %s of %s, container %v", network, address, p.ID, c != nil)
 }
 
-// target is a pod with the annotation that names a runtime.
+// target is a pod whose annotation selects a runtime.
 func target(name, runtime string) *runtimeapi.PodSandboxConfig {
 	config := podConfig(name)
 	config.Annotations["kubernetes.io/target-runtime"] = runtime
 	return config
 }
 
-// TestRoutes: a pod that names no handler goes where its annotation says; an image of another handler is refused.
+// TestRoutes: a pod without a handler goes to the one that its annotation selects; an image of another handler is refused.
 func TestRoutes(t *testing.T) {
 	b := open(t, t.TempDir())
 	marked := target("marked", "virtlet.cloud")
@@ -63,7 +63,7 @@ func TestRoutes(t *testing.T) {
 	b.create(t, vm, config)
 }
 
-// TestDialPod: a backend that wants to be asked is, with the container that runs.
+// TestDialPod: a backend with a Dialer is asked to dial, with the running container.
 func TestDialPod(t *testing.T) {
 	b := open(t, t.TempDir())
 	vm, plain := b.run(t, "vm", podConfig("vm")), b.run(t, "linux", podConfig("plain"))

@@ -11,7 +11,7 @@ import (
 	"github.com/tripod-run/tripod/test/fake"
 )
 
-// deaf is a backend whose figures of one pod never come, whatever its context says.
+// deaf is a backend that never returns one pod's statistics, whatever its context says.
 type deaf struct {
 	*fake.Backend
 	name string
@@ -25,8 +25,8 @@ func (d deaf) PodStats(ctx context.Context, p *sandbox.Pod) (*runtimeapi.LinuxPo
 	return d.Backend.PodStats(ctx, p)
 }
 
-// TestN8SickPodCostsItsFiguresOnce: a list of figures leaves out the pod that hangs, and asking again and again costs
-// neither time nor goroutines.
+// TestN8SickPodCostsItsFiguresOnce: a list of statistics omits a hanging pod, and repeated requests cost neither time nor
+// goroutines.
 func TestN8SickPodCostsItsFiguresOnce(t *testing.T) {
 	free := make(chan struct{})
 	b := openWith(t, t.TempDir(), "linux", sandbox.Capabilities{}, func(f *fake.Backend) sandbox.Backend { return deaf{f, "sick", free} })

@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// seedTable is the table of seed 1 as it is written there, without the column of the pod that does not exist. A blank
-// square ("impossible") is a dot.
+// seedTable is the table of seed 1, without the column of the missing pod. A dot is a blank cell ("impossible").
 const seedTable = `
               Initiated Created Starting Running Stopped Removed Killed
    Initiated      .        ✔       ✘        .       ✘       ✘      ✔
@@ -20,8 +19,8 @@ const seedTable = `
    Killed         .        ✘       ✘        .       ✘       ✘      ↻
 `
 
-// TestUnitTableIsSeedOnes compares each of the 49 cells. The column Running is no call's, and Initiated is that of
-// RunPodSandbox, which names no existing pod.
+// TestUnitTableIsSeedOnes compares each of the 49 cells. No call leads to Running, and the column Initiated is RunPodSandbox,
+// which names no existing pod.
 func TestUnitTableIsSeedOnes(t *testing.T) {
 	call := map[State]Call{Created: CreateContainer, Starting: StartContainer, Stopped: StopContainer, Removed: RemoveContainer, Killed: StopPodSandbox}
 	lines := strings.Split(strings.TrimSpace(seedTable), "\n")
@@ -44,7 +43,7 @@ func TestUnitTableIsSeedOnes(t *testing.T) {
 	}
 }
 
-// TestEveryCellIsFilled: no state or call is forgotten in either table.
+// TestEveryCellIsFilled: both tables have every state and call.
 func TestEveryCellIsFilled(t *testing.T) {
 	for _, unit := range []bool{true, false} {
 		for _, s := range States {
@@ -60,7 +59,7 @@ func TestEveryCellIsFilled(t *testing.T) {
 	}
 }
 
-// TestDocumentedTable holds docs/states.md against the table; UPDATE=1 in the environment writes it.
+// TestDocumentedTable compares docs/states.md to the table; UPDATE=1 in the environment writes it.
 func TestDocumentedTable(t *testing.T) {
 	const path = "../../docs/states.md"
 	want := "# The state tables\n\nPrinted from `internal/node/table.go`. ✔ valid, ↻ a repeat that changes nothing, ✘ FailedPrecondition, ⇒ a walk over valid edges.\n\n" + strings.TrimSpace(markdown()) + "\n"

@@ -14,14 +14,14 @@ import (
 	"github.com/tripod-run/tripod/test/fake"
 )
 
-// attempt is a container's configuration as a kubelet gives it at its nth restart.
+// attempt is a container's configuration as a kubelet sends it for its nth restart.
 func attempt(n uint32, annotations ...string) *runtimeapi.ContainerConfig {
 	config := containerConfig("c", annotations...)
 	config.Metadata.Attempt = n
 	return config
 }
 
-// TestKubeletRestartsAUnitPod: a later attempt takes the place of the container that has ended; the same one does not.
+// TestKubeletRestartsAUnitPod: a later attempt replaces the container that has ended; the same attempt does not.
 func TestKubeletRestartsAUnitPod(t *testing.T) {
 	b := open(t, t.TempDir())
 	ctx := t.Context()
@@ -63,7 +63,7 @@ func TestKubeletRestartsAUnitPod(t *testing.T) {
 	}
 }
 
-// TestPreviousAttemptsAreBounded: the oldest go first, and what is kept comes back with the record.
+// TestPreviousAttemptsAreBounded: the oldest are dropped first, and the others are recovered with the record.
 func TestPreviousAttemptsAreBounded(t *testing.T) {
 	b := open(t, t.TempDir())
 	pod := b.run(t, "wasm", podConfig("p"))
@@ -93,8 +93,8 @@ func TestPreviousAttemptsAreBounded(t *testing.T) {
 	}
 }
 
-// TestUnmakeableNextAttemptIsRemoved: when the last attempt is retained and the next one cannot be made, the pod is as
-// one whose container was removed.
+// TestUnmakeableNextAttemptIsRemoved: if the last attempt is retained and the next one cannot be made, the pod is like one
+// whose container was removed.
 func TestUnmakeableNextAttemptIsRemoved(t *testing.T) {
 	b := open(t, t.TempDir())
 	ctx := t.Context()
@@ -116,7 +116,7 @@ func TestUnmakeableNextAttemptIsRemoved(t *testing.T) {
 	}
 }
 
-// TestRefusedNextAttemptLeavesTheLast: what ended, and how, is there until its successor is known to be acceptable.
+// TestRefusedNextAttemptLeavesTheLast: an ended attempt and its exit remain until its successor is accepted.
 func TestRefusedNextAttemptLeavesTheLast(t *testing.T) {
 	b := open(t, t.TempDir())
 	pod := b.run(t, "wasm", podConfig("p"))
@@ -130,7 +130,7 @@ func TestRefusedNextAttemptLeavesTheLast(t *testing.T) {
 	}
 }
 
-// TestRemovalInAKilledUnitPodUnlists: it is refused, and lists leave the container out from then on, restarts included.
+// TestRemovalInAKilledUnitPodUnlists: it is refused, but from then on lists omit the container, even after a restart.
 func TestRemovalInAKilledUnitPodUnlists(t *testing.T) {
 	b := open(t, t.TempDir())
 	pod := b.run(t, "wasm", podConfig("p"))
@@ -172,8 +172,8 @@ func (n naming) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.
 	return r, err
 }
 
-// TestComponentsNamedByTheBackend: pods without component labels are in the index under the name that their backend
-// told, which goes with the container.
+// TestComponentsNamedByTheBackend: pods without component labels are indexed under the name from their backend until the
+// container is removed.
 func TestComponentsNamedByTheBackend(t *testing.T) {
 	b := openUnit(t, t.TempDir())
 	ctx := t.Context()

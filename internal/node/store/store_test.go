@@ -120,7 +120,7 @@ func TestOneBadWriteDoesNotHarmItsNeighbours(t *testing.T) {
 	}
 }
 
-// TestN9LaterFormatIsRefused: a file of a later program is left alone.
+// TestN9LaterFormatIsRefused: a file of a later version stays untouched.
 func TestN9LaterFormatIsRefused(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "node.db")
 	s := open(t, path)
@@ -138,7 +138,7 @@ func TestN9LaterFormatIsRefused(t *testing.T) {
 	}
 }
 
-// TestN11FileThatIsNotWhole: it is refused, and stays as it is.
+// TestN11FileThatIsNotWhole: it is refused and stays untouched.
 func TestN11FileThatIsNotWhole(t *testing.T) {
 	whole := filepath.Join(t.TempDir(), "whole.db")
 	s, err := Open(whole)
@@ -187,7 +187,7 @@ func TestN11FileThatIsNotWhole(t *testing.T) {
 	}
 }
 
-// TestN11KilledWhileMade: what a process left that died while it made the file is no file yet.
+// TestN11KilledWhileMade: what a process leaves that dies while creating the file does not count as a file.
 func TestN11KilledWhileMade(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "node.db")
 	if err := os.WriteFile(path+".new", []byte("half"), 0o600); err != nil {
