@@ -12,10 +12,10 @@ import (
 	"github.com/Masterminds/semver/v3"
 )
 
-// The three of November 2025, of which runc's fixes are in three lines of releases.
+// The three of November 2025, which runc fixed in three release lines.
 var november2025 = []string{"CVE-2025-31133", "CVE-2025-52565", "CVE-2025-52881"}
 
-// TestAdvisories: what is said of the version lines that runtimes print.
+// TestAdvisories: the finding for version lines that runtimes print.
 func TestAdvisories(t *testing.T) {
 	debian := &debianPackage{version: "1.1.5+ds1-1+deb12u1", named: []string{"CVE-2024-21626"}}
 	for line, want := range map[string]struct {
@@ -72,7 +72,7 @@ func TestAdvisories(t *testing.T) {
 	}
 }
 
-// TestAdvisoryTable: every version in the table is one, and each list is in order.
+// TestAdvisoryTable: every version in the table is valid, and each list is sorted.
 func TestAdvisoryTable(t *testing.T) {
 	for name, list := range advisories {
 		for _, a := range list {
@@ -94,7 +94,7 @@ func TestAdvisoryTable(t *testing.T) {
 	}
 }
 
-// TestPackageChangelog: what a package has fixed is read from its changelog; without one nothing is known.
+// TestPackageChangelog: a package's fixes are read from its changelog; without one they are unknown.
 func TestPackageChangelog(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "changelog.Debian.gz")
 	if named := changelogCVEs(file); named != nil {

@@ -39,7 +39,7 @@ func TestLifecycle(t *testing.T) {
 		if again := c.status(); again != s {
 			t.Errorf("status %+v, event %+v", again, s)
 		}
-		// A second start is a new run in the same file system.
+		// A second start is a new run on the same file system.
 		c.start()
 		if s := c.waitExit(); s.ExitCode != 3 {
 			t.Errorf("second exit: %+v", s)
@@ -116,8 +116,8 @@ func TestStop(t *testing.T) {
 		if s := deaf.status(); s.ExitCode != 137 || time.Since(began) < 300*time.Millisecond {
 			t.Errorf("killed after %v: %+v", time.Since(began), s)
 		}
-		deaf.stop(0) // again
-		// A second call with less patience cuts the first one short.
+		deaf.stop(0) // a repeat
+		// A second call with a shorter grace ends the first one early.
 		deaf.start()
 		first := make(chan error, 1)
 		go func() { first <- r.StopContainer(t.Context(), p.Pod, deaf.Container, time.Hour) }()
@@ -125,7 +125,7 @@ func TestStop(t *testing.T) {
 		if err := <-first; err != nil {
 			t.Error(err)
 		}
-		// The end of the context ends the waiting only.
+		// The end of the context ends only the waiting.
 		deaf.start()
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
@@ -136,7 +136,7 @@ func TestStop(t *testing.T) {
 	})
 }
 
-// waitExitOf takes events until one with this exit code.
+// waitExitOf waits for an event with this exit code.
 func (c *testContainer) waitExitOf(code int32) {
 	for {
 		if s := c.waitExit(); s.ExitCode == code && c.status().State == sandbox.StateExited {
@@ -192,8 +192,8 @@ func TestSharedNamespaces(t *testing.T) {
 	})
 }
 
-// ping sends an echo request to loopback in a network namespace as a user without capabilities, and waits for the answer: by
-// the kind of socket that ping(8) has for such users, which busybox lacks.
+// ping sends an echo request to loopback in a network namespace as a user without capabilities, and waits for the answer. It
+// uses the socket type that ping(8) uses for such users, which busybox lacks.
 func ping(netns string, uid int) error {
 	return onNewThread(func() error {
 		at, err := unix.Open(netns, unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -204,7 +204,7 @@ func ping(netns string, uid int) error {
 		if err := unix.Setns(at, unix.CLONE_NEWNET); err != nil {
 			return err
 		}
-		// The thread's own, unlike syscall.Setresuid, which is all threads'.
+		// Changes only this thread's user; syscall.Setresuid changes all threads'.
 		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESGID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
 			return errno
 		}
@@ -228,7 +228,7 @@ func ping(netns string, uid int) error {
 	})
 }
 
-// TestOwnNetworkNeedsNoRoot: a program that is not root serves port 80 and pings, unless the pod says otherwise.
+// TestOwnNetworkNeedsNoRoot: an unprivileged program can serve port 80 and ping, unless the pod's sysctls forbid it.
 func TestOwnNetworkNeedsNoRoot(t *testing.T) {
 	const settings = "cat /proc/sys/net/ipv4/ip_unprivileged_port_start /proc/sys/net/ipv4/ping_group_range | tr '\n\t' '  '"
 	bothRuntimes(t, func(t *testing.T, r *rig) {
@@ -291,12 +291,12 @@ func TestSharedPIDNamespace(t *testing.T) {
 		if got := two.exec("ps"); !strings.Contains(got, "sleep 4321") || !strings.Contains(got, "/pause") {
 			t.Errorf("ps: %s", got)
 		}
-		// What a container leaves behind in the shared namespace ends with it.
+		// Processes that a container leaves in the shared namespace end with it.
 		one.stop(10 * time.Second)
 		if got := two.exec("ps"); strings.Contains(got, "sleep 4321") {
 			t.Errorf("ps: %s", got)
 		}
-		// The pod is of no use without its init.
+		// The pod is unusable without its init.
 		state, err := readPodState(r.cfg.podRunDir(p.ID))
 		if err != nil {
 			t.Fatal(err)
@@ -333,7 +333,7 @@ func TestTargetPIDNamespace(t *testing.T) {
 	})
 }
 
-// TestOwnIPC: containers with IPC namespaces of their own share none, and take no kernel parameters from the pod.
+// TestOwnIPC: containers with their own IPC namespaces share none, and the pod's kernel parameters do not apply to them.
 func TestOwnIPC(t *testing.T) {
 	r := newRig(t, "crun")
 	own := func(c *runtimeapi.PodSandboxConfig) {
@@ -431,7 +431,7 @@ func TestReopenLog(t *testing.T) {
 		p := r.pod()
 		c := p.container("echo one; cat; echo two; "+forever, func(c *runtimeapi.ContainerConfig) { c.Stdin, c.StdinOnce = true, true }).start()
 		c.waitLog("one")
-		// Nothing was rotated: nothing is lost.
+		// Nothing was rotated, so nothing may be lost.
 		if err := r.ReopenLog(t.Context(), p.Pod, c.Container); err != nil {
 			t.Fatal(err)
 		}
@@ -445,7 +445,7 @@ func TestReopenLog(t *testing.T) {
 		if got := c.log(); got != "" {
 			t.Errorf("the new log holds %q", got)
 		}
-		// The end of stdin lets it go on.
+		// The end of stdin lets the program continue.
 		if err := r.Attach(t.Context(), p.Pod, c.Container, sandbox.AttachRequest{Stdin: strings.NewReader("in\n"), Stdout: stopAt("two")}); err == nil {
 			t.Error("attach ended without the writer's error")
 		}
@@ -458,7 +458,7 @@ func TestReopenLog(t *testing.T) {
 	})
 }
 
-// stopAt is a writer that fails once it was given text.
+// stopAt is a writer that fails once it has received text.
 func stopAt(text string) writerFunc {
 	var got strings.Builder
 	return func(p []byte) (int, error) {

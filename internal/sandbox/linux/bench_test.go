@@ -13,7 +13,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// BenchmarkStart measures each order of a container's life, as milliseconds per order.
+// BenchmarkStart measures each step of a container's life in milliseconds.
 func BenchmarkStart(b *testing.B) {
 	for _, name := range []string{"crun", "runc"} {
 		b.Run(name, func(b *testing.B) {
@@ -70,8 +70,8 @@ func BenchmarkSandbox(b *testing.B) {
 	b.ReportMetric(float64(remove.Microseconds())/1000/float64(b.N), "remove-ms")
 }
 
-// BenchmarkRemoveBesideWriters measures the removal of a container while 100 MiB that another program has written are not on
-// the disk yet, with and without syncs of its layer.
+// BenchmarkRemoveBesideWriters measures the removal of a container while 100 MiB of another program's writes are not on disk
+// yet, with and without syncs of the container's layer.
 func BenchmarkRemoveBesideWriters(b *testing.B) {
 	for name, volatile := range map[string]bool{"volatile": true, "synced": false} {
 		b.Run(name, func(b *testing.B) {
@@ -85,7 +85,7 @@ func BenchmarkRemoveBesideWriters(b *testing.B) {
 				if _, err := r.CreateContainer(b.Context(), p.Pod, c); err != nil {
 					b.Fatal(err)
 				}
-				neighbour := filepath.Join(filepath.Dir(r.images.dir), c.ID) // a new file: ext4 writes out one that replaces another
+				neighbour := filepath.Join(filepath.Dir(r.images.dir), c.ID) // a new file, because ext4 flushes a file that replaces another
 				if err := os.WriteFile(neighbour, make([]byte, 100<<20), 0o600); err != nil {
 					b.Fatal(err)
 				}
@@ -117,7 +117,7 @@ func BenchmarkStats(b *testing.B) {
 	}
 }
 
-// BenchmarkIdleMemory measures what of ours stays in memory for an idle container: conmon, by its proportional share.
+// BenchmarkIdleMemory measures our memory for an idle container: conmon's proportional share.
 func BenchmarkIdleMemory(b *testing.B) {
 	const containers = 20
 	r := newRig(b, "crun")

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestFaultC10FilledPodFiles: a container writes to each file that the pod gives it until it is told to stop. That comes soon,
-// what it wrote is memory of its own cgroup, and the file system of the run directory has what it had.
+// TestFaultC10FilledPodFiles: a container writes to each file that the pod provides until the write fails. That happens soon,
+// the memory is charged to its own cgroup, and the run directory's file system is unaffected.
 func TestFaultC10FilledPodFiles(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		p := r.pod()
@@ -54,7 +54,7 @@ func TestFaultC10FilledPodFiles(t *testing.T) {
 	})
 }
 
-// memoryOf is how much memory a cgroup uses, in bytes.
+// memoryOf returns the memory use of a cgroup in bytes.
 func memoryOf(t *testing.T, r *rig, cgroup string) int {
 	t.Helper()
 	file := "memory.usage_in_bytes"
@@ -72,8 +72,8 @@ func memoryOf(t *testing.T, r *rig, cgroup string) int {
 	return n
 }
 
-// TestRecoverFilesForEtc: a pod whose files for /etc are not where this program keeps them, as after an upgrade, is given them
-// again at the start of the daemon; its containers run on, and new ones have the files.
+// TestRecoverFilesForEtc: if a pod's files for /etc are not at the expected place, as after an upgrade, the daemon's start
+// recreates them; its containers keep running, and new ones get the files.
 func TestRecoverFilesForEtc(t *testing.T) {
 	r := newRig(t, "crun")
 	p := r.pod()
@@ -91,14 +91,14 @@ func TestRecoverFilesForEtc(t *testing.T) {
 	old.stop(time.Second)
 }
 
-// TestFaultC10LogFlood: the log of a container that writes as fast as it can stays within its bound while nobody rotates it. What is
-// kept are whole lines, the newest among them.
+// TestFaultC10LogFlood: the log of a container that writes as fast as it can stays within its limit without rotation. It
+// keeps whole lines, including the newest.
 func TestFaultC10LogFlood(t *testing.T) {
 	const most = 1 << 20
 	r := newRig(t, "crun")
 	r.cfg.LogSizeMax = most
 	r.restart()
-	// Some 4 MB, of which the 1 MiB is filled several times.
+	// About 4 MB, several times the limit of 1 MiB.
 	c := r.pod().container("i=0; while test $i -lt 60000; do echo line $i of a flood; i=$((i+1)); done").start()
 	c.waitExit()
 	raw, err := os.ReadFile(c.logFile())

@@ -63,7 +63,7 @@ func TestCgroupParentForm(t *testing.T) {
 	}
 }
 
-// TestPodLimitsV2 sets a pod's limits in a made-up tree of cgroup v2.
+// TestPodLimitsV2 sets a pod's limits in a simulated cgroup v2 tree.
 func TestPodLimitsV2(t *testing.T) {
 	root := t.TempDir()
 	g := cgroups{cgroup.Tree{Driver: cgroup.DriverCgroupfs, Parent: "/tripod", V2: true, Roots: map[string]string{"": root}}}
@@ -90,14 +90,14 @@ func TestPodLimitsV2(t *testing.T) {
 			t.Errorf("%s: %q, %v", above, raw, err)
 		}
 	}
-	// Whoever names a parent limits the pod there.
+	// A caller that names a parent limits the pod there.
 	p.Config.Linux.CgroupParent = "/kubepods/pod1"
 	if err := g.limit(p); err != nil || exists(filepath.Join(root, "kubepods")) {
 		t.Error(err)
 	}
 }
 
-// TestHierarchies finds controllers as hosts mount them on cgroup v1: one by one, or cpu and cpuacct together.
+// TestHierarchies finds cgroup v1 controllers as hosts mount them: one by one, or cpu and cpuacct together.
 func TestHierarchies(t *testing.T) {
 	for name, roots := range map[string]map[string]string{
 		"apart": {"cpu": t.TempDir(), "cpuacct": "/none", "memory": "/none"}, "together": {"cpu,cpuacct": t.TempDir(), "memory": "/none"},
@@ -168,7 +168,7 @@ func FuzzRuntimeMessage(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, said string) { runtimeMessage(said) })
 }
 
-// TestStateVersion: a file of another version is refused, a torn one is as good as none.
+// TestStateVersion: a file of another version is refused; a damaged one counts as missing.
 func TestStateVersion(t *testing.T) {
 	dir := t.TempDir()
 	name := filepath.Join(dir, "state.json")
@@ -187,7 +187,7 @@ func TestStateVersion(t *testing.T) {
 	}
 }
 
-// TestN10ProcessIdentity: a PID alone is nobody.
+// TestN10ProcessIdentity: a PID alone identifies no process.
 func TestN10ProcessIdentity(t *testing.T) {
 	start, err := process.StartTime(os.Getpid())
 	if err != nil {

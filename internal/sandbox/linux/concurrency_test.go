@@ -16,8 +16,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// TestManyAtOnce: pods and containers that come and go at the same time do not disturb each other, and leave neither
-// goroutines nor descriptors.
+// TestManyAtOnce: pods and containers that are made and removed concurrently do not disturb each other and leave neither
+// goroutines nor descriptors behind.
 func TestManyAtOnce(t *testing.T) {
 	r := newRig(t, "crun")
 	p := r.pod()
@@ -58,7 +58,7 @@ func TestManyAtOnce(t *testing.T) {
 	wg.Wait()
 	settled := func() bool { return runtime.NumGoroutine() <= goroutines && countDescriptors(t) <= descriptors }
 	for deadline := time.Now().Add(5 * time.Second); !settled() && time.Now().Before(deadline); {
-		time.Sleep(10 * time.Millisecond) // the last watchers are on their way out
+		time.Sleep(10 * time.Millisecond) // the last watchers are ending
 	}
 	if !settled() {
 		stacks := make([]byte, 64<<10)

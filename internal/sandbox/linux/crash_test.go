@@ -17,10 +17,10 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// victimEnv makes the test binary a process that leads a pod through its life and dies at a fail point.
+// victimEnv turns the test binary into a process that takes a pod through its life and dies at a fail point.
 const victimEnv = "TRIPOD_TEST_VICTIM"
 
-// victim is what that process is told.
+// victim holds that process's parameters.
 type victim struct {
 	Root, RunDir, Runtime, CgroupParent, Images string
 	PodID, ContainerID                          string
@@ -33,7 +33,7 @@ func (v victim) container() *sandbox.Container {
 	return &sandbox.Container{ID: v.ContainerID, Config: v.Container, ImageID: busybox}
 }
 
-// live leads the pod through its whole life.
+// live takes the pod through its whole life.
 func (v victim) live() error {
 	b, err := New(Config{Root: v.Root, RunDir: v.RunDir, Runtime: v.Runtime, CgroupParent: v.CgroupParent, Images: openFakeImages(v.Images)})
 	if err != nil {
@@ -56,8 +56,8 @@ func (v victim) live() error {
 	return errors.New("lived to the end")
 }
 
-// TestN1CrashMatrix kills a process that uses the backend at every fail point. A new backend then finds every container
-// in a true state and can remove it, or removes everything when the record does not know it.
+// TestN1CrashMatrix kills a process that uses the backend at every fail point. A new backend then finds every container in
+// its true state and can remove it, or removes everything if the record does not contain it.
 func TestN1CrashMatrix(t *testing.T) {
 	failpoint.Needed(t)
 	for _, point := range failpoint.Names() {
@@ -108,7 +108,7 @@ func (r *rig) victim() victim {
 	}
 }
 
-// die runs the victim to its end at the fail point.
+// die runs the victim until it dies at the fail point.
 func (r *rig) die(v victim, point string) {
 	r.tb.Helper()
 	raw, err := json.Marshal(v)

@@ -18,8 +18,8 @@ import (
 )
 
 // TestC9NoInodeOfTheHost: no descriptor of a container's process, of a program run by exec or of a pod's init process is an
-// inode of the host, and nothing that is done to a container changes the node's /dev/null. Each case is a process that looks
-// at its descriptors from within as well: as root it changes their mode.
+// inode of the host, and nothing done to a container changes the node's /dev/null. Each process also inspects its descriptors
+// from inside: as root it changes their mode.
 func TestC9NoInodeOfTheHost(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		null := ownNull(t)
@@ -77,7 +77,7 @@ func TestC9NoInodeOfTheHost(t *testing.T) {
 	})
 }
 
-// owner is what a container could change of an inode.
+// owner is what a container could change about an inode.
 type owner struct{ uid, gid, mode uint32 }
 
 func statOf(t *testing.T, path string) owner {
@@ -89,8 +89,8 @@ func statOf(t *testing.T, path string) owner {
 	return owner{st.Uid, st.Gid, st.Mode}
 }
 
-// ownNull gives the test's mount namespace a /dev/null of its own, whose owner nobody else has, so that a failure harms no
-// other program of this machine.
+// ownNull gives the test's mount namespace its own /dev/null with an unused owner, so that a failure harms no other program
+// on this machine.
 func ownNull(t *testing.T) owner {
 	t.Helper()
 	node := filepath.Join(t.TempDir(), "null")
@@ -106,8 +106,8 @@ func ownNull(t *testing.T) owner {
 	return statOf(t, "/dev/null")
 }
 
-// inspect fails for each descriptor of a process that lies in none of its own mounts. What has no place in a file system
-// (pipes, sockets, memory) has no other owner.
+// inspect fails for each descriptor of a process that is in none of its own mounts. Pipes, sockets and memory are in no file
+// system and have no other owner.
 func inspect(t *testing.T, what string, pid int) {
 	t.Helper()
 	var own []string
@@ -126,7 +126,7 @@ func inspect(t *testing.T, what string, pid int) {
 	for _, e := range entries {
 		target, err := os.Readlink(filepath.Join(dir, e.Name()))
 		if err != nil {
-			continue // closed since
+			continue // closed in the meantime
 		}
 		if strings.Contains(target, ":[") || strings.HasPrefix(target, "/memfd:") {
 			continue
@@ -142,7 +142,7 @@ func inspect(t *testing.T, what string, pid int) {
 	}
 }
 
-// initPid is the container's first process, once it is the container's own program and no more the OCI runtime.
+// initPid is the container's first process, once the OCI runtime has become the container's program.
 func initPid(t *testing.T, r *rig, p *testPod, c *testContainer) int {
 	t.Helper()
 	_, l, err := r.ledger.Running(p.ID, c.ID)

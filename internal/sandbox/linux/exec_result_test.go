@@ -13,8 +13,8 @@ import (
 	"github.com/tripod-run/tripod/internal/process"
 )
 
-// TestExecInDyingContainer: an exec that fails because the container ends is the container's end, not a fault and not a
-// wrong request, also when the end has not been noticed yet.
+// TestExecInDyingContainer: an exec that fails because the container ends reports that, rather than a fault or an invalid
+// request, even if the end has not been noticed yet.
 func TestExecInDyingContainer(t *testing.T) {
 	zombie := exec.Command("true")
 	if err := zombie.Start(); err != nil {
@@ -25,7 +25,7 @@ func TestExecInDyingContainer(t *testing.T) {
 		return &process.Process{ID: process.ID{Pid: pid}, Dead: make(chan struct{})}
 	}
 	for init := unnoticed(zombie.Process.Pid); !init.Ending(); {
-		time.Sleep(time.Millisecond) // until the kernel is through with it
+		time.Sleep(time.Millisecond) // until the kernel has finished
 	}
 	soon := unnoticed(os.Getpid())
 	for _, c := range []struct {
@@ -51,7 +51,8 @@ func TestExecInDyingContainer(t *testing.T) {
 	}
 }
 
-// TestExecInLivingContainer: what the runtime says of a container that lives on has its meaning, and is never Unknown.
+// TestExecInLivingContainer: the runtime's message about a running container determines the error's class, which is never
+// Unknown.
 func TestExecInLivingContainer(t *testing.T) {
 	for _, c := range []struct {
 		said string
@@ -61,7 +62,7 @@ func TestExecInLivingContainer(t *testing.T) {
 		{`{"msg":"fork: Resource temporarily unavailable"}`, errdefs.IsResourceExhausted},
 		{`{"level":"error","msg":"exec failed: unable to start container process: error executing setns process: resource temporarily unavailable"}`, errdefs.IsResourceExhausted},
 		{`{"msg":"write to sync socket: Broken pipe"}`, errdefs.IsUnavailable},
-		{"", errdefs.IsUnavailable}, // killed, by a process of the container's
+		{"", errdefs.IsUnavailable}, // killed by a process in the container
 	} {
 		dir := t.TempDir()
 		if err := os.WriteFile(filepath.Join(dir, "log"), []byte(c.said), 0o600); err != nil {

@@ -44,7 +44,7 @@ func TestExec(t *testing.T) {
 	})
 }
 
-// TestC4ExecDrain: a child that holds the output does not hold up the caller, nor does a program outlive its context.
+// TestC4ExecDrain: a child that holds the output does not block the caller, and no program outlives its context.
 func TestC4ExecDrain(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		p := r.pod()
@@ -103,7 +103,7 @@ func TestExecTerminal(t *testing.T) {
 	})
 }
 
-// safeBuffer is a buffer for writers that are still about.
+// safeBuffer is a buffer that late writers may still use.
 type safeBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -146,7 +146,7 @@ func TestAttach(t *testing.T) {
 		out.waitFor(t, "out-hello")
 		errOut.waitFor(t, "err-hello")
 		_, _ = io.WriteString(feed, "more\n")
-		_ = feed.Close() // stdin_once: the program sees the end
+		_ = feed.Close() // stdin_once: the program sees the end of input
 		if err := <-result; err != nil {
 			t.Error(err)
 		}
@@ -159,7 +159,7 @@ func TestAttach(t *testing.T) {
 	})
 }
 
-// TestAttachTwice: without stdin_once a client comes and goes, and the next one is served by the same program.
+// TestAttachTwice: without stdin_once a client attaches and disconnects, and the same program serves the next one.
 func TestAttachTwice(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		p := r.pod()
@@ -198,7 +198,7 @@ func TestAttachTerminal(t *testing.T) {
 		}()
 		sizes <- sandbox.TermSize{Width: 101, Height: 33}
 		for deadline := time.Now().Add(10 * time.Second); !strings.Contains(out.String(), "33 101") && time.Now().Before(deadline); {
-			_, _ = io.WriteString(feed, "x\n") // until the size has arrived
+			_, _ = io.WriteString(feed, "x\n") // until the size arrives
 			time.Sleep(10 * time.Millisecond)
 		}
 		out.waitFor(t, "33 101")
@@ -208,7 +208,7 @@ func TestAttachTerminal(t *testing.T) {
 	})
 }
 
-// TestC6NoDescriptorLeaks: neither the container nor its monitor has a descriptor of ours.
+// TestC6NoDescriptorLeaks: neither the container nor its monitor has any of our descriptors.
 func TestC6NoDescriptorLeaks(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		p := r.pod()

@@ -22,14 +22,14 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// chatter writes on both streams as fast as it can: conmon writes to its clients nearly always.
+// chatter writes on both streams as fast as it can, so conmon almost always writes to its clients.
 const chatter = "yes error >&2 & yes output"
 
 func withStdin(once, tty bool) func(*runtimeapi.ContainerConfig) {
 	return func(c *runtimeapi.ContainerConfig) { c.Stdin, c.StdinOnce, c.Tty = true, once, tty }
 }
 
-// attach joins in the background. The channel gives Attach's result.
+// attach attaches in the background. The channel delivers Attach's result.
 func (c *testContainer) attach(ctx context.Context, req sandbox.AttachRequest) <-chan error {
 	result := make(chan error, 1)
 	b := c.pod.r.Backend
@@ -57,7 +57,7 @@ func await(t *testing.T, what string, done <-chan struct{}) {
 	}
 }
 
-// wantResult waits for the end of an attachment.
+// wantResult waits for the end of an attach session.
 func wantResult(t *testing.T, result <-chan error, want func(error) bool) {
 	t.Helper()
 	select {
@@ -73,8 +73,8 @@ func wantResult(t *testing.T, result <-chan error, want func(error) bool) {
 func canceled(err error) bool { return errors.Is(err, context.Canceled) }
 func fine(err error) bool     { return err == nil }
 
-// strictConmon has conmon die of every use of a freed client: with these settings of the C library (mallopt(3)) each is a
-// mapping of its own, which goes when it is freed.
+// strictConmon makes conmon crash on every use of a freed client: with these settings of the C library (mallopt(3)) each
+// client is its own mapping, which disappears when it is freed.
 func (r *rig) strictConmon() {
 	r.tb.Helper()
 	real, err := exec.LookPath("conmon")
@@ -89,8 +89,8 @@ func (r *rig) strictConmon() {
 	r.restart()
 }
 
-// TestC5AttachClientsComeAndGo: conmon survives clients that come and go while the container floods them, with input
-// and without, and they leave nothing behind, there or here.
+// TestC5AttachClientsComeAndGo: conmon survives clients that attach and disconnect while the container floods them, with and
+// without input, and nothing is left behind on either side.
 func TestC5AttachClientsComeAndGo(t *testing.T) {
 	for name, stdin := range map[string]bool{"output only": false, "with input": true} {
 		t.Run(name, func(t *testing.T) {
@@ -113,7 +113,7 @@ func comeAndGo(t *testing.T, r *rig, stdin bool) {
 				ctx, cancel := context.WithCancel(t.Context())
 				seen := writerFunc(func(p []byte) (int, error) { cancel(); return len(p), nil })
 				err := r.Attach(ctx, p.Pod, c.Container, sandbox.AttachRequest{Stdin: strings.NewReader("x"), Stdout: seen})
-				if cancel(); !canceled(err) && !errdefs.IsResourceExhausted(err) { // at such a pace a moment's pause is 8 MiB
+				if cancel(); !canceled(err) && !errdefs.IsResourceExhausted(err) { // at this rate a short pause is 8 MiB
 					t.Errorf("attach: %v", err)
 				}
 				visits.Add(1)
@@ -128,7 +128,7 @@ func comeAndGo(t *testing.T, r *rig, stdin bool) {
 	settled := func() bool {
 		return runtime.NumGoroutine() <= goroutines && countDescriptors(t) <= here && countSockets(t, s.Conmon.Pid) <= there
 	}
-	for deadline := time.Now().Add(10 * time.Second); !settled(); time.Sleep(10 * time.Millisecond) { // pacing: the last ones leave
+	for deadline := time.Now().Add(10 * time.Second); !settled(); time.Sleep(10 * time.Millisecond) { // polling interval: the last clients disconnect
 		if time.Now().After(deadline) {
 			stacks := make([]byte, 64<<10)
 			t.Fatalf("%d goroutines became %d, %d descriptors %d, conmon's %d sockets %d:\n%s", goroutines, runtime.NumGoroutine(), here,
@@ -146,8 +146,8 @@ func countSockets(t *testing.T, pid int) (n int) {
 	return n
 }
 
-// TestFarewell: conmon survives a connection that is closed while it waits to write to it if the farewell was said. The
-// same without shows what it is for; a conmon that does not mind is fine.
+// TestFarewell: conmon survives the closing of a connection during a write if the farewell was sent. Without it, conmon may
+// crash, which shows why it is needed.
 func TestFarewell(t *testing.T) {
 	r := newRig(t, "crun")
 	r.strictConmon()
@@ -181,7 +181,7 @@ func TestFarewell(t *testing.T) {
 	}
 }
 
-// waitBlocked waits until a process waits for somebody to read from its socket.
+// waitBlocked waits until a process is blocked on writing to its socket.
 func waitBlocked(t *testing.T, pid int) {
 	t.Helper()
 	where := ""
@@ -193,7 +193,7 @@ func waitBlocked(t *testing.T, pid int) {
 	}
 }
 
-// TestC5SlowAttachClient: a client that does not read is cut off; the container and another client go on meanwhile.
+// TestC5SlowAttachClient: a client that does not read is disconnected; the container and other clients continue.
 func TestC5SlowAttachClient(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		p := r.pod()
@@ -247,7 +247,7 @@ func waitClients(t *testing.T, c *testContainer, n int) {
 	}
 }
 
-// TestAttachTogether: two clients see the same, have one connection between them, and both are heard.
+// TestAttachTogether: two clients see the same output, share one connection, and both can send input.
 func TestAttachTogether(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		p := r.pod()
@@ -284,7 +284,7 @@ func TestAttachTogether(t *testing.T) {
 			wantResult(t, results[i], canceled)
 			feeds[i].Close()
 		}
-		// The next client has the same connection, since nothing was written meanwhile.
+		// The next client gets the same connection, because nothing was written in between.
 		same := c.hub(t)
 		var out safeBuffer
 		again := c.attach(t.Context(), sandbox.AttachRequest{Stdin: strings.NewReader("again\n"), Stdout: &out})
@@ -297,8 +297,8 @@ func TestAttachTogether(t *testing.T) {
 	})
 }
 
-// TestAttachStdinOnce: the end of the first input is the program's end of input, however that client leaves; a client
-// without input, before, changes nothing. A terminal stays open.
+// TestAttachStdinOnce: the end of the first client's input is the program's end of input, however that client disconnects; an
+// earlier client without input changes nothing. A terminal stays open.
 func TestAttachStdinOnce(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		p := r.pod()
@@ -315,7 +315,7 @@ func TestAttachStdinOnce(t *testing.T) {
 		first := c.attach(ctx, sandbox.AttachRequest{Stdin: stdin, Stdout: io.Discard})
 		_, _ = io.WriteString(feed, "one\n")
 		out.waitFor(t, "got-one")
-		cancel() // without a word
+		cancel() // an abrupt disconnect
 		wantResult(t, first, canceled)
 		wantResult(t, witness, fine)
 		feed.Close()
@@ -337,7 +337,7 @@ func TestAttachStdinOnce(t *testing.T) {
 	})
 }
 
-// TestAttachAfterRestart: a new backend knows nothing of the connection of the old one, and makes its own.
+// TestAttachAfterRestart: a new backend does not know the old one's connection and opens its own.
 func TestAttachAfterRestart(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		p := r.pod()
@@ -355,8 +355,8 @@ func TestAttachAfterRestart(t *testing.T) {
 	})
 }
 
-// TestN2AttachedFlood: a container that floods its clients survives the daemon's sudden death, which for conmon is a
-// connection closed without a word.
+// TestN2AttachedFlood: a container that floods its clients survives a crash of the daemon, which closes conmon's connection
+// without a farewell.
 func TestN2AttachedFlood(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		r.strictConmon()
@@ -378,8 +378,8 @@ func TestN2AttachedFlood(t *testing.T) {
 	})
 }
 
-// TestAttachUnreadInput: input that the container leaves unread holds up neither the clients' leaving nor output, and
-// later clients leave nothing more behind.
+// TestAttachUnreadInput: input that the container does not read blocks neither disconnecting clients nor output, and later
+// clients leave nothing more behind.
 func TestAttachUnreadInput(t *testing.T) {
 	r := newRig(t, "crun")
 	p := r.pod()

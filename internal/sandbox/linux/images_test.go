@@ -20,10 +20,10 @@ import (
 	"github.com/tripod-run/tripod/internal/image"
 )
 
-// busybox is the ID of the one image.
+// busybox is the ID of the only image.
 const busybox = "sha256:busybox"
 
-// fakeImages gives overlays over one directory with busybox in it. What it knows is on the disk: <dir>/<key>/.
+// fakeImages provides overlays over one directory with busybox. Its state is on disk: <dir>/<key>/.
 type fakeImages struct{ base, dir string }
 
 func openFakeImages(dir string) *fakeImages { return &fakeImages{filepath.Join(dir, "base"), dir} }
@@ -94,8 +94,8 @@ func (f *fakeImages) Usage(_ context.Context, key string) (image.Usage, error) {
 	return image.Usage{Bytes: 4096, Inodes: 1, Timestamp: time.Now()}, nil
 }
 
-// makeRootfs makes a root file system of Debian's busybox and the libraries that it wants. The applets are hard links,
-// so that each is a file of its own to the kernel.
+// makeRootfs makes a root file system of Debian's busybox and its libraries. The applets are hard links, so that each is a
+// separate file to the kernel.
 func makeRootfs(dir string) error {
 	const program = "/bin/busybox"
 	for _, sub := range []string{"bin", "dev", "proc", "sys", "etc", "tmp", "root"} {

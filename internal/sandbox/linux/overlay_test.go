@@ -24,7 +24,7 @@ func rootMount(t *testing.T, r *rig, c *testContainer) *mountinfo.Info {
 	return found[0]
 }
 
-// isVolatile looks for the option, which newer kernels show as "fsync=volatile".
+// isVolatile checks for the option, which newer kernels show as "fsync=volatile".
 func isVolatile(m *mountinfo.Info) bool {
 	return slices.ContainsFunc(strings.Split(m.VFSOptions, ","), func(o string) bool { return o == volatile || o == "fsync="+volatile })
 }
@@ -39,8 +39,8 @@ func markOfContainer(t *testing.T, r *rig, c *testContainer) string {
 	return markOf(mounts)
 }
 
-// TestVolatileLayer: the layer of a container is mounted without syncs. What is in it is there at the next start, in the same
-// run of the kernel, also after the daemon was killed and when somebody has unmounted it, mark or no mark.
+// TestVolatileLayer: a container's layer is mounted without syncs. Its content is there at the next start in the same boot,
+// even if the daemon was killed or somebody unmounted it, with or without a mark.
 func TestVolatileLayer(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		p := r.pod()
@@ -66,8 +66,8 @@ func TestVolatileLayer(t *testing.T) {
 	})
 }
 
-// TestVolatileLayerAfterReboot: of a layer that was not synced nothing is left to a container after the machine went down. It
-// starts on its image. So it does when the daemon was killed in the middle of that.
+// TestVolatileLayerAfterReboot: after the machine went down, a container's layer that was not synced is dropped, and the
+// container starts from its image; also if the daemon was killed while dropping it.
 func TestVolatileLayerAfterReboot(t *testing.T) {
 	for name, interrupted := range map[string]func(t *testing.T, r *rig, c *testContainer){
 		"mark": func(*testing.T, *rig, *testContainer) {},
@@ -108,8 +108,8 @@ func TestVolatileLayerAfterReboot(t *testing.T) {
 	}
 }
 
-// TestLayerWithoutVolatile: on a kernel that does not know the option containers work as ever, and a mark that a later kernel has
-// left does not stop them.
+// TestLayerWithoutVolatile: on a kernel without the option, containers work as usual, and a newer kernel's mark does not stop
+// them.
 func TestLayerWithoutVolatile(t *testing.T) {
 	r := newRig(t, "crun")
 	p := r.pod()
@@ -127,9 +127,8 @@ func TestLayerWithoutVolatile(t *testing.T) {
 	}
 }
 
-// TestRemoveFlushesNothing: the removal of a container leaves alone what others have written to the same file system and the
-// kernel has yet to write to the disk. The kernel may write it for reasons of its own, so one try of several is enough: with
-// syncs there is none.
+// TestRemoveFlushesNothing: removing a container does not flush others' dirty data on the same file system. The kernel may
+// flush for its own reasons, so one success in several attempts suffices; with syncs there is none.
 func TestRemoveFlushesNothing(t *testing.T) {
 	r := newRig(t, "crun")
 	p := r.pod()

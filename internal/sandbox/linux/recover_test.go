@@ -18,7 +18,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 )
 
-// TestRecoverRunning: a new backend finds running containers, and what they write and how they end goes on.
+// TestRecoverRunning: a new backend finds running containers, and their output and exit are still recorded.
 func TestRecoverRunning(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		p := r.pod(func(c *runtimeapi.PodSandboxConfig) {
@@ -50,7 +50,7 @@ func TestRecoverRunning(t *testing.T) {
 	})
 }
 
-// TestRecoverExited: what ended while nobody looked has its exit code.
+// TestRecoverExited: a container that ended while the daemon was down has its exit code.
 func TestRecoverExited(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		p := r.pod()
@@ -77,8 +77,8 @@ func TestRecoverExited(t *testing.T) {
 	})
 }
 
-// TestRecoverAfterReboot: without the run directory and with another boot ID everything has ended, and a container can
-// still be removed, and even started in a new sandbox.
+// TestRecoverAfterReboot: without the run directory and with another boot ID, all containers have ended. They can still be
+// removed, and started in a new sandbox.
 func TestRecoverAfterReboot(t *testing.T) {
 	r := newRig(t, "runc")
 	p := r.pod()
@@ -123,7 +123,7 @@ func TestRecoverAfterReboot(t *testing.T) {
 	c.start().stop(0)
 }
 
-// TestN2ConmonKilled: a container whose monitor is killed is killed and reported.
+// TestN2ConmonKilled: if a container's monitor is killed, the container is killed and reported.
 func TestN2ConmonKilled(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		p := r.pod()
@@ -145,7 +145,7 @@ func TestN2ConmonKilled(t *testing.T) {
 	})
 }
 
-// TestRecoverRemovesOrphans: what is not in the record goes, what is foreign stays.
+// TestRecoverRemovesOrphans: what is not in the record is removed; foreign things stay.
 func TestRecoverRemovesOrphans(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		p, keep := r.pod(), r.pod()
@@ -181,7 +181,7 @@ func TestRecoverRemovesOrphans(t *testing.T) {
 	})
 }
 
-// TestRecoverStarting: a start that was cut off is undone unless the program was let run.
+// TestRecoverStarting: an interrupted start is rolled back unless the program was started.
 func TestRecoverStarting(t *testing.T) {
 	bothRuntimes(t, func(t *testing.T, r *rig) {
 		p := r.pod()
@@ -195,7 +195,7 @@ func TestRecoverStarting(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		found := r.restart(p.known(c)) // cut off between create and start
+		found := r.restart(p.known(c)) // interrupted between create and start
 		if s := found.Containers[c.ID]; s.State != sandbox.StateCreated {
 			t.Errorf("created only: %+v", s)
 		}
@@ -207,7 +207,7 @@ func TestRecoverStarting(t *testing.T) {
 		if err := h.Set(func(s *state) { s.Phase, s.Init, s.Conmon = ledger.Starting, process.ID{}, process.ID{} }); err != nil {
 			t.Fatal(err)
 		}
-		found = r.restart(p.known(c)) // cut off between start and record
+		found = r.restart(p.known(c)) // interrupted between start and record
 		if s := found.Containers[c.ID]; s.State != sandbox.StateRunning || s.Pid == 0 {
 			t.Errorf("started: %+v", s)
 		}
@@ -218,11 +218,11 @@ func TestRecoverStarting(t *testing.T) {
 	})
 }
 
-// TestHalfMade: creation that failed at each step can be repeated and removed.
+// TestHalfMade: a creation that failed at any step can be repeated and removed.
 func TestHalfMade(t *testing.T) {
 	r := newRig(t, "runc")
 	p := r.pod()
-	if err := r.CreateSandbox(t.Context(), p.Pod); err != nil { // again
+	if err := r.CreateSandbox(t.Context(), p.Pod); err != nil { // a repeat
 		t.Fatal(err)
 	}
 	c := &sandbox.Container{ID: newID(), ImageID: busybox, Config: &runtimeapi.ContainerConfig{
@@ -244,7 +244,7 @@ func TestHalfMade(t *testing.T) {
 	if err != nil || len(again.Mounts) != len(first.Mounts) || again.StopSignal != first.StopSignal {
 		t.Errorf("second CreateContainer: got %+v, error %v; want the first answer", again, err)
 	}
-	// A start whose caller goes away leaves the container created.
+	// If the caller of a start goes away, the container stays created.
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
 	if err := r.StartContainer(ctx, p.Pod, c); !errors.Is(err, context.DeadlineExceeded) {

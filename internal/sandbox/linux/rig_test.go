@@ -24,7 +24,7 @@ import (
 	"github.com/tripod-run/tripod/test/harness/testns"
 )
 
-// TestMain runs the tests as root in namespaces of their own: they mount, make cgroups, and crun wants no cgroup2
+// TestMain runs the tests as root in their own namespaces: they mount and make cgroups, and crun does not accept cgroup2
 // beside cgroup v1.
 func TestMain(m *testing.M) {
 	testns.Reenter()
@@ -48,7 +48,7 @@ func bothRuntimes(t *testing.T, test func(t *testing.T, r *rig)) {
 	}
 }
 
-// rig is a backend with a directory, images and cgroups of its own, which must be empty in the end.
+// rig is a backend with its own directory, images and cgroups, which must be empty at the end.
 type rig struct {
 	tb     testing.TB
 	cfg    Config
@@ -80,7 +80,7 @@ func (w testWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// restart is what a restart of the daemon is for the backend: a new one that knows nothing but what is told.
+// restart simulates a restart of the daemon: a new backend that knows only what Recover is given.
 func (r *rig) restart(known ...sandbox.Known) sandbox.Found {
 	r.tb.Helper()
 	if r.Backend != nil {
@@ -98,7 +98,7 @@ func (r *rig) restart(known ...sandbox.Known) sandbox.Found {
 	return found
 }
 
-// abandon makes the backend deaf, as if its process were gone.
+// abandon makes the backend ignore all events, as if its process were gone.
 func (b *Backend) abandon() {
 	defer b.Close()
 	b.ledger.ReportTo(nil)
@@ -125,11 +125,11 @@ func (r *rig) sink(e sandbox.Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.events = append(r.events, e)
-	close(r.wake) // wakes all who wait
+	close(r.wake) // wakes all waiters
 	r.wake = make(chan struct{})
 }
 
-// waitEvent waits for the event of a container, or of a pod when container is empty.
+// waitEvent waits for the event of a container, or of the pod if container is empty.
 func (r *rig) waitEvent(pod, container string) sandbox.Event {
 	r.tb.Helper()
 	deadline := time.After(20 * time.Second)
@@ -154,7 +154,7 @@ func (r *rig) waitEvent(pod, container string) sandbox.Event {
 	}
 }
 
-// checkEmpty is the leak check: no mount, process, cgroup, directory or snapshot is left.
+// checkEmpty checks for leaks: no mount, process, cgroup, directory or snapshot may be left.
 func (r *rig) checkEmpty() {
 	r.Backend.abandon()
 	if r.tb.Failed() {
@@ -186,7 +186,7 @@ func (r *rig) checkEmpty() {
 	}
 }
 
-// sweep removes what a failed test left, with the backend's own recovery of an empty record.
+// sweep removes the remains of a failed test by recovering from an empty record.
 func (r *rig) sweep() {
 	b, err := New(r.cfg)
 	if err != nil {
@@ -222,8 +222,8 @@ func newID() string {
 	return hex.EncodeToString(b)
 }
 
-// pod makes a pod with a network namespace of its own and containers that have their own PID namespaces, unless
-// change says otherwise. It is removed at the end.
+// pod makes a pod with its own network namespace and containers with their own PID namespaces, unless change alters that. It
+// is removed at the end.
 func (r *rig) pod(change ...func(*runtimeapi.PodSandboxConfig)) *testPod {
 	r.tb.Helper()
 	id := newID()
@@ -339,13 +339,13 @@ func (c *testContainer) status() sandbox.Status {
 	return s
 }
 
-// waitExit waits for the container to end and gives its status.
+// waitExit waits for the container to end and returns its status.
 func (c *testContainer) waitExit() sandbox.Status {
 	c.pod.r.tb.Helper()
 	return c.pod.r.waitEvent(c.pod.ID, c.ID).Status
 }
 
-// exec runs a script in the container and gives what it wrote to stdout.
+// exec runs a script in the container and returns its stdout.
 func (c *testContainer) exec(script string) string {
 	c.pod.r.tb.Helper()
 	var out, errOut bytes.Buffer
@@ -360,7 +360,7 @@ func (c *testContainer) exec(script string) string {
 
 func (c *testContainer) logFile() string { return filepath.Join(c.pod.logs, c.Config.LogPath) }
 
-// log gives the messages of the CRI log file.
+// log returns the messages in the CRI log file.
 func (c *testContainer) log() string {
 	c.pod.r.tb.Helper()
 	raw, err := os.ReadFile(c.logFile())
@@ -388,7 +388,7 @@ func (c *testContainer) waitLog(text string) {
 		if time.Now().After(deadline) {
 			c.pod.r.tb.Fatalf("%q is not in the log: %s", text, c.log())
 		}
-		time.Sleep(5 * time.Millisecond) // pacing; the log is another process's
+		time.Sleep(5 * time.Millisecond) // polling interval; another process writes the log
 	}
 }
 

@@ -29,7 +29,7 @@ func golden(t *testing.T, name, text string) {
 	assert.Equal(t, string(want), text, "differs from %s; if that is meant, run go test -update", file)
 }
 
-// TestBuildGolden holds whole specifications; what a field does by itself is in the other tests.
+// TestBuildGolden compares whole specifications; the other tests cover single fields.
 func TestBuildGolden(t *testing.T) {
 	data := t.TempDir()
 	writeFile(t, filepath.Join(data, "hosts"), "")
@@ -82,7 +82,7 @@ func TestBuildGolden(t *testing.T) {
 			in, h := testInput(t), fullHost()
 			change(&in, &h)
 			s, resolved := build(t, in, h)
-			if s.Linux.Seccomp != nil { // containerd's profile is containerd's to test; that it works is TestRuntimes'
+			if s.Linux.Seccomp != nil { // containerd tests its own profile; TestRuntimes tests that it applies
 				s.Linux.Seccomp = &specs.LinuxSeccomp{DefaultAction: s.Linux.Seccomp.DefaultAction}
 			}
 			text := toJSON(t, map[string]any{"spec": s, "resolved": resolved})
@@ -100,7 +100,7 @@ func TestPauseGolden(t *testing.T) {
 	golden(t, "pause", toJSON(t, s))
 }
 
-// TestBuildPrivileged is no golden test because the devices are this machine's.
+// TestBuildPrivileged has no golden file because the devices are this machine's.
 func TestBuildPrivileged(t *testing.T) {
 	in, h := testInput(t), fullHost()
 	in.Pod.Config.Linux.SecurityContext.Privileged = true
@@ -152,7 +152,7 @@ func TestImageLabelsNeverReachTheSpec(t *testing.T) {
 	}
 }
 
-// TestRootfsWithSymlinks is fault I3: what the runtime mounts on must be what it seems.
+// TestRootfsWithSymlinks is fault I3: mount points of the runtime must be real directories.
 func TestRootfsWithSymlinks(t *testing.T) {
 	for _, dir := range []string{"proc", "sys", "dev"} {
 		in := testInput(t)
@@ -266,7 +266,7 @@ func TestVariables(t *testing.T) {
 	requireRefused(t, err, errInvalid, `"A"`)
 }
 
-// TestWorkingDir is fault C6: no working directory below /proc, by whatever way.
+// TestWorkingDir is fault C6: no working directory below /proc, however it is reached.
 func TestWorkingDir(t *testing.T) {
 	root := testRootfs(t)
 	require.NoError(t, os.Symlink("/proc/self", filepath.Join(root, "innocent")))
@@ -309,7 +309,7 @@ func TestStopSignal(t *testing.T) {
 	requireRefused(t, err, errInvalid, "stop_signal")
 }
 
-// TestSignalNumbers checks every signal of the CRI: each has a number of its own but for the known aliases.
+// TestSignalNumbers checks every signal of the CRI: the numbers are unique except for known aliases.
 func TestSignalNumbers(t *testing.T) {
 	byNumber := map[int]string{}
 	for n, name := range runtimeapi.Signal_name {
@@ -323,5 +323,5 @@ func TestSignalNumbers(t *testing.T) {
 	}
 	assert.Equal(t, "SIGNAL_SIGKILL", byNumber[9])
 	assert.Equal(t, "SIGNAL_SIGRTMAX", byNumber[64])
-	assert.Len(t, byNumber, 62, "all signals but the two that the C library keeps") // 32 and 33
+	assert.Len(t, byNumber, 62, "all signals except the two that the C library reserves") // 32 and 33
 }

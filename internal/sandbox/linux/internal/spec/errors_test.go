@@ -28,7 +28,7 @@ func TestBlame(t *testing.T) {
 	assert.ErrorIs(t, err, unix.EIO)
 }
 
-// TestFullDisk is fault N5 for the one thing that Build makes on the host.
+// TestFullDisk is fault N5 for the only thing that Build creates on the host.
 func TestFullDisk(t *testing.T) {
 	disk := t.TempDir()
 	require.NoError(t, unix.Mount("full", disk, "tmpfs", 0, "nr_inodes=2"))

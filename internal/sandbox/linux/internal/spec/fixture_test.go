@@ -16,7 +16,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// fullHost can do everything; tests take away what they are about.
+// fullHost supports everything; tests remove what they examine.
 func fullHost() Host {
 	return Host{
 		Controllers: map[string]bool{
@@ -47,7 +47,7 @@ func testContainer() *sandbox.Container {
 	}}
 }
 
-// testInput is a container that Build takes as it is, in a root file system that is the test's own.
+// testInput is a valid container in the test's own root file system.
 func testInput(t testing.TB) Input {
 	return Input{
 		Pod: testPod(), Container: testContainer(), Rootfs: testRootfs(t),

@@ -12,8 +12,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// FuzzBuild is fault C1 for this package: whatever messages come in, there is no panic, and what is refused is the
-// caller's fault or not implemented, never ours.
+// FuzzBuild is fault C1 for this package: no message causes a panic, and every refusal is the caller's fault or not
+// implemented, never an internal error.
 func FuzzBuild(f *testing.F) {
 	seed := func(p *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) {
 		pod, err := proto.Marshal(p)
@@ -69,7 +69,7 @@ func checkClass(t *testing.T, err error) {
 	}
 }
 
-// confine moves the paths of the host below the test's own directory, because Build makes missing ones.
+// confine moves host paths below the test's own directory, because Build creates missing ones.
 func confine(t *testing.T, c *sandbox.Container) {
 	dir := t.TempDir()
 	for _, m := range c.Config.GetMounts() {

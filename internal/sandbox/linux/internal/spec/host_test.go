@@ -71,7 +71,7 @@ func TestProbeBrokenMachine(t *testing.T) {
 	require.ErrorContains(t, err, "oom_score_adj")
 }
 
-// TestProbeHere checks the figures against other witnesses of this machine.
+// TestProbeHere compares the results with other sources on this machine.
 func TestProbeHere(t *testing.T) {
 	h, err := Probe()
 	require.NoError(t, err)

@@ -9,7 +9,7 @@ import (
 	"github.com/tripod-run/tripod/test/sandboxtest/corpus"
 )
 
-// TestWhatAKubeletSends: every request of the corpus passes on a host that has what the kubelet found.
+// TestWhatAKubeletSends: every request in the corpus passes on the kubelet's host.
 func TestWhatAKubeletSends(t *testing.T) {
 	for _, p := range corpus.Pods(t) {
 		host := fullHost()

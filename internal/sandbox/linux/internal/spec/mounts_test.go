@@ -62,7 +62,7 @@ func TestMountsRefused(t *testing.T) {
 	assert.NoError(t, checkMounts(lxcfs, fullHost()))
 }
 
-// TestMountLeadsIntoProc is fault I3: a symlink of the image in the way of a mount.
+// TestMountLeadsIntoProc is fault I3: a symlink of the image on a mount's path.
 func TestMountLeadsIntoProc(t *testing.T) {
 	in := testInput(t)
 	require.NoError(t, os.Symlink("/proc/self", filepath.Join(in.Rootfs, "data")))
@@ -98,7 +98,7 @@ func TestMountSource(t *testing.T) {
 	requireRefused(t, err, errInvalid, "host_path")
 }
 
-// TestPropagation uses real mounts, each on a tmpfs of its own.
+// TestPropagation uses real mounts, each on its own tmpfs.
 func TestPropagation(t *testing.T) {
 	mount := func(flags uintptr) string {
 		dir := t.TempDir()
@@ -109,7 +109,7 @@ func TestPropagation(t *testing.T) {
 		return filepath.Join(dir, "sub")
 	}
 	shared, alone := mount(unix.MS_SHARED), mount(unix.MS_PRIVATE)
-	// A bind of a shared mount, made a slave, receives but does not send.
+	// A bind of a shared mount, made a slave, receives but does not propagate.
 	receiver := t.TempDir()
 	require.NoError(t, unix.Mount(shared, receiver, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { assert.NoError(t, unix.Unmount(receiver, unix.MNT_DETACH)) })
@@ -272,7 +272,7 @@ func TestDevices(t *testing.T) {
 	}
 }
 
-// TestDirectoryOfTooManyDevices bounds the walk over a directory that a request names.
+// TestDirectoryOfTooManyDevices limits the walk over a requested directory.
 func TestDirectoryOfTooManyDevices(t *testing.T) {
 	dir := t.TempDir()
 

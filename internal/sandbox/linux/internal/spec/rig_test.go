@@ -20,12 +20,12 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// These tests give built specifications to the real OCI runtimes. The program in the container says what it finds
-// and what it may do: testdata/probe, built without cgo since nothing else is in the root file system.
+// These tests run specifications with the real OCI runtimes. The program in the container reports what it finds and may do:
+// testdata/probe, built without cgo because nothing else is in the root file system.
 
 const probeProgram = "/probe"
 
-// probeDir is where the probe is built, once, when a test first needs it.
+// probeDir contains the probe, which is built once, on first use.
 var probeDir string
 
 func TestMain(m *testing.M) {
@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// ownersOfDevices are the owners and modes of the devices that every container shares with the host in kind.
+// ownersOfDevices are the owners and modes of the device types that every container shares with the host.
 func ownersOfDevices() string {
 	var b strings.Builder
 	for _, name := range []string{"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"} {
@@ -73,18 +73,18 @@ func probeBinary(t *testing.T) string {
 	return binary
 }
 
-// report is what the probe says.
+// report is the probe's report.
 type report struct {
 	Status map[string]string // /proc/self/status
 	Cwd    string
 	Env    []string
 	Mounts map[string]string // mount point → options and optional fields
-	Did    map[string]string // an asked deed → "" or the error or what was read
+	Did    map[string]string // a requested action → "" or the error or the content read
 }
 
-// runtimes are the OCI runtimes that specifications are written for. crun 1.8 refuses hosts that have a cgroup2
-// beside the v1 hierarchies, so it gets a mount namespace without it; whose propagation is left as it is, but for
-// the one mount, since a private copy of the tree would have private copies of shared mounts.
+// runtimes are the supported OCI runtimes. crun 1.8 refuses hosts with cgroup2 beside the v1 hierarchies, so it runs in a
+// mount namespace without it. Only that mount's propagation changes, because a private copy of the tree would make shared
+// mounts private.
 var runtimes = map[string][]string{
 	"runc": {"runc"},
 	"crun": {"unshare", "--mount", "--propagation", "unchanged", "sh", "-c", `
@@ -94,7 +94,7 @@ var runtimes = map[string][]string{
 		exec crun "$@"`, "crun"},
 }
 
-// testNamespaces are the pod's, held by a process of ours.
+// testNamespaces are the pod's, held by one of our processes.
 func testNamespaces(t *testing.T) (pid int) {
 	t.Helper()
 	holder := exec.Command(probeBinary(t), "hold")
@@ -113,7 +113,7 @@ func testNamespaces(t *testing.T) (pid int) {
 	return holder.Process.Pid
 }
 
-// realInput is a container that can really run: its program is the probe, with the given deeds.
+// realInput is a container that can really run: its program is the probe, with the given actions.
 func realInput(t *testing.T, deeds ...string) Input {
 	t.Helper()
 	in := testInput(t)
@@ -134,7 +134,7 @@ func realInput(t *testing.T, deeds ...string) Input {
 	return in
 }
 
-// run lets a runtime carry out s to its end and gives what the container printed.
+// run has a runtime run s to its end and returns the container's output.
 func run(t *testing.T, runtime []string, id string, s *specs.Spec) ([]byte, error) {
 	t.Helper()
 	bundle := t.TempDir()
@@ -149,7 +149,7 @@ func run(t *testing.T, runtime []string, id string, s *specs.Spec) ([]byte, erro
 	return out, nil
 }
 
-// onBoth runs what input makes under both runtimes and has the probe's report looked at.
+// onBoth runs the result of input with both runtimes and checks the probe's report.
 func onBoth(t *testing.T, h Host, input func(t *testing.T) Input, look func(t *testing.T, r report)) {
 	for name, runtime := range runtimes {
 		t.Run(name, func(t *testing.T) {
@@ -193,16 +193,16 @@ func memoryLimitFile(h Host, cgroup string) string {
 	return filepath.Join("/sys/fs/cgroup/memory", cgroup, "memory.limit_in_bytes")
 }
 
-// ociCommand has an empty pipe as stdin, since crun 1.8 would give /dev/null, which os/exec takes else, to the
-// container's user.
+// ociCommand has an empty pipe as stdin. Otherwise os/exec would use /dev/null, and crun 1.8 would make the container's user
+// its owner.
 func ociCommand(runtime []string, state string, args ...string) *exec.Cmd {
 	cmd := exec.Command(runtime[0], append(append(append([]string{}, runtime[1:]...), "--root", state), args...)...)
 	cmd.Stdin = strings.NewReader("")
 	return cmd
 }
 
-// startHeld starts a container whose program is the probe with "hold", gives the runtime's state directory once it
-// runs, and ends it with the test.
+// startHeld starts a container whose program is the probe with "hold", returns the runtime's state directory once it runs,
+// and ends it with the test.
 func startHeld(t *testing.T, runtime []string, id string, s *specs.Spec) (state string) {
 	t.Helper()
 	bundle := t.TempDir()
@@ -223,7 +223,7 @@ func startHeld(t *testing.T, runtime []string, id string, s *specs.Spec) (state 
 	})
 	_, err = stdout.Read(make([]byte, 6))
 	require.NoError(t, err)
-	// crun run writes its state down only after the program has begun.
+	// crun run writes its state only after the program has started.
 	require.Eventually(t, func() bool {
 		out, err := ociCommand(runtime, state, "state", id).Output()
 		return err == nil && bytes.Contains(out, []byte(`"running"`))

@@ -76,7 +76,7 @@ func TestRuntimesConfined(t *testing.T) {
 	})
 }
 
-// TestRuntimesSeccomp shows that it is the filter that forbids, by what is allowed without it.
+// TestRuntimesSeccomp proves that the filter forbids calls, by running them without it too.
 func TestRuntimesSeccomp(t *testing.T) {
 	h := realHost(t)
 	profileFile := filepath.Join(t.TempDir(), "profile.json")
@@ -127,7 +127,7 @@ func TestRuntimesPrivileged(t *testing.T) {
 	})
 }
 
-// TestRuntimesHostDev binds the whole of the host's /dev: nothing of it may be made anew or changed.
+// TestRuntimesHostDev binds the host's whole /dev: nothing in it may be recreated or changed.
 func TestRuntimesHostDev(t *testing.T) {
 	before, err := os.Stat("/dev/null")
 	require.NoError(t, err)
@@ -208,7 +208,7 @@ func TestRuntimesPropagation(t *testing.T) {
 	}
 }
 
-// TestRuntimesHostNamespaces shows that NODE is the node's.
+// TestRuntimesHostNamespaces checks that NODE is the node's namespace.
 func TestRuntimesHostNamespaces(t *testing.T) {
 	links := []string{"link:/proc/self/ns/net", "link:/proc/self/ns/ipc", "link:/proc/self/ns/uts", "link:/proc/self/ns/pid"}
 	onBoth(t, realHost(t), func(t *testing.T) Input {
@@ -226,7 +226,7 @@ func TestRuntimesHostNamespaces(t *testing.T) {
 	})
 }
 
-// TestRuntimesPause runs the pause container with the probe in place of the pause binary.
+// TestRuntimesPause runs the pause container with the probe as the pause binary.
 func TestRuntimesPause(t *testing.T) {
 	for name, runtime := range runtimes {
 		t.Run(name, func(t *testing.T) {
@@ -249,7 +249,7 @@ func TestRuntimesPause(t *testing.T) {
 	}
 }
 
-// TestRuntimesExecAndUpdate gives a running container another process and other limits.
+// TestRuntimesExecAndUpdate runs another process in a running container and changes its limits.
 func TestRuntimesExecAndUpdate(t *testing.T) {
 	h := realHost(t)
 	for name, runtime := range runtimes {

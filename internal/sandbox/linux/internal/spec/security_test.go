@@ -82,7 +82,7 @@ func TestSeccomp(t *testing.T) {
 
 	for name, c := range map[string]struct {
 		sc   *runtimeapi.LinuxContainerSecurityContext
-		want specs.LinuxSeccompAction // of what no rule is about; "" is no filter
+		want specs.LinuxSeccompAction // the default action; "" means no filter
 	}{
 		"nothing said":            {sc: nil},
 		"unconfined":              {sc: &runtimeapi.LinuxContainerSecurityContext{Seccomp: unconfined, SeccompProfilePath: profileDefault}},

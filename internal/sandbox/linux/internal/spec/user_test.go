@@ -50,7 +50,7 @@ func TestUser(t *testing.T) {
 	}
 }
 
-// TestUserRefused holds the ID range of fault I2: what does not fit is refused, never wrapped around to root.
+// TestUserRefused checks the ID range of fault I2: IDs outside it are refused, never wrapped around to root.
 func TestUserRefused(t *testing.T) {
 	root := testRootfs(t)
 	for _, image := range []string{
@@ -75,7 +75,7 @@ func TestUserRefused(t *testing.T) {
 	}
 }
 
-// TestUserFiles is faults I2 and I3: huge files, symlinks out of the image, and files that are none.
+// TestUserFiles is faults I2 and I3: huge files, symlinks out of the image, and things that are not files.
 func TestUserFiles(t *testing.T) {
 	secret := filepath.Join(t.TempDir(), "passwd")
 	writeFile(t, secret, "app:x:1:1::/:\n")

@@ -129,7 +129,7 @@ func TestContainerModes(t *testing.T) {
 	}
 }
 
-// TestHarmless holds the promise of the table Harmless: each row by an example that a bare host accepts.
+// TestHarmless checks the table Harmless: each row has an example that a bare host accepts.
 func TestHarmless(t *testing.T) {
 	bare := Host{HugepageSizes: []string{"2MB"}, Controllers: map[string]bool{"cpu": true}}
 	examples := map[string]func(*sandbox.Pod, *runtimeapi.ContainerConfig){
