@@ -26,7 +26,7 @@ import (
 
 const testImage = "registry.example.com/demo/random:1"
 
-// fakeNode is the configuration of a node with the fake backends and a registry of one image.
+// fakeNode is the configuration of a node with the fake backends and a registry with one image.
 func fakeNode(t *testing.T) *config.Config {
 	t.Helper()
 	dir := t.TempDir()
@@ -38,7 +38,7 @@ func fakeNode(t *testing.T) *config.Config {
 	if err := c.Complete(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { // mount points of their own
+	t.Cleanup(func() { // separate mount points
 		for _, dir := range []string{c.Network.NetnsDir, c.State} {
 			_ = unix.Unmount(dir, unix.MNT_DETACH)
 		}
@@ -72,13 +72,13 @@ func serveImage(t *testing.T, dir string) (hosts string) {
 	return hosts
 }
 
-// start runs a daemon in this process until stop, which returns how it ended.
+// start runs a daemon in this process and returns a function that stops it and returns its result.
 func start(t *testing.T, c *config.Config) (stop func() error) {
 	t.Helper()
-	return startUntil(t, c, "info") // its code says whether the node is ready
+	return startUntil(t, c, "info") // its exit code says whether the node is ready
 }
 
-// startUntil is start, until a client command succeeds.
+// startUntil is start, but waits until the given client command succeeds.
 func startUntil(t *testing.T, c *config.Config, command string) (stop func() error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -93,7 +93,7 @@ func startUntil(t *testing.T, c *config.Config, command string) (stop func() err
 		select {
 		case err := <-ended:
 			t.Fatalf("the daemon ended: %v", err)
-		case <-time.After(10 * time.Millisecond): // it says nothing but by answering
+		case <-time.After(10 * time.Millisecond): // the only sign is that it answers
 		}
 		if time.Now().After(deadline) {
 			t.Fatal("the daemon does not answer")
@@ -109,7 +109,7 @@ func tripod(c *config.Config, stdin string, args ...string) (code int, stdout, s
 	return code, out.String(), errs.String()
 }
 
-// must is tripod that has to succeed.
+// must runs a client command that must succeed.
 func must(t *testing.T, c *config.Config, args ...string) string {
 	t.Helper()
 	code, stdout, stderr := tripod(c, "", args...)
@@ -119,7 +119,7 @@ func must(t *testing.T, c *config.Config, args ...string) string {
 	return strings.TrimSpace(stdout)
 }
 
-// fails is tripod that has to fail with this code and these words on standard error.
+// fails runs a client command that must fail with this code and these words on standard error.
 func fails(t *testing.T, c *config.Config, code int, words string, args ...string) {
 	t.Helper()
 	got, _, stderr := tripod(c, "", args...)
@@ -167,7 +167,7 @@ func TestCommandsAgainstADaemon(t *testing.T) {
 	fails(t, c, 1, "tripod daemon", "ps")
 }
 
-// testReading looks at the one pod and its container in every format.
+// testReading prints the only pod and its container in every format.
 func testReading(t *testing.T, c *config.Config, container, pod string) {
 	t.Helper()
 	var list struct{ Containers []struct{ ID, State string } }
@@ -216,8 +216,8 @@ func testRemoval(t *testing.T, c *config.Config) {
 	fails(t, c, 1, "at least one ID", "rmp")
 }
 
-// TestStopEndsEventStreams holds that a client that follows events forever does not hold up the end, and that pods
-// are there again at the next start.
+// TestStopEndsEventStreams checks that a client that follows events does not block the daemon's end, and that the next start
+// finds the pods.
 func TestStopEndsEventStreams(t *testing.T) {
 	c := fakeNode(t)
 	stop := start(t, c)
@@ -227,7 +227,7 @@ func TestStopEndsEventStreams(t *testing.T) {
 		code := run([]string{"events", "--endpoint=" + c.GRPC.Socket}, strings.NewReader(""), seen, &errs)
 		followed <- fmt.Sprint(code, " ", errs.String())
 	}()
-	// Events from before it listens are not told, so pods are made until one is.
+	// Events before the subscription are not delivered, so make pods until one is.
 	for i, heard := 0, false; !heard; i++ {
 		must(t, c, "run", testImage, "--host-network", "--name", fmt.Sprint("pod-", i), "--log-dir", t.TempDir())
 		select {
@@ -257,7 +257,7 @@ func TestStopEndsEventStreams(t *testing.T) {
 	}
 }
 
-// signalWriter tells of the first write.
+// signalWriter signals the first write.
 type signalWriter struct {
 	once    sync.Once
 	written chan struct{}
@@ -268,7 +268,7 @@ func (w *signalWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestLostRecordN7 takes the root directory away, as a disk that is not mounted is.
+// TestLostRecordN7 removes the root directory, as if its disk were not mounted.
 func TestLostRecordN7(t *testing.T) {
 	c := fakeNode(t)
 	stop := start(t, c)
@@ -279,7 +279,7 @@ func TestLostRecordN7(t *testing.T) {
 	if err := os.Rename(c.Root, c.Root+".away"); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // the refusal must not make the file that would let the second try pass
+	for range 2 { // the refusal must not create the file that would let the second attempt pass
 		if err := runDaemon(t.Context(), c, quiet); !errors.Is(err, errRecordGone) {
 			t.Fatalf("started without its record: %v", err)
 		}
@@ -296,8 +296,8 @@ func TestLostRecordN7(t *testing.T) {
 	}
 }
 
-// TestN11RecordThatIsNotThisNodes: an empty record, a part of one and another node's are refused with what to do, the pods
-// run on, and with the right record back they are found.
+// TestN11RecordThatIsNotThisNodes: an empty record, a truncated one and another node's are refused with a remedy; the pods
+// keep running, and are found when the right record is back.
 func TestN11RecordThatIsNotThisNodes(t *testing.T) {
 	other := fakeNode(t)
 	if err := start(t, other)(); err != nil {
@@ -318,7 +318,7 @@ func TestN11RecordThatIsNotThisNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, record := range map[string][]byte{"empty": {}, "cut off": right[:3*os.Getpagesize()], "another node's": foreign} {
-		for range 2 { // the refusal must not make what would let the second try pass
+		for range 2 { // the refusal must not create what would let the second attempt pass
 			if err := os.WriteFile(recordFile(c), record, 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -359,7 +359,7 @@ func TestDamagedRecordIsLeftAlone(t *testing.T) {
 	}
 }
 
-// TestDiag holds that a diagnosis has every section, with the daemon up and down, and no secrets.
+// TestDiag checks that the output has every section, with the daemon up and down, and no secrets.
 func TestDiag(t *testing.T) {
 	c := fakeNode(t)
 	stop := start(t, c)

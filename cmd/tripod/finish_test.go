@@ -14,7 +14,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// talkative sends events for as long as anybody takes them, and answers Version when it is told to.
+// talkative sends events while anybody receives them, and answers Version on request.
 type talkative struct {
 	runtimeapi.UnimplementedRuntimeServiceServer
 	called, answer chan struct{}
@@ -35,8 +35,8 @@ func (s *talkative) Version(context.Context, *runtimeapi.VersionRequest) (*runti
 	return &runtimeapi.VersionResponse{}, nil
 }
 
-// TestFaultN10ListenerThatNeverReads: the end of the daemon waits for a call under way, and not for a listener to whom no
-// more can be sent.
+// TestFaultN10ListenerThatNeverReads: at its end the daemon waits for a call under way, but not for a subscriber that does
+// not read.
 func TestFaultN10ListenerThatNeverReads(t *testing.T) {
 	draining, drain := context.WithCancel(t.Context())
 	var calls calls
@@ -59,7 +59,7 @@ func TestFaultN10ListenerThatNeverReads(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := stream.Recv(); err != nil { // the first and the last event that is read
+	if _, err := stream.Recv(); err != nil { // the only event that is read
 		t.Fatal(err)
 	}
 	answered := make(chan error, 1)

@@ -15,7 +15,7 @@ import (
 	"github.com/tripod-run/tripod/internal/node/store"
 )
 
-// eventually waits until the output of a client command has, or has no more, a text.
+// eventually waits until the output of a client command contains, or no longer contains, a text.
 func eventually(t *testing.T, c *config.Config, text string, has bool, args ...string) {
 	t.Helper()
 	deadline := time.Now().Add(30 * time.Second)
@@ -27,12 +27,12 @@ func eventually(t *testing.T, c *config.Config, text string, has bool, args ...s
 		if time.Now().After(deadline) {
 			t.Fatalf("%v: that %q is in it is not %v: %s", args, text, has, out)
 		}
-		time.Sleep(20 * time.Millisecond) // pacing of a poll: it says nothing but by answering
+		time.Sleep(20 * time.Millisecond) // polling interval: the only sign is its answer
 	}
 }
 
-// TestN11EdgeStoreIsDamaged: the node serves while the files of its edge front door cannot be used, says so, leaves them as they
-// are, and opens the door once they are right, without a restart.
+// TestN11EdgeStoreIsDamaged: while the edge's files are unusable, the node serves, reports it and leaves them untouched; once
+// they are repaired, it opens the edge without a restart.
 func TestN11EdgeStoreIsDamaged(t *testing.T) {
 	for _, name := range []string{"broker.db", "manager.db", "identity.json"} {
 		t.Run(name, func(t *testing.T) {
@@ -68,7 +68,7 @@ func TestN11EdgeStoreIsDamaged(t *testing.T) {
 	}
 }
 
-// TestN11OrchestratorRecordIsNotWhole: an orchestrator does not take an empty record for that of a realm without modules.
+// TestN11OrchestratorRecordIsNotWhole: an orchestrator does not mistake an empty record for a realm without modules.
 func TestN11OrchestratorRecordIsNotWhole(t *testing.T) {
 	file, _ := orchestratorFile(t)
 	s := orchestratorSettings{file: file, embed: true, root: filepath.Join(t.TempDir(), "o")}
@@ -96,7 +96,7 @@ func TestN11OrchestratorRecordIsNotWhole(t *testing.T) {
 	}
 }
 
-// TestN5FreshNodeOnReadOnlyRoot: a node that has never had a record starts as well, and makes it once it can.
+// TestN5FreshNodeOnReadOnlyRoot: a node that never had a record also starts, and creates the record once it can.
 func TestN5FreshNodeOnReadOnlyRoot(t *testing.T) {
 	c := fakeNode(t)
 	if err := os.MkdirAll(c.Root, 0o700); err != nil {

@@ -60,7 +60,7 @@ func TestFailpoints(t *testing.T) {
 	}
 }
 
-// TestUnits holds that systemd's units start this program with flags that it has, and give it time to stop.
+// TestUnits checks that the systemd units use flags that exist and allow enough time to stop.
 func TestUnits(t *testing.T) {
 	for command, want := range map[string]struct {
 		settings map[string]string
@@ -95,7 +95,6 @@ func TestUnits(t *testing.T) {
 	}
 }
 
-// unit reads the settings of a unit file.
 func unit(t *testing.T, name string) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("../../dist", name))
@@ -111,7 +110,7 @@ func unit(t *testing.T, name string) map[string]string {
 	return settings
 }
 
-// TestCommandsAreWhole holds that each command says what it does and that no two flags fight.
+// TestCommandsAreWhole checks that each command has a description and that no flags conflict.
 func TestCommandsAreWhole(t *testing.T) {
 	var walk func(c *cobra.Command)
 	walk = func(c *cobra.Command) {

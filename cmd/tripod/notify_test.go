@@ -41,7 +41,7 @@ func TestNotifierSpeaksToSystemd(t *testing.T) {
 	}
 	cancel()
 	n.stopping()
-	for { // one more watchdog message may be under way
+	for { // another watchdog message may be under way
 		if text := receive(t, systemd); text == "STOPPING=1" {
 			break
 		} else if text != "WATCHDOG=1" {
@@ -50,7 +50,7 @@ func TestNotifierSpeaksToSystemd(t *testing.T) {
 	}
 }
 
-// systemdSocket takes systemd's place in this process's environment.
+// systemdSocket stands in for systemd in this process's environment.
 func systemdSocket(t *testing.T) *net.UnixConn {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "notify")
@@ -89,7 +89,7 @@ func receive(t *testing.T, c *net.UnixConn) string {
 	return strings.TrimSpace(string(b[:n]))
 }
 
-// TestProbeAnswers holds that a daemon that serves is told healthy, and one that is away is not.
+// TestProbeAnswers checks that the probe succeeds for a serving daemon and fails otherwise.
 func TestProbeAnswers(t *testing.T) {
 	c := fakeNode(t)
 	stop := start(t, c)

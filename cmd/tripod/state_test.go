@@ -68,9 +68,9 @@ func TestLockDir(t *testing.T) {
 	_ = second.Close()
 }
 
-// TestFileLimit holds what fileLimit relies on: we have the hard limit, our children have what we were started with.
+// TestFileLimit checks fileLimit's assumption: we have the hard limit, and children have our original soft limit.
 func TestFileLimit(t *testing.T) {
-	// A soft limit below the hard one, and then this program again.
+	// Run this program again with a soft limit below the hard one.
 	again := exec.Command("/bin/bash", "-c", "ulimit -Hn; ulimit -Sn 512; exec /proc/"+strconv.Itoa(os.Getpid())+"/exe")
 	again.Env = append(os.Environ(), limitVariable+"=1")
 	out, err := again.Output()
@@ -81,7 +81,7 @@ func TestFileLimit(t *testing.T) {
 	if _, err := fmt.Sscan(string(out), &hard, &own, &child); err != nil {
 		t.Fatalf("%q: %v", out, err)
 	}
-	if own+1 < hard || child != 512 { // the Go runtime stays one below, to know its own limit again
+	if own+1 < hard || child != 512 { // the Go runtime stays one below, to recognise its own limit
 		t.Errorf("with a soft limit of 512 and a hard one of %d we have %d and a child %d", hard, own, child)
 	}
 }
@@ -136,9 +136,9 @@ func TestListenPrivate(t *testing.T) {
 	}
 }
 
-// TestPeerCredentials connects as another user through a socket whose file mode was opened by mistake.
+// TestPeerCredentials connects as another user through a socket whose file mode is too open by mistake.
 func TestPeerCredentials(t *testing.T) {
-	dir, err := os.MkdirTemp("/var/tmp", "tripod-peer-") // t.TempDir is closed to others
+	dir, err := os.MkdirTemp("/var/tmp", "tripod-peer-") // other users cannot enter t.TempDir
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -185,13 +185,13 @@ func TestPeerCredentials(t *testing.T) {
 	_ = served.Close()
 }
 
-// limitVariable makes TestMain print its limit of open files and that of a child.
+// limitVariable makes TestMain print its own limit of open files and a child's.
 const limitVariable = "TRIPOD_TEST_LIMIT"
 
-// clientVariable makes TestMain a client of the socket that it names.
+// clientVariable makes TestMain a client of the socket in it.
 const clientVariable = "TRIPOD_TEST_CLIENT"
 
-// otherUser runs this test program as nobody, as a client of the socket. Its copy lies where he can read it.
+// otherUser runs this test program as nobody, as a client of the socket, from a copy that nobody can read.
 func otherUser(socket string) (*exec.Cmd, error) {
 	program := filepath.Join(filepath.Dir(socket), "client")
 	text, err := os.ReadFile("/proc/self/exe")
@@ -229,8 +229,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestFaultC10RunDirectoryOfItsOwn: the state directory is a file system of its own from the first start on, once, and never on top
-// of what is in use.
+// TestFaultC10RunDirectoryOfItsOwn: from the first start on, the state directory is a separate file system, mounted once and
+// never over existing files.
 func TestFaultC10RunDirectoryOfItsOwn(t *testing.T) {
 	device := func(dir string) uint64 {
 		t.Helper()

@@ -39,7 +39,7 @@ func grpcServer(t *testing.T) (address string) {
 	return l.Addr().String()
 }
 
-// quicServer serves the same over HTTP/3, with a certificate that the file is of.
+// quicServer serves the same over HTTP/3, with the certificate in the file.
 func quicServer(t *testing.T) (address, ca string) {
 	t.Helper()
 	mux := http.NewServeMux()
@@ -113,7 +113,7 @@ func TestCallThatFails(t *testing.T) {
 		"unknown service":           {address, "grpc.health.v1.Health/Check", `{"service": "nobody"}`},
 		"has no method Nothing":     {address, "grpc.health.v1.Health/Nothing"},
 		"is not PACKAGE.SERVICE":    {address, "Check"},
-		"is not a grpc.health":         {address, "grpc.health.v1.Health/Check", `{"no": 1}`},
+		"is not a grpc.health":      {address, "grpc.health.v1.Health/Check", `{"no": 1}`},
 		"takes one message, not 2":  {address, "grpc.health.v1.Health/Check", "{}", "{}"},
 		"are for --tls and --http3": {"--insecure", address},
 		"no such file":              {"--tls", "--ca", "/no/such/file", address},

@@ -19,7 +19,7 @@ func TestPick(t *testing.T) {
 	all := []named{{"abc1", "web"}, {"abc2", "db"}, {"def", "web"}, {"ab", "x"}}
 	for _, test := range []struct{ arg, want, err string }{
 		{"abc1", "abc1", ""},
-		{"ab", "ab", ""}, // a whole ID goes before prefixes
+		{"ab", "ab", ""}, // a full ID takes precedence over prefixes
 		{"de", "def", ""},
 		{"db", "abc2", ""},
 		{"abc", "", `"abc" matches 2`},
@@ -92,7 +92,7 @@ func TestPrintFormats(t *testing.T) {
 	}
 }
 
-// TestStatusInOrder holds that verbose answers begin with the status and that info, JSON in strings, is opened up.
+// TestStatusInOrder checks that verbose answers begin with the status and that info, JSON in strings, is expanded.
 func TestStatusInOrder(t *testing.T) {
 	msg := &runtimeapi.ContainerStatusResponse{
 		Status: &runtimeapi.ContainerStatus{Id: "x"},

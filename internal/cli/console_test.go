@@ -7,7 +7,7 @@ import (
 	"testing/iotest"
 )
 
-// TestEscape holds that input is passed on as it is until the keys that leave the session.
+// TestEscape checks that input is passed on unchanged until the escape keys.
 func TestEscape(t *testing.T) {
 	for keys, cases := range map[string]map[string]string{
 		consoleKeys: {"ls\r": "ls\r", "a\x03b\x1b[A": "a\x03b\x1b[A", "ab\x1dcd": "ab", "\x1d": "", "": ""},

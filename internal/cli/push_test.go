@@ -35,7 +35,7 @@ func pushTo(t *testing.T, args ...string) (string, error) {
 	return strings.TrimSpace(out.String()), err
 }
 
-// newRegistry is a registry that counts what is written to it.
+// newRegistry is a registry that counts writes.
 func newRegistry(t *testing.T) (host string, writes *atomic.Int64) {
 	store := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 	writes = new(atomic.Int64)
@@ -105,7 +105,7 @@ func TestPushGreeter(t *testing.T) {
 	}
 }
 
-// TestPushNotesServices: where the descriptors alone would name other services, the manifest says which.
+// TestPushNotesServices: if the descriptors alone would name other services, the manifest lists them.
 func TestPushNotesServices(t *testing.T) {
 	dir := t.TempDir()
 	two := filepath.Join(dir, "two.proto")
@@ -151,7 +151,7 @@ func TestPushRefuses(t *testing.T) {
 		"bad.proto:1":                            {greeter, "--proto", file("bad.proto", "no proto")},
 		"no such file":                           {filepath.Join(dir, "none.wasm")},
 		"not a FileDescriptorSet":                {greeter, "--descriptors", file("junk.pb", "\xff\xff")},
-		"use either --proto or --descriptors":                     {greeter, "--descriptors", file("set.pb", ""), "--proto", proto},
+		"use either --proto or --descriptors":    {greeter, "--descriptors", file("set.pb", ""), "--proto", proto},
 		"--component":                            {greeter, "--proto", proto, "--component", "Greeter"},
 		"--service needs":                        {greeter, "--service", "greet.v1.Greeter"},
 		"no.Such":                                {greeter, "--proto", proto, "--service", "no.Such"},
@@ -170,7 +170,7 @@ func TestPushRefuses(t *testing.T) {
 	}
 }
 
-// TestPushDisk: a disk is known by what it is, laid out as one layer, and refused where a node would refuse it.
+// TestPushDisk: a disk is recognised by its content, pushed as one layer, and refused if a node would refuse it.
 func TestPushDisk(t *testing.T) {
 	host, writes := newRegistry(t)
 	dir := t.TempDir()
@@ -216,7 +216,7 @@ func TestPushDisk(t *testing.T) {
 	}
 }
 
-// TestPushWarns: 64-bit integers change in JavaScript, which has them as numbers, and the fields are named.
+// TestPushWarns: 64-bit integers lose precision in JavaScript, whose numbers are floats; the warning names the fields.
 func TestPushWarns(t *testing.T) {
 	const wide = "../sandbox/wasm/program/testdata/wide-js/wide"
 	for name, c := range map[string]struct {

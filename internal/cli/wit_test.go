@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// wit runs `tripod wit` and gives what it prints.
+// wit runs `tripod wit` and returns its output.
 func wit(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	var out bytes.Buffer
@@ -61,7 +61,7 @@ func TestWITGenPrints(t *testing.T) {
 	}
 }
 
-// TestWITGenWrites: the directory is written, written again, and not over what somebody has changed.
+// TestWITGenWrites: the directory is written and rewritten, but not over files that somebody has changed.
 func TestWITGenWrites(t *testing.T) {
 	dir := witFiles(t)
 	args := []string{"gen", "-I", dir + "," + dir + "/lib", "-o", dir + "/wit", dir + "/shop.proto"}

@@ -9,7 +9,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// crowded is a store that believes to have n images; the index is all that Get and List look at.
+// crowded is a store whose index has n images; Get and List look only at the index.
 func crowded(b *testing.B, n int) *Store {
 	s := open(b, Config{Logger: slog.New(slog.DiscardHandler)})
 	for i := range n {
@@ -44,7 +44,7 @@ func BenchmarkList(b *testing.B) {
 	}
 }
 
-// BenchmarkPrepare is on the way of every container's start; Release is not, but without it there is no second run.
+// BenchmarkPrepare measures Prepare, part of every container's start. Release is needed for the next iteration.
 func BenchmarkPrepare(b *testing.B) {
 	reg := newRegistry(b)
 	s := open(b, Config{Logger: slog.New(slog.DiscardHandler)})
@@ -96,7 +96,7 @@ func BenchmarkUsage(b *testing.B) {
 	}
 }
 
-// BenchmarkPullAgain is a pull of what is there, as with imagePullPolicy Always.
+// BenchmarkPullAgain measures pulling an existing image, as with imagePullPolicy Always.
 func BenchmarkPullAgain(b *testing.B) {
 	reg := newRegistry(b)
 	s := open(b, Config{Logger: slog.New(slog.DiscardHandler)})

@@ -22,10 +22,10 @@ func files(t testing.TB, s *Store) (blobs, snapshots int) {
 	return blobs, snapshots
 }
 
-// wantEmpty collects and checks that nothing is left.
+// wantEmpty collects garbage and checks that nothing is left.
 func wantEmpty(t testing.TB, s *Store) {
 	t.Helper()
-	// The collection that follows Open may be under way; it makes and removes scraps.
+	// The collection that follows Open may be under way; it makes and removes temporary snapshots.
 	eventually(t, func() error {
 		check(t, s.Collect(t.Context()))
 		if blobs, snapshots := files(t, s); blobs+snapshots != 0 {
@@ -101,7 +101,7 @@ func TestEverythingIsPrivate(t *testing.T) {
 		if d.IsDir() && info.Mode().Perm()&0o077 != 0 {
 			t.Errorf("%s has mode %v", path, info.Mode())
 		}
-		// What lies in a layer has the mode that the image gives it, behind directories that let nobody in.
+		// Files in a layer have the image's modes, behind directories that only root can enter.
 		if filepath.Dir(path) == filepath.Join(s.cfg.Root, "snapshots", "snapshots") {
 			return filepath.SkipDir
 		}

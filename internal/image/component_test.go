@@ -73,7 +73,7 @@ func TestComponentLayouts(t *testing.T) {
 	wantError(t, err, errdefs.IsInvalidArgument, plain.ID, ".wasm")
 }
 
-// TestI6NotAComponent: what is no artifact of a component is refused by the pull, and nothing of it stays.
+// TestI6NotAComponent: the pull refuses an invalid component artifact and keeps nothing of it.
 func TestI6NotAComponent(t *testing.T) {
 	limits := Limits{ComponentBytes: 1000, DocumentBytes: 1000}
 	reg, s := newRegistry(t), open(t, Config{Limits: limits})
@@ -198,7 +198,7 @@ func TestEntrypointBecomesABlob(t *testing.T) {
 		t.Errorf("the entrypoint of one layer is %q", got)
 	}
 
-	// It outlives a restart, and, once held, its image.
+	// The component's blob survives a restart and, once held, its image's removal.
 	root := s.cfg.Root
 	check(t, s.Close())
 	s = open(t, Config{Root: root})
@@ -217,7 +217,7 @@ func TestEntrypointBecomesABlob(t *testing.T) {
 
 func TestBadEntrypoints(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{Limits: Limits{ComponentBytes: 100}})
-	// A file that must not be reached from inside the image.
+	// A file outside the image must be unreachable.
 	outside := filepath.Join(t.TempDir(), "outside.wasm")
 	check(t, os.WriteFile(outside, wasmOf("outside"), 0o600))
 	for name, c := range map[string]struct {
@@ -244,7 +244,7 @@ func TestBadEntrypoints(t *testing.T) {
 	wantEmpty(t, s)
 }
 
-// TestEntrypointUnderManyLayers: the options of a mount have one page of room.
+// TestEntrypointUnderManyLayers: mount options must fit in a page.
 func TestEntrypointUnderManyLayers(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	var layers [][]byte
@@ -300,7 +300,7 @@ func TestPush(t *testing.T) {
 	})
 	_, err = registries.Push(t.Context(), ref, nil, manifest, blobs...)
 	wantError(t, err, errdefs.IsUnavailable, ref)
-	// Hosts that hosts.toml sends elsewhere are written to there.
+	// Pushes go to the hosts in hosts.toml, too.
 	reg.setHook(nil)
 	elsewhere := Registries{HostsDir: []string{hostsToml(t, "registry.example", fmt.Sprintf("server = %q\n", reg.URL))}}
 	_, err = elsewhere.Push(t.Context(), "registry.example/some/app:3", nil, manifest, blobs...)

@@ -48,7 +48,7 @@ func TestTranslatedNames(t *testing.T) {
 			!slices.Contains(img.RepoDigests, ref+"@"+img.Layers[0].Digest.String()) || img.Size <= uint64(img.Layers[0].Size) {
 			t.Errorf("%s: %+v, %+v", name, m, img)
 		}
-		// One ID over all calls, and one image in the list.
+		// All calls return one ID, and the list has one image.
 		for _, again := range []string{ref, ref + ":latest", img.ID, img.RepoDigests[0]} {
 			if got, err := s.Get(t.Context(), again); err != nil || got.ID != img.ID {
 				t.Errorf("%s: %+v, %v", again, got, err)
@@ -63,7 +63,7 @@ func TestTranslatedNames(t *testing.T) {
 	}
 	all, err := s.List(t.Context())
 	check(t, err)
-	if len(all) != 6 { // cirros and big.qcow2 are one
+	if len(all) != 6 { // cirros and big.qcow2 are one image
 		t.Errorf("%d images", len(all))
 	}
 	if usage, err := s.FsInfo(t.Context()); err != nil || usage.UsedBytes < uint64(len(q)) {
@@ -96,7 +96,7 @@ func TestTranslationPrefix(t *testing.T) {
 	wantError(t, err, errdefs.IsInvalidArgument, "no prefix")
 }
 
-// TestDownloadRevalidates: a repeated pull asks the server, and downloads only what has changed.
+// TestDownloadRevalidates: a repeated pull asks the server and downloads only what has changed.
 func TestDownloadRevalidates(t *testing.T) {
 	for name, etag := range map[string]string{"etag": `"1"`, "weak": `W/"1"`, "date": ""} {
 		t.Run(name, func(t *testing.T) {
@@ -150,7 +150,7 @@ func TestDownloadByDigest(t *testing.T) {
 	wantEmpty(t, s)
 }
 
-// TestDownloadResumes: what was downloaded before a connection broke, or the daemon went away, is not downloaded again.
+// TestDownloadResumes: data downloaded before a broken connection or a restart of the daemon is not downloaded again.
 func TestDownloadResumes(t *testing.T) {
 	const size, had = 1 << 20, 700 << 10
 	files := newFiles(t)
@@ -166,7 +166,7 @@ func TestDownloadResumes(t *testing.T) {
 		t.Errorf("%d requests, %d bytes of %d, %v", len(asked), files.sent.Load(), size, asked[len(asked)-1].Header)
 	}
 
-	// Over a restart: the server does not answer any more, the pull fails, and the next goes on.
+	// Across a restart: the server stops answering, the pull fails, and the next one resumes.
 	config := files.translations(t)
 	root := filepath.Join(t.TempDir(), "image")
 	s = open(t, Config{Root: root, Translation: config})
@@ -196,8 +196,8 @@ func TestDownloadResumes(t *testing.T) {
 	wantEmpty(t, s)
 }
 
-// TestV4PartsOfAnotherBoot: a half download may have lost bytes with the power. Only one that a digest will check is gone
-// on with; and what does not have the digest in the end is not taken, but downloaded anew.
+// TestV4PartsOfAnotherBoot: an incomplete download may have lost data in a power failure. It resumes only if a digest will
+// check it; if the digest does not match, it is downloaded again from the start.
 func TestV4PartsOfAnotherBoot(t *testing.T) {
 	const size, had = 300 << 10, 200 << 10
 	data := noise(t, size)
@@ -218,7 +218,7 @@ func TestV4PartsOfAnotherBoot(t *testing.T) {
 			_, err := s.Pull(t.Context(), ref, PullOptions{})
 			wantError(t, err, errdefs.IsUnavailable)
 			check(t, s.Close())
-			// The power is lost: the part keeps its length, and loses its bytes.
+			// Power failure: the part keeps its length and loses its content.
 			part := findFile(t, filepath.Join(root, "content", "ingest"), "data")
 			check(t, os.WriteFile(part, make([]byte, had), 0o600))
 			files.setHook(nil)
@@ -232,7 +232,7 @@ func TestV4PartsOfAnotherBoot(t *testing.T) {
 	}
 }
 
-// TestDownloadOfAChangedFile: a part is never gone on with from another version of the file.
+// TestDownloadOfAChangedFile: a part is never completed with another version of the file.
 func TestDownloadOfAChangedFile(t *testing.T) {
 	const size, had = 300 << 10, 200 << 10
 	for name, etag := range map[string]string{"etag": `"1"`, "weak": `W/"1"`, "nothing": "-"} {

@@ -117,7 +117,7 @@ func TestDownloadErrors(t *testing.T) {
 	pull(t, tls, "virtlet.cloud/x")
 }
 
-// TestV4KilledDownload: a daemon that dies at any step of a download leaves no image that is not whole.
+// TestV4KilledDownload: a daemon that dies at any step of a download leaves no incomplete image.
 func TestV4KilledDownload(t *testing.T) {
 	failpoint.Needed(t)
 	files := newFiles(t)
@@ -149,7 +149,7 @@ func TestV4KilledDownload(t *testing.T) {
 	wantEmpty(t, s)
 }
 
-// TestN6DownloadedBlobIsEmpty: a disk whose file lost its bytes is found out, and downloaded again.
+// TestN6DownloadedBlobIsEmpty: a disk whose file lost its content is detected and downloaded again.
 func TestN6DownloadedBlobIsEmpty(t *testing.T) {
 	failpoint.Needed(t)
 	files := newFiles(t)
@@ -171,7 +171,7 @@ func TestN6DownloadedBlobIsEmpty(t *testing.T) {
 		t.Errorf("after a restart the damaged image is there: %v", err)
 	}
 	pull(t, s, "virtlet.cloud/disk")
-	// A full disk is told as one, and nothing of the download stays.
+	// A full disk is reported as such, and nothing of the download is left.
 	files.put("/other", noise(t, 9000), "")
 	check(t, failpoint.Arm("image.download.commit", "1*error(no space left on device)"))
 	_, err := s.Pull(t.Context(), "virtlet.cloud/other", PullOptions{})
@@ -183,7 +183,7 @@ func TestN6DownloadedBlobIsEmpty(t *testing.T) {
 	wantEmpty(t, s)
 }
 
-// TestDownloadsJoin: many pods that want one cold image make one download (fault I8).
+// TestDownloadsJoin: many pods with one cold image cause one download (fault I8).
 func TestDownloadsJoin(t *testing.T) {
 	files := newFiles(t)
 	files.put("/disk", noise(t, 100<<10), `"1"`)
@@ -208,7 +208,7 @@ func TestDownloadsJoin(t *testing.T) {
 	}
 }
 
-// TestN5DownloadToAFullDisk: a disk that does not fit is told as such, downloaded or unpacked, and leaves no part of it.
+// TestN5DownloadToAFullDisk: a disk that does not fit, downloaded or unpacked, is reported as such and leaves nothing behind.
 func TestN5DownloadToAFullDisk(t *testing.T) {
 	dir := t.TempDir()
 	check(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=6m"))
@@ -223,10 +223,10 @@ func TestN5DownloadToAFullDisk(t *testing.T) {
 		wantError(t, err, errdefs.IsResourceExhausted, "no space left", name)
 	}
 	check(t, s.Collect(t.Context()))
-	pull(t, s, "virtlet.cloud/small") // half of the disk: nothing of the failures keeps it full
+	pull(t, s, "virtlet.cloud/small") // half of the disk: the failures left no data behind
 }
 
-// TestDownloadOfARemovedImage: a repeated pull and a removal at the same time leave the image whole, or not there.
+// TestDownloadOfARemovedImage: after a concurrent pull and removal, the image is either complete or missing.
 func TestDownloadOfARemovedImage(t *testing.T) {
 	files := newFiles(t)
 	data := noise(t, 5000)
@@ -237,7 +237,7 @@ func TestDownloadOfARemovedImage(t *testing.T) {
 		files.setHook(nil)
 		check(t, s.Remove(t.Context(), first.ID))
 		check(t, s.Collect(t.Context()))
-		return false // the answer is "not modified"
+		return false // the server answers "not modified"
 	})
 	_, err := s.Pull(t.Context(), "virtlet.cloud/disk", PullOptions{})
 	wantError(t, err, errdefs.IsUnavailable, "removed")
@@ -247,7 +247,7 @@ func TestDownloadOfARemovedImage(t *testing.T) {
 	}
 }
 
-// TestV4NamelessIngests: what a kill leaves of a download that was just begun, or just removed, is removed by the next Open.
+// TestV4NamelessIngests: the next Open removes what a kill leaves of a download that was just started or removed.
 func TestV4NamelessIngests(t *testing.T) {
 	s := open(t, Config{})
 	root := s.cfg.Root

@@ -22,7 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Tests here are named after the rows of the table of bad inputs and faults.
+// These tests are named after rows of the table of bad inputs and faults.
 
 func TestFaultI1LabelsOfImagesAreNeverOurs(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
@@ -113,7 +113,7 @@ func TestFaultI4BadManifests(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := raw(t, archive)
 			c.change(m)
-			// The registry of the test library checks little of a manifest, which is what makes it useful here.
+			// The test library's registry checks little of a manifest, which is useful here.
 			_, err := s.Pull(t.Context(), m.push(t, reg, "bad/"+strings.ReplaceAll(strings.ToLower(name), " ", "-")), PullOptions{})
 			wantError(t, err, errdefs.IsInvalidArgument, c.word)
 		})
@@ -162,7 +162,7 @@ func TestFaultI4DocumentsThatLie(t *testing.T) {
 	wantError(t, err, errdefs.IsInvalidArgument, "limit of 8388608")
 }
 
-// endless serves, for every digest, an index that leads to a further one.
+// endless serves an index for every digest, each referring to another.
 func TestFaultI4EndlessIndexNesting(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	documents := map[string][]byte{}
@@ -211,7 +211,7 @@ func TestFaultI4WrongDigestOrSize(t *testing.T) {
 			_, err := s.Pull(t.Context(), ref, PullOptions{})
 			wantError(t, err, errdefs.IsDataLoss, digest.FromBytes(layer).String())
 			reg.setHook(nil)
-			pull(t, s, ref) // nothing of what was sent wrongly stands in the way
+			pull(t, s, ref) // the wrong content left nothing behind
 		})
 	}
 }
@@ -270,13 +270,13 @@ func TestFaultI4HostileLayers(t *testing.T) {
 	}
 }
 
-// sparse is an archive of some hundred bytes that claims a file of size bytes of holes (GNU sparse format 1.0 in PAX).
+// sparse is an archive of a few hundred bytes with a file of size bytes of holes (GNU sparse format 1.0 in PAX).
 func sparse(t testing.TB, size int64) []byte {
 	t.Helper()
 	body := make([]byte, 512)
 	copy(body, "1\n"+strconv.FormatInt(size, 10)+"\n0\n")
-	// The library's writer refuses these keys, so the block that carries them is written as another type first:
-	// its type is byte 156 and its checksum, six octal digits, begins at byte 148 (POSIX pax interchange format).
+	// The library's writer refuses these keys, so the block with them is first written as another type, in byte 156; its
+	// checksum, six octal digits, begins at byte 148 (POSIX pax interchange format).
 	records := ""
 	for _, kv := range []string{"GNU.sparse.major=1", "GNU.sparse.minor=0", "GNU.sparse.name=sparse", "GNU.sparse.realsize=" + strconv.FormatInt(size, 10)} {
 		records += fmt.Sprintf("%d %s\n", len(kv)+4, kv)
@@ -362,7 +362,7 @@ func TestFaultI8HundredPullsAreOne(t *testing.T) {
 	}
 }
 
-// Other references of the same blobs, at the same time, share their transfers and layers as well.
+// Concurrent pulls of other references to the same blobs share transfers and layers.
 func TestFaultI8SharedBlobsOfManyReferences(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	base := tarOf(t, file("base", strings.Repeat("b", 1<<20)))
@@ -402,7 +402,7 @@ func TestFaultN5DiskFull(t *testing.T) {
 	_, err = s.Pull(t.Context(), ref, PullOptions{})
 	wantError(t, err, errdefs.IsResourceExhausted, "no space left", ref)
 
-	// What was there serves on, and nothing of the failures keeps the disk full.
+	// Existing images remain usable, and the failures do not keep the disk full.
 	check(t, s.Collect(t.Context()))
 	if _, err := s.Get(t.Context(), small.ID); err != nil {
 		t.Error(err)
@@ -436,7 +436,7 @@ func TestFaultN6DamagedBlobs(t *testing.T) {
 
 				check(t, s.Close())
 				s = open(t, Config{Root: s.cfg.Root})
-				// A layer's blob is not needed once it is unpacked; whether it has the right bytes shows when it is read.
+				// A layer's blob is not needed once it is unpacked; damage shows only when it is read.
 				listed := what == "layer" && name == "flipped"
 				if _, err := s.Get(t.Context(), ref); (err == nil) != listed {
 					t.Errorf("after Open: %v", err)
@@ -456,13 +456,13 @@ func TestFaultN6DamagedBlobs(t *testing.T) {
 	}
 }
 
-// A blob that went bad on the disk before its layer was unpacked is found out by its digest, and fetched again.
+// The digest reveals a blob that was damaged on disk before its layer was unpacked, and the blob is fetched again.
 func TestFaultN6CorruptLayerIsFetchedAgain(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	archive := tarOf(t, file("a", strings.Repeat("1", 5000)))
 	ref := reg.push(t, "app:1", imageOf(t, v1.Config{}, archive))
 	img := pull(t, s, ref)
-	// As after a crash between the transfer and the unpacking, and bad memory besides.
+	// As after a crash between transfer and unpacking, with damaged memory.
 	ctx := s.with(t.Context())
 	check(t, s.snaps.Remove(ctx, img.ChainID))
 	b := []byte(read(t, blobPath(s, digest.FromBytes(archive))))

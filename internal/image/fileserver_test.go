@@ -14,12 +14,12 @@ import (
 	"time"
 )
 
-// fileServer serves files, and notes what is asked.
+// fileServer serves files and records requests.
 type fileServer struct {
 	*httptest.Server
 	mu       sync.Mutex
 	files    map[string][]byte
-	etags    map[string]string // "-" for none at all
+	etags    map[string]string // "-" for none
 	requests []*http.Request
 	sent     atomic.Int64
 	hook     func(w http.ResponseWriter, r *http.Request) bool
@@ -88,7 +88,7 @@ func (s *fileServer) asked() []*http.Request {
 	return all
 }
 
-// translations is a configuration that leads every name to a path of the server.
+// translations maps every name to a path on the server.
 func (s *fileServer) translations(t testing.TB) Translation {
 	t.Helper()
 	return rules(t, fmt.Sprintf("translations:\n- regexp: '^(.*)$'\n  url: '%s/$1'\n", s.URL))
@@ -101,7 +101,7 @@ func rules(t testing.TB, text string) Translation {
 	return Translation{Prefix: "virtlet.cloud/", Dir: dir}
 }
 
-// noise is a raw disk of n bytes that does not compress.
+// noise is an incompressible raw disk of n bytes.
 func noise(t testing.TB, n int) []byte {
 	t.Helper()
 	data := make([]byte, n)
@@ -110,7 +110,7 @@ func noise(t testing.TB, n int) []byte {
 	return data
 }
 
-// breaking serves the first bytes of a file, and then breaks the connection, as often as n says.
+// breaking serves the first bytes of a file and then breaks the connection, n times.
 func (s *fileServer) breaking(path string, bytes int, n *atomic.Int32) func(http.ResponseWriter, *http.Request) bool {
 	return func(w http.ResponseWriter, r *http.Request) bool {
 		if r.URL.Path != path || n.Add(-1) < 0 {

@@ -11,8 +11,8 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// FuzzDocuments feeds what a registry may send to all that read it. What is accepted must keep the limits, name no
-// foreign URL, and be of a known kind; what is refused must be so for a reason that is the image's.
+// FuzzDocuments feeds a registry's possible answers to all parsers. Accepted documents must respect the limits, name no
+// foreign URL, and be of a known kind; refusals must blame the image.
 func FuzzDocuments(f *testing.F) {
 	for _, seed := range []string{
 		`{"schemaVersion":2,"config":{"mediaType":"application/vnd.oci.image.config.v1+json","digest":"sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a","size":2},"layers":[{"mediaType":"application/vnd.oci.image.layer.v1.tar","digest":"sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a","size":2,"urls":["http://x"]}]}`,

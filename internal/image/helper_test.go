@@ -32,7 +32,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// testRegistry is a registry on loopback that counts what is asked of it and can be told to misbehave.
+// testRegistry is a registry on loopback that counts requests and can misbehave.
 type testRegistry struct {
 	*httptest.Server
 	host string
@@ -40,7 +40,7 @@ type testRegistry struct {
 	mu       sync.Mutex
 	requests map[string]int
 	headers  map[string]http.Header
-	// hook may answer a request in the registry's place, and then returns true.
+	// hook may answer a request instead of the registry; it then returns true.
 	hook func(w http.ResponseWriter, r *http.Request) bool
 }
 
@@ -71,7 +71,7 @@ func (r *testRegistry) setHook(hook func(w http.ResponseWriter, r *http.Request)
 	r.hook = hook
 }
 
-// count adds up the requests whose "METHOD /path" contains all parts, and forgets nothing.
+// count returns the number of requests so far whose "METHOD /path" contains all parts.
 func (r *testRegistry) count(parts ...string) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -95,7 +95,7 @@ func (r *testRegistry) forget() {
 	clear(r.headers)
 }
 
-// ref is a reference to repo:tag in this registry.
+// ref is the reference of repo:tag in this registry.
 func (r *testRegistry) ref(repo string) string { return r.host + "/" + repo }
 
 func (r *testRegistry) push(t testing.TB, repo string, what remote.Taggable) string {
@@ -115,7 +115,7 @@ func (r *testRegistry) push(t testing.TB, repo string, what remote.Taggable) str
 	return ref.String()
 }
 
-// pushRaw uploads blobs and a manifest as they are, whatever they say.
+// pushRaw uploads blobs and a manifest unchecked.
 func (r *testRegistry) pushRaw(t testing.TB, repo, tag, mediaType string, manifest any, blobs ...[]byte) string {
 	t.Helper()
 	for _, blob := range blobs {
@@ -149,7 +149,7 @@ func check(t testing.TB, err error) {
 	}
 }
 
-// quiet drops log lines but keeps them for a failed test.
+// quiet hides log lines unless the test fails.
 func quiet(t testing.TB) *slog.Logger {
 	return slog.New(slog.NewTextHandler(testWriter{t}, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
@@ -243,7 +243,7 @@ func simple(t testing.TB, text string) v1.Image {
 	return imageOf(t, v1.Config{Cmd: []string{"/bin/true"}}, tarOf(t, file("etc/text", text)))
 }
 
-// rawImage is a manifest with its blobs, for what no library would make.
+// rawImage is a manifest with its blobs, for images that no library would make.
 type rawImage struct {
 	manifest ocispec.Manifest
 	blobs    [][]byte
@@ -276,7 +276,7 @@ func (m *rawImage) push(t testing.TB, r *testRegistry, repo string) string {
 	return r.pushRaw(t, repo, "1", ocispec.MediaTypeImageManifest, m.manifest, m.blobs...)
 }
 
-// mounted mounts a root filesystem for the length of a test.
+// mounted mounts a root filesystem for the duration of a test.
 func mounted(t testing.TB, mounts []mount.Mount) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -300,7 +300,7 @@ func blobPath(s *Store, dgst digest.Digest) string {
 	return filepath.Join(s.cfg.Root, "content", "blobs", "sha256", dgst.Encoded())
 }
 
-// wantError checks an error's class, and that its text names all words.
+// wantError checks an error's class and that its text contains all words.
 func wantError(t testing.TB, err error, is func(error) bool, words ...string) {
 	t.Helper()
 	if err == nil || !is(err) {
@@ -325,7 +325,7 @@ func eventually(t testing.TB, condition func() error) {
 		if time.Now().After(deadline) {
 			t.Fatal(err)
 		}
-		time.Sleep(5 * time.Millisecond) // pacing of the polls
+		time.Sleep(5 * time.Millisecond) // polling interval
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// localArtifact lays out a binary as an artifact.
+// localArtifact makes an artifact of a binary.
 func localArtifact(t testing.TB, wasm []byte) (manifest Blob, blobs []Blob) {
 	t.Helper()
 	m := artifactOf(MediaTypeWasmConfig, MediaTypeWasm, wasm)
@@ -58,7 +58,7 @@ func TestImportOnceAndRemove(t *testing.T) {
 	wantEmpty(t, s)
 }
 
-// TestImportMendsWhatIsDamaged: a blob that lost its bytes is written again.
+// TestImportMendsWhatIsDamaged: a blob that lost its content is written again.
 func TestImportMendsWhatIsDamaged(t *testing.T) {
 	s := open(t, Config{})
 	wasm := wasmOf("mended")
@@ -82,7 +82,7 @@ func TestImportRefuses(t *testing.T) {
 	manifest, blobs = localArtifact(t, wasmOf("x"))
 	_, err = s.Import(t.Context(), "NO/such:name:", manifest, blobs...)
 	wantError(t, err, errdefs.IsInvalidArgument)
-	blobs[0].Data = wasmOf("y") // not what its digest says
+	blobs[0].Data = wasmOf("y") // does not match its digest
 	if _, err = s.Import(t.Context(), "edge.local/m", manifest, blobs...); err == nil || errors.Is(err, errdefs.ErrAlreadyExists) {
 		t.Errorf("another binary: %v", err)
 	}

@@ -98,7 +98,7 @@ func TestPullByDigestHasNoTag(t *testing.T) {
 	if _, err := s.Get(t.Context(), reg.ref("app:1")); !errdefs.IsNotFound(err) {
 		t.Errorf("the tag was never pulled: %v", err)
 	}
-	// With a tag beside the digest the digest counts, as everywhere.
+	// If a reference has a tag and a digest, the digest applies.
 	if again := pull(t, s, reg.ref("app:other@"+digestOf(t, src))); len(again.RepoTags) != 0 || again.ID != img.ID {
 		t.Errorf("pulled %+v", again)
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// hostsToml writes the hosts.toml of a registry host and returns the directory for Config.HostsDir.
+// hostsToml writes a registry host's hosts.toml and returns the directory for Config.HostsDir.
 func hostsToml(t testing.TB, host, text string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -26,7 +26,7 @@ func hostsToml(t testing.TB, host, text string) string {
 	return dir
 }
 
-// guard makes a registry ask for basic authentication.
+// guard makes a registry require basic authentication.
 func (r *testRegistry) guard(username, password string) {
 	r.setHook(func(w http.ResponseWriter, req *http.Request) bool {
 		if u, p, ok := req.BasicAuth(); ok && u == username && p == password {
@@ -93,12 +93,12 @@ func TestHostsTomlMirrors(t *testing.T) {
 	}
 }
 
-// Plain http is spoken only where hosts.toml says so, but for registries on loopback (containerd's rule).
+// Plain http is used only if hosts.toml says so, and for registries on loopback (containerd's rule).
 func TestPlainHTTPOnlyWhereConfigured(t *testing.T) {
 	reg := newRegistry(t)
 	reg.push(t, "app:1", simple(t, "x"))
 	_, port, _ := strings.Cut(reg.host, ":")
-	// A name that is not literally loopback, though it leads there.
+	// This name is not literally loopback, but resolves to it.
 	name := fmt.Sprintf("127.0.0.1.nip.invalid:%s", port)
 	_, err := open(t, Config{}).Pull(t.Context(), name+"/app:1", PullOptions{})
 	wantError(t, err, errdefs.IsUnavailable, name)
@@ -148,7 +148,7 @@ func TestLogins(t *testing.T) {
 	}
 }
 
-// An image that is there is not given to a login that may not pull it.
+// An existing image is not given to a login that must not pull it.
 func TestLoginIsCheckedForStoredImages(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	ref := reg.push(t, "app:1", simple(t, "x"))
@@ -190,7 +190,7 @@ func TestTokens(t *testing.T) {
 	}
 }
 
-// spy is a server that notes the credentials it is shown, in whatever form.
+// spy is a server that records credentials in any form.
 type spy struct {
 	*httptest.Server
 	mu   sync.Mutex
@@ -238,7 +238,7 @@ func TestFaultI4NoCredentialsToAnotherHost(t *testing.T) {
 		reg := newRegistry(t)
 		ref := reg.push(t, "app:1", simple(t, "x"))
 		blobs := newSpy(t, func(w http.ResponseWriter, r *http.Request) {
-			// As blob storage behind a registry does: the bytes, for whoever has the address.
+			// Like blob storage behind a registry: the content, for anyone with the URL.
 			req, _ := http.NewRequest(http.MethodGet, reg.URL+r.URL.Path, nil)
 			req.SetBasicAuth("me", "secret")
 			resp, err := http.DefaultClient.Do(req)
@@ -265,7 +265,7 @@ func TestFaultI4NoCredentialsToAnotherHost(t *testing.T) {
 		check(t, err)
 		blobs.check(t, true)
 
-		// Headers of hosts.toml and registry tokens are the registry's own as well.
+		// Headers from hosts.toml and registry tokens also belong to the registry alone.
 		dir := hostsToml(t, strings.Replace(reg.host, ":", "_", 1)+"_", fmt.Sprintf("server = %q\n[header]\nX-Secret = \"s\"\n", reg.URL))
 		_, err = open(t, Config{HostsDir: []string{dir}}).Pull(t.Context(), ref, PullOptions{Auth: login})
 		check(t, err)

@@ -24,7 +24,7 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 )
 
-// Variables that make the test program a store that dies in the middle of something (see helperProcess).
+// Variables that turn the test program into a store that dies during an operation (see helperProcess).
 const (
 	helperRoot  = "TRIPOD_IMAGE_TEST_ROOT"
 	helperOrder = "TRIPOD_IMAGE_TEST_ORDER"
@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// helperProcess opens the store at root and carries out an order: "pull REF" or "remove REF".
+// helperProcess opens the store at root and executes an order: "pull REF" or "remove REF".
 func helperProcess(root, order string) error {
 	if err := failpoint.Check(); err != nil {
 		return err
@@ -65,7 +65,7 @@ func helperProcess(root, order string) error {
 	return s.Close()
 }
 
-// helper is the test program as a process of its own.
+// helper runs the test program as a separate process.
 func helper(t testing.TB, root, order, failpoints string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
@@ -74,7 +74,7 @@ func helper(t testing.TB, root, order, failpoints string) *exec.Cmd {
 	return cmd
 }
 
-// flaky serves the blobs of a registry in pieces: each connection breaks after so many bytes.
+// flaky serves a registry's blobs in pieces: each connection breaks after some bytes.
 type flaky struct {
 	piece  int64
 	served atomic.Int64 // bytes
@@ -149,7 +149,7 @@ func TestPullResumesAfterRestart(t *testing.T) {
 	reg.setHook(func(w http.ResponseWriter, r *http.Request) bool {
 		select {
 		case <-f.broken:
-			panic(http.ErrAbortHandler) // the registry has gone for good
+			panic(http.ErrAbortHandler) // the registry is gone permanently
 		default:
 			return serve(w, r)
 		}
@@ -190,7 +190,7 @@ func TestPullResumesAfterSIGKILL(t *testing.T) {
 	})
 	cmd := helper(t, root, "pull "+ref, "")
 	check(t, cmd.Start())
-	// containerd writes a mebibyte at a time, so the last one of those sent may not be there.
+	// containerd writes a MiB at a time, so the last one sent may be missing.
 	eventually(t, func() error {
 		if n := ingested(root); n < size/2-1<<20 {
 			return fmt.Errorf("%d bytes on the disk", n)
@@ -220,7 +220,7 @@ func TestPullResumesAfterSIGKILL(t *testing.T) {
 	wantEmpty(t, s)
 }
 
-// ingested is how much of downloads under way is on the disk.
+// ingested is how much of the downloads under way is on disk.
 func ingested(root string) (sum int64) {
 	entries, _ := os.ReadDir(root + "/content/ingest")
 	for _, e := range entries {
@@ -231,7 +231,8 @@ func ingested(root string) (sum int64) {
 	return sum
 }
 
-// A store that is killed at any line of a pull or a removal is whole when it is opened again: the image is there or
+// After a kill at any point of a pull or a removal, the reopened store is consistent: the image exists or not, can be pulled,
+// and its removal leaves nothing behind.
 // not, can be pulled, and leaves nothing behind when it goes.
 func TestCrashAtEveryLine(t *testing.T) {
 	failpoint.Needed(t)
@@ -278,7 +279,7 @@ func TestCrashAtEveryLine(t *testing.T) {
 	}
 }
 
-// Layers that were unpacked but not synced when the power went are not believed.
+// Layers that were unpacked but not synced before a power failure are not trusted.
 func TestUnfinishedLayersAreUnpackedAgain(t *testing.T) {
 	failpoint.Needed(t)
 	reg := newRegistry(t)
@@ -288,12 +289,12 @@ func TestUnfinishedLayersAreUnpackedAgain(t *testing.T) {
 	kept := pull(t, s, reg.push(t, "kept:1", imageOf(t, v1.Config{}, base)))
 	_, err := s.Prepare(t.Context(), "running", kept.ID, nil)
 	check(t, err)
-	check(t, s.Remove(t.Context(), kept.ID)) // the container alone keeps the base layer now
+	check(t, s.Remove(t.Context(), kept.ID)) // now only the container keeps the base layer
 	check(t, s.Close())
 	ref := reg.push(t, "app:1", imageOf(t, v1.Config{}, base, tarOf(t, file("top", "good"))))
 	_ = helper(t, root, "pull "+ref, "image.pull.sync=kill").Run()
 
-	// The power took the bytes of what was not synced.
+	// The power failure destroyed unsynced data.
 	lost := findFile(t, root+"/snapshots/snapshots", "top")
 	check(t, os.Truncate(lost, 0))
 	s = open(t, Config{Root: root})
@@ -309,7 +310,7 @@ func TestUnfinishedLayersAreUnpackedAgain(t *testing.T) {
 	}
 }
 
-// held is a registry whose blobs wait until they are released, and that notes who goes away meanwhile.
+// held is a registry whose blobs wait until they are released; it records clients that disconnect.
 type held struct {
 	asked, gone, release chan struct{}
 }
@@ -411,11 +412,11 @@ func TestLeasesOfFailedPullsExpire(t *testing.T) {
 	if len(statuses) != 1 || statuses[0].Offset != size/2 {
 		t.Errorf("downloads under way: %+v", statuses)
 	}
-	check(t, s.leases.Delete(ctx, leases.Lease{ID: all[0].ID})) // as the collector does when its time has come
+	check(t, s.leases.Delete(ctx, leases.Lease{ID: all[0].ID})) // as the collector does when it expires
 	wantEmpty(t, s)
 }
 
-// A directory of a snapshot that a crash left before it was written down is not in the way of the next one.
+// An unrecorded snapshot directory from a crash does not block the next snapshot.
 func TestCrashLeavesADirectory(t *testing.T) {
 	reg := newRegistry(t)
 	ref := reg.push(t, "app:1", imageOf(t, v1.Config{}, tarOf(t, file("a", "1")), tarOf(t, file("b", "2"))))

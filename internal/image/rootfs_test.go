@@ -79,7 +79,7 @@ func TestSnapshotsOutliveARestart(t *testing.T) {
 	wantError(t, err, errdefs.IsNotFound)
 }
 
-// An image that goes away while containers are made of it: each gets a whole root filesystem or is told.
+// If an image is removed while containers are made from it, each gets a complete root filesystem or an error.
 func TestRemoveWhilePreparing(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	ref := reg.push(t, "app:1", imageOf(t, v1.Config{}, tarOf(t, file("a", "1")), tarOf(t, file("b", "2"))))
@@ -128,7 +128,7 @@ func TestRemoveWhilePreparing(t *testing.T) {
 	wantEmpty(t, s)
 }
 
-// An image that lost its layers under the store's feet is not offered any longer, so that it is pulled again.
+// An image whose layers somebody removed from the store is no longer listed, so that it is pulled again.
 func TestLostLayersAreNotOffered(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	ref := reg.push(t, "app:1", simple(t, "x"))
@@ -158,7 +158,7 @@ func TestUsageFollowsTheLayer(t *testing.T) {
 	check(t, os.WriteFile(root+"/big", make([]byte, 1<<20), 0o600))
 	check(t, s.Close())
 
-	// A restart has no figures and does not wait for them.
+	// After a restart there are no cached values, and nothing waits for them.
 	s = open(t, Config{Root: s.cfg.Root})
 	eventually(t, func() error {
 		u, err := s.Usage(t.Context(), "c1")
@@ -188,7 +188,7 @@ func TestFsInfoIsTrue(t *testing.T) {
 		return u
 	}
 	after := renew()
-	// Once as a blob, once unpacked.
+	// Once as a blob and once unpacked.
 	grown := int64(after.UsedBytes) - int64(before.UsedBytes)
 	if want := 2 * int64(len(text)); grown < want || grown > want+want/10+1<<18 {
 		t.Errorf("usage grew by %d for two times %d bytes", grown, len(text))
@@ -235,7 +235,7 @@ func TestConfigIsChecked(t *testing.T) {
 	}
 }
 
-// As many layers as are allowed, in a long path, still make a mount: the options of one must fit a page.
+// The maximum number of layers in a long path can still be mounted: the options must fit in a page.
 func TestManyLayersMount(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{Root: t.TempDir() + "/" + strings.Repeat("long", 20) + "/image"})
 	var archives [][]byte

@@ -21,7 +21,7 @@ func (f failingLeases) Create(context.Context, ...leases.Opt) (leases.Lease, err
 	return leases.Lease{}, f.err
 }
 
-// TestFaultN5StoreThatCannotBeWritten: what would bring an image says why it cannot, and the process goes on.
+// TestFaultN5StoreThatCannotBeWritten: operations that add an image return the reason, and the process continues.
 func TestFaultN5StoreThatCannotBeWritten(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	ref := raw(t, tarOf(t, file("a", "b"))).push(t, reg, "app")
@@ -36,7 +36,7 @@ func TestFaultN5StoreThatCannotBeWritten(t *testing.T) {
 	pull(t, s, ref)
 }
 
-// TestFaultN12PanicInAPull: it is that pull's error, and the next one of the same image works.
+// TestFaultN12PanicInAPull: it becomes that pull's error, and the next pull of the image succeeds.
 func TestFaultN12PanicInAPull(t *testing.T) {
 	failpoint.Needed(t)
 	reg, s := newRegistry(t), open(t, Config{})

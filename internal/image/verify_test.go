@@ -11,7 +11,7 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// layerDir is the directory with the files of an unpacked layer.
+// layerDir is the directory of an unpacked layer's files.
 func layerDir(t *testing.T, s *Store, chain string) string {
 	t.Helper()
 	dirs, err := s.snapshotDirs(s.with(t.Context()))
@@ -29,7 +29,7 @@ func verify(t *testing.T, s *Store, contents bool) []Damage {
 	return found
 }
 
-// names tells whether one of the damages is of a kind and has an ID.
+// names reports whether the damage list has an entry with this kind and ID.
 func names(found []Damage, kind, id string) bool {
 	for _, d := range found {
 		if d.Kind == kind && d.ID == id {
@@ -39,8 +39,8 @@ func names(found []Damage, kind, id string) bool {
 	return false
 }
 
-// TestFaultN6VerifyNamesAndPullMends: whatever is damaged of an image, verify names it, and a pull mends it, without a restart and
-// after one; a container that stands on it keeps what it has mounted.
+// TestFaultN6VerifyNamesAndPullMends: verify reports any damage of an image, and a pull repairs it, with and without a
+// restart; a container that uses the image keeps what it has mounted.
 func TestFaultN6VerifyNamesAndPullMends(t *testing.T) {
 	lower, upper := tarOf(t, file("a", strings.Repeat("1", 5000)), file("b", "b")), tarOf(t, file("c", strings.Repeat("3", 5000)))
 	type parts struct {
@@ -65,7 +65,7 @@ func TestFaultN6VerifyNamesAndPullMends(t *testing.T) {
 	for name, c := range map[string]struct {
 		damage func(*testing.T, parts)
 		kinds  []string
-		// contents says that it shows when files are read.
+		// contents means that the damage shows only when files are read.
 		contents bool
 	}{
 		"snapshot gone":  {func(t *testing.T, p parts) { all(t, gone, filepath.Dir(p.lower)) }, []string{"layer"}, false},
@@ -113,7 +113,7 @@ func TestFaultN6VerifyNamesAndPullMends(t *testing.T) {
 				for _, kind := range c.kinds {
 					one := false
 					for _, d := range found {
-						one = one || d.Kind == kind || d.Kind == "image" // it was taken from the list at the start
+						one = one || d.Kind == kind || d.Kind == "image" // removed from the list at the start
 					}
 					named = named && one
 				}
@@ -138,7 +138,7 @@ func TestFaultN6VerifyNamesAndPullMends(t *testing.T) {
 				if _, err := kept.Seek(0, 0); err != nil {
 					t.Error(err)
 				}
-				// What it has mounted can be mounted again, over the mended layers.
+				// The container's mounts can be mounted again over the repaired layers.
 				mounts, err = s.Mounts(t.Context(), "runs")
 				check(t, err)
 				if again := mounted(t, mounts); read(t, again+"/a") != strings.Repeat("1", 5000) || read(t, again+"/written") != "still" {
@@ -149,8 +149,8 @@ func TestFaultN6VerifyNamesAndPullMends(t *testing.T) {
 	}
 }
 
-// TestFaultN6LostLayerIsPulledAgain: a container is not made over a layer that is gone, and the image is listed no more, so that
-// whoever pulls what is not there pulls it.
+// TestFaultN6LostLayerIsPulledAgain: no container is made over a missing layer, and the image is no longer listed, so that it
+// is pulled again.
 func TestFaultN6LostLayerIsPulledAgain(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	ref := reg.push(t, "app:1", imageOf(t, v1.Config{}, tarOf(t, file("a", "1")), tarOf(t, file("b", "2"))))
@@ -172,7 +172,7 @@ func TestFaultN6LostLayerIsPulledAgain(t *testing.T) {
 	}
 }
 
-// TestFaultN6RemoveAndPullMends: the order in which a person tries it, while a container keeps the damaged layer.
+// TestFaultN6RemoveAndPullMends: remove, then pull, as a person would try, while a container uses the damaged layer.
 func TestFaultN6RemoveAndPullMends(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	ref := reg.push(t, "app:1", simple(t, "text"))
@@ -189,7 +189,7 @@ func TestFaultN6RemoveAndPullMends(t *testing.T) {
 	}
 }
 
-// TestVerifyNamesWhatIsAContainers: its writable part cannot be pulled; the layers that it stands on have it as a user.
+// TestVerifyNamesWhatIsAContainers: a container's writable layer cannot be pulled; the layers below list it as a user.
 func TestVerifyNamesWhatIsAContainers(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	img := pull(t, s, reg.push(t, "app:1", simple(t, "text")))

@@ -174,6 +174,6 @@ func (p *livePod) sandboxLost(why string) {
 		}
 		return nil
 	})
-	p.node.log.Warn("sandbox lost", "pod", p.id, "why", why, "err", err)
+	p.node.log.Warn("sandbox lost", "pod", p.id, "reason", why, "err", err)
 	p.node.wakeJanitor()
 }

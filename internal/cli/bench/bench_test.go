@@ -67,7 +67,7 @@ func TestParallel(t *testing.T) {
 	}
 }
 
-// TestHelpersAreWhatAppears starts a process of ours and finds it, with its memory, and nothing of before.
+// TestHelpersAreWhatAppears starts a process and finds it with its memory, and no earlier process.
 func TestHelpersAreWhatAppears(t *testing.T) {
 	before, err := processes("/proc")
 	if err != nil {

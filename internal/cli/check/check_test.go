@@ -16,7 +16,7 @@ import (
 	"github.com/tripod-run/tripod/internal/config"
 )
 
-// goodHost is a host on which everything is right, made of files below a directory of the test.
+// goodHost is a host that passes all checks, made of files below a test directory.
 func goodHost(t *testing.T) Host {
 	t.Helper()
 	dir := t.TempDir()
@@ -157,7 +157,7 @@ func TestConfigurationInForceIsTheFirst(t *testing.T) {
 	}
 }
 
-// TestSystem looks at the machine that runs the tests, which the e2e tests need in order anyway.
+// TestSystem checks the machine that runs the tests, which the e2e tests require anyway.
 func TestSystem(t *testing.T) {
 	c := config.Default()
 	c.Root = t.TempDir()

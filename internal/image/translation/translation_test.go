@@ -39,7 +39,7 @@ func dirOf(t testing.TB, files map[string]string) string {
 	return dir
 }
 
-// virtlet is the example of Virtlet's documentation, and its custom resource.
+// virtlet is the example in Virtlet's documentation, and its custom resource.
 const virtlet = `
 prefix: my-prefix
 translations:
@@ -170,7 +170,7 @@ func TestBadFiles(t *testing.T) {
 	if _, err := Load(dir); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("a directory: %v", err)
 	}
-	// What a regular expression makes of a name is checked, too.
+	// The result of a regular expression is checked, too.
 	table, err := Load(dirOf(t, map[string]string{"a.yaml": "translations:\n- {regexp: '(.*)', url: '$1'}"}))
 	check(t, err)
 	if _, err := table.Find("file", ""); !errdefs.IsFailedPrecondition(err) {
@@ -182,7 +182,7 @@ func escaped(kind string) string {
 	return strings.ReplaceAll(string(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: []byte("junk")})), "\n", "\\n")
 }
 
-// issue makes a certificate; of an authority when ca, signed by parent or by itself.
+// issue makes a certificate, an authority's if ca is set, signed by parent or itself.
 func issue(t testing.TB, name string, ca bool, parent *tls.Certificate) (*tls.Certificate, string, string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -210,7 +210,7 @@ func indent(text string) string {
 	return strings.ReplaceAll(strings.TrimSpace(text), "\n", "\n        ")
 }
 
-// TestTLS: a private authority, another name than the URL's, and a certificate for the client, as a file asks for them.
+// TestTLS: a private authority, a server name other than the URL's, and a client certificate, as configured in a file.
 func TestTLS(t *testing.T) {
 	authority, authorityPEM, _ := issue(t, "authority", true, nil)
 	server, _, _ := issue(t, "my.host.com", false, authority)
@@ -252,7 +252,7 @@ func TestTLS(t *testing.T) {
 		}
 		client.CloseIdleConnections()
 	}
-	// A key that is another's is found at once.
+	// A key of another certificate is detected at once.
 	_, _, otherKey := issue(t, "other", false, nil)
 	text := fmt.Sprintf("transports:\n  t:\n    tls:\n      certificates:\n      - cert: |\n        %s\n        key: |\n        %s\n", indent(" "+clientPEM), indent(" "+otherKey))
 	if _, err := Load(dirOf(t, map[string]string{"a.yaml": text})); !errdefs.IsFailedPrecondition(err) {

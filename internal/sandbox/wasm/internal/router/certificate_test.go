@@ -16,7 +16,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"
 )
 
-// servedCertificate is the leaf that a server with the identity shows now.
+// servedCertificate is the leaf that a server with the identity currently presents.
 func servedCertificate(t *testing.T, identity *dataplane.TLS) string {
 	t.Helper()
 	server, err := dataplane.NewServer(dataplane.Config{Handler: http.NotFoundHandler(), TLS: identity})
@@ -39,8 +39,8 @@ func servedCertificate(t *testing.T, identity *dataplane.TLS) string {
 	return string(conn.ConnectionState().PeerCertificates[0].Raw)
 }
 
-// TestRouteCertificate: the router shows the configured certificate, and a new one once its files have changed; files
-// that do not go together change nothing.
+// TestRouteCertificate: the router presents the configured certificate, and a new one after its files change; a certificate
+// and key that do not match change nothing.
 func TestRouteCertificate(t *testing.T) {
 	dir := t.TempDir()
 	c := ServeConfig{
@@ -85,7 +85,7 @@ func TestRouteCertificate(t *testing.T) {
 	}
 }
 
-// TestRouteGeneratedCertificate: without files there is a certificate all the same, another for each start.
+// TestRouteGeneratedCertificate: without files a certificate is generated at each start.
 func TestRouteGeneratedCertificate(t *testing.T) {
 	var seen []string
 	for range 2 {
