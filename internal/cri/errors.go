@@ -70,19 +70,19 @@ func toStatus(ctx context.Context, err error) *status.Status {
 		if ctx.Err() != nil {
 			class = ctx.Err()
 		} else if errno, ok := errors.AsType[syscall.Errno](err); ok && errnoCodes[errno] != codes.OK {
-			return status.New(errnoCodes[errno], plain(err.Error()))
+			return status.New(errnoCodes[errno], oneLine(err.Error()))
 		}
 	}
-	code, text := classCodes[class], plain(err.Error())
+	code, text := classCodes[class], oneLine(err.Error())
 	if name := nameOf(err, pullErrors); name != "" {
 		return status.New(codes.Unknown, withPrefix(name, text))
 	}
 	return status.New(code, withPrefix(nameOf(err, containerErrors), text))
 }
 
-// plain puts an error's text on one line and removes repeated parts. Joined errors have a line each, and an error that wraps
+// oneLine puts an error's text on one line and removes repeated parts. Joined errors have a line each, and an error that wraps
 // its class can contain the same words twice.
-func plain(text string) string {
+func oneLine(text string) string {
 	text = strings.Join(strings.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
 	parts := strings.Split(text, ": ")
 	return strings.Join(slices.Compact(parts), ": ")

@@ -64,7 +64,7 @@ func runtimeReady(handlers []node.HandlerInfo) *runtimeapi.RuntimeCondition {
 
 // withProblem sets the condition that a problem concerns to false. The first problem gives the reason; each adds a sentence.
 func withProblem(conditions []*runtimeapi.RuntimeCondition, p health.Problem) []*runtimeapi.RuntimeCondition {
-	text := p.Part + ": " + plain(p.Err.Error())
+	text := p.Part + ": " + oneLine(p.Err.Error())
 	at := slices.IndexFunc(conditions, func(c *runtimeapi.RuntimeCondition) bool { return c.Type == p.Condition })
 	if at < 0 {
 		return append(conditions, &runtimeapi.RuntimeCondition{Type: p.Condition, Reason: p.Reason, Message: text})

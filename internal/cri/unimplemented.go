@@ -8,15 +8,15 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// missing is the error of an RPC that is not implemented: what is missing, and what the caller can do instead.
-func missing(what, instead string) error {
+// notImplemented is the error of an RPC that is not implemented: what is missing, and what the caller can do instead.
+func notImplemented(what, instead string) error {
 	return fmt.Errorf("%s: not in this version of tripod; %s: %w", what, instead, errdefs.ErrNotImplemented)
 }
 
 var (
-	errCheckpoint = missing("checkpoint and restore of containers and pods (no backend can freeze and save processes)", "stop the pod and create it again")
-	errMetrics    = missing("pod metrics (descriptors and values in Prometheus form)", "use ListPodSandboxStats and ListContainerStats")
-	errPodResize  = missing("pod-level resources (resizing the pod's own cgroup)", "UpdateContainerResources resizes its containers")
+	errCheckpoint = notImplemented("checkpoint and restore of containers and pods (no backend can freeze and save processes)", "stop the pod and create it again")
+	errMetrics    = notImplemented("pod metrics (descriptors and values in Prometheus form)", "use ListPodSandboxStats and ListContainerStats")
+	errPodResize  = notImplemented("pod-level resources (resizing the pod's own cgroup)", "UpdateContainerResources resizes its containers")
 )
 
 // CheckpointContainer is not implemented.

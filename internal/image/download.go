@@ -69,7 +69,7 @@ func (d *download) run(ctx context.Context) (img Image, new bool, err error) {
 	}
 	if known != nil && d.want != "" {
 		// The stored file has the expected digest, so it is what the server would send.
-		img, err := d.same(ctx, known, is)
+		img, err := d.recordExisting(ctx, known, is)
 		return img, false, err
 	}
 	ctx, release, err := d.lease(ctx, []string{d.named.String()})
@@ -86,7 +86,7 @@ func (d *download) run(ctx context.Context) (img Image, new bool, err error) {
 		return Image{}, false, err
 	}
 	if got == nil {
-		img, err := d.same(ctx, known, is)
+		img, err := d.recordExisting(ctx, known, is)
 		return img, false, err
 	}
 	details, err := d.assemble(ctx, got)
@@ -170,7 +170,7 @@ func (d *download) attempt(ctx context.Context, is validators) (*fetched, error)
 		}
 	}
 	return nil, remoteerrors.ErrUnexpectedStatus{
-		Status: resp.Status, StatusCode: resp.StatusCode, RequestMethod: http.MethodGet, RequestURL: shown(d.endpoint.URL),
+		Status: resp.Status, StatusCode: resp.StatusCode, RequestMethod: http.MethodGet, RequestURL: redactURL(d.endpoint.URL),
 	}
 }
 
@@ -194,9 +194,9 @@ func validatorsOf(h http.Header) validators {
 	return v
 }
 
-// strong returns the validator for If-Range: the strong ETag, or otherwise the modification date if the file did not change
+// rangeValidator returns the validator for If-Range: the strong ETag, or otherwise the modification date if the file did not change
 // just before (RFC 9110, 8.8.2.2); "" if there is neither.
-func (v validators) strong(h http.Header) string {
+func (v validators) rangeValidator(h http.Header) string {
 	if v.etag != "" {
 		if strings.HasPrefix(v.etag, "W/") {
 			return ""

@@ -71,7 +71,7 @@ func (d *download) take(ctx context.Context, resp *http.Response, have part, fro
 	got := &fetched{validators: validatorsOf(resp.Header), contentType: resp.Header.Get("Content-Type")}
 	ref := have.ref
 	if from == 0 {
-		if ref = d.refPrefix() + base64.RawURLEncoding.EncodeToString([]byte(got.strong(resp.Header))); have.ref != ref {
+		if ref = d.refPrefix() + base64.RawURLEncoding.EncodeToString([]byte(got.rangeValidator(resp.Header))); have.ref != ref {
 			if err := d.drop(ctx, have.ref); err != nil {
 				return nil, err
 			}
@@ -239,8 +239,8 @@ func (d *download) recordAs(ctx context.Context, of *details, is validators) (Im
 	return d.record(ctx, of, of.manifest, d.names(of), labels)
 }
 
-// same returns an existing image and records it under the requested name.
-func (d *download) same(ctx context.Context, known *entry, is validators) (Image, error) {
+// recordExisting returns an existing image and records it under the requested name.
+func (d *download) recordExisting(ctx context.Context, known *entry, is validators) (Image, error) {
 	if img, ok := d.current(ctx, d.named, known.details.manifest); ok {
 		return img, nil
 	}

@@ -110,8 +110,8 @@ func transient(err error) bool {
 	return isURL || isOp || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
-// notForUs is the error for an index without an entry for this node; it lists what the index has.
-func notForUs(index ocispec.Descriptor, has []ocispec.Descriptor) error {
+// noMatchingPlatform is the error for an index without an entry for this node; it lists what the index has.
+func noMatchingPlatform(index ocispec.Descriptor, has []ocispec.Descriptor) error {
 	var names []string
 	for _, m := range has {
 		if m.Platform != nil && len(names) < 20 {

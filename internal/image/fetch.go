@@ -47,7 +47,7 @@ func (p *puller) fetch(ctx context.Context, desc ocispec.Descriptor) error {
 			p.tracker.reached(desc.Digest, desc.Size)
 			return nil
 		case wrongContent(err):
-			return p.refuse(ctx, desc, err)
+			return p.dropWrongContent(ctx, desc, err)
 		}
 		if p.tracker.position(desc.Digest) != before {
 			idle = 0
@@ -69,8 +69,8 @@ func wrongContent(err error) bool {
 	return errdefs.IsFailedPrecondition(err) || ok && status.StatusCode == http.StatusRequestedRangeNotSatisfiable
 }
 
-// refuse drops wrong content, which the next attempt would otherwise resume.
-func (p *puller) refuse(ctx context.Context, desc ocispec.Descriptor, cause error) error {
+// dropWrongContent drops wrong content, which the next attempt would otherwise resume.
+func (p *puller) dropWrongContent(ctx context.Context, desc ocispec.Descriptor, cause error) error {
 	err := p.content.Abort(context.WithoutCancel(ctx), remotes.MakeRefKey(ctx, desc))
 	if err != nil && !errdefs.IsNotFound(err) {
 		return errors.Join(cause, err)

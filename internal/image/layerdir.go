@@ -206,8 +206,8 @@ func sameOwner(dir, below string) error {
 	return os.Lchown(dir, int(stat.Uid), int(stat.Gid))
 }
 
-// standing maps each layer to the keys of the containers' snapshots that depend on it.
-func (s *Store) standing(ctx context.Context) (map[string][]string, error) {
+// dependents maps each layer to the keys of the containers' snapshots that depend on it.
+func (s *Store) dependents(ctx context.Context) (map[string][]string, error) {
 	parents, keys := map[string]string{}, []string(nil)
 	err := s.snaps.Walk(ctx, func(_ context.Context, info snapshots.Info) error {
 		parents[info.Name] = info.Parent

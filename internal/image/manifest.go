@@ -192,7 +192,7 @@ func choose(desc ocispec.Descriptor, document []byte, matcher platforms.MatchCom
 	})
 	fits := slices.Concat(native, unnamed, wasm)
 	if len(fits) == 0 {
-		return ocispec.Descriptor{}, notForUs(desc, index.Manifests)
+		return ocispec.Descriptor{}, noMatchingPlatform(desc, index.Manifests)
 	}
 	return bare(fits[0]), nil
 }

@@ -82,7 +82,7 @@ func (s *Store) pullTranslated(ctx context.Context, named reference.Named, name 
 	if err != nil {
 		return Image{}, err
 	}
-	what += " from " + shown(endpoint.URL)
+	what += " from " + redactURL(endpoint.URL)
 	limit := s.cfg.PullTimeout
 	if t := endpoint.Transport.Timeout; t > 0 {
 		limit = min(limit, t)
@@ -96,13 +96,13 @@ func (s *Store) pullTranslated(ctx context.Context, named reference.Named, name 
 	img, fetched, err := d.run(ctx)
 	if err == nil && fetched {
 		t.finish()
-		s.cfg.Logger.InfoContext(ctx, "image downloaded", "image", named.String(), "from", shown(endpoint.URL), "id", img.ID, "bytes", img.Size, "took", time.Since(start))
+		s.cfg.Logger.InfoContext(ctx, "image downloaded", "image", named.String(), "from", redactURL(endpoint.URL), "id", img.ID, "bytes", img.Size, "took", time.Since(start))
 	}
 	return img, err
 }
 
-// shown is a URL for messages, without a password or a query, which may be as secret.
-func shown(u *url.URL) string {
+// redactURL returns a URL for messages, without a password or a query, which may be as secret.
+func redactURL(u *url.URL) string {
 	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
 }
 
@@ -130,7 +130,7 @@ func downloadError(err error) error {
 func stripURL(err error) error {
 	if failed, ok := errors.AsType[*url.Error](err); ok {
 		if u, parseErr := url.Parse(failed.URL); parseErr == nil {
-			failed.URL = shown(u)
+			failed.URL = redactURL(u)
 		} else {
 			failed.URL = "a URL"
 		}

@@ -49,7 +49,7 @@ func (s *Store) Verify(ctx context.Context, contents bool) ([]Damage, error) {
 	if v.dirs, err = s.snapshotDirs(ctx); err != nil {
 		return nil, err
 	}
-	if v.users, err = s.standing(ctx); err != nil {
+	if v.users, err = s.dependents(ctx); err != nil {
 		return nil, err
 	}
 	for _, e := range s.index.entries() {

@@ -92,8 +92,8 @@ func dialAttach(bundle string) (*net.UnixConn, error) {
 	return conn, nil
 }
 
-// partAll has all hubs disconnect and waits for at most partTime.
-func (b *Backend) partAll() {
+// disconnectAll has all hubs disconnect and waits for at most partTime.
+func (b *Backend) disconnectAll() {
 	limit, hubs := time.After(partTime), b.hubs()
 	for _, hub := range hubs {
 		go hub.leave()

@@ -146,7 +146,7 @@ func New(cfg Config) (*Backend, error) {
 
 // Close releases what New acquired. Containers keep running; the backend must not be used afterwards.
 func (b *Backend) Close() error {
-	b.partAll()
+	b.disconnectAll()
 	b.conmon.close()
 	return nil
 }

@@ -84,8 +84,8 @@ type execution struct {
 
 func (x *execution) pidFile() string { return filepath.Join(x.dir, "pid") }
 
-// own registers c to be closed at the end; if the end has passed, it closes c at once.
-func (x *execution) own(c io.Closer) {
+// closeAtEnd registers c to be closed at the end; if the end has passed, it closes c at once.
+func (x *execution) closeAtEnd(c io.Closer) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.closed {
@@ -102,10 +102,10 @@ func (x *execution) close() {
 	for _, c := range x.ours {
 		_ = c.Close()
 	}
-	x.closeTheirs()
+	x.closeProgramEnds()
 }
 
-func (x *execution) closeTheirs() {
+func (x *execution) closeProgramEnds() {
 	for _, f := range []*os.File{x.stdin, x.stdout, x.stderr} {
 		if f != nil {
 			_ = f.Close()
@@ -121,7 +121,7 @@ func (x *execution) pipes(req sandbox.ExecRequest) error {
 		return err
 	}
 	x.stdin = r
-	x.own(w)
+	x.closeAtEnd(w)
 	x.whenUp = append(x.whenUp, func() {
 		if req.Stdin != nil {
 			_, _ = io.Copy(w, req.Stdin)
@@ -137,7 +137,7 @@ func (x *execution) pipes(req sandbox.ExecRequest) error {
 			return err
 		}
 		*out.their = w
-		x.own(r)
+		x.closeAtEnd(r)
 		x.output.Add(1)
 		x.whenUp = append(x.whenUp, func() {
 			defer x.output.Done()
@@ -156,7 +156,7 @@ func (x *execution) terminal(req sandbox.ExecRequest) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	x.own(console)
+	x.closeAtEnd(console)
 	out := req.Stdout
 	if out == nil {
 		out = io.Discard
@@ -168,7 +168,7 @@ func (x *execution) terminal(req sandbox.ExecRequest) ([]string, error) {
 		if err != nil {
 			return // the program did not start; run reports it
 		}
-		x.own(terminal)
+		x.closeAtEnd(terminal)
 		stop := make(chan struct{})
 		defer close(stop)
 		go followSize(terminal, req.Resize, stop)
@@ -189,7 +189,7 @@ func (x *execution) run(ctx context.Context, m monitor, cmd *exec.Cmd) (int32, e
 	if err := m.spawner.start(cmd); err != nil {
 		return 0, fmt.Errorf("exec: start conmon: %w", err)
 	}
-	x.closeTheirs()
+	x.closeProgramEnds()
 	for _, f := range x.whenUp {
 		go f()
 	}
@@ -227,13 +227,13 @@ func (x *execution) drain(ctx context.Context) {
 // has its PID in the file.
 func (x *execution) result(err error) (int32, error) {
 	if !exists(x.pidFile()) {
-		message := said(filepath.Join(x.dir, "log"))
+		message := lastMessage(filepath.Join(x.dir, "log"))
 		switch {
 		// What ends a container ends the program, and the runtime starting it, before the container's own end is visible.
 		case message == "" && x.container.init.WaitFor(execKill), x.container.init.Ending():
 			return 0, fmt.Errorf("exec: the container has ended: %w", errdefs.ErrFailedPrecondition)
 		case message != "":
-			return 0, fmt.Errorf("failed to exec: %s: %w", message, meaning(message))
+			return 0, fmt.Errorf("failed to exec: %s: %w", message, classifyMessage(message))
 		}
 		// It was killed, probably by the container: until the program runs, the runtime is a process in there.
 		return 0, fmt.Errorf("exec: the OCI runtime ended before the program began: %w: %w", err, errdefs.ErrUnavailable)
@@ -250,9 +250,9 @@ func (x *execution) result(err error) (int32, error) {
 	return int32(exit.ExitCode()), nil
 }
 
-// meaning classifies an OCI runtime's last message about an exec. It ends in the text of an errno, crun's with a capital
+// classifyMessage classifies an OCI runtime's last message about an exec. It ends in the text of an errno, crun's with a capital
 // letter. Any other message is a fault of the request, for instance a missing program.
-func meaning(message string) error {
+func classifyMessage(message string) error {
 	message = strings.ToLower(message)
 	for kind, numbers := range map[error][]syscall.Errno{
 		errdefs.ErrResourceExhausted: {syscall.EAGAIN, syscall.ENOMEM, syscall.EMFILE, syscall.ENFILE, syscall.ENOSPC, syscall.EDQUOT},

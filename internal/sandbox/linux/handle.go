@@ -64,7 +64,7 @@ func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox
 		return err
 	}
 	if s, _ := h.Snapshot(); s.Phase != ledger.Created {
-		if err := b.clear(ctx, h); err != nil {
+		if err := b.clearEarlierRun(ctx, h); err != nil {
 			return err
 		}
 	}
@@ -142,7 +142,7 @@ func (b *Backend) failStart(ctx context.Context, h *handle, got launched, cause 
 		_ = got.init.Signal(unix.SIGKILL)
 		got.init.Close()
 	}
-	err := b.clear(undo, h)
+	err := b.clearEarlierRun(undo, h)
 	if ctx.Err() != nil {
 		return errors.Join(fmt.Errorf("start container %s: %w", h.ID, ctx.Err()), err,
 			h.Set(func(s *state) { s.Phase = ledger.Created }))
@@ -151,10 +151,10 @@ func (b *Backend) failStart(ctx context.Context, h *handle, got launched, cause 
 	return errors.Join(fmt.Errorf("start container %s: %w: %w", h.ID, cause, errdefs.ErrFailedPrecondition), err)
 }
 
-// clear removes what the OCI runtime and conmon keep from an earlier run.
-func (b *Backend) clear(ctx context.Context, h *handle) error {
+// clearEarlierRun removes what the OCI runtime and conmon keep from an earlier run.
+func (b *Backend) clearEarlierRun(ctx context.Context, h *handle) error {
 	s, _ := h.Snapshot()
-	if err := b.wipe(ctx, h.ID, s.Cgroup, s.Phase == ledger.Starting); err != nil {
+	if err := b.deleteRuntimeState(ctx, h.ID, s.Cgroup, s.Phase == ledger.Starting); err != nil {
 		return err
 	}
 	for _, name := range []string{
@@ -167,10 +167,10 @@ func (b *Backend) clear(ctx context.Context, h *handle) error {
 	return nil
 }
 
-// wipe removes what the OCI runtime holds of a container, including its cgroup. For a half-made container it first kills what
+// deleteRuntimeState removes what the OCI runtime holds of a container, including its cgroup. For a half-made container it first kills what
 // runs in the cgroup, because nobody has seen its end. A runtime that was killed during its work may leave state that it
 // cannot read.
-func (b *Backend) wipe(ctx context.Context, id, cgroup string, halfMade bool) error {
+func (b *Backend) deleteRuntimeState(ctx context.Context, id, cgroup string, halfMade bool) error {
 	if halfMade && cgroup != "" {
 		if err := b.cgroups.Kill(ctx, cgroup); err != nil {
 			return err
@@ -286,7 +286,7 @@ func (b *Backend) removeContainer(ctx context.Context, podID, id, cgroup string)
 		}
 		halfMade = s.Phase == ledger.Starting
 	}
-	if err := b.wipe(ctx, id, cgroup, halfMade); err != nil {
+	if err := b.deleteRuntimeState(ctx, id, cgroup, halfMade); err != nil {
 		return err
 	}
 	if err := fpDeleted.Hit(ctx); err != nil {

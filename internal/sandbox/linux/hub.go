@@ -125,7 +125,7 @@ func (h *hub) fanOut(origin byte, data []byte) (stay bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.clients) == 0 {
-		if h.departed || !h.mayLeave() {
+		if h.departed || !h.canLeave() {
 			return true
 		}
 		h.departed = true
@@ -140,7 +140,7 @@ func (h *hub) fanOut(origin byte, data []byte) (stay bool) {
 	return true
 }
 
-func (h *hub) mayLeave() bool {
+func (h *hub) canLeave() bool {
 	if h.once && !closed(h.bye) {
 		return false // that would close the stdin before its first client
 	}

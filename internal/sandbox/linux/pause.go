@@ -59,7 +59,7 @@ func (b *Backend) startPause(ctx context.Context, p *sandbox.Pod, at pins) (*pro
 		if ctx.Err() != nil {
 			err = ctx.Err()
 		}
-		return nil, fmt.Errorf("run the pod's init process: %s: %w", said(log), err)
+		return nil, fmt.Errorf("run the pod's init process: %s: %w", lastMessage(log), err)
 	}
 	pid, err := readPid(pidFile)
 	if err != nil {

@@ -141,7 +141,7 @@ func (b *Backend) recoverStarting(ctx context.Context, h *handle, conmon process
 			return err
 		}
 	}
-	if err := b.clear(ctx, h); err != nil {
+	if err := b.clearEarlierRun(ctx, h); err != nil {
 		return err
 	}
 	return h.Set(func(s *state) { s.Phase = ledger.Created })

@@ -106,7 +106,7 @@ func (r ociRuntime) probe(ctx context.Context, cfg Config, g cgroups) (recursive
 		return false, delErr
 	}
 	if err != nil {
-		return false, fmt.Errorf("create a container: %w: %s", err, said(log))
+		return false, fmt.Errorf("create a container: %w: %s", err, lastMessage(log))
 	}
 	return recursive, nil
 }
@@ -176,7 +176,7 @@ func (r ociRuntime) globals() []string {
 	return args
 }
 
-// command makes a call that go-runc does not support. The runtime logs to a file (see said): a container's init inherits the
+// command makes a call that go-runc does not support. The runtime logs to a file (see lastMessage): a container's init inherits the
 // standard files, so these must be neither pipes nor ours.
 func (r ociRuntime) command(ctx context.Context, log string, args ...string) *exec.Cmd {
 	args = slices.Concat(r.globals(), []string{"--log", log, "--log-format", "json"}, args)
@@ -185,8 +185,8 @@ func (r ociRuntime) command(ctx context.Context, log string, args ...string) *ex
 	return cmd
 }
 
-// said returns a runtime's last message in a log file, or "".
-func said(log string) string {
+// lastMessage returns a runtime's last message in a log file, or "".
+func lastMessage(log string) string {
 	raw, _ := os.ReadFile(log)
 	return runtimeMessage(string(raw))
 }

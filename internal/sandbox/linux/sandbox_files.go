@@ -104,7 +104,7 @@ func mountTmpfs(dir, options string) error {
 // resolvConf returns resolv.conf(5) from the request, or the node's if the request sets nothing.
 func resolvConf(dns *runtimeapi.DNSConfig) ([]byte, error) {
 	if len(dns.GetServers())+len(dns.GetSearches())+len(dns.GetOptions()) == 0 {
-		return orNothing(os.ReadFile("/etc/resolv.conf"))
+		return ignoreMissing(os.ReadFile("/etc/resolv.conf"))
 	}
 	var b strings.Builder
 	if len(dns.Searches) > 0 {
@@ -123,7 +123,7 @@ func resolvConf(dns *runtimeapi.DNSConfig) ([]byte, error) {
 // node's file on the host network.
 func hostsFile(p *sandbox.Pod) ([]byte, error) {
 	if !spec.PodModes(p).UTS() {
-		return orNothing(os.ReadFile("/etc/hosts"))
+		return ignoreMissing(os.ReadFile("/etc/hosts"))
 	}
 	var b strings.Builder
 	b.WriteString("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n")
@@ -135,7 +135,7 @@ func hostsFile(p *sandbox.Pod) ([]byte, error) {
 	return []byte(b.String()), nil
 }
 
-func orNothing(content []byte, err error) ([]byte, error) {
+func ignoreMissing(content []byte, err error) ([]byte, error) {
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}

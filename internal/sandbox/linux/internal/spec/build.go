@@ -180,7 +180,7 @@ func (b *builder) imageVolumes() error {
 			return err
 		}
 		if err := pathrs.MkdirAll(b.in.Rootfs, path.Clean(name), 0o755); err != nil {
-			return blame("image Volumes", fmt.Errorf("%s cannot be made in the image: %w", name, err))
+			return classifyFileError("image Volumes", fmt.Errorf("%s cannot be made in the image: %w", name, err))
 		}
 	}
 	return nil

@@ -64,7 +64,7 @@ func devices(c *runtimeapi.ContainerConfig, h Host) ([]specs.LinuxDevice, []spec
 		field := fmt.Sprintf("devices[%d].host_path", i)
 		found, err := devicesAt(d.GetHostPath(), path.Clean(d.GetContainerPath()))
 		if err != nil {
-			return nil, nil, blame(field, err)
+			return nil, nil, classifyFileError(field, err)
 		}
 		for _, node := range found {
 			nodes[node.Path] = node

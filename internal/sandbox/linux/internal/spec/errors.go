@@ -19,9 +19,9 @@ func unsupported(field, format string, args ...any) error {
 	return fmt.Errorf("%s: %s: %w", field, fmt.Sprintf(format, args...), errdefs.ErrNotImplemented)
 }
 
-// blame classifies the failure of a file operation for a field: the node's fault if it lacks a resource or its disk fails,
+// classifyFileError classifies the failure of a file operation for a field: the node's fault if it lacks a resource or its disk fails,
 // otherwise the caller's.
-func blame(field string, err error) error {
+func classifyFileError(field string, err error) error {
 	for _, exhausted := range []unix.Errno{unix.ENOSPC, unix.EDQUOT, unix.EMFILE, unix.ENFILE, unix.ENOMEM} {
 		if errors.Is(err, exhausted) {
 			return fmt.Errorf("%s: %w: %w", field, err, errdefs.ErrResourceExhausted)

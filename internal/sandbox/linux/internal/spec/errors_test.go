@@ -19,11 +19,11 @@ func TestBlame(t *testing.T) {
 		unix.ENOSPC: errdefs.ErrResourceExhausted, unix.EMFILE: errdefs.ErrResourceExhausted,
 		unix.ENOTDIR: errdefs.ErrInvalidArgument, unix.ELOOP: errdefs.ErrInvalidArgument,
 	} {
-		err := blame("field", &fs.PathError{Op: "open", Path: "/x", Err: errno})
+		err := classifyFileError("field", &fs.PathError{Op: "open", Path: "/x", Err: errno})
 		requireRefused(t, err, class, "field: open /x")
 		assert.ErrorIs(t, err, errno)
 	}
-	err := blame("field", unix.EIO)
+	err := classifyFileError("field", unix.EIO)
 	assert.False(t, errdefs.IsInvalidArgument(err) || errdefs.IsResourceExhausted(err))
 	assert.ErrorIs(t, err, unix.EIO)
 }

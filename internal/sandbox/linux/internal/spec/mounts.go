@@ -169,7 +169,7 @@ func requestedMounts(in Input) (mounts []specs.Mount, reported []*runtimeapi.Mou
 		dest := path.Clean(m.GetContainerPath())
 		real, err := insideRoot(in.Rootfs, dest)
 		if err != nil {
-			return nil, nil, "", blame(field+".container_path", err)
+			return nil, nil, "", classifyFileError(field+".container_path", err)
 		}
 		if below(real, "/proc") && !slices.Contains(procFiles, real) {
 			return nil, nil, "", invalid(field+".container_path", "%s leads to %s in the image, where nothing can be mounted", dest, real)
@@ -229,12 +229,12 @@ func mountSource(field string, in Input, m *runtimeapi.Mount) (string, error) {
 	name := filepath.Clean(m.GetHostPath())
 	if _, err := os.Stat(name); errors.Is(err, fs.ErrNotExist) {
 		if err := os.MkdirAll(name, 0o755); err != nil {
-			return "", blame(field+".host_path", fmt.Errorf("%s does not exist and cannot be made: %w", name, err))
+			return "", classifyFileError(field+".host_path", fmt.Errorf("%s does not exist and cannot be made: %w", name, err))
 		}
 	}
 	real, err := filepath.EvalSymlinks(name)
 	if err != nil {
-		return "", blame(field+".host_path", err)
+		return "", classifyFileError(field+".host_path", err)
 	}
 	return real, nil
 }

@@ -164,7 +164,7 @@ func workingDir(c *runtimeapi.ContainerConfig, image ocispec.ImageConfig, rootfs
 	dir = path.Clean(dir)
 	real, err := insideRoot(rootfs, dir)
 	if err != nil {
-		return "", blame(field, fmt.Errorf("%q cannot be resolved in the image: %w", dir, err))
+		return "", classifyFileError(field, fmt.Errorf("%q cannot be resolved in the image: %w", dir, err))
 	}
 	if below(real, "/proc") {
 		return "", invalid(field, "%q leads to %s; nothing below /proc can be a working directory", dir, real)

@@ -83,7 +83,7 @@ func ResolveSubPath(root, sub string) (string, error) {
 	}
 	f, err := openInRoot(root, sub, unix.O_PATH)
 	if err != nil {
-		return "", blame(field, fmt.Errorf("%q is not in the image: %w", sub, err))
+		return "", classifyFileError(field, fmt.Errorf("%q is not in the image: %w", sub, err))
 	}
 	defer f.Close()
 	real, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))

@@ -106,12 +106,12 @@ func readProfile(name string) (*specs.LinuxSeccomp, error) {
 		return nil, invalid(field, "profile %s does not exist on this node", name)
 	}
 	if err != nil {
-		return nil, blame(field, err)
+		return nil, classifyFileError(field, err)
 	}
 	defer f.Close()
 	text, err := readRegular(f, name, maxProfile)
 	if err != nil {
-		return nil, blame(field, err)
+		return nil, classifyFileError(field, err)
 	}
 	var filter specs.LinuxSeccomp
 	if err := json.Unmarshal(text, &filter); err != nil {

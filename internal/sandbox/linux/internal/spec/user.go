@@ -249,7 +249,7 @@ func userFile(rootfs, name string) ([][]byte, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, blame("image", err)
+		return nil, classifyFileError("image", err)
 	}
 	return bytes.Split(text, []byte("\n")), nil
 }
