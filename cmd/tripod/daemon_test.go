@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/config"
+	"github.com/tripod-run/tripod/internal/failpoint"
 )
 
 const testImage = "registry.example.com/demo/random:1"
@@ -29,6 +30,7 @@ const testImage = "registry.example.com/demo/random:1"
 // fakeNode is the configuration of a node with the fake backends and a registry with one image.
 func fakeNode(t *testing.T) *config.Config {
 	t.Helper()
+	failpoint.Needed(t)
 	dir := t.TempDir()
 	c := config.Default()
 	c.Root, c.State = filepath.Join(dir, "root"), filepath.Join(dir, "state")
