@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,22 +14,19 @@ import (
 
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/node/store"
+	"github.com/tripod-run/tripod/test/until"
 )
 
 // eventually waits until the output of a client command contains, or no longer contains, a text.
 func eventually(t *testing.T, c *config.Config, text string, has bool, args ...string) {
 	t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
-	for {
+	until.NoError(t, 30*time.Second, func() error {
 		_, out, stderr := tripod(c, "", args...)
-		if out += stderr; strings.Contains(out, text) == has {
-			return
+		if out += stderr; strings.Contains(out, text) != has {
+			return fmt.Errorf("tripod %v: contains %q is %t, want %t: %s", args, text, !has, has, out)
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%v: that %q is in it is not %v: %s", args, text, has, out)
-		}
-		time.Sleep(20 * time.Millisecond) // polling interval: the only sign is its answer
-	}
+		return nil
+	})
 }
 
 // TestN11EdgeStoreIsDamaged: while the edge's files are unusable, the node serves, reports it and leaves them untouched; once

@@ -30,6 +30,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/tripod-run/tripod/test/until"
 )
 
 // testRegistry is a registry on loopback that counts requests and can misbehave.
@@ -316,17 +318,7 @@ func wantError(t testing.TB, err error, is func(error) bool, words ...string) {
 // eventually waits for a condition.
 func eventually(t testing.TB, condition func() error) {
 	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
-	for {
-		err := condition()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-		time.Sleep(5 * time.Millisecond) // polling interval
-	}
+	until.NoError(t, 10*time.Second, condition)
 }
 
 var testTime = time.Unix(1_700_000_000, 0)

@@ -17,6 +17,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/tripod-run/tripod/test/until"
 )
 
 const debianPlugins = "/usr/lib/cni"
@@ -229,17 +231,8 @@ func (n *node) mustAsk(netns, addr, want string) {
 	}
 }
 
-// eventually waits for a condition of something in the background.
-func eventually(t testing.TB, within time.Duration, what string, ok func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(within)
-	for !ok() {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %s", what, within)
-		}
-		time.Sleep(5 * time.Millisecond) // pacing of the poll
-	}
-}
+// eventually waits for what happens in the background.
+var eventually = until.Within
 
 type testWriter struct{ t testing.TB }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/tripod-run/tripod/internal/node/store"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/test/fake"
+	"github.com/tripod-run/tripod/test/until"
 )
 
 // bench is a node on fake services whose state is below dir.
@@ -165,17 +166,8 @@ func (b *bench) state(t testing.TB, id string) node.State {
 	return c.State
 }
 
-// eventually waits for a condition that another goroutine makes true.
-func eventually(t testing.TB, what string, holds func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
-	for !holds() {
-		if time.Now().After(deadline) {
-			t.Fatalf("never: %s", what)
-		}
-		time.Sleep(time.Millisecond) // polling interval
-	}
-}
+// eventually waits for a condition that nothing announces.
+var eventually = until.Holds
 
 func TestLifeOfAPodOfMany(t *testing.T) {
 	b := open(t, t.TempDir())

@@ -17,6 +17,8 @@ import (
 
 	"github.com/pelletier/go-toml/v2"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/test/until"
 )
 
 const (
@@ -213,7 +215,7 @@ func (d *Daemon) waitFor(cond func() error) error {
 	if d.conn == nil {
 		return nil // it was not started
 	}
-	err := poll(startTimeout, func() error {
+	err := until.Poll(startTimeout, func() error {
 		if !d.Running() {
 			return nil
 		}
@@ -344,7 +346,7 @@ func (d *Daemon) cleanUp() {
 }
 
 func (d *Daemon) checkLeaks() {
-	err := poll(5*time.Second, func() error { return d.before.Leaks(Snapshot(d)) })
+	err := until.Poll(5*time.Second, func() error { return d.before.Leaks(Snapshot(d)) })
 	if err != nil {
 		d.t.Errorf("left behind:\n%v", err)
 	}

@@ -11,6 +11,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tripod-run/tripod/test/until"
 )
 
 // Workload is what a container of the suite does.
@@ -173,13 +175,7 @@ func (c client) waitState(id string, want runtimeapi.ContainerState) *runtimeapi
 // poll waits for a condition.
 func (c client) poll(what string, holds func() bool) {
 	c.Helper()
-	deadline := time.Now().Add(timeout)
-	for !holds() {
-		if time.Now().After(deadline) {
-			c.Fatalf("never: %s", what)
-		}
-		time.Sleep(5 * time.Millisecond) // pacing
-	}
+	until.Within(c, timeout, what, holds)
 }
 
 func (c client) must(err error) {

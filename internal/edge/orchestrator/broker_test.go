@@ -19,6 +19,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/broker"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 	"github.com/tripod-run/tripod/internal/edge/wire"
+	"github.com/tripod-run/tripod/test/until"
 )
 
 // patience is how long another process may take for anything.
@@ -78,19 +79,8 @@ func mosquitto(t testing.TB) string {
 	return "mqtt://" + address
 }
 
-func eventually(t testing.TB, what string, so func() bool) {
-	t.Helper()
-	ticker := time.NewTicker(5 * time.Millisecond)
-	defer ticker.Stop()
-	end := time.After(patience)
-	for !so() {
-		select {
-		case <-end:
-			t.Fatalf("never came true: %s", what)
-		case <-ticker.C:
-		}
-	}
-}
+// eventually waits for a condition that nothing announces.
+var eventually = until.Holds
 
 // peer is a client of a broker that keeps what it hears.
 type peer struct {

@@ -9,12 +9,13 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tripod-run/tripod/internal/sandbox"
+
+	"github.com/tripod-run/tripod/test/until"
 )
 
 // TestC9NoInodeOfTheHost: no descriptor of a container's process, of a program run by exec or of a pod's init process is an
@@ -156,14 +157,8 @@ func initPid(t *testing.T, r *rig, p *testPod, c *testContainer) int {
 	return l.init.Pid
 }
 
-func waitFor(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s did not come to be", what)
-		}
-	}
-}
+// waitFor waits for a condition that nothing announces.
+var waitFor = until.Holds
 
 // waitProcess waits for the sleep with this argument.
 func waitProcess(t *testing.T, argument string) (found int) {

@@ -27,6 +27,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/tap"
+	"github.com/tripod-run/tripod/test/until"
 )
 
 // shelf is an image store. What an image is called says what it is: disk…, kernel…; anything else is none.
@@ -549,18 +550,10 @@ func (r *rig) waitEnd(c *sandbox.Container) sandbox.Status {
 	}
 }
 
-// eventually waits until something is so.
+// eventually waits for a condition that nothing announces.
 func (r *rig) eventually(what string, is func() bool) {
 	r.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for timeout := time.After(20 * time.Second); !is(); {
-		select {
-		case <-tick.C:
-		case <-timeout:
-			r.Fatalf("%s: not in 20 s", what)
-		}
-	}
+	until.Holds(r, what, is)
 }
 
 // log is what the container's log has.

@@ -26,6 +26,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/artifact"
+	"github.com/tripod-run/tripod/test/until"
 )
 
 // shelf is an image store of components that are words.
@@ -370,16 +371,10 @@ func (r *rig) waitEnd(c *sandbox.Container) sandbox.Status {
 	}
 }
 
-// eventually waits for a condition.
+// eventually waits for a condition that nothing announces.
 func (r *rig) eventually(what string, holds func() bool) {
 	r.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	for !holds() {
-		if time.Now().After(deadline) {
-			r.Fatalf("never: %s", what)
-		}
-		time.Sleep(5 * time.Millisecond) // pacing
-	}
+	until.Holds(r, what, holds)
 }
 
 // greeting is what the pod's cleartext port says.

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/tripod-run/tripod/test/harness"
+
+	"github.com/tripod-run/tripod/test/until"
 )
 
 // The node and its addresses. 192.0.2.0/24 is set aside for documentation, so that nothing else is there.
@@ -137,7 +139,7 @@ func (c *Cluster) knowsPodCIDR() error {
 
 // await waits for a condition of a program.
 func (c *Cluster) await(p *Process, what string, cond func() error) error {
-	err := poll(readyTimeout, func() error {
+	err := until.Poll(readyTimeout, func() error {
 		if trouble := p.trouble(); len(trouble) > 0 {
 			return nil
 		}
@@ -150,18 +152,6 @@ func (c *Cluster) await(p *Process, what string, cond func() error) error {
 		return fmt.Errorf("%s: not within %v that it %s: %w\n%s", p.Name, readyTimeout, what, err, p.Tail(30))
 	}
 	return nil
-}
-
-// poll calls cond until it is nil or timeout has passed.
-func poll(timeout time.Duration, cond func() error) error {
-	pause := 20 * time.Millisecond
-	for deadline := time.Now().Add(timeout); ; pause = min(2*pause, 500*time.Millisecond) {
-		err := cond()
-		if err == nil || time.Now().After(deadline) {
-			return err
-		}
-		time.Sleep(pause)
-	}
 }
 
 func (c *Cluster) serverReady() error {
@@ -180,7 +170,7 @@ func (c *Cluster) WaitRuntime() error {
 // Drain waits until the kubelet has removed the last pod and its logs from the node, which it does once a minute. The pods
 // must have been deleted before.
 func (c *Cluster) Drain() error {
-	return poll(readyTimeout, func() error {
+	return until.Poll(readyTimeout, func() error {
 		pods, err := c.sandboxes()
 		if err == nil && len(pods) > 0 {
 			err = fmt.Errorf("%d pods are still on the node: %+v", len(pods), pods)
@@ -213,7 +203,7 @@ func (c *Cluster) Stop() error {
 
 // Leaks describes what is left in the world of a cluster that has been stopped, and is nil when nothing is.
 func (c *Cluster) Leaks() error {
-	return poll(5*time.Second, func() error {
+	return until.Poll(5*time.Second, func() error {
 		after := harness.Snapshot(nil)
 		maps.DeleteFunc(after.Mounts, func(name string, _ int) bool {
 			// The daemon's, for as long as the node is up.

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/tripod-run/tripod/test/until"
 )
 
 // Timeout is how long anything that the cluster does by itself may take, but for machines that boot.
@@ -60,7 +62,7 @@ func (n *Namespace) path(rest string) string { return "/api/v1/namespaces/" + n.
 // Await waits until cond is nil and fails the test with its last error after timeout.
 func (n *Namespace) Await(what string, timeout time.Duration, cond func() error) {
 	n.t.Helper()
-	if err := poll(timeout, cond); err != nil {
+	if err := until.Poll(timeout, cond); err != nil {
 		n.t.Fatalf("%s: not within %v: %v", what, timeout, err)
 	}
 }
@@ -267,12 +269,12 @@ func (n *Namespace) cleanUp() {
 	// a quarter of a minute.
 	n.Kubectl("delete", "deployments,statefulsets,daemonsets,jobs,cronjobs,pods", "--all", "--wait=false")
 	n.Kubectl("delete", "namespace", n.Name, "--wait=false")
-	if err := poll(Timeout, n.empty); err != nil {
+	if err := until.Poll(Timeout, n.empty); err != nil {
 		n.t.Errorf("the pods are not gone within %v: %v", Timeout, err)
 		n.explain()
 		n.Kubectl("delete", "pods", "--all", "--force", "--grace-period=0")
 	}
-	if err := poll(30*time.Second, func() error { return n.left(uids) }); err != nil {
+	if err := until.Poll(30*time.Second, func() error { return n.left(uids) }); err != nil {
 		n.t.Errorf("left on the node: %v", err)
 	}
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/tripod-run/tripod/internal/node/store"
 	"github.com/tripod-run/tripod/internal/sandbox"
 	"github.com/tripod-run/tripod/test/fake"
+	"github.com/tripod-run/tripod/test/until"
 )
 
 // patience is for what other goroutines do on a busy machine.
@@ -299,15 +300,10 @@ func (r *rig) worker() *channel.Conn {
 	}
 }
 
+// eventually waits for a condition that nothing announces.
 func (r *rig) eventually(what string, holds func() bool) {
 	r.Helper()
-	deadline := time.Now().Add(patience)
-	for !holds() {
-		if time.Now().After(deadline) {
-			r.Fatalf("never: %s", what)
-		}
-		time.Sleep(2 * time.Millisecond) // pacing
-	}
+	until.Holds(r.TB, what, holds)
 }
 
 // cleanup does what the manager does after an end.

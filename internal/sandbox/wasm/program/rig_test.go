@@ -27,6 +27,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 	"github.com/tripod-run/tripod/test/harness/testns"
+	"github.com/tripod-run/tripod/test/until"
 )
 
 const (
@@ -370,14 +371,7 @@ func (p *pod) stats() workerapi.Stats {
 }
 
 // eventually waits for a condition that nothing announces.
-func eventually(t testing.TB, what string, is func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("waited in vain: %s", what)
-		}
-	}
-}
+var eventually = until.Holds
 
 func withTimeout(t testing.TB, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), d)

@@ -24,6 +24,7 @@ import (
 	"github.com/tripod-run/tripod/internal/network"
 	"github.com/tripod-run/tripod/internal/network/netthread"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/tap"
+	"github.com/tripod-run/tripod/test/until"
 )
 
 // node is a network manager on the test host, with a bridge and subnets of its own.
@@ -355,15 +356,7 @@ func body(size int) func(io.Writer) {
 }
 
 // eventually waits for what happens in the background.
-func eventually(t testing.TB, within time.Duration, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(within); !ok(); {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %s", what, within)
-		}
-		time.Sleep(10 * time.Millisecond) // pacing of the poll
-	}
-}
+var eventually = until.Within
 
 type testWriter struct{ t testing.TB }
 

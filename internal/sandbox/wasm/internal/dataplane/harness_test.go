@@ -24,6 +24,8 @@ import (
 	pb "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoregistry"
+
+	"github.com/tripod-run/tripod/test/until"
 )
 
 // echo is the component of the tests: grpc.testing.TestService as its comments say, and a few words of its own.
@@ -302,14 +304,5 @@ type httpClient struct {
 	base string
 }
 
-// eventually waits for a condition that others bring about.
-func eventually(t testing.TB, what string, condition func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
-	for !condition() {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within 10 s", what)
-		}
-		time.Sleep(2 * time.Millisecond) // pacing: nothing tells when the condition may have changed
-	}
-}
+// eventually waits for a condition that nothing announces.
+var eventually = until.Holds
