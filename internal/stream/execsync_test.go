@@ -30,7 +30,7 @@ func TestExecSync(t *testing.T) {
 	}}
 	resp, err := stream.ExecSync(t.Context(), rt, "c1", []string{"prog", "arg"}, 0)
 	if err != nil || string(resp.Stdout) != "out" || string(resp.Stderr) != "err" || resp.ExitCode != 3 {
-		t.Errorf("%v, %v", resp, err)
+		t.Errorf("got %v with error %v, want stdout \"out\", stderr \"err\" and code 3", resp, err)
 	}
 }
 
@@ -44,7 +44,7 @@ func TestExecSyncTimesOut(t *testing.T) {
 	start := time.Now()
 	resp, err := stream.ExecSync(t.Context(), rt, "c1", []string{"sleep", "1000"}, 50*time.Millisecond)
 	if !errdefs.IsDeadlineExceeded(err) || !strings.Contains(err.Error(), "timed out") || resp != nil {
-		t.Errorf("%v, %v", resp, err)
+		t.Errorf("got %v with error %v, want no response and a deadline that has passed", resp, err)
 	}
 	if !killed || time.Since(start) > 10*time.Second {
 		t.Errorf("killed: %t, after %s", killed, time.Since(start))
@@ -61,7 +61,7 @@ func TestExecSyncTimesOut(t *testing.T) {
 func TestExecSyncErrors(t *testing.T) {
 	rt := fakeRuntime{exec: func(context.Context, string, sandbox.ExecRequest) (int32, error) { return 0, errdefs.ErrNotFound }}
 	if resp, err := stream.ExecSync(t.Context(), rt, "c1", []string{"true"}, 0); !errdefs.IsNotFound(err) || resp != nil {
-		t.Errorf("%v, %v", resp, err)
+		t.Errorf("got %v with error %v, want no response and not found", resp, err)
 	}
 	for name, call := range map[string]func() error{
 		"no container": func() error { _, err := stream.ExecSync(t.Context(), rt, "", []string{"true"}, 0); return err },

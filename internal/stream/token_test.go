@@ -27,10 +27,10 @@ func TestTokenExpiry(t *testing.T) {
 		}
 		time.Sleep(30 * time.Second)
 		if req, ok := tokens.redeem(kindExec, early); ok {
-			t.Errorf("%v after its minute", req)
+			t.Errorf("a token is redeemed after its minute, for %v", req)
 		}
 		if req, ok := tokens.redeem(kindExec, late); !ok || req != "late" {
-			t.Errorf("%v, %v within its minute", req, ok)
+			t.Errorf("a token within its minute: got %v, %t, want late, true", req, ok)
 		}
 		for range 100 {
 			issue("a")

@@ -40,7 +40,7 @@ func TestHandlerAliasesConfigured(t *testing.T) {
 	_, err := d.CRI().RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: harness.PodConfig(t, "q"), RuntimeHandler: "runc"})
 	wantCode(t, err, codes.InvalidArgument)
 	if !strings.Contains(err.Error(), "node.handler_aliases") {
-		t.Errorf("%v does not say what would help", err)
+		t.Errorf("got %v, want an error that names node.handler_aliases", err)
 	}
 	wrong := harness.NewDaemon(t, harness.Set("node.handler_aliases", map[string]string{"kata": "firecracker"}))
 	if err := wrong.TryStart(); err == nil || !strings.Contains(wrong.DaemonLog(), "node.handler_aliases.kata") {

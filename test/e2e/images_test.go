@@ -155,7 +155,7 @@ func TestImages(t *testing.T) {
 			id = d.Pull(t, name)
 		}
 		if got := listImages(t, d)[id]; !slices.Equal(slices.Sorted(slices.Values(got)), want) {
-			t.Errorf("%v", got)
+			t.Errorf("the image has the tags %v, want %v", got, want)
 		}
 		removeImage(t, d, id)
 	})
@@ -207,7 +207,7 @@ func TestImages(t *testing.T) {
 		c := sleeper(t, d)
 		all, err := d.Runtime().ListContainers(context.Background(), &runtimeapi.ContainerFilter{Id: c.ID})
 		if err != nil || len(all) != 1 {
-			t.Fatalf("%v, %v", all, err)
+			t.Fatalf("listed %v with error %v, want one container", all, err)
 		}
 		if s := c.Status(); s.ImageId != id || all[0].ImageId != id || imageOf(t, d, harness.Busybox).Id != id || listImages(t, d)[id] == nil {
 			t.Errorf("pull says %s, status %s, list %s", id, s.ImageId, all[0].ImageId)
@@ -275,11 +275,11 @@ func TestImageFsInfo(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(info.ImageFilesystems) == 0 || len(info.ContainerFilesystems) == 0 {
-			t.Fatalf("%v", info)
+			t.Fatalf("want a file system of images and one of containers, got %v", info)
 		}
 		f := info.ImageFilesystems[0]
 		if fi, err := os.Stat(f.FsId.GetMountpoint()); err != nil || !fi.IsDir() || f.Timestamp == 0 || f.InodesUsed == nil {
-			t.Errorf("%v, %v", f, err)
+			t.Errorf("want a directory, a time and a number of inodes, got %v (%v)", f, err)
 		}
 		return f.UsedBytes.GetValue()
 	}
@@ -414,7 +414,7 @@ func TestPullFailures(t *testing.T) {
 				text = err.Error()
 			}
 			if !strings.HasPrefix(text, crierrors.ErrRegistryUnavailable.Error()) || !strings.Contains(text, strings.SplitN(image, "/", 2)[0]) {
-				t.Errorf("%v", err)
+				t.Errorf("got %v, want %v and the registry's name", err, crierrors.ErrRegistryUnavailable)
 			}
 		})
 	}
@@ -433,7 +433,7 @@ func TestPullFailures(t *testing.T) {
 	t.Run("a failed pull leaves no image", func(t *testing.T) {
 		for _, host := range []string{"liar.test", "stalls.test", "down.test"} {
 			if i := imageOf(t, d, host+path); i != nil {
-				t.Errorf("%v", i)
+				t.Errorf("the failed pull from %s left the image %v", host, i)
 			}
 		}
 	})

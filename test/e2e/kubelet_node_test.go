@@ -61,7 +61,7 @@ func kubeResize(t *testing.T, k *kubelet) {
 	}
 	now := k.status(p).of(c)
 	if r := now.GetResources().GetLinux(); r.GetCpuQuota() > 0 || r.GetMemoryLimitInBytes() > 0 || now.Id != s.of(c).Id || now.StartedAt != s.of(c).StartedAt {
-		t.Errorf("%v", now)
+		t.Errorf("want the same start of container %s and no limits, got %v", s.of(c).Id, now)
 	}
 	// The CPU manager sets the CPUs alone, every ten seconds; the rest stays.
 	k.must(k.runtime.UpdateContainerResources(ctx, s.of(c).Id, &runtimeapi.ContainerResources{Linux: &runtimeapi.LinuxContainerResources{CpusetCpus: "0"}}))
@@ -243,7 +243,7 @@ func kubeStats(t *testing.T, k *kubelet) {
 	for _, stats := range pods {
 		l := stats.GetLinux()
 		if stats.GetAttributes().GetMetadata().GetUid() == "" || l.GetCpu().GetUsageCoreNanoSeconds() == nil || l.GetMemory().GetWorkingSetBytes() == nil || l.GetProcess().GetProcessCount() == nil {
-			t.Errorf("%v", stats)
+			t.Errorf("want a uid, CPU, memory and process figures, got %v", stats)
 		}
 		if l.GetNetwork() != nil && (l.Network.DefaultInterface == nil || l.Network.Timestamp == 0) {
 			t.Errorf("network without an interface: %v", l.Network)
@@ -253,7 +253,7 @@ func kubeStats(t *testing.T, k *kubelet) {
 		}
 	}
 	if len(pods) < 2 {
-		t.Errorf("%v", pods)
+		t.Errorf("want the figures of two pods or more, got %v", pods)
 	}
 }
 
@@ -264,7 +264,7 @@ func checkFigures(t *testing.T, s *runtimeapi.ContainerStats) {
 		t.Errorf("writable layer %v: %v", layer, err)
 	}
 	if s.GetCpu().GetTimestamp() == 0 || s.GetCpu().GetUsageCoreNanoSeconds().GetValue() == 0 || s.GetMemory().GetTimestamp() == 0 || s.GetMemory().GetWorkingSetBytes().GetValue() == 0 {
-		t.Errorf("%v", s)
+		t.Errorf("want CPU and memory figures with their times, got %v", s)
 	}
 }
 
@@ -351,13 +351,13 @@ func kubeImages(t *testing.T, k *kubelet) {
 	for _, i := range images {
 		inUse := slices.ContainsFunc(containers, func(c *runtimeapi.Container) bool { return c.ImageId == i.Id })
 		if i.Size == 0 || i.Id == s.of(c).ImageId && !inUse || i.Id == unused && (inUse || i.Pinned) {
-			t.Errorf("%v, in use: %t", i, inUse)
+			t.Errorf("want a size, no pin, and use by the pod's container alone, got %v, in use: %t", i, inUse)
 		}
 	}
 	k.must(k.images.RemoveImage(ctx, &runtimeapi.ImageSpec{Image: unused}))
 	k.must(k.images.RemoveImage(ctx, &runtimeapi.ImageSpec{Image: unused})) // another collection at the same time
 	if resp, err := k.images.ImageStatus(ctx, &runtimeapi.ImageSpec{Image: harness.StopSignal}, false); err != nil || resp.Image != nil {
-		t.Errorf("%v, %v", resp, err)
+		t.Errorf("status of a removed image: got %v with error %v, want neither", resp, err)
 	}
 }
 
@@ -370,7 +370,7 @@ func kubeHostNetwork(t *testing.T, k *kubelet) {
 	s := k.states(p, "c running")
 	sandbox := s.sandbox()
 	if n := sandbox.GetLinux().GetNamespaces().GetOptions().GetNetwork(); n != runtimeapi.NamespaceMode_NODE || sandbox.RuntimeHandler != "linux" {
-		t.Errorf("%v", sandbox)
+		t.Errorf("want the handler linux on the node's network, got %v", sandbox)
 	}
 	out, _, err := k.runtime.ExecSync(context.Background(), s.of(c).Id, shell("hostname; readlink /proc/self/ns/net"), 0)
 	k.must(err)
@@ -430,7 +430,7 @@ func kubeEvents(t *testing.T, k *kubelet) {
 	p.restart = restartNever
 	s := k.wait(p, func(s *podStatus) error {
 		if s.state(c) != "exited" || s.sandbox() != nil {
-			return fmt.Errorf("%v", s)
+			return fmt.Errorf("want container c exited and no running sandbox, got %v", s)
 		}
 		return nil
 	})
@@ -441,7 +441,7 @@ func kubeEvents(t *testing.T, k *kubelet) {
 	for !slices.Contains(got, "pod DELETED") {
 		e, err := stream.Recv()
 		if err != nil {
-			t.Fatalf("%v after %v", err, got)
+			t.Fatalf("the stream ended with %v after the events %v, want pod DELETED", err, got)
 		}
 		if e.PodSandboxStatus.GetMetadata().GetUid() != p.uid {
 			continue

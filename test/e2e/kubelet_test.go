@@ -38,7 +38,7 @@ func TestKubeletStartUp(t *testing.T) {
 	v, err := k.runtime.Version(ctx, "v1")
 	k.must(err)
 	if _, err := version.ParseSemantic(v.RuntimeVersion); err != nil || v.Version != "0.1.0" {
-		t.Errorf("%v: %v", v, err)
+		t.Errorf("got the version %v (%v), want API 0.1.0 and a semantic version", v, err)
 	}
 	s, err := k.runtime.Status(ctx, false)
 	k.must(err)
@@ -68,7 +68,7 @@ func TestKubeletStartUp(t *testing.T) {
 		}
 	}
 	if len(fs.ImageFilesystems) != 1 || len(fs.ContainerFilesystems) != 1 {
-		t.Errorf("%v", fs)
+		t.Errorf("want one file system of images and one of containers, got %v", fs)
 	}
 	streaming, err := criclient.NewRemoteRuntimeServiceBuilder().WithEndpoint("unix://" + d.Socket).WithConnectionTimeout(waitLimit).WithUseStreaming(true).Build(ctx)
 	k.must(err)
@@ -107,7 +107,7 @@ func TestKubeletTellsThePodCIDR(t *testing.T) {
 		url := "http://" + old.sandbox().GetNetwork().GetIp() + "/"
 		request := fmt.Sprintf("printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 5 %s 80 | grep -q '200 OK'", old.sandbox().GetNetwork().GetIp())
 		if _, errout, err := k.runtime.ExecSync(ctx, s.of(client).Id, shell(request), 0); err != nil {
-			t.Errorf("%v: %s", err, errout)
+			t.Errorf("the old pod does not answer the new one: %v: %s", err, errout)
 		}
 		get(t, url)
 		k.remove(after)
@@ -300,7 +300,7 @@ func kubeJob(t *testing.T, k *kubelet) {
 	p.restart = restartNever
 	s := k.wait(p, func(s *podStatus) error {
 		if len(s.sandboxes) != 1 || s.sandbox() != nil || s.state(c) != "exited" {
-			return fmt.Errorf("%v", s)
+			return fmt.Errorf("want container c exited and its one sandbox stopped, got %v", s)
 		}
 		return nil
 	})
@@ -312,11 +312,11 @@ func kubeJob(t *testing.T, k *kubelet) {
 	p = k.newPod("on-failure", c)
 	p.restart = restartOnFailure
 	if s := k.states(p, "c exited"); s.of(c).Metadata.Attempt > 1 {
-		t.Errorf("%v", s.containers)
+		t.Errorf("want at most two attempts, got %v", s.containers)
 	}
 	k.wait(p, func(s *podStatus) error {
 		if c := s.of(c); c.Metadata.Attempt != 1 || c.ExitCode != 0 || c.Reason != "Completed" {
-			return fmt.Errorf("%v", c)
+			return fmt.Errorf("want the second attempt Completed with code 0, got %v", c)
 		}
 		return nil
 	})
@@ -329,7 +329,7 @@ func kubeStartFails(t *testing.T, k *kubelet) {
 	p.restart = restartNever
 	s := k.states(p, "missing exited")
 	if c := s.of(missing); c.ExitCode != 128 || c.Reason != "StartError" || !strings.Contains(c.Message, "/no/such/program") {
-		t.Errorf("%v", c)
+		t.Errorf("want StartError, code 128 and the program's name, got %v", c)
 	}
 	if _, err := os.Stat(s.of(missing).LogPath); err != nil {
 		t.Errorf("kubectl logs: %v", err)
@@ -338,7 +338,7 @@ func kubeStartFails(t *testing.T, k *kubelet) {
 	p = k.newPod("hungry", hungry)
 	p.restart = restartNever
 	if c := k.states(p, "hungry exited").of(hungry); c.Reason != "OOMKilled" || c.ExitCode != 137 {
-		t.Errorf("%v", c)
+		t.Errorf("want OOMKilled with code 137, got %v", c)
 	}
 }
 
@@ -377,7 +377,7 @@ func kubeSharedProcesses(t *testing.T, k *kubelet) {
 	}
 	s = k.wait(p, func(s *podStatus) error {
 		if c := s.of(a); c.State != running || c.Metadata.Attempt != 1 {
-			return fmt.Errorf("%v", c)
+			return fmt.Errorf("want the second attempt running, got %v", c)
 		}
 		return nil
 	})
@@ -385,13 +385,13 @@ func kubeSharedProcesses(t *testing.T, k *kubelet) {
 	killPause(t, first)
 	s = k.wait(p, func(s *podStatus) error {
 		if s.sandbox() == nil || s.sandbox().Metadata.Attempt != 1 || s.state(a) != "running" || s.state(b) != "running" {
-			return fmt.Errorf("%v", s)
+			return fmt.Errorf("want a second sandbox with both containers running, got %v", s)
 		}
 		return nil
 	})
 	for _, sandbox := range s.sandboxes[1:] {
 		if sandbox.Id != first || sandbox.State == ready {
-			t.Errorf("%v", sandbox)
+			t.Errorf("want only the stopped sandbox %s besides, got %v", first, sandbox)
 		}
 	}
 }
@@ -435,12 +435,12 @@ func kubeLostSandbox(t *testing.T, k *kubelet) {
 	k.removeContainer(k.status(p).of(never)) // was created and never started
 	second := k.wait(p, func(s *podStatus) error {
 		if s.sandbox().GetMetadata().GetAttempt() != 1 || s.state(c) != "running" {
-			return fmt.Errorf("%v", s)
+			return fmt.Errorf("want container c running in the second sandbox, got %v", s)
 		}
 		return nil
 	})
 	if second.of(c).Metadata.Attempt != 1 || second.sandbox().GetNetwork().GetIp() == "" {
-		t.Errorf("%v", second)
+		t.Errorf("want the second attempt, and an address, got %v", second)
 	}
 	inits, err := os.ReadFile(filepath.Join(k.dir(p), "emptydir", "inits"))
 	k.must(err)
@@ -450,7 +450,7 @@ func kubeLostSandbox(t *testing.T, k *kubelet) {
 	k.must(k.runtime.StopContainer(context.Background(), second.of(c).Id, 2))
 	k.wait(p, func(s *podStatus) error { // the old sandbox goes when its last container has been collected
 		if len(s.sandboxes) != 1 || s.state(c) != "running" {
-			return fmt.Errorf("%v", s)
+			return fmt.Errorf("want one sandbox with container c running, got %v", s)
 		}
 		return nil
 	})
@@ -487,7 +487,7 @@ func kubeTermination(t *testing.T, k *kubelet) {
 		t.Errorf("a forced end took %v", took)
 	}
 	if c := k.status(p).of(deaf); c.State != exited || c.ExitCode != 137 {
-		t.Errorf("%v", c)
+		t.Errorf("want the container exited with code 137, got %v", c)
 	}
 	for range 2 { // each again, in any order, after the cgroup is gone
 		k.must(k.runtime.StopContainer(ctx, s.of(deaf).Id, 2))
@@ -519,7 +519,7 @@ func kubeRestarted(t *testing.T, k *kubelet) {
 		t.Errorf("was\n%v, is\n%v", s.of(up), again.of(up))
 	}
 	if again.of(half).Metadata.Attempt != 1 || again.of(half).Id == id {
-		t.Errorf("%v", again.of(half))
+		t.Errorf("want the second attempt under another ID than %s, got %v", id, again.of(half))
 	}
 	k.remove(p)
 }

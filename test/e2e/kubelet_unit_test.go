@@ -170,7 +170,7 @@ func unitJob(t *testing.T, k *kubelet, kind unitKind) {
 	p.restart = restartOnFailure
 	k.wait(p, func(s *podStatus) error {
 		if c := s.of(p.containers[0]); s.sandbox() != nil || c == nil || c.State != exited || c.Metadata.Attempt != 1 || c.ExitCode != 0 || c.Reason != "Completed" {
-			return fmt.Errorf("%v", s)
+			return fmt.Errorf("want the second attempt Completed with code 0 and no running sandbox, got %v", s)
 		}
 		return s.isUnit()
 	})
@@ -187,7 +187,7 @@ func unitFailedJob(t *testing.T, k *kubelet, kind unitKind) {
 	p.restart = restartNever
 	k.wait(p, func(s *podStatus) error {
 		if c := s.of(p.containers[0]); s.sandbox() != nil || c == nil || c.ExitCode != 3 || c.Metadata.Attempt != 0 {
-			return fmt.Errorf("%v", s)
+			return fmt.Errorf("want the first attempt exited with code 3 and no running sandbox, got %v", s)
 		}
 		return s.isUnit()
 	})
@@ -202,7 +202,7 @@ func unitKilledSandbox(t *testing.T, k *kubelet, kind unitKind) {
 	for range 3 {
 		s := k.wait(p, func(s *podStatus) error {
 			if sandbox := s.sandbox(); sandbox == nil || slices.Contains(ids, sandbox.Id) || s.state(p.containers[0]) != "running" {
-				return fmt.Errorf("%v", s)
+				return fmt.Errorf("want the container running in another sandbox than %v, got %v", ids, s)
 			}
 			return nil
 		})

@@ -29,7 +29,7 @@ func TestLogs(t *testing.T) {
 		before := time.Now()
 		lines := ran(t, "echo hello; echo world >&2; echo; printf 'no newline'")
 		if harness.Text(lines, "stdout") != "hello\n\nno newline" && harness.Text(lines, "stdout") != "hello\n\nno newline\n" || harness.Text(lines, "stderr") != "world\n" {
-			t.Errorf("%v", lines)
+			t.Errorf("got the lines %v, want hello, an empty one and \"no newline\" of stdout, world of stderr", lines)
 		}
 		for _, l := range lines {
 			if l.Time.Before(before.Add(-time.Second)) || l.Time.After(time.Now()) {
@@ -41,7 +41,7 @@ func TestLogs(t *testing.T) {
 		c := startPod(t, d).Run(harness.ContainerConfig("c", harness.Busybox, harness.Sleep()))
 		fi, err := os.Stat(c.LogFile())
 		if err != nil || fi.Mode().Perm()&0o027 != 0 {
-			t.Errorf("%v, %v", fi, err)
+			t.Errorf("want a file that others cannot read, got %v (%v)", fi, err)
 		}
 	})
 	t.Run("long lines come in parts, in the order of their stream", func(t *testing.T) {
@@ -123,7 +123,7 @@ func TestLogs(t *testing.T) {
 		c := p.Run(config)
 		c.WaitExit(0)
 		if entries, err := os.ReadDir(p.Config.LogDirectory); err != nil || len(entries) != 0 {
-			t.Errorf("%v, %v", entries, err)
+			t.Errorf("want an empty log directory, got %v (%v)", entries, err)
 		}
 	})
 	t.Run("C3 a log path that leads out of the log directory", func(t *testing.T) {

@@ -131,7 +131,7 @@ func TestPodSandbox(t *testing.T) {
 		p := startPod(t, d)
 		resp, err := d.Runtime().PodSandboxStatus(ctx, p.ID, true)
 		if err != nil || len(resp.Info) == 0 {
-			t.Errorf("%v, %v", resp, err)
+			t.Errorf("got the status %v with error %v, want verbose information", resp, err)
 		}
 	})
 }
@@ -152,7 +152,7 @@ func TestKubeletHabits(t *testing.T) {
 			t.Errorf("first %v, second %v", first.Status(), second.Status())
 		}
 		if got := listed(t, d, &runtimeapi.ContainerFilter{PodSandboxId: p.ID}); len(got) != 2 {
-			t.Errorf("%v", got)
+			t.Errorf("want both attempts listed, got %v", got)
 		}
 		first.Remove() // the kubelet keeps the last dead one and removes those before
 		second.Must("true")

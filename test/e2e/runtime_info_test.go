@@ -20,7 +20,7 @@ func TestRuntimeInfo(t *testing.T) {
 	t.Run("runtime should return version info [Conformance]", func(t *testing.T) {
 		v, err := d.Runtime().Version(ctx, "v1")
 		if err != nil || v.Version == "" || v.RuntimeName != "tripod" || v.RuntimeVersion == "" || v.RuntimeApiVersion != "v1" {
-			t.Errorf("%v, %v", v, err)
+			t.Errorf("got the version %v with error %v, want those of tripod and the API v1", v, err)
 		}
 	})
 	t.Run("runtime should return runtime conditions [Conformance]", func(t *testing.T) {
@@ -34,13 +34,13 @@ func TestRuntimeInfo(t *testing.T) {
 			}
 		}
 		if len(s.Info) == 0 || len(s.RuntimeHandlers) < 2 || s.Features == nil {
-			t.Errorf("%v", s)
+			t.Errorf("want information, two handlers or more and features, got %v", s)
 		}
 	})
 	t.Run("the kubelet learns the cgroup driver", func(t *testing.T) {
 		c, err := d.Runtime().RuntimeConfig(ctx)
 		if err != nil || c.GetLinux().GetCgroupDriver() != runtimeapi.CgroupDriver_CGROUPFS {
-			t.Errorf("%v, %v", c, err)
+			t.Errorf("got %v with error %v, want the cgroup driver cgroupfs", c, err)
 		}
 	})
 	t.Run("C7 the daemon's files are its own", func(t *testing.T) {

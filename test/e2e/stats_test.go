@@ -42,17 +42,17 @@ func TestContainerStatsLists(t *testing.T) {
 		got := statsOf(t, d, &runtimeapi.ContainerStatsFilter{Id: c.ID})
 		s := got[c.ID]
 		if len(got) != 1 || s == nil || s.Attributes.Metadata.Name != "c" {
-			t.Fatalf("%v", got)
+			t.Fatalf("want the figures of container %s alone, got %v", c.ID, got)
 		}
 		if s.Cpu.GetTimestamp() == 0 || s.Memory.GetTimestamp() == 0 || s.Cpu.GetUsageCoreNanoSeconds() == nil || s.Memory.GetWorkingSetBytes().GetValue() == 0 || s.WritableLayer == nil {
-			t.Errorf("%v", s)
+			t.Errorf("want CPU, memory and writable layer with their times, got %v", s)
 		}
 	})
 	t.Run("runtime should support listing stats for started containers [Conformance]", func(t *testing.T) {
 		p := startPod(t, d)
 		one, two := labelled(p, "one", "a"), labelled(p, "two", "a")
 		if got := statsOf(t, d, &runtimeapi.ContainerStatsFilter{PodSandboxId: p.ID}); len(got) != 2 || got[one.ID] == nil || got[two.ID] == nil {
-			t.Errorf("%v", got)
+			t.Errorf("want the figures of %s and %s alone, got %v", one.ID, two.ID, got)
 		}
 	})
 	t.Run("runtime should support listing stats for started containers when filter is nil [Conformance]", func(t *testing.T) {
@@ -61,7 +61,7 @@ func TestContainerStatsLists(t *testing.T) {
 		two.Stop(0)
 		two.WaitState(exited)
 		if got := statsOf(t, d, nil); got[one.ID] == nil || got[two.ID] != nil {
-			t.Errorf("%v", got)
+			t.Errorf("want figures of %s and none of the exited %s, got %v", one.ID, two.ID, got)
 		}
 	})
 	t.Run("runtime should support listing stats for three created containers when filter is nil. [Conformance]", func(t *testing.T) {
@@ -79,7 +79,7 @@ func TestContainerStatsLists(t *testing.T) {
 		one := labelled(p, "one", "mine")
 		labelled(p, "two", "other")
 		if got := statsOf(t, d, &runtimeapi.ContainerStatsFilter{LabelSelector: map[string]string{"which": "mine"}}); len(got) != 1 || got[one.ID] == nil {
-			t.Errorf("%v", got)
+			t.Errorf("want the figures of %s alone, got %v", one.ID, got)
 		}
 	})
 }
@@ -149,10 +149,10 @@ func TestFigures(t *testing.T) {
 	t.Run("the pod's list has its containers", func(t *testing.T) {
 		all, err := d.Runtime().ListPodSandboxStats(ctx, &runtimeapi.PodSandboxStatsFilter{Id: p.ID})
 		if err != nil || len(all) != 1 {
-			t.Fatalf("%v, %v", all, err)
+			t.Fatalf("got the figures %v with error %v, want one pod", all, err)
 		}
 		if s := all[0].Linux.Containers; len(s) != 1 || s[0].Attributes.Id != c.ID {
-			t.Errorf("%v", s)
+			t.Errorf("want the figures of container %s alone, got %v", c.ID, s)
 		}
 	})
 	t.Run("writable layer", func(t *testing.T) {

@@ -274,7 +274,7 @@ func TestExecSync(t *testing.T) {
 		begin := time.Now()
 		r, err := sync(0, "sh", "-c", "sleep 3600 & echo $!; exit 4")
 		if err != nil || r.ExitCode != 4 {
-			t.Fatalf("%v, %v", r, err)
+			t.Fatalf("got %v with error %v, want the exit code 4", r, err)
 		}
 		if took := time.Since(begin); took > 10*time.Second {
 			t.Errorf("it took %v", took)
