@@ -56,7 +56,7 @@ func TestOrchestratorFlags(t *testing.T) {
 	} {
 		code, _, stderr := program(append([]string{"orchestrator", "--config", file}, args...)...)
 		if code == 0 || !strings.Contains(stderr, why) {
-			t.Errorf("%v: %d %s", args, code, stderr)
+			t.Errorf("orchestrator %v ended with code %d, want an error that contains %q: %s", args, code, why, stderr)
 		}
 	}
 }

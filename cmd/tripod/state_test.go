@@ -264,7 +264,7 @@ func TestFaultC10RunDirectoryOfItsOwn(t *testing.T) {
 	}
 	info, err := os.Stat(empty)
 	if err != nil || device(empty) == device(base) || info.Mode().Perm() != 0o700 {
-		t.Errorf("%v, %v: on the file system of its parent: %v", info, err, device(empty) == device(base))
+		t.Errorf("want a directory of mode 0700 on a file system of its own, got %v (%v), on its parent's: %t", info, err, device(empty) == device(base))
 	}
 	if device(used) != device(base) {
 		t.Error("mounted over what is in use")

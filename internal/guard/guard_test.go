@@ -24,7 +24,7 @@ func TestCall(t *testing.T) {
 	before := Total()
 	err := Call(log, "a place", culprit)
 	if !errdefs.IsInternal(err) || !strings.HasPrefix(err.Error(), "a place: ") || strings.Contains(err.Error(), "\n") {
-		t.Errorf("%v", err)
+		t.Errorf("got %v, want an internal error of one line that begins with the place", err)
 	}
 	if Counts()["a place"] != 1 || Total() != before+1 {
 		t.Errorf("counted %v", Counts())

@@ -56,7 +56,7 @@ func TestAliases(t *testing.T) {
 func TestAliasesThatAreNone(t *testing.T) {
 	for _, aliases := range []map[string]string{{"runc": "nowhere"}, {"wasm": "linux"}, {"a": "b", "b": "linux"}} {
 		if _, err := openConfig(t.TempDir(), func(c *node.Config, _ map[string]*fake.Backend) { c.Aliases = aliases }); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%v: %v", aliases, err)
+			t.Errorf("aliases %v: got %v, want an invalid argument", aliases, err)
 		}
 	}
 }

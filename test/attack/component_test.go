@@ -97,7 +97,7 @@ func (f *component) lives(t *testing.T) {
 		return err
 	})
 	if s := f.Status(); s.State != runtimeapi.ContainerState_CONTAINER_RUNNING {
-		t.Errorf("%v: %s", s.State, s.Message)
+		t.Errorf("the container is %v, want running: %s", s.State, s.Message)
 	}
 }
 

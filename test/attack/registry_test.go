@@ -208,7 +208,7 @@ func TestRegistry(t *testing.T) {
 			})
 			// A kubelet knows what it has to wait for by its name, not by a code.
 			if code, named := status.Code(err), strings.Contains(fmt.Sprint(err), crierrors.ErrRegistryUnavailable.Error()); code == codes.OK || (code == codes.Unknown || code == codes.Internal) && !named {
-				t.Errorf("%v", err)
+				t.Errorf("got %v, want a code of its own or the name %v", err, crierrors.ErrRegistryUnavailable)
 			}
 		})
 	}

@@ -528,7 +528,7 @@ func TestVanishingClients(t *testing.T) {
 	harness.Eventually(t, waitLimit, func() error {
 		before, goroutinesBefore = harness.Snapshot(d), goroutines(t, debug)
 		if len(before.Processes) > 3 {
-			return fmt.Errorf("%v", before.Processes)
+			return fmt.Errorf("want at most three kinds of processes, got %v", before.Processes)
 		}
 		return nil
 	})

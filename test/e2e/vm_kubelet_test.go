@@ -39,7 +39,7 @@ func machineRestarts(t *testing.T, k *kubelet, _ unitKind) {
 		k.must(s.isUnit())
 		hasEnded(s)
 		if len(s.containers) < 2 || s.containers[0].Metadata.Attempt < 3 {
-			return fmt.Errorf("%v", s)
+			return fmt.Errorf("want two containers or more, the newest at attempt 3 or later, got %v", s)
 		}
 		return nil
 	})

@@ -118,7 +118,7 @@ func allReady(t *testing.T, d *harness.Daemon) {
 		}
 		for _, c := range resp.Status.Conditions {
 			if !c.Status {
-				return fmt.Errorf("%v", c)
+				return fmt.Errorf("the condition is not true: %v", c)
 			}
 		}
 		return nil

@@ -32,7 +32,7 @@ func TestVMWithoutOverhead(t *testing.T) {
 	k.limitMemory(p, 16<<20)
 	s := k.wait(p, func(s *podStatus) error {
 		if c := s.of(p.containers[0]); c == nil || c.State != exited {
-			return fmt.Errorf("%v", c)
+			return fmt.Errorf("want the container exited, got %v", c)
 		}
 		return nil
 	})

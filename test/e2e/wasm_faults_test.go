@@ -217,7 +217,7 @@ func TestN2WorkerIsKilledWithoutADaemon(t *testing.T) {
 			}
 			d.Start()
 			if st := c.WaitState(exited); st.ExitCode == 0 || st.Reason == "" {
-				t.Errorf("%v", st)
+				t.Errorf("want an exit code other than 0 and a reason, got %v", st)
 			}
 			c.Start()
 			s.until(faults+"/Echo", `{}`)
@@ -261,7 +261,7 @@ func TestI6BadComponents(t *testing.T) {
 			harness.Eventually(t, waitLimit, func() error {
 				resp, err := d.Runtime().ContainerStatus(context.Background(), id, false)
 				if err == nil && (resp.Status.State != exited || resp.Status.Reason != "OOMKilled") {
-					err = fmt.Errorf("%v", resp.Status)
+					err = fmt.Errorf("want the container exited with OOMKilled, got %v", resp.Status)
 				}
 				return err
 			})

@@ -105,7 +105,7 @@ func TestWasmDrains(t *testing.T) {
 		t.Errorf("a stream that fits into the grace period: %d messages, %v", n, err)
 	}
 	if st := c.Status(); st.ExitCode != 0 || st.Reason != "Completed" {
-		t.Errorf("%v", st)
+		t.Errorf("want Completed with code 0, got %v", st)
 	}
 	c.Start()
 	s.until(faults+"/Echo", `{}`)
@@ -121,7 +121,7 @@ func TestWasmDrains(t *testing.T) {
 		t.Errorf("it was ended after %s", took)
 	}
 	if st := c.Status(); st.ExitCode != 137 {
-		t.Errorf("%v", st)
+		t.Errorf("want the exit code 137, got %v", st)
 	}
 }
 
@@ -342,7 +342,7 @@ func imageBytes(t *testing.T, d *harness.Daemon) uint64 {
 	t.Helper()
 	info, err := d.Images().ImageFsInfo(context.Background())
 	if err != nil || len(info.ImageFilesystems) == 0 {
-		t.Fatalf("%v, %v", info, err)
+		t.Fatalf("got %v with error %v, want a file system of images", info, err)
 	}
 	return info.ImageFilesystems[0].GetUsedBytes().GetValue()
 }

@@ -118,7 +118,7 @@ func (s *served) arity4OverQUIC() {
 		}
 		reply, err := stream.Receive()
 		if err != nil || !strings.Contains(text(reply), name) {
-			s.Fatalf("%v, %v", reply, err)
+			s.Fatalf("got the reply %v with error %v, want one that contains %q", reply, err, name)
 		}
 	}
 	if err := stream.CloseRequest(); err != nil {
