@@ -68,7 +68,7 @@ const (
 	guestProtocol = "internal/sandbox/vm/internal/agent/wire"
 )
 
-// pkg is what go list tells of a package.
+// pkg is a package as go list describes it.
 type pkg struct {
 	ImportPath, Name, Doc string
 	Standard              bool

@@ -43,10 +43,10 @@ func phrase(words string) *regexp.Regexp { return regexp.MustCompile(`(?i)\b` + 
 
 // unread are the directories that nobody has read through yet. A clean one leaves the list.
 var unread = []string{
-	"cmd/tripod", "cmd/tripod-wasm", "docs", "examples", "hack/images",
-	"internal/channel", "internal/cli", "internal/component", "internal/config", "internal/connlimit", "internal/edge",
+	"cmd/tripod", "docs", "examples", "hack/images",
+	"internal/channel", "internal/cli", "internal/component", "internal/connlimit", "internal/edge",
 	"internal/image", "internal/network", "internal/sandbox/linux", "internal/sandbox/wasm",
-	"internal/stream", "internal/wasm",
+	"internal/stream",
 }
 
 func TestProse(t *testing.T) {
@@ -64,7 +64,8 @@ func TestProse(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if name == "test/prose/prose_test.go" || strings.Contains(name, "/testdata/") || bytes.Contains(text, []byte("DO NOT EDIT")) {
+		// The first two list the phrases themselves.
+		if name == "test/prose/prose_test.go" || name == "CONTRIBUTING.md" || strings.Contains(name, "/testdata/") || bytes.Contains(text, []byte("DO NOT EDIT")) {
 			continue
 		}
 		of := slices.IndexFunc(unread, func(dir string) bool { return strings.HasPrefix(name, dir+"/") })
