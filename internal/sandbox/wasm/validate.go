@@ -33,7 +33,7 @@ var Harmless = map[string]string{
 	"linux.security_context.seccomp, apparmor, not a file":    "the worker's own filter is stricter than RuntimeDefault",
 	"linux.security_context.masked_paths, readonly_paths":     "there is no /proc",
 	"namespace_options of pid, ipc: POD, CONTAINER":           "a guest sees no process",
-	"mounts of /etc/hosts and the termination message":        "the kubelet's: WASI has no resolver, and the end of a guest is told by its status",
+	"mounts of /etc/hosts and the termination message":        "the kubelet's: WASI has no resolver, and the status of a guest reports its end",
 	"mounts.mount_options":                                    "nothing in a mount is executed, and devices and set-user-ID bits never count",
 	"mounts.selinux_relabel, propagation PRIVATE":             "there is nothing to relabel, and no mount to propagate",
 	"linux.sysctls net.ipv4.ip_unprivileged_port_start":       "the daemon opens the ports, and may open all",
