@@ -124,13 +124,13 @@ func (q *OutputQueue) Deliver(stdout, stderr io.Writer) error {
 }
 
 // Serve is Deliver until ctx ends or the client is cut off.
-func (c *OutputQueue) Serve(ctx context.Context, stdout, stderr io.Writer) error {
+func (q *OutputQueue) Serve(ctx context.Context, stdout, stderr io.Writer) error {
 	delivered := make(chan error, 1)
-	go func() { delivered <- c.Deliver(stdout, stderr) }()
+	go func() { delivered <- q.Deliver(stdout, stderr) }()
 	var err error
 	select {
 	case err = <-delivered:
-	case <-c.Cut():
+	case <-q.Cut():
 		err = ErrSlowClient
 	case <-ctx.Done():
 	}
