@@ -148,11 +148,10 @@ func lostShare(t *testing.T, s Subject) {
 	lost := func(end machine.State) {
 		t.Helper()
 		if end.Cause != machine.CauseFailed || end.ExitCode != machine.ExitKilled || !strings.Contains(end.Message, "virtiofsd of the share ro") {
-			t.Errorf("ended: %+v", end)
+			t.Errorf("ended: got %+v, want a failure that names virtiofsd of the share ro", end)
 		}
-		if left := Servers(t, d); len(left) != 0 {
-			t.Errorf("left behind: %v", left)
-		}
+		// The state is visible before the other virtiofsd has been ended; only the event comes after that.
+		Await(t, "no virtiofsd of the machine is left", func() bool { return len(Servers(t, d)) == 0 })
 	}
 	lost(l.End(d.Name))
 	if err := l.Start(t.Context(), d.Name); err != nil {
