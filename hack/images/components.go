@@ -98,7 +98,7 @@ func (b *builder) add(name string, binary, descriptors []byte, notes map[string]
 	b.all = append(b.all, component{wasm + name, im})
 }
 
-// vimana adds an artifact in Vimana's layout: a component, and a Metadata message that tells of one method of it,
+// vimana adds an artifact in Vimana's layout: a component, and a Metadata message that describes one of its methods,
 // echo.v1.Echo/Echo, by field numbers (internal/component/protowit reads it). Its messages are one with bytes in field 1.
 func (b *builder) vimana(name string, binary []byte) {
 	text := func(n protowire.Number, s string) []byte {

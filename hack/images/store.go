@@ -180,7 +180,7 @@ func (im image) append(p layout.Path) (v1.Hash, error) {
 	return appendIndex(p, im.name, manifests)
 }
 
-// appendIndex writes an image index. Skopeo marshals an index anew when it copies it, in the order of the image
+// appendIndex writes an image index. Skopeo marshals an index again when it copies it, in the order of the image
 // specification's Go types; only an index that was written in that order keeps its digest.
 func appendIndex(p layout.Path, name string, manifests []ocispec.Descriptor) (v1.Hash, error) {
 	data, err := json.Marshal(ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex, Manifests: manifests})

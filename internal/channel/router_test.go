@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// node is a Router with a broker that notes what it is told.
+// node is a Router with a broker that notes its calls.
 type node struct {
 	*Router
 	mu       sync.Mutex

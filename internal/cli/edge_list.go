@@ -68,7 +68,7 @@ func (r *edgeRecord) ended() string {
 	return exitText(exitStatus(r.Exit))
 }
 
-// exitStatus is the status in what a manager told of an end.
+// exitStatus is the status in a manager's report of an exit.
 func exitStatus(exit json.RawMessage) json.RawMessage {
 	var told struct {
 		Status json.RawMessage `json:"status"`

@@ -332,7 +332,7 @@ func (l *Limiter) reject(reason string, peer net.Addr) {
 	}
 }
 
-// flush logs what has come since the last line.
+// flush logs the rejections since the last line.
 func (l *Limiter) flush() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

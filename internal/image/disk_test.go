@@ -318,7 +318,7 @@ func TestOpenDiskHolds(t *testing.T) {
 	wantEmpty(t, s)
 }
 
-// TestV4DamagedDisks: a disk that lost its bytes is never handed out; what can be made anew is.
+// TestV4DamagedDisks: a disk that lost its bytes is never handed out; one that can be rebuilt is rebuilt.
 func TestV4DamagedDisks(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	q := qcow2Of(t, 5<<20)
@@ -330,7 +330,7 @@ func TestV4DamagedDisks(t *testing.T) {
 	packed := pull(t, s, diskArtifact(MediaTypeDiskQcow2+"+gzip", gzipped(t, q)).push(t, reg, "packed"))
 	damage(digest.FromBytes(q), nil)
 	if _, text := opened(t, s, "packed", packed.ID); text != string(q) {
-		t.Error("the unpacked disk was not made anew")
+		t.Error("the unpacked disk was not rebuilt")
 	}
 	ref := diskArtifact(MediaTypeDiskQcow2, q).push(t, reg, "plain")
 	plain := pull(t, s, ref)

@@ -151,7 +151,7 @@ func (s *Store) openVerified(ctx context.Context, desc ocispec.Descriptor) (*os.
 	return file, err
 }
 
-// openPlainDisk opens the disk of an artifact as the machine sees it. An unpacked one that was damaged is made anew.
+// openPlainDisk opens the disk of an artifact as the machine sees it. A damaged unpacked disk is rebuilt.
 func (s *Store) openPlainDisk(ctx context.Context, d *details) (*os.File, error) {
 	for again := false; ; again = true {
 		desc, err := s.plainDisk(ctx, d)

@@ -246,7 +246,7 @@ func (n *node) snapshot(r *Result) string {
 	return strings.NewReplacer(chance...).Replace(b.String())
 }
 
-// describe tells of one interface: its attributes, addresses, routes and sysctls.
+// describe writes one interface: its attributes, addresses, routes and sysctls.
 func (n *node) describe(b *strings.Builder, netns, name string) {
 	n.t.Helper()
 	err := n.inNetns(netns, func() error {

@@ -60,7 +60,7 @@ func newRecord(a Attachment, c *chain) (*record, error) {
 	}, nil
 }
 
-// runtimeConf is what libcni is told beside the configuration; netns is empty when the namespace is gone.
+// runtimeConf is what libcni gets beside the configuration; netns is empty when the namespace is gone.
 func (r *record) runtimeConf(netns string) *libcni.RuntimeConf {
 	return &libcni.RuntimeConf{
 		ContainerID: r.key, NetNS: netns, IfName: r.Interface, Args: r.Args, CapabilityArgs: r.Capabilities,

@@ -22,7 +22,7 @@ var (
 )
 
 // Setup gives the pod its network: the namespace, and in it what the CNI chain makes. A repeat of the same request
-// returns the same result; one that differs, or follows a Setup that was cut off, starts anew.
+// returns the same result; one that differs, or follows an interrupted Setup, starts over.
 //
 // When it fails or ctx ends, everything is undone before it returns, or, should a plugin refuse that, in the
 // background until it is. Errors: ErrInvalidArgument for the request, ErrFailedPrecondition for a node that is not

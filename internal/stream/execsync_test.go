@@ -77,7 +77,7 @@ func TestExecSyncErrors(t *testing.T) {
 	}
 }
 
-// C4: a program that floods its output gets to its end, what is returned fits into a message, and the rest is told of.
+// C4: a program that floods its output runs to its end, the returned part fits into a message, and the dropped part is mentioned.
 func TestExecSyncFloodC4(t *testing.T) {
 	const flood = 40 << 20
 	rt := fakeRuntime{exec: func(_ context.Context, _ string, req sandbox.ExecRequest) (int32, error) {
@@ -98,7 +98,7 @@ func TestExecSyncFloodC4(t *testing.T) {
 	}
 	dropped := flood + len("warning\n") - stream.MaxExecSyncOutput
 	if s := string(resp.Stderr); !strings.HasPrefix(s, "warning\n") || !strings.Contains(s, fmt.Sprintf("%d bytes", dropped)) {
-		t.Errorf("stderr %q does not tell of %d dropped bytes", s, dropped)
+		t.Errorf("stderr %q does not mention %d dropped bytes", s, dropped)
 	}
 }
 

@@ -128,7 +128,7 @@ type frameReader struct {
 	skip uint32 // bytes of the frame's body to come
 }
 
-// controlFrame is what frameReader tells of a frame; kind is 0 for what is none of those above.
+// controlFrame is what frameReader reports about a frame; kind is 0 for any other kind.
 type controlFrame struct {
 	kind   uint16
 	stream uint32

@@ -11,8 +11,8 @@ import (
 )
 
 // Has a client gone whose data nobody reads? Its end cannot arrive behind a full receive window, so our own socket does
-// not know. But the client is on this machine (see Config.Address), and the kernel tells of its socket: inet_diag, what
-// ss(8) asks.
+// not know. But the client is on this machine (see Config.Address), and the kernel knows its socket: inet_diag, as
+// ss(8) uses it.
 
 // tcpEstablished is the state of a socket whose two ends are open (net/tcp_states.h).
 const tcpEstablished = 1

@@ -77,7 +77,7 @@ func TestExec(t *testing.T) {
 	}
 }
 
-// A failure is told as one, not as an exit code, and with its text.
+// A failure is reported as one, not as an exit code, and with its text.
 func TestExecFails(t *testing.T) {
 	s := serve(t, stream.Config{Runtime: fakeRuntime{exec: func(context.Context, string, sandbox.ExecRequest) (int32, error) {
 		return 0, fmt.Errorf("container c1: %w", errdefs.ErrNotFound)

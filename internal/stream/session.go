@@ -110,8 +110,8 @@ func (ss *session) spawn(work func()) {
 	ss.server.sessions.Go(work)
 }
 
-// cutOff closes the connection of a session whose context has ended, so that nobody waits for its client any more. At the
-// server's own end, the client is told first, if that can be done soon: an SPDY client takes silence for success.
+// cutOff closes the connection of a session whose context has ended, so that nobody waits for its client any more. When the
+// server itself ends, it notifies the client first if that is quick: an SPDY client takes silence for success.
 func (ss *session) cutOff(raw net.Conn) {
 	if errors.Is(context.Cause(ss.ctx), errServerClosed) {
 		time.AfterFunc(lingerTime, func() { raw.Close() })
@@ -186,8 +186,8 @@ func (c *clientConn) read(p []byte) (int, error) {
 	return c.Conn.Read(p)
 }
 
-// Write does not fail: the SPDY library would wait for ever for a stream whose answer it could not write. That the client
-// is gone is told by the session's context.
+// Write does not fail: the SPDY library would wait for ever for a stream whose answer it could not write. The end of the
+// session's context shows that the client is gone.
 func (c *clientConn) Write(p []byte) (int, error) {
 	if _, err := c.Conn.Write(p); err != nil {
 		c.gone(fmt.Errorf("%w: %w", errClientGone, err))

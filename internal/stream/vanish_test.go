@@ -116,7 +116,7 @@ func (v vanisher) stdio(ctx context.Context, protocol, u string, stdin io.Reader
 	c.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: stopping{ctx, stdin}, Stdout: signal{v.begun}, Stderr: io.Discard})
 }
 
-// signal is a writer that tells of being written to.
+// signal is a writer that announces each write.
 type signal struct{ to chan<- struct{} }
 
 func (s signal) Write(p []byte) (int, error) {

@@ -11,7 +11,7 @@
 //	panic                panic
 //	exit CODE            exit with a code
 //
-// Build it with GOOS=wasip1 GOARCH=wasm. It does without fmt, which would add a third to its size.
+// Build it with GOOS=wasip1 GOARCH=wasm. It does not use fmt, which would add a third to its size.
 package main
 
 import (

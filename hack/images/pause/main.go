@@ -1,4 +1,4 @@
-// Command pause sleeps until it is told to end, and reaps what it inherits: the process of a pod that has no other.
+// Command pause sleeps until a signal ends it, and reaps the processes that it inherits: the process of a pod that has no other.
 package main
 
 import (

@@ -71,7 +71,7 @@ func TestDeclarations(t *testing.T) {
 		t.Errorf("capi.h has types of another layout:\n%s\nthe library's:\n%s", got, want)
 	}
 	if got := module(t, "{{.Version}}"); got != "v"+wasmtimeVersion {
-		t.Errorf("the library is wasmtime-go %s, Fingerprint tells of %s", got, wasmtimeVersion)
+		t.Errorf("the library is wasmtime-go %s, Fingerprint names %s", got, wasmtimeVersion)
 	}
 }
 

@@ -109,7 +109,7 @@ func TestDirectoriesAreListed(t *testing.T) {
 	}
 }
 
-// TestNoWayOut: a guest reaches nothing outside of its directory, and what it is told tells nothing.
+// TestNoWayOut: a guest reaches nothing outside its directory, and errors reveal nothing about it.
 func TestNoWayOut(t *testing.T) {
 	g, dir, root := preopened(t, false)
 	outside := filepath.Join(filepath.Dir(dir), "outside")

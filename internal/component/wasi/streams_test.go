@@ -59,7 +59,7 @@ type broken struct{}
 func (broken) Read([]byte) (int, error)  { return 0, errors.New("it broke") }
 func (broken) Write([]byte) (int, error) { return 0, errors.New("it broke") }
 
-// slow takes what is written to it when it is told to.
+// slow accepts writes when its test lets it.
 type slow struct {
 	take chan struct{}
 	bytes.Buffer
@@ -70,7 +70,7 @@ func (s *slow) Write(p []byte) (int, error) {
 	return s.Buffer.Write(p)
 }
 
-// TestWritesDoNotWait: a guest fills the window, is told that there is no more room, and waits until there is.
+// TestWritesDoNotWait: a guest fills the window, learns that there is no room left, and waits until there is.
 func TestWritesDoNotWait(t *testing.T) {
 	g := newGuest(t, Options{})
 	to := &slow{take: make(chan struct{})}

@@ -481,7 +481,7 @@ func TestNothingIsLeft(t *testing.T) {
 			body, w := io.Pipe()
 			go func() {
 				<-outcomes
-				w.Close() // a client waits for its own body before it tells of an error
+				w.Close() // a client waits for its own body before it reports an error
 			}()
 			resp, err := server.Client().Do(request(t, "POST", server.URL, body))
 			if err == nil {

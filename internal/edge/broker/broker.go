@@ -52,8 +52,8 @@ type Config struct {
 	SessionExpiry time.Duration
 	// WriteTimeout is after how long a client that does not read is disconnected; 20 s by default.
 	WriteTimeout time.Duration
-	// Connections bounds those of each address, before a client has come in as well; nil: with room for a quarter more
-	// than MaxClients, so that a client over that limit is told.
+	// Connections bounds those of each address, counting those that are not clients yet; nil: room for a quarter more
+	// than MaxClients, so that a client over that limit gets a reason code.
 	Connections *connlimit.Limiter
 
 	Log *slog.Logger

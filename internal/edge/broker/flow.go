@@ -107,7 +107,7 @@ func (h *hooks) arrange(cl *mochi.Client) {
 	if slices.IsSortedFunc(waiting, func(a, b packets.Packet) int { return cmp.Compare(uint16(a.Created), uint16(b.Created)) }) {
 		return
 	}
-	// The numbers run over 65535 among them: all are numbered anew, behind the next such border.
+	// The numbers run over 65535 among them: all are renumbered, behind the next such border.
 	base := (h.seq.Load()>>16 + 1) << 16
 	h.seq.Store(base + int64(len(waiting)))
 	for i, pk := range waiting {

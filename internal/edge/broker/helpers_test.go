@@ -20,7 +20,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 )
 
-// patience is how long anything may take on a machine that does much else.
+// patience is how long anything may take on a busy machine.
 const patience = 60 * time.Second
 
 func patient(t testing.TB) context.Context {

@@ -117,7 +117,7 @@ func (h *hooks) OnUnsubscribed(cl *mochi.Client, pk packets.Packet) {
 	}
 }
 
-// OnQosPublish is told each message with QoS 1 or 2 for a client, and the PUBREC that keeps one from him from counting twice.
+// OnQosPublish stores each message with QoS 1 or 2 for a client, and the PUBREC that keeps a message from the client from counting twice.
 func (h *hooks) OnQosPublish(cl *mochi.Client, pk packets.Packet, _ int64, _ int) {
 	if pk.FixedHeader.Type == packets.Publish && pk.Created < firstNumber { // a will
 		pk.Created = h.seq.Add(1)
@@ -197,7 +197,7 @@ func (h *hooks) forget(client string, id uint16) {
 	}
 }
 
-// OnRetainMessage is told a retained message (kept is 1), or that one is taken back (-1).
+// OnRetainMessage stores a retained message (kept is 1), or removes one (-1).
 func (h *hooks) OnRetainMessage(_ *mochi.Client, pk packets.Packet, kept int64) {
 	switch urgent := pk.FixedHeader.Qos > 0; kept {
 	case 1:

@@ -35,7 +35,7 @@ func TestStore(t *testing.T) {
 	s.put("a2", []byte("y"), false)
 	s.del("a2", false)
 	s.mu.Lock()
-	assert.Empty(t, s.dirty, "what has come and gone within a batch never reaches the disk")
+	assert.Empty(t, s.dirty, "a key that was set and removed within a batch never reaches the disk")
 	s.mu.Unlock()
 	s.del("a1", false)
 	s.put("a1", []byte("z"), false)

@@ -108,7 +108,7 @@ func TestCapacity(t *testing.T) {
 		t.Errorf("answered %q", got)
 	}
 	if got := r.exitedOf(runtimeA, "extra", 1)["status"].(map[string]any); got["code"] != 125.0 {
-		t.Errorf("the module that found no room is told %v", got)
+		t.Errorf("exit of the module that found no room: got %v, want code 125", got)
 	}
 	r.order(runtimeB, wire.ActionCreate, moduleData("extra")) // the other runtime is not concerned
 	r.b.find(t, true, 0, wire.Create, 1)
@@ -126,7 +126,7 @@ func TestCapacity(t *testing.T) {
 	}
 }
 
-// TestExits: metadata are merged; a plain string is passed on; what is no JSON is told as such; identity cannot be overridden.
+// TestExits: metadata are merged; a plain string is passed on; what is no JSON is reported as such; identity cannot be overridden.
 func TestExits(t *testing.T) {
 	r := newRig(t, nil)
 	for i, c := range []struct {
@@ -150,7 +150,7 @@ func TestExits(t *testing.T) {
 		}
 	}
 	if m := r.find(t, topics.ControlOf(runtimeA), 1, isExit("m0")); m.QoS != 2 {
-		t.Errorf("exited is told with QoS %d", m.QoS)
+		t.Errorf("QoS of the exited message: got %d, want 2", m.QoS)
 	}
 }
 

@@ -53,7 +53,7 @@ func ownRig(t *testing.T) (*rig, *own) {
 	return r, o
 }
 
-// TestCreateFails: for a moment, and it is tried again; for good, and the module is told exited and its index is free.
+// TestCreateFails: after a passing failure the create is tried again; after a lasting one the module is reported exited and its index is free.
 func TestCreateFails(t *testing.T) {
 	r, o := ownRig(t)
 	tries := make(chan int, 16)
@@ -119,8 +119,8 @@ func TestEarlyExit(t *testing.T) {
 	}
 }
 
-// TestDeletes: one that the runtime knows nothing of is told at once; one that fails is answered, and can be repeated; one that comes
-// while the module is being created is done afterwards.
+// TestDeletes: of a module unknown to the runtime, the exit is reported at once; a delete that fails is answered and can be repeated;
+// one that arrives while the module is being created is done afterwards.
 func TestDeletes(t *testing.T) {
 	r, o := ownRig(t)
 	var fail error

@@ -29,7 +29,7 @@ func (r *rig) states(rt string, generation string, want map[string]string) {
 	})
 }
 
-// TestDesiredState: what the document has is created, what it has no more is deleted, what it has changed is made anew; modules of
+// TestDesiredState: new modules of the document are created, those removed from it are deleted, changed ones are replaced; modules of
 // other origin are left alone.
 func TestDesiredState(t *testing.T) {
 	r := newRig(t, nil)

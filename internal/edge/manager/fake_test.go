@@ -32,7 +32,7 @@ type bus struct {
 	clients  []*busClient
 	retained map[string]mqtt.Message
 	log      []mqtt.Message // what was published, in its order
-	grew     chan struct{}  // closed and made anew with each message
+	grew     chan struct{}  // closed and replaced with each message
 	away     bool           // clients do not connect by themselves
 	silent   bool           // no orchestrator answers
 	refuse   string         // the result that the orchestrator answers

@@ -251,13 +251,13 @@ func TestRestart(t *testing.T) {
 		t.Errorf("%d created, adopted %v", n, a.seen)
 	}
 	if n := r.count(isExit("gone")); n != 0 {
-		t.Errorf("a module that came back is told exited %d times", n)
+		t.Errorf("exits reported of a module that came back: got %d, want none", n)
 	}
 	r.order(runtimeA, wire.ActionCreate, moduleData("new"))
 	r.a.find(t, true, 2, wire.Create, 2)
 }
 
-// TestExitIsToldAgain: an exit that no broker has heard of is told by the next daemon, before it registers.
+// TestExitIsToldAgain: an exit that reached no broker is reported by the next daemon, before it registers.
 func TestExitIsToldAgain(t *testing.T) {
 	r := newRig(t, nil)
 	r.order(runtimeA, wire.ActionCreate, moduleData("m"))

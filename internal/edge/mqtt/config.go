@@ -103,7 +103,7 @@ func (c Config) address() (hostport string, secure bool, err error) {
 	return net.JoinHostPort(u.Hostname(), port), secure, nil
 }
 
-// config reads the files, at each connect anew, so renewed certificates are taken up without a restart.
+// config reads the files at each connect, so renewed certificates take effect without a restart.
 func (t TLS) config(host string) (*tls.Config, error) {
 	conf := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.ServerName}
 	if conf.ServerName == "" {

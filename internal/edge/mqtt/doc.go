@@ -8,7 +8,7 @@
 //
 // A Client is made once and lives as long as its owner. It connects by itself, also when the broker is away at the start, and
 // again after each loss, with a delay that grows; then it makes every subscription again and calls OnConnect, so that its owner
-// can register anew. What is published with QoS 1 or 2 while the broker is away waits in a queue with a bound and a time to
+// can register again. What is published with QoS 1 or 2 while the broker is away waits in a queue with a bound and a time to
 // live; what is dropped there is counted, the oldest first.
 //
 // What is received with QoS 1 or 2 is acknowledged when the Handler has returned, so a slow Handler slows the broker down and

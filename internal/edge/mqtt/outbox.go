@@ -50,7 +50,7 @@ type outbox struct {
 	lastID    uint16
 	away      bool
 	closed    bool
-	changed   chan struct{} // closed, and made anew, when there may be room or the state has changed
+	changed   chan struct{} // closed and replaced when there may be room or the state has changed
 	work      chan struct{} // something to send, or a free identifier
 	published uint64
 	dropped   uint64

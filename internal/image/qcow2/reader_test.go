@@ -28,7 +28,7 @@ func readAll(t testing.TB, image []byte) ([]byte, error) {
 			return nil, err
 		}
 		if zero && bytes.Trim(buf, "\x00") != nil {
-			t.Fatalf("cluster %d is told to be zero and is not", n)
+			t.Fatalf("cluster %d is reported as zero and is not", n)
 		}
 		disk = append(disk, buf...)
 	}

@@ -95,7 +95,7 @@ func TestStopForces(t *testing.T) {
 	r.wantState(p, c, sandbox.StateRunning)
 }
 
-// TestFaultI6BadComponents: what is wrong with a component is told when the container is created, and to its author.
+// TestFaultI6BadComponents: what is wrong with a component is reported when the container is created, in words for its author.
 func TestFaultI6BadComponents(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.CompileTimeout = 2 * time.Second })
 	for words, want := range map[string]struct {

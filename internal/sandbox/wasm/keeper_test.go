@@ -72,7 +72,7 @@ func TestFaultW5WorkerHangs(t *testing.T) {
 	}
 }
 
-// TestReconnect: a connection that breaks is made anew; what happened meanwhile is found out.
+// TestReconnect: a broken connection is made again, and what happened meanwhile is found out.
 func TestReconnect(t *testing.T) {
 	r := newRig(t)
 	p, c := r.run("p", "world=grpc")
@@ -201,8 +201,8 @@ func TestOrphans(t *testing.T) {
 	r.must(os.Remove(foreign))
 }
 
-// TestUpgrade: with another program installed the workers of before serve their pods to the end, and new starts go to a
-// worker of the new one, with code of its engine.
+// TestUpgrade: with another program installed, the previous workers serve their pods to the end, and new starts go to a
+// worker of the new program, with code of its engine.
 func TestUpgrade(t *testing.T) {
 	own := filepath.Join(filepath.Dir(program), "upgrade")
 	if err := errors.Join(os.MkdirAll(own, 0o755), installProgram(filepath.Join(own, ProgramName), "1")); err != nil {
@@ -216,7 +216,7 @@ func TestUpgrade(t *testing.T) {
 	r.open()
 	r.wantState(p, c, sandbox.StateRunning)
 	if got := r.greeting(); got != "hello" {
-		t.Errorf("in the worker of before the port says %q", got)
+		t.Errorf("greeting of the previous worker: got %q, want hello", got)
 	}
 	_, d := r.run("q", "world=grpc")
 	h, err := r.ledger.Find(d.ID, d.ID)
@@ -297,7 +297,7 @@ func TestSetApart(t *testing.T) {
 	}
 }
 
-// TestModeChanges: pods of before stay where they are, whoever shares a worker now, and restart where they would be made.
+// TestModeChanges: existing pods stay where they are, whoever shares a worker now, and restart where new ones would be made.
 func TestModeChanges(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.Workers = WorkerPerNamespace })
 	p, c := r.run("p", "world=grpc")

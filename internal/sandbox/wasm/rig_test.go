@@ -180,7 +180,7 @@ func (n *ports) where(name string) string {
 }
 
 // rig is a backend under test, with what it stands on. The backend can be abandoned, as if its process were killed, and
-// made anew over the same files.
+// opened again over the same files.
 type rig struct {
 	testing.TB
 	*Backend

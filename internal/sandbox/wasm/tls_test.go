@@ -35,7 +35,7 @@ func verify(t *testing.T, ca, chain []byte, host string) *x509.Certificate {
 	return leaf
 }
 
-// TestAuthority: certificates are good for the pod's names and addresses, by an authority that stays, and is made anew when
+// TestAuthority: certificates are good for the pod's names and addresses, by an authority that stays, and is replaced when
 // it is half lost.
 func TestAuthority(t *testing.T) {
 	dir := t.TempDir()

@@ -354,7 +354,7 @@ func TestChildrenOfTheProgramEndWithIt(t *testing.T) {
 	assert.True(t, child.WaitFor(30*time.Second))
 }
 
-// A program of ours goes over to the wide header by itself; messages both ways have room for more channels then.
+// A program of ours switches to the wide header by itself; messages both ways then have room for more channels.
 func TestTheWideHeaderIsTakenFromAProgramThatOffersIt(t *testing.T) {
 	r := newRuntime(t, edgetest.Script{}, func(c *Config) {
 		c.Command = []string{"/bin/sh", "-c", `test "$TRIPOD_EDGE_WIRE" = wide && test -S "$TRIPOD_EDGE_SOCKET" && exec sleep 1000`}

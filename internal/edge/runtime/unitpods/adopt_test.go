@@ -45,7 +45,7 @@ func TestAdopt(t *testing.T) {
 	r.cleanup(4, uuid)
 }
 
-// TestAdoptWhatHasEnded: what ended without us is told, with its last lines.
+// TestAdoptWhatHasEnded: an end while no daemon ran is reported, with the last lines.
 func TestAdoptWhatHasEnded(t *testing.T) {
 	r := newRig(t)
 	p := r.create(0, uuid)
@@ -147,7 +147,7 @@ func TestOrphans(t *testing.T) {
 	r.pod("foreign")
 }
 
-// TestImagesOfFiles: a file is imported once, anew when it has changed, and its image goes when nobody has used it for a
+// TestImagesOfFiles: a file is imported once, again when it has changed, and its image is removed when unused for a
 // while.
 func TestImagesOfFiles(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.ImageIdle = 100 * time.Millisecond })
@@ -174,7 +174,7 @@ func TestImagesOfFiles(t *testing.T) {
 		r.cleanup(i, uuid)
 	}
 	r.eventually("the first image is removed", func() bool { return r.shelf.count() == 1 })
-	time.Sleep(3 * r.config.ImageIdle) // that it is not removed is told by time alone
+	time.Sleep(3 * r.config.ImageIdle) // pacing: only time shows that it is not removed
 	if r.shelf.count() != 1 {
 		t.Error("the image of a module that runs is removed")
 	}

@@ -53,7 +53,7 @@ func TestChannelsBothWays(t *testing.T) {
 	r.wantExited(9, 0, "exited")
 }
 
-// TestChannelsConnectAnew: when the connection breaks the manager is told that the channels are closed, and the worker
+// TestChannelsConnectAnew: when the connection breaks, the manager learns that the channels are closed, and the worker
 // opens them on the next one.
 func TestChannelsConnectAnew(t *testing.T) {
 	r := newRig(t)

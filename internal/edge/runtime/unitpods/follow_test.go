@@ -24,7 +24,7 @@ func TestLogLines(t *testing.T) {
 	if long != "three "+strings.Repeat("x", 3*crilog.MaxPiece) {
 		t.Errorf("%d bytes of the long line", len(long))
 	}
-	// What a worker that was killed left is told, too, before the end.
+	// Lines left by a worker that was killed are delivered too, before the end.
 	path := filepath.Join(p.Config.LogDirectory, logFile)
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
 	r.must(err)
@@ -36,7 +36,7 @@ func TestLogLines(t *testing.T) {
 	r.wantExited(2, 1, "exited")
 }
 
-// TestLogOverRestarts: whatever was taken before the daemon was killed, each line is told once.
+// TestLogOverRestarts: whatever was taken before the daemon was killed, each line is delivered once.
 func TestLogOverRestarts(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.LogBytes = minLogBytes })
 	p := r.create(0, uuid)
@@ -68,7 +68,7 @@ func TestLogOverRestarts(t *testing.T) {
 	r.guests.mu.Lock()
 	defer r.guests.mu.Unlock()
 	if r.guests.reopened == 0 {
-		t.Error("the log was never begun anew")
+		t.Error("the log was never restarted")
 	}
 }
 
@@ -82,7 +82,7 @@ func TestLogIsBounded(t *testing.T) {
 	for ; written < 3000; written++ {
 		r.print(uuid, line)
 		if written%100 == 0 { // as fast as a worker whose log is looked at once a second
-			r.eventually("the log is begun anew", func() bool {
+			r.eventually("the log is restarted", func() bool {
 				info, err := os.Stat(filepath.Join(dir, logFile))
 				return err == nil && info.Size() <= 2*r.config.LogBytes
 			})

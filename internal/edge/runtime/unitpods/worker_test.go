@@ -186,7 +186,7 @@ func TestRealWorker(t *testing.T) {
 }
 
 // TestRealChannels: a guest's messages come under its index, what is sent to it comes back, the next daemon goes on with
-// it, and its end by a delete is told behind its last message.
+// it, and its end by a delete is reported after its last message.
 func TestRealChannels(t *testing.T) {
 	w := newWhole(t)
 	w.run(3, uuid, "channels.wasm", `"echo","/ch/io"`, `"channels":[{"name":"io","mode":"rw","topic":"$SL/io"}]`)

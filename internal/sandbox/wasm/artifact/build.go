@@ -137,7 +137,7 @@ func Check(o *wasmbin.Outline, services []string) (World, error) {
 	}
 	world := worldOf(o, services)
 	if world == "" {
-		return "", fmt.Errorf("the component exports %s: neither wasi:http/incoming-handler@0.2 nor wasi:cli/run@0.2, and no descriptors tell of a gRPC service (--proto): %w",
+		return "", fmt.Errorf("the component exports %s: neither wasi:http/incoming-handler@0.2 nor wasi:cli/run@0.2, and no descriptors name a gRPC service (--proto): %w",
 			list(o.Exports), errdefs.ErrInvalidArgument)
 	}
 	for _, name := range o.Imports {

@@ -40,7 +40,7 @@ func workload(id string, requests uint64, memory uint64) Workload {
 	}
 }
 
-// TestComponentsAddUp: counters of a component go on when its containers come, go and start anew; gauges are of now.
+// TestComponentsAddUp: counters of a component continue when its containers come, go and restart; gauges are current.
 func TestComponentsAddUp(t *testing.T) {
 	var now []Workload
 	running := map[string][]string{}
@@ -67,7 +67,7 @@ func TestComponentsAddUp(t *testing.T) {
 	now = []Workload{workload("a", 12, 100)}
 	check("one is gone", "100", "15", "17", "13")
 	now = []Workload{workload("a", 4, 30)}
-	check("the other has started anew", "30", "18", "21", "15")
+	check("the other has restarted", "30", "18", "21", "15")
 	now = nil
 	check("all are gone", "0", "18", "21", "15")
 	check("and stay so", "0", "18", "21", "15")

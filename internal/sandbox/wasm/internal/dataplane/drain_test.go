@@ -173,7 +173,7 @@ func TestServersLeaveNothing(t *testing.T) {
 			stacks := make([]byte, 1<<20)
 			t.Fatalf("%d goroutines more:\n%s", runtime.NumGoroutine()-before, stacks[:runtime.Stack(stacks, true)])
 		}
-		time.Sleep(5 * time.Millisecond) // pacing: nothing tells of the end of goroutines
+		time.Sleep(5 * time.Millisecond) // pacing: nothing announces the end of goroutines
 	}
 }
 

@@ -34,7 +34,7 @@ func (t tracer) startSpan(ctx context.Context, name string, header http.Header, 
 	w3c := propagation.TraceContext{}
 	ctx = w3c.Extract(ctx, propagation.HeaderCarrier(header))
 	if host, port, err := net.SplitHostPort(peer); err == nil {
-		n, _ := strconv.Atoi(port) // a port that is none is told as 0
+		n, _ := strconv.Atoi(port) // an invalid port is recorded as 0
 		more = append(more, attribute.String("network.peer.address", host), attribute.Int("network.peer.port", n))
 	}
 	ctx, s := t.Start(ctx, name, trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(more...))

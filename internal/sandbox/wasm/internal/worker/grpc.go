@@ -52,7 +52,7 @@ func (s *server) Invoke(ctx context.Context, m *dataplane.Method, c dataplane.Ca
 		return err
 	}
 	if _, ok := ctx.Deadline(); !ok && method.Reader == nil && method.Writer == nil {
-		// The guest is not told of it: it is no promise of its client's.
+		// The guest does not see this deadline: its client did not set it.
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, limits.RequestTimeout)
 		defer cancel()

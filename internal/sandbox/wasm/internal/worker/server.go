@@ -31,7 +31,7 @@ type server struct {
 	pool    pool
 
 	limits  atomic.Pointer[workerapi.Limits]
-	handler atomic.Pointer[http.Handler] // made anew when limits change
+	handler atomic.Pointer[http.Handler] // replaced when limits change
 
 	requests requests
 	cut      atomic.Bool // a request was under way when the grace was over

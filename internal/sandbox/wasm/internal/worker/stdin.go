@@ -37,7 +37,7 @@ func (s *stdin) put(data []byte) bool {
 	}
 }
 
-// left is told when a client has no more input.
+// left is called when a client has no more input.
 func (s *stdin) left() {
 	if s.once {
 		s.end()

@@ -302,7 +302,7 @@ func TestWorkerGone(t *testing.T) {
 	require.Error(t, err)
 	<-c.Done()
 	require.Error(t, c.Err())
-	require.Equal(t, int32(3), (<-c.Events()).Exited.ExitCode, "what came before the end is told")
+	require.Equal(t, int32(3), (<-c.Events()).Exited.ExitCode, "events from before the end are delivered")
 	_, open := <-c.Events()
 	require.False(t, open)
 	_, err = c.List(t.Context())
