@@ -3,6 +3,7 @@ package deps
 import (
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -206,5 +207,44 @@ func TestTestsInDocuments(t *testing.T) {
 		if !strings.HasPrefix(document, "docs/adr/") {
 			mentioned(t, document, read(t, document), all)
 		}
+	}
+}
+
+var runPattern = regexp.MustCompile(`\bgo test [^\n]*-run '?\^?(Test\w*)`)
+
+// TestCommandsInDocuments: a command that runs a test by its name finds one.
+func TestCommandsInDocuments(t *testing.T) {
+	all, n := testNames(t), 0
+	for _, document := range files(t, ".md") {
+		for _, m := range runPattern.FindAllStringSubmatch(read(t, document), -1) {
+			n++
+			if !slices.ContainsFunc(slices.Collect(maps.Keys(all)), func(name string) bool { return strings.Contains(name, m[1]) }) {
+				t.Errorf("%s: no test matches -run %s", document, m[1])
+			}
+		}
+	}
+	if n == 0 {
+		t.Error("no command was found")
+	}
+}
+
+// TestReadmeShowsWhatTheDemonstrationPrints: the sample output of the README is made of texts of hack/run.sh.
+func TestReadmeShowsWhatTheDemonstrationPrints(t *testing.T) {
+	script, n := read(t, "hack/run.sh"), 0
+	for line := range strings.Lines(read(t, "README.md")) {
+		text, checked := strings.CutPrefix(strings.TrimSpace(line), "✔ ")
+		if !checked {
+			continue
+		}
+		n++
+		text, _, _ = strings.Cut(text, "  ")       // a remark follows
+		text, _, _ = strings.Cut(text, ", 10.88.") // an address of that run
+		text = strings.TrimPrefix(text, "greeter-1 ")
+		if !strings.Contains(script, text) {
+			t.Errorf("README.md shows %q, hack/run.sh does not print it", text)
+		}
+	}
+	if n == 0 {
+		t.Error("README.md shows no output")
 	}
 }
