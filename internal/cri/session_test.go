@@ -246,7 +246,7 @@ func TestEventListenersThatVanishLeaveNothing(t *testing.T) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d goroutines, %d before", goruntime.NumGoroutine(), before)
 		}
-		time.Sleep(10 * time.Millisecond) // polling interval
+		time.Sleep(10 * time.Millisecond) // pacing of a poll
 	}
 }
 

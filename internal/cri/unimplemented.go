@@ -8,7 +8,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// notImplemented is the error of an RPC that is not implemented: what is missing, and what the caller can do instead.
+// notImplemented is the error of an RPC that the node does not offer: what is missing, and what the caller can do instead.
 func notImplemented(what, instead string) error {
 	return fmt.Errorf("%s: not in this version of tripod; %s: %w", what, instead, errdefs.ErrNotImplemented)
 }
@@ -19,37 +19,37 @@ var (
 	errPodResize  = notImplemented("pod-level resources (resizing the pod's own cgroup)", "UpdateContainerResources resizes its containers")
 )
 
-// CheckpointContainer is not implemented.
+// CheckpointContainer answers Unimplemented.
 func (s *Server) CheckpointContainer(context.Context, *runtimeapi.CheckpointContainerRequest) (*runtimeapi.CheckpointContainerResponse, error) {
 	return nil, errCheckpoint
 }
 
-// CheckpointPod is not implemented.
+// CheckpointPod answers Unimplemented.
 func (s *Server) CheckpointPod(context.Context, *runtimeapi.CheckpointPodRequest) (*runtimeapi.CheckpointPodResponse, error) {
 	return nil, errCheckpoint
 }
 
-// RestorePod is not implemented.
+// RestorePod answers Unimplemented.
 func (s *Server) RestorePod(context.Context, *runtimeapi.RestorePodRequest) (*runtimeapi.RestorePodResponse, error) {
 	return nil, errCheckpoint
 }
 
-// ListMetricDescriptors is not implemented.
+// ListMetricDescriptors answers Unimplemented.
 func (s *Server) ListMetricDescriptors(context.Context, *runtimeapi.ListMetricDescriptorsRequest) (*runtimeapi.ListMetricDescriptorsResponse, error) {
 	return nil, errMetrics
 }
 
-// ListPodSandboxMetrics is not implemented.
+// ListPodSandboxMetrics answers Unimplemented.
 func (s *Server) ListPodSandboxMetrics(context.Context, *runtimeapi.ListPodSandboxMetricsRequest) (*runtimeapi.ListPodSandboxMetricsResponse, error) {
 	return nil, errMetrics
 }
 
-// StreamPodSandboxMetrics is not implemented.
+// StreamPodSandboxMetrics answers Unimplemented.
 func (s *Server) StreamPodSandboxMetrics(*runtimeapi.StreamPodSandboxMetricsRequest, runtimeapi.RuntimeService_StreamPodSandboxMetricsServer) error {
 	return errMetrics
 }
 
-// UpdatePodSandboxResources is not implemented. The kubelet treats it as best effort.
+// UpdatePodSandboxResources answers Unimplemented. The kubelet treats it as best effort.
 func (s *Server) UpdatePodSandboxResources(context.Context, *runtimeapi.UpdatePodSandboxResourcesRequest) (*runtimeapi.UpdatePodSandboxResourcesResponse, error) {
 	return nil, errPodResize
 }

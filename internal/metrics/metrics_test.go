@@ -171,7 +171,7 @@ func TestSpansReachTheCollector(t *testing.T) {
 		t.Fatal(err)
 	}
 	tracing.Forward(batch(t, "a:b@1.0.0", "foo.Bar/Do"))
-	for deadline := time.Now().Add(10 * time.Second); len(s.names()) == 0; time.Sleep(time.Millisecond) { // polling interval
+	for deadline := time.Now().Add(10 * time.Second); len(s.names()) == 0; time.Sleep(time.Millisecond) { // pacing of a poll
 		if time.Now().After(deadline) {
 			t.Fatal("no span has come")
 		}

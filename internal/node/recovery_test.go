@@ -28,7 +28,7 @@ func TestReopenAdoptsWhatRunsAndWhatEnded(t *testing.T) {
 	made := b.create(t, pod, containerConfig("made"))
 	must(t, b.StartContainer(t.Context(), runs), b.StartContainer(t.Context(), ends))
 	b.close()
-	time.Sleep(40 * time.Millisecond) // a fake container ends at a time of day; no node is open to report it
+	time.Sleep(40 * time.Millisecond) // pacing: a fake container ends at a set time, and no node is open to report it
 	b = open(t, b.dir)
 	for id, want := range map[string]node.State{runs: node.Running, ends: node.Stopped, made: node.Created} {
 		if got := b.state(t, id); got != want {

@@ -90,7 +90,7 @@ const kubeletRounds = 15 * time.Second
 func checkGoesOn(t *testing.T, c *kube.Cluster, all []*kube.Namespace, before map[string][]corev1.Pod) {
 	t.Helper()
 	all[0].Await("the node is ready", kube.Timeout, c.NodeReady)
-	time.Sleep(kubeletRounds) // nothing is to happen meanwhile: there is no event to wait for
+	time.Sleep(kubeletRounds) // pacing: nothing is to happen meanwhile: there is no event to wait for
 	checkUntouched(t, all, before)
 	for i, k := range kinds {
 		all[i].Kubectl("scale", "deployment/web", fmt.Sprint("--replicas=", k.replicas+1))

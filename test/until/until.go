@@ -52,6 +52,6 @@ func poll(timeout, slowest time.Duration, cond func() error) error {
 		if err == nil || time.Now().After(deadline) {
 			return err
 		}
-		time.Sleep(pause)
+		time.Sleep(pause) // pacing of the poll
 	}
 }

@@ -123,7 +123,7 @@ func TestLimits(t *testing.T) {
 	assert.Equal(t, uint64(1), s.stats().Refused)
 
 	go func() {
-		for err := error(nil); err == nil; time.Sleep(50 * time.Millisecond) { // what it says itself gives it no more time
+		for err := error(nil); err == nil; time.Sleep(50 * time.Millisecond) { // pacing: what it says itself gives it no more time
 			_, err = r.conn.Write(packet(0x30, append(str("busy"), 'x')))
 		}
 	}()
@@ -185,7 +185,7 @@ func TestCloseLate(t *testing.T) {
 	go func() {
 		_, _ = io.Copy(io.Discard, before.conn) // until those who are there are disconnected
 		late.send(connectPacket(4, 2, "late"))
-		for err := error(nil); err == nil; time.Sleep(10 * time.Millisecond) { // it wants to stay
+		for err := error(nil); err == nil; time.Sleep(10 * time.Millisecond) { // pacing: it wants to stay
 			_, err = late.conn.Write([]byte{0xc0, 0})
 		}
 	}()

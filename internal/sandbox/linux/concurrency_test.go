@@ -58,7 +58,7 @@ func TestManyAtOnce(t *testing.T) {
 	wg.Wait()
 	settled := func() bool { return runtime.NumGoroutine() <= goroutines && countDescriptors(t) <= descriptors }
 	for deadline := time.Now().Add(5 * time.Second); !settled() && time.Now().Before(deadline); {
-		time.Sleep(10 * time.Millisecond) // the last watchers are ending
+		time.Sleep(10 * time.Millisecond) // pacing: the last watchers are ending
 	}
 	if !settled() {
 		stacks := make([]byte, 64<<10)

@@ -25,7 +25,7 @@ func TestExecInDyingContainer(t *testing.T) {
 		return &process.Process{ID: process.ID{Pid: pid}, Dead: make(chan struct{})}
 	}
 	for init := unnoticed(zombie.Process.Pid); !init.Ending(); {
-		time.Sleep(time.Millisecond) // until the kernel has finished
+		time.Sleep(time.Millisecond) // pacing: until the kernel has finished
 	}
 	soon := unnoticed(os.Getpid())
 	for _, c := range []struct {

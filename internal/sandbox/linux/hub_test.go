@@ -128,7 +128,7 @@ func comeAndGo(t *testing.T, r *rig, stdin bool) {
 	settled := func() bool {
 		return runtime.NumGoroutine() <= goroutines && countDescriptors(t) <= here && countSockets(t, s.Conmon.Pid) <= there
 	}
-	for deadline := time.Now().Add(10 * time.Second); !settled(); time.Sleep(10 * time.Millisecond) { // polling interval: the last clients disconnect
+	for deadline := time.Now().Add(10 * time.Second); !settled(); time.Sleep(10 * time.Millisecond) { // pacing of a poll: the last clients disconnect
 		if time.Now().After(deadline) {
 			stacks := make([]byte, 64<<10)
 			t.Fatalf("%d goroutines became %d, %d descriptors %d, conmon's %d sockets %d:\n%s", goroutines, runtime.NumGoroutine(), here,

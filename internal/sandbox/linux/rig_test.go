@@ -388,7 +388,7 @@ func (c *testContainer) waitLog(text string) {
 		if time.Now().After(deadline) {
 			c.pod.r.tb.Fatalf("%q is not in the log: %s", text, c.log())
 		}
-		time.Sleep(5 * time.Millisecond) // polling interval; another process writes the log
+		time.Sleep(5 * time.Millisecond) // pacing of a poll: another process writes the log
 	}
 }
 

@@ -69,7 +69,7 @@ func (b *Backend) socket(ctx context.Context, netns, network string, port uint16
 	number := strconv.Itoa(int(port))
 	socket, err := b.cfg.Network.Listen(ctx, netns, network, net.JoinHostPort("::", number))
 	for began := time.Now(); errors.Is(err, unix.EADDRINUSE) && time.Since(began) < forkTime && ctx.Err() == nil; {
-		time.Sleep(forkTime / 100) // there is no event for the end of the copies
+		time.Sleep(forkTime / 100) // pacing: there is no event for the end of the copies
 		socket, err = b.cfg.Network.Listen(ctx, netns, network, net.JoinHostPort("::", number))
 	}
 	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EADDRNOTAVAIL) {

@@ -58,7 +58,7 @@ func waitPort(name string) (*port, error) {
 				return nil, &os.PathError{Op: "open", Path: path, Err: err}
 			}
 		}
-		time.Sleep(portPoll) // devtmpfs and sysfs have no inotify events
+		time.Sleep(portPoll) // pacing: devtmpfs and sysfs have no inotify events
 	}
 }
 
