@@ -311,8 +311,8 @@ exit 0`)
 	if got := fmt.Sprint(told.Valid); got != "[{kept eth0} {new eth0}]" {
 		t.Errorf("GC was told that %s are valid", got)
 	}
-	n.garbage.RLock() // an ADD is under way
-	defer n.garbage.RUnlock()
+	n.gcMu.RLock() // an ADD is under way
+	defer n.gcMu.RUnlock()
 	_ = os.Remove(seen)
 	if err := n.GC(t.Context(), []string{"kept"}); err != nil {
 		t.Fatal(err)

@@ -85,9 +85,9 @@ type pluginExec struct {
 	timeout time.Duration
 	log     *slog.Logger
 	// plan reads an execution for what is done in this process; nil: nothing is.
-	plan func(path string, stdin []byte, environ []string) (inProcess, error)
+	plan func(path string, stdin []byte, environ []string) (inProcessCall, error)
 	// attachments are busy for as long as a plugin works on them, be it behind the back of a caller that has given up.
-	attachments keyLocks
+	containers keyLocks
 }
 
 var _ invoke.Exec = (*pluginExec)(nil)
@@ -106,14 +106,14 @@ func (e *pluginExec) FindInPath(plugin string, dirs []string) (string, error) {
 func (e *pluginExec) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, e.timeout, pluginTimeout(e.timeout))
 	defer cancel()
-	free, err := e.occupy(ctx, cniVariable(environ, "CNI_CONTAINERID"))
+	free, err := e.lockContainer(ctx, cniVariable(environ, "CNI_CONTAINERID"))
 	if err != nil {
 		return nil, err
 	}
 	if e.plan != nil {
 		call, why := e.plan(path, stdin, environ)
 		if why == nil {
-			return e.inProcess(ctx, call, path, environ, free)
+			return e.runInProcess(ctx, call, path, environ, free)
 		}
 		e.log.Debug("CNI plugin is run as an executable", "plugin", path, "because", why)
 	}
@@ -122,11 +122,11 @@ func (e *pluginExec) ExecPlugin(ctx context.Context, path string, stdin []byte, 
 }
 
 // occupy waits until no plugin works for the container any more. VERSION, STATUS and GC are for no container.
-func (e *pluginExec) occupy(ctx context.Context, container string) (free func(), err error) {
+func (e *pluginExec) lockContainer(ctx context.Context, container string) (free func(), err error) {
 	if container == "" {
 		return func() {}, nil
 	}
-	return e.attachments.lock(ctx, container)
+	return e.containers.lock(ctx, container)
 }
 
 // execute runs the executable.
@@ -193,9 +193,9 @@ func (r *pluginRun) outcome(ctx context.Context, err error) ([]byte, error) {
 	case err != nil && ctx.Err() != nil:
 		failure.Cause = fmt.Errorf("%w (%w)", context.Cause(ctx), err)
 	case err != nil:
-		failure.hear(output)
+		failure.readOutput(output)
 	case r.command == "ADD":
-		if err := readable(output); err != nil {
+		if err := checkResult(output); err != nil {
 			failure.Cause = fmt.Errorf("exited with status 0 but printed no result that can be read (%w): %s", err, excerpt(output))
 			break
 		}
@@ -207,10 +207,10 @@ func (r *pluginRun) outcome(ctx context.Context, err error) ([]byte, error) {
 }
 
 // hear takes what a failed plugin printed on stdout.
-func (e *PluginError) hear(output []byte) {
-	var said types.Error
-	if err := json.Unmarshal(output, &said); err == nil && said.Msg != "" {
-		e.Code, e.Msg, e.Details = said.Code, said.Msg, said.Details
+func (e *PluginError) readOutput(output []byte) {
+	var printed types.Error
+	if err := json.Unmarshal(output, &printed); err == nil && printed.Msg != "" {
+		e.Code, e.Msg, e.Details = printed.Code, printed.Msg, printed.Details
 		return
 	}
 	if len(bytes.TrimSpace(output)) > 0 {
@@ -219,7 +219,7 @@ func (e *PluginError) hear(output []byte) {
 }
 
 // readable looks for what is no result of any version, before libcni says the same in fewer words.
-func readable(output []byte) error {
+func checkResult(output []byte) error {
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(output, &object); err != nil {
 		return err

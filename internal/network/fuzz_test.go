@@ -21,7 +21,7 @@ func FuzzResult(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, output []byte) {
-		if readable(output) != nil {
+		if checkResult(output) != nil {
 			return
 		}
 		printed, err := create.CreateFromBytes(output)
@@ -33,7 +33,7 @@ func FuzzResult(f *testing.F) {
 			return
 		}
 		var r Result
-		if r.takeRoutes(cni) != nil || r.takeInterfaces(cni) != nil {
+		if r.addRoutes(cni) != nil || r.addInterfaces(cni) != nil {
 			return
 		}
 		for _, ip := range r.IPs {

@@ -56,16 +56,16 @@ func (m *Manager) present() ([]string, error) {
 		return nil, fmt.Errorf("list network namespaces: %w", err)
 	}
 	for _, e := range entries {
-		if !seen[e.Name()] && m.looksMade(e) {
+		if !seen[e.Name()] && m.madeHere(e) {
 			keys = append(keys, e.Name())
 		}
 	}
 	return keys, nil
 }
 
-// looksMade reports whether an entry of NetnsDir is one of createNetns: a namespace, or the empty file that a crash
+// madeHere reports whether an entry of NetnsDir is one of createNetns: a namespace, or the empty file that a crash
 // left before the mount.
-func (m *Manager) looksMade(e os.DirEntry) bool {
+func (m *Manager) madeHere(e os.DirEntry) bool {
 	if !containerIDs.MatchString(e.Name()) {
 		return false
 	}
@@ -103,12 +103,12 @@ func (m *Manager) collectPlugins(ctx context.Context) error {
 	defer cancel()
 	ctx, interrupt := context.WithCancelCause(ctx)
 	defer interrupt(nil)
-	m.interrupt.Store(&interrupt) // before anybody can wait for the lock
-	defer m.interrupt.Store(nil)
-	if !m.garbage.TryLock() {
+	m.interruptGC.Store(&interrupt) // before anybody can wait for the lock
+	defer m.interruptGC.Store(nil)
+	if !m.gcMu.TryLock() {
 		return nil
 	}
-	defer m.garbage.Unlock()
+	defer m.gcMu.Unlock()
 	keys, err := m.records.keys()
 	if err != nil {
 		return err
@@ -127,14 +127,14 @@ func (m *Manager) collectPlugins(ctx context.Context) error {
 // errGaveWay is the cause of a cancelled GC verb.
 var errGaveWay = fmt.Errorf("it gave way to a pod, to be repeated: %w", errdefs.ErrUnavailable)
 
-// beforeGarbage interrupts the GC verb for an ADD or DEL: the verb can be repeated, and no pod waits for it. Call the returned
+// excludeGC interrupts the GC verb for an ADD or DEL: the verb can be repeated, and no pod waits for it. Call the returned
 // function afterwards.
-func (m *Manager) beforeGarbage() (done func()) {
-	if !m.garbage.TryRLock() {
-		if interrupt := m.interrupt.Load(); interrupt != nil {
+func (m *Manager) excludeGC() (done func()) {
+	if !m.gcMu.TryRLock() {
+		if interrupt := m.interruptGC.Load(); interrupt != nil {
 			(*interrupt)(errGaveWay)
 		}
-		m.garbage.RLock()
+		m.gcMu.RLock()
 	}
-	return m.garbage.RUnlock
+	return m.gcMu.RUnlock
 }

@@ -8,14 +8,14 @@ import (
 	"github.com/tripod-run/tripod/internal/network/builtin"
 )
 
-// inProcess is an execution of a plugin in this process; *builtin.Call is one. Run looks at ctx wherever it waits, but
+// inProcessCall is an execution of a plugin in this process; *builtin.Call is one. Run looks at ctx wherever it waits, but
 // the kernel may keep it, so that it returns late.
-type inProcess interface {
+type inProcessCall interface {
 	Run(ctx context.Context) (output []byte, err error)
 }
 
-func planBuiltin(plugins *builtin.Plugins) func(string, []byte, []string) (inProcess, error) {
-	return func(path string, stdin []byte, environ []string) (inProcess, error) {
+func planBuiltin(plugins *builtin.Plugins) func(string, []byte, []string) (inProcessCall, error) {
+	return func(path string, stdin []byte, environ []string) (inProcessCall, error) {
 		call, why := plugins.Plan(path, stdin, environ)
 		if why != nil {
 			return nil, why
@@ -24,9 +24,9 @@ func planBuiltin(plugins *builtin.Plugins) func(string, []byte, []string) (inPro
 	}
 }
 
-// inProcess runs the call to its end, or until ctx ends. What it does after that is waited for by the next execution
+// inProcessCall runs the call to its end, or until ctx ends. What it does after that is waited for by the next execution
 // for the same container, which is the DEL of the roll-back: the attachment is free when the call has returned.
-func (e *pluginExec) inProcess(ctx context.Context, call inProcess, path string, environ []string, free func()) ([]byte, error) {
+func (e *pluginExec) runInProcess(ctx context.Context, call inProcessCall, path string, environ []string, free func()) ([]byte, error) {
 	type outcome struct {
 		output []byte
 		err    error

@@ -28,16 +28,16 @@ func (n *node) by(executables bool) {
 // counted makes the node count what it runs in its process.
 func (n *node) counted() *atomic.Int64 {
 	var ran atomic.Int64
-	n.planBy(func(call inProcess, _ []string) inProcess { ran.Add(1); return call })
+	n.planBy(func(call inProcessCall, _ []string) inProcessCall { ran.Add(1); return call })
 	return &ran
 }
 
 // planBy lets change have a hand in what is run in process.
-func (n *node) planBy(change func(call inProcess, environ []string) inProcess) {
+func (n *node) planBy(change func(call inProcessCall, environ []string) inProcessCall) {
 	n.t.Helper()
 	_ = n.Status(n.t.Context()) // the watch has asked the plugins for their versions, and runs none any more
 	plan := n.exec.plan
-	n.exec.plan = func(path string, stdin []byte, environ []string) (inProcess, error) {
+	n.exec.plan = func(path string, stdin []byte, environ []string) (inProcessCall, error) {
 		call, why := plan(path, stdin, environ)
 		if why == nil {
 			call = change(call, environ)
@@ -326,13 +326,13 @@ func tellSysctls(b *strings.Builder, name string) error {
 
 // hang is a call that the kernel keeps before it does its work, whatever the context says.
 type hang struct {
-	inProcess
+	inProcessCall
 	letGo chan struct{}
 }
 
 func (h hang) Run(ctx context.Context) ([]byte, error) {
 	<-h.letGo
-	return h.inProcess.Run(context.WithoutCancel(ctx))
+	return h.inProcessCall.Run(context.WithoutCancel(ctx))
 }
 
 // TestInProcessHang: who waits for a call that the kernel keeps is answered in time, and the roll-back comes after
@@ -340,7 +340,7 @@ func (h hang) Run(ctx context.Context) ([]byte, error) {
 func TestInProcessHang(t *testing.T) {
 	n := newNode(t, func(c *Config) { c.PluginTimeout = 300 * time.Millisecond })
 	letGo := make(chan struct{})
-	n.planBy(func(call inProcess, environ []string) inProcess {
+	n.planBy(func(call inProcessCall, environ []string) inProcessCall {
 		if cniVariable(environ, "CNI_COMMAND") == "ADD" && cniVariable(environ, "CNI_CONTAINERID") == "stuck" {
 			return hang{call, letGo}
 		}
@@ -359,10 +359,10 @@ func TestInProcessHang(t *testing.T) {
 		return err == nil && len(keys) == 0
 	})
 	n.assertClean()
-	n.exec.attachments.mu.Lock()
-	defer n.exec.attachments.mu.Unlock()
-	if len(n.exec.attachments.held) != 0 {
-		t.Errorf("attachments are busy still: %v", n.exec.attachments.held)
+	n.exec.containers.mu.Lock()
+	defer n.exec.containers.mu.Unlock()
+	if len(n.exec.containers.held) != 0 {
+		t.Errorf("attachments are busy still: %v", n.exec.containers.held)
 	}
 }
 

@@ -23,13 +23,13 @@ type Manager struct {
 
 	// garbage is held for reading by ADD and DEL, for writing by the GC verb, which CNI wants alone (SPEC 1.1.0,
 	// "Lifecycle & Ordering").
-	garbage sync.RWMutex
+	gcMu sync.RWMutex
 	// interrupt ends the GC verb that is under way, if one is.
-	interrupt atomic.Pointer[context.CancelCauseFunc]
+	interruptGC atomic.Pointer[context.CancelCauseFunc]
 
 	mu sync.Mutex
 	// ours are the keys that this process has set up and not torn down: GC leaves them to their callers.
-	ours map[string]bool
+	claims map[string]bool
 	// podCIDR is the default network's configuration with the pod CIDR of UpdatePodCIDR.
 	podCIDR DefaultNetwork
 
@@ -60,7 +60,7 @@ func New(cfg Config) (*Manager, error) {
 		exec:    exec,
 		cni:     libcni.NewCNIConfigWithCacheDir(cfg.BinDirs, cfg.CacheDir, exec),
 		records: recordStore{dir: filepath.Join(cfg.CacheDir, "attachments")},
-		ours:    map[string]bool{},
+		claims:  map[string]bool{},
 		podCIDR: cfg.Default,
 	}
 	m.life, m.end = context.WithCancel(context.Background())
@@ -95,19 +95,19 @@ func (m *Manager) inBackground(fn func()) {
 func (m *Manager) claim(key string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.ours[key] = true
+	m.claims[key] = true
 }
 
 func (m *Manager) release(key string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	delete(m.ours, key)
+	delete(m.claims, key)
 }
 
 func (m *Manager) claimed(key string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.ours[key]
+	return m.claims[key]
 }
 
 // leasesDir is where host-local keeps the leases of the embedded default.

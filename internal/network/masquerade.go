@@ -28,14 +28,14 @@ type masquerading struct {
 // ensure makes the rules of the subnets, unless they existed at the last check.
 func (q *masquerading) ensure(ctx context.Context, subnets []netip.Prefix) error {
 	for _, subnet := range subnets {
-		if err := q.ensureOne(ctx, subnet); err != nil {
+		if err := q.ensureSubnet(ctx, subnet); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (q *masquerading) ensureOne(ctx context.Context, subnet netip.Prefix) error {
+func (q *masquerading) ensureSubnet(ctx context.Context, subnet netip.Prefix) error {
 	if _, ok := q.made.Load(subnet); ok {
 		return nil
 	}

@@ -27,21 +27,21 @@ func (m *Manager) UpdatePodCIDR(cidr string) error {
 	if cidr == "" {
 		return nil
 	}
-	told, err := parsePodCIDR(cidr)
+	wanted, err := parsePodCIDR(cidr)
 	if err != nil {
 		return err
 	}
-	data, err := json.Marshal(told)
+	data, err := json.Marshal(wanted)
 	if err != nil {
 		return err
 	}
 	m.mu.Lock()
 	known := podCIDRs{m.podCIDR.SubnetV4, m.podCIDR.SubnetV6}
 	m.mu.Unlock()
-	if known == told {
+	if known == wanted {
 		return nil
 	}
-	if v4, err := parseSubnet(told.SubnetV4); err != nil {
+	if v4, err := parseSubnet(wanted.SubnetV4); err != nil {
 		return err
 	} else if err := addGateway(m.cfg.Default.Bridge, v4); err != nil {
 		return fmt.Errorf("pod CIDR %s: %w", cidr, err)
@@ -49,37 +49,37 @@ func (m *Manager) UpdatePodCIDR(cidr string) error {
 	if err := writeDurably(m.podCIDRFile(), data); err != nil {
 		return fmt.Errorf("keep pod CIDR %s: %w", cidr, err)
 	}
-	m.setPodCIDR(told)
+	m.setPodCIDR(wanted)
 	m.reload()
 	return nil
 }
 
 func parsePodCIDR(cidr string) (podCIDRs, error) {
-	var told podCIDRs
+	var wanted podCIDRs
 	for part := range strings.SplitSeq(cidr, ",") {
 		prefix, err := parseSubnet(strings.TrimSpace(part))
 		if err != nil {
-			return told, err
+			return wanted, err
 		}
 		if prefix == (netip.Prefix{}) {
-			return told, invalidf("pod CIDR %q: an entry is empty", cidr)
+			return wanted, invalidf("pod CIDR %q: an entry is empty", cidr)
 		}
-		field := &told.SubnetV6
+		field := &wanted.SubnetV6
 		if prefix.Addr().Is4() {
-			field = &told.SubnetV4
+			field = &wanted.SubnetV4
 		}
 		if *field != "" {
-			return told, invalidf("pod CIDR %q: more than one subnet of a family", cidr)
+			return wanted, invalidf("pod CIDR %q: more than one subnet of a family", cidr)
 		}
 		*field = prefix.String()
 	}
-	return told, nil
+	return wanted, nil
 }
 
-func (m *Manager) setPodCIDR(told podCIDRs) {
+func (m *Manager) setPodCIDR(wanted podCIDRs) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.podCIDR.SubnetV4, m.podCIDR.SubnetV6 = told.SubnetV4, told.SubnetV6
+	m.podCIDR.SubnetV4, m.podCIDR.SubnetV6 = wanted.SubnetV4, wanted.SubnetV6
 }
 
 // loadPodCIDR restores the pod CIDR after a restart. A file that cannot be parsed counts as missing: the configuration's subnets
@@ -92,15 +92,15 @@ func (m *Manager) loadPodCIDR() error {
 	if err != nil {
 		return fmt.Errorf("read pod CIDR: %w", err)
 	}
-	var told podCIDRs
-	err = json.Unmarshal(data, &told)
+	var wanted podCIDRs
+	err = json.Unmarshal(data, &wanted)
 	if err == nil {
-		err = DefaultNetwork(DefaultNetwork{SubnetV4: told.SubnetV4, SubnetV6: told.SubnetV6}).validateSubnets()
+		err = DefaultNetwork(DefaultNetwork{SubnetV4: wanted.SubnetV4, SubnetV6: wanted.SubnetV6}).validateSubnets()
 	}
-	if err != nil || told == (podCIDRs{}) {
+	if err != nil || wanted == (podCIDRs{}) {
 		m.cfg.Logger.Warn("pod CIDR is not readable, using the configured subnets", "file", m.podCIDRFile(), "err", err)
 		return nil
 	}
-	m.setPodCIDR(told)
+	m.setPodCIDR(wanted)
 	return nil
 }

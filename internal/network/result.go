@@ -57,16 +57,16 @@ func (m *Manager) result(key string, added types.Result) (*Result, error) {
 		Netns: m.netnsPath(key), Raw: raw,
 		DNS: DNS{Servers: cni.DNS.Nameservers, Searches: cni.DNS.Search, Options: cni.DNS.Options},
 	}
-	if err := errors.Join(r.takeInterfaces(cni), r.takeRoutes(cni)); err != nil {
+	if err := errors.Join(r.addInterfaces(cni), r.addRoutes(cni)); err != nil {
 		return nil, err
 	}
 	m.fillFromKernel(r)
 	return r, nil
 }
 
-// takeInterfaces sorts the addresses to their interfaces. Those that name none are the default interface's, as in
+// addInterfaces sorts the addresses to their interfaces. Those that name none are the default interface's, as in
 // results before 0.3.0, which have no interfaces at all.
-func (r *Result) takeInterfaces(cni *types100.Result) error {
+func (r *Result) addInterfaces(cni *types100.Result) error {
 	for _, i := range cni.Interfaces {
 		r.Interfaces = append(r.Interfaces, Interface{Name: i.Name, MAC: i.Mac, InPod: i.Sandbox != "", MTU: i.Mtu})
 	}
@@ -97,7 +97,7 @@ func (r *Result) takeInterfaces(cni *types100.Result) error {
 	return nil
 }
 
-func (r *Result) takeRoutes(cni *types100.Result) error {
+func (r *Result) addRoutes(cni *types100.Result) error {
 	for _, route := range cni.Routes {
 		dst, ok := prefixOf(route.Dst)
 		if !ok {

@@ -49,7 +49,7 @@ func (m *Manager) Setup(ctx context.Context, a Attachment) (*Result, error) {
 		m.cfg.Logger.Warn("the CNI configuration has no plugin for what the pod asks; a network agent may do it",
 			"pod", a.ID, "configuration", c.source, "capabilities", missing)
 	}
-	if result, err := m.previous(ctx, rec); result != nil || err != nil {
+	if result, err := m.reuseOrUndo(ctx, rec); result != nil || err != nil {
 		return result, err
 	}
 	if err := m.masquerading.ensure(ctx, c.masqueraded); err != nil {
@@ -64,7 +64,7 @@ func (m *Manager) Setup(ctx context.Context, a Attachment) (*Result, error) {
 
 // previous deals with an earlier Setup of the same ID: its result, when it was complete and asked for the same;
 // else it is torn down.
-func (m *Manager) previous(ctx context.Context, rec *record) (*Result, error) {
+func (m *Manager) reuseOrUndo(ctx context.Context, rec *record) (*Result, error) {
 	key := rec.key
 	old, err := m.records.get(key)
 	if err == nil && old == nil {
@@ -127,7 +127,7 @@ func (m *Manager) attach(ctx context.Context, rec *record) (*Result, error) {
 }
 
 func (m *Manager) add(ctx context.Context, rec *record) (types.Result, error) {
-	defer m.beforeGarbage()()
+	defer m.excludeGC()()
 	return m.cni.AddNetworkList(ctx, rec.list, rec.runtimeConf(m.netnsPath(rec.key)))
 }
 

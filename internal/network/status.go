@@ -204,8 +204,8 @@ func (m *Manager) probeVersion(ctx context.Context, program, path, wanted string
 	known, ok := m.status.versions[path]
 	if !ok || !known.modified.Equal(info.ModTime()) || known.size != info.Size() {
 		known = pluginVersions{modified: info.ModTime(), size: info.Size()}
-		if said, err := m.cni.GetVersionInfo(ctx, program); err == nil {
-			known.supported = said.SupportedVersions()
+		if answer, err := m.cni.GetVersionInfo(ctx, program); err == nil {
+			known.supported = answer.SupportedVersions()
 		} else if ctx.Err() != nil {
 			return fmt.Errorf("CNI plugin %s does not answer: %w", path, err)
 		}

@@ -39,7 +39,7 @@ func (m *Manager) Teardown(ctx context.Context, a Attachment) error {
 func (m *Manager) detach(ctx context.Context, key string) error {
 	rec, err := m.records.get(key)
 	if errors.Is(err, errCorrupt) {
-		rec, err = m.guessRecord(key, err)
+		rec, err = m.substituteRecord(key, err)
 	}
 	if err != nil {
 		return err
@@ -69,13 +69,13 @@ func (m *Manager) del(ctx context.Context, rec *record) error {
 	if !isNetns(netns) {
 		netns = ""
 	}
-	defer m.beforeGarbage()()
+	defer m.excludeGC()()
 	return m.cni.DelNetworkList(ctx, rec.list, rec.runtimeConf(netns))
 }
 
-// guessRecord replaces a damaged record, which takes a faulty disk. Plugins find what they hold by the container ID, so the current
+// substituteRecord replaces a damaged record, which takes a faulty disk. Plugins find what they hold by the container ID, so the current
 // chain most likely serves.
-func (m *Manager) guessRecord(key string, damage error) (*record, error) {
+func (m *Manager) substituteRecord(key string, damage error) (*record, error) {
 	c, err := m.currentChain()
 	if err != nil {
 		return nil, errors.Join(damage, err)
@@ -108,7 +108,7 @@ func (m *Manager) Check(ctx context.Context, a Attachment) error {
 	if !isNetns(netns) {
 		return fmt.Errorf("network of pod %s: its network namespace %s is gone: %w", a.ID, netns, errdefs.ErrFailedPrecondition)
 	}
-	if taken, err := m.checkTaken(netns, rec.Interface); err != nil {
+	if taken, err := m.checkBackendLink(netns, rec.Interface); err != nil {
 		return fmt.Errorf("network of pod %s: %w", a.ID, err)
 	} else if taken {
 		return nil
@@ -120,8 +120,8 @@ func (m *Manager) Check(ctx context.Context, a Attachment) error {
 	return nil
 }
 
-// checkTaken reports whether the backend has taken the pod's addresses, and fails when it has and the interface is gone.
-func (m *Manager) checkTaken(netns, ifName string) (taken bool, err error) {
+// checkBackendLink reports whether the backend has taken the pod's addresses, and fails when it has and the interface is gone.
+func (m *Manager) checkBackendLink(netns, ifName string) (taken bool, err error) {
 	links, err := m.links(netns)
 	if err != nil {
 		return false, err

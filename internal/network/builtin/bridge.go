@@ -67,7 +67,7 @@ func (c *Call) addBridge(ctx context.Context, conf *bridgeConfig) (output []byte
 			return err
 		}
 		if conf.IPMasq {
-			if err := masqueradeOf(conf.Name, c.container).add(ctx, podAddresses(result)); err != nil {
+			if err := newMasquerade(conf.Name, c.container).add(ctx, podAddresses(result)); err != nil {
 				return err
 			}
 		}
@@ -96,7 +96,7 @@ func (c *Call) addBridge(ctx context.Context, conf *bridgeConfig) (output []byte
 	if d := conf.DNS; d.Nameservers != nil || d.Search != nil || d.Options != nil || d.Domain != "" {
 		result.DNS = d
 	}
-	return print(result, conf.CNIVersion)
+	return printResult(result, conf.CNIVersion)
 }
 
 // podAddresses are the addresses of the result.
@@ -123,10 +123,10 @@ func (conf *bridgeConfig) gateways(result *types100.Result) []net.IPNet {
 		}
 		if v4 := isV4(address.Address.IP); conf.IsDefaultGateway && !routed[v4] {
 			routed[v4] = true
-			everything := everything(v4)
-			given := func(r *types.Route) bool { return r.GW != nil && r.Dst.String() == everything.String() }
+			everywhere := defaultDestination(v4)
+			given := func(r *types.Route) bool { return r.GW != nil && r.Dst.String() == everywhere.String() }
 			if !slices.ContainsFunc(result.Routes, given) {
-				result.Routes = append(result.Routes, &types.Route{Dst: everything, GW: address.Gateway})
+				result.Routes = append(result.Routes, &types.Route{Dst: everywhere, GW: address.Gateway})
 			}
 		}
 		if conf.IsGateway {
@@ -137,7 +137,7 @@ func (conf *bridgeConfig) gateways(result *types100.Result) []net.IPNet {
 }
 
 // everything is the destination of a default route.
-func everything(v4 bool) net.IPNet {
+func defaultDestination(v4 bool) net.IPNet {
 	if v4 {
 		return net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}
 	}
@@ -252,11 +252,11 @@ func (c *Call) delBridge(ctx context.Context, conf *bridgeConfig) error {
 // delMasquerade takes away the rules. The addresses are known by their leases, so that no rule stays for the next pod
 // that gets one when the namespace has gone before.
 func (c *Call) delMasquerade(ctx context.Context, conf *bridgeConfig) error {
-	held, err := c.held(ctx)
+	held, err := c.leased(ctx)
 	if err != nil {
 		return err
 	}
-	return masqueradeOf(conf.Name, c.container).remove(ctx, held)
+	return newMasquerade(conf.Name, c.container).remove(ctx, held)
 }
 
 // delPair takes away the pod's interface, if it and its namespace are there.

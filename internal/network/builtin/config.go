@@ -103,7 +103,7 @@ type loopbackConfig struct {
 }
 
 // strictly decodes the whole of data into v, unless something in it is unknown.
-func strictly(data []byte, v any) error {
+func decodeStrict(data []byte, v any) error {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
 	if err := d.Decode(v); err != nil {

@@ -38,13 +38,13 @@ func (c *Call) allocate(ctx context.Context) (result *types100.Result, err error
 }
 
 // held are the addresses that the container's interface has.
-func (c *Call) held(ctx context.Context) ([]net.IP, error) {
+func (c *Call) leased(ctx context.Context) ([]net.IP, error) {
 	_, store, err := c.openLeases(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer store.release()
-	held, err := store.held(c.container, c.ifName)
+	held, err := store.find(c.container, c.ifName)
 	if err != nil {
 		return nil, fmt.Errorf("host-local: %w", err)
 	}

@@ -116,13 +116,13 @@ func (l *leases) LastReservedIP(rangeID string) (net.IP, error) {
 
 // GetByID returns the addresses that the container's interface holds.
 func (l *leases) GetByID(id, ifName string) []net.IP {
-	held, _ := l.held(id, ifName)
+	held, _ := l.find(id, ifName)
 	return held
 }
 
 // ReleaseByID frees the addresses that the container's interface holds.
 func (l *leases) ReleaseByID(id, ifName string) error {
-	held, err := l.held(id, ifName)
+	held, err := l.find(id, ifName)
 	for _, ip := range held {
 		if failed := os.Remove(filepath.Join(l.dir, ip.String())); !errors.Is(failed, fs.ErrNotExist) {
 			err = errors.Join(err, failed)
@@ -133,7 +133,7 @@ func (l *leases) ReleaseByID(id, ifName string) error {
 
 // held reads all leases for those of a container's interface. Ones that name no interface are of releases before 0.7
 // and hold for every interface of the container.
-func (l *leases) held(id, ifName string) ([]net.IP, error) {
+func (l *leases) find(id, ifName string) ([]net.IP, error) {
 	dir, err := os.Open(l.dir)
 	if err != nil {
 		return nil, err

@@ -41,9 +41,9 @@ func (c *Call) addLoopback(conf *loopbackConfig) ([]byte, error) {
 		return nil, err
 	}
 	if conf.PrevResult != nil {
-		return passOn(conf.PrevResult, conf.CNIVersion)
+		return printPrevious(conf.PrevResult, conf.CNIVersion)
 	}
-	return print(result, conf.CNIVersion)
+	return printResult(result, conf.CNIVersion)
 }
 
 // delLoopback sets lo down.

@@ -15,8 +15,8 @@ import (
 // host's address. The rules are the plugin's own, but in one execution instead of ten.
 type masquerade struct{ chain, comment string }
 
-// masqueradeOf names the chain as the plugins do (pkg/utils, FormatChainName and FormatComment): 28 characters.
-func masqueradeOf(network, container string) masquerade {
+// newMasquerade names the chain as the plugins do (pkg/utils, FormatChainName and FormatComment): 28 characters.
+func newMasquerade(network, container string) masquerade {
 	sum := sha512.Sum512([]byte(network + container))
 	return masquerade{
 		chain: fmt.Sprintf("CNI-%x", sum)[:28],
@@ -63,7 +63,7 @@ func (m masquerade) remove(ctx context.Context, addresses []net.IP) error {
 	}
 	var failures []error
 	for family, jumps := range jumps {
-		err := m.removeBy(ctx, family, jumps)
+		err := m.removeRules(ctx, family, jumps)
 		if err != nil { // a jump is not there: look which are
 			err = m.removeLeftovers(ctx, family)
 		}
@@ -72,7 +72,7 @@ func (m masquerade) remove(ctx context.Context, addresses []net.IP) error {
 	return errors.Join(failures...)
 }
 
-func (m masquerade) removeBy(ctx context.Context, family iptables.Family, jumps []string) error {
+func (m masquerade) removeRules(ctx context.Context, family iptables.Family, jumps []string) error {
 	rules := append([]string{"*nat", ":" + m.chain + " - [0:0]"}, jumps...)
 	return iptables.Restore(ctx, family, append(rules, "-X "+m.chain, "COMMIT")...)
 }
@@ -88,7 +88,7 @@ func (m masquerade) removeLeftovers(ctx context.Context, family iptables.Family)
 			jumps = append(jumps, "-D "+jump)
 		}
 	}
-	if err := m.removeBy(ctx, family, jumps); err != nil {
+	if err := m.removeRules(ctx, family, jumps); err != nil {
 		return fmt.Errorf("take away the pod's masquerading: %w", err)
 	}
 	return nil

@@ -39,8 +39,8 @@ func withHandle(fn func(*netlink.Handle) error) error {
 	return fn(handle)
 }
 
-// steady repeats a dump that was disturbed by a change of what it lists.
-func steady[T any](dump func() (T, error)) (T, error) {
+// retryDump repeats a dump that was disturbed by a change of what it lists.
+func retryDump[T any](dump func() (T, error)) (T, error) {
 	for range 10 {
 		if found, err := dump(); !errors.Is(err, netlink.ErrDumpInterrupted) {
 			return found, err
@@ -50,7 +50,7 @@ func steady[T any](dump func() (T, error)) (T, error) {
 }
 
 func addresses(h *netlink.Handle, link netlink.Link, family int) ([]netlink.Addr, error) {
-	return steady(func() ([]netlink.Addr, error) { return h.AddrList(link, family) })
+	return retryDump(func() ([]netlink.Addr, error) { return h.AddrList(link, family) })
 }
 
 func notFound(err error) bool {

@@ -50,7 +50,7 @@ func (p *Plugins) Plan(path string, stdin []byte, environ []string) (*Call, erro
 	default:
 		return nil, fmt.Errorf("plugin %q", name)
 	}
-	if err == nil && !p.references.is(path, name) {
+	if err == nil && !p.references.match(path, name) {
 		err = fmt.Errorf("%s is not the reference plugin", path)
 	}
 	if err != nil {
@@ -84,14 +84,14 @@ func cniEnvironment(environ []string) map[string]string {
 
 func (c *Call) planBridge(add bool, path string, references *references) error {
 	conf := &bridgeConfig{}
-	if err := strictly(c.stdin, conf); err != nil {
+	if err := decodeStrict(c.stdin, conf); err != nil {
 		return err
 	}
 	if err := conf.check(); err != nil {
 		return err
 	}
 	var ipam ipamConfig
-	if err := strictly(conf.IPAM, &ipam); err != nil {
+	if err := decodeStrict(conf.IPAM, &ipam); err != nil {
 		return fmt.Errorf("ipam: %w", err)
 	}
 	if ipam.Type != "host-local" {
@@ -101,7 +101,7 @@ func (c *Call) planBridge(add bool, path string, references *references) error {
 	if err != nil {
 		return err
 	}
-	if !references.is(executable, ipam.Type) {
+	if !references.match(executable, ipam.Type) {
 		return fmt.Errorf("%s is not the reference plugin", executable)
 	}
 	if add {
@@ -114,7 +114,7 @@ func (c *Call) planBridge(add bool, path string, references *references) error {
 
 func (c *Call) planLoopback(add bool) error {
 	conf := &loopbackConfig{}
-	if err := strictly(c.stdin, conf); err != nil {
+	if err := decodeStrict(c.stdin, conf); err != nil {
 		return err
 	}
 	if err := conf.check(); err != nil {

@@ -143,25 +143,25 @@ func TestReference(t *testing.T) {
 		}
 	}
 	var r references
-	if r.is(path, "bridge") {
+	if r.match(path, "bridge") {
 		t.Error("a file that is not there is a reference plugin")
 	}
 	copyOf(filepath.Join(plugins, "bridge"))
-	if !r.is(path, "bridge") || r.is(path, "ridge") || r.is(path, "main/bridge") {
+	if !r.match(path, "bridge") || r.match(path, "ridge") || r.match(path, "main/bridge") {
 		t.Error("the reference's bridge is not known as what it is")
 	}
 	copyOf(filepath.Join(plugins, "ptp"))
-	if r.is(path, "bridge") {
+	if r.match(path, "bridge") {
 		t.Error("another plugin is taken for bridge by its file's name")
 	}
 	if err := os.WriteFile(path, []byte("#!/bin/sh\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if r.is(path, "bridge") {
+	if r.match(path, "bridge") {
 		t.Error("a script is taken for bridge")
 	}
 	for _, name := range []string{"bridge", "host-local", "loopback", "portmap"} {
-		if !r.is(filepath.Join(plugins, name), name) {
+		if !r.match(filepath.Join(plugins, name), name) {
 			t.Errorf("%s of this system is not known", name)
 		}
 	}

@@ -18,7 +18,7 @@ type portmapConfig struct {
 
 func (c *Call) planPortmap(add bool) error {
 	conf := &portmapConfig{}
-	if err := strictly(c.stdin, conf); err != nil {
+	if err := decodeStrict(c.stdin, conf); err != nil {
 		return err
 	}
 	if err := conf.check(); err != nil {
@@ -34,7 +34,7 @@ func (c *Call) planPortmap(add bool) error {
 		if !add {
 			return nil, nil
 		}
-		return passOn(conf.PrevResult, conf.CNIVersion)
+		return printPrevious(conf.PrevResult, conf.CNIVersion)
 	}
 	return nil
 }

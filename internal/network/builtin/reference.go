@@ -25,7 +25,7 @@ type executable struct {
 const referenceModule = "github.com/containernetworking/plugins/plugins/"
 
 // is reports whether the executable at path is the reference plugin of that name, which is one of plugins/KIND/NAME.
-func (r *references) is(path, name string) bool {
+func (r *references) match(path, name string) bool {
 	info, err := os.Stat(path)
 	if err != nil {
 		return false

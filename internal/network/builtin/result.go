@@ -10,7 +10,7 @@ import (
 )
 
 // print is the result in the form of the configuration's version.
-func print(result *types100.Result, version string) ([]byte, error) {
+func printResult(result *types100.Result, version string) ([]byte, error) {
 	result.CNIVersion = types100.ImplementedSpecVersion
 	converted, err := result.GetAsVersion(version)
 	if err != nil {
@@ -22,7 +22,7 @@ func print(result *types100.Result, version string) ([]byte, error) {
 }
 
 // passOn is the result of a chained plugin that adds nothing to what it was given.
-func passOn(previous json.RawMessage, version string) ([]byte, error) {
+func printPrevious(previous json.RawMessage, version string) ([]byte, error) {
 	given, err := create.Create(version, previous)
 	if err != nil {
 		return nil, fmt.Errorf("prevResult: %w", err)
