@@ -37,7 +37,7 @@ func (c *oneCall) ResponseHeader() http.Header  { return c.header }
 func (c *oneCall) ResponseTrailer() http.Header { return c.trailer }
 func (c *oneCall) Peer() string                 { return "127.0.0.1:1" }
 
-// newServing is a worker in this process with a pod of an example that is made to serve without sockets.
+// newServing starts a pod of an example, without sockets, in an in-process worker, and returns the pod's server.
 func newServing(tb testing.TB, example, file string, limits workerapi.Limits) *server {
 	tb.Helper()
 	e, err := engine.New(engine.Config{Instances: 16})
@@ -75,7 +75,7 @@ func (s *server) methodOf(tb testing.TB, procedure string) *dataplane.Method {
 	return nil
 }
 
-// BenchmarkInvoke is a unary call without the network: what the worker adds to the data plane.
+// BenchmarkInvoke measures a unary call without the network: the worker's share of a request.
 func BenchmarkInvoke(b *testing.B) {
 	for name, c := range map[string]struct {
 		limits workerapi.Limits

@@ -21,10 +21,10 @@ import (
 //go:embed channels.wit
 var channelsText string
 
-// channelsInterface begins the name of what components are offered in the place of /ch, in its compatible versions.
+// channelsInterface is the prefix, without the patch version, of the interface that components use instead of /ch.
 const channelsInterface = "tripod:edge/channels@0.1."
 
-// Cases of its enum error.
+// Cases of the interface's enum error.
 const (
 	channelNotFound = iota
 	channelNotPermitted
@@ -34,42 +34,42 @@ const (
 	channelIO
 )
 
-// channelGuest is what the host has of a component; it is the instance's Host.
+// channelGuest is the engine's Host value of a command component's instance.
 type channelGuest struct {
 	state    *wasi.State
-	channels *channels // nil: the pod has none
+	channels *channels // nil if the pod has none
 }
 
 // WASI implements wasihttp.Guest.
 func (g *channelGuest) WASI() *wasi.State { return g.state }
 
-// heldPort is a channel that a component has open, as a resource.
-type heldPort struct {
+// portResource is a component's resource for an open channel.
+type portResource struct {
 	*port
-	awaker
+	notifier
 }
 
-// Close is called when the guest drops the resource, or is gone.
-func (h *heldPort) Close() error {
+// Close closes the port. It is called when the guest drops the resource or ends.
+func (h *portResource) Close() error {
 	h.port.Close()
 	return nil
 }
 
-// awaker is what waits in Go for a port.
-type awaker chan struct{}
+// notifier wakes the goroutine that waits for a port.
+type notifier chan struct{}
 
-func (a awaker) wake() {
+func (a notifier) wake() {
 	select {
 	case a <- struct{}{}:
 	default:
 	}
 }
 
-// wait returns when the port has called wake, or it is time; the error is that of ctx. Room may also come by the passing of
-// time.
-func (a awaker) wait(ctx context.Context, until time.Time) error {
-	const again = 200 * time.Millisecond
-	d := again
+// wait returns nil once the port has called wake, until has passed, or pollInterval has passed; it returns ctx's cause
+// if ctx ends. It polls because a full backlog also accepts messages again after stallTimeout, without a call of wake.
+func (a notifier) wait(ctx context.Context, until time.Time) error {
+	const pollInterval = 200 * time.Millisecond
+	d := pollInterval
 	if !until.IsZero() {
 		d = min(d, time.Until(until))
 	}
@@ -84,21 +84,21 @@ func (a awaker) wait(ctx context.Context, until time.Time) error {
 	return nil
 }
 
-// openWhole opens a channel of a name for all that it was given for.
-func (c *channels) openWhole(name string) (*port, awaker, error) {
+// openFully opens the channel called name in every mode that its configuration allows.
+func (c *channels) openFully(name string) (*port, notifier, error) {
 	if c == nil {
 		return nil, nil, fmt.Errorf("channel %q: the module has no channels: %w", name, errdefs.ErrNotFound)
 	}
-	flags, a := c.named[name].Flags, make(awaker, 1)
+	flags, a := c.named[name].Flags, make(notifier, 1)
 	p, err := c.open(name, flags.CanRead(), flags.CanWrite(), a.wake)
 	return p, a, err
 }
 
-// channelHost is the Host of commands: WASI, and channels.
+// channelHost returns the host functions for commands: WASI and channels.
 var channelHost = sync.OnceValue(func() engine.Host {
 	interfaces, err := wasi.ParseWIT(channelsText)
 	if err != nil {
-		panic(err) // embedded in the program; the tests read it
+		panic(err) // the text is embedded; the tests parse it
 	}
 	i := interfaces[0]
 	h := wasihttp.WASI()
@@ -122,19 +122,19 @@ var channelHost = sync.OnceValue(func() engine.Host {
 	return h
 })
 
-// channelFunc is a function of the interface. An error ends the guest.
+// channelFunc implements a function of the interface. An error ends the guest.
 type channelFunc func(c *engine.HostCall, g *channelGuest, in *wit.Reader) ([]byte, error)
 
 func channelOpen(_ *engine.HostCall, g *channelGuest, in *wit.Reader) ([]byte, error) {
-	p, a, err := g.channels.openWhole(in.String())
+	p, a, err := g.channels.openFully(in.String())
 	if err != nil {
 		return channelFailed(err), nil
 	}
-	return wit.AppendU32(wit.AppendCase(nil, resultOK), g.state.Put(&heldPort{p, a})), nil
+	return wit.AppendU32(wit.AppendCase(nil, resultOK), g.state.Put(&portResource{p, a})), nil
 }
 
 func channelSend(c *engine.HostCall, g *channelGuest, in *wit.Reader) ([]byte, error) {
-	h, err := wasi.Get[*heldPort](g.state, in.U32())
+	h, err := wasi.Get[*portResource](g.state, in.U32())
 	if err != nil {
 		return nil, err
 	}
@@ -158,7 +158,7 @@ func channelSend(c *engine.HostCall, g *channelGuest, in *wit.Reader) ([]byte, e
 }
 
 func channelReceive(c *engine.HostCall, g *channelGuest, in *wit.Reader) ([]byte, error) {
-	h, err := wasi.Get[*heldPort](g.state, in.U32())
+	h, err := wasi.Get[*portResource](g.state, in.U32())
 	if err != nil {
 		return nil, err
 	}
@@ -191,7 +191,7 @@ func failedWith(which int) []byte {
 	return wit.AppendCase(wit.AppendCase(nil, resultErr), which)
 }
 
-// channelFailed is a result that is an error.
+// channelFailed maps err to the interface's error enum and returns the encoded result.
 func channelFailed(err error) []byte {
 	which := channelIO
 	switch {
@@ -207,14 +207,15 @@ func channelFailed(err error) []byte {
 	return failedWith(which)
 }
 
-// channelStream is a standard stream of a component that is on a channel.
+// channelStream connects a component's standard stream to a channel.
 type channelStream struct {
-	heldPort
+	portResource
 	alive context.Context // the pod's
-	rest  []byte
+	rest  []byte          // rest of the last message
 }
 
-// stdio puts the standard streams of a component on channels of their names, if there are such.
+// stdio connects a component's standard streams to the channels called stdin, stdout and stderr, where the pod has
+// them.
 func (c *channels) stdio(alive context.Context, o *engine.InstanceOptions) error {
 	for _, s := range []struct {
 		name string
@@ -224,7 +225,7 @@ func (c *channels) stdio(alive context.Context, o *engine.InstanceOptions) error
 		{"stdout", func(s *channelStream) { o.Stdout = s }},
 		{"stderr", func(s *channelStream) { o.Stderr = s }},
 	} {
-		a := make(awaker, 1)
+		a := make(notifier, 1)
 		p, err := c.open(s.name, s.name == "stdin", s.name != "stdin", a.wake)
 		if errdefs.IsNotFound(err) {
 			continue
@@ -232,12 +233,12 @@ func (c *channels) stdio(alive context.Context, o *engine.InstanceOptions) error
 		if err != nil {
 			return err
 		}
-		s.put(&channelStream{heldPort: heldPort{p, a}, alive: alive})
+		s.put(&channelStream{portResource: portResource{p, a}, alive: alive})
 	}
 	return nil
 }
 
-// Write publishes what the guest has written in one piece.
+// Write publishes b as one message.
 func (s *channelStream) Write(b []byte) (int, error) {
 	if len(b) == 0 {
 		return 0, nil
@@ -256,7 +257,7 @@ func (s *channelStream) Write(b []byte) (int, error) {
 	}
 }
 
-// Read gives a message, or what is left of the last one.
+// Read returns the rest of the last message, or waits for the next one.
 func (s *channelStream) Read(b []byte) (int, error) {
 	for len(s.rest) == 0 {
 		var err error

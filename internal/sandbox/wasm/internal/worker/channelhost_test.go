@@ -16,7 +16,7 @@ import (
 
 var relayChannels = []channel.Channel{ch("in", "app/in", channel.Read|channel.QoS1), ch("out", "app/out", channel.Write)}
 
-// onBothPaths runs a test with a component that takes the engine's core path, and with one that takes the component path.
+// onBothPaths runs a test with a component on the engine's core path and with one on the component path.
 func onBothPaths(t *testing.T, test func(t *testing.T, w *Worker)) {
 	for file, path := range map[string]engine.Path{
 		"../../../../../examples/edge/relay-wit-c/relay.wasm": engine.PathCore, "testdata/relay.wasm": engine.PathComponent,
@@ -33,7 +33,7 @@ func TestComponentChannels(t *testing.T) {
 	onBothPaths(t, func(t *testing.T, w *Worker) {
 		large := strings.Repeat("x", 15<<20)
 		if w.codes["d"].engine.Path() == engine.PathComponent {
-			large = large[:1<<20] // each byte is a value of the engine's there
+			large = large[:1<<20] // this path converts each byte to a value
 		}
 		run(t, w, "a", relayChannels)
 		d := connect(t, w, "a")
@@ -61,7 +61,8 @@ func TestComponentWithoutChannels(t *testing.T) {
 	})
 }
 
-// TestComponentWaits: one that waits for a message is ended at once, and a wait may have an end.
+// TestComponentWaits checks that a component that waits for a message can be killed immediately, and that a wait can
+// time out.
 func TestComponentWaits(t *testing.T) {
 	onBothPaths(t, func(t *testing.T, w *Worker) {
 		run(t, w, "a", relayChannels)
@@ -79,7 +80,7 @@ func TestComponentWaits(t *testing.T) {
 	require.EqualValues(t, 2, exited(t, w, "a").ExitCode)
 }
 
-// TestComponentStdio: what a component prints goes to the channel of that name.
+// TestComponentStdio checks that a component's standard output goes to the channel stdout.
 func TestComponentStdio(t *testing.T) {
 	onBothPaths(t, func(t *testing.T, w *Worker) {
 		run(t, w, "a", append([]channel.Channel{ch("stdout", "app/log", channel.Write)}, relayChannels...))
@@ -96,7 +97,7 @@ func TestComponentStdio(t *testing.T) {
 	})
 }
 
-// TestChannelsOfServers: a component that serves requests has none.
+// TestChannelsOfServers checks that a server component with channels is refused.
 func TestChannelsOfServers(t *testing.T) {
 	w := newServing(t, "echo-c", examples+"echo-c/echo.proto", workerapi.Limits{}).pod.worker
 	_, err := w.Start(t.Context(), workerapi.PodSpec{ID: "other", Digest: "d", Channels: relayChannels})

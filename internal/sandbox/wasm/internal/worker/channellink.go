@@ -9,28 +9,28 @@ import (
 	"github.com/tripod-run/tripod/internal/channel"
 )
 
-// Bounds of what waits for the daemon. While it reads, guests wait for room; while there is none, or it has read nothing for a
-// while, the oldest messages go.
+// Limits of the backlog to the daemon. When the backlog is full, guests wait for room. Without a daemon, or once the
+// daemon has not read for stallTimeout, guests do not wait and the oldest messages are dropped.
 const (
 	maxBacklogMessages = 4096
 	maxBacklogBytes    = 32 << 20
-	patience           = 5 * time.Second // with a daemon that does not read
-	parting            = 2 * time.Second // for what is under way when the pod has ended
-	batchMessages      = 256             // that are written in one go
-	batchBytes         = 256 << 10
+	stallTimeout       = 5 * time.Second
+	flushTimeout       = 2 * time.Second // for the remaining messages after the pod has ended
+	batchMessages      = 256             // frames per write
+	batchBytes         = 256 << 10       // message bytes per write
 )
 
-// backlog is what the daemon has not been told. It is guarded by the mutex of its channels.
+// backlog holds the messages that wait to be sent to the daemon. channels.mu guards it.
 type backlog struct {
-	queue  []outgoing
-	bytes  int
-	linked *link     // nil: no daemon
-	moved  time.Time // when the daemon has taken something last, or came
-	ending bool      // no daemon is wanted any more
-	wake   chan struct{}
+	queue    []outgoing
+	bytes    int
+	link     *link     // nil without a daemon
+	lastRead time.Time // last successful write to the daemon, or its connection
+	ending   bool      // the pod has ended; new daemon connections are refused
+	wake     chan struct{}
 }
 
-// outgoing is a message of a port, which may be closed since.
+// outgoing is a message from a port, which may have been closed since.
 type outgoing struct {
 	port    *port
 	message []byte
@@ -38,15 +38,15 @@ type outgoing struct {
 
 // link is the connection to a daemon.
 type link struct {
-	raw   net.Conn      // for writing, many frames at a time
-	conn  *channel.Conn // for reading
-	out   []byte
-	told  map[int]*port // open for the daemon, by number; the writer's
-	gone  chan struct{} // closed by the reader at the end of the connection
-	ended chan struct{} // closed when the writer has ended
+	raw       net.Conn      // used to write batches of frames
+	conn      *channel.Conn // used to read
+	out       []byte
+	announced map[int]*port // ports the daemon knows as open, by number; used by the writer only
+	gone      chan struct{} // closed by the reader when the connection ends
+	ended     chan struct{} // closed when the writer has ended
 }
 
-// frame is a frame for the daemon; port is that of a message.
+// frame is a frame to the daemon. port is the sender of a message, and nil for a control frame.
 type frame struct {
 	channel.Message
 	port *port
@@ -54,8 +54,7 @@ type frame struct {
 
 func (b *backlog) init() { b.wake = make(chan struct{}, 1) }
 
-// work wakes the writer.
-func (b *backlog) work() {
+func (b *backlog) wakeWriter() {
 	select {
 	case b.wake <- struct{}{}:
 	default:
@@ -66,12 +65,12 @@ func (b *backlog) full() bool {
 	return len(b.queue) >= maxBacklogMessages || b.bytes >= maxBacklogBytes
 }
 
-// busy tells whether there is no room, and likely to be some soon.
+// busy reports whether the backlog is full but is being drained, so that a guest should wait.
 func (b *backlog) busy() bool {
-	return b.full() && b.linked != nil && time.Since(b.moved) < patience
+	return b.full() && b.link != nil && time.Since(b.lastRead) < stallTimeout
 }
 
-// add takes a message, and gives how many others had to go for it.
+// add queues a message and returns how many older ones it dropped to make room.
 func (b *backlog) add(p *port, m []byte) (lost int) {
 	for ; b.full(); lost++ {
 		b.take()
@@ -79,7 +78,7 @@ func (b *backlog) add(p *port, m []byte) (lost int) {
 	b.queue = append(b.queue, outgoing{p, m})
 	b.bytes += len(m)
 	p.queued++
-	b.work()
+	b.wakeWriter()
 	return lost
 }
 
@@ -92,8 +91,8 @@ func (b *backlog) take() outgoing {
 	return o
 }
 
-// untake puts messages back that have not gone.
-func (b *backlog) untake(frames []frame) {
+// putBack returns unsent messages to the front of the queue.
+func (b *backlog) putBack(frames []frame) {
 	var back []outgoing
 	for _, f := range frames {
 		if f.port != nil {
@@ -105,12 +104,12 @@ func (b *backlog) untake(frames []frame) {
 	b.queue = append(back, b.queue...)
 }
 
-// connect makes conn the way to the daemon, in the place of an earlier one; false: the pod is over.
+// connect makes conn the connection to the daemon and closes the previous one. It returns false if the pod has ended.
 func (c *channels) connect(conn net.Conn) bool {
-	l := &link{raw: conn, conn: channel.NewConn(conn, channel.ConnOptions{MaxFrame: maxWaitingBytes}), told: map[int]*port{}, gone: make(chan struct{}), ended: make(chan struct{})}
+	l := &link{raw: conn, conn: channel.NewConn(conn, channel.ConnOptions{MaxFrame: maxWaitingBytes}), announced: map[int]*port{}, gone: make(chan struct{}), ended: make(chan struct{})}
 	for {
 		c.mu.Lock()
-		old := c.backlog.linked
+		old := c.backlog.link
 		if old == nil || c.backlog.ending {
 			break
 		}
@@ -122,7 +121,7 @@ func (c *channels) connect(conn net.Conn) bool {
 	if c.backlog.ending {
 		return false
 	}
-	c.backlog.linked, c.backlog.moved = l, time.Now()
+	c.backlog.link, c.backlog.lastRead = l, time.Now()
 	go c.read(l)
 	go c.write(l)
 	return true
@@ -141,22 +140,24 @@ func (c *channels) read(l *link) {
 	}
 }
 
-// write tells the daemon what it is to know, until the connection is over, or the pod.
+// write sends frames to the daemon until the connection or the pod ends.
 func (c *channels) write(l *link) {
 	defer close(l.ended)
 	defer l.conn.Close()
 	for {
-		frames, over := c.next(l)
+		frames, last := c.next(l)
 		if len(frames) > 0 {
-			gone, err := l.write(frames)
+			sent, err := l.write(frames)
 			if err != nil {
-				c.unlink(frames[gone:])
+				c.unlink(frames[sent:])
 				return
 			}
-			c.moved()
+			c.mu.Lock()
+			c.backlog.lastRead = time.Now()
+			c.mu.Unlock()
 			continue
 		}
-		if over {
+		if last {
 			c.unlink(nil)
 			return
 		}
@@ -169,9 +170,9 @@ func (c *channels) write(l *link) {
 	}
 }
 
-// write writes frames in one go, and gives how many have gone whole.
-func (l *link) write(frames []frame) (gone int, err error) {
-	const kept = 2 * batchBytes // of the buffer: one message can be longer than a batch
+// write writes frames in one call and returns how many were written completely.
+func (l *link) write(frames []frame) (sent int, err error) {
+	const maxKept = 2 * batchBytes // buffer size kept for the next call; one message can exceed batchBytes
 	l.out = l.out[:0]
 	ends := make([]int, len(frames))
 	for k, f := range frames {
@@ -181,33 +182,26 @@ func (l *link) write(frames []frame) (gone int, err error) {
 		ends[k] = len(l.out)
 	}
 	n, err := l.raw.Write(l.out)
-	for gone < len(ends) && ends[gone] <= n {
-		gone++
+	for sent < len(ends) && ends[sent] <= n {
+		sent++
 	}
-	if cap(l.out) > kept {
+	if cap(l.out) > maxKept {
 		l.out = nil
 	}
-	return gone, err
+	return sent, err
 }
 
-// moved notes that the daemon reads.
-func (c *channels) moved() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.backlog.moved = time.Now()
-}
-
-// unlink is the end of a connection; frames have not gone.
+// unlink forgets the connection, requeues the unsent frames and wakes guests that waited for the daemon to read.
 func (c *channels) unlink(frames []frame) {
 	c.mu.Lock()
-	c.backlog.linked = nil
-	c.backlog.untake(frames)
+	c.backlog.link = nil
+	c.backlog.putBack(frames)
 	blocked := c.unblock()
 	c.mu.Unlock()
 	wake(blocked)
 }
 
-// unblock gives the ports whose guests wait for room. c.mu is held.
+// unblock clears blocked on all ports and returns those that were blocked. The caller holds c.mu.
 func (c *channels) unblock() (blocked []*port) {
 	for _, p := range c.ports {
 		if p.blocked {
@@ -224,37 +218,37 @@ func wake(ports []*port) {
 	}
 }
 
-// next are the frames that the daemon is to get now, some of them; over: there will be no more.
-func (c *channels) next(l *link) (frames []frame, over bool) {
+// next returns the next batch of frames for the daemon. last means that no frames follow after the queued ones.
+func (c *channels) next(l *link) (frames []frame, last bool) {
 	c.mu.Lock()
-	frames, over = c.frames(l), c.backlog.ending
+	frames, last = c.frames(l), c.backlog.ending
 	var blocked []*port
 	if !c.backlog.busy() {
 		blocked = c.unblock()
 	}
 	c.mu.Unlock()
 	wake(blocked)
-	return frames, over
+	return frames, last
 }
 
-// frames closes ports for the daemon that are closed, once all that they have published has gone, and opens those whose number
-// is free; then come messages.
+// frames returns a batch: first close frames for closed ports without queued messages, then open frames for ports whose
+// number is free, then messages.
 func (c *channels) frames(l *link) (frames []frame) {
-	for fd, p := range l.told {
+	for fd, p := range l.announced {
 		if p.closed && p.queued == 0 {
 			frames = append(frames, l.close(fd))
 		}
 	}
 	for _, fd := range slices.Sorted(maps.Keys(c.ports)) {
-		if l.told[fd] == nil {
+		if l.announced[fd] == nil {
 			frames = append(frames, l.open(c.ports[fd]))
 		}
 	}
 	for size := 0; len(c.backlog.queue) > 0 && len(frames) < batchMessages && size < batchBytes; {
 		o := c.backlog.take()
 		size += len(o.message)
-		if told := l.told[o.port.fd]; told != o.port {
-			if told != nil {
+		if announced := l.announced[o.port.fd]; announced != o.port {
+			if announced != nil {
 				frames = append(frames, l.close(o.port.fd))
 			}
 			frames = append(frames, l.open(o.port))
@@ -265,28 +259,29 @@ func (c *channels) frames(l *link) (frames []frame) {
 }
 
 func (l *link) open(p *port) frame {
-	l.told[p.fd] = p
-	return ctrl(channel.OpenChannel, channel.Open{FD: p.fd, Flags: p.flags, Topic: p.topic}.Append(nil))
+	l.announced[p.fd] = p
+	return controlFrame(channel.OpenChannel, channel.Open{FD: p.fd, Flags: p.flags, Topic: p.topic}.Append(nil))
 }
 
 func (l *link) close(fd int) frame {
-	delete(l.told, fd)
-	return ctrl(channel.CloseChannel, channel.AppendClose(nil, fd))
+	delete(l.announced, fd)
+	return controlFrame(channel.CloseChannel, channel.AppendClose(nil, fd))
 }
 
-func ctrl(kind int, payload []byte) frame {
+func controlFrame(kind int, payload []byte) frame {
 	return frame{Message: channel.Message{Header: channel.Header{Control: true, Arg: kind}, Payload: payload}}
 }
 
-// flush gives what is for the daemon a moment to get there, and ends the connection. The ports are closed.
+// flush sends the backlog to the daemon, for at most flushTimeout, and ends the connection. The ports are already
+// closed.
 func (c *channels) flush() {
 	c.mu.Lock()
 	c.backlog.ending = true
-	l := c.backlog.linked
-	c.backlog.work()
+	l := c.backlog.link
+	c.backlog.wakeWriter()
 	c.mu.Unlock()
 	if l != nil {
-		_ = l.raw.SetWriteDeadline(time.Now().Add(parting))
+		_ = l.raw.SetWriteDeadline(time.Now().Add(flushTimeout))
 		<-l.ended
 	}
 	c.mu.Lock()

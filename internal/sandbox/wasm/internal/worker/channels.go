@@ -17,39 +17,40 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// Bounds of what waits in a pod's channels. Beyond them the oldest messages go.
+// Limits for messages that a guest has not read. Beyond them the oldest messages are dropped.
 const (
-	maxWaiting      = 1024     // messages that a guest has not read, of a channel
-	maxWaitingBytes = 32 << 20 // of all of a pod's channels
+	maxWaiting      = 1024     // messages per channel
+	maxWaitingBytes = 32 << 20 // bytes in all channels of a pod
 )
 
-// channels are the channels of a pod: those that its guest may open, by name, and those that it has open, which are ports.
+// channels holds a pod's channels: the configured ones, which its guest can open by name, and its open ones, the ports.
 //
-//	guest ──Send──▶ port ──▶ Router ──▶ ports of other pods of this worker     at once
+//	guest ──Send──▶ port ──▶ Router ──▶ ports of other pods of this worker     immediately
 //	                  └────▶ backlog ──▶ link ──▶ daemon                       Publish frames, in order
 //	daemon ──▶ link ──▶ port ──Receive──▶ guest
 type channels struct {
 	id     string
 	named  map[string]channel.Channel
-	router *channel.Router // between the pods of the worker
+	router *channel.Router // shared by all pods of the worker
 
 	mu      sync.Mutex
-	ports   map[int]*port // open, by number
-	waiting int           // bytes that guests have not read
-	ended   bool          // the pod is being stopped: readers meet the end
+	ports   map[int]*port // open ports by number
+	waiting int           // bytes that the guest has not read
+	ended   bool          // the pod is stopping: readers get end of file
 	backlog backlog
 
-	lost, overrun atomic.Uint64 // messages for the daemon, and for the guest, that were dropped
+	lost, overrun atomic.Uint64 // dropped messages: to the daemon, to the guest
 }
 
-// newRouter makes what joins the channels of a worker's pods. What goes beyond the worker, each pod tells the daemon.
+// newRouter makes the router between the pods of one worker. Its broker callbacks do nothing: each pod sends to the
+// daemon itself.
 func newRouter() *channel.Router {
 	return channel.NewRouter(channel.RouterOptions{
 		Publish: func(string, byte, []byte) {}, Subscribe: func(string, byte) {}, Unsubscribe: func(string) {},
 	})
 }
 
-// newChannels makes the channels of a pod; nil: it has none.
+// newChannels makes the channels of a pod, or returns nil if the pod has none.
 func newChannels(spec workerapi.PodSpec, router *channel.Router) *channels {
 	if len(spec.Channels) == 0 {
 		return nil
@@ -62,22 +63,22 @@ func newChannels(spec workerapi.PodSpec, router *channel.Router) *channels {
 	return c
 }
 
-// port is a channel that the guest has open.
+// port is a channel that the guest has opened.
 type port struct {
-	of    *channels
-	fd    int // its number on the wire
-	flags channel.Flags
-	topic string
-	wake  func()
+	channels *channels
+	fd       int // channel number in frames to and from the daemon
+	flags    channel.Flags
+	topic    string
+	wake     func()
 
-	// of.mu:
-	messages [][]byte // for the guest
+	// Guarded by channels.mu:
+	messages [][]byte // to the guest
 	queued   int      // messages in the backlog
 	blocked  bool     // the guest waits for room in the backlog
 	closed   bool
 }
 
-func (p *port) key() channel.Key { return channel.Key{Runtime: p.of.id, FD: p.fd} }
+func (p *port) key() channel.Key { return channel.Key{Runtime: p.channels.id, FD: p.fd} }
 
 // Open implements engine.Channels.
 func (c *channels) Open(name string, read, write bool, wake func()) (engine.Channel, error) {
@@ -93,11 +94,11 @@ func (c *channels) open(name string, read, write bool, wake func()) (*port, erro
 	flags := ch.Flags
 	switch {
 	case !ok:
-		return nil, fmt.Errorf("channel %q: the module was given none of this name: %w", name, errdefs.ErrNotFound)
+		return nil, fmt.Errorf("channel %q: the module has no channel of this name: %w", name, errdefs.ErrNotFound)
 	case !read && !write:
 		return nil, nil
 	case read && !flags.CanRead() || write && !flags.CanWrite():
-		return nil, fmt.Errorf("channel %q: it is %s: %w", name, flags, errdefs.ErrPermissionDenied)
+		return nil, fmt.Errorf("channel %q has mode %s: %w", name, flags, errdefs.ErrPermissionDenied)
 	}
 	if !read {
 		flags &^= channel.Read
@@ -105,7 +106,7 @@ func (c *channels) open(name string, read, write bool, wake func()) (*port, erro
 	if !write {
 		flags &^= channel.Write
 	}
-	p := &port{of: c, flags: flags, topic: ch.Topic, wake: wake}
+	p := &port{channels: c, flags: flags, topic: ch.Topic, wake: wake}
 	if err := c.number(p); err != nil {
 		return nil, err
 	}
@@ -117,7 +118,7 @@ func (c *channels) open(name string, read, write bool, wake func()) (*port, erro
 	return p, nil
 }
 
-// number gives the port the lowest free number, and tells the daemon of it.
+// number assigns the lowest free number to the port, and wakes the writer to announce the port to the daemon.
 func (c *channels) number(p *port) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -127,24 +128,24 @@ func (c *channels) number(p *port) error {
 		return fmt.Errorf("channel on %q: the module has %d channels open, which is the limit: %w", p.topic, channel.MaxChannels, errdefs.ErrResourceExhausted)
 	}
 	c.ports[p.fd] = p
-	c.backlog.work()
+	c.backlog.wakeWriter()
 	return nil
 }
 
 // Close implements engine.Channel.
 func (p *port) Close() {
-	p.of.mu.Lock()
+	p.channels.mu.Lock()
 	closed := p.closed
 	if p.closed = true; !closed {
-		p.of.drop(p, len(p.messages))
-		delete(p.of.ports, p.fd)
-		p.of.backlog.work()
-		_ = p.of.router.Close(p.key()) // before the number is given to another
+		p.channels.drop(p, len(p.messages))
+		delete(p.channels.ports, p.fd)
+		p.channels.backlog.wakeWriter()
+		_ = p.channels.router.Close(p.key()) // under the lock, before another port gets the number
 	}
-	p.of.mu.Unlock()
+	p.channels.mu.Unlock()
 }
 
-// drop takes messages off a port's queue. c.mu is held.
+// drop removes the first n messages from the port's queue. The caller holds c.mu.
 func (c *channels) drop(p *port, n int) {
 	for _, m := range p.messages[:n] {
 		c.waiting -= len(m)
@@ -155,9 +156,9 @@ func (c *channels) drop(p *port, n int) {
 	}
 }
 
-// deliver gives the port a message, which may be others', too.
+// deliver queues a message for the guest. The message can be shared with other ports.
 func (p *port) deliver(message []byte) {
-	c := p.of
+	c := p.channels
 	c.mu.Lock()
 	if p.closed || !p.flags.CanRead() || c.ended {
 		c.mu.Unlock()
@@ -183,7 +184,7 @@ func (p *port) deliver(message []byte) {
 
 // Receive implements engine.Channel.
 func (p *port) Receive() ([]byte, error) {
-	c := p.of
+	c := p.channels
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
@@ -199,11 +200,11 @@ func (p *port) Receive() ([]byte, error) {
 
 // Send implements engine.Channel.
 func (p *port) Send(message []byte) error {
-	c := p.of
+	c := p.channels
 	if !c.room(p) {
 		return engine.ErrWait
 	}
-	m := append([]byte(nil), message...) // for all who get it
+	m := append([]byte(nil), message...) // shared by all receivers
 	if err := c.router.Publish(p.key(), m); err != nil {
 		return err
 	}
@@ -213,7 +214,7 @@ func (p *port) Send(message []byte) error {
 	return nil
 }
 
-// room tells whether the port may publish now. If not, it is woken when it may.
+// room reports whether the port can publish now. If not, the port is woken once it can.
 func (c *channels) room(p *port) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -224,27 +225,27 @@ func (c *channels) room(p *port) bool {
 // Ready implements engine.Channel.
 func (p *port) Ready(write bool) bool {
 	if write {
-		return p.of.room(p)
+		return p.channels.room(p)
 	}
-	p.of.mu.Lock()
-	defer p.of.mu.Unlock()
-	return len(p.messages) > 0 || p.of.ended
+	p.channels.mu.Lock()
+	defer p.channels.mu.Unlock()
+	return len(p.messages) > 0 || p.channels.ended
 }
 
-// dropped is how many messages were lost, in either direction.
+// dropped returns the number of messages lost in either direction.
 func (c *channels) dropped() uint64 { return c.lost.Load() + c.overrun.Load() }
 
-// receive takes a message of the daemon.
+// receive delivers a message from the daemon.
 func (c *channels) receive(fd int, message []byte) {
 	c.mu.Lock()
 	p := c.ports[fd]
 	c.mu.Unlock()
-	if p != nil { // else it was closed meanwhile
+	if p != nil { // nil: closed in the meantime
 		p.deliver(message)
 	}
 }
 
-// stop lets the readers meet the end, after what there is for them.
+// stop makes readers get end of file after the messages that are queued for them.
 func (c *channels) stop() {
 	c.mu.Lock()
 	c.ended = true
@@ -252,14 +253,14 @@ func (c *channels) stop() {
 	wake(c.openPorts())
 }
 
-// openPorts are the ports that are open.
+// openPorts returns a snapshot of the open ports, for use without c.mu.
 func (c *channels) openPorts() []*port {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Collect(maps.Values(c.ports))
 }
 
-// close is the end of the pod, whose guest is gone: what is for the daemon is given a moment to get there.
+// close closes all ports and flushes the backlog to the daemon, for at most flushTimeout. The guest has ended.
 func (c *channels) close() {
 	c.stop()
 	for _, p := range c.openPorts() {
@@ -268,7 +269,7 @@ func (c *channels) close() {
 	c.flush()
 }
 
-// Channels implements workerapi.Handler. The connection stays the caller's when there is an error.
+// Channels implements workerapi.Handler. If it fails, the caller still owns the connection.
 func (w *Worker) Channels(_ context.Context, id string, conn net.Conn) error {
 	p, err := w.pod(id)
 	switch {

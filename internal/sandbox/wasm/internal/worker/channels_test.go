@@ -24,7 +24,7 @@ import (
 
 const soon = 30 * time.Second
 
-// channelEngine is one for all tests: a process has few.
+// channelEngine returns the engine that all tests share, because a process can have only a few.
 var channelEngine = sync.OnceValue(func() *engine.Engine {
 	e, err := engine.New(engine.Config{Instances: 64})
 	if err != nil {
@@ -33,7 +33,8 @@ var channelEngine = sync.OnceValue(func() *engine.Engine {
 	return e
 })
 
-// channelWorker is a worker in this process with a module (of the engine's tests) that speaks over channels.
+// channelWorker returns an in-process worker with file loaded; the default is the engine tests' module that uses
+// channels.
 func channelWorker(tb testing.TB, file ...string) *Worker {
 	tb.Helper()
 	w := New(Config{Engine: channelEngine(), Logger: slog.New(slog.DiscardHandler), Publish: func(workerapi.Event) {}})
@@ -60,7 +61,7 @@ func ch(name, topic string, flags channel.Flags) channel.Channel {
 	return channel.Channel{Name: name, Topic: topic, Flags: flags}
 }
 
-// run starts a module with arguments.
+// run starts the loaded module with arguments.
 func run(tb testing.TB, w *Worker, id string, channels []channel.Channel, args ...string) {
 	tb.Helper()
 	_, err := w.Start(context.Background(), workerapi.PodSpec{ID: id, Digest: "d", Args: append([]string{"prog"}, args...), Channels: channels})
@@ -73,7 +74,7 @@ func opened(tb testing.TB, w *Worker, id string, n int) {
 	require.Eventually(tb, func() bool { return w.router.Count(id, 0) == n }, soon, time.Millisecond)
 }
 
-// exited waits for a pod's end.
+// exited waits for a pod to exit and returns its status.
 func exited(tb testing.TB, w *Worker, id string) workerapi.Status {
 	tb.Helper()
 	p, err := w.pod(id)
@@ -81,7 +82,7 @@ func exited(tb testing.TB, w *Worker, id string) workerapi.Status {
 	select {
 	case <-p.done:
 	case <-time.After(soon):
-		tb.Fatalf("pod %s runs on", id)
+		tb.Fatalf("pod %s has not exited after %v", id, soon)
 	}
 	return p.currentStatus()
 }
@@ -102,7 +103,7 @@ func connect(tb testing.TB, w *Worker, id string) *daemon {
 	return &daemon{tb, channel.NewConn(ours, channel.ConnOptions{}), ours}
 }
 
-// next reads a frame, as text.
+// next reads a frame and formats it as text.
 func (d *daemon) next() string {
 	m, err := d.conn.Read()
 	switch {
@@ -139,13 +140,13 @@ func TestChannelsOverASocket(t *testing.T) {
 	d.expect("open 0 rw:1 t/a")
 	d.send(0, "one")
 	d.expect("0:one")
-	d.send(9, "for nobody")
+	d.send(9, "unknown channel")
 	d.send(0, "two")
 	d.expect("0:two")
 	d.raw.Close() // the daemon is restarted
 	d = connect(t, w, "a")
 	d.expect("open 0 rw:1 t/a")
-	later := connect(t, w, "a") // and again, before anybody notices
+	later := connect(t, w, "a") // a second restart, before the pod has seen the end of d's connection
 	later.expect("open 0 rw:1 t/a")
 	require.Equal(t, "EOF", d.next())
 	later.send(0, "three")
@@ -161,7 +162,7 @@ func TestChannelsOverASocket(t *testing.T) {
 	require.ErrorIs(t, w.Channels(t.Context(), "plain", theirs), errdefs.ErrFailedPrecondition)
 }
 
-// TestChannelsWithinAWorker: modules of one worker reach each other without a daemon.
+// TestChannelsWithinAWorker checks that modules of one worker exchange messages without a daemon.
 func TestChannelsWithinAWorker(t *testing.T) {
 	w := channelWorker(t)
 	run(t, w, "echo", []channel.Channel{ch("io", "a/b", channel.ReadWrite)}, "echo")
@@ -173,7 +174,8 @@ func TestChannelsWithinAWorker(t *testing.T) {
 	require.EqualValues(t, 0, exited(t, w, "other").ExitCode)
 }
 
-// TestChannelsWithoutADaemon: what a module publishes waits for the daemon, up to a bound, and is not told to itself.
+// TestChannelsWithoutADaemon checks that a module's messages are queued for the daemon, up to a limit, and that the
+// module does not receive its own messages.
 func TestChannelsWithoutADaemon(t *testing.T) {
 	w := channelWorker(t)
 	const more = 100
@@ -192,7 +194,7 @@ func TestChannelsWithoutADaemon(t *testing.T) {
 	require.EqualValues(t, 0, exited(t, w, "flood").ExitCode)
 }
 
-// TestChannelsOfASlowDaemon: while it reads, nothing is lost.
+// TestChannelsOfASlowDaemon checks that no message is lost while the daemon reads slowly.
 func TestChannelsOfASlowDaemon(t *testing.T) {
 	w := channelWorker(t)
 	const many = 3 * maxBacklogMessages
@@ -207,7 +209,7 @@ func TestChannelsOfASlowDaemon(t *testing.T) {
 		if m.Control {
 			opened++
 		} else if got++; got%1000 == 0 {
-			time.Sleep(time.Millisecond) // slow is what it is to be
+			time.Sleep(time.Millisecond) // pacing: a slow reader
 		}
 	}
 	require.LessOrEqual(t, opened, 1)
@@ -215,7 +217,7 @@ func TestChannelsOfASlowDaemon(t *testing.T) {
 	require.EqualValues(t, 0, exited(t, w, "a").ExitCode)
 }
 
-// TestChannelsUnread: a guest that does not read holds nobody up; the oldest messages go.
+// TestChannelsUnread checks that a guest that does not read blocks no sender, and that the oldest messages are dropped.
 func TestChannelsUnread(t *testing.T) {
 	w := channelWorker(t)
 	run(t, w, "a", []channel.Channel{ch("io", "t", channel.ReadWrite)}, "sleep", "/ch/io", "600")
@@ -248,13 +250,13 @@ func (w *Worker) mustStats(tb testing.TB, id string) workerapi.Stats {
 	return all[0]
 }
 
-// TestChannelsOfAStuckDaemon: a daemon that does not read for long holds neither the module nor its end.
+// TestChannelsOfAStuckDaemon checks that a daemon that stops reading delays neither the module nor its exit for long.
 func TestChannelsOfAStuckDaemon(t *testing.T) {
 	w := channelWorker(t)
 	run(t, w, "a", []channel.Channel{ch("in", "start", channel.Read), ch("io", "t", channel.Write)}, "flood-on-start", "/ch/io", fmt.Sprint(3*maxBacklogMessages), "w")
 	d := connect(t, w, "a")
 	d.expect("open 0 r start")
-	d.send(0, "go") // and reads no more
+	d.send(0, "go") // from here on the daemon does not read
 	p, err := w.pod("a")
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return p.channels.lost.Load() > maxBacklogMessages }, soon, time.Millisecond)
@@ -281,14 +283,14 @@ func TestChannelsRefused(t *testing.T) {
 	}
 }
 
-// TestChannelsComeAndGo: pods and connections that end in all orders, with messages under way.
+// TestChannelsComeAndGo checks for leaks when pods and connections end in any order with messages in flight.
 func TestChannelsComeAndGo(t *testing.T) {
 	w := channelWorker(t)
-	comeAndGo(t, w, 2) // what stays once
+	comeAndGo(t, w, 2) // warm-up: one-time goroutines and files
 	goroutines, files := runtime.NumGoroutine(), openFiles(t)
 	comeAndGo(t, w, 10)
-	const some = 20 // of the test's own; a pod that left one would leave four times as many
-	require.Eventually(t, func() bool { return runtime.NumGoroutine() < goroutines+some && openFiles(t) < files+some },
+	const slack = 20 // for the test's own; one leak per pod would be 80
+	require.Eventually(t, func() bool { return runtime.NumGoroutine() < goroutines+slack && openFiles(t) < files+slack },
 		soon, time.Millisecond, "%d goroutines and %d files before", goroutines, files)
 	require.Zero(t, w.router.Count("pod-0", 0))
 }
@@ -327,7 +329,7 @@ func comeAndGo(t *testing.T, w *Worker, times int) {
 	all.Wait()
 }
 
-// BenchmarkChannels is a message of 64 bytes from one module to another in the same worker: the median of one way, in ns.
+// BenchmarkChannels measures the median one-way time, in ns, of a 64-byte message between two modules of one worker.
 func BenchmarkChannels(b *testing.B) {
 	w := channelWorker(b)
 	log, err := os.Create(filepath.Join(b.TempDir(), "log"))
@@ -352,7 +354,7 @@ func BenchmarkChannels(b *testing.B) {
 	b.ReportMetric(ns, "ns/message")
 }
 
-// BenchmarkPublish is a message of 1000 bytes from a module to the daemon's end of a socket.
+// BenchmarkPublish measures sending a 1000-byte message from a module to the daemon's end of a socket.
 func BenchmarkPublish(b *testing.B) {
 	w := channelWorker(b)
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

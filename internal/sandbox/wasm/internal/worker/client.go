@@ -9,10 +9,10 @@ import (
 )
 
 const (
-	// maxBacklog is how many bytes of output wait for an attached client; one that is further behind is cut off.
+	// maxBacklog bounds the bytes of output queued for an attached client. A slower client is disconnected.
 	maxBacklog = 4 << 20
-	// farewell is how long a client may take for the rest of the output when the pod has ended.
-	farewell = 10 * time.Second
+	// drainTimeout limits how long a client can read the rest of the output after the pod has ended.
+	drainTimeout = 10 * time.Second
 )
 
 // client is one attached client.
@@ -20,7 +20,7 @@ type client struct {
 	output  *output
 	session *workerapi.AttachSession
 	wake    chan struct{}
-	gone    chan struct{} // closed when the client has left
+	gone    chan struct{} // closed by disconnect
 	once    sync.Once
 
 	mu      sync.Mutex
@@ -34,7 +34,7 @@ type chunk struct {
 	data   []byte
 }
 
-// push queues output, or cuts the client off.
+// push queues output, or disconnects the client if its backlog is full.
 func (c *client) push(stderr bool, p []byte) {
 	if stderr && !c.session.Stderr || !stderr && !c.session.Stdout {
 		return
@@ -45,7 +45,7 @@ func (c *client) push(stderr bool, p []byte) {
 		return
 	}
 	if c.size+len(p) > maxBacklog {
-		c.leave()
+		c.disconnect()
 		return
 	}
 	if n := len(c.backlog); n > 0 && c.backlog[n-1].stderr == stderr {
@@ -57,12 +57,12 @@ func (c *client) push(stderr bool, p []byte) {
 	c.signal()
 }
 
-// end sends what there is, and then closes.
+// end makes send disconnect the client after the queued output.
 func (c *client) end() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ending = true
-	c.session.SetWriteDeadline(time.Now().Add(farewell))
+	c.session.SetWriteDeadline(time.Now().Add(drainTimeout))
 	c.signal()
 }
 
@@ -73,8 +73,8 @@ func (c *client) signal() {
 	}
 }
 
-// leave closes the session, which ends both goroutines.
-func (c *client) leave() {
+// disconnect closes the session, which ends the goroutines send and receive.
+func (c *client) disconnect() {
 	c.once.Do(func() {
 		c.session.Close()
 		close(c.gone)
@@ -83,7 +83,7 @@ func (c *client) leave() {
 
 func (c *client) send() {
 	defer c.output.detach(c)
-	defer c.leave()
+	defer c.disconnect()
 	for {
 		chunks, ending := c.take()
 		for _, chunk := range chunks {
@@ -113,25 +113,25 @@ func (c *client) take() ([]chunk, bool) {
 	return chunks, c.ending
 }
 
-// receive takes the client's input, and notices when it goes away.
+// receive passes the client's input to stdin until the client disconnects.
 func (c *client) receive(stdin *stdin) {
-	defer c.leave()
+	defer c.disconnect()
 	wants := c.session.Stdin && stdin != nil
 	if wants {
-		defer stdin.left()
+		defer stdin.clientDone()
 	}
 	for {
 		data, err := c.session.ReadStdin()
 		switch {
 		case err == io.EOF && wants:
-			stdin.left()
+			stdin.clientDone()
 			wants = false
-		case err == io.EOF: // stays for the output
+		case err == io.EOF: // the client still reads output
 		case err != nil:
 			return
 		case wants:
 			if !stdin.put(data) {
-				wants = false // the guest reads no more
+				wants = false // the guest's stdin has ended
 			}
 		}
 	}

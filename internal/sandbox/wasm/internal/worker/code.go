@@ -17,40 +17,40 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// code is a loaded component with all that its pods share.
+// code is a loaded component with everything that its pods share.
 type code struct {
 	workerapi.Loaded
 	engine *engine.Code
-	refs   int // the table's and each pod's; Worker.mu
+	refs   int // one for Worker.codes and one per pod; guarded by Worker.mu
 
-	// Of the gRPC world:
+	// In the gRPC world:
 	schema  *protowit.Schema
 	methods []*dataplane.Method
 	bound   map[*dataplane.Method]*boundMethod
-	// Of the HTTP world:
+	// In the HTTP world:
 	handle *engine.Func
 }
 
-// boundMethod is a method of the schema with the guest's function.
+// boundMethod is a method of the schema with the guest function that implements it.
 type boundMethod struct {
 	*protowit.Method
 	call *engine.Func
 }
 
-// Provided tells which interfaces components may import: what the compiler asks. Interfaces of a service's streams are
-// known by their package only, until the descriptors are seen.
+// Provided reports whether the worker provides an interface, for the compiler to check a component's imports. It
+// accepts every package "proto:" because the stream interfaces of a service are unknown until its descriptors are read.
 func Provided(iface string) bool {
 	return strings.HasPrefix(iface, "proto:") || strings.HasPrefix(iface, hostPackage) ||
 		strings.HasPrefix(iface, channelsInterface) || wasihttp.Provided(iface)
 }
 
-// loadCode makes a component of a code image and descriptors, and checks that they fit each other.
+// loadCode builds a component from a code image and its descriptors, and checks that they match.
 func loadCode(e *engine.Engine, c workerapi.Code) (*code, error) {
 	image, err := mapImage(c.Image.File)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = unix.Munmap(image) }() // Load has made its own of it
+	defer func() { _ = unix.Munmap(image) }() // Load copies what it needs
 	world, err := engine.Inspect(image)
 	if err != nil {
 		return nil, err
@@ -76,7 +76,7 @@ func loadCode(e *engine.Engine, c workerapi.Code) (*code, error) {
 		return nil, err
 	}
 	if loaded.engine.Path() == engine.PathComponent {
-		// The engine makes values of all that a guest passes before anybody sees its size.
+		// The engine converts everything that a guest passes to values before the host can check its size.
 		loaded.Apart = loaded.engine.WhyComponent()
 	}
 	loaded.Exports, loaded.Imports = names(loaded.engine.Exports()), names(loaded.engine.Imports())
@@ -90,20 +90,20 @@ func parseSchema(c workerapi.Code) (*protowit.Schema, error) {
 	case len(c.Metadata) > 0:
 		return protowit.ParseMetadata(c.Metadata, c.Services...)
 	}
-	return nil, fmt.Errorf("a gRPC component needs descriptors of its services, and the image has none: %w", errdefs.ErrInvalidArgument)
+	return nil, fmt.Errorf("the component exports gRPC services, but its image has no protobuf descriptors: %w", errdefs.ErrInvalidArgument)
 }
 
-// mapImage maps a code file into memory, for the time of its loading: it can be large, and is nothing for the heap.
+// mapImage maps a code file into memory while it is loaded, because the file can be too large for the heap.
 func mapImage(file *os.File) ([]byte, error) {
 	if file == nil {
-		return nil, fmt.Errorf("load: no code came along: %w", errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("load: no code file was passed: %w", errdefs.ErrInvalidArgument)
 	}
 	info, err := file.Stat()
 	if err != nil {
 		return nil, fmt.Errorf("load: %w", err)
 	}
 	if !info.Mode().IsRegular() || info.Size() == 0 {
-		return nil, fmt.Errorf("load: the code is not a regular file, or empty: %w", errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("load: the code is empty or not a regular file: %w", errdefs.ErrInvalidArgument)
 	}
 	image, err := unix.Mmap(int(file.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_PRIVATE)
 	if err != nil {
@@ -114,7 +114,7 @@ func mapImage(file *os.File) ([]byte, error) {
 
 func (c *code) world() engine.World { return c.World }
 
-// bind finds what the host calls, and checks its types.
+// bind looks up the guest functions that the host calls, and checks their types.
 func (c *code) bind() (err error) {
 	switch c.world() {
 	case engine.WorldHTTP:
@@ -139,7 +139,7 @@ func (c *code) bind() (err error) {
 	return err
 }
 
-// services are the full names of the gRPC services.
+// services returns the full names of the gRPC services.
 func (c *code) services() []string {
 	var list []string
 	for _, m := range c.methods {
@@ -158,7 +158,8 @@ func names(items []engine.Item) []string {
 	return list
 }
 
-// Load implements workerapi.Handler. Loads go one after the other: two of one digest are one, and each needs memory.
+// Load implements workerapi.Handler. Loads run one at a time, to bound their memory use and to load each digest only
+// once.
 func (w *Worker) Load(_ context.Context, c workerapi.Code) (workerapi.Loaded, error) {
 	defer c.Image.Close()
 	w.loading.Lock()
@@ -202,8 +203,8 @@ func (w *Worker) Unload(_ context.Context, digest string) error {
 	return nil
 }
 
-// takeCode is the code of a digest, for a pod.
-func (w *Worker) takeCode(digest string) (*code, error) {
+// acquireCode returns the code for a digest and adds a reference, which releaseCode drops.
+func (w *Worker) acquireCode(digest string) (*code, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	c := w.codes[digest]

@@ -10,7 +10,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// command is a program that runs to its end.
+// command is a program that exits by itself (wasi:cli/run).
 type command struct {
 	pod   *pod
 	guest *guest
@@ -37,7 +37,8 @@ func (c *command) start() error {
 	return nil
 }
 
-// startError is the error of a pod whose first instance could not be made: the component's fault, or the limits'.
+// startError wraps the error of a pod's first instantiation. Its class is ErrResourceExhausted if a limit was reached,
+// otherwise ErrFailedPrecondition.
 func startError(p *pod, err error) error {
 	var class error = errdefs.ErrFailedPrecondition
 	if errors.Is(err, errdefs.ErrResourceExhausted) {
@@ -54,7 +55,7 @@ func (c *command) exit(code int, err error) exit {
 	case err != nil:
 		switch c.pod.count(c.pod.alive, "command", err) {
 		case failedStopping:
-			return killed("killed: it had not ended by itself when the grace was over")
+			return killed("killed because the component had not exited when the grace period expired")
 		case failedMemory:
 			return exit{exitKill, reasonOOMKilled, shorten(err.Error())}
 		default:
@@ -67,10 +68,10 @@ func (c *command) exit(code int, err error) exit {
 	return exit{reason: reasonCompleted}
 }
 
-// stop tells a command, which takes no signals, by the end of its input and channels.
+// stop ends the command's standard input and channels, because WASI has no signals.
 func (c *command) stop() {
 	if c.pod.alive.Err() != nil {
-		return // it is being killed
+		return // the grace period has expired already
 	}
 	if c.pod.stdin != nil {
 		c.pod.stdin.end()
@@ -86,7 +87,7 @@ func (c *command) updateTLS(workerapi.TLS) error {
 	return fmt.Errorf("pod %s is a command and serves no TLS: %w", c.pod.spec.ID, errdefs.ErrFailedPrecondition)
 }
 
-// updateLimits has nothing to do: limits are about requests.
+// updateLimits does nothing because limits apply to requests.
 func (c *command) updateLimits(workerapi.Limits) error { return nil }
 
 func (c *command) metrics() []workerapi.MethodMetrics { return nil }

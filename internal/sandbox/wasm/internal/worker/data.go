@@ -10,9 +10,9 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// ServeData answers the requests of the node's router on a listener, by cleartext HTTP/2 and HTTP/1.1, until ctx ends. The
-// header workerapi.HeaderContainer, which the pod does not see, says which pod a request is for, and workerapi.HeaderPeer
-// who its client is.
+// ServeData serves requests from the node's router over cleartext HTTP/2 and HTTP/1.1 until ctx ends. The header
+// workerapi.HeaderContainer names the pod, and workerapi.HeaderPeer the client's address. Pods do not see these
+// headers.
 func (w *Worker) ServeData(ctx context.Context, listener *net.UnixListener) error {
 	protocols := &http.Protocols{}
 	protocols.SetHTTP1(true)
@@ -23,20 +23,20 @@ func (w *Worker) ServeData(ctx context.Context, listener *net.UnixListener) erro
 	}
 	stop := context.AfterFunc(ctx, func() { s.Close() })
 	defer stop()
-	err := s.Serve(&trusted{listener, w})
+	err := s.Serve(&peerListener{listener, w})
 	if ctx.Err() != nil {
 		return nil
 	}
 	return fmt.Errorf("data socket: %w", err)
 }
 
-// trusted lets in those that the control socket lets in.
-type trusted struct {
+// peerListener accepts only the peers that the control socket accepts.
+type peerListener struct {
 	*net.UnixListener
 	worker *Worker
 }
 
-func (t *trusted) Accept() (net.Conn, error) {
+func (t *peerListener) Accept() (net.Conn, error) {
 	for {
 		conn, err := t.AcceptUnix()
 		if err != nil {
@@ -45,7 +45,7 @@ func (t *trusted) Accept() (net.Conn, error) {
 		if err = workerapi.CheckPeer(conn); err == nil {
 			return conn, nil
 		}
-		t.worker.logger.Warn("a connection to the data socket was refused", "err", err)
+		t.worker.logger.Warn("data connection refused", "err", err)
 		conn.Close()
 	}
 }
@@ -53,7 +53,7 @@ func (t *trusted) Accept() (net.Conn, error) {
 func (w *Worker) route(rw http.ResponseWriter, r *http.Request) {
 	id := r.Header.Get(workerapi.HeaderContainer)
 	r.Header.Del(workerapi.HeaderContainer)
-	if peer := r.Header.Get(workerapi.HeaderPeer); peer != "" { // the connection is the router's
+	if peer := r.Header.Get(workerapi.HeaderPeer); peer != "" { // otherwise RemoteAddr is the router's
 		r.RemoteAddr = peer
 		r.Header.Del(workerapi.HeaderPeer)
 	}
@@ -69,18 +69,20 @@ func (w *Worker) route(rw http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
-	defer onEnd(p.alive, func() {
-		// The pod's own connections are closed when its grace is over; the router's stays, and what waits on it is woken.
+	defer afterDone(p.alive, func() {
+		// When the grace period expires, the pod's own connections are closed. The router's connection serves other
+		// pods and stays open, so wake the reads and writes of this request.
 		cancel(errStopping)
 		rc := http.NewResponseController(rw)
 		_ = rc.SetReadDeadline(time.Now())
-		_ = rc.SetWriteDeadline(time.Now().Add(time.Second)) // for the status
+		_ = rc.SetWriteDeadline(time.Now().Add(time.Second)) // time to send the status
 	})()
 	s.ServeHTTP(rw, r.WithContext(ctx))
 }
 
-// onEnd is context.AfterFunc whose stop waits for f, if it runs: f may use what is gone when the handler has returned.
-func onEnd(ctx context.Context, f func()) (stop func()) {
+// afterDone is like context.AfterFunc, but stop waits for f if f is running: f must not use the ResponseWriter after
+// the handler has returned.
+func afterDone(ctx context.Context, f func()) (stop func()) {
 	ran := make(chan struct{})
 	cancel := context.AfterFunc(ctx, func() {
 		defer close(ran)

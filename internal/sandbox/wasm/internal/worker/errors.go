@@ -12,24 +12,24 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"
 )
 
-// errStopping ends what is under way in a pod that is stopped and whose grace is over.
+// errStopping cancels everything that still runs in a pod when its grace period expires.
 var errStopping = errors.New("the pod is being stopped")
 
-// failure is what the end of a guest means.
+// failure classifies why a guest failed.
 type failure int
 
 const (
 	failedOther failure = iota
 	failedTrap
-	failedTimeout  // compute budget, or the request's deadline
-	failedMemory   // its own limit, or the pod's
+	failedTimeout  // compute budget or the request's deadline
+	failedMemory   // memory limit of the guest or the pod
 	failedQuota    // handles, host calls, metadata, instances
-	failedExit     // it called exit
-	failedCanceled // the client is gone
+	failedExit     // the guest called exit
+	failedCanceled // the client disconnected
 	failedStopping
 )
 
-// classify tells what ended a guest. ctx is the request's.
+// classify returns the failure that err means. ctx is the request's context.
 func classify(ctx context.Context, err error) failure {
 	var trap *engine.Trap
 	var exit *engine.Exit
@@ -52,7 +52,7 @@ func classify(ctx context.Context, err error) failure {
 	return failedOther
 }
 
-// status is the gRPC status of a call whose guest has failed. What a client is not to see stays in the log.
+// status returns the gRPC status for a failed call. It leaves out details that only the pod's log should have.
 func (f failure) status(err error) *dataplane.Status {
 	switch f {
 	case failedStopping:
@@ -60,25 +60,25 @@ func (f failure) status(err error) *dataplane.Status {
 	case failedMemory:
 		return dataplane.Errorf(codes.ResourceExhausted, "the component is over its memory limit")
 	case failedQuota:
-		return dataplane.Errorf(codes.ResourceExhausted, "the component needs more than it may have")
+		return dataplane.Errorf(codes.ResourceExhausted, "the component exceeded one of its limits")
 	case failedTimeout:
 		return dataplane.Errorf(codes.DeadlineExceeded, "the component did not answer in time")
 	case failedCanceled:
-		return dataplane.Errorf(codes.Canceled, "the client is gone")
+		return dataplane.Errorf(codes.Canceled, "the client disconnected")
 	case failedTrap:
 		var trap *engine.Trap
 		errors.As(err, &trap)
 		return dataplane.Errorf(codes.Internal, "the component trapped: %s", trap.Kind)
 	case failedExit:
-		return dataplane.Errorf(codes.Internal, "the component ended in the middle of the call")
+		return dataplane.Errorf(codes.Internal, "the component exited during the call")
 	}
-	return dataplane.Errorf(codes.Internal, "the component could not be run")
+	return dataplane.Errorf(codes.Internal, "the component failed to run")
 }
 
-// noted tells whether a failure is the component's, to be found in the pod's log.
-func (f failure) noted() bool { return f != failedCanceled && f != failedStopping }
+// logged reports whether the failure is the component's fault and belongs in the pod's log.
+func (f failure) logged() bool { return f != failedCanceled && f != failedStopping }
 
-// maxMessage is how much of an engine's message, which has a backtrace, is kept in a status or log line.
+// maxMessage bounds the bytes of an engine error in a status or log line. Engine errors include a backtrace.
 const maxMessage = 4 << 10
 
 func shorten(s string) string {

@@ -21,25 +21,24 @@ const (
 	resultErr = 1
 )
 
-// buffers are for the arguments and results of calls.
+// buffers pools the buffers for arguments and results of calls.
 var buffers = sync.Pool{New: func() any { return new(buffer) }}
 
 type buffer struct{ args, result, message []byte }
 
-// maxKept is the size up to which a buffer is kept for the next call: that of the largest message by default, and what
-// is around it.
-const maxKept = 5 << 20
+// maxPooled is the largest buffer kept for the next call. It fits the default message limit and the encoding around it.
+const maxPooled = 5 << 20
 
 func (b *buffer) free() {
 	for _, s := range []*[]byte{&b.args, &b.result, &b.message} {
-		if cap(*s) > maxKept {
+		if cap(*s) > maxPooled {
 			*s = nil
 		}
 	}
 	buffers.Put(b)
 }
 
-// Invoke implements dataplane.Invoker: one call, in one instance.
+// Invoke implements dataplane.Invoker. It runs one call in one instance.
 func (s *server) Invoke(ctx context.Context, m *dataplane.Method, c dataplane.Call) error {
 	s.pod.counts.requests.Add(1)
 	s.pod.counts.active.Add(1)
@@ -52,7 +51,7 @@ func (s *server) Invoke(ctx context.Context, m *dataplane.Method, c dataplane.Ca
 		return err
 	}
 	if _, ok := ctx.Deadline(); !ok && method.Reader == nil && method.Writer == nil {
-		// The guest does not see this deadline: its client did not set it.
+		// Set after arguments, so that the guest does not take it for a deadline of its client.
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, limits.RequestTimeout)
 		defer cancel()
@@ -90,8 +89,8 @@ func arguments(ctx context.Context, dst []byte, m *boundMethod, c dataplane.Call
 	return dst, nil
 }
 
-// badMessage is the status of a request that is not in the protobuf format, or takes too much room as a value; the error has
-// the path of the field.
+// badMessage returns the status for a request that is not valid protobuf or is too large when decoded. err includes the
+// path of the field.
 func badMessage(err error) *dataplane.Status {
 	if errdefs.IsResourceExhausted(err) {
 		return dataplane.Errorf(codes.ResourceExhausted, "request: %v", err)
@@ -99,7 +98,7 @@ func badMessage(err error) *dataplane.Status {
 	return dataplane.Errorf(codes.InvalidArgument, "request: %v", err)
 }
 
-// call runs the guest and sends its answer.
+// call runs the guest and sends its response.
 func (s *server) call(ctx context.Context, m *boundMethod, c dataplane.Call, limits workerapi.Limits, b *buffer) error {
 	g, err := s.get(ctx, limits)
 	if err != nil {
@@ -111,8 +110,8 @@ func (s *server) call(ctx context.Context, m *boundMethod, c dataplane.Call, lim
 	if b.result, err = g.Call(ctx, m.call, b.args, b.result[:0]); err != nil {
 		return s.failed(ctx, m, err)
 	}
-	if g.call.status != nil { // the guest cannot hide it
-		if s.pod.alive.Err() != nil { // what broke its streams off
+	if g.call.status != nil { // overrides the guest's result
+		if s.pod.alive.Err() != nil { // the end of the grace period broke the streams
 			return failedStopping.status(nil)
 		}
 		return g.call.status
@@ -120,7 +119,7 @@ func (s *server) call(ctx context.Context, m *boundMethod, c dataplane.Call, lim
 	return s.answer(m, c, b)
 }
 
-// answer sends what the guest returned: its last or only message, or its status.
+// answer returns the status in the guest's result, or sends its message. A stream's messages have already been sent.
 func (s *server) answer(m *boundMethod, c dataplane.Call, b *buffer) error {
 	r := wit.NewReader(b.result)
 	if r.Case(2) == resultErr {
@@ -141,10 +140,10 @@ func (s *server) answer(m *boundMethod, c dataplane.Call, b *buffer) error {
 	return c.Send(message)
 }
 
-// guestStatus is a status as the guest gave it. One that says that all went well, but came as an error, is none.
+// guestStatus converts the status in a guest's error. An error with the code OK or an unknown code becomes Unknown.
 func guestStatus(st protowit.Status) *dataplane.Status {
 	if st.Code == uint32(codes.OK) || st.Code > uint32(codes.Unauthenticated) {
-		return dataplane.Errorf(codes.Unknown, "the component failed with the code %d: %s", st.Code, st.Message)
+		return dataplane.Errorf(codes.Unknown, "the component returned an error with the invalid status code %d: %s", st.Code, st.Message)
 	}
 	status := &dataplane.Status{Code: codes.Code(st.Code), Message: st.Message}
 	for _, d := range st.Details {
@@ -153,14 +152,14 @@ func guestStatus(st protowit.Status) *dataplane.Status {
 	return status
 }
 
-// failed is the status of a call whose guest did not return.
+// failed counts and logs a call whose guest did not return, and returns its status.
 func (s *server) failed(ctx context.Context, m *boundMethod, err error) *dataplane.Status {
 	return s.pod.count(ctx, m.Procedure, err).status(err)
 }
 
-// invalid is the status of an answer that cannot be told as protobuf.
+// invalid logs a response that cannot be encoded as protobuf, and returns its status.
 func (s *server) invalid(m *boundMethod, err error) *dataplane.Status {
-	s.pod.output.note(fmt.Sprintf("tripod: %s: response: %v", m.Procedure, err))
+	s.pod.output.logLine(fmt.Sprintf("tripod: %s: response: %v", m.Procedure, err))
 	return dataplane.Errorf(codes.Internal, "the component's response is not valid")
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// fieldOf is the field of a message that holds a number, if it is there.
+// fieldOf returns the varint field with the given number, and whether the message has the field.
 func fieldOf(t *testing.T, message []byte, number protowire.Number) (uint64, bool) {
 	for len(message) > 0 {
 		n, typ, size := protowire.ConsumeTag(message)
@@ -29,7 +29,7 @@ func fieldOf(t *testing.T, message []byte, number protowire.Number) (uint64, boo
 	return 0, false
 }
 
-// TestTimeoutIsTheClients: a guest sees the deadline of its client, and none when the client set none.
+// TestTimeoutIsTheClients checks that a guest sees its client's deadline, and no deadline if the client set none.
 func TestTimeoutIsTheClients(t *testing.T) {
 	s := newServing(t, "faults-c", examples+"faults-c/faults.proto", workerapi.Limits{})
 	inspect := func(ctx context.Context) (time.Duration, bool) {
@@ -39,11 +39,11 @@ func TestTimeoutIsTheClients(t *testing.T) {
 		return time.Duration(left), ok
 	}
 	if left, ok := inspect(t.Context()); ok {
-		t.Errorf("a deadline in %v that nobody set", left)
+		t.Errorf("the guest sees a deadline in %v, but the client set none", left)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 	defer cancel()
 	if left, ok := inspect(ctx); !ok || left < 30*time.Minute || left > time.Hour {
-		t.Errorf("of an hour the guest sees %v, %v", left, ok)
+		t.Errorf("timeout the guest sees = %v, %v; the client set an hour", left, ok)
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wasihttp"
 )
 
-// serveComponent answers a request by a wasi:http component, in one instance.
+// serveComponent runs a request in an instance of a wasi:http component.
 func (s *server) serveComponent(w http.ResponseWriter, r *http.Request) {
 	s.pod.counts.requests.Add(1)
 	s.pod.counts.active.Add(1)
@@ -20,7 +20,7 @@ func (s *server) serveComponent(w http.ResponseWriter, r *http.Request) {
 	wasihttp.Fail(w, err)
 }
 
-// serveInstance has given its instance back when it returns: Fail may leave by a panic.
+// serveInstance is separate from serveComponent to return the instance before Fail, which can panic.
 func (s *server) serveInstance(w http.ResponseWriter, r *http.Request) error {
 	limits := *s.limits.Load()
 	g, err := s.get(r.Context(), limits)

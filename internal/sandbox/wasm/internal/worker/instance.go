@@ -13,54 +13,54 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// Bounds of one guest beside its memory and time.
+// Limits for one guest besides its memory and time.
 const (
 	maxTableElements = 1 << 20
 	maxHandles       = 10_000
-	// maxHostCalls is how often a guest calls the host without new work: between two messages of its client, say.
+	// maxHostCalls bounds a guest's calls to the host between two messages of its client.
 	maxHostCalls = 10_000_000
 )
 
-// guest is an instance with what the worker made for it.
+// guest is an instance with its host-side state.
 type guest struct {
 	*engine.Instance
 	stdio stdio
-	call  *grpcCall         // of the gRPC world
-	http  *wasihttp.Session // of the HTTP world
-	state *wasi.State       // of the others
+	call  *grpcCall         // in the gRPC world
+	http  *wasihttp.Session // in the HTTP world
+	state *wasi.State       // in the gRPC and command worlds
 }
 
-// stdio is where one instance writes.
+// stdio is an instance's standard output and standard error.
 type stdio struct{ out, err io.WriteCloser }
 
 func (o *output) stdio() stdio { return stdio{o.stream(false), o.stream(true)} }
 
-// flush writes the beginnings of lines that the guest left.
+// flush writes unfinished lines to the log.
 func (s stdio) flush() { _, _ = s.out.Close(), s.err.Close() }
 
-// instantiate makes an instance for the pod's world. There are no more than its requests can need: guests that slept when
-// they were killed stay, with a thread each, until they wake up, and are not to pile up.
+// instantiate makes an instance for the pod's world. The number of instances is bounded, because a guest that is killed
+// while it sleeps keeps its thread until it wakes up.
 func (p *pod) instantiate(ctx context.Context, limits workerapi.Limits) (*guest, error) {
-	if most := 2*limits.Concurrency + maxIdle; p.account.Instances() >= most {
-		return nil, fmt.Errorf("%d instances of the component are there, some of them asleep: %w", most, errdefs.ErrResourceExhausted)
+	if limit := 2*limits.Concurrency + maxIdle; p.account.Instances() >= limit {
+		return nil, fmt.Errorf("the component has reached its limit of %d instances, some of them killed but asleep: %w", limit, errdefs.ErrResourceExhausted)
 	}
 	g := &guest{stdio: p.output.stdio()}
 	options := engine.InstanceOptions{
 		Args: p.spec.Args, Env: p.spec.Env, Preopens: p.preopens, Stdout: g.stdio.out, Stderr: g.stdio.err,
 		MaxTableElements: maxTableElements, MaxHandles: maxHandles, MaxHostCalls: maxHostCalls,
-		Deadline: limits.RequestTimeout, Account: p.account, // which has the memory limit
+		Deadline: limits.RequestTimeout, Account: p.account, // the account has the memory limit
 	}
 	if p.code.world() == engine.WorldCommand {
 		if p.stdin != nil {
 			options.Stdin = p.stdin
 		}
-		if err := p.giveChannels(&options); err != nil {
+		if err := p.setChannels(&options); err != nil {
 			g.release()
 			return nil, err
 		}
 	}
 	own := p.wasiOptions(options)
-	if p.code.engine.Path() == engine.PathComponent { // it finds these there, and not in the engine's WASI
+	if p.code.engine.Path() == engine.PathComponent { // uses own instead of the engine's WASI
 		options.Stdin, options.Preopens = nil, nil
 	}
 	switch p.code.world() {
@@ -83,8 +83,8 @@ func (p *pod) instantiate(ctx context.Context, limits workerapi.Limits) (*guest,
 	return g, nil
 }
 
-// giveChannels lets a command find its channels: modules in /ch, components by their own interface.
-func (p *pod) giveChannels(o *engine.InstanceOptions) error {
+// setChannels offers a command its channels: to modules in /ch, to components as the interface of channels.wit.
+func (p *pod) setChannels(o *engine.InstanceOptions) error {
 	switch {
 	case p.channels == nil:
 		return nil
@@ -95,7 +95,7 @@ func (p *pod) giveChannels(o *engine.InstanceOptions) error {
 	return nil
 }
 
-// Close releases the instance.
+// Close closes the instance and its host-side state.
 func (g *guest) Close() {
 	g.Instance.Close()
 	g.release()
@@ -111,7 +111,7 @@ func (g *guest) release() {
 	g.stdio.flush()
 }
 
-// preopens reaches the directories that came as descriptors.
+// preopens returns the guest's directories as paths to the descriptors that the daemon passed.
 func preopens(mounts []workerapi.Mount) []engine.Preopen {
 	list := make([]engine.Preopen, len(mounts))
 	for i, m := range mounts {
@@ -120,7 +120,7 @@ func preopens(mounts []workerapi.Mount) []engine.Preopen {
 	return list
 }
 
-// wasiOptions are the world of an instance as our own WASI 0.2 has it.
+// wasiOptions converts the engine's options to those of our WASI 0.2 host.
 func (p *pod) wasiOptions(o engine.InstanceOptions) wasi.Options {
 	own := wasi.Options{Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr,
 		Files: quota{p.account, engine.HeldFiles}, Bytes: quota{p.account, engine.HeldBytes}}
@@ -130,7 +130,7 @@ func (p *pod) wasiOptions(o engine.InstanceOptions) wasi.Options {
 	return own
 }
 
-// quota is a pod's share of a kind.
+// quota is a wasi.Quota that charges a pod's account.
 type quota struct {
 	account *engine.Account
 	what    engine.Held
@@ -142,11 +142,11 @@ func (q quota) Take(n int64) bool { return q.account.Take(q.what, n) }
 // Give implements wasi.Quota.
 func (q quota) Give(n int64) { q.account.Give(q.what, n) }
 
-// checkMounts refuses mounts that no guest can have.
+// checkMounts refuses mounts without a directory or with a relative guest path.
 func checkMounts(mounts []workerapi.Mount) error {
 	for _, m := range mounts {
 		if m.Dir.File == nil || len(m.Guest) == 0 || m.Guest[0] != '/' {
-			return fmt.Errorf("mount %q: no directory came along, or the path is not absolute: %w", m.Guest, errdefs.ErrInvalidArgument)
+			return fmt.Errorf("mount %q: no directory was passed, or the path is not absolute: %w", m.Guest, errdefs.ErrInvalidArgument)
 		}
 	}
 	return nil

@@ -10,12 +10,12 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// output is where a pod's guests write: the log and all attached clients. It never makes them wait for a client, and no
-// trouble with the log is theirs.
+// output copies what a pod's guests write to the log and to all attached clients. Writes never wait for a client, and
+// never fail: bytes that cannot be logged are counted.
 type output struct {
 	tty bool
 
-	log     *crilog.Writer // nil: no log
+	log     *crilog.Writer // nil without a log
 	dropped atomic.Uint64  // bytes that could not be logged
 
 	mu      sync.Mutex
@@ -23,16 +23,16 @@ type output struct {
 	ended   bool
 }
 
-// newOutput takes over the log file, which may be nil, and writes at most so many bytes to it; 0 is no bound.
-func newOutput(log *os.File, most int64, tty bool) *output {
+// newOutput takes ownership of the log file, which can be nil, and writes at most maxBytes to it; 0 means no limit.
+func newOutput(log *os.File, maxBytes int64, tty bool) *output {
 	o := &output{tty: tty, clients: map[*client]bool{}}
 	if log != nil {
-		o.log = crilog.NewWriter(log, most)
+		o.log = crilog.NewWriter(log, maxBytes)
 	}
 	return o
 }
 
-// stream is one guest's stdout or stderr. It holds the beginning of a line until Close.
+// stream returns a guest's stdout or stderr. The stream buffers an unfinished line until Close.
 func (o *output) stream(stderr bool) io.WriteCloser {
 	s := &outputStream{output: o, stderr: stderr && !o.tty}
 	if o.log != nil {
@@ -45,8 +45,8 @@ func (o *output) stream(stderr bool) io.WriteCloser {
 	return s
 }
 
-// outputStream is used by several threads: the engine's WASI writes in the background, for each handle that a guest gets of
-// the stream, and it may still do so when the instance is closed.
+// outputStream is safe for concurrent use. The engine's WASI writes in the background for each of a guest's handles to
+// the stream, even while the instance is being closed.
 type outputStream struct {
 	output *output
 	stderr bool
@@ -76,8 +76,8 @@ func (s *outputStream) Close() error {
 	return nil
 }
 
-// note writes a line of the worker's own to the log.
-func (o *output) note(line string) {
+// logLine writes a line of the worker to the pod's log and clients.
+func (o *output) logLine(line string) {
 	s := o.stream(true)
 	_, _ = io.WriteString(s, line+"\n")
 	_ = s.Close()
@@ -91,7 +91,7 @@ func (o *output) broadcast(stderr bool, p []byte) {
 	}
 }
 
-// reopen writes the log to file from now on.
+// reopen replaces the log file. It takes ownership of file.
 func (o *output) reopen(file *os.File) error {
 	if o.log == nil {
 		file.Close()
@@ -100,7 +100,7 @@ func (o *output) reopen(file *os.File) error {
 	return o.log.Replace(file)
 }
 
-// end closes the log, and lets the clients go once they have read what there is.
+// end closes the log, and disconnects each client once it has read the queued output.
 func (o *output) end() {
 	if o.log != nil {
 		_ = o.log.Close()
@@ -113,7 +113,7 @@ func (o *output) end() {
 	}
 }
 
-// attach joins a client, which is the output's from then on; false when the pod has ended.
+// attach adds a client and takes ownership of its session. It returns false if the pod has ended.
 func (o *output) attach(session *workerapi.AttachSession, stdin *stdin) bool {
 	c := &client{output: o, session: session, wake: make(chan struct{}, 1), gone: make(chan struct{})}
 	o.mu.Lock()

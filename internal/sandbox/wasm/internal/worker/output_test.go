@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// TestOutputFromSeveralThreads: whatever threads write a guest's output, and while it is flushed, no byte is lost.
+// TestOutputFromSeveralThreads checks that no byte is lost when several threads write a guest's output while it is
+// flushed.
 func TestOutputFromSeveralThreads(t *testing.T) {
 	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
 	if err != nil {
@@ -37,6 +38,6 @@ func TestOutputFromSeveralThreads(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := bytes.Count(b, []byte("x")); n != 16000 {
-		t.Errorf("%d bytes of 16000", n)
+		t.Errorf("the log has %d bytes of output, want 16000", n)
 	}
 }

@@ -13,33 +13,35 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// program is what runs in a pod: a server or a command.
+// program is a server or a command that runs in a pod.
 type program interface {
-	// start returns when the program serves, or runs. It takes the sockets of the spec that it uses, setting them to nil.
+	// start returns once the program serves or runs. It takes ownership of the sockets that it uses, and sets them to
+	// nil in the spec.
 	start() error
-	// stop asks it to end; kill ends, when it is closed, what does not by itself. It returns soon. Not called twice.
+	// stop asks the program to end. It is called once, on its own goroutine; pod.alive ends what does not end by
+	// itself.
 	stop()
-	// wait returns when the program has ended.
+	// wait returns once the program has ended.
 	wait() exit
 	updateTLS(workerapi.TLS) error
 	updateLimits(workerapi.Limits) error
 	metrics() []workerapi.MethodMetrics
 }
 
-// exit is how a program ended.
+// exit is the exit status of a program.
 type exit struct {
 	code    int32
 	reason  string
 	message string
 }
 
-// Exit codes of programs that did not choose theirs: 128 and the signal that a process would have died of.
+// Exit codes of killed programs: 128 plus the signal that would have killed a process.
 const (
 	exitTrap = 134 // SIGABRT
 	exitKill = 137 // SIGKILL
 )
 
-// Reasons, in the words of the CRI.
+// Exit reasons, as in the CRI.
 const (
 	reasonCompleted = "Completed"
 	reasonError     = "Error"
@@ -54,30 +56,31 @@ type pod struct {
 	spec     workerapi.PodSpec
 	code     *code
 	output   *output
-	stdin    *stdin    // nil: none
-	channels *channels // nil: none
+	stdin    *stdin    // nil without standard input
+	channels *channels // nil without channels
 	account  *engine.Account
 	program  program
 	counts   counts
 
 	preopens []engine.Preopen
 
-	lifecycle sync.Mutex // held while the pod is being started
-	started   bool       // lifecycle
+	lifecycle sync.Mutex // held while the pod starts
+	started   bool       // guarded by lifecycle
 
-	// alive ends, with errStopping, when the grace is over: everything of the pod that runs minds it.
+	// alive ends with the cause errStopping when the grace period expires or the pod has exited. It ends everything
+	// that runs in the pod.
 	alive context.Context
 	kill  context.CancelCauseFunc
-	done  chan struct{} // closed when the pod has exited
+	done  chan struct{} // closed once the pod has exited
 
 	mu       sync.Mutex
 	status   workerapi.Status
 	stopping bool
-	deadline *time.Timer // of the grace
+	deadline *time.Timer // fires when the grace period expires
 	killAt   time.Time
 }
 
-// counts are figures of a pod.
+// counts holds a pod's counters.
 type counts struct {
 	active                          atomic.Int64
 	requests, traps, timeouts, ooms atomic.Uint64
@@ -106,12 +109,12 @@ func makePod(w *Worker, spec workerapi.PodSpec, c *code) *pod {
 func setCPU(a *engine.Account, r workerapi.Resources) {
 	period := r.CPUPeriod
 	if period == 0 {
-		period = 100_000 // the kernel's default (cgroups, cpu.max)
+		period = 100_000 // the kernel's default for cpu.max
 	}
 	a.SetCPU(time.Duration(r.CPUQuota)*time.Microsecond, time.Duration(period)*time.Microsecond)
 }
 
-// start starts the program. After an error nothing of the pod is left. The caller holds p.lifecycle.
+// start starts the program. If it fails, it releases everything. The caller holds p.lifecycle.
 func (p *pod) start() error {
 	p.output = newOutput(p.spec.Log.File, p.worker.config.LogSizeMax, p.spec.TTY)
 	p.spec.Log.File = nil
@@ -122,7 +125,7 @@ func (p *pod) start() error {
 		p.kill(errStopping)
 		p.release()
 		p.mu.Lock()
-		p.status.State = workerapi.StateExited // it is no obstacle to the next Start
+		p.status.State = workerapi.StateExited // so that the pod can be started again
 		p.mu.Unlock()
 		close(p.done)
 		return err
@@ -132,7 +135,7 @@ func (p *pod) start() error {
 	return nil
 }
 
-// watch waits for the program's end and tells it.
+// watch waits for the program to end, and publishes its exit.
 func (p *pod) watch() {
 	e := p.program.wait()
 	p.kill(errStopping)
@@ -145,12 +148,12 @@ func (p *pod) watch() {
 	p.status.ExitCode, p.status.Reason, p.status.Message = e.code, e.reason, e.message
 	status := p.status
 	p.mu.Unlock()
-	p.worker.logger.Info("a pod has ended", "pod", p.spec.ID, "component", p.spec.Component, "code", e.code, "reason", e.reason, "message", e.message)
+	p.worker.logger.Info("pod exited", "pod", p.spec.ID, "component", p.spec.Component, "code", e.code, "reason", e.reason, "message", e.message)
 	p.worker.config.Publish(workerapi.Event{Exited: &status})
 	close(p.done)
 }
 
-// release closes what the pod held. Its guests are gone.
+// release closes the pod's resources. Its guests have ended.
 func (p *pod) release() {
 	if p.stdin != nil {
 		p.stdin.end()
@@ -158,14 +161,14 @@ func (p *pod) release() {
 	if p.channels != nil {
 		p.channels.close()
 		if n := p.channels.dropped(); n > 0 {
-			p.output.note(fmt.Sprintf("tripod: %d messages of channels were dropped: the daemon was away, or they were not read", n))
+			p.output.logLine(fmt.Sprintf("tripod: dropped %d channel messages that the daemon or the component did not read in time", n))
 		}
 	}
 	p.output.end()
 	p.spec.CloseFiles()
 }
 
-// stop begins the pod's end, or brings it nearer.
+// stop stops the program and kills it after the grace period. A later call can only shorten the grace period.
 func (p *pod) stop(grace time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -173,7 +176,7 @@ func (p *pod) stop(grace time.Duration) {
 		return
 	}
 	if grace <= 0 {
-		p.kill(errStopping) // before anything can end by itself
+		p.kill(errStopping) // before the program can exit by itself
 	}
 	at := time.Now().Add(max(grace, 0))
 	switch {
@@ -246,9 +249,9 @@ func (p *pod) stats() workerapi.Stats {
 	return s
 }
 
-// connections are those that are open, and counts of those that were refused or closed early.
+// connections returns the number of open connections, and counts the refused and forcibly closed ones by reason.
 func (p *pod) connections() (open int, rejected map[string]uint64) {
-	p.lifecycle.Lock() // the server is made in start
+	p.lifecycle.Lock() // start sets plane
 	defer p.lifecycle.Unlock()
 	s, ok := p.program.(*server)
 	if !ok || s.plane == nil {
@@ -259,7 +262,7 @@ func (p *pod) connections() (open int, rejected map[string]uint64) {
 }
 
 func (p *pod) logDropped() uint64 {
-	p.lifecycle.Lock() // output is set in start
+	p.lifecycle.Lock() // start sets output
 	defer p.lifecycle.Unlock()
 	if p.output == nil {
 		return 0
@@ -271,7 +274,7 @@ func (p *pod) metrics() workerapi.Metrics {
 	return workerapi.Metrics{ID: p.spec.ID, Component: p.spec.Component, Methods: p.program.metrics()}
 }
 
-// count adds a guest's failure to the pod's figures, and its cause to the log.
+// count counts a guest's failure and logs its cause.
 func (p *pod) count(ctx context.Context, what string, err error) failure {
 	f := classify(ctx, err)
 	switch f {
@@ -282,9 +285,9 @@ func (p *pod) count(ctx context.Context, what string, err error) failure {
 	case failedMemory:
 		p.counts.ooms.Add(1)
 	}
-	if f.noted() {
-		p.output.note(fmt.Sprintf("tripod: %s: %s", what, shorten(err.Error())))
-		p.worker.logger.Debug("a guest has failed", "pod", p.spec.ID, "in", what, "err", shorten(err.Error()))
+	if f.logged() {
+		p.output.logLine(fmt.Sprintf("tripod: %s: %s", what, shorten(err.Error())))
+		p.worker.logger.Debug("guest failed", "pod", p.spec.ID, "in", what, "err", shorten(err.Error()))
 	}
 	return f
 }

@@ -7,10 +7,10 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// maxIdle is how many idle instances a pod keeps that reuses them.
+// maxIdle bounds the idle instances that a pod keeps for reuse.
 const maxIdle = 8
 
-// pool keeps idle instances of a pod that reuses them; the one used last is used next.
+// pool is a stack of a pod's idle instances.
 type pool struct {
 	mu     sync.Mutex
 	idle   []*guest
@@ -29,7 +29,7 @@ func (p *pool) take() *guest {
 	return g
 }
 
-// keep is false when there is no room.
+// keep adds an idle instance. It returns false if the pool is full or closed.
 func (p *pool) keep(g *guest) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -40,7 +40,7 @@ func (p *pool) keep(g *guest) bool {
 	return true
 }
 
-// close ends the idle ones, and those to come.
+// close closes the idle instances; keep returns false from then on.
 func (p *pool) close() {
 	p.mu.Lock()
 	idle := p.idle
@@ -51,7 +51,7 @@ func (p *pool) close() {
 	}
 }
 
-// get is an instance for one request.
+// get returns an instance for one request: an idle one if the limits allow reuse, otherwise a new one.
 func (s *server) get(ctx context.Context, limits workerapi.Limits) (*guest, error) {
 	if limits.Reuse {
 		if g := s.pool.take(); g != nil {
@@ -61,7 +61,7 @@ func (s *server) get(ctx context.Context, limits workerapi.Limits) (*guest, erro
 	return s.pod.instantiate(ctx, limits)
 }
 
-// put gives an instance back after its request.
+// put keeps an instance for reuse after its request, or closes it.
 func (s *server) put(g *guest, limits workerapi.Limits) {
 	if limits.Reuse && g.Alive() {
 		g.stdio.flush()

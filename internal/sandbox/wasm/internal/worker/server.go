@@ -17,14 +17,14 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// queueTime is how long a request over the concurrency limit waits for its turn.
+// queueTime is how long a request beyond the concurrency limit waits before it is refused.
 const queueTime = time.Second
 
-// server is a program that answers requests: a gRPC or a wasi:http component.
+// server is a program that serves requests: a gRPC or wasi:http component.
 type server struct {
 	pod     *pod
 	plane   *dataplane.Server
-	tls     *dataplane.TLS // nil: no TLS
+	tls     *dataplane.TLS // nil without TLS
 	counter *dataplane.Metrics
 	health  *dataplane.Health
 	tracer  trace.TracerProvider
@@ -34,7 +34,7 @@ type server struct {
 	handler atomic.Pointer[http.Handler] // replaced when limits change
 
 	requests requests
-	cut      atomic.Bool // a request was under way when the grace was over
+	cut      atomic.Bool // the end of the grace period aborted a request
 	ended    chan exit
 }
 
@@ -45,10 +45,10 @@ func newServer(p *pod) *server {
 func (s *server) start() error {
 	spec := &s.pod.spec
 	if spec.Stdin {
-		return fmt.Errorf("pod %s: a server component has no standard input (stdin): %w", spec.ID, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("pod %s: stdin is for commands, but this component is a server: %w", spec.ID, errdefs.ErrInvalidArgument)
 	}
 	if len(spec.Channels) > 0 {
-		return fmt.Errorf("pod %s: a server component has no channels; they are for commands: %w", spec.ID, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("pod %s: channels are for commands, but this component is a server: %w", spec.ID, errdefs.ErrInvalidArgument)
 	}
 	if spec.TLS != nil {
 		var err error
@@ -81,7 +81,8 @@ func (s *server) start() error {
 	return nil
 }
 
-// probe makes one instance: a component that cannot be instantiated does not wait for its first request to say so.
+// probe makes one instance, so that a component that cannot be instantiated fails at start and not at the first
+// request.
 func (s *server) probe() error {
 	limits := *s.limits.Load()
 	g, err := s.get(s.pod.alive, limits)
@@ -92,7 +93,7 @@ func (s *server) probe() error {
 	return nil
 }
 
-// openSockets makes listeners of the ports' sockets, which are the listeners' then.
+// openSockets turns the ports' sockets into listeners, and closes the passed descriptors.
 func openSockets(spec *workerapi.PodSpec) (dataplane.Sockets, error) {
 	var sockets dataplane.Sockets
 	var err error
@@ -100,7 +101,7 @@ func openSockets(spec *workerapi.PodSpec) (dataplane.Sockets, error) {
 		port := &spec.Ports[i]
 		switch {
 		case port.Socket.File == nil:
-			err = fmt.Errorf("port %q: no socket came along: %w", port.Kind, errdefs.ErrInvalidArgument)
+			err = fmt.Errorf("port %q: no socket was passed: %w", port.Kind, errdefs.ErrInvalidArgument)
 		case port.Kind == workerapi.PortTLS && sockets.TLS == nil:
 			sockets.TLS, err = net.FileListener(port.Socket.File)
 		case port.Kind == workerapi.PortCleartext && sockets.Cleartext == nil:
@@ -108,13 +109,13 @@ func openSockets(spec *workerapi.PodSpec) (dataplane.Sockets, error) {
 		case port.Kind == workerapi.PortQUIC && sockets.QUIC == nil:
 			sockets.QUIC, err = udpConn(port.Socket.File)
 		default:
-			err = fmt.Errorf("port %q: unknown, or there twice: %w", port.Kind, errdefs.ErrInvalidArgument)
+			err = fmt.Errorf("port %q: unknown or duplicate kind: %w", port.Kind, errdefs.ErrInvalidArgument)
 		}
 		if err != nil {
 			closeSockets(sockets)
 			return dataplane.Sockets{}, err
 		}
-		port.Socket.Close() // the listener has its own
+		port.Socket.Close() // the listener has a duplicate
 		port.Socket.File = nil
 	}
 	return sockets, nil
@@ -128,7 +129,7 @@ func udpConn(file *os.File) (*net.UDPConn, error) {
 	udp, ok := conn.(*net.UDPConn)
 	if !ok {
 		conn.Close()
-		return nil, fmt.Errorf("the socket for QUIC is no UDP socket: %w", errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("the socket for QUIC is not a UDP socket: %w", errdefs.ErrInvalidArgument)
 	}
 	return udp, nil
 }
@@ -149,7 +150,7 @@ func material(t workerapi.TLS) dataplane.Material {
 	return dataplane.Material{Certificate: t.Certificate, Key: t.Key, ClientCAs: t.ClientCAs, RequireClient: t.RequireClient}
 }
 
-// setLimits makes the handler for limits.
+// setLimits replaces the limits, and the handler that enforces them.
 func (s *server) setLimits(l workerapi.Limits) error {
 	options := dataplane.Options{
 		Limiter: dataplane.NewLimiter(l.Concurrency, queueTime), Metrics: s.counter, Tracer: s.tracer,
@@ -177,8 +178,9 @@ func (s *server) makeHandler(options dataplane.Options, l workerapi.Limits) (htt
 	})
 }
 
-// ServeHTTP answers a request that came to the pod's own sockets, or through the node's router. When the grace is over, its
-// context ends: by the end of its connection, or by the router's hand (route).
+// ServeHTTP serves a request from the pod's own sockets or the node's router. When the grace period expires, the
+// request's context ends: on the pod's sockets because the connection is closed, from the router because route cancels
+// it.
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !s.requests.begin() {
 		w.Header().Set("Retry-After", "1")
@@ -194,16 +196,16 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	(*s.handler.Load()).ServeHTTP(w, r)
 }
 
-// stop answers what is under way, until the pod's grace is over.
+// stop drains the requests in progress until the grace period expires.
 func (s *server) stop() {
 	if s.health != nil {
 		s.health.SetServing(false)
 	}
-	_ = s.plane.Shutdown(s.pod.alive) // the end of the grace is no error
+	_ = s.plane.Shutdown(s.pod.alive) // fails only when the grace period expires; see cut
 	s.requests.close()
 	s.pool.close()
 	if s.cut.Load() {
-		s.ended <- killed("requests were still under way when the grace was over")
+		s.ended <- killed("requests were still in progress when the grace period expired")
 		return
 	}
 	s.ended <- exit{reason: reasonCompleted, message: "stopped"}
@@ -233,12 +235,12 @@ func (s *server) metrics() []workerapi.MethodMetrics {
 
 var _ program = (*server)(nil)
 
-// requests counts those under way, and lets no more in once it is closed.
+// requests counts the requests in progress, and refuses new ones once closed.
 type requests struct {
 	mu     sync.Mutex
 	active int
 	closed bool
-	idle   chan struct{} // made by close; closed when there are none any more
+	idle   chan struct{} // made by close; closed when active is 0
 }
 
 func (r *requests) begin() bool {
@@ -260,7 +262,7 @@ func (r *requests) end() {
 	}
 }
 
-// close lets no more in and waits for those under way, which end soon after the pod's grace.
+// close refuses new requests and waits for those in progress, which end soon after the grace period.
 func (r *requests) close() {
 	r.mu.Lock()
 	r.closed, r.idle = true, make(chan struct{})

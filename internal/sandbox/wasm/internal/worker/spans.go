@@ -16,10 +16,11 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// spans gathers the spans of all pods and hands them to the daemon, in OTLP: the worker has no network of its own.
+// spans batches the spans of all pods and sends them to the daemon as OTLP events, because the worker has no network
+// access.
 type spans struct{ processor sdktrace.SpanProcessor }
 
-// spanInterval is how long spans wait for company.
+// spanInterval is how long spans wait for their batch.
 const spanInterval = time.Second
 
 func newSpans(publish func(workerapi.Event)) *spans {
@@ -27,40 +28,40 @@ func newSpans(publish func(workerapi.Event)) *spans {
 	return &spans{sdktrace.NewBatchSpanProcessor(exporter, sdktrace.WithBatchTimeout(spanInterval))}
 }
 
-// provider makes the spans of one pod, whose resource names the component. nil when there are to be none.
+// provider returns the tracer provider for a pod, whose resource names the component, or nil if spans are off.
 func (s *spans) provider(spec workerapi.PodSpec) trace.TracerProvider {
 	if s == nil {
 		return nil
 	}
-	// The names are those of OpenTelemetry's semantic conventions for resources.
+	// The attribute names are from OpenTelemetry's resource semantic conventions.
 	about := resource.NewSchemaless(attribute.String("service.name", spec.Component), attribute.String("service.instance.id", spec.ID))
-	// The provider is never shut down, which would end the processor that all pods share.
+	// Never shut the provider down: that would end the processor, which all pods share.
 	return sdktrace.NewTracerProvider(sdktrace.WithResource(about), sdktrace.WithSpanProcessor(s.processor),
 		sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.AlwaysSample())))
 }
 
-// close sends what there is.
+// close sends the remaining spans.
 func (s *spans) close() {
 	if s == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), spanInterval)
 	defer cancel()
-	_ = s.processor.Shutdown(ctx) // nobody is left to tell
+	_ = s.processor.Shutdown(ctx)
 }
 
-// forwarder is an otlptrace.Client whose connection is the control protocol.
+// forwarder is an otlptrace.Client that sends over the control protocol.
 type forwarder func(workerapi.Event)
 
 func (f forwarder) Start(context.Context) error { return nil }
 func (f forwarder) Stop(context.Context) error  { return nil }
 
-// maxSpansEvent keeps an event within what connections queue.
+// maxSpansEvent bounds the bytes of an event with spans. It is below the event queue limit of a connection.
 const maxSpansEvent = 512 << 10
 
-// UploadTraces sends each resource by itself when all together are too large.
+// UploadTraces publishes the spans as one event, or as several if they exceed maxSpansEvent.
 func (f forwarder) UploadTraces(ctx context.Context, list []*tracepb.ResourceSpans) error {
-	// TracesData is ExportTraceServiceRequest on the wire, in a package without a gateway.
+	// TracesData has the wire format of ExportTraceServiceRequest, whose package would import grpc-gateway.
 	data, err := proto.Marshal(&tracepb.TracesData{ResourceSpans: list})
 	if err != nil {
 		return fmt.Errorf("spans: %w", err)

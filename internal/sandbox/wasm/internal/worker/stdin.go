@@ -5,15 +5,15 @@ import (
 	"sync"
 )
 
-// stdin is the standard input of a command: what attached clients send, in the order in which it comes. A few packets are
-// held for a guest that does not read, so that a client that has gone is noticed all the same.
+// stdin is the standard input of a command: the input of all attached clients in order of arrival. It queues a few
+// packets, so that a client's disconnection is noticed even if the guest does not read.
 type stdin struct {
-	once   bool // ends with the first client that had it (CRI stdin_once)
+	once   bool // end of file after the first client with input (CRI stdin_once)
 	in     chan []byte
 	closed chan struct{}
-	end    func() // makes the guest meet end of file, after what was put before
+	end    func() // sends end of file after the queued packets
 
-	rest []byte // of the reader
+	rest []byte // rest of the packet being read
 }
 
 func newStdin(once bool) *stdin {
@@ -22,7 +22,7 @@ func newStdin(once bool) *stdin {
 	return s
 }
 
-// put gives the guest a packet, which is kept, and waits while too many are not read; false after the end.
+// put queues data for the guest, and waits while the queue is full. It keeps data. It returns false after end.
 func (s *stdin) put(data []byte) bool {
 	select {
 	case <-s.closed:
@@ -37,14 +37,14 @@ func (s *stdin) put(data []byte) bool {
 	}
 }
 
-// left is called when a client has no more input.
-func (s *stdin) left() {
+// clientDone ends the input with the first client if stdin_once is set.
+func (s *stdin) clientDone() {
 	if s.once {
 		s.end()
 	}
 }
 
-// Read implements io.Reader for one goroutine.
+// Read implements io.Reader. Only one goroutine can call it.
 func (s *stdin) Read(p []byte) (int, error) {
 	for len(s.rest) == 0 {
 		select {

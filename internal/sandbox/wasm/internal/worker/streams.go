@@ -17,16 +17,17 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"
 )
 
-// hostPackage is what gRPC components may import beside their service's streams.
+// hostPackage is the prefix of the interfaces that gRPC components can import besides the streams of their services.
 const hostPackage = "tripod:grpc/"
 
-// A call has one stream in each direction at most: their numbers.
+// Resource handles of a call's streams. A call has at most one stream in each direction.
 const (
 	readerRep = 1
 	writerRep = 2
 )
 
-// maxMetadata bounds the metadata of a response; clients take less, by default. entryOverhead is that of RFC 9113, 6.5.2.
+// maxMetadata bounds the metadata of a response, in bytes; most clients accept less by default. entryOverhead is the
+// size that RFC 9113, 6.5.2 adds per field.
 const (
 	maxMetadata   = 256 << 10
 	entryOverhead = 32
@@ -34,17 +35,18 @@ const (
 
 var errMetadata = fmt.Errorf("metadata of the response has more than %d bytes: %w", maxMetadata, errdefs.ErrResourceExhausted)
 
-var errNoCall = errors.New("no call is under way that has this stream")
+var errNoCall = errors.New("the current call has no such stream")
 
-// grpcCall is what the host functions of a gRPC component know: the call under way in their instance.
+// grpcCall is the state that a gRPC component's host functions share: the call in progress in their instance.
 type grpcCall struct {
 	state *wasi.State
 	call  dataplane.Call // nil between calls
-	// out takes a stream's messages in protobuf, reply the flat results of its functions.
+	// out buffers a stream's messages in protobuf, reply the flat results of host functions.
 	out, reply []byte
-	sent       bool // the header is out: its metadata goes into the trailer
-	metadata   int  // bytes that the guest has set
-	// status is what the host has found wrong with the client's messages, or with sending to it.
+	sent       bool // the header has been sent; later header metadata goes into the trailer
+	metadata   int  // bytes of metadata that the guest has set
+	// status is the host's error for a client message that is invalid or could not be sent. It overrides the guest's
+	// result.
 	status *dataplane.Status
 }
 
@@ -57,7 +59,8 @@ func (c *grpcCall) WASI() *wasi.State { return c.state }
 
 func (c *grpcCall) end() { c.call = nil }
 
-// grpcHost offers what components of a schema may import: WASI, metadata of the response, and the streams of its methods.
+// grpcHost returns the imports for components of a schema: WASI, response metadata, and the streams of the schema's
+// methods.
 func grpcHost(s *protowit.Schema) engine.Host {
 	host := wasihttp.WASI()
 	host.Funcs = append(host.Funcs,
@@ -83,13 +86,13 @@ func grpcHost(s *protowit.Schema) engine.Host {
 	return host
 }
 
-// addStream adds the resource of a stream with its one method.
+// addStream adds a stream's resource and its only method.
 func addStream(h *engine.Host, s *protowit.Stream, f hostFunc) {
 	h.Resources = append(h.Resources, engine.HostResource{Interface: s.Interface, Name: s.Resource})
 	h.Funcs = append(h.Funcs, engine.HostFunc{Interface: s.Interface, Name: s.Function, Params: s.Params, Result: s.Result, Call: withCall(f)})
 }
 
-// hostFunc is a host function within a call.
+// hostFunc implements a host function that needs a call in progress.
 type hostFunc func(c *grpcCall, args *wit.Reader) ([]byte, error)
 
 func withCall(f hostFunc) func(*engine.HostCall, []byte) ([]byte, error) {
@@ -98,12 +101,13 @@ func withCall(f hostFunc) func(*engine.HostCall, []byte) ([]byte, error) {
 		if !ok || c.call == nil {
 			return nil, errNoCall
 		}
-		hc.Renew() // each message is new work
+		hc.Renew() // each message gets a new budget of host calls
 		return f(c, wit.NewReader(args))
 	}
 }
 
-// metadataFunc is set-header or set-trailer. Metadata that cannot be is the guest's fault, and there is no result to say so.
+// metadataFunc returns set-header or set-trailer. Invalid metadata ends the guest, because these functions have no
+// result.
 func metadataFunc(name string, to func(*grpcCall) http.Header) engine.HostFunc {
 	return engine.HostFunc{
 		Interface: protowit.ResponseInterface, Name: name, Params: []*wit.Type{protowit.EntryType},
@@ -125,7 +129,7 @@ func metadataFunc(name string, to func(*grpcCall) http.Header) engine.HostFunc {
 	}
 }
 
-// next is func() -> result<option<message>, status> of a reader. It blocks until the client's next message.
+// next implements a reader's func() -> result<option<message>, status>. It blocks until the client's next message.
 func next(m *protowit.Message) hostFunc {
 	return func(c *grpcCall, args *wit.Reader) ([]byte, error) {
 		if args.U32() != readerRep {
@@ -148,7 +152,8 @@ func next(m *protowit.Message) hostFunc {
 	}
 }
 
-// send is func(message) -> result<_, status> of a writer. It blocks until there is room towards the client.
+// send implements a writer's func(message) -> result<_, status>. It blocks until the message fits the client's
+// flow-control window.
 func send(m *protowit.Message) hostFunc {
 	return func(c *grpcCall, args *wit.Reader) ([]byte, error) {
 		if args.U32() != writerRep {
@@ -166,7 +171,7 @@ func send(m *protowit.Message) hostFunc {
 	}
 }
 
-// fail is the result error(status) of a stream's function.
+// fail records err as the call's status, unless the call was canceled, and returns it as the result error(status).
 func (c *grpcCall) fail(err error) []byte {
 	st, ok := errors.AsType[*dataplane.Status](err)
 	if !ok {

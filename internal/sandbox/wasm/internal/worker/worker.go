@@ -21,36 +21,36 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/wasm/internal/workerapi"
 )
 
-// Config is what a Worker needs.
+// Config configures a Worker.
 type Config struct {
-	// Name is the worker's, Program the version of the program: for Hello.
+	// Name (of the worker), Program (its version) and Pid (in the daemon's PID namespace) are reported by Hello.
 	Name, Program string
-	Pid           int // as the daemon sees it, for Hello
+	Pid           int
 	Engine        *engine.Engine
 	Logger        *slog.Logger
-	// Connections bounds those of each pod.
+	// Connections limits the connections of each pod.
 	Connections connlimit.Config
-	// Publish takes events for the daemons that are connected; it does not block.
+	// Publish sends an event to the connected daemons. It must not block.
 	Publish func(workerapi.Event)
-	// LogSizeMax is how large the log file of a pod may get, in bytes; 0 is no bound.
+	// LogSizeMax bounds the size of a pod's log file, in bytes; 0 means no limit.
 	LogSizeMax int64
-	// Spans says that spans of requests are wanted, as events.
+	// Spans publishes the spans of requests as events.
 	Spans bool
 }
 
-// Worker has all pods. It implements workerapi.Handler.
+// Worker holds all pods. It implements workerapi.Handler.
 type Worker struct {
 	config    Config
 	engine    *engine.Engine
 	logger    *slog.Logger
-	spans     *spans // nil: none
+	spans     *spans // nil if spans are off
 	startedAt time.Time
-	router    *channel.Router // of the channels of pods
-	// connections are those of all pods.
+	// Shared by all pods:
+	router      *channel.Router
 	connections *connlimit.Group
-	account     *engine.Account // of all pods
+	account     *engine.Account
 
-	loading sync.Mutex // one Load at a time
+	loading sync.Mutex // serializes Load
 
 	mu     sync.Mutex
 	codes  map[string]*code
@@ -86,25 +86,25 @@ func (w *Worker) Start(_ context.Context, spec workerapi.PodSpec) (workerapi.Sta
 		spec.CloseFiles()
 		return workerapi.Status{}, err
 	}
-	defer p.lifecycle.Unlock() // locked by newPod: who finds the pod meanwhile waits
+	defer p.lifecycle.Unlock() // locked by newPod, so that other orders for the pod wait
 	if err := p.start(); err != nil {
 		w.forget(p)
 		return workerapi.Status{}, err
 	}
-	w.logger.Info("a pod was started", "pod", p.spec.ID, "component", p.spec.Component, "world", p.code.World)
+	w.logger.Info("pod started", "pod", p.spec.ID, "component", p.spec.Component, "world", p.code.World)
 	return p.currentStatus(), nil
 }
 
-// newPod makes a pod and puts it into the table, in the place of one that has exited.
+// newPod makes a pod, locks its lifecycle and adds it to w.pods. It replaces an exited pod with the same ID.
 func (w *Worker) newPod(spec workerapi.PodSpec) (*pod, error) {
 	if err := validate(&spec); err != nil {
 		return nil, err
 	}
-	c, err := w.takeCode(spec.Digest)
+	c, err := w.acquireCode(spec.Digest)
 	if err != nil {
 		return nil, err
 	}
-	spec.Holdings.Files = w.shareFiles(spec.Holdings.Files)
+	spec.Holdings.Files = w.boundFiles(spec.Holdings.Files)
 	p := makePod(w, spec, c)
 	w.mu.Lock()
 	old := w.pods[spec.ID]
@@ -112,9 +112,9 @@ func (w *Worker) newPod(spec workerapi.PodSpec) (*pod, error) {
 		w.mu.Unlock()
 		w.releaseCode(c)
 		if old == nil {
-			return nil, fmt.Errorf("the worker is ending: %w", errdefs.ErrUnavailable)
+			return nil, fmt.Errorf("the worker is shutting down: %w", errdefs.ErrUnavailable)
 		}
-		return nil, fmt.Errorf("pod %s runs already: %w", spec.ID, errdefs.ErrAlreadyExists)
+		return nil, fmt.Errorf("pod %s is already running: %w", spec.ID, errdefs.ErrAlreadyExists)
 	}
 	p.lifecycle.Lock()
 	w.pods[spec.ID] = p
@@ -125,23 +125,23 @@ func (w *Worker) newPod(spec workerapi.PodSpec) (*pod, error) {
 	return p, nil
 }
 
-// shareFiles leaves the guests of all pods half of the files that the process may have open: the rest is for sockets,
-// connections and logs. One pod gets a quarter of that at most, whatever it is given (0: no bound). The daemon sets the limit
-// when the process is there already, so that it is asked for each pod.
-func (w *Worker) shareFiles(given int64) int64 {
+// boundFiles limits the open files of all guests to half of RLIMIT_NOFILE and returns the limit for one pod: requested
+// (0 means unlimited), but at most a quarter of that half. The other half is for sockets, connections and logs. The
+// limit is read for each pod, because the daemon sets it while the worker is running.
+func (w *Worker) boundFiles(requested int64) int64 {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		return given
+		return requested
 	}
 	all := max(4, int64(min(limit.Cur, math.MaxInt64)/2))
 	w.account.Bound(engine.HeldFiles, all)
-	if given == 0 {
+	if requested == 0 {
 		return all / 4
 	}
-	return min(given, all/4)
+	return min(requested, all/4)
 }
 
-// validate refuses what makes no sense in any world, and fills in defaults.
+// validate checks the fields that do not depend on the component's world, and fills in default limits.
 func validate(s *workerapi.PodSpec) error {
 	switch {
 	case s.ID == "":
@@ -170,7 +170,7 @@ func fillLimits(l *workerapi.Limits) error {
 	return nil
 }
 
-// forget takes a pod out of the table.
+// forget removes a pod from w.pods.
 func (w *Worker) forget(p *pod) {
 	w.mu.Lock()
 	ours := w.pods[p.spec.ID] == p
@@ -183,18 +183,18 @@ func (w *Worker) forget(p *pod) {
 	}
 }
 
-// pod finds a pod that has been started, or whose start is under way: then it waits.
+// pod returns a started pod. If the pod is starting, it waits.
 func (w *Worker) pod(id string) (*pod, error) {
 	w.mu.Lock()
 	p := w.pods[id]
 	w.mu.Unlock()
 	if p == nil {
-		return nil, fmt.Errorf("pod %s is not in this worker: %w", id, errdefs.ErrNotFound)
+		return nil, fmt.Errorf("worker has no pod %s: %w", id, errdefs.ErrNotFound)
 	}
 	p.lifecycle.Lock()
 	defer p.lifecycle.Unlock()
 	if !p.started {
-		return nil, fmt.Errorf("pod %s could not be started: %w", id, errdefs.ErrNotFound)
+		return nil, fmt.Errorf("pod %s failed to start: %w", id, errdefs.ErrNotFound)
 	}
 	return p, nil
 }
@@ -227,7 +227,7 @@ func (w *Worker) Kill(ctx context.Context, id string) error {
 func (w *Worker) Remove(ctx context.Context, id string) error {
 	p, err := w.pod(id)
 	if err != nil {
-		return nil // it is not here
+		return nil // already removed
 	}
 	p.stop(0)
 	select {
@@ -254,7 +254,7 @@ func (w *Worker) Metrics(_ context.Context, ids []string) ([]workerapi.Metrics, 
 	return each(w, ids, (*pod).metrics), nil
 }
 
-// each asks the pods with these IDs, or all, in the order of their IDs.
+// each calls ask for the pods with the given IDs, or for all pods if ids is empty, ordered by ID.
 func each[T any](w *Worker, ids []string, ask func(*pod) T) []T {
 	w.mu.Lock()
 	pods := make(map[string]*pod, len(ids))
@@ -289,7 +289,7 @@ func (w *Worker) Attach(_ context.Context, id string, session *workerapi.AttachS
 // ReopenLog implements workerapi.Handler.
 func (w *Worker) ReopenLog(_ context.Context, id string, file *os.File) error {
 	if file == nil {
-		return fmt.Errorf("pod %s: no log file came along: %w", id, errdefs.ErrInvalidArgument)
+		return fmt.Errorf("pod %s: no log file was passed: %w", id, errdefs.ErrInvalidArgument)
 	}
 	p, err := w.pod(id)
 	if err != nil {
@@ -320,7 +320,7 @@ func (w *Worker) Update(_ context.Context, u workerapi.Update) error {
 	return p.update(u)
 }
 
-// Close kills all pods and waits for their end.
+// Close kills all pods and waits for them to exit.
 func (w *Worker) Close() {
 	w.mu.Lock()
 	w.closed = true

@@ -1,5 +1,5 @@
 #!/bin/bash
-# build.sh: rebuilds relay.wasm, the component of examples/edge/relay-wit-c in a shape that needs the engine's component path.
+# build.sh rebuilds relay.wasm: examples/edge/relay-wit-c with a world that needs the engine's component path.
 # `make examples` installs what it needs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
