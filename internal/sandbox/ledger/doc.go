@@ -14,10 +14,10 @@
 // class:
 //
 //	Find       status, figures, removal   absent: a nil handle
-//	Present    stop                       absent, or not running: a nil run
+//	FindRun    stop                       absent, or not running: a nil run
 //	Startable  start                      absent: ErrFailedPrecondition; running: a nil handle
-//	Created    update                     absent: ErrFailedPrecondition
-//	Running    exec, attach, logs         absent, or not running: ErrFailedPrecondition
+//	Get        update                     absent: ErrFailedPrecondition
+//	GetRun     exec, attach, logs         absent, or not running: ErrFailedPrecondition
 //
 // The ledger must not run anything, nor decide how a container ended: the kind says so to End, and the first to say it counts.
 package ledger

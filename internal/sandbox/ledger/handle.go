@@ -62,8 +62,8 @@ func (h *Handle[S, R]) Update(run *R, change func(*S)) (bool, error) {
 	return true, h.write(h.state)
 }
 
-// Note changes the state during a run, if run is the present one, in memory only: for what recovery finds out again.
-func (h *Handle[S, R]) Note(run *R, change func(*S)) {
+// UpdateInMemory changes the state during a run, if run is the present one, in memory only: for what recovery finds out again.
+func (h *Handle[S, R]) UpdateInMemory(run *R, change func(*S)) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.run == run {

@@ -63,8 +63,8 @@ func (l *Ledger[S, R]) Find(podID, id string) (*Handle[S, R], error) {
 	return l.keep(podID, id, s), nil
 }
 
-// Created is Find for what needs the container to exist: errdefs.ErrFailedPrecondition when it does not.
-func (l *Ledger[S, R]) Created(podID, id string) (*Handle[S, R], error) {
+// Get is Find for what needs the container to exist: errdefs.ErrFailedPrecondition when it does not.
+func (l *Ledger[S, R]) Get(podID, id string) (*Handle[S, R], error) {
 	h, err := l.Find(podID, id)
 	if h == nil && err == nil {
 		err = fmt.Errorf("container %s is not created: %w", id, errdefs.ErrFailedPrecondition)
@@ -72,9 +72,9 @@ func (l *Ledger[S, R]) Created(podID, id string) (*Handle[S, R], error) {
 	return h, err
 }
 
-// Startable is Created for a start; the handle is nil when the container runs already, which is no error.
+// Startable is Get for a start; the handle is nil when the container runs already, which is no error.
 func (l *Ledger[S, R]) Startable(podID, id string) (*Handle[S, R], error) {
-	h, err := l.Created(podID, id)
+	h, err := l.Get(podID, id)
 	if err != nil {
 		return nil, err
 	}
@@ -84,8 +84,8 @@ func (l *Ledger[S, R]) Startable(podID, id string) (*Handle[S, R], error) {
 	return h, nil
 }
 
-// Present gives a container with its present run; the run is nil when there is none, and the handle when there is no container.
-func (l *Ledger[S, R]) Present(podID, id string) (*Handle[S, R], *R, error) {
+// FindRun gives a container with its present run; the run is nil when there is none, and the handle when there is no container.
+func (l *Ledger[S, R]) FindRun(podID, id string) (*Handle[S, R], *R, error) {
 	h, err := l.Find(podID, id)
 	if h == nil {
 		return nil, nil, err
@@ -94,9 +94,9 @@ func (l *Ledger[S, R]) Present(podID, id string) (*Handle[S, R], *R, error) {
 	return h, run, nil
 }
 
-// Running is Present for what needs the container to run: errdefs.ErrFailedPrecondition when it does not.
-func (l *Ledger[S, R]) Running(podID, id string) (*Handle[S, R], *R, error) {
-	h, run, err := l.Present(podID, id)
+// GetRun is FindRun for what needs the container to run: errdefs.ErrFailedPrecondition when it does not.
+func (l *Ledger[S, R]) GetRun(podID, id string) (*Handle[S, R], *R, error) {
+	h, run, err := l.FindRun(podID, id)
 	if run == nil && err == nil {
 		err = fmt.Errorf("container %s does not run: %w", id, errdefs.ErrFailedPrecondition)
 	}

@@ -54,7 +54,7 @@ func (r *rig) must(err error) {
 func (r *rig) created() *Handle[state, run] {
 	r.Helper()
 	r.must(r.Create("pod", "c", state{Record: Record{ID: "c", Phase: Created}}))
-	h, err := r.Created("pod", "c")
+	h, err := r.Get("pod", "c")
 	r.must(err)
 	return h
 }
@@ -77,11 +77,11 @@ func TestLookups(t *testing.T) {
 		if err != nil || (h != nil) != exists {
 			t.Errorf("%s: Find gives %v, %v", when, h, err)
 		}
-		if _, err := r.Created("pod", "c"); (err == nil) != exists || err != nil && !errdefs.IsFailedPrecondition(err) {
-			t.Errorf("%s: Created says %v", when, err)
+		if _, err := r.Get("pod", "c"); (err == nil) != exists || err != nil && !errdefs.IsFailedPrecondition(err) {
+			t.Errorf("%s: Get says %v", when, err)
 		}
-		if _, _, err := r.Running("pod", "c"); (err == nil) != runs || err != nil && !errdefs.IsFailedPrecondition(err) {
-			t.Errorf("%s: Running says %v", when, err)
+		if _, _, err := r.GetRun("pod", "c"); (err == nil) != runs || err != nil && !errdefs.IsFailedPrecondition(err) {
+			t.Errorf("%s: GetRun says %v", when, err)
 		}
 	}
 	lookups("absent", false, false)
@@ -117,7 +117,7 @@ func TestFirstEndCounts(t *testing.T) {
 	if present, err := h.Update(l, func(s *state) { s.Worker = "late" }); present || err != nil {
 		t.Errorf("a run that has ended was updated: %t, %v", present, err)
 	}
-	h.Note(l, func(s *state) { s.Worker = "late" })
+	h.UpdateInMemory(l, func(s *state) { s.Worker = "late" })
 	if s, _ := h.Snapshot(); s.Worker != "" {
 		t.Errorf("a run that has ended changed the state: %+v", s)
 	}
@@ -141,7 +141,7 @@ func TestStateSurvives(t *testing.T) {
 		t.Errorf("found %+v, %v", s, now)
 	}
 	h.Adopt(l)
-	if _, now, err := r.Running("pod", "c"); now != l || err != nil {
+	if _, now, err := r.GetRun("pod", "c"); now != l || err != nil {
 		t.Errorf("after recovery it runs as %v, %v", now, err)
 	}
 }

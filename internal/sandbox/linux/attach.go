@@ -24,7 +24,7 @@ const (
 // stream.MaxBacklog waits for it, it is disconnected with errdefs.ErrResourceExhausted. After Attach returns, a read of
 // req.Stdin or a write to req.Stdout or req.Stderr may still be under way.
 func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.AttachRequest) error {
-	h, l, err := b.ledger.Running(p.ID, c.ID)
+	h, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {
 		return err
 	}

@@ -146,7 +146,7 @@ func inspect(t *testing.T, what string, pid int) {
 // initPid is the container's first process, once the OCI runtime has become the container's program.
 func initPid(t *testing.T, r *rig, p *testPod, c *testContainer) int {
 	t.Helper()
-	_, l, err := r.ledger.Running(p.ID, c.ID)
+	_, l, err := r.ledger.GetRun(p.ID, c.ID)
 	if err != nil {
 		t.Fatal(err)
 	}

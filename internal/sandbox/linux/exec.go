@@ -34,7 +34,7 @@ const (
 // terminal that we receive. Without conmon, a child of the program that holds its output would delay the exit code, because
 // runc waits for it, and nobody would reap what a failed exec leaves in the PID namespace.
 func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.ExecRequest) (int32, error) {
-	h, l, err := b.ledger.Running(p.ID, c.ID)
+	h, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {
 		return 0, err
 	}

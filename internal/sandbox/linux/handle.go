@@ -190,7 +190,7 @@ func (b *Backend) deleteRuntimeState(ctx context.Context, id, cgroup string, hal
 
 // pinTarget pins the PID namespace of another container of the pod for one that joins it.
 func (b *Backend) pinTarget(p *sandbox.Pod, target, id string) error {
-	_, l, err := b.ledger.Present(p.ID, target)
+	_, l, err := b.ledger.FindRun(p.ID, target)
 	if err != nil {
 		return err
 	}
@@ -206,7 +206,7 @@ func (b *Backend) targetPin(podID, id string) string {
 }
 
 func (b *Backend) StopContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, grace time.Duration) error {
-	h, l, err := b.ledger.Present(p.ID, c.ID)
+	h, l, err := b.ledger.FindRun(p.ID, c.ID)
 	if l == nil {
 		return err
 	}

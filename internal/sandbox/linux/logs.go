@@ -46,7 +46,7 @@ func openLog(p *sandbox.Pod, c *sandbox.Container) (string, error) {
 // ReopenLog implements sandbox.LogReopener: conmon replaces the file and writes to the new one. If the file was not moved
 // away, ReopenLog does nothing, because conmon would discard its content.
 func (b *Backend) ReopenLog(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
-	h, l, err := b.ledger.Running(p.ID, c.ID)
+	h, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {
 		return err
 	}

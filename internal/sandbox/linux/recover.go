@@ -185,7 +185,7 @@ func (b *Backend) endUnrecorded(h *handle, conmon *process.Process) bool {
 	}
 	l := newLife(launched{conmon, process.Ended(process.ID{})})
 	h.Adopt(l)
-	h.Note(l, func(s *state) { s.StartedAt = at })
+	h.UpdateInMemory(l, func(s *state) { s.StartedAt = at })
 	b.record(h, l, b.findEnd(h))
 	return true
 }

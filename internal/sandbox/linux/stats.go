@@ -13,7 +13,7 @@ import (
 
 // ContainerStats implements sandbox.StatsProvider. A stopped container has only a writable layer.
 func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, error) {
-	h, err := b.ledger.Created(p.ID, c.ID)
+	h, err := b.ledger.Get(p.ID, c.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -66,7 +66,7 @@ func (b *Backend) Inspect(_ context.Context, p *sandbox.Pod, c *sandbox.Containe
 	if c == nil {
 		return b.inspectPod(p), nil
 	}
-	h, err := b.ledger.Created(p.ID, c.ID)
+	h, err := b.ledger.Get(p.ID, c.ID)
 	if err != nil {
 		return nil, err
 	}

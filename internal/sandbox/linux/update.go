@@ -11,7 +11,7 @@ import (
 
 // UpdateContainer implements sandbox.Updater. It also changes the specification, so that a later start has the new limits.
 func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
-	h, err := b.ledger.Created(p.ID, c.ID)
+	h, err := b.ledger.Get(p.ID, c.ID)
 	if err != nil {
 		return err
 	}

@@ -24,7 +24,7 @@ const agentTime = 500 * time.Millisecond
 
 // Exec implements sandbox.Execer by tripod-agent, or by qemu-guest-agent when no terminal is requested.
 func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.ExecRequest) (int32, error) {
-	_, l, err := b.ledger.Running(p.ID, c.ID)
+	_, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {
 		return 0, err
 	}
@@ -49,7 +49,7 @@ func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 
 // Attach implements sandbox.Attacher: it attaches to the serial console.
 func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.AttachRequest) error {
-	_, l, err := b.ledger.Running(p.ID, c.ID)
+	_, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {
 		return err
 	}
@@ -61,7 +61,7 @@ func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Contain
 
 // ReopenLog implements sandbox.LogReopener.
 func (b *Backend) ReopenLog(_ context.Context, p *sandbox.Pod, c *sandbox.Container) error {
-	_, l, err := b.ledger.Running(p.ID, c.ID)
+	_, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {
 		return err
 	}
@@ -74,7 +74,7 @@ func (b *Backend) Dial(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	if c == nil {
 		return nil, fmt.Errorf("the machine of pod %s does not run: %w", p.ID, errdefs.ErrUnavailable)
 	}
-	_, l, err := b.ledger.Running(p.ID, c.ID)
+	_, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -114,7 +114,7 @@ func dial(ctx context.Context, network string, at netip.AddrPort) (net.Conn, err
 
 // UpdateContainer implements sandbox.Updater. CPU limits change in place, the guest's memory only while it is stopped.
 func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
-	h, err := b.ledger.Created(p.ID, c.ID)
+	h, err := b.ledger.Get(p.ID, c.ID)
 	if err != nil {
 		return err
 	}

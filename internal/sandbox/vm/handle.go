@@ -130,7 +130,7 @@ func (b *Backend) drain(id string, l *life) {
 
 // StopContainer implements sandbox.Backend.
 func (b *Backend) StopContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, grace time.Duration) error {
-	h, l, err := b.ledger.Present(p.ID, c.ID)
+	h, l, err := b.ledger.FindRun(p.ID, c.ID)
 	if l == nil {
 		return err
 	}

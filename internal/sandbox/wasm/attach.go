@@ -13,7 +13,7 @@ import (
 
 // Attach implements sandbox.Attacher. After it has returned a read of req.Stdin may still be under way.
 func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.AttachRequest) error {
-	_, l, err := b.ledger.Running(p.ID, c.ID)
+	_, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {
 		return err
 	}
@@ -26,7 +26,7 @@ func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Contain
 
 // ReopenLog implements sandbox.LogReopener.
 func (b *Backend) ReopenLog(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
-	_, l, err := b.ledger.Running(p.ID, c.ID)
+	_, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {
 		return err
 	}
@@ -53,7 +53,7 @@ func (e *notRunning) Unwrap() error { return errdefs.ErrFailedPrecondition }
 
 // UpdateContainer implements sandbox.Updater. A container that does not run takes its limits from its configuration later.
 func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
-	h, err := b.ledger.Created(p.ID, c.ID)
+	h, err := b.ledger.Get(p.ID, c.ID)
 	if err != nil {
 		return err
 	}
@@ -72,7 +72,7 @@ func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 // dialData connects to the data socket of a running container's worker: cleartext HTTP/2, on which the header
 // workerapi.HeaderContainer says which container a request is for.
 func (b *Backend) dialData(ctx context.Context, containerID string) (net.Conn, error) {
-	_, l, err := b.ledger.Running(containerID, containerID)
+	_, l, err := b.ledger.GetRun(containerID, containerID)
 	if err != nil {
 		return nil, err
 	}

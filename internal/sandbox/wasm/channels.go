@@ -15,7 +15,7 @@ import (
 
 // Channels implements sandbox.Channeler. The group is the worker: it delivers by itself among its pods.
 func (b *Backend) Channels(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (net.Conn, string, error) {
-	_, l, err := b.ledger.Running(p.ID, c.ID)
+	_, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {
 		return nil, "", err
 	}

@@ -111,7 +111,7 @@ func (b *Backend) recoverStarted(h *handle, p *sandbox.Pod, c *sandbox.Container
 	}
 	l := newLife(w, p, c)
 	h.Adopt(l)
-	h.Note(l, func(s *state) { s.StartedAt = status.StartedAt })
+	h.UpdateInMemory(l, func(s *state) { s.StartedAt = status.StartedAt })
 	if status.State == workerapi.StateExited {
 		b.record(h, l, status)
 		return nil

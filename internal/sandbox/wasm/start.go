@@ -97,7 +97,7 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 		undoBegin(h, l)
 		return err
 	}
-	h.Note(l, func(s *state) { s.StartedAt = status.StartedAt })
+	h.UpdateInMemory(l, func(s *state) { s.StartedAt = status.StartedAt })
 	b.followCertificate(h.ID, l)
 	return nil
 }
@@ -185,7 +185,7 @@ func servicesOf(loaded workerapi.Loaded) []string {
 // servicesOf are the full names of the gRPC services that a running container serves; nil when it does not run, or serves
 // none.
 func (b *Backend) servicesOf(containerID string) []string {
-	h, _, err := b.ledger.Running(containerID, containerID)
+	h, _, err := b.ledger.GetRun(containerID, containerID)
 	if err != nil {
 		return nil
 	}

@@ -112,7 +112,7 @@ func (b *Backend) ContainerStats(ctx context.Context, _ *sandbox.Pod, c *sandbox
 // itself.
 func (b *Backend) PodStats(ctx context.Context, p *sandbox.Pod) (*runtimeapi.LinuxPodSandboxStats, error) {
 	result := &runtimeapi.LinuxPodSandboxStats{}
-	if _, l, err := b.ledger.Running(p.ID, p.ID); err == nil {
+	if _, l, err := b.ledger.GetRun(p.ID, p.ID); err == nil {
 		if f := b.ownFigures(l.worker); f != nil {
 			result.Cpu, result.Memory, result.Process = b.sampler.CPUUsage("pod "+p.ID, *f), f.MemoryUsage(), f.ProcessUsage()
 			return result, nil
@@ -128,7 +128,7 @@ func (b *Backend) PodStats(ctx context.Context, p *sandbox.Pod) (*runtimeapi.Lin
 
 // cgroupFigures measures a container; nil if it does not run.
 func (b *Backend) cgroupFigures(ctx context.Context, id string) (*stats.Figures, error) {
-	_, l, err := b.ledger.Present(id, id)
+	_, l, err := b.ledger.FindRun(id, id)
 	if l == nil {
 		return nil, err
 	}
