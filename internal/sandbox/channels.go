@@ -10,16 +10,16 @@ import (
 )
 
 const (
-	// AnnotationEdge begins the annotations that only the edge front door sets: over the CRI they are refused.
+	// AnnotationEdge is the prefix of annotations that only the edge front door sets. The CRI refuses them.
 	AnnotationEdge = "tripod.dev/edge."
-	// AnnotationRuntime is a pod's annotation with the uuid of the runtime whose module it runs.
+	// AnnotationRuntime is a pod annotation: the UUID of the runtime whose module the pod runs.
 	AnnotationRuntime = AnnotationEdge + "runtime"
-	// AnnotationChannels is a container's annotation with its channels, a JSON array of channel.Channel.
+	// AnnotationChannels is a container annotation: the container's channels, a JSON array of channel.Channel.
 	AnnotationChannels = AnnotationEdge + "channels"
 )
 
-// ParseChannels reads the channels from a container's annotations; there may be none. Errors are
-// errdefs.ErrInvalidArgument and name the channel.
+// ParseChannels returns the channels in a container's annotations, possibly none. Errors are errdefs.ErrInvalidArgument
+// and name the channel.
 func ParseChannels(annotations map[string]string) ([]channel.Channel, error) {
 	raw, ok := annotations[AnnotationChannels]
 	if !ok {

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DiskError gives an error of a full or failing disk its class: the node is out of something, and the request was in order. Other
-// errors stay as they are.
+// DiskError adds an errdefs class to the error of a full or failing disk: ErrResourceExhausted or ErrUnavailable. It
+// returns other errors unchanged.
 func DiskError(err error) error {
 	for _, exhausted := range []unix.Errno{unix.ENOSPC, unix.EDQUOT, unix.EMFILE, unix.ENFILE, unix.ENOMEM} {
 		if errors.Is(err, exhausted) {
@@ -22,5 +22,5 @@ func DiskError(err error) error {
 	return err
 }
 
-// ReadOnlyDisk reports whether a file system takes no writes, full or read-only: what is there already can be served still.
+// ReadOnlyDisk reports whether err says that a file system is full or read-only. Existing files can still be read.
 func ReadOnlyDisk(err error) bool { return errors.Is(err, unix.EROFS) || errors.Is(err, unix.ENOSPC) }

@@ -14,9 +14,9 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// processes is a backend that runs each container as a plain process of the host. It isolates nothing and recovers nothing:
-// it shows what the contract asks for. What a container looks like after a restart of the daemon, real backends read from a
-// state file (internal/sandbox/linux/state.go).
+// processes is a backend that runs each container as a plain process on the host. It isolates nothing and recovers
+// nothing; it only shows the contract. Real backends read a container's state from a file after the daemon restarts
+// (internal/sandbox/linux/state.go).
 type processes struct {
 	mu         sync.Mutex
 	containers map[string]*process
@@ -37,7 +37,8 @@ func (b *processes) Capabilities() sandbox.Capabilities {
 	return sandbox.Capabilities{MaxContainers: 1, HostNetwork: true}
 }
 
-// Validate refuses what a plain process cannot have, and names the field. The node asks before it records anything.
+// Validate refuses fields that a plain process does not support, and names the field. The node calls it before it
+// records anything.
 func (b *processes) Validate(_ *sandbox.Pod, c *sandbox.Container) error {
 	switch {
 	case c == nil:
@@ -55,7 +56,7 @@ func (b *processes) CreateSandbox(context.Context, *sandbox.Pod) error { return 
 func (b *processes) StopSandbox(context.Context, *sandbox.Pod) error   { return nil }
 func (b *processes) RemoveSandbox(context.Context, *sandbox.Pod) error { return nil }
 
-// CreateContainer may be called again for a container that is half made.
+// CreateContainer can be called again after a crash, for a container that was not completely made.
 func (b *processes) CreateContainer(_ context.Context, _ *sandbox.Pod, c *sandbox.Container) (sandbox.Resolved, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -63,15 +64,15 @@ func (b *processes) CreateContainer(_ context.Context, _ *sandbox.Pod, c *sandbo
 	return sandbox.Resolved{}, nil
 }
 
-// StartContainer starts the process. A program that cannot be started leaves a status that says so.
+// StartContainer starts the process. If the program cannot be started, the container's status says so.
 func (b *processes) StartContainer(_ context.Context, p *sandbox.Pod, c *sandbox.Container) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	there := b.containers[c.ID]
-	if there == nil {
+	current := b.containers[c.ID]
+	if current == nil {
 		return fmt.Errorf("container %s is not created: %w", c.ID, errdefs.ErrFailedPrecondition)
 	}
-	if there.status.State == sandbox.StateRunning {
+	if current.status.State == sandbox.StateRunning {
 		return nil
 	}
 	argv := c.Config.GetCommand()
@@ -87,7 +88,7 @@ func (b *processes) StartContainer(_ context.Context, p *sandbox.Pod, c *sandbox
 	return nil
 }
 
-// wait reports the end of a process, whoever ordered it. The node decides what it means for the pod.
+// wait reports the end of a process, even if it was ordered. The node decides what the end means for the pod.
 func (b *processes) wait(podID, id string, run *process) {
 	_ = run.cmd.Wait()
 	b.mu.Lock()
@@ -102,7 +103,7 @@ func (b *processes) wait(podID, id string, run *process) {
 	b.sink(sandbox.Event{PodID: podID, ContainerID: id, Status: status})
 }
 
-// StopContainer asks, waits, forces, and succeeds for what does not run.
+// StopContainer sends SIGTERM, and SIGKILL after the grace period. It succeeds if the process does not run.
 func (b *processes) StopContainer(ctx context.Context, _ *sandbox.Pod, c *sandbox.Container, grace time.Duration) error {
 	b.mu.Lock()
 	run := b.containers[c.ID]
@@ -121,7 +122,7 @@ func (b *processes) StopContainer(ctx context.Context, _ *sandbox.Pod, c *sandbo
 	}
 }
 
-// RemoveContainer kills what still runs; nothing to remove is a success.
+// RemoveContainer kills the process if it still runs. It succeeds if the container is missing.
 func (b *processes) RemoveContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
 	if err := b.StopContainer(ctx, p, c, 0); err != nil {
 		return err
@@ -132,24 +133,24 @@ func (b *processes) RemoveContainer(ctx context.Context, p *sandbox.Pod, c *sand
 	return nil
 }
 
-// Status answers StateAbsent, not an error, for what is not there.
+// Status returns StateAbsent, not an error, for a missing container.
 func (b *processes) Status(_ context.Context, _ *sandbox.Pod, c *sandbox.Container) (sandbox.Status, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if there := b.containers[c.ID]; there != nil {
-		return there.status, nil
+	if current := b.containers[c.ID]; current != nil {
+		return current.status, nil
 	}
 	return sandbox.Status{}, nil
 }
 
-// Recover finds nothing: these processes do not outlive their daemon. From here on events go to the sink.
+// Recover finds nothing, because these processes do not outlive their daemon. From here on, events go to the sink.
 func (b *processes) Recover(_ context.Context, _ []sandbox.Known, sink sandbox.Sink) (sandbox.Found, error) {
 	b.sink = sink
 	return sandbox.Found{}, nil
 }
 
-// A backend is made, recovers what an earlier daemon left, and then takes orders. The node gives them in this order, each of
-// them perhaps twice.
+// A backend recovers the pods of an earlier daemon before it takes orders. The node gives the orders in this sequence,
+// and may repeat any of them.
 func Example() {
 	ctx := context.Background()
 	var b sandbox.Backend = &processes{containers: map[string]*process{}}

@@ -8,15 +8,12 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// annotationTerminationMessagePath holds the path in the container at which the kubelet mounts the termination message file.
-const annotationTerminationMessagePath = "io.kubernetes.container.terminationMessagePath"
-
-// TerminationMessagePath is the path in the container at which the kubelet mounts the termination message file.
+// TerminationMessagePath returns the path in the container at which the kubelet mounts the termination message file.
 func TerminationMessagePath(config *runtimeapi.ContainerConfig) string {
-	return path.Clean(cmp.Or(config.GetAnnotations()[annotationTerminationMessagePath], "/dev/termination-log"))
+	return path.Clean(cmp.Or(config.GetAnnotations()["io.kubernetes.container.terminationMessagePath"], "/dev/termination-log"))
 }
 
-// kubeletUnified are the cgroup v2 files that a kubelet 1.37 sets in linux.resources.unified on its own: memory.min,
+// kubeletUnified lists the cgroup v2 files that a kubelet 1.37 sets in linux.resources.unified on its own: memory.min,
 // memory.low and memory.swap.max always, memory.oom.group and memory.high depending on its configuration.
 var kubeletUnified = []string{"memory.high", "memory.low", "memory.min", "memory.oom.group", "memory.swap.max"}
 
@@ -33,8 +30,8 @@ func DemandedUnified(res *runtimeapi.LinuxContainerResources) []string {
 	return demanded
 }
 
-// DemandsLabel reports whether SELinux options ask for more than the level s0 without categories, which every process has if
-// no label is applied. Kubernetes' conformance specs name that level for pods on any node.
+// DemandsLabel reports whether SELinux options ask for more than level s0 without categories. Every process has that
+// level if no label is applied, and Kubernetes' conformance tests request it on any node.
 func DemandsLabel(o *runtimeapi.SELinuxOption) bool {
 	return o.GetUser() != "" || o.GetRole() != "" || o.GetType() != "" || o.GetLevel() != "" && o.GetLevel() != "s0"
 }

@@ -50,13 +50,12 @@ type Backend interface {
 	// errdefs.ErrNotImplemented, naming the field. A nil c means the sandbox itself.
 	Validate(p *Pod, c *Container) error
 
-	// CreateSandbox makes what the pod's containers share (pinned namespaces, cgroup, /dev/shm …). The pod's network is
-	// already up.
+	// CreateSandbox makes the resources that the pod's containers share (pinned namespaces, cgroup, /dev/shm …). The pod's
+	// network is already up.
 	CreateSandbox(ctx context.Context, p *Pod) error
-	// StopSandbox releases whatever of the sandbox runs or holds the network namespace, after the pod's containers have
-	// stopped.
+	// StopSandbox ends the sandbox's processes and releases its network namespace, after the pod's containers stopped.
 	StopSandbox(ctx context.Context, p *Pod) error
-	// RemoveSandbox removes every trace of the pod, even a half-made one. Its containers are already removed.
+	// RemoveSandbox removes every trace of the pod, even if it is incomplete. Its containers are already removed.
 	RemoveSandbox(ctx context.Context, p *Pod) error
 
 	// CreateContainer prepares a container (root filesystem, bundle, definition) without running it.
@@ -65,27 +64,27 @@ type Backend interface {
 	// a stopped container. If the program cannot be started, the error's class is errdefs.ErrFailedPrecondition or
 	// ErrInvalidArgument, and Status reports StartError and the exit code.
 	StartContainer(ctx context.Context, p *Pod, c *Container) error
-	// StopContainer asks the container to end, kills it after grace (0: at once) and returns when it is dead. The end of ctx
-	// stops the waiting, not the container.
+	// StopContainer asks the container to end, kills it after grace (0: immediately) and returns when it is dead. If ctx
+	// ends first, StopContainer stops waiting, but the container still ends.
 	StopContainer(ctx context.Context, p *Pod, c *Container, grace time.Duration) error
-	// RemoveContainer kills what still runs of the container and removes every trace of it.
+	// RemoveContainer kills the container's remaining processes and removes every trace of it.
 	RemoveContainer(ctx context.Context, p *Pod, c *Container) error
 	// Status returns the container's current status. A missing container is StateAbsent, not an error.
 	Status(ctx context.Context, p *Pod, c *Container) (Status, error)
 
-	// Recover is called once, before any other method except Capabilities. It adopts what still exists of known, removes what
-	// carries this backend's mark and is not in known, and from then on reports to sink. If it returns ErrAway, the backend
-	// receives no orders and Recover is called again.
+	// Recover is called once, before any other method except Capabilities. It adopts the known pods that still exist,
+	// removes everything else that carries this backend's mark, and from then on reports to sink. If it returns ErrAway,
+	// the backend receives no orders and Recover is called again.
 	Recover(ctx context.Context, known []Known, sink Sink) (Found, error)
 }
 
-// ErrAway is Recover's error while a dependency of the backend, another daemon for instance, is missing.
-var ErrAway = errors.New("the backend waits for it")
+// ErrAway is Recover's error while a dependency of the backend, such as another daemon, is missing.
+var ErrAway = errors.New("the backend waits until it is back")
 
 // Capabilities is what the node and the control planes need to know about a backend in advance.
 type Capabilities struct {
-	// MaxContainers is how many containers a pod may have at a time; 0 means no limit. 1 makes unit pods: the pod and its
-	// container share one state and, in the backend, one ID.
+	// MaxContainers is the maximum number of containers in a pod at a time; 0 means no limit. 1 makes unit pods: the pod
+	// and its container share one state and, in the backend, one ID.
 	MaxContainers int
 	// Components means that pods may be named by component labels and get component#n as ID.
 	Components bool
@@ -102,7 +101,7 @@ type Capabilities struct {
 // Unit reports whether the backend's pods are unit pods.
 func (c Capabilities) Unit() bool { return c.MaxContainers == 1 }
 
-// Resolved is what only the backend can derive from a container's configuration; the node stores it in the record.
+// Resolved holds the facts that only the backend can derive from a container's configuration. The node records them.
 type Resolved struct {
 	// User is the identity of the first process (CRI ContainerStatus.user); nil if the backend has none.
 	User *runtimeapi.ContainerUser
@@ -110,10 +109,10 @@ type Resolved struct {
 	Mounts []*runtimeapi.Mount
 	// StopSignal is the effective signal, from the request or from the image.
 	StopSignal runtimeapi.Signal
-	// Component is the name of the component that the container runs (domain:server@version), if the backend derived it from
-	// the image; empty if the labels give it, or if there is none.
+	// Component is the name of the component that the container runs (domain:server@version), if the backend derived it
+	// from the image. It is empty if the labels name the component, or if the container runs none.
 	Component string
-	// SwapLimited means that a container with a memory limit and no swap limit may not swap: its memory limit bounds memory
+	// SwapLimited means that a container with a memory limit and no swap limit cannot swap: the memory limit covers memory
 	// and swap together.
 	SwapLimited bool
 }
@@ -121,12 +120,12 @@ type Resolved struct {
 type State int
 
 const (
-	// StateAbsent: it does not exist.
+	// StateAbsent: the container does not exist.
 	StateAbsent State = iota
 	// StateCreated: prepared, not running.
 	StateCreated
 	StateRunning
-	// StateExited: it ran, or failed to start, and has ended.
+	// StateExited: the container ran and has ended, or it failed to start.
 	StateExited
 )
 
@@ -140,7 +139,7 @@ const (
 	ReasonGuestPanic = "GuestPanic"
 	// ReasonNoBootableDevice: the virtual machine's firmware found nothing to boot.
 	ReasonNoBootableDevice = "NoBootableDevice"
-	// ReasonUnknown: nobody observed the exit (the node rebooted, a helper was killed).
+	// ReasonUnknown: the exit was not observed (the node rebooted, a helper was killed).
 	ReasonUnknown = "Unknown"
 )
 
@@ -150,7 +149,7 @@ const (
 	ExitStartError = 128
 	// ExitKilled is the code of a container that was killed, 128 + SIGKILL.
 	ExitKilled = 137
-	// ExitUnknown is the code of a container whose exit nobody observed.
+	// ExitUnknown is the code of a container whose exit was not observed.
 	ExitUnknown = 255
 )
 
@@ -165,8 +164,8 @@ type Status struct {
 	Message string
 }
 
-// Event reports something that happened without an order: a container ended or, with an empty ContainerID, the sandbox became
-// unusable (its init process or machine is gone).
+// Event reports that a container ended on its own or, with an empty ContainerID, that the sandbox became unusable (its
+// init process or machine is gone).
 type Event struct {
 	PodID       string
 	ContainerID string
@@ -182,20 +181,20 @@ type Known struct {
 	Containers []*Container
 }
 
-// Found is what Recover found of the known pods.
+// Found is the result of Recover: the known pods and containers that still exist.
 type Found struct {
-	// Sandboxes holds the IDs of pods whose shared parts all exist.
+	// Sandboxes holds the IDs of pods whose shared resources all exist.
 	Sandboxes map[string]bool
 	// Containers maps container IDs to their status; a missing ID means StateAbsent.
 	Containers map[string]Status
 }
 
-// NewFound is the answer that nothing is there.
+// NewFound returns an empty result.
 func NewFound() Found {
 	return Found{Sandboxes: map[string]bool{}, Containers: map[string]Status{}}
 }
 
-// Add puts a container into the answer, unless it is absent.
+// Add adds a container to the result, unless it is absent.
 func (f Found) Add(id string, s Status) {
 	if s.State != StateAbsent {
 		f.Containers[id] = s
@@ -223,9 +222,9 @@ type AttachRequest struct {
 
 type TermSize struct{ Width, Height uint16 }
 
-// Execer runs further programs in the backend's containers. Exec returns the program's exit code, whether 0 or not; its error
-// means that the program could not be run or watched. The end of ctx kills the program. If the program has ended but a child
-// of it holds its stdio, Exec returns after a drain deadline.
+// Execer runs additional programs in the backend's containers. Exec returns the program's exit code, whether 0 or not;
+// an error means that the program could not be run or watched. Exec kills the program when ctx ends. If the program has
+// ended but one of its children holds its stdio, Exec returns after a drain deadline.
 type Execer interface {
 	Exec(ctx context.Context, p *Pod, c *Container, req ExecRequest) (exitCode int32, err error)
 }
@@ -235,20 +234,21 @@ type Attacher interface {
 	Attach(ctx context.Context, p *Pod, c *Container, req AttachRequest) error
 }
 
-// Dialer is for backends whose pods listen elsewhere than in their network namespace, for instance in a guest. network and
-// address are net.Dialer's; a loopback address is the guest's own. For other backends the node dials in the namespace. If
-// nobody listens or answers, the error is errdefs.ErrUnavailable. c is nil if the pod has no running container.
+// Dialer is for backends whose pods do not listen in their network namespace, but in a guest for instance. network and
+// address are net.Dialer's; a loopback address is the guest's own. For other backends the node dials in the namespace.
+// If the connection is refused or times out, the error is errdefs.ErrUnavailable. c is nil if the pod has no running
+// container.
 type Dialer interface {
 	Dial(ctx context.Context, p *Pod, c *Container, network, address string) (net.Conn, error)
 }
 
-// Channeler is for backends whose containers can have channels (AnnotationChannels). Channels returns a connection on which
-// both sides speak as internal/channel describes. A later connection for the same container replaces the earlier one, and the
-// container's channels are opened again on it. Containers of the same non-empty group deliver to each other directly. The
-// connection ends with the container; its caller closes it.
+// Channeler is for backends whose containers can have channels (AnnotationChannels). Channels returns a connection that
+// speaks the protocol of internal/channel. A later connection for the same container replaces the earlier one, and the
+// container's channels are opened again on it. Containers in the same non-empty group deliver to each other directly.
+// The connection ends with the container; the caller closes it.
 //
-// Errors: ErrFailedPrecondition if the container does not run or has no channels, ErrUnavailable if what runs it does not
-// answer.
+// Errors: ErrFailedPrecondition if the container does not run or has no channels, ErrUnavailable if the process that
+// runs it does not answer.
 type Channeler interface {
 	Channels(ctx context.Context, p *Pod, c *Container) (conn net.Conn, group string, err error)
 }
@@ -271,15 +271,16 @@ type StatsProvider interface {
 	PodStats(ctx context.Context, p *Pod) (*runtimeapi.LinuxPodSandboxStats, error)
 }
 
-// Readier is for backends with a dependency that may disappear while the node is up, another daemon for instance.
+// Readier is for backends with a dependency, such as another daemon, that may disappear while the node is up.
 type Readier interface {
-	// Ready returns, without waiting, why new pods cannot be made or started now, or nil. The backend still receives orders,
-	// because many do not need the dependency.
+	// Ready returns nil if pods can be created and started, otherwise the reason. It does not wait. The backend still
+	// receives orders, because many do not need the dependency.
 	Ready() error
 }
 
-// Inspector adds facts to verbose status calls. They share one JSON object with the node's (handler, state, config …), so
-// keys are camel case, and kinds of pod use the same key for the same fact: pid, cgroup, runDir, sandboxID.
+// Inspector adds facts to verbose status calls. They share one JSON object with the node's facts (handler, state,
+// config …). Keys are camel case, and all kinds of pod use the same key for the same fact: pid, cgroup, runDir,
+// sandboxID.
 type Inspector interface {
 	Inspect(ctx context.Context, p *Pod, c *Container) (map[string]any, error)
 }

@@ -1,7 +1,7 @@
-// Package fields checks the fields of the CRI that mean the same to every kind of pod, and makes the errors by which a backend
-// refuses a field. Why a kind cannot have what a field asks for is the kind's to say: Reasons.
+// Package fields checks the CRI fields that mean the same to every kind of pod, and makes the errors with which a
+// backend refuses a field. Each kind gives its own reasons for refusing a field (Reasons).
 //
-// It must not check what one kind alone knows. Begin reading with Reasons.
+// The package must not check anything that only one kind knows. Begin reading with Reasons.
 package fields
 
 import (
@@ -17,27 +17,29 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// Invalid is the refusal of a field whose value cannot be right.
+// Invalid returns an errdefs.ErrInvalidArgument for a field whose value is wrong for every kind.
 func Invalid(field, format string, args ...any) error {
 	return fmt.Errorf("%s: %s: %w", field, fmt.Sprintf(format, args...), errdefs.ErrInvalidArgument)
 }
 
-// Unsupported is the refusal of a field that is right, but that a kind of pod cannot have.
+// Unsupported returns an errdefs.ErrNotImplemented for a field whose value is valid, but not supported by this kind.
 func Unsupported(field, format string, args ...any) error {
 	return fmt.Errorf("%s: %s: %w", field, fmt.Sprintf(format, args...), errdefs.ErrNotImplemented)
 }
 
-// Reasons are why a kind of pod whose processes are not the node's cannot have what some fields ask for.
+// Reasons explain why a kind of pod does not support certain fields: its processes do not run on the node's kernel.
 type Reasons struct {
-	// Profile is for a seccomp or AppArmor profile in a file, Label for SELinux labels.
+	// Profile is for seccomp and AppArmor profiles in files, Label for SELinux labels.
 	Profile, Label string
-	// PID, IPC and Users are for the node's, or another container's, PID and IPC namespace and for a user namespace.
+	// PID is for the PID namespace of the node or of another container, IPC for the node's IPC namespace, Users for user
+	// namespaces.
 	PID, IPC, Users string
-	// ImageVolume, Propagation and MountOwners are for mounts of images, with propagation, and with mapped users.
+	// ImageVolume is for mounts of images, Propagation for mount propagation, MountOwners for mounts with mapped users.
 	ImageVolume, Propagation, MountOwners string
 }
 
-// Profiles checks the profiles. What is less strict than what the kind holds all its pods to may pass.
+// Profiles checks the security profiles. It accepts profiles that are weaker than the isolation that the kind gives
+// every pod.
 func (r Reasons) Profiles(seccomp, apparmor *runtimeapi.SecurityProfile, selinux *runtimeapi.SELinuxOption) error {
 	for field, profile := range map[string]*runtimeapi.SecurityProfile{"seccomp": seccomp, "apparmor": apparmor} {
 		if profile.GetProfileType() == runtimeapi.SecurityProfile_Localhost {
@@ -50,7 +52,7 @@ func (r Reasons) Profiles(seccomp, apparmor *runtimeapi.SecurityProfile, selinux
 	return nil
 }
 
-// Namespaces checks the namespaces, all but the network's.
+// Namespaces checks all namespace options except the network's.
 func (r Reasons) Namespaces(o *runtimeapi.NamespaceOption) error {
 	const field = "linux.security_context.namespace_options."
 	switch {
@@ -64,8 +66,8 @@ func (r Reasons) Namespaces(o *runtimeapi.NamespaceOption) error {
 	return nil
 }
 
-// Mounts checks the mounts. check, unless it is nil, is called for each with its field's name, to refuse what the kind alone cannot
-// have.
+// Mounts checks the mounts. If check is not nil, Mounts calls it with each mount and its field name, for the kind's own
+// checks.
 func (r Reasons) Mounts(mounts []*runtimeapi.Mount, check func(field string, m *runtimeapi.Mount) error) error {
 	seen := map[string]bool{}
 	for i, m := range mounts {
@@ -93,12 +95,13 @@ func (r Reasons) Mounts(mounts []*runtimeapi.Mount, check func(field string, m *
 	return nil
 }
 
-// DemandedSysctls are the names of those that somebody counts on, in order: a kubelet asks by itself for ports below 1024 to be open.
+// DemandedSysctls lists, in order, the sysctls that a kubelet does not set on its own. The pod's author relies on them.
+// On its own, a kubelet opens ports below 1024 to all users.
 func DemandedSysctls(sysctls map[string]string) []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(sysctls)), func(name string) bool { return name == "net.ipv4.ip_unprivileged_port_start" })
 }
 
-// Env checks the environment.
+// Env checks the environment variables.
 func Env(envs []*runtimeapi.KeyValue) error {
 	for _, e := range envs {
 		if e.GetKey() == "" || strings.ContainsAny(e.GetKey(), "=\x00") || strings.Contains(string(e.GetValue()), "\x00") {

@@ -1,8 +1,8 @@
-// Package ledger keeps the containers of one kind of pod: a handle for each, with its state in memory and on the disk and its
-// present run. Every backend has one Ledger, of a state and a run of its own. Begin reading with Ledger.
+// Package ledger keeps the containers of one kind of pod. Each container has a handle with its state, in memory and on
+// disk, and its current run. Every backend has one Ledger, with its own types of state and run. Begin with Ledger.
 //
-// The state file is written before the step that it announces. A daemon that dies in between finds the step there, and asks
-// whatever runs the container how far it came:
+// The state file is written before the step that it announces. If the daemon dies in between, the next one finds the
+// step in the file and asks whatever runs the container how far it got:
 //
 //	          Begin              End
 //	Created ────────▶ Started ────────▶ Exited
@@ -10,14 +10,14 @@
 //	   │  └──── End ─────┘                │   the start was undone
 //	   └─ ─ ─ ─ ─ ─ Begin ─ ─ ─ ─ ─ ─ ─ ─ ┘   it starts again
 //
-// A call looks its container up by what it needs, so that every kind refuses the same call in the same state with the same error
-// class:
+// Each order has its own lookup, so that every kind refuses the same order in the same state with the same error class:
 //
-//	Find       status, figures, removal   absent: a nil handle
+//	Find       status, stats, removal     absent: a nil handle
 //	FindRun    stop                       absent, or not running: a nil run
 //	Startable  start                      absent: ErrFailedPrecondition; running: a nil handle
 //	Get        update                     absent: ErrFailedPrecondition
 //	GetRun     exec, attach, logs         absent, or not running: ErrFailedPrecondition
 //
-// The ledger must not run anything, nor decide how a container ended: the kind says so to End, and the first to say it counts.
+// The ledger must not run anything, nor decide how a container ended. The kind reports that to End, and the first
+// report counts.
 package ledger

@@ -12,11 +12,13 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// Format is the version of a kind's state files: the field "version" of each, which the kind's own structs do not have.
+// Format is the version of a kind's state files, in the field "version" of each file. The kind's structs do not have
+// the field.
 type Format int
 
-// Read reads a state file into v. A file that is missing, or torn by a crash of the node, is errdefs.ErrNotFound. A file of
-// another version is errdefs.ErrFailedPrecondition: this program cannot manage what it describes, and must leave it alone.
+// Read reads a state file into v. It returns errdefs.ErrNotFound for a file that is missing or was torn when the node
+// crashed, and errdefs.ErrFailedPrecondition for a file of another version, whose container this program must leave
+// alone.
 func (f Format) Read(path string, v any) error {
 	raw, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -32,7 +34,7 @@ func (f Format) Read(path string, v any) error {
 		return fmt.Errorf("%s is damaged (%v): %w", path, err, errdefs.ErrNotFound)
 	}
 	if head.Version != f {
-		return fmt.Errorf("%s is of version %d, this program writes version %d: %w", path, head.Version, f, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("%s has version %d, this program needs version %d: %w", path, head.Version, f, errdefs.ErrFailedPrecondition)
 	}
 	if err := json.Unmarshal(raw, v); err != nil {
 		return fmt.Errorf("%s is damaged (%v): %w", path, err, errdefs.ErrNotFound)
@@ -40,8 +42,8 @@ func (f Format) Read(path string, v any) error {
 	return nil
 }
 
-// Write replaces the state file at path by v, a struct with at least one field. It does not sync: after a crash of the daemon the
-// page cache is there, and after one of the node nothing of the container runs.
+// Write replaces the state file at path with v, a struct with at least one field. It does not sync: the page cache
+// survives a crash of the daemon, and after a crash of the node the container does not run.
 func (f Format) Write(path string, v any) error {
 	raw, err := json.Marshal(v)
 	if err != nil {
@@ -50,7 +52,7 @@ func (f Format) Write(path string, v any) error {
 	return ReplaceFile(path, append(fmt.Appendf(nil, `{"version":%d,`, f), raw[1:]...), 0o600)
 }
 
-// WriteJSON replaces the file at path by v as JSON, for others to read.
+// WriteJSON replaces the file at path with v as JSON, for other programs to read.
 func WriteJSON(path string, v any) error {
 	raw, err := json.Marshal(v)
 	if err != nil {
@@ -59,13 +61,13 @@ func WriteJSON(path string, v any) error {
 	return ReplaceFile(path, raw, 0o600)
 }
 
-// ReplaceFile replaces a file at once: a reader, or a crash of this process, sees the old content or the new one. Its errors have
-// the class that sandbox.DiskError gives them.
+// ReplaceFile replaces a file atomically: a reader, or the next process after a crash of this one, finds either the old
+// or the new content. It does not sync. Errors have the class that sandbox.DiskError gives them.
 func ReplaceFile(path string, content []byte, mode fs.FileMode) error {
 	draft := path + ".new"
 	err := os.WriteFile(draft, content, mode)
 	if err == nil {
-		err = os.Chmod(draft, mode) // whatever our umask is
+		err = os.Chmod(draft, mode) // regardless of the umask
 	}
 	if err == nil {
 		err = os.Rename(draft, path)

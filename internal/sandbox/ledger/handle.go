@@ -6,7 +6,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// Handle is one container: its state, which is that of its file, and its present run if it has one.
+// Handle is one container: its state, as in its state file, and its current run, if any.
 type Handle[S State, R any] struct {
 	PodID, ID string
 
@@ -16,14 +16,14 @@ type Handle[S State, R any] struct {
 	run    *R
 }
 
-// Snapshot gives the state and the present run, nil for none.
+// Snapshot returns the state and the current run, which may be nil.
 func (h *Handle[S, R]) Snapshot() (S, *R) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.state, h.run
 }
 
-// Set changes the state. When the file cannot be written, the change holds in memory.
+// Set changes the state, in memory even if the file cannot be written.
 func (h *Handle[S, R]) Set(change func(*S)) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -31,7 +31,7 @@ func (h *Handle[S, R]) Set(change func(*S)) error {
 	return h.write(h.state)
 }
 
-// Begin makes run the present one, and changes the state on the disk first: when that fails, nothing has changed.
+// Begin makes run the current run and changes the state. It writes the file first; if that fails, nothing has changed.
 func (h *Handle[S, R]) Begin(run *R, change func(*S)) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -44,14 +44,14 @@ func (h *Handle[S, R]) Begin(run *R, change func(*S)) error {
 	return nil
 }
 
-// Adopt makes run the present one, which recovery has found.
+// Adopt makes run, which recovery found, the current run.
 func (h *Handle[S, R]) Adopt(run *R) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.run = run
 }
 
-// Update is Set during a run. It reports whether run is still the present one; otherwise nothing has changed.
+// Update is like Set, but changes nothing unless run is still the current run. It reports whether it is.
 func (h *Handle[S, R]) Update(run *R, change func(*S)) (bool, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -62,7 +62,7 @@ func (h *Handle[S, R]) Update(run *R, change func(*S)) (bool, error) {
 	return true, h.write(h.state)
 }
 
-// UpdateInMemory changes the state during a run, if run is the present one, in memory only: for what recovery finds out again.
+// UpdateInMemory is like Update, but does not write the file. Use it for state that recovery can rediscover.
 func (h *Handle[S, R]) UpdateInMemory(run *R, change func(*S)) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -71,8 +71,8 @@ func (h *Handle[S, R]) UpdateInMemory(run *R, change func(*S)) {
 	}
 }
 
-// End ends run with a change of the state, unless it has ended already, and reports whether it did. When the file cannot be
-// written, that is logged: the run has ended all the same.
+// End ends run and changes the state, unless the run has already ended, and returns the new status and true if it did.
+// If the file cannot be written, End logs the error: the run has ended anyway.
 func (h *Handle[S, R]) End(run *R, change func(*S)) (sandbox.Status, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -82,7 +82,7 @@ func (h *Handle[S, R]) End(run *R, change func(*S)) (sandbox.Status, bool) {
 	h.run = nil
 	change(&h.state)
 	if err := h.write(h.state); err != nil {
-		h.ledger.log.Error("record the end of a container", "container", h.ID, "err", err)
+		h.ledger.log.Error("cannot record that a container ended", "container", h.ID, "err", err)
 	}
 	return h.state.Status(), true
 }

@@ -12,14 +12,14 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// State is a kind's state of a container: a struct that embeds Record and stands in the state file as JSON. It is copied by
-// value, so whoever changes it replaces its slices and maps and does not edit them.
+// State is a kind's state of a container: a struct that embeds Record and is the state file's JSON. Snapshots are
+// shallow copies, so a change must replace slices and maps instead of editing them.
 type State interface {
 	Status() sandbox.Status
 }
 
-// Ledger owns the handles of a kind's containers, and where their events go. S is the kind's state of a container, R what it has
-// of a run of one.
+// Ledger owns the handles of a kind's containers, and the sink of their events. S is the kind's state of a container, R
+// its data about one run.
 type Ledger[S State, R any] struct {
 	format Format
 	file   func(podID, id string) string
@@ -30,12 +30,12 @@ type Ledger[S State, R any] struct {
 	handles map[string]*Handle[S, R]
 }
 
-// New makes a ledger whose state files are of the given format and lie where file says.
+// New returns a ledger whose state files have the given format. file returns a state file's path.
 func New[S State, R any](format Format, file func(podID, id string) string, log *slog.Logger) *Ledger[S, R] {
 	return &Ledger[S, R]{format: format, file: file, log: log, sink: func(sandbox.Event) {}, handles: map[string]*Handle[S, R]{}}
 }
 
-// Create makes a container exist, in the given state: on the disk first, so that one that cannot be written does not exist.
+// Create adds a container in the given state. It writes the file first; if that fails, the container does not exist.
 func (l *Ledger[S, R]) Create(podID, id string, state S) error {
 	if err := l.format.Write(l.file(podID, id), state); err != nil {
 		return err
@@ -47,7 +47,8 @@ func (l *Ledger[S, R]) Create(podID, id string, state S) error {
 	return nil
 }
 
-// Find gives a container's handle, from the disk when it is not in memory; nil when there is no such container.
+// Find returns a container's handle, or nil if the container does not exist. If it is not in memory, Find reads the
+// state file.
 func (l *Ledger[S, R]) Find(podID, id string) (*Handle[S, R], error) {
 	if h := l.Loaded(id); h != nil {
 		return h, nil
@@ -63,7 +64,7 @@ func (l *Ledger[S, R]) Find(podID, id string) (*Handle[S, R], error) {
 	return l.keep(podID, id, s), nil
 }
 
-// Get is Find for what needs the container to exist: errdefs.ErrFailedPrecondition when it does not.
+// Get is like Find, but returns errdefs.ErrFailedPrecondition if the container does not exist.
 func (l *Ledger[S, R]) Get(podID, id string) (*Handle[S, R], error) {
 	h, err := l.Find(podID, id)
 	if h == nil && err == nil {
@@ -72,7 +73,7 @@ func (l *Ledger[S, R]) Get(podID, id string) (*Handle[S, R], error) {
 	return h, err
 }
 
-// Startable is Get for a start; the handle is nil when the container runs already, which is no error.
+// Startable is like Get, but returns nil, nil if the container is already running.
 func (l *Ledger[S, R]) Startable(podID, id string) (*Handle[S, R], error) {
 	h, err := l.Get(podID, id)
 	if err != nil {
@@ -84,7 +85,8 @@ func (l *Ledger[S, R]) Startable(podID, id string) (*Handle[S, R], error) {
 	return h, nil
 }
 
-// FindRun gives a container with its present run; the run is nil when there is none, and the handle when there is no container.
+// FindRun returns a container's handle and its current run. The run is nil if the container does not run, and both are
+// nil if it does not exist.
 func (l *Ledger[S, R]) FindRun(podID, id string) (*Handle[S, R], *R, error) {
 	h, err := l.Find(podID, id)
 	if h == nil {
@@ -94,30 +96,31 @@ func (l *Ledger[S, R]) FindRun(podID, id string) (*Handle[S, R], *R, error) {
 	return h, run, nil
 }
 
-// GetRun is FindRun for what needs the container to run: errdefs.ErrFailedPrecondition when it does not.
+// GetRun is like FindRun, but returns errdefs.ErrFailedPrecondition if the container does not run.
 func (l *Ledger[S, R]) GetRun(podID, id string) (*Handle[S, R], *R, error) {
 	h, run, err := l.FindRun(podID, id)
 	if run == nil && err == nil {
-		err = fmt.Errorf("container %s does not run: %w", id, errdefs.ErrFailedPrecondition)
+		err = fmt.Errorf("container %s is not running: %w", id, errdefs.ErrFailedPrecondition)
 	}
 	return h, run, err
 }
 
-// Loaded gives the handle that is in memory, nil for none: for news of a run, which only such a container can have.
+// Loaded returns a container's handle if it is in memory, otherwise nil. Use it for events of runs: a container that
+// has a run is in memory.
 func (l *Ledger[S, R]) Loaded(id string) *Handle[S, R] {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.handles[id]
 }
 
-// All gives the handles that are in memory.
+// All returns the handles that are in memory.
 func (l *Ledger[S, R]) All() []*Handle[S, R] {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Collect(maps.Values(l.handles))
 }
 
-// Status is what a backend answers to Status.
+// Status returns a container's status, as sandbox.Backend.Status does.
 func (l *Ledger[S, R]) Status(podID, id string) (sandbox.Status, error) {
 	h, err := l.Find(podID, id)
 	if h == nil {
@@ -127,7 +130,7 @@ func (l *Ledger[S, R]) Status(podID, id string) (sandbox.Status, error) {
 	return s.Status(), nil
 }
 
-// Remove makes a container not exist; one that does not is no error.
+// Remove removes a container's state file and handle. A missing container is no error.
 func (l *Ledger[S, R]) Remove(podID, id string) error {
 	if err := RemoveFile(l.file(podID, id)); err != nil {
 		return err
@@ -138,7 +141,7 @@ func (l *Ledger[S, R]) Remove(podID, id string) error {
 	return nil
 }
 
-// ReportTo says where events go from now on. Until then, and with nil, they go nowhere.
+// ReportTo sets the sink of all later events; nil discards them. A new ledger discards events.
 func (l *Ledger[S, R]) ReportTo(sink sandbox.Sink) {
 	if sink == nil {
 		sink = func(sandbox.Event) {}
@@ -148,7 +151,7 @@ func (l *Ledger[S, R]) ReportTo(sink sandbox.Sink) {
 	l.sink = sink
 }
 
-// Report gives an event to the node.
+// Report passes an event to the sink.
 func (l *Ledger[S, R]) Report(e sandbox.Event) {
 	l.mu.Lock()
 	sink := l.sink
@@ -156,7 +159,7 @@ func (l *Ledger[S, R]) Report(e sandbox.Event) {
 	sink(e)
 }
 
-// keep gives the container's handle, a new one of the given state unless there is one.
+// keep returns the container's handle. If it has none yet, keep adds one with the given state.
 func (l *Ledger[S, R]) keep(podID, id string, state S) *Handle[S, R] {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -14,7 +14,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// state is what a kind might keep.
+// state is a kind's state of a container.
 type state struct {
 	Record
 	Worker string `json:"worker,omitempty"`
@@ -38,7 +38,7 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-// restart forgets all that is in memory, as a new daemon does.
+// restart replaces the ledger with one that has nothing in memory, as a new daemon does.
 func (r *rig) restart() {
 	r.Ledger = New[state, run](1, func(podID, id string) string { return filepath.Join(r.dir, podID+"-"+id+".json") }, slog.New(slog.DiscardHandler))
 	r.ReportTo(func(e sandbox.Event) { r.events = append(r.events, e) })
@@ -64,7 +64,7 @@ func (r *rig) wantState(want sandbox.State) sandbox.Status {
 	got, err := r.Status("pod", "c")
 	r.must(err)
 	if got.State != want {
-		r.Errorf("the status is %+v, want state %d", got, want)
+		r.Errorf("Status = %+v, want state %d", got, want)
 	}
 	return got
 }
@@ -75,13 +75,13 @@ func TestLookups(t *testing.T) {
 		t.Helper()
 		h, err := r.Find("pod", "c")
 		if err != nil || (h != nil) != exists {
-			t.Errorf("%s: Find gives %v, %v", when, h, err)
+			t.Errorf("%s: Find = %v, %v; want a handle: %t", when, h, err, exists)
 		}
 		if _, err := r.Get("pod", "c"); (err == nil) != exists || err != nil && !errdefs.IsFailedPrecondition(err) {
-			t.Errorf("%s: Get says %v", when, err)
+			t.Errorf("%s: Get error = %v, want ErrFailedPrecondition unless the container exists (%t)", when, err, exists)
 		}
 		if _, _, err := r.GetRun("pod", "c"); (err == nil) != runs || err != nil && !errdefs.IsFailedPrecondition(err) {
-			t.Errorf("%s: GetRun says %v", when, err)
+			t.Errorf("%s: GetRun error = %v, want ErrFailedPrecondition unless the container runs (%t)", when, err, runs)
 		}
 	}
 	lookups("absent", false, false)
@@ -92,7 +92,7 @@ func TestLookups(t *testing.T) {
 	r.must(h.Begin(l, func(s *state) { s.Start() }))
 	lookups("started", true, true)
 	if s := r.wantState(sandbox.StateRunning); s.Pid != 7 || s.StartedAt.IsZero() {
-		t.Errorf("it runs as %+v", s)
+		t.Errorf("status of the running container = %+v, want PID 7 and a start time", s)
 	}
 	h.End(l, func(s *state) { s.Exit(time.Now(), 3, sandbox.ReasonError, "over") })
 	lookups("exited", true, false)
@@ -108,22 +108,22 @@ func TestFirstEndCounts(t *testing.T) {
 	for i := range int32(2) {
 		_, ended := h.End(l, func(s *state) { s.Exit(time.Time{}, 3+i, sandbox.ReasonError, "") })
 		if ended != (i == 0) {
-			t.Errorf("end %d: %t", i, ended)
+			t.Errorf("End number %d reports %t", i, ended)
 		}
 	}
 	if s := r.wantState(sandbox.StateExited); s.ExitCode != 3 || s.FinishedAt.Before(s.StartedAt) {
-		t.Errorf("it ended as %+v", s)
+		t.Errorf("status = %+v, want the exit code of the first End", s)
 	}
 	if present, err := h.Update(l, func(s *state) { s.Worker = "late" }); present || err != nil {
-		t.Errorf("a run that has ended was updated: %t, %v", present, err)
+		t.Errorf("Update of an ended run = %t, %v; want false, nil", present, err)
 	}
 	h.UpdateInMemory(l, func(s *state) { s.Worker = "late" })
 	if s, _ := h.Snapshot(); s.Worker != "" {
-		t.Errorf("a run that has ended changed the state: %+v", s)
+		t.Errorf("an ended run changed the state to %+v", s)
 	}
 }
 
-// TestStateSurvives: a new daemon finds in the file what the one before it wrote, and no run.
+// TestStateSurvives: a new daemon finds the state that the previous one wrote to the file, and no run.
 func TestStateSurvives(t *testing.T) {
 	r := newRig(t)
 	h, l := r.created(), &run{1}
@@ -133,32 +133,32 @@ func TestStateSurvives(t *testing.T) {
 	}
 	r.restart()
 	if r.Loaded("c") != nil {
-		t.Error("the new ledger has read a file that nobody asked for")
+		t.Error("the new ledger has read a state file that no lookup asked for")
 	}
 	r.wantState(sandbox.StateRunning)
 	h = r.Loaded("c")
 	if s, now := h.Snapshot(); s.Phase != Started || s.Worker != "w" || now != nil {
-		t.Errorf("found %+v, %v", s, now)
+		t.Errorf("state %+v, run %v; want phase started, worker w and no run", s, now)
 	}
 	h.Adopt(l)
 	if _, now, err := r.GetRun("pod", "c"); now != l || err != nil {
-		t.Errorf("after recovery it runs as %v, %v", now, err)
+		t.Errorf("GetRun after Adopt = %v, %v; want the adopted run", now, err)
 	}
 }
 
-// TestBeginFails: a start that cannot be recorded has not begun.
+// TestBeginFails: if the state file cannot be written, a run does not begin and a container is not created.
 func TestBeginFails(t *testing.T) {
 	r := newRig(t)
 	h := r.created()
 	r.must(os.RemoveAll(r.dir))
 	if err := h.Begin(&run{1}, func(s *state) { s.Start() }); err == nil {
-		t.Error("begun without a record")
+		t.Error("Begin succeeded without a state file")
 	}
 	if s, l := h.Snapshot(); s.Phase != Created || l != nil {
-		t.Errorf("after a failed Begin: %+v, %v", s, l)
+		t.Errorf("after a failed Begin: state %+v, run %v; want phase created and no run", s, l)
 	}
 	if err := r.Create("pod", "other", state{}); err == nil || r.Loaded("other") != nil {
-		t.Errorf("created without a record: %v, %v", err, r.Loaded("other"))
+		t.Errorf("Create without a state file: error %v, handle %v; want an error and no handle", err, r.Loaded("other"))
 	}
 }
 
@@ -167,7 +167,7 @@ func TestStartError(t *testing.T) {
 	r.must(r.created().Set(func(s *state) { s.FailStart(fmt.Errorf("no such program")) }))
 	s := r.wantState(sandbox.StateExited)
 	if s.ExitCode != sandbox.ExitStartError || s.Reason != sandbox.ReasonStartError || s.Message != "no such program" || !s.StartedAt.Equal(s.FinishedAt) {
-		t.Errorf("it ended as %+v", s)
+		t.Errorf("status = %+v, want a start error whose start and end are equal", s)
 	}
 }
 
@@ -181,9 +181,9 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// TestFilesOfOthers: files as earlier programs wrote them are read; what another version wrote is refused and left alone, and a
-// torn file is taken for none.
-func TestFilesOfOthers(t *testing.T) {
+// TestForeignFiles: a file of an earlier program with the same version is read, a file of another version is refused
+// and left alone, and a torn file counts as missing.
+func TestForeignFiles(t *testing.T) {
 	for name, c := range map[string]struct {
 		content string
 		want    func(error) bool
@@ -201,23 +201,23 @@ func TestFilesOfOthers(t *testing.T) {
 			r.must(os.WriteFile(path, []byte(c.content), 0o600))
 			var s state
 			if err := Format(1).Read(path, &s); !c.want(err) {
-				t.Errorf("Read says %v", err)
+				t.Errorf("Read error = %v", err)
 			}
 			h, err := r.Find("pod", "c")
 			if errdefs.IsFailedPrecondition(err) != (name == "newer" || name == "no version") || (h != nil) != (name == "earlier") {
-				t.Errorf("Find gives %v, %v", h, err)
+				t.Errorf("Find = %v, %v", h, err)
 			}
 			if name == "earlier" && (s.Phase != Exited || s.ExitCode != 3 || s.Worker != "w") {
-				t.Errorf("read %+v", s)
+				t.Errorf("Read = %+v, want phase exited, exit code 3 and worker w", s)
 			}
 			if raw, err := os.ReadFile(path); err != nil || string(raw) != c.content {
-				t.Errorf("the file is now %q, %v", raw, err)
+				t.Errorf("the file now has %q, %v; want it unchanged", raw, err)
 			}
 		})
 	}
 }
 
-// TestFileFormat pins what a state file looks like to other versions of this program.
+// TestFileFormat pins the format of a state file, which other versions of this program read.
 func TestFileFormat(t *testing.T) {
 	r := newRig(t)
 	at := time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
@@ -230,9 +230,9 @@ func TestFileFormat(t *testing.T) {
 	want := `{"version":1,"id":"c","phase":"exited","startedAt":"2026-11-22T10:00:00Z","finishedAt":"2026-11-22T10:00:01Z",` +
 		`"exitCode":3,"reason":"Error","message":"over","worker":"w"}`
 	if string(raw) != want {
-		t.Errorf("the file is\n%s\nwant\n%s", raw, want)
+		t.Errorf("the file has\n%s\nwant\n%s", raw, want)
 	}
 	if left, err := filepath.Glob(r.dir + "/*.new"); err != nil || left != nil {
-		t.Errorf("left behind: %s", strings.Join(left, " "))
+		t.Errorf("temporary files left behind: %s", strings.Join(left, " "))
 	}
 }

@@ -6,11 +6,12 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// Phase is how far a container has come, as its state file says: written before the step begins, Running and Exited after it.
+// Phase is a container's phase in its state file. Starting and Started are written before the step, the others after
+// it.
 type Phase string
 
-// The phases of a container. A kind has either Started, where whatever runs its containers can be asked about them after a crash,
-// or Starting and Running, where a start has several steps that recovery must tell apart.
+// The phases of a container. A kind uses Started if the process that runs its containers can be asked about them after
+// a crash, or Starting and Running if a start has several steps that recovery must tell apart.
 const (
 	Created  Phase = "created"
 	Starting Phase = "starting"
@@ -19,7 +20,7 @@ const (
 	Exited   Phase = "exited"
 )
 
-// Record is what the state of every kind says of a container. A kind embeds it in its own state.
+// Record is the part of a container's state that all kinds share. A kind embeds it in its own state.
 type Record struct {
 	ID    string `json:"id,omitempty"`
 	Phase Phase  `json:"phase"`
@@ -31,7 +32,7 @@ type Record struct {
 	Message    string    `json:"message,omitempty"`
 }
 
-// StatusOf is the container's status; pid is that of its process while it runs.
+// StatusOf returns the container's status; pid is the PID to report while it runs.
 func (r Record) StatusOf(pid int) sandbox.Status {
 	switch r.Phase {
 	case Started, Running:
@@ -46,11 +47,11 @@ func (r Record) StatusOf(pid int) sandbox.Status {
 	}
 }
 
-// Start records the beginning of a run. It is called before the container is started.
+// Start records that a run begins. Call it before the container is started.
 func (r *Record) Start() { *r = Record{ID: r.ID, Phase: Started, StartedAt: time.Now()} }
 
-// Exit puts the end of a run into the record. A container never ends before it began: the times of files and of other processes
-// have a coarser grain than ours.
+// Exit records the end of a run. FinishedAt is never before StartedAt: at may come from a file or another process,
+// whose clock is coarser than ours.
 func (r *Record) Exit(at time.Time, code int32, reason, message string) {
 	r.Phase, r.ExitCode, r.Reason, r.Message = Exited, code, reason, message
 	if r.FinishedAt = at; at.Before(r.StartedAt) {
@@ -58,7 +59,7 @@ func (r *Record) Exit(at time.Time, code int32, reason, message string) {
 	}
 }
 
-// FailStart puts a start that failed into the record.
+// FailStart records a failed start.
 func (r *Record) FailStart(cause error) {
 	r.StartedAt = time.Now()
 	r.Exit(r.StartedAt, sandbox.ExitStartError, sandbox.ReasonStartError, cause.Error())
