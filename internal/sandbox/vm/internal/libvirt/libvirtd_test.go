@@ -26,7 +26,7 @@ func TestLibvirtdIsAway(t *testing.T) {
 	killed, off, stays, idle := s.Definition(t), s.Definition(t), s.Definition(t), s.Definition(t)
 	consoles := map[string]*machinetest.Console{}
 	for _, d := range []machine.Definition{killed, off, stays} {
-		consoles[d.Name] = l.Up(t, d)
+		consoles[d.Name] = l.Boot(t, d)
 	}
 	require.NoError(t, l.Define(t.Context(), idle))
 
@@ -35,13 +35,13 @@ func TestLibvirtdIsAway(t *testing.T) {
 	require.Eventually(t, func() bool { return errdefs.IsUnavailable(l.Ready()) }, machinetest.Patience, 10*time.Millisecond, "it is not told that libvirtd is away")
 	consoles[off.Name].Type("poweroff -f")
 	for _, d := range []machine.Definition{killed, off, stays} {
-		require.Equal(t, machine.Running, l.Must(d.Name).Phase)
+		require.Equal(t, machine.Running, l.MustState(d.Name).Phase)
 	}
 	inTime(t, 10*time.Second, "shutdown", errdefs.ErrUnavailable, func() error { return l.Shutdown(t.Context(), stays.Name) })
 	_, err := l.Stats(t.Context(), stays.Name)
 	require.ErrorIs(t, err, errdefs.ErrUnavailable)
 	inTime(t, 20*time.Second, "start", errdefs.ErrUnavailable, func() error { return l.Start(t.Context(), idle.Name) })
-	require.Equal(t, machine.CauseStart, l.Must(idle.Name).Cause)
+	require.Equal(t, machine.CauseStart, l.MustState(idle.Name).Cause)
 	inTime(t, 10*time.Second, "destroy", nil, func() error { return l.Destroy(t.Context(), killed.Name) })
 	require.Equal(t, machine.CauseKilled, l.End(killed.Name).Cause)
 	inTime(t, 10*time.Second, "undefine", errdefs.ErrUnavailable, func() error { return l.Undefine(t.Context(), killed.Name) })
@@ -49,7 +49,7 @@ func TestLibvirtdIsAway(t *testing.T) {
 	r.Up()
 	require.Equal(t, machine.CausePowerOff, l.End(off.Name).Cause)
 	require.NoError(t, l.Ready())
-	require.Equal(t, machine.Running, l.Must(stays.Name).Phase)
+	require.Equal(t, machine.Running, l.MustState(stays.Name).Phase)
 	require.NoError(t, l.Shutdown(t.Context(), stays.Name))
 	require.Equal(t, machine.CausePowerOff, l.End(stays.Name).Cause)
 	require.NoError(t, l.Start(t.Context(), idle.Name), "what could not be started is started now")
@@ -76,11 +76,11 @@ func TestLibvirtdHangs(t *testing.T) {
 	l := s.Begin(t)
 	defer l.Close()
 	up, started := s.Definition(t), s.Definition(t)
-	l.Up(t, up)
+	l.Boot(t, up)
 	require.NoError(t, l.Define(t.Context(), started))
 
 	r.Signal(syscall.SIGSTOP)
-	require.Equal(t, machine.Running, l.Must(up.Name).Phase)
+	require.Equal(t, machine.Running, l.MustState(up.Name).Phase)
 	inTime(t, 3*time.Second, "stats", errdefs.ErrUnavailable, func() error { _, err := l.Stats(t.Context(), up.Name); return err })
 	inTime(t, 10*time.Second, "shutdown", errdefs.ErrUnavailable, func() error { return l.Shutdown(t.Context(), up.Name) })
 	inTime(t, 10*time.Second, "start", errdefs.ErrUnavailable, func() error {
@@ -106,15 +106,15 @@ func TestConfined(t *testing.T) {
 	s := r.subject(t)
 	l, d := s.Begin(t), s.Definition(t)
 	defer l.Close()
-	l.Up(t, d)
-	proc := filepath.Join("/proc", strconv.Itoa(l.Must(d.Name).Pid))
+	l.Boot(t, d)
+	proc := filepath.Join("/proc", strconv.Itoa(l.MustState(d.Name).Pid))
 	status := read(t, filepath.Join(proc, "status"))
 	for _, want := range []string{"Uid:\t200001\t200001\t200001\t200001", "Gid:\t200002\t200002\t200002\t200002", "NoNewPrivs:\t1", "Seccomp:\t2", "CapEff:\t0000000000000000", "CapPrm:\t0000000000000000"} {
 		require.Contains(t, status, want)
 	}
 	require.NotContains(t, read(t, filepath.Join(proc, "environ")), "TRIPOD_")
 	require.Contains(t, read(t, filepath.Join(proc, "limits")), "Max core file size        0                    0 ")
-	require.True(t, l.Driver.(*Driver).inCgroup(l.Must(d.Name).Pid, d.Cgroup), read(t, filepath.Join(proc, "cgroup")))
+	require.True(t, l.Driver.(*Driver).inCgroup(l.MustState(d.Name).Pid, d.Cgroup), read(t, filepath.Join(proc, "cgroup")))
 	require.NoError(t, l.Undefine(t.Context(), d.Name))
 }
 
@@ -124,7 +124,7 @@ func TestOwners(t *testing.T) {
 	s := r.subject(t)
 	l, d := s.Begin(t), s.Definition(t)
 	defer l.Close()
-	l.Up(t, d)
+	l.Boot(t, d)
 	other := r
 	other.cfg.Owner, other.cfg.Dir = "/another", r.cfg.Dir+"-another"
 	second := other.subject(t).Begin(t)
@@ -153,7 +153,7 @@ func TestShares(t *testing.T) {
 	require.NoError(t, os.Mkdir(mapped, 0o755))
 	d.Shares = append(d.Shares, machine.Share{Tag: "mapped", Path: mapped, Driver: machine.Share9pMapped})
 	d.VNC = true
-	console := l.Up(t, d)
+	console := l.Boot(t, d)
 	console.Type("for t in free locked; do mkdir -p /mnt/$t; mount -t 9p -o trans=virtio,version=9p2000.L $t /mnt/$t; cat /mnt/$t/hello; echo of-$t >/mnt/$t/new; done; sync; echo shares-$((40+2))")
 	machinetest.AwaitLog(t, d, "shares-42", 1)
 	log := strings.ReplaceAll(read(t, d.SerialLog), "\r", "")
@@ -185,7 +185,7 @@ func TestLibvirtCPU(t *testing.T) {
 	err := l.Define(t.Context(), bad)
 	require.ErrorIs(t, err, errdefs.ErrInvalidArgument)
 	require.ErrorContains(t, err, "element cpu")
-	console := l.Up(t, d)
+	console := l.Boot(t, d)
 	console.Type("grep 'model name' /proc/cpuinfo")
 	machinetest.AwaitLog(t, d, "Nehalem", 1)
 	require.NoError(t, l.Undefine(t.Context(), d.Name))

@@ -84,12 +84,12 @@ func TestReachable(t *testing.T) {
 func TestNewRefuses(t *testing.T) {
 	dir := publicTemp(t)
 	good := Config{Dir: dir, Owner: "x", Emulator: "/bin/true", Wrapper: "/bin/true", Accel: "tcg"}
-	for class, spoil := range map[error]func(*Config){
+	for class, damage := range map[error]func(*Config){
 		errdefs.ErrNotFound:        func(c *Config) { c.Emulator = "no-such-emulator" },
 		errdefs.ErrInvalidArgument: func(c *Config) { c.Accel = "auto" },
 	} {
 		cfg := good
-		spoil(&cfg)
+		damage(&cfg)
 		_, err := New(cfg)
 		require.ErrorIs(t, err, class)
 	}

@@ -7,7 +7,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/test/machinetest"
 )
 
-// BenchmarkLife is the same as that of the driver libvirt.
+// BenchmarkLife measures the same calls as the benchmark of the driver libvirt.
 func BenchmarkLife(b *testing.B) {
 	machinetest.BenchmarkLife(b, machinetest.Subject{
 		New: driverOver(filepath.Join(b.TempDir(), "qemu")), Guest: machinetest.FindGuest(b, false),

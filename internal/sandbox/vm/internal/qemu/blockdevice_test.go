@@ -12,7 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/test/machinetest"
 )
 
-// TestBlockDevice: a block device of the node is a disk of the guest.
+// TestBlockDevice: a block device of the node becomes a disk of the guest.
 func TestBlockDevice(t *testing.T) {
 	s := subject(t)
 	l, d := s.Begin(t), s.Definition(t)
@@ -23,7 +23,7 @@ func TestBlockDevice(t *testing.T) {
 	}
 	out, err := exec.Command("losetup", "--find", "--show", image).Output()
 	if err != nil {
-		t.Fatalf("a loop device: %v: %s", err, out)
+		t.Fatalf("set up a loop device: %v: %s", err, out)
 	}
 	device := strings.TrimSpace(string(out))
 	t.Cleanup(func() {
@@ -32,7 +32,7 @@ func TestBlockDevice(t *testing.T) {
 		}
 	})
 	d.Disks = append(d.Disks, machine.Disk{ID: "disk0", File: machine.File{Path: device}, Format: "raw", Bus: machine.BusVirtio})
-	console := l.Up(t, d)
+	console := l.Boot(t, d)
 	console.Type("dd if=/dev/vdb bs=12 count=1 2>/dev/null; echo of the guest >/dev/vdb; sync; echo block-$((40+2))")
 	machinetest.AwaitLog(t, d, "block-42", 1)
 	machinetest.AwaitLog(t, d, "of the node", 1)
@@ -40,16 +40,16 @@ func TestBlockDevice(t *testing.T) {
 		t.Error(err)
 	}
 	if raw, err := os.ReadFile(image); err != nil || !bytes.HasPrefix(raw, []byte("of the guest\n")) {
-		t.Errorf("the device begins with %.20q, %v", raw, err)
+		t.Errorf("the device begins with %.20q (error %v), want %q", raw, err, "of the guest\n")
 	}
-	d.Disks[1].Path = "/dev/null" // is none
+	d.Disks[1].Path = "/dev/null" // not a block device
 	l2 := s.Begin(t)
 	defer l2.Close()
 	if err := l2.Define(t.Context(), d); err != nil {
 		t.Fatal(err)
 	}
 	if err := l2.Start(t.Context(), d.Name); err == nil || !strings.Contains(err.Error(), "neither a file nor a block device") {
-		t.Errorf("a machine with /dev/null as its disk: %v", err)
+		t.Errorf("Start with /dev/null as a disk: got error %v, want \"neither a file nor a block device\"", err)
 	}
 	if err := l2.Undefine(t.Context(), d.Name); err != nil {
 		t.Error(err)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -12,37 +13,37 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// mark begins the name of a machine of ours on QEMU's command line.
-const mark = "tripod-"
+// namePrefix is the prefix of a machine's name on QEMU's command line.
+const namePrefix = "tripod-"
 
-// firstFD is the number that the first inherited file has in QEMU.
+// firstFD is the descriptor number of the first inherited file in QEMU.
 const firstFD = 3
 
-// monitorSocket is QEMU's monitor, in Definition.Dir beside the sockets of package machine.
+// monitorSocket is the socket of QEMU's monitor, in Definition.Dir beside the sockets of package machine.
 const monitorSocket = "qmp.sock"
 
-// vncDir is the directory in Definition.Dir that is QEMU's own: it makes the socket of VNC itself.
+// vncDir is a directory in Definition.Dir that belongs to QEMU's user, because QEMU creates the VNC socket itself.
 const vncDir = "vnc"
 
-// firmwareRing is the ring buffer with what the firmware says.
+// firmwareRing is the ring buffer that holds the firmware's debug output.
 const firmwareRing = "firmware"
 
-// kind is how a file is opened that QEMU inherits.
+// kind says how to open a file that QEMU inherits.
 type kind string
 
 const (
 	kindSocket   kind = "socket"    // a listening unix socket in Definition.Dir
-	kindPipe     kind = "pipe"      // the end of a named pipe in Definition.Dir
+	kindPipe     kind = "pipe"      // the read end of a named pipe in Definition.Dir
 	kindRead     kind = "read"      // O_RDONLY
 	kindWrite    kind = "write"     // O_RDWR
-	kindAppend   kind = "append"    // O_WRONLY|O_APPEND, made when it is not there
-	kindBoot     kind = "boot"      // O_RDONLY, and such that QEMU's user can open it again
+	kindAppend   kind = "append"    // O_WRONLY|O_APPEND|O_CREATE
+	kindBoot     kind = "boot"      // O_RDONLY; QEMU's user can open it a second time
 	kindTap      kind = "tap"       // a queue of NICs[Index]'s tap
 	kindVhost    kind = "vhost"     // /dev/vhost-net
-	kindShare    kind = "share"     // a directory, for reading and writing
+	kindShare    kind = "share"     // a directory, read-write
 	kindShareRO  kind = "share-ro"  // a directory, mounted read-only
-	kindVirtiofs kind = "virtiofs"  // the connection to Shares[Index]'s virtiofsd
-	kindOwnedDir kind = "owned-dir" // a directory in Definition.Dir that is QEMU's user's
+	kindVirtiofs kind = "virtiofs"  // a connection to Shares[Index]'s virtiofsd
+	kindOwnedDir kind = "owned-dir" // a directory in Definition.Dir that QEMU's user owns
 )
 
 // inherited is a file that QEMU inherits.
@@ -52,26 +53,26 @@ type inherited struct {
 	Index int    `json:"index,omitempty"`
 }
 
-// setup is what the command line depends on besides the definition.
-type setup struct {
+// hostSetup holds the properties of the host that the command line depends on.
+type hostSetup struct {
 	// Accel is AccelKVM or AccelTCG.
 	Accel string
-	// VhostNet says that the kernel moves the packets of taps by itself.
+	// VhostNet moves the packets of taps in the kernel (vhost-net).
 	VhostNet bool
-	// Block says of a disk's path that it is a block device.
+	// Block reports whether a disk's path is a block device.
 	Block func(path string) bool
 }
 
-// command is QEMU's command line without the program, and the files that it inherits: Standard as its standard input and
-// output, the first of Files as descriptor firstFD.
+// command is QEMU's arguments and the files that QEMU inherits. Standard are its standard input and output; Files start
+// at descriptor firstFD.
 type command struct {
 	Args     []string     `json:"args"`
 	Standard [2]inherited `json:"standard"`
 	Files    []inherited  `json:"files"`
 }
 
-// build makes the command of a definition that validate has accepted. It looks at nothing but its arguments.
-func build(d machine.Definition, s setup) command {
+// build returns the command for a definition that Validate has accepted. It depends on its arguments only.
+func build(d machine.Definition, s hostSetup) command {
 	var c command
 	c.machine(d, s)
 	c.consoles(d)
@@ -93,21 +94,21 @@ func build(d machine.Definition, s setup) command {
 
 func (c *command) add(args ...string) { c.Args = append(c.Args, args...) }
 
-// inherit adds a file and gives the number of its descriptor in QEMU.
+// inherit adds a file and returns its descriptor number in QEMU.
 func (c *command) inherit(f inherited) int {
 	c.Files = append(c.Files, f)
 	return firstFD + len(c.Files) - 1
 }
 
-// fdset adds a file that QEMU opens by a name of its own, and gives that name.
+// fdset adds a file as a descriptor set, and returns the name by which QEMU opens it.
 func (c *command) fdset(f inherited) string {
 	fd := c.inherit(f)
 	c.add("-add-fd", fmt.Sprintf("fd=%d,set=%d", fd, fd))
 	return fmt.Sprintf("/dev/fdset/%d", fd)
 }
 
-func (c *command) machine(d machine.Definition, s setup) {
-	c.add("-name", "guest="+mark+d.Name+",debug-threads=on",
+func (c *command) machine(d machine.Definition, s hostSetup) {
+	c.add("-name", "guest="+namePrefix+d.Name+",debug-threads=on",
 		"-nodefaults", "-no-user-config", "-display", "none",
 		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
 		"-machine", "q35,usb=off,vmport=off,dump-guest-core=off"+memoryBackend(d),
@@ -117,17 +118,17 @@ func (c *command) machine(d machine.Definition, s setup) {
 		"-m", fmt.Sprintf("%dM", mebibytes(d.Memory)),
 		"-uuid", d.UUID,
 		"-rtc", "base=utc",
-		// A firmware that finds nothing to boot looks again, and says so again.
+		// A firmware that finds no boot device retries, and reports it each time.
 		"-boot", fmt.Sprintf("strict=on,reboot-timeout=%d", firmware.RetryTime.Milliseconds()),
-		// A guest that powers off or panics is kept, paused, for whoever asks; a reboot is a reboot.
+		// A guest that powers off or panics stays paused until the driver has read the reason. A reboot resets it.
 		"-action", "reboot=reset,shutdown=pause,panic=pause",
-		// A guest that went to sleep could never be woken.
+		// Disable suspend, because nothing could wake the guest.
 		"-global", "ICH9-LPC.disable_s3=1", "-global", "ICH9-LPC.disable_s4=1")
 	if d.HasVirtiofs() {
 		c.add("-object", fmt.Sprintf("memory-backend-memfd,id=%s,size=%dM,share=on", memoryID, mebibytes(d.Memory)))
 	}
 	if d.Kernel != nil {
-		// These are opened by fopen, which knows no descriptor sets.
+		// QEMU opens these by fopen, which does not support descriptor sets.
 		c.add("-kernel", fmt.Sprintf("/proc/self/fd/%d", c.inherit(inherited{Kind: kindBoot, Path: d.Kernel.Path})))
 		if d.Initrd != nil {
 			c.add("-initrd", fmt.Sprintf("/proc/self/fd/%d", c.inherit(inherited{Kind: kindBoot, Path: d.Initrd.Path})))
@@ -141,9 +142,9 @@ func (c *command) machine(d machine.Definition, s setup) {
 		"-device", "virtio-balloon-pci,id=balloon,deflate-on-oom=on,free-page-reporting=on")
 }
 
-// consoles adds the monitor, the serial console and the ports of the agents. The serial console is QEMU's standard input and
-// output, a pipe and a file: a socket would end, and take input with it, when its client does not read, and QEMU (7.2) logs a
-// byte twice for which its client was not ready.
+// consoles adds the monitor, the serial console and the ports of the agents. The serial console is QEMU's standard
+// input (a pipe) and output (a file). A socket will not do: if its client stops reading, QEMU closes it together with
+// the input, and QEMU 7.2 logs each byte that the client was not ready for twice.
 func (c *command) consoles(d machine.Definition) {
 	socket := func(id, name string) {
 		fd := c.inherit(inherited{Kind: kindSocket, Path: filepath.Join(d.Dir, name)})
@@ -161,10 +162,10 @@ func (c *command) consoles(d machine.Definition) {
 	c.add("-device", "virtserialport,bus=ports.0,chardev=qga,name=org.qemu.guest_agent.0")
 }
 
-// disk adds a disk as QEMU's graph of block nodes: its format is what the definition says, and an overlay's base is the
-// one that it names, whatever is written in the files (faults I5).
-func (c *command) disk(d machine.Definition, i int, disk machine.Disk, s setup) {
-	var backing any // null: none, even if the overlay's header names one
+// disk adds a disk as QEMU block nodes. The definition determines the format and the overlay's base; the headers of the
+// files do not (faults I5).
+func (c *command) disk(d machine.Definition, i int, disk machine.Disk, s hostSetup) {
+	var backing any // null ignores a base that the overlay's header names
 	if disk.Base != nil {
 		backing = disk.ID + "-base"
 		c.node(machine.Disk{ID: disk.ID + "-base", File: disk.Base.File, Format: disk.Base.Format, ReadOnly: true}, nil, s)
@@ -172,14 +173,15 @@ func (c *command) disk(d machine.Definition, i int, disk machine.Disk, s setup) 
 	c.node(disk, backing, s)
 	device := "virtio-blk-pci"
 	if disk.Bus == machine.BusSCSI {
-		if i == 0 || !hasSCSI(d.Disks[:i]) {
+		if !slices.ContainsFunc(d.Disks[:i], func(d machine.Disk) bool { return d.Bus == machine.BusSCSI }) {
 			c.add("-device", "virtio-scsi-pci,id=scsi")
 		}
 		device = "scsi-hd,bus=scsi.0"
 	}
 	device += fmt.Sprintf(",drive=%s,id=disk-%s,serial=%s", disk.ID, disk.ID, disk.ID)
 	if !disk.ReadOnly {
-		// A guest gets the error of a full or broken disk. If it were paused instead, nobody would resume it.
+		// Report errors of a full or broken disk to the guest. QEMU would otherwise pause the guest, and nothing would
+		// resume it.
 		device += ",werror=report,rerror=report"
 	}
 	if i == 0 && d.Kernel == nil {
@@ -188,17 +190,8 @@ func (c *command) disk(d machine.Definition, i int, disk machine.Disk, s setup) 
 	c.add("-device", device)
 }
 
-func hasSCSI(disks []machine.Disk) bool {
-	for _, d := range disks {
-		if d.Bus == machine.BusSCSI {
-			return true
-		}
-	}
-	return false
-}
-
-// node adds the node of a disk, called as its ID, on the node of its file.
-func (c *command) node(disk machine.Disk, backing any, s setup) {
+// node adds a format node named after the disk's ID, on top of a node for its file.
+func (c *command) node(disk machine.Disk, backing any, s hostSetup) {
 	driver, open := "file", kindWrite
 	if s.Block(disk.Path) {
 		driver = "host_device"
@@ -228,12 +221,12 @@ func (c *command) blockdev(node map[string]any) {
 	c.add("-blockdev", string(raw))
 }
 
-func (c *command) nic(i int, nic machine.NIC, s setup) {
+func (c *command) nic(i int, nic machine.NIC, s hostSetup) {
 	netdev := fmt.Sprintf("tap,id=net%d,fd=%d", i, c.inherit(inherited{Kind: kindTap, Index: i}))
 	if s.VhostNet {
 		netdev += fmt.Sprintf(",vhost=on,vhostfd=%d", c.inherit(inherited{Kind: kindVhost, Path: vhostNet}))
 	}
-	// Without a ROM it is no boot device, and needs no iPXE.
+	// Without a ROM the interface is no boot device and needs no iPXE.
 	device := fmt.Sprintf("virtio-net-pci,netdev=net%d,id=nic%d,mac=%s,romfile=", i, i, nic.MAC)
 	if nic.MTU > 0 {
 		device += fmt.Sprintf(",host_mtu=%d", nic.MTU)
@@ -241,10 +234,10 @@ func (c *command) nic(i int, nic machine.NIC, s setup) {
 	c.add("-netdev", netdev, "-device", device)
 }
 
-// memoryID is the guest's memory where others than QEMU use it.
+// memoryID is the ID of the guest's memory backend when QEMU shares the memory with virtiofsd.
 const memoryID = "ram"
 
-// memoryBackend is what the machine's type says of its memory.
+// memoryBackend returns the -machine option that names the memory backend.
 func memoryBackend(d machine.Definition) string {
 	if d.HasVirtiofs() {
 		return ",memory-backend=" + memoryID
@@ -252,9 +245,10 @@ func memoryBackend(d machine.Definition) string {
 	return ""
 }
 
-// share adds a directory: the connection to its virtiofsd, or a directory that QEMU serves by virtio-9p. "none": the
-// guest's files are QEMU's user's, and what it may not change stays as it is; virtiofsd.Open says whose files it meets.
-// "mapped-xattr": so they are, and attributes say whose they are for the guest.
+// share adds a shared directory: a connection to its virtiofsd, or a directory that QEMU serves by virtio-9p. With the
+// security model "none" QEMU's user owns the guest's files, and operations that this user may not perform are ignored;
+// virtiofsd.Open says which owners QEMU sees. With "mapped-xattr" QEMU's user owns them as well, and extended
+// attributes hold the owners that the guest sees.
 func (c *command) share(i int, share machine.Share) {
 	if share.Driver == machine.ShareVirtiofs {
 		fd := c.inherit(inherited{Kind: kindVirtiofs, Index: i})
@@ -275,14 +269,16 @@ func (c *command) share(i int, share machine.Share) {
 }
 
 const (
-	// lastShareSlot is the PCI slot of the first shares: the last one that is free. QEMU gives other devices the first ones.
+	// lastShareSlot is the PCI slot of the first shares: the last free slot. QEMU assigns slots to other devices from
+	// the first.
 	lastShareSlot = 0x1e
 	perSlot       = 8
 	// maxShares leaves 21 slots for other devices.
 	maxShares = 64
 )
 
-// shareAddress puts eight shares into a PCI slot, of which there are 30 for all devices: a pod may have many volumes.
+// shareAddress puts eight shares into each PCI slot. A pod can have many volumes, and all devices together have 30
+// slots.
 func shareAddress(i int) string {
 	return fmt.Sprintf("multifunction=on,addr=%#x.%d", lastShareSlot-i/perSlot, i%perSlot)
 }
@@ -291,10 +287,11 @@ func acceleration(accel string) string {
 	if accel == AccelKVM {
 		return "kvm"
 	}
-	return "tcg,tb-size=32" // QEMU's own default, up to 1 GiB of translated code, is not for many small guests
+	return "tcg,tb-size=32" // QEMU's default, up to 1 GiB of translated code, is too much for many small guests
 }
 
-// cpuModel is the model of the definition or ours: all that the host has under KVM, all that can be emulated without.
+// cpuModel returns the definition's CPU model, or the default: all features of the host under KVM, otherwise all that
+// QEMU emulates.
 func cpuModel(model, accel string) string {
 	switch {
 	case model != "" && model != "host-model" && model != "host-passthrough":
@@ -308,7 +305,7 @@ func cpuModel(model, accel string) string {
 
 func mebibytes(n uint64) uint64 { return (n + 1<<20 - 1) >> 20 }
 
-// marked tells whether a command line, as /proc has it, is that of the machine's QEMU.
-func marked(cmdline []byte, name string) bool {
-	return strings.Contains("\x00"+string(cmdline), "\x00guest="+mark+name+",")
+// isCommandOf reports whether cmdline, the content of /proc/PID/cmdline, belongs to the machine's QEMU.
+func isCommandOf(cmdline []byte, name string) bool {
+	return strings.Contains("\x00"+string(cmdline), "\x00guest="+namePrefix+name+",")
 }

@@ -17,7 +17,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
-// plain is a definition with nothing but what is needed.
+// plain returns a minimal definition.
 func plain() machine.Definition {
 	name := strings.Repeat("0123456789abcdef", 4)
 	return machine.Definition{
@@ -27,13 +27,13 @@ func plain() machine.Definition {
 	}
 }
 
-// TestGoldenCommands: the command lines are what they were. A change of one is to be looked at: machines that run have
-// the old one.
+// TestGoldenCommands: the command lines match the golden files. Review every change, because running machines still
+// have the old command line.
 func TestGoldenCommands(t *testing.T) {
-	host := setup{Accel: AccelTCG, Block: func(path string) bool { return strings.HasPrefix(path, "/dev/") }}
+	host := hostSetup{Accel: AccelTCG, Block: func(path string) bool { return strings.HasPrefix(path, "/dev/") }}
 	for name, c := range map[string]struct {
 		change func(d *machine.Definition)
-		host   setup
+		host   hostSetup
 	}{
 		"plain": {func(*machine.Definition) {}, host},
 		"kernel": {func(d *machine.Definition) {
@@ -60,12 +60,12 @@ func TestGoldenCommands(t *testing.T) {
 				{Tag: "data", Path: "/srv/a,b", Driver: machine.Share9p}, {Tag: "config", Path: "/srv/config", Driver: machine.Share9pMapped, ReadOnly: true},
 				{Tag: "db", Path: "/srv/db", Driver: machine.ShareVirtiofs}, {Tag: "secret", Path: "/srv/secret", Driver: machine.ShareVirtiofs, ReadOnly: true},
 			}
-		}, setup{Accel: AccelKVM, VhostNet: true, Block: host.Block}},
+		}, hostSetup{Accel: AccelKVM, VhostNet: true, Block: host.Block}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := plain()
 			c.change(&d)
-			if err := validate(d); err != nil {
+			if err := Validate(d); err != nil {
 				t.Fatal(err)
 			}
 			got := golden(t, build(d, c.host))
@@ -76,13 +76,13 @@ func TestGoldenCommands(t *testing.T) {
 				}
 			}
 			if want, err := os.ReadFile(path); err != nil || string(want) != got {
-				t.Errorf("%v; the command is\n%s", err, got)
+				t.Errorf("the command differs from %s (error %v); got\n%s", path, err, got)
 			}
 		})
 	}
 }
 
-// golden writes a command so that a person can read it: an option a line, then the files.
+// golden formats a command for people: one option per line, then the files.
 func golden(t *testing.T, c command) string {
 	t.Helper()
 	var b strings.Builder
@@ -105,20 +105,21 @@ func golden(t *testing.T, c command) string {
 	return b.String()
 }
 
-// TestNothingLeaksIntoOptions: no path of ours is on the command line, where a comma in it would begin another option.
+// TestNothingLeaksIntoOptions: the command line contains none of our paths, in which a comma would begin another
+// option.
 func TestNothingLeaksIntoOptions(t *testing.T) {
 	d := plain()
 	d.Disks[0].Path = "/evil,readonly=off"
 	d.Shares = []machine.Share{{Tag: "x", Path: "/evil,security_model=passthrough", Driver: machine.Share9p}, {Tag: "y", Path: "/evil,fd=0", Driver: machine.ShareVirtiofs}}
 	d.SerialLog = "/evil,path=/etc/shadow"
-	for _, arg := range build(d, setup{Block: func(string) bool { return false }}).Args {
+	for _, arg := range build(d, hostSetup{Block: func(string) bool { return false }}).Args {
 		if strings.Contains(arg, "evil") || strings.Contains(arg, "/run/vm") || strings.Contains(arg, "/var/lib") {
-			t.Errorf("%s", arg)
+			t.Errorf("argument %q contains a path of the definition", arg)
 		}
 	}
 }
 
-// TestRefused: what could be misunderstood by QEMU, or is nonsense, is refused and said.
+// TestRefused: Validate refuses definitions that are nonsense or that QEMU could misunderstand.
 func TestRefused(t *testing.T) {
 	for what, change := range map[string]func(d *machine.Definition){
 		"no UUID":       func(d *machine.Definition) { d.UUID = "x,y" },
@@ -127,7 +128,7 @@ func TestRefused(t *testing.T) {
 		"model":         func(d *machine.Definition) { d.CPUModel = "-accel" },
 		"libvirt":       func(d *machine.Definition) { d.LibvirtCPU = "<cpu/>" },
 		"no boot":       func(d *machine.Definition) { d.Disks = nil },
-		"lonely initrd": func(d *machine.Definition) { d.Initrd = &machine.File{Path: "/initrd"} },
+		"initrd only":   func(d *machine.Definition) { d.Initrd = &machine.File{Path: "/initrd"} },
 		"group":         func(d *machine.Definition) { d.GID = 0 },
 		"relative":      func(d *machine.Definition) { d.SerialLog = "serial.log" },
 		"cgroup":        func(d *machine.Definition) { d.Cgroup = "/a/../b" },
@@ -156,23 +157,23 @@ func TestRefused(t *testing.T) {
 	} {
 		d := plain()
 		change(&d)
-		if err := validate(d); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%s: %v", what, err)
+		if err := Validate(d); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("Validate with a wrong definition (%s): got error %v, want ErrInvalidArgument", what, err)
 		}
 	}
 }
 
-// TestMarks: a machine's QEMU is known by its command line, and no other process is taken for it.
+// TestMarks: isCommandOf recognizes the command line of the machine's QEMU, and no other.
 func TestMarks(t *testing.T) {
 	d := plain()
-	line := []byte("/usr/bin/qemu\x00" + strings.Join(build(d, setup{Block: func(string) bool { return false }}).Args, "\x00") + "\x00")
-	if !marked(line, d.Name) {
-		t.Error("its own command line is not marked")
+	line := []byte("/usr/bin/qemu\x00" + strings.Join(build(d, hostSetup{Block: func(string) bool { return false }}).Args, "\x00") + "\x00")
+	if !isCommandOf(line, d.Name) {
+		t.Error("isCommandOf(its own command line) = false, want true")
 	}
 	other := strings.Repeat("f", 64)
 	for _, line := range []string{"", "/bin/sh\x00-c\x00echo guest=tripod-" + d.Name + ",x\x00", "qemu\x00-name\x00guest=tripod-" + other + ",x\x00"} {
-		if marked([]byte(line), d.Name) {
-			t.Errorf("%q is marked", line)
+		if isCommandOf([]byte(line), d.Name) {
+			t.Errorf("isCommandOf(%q) = true, want false", line)
 		}
 	}
 }

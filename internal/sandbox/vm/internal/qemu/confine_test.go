@@ -14,12 +14,12 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/test/machinetest"
 )
 
-// TestConfined: QEMU is nobody, can become nobody, and has only what it was given.
+// TestConfined: QEMU has no privileges, cannot gain any, and has only the descriptors that it was given.
 func TestConfined(t *testing.T) {
 	s := subject(t)
 	l, d := s.Begin(t), s.Definition(t)
 	defer l.Close()
-	if err := os.Chmod(filepath.Dir(d.StateDir), 0o700); err != nil { // it needs no way to any of its files
+	if err := os.Chmod(filepath.Dir(d.StateDir), 0o700); err != nil { // QEMU needs no access to any path
 		t.Fatal(err)
 	}
 	secret := filepath.Join(d.StateDir, "initrd")
@@ -32,8 +32,8 @@ func TestConfined(t *testing.T) {
 	}
 	d.Initrd = &machine.File{Path: secret}
 	d.VNC = true
-	l.Up(t, d)
-	pid := l.Must(d.Name).Pid
+	l.Boot(t, d)
+	pid := l.MustState(d.Name).Pid
 	proc := func(name string) string {
 		raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, name))
 		if err != nil {
@@ -47,16 +47,16 @@ func TestConfined(t *testing.T) {
 		"CapInh:\t0000000000000000\n", "CapPrm:\t0000000000000000\n", "CapEff:\t0000000000000000\n", "CapAmb:\t0000000000000000\n",
 	} {
 		if !strings.Contains(status, want) {
-			t.Errorf("its status is not %q: %s", want, status)
+			t.Errorf("QEMU's status lacks %q: %s", want, status)
 		}
 	}
 	for line := range strings.Lines(proc("cgroup")) {
 		if parts := strings.SplitN(strings.TrimSpace(line), ":", 3); parts[1] != "" && parts[2] != d.Cgroup {
-			t.Errorf("it is in cgroup %s", line)
+			t.Errorf("QEMU is in cgroup %s, want %s", line, d.Cgroup)
 		}
 	}
 	if devices := proc("net/dev"); strings.Count(devices, ":") != 1 {
-		t.Errorf("it sees these network devices: %s", devices)
+		t.Errorf("QEMU sees network devices besides lo: %s", devices)
 	}
 	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
 	if err != nil {
@@ -77,7 +77,7 @@ func TestConfined(t *testing.T) {
 			ok = ok || strings.HasPrefix(target, prefix)
 		}
 		if !ok {
-			t.Errorf("descriptor %s is %s", fd.Name(), target)
+			t.Errorf("QEMU has descriptor %s, %s, want none besides its own files", fd.Name(), target)
 		}
 	}
 	vnc, err := machine.Dial(t.Context(), filepath.Join(d.Dir, vncDir, "vnc.sock"))
@@ -87,7 +87,7 @@ func TestConfined(t *testing.T) {
 	defer vnc.Close()
 	hello := make([]byte, 4)
 	if _, err := vnc.Read(hello); err != nil || string(hello) != "RFB " {
-		t.Errorf("VNC says %q, %v", hello, err)
+		t.Errorf("read from VNC: got %q, %v; want \"RFB \"", hello, err)
 	}
 	if err := l.Undefine(t.Context(), d.Name); err != nil {
 		t.Error(err)
@@ -97,7 +97,7 @@ func TestConfined(t *testing.T) {
 	}
 }
 
-// TestShares: directories are shared with a guest that is root on them, and only as far as they shall be.
+// TestShares: a guest's root has the intended access to shared directories, and no more.
 func TestShares(t *testing.T) {
 	s := subject(t)
 	s.Guest = machinetest.FindGuest(t, true)
@@ -114,7 +114,7 @@ func TestShares(t *testing.T) {
 		}
 	}
 	d.Shares = []machine.Share{{Tag: "tripod:0", Path: rw, Driver: machine.Share9p}, {Tag: "tripod:1", Path: ro, Driver: machine.Share9p, ReadOnly: true}, {Tag: "tripod:2", Path: mapped, Driver: machine.Share9pMapped}}
-	console := l.Up(t, d)
+	console := l.Boot(t, d)
 	console.Type("for t in rw ro; do mkdir -p /$t; [ $t = rw ] && tag=tripod:0 || tag=tripod:1; mount -t 9p -o trans=virtio,version=9p2000.L $tag /$t; cat /$t/secret; echo new >/$t/new; done; " +
 		"mkdir /rw/sub; chmod 750 /rw/sub; mv /rw/new /rw/sub/; sync; ls -ln /rw /ro; echo shares-$((40+2))")
 	machinetest.AwaitLog(t, d, "shares-42", 1)
@@ -125,13 +125,13 @@ func TestShares(t *testing.T) {
 		t.Fatal(err)
 	}
 	if uid := owner(info); uid != 0 {
-		t.Errorf("what the guest's root has made is %d's", uid)
+		t.Errorf("owner of a file that the guest's root created = %d, want 0", uid)
 	}
 	if info, err := os.Stat(filepath.Join(rw, "sub")); err != nil || info.Mode().Perm() != 0o750 {
-		t.Errorf("%v, %v", info, err)
+		t.Errorf("Stat of the guest's directory = %v, %v; want mode 0750", info, err)
 	}
 	if _, err := os.Stat(filepath.Join(ro, "new")); err == nil {
-		t.Error("the guest wrote to a share that is read-only")
+		t.Error("the guest could write to a read-only share")
 	}
 	machinetest.CheckMapped(t, d, mapped)
 	if err := l.Undefine(t.Context(), d.Name); err != nil {
@@ -152,19 +152,19 @@ func TestManyShares(t *testing.T) {
 		}
 		d.Shares = append(d.Shares, machine.Share{Tag: fmt.Sprintf("share%d", i), Path: dir, Driver: machine.ShareVirtiofs})
 	}
-	console := l.Up(t, d)
+	console := l.Boot(t, d)
 	machinetest.AwaitMachines(t, d, 1)
 	console.Type("mkdir /last; mount -t virtiofs share%d /last && echo from the guest >/last/note; echo many-$((40+2))", many-1)
 	machinetest.AwaitLog(t, d, "many-42", 1)
 	if note, err := os.ReadFile(filepath.Join(d.Shares[many-1].Path, "note")); err != nil || string(note) != "from the guest\n" {
-		t.Errorf("the last share has %q, %v", note, err)
+		t.Errorf("content of the last share = %q, %v; want the guest's line", note, err)
 	}
 	if err := l.Undefine(t.Context(), d.Name); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestProbe: the boot sector boots, and the verdict is kept for the next driver.
+// TestProbe: the boot sector boots, and the next driver reuses the stored verdict.
 func TestProbe(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "qemu")
 	cfg := Config{Root: root, UID: 200001, GID: 200001, Logger: logger(t)}
@@ -175,20 +175,20 @@ func TestProbe(t *testing.T) {
 		t.Fatal(err)
 	}
 	if again := verdictOf(t, cfg); again != first {
-		t.Errorf("then %+v", again)
+		t.Errorf("second verdict = %+v, want %+v", again, first)
 	}
 	if later, err := os.Stat(filepath.Join(root, verdictFile)); err != nil || !later.ModTime().Equal(info.ModTime()) {
-		t.Error("the verdict was not kept")
+		t.Error("the second driver wrote the verdict anew, or Stat failed")
 	}
-	cfg.UID = 200002 // another user may have no way to /dev/kvm
+	cfg.UID = 200002 // another user may have no access to /dev/kvm
 	verdictOf(t, cfg)
 	if later, err := os.Stat(filepath.Join(root, verdictFile)); err != nil || later.ModTime().Equal(info.ModTime()) {
-		t.Error("a verdict for something else was taken")
+		t.Error("the driver reused the verdict of another user")
 	}
 	for _, f := range Doctor(t.Context(), cfg) {
 		t.Logf("%+v", f)
 		if f.Required && !f.OK {
-			t.Errorf("%s: %s", f.Subject, f.Detail)
+			t.Errorf("required finding %s is not OK: %s", f.Subject, f.Detail)
 		}
 	}
 }
@@ -204,10 +204,10 @@ func verdictOf(t *testing.T, cfg Config) Verdict {
 	defer cancel()
 	v, err := d.Probe(ctx)
 	if err != nil || v.Accel != AccelKVM && v.Accel != AccelTCG || v.Why == "" {
-		t.Fatalf("%+v, %v", v, err)
+		t.Fatalf("Probe = %+v, %v; want a known accelerator and a reason", v, err)
 	}
-	if v.Accel == AccelTCG { // then it must be true of TCG at least
-		if err := d.cfg.try(ctx, AccelTCG); err != nil {
+	if v.Accel == AccelTCG { // at least TCG must work
+		if err := d.cfg.bootProbe(ctx, AccelTCG); err != nil {
 			t.Error(err)
 		}
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/test/machinetest"
 )
 
-// victimEnv holds, as JSON, what a process shall do that is to be killed at a fail point.
+// victimEnv is the environment variable with the orders, as JSON, for a process that dies at a fail point.
 const victimEnv = "TRIPOD_QEMU_VICTIM"
 
 type victim struct {
@@ -29,7 +29,7 @@ type victim struct {
 	Calls      []string
 }
 
-// live is the life of a daemon that should end at a fail point. It returns an error if it does not.
+// live acts as a daemon that dies at a fail point. It returns an error if it survives.
 func (v victim) live() error {
 	d, err := New(Config{Root: v.Root, Virtiofsd: v.Virtiofsd, Accel: AccelTCG, Cgroup: v.Cgroups})
 	if err != nil {
@@ -38,8 +38,8 @@ func (v victim) live() error {
 	return machinetest.Live(d, v.Definition, v.Calls)
 }
 
-// TestKilledAnywhere (faults N1): the daemon is killed at every fail point; the next one knows what there is, has no more
-// than one QEMU, and can go on.
+// TestKilledAnywhere (faults N1): after a kill of the daemon at each fail point, the next daemon knows the machine's
+// state, runs at most one QEMU for it, and can start it.
 func TestKilledAnywhere(t *testing.T) {
 	failpoint.Needed(t)
 	start := []string{"define", "start"}
@@ -67,7 +67,7 @@ func TestKilledAnywhere(t *testing.T) {
 	points := failpoint.Names()
 	for point := range plan {
 		if !slices.Contains(points, point) {
-			t.Errorf("there is no fail point %s", point)
+			t.Errorf("fail point %s does not exist", point)
 		}
 	}
 	for _, point := range points {
@@ -77,7 +77,7 @@ func TestKilledAnywhere(t *testing.T) {
 		t.Run(point, func(t *testing.T) {
 			p, ok := plan[point]
 			if !ok {
-				t.Fatal("nobody visits it")
+				t.Fatal("the plan has no entry for this fail point")
 			}
 			s := subject(t)
 			d := s.Definition(t)
@@ -92,7 +92,7 @@ func TestKilledAnywhere(t *testing.T) {
 			defer l.Close()
 			found, there := l.Found[d.Name]
 			if there != (p.phases != nil) || there && !slices.Contains(p.phases, found.Phase) || found.Cause != p.cause {
-				t.Errorf("found as %+v, %t", found, there)
+				t.Errorf("Recover found %+v (present: %t), want a phase of %v with cause %q", found, there, p.phases, p.cause)
 			}
 			want := 0
 			if found.Phase == machine.Running {
@@ -120,7 +120,7 @@ func TestKilledAnywhere(t *testing.T) {
 	}
 }
 
-// die runs the victim until the fail point kills it.
+// die runs a victim, which the fail point kills.
 func die(t *testing.T, point string, v victim) {
 	t.Helper()
 	raw, err := json.Marshal(v)

@@ -10,14 +10,14 @@
 //	watch ───────┤                                         ├─▶ verdict in state.json ─▶ kill ─▶ state.json "ended" ─▶ Event
 //	             └─ pidfd: the process has ended ──────────┘
 //
-// A daemon that is killed at any of these lines finds the machine again by state.json (a PID with its start time and boot) or,
-// if the PID was not written yet, by the mark on the command line of the processes in its cgroup. QEMU does not depend on the
-// daemon: its sockets were made before it and wait for the next client, and a guest that has powered off is kept, paused, with
-// the reason.
+// The daemon can be killed at any point of this diagram. The next daemon finds the machine by state.json, which holds the
+// PID, its start time and the boot ID. If the PID was not written yet, it searches the machine's cgroup for a process whose
+// command line names the machine. QEMU does not depend on the daemon: it inherits listening sockets, which accept the next
+// client, and keeps a guest that powered off paused, so that the reason can be read later.
 //
-// QEMU has few rights, since a guest may break out of it. It runs as a user of the pod's own without capabilities, with
-// no_new_privs, under its own seccomp filter, in empty network, IPC and UTS namespaces. It gets disks, kernel, log, taps and
-// shared directories as descriptors.
+// A guest might break out of QEMU, so QEMU has few rights. It runs as the pod's own user without capabilities, with
+// no_new_privs, under its own seccomp filter, in empty network, IPC and UTS namespaces. It inherits disks, kernel, log, taps
+// and shared directories as descriptors.
 //
 // The package knows machines, not pods, and must not import the backend, the image store or the network.
 package qemu

@@ -7,12 +7,12 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// Doctor tries what machines need on this host, by doing it: a guest of one sector is booted. It changes nothing that stays.
+// Doctor checks that this host can run machines by booting a guest of one sector. It leaves nothing behind.
 func Doctor(ctx context.Context, cfg Config) []machine.Finding {
 	program := machine.Finding{Subject: "qemu", Required: true, Remedy: "install qemu-system-x86 and seabios, or set vm.emulator; run as root"}
 	cfg, err := cfg.complete()
 	if err == nil {
-		err = cfg.try(ctx, AccelTCG)
+		err = cfg.bootProbe(ctx, AccelTCG)
 	}
 	if err != nil {
 		program.Detail = err.Error()
@@ -23,7 +23,7 @@ func Doctor(ctx context.Context, cfg Config) []machine.Finding {
 }
 
 func accelFinding(ctx context.Context, cfg Config) machine.Finding {
-	f := machine.Finding{Subject: "vm acceleration", Remedy: "machines run, many times slower: use a host whose processors virtualize, with /dev/kvm open to a group"}
+	f := machine.Finding{Subject: "vm acceleration", Remedy: "machines run without it, many times slower; use a host with hardware virtualization and a group that may open /dev/kvm"}
 	if cfg.Accel == AccelTCG {
 		f.OK, f.Detail = true, "none (vm.accel is tcg)"
 		return f
@@ -38,9 +38,9 @@ func accelFinding(ctx context.Context, cfg Config) machine.Finding {
 }
 
 func vhostFinding() machine.Finding {
-	f := machine.Finding{Subject: "vhost-net", OK: fileExists(vhostNet), Detail: vhostNet, Remedy: "modprobe vhost_net: packets go through QEMU without it"}
+	f := machine.Finding{Subject: "vhost-net", OK: fileExists(vhostNet), Detail: vhostNet, Remedy: "modprobe vhost_net; without it, packets go through QEMU"}
 	if !f.OK {
-		f.Detail = vhostNet + " is not there"
+		f.Detail = vhostNet + " does not exist"
 	}
 	return f
 }

@@ -21,10 +21,10 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// ProgramName is the emulator that is looked for when none is configured.
+// ProgramName is the default emulator.
 const ProgramName = "qemu-system-x86_64"
 
-// What accelerates a machine.
+// Accelerators of a machine.
 const (
 	AccelAuto = "auto"
 	AccelKVM  = "kvm"
@@ -32,29 +32,32 @@ const (
 )
 
 const (
-	// startTime bounds the time from QEMU's start to its guest's first instruction. It is 40–100 ms on a quiet machine.
-	startTime = time.Minute
-	// askTime is how long a monitor is waited for by those who only want to know.
-	askTime = time.Second
-	// endTime bounds the end of a process after SIGKILL. One in the middle of a system call on a dead disk takes its time.
-	endTime = 30 * time.Second
+	// startTimeout bounds the time from QEMU's start to its guest's first instruction, which takes 40–100 ms on an idle
+	// host.
+	startTimeout = time.Minute
+	// monitorTimeout bounds a command of the monitor.
+	monitorTimeout = time.Second
+	// killTimeout bounds the time from SIGKILL to the end of the process. A process inside a system call on a dead disk
+	// ends late.
+	killTimeout = 30 * time.Second
 )
 
 // Config configures the driver.
 type Config struct {
-	// Root is the directory of its records, on a disk; only root has access to it.
+	// Root is the directory of the machines' records. It is on a disk; only root has access to it.
 	Root string
-	// Emulator is QEMU, a path or a name; "" is ProgramName. It is found when the driver is made.
+	// Emulator is the path or name of QEMU; "" means ProgramName. New looks it up.
 	Emulator string
-	// Virtiofsd is the program of that name, as package virtiofsd finds it; "": machines with shares by virtio-fs are refused.
+	// Virtiofsd is the path of virtiofsd, as package virtiofsd finds it. If it is empty, machines with virtio-fs shares
+	// are refused.
 	Virtiofsd string
-	// Accel is AccelAuto, AccelKVM or AccelTCG; "" is AccelAuto.
+	// Accel is AccelAuto, AccelKVM or AccelTCG; "" means AccelAuto.
 	Accel string
-	// UID and GID are what QEMU runs as while Probe tries it; 0 is 65534.
+	// UID and GID are the user and group of the QEMU that Probe starts; 0 means 65534.
 	UID, GID int
 	// Opener opens taps.
 	Opener machine.Opener
-	// Cgroup knows the hierarchies in which Definition.Cgroup is.
+	// Cgroup is the tree that contains Definition.Cgroup.
 	Cgroup cgroup.Tree
 	Logger *slog.Logger
 }
@@ -63,7 +66,7 @@ type Config struct {
 type Driver struct {
 	cfg Config
 	log *slog.Logger
-	ctx context.Context // ends with Close
+	ctx context.Context // canceled by Close
 	end context.CancelFunc
 	bg  sync.WaitGroup
 
@@ -77,14 +80,14 @@ type Driver struct {
 
 var _ machine.Driver = (*Driver)(nil)
 
-// New makes a driver. It is errdefs.ErrNotFound when there is no emulator.
+// New returns a driver. It returns errdefs.ErrNotFound if the emulator is missing.
 func New(cfg Config) (*Driver, error) {
 	cfg, err := cfg.complete()
 	if err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(cfg.Root, 0o700); err != nil && !errors.Is(err, unix.EROFS) { // machines that run can be served
-		return nil, fmt.Errorf("the directory of the machines: %w", err)
+	if err := os.MkdirAll(cfg.Root, 0o700); err != nil && !errors.Is(err, unix.EROFS) { // running machines still work
+		return nil, fmt.Errorf("make the machines' directory: %w", err)
 	}
 	ctx, end := context.WithCancel(context.Background())
 	d := &Driver{cfg: cfg, log: cfg.Logger, ctx: ctx, end: end, machines: map[string]*handle{}, sink: func(machine.Event) {}}
@@ -108,10 +111,10 @@ func (c Config) complete() (Config, error) {
 		c.Accel = AccelAuto
 	case AccelAuto, AccelKVM, AccelTCG:
 	default:
-		return c, fmt.Errorf("vm.accel %q is neither auto nor kvm nor tcg: %w", c.Accel, errdefs.ErrInvalidArgument)
+		return c, fmt.Errorf("vm.accel is %q, not auto, kvm or tcg: %w", c.Accel, errdefs.ErrInvalidArgument)
 	}
 	if !filepath.IsAbs(c.Root) {
-		return c, fmt.Errorf("the directory of the machines, %q, is not absolute: %w", c.Root, errdefs.ErrInvalidArgument)
+		return c, fmt.Errorf("the machines' directory %q is not absolute: %w", c.Root, errdefs.ErrInvalidArgument)
 	}
 	if c.UID <= 0 || c.GID <= 0 {
 		c.UID, c.GID = 65534, 65534
@@ -122,7 +125,7 @@ func (c Config) complete() (Config, error) {
 	return c, nil
 }
 
-// Ready implements machine.Driver: nobody else is needed.
+// Ready implements machine.Driver. The driver depends on no other daemon.
 func (d *Driver) Ready() error { return nil }
 
 // Name implements machine.Driver.
@@ -147,11 +150,11 @@ func (d *Driver) find(name string) (*handle, error) {
 
 // Define implements machine.Driver.
 func (d *Driver) Define(ctx context.Context, def machine.Definition) error {
-	if err := validate(def); err != nil {
+	if err := Validate(def); err != nil {
 		return err
 	}
 	if d.cfg.Virtiofsd == "" && def.HasVirtiofs() {
-		return fmt.Errorf("machine %.64s: shares by virtio-fs, and there is no virtiofsd: %w", def.Name, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("machine %.64s has virtio-fs shares, but there is no virtiofsd: %w", def.Name, errdefs.ErrFailedPrecondition)
 	}
 	d.mu.Lock()
 	h := d.machines[def.Name]
@@ -163,7 +166,7 @@ func (d *Driver) Define(ctx context.Context, def machine.Definition) error {
 	return h.define(ctx, def)
 }
 
-// State implements machine.Driver. It never queries QEMU: the watch keeps the state.
+// State implements machine.Driver. It does not query QEMU, because watch keeps the state current.
 func (d *Driver) State(_ context.Context, name string) (machine.State, error) {
 	h, err := d.find(name)
 	if err != nil {
@@ -190,15 +193,15 @@ func (d *Driver) Undefine(ctx context.Context, name string) error {
 	return nil
 }
 
-// tell reports an end.
-func (d *Driver) tell(name string, s machine.State) {
+// report sends the end of a machine to the sink.
+func (d *Driver) report(name string, s machine.State) {
 	d.mu.Lock()
 	sink := d.sink
 	d.mu.Unlock()
 	sink(machine.Event{Name: name, State: s})
 }
 
-// trimLogs keeps what QEMU says short: a guest can make it talk, and it is in the place of its console's.
+// trimLogs trims QEMU's logs every minute. A guest can make QEMU log, and QEMU's log takes space from the serial log.
 func (d *Driver) trimLogs() {
 	tick := time.NewTicker(time.Minute)
 	defer tick.Stop()

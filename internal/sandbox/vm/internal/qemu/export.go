@@ -6,22 +6,18 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/virtiofsd"
 )
 
-// What follows is for the driver libvirt, whose QEMU is given the same files in the same way.
+// These functions are shared with the driver libvirt, whose QEMU inherits the same files.
 
-// Validate refuses, as errdefs.ErrInvalidArgument, a definition that QEMU could misunderstand or does not know.
-func Validate(d machine.Definition) error { return validate(d) }
-
-// IsMachine tells whether a process is the QEMU of the machine of that name.
+// IsMachine reports whether the process is the QEMU of the named machine.
 func IsMachine(pid int, name string) bool {
 	cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-	return err == nil && marked(cmdline, name)
+	return err == nil && isCommandOf(cmdline, name)
 }
 
-// OpenDisk opens a disk image or a block device, and tells which it is.
+// OpenDisk opens a disk image or a block device, and reports which of the two it is.
 func OpenDisk(path string, readOnly bool) (file *os.File, device bool, err error) {
 	flags := os.O_RDWR
 	if readOnly {
@@ -38,19 +34,14 @@ func OpenDisk(path string, readOnly bool) (file *os.File, device bool, err error
 	return file, isBlock(info), nil
 }
 
-// OpenBoot opens a kernel or initrd so that any user can open it again by /proc/self/fd.
-func OpenBoot(path string) (*os.File, error) { return openBoot(path) }
-
-// OpenShare opens a directory for virtio-9p, with root's files seen as those of QEMU's user where the file system can.
+// OpenShare opens a directory for virtio-9p. Where the file system supports it, QEMU's user sees root's files as its
+// own.
 func OpenShare(path string, readOnly bool, uid, gid int) (*os.File, error) {
 	tree, _, err := virtiofsd.Open(path, readOnly, uid, gid)
 	return tree, err
 }
 
-// OpenOwned makes a directory that belongs to QEMU's user, for the socket of VNC.
-func OpenOwned(path string, uid, gid int) (*os.File, error) { return openOwned(path, uid, gid) }
-
-// OpenSerialLog opens the file to which the serial console is appended.
+// OpenSerialLog opens the serial console's log for appending.
 func OpenSerialLog(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 }

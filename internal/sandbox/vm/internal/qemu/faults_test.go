@@ -14,8 +14,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/test/machinetest"
 )
 
-// halted is a machine that boots a sector which only halts: it does not see its power button.
-func halted(t *testing.T, s machinetest.Subject) machine.Definition {
+// haltedMachine returns a machine whose boot sector only halts. It ignores the power button.
+func haltedMachine(t *testing.T, s machinetest.Subject) machine.Definition {
 	t.Helper()
 	d := s.Definition(t)
 	sector := make([]byte, 1<<20)
@@ -30,8 +30,8 @@ func halted(t *testing.T, s machinetest.Subject) machine.Definition {
 	return d
 }
 
-// started defines and starts a machine.
-func started(t *testing.T, l *machinetest.Life, d machine.Definition) {
+// start defines and starts a machine.
+func start(t *testing.T, l *machinetest.Life, d machine.Definition) {
 	t.Helper()
 	if err := l.Define(t.Context(), d); err != nil {
 		t.Fatal(err)
@@ -41,65 +41,66 @@ func started(t *testing.T, l *machinetest.Life, d machine.Definition) {
 	}
 }
 
-// wantKilled ends a machine.
-func wantKilled(t *testing.T, l *machinetest.Life, d machine.Definition) {
+// destroy destroys a machine and checks the event.
+func destroy(t *testing.T, l *machinetest.Life, d machine.Definition) {
 	t.Helper()
 	if err := l.Destroy(t.Context(), d.Name); err != nil {
 		t.Fatal(err)
 	}
 	if end := l.End(d.Name); end.Cause != machine.CauseKilled || end.ExitCode != machine.ExitKilled {
-		t.Errorf("ended: %+v", end)
+		t.Errorf("end after Destroy = %+v, want killed with code 137", end)
 	}
 	machinetest.AwaitMachines(t, d, 0)
 }
 
-// TestV1Paused: a machine that somebody paused runs, for this driver and the next, and can be ended.
+// TestV1Paused: a machine that another client paused counts as running, for this driver and the next, and can be
+// destroyed.
 func TestV1Paused(t *testing.T) {
 	s := subject(t)
-	l, d := s.Begin(t), halted(t, s)
-	started(t, l, d)
+	l, d := s.Begin(t), haltedMachine(t, s)
+	start(t, l, d)
 	_, _, r := l.Driver.(*Driver).machines[d.Name].snapshot()
 	if err := r.execute(t.Context(), "stop", nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := l.Shutdown(t.Context(), d.Name); err != nil {
-		t.Errorf("the power button: %v", err)
+		t.Errorf("Shutdown: %v", err)
 	}
-	pid := l.Must(d.Name).Pid
+	pid := l.MustState(d.Name).Pid
 	l.Close()
 	l = s.Begin(t, d.Name)
 	defer func() { l.Close() }()
 	if found := l.Found[d.Name]; found.Phase != machine.Running || found.Pid != pid || len(l.Events()) != 0 {
-		t.Errorf("found as %+v, with %v", found, l.Events())
+		t.Errorf("Recover found %+v with events %v, want running with PID %d and no events", found, l.Events(), pid)
 	}
-	wantKilled(t, l, d)
+	destroy(t, l, d)
 }
 
-// TestV1MonitorSilent: a machine whose monitor is somebody else's, and does not answer, is found, holds nobody up, answers again
-// once the other has gone, and can be ended all the same.
+// TestV1MonitorSilent: another client holds a machine's monitor, which does not answer. The driver recovers the machine
+// without blocking, gets answers once the other client has disconnected, and can destroy the machine at any time.
 func TestV1MonitorSilent(t *testing.T) {
 	s := subject(t)
-	l, d := s.Begin(t), halted(t, s)
-	started(t, l, d)
+	l, d := s.Begin(t), haltedMachine(t, s)
+	start(t, l, d)
 	l.Close()
 	other, err := machine.Dial(t.Context(), filepath.Join(d.Dir, monitorSocket))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer other.Close()
-	if _, err := other.Read(make([]byte, 1)); err != nil { // it is the one that is greeted
+	if _, err := other.Read(make([]byte, 1)); err != nil { // the monitor serves this client
 		t.Fatal(err)
 	}
 	l = s.Begin(t, d.Name)
 	defer func() { l.Close() }()
 	if found := l.Found[d.Name]; found.Phase != machine.Running {
-		t.Errorf("found as %+v", found)
+		t.Errorf("Recover found %+v, want phase running", found)
 	}
 	_, statsErr := l.Stats(t.Context(), d.Name)
 	_, firmwareErr := l.Firmware(t.Context(), d.Name)
-	for what, err := range map[string]error{"power button": l.Shutdown(t.Context(), d.Name), "figures": statsErr, "firmware": firmwareErr} {
+	for what, err := range map[string]error{"Shutdown": l.Shutdown(t.Context(), d.Name), "Stats": statsErr, "Firmware": firmwareErr} {
 		if !errdefs.IsUnavailable(err) {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("%s with a silent monitor: got error %v, want ErrUnavailable", what, err)
 		}
 	}
 	other.Close()
@@ -107,19 +108,20 @@ func TestV1MonitorSilent(t *testing.T) {
 	defer cancel()
 	for _, err := l.Stats(ctx, d.Name); err != nil; _, err = l.Stats(ctx, d.Name) {
 		if ctx.Err() != nil {
-			t.Fatalf("the monitor does not answer again: %v", err)
+			t.Fatalf("the monitor does not answer after the other client disconnected: %v", err)
 		}
 	}
-	wantKilled(t, l, d)
+	destroy(t, l, d)
 }
 
-// TestV2NoKVM: where KVM is no KVM, a node that is to find out emulates and says why, and one that is to use it says so at a start.
+// TestV2NoKVM: on a host without working KVM, a node with vm.accel auto emulates and gives the reason; with kvm, Start
+// fails and names KVM.
 func TestV2NoKVM(t *testing.T) {
 	nothing := filepath.Join(t.TempDir(), "kvm")
 	if err := os.WriteFile(nothing, nil, 0o666); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Stat("/dev/kvm"); err == nil { // else it is absent anyway
+	if _, err := os.Stat("/dev/kvm"); err == nil { // hide it; otherwise it is absent anyway
 		if err := unix.Mount(nothing, "/dev/kvm", "", unix.MS_BIND, ""); err != nil {
 			t.Fatal(err)
 		}
@@ -130,7 +132,7 @@ func TestV2NoKVM(t *testing.T) {
 		})
 	}
 	if v := verdictOf(t, Config{Root: filepath.Join(t.TempDir(), "auto"), UID: 200001, GID: 200001, Logger: logger(t)}); v.Accel != AccelTCG || !strings.HasPrefix(v.Why, "KVM: ") {
-		t.Errorf("verdict %+v", v)
+		t.Errorf("verdict = %+v, want tcg with a reason that begins with \"KVM: \"", v)
 	}
 	s := subject(t)
 	root := filepath.Join(t.TempDir(), "kvm-only")
@@ -141,16 +143,16 @@ func TestV2NoKVM(t *testing.T) {
 		}
 		return d
 	}
-	l, d := s.Begin(t), halted(t, s)
+	l, d := s.Begin(t), haltedMachine(t, s)
 	defer l.Close()
 	if err := l.Define(t.Context(), d); err != nil {
 		t.Fatal(err)
 	}
 	err := l.Start(t.Context(), d.Name)
 	if !errdefs.IsFailedPrecondition(err) && !errdefs.IsUnavailable(err) || !strings.Contains(strings.ToLower(err.Error()), "kvm") {
-		t.Errorf("start: %v", err)
+		t.Errorf("Start without KVM: got error %v, want a class and a mention of KVM", err)
 	}
-	if got := l.Must(d.Name); got.Phase != machine.Ended || got.Cause != machine.CauseStart {
-		t.Errorf("state: %+v", got)
+	if got := l.MustState(d.Name); got.Phase != machine.Ended || got.Cause != machine.CauseStart {
+		t.Errorf("state after Start = %+v, want ended with cause start", got)
 	}
 }

@@ -17,15 +17,15 @@ import (
 
 const vhostNet = "/dev/vhost-net"
 
-// sources are who opens what is no file: taps, and connections to those who serve shares.
-type sources struct {
+// openers open descriptors that are not files: taps and connections to virtiofsd.
+type openers struct {
 	taps   machine.Opener
 	shares *virtiofsd.Servers
 }
 
-// openAll opens what a command inherits, in its order. A file that is not there or cannot be used is an
-// errdefs.ErrFailedPrecondition.
-func openAll(ctx context.Context, d machine.Definition, files []inherited, from sources) (opened []*os.File, err error) {
+// openAll opens the files that a command inherits, in their order. It returns errdefs.ErrFailedPrecondition for a file
+// that is missing or unusable.
+func openAll(ctx context.Context, d machine.Definition, files []inherited, from openers) (opened []*os.File, err error) {
 	defer func() {
 		if err != nil {
 			closeAll(opened)
@@ -38,14 +38,14 @@ func openAll(ctx context.Context, d machine.Definition, files []inherited, from 
 		}
 		file, err := openOne(ctx, d, f, from)
 		if err != nil {
-			return opened, classed(fmt.Errorf("what the machine needs: %w", err))
+			return opened, withClass(fmt.Errorf("open the machine's files: %w", err))
 		}
 		opened = append(opened, file)
 	}
 	return opened, nil
 }
 
-func openOne(ctx context.Context, d machine.Definition, f inherited, from sources) (*os.File, error) {
+func openOne(ctx context.Context, d machine.Definition, f inherited, from openers) (*os.File, error) {
 	switch f.Kind {
 	case kindSocket:
 		return machine.Listen(f.Path)
@@ -58,10 +58,10 @@ func openOne(ctx context.Context, d machine.Definition, f inherited, from source
 	case kindAppend:
 		return OpenSerialLog(f.Path)
 	case kindBoot:
-		return openBoot(f.Path)
+		return OpenBoot(f.Path)
 	case kindTap:
 		if from.taps == nil {
-			return nil, fmt.Errorf("nobody opens taps: %w", errdefs.ErrFailedPrecondition)
+			return nil, fmt.Errorf("the driver has no opener for taps: %w", errdefs.ErrFailedPrecondition)
 		}
 		file, err := from.taps.Tap(ctx, d.NICs[f.Index])
 		if err != nil {
@@ -77,13 +77,13 @@ func openOne(ctx context.Context, d machine.Definition, f inherited, from source
 	case kindVirtiofs:
 		return from.shares.Conn(d.Shares[f.Index].Tag)
 	case kindOwnedDir:
-		return openOwned(f.Path, d.UID, d.GID)
+		return OpenOwned(f.Path, d.UID, d.GID)
 	default:
-		return nil, fmt.Errorf("a file of kind %q: %w", f.Kind, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("unknown kind of file %q: %w", f.Kind, errdefs.ErrInvalidArgument)
 	}
 }
 
-// openDisk opens a regular file or a block device, and never waits for the other end of a pipe.
+// openDisk opens a regular file or a block device. It does not block on a named pipe.
 func openDisk(path string, flags int) (*os.File, error) {
 	f, err := os.OpenFile(path, flags|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -104,15 +104,15 @@ func isBlock(info fs.FileInfo) bool {
 	return info.Mode()&fs.ModeDevice != 0 && info.Mode()&fs.ModeCharDevice == 0
 }
 
-// blockDevice tells whether there is a block device at path.
+// blockDevice reports whether path is a block device.
 func blockDevice(path string) bool {
 	info, err := os.Stat(path)
 	return err == nil && isBlock(info)
 }
 
-// openBoot opens a kernel or initrd. QEMU opens it once more, by /proc/self/fd, where the permission of the file counts:
-// one that not everybody may read goes there as a copy in memory.
-func openBoot(path string) (*os.File, error) {
+// OpenBoot opens a kernel or initrd. QEMU opens it a second time by /proc/self/fd, where the file's mode applies. If
+// other users may not read the file, OpenBoot returns a copy in memory.
+func OpenBoot(path string) (*os.File, error) {
 	f, err := openDisk(path, os.O_RDONLY)
 	if err != nil {
 		return nil, err
@@ -123,17 +123,17 @@ func openBoot(path string) (*os.File, error) {
 	defer f.Close()
 	memory, err := memoryFile("tripod-boot", nil, 0)
 	if err != nil {
-		return nil, fmt.Errorf("a copy of %s: %w", path, err)
+		return nil, fmt.Errorf("copy %s to memory: %w", path, err)
 	}
 	if _, err := io.Copy(memory, f); err != nil {
 		memory.Close()
-		return nil, fmt.Errorf("a copy of %s: %w", path, err)
+		return nil, fmt.Errorf("copy %s to memory: %w", path, err)
 	}
 	return memory, nil
 }
 
-// openOwned makes a directory that belongs to QEMU's user.
-func openOwned(path string, uid, gid int) (*os.File, error) {
+// OpenOwned replaces path by an empty directory that belongs to QEMU's user, and opens it.
+func OpenOwned(path string, uid, gid int) (*os.File, error) {
 	if err := os.RemoveAll(path); err != nil { // of an earlier run
 		return nil, err
 	}
@@ -157,8 +157,8 @@ func closeAll(files []*os.File) {
 	}
 }
 
-// classed gives an error an errdefs class that has none yet.
-func classed(err error) error {
+// withClass adds an errdefs class to an error that has none.
+func withClass(err error) error {
 	for _, class := range []error{
 		errdefs.ErrFailedPrecondition, errdefs.ErrUnavailable, errdefs.ErrNotFound, errdefs.ErrInvalidArgument,
 		errdefs.ErrResourceExhausted, errdefs.ErrNotImplemented, context.Canceled, context.DeadlineExceeded,

@@ -31,12 +31,12 @@ type handle struct {
 	dir  string // Root/NAME
 	log  *slog.Logger
 
-	op sync.Mutex // held by Define, Start, Undefine; not by Destroy, which may come in between
+	op sync.Mutex // held by Define, Start and Undefine; Destroy may run beside them
 
 	mu  sync.Mutex
 	def machine.Definition
 	rec record
-	run *run // while there is a process
+	run *run // nil without a process
 }
 
 func newHandle(d *Driver, def machine.Definition) *handle {
@@ -58,21 +58,21 @@ func (h *handle) snapshot() (machine.Definition, record, *run) {
 	return h.def, h.rec, h.run
 }
 
-// set changes the record, in memory and on disk. What could not be written is in memory all the same.
+// set changes the record in memory and on disk. If the write fails, the change stays in memory.
 func (h *handle) set(change func(r *record)) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	change(&h.rec)
 	if err := writeJSON(filepath.Join(h.dir, stateFile), h.rec, false); err != nil {
-		return fmt.Errorf("write down the machine's state: %w", err)
+		return fmt.Errorf("write the machine's state: %w", err)
 	}
 	return nil
 }
 
-// mustSet is set where there is no way back: the machine is what it is.
+// mustSet is like set, but only logs a failed write. It records events that have already happened.
 func (h *handle) mustSet(change func(r *record)) {
 	if err := h.set(change); err != nil {
-		h.log.Error("the record of a machine is out of date", "err", err)
+		h.log.Error("writing a machine's record failed; it is out of date", "err", err)
 	}
 }
 
@@ -81,11 +81,11 @@ func (h *handle) define(ctx context.Context, def machine.Definition) error {
 	defer h.op.Unlock()
 	path := filepath.Join(h.dir, definitionFile)
 	var have definition
-	if err := readJSON(path, &have); err == nil && same(have.Definition, def) {
+	if err := readJSON(path, &have); err == nil && sameDefinition(have.Definition, def) {
 		return nil
 	}
 	if h.state().Phase == machine.Running {
-		return fmt.Errorf("machine %.64s runs; its definition cannot be replaced: %w", h.name, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("replace the definition of machine %.64s: it runs: %w", h.name, errdefs.ErrFailedPrecondition)
 	}
 	if err := os.MkdirAll(h.dir, 0o700); err != nil {
 		return fmt.Errorf("define machine: %w", err)
@@ -102,14 +102,14 @@ func (h *handle) define(ctx context.Context, def machine.Definition) error {
 	return nil
 }
 
-// same compares what is written down of definitions.
-func same(a, b machine.Definition) bool {
+// sameDefinition compares definitions by their JSON form.
+func sameDefinition(a, b machine.Definition) bool {
 	one, errA := json.Marshal(a)
 	other, errB := json.Marshal(b)
 	return errA == nil && errB == nil && bytes.Equal(one, other)
 }
 
-// remove forgets a machine that does not run.
+// remove deletes the files of a machine that does not run.
 func (h *handle) remove(ctx context.Context) error {
 	h.op.Lock()
 	defer h.op.Unlock()
@@ -117,28 +117,28 @@ func (h *handle) remove(ctx context.Context) error {
 		return err
 	}
 	def, _, _ := h.snapshot()
-	if def.SerialLog != "" { // else its definition was damaged
-		if err := os.Remove(logPath(def)); err != nil && !notThere(err) {
+	if def.SerialLog != "" { // it is empty if the definition was damaged
+		if err := os.Remove(logPath(def)); err != nil && !isNotExist(err) {
 			return err
 		}
 	}
 	return errors.Join(removeSockets(def.Dir), os.RemoveAll(h.dir))
 }
 
-// removeSockets removes what we have made in Definition.Dir, and that itself when nothing else is in it.
+// removeSockets removes the driver's files from Definition.Dir, and the directory itself if it is then empty.
 func removeSockets(dir string) error {
 	if dir == "" {
 		return nil
 	}
 	for _, name := range []string{monitorSocket, machine.SerialInput, machine.AgentSocket, machine.QGASocket, virtiofsd.SocketName} {
-		if err := os.Remove(filepath.Join(dir, name)); err != nil && !notThere(err) {
+		if err := os.Remove(filepath.Join(dir, name)); err != nil && !isNotExist(err) {
 			return err
 		}
 	}
 	if err := os.RemoveAll(filepath.Join(dir, vncDir)); err != nil {
 		return err
 	}
-	_ = os.Remove(dir) // not empty: the rest is its owner's
+	_ = os.Remove(dir) // fails if others have files in it
 	return nil
 }
 
@@ -187,7 +187,7 @@ func (d *Driver) Stats(ctx context.Context, name string) (machine.Stats, error) 
 	return r.stats(ctx, def)
 }
 
-// running gives the run of a machine that runs; errdefs.ErrFailedPrecondition of one that does not.
+// running returns the run of a machine, or errdefs.ErrFailedPrecondition if the machine does not run.
 func (d *Driver) running(name string) (*run, machine.Definition, error) {
 	h, err := d.find(name)
 	if err != nil {

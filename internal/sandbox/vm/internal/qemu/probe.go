@@ -21,33 +21,33 @@ import (
 var bootSector []byte
 
 const (
-	// probeExit is QEMU's exit code when the boot sector has run to its end.
+	// probeExit is QEMU's exit code after a complete run of the boot sector.
 	probeExit = 2*0x2a + 1
-	// probeTime is how long it may take: 130 ms under TCG and less under KVM, when the machine has nothing else to do.
-	probeTime = 20 * time.Second
-	// probeDisk is the size of the disk with the boot sector; the firmware boots from none of one sector.
+	// probeTimeout bounds the boot of the probe. On an idle host it takes 130 ms under TCG, and less under KVM.
+	probeTimeout = 20 * time.Second
+	// probeDisk is the size of the disk with the boot sector. The firmware does not boot from a disk of one sector.
 	probeDisk = 1 << 20
-	// verdictFile keeps the verdict, in Root.
+	// verdictFile is the name of the stored verdict, in Root.
 	verdictFile = "accel.json"
 )
 
-// Verdict is what accelerates machines on this node.
+// Verdict is the accelerator for machines on this node.
 type Verdict struct {
-	// Accel is AccelKVM or AccelTCG, Why the reason, for a person.
+	// Accel is AccelKVM or AccelTCG. Why is the reason, for people.
 	Accel string `json:"accel"`
 	Why   string `json:"why"`
 }
 
-// kept is the file of the verdict. It holds as long as nothing of Key changes.
-type kept struct {
+// probeRecord is the content of verdictFile. It is valid while Key matches.
+type probeRecord struct {
 	Version int    `json:"version"`
 	Key     string `json:"key"`
 	Verdict
 }
 
-// Probe tells what accelerates machines. With AccelAuto it finds out by doing: a guest of one sector is started under KVM
-// as every machine is, and must boot, reach 64-bit mode with paging, and get interrupts. That /dev/kvm can be opened
-// proves nothing: there are hosts where it can and no guest boots. The verdict is kept on disk for this kernel, QEMU and
+// Probe returns the accelerator for machines. With AccelAuto it boots a guest of one sector under KVM, started like
+// every machine. The guest must boot, reach 64-bit mode with paging, and get interrupts. Opening /dev/kvm would not be
+// enough: on some hosts it opens, but no guest boots. Probe stores the verdict on disk for this kernel, QEMU and
 // processor.
 func (d *Driver) Probe(ctx context.Context) (Verdict, error) {
 	if d.cfg.Accel != AccelAuto {
@@ -62,23 +62,23 @@ func (d *Driver) Probe(ctx context.Context) (Verdict, error) {
 		return *have, nil
 	}
 	key, path := d.cfg.verdictKey(), filepath.Join(d.cfg.Root, verdictFile)
-	var k kept
+	var k probeRecord
 	if err := readJSON(path, &k); err != nil || k.Key != key {
 		err := d.cfg.tryKVM(ctx)
 		if err != nil && ctx.Err() != nil {
 			return Verdict{}, fmt.Errorf("try KVM: %w", context.Cause(ctx))
 		}
-		k = kept{recordVersion, key, Verdict{AccelKVM, "a guest boots under KVM"}}
+		k = probeRecord{recordVersion, key, Verdict{AccelKVM, "a guest boots under KVM"}}
 		if err != nil {
 			k.Verdict = Verdict{AccelTCG, "KVM: " + err.Error()}
 		}
-		// What failed for want of time may do so once only: it is asked again by the next daemon.
+		// A probe that timed out is not stored, so that the next daemon repeats it.
 		if !errors.Is(err, context.DeadlineExceeded) {
 			if err := writeJSON(path, k, false); err != nil {
-				d.log.Warn("the verdict on KVM is not kept", "err", err)
+				d.log.Warn("storing the verdict on KVM failed", "err", err)
 			}
 		}
-		d.log.Info("what accelerates machines", "accel", k.Accel, "why", k.Why)
+		d.log.Info("accelerator chosen", "accel", k.Accel, "why", k.Why)
 	}
 	d.mu.Lock()
 	d.verdict = &k.Verdict
@@ -86,7 +86,7 @@ func (d *Driver) Probe(ctx context.Context) (Verdict, error) {
 	return k.Verdict, nil
 }
 
-// verdictKey is all that the verdict depends on.
+// verdictKey returns everything that the verdict depends on.
 func (c Config) verdictKey() string {
 	var uts unix.Utsname
 	_ = unix.Uname(&uts)
@@ -109,7 +109,8 @@ func (c Config) verdictKey() string {
 	return strings.Join(parts, "; ")
 }
 
-// processor is the first processor's name and features' count, which microcode and live migration change.
+// processor returns the name of the first processor and the number of its features, which microcode updates and live
+// migration of the host can change.
 func processor() string {
 	raw, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {
@@ -130,16 +131,16 @@ func processor() string {
 	return fmt.Sprint(name, " ", flags)
 }
 
-// tryKVM boots the probe under KVM.
+// tryKVM boots the probe under KVM. It returns errdefs.ErrNotFound if /dev/kvm is missing.
 func (c Config) tryKVM(ctx context.Context) error {
 	if _, err := os.Stat("/dev/kvm"); err != nil {
 		return fmt.Errorf("%w (%w)", err, errdefs.ErrNotFound)
 	}
-	return c.try(ctx, AccelKVM)
+	return c.bootProbe(ctx, AccelKVM)
 }
 
-// try boots the boot sector under an accelerator, by a QEMU that is as confined as any.
-func (c Config) try(ctx context.Context, accel string) error {
+// bootProbe boots the boot sector under an accelerator, in a QEMU confined like that of a machine.
+func (c Config) bootProbe(ctx context.Context, accel string) error {
 	disk, err := memoryFile("tripod-probe", bootSector, probeDisk)
 	if err != nil {
 		return err
@@ -152,7 +153,7 @@ func (c Config) try(ctx context.Context, accel string) error {
 	defer log.Close()
 	var cmd command
 	file := cmd.fdset(inherited{Kind: kindWrite})
-	cmd.add("-name", "guest="+mark+"probe", "-nodefaults", "-no-user-config", "-display", "none",
+	cmd.add("-name", "guest="+namePrefix+"probe", "-nodefaults", "-no-user-config", "-display", "none",
 		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
 		"-machine", "q35,usb=off,vmport=off", "-accel", acceleration(accel), "-cpu", cpuModel("", accel), "-m", "32M",
 		"-device", "isa-debug-exit,iobase=0x501,iosize=1")
@@ -165,14 +166,14 @@ func (c Config) try(ctx context.Context, accel string) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { _ = qemu.Process.Kill() })
 	err = qemu.Wait()
 	words := lastWords(fmt.Sprintf("/proc/self/fd/%d", log.Fd()))
 	switch {
 	case !stop():
-		return fmt.Errorf("no guest boots within %s: %w", probeTime, ctx.Err())
+		return fmt.Errorf("no guest boots within %s: %w", probeTimeout, ctx.Err())
 	case qemu.ProcessState.ExitCode() == probeExit:
 		return nil
 	case words != "":
@@ -182,7 +183,7 @@ func (c Config) try(ctx context.Context, accel string) error {
 	}
 }
 
-// memoryFile makes a file in memory that vanishes with its descriptors.
+// memoryFile returns an anonymous file in memory.
 func memoryFile(name string, content []byte, size int64) (*os.File, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
 	if err != nil {

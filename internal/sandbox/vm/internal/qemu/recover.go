@@ -20,7 +20,7 @@ import (
 func (d *Driver) Recover(ctx context.Context, names []string, sink func(machine.Event)) (map[string]machine.State, error) {
 	entries, err := os.ReadDir(d.cfg.Root)
 	if err != nil {
-		return nil, fmt.Errorf("the directory of the machines: %w", err)
+		return nil, fmt.Errorf("read the machines' directory: %w", err)
 	}
 	named := map[string]bool{}
 	for _, name := range names {
@@ -31,10 +31,9 @@ func (d *Driver) Recover(ctx context.Context, names []string, sink func(machine.
 		if !e.IsDir() || !nameForm.MatchString(e.Name()) {
 			continue
 		}
-		// Each may have to be waited for.
-		all.Go(func() {
-			if err := d.takeOverOrRemove(ctx, e.Name(), named[e.Name()]); err != nil {
-				d.log.Error("take over a machine", "machine", e.Name(), "err", err)
+		all.Go(func() { // in parallel, because each machine can take time
+			if err := d.recoverOrRemove(ctx, e.Name(), named[e.Name()]); err != nil {
+				d.log.Error("recovering a machine failed", "machine", e.Name(), "err", err)
 			}
 		})
 	}
@@ -42,12 +41,12 @@ func (d *Driver) Recover(ctx context.Context, names []string, sink func(machine.
 	if err := context.Cause(ctx); err != nil {
 		return nil, err
 	}
-	if d.cfg.Accel == AccelAuto { // so that the first start need not wait for it
+	if d.cfg.Accel == AccelAuto { // so that the first start need not wait for the probe
 		d.bg.Go(func() { _, _ = d.Probe(d.ctx) })
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	// What ends from here on is an event; what ended before is in the answer.
+	// From here on, exits are reported as events; earlier exits are in the returned map.
 	d.sink = sink
 	found := map[string]machine.State{}
 	for name, h := range d.machines {
@@ -58,26 +57,27 @@ func (d *Driver) Recover(ctx context.Context, names []string, sink func(machine.
 	return found, nil
 }
 
-// takeOverOrRemove takes over the machine of a directory, or removes it.
-func (d *Driver) takeOverOrRemove(ctx context.Context, name string, wanted bool) error {
+// recoverOrRemove recovers the machine whose record is in a directory, or removes the machine if it is not wanted or
+// its record is damaged.
+func (d *Driver) recoverOrRemove(ctx context.Context, name string, wanted bool) error {
 	var def definition
 	err := readJSON(filepath.Join(d.dirOf(name), definitionFile), &def)
 	if err == nil && def.Name != name {
-		err = fmt.Errorf("machine.json is of machine %.64q: %w", def.Name, errdefs.ErrDataLoss)
+		err = fmt.Errorf("machine.json belongs to machine %.64q: %w", def.Name, errdefs.ErrDataLoss)
 	}
 	h := newHandle(d, machine.Definition{Name: name})
 	h.def = def.Definition
 	h.def.Name = name
-	if stateErr := readJSON(filepath.Join(h.dir, stateFile), &h.rec); stateErr != nil && !notThere(stateErr) {
+	if stateErr := readJSON(filepath.Join(h.dir, stateFile), &h.rec); stateErr != nil && !isNotExist(stateErr) {
 		h.rec = record{Version: recordVersion}
 		err = errors.Join(err, stateErr)
 	}
-	if err != nil && !notThere(err) {
-		d.log.Error("the record of a machine cannot be used", "machine", name, "err", err)
+	if err != nil && !isNotExist(err) {
+		d.log.Error("a machine's record is unusable", "machine", name, "err", err)
 	}
 	if !wanted || err != nil {
-		d.log.Info("removing a machine that is not in the record, or half made", "machine", name)
-		return h.removeLeft(ctx)
+		d.log.Info("removing an unknown or incomplete machine", "machine", name)
+		return h.discard(ctx)
 	}
 	if err := h.recover(ctx); err != nil {
 		return err
@@ -88,8 +88,8 @@ func (d *Driver) takeOverOrRemove(ctx context.Context, name string, wanted bool)
 	return nil
 }
 
-// removeLeft kills and removes what nobody wants.
-func (h *handle) removeLeft(ctx context.Context) error {
+// discard kills a machine's processes and removes its files.
+func (h *handle) discard(ctx context.Context) error {
 	if p, err := process.Adopt(h.rec.Process); err == nil {
 		if h.rec.Boot == bootID() {
 			err = errors.Join(p.Signal(killSignal), p.Wait(ctx))
@@ -99,13 +99,13 @@ func (h *handle) removeLeft(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := errors.Join(h.killLeft(ctx, h.def), h.endShares(ctx)); err != nil {
+	if err := errors.Join(h.killLeftovers(ctx, h.def), h.endShares(ctx)); err != nil {
 		return err
 	}
 	return h.remove(ctx)
 }
 
-// endShares ends the virtiofsd that were written down of a machine whose QEMU has ended.
+// endShares ends the recorded virtiofsd processes of a machine whose QEMU has ended.
 func (h *handle) endShares(ctx context.Context) error {
 	if h.rec.Boot != bootID() {
 		return nil
@@ -117,28 +117,28 @@ func (h *handle) endShares(ctx context.Context) error {
 	return servers.End(ctx)
 }
 
-// recover finds out what became of a machine while nobody looked.
+// recover determines what happened to a machine since the last daemon ended, and watches it again if it still runs.
 func (h *handle) recover(ctx context.Context) error {
 	switch h.rec.Step {
 	case stepStarting, stepRunning:
 	case stepDefined, stepEnded:
-		return h.killLeft(ctx, h.def)
+		return h.killLeftovers(ctx, h.def)
 	}
 	p, err := process.Adopt(h.rec.Process)
 	if h.rec.Step == stepStarting && h.rec.Process.Pid == 0 {
-		if p = h.findMarked(h.def); p == nil { // the start came to nothing
+		if p = h.findByCommand(h.def); p == nil { // QEMU was never started
 			return h.set(func(rec *record) { *rec = record{Version: recordVersion} })
 		}
 		err = nil
 	}
-	if _, statErr := os.Stat(h.def.Dir); h.rec.Boot != bootID() || notThere(statErr) {
-		if p != nil && h.rec.Boot == bootID() { // its directory was taken away under it
+	if _, statErr := os.Stat(h.def.Dir); h.rec.Boot != bootID() || isNotExist(statErr) {
+		if p != nil && h.rec.Boot == bootID() { // its directory was removed while it ran
 			err = errors.Join(p.Signal(killSignal), p.Wait(ctx))
 		} else {
 			err = nil
 		}
 		p.Close()
-		return errors.Join(err, h.killLeft(ctx, h.def), h.endShares(ctx), h.set(func(rec *record) {
+		return errors.Join(err, h.killLeftovers(ctx, h.def), h.endShares(ctx), h.set(func(rec *record) {
 			rec.Step, rec.FinishedAt, rec.Cause, rec.ExitCode, rec.Message = stepEnded, time.Now(), machine.CauseUnknown, machine.ExitKilled, "the node was restarted"
 		}))
 	}
@@ -146,7 +146,7 @@ func (h *handle) recover(ctx context.Context) error {
 		if err := h.endShares(ctx); err != nil {
 			return err
 		}
-		return h.set(func(rec *record) { *rec = verdict(*rec, nil, oomKilled(h.def, *rec), logPath(h.def)) })
+		return h.set(func(rec *record) { *rec = endedRecord(*rec, nil, oomKilled(h.def, *rec), logPath(h.def)) })
 	}
 	if err != nil {
 		return err
@@ -154,13 +154,14 @@ func (h *handle) recover(ctx context.Context) error {
 	return h.takeOver(ctx, p)
 }
 
-// takeOver watches a QEMU that was found again. A guest that ended while nobody looked is given the time to be seen.
+// takeOver watches a QEMU that an earlier daemon started. If the guest has already ended, takeOver waits until its end
+// is recorded.
 func (h *handle) takeOver(ctx context.Context, p *process.Process) error {
-	r, killing := adopted(h, p), h.rec.Killing
+	r, killing := newAdoptedRun(h, p), h.rec.Killing
 	h.run = r
 	var err error
 	if r.shares, err = virtiofsd.Adopt(h.shareOptions(h.def), h.def.Shares, h.rec.Shares); err != nil {
-		h.log.Error("a machine's virtiofsd cannot be watched", "pid", p.Pid, "err", err)
+		h.log.Error("watching a machine's virtiofsd failed", "pid", p.Pid, "err", err)
 	}
 	err = h.set(func(rec *record) {
 		rec.Process = p.ID
@@ -168,10 +169,10 @@ func (h *handle) takeOver(ctx context.Context, p *process.Process) error {
 			rec.Step, rec.StartedAt = stepRunning, process.StartedAt(p.Start)
 		}
 	})
-	if killing { // somebody was about to
+	if killing { // the earlier daemon had decided to kill it
 		err = errors.Join(err, p.Signal(killSignal))
 	}
-	asking, cancel := context.WithTimeout(ctx, askTime)
+	asking, cancel := context.WithTimeout(ctx, monitorTimeout)
 	defer cancel()
 	ended := false
 	if connErr := r.connect(asking); connErr == nil {
@@ -181,13 +182,13 @@ func (h *handle) takeOver(ctx context.Context, p *process.Process) error {
 	} else {
 		h.log.Warn("a machine's monitor does not answer", "pid", p.Pid, "err", connErr)
 	}
-	h.log.Info("found a machine again", "pid", p.Pid)
+	h.log.Info("machine recovered", "pid", p.Pid)
 	h.d.bg.Go(func() { h.watch(r) })
 	if ended || killing {
 		select {
-		case <-r.over:
+		case <-r.recorded:
 		case <-ctx.Done():
-		case <-time.After(endTime):
+		case <-time.After(killTimeout):
 		}
 	}
 	return err

@@ -22,56 +22,56 @@ import (
 
 const killSignal = unix.SIGKILL
 
-// run is one life of a machine's QEMU, started by us or found again.
+// run is one QEMU process of a machine, started by this daemon or by an earlier one.
 type run struct {
-	socket string // of the monitor
-	proc   *process.Process
-	pidfd  *os.File      // of our own: it tells how the process ended when we are not its parent
-	reaped chan struct{} // closed when it has ended, and was reaped if it was our child
-	status unix.WaitStatus
-	known  bool          // status is
-	over   chan struct{} // closed when its end is on record
-	shares *virtiofsd.Servers
+	socket      string // of the monitor
+	proc        *process.Process
+	pidfd       *os.File      // for exitStatus, when QEMU is not a child of this daemon; can be nil
+	reaped      chan struct{} // closed when the process has ended and, if it is a child, was reaped
+	status      unix.WaitStatus
+	statusKnown bool
+	recorded    chan struct{} // closed when the end is recorded
+	shares      *virtiofsd.Servers
 
-	mu  sync.Mutex
-	mon *qmp.Client
-	has chan struct{} // closed while there is a monitor
+	mu        sync.Mutex
+	mon       *qmp.Client   // nil while disconnected
+	connected chan struct{} // closed while mon is set
 }
 
-// newRun is for a child of ours.
-func newRun(h *handle, cmd *exec.Cmd) (*run, error) {
+// newChildRun returns the run of a child process.
+func newChildRun(h *handle, cmd *exec.Cmd) (*run, error) {
 	p, err := process.Open(cmd.Process.Pid)
 	if err != nil {
 		return nil, err
 	}
-	r := adopt(h, p)
+	r := newRun(h, p)
 	go func() {
 		defer close(r.reaped)
-		_ = cmd.Wait() // its state is what counts
+		_ = cmd.Wait() // ProcessState has the result
 		if cmd.ProcessState != nil {
 			if ws, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok {
-				r.status, r.known = unix.WaitStatus(ws), true
+				r.status, r.statusKnown = unix.WaitStatus(ws), true
 			}
 		}
 	}()
 	return r, nil
 }
 
-// adopted is for a process that another life of the daemon has started.
-func adopted(h *handle, p *process.Process) *run {
-	r := adopt(h, p)
+// newAdoptedRun returns the run of a process that an earlier daemon started.
+func newAdoptedRun(h *handle, p *process.Process) *run {
+	r := newRun(h, p)
 	go func() {
 		defer close(r.reaped)
 		<-p.Dead
-		r.status, r.known = exitStatus(r.pidfd)
+		r.status, r.statusKnown = exitStatus(r.pidfd)
 	}()
 	return r
 }
 
-func adopt(h *handle, p *process.Process) *run {
+func newRun(h *handle, p *process.Process) *run {
 	r := &run{
 		socket: filepath.Join(h.def.Dir, monitorSocket), proc: p,
-		reaped: make(chan struct{}), over: make(chan struct{}), has: make(chan struct{}),
+		reaped: make(chan struct{}), recorded: make(chan struct{}), connected: make(chan struct{}),
 	}
 	if fd, err := unix.PidfdOpen(p.Pid, 0); err == nil {
 		r.pidfd = os.NewFile(uintptr(fd), "pidfd")
@@ -79,14 +79,14 @@ func adopt(h *handle, p *process.Process) *run {
 	return r
 }
 
-// exitStatus asks the kernel how a process ended that was somebody else's child; it tells since Linux 6.15, once the
+// exitStatus asks the kernel for the exit status of another process's child. Linux provides it since 6.15, once the
 // process was reaped.
 func exitStatus(pidfd *os.File) (unix.WaitStatus, bool) {
 	if pidfd == nil {
 		return 0, false
 	}
-	hangup := []unix.PollFd{{Fd: int32(pidfd.Fd())}} // POLLHUP, which is always told: it was reaped
-	if n, err := unix.Poll(hangup, int(askTime/time.Millisecond)); err != nil || n == 0 {
+	hangup := []unix.PollFd{{Fd: int32(pidfd.Fd())}} // POLLHUP, which needs no request, means reaped
+	if n, err := unix.Poll(hangup, int(monitorTimeout/time.Millisecond)); err != nil || n == 0 {
 		return 0, false
 	}
 	info := unix.PidfdInfo{Mask: unix.PIDFD_INFO_EXIT}
@@ -96,7 +96,7 @@ func exitStatus(pidfd *os.File) (unix.WaitStatus, bool) {
 	return unix.WaitStatus(info.Exit_code), true
 }
 
-// close lets go of the process and its monitor.
+// close releases the process and the monitor.
 func (r *run) close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -110,19 +110,19 @@ func (r *run) close() {
 	}
 }
 
-// await waits until the process has ended.
+// await waits until the process has ended, for killTimeout at most.
 func (r *run) await(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, endTime)
+	ctx, cancel := context.WithTimeout(ctx, killTimeout)
 	defer cancel()
 	select {
 	case <-r.reaped:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("QEMU (pid %d) was killed and has not ended: %w (%w)", r.proc.Pid, context.Cause(ctx), errdefs.ErrUnavailable)
+		return fmt.Errorf("QEMU (pid %d) was killed but has not ended: %w (%w)", r.proc.Pid, context.Cause(ctx), errdefs.ErrUnavailable)
 	}
 }
 
-// whileAlive is a context that ends with the process.
+// whileAlive returns a context that is canceled when the process ends.
 func (r *run) whileAlive(parent context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(parent)
 	stopped := make(chan struct{})
@@ -136,7 +136,7 @@ func (r *run) whileAlive(parent context.Context) (context.Context, context.Cance
 	return ctx, sync.OnceFunc(func() { close(stopped); cancel(nil) })
 }
 
-// connect dials the monitor and negotiates.
+// connect dials the monitor and negotiates capabilities.
 func (r *run) connect(ctx context.Context) error {
 	conn, err := machine.Dial(ctx, r.socket)
 	if err != nil {
@@ -149,21 +149,21 @@ func (r *run) connect(ctx context.Context) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.mon = m
-	close(r.has)
+	close(r.connected)
 	return nil
 }
 
-// disconnected forgets a monitor that has ended.
+// disconnected closes and drops a monitor connection that has ended.
 func (r *run) disconnected() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.mon != nil {
 		r.mon.Close()
-		r.mon, r.has = nil, make(chan struct{})
+		r.mon, r.connected = nil, make(chan struct{})
 	}
 }
 
-// client is the monitor, nil while there is none.
+// client returns the monitor, or nil while it is disconnected.
 func (r *run) client() *qmp.Client {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -177,31 +177,31 @@ func (r *run) version() string {
 	return ""
 }
 
-// execute is ask for a command without arguments.
+// execute runs a monitor command that has no arguments; see ask.
 func (r *run) execute(ctx context.Context, command string, result any) error {
 	return r.ask(ctx, command, nil, result)
 }
 
-// ask runs a command of the monitor, for which it waits no longer than askTime.
+// ask runs a monitor command. It waits for the connection and the answer, for monitorTimeout at most.
 func (r *run) ask(ctx context.Context, command string, arguments, result any) error {
-	ctx, cancel := context.WithTimeout(ctx, askTime)
+	ctx, cancel := context.WithTimeout(ctx, monitorTimeout)
 	defer cancel()
 	r.mu.Lock()
-	has := r.has
+	connected := r.connected
 	r.mu.Unlock()
 	select {
-	case <-has:
+	case <-connected:
 	case <-r.proc.Dead:
 	case <-ctx.Done():
 	}
 	m := r.client()
 	if m == nil {
-		return fmt.Errorf("%s: QEMU's monitor is not there: %w", command, errdefs.ErrUnavailable)
+		return fmt.Errorf("%s: not connected to QEMU's monitor: %w", command, errdefs.ErrUnavailable)
 	}
 	return m.Execute(ctx, command, arguments, result)
 }
 
-// stats asks for what only QEMU knows.
+// stats returns the figures that only QEMU has.
 func (r *run) stats(ctx context.Context, def machine.Definition) (machine.Stats, error) {
 	s := machine.Stats{Blocks: map[string]machine.BlockStats{}}
 	var blocks []struct {
@@ -218,7 +218,8 @@ func (r *run) stats(ctx context.Context, def machine.Definition) (machine.Stats,
 	}
 	for _, disk := range def.Disks {
 		for _, b := range blocks {
-			// A virtio disk is named by its path, .../disk-root/virtio-backend, a SCSI disk by its ID.
+			// query-blockstats names a virtio disk by its path, .../disk-root/virtio-backend, and a SCSI disk by its
+			// ID.
 			if b.Device == "disk-"+disk.ID || filepath.Base(filepath.Dir(b.Device)) == "disk-"+disk.ID {
 				s.Blocks[disk.ID] = machine.BlockStats(b.Stats)
 			}
@@ -227,7 +228,7 @@ func (r *run) stats(ctx context.Context, def machine.Definition) (machine.Stats,
 	var balloon struct {
 		Actual json.Number `json:"actual"`
 	}
-	if err := r.execute(ctx, "query-balloon", &balloon); err == nil { // else the guest has no driver for it
+	if err := r.execute(ctx, "query-balloon", &balloon); err == nil { // it fails if the guest has no balloon driver
 		if n, err := balloon.Actual.Int64(); err == nil && n > 0 {
 			s.BalloonActual = uint64(n)
 		}

@@ -11,24 +11,24 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/confine"
 )
 
-// spawn is how QEMU is started.
+// spawn describes a QEMU process to start.
 type spawn struct {
 	Program  string
 	Args     []string
 	Stdin    *os.File
 	Stdout   *os.File
-	Log      *os.File   // its standard error
-	Files    []*os.File // from descriptor firstFD on
+	Log      *os.File   // standard error
+	Files    []*os.File // as descriptors firstFD, firstFD+1, …
 	UID, GID int
-	KVM      bool // the group that /dev/kvm belongs to comes along
+	KVM      bool // add the group of /dev/kvm
 	Tree     cgroup.Tree
-	Cgroup   string // "" is the daemon's own
+	Cgroup   string // "" means the daemon's own
 }
 
-// start starts QEMU as a user without any privilege and no way to one, with the inherited descriptors and no others, in empty
-// namespaces but for files and PIDs.
+// start starts QEMU as an unprivileged user that cannot gain privileges. QEMU inherits the given descriptors only, and
+// runs in empty namespaces except for mounts and PIDs.
 func (s spawn) start() (*exec.Cmd, error) {
-	cmd := exec.Command(s.Program, s.Args...) // not bound to a context: it outlives us
+	cmd := exec.Command(s.Program, s.Args...) // no context, because QEMU outlives the daemon
 	cmd.ExtraFiles = s.Files
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = s.Stdin, s.Stdout, s.Log
 	cmd.Env, cmd.Dir = confine.Environment(), "/"
@@ -39,7 +39,7 @@ func (s spawn) start() (*exec.Cmd, error) {
 	return cmd, confine.Start(cmd, confine.Place{Tree: s.Tree, Cgroup: s.Cgroup})
 }
 
-// kvmGroup is the group that may use /dev/kvm, where there is one besides root's.
+// kvmGroup returns the group of /dev/kvm, if wanted and if the group has access and is not root's.
 func kvmGroup(wanted bool) []uint32 {
 	var st unix.Stat_t
 	if !wanted || unix.Stat("/dev/kvm", &st) != nil || st.Mode&0o060 != 0o060 || st.Gid == 0 {

@@ -49,17 +49,17 @@ func (h *handle) start(ctx context.Context, accel string) error {
 	if r != nil {
 		return nil
 	}
-	kills, _ := stats.OOMKills(def.Cgroup) // no cgroup: found out below
+	kills, _ := stats.OOMKills(def.Cgroup) // a missing cgroup makes launch fail
 	intent := record{Version: recordVersion, Step: stepStarting, Boot: bootID(), OOMKills: kills}
 	if err := h.set(func(rec *record) { *rec = intent }); err != nil {
 		return errors.Join(err, h.set(func(rec *record) { *rec = record{Version: recordVersion} }))
 	}
-	ctx, cancel := context.WithTimeout(ctx, startTime)
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	r, err := h.launch(ctx, def, accel)
 	if err == nil {
 		h.d.bg.Go(func() { h.watch(r) })
-		h.log.Info("started a machine", "pid", r.proc.Pid, "accel", accel, "qemu", r.version())
+		h.log.Info("machine started", "pid", r.proc.Pid, "accel", accel, "qemu", r.version())
 		return nil
 	}
 	if r != nil {
@@ -69,9 +69,9 @@ func (h *handle) start(ctx context.Context, accel string) error {
 		}
 		err = errors.Join(err, r.shares.End(ctx))
 		r.close()
-		close(r.over)
+		close(r.recorded)
 	}
-	err = fmt.Errorf("start machine %.64s: %w", h.name, classed(err))
+	err = fmt.Errorf("start machine %.64s: %w", h.name, withClass(err))
 	h.mu.Lock()
 	h.run = nil
 	h.mu.Unlock()
@@ -83,9 +83,10 @@ func (h *handle) start(ctx context.Context, accel string) error {
 	return err
 }
 
-// launch starts QEMU and waits until its guest runs. A run that it gives together with an error is to be ended.
+// launch starts QEMU and waits until its guest runs. If it returns a run together with an error, the caller must end
+// the run.
 func (h *handle) launch(ctx context.Context, def machine.Definition, accel string) (*run, error) {
-	if err := errors.Join(fpIntent.Hit(ctx), h.killLeft(ctx, def), os.MkdirAll(def.Dir, 0o700)); err != nil {
+	if err := errors.Join(fpIntent.Hit(ctx), h.killLeftovers(ctx, def), os.MkdirAll(def.Dir, 0o700)); err != nil {
 		return nil, err
 	}
 	log, err := confine.OpenLog(logPath(def))
@@ -116,17 +117,18 @@ func (h *handle) launch(ctx context.Context, def machine.Definition, accel strin
 	return r, h.awaitGuest(ctx, r)
 }
 
-// shareOptions say how the machine's shares are served.
+// shareOptions returns the options of the machine's virtiofsd processes.
 func (h *handle) shareOptions(def machine.Definition) virtiofsd.Options {
 	return virtiofsd.Options{
 		Program: h.d.cfg.Virtiofsd, Dir: def.Dir, LogDir: h.dir, UID: def.UID, GID: def.GID, Tree: h.d.cfg.Cgroup, Cgroup: def.Cgroup,
 	}
 }
 
-// spawn starts QEMU over what serves its shares, which is written down before: without QEMU it ends by itself.
+// spawn starts QEMU and connects it to its virtiofsd processes. It records these before it starts QEMU. They end
+// without QEMU.
 func (h *handle) spawn(ctx context.Context, def machine.Definition, accel string, shares *virtiofsd.Servers, log *os.File) (*run, error) {
-	c := build(def, setup{Accel: accel, VhostNet: fileExists(vhostNet), Block: blockDevice})
-	files, err := openAll(ctx, def, slices.Concat(c.Standard[:], c.Files), sources{taps: h.d.cfg.Opener, shares: shares})
+	c := build(def, hostSetup{Accel: accel, VhostNet: fileExists(vhostNet), Block: blockDevice})
+	files, err := openAll(ctx, def, slices.Concat(c.Standard[:], c.Files), openers{taps: h.d.cfg.Opener, shares: shares})
 	if err != nil {
 		return nil, err
 	}
@@ -146,7 +148,7 @@ func (h *handle) spawn(ctx context.Context, def machine.Definition, accel string
 	if err != nil {
 		return nil, err
 	}
-	r, err := newRun(h, cmd)
+	r, err := newChildRun(h, cmd)
 	if err != nil {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -156,7 +158,7 @@ func (h *handle) spawn(ctx context.Context, def machine.Definition, accel string
 	return r, fpSpawned.Hit(ctx)
 }
 
-// awaitGuest waits until QEMU says that the guest's CPUs run.
+// awaitGuest waits until QEMU reports that the guest's CPUs run.
 func (h *handle) awaitGuest(ctx context.Context, r *run) error {
 	ctx, cancel := r.whileAlive(ctx)
 	defer cancel()
@@ -166,12 +168,12 @@ func (h *handle) awaitGuest(ctx context.Context, r *run) error {
 	}
 	if err != nil {
 		if words := lastWords(logPath(h.def)); !r.proc.Alive() {
-			if served := r.shares.Words(); served != "" { // QEMU ends with the one that serves it
+			if served := r.shares.Words(); served != "" { // QEMU ends when a virtiofsd ends
 				words += "; " + served
 			}
 			return fmt.Errorf("QEMU ended: %s: %w", words, errdefs.ErrFailedPrecondition)
 		} else if words != "" {
-			return fmt.Errorf("%w; QEMU said: %s", err, words)
+			return fmt.Errorf("%w; QEMU's last words: %s", err, words)
 		}
 		return err
 	}
@@ -181,7 +183,7 @@ func (h *handle) awaitGuest(ctx context.Context, r *run) error {
 	return fpRunning.Hit(ctx)
 }
 
-// awaitRunning returns when the guest runs, or has ended already.
+// awaitRunning returns once the guest runs or has already ended.
 func (r *run) awaitRunning(ctx context.Context) error {
 	m := r.client()
 	for {
@@ -211,10 +213,10 @@ func queryStatus(ctx context.Context, m *qmp.Client) (string, error) {
 	return answer.Status, err
 }
 
-// killLeft ends what a daemon that was killed has left of an earlier start of this machine.
-func (h *handle) killLeft(ctx context.Context, def machine.Definition) error {
+// killLeftovers kills QEMU processes of this machine that an earlier, killed daemon started.
+func (h *handle) killLeftovers(ctx context.Context, def machine.Definition) error {
 	for {
-		p := h.findMarked(def)
+		p := h.findByCommand(def)
 		if p == nil {
 			return nil
 		}
@@ -226,8 +228,8 @@ func (h *handle) killLeft(ctx context.Context, def machine.Definition) error {
 	}
 }
 
-// findMarked looks for the machine's QEMU in its cgroup.
-func (h *handle) findMarked(def machine.Definition) *process.Process {
+// findByCommand finds the machine's QEMU in its cgroup by its command line. It returns nil if there is none.
+func (h *handle) findByCommand(def machine.Definition) *process.Process {
 	if def.Cgroup == "" {
 		return nil
 	}

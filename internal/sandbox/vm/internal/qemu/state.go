@@ -19,41 +19,42 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// The files of a machine, in Root/NAME; logFile is elsewhere, by logPath.
+// Files of a machine, in Root/NAME. logPath says where logFile is.
 const (
 	definitionFile = "machine.json"
 	stateFile      = "state.json"
 	logFile        = "qemu.log"
 )
 
-// recordVersion is that of both files. Newer ones are refused.
+// recordVersion is the version of machine.json and state.json. Other versions are refused.
 const recordVersion = 1
 
-// step is how far a run has come; it says more than a phase.
+// step is the stage of a run. It is finer than machine.Phase.
 type step string
 
 const (
 	stepDefined  step = ""
-	stepStarting step = "starting" // QEMU may be there; Process says which it is, if it was written yet
+	stepStarting step = "starting" // QEMU may run already; Process may not be recorded yet
 	stepRunning  step = "running"
 	stepEnded    step = "ended"
 )
 
-// record is what is written down of a machine's run.
+// record is the state of a machine's run, state.json.
 type record struct {
 	Version int  `json:"version"`
 	Step    step `json:"step"`
-	// Process is QEMU, in the boot of the node that Boot names.
+	// Process is the QEMU process. It is valid only in Boot.
 	Process process.ID `json:"process"`
-	// Shares are the virtiofsd of its shares, in that boot too.
+	// Shares are the virtiofsd processes. Like Process, they are valid only in Boot.
 	Shares []process.ID `json:"shares,omitempty"`
-	Boot   string       `json:"boot,omitempty"`
-	// OOMKills is the cgroup's count when QEMU was started.
+	// Boot is the boot ID of the node.
+	Boot string `json:"boot,omitempty"`
+	// OOMKills is the cgroup's OOM kill count when QEMU was started.
 	OOMKills uint64 `json:"oomKills,omitempty"`
-	// Killing says that we have decided to kill it, and Verdict why it ends when that is known before it does.
+	// Killing is set before the daemon kills QEMU. Verdict is the cause of an end that is known before QEMU ends.
 	Killing bool          `json:"killing,omitempty"`
 	Verdict machine.Cause `json:"verdict,omitempty"`
-	// Lost says what of the machine has ended before QEMU, which was killed for it.
+	// Lost names the helper process (virtiofsd) whose early end made the daemon kill QEMU.
 	Lost string `json:"lost,omitempty"`
 
 	StartedAt  time.Time     `json:"startedAt,omitzero"`
@@ -84,8 +85,8 @@ type definition struct {
 
 func (d *Driver) dirOf(name string) string { return filepath.Join(d.cfg.Root, name) }
 
-// writeJSON replaces a file, so that a reader sees the old one or the new one. With durable it is on the disk then: after
-// a power loss a state may be older, but a definition is never cut off.
+// writeJSON replaces the file atomically. If durable is set, it syncs the file first, so that a power loss cannot
+// truncate it. State files are not synced: after a power loss an older state is acceptable.
 func writeJSON(path string, v any, durable bool) error {
 	raw, err := json.Marshal(v)
 	if err != nil {
@@ -109,7 +110,8 @@ func writeJSON(path string, v any, durable bool) error {
 	return os.Rename(tmp, path)
 }
 
-// readJSON reads a file of ours: fs.ErrNotExist when it is not there, errdefs.ErrDataLoss when it cannot be used.
+// readJSON reads a file that writeJSON wrote. It returns fs.ErrNotExist for a missing file and errdefs.ErrDataLoss for
+// a damaged file or one of another version.
 func readJSON(path string, v any) error {
 	raw, err := os.ReadFile(path)
 	if err != nil {
@@ -122,23 +124,24 @@ func readJSON(path string, v any) error {
 		return fmt.Errorf("%s: %w (%w)", path, err, errdefs.ErrDataLoss)
 	}
 	if head.Version != recordVersion {
-		return fmt.Errorf("%s is of version %d, this tripod knows %d: %w", path, head.Version, recordVersion, errdefs.ErrDataLoss)
+		return fmt.Errorf("%s has version %d, this tripod supports version %d: %w", path, head.Version, recordVersion, errdefs.ErrDataLoss)
 	}
 	return nil
 }
 
-// bootID names this boot of the node: PIDs and start times of another one mean nothing.
+// bootID returns the boot ID of the node. PIDs and start times recorded in another boot are meaningless.
 var bootID = sync.OnceValue(func() string {
 	raw, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	return strings.TrimSpace(string(raw))
 })
 
-// logPath is the file with what QEMU says: beside the serial log, where there is a bound to it while nobody trims it.
+// logPath returns the path of QEMU's own log. It is beside the serial log, on a file system that bounds it while no
+// daemon runs trimLogs.
 func logPath(def machine.Definition) string {
 	return filepath.Join(filepath.Dir(def.SerialLog), logFile)
 }
 
-// lastWords is what QEMU said last, for a person.
+// lastWords returns the last lines of QEMU's log, for error messages.
 func lastWords(path string) string { return confine.LastWords(path, ProgramName) }
 
-func notThere(err error) bool { return errors.Is(err, fs.ErrNotExist) }
+func isNotExist(err error) bool { return errors.Is(err, fs.ErrNotExist) }

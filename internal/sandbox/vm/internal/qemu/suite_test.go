@@ -10,12 +10,12 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/test/machinetest"
 )
 
-// TestDriver runs the suite of all drivers.
+// TestDriver runs the common suite of all drivers.
 func TestDriver(t *testing.T) {
 	machinetest.Run(t, subject(t))
 }
 
-// subject makes drivers over one directory.
+// subject returns the driver under test; all its drivers share one directory.
 func subject(t *testing.T) machinetest.Subject {
 	return machinetest.Subject{
 		New: driverOver(filepath.Join(t.TempDir(), "qemu")), Guest: machinetest.FindGuest(t, false),

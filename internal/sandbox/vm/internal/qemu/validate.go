@@ -11,43 +11,43 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// maxCPUs is what a q35 machine of QEMU 7.2 has at most.
+// maxCPUs is the limit of QEMU 7.2's q35 machine.
 const maxCPUs = 255
 
 var (
 	nameForm  = regexp.MustCompile(`^[0-9a-f]{64}$`)
 	uuidForm  = regexp.MustCompile(`^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$`)
 	modelForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._+=,-]*$`)
-	// diskForm leaves room for what is added: QEMU's node names have 31 characters, serial numbers of disks 20.
+	// diskForm leaves room for suffixes: a node name of QEMU has at most 31 characters, a disk's serial number 20.
 	diskForm = regexp.MustCompile(`^[a-zA-Z][a-zA-Z0-9_-]{0,19}$`)
 	tagForm  = regexp.MustCompile(`^[A-Za-z0-9_.:-]{1,31}$`)
 )
 
-// validate refuses a definition that QEMU could misunderstand: what is in it becomes part of options in which commas
-// separate.
-func validate(d machine.Definition) error {
+// Validate refuses a definition that QEMU could misunderstand or does not support, with errdefs.ErrInvalidArgument.
+// Parts of the definition become QEMU options, in which a comma separates.
+func Validate(d machine.Definition) error {
 	refuse := func(format string, a ...any) error {
 		return fmt.Errorf("machine %.64s: %s: %w", d.Name, fmt.Sprintf(format, a...), errdefs.ErrInvalidArgument)
 	}
 	switch {
 	case !nameForm.MatchString(d.Name):
-		return refuse("a name has 64 lower-case hex digits, not %q", d.Name)
+		return refuse("name %q is not 64 lower-case hex digits", d.Name)
 	case !uuidForm.MatchString(d.UUID):
-		return refuse("%q is no UUID", d.UUID)
+		return refuse("%q is not a UUID", d.UUID)
 	case d.CPUs < 1 || d.CPUs > maxCPUs:
-		return refuse("%d CPUs: there may be 1 to %d", d.CPUs, maxCPUs)
+		return refuse("%d CPUs is not between 1 and %d", d.CPUs, maxCPUs)
 	case d.Memory < 1<<20:
-		return refuse("%d bytes of memory are less than 1 MiB", d.Memory)
+		return refuse("memory of %d bytes is less than 1 MiB", d.Memory)
 	case d.CPUModel != "" && !modelForm.MatchString(d.CPUModel):
-		return refuse("%q is no CPU model", d.CPUModel)
+		return refuse("%q is not a CPU model", d.CPUModel)
 	case d.LibvirtCPU != "":
-		return refuse("a <cpu> element is for the driver libvirt; set vm.driver, or leave it out")
+		return refuse("only the driver libvirt takes a <cpu> element; set vm.driver to libvirt, or remove the element")
 	case d.Kernel == nil && (d.Initrd != nil || d.Cmdline != ""):
-		return refuse("an initrd or a command line without a kernel")
+		return refuse("an initrd or a command line needs a kernel")
 	case d.Kernel == nil && len(d.Disks) == 0:
-		return refuse("neither a disk nor a kernel to boot from")
+		return refuse("the machine has neither a disk nor a kernel to boot from")
 	case d.UID <= 0 || d.GID <= 0:
-		return refuse("QEMU does not run as user %d, group %d", d.UID, d.GID)
+		return refuse("QEMU must not run as user %d, group %d", d.UID, d.GID)
 	case d.Cgroup != "" && (!filepath.IsAbs(d.Cgroup) || filepath.Clean(d.Cgroup) != d.Cgroup):
 		return refuse("cgroup %q is not absolute and clean", d.Cgroup)
 	}
@@ -64,15 +64,15 @@ func validateDevices(d machine.Definition, refuse func(string, ...any) error) er
 	for _, disk := range d.Disks {
 		switch {
 		case !diskForm.MatchString(disk.ID) || seen[disk.ID] || strings.HasSuffix(disk.ID, "-base") || strings.HasSuffix(disk.ID, "-file"):
-			return refuse("disk ID %q is taken, or not 1 to 20 letters, digits, - and _ (and not …-base, …-file)", disk.ID)
+			return refuse("disk ID %q is not unique, is not 1 to 20 letters, digits, - and _, or ends in -base or -file", disk.ID)
 		case disk.Format != "qcow2" && disk.Format != "raw":
 			return refuse("disk %s: format %q is neither qcow2 nor raw", disk.ID, disk.Format)
 		case disk.Bus != machine.BusVirtio && disk.Bus != machine.BusSCSI:
 			return refuse("disk %s: bus %q is neither virtio nor scsi", disk.ID, disk.Bus)
 		case (disk.Offset != 0 || disk.Size != 0) && (disk.Format != "raw" || disk.Size == 0 || disk.Offset%512 != 0 || disk.Size%512 != 0):
-			return refuse("disk %s: a part of a file is a raw disk of whole sectors, not %d bytes at %d, %s", disk.ID, disk.Size, disk.Offset, disk.Format)
+			return refuse("disk %s: offset and size need format raw and whole sectors, not %d bytes at %d in format %s", disk.ID, disk.Size, disk.Offset, disk.Format)
 		case disk.Base != nil && disk.Format != "qcow2":
-			return refuse("disk %s: only a qcow2 image has a base", disk.ID)
+			return refuse("disk %s: only a qcow2 image can have a base", disk.ID)
 		case disk.Base != nil && disk.Base.Format != "qcow2" && disk.Base.Format != "raw":
 			return refuse("disk %s: format %q of the base is neither qcow2 nor raw", disk.ID, disk.Base.Format)
 		}
@@ -80,22 +80,22 @@ func validateDevices(d machine.Definition, refuse func(string, ...any) error) er
 	}
 	for _, nic := range d.NICs {
 		if mac, err := nic.HardwareAddr(); err != nil || len(mac) != 6 {
-			return refuse("%q is no MAC address", nic.MAC)
+			return refuse("%q is not a MAC address", nic.MAC)
 		}
 		if nic.MTU != 0 && (nic.MTU < 68 || nic.MTU > 65535) {
 			return refuse("MTU %d is not between 68 and 65535", nic.MTU)
 		}
 	}
 	if len(d.Shares) > maxShares {
-		return refuse("%d shares; a machine can have %d", len(d.Shares), maxShares)
+		return refuse("%d shares are more than the %d that a machine can have", len(d.Shares), maxShares)
 	}
 	tags := map[string]bool{}
 	for _, share := range d.Shares {
 		if !tagForm.MatchString(share.Tag) || tags[share.Tag] {
-			return refuse("tag %q of a share is taken, or not 1 to 31 letters, digits, -, _, : and .", share.Tag)
+			return refuse("share tag %q is not unique, or is not 1 to 31 letters, digits, -, _, : and .", share.Tag)
 		}
 		if share.Driver != machine.ShareVirtiofs && !share.Driver.By9p() {
-			return refuse("share %s: driver %q is none of virtiofs, 9p and 9p-mapped", share.Tag, share.Driver)
+			return refuse("share %s: driver %q is not virtiofs, 9p or 9p-mapped", share.Tag, share.Driver)
 		}
 		tags[share.Tag] = true
 	}

@@ -21,31 +21,33 @@ var (
 	fpKilled  = failpoint.New("qemu.destroy.killed")
 )
 
-// Exit codes of machines whose QEMU has none that says something.
+// Exit codes for ends that have no useful exit code of QEMU.
 const (
-	exitStart = 128 // as of containers that cannot be started
+	exitStart = 128 // as for containers that cannot be started
 	exitOther = 255
 )
 
 const (
-	// quitTime is how long QEMU may take to close its images when its guest has ended.
-	quitTime = 5 * time.Second
-	// lostTime is how long QEMU may take to end after its virtiofsd, which ends as soon as QEMU lets go of it.
-	lostTime = time.Second
-	// The monitor is connected to again after these times: QEMU may be stopped, or somebody else holds the socket.
-	retryFirst, retryMost = 50 * time.Millisecond, 5 * time.Second
+	// quitTimeout bounds the time in which QEMU closes its images after its guest has ended.
+	quitTimeout = 5 * time.Second
+	// shareLossGrace is the time between the ends of a virtiofsd and of QEMU when QEMU ends first: a virtiofsd ends as
+	// soon as QEMU disconnects.
+	shareLossGrace = time.Second
+	// retryMin and retryMax bound the time between attempts to connect to the monitor. QEMU can be stopped, or another
+	// client can hold the socket.
+	retryMin, retryMax = 50 * time.Millisecond, 5 * time.Second
 )
 
-// watch looks after a run until it is over or the driver is closed: by the monitor, which knows why a guest stopped, and
-// by the process, whose end cannot be hidden.
+// watch observes a run until it has ended or the driver is closed. The monitor reports why a guest stopped; the
+// process's end is certain.
 func (h *handle) watch(r *run) {
 	defer r.close()
 	watching, stop := context.WithCancel(h.d.ctx)
 	defer stop()
 	h.d.bg.Go(func() { h.watchShares(watching, r) })
-	for retry := retryFirst; ; retry = min(2*retry, retryMost) {
+	for retry := retryMin; ; retry = min(2*retry, retryMax) {
 		if r.client() != nil || h.connect(r) {
-			retry = retryFirst
+			retry = retryMin
 			if cause, at := h.listen(r); cause != "" {
 				h.endGuest(r, cause, at)
 			}
@@ -53,7 +55,7 @@ func (h *handle) watch(r *run) {
 		}
 		select {
 		case <-r.reaped:
-			h.ended(r)
+			h.recordEnd(r)
 			return
 		case <-h.d.ctx.Done():
 			return
@@ -62,40 +64,40 @@ func (h *handle) watch(r *run) {
 	}
 }
 
-// watchShares ends a machine of which a virtiofsd has ended while QEMU goes on. QEMU's own end ends it too, so that is given
-// the time to be seen.
+// watchShares kills a machine if one of its virtiofsd processes ends first. QEMU's own end also ends virtiofsd, so
+// watchShares gives QEMU time to end.
 func (h *handle) watchShares(ctx context.Context, r *run) {
 	lost := r.shares.Watch(ctx)
-	if lost == "" || r.proc.WaitFor(lostTime) {
+	if lost == "" || r.proc.WaitFor(shareLossGrace) {
 		return
 	}
 	if _, rec, _ := h.snapshot(); rec.Verdict != "" || rec.Killing {
-		return // it is about to end, in order or by force
+		return // QEMU is about to end
 	}
-	h.log.Error("a machine has lost a share; killing it", "reason", lost)
+	h.log.Error("killing a machine that lost a share", "reason", lost)
 	h.mustSet(func(rec *record) { rec.Lost = lost })
 	if err := r.proc.Signal(killSignal); err != nil {
-		h.log.Error("kill a machine that has lost a share", "err", err)
+		h.log.Error("killing the machine failed", "err", err)
 	}
 }
 
-// connect tries for the monitor once.
+// connect tries to connect to the monitor once.
 func (h *handle) connect(r *run) bool {
-	ctx, cancel := context.WithTimeout(h.d.ctx, askTime)
+	ctx, cancel := context.WithTimeout(h.d.ctx, monitorTimeout)
 	defer cancel()
 	ctx, stop := r.whileAlive(ctx)
 	defer stop()
 	if err := r.connect(ctx); err != nil {
 		if !r.proc.Ending() && h.d.ctx.Err() == nil {
-			h.log.Debug("the monitor of a machine is not there", "pid", r.proc.Pid, "err", err)
+			h.log.Debug("connecting to a machine's monitor failed", "pid", r.proc.Pid, "err", err)
 		}
 		return false
 	}
 	return true
 }
 
-// listen follows the monitor until it ends, which gives "", or the guest has: why, and when. It begins with a question,
-// for what happened before nobody heard.
+// listen reads monitor events until the guest has ended, and returns cause and time of the end. It returns "" if the
+// monitor or the process ends first. It begins with a query, because earlier events are lost.
 func (h *handle) listen(r *run) (machine.Cause, time.Time) {
 	m := r.client()
 	lost := uint64(0)
@@ -113,7 +115,7 @@ func (h *handle) listen(r *run) (machine.Cause, time.Time) {
 				return "", time.Time{}
 			}
 			if cause := causeOf(e); cause != "" {
-				return cause, whenOf(e)
+				return cause, eventTime(e)
 			}
 			if n := m.Lost(); n != lost {
 				lost = n
@@ -125,14 +127,15 @@ func (h *handle) listen(r *run) (machine.Cause, time.Time) {
 	}
 }
 
-// askStatus asks whether the guest has ended. A monitor that does not answer is closed, and connected to again.
+// askStatus queries whether the guest has ended. If the monitor does not answer, askStatus closes the connection, and
+// watch connects again.
 func (h *handle) askStatus(r *run, m *qmp.Client) machine.Cause {
-	ctx, cancel := context.WithTimeout(h.d.ctx, askTime)
+	ctx, cancel := context.WithTimeout(h.d.ctx, monitorTimeout)
 	defer cancel()
 	status, err := queryStatus(ctx, m)
 	if err != nil {
 		if !r.proc.Ending() && h.d.ctx.Err() == nil {
-			h.log.Warn("a machine does not tell its state", "pid", r.proc.Pid, "err", err)
+			h.log.Warn("querying a machine's state failed", "pid", r.proc.Pid, "err", err)
 		}
 		m.Close()
 		return ""
@@ -149,8 +152,8 @@ func (h *handle) askStatus(r *run, m *qmp.Client) machine.Cause {
 	}
 }
 
-// causeOf says what an event means for the machine; "" when it goes on. A SHUTDOWN that is not the guest's is QEMU's own
-// end, by a signal or a command of somebody else, which the process will tell.
+// causeOf returns the cause of end that an event reports, or "". A SHUTDOWN not caused by the guest is QEMU's own end,
+// by a signal or another client's command; the process's exit status gives its cause.
 func causeOf(e qmp.Event) machine.Cause {
 	switch e.Name {
 	case "GUEST_PANICKED":
@@ -172,61 +175,62 @@ func causeOf(e qmp.Event) machine.Cause {
 	}
 }
 
-// whenOf is when an event happened: by QEMU's clock, unless that says nonsense.
-func whenOf(e qmp.Event) time.Time {
+// eventTime returns the time of an event according to QEMU's clock, or the present time if that clock is off by more
+// than an hour.
+func eventTime(e qmp.Event) time.Time {
 	if age := time.Since(e.Time); age < 0 || age > time.Hour {
 		return time.Now()
 	}
 	return e.Time
 }
 
-// endGuest ends the QEMU of a guest that has ended: the reason is written down first.
+// endGuest ends the QEMU of a guest that has ended, after it has recorded the cause.
 func (h *handle) endGuest(r *run, cause machine.Cause, at time.Time) {
 	h.mustSet(func(rec *record) { rec.Verdict, rec.FinishedAt = cause, at })
 	if err := fpVerdict.Hit(h.d.ctx); err != nil {
-		h.log.Error("end of a machine", "err", err)
+		h.log.Error("recording a machine's end failed", "err", err)
 	}
-	ctx, cancel := context.WithTimeout(h.d.ctx, quitTime)
+	ctx, cancel := context.WithTimeout(h.d.ctx, quitTimeout)
 	defer cancel()
-	// It closes its disks and ends. One that does not is killed.
+	// QEMU closes its disks and ends. If it does not, it is killed.
 	_ = r.execute(ctx, "quit", nil)
 	if r.proc.Wait(ctx) != nil && h.d.ctx.Err() == nil {
-		h.log.Warn("QEMU does not end by itself after its guest", "pid", r.proc.Pid)
+		h.log.Warn("killing QEMU, which did not quit after its guest ended", "pid", r.proc.Pid)
 		_ = r.proc.Signal(killSignal)
 	}
 	select {
 	case <-r.reaped:
 	case <-h.d.ctx.Done():
-	case <-time.After(endTime):
+	case <-time.After(killTimeout):
 	}
 }
 
-// ended records the end of a run whose process has ended, and reports it.
-func (h *handle) ended(r *run) {
+// recordEnd records and reports the end of a run whose process has ended.
+func (h *handle) recordEnd(r *run) {
 	def, rec, _ := h.snapshot()
 	if err := r.shares.End(h.d.ctx); err != nil {
-		h.log.Error("end of a machine", "err", err)
+		h.log.Error("recording a machine's end failed", "err", err)
 	}
-	h.mustSet(func(have *record) { *have = verdict(*have, r, oomKilled(def, rec), logPath(def)) })
+	h.mustSet(func(have *record) { *have = endedRecord(*have, r, oomKilled(def, rec), logPath(def)) })
 	if err := fpEnded.Hit(h.d.ctx); err != nil {
-		h.log.Error("end of a machine", "err", err)
+		h.log.Error("recording a machine's end failed", "err", err)
 	}
 	h.mu.Lock()
 	h.run = nil
 	h.mu.Unlock()
-	close(r.over)
+	close(r.recorded)
 	s := h.state()
-	h.log.Info("a machine ended", "cause", s.Cause, "exitCode", s.ExitCode, "message", s.Message)
-	h.d.tell(h.name, s)
+	h.log.Info("machine ended", "cause", s.Cause, "exitCode", s.ExitCode, "message", s.Message)
+	h.d.report(h.name, s)
 }
 
-// verdict is the record of a run whose process has ended.
-func verdict(rec record, r *run, oom bool, log string) record {
+// endedRecord returns the record of a run whose process has ended.
+func endedRecord(rec record, r *run, oom bool, log string) record {
 	words, starting := lastWords(log), rec.Step == stepStarting
 	if rec.FinishedAt.IsZero() {
 		rec.FinishedAt = time.Now()
 	}
-	if rec.StartedAt.IsZero() { // it came no further
+	if rec.StartedAt.IsZero() { // the guest never ran
 		rec.StartedAt = rec.FinishedAt
 	}
 	rec.Step, rec.Cause = stepEnded, rec.Verdict
@@ -234,9 +238,9 @@ func verdict(rec record, r *run, oom bool, log string) record {
 	case rec.Verdict == machine.CausePowerOff:
 		rec.ExitCode, rec.Message = 0, "the guest turned itself off"
 	case rec.Verdict == machine.CausePanic:
-		rec.ExitCode, rec.Message = machine.ExitPanic, "the guest's kernel panicked; the last lines of its console tell more"
+		rec.ExitCode, rec.Message = machine.ExitPanic, "the guest's kernel panicked; see the last lines of its console"
 	case rec.Verdict != "":
-		rec.ExitCode, rec.Message = exitOther, "QEMU stopped the guest for an error of its own: "+words
+		rec.ExitCode, rec.Message = exitOther, "QEMU stopped the guest because of an internal error: "+words
 	case oom && rec.Lost != "":
 		rec.Cause, rec.ExitCode, rec.Message = machine.CauseOOM, machine.ExitKilled, "the machine's cgroup was out of memory: "+rec.Lost
 	case rec.Lost != "":
@@ -250,7 +254,7 @@ func verdict(rec record, r *run, oom bool, log string) record {
 		if starting {
 			rec.Cause = machine.CauseStart
 		}
-		rec.ExitCode, rec.Message = r.exit()
+		rec.ExitCode, rec.Message = r.exitCode()
 		if words != "" {
 			rec.Message += ": " + words
 		}
@@ -258,27 +262,27 @@ func verdict(rec record, r *run, oom bool, log string) record {
 	return rec
 }
 
-// exit is the exit code of a process that nobody of us has ended, in a container's terms, and what it is.
-func (r *run) exit() (int32, string) {
+// exitCode returns the exit code of a process that the daemon did not end, in a container's terms, and a message.
+func (r *run) exitCode() (int32, string) {
 	switch {
-	case r == nil || !r.known:
-		return machine.ExitKilled, "QEMU ended while nobody could see why"
+	case r == nil || !r.statusKnown:
+		return machine.ExitKilled, "QEMU ended for an unknown reason"
 	case r.status.Signaled():
 		return 128 + int32(r.status.Signal()), fmt.Sprintf("QEMU was ended by signal %d (%s)", r.status.Signal(), r.status.Signal())
 	case r.status.ExitStatus() == 0:
-		return exitOther, "QEMU ended by itself, as somebody has told it"
+		return exitOther, "QEMU ended by itself, on request of another process"
 	default:
 		return int32(r.status.ExitStatus()), fmt.Sprintf("QEMU ended by itself with code %d", r.status.ExitStatus())
 	}
 }
 
-// oomKilled tells whether something in the cgroup was killed for want of memory since QEMU started.
+// oomKilled reports whether the kernel killed a process of the cgroup for lack of memory since QEMU started.
 func oomKilled(def machine.Definition, rec record) bool {
 	kills, err := stats.OOMKills(def.Cgroup)
 	return err == nil && kills > rec.OOMKills
 }
 
-// destroy kills the machine, whatever state it is in.
+// destroy kills the machine's QEMU, if it runs, and waits until its end is recorded.
 func (h *handle) destroy(ctx context.Context) error {
 	_, _, r := h.snapshot()
 	if r == nil {
@@ -294,13 +298,13 @@ func (h *handle) destroy(ctx context.Context) error {
 	if err := fpKilled.Hit(ctx); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, endTime)
+	ctx, cancel := context.WithTimeout(ctx, killTimeout)
 	defer cancel()
 	select {
-	case <-r.over:
+	case <-r.recorded:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("machine %.64s (pid %d) was killed and has not ended: %w (%w)", h.name, r.proc.Pid, context.Cause(ctx), errdefs.ErrUnavailable)
+		return fmt.Errorf("machine %.64s (pid %d) was killed but has not ended: %w (%w)", h.name, r.proc.Pid, context.Cause(ctx), errdefs.ErrUnavailable)
 	case <-h.d.ctx.Done():
 		return fmt.Errorf("the driver is closed: %w", errdefs.ErrUnavailable)
 	}

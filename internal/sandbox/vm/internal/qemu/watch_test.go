@@ -18,7 +18,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/test/machinetest"
 )
 
-// TestCausesOfEvents: which events of the monitor are a machine's end.
+// TestCausesOfEvents: causeOf recognizes the events that report the end of a machine.
 func TestCausesOfEvents(t *testing.T) {
 	for _, c := range []struct {
 		event, data string
@@ -37,17 +37,17 @@ func TestCausesOfEvents(t *testing.T) {
 		{"POWERDOWN", `{}`, ""},
 	} {
 		if got := causeOf(qmp.Event{Name: c.event, Data: json.RawMessage(c.data)}); got != c.want {
-			t.Errorf("%s %s is %q, not %q", c.event, c.data, got, c.want)
+			t.Errorf("causeOf(%s %s) = %q, want %q", c.event, c.data, got, c.want)
 		}
 	}
 	for _, at := range []time.Time{{}, time.Now().Add(time.Hour), time.Unix(5, 0)} {
-		if got := whenOf(qmp.Event{Time: at}); time.Since(got).Abs() > time.Minute {
-			t.Errorf("an event of %s is reported as of %s", at, got)
+		if got := eventTime(qmp.Event{Time: at}); time.Since(got).Abs() > time.Minute {
+			t.Errorf("eventTime(%s) = %s, want about now", at, got)
 		}
 	}
 }
 
-// TestVerdicts: what is known of an end, the most certain first, and that no end but a power-off has exit code 0.
+// TestVerdicts: endedRecord prefers the most certain cause of an end, and only a power-off has exit code 0.
 func TestVerdicts(t *testing.T) {
 	log := filepath.Join(t.TempDir(), logFile)
 	if err := os.WriteFile(log, []byte("qemu-system-x86_64: out of \x1b[1mluck\n"), 0o600); err != nil {
@@ -62,38 +62,39 @@ func TestVerdicts(t *testing.T) {
 		code  int32
 		says  string
 	}{
-		"power-off":               {record{Verdict: machine.CausePowerOff, Killing: true}, nil, true, machine.CausePowerOff, 0, "turned itself off"},
-		"panic":                   {record{Verdict: machine.CausePanic}, nil, false, machine.CausePanic, 134, "panicked"},
-		"QEMU's own error":        {record{Verdict: machine.CauseFailed}, nil, false, machine.CauseFailed, 255, "out of ?[1mluck"},
-		"killed by us":            {record{Killing: true}, nil, true, machine.CauseKilled, 137, "killed"},
-		"out of memory":           {record{}, nil, true, machine.CauseOOM, 137, "out of memory"},
-		"nobody saw it":           {record{}, nil, false, machine.CauseFailed, 137, "nobody could see"},
-		"a signal":                {record{}, &run{known: true, status: unix.WaitStatus(unix.SIGSEGV)}, false, machine.CauseFailed, 139, "segmentation fault"},
-		"an exit code":            {record{}, &run{known: true, status: 3 << 8}, false, machine.CauseFailed, 3, "code 3"},
-		"told to end by somebody": {record{}, &run{known: true}, false, machine.CauseFailed, 255, "by itself"},
-		"while it was starting":   {record{Step: stepStarting}, &run{known: true, status: 1 << 8}, false, machine.CauseStart, 1, "luck"},
+		"power-off":             {record{Verdict: machine.CausePowerOff, Killing: true}, nil, true, machine.CausePowerOff, 0, "turned itself off"},
+		"panic":                 {record{Verdict: machine.CausePanic}, nil, false, machine.CausePanic, 134, "panicked"},
+		"QEMU's own error":      {record{Verdict: machine.CauseFailed}, nil, false, machine.CauseFailed, 255, "out of ?[1mluck"},
+		"killed by us":          {record{Killing: true}, nil, true, machine.CauseKilled, 137, "killed"},
+		"out of memory":         {record{}, nil, true, machine.CauseOOM, 137, "out of memory"},
+		"unknown":               {record{}, nil, false, machine.CauseFailed, 137, "unknown reason"},
+		"a signal":              {record{}, &run{statusKnown: true, status: unix.WaitStatus(unix.SIGSEGV)}, false, machine.CauseFailed, 139, "segmentation fault"},
+		"an exit code":          {record{}, &run{statusKnown: true, status: 3 << 8}, false, machine.CauseFailed, 3, "code 3"},
+		"ended on request":      {record{}, &run{statusKnown: true}, false, machine.CauseFailed, 255, "by itself"},
+		"while it was starting": {record{Step: stepStarting}, &run{statusKnown: true, status: 1 << 8}, false, machine.CauseStart, 1, "luck"},
 	} {
 		c.rec.StartedAt = started
-		got := verdict(c.rec, c.run, c.oom, log)
+		got := endedRecord(c.rec, c.run, c.oom, log)
 		if got.Step != stepEnded || got.Cause != c.cause || got.ExitCode != c.code || !strings.Contains(got.Message, c.says) || got.FinishedAt.Before(started) {
-			t.Errorf("%s: %+v", name, got)
+			t.Errorf("endedRecord (%s) = %+v, want cause %s, code %d, a message with %q", name, got, c.cause, c.code, c.says)
 		}
 	}
 }
 
-// TestDamagedRecords: files that are cut off or of another version are said to be, and so is a full disk.
+// TestDamagedRecords: readJSON reports truncated files and other versions as data loss, and withClass classifies a full
+// disk.
 func TestDamagedRecords(t *testing.T) {
 	path := filepath.Join(t.TempDir(), stateFile)
 	var r record
-	if err := readJSON(path, &r); !notThere(err) {
-		t.Errorf("no file: %v", err)
+	if err := readJSON(path, &r); !isNotExist(err) {
+		t.Errorf("readJSON of a missing file: got error %v, want fs.ErrNotExist", err)
 	}
 	for _, content := range []string{"", "{", `{"version": 2}`, `{"version": "1"}`, "[]"} {
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if err := readJSON(path, &r); !errdefs.IsDataLoss(err) {
-			t.Errorf("%q: %v", content, err)
+			t.Errorf("readJSON of %q: got error %v, want ErrDataLoss", content, err)
 		}
 	}
 	want := record{Version: recordVersion, Step: stepRunning, Boot: bootID(), StartedAt: time.Now().Round(0).UTC()}
@@ -101,20 +102,20 @@ func TestDamagedRecords(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := readJSON(path, &r); err != nil || !reflect.DeepEqual(r, want) {
-		t.Errorf("%+v, %v", r, err)
+		t.Errorf("readJSON = %+v, %v; want %+v", r, err, want)
 	}
 	if err := writeJSON("/dev/full/x", want, false); err == nil {
-		t.Error("written below a device")
+		t.Error("writeJSON below a device succeeded")
 	}
-	if err := classed(unix.ENOSPC); !errdefs.IsResourceExhausted(err) {
-		t.Errorf("%v", err)
+	if err := withClass(unix.ENOSPC); !errdefs.IsResourceExhausted(err) {
+		t.Errorf("withClass(ENOSPC) = %v, want ErrResourceExhausted", err)
 	}
-	if err := classed(errors.New("odd")); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("%v", err)
+	if err := withClass(errors.New("odd")); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("withClass(odd) = %v, want ErrFailedPrecondition", err)
 	}
 }
 
-// TestRemovedWhenDamaged: a machine whose record cannot be read is removed by Recover and can be defined again.
+// TestRemovedWhenDamaged: Recover removes a machine whose record is damaged. The machine can then be defined again.
 func TestRemovedWhenDamaged(t *testing.T) {
 	s := subject(t)
 	d := s.Definition(t)
@@ -134,9 +135,9 @@ func TestRemovedWhenDamaged(t *testing.T) {
 		}
 		l = s.Begin(t, d.Name)
 		if len(l.Found) != 0 {
-			t.Errorf("%s is damaged, and found is %v", file, l.Found)
+			t.Errorf("Recover with a damaged %s found %v, want nothing", file, l.Found)
 		}
-		machinetest.AwaitMachines(t, d, 0) // each of the files tells where it runs
+		machinetest.AwaitMachines(t, d, 0) // either file suffices to find its processes
 		l.Close()
 	}
 	if left, err := os.ReadDir(root); err != nil || len(left) != 0 {

@@ -7,8 +7,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// BenchmarkLife reports, in milliseconds, the time of each call; "start" is until the CPUs run, "boot" from then until the
-// guest is up, "shutdown" from the power button until the end is reported.
+// BenchmarkLife reports the time of each call in milliseconds. "start" ends when the CPUs run, "boot" when the guest is
+// ready, "shutdown" when the end is reported.
 func BenchmarkLife(b *testing.B, s Subject) {
 	l := s.Begin(b)
 	defer l.Close()
@@ -21,7 +21,7 @@ func BenchmarkLife(b *testing.B, s Subject) {
 		}
 		sums[what] += time.Since(begun)
 	}
-	warm := s.Definition(b) // libvirt asks QEMU what it can do, once
+	warm := s.Definition(b) // libvirt probes QEMU's capabilities once
 	lap("warm", func() error { return l.Define(b.Context(), warm) })
 	lap("warm", func() error { return l.Start(b.Context(), warm.Name) })
 	lap("warm", func() error { return l.Undefine(b.Context(), warm.Name) })
@@ -30,11 +30,11 @@ func BenchmarkLife(b *testing.B, s Subject) {
 		d := s.Definition(b)
 		lap("define", func() error { return l.Define(b.Context(), d) })
 		lap("start", func() error { return l.Start(b.Context(), d.Name) })
-		lap("boot", func() error { l.Up(b, d); return nil })
+		lap("boot", func() error { l.Boot(b, d); return nil })
 		lap("shutdown", func() error {
 			err := l.Shutdown(b.Context(), d.Name)
 			if cause := l.End(d.Name).Cause; cause != machine.CausePowerOff {
-				b.Fatalf("it ended by %s", cause)
+				b.Fatalf("cause of the end = %q, want a power-off", cause)
 			}
 			return err
 		})

@@ -1,7 +1,7 @@
-// Package machinetest holds drivers of machines to machine.Driver with real guests: one suite for all of them.
+// Package machinetest is the test suite for every machine.Driver. It runs real guests.
 //
 //	machinetest.Run(t, machinetest.Subject{New: …, Guest: …, NewCgroup: …})
 //
-// It needs a world of its own (hack/testns.sh) and root. It must not know how a driver does its work: what it sees of a
-// machine is what the interface, the guest's console, its process and its cgroup show.
+// It needs root and its own namespaces (hack/testns.sh). It must not depend on how a driver works: it checks only what
+// the interface, the guest's console, the machine's process and its cgroup show.
 package machinetest

@@ -8,8 +8,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// Live is the life of a daemon that is to end at a fail point: it makes the calls, of "define", "start", "end" (which waits for
-// an end that nobody ordered), "destroy" and "undefine". That it lives through all of them is an error, too.
+// Live acts as a daemon that dies at a fail point. It makes the given calls: "define", "start", "end" (which waits
+// until the machine ends by itself), "destroy" and "undefine". Live returns an error if it survives them all.
 func Live(d machine.Driver, def machine.Definition, calls []string) error {
 	ended := make(chan struct{}, 10)
 	ctx := context.Background()
@@ -28,5 +28,5 @@ func Live(d machine.Driver, def machine.Definition, calls []string) error {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
-	return errors.New("it lived through all calls")
+	return errors.New("no fail point killed the process during the calls")
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/tap"
 )
 
-// Taps is the Opener of the suite's drivers.
+// Taps is the Opener for the drivers under test.
 type Taps struct{}
 
 // Tap implements machine.Opener.
@@ -24,9 +24,9 @@ func (Taps) Tap(ctx context.Context, nic machine.NIC) (*os.File, error) {
 	return tap.Open(ctx, nic.Netns, nic.Tap)
 }
 
-// networked: a guest talks through its taps, with the addresses and sizes that it shall have, also after a restart of the
-// machine; a tap that is gone is said (faults V3).
-func networked(t *testing.T, s Subject) {
+// network: a guest uses its taps with the given addresses and MTUs, before and after a restart of the machine. A
+// missing tap makes the start fail (faults V3).
+func network(t *testing.T, s Subject) {
 	l, d := s.Begin(t), s.Definition(t)
 	defer l.Close()
 	const netns = "/proc/self/ns/net"
@@ -45,7 +45,7 @@ func networked(t *testing.T, s Subject) {
 	}
 	defer dhcp.Close()
 	d.Cmdline += ` tripod.run="cat /sys/class/net/eth?/address /sys/class/net/eth?/mtu; echo net-is-up"`
-	l.Up(t, d)
+	l.Boot(t, d)
 	for run := range 2 {
 		AwaitLog(t, d, "net-is-up", run+1)
 		for _, host := range []string{"10.77.0.2", "10.77.1.2"} {
@@ -73,15 +73,15 @@ func networked(t *testing.T, s Subject) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := l.Start(t.Context(), d.Name); err == nil || l.Must(d.Name).Cause != machine.CauseStart {
-		t.Errorf("started without a tap: %v, %+v", err, l.Must(d.Name))
+	if err := l.Start(t.Context(), d.Name); err == nil || l.MustState(d.Name).Cause != machine.CauseStart {
+		t.Errorf("Start without its tap: got error %v and state %+v, want an error and cause start", err, l.MustState(d.Name))
 	}
 	if err := l.Undefine(t.Context(), d.Name); err != nil {
 		t.Error(err)
 	}
 }
 
-// addTap makes a persistent tap with an address, which is removed when the test ends.
+// addTap makes a persistent tap with an address, and removes it when the test ends.
 func addTap(t *testing.T, name string, uid int, address string) {
 	t.Helper()
 	attrs := netlink.NewLinkAttrs()
@@ -103,11 +103,11 @@ func addTap(t *testing.T, name string, uid int, address string) {
 	}
 }
 
-// fetch reads a page of the guest's httpd.
+// fetch reads a page from the guest's HTTP server.
 func fetch(t *testing.T, host string) {
 	t.Helper()
 	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: (&net.Dialer{Timeout: 5 * time.Second}).DialContext}}
-	Await(t, "the guest serves a page at "+host, func() bool {
+	Await(t, "the guest's HTTP server answers at "+host, func() bool {
 		answer, err := client.Get("http://" + host + "/")
 		if err != nil {
 			return false

@@ -11,7 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// driverRestart: machines outlive the driver, and the next one knows what became of them while there was none.
+// driverRestart: machines outlive the driver, and the next driver learns what happened to them in between.
 func driverRestart(t *testing.T, s Subject) {
 	l := s.Begin(t)
 	kinds := map[string]machine.Definition{}
@@ -20,17 +20,17 @@ func driverRestart(t *testing.T, s Subject) {
 	for _, kind := range []string{"stays", "powers off", "panics", "is killed", "is not named"} {
 		d := s.Definition(t)
 		kinds[kind] = d
-		consoles[kind] = l.Up(t, d)
+		consoles[kind] = l.Boot(t, d)
 		if kind != "is not named" {
 			names = append(names, d.Name)
 		}
 	}
 	idle := s.Definition(t)
-	l.defined(t, idle)
+	l.mustDefine(t, idle)
 	names = append(names, idle.Name)
 	pids := map[string]int{}
 	for kind, d := range kinds {
-		pids[kind] = l.Must(d.Name).Pid
+		pids[kind] = l.MustState(d.Name).Pid
 	}
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
@@ -43,8 +43,8 @@ func driverRestart(t *testing.T, s Subject) {
 
 	l = s.Begin(t, names...)
 	defer func() { l.Close() }()
-	Await(t, "the machines that ended are known to have", func() bool {
-		return l.Must(kinds["powers off"].Name).Phase == machine.Ended && l.Must(kinds["panics"].Name).Phase == machine.Ended
+	Await(t, "the driver reports the ended machines as ended", func() bool {
+		return l.MustState(kinds["powers off"].Name).Phase == machine.Ended && l.MustState(kinds["panics"].Name).Phase == machine.Ended
 	})
 	for kind, want := range map[string]machine.State{
 		"stays":      {Phase: machine.Running, Pid: pids["stays"]},
@@ -52,21 +52,21 @@ func driverRestart(t *testing.T, s Subject) {
 		"panics":     {Phase: machine.Ended, Cause: machine.CausePanic, ExitCode: machine.ExitPanic},
 		"is killed":  {Phase: machine.Ended, Cause: machine.CauseFailed, ExitCode: machine.ExitKilled},
 	} {
-		got := l.Must(kinds[kind].Name)
+		got := l.MustState(kinds[kind].Name)
 		if got.Phase != want.Phase || got.Cause != want.Cause || got.ExitCode != want.ExitCode || want.Pid != 0 && got.Pid != want.Pid {
-			t.Errorf("one that %s while the daemon is away is %+v", kind, got)
+			t.Errorf("state of the machine that %s while the daemon was down = %+v, want %+v", kind, got, want)
 		}
 		if want.Phase == machine.Ended {
-			gone(t, pids[kind])
+			checkEnded(t, pids[kind])
 		}
 	}
 	if got := l.Found[idle.Name]; got.Phase != machine.Defined {
-		t.Errorf("one that was defined only: %+v", got)
+		t.Errorf("state of the machine that never started = %+v, want phase defined", got)
 	}
 	if _, there := l.Found[kinds["is not named"].Name]; there {
-		t.Error("a machine that was not named is in the answer")
+		t.Error("Recover returned a machine that was not named")
 	}
-	gone(t, pids["is not named"])
+	checkEnded(t, pids["is not named"])
 
 	consoles["stays"].Close()
 	stays := kinds["stays"]
@@ -76,13 +76,13 @@ func driverRestart(t *testing.T, s Subject) {
 		t.Fatal(err)
 	}
 	if end := l.End(stays.Name); end.Cause != machine.CausePowerOff || end.ExitCode != 0 {
-		t.Errorf("shut down by the second life: %+v", end)
+		t.Errorf("end after Shutdown by the second driver = %+v, want a power-off with code 0", end)
 	}
 	if err := l.Start(t.Context(), stays.Name); err != nil {
-		t.Fatalf("start in the second life: %v", err)
+		t.Fatalf("start by the second driver: %v", err)
 	}
 	if err := l.Start(t.Context(), idle.Name); err != nil {
-		t.Fatalf("start what was defined in the first life: %v", err)
+		t.Fatalf("start a machine that the first driver defined: %v", err)
 	}
 	for _, d := range kinds {
 		if err := l.Undefine(t.Context(), d.Name); err != nil {
@@ -94,11 +94,11 @@ func driverRestart(t *testing.T, s Subject) {
 	}
 }
 
-// nodeRestart: the processes are gone and so is what was on a tmpfs; the machine is known and can be started.
+// nodeRestart: after a reboot of the node, processes and tmpfs are gone. The machine is still known and can be started.
 func nodeRestart(t *testing.T, s Subject) {
 	l, d := s.Begin(t), s.Definition(t)
-	l.Up(t, d)
-	pid := l.Must(d.Name).Pid
+	l.Boot(t, d)
+	pid := l.MustState(d.Name).Pid
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -108,8 +108,8 @@ func nodeRestart(t *testing.T, s Subject) {
 	}
 	defer proc.Close()
 	signal(t, pid, unix.SIGKILL)
-	if !proc.WaitFor(Patience) { // its threads too
-		t.Fatal("the hypervisor outlives SIGKILL")
+	if !proc.WaitFor(Patience) { // all its threads
+		t.Fatal("the hypervisor still runs after SIGKILL")
 	}
 	if err := os.RemoveAll(filepath.Dir(d.Dir)); err != nil {
 		t.Fatal(err)
@@ -117,7 +117,7 @@ func nodeRestart(t *testing.T, s Subject) {
 	l = s.Begin(t, d.Name)
 	defer l.Close()
 	if got := l.Found[d.Name]; got.Phase != machine.Ended || got.Cause != machine.CauseUnknown || got.ExitCode != machine.ExitKilled {
-		t.Errorf("after a restart of the node: %+v", got)
+		t.Errorf("state after a restart of the node = %+v, want ended for an unknown cause", got)
 	}
 	if err := l.Start(t.Context(), d.Name); err != nil {
 		t.Fatalf("start: %v", err)

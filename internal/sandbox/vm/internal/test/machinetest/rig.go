@@ -17,29 +17,30 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// Patience is how long the suite waits for what a guest does: two guests on a busy machine without KVM are slow.
+// Patience bounds each wait for a guest. Two guests without KVM on a busy host are slow.
 const Patience = 2 * time.Minute
 
-// ready begins the line that the guest writes when it is up.
+// ready is the prefix of the line that the guest prints once it has booted.
 const ready = "TRIPOD-GUEST-READY"
 
-// Guest is the test guest (hack/images/guest): a kernel and an initrd that answer on the serial console, and a qcow2 image
-// from which they are booted by the firmware.
+// Guest is the test guest (hack/images/guest): a kernel and an initrd with a shell on the serial console, and a
+// bootable qcow2 image that contains both.
 type Guest struct{ Kernel, Initrd, Disk string }
 
 // Subject is a driver under test.
 type Subject struct {
-	// New makes a driver, with Taps as its Opener; made again after Close, it is the next life of the daemon: it finds what the last one has left.
+	// New returns a driver with Taps as its Opener. Called again after Close, it acts as the next daemon and finds what
+	// the previous driver left.
 	New func(t testing.TB) machine.Driver
-	// Guest is what is booted.
+	// Guest is the guest to boot.
 	Guest Guest
-	// NewCgroup makes a cgroup for a machine, limited to so many bytes of memory (0: not), and gives its path.
+	// NewCgroup creates a machine's cgroup with a memory limit in bytes (0 means none) and returns its path.
 	NewCgroup func(t testing.TB, name string, memory int64) string
-	// UID and GID are what the hypervisor runs as.
+	// UID and GID are the user and group of the hypervisor.
 	UID, GID int
 }
 
-// Life is the daemon's view of a driver: the driver and the events that it sends.
+// Life is a driver during one life of the daemon, and the events that it has sent.
 type Life struct {
 	machine.Driver
 	Found map[string]machine.State
@@ -50,7 +51,7 @@ type Life struct {
 	more   chan struct{}
 }
 
-// Begin makes a driver that takes over the machines of these names.
+// Begin makes a driver and lets it recover the named machines.
 func (s Subject) Begin(t testing.TB, names ...string) *Life {
 	t.Helper()
 	l := &Life{t: t, Driver: s.New(t), more: make(chan struct{}, 1)}
@@ -74,14 +75,14 @@ func (l *Life) sink(e machine.Event) {
 	}
 }
 
-// Events are the ends that were reported so far.
+// Events returns the events that End has not consumed yet.
 func (l *Life) Events() []machine.Event {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return append([]machine.Event(nil), l.events...)
 }
 
-// End waits for the report that a machine ended, the first that nobody has waited for.
+// End waits for the event that reports the end of a machine, consumes it, and checks it against State.
 func (l *Life) End(name string) machine.State {
 	l.t.Helper()
 	deadline := time.After(Patience)
@@ -91,8 +92,8 @@ func (l *Life) End(name string) machine.State {
 			if e.Name == name {
 				l.events = append(l.events[:i], l.events[i+1:]...)
 				l.mu.Unlock()
-				if s := l.Must(name); s.Phase != machine.Ended || s.Cause != e.State.Cause || s.ExitCode != e.State.ExitCode {
-					l.t.Errorf("the event says %+v, the state is %+v", e.State, s)
+				if s := l.MustState(name); s.Phase != machine.Ended || s.Cause != e.State.Cause || s.ExitCode != e.State.ExitCode {
+					l.t.Errorf("State after the event = %+v, want the event's %+v", s, e.State)
 				}
 				return e.State
 			}
@@ -101,13 +102,13 @@ func (l *Life) End(name string) machine.State {
 		select {
 		case <-l.more:
 		case <-deadline:
-			l.t.Fatalf("no end of machine %.8s was reported; its state is %+v", name, l.Must(name))
+			l.t.Fatalf("no event reported the end of machine %.8s; its state is %+v", name, l.MustState(name))
 		}
 	}
 }
 
-// Must is the state of a machine that is known.
-func (l *Life) Must(name string) machine.State {
+// MustState returns the state of a machine, which must be defined.
+func (l *Life) MustState(name string) machine.State {
 	l.t.Helper()
 	s, err := l.State(l.t.Context(), name)
 	if err != nil {
@@ -116,14 +117,14 @@ func (l *Life) Must(name string) machine.State {
 	return s
 }
 
-// Definition is that of a machine of the test guest, with directories, a cgroup and a writable disk of its own. What is
-// left of it when the test ends is the driver's to remove, which the test's world checks.
+// Definition returns a machine with the test guest and its own directories, cgroup and writable disk. The driver must
+// remove everything else that the machine leaves; the test's namespaces check it.
 func (s Subject) Definition(t testing.TB) machine.Definition {
 	t.Helper()
 	name := randomName(t)
 	dir := t.TempDir()
 	d := machine.Definition{
-		Name: name, UUID: uuidOf(name), Dir: filepath.Join(dir, "run", name), StateDir: filepath.Join(dir, "state"),
+		Name: name, UUID: formatUUID(name), Dir: filepath.Join(dir, "run", name), StateDir: filepath.Join(dir, "state"),
 		CPUs: 1, Memory: 128 << 20, Cmdline: "console=ttyS0 quiet no_timer_check",
 		Kernel: &machine.File{Path: s.Guest.Kernel}, Initrd: &machine.File{Path: s.Guest.Initrd},
 		UID: s.UID, GID: s.GID, Cgroup: s.NewCgroup(t, name, 0),
@@ -149,18 +150,18 @@ func (s Subject) Definition(t testing.TB) machine.Definition {
 	return d
 }
 
-// defined makes a machine known, and removes it when the test is over.
-func (l *Life) defined(t testing.TB, d machine.Definition) {
+// mustDefine defines a machine and fails the test on error.
+func (l *Life) mustDefine(t testing.TB, d machine.Definition) {
 	t.Helper()
 	if err := l.Define(t.Context(), d); err != nil {
 		t.Fatalf("define: %v", err)
 	}
 }
 
-// Up defines and starts a machine and waits until its guest is up.
-func (l *Life) Up(t testing.TB, d machine.Definition) *Console {
+// Boot defines and starts a machine, waits until its guest is ready, and attaches to its console.
+func (l *Life) Boot(t testing.TB, d machine.Definition) *Console {
 	t.Helper()
-	l.defined(t, d)
+	l.mustDefine(t, d)
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
 	if err := l.Start(ctx, d.Name); err != nil {
@@ -171,7 +172,7 @@ func (l *Life) Up(t testing.TB, d machine.Definition) *Console {
 	return c
 }
 
-// AwaitLog waits until the serial log contains text so many times.
+// AwaitLog waits until the serial log contains text at least the given number of times.
 func AwaitLog(t testing.TB, d machine.Definition, text string, times int) {
 	t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
@@ -185,7 +186,7 @@ func AwaitLog(t testing.TB, d machine.Definition, text string, times int) {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			t.Fatalf("%q is not %d times in the serial log, which ends with %q", text, times, raw[max(0, len(raw)-2000):])
+			t.Fatalf("%q does not occur %d times in the serial log, which ends with %q", text, times, raw[max(0, len(raw)-2000):])
 		}
 	}
 }
@@ -196,7 +197,7 @@ type Console struct {
 	pipe *os.File
 }
 
-// Attach opens the serial console's input of a machine that runs.
+// Attach opens the input of a running machine's serial console.
 func Attach(t testing.TB, d machine.Definition) *Console {
 	t.Helper()
 	pipe, err := machine.OpenPipe(filepath.Join(d.Dir, machine.SerialInput))
@@ -207,7 +208,7 @@ func Attach(t testing.TB, d machine.Definition) *Console {
 	return &Console{t: t, pipe: pipe}
 }
 
-// Type types a line, which the guest's shell runs.
+// Type types a line, which the guest's shell executes.
 func (c *Console) Type(format string, a ...any) {
 	c.t.Helper()
 	if _, err := fmt.Fprintf(c.pipe, format+"\n", a...); err != nil {
@@ -215,7 +216,7 @@ func (c *Console) Type(format string, a ...any) {
 	}
 }
 
-// Close disconnects.
+// Close closes the console's input.
 func (c *Console) Close() { c.pipe.Close() }
 
 func randomName(t testing.TB) string {
@@ -226,6 +227,6 @@ func randomName(t testing.TB) string {
 	return hex.EncodeToString(raw)
 }
 
-func uuidOf(name string) string {
+func formatUUID(name string) string {
 	return strings.Join([]string{name[:8], name[8:12], name[12:16], name[16:20], name[20:32]}, "-")
 }

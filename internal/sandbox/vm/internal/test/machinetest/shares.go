@@ -15,8 +15,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/virtiofsd"
 )
 
-// shared is a machine with two shares by virtio-fs, of which the second is read-only.
-func shared(t *testing.T, s Subject) (d machine.Definition, rw, ro string) {
+// shareMachine returns a machine with two virtio-fs shares; the second is read-only.
+func shareMachine(t *testing.T, s Subject) (d machine.Definition, rw, ro string) {
 	t.Helper()
 	d = s.Definition(t)
 	rw, ro = filepath.Join(d.StateDir, "rw"), filepath.Join(d.StateDir, "ro")
@@ -49,16 +49,16 @@ func writeFile(t *testing.T, path, content string, owner int) {
 	}
 }
 
-// mountShares mounts both in the guest.
+// mountShares is the guest's command that mounts both shares.
 const mountShares = "for t in rw ro; do mkdir -p /$t; mount -t virtiofs $t /$t; done; "
 
-// shares: what a guest does in a directory by virtio-fs is on the node as it did it, owners and modes, and what the node
-// does is seen by the guest; read-only is so on the node; over a restart of the driver, a reboot of the guest and another
-// start of the machine.
+// shares: the guest's changes in a virtio-fs share appear on the node with their owners and modes, and the node's
+// changes appear in the guest. The node enforces read-only. All this holds across a restart of the driver, a reboot of
+// the guest and a restart of the machine.
 func shares(t *testing.T, s Subject) {
 	l := s.Begin(t)
-	d, rw, ro := shared(t, s)
-	console := l.Up(t, d)
+	d, rw, ro := shareMachine(t, s)
+	console := l.Boot(t, d)
 	console.Type(mountShares + "cat /*/secret /*/theirs/file; cd /rw; echo new >new; chown 1000:1001 new; chmod 640 new; mkfifo pipe; " +
 		"ln -s new link; ln new hard; echo over >tmp; mv tmp secret; mkdir -m 700 db; chown 999:999 db; " +
 		"mkdir /tmp/m && echo one >a && echo two >b && mv b a && cat a; stat -c '%%u:%%g:%%a' new db theirs; " +
@@ -75,23 +75,23 @@ func shares(t *testing.T, s Subject) {
 		}
 		st := info.Sys().(*syscall.Stat_t)
 		if got := fmt.Sprintf("%d:%d %s", st.Uid, st.Gid, info.Mode()); got != want {
-			t.Errorf("%s is %s on the node, not %s", name, got, want)
+			t.Errorf("%s on the node is %s, want %s", name, got, want)
 		}
 	}
 	for _, name := range []string{filepath.Join(ro, "new"), filepath.Join(rw, "null")} {
 		if _, err := os.Lstat(name); err == nil {
-			t.Errorf("the guest has made %s", name)
+			t.Errorf("the guest could create %s", name)
 		}
 	}
 	if _, err := os.Stat(filepath.Join(ro, "secret")); err != nil {
 		t.Error(err)
 	}
 
-	before := Servers(t, d)
+	before := virtiofsdPIDs(t, d)
 	if len(before) != 2 {
-		t.Errorf("virtiofsd runs as %v", before)
+		t.Errorf("virtiofsd runs as %v, want two processes", before)
 	}
-	confined(t, s, before)
+	checkConfined(t, s, before)
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -107,14 +107,14 @@ func shares(t *testing.T, s Subject) {
 	AwaitLog(t, d, ready, 2)
 	console.Type(mountShares + "cat /rw/note")
 	AwaitLog(t, d, "from the node", 2)
-	if after := Servers(t, d); fmt.Sprint(after) != fmt.Sprint(before) {
-		t.Errorf("virtiofsd was %v, and is %v", before, after)
+	if after := virtiofsdPIDs(t, d); fmt.Sprint(after) != fmt.Sprint(before) {
+		t.Errorf("virtiofsd processes after the reboot = %v, want %v", after, before)
 	}
-	for range 2 { // it may have other ones when it starts again, and they end with it
+	for range 2 { // each start may use new virtiofsd processes, which end with the machine
 		if err := l.Destroy(t.Context(), d.Name); err != nil {
 			t.Fatal(err)
 		}
-		if left := Servers(t, d); len(left) != 0 {
+		if left := virtiofsdPIDs(t, d); len(left) != 0 {
 			t.Errorf("left behind: %v", left)
 		}
 		if err := l.Start(t.Context(), d.Name); err != nil {
@@ -132,28 +132,28 @@ func shares(t *testing.T, s Subject) {
 	}
 }
 
-// lostShare: a machine of which a virtiofsd is killed ends and says so, also when that happens while nobody looks; started
-// again it has another one. A directory that is not there is said by the start.
+// lostShare: a machine ends with a message when one of its virtiofsd processes is killed, even while no driver runs. A
+// restart starts a new virtiofsd. Start reports a missing directory.
 func lostShare(t *testing.T, s Subject) {
 	l := s.Begin(t)
 	defer func() { l.Close() }()
-	d, _, ro := shared(t, s)
-	l.Up(t, d)
+	d, _, ro := shareMachine(t, s)
+	l.Boot(t, d)
 	kill := func() {
-		for _, pid := range Servers(t, d)[1:] {
+		for _, pid := range virtiofsdPIDs(t, d)[1:] {
 			signal(t, pid, unix.SIGKILL)
 		}
 	}
 	kill()
-	lost := func(end machine.State) {
+	checkLostShare := func(end machine.State) {
 		t.Helper()
 		if end.Cause != machine.CauseFailed || end.ExitCode != machine.ExitKilled || !strings.Contains(end.Message, "virtiofsd of the share ro") {
 			t.Errorf("ended: got %+v, want a failure that names virtiofsd of the share ro", end)
 		}
-		// The state is visible before the other virtiofsd has been ended; only the event comes after that.
-		Await(t, "no virtiofsd of the machine is left", func() bool { return len(Servers(t, d)) == 0 })
+		// State shows the end before the other virtiofsd has ended; only the event comes later.
+		Await(t, "no virtiofsd of the machine is left", func() bool { return len(virtiofsdPIDs(t, d)) == 0 })
 	}
-	lost(l.End(d.Name))
+	checkLostShare(l.End(d.Name))
 	if err := l.Start(t.Context(), d.Name); err != nil {
 		t.Fatal(err)
 	}
@@ -162,15 +162,15 @@ func lostShare(t *testing.T, s Subject) {
 	}
 	kill()
 	l = s.Begin(t, d.Name)
-	Await(t, "the machine that lost a share while nobody looked has ended", func() bool { return l.Must(d.Name).Phase == machine.Ended })
-	lost(l.Must(d.Name))
+	Await(t, "the machine that lost a share while no driver ran has ended", func() bool { return l.MustState(d.Name).Phase == machine.Ended })
+	checkLostShare(l.MustState(d.Name))
 	if err := os.Rename(ro, ro+".away"); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.Start(t.Context(), d.Name); err == nil || !strings.Contains(err.Error(), ro) || l.Must(d.Name).Cause != machine.CauseStart {
-		t.Errorf("started without a directory: %v, %+v", err, l.Must(d.Name))
+	if err := l.Start(t.Context(), d.Name); err == nil || !strings.Contains(err.Error(), ro) || l.MustState(d.Name).Cause != machine.CauseStart {
+		t.Errorf("Start without the share's directory: got error %v and state %+v, want an error that names it and cause start", err, l.MustState(d.Name))
 	}
-	if left := Servers(t, d); len(left) != 0 {
+	if left := virtiofsdPIDs(t, d); len(left) != 0 {
 		t.Errorf("left behind: %v", left)
 	}
 	if err := l.Undefine(t.Context(), d.Name); err != nil {
@@ -178,14 +178,14 @@ func lostShare(t *testing.T, s Subject) {
 	}
 }
 
-// MapOwners is what a guest does in a share by 9p with mapped owners, which it mounts twice.
+// MapOwners returns the guest's commands that use a 9p share with mapped owners. They mount the share twice.
 func MapOwners(tag string) string {
 	mount := "mkdir -p /mapped && mount -t 9p -o trans=virtio,version=9p2000.L " + tag + " /mapped; "
 	return mount + "mkdir -m 700 /mapped/db; echo kept >/mapped/db/file; chown -R 999:998 /mapped/db; mkfifo /mapped/pipe; ln -s db /mapped/link; umount /mapped; " +
 		mount + "stat -c 'mapped %u:%g:%a:%F' /mapped/db /mapped/db/file /mapped/pipe; cat /mapped/link/file; echo mapped-$((40+2))"
 }
 
-// CheckMapped checks what came of MapOwners in the directory of the share.
+// CheckMapped checks the results of MapOwners in the guest's output and in the share's directory.
 func CheckMapped(t testing.TB, d machine.Definition, dir string) {
 	t.Helper()
 	for _, text := range []string{"mapped 999:998:700:directory", "mapped 999:998:644:regular file", "mapped 0:0:644:fifo", "\nkept\r", "mapped-42"} {
@@ -198,12 +198,12 @@ func CheckMapped(t testing.TB, d machine.Definition, dir string) {
 			continue
 		}
 		if uid := info.Sys().(*syscall.Stat_t).Uid; uid != 0 || !info.IsDir() && !info.Mode().IsRegular() {
-			t.Errorf("%s is %d's on the node, %s", name, uid, info.Mode())
+			t.Errorf("%s on the node has owner %d and mode %s, want a plain file or directory of root", name, uid, info.Mode())
 		}
 	}
 }
 
-// AddShare gives a machine a share by virtio-fs.
+// AddShare adds a virtio-fs share to a machine.
 func AddShare(t testing.TB, d *machine.Definition) {
 	t.Helper()
 	dir := filepath.Join(d.StateDir, "shared")
@@ -213,33 +213,33 @@ func AddShare(t testing.TB, d *machine.Definition) {
 	d.Shares = append(d.Shares, machine.Share{Tag: "shared", Path: dir, Driver: machine.ShareVirtiofs})
 }
 
-// AwaitMachines waits until so many machines run in the cgroup of one that has shares by virtio-fs only: a QEMU each, and two
-// processes for each share, which end after those whom they serve.
+// AwaitMachines waits until the given number of machines run in d's cgroup. Their shares must all be virtio-fs. Each
+// machine has one QEMU and two processes for each share, which end after QEMU.
 func AwaitMachines(t testing.TB, d machine.Definition, machines int) {
 	t.Helper()
 	tree := Cgroups(t)
-	Await(t, fmt.Sprintf("%d machines run", machines), func() bool {
+	Await(t, fmt.Sprintf("%d machines run in the cgroup", machines), func() bool {
 		return len(cgroup.Procs(filepath.Join(tree.Roots[tree.Hierarchy("pids")], d.Cgroup))) == machines*(1+2*len(d.Shares))
 	})
 }
 
-// Servers are the virtiofsd of a machine, each by the first of its processes, in the order in which they were started.
-func Servers(t testing.TB, d machine.Definition) (pids []int) {
+// virtiofsdPIDs returns the first process of each virtiofsd of a machine, in the order of their start.
+func virtiofsdPIDs(t testing.TB, d machine.Definition) (pids []int) {
 	t.Helper()
 	tree := Cgroups(t)
 	all := cgroup.Procs(filepath.Join(tree.Roots[tree.Hierarchy("pids")], d.Cgroup))
 	for _, pid := range all {
 		comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 		stat, statErr := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-		if err == nil && statErr == nil && strings.TrimSpace(string(comm)) == virtiofsd.ProgramName && strings.Count(field(string(stat), "NSpid"), "\t") == 1 {
+		if err == nil && statErr == nil && strings.TrimSpace(string(comm)) == virtiofsd.ProgramName && strings.Count(statusField(string(stat), "NSpid"), "\t") == 1 {
 			pids = append(pids, pid)
 		}
 	}
 	return pids
 }
 
-// field is a line of /proc/PID/status, without its name.
-func field(status, name string) string {
+// statusField returns the value of a line of /proc/PID/status.
+func statusField(status, name string) string {
 	for line := range strings.Lines(status) {
 		if value, ok := strings.CutPrefix(line, name+":\t"); ok {
 			return strings.TrimSpace(value)
@@ -248,8 +248,8 @@ func field(status, name string) string {
 	return ""
 }
 
-// confined looks at virtiofsd as the kernel sees it, at each of its processes.
-func confined(t *testing.T, s Subject, pids []int) {
+// checkConfined checks user, capabilities and namespaces of each virtiofsd process.
+func checkConfined(t *testing.T, s Subject, pids []int) {
 	t.Helper()
 	for _, first := range pids {
 		raw, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", first, first))
@@ -263,10 +263,10 @@ func confined(t *testing.T, s Subject, pids []int) {
 			}
 			uid := fmt.Sprint(s.UID)
 			status := proc("status")
-			if got := field(status, "Uid"); got != strings.Join([]string{uid, uid, uid, uid}, "\t") {
-				t.Errorf("process %s of virtiofsd runs as %s", pid, got)
+			if got := statusField(status, "Uid"); got != strings.Join([]string{uid, uid, uid, uid}, "\t") {
+				t.Errorf("process %s of virtiofsd runs as %s, want %s", pid, got, uid)
 			}
-			if field(status, "NoNewPrivs") != "1" {
+			if statusField(status, "NoNewPrivs") != "1" {
 				t.Errorf("process %s of virtiofsd may gain privileges", pid)
 			}
 			for fields := range strings.Lines(proc("uid_map")) {
@@ -277,22 +277,22 @@ func confined(t *testing.T, s Subject, pids []int) {
 			own, err := os.Readlink("/proc/" + pid + "/ns/user")
 			ours, ourErr := os.Readlink("/proc/self/ns/user")
 			if err != nil || ourErr != nil || own == ours {
-				t.Errorf("its user namespace is %s, %v; ours %s, %v", own, err, ours, ourErr)
+				t.Errorf("user namespace of virtiofsd = %s (error %v), want another than the test's %s (error %v)", own, err, ours, ourErr)
 			}
 			if pid == fmt.Sprint(first) {
-				continue // it waits for the other, and has no capability
+				continue // the first process only waits for the second and has no capability
 			}
-			if field(status, "Seccomp") != "2" {
-				t.Error("virtiofsd has no filter of system calls")
+			if statusField(status, "Seccomp") != "2" {
+				t.Error("virtiofsd has no seccomp filter")
 			}
 			const allowed = 1<<unix.CAP_CHOWN | 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_FOWNER | 1<<unix.CAP_FSETID | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID
 			var have uint64
-			if _, err := fmt.Sscanf(field(status, "CapPrm"), "%x", &have); err != nil || have&^uint64(allowed) != 0 {
-				t.Errorf("virtiofsd has the capabilities %x, %v", have, err)
+			if _, err := fmt.Sscanf(statusField(status, "CapPrm"), "%x", &have); err != nil || have&^uint64(allowed) != 0 {
+				t.Errorf("capabilities of virtiofsd = %x (error %v), want at most %x", have, err, uint64(allowed))
 			}
 			names, err := os.ReadDir("/proc/" + pid + "/root/")
 			if err != nil || !strings.Contains(fmt.Sprint(names), "secret") || strings.Contains(fmt.Sprint(names), "proc") {
-				t.Errorf("virtiofsd sees %v, %v", names, err)
+				t.Errorf("root directory of virtiofsd = %v (error %v), want the share only", names, err)
 			}
 			for line := range strings.Lines(proc("net/dev")) {
 				if strings.Contains(line, ":") && !strings.Contains(line, "lo:") {

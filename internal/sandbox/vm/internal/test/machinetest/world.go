@@ -16,8 +16,8 @@ import (
 	"github.com/tripod-run/tripod/test/harness/testns"
 )
 
-// Main is a TestMain: it makes the images of the guests, outside, where the network is, and runs the tests as root in
-// namespaces of their own.
+// Main is the TestMain of packages that use the suite. It builds the guests' images on the host, which has a network,
+// and then runs the tests as root in their own namespaces.
 func Main(m *testing.M) {
 	testns.Reenter()
 	if testns.Inside() {
@@ -30,13 +30,13 @@ func Main(m *testing.M) {
 		err = build.Run()
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "the images of the guests:", err)
+		fmt.Fprintln(os.Stderr, "build the guests' images:", err)
 		os.Exit(1)
 	}
 	os.Exit(testns.Run(append([]string{"/proc/self/exe"}, os.Args[1:]...), testns.Options{Strict: true}))
 }
 
-// FindGuest finds the test guest in build/images; full has a kernel with 9p, and needs twice the memory.
+// FindGuest returns the test guest in build/images. If full is set, its kernel supports 9p and needs twice the memory.
 func FindGuest(t testing.TB, full bool) Guest {
 	t.Helper()
 	root, err := repository()
@@ -57,7 +57,7 @@ func FindGuest(t testing.TB, full bool) Guest {
 	return g
 }
 
-// FindVirtiofsd finds virtiofsd.
+// FindVirtiofsd returns the path of virtiofsd.
 func FindVirtiofsd(t testing.TB) string {
 	t.Helper()
 	program, err := virtiofsd.Find("")
@@ -67,7 +67,8 @@ func FindVirtiofsd(t testing.TB) string {
 	return program
 }
 
-// repository is the root of the source tree: go test runs a test in its package's directory.
+// repository returns the root of the source tree. It searches upward from the working directory, which go test sets to
+// the package's directory.
 func repository() (string, error) {
 	at, err := os.Getwd()
 	for ; err == nil && at != "/"; at = filepath.Dir(at) {
@@ -78,7 +79,7 @@ func repository() (string, error) {
 	return "", fmt.Errorf("the working directory is not in the repository: %w", err)
 }
 
-// Cgroups opens the hierarchies of the test's world.
+// Cgroups opens the cgroup hierarchies of the test's namespaces.
 func Cgroups(t testing.TB) cgroup.Tree {
 	t.Helper()
 	tree, err := cgroup.Open(cgroup.DriverCgroupfs, os.Getenv(testns.EnvCgroup))
@@ -88,7 +89,7 @@ func Cgroups(t testing.TB) cgroup.Tree {
 	return tree
 }
 
-// NewCgroup is Subject.NewCgroup. The cgroup is removed when the test ends, and must be empty then.
+// NewCgroup implements Subject.NewCgroup. The cgroup must be empty when the test ends; NewCgroup removes it then.
 func NewCgroup(t testing.TB, name string, memory int64) string {
 	t.Helper()
 	tree := Cgroups(t)
