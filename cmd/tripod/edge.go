@@ -43,10 +43,10 @@ func (p *parts) openEdge(c *config.Config, images *image.Store, log *slog.Logger
 	}
 	log = log.With("part", "edge")
 	door, err := p.tryEdge(c, images, log)
-	if err != nil && !diskFault(err) {
+	if err != nil && !health.DiskFault(err) {
 		return err
 	}
-	p.health.Report("edge front door", health.EdgeReady, reasonOf(err), err)
+	p.health.Report("edge front door", health.EdgeReady, health.DiskReason(err), err)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	p.opened(func() error {
@@ -57,15 +57,13 @@ func (p *parts) openEdge(c *config.Config, images *image.Store, log *slog.Logger
 	if err == nil {
 		return nil
 	}
-	wg.Go(guard.Loop(log, "edge front door", func() {
-		every(ctx, edgeRetry, func() {
-			if door.closers != nil {
-				return
-			}
-			var err error
-			door, err = p.tryEdge(c, images, log)
-			p.health.Report("edge front door", health.EdgeReady, reasonOf(err), err)
-		})
+	wg.Go(guard.Every(ctx, log, "edge front door", edgeRetry, func() {
+		if door.closers != nil {
+			return
+		}
+		var err error
+		door, err = p.tryEdge(c, images, log)
+		p.health.Report("edge front door", health.EdgeReady, health.DiskReason(err), err)
 	}))
 	return nil
 }

@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
 
+	"github.com/tripod-run/tripod/internal/atomicfile"
 	"github.com/tripod-run/tripod/internal/config"
 )
 
@@ -53,7 +53,7 @@ func identify(file string, c config.Edge) (edgeIdentity, error) {
 	if text, err = json.MarshalIndent(id, "", "  "); err != nil {
 		return id, err
 	}
-	return id, replaceFile(file, append(text, '\n'))
+	return id, atomicfile.Write(file, append(text, '\n'))
 }
 
 // choose sets id to what is wanted, or makes one; it tells whether that changed it.
@@ -66,25 +66,4 @@ func choose(id *string, wanted string) bool {
 		*id = uuid.NewString()
 	}
 	return *id != before
-}
-
-// replaceFile writes a file so that it is whole on the disk, the old or the new one, whenever the power goes.
-func replaceFile(path string, content []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name()) // a file that was renamed is not there any more
-	_, err = f.Write(content)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return err
-	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
 }

@@ -2,14 +2,11 @@ package main
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"sync"
 	"time"
 
-	"github.com/containerd/errdefs"
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/health"
@@ -21,27 +18,21 @@ import (
 // Status calls.
 const healthInterval = 2 * time.Second
 
-// Reasons of conditions.
-const (
-	reasonReadOnly = "DiskNotWritable"
-	reasonDamaged  = "StoreDamaged"
-)
-
 // watchHealth reports, from now until the daemon ends, unusable stores and failed clean-ups.
 func (p *parts) watchHealth(record *store.Store, images *image.Store, log *slog.Logger) {
 	look := func() {
-		p.health.Report("record", health.RuntimeReady, reasonReadOnly, record.Err())
+		p.health.Report("record", health.RuntimeReady, health.DiskNotWritable, record.Err())
 		err := images.Err()
 		if err == nil {
 			err = images.Writable()
 		}
-		p.health.Report("image store", health.RuntimeReady, reasonOf(err), err)
+		p.health.Report("image store", health.RuntimeReady, health.DiskReason(err), err)
 		p.health.Report("leftovers", health.Clean, "LeftoversRemain", p.node.Leftovers())
 	}
 	look()
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(guard.Loop(log, "health", func() { every(ctx, healthInterval, look) }))
+	wg.Go(guard.Every(ctx, log, "health", healthInterval, look))
 	p.opened(func() error {
 		cancel()
 		wg.Wait()
@@ -50,38 +41,6 @@ func (p *parts) watchHealth(record *store.Store, images *image.Store, log *slog.
 	if p.metrics != nil {
 		p.metrics.Register(problems{p.health})
 	}
-}
-
-// every calls do periodically until ctx ends.
-func every(ctx context.Context, interval time.Duration, do func()) {
-	ticker := time.NewTicker(interval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-			do()
-		}
-	}
-}
-
-func reasonOf(err error) string {
-	if errdefs.IsDataLoss(err) {
-		return reasonDamaged
-	}
-	return reasonReadOnly
-}
-
-// diskFault reports whether an error is due to a disk or its content rather than to the configuration. The node then
-// continues without the affected part.
-func diskFault(err error) bool {
-	for _, errno := range []unix.Errno{unix.EROFS, unix.ENOSPC, unix.EDQUOT, unix.EIO} {
-		if errors.Is(err, errno) {
-			return true
-		}
-	}
-	return errdefs.IsDataLoss(err)
 }
 
 // problems exports a board to Prometheus.

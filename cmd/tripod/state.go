@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tripod-run/tripod/internal/atomicfile"
 	"github.com/tripod-run/tripod/internal/node/store"
 )
 
@@ -182,7 +183,7 @@ func claimDirectories(record *store.Store, file string, dirs ...string) error {
 		}
 	}
 	for _, path := range unclaimed {
-		err := replaceFile(path, []byte(record.ID()+"\n"))
+		err := atomicfile.Write(path, []byte(record.ID()+"\n"))
 		if err != nil && !errors.Is(err, unix.EROFS) { // on a read-only file system the next start claims it
 			return err
 		}

@@ -1,0 +1,33 @@
+package health
+
+import (
+	"errors"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+)
+
+// Reasons of problems with the daemon's files.
+const (
+	DiskNotWritable = "DiskNotWritable"
+	StoreDamaged    = "StoreDamaged"
+)
+
+// DiskReason returns the reason of a DiskFault.
+func DiskReason(err error) string {
+	if errdefs.IsDataLoss(err) {
+		return StoreDamaged
+	}
+	return DiskNotWritable
+}
+
+// DiskFault reports whether an error is due to a disk or its content rather than to the configuration. The node then
+// continues without the affected part.
+func DiskFault(err error) bool {
+	for _, errno := range []unix.Errno{unix.EROFS, unix.ENOSPC, unix.EDQUOT, unix.EIO} {
+		if errors.Is(err, errno) {
+			return true
+		}
+	}
+	return errdefs.IsDataLoss(err)
+}
