@@ -2,41 +2,75 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"os"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tripod-run/tripod/internal/config"
-	"github.com/tripod-run/tripod/internal/connlimit"
 	"github.com/tripod-run/tripod/internal/edge/broker"
+	"github.com/tripod-run/tripod/internal/edge/mqtt"
 )
 
 // brokerClose is how long the embedded broker may take to store its state at the end.
 const brokerClose = 5 * time.Second
 
+// brokerSettings are the settings of a section of the configuration for its broker.
+type brokerSettings struct {
+	section                                string
+	url, user, passwordFile, ca, cert, key string
+	protocol                               int
+	store                                  string // file of the embedded broker
+}
+
+// connect returns how a client reaches the broker. If the broker is embedded, connect starts it; otherwise the Broker is nil.
+func (s Services) connect(c *config.Config, b brokerSettings, log *slog.Logger) (mqtt.Config, broker.Broker, error) {
+	client := mqtt.Config{
+		URL: b.url, Protocol: b.protocol, Username: b.user, TLS: mqtt.TLS{CA: b.ca, Cert: b.cert, Key: b.key},
+		SessionExpiry: time.Hour, Log: log,
+	}
+	if b.passwordFile != "" {
+		password, err := os.ReadFile(b.passwordFile)
+		if err != nil {
+			return client, nil, fmt.Errorf("%s.password_file: %w", b.section, err)
+		}
+		client.Password = strings.TrimRight(string(password), "\r\n")
+	}
+	if b.url != config.EmbeddedBroker {
+		return client, nil, nil
+	}
+	embedded, err := s.newBroker(c, b.store)
+	if err != nil {
+		return client, nil, fmt.Errorf("%s.broker: %w; [broker] says how the embedded one listens, %[1]s.broker can name another", b.section, err)
+	}
+	client.URL = embedded.URL()
+	return client, embedded, nil
+}
+
 // newBroker starts the embedded broker, which stores sessions and retained messages in file.
-func newBroker(c *config.Config, file string, connections *connlimit.Group, log *slog.Logger) (broker.Broker, error) {
+func (s Services) newBroker(c *config.Config, file string) (broker.Broker, error) {
 	b := c.Broker
 	users := make([]broker.User, len(b.Users))
 	for i, u := range b.Users {
 		users[i] = broker.User(u)
 	}
+	limits := s.Limits
+	limits.Max += limits.Max / 4 // more than MaxClients, so that a client over that limit gets a reason code
 	return broker.New(broker.Config{
 		Address: b.Address, TLSAddress: b.TLSAddress, Certificate: b.Certificate, Key: b.Key, ClientCA: b.ClientCA,
 		Path: file, Users: users, MaxPacket: int64(b.MaxMessage), MaxClients: c.Connections.Max,
-		Connections: connections.Limiter("broker", brokerLimits(c.Connections)), Log: log,
+		Connections: s.Connections.Limiter("broker", limits), Log: s.Logger.With("part", "broker"),
 	})
 }
 
-// brokerLimits allow a quarter more connections than clients, so that a client over the limit gets a reason code.
-func brokerLimits(c config.Connections) connlimit.Config {
-	l := limits(c)
-	l.Max += l.Max / 4
-	return l
-}
-
+// closeBroker closes the embedded broker; nil is none.
 func closeBroker(b broker.Broker) error {
+	if b == nil {
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), brokerClose)
 	defer cancel()
 	return b.Close(ctx)

@@ -35,7 +35,9 @@ func checkCommand() *cobra.Command {
 			}
 			findings = append(findings, checkWasm(c.Context(), cfg)...)
 			findings = append(findings, checkVM(c.Context(), cfg)...)
-			findings = append(findings, checkEdge(c.Context(), cfg)...)
+			for _, f := range Check(c.Context(), cfg) {
+				findings = append(findings, check.Finding(f))
+			}
 			findings = append(findings, checkDaemon(c.Context(), cfg)...)
 			if images {
 				findings = append(findings, checkImages(c.Context(), cfg)...)

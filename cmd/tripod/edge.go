@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tripod-run/tripod/internal/config"
+	"github.com/tripod-run/tripod/internal/connlimit"
 	"github.com/tripod-run/tripod/internal/edge/broker"
 	"github.com/tripod-run/tripod/internal/edge/manager"
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
@@ -23,135 +24,144 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 	"github.com/tripod-run/tripod/internal/guard"
 	"github.com/tripod-run/tripod/internal/health"
-	"github.com/tripod-run/tripod/internal/image"
-	"github.com/tripod-run/tripod/internal/sandbox/wasm"
 )
 
-// edgeFlush is how long the broker may take to take what the manager has to say when it stops.
-const edgeFlush = 5 * time.Second
+// flushTimeout bounds the wait at the end until the broker has acknowledged the last messages of a manager or orchestrator.
+const flushTimeout = 5 * time.Second
 
-func edgeDir(c *config.Config) string    { return filepath.Join(c.Root, "edge") }
-func edgeLogDir(c *config.Config) string { return filepath.Join(c.Root, "edge", "log") }
+// CloseTimeout bounds Close of a Door or an Orchestrator.
+const CloseTimeout = flushTimeout + brokerClose
 
-// edgeRetry is how often an edge front door is tried to be opened that a disk fault keeps closed.
-const edgeRetry = 2 * time.Second
+// retryInterval is the interval of attempts to open a front door that a disk fault keeps closed.
+const retryInterval = 2 * time.Second
 
-// openEdge opens the edge front door. One whose files cannot be used stays closed until they can: the node serves without it.
-func (p *parts) openEdge(c *config.Config, images *image.Store, log *slog.Logger) error {
-	if !c.Edge.Enabled {
-		return nil
-	}
-	log = log.With("part", "edge")
-	door, err := p.tryEdge(c, images, log)
+// Services are what the front door and the orchestrator use of their process. The orchestrator uses only the first three.
+type Services struct {
+	// Connections holds the limiters of the embedded broker and of the orchestrator's REST interface, each with Limits.
+	Connections *connlimit.Group
+	Limits      connlimit.Config
+	Logger      *slog.Logger
+
+	// Node runs the modules' pods.
+	Node unitpods.Node
+	// Images is nil if the node does not offer the handler "wasm".
+	Images unitpods.Images
+	Health *health.Board
+	// Register adds metrics; nil discards them.
+	Register func(prometheus.Collector)
+}
+
+// Door is the MQTT front door of a node.
+type Door struct {
+	config   *config.Config
+	services Services
+	log      *slog.Logger
+	broker   broker.Broker    // nil unless embedded
+	manager  *manager.Manager // nil while the door is closed
+	stop     context.CancelFunc
+	retries  sync.WaitGroup
+}
+
+// Open opens the front door. If its files cannot be used, the door stays closed, reports a problem to Health and tries again; the
+// node serves without it. Any other failure is an error.
+func Open(c *config.Config, s Services) (*Door, error) {
+	d := &Door{config: c, services: s, log: s.Logger.With("part", "edge")}
+	err := d.open()
 	if err != nil && !health.DiskFault(err) {
+		return nil, err
+	}
+	d.report(err)
+	ctx, stop := context.WithCancel(context.Background())
+	d.stop = stop
+	if err != nil {
+		d.retries.Go(guard.Every(ctx, d.log, "edge front door", retryInterval, func() {
+			if d.manager == nil {
+				d.report(d.open())
+			}
+		}))
+	}
+	return d, nil
+}
+
+// report reports the result of open to the health board.
+func (d *Door) report(err error) {
+	d.services.Health.Report("edge front door", health.EdgeReady, health.DiskReason(err), err)
+}
+
+// open opens the parts: first the broker, then the runtimes and the manager. After an error none is open.
+func (d *Door) open() error {
+	c := d.config
+	dir := filepath.Join(c.Root, "edge")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	p.health.Report("edge front door", health.EdgeReady, health.DiskReason(err), err)
-	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	p.opened(func() error {
-		cancel()
-		wg.Wait()
-		return door.close()
-	})
-	if err == nil {
-		return nil
+	id, err := identify(filepath.Join(dir, "identity.json"), c.Edge)
+	if err != nil {
+		return err
 	}
-	wg.Go(guard.Every(ctx, log, "edge front door", edgeRetry, func() {
-		if door.closers != nil {
-			return
+	client, b, err := d.services.connect(c, brokerSettings{
+		section: "edge", url: c.Edge.Broker, user: c.Edge.User, passwordFile: c.Edge.PasswordFile, ca: c.Edge.CA, cert: c.Edge.Certificate,
+		key: c.Edge.Key, protocol: c.Edge.Protocol, store: filepath.Join(dir, "broker.db"),
+	}, d.log)
+	if err != nil {
+		return err
+	}
+	m, err := d.openManager(id, client)
+	if err != nil {
+		return errors.Join(err, closeBroker(b))
+	}
+	d.broker, d.manager = b, m
+	if register := d.services.Register; register != nil {
+		if b != nil {
+			register(brokerFigures{b})
 		}
-		var err error
-		door, err = p.tryEdge(c, images, log)
-		p.health.Report("edge front door", health.EdgeReady, health.DiskReason(err), err)
-	}))
+		register(m)
+	}
 	return nil
 }
 
-// tryEdge gives the door's parts, to be closed; after an error nothing is open.
-func (p *parts) tryEdge(c *config.Config, images *image.Store, log *slog.Logger) (*parts, error) {
-	door := &parts{node: p.node, wasm: p.wasm, connections: p.connections, observers: p.observers}
-	figures, err := door.makeEdge(c, images, log)
-	if err != nil {
-		return &parts{}, errors.Join(err, door.close())
-	}
-	if p.metrics != nil {
-		for _, f := range figures {
-			p.metrics.Register(f)
-		}
-	}
-	return door, nil
-}
-
-// makeEdge begins when the node is there: first the broker, then the manager and its runtimes. They are closed the other way round.
-func (p *parts) makeEdge(c *config.Config, images *image.Store, log *slog.Logger) (figures []prometheus.Collector, err error) {
-	if err := privateDir(edgeDir(c), log); err != nil {
-		return nil, err
-	}
-	id, err := identify(filepath.Join(edgeDir(c), "identity.json"), c.Edge)
-	if err != nil {
-		return nil, err
-	}
-	client, b, err := p.openBroker(c, log)
-	if err != nil {
-		return nil, err
-	}
-	if b != nil {
-		figures = append(figures, brokerFigures{b})
-	}
-	runtimes, err := p.edgeRuntimes(c, id, images, log)
+func (d *Door) openManager(id identity, client mqtt.Config) (*manager.Manager, error) {
+	c := d.config
+	client.QueueMessages, client.QueueTTL, client.MaxPacket = c.Edge.QueueMessages, time.Duration(c.Edge.QueueTTL), int64(c.Edge.MaxFrame)
+	runtimes, err := d.runtimes(id)
 	if err != nil {
 		return nil, err
 	}
 	m, err := manager.Open(manager.Config{
-		Root: c.Root, UUID: id.Manager, Name: edgeName(c), Topics: edgeTopics(c.Edge.Realm, c.Edge.Topics), MQTT: client, Dial: mqtt.New,
-		Runtimes: runtimes, KeepAlive: time.Duration(c.Edge.KeepaliveInterval), Limits: manager.Limits(c.Edge.Limits), Log: log,
+		Root: c.Root, UUID: id.Manager, Name: managerName(c), Topics: topics(c.Edge.Realm, c.Edge.Topics), MQTT: client,
+		Runtimes: runtimes, KeepAlive: time.Duration(c.Edge.KeepaliveInterval), Limits: manager.Limits(c.Edge.Limits), Log: d.log,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("edge: %w", err)
 	}
-	p.opened(func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), edgeFlush)
-		defer cancel()
-		return m.Close(ctx)
-	})
-	log.Info("the edge front door is open", "broker", client.URL, "uuid", id.Manager, "runtimes", len(runtimes))
-	return append(figures, m), nil
+	d.log.Info("the edge front door is open", "broker", client.URL, "uuid", id.Manager, "runtimes", len(runtimes))
+	return m, nil
 }
 
-// openBroker starts the embedded broker, where it is that; it returns how the manager reaches the broker.
-func (p *parts) openBroker(c *config.Config, log *slog.Logger) (mqtt.Config, broker.Broker, error) {
-	e := c.Edge
-	client, err := mqttConfig(mqttSettings{
-		broker: e.Broker, user: e.User, passwordFile: e.PasswordFile, ca: e.CA, cert: e.Certificate, key: e.Key, protocol: e.Protocol,
-	}, log)
-	if err != nil {
-		return client, nil, err
+// Close closes the parts, in reverse order of opening. Modules keep running.
+func (d *Door) Close() error {
+	d.stop()
+	d.retries.Wait()
+	if d.manager == nil {
+		return nil
 	}
-	client.QueueMessages, client.QueueTTL, client.MaxPacket = e.QueueMessages, time.Duration(e.QueueTTL), int64(e.MaxFrame)
-	if e.Broker != config.EmbeddedBroker {
-		return client, nil, nil
-	}
-	b, err := newBroker(c, filepath.Join(edgeDir(c), "broker.db"), p.connections, log.With("part", "broker"))
-	if err != nil {
-		return client, nil, fmt.Errorf("edge: %w; [broker] says how the embedded one listens, edge.broker names another", err)
-	}
-	p.opened(func() error { return closeBroker(b) })
-	client.URL = b.URL()
-	return client, b, nil
+	ctx, cancel := context.WithTimeout(context.Background(), flushTimeout)
+	defer cancel()
+	return errors.Join(d.manager.Close(ctx), closeBroker(d.broker))
 }
 
-// edgeRuntimes are the built-in runtime and the configured programs.
-func (p *parts) edgeRuntimes(c *config.Config, id edgeIdentity, images *image.Store, log *slog.Logger) ([]runtime.Runtime, error) {
-	e := c.Edge
+// runtimes returns the built-in runtime and the configured programs.
+func (d *Door) runtimes(id identity) ([]runtime.Runtime, error) {
+	e := d.config.Edge
 	var all []runtime.Runtime
 	switch {
-	case e.Wasm.Enabled && p.wasm == nil:
-		log.Warn("the runtime tripod/wasm is not offered: the handler \"wasm\" is not", "name", e.Wasm.Name)
+	case e.Wasm.Enabled && d.services.Images == nil:
+		d.log.Warn("the runtime tripod/wasm is not offered: the handler \"wasm\" is not", "name", e.Wasm.Name)
 	case e.Wasm.Enabled:
 		w, err := unitpods.New(unitpods.Config{
-			Name: e.Wasm.Name, UUID: id.Runtimes[e.Wasm.Name], MaxModules: e.Wasm.MaxModules, Node: p.node, Images: wasm.Images{Store: images},
-			LogDir: edgeLogDir(c), ModuleRoots: e.ModuleRoots, DirRoots: e.DirRoots, Topics: edgeTopics(e.Realm, e.Topics), Logger: log,
+			Name: e.Wasm.Name, UUID: id.Runtimes[e.Wasm.Name], MaxModules: e.Wasm.MaxModules, Node: d.services.Node, Images: d.services.Images,
+			LogDir: filepath.Join(d.config.Root, "edge", "log"), ModuleRoots: e.ModuleRoots, DirRoots: e.DirRoots,
+			Topics: topics(e.Realm, e.Topics), Logger: d.log,
 		})
 		if err != nil {
 			return nil, err
@@ -164,7 +174,7 @@ func (p *parts) edgeRuntimes(c *config.Config, id edgeIdentity, images *image.St
 		}
 		m, err := minimal.New(minimal.Config{
 			Info:  runtime.Info{Type: r.Type, Name: r.Name, UUID: id.Runtimes[r.Name], APIs: r.APIs, MaxModules: r.MaxModules},
-			Index: i, Dir: e.SocketDir, Command: strings.Fields(r.Command), MaxFrame: e.MaxFrame, Log: log,
+			Index: i, Dir: e.SocketDir, Command: strings.Fields(r.Command), MaxFrame: e.MaxFrame, Log: d.log,
 		})
 		if err != nil {
 			return nil, err
@@ -172,12 +182,13 @@ func (p *parts) edgeRuntimes(c *config.Config, id edgeIdentity, images *image.St
 		all = append(all, m)
 	}
 	if len(all) == 0 {
-		log.Warn("there is no runtime: no module can run here")
+		d.log.Warn("no runtime: modules cannot run here")
 	}
 	return all, nil
 }
 
-func edgeName(c *config.Config) string {
+// managerName returns the configured name of the manager, or the host's.
+func managerName(c *config.Config) string {
 	if c.Edge.Name != "" {
 		return c.Edge.Name
 	}
@@ -188,29 +199,6 @@ func edgeName(c *config.Config) string {
 	return host
 }
 
-func edgeTopics(realm, form string) wire.Topics {
+func topics(realm, form string) wire.Topics {
 	return wire.Topics{Realm: realm, Nested: form == "nested"}
-}
-
-// mqttSettings are what [edge] and [orchestrator] say about the broker.
-type mqttSettings struct {
-	broker, user, passwordFile, ca, cert, key string
-	protocol                                  int
-}
-
-// mqttConfig reads the password; the URL of an embedded broker is known when that runs.
-func mqttConfig(s mqttSettings, log *slog.Logger) (mqtt.Config, error) {
-	m := mqtt.Config{
-		URL: s.broker, Protocol: s.protocol, Username: s.user, TLS: mqtt.TLS{CA: s.ca, Cert: s.cert, Key: s.key},
-		SessionExpiry: time.Hour, Log: log,
-	}
-	if s.passwordFile == "" {
-		return m, nil
-	}
-	password, err := os.ReadFile(s.passwordFile)
-	if err != nil {
-		return m, fmt.Errorf("the password at the broker: %w", err)
-	}
-	m.Password = strings.TrimRight(string(password), "\r\n")
-	return m, nil
 }

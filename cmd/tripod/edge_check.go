@@ -11,39 +11,48 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tripod-run/tripod/internal/cli/check"
 	"github.com/tripod-run/tripod/internal/config"
 )
 
 // dialTime is how long a broker may take to take a connection.
 const dialTime = 3 * time.Second
 
-// checkEdge looks at what modules need. A node whose edge front door is off needs nothing of it.
-func checkEdge(ctx context.Context, c *config.Config) []check.Finding {
+// Finding is the result of one check.
+type Finding struct {
+	// Subject names what was checked.
+	Subject string
+	// OK means that the check passed; Required, that the front door cannot open otherwise.
+	OK, Required bool
+	// Detail says what was found, Remedy what to do if it is not OK.
+	Detail, Remedy string
+}
+
+// Check checks what the front door and its runtimes need. A node whose front door is off needs none of it.
+func Check(ctx context.Context, c *config.Config) []Finding {
 	if !c.Edge.Enabled {
 		return nil
 	}
-	findings := []check.Finding{checkBroker(ctx, c)}
+	findings := []Finding{checkBroker(ctx, c)}
 	for key, file := range map[string]string{
 		"edge.password_file": c.Edge.PasswordFile, "edge.ca": c.Edge.CA, "edge.certificate": c.Edge.Certificate, "edge.key": c.Edge.Key,
 	} {
 		if file != "" && unix.Access(file, unix.R_OK) != nil {
-			findings = append(findings, check.Finding{Subject: key, Required: true, Detail: file + " cannot be read", Remedy: "make the file, or correct the key"})
+			findings = append(findings, Finding{Subject: key, Required: true, Detail: file + " cannot be read", Remedy: "make the file, or correct the key"})
 		}
 	}
 	findings = append(findings, checkRoots("edge.module_roots", c.Edge.ModuleRoots), checkRoots("edge.dir_roots", c.Edge.DirRoots))
 	for _, r := range c.Edge.Runtimes {
-		findings = append(findings, checkRuntime(r))
+		findings = append(findings, checkProgram(r))
 	}
 	if c.Edge.Wasm.Enabled && !c.Backends.Wasm {
-		findings = append(findings, check.Finding{Subject: "edge runtime " + c.Edge.Wasm.Name, Detail: "backends.wasm is off, so tripod/wasm is not offered", Remedy: "switch backends.wasm on, or edge.wasm.enabled off"})
+		findings = append(findings, Finding{Subject: "edge runtime " + c.Edge.Wasm.Name, Detail: "backends.wasm is off, so tripod/wasm is not offered", Remedy: "switch backends.wasm on, or edge.wasm.enabled off"})
 	}
 	return findings
 }
 
 // checkBroker tells whether the broker can be reached; an embedded one, whether its address is free or the daemon has it.
-func checkBroker(ctx context.Context, c *config.Config) check.Finding {
-	f := check.Finding{Subject: "edge broker", OK: true}
+func checkBroker(ctx context.Context, c *config.Config) Finding {
+	f := Finding{Subject: "edge broker", OK: true}
 	if c.Edge.Broker == config.EmbeddedBroker {
 		f.Detail = "embedded, at " + strings.TrimSpace(c.Broker.Address+" "+c.Broker.TLSAddress)
 		if host, _, err := net.SplitHostPort(c.Broker.Address); err == nil && len(c.Broker.Users) == 0 && !isLoopback(host) {
@@ -54,7 +63,7 @@ func checkBroker(ctx context.Context, c *config.Config) check.Finding {
 	}
 	u, err := url.Parse(c.Edge.Broker)
 	if err != nil {
-		return check.Finding{Subject: f.Subject, Detail: err.Error(), Remedy: "correct edge.broker"}
+		return Finding{Subject: f.Subject, Detail: err.Error(), Remedy: "correct edge.broker"}
 	}
 	address := u.Host
 	if u.Port() == "" {
@@ -77,15 +86,15 @@ func isLoopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-func checkRoots(key string, roots []string) check.Finding {
-	f := check.Finding{Subject: key, OK: true, Detail: "none"}
+func checkRoots(key string, roots []string) Finding {
+	f := Finding{Subject: key, OK: true, Detail: "none"}
 	for i, dir := range roots {
 		info, err := os.Stat(dir)
 		switch {
 		case err != nil:
-			return check.Finding{Subject: key, Detail: err.Error(), Remedy: "make the directory; until then nothing in it can be used"}
+			return Finding{Subject: key, Detail: err.Error(), Remedy: "make the directory; until then nothing in it can be used"}
 		case !info.IsDir():
-			return check.Finding{Subject: key, Detail: dir + " is not a directory", Remedy: "correct the key"}
+			return Finding{Subject: key, Detail: dir + " is not a directory", Remedy: "correct the key"}
 		case i == 0:
 			f.Detail = dir
 		default:
@@ -95,9 +104,9 @@ func checkRoots(key string, roots []string) check.Finding {
 	return f
 }
 
-func checkRuntime(r config.EdgeRuntime) check.Finding {
+func checkProgram(r config.EdgeRuntime) Finding {
 	program, _, _ := strings.Cut(r.Command, " ")
-	f := check.Finding{Subject: "edge runtime " + r.Name, OK: true, Detail: r.Command}
+	f := Finding{Subject: "edge runtime " + r.Name, OK: true, Detail: r.Command}
 	if err := unix.Access(program, unix.X_OK); err != nil {
 		f.OK, f.Detail, f.Remedy = false, fmt.Sprintf("%s cannot be run: %v", program, err), "install it, or correct its command"
 	}

@@ -5,25 +5,24 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tripod-run/tripod/internal/cli/check"
 	"github.com/tripod-run/tripod/internal/config"
 )
 
 // finding is the one on the subject.
-func finding(t *testing.T, c *config.Config, subject string) check.Finding {
+func finding(t *testing.T, c *config.Config, subject string) Finding {
 	t.Helper()
-	for _, f := range checkEdge(t.Context(), c) {
+	for _, f := range Check(t.Context(), c) {
 		if f.Subject == subject {
 			return f
 		}
 	}
 	t.Fatalf("nothing is found out about %s", subject)
-	return check.Finding{}
+	return Finding{}
 }
 
 func TestCheckEdge(t *testing.T) {
 	c := config.Default()
-	if all := checkEdge(t.Context(), c); len(all) > 0 {
+	if all := Check(t.Context(), c); len(all) > 0 {
 		t.Errorf("an edge that is off: %+v", all)
 	}
 	c.Edge.Enabled = true

@@ -14,16 +14,16 @@ import (
 	"github.com/tripod-run/tripod/internal/config"
 )
 
-// edgeIdentity are the UUIDs that were made for the manager and for its runtimes, by their names. An orchestrator knows a node by
-// them, so they are made once.
-type edgeIdentity struct {
+// identity holds the UUIDs of the manager and, by name, of its runtimes. They never change, because an orchestrator knows the node
+// by them.
+type identity struct {
 	Manager  string            `json:"manager"`
 	Runtimes map[string]string `json:"runtimes"`
 }
 
 // identify reads the identity of the file, takes what the configuration says, makes what is missing, and keeps it.
-func identify(file string, c config.Edge) (edgeIdentity, error) {
-	id := edgeIdentity{Runtimes: map[string]string{}}
+func identify(file string, c config.Edge) (identity, error) {
+	id := identity{Runtimes: map[string]string{}}
 	text, err := os.ReadFile(file)
 	if err == nil {
 		if err = json.Unmarshal(text, &id); err != nil {

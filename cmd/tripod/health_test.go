@@ -40,7 +40,7 @@ func TestN11EdgeStoreIsDamaged(t *testing.T) {
 			if err := start(t, c)(); err != nil {
 				t.Fatal(err)
 			}
-			file := filepath.Join(edgeDir(c), name)
+			file := filepath.Join(c.Root, "edge", name)
 			right, err := os.ReadFile(file)
 			if err != nil {
 				t.Fatal(err)

@@ -67,7 +67,7 @@ func TestUnits(t *testing.T) {
 		stops    time.Duration
 	}{
 		"daemon":       {map[string]string{"KillMode": "process", "Delegate": "yes", "RuntimeDirectoryPreserve": "yes", "StateDirectory": "tripod"}, drainTime},
-		"orchestrator": {map[string]string{"ProtectSystem": "strict", "StateDirectory": "tripod-orchestrator"}, orchestratorFlush},
+		"orchestrator": {map[string]string{"ProtectSystem": "strict", "StateDirectory": "tripod-orchestrator"}, CloseTimeout},
 	} {
 		t.Run(command, func(t *testing.T) {
 			settings := unit(t, want.settings["StateDirectory"]+".service")

@@ -5,28 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os/signal"
-	"path/filepath"
-	"time"
 
 	"github.com/containerd/errdefs"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/connlimit"
-	"github.com/tripod-run/tripod/internal/edge/mqtt"
-	"github.com/tripod-run/tripod/internal/edge/orchestrator"
 )
-
-// orchestratorFlush is how long the broker may take to take what the orchestrator has to say when it stops.
-const orchestratorFlush = 5 * time.Second
-
-// orchestratorSession is how long the broker keeps what is said to an orchestrator that is away: orders of clients, exits, last
-// wills.
-const orchestratorSession = 24 * time.Hour
 
 // orchestratorSettings are the flags that stand above [orchestrator].
 type orchestratorSettings struct {
@@ -90,74 +77,26 @@ func (s *orchestratorSettings) load() (*config.Config, error) {
 }
 
 // runOrchestrator is the life of the orchestrator.
-func runOrchestrator(ctx context.Context, c *config.Config, log *slog.Logger) (err error) {
+func runOrchestrator(ctx context.Context, c *config.Config, log *slog.Logger) error {
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the process
 	systemd := newNotifier(log)
-	settings := c.Orchestrator
-	lock, err := holdDirectory(ctx, settings.Root, log)
+	lock, err := holdDirectory(ctx, c.Orchestrator.Root, log)
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
-	oc, endBroker, err := orchestratorConfig(c, log)
+	connections := connlimit.NewGroup(log)
+	o, err := OpenOrchestrator(ctx, c, Services{Connections: connections, Limits: limits(c.Connections), Logger: log}, connectionFigures{connections})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, endBroker()) }()
-	var listener net.Listener
-	if settings.Address != "" {
-		if listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", settings.Address); err != nil {
-			return fmt.Errorf("orchestrator.address: %w: %w", err, errdefs.ErrUnavailable)
-		}
-		defer listener.Close()
-	}
-	o, err := orchestrator.Open(ctx, oc)
-	if err != nil {
-		return err
-	}
-	log.Info("the orchestrator is ready", "version", version, "broker", oc.Broker.URL, "realm", settings.Realm, "address", settings.Address)
-	systemd.ready("broker " + oc.Broker.URL)
-	if listener == nil {
-		<-ctx.Done()
-	} else {
-		err = o.Serve(ctx, listener)
-	}
+	log.Info("the orchestrator is ready", "version", version, "broker", o.BrokerURL, "realm", c.Orchestrator.Realm, "address", c.Orchestrator.Address)
+	systemd.ready("broker " + o.BrokerURL)
+	err = o.Serve(ctx)
 	systemd.stopping()
-	last, cancel := context.WithTimeout(context.Background(), orchestratorFlush)
-	defer cancel()
-	err = errors.Join(err, o.Close(last))
+	err = errors.Join(err, o.Close())
 	log.Info("the orchestrator has stopped; modules run on")
 	return err
-}
-
-// orchestratorConfig starts the embedded broker, where it is that.
-func orchestratorConfig(c *config.Config, log *slog.Logger) (orchestrator.Config, func() error, error) {
-	s := c.Orchestrator
-	connections := connlimit.NewGroup(log)
-	oc := orchestrator.Config{
-		Connections: connections.Limiter("rest", limits(c.Connections)), Collectors: []prometheus.Collector{connectionFigures{connections}},
-		Path: filepath.Join(s.Root, "record.db"), Topics: edgeTopics(s.Realm, s.Topics), Connect: mqtt.New,
-		KeepaliveInterval: time.Duration(s.KeepaliveInterval), KeepaliveMissed: s.KeepaliveMissed, Log: log.With("part", "orchestrator"),
-	}
-	client, err := mqttConfig(mqttSettings{
-		broker: s.Broker, user: s.User, passwordFile: s.PasswordFile, ca: s.CA, cert: s.Certificate, key: s.Key, protocol: s.Protocol,
-	}, oc.Log)
-	if err != nil {
-		return oc, nil, err
-	}
-	// One realm has one orchestrator, so the name of the session is the realm's.
-	client.ClientID, client.SessionExpiry, client.MaxPacket = "tripod-orchestrator-"+s.Realm, orchestratorSession, int64(c.Broker.MaxMessage)
-	oc.Broker = client
-	if s.Broker != config.EmbeddedBroker {
-		return oc, func() error { return nil }, nil
-	}
-	b, err := newBroker(c, filepath.Join(s.Root, "broker.db"), connections, log.With("part", "broker"))
-	if err != nil {
-		return oc, nil, err
-	}
-	oc.Broker.URL = b.URL()
-	oc.Collectors = append(oc.Collectors, brokerFigures{b})
-	return oc, func() error { return closeBroker(b) }, nil
 }

@@ -110,6 +110,26 @@ func openParts(ctx context.Context, c *config.Config, log *slog.Logger) (_ *part
 	return p, p.openEdge(c, images, log)
 }
 
+// openEdge opens the MQTT front door, if it is enabled.
+func (p *parts) openEdge(c *config.Config, images *image.Store, log *slog.Logger) error {
+	if !c.Edge.Enabled {
+		return nil
+	}
+	s := Services{Connections: p.connections, Limits: limits(c.Connections), Logger: log, Node: p.node, Health: p.health}
+	if p.wasm != nil {
+		s.Images = wasm.Images{Store: images}
+	}
+	if p.metrics != nil {
+		s.Register = p.metrics.Register
+	}
+	door, err := Open(c, s)
+	if err != nil {
+		return err
+	}
+	p.opened(door.Close)
+	return nil
+}
+
 func (p *parts) openNode(ctx context.Context, c *config.Config, nc node.Config, images *image.Store, log *slog.Logger) (err error) {
 	if p.node, err = node.Open(ctx, nc); err != nil {
 		return fmt.Errorf("recover the node: %w", err)
