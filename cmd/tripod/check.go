@@ -11,6 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/cli"
 	"github.com/tripod-run/tripod/internal/cli/check"
 	"github.com/tripod-run/tripod/internal/config"
+	"github.com/tripod-run/tripod/internal/edge"
 	"github.com/tripod-run/tripod/internal/sandbox/linux"
 	"github.com/tripod-run/tripod/internal/sandbox/wasm"
 )
@@ -35,7 +36,7 @@ func checkCommand() *cobra.Command {
 			}
 			findings = append(findings, checkWasm(c.Context(), cfg)...)
 			findings = append(findings, checkVM(c.Context(), cfg)...)
-			for _, f := range Check(c.Context(), cfg) {
+			for _, f := range edge.Check(c.Context(), cfg) {
 				findings = append(findings, check.Finding(f))
 			}
 			findings = append(findings, checkDaemon(c.Context(), cfg)...)

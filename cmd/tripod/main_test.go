@@ -14,6 +14,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/cli"
 	"github.com/tripod-run/tripod/internal/config"
+	"github.com/tripod-run/tripod/internal/edge"
 	"github.com/tripod-run/tripod/internal/failpoint"
 )
 
@@ -67,7 +68,7 @@ func TestUnits(t *testing.T) {
 		stops    time.Duration
 	}{
 		"daemon":       {map[string]string{"KillMode": "process", "Delegate": "yes", "RuntimeDirectoryPreserve": "yes", "StateDirectory": "tripod"}, drainTime},
-		"orchestrator": {map[string]string{"ProtectSystem": "strict", "StateDirectory": "tripod-orchestrator"}, CloseTimeout},
+		"orchestrator": {map[string]string{"ProtectSystem": "strict", "StateDirectory": "tripod-orchestrator"}, edge.CloseTimeout},
 	} {
 		t.Run(command, func(t *testing.T) {
 			settings := unit(t, want.settings["StateDirectory"]+".service")

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/connlimit"
+	"github.com/tripod-run/tripod/internal/edge"
 )
 
 // orchestratorSettings are the flags that stand above [orchestrator].
@@ -88,7 +89,7 @@ func runOrchestrator(ctx context.Context, c *config.Config, log *slog.Logger) er
 	}
 	defer lock.Close()
 	connections := connlimit.NewGroup(log)
-	o, err := OpenOrchestrator(ctx, c, Services{Connections: connections, Limits: limits(c.Connections), Logger: log}, connectionFigures{connections})
+	o, err := edge.OpenOrchestrator(ctx, c, edge.Services{Connections: connections, Limits: limits(c.Connections), Logger: log}, connectionFigures{connections})
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/tripod-run/tripod/internal/config"
 	"github.com/tripod-run/tripod/internal/connlimit"
 	"github.com/tripod-run/tripod/internal/cri"
+	"github.com/tripod-run/tripod/internal/edge"
 	"github.com/tripod-run/tripod/internal/health"
 	"github.com/tripod-run/tripod/internal/image"
 	"github.com/tripod-run/tripod/internal/network"
@@ -115,14 +116,14 @@ func (p *parts) openEdge(c *config.Config, images *image.Store, log *slog.Logger
 	if !c.Edge.Enabled {
 		return nil
 	}
-	s := Services{Connections: p.connections, Limits: limits(c.Connections), Logger: log, Node: p.node, Health: p.health}
+	s := edge.Services{Connections: p.connections, Limits: limits(c.Connections), Logger: log, Node: p.node, Health: p.health}
 	if p.wasm != nil {
 		s.Images = wasm.Images{Store: images}
 	}
 	if p.metrics != nil {
 		s.Register = p.metrics.Register
 	}
-	door, err := Open(c, s)
+	door, err := edge.Open(c, s)
 	if err != nil {
 		return err
 	}
