@@ -36,6 +36,7 @@ var backends = []string{"internal/sandbox/linux", "test/fake", "internal/sandbox
 var rules = []rule{
 	{from: []string{"internal/cri", "internal/edge"}, deny: backends, why: "a control plane knows no backend"},
 	{from: []string{"internal/node"}, deny: append([]string{"internal/cri", "internal/edge"}, backends...), why: "the node is below the control planes and knows the contract only"},
+	{from: []string{"internal", "test"}, deny: []string{"internal/edge$"}, why: "only the daemon opens the MQTT front door"},
 	{from: []string{"internal/node/store"}, deny: []string{"internal/sandbox", "internal/network", "internal/image"}, why: "the store does not know what a record means"},
 	{from: backends, except: append([]string{"internal/sandbox/vm/internal/test"}, workers...), deny: []string{"internal/cri", "internal/edge", "internal/node"}, why: "a backend is below the node"},
 	{from: []string{"internal/sandbox/ledger", "internal/sandbox/fields"}, deny: append([]string{"internal/cri", "internal/edge", "internal/node"}, backends...), why: "what all kinds share knows none of them"},
@@ -172,6 +173,28 @@ func TestBackendsDoNotImportEachOther(t *testing.T) {
 	})
 }
 
+// TestTheDaemonOnlyWires keeps the number of packages that cmd/tripod joins small: each kind of pod and each front door has one door.
+func TestTheDaemonOnlyWires(t *testing.T) {
+	const most = 20
+	ours(t, func(p *pkg, _ map[string]*pkg) {
+		if p.ImportPath != module+"cmd/tripod" {
+			return
+		}
+		n := 0
+		for _, d := range p.Imports {
+			if strings.HasPrefix(d, module) {
+				n++
+			}
+			if strings.HasPrefix(d, module+"internal/edge/") {
+				t.Errorf("cmd/tripod imports %s, want only the door internal/edge", d)
+			}
+		}
+		if n == 0 || n > most {
+			t.Errorf("cmd/tripod imports %d packages of this module, want 1 to %d", n, most)
+		}
+	})
+}
+
 // TestOnlyTheEngineIsC: what talks to C is one package, so that the rest can be built anywhere and needs no compiler.
 func TestOnlyTheEngineIsC(t *testing.T) {
 	ours(t, func(p *pkg, _ map[string]*pkg) {
@@ -243,6 +266,8 @@ func TestRulesCatchWhatTheyForbid(t *testing.T) {
 		{module + "internal/channel", module + "internal/edge/wire"},
 		{module + "internal/cri", module + "internal/sandbox/wasm/artifact"},
 		{module + "internal/node", module + "internal/sandbox/vm"},
+		{module + "internal/edge/manager", module + "internal/edge"},
+		{module + "internal/edge", module + "internal/sandbox/wasm"},
 		{module + "internal/sandbox/vm/internal/qemu", module + "internal/node"},
 		{module + "internal/network", module + "internal/sandbox/vm/internal/tap"},
 		{module + "internal/sandbox/vm/internal/qemu", module + "internal/sandbox/vm/internal/test/machinetest"},
@@ -256,6 +281,9 @@ func TestRulesCatchWhatTheyForbid(t *testing.T) {
 		{module + "internal/critical", module + "internal/sandbox/linux"},
 		{module + "cmd/tripod", module + "internal/sandbox/linux"},
 		{module + "test/sandboxtest", module + "internal/cri"},
+		{module + "cmd/tripod", module + "internal/edge"},
+		{module + "internal/edge", module + "internal/edge/manager"},
+		{module + "internal/cli", module + "internal/edge/wire"},
 		{module + "internal/sandbox/wasm", module + "internal/sandbox/wasm/internal/workerapi"},
 		{module + "cmd/tripod-wasm", module + "internal/component/engine"},
 		{module + "internal/sandbox/wasm/internal/worker", module + "internal/component/wasihttp"},
