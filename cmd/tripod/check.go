@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"log/slog"
 
 	"github.com/spf13/cobra"
 
@@ -31,7 +30,7 @@ func checkCommand() *cobra.Command {
 				return err
 			}
 			findings := check.System(cfg).Findings(c.Context())
-			for _, f := range linux.Doctor(c.Context(), linuxConfig(cfg, nil, slog.New(slog.DiscardHandler))) {
+			for _, f := range linux.Doctor(c.Context(), linuxConfig(cfg)) {
 				findings = append(findings, check.Finding(f))
 			}
 			findings = append(findings, checkWasm(c.Context(), cfg)...)

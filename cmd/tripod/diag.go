@@ -9,7 +9,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -132,7 +131,7 @@ func diagConfig(_ context.Context, c *config.Config, out io.Writer) error {
 
 func diagCheck(ctx context.Context, c *config.Config, out io.Writer) error {
 	findings := check.System(c).Findings(ctx)
-	for _, f := range linux.Doctor(ctx, linuxConfig(c, nil, slog.New(slog.DiscardHandler))) {
+	for _, f := range linux.Doctor(ctx, linuxConfig(c)) {
 		findings = append(findings, check.Finding(f))
 	}
 	findings = append(findings, checkDaemon(ctx, c)...)

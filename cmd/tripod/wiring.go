@@ -188,10 +188,10 @@ func networkConfig(c *config.Config, log *slog.Logger) network.Config {
 	}
 }
 
-func linuxConfig(c *config.Config, images linux.ImageStore, log *slog.Logger) linux.Config {
+func linuxConfig(c *config.Config) linux.Config {
 	return linux.Config{
 		Root: linuxRoot(c), RunDir: linuxRunDir(c), Runtime: c.Linux.Runtime, Conmon: c.Linux.Conmon, Catatonit: c.Linux.Catatonit,
-		CgroupDriver: cgroupDriver(c), CgroupParent: c.Linux.CgroupParent, LogSizeMax: c.Log.ContainerSizeMax, Images: images, Logger: log.With("part", "linux"),
+		CgroupDriver: cgroupDriver(c), CgroupParent: c.Linux.CgroupParent, LogSizeMax: c.Log.ContainerSizeMax,
 	}
 }
 
@@ -249,7 +249,7 @@ func (p *parts) openRouter(ctx context.Context, c *config.Config, log *slog.Logg
 func (p *parts) openBackends(ctx context.Context, c *config.Config, images *image.Store, networks *network.Manager, log *slog.Logger) (map[string]sandbox.Backend, error) {
 	backends := map[string]sandbox.Backend{}
 	if c.Backends.Linux {
-		l, err := linux.New(linuxConfig(c, images, log))
+		l, err := linux.Open(ctx, linuxConfig(c), linux.Services{Images: images, Logger: log.With("part", "linux")})
 		if err != nil {
 			return nil, fmt.Errorf("%w (see `tripod check`)", err)
 		}

@@ -40,6 +40,10 @@ type Config struct {
 	CgroupParent string
 	// LogSizeMax is the size limit of a container's log file in bytes; 0 means none.
 	LogSizeMax int64
+}
+
+// Services are the parts of the node that the backend uses.
+type Services struct {
 	// Images provides root file systems.
 	Images ImageStore
 	// Logger receives errors that no caller sees; nil discards them.
@@ -65,9 +69,10 @@ type ImageStore interface {
 	Usage(ctx context.Context, key string) (image.Usage, error)
 }
 
-// Backend runs pods as OCI containers. Use New.
+// Backend runs pods as OCI containers. Use Open.
 type Backend struct {
 	cfg     Config
+	images  ImageStore
 	log     *slog.Logger
 	host    spec.Host
 	runtime ociRuntime
@@ -94,10 +99,13 @@ var (
 	_ ImageStore            = (*image.Store)(nil)
 )
 
-// New finds the helpers, checks by a trial that the OCI runtime works, and makes the directories. Its error names what is
-// missing and how to get it; Doctor reports everything at once.
-func New(cfg Config) (*Backend, error) {
-	cfg = cfg.withDefaults()
+// Open finds the helper programs, checks with a trial container that the OCI runtime works, and creates the directories. Its
+// error names the first program that is missing and how to install it; Doctor reports all of them. ctx bounds this call only.
+func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
+	cfg := c.withDefaults()
+	if s.Logger == nil {
+		s.Logger = slog.New(slog.DiscardHandler)
+	}
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
@@ -114,7 +122,7 @@ func New(cfg Config) (*Backend, error) {
 			return nil, fmt.Errorf("linux backend: %w", err)
 		}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	rt, err := findRuntime(ctx, cfg, groups)
 	if err != nil {
@@ -130,21 +138,19 @@ func New(cfg Config) (*Backend, error) {
 	}
 	noVolatile := probeVolatile(cfg.Root)
 	if noVolatile != nil {
-		cfg.Logger.Warn("removing a container waits for all pending writes of its file system", "err", noVolatile,
+		s.Logger.Warn("removing a container waits for all pending writes of its file system", "err", noVolatile,
 			"reason", "overlays cannot be mounted with \"volatile\" (Linux 5.10)")
 	}
-	cfg.Logger.Info("linux backend", "runtime", rt.path, "version", rt.version, "conmon", conmon.path,
+	s.Logger.Info("linux backend", "runtime", rt.path, "version", rt.version, "conmon", conmon.path,
 		"cgroup_v2", groups.V2, "recursive_read_only", host.RecursiveReadOnly)
 	return &Backend{
-		cfg: cfg, log: cfg.Logger, host: host, runtime: rt, conmon: conmon, cgroups: groups,
-		sampler:  stats.NewSampler(8192),
-		volatile: noVolatile == nil,
-		ledger:   ledger.New[state, life](format, cfg.stateFile, cfg.Logger),
-		pauses:   map[string]*process.Process{},
+		cfg: cfg, images: s.Images, log: s.Logger, host: host, runtime: rt, conmon: conmon, cgroups: groups,
+		sampler: stats.NewSampler(8192), volatile: noVolatile == nil,
+		ledger: ledger.New[state, life](format, cfg.stateFile, s.Logger), pauses: map[string]*process.Process{},
 	}, nil
 }
 
-// Close releases what New acquired. Containers keep running; the backend must not be used afterwards.
+// Close releases what Open acquired. Containers keep running; the backend must not be used afterwards.
 func (b *Backend) Close() error {
 	b.disconnectAll()
 	b.conmon.close()
@@ -156,9 +162,6 @@ func (c Config) withDefaults() Config {
 		c.Runtime = "auto"
 	}
 	c.CgroupDriver, c.CgroupParent = cgroup.Defaults(c.CgroupDriver, c.CgroupParent)
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
 	return c
 }
 
@@ -167,9 +170,6 @@ func (c Config) check() error {
 		if !filepath.IsAbs(path) || filepath.Clean(path) != path {
 			return fmt.Errorf("linux backend: %s %q is not an absolute, clean path: %w", name, path, errdefs.ErrInvalidArgument)
 		}
-	}
-	if c.Images == nil {
-		return fmt.Errorf("linux backend: Images is missing: %w", errdefs.ErrInvalidArgument)
 	}
 	return nil
 }

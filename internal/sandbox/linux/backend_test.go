@@ -579,7 +579,7 @@ func TestDoctor(t *testing.T) {
 	if bad != 2 {
 		t.Errorf("%d findings", bad)
 	}
-	if _, err := New(broken); !errdefs.IsUnavailable(err) {
-		t.Error(err)
+	if _, err := Open(t.Context(), broken, Services{Images: r.images}); !errdefs.IsUnavailable(err) {
+		t.Errorf("Open with missing programs: got %v, want ErrUnavailable", err)
 	}
 }

@@ -117,7 +117,7 @@ func ownPID(config *specs.Spec) bool {
 // build mounts the container's file systems and makes its specification from them.
 func (b *Backend) build(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*specs.Spec, sandbox.Resolved, error) {
 	bundle := b.cfg.bundle(p.ID, c.ID)
-	img, err := b.cfg.Images.Get(ctx, c.ImageID)
+	img, err := b.images.Get(ctx, c.ImageID)
 	if err != nil {
 		return nil, sandbox.Resolved{}, fmt.Errorf("image %s: %w", c.ImageID, err)
 	}
@@ -162,7 +162,7 @@ func sources(volumes map[string]volume) map[string]string {
 // the container.
 func (b *Backend) mountAll(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (map[string]volume, error) {
 	bundle := b.cfg.bundle(p.ID, c.ID)
-	mounts, err := b.cfg.Images.Mounts(ctx, snapshotPrefix+c.ID)
+	mounts, err := b.images.Mounts(ctx, snapshotPrefix+c.ID)
 	if err != nil {
 		return nil, fmt.Errorf("root file system of container %s: %w", c.ID, err)
 	}
@@ -184,7 +184,7 @@ func (b *Backend) mountAll(ctx context.Context, p *sandbox.Pod, c *sandbox.Conta
 }
 
 func (b *Backend) mountVolume(ctx context.Context, id, bundle string, n int, m *runtimeapi.Mount) (volume, error) {
-	img, err := b.cfg.Images.Get(ctx, m.Image.Image)
+	img, err := b.images.Get(ctx, m.Image.Image)
 	if err != nil {
 		return volume{}, err
 	}
@@ -192,7 +192,7 @@ func (b *Backend) mountVolume(ctx context.Context, id, bundle string, n int, m *
 	if err := os.MkdirAll(dir, 0o700); err != nil { // before the snapshot: removal finds the snapshot by this directory
 		return volume{}, err
 	}
-	mounts, err := b.cfg.Images.View(ctx, volumeKey(id, n), img.ID)
+	mounts, err := b.images.View(ctx, volumeKey(id, n), img.ID)
 	if err != nil {
 		return volume{}, err
 	}
@@ -288,7 +288,7 @@ func (b *Backend) releaseSnapshots(ctx context.Context, bundle, id string) error
 		keys = append(keys, snapshotPrefix+id+"-volume-"+name)
 	}
 	for _, key := range keys {
-		if err := b.cfg.Images.Release(ctx, key); err != nil && !errdefs.IsNotFound(err) {
+		if err := b.images.Release(ctx, key); err != nil && !errdefs.IsNotFound(err) {
 			return err
 		}
 	}

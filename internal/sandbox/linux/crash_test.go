@@ -35,11 +35,12 @@ func (v victim) container() *sandbox.Container {
 
 // live takes the pod through its whole life.
 func (v victim) live() error {
-	b, err := New(Config{Root: v.Root, RunDir: v.RunDir, Runtime: v.Runtime, CgroupParent: v.CgroupParent, Images: openFakeImages(v.Images)})
+	ctx, p, c := context.Background(), v.pod(), v.container()
+	b, err := Open(ctx, Config{Root: v.Root, RunDir: v.RunDir, Runtime: v.Runtime, CgroupParent: v.CgroupParent},
+		Services{Images: openFakeImages(v.Images)})
 	if err != nil {
 		return err
 	}
-	ctx, p, c := context.Background(), v.pod(), v.container()
 	for _, step := range []func() error{
 		func() error { return b.CreateSandbox(ctx, p) },
 		func() error { _, err := b.CreateContainer(ctx, p, c); return err },

@@ -101,7 +101,7 @@ func (b *Backend) layerLost(ctx context.Context, h *handle) (bool, error) {
 	if s.BootID == bootID() {
 		return false, nil
 	}
-	mounts, err := b.cfg.Images.Mounts(ctx, snapshotPrefix+h.ID)
+	mounts, err := b.images.Mounts(ctx, snapshotPrefix+h.ID)
 	if errdefs.IsNotFound(err) {
 		return true, nil
 	}
@@ -125,7 +125,7 @@ func (b *Backend) renewLayer(ctx context.Context, p *sandbox.Pod, c *sandbox.Con
 	if err := unmountAll(b.bundleOf(h)); err != nil {
 		return nil, err
 	}
-	if err := b.cfg.Images.Release(ctx, snapshotPrefix+c.ID); err != nil && !errdefs.IsNotFound(err) {
+	if err := b.images.Release(ctx, snapshotPrefix+c.ID); err != nil && !errdefs.IsNotFound(err) {
 		return nil, err
 	}
 	if err := b.prepareLayer(ctx, p, c); err != nil {
@@ -137,7 +137,7 @@ func (b *Backend) renewLayer(ctx context.Context, p *sandbox.Pod, c *sandbox.Con
 
 // prepareLayer makes the container's writable layer.
 func (b *Backend) prepareLayer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
-	if _, err := b.cfg.Images.Prepare(ctx, snapshotPrefix+c.ID, c.ImageID, map[string]string{"pod": p.ID}); err != nil {
+	if _, err := b.images.Prepare(ctx, snapshotPrefix+c.ID, c.ImageID, map[string]string{"pod": p.ID}); err != nil {
 		return fmt.Errorf("root file system of image %s: %w", c.ImageID, err)
 	}
 	return nil

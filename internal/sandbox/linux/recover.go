@@ -254,14 +254,14 @@ func (b *Backend) removeOrphanCgroups(ctx context.Context, keep map[string]bool)
 }
 
 func (b *Backend) releaseOrphans(ctx context.Context, keep map[string]bool) error {
-	keys, err := b.cfg.Images.Snapshots(ctx)
+	keys, err := b.images.Snapshots(ctx)
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, key := range keys {
 		if id := containerOfKey(key); id != "" && !keep[id] {
-			errs = append(errs, b.cfg.Images.Release(ctx, key))
+			errs = append(errs, b.images.Release(ctx, key))
 		}
 	}
 	return errors.Join(errs...)

@@ -53,6 +53,7 @@ type rig struct {
 	tb     testing.TB
 	cfg    Config
 	images *fakeImages
+	log    *slog.Logger
 	*Backend
 
 	mu     sync.Mutex
@@ -66,11 +67,15 @@ func newRig(tb testing.TB, runtime string) *rig {
 	r.cfg = Config{
 		Root: filepath.Join(dir, "root"), RunDir: filepath.Join(dir, "run"), Runtime: runtime,
 		CgroupParent: filepath.Join(os.Getenv(testns.EnvCgroup), filepath.Base(filepath.Dir(dir))),
-		Images:       r.images, Logger: slog.New(slog.NewTextHandler(testWriter{tb}, nil)),
 	}
+	r.log = slog.New(slog.NewTextHandler(testWriter{tb}, nil))
 	tb.Cleanup(func() { r.checkEmpty() })
 	r.restart()
 	return r
+}
+
+func (r *rig) open() (*Backend, error) {
+	return Open(context.Background(), r.cfg, Services{Images: r.images, Logger: r.log})
 }
 
 type testWriter struct{ testing.TB }
@@ -86,7 +91,7 @@ func (r *rig) restart(known ...sandbox.Known) sandbox.Found {
 	if r.Backend != nil {
 		r.Backend.abandon()
 	}
-	b, err := New(r.cfg)
+	b, err := r.open()
 	if err != nil {
 		r.tb.Fatal(err)
 	}
@@ -188,7 +193,7 @@ func (r *rig) checkEmpty() {
 
 // sweep removes the remains of a failed test by recovering from an empty record.
 func (r *rig) sweep() {
-	b, err := New(r.cfg)
+	b, err := r.open()
 	if err != nil {
 		return
 	}

@@ -49,7 +49,7 @@ func (b *Backend) PodStats(_ context.Context, p *sandbox.Pod) (*runtimeapi.Linux
 
 // writableLayer returns the container's disk usage; nil if unknown.
 func (b *Backend) writableLayer(ctx context.Context, h *handle) *runtimeapi.FilesystemUsage {
-	u, err := b.cfg.Images.Usage(ctx, snapshotPrefix+h.ID)
+	u, err := b.images.Usage(ctx, snapshotPrefix+h.ID)
 	if err != nil || u.Timestamp.IsZero() {
 		return nil
 	}
