@@ -24,8 +24,8 @@ const (
 	blobWhole
 )
 
-// blob checks a blob's record and its file's size, which is shorter if a crash lost data.
-func (s *Store) blob(ctx context.Context, desc ocispec.Descriptor) (blobState, error) {
+// checkBlob checks a blob's record and its file's size, which is shorter if a crash lost data.
+func (s *Store) checkBlob(ctx context.Context, desc ocispec.Descriptor) (blobState, error) {
 	if _, bad := s.badBlobs.Load(desc.Digest.String()); bad {
 		return blobDamaged, nil
 	}
@@ -60,9 +60,9 @@ func (s *Store) dropBlob(ctx context.Context, dgst digest.Digest) error {
 	return nil
 }
 
-// mend drops a damaged blob, so that it is fetched again.
-func (s *Store) mend(ctx context.Context, desc ocispec.Descriptor) error {
-	state, err := s.blob(ctx, desc)
+// dropDamaged drops a damaged blob, so that it is fetched again.
+func (s *Store) dropDamaged(ctx context.Context, desc ocispec.Descriptor) error {
+	state, err := s.checkBlob(ctx, desc)
 	if err != nil || state != blobDamaged {
 		return err
 	}
@@ -92,18 +92,18 @@ func (s *Store) readBlob(ctx context.Context, desc ocispec.Descriptor) ([]byte, 
 	return data, nil
 }
 
-// blobPath is a blob's path in the content store.
+// blobPath returns a blob's path in the content store.
 func (s *Store) blobPath(dgst digest.Digest) string {
 	return filepath.Join(s.cfg.Root, "content", "blobs", dgst.Algorithm().String(), dgst.Encoded())
 }
 
-// OpenBlob checks a blob's size and digest and opens it for reading. A missing one is errdefs.ErrNotFound. A damaged one is
-// errdefs.ErrDataLoss, and its images are dropped, so that they are pulled again.
+// OpenBlob checks a blob's size and digest and opens it for reading. The error is errdefs.ErrNotFound for a missing
+// blob, and errdefs.ErrDataLoss for a damaged one, whose images it drops, so that they are pulled again.
 func (s *Store) OpenBlob(ctx context.Context, desc ocispec.Descriptor) (_ *os.File, err error) {
 	if err := s.ready(); err != nil {
 		return nil, err
 	}
-	ctx = s.with(ctx)
+	ctx = s.withNamespace(ctx)
 	if _, err := s.content.Info(ctx, desc.Digest); err != nil {
 		return nil, fmt.Errorf("blob %s: %w", desc.Digest, err)
 	}
@@ -130,8 +130,8 @@ func (s *Store) OpenBlob(ctx context.Context, desc ocispec.Descriptor) (_ *os.Fi
 	return file, err
 }
 
-// lostBlob drops a damaged blob and the artifacts that contain it, so that they are pulled again. A blob made from an
-// entrypoint is made again.
+// lostBlob drops a damaged blob and the artifacts that contain it, so that they are pulled again. A blob extracted from
+// an entrypoint is extracted again.
 func (s *Store) lostBlob(ctx context.Context, dgst digest.Digest) error {
 	s.change.Lock()
 	defer s.change.Unlock()
@@ -141,10 +141,9 @@ func (s *Store) lostBlob(ctx context.Context, dgst digest.Digest) error {
 			continue
 		}
 		s.cfg.Logger.WarnContext(ctx, "an image has a damaged blob and must be pulled again", "image", img.ID, "digest", dgst)
-		if err := s.deleteRecords(ctx, append(s.index.namesOf(img.ID), img.ID)); err != nil {
+		if err := s.deleteImage(ctx, img.ID); err != nil {
 			return err
 		}
-		s.index.drop(img.ID)
 	}
 	return errors.Join(&corruptError{dgst}, s.dropBlob(ctx, dgst))
 }

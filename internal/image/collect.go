@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// collectPace is how long removals accumulate before a collection.
+	// collectPace is the time in which removals accumulate before a collection.
 	collectPace = 250 * time.Millisecond
 	// collectEvery is the interval of checks for expired leases.
 	collectEvery = time.Hour
@@ -57,7 +57,7 @@ func (s *Store) Collect(ctx context.Context) error {
 	if err := s.ready(); err != nil {
 		return err
 	}
-	stats, err := s.db.GarbageCollect(s.with(ctx))
+	stats, err := s.db.GarbageCollect(s.withNamespace(ctx))
 	if err != nil {
 		return fmt.Errorf("collect garbage: %w", err)
 	}
@@ -65,14 +65,14 @@ func (s *Store) Collect(ctx context.Context) error {
 	return nil
 }
 
-// markDirty makes the next collection compare the metadata with the files of both stores. containerd does that only after a
-// removal in this process, so it would miss files of a removal that a crash interrupted.
+// markDirty makes the next collection compare the metadata with the files of both stores. containerd does that only
+// after a removal in this process, so it would miss files of a removal that a crash interrupted.
 func (s *Store) markDirty(ctx context.Context) error {
 	const scrap = "tripod-scrap"
 	if _, err := s.snaps.Prepare(ctx, scrap, ""); err != nil && !errdefs.IsAlreadyExists(err) {
 		return err
 	}
-	// A collection in between has removed it, which has the same effect.
+	// A collection may have removed the snapshot already, which has the same effect.
 	if err := s.snaps.Remove(ctx, scrap); err != nil && !errdefs.IsNotFound(err) {
 		return err
 	}

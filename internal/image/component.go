@@ -20,15 +20,15 @@ const (
 	MediaTypeWasm = "application/wasm"
 	// MediaTypeDescriptorSet is our type of a google.protobuf.FileDescriptorSet.
 	MediaTypeDescriptorSet = "application/vnd.tripod.protobuf.descriptorset.v1+protobuf"
-	// MediaTypeMetadata is the type of the Metadata message of Vimana, the public system.
+	// MediaTypeMetadata is the type of Vimana's Metadata message.
 	MediaTypeMetadata = "application/protobuf"
 
 	mediaTypeWasmConfigPrefix = "application/vnd.wasm.config"
-	// Type of the layer before the layout was standardised.
+	// mediaTypeWasmLayerPrefix begins the layer types that predate the standard layout.
 	mediaTypeWasmLayerPrefix = "application/vnd.wasm.content.layer"
 )
 
-// Layout is how an image contains a component.
+// Layout is the arrangement of a component in an image.
 type Layout string
 
 const (
@@ -43,11 +43,11 @@ const (
 // Component describes the WebAssembly component or module of an image.
 type Component struct {
 	Layout Layout
-	// Wasm is the layer with the binary; zero with LayoutRootfs: see Store.ComponentBlob.
+	// Wasm is the layer with the binary; zero for LayoutRootfs (see Store.ComponentBlob).
 	Wasm ocispec.Descriptor
 	// Descriptors and Metadata are the layers that describe its services; their Digest is empty if they are missing.
 	Descriptors, Metadata ocispec.Descriptor
-	// Entrypoint is the binary's absolute path in the root filesystem; only with LayoutRootfs.
+	// Entrypoint is the binary's absolute path in the root filesystem; only for LayoutRootfs.
 	Entrypoint string
 }
 
@@ -56,8 +56,8 @@ func isWasmPlatform(p ocispec.Platform) bool {
 	return p.Architecture == "wasm" || p.Architecture == "wasm32"
 }
 
-// componentOf classifies the layers of an artifact. A second binary, or a layer of an unknown type, is an error: the artifact
-// is not what its author intended.
+// componentOf classifies the layers of an artifact. It rejects a second binary and a layer of an unknown type, because
+// the artifact is not what its author intended.
 func componentOf(m ocispec.Manifest, limits Limits) (*Component, error) {
 	c := &Component{Layout: LayoutCNCF}
 	for _, layer := range m.Layers {
@@ -79,7 +79,7 @@ func componentOf(m ocispec.Manifest, limits Limits) (*Component, error) {
 		if err := checkDescriptor("layer", layer, limit); err != nil {
 			return nil, err
 		}
-		*into = bare(layer)
+		*into = strip(layer)
 	}
 	if c.Wasm.Digest == "" {
 		return nil, invalidf("a Wasm artifact (config type %q) has no layer of the type %s", m.Config.MediaType, MediaTypeWasm)

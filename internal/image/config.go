@@ -15,17 +15,18 @@ import (
 type Config struct {
 	// Root is the directory of the store, <state root>/image. It is created with mode 0700.
 	Root string
-	// HostsDir are directories of hosts.toml files in containerd's certs.d layout; the first that contains a host applies.
+	// HostsDir are directories of hosts.toml files in containerd's certs.d layout; the first that contains a host
+	// applies.
 	HostsDir []string
 	// PinnedImages are references that the kubelet's image collection must not remove (CRI Image.pinned).
 	PinnedImages []string
-	// MaxConcurrentDownloads is how many blobs one pull fetches at a time; 0 is 3.
+	// MaxConcurrentDownloads limits the blobs that one pull fetches at a time; 0 means 3.
 	MaxConcurrentDownloads int
-	// PullTimeout is the longest duration of a pull, whatever its progress; 0 is six hours.
+	// PullTimeout limits the duration of a pull, regardless of its progress; 0 means six hours.
 	PullTimeout time.Duration
-	// ProgressTimeout ends a pull in which no byte has arrived or been unpacked for this long; 0 is one minute.
+	// ProgressTimeout ends a pull in which no byte has arrived or been unpacked for this long; 0 means one minute.
 	ProgressTimeout time.Duration
-	// ResumeWindow is how long a failed pull's downloads are kept for the next one; 0 is a day.
+	// ResumeWindow is the time for which a failed pull's downloads are kept for the next pull; 0 means a day.
 	ResumeWindow time.Duration
 	// DockerConfig is the path of a docker config.json whose "auths" apply to pulls without a login of their own.
 	DockerConfig string
@@ -35,23 +36,23 @@ type Config struct {
 	Platform string
 	// Limits bound the size and shape of images.
 	Limits Limits
-	// Logger receives the messages of the store and of the libraries below it; nil is slog.Default.
+	// Logger receives the messages of the store and of the libraries that it uses; nil means slog.Default.
 	Logger *slog.Logger
 }
 
-// Limits bound what is accepted from a registry. A zero field has its default.
+// Limits bounds what the store accepts from a registry. A zero field means its default.
 type Limits struct {
-	// DocumentBytes bounds an index, a manifest, a config or the descriptors of a component; 0 is 8 MiB.
+	// DocumentBytes bounds an index, a manifest, a config or the descriptors of a component; the default is 8 MiB.
 	DocumentBytes int64
-	// ComponentBytes bounds the binary of a component; 0 is 128 MiB.
+	// ComponentBytes bounds the binary of a component; the default is 128 MiB.
 	ComponentBytes int64
-	// IndexDepth bounds how many indexes may be nested above a manifest; 0 is 4.
+	// IndexDepth bounds how many indexes may be nested above a manifest; the default is 4.
 	IndexDepth int
-	// Layers bounds the layers of an image; 0 is 128. The kernel supports at most 500 below one overlay.
+	// Layers bounds the layers of an image; the default is 128. The kernel supports at most 500 below one overlay.
 	Layers int
-	// UnpackedBytes bounds the decompressed size of all layers of an image, and of a download; 0 is 64 GiB.
+	// UnpackedBytes bounds the decompressed size of all layers of an image, and of a download; the default is 64 GiB.
 	UnpackedBytes int64
-	// UnpackedFiles bounds the number of entries in all layers of an image; 0 is 8 Mi.
+	// UnpackedFiles bounds the number of entries in all layers of an image; the default is 8 Mi.
 	UnpackedFiles int64
 }
 

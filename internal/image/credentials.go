@@ -10,7 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// dockerHub is a namespace whose registry has a second name, and whose login has a third.
+// Docker Hub has three names: the namespace in references, the host of the registry, and the host in logins.
 const (
 	dockerHub         = "docker.io"
 	dockerHubRegistry = "registry-1.docker.io"
@@ -19,9 +19,9 @@ const (
 
 // login is the login to a registry; empty for anonymous access.
 type login struct {
-	// username and secret; without a username, the secret is an identity token.
+	// secret is the password, or an identity token if username is empty.
 	username, secret string
-	// bearer is sent unchanged.
+	// bearer is a token that is sent unchanged.
 	bearer string
 }
 
@@ -56,8 +56,8 @@ func newLogins(auth *Auth, dockerConfig, registry string) (*logins, error) {
 	return l, nil
 }
 
-// trust allows the host that represents the registry itself to receive the request's login, unless the login names another
-// host.
+// trust allows the host that represents the registry itself to receive the request's login, unless the login names
+// another host.
 func (l *logins) trust(registry, host string, auth *Auth) {
 	if l.request == nil {
 		return
@@ -101,8 +101,8 @@ func decodeAuth(auth string) (login, error) {
 	return login{username: username, secret: strings.Trim(password, "\x00")}, nil
 }
 
-// readDockerConfig reads the "auths" of a docker config.json. It ignores credential helpers, because a root daemon should not
-// run such programs. A missing file means no logins.
+// readDockerConfig reads the "auths" of a docker config.json. It ignores credential helpers, because a root daemon
+// should not run such programs. A missing file means no logins.
 func readDockerConfig(path string) (map[string]login, error) {
 	data, err := os.ReadFile(path)
 	if os.IsNotExist(err) {

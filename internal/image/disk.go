@@ -17,18 +17,18 @@ import (
 	"github.com/tripod-run/tripod/internal/image/qcow2"
 )
 
-// DiskLayout is a way in which an image carries what a virtual machine boots from.
+// DiskLayout is the arrangement of a virtual machine's boot files in an image.
 type DiskLayout string
 
-// The layouts.
 const (
 	// LayoutContainerDisk is a container image with one file below /disk/ (KubeVirt's containerDisk).
 	LayoutContainerDisk DiskLayout = "container-disk"
 	// LayoutDiskArtifact is an OCI artifact whose one layer is a disk.
 	LayoutDiskArtifact DiskLayout = "disk-artifact"
-	// LayoutKernel is a container image with /boot/vmlinux and /boot/initrd, and perhaps a disk as in LayoutContainerDisk.
+	// LayoutKernel is a container image with /boot/vmlinux and /boot/initrd, and perhaps a disk as in
+	// LayoutContainerDisk.
 	LayoutKernel DiskLayout = "kernel"
-	// LayoutTranslated is a disk that was downloaded by a translated name.
+	// LayoutTranslated is a disk that was downloaded under a translated name.
 	LayoutTranslated DiskLayout = "download"
 )
 
@@ -38,7 +38,7 @@ const (
 	FormatRaw   = "raw"
 )
 
-// Media types that are ours.
+// Tripod's own media types.
 const (
 	// MediaTypeDiskQcow2 and MediaTypeDiskRaw are disks; "+gzip", "+zstd" or "+xz" may follow.
 	MediaTypeDiskQcow2 = "application/vnd.tripod.disk.qcow2"
@@ -47,7 +47,7 @@ const (
 	mediaTypeDownload = "application/vnd.tripod.disk.download.v1+json"
 )
 
-// diskFormats maps the media types of disk layers to formats. Those that are not Tripod's are used by libmagic and by LF Edge's
+// diskFormats maps the media types of disk layers to formats. The foreign ones come from libmagic and LF Edge's
 // edge-containers.
 var diskFormats = map[string]string{
 	MediaTypeDiskQcow2:                           FormatQcow2,
@@ -64,7 +64,7 @@ var diskFormats = map[string]string{
 type diskLayer struct {
 	ocispec.Descriptor
 	layout DiskLayout
-	// format is never guessed from what the disk holds (fault I5); compression is "", gzip, zstd or xz.
+	// format is never guessed from the disk's content (fault I5); compression is "", gzip, zstd or xz.
 	format, compression string
 }
 
@@ -89,9 +89,9 @@ func isDisk(mediaType string) bool {
 // diskOf returns the disk of an artifact, which must be its only layer.
 func diskOf(m ocispec.Manifest) (*diskLayer, error) {
 	if len(m.Layers) != 1 {
-		return nil, invalidf("an artifact with a disk has %d layers, where one is what a machine boots from", len(m.Layers))
+		return nil, invalidf("an artifact with a disk has %d layers; it must have one, the disk", len(m.Layers))
 	}
-	d := &diskLayer{Descriptor: bare(m.Layers[0]), layout: LayoutDiskArtifact}
+	d := &diskLayer{Descriptor: strip(m.Layers[0]), layout: LayoutDiskArtifact}
 	d.format, d.compression, _ = diskTypeOf(d.MediaType)
 	if m.Config.MediaType == mediaTypeDownload {
 		d.layout = LayoutTranslated
@@ -108,18 +108,19 @@ func downloadManifest(layer ocispec.Descriptor) (config Blob, manifest ocispec.M
 	}
 }
 
-// MachineImage describes what a virtual machine can use of an image.
+// MachineImage describes the boot files of an image for virtual machines.
 type MachineImage struct {
 	Layout DiskLayout
-	// Format of the disk, FormatQcow2 or FormatRaw; empty where a kernel comes without one.
+	// Format is the disk's format, FormatQcow2 or FormatRaw; empty for a kernel without a disk.
 	Format string
-	// VirtualSize of the disk in bytes, a multiple of 512; 0 without one.
+	// VirtualSize is the disk's size in bytes, a multiple of 512; 0 for a kernel without a disk.
 	VirtualSize uint64
 }
 
-// Machine returns what a virtual machine can use of an image, by its content and never by a label. An image that cannot be used is
-// errdefs.ErrInvalidArgument with the reason, as is a qcow2 image that names another file (fault I5). An unknown image is
-// errdefs.ErrNotFound, a damaged one errdefs.ErrDataLoss.
+// Machine describes an image's boot files for virtual machines, judged by their content and never by a label.
+//
+// Errors: errdefs.ErrInvalidArgument with the reason if a machine cannot use the image, for example a qcow2 image that
+// names another file (fault I5); ErrNotFound for an unknown image; ErrDataLoss for a damaged one.
 func (s *Store) Machine(ctx context.Context, imageID string) (*MachineImage, error) {
 	if err := s.ready(); err != nil {
 		return nil, err
@@ -132,8 +133,8 @@ func (s *Store) Machine(ctx context.Context, imageID string) (*MachineImage, err
 		m := *known.(*MachineImage)
 		return &m, nil
 	}
-	ctx = s.with(ctx)
-	files, err := s.look(ctx, e.details)
+	ctx = s.withNamespace(ctx)
+	files, err := s.openDiskFiles(ctx, e.details)
 	if err != nil {
 		return nil, fmt.Errorf("image %s as a virtual machine: %w", e.image.ID, err)
 	}
@@ -146,8 +147,8 @@ func (s *Store) Machine(ctx context.Context, imageID string) (*MachineImage, err
 	return &files.MachineImage, nil
 }
 
-// look opens what a machine boots from, without holding the image.
-func (s *Store) look(ctx context.Context, d *details) (files *DiskFiles, err error) {
+// openDiskFiles opens an image's boot files without holding the image.
+func (s *Store) openDiskFiles(ctx context.Context, d *details) (files *DiskFiles, err error) {
 	switch d.kind {
 	case KindDisk:
 		return s.openArtifact(ctx, d)
@@ -161,7 +162,7 @@ func (s *Store) look(ctx context.Context, d *details) (files *DiskFiles, err err
 	return nil, invalidf("a %s has no disk", d.kind)
 }
 
-// openArtifact opens the disk of an artifact, checked against its digest, and reads what it is.
+// openArtifact opens an artifact's disk, checks it against its digest, and reads its size.
 func (s *Store) openArtifact(ctx context.Context, d *details) (*DiskFiles, error) {
 	disk, err := s.openPlainDisk(ctx, d)
 	if err != nil {
@@ -175,8 +176,8 @@ func (s *Store) openArtifact(ctx context.Context, d *details) (*DiskFiles, error
 	return files, nil
 }
 
-// setDisk sets the disk and reads its size. A qcow2 image must be sound and name no other file. A raw disk must not look like a
-// disk of another format.
+// setDisk sets the disk and reads its size. A qcow2 image must be valid and name no other file. A raw disk must not
+// look like a disk of another format.
 func (f *DiskFiles) setDisk(disk *os.File, path, format string) error {
 	info, err := disk.Stat()
 	if err != nil {
@@ -202,11 +203,11 @@ func (f *DiskFiles) setDisk(disk *os.File, path, format string) error {
 		return invalidf("the disk is empty")
 	}
 	f.Disk, f.DiskPath, f.Format = disk, path, format
-	f.VirtualSize = (size + 511) &^ 511 // what QEMU makes of an odd end
+	f.VirtualSize = (size + 511) &^ 511 // QEMU rounds up, too
 	return nil
 }
 
-// checkDisk refuses a truncated qcow2 image. It reads all tables, so it is called once for an image, not at every open.
+// checkDisk rejects a truncated qcow2 image. It reads all tables, so call it once per image, not at every open.
 func (f *DiskFiles) checkDisk() error {
 	if f.Format != FormatQcow2 {
 		return nil
@@ -219,8 +220,8 @@ func (f *DiskFiles) checkDisk() error {
 	return err
 }
 
-// formatByContent returns the format of a file without a media type: by its name, or by its first bytes. Those who may write to a
-// disk must not choose its format (fault I5). Here only the image's author could have.
+// formatByContent determines the format of a file without a media type from its name or its first bytes. A guest that
+// writes to a disk must not choose its format (fault I5); at this point only the image's author has written it.
 func formatByContent(r io.ReaderAt, name string) string {
 	switch {
 	case strings.HasSuffix(name, ".raw"):
@@ -235,8 +236,9 @@ func formatByContent(r io.ReaderAt, name string) string {
 	return FormatRaw
 }
 
-// sniffDisk returns the media type of a disk without one, by the file's name (.raw, .qcow2) or by its first bytes, and these
-// bytes, decompressed. It is called once, before any machine has the disk; from then on the manifest has the answer.
+// sniffDisk determines the media type of a disk from its file name (.raw, .qcow2) or its first bytes. It also returns
+// these bytes, decompressed. It is called once, before any machine uses the disk; from then on the manifest has the
+// media type.
 func sniffDisk(r io.Reader, name string) (mediaType string, head []byte, err error) {
 	b := bufio.NewReaderSize(r, 4096)
 	if head, err = b.Peek(512); err != nil && err != io.EOF {
@@ -264,8 +266,8 @@ func sniffDisk(r io.Reader, name string) (mediaType string, head []byte, err err
 	return diskMediaType(format, compression), head, nil
 }
 
-// checkArtifact refuses an artifact that is truncated or not what its media types say, before the image is recorded. It
-// decompresses a compressed disk.
+// checkArtifact rejects an artifact that is truncated or does not match its media types, before the image is recorded.
+// It decompresses a compressed disk.
 func (s *Store) checkArtifact(ctx context.Context, d *details) error {
 	switch d.kind {
 	case KindComponent:

@@ -267,7 +267,8 @@ func manyFiles(format string, n int) (entries []entryOf) {
 	return entries
 }
 
-// TestOpenDiskHolds: an image that a machine runs from stays, over removal, collection and restarts, until it is closed.
+// TestOpenDiskHolds: an image that a machine runs from stays, over removal, collection and restarts, until it is
+// closed.
 func TestOpenDiskHolds(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	q := qcow2Of(t, 5<<20)

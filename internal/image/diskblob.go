@@ -25,14 +25,14 @@ import (
 
 var failDiskUnpack = failpoint.New("image.disk.unpack")
 
-// labelDisk, on a manifest, names the blob that is the artifact's disk, unpacked; the collector keeps the blob for as
+// labelDisk is a manifest's label with the digest of the artifact's unpacked disk. The collector keeps that blob as
 // long as the manifest.
 const labelDisk = "containerd.io/gc.ref.content.disk"
 
-// maxWindow bounds the memory that unpacking takes: the window of zstd, the dictionary of xz (`xz -9` has 64 MiB).
+// maxWindow limits zstd's window and xz's dictionary, and so the memory for unpacking, in bytes. `xz -9` uses 64 MiB.
 const maxWindow = 128 << 20
 
-// decompressors undo the compressions that a disk may have, by the suffix of the media type.
+// decompressors maps compressions, as disks' media types name them, to their decompressors.
 var decompressors = map[string]func(io.Reader) (io.ReadCloser, error){
 	"gzip": func(r io.Reader) (io.ReadCloser, error) { return gzip.NewReader(r) },
 	"zstd": func(r io.Reader) (io.ReadCloser, error) {
@@ -54,8 +54,8 @@ var decompressors = map[string]func(io.Reader) (io.ReadCloser, error){
 // compressionByContent detects a file's compression by its first bytes (RFC 1952 with deflate, RFC 8878, the .xz file
 // format), for files without a media type or suffix.
 func compressionByContent(head []byte) string {
-	for name, magic := range map[string][]byte{"gzip": gzipMagic, "zstd": zstdMagic, "xz": {0xfd, '7', 'z', 'X', 'Z', 0}} {
-		if bytes.HasPrefix(head, magic) {
+	for name, magic := range map[string]string{"gzip": "\x1f\x8b\x08", "zstd": "\x28\xb5\x2f\xfd", "xz": "\xfd7zXZ\x00"} {
+		if bytes.HasPrefix(head, []byte(magic)) {
 			return name
 		}
 	}
@@ -77,8 +77,8 @@ func plainHead(compression string, packed io.Reader) ([]byte, error) {
 	return head[:n], nil
 }
 
-// verified remembers which files matched their digests, so that a large disk is not read again for every machine. A change of
-// the file invalidates the entry.
+// verified remembers which files matched their digests, so that a large disk is not read again for every machine. A
+// change of the file invalidates the entry.
 type verified struct {
 	mu    sync.Mutex
 	files map[digest.Digest]fileIdentity
@@ -87,7 +87,7 @@ type verified struct {
 type fileIdentity struct {
 	inode   uint64
 	size    int64
-	changed syscall.Timespec // ctime: nobody can set it back
+	changed syscall.Timespec // ctime, which cannot be set back
 }
 
 func identityOf(file *os.File) (fileIdentity, error) {
@@ -98,7 +98,7 @@ func identityOf(file *os.File) (fileIdentity, error) {
 	return fileIdentity{stat.Ino, stat.Size, stat.Ctim}, nil
 }
 
-// open opens a blob of the store that was verified; nil when it has to be read.
+// open opens the file of a blob if it has not changed since it was verified; otherwise it returns nil.
 func (v *verified) open(path string, dgst digest.Digest) *os.File {
 	v.mu.Lock()
 	known, ok := v.files[dgst]
@@ -117,7 +117,7 @@ func (v *verified) open(path string, dgst digest.Digest) *os.File {
 	return file
 }
 
-func (v *verified) note(file *os.File, dgst digest.Digest) {
+func (v *verified) add(file *os.File, dgst digest.Digest) {
 	is, err := identityOf(file)
 	if err != nil {
 		return
@@ -130,7 +130,7 @@ func (v *verified) note(file *os.File, dgst digest.Digest) {
 	v.files[dgst] = is
 }
 
-// openVerified is OpenBlob, but reads a file once only for as long as it is the same. The file's name is its path.
+// openVerified is like OpenBlob, but reads a file again only after a change. The file's name is its path.
 func (s *Store) openVerified(ctx context.Context, desc ocispec.Descriptor) (*os.File, error) {
 	path := s.blobPath(desc.Digest)
 	if file := s.verified.open(path, desc.Digest); file != nil {
@@ -146,12 +146,12 @@ func (s *Store) openVerified(ctx context.Context, desc ocispec.Descriptor) (*os.
 	}
 	file, err := s.OpenBlob(ctx, desc)
 	if err == nil {
-		s.verified.note(file, desc.Digest)
+		s.verified.add(file, desc.Digest)
 	}
 	return file, err
 }
 
-// openPlainDisk opens the disk of an artifact as the machine sees it. A damaged unpacked disk is rebuilt.
+// openPlainDisk opens the disk of an artifact, decompressed. It rebuilds a damaged decompressed disk.
 func (s *Store) openPlainDisk(ctx context.Context, d *details) (*os.File, error) {
 	for again := false; ; again = true {
 		desc, err := s.plainDisk(ctx, d)
@@ -166,12 +166,12 @@ func (s *Store) openPlainDisk(ctx context.Context, d *details) (*os.File, error)
 	}
 }
 
-// plainDisk finds the blob that is the disk, uncompressed, and makes it when it is asked for first.
+// plainDisk returns the blob with the decompressed disk. The first call makes it.
 func (s *Store) plainDisk(ctx context.Context, d *details) (ocispec.Descriptor, error) {
 	if d.disk.compression == "" {
 		return d.disk.Descriptor, nil
 	}
-	key := "disk://" + d.disk.Digest.String() // two artifacts may have one layer
+	key := "disk://" + d.disk.Digest.String() // two artifacts may share a layer
 	if err := s.once.Lock(ctx, key); err != nil {
 		return ocispec.Descriptor{}, err
 	}
@@ -206,8 +206,8 @@ func diskMediaType(format, compression string) string {
 	return mediaType
 }
 
-// unpackDisk makes a blob of a compressed layer. A lease keeps it until the manifest's label refers to it; what a crash
-// leaves is no blob yet, and begun again (fault V4).
+// unpackDisk decompresses a layer into a blob. A lease keeps the blob until the manifest's label refers to it. After a
+// crash it starts over, because the data on disk may be incomplete (fault V4).
 func (s *Store) unpackDisk(ctx context.Context, d *details) (desc ocispec.Descriptor, err error) {
 	lease, err := s.leases.Create(ctx, leases.WithRandomID(), leases.WithExpiration(24*time.Hour))
 	if err != nil {
@@ -236,21 +236,21 @@ func (s *Store) unpackDisk(ctx context.Context, d *details) (desc ocispec.Descri
 		return desc, err
 	}
 	if err := finder.punch(ctx, s.blobPath(desc.Digest)); err != nil {
-		s.cfg.Logger.WarnContext(ctx, "a disk takes more room than it would have to", "digest", desc.Digest, "err", err)
+		s.cfg.Logger.WarnContext(ctx, "cannot punch holes in a disk, which now takes more space than necessary", "digest", desc.Digest, "err", err)
 	}
 	_, err = s.content.Update(ctx, content.Info{Digest: d.manifest.Digest, Labels: map[string]string{labelDisk: desc.Digest.String()}},
 		"labels."+labelDisk)
 	return desc, err
 }
 
-// commitBlob makes a blob of what was written, in place of a damaged one.
+// commitBlob turns the written content into a blob, which replaces a damaged one.
 func (s *Store) commitBlob(ctx context.Context, w content.Writer, desc ocispec.Descriptor) error {
-	key := fmt.Sprintf("blob://%v", desc.Digest)
-	if err := s.once.Lock(ctx, key); err != nil {
+	unlock, err := s.lockBlob(ctx, desc)
+	if err != nil {
 		return err
 	}
-	defer s.once.Unlock(key)
-	if err := s.mend(ctx, desc); err != nil {
+	defer unlock()
+	if err := s.dropDamaged(ctx, desc); err != nil {
 		return err
 	}
 	if err := w.Commit(ctx, desc.Size, desc.Digest); err != nil && !errdefs.IsAlreadyExists(err) {
@@ -259,8 +259,8 @@ func (s *Store) commitBlob(ctx context.Context, w content.Writer, desc ocispec.D
 	return nil
 }
 
-// decompressDisk writes a layer's content to w, and returns its size. Whatever fails, the layer's digest decides whose
-// fault it was: a damaged blob is fetched again.
+// decompressDisk writes a layer's decompressed content to w and returns its size. After any error it checks the layer's
+// digest, because a damaged blob must be fetched again.
 func (s *Store) decompressDisk(ctx context.Context, layer *diskLayer, w io.Writer) (int64, error) {
 	ra, err := s.content.ReaderAt(ctx, layer.Descriptor)
 	if err != nil {
@@ -288,21 +288,21 @@ func (s *Store) copyPlain(compression string, packed io.Reader, w io.Writer) (in
 	}
 	defer plain.Close()
 	size, err := io.Copy(w, &budgetReader{plain, newBudget("bytes unpacked", s.cfg.Limits.UnpackedBytes)})
-	if _, ok := errors.AsType[syscall.Errno](err); err != nil && !ok && !classed(err) {
+	if _, ok := errors.AsType[syscall.Errno](err); err != nil && !ok && !hasClass(err) {
 		err = invalidf("%s: %v", compression, err)
 	}
 	return size, err
 }
 
-// cancelReader ends with its context.
+// cancelReader fails with the context's cause once the context ends.
 type cancelReader struct {
 	ctx context.Context
 	r   io.Reader
 }
 
 func (c *cancelReader) Read(p []byte) (int, error) {
-	if err := c.ctx.Err(); err != nil {
-		return 0, err
+	if c.ctx.Err() != nil {
+		return 0, context.Cause(c.ctx)
 	}
 	return c.r.Read(p)
 }

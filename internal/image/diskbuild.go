@@ -22,8 +22,8 @@ const mediaTypeDiskArtifact = "application/vnd.tripod.disk"
 // wasmMagic begins WebAssembly binaries.
 var wasmMagic = []byte("\x00asm")
 
-// IsDiskFile reports whether a file to be pushed is a disk: a qcow2 image, or by its name a raw disk (.raw, .img), perhaps
-// compressed.
+// IsDiskFile reports whether a file to be pushed is a disk: a qcow2 image or, according to its name, a raw disk (.raw,
+// .img), possibly compressed.
 func IsDiskFile(file string) (bool, error) {
 	r, err := os.Open(file)
 	if err != nil {
@@ -42,8 +42,8 @@ func IsDiskFile(file string) (bool, error) {
 	return qcow2.Is(head) || named && !bytes.HasPrefix(head, wasmMagic), nil
 }
 
-// BuildDisk lays out a disk as an OCI artifact with one layer. It refuses an uncompressed disk that a node would refuse
-// (errdefs.ErrInvalidArgument). The same file makes the same artifact.
+// BuildDisk makes an OCI artifact with a disk as its one layer. It rejects an uncompressed disk that a node would
+// reject, with errdefs.ErrInvalidArgument. The same file always makes the same artifact.
 func BuildDisk(file string, annotations map[string]string) (manifest Blob, blobs []Blob, err error) {
 	defer func() {
 		if err != nil {

@@ -10,15 +10,16 @@ import (
 
 // foreignFormat is a disk format that machines cannot use.
 type foreignFormat struct {
-	// name is the common name; qemu is the name in qemu-img, "" for what has to be unpacked first.
+	// name is the common name; qemu is qemu-img's name, "" for archives and compressed files.
 	name, qemu string
-	// suffixes end the names of such files. magics are found at offset.
+	// suffixes are suffixes of file names; magics are magic numbers at offset.
 	suffixes []string
 	magics   []string
 	offset   int
 }
 
-// foreignFormats would pass for raw disks, and not boot. Sources: the formats' own specifications and QEMU's block/*.c; file(1).
+// foreignFormats lists the formats of files that would pass for raw disks and not boot. Sources: the formats' own
+// specifications, QEMU's block/*.c, and file(1).
 var foreignFormats = []foreignFormat{
 	{name: "VMDK", qemu: "vmdk", suffixes: []string{".vmdk"}, magics: []string{"KDMV", "COWD", "# Disk DescriptorFile"}},
 	{name: "VDI", qemu: "vdi", suffixes: []string{".vdi"}, magics: []string{"\x7f\x10\xda\xbe"}, offset: 64},
@@ -38,11 +39,11 @@ var foreignFormats = []foreignFormat{
 	{name: "7z", suffixes: []string{".7z"}, magics: []string{"7z\xbc\xaf\x27\x1c"}},
 }
 
-// foreignHead is how many bytes refuseForeign needs: the boot sector.
+// foreignHead is the number of bytes that refuseForeign needs: the boot sector.
 const foreignHead = 512
 
-// refuseForeign refuses a supposedly raw disk that is of another format by its name or its first bytes: errdefs.ErrInvalidArgument
-// with what to do. A disk with a boot sector is raw, whatever else it looks like.
+// refuseForeign rejects a supposedly raw disk whose name or first bytes belong to another format. The error is
+// errdefs.ErrInvalidArgument and says what to do. A disk with a boot sector is always raw.
 func refuseForeign(name string, head []byte) error {
 	suffix := strings.ToLower(path.Ext(name))
 	for _, f := range foreignFormats {

@@ -24,8 +24,8 @@ func converted(t testing.TB, plain []byte, format string, options ...string) []b
 	return []byte(read(t, to))
 }
 
-// TestV5OtherFormats: a disk that is neither qcow2 nor raw is refused by its content and by its name, on every way into the store, with
-// its name and what to do.
+// TestV5OtherFormats: a disk that is neither qcow2 nor raw is refused by its content and by its name, on every way into
+// the store, with its name and what to do.
 func TestV5OtherFormats(t *testing.T) {
 	reg, files := newRegistry(t), newFiles(t)
 	s := open(t, Config{Translation: rules(t, "translations: [{regexp: '^(.*)$', url: '"+files.URL+"/$1'}]")})
@@ -85,7 +85,8 @@ func TestV5OtherFormats(t *testing.T) {
 	}
 }
 
-// TestV5CutOffQcow2: a qcow2 image whose tables are whole and whose data are not is refused, on every way into the store.
+// TestV5CutOffQcow2: a qcow2 image whose tables are whole and whose data are not is refused, on every way into the
+// store.
 func TestV5CutOffQcow2(t *testing.T) {
 	reg, files := newRegistry(t), newFiles(t)
 	s := open(t, Config{Translation: rules(t, "translations: [{regexp: '^(.*)$', url: '"+files.URL+"/$1'}]")})

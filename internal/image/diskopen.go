@@ -14,19 +14,20 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// diskPrefix begins the IDs of the leases and snapshots that OpenDisk makes.
-const diskPrefix = "disk-"
+// diskPrefix begins the IDs of the leases and snapshots that OpenDisk makes; labelImage is their label with the image's
+// ID.
+const (
+	diskPrefix = "disk-"
+	labelImage = "tripod.run/image"
+)
 
-// labelImage, on those, is the ID of the image.
-const labelImage = "tripod.run/image"
-
-// DiskFiles are the files of a machine's image, open for reading.
+// DiskFiles are an image's boot files, open for reading.
 type DiskFiles struct {
 	MachineImage
 	// Disk, Kernel and Initrd are nil if the image has none.
 	Disk, Kernel, Initrd *os.File
-	// DiskPath, KernelPath and InitrdPath are paths of the same files. They exist while the image is held: until CloseDisk, over
-	// restarts of the daemon and the node.
+	// DiskPath, KernelPath and InitrdPath are paths of the same files. They exist until CloseDisk releases the image,
+	// also across restarts of the daemon and the node.
 	DiskPath, KernelPath, InitrdPath string
 	// Cmdline is the kernel's command line from /boot/cmdline; empty if the image has none.
 	Cmdline string
@@ -43,9 +44,9 @@ func (f *DiskFiles) Close() error {
 	return errors.Join(errs...)
 }
 
-// OpenDisk opens what a machine boots from, and holds the image under key until CloseDisk, even if the image is removed. The
-// files are read-only. A repeat opens the same files. A key that holds another image is errdefs.ErrAlreadyExists. Other errors
-// are those of Machine.
+// OpenDisk opens an image's boot files read-only, and holds the image under key until CloseDisk, even if the image is
+// removed. A repeated call opens the same files. If key holds another image, the error is errdefs.ErrAlreadyExists.
+// Other errors are those of Machine.
 func (s *Store) OpenDisk(ctx context.Context, key, imageID string) (*DiskFiles, error) {
 	if err := s.ready(); err != nil {
 		return nil, err
@@ -53,16 +54,14 @@ func (s *Store) OpenDisk(ctx context.Context, key, imageID string) (*DiskFiles, 
 	if err := checkKey(key); err != nil {
 		return nil, err
 	}
-	ctx = s.with(ctx)
+	ctx = s.withNamespace(ctx)
 	if err := s.once.Lock(ctx, diskPrefix+key); err != nil {
 		return nil, err
 	}
 	defer s.once.Unlock(diskPrefix + key)
 	files, err := s.openDisk(ctx, key, imageID)
-	if class := classOf(err); err != nil && class != nil {
-		return nil, fmt.Errorf("disk %q of image %s: %w (%w)", key, imageID, err, class)
-	} else if err != nil {
-		return nil, fmt.Errorf("disk %q of image %s: %w", key, imageID, err)
+	if err != nil {
+		return nil, fmt.Errorf("disk %q of image %s: %w", key, imageID, withClass(err))
 	}
 	return files, nil
 }
@@ -96,7 +95,7 @@ func (s *Store) openDisk(ctx context.Context, key, imageID string) (*DiskFiles, 
 	return s.openHeld(ctx, key, held)
 }
 
-// heldDisk returns the ID of the image that key holds, "" if none.
+// heldDisk returns the ID of the image that key holds; "" if it holds none.
 func (s *Store) heldDisk(ctx context.Context, key string) (string, error) {
 	info, err := s.snaps.Stat(ctx, diskPrefix+key)
 	if err == nil {
@@ -140,7 +139,7 @@ func (s *Store) holdDisk(ctx context.Context, key, imageID string) (string, erro
 	})
 }
 
-// openHeld opens the files of an image that key holds.
+// openHeld opens the boot files of the image that key holds.
 func (s *Store) openHeld(ctx context.Context, key, imageID string) (*DiskFiles, error) {
 	mounts, err := s.snaps.Mounts(ctx, diskPrefix+key)
 	if err == nil {
@@ -160,7 +159,7 @@ func (s *Store) openHeld(ctx context.Context, key, imageID string) (*DiskFiles, 
 	return s.openArtifact(ctx, d)
 }
 
-// CloseDisk releases what OpenDisk holds under key. It succeeds if there is nothing.
+// CloseDisk releases the image that OpenDisk holds under key. It succeeds if key holds none.
 func (s *Store) CloseDisk(ctx context.Context, key string) error {
 	if err := s.ready(); err != nil {
 		return err
@@ -168,7 +167,7 @@ func (s *Store) CloseDisk(ctx context.Context, key string) error {
 	if err := checkKey(key); err != nil {
 		return err
 	}
-	ctx = s.with(ctx)
+	ctx = s.withNamespace(ctx)
 	if err := s.once.Lock(ctx, diskPrefix+key); err != nil {
 		return err
 	}
@@ -196,7 +195,7 @@ func (s *Store) Disks(ctx context.Context) ([]string, error) {
 	if err := s.ready(); err != nil {
 		return nil, err
 	}
-	ctx = s.with(ctx)
+	ctx = s.withNamespace(ctx)
 	var keys []string
 	err := s.snaps.Walk(ctx, func(_ context.Context, info snapshots.Info) error {
 		if key, ok := strings.CutPrefix(info.Name, diskPrefix); ok && info.Labels[labelOwner] == ownerDisk {

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Where a container image holds what a machine boots from.
+// Paths of a machine's boot files in a container image.
 const (
 	diskDir     = "disk"
 	kernelFile  = "boot/vmlinux"
@@ -24,10 +24,10 @@ const (
 	cmdlineFile = "boot/cmdline"
 )
 
-// maxCmdline is what x86 kernels take (COMMAND_LINE_SIZE), in bytes.
+// maxCmdline is the limit of x86 kernels (COMMAND_LINE_SIZE) in bytes.
 const maxCmdline = 2048
 
-// optional opens a regular file; nil if it is missing.
+// optional opens a regular file. It returns nil if the file is missing.
 func (r *imageRoot) optional(name string) (*os.File, error) {
 	file, err := r.open(name, 0)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
@@ -45,7 +45,7 @@ func (r *imageRoot) optional(name string) (*os.File, error) {
 	return file, nil
 }
 
-// openMachine opens what a machine boots from in an unpacked image: a kernel, a disk, or both.
+// openMachine opens the boot files of an unpacked image: a kernel, a disk, or both.
 func (s *Store) openMachine(mounts []mount.Mount) (files *DiskFiles, err error) {
 	layers, err := layersOf(mounts)
 	if err != nil {
@@ -77,12 +77,12 @@ func (r *imageRoot) machine(layers []string) (_ *DiskFiles, err error) {
 		if shown == nil {
 			continue
 		}
-		if *part.file, *part.path, err = r.below(shown, layers); err != nil {
+		if *part.file, *part.path, err = r.openInLayer(shown, layers); err != nil {
 			return nil, fmt.Errorf("/%s: %w", part.name, err)
 		}
 	}
 	if (f.Kernel == nil) != (f.Initrd == nil) {
-		return nil, invalidf("of /%s and /%s the image has only one", kernelFile, initrdFile)
+		return nil, invalidf("the image has only one of /%s and /%s", kernelFile, initrdFile)
 	}
 	if err := r.disk(f, layers); err != nil {
 		return nil, err
@@ -116,13 +116,10 @@ func (r *imageRoot) disk(f *DiskFiles, layers []string) error {
 				names = append(names, entry.Name())
 			}
 		}
-		if err == io.EOF {
+		if err == io.EOF || len(names) > 1 {
 			break
 		} else if err != nil {
 			return fmt.Errorf("/%s: %w", diskDir, err)
-		}
-		if len(names) > 1 {
-			return invalidf("/%s/ has more than one file: %q", diskDir, names[:2])
 		}
 	}
 	if len(names) == 0 {
@@ -137,9 +134,9 @@ func (r *imageRoot) disk(f *DiskFiles, layers []string) error {
 		return err
 	}
 	if shown == nil {
-		return invalidf("/%s is a symbolic link to nothing", name)
+		return invalidf("/%s is a symbolic link to a missing file", name)
 	}
-	disk, at, err := r.below(shown, layers)
+	disk, at, err := r.openInLayer(shown, layers)
 	if err != nil {
 		return fmt.Errorf("/%s: %w", name, err)
 	}
@@ -150,7 +147,7 @@ func (r *imageRoot) disk(f *DiskFiles, layers []string) error {
 	return nil
 }
 
-// cmdline reads the kernel's command line; "" if the image has none.
+// cmdline reads the kernel's command line. It returns "" if the image has none.
 func (r *imageRoot) cmdline() (string, error) {
 	file, err := r.optional(cmdlineFile)
 	if file == nil || err != nil {
@@ -168,9 +165,9 @@ func (r *imageRoot) cmdline() (string, error) {
 	return line, nil
 }
 
-// below opens the file of a layer that an overlay shows, and closes the one shown. The returned path exists for as long as the
-// layer, and needs no mount.
-func (r *imageRoot) below(shown *os.File, layers []string) (_ *os.File, _ string, err error) {
+// openInLayer opens, in its layer, the file that shown refers to through the overlay, and closes shown. The returned
+// path exists as long as the layer, and needs no mount.
+func (r *imageRoot) openInLayer(shown *os.File, layers []string) (_ *os.File, _ string, err error) {
 	defer shown.Close()
 	target, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", shown.Fd()))
 	if err != nil {
@@ -195,7 +192,7 @@ func (r *imageRoot) below(shown *os.File, layers []string) (_ *os.File, _ string
 		})
 		unix.Close(dir)
 		if err != nil {
-			continue // a layer without the file; whatever else it was shows below
+			continue // this layer does not have the file; the end of the function reports any other cause
 		}
 		file := os.NewFile(uintptr(fd), filepath.Join(layer, name))
 		var is unix.Stat_t
@@ -204,20 +201,18 @@ func (r *imageRoot) below(shown *os.File, layers []string) (_ *os.File, _ string
 		}
 		file.Close()
 	}
-	return nil, "", fmt.Errorf("no layer has the file %q that the image shows", name)
+	return nil, "", fmt.Errorf("no layer has the image's file %q", name)
 }
 
-// layersOf returns the directories of a view's layers, the highest first.
+// layersOf returns the directories of a view's layers, highest first.
 func layersOf(mounts []mount.Mount) ([]string, error) {
 	if len(mounts) == 1 && mounts[0].Type == "bind" {
 		return []string{mounts[0].Source}, nil
 	}
 	if len(mounts) == 1 && mounts[0].Type == "overlay" {
-		for _, option := range mounts[0].Options {
-			if dirs, ok := strings.CutPrefix(option, "lowerdir="); ok {
-				return strings.Split(dirs, ":"), nil
-			}
+		if _, lower := overlayDirs(mounts[0]); lower != nil {
+			return lower, nil
 		}
 	}
-	return nil, fmt.Errorf("a view of %d mounts that is neither a directory nor an overlay", len(mounts))
+	return nil, fmt.Errorf("a view of %d mounts is neither a directory nor an overlay", len(mounts))
 }

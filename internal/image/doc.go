@@ -1,5 +1,5 @@
-// Package image is the node's only image store. It pulls images from registries, stores and lists them, and provides root
-// filesystems. It uses containerd's storage as a library in this process, without its daemon.
+// Package image is the node's only image store. It pulls images from registries, stores and lists them, and provides
+// root filesystems. It uses containerd's storage as a library in this process, without its daemon.
 //
 //	                    Pull                 Get · List · Remove            Prepare · Mounts · View · Release
 //	                      │                          │                                    │
@@ -20,51 +20,52 @@
 //
 // # Names
 //
-// An image's ID is the digest of its config, so an image that comes from two registries is one image here. An artifact is
-// identified by its manifest's digest, because its config may not be unique. Each image has one record per name in the
-// metadata: every tag, every name@digest, and the ID itself, which keeps the image after its tags have moved.
+// An image's ID is the digest of its config, so an image that comes from two registries is one image here. An artifact
+// is identified by its manifest's digest, because its config may not be unique. Each image has one record per name in
+// the metadata: every tag, every name@digest, and the ID itself, which keeps the image after its tags have moved.
 //
 // # Kinds
 //
-// A rootfs is unpacked to snapshots as it arrives; a disk or a component stays a blob. All kinds are stored, listed, removed
-// and collected in the same way. The kind follows from the manifest's media types, never from a label or a name.
-// A component is an artifact (component.go has the layouts), or the .wasm file that a rootfs has as its entrypoint.
-// ComponentBlob turns that file into a blob when it is first needed; the blob lives as long as the image. Whoever runs a
-// component holds the image (Hold): its blobs stay until Unhold, even if the image is removed.
+// A rootfs is unpacked to snapshots as it arrives; a disk or a component stays a blob. All kinds are stored, listed,
+// removed and collected in the same way. The kind follows from the manifest's media types, never from a label or a
+// name. A component is an artifact (component.go has the layouts) or the .wasm file that is a rootfs's entrypoint.
+// ComponentBlob turns that file into a blob when it is first needed; the blob lives as long as the image. To run a
+// component, the caller holds the image (Hold): its blobs stay until Unhold, even if the image is removed.
 //
 // # Disks
 //
-// A virtual machine boots from a disk artifact, a translated name, or a rootfs with one file below /disk/, with /boot/vmlinux
-// and /boot/initrd, or both (see Machine; disk.go has the layouts). OpenDisk holds the image and opens the files without a
-// mount: a file of a rootfs is opened directly in the layer that provides it.
+// A virtual machine boots from a disk artifact, a translated name, or a rootfs with one file below /disk/, with
+// /boot/vmlinux and /boot/initrd, or both (see Machine; disk.go has the layouts). OpenDisk holds the image and opens
+// the files without a mount: a file of a rootfs is opened directly in the layer that provides it.
 //
 //	                 manifest ── media type ──▶ format, compression        never probed afterwards (fault I5)
 //	artifact, download   │ layer ── unpacked once, when compressed ──▶ blob ── digest, once per change of the file ──▶ Disk
 //	rootfs               └ layers ── /disk/*, /boot/* (openat2, in root) ─── qcow2.Inspect ──────────────────────────▶ Disk, Kernel
 //
-// A name below Config.Translation.Prefix belongs to no registry. internal/image/translation maps it to a URL, and the file
-// there becomes an image with a manifest made here (download.go). The labels of its record say where it came from, so a
-// repeated pull asks the server whether the file has changed. An interrupted download resumes only if the file is certain to
-// be the same version, and after a reboot only if a digest will check it.
+// A name below Config.Translation.Prefix belongs to no registry. internal/image/translation maps it to a URL, and the
+// file there becomes an image with a manifest made here (download.go). The labels of its record say where it came from,
+// so a repeated pull asks the server whether the file has changed. An interrupted download resumes only if the file is
+// certain to be the same version, and after a reboot only if a digest will check it.
 //
 // # Trust
 //
-// Nothing in an image or from a registry can name anything of ours: an image's labels and annotations are data in Image and
-// are never written to a record, a lease or a snapshot. Every blob is checked against its digest before use; a disk is read
-// once for that, and again after a change of its file. A layer counts as unpacked once an image
-// record says so, and that is written only after the file system holding the layer was synced; unpacked layers that no
-// record vouches for are removed at Open and unpacked again.
+// Images and registries cannot influence the store's own records: an image's labels and annotations are data in Image,
+// never written to a record, a lease or a snapshot. Every blob is checked against its digest before use; a disk is read
+// once for that, and again after a change of its file. A layer counts as unpacked once an image record refers to it.
+// The record is written only after the layer's file system was synced. Open removes unpacked layers without a record;
+// the next pull unpacks them again.
 //
-// Open checks that blobs and layers exist and have the right size; Verify reads them. A pull repairs damage: it fetches a
-// blob again, and unpacks a layer again into its existing directory, because layers and containers above refer to that
-// directory (layerdir.go). A damaged directory that containers have mounted is kept beside it.
+// Open checks that blobs and layers exist and have the right size; Verify reads them. A pull repairs damage: it fetches
+// a blob again, and unpacks a layer again into its existing directory, because layers and containers above refer to
+// that directory (layerdir.go). A damaged directory that containers have mounted is kept beside it.
 //
 // # Registries
 //
-// Hosts, mirrors, certificates and plain http come from hosts.toml files (Config.HostsDir, in containerd's certs.d layout,
-// including "_default"). Other hosts use https. As in containerd, a registry on a loopback address and a port other than 443
-// falls back to http.
-// The login of a pull goes to the registry that the reference names, or to the "server" that hosts.toml substitutes for it;
-// to a mirror only if the login's ServerAddress names that mirror; never to a host that a registry redirects to.
+// Hosts, mirrors, certificates and plain http come from hosts.toml files (Config.HostsDir, in containerd's certs.d
+// layout, including "_default"). Other hosts use https. As in containerd, a registry on a loopback address and a port
+// other than 443 falls back to http. The login of a pull goes to the registry that the reference names, or to the
+// "server" that hosts.toml substitutes for it; to a mirror only if the login's ServerAddress names that mirror; never
+// to a host that a registry redirects to.
+//
 // The package must not know about pods or the CRI, and keeps no state of containers beyond their snapshots.
 package image

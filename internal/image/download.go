@@ -30,16 +30,16 @@ const maxValidator = 512
 //	known? ── If-None-Match ──▶ 304  the image is unchanged
 //	part?  ── Range, If-Range ─▶ 206  resume the part       200  start over
 //
-// A part is an ingest of the content store. Its name contains the URL and what identifies the file's version (the expected
-// digest, or the server's validator), so a part is never continued with another file. Without a digest for a final check, a
-// part from before a reboot is not resumed: it may have lost data in a power failure (fault V4).
+// A part is an ingest of the content store. Its name contains the URL and what identifies the file's version (the
+// expected digest, or the server's validator), so a part is never continued with another file. Without a digest for a
+// final check, a part from before a reboot is not resumed: it may have lost data in a power failure (fault V4).
 type download struct {
 	*Store
 	named    reference.Named
 	endpoint *translation.Endpoint
 	want     digest.Digest // expected digest of the file; "" if the name has none
 	tracker  *tracker
-	source   string
+	source   string // see sourceOf
 
 	client *http.Client
 	at     int64 // bytes already stored
@@ -57,19 +57,19 @@ type fetched struct {
 }
 
 // run makes the image available, and reports whether anything was downloaded.
-func (d *download) run(ctx context.Context) (img Image, new bool, err error) {
+func (d *download) run(ctx context.Context) (img Image, downloaded bool, err error) {
 	key := "download://" + d.source
 	if err := d.once.Lock(ctx, key); err != nil {
 		return Image{}, false, err
 	}
 	defer d.once.Unlock(key)
-	known, is, err := d.known(ctx)
+	known, cached, err := d.known(ctx)
 	if err != nil {
 		return Image{}, false, err
 	}
 	if known != nil && d.want != "" {
-		// The stored file has the expected digest, so it is what the server would send.
-		img, err := d.recordExisting(ctx, known, is)
+		// The stored file has the expected digest, so the server would send the same.
+		img, err := d.recordExisting(ctx, known, cached)
 		return img, false, err
 	}
 	ctx, release, err := d.lease(ctx, []string{d.named.String()})
@@ -81,12 +81,12 @@ func (d *download) run(ctx context.Context) (img Image, new bool, err error) {
 	}()
 	d.client = d.endpoint.Transport.Client()
 	defer d.client.CloseIdleConnections()
-	got, err := d.fetch(ctx, is)
+	got, err := d.fetch(ctx, cached)
 	if err != nil {
 		return Image{}, false, err
 	}
 	if got == nil {
-		img, err := d.recordExisting(ctx, known, is)
+		img, err := d.recordExisting(ctx, known, cached)
 		return img, false, err
 	}
 	details, err := d.assemble(ctx, got)
@@ -96,19 +96,19 @@ func (d *download) run(ctx context.Context) (img Image, new bool, err error) {
 	if img, err = d.recordAs(ctx, details, got.validators); err != nil {
 		return Image{}, false, err
 	}
-	// With a known digest, also release what earlier downloads of the name left under it.
+	// Now that the digest is known, also release the leases of earlier downloads under name@digest.
 	if _, settle, err := d.lease(ctx, d.names(details)); err == nil {
 		settle(false)
 	}
 	return img, true, nil
 }
 
-// fetch downloads the file and resumes broken transfers. It returns nil if the server's file is still the version in is.
-func (d *download) fetch(ctx context.Context, is validators) (*fetched, error) {
+// fetch downloads the file and resumes broken transfers. It returns nil if the server still has the cached version.
+func (d *download) fetch(ctx context.Context, cached validators) (*fetched, error) {
 	defer d.tracker.busy()()
 	for idle := 0; ; idle++ {
 		before := d.at
-		got, err := d.attempt(ctx, is)
+		got, err := d.attempt(ctx, cached)
 		if err == nil {
 			return got, nil
 		}
@@ -127,7 +127,7 @@ func (d *download) fetch(ctx context.Context, is validators) (*fetched, error) {
 }
 
 // attempt makes one request.
-func (d *download) attempt(ctx context.Context, is validators) (*fetched, error) {
+func (d *download) attempt(ctx context.Context, cached validators) (*fetched, error) {
 	have, err := d.part(ctx)
 	if err != nil {
 		return nil, err
@@ -137,8 +137,8 @@ func (d *download) attempt(ctx context.Context, is validators) (*fetched, error)
 		return nil, err
 	}
 	req.Header.Set("User-Agent", "tripod")
-	is.ask(req)
-	have.ask(req)
+	cached.addTo(req)
+	have.addTo(req)
 	resp, err := d.client.Do(req)
 	if err != nil {
 		return nil, err
@@ -147,23 +147,23 @@ func (d *download) attempt(ctx context.Context, is validators) (*fetched, error)
 	d.tracker.touch()
 	switch resp.StatusCode {
 	case http.StatusNotModified:
-		if is == (validators{}) {
+		if cached == (validators{}) {
 			return nil, fmt.Errorf("the server answers \"not modified\" to a plain request: %w", errdefs.ErrFailedPrecondition)
 		}
 		return nil, nil
 	case http.StatusOK:
-		return d.take(ctx, resp, have, 0, resp.ContentLength)
+		return d.saveBody(ctx, resp, have, 0, resp.ContentLength)
 	case http.StatusPartialContent:
 		from, total, ok := contentRange(resp.Header.Get("Content-Range"))
 		if !ok || from != have.offset {
 			return nil, errors.Join(fmt.Errorf("asked for the bytes after %d, the server sent %q: %w", have.offset,
 				resp.Header.Get("Content-Range"), errdefs.ErrFailedPrecondition), d.drop(ctx, have.ref))
 		}
-		return d.take(ctx, resp, have, from, total)
+		return d.saveBody(ctx, resp, have, from, total)
 	case http.StatusRequestedRangeNotSatisfiable:
 		// The server has no bytes after ours: either the part is complete, or it belongs to another file.
 		if rest, ok := strings.CutPrefix(resp.Header.Get("Content-Range"), "bytes */"); ok && rest == strconv.FormatInt(have.offset, 10) {
-			return d.take(ctx, &http.Response{Body: http.NoBody, Header: resp.Header}, have, have.offset, have.offset)
+			return d.saveBody(ctx, &http.Response{Body: http.NoBody, Header: resp.Header}, have, have.offset, have.offset)
 		}
 		if have.offset > 0 {
 			return nil, errors.Join(fmt.Errorf("the file has changed: %w", io.ErrUnexpectedEOF), d.drop(ctx, have.ref))
@@ -174,8 +174,8 @@ func (d *download) attempt(ctx context.Context, is validators) (*fetched, error)
 	}
 }
 
-// ask makes a request conditional.
-func (v validators) ask(req *http.Request) {
+// addTo makes req conditional on a version other than v.
+func (v validators) addTo(req *http.Request) {
 	if v.etag != "" {
 		req.Header.Set("If-None-Match", v.etag)
 	} else if v.modified != "" {
@@ -194,8 +194,8 @@ func validatorsOf(h http.Header) validators {
 	return v
 }
 
-// rangeValidator returns the validator for If-Range: the strong ETag, or otherwise the modification date if the file did not change
-// just before (RFC 9110, 8.8.2.2); "" if there is neither.
+// rangeValidator returns the validator for If-Range: a strong ETag or, if the server sent no ETag, a modification date
+// at least a minute before the response's date (RFC 9110, 8.8.2.2); otherwise "".
 func (v validators) rangeValidator(h http.Header) string {
 	if v.etag != "" {
 		if strings.HasPrefix(v.etag, "W/") {
@@ -237,7 +237,7 @@ type part struct {
 	offset    int64
 }
 
-func (p part) ask(req *http.Request) {
+func (p part) addTo(req *http.Request) {
 	if p.offset == 0 {
 		return
 	}
@@ -247,7 +247,8 @@ func (p part) ask(req *http.Request) {
 	}
 }
 
-// refPrefix begins the names of this download's parts. Parts for another digest or from another boot have another prefix.
+// refPrefix begins the names of this download's parts. Parts for another digest or from another boot have another
+// prefix.
 func (d *download) refPrefix() string {
 	origin := string(d.want)
 	if origin == "" {

@@ -196,8 +196,8 @@ func TestDownloadResumes(t *testing.T) {
 	wantEmpty(t, s)
 }
 
-// TestV4PartsOfAnotherBoot: an incomplete download may have lost data in a power failure. It resumes only if a digest will
-// check it; if the digest does not match, it is downloaded again from the start.
+// TestV4PartsOfAnotherBoot: an incomplete download may have lost data in a power failure. It resumes only if a digest
+// will check it; if the digest does not match, it is downloaded again from the start.
 func TestV4PartsOfAnotherBoot(t *testing.T) {
 	const size, had = 300 << 10, 200 << 10
 	data := noise(t, size)

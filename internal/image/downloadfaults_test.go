@@ -208,7 +208,8 @@ func TestDownloadsJoin(t *testing.T) {
 	}
 }
 
-// TestN5DownloadToAFullDisk: a disk that does not fit, downloaded or unpacked, is reported as such and leaves nothing behind.
+// TestN5DownloadToAFullDisk: a disk that does not fit, downloaded or unpacked, is reported as such and leaves nothing
+// behind.
 func TestN5DownloadToAFullDisk(t *testing.T) {
 	dir := t.TempDir()
 	check(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=6m"))

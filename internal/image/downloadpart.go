@@ -22,7 +22,7 @@ import (
 	"github.com/tripod-run/tripod/internal/image/qcow2"
 )
 
-// Labels of translated names' records: where the image came from, and the server's validators of that version.
+// Labels of the records of translated names: the image's source, and the server's validators for that version.
 const (
 	labelSource   = "tripod.run/source"
 	labelETag     = "tripod.run/etag"
@@ -48,7 +48,7 @@ func (d *download) part(ctx context.Context) (part, error) {
 		}
 		validator, err := base64.RawURLEncoding.DecodeString(encoded)
 		if err != nil || len(validator) == 0 && d.want == "" {
-			continue // nothing proves that it is part of the same file
+			continue // without a digest or a validator, the part may belong to another file
 		}
 		return part{status.Ref, string(validator), status.Offset}, nil
 	}
@@ -66,8 +66,8 @@ func (d *download) drop(ctx context.Context, ref string) error {
 	return nil
 }
 
-// take stores the body of a response, which starts at byte from of a file of total bytes (-1: unknown).
-func (d *download) take(ctx context.Context, resp *http.Response, have part, from, total int64) (*fetched, error) {
+// saveBody stores the body of a response, which starts at byte from of a file of total bytes (-1: unknown).
+func (d *download) saveBody(ctx context.Context, resp *http.Response, have part, from, total int64) (*fetched, error) {
 	got := &fetched{validators: validatorsOf(resp.Header), contentType: resp.Header.Get("Content-Type")}
 	ref := have.ref
 	if from == 0 {
@@ -148,8 +148,8 @@ func (d *download) copy(w io.Writer, body io.Reader, from int64) (size int64, er
 	}
 }
 
-// known finds the image that was last made from the URL, and the server's validators for it; nil if it is missing, damaged,
-// or has another digest than the expected one.
+// known returns the newest image from the URL and the server's validators for it. It returns nil if no such image is
+// intact and has the expected digest.
 func (d *download) known(ctx context.Context) (*entry, validators, error) {
 	records, err := d.records.List(ctx, fmt.Sprintf("labels.%q==%q", labelSource, d.source))
 	if err != nil {
@@ -162,7 +162,7 @@ func (d *download) known(ctx context.Context) (*entry, validators, error) {
 		if err != nil || e.details.disk == nil || d.want != "" && e.details.disk.Digest != d.want {
 			continue
 		}
-		if (last == nil || record.UpdatedAt.After(last.UpdatedAt)) && d.sound(ctx, e.details) {
+		if (last == nil || record.UpdatedAt.After(last.UpdatedAt)) && d.intact(ctx, e.details) {
 			last, found = &records[i], e
 		}
 	}
@@ -185,7 +185,7 @@ func (d *download) assemble(ctx context.Context, got *fetched) (*details, error)
 	}
 	manifest := NewBlob(m.MediaType, document)
 	for _, blob := range []Blob{config, manifest} {
-		if err := d.mend(ctx, blob.Descriptor); err != nil {
+		if err := d.dropDamaged(ctx, blob.Descriptor); err != nil {
 			return nil, err
 		}
 		err := content.WriteBlob(ctx, d.content, "download-"+blob.Digest.String(), strings.NewReader(string(blob.Data)), blob.Descriptor)
@@ -207,8 +207,8 @@ func (d *download) assemble(ctx context.Context, got *fetched) (*details, error)
 	return parsed, d.checkArtifact(ctx, parsed)
 }
 
-// describeDisk determines the type of a downloaded disk from the URL's file name, or else from the file's first bytes. The
-// manifest records it, so it is determined only once.
+// describeDisk determines the media type of a downloaded disk from the URL's file name or, failing that, the file's
+// first bytes. This happens only once, because the manifest records the type.
 func (d *download) describeDisk(ctx context.Context, got *fetched) (ocispec.Descriptor, error) {
 	ra, err := d.content.ReaderAt(ctx, got.Descriptor)
 	if err != nil {
@@ -228,23 +228,23 @@ func (d *download) describeDisk(ctx context.Context, got *fetched) (ocispec.Desc
 }
 
 // recordAs records an image under the translated name, and under the name with the file's digest.
-func (d *download) recordAs(ctx context.Context, of *details, is validators) (Image, error) {
+func (d *download) recordAs(ctx context.Context, of *details, version validators) (Image, error) {
 	labels := map[string]string{labelSource: d.source}
-	if is.etag != "" {
-		labels[labelETag] = is.etag
+	if version.etag != "" {
+		labels[labelETag] = version.etag
 	}
-	if is.modified != "" {
-		labels[labelModified] = is.modified
+	if version.modified != "" {
+		labels[labelModified] = version.modified
 	}
 	return d.record(ctx, of, of.manifest, d.names(of), labels)
 }
 
 // recordExisting returns an existing image and records it under the requested name.
-func (d *download) recordExisting(ctx context.Context, known *entry, is validators) (Image, error) {
+func (d *download) recordExisting(ctx context.Context, known *entry, cached validators) (Image, error) {
 	if img, ok := d.current(ctx, d.named, known.details.manifest); ok {
 		return img, nil
 	}
-	// Keep it from being collected between finding and recording it, in case it is removed in the meantime.
+	// If the image is removed in the meantime, the lease keeps its content until it is recorded again.
 	ctx, release, err := d.lease(ctx, d.names(known.details))
 	if err != nil {
 		return Image{}, err
@@ -255,13 +255,13 @@ func (d *download) recordExisting(ctx context.Context, known *entry, is validato
 	if err := d.leases.AddResource(ctx, leases.Lease{ID: id}, resource); err != nil {
 		return Image{}, err
 	}
-	if !d.sound(ctx, known.details) {
+	if !d.intact(ctx, known.details) {
 		return Image{}, fmt.Errorf("image %s was just removed: %w", known.image.ID, errdefs.ErrUnavailable)
 	}
-	return d.recordAs(ctx, known.details, is)
+	return d.recordAs(ctx, known.details, cached)
 }
 
-// names are the references under which the image is recorded.
+// names returns the references under which the image is recorded.
 func (d *download) names(of *details) []string {
 	names := []string{d.named.String()}
 	if d.want == "" {

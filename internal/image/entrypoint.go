@@ -14,13 +14,13 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wasmbin"
 )
 
-// labelComponent, on a manifest, names the blob made from the image's entrypoint. The collector keeps that blob as long as
-// the manifest.
+// labelComponent is a manifest's label with the digest of the blob extracted from the image's entrypoint. The collector
+// keeps that blob as long as the manifest.
 const labelComponent = "containerd.io/gc.ref.content.component"
 
-// ComponentBlob returns the blob with the binary of an image's component; OpenBlob reads it. A container image's entrypoint
-// becomes a blob when it is first needed. errdefs.ErrInvalidArgument means that the image has no component, or that the
-// entrypoint is not a regular file of at most Limits.ComponentBytes inside the image's root.
+// ComponentBlob returns the blob with the binary of an image's component; OpenBlob reads it. A container image's
+// entrypoint becomes a blob when it is first needed. errdefs.ErrInvalidArgument means that the image has no component,
+// or that the entrypoint is not a regular file of at most Limits.ComponentBytes inside the image's root.
 func (s *Store) ComponentBlob(ctx context.Context, imageID string) (ocispec.Descriptor, error) {
 	if err := s.ready(); err != nil {
 		return ocispec.Descriptor{}, err
@@ -37,7 +37,7 @@ func (s *Store) ComponentBlob(ctx context.Context, imageID string) (ocispec.Desc
 	if c.Layout != LayoutRootfs {
 		return c.Wasm, nil
 	}
-	desc, err := s.entrypoint(s.with(ctx), e.details)
+	desc, err := s.entrypoint(s.withNamespace(ctx), e.details)
 	if err != nil {
 		return desc, fmt.Errorf("entrypoint %s of image %s: %w", c.Entrypoint, e.image.ID, err)
 	}
@@ -66,8 +66,8 @@ func (s *Store) entrypoint(ctx context.Context, d *details) (ocispec.Descriptor,
 	return s.extract(ctx, d)
 }
 
-// extract copies the entrypoint from the unpacked layers into a blob. The view's lease keeps the blob until the manifest's
-// label refers to it.
+// extract copies the entrypoint from the unpacked layers into a blob. The view's lease keeps the blob until the
+// manifest's label refers to it.
 func (s *Store) extract(ctx context.Context, d *details) (desc ocispec.Descriptor, err error) {
 	err = s.withView(ctx, d.chainID(), func(ctx context.Context, view *rootView) error {
 		file, err := s.openIn(view.mounts, d.component.Entrypoint)
@@ -78,7 +78,7 @@ func (s *Store) extract(ctx context.Context, d *details) (desc ocispec.Descripto
 		if desc, err = s.describe(file); err != nil {
 			return err
 		}
-		if err := s.mend(ctx, desc); err != nil {
+		if err := s.dropDamaged(ctx, desc); err != nil {
 			return err
 		}
 		if err := content.WriteBlob(ctx, s.content, view.id, file, desc); err != nil {
@@ -91,7 +91,7 @@ func (s *Store) extract(ctx context.Context, d *details) (desc ocispec.Descripto
 	return desc, err
 }
 
-// describe checks and digests an open file and rewinds it.
+// describe checks an open file and computes its digest. It does not move the file's offset.
 func (s *Store) describe(file *os.File) (ocispec.Descriptor, error) {
 	info, err := file.Stat()
 	if err != nil {

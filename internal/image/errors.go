@@ -26,24 +26,29 @@ func (e *corruptError) Error() string { return fmt.Sprintf("stored blob %s is co
 
 func (e *corruptError) Unwrap() error { return errdefs.ErrDataLoss }
 
-// invalidf is the error for images that violate the specification or one of our limits.
+// invalidf returns an error for an image that violates the specification or one of our limits.
 func invalidf(format string, args ...any) error {
 	return fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalidArgument)...)
 }
 
 // classify adds an errdefs class and the failed operation to an error of a transfer ("pull image … from …").
 func classify(ctx context.Context, what string, err error) error {
-	// The libraries' errors for a cancelled context say nothing; the cause of the cancellation does.
+	// The libraries return a bare context.Canceled; the cause of the cancellation says more.
 	if cause := context.Cause(ctx); cause != nil && errors.Is(err, context.Canceled) {
 		err = cause
 	}
-	if class := classOf(err); class != nil {
-		return fmt.Errorf("%s: %w (%w)", what, err, class)
-	}
-	return fmt.Errorf("%s: %w", what, err)
+	return fmt.Errorf("%s: %w", what, withClass(err))
 }
 
-// classOf determines the class of an error without one; nil if it has one or none applies.
+// withClass adds the class of classOf, if any, to err.
+func withClass(err error) error {
+	if class := classOf(err); class != nil {
+		return fmt.Errorf("%w (%w)", err, class)
+	}
+	return err
+}
+
+// classOf returns the errdefs class that err lacks. It returns nil if err has a class or none applies.
 func classOf(err error) error {
 	if class := statusClass(err); class != nil {
 		return class
@@ -51,7 +56,7 @@ func classOf(err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return errdefs.ErrResourceExhausted
-	case classed(err):
+	case hasClass(err):
 		return nil
 	case errors.Is(err, docker.ErrInvalidAuthorization), errors.Is(err, auth.ErrNoToken):
 		return errdefs.ErrUnauthenticated
@@ -64,7 +69,7 @@ func classOf(err error) error {
 	}
 }
 
-func classed(err error) bool {
+func hasClass(err error) bool {
 	for _, is := range []func(error) bool{
 		errdefs.IsNotFound, errdefs.IsInvalidArgument, errdefs.IsDataLoss, errdefs.IsUnavailable, errdefs.IsPermissionDenied,
 		errdefs.IsUnauthorized, errdefs.IsResourceExhausted, errdefs.IsFailedPrecondition, errdefs.IsCanceled,
@@ -104,13 +109,14 @@ func transient(err error) bool {
 	if errors.Is(err, context.Canceled) || errors.Is(err, errRedirect) {
 		return false
 	}
-	// Not net.Error: the disk's errnos implement it too.
+	// Do not test for net.Error, because errnos of the disk implement it too.
 	_, isURL := errors.AsType[*url.Error](err)
 	_, isOp := errors.AsType[*net.OpError](err)
 	return isURL || isOp || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
-// noMatchingPlatform is the error for an index without an entry for this node; it lists what the index has.
+// noMatchingPlatform returns the error for an index without an entry for this node. It lists the platforms of the
+// index.
 func noMatchingPlatform(index ocispec.Descriptor, has []ocispec.Descriptor) error {
 	var names []string
 	for _, m := range has {

@@ -46,7 +46,7 @@ func TestFaultI1LabelsOfImagesAreNeverOurs(t *testing.T) {
 		t.Errorf("the image's own data is not told: %+v", img)
 	}
 
-	ctx := s.with(t.Context())
+	ctx := s.withNamespace(t.Context())
 	if keys, err := s.Snapshots(ctx); err != nil || len(keys) != 0 {
 		t.Errorf("a layer passes for a container's: %q %v", keys, err)
 	}
@@ -275,8 +275,8 @@ func sparse(t testing.TB, size int64) []byte {
 	t.Helper()
 	body := make([]byte, 512)
 	copy(body, "1\n"+strconv.FormatInt(size, 10)+"\n0\n")
-	// The library's writer refuses these keys, so the block with them is first written as another type, in byte 156; its
-	// checksum, six octal digits, begins at byte 148 (POSIX pax interchange format).
+	// The library's writer refuses these keys, so the block with them is first written as another type, in byte 156;
+	// its checksum, six octal digits, begins at byte 148 (POSIX pax interchange format).
 	records := ""
 	for _, kv := range []string{"GNU.sparse.major=1", "GNU.sparse.minor=0", "GNU.sparse.name=sparse", "GNU.sparse.realsize=" + strconv.FormatInt(size, 10)} {
 		records += fmt.Sprintf("%d %s\n", len(kv)+4, kv)
@@ -353,7 +353,7 @@ func TestFaultI8HundredPullsAreOne(t *testing.T) {
 		}
 	}
 	unpacked := 0
-	check(t, s.snaps.Walk(s.with(t.Context()), func(_ context.Context, info snapshots.Info) error {
+	check(t, s.snaps.Walk(s.withNamespace(t.Context()), func(_ context.Context, info snapshots.Info) error {
 		unpacked++
 		return nil
 	}))
@@ -463,7 +463,7 @@ func TestFaultN6CorruptLayerIsFetchedAgain(t *testing.T) {
 	ref := reg.push(t, "app:1", imageOf(t, v1.Config{}, archive))
 	img := pull(t, s, ref)
 	// As after a crash between transfer and unpacking, with damaged memory.
-	ctx := s.with(t.Context())
+	ctx := s.withNamespace(t.Context())
 	check(t, s.snaps.Remove(ctx, img.ChainID))
 	b := []byte(read(t, blobPath(s, digest.FromBytes(archive))))
 	b[1000] ^= 1

@@ -22,18 +22,18 @@ const (
 	retryPace      = 200 * time.Millisecond
 )
 
-// lockBlob makes concurrent pulls transfer a blob only once; the key is the one that containerd's unpacker uses.
-func (p *puller) lockBlob(ctx context.Context, desc ocispec.Descriptor) (func(), error) {
+// lockBlob makes concurrent pulls transfer a blob only once. The key is the one that containerd's unpacker uses.
+func (s *Store) lockBlob(ctx context.Context, desc ocispec.Descriptor) (unlock func(), err error) {
 	key := fmt.Sprintf("blob://%v", desc.Digest)
-	if err := p.once.Lock(ctx, key); err != nil {
+	if err := s.once.Lock(ctx, key); err != nil {
 		return nil, err
 	}
-	return func() { p.once.Unlock(key) }, nil
+	return func() { s.once.Unlock(key) }, nil
 }
 
-// fetch downloads one blob, or adds the stored one to the pull's lease. The caller holds the blob's lock.
+// fetch downloads a blob, or adds the stored one to the pull's lease. The caller holds the blob's lock.
 func (p *puller) fetch(ctx context.Context, desc ocispec.Descriptor) error {
-	if err := p.mend(ctx, desc); err != nil {
+	if err := p.dropDamaged(ctx, desc); err != nil {
 		return err
 	}
 	defer p.tracker.busy()()
@@ -62,14 +62,14 @@ func (p *puller) fetch(ctx context.Context, desc ocispec.Descriptor) error {
 	}
 }
 
-// wrongContent recognises that the registry's content does not match the descriptor: another digest, too many bytes, or too
-// few (a range past the end cannot be requested).
+// wrongContent reports whether err means that the registry's content does not match the descriptor: another digest, too
+// many bytes, or too few (a range past the end cannot be requested).
 func wrongContent(err error) bool {
 	status, ok := errors.AsType[remoteerrors.ErrUnexpectedStatus](err)
 	return errdefs.IsFailedPrecondition(err) || ok && status.StatusCode == http.StatusRequestedRangeNotSatisfiable
 }
 
-// dropWrongContent drops wrong content, which the next attempt would otherwise resume.
+// dropWrongContent deletes wrong content, which the next attempt would otherwise resume.
 func (p *puller) dropWrongContent(ctx context.Context, desc ocispec.Descriptor, cause error) error {
 	err := p.content.Abort(context.WithoutCancel(ctx), remotes.MakeRefKey(ctx, desc))
 	if err != nil && !errdefs.IsNotFound(err) {

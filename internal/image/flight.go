@@ -17,7 +17,7 @@ type flights struct {
 	wg  sync.WaitGroup
 }
 
-// flight is one pull under way. It is cancelled when nobody waits for it any more.
+// flight is one pull under way. It is cancelled once no caller waits for it.
 type flight struct {
 	cancel  context.CancelFunc
 	waiters int
@@ -27,7 +27,7 @@ type flight struct {
 	err     error
 }
 
-// do joins or starts the flight of key and waits until it or ctx ends. run executes under base.
+// do joins or starts the flight of key and waits until the flight or ctx ends. run gets a context derived from base.
 func (fs *flights) do(ctx, base context.Context, key string, onProgress func(Progress), run func(context.Context, *tracker) (Image, error)) (Image, error) {
 	f := fs.join(base, key, run)
 	defer fs.leave(key, f)
@@ -84,8 +84,8 @@ func (fs *flights) forget(key string, f *flight) {
 	}
 }
 
-// keyed is a set of named mutexes for work that must not run twice at a time: a blob's transfer, a layer's unpacking. It is
-// the unpack.KeyedLocker of all pulls.
+// keyed is a set of named mutexes for work that must not run twice at a time, such as a blob's transfer or a layer's
+// unpacking. It is the unpack.KeyedLocker of all pulls.
 type keyed struct {
 	mu    sync.Mutex
 	locks map[string]*keyedLock

@@ -12,9 +12,9 @@ import (
 // holdPrefix begins the IDs of the leases that Hold makes.
 const holdPrefix = "hold-"
 
-// Hold keeps the blobs of an image until Unhold(key), even if the image is removed, as Prepare does for users of a root
-// filesystem. A repeat for the same image does nothing. If the key holds another image, the error is
-// errdefs.ErrAlreadyExists; an unknown image is errdefs.ErrNotFound.
+// Hold keeps the blobs of an image until Unhold(key), even if the image is removed, as Prepare keeps a root filesystem.
+// A repeated call for the same image does nothing. The error is errdefs.ErrAlreadyExists if the key holds another
+// image, and errdefs.ErrNotFound for an unknown image.
 func (s *Store) Hold(ctx context.Context, key, imageID string) error {
 	if err := s.ready(); err != nil {
 		return err
@@ -22,8 +22,8 @@ func (s *Store) Hold(ctx context.Context, key, imageID string) error {
 	if err := checkKey(key); err != nil {
 		return err
 	}
-	ctx = s.with(ctx)
-	s.change.Lock() // so that the image is not removed between finding and holding it
+	ctx = s.withNamespace(ctx)
+	s.change.Lock() // the image must not be removed between find and lease
 	defer s.change.Unlock()
 	if err := s.reserve(); err != nil {
 		return fmt.Errorf("hold %q: %w", key, err)
@@ -53,12 +53,12 @@ func (s *Store) Hold(ctx context.Context, key, imageID string) error {
 	return nil
 }
 
-// Unhold releases what Hold kept. An unknown key is a success.
+// Unhold releases the blobs that Hold keeps under key. It succeeds if the key is unknown.
 func (s *Store) Unhold(ctx context.Context, key string) error {
 	if err := s.ready(); err != nil {
 		return err
 	}
-	if err := s.leases.Delete(s.with(ctx), leases.Lease{ID: holdPrefix + key}); err != nil && !errdefs.IsNotFound(err) {
+	if err := s.leases.Delete(s.withNamespace(ctx), leases.Lease{ID: holdPrefix + key}); err != nil && !errdefs.IsNotFound(err) {
 		return fmt.Errorf("unhold %q: %w", key, err)
 	}
 	s.Kick()
@@ -70,7 +70,7 @@ func (s *Store) Holds(ctx context.Context) ([]string, error) {
 	if err := s.ready(); err != nil {
 		return nil, err
 	}
-	all, err := s.leases.List(s.with(ctx))
+	all, err := s.leases.List(s.withNamespace(ctx))
 	if err != nil {
 		return nil, fmt.Errorf("list holds: %w", err)
 	}

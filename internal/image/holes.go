@@ -34,15 +34,15 @@ func (h *holeFinder) Write(p []byte) (int, error) {
 		h.block = append(h.block, rest[:take]...)
 		rest = rest[take:]
 		if len(h.block) == holeSize {
-			h.note(bytes.Equal(h.block, zeros[:]))
+			h.addBlock(bytes.Equal(h.block, zeros[:]))
 			h.block = h.block[:0]
 		}
 	}
 	return n, err
 }
 
-// note records one more block.
-func (h *holeFinder) note(empty bool) {
+// addBlock moves on by one block, which becomes part of a hole if it is empty.
+func (h *holeFinder) addBlock(empty bool) {
 	from := h.at
 	h.at += holeSize
 	if last := len(h.holes) - 1; empty && last >= 0 && h.holes[last].to == from {

@@ -21,8 +21,8 @@ const (
 
 // Image describes an image of the store. Its slices and maps are shared and must not be changed.
 type Image struct {
-	// ID is "sha256:…", the digest of the config or, for artifacts, of the manifest. Every CRI call identifies the image by
-	// it.
+	// ID is "sha256:…", the digest of the config or, for artifacts, of the manifest. CRI calls identify the image by
+	// this ID.
 	ID string
 	// RepoTags are the full tags ("docker.io/library/busybox:1.36"), sorted.
 	RepoTags []string
@@ -35,24 +35,24 @@ type Image struct {
 	// User is the user in the config, unparsed: "", "name", "1000", "1000:100" …
 	User string
 	Kind Kind
-	// Config is the image's config; for an artifact, only the fields that it has in common.
+	// Config is the image's config; for an artifact, only the fields that both kinds of config have.
 	Config ocispec.Image
 	// Manifest is the digest of the manifest for this node's platform.
 	Manifest digest.Digest
 	// Layers are the manifest's blobs, lowest first.
 	Layers []ocispec.Descriptor
-	// Annotations are the manifest's.
+	// Annotations are the manifest's annotations.
 	Annotations map[string]string
 	// ChainID identifies the unpacked root filesystem; empty unless Kind is KindRootfs.
 	ChainID string
 	// Component is the image's WebAssembly component or module; nil if it has none.
 	Component *Component
-	// LastUsed is when Prepare or View last used the image since Open; zero if never.
+	// LastUsed is the time of the last use, by Prepare or View for example, since Open; zero if unused.
 	LastUsed time.Time
 }
 
-// Auth is a login to a registry (CRI AuthConfig). The first of Username, Auth, IdentityToken and RegistryToken that is set
-// applies. It is never logged or stored.
+// Auth is a login to a registry (CRI AuthConfig). The first of Username, Auth, IdentityToken and RegistryToken that is
+// set applies. It is never logged or stored.
 type Auth struct {
 	Username, Password string
 	// Auth is base64 of "username:password".
@@ -80,19 +80,19 @@ type Progress struct {
 	Current digest.Digest
 }
 
-// FsUsage is the disk usage of something on a file system.
+// FsUsage is the disk usage of a part of the store.
 type FsUsage struct {
 	// Mountpoint is the directory of the store, which identifies the file system.
 	Mountpoint string
 	UsedBytes  uint64
 	InodesUsed uint64
-	// Timestamp is when the usage was measured.
+	// Timestamp is the time of the measurement.
 	Timestamp time.Time
 }
 
 // Usage is the disk usage of one writable layer.
 type Usage struct {
 	Bytes, Inodes uint64
-	// Timestamp is when the usage was measured; zero if it has not been.
+	// Timestamp is the time of the measurement; zero before the first.
 	Timestamp time.Time
 }

@@ -17,11 +17,11 @@ const LocalPrefix = "edge.local/"
 // IsLocal reports whether a reference names such an image.
 func IsLocal(ref string) bool { return strings.HasPrefix(ref, LocalPrefix) }
 
-// Import stores an artifact made on this node under a name, as a pull of that name would: intact content that is already
-// stored is not written again, and a name of another image moves. Remove deletes it.
+// Import stores an artifact made on this node under a name, as a pull of that name would: it does not write intact
+// content again, and takes the name away from another image. Remove deletes the artifact.
 //
-// Errors: errdefs.ErrInvalidArgument for a malformed reference or an invalid artifact, ErrResourceExhausted if the disk is
-// full.
+// Errors: errdefs.ErrInvalidArgument for a malformed reference or an invalid artifact, ErrResourceExhausted if the disk
+// is full.
 func (s *Store) Import(ctx context.Context, ref string, manifest Blob, blobs ...Blob) (_ Image, err error) {
 	if err := s.ready(); err != nil {
 		return Image{}, err
@@ -30,13 +30,13 @@ func (s *Store) Import(ctx context.Context, ref string, manifest Blob, blobs ...
 	if err != nil {
 		return Image{}, invalidf("image reference %q: %v", ref, err)
 	}
-	ctx = s.with(ctx)
+	ctx = s.withNamespace(ctx)
 	defer func() {
 		if err != nil {
 			err = classify(ctx, fmt.Sprintf("import image %q", named), err)
 		}
 	}()
-	target := bare(manifest.Descriptor)
+	target := strip(manifest.Descriptor)
 	if img, ok := s.current(ctx, named, target); ok {
 		return img, nil
 	}
@@ -84,7 +84,7 @@ func (p *puller) put(ctx context.Context, blob Blob) error {
 		return err
 	}
 	defer unlock()
-	if err := p.mend(ctx, blob.Descriptor); err != nil {
+	if err := p.dropDamaged(ctx, blob.Descriptor); err != nil {
 		return err
 	}
 	return content.WriteBlob(ctx, p.content, "import-"+blob.Digest.String(), bytes.NewReader(blob.Data), blob.Descriptor)

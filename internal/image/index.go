@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -14,14 +15,14 @@ import (
 	"github.com/distribution/reference"
 )
 
-// index holds the images in memory, so that Get and List read no file: the kubelet lists every second. It follows the
-// metadata, which is written first.
+// index holds the images in memory, so that Get and List read no files, because the kubelet lists every second. Changes
+// are written to the metadata first.
 type index struct {
 	mu sync.RWMutex
 	// names maps full references to image IDs.
 	names map[string]string
 	byID  map[string]*entry
-	// sorted are the entries in order of ID.
+	// sorted lists the entries in order of ID.
 	sorted []*entry
 }
 
@@ -51,7 +52,7 @@ func (x *index) reset() {
 	x.names, x.byID, x.sorted = nil, nil, nil
 }
 
-// put adds an image with names. A name of another image moves.
+// put adds an image with names, and takes these names away from other images.
 func (x *index) put(d *details, pinned map[string]bool, names ...string) Image {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -77,20 +78,13 @@ func (x *index) put(d *details, pinned map[string]bool, names ...string) Image {
 	return x.byID[d.id].snapshot()
 }
 
-// drop removes an image and returns its names.
-func (x *index) drop(id string) []string {
+// drop removes an image and its names.
+func (x *index) drop(id string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	var names []string
-	for name, of := range x.names {
-		if of == id {
-			names = append(names, name)
-			delete(x.names, name)
-		}
-	}
+	maps.DeleteFunc(x.names, func(_, of string) bool { return of == id })
 	delete(x.byID, id)
 	x.sort()
-	return names
 }
 
 func (x *index) namesOf(id string) []string {
@@ -114,7 +108,7 @@ func (x *index) rebuild(id string, pinned map[string]bool) {
 	d := old.details
 	img := Image{
 		ID: id, Size: uint64(d.size), Kind: d.kind, Config: d.image, User: d.image.Config.User,
-		Manifest: d.manifest.Digest, Layers: d.layers, Annotations: d.notes, ChainID: d.chainID(), Component: d.component,
+		Manifest: d.manifest.Digest, Layers: d.layers, Annotations: d.annotations, ChainID: d.chainID(), Component: d.component,
 	}
 	for name, of := range x.names {
 		if of != id {
@@ -159,7 +153,7 @@ func (x *index) list() []Image {
 	return all
 }
 
-// find resolves a reference or, failing that, an ID or a prefix of one.
+// find resolves a reference or, failing that, an ID or a prefix of an ID.
 func (x *index) find(refOrID string) (*entry, error) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
@@ -190,8 +184,8 @@ func (x *index) findID(prefix string) (*entry, error) {
 	return x.sorted[at], nil
 }
 
-// Get finds an image by its ID (with or without "sha256:", or a unique prefix), by a tag, or by a digest reference; short
-// names expand as in docker. An unknown image is errdefs.ErrNotFound.
+// Get finds an image by its ID (with or without "sha256:", or a unique prefix), by a tag, or by a digest reference;
+// short names expand as in docker. An unknown image is errdefs.ErrNotFound.
 func (s *Store) Get(_ context.Context, refOrID string) (Image, error) {
 	if err := s.ready(); err != nil {
 		return Image{}, err

@@ -18,15 +18,13 @@ import (
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/pkg/archive"
 	"github.com/containerd/errdefs"
-	"github.com/klauspost/compress/gzip"
-	"github.com/klauspost/compress/zstd"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// layerApplier unpacks the layers of one image (diff.Applier). In addition to containerd's, it checks the blob against its
-// digest while reading, enforces the image's limits, and omits what does not belong in a layer: paths outside the root,
-// devices, and the overlay's own attributes (fault I4).
+// layerApplier unpacks the layers of one image (diff.Applier). Unlike containerd's, it checks the blob against its
+// digest while reading, enforces the image's limits, rejects paths outside the root, and omits devices and the
+// overlay's own attributes (fault I4).
 type layerApplier struct {
 	*puller
 	diffIDs map[digest.Digest]digest.Digest
@@ -76,7 +74,7 @@ func (a *layerApplier) Apply(ctx context.Context, desc ocispec.Descriptor, mount
 	defer ra.Close()
 	blob := &digestReader{r: &touchReader{content.NewReader(ra), a.tracker}, digester: desc.Digest.Algorithm().Digester()}
 	diffID, size, err := a.extract(ctx, desc, root, parents, blob)
-	// A damaged blob can fail in any way. Whatever the error is, check the digest to find out whether the blob is at fault.
+	// A damaged blob can cause any error, so check the digest after every error.
 	if _, readErr := io.Copy(io.Discard, blob); readErr != nil {
 		return ocispec.Descriptor{}, errors.Join(err, readErr)
 	}
@@ -115,9 +113,10 @@ func (a *layerApplier) extract(ctx context.Context, desc ocispec.Descriptor, roo
 	return stream.digester.Digest(), stream.n, nil
 }
 
-// badArchive turns the error of an unreadable archive into ErrInvalidArgument. Errors of the disk have an errno.
+// badArchive turns the error of an unreadable archive into ErrInvalidArgument. It leaves errors of the disk, which have
+// an errno.
 func badArchive(err error) error {
-	if _, ok := errors.AsType[syscall.Errno](err); ok || classed(err) {
+	if _, ok := errors.AsType[syscall.Errno](err); ok || hasClass(err) {
 		return err
 	}
 	return invalidf("not a readable archive: %v", err)
@@ -152,7 +151,7 @@ func (a *layerApplier) accept(ctx context.Context, desc ocispec.Descriptor) arch
 	}
 }
 
-// allows reports whether n more would fit, without spending them; the reader spends as data arrives.
+// allows returns an error if n more would exceed the limit. It does not count them; budgetReader does as data arrives.
 func (b *budget) allows(n int64) error {
 	if n < 0 || n > b.limit-b.used.Load() {
 		return invalidf("the image has more %s than the limit of %d", b.what, b.limit)
@@ -166,8 +165,8 @@ func outside(path string) bool {
 	return clean == ".." || strings.HasPrefix(clean, "../")
 }
 
-// layerDirs returns the writable directory of a snapshot's mounts and the layers below. Unpacking writes directly to the
-// upper directory, with whiteouts in the overlay's form, and needs no mount.
+// layerDirs returns the writable directory of a snapshot's mounts and the directories of the layers below. Unpacking
+// writes directly to the writable directory, with whiteouts in the overlay's form, and needs no mount.
 func layerDirs(mounts []mount.Mount) (string, []string, error) {
 	if len(mounts) != 1 {
 		return "", nil, fmt.Errorf("a snapshot with %d mounts: %w", len(mounts), errdefs.ErrNotImplemented)
@@ -176,8 +175,16 @@ func layerDirs(mounts []mount.Mount) (string, []string, error) {
 	if m.Type == "bind" {
 		return m.Source, nil, nil
 	}
-	var upper string
-	var lower []string
+	upper, lower := overlayDirs(m)
+	if m.Type != "overlay" || upper == "" {
+		return "", nil, fmt.Errorf("a snapshot with a %s mount and no upper directory: %w", m.Type, errdefs.ErrNotImplemented)
+	}
+	return upper, lower, nil
+}
+
+// overlayDirs returns the directories in an overlay's options: the upper one, "" if read-only, and the lower ones,
+// highest first.
+func overlayDirs(m mount.Mount) (upper string, lower []string) {
 	for _, option := range m.Options {
 		if dir, ok := strings.CutPrefix(option, "upperdir="); ok {
 			upper = dir
@@ -185,14 +192,11 @@ func layerDirs(mounts []mount.Mount) (string, []string, error) {
 			lower = strings.Split(dirs, ":")
 		}
 	}
-	if m.Type != "overlay" || upper == "" {
-		return "", nil, fmt.Errorf("a snapshot with a %s mount and no upper directory: %w", m.Type, errdefs.ErrNotImplemented)
-	}
-	return upper, lower, nil
+	return upper, lower
 }
 
-// compressionOf returns the compression of a layer's media type: "", "gzip", "zstd", or "unknown" if the content must be
-// examined. ok is false if the type is not a layer's.
+// compressionOf returns the compression of a layer's media type: "", "gzip", "zstd", or "unknown" if only the content
+// shows it. ok is false if the type is not a layer's.
 func compressionOf(mediaType string) (compression string, ok bool) {
 	if strings.Contains(mediaType, "+encrypted") {
 		return "", false
@@ -201,7 +205,8 @@ func compressionOf(mediaType string) (compression string, ok bool) {
 	return compression, err == nil
 }
 
-// decompress decompresses a layer in this process. zstd's window is limited, so a malicious layer cannot exhaust memory.
+// decompress decompresses a layer in this process. zstd's window is limited, so a malicious layer cannot exhaust
+// memory.
 func decompress(mediaType string, r io.Reader) (io.ReadCloser, error) {
 	compression, ok := compressionOf(mediaType)
 	if !ok {
@@ -210,16 +215,8 @@ func decompress(mediaType string, r io.Reader) (io.ReadCloser, error) {
 	if compression == "unknown" {
 		r, compression = sniff(r)
 	}
-	switch compression {
-	case "gzip":
-		return gzip.NewReader(r)
-	case "zstd":
-		d, err := zstd.NewReader(r, zstd.WithDecoderMaxWindow(128<<20))
-		if err != nil {
-			return nil, err
-		}
-		return d.IOReadCloser(), nil
-	default:
-		return io.NopCloser(r), nil
+	if open := decompressors[compression]; open != nil {
+		return open(r)
 	}
+	return io.NopCloser(r), nil
 }

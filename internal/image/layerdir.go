@@ -18,12 +18,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The snapshotter manages the directories of snapshots, with one exception: it never checks that they exist, so an image with
-// a missing layer could neither be used nor pulled again. This file checks and repairs them.
+// The snapshotter manages the directories of snapshots but never checks that they exist, so an image with a missing
+// layer could neither be used nor pulled again. This file checks and repairs the directories.
 //
 //	<root>/snapshots/snapshots/<number>/fs      the layer, or a container's writable part
 //	                                   /fs.new  a layer that is being unpacked again
-//	                                   /fs.bad  a damaged one that containers have mounted
+//	                                   /fs.bad  a damaged layer that containers have mounted
 
 // snapshotDirs maps the names of snapshots to their directories.
 type snapshotDirs map[string]string
@@ -45,7 +45,7 @@ func (s *Store) snapshotDirs(ctx context.Context) (snapshotDirs, error) {
 		}
 		return err
 	})
-	if err != nil && !errdefs.IsNotFound(err) { // no snapshot has ever been made
+	if err != nil && !errdefs.IsNotFound(err) { // not found: no snapshot has ever been made
 		return nil, fmt.Errorf("list the directories of snapshots: %w", err)
 	}
 	return dirs, nil
@@ -54,7 +54,8 @@ func (s *Store) snapshotDirs(ctx context.Context) (snapshotDirs, error) {
 // errLayer is the class of damaged layers.
 var errLayer = fmt.Errorf("the unpacked layer is damaged: %w", errdefs.ErrDataLoss)
 
-// checkLayer checks, without reading files, that an unpacked layer exists: errdefs.ErrNotFound if it was never unpacked.
+// checkLayer checks, without reading files, that an unpacked layer exists. The error is errdefs.ErrNotFound if the
+// layer was never unpacked, and errLayer if it is damaged.
 func (s *Store) checkLayer(ctx context.Context, dirs snapshotDirs, chain string) error {
 	if _, bad := s.badLayers.Load(chain); bad {
 		return fmt.Errorf("layer %s: its files do not match its blob: %w", chain, errLayer)
@@ -98,15 +99,7 @@ func present(mounts []mount.Mount) bool {
 	for _, m := range mounts {
 		dirs := []string{m.Source}
 		if m.Type != "bind" {
-			_, lower, err := layerDirs([]mount.Mount{m})
-			if err != nil { // a read-only snapshot has no upper directory
-				for _, option := range m.Options {
-					if list, ok := strings.CutPrefix(option, "lowerdir="); ok {
-						lower = strings.Split(list, ":")
-					}
-				}
-			}
-			dirs = lower
+			_, dirs = overlayDirs(m)
 		}
 		for _, dir := range dirs {
 			if _, err := os.Lstat(dir); isGone(err) {
@@ -117,20 +110,20 @@ func present(mounts []mount.Mount) bool {
 	return true
 }
 
-// mendLayers unpacks damaged layers again, in place, because the layers and containers above refer to their directories.
-// Running containers keep what they have mounted.
-func (p *puller) mendLayers(ctx context.Context, d *details) error {
+// repairLayers unpacks damaged layers again, in place, because the layers and containers above refer to their
+// directories. Running containers keep the damaged directory mounted.
+func (p *puller) repairLayers(ctx context.Context, d *details) error {
 	for i, chain := range d.chain {
-		if err := p.mendLayerAt(ctx, d, i); err != nil {
+		if err := p.repairLayer(ctx, d, i); err != nil {
 			return fmt.Errorf("unpack layer %s again: %w", chain, err)
 		}
 	}
 	return nil
 }
 
-func (p *puller) mendLayerAt(ctx context.Context, d *details, i int) error {
+func (p *puller) repairLayer(ctx context.Context, d *details, i int) error {
 	chain, layer := d.chain[i].String(), d.layers[i]
-	key := "mend://" + chain
+	key := "repair://" + chain
 	if err := p.once.Lock(ctx, key); err != nil {
 		return err
 	}
@@ -142,12 +135,12 @@ func (p *puller) mendLayerAt(ctx context.Context, d *details, i int) error {
 	err = p.checkLayer(ctx, dirs, chain)
 	if !errors.Is(err, errLayer) {
 		if errdefs.IsNotFound(err) {
-			return nil // it will be unpacked with the others
+			return nil // unpack will unpack it
 		}
 		return err
 	}
 	p.cfg.Logger.WarnContext(ctx, "an unpacked layer is damaged; unpacking it again", "layer", chain, "err", err)
-	if err := p.bringLayer(ctx, layer); err != nil {
+	if err := p.fetchLayer(ctx, layer); err != nil {
 		return err
 	}
 	var lower []string
@@ -161,7 +154,7 @@ func (p *puller) mendLayerAt(ctx context.Context, d *details, i int) error {
 	return nil
 }
 
-func (p *puller) bringLayer(ctx context.Context, layer ocispec.Descriptor) error {
+func (p *puller) fetchLayer(ctx context.Context, layer ocispec.Descriptor) error {
 	unlock, err := p.lockBlob(ctx, layer)
 	if err != nil {
 		return err
@@ -170,7 +163,8 @@ func (p *puller) bringLayer(ctx context.Context, layer ocispec.Descriptor) error
 	return p.fetch(ctx, layer)
 }
 
-// unpackAgain unpacks a layer into the directory of its snapshot. A damaged blob is a corruptError, as for a first unpacking.
+// unpackAgain unpacks a layer into the directory of its snapshot. A damaged blob is a corruptError, as for a first
+// unpacking.
 func (p *puller) unpackAgain(ctx context.Context, d *details, layer ocispec.Descriptor, dir string, lower []string) error {
 	fresh, files, bad := filepath.Join(dir, "fs.new"), filepath.Join(dir, "fs"), filepath.Join(dir, "fs.bad")
 	if err := errors.Join(os.RemoveAll(fresh), os.MkdirAll(fresh, 0o755), os.Chmod(dir, 0o700), os.Chmod(fresh, 0o755)); err != nil {
@@ -197,7 +191,7 @@ func (p *puller) unpackAgain(ctx context.Context, d *details, layer ocispec.Desc
 	return errors.Join(os.RemoveAll(bad), os.Rename(fresh, bad))
 }
 
-// sameOwner gives a directory the owner of the directory below, as the snapshotter does.
+// sameOwner changes the owner of a directory to that of the layer below, as the snapshotter does.
 func sameOwner(dir, below string) error {
 	var stat unix.Stat_t
 	if err := unix.Stat(below, &stat); err != nil {

@@ -9,15 +9,15 @@ import (
 	"github.com/containerd/containerd/v2/core/leases"
 )
 
-// labelPull marks a lease with the reference that its pull fetches.
+// labelPull is a lease's label with the reference that its pull fetches.
 const labelPull = "tripod.run/pull"
 
 // pullLeases counts the pulls under each lease.
 type pullLeases struct{ inUse map[string]int }
 
-// lease protects a pull's content from the collector until the image's records do. The returned function ends the lease, and
-// any that earlier attempts left, or keeps it for ResumeWindow, so that the next pull can resume. The returned context is
-// usable even after an error.
+// lease protects a pull's content from the collector until the image's records do. The returned function ends this
+// lease and those of earlier attempts; with keep it leaves them, so that a pull within ResumeWindow can resume. The
+// returned context is usable even after an error.
 func (s *Store) lease(ctx context.Context, names []string) (context.Context, func(keep bool), error) {
 	if err := s.reserve(); err != nil {
 		return ctx, nil, err

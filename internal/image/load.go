@@ -13,7 +13,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// load rebuilds the index from the records at Open and removes what a crash left half-made.
+// load rebuilds the index from the records at Open and removes the unfinished work of a crashed process.
 func (s *Store) load(ctx context.Context) error {
 	records, err := s.records.List(ctx)
 	if err != nil {
@@ -39,7 +39,7 @@ func (s *Store) load(ctx context.Context) error {
 	for _, record := range records {
 		d, err := inspect(record.Target)
 		if err != nil {
-			if err := s.demote(ctx, record, err); err != nil {
+			if err := s.dropImage(ctx, record, err); err != nil {
 				return err
 			}
 			continue
@@ -62,7 +62,7 @@ func (s *Store) inspect(ctx context.Context, target ocispec.Descriptor) (*detail
 	return s.inspectIn(ctx, target, dirs)
 }
 
-// inspectIn is inspect with known directories of snapshots.
+// inspectIn is like inspect, for a caller that has the snapshot directories.
 func (s *Store) inspectIn(ctx context.Context, target ocispec.Descriptor, dirs snapshotDirs) (*details, error) {
 	for range s.cfg.Limits.IndexDepth + 1 {
 		document, err := s.readBlob(ctx, target)
@@ -86,7 +86,7 @@ func (s *Store) inspectIn(ctx context.Context, target ocispec.Descriptor, dirs s
 		if err := d.setConfig(config, s.platform); err != nil {
 			return nil, err
 		}
-		if !s.soundIn(ctx, d, dirs) {
+		if !s.intactIn(ctx, d, dirs) {
 			return nil, fmt.Errorf("blobs or unpacked layers of %s are missing or damaged: %w", d.id, errdefs.ErrDataLoss)
 		}
 		return d, nil
@@ -94,12 +94,13 @@ func (s *Store) inspectIn(ctx context.Context, target ocispec.Descriptor, dirs s
 	return nil, invalidf("more than %d nested indexes", s.cfg.Limits.IndexDepth)
 }
 
-// demote deletes the record of a damaged image, so that it is pulled again, and keeps its intact parts for that pull.
-func (s *Store) demote(ctx context.Context, record images.Image, cause error) error {
+// dropImage deletes the record of a damaged image, so that it is pulled again, and keeps its intact parts for that
+// pull.
+func (s *Store) dropImage(ctx context.Context, record images.Image, cause error) error {
 	s.cfg.Logger.WarnContext(ctx, "an image is incomplete and must be pulled again", "image", record.Name, "err", cause)
-	s.demoted.Store(record.Name, cause.Error())
+	s.dropped.Store(record.Name, cause.Error())
 	if isID(record.Name) {
-		// The same image has a record by digest; the next pull finds that record's lease.
+		// The same image also has a record by name@digest, whose lease the next pull finds.
 		return s.records.Delete(ctx, record.Name)
 	}
 	return s.transact(ctx, func(ctx context.Context) error {
@@ -136,8 +137,8 @@ func dropNameless(ingests string) error {
 	return nil
 }
 
-// dropUnfinished removes the snapshots of unfinished pulls. Layers without an image record may have lost data in a power
-// failure. A container's layers had a record when the container was made.
+// dropUnfinished removes the snapshots of unfinished pulls, because layers without an image record may have lost data
+// in a power failure. It keeps the layers of containers, which had a record when the container was made.
 func (s *Store) dropUnfinished(ctx context.Context) error {
 	keep := s.index.trusted()
 	all := map[string]snapshots.Info{}

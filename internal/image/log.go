@@ -12,8 +12,8 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// bridge is the logger for containerd's libraries, which use logrus. It forwards everything to slog, their "info", a line per
-// request, as debug.
+// bridge returns a logger for containerd's libraries, which use logrus. It forwards everything to slog, and info lines,
+// of which they write one per request, as debug.
 func bridge(to *slog.Logger) *log.Entry {
 	l := logrus.New()
 	l.SetOutput(io.Discard)
@@ -22,9 +22,9 @@ func bridge(to *slog.Logger) *log.Entry {
 	return logrus.NewEntry(l)
 }
 
-// setGlobals sets two process-wide variables of containerd's libraries. Their log lines without a context go to slog.Default
-// as debug, because none of them needs action (a file system without fs-verity, a connection that did not close). The size
-// limit of manifests moves to this package, where it returns the right error class.
+// setGlobals sets two process-wide variables of containerd's libraries. Their log lines without a context go to
+// slog.Default as debug, because none of them needs action (a file system without fs-verity, a connection that did not
+// close). The size limit of manifests moves to this package, where it returns the right error class.
 var setGlobals = sync.OnceFunc(func() {
 	entry := bridge(slog.Default())
 	entry.Logger.ReplaceHooks(logrus.LevelHooks{})

@@ -12,16 +12,16 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// details are what the blobs of an image say; immutable.
+// details is the content of an image's manifest and config. It is immutable.
 type details struct {
-	id       string
-	kind     Kind
-	size     int64
-	manifest ocispec.Descriptor
-	config   ocispec.Descriptor
-	layers   []ocispec.Descriptor
-	image    ocispec.Image
-	notes    map[string]string
+	id          string
+	kind        Kind
+	size        int64
+	manifest    ocispec.Descriptor
+	config      ocispec.Descriptor
+	layers      []ocispec.Descriptor
+	image       ocispec.Image
+	annotations map[string]string
 	// component is the image's component; nil if it has none.
 	component *Component
 	// disk is the disk of a disk artifact.
@@ -37,13 +37,13 @@ func (d *details) chainID() string {
 	return d.chain[len(d.chain)-1].String()
 }
 
-// bare removes from a descriptor what a foreign document may have added: URLs of other hosts (fault I4), inline data, and
-// annotations, which containerd would turn into labels (fault I1).
-func bare(desc ocispec.Descriptor) ocispec.Descriptor {
+// strip removes the fields of a descriptor that an image's author must not control: URLs of other hosts (fault I4),
+// inline data, and annotations, which containerd would turn into labels (fault I1).
+func strip(desc ocispec.Descriptor) ocispec.Descriptor {
 	return ocispec.Descriptor{MediaType: desc.MediaType, Digest: desc.Digest, Size: desc.Size, Platform: desc.Platform}
 }
 
-// checkDescriptor rejects a descriptor that cannot be fetched safely. what names it in the error.
+// checkDescriptor rejects a descriptor that cannot be fetched safely. what names the descriptor in the error.
 func checkDescriptor(what string, desc ocispec.Descriptor, limit int64) error {
 	if err := desc.Digest.Validate(); err != nil {
 		return invalidf("%s has the digest %q: %v", what, desc.Digest, err)
@@ -61,7 +61,7 @@ func checkDescriptor(what string, desc ocispec.Descriptor, limit int64) error {
 func parseManifest(desc ocispec.Descriptor, document []byte, limits Limits) (*details, error) {
 	var m struct {
 		ocispec.Manifest
-		// FSLayers and Manifests reveal other documents, whatever media type they claim.
+		// FSLayers and Manifests reveal documents with a wrong media type.
 		FSLayers  json.RawMessage `json:"fsLayers"`
 		Manifests json.RawMessage `json:"manifests"`
 	}
@@ -80,12 +80,12 @@ func parseManifest(desc ocispec.Descriptor, document []byte, limits Limits) (*de
 	if err := checkDescriptor("config", m.Config, limits.DocumentBytes); err != nil {
 		return nil, err
 	}
-	d := &details{manifest: bare(desc), config: bare(m.Config), size: desc.Size + m.Config.Size, notes: m.Annotations}
+	d := &details{manifest: strip(desc), config: strip(m.Config), size: desc.Size + m.Config.Size, annotations: m.Annotations}
 	for _, layer := range m.Layers {
 		if err := checkDescriptor("layer", layer, limits.UnpackedBytes); err != nil {
 			return nil, err
 		}
-		d.layers = append(d.layers, bare(layer))
+		d.layers = append(d.layers, strip(layer))
 		d.size += layer.Size
 	}
 	if d.size > limits.UnpackedBytes {
@@ -194,5 +194,5 @@ func choose(desc ocispec.Descriptor, document []byte, matcher platforms.MatchCom
 	if len(fits) == 0 {
 		return ocispec.Descriptor{}, noMatchingPlatform(desc, index.Manifests)
 	}
-	return bare(fits[0]), nil
+	return strip(fits[0]), nil
 }

@@ -17,7 +17,7 @@ import (
 // progressPace is the interval of progress reports.
 const progressPace = 200 * time.Millisecond
 
-// tracker follows the progress of one pull, for its callers and for the watch that cancels a stalled pull.
+// tracker tracks the progress of one pull, for its callers and for the watch that cancels a stalled pull.
 type tracker struct {
 	start time.Time
 	// moved is the time of the last progress, in nanoseconds after start.
@@ -25,16 +25,16 @@ type tracker struct {
 	// active counts the transfers and unpacks under way, without those that wait for their turn.
 	active atomic.Int32
 
-	mu       sync.Mutex
-	progress Progress
-	at       map[digest.Digest]int64 // bytes done of each blob
-	told     time.Time
-	nextID   int
-	tell     map[int]func(Progress)
+	mu        sync.Mutex
+	progress  Progress
+	at        map[digest.Digest]int64 // bytes done of each blob
+	reported  time.Time
+	nextID    int
+	listeners map[int]func(Progress)
 }
 
 func newTracker() *tracker {
-	return &tracker{start: time.Now(), at: map[digest.Digest]int64{}, tell: map[int]func(Progress){}}
+	return &tracker{start: time.Now(), at: map[digest.Digest]int64{}, listeners: map[int]func(Progress){}}
 }
 
 // subscribe adds a listener; the returned function removes it.
@@ -46,11 +46,11 @@ func (t *tracker) subscribe(fn func(Progress)) func() {
 	defer t.mu.Unlock()
 	id := t.nextID
 	t.nextID++
-	t.tell[id] = fn
+	t.listeners[id] = fn
 	return func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		delete(t.tell, id)
+		delete(t.listeners, id)
 	}
 }
 
@@ -66,7 +66,7 @@ func (t *tracker) busy() func() {
 
 func (t *tracker) touch() { t.moved.Store(int64(time.Since(t.start))) }
 
-// begin sets the total size of the image's blobs; earlier progress no longer counts.
+// begin sets the total size of the image's blobs and resets the progress.
 func (t *tracker) begin(total int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -74,30 +74,30 @@ func (t *tracker) begin(total int64) {
 	t.progress.Total, t.progress.Done = total, 0
 }
 
-// reached sets the progress of blob; a restarted transfer goes back.
+// reached sets the bytes done of blob, which can decrease if its transfer restarts.
 func (t *tracker) reached(blob digest.Digest, offset int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.progress.Done += offset - t.at[blob]
 	t.at[blob] = offset
 	t.progress.Current = blob
-	if now := time.Now(); now.Sub(t.told) >= progressPace {
-		t.told = now
-		t.tellAll()
+	if now := time.Now(); now.Sub(t.reported) >= progressPace {
+		t.reported = now
+		t.notify()
 	}
 }
 
-// finish reports the end: all bytes are done, including those that needed no transfer.
+// finish reports all bytes as done, including those that needed no transfer.
 func (t *tracker) finish() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.progress.Done = t.progress.Total
-	t.tellAll()
+	t.notify()
 }
 
-func (t *tracker) tellAll() {
-	for _, tell := range t.tell {
-		tell(t.progress)
+func (t *tracker) notify() {
+	for _, report := range t.listeners {
+		report(t.progress)
 	}
 }
 
@@ -131,7 +131,7 @@ func (t *tracker) watch(ctx context.Context, timeout time.Duration) (context.Con
 	return ctx, func() { cancel(nil) }
 }
 
-// trackedFetcher reports what a fetcher reads.
+// trackedFetcher reports the progress of a fetcher to a tracker.
 type trackedFetcher struct {
 	remotes.Fetcher
 	tracker *tracker

@@ -15,17 +15,18 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// authSeed makes the keys of flights differ by login without revealing it.
+// authSeed is the seed for hashes of logins in the keys of flights.
 var authSeed = maphash.MakeSeed()
 
-// Pull fetches and unpacks an image and returns once it can be used. Content that is already stored is not fetched again, but
-// the registry is always asked, so that an unauthorised login does not get the image. Concurrent pulls of one reference with
-// one login are merged. The end of ctx ends the waiting, and the pull itself only if nobody else waits. A failed pull's
+// Pull fetches and unpacks an image and returns once it can be used. It does not fetch stored content again, but always
+// asks the registry, so that an unauthorised login does not get the image. Concurrent pulls of one reference with one
+// login are merged. If ctx ends, Pull returns, but the pull goes on while other callers wait for it. A failed pull's
 // content is kept for ResumeWindow.
 //
-// Errors: errdefs.ErrInvalidArgument for a malformed reference and for an image that violates the specification or a limit;
-// ErrNotFound, ErrUnauthenticated and ErrPermissionDenied as the registry answered; ErrUnavailable if it is unreachable or
-// stalls; ErrDataLoss if its content does not match the digest; ErrResourceExhausted if the disk is full.
+// Errors: errdefs.ErrInvalidArgument for a malformed reference and for an image that violates the specification or a
+// limit; ErrNotFound, ErrUnauthenticated and ErrPermissionDenied as the registry answered; ErrUnavailable if it is
+// unreachable or stalls; ErrDataLoss if its content does not match the digest; ErrResourceExhausted if the disk is
+// full.
 func (s *Store) Pull(ctx context.Context, ref string, opts PullOptions) (Image, error) {
 	if err := s.ready(); err != nil {
 		return Image{}, err
@@ -124,10 +125,10 @@ func (p *puller) resolve(ctx context.Context, auth *Auth) (ocispec.Descriptor, e
 	if !images.IsManifestType(target.MediaType) && !images.IsIndexType(target.MediaType) {
 		return ocispec.Descriptor{}, invalidf("the registry answered with the type %q, not a manifest or an index", target.MediaType)
 	}
-	return bare(target), checkDescriptor("manifest", target, p.cfg.Limits.DocumentBytes)
+	return strip(target), checkDescriptor("manifest", target, p.cfg.Limits.DocumentBytes)
 }
 
-// names are the references under which target is recorded: the requested one and its digest.
+// names returns the references under which target is recorded: the requested one and name@digest.
 func (p *puller) names(target ocispec.Descriptor) []string {
 	byDigest := p.named.String()
 	if _, ok := p.named.(reference.Digested); !ok {
@@ -136,35 +137,35 @@ func (p *puller) names(target ocispec.Descriptor) []string {
 	return slices.Compact([]string{p.named.String(), byDigest})
 }
 
-// current returns the image if the reference already refers to target here and nothing is damaged.
+// current returns the image if the reference already refers to target in this store and the image is intact.
 func (s *Store) current(ctx context.Context, named reference.Named, target ocispec.Descriptor) (Image, bool) {
 	record, err := s.records.Get(ctx, named.String())
 	if err != nil || record.Target.Digest != target.Digest {
 		return Image{}, false
 	}
 	e, err := s.index.find(named.String())
-	if err != nil || !s.sound(ctx, e.details) {
+	if err != nil || !s.intact(ctx, e.details) {
 		return Image{}, false
 	}
 	return e.snapshot(), true
 }
 
-// sound reports whether an image can be used as it is. Once a root filesystem is unpacked, its layers' blobs may be missing
-// but not damaged.
-func (s *Store) sound(ctx context.Context, d *details) bool {
+// intact reports whether an image can be used as stored. Once a root filesystem is unpacked, its layers' blobs may be
+// missing but not damaged.
+func (s *Store) intact(ctx context.Context, d *details) bool {
 	dirs, err := s.snapshotDirs(ctx)
-	return err == nil && s.soundIn(ctx, d, dirs)
+	return err == nil && s.intactIn(ctx, d, dirs)
 }
 
-// soundIn is sound with known directories of snapshots.
-func (s *Store) soundIn(ctx context.Context, d *details, dirs snapshotDirs) bool {
+// intactIn is like intact, for a caller that has the snapshot directories.
+func (s *Store) intactIn(ctx context.Context, d *details, dirs snapshotDirs) bool {
 	for _, desc := range []ocispec.Descriptor{d.manifest, d.config} {
 		if _, err := s.readBlob(ctx, desc); err != nil {
 			return false
 		}
 	}
 	for _, layer := range d.layers {
-		state, err := s.blob(ctx, layer)
+		state, err := s.checkBlob(ctx, layer)
 		if err != nil || state == blobDamaged || state == blobAbsent && d.kind != KindRootfs {
 			return false
 		}
@@ -177,7 +178,7 @@ func (s *Store) soundIn(ctx context.Context, d *details, dirs snapshotDirs) bool
 	return true
 }
 
-// fetchAll fetches everything of target: documents, blobs, unpacked layers.
+// fetchAll fetches the documents and blobs of target and unpacks its layers.
 func (p *puller) fetchAll(ctx context.Context, target ocispec.Descriptor) (*details, error) {
 	d, err := p.manifest(ctx, target, 0)
 	if err != nil {
@@ -194,18 +195,18 @@ func (p *puller) fetchAll(ctx context.Context, target ocispec.Descriptor) (*deta
 	if err := d.setConfig(config, p.platform); err != nil {
 		return nil, err
 	}
-	bring := p.fetchLayers
+	fetch := p.fetchLayers
 	if d.kind == KindRootfs {
-		bring = p.unpack
+		fetch = p.unpack
 	}
-	err = bring(ctx, d)
-	// Damage of a stored layer shows only when it is read. Drop the layer and fetch it once more.
+	err = fetch(ctx, d)
+	// Damage to a stored layer shows only when it is read. Drop the layer and fetch it once more.
 	if corrupt, ok := errors.AsType[*corruptError](err); ok {
 		p.cfg.Logger.WarnContext(ctx, "a stored blob is corrupt; fetching it again", "digest", corrupt.digest)
 		if err := p.dropBlob(ctx, corrupt.digest); err != nil {
 			return nil, err
 		}
-		err = bring(ctx, d)
+		err = fetch(ctx, d)
 	}
 	if err == nil {
 		err = p.checkArtifact(ctx, d)
@@ -245,7 +246,8 @@ func (p *puller) manifest(ctx context.Context, target ocispec.Descriptor, depth 
 	return p.manifest(ctx, child, depth+1)
 }
 
-// label keeps children from being collected as long as parent. The keys are ours and containerd's, the values digests.
+// label makes the collector keep children as long as parent. The labels' keys are containerd's and their values
+// digests, so they carry no text from the image.
 func (p *puller) label(ctx context.Context, parent ocispec.Descriptor, children ...ocispec.Descriptor) error {
 	handler := images.SetChildrenLabels(p.content, func(context.Context, ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 		return children, nil

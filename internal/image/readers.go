@@ -2,13 +2,12 @@ package image
 
 import (
 	"bufio"
-	"bytes"
 	"io"
 
 	"github.com/opencontainers/go-digest"
 )
 
-// digestReader digests and counts what is read through it.
+// digestReader computes the digest and the number of the bytes read through it.
 type digestReader struct {
 	r        io.Reader
 	digester digest.Digester
@@ -50,22 +49,11 @@ func (b *budgetReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Magic numbers: RFC 1952 with deflate, RFC 8878.
-var (
-	gzipMagic = []byte{0x1f, 0x8b, 0x08}
-	zstdMagic = []byte{0x28, 0xb5, 0x2f, 0xfd}
-)
-
-// sniff detects a stream's compression by its first bytes, because Docker's media type for plain layers is also used for
-// compressed ones.
+// sniff detects a stream's compression by its first bytes, because Docker's media type for plain layers is also used
+// for compressed ones.
 func sniff(r io.Reader) (io.Reader, string) {
 	b := bufio.NewReaderSize(r, 64<<10)
-	head, _ := b.Peek(4) // a shorter stream is not compressed; an error is returned again by the next read
-	switch {
-	case bytes.HasPrefix(head, gzipMagic):
-		return b, "gzip"
-	case bytes.HasPrefix(head, zstdMagic):
-		return b, "zstd"
-	}
-	return b, ""
+	// Four bytes identify gzip and zstd, but not xz, which layers must not use. The next read returns any error again.
+	head, _ := b.Peek(4)
+	return b, compressionByContent(head)
 }

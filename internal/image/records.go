@@ -3,7 +3,6 @@ package image
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/images"
@@ -29,8 +28,8 @@ func (s *Store) transact(ctx context.Context, fn func(context.Context) error) er
 	return s.db.Update(func(tx *bolt.Tx) error { return fn(boltutil.WithTransaction(ctx, tx)) })
 }
 
-// record writes all records of a complete image in one transaction and updates the index. labels are for the records of
-// names.
+// record writes all records of a complete image in one transaction and updates the index. The records of names get
+// labels.
 func (s *Store) record(ctx context.Context, d *details, target ocispec.Descriptor, names []string, labels map[string]string) (Image, error) {
 	if err := failRecord.Hit(ctx); err != nil {
 		return Image{}, err
@@ -63,8 +62,8 @@ func (s *Store) writeRecord(ctx context.Context, name string, target ocispec.Des
 	return err
 }
 
-// Remove removes an image with all its names, by any of them. Its content is collected soon, except what containers or other
-// images use. An unknown image is errdefs.ErrNotFound.
+// Remove removes an image and all its names, given one of them. The collector then removes its content, except what
+// containers or other images use. The error is errdefs.ErrNotFound for an unknown image.
 func (s *Store) Remove(ctx context.Context, refOrID string) error {
 	if err := s.ready(); err != nil {
 		return err
@@ -73,28 +72,31 @@ func (s *Store) Remove(ctx context.Context, refOrID string) error {
 	if err != nil {
 		return err
 	}
-	ctx, id := s.with(ctx), e.image.ID
+	ctx, id := s.withNamespace(ctx), e.image.ID
 	if err := failRemove.Hit(ctx); err != nil {
 		return err
 	}
 	s.change.Lock()
 	defer s.change.Unlock()
-	if err := s.deleteRecords(ctx, append(s.index.namesOf(id), id)); err != nil {
+	if err := s.deleteImage(ctx, id); err != nil {
 		return fmt.Errorf("remove image %q: %w", refOrID, err)
 	}
-	s.index.drop(id)
 	s.Kick()
 	return nil
 }
 
-func (s *Store) deleteRecords(ctx context.Context, names []string) error {
-	slices.Sort(names)
-	return s.transact(ctx, func(ctx context.Context) error {
-		for _, name := range slices.Compact(names) {
+// deleteImage deletes all records of an image and removes it from the index. The caller holds s.change.
+func (s *Store) deleteImage(ctx context.Context, id string) error {
+	err := s.transact(ctx, func(ctx context.Context) error {
+		for _, name := range append(s.index.namesOf(id), id) {
 			if err := s.records.Delete(ctx, name); err != nil && !errdefs.IsNotFound(err) {
 				return fmt.Errorf("record %q: %w", name, err)
 			}
 		}
 		return nil
 	})
+	if err == nil {
+		s.index.drop(id)
+	}
+	return err
 }

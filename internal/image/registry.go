@@ -20,9 +20,10 @@ const maxRedirects = 10
 // errRedirect means that a registry's redirect was refused.
 var errRedirect = errors.New("redirect refused")
 
-// Registries configures the access to registries; a Store has it from its Config.
+// Registries configures access to registries. A Store derives it from its Config.
 type Registries struct {
-	// HostsDir are directories of hosts.toml files in containerd's certs.d layout; the first that contains a host applies.
+	// HostsDir are directories of hosts.toml files in containerd's certs.d layout; the first that contains a host
+	// applies.
 	HostsDir []string
 	// DockerConfig is the path of a docker config.json whose "auths" apply to requests without a login of their own.
 	DockerConfig string
@@ -82,7 +83,7 @@ func (r Registries) resolver(ctx context.Context, named reference.Named, auth *A
 	return docker.NewResolver(docker.ResolverOptions{Hosts: hosts, Headers: http.Header{"User-Agent": {"tripod"}}}), nil
 }
 
-// hostDir finds a registry host's directory with hosts.toml.
+// hostDir finds the directory with a registry host's hosts.toml.
 func (r Registries) hostDir(host string) (string, error) {
 	for _, root := range r.HostsDir {
 		dir, err := dockerconfig.HostDirFromRoot(root)(host)
@@ -93,14 +94,14 @@ func (r Registries) hostDir(host string) (string, error) {
 	return "", errdefs.ErrNotFound
 }
 
-// checkRedirect follows a registry's redirects without anything meant for the registry: net/http would pass headers on to
-// other hosts, and logins to other ports and subdomains. It refuses a redirect from https to http.
+// checkRedirect follows a registry's redirects without anything meant for the registry: net/http would pass headers on
+// to other hosts, and logins to other ports and subdomains. It refuses a redirect from https to http.
 func checkRedirect(to *http.Request, via []*http.Request) error {
 	if len(via) >= maxRedirects {
 		return fmt.Errorf("more than %d redirects: %w", maxRedirects, errRedirect)
 	}
 	from := via[len(via)-1]
-	// A registry on loopback may have answered by http to an https URL, by containerd's fallback.
+	// A registry on loopback may have answered an https URL over http, because of containerd's fallback.
 	if from.URL.Scheme == "https" && to.URL.Scheme != "https" && !docker.IsLocalhost(from.URL.Host) {
 		return fmt.Errorf("from https to %s://%s: %w", to.URL.Scheme, to.URL.Host, errRedirect)
 	}
@@ -109,7 +110,7 @@ func checkRedirect(to *http.Request, via []*http.Request) error {
 		return nil
 	}
 	if to.Method != http.MethodGet && to.Method != http.MethodHead {
-		return fmt.Errorf("of a %s, which may carry a login, to %s: %w", to.Method, to.URL.Host, errRedirect)
+		return fmt.Errorf("%s, which may carry a login, to %s: %w", to.Method, to.URL.Host, errRedirect)
 	}
 	for name := range to.Header {
 		switch name {

@@ -214,7 +214,7 @@ func TestPullResumesAfterSIGKILL(t *testing.T) {
 		t.Errorf("%d bytes served after the crash for a blob of %d, of which %d were there", n, size, kept)
 	}
 	check(t, s.Remove(t.Context(), img.ID))
-	if left, err := s.leases.List(s.with(t.Context())); err != nil || len(left) != 0 {
+	if left, err := s.leases.List(s.withNamespace(t.Context())); err != nil || len(left) != 0 {
 		t.Errorf("leases are left: %+v %v", left, err)
 	}
 	wantEmpty(t, s)
@@ -231,9 +231,8 @@ func ingested(root string) (sum int64) {
 	return sum
 }
 
-// After a kill at any point of a pull or a removal, the reopened store is consistent: the image exists or not, can be pulled,
-// and its removal leaves nothing behind.
-// not, can be pulled, and leaves nothing behind when it goes.
+// After a kill at any point of a pull or a removal, the reopened store is consistent: the image exists or not, can be
+// pulled, and its removal leaves nothing behind. not, can be pulled, and leaves nothing behind when it goes.
 func TestCrashAtEveryLine(t *testing.T) {
 	failpoint.Needed(t)
 	points := 0
@@ -269,7 +268,7 @@ func TestCrashAtEveryLine(t *testing.T) {
 			check(t, s.Release(t.Context(), "c"))
 			check(t, s.Remove(t.Context(), ref))
 			wantEmpty(t, s)
-			if left, err := s.leases.List(s.with(t.Context())); err != nil || len(left) != 0 {
+			if left, err := s.leases.List(s.withNamespace(t.Context())); err != nil || len(left) != 0 {
 				t.Errorf("leases are left: %+v %v", left, err)
 			}
 		})
@@ -395,7 +394,7 @@ func TestLeasesOfFailedPullsExpire(t *testing.T) {
 		_, err := s.Pull(t.Context(), ref, PullOptions{})
 		wantError(t, err, errdefs.IsUnavailable)
 	}
-	ctx := s.with(t.Context())
+	ctx := s.withNamespace(t.Context())
 	all, err := s.leases.List(ctx)
 	check(t, err)
 	if len(all) != 1 || all[0].Labels["containerd.io/gc.expire"] == "" {

@@ -1,27 +1,19 @@
 package image
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"path/filepath"
 
 	"github.com/tripod-run/tripod/internal/boltfile"
 )
 
-// reserve makes sure that what is made next can be released even if the disk fills up: both metadata files have room for
-// changes. On a full disk it returns errdefs.ErrResourceExhausted.
+// reserve makes room in both metadata files, so that the caller's next object can be removed even if the disk fills up.
+// On a full disk it returns errdefs.ErrResourceExhausted.
 func (s *Store) reserve() error {
-	for _, name := range []string{"metadata.db", "snapshots/metadata.db"} {
+	for _, name := range []string{metadataFile, snapshotsFile} {
 		err := boltfile.Reserve(filepath.Join(s.cfg.Root, name))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // no snapshot has ever been made
-		}
-		if err != nil {
-			if class := classOf(err); class != nil {
-				return fmt.Errorf("image store: %w (%w)", err, class)
-			}
-			return fmt.Errorf("image store: %w", err)
+		if err != nil && !isGone(err) { // missing: no snapshot has ever been made
+			return fmt.Errorf("image store: %w", withClass(err))
 		}
 	}
 	return nil

@@ -24,10 +24,10 @@ const (
 	ownerDisk     = "disk" // see OpenDisk
 )
 
-// Prepare makes a writable layer over an image's root filesystem and returns the mounts for it, which the caller mounts. It
-// lives, and keeps the layers below, until Release(key), even if the image is removed. labels are stored with it and must not
-// begin with "containerd.io/" or "tripod.run/". A repeat for the same image returns the same mounts; if the key belongs to
-// another image, the error is errdefs.ErrAlreadyExists.
+// Prepare makes a writable layer over an image's root filesystem and returns its mounts for the caller to mount. The
+// layer and those below it stay until Release(key), even if the image is removed. labels are stored with the layer and
+// must not begin with "containerd.io/" or "tripod.run/". A repeated call for the same image returns the same mounts; if
+// the key belongs to another image, the error is errdefs.ErrAlreadyExists.
 func (s *Store) Prepare(ctx context.Context, key, imageID string, labels map[string]string) ([]mount.Mount, error) {
 	if err := s.ready(); err != nil {
 		return nil, err
@@ -38,7 +38,7 @@ func (s *Store) Prepare(ctx context.Context, key, imageID string, labels map[str
 	return s.makeSnapshot(ctx, key, imageID, ownerWritable, labels, s.snaps.Prepare)
 }
 
-// View is Prepare for a read-only root filesystem, for image volumes.
+// View is like Prepare, but the root filesystem is read-only. Image volumes use it.
 func (s *Store) View(ctx context.Context, key, imageID string) ([]mount.Mount, error) {
 	if err := s.ready(); err != nil {
 		return nil, err
@@ -72,7 +72,7 @@ func (s *Store) makeSnapshot(ctx context.Context, key, imageID, owner string, la
 	if err := s.reserve(); err != nil {
 		return nil, fmt.Errorf("root filesystem %q: %w", key, err)
 	}
-	ctx = s.with(ctx)
+	ctx = s.withNamespace(ctx)
 	mounts, err := snapshot(ctx, key, e.image.ChainID, snapshots.WithLabels(own))
 	if err == nil && !present(mounts) {
 		if err = s.snaps.Remove(ctx, key); err == nil {
@@ -85,18 +85,16 @@ func (s *Store) makeSnapshot(ctx context.Context, key, imageID, owner string, la
 	case errdefs.IsNotFound(err), isGone(err):
 		err = s.lostLayers(ctx, e)
 	case err == nil && owner == ownerWritable:
-		s.usage.made(key)
+		s.usage.add(key)
 	}
-	if class := classOf(err); err != nil && class != nil {
-		return nil, fmt.Errorf("root filesystem %q of image %s: %w (%w)", key, e.image.ID, err, class)
-	} else if err != nil {
-		return nil, fmt.Errorf("root filesystem %q of image %s: %w", key, e.image.ID, err)
+	if err != nil {
+		return nil, fmt.Errorf("root filesystem %q of image %s: %w", key, e.image.ID, withClass(err))
 	}
 	e.touch()
 	return mounts, nil
 }
 
-// existingMounts returns the mounts of an existing snapshot to a repeated call.
+// existingMounts returns the mounts of an existing snapshot for a repeated call.
 func (s *Store) existingMounts(ctx context.Context, key, chainID, owner string) ([]mount.Mount, error) {
 	info, err := s.snaps.Stat(ctx, key)
 	if err != nil {
@@ -108,17 +106,16 @@ func (s *Store) existingMounts(ctx context.Context, key, chainID, owner string) 
 	return s.snaps.Mounts(ctx, key)
 }
 
-// lostLayers handles an image whose unpacked layers are missing: it was just removed, or somebody changed the store. In the
-// second case the image is removed from the list, so that it is pulled again.
+// lostLayers handles an image whose unpacked layers are missing. Either the image was just removed, or its files were
+// deleted from outside. In the second case lostLayers drops the image, so that it is pulled again.
 func (s *Store) lostLayers(ctx context.Context, e *entry) error {
 	s.change.Lock()
 	defer s.change.Unlock()
-	if now, err := s.index.find(e.image.ID); err == nil && now.details == e.details && !s.sound(ctx, e.details) {
+	if now, err := s.index.find(e.image.ID); err == nil && now.details == e.details && !s.intact(ctx, e.details) {
 		s.cfg.Logger.WarnContext(ctx, "an image has lost its layers and must be pulled again", "image", e.image.ID)
-		if err := s.deleteRecords(ctx, append(s.index.namesOf(e.image.ID), e.image.ID)); err != nil {
+		if err := s.deleteImage(ctx, e.image.ID); err != nil {
 			return err
 		}
-		s.index.drop(e.image.ID)
 	}
 	return fmt.Errorf("its layers are missing; pull it again: %w", errdefs.ErrNotFound)
 }
@@ -131,10 +128,11 @@ func (s *Store) Mounts(ctx context.Context, key string) ([]mount.Mount, error) {
 	if err := checkKey(key); err != nil {
 		return nil, err
 	}
-	return s.snaps.Mounts(s.with(ctx), key)
+	return s.snaps.Mounts(s.withNamespace(ctx), key)
 }
 
-// Release removes a snapshot of Prepare or View, which the caller has unmounted. A missing one is a success.
+// Release removes a snapshot of Prepare or View, which the caller has unmounted. It succeeds if the snapshot does not
+// exist.
 func (s *Store) Release(ctx context.Context, key string) error {
 	if err := s.ready(); err != nil {
 		return err
@@ -142,7 +140,7 @@ func (s *Store) Release(ctx context.Context, key string) error {
 	if err := checkKey(key); err != nil {
 		return err
 	}
-	if err := s.snaps.Remove(s.with(ctx), key); err != nil && !errdefs.IsNotFound(err) {
+	if err := s.snaps.Remove(s.withNamespace(ctx), key); err != nil && !errdefs.IsNotFound(err) {
 		return fmt.Errorf("release root filesystem %q: %w", key, err)
 	}
 	s.usage.forget(key)
@@ -156,7 +154,7 @@ func (s *Store) Snapshots(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	var keys []string
-	err := s.snaps.Walk(s.with(ctx), func(_ context.Context, info snapshots.Info) error {
+	err := s.snaps.Walk(s.withNamespace(ctx), func(_ context.Context, info snapshots.Info) error {
 		if owner := info.Labels[labelOwner]; owner != "" && owner != ownerDisk {
 			keys = append(keys, info.Name)
 		}
@@ -168,10 +166,10 @@ func (s *Store) Snapshots(ctx context.Context) ([]string, error) {
 	return keys, nil
 }
 
-// checkKey rejects names that others use: chain IDs, unpacks under way, disks.
+// checkKey rejects keys that could clash with the store's own snapshots: chain IDs, unpacks under way, disks.
 func checkKey(key string) error {
 	if key == "" || strings.HasPrefix(key, "sha256:") || strings.HasPrefix(key, "extract-") || strings.HasPrefix(key, diskPrefix) {
-		return invalidf("root filesystem key %q", key)
+		return invalidf("root filesystem key %q is empty or reserved", key)
 	}
 	return nil
 }

@@ -133,7 +133,7 @@ func TestLostLayersAreNotOffered(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	ref := reg.push(t, "app:1", simple(t, "x"))
 	img := pull(t, s, ref)
-	check(t, s.snaps.Remove(s.with(t.Context()), img.ChainID))
+	check(t, s.snaps.Remove(s.withNamespace(t.Context()), img.ChainID))
 	_, err := s.Prepare(t.Context(), "c1", img.ID, nil)
 	wantError(t, err, errdefs.IsNotFound, "pull it again")
 	if _, err := s.Get(t.Context(), ref); !errdefs.IsNotFound(err) {

@@ -48,7 +48,7 @@ type Store struct {
 	pinned   map[string]bool
 	logger   *log.Entry
 
-	// notOpen is why the store cannot be used. It becomes nil once, and the fields below are valid from then on.
+	// notOpen is the reason why the store cannot be used. Once it is nil it stays nil, and the fields below are valid.
 	notOpen atomic.Pointer[error]
 
 	bolt    *bolt.DB
@@ -76,11 +76,11 @@ type Store struct {
 	boot      string
 	verified  verified
 
-	// badBlobs are the digests of blobs, badLayers the chain IDs of layers whose content Verify found to be wrong. A pull
-	// fetches them again. A lowest layer's chain ID may equal its blob's digest.
+	// badBlobs and badLayers are the digests of blobs and the chain IDs of layers in which Verify found wrong content.
+	// A pull fetches them again. The sets are separate, because a lowest layer's chain ID may equal its blob's digest.
 	badBlobs, badLayers sync.Map
-	// demoted maps the names of images that were removed from the list at start to the reasons.
-	demoted sync.Map
+	// dropped maps the names of images that Open dropped to the reasons.
+	dropped sync.Map
 
 	// base ends with Close; background work runs under it.
 	base   context.Context
@@ -89,13 +89,13 @@ type Store struct {
 	kick   chan struct{}
 }
 
-// Open opens the store at cfg.Root, or creates it. Images whose blobs or layers did not survive a crash are omitted, so that
-// they are pulled again; their intact parts are kept for that pull. If another process has the store open, the error is
-// errdefs.ErrFailedPrecondition.
+// Open opens the store at cfg.Root, or creates it. It drops images whose blobs or layers did not survive a crash, so
+// that they are pulled again, and keeps their intact parts for that pull. If another process has the store open, the
+// error is errdefs.ErrFailedPrecondition.
 //
-// If the disk is read-only or failing, or the metadata is damaged, Open returns a store that is not open, because the node
-// has containers that run without it. Err and every method return the reason until a retry opens it. Nothing is changed until
-// then.
+// If the disk is read-only or failing, or the metadata is damaged, Open returns a store that is not open, because the
+// node has containers that run without it. Err and every method return the reason until a retry opens the store.
+// Nothing changes on disk until then.
 func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	cfg.setDefaults()
 	setGlobals()
@@ -114,7 +114,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	if s.boot, err = bootID(); err != nil {
 		return nil, fmt.Errorf("image store: boot ID: %w", err)
 	}
-	s.base, s.cancel = context.WithCancel(s.with(context.WithoutCancel(ctx)))
+	s.base, s.cancel = context.WithCancel(s.withNamespace(context.WithoutCancel(ctx)))
 	err = s.open(ctx)
 	switch {
 	case err == nil:
@@ -126,18 +126,18 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	return s, nil
 }
 
-// open opens the files and reads their content. After an error nothing is open, and Err returns it.
+// open opens the files and reads their content. After an error no file is open, and Err returns the error.
 func (s *Store) open(ctx context.Context) (err error) {
-	ctx = s.with(ctx)
+	ctx = s.withNamespace(ctx)
 	defer func() {
 		if err == nil {
 			s.notOpen.Store(nil)
 			return
 		}
-		err = fmt.Errorf("open the image store %s: %w", s.cfg.Root, errors.Join(err, s.shut()))
+		err = fmt.Errorf("open the image store %s: %w", s.cfg.Root, errors.Join(err, s.closeFiles()))
 		s.notOpen.Store(&err)
 	}()
-	if err := s.wire(); err != nil {
+	if err := s.openParts(); err != nil {
 		return err
 	}
 	if err := s.dropOrphans(ctx); err != nil {
@@ -183,7 +183,7 @@ func (s *Store) Err() error {
 // ErrNotOpen is wrapped by the error of every method while the store is not open.
 var ErrNotOpen = errors.New("the image store cannot be used")
 
-// ready returns the error of every method while the store is not open.
+// ready returns the error that every method returns while the store is not open, or nil.
 func (s *Store) ready() error {
 	err := s.Err()
 	switch {
@@ -196,10 +196,10 @@ func (s *Store) ready() error {
 	}
 }
 
-// wire opens containerd's parts and connects them.
-func (s *Store) wire() (err error) {
+// openParts opens containerd's parts and connects them.
+func (s *Store) openParts() (err error) {
 	root := s.cfg.Root
-	// The parts would make some of these world-readable.
+	// containerd would make some of these directories world-readable.
 	for _, dir := range []string{"", "content", "content/ingest", "content/blobs", "content/blobs/sha256", "snapshots", "snapshots/snapshots"} {
 		dir = filepath.Join(root, dir)
 		if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -233,19 +233,20 @@ func (s *Store) wire() (err error) {
 	return nil
 }
 
-// The two metadata files: ours says what refers to what, the snapshotter's which directory belongs to which snapshot.
+// metadataFile, the store's own, records what refers to what. snapshotsFile, the snapshotter's, maps snapshots to
+// directories.
 const (
 	metadataFile  = "metadata.db"
 	snapshotsFile = "snapshots/metadata.db"
 )
 
-// openMetadata checks both metadata files before they are used, because whatever they do not list is removed, including
-// directories of containers. A missing file beside existing content is as bad as a damaged one.
+// openMetadata checks both metadata files before their use, because everything that they do not list is removed,
+// including containers' directories. A missing file beside existing content counts as damaged.
 func (s *Store) openMetadata() error {
-	for _, known := range []struct{ file, by string }{
+	for _, listed := range []struct{ file, dir string }{
 		{metadataFile, "content/blobs/sha256"}, {metadataFile, "snapshots/snapshots"}, {snapshotsFile, "snapshots/snapshots"},
 	} {
-		if err := s.refuseLost(known.file, known.by); err != nil {
+		if err := s.refuseLost(listed.file, listed.dir); err != nil {
 			return err
 		}
 	}
@@ -280,13 +281,13 @@ func (s *Store) recognize(tx *bolt.Tx) error {
 	return err
 }
 
-// remedy says what to do about lost metadata.
+// remedy returns the instructions for lost metadata.
 func (s *Store) remedy() string {
 	return fmt.Sprintf("restore an intact copy of it, which is then opened; or, to give up the images, drain the node, stop tripod, remove %s and start tripod: "+
 		"all images are pulled again", s.cfg.Root)
 }
 
-// refuseLost checks, before a metadata file is created, that nothing exists which it should list.
+// refuseLost returns an error if a metadata file is missing although dir, whose content it lists, is not empty.
 func (s *Store) refuseLost(file, dir string) error {
 	if _, err := os.Lstat(filepath.Join(s.cfg.Root, file)); !isGone(err) {
 		return err
@@ -299,7 +300,7 @@ func (s *Store) refuseLost(file, dir string) error {
 		filepath.Join(s.cfg.Root, file), filepath.Join(s.cfg.Root, dir), len(entries), errdefs.ErrDataLoss, s.remedy())
 }
 
-// Writable reports whether the store's file system is writable, without writing: nil or errdefs.ErrUnavailable.
+// Writable returns errdefs.ErrUnavailable if the store's file system is not writable. It does not write.
 func (s *Store) Writable() error {
 	if err := unix.Access(s.cfg.Root, unix.W_OK); err != nil {
 		return fmt.Errorf("the image store %s cannot be written: %w: %w", s.cfg.Root, err, errdefs.ErrUnavailable)
@@ -307,7 +308,7 @@ func (s *Store) Writable() error {
 	return nil
 }
 
-// dropOrphans removes snapshot directories without a record. One that a crash left unrecorded has the number of the next
+// dropOrphans removes snapshot directories without a record. A crash can leave one that has the number of the next
 // snapshot, which could then never be made.
 func (s *Store) dropOrphans(ctx context.Context) error {
 	cleaner, ok := s.overlay.(snapshots.Cleaner)
@@ -324,21 +325,21 @@ func (s *Store) dropOrphans(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("clean overlayfs snapshots: %w", err)
 	}
-	if err := s.reserve(); err != nil { // whoever makes something new gets the error
+	if err := s.reserve(); err != nil { // calls that need the space return the error
 		s.cfg.Logger.WarnContext(ctx, "no disk space for changes of the image store's metadata", "err", err)
 	}
 	return nil
 }
 
-// Close ends the pulls under way, which can be resumed, and closes the files. Root filesystems stay mounted.
+// Close cancels the pulls under way, which can be resumed, and closes the files. Root filesystems stay mounted.
 func (s *Store) Close() error {
 	s.cancel()
 	s.flights.wg.Wait()
 	s.wg.Wait()
-	return s.shut()
+	return s.closeFiles()
 }
 
-func (s *Store) shut() error {
+func (s *Store) closeFiles() error {
 	var errs []error
 	if s.overlay != nil {
 		errs = append(errs, s.overlay.Close())
@@ -352,7 +353,7 @@ func (s *Store) shut() error {
 	return errors.Join(errs...)
 }
 
-// with adds to ctx what containerd's parts expect in it.
-func (s *Store) with(ctx context.Context) context.Context {
+// withNamespace adds to ctx the namespace and the logger that containerd's parts expect.
+func (s *Store) withNamespace(ctx context.Context) context.Context {
 	return log.WithLogger(namespaces.WithNamespace(ctx, namespace), s.logger)
 }

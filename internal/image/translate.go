@@ -19,9 +19,9 @@ import (
 	"github.com/tripod-run/tripod/internal/image/translation"
 )
 
-// Translation configures which image names are translated, that is, refer to disks downloaded by HTTP(S).
+// Translation configures the translated names: image names that refer to disks downloaded by HTTP(S).
 type Translation struct {
-	// Prefix begins such names ("virtlet.cloud/"); empty disables them.
+	// Prefix begins translated names ("virtlet.cloud/"); empty disables them.
 	Prefix string
 	// Dir contains the translation files, which every pull reads.
 	Dir string
@@ -39,7 +39,7 @@ func normalPrefix(prefix string) (string, error) {
 	return strings.TrimSuffix(named.Name(), "x"), nil
 }
 
-// translated removes the prefix from a translated name.
+// translated returns a translated name without its prefix.
 func (s *Store) translated(named reference.Named) (name string, ok bool) {
 	if s.translate.Prefix == "" {
 		return "", false
@@ -101,12 +101,12 @@ func (s *Store) pullTranslated(ctx context.Context, named reference.Named, name 
 	return img, err
 }
 
-// redactURL returns a URL for messages, without a password or a query, which may be as secret.
+// redactURL returns a URL for messages, without its password and its query, which may contain secrets.
 func redactURL(u *url.URL) string {
 	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
 }
 
-// sourceOf identifies a URL in records without revealing it.
+// sourceOf returns a hash that identifies a URL in records without revealing it.
 func sourceOf(u *url.URL) string {
 	sum := sha256.Sum256([]byte(u.String()))
 	return hex.EncodeToString(sum[:16])
@@ -114,7 +114,7 @@ func sourceOf(u *url.URL) string {
 
 // downloadError classifies an error of net/http and removes URLs with secrets from its text.
 func downloadError(err error) error {
-	if classed(err) {
+	if hasClass(err) {
 		return err
 	}
 	_, unverified := errors.AsType[*tls.CertificateVerificationError](err)

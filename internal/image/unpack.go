@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"slices"
 
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/unpack"
@@ -21,18 +20,18 @@ var (
 	failSync   = failpoint.New("image.pull.sync")
 )
 
-// unpack fetches the layers of a root filesystem and unpacks each as soon as it and those below are present. It does not
-// fetch layers that another image has unpacked.
+// unpack fetches the layers of a root filesystem and unpacks each as soon as it and the layers below it are present. It
+// does not fetch layers that another image has unpacked.
 func (p *puller) unpack(ctx context.Context, d *details) error {
 	if err := failUnpack.Hit(ctx); err != nil {
 		return err
 	}
 	for _, layer := range d.layers {
-		if err := p.mendLayer(ctx, layer); err != nil {
+		if err := p.dropDamagedLayer(ctx, layer); err != nil {
 			return err
 		}
 	}
-	if err := p.mendLayers(ctx, d); err != nil {
+	if err := p.repairLayers(ctx, d); err != nil {
 		return err
 	}
 	u, err := unpack.NewUnpacker(ctx, p.content,
@@ -67,16 +66,16 @@ func (p *puller) unpack(ctx context.Context, d *details) error {
 	return p.sync(ctx)
 }
 
-func (p *puller) mendLayer(ctx context.Context, layer ocispec.Descriptor) error {
+func (p *puller) dropDamagedLayer(ctx context.Context, layer ocispec.Descriptor) error {
 	unlock, err := p.lockBlob(ctx, layer)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	return p.mend(ctx, layer)
+	return p.dropDamaged(ctx, layer)
 }
 
-// sync makes unpacked layers durable before a record says that they exist.
+// sync makes unpacked layers durable. It must precede the records that refer to them.
 func (p *puller) sync(ctx context.Context) error {
 	if err := failSync.Hit(ctx); err != nil {
 		return err
@@ -92,13 +91,13 @@ func (p *puller) sync(ctx context.Context) error {
 	return nil
 }
 
-// trusted are the chain IDs that image records confirm.
+// trusted returns the chain IDs of the layers of all recorded images.
 func (x *index) trusted() map[string]bool {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	chains := map[string]bool{}
 	for _, e := range x.sorted {
-		for chain := range slices.Values(e.details.chain) {
+		for _, chain := range e.details.chain {
 			chains[chain.String()] = true
 		}
 	}

@@ -16,13 +16,13 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// usageFresh is how old a usage may be before it is measured again.
+// usageFresh is the age at which a usage is measured again.
 const usageFresh = 10 * time.Second
 
 // firstUsage is the usage of an empty writable layer: its directory.
 var firstUsage = Usage{Bytes: 4096, Inodes: 1}
 
-// usageCache holds the usage of writable layers. One goroutine walks the trees, so that nobody else waits.
+// usageCache holds the usage of writable layers. One goroutine walks the trees, so that callers need not wait.
 type usageCache struct {
 	mu    sync.Mutex
 	byKey map[string]*usageEntry
@@ -39,8 +39,8 @@ func (c *usageCache) init() {
 	c.work = make(chan string, 4096)
 }
 
-// made records a new layer.
-func (c *usageCache) made(key string) {
+// add records a new layer.
+func (c *usageCache) add(key string) {
 	first := firstUsage
 	first.Timestamp = time.Now()
 	c.mu.Lock()
@@ -101,8 +101,8 @@ func (s *Store) usageLoop() {
 	}
 }
 
-// Usage returns the disk usage of the writable layer of key. It never walks files itself: a usage older than ten seconds is
-// measured again in the background. Before the first measurement the Timestamp is zero.
+// Usage returns the disk usage of the writable layer of key. It never walks files itself; a usage older than ten
+// seconds is measured again in the background. Before the first measurement the Timestamp is zero.
 func (s *Store) Usage(ctx context.Context, key string) (Usage, error) {
 	if err := s.ready(); err != nil {
 		return Usage{}, err
@@ -113,7 +113,7 @@ func (s *Store) Usage(ctx context.Context, key string) (Usage, error) {
 	if u := s.usage.get(key); !u.Timestamp.IsZero() {
 		return u, nil
 	}
-	if _, err := s.snaps.Stat(s.with(ctx), key); err != nil {
+	if _, err := s.snaps.Stat(s.withNamespace(ctx), key); err != nil {
 		s.usage.forget(key)
 		return Usage{}, fmt.Errorf("usage of root filesystem %q: %w", key, err)
 	}
@@ -128,16 +128,17 @@ type fsCache struct {
 	renewing   bool
 }
 
-// FsInfo returns the disk usage of images: blobs, downloads under way, unpacked layers and the store's own files. It is at
-// most about ten seconds old; only the first call waits for a measurement.
+// FsInfo returns the disk usage of images: blobs, downloads under way, unpacked layers and the store's own files. It is
+// at most about ten seconds old; only the first call waits for a measurement.
 //
-// For a store that is not open it counts only the store's own files, because a kubelet does not start without an answer.
+// For a store that is not open it counts only the store's own files, because a kubelet does not start without an
+// answer.
 func (s *Store) FsInfo(ctx context.Context) (FsUsage, error) {
 	images, _, err := s.fsInfo(ctx)
 	return images, err
 }
 
-// ContainerFsInfo returns the disk usage of containers' writable layers, as FsInfo does.
+// ContainerFsInfo is like FsInfo, for the containers' writable layers.
 func (s *Store) ContainerFsInfo(ctx context.Context) (FsUsage, error) {
 	_, containers, err := s.fsInfo(ctx)
 	return containers, err
@@ -147,7 +148,7 @@ func (s *Store) fsInfo(ctx context.Context) (images, containers FsUsage, err err
 	s.fs.mu.Lock()
 	defer s.fs.mu.Unlock()
 	if s.fs.images.Timestamp.IsZero() {
-		s.fs.images, s.fs.containers, err = s.measure(s.with(ctx))
+		s.fs.images, s.fs.containers, err = s.measure(s.withNamespace(ctx))
 		return s.fs.images, s.fs.containers, err
 	}
 	if time.Since(s.fs.images.Timestamp) >= usageFresh && !s.fs.renewing && s.base.Err() == nil {
@@ -165,12 +166,12 @@ func (s *Store) renewFsInfo() {
 	if err == nil {
 		s.fs.images, s.fs.containers = images, containers
 	} else if s.base.Err() == nil {
-		s.cfg.Logger.Warn("measure the image store", "err", err)
+		s.cfg.Logger.Warn("cannot measure the image store", "err", err)
 	}
 }
 
-// measure adds up the store's usage. Unpacked layers were measured when they were unpacked, and writable ones have cached
-// values, so it reads only the few files of the content store.
+// measure adds up the store's usage. Unpacked layers were measured when they were unpacked, and writable ones have
+// cached values, so it reads only the few files of the content store.
 func (s *Store) measure(ctx context.Context) (images, containers FsUsage, err error) {
 	images = FsUsage{Mountpoint: s.cfg.Root, Timestamp: time.Now()}
 	containers = images
@@ -220,7 +221,7 @@ func (s *Store) measureFiles(into *FsUsage) error {
 			return err
 		}
 		if stat, ok := info.Sys().(*syscall.Stat_t); ok {
-			into.UsedBytes += uint64(stat.Blocks) * 512 // stat(2): st_blocks counts 512 B whatever the file system's block
+			into.UsedBytes += uint64(stat.Blocks) * 512 // stat(2): st_blocks counts units of 512 bytes on every file system
 			into.InodesUsed++
 		}
 		return nil

@@ -22,29 +22,30 @@ import (
 
 // Damage is a damaged part of an image. Pulling one of the image's names repairs it.
 type Damage struct {
-	// Image is its ID, Names what it can be pulled by. Both are empty for damage that concerns only a container.
+	// Image is the image's ID, and Names are the references to pull it by. Both are empty if only a container is
+	// damaged.
 	Image string   `json:"image,omitempty"`
 	Names []string `json:"names,omitempty"`
-	// Kind is what is damaged: "image" (removed from the list), "blob", "layer", "record" or "container".
+	// Kind is the kind of the damaged part: "image" (dropped by Open), "blob", "layer", "record" or "container".
 	Kind string `json:"kind"`
-	// ID is the digest of the blob, the chain ID of the layer, the name of the record or the key of the container's file
-	// system.
+	// ID is the digest of the blob, the chain ID of the layer, the name of the record or the key of the container's
+	// file system.
 	ID     string `json:"id"`
 	Detail string `json:"detail"`
-	// Users are the keys of the containers' file systems that depend on it. They lack the missing files and keep what they
-	// have open.
+	// Users are the keys of the containers' file systems that depend on the damaged part. Their containers can still
+	// use the files that they have open.
 	Users []string `json:"users,omitempty"`
 }
 
-// Verify checks all images: that blobs, unpacked layers and records exist and refer to each other. With contents it also
-// reads every blob and every file of the layers and compares them to the digests. It changes nothing, but remembers damage,
-// so that the next pull of the image repairs it.
+// Verify checks for all images that blobs, unpacked layers and records exist and refer to each other. With contents it
+// also reads every blob and every file of the layers and compares them to the digests. It changes nothing on disk, but
+// remembers damage, so that the next pull of the image repairs it.
 func (s *Store) Verify(ctx context.Context, contents bool) ([]Damage, error) {
 	if err := s.ready(); err != nil {
 		return nil, err
 	}
 	v := &verifier{Store: s, contents: contents, blobsSeen: map[digest.Digest]string{}, layersSeen: map[string]string{}}
-	ctx = s.with(ctx)
+	ctx = s.withNamespace(ctx)
 	var err error
 	if v.dirs, err = s.snapshotDirs(ctx); err != nil {
 		return nil, err
@@ -53,20 +54,20 @@ func (s *Store) Verify(ctx context.Context, contents bool) ([]Damage, error) {
 		return nil, err
 	}
 	for _, e := range s.index.entries() {
-		if err := v.image(ctx, e); err != nil {
+		if err := v.checkImage(ctx, e); err != nil {
 			return nil, fmt.Errorf("verify image %s: %w", e.image.ID, err)
 		}
 		if err := ctx.Err(); err != nil {
 			return nil, fmt.Errorf("verify images: %w", context.Cause(ctx))
 		}
 	}
-	if err := v.records(ctx); err != nil {
+	if err := v.checkRecords(ctx); err != nil {
 		return nil, err
 	}
-	if err := v.containers(ctx); err != nil {
+	if err := v.checkContainers(ctx); err != nil {
 		return nil, err
 	}
-	v.demoted()
+	v.addDropped()
 	return v.found, nil
 }
 
@@ -76,7 +77,7 @@ type verifier struct {
 	contents bool
 	dirs     snapshotDirs
 	users    map[string][]string
-	// The results for blobs and layers: "" if intact.
+	// blobsSeen and layersSeen are the results for blobs and, by chain ID, for layers; "" means intact.
 	blobsSeen  map[digest.Digest]string
 	layersSeen map[string]string
 	found      []Damage
@@ -88,9 +89,9 @@ func (v *verifier) add(e *entry, kind, id, detail string) {
 	})
 }
 
-func (v *verifier) image(ctx context.Context, e *entry) error {
+func (v *verifier) checkImage(ctx context.Context, e *entry) error {
 	d := e.details
-	made, err := v.madeBlobs(ctx, d)
+	made, err := v.derivedBlobs(ctx, d)
 	if err != nil {
 		return err
 	}
@@ -116,11 +117,11 @@ func (v *verifier) image(ctx context.Context, e *entry) error {
 	return nil
 }
 
-// madeBlobs are the blobs made from an image here: an unpacked disk, a component from a root filesystem.
-func (v *verifier) madeBlobs(ctx context.Context, d *details) ([]ocispec.Descriptor, error) {
+// derivedBlobs returns the blobs made from an image on this node: an unpacked disk, a component from a root filesystem.
+func (v *verifier) derivedBlobs(ctx context.Context, d *details) ([]ocispec.Descriptor, error) {
 	manifest, err := v.content.Info(ctx, d.manifest.Digest)
 	if errdefs.IsNotFound(err) {
-		return nil, nil // the manifest's own check reports this
+		return nil, nil // checkImage reports the missing manifest
 	} else if err != nil {
 		return nil, err
 	}
@@ -139,8 +140,8 @@ func (v *verifier) madeBlobs(ctx context.Context, d *details) ([]ocispec.Descrip
 	return made, nil
 }
 
-// blobDamage returns "" for an intact blob. With mayBeGone a missing blob is intact too: a rootfs does not need its layers'
-// blobs.
+// blobDamage describes a blob's damage; "" means intact. With mayBeGone a missing blob counts as intact, because an
+// unpacked rootfs does not need its layers' blobs.
 func (v *verifier) blobDamage(ctx context.Context, desc ocispec.Descriptor, mayBeGone bool) (detail string, err error) {
 	if detail, seen := v.blobsSeen[desc.Digest]; seen {
 		return detail, nil
@@ -186,24 +187,11 @@ func (v *verifier) sum(ctx context.Context, desc ocispec.Descriptor) (digest.Dig
 	}
 	defer ra.Close()
 	digester := desc.Digest.Algorithm().Digester()
-	_, err = io.Copy(digester.Hash(), &untilDone{ctx, content.NewReader(ra)})
+	_, err = io.Copy(digester.Hash(), &cancelReader{ctx, content.NewReader(ra)})
 	return digester.Digest(), err
 }
 
-// untilDone ends a long read with its context.
-type untilDone struct {
-	ctx context.Context
-	r   io.Reader
-}
-
-func (u *untilDone) Read(p []byte) (int, error) {
-	if err := u.ctx.Err(); err != nil {
-		return 0, context.Cause(u.ctx)
-	}
-	return u.r.Read(p)
-}
-
-// layerDamage returns "" for an unpacked layer that matches its blob.
+// layerDamage describes the damage of the i-th unpacked layer; "" means that it matches its blob.
 func (v *verifier) layerDamage(ctx context.Context, d *details, i int) (detail string, err error) {
 	chain := d.chain[i].String()
 	if detail, seen := v.layersSeen[chain]; seen {
@@ -217,9 +205,9 @@ func (v *verifier) layerDamage(ctx context.Context, d *details, i int) (detail s
 	if err != nil || !v.contents {
 		return "", err
 	}
-	state, err := v.blob(ctx, d.layers[i])
+	state, err := v.checkBlob(ctx, d.layers[i])
 	if err != nil || state != blobWhole {
-		return "", err // there is nothing to compare it to
+		return "", err // without its blob the layer cannot be compared
 	}
 	detail, err = v.compareLayer(ctx, d.layers[i], filepath.Join(v.dirs[chain], "fs"))
 	if detail != "" {
@@ -230,7 +218,7 @@ func (v *verifier) layerDamage(ctx context.Context, d *details, i int) (detail s
 
 // compareLayer compares the files of an unpacked layer to its archive and describes the first difference.
 func (v *verifier) compareLayer(ctx context.Context, layer ocispec.Descriptor, dir string) (string, error) {
-	want, err := v.archived(ctx, layer)
+	want, err := v.archiveSums(ctx, layer)
 	if err != nil {
 		return "", err
 	}
@@ -253,7 +241,7 @@ func (v *verifier) compareLayer(ctx context.Context, layer ocispec.Descriptor, d
 			return "", err
 		}
 		sum := sha256.New()
-		_, err = io.Copy(sum, &untilDone{ctx, file})
+		_, err = io.Copy(sum, &cancelReader{ctx, file})
 		if err = errors.Join(err, file.Close()); err != nil {
 			return "", err
 		}
@@ -264,14 +252,15 @@ func (v *verifier) compareLayer(ctx context.Context, layer ocispec.Descriptor, d
 	return "", nil
 }
 
-// archived are the checksums of the regular files in a layer's archive, as they are once all of it is unpacked.
-func (v *verifier) archived(ctx context.Context, layer ocispec.Descriptor) (map[string][sha256.Size]byte, error) {
+// archiveSums returns the checksums of the regular files that remain after all entries of a layer's archive are
+// unpacked.
+func (v *verifier) archiveSums(ctx context.Context, layer ocispec.Descriptor) (map[string][sha256.Size]byte, error) {
 	ra, err := v.content.ReaderAt(ctx, layer)
 	if err != nil {
 		return nil, err
 	}
 	defer ra.Close()
-	plain, err := decompress(layer.MediaType, &untilDone{ctx, content.NewReader(ra)})
+	plain, err := decompress(layer.MediaType, &cancelReader{ctx, content.NewReader(ra)})
 	if err != nil {
 		return nil, err
 	}
@@ -302,9 +291,9 @@ func (v *verifier) archived(ctx context.Context, layer ocispec.Descriptor) (map[
 	}
 }
 
-// records compares the records of images to the list.
-func (v *verifier) records(ctx context.Context) error {
-	all, err := v.Store.records.List(ctx)
+// checkRecords compares the image records with the index.
+func (v *verifier) checkRecords(ctx context.Context) error {
+	all, err := v.records.List(ctx)
 	if err != nil {
 		return fmt.Errorf("list image records: %w", err)
 	}
@@ -325,8 +314,8 @@ func (v *verifier) records(ctx context.Context) error {
 	return nil
 }
 
-// containers checks that the writable directories of containers exist.
-func (v *verifier) containers(ctx context.Context) error {
+// checkContainers checks that the writable directories of containers exist.
+func (v *verifier) checkContainers(ctx context.Context) error {
 	err := v.snaps.Walk(ctx, func(_ context.Context, info snapshots.Info) error {
 		if info.Labels[labelOwner] == "" {
 			return nil
@@ -346,9 +335,9 @@ func (v *verifier) containers(ctx context.Context) error {
 	return nil
 }
 
-// demoted reports the images that were removed from the list at start and have not been pulled since.
-func (v *verifier) demoted() {
-	v.Store.demoted.Range(func(name, why any) bool {
+// addDropped reports the images that Open dropped and that have not been pulled since.
+func (v *verifier) addDropped() {
+	v.dropped.Range(func(name, why any) bool {
 		if _, err := v.index.find(name.(string)); errdefs.IsNotFound(err) {
 			v.found = append(v.found, Damage{Names: []string{name.(string)}, Kind: "image", ID: name.(string), Detail: why.(string)})
 		}
@@ -360,7 +349,7 @@ func (v *verifier) demoted() {
 func (s *Store) verifyAtStart() {
 	damages, err := s.Verify(s.base, false)
 	if err != nil && s.base.Err() == nil {
-		s.cfg.Logger.Warn("verify images", "err", err)
+		s.cfg.Logger.Warn("cannot verify images", "err", err)
 	}
 	for _, d := range damages {
 		s.cfg.Logger.Warn("an image is damaged; pull it again", "image", d.Image, "names", d.Names, "kind", d.Kind, "id", d.ID, "damage", d.Detail, "users", d.Users)

@@ -14,7 +14,7 @@ import (
 // layerDir is the directory of an unpacked layer's files.
 func layerDir(t *testing.T, s *Store, chain string) string {
 	t.Helper()
-	dirs, err := s.snapshotDirs(s.with(t.Context()))
+	dirs, err := s.snapshotDirs(s.withNamespace(t.Context()))
 	check(t, err)
 	if dirs[chain] == "" {
 		t.Fatalf("layer %s has no directory", chain)
@@ -149,8 +149,8 @@ func TestFaultN6VerifyNamesAndPullMends(t *testing.T) {
 	}
 }
 
-// TestFaultN6LostLayerIsPulledAgain: no container is made over a missing layer, and the image is no longer listed, so that it
-// is pulled again.
+// TestFaultN6LostLayerIsPulledAgain: no container is made over a missing layer, and the image is no longer listed, so
+// that it is pulled again.
 func TestFaultN6LostLayerIsPulledAgain(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Config{})
 	ref := reg.push(t, "app:1", imageOf(t, v1.Config{}, tarOf(t, file("a", "1")), tarOf(t, file("b", "2"))))

@@ -16,14 +16,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rootView is an unpacked image, temporarily visible under a lease.
+// rootView is a temporary view of an unpacked image.
 type rootView struct {
 	id     string
 	mounts []mount.Mount
 }
 
-// withView makes a view of an unpacked image while fn runs. fn's context has the lease that keeps the view and what fn makes.
-// After a crash the lease expires.
+// withView calls fn with a view of an unpacked image and removes the view afterwards. fn's context has a lease, which
+// keeps the view and the blobs that fn makes. After a crash the lease expires.
 func (s *Store) withView(ctx context.Context, chainID string, fn func(context.Context, *rootView) error) (err error) {
 	lease, err := s.leases.Create(ctx, leases.WithRandomID(), leases.WithExpiration(time.Hour))
 	if err != nil {
@@ -46,8 +46,8 @@ type imageRoot struct {
 	path string
 }
 
-// withRoot makes an unpacked image available to fn. It mounts the image in the mount namespace of a thread that then ends, so
-// nothing needs to be unmounted, even after a crash. Files that fn opened stay open.
+// withRoot calls fn with the root of an unpacked image. It mounts the image in the mount namespace of a thread that
+// ends afterwards, so nothing needs to be unmounted, even after a crash. Files that fn opened stay open.
 func (s *Store) withRoot(mounts []mount.Mount, fn func(*imageRoot) error) error {
 	result := make(chan error)
 	go func() {
@@ -59,7 +59,7 @@ func (s *Store) withRoot(mounts []mount.Mount, fn func(*imageRoot) error) error 
 
 func (s *Store) inNamespace(mounts []mount.Mount, fn func(*imageRoot) error) error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-		return fmt.Errorf("a mount namespace: %w", err)
+		return fmt.Errorf("create a mount namespace: %w", err)
 	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make / private: %w", err)
@@ -91,7 +91,7 @@ func (r *imageRoot) open(name string, flags uint64) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// openIn is imageRoot.open on a view's mounts.
+// openIn is like imageRoot.open, for a view's mounts.
 func (s *Store) openIn(mounts []mount.Mount, name string) (file *os.File, err error) {
 	err = s.withRoot(mounts, func(root *imageRoot) error {
 		file, err = root.open(name, 0)
@@ -100,7 +100,7 @@ func (s *Store) openIn(mounts []mount.Mount, name string) (file *os.File, err er
 	return file, err
 }
 
-// mountView mounts a view and returns its path. The thread has its own mount namespace.
+// mountView mounts a view and returns its path. The calling thread must have its own mount namespace.
 func (s *Store) mountView(mounts []mount.Mount) (string, error) {
 	if len(mounts) != 1 {
 		return "", fmt.Errorf("a view of %d mounts: %w", len(mounts), errdefs.ErrNotImplemented)
@@ -115,7 +115,7 @@ func (s *Store) mountView(mounts []mount.Mount) (string, error) {
 		return "", err
 	}
 	options := strings.ReplaceAll(strings.Join(m.Options, ","), base+"/", "")
-	target := filepath.Join(s.cfg.Root, "content") // any directory works: nobody else sees the mount
+	target := filepath.Join(s.cfg.Root, "content") // any directory works, because no other thread sees the mount
 	if err := unix.Mount(m.Source, target, m.Type, unix.MS_RDONLY|unix.MS_NODEV|unix.MS_NOSUID|unix.MS_NOEXEC, options); err != nil {
 		return "", fmt.Errorf("mount the image: %w", err)
 	}
