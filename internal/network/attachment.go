@@ -7,14 +7,14 @@ import (
 	"strings"
 )
 
-// interfaceName is the pod's default interface, as Kubernetes expects it.
+// interfaceName is the name of the pod's default interface, which Kubernetes expects.
 const interfaceName = "eth0"
 
-// Attachment is what the network needs to know of a pod.
+// Attachment describes a pod to the network.
 type Attachment struct {
-	// ID is the pod's ID; it names the network namespace and the CNI container ID.
+	// ID is the pod's ID. The name of the network namespace and the CNI container ID follow from it (keyOf).
 	ID string
-	// Name, Namespace and UID are Kubernetes' names of the pod, passed as CNI_ARGS when not empty.
+	// Name, Namespace and UID identify the pod in Kubernetes. They are passed in CNI_ARGS unless empty.
 	Name, Namespace, UID string
 	// PortMappings are the host ports; entries without a host port are ignored.
 	PortMappings []PortMapping
@@ -24,22 +24,22 @@ type Attachment struct {
 	DNS DNS
 	// CgroupParent is the pod's cgroup path (capability "cgroupPath").
 	CgroupParent string
-	// Annotations of the pod (capability "io.kubernetes.cri.pod-annotations").
+	// Annotations are the pod's annotations (capability "io.kubernetes.cri.pod-annotations").
 	Annotations map[string]string
 }
 
-// PortMapping makes a port of the pod reachable at the node.
+// PortMapping maps a port of the node to a port of the pod.
 type PortMapping struct {
 	HostPort, ContainerPort int32
-	// Protocol is tcp, udp or sctp in any case; "" is tcp.
+	// Protocol is tcp, udp or sctp, in upper or lower case; "" means tcp.
 	Protocol string
-	// HostIP is the node's address to listen at; "" is all of them.
+	// HostIP is the node's address to listen on; "" means all addresses.
 	HostIP string
 }
 
-// Bandwidth holds limits in bits per second, 0 is none.
+// Bandwidth limits a pod's traffic, in bits per second; 0 means no limit.
 type Bandwidth struct {
-	// Ingress is what the pod may receive, Egress what it may send.
+	// Ingress limits what the pod receives, Egress what it sends.
 	Ingress, Egress uint64
 }
 
@@ -48,7 +48,7 @@ type DNS struct {
 	Servers, Searches, Options []string
 }
 
-// The capability arguments as CNI's CONVENTIONS.md defines them ("Dynamic Plugin specific Fields").
+// Capability arguments as defined by CNI's CONVENTIONS.md ("Dynamic Plugin specific Fields").
 type (
 	portMapEntry struct {
 		HostPort      int32  `json:"hostPort"`
@@ -69,7 +69,7 @@ type (
 	}
 )
 
-// Names of the capabilities that we can serve.
+// Names of the capabilities that Attachment has arguments for.
 const (
 	capPortMappings = "portMappings"
 	capBandwidth    = "bandwidth"
@@ -78,17 +78,17 @@ const (
 	capAnnotations  = "io.kubernetes.cri.pod-annotations"
 )
 
-// burst is how many bits may pass at once over a limited interface: as good as no bound, as Kubernetes' users know
-// it; the bandwidth plugin refuses 0.
+// burst is the burst size of a rate-limited interface, in bits: effectively unlimited, as Kubernetes users expect. The
+// bandwidth plugin refuses 0.
 const burst = math.MaxInt32
 
-// validate finds the caller's mistakes before anything is done.
+// validate reports mistakes in the request.
 func (a Attachment) validate() error {
 	if err := validateID(a.ID); err != nil {
 		return err
 	}
 	for field, value := range map[string]string{"name": a.Name, "namespace": a.Namespace, "uid": a.UID} {
-		// CNI_ARGS has no escape for its separators: such a name could set other arguments.
+		// CNI_ARGS cannot escape its separators: a name that contains one could set other arguments.
 		if strings.ContainsAny(value, ";=\x00") {
 			return invalidf("network of pod %s: %s %q must not contain ';', '=' or NUL", a.ID, field, value)
 		}
@@ -124,7 +124,7 @@ func (p PortMapping) entry() (portMapEntry, error) {
 	return e, nil
 }
 
-// args are the CNI_ARGS, with the names that Kubernetes' runtimes agreed upon.
+// args returns CNI_ARGS, with the names that all Kubernetes runtimes use.
 func (a Attachment) args() [][2]string {
 	args := [][2]string{{"IgnoreUnknown", "1"}}
 	for _, arg := range [][2]string{
@@ -140,8 +140,8 @@ func (a Attachment) args() [][2]string {
 	return args
 }
 
-// capabilities are the capability arguments; libcni hands each plugin those that it declares. Values are JSON from
-// the start, so that they compare equal to what a record gives back.
+// capabilities returns the capability arguments, by name. libcni passes each plugin the ones that it declares. The
+// values are json.RawMessage, so that they equal the values read back from a record.
 func (a Attachment) capabilities() (map[string]any, error) {
 	wanted := map[string]any{}
 	var ports []portMapEntry

@@ -9,7 +9,8 @@ import (
 
 func quiet(c *Config) { c.Logger = slog.New(slog.DiscardHandler) }
 
-// benchNodes are a node with the default chain and, to see what is ours, one whose only plugin does nothing.
+// benchNodes runs a benchmark with the default chain, and with a chain whose only plugin does nothing: our own
+// overhead.
 func benchNodes(b *testing.B, run func(b *testing.B, n *node)) {
 	b.Run("default", func(b *testing.B) { run(b, newNode(b, quiet)) })
 	b.Run("overhead", func(b *testing.B) {
@@ -44,7 +45,7 @@ func BenchmarkTeardown(b *testing.B) {
 	})
 }
 
-// BenchmarkTenAtATime is up and down with ten pods at a time; ns/op is per pod.
+// BenchmarkTenAtATime sets up and tears down ten pods in parallel; ns/op is per pod.
 func BenchmarkTenAtATime(b *testing.B) {
 	benchNodes(b, func(b *testing.B, n *node) {
 		var count atomic.Int64
@@ -95,7 +96,7 @@ func BenchmarkStatusAndPresent(b *testing.B) {
 	}
 	for b.Loop() {
 		if n.Status(b.Context()) != nil || !n.Present("pod") {
-			b.Fatal("not ready")
+			b.Fatal("the network is not ready, or the pod is not present")
 		}
 	}
 }

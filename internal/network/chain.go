@@ -16,29 +16,30 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// chain is a CNI network configuration list, ready for use.
+// chain is a parsed CNI network configuration list.
 type chain struct {
-	// source is where it comes from, for logs and errors.
+	// source is the configuration file or "the embedded default", for logs and errors.
 	source string
 	list   *libcni.NetworkConfigList
-	// optional names the plugins of the embedded default that only pods with certain capability arguments get,
-	// by capability. Every plugin is a process at start and at stop, and portmap's DEL runs iptables for each pod.
+	// optional maps plugins of the embedded default to the capability without which a pod does not need the plugin.
+	// Each plugin costs a process for ADD and one for DEL, and portmap's DEL runs iptables for each pod.
 	optional map[string]string
-	// masqueraded are the subnets of the embedded default, whose pods need the node's address to reach the world.
+	// masqueraded holds the subnets of the embedded default. Their pods need the node's address to reach other
+	// networks.
 	masqueraded []netip.Prefix
 }
 
-// embedded reports whether this is the default, not a configuration of the node's owner.
+// embedded reports whether c is the embedded default.
 func (c *chain) embedded() bool { return len(c.masqueraded) > 0 }
 
-// loaded is the result of a search for a chain: one of the two is set.
+// loaded is the outcome of loading a chain: either chain or err is set.
 type loaded struct {
 	chain *chain
 	err   error
 }
 
-// confList is a configuration list in the form of the record. Other sources of libcni's (plugins in a folder beside the list,
-// single-plugin files) are converted to it, so that a record needs nothing but its bytes.
+// confList is a configuration list that contains all its plugins, as records keep it. The other forms that libcni reads
+// (plugins in a folder beside the list, single-plugin files) are converted to a confList.
 type confList struct {
 	Name         string            `json:"name"`
 	CNIVersion   string            `json:"cniVersion"`
@@ -55,8 +56,9 @@ func (l confList) parse() (*libcni.NetworkConfigList, error) {
 	return libcni.NetworkConfFromBytes(data)
 }
 
-// findChain loads the first configuration of dir by file name, or the embedded default when there is none and it is on.
-// An invalid file is an error and not skipped: the next one, or the default, would be another network.
+// findChain loads the first configuration in dir by file name. Without one it returns the embedded default, unless that
+// is off. An invalid file is an error and is not skipped, because the next file and the default describe different
+// networks.
 func findChain(dir string, def DefaultNetwork, leases string) (*chain, error) {
 	files, err := libcni.ConfFiles(dir, []string{".conflist", ".conf", ".json"})
 	if err != nil {
@@ -71,7 +73,7 @@ func findChain(dir string, def DefaultNetwork, leases string) (*chain, error) {
 	}
 	slices.Sort(files)
 	c, err := loadChain(files[0])
-	if errors.Is(err, fs.ErrNotExist) { // removed since it was listed
+	if errors.Is(err, fs.ErrNotExist) { // removed after ConfFiles listed it
 		return findChain(dir, def, leases)
 	}
 	if err != nil {
@@ -99,7 +101,8 @@ func loadChain(file string) (*chain, error) {
 	return &chain{source: file, list: list}, nil
 }
 
-// parseConf reads a list or, where there is no "plugins" key and the name does not promise one, a single plugin.
+// parseConf parses a configuration list. A file without a "plugins" key whose extension is not .conflist is a single
+// plugin.
 func parseConf(file string, data []byte) (*libcni.NetworkConfigList, error) {
 	var head struct {
 		Name       string           `json:"name"`
@@ -125,20 +128,20 @@ func parseConf(file string, data []byte) (*libcni.NetworkConfigList, error) {
 			norm.Plugins = append(norm.Plugins, plugin.Bytes)
 		}
 	}
-	norm.CNIVersion = orDefault(norm.CNIVersion, "0.1.0") // what plugins assume if it is missing
+	norm.CNIVersion = orDefault(norm.CNIVersion, "0.1.0") // plugins assume 0.1.0 if it is missing
 	return norm.parse()
 }
 
-// The embedded default's name, and the newest version of CNI that Debian's plugins (1.1.1) speak.
+// The embedded default's name, and its CNI version: the newest that Debian's plugins (1.1.1) support.
 const (
 	defaultNetworkName = "tripod"
 	defaultCNIVersion  = "1.0.0"
 )
 
-// defaultChain is what a node without CNI configuration uses.
+// defaultChain makes the embedded default chain. leases is the directory for host-local's leases.
 func defaultChain(d DefaultNetwork, leases string) (*chain, error) {
 	ipam := map[string]any{"type": "host-local", "dataDir": leases}
-	var ranges [][]map[string]string // a pod gets an address of each, the first is its primary
+	var ranges [][]map[string]string // a pod gets one address from each; the first is its primary address
 	var routes []map[string]string
 	var masqueraded []netip.Prefix
 	for _, family := range []struct{ subnet, everything string }{{d.SubnetV4, "0.0.0.0/0"}, {d.SubnetV6, "::/0"}} {
@@ -158,10 +161,11 @@ func defaultChain(d DefaultNetwork, leases string) (*chain, error) {
 		"type":   "bridge",
 		"bridge": d.Bridge,
 		"ipam":   ipam,
-		// Pods reach the world through the node (masquerading is ours), and themselves through their own host port.
+		// The node is the pods' gateway (masquerading masks their addresses). Hairpin mode lets a pod reach itself
+		// through its own host port.
 		"isGateway": true, "hairpinMode": true,
-		// A new subnet in the configuration replaces the bridge's address instead of failing every pod from then on. One
-		// that the kubelet tells is added before (see addGateway).
+		// If the configured subnet changes, the new gateway replaces the bridge's address; otherwise all later ADDs
+		// would fail. For a subnet from the kubelet, addGateway adds the address earlier.
 		"forceAddress": true,
 	}
 	if d.MTU > 0 {
@@ -188,7 +192,7 @@ func defaultChain(d DefaultNetwork, leases string) (*chain, error) {
 	return &chain{source: "the embedded default", list: list, optional: optional, masqueraded: masqueraded}, nil
 }
 
-// forPod is the list without those optional plugins that caps do not need.
+// forPod returns the list without the optional plugins that caps do not need.
 func (c *chain) forPod(caps map[string]any) (*libcni.NetworkConfigList, error) {
 	norm := confList{Name: c.list.Name, CNIVersion: c.list.CNIVersion, DisableCheck: c.list.DisableCheck, DisableGC: c.list.DisableGC}
 	for _, plugin := range c.list.Plugins {
@@ -203,7 +207,7 @@ func (c *chain) forPod(caps map[string]any) (*libcni.NetworkConfigList, error) {
 	return norm.parse()
 }
 
-// unserved lists the capability arguments that the pod needs and that no plugin of the chain takes.
+// unserved returns the capabilities in caps, of port mappings and bandwidth, that no plugin of the chain declares.
 func (c *chain) unserved(caps map[string]any) []string {
 	var missing []string
 	for _, capability := range []string{capPortMappings, capBandwidth} {
@@ -215,7 +219,7 @@ func (c *chain) unserved(caps map[string]any) []string {
 	return missing
 }
 
-// programs are the executables that the chain needs: plugin and IPAM types.
+// programs returns the names of the executables that the chain needs: the plugin and IPAM types.
 func (c *chain) programs() []string {
 	var names []string
 	for _, plugin := range c.list.Plugins {

@@ -18,7 +18,7 @@ func TestFindChain(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		files map[string]string
-		want  string // network name; "" is an error
+		want  string // network name; "" means an error
 	}{
 		"no files":             {nil, defaultNetworkName},
 		"other files":          {map[string]string{"README": "x", "10.conflist.bak": "x"}, defaultNetworkName},
@@ -47,15 +47,16 @@ func TestFindChain(t *testing.T) {
 			got, err := findChain(dir, DefaultNetwork{Bridge: "b0", SubnetV4: DefaultSubnetV4}, "/leases")
 			switch {
 			case c.want == "" && (!errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), dir)):
-				t.Errorf("got %v, %v; want an error that names the file", got, err)
+				t.Errorf("findChain = %v, %v, want a failed precondition that names the file", got, err)
 			case c.want != "" && (err != nil || got.list.Name != c.want):
-				t.Errorf("got %v, %v; want network %s", got, err, c.want)
+				t.Errorf("findChain = %v, %v, want network %s", got, err, c.want)
 			}
 		})
 	}
 }
 
-// TestPluginsInFolder: since CNI 1.1.0 a list may take plugins from a folder beside it; a record needs them too.
+// TestPluginsInFolder checks that a chain includes the plugins in the folder beside a list (since CNI 1.1.0), because
+// records need them.
 func TestPluginsInFolder(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, "net"), 0o755); err != nil {
@@ -75,7 +76,7 @@ func TestPluginsInFolder(t *testing.T) {
 	}
 	const want = `{"name":"net","cniVersion":"1.1.0","disableCheck":true,"plugins":[{"type":"first"},{"type":"second"}]}`
 	if string(c.list.Bytes) != want || len(c.list.Plugins) != 2 {
-		t.Errorf("got %s, want %s", c.list.Bytes, want)
+		t.Errorf("findChain read the list %s, want %s", c.list.Bytes, want)
 	}
 }
 
@@ -102,17 +103,17 @@ func TestDefaultChainHasWhatThePodNeeds(t *testing.T) {
 			got = append(got, plugin.Network.Type)
 		}
 		if strings.Join(got, " ") != test.want {
-			t.Errorf("%s: %v, want %s", name, got, test.want)
+			t.Errorf("%s: the chain's plugins are %v, want %s", name, got, test.want)
 		}
 	}
 	for _, want := range []string{`"subnet":"10.1.0.0/16"`, `"dst":"::/0"`, `"dataDir":"/leases"`, `"isGateway":true`, `"hairpinMode":true`} {
 		if !strings.Contains(string(c.list.Bytes), want) {
-			t.Errorf("no %s in %s", want, c.list.Bytes)
+			t.Errorf("the chain %s does not contain %s", c.list.Bytes, want)
 		}
 	}
 }
 
-// TestPluginsAreToldOfThePod shows what a plugin sees of an Attachment.
+// TestPluginsAreToldOfThePod checks the arguments that a plugin gets for an Attachment.
 func TestPluginsAreToldOfThePod(t *testing.T) {
 	n := newNode(t, nil)
 	seen := filepath.Join(t.TempDir(), "seen")
@@ -132,7 +133,7 @@ echo '{"cniVersion":"1.0.0"}'`)
 	}
 	r := n.setup(pod)
 	if len(r.IPs) != 0 {
-		t.Errorf("addresses %v of a chain that gives none", r.IPs)
+		t.Errorf("IPs = %v, want none from a chain that assigns none", r.IPs)
 	}
 	n.restart()
 	n.teardown(pod)
@@ -150,7 +151,7 @@ echo '{"cniVersion":"1.0.0"}'`)
 			RuntimeConfig json.RawMessage `json:"runtimeConfig"`
 		}
 		if err := json.Unmarshal(data, &config); err != nil || string(config.RuntimeConfig) != wantConfig {
-			t.Errorf("%s: runtimeConfig %s, %v, want %s", command, config.RuntimeConfig, err, wantConfig)
+			t.Errorf("%s: runtimeConfig = %s, %v, want %s", command, config.RuntimeConfig, err, wantConfig)
 		}
 		env, err := os.ReadFile(seen + "-" + command + ".env")
 		if err != nil {
@@ -161,7 +162,7 @@ echo '{"cniVersion":"1.0.0"}'`)
 			"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=prod;K8S_POD_NAME=web;K8S_POD_INFRA_CONTAINER_ID=" + pod.ID + ";K8S_POD_UID=u-1",
 		} {
 			if !strings.Contains(string(env), want+"\n") {
-				t.Errorf("%s: no %s in\n%s", command, want, env)
+				t.Errorf("%s: the environment does not contain %s:\n%s", command, want, env)
 			}
 		}
 	}
@@ -177,7 +178,8 @@ func TestBandwidthPlugin(t *testing.T) {
 	n.assertClean()
 }
 
-// TestResultOfManyInterfaces: results name interfaces of both sides, and of any version.
+// TestResultOfManyInterfaces checks which addresses Setup takes from results with interfaces in the pod and on the
+// host, in several CNI versions.
 func TestResultOfManyInterfaces(t *testing.T) {
 	for name, c := range map[string]struct{ result, wantIPs string }{
 		"two in the pod": {`{"cniVersion":"1.0.0","interfaces":[{"name":"br0"},{"name":"net1","sandbox":"/x"},{"name":"eth0","sandbox":"/x"}],
@@ -200,7 +202,7 @@ func TestResultOfManyInterfaces(t *testing.T) {
 			n.configure("10.conflist", `{"cniVersion":"`+version.CNIVersion+`","name":"n","plugins":[{"type":"fixed"}]}`)
 			r := n.setup(Attachment{ID: "pod"})
 			if got := fmt.Sprint(r.IPs); got != c.wantIPs {
-				t.Errorf("IPs %s, want %s; interfaces %+v", got, c.wantIPs, r.Interfaces)
+				t.Errorf("IPs = %s, want %s; interfaces %+v", got, c.wantIPs, r.Interfaces)
 			}
 			n.teardown(Attachment{ID: "pod"})
 			n.assertClean()
@@ -215,7 +217,7 @@ func TestStatus(t *testing.T) {
 		var last error
 		defer func() {
 			if t.Failed() {
-				t.Logf("last verdict: %v", last)
+				t.Logf("last status: %v", last)
 			}
 		}()
 		eventually(t, 5*time.Second, what, func() bool {
@@ -265,7 +267,8 @@ exit 0`)
 	becomes("the default again", "")
 }
 
-// TestStatusSeesDirectoryAppear: network add-ons make the configuration directory when they come.
+// TestStatusSeesDirectoryAppear checks that a configuration directory made later is noticed: network add-ons make it
+// when they are installed.
 func TestStatusSeesDirectoryAppear(t *testing.T) {
 	n := newNode(t, func(c *Config) { c.ConfDir = filepath.Join(c.ConfDir, "not", "yet") })
 	if err := n.Status(t.Context()); err != nil {
@@ -302,27 +305,27 @@ exit 0`)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var told struct {
+	var input struct {
 		Valid []struct{ ContainerID, IfName string } `json:"cni.dev/valid-attachments"`
 	}
-	if err := json.Unmarshal(data, &told); err != nil {
+	if err := json.Unmarshal(data, &input); err != nil {
 		t.Fatal(err)
 	}
-	if got := fmt.Sprint(told.Valid); got != "[{kept eth0} {new eth0}]" {
-		t.Errorf("GC was told that %s are valid", got)
+	if got, want := fmt.Sprint(input.Valid), "[{kept eth0} {new eth0}]"; got != want {
+		t.Errorf("valid attachments passed to GC = %s, want %s", got, want)
 	}
-	n.gcMu.RLock() // an ADD is under way
+	n.gcMu.RLock() // as during an ADD
 	defer n.gcMu.RUnlock()
 	_ = os.Remove(seen)
 	if err := n.GC(t.Context(), []string{"kept"}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(seen); err == nil {
-		t.Error("GC ran beside an ADD")
+		t.Error("the GC verb ran during an ADD")
 	}
 }
 
-// TestGCVerbGivesWay: a plugin that hangs in GC keeps no pod from its network.
+// TestGCVerbGivesWay checks that no pod waits for a plugin that hangs in GC.
 func TestGCVerbGivesWay(t *testing.T) {
 	n := newNode(t, nil)
 	begun := filepath.Join(t.TempDir(), "gc")
@@ -339,6 +342,6 @@ exit 0`)
 	eventually(t, 10*time.Second, "GC has begun", func() bool { _, err := os.Stat(begun); return err == nil })
 	n.setup(Attachment{ID: "new"})
 	if err := <-collected; err == nil || !strings.Contains(err.Error(), "gave way") {
-		t.Errorf("GC: %v; a pod waited for it", err)
+		t.Errorf("GC = %v, want an error that it gave way to the pod", err)
 	}
 }

@@ -22,44 +22,46 @@ const (
 	DefaultPluginTimeout = time.Minute
 )
 
-// DefaultBinDirs is where plugins are looked for: upstream's place, Debian's, Fedora's.
+// DefaultBinDirs returns the default plugin directories: upstream's, Debian's and Fedora's.
 func DefaultBinDirs() []string {
 	return []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}
 }
 
-// Config says where things are. The zero value of each field stands for its default.
+// Config configures a Manager. The zero value of each field stands for its default.
 type Config struct {
 	// ConfDir holds CNI configuration (*.conflist, *.conf, *.json); the first by name is used.
 	ConfDir string
 	// BinDirs are searched for plugins, in order.
 	BinDirs []string
-	// CacheDir holds what must outlive the daemon: records, ADD results, leases of the default chain.
+	// CacheDir holds state that must outlive the daemon: records, ADD results, leases of the default chain.
 	CacheDir string
-	// NetnsDir holds the pods' network namespaces. It is ours alone and should be gone after a reboot.
+	// NetnsDir holds the pods' network namespaces. Nothing else may use it, and a reboot should empty it.
 	NetnsDir string
-	// Default configures the chain that is used while ConfDir has none.
+	// Default configures the embedded default chain, which is used while ConfDir has no configuration.
 	Default DefaultNetwork
-	// Executables runs every plugin as an executable, also those that can be run in this process (package builtin).
+	// Executables runs every plugin as an executable, even those that package builtin can run in this process.
 	Executables bool
-	// PluginTimeout bounds one execution of one plugin.
+	// PluginTimeout limits each execution of a plugin.
 	PluginTimeout time.Duration
-	// IsBackendLink reports whether a link in a pod's namespace was made by the pod's backend, which has then taken the
-	// addresses of the pod's interfaces. Stats leaves such a link out; Check does not ask the plugins. nil: there are none.
+	// IsBackendLink reports whether the pod's backend made a link in the pod's namespace. The backend has then taken
+	// over the addresses of the pod's interfaces: Stats omits the link, and Check does not run the plugins. nil means
+	// that no backend makes links.
 	IsBackendLink func(netlink.Link) bool
-	// Logger takes what happens in the background; nil: slog.Default.
+	// Logger logs background events; nil means slog.Default.
 	Logger *slog.Logger
 }
 
 // DefaultNetwork configures the embedded default chain.
 type DefaultNetwork struct {
-	// Off leaves a node without CNI configuration without a network.
+	// Off disables the default chain: a node without CNI configuration then has no pod network.
 	Off bool
 	// Bridge is the name of the bridge interface.
 	Bridge string
-	// SubnetV4 and SubnetV6 are CIDRs of the pods' addresses. One may be empty; if both are, SubnetV4 has a default.
+	// SubnetV4 and SubnetV6 are the CIDRs of the pods' addresses. One may be empty; if both are, SubnetV4 gets its
+	// default.
 	SubnetV4 string
 	SubnetV6 string
-	// MTU of the pods' interfaces; 0 leaves it to the kernel.
+	// MTU is the MTU of the pods' interfaces; 0 means the kernel's default.
 	MTU int
 }
 
@@ -92,7 +94,7 @@ func orDefault[T comparable](value, otherwise T) T {
 	return value
 }
 
-// validate refuses what would only fail at the first pod.
+// validate reports mistakes that would otherwise fail the first pod.
 func (c Config) validate() error {
 	for field, dir := range map[string]string{"ConfDir": c.ConfDir, "CacheDir": c.CacheDir, "NetnsDir": c.NetnsDir} {
 		if !filepath.IsAbs(dir) {
@@ -123,7 +125,7 @@ func (d DefaultNetwork) validateSubnets() error {
 	return nil
 }
 
-// parseSubnet reads a CIDR that has room for a gateway and a pod; "" is the invalid (absent) prefix.
+// parseSubnet parses a CIDR, which must have room for a gateway and a pod. For "" it returns the zero Prefix.
 func parseSubnet(cidr string) (netip.Prefix, error) {
 	if cidr == "" {
 		return netip.Prefix{}, nil

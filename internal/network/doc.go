@@ -1,34 +1,34 @@
-// Package network gives a pod its network, whatever the backend: a network namespace, pinned by a bind mount, with what the
-// node's CNI chain makes in it.
+// Package network sets up the network of pods of every backend: a network namespace, pinned by a bind mount, and the
+// interfaces that the node's CNI chain creates in the namespace.
 //
 //	Setup(pod)                                                    Teardown(pod)
 //	  │                                                             │
-//	  ├─► record on disk (conf list, arguments) ┐ at the            ├─► DEL of the recorded chain, also when the
-//	  ├─► netns: unshare, lo up, bind mount     ┘ same time         │   namespace is gone or the configuration changed
+//	  ├─► record on disk (conf list, arguments) ┐ in                ├─► DEL of the recorded chain, even if the
+//	  ├─► netns: unshare, lo up, bind mount     ┘ parallel          │   namespace is gone or the configuration changed
 //	  │        · network.setup.netns                                │        · network.teardown.del
 //	  ├─► ADD of the chain, plugin after plugin                     ├─► netns unmounted, file removed
-//	  │        · network.setup.add                                  └─► record removed, last of all
+//	  │        · network.setup.add                                  └─► record removed last
 //	  └─► Result: addresses, interfaces, routes
 //
-//	on disk   CacheDir/attachments/KEY.json   the record: written and fsync'd before ADD, removed after DEL
+//	on disk   CacheDir/attachments/KEY.json   the record: on disk before ADD, removed after DEL
 //	          CacheDir/results/…              libcni's cache of ADD results
 //	          CacheDir/leases/…               host-local's leases, embedded default chain only
-//	          CacheDir/pod-cidr.json          what the kubelet set by UpdateRuntimeConfig
+//	          CacheDir/pod-cidr.json          the pod CIDR from the kubelet (UpdateRuntimeConfig)
 //	mounts    NetnsDir/KEY                    the namespace (nsfs)
 //
-// KEY is the pod ID if CNI allows it as a container ID, and otherwise a hash of it (keyOf). Everything is found from the pod ID,
-// so a roll-back needs no memory: Teardown undoes whatever was begun, in this process or in one that was killed, and GC does so
-// for pods that nobody claims any more. A roll-back whose DEL fails is retried in the background until it succeeds; after a
-// Teardown whose DEL fails, the caller retries.
+// KEY is the pod ID if CNI allows it as a container ID, and otherwise a hash of it (keyOf). The pod ID leads to all
+// state on disk, so a roll-back needs no state in memory: Teardown undoes a Setup of this process or of one that was
+// killed, and GC does the same for pods that no longer exist. A roll-back whose DEL fails is retried in the background
+// until it succeeds. After a Teardown whose DEL fails, the caller retries.
 //
-// The chain is the first configuration of ConfDir by file name; without one it is the embedded default: bridge,
-// host-local, and portmap and bandwidth for the pods that ask for them. Plugins are the standard's executables,
-// run by libcni. We handle the processes (pluginExec): process groups, deadlines, bounded output. Package builtin does in this
-// process what the reference's bridge, host-local and loopback do, in a tenth of the time, unless the configuration asks for
-// more than it knows.
+// The chain is the first configuration in ConfDir by file name. Without one, it is the embedded default: bridge and
+// host-local, plus portmap and bandwidth for pods that ask for them. Plugins are standard CNI executables, run by
+// libcni; pluginExec manages their processes (process groups, deadlines, bounded output). Package builtin replaces the
+// reference plugins bridge, host-local and loopback in this process, in a tenth of the time, for the configurations
+// that it supports.
 //
-// The package also opens sockets inside a pod's namespace (Dial, Listen) and reads interface counters there (Stats).
+// The package also opens sockets inside a pod's namespace (Dial, Listen) and reads interface counters (Stats).
 //
-// It knows nothing of pods beyond Attachment, keeps no pod state, and touches nothing outside its directories, the
-// namespaces it made and what the plugins do.
+// It knows nothing of pods beyond Attachment and keeps no pod state. It changes nothing outside its directories and the
+// namespaces that it made, apart from what the plugins do.
 package network

@@ -23,25 +23,26 @@ import (
 )
 
 const (
-	// maxPluginOutput bounds what is taken of a plugin's stdout; results are a few KiB.
+	// maxPluginOutput limits a plugin's stdout, in bytes; results are a few KiB.
 	maxPluginOutput = 1 << 20
-	// maxPluginStderr is how much of the end of stderr is kept for the error or the log.
+	// maxPluginStderr is how many bytes of the end of stderr are kept for the error.
 	maxPluginStderr = 4 << 10
-	// outputGrace is how long output is awaited of children that outlive their plugin.
+	// outputGrace is how long to wait for output from children that outlive their plugin.
 	outputGrace = time.Second
-	// busyPatience is how long a plugin is tried again whose file is being written (ETXTBSY).
+	// busyPatience is how long to retry a plugin whose file is still being written (ETXTBSY); busyPause is the pause
+	// between attempts.
 	busyPatience, busyPause = 2 * time.Second, 20 * time.Millisecond
 )
 
-// PluginError is a CNI plugin that did not do what it was asked.
+// PluginError is the failure of a CNI plugin.
 type PluginError struct {
 	Plugin, Command string
-	// Code, Msg and Details are the plugin's own words (CNI SPEC "Error"), when it printed any.
+	// Code, Msg and Details are the error that the plugin printed (CNI SPEC "Error"), if any.
 	Code         uint
 	Msg, Details string
-	// Stderr is the end of what it wrote there.
+	// Stderr is the end of the plugin's stderr.
 	Stderr string
-	// Cause is how the process ended, or why it was not heard.
+	// Cause is how the process ended, or why its output was not used.
 	Cause error
 }
 
@@ -63,8 +64,8 @@ func (e *PluginError) Error() string {
 	return b.String()
 }
 
-// Unwrap gives the class beside the cause: what the configuration must be changed for is a failed precondition,
-// anything else may go better at the next attempt.
+// Unwrap returns the cause and an error class. Errors that need a change of the configuration are
+// ErrFailedPrecondition; other errors of plugins are ErrUnavailable, because a retry may succeed.
 func (e *PluginError) Unwrap() []error {
 	switch e.Code {
 	case types.ErrIncompatibleCNIVersion, types.ErrUnsupportedField, types.ErrInvalidNetworkConfig:
@@ -76,23 +77,22 @@ func (e *PluginError) Unwrap() []error {
 	return []error{e.Cause, errdefs.ErrUnavailable}
 }
 
-// pluginExec runs plugins for libcni: in this process, where plan says so (inprocess.go), else as executables. Each
-// executable is the leader of a process group of its own that is killed as a whole when the context ends or the
-// plugin's time is over, and dies with the daemon: a plugin that worked on behind a dead daemon could take a lease
-// after the next daemon has given everything back.
+// pluginExec runs plugins for libcni: in this process if plan allows it (inprocess.go), otherwise as executables. Each
+// executable has its own process group, which is killed when ctx ends or the plugin times out. Executables die with the
+// daemon: a surviving plugin could take a lease after the next daemon has released all of them.
 type pluginExec struct {
 	version.PluginDecoder
 	timeout time.Duration
 	log     *slog.Logger
-	// plan reads an execution for what is done in this process; nil: nothing is.
+	// plan returns a call that replaces an execution, or the reason to run the executable. nil runs executables only.
 	plan func(path string, stdin []byte, environ []string) (inProcessCall, error)
-	// attachments are busy for as long as a plugin works on them, be it behind the back of a caller that has given up.
+	// containers holds a lock for each container while a plugin works for it, even after the caller has given up.
 	containers keyLocks
 }
 
 var _ invoke.Exec = (*pluginExec)(nil)
 
-// FindInPath finds the executable of a plugin type.
+// FindInPath finds the executable of a plugin in dirs.
 func (e *pluginExec) FindInPath(plugin string, dirs []string) (string, error) {
 	path, err := invoke.FindInPath(plugin, dirs)
 	if err != nil {
@@ -102,7 +102,7 @@ func (e *pluginExec) FindInPath(plugin string, dirs []string) (string, error) {
 	return path, nil
 }
 
-// ExecPlugin runs a plugin and returns its output: for ADD that is a JSON object, or there is an error.
+// ExecPlugin runs a plugin and returns its output. For ADD, the output is always a JSON object.
 func (e *pluginExec) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, e.timeout, pluginTimeout(e.timeout))
 	defer cancel()
@@ -115,13 +115,13 @@ func (e *pluginExec) ExecPlugin(ctx context.Context, path string, stdin []byte, 
 		if why == nil {
 			return e.runInProcess(ctx, call, path, environ, free)
 		}
-		e.log.Debug("CNI plugin is run as an executable", "plugin", path, "because", why)
+		e.log.Debug("running CNI plugin as an executable", "plugin", path, "because", why)
 	}
 	defer free()
 	return e.execute(ctx, path, stdin, environ)
 }
 
-// occupy waits until no plugin works for the container any more. VERSION, STATUS and GC are for no container.
+// lockContainer waits until no plugin works for the container. VERSION, STATUS and GC have no container.
 func (e *pluginExec) lockContainer(ctx context.Context, container string) (free func(), err error) {
 	if container == "" {
 		return func() {}, nil
@@ -129,7 +129,7 @@ func (e *pluginExec) lockContainer(ctx context.Context, container string) (free 
 	return e.containers.lock(ctx, container)
 }
 
-// execute runs the executable.
+// execute runs a plugin as an executable, and retries while its file is being written.
 func (e *pluginExec) execute(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
 	start := time.Now()
 	run := pluginRun{path: path, command: cniVariable(environ, "CNI_COMMAND"), stdin: stdin, environ: environ}
@@ -146,15 +146,15 @@ func (e *pluginExec) execute(ctx context.Context, path string, stdin []byte, env
 	return run.outcome(ctx, err)
 }
 
-// pluginTimeout is the cause of a context whose plugin took too long.
+// pluginTimeout is the cancellation cause for a plugin that took too long.
 type pluginTimeout time.Duration
 
 func (t pluginTimeout) Error() string {
-	return fmt.Sprintf("killed, as it was not done within the plugin timeout of %s", time.Duration(t))
+	return fmt.Sprintf("killed after the plugin timeout of %s", time.Duration(t))
 }
 func (pluginTimeout) Unwrap() error { return context.DeadlineExceeded }
 
-// pluginRun is one execution.
+// pluginRun is one execution of an executable.
 type pluginRun struct {
 	path, command string
 	stdin         []byte
@@ -163,9 +163,9 @@ type pluginRun struct {
 	stderr        tail
 }
 
-// start runs the plugin to its end; nil is exit status 0.
+// start runs the plugin until it exits; nil means exit status 0.
 func (r *pluginRun) start(ctx context.Context) error {
-	// The death signal is sent when the thread that forked ends, so that must not be before the plugin's end.
+	// The kernel sends the death signal when the thread that forked ends, so the thread must outlive the plugin.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	r.stdout, r.stderr = capped{}, tail{}
@@ -178,12 +178,12 @@ func (r *pluginRun) start(ctx context.Context) error {
 	cmd.WaitDelay = outputGrace
 	err := cmd.Run()
 	if errors.Is(err, exec.ErrWaitDelay) {
-		return nil // it succeeded; a helper that it left behind keeps its stdout open
+		return nil // the plugin succeeded, but a helper that it left behind keeps stdout open
 	}
 	return err
 }
 
-// outcome turns the end of the process into libcni's terms.
+// outcome returns the plugin's output, or a *PluginError. err is the result of start.
 func (r *pluginRun) outcome(ctx context.Context, err error) ([]byte, error) {
 	failure := &PluginError{Plugin: r.path, Command: r.command, Stderr: strings.TrimSpace(string(r.stderr.data)), Cause: err}
 	output := r.stdout.data.Bytes()
@@ -196,7 +196,7 @@ func (r *pluginRun) outcome(ctx context.Context, err error) ([]byte, error) {
 		failure.readOutput(output)
 	case r.command == "ADD":
 		if err := checkResult(output); err != nil {
-			failure.Cause = fmt.Errorf("exited with status 0 but printed no result that can be read (%w): %s", err, excerpt(output))
+			failure.Cause = fmt.Errorf("exited with status 0 but printed an invalid result (%w): %s", err, excerpt(output))
 			break
 		}
 		return output, nil
@@ -206,7 +206,7 @@ func (r *pluginRun) outcome(ctx context.Context, err error) ([]byte, error) {
 	return nil, failure
 }
 
-// hear takes what a failed plugin printed on stdout.
+// readOutput fills in e from the stdout of a failed plugin.
 func (e *PluginError) readOutput(output []byte) {
 	var printed types.Error
 	if err := json.Unmarshal(output, &printed); err == nil && printed.Msg != "" {
@@ -218,7 +218,7 @@ func (e *PluginError) readOutput(output []byte) {
 	}
 }
 
-// readable looks for what is no result of any version, before libcni says the same in fewer words.
+// checkResult refuses output that is not a result of any CNI version. Its errors say more than libcni's.
 func checkResult(output []byte) error {
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(output, &object); err != nil {
@@ -227,11 +227,11 @@ func checkResult(output []byte) error {
 	if object == nil {
 		return errors.New("not an object")
 	}
-	var result types100.Result // whose fields are those of every version since 0.3.0
+	var result types100.Result // has the fields of every version since 0.3.0
 	if err := json.Unmarshal(output, &result); err != nil {
 		return err
 	}
-	// Nobody after us, libcni's conversions included, reckons with these.
+	// Later code, including libcni's conversions, does not check for null.
 	if slices.Contains(result.Interfaces, nil) || slices.Contains(result.IPs, nil) || slices.Contains(result.Routes, nil) {
 		return errors.New("an interface, address or route is null")
 	}
@@ -255,7 +255,7 @@ func cniVariable(environ []string, name string) string {
 	return ""
 }
 
-// capped keeps maxPluginOutput bytes and refuses the rest, upon which os/exec closes the pipe.
+// capped keeps the first maxPluginOutput bytes. After that it returns an error, so that os/exec closes the pipe.
 type capped struct {
 	data     bytes.Buffer
 	exceeded bool

@@ -16,8 +16,8 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 )
 
-// withFault is the default network with the plugin "fault" at its end, so that a fault comes when the address and
-// the interface are there already.
+// withFault configures the default network with the plugin "fault" last, so that the address and the interface already
+// exist when it fails.
 func withFault(n *node) {
 	n.configure("10-fault.conflist", `{"cniVersion":"1.0.0","name":"tripod","plugins":[
 		{"type":"bridge","bridge":"`+n.cfg.Default.Bridge+`","isGateway":true,
@@ -25,14 +25,14 @@ func withFault(n *node) {
 		{"type":"fault"}]}`)
 }
 
-// passOn ends a fault plugin well: a chained plugin prints the result that it was given.
+// passOn ends the script of a fault plugin that succeeds: it prints the previous result.
 const passOn = `
 sed -n 's/.*"prevResult":\({.*}\),"type".*/\1/p' <<END
 $stdin
 END
 `
 
-// readInput is the beginning of fault plugins that end with passOn.
+// readInput begins the script of a fault plugin that ends with passOn.
 const readInput = "stdin=$(cat)\n"
 
 func TestFaultN4AddFails(t *testing.T) {
@@ -46,11 +46,11 @@ exit 1`)
 	_, err := n.Setup(t.Context(), Attachment{ID: "pod"})
 	var plugin *PluginError
 	if !errors.As(err, &plugin) || plugin.Code != 11 || plugin.Command != "ADD" || !errdefs.IsUnavailable(err) {
-		t.Fatalf("error %v", err)
+		t.Fatalf("Setup = %v, want a PluginError of ADD with code 11", err)
 	}
 	for _, part := range []string{"no more of it", "come back later", "what the plugin logged", "fault"} {
 		if !strings.Contains(err.Error(), part) {
-			t.Errorf("the error does not tell %q: %v", part, err)
+			t.Errorf("the error does not contain %q: %v", part, err)
 		}
 	}
 	n.assertClean()
@@ -75,14 +75,15 @@ func TestFaultN4AddPrintsJunk(t *testing.T) {
 			withFault(n)
 			_, err := n.Setup(t.Context(), Attachment{ID: "pod"})
 			if err == nil || len(err.Error()) > 2000 {
-				t.Errorf("error %v", err)
+				t.Errorf("Setup = %v, want an error of at most 2000 bytes", err)
 			}
 			n.assertClean()
 		})
 	}
 }
 
-// TestFaultN4AddHangs: the plugin and its children are killed, by the plugin timeout or the caller's end.
+// TestFaultN4AddHangs checks that a hanging plugin and its children are killed after the plugin timeout, or when the
+// caller's context ends.
 func TestFaultN4AddHangs(t *testing.T) {
 	for name, c := range map[string]struct{ plugin, caller time.Duration }{
 		"plugin timeout": {300 * time.Millisecond, time.Minute},
@@ -102,7 +103,7 @@ wait`)
 			start := time.Now()
 			_, err := n.Setup(ctx, Attachment{ID: "pod"})
 			if !errdefs.IsDeadlineExceeded(err) || time.Since(start) > 10*time.Second {
-				t.Errorf("after %s: %v", time.Since(start), err)
+				t.Errorf("Setup returned %v after %s, want DeadlineExceeded within 10 s", err, time.Since(start))
 			}
 			n.assertClean()
 			data, err := os.ReadFile(pids)
@@ -110,13 +111,13 @@ wait`)
 				t.Fatal(err)
 			}
 			for pid := range strings.FieldsSeq(string(data)) {
-				eventually(t, 5*time.Second, "the end of process "+pid, func() bool { return !running(pid) })
+				eventually(t, 5*time.Second, "process "+pid+" has ended", func() bool { return !running(pid) })
 			}
 		})
 	}
 }
 
-// running reports whether a process is there and not a zombie.
+// running reports whether a process exists and is not a zombie.
 func running(pid string) bool {
 	stat, err := os.ReadFile("/proc/" + pid + "/stat")
 	if err != nil {
@@ -135,7 +136,7 @@ sleep 1000 & echo $! > `+pid+passOn)
 	withFault(n)
 	r := n.setup(Attachment{ID: "pod"}) // the helper holds stdout open
 	if len(r.IPs) != 1 {
-		t.Errorf("result %+v", r)
+		t.Errorf("Setup = %+v, want a result with one address", r)
 	}
 	data, err := os.ReadFile(pid)
 	if err != nil {
@@ -146,14 +147,14 @@ sleep 1000 & echo $! > `+pid+passOn)
 		t.Fatal(err)
 	}
 	if !running(strconv.Itoa(helper)) {
-		t.Error("the helper of a plugin that succeeded was killed")
+		t.Error("the helper of a successful plugin was killed")
 	}
 	_ = unix.Kill(helper, unix.SIGKILL)
 	n.teardown(Attachment{ID: "pod"})
 	n.assertClean()
 }
 
-// failDel is a fault plugin whose DEL fails while the file is there.
+// failDel installs a fault plugin whose DEL fails while the file exists.
 func failDel(n *node, file string) {
 	n.plugin("fault", readInput+"[ $CNI_COMMAND = DEL ] && [ -e "+file+" ] && { echo broken >&2; exit 1; }\n"+passOn)
 }
@@ -169,15 +170,15 @@ func TestFaultN4DelFails(t *testing.T) {
 	}
 	for range 2 {
 		if err := n.Teardown(t.Context(), Attachment{ID: "pod"}); !errdefs.IsUnavailable(err) {
-			t.Fatalf("Teardown: %v", err)
+			t.Fatalf("Teardown = %v, want unavailable", err)
 		}
 		if len(n.leases()) != 1 || !n.Present("pod") {
-			t.Fatal("something was given back before DEL succeeded")
+			t.Fatal("Teardown released the lease or the namespace although DEL failed")
 		}
 		n.restart()
 	}
 	if err := n.GC(t.Context(), nil); err == nil {
-		t.Error("GC does not tell that DEL failed")
+		t.Error("GC does not report that DEL failed")
 	}
 	if err := os.Remove(broken); err != nil {
 		t.Fatal(err)
@@ -197,10 +198,10 @@ func TestFaultN4RollbackFailsThenSucceeds(t *testing.T) {
 	n.plugin("fault", "[ -e "+broken+" ] && exit 1\nexit 0")
 	withFault(n)
 	if _, err := n.Setup(t.Context(), Attachment{ID: "pod"}); err == nil || !strings.Contains(err.Error(), "background") {
-		t.Fatalf("Setup: %v", err)
+		t.Fatalf("Setup = %v, want an error that mentions the roll-back in the background", err)
 	}
 	if len(n.leases()) != 1 {
-		t.Fatal("the lease was given back although DEL failed")
+		t.Fatal("Setup released the lease although DEL failed")
 	}
 	if err := os.Remove(broken); err != nil {
 		t.Fatal(err)
@@ -225,7 +226,7 @@ func TestFailPoints(t *testing.T) {
 	for _, name := range []string{"network.setup.netns", "network.setup.add", "network.bridge.add.leased", "network.bridge.add.paired", "network.bridge.add.configured"} {
 		arm(name, "1*error(made to fail)")
 		if _, err := n.Setup(t.Context(), Attachment{ID: "pod"}); err == nil || !strings.Contains(err.Error(), "made to fail") {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("Setup with fail point %s = %v, want its error", name, err)
 		}
 		n.assertClean()
 	}
@@ -233,7 +234,7 @@ func TestFailPoints(t *testing.T) {
 	for _, name := range []string{"network.bridge.del.unlinked", "network.teardown.del"} {
 		arm(name, "1*error(made to fail)")
 		if err := n.Teardown(t.Context(), Attachment{ID: "pod"}); err == nil {
-			t.Errorf("Teardown passed %s", name)
+			t.Errorf("Teardown succeeded despite the fail point %s", name)
 		}
 	}
 	n.restart()
@@ -241,7 +242,8 @@ func TestFailPoints(t *testing.T) {
 	n.assertClean()
 }
 
-// TestFaultN1DaemonKilled kills a daemon at each fail point, and in the middle of a plugin; the next one finds out.
+// TestFaultN1DaemonKilled kills a daemon at each fail point and during a plugin, and checks that the next daemon cleans
+// up.
 func TestFaultN1DaemonKilled(t *testing.T) {
 	failpoint.Needed(t)
 	for _, point := range []string{
@@ -255,7 +257,7 @@ func TestFaultN1DaemonKilled(t *testing.T) {
 			}
 			_ = n.Close()
 			if ended := runDaemon(t, n, point+"=kill").Wait(); ended == nil || ended.Error() != "signal: killed" {
-				t.Fatalf("the daemon ended with %v", ended)
+				t.Fatalf("the daemon ended with %v, want signal: killed", ended)
 			}
 			n.start()
 			if err := n.GC(t.Context(), nil); err != nil {
@@ -272,12 +274,12 @@ func TestFaultN1DaemonKilled(t *testing.T) {
 		_ = n.Close()
 		daemon := runDaemon(t, n, "")
 		var data []byte
-		eventually(t, 10*time.Second, "the hanging plugin", func() bool { data, _ = os.ReadFile(pid); return len(data) > 0 })
+		eventually(t, 10*time.Second, "the plugin hangs", func() bool { data, _ = os.ReadFile(pid); return len(data) > 0 })
 		if err := daemon.Process.Kill(); err != nil {
 			t.Fatal(err)
 		}
 		_ = daemon.Wait()
-		eventually(t, 5*time.Second, "the plugin's end with its daemon", func() bool { return !running(strings.TrimSpace(string(data))) })
+		eventually(t, 5*time.Second, "the plugin ends with its daemon", func() bool { return !running(strings.TrimSpace(string(data))) })
 		n.start()
 		n.teardown(Attachment{ID: "pod"})
 		n.assertClean()
@@ -299,10 +301,10 @@ func TestDamagedRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := n.Teardown(t.Context(), Attachment{ID: "pod"}); err == nil || !strings.Contains(err.Error(), "version 99") {
-		t.Errorf("record of an unknown version: %v", err)
+		t.Errorf("Teardown with a record of version 99 = %v, want an error that mentions the version", err)
 	}
 	if len(n.leases()) != 1 {
-		t.Error("a record that was not understood was acted upon")
+		t.Error("Teardown released the lease despite the unknown version of the record")
 	}
 }
 
@@ -315,9 +317,9 @@ func TestSetupWaitsForItsTurn(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	if _, err := n.Setup(ctx, Attachment{ID: "pod"}); !errdefs.IsDeadlineExceeded(err) {
-		t.Errorf("Setup while the pod is locked: %v", err)
+		t.Errorf("Setup while the pod is locked = %v, want DeadlineExceeded", err)
 	}
-	n.setup(Attachment{ID: "other"}) // is not held up
+	n.setup(Attachment{ID: "other"}) // does not wait
 	unlock()
 	n.setup(Attachment{ID: "pod"})
 	n.teardown(Attachment{ID: "pod"})
@@ -328,8 +330,8 @@ func TestSetupWaitsForItsTurn(t *testing.T) {
 	}
 }
 
-// TestFaultN5DiskFull: nothing of a pod is left when there is no room for its record, a full disk does not keep the
-// daemon from starting and giving back, and with room again all is well.
+// TestFaultN5DiskFull checks that Setup on a full disk leaves nothing behind, that a daemon with a full disk starts and
+// can tear down pods, and that Setup works again once there is room.
 func TestFaultN5DiskFull(t *testing.T) {
 	n := newNode(t, nil)
 	_ = n.Close()
@@ -350,10 +352,10 @@ func TestFaultN5DiskFull(t *testing.T) {
 	_ = file.Close()
 
 	if _, err := n.Setup(t.Context(), Attachment{ID: "pod"}); !errdefs.IsResourceExhausted(err) {
-		t.Errorf("Setup on a full disk: %v", err)
+		t.Errorf("Setup on a full disk = %v, want resource exhausted", err)
 	}
 	if n.Present("pod") {
-		t.Error("the namespace is left")
+		t.Error("Setup left the namespace")
 	}
 	n.restart()
 	n.teardown(Attachment{ID: "before"})

@@ -9,7 +9,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types/create"
 )
 
-// FuzzResult: whatever a plugin prints for ADD, there is an error or a result, no panic.
+// FuzzResult checks that any output of a plugin's ADD leads to an error or a result, never a panic.
 func FuzzResult(f *testing.F) {
 	for _, seed := range []string{
 		`{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"interface":0,"address":"10.2.0.2/24"}],"routes":[{"dst":"0.0.0.0/0","gw":"10.2.0.1"}]}`,
@@ -38,13 +38,13 @@ func FuzzResult(f *testing.F) {
 		}
 		for _, ip := range r.IPs {
 			if !ip.IsValid() {
-				t.Errorf("%s gives an invalid address", output)
+				t.Errorf("result %s contains an invalid address", output)
 			}
 		}
 	})
 }
 
-// FuzzConfiguration: whatever is in a configuration file, there is an error or a chain that a record can keep.
+// FuzzConfiguration checks that any configuration file leads to an error or to a chain that a record can store.
 func FuzzConfiguration(f *testing.F) {
 	f.Add([]byte(`{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"bridge","ipam":{"type":"host-local"}}]}`), true)
 	f.Add([]byte(`{"cniVersions":["0.4.0","1.1.0"],"name":"n","disableCheck":"true","plugins":[{"type":"x","capabilities":{"a":true}}]}`), true)
@@ -63,15 +63,15 @@ func FuzzConfiguration(f *testing.F) {
 		}
 		rec, err := newRecord(Attachment{ID: "pod"}, c)
 		if err != nil {
-			t.Fatalf("%s: %v", data, err)
+			t.Fatalf("newRecord for configuration %s: %v", data, err)
 		}
 		store := recordStore{dir: filepath.Dir(file)}
 		if err := store.put(rec); err != nil {
 			t.Fatal(err)
 		}
-		kept, err := store.get("pod")
-		if err != nil || string(kept.list.Bytes) != string(rec.list.Bytes) || !kept.sameRequest(rec) {
-			t.Errorf("%s: kept %+v, %v", data, kept, err)
+		got, err := store.get("pod")
+		if err != nil || string(got.list.Bytes) != string(rec.list.Bytes) || !got.sameRequest(rec) {
+			t.Errorf("record for configuration %s = %+v, %v, want %+v", data, got, err, rec)
 		}
 	})
 }

@@ -9,9 +9,9 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// addGateway gives the bridge of the embedded default the gateway address of a new IPv4 subnet, ahead of its other addresses, so
-// that running pods keep theirs and stay reachable. The bridge plugin removes any address that it finds before its own, and leaves
-// the others once its own is first. A missing bridge is made with the first pod. IPv6 subnets do not conflict.
+// addGateway adds the gateway address of a new IPv4 subnet to the bridge of the embedded default, as its first address.
+// The old gateways stay, so that running pods remain reachable: the bridge plugin only removes addresses listed before
+// its own. A missing bridge is left to the first pod. IPv6 subnets do not conflict.
 func addGateway(bridge string, subnet netip.Prefix) error {
 	if !subnet.IsValid() || !subnet.Addr().Is4() {
 		return nil
@@ -34,7 +34,7 @@ func addGateway(bridge string, subnet netip.Prefix) error {
 	if err := netlink.AddrReplace(link, &netlink.Addr{IPNet: gateway}); err != nil {
 		return fmt.Errorf("add %s to bridge %s: %w", gateway, bridge, err)
 	}
-	// The kernel lists addresses in the order in which they came.
+	// The kernel lists addresses in the order of their addition, so adding the old ones again puts the gateway first.
 	for _, old := range have {
 		if old.IPNet.String() == gateway.String() {
 			continue

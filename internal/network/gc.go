@@ -12,13 +12,13 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// gcParallel bounds the leftovers that are deleted at a time, because plugins are processes.
+// gcParallel limits how many pods GC deletes in parallel, because plugins are processes.
 const gcParallel = 4
 
-// GC removes what earlier processes left of pods that are not in keep, a list of pod IDs: attachments by DEL, namespaces by
-// unmounting, and what plugins hold for nobody, if the chain has the GC verb (1.1.0). It is meant for recovery. It leaves alone
-// what this process has set up, so a pod that starts meanwhile is safe. Errors are joined; the next GC retries what failed.
-// Nothing outside our directories is touched.
+// GC removes what earlier processes left of pods whose IDs are not in keep. It runs DEL for their attachments, unmounts
+// their namespaces, and runs the chain's GC verb, if it has one (1.1.0). GC is meant for recovery. It leaves pods alone
+// that this process has set up, so a pod that starts meanwhile is safe. Errors are joined; the next GC retries what
+// failed. It touches no namespaces outside NetnsDir.
 func (m *Manager) GC(ctx context.Context, keep []string) error {
 	kept := map[string]bool{}
 	for _, id := range keep {
@@ -63,8 +63,8 @@ func (m *Manager) present() ([]string, error) {
 	return keys, nil
 }
 
-// madeHere reports whether an entry of NetnsDir is one of createNetns: a namespace, or the empty file that a crash
-// left before the mount.
+// madeHere reports whether createNetns made an entry of NetnsDir: a namespace, or an empty file if a crash prevented
+// the mount.
 func (m *Manager) madeHere(e os.DirEntry) bool {
 	if !containerIDs.MatchString(e.Name()) {
 		return false
@@ -86,24 +86,24 @@ func (m *Manager) collect(ctx context.Context, key string) error {
 		return nil
 	}
 	if err := m.detach(ctx, key); err != nil {
-		return fmt.Errorf("give back the network of pod %s, which is no more: %w", key, err)
+		return fmt.Errorf("release the network of removed pod %s: %w", key, err)
 	}
-	m.cfg.Logger.Info("gave back the network of a pod that is no more", "pod", key)
+	m.cfg.Logger.Info("released the network of a removed pod", "pod", key)
 	return nil
 }
 
-// collectPlugins runs the GC verb. CNI allows no ADD or DEL at the same time. If one is running, the verb is left to the next GC, so
-// that new pods do not wait for a slow plugin.
+// collectPlugins runs the GC verb. CNI forbids it beside ADD or DEL: if one of them is running, the verb waits for the
+// next GC, so that new pods never wait for a slow plugin.
 func (m *Manager) collectPlugins(ctx context.Context) error {
 	c, err := m.currentChain()
 	if err != nil || !atLeast(c.list.CNIVersion, "1.1.0") {
-		return nil // no chain, no plugins; Status reports it
+		return nil // Status reports a chain that cannot be loaded
 	}
 	ctx, cancel := context.WithTimeout(ctx, rollbackTimeout)
 	defer cancel()
 	ctx, interrupt := context.WithCancelCause(ctx)
 	defer interrupt(nil)
-	m.interruptGC.Store(&interrupt) // before anybody can wait for the lock
+	m.interruptGC.Store(&interrupt) // before excludeGC can wait for the lock
 	defer m.interruptGC.Store(nil)
 	if !m.gcMu.TryLock() {
 		return nil
@@ -113,7 +113,7 @@ func (m *Manager) collectPlugins(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Everything with a record is still valid: what is in keep, ours, and what DEL failed for.
+	// Every record is a valid attachment: pods in keep, pods of this process, and pods whose DEL failed.
 	args := &libcni.GCArgs{}
 	for _, key := range keys {
 		args.ValidAttachments = append(args.ValidAttachments, types.GCAttachment{ContainerID: key, IfName: interfaceName})
@@ -124,11 +124,11 @@ func (m *Manager) collectPlugins(ctx context.Context) error {
 	return nil
 }
 
-// errGaveWay is the cause of a cancelled GC verb.
-var errGaveWay = fmt.Errorf("it gave way to a pod, to be repeated: %w", errdefs.ErrUnavailable)
+// errGaveWay is the cancellation cause of an interrupted GC verb.
+var errGaveWay = fmt.Errorf("gave way to a pod's ADD or DEL (retry it): %w", errdefs.ErrUnavailable)
 
-// excludeGC interrupts the GC verb for an ADD or DEL: the verb can be repeated, and no pod waits for it. Call the returned
-// function afterwards.
+// excludeGC keeps the GC verb from running during an ADD or DEL. It interrupts a running one, so that the pod does not
+// wait: the verb can be repeated. Call the returned function after the ADD or DEL.
 func (m *Manager) excludeGC() (done func()) {
 	if !m.gcMu.TryRLock() {
 		if interrupt := m.interruptGC.Load(); interrupt != nil {

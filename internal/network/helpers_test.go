@@ -23,14 +23,14 @@ import (
 
 const debianPlugins = "/usr/lib/cni"
 
-// node is a manager on the test host with directories of its own, and can be restarted.
+// node is a manager on the test host with its own directories. It can be restarted.
 type node struct {
 	*Manager
 	cfg Config
 	t   testing.TB
 }
 
-// newNode makes a node whose default bridge and subnet are its own, so that tests do not meet.
+// newNode makes a node with its own default bridge, so that tests do not interfere with each other.
 func newNode(t testing.TB, change func(*Config)) *node {
 	t.Helper()
 	dir := t.TempDir()
@@ -82,14 +82,14 @@ func (n *node) start() {
 	n.Manager = m
 }
 
-// restart is the end of the daemon and its next start: nothing of the process's memory survives.
+// restart simulates a restart of the daemon: nothing in memory survives.
 func (n *node) restart() {
 	n.t.Helper()
 	_ = n.Close()
 	n.start()
 }
 
-// configure writes CNI configuration and waits until it is in force.
+// configure writes a CNI configuration file and reloads the chain.
 func (n *node) configure(name, content string) {
 	n.t.Helper()
 	if err := os.WriteFile(filepath.Join(n.cfg.ConfDir, name), []byte(content), 0o644); err != nil {
@@ -98,7 +98,7 @@ func (n *node) configure(name, content string) {
 	n.reload()
 }
 
-// plugin installs a shell script as CNI plugin.
+// plugin installs a shell script as a CNI plugin.
 func (n *node) plugin(name, script string) {
 	n.t.Helper()
 	if err := os.WriteFile(filepath.Join(n.cfg.BinDirs[0], name), []byte("#!/bin/sh\n"+script), 0o755); err != nil {
@@ -122,7 +122,7 @@ func (n *node) teardown(a Attachment) {
 	}
 }
 
-// assertClean fails the test when anything of any pod is left.
+// assertClean fails the test if anything of any pod is left.
 func (n *node) assertClean() {
 	n.t.Helper()
 	if left := n.leases(); len(left) > 0 {
@@ -145,26 +145,26 @@ func (n *node) assertClean() {
 	}
 	for _, iptables := range []string{"iptables", "ip6tables"} {
 		rules, err := exec.Command(iptables, "--wait", "-t", "nat", "-S").CombinedOutput()
-		if err != nil || strings.Contains(string(rules), "CNI-DN-") || strings.Contains(string(rules), " id: ") { // of one pod
+		if err != nil || strings.Contains(string(rules), "CNI-DN-") || strings.Contains(string(rules), " id: ") { // rules of a pod
 			n.t.Errorf("%s rules left: %v\n%s", iptables, err, rules)
 		}
 	}
 }
 
-// leases are the addresses that host-local holds for pods of the default network.
+// leases returns the addresses that host-local has leased to pods of the default network.
 func (n *node) leases() []string {
 	n.t.Helper()
 	entries, err := os.ReadDir(filepath.Join(n.leasesDir(), defaultNetworkName))
 	if err != nil && !os.IsNotExist(err) {
 		n.t.Fatal(err)
 	}
-	var held []string
+	var leased []string
 	for _, e := range entries {
 		if _, err := netip.ParseAddr(strings.ReplaceAll(e.Name(), "_", ":")); err == nil {
-			held = append(held, e.Name())
+			leased = append(leased, e.Name())
 		}
 	}
-	return held
+	return leased
 }
 
 func (n *node) bridgePorts() []string {
@@ -185,7 +185,7 @@ func (n *node) bridgePorts() []string {
 	return ports
 }
 
-// serve answers TCP connections to port inside the namespace with greeting, until the test ends.
+// serve answers TCP connections to addr inside the namespace with greeting, until the test ends.
 func (n *node) serve(netns string, addr, greeting string) {
 	n.t.Helper()
 	file, err := n.Listen(n.t.Context(), netns, "tcp", addr)
@@ -210,7 +210,7 @@ func (n *node) serve(netns string, addr, greeting string) {
 	}()
 }
 
-// ask connects from inside the namespace and returns what the server says.
+// ask connects to addr from inside the namespace and returns the server's greeting.
 func (n *node) ask(netns, addr string) (string, error) {
 	ctx, cancel := context.WithTimeout(n.t.Context(), 10*time.Second)
 	defer cancel()
@@ -220,18 +220,18 @@ func (n *node) ask(netns, addr string) (string, error) {
 	}
 	defer conn.Close()
 	_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
-	said, err := io.ReadAll(conn)
-	return string(said), err
+	greeting, err := io.ReadAll(conn)
+	return string(greeting), err
 }
 
 func (n *node) mustAsk(netns, addr, want string) {
 	n.t.Helper()
 	if got, err := n.ask(netns, addr); err != nil || got != want {
-		n.t.Errorf("from %q to %s: %q, %v; want %q", netns, addr, got, err, want)
+		n.t.Errorf("greeting of %s for namespace %q = %q, %v, want %q", addr, netns, got, err, want)
 	}
 }
 
-// eventually waits for what happens in the background.
+// eventually waits for a background event.
 var eventually = until.Within
 
 type testWriter struct{ t testing.TB }

@@ -8,8 +8,8 @@ import (
 	"github.com/tripod-run/tripod/internal/network/builtin"
 )
 
-// inProcessCall is an execution of a plugin in this process; *builtin.Call is one. Run looks at ctx wherever it waits, but
-// the kernel may keep it, so that it returns late.
+// inProcessCall is an execution of a plugin in this process, such as *builtin.Call. Run returns when ctx ends, but a
+// slow kernel request can delay it.
 type inProcessCall interface {
 	Run(ctx context.Context) (output []byte, err error)
 }
@@ -24,8 +24,8 @@ func planBuiltin(plugins *builtin.Plugins) func(string, []byte, []string) (inPro
 	}
 }
 
-// inProcessCall runs the call to its end, or until ctx ends. What it does after that is waited for by the next execution
-// for the same container, which is the DEL of the roll-back: the attachment is free when the call has returned.
+// runInProcess runs the call and waits until it returns or ctx ends. It calls free when the call returns, even if that
+// is later: the next execution for the same container, the roll-back's DEL, waits for that.
 func (e *pluginExec) runInProcess(ctx context.Context, call inProcessCall, path string, environ []string, free func()) ([]byte, error) {
 	type outcome struct {
 		output []byte
@@ -35,7 +35,7 @@ func (e *pluginExec) runInProcess(ctx context.Context, call inProcessCall, path 
 	done := make(chan outcome, 1)
 	start := time.Now()
 	go func() {
-		output, err := call.Run(ctx) // which does not panic
+		output, err := call.Run(ctx) // recovers from panics
 		free()
 		e.log.Debug("CNI plugin ran in this process", "plugin", path, "command", command, "took", time.Since(start), "err", err)
 		done <- outcome{output, err}

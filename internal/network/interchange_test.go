@@ -18,24 +18,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// by restarts the node as one that runs plugins in its process, or as executables.
-func (n *node) by(executables bool) {
+// restartWith restarts the node with Config.Executables set to executables.
+func (n *node) restartWith(executables bool) {
 	n.t.Helper()
 	n.cfg.Executables = executables
 	n.restart()
 }
 
-// counted makes the node count what it runs in its process.
-func (n *node) counted() *atomic.Int64 {
+// countInProcess makes the node count the plugins that it runs in process.
+func (n *node) countInProcess() *atomic.Int64 {
 	var ran atomic.Int64
-	n.planBy(func(call inProcessCall, _ []string) inProcessCall { ran.Add(1); return call })
+	n.wrapCalls(func(call inProcessCall, _ []string) inProcessCall { ran.Add(1); return call })
 	return &ran
 }
 
-// planBy lets change have a hand in what is run in process.
-func (n *node) planBy(change func(call inProcessCall, environ []string) inProcessCall) {
+// wrapCalls makes change replace each call that the node runs in process.
+func (n *node) wrapCalls(change func(call inProcessCall, environ []string) inProcessCall) {
 	n.t.Helper()
-	_ = n.Status(n.t.Context()) // the watch has asked the plugins for their versions, and runs none any more
+	_ = n.Status(n.t.Context()) // after the first status, the watch goroutine runs no more plugins
 	plan := n.exec.plan
 	n.exec.plan = func(path string, stdin []byte, environ []string) (inProcessCall, error) {
 		call, why := plan(path, stdin, environ)
@@ -46,12 +46,12 @@ func (n *node) planBy(change func(call inProcessCall, environ []string) inProces
 	}
 }
 
-// chains that are the same network whoever makes it. "" is the embedded default.
+// interchangeable lists chains for which in-process plugins and executables must make the same network.
 var interchangeable = map[string]struct {
 	change func(*Config)
-	conf   string
+	conf   string // "" means the embedded default
 	pod    Attachment
-	calls  int64 // that are done in process by one ADD
+	calls  int64 // calls that one ADD runs in process
 }{
 	"default": {calls: 1},
 	"options": {calls: 1, change: func(c *Config) { c.Default.MTU, c.Default.SubnetV4 = 1400, "10.92.0.0/24" }},
@@ -73,8 +73,8 @@ var interchangeable = map[string]struct {
 		{"type":"bridge","bridge":"BRIDGE","ipam":{"type":"host-local","dataDir":"LEASES","ranges":[[{"subnet":"10.96.0.0/24"}],[{"subnet":"fd00:96::/64"}]]}}]}`},
 }
 
-// TestInProcessIsTheSameNetwork: what is made in process equals what the executables make, down to the sysctls, and
-// each is taken away by the other without a trace.
+// TestInProcessIsTheSameNetwork checks that in-process plugins and executables make the same network, down to the
+// sysctls, and that each removes the other's without a trace.
 func TestInProcessIsTheSameNetwork(t *testing.T) {
 	for name, c := range interchangeable {
 		t.Run(name, func(t *testing.T) {
@@ -87,38 +87,38 @@ func TestInProcessIsTheSameNetwork(t *testing.T) {
 			pod.ID, pod.Name, pod.Namespace = "pod", "web", "prod"
 			snapshots := map[bool]string{}
 			for _, executables := range []bool{true, false} {
-				n.by(executables)
+				n.restartWith(executables)
 				n.forget()
 				if !executables {
-					ran := n.counted()
+					ran := n.countInProcess()
 					defer func() {
 						if ran.Load() != c.calls {
-							t.Errorf("%d executions were done in process by ADD, want %d", ran.Load(), c.calls)
+							t.Errorf("ADD ran %d calls in process, want %d", ran.Load(), c.calls)
 						}
 					}()
 				}
 				r := n.setup(pod)
 				snapshots[executables] = n.snapshot(r)
-				n.by(true)                                                                                       // CHECK is the executables' in any case, and DEL the other side's
+				n.restartWith(true)                                                                              // CHECK always runs executables
 				if err := n.Check(t.Context(), pod); err != nil && !strings.Contains(err.Error(), "ipv6 dnat") { // portmap 1.1 wants both families
-					t.Errorf("the executables find amiss what was made by executables=%t: %v", executables, err)
+					t.Errorf("CHECK of the executables refuses the network made with executables=%t: %v", executables, err)
 				}
-				n.by(!executables)
+				n.restartWith(!executables)
 				n.teardown(pod)
 				n.assertNoLeases()
 				n.assertClean()
 			}
 			for _, line := range difference(snapshots[true], snapshots[false]) {
-				t.Errorf("made by executables only: %s", line)
+				t.Errorf("only the executables make: %s", line)
 			}
 			for _, line := range difference(snapshots[false], snapshots[true]) {
-				t.Errorf("made in process only: %s", line)
+				t.Errorf("only the in-process plugins make: %s", line)
 			}
 		})
 	}
 }
 
-// difference is the lines of a that are not in b.
+// difference returns the lines of a that are missing from b.
 func difference(a, b string) []string {
 	var only []string
 	for line := range strings.Lines(a) {
@@ -129,7 +129,8 @@ func difference(a, b string) []string {
 	return only
 }
 
-// TestInProcessBesideExecutables: pods of one network that are made both ways at the same time share its addresses.
+// TestInProcessBesideExecutables checks that no address is assigned twice if in-process plugins and executables set up
+// pods of one network in parallel.
 func TestInProcessBesideExecutables(t *testing.T) {
 	n := newNode(t, nil)
 	other := n.cfg
@@ -157,7 +158,7 @@ func TestInProcessBesideExecutables(t *testing.T) {
 	for range 2 * pods {
 		ip := <-results
 		if net.ParseIP(ip) == nil || seen[ip] {
-			t.Errorf("%s: no address, or one that was given twice", ip)
+			t.Errorf("Setup returned %s: an error, or an address of another pod", ip)
 		}
 		seen[ip] = true
 	}
@@ -171,7 +172,7 @@ func TestInProcessBesideExecutables(t *testing.T) {
 	n.assertClean()
 }
 
-// forget undoes what outlives pods, so that a snapshot shows what was made for this one.
+// forget removes everything that outlives pods, so that the next snapshot shows only what was made for the next pod.
 func (n *node) forget() {
 	n.t.Helper()
 	if link, err := netlink.LinkByName(n.cfg.Default.Bridge); err == nil {
@@ -196,7 +197,7 @@ func (n *node) assertNoLeases() {
 	}
 }
 
-// leaseFiles is what host-local's directories hold.
+// leaseFiles returns the names and contents of all files in host-local's directories.
 func (n *node) leaseFiles() string {
 	var all strings.Builder
 	files, _ := filepath.Glob(filepath.Join(n.leasesDir(), "*", "*"))
@@ -210,15 +211,15 @@ func (n *node) leaseFiles() string {
 	return all.String()
 }
 
-// snapshot tells all of a pod's network, on both sides, but what chance decides.
+// snapshot describes a pod's network, in the pod and on the host. It replaces random names and addresses by fixed ones.
 func (n *node) snapshot(r *Result) string {
 	n.t.Helper()
 	var b strings.Builder
-	var chance []string // and what it is called instead
+	var random []string // pairs of a random string and its replacement
 	for _, i := range r.Interfaces {
-		chance = append(chance, i.MAC, "MAC")
+		random = append(random, i.MAC, "MAC")
 		if !i.InPod && i.Name != n.cfg.Default.Bridge {
-			chance = append(chance, i.Name, "VETH")
+			random = append(random, i.Name, "VETH")
 		}
 	}
 	var raw any
@@ -243,7 +244,7 @@ func (n *node) snapshot(r *Result) string {
 	}
 	n.describe(&b, r.Netns, "lo")
 	n.describe(&b, r.Netns, "eth0")
-	return strings.NewReplacer(chance...).Replace(b.String())
+	return strings.NewReplacer(random...).Replace(b.String())
 }
 
 // describe writes one interface: its attributes, addresses, routes and sysctls.
@@ -268,23 +269,23 @@ func (n *node) describe(b *strings.Builder, netns, name string) {
 			}
 			fmt.Fprintf(b, "%s: port %+v\n", name, port)
 		}
-		return tellAddresses(b, h, link)
+		return writeAddresses(b, h, link)
 	})
 	if err == nil {
-		err = n.inNetns(netns, func() error { return tellSysctls(b, name) })
+		err = n.inNetns(netns, func() error { return writeSysctls(b, name) })
 	}
 	if err != nil {
 		n.t.Fatal(err)
 	}
 }
 
-func tellAddresses(b *strings.Builder, h *netlink.Handle, link netlink.Link) error {
+func writeAddresses(b *strings.Builder, h *netlink.Handle, link netlink.Link) error {
 	addrs, err := h.AddrList(link, unix.AF_UNSPEC)
 	if err != nil {
 		return err
 	}
 	for _, a := range addrs {
-		if !a.IP.IsLinkLocalUnicast() { // which is made of the hardware address
+		if !a.IP.IsLinkLocalUnicast() { // link-local addresses depend on the hardware address
 			fmt.Fprintf(b, "%s: address %s scope %d flags %x broadcast %s\n", link.Attrs().Name, a.IPNet, a.Scope, a.Flags, a.Broadcast)
 		}
 	}
@@ -293,20 +294,20 @@ func tellAddresses(b *strings.Builder, h *netlink.Handle, link netlink.Link) err
 		if err != nil {
 			return err
 		}
-		var told []string
+		var lines []string
 		for _, r := range routes {
-			if r.Dst.IP.IsLinkLocalUnicast() || r.Dst.IP.IsMulticast() { // which come and go with the carrier
+			if r.Dst.IP.IsLinkLocalUnicast() || r.Dst.IP.IsMulticast() { // these routes come and go with the carrier
 				continue
 			}
-			told = append(told, fmt.Sprintf("%s: route %s by %s from %s scope %d protocol %d priority %d table %d\n", link.Attrs().Name, r.Dst, r.Gw, r.Src, r.Scope, r.Protocol, r.Priority, r.Table))
+			lines = append(lines, fmt.Sprintf("%s: route %s by %s from %s scope %d protocol %d priority %d table %d\n", link.Attrs().Name, r.Dst, r.Gw, r.Src, r.Scope, r.Protocol, r.Priority, r.Table))
 		}
-		slices.Sort(told)
-		b.WriteString(strings.Join(told, ""))
+		slices.Sort(lines)
+		b.WriteString(strings.Join(lines, ""))
 	}
 	return nil
 }
 
-func tellSysctls(b *strings.Builder, name string) error {
+func writeSysctls(b *strings.Builder, name string) error {
 	for _, family := range []string{"ipv4", "ipv6"} {
 		dir := filepath.Join("/proc/sys/net", family, "conf", name)
 		files, err := os.ReadDir(dir)
@@ -314,7 +315,7 @@ func tellSysctls(b *strings.Builder, name string) error {
 			return err
 		}
 		for _, file := range files {
-			if file.Name() == "keep_addr_on_down" { // newer releases of the plugins set it, and so do we
+			if file.Name() == "keep_addr_on_down" { // we set it like newer releases of the plugins; older ones do not
 				continue
 			}
 			value, err := os.ReadFile(filepath.Join(dir, file.Name())) // stable_secret cannot be read before it is set
@@ -324,36 +325,35 @@ func tellSysctls(b *strings.Builder, name string) error {
 	return nil
 }
 
-// hang is a call that the kernel keeps before it does its work, whatever the context says.
+// hang is a call that hangs until resume is closed and then does its work, even if the context has ended.
 type hang struct {
 	inProcessCall
-	letGo chan struct{}
+	resume chan struct{}
 }
 
 func (h hang) Run(ctx context.Context) ([]byte, error) {
-	<-h.letGo
+	<-h.resume
 	return h.inProcessCall.Run(context.WithoutCancel(ctx))
 }
 
-// TestInProcessHang: who waits for a call that the kernel keeps is answered in time, and the roll-back comes after
-// what the call still does.
+// TestInProcessHang checks that Setup returns in time although a call hangs, and that the roll-back waits for the call.
 func TestInProcessHang(t *testing.T) {
 	n := newNode(t, func(c *Config) { c.PluginTimeout = 300 * time.Millisecond })
-	letGo := make(chan struct{})
-	n.planBy(func(call inProcessCall, environ []string) inProcessCall {
+	resume := make(chan struct{})
+	n.wrapCalls(func(call inProcessCall, environ []string) inProcessCall {
 		if cniVariable(environ, "CNI_COMMAND") == "ADD" && cniVariable(environ, "CNI_CONTAINERID") == "stuck" {
-			return hang{call, letGo}
+			return hang{call, resume}
 		}
 		return call
 	})
 	start := time.Now()
 	_, err := n.Setup(t.Context(), Attachment{ID: "stuck"})
 	if err == nil || !strings.Contains(err.Error(), "background") || time.Since(start) > 10*time.Second {
-		t.Errorf("after %s: %v", time.Since(start), err)
+		t.Errorf("Setup returned %v after %s, want an error that mentions the background within 10 s", err, time.Since(start))
 	}
-	n.setup(Attachment{ID: "other"}) // is not held up
+	n.setup(Attachment{ID: "other"}) // does not wait
 	n.teardown(Attachment{ID: "other"})
-	close(letGo)
+	close(resume)
 	eventually(t, 10*time.Second, "the roll-back", func() bool {
 		keys, err := n.records.keys()
 		return err == nil && len(keys) == 0
@@ -362,11 +362,11 @@ func TestInProcessHang(t *testing.T) {
 	n.exec.containers.mu.Lock()
 	defer n.exec.containers.mu.Unlock()
 	if len(n.exec.containers.held) != 0 {
-		t.Errorf("attachments are busy still: %v", n.exec.containers.held)
+		t.Errorf("containers are still locked: %v", n.exec.containers.held)
 	}
 }
 
-// TestInProcessLeasesLocked: a lock that somebody else does not let go of is waited for within the plugin's time.
+// TestInProcessLeasesLocked checks that the wait for a lock that another process holds ends with the plugin timeout.
 func TestInProcessLeasesLocked(t *testing.T) {
 	n := newNode(t, func(c *Config) { c.PluginTimeout = 300 * time.Millisecond })
 	n.setup(Attachment{ID: "first"})
@@ -379,7 +379,7 @@ func TestInProcessLeasesLocked(t *testing.T) {
 	}
 	start := time.Now()
 	if _, err := n.Setup(t.Context(), Attachment{ID: "pod"}); err == nil || time.Since(start) > 10*time.Second {
-		t.Errorf("after %s: %v", time.Since(start), err)
+		t.Errorf("Setup returned %v after %s, want an error within 10 s", err, time.Since(start))
 	}
 	if err := lock.Close(); err != nil {
 		t.Fatal(err)
@@ -392,7 +392,7 @@ func TestInProcessLeasesLocked(t *testing.T) {
 	n.assertClean()
 }
 
-// TestInProcessSubnetExhausted: no address is an error that says so, and leaves nothing.
+// TestInProcessSubnetExhausted checks that Setup in a full subnet returns a clear error and leaves nothing behind.
 func TestInProcessSubnetExhausted(t *testing.T) {
 	n := newNode(t, func(c *Config) { c.Default.SubnetV4, c.Default.SubnetV6 = "10.97.0.0/29", "fd00:97::/64" })
 	var full error
@@ -400,8 +400,8 @@ func TestInProcessSubnetExhausted(t *testing.T) {
 	for ; full == nil && pods < 10; pods++ {
 		_, full = n.Setup(t.Context(), Attachment{ID: fmt.Sprintf("pod-%d", pods)})
 	}
-	if full == nil || !strings.Contains(full.Error(), "no IP addresses available") || pods != 6 { // 8 less network, gateway, broadcast
-		t.Errorf("pod %d: %v", pods, full)
+	if full == nil || !strings.Contains(full.Error(), "no IP addresses available") || pods != 6 { // 8 minus network, gateway and broadcast
+		t.Errorf("Setup of pod %d = %v, want the subnet exhausted by pod 6", pods, full)
 	}
 	for i := range pods {
 		n.teardown(Attachment{ID: fmt.Sprintf("pod-%d", i)})
@@ -410,7 +410,7 @@ func TestInProcessSubnetExhausted(t *testing.T) {
 	n.assertClean()
 }
 
-// TestInProcessKeepsThreadsHome: calls, failed ones too, leave no thread in a pod's namespace and no descriptor open.
+// TestInProcessKeepsThreadsHome checks that calls leave no extra threads and no open descriptors.
 func TestInProcessKeepsThreadsHome(t *testing.T) {
 	n := newNode(t, nil)
 	n.setup(Attachment{ID: "first"})
@@ -421,10 +421,10 @@ func TestInProcessKeepsThreadsHome(t *testing.T) {
 		n.teardown(pod)
 	}
 	if after := openFiles(t); after > before+2 {
-		t.Errorf("%d descriptors are open after 30 pods, %d before", after, before)
+		t.Errorf("%d descriptors are open after 30 pods, want at most %d", after, before+2)
 	}
 	if threads, err := os.ReadDir("/proc/self/task"); err != nil || len(threads) > 60 {
-		t.Errorf("%d threads after 30 pods, %v", len(threads), err)
+		t.Errorf("%d threads after 30 pods, %v, want at most 60", len(threads), err)
 	}
 	n.teardown(Attachment{ID: "first"})
 	n.assertClean()
@@ -439,14 +439,14 @@ func openFiles(t *testing.T) int {
 	return len(files)
 }
 
-// TestForeignPluginIsRun: what stands in the place of a reference plugin is run, not what it is named after.
+// TestForeignPluginIsRun checks that an executable that replaces a reference plugin runs.
 func TestForeignPluginIsRun(t *testing.T) {
 	n := newNode(t, nil)
-	ran := n.counted()
+	ran := n.countInProcess()
 	n.plugin("bridge", `echo '{"cniVersion":"1.0.0","ips":[{"address":"192.0.2.7/24"}]}'`)
 	r := n.setup(Attachment{ID: "pod"})
 	if len(r.IPs) != 1 || r.IPs[0].String() != "192.0.2.7" || ran.Load() != 0 {
-		t.Errorf("addresses %v, %d executions in process", r.IPs, ran.Load())
+		t.Errorf("IPs = %v with %d calls in process, want 192.0.2.7 and no calls", r.IPs, ran.Load())
 	}
 	n.teardown(Attachment{ID: "pod"})
 	n.assertClean()

@@ -6,18 +6,18 @@ import (
 	"sync"
 )
 
-// keyLocks serialises the operations on one pod, as CNI requires for one container ID.
+// keyLocks holds one lock per key. CNI requires that operations on one container ID are serialised.
 type keyLocks struct {
 	mu   sync.Mutex
 	held map[string]*keyLock
 }
 
 type keyLock struct {
-	slot  chan struct{} // holds an element while locked
-	users int           // holder and waiters; the last one removes the entry
+	slot  chan struct{} // full while locked
+	users int           // holder and waiters; the last to leave removes the entry
 }
 
-// lock waits until key is free or ctx ends; the function that it returns unlocks.
+// lock waits until key is free or ctx ends. The returned function unlocks key.
 func (l *keyLocks) lock(ctx context.Context, key string) (func(), error) {
 	l.mu.Lock()
 	if l.held == nil {

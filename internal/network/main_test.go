@@ -18,11 +18,11 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 )
 
-// inHost marks the process that runs the tests: inside namespaces of its own, which play the host.
+// inHost is set in the process that runs the tests, in its own namespaces, which stand in for the host.
 const inHost = "TRIPOD_NETWORK_TEST_HOST"
 
-// TestMain runs the tests in a fresh network and mount namespace: bridges, NAT rules and mounts that they make
-// are never the real host's, and are gone with the process.
+// TestMain runs the tests in a new network and mount namespace. So their bridges, NAT rules and mounts never touch the
+// real host, and vanish with the process.
 func TestMain(m *testing.M) {
 	if os.Getenv(inHost) == "" {
 		os.Exit(rerun())
@@ -37,7 +37,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// asDaemon makes the test program a daemon that sets up and tears down one pod, by the Config in the variable.
+// asDaemon is an environment variable that holds a Config. It turns the test program into a daemon that sets up and
+// tears down one pod.
 const asDaemon = "TRIPOD_NETWORK_TEST_DAEMON"
 
 // runDaemon starts a daemon on the test host with the node's directories and the given fail points.
@@ -45,7 +46,7 @@ func runDaemon(t *testing.T, n *node, failpoints string) *exec.Cmd {
 	t.Helper()
 	data, err := json.Marshal(struct {
 		Config
-		IsBackendLink, Logger *struct{} // in place of those of Config, which JSON cannot carry
+		IsBackendLink, Logger *struct{} // hide the fields of Config that JSON cannot encode
 	}{Config: n.cfg})
 	if err != nil {
 		t.Fatal(err)
@@ -94,13 +95,13 @@ func rerun() int {
 	case errors.As(err, &exit):
 		return exit.ExitCode()
 	default:
-		fmt.Fprintln(os.Stderr, "the tests need root, for namespaces of their own:", err)
+		fmt.Fprintln(os.Stderr, "the tests need root to make namespaces:", err)
 		return 1
 	}
 }
 
-// prepareHost cuts the mounts off from the real host, and sets lo up. /proc/sys/net follows the network namespace
-// by itself; /run is hidden for iptables' lock.
+// prepareHost separates the mounts from the real host's and sets lo up. /run is hidden because of iptables' lock.
+// /proc/sys/net follows the network namespace by itself.
 func prepareHost() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return err

@@ -12,8 +12,8 @@ import (
 	"github.com/tripod-run/tripod/internal/network/builtin"
 )
 
-// Manager gives pods their network. All methods may be called from many goroutines; operations on one pod are done
-// one after the other, those on different pods at the same time.
+// Manager sets up and tears down the networks of pods. Its methods are safe for concurrent use. Operations on one pod
+// are serialised; operations on different pods run in parallel.
 type Manager struct {
 	cfg     Config
 	cni     *libcni.CNIConfig
@@ -21,31 +21,31 @@ type Manager struct {
 	records recordStore
 	locks   keyLocks
 
-	// garbage is held for reading by ADD and DEL, for writing by the GC verb, which CNI wants alone (SPEC 1.1.0,
-	// "Lifecycle & Ordering").
+	// gcMu is held for reading by ADD and DEL, and for writing by the GC verb, which must not run beside them (SPEC
+	// 1.1.0, "Lifecycle & Ordering").
 	gcMu sync.RWMutex
-	// interrupt ends the GC verb that is under way, if one is.
+	// interruptGC cancels the running GC verb; nil if none runs.
 	interruptGC atomic.Pointer[context.CancelCauseFunc]
 
 	mu sync.Mutex
-	// ours are the keys that this process has set up and not torn down: GC leaves them to their callers.
+	// claims holds the keys that this process has set up and not torn down. GC does not touch them.
 	claims map[string]bool
-	// podCIDR is the default network's configuration with the pod CIDR of UpdatePodCIDR.
+	// podCIDR is Config.Default with the subnets from UpdatePodCIDR, if any.
 	podCIDR DefaultNetwork
 
-	reloading sync.Mutex // one reload at a time, so that the latest wins
+	reloading sync.Mutex // serialises reloads, so that the latest one wins
 	chain     atomic.Pointer[loaded]
 	status    statusCache
 
 	masquerading masquerading
 
-	life       context.Context // ends with Close
+	life       context.Context // cancelled by Close
 	end        context.CancelFunc
 	background sync.WaitGroup
 }
 
-// New prepares the directories and loads the CNI configuration. An invalid configuration is no error here, since it may be corrected
-// while we run: Status and Setup report it.
+// New prepares the directories and loads the CNI configuration. An invalid CNI configuration is not an error, because
+// it can be corrected while the daemon runs: Status and Setup report it.
 func New(cfg Config) (*Manager, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -83,7 +83,7 @@ func (m *Manager) Close() error {
 	return nil
 }
 
-// inBackground runs fn, unless m.life has ended. fn must end soon after m.life does.
+// inBackground runs fn in a goroutine, unless m.life has ended. fn must return soon after m.life ends.
 func (m *Manager) inBackground(fn func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -110,10 +110,10 @@ func (m *Manager) claimed(key string) bool {
 	return m.claims[key]
 }
 
-// leasesDir is where host-local keeps the leases of the embedded default.
+// leasesDir returns the directory of host-local's leases for the embedded default chain.
 func (m *Manager) leasesDir() string { return filepath.Join(m.cfg.CacheDir, "leases") }
 
-// reload loads the current chain.
+// reload loads the chain from ConfDir again, and logs a change.
 func (m *Manager) reload() {
 	m.reloading.Lock()
 	defer m.reloading.Unlock()
@@ -135,7 +135,7 @@ func (c *chain) equal(other *chain) bool {
 	return c.source == other.source && string(c.list.Bytes) == string(other.list.Bytes)
 }
 
-// currentChain is the chain for a pod that starts now.
+// currentChain returns the chain for new pods.
 func (m *Manager) currentChain() (*chain, error) {
 	now := m.chain.Load()
 	return now.chain, now.err

@@ -13,19 +13,19 @@ import (
 	"github.com/tripod-run/tripod/internal/network/iptables"
 )
 
-// masquerading lets the pods of the embedded default network reach the world with the node's address: one chain of
-// iptables rules per subnet, made with the first pod. The bridge plugin would make one per pod (ipMasq), which takes
-// half of the time of its ADD and more of its DEL's, and stays behind when a pod's namespace is gone before DEL.
+// masquerading masks the addresses of the embedded default's pods with the node's address, by one chain of iptables
+// rules per subnet, made with the first pod. The bridge plugin's ipMasq would make a chain per pod. That takes half of
+// the time of its ADD and most of its DEL's, and the chain stays behind if a pod's namespace is gone before DEL.
 //
-// The rules belong to the bridge, not to a pod, and stay like the bridge.
+// The rules belong to the bridge, not to a pod. Like the bridge, they are never removed.
 type masquerading struct {
 	// made holds the subnets (netip.Prefix) whose rules existed at the last check.
 	made sync.Map
-	// changing is held while rules are checked or made.
+	// changing serialises checks and changes of the rules.
 	changing sync.Mutex
 }
 
-// ensure makes the rules of the subnets, unless they existed at the last check.
+// ensure makes the rules for the subnets, unless they existed at the last check.
 func (q *masquerading) ensure(ctx context.Context, subnets []netip.Prefix) error {
 	for _, subnet := range subnets {
 		if err := q.ensureSubnet(ctx, subnet); err != nil {
@@ -51,21 +51,21 @@ func (q *masquerading) ensureSubnet(ctx context.Context, subnet netip.Prefix) er
 	return nil
 }
 
-// refresh makes rules again that somebody has flushed, as firewalls do when they reload.
+// refresh restores rules that were flushed: firewalls do so when they reload.
 func (q *masquerading) refresh(ctx context.Context) error {
 	q.changing.Lock()
 	defer q.changing.Unlock()
 	var failures []error
 	for subnet := range q.made.Range {
 		if err := masquerade(ctx, subnet.(netip.Prefix)); err != nil {
-			q.made.Delete(subnet) // the next pod tries again and reports the error
+			q.made.Delete(subnet) // so that the next pod retries and reports the error
 			failures = append(failures, err)
 		}
 	}
 	return errors.Join(failures...)
 }
 
-// masquerade makes the rules of one subnet, if they are missing.
+// masquerade makes the rules for one subnet, unless they exist.
 func masquerade(ctx context.Context, subnet netip.Prefix) error {
 	family, multicast := iptables.V4, "224.0.0.0/4"
 	if subnet.Addr().Is6() {
@@ -79,7 +79,7 @@ func masquerade(ctx context.Context, subnet netip.Prefix) error {
 	}
 	err := iptables.Restore(ctx, family,
 		"*nat",
-		":"+chain+" - [0:0]", // made, or emptied
+		":"+chain+" - [0:0]", // creates or empties the chain
 		"-A "+chain+" -d "+subnet.String()+" -j RETURN",
 		"-A "+chain+" -d "+multicast+" -j RETURN",
 		"-A "+chain+" -j MASQUERADE",

@@ -10,14 +10,14 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// world is a network that the test host is connected to and that knows no way back to the pods.
+// The world is a network that the test host is connected to. It has no route back to the pods.
 const (
 	worldLink = "world0"
 	hostAddr  = "192.0.2.1"
 	worldAddr = "192.0.2.2"
 )
 
-// joinWorld makes the world in a namespace of its own, with a server that tells each client its address.
+// joinWorld makes the world in its own namespace, with a server that sends each client the client's address.
 func joinWorld(t *testing.T, n *node) {
 	t.Helper()
 	netns, err := n.NewNetns(t.Context(), "world")
@@ -76,12 +76,12 @@ func TestPodsReachTheWorldWithTheNodesAddress(t *testing.T) {
 
 	// A firewall reloads and flushes all NAT rules.
 	if out, err := exec.Command("iptables", "--wait", "-t", "nat", "-F").CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+		t.Fatalf("flush the NAT rules: %v: %s", err, out)
 	}
 	n.refreshStatus()
 	n.mustAsk(r.Netns, worldAddr+":80", hostAddr)
 
-	// Pods see each other's own addresses.
+	// Between pods, addresses are not masked.
 	other := n.setup(Attachment{ID: "other"})
 	file, err := n.Listen(t.Context(), r.Netns, "udp", "0.0.0.0:53")
 	if err != nil {
@@ -104,7 +104,7 @@ func TestPodsReachTheWorldWithTheNodesAddress(t *testing.T) {
 	buf := make([]byte, 16)
 	count, from, err := packets.ReadFrom(buf)
 	if err != nil || string(buf[:count]) != "hello" || netip.MustParseAddrPort(from.String()).Addr() != other.IPs[0] {
-		t.Errorf("got %q from %v, %v; want it from %s", buf[:count], from, err, other.IPs[0])
+		t.Errorf("ReadFrom = %q from %v, %v, want \"hello\" from %s", buf[:count], from, err, other.IPs[0])
 	}
 	n.teardown(Attachment{ID: "pod"})
 	n.teardown(Attachment{ID: "other"})

@@ -7,17 +7,19 @@ import (
 	"strings"
 )
 
-// hashedPrefix marks the keys that are hashes; IDs that begin with it are hashed too, so that no two IDs share a key.
+// hashedPrefix marks keys that are hashes. IDs that begin with this prefix are hashed too, so that no two IDs share a
+// key.
 const hashedPrefix = "id-sha256."
 
-// maxPlainKey keeps file names of libcni's cache (network-key-interface) well below NAME_MAX.
+// maxPlainKey is the length limit of unhashed keys, in bytes. It keeps the file names of libcni's cache
+// (network-key-interface) well below NAME_MAX.
 const maxPlainKey = 100
 
-// containerIDs is what CNI allows as a container ID (SPEC.md 1.1.0, "Parameters"); dots alone cannot match.
+// containerIDs matches the container IDs that CNI allows (SPEC.md 1.1.0, "Parameters"). "." and ".." do not match.
 var containerIDs = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$`)
 
-// keyOf maps a pod ID to the name of its netns file and its CNI container ID: the ID itself if CNI allows it, and otherwise a hash,
-// as for "example.com:foo.Bar@1.2.3#0".
+// keyOf maps a pod ID to its key, which names the netns file and is the CNI container ID: the ID itself if CNI allows
+// it, and otherwise a hash, for example of "example.com:foo.Bar@1.2.3#0".
 func keyOf(id string) string {
 	if len(id) <= maxPlainKey && containerIDs.MatchString(id) && !strings.HasPrefix(id, hashedPrefix) {
 		return id
@@ -26,7 +28,7 @@ func keyOf(id string) string {
 	return hashedPrefix + hex.EncodeToString(sum[:])
 }
 
-// validateID refuses IDs that no pod has. Any key is safe; this finds mistakes of callers.
+// validateID refuses strings that cannot be pod IDs. It only catches callers' mistakes: keyOf is safe for any ID.
 func validateID(id string) error {
 	if id == "" || id == "." || id == ".." || strings.ContainsAny(id, "/\x00;=") {
 		return invalidf("network: %q is not a pod ID: it must be a name without '/', ';', '=' and NUL", id)

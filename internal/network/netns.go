@@ -17,7 +17,7 @@ import (
 // loopbackIndex is the index of lo in every network namespace (LOOPBACK_IFINDEX of the kernel).
 const loopbackIndex = 1
 
-// Netns is the path of the pod's network namespace, whether it exists or not.
+// Netns returns the path of the pod's network namespace, whether it exists or not.
 func (m *Manager) Netns(id string) string { return m.netnsPath(keyOf(id)) }
 
 func (m *Manager) netnsPath(key string) string { return filepath.Join(m.cfg.NetnsDir, key) }
@@ -30,8 +30,8 @@ func isNetns(path string) bool {
 	return unix.Statfs(path, &fs) == nil && fs.Type == unix.NSFS_MAGIC
 }
 
-// NewNetns makes the pod's network namespace, with nothing in it but lo, which is up. An existing one stays. Setup calls it; call
-// it for pods without a CNI network.
+// NewNetns makes a network namespace for a pod without a CNI network and returns its path. The namespace contains only
+// lo, which is up. An existing namespace stays.
 func (m *Manager) NewNetns(ctx context.Context, id string) (string, error) {
 	if err := validateID(id); err != nil {
 		return "", err
@@ -52,8 +52,8 @@ func (m *Manager) NewNetns(ctx context.Context, id string) (string, error) {
 	return path, nil
 }
 
-// RemoveNetns unmounts and removes the pod's network namespace; a missing one is no error. Interfaces that
-// are still in it go as well, or back to the host when they are physical, once no process and no socket holds it.
+// RemoveNetns unmounts the pod's network namespace; a missing one is not an error. Once no process or socket holds the
+// namespace, the kernel deletes its interfaces and returns physical ones to the host.
 func (m *Manager) RemoveNetns(ctx context.Context, id string) error {
 	if err := validateID(id); err != nil {
 		return err
@@ -71,8 +71,8 @@ func (m *Manager) RemoveNetns(ctx context.Context, id string) error {
 	return nil
 }
 
-// createNetns makes a network namespace and pins it at path. A crash in the middle leaves an empty file or the
-// mounted namespace; removeNetns handles both.
+// createNetns makes a network namespace and pins it at path. A crash leaves an empty file or the mounted namespace;
+// removeNetns handles both.
 func createNetns(path string) error {
 	if err := removeNetns(path); err != nil {
 		return err
@@ -83,7 +83,7 @@ func createNetns(path string) error {
 	}
 	_ = file.Close()
 
-	netthread.Run(func() bool { // the new namespace is this thread's; it ends, the mount stays
+	netthread.Run(func() bool { // the thread ends in the new namespace; the mount keeps the namespace
 		err = unshareAndPin(path)
 		return false
 	})
@@ -112,8 +112,8 @@ func unshareAndPin(path string) error {
 	return nil
 }
 
-// inNetns runs fn on a thread that is inside the network namespace at path; "" is the host's.
-// fn should only open sockets: they stay in the namespace, the thread does not.
+// inNetns runs fn on a thread inside the network namespace at path; "" means the host's. fn should only open sockets:
+// they stay in the namespace, while the thread leaves it.
 func (m *Manager) inNetns(path string, fn func() error) error {
 	if path == "" {
 		return fn()
@@ -134,7 +134,7 @@ func removeNetns(path string) error {
 	for {
 		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 		if err == nil {
-			continue // mounts may be stacked
+			continue // another mount may be below
 		}
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
 			break
@@ -147,8 +147,8 @@ func removeNetns(path string) error {
 	return nil
 }
 
-// prepareNetnsDir makes dir a shared mount of its own, as `ip netns` does with /run/netns: a namespace that we
-// unmount is then unmounted in the mount namespaces that copied ours too, and not kept alive by them.
+// prepareNetnsDir makes dir a shared mount of its own, as `ip netns` does with /run/netns. Unmounting a network
+// namespace then also unmounts it in all copies of our mount namespace, which would otherwise keep it alive.
 func prepareNetnsDir(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("make the directory of network namespaces: %w", err)

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestAddressOfAnother: an address that was another pod's a moment ago is this pod's at once, for whoever had called the
-// other one.
+// TestAddressOfAnother checks that a reused address leads to the new pod immediately, even for a peer that has just
+// connected to the previous pod.
 func TestAddressOfAnother(t *testing.T) {
 	n := newNode(t, func(c *Config) { c.Default.SubnetV4, c.Default.SubnetV6 = "10.87.0.0/29", "fd87::/125" })
 	answers := func(ip netip.Addr) error {
@@ -26,16 +26,17 @@ func TestAddressOfAnother(t *testing.T) {
 		} else if errors.Is(err, unix.ECONNREFUSED) {
 			return nil
 		}
-		return fmt.Errorf("%s: %v, not a refusal", ip, err)
+		return fmt.Errorf("dial %s: %v, want a refused connection", ip, err)
 	}
-	// Without any port the bridge would be down, and forget; its own IPv6 address takes a moment at first.
+	// The neighbour keeps the bridge up: when it is down, it forgets its neighbours' addresses. The bridge's own IPv6
+	// address takes a moment to settle.
 	neighbour := Attachment{ID: "neighbour"}
 	for _, ip := range n.setup(neighbour).IPs {
 		for began := time.Now(); answers(ip) != nil && time.Since(began) < 10*time.Second; {
-			time.Sleep(20 * time.Millisecond) // between two looks
+			time.Sleep(20 * time.Millisecond) // pacing: between two attempts
 		}
 	}
-	for range 8 { // of the 4 or 5 addresses that are left
+	for range 8 { // more often than there are addresses left, which is 4 or 5
 		pod := Attachment{ID: "pod"}
 		for _, ip := range n.setup(pod).IPs {
 			if err := answers(ip); err != nil {
@@ -54,7 +55,7 @@ func TestPodsReachEachOtherAndTheHost(t *testing.T) {
 	ra, rb := n.setup(a), n.setup(b)
 	for _, r := range []*Result{ra, rb} {
 		if len(r.IPs) != 1 || !netip.MustParsePrefix(DefaultSubnetV4).Contains(r.IPs[0]) {
-			t.Fatalf("addresses %v, want one of %s", r.IPs, DefaultSubnetV4)
+			t.Fatalf("IPs = %v, want one in %s", r.IPs, DefaultSubnetV4)
 		}
 	}
 	n.serve(ra.Netns, "0.0.0.0:80", "a")
@@ -62,24 +63,24 @@ func TestPodsReachEachOtherAndTheHost(t *testing.T) {
 	n.mustAsk("", ra.IPs[0].String()+":80", "a")
 	n.mustAsk(ra.Netns, "localhost:80", "a") // lo is up
 	if _, err := n.ask(rb.Netns, "localhost:80"); !errdefs.IsUnavailable(err) {
-		t.Errorf("pod b answers on a's port: %v", err)
+		t.Errorf("connecting to localhost in pod b = %v, want unavailable, because only pod a listens", err)
 	}
 	for _, pod := range []Attachment{a, b} {
 		if err := n.Check(t.Context(), pod); err != nil {
 			t.Errorf("Check(%s): %v", pod.ID, err)
 		}
 		if !n.Present(pod.ID) {
-			t.Errorf("%s is not present", pod.ID)
+			t.Errorf("Present(%s) = false after Setup", pod.ID)
 		}
 		n.teardown(pod)
 		n.teardown(pod)
 		if n.Present(pod.ID) {
-			t.Errorf("%s is present after Teardown", pod.ID)
+			t.Errorf("Present(%s) = true after Teardown", pod.ID)
 		}
 	}
 	n.assertClean()
 	if err := n.Check(t.Context(), a); !errdefs.IsNotFound(err) {
-		t.Errorf("Check of a pod that is no more: %v", err)
+		t.Errorf("Check after Teardown = %v, want not found", err)
 	}
 }
 
@@ -94,13 +95,13 @@ func TestResultTellsInterfaces(t *testing.T) {
 		}
 	}
 	if pod == nil || pod.Name != "eth0" || pod.MAC == "" || pod.MTU != 1400 || len(pod.Addrs) != 1 || pod.Addrs[0].Addr() != r.IPs[0] {
-		t.Errorf("pod's interface %+v", pod)
+		t.Errorf("the pod's interface is %+v, want eth0 with MTU 1400, a MAC and the address %v", pod, r.IPs)
 	}
 	if len(r.Routes) != 1 || r.Routes[0].Dst != netip.MustParsePrefix("0.0.0.0/0") {
-		t.Errorf("routes %+v, want the default route", r.Routes)
+		t.Errorf("Routes = %+v, want the default route", r.Routes)
 	}
 	if len(r.Interfaces) != 3 || len(r.Raw) == 0 {
-		t.Errorf("interfaces %+v, raw %s", r.Interfaces, r.Raw)
+		t.Errorf("result has interfaces %+v and raw result %q, want 3 interfaces and a raw result", r.Interfaces, r.Raw)
 	}
 }
 
@@ -111,7 +112,7 @@ func TestHostPort(t *testing.T) {
 	n.serve(r.Netns, "0.0.0.0:80", "web")
 	n.mustAsk("", "127.0.0.1:18080", "web")
 	gateway := r.IPs[0].As4()
-	gateway[3] = 1 // the host's address as the pods see it
+	gateway[3] = 1 // the host's address on the bridge
 	host := netip.AddrFrom4(gateway).String() + ":18080"
 	n.mustAsk(client.Netns, host, "web")
 	n.mustAsk(r.Netns, host, "web") // hairpin
@@ -126,7 +127,7 @@ func TestHostPort(t *testing.T) {
 func TestDualStackAndSingleV6(t *testing.T) {
 	for name, c := range map[string]struct {
 		v4, v6   string
-		families []bool // of the addresses in order: is it IPv4?
+		families []bool // for each address in order, whether it is IPv4
 	}{
 		"dual": {"10.90.0.0/24", "fd00:90::/64", []bool{true, false}},
 		"v6":   {"", "fd00:91::/64", []bool{false}},
@@ -136,12 +137,12 @@ func TestDualStackAndSingleV6(t *testing.T) {
 			a := Attachment{ID: "a", PortMappings: []PortMapping{{HostPort: 18081, ContainerPort: 80}}}
 			ra, rb := n.setup(a), n.setup(Attachment{ID: "b"})
 			if len(ra.IPs) != len(c.families) {
-				t.Fatalf("addresses %v", ra.IPs)
+				t.Fatalf("IPs = %v, want %d addresses", ra.IPs, len(c.families))
 			}
 			n.serve(ra.Netns, "[::]:80", "a")
 			for i, v4 := range c.families {
 				if ra.IPs[i].Is4() != v4 {
-					t.Errorf("address %d is %s", i, ra.IPs[i])
+					t.Errorf("address %d is %s, want one with IPv4 = %t", i, ra.IPs[i], v4)
 				}
 				n.mustAsk(rb.Netns, netip.AddrPortFrom(ra.IPs[i], 80).String(), "a")
 			}
@@ -157,15 +158,15 @@ func TestSetupTwiceIsOneNetwork(t *testing.T) {
 	first := n.setup(Attachment{ID: "pod"})
 	again := n.setup(Attachment{ID: "pod"})
 	if first.IPs[0] != again.IPs[0] || len(n.leases()) != 1 {
-		t.Errorf("a repeat gave %v after %v, leases %v", again.IPs, first.IPs, n.leases())
+		t.Errorf("repeated Setup returned %v, want %v; leases %v", again.IPs, first.IPs, n.leases())
 	}
 	n.restart()
 	if again = n.setup(Attachment{ID: "pod"}); first.IPs[0] != again.IPs[0] {
-		t.Errorf("a repeat after a restart gave %v after %v", again.IPs, first.IPs)
+		t.Errorf("repeated Setup after a restart returned %v, want %v", again.IPs, first.IPs)
 	}
-	n.setup(Attachment{ID: "pod", Name: "other"}) // another request: a new network
+	n.setup(Attachment{ID: "pod", Name: "other"}) // a different request replaces the network
 	if len(n.leases()) != 1 || len(n.bridgePorts()) != 1 {
-		t.Errorf("leases %v, ports %v", n.leases(), n.bridgePorts())
+		t.Errorf("after a different request, leases are %v and bridge ports %v, want one of each", n.leases(), n.bridgePorts())
 	}
 	n.teardown(Attachment{ID: "pod"})
 	n.assertClean()
@@ -188,7 +189,7 @@ func TestParallelSetups(t *testing.T) {
 	seen := map[netip.Addr]bool{}
 	for _, r := range results {
 		if r == nil || seen[r.IPs[0]] {
-			t.Fatalf("no result, or an address twice: %+v", r)
+			t.Fatalf("result %+v is nil, or its address belongs to two pods", r)
 		}
 		seen[r.IPs[0]] = true
 	}
@@ -223,14 +224,14 @@ func TestTeardownWithoutNetnsFreesLease(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n.Present("pod") {
-		t.Error("present without a namespace")
+		t.Error("Present = true without a namespace")
 	}
 	if err := n.Check(t.Context(), Attachment{ID: "pod"}); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("Check without a namespace: %v", err)
+		t.Errorf("Check without a namespace = %v, want a failed precondition", err)
 	}
 	n.restart()
 	n.teardown(Attachment{ID: "pod"})
-	eventually(t, 5*time.Second, "the kernel's end of the namespace", func() bool { return len(n.bridgePorts()) == 0 })
+	eventually(t, 5*time.Second, "the kernel removes the namespace", func() bool { return len(n.bridgePorts()) == 0 })
 	n.assertClean()
 }
 
@@ -260,17 +261,17 @@ func TestGC(t *testing.T) {
 	}
 	for id, want := range map[string]bool{"kept": true, "new": true, "gone": false, "bare": false} {
 		if n.Present(id) != want {
-			t.Errorf("after GC %s is present: %t, want %t", id, !want, want)
+			t.Errorf("Present(%s) = %t after GC, want %t", id, !want, want)
 		}
 	}
 	if len(n.leases()) != 2 {
-		t.Errorf("leases %v, want those of two pods", n.leases())
+		t.Errorf("leases are %v, want those of two pods", n.leases())
 	}
 	if _, err := os.Stat(halfMade); err == nil {
-		t.Error("the file of a half-made namespace is left")
+		t.Error("GC left the file of a half-made namespace")
 	}
 	if data, _ := os.ReadFile(foreign); string(data) != "not ours" {
-		t.Error("GC touched a foreign file")
+		t.Error("GC changed a foreign file")
 	}
 	_ = os.Remove(foreign)
 	n.teardown(Attachment{ID: "kept"})
@@ -285,19 +286,19 @@ func TestUpdatePodCIDR(t *testing.T) {
 	if err := n.UpdatePodCIDR("10.91.7.0/24, fd00:92::/64"); err != nil {
 		t.Fatal(err)
 	}
-	n.restart() // the kubelet does not tell it again
+	n.restart() // the kubelet does not send the pod CIDR again
 	r := n.setup(Attachment{ID: "pod"})
 	for from, netns := range map[string]string{"the node": "", "a new pod": r.Netns} {
 		if got, err := n.ask(netns, netip.AddrPortFrom(old.IPs[0], 80).String()); err != nil || got != "old" {
-			t.Errorf("the old pod answers %s: %q, %v", from, got, err)
+			t.Errorf("%s gets %q, %v from the old pod, want \"old\"", from, got, err)
 		}
 	}
 	if len(r.IPs) != 2 || !netip.MustParsePrefix("10.91.7.0/24").Contains(r.IPs[0]) || !netip.MustParsePrefix("fd00:92::/64").Contains(r.IPs[1]) {
-		t.Errorf("addresses %v after %v", r.IPs, old.IPs)
+		t.Errorf("IPs = %v, want one of each subnet of the new pod CIDR; the old pod has %v", r.IPs, old.IPs)
 	}
 	for _, bad := range []string{"10.0.0.0", "10.0.0.0/31", "10.0.0.0/8,10.1.0.0/16", "10.0.0.0/8,"} {
 		if err := n.UpdatePodCIDR(bad); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("UpdatePodCIDR(%q): %v", bad, err)
+			t.Errorf("UpdatePodCIDR(%q) = %v, want an invalid argument", bad, err)
 		}
 	}
 	n.teardown(Attachment{ID: "old"})
@@ -318,7 +319,7 @@ func TestBadRequests(t *testing.T) {
 		"host IP":        {ID: "pod", PortMappings: []PortMapping{{HostPort: 1, ContainerPort: 1, HostIP: "everywhere"}}},
 	} {
 		if _, err := n.Setup(t.Context(), a); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: Setup = %v, want an invalid argument", name, err)
 		}
 	}
 	n.assertClean()
@@ -340,11 +341,11 @@ func TestStats(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(after) != 1 || after[0].Name != "eth0" || after[0].TxBytes-before[0].TxBytes < 100_000 || after[0].RxPackets <= before[0].RxPackets {
-		t.Errorf("counters %+v after %+v", after, before)
+		t.Errorf("counters of eth0 went from %+v to %+v, want at least 100000 bytes more sent and more packets received", before, after)
 	}
 	n.teardown(Attachment{ID: "pod"})
 	if _, err := n.Stats(r.Netns); !errdefs.IsNotFound(err) {
-		t.Errorf("Stats of a namespace that is gone: %v", err)
+		t.Errorf("Stats after Teardown = %v, want not found", err)
 	}
 }
 
@@ -391,10 +392,10 @@ func TestKeys(t *testing.T) {
 	} {
 		key := keyOf(id)
 		if !containerIDs.MatchString(key) || len(key) > maxPlainKey || key != keyOf(id) {
-			t.Errorf("keyOf(%q) = %q", id, key)
+			t.Errorf("keyOf(%q) = %q, want a stable container ID of at most %d bytes", id, key, maxPlainKey)
 		}
 		if other, ok := seen[key]; ok {
-			t.Errorf("%q and %q share the key %q", id, other, key)
+			t.Errorf("IDs %q and %q share the key %q", id, other, key)
 		}
 		seen[key] = id
 	}
@@ -408,7 +409,7 @@ func TestConfigIsValidated(t *testing.T) {
 		"bridge":   {Default: DefaultNetwork{Bridge: "a-name-of-more-than-15-bytes"}},
 	} {
 		if _, err := New(c); !errors.Is(err, errdefs.ErrInvalidArgument) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: New = %v, want an invalid argument", name, err)
 		}
 	}
 }

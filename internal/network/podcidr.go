@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// podCIDRs is the file with the pod CIDR from UpdatePodCIDR: the kubelet does not repeat it when we restart.
+// podCIDRs is the content of the file that keeps the pod CIDR: the kubelet does not send it again when we restart.
 type podCIDRs struct {
 	SubnetV4 string `json:"subnetV4,omitempty"`
 	SubnetV6 string `json:"subnetV6,omitempty"`
@@ -19,10 +19,9 @@ type podCIDRs struct {
 
 func (m *Manager) podCIDRFile() string { return filepath.Join(m.cfg.CacheDir, "pod-cidr.json") }
 
-// UpdatePodCIDR gives the embedded default chain the node's pod CIDR: one or, separated by a comma, one of each
-// family (CRI UpdateRuntimeConfig). Pods that run keep their addresses and their gateway; a configuration in ConfDir is
-// not touched.
-// An empty CIDR means that none is known yet, and changes nothing.
+// UpdatePodCIDR sets the node's pod CIDR for the embedded default chain: one CIDR, or one of each address family
+// separated by a comma (CRI UpdateRuntimeConfig). Running pods keep their addresses and gateway. A configuration in
+// ConfDir is not affected. An empty CIDR means that it is not known yet, and changes nothing.
 func (m *Manager) UpdatePodCIDR(cidr string) error {
 	if cidr == "" {
 		return nil
@@ -82,8 +81,8 @@ func (m *Manager) setPodCIDR(wanted podCIDRs) {
 	m.podCIDR.SubnetV4, m.podCIDR.SubnetV6 = wanted.SubnetV4, wanted.SubnetV6
 }
 
-// loadPodCIDR restores the pod CIDR after a restart. A file that cannot be parsed counts as missing: the configuration's subnets
-// apply until the kubelet sends its own again.
+// loadPodCIDR restores the pod CIDR after a restart. A file that cannot be parsed counts as missing: the configured
+// subnets then apply until the kubelet sends the pod CIDR again.
 func (m *Manager) loadPodCIDR() error {
 	data, err := os.ReadFile(m.podCIDRFile())
 	if errors.Is(err, fs.ErrNotExist) {

@@ -19,26 +19,26 @@ import (
 const (
 	recordVersion = 1
 	recordSuffix  = ".json"
-	// temporaryPrefix marks files that a crash left half-written; no key begins with a dot.
+	// temporaryPrefix marks files that are not completely written yet. No key begins with a dot.
 	temporaryPrefix = ".tmp-"
 )
 
-// errCorrupt marks a record that was read but makes no sense.
+// errCorrupt marks a record with invalid content.
 var errCorrupt = errors.New("corrupt record")
 
-// record is what DEL needs, for ever the same as what ADD was given. It is on disk from before ADD until after DEL.
+// record keeps the configuration and arguments of an ADD for its DEL. It is on disk from before ADD until after DEL.
 type record struct {
 	Version int    `json:"version"`
 	ID      string `json:"id"`
-	// Created tells two attachments of one ID apart.
+	// Created distinguishes successive attachments with the same ID.
 	Created time.Time `json:"created"`
-	// Source is where Conf came from, for people.
+	// Source is the origin of Conf, for people who read the file.
 	Source string `json:"source"`
 	// Conf is a configuration list with all its plugins.
 	Conf      json.RawMessage `json:"conf"`
 	Interface string          `json:"interface"`
 	Args      [][2]string     `json:"args"`
-	// Capabilities are the capability arguments; only json.RawMessage in map[string]any, as libcni wants it.
+	// Capabilities holds the capability arguments. The values are json.RawMessage; the type is libcni's.
 	Capabilities map[string]any `json:"capabilities"`
 
 	key  string                    // keyOf(ID)
@@ -60,14 +60,14 @@ func newRecord(a Attachment, c *chain) (*record, error) {
 	}, nil
 }
 
-// runtimeConf is what libcni gets beside the configuration; netns is empty when the namespace is gone.
+// runtimeConf returns the arguments for libcni. netns is empty if the namespace is gone.
 func (r *record) runtimeConf(netns string) *libcni.RuntimeConf {
 	return &libcni.RuntimeConf{
 		ContainerID: r.key, NetNS: netns, IfName: r.Interface, Args: r.Args, CapabilityArgs: r.Capabilities,
 	}
 }
 
-// sameRequest reports whether two records ask for the same; the configuration may have changed in between.
+// sameRequest reports whether two records have the same request. Their configurations may differ.
 func (r *record) sameRequest(other *record) bool {
 	mine, err1 := json.Marshal([]any{r.ID, r.Interface, r.Args, r.Capabilities})
 	theirs, err2 := json.Marshal([]any{other.ID, other.Interface, other.Args, other.Capabilities})
@@ -79,14 +79,14 @@ type recordStore struct{ dir string }
 
 func (s recordStore) path(key string) string { return filepath.Join(s.dir, key+recordSuffix) }
 
-// open makes the directory, unless the file system is read-only, and removes what a crash left half-written in it.
+// open makes the directory and removes half-written files. A read-only file system is not an error.
 func (s recordStore) open() error {
 	if err := s.makeDir(); err != nil && !errors.Is(err, unix.EROFS) {
 		return err
 	}
 	leftovers, err := filepath.Glob(filepath.Join(s.dir, temporaryPrefix+"*"))
 	for _, file := range leftovers {
-		if removeErr := os.Remove(file); !errors.Is(removeErr, unix.EROFS) { // nobody reads it
+		if removeErr := os.Remove(file); !errors.Is(removeErr, unix.EROFS) { // nothing reads the file
 			err = errors.Join(err, removeErr)
 		}
 	}
@@ -116,7 +116,7 @@ func (s recordStore) put(r *record) error {
 	return nil
 }
 
-// get reads a record: nil when there is none, errCorrupt when it cannot be understood.
+// get reads a record. It returns nil if there is none, and errCorrupt if its content is invalid.
 func (s recordStore) get(key string) (*record, error) {
 	data, err := os.ReadFile(s.path(key))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -130,7 +130,7 @@ func (s recordStore) get(key string) (*record, error) {
 		return nil, fmt.Errorf("%s: %w: %w", s.path(key), errCorrupt, err)
 	}
 	if r.Version != recordVersion {
-		return nil, fmt.Errorf("%s: record version %d is not known to this program (%d is): was it downgraded?", s.path(key), r.Version, recordVersion)
+		return nil, fmt.Errorf("%s: record version %d is unknown, want %d (was tripod downgraded?)", s.path(key), r.Version, recordVersion)
 	}
 	if r.Capabilities, err = rawValues(data); err != nil {
 		return nil, fmt.Errorf("%s: %w: %w", s.path(key), errCorrupt, err)
@@ -141,7 +141,7 @@ func (s recordStore) get(key string) (*record, error) {
 	return &r, nil
 }
 
-// rawValues reads the capability arguments of a record as the JSON that they were.
+// rawValues returns the capability arguments of an encoded record, with values of type json.RawMessage.
 func rawValues(record []byte) (map[string]any, error) {
 	var raw struct {
 		Capabilities map[string]json.RawMessage `json:"capabilities"`
@@ -163,11 +163,11 @@ func (s recordStore) remove(key string) error {
 	return nil
 }
 
-// keys lists what there are records of.
+// keys returns the keys of all records.
 func (s recordStore) keys() ([]string, error) {
 	entries, err := os.ReadDir(s.dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil // it could not be made yet
+		return nil, nil // open could not make it
 	}
 	if err != nil {
 		return nil, fmt.Errorf("list network records: %w", err)
@@ -181,9 +181,9 @@ func (s recordStore) keys() ([]string, error) {
 	return slices.Clip(keys), nil
 }
 
-// writeDurably replaces the file at path by data, which is safe once it has returned. Killed in the middle, it leaves
-// the old content or the new. A power loss in the middle may leave an empty file, which readers must tell: syncing
-// after the rename makes file systems commit once instead of twice, and nothing was done yet on the word of the file.
+// writeDurably replaces the content of the file at path; data is on disk when it returns. If the process is killed, the
+// file has its old or its new content. A power loss before the return can leave an empty file, which readers must
+// detect: to sync only after the rename saves a file system commit, and until the return nothing depends on the file.
 func writeDurably(path string, data []byte) (err error) {
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {

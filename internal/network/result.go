@@ -12,17 +12,17 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 )
 
-// Result is the network that a pod has.
+// Result describes a pod's network.
 type Result struct {
 	// Netns is the path of the network namespace.
 	Netns string
-	// IPs are the addresses of the pod's default interface, eth0, the primary one first; a chain may give none.
+	// IPs are the addresses of the pod's default interface, eth0, the primary address first. A chain may assign none.
 	IPs []netip.Addr
-	// Interfaces are those that the chain made or used, on both sides.
+	// Interfaces are the interfaces that the chain made or used, in the pod and on the host.
 	Interfaces []Interface
 	Routes     []Route
 	DNS        DNS
-	// Raw is the chain's own result, in CNI's latest form.
+	// Raw is the chain's result, converted to the latest CNI version.
 	Raw json.RawMessage
 }
 
@@ -30,20 +30,20 @@ type Result struct {
 type Interface struct {
 	Name string
 	MAC  string
-	// InPod says that it is inside the pod's namespace, not on the host.
+	// InPod is set if the interface is in the pod's namespace and not on the host.
 	InPod bool
 	Addrs []netip.Prefix
-	// MTU in bytes; 0 where the chain does not tell and the interface is on the host.
+	// MTU is in bytes; 0 means unknown, which happens only for interfaces on the host.
 	MTU int
 }
 
-// Route is a route inside the pod. GW is not valid for one without a gateway.
+// Route is a route inside the pod. GW is the zero Addr if the route has no gateway.
 type Route struct {
 	Dst netip.Prefix
 	GW  netip.Addr
 }
 
-// result brings what ADD returned, in whatever version, into our terms.
+// result converts a result of ADD, of any CNI version.
 func (m *Manager) result(key string, added types.Result) (*Result, error) {
 	cni, err := types100.NewResultFromResult(added)
 	if err != nil {
@@ -64,8 +64,8 @@ func (m *Manager) result(key string, added types.Result) (*Result, error) {
 	return r, nil
 }
 
-// addInterfaces sorts the addresses to their interfaces. Those that name none are the default interface's, as in
-// results before 0.3.0, which have no interfaces at all.
+// addInterfaces adds the interfaces and their addresses. Addresses that name no interface belong to the default one, as
+// in results before CNI 0.3.0, which have no interfaces.
 func (r *Result) addInterfaces(cni *types100.Result) error {
 	for _, i := range cni.Interfaces {
 		r.Interfaces = append(r.Interfaces, Interface{Name: i.Name, MAC: i.Mac, InPod: i.Sandbox != "", MTU: i.Mtu})
@@ -86,7 +86,7 @@ func (r *Result) addInterfaces(cni *types100.Result) error {
 		if index >= len(r.Interfaces) {
 			return badResult("address %s belongs to interface %d, there are %d", addr, index, len(r.Interfaces))
 		}
-		if index < 0 { // the chain has interfaces, but no default one
+		if index < 0 { // none of the interfaces is the default one
 			continue
 		}
 		r.Interfaces[index].Addrs = append(r.Interfaces[index].Addrs, addr)
@@ -109,7 +109,7 @@ func (r *Result) addRoutes(cni *types100.Result) error {
 	return nil
 }
 
-// defaultInterface is the index of eth0, or of the only interface inside the pod, else -1.
+// defaultInterface returns the index of eth0, or of the only interface inside the pod, or -1.
 func (r *Result) defaultInterface() int {
 	only, inPod := -1, 0
 	for i, iface := range r.Interfaces {
@@ -127,8 +127,8 @@ func (r *Result) defaultInterface() int {
 	return -1
 }
 
-// fillFromKernel adds what chains before 1.1.0 do not tell. A chain may name interfaces that are not there any
-// more, or, handing over a device for a machine, are no interfaces: these stay as told.
+// fillFromKernel adds the MTUs and MAC addresses of the pod's interfaces, which results before CNI 1.1.0 lack. It
+// leaves other interfaces unchanged: they may be gone, or be devices that the chain prepared for a machine.
 func (m *Manager) fillFromKernel(r *Result) {
 	links, err := m.links(r.Netns)
 	if err != nil {
@@ -146,7 +146,7 @@ func (m *Manager) fillFromKernel(r *Result) {
 	}
 }
 
-// prefixOf converts an address with its mask; IPv4 in IPv6 form becomes IPv4.
+// prefixOf converts an address with its mask. IPv4-mapped IPv6 addresses become IPv4.
 func prefixOf(n net.IPNet) (netip.Prefix, bool) {
 	addr, ok := netip.AddrFromSlice(n.IP)
 	if !ok {
@@ -161,7 +161,7 @@ func prefixOf(n net.IPNet) (netip.Prefix, bool) {
 	return prefix, prefix.IsValid()
 }
 
-// badResult is a fault of the chain, which may go away, not of ours.
+// badResult returns an error for a bad result of the chain. The class is ErrUnavailable, because a retry may succeed.
 func badResult(format string, args ...any) error {
 	return fmt.Errorf("result of the CNI chain: "+format+": %w", append(args, errdefs.ErrUnavailable)...)
 }

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// rollbackTimeout bounds what is undone at once of a Setup that failed, after the caller's context has ended too.
-// What is not done by then is repeated in the background.
+// rollbackTimeout limits the roll-back before a failed Setup returns, even if the caller's context has ended. A
+// roll-back that takes longer is retried in the background.
 const rollbackTimeout = 10 * time.Second
 
 var (
@@ -21,12 +21,12 @@ var (
 	setupAdd   = failpoint.New("network.setup.add")
 )
 
-// Setup gives the pod its network: the namespace, and in it what the CNI chain makes. A repeat of the same request
-// returns the same result; one that differs, or follows an interrupted Setup, starts over.
+// Setup creates the pod's network namespace and runs ADD of the CNI chain in it. Repeating a request returns the same
+// result. A different request for the same pod, or a request after an interrupted Setup, starts over.
 //
-// When it fails or ctx ends, everything is undone before it returns, or, should a plugin refuse that, in the
-// background until it is. Errors: ErrInvalidArgument for the request, ErrFailedPrecondition for a node that is not
-// configured, ErrUnavailable (also a *PluginError) for plugins that failed.
+// If Setup fails or ctx ends, it rolls back before it returns. If a plugin's DEL fails, the roll-back continues in the
+// background until it succeeds. Errors: ErrInvalidArgument for a bad request, ErrFailedPrecondition for a node that is
+// not configured, ErrUnavailable (also a *PluginError) for a plugin that failed.
 func (m *Manager) Setup(ctx context.Context, a Attachment) (*Result, error) {
 	if err := a.validate(); err != nil {
 		return nil, err
@@ -46,7 +46,7 @@ func (m *Manager) Setup(ctx context.Context, a Attachment) (*Result, error) {
 		return nil, err
 	}
 	if missing := c.unserved(rec.Capabilities); len(missing) > 0 {
-		m.cfg.Logger.Warn("the CNI configuration has no plugin for what the pod asks; a network agent may do it",
+		m.cfg.Logger.Warn("no plugin of the CNI configuration serves these capabilities of the pod; a network agent may",
 			"pod", a.ID, "configuration", c.source, "capabilities", missing)
 	}
 	if result, err := m.reuseOrUndo(ctx, rec); result != nil || err != nil {
@@ -62,8 +62,8 @@ func (m *Manager) Setup(ctx context.Context, a Attachment) (*Result, error) {
 	return result, nil
 }
 
-// previous deals with an earlier Setup of the same ID: its result, when it was complete and asked for the same;
-// else it is torn down.
+// reuseOrUndo returns the result of an earlier Setup of the same pod if that Setup was complete and its request was the
+// same. Otherwise it tears down what the earlier Setup left, and returns nil.
 func (m *Manager) reuseOrUndo(ctx context.Context, rec *record) (*Result, error) {
 	key := rec.key
 	old, err := m.records.get(key)
@@ -83,7 +83,7 @@ func (m *Manager) reuseOrUndo(ctx context.Context, rec *record) (*Result, error)
 	return nil, nil
 }
 
-// CNIResult is what the last plugin of the chain returned for a pod, in the format of CNI 1.0; nil when there is none.
+// CNIResult returns the result of the chain's last plugin for a pod, in the format of CNI 1.0; nil if there is none.
 func (m *Manager) CNIResult(id string) (json.RawMessage, error) {
 	key := keyOf(id)
 	rec, err := m.records.get(key)
@@ -101,7 +101,7 @@ func (m *Manager) CNIResult(id string) (json.RawMessage, error) {
 	return result.Raw, nil
 }
 
-// attach does the work of Setup. The record is written while the namespace is made: both must be there before ADD.
+// attach does the work of Setup. It writes the record and makes the namespace in parallel; ADD needs both.
 func (m *Manager) attach(ctx context.Context, rec *record) (*Result, error) {
 	m.claim(rec.key)
 	var both errgroup.Group
@@ -120,7 +120,7 @@ func (m *Manager) attach(ctx context.Context, rec *record) (*Result, error) {
 	if err := setupAdd.Hit(ctx); err != nil {
 		return nil, err
 	}
-	if err := ctx.Err(); err != nil { // nobody waits for the result any more
+	if err := ctx.Err(); err != nil { // the caller no longer waits for the result
 		return nil, context.Cause(ctx)
 	}
 	return m.result(rec.key, added)
@@ -131,7 +131,7 @@ func (m *Manager) add(ctx context.Context, rec *record) (types.Result, error) {
 	return m.cni.AddNetworkList(ctx, rec.list, rec.runtimeConf(m.netnsPath(rec.key)))
 }
 
-// rollback undoes a Setup that failed with cause, whatever its context says, and returns the error for the caller.
+// rollback undoes a Setup that failed with cause, even if ctx has ended, and returns the error for the caller.
 func (m *Manager) rollback(ctx context.Context, rec *record, cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(rollbackTimeout, m.cfg.PluginTimeout))
 	defer cancel()
@@ -140,14 +140,14 @@ func (m *Manager) rollback(ctx context.Context, rec *record, cause error) error 
 		return cause
 	}
 	m.retry(rec)
-	return errors.Join(cause, fmt.Errorf("its roll-back is repeated in the background: %w", err))
+	return errors.Join(cause, fmt.Errorf("roll-back failed and is retried in the background: %w", err))
 }
 
-// Delays between attempts to roll back: doubled from the first to the last.
+// firstRetry and lastRetry bound the delay between attempts to roll back, which doubles each time.
 const firstRetry, lastRetry = time.Second, time.Minute
 
-// retry repeats the roll-back of rec until it succeeds, something else takes over the ID, or the daemon ends; then
-// the next daemon's GC finds the record.
+// retry repeats the roll-back of rec until it succeeds, a new Setup or a Teardown handles the ID, or the daemon ends.
+// After a restart, GC finds the record.
 func (m *Manager) retry(rec *record) {
 	m.inBackground(func() {
 		for delay := firstRetry; ; delay = min(2*delay, lastRetry) {
@@ -163,7 +163,7 @@ func (m *Manager) retry(rec *record) {
 	})
 }
 
-// rollbackAgain is one more attempt; true when there is nothing left to do.
+// rollbackAgain makes another attempt to roll rec back. It reports whether nothing is left to do.
 func (m *Manager) rollbackAgain(rec *record) bool {
 	ctx, cancel := context.WithTimeout(m.life, rollbackTimeout)
 	defer cancel()
@@ -177,7 +177,7 @@ func (m *Manager) rollbackAgain(rec *record) bool {
 		return true
 	}
 	if err := m.detach(ctx, rec.key); err != nil {
-		m.cfg.Logger.Warn("the network of a pod that failed to start cannot be given back yet", "pod", rec.ID, "err", err)
+		m.cfg.Logger.Warn("roll-back of a pod's network failed, will retry", "pod", rec.ID, "err", err)
 		return false
 	}
 	return true

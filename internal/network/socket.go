@@ -15,9 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dial connects to addr ("host:port", host an IP address or "localhost") from inside the namespace at netnsPath;
-// "" is the host's. network is tcp or udp. Only the socket is made inside, so that a slow peer occupies no thread;
-// names are not resolved, as a pod's resolver is not ours. localhost is 127.0.0.1, then ::1.
+// Dial connects to addr from inside the namespace at netnsPath; "" means the host's. network is tcp or udp. addr is
+// "host:port", where host is an IP address or "localhost": 127.0.0.1, then ::1. Dial resolves no other names, because
+// the pod's resolver is not ours. Only the socket is made on a thread inside the namespace, so a slow peer holds no
+// thread.
 func (m *Manager) Dial(ctx context.Context, netnsPath, network, addr string) (net.Conn, error) {
 	targets, err := socketAddrs(network, addr)
 	if err != nil {
@@ -49,8 +50,8 @@ func (m *Manager) dial(ctx context.Context, netnsPath string, target socketAddr)
 	return net.FileConn(file)
 }
 
-// Listen binds a socket to addr inside the namespace at netnsPath; a tcp socket listens. The file is the caller's,
-// for net.FileListener, net.FilePacketConn, or to be handed to another process.
+// Listen binds a socket to addr inside the namespace at netnsPath; a tcp socket listens. The caller owns the file, and
+// can use it for net.FileListener or net.FilePacketConn, or pass it to another process.
 func (m *Manager) Listen(_ context.Context, netnsPath, network, addr string) (*os.File, error) {
 	targets, err := socketAddrs(network, addr)
 	if err != nil {
@@ -82,7 +83,7 @@ func (m *Manager) Listen(_ context.Context, netnsPath, network, addr string) (*o
 	return file, nil
 }
 
-// socketAddr is one place to connect or listen.
+// socketAddr is an address to connect to or listen on.
 type socketAddr struct {
 	netip.AddrPort
 	kind int // unix.SOCK_STREAM or SOCK_DGRAM
@@ -122,7 +123,7 @@ func socketAddrs(network, addr string) ([]socketAddr, error) {
 	return all, nil
 }
 
-// socket opens a non-blocking socket inside the namespace, wrapped as a file of the runtime's poller.
+// socket opens a non-blocking socket inside the namespace. The file uses the Go runtime's poller.
 func (m *Manager) socket(netnsPath string, target socketAddr) (*os.File, error) {
 	var fd int
 	err := m.inNetns(netnsPath, func() (err error) {
@@ -135,7 +136,7 @@ func (m *Manager) socket(netnsPath string, target socketAddr) (*os.File, error) 
 	return os.NewFile(uintptr(fd), target.String()), nil
 }
 
-// connect starts connecting and waits in the poller until it is done or ctx ends.
+// connect connects the socket to an address. It waits in the poller until that is done or ctx ends.
 func connect(ctx context.Context, file *os.File, to unix.Sockaddr) error {
 	stop := context.AfterFunc(ctx, func() { _ = file.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
@@ -166,7 +167,7 @@ func connect(ctx context.Context, file *os.File, to unix.Sockaddr) error {
 	return err
 }
 
-// connected is the result of a connect; EINPROGRESS while it is under way.
+// connected returns the result of a connect, or EINPROGRESS while the connect is in progress.
 func connected(fd int) error {
 	code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
 	if err != nil {

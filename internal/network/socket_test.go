@@ -33,16 +33,16 @@ func TestDialErrors(t *testing.T) {
 			_ = conn.Close()
 		}
 		if !c.is(err) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: Dial(%s, %q) failed with the wrong class of error, or not at all: %v", name, c.network, c.addr, err)
 		}
 	}
 	if _, err := n.Listen(t.Context(), r.Netns, "tcp", "192.0.2.77:80"); err == nil {
-		t.Error("listened at an address that is not there")
+		t.Error("Listen succeeded with an address that the namespace does not have")
 	}
 	n.teardown(Attachment{ID: "pod"})
 }
 
-// TestDialEndsWithItsContext dials an address that nobody has: the kernel tries for three seconds and more.
+// TestDialEndsWithItsContext dials an unused address: the kernel would try for at least three seconds.
 func TestDialEndsWithItsContext(t *testing.T) {
 	n := newNode(t, nil)
 	r := n.setup(Attachment{ID: "pod"})
@@ -51,12 +51,13 @@ func TestDialEndsWithItsContext(t *testing.T) {
 	start := time.Now()
 	_, err := n.Dial(ctx, r.Netns, "tcp", "10.88.255.254:80")
 	if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > time.Second {
-		t.Errorf("after %s: %v", time.Since(start), err)
+		t.Errorf("Dial returned %v after %s, want DeadlineExceeded within 1 s", err, time.Since(start))
 	}
 	n.teardown(Attachment{ID: "pod"})
 }
 
-// TestConnectionOutlivesItsDial: the end of the context and the half-close do not touch the other direction.
+// TestConnectionOutlivesItsDial checks that neither the end of Dial's context nor a half-close ends the other
+// direction.
 func TestConnectionOutlivesItsDial(t *testing.T) {
 	n := newNode(t, nil)
 	r := n.setup(Attachment{ID: "pod"})
@@ -71,7 +72,7 @@ func TestConnectionOutlivesItsDial(t *testing.T) {
 	}
 	defer listener.Close()
 	ctx, cancel := context.WithCancel(t.Context())
-	conn, err := n.Dial(ctx, r.Netns, "tcp", "localhost:80") // not at 127.0.0.1, but at ::1
+	conn, err := n.Dial(ctx, r.Netns, "tcp", "localhost:80") // 127.0.0.1 refuses, ::1 answers
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,12 +93,12 @@ func TestConnectionOutlivesItsDial(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := conn.Read(make([]byte, 1)); err != nil {
-		t.Errorf("reading after the context's end and a half-close: %v", err)
+		t.Errorf("Read after the end of the context and a half-close: %v", err)
 	}
 	n.teardown(Attachment{ID: "pod"})
 }
 
-// TestNamespacesAreNotMixedUp opens sockets in many namespaces at the same time, all at the same address.
+// TestNamespacesAreNotMixedUp opens sockets with the same address in many namespaces in parallel.
 func TestNamespacesAreNotMixedUp(t *testing.T) {
 	n := newNode(t, nil)
 	const pods = 8
@@ -118,7 +119,7 @@ func TestNamespacesAreNotMixedUp(t *testing.T) {
 			wg.Go(func() {
 				n.mustAsk(paths[i], "127.0.0.1:80", fmt.Sprintf("pod-%d", i))
 				if stats, err := n.Stats(paths[i]); err != nil || len(stats) != 0 {
-					t.Errorf("interfaces of a bare namespace: %+v, %v", stats, err)
+					t.Errorf("Stats of a namespace with only lo = %+v, %v, want none", stats, err)
 				}
 			})
 		}

@@ -9,16 +9,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// InterfaceStats are the counters of a network interface, as seen from inside its namespace.
+// InterfaceStats holds the counters of a network interface, as seen inside its namespace.
 type InterfaceStats struct {
 	Name                                    string
 	RxBytes, RxPackets, RxErrors, RxDropped uint64
 	TxBytes, TxPackets, TxErrors, TxDropped uint64
 }
 
-// Stats reads the counters of all interfaces but lo of the namespace at netnsPath ("" is the host's), the default
-// interface first. A backend's links are left out: their traffic is counted at the pod's interfaces. ErrNotFound: there is
-// no such namespace.
+// Stats returns the counters of all interfaces except lo in the namespace at netnsPath ("" means the host's), the
+// default interface first. It omits a backend's links, because the pod's interfaces count the same traffic. It returns
+// ErrNotFound if the namespace does not exist.
 func (m *Manager) Stats(netnsPath string) ([]InterfaceStats, error) {
 	links, err := m.links(netnsPath)
 	if err != nil {
@@ -45,7 +45,7 @@ func (m *Manager) Stats(netnsPath string) ([]InterfaceStats, error) {
 	return all, nil
 }
 
-// links lists the interfaces of a namespace. The socket is opened inside it and asked from outside.
+// links lists the interfaces of a namespace. Only the netlink socket is opened on a thread inside the namespace.
 func (m *Manager) links(netnsPath string) ([]netlink.Link, error) {
 	var handle *netlink.Handle
 	err := m.inNetns(netnsPath, func() (err error) {
@@ -57,7 +57,7 @@ func (m *Manager) links(netnsPath string) ([]netlink.Link, error) {
 	}
 	defer handle.Close()
 	links, err := handle.LinkList()
-	if errors.Is(err, netlink.ErrDumpInterrupted) { // an interface came or went meanwhile
+	if errors.Is(err, netlink.ErrDumpInterrupted) { // an interface was added or removed meanwhile
 		links, err = handle.LinkList()
 	}
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {

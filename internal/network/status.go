@@ -19,20 +19,21 @@ import (
 )
 
 const (
-	// refreshInterval is how often the status is refreshed without an event: plugins come and go, STATUS may change.
+	// refreshInterval is the time between refreshes of the status without an event: plugins are installed and removed,
+	// and the answer to STATUS changes.
 	refreshInterval = 10 * time.Second
-	// settleTime is the wait for a configuration file to be written completely.
+	// settleTime is how long to wait for a configuration file to be written completely.
 	settleTime = 50 * time.Millisecond
-	// probeTimeout bounds one probe of the chain's plugins.
+	// probeTimeout limits each probe of the chain's plugins.
 	probeTimeout = 5 * time.Second
 )
 
-// statusCache holds the last status and what is needed to find it.
+// statusCache holds the last status.
 type statusCache struct {
 	verdict atomic.Pointer[verdict]
-	first   chan struct{} // closed when there is one
+	first   chan struct{} // closed when verdict is set
 	once    sync.Once
-	// versions remembers what VERSION of a plugin file answered. Only the watching goroutine uses it.
+	// versions caches each plugin file's answer to VERSION, by path. Only the watch goroutine uses it.
 	versions map[string]pluginVersions
 }
 
@@ -54,9 +55,9 @@ func (s *statusCache) set(err error) {
 	s.once.Do(func() { close(s.first) })
 }
 
-// Status is nil if pods can get a network (CRI condition NetworkReady), and otherwise says what is wrong and what to do, as
-// ErrFailedPrecondition or ErrUnavailable. It answers from memory, and waits only for the first status. Changes of the
-// configuration directory show within a moment, others within 10 s.
+// Status returns nil if pods can get a network (CRI condition NetworkReady). Otherwise the error says what is wrong and
+// what to do, as ErrFailedPrecondition or ErrUnavailable. Status answers from memory, and waits only for the first
+// status. It reflects changes of the configuration directory almost immediately, and other changes within 10 s.
 func (m *Manager) Status(ctx context.Context) error {
 	if v := m.status.verdict.Load(); v != nil {
 		return v.err
@@ -75,8 +76,8 @@ func (m *Manager) Status(ctx context.Context) error {
 func (m *Manager) watch() {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
-		m.cfg.Logger.Warn("CNI configuration is looked at every 10 s only, as it cannot be watched", "err", err)
-		watcher = &fsnotify.Watcher{} // its channels are nil: nothing comes
+		m.cfg.Logger.Warn("CNI configuration cannot be watched, polling it every 10 s", "err", err)
+		watcher = &fsnotify.Watcher{} // its nil channels never deliver
 	} else {
 		defer watcher.Close()
 	}
@@ -94,7 +95,7 @@ func (m *Manager) watch() {
 				pending = true
 			}
 			continue
-		case <-watcher.Errors: // an overflow: events were lost, none is needed in particular
+		case <-watcher.Errors: // events were lost, and any event means a reload
 		case <-settled.C:
 			pending = false
 		case <-tick.C:
@@ -107,7 +108,7 @@ func (m *Manager) watch() {
 	}
 }
 
-// watchConfDir watches the configuration directory or, until it exists, the nearest one above it.
+// watchConfDir watches the configuration directory, or its nearest existing parent.
 func (m *Manager) watchConfDir(watcher *fsnotify.Watcher) {
 	dir := nearestDir(m.cfg.ConfDir)
 	for {
@@ -124,11 +125,11 @@ func (m *Manager) watchConfDir(watcher *fsnotify.Watcher) {
 		if nearer == dir {
 			return
 		}
-		dir = nearer // it was made before the watch began
+		dir = nearer // made before the watch began
 	}
 }
 
-// nearestDir is path or the nearest of its parents that is a directory.
+// nearestDir returns path, or its nearest parent that is a directory.
 func nearestDir(path string) string {
 	for path != "/" {
 		if info, err := os.Stat(path); err == nil && info.IsDir() {
@@ -194,8 +195,8 @@ func (m *Manager) probe(ctx context.Context) error {
 	return nil
 }
 
-// probeVersion asks a plugin for its versions, once per file. A plugin without VERSION, which is younger than CNI, gets the benefit
-// of the doubt.
+// probeVersion checks that a plugin supports the wanted CNI version. It runs VERSION once per file. A plugin that does
+// not answer VERSION, which the first CNI release lacked, counts as supporting it.
 func (m *Manager) probeVersion(ctx context.Context, program, path, wanted string) error {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -218,7 +219,7 @@ func (m *Manager) probeVersion(ctx context.Context, program, path, wanted string
 	return nil
 }
 
-// atLeast compares CNI versions; anything else is below all of them.
+// atLeast reports whether the CNI version have is want or newer. It is false if have is not a version.
 func atLeast(have, want string) bool {
 	ok, err := version.GreaterThanOrEqualTo(have, want)
 	return err == nil && ok

@@ -15,9 +15,9 @@ import (
 
 var teardownDel = failpoint.New("network.teardown.del")
 
-// Teardown releases everything that Setup took. It may be called in any state, even after half a Setup or a reboot, and repeated;
-// for an unknown pod it does nothing. It uses the chain and the arguments of Setup: of a, only the ID counts. After an error, call
-// it again.
+// Teardown releases everything that Setup took. It may be called in any state, even after an interrupted Setup or a
+// reboot, and repeated; for an unknown pod it does nothing. It uses the recorded chain and arguments of Setup, and only
+// the ID of a. After an error, call it again.
 func (m *Manager) Teardown(ctx context.Context, a Attachment) error {
 	if err := validateID(a.ID); err != nil {
 		return err
@@ -29,13 +29,13 @@ func (m *Manager) Teardown(ctx context.Context, a Attachment) error {
 	}
 	defer unlock()
 	if err := m.detach(ctx, key); err != nil {
-		return fmt.Errorf("give back the network of pod %s: %w", a.ID, err)
+		return fmt.Errorf("release the network of pod %s: %w", a.ID, err)
 	}
 	return nil
 }
 
-// detach is Teardown with the pod's lock held: DEL, namespace, record, in this order, so that a crash at any point leaves enough
-// to repeat it.
+// detach does the work of Teardown, with the pod's lock held: DEL first, then the namespace, then the record. So it can
+// be repeated after a crash at any point.
 func (m *Manager) detach(ctx context.Context, key string) error {
 	rec, err := m.records.get(key)
 	if errors.Is(err, errCorrupt) {
@@ -62,8 +62,8 @@ func (m *Manager) detach(ctx context.Context, key string) error {
 	return nil
 }
 
-// del runs DEL of the recorded chain. If the namespace is gone, plugins get an empty path and release what they hold outside of
-// it, above all leases.
+// del runs DEL of the recorded chain. If the namespace is gone, plugins get an empty path and release what they hold
+// outside the namespace, mainly leases.
 func (m *Manager) del(ctx context.Context, rec *record) error {
 	netns := m.netnsPath(rec.key)
 	if !isNetns(netns) {
@@ -73,20 +73,20 @@ func (m *Manager) del(ctx context.Context, rec *record) error {
 	return m.cni.DelNetworkList(ctx, rec.list, rec.runtimeConf(netns))
 }
 
-// substituteRecord replaces a damaged record, which takes a faulty disk. Plugins find what they hold by the container ID, so the current
-// chain most likely serves.
+// substituteRecord makes a record to use in place of a damaged one. Plugins find what they hold by container ID, so DEL
+// of the current chain most likely works.
 func (m *Manager) substituteRecord(key string, damage error) (*record, error) {
 	c, err := m.currentChain()
 	if err != nil {
 		return nil, errors.Join(damage, err)
 	}
-	m.cfg.Logger.Error("network record is damaged, deleting by the current configuration", "err", damage, "configuration", c.source)
+	m.cfg.Logger.Error("network record is damaged, using the current configuration for DEL", "err", damage, "configuration", c.source)
 	return &record{ID: key, Interface: interfaceName, Args: [][2]string{{"IgnoreUnknown", "1"}}, key: key, list: c.list}, nil
 }
 
-// Check reports whether the pod's network is as Setup left it: the namespace is there and, where the chain's
-// version has CHECK (0.4.0), its plugins find nothing amiss. Where the backend has taken the addresses, plugins would
-// report them missing: there Check looks for the pod's interface only. ErrNotFound: there is no such attachment.
+// Check reports whether the pod's network is as Setup left it: the namespace exists and CHECK of the plugins succeeds,
+// if the chain's CNI version has CHECK (0.4.0). If the backend has taken over the pod's addresses, plugins would report
+// them missing, so Check only looks for the pod's interface. It returns ErrNotFound if Setup has not set up the pod.
 func (m *Manager) Check(ctx context.Context, a Attachment) error {
 	if err := validateID(a.ID); err != nil {
 		return err
@@ -120,7 +120,8 @@ func (m *Manager) Check(ctx context.Context, a Attachment) error {
 	return nil
 }
 
-// checkBackendLink reports whether the backend has taken the pod's addresses, and fails when it has and the interface is gone.
+// checkBackendLink reports whether the backend has taken over the pod's addresses. If it has, a missing pod interface
+// is an error.
 func (m *Manager) checkBackendLink(netns, ifName string) (taken bool, err error) {
 	links, err := m.links(netns)
 	if err != nil {

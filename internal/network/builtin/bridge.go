@@ -17,7 +17,6 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 )
 
-// Between what would be separate executions and requests to the kernel.
 var (
 	addLeased   = failpoint.New("network.bridge.add.leased")
 	addPaired   = failpoint.New("network.bridge.add.paired")
@@ -30,9 +29,9 @@ var (
 //	address ─► bridge ─► veth pair ─┬─ host's end: up, a port of the bridge
 //	                                └─ pod's end: sysctls, addresses, up, routes ─► gateway's address on the bridge
 //
-// Once the port forwards, the pod's addresses are announced to its neighbours.
+// Once the port forwards, it announces the pod's addresses to the neighbours.
 //
-// When it fails the address is given back; the interface is left to DEL, as the plugin does.
+// If it fails, it frees the pod's addresses but leaves the interface to DEL, as the plugin does.
 func (c *Call) addBridge(ctx context.Context, conf *bridgeConfig) (output []byte, err error) {
 	result, err := c.allocate(ctx)
 	if err != nil {
@@ -82,7 +81,7 @@ func (c *Call) addBridge(ctx context.Context, conf *bridgeConfig) (output []byte
 		if err := c.announce(); err != nil {
 			return err
 		}
-		// The first port and a new address change it.
+		// The first port and a new address change the bridge's hardware address.
 		bridge, err = host.LinkByName(conf.Bridge)
 		if err != nil {
 			return fmt.Errorf("bridge %s: %w", conf.Bridge, err)
@@ -99,7 +98,6 @@ func (c *Call) addBridge(ctx context.Context, conf *bridgeConfig) (output []byte
 	return printResult(result, conf.CNIVersion)
 }
 
-// podAddresses are the addresses of the result.
 func podAddresses(result *types100.Result) []net.IPNet {
 	var all []net.IPNet
 	for _, address := range result.IPs {
@@ -108,11 +106,11 @@ func podAddresses(result *types100.Result) []net.IPNet {
 	return all
 }
 
-// podInterface is the index of the pod's interface in the result.
+// podInterface is the index of the pod's interface in Result.Interfaces.
 const podInterface = 2
 
-// gateways completes the addresses of the result, and adds the default routes where they are wanted. It returns what
-// the bridge's own addresses must be.
+// gateways sets the interface and gateway of the result's addresses, and adds the default routes (isDefaultGateway). It
+// returns the addresses that the bridge needs (isGateway).
 func (conf *bridgeConfig) gateways(result *types100.Result) []net.IPNet {
 	var gateways []net.IPNet
 	routed := map[bool]bool{} // families that have a default route, by isV4
@@ -124,8 +122,8 @@ func (conf *bridgeConfig) gateways(result *types100.Result) []net.IPNet {
 		if v4 := isV4(address.Address.IP); conf.IsDefaultGateway && !routed[v4] {
 			routed[v4] = true
 			everywhere := defaultDestination(v4)
-			given := func(r *types.Route) bool { return r.GW != nil && r.Dst.String() == everywhere.String() }
-			if !slices.ContainsFunc(result.Routes, given) {
+			isDefault := func(r *types.Route) bool { return r.GW != nil && r.Dst.String() == everywhere.String() }
+			if !slices.ContainsFunc(result.Routes, isDefault) {
 				result.Routes = append(result.Routes, &types.Route{Dst: everywhere, GW: address.Gateway})
 			}
 		}
@@ -136,7 +134,7 @@ func (conf *bridgeConfig) gateways(result *types100.Result) []net.IPNet {
 	return gateways
 }
 
-// everything is the destination of a default route.
+// defaultDestination returns the destination of a default route.
 func defaultDestination(v4 bool) net.IPNet {
 	if v4 {
 		return net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}
@@ -144,7 +142,7 @@ func defaultDestination(v4 bool) net.IPNet {
 	return net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}
 }
 
-// firstHost is the address after the network's own.
+// firstHost returns the address after the network's own.
 func firstHost(network net.IPNet) net.IP {
 	ip := network.IP.Mask(network.Mask)
 	for i := len(ip) - 1; i >= 0; i-- {
@@ -155,14 +153,14 @@ func firstHost(network net.IPNet) net.IP {
 	return ip
 }
 
-// ensureBridge finds the bridge, up, or makes it.
+// ensureBridge makes the bridge if it is missing, and sets it up.
 func ensureBridge(host *netlink.Handle, conf *bridgeConfig) (netlink.Link, error) {
 	link, err := host.LinkByName(conf.Bridge)
 	if notFound(err) {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.MTU = conf.Bridge, conf.MTU
 		err = host.LinkAdd(&netlink.Bridge{LinkAttrs: attrs})
-		if err == nil || errors.Is(err, unix.EEXIST) { // made by another meanwhile
+		if err == nil || errors.Is(err, unix.EEXIST) { // EEXIST: another process made it meanwhile
 			link, err = host.LinkByName(conf.Bridge)
 		}
 	}
@@ -170,14 +168,14 @@ func ensureBridge(host *netlink.Handle, conf *bridgeConfig) (netlink.Link, error
 		return nil, fmt.Errorf("make bridge %s: %w", conf.Bridge, err)
 	}
 	if _, ok := link.(*netlink.Bridge); !ok {
-		return nil, fmt.Errorf("%s is there, but is no bridge but of type %s", conf.Bridge, link.Type())
+		return nil, fmt.Errorf("%s already exists and is not a bridge, but of type %s", conf.Bridge, link.Type())
 	}
 	if conf.PromiscMode && link.Attrs().Promisc == 0 {
 		if err := host.SetPromiscOn(link); err != nil {
 			return nil, fmt.Errorf("set bridge %s to promiscuous mode: %w", conf.Bridge, err)
 		}
 	}
-	_ = sysctl("0", "ipv6/conf", conf.Bridge, "accept_ra") // its routes are ours; there may be no IPv6
+	_ = sysctl("0", "ipv6/conf", conf.Bridge, "accept_ra") // we set its routes; fails if the host has no IPv6
 	if link.Attrs().Flags&net.FlagUp == 0 {
 		if err := host.LinkSetUp(link); err != nil {
 			return nil, fmt.Errorf("set bridge %s up: %w", conf.Bridge, err)
@@ -186,7 +184,7 @@ func ensureBridge(host *netlink.Handle, conf *bridgeConfig) (netlink.Link, error
 	return link, nil
 }
 
-// serveAsGateway gives the bridge the gateway's address, and lets the host forward.
+// serveAsGateway adds the gateway's address to the bridge and enables forwarding on the host.
 func (conf *bridgeConfig) serveAsGateway(host *netlink.Handle, bridge netlink.Link, gateway net.IPNet) error {
 	family, forwarding := unix.AF_INET6, "ipv6/conf/all/forwarding"
 	if isV4(gateway.IP) {
@@ -196,13 +194,13 @@ func (conf *bridgeConfig) serveAsGateway(host *netlink.Handle, bridge netlink.Li
 		return fmt.Errorf("address %s of bridge %s: %w", &gateway, conf.Bridge, err)
 	}
 	if err := ensureSysctl("1", forwarding); err != nil {
-		return fmt.Errorf("let the host forward: %w", err)
+		return fmt.Errorf("enable forwarding on the host: %w", err)
 	}
 	return nil
 }
 
-// ensureAddress adds the address. A bridge has one of IPv4, and those of IPv6 must not overlap: others are taken away
-// if the configuration says so (forceAddress), else they are an error.
+// ensureAddress adds an address to the bridge. A bridge has one IPv4 address, and its IPv6 addresses must not overlap.
+// Conflicting addresses are removed if forceAddress is set; otherwise they are an error.
 func (conf *bridgeConfig) ensureAddress(host *netlink.Handle, bridge netlink.Link, family int, wanted net.IPNet) error {
 	have, err := addresses(host, bridge, family)
 	if err != nil {
@@ -216,21 +214,23 @@ func (conf *bridgeConfig) ensureAddress(host *netlink.Handle, bridge netlink.Lin
 			continue
 		}
 		if !conf.ForceAddress {
-			return fmt.Errorf("it has another one, %s (set forceAddress to replace it)", a.IPNet)
+			return fmt.Errorf("conflicts with its address %s (set forceAddress to replace that)", a.IPNet)
 		}
 		if err := host.AddrDel(bridge, &netlink.Addr{IPNet: a.IPNet}); err != nil {
-			return fmt.Errorf("take away %s: %w", a.IPNet, err)
+			return fmt.Errorf("remove %s: %w", a.IPNet, err)
 		}
 	}
 	if err := host.AddrAdd(bridge, &netlink.Addr{IPNet: &wanted}); err != nil && !errors.Is(err, unix.EEXIST) {
 		return err
 	}
-	// An address of its own keeps the bridge from taking over the lowest one of its ports, which come and go.
+	// Setting the hardware address, even to its present value, keeps the bridge from adopting the lowest one of its
+	// ports, which come and go.
 	return host.LinkSetHardwareAddr(bridge, bridge.Attrs().HardwareAddr)
 }
 
-// delBridge takes away the pod's interface, with it the host's end, and the rules for its addresses, then gives these
-// back. Interface and rules go at the same time, as most of that is waiting for the kernel's grace periods.
+// delBridge deletes the pod's interface, and with it the host's end, and the rules for the pod's addresses. Then it
+// frees the addresses. Interface and rules are deleted in parallel, because both mostly wait for the kernel's grace
+// periods.
 func (c *Call) delBridge(ctx context.Context, conf *bridgeConfig) error {
 	var both errgroup.Group
 	both.Go(c.delPair)
@@ -249,17 +249,17 @@ func (c *Call) delBridge(ctx context.Context, conf *bridgeConfig) error {
 	return c.free(ctx)
 }
 
-// delMasquerade takes away the rules. The addresses are known by their leases, so that no rule stays for the next pod
-// that gets one when the namespace has gone before.
+// delMasquerade removes the masquerading rules for the pod's addresses. It finds the addresses by their leases, because
+// the namespace may be gone; a rule that stayed would apply to the next pod with that address.
 func (c *Call) delMasquerade(ctx context.Context, conf *bridgeConfig) error {
-	held, err := c.leased(ctx)
+	addresses, err := c.leased(ctx)
 	if err != nil {
 		return err
 	}
-	return newMasquerade(conf.Name, c.container).remove(ctx, held)
+	return newMasquerade(conf.Name, c.container).remove(ctx, addresses)
 }
 
-// delPair takes away the pod's interface, if it and its namespace are there.
+// delPair deletes the pod's interface. A missing interface or namespace is not an error.
 func (c *Call) delPair() error {
 	if c.netns == "" {
 		return nil
@@ -270,7 +270,7 @@ func (c *Call) delPair() error {
 			err = h.LinkDel(link)
 		}
 		if err != nil && !notFound(err) {
-			return fmt.Errorf("take away %s: %w", c.ifName, err)
+			return fmt.Errorf("delete %s: %w", c.ifName, err)
 		}
 		return nil
 	})

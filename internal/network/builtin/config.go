@@ -12,13 +12,13 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// The structures of this file hold the fields that we serve, and decoding them is strict: what else is in a
-// configuration is a reason to leave it to the executable. Values are read as the plugins read them.
+// The structures of this file have the fields that this package implements. Decoding is strict: a configuration with
+// any other field is left to the executable. Values are decoded as the plugins do.
 
-// versions of CNI in which results are printed alike by every release of the plugins since 1.0.
+// versions lists the CNI versions for which all releases of the plugins since 1.0 print the same results.
 var versions = []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0"}
 
-// common is in every plugin's configuration.
+// common holds the fields of every plugin's configuration.
 type common struct {
 	Name         string          `json:"name"`
 	CNIVersion   string          `json:"cniVersion"`
@@ -40,7 +40,7 @@ func (c *common) check() error {
 	return nil
 }
 
-// bridgeConfig is the bridge plugin's, its IPAM being host-local.
+// bridgeConfig is the configuration of the bridge plugin. IPAM is an ipamConfig.
 type bridgeConfig struct {
 	common
 	Bridge           string          `json:"bridge"`
@@ -57,7 +57,7 @@ type bridgeConfig struct {
 	RuntimeConfig    struct{}        `json:"runtimeConfig"`
 }
 
-// defaultBridge is the bridge plugin's.
+// defaultBridge is the bridge plugin's default for bridge.
 const defaultBridge = "cni0"
 
 func (c *bridgeConfig) check() error {
@@ -76,7 +76,7 @@ func (c *bridgeConfig) check() error {
 	return c.common.check()
 }
 
-// rangeConfig is a range of host-local.
+// rangeConfig is an address range of host-local.
 type rangeConfig struct {
 	Subnet     string `json:"subnet"`
 	RangeStart string `json:"rangeStart"`
@@ -84,7 +84,8 @@ type rangeConfig struct {
 	Gateway    string `json:"gateway"`
 }
 
-// ipamConfig is host-local's. It is only looked at here: the values are read by the reference's own code.
+// ipamConfig is the configuration of host-local. It only serves to check the field names: the reference's own code
+// reads the values.
 type ipamConfig struct {
 	rangeConfig
 	Type    string          `json:"type"`
@@ -96,13 +97,13 @@ type ipamConfig struct {
 	} `json:"routes"`
 }
 
-// loopbackConfig is the loopback plugin's.
+// loopbackConfig is the configuration of the loopback plugin.
 type loopbackConfig struct {
 	common
 	RuntimeConfig struct{} `json:"runtimeConfig"`
 }
 
-// strictly decodes the whole of data into v, unless something in it is unknown.
+// decodeStrict decodes data into v. It refuses unknown fields and trailing data.
 func decodeStrict(data []byte, v any) error {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
@@ -115,10 +116,10 @@ func decodeStrict(data []byte, v any) error {
 	return nil
 }
 
-// knownArgs are the CNI_ARGS that mean nothing to these plugins. "MAC" and "IP" do.
+// knownArgs lists the names in CNI_ARGS that these plugins ignore. They use "MAC" and "IP".
 var knownArgs = []string{"IgnoreUnknown", "K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_INFRA_CONTAINER_ID", "K8S_POD_UID"}
 
-// checkArgs says yes to arguments that the plugins pass over.
+// checkArgs refuses CNI_ARGS that the plugins would not ignore.
 func checkArgs(args string) error {
 	if args == "" {
 		return nil

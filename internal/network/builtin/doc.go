@@ -1,23 +1,21 @@
-// Package builtin does in this process what the reference CNI plugins bridge (with host-local), loopback and portmap
-// would do as processes of their own: a pod's ADD costs less than a millisecond of our time instead of four starts of
-// programs.
+// Package builtin implements the reference CNI plugins bridge (with host-local), loopback and portmap in this process.
+// A pod's ADD then takes less than a millisecond of CPU time, instead of starting four programs.
 //
 //	libcni ─► pluginExec ─► Plan(path, stdin, environment) ─┬─► *Call ─► Run: the result, as the plugin prints it
-//	                                                        └─► why not ─► the executable is run
+//	                                                        └─► reason ─► the executable runs
 //
-// It is the same network, whoever made it: the same interfaces, addresses, routes and sysctls; the leases are
-// host-local's files below its lock. So a pod that was added here may be deleted by the executable and the other way
-// round, and both may serve pods of one network at the same time.
+// Both make the same network: the same interfaces, addresses, routes and sysctls, and leases in host-local's files
+// under its lock. So an executable can delete a pod that was added here, and the reverse. Both can serve pods of one
+// network at the same time.
 //
-// Plan says yes only to what is done here in every detail:
-//   - ADD and DEL. CHECK, STATUS, GC and VERSION are in no pod's way, and what they tell is worth more from a second
-//     implementation.
-//   - Configurations up to version 1.0.0 with no field and no argument that is not known here (config.go). An unknown
-//     field, or a value that asks for something which is not done here, goes to the executable.
-//   - Where the executable that would be run is a build of the reference plugin (reference.go): a node's owner who
-//     has put something else in its place gets that.
+// Plan accepts an execution only if this package implements all of it:
+//   - The command is ADD or DEL. CHECK, STATUS, GC and VERSION delay no pod, and their answers are worth more when they
+//     come from a second implementation.
+//   - The configuration has version 1.0.0 or older, and only fields and arguments that are implemented here (config.go).
+//   - The executable is a build of the reference plugin (reference.go). If the node's owner has replaced it, the
+//     replacement runs.
 //
-// The package knows nothing of pods, records or chains, and keeps nothing between calls but what it has learnt of
-// executables. A Call looks at its context wherever it may wait, but not while the kernel works on a request: its
-// caller must count on a Run that returns late (see internal/network).
+// The package knows nothing of pods, records or chains. Between calls it only remembers which executables are reference
+// plugins. Run returns when its context ends, but a slow kernel request can delay it: the caller must allow for that
+// (see internal/network).
 package builtin

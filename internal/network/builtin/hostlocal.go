@@ -11,11 +11,11 @@ import (
 	"github.com/containernetworking/plugins/plugins/ipam/host-local/backend/allocator"
 )
 
-// defaultDataDir is where host-local keeps leases when its configuration does not say.
+// defaultDataDir is host-local's default for dataDir.
 const defaultDataDir = "/var/lib/cni/networks"
 
-// allocate takes an address of each range, and returns them with the configured routes. Nothing is kept of a failure.
-// Choosing addresses is the reference's own code; only its store is ours (leases).
+// allocate leases an address from each range, and returns the addresses with the configured routes. If it fails, it
+// frees the addresses that it leased. The reference's own code chooses the addresses; only the store (leases) is ours.
 func (c *Call) allocate(ctx context.Context) (result *types100.Result, err error) {
 	conf, store, err := c.openLeases(ctx)
 	if err != nil {
@@ -37,21 +37,21 @@ func (c *Call) allocate(ctx context.Context) (result *types100.Result, err error
 	return result, nil
 }
 
-// held are the addresses that the container's interface has.
+// leased returns the addresses that the container's interface has leased.
 func (c *Call) leased(ctx context.Context) ([]net.IP, error) {
 	_, store, err := c.openLeases(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer store.release()
-	held, err := store.find(c.container, c.ifName)
+	addresses, err := store.find(c.container, c.ifName)
 	if err != nil {
 		return nil, fmt.Errorf("host-local: %w", err)
 	}
-	return held, nil
+	return addresses, nil
 }
 
-// free gives back what allocate took.
+// free releases the addresses that allocate leased.
 func (c *Call) free(ctx context.Context) error {
 	_, store, err := c.openLeases(ctx)
 	if err != nil {

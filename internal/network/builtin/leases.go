@@ -15,14 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// leases is a directory of host-local, held by its lock (README of host-local, "Files"):
+// leases is a locked directory of host-local's leases (README of host-local, "Files"):
 //
-//	lock                   flock'ed by whoever reads or writes the rest
-//	10.88.0.7              a lease: container ID and interface, on a line each
-//	last_reserved_ip.N     the address that range N gave last
+//	lock                   flock'ed while the other files are read or written
+//	10.88.0.7              a lease: the container ID on one line, the interface on the next
+//	last_reserved_ip.N     the last address leased from range N
 //
-// The reference's own store would leave the lock's descriptor to every program that is started meanwhile, and waits
-// for the lock without end.
+// The reference's own store has no limit on the wait for the lock, and programs started meanwhile inherit its lock
+// descriptor.
 type leases struct {
 	dir  string
 	lock int
@@ -33,11 +33,11 @@ var _ backend.Store = (*leases)(nil)
 const (
 	leaseLine  = "\r\n" // between the lines of a lease
 	lastPrefix = "last_reserved_ip."
-	// lockPause is how often the lock is asked for that another holds: for as long as it takes to write two files.
+	// lockPause is the pause between attempts to lock: about the time that another holder needs to write two files.
 	lockPause = time.Millisecond
 )
 
-// openLeases makes the directory, if it is not there, and waits for its lock until ctx ends.
+// openLeases makes the directory if it is missing, and waits for its lock until ctx ends.
 func openLeases(ctx context.Context, dir string) (*leases, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -62,21 +62,21 @@ func openLeases(ctx context.Context, dir string) (*leases, error) {
 	return nil, fmt.Errorf("lock leases in %s: %w", dir, err)
 }
 
-// release ends the use of the directory: the lock goes with its descriptor.
+// release unlocks the directory, by closing the lock's descriptor.
 func (l *leases) release() { _ = unix.Close(l.lock) }
 
-// Lock does nothing, as the lock is held all the time.
+// Lock does nothing, because the lock is held from openLeases to release.
 func (l *leases) Lock() error { return nil }
 
 // Unlock does nothing.
 func (l *leases) Unlock() error { return nil }
 
-// Close does nothing; release does.
+// Close does nothing; see release.
 func (l *leases) Close() error { return nil }
 
 func leaseOf(id, ifName string) string { return id + leaseLine + ifName }
 
-// Reserve takes an address, unless it is taken.
+// Reserve leases an address, and reports whether it was free.
 func (l *leases) Reserve(id, ifName string, ip net.IP, rangeID string) (bool, error) {
 	path := filepath.Join(l.dir, ip.String())
 	err := writeNew(path, leaseOf(id, ifName))
@@ -92,7 +92,7 @@ func (l *leases) Reserve(id, ifName string, ip net.IP, rangeID string) (bool, er
 	return err == nil, err
 }
 
-// writeNew makes a file, or leaves nothing.
+// writeNew creates a file. If it fails, it leaves no file behind.
 func writeNew(path, content string) error {
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_EXCL|os.O_CREATE, 0o600)
 	if err != nil {
@@ -105,7 +105,7 @@ func writeNew(path, content string) error {
 	return nil
 }
 
-// LastReservedIP is where the search for a free address goes on.
+// LastReservedIP returns the last address leased from a range; the search for a free address continues after it.
 func (l *leases) LastReservedIP(rangeID string) (net.IP, error) {
 	data, err := os.ReadFile(filepath.Join(l.dir, lastPrefix+rangeID))
 	if err != nil {
@@ -114,16 +114,16 @@ func (l *leases) LastReservedIP(rangeID string) (net.IP, error) {
 	return net.ParseIP(string(data)), nil
 }
 
-// GetByID returns the addresses that the container's interface holds.
+// GetByID returns the addresses that the container's interface has leased.
 func (l *leases) GetByID(id, ifName string) []net.IP {
-	held, _ := l.find(id, ifName)
-	return held
+	found, _ := l.find(id, ifName)
+	return found
 }
 
-// ReleaseByID frees the addresses that the container's interface holds.
+// ReleaseByID removes the leases of the container's interface.
 func (l *leases) ReleaseByID(id, ifName string) error {
-	held, err := l.find(id, ifName)
-	for _, ip := range held {
+	found, err := l.find(id, ifName)
+	for _, ip := range found {
 		if failed := os.Remove(filepath.Join(l.dir, ip.String())); !errors.Is(failed, fs.ErrNotExist) {
 			err = errors.Join(err, failed)
 		}
@@ -131,8 +131,8 @@ func (l *leases) ReleaseByID(id, ifName string) error {
 	return err
 }
 
-// held reads all leases for those of a container's interface. Ones that name no interface are of releases before 0.7
-// and hold for every interface of the container.
+// find returns the addresses that the container's interface has leased. Leases without an interface, written by
+// releases before 0.7, count for every interface of the container.
 func (l *leases) find(id, ifName string) ([]net.IP, error) {
 	dir, err := os.Open(l.dir)
 	if err != nil {
@@ -158,8 +158,8 @@ func (l *leases) find(id, ifName string) ([]net.IP, error) {
 	return found, err
 }
 
-// readAt reads the beginning of a small file in a directory: a node has a lease for every pod, and each ADD and DEL
-// reads all of them.
+// readAt reads the first 512 bytes of a file in dir. It avoids os.ReadFile for speed: a node has a lease for every pod,
+// and ADD and DEL read all of them.
 func readAt(dir *os.File, name string) (string, error) {
 	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -171,7 +171,7 @@ func readAt(dir *os.File, name string) (string, error) {
 	return string(data[:max(n, 0)]), err
 }
 
-// pause waits, or tells why ctx has ended.
+// pause sleeps for d. If ctx ends first, it returns the cause.
 func pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// addLoopback sets lo up. It returns the previous result, or one that describes lo.
+// addLoopback sets lo up. It returns the previous result or, without one, a result that describes lo.
 func (c *Call) addLoopback(conf *loopbackConfig) ([]byte, error) {
 	result := &types100.Result{Interfaces: []*types100.Interface{{Name: "lo", Mac: "00:00:00:00:00:00", Sandbox: c.netns}}}
 	err := inPod(c.netns, func(h *netlink.Handle) error {
@@ -64,5 +64,5 @@ func (c *Call) delLoopback() error {
 	return err
 }
 
-// isV4 reports whether ip is IPv4, in either form.
+// isV4 reports whether ip is an IPv4 address, of 4 or 16 bytes.
 func isV4(ip net.IP) bool { return ip.To4() != nil }

@@ -11,21 +11,21 @@ import (
 	"github.com/tripod-run/tripod/internal/network/iptables"
 )
 
-// masquerade is ipMasq of the bridge plugin: a chain of rules for each pod, which lets it reach the world with the
-// host's address. The rules are the plugin's own, but in one execution instead of ten.
+// masquerade implements ipMasq of the bridge plugin: a chain of rules per pod, which masks the pod's addresses with the
+// host's. The rules equal the plugin's, but one execution applies them, instead of ten.
 type masquerade struct{ chain, comment string }
 
-// newMasquerade names the chain as the plugins do (pkg/utils, FormatChainName and FormatComment): 28 characters.
+// newMasquerade uses the plugins' names for chain and comment (pkg/utils, FormatChainName and FormatComment).
 func newMasquerade(network, container string) masquerade {
 	sum := sha512.Sum512([]byte(network + container))
 	return masquerade{
 		chain: fmt.Sprintf("CNI-%x", sum)[:28],
-		// iptables-restore reads quotes; both names have none.
+		// iptables-restore interprets quotes. Neither name can contain one.
 		comment: fmt.Sprintf(`-m comment --comment "name: \"%s\" id: \"%s\""`, network, container),
 	}
 }
 
-// add makes the rules for a pod's addresses.
+// add adds the rules for a pod's addresses.
 func (m masquerade) add(ctx context.Context, addresses []net.IPNet) error {
 	families := map[iptables.Family][]net.IPNet{}
 	for _, a := range addresses {
@@ -37,7 +37,7 @@ func (m masquerade) add(ctx context.Context, addresses []net.IPNet) error {
 		if family == iptables.V6 {
 			multicast = "ff00::/8"
 		}
-		rules := []string{"*nat", ":" + m.chain + " - [0:0]"} // made, or emptied
+		rules := []string{"*nat", ":" + m.chain + " - [0:0]"} // creates or empties the chain
 		for i, a := range own {
 			rules = append(rules, fmt.Sprintf("-A %s -d %s -j ACCEPT %s", m.chain, &a, m.comment))
 			if i == 0 {
@@ -54,7 +54,7 @@ func (m masquerade) add(ctx context.Context, addresses []net.IPNet) error {
 	return nil
 }
 
-// remove takes away the rules for a pod's addresses, or what is left of them.
+// remove removes the rules for a pod's addresses. Missing rules are not an error.
 func (m masquerade) remove(ctx context.Context, addresses []net.IP) error {
 	jumps := map[iptables.Family][]string{}
 	for _, ip := range addresses {
@@ -64,7 +64,7 @@ func (m masquerade) remove(ctx context.Context, addresses []net.IP) error {
 	var failures []error
 	for family, jumps := range jumps {
 		err := m.removeRules(ctx, family, jumps)
-		if err != nil { // a jump is not there: look which are
+		if err != nil { // perhaps a jump is missing: remove the existing ones
 			err = m.removeLeftovers(ctx, family)
 		}
 		failures = append(failures, err)
@@ -89,7 +89,7 @@ func (m masquerade) removeLeftovers(ctx context.Context, family iptables.Family)
 		}
 	}
 	if err := m.removeRules(ctx, family, jumps); err != nil {
-		return fmt.Errorf("take away the pod's masquerading: %w", err)
+		return fmt.Errorf("remove the pod's masquerading rules: %w", err)
 	}
 	return nil
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/network/netthread"
 )
 
-// inPod runs fn inside the network namespace at path, with a netlink handle that belongs to it.
+// inPod runs fn inside the network namespace at path, with a netlink handle of that namespace.
 func inPod(path string, fn func(*netlink.Handle) error) error {
 	netns, err := netthread.Open(path)
 	if err != nil {
@@ -24,12 +24,12 @@ func inPod(path string, fn func(*netlink.Handle) error) error {
 
 func inNetns(netns int, fn func(*netlink.Handle) error) error {
 	return netthread.In(netns, func() (err error) {
-		defer recoverTo(&err) // it runs on a goroutine of its own
+		defer recoverTo(&err) // this is another goroutine than Call.Run's
 		return withHandle(fn)
 	})
 }
 
-// withHandle opens a netlink handle for fn. Each call has its own: requests of one handle wait for one another.
+// withHandle runs fn with a new netlink handle. Handles are not shared, because a handle serialises its requests.
 func withHandle(fn func(*netlink.Handle) error) error {
 	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -39,7 +39,7 @@ func withHandle(fn func(*netlink.Handle) error) error {
 	return fn(handle)
 }
 
-// retryDump repeats a dump that was disturbed by a change of what it lists.
+// retryDump repeats a netlink dump that a concurrent change interrupted.
 func retryDump[T any](dump func() (T, error)) (T, error) {
 	for range 10 {
 		if found, err := dump(); !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -58,12 +58,13 @@ func notFound(err error) bool {
 	return missing
 }
 
-// sysctl writes a value below /proc/sys/net of the thread's network namespace. Names of interfaces may have dots.
+// sysctl writes a file under /proc/sys/net of the thread's network namespace. Unlike sysctl names, the path elements
+// may contain dots, as interface names do.
 func sysctl(value string, name ...string) error {
 	return os.WriteFile("/proc/sys/net/"+strings.Join(name, "/"), []byte(value), 0)
 }
 
-// ensureSysctl writes a value that is not there yet.
+// ensureSysctl writes value unless it is already set.
 func ensureSysctl(value string, name ...string) error {
 	have, err := os.ReadFile("/proc/sys/net/" + strings.Join(name, "/"))
 	if err == nil && strings.TrimSpace(string(have)) == value {

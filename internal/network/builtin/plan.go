@@ -11,19 +11,19 @@ import (
 	"github.com/containernetworking/cni/pkg/invoke"
 )
 
-// Plugins runs plugins in this process. The zero value is ready.
+// Plugins runs plugins in this process. The zero value is ready to use.
 type Plugins struct{ references references }
 
 // Call is one execution of one plugin.
 type Call struct {
 	container, ifName string
-	netns             string // path; empty for a DEL after the end of the namespace
+	netns             string // path; empty for DEL if the namespace is gone
 	stdin             []byte
 	run               func(context.Context) ([]byte, error)
 }
 
-// Plan reads an execution as libcni orders it: the executable's path, its standard input and environment. The error says
-// why it is left to the executable; it is no failure.
+// Plan returns the call that replaces an execution by libcni, given the executable's path, its standard input and its
+// environment. An error is not a failure: it is the reason to run the executable instead.
 func (p *Plugins) Plan(path string, stdin []byte, environ []string) (*Call, error) {
 	env := cniEnvironment(environ)
 	command := env["CNI_COMMAND"]
@@ -59,13 +59,13 @@ func (p *Plugins) Plan(path string, stdin []byte, environ []string) (*Call, erro
 	return c, nil
 }
 
-// Run does the work. For ADD it returns the result as the plugin would print it.
+// Run executes the call. For ADD, it returns the result that the plugin would print.
 func (c *Call) Run(ctx context.Context) (output []byte, err error) {
 	defer recoverTo(&err)
 	return c.run(ctx)
 }
 
-// recoverTo turns a panic, which would be the end of one plugin's process, into an error.
+// recoverTo sets *err if the function that defers it panics: in an executable, a panic would end only one plugin.
 func recoverTo(err *error) {
 	if r := recover(); r != nil {
 		*err = fmt.Errorf("panic: %v\n%s", r, debug.Stack())
@@ -76,7 +76,7 @@ func cniEnvironment(environ []string) map[string]string {
 	env := map[string]string{}
 	for _, entry := range environ {
 		if name, value, ok := strings.Cut(entry, "="); ok && strings.HasPrefix(name, "CNI_") {
-			env[name] = value // the last counts
+			env[name] = value // the last value wins
 		}
 	}
 	return env

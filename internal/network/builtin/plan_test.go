@@ -13,7 +13,7 @@ import (
 	"github.com/tripod-run/tripod/internal/network/netthread"
 )
 
-// plugins is where the reference's executables are.
+// plugins is the directory of the reference's executables.
 const plugins = "/usr/lib/cni"
 
 const (
@@ -29,7 +29,7 @@ func with(conf, old, new string) string {
 	return strings.Replace(conf, old, new, 1)
 }
 
-// bridgeWith is the plain bridge with another field.
+// bridgeWith returns plainBridge with another field.
 func bridgeWith(field string) string {
 	return with(plainBridge, `"isGateway":true`, `"isGateway":true,`+field)
 }
@@ -39,7 +39,8 @@ func environment(changes ...string) []string {
 		"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=p;K8S_POD_INFRA_CONTAINER_ID=i;K8S_POD_UID=u"}, changes...)
 }
 
-// TestPlan is the decision, case by case: "" is done here, else the reason has these words.
+// TestPlan checks which executions Plan accepts: why is empty if it accepts the case, and otherwise a part of the
+// reason.
 func TestPlan(t *testing.T) {
 	const (
 		loopback = `{"cniVersion":"1.0.0","name":"n","type":"loopback"}`
@@ -114,15 +115,15 @@ func TestPlan(t *testing.T) {
 			call, why := new(Plugins).Plan(filepath.Join(plugins, c.plugin), []byte(c.conf), env)
 			switch {
 			case c.why == "" && (why != nil || call == nil):
-				t.Errorf("it is left to the executable, because of %v", why)
+				t.Errorf("Plan = %v, %v, want a call", call, why)
 			case c.why != "" && (why == nil || !strings.Contains(why.Error(), c.why)):
-				t.Errorf("the reason is %v, want one with %q", why, c.why)
+				t.Errorf("Plan gave the reason %v, want one that contains %q", why, c.why)
 			}
 		})
 	}
 }
 
-// TestReference: only builds of the reference plugins are replaced, and a file that changes is looked at again.
+// TestReference checks that match accepts only builds of the reference plugins, and looks at changed files again.
 func TestReference(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "bridge")
@@ -144,34 +145,34 @@ func TestReference(t *testing.T) {
 	}
 	var r references
 	if r.match(path, "bridge") {
-		t.Error("a file that is not there is a reference plugin")
+		t.Error("match accepts a missing file")
 	}
 	copyOf(filepath.Join(plugins, "bridge"))
 	if !r.match(path, "bridge") || r.match(path, "ridge") || r.match(path, "main/bridge") {
-		t.Error("the reference's bridge is not known as what it is")
+		t.Error("match does not accept the reference's bridge, or accepts it under a wrong name")
 	}
 	copyOf(filepath.Join(plugins, "ptp"))
 	if r.match(path, "bridge") {
-		t.Error("another plugin is taken for bridge by its file's name")
+		t.Error("match accepts another plugin whose file is called bridge")
 	}
 	if err := os.WriteFile(path, []byte("#!/bin/sh\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if r.match(path, "bridge") {
-		t.Error("a script is taken for bridge")
+		t.Error("match accepts a script called bridge")
 	}
 	for _, name := range []string{"bridge", "host-local", "loopback", "portmap"} {
 		if !r.match(filepath.Join(plugins, name), name) {
-			t.Errorf("%s of this system is not known", name)
+			t.Errorf("match does not accept this system's %s", name)
 		}
 	}
 }
 
-// TestPanic: a bug in a plugin's work ends the call, not the daemon.
+// TestPanic checks that a panic on the namespace's thread becomes an error.
 func TestPanic(t *testing.T) {
 	err := inNetnsOfTest(func() { panic("on its thread") })
 	if err == nil || !strings.Contains(err.Error(), "on its thread") {
-		t.Errorf("error %v", err)
+		t.Errorf("inNetns = %v, want an error with the panic's text", err)
 	}
 }
 
@@ -181,12 +182,12 @@ func FuzzPlan(f *testing.F) {
 	f.Fuzz(func(t *testing.T, plugin, conf, args string) {
 		call, why := new(Plugins).Plan(filepath.Join(plugins, filepath.Base(plugin)), []byte(conf), environment("CNI_ARGS="+args))
 		if (call == nil) == (why == nil) {
-			t.Errorf("call %v, reason %v", call, why)
+			t.Errorf("Plan = %v, %v, want either a call or a reason", call, why)
 		}
 	})
 }
 
-// inNetnsOfTest runs fn as calls run what is in a namespace: here, the test's own.
+// inNetnsOfTest runs fn through inNetns, in the test's own namespace.
 func inNetnsOfTest(fn func()) error {
 	home, err := netthread.Home()
 	if err != nil {

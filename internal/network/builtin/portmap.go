@@ -6,8 +6,9 @@ import (
 	"errors"
 )
 
-// portmapConfig is the portmap plugin's, for the pods that have no host port: owners' chains run it for every pod.
-// Ports are iptables' rules, made by a dozen executions: there the plugin's own start does not count.
+// portmapConfig is the configuration of the portmap plugin. Only pods without host ports are served here: most chains
+// run portmap for every pod. For host ports, the plugin runs iptables a dozen times, so starting the plugin itself is
+// cheap.
 type portmapConfig struct {
 	common
 	SNAT          *bool `json:"snat"`

@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// references remembers which executables are builds of the reference plugins: their main package is part of every
-// Go program since 1.18.
+// references finds out which executables are builds of the reference plugins, and caches the answers. Executables built
+// by Go 1.18 or later contain the path of their main package.
 type references struct {
 	mu   sync.Mutex
 	seen map[string]executable
 }
 
-// executable is what was found out of a file, as long as it is the same.
+// executable is the cached answer for a file. It is valid while the file's time and size are the same.
 type executable struct {
 	modified time.Time
 	size     int64
@@ -24,7 +24,7 @@ type executable struct {
 
 const referenceModule = "github.com/containernetworking/plugins/plugins/"
 
-// is reports whether the executable at path is the reference plugin of that name, which is one of plugins/KIND/NAME.
+// match reports whether the executable at path is the reference plugin called name: its main package is KIND/name.
 func (r *references) match(path, name string) bool {
 	info, err := os.Stat(path)
 	if err != nil {

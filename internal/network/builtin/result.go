@@ -5,31 +5,30 @@ import (
 	"encoding/json"
 	"fmt"
 
+	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/types/create"
 )
 
-// print is the result in the form of the configuration's version.
+// printResult encodes a result in the given CNI version.
 func printResult(result *types100.Result, version string) ([]byte, error) {
 	result.CNIVersion = types100.ImplementedSpecVersion
-	converted, err := result.GetAsVersion(version)
-	if err != nil {
-		return nil, fmt.Errorf("result in version %s: %w", version, err)
-	}
-	var out bytes.Buffer
-	err = converted.PrintTo(&out)
-	return out.Bytes(), err
+	return printAs(result, version)
 }
 
-// passOn is the result of a chained plugin that adds nothing to what it was given.
+// printPrevious encodes the previous result again, for a chained plugin that adds nothing to it.
 func printPrevious(previous json.RawMessage, version string) ([]byte, error) {
 	given, err := create.Create(version, previous)
 	if err != nil {
 		return nil, fmt.Errorf("prevResult: %w", err)
 	}
-	converted, err := given.GetAsVersion(version)
+	return printAs(given, version)
+}
+
+func printAs(result types.Result, version string) ([]byte, error) {
+	converted, err := result.GetAsVersion(version)
 	if err != nil {
-		return nil, fmt.Errorf("prevResult in version %s: %w", version, err)
+		return nil, fmt.Errorf("result in version %s: %w", version, err)
 	}
 	var out bytes.Buffer
 	err = converted.PrintTo(&out)

@@ -16,21 +16,21 @@ import (
 )
 
 const (
-	// nameAttempts is how many random names are tried for the host's end: 32 bits seldom meet.
+	// nameAttempts limits the attempts to find a free random name for the host's end. Names have 32 random bits.
 	nameAttempts = 10
-	// portPatience is how long the host's end may take to be up, after both are set up: the kernel's link watch runs
-	// in the background.
+	// portPatience limits the wait for the host's end to become operational after both ends are set up. The kernel
+	// updates the state in the background.
 	portPatience = 2500 * time.Millisecond
-	// settlePatience is how long IPv6 addresses may be tentative.
+	// settlePatience limits the wait while IPv6 addresses are tentative.
 	settlePatience = 5 * time.Second
-	// firstPause and lastPause pace looking at the state of links and addresses: doubled from one to the other.
+	// firstPause and lastPause bound the pause between checks of a link or address, which doubles each time.
 	firstPause, lastPause = 200 * time.Microsecond, 50 * time.Millisecond
 )
 
-// vethPair are the names of the two ends.
+// vethPair holds the names of a veth pair's two ends.
 type vethPair struct{ host, pod string }
 
-// addPair makes a veth pair, one end in the pod, the other, up, a port of the bridge.
+// addPair makes a veth pair with one end in the pod. It sets the host's end up and makes it a port of the bridge.
 func (c *Call) addPair(ctx context.Context, host *netlink.Handle, bridge netlink.Link, conf *bridgeConfig) (vethPair, error) {
 	pair, err := c.makePair(host, conf.MTU)
 	if err != nil {
@@ -52,8 +52,8 @@ func (c *Call) addPair(ctx context.Context, host *netlink.Handle, bridge netlink
 	return pair, nil
 }
 
-// makePair makes the veth pair, the host's end up. A name that is taken on the host is another's and tried no more;
-// one that is taken in the pod is an error.
+// makePair makes the veth pair and sets the host's end up. If the random host name is taken, it tries another one; a
+// taken pod name is an error.
 func (c *Call) makePair(host *netlink.Handle, mtu int) (pair vethPair, err error) {
 	netns, err := netthread.Open(c.netns)
 	if err != nil {
@@ -71,14 +71,14 @@ func (c *Call) makePair(host *netlink.Handle, mtu int) (pair vethPair, err error
 		if !errors.Is(err, unix.EEXIST) {
 			break
 		}
-		if _, taken := host.LinkByName(pair.host); taken != nil { // then it was the other name
+		if _, err := host.LinkByName(pair.host); err != nil { // so the pod's name is the taken one
 			break
 		}
 	}
 	if err != nil {
 		return pair, fmt.Errorf("make veth pair %s (host) and %s (pod): %w", pair.host, pair.pod, err)
 	}
-	_ = sysctl("0", "ipv6/conf", pair.host, "accept_ra") // its routes are ours; there may be no IPv6
+	_ = sysctl("0", "ipv6/conf", pair.host, "accept_ra") // we set its routes; fails if the host has no IPv6
 	return pair, nil
 }
 
@@ -114,10 +114,10 @@ func (c *Call) configurePod(ctx context.Context, result *types100.Result) (mac s
 	return mac, nil
 }
 
-// podSysctls sets what must be set before the addresses: they are ours alone, so nobody needs to be asked for
-// duplicates, and neighbours are to learn of them at once.
+// podSysctls sets the sysctls that must precede the addresses. It disables duplicate address detection, because each
+// address is leased to this pod only, and enables announcements to neighbours.
 func (c *Call) podSysctls(result *types100.Result) error {
-	_ = sysctl("0", "ipv6/conf", c.ifName, "accept_dad") // there may be no IPv6
+	_ = sysctl("0", "ipv6/conf", c.ifName, "accept_dad") // fails if the host has no IPv6
 	_ = sysctl("1", "ipv4/conf", c.ifName, "arp_notify")
 	for _, address := range result.IPs {
 		if isV4(address.Address.IP) {
@@ -128,23 +128,23 @@ func (c *Call) podSysctls(result *types100.Result) error {
 				return fmt.Errorf("enable IPv6 for %s: %w", link, err)
 			}
 		}
-		// The kernel takes IPv6 addresses away from interfaces that are set down.
+		// By default, the kernel removes the IPv6 addresses of an interface that is set down.
 		return sysctl("1", "ipv6/conf", c.ifName, "keep_addr_on_down")
 	}
 	return nil
 }
 
-// announce has the kernel tell the neighbours of the pod's addresses. What it told when the interface was set up did not
-// pass the bridge, whose port did not forward yet; an address that was another pod's a moment ago would be sought there
-// for as long as the neighbours remember it, some tens of seconds. A hardware address that is set is announced (arp_notify,
-// ndisc_notify), be it the one that it was.
+// announce makes the kernel announce the pod's addresses to its neighbours. The announcement at link-up was lost,
+// because the bridge port was not forwarding yet. Without a second one, neighbours would send packets for a reused
+// address to the previous pod until their caches expire, some tens of seconds later. Setting the hardware address, even
+// to its present value, triggers the announcement (arp_notify, ndisc_notify).
 func (c *Call) announce() error {
 	err := inPod(c.netns, func(pod *netlink.Handle) error {
 		link, err := pod.LinkByName(c.ifName)
 		if err != nil {
 			return err
 		}
-		_ = sysctl("1", "ipv6/conf", c.ifName, "ndisc_notify") // there may be no IPv6
+		_ = sysctl("1", "ipv6/conf", c.ifName, "ndisc_notify") // fails if the host has no IPv6
 		defer func() { _ = sysctl("0", "ipv6/conf", c.ifName, "ndisc_notify") }()
 		return pod.LinkSetHardwareAddr(link, link.Attrs().HardwareAddr)
 	})
@@ -154,7 +154,7 @@ func (c *Call) announce() error {
 	return nil
 }
 
-// gatewayOf is the first gateway of a family.
+// gatewayOf returns the first gateway of an address family, or nil.
 func gatewayOf(result *types100.Result, v4 bool) net.IP {
 	for _, address := range result.IPs {
 		if address.Gateway != nil && isV4(address.Gateway) == v4 {
@@ -164,7 +164,7 @@ func gatewayOf(result *types100.Result, v4 bool) net.IP {
 	return nil
 }
 
-// addRoutes adds the routes of the result; those that name no gateway go by the one of their family.
+// addRoutes adds the routes of the result. A route without a gateway uses the first gateway of its address family.
 func addRoutes(pod *netlink.Handle, link netlink.Link, result *types100.Result) error {
 	for _, r := range result.Routes {
 		gateway := r.GW
@@ -174,13 +174,14 @@ func addRoutes(pod *netlink.Handle, link netlink.Link, result *types100.Result) 
 		dst := r.Dst
 		err := pod.RouteAddEcmp(&netlink.Route{Dst: &dst, LinkIndex: link.Attrs().Index, Gw: gateway})
 		if err != nil {
-			return fmt.Errorf("add route to %s by %s: %w", &dst, gateway, err)
+			return fmt.Errorf("add route to %s via %s: %w", &dst, gateway, err)
 		}
 	}
 	return nil
 }
 
-// awaitAddresses waits until no IPv6 address of the link is tentative: until then nothing can be bound to it.
+// awaitAddresses waits until no IPv6 address of the link is tentative, because sockets cannot bind to a tentative
+// address.
 func awaitAddresses(ctx context.Context, pod *netlink.Handle, link netlink.Link) error {
 	return await(ctx, settlePatience, func() (bool, error) {
 		have, err := addresses(pod, link, unix.AF_INET6)
@@ -190,7 +191,7 @@ func awaitAddresses(ctx context.Context, pod *netlink.Handle, link netlink.Link)
 		settled := true
 		for _, a := range have {
 			if a.Flags&unix.IFA_F_DADFAILED != 0 {
-				return false, fmt.Errorf("address %s is in use by another on the link", a.IP)
+				return false, fmt.Errorf("address %s is a duplicate on the link", a.IP)
 			}
 			settled = settled && a.Flags&unix.IFA_F_TENTATIVE == 0
 		}
@@ -198,7 +199,7 @@ func awaitAddresses(ctx context.Context, pod *netlink.Handle, link netlink.Link)
 	})
 }
 
-// awaitPort waits until the host's end is up in the eyes of the kernel, and returns its hardware address.
+// awaitPort waits until the host's end is operational, and returns its hardware address.
 func awaitPort(ctx context.Context, host *netlink.Handle, name string) (mac string, err error) {
 	var state netlink.LinkOperState
 	err = await(ctx, portPatience, func() (bool, error) {
@@ -210,15 +211,14 @@ func awaitPort(ctx context.Context, host *netlink.Handle, name string) (mac stri
 		return state == netlink.OperUp, nil
 	})
 	if err != nil {
-		return "", fmt.Errorf("bridge port %s, which is %s: %w", name, state, err)
+		return "", fmt.Errorf("bridge port %s (state %s): %w", name, state, err)
 	}
 	return mac, nil
 }
 
-// errNotInTime is for what the kernel was given time for.
 var errNotInTime = errors.New("not ready in time")
 
-// await looks at a condition until it holds.
+// await polls a condition until it holds, for at most patience.
 func await(ctx context.Context, patience time.Duration, holds func() (bool, error)) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, errNotInTime)
 	defer cancel()

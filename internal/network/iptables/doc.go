@@ -1,5 +1,5 @@
-// Package iptables runs the iptables programs: several rules in one execution, which either all hold or none.
+// Package iptables runs the iptables programs. One execution applies several rules, either all or none of them.
 //
-// Programs, not netlink: they are what everybody else on a node uses, in whichever of their two variants the node's
-// owner has chosen. It knows nothing of what the rules are for.
+// It does not use netlink, because the other software on a node uses these programs too, in the variant (legacy or nft)
+// that the node's owner has chosen. The package knows nothing about the purpose of the rules.
 package iptables

@@ -15,9 +15,9 @@ import (
 )
 
 const (
-	// timeout bounds one execution, waiting for other users' lock included.
+	// timeout limits one execution, including the wait for the lock that all users of iptables share.
 	timeout = 10 * time.Second
-	// outputGrace is how long output is awaited of what a program leaves behind.
+	// outputGrace is how long to wait for output from children that outlive the program.
 	outputGrace = time.Second
 )
 
@@ -37,14 +37,15 @@ func (f Family) program() string {
 	return "iptables"
 }
 
-// Restore applies rules as iptables-save prints them, beside those that are there: all of them, or none after an error.
-// ErrFailedPrecondition: the programs are not installed; else ErrUnavailable or what ended ctx.
+// Restore adds rules, in the format of iptables-save, to the existing ones. If it fails, it adds none of them. It
+// returns ErrFailedPrecondition if the programs are not installed, the cause of ctx if it ends, and otherwise
+// ErrUnavailable.
 func Restore(ctx context.Context, family Family, rules ...string) error {
 	_, err := run(ctx, family.program()+"-restore", strings.Join(rules, "\n")+"\n", "--wait", "--noflush")
 	return err
 }
 
-// List returns the rules of a chain in table nat, as they would be added. One that is not there is an error.
+// List returns the rules of a chain in table nat, as arguments of -A. A missing chain is an error.
 func List(ctx context.Context, family Family, chain string) ([]string, error) {
 	output, err := run(ctx, family.program(), "", "--wait", "-t", "nat", "-S", chain)
 	if err != nil {
@@ -53,7 +54,7 @@ func List(ctx context.Context, family Family, chain string) ([]string, error) {
 	return strings.Split(strings.TrimSpace(output), "\n"), nil
 }
 
-// Holds reports whether a rule is in table nat.
+// Holds reports whether table nat contains a rule.
 func Holds(ctx context.Context, family Family, rule ...string) bool {
 	_, err := run(ctx, family.program(), "", append([]string{"--wait", "-t", "nat", "-C"}, rule...)...)
 	return err == nil
@@ -62,12 +63,12 @@ func Holds(ctx context.Context, family Family, rule ...string) bool {
 func run(ctx context.Context, program, stdin string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	// The death signal is sent when the thread that forked ends, so that must not be before the program's end.
+	// The kernel sends the death signal when the thread that forked ends, so the thread must outlive the program.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Stdin = strings.NewReader(stdin)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // no rule comes behind a dead daemon's back
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // so that no rule is added after the daemon's death
 	cmd.WaitDelay = outputGrace
 	output, err := cmd.CombinedOutput()
 	switch {

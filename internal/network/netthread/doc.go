@@ -1,7 +1,7 @@
-// Package netthread runs functions inside a network namespace: a namespace belongs to an OS thread, and the threads
-// are the Go scheduler's, which must never get one back that is not at home.
+// Package netthread runs functions inside a network namespace. The kernel keeps the namespace per OS thread, so a
+// thread that cannot return to the host's namespace must not go back to the Go scheduler.
 //
-//	goroutine ──► Run / In ──► goroutine locked to its thread ──► setns ──► fn ──► setns back ──► thread used again
+//	goroutine ──► Run / In ──► goroutine locked to its thread ──► setns ──► fn ──► setns back ──► thread reused
 //	                                                                                  └─ fails ──► thread ends
 //
 // It knows nothing of interfaces, plugins or pods.

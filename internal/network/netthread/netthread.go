@@ -10,18 +10,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Run runs fn on an OS thread that nobody else uses meanwhile. When fn reports that it left the thread as it found
-// it, the thread is used again, else it ends.
+// Run runs fn on an OS thread that no other goroutine uses meanwhile. If fn reports that it restored the thread's
+// state, the thread is reused; otherwise it ends.
 //
-// The main thread is never taken: it cannot end, so that it would hold a namespace for ever, and it is what
-// /proc/PID/ns/net shows of the process.
+// Run never uses the main thread, because that thread cannot end, so it would hold a namespace for ever. Also,
+// /proc/PID/ns/net shows the main thread's namespace.
 func Run(fn func() (restored bool)) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
-			Run(fn) // on another thread, as this goroutine occupies the main one
+			Run(fn) // on another thread, because this goroutine holds the main one
 			runtime.UnlockOSThread()
 			return
 		}
@@ -32,7 +32,7 @@ func Run(fn func() (restored bool)) {
 	<-done
 }
 
-// Open opens the network namespace at path. ErrNotFound: there is none.
+// Open opens the network namespace at path. It returns ErrNotFound if path does not exist.
 func Open(path string) (fd int, err error) {
 	fd, err = unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -44,9 +44,8 @@ func Open(path string) (fd int, err error) {
 	return fd, nil
 }
 
-// In runs fn on a thread that is inside the network namespace of the descriptor. Sockets that fn opens stay in the
-// namespace, and so does what it opens below /proc/sys/net; the thread does not. fn must not start goroutines that
-// count on it.
+// In runs fn on a thread inside the network namespace that the descriptor refers to. Sockets and files under
+// /proc/sys/net that fn opens keep referring to that namespace. Goroutines that fn starts run outside it.
 func In(netns int, fn func() error) (err error) {
 	Run(func() (restored bool) {
 		restored, err = enter(netns, fn)
@@ -55,7 +54,7 @@ func In(netns int, fn func() error) (err error) {
 	return err
 }
 
-// enter runs fn with the calling thread in the network namespace of the descriptor, and brings the thread back.
+// enter moves the calling thread to the network namespace of the descriptor, runs fn, and moves the thread back.
 func enter(netns int, fn func() error) (restored bool, err error) {
 	home, err := Home()
 	if err != nil {
@@ -63,13 +62,13 @@ func enter(netns int, fn func() error) (restored bool, err error) {
 	}
 	defer unix.Close(home)
 	if err := unix.Setns(netns, unix.CLONE_NEWNET); err != nil {
-		return true, fmt.Errorf("enter it (is it still mounted?): %w: %w", err, errdefs.ErrFailedPrecondition)
+		return true, fmt.Errorf("enter network namespace (is it still mounted?): %w: %w", err, errdefs.ErrFailedPrecondition)
 	}
 	err = fn()
 	return unix.Setns(home, unix.CLONE_NEWNET) == nil, err
 }
 
-// Home opens the network namespace of the calling thread, which is the host's outside of In.
+// Home opens the network namespace of the calling thread: the host's, unless called by In's fn.
 func Home() (fd int, err error) {
 	fd, err = unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
