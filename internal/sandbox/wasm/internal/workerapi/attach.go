@@ -17,18 +17,18 @@ import (
 	"github.com/tripod-run/tripod/internal/fdpass"
 )
 
-// An attach session has a socket pair of its own, whose one end travels with the request. Both ways go packets: a byte
-// that says what it is, the length (uint32, big endian), the data. The socket's end is the end of the session, be it
-// that the pod has ended or that the client is gone.
+// An attach session has its own socket pair, one end of which is passed with the request. A packet is a byte with its
+// kind, the length of the data (uint32, big endian), and the data. The session ends with the socket: when the pod exits
+// or the client disconnects.
 const (
-	packetStdin    = 0 // to the worker; without data: end of file
+	packetStdin    = 0 // to the worker; empty means end of file
 	packetStdout   = 1
 	packetStderr   = 2
 	maxPacket      = 64 << 10
 	packetOverhead = 5
 )
 
-// AttachIO is what a client attaches with; each may be nil. Stdin is not closed.
+// AttachIO are the client's streams of an attach session. Each can be nil. Stdin is not closed.
 type AttachIO struct {
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
@@ -42,18 +42,12 @@ type attachRequest struct {
 	Stderr bool   `json:"stderr,omitempty"`
 }
 
-// Attach joins the pod's standard streams, from now on, and returns nil when the pod has ended, or when the worker has cut
-// the session off because its output was not read. The error is that of ctx when it ends first, of a writer of rw, or
-// tells why there is no session. A read of rw.Stdin that is under way then is left behind, until it ends.
+// Attach connects rw to the pod's standard streams, without earlier output. It returns nil when the pod exits, or when
+// the worker disconnects a client that does not read. Otherwise it returns ctx's error, an error from a writer of rw,
+// or why the session could not start. A pending read of rw.Stdin is abandoned until it returns.
 func (c *Client) Attach(ctx context.Context, id string, rw AttachIO) error {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	conn, theirs, err := socketPair("attach")
 	if err != nil {
-		return fmt.Errorf("attach: %w", err)
-	}
-	theirs := os.NewFile(uintptr(fds[1]), "attach")
-	conn, err := fileConn(os.NewFile(uintptr(fds[0]), "attach"))
-	if err != nil {
-		theirs.Close()
 		return err
 	}
 	defer conn.Close()
@@ -88,7 +82,8 @@ func sendStdin(conn net.Conn, stdin io.Reader) {
 	}
 }
 
-// receiveOutput copies until the end of the session, which comes between packets or, when it was cut, anywhere.
+// receiveOutput copies output to rw until the session ends. Only an invalid packet or a writer's failure is an error:
+// when the worker disconnects the client, the session can end within a packet.
 func receiveOutput(conn net.Conn, rw AttachIO) error {
 	r := bufio.NewReaderSize(conn, maxPacket)
 	for {
@@ -112,15 +107,15 @@ func receiveOutput(conn net.Conn, rw AttachIO) error {
 	}
 }
 
-// AttachSession is a client's session as the worker sees it. Whoever has it must Close it.
+// AttachSession is the worker's side of an attach session. Its owner must Close it.
 type AttachSession struct {
 	conn                  net.Conn
 	in                    *bufio.Reader
-	Stdin, Stdout, Stderr bool // what the client wants joined
+	Stdin, Stdout, Stderr bool // the streams that the client requested
 }
 
-// ReadStdin returns the client's next input; io.EOF at its end, and io.ErrUnexpectedEOF when the client is gone: it must be
-// called also when Stdin is false, to learn of that.
+// ReadStdin returns the client's next input, io.EOF at the end of the input, or io.ErrUnexpectedEOF when the client has
+// disconnected. Call it even if Stdin is false, to notice the disconnection.
 func (s *AttachSession) ReadStdin() ([]byte, error) {
 	kind, data, err := readPacket(s.in)
 	switch {
@@ -136,7 +131,7 @@ func (s *AttachSession) ReadStdin() ([]byte, error) {
 	return data, nil
 }
 
-// Write sends output; stderr says which stream it is of. It blocks while the client does not read, until Close.
+// Write sends output of stdout or stderr. It blocks until the client reads, or until Close or the write deadline.
 func (s *AttachSession) Write(stderr bool, data []byte) error {
 	kind := byte(packetStdout)
 	if stderr {
@@ -152,19 +147,16 @@ func (s *AttachSession) Write(stderr bool, data []byte) error {
 	return nil
 }
 
-// SetWriteDeadline bounds Writes, the one under way, too.
+// SetWriteDeadline sets the deadline of present and future Writes.
 func (s *AttachSession) SetWriteDeadline(t time.Time) { _ = s.conn.SetWriteDeadline(t) }
 
-// Close ends the session for the client, once what was written has been read.
+// Close ends the session. The client can still read what was written.
 func (s *AttachSession) Close() error { return s.conn.Close() }
 
 func attach(ctx context.Context, h Handler, r *attachRequest) error {
-	if r.Conn.File == nil {
-		return fmt.Errorf("attach: no socket came along: %w", errdefs.ErrInvalidArgument)
-	}
-	conn, err := fileConn(r.Conn.File)
+	conn, err := passedConn(r.Conn)
 	if err != nil {
-		return fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+		return err
 	}
 	session := &AttachSession{conn: conn, in: bufio.NewReaderSize(conn, 4<<10), Stdin: r.Stdin, Stdout: r.Stdout, Stderr: r.Stderr}
 	if err := h.Attach(ctx, r.ID, session); err != nil {
@@ -174,12 +166,31 @@ func attach(ctx context.Context, h Handler, r *attachRequest) error {
 	return nil
 }
 
-// fileConn makes a connection of a socket, whose file is closed.
-func fileConn(file *os.File) (net.Conn, error) {
-	defer file.Close()
-	conn, err := net.FileConn(file)
+// socketPair returns a connection, and its other end as a file to pass with a request.
+func socketPair(name string) (net.Conn, *os.File, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("take the socket of a request: %w", err)
+		return nil, nil, fmt.Errorf("%s: %w", name, err)
+	}
+	ours, theirs := os.NewFile(uintptr(fds[0]), name), os.NewFile(uintptr(fds[1]), name)
+	defer ours.Close()
+	conn, err := net.FileConn(ours)
+	if err != nil {
+		theirs.Close()
+		return nil, nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return conn, theirs, nil
+}
+
+// passedConn returns the connection of a socket that was passed with a request, and closes the file.
+func passedConn(f File) (net.Conn, error) {
+	if f.File == nil {
+		return nil, fmt.Errorf("the request passed no socket: %w", errdefs.ErrInvalidArgument)
+	}
+	defer f.Close()
+	conn, err := net.FileConn(f.File)
+	if err != nil {
+		return nil, fmt.Errorf("open the socket of a request: %w: %w", err, errdefs.ErrInvalidArgument)
 	}
 	return conn, nil
 }
@@ -199,7 +210,7 @@ func readPacket(r *bufio.Reader) (kind byte, data []byte, err error) {
 	}
 	n := binary.BigEndian.Uint32(header[1:])
 	if n > maxPacket {
-		return 0, nil, fmt.Errorf("%w: packet of %d bytes, at most %d are taken", fdpass.ErrFrame, n, maxPacket)
+		return 0, nil, fmt.Errorf("%w: packet of %d bytes; the limit is %d", fdpass.ErrFrame, n, maxPacket)
 	}
 	data = make([]byte, n)
 	_, err = io.ReadFull(r, data)

@@ -2,32 +2,24 @@ package workerapi
 
 import (
 	"context"
-	"fmt"
 	"net"
-	"os"
-
-	"github.com/containerd/errdefs"
-	"golang.org/x/sys/unix"
 )
 
-// Channels joins the pod's channels (PodSpec.Channels) to a connection of its own, a unix stream socket whose other end
-// travels with the request. Both sides write frames of internal/channel with the narrow header and module 0: the worker
-// OpenChannel, CloseChannel and what the guest publishes, the daemon messages for the guest. A later connection of the same
-// pod replaces this one: the worker closes it, opens the guest's channels again on the new one, and sends what waited. The
-// connection may end before the pod does, and always ends with it.
+// Channels opens a connection that carries the messages of the pod's channels (PodSpec.Channels). The connection is a
+// unix stream socket, whose other end is passed with the request. Both sides write frames of internal/channel with the
+// narrow header and module 0: the worker OpenChannel, CloseChannel and the guest's messages, the daemon messages for
+// the guest. A later call for the same pod replaces the connection: the worker closes the old one, announces the
+// guest's open channels on the new one, and sends the queued messages. The connection can end before the pod, and
+// always ends with the pod.
 //
-// ErrNotFound: no such pod. ErrFailedPrecondition: it has exited, or has no channels. The caller closes the connection.
+// Channels returns ErrNotFound if the pod does not exist, and ErrFailedPrecondition if the pod has exited or has no
+// channels. The caller closes the connection.
 func (c *Client) Channels(ctx context.Context, id string) (net.Conn, error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("channels: %w", err)
-	}
-	theirs := os.NewFile(uintptr(fds[1]), "channels")
-	defer theirs.Close()
-	conn, err := fileConn(os.NewFile(uintptr(fds[0]), "channels"))
+	conn, theirs, err := socketPair("channels")
 	if err != nil {
 		return nil, err
 	}
+	defer theirs.Close()
 	if err := c.call(ctx, opChannels, &channelsRequest{ID: id, Conn: File{File: theirs}}, nil); err != nil {
 		conn.Close()
 		return nil, err
@@ -36,12 +28,9 @@ func (c *Client) Channels(ctx context.Context, id string) (net.Conn, error) {
 }
 
 func channels(ctx context.Context, h Handler, r *channelsRequest) error {
-	if r.Conn.File == nil {
-		return fmt.Errorf("channels: no socket came along: %w", errdefs.ErrInvalidArgument)
-	}
-	conn, err := fileConn(r.Conn.File)
+	conn, err := passedConn(r.Conn)
 	if err != nil {
-		return fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+		return err
 	}
 	if err := h.Channels(ctx, r.ID, conn); err != nil {
 		conn.Close()

@@ -15,8 +15,8 @@ import (
 	"github.com/tripod-run/tripod/internal/fdpass"
 )
 
-// Client is the daemon's side of a connection. It may be used from many goroutines. When the connection has ended, all
-// calls fail with errdefs.ErrUnavailable; they need a new one.
+// Client is the daemon's side of a connection. It is safe for concurrent use. Once the connection has ended, all calls
+// fail with errdefs.ErrUnavailable, and a new Client is needed.
 type Client struct {
 	conn  *net.UnixConn
 	hello Hello
@@ -27,14 +27,14 @@ type Client struct {
 	nextID  uint64
 	waiting map[uint64]chan message
 
-	ctx    context.Context // ends with the connection, for its reason
+	ctx    context.Context // ends with the connection; its cause is why
 	end    context.CancelCauseFunc
 	events *eventQueue
 }
 
-// NewClient says Hello on a connection to the worker's control socket and subscribes to events. The connection belongs to the
-// client, even on an error. A worker that does not answer before ctx ends is an errdefs.ErrUnavailable, one with another
-// Version an ErrFailedPrecondition.
+// NewClient sends Hello on a connection to the worker's control socket and subscribes to events. It takes ownership of
+// conn even if it fails. The error is errdefs.ErrFailedPrecondition if the worker has another protocol version, and
+// ErrUnavailable if the connection ends.
 func NewClient(ctx context.Context, conn *net.UnixConn) (*Client, error) {
 	c := &Client{conn: conn, waiting: map[uint64]chan message{}, events: newEventQueue()}
 	c.ctx, c.end = context.WithCancelCause(context.Background())
@@ -51,51 +51,52 @@ func NewClient(ctx context.Context, conn *net.UnixConn) (*Client, error) {
 	return c, nil
 }
 
-// Hello describes the worker.
+// Hello returns the worker's description of itself.
 func (c *Client) Hello() Hello { return c.hello }
 
-// Events has the worker's events. After the end of the connection it delivers the events received before, and is closed. Exits
-// wait for the reader; spans are dropped if it is slow.
+// Events returns the worker's events. When the connection ends, the channel is closed after the events received so far.
+// Exits wait for a slow reader; spans are dropped.
 func (c *Client) Events() <-chan Event { return c.events.out }
 
 // Done is closed when the connection has ended; Err then says why.
 func (c *Client) Done() <-chan struct{} { return c.ctx.Done() }
 
-// Err is nil while the connection is open.
+// Err returns why the connection has ended, or nil while the connection is open.
 func (c *Client) Err() error { return context.Cause(c.ctx) }
 
-// Close ends the connection, not the worker or its pods. A client whose connection has broken must be closed too.
+// Close ends the connection, not the worker or its pods. Call it even if the connection has already ended.
 func (c *Client) Close() error {
 	c.fail(net.ErrClosed)
 	c.events.abandon()
 	return nil
 }
 
-// Load loads compiled code into the worker, which checks that the component exports what its descriptors say, with the right
-// types. It does nothing for a digest that is loaded already. Damaged code and code of another engine are
-// ErrFailedPrecondition; an ErrInvalidArgument names the function and type, or the import, that is wrong.
+// Load loads compiled code into the worker, which checks that the component exports every method of its descriptors
+// with the right types. If the digest is already loaded, Load does nothing. Damaged code and code from another engine
+// version are ErrFailedPrecondition. An ErrInvalidArgument names the function and type, or the import, that is wrong.
 func (c *Client) Load(ctx context.Context, code Code) (Loaded, error) {
 	var l Loaded
 	err := c.call(ctx, opLoad, &code, &l)
 	return l, err
 }
 
-// Unload unloads code. Pods that were started with it keep it until they are removed.
+// Unload unloads code. Pods that use the code keep it until they are removed.
 func (c *Client) Unload(ctx context.Context, digest string) error {
 	return c.call(ctx, opUnload, Code{Digest: digest}, nil)
 }
 
-// Start starts a pod, or restarts one that has exited. It returns when the pod serves, or when its command runs.
-// ErrAlreadyExists: the pod runs. ErrNotFound: the code is not loaded. A start that fails leaves nothing behind.
+// Start starts a pod, or restarts one that has exited. It returns once the pod's server serves or its command runs. It
+// returns ErrAlreadyExists if the pod is running, and ErrNotFound if the code is not loaded. If it fails, it leaves
+// nothing behind.
 func (c *Client) Start(ctx context.Context, spec PodSpec) (Status, error) {
 	var s Status
 	err := c.call(ctx, opStart, spec.clone(), &s)
 	return s, err
 }
 
-// Stop ends a pod. A server takes no new requests and completes those in progress within the grace period. A command, to which
-// WASI can send no signal, gets end of file on its standard input and may exit within the grace period. What still runs then is
-// killed. Stop returns once the pod has exited, also if it had before. A later Stop can shorten the grace period only.
+// Stop stops a pod and returns once the pod has exited. During the grace period, a server refuses new requests and
+// completes those in progress; a command, which WASI cannot signal, gets end of file on its standard input and channels
+// and can exit. Afterwards the pod is killed. A later Stop can only shorten the grace period.
 func (c *Client) Stop(ctx context.Context, id string, grace time.Duration) (Status, error) {
 	var s Status
 	err := c.call(ctx, opStop, idRequest{ID: id, Grace: grace}, &s)
@@ -107,48 +108,49 @@ func (c *Client) Kill(ctx context.Context, id string) error {
 	return c.call(ctx, opKill, idRequest{ID: id}, nil)
 }
 
-// Remove kills the pod if it runs, and forgets it. It succeeds for a pod that does not exist.
+// Remove kills the pod if it is running, and forgets it. It succeeds for a pod that does not exist.
 func (c *Client) Remove(ctx context.Context, id string) error {
 	return c.call(ctx, opRemove, idRequest{ID: id}, nil)
 }
 
-// List reports all pods that are not removed.
+// List returns the status of all pods that have not been removed.
 func (c *Client) List(ctx context.Context) ([]Status, error) {
 	var l []Status
 	err := c.call(ctx, opList, idRequest{}, &l)
 	return l, err
 }
 
-// Stats are the figures of the pods with these IDs; without IDs, of all pods. Unknown IDs are left out.
+// Stats returns the statistics of the pods with the given IDs, or of all pods if there are no IDs. It omits unknown
+// IDs.
 func (c *Client) Stats(ctx context.Context, ids ...string) ([]Stats, error) {
 	var s []Stats
 	err := c.call(ctx, opStats, idsRequest{IDs: ids}, &s)
 	return s, err
 }
 
-// Metrics are the counters of the pods with these IDs, of all when there are none.
+// Metrics returns the per-method counters of the pods with the given IDs, or of all pods if there are no IDs.
 func (c *Client) Metrics(ctx context.Context, ids ...string) ([]Metrics, error) {
 	var m []Metrics
 	err := c.call(ctx, opMetrics, idsRequest{IDs: ids}, &m)
 	return m, err
 }
 
-// ReopenLog makes the pod write its log to file from now on.
+// ReopenLog replaces the pod's log file.
 func (c *Client) ReopenLog(ctx context.Context, id string, file *os.File) error {
 	return c.call(ctx, opReopenLog, &fileRequest{ID: id, File: File{File: file}}, nil)
 }
 
-// UpdateTLS changes the pod's certificate and authorities for connections to come.
+// UpdateTLS replaces the pod's certificate and authorities for new connections.
 func (c *Client) UpdateTLS(ctx context.Context, id string, t TLS) error {
 	return c.call(ctx, opUpdateTLS, tlsRequest{ID: id, TLS: t}, nil)
 }
 
-// Update changes limits of a running pod, for requests to come; memory and CPU limits at once.
+// Update changes the limits of a running pod: request limits for new requests, memory and CPU limits immediately.
 func (c *Client) Update(ctx context.Context, u Update) error {
 	return c.call(ctx, opUpdate, u, nil)
 }
 
-// call sends a request and waits for its reply, or for the end of ctx: the worker goes on with it then.
+// call sends a request and waits for its reply. If ctx ends first, the worker still completes the request.
 func (c *Client) call(ctx context.Context, op string, request, reply any) error {
 	body, files, err := pack(request)
 	if err != nil {
@@ -182,7 +184,8 @@ func (c *Client) call(ctx context.Context, op string, request, reply any) error 
 	}
 }
 
-// sendTimeout bounds the sending of one request when ctx does not: the worker reads always, unless it is stuck.
+// sendTimeout bounds the sending of one request, in addition to ctx. It expires only if the worker is stuck, because
+// the worker always reads.
 const sendTimeout = 30 * time.Second
 
 func (c *Client) send(ctx context.Context, payload []byte, files []*os.File) error {
@@ -200,7 +203,7 @@ func (c *Client) send(ctx context.Context, payload []byte, files []*os.File) err
 		if errors.Is(err, fdpass.ErrFrame) { // nothing was sent
 			return fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
 		}
-		c.fail(err) // half a frame may be out
+		c.fail(err) // part of the frame may have been sent
 		return c.ended()
 	}
 	return nil
@@ -225,10 +228,10 @@ func (c *Client) forget(id uint64) {
 }
 
 func (c *Client) ended() error {
-	return fmt.Errorf("wasm worker: the connection has ended: %w: %w", c.Err(), errdefs.ErrUnavailable)
+	return fmt.Errorf("wasm worker: connection lost: %w: %w", c.Err(), errdefs.ErrUnavailable)
 }
 
-// fail ends the connection, once.
+// fail ends the connection. Only the first call's err becomes Err.
 func (c *Client) fail(err error) {
 	c.end(err)
 	c.conn.Close()
@@ -244,7 +247,7 @@ func (c *Client) read() {
 			c.fail(err)
 			return
 		}
-		f.Close() // a worker sends none
+		f.Close() // workers send no files
 		var m message
 		if err := json.Unmarshal(f.Payload, &m); err != nil {
 			c.fail(fmt.Errorf("%w: %w", fdpass.ErrFrame, err))
@@ -264,7 +267,7 @@ func (c *Client) read() {
 	}
 }
 
-// event queues an event; a kind or content that is not known is left alone.
+// event queues an event. It ignores unknown kinds and invalid content.
 func (c *Client) event(m message) {
 	var e Event
 	var err error

@@ -21,17 +21,17 @@ import (
 	"github.com/tripod-run/tripod/internal/fdpass"
 )
 
-// handler remembers what it was asked and answers from its fields. It closes the files it gets.
+// handler records requests and answers from its fields. It closes the files that it gets.
 type handler struct {
 	hello Hello
 
 	mu       sync.Mutex
 	specs    []PodSpec
-	contents []string // of the files of Start, in order
+	contents []string // of the files passed to Start, in order
 	err      error
 
 	starting chan struct{} // if not nil, Start waits for it
-	blocked  chan string   // an ID for each Stop that waits
+	blocked  chan string   // receives the pod ID when a Stop or Start blocks
 	release  chan struct{}
 	session  chan *AttachSession
 }
@@ -43,7 +43,7 @@ func newHandler() *handler {
 	}
 }
 
-// fail has every request after this one answered with err.
+// fail makes every later request fail with err.
 func (h *handler) fail(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -151,7 +151,7 @@ func start(t testing.TB, h *handler) (*Server, string) {
 	return s, path
 }
 
-// connect is NewClient for the server at path.
+// connect returns a client of the server at path.
 func connect(ctx context.Context, path string) (*Client, error) {
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path})
 	if err != nil {
@@ -168,7 +168,7 @@ func dial(t testing.TB, path string) *Client {
 	return c
 }
 
-// file is an open temporary file with content.
+// file returns an open temporary file with content.
 func file(t testing.TB, content string) *os.File {
 	t.Helper()
 	f, err := os.CreateTemp(t.TempDir(), "")
@@ -218,7 +218,7 @@ func TestFilesTravelWithTheirRequest(t *testing.T) {
 		Ports:  []Port{{Kind: PortTLS, Socket: File{File: file(t, "port")}}},
 	}
 	before := openFiles(t)
-	for range 8 { // one after the other: the files are read from where they stand
+	for range 8 { // sequentially, because all reads share the files' offsets
 		status, err := c.Start(t.Context(), spec)
 		require.NoError(t, err)
 		require.Equal(t, "pod", status.ID)
@@ -269,7 +269,7 @@ func TestRepliesComeInAnyOrder(t *testing.T) {
 		stopped <- err
 	}()
 	require.Equal(t, "slow", <-h.blocked)
-	_, err := c.List(t.Context()) // is not held up
+	_, err := c.List(t.Context()) // not blocked by the pending Stop
 	require.NoError(t, err)
 	close(h.release)
 	require.NoError(t, <-stopped)
@@ -286,7 +286,7 @@ func TestEndOfContextEndsTheWaiting(t *testing.T) {
 	}()
 	_, err := c.Stop(ctx, "slow", time.Hour)
 	require.ErrorIs(t, err, context.Canceled)
-	_, err = c.List(t.Context()) // the connection is as good as before
+	_, err = c.List(t.Context()) // the connection still works
 	require.NoError(t, err)
 }
 
@@ -295,7 +295,7 @@ func TestWorkerGone(t *testing.T) {
 	s, path := start(t, h)
 	c := dial(t, path)
 	s.Publish(Event{Exited: &Status{ID: "pod", ExitCode: 3}})
-	_, err := c.List(t.Context()) // the event is there
+	_, err := c.List(t.Context()) // after its reply, the event has arrived
 	require.NoError(t, err)
 	go func() { <-h.blocked; s.Close() }()
 	_, err = c.Stop(t.Context(), "pod", 0)
@@ -326,7 +326,7 @@ func TestEvents(t *testing.T) {
 	s, path := start(t, h)
 	a, b := dial(t, path), dial(t, path)
 	const exits = 300
-	for i := range exits { // b does not read meanwhile
+	for i := range exits { // b does not read yet
 		s.Publish(Event{Exited: &Status{ID: fmt.Sprint(i)}})
 		s.Publish(Event{Spans: []byte{byte(i)}})
 	}
@@ -356,7 +356,7 @@ func TestSpansThatNobodyReadsAreDropped(t *testing.T) {
 			exits++
 		}
 	}
-	require.GreaterOrEqual(t, exits, 10*maxQueuedSpans-1) // the pump may hold one
+	require.GreaterOrEqual(t, exits, 10*maxQueuedSpans-1) // pump can hold one
 	require.LessOrEqual(t, len(q.queue)-exits, maxQueuedSpans)
 }
 
@@ -382,7 +382,7 @@ func TestStrangersAreCutOff(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// TestPacketLimits: what cannot be sent is refused, and the connection lives.
+// TestPacketLimits checks that requests beyond the frame limits are refused and the connection stays usable.
 func TestPacketLimits(t *testing.T) {
 	_, path := start(t, newHandler())
 	c := dial(t, path)
@@ -400,7 +400,7 @@ func TestPacketLimits(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// TestTakeover: a daemon that comes after one that was killed meets all that the other had ordered, carried out.
+// TestTakeover checks that a new daemon's Hello waits for the orders of a killed one, except Stop.
 func TestTakeover(t *testing.T) {
 	h := newHandler()
 	h.starting = make(chan struct{})
@@ -410,7 +410,7 @@ func TestTakeover(t *testing.T) {
 	go func() { _, _ = first.Stop(t.Context(), "slow", time.Hour) }()
 	<-h.blocked
 	<-h.blocked
-	live := dial(t, path) // a connection that stands holds up nobody
+	live := dial(t, path) // orders on an open connection do not delay Hello
 	go func() { _, _ = live.Start(t.Context(), PodSpec{ID: "other"}) }()
 	<-h.blocked
 	first.Close()
@@ -419,7 +419,7 @@ func TestTakeover(t *testing.T) {
 	select {
 	case <-second:
 		t.Fatal("the second daemon does not wait for the orders of the first")
-	case <-time.After(50 * time.Millisecond): // nothing can be waited for: it must not happen
+	case <-time.After(50 * time.Millisecond): // long enough to see a Hello that does not wait
 	}
 	close(h.starting)
 	<-second

@@ -5,10 +5,10 @@ import (
 	"sync"
 )
 
-// maxQueuedSpans is how many batches of spans wait for their reader.
+// maxQueuedSpans bounds the span batches in an eventQueue.
 const maxQueuedSpans = 64
 
-// eventQueue keeps the reader of a connection from waiting for the reader of its events.
+// eventQueue buffers events, so that reading from a connection never waits for the reader of Client.Events.
 type eventQueue struct {
 	out       chan Event
 	wake      chan struct{}
@@ -26,7 +26,7 @@ func newEventQueue() *eventQueue {
 	return q
 }
 
-// put adds an event; of spans, the oldest make room.
+// put adds an event. Once maxQueuedSpans events are queued, new spans replace the oldest spans.
 func (q *eventQueue) put(e Event) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -40,7 +40,7 @@ func (q *eventQueue) put(e Event) {
 	q.signal()
 }
 
-// finish says that no more will come.
+// finish makes pump close out after the queued events.
 func (q *eventQueue) finish() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -48,7 +48,7 @@ func (q *eventQueue) finish() {
 	q.signal()
 }
 
-// abandon says that nobody reads any more.
+// abandon ends pump without delivering the queued events.
 func (q *eventQueue) abandon() { q.once.Do(func() { close(q.abandoned) }) }
 
 func (q *eventQueue) signal() {

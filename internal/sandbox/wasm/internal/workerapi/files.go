@@ -9,7 +9,7 @@ import (
 	"github.com/tripod-run/tripod/internal/fdpass"
 )
 
-// withFiles is a request that brings files.
+// withFiles is a request that passes files.
 type withFiles interface{ files() []*File }
 
 func (s *PodSpec) files() []*File {
@@ -28,7 +28,7 @@ func (r *fileRequest) files() []*File     { return []*File{&r.File} }
 func (r *attachRequest) files() []*File   { return []*File{&r.Conn} }
 func (r *channelsRequest) files() []*File { return []*File{&r.Conn} }
 
-// clone is a copy whose Files can be numbered without the caller's noticing.
+// clone returns a copy whose Files pack can number without changing the caller's spec.
 func (s PodSpec) clone() *PodSpec {
 	s.Mounts, s.Ports = slices.Clone(s.Mounts), slices.Clone(s.Ports)
 	return &s
@@ -42,7 +42,7 @@ func (s *PodSpec) CloseFiles() {
 	}
 }
 
-// pack encodes a request and lists the files that go with it.
+// pack encodes a request and returns the files to pass with it.
 func pack(request any) ([]byte, []*os.File, error) {
 	var files []*os.File
 	if w, ok := request.(withFiles); ok {
@@ -58,8 +58,8 @@ func pack(request any) ([]byte, []*os.File, error) {
 	return body, files, err
 }
 
-// unpack decodes a request and gives it its files, which are the request's from then on: those that it takes are nil in
-// the frame. A number out of range, or used twice, is an error, and no file is taken.
+// unpack decodes a request and moves its files from the frame to the request. If a file index is out of range or used
+// twice, it returns an error and moves no file.
 func unpack(body []byte, f *fdpass.Frame, request any) error {
 	if err := json.Unmarshal(body, request); err != nil {
 		return fmt.Errorf("%w: %w", fdpass.ErrFrame, err)
@@ -73,7 +73,7 @@ func unpack(body []byte, f *fdpass.Frame, request any) error {
 		file.File = nil
 		if i := file.Index; i != nil {
 			if *i < 0 || *i >= len(f.Files) || seen[*i] {
-				return fmt.Errorf("%w: file %d of a message that brings %d is not there, or named twice", fdpass.ErrFrame, *i, len(f.Files))
+				return fmt.Errorf("%w: file %d of a message with %d files is missing or used twice", fdpass.ErrFrame, *i, len(f.Files))
 			}
 			seen[*i] = true
 		}

@@ -11,7 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/fdpass"
 )
 
-// FuzzRequests: no request makes the server panic, answer without a class, or keep a file.
+// FuzzRequests checks that no request makes the server panic, return an error without a class, or leak a file.
 func FuzzRequests(f *testing.F) {
 	for _, s := range []struct{ op, body string }{
 		{opHello, `{"version":1,"events":true}`},
@@ -26,7 +26,7 @@ func FuzzRequests(f *testing.F) {
 	h := newHandler()
 	h.release = nil
 	server := NewServer(nil, h, slog.New(slog.DiscardHandler))
-	server.cancel() // Stop returns
+	server.cancel() // so that Stop does not block
 	f.Fuzz(func(t *testing.T, op string, body []byte, files uint8) {
 		h.specs, h.contents = nil, nil
 		c := &serverConn{server: server}
@@ -53,7 +53,7 @@ func FuzzRequests(f *testing.F) {
 				t.Fatal(err)
 			}
 		} else if fdpass.ToWire(err).Class == "" {
-			t.Fatalf("%s %s: %v has no class", op, body, err)
+			t.Fatalf("%s %s: error %q has no class", op, body, err)
 		}
 		for _, fd := range fds {
 			if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil {

@@ -7,27 +7,29 @@ import (
 
 	"github.com/tripod-run/tripod/internal/channel"
 	"github.com/tripod-run/tripod/internal/component/wit"
+	"github.com/tripod-run/tripod/internal/fdpass"
 )
 
-// Version is the version of the protocol. Within a version, fields may be added only; a reader ignores fields that it does not
-// know. A daemon that finds a worker of another version ends that worker and its pods, with a reason.
+// Version is the version of the protocol. Within a version, fields can only be added; a reader ignores unknown fields.
+// A daemon that finds a worker of another version ends the worker and its pods, and reports why.
 const Version = 1
 
-// HeaderContainer is the HTTP header of requests on the data socket with the ID of the pod that they are for.
+// HeaderContainer is the HTTP header of requests on the data socket with the ID of the pod to serve them.
 const HeaderContainer = "Tripod-Container"
 
-// HeaderPeer is the HTTP header of requests on the data socket with the address of their client, IP:port.
+// HeaderPeer is the HTTP header of requests on the data socket with the client's address, IP:port.
 const HeaderPeer = "Tripod-Peer"
 
-// MaxMessage is the longest message in bytes: descriptors, TLS material and environment of one pod fit easily.
+// MaxMessage is the maximum length of a message, in bytes. One pod's descriptors, TLS material and environment fit
+// easily.
 const MaxMessage = 32 << 20
 
 // message is the content of a frame (internal/fdpass).
 type message struct {
-	ID    uint64          `json:"id,omitempty"` // of the request; 0 makes an event
-	Op    string          `json:"op,omitempty"` // of requests and events
+	ID    uint64          `json:"id,omitempty"` // request number; 0 in events
+	Op    string          `json:"op,omitempty"` // in requests and events
 	Body  json.RawMessage `json:"body,omitempty"`
-	Error *Error          `json:"error,omitempty"` // of replies
+	Error *fdpass.Error   `json:"error,omitempty"` // in replies
 }
 
 // Operations and events.
@@ -56,11 +58,12 @@ const (
 type Hello struct {
 	// Version is the worker's version of the protocol.
 	Version int `json:"version"`
-	// Program is the version of tripod-wasm, Engine the fingerprint of its engine and configuration. Load refuses code that was
-	// compiled under another fingerprint.
+	// Program is the version of tripod-wasm, Engine the fingerprint of its engine and engine configuration. Load
+	// refuses code that was compiled with another fingerprint.
 	Program string `json:"program"`
 	Engine  string `json:"engine"`
-	// Name is that of WorkerConfig. Pid is the process ID in the daemon's PID namespace, whose /proc the worker starts with.
+	// Name is from WorkerConfig. Pid is the process ID in the daemon's PID namespace; the worker starts with the
+	// daemon's /proc.
 	Name      string    `json:"name"`
 	Pid       int       `json:"pid"`
 	StartedAt time.Time `json:"startedAt"`
@@ -73,13 +76,14 @@ type helloRequest struct {
 
 // Code is a compiled component and its services.
 type Code struct {
-	// Digest is its name in PodSpec. The same code with other descriptors needs another name.
+	// Digest identifies the code in PodSpec. The same code with other descriptors needs another digest.
 	Digest string `json:"digest"`
-	// Image is the file that `tripod-wasm compile` wrote; it is read from its beginning.
+	// Image is the output file of `tripod-wasm compile`. It is read from offset 0.
 	Image File `json:"image"`
-	// Descriptors is a serialized google.protobuf.FileDescriptorSet with all imports. Services are those of its services that
-	// the component serves; empty: those of the files that no other file of the set imports. Metadata, a serialized Metadata
-	// message, replaces Descriptors in images of Vimana's layout. All three are for the gRPC world; others ignore them.
+	// Descriptors is a serialized google.protobuf.FileDescriptorSet with all imports. Services are the services in it
+	// that the component serves; if empty, the services in files that no other file of the set imports. Metadata, a
+	// serialized Metadata message, replaces Descriptors for images in Vimana's layout. Only the gRPC world uses these
+	// three fields.
 	Descriptors []byte   `json:"descriptors,omitempty"`
 	Metadata    []byte   `json:"metadata,omitempty"`
 	Services    []string `json:"services,omitempty"`
@@ -91,21 +95,21 @@ type Loaded struct {
 	World  wit.World `json:"world"`
 	// Procedures are the gRPC methods, as "/package.Service/Method".
 	Procedures []string `json:"procedures,omitempty"`
-	// Exports and Imports name the functions of the component.
+	// Exports and Imports are the names of the component's functions.
 	Exports []string `json:"exports"`
 	Imports []string `json:"imports"`
-	// Apart says why the component must not share a worker with other pods; empty if it may. The memory that its answers take in
-	// the worker has no bound.
+	// Apart is the reason why the component must not share a worker with other pods, or empty. Such a component's
+	// responses can use unbounded memory in the worker.
 	Apart string `json:"apart,omitempty"`
 }
 
-// PodSpec is all that a worker needs to run a pod. The sender sets Files to *os.File, which it still has to close; the receiver
-// gets its own.
+// PodSpec is everything that a worker needs to run a pod. The sender keeps ownership of the Files; the receiver gets
+// duplicates.
 type PodSpec struct {
 	ID string `json:"id"`
 	// Component names the component in logs, metrics and traces.
 	Component string `json:"component"`
-	// Digest is that of the loaded code.
+	// Digest identifies the loaded code (Code.Digest).
 	Digest string   `json:"digest"`
 	Args   []string `json:"args,omitempty"` // the first is the program's name
 	Env    []string `json:"env,omitempty"`  // KEY=value
@@ -115,25 +119,25 @@ type PodSpec struct {
 	Limits    Limits    `json:"limits"`
 	Holdings  Holdings  `json:"holdings"`
 
-	// Ports are the sockets of servers; a command has none.
+	// Ports are a server's sockets. A command has none.
 	Ports []Port `json:"ports,omitempty"`
-	// TLS is needed as soon as there is a TLS or QUIC port.
+	// TLS is required if there is a TLS or QUIC port.
 	TLS *TLS `json:"tls,omitempty"`
 
-	// Log is the container's log, opened for appending; nil: no log.
+	// Log is the container's log, opened for appending, or nil for no log.
 	Log File `json:"log"`
-	// Stdin gives the guest a standard input that attached clients write to; StdinOnce closes it when the first of them
-	// is done. Without Stdin the guest reads end of file. TTY joins stderr to stdout.
+	// Stdin connects the guest's standard input to attached clients; otherwise the guest reads end of file. StdinOnce
+	// closes it when the first client has ended its input. TTY merges stderr into stdout.
 	Stdin     bool `json:"stdin,omitempty"`
 	StdinOnce bool `json:"stdinOnce,omitempty"`
 	TTY       bool `json:"tty,omitempty"`
 
-	// Channels are the channels of a module of the edge front door; a guest that has any finds them under /ch. Client.Channels
+	// Channels are the channels of a module of the MQTT front door, which the guest finds under /ch. Client.Channels
 	// carries their messages.
 	Channels []channel.Channel `json:"channels,omitempty"`
 }
 
-// File is a file of a request. Over the wire it is the number of one that travels with the frame; a nil one is none.
+// File is a file in a request, or nil. On the wire it is an index into the descriptors passed with the frame.
 type File struct {
 	*os.File `json:"-"`
 	Index    *int `json:"fd,omitempty"`
@@ -144,7 +148,7 @@ type Mount struct {
 	// Guest is the absolute path that the guest sees.
 	Guest    string `json:"guest"`
 	ReadOnly bool   `json:"readOnly,omitempty"`
-	// Dir is the directory (O_PATH|O_DIRECTORY does). Files are mounted through their directory.
+	// Dir is the directory; O_PATH|O_DIRECTORY suffices. A file is mounted by its parent directory.
 	Dir File `json:"dir"`
 }
 
@@ -155,44 +159,46 @@ const (
 	PortCleartext = "cleartext" // TCP: HTTP/1.1 and HTTP/2 with prior knowledge
 )
 
-// Port is an open socket: listening for TCP, bound for QUIC.
+// Port is an open socket: for TCP a listening socket, for QUIC a bound one.
 type Port struct {
 	Kind   string `json:"kind"`
 	Socket File   `json:"socket"`
 }
 
-// Resources are limits of a pod as a whole; 0 is unlimited.
+// Resources are the limits of a whole pod; 0 means unlimited.
 type Resources struct {
-	// MemoryBytes bounds the linear memories and tables of all instances of the pod together.
+	// MemoryBytes bounds the total size of the linear memories and tables of all instances of the pod.
 	MemoryBytes int64 `json:"memoryBytes,omitempty"`
-	// CPUQuota of each CPUPeriod may be used by guests, both in microseconds, as in cgroups: 50000 of 100000 is half a CPU.
+	// CPUQuota is the CPU time that guests can use in each CPUPeriod, both in microseconds, as in cgroups: 50000 of
+	// 100000 is half a CPU.
 	CPUQuota  int64 `json:"cpuQuota,omitempty"`
 	CPUPeriod int64 `json:"cpuPeriod,omitempty"`
 }
 
-// Holdings bound what the guests of a pod may hold of their worker, all its instances together; 0 is unlimited. The files of
-// all pods together are bounded by half of the worker's RLIMIT_NOFILE in any case, and those of one by a quarter of that.
+// Holdings limit what all instances of a pod together can hold in their worker; 0 means unlimited. In addition, the
+// open files of all pods are limited to half of the worker's RLIMIT_NOFILE, and those of one pod to a quarter of that
+// half.
 type Holdings struct {
-	// Files are open files and directories, those that are mounted included, once per instance. One too many is an error
-	// of the guest's open: EMFILE in preview 1, quota in WASI 0.2.
+	// Files limits open files and directories. Each mounted one counts once per instance. At the limit the guest's open
+	// fails: EMFILE in preview 1, quota in WASI 0.2.
 	Files int64 `json:"files,omitempty"`
-	// Handles are resources of the host: streams, timers, fields. One too many ends the request.
+	// Handles limits host resources: streams, timers, fields. Exceeding it ends the request.
 	Handles int64 `json:"handles,omitempty"`
-	// HostBytes is what the worker keeps for handles, in bytes: headers, paths, responses that are not sent yet.
+	// HostBytes limits the memory that the worker uses for handles, in bytes: headers, paths, unsent responses.
 	HostBytes int64 `json:"hostBytes,omitempty"`
 }
 
-// Limits are limits of one request, or on requests; 0 takes the default.
+// Limits apply to each request of a pod; 0 means the default.
 type Limits struct {
-	// RequestTimeout bounds the computing of a request, between two messages for streams, and the whole of a unary call whose
-	// client set no deadline: a guest that stands back for others takes long. Default 30 s. To wait, for a timer or for the
-	// client, is not computing.
+	// RequestTimeout bounds the CPU time of a request, in streams between two messages. It also bounds the duration of
+	// a unary call whose client set no deadline, because a guest can wait long for its share of the CPU. Default 30 s.
+	// Waiting for a timer or the client uses no CPU time.
 	RequestTimeout time.Duration `json:"requestTimeout,omitempty"`
-	// MaxMessageBytes bounds a gRPC message of a request; default 4 MiB. Answers are bounded by the engine (MaxValue).
+	// MaxMessageBytes bounds a gRPC request message; default 4 MiB. The engine bounds responses (MaxValue).
 	MaxMessageBytes int64 `json:"maxMessageBytes,omitempty"`
-	// Concurrency is how many requests a pod serves at a time; default 64.
+	// Concurrency is the number of requests that a pod serves at a time; default 64.
 	Concurrency int `json:"concurrency,omitempty"`
-	// Reuse lets an instance serve more than one request, one after the other.
+	// Reuse lets an instance serve more than one request, one at a time.
 	Reuse bool `json:"reuse,omitempty"`
 }
 
@@ -203,12 +209,12 @@ const (
 	DefaultConcurrency     = 64
 )
 
-// TLS is the server's identity, all in PEM.
+// TLS is a server's TLS configuration, in PEM.
 type TLS struct {
-	Certificate []byte `json:"certificate"` // the chain, the leaf first
+	Certificate []byte `json:"certificate"` // the chain, leaf first
 	Key         []byte `json:"key"`
-	// ClientCAs, when there are any, are the authorities that a client certificate is verified against, when the client
-	// brings one; RequireClient refuses clients that bring none.
+	// ClientCAs, if set, are the authorities that verify client certificates. RequireClient refuses clients without a
+	// certificate.
 	ClientCAs     []byte `json:"clientCAs,omitempty"`
 	RequireClient bool   `json:"requireClient,omitempty"`
 }
@@ -219,7 +225,7 @@ const (
 	StateExited  = "exited"
 )
 
-// Status is what there is of a pod. A pod is there from Start, also one that fails, until Remove.
+// Status describes a pod from its Start until Remove.
 type Status struct {
 	ID         string    `json:"id"`
 	Component  string    `json:"component"`
@@ -227,41 +233,40 @@ type Status struct {
 	State      string    `json:"state"`
 	StartedAt  time.Time `json:"startedAt"`
 	FinishedAt time.Time `json:"finishedAt,omitzero"`
-	// ExitCode, Reason (one of package sandbox's) and Message are of a pod that has exited.
+	// ExitCode, Reason (one of package sandbox's constants) and Message are set once the pod has exited.
 	ExitCode int32  `json:"exitCode"`
 	Reason   string `json:"reason,omitempty"`
 	Message  string `json:"message,omitempty"`
 }
 
-// Stats are figures of one pod since its start.
+// Stats are the statistics of one pod since its start.
 type Stats struct {
 	ID   string    `json:"id"`
 	Time time.Time `json:"time"`
-	// CPUNanos is the CPU time that its guests have used.
+	// CPUNanos is the CPU time of the pod's guests.
 	CPUNanos uint64 `json:"cpuNanos"`
-	// MemoryBytes are the linear memories and tables of the live instances, PeakBytes the most there were.
+	// MemoryBytes is the current size of the linear memories and tables of all instances, PeakBytes its maximum.
 	MemoryBytes uint64 `json:"memoryBytes"`
 	PeakBytes   uint64 `json:"peakBytes"`
 	// ThrottledNanos is how long guests have waited for CPU quota.
-	ThrottledNanos uint64 `json:"throttledNanos"`
-	Instances      int    `json:"instances"` // live now
-	// Holdings are what the guests hold now.
-	Holdings    Holdings `json:"holdings"`
-	Active      int      `json:"active"` // requests being served now
-	Requests    uint64   `json:"requests"`
-	Traps       uint64   `json:"traps"`
-	Timeouts    uint64   `json:"timeouts"`   // guests ended at their deadline
-	OutOfMemory uint64   `json:"oom"`        // guests ended at their memory limit
-	LogDropped  uint64   `json:"logDropped"` // bytes of output that could not be written to the log
-	// ChannelDropped is how many messages of channels were lost: for the daemon, while it was away, or for a guest that does
-	// not read.
+	ThrottledNanos uint64   `json:"throttledNanos"`
+	Instances      int      `json:"instances"` // current
+	Holdings       Holdings `json:"holdings"`  // current
+	Active         int      `json:"active"`    // requests in progress
+	Requests       uint64   `json:"requests"`
+	Traps          uint64   `json:"traps"`
+	Timeouts       uint64   `json:"timeouts"`   // guests killed at their deadline
+	OutOfMemory    uint64   `json:"oom"`        // guests killed at their memory limit
+	LogDropped     uint64   `json:"logDropped"` // bytes of output that could not be logged
+	// ChannelDropped is the number of channel messages lost because the daemon was absent or the guest did not read.
 	ChannelDropped uint64 `json:"channelDropped,omitempty"`
-	// Connections are open now. Rejected counts those that were refused or closed early, by connlimit's reasons.
+	// Connections is the number of open connections. Rejected counts refused and forcibly closed ones by connlimit's
+	// reasons.
 	Connections int               `json:"connections,omitempty"`
 	Rejected    map[string]uint64 `json:"rejected,omitempty"`
 }
 
-// Metrics are counters of one pod by method.
+// Metrics are the counters of one pod, by method.
 type Metrics struct {
 	ID        string          `json:"id"`
 	Component string          `json:"component"`
@@ -274,19 +279,19 @@ type MethodMetrics struct {
 	InFlight      int64  `json:"inFlight"`
 	ReceivedBytes uint64 `json:"receivedBytes"`
 	SentBytes     uint64 `json:"sentBytes"`
-	// Codes counts the answers by their gRPC code in its canonical spelling ("OK", "INTERNAL"), or HTTP status ("200").
+	// Codes counts responses by gRPC code in its canonical spelling ("OK", "INTERNAL") or HTTP status ("200").
 	Codes map[string]uint64 `json:"codes"`
-	// Buckets counts answers by duration: Buckets[i] took at most Bounds[i] seconds and more than the bound before; the last
-	// bucket has no bound. Not cumulative.
+	// Buckets counts responses by duration in seconds: Buckets[i] those in (Bounds[i-1], Bounds[i]], and the last
+	// bucket those above all bounds.
 	Bounds  []float64 `json:"bounds"`
 	Buckets []uint64  `json:"buckets"`
-	// Seconds is the sum of the durations.
+	// Seconds is the sum of all durations.
 	Seconds float64 `json:"seconds"`
 }
 
-// Event is what a worker tells unasked; one field is set.
+// Event is an event of a worker. One field is set.
 type Event struct {
-	// Exited is a pod that has ended, in whatever way.
+	// Exited is the status of a pod that has exited for any reason.
 	Exited *Status
 	// Spans is a serialized opentelemetry.proto.collector.trace.v1.ExportTraceServiceRequest.
 	Spans []byte
@@ -312,7 +317,7 @@ type tlsRequest struct {
 	TLS TLS    `json:"tls"`
 }
 
-// Update changes limits of a running pod; nil leaves as it is.
+// Update changes the limits of a running pod. Nil fields change nothing.
 type Update struct {
 	ID        string     `json:"id"`
 	Resources *Resources `json:"resources,omitempty"`

@@ -8,44 +8,44 @@ import (
 	"github.com/tripod-run/tripod/internal/connlimit"
 )
 
-// Namespaces are those that a worker is started in, each of its own (clone(2)). All workers have one user, so that it is the
-// PID namespace that keeps one from signalling, tracing or slowing another: it cannot name it.
+// Namespaces are the clone(2) flags for the namespaces that each worker gets. All workers run as the same user; the PID
+// namespace keeps them from signalling, tracing or slowing each other.
 const Namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWPID
 
 // Descriptors that a worker inherits.
 const (
 	FDControl = 3 // listening socket of this protocol
-	FDData    = 4 // listening socket of the router's requests
-	FDReady   = 5 // takes the line "ready"
+	FDData    = 4 // listening socket for the router's requests
+	FDReady   = 5 // the worker writes the line "ready" here
 )
 
-// WorkerConfig is the argument of `tripod-wasm worker`. Zero values take the defaults.
+// WorkerConfig is the argument of `tripod-wasm worker`. Zero values mean the defaults.
 type WorkerConfig struct {
 	Name string `json:"name"`
-	// UID and GID are what the worker becomes, when it was started as root; 0 stays root (for tests of the daemon only).
+	// UID and GID are the user and group that a worker started as root switches to; 0 stays root (only for tests of the
+	// daemon).
 	UID int `json:"uid,omitempty"`
 	GID int `json:"gid,omitempty"`
-	// Instances is how many instances of guests may live at a time, MaxMemory the most bytes that a linear memory of one
-	// can have.
+	// Instances limits the guest instances at a time, MaxMemory the bytes of a linear memory.
 	Instances int    `json:"instances,omitempty"`
 	MaxMemory uint64 `json:"maxMemory,omitempty"`
-	// Isolated says that the worker was started in a mount namespace of its own, and is to empty it: it makes an own root of
-	// nothing but /proc, so that it neither sees nor pins what is mounted on the node.
+	// Isolated says that the worker has its own mount namespace. The worker then switches to a root that contains only
+	// /proc, so that it neither sees nor pins the node's mounts.
 	Isolated bool `json:"isolated,omitempty"`
-	// Connections bounds those of each pod.
+	// Connections limits the connections of each pod.
 	Connections connlimit.Config `json:"connections,omitzero"`
-	// LogLevel is one of slog's: "debug", "info" …
+	// LogLevel is a slog level: "debug", "info" …
 	LogLevel string `json:"logLevel,omitempty"`
-	// LogSizeMax is how large the log file of a pod may get, in bytes; 0 is no bound.
+	// LogSizeMax bounds the size of a pod's log file, in bytes; 0 means no limit.
 	LogSizeMax int64 `json:"logSizeMax,omitempty"`
-	// Spans says that spans of requests are wanted.
+	// Spans makes the worker send the spans of requests.
 	Spans bool `json:"spans,omitempty"`
 }
 
-// CompileConfig is the argument of `tripod-wasm compile`. Zero values take the defaults.
+// CompileConfig is the argument of `tripod-wasm compile`. Zero values mean the defaults.
 type CompileConfig struct {
-	// MaxInput bounds the component in bytes (default 256 MiB), MaxMemory what the compiler may hold (default 2 GiB), MaxCPU
-	// the CPU time it may use (default 2 min).
+	// MaxInput bounds the size of the component in bytes (default 256 MiB), MaxMemory the compiler's memory in bytes
+	// (default 2 GiB), and MaxCPU the compiler's CPU time (default 2 min).
 	MaxInput  int64         `json:"maxInput,omitempty"`
 	MaxMemory int64         `json:"maxMemory,omitempty"`
 	MaxCPU    time.Duration `json:"maxCPU,omitempty"`
@@ -54,7 +54,7 @@ type CompileConfig struct {
 // Exit codes of `tripod-wasm compile`. Any other, or a signal, is a crash of the compiler.
 const (
 	CompileOK       = 0
-	CompileInvalid  = 65 // the input is not what it should be (EX_DATAERR of sysexits.h)
-	CompileInternal = 70 // the compiler's or the system's fault (EX_SOFTWARE)
-	CompileLimit    = 75 // the input needs more than it may have
+	CompileInvalid  = 65 // invalid input (EX_DATAERR in sysexits.h)
+	CompileInternal = 70 // an error of the compiler or the system (EX_SOFTWARE)
+	CompileLimit    = 75 // the input exceeds a limit of CompileConfig
 )

@@ -19,8 +19,8 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// Handler carries out requests. Implemented by the worker. Files of requests become the handler's, also when there is an
-// error. ctx ends when the server is closed, not when the client goes away.
+// Handler carries out requests. worker.Worker implements it. A handler owns the files of its requests even if it
+// returns an error. ctx ends when the server is closed, not when the client disconnects.
 type Handler interface {
 	Hello() Hello
 	Load(ctx context.Context, code Code) (Loaded, error)
@@ -33,7 +33,7 @@ type Handler interface {
 	Stats(ctx context.Context, ids []string) ([]Stats, error)
 	Metrics(ctx context.Context, ids []string) ([]Metrics, error)
 	Attach(ctx context.Context, id string, session *AttachSession) error
-	// Channels joins the pod's channels to a connection, which is the handler's unless there is an error.
+	// Channels makes conn carry the pod's channel messages. The handler owns conn unless it returns an error.
 	Channels(ctx context.Context, id string, conn net.Conn) error
 	ReopenLog(ctx context.Context, id string, file *os.File) error
 	UpdateTLS(ctx context.Context, id string, t TLS) error
@@ -42,19 +42,19 @@ type Handler interface {
 
 // Limits of a connection.
 const (
-	// maxPending is how many requests of a connection are carried out at a time; more wait in the socket. Stops of all pods of
-	// a large node must fit, or the Kill that would end them would wait behind them.
+	// maxPending bounds the concurrent requests of a connection; further requests wait in the socket. It must exceed
+	// the number of pods on a large node: otherwise their Stops would block the Kills that end them.
 	maxPending = 8192
-	// maxOutbox is how many bytes wait for a client to read them, maxSpansOutbox how many of them may be spans.
+	// maxOutbox bounds the bytes queued for a client. Spans are dropped once more than maxSpansOutbox bytes are queued.
 	maxOutbox      = 64 << 20
 	maxSpansOutbox = 1 << 20
-	// replyTimeout is how long a client may take to make room for what waits for it.
+	// replyTimeout is how long a client can take to read what is queued for it.
 	replyTimeout = 30 * time.Second
-	// farewell is how long they all may take when the server is closed.
-	farewell = time.Second
+	// drainTimeout replaces replyTimeout when the server is closed.
+	drainTimeout = time.Second
 )
 
-// Server serves the protocol on a listener and sends events to all who want them.
+// Server serves the protocol on a listener and sends events to the clients that subscribed.
 type Server struct {
 	listener *net.UnixListener
 	handler  Handler
@@ -64,16 +64,16 @@ type Server struct {
 	running  sync.WaitGroup
 
 	mu    sync.Mutex
-	conns map[*serverConn]bool
+	conns map[*serverConn]bool // true if subscribed to events
 }
 
-// NewServer is a server on a listener, which becomes the server's.
+// NewServer returns a server that owns the listener.
 func NewServer(listener *net.UnixListener, handler Handler, logger *slog.Logger) *Server {
 	ctx, cancel := context.WithCancel(context.Background())
 	return &Server{listener: listener, handler: handler, logger: logger, ctx: ctx, cancel: cancel, conns: map[*serverConn]bool{}}
 }
 
-// Serve serves until Close is called; it returns nil then. Clients must be root or of the server's own user.
+// Serve serves until Close is called, and then returns nil. It accepts clients of root and of the server's own user.
 func (s *Server) Serve() error {
 	for {
 		conn, err := s.listener.AcceptUnix()
@@ -82,14 +82,14 @@ func (s *Server) Serve() error {
 				return nil
 			}
 			if isTemporary(err) {
-				s.logger.Error("a daemon's connection could not be accepted", "err", err)
-				time.Sleep(100 * time.Millisecond) // descriptors become free when connections or pods end: there is nothing to wait for
+				s.logger.Error("accept failed", "err", err)
+				time.Sleep(100 * time.Millisecond) // pacing: no event signals a free descriptor
 				continue
 			}
 			return err
 		}
 		if err := CheckPeer(conn); err != nil {
-			s.logger.Warn("a control connection was refused", "err", err)
+			s.logger.Warn("control connection refused", "err", err)
 			conn.Close()
 			continue
 		}
@@ -101,7 +101,7 @@ func isTemporary(err error) bool {
 	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ECONNABORTED)
 }
 
-// CheckPeer is an error unless the other end of a unix connection is a process of root's or of this process's own user.
+// CheckPeer returns an error unless the peer process of a unix connection runs as root or as this process's user.
 func CheckPeer(conn *net.UnixConn) error {
 	peer, err := fdpass.PeerOf(conn)
 	if err != nil {
@@ -113,8 +113,8 @@ func CheckPeer(conn *net.UnixConn) error {
 	return nil
 }
 
-// Close ends the listener and all connections, once clients have been sent what waits for them, and waits for requests
-// under way, whose context ends.
+// Close closes the listener, cancels the context of running requests and waits for them. It closes each connection once
+// its queued messages are sent, or after drainTimeout.
 func (s *Server) Close() error {
 	s.cancel()
 	err := s.listener.Close()
@@ -127,7 +127,7 @@ func (s *Server) Close() error {
 	return err
 }
 
-// Publish sends an event to all clients that subscribed; it does not block.
+// Publish sends an event to all subscribed clients. It does not block.
 func (s *Server) Publish(e Event) {
 	m, size := message{Op: eventExited}, 0
 	var body any = e.Exited
@@ -136,7 +136,7 @@ func (s *Server) Publish(e Event) {
 	}
 	var err error
 	if m.Body, err = json.Marshal(body); err != nil {
-		s.logger.Error("an event could not be sent", "err", err)
+		s.logger.Error("encode event failed", "err", err)
 		return
 	}
 	s.mu.Lock()
@@ -148,25 +148,25 @@ func (s *Server) Publish(e Event) {
 	}
 }
 
-// settleTimeout bounds the waiting for what a daemon that is gone had asked for.
+// settleTimeout bounds settle.
 const settleTimeout = 10 * time.Second
 
-// settle waits until the orders of clients that are gone have been carried out, Stops aside, so that a daemon that takes
-// over does not meet, later, the work of the one before.
+// settle waits until the orders of disconnected clients are complete, except Stop, so that the previous daemon's orders
+// do not change pods after the new daemon has listed them.
 func (s *Server) settle() {
 	deadline := time.NewTimer(settleTimeout)
 	defer deadline.Stop()
 	for _, c := range s.gone() {
 		done := make(chan struct{})
 		go func() {
-			<-c.closed // its requests have all been read
+			<-c.closed // all requests have been read
 			c.orders.Wait()
 			close(done)
 		}()
 		select {
 		case <-done:
 		case <-deadline.C:
-			s.logger.Warn("orders of an earlier daemon are still under way")
+			s.logger.Warn("orders of a previous daemon are still running")
 			return
 		case <-s.ctx.Done():
 			return
@@ -174,7 +174,8 @@ func (s *Server) settle() {
 	}
 }
 
-// gone lists the connections whose clients have closed them, read to their end or not, and that have orders under way.
+// gone returns the connections that their clients have closed. A connection stays in s.conns until its orders are
+// complete.
 func (s *Server) gone() []*serverConn {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -199,7 +200,7 @@ func (s *Server) serve(conn *net.UnixConn) {
 	c := &serverConn{server: s, conn: conn, wake: make(chan struct{}, 1), closed: make(chan struct{}), slots: make(chan struct{}, maxPending)}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ctx.Err() != nil { // Close has seen all connections that it will
+	if s.ctx.Err() != nil { // Close would not see this connection
 		conn.Close()
 		return
 	}
@@ -214,7 +215,7 @@ func (s *Server) serve(conn *net.UnixConn) {
 		delete(s.conns, c)
 		s.mu.Unlock()
 		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
-			s.logger.Warn("a control connection has broken", "err", err)
+			s.logger.Warn("control connection failed", "err", err)
 		}
 	})
 }
@@ -225,7 +226,7 @@ type serverConn struct {
 	conn   *net.UnixConn
 	slots  chan struct{}
 	closed chan struct{}  // the reader has ended
-	orders sync.WaitGroup // requests under way, Stops aside
+	orders sync.WaitGroup // running requests, except Stop and Hello
 
 	wake   chan struct{}
 	mu     sync.Mutex
@@ -245,7 +246,7 @@ func (c *serverConn) read() error {
 		var m message
 		if err := json.Unmarshal(f.Payload, &m); err != nil || m.ID == 0 {
 			f.Close()
-			return fmt.Errorf("%w: neither a request nor JSON: %w", fdpass.ErrFrame, err)
+			return fmt.Errorf("%w: not a JSON request: %w", fdpass.ErrFrame, err)
 		}
 		c.slots <- struct{}{}
 		ended := func() {}
@@ -266,7 +267,7 @@ func (c *serverConn) read() error {
 	}
 }
 
-// hungUp tells whether the client has closed the connection.
+// hungUp reports whether the connection is closed, even if it has unread requests.
 func (c *serverConn) hungUp() bool {
 	select {
 	case <-c.closed:
@@ -277,7 +278,7 @@ func (c *serverConn) hungUp() bool {
 	if err != nil {
 		return true
 	}
-	gone := true // also when the connection has been closed on this side
+	gone := true // stays true if Control fails because this side has closed the connection
 	_ = raw.Control(func(fd uintptr) {
 		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
 		n, err := unix.Poll(poll, 0)
@@ -296,8 +297,8 @@ func (c *serverConn) reply(id uint64, body any, err error) {
 	c.send(m, 0)
 }
 
-// send queues a message unless more than limit (0: maxOutbox) waits already: over maxOutbox, the client has stopped reading
-// and is cut off; over a lower limit, the message is dropped.
+// send queues a message. It drops the message if more than limit bytes are queued (0 means no limit), and disconnects
+// the client if the outbox would exceed maxOutbox.
 func (c *serverConn) send(m message, limit int) {
 	payload, err := json.Marshal(m)
 	if err != nil {
@@ -319,19 +320,19 @@ func (c *serverConn) send(m message, limit int) {
 	}
 }
 
-// finish closes the connection when its outbox is empty, or soon.
+// finish closes the connection once its outbox is empty, or after drainTimeout.
 func (c *serverConn) finish() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ending = true
-	_ = c.conn.SetWriteDeadline(time.Now().Add(farewell))
+	_ = c.conn.SetWriteDeadline(time.Now().Add(drainTimeout))
 	select {
 	case c.wake <- struct{}{}:
 	default:
 	}
 }
 
-// take empties the outbox; writing it is bounded, unless the bound of finish holds already.
+// take empties the outbox and sets the deadline for writing it, unless finish has set one.
 func (c *serverConn) take() (out [][]byte, ending bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -347,7 +348,7 @@ func (c *serverConn) write() {
 		out, ending := c.take()
 		for _, payload := range out {
 			if err := fdpass.Write(c.conn, MaxMessage, payload, nil); err != nil {
-				c.conn.Close() // the reader ends, too
+				c.conn.Close() // this ends read
 				return
 			}
 			c.mu.Lock()
