@@ -16,14 +16,14 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 )
 
-// pair is a publisher and a subscriber of one kind of client. publish returns when the message is handed over.
+// pair is a publisher and a subscriber with the same client library. publish returns once the library has the message.
 type pair struct {
 	name    string
 	publish func(qos byte, payload []byte) error
 }
 
-// BenchmarkClients compares how many messages of 64 bytes a second go from publisher to subscriber through the embedded broker,
-// with our client and with paho's as they come. "of-paho" is our rate as a part of the better of paho's, in the same run.
+// BenchmarkClients measures the messages of 64 bytes per second from publisher to subscriber through the embedded broker, with our
+// client and with paho's in their default configuration. "of-paho" is our rate divided by the better of paho's, in the same run.
 func BenchmarkClients(b *testing.B) {
 	s := embedded(b, broker.Config{})
 	var delivered atomic.Int64
@@ -32,7 +32,7 @@ func BenchmarkClients(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			took := make([]time.Duration, len(pairs))
 			payload := make([]byte, 64)
-			// In turns, so the machine's other work falls on all of them.
+			// In turns, so that other load on the machine affects all of them.
 			for left := b.N; left > 0; left -= 1000 {
 				for i, p := range pairs {
 					began, want := time.Now(), delivered.Load()
@@ -97,7 +97,7 @@ func paho3Pair(b *testing.B, s *server, delivered *atomic.Int64) pair {
 	pub, sub := connect("p3"), connect("s3")
 	token := sub.Subscribe("bench/paho3", 1, func(paho3.Client, paho3.Message) { delivered.Add(1) })
 	require.True(b, token.WaitTimeout(patience))
-	window := make(chan struct{}, 1000) // the broker disconnects who has more unacknowledged
+	window := make(chan struct{}, 1000) // the broker disconnects clients with more unacknowledged messages
 	return pair{"paho3", func(qos byte, payload []byte) error {
 		window <- struct{}{}
 		token := pub.Publish("bench/paho3", qos, false, payload)

@@ -8,82 +8,81 @@ import (
 	"github.com/tripod-run/tripod/internal/connlimit"
 )
 
-// Broker is a running MQTT broker. New starts the embedded one; one of another's is only a URL, and needs no Broker.
+// Broker is a running MQTT broker. New starts the embedded one. An external broker needs no Broker, only its URL.
 type Broker interface {
-	// URL is how a client on this machine reaches it: mqtt://HOST:PORT, or mqtts:// when it listens for TLS only.
+	// URL is the broker's URL for a client on this machine: mqtt://HOST:PORT, or mqtts:// if it listens for TLS only.
 	URL() string
-	// Addresses are those that it listens at: Config.Address and Config.TLSAddress, with the ports that they got.
+	// Addresses returns the listening addresses: Config.Address and Config.TLSAddress, with their actual ports.
 	Addresses() []string
 	// Stats returns the counters.
 	Stats() Stats
-	// Close disconnects all clients, without publishing their wills, and stores what is not stored. It waits for that within
-	// ctx. Sessions and retained messages are there again when a broker is started on the same Path.
+	// Close disconnects all clients without publishing their wills, and writes pending changes to disk. It waits for that until
+	// ctx ends. A broker that is started on the same Path has the sessions and retained messages again.
 	Close(ctx context.Context) error
 }
 
-// Config says how the embedded broker is to run.
+// Config configures the embedded broker.
 type Config struct {
-	// Address is HOST:PORT for MQTT in the clear; empty: none. Port 0 takes a free one.
+	// Address is HOST:PORT for MQTT without TLS; empty means none. Port 0 means a free port.
 	Address string
-	// TLSAddress is HOST:PORT for MQTT over TLS with Certificate and Key (files, PEM; renewed ones are taken up by the next
-	// connection). With ClientCA every client must show a certificate of these authorities, and its common name is a user name
-	// without a password.
+	// TLSAddress is HOST:PORT for MQTT over TLS with Certificate and Key, which are PEM files. Each connection reads them again.
+	// With ClientCA every client needs a certificate of one of these authorities. Its common name is then a user name that needs
+	// no password.
 	TLSAddress       string
 	Certificate, Key string
 	ClientCA         string
 
-	// Path is the file (bbolt) with sessions and retained messages. Empty: in memory only.
+	// Path is the bbolt file with sessions and retained messages. Empty means in memory only.
 	Path string
 
-	// Users are those who may come in. None: everybody may do everything.
+	// Users may connect. Without users, everybody may connect, publish and subscribe to anything.
 	Users []User
 
 	// MaxPacket bounds a packet, in bytes; 16 MiB by default. A client that sends a larger one is disconnected.
 	MaxPacket int64
 	// MaxClients bounds the connections; 1024 by default.
 	MaxClients int
-	// MaxQueued bounds the messages with QoS 1 and 2 that wait for one client; 4096 by default. Then the newest are dropped and
-	// counted.
+	// MaxQueued bounds the queue of messages with QoS 1 and 2 for one client; 4096 by default. Beyond the limit, new messages are
+	// dropped and counted.
 	MaxQueued int
-	// MaxQueuedBytes bounds the topics and payloads of those that wait for one client with a session who is away; 256 MiB by
-	// default.
+	// MaxQueuedBytes bounds the topics and payloads that are queued for one persistent session; 256 MiB by default.
 	MaxQueuedBytes int64
-	// SessionExpiry is how long the session of a client that is away is kept at most; 7 days by default.
+	// SessionExpiry bounds how long the session of a disconnected client is kept; 7 days by default.
 	SessionExpiry time.Duration
-	// WriteTimeout is after how long a client that does not read is disconnected; 20 s by default.
+	// WriteTimeout is the time after which a client that does not read is disconnected; 20 s by default.
 	WriteTimeout time.Duration
-	// Connections bounds those of each address, counting those that are not clients yet; nil: room for a quarter more
-	// than MaxClients, so that a client over that limit gets a reason code.
+	// Connections limits the connections to each address, including those that have not sent a CONNECT yet. By default it allows a
+	// quarter more than MaxClients, so that a client over that limit gets a reason code.
 	Connections *connlimit.Limiter
 
 	Log *slog.Logger
 }
 
-// User is one who may come in. %u in a filter stands for the user name, %c for the client identifier.
+// User is a user who may connect. In filters, %u stands for the user name and %c for the client identifier.
 type User struct {
 	Name string
-	// PasswordFile holds the password, or its bcrypt hash ("$2…"). Empty: the name alone is enough, as for the public peers,
-	// which send an empty password.
+	// PasswordFile holds the password or its bcrypt hash ("$2…"). Empty means that no password is checked; the public peers of the
+	// edge protocol send an empty one.
 	PasswordFile string
-	// Realms are first levels of topics below which the user may read and write everything.
+	// Realms are topic prefixes below which the user may read and write everything.
 	Realms []string
-	// Read and Write are filters of topics that he may subscribe to, and publish to, besides.
+	// Read and Write are filters of further topics that the user may subscribe to and publish to.
 	Read, Write []string
 }
 
 // Stats are counters since the start, and gauges.
 type Stats struct {
-	Clients       int    // connected now
-	Sessions      int    // known now, connected or not
-	Subscriptions int    // made now
-	Retained      int    // retained messages now, without $SYS
-	Inflight      int    // messages with QoS 1 and 2 that wait for clients now
+	Clients       int // connected clients
+	Sessions      int // of connected and disconnected clients
+	Subscriptions int
+	Retained      int    // retained messages, without $SYS
+	Inflight      int    // messages with QoS 1 and 2 that clients have not acknowledged
 	Received      uint64 // messages from clients
 	Sent          uint64 // messages to clients
-	Dropped       uint64 // messages for a client that were not kept: he is slow, or away and his queue is full
-	Refused       uint64 // connections refused: user, password, certificate, limits
-	Denied        uint64 // subscriptions and messages to topics that are not open to the user
-	StoreErrors   uint64 // writes to the disk that failed; they are tried again
+	Dropped       uint64 // messages dropped because the client is slow or its queue is full
+	Refused       uint64 // connections refused because of a user, password, certificate or limit
+	Denied        uint64 // subscriptions and messages that the user's rights do not allow
+	StoreErrors   uint64 // failed writes to disk, which are retried
 }
 
 func (c Config) withDefaults() Config {

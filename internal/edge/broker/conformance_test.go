@@ -101,7 +101,7 @@ func checkWill(t *testing.T, s *server, protocol int) {
 	killed.send(connectPacket(byte(protocol), 0x02|0x04|2<<3, "killed", "reg/killed", "delete"))
 	killed.read(t)
 	killed.conn.Close()
-	assert.Equal(t, []string{"reg/killed q2 delete"}, in.wait(t, "delete"), "only of the one that went without a word")
+	assert.Equal(t, []string{"reg/killed q2 delete"}, in.wait(t, "delete"), "only the killed client's will is published")
 	empty := dialRaw(t, s.address)
 	empty.send(connectPacket(byte(protocol), 0x02|0x04|1<<3, "empty", "reg/empty", ""))
 	empty.read(t)
@@ -145,7 +145,7 @@ func checkLarge(t *testing.T, s *server, protocol int) {
 	require.True(t, pub.Connected())
 }
 
-// checkFlap takes the broker away and brings it back while messages are published.
+// checkFlap stops and starts the broker while messages are published.
 func checkFlap(t *testing.T, s *server, protocol int) {
 	ctx := patient(t)
 	connected := make(chan bool, 10)
@@ -161,7 +161,7 @@ func checkFlap(t *testing.T, s *server, protocol int) {
 		for i := range 20 {
 			require.NoError(t, pub.Publish(ctx, "flap", 1, false, fmt.Appendf(nil, "away %d %d", round, i)), "queued")
 		}
-		require.Error(t, pub.Publish(ctx, "flap", 0, false, []byte("lost")), "nobody is there, and QoS 0 does not wait")
+		require.Error(t, pub.Publish(ctx, "flap", 0, false, []byte("lost")), "there is no broker, and QoS 0 is not queued")
 		s.start(t)
 		assert.True(t, <-connected, "the broker has kept the session")
 		in.wait(t, fmt.Sprintf("away %d 19", round))
@@ -208,10 +208,10 @@ func checkWildcards(t *testing.T, s *server, protocol int) {
 	}
 	require.NoError(t, sub.Publish(ctx, "w/end/a", 1, false, []byte("end")))
 	assert.Equal(t, []string{"w/1/a q1 m", "v q1 m", "v/1/2 q1 m", "w/end/a q1 end"}, in.wait(t, "end"))
-	assert.True(t, sub.Connected(), "the broker was not bothered with what it refuses")
+	assert.True(t, sub.Connected(), "invalid topics were not sent to the broker")
 }
 
-// checkRestart looks for retained messages and for a session, of a client that is away, after the broker was stopped.
+// checkRestart checks that retained messages and the session of a disconnected client survive a restart of the broker.
 func checkRestart(t *testing.T, s *server, protocol int) {
 	ctx := patient(t)
 	cfg := mqtt.Config{Protocol: protocol, ClientID: "node", SessionExpiry: time.Hour}

@@ -14,45 +14,44 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// takeOverTimeout is how long a client that does not read may keep another connection from its session, and how long the last
-// bytes of a closed connection are tried.
+// takeOverTimeout bounds the writes to a connection that is closed, or whose session another connection takes over.
 const takeOverTimeout = time.Second
 
-// room is how many bytes may be pending on a connection before what writes to it waits.
-const room = 64 << 10
+// maxPending is the number of pending bytes on a connection above which wait blocks.
+const maxPending = 64 << 10
 
-// conn is one client's connection. mochi writes to it with a lock held that every publisher to the client needs, so Write never
-// waits for the network: what is written is pending until drain has sent it. Whoever writes much calls wait, without that lock.
+// conn is one client's connection. While mochi writes to it, mochi holds a lock that every publisher to the client needs. So Write
+// never waits for the network: it appends to pending, which drain sends. Callers that write much call wait first, without that lock.
 //
 //	mochi's WriteLoop ─ wait ─┐
 //	the connection's reader ──┼─ Write ─▶ pending ─ drain ─▶ client
 //	resume ──────────── wait ─┘             ▲
-//	                           buf ─ release┘   (an acknowledgement, until its message is stored: mochi writes it first)
+//	                           buf ─ release┘   (acknowledgements: mochi writes them before their message is stored)
 type conn struct {
 	net.Conn
-	timeout time.Duration
-	gate    atomic.Pointer[gate] // from the session's start
-	unlock  func()               // what the connection's own goroutine holds of hooks.passing
-	gone    chan struct{}        // closed when nothing is written any more
+	timeout        time.Duration
+	gate           atomic.Pointer[gate] // from the session's start
+	unlockDelivery func()               // what the connection's own goroutine holds of hooks.passing
+	ended          chan struct{}        // closed when nothing is written any more
 
-	mu       sync.Mutex
-	changed  *sync.Cond // there is more room, or none is needed
-	pending  []byte
-	writing  int       // bytes that drain writes now
-	draining bool      // to the end once closed is set
-	by       time.Time // when writes end at the latest; zero: each has its timeout
-	closed   bool
-	held     bool
-	buf      []byte
+	mu            sync.Mutex
+	changed       *sync.Cond // pending is shorter, or the connection is closed
+	pending       []byte
+	writing       int       // bytes that drain is writing
+	draining      bool      // drain runs; it stays set once closed is
+	finalDeadline time.Time // of all writes; if zero, each write has its timeout
+	closed        bool
+	held          bool   // Write appends to buf instead of pending
+	buf           []byte // what was written while held was set
 }
 
 func newConn(c net.Conn, timeout time.Duration) *conn {
-	n := &conn{Conn: c, timeout: timeout, gone: make(chan struct{})}
+	n := &conn{Conn: c, timeout: timeout, ended: make(chan struct{})}
 	n.changed = sync.NewCond(&n.mu)
 	return n
 }
 
-// Write implements net.Conn: it takes all of p, and fails only when the connection is closed.
+// Write implements net.Conn. It accepts all of p, and fails only if the connection is closed.
 func (c *conn) Write(p []byte) (int, error) {
 	if g := c.gate.Load(); g != nil && g.take(p) {
 		return len(p), nil
@@ -75,11 +74,11 @@ func (c *conn) pass(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// wait returns when there is room to write, or the connection is closed.
+// wait waits until the client has read enough of what is pending, or the connection is closed.
 func (c *conn) wait() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for !c.closed && c.writing+len(c.pending)+len(c.buf) > room {
+	for !c.closed && c.writing+len(c.pending)+len(c.buf) > maxPending {
 		c.changed.Wait()
 	}
 }
@@ -91,31 +90,32 @@ func (c *conn) drainSoon() {
 	}
 }
 
-// drain writes what is pending, bounds the time of a client that does not read, and ends a connection that is closed.
+// drain writes what is pending, within the time limit for a client that does not read, and then closes the connection if it is to
+// be closed.
 func (c *conn) drain() {
-	var spare []byte
+	var reuse []byte
 	c.mu.Lock()
 	for len(c.pending) > 0 {
 		p := c.pending
-		c.pending, c.writing = spare, len(p)
+		c.pending, c.writing = reuse, len(p)
 		deadline := time.Now().Add(c.timeout)
-		if !c.by.IsZero() && c.by.Before(deadline) {
-			deadline = c.by
+		if !c.finalDeadline.IsZero() && c.finalDeadline.Before(deadline) {
+			deadline = c.finalDeadline
 		}
 		err := c.SetWriteDeadline(deadline)
 		c.mu.Unlock()
 		if err == nil {
 			_, err = c.Conn.Write(p)
 		}
-		if spare = nil; cap(p) <= room {
-			spare = p[:0]
+		if reuse = nil; cap(p) <= maxPending {
+			reuse = p[:0]
 		}
 		c.mu.Lock()
 		c.writing = 0
 		if err != nil {
-			c.closed, c.pending = true, nil // what follows would be taken for the rest of this packet
+			c.closed, c.pending = true, nil // the client would read further bytes as the rest of this packet
 			if t, ok := c.Conn.(*tls.Conn); ok {
-				t.NetConn().Close() // without the alert, for which there is no room
+				t.NetConn().Close() // without TLS's alert, which could not be written either
 			}
 		}
 		c.changed.Broadcast()
@@ -125,11 +125,12 @@ func (c *conn) drain() {
 	c.mu.Unlock()
 	if last {
 		c.Conn.Close()
-		close(c.gone)
+		close(c.ended)
 	}
 }
 
-// SetDeadline implements net.Conn, for reading only: mochi sets both by the client's keep-alive, which may be none.
+// SetDeadline implements net.Conn for reading only, because mochi derives both deadlines from the client's keep-alive, which may be
+// 0. Writes have their own limit.
 func (c *conn) SetDeadline(t time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -139,22 +140,21 @@ func (c *conn) SetDeadline(t time.Time) error {
 	return c.SetReadDeadline(t)
 }
 
-// hurry ends writes soon.
-func (c *conn) hurry() {
+// limitWrites makes all writes end within takeOverTimeout.
+func (c *conn) limitWrites() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.hasten()
+	c.limitWritesLocked()
 }
 
-func (c *conn) hasten() {
-	if c.by.IsZero() {
-		c.by = time.Now().Add(takeOverTimeout)
-		_ = c.SetWriteDeadline(c.by) // a closed connection needs none
+func (c *conn) limitWritesLocked() {
+	if c.finalDeadline.IsZero() {
+		c.finalDeadline = time.Now().Add(takeOverTimeout)
+		_ = c.SetWriteDeadline(c.finalDeadline) // fails only if the connection is closed
 	}
 }
 
-// Close implements net.Conn. It does not wait: nothing is read any more, and what is pending is written within
-// takeOverTimeout.
+// Close implements net.Conn. It does not wait: reads end, and what is pending is written in the background within takeOverTimeout.
 func (c *conn) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -162,21 +162,22 @@ func (c *conn) Close() error {
 		return nil
 	}
 	c.closed = true
-	c.hasten()
-	_ = c.SetReadDeadline(time.Unix(1, 0)) // fails when the client has gone
+	c.limitWritesLocked()
+	_ = c.SetReadDeadline(time.Unix(1, 0)) // fails if the client has disconnected
 	c.changed.Broadcast()
 	c.drainSoon()
 	return nil
 }
 
-// unlocked gives back what the connection's goroutine holds.
-func (c *conn) unlocked() {
-	if c.unlock != nil {
-		c.unlock()
-		c.unlock = nil
+// endDelivery unlocks hooks.delivery, if the connection's goroutine holds it.
+func (c *conn) endDelivery() {
+	if c.unlockDelivery != nil {
+		c.unlockDelivery()
+		c.unlockDelivery = nil
 	}
 }
 
+// hold keeps back what is written from here on, until release.
 func (c *conn) hold() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -194,7 +195,7 @@ func (c *conn) release() {
 	c.buf = nil
 }
 
-// commonName is that of the certificate that the client has shown and the listener has checked.
+// commonName returns the common name in the client's verified certificate, or "".
 func (c *conn) commonName() string {
 	t, ok := c.Conn.(*tls.Conn)
 	if !ok {
@@ -207,24 +208,24 @@ func (c *conn) commonName() string {
 	return chains[0][0].Subject.CommonName
 }
 
-// listener is mochi's door. mochi's own stops listening at the first error of Accept; here one that passes is waited out. And a
-// packet that makes mochi panic (2.7.9: a SUBSCRIBE that ends behind a filter) ends that client's connection only.
+// listener replaces mochi's own, which stops at the first error of Accept; this one retries after a temporary error. If a packet
+// makes mochi panic (2.7.9: a SUBSCRIBE that ends behind a filter), only that client's connection ends.
 type listener struct {
 	net.Listener
 	id      string
 	timeout time.Duration
-	// connectTimeout is how long a connection may stand before its CONNECT has come.
+	// connectTimeout bounds the time from a connection's start to its CONNECT.
 	connectTimeout time.Duration
 	log            *slog.Logger
 	end            func()          // disconnects the clients
-	abandon        func(*conn)     // ends what mochi has left of a client
-	clients        *sync.WaitGroup // mochi's, which counts a connection only when its own goroutine runs
+	abandon        func(*conn)     // ends the session that a panic of mochi left behind
+	clients        *sync.WaitGroup // mochi's; mochi itself adds a connection only once its goroutine runs
 	closed         chan struct{}
-	served         chan struct{} // closed when no connection is taken any more
+	served         chan struct{} // closed when Serve returns
 	once           sync.Once
 }
 
-// Init implements listeners.Listener; the address is open already.
+// Init implements listeners.Listener. The address is open already.
 func (l *listener) Init(*slog.Logger) error { return nil }
 
 // ID implements listeners.Listener.
@@ -247,9 +248,9 @@ func (l *listener) Serve(establish listeners.EstablishFn) {
 		case errors.Is(err, net.ErrClosed):
 			return
 		default:
-			l.log.Error("broker: no connection can be taken", "address", l.Address(), "err", err)
+			l.log.Error("broker: cannot accept connections", "address", l.Address(), "err", err)
 			select {
-			case <-time.After(100 * time.Millisecond): // out of file descriptors, say
+			case <-time.After(100 * time.Millisecond): // for example, out of file descriptors
 			case <-l.closed:
 				return
 			}
@@ -257,11 +258,11 @@ func (l *listener) Serve(establish listeners.EstablishFn) {
 	}
 }
 
-// serve works one connection to its end.
+// serve serves one connection until it closes.
 func (l *listener) serve(establish listeners.EstablishFn, c *conn) {
 	defer func() {
 		c.Close()
-		c.unlocked() // mochi leaves out OnPublished and OnSessionEstablished when a write has failed
+		c.endDelivery() // mochi does not call OnPublished and OnSessionEstablished if a write has failed
 		if g := c.gate.Load(); g != nil {
 			g.close()
 		}
@@ -270,14 +271,14 @@ func (l *listener) serve(establish listeners.EstablishFn, c *conn) {
 			l.abandon(c)
 		}
 	}()
-	// A fresh connection: an error would show at its first read.
-	_ = c.Conn.SetDeadline(time.Now().Add(l.connectTimeout)) // for the TLS handshake, too
+	_ = c.Conn.SetDeadline(time.Now().Add(l.connectTimeout)) // also for the TLS handshake; the first read reports an error
 	if err := establish(l.id, c); err != nil {
-		l.log.Debug("broker: client gone", "remote", c.RemoteAddr().String(), "err", err)
+		l.log.Debug("broker: client disconnected", "remote", c.RemoteAddr().String(), "err", err)
 	}
 }
 
-// Close implements listeners.Listener. mochi's own way to its clients takes a read lock twice, and hangs when one ends in between.
+// Close implements listeners.Listener. It ignores mochi's CloseFn, which takes a read lock twice and hangs if a client ends in
+// between.
 func (l *listener) Close(listeners.CloseFn) {
 	l.once.Do(func() {
 		close(l.closed)

@@ -18,7 +18,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 )
 
-// addressEnv and pathEnv make this test's program a broker.
+// addressEnv and pathEnv turn the test program into a broker.
 const addressEnv, pathEnv = "TRIPOD_TEST_BROKER_ADDRESS", "TRIPOD_TEST_BROKER_PATH"
 
 func TestMain(m *testing.M) {
@@ -63,8 +63,8 @@ func process(t testing.TB) *server {
 	return s
 }
 
-// TestKilled kills the broker again and again while messages are published to a client that is away. All that was acknowledged
-// is there afterwards, in its order, and so are retained messages and the session.
+// TestKilled kills the broker several times while messages are published to a disconnected client. All acknowledged messages, the
+// retained messages and the session survive.
 func TestKilled(t *testing.T) {
 	for _, protocol := range []int{5, 4} {
 		t.Run(fmt.Sprint(protocol), func(t *testing.T) {
@@ -83,7 +83,7 @@ func TestKilled(t *testing.T) {
 					require.NoError(t, pub.Publish(ctx, "control/node", byte(1+round%2), false, fmt.Appendf(nil, "%04d", round*each+i)))
 					require.NoError(t, pub.Publish(ctx, "desired", 1, true, fmt.Appendf(nil, "%04d", round*each+i)))
 				}
-				// Somewhere in the middle, at another place in every round.
+				// Kill it in the middle, at a different point in every round.
 				want := uint64(2*each*round + each/2*(round+1)/2)
 				require.Eventually(t, func() bool { return pub.Stats().Published >= want }, patience, 100*time.Microsecond)
 				s.stop(t)
@@ -101,7 +101,7 @@ func TestKilled(t *testing.T) {
 				want = append(want, fmt.Sprintf("control/node q%d %04d", 1+i/each%2, i))
 			}
 			seen := map[string]bool{}
-			for _, m := range in.all() { // a message of which the acknowledgement was lost may come twice
+			for _, m := range in.all() { // a message whose acknowledgement was lost may arrive twice
 				if !seen[m] {
 					got = append(got, m)
 				}
@@ -114,7 +114,7 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// TestSessionEnds: what a client has asked to be forgotten is not there after a restart, and neither is what it had received.
+// TestSessionEnds: removed subscriptions, ended sessions and received messages do not come back with a restart.
 func TestSessionEnds(t *testing.T) {
 	s := embedded(t, broker.Config{})
 	ctx := patient(t)

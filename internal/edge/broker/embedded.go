@@ -16,7 +16,7 @@ import (
 	"github.com/mochi-mqtt/server/v2/packets"
 )
 
-// receiveMaximum is how many messages with QoS 1 and 2 one client may send before they are acknowledged.
+// receiveMaximum bounds the unacknowledged messages with QoS 1 and 2 from one client.
 const receiveMaximum = 1024
 
 // embedded is the broker in this process.
@@ -31,12 +31,12 @@ type embedded struct {
 	done      chan struct{}
 }
 
-// New starts the embedded broker: when it returns, clients can come. A configuration that cannot work is
-// errdefs.ErrInvalidArgument; an address or a file that is in use is the system's error.
+// New starts the embedded broker. When it returns, clients can connect. It returns errdefs.ErrInvalidArgument for a configuration
+// that cannot work, and the system's error if an address or the file is in use.
 func New(cfg Config) (Broker, error) {
 	cfg = cfg.withDefaults()
 	if cfg.Address == "" && cfg.TLSAddress == "" {
-		return nil, fmt.Errorf("broker: neither an address nor a TLS address: %w", errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("broker: no address and no TLS address: %w", errdefs.ErrInvalidArgument)
 	}
 	who, err := newUsers(cfg.Users)
 	if err != nil {
@@ -56,7 +56,7 @@ func New(cfg Config) (Broker, error) {
 func (b *embedded) start(cfg Config, who *users) error {
 	caps := mochi.NewDefaultServerCapabilities()
 	caps.MaximumClients = int64(cfg.MaxClients)
-	caps.MaximumMessageExpiryInterval = 0 // none but the message's own; mochi's would end retained messages after a day
+	caps.MaximumMessageExpiryInterval = 0 // only the message's own; mochi's default removes retained messages after a day
 	caps.MaximumSessionExpiryInterval = uint32(cfg.SessionExpiry.Seconds())
 	caps.MaximumPacketSize = uint32(cfg.MaxPacket)
 	caps.MaximumInflight = uint16(cfg.MaxQueued)
@@ -65,11 +65,11 @@ func (b *embedded) start(cfg Config, who *users) error {
 	b.server = mochi.New(&mochi.Options{
 		Capabilities: caps, Logger: quiet(cfg.Log), SysTopicResendInterval: 10,
 		ClientNetReadBufferSize: 16 << 10,
-		// Each packet is written at once: what mochi gathers while messages wait would wait behind our gate, the PUBREL too that
-		// the client's next acknowledgement hangs on.
+		// Each packet is written immediately. While messages wait, mochi would otherwise gather packets, and they would wait behind
+		// our gate, including the PUBREL that the client needs for its next acknowledgement.
 		ClientNetWriteBufferSize: 1,
 	})
-	b.hooks = &hooks{server: b.server, users: who, store: b.store, limit: caps.MaximumPacketSize, queued: cfg.MaxQueued, bytes: cfg.MaxQueuedBytes, stored: map[string]*waiting{}}
+	b.hooks = &hooks{server: b.server, users: who, store: b.store, limit: caps.MaximumPacketSize, queued: cfg.MaxQueued, bytes: cfg.MaxQueuedBytes, stored: map[string]*queueSizes{}}
 	b.hooks.seq.Store(firstNumber)
 	if err := b.server.AddHook(b.hooks, nil); err != nil {
 		return fmt.Errorf("broker: %w", err)
@@ -123,7 +123,7 @@ func (b *embedded) listen(cfg Config, open *[]net.Listener) error {
 	return add("tls", "mqtts", cfg.TLSAddress, func(l net.Listener) net.Listener { return tls.NewListener(l, conf) })
 }
 
-// reachable is an address that a client on this machine can dial.
+// reachable returns the address that a client on this machine dials.
 func reachable(a net.Addr) string {
 	host, port, _ := net.SplitHostPort(a.String())
 	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
@@ -132,7 +132,7 @@ func reachable(a net.Addr) string {
 	return net.JoinHostPort(host, port)
 }
 
-// serverTLS reads the files once, to refuse what cannot work, and the certificate again for each connection.
+// serverTLS reads all files to find errors early. Each connection reads the certificate again.
 func serverTLS(cfg Config) (*tls.Config, error) {
 	get := func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		pair, err := tls.LoadX509KeyPair(cfg.Certificate, cfg.Key)
@@ -150,11 +150,11 @@ func serverTLS(cfg Config) (*tls.Config, error) {
 	}
 	pem, err := os.ReadFile(cfg.ClientCA)
 	if err != nil {
-		return nil, fmt.Errorf("broker: authorities of clients: %w", err)
+		return nil, fmt.Errorf("broker: client CA: %w", err)
 	}
 	conf.ClientCAs, conf.ClientAuth = x509.NewCertPool(), tls.RequireAndVerifyClientCert
 	if !conf.ClientCAs.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("broker: authorities of clients: no certificate in PEM form in %s: %w", cfg.ClientCA, errdefs.ErrInvalidArgument)
+		return nil, fmt.Errorf("broker: client CA: %s has no PEM certificate: %w", cfg.ClientCA, errdefs.ErrInvalidArgument)
 	}
 	return conf, nil
 }
@@ -190,22 +190,22 @@ func (b *embedded) Stats() Stats {
 	return s
 }
 
-// disconnect ends all connections, all at once; one that does not read keeps nobody.
+// disconnect closes all connections in parallel, so a client that does not read delays no other.
 func (b *embedded) disconnect() {
 	var all sync.WaitGroup
 	for _, cl := range b.server.Clients.GetAll() {
 		if c, ok := cl.Net.Conn.(*conn); ok && !cl.Closed() {
-			c.hurry()
+			c.limitWrites()
 			all.Go(func() {
-				_ = b.server.DisconnectClient(cl, packets.ErrServerShuttingDown) // returns the code it was given
-				<-c.gone
+				_ = b.server.DisconnectClient(cl, packets.ErrServerShuttingDown) // returns its argument
+				<-c.ended
 			})
 		}
 	}
 	all.Wait()
 }
 
-// abandon ends the session of a client that mochi has given up in the middle, if it was to end with the connection.
+// abandon ends the session of a client whose handling panicked, unless the session is persistent.
 func (b *embedded) abandon(c *conn) {
 	for _, cl := range b.server.Clients.GetAll() {
 		if cl.Net.Conn == net.Conn(c) && !persistent(cl) {
@@ -221,7 +221,7 @@ func (b *embedded) Close(ctx context.Context) error {
 		b.hooks.closing.Store(true)
 		go func() {
 			defer close(b.done)
-			// In that order: clients that go still change their sessions.
+			// In this order, because clients still change their sessions while they disconnect.
 			b.closeErr = errors.Join(b.server.Close(), b.store.close())
 		}()
 	})

@@ -10,20 +10,20 @@ import (
 	"github.com/mochi-mqtt/server/v2/packets"
 )
 
-// gate keeps to a client's receive maximum (MQTT 5.0 §4.9). mochi 2.7.9 has a way of its own, which puts messages out of order,
-// sends all that wait for a session at once, loses what is then not acknowledged, and stands still after twice the maximum; it is
-// told that the client has none.
+// gate enforces a client's receive maximum (MQTT 5.0 §4.9). mochi 2.7.9 has its own implementation, which reorders messages, sends
+// all queued messages of a session in one burst, loses those that are not acknowledged, and stalls after twice the maximum. So we
+// hide the client's maximum from mochi.
 //
-//	mochi's resend ─▶ again ─┐
-//	                         ├─ enter: fewer than window in flight ─▶ client ─PUBACK, PUBCOMP─▶ leave
-//	mochi's WriteLoop ───────┘   (waits for the resend to end)
+//	mochi's resend ─▶ resend ─┐
+//	                          ├─ enter: fewer than window in flight ─▶ client ─PUBACK, PUBCOMP─▶ leave
+//	mochi's WriteLoop ────────┘   (waits for the resend to end)
 type gate struct {
 	window int
 
 	mu       sync.Mutex
 	changed  *sync.Cond
 	flight   map[uint16]struct{}
-	again    [][]byte // packets of the resend, each whole
+	resend   [][]byte // packets that mochi sends again, each complete
 	resuming bool
 	closed   bool
 }
@@ -34,7 +34,8 @@ func newGate(window int) *gate {
 	return g
 }
 
-// enter waits until one more may be sent. With live, it waits for the end of the resend first.
+// enter waits until another message may be sent, and reports whether the gate is open. With live, it first waits for the end of the
+// resend.
 func (g *gate) enter(id uint16, live bool) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -52,7 +53,7 @@ func (g *gate) leave(id uint16) {
 	g.changed.Broadcast()
 }
 
-// take keeps a packet of the resend for later. Until the client's session is established, each PUBLISH with the DUP flag is one.
+// take keeps p for later if it belongs to the resend: a PUBLISH with the DUP flag, before resume has ended.
 func (g *gate) take(p []byte) bool {
 	const publish, dup = packets.Publish << 4, 0x08
 	g.mu.Lock()
@@ -60,7 +61,7 @@ func (g *gate) take(p []byte) bool {
 	if !g.resuming || p[0]&0xf8 != publish|dup {
 		return false
 	}
-	g.again = append(g.again, slices.Clone(p))
+	g.resend = append(g.resend, slices.Clone(p))
 	return true
 }
 
@@ -71,12 +72,12 @@ func (g *gate) close() {
 	g.changed.Broadcast()
 }
 
-// resume sends what was kept, as the client acknowledges it, and lets the live messages go then.
+// resume sends the kept packets as fast as the client acknowledges them, and then opens the gate for live messages.
 func (c *conn) resume(g *gate) {
 	g.mu.Lock()
-	again := g.again
+	resend := g.resend
 	g.mu.Unlock()
-	for _, p := range again {
+	for _, p := range resend {
 		if !g.enter(packetID(p), false) {
 			return
 		}
@@ -87,11 +88,12 @@ func (c *conn) resume(g *gate) {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.again, g.resuming = nil, false
+	g.resend, g.resuming = nil, false
 	g.changed.Broadcast()
 }
 
-// packetID finds the identifier in an encoded PUBLISH with QoS 1 or 2: behind the length, and the topic with its own.
+// packetID returns the packet identifier of an encoded PUBLISH with QoS 1 or 2. It follows the packet's length, the topic's length
+// and the topic.
 func packetID(p []byte) uint16 {
 	_, n := binary.Uvarint(p[1:])
 	topic := 1 + n
@@ -99,15 +101,15 @@ func packetID(p []byte) uint16 {
 	return binary.BigEndian.Uint16(p[id:])
 }
 
-// arrange numbers what waits for a client so that mochi sends it in the order in which it came: it sorts by the last 16 bits of
-// Created, which stand for our numbers there.
-func (h *hooks) arrange(cl *mochi.Client) {
+// renumber makes mochi send the messages queued for a client in the order of their arrival. mochi sorts them by the lowest 16 bits of
+// Created, which holds our sequence number.
+func (h *hooks) renumber(cl *mochi.Client) {
 	waiting := cl.State.Inflight.GetAll(false)
 	slices.SortStableFunc(waiting, func(a, b packets.Packet) int { return cmp.Compare(a.Created, b.Created) })
 	if slices.IsSortedFunc(waiting, func(a, b packets.Packet) int { return cmp.Compare(uint16(a.Created), uint16(b.Created)) }) {
 		return
 	}
-	// The numbers run over 65535 among them: all are renumbered, behind the next such border.
+	// The lowest 16 bits overflow within the queue. Number all messages from the next multiple of 65536.
 	base := (h.seq.Load()>>16 + 1) << 16
 	h.seq.Store(base + int64(len(waiting)))
 	for i, pk := range waiting {

@@ -17,7 +17,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 )
 
-// peer is a plain client of paho's with a receive maximum; its messages come on a channel, and are acknowledged when taken.
+// peer returns a plain paho client with a receive maximum, and its messages; receiving one from the channel acknowledges it.
 func peer(t testing.TB, s *server, id string, window uint16) (*paho.Client, chan string) {
 	c, err := net.Dial("tcp", s.address)
 	require.NoError(t, err)
@@ -32,8 +32,8 @@ func peer(t testing.TB, s *server, id string, window uint16) (*paho.Client, chan
 	return client, got
 }
 
-// TestReceiveMaximum: a client that takes three at a time gets all of many, in their order, while it is there and of a queue when
-// it comes back, also when it goes in the middle.
+// TestReceiveMaximum: a client with a receive maximum of three gets many messages completely and in order, while it is connected,
+// and from the queue after it reconnects.
 func TestReceiveMaximum(t *testing.T) {
 	for _, qos := range []byte{1, 2} {
 		t.Run(fmt.Sprint("qos ", qos), func(t *testing.T) {
@@ -79,7 +79,7 @@ func TestReceiveMaximum(t *testing.T) {
 	}
 }
 
-// TestQueueBound: a client that is away keeps so many messages, the first ones, and the others are counted.
+// TestQueueBound: the queue of a disconnected client keeps the first messages up to the limit; the others are counted.
 func TestQueueBound(t *testing.T) {
 	for name, cfg := range map[string]broker.Config{"messages": {MaxQueued: 10}, "bytes": {MaxQueuedBytes: 10*1000 + 500}} {
 		t.Run(name, func(t *testing.T) { checkQueueBound(t, cfg) })
@@ -107,7 +107,7 @@ func checkQueueBound(t *testing.T, limits broker.Config) {
 	assert.Len(t, in.wait(t, "end"), 11)
 }
 
-// TestLimits: clients over the limit are refused, those that say nothing or do not read are not waited for.
+// TestLimits: clients over the limit are refused, and those that do not read are disconnected.
 func TestLimits(t *testing.T) {
 	s := embedded(t, broker.Config{MaxClients: 2, WriteTimeout: time.Second})
 	a, in := connect(t, s, mqtt.Config{})
@@ -136,8 +136,8 @@ func TestLimits(t *testing.T) {
 	assert.Len(t, in.wait(t, "end"), 65)
 }
 
-// TestE2SlowConsumerHoldsUpNobody: clients that take everything and read nothing delay neither what others send to one another, nor
-// a client that takes the session over, nor the broker's end, however long they may take themselves.
+// TestE2SlowConsumerHoldsUpNobody: clients that subscribe to everything and read nothing delay neither messages between others, nor
+// a client that takes their session over, nor the broker's end.
 func TestE2SlowConsumerHoldsUpNobody(t *testing.T) {
 	s := embedded(t, broker.Config{WriteTimeout: time.Hour})
 	deaf := func(id string) *raw {
@@ -170,13 +170,13 @@ func TestE2SlowConsumerHoldsUpNobody(t *testing.T) {
 	}
 	assert.Equal(t, 5, s.stats().Clients, "the deaf ones are still there")
 	deaf("messages")
-	require.Eventually(t, func() bool { return s.stats().Clients == 5 }, patience, time.Millisecond, "it has taken the place of the one before")
+	require.Eventually(t, func() bool { return s.stats().Clients == 5 }, patience, time.Millisecond, "it has taken the session over")
 	require.NoError(t, pub.Publish(ctx, "t", 1, false, []byte("end")))
 	in.wait(t, "end")
 	s.stop(t)
 }
 
-// TestCloseLate: a client that comes in while the broker ends does not keep it.
+// TestCloseLate: a client that connects while the broker closes does not delay it.
 func TestCloseLate(t *testing.T) {
 	s := embedded(t, broker.Config{})
 	late, before := dialRaw(t, s.address), dialRaw(t, s.address)
@@ -192,7 +192,7 @@ func TestCloseLate(t *testing.T) {
 	s.stop(t)
 }
 
-// TestClose: clients are told, wills are not published, and what is queued is there after a start.
+// TestClose: clients get a reason code, wills are not published, and queued messages are kept for the next start.
 func TestClose(t *testing.T) {
 	s := embedded(t, broker.Config{})
 	ctx := patient(t)

@@ -20,7 +20,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 )
 
-// patience is how long anything may take on a busy machine.
+// patience bounds every wait, on a busy machine.
 const patience = 60 * time.Second
 
 func patient(t testing.TB) context.Context {
@@ -39,8 +39,7 @@ type server struct {
 
 func (s *server) url() string { return "mqtt://" + s.address }
 
-// freeAddress finds a port that nobody listens at, below those that the kernel gives to outgoing connections: a broker comes back
-// to it.
+// freeAddress returns an address with a free port below the kernel's ephemeral ports, so that a restarted broker can use it again.
 func freeAddress(t testing.TB) string {
 	for range 1000 {
 		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", 10_000+rand.IntN(20_000)))
@@ -77,11 +76,11 @@ func embedded(t testing.TB, cfg broker.Config) *server {
 	return s
 }
 
-// mosquitto is Debian's, with a configuration of the test's own.
+// mosquitto starts Debian's mosquitto with its own configuration.
 func mosquitto(t testing.TB) *server {
 	program, err := exec.LookPath("mosquitto")
 	if err != nil {
-		program = "/usr/sbin/mosquitto" // not in everybody's PATH
+		program = "/usr/sbin/mosquitto" // not in every user's PATH
 	}
 	s := &server{address: freeAddress(t)}
 	dir := t.TempDir()
@@ -105,7 +104,7 @@ func mosquitto(t testing.TB) *server {
 		if cmd == nil {
 			return
 		}
-		require.NoError(t, cmd.Process.Signal(os.Interrupt)) // SIGINT: it stores its sessions
+		require.NoError(t, cmd.Process.Signal(os.Interrupt)) // on SIGINT it stores its sessions
 		_ = cmd.Wait()
 		cmd = nil
 	}
@@ -139,7 +138,7 @@ func (i *inbox) all() []string {
 	return slices.Clone(i.got)
 }
 
-// wait returns when a message that ends in suffix has come, with all that has.
+// wait waits for a message that ends in suffix, and returns all messages.
 func (i *inbox) wait(t testing.TB, suffix string) []string {
 	t.Helper()
 	deadline := time.After(patience)
@@ -151,12 +150,12 @@ func (i *inbox) wait(t testing.TB, suffix string) []string {
 		select {
 		case <-i.more:
 		case <-deadline:
-			require.Failf(t, "message did not come", "%q; there are %q", suffix, all)
+			require.Failf(t, "message did not arrive", "want one that ends in %q, got %q", suffix, all)
 		}
 	}
 }
 
-// connect makes a client and waits until it is there.
+// connect makes a client and waits until it is connected.
 func connect(t testing.TB, s *server, cfg mqtt.Config) (mqtt.Client, *inbox) {
 	t.Helper()
 	in := newInbox()

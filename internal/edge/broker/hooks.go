@@ -10,34 +10,33 @@ import (
 	"github.com/mochi-mqtt/server/v2/packets"
 )
 
-// bridgeBit in the protocol level of MQTT 3.1 and 3.1.1 is mosquitto's way to say: send me nothing of my own.
+// bridgeBit in the protocol level of MQTT 3.1 and 3.1.1 is mosquitto's extension that asks for No Local.
 const bridgeBit = 0x80
 
-// bridgeMark is how a client that has set it is known later: MQTT 3.1.1 has no user properties, so the place is free, and it is
-// stored with the session.
+// bridgeMark marks a client that has set bridgeBit. It is stored with the session as a user property, which MQTT 3.1.1 does not have.
 var bridgeMark = packets.UserProperty{Key: "tripod.bridge"}
 
-// emptyMark is how a will without a payload is known until it is published.
+// emptyMark marks a will without a payload until it is published.
 var emptyMark = packets.UserProperty{Key: "tripod.empty"}
 
-// hooks are what mochi asks and tells. One type, so the order within an event is plain.
+// hooks implements mochi's hooks. They are all in one type, so that the order within an event is plain.
 type hooks struct {
 	mochi.HookBase
 	server *mochi.Server
 	users  *users
 	store  *store
-	limit  uint32 // bytes of a packet
-	queued int    // messages for one client
-	bytes  int64  // of what waits for one client with a session
+	limit  uint32 // of a packet, in bytes
+	queued int    // limit of messages for one client
+	bytes  int64  // limit of queued bytes for one persistent session
 
 	closing                  atomic.Bool
 	refused, denied, dropped atomic.Uint64
 
-	seq     atomic.Int64 // of messages; stands in Packet.Created
-	passing sync.RWMutex // read: a message goes to its receivers; write: a session goes to another connection
-	mu      sync.Mutex
-	stored  map[string]*waiting // by client
-	clients map[string]struct{} // sessions on the disk, while loading
+	seq      atomic.Int64 // of messages, in Packet.Created
+	delivery sync.RWMutex // read-locked while a message goes to its receivers, locked while a session changes its connection
+	mu       sync.Mutex
+	stored   map[string]*queueSizes // by client
+	clients  map[string]struct{}    // sessions on the disk, while loading
 }
 
 // ID implements mochi.Hook.
@@ -53,7 +52,7 @@ func (h *hooks) Provides(b byte) bool {
 	}, b) >= 0
 }
 
-// OnPacketRead makes a CONNECT of the public peers one that mochi takes, and hears of the room that an acknowledgement makes.
+// OnPacketRead adapts the CONNECT of the public peers to what mochi accepts. An acknowledgement makes room in the client's gate.
 func (h *hooks) OnPacketRead(cl *mochi.Client, pk packets.Packet) (packets.Packet, error) {
 	switch pk.FixedHeader.Type {
 	case packets.Connect:
@@ -61,14 +60,14 @@ func (h *hooks) OnPacketRead(cl *mochi.Client, pk packets.Packet) (packets.Packe
 			pk.ProtocolVersion = level
 			pk.Properties.User = []packets.UserProperty{bridgeMark}
 		}
-		if len(pk.Connect.Password) == 0 { // set, and empty, is allowed (MQTT 3.1.1 §3.1.3.5)
+		if len(pk.Connect.Password) == 0 { // MQTT 3.1.1 §3.1.3.5 allows the flag with an empty password
 			pk.Connect.PasswordFlag = false
 		}
-		if pk.Connect.WillFlag && len(pk.Connect.WillPayload) == 0 { // allowed too, and refused by mochi
+		if pk.Connect.WillFlag && len(pk.Connect.WillPayload) == 0 { // allowed too, but mochi refuses it
 			pk.Connect.WillPayload = []byte{0}
 			pk.Connect.WillProperties.User = append(pk.Connect.WillProperties.User, emptyMark)
 		}
-		// For our gate, not for mochi; a will has no such property.
+		// Hide the receive maximum from mochi, for our gate. A will has no such property, so the field is free.
 		pk.Connect.WillProperties.ReceiveMaximum, pk.Properties.ReceiveMaximum = pk.Properties.ReceiveMaximum, 0
 	case packets.Puback, packets.Pubcomp, packets.Pubrec:
 		if g := gateOf(cl); g != nil && (pk.FixedHeader.Type != packets.Pubrec || pk.ReasonCode >= 0x80) {
@@ -78,8 +77,8 @@ func (h *hooks) OnPacketRead(cl *mochi.Client, pk packets.Packet) (packets.Packe
 	return pk, nil
 }
 
-// OnPacketProcessed makes a client that does not read its answers wait with its next packet. Those that have no answer pass:
-// some clients read only when they have written.
+// OnPacketProcessed delays the next packet of a client that does not read its answers. Packets without an answer are not delayed,
+// because some clients read only after they have written.
 func (h *hooks) OnPacketProcessed(cl *mochi.Client, pk packets.Packet, err error) {
 	switch pk.FixedHeader.Type {
 	case packets.Puback, packets.Pubcomp:
@@ -101,9 +100,8 @@ func gateOf(cl *mochi.Client) *gate {
 	return nil
 }
 
-// OnPacketEncode tells a client of MQTT 5.0 the limit that mochi keeps to itself, counts who was refused, and lets a message
-// wait for room: that is the client's own WriteLoop, behind which the others wait. mochi's resend, with the DUP flag, is gated
-// by resume.
+// OnPacketEncode sends MQTT 5.0 clients the packet limit, which mochi omits, and counts refused connections. It delays a message
+// until the client has room for it: it runs in the client's WriteLoop. mochi's resend, with the DUP flag, is gated by resume.
 func (h *hooks) OnPacketEncode(cl *mochi.Client, pk packets.Packet) packets.Packet {
 	switch pk.FixedHeader.Type {
 	case packets.Publish:
@@ -125,44 +123,44 @@ func (h *hooks) OnPacketEncode(cl *mochi.Client, pk packets.Packet) packets.Pack
 	return pk
 }
 
-// OnConnectAuthenticate decides who may come in.
+// OnConnectAuthenticate checks the user, the password and the certificate.
 func (h *hooks) OnConnectAuthenticate(cl *mochi.Client, pk packets.Packet) bool {
-	proved := ""
+	certified := ""
 	if c, ok := cl.Net.Conn.(*conn); ok {
-		proved = c.commonName()
+		certified = c.commonName()
 	}
-	ok := h.users.admit(string(pk.Connect.Username), pk.Connect.Password, proved)
+	ok := h.users.admit(string(pk.Connect.Username), pk.Connect.Password, certified)
 	if ok && len(pk.Connect.Username) == 0 {
-		cl.Properties.Username = []byte(proved)
+		cl.Properties.Username = []byte(certified)
 	}
 	return ok
 }
 
-// OnACLCheck decides about a topic, or about a filter that is subscribed to.
+// OnACLCheck reports whether the client may publish to a topic, or subscribe to a filter.
 func (h *hooks) OnACLCheck(cl *mochi.Client, topic string, write bool) bool {
-	if h.users.may(string(cl.Properties.Username), cl.ID, topic, write) {
+	if h.users.allowed(string(cl.Properties.Username), cl.ID, topic, write) {
 		return true
 	}
 	h.denied.Add(1)
 	return false
 }
 
-// OnSubscribe gives No Local to those who could only ask for it by the bridge bit.
+// OnSubscribe sets No Local for clients that asked for it with the bridge bit.
 func (h *hooks) OnSubscribe(cl *mochi.Client, pk packets.Packet) packets.Packet {
 	if cl.Properties.ProtocolVersion >= 5 || !slices.Contains(cl.Properties.Props.User, bridgeMark) {
 		return pk
 	}
 	for i := range pk.Filters {
-		pk.Filters[i].NoLocal = !mochi.IsSharedFilter(pk.Filters[i].Filter) // these have none (MQTT 5.0 §3.8.3.1)
+		pk.Filters[i].NoLocal = !mochi.IsSharedFilter(pk.Filters[i].Filter) // not allowed for these (MQTT 5.0 §3.8.3.1)
 	}
 	return pk
 }
 
-// OnWill keeps wills from being published when the broker itself goes, or to a topic that is not open to the client; mochi asks
-// nobody about that.
+// OnWill suppresses wills when the broker itself closes, and wills to a topic that the client may not publish to, which mochi does
+// not check.
 func (h *hooks) OnWill(cl *mochi.Client, will mochi.Will) (mochi.Will, error) {
 	if h.closing.Load() || !h.OnACLCheck(cl, will.TopicName, true) {
-		return mochi.Will{}, nil // no topic: nobody has subscribed to that
+		return mochi.Will{}, nil // nobody can subscribe to an empty topic
 	}
 	if n := len(will.User) - 1; n >= 0 && will.User[n] == emptyMark {
 		will.Payload, will.User = nil, will.User[:n]
@@ -170,22 +168,22 @@ func (h *hooks) OnWill(cl *mochi.Client, will mochi.Will) (mochi.Will, error) {
 	return will, nil
 }
 
-// OnPublish numbers a message, for the order of those that wait for a client: mochi knows seconds only. Its acknowledgement is
-// held back until OnPublished, and no session moves until then: mochi would give the message to a connection that has gone.
+// OnPublish numbers a message, because mochi orders queued messages by seconds only. Until OnPublished, it holds back the
+// acknowledgement, and no session can change its connection: mochi would give the message to the old connection.
 func (h *hooks) OnPublish(cl *mochi.Client, pk packets.Packet) (packets.Packet, error) {
 	pk.Created = h.seq.Add(1)
 	if c, ok := cl.Net.Conn.(*conn); ok && pk.FixedHeader.Qos > 0 {
 		c.hold()
-		h.passing.RLock()
-		c.unlock = h.passing.RUnlock
+		h.delivery.RLock()
+		c.unlockDelivery = h.delivery.RUnlock
 	}
 	return pk, nil
 }
 
-// OnPublished lets the acknowledgement go when what must be on the disk is there.
+// OnPublished sends the acknowledgement once the message is stored where it has to be.
 func (h *hooks) OnPublished(cl *mochi.Client, pk packets.Packet) {
 	if c, ok := cl.Net.Conn.(*conn); ok && pk.FixedHeader.Qos > 0 {
-		c.unlocked()
+		c.endDelivery()
 		h.store.wait()
 		c.release()
 	}

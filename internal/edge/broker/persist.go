@@ -13,7 +13,7 @@ import (
 	"github.com/tripod-run/tripod/internal/connlimit"
 )
 
-// Keys in the store. MQTT's strings have no NUL, so it parts them.
+// Keys in the store. NUL separates their parts, because MQTT strings cannot contain it.
 //
 //	c CLIENT                  storage.Client
 //	s CLIENT NUL FILTER       storage.Subscription
@@ -24,10 +24,10 @@ const (
 	nul                                        = "\x00"
 )
 
-// firstNumber of a message is above every time in seconds, which messages that mochi makes by itself carry.
+// firstNumber is the first sequence number. It is larger than any time in seconds, which mochi's own messages have in its place.
 const firstNumber = 1 << 40
 
-// persistent tells whether the session outlives the connection.
+// persistent reports whether the session outlives the connection.
 func persistent(cl *mochi.Client) bool {
 	if cl.Properties.ProtocolVersion >= 5 {
 		return cl.Properties.Props.SessionExpiryInterval > 0
@@ -36,14 +36,14 @@ func persistent(cl *mochi.Client) bool {
 }
 
 func (h *hooks) save(key string, v any, urgent bool) {
-	data, err := json.Marshal(v) // plain structs of mochi's: cannot fail
+	data, err := json.Marshal(v) // cannot fail for mochi's plain structs
 	if err == nil {
 		h.store.put(key, data, urgent)
 	}
 }
 
-// OnSessionEstablish is called before CONNACK: a session is on the disk when the client learns of it. From here to
-// OnSessionEstablished no message goes to anybody, so none goes to the connection before, and none twice.
+// OnSessionEstablish is called before CONNACK, so a session is on the disk before the client learns of it. From here to
+// OnSessionEstablished no message is delivered, so none goes to the previous connection, or twice.
 func (h *hooks) OnSessionEstablish(cl *mochi.Client, pk packets.Packet) {
 	if persistent(cl) {
 		h.saveClient(cl)
@@ -51,10 +51,10 @@ func (h *hooks) OnSessionEstablish(cl *mochi.Client, pk packets.Packet) {
 	} else {
 		h.store.del(clientKey+cl.ID, false)
 	}
-	before, known := h.server.Clients.Get(cl.ID)
+	previous, known := h.server.Clients.Get(cl.ID)
 	if known {
-		if c, ok := before.Net.Conn.(*conn); ok {
-			c.hurry()
+		if c, ok := previous.Net.Conn.(*conn); ok {
+			c.limitWrites()
 		}
 	}
 	if c, ok := cl.Net.Conn.(*conn); ok {
@@ -64,22 +64,22 @@ func (h *hooks) OnSessionEstablish(cl *mochi.Client, pk packets.Packet) {
 		}
 		c.gate.Store(newGate(window))
 		connlimit.Of(c.Conn).Begin() // until the connection ends
-		h.passing.Lock()
-		c.unlock = h.passing.Unlock
+		h.delivery.Lock()
+		c.unlockDelivery = h.delivery.Unlock
 	}
 	if known {
-		h.arrange(before)
+		h.renumber(previous)
 	}
 }
 
-// OnSessionEstablished is called when mochi has sent again what waited for the client; now it really goes.
+// OnSessionEstablished is called after mochi's resend, which the gate has kept, and starts to send it.
 func (h *hooks) OnSessionEstablished(cl *mochi.Client, _ packets.Packet) {
 	if c, ok := cl.Net.Conn.(*conn); ok {
-		c.unlocked()
+		c.endDelivery()
 		go c.resume(c.gate.Load())
 	}
-	if h.closing.Load() { // it may have come too late for disconnect
-		_ = h.server.DisconnectClient(cl, packets.ErrServerShuttingDown) // returns the code it was given
+	if h.closing.Load() { // disconnect may have missed the client
+		_ = h.server.DisconnectClient(cl, packets.ErrServerShuttingDown) // returns its argument
 	}
 }
 
@@ -94,7 +94,7 @@ func (h *hooks) saveClient(cl *mochi.Client) {
 	}, true)
 }
 
-// OnSubscribed is called before SUBACK.
+// OnSubscribed stores subscriptions. It is called before SUBACK.
 func (h *hooks) OnSubscribed(cl *mochi.Client, pk packets.Packet, codes []byte) {
 	if !persistent(cl) {
 		return
@@ -110,14 +110,15 @@ func (h *hooks) OnSubscribed(cl *mochi.Client, pk packets.Packet, codes []byte) 
 	h.store.wait()
 }
 
-// OnUnsubscribed forgets subscriptions.
+// OnUnsubscribed removes subscriptions from the store.
 func (h *hooks) OnUnsubscribed(cl *mochi.Client, pk packets.Packet) {
 	for _, f := range pk.Filters {
 		h.store.del(subKey+cl.ID+nul+f.Filter, false)
 	}
 }
 
-// OnQosPublish stores each message with QoS 1 or 2 for a client, and the PUBREC that keeps a message from the client from counting twice.
+// OnQosPublish stores a message with QoS 1 or 2 for a client, or the PUBREC that prevents a message from the client from being
+// processed twice.
 func (h *hooks) OnQosPublish(cl *mochi.Client, pk packets.Packet, _ int64, _ int) {
 	if pk.FixedHeader.Type == packets.Publish && pk.Created < firstNumber { // a will
 		pk.Created = h.seq.Add(1)
@@ -126,8 +127,8 @@ func (h *hooks) OnQosPublish(cl *mochi.Client, pk packets.Packet, _ int64, _ int
 	if !persistent(cl) || pk.FixedHeader.Type == packets.Puback {
 		return
 	}
-	if !h.remember(cl.ID, pk) {
-		// One who is there still gets it, once; for one who is away it is dropped.
+	if !h.reserve(cl.ID, pk) {
+		// A connected client still gets the message, once. For a disconnected one it is dropped.
 		cl.State.Inflight.Delete(pk.PacketID)
 		h.dropped.Add(1)
 		return
@@ -135,28 +136,28 @@ func (h *hooks) OnQosPublish(cl *mochi.Client, pk packets.Packet, _ int64, _ int
 	h.save(inflightKey(cl.ID, pk.PacketID), message(pk), cl.Closed())
 }
 
-// waiting is what waits for a client with a session: sizes in bytes, by packet identifier.
-type waiting struct {
+// queueSizes holds the sizes, in bytes, of the messages queued for a persistent session, by packet identifier.
+type queueSizes struct {
 	sizes map[uint16]int64
 	total int64
 }
 
-// remember notes a message for a client; false when it would be too much.
-func (h *hooks) remember(client string, pk packets.Packet) bool {
+// reserve adds a message to the queue's size. It reports false, and adds nothing, if the queue would become too large.
+func (h *hooks) reserve(client string, pk packets.Packet) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	w := h.stored[client]
 	if w == nil {
-		w = &waiting{sizes: map[uint16]int64{}}
+		w = &queueSizes{sizes: map[uint16]int64{}}
 		h.stored[client] = w
 	}
 	size := int64(len(pk.TopicName) + len(pk.Payload))
-	before, known := w.sizes[pk.PacketID]
+	previous, known := w.sizes[pk.PacketID]
 	if !known && w.total+size > h.bytes {
 		return false
 	}
 	w.sizes[pk.PacketID] = size
-	w.total += size - before
+	w.total += size - previous
 	return true
 }
 
@@ -176,10 +177,10 @@ func message(pk packets.Packet) storage.Message {
 	}
 }
 
-// OnQosComplete forgets a message that has arrived.
+// OnQosComplete removes an acknowledged message from the store.
 func (h *hooks) OnQosComplete(cl *mochi.Client, pk packets.Packet) { h.forget(cl.ID, pk.PacketID) }
 
-// OnQosDropped forgets one that was given up.
+// OnQosDropped removes a dropped message from the store.
 func (h *hooks) OnQosDropped(cl *mochi.Client, pk packets.Packet) { h.forget(cl.ID, pk.PacketID) }
 
 func (h *hooks) forget(client string, id uint16) {
@@ -197,9 +198,9 @@ func (h *hooks) forget(client string, id uint16) {
 	}
 }
 
-// OnRetainMessage stores a retained message (kept is 1), or removes one (-1).
-func (h *hooks) OnRetainMessage(_ *mochi.Client, pk packets.Packet, kept int64) {
-	switch urgent := pk.FixedHeader.Qos > 0; kept {
+// OnRetainMessage stores a retained message (change is 1), or removes it (-1).
+func (h *hooks) OnRetainMessage(_ *mochi.Client, pk packets.Packet, change int64) {
+	switch urgent := pk.FixedHeader.Qos > 0; change {
 	case 1:
 		h.save(retainedKey+pk.TopicName, message(pk), urgent)
 	case -1:
@@ -207,40 +208,41 @@ func (h *hooks) OnRetainMessage(_ *mochi.Client, pk packets.Packet, kept int64) 
 	}
 }
 
-// OnRetainedExpired forgets a retained message whose time is over.
+// OnRetainedExpired removes an expired retained message from the store.
 func (h *hooks) OnRetainedExpired(topic string) { h.store.del(retainedKey+topic, false) }
 
-// OnDisconnect ends what ends with the connection. Until mochi has done so too, no session goes to another connection: mochi
-// looks whether it was taken over, and then deletes whoever has the client identifier.
+// OnDisconnect removes a session that ends with its connection, and forgets dropped messages. It locks delivery until mochi has
+// finished, so that no session changes its connection: mochi first checks for a takeover, and then deletes the client that has the
+// identifier by then.
 func (h *hooks) OnDisconnect(cl *mochi.Client, _ error, expire bool) {
-	if c, ok := cl.Net.Conn.(*conn); ok && c.unlock == nil {
-		h.passing.RLock()
-		c.unlock = h.passing.RUnlock
+	if c, ok := cl.Net.Conn.(*conn); ok && c.unlockDelivery == nil {
+		h.delivery.RLock()
+		c.unlockDelivery = h.delivery.RUnlock
 	}
-	if cl.IsTakenOver() { // the session goes on, or OnSessionEstablish of the one who came has ended it
+	if cl.IsTakenOver() { // the session continues, or OnSessionEstablish of the new connection has removed it
 		return
 	}
 	if expire {
 		h.store.del(clientKey+cl.ID, false)
 		return
 	}
-	// A message that mochi drops for a slow client is dropped without a word.
+	// mochi calls no hook when it drops a message for a slow client.
 	h.mu.Lock()
-	var gone []uint16
+	var dropped []uint16
 	if w := h.stored[cl.ID]; w != nil {
 		for id := range w.sizes {
-			if _, waits := cl.State.Inflight.Get(id); !waits {
-				gone = append(gone, id)
+			if _, queued := cl.State.Inflight.Get(id); !queued {
+				dropped = append(dropped, id)
 			}
 		}
 	}
 	h.mu.Unlock()
-	for _, id := range gone {
+	for _, id := range dropped {
 		h.forget(cl.ID, id)
 	}
 }
 
-// OnClientExpired ends a session that nobody has come back for. mochi forgets the client, but not his subscriptions.
+// OnClientExpired removes an expired session. mochi removes the client, but not its subscriptions.
 func (h *hooks) OnClientExpired(cl *mochi.Client) {
 	h.server.UnsubscribeClient(cl)
 	cl.ClearInflights()
@@ -250,7 +252,7 @@ func (h *hooks) OnClientExpired(cl *mochi.Client) {
 	h.mu.Unlock()
 }
 
-// StoredClients is asked first when the broker starts.
+// StoredClients loads the sessions. mochi calls it first when the broker starts, and then the three that follow here, in this order.
 func (h *hooks) StoredClients() (all []storage.Client, err error) {
 	h.clients = map[string]struct{}{}
 	err = load(h, clientKey, func(c storage.Client) bool {
@@ -261,7 +263,7 @@ func (h *hooks) StoredClients() (all []storage.Client, err error) {
 	return all, err
 }
 
-// StoredSubscriptions is asked next; what belongs to no session is left over from one, and removed.
+// StoredSubscriptions loads the subscriptions, and removes those without a session.
 func (h *hooks) StoredSubscriptions() (all []storage.Subscription, err error) {
 	err = load(h, subKey, func(s storage.Subscription) bool {
 		_, ok := h.clients[s.Client]
@@ -273,7 +275,7 @@ func (h *hooks) StoredSubscriptions() (all []storage.Subscription, err error) {
 	return all, err
 }
 
-// StoredInflightMessages is asked then.
+// StoredInflightMessages loads the queued messages, and removes those without a session.
 func (h *hooks) StoredInflightMessages() (all []storage.Message, err error) {
 	err = h.store.each(messageKey, func(key string, value []byte) error {
 		var m storage.Message
@@ -284,14 +286,14 @@ func (h *hooks) StoredInflightMessages() (all []storage.Message, err error) {
 		}
 		m.Client = client
 		h.seq.Store(max(h.seq.Load(), m.Created))
-		h.remember(client, m.ToPacket())
+		h.reserve(client, m.ToPacket())
 		all = append(all, m)
 		return nil
 	})
 	return all, err
 }
 
-// StoredRetainedMessages is asked last.
+// StoredRetainedMessages loads the retained messages.
 func (h *hooks) StoredRetainedMessages() (all []storage.Message, err error) {
 	err = load(h, retainedKey, func(m storage.Message) bool {
 		h.seq.Store(max(h.seq.Load(), m.Created))
@@ -301,12 +303,12 @@ func (h *hooks) StoredRetainedMessages() (all []storage.Message, err error) {
 	return all, err
 }
 
-// load reads all values of a kind; what cannot be read, or is not wanted, is removed.
+// load calls want with every value of a kind. It removes a value that is unreadable, or for which want returns false.
 func load[T any](h *hooks, prefix string, want func(T) bool) error {
 	err := h.store.each(prefix, func(key string, value []byte) error {
 		var v T
 		if err := json.Unmarshal(value, &v); err != nil {
-			h.Log.Error("broker: a stored value cannot be read and is left out", "key", prefix+key, "err", err)
+			h.Log.Error("broker: removing an unreadable value from the store", "key", prefix+key, "err", err)
 		} else if want(v) {
 			return nil
 		}

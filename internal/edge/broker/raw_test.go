@@ -16,7 +16,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/mqtt"
 )
 
-// raw is a client of bytes.
+// raw is a client that sends and reads raw bytes.
 type raw struct {
 	conn net.Conn
 }
@@ -31,7 +31,7 @@ func dialRaw(t testing.TB, address string) *raw {
 
 func (r *raw) send(b []byte) { r.conn.Write(b) }
 
-// read takes one packet of less than 128 bytes.
+// read reads one packet of less than 128 bytes.
 func (r *raw) read(t testing.TB) []byte {
 	t.Helper()
 	head := make([]byte, 2)
@@ -45,14 +45,14 @@ func (r *raw) read(t testing.TB) []byte {
 
 // packet puts the fixed header before a body.
 func packet(first byte, body []byte) []byte {
-	var length [binary.MaxVarintLen32]byte // MQTT's lengths are these
+	var length [binary.MaxVarintLen32]byte // MQTT encodes lengths as varints
 	n := binary.PutUvarint(length[:], uint64(len(body)))
 	return append(append([]byte{first}, length[:n]...), body...)
 }
 
 func str(s string) []byte { return append(binary.BigEndian.AppendUint16(nil, uint16(len(s))), s...) }
 
-// connectPacket makes a CONNECT; fields are what follows the client identifier.
+// connectPacket makes a CONNECT; fields follow the client identifier.
 func connectPacket(level, flags byte, client string, fields ...string) []byte {
 	var b bytes.Buffer
 	b.Write(str("MQTT"))
@@ -70,8 +70,8 @@ func connectPacket(level, flags byte, client string, fields ...string) []byte {
 	return packet(0x10, b.Bytes())
 }
 
-// TestPublicPeer speaks as the public peers do, byte by byte: protocol level 0x84, a user name, and a password flag with a
-// password of no bytes.
+// TestPublicPeer sends the same bytes as the public peers: protocol level 0x84, a user name, and the password flag with an empty
+// password.
 func TestPublicPeer(t *testing.T) {
 	for name, start := range map[string]func(t testing.TB) *server{
 		"embedded": func(t testing.TB) *server { return embedded(t, broker.Config{}) },
@@ -101,7 +101,7 @@ func TestPublicPeer(t *testing.T) {
 	}
 }
 
-// TestPublicPeerSession: the bridge bit belongs to the session, also after the broker was restarted.
+// TestPublicPeerSession: the session keeps the bridge bit, also across a restart of the broker.
 func TestPublicPeerSession(t *testing.T) {
 	s := embedded(t, broker.Config{})
 	r := dialRaw(t, s.address)
@@ -121,7 +121,7 @@ func TestPublicPeerSession(t *testing.T) {
 	assert.Equal(t, []byte{0xd0, 0}, r.read(t), "its own message did not come back")
 }
 
-// TestTakeOverStays: the end of a connection that was taken over does not end the session of the one that took it.
+// TestTakeOverStays: when a session is taken over, the end of the old connection does not end the session.
 func TestTakeOverStays(t *testing.T) {
 	s := embedded(t, broker.Config{})
 	pub, _ := connect(t, s, mqtt.Config{})
@@ -129,18 +129,18 @@ func TestTakeOverStays(t *testing.T) {
 		r := dialRaw(t, s.address)
 		r.send(connectPacket(4, 2, "twin"))
 		require.Equal(t, []byte{0x20, 2, 0, 0}, r.read(t))
-		require.Eventually(t, func() bool { return s.stats().Clients == 2 }, patience, time.Millisecond, "the one before has gone")
+		require.Eventually(t, func() bool { return s.stats().Clients == 2 }, patience, time.Millisecond, "the previous connection has ended")
 		require.Equal(t, 2, s.stats().Sessions, "take-over %d", i)
 		r.send(packet(0x82, append([]byte{0, 1}, append(str("t"), 1)...)))
 		require.Equal(t, []byte{0x90, 3, 0, 1, 1}, r.read(t))
-		for range 500 { // with these the end of a session takes a while
+		for range 500 { // they make the end of a session take a while
 			require.NoError(t, pub.Publish(patient(t), "t", 1, false, []byte("x")))
 		}
 		require.Eventually(t, func() bool { return s.stats().Inflight == 500 }, patience, time.Millisecond)
 	}
 }
 
-// TestJunk sends what is no MQTT, and too much of it. The broker goes on with all others.
+// TestJunk sends bytes that are not MQTT, and too many of them. The broker keeps serving other clients.
 func TestJunk(t *testing.T) {
 	s := embedded(t, broker.Config{MaxPacket: 4096})
 	c, in := connect(t, s, mqtt.Config{})

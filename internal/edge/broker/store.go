@@ -17,31 +17,31 @@ import (
 )
 
 const (
-	// lazy is how long a write waits for others when nobody waits for it. Most messages are acknowledged within it, and never
-	// reach the disk.
-	lazy = 25 * time.Millisecond
-	// retryStore is how long after a failed write (no space) the next attempt is made.
+	// batchDelay is how long a write that nobody waits for is delayed, so that others join it. Most messages are acknowledged within
+	// that time and never reach the disk.
+	batchDelay = 25 * time.Millisecond
+	// retryStore is the delay before a failed write is tried again.
 	retryStore = time.Second
 )
 
 var bucket = []byte("mqtt/v1")
 
-// store is a map on the disk that is written behind: keys are changed in memory, and many changes make one transaction.
+// store is a write-behind map on disk: keys change in memory, and many changes make one transaction.
 //
 //	put, del ──▶ dirty ──▶ batch ──bbolt, fsync──▶ disk
-//	                └─ wait: until what was urgent is there
+//	                └─ wait: until the urgent changes are on the disk
 type store struct {
-	db  *bbolt.DB // nil: in memory only, nothing is kept
+	db  *bbolt.DB // nil: all methods do nothing
 	log *slog.Logger
 
-	mu     sync.Mutex
-	dirty  map[string][]byte // nil value: delete
-	disk   map[string]struct{}
-	batch  uint64 // number of the batch that is being gathered
-	done   uint64 // of the last one on the disk
-	urgent uint64 // of the last one that somebody may wait for
-	moved  *sync.Cond
-	closed bool
+	mu      sync.Mutex
+	dirty   map[string][]byte // nil value: delete
+	disk    map[string]struct{}
+	batch   uint64 // number of the batch that is being gathered
+	done    uint64 // number of the last batch that was written, or could not be
+	urgent  uint64 // number of the last batch with an urgent change
+	written *sync.Cond
+	closed  bool
 
 	kick, end chan struct{}
 	ended     chan struct{}
@@ -50,7 +50,7 @@ type store struct {
 
 func openStore(path string, log *slog.Logger) (*store, error) {
 	s := &store{log: log, dirty: map[string][]byte{}, disk: map[string]struct{}{}, batch: 1, kick: make(chan struct{}, 1), end: make(chan struct{}), ended: make(chan struct{})}
-	s.moved = sync.NewCond(&s.mu)
+	s.written = sync.NewCond(&s.mu)
 	if path == "" {
 		close(s.ended)
 		return s, nil
@@ -60,8 +60,8 @@ func openStore(path string, log *slog.Logger) (*store, error) {
 	}
 	db, _, err := boltfile.Open(path, boltfile.Options{Fill: makeBucket, Recognize: recognize})
 	if errdefs.IsDataLoss(err) {
-		return nil, fmt.Errorf("broker: %w; nothing was changed. Put a whole copy of it back, or remove it: then retained messages "+
-			"and what waits for clients that are away are lost", err)
+		return nil, fmt.Errorf("broker: %w; nothing was changed. Restore a copy of the file, or remove it: then retained messages "+
+			"and the messages queued for disconnected clients are lost", err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("broker: %w", err)
@@ -84,12 +84,12 @@ func makeBucket(tx *bbolt.Tx) error { _, err := tx.CreateBucket(bucket); return 
 
 func recognize(tx *bbolt.Tx) error {
 	if tx.Bucket(bucket) == nil {
-		return errors.New("is no broker's")
+		return errors.New("is not a broker's")
 	}
 	return nil
 }
 
-// put changes a key. With urgent, the next wait waits for it.
+// put sets a key. If urgent, the next wait waits until it is on the disk.
 func (s *store) put(key string, value []byte, urgent bool) { s.set(key, value, urgent) }
 
 // del removes a key.
@@ -119,7 +119,7 @@ func (s *store) set(key string, value []byte, urgent bool) {
 	}
 }
 
-// wait returns when all that is urgent is on the disk, or cannot be written.
+// wait waits until all urgent changes are on the disk, or writing them has failed.
 func (s *store) wait() {
 	if s.db == nil {
 		return
@@ -127,11 +127,11 @@ func (s *store) wait() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for want := s.urgent; s.done < want && !s.closed; {
-		s.moved.Wait()
+		s.written.Wait()
 	}
 }
 
-// run writes, batch after batch.
+// run writes one batch after another.
 func (s *store) run() {
 	defer close(s.ended)
 	for last := false; !last; {
@@ -156,9 +156,9 @@ func (s *store) run() {
 	}
 }
 
-// linger lets a batch grow when nobody waits for it.
+// linger lets a batch without urgent changes grow.
 func (s *store) linger() {
-	for until := time.Now().Add(lazy); time.Now().Before(until); {
+	for until := time.Now().Add(batchDelay); time.Now().Before(until); {
 		s.mu.Lock()
 		urgent := s.urgent > s.done
 		s.mu.Unlock()
@@ -174,12 +174,12 @@ func (s *store) linger() {
 	}
 }
 
-// write makes one transaction of what has changed.
+// write writes all changes in one transaction.
 func (s *store) write() error {
 	s.mu.Lock()
 	changes, number := s.dirty, s.batch
 	s.dirty, s.batch = map[string][]byte{}, s.batch+1
-	for key, value := range changes { // before the transaction: a delete that comes now must reach the disk
+	for key, value := range changes { // before the transaction, because a delete during it must reach the disk
 		if value != nil {
 			s.disk[key] = struct{}{}
 		}
@@ -211,10 +211,10 @@ func (s *store) write() error {
 		}
 	}
 	if err != nil {
-		s.errors.Add(1) // before whoever waits is woken: it may ask
+		s.errors.Add(1) // before waiters wake up, because they may read it
 	}
-	s.done = number // who waits goes on after an error too: the broker serves on with what is in memory
-	s.moved.Broadcast()
+	s.done = number // after an error too: the broker continues with its state in memory
+	s.written.Broadcast()
 	return err
 }
 
@@ -234,7 +234,7 @@ func (s *store) each(prefix string, visit func(key string, value []byte) error) 
 	})
 }
 
-// close writes what is left.
+// close writes the remaining changes and closes the file.
 func (s *store) close() error {
 	if s.db == nil {
 		return nil
@@ -243,7 +243,7 @@ func (s *store) close() error {
 	<-s.ended
 	s.mu.Lock()
 	s.closed = true
-	s.moved.Broadcast()
+	s.written.Broadcast()
 	s.mu.Unlock()
 	return s.db.Close()
 }

@@ -70,8 +70,8 @@ func TestStoreInMemory(t *testing.T) {
 	require.NoError(t, s.close())
 }
 
-// TestArrange: whatever the numbers are, mochi's order is that of arrival.
-func TestArrange(t *testing.T) {
+// TestRenumber: mochi sends messages in the order of their arrival, whatever their sequence numbers are.
+func TestRenumber(t *testing.T) {
 	for _, start := range []int64{firstNumber, firstNumber + 65_530, firstNumber + 3<<16 - 1} {
 		server := mochi.New(&mochi.Options{Logger: slog.New(slog.DiscardHandler)})
 		h := &hooks{server: server}
@@ -81,7 +81,7 @@ func TestArrange(t *testing.T) {
 			cl.State.Inflight.Set(packets.Packet{PacketID: uint16(i + 1), Created: start + int64(i)})
 		}
 		cl.State.Inflight.Set(packets.Packet{PacketID: 500, Created: time.Now().Unix(), FixedHeader: packets.FixedHeader{Type: packets.Pubrec}})
-		h.arrange(cl)
+		h.renumber(cl)
 		var got []uint16
 		for _, pk := range cl.State.Inflight.GetAll(false) {
 			if pk.FixedHeader.Type != packets.Pubrec {
@@ -108,8 +108,8 @@ func TestCovers(t *testing.T) {
 	}
 	u, err := newUsers([]User{{Name: "a+b", Read: []string{"x/%u", "y/#"}}})
 	require.NoError(t, err)
-	assert.False(t, u.may("a+b", "c", "x/a+b", false), "a name with a wildcard opens nothing")
-	assert.True(t, u.may("a+b", "c", "$share/group/y/1", false))
-	assert.False(t, u.may("a+b", "c", "$share/group/x/1", false))
-	assert.False(t, u.may("nobody", "c", "y/1", false))
+	assert.False(t, u.allowed("a+b", "c", "x/a+b", false), "a name with a wildcard opens nothing")
+	assert.True(t, u.allowed("a+b", "c", "$share/group/y/1", false))
+	assert.False(t, u.allowed("a+b", "c", "$share/group/x/1", false))
+	assert.False(t, u.allowed("nobody", "c", "y/1", false))
 }

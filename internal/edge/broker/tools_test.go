@@ -33,7 +33,7 @@ func tool(ctx context.Context, name, address string, args ...string) *exec.Cmd {
 	return exec.CommandContext(ctx, name, append([]string{"-h", host, "-p", port}, args...)...)
 }
 
-// TestMosquittoClients lets mosquitto_pub and mosquitto_sub use the embedded broker.
+// TestMosquittoClients uses mosquitto_pub and mosquitto_sub with the embedded broker.
 func TestMosquittoClients(t *testing.T) {
 	for _, version := range []string{"5", "311", "31"} {
 		for _, qos := range []string{"0", "1", "2"} {
@@ -72,7 +72,7 @@ func TestMosquittoClients(t *testing.T) {
 	}
 }
 
-// certificates makes an authority, and what it has signed for each name: NAME.crt and NAME.key in the directory.
+// certificates makes a CA and, for each name, a certificate signed by it: NAME.crt and NAME.key in the directory.
 func certificates(t testing.TB, names ...string) (dir string) {
 	dir = t.TempDir()
 	serial := int64(0)
@@ -103,7 +103,7 @@ func certificates(t testing.TB, names ...string) (dir string) {
 	return dir
 }
 
-// TestTLS: certificates of both sides; the client's common name is a user.
+// TestTLS uses certificates on both sides; the client's common name is its user name.
 func TestTLS(t *testing.T) {
 	dir := certificates(t, "server", "node-1", "stranger")
 	at := func(name string) string { return filepath.Join(dir, name) }

@@ -11,19 +11,19 @@ import (
 	"golang.org/x/crypto/bcrypt"
 )
 
-// users decides who may come in, and which topics are open to him.
+// users checks credentials and access to topics.
 type users struct {
 	byName map[string]user
-	// checking bounds how many passwords are hashed at the same time: bcrypt is made to be slow.
+	// checking bounds the number of concurrent password checks, because bcrypt is slow on purpose.
 	checking chan struct{}
 }
 
 type user struct {
-	password    []byte // bcrypt hash or the password; nil: none is asked for
+	password    []byte // the password or its bcrypt hash; nil if no password is required
 	read, write []string
 }
 
-// newUsers returns nil for an empty list: everybody may do everything.
+// newUsers returns nil for an empty list. The methods of nil allow everything.
 func newUsers(list []User) (*users, error) {
 	if len(list) == 0 {
 		return nil, nil
@@ -31,7 +31,7 @@ func newUsers(list []User) (*users, error) {
 	u := &users{byName: map[string]user{}, checking: make(chan struct{}, 2)}
 	for _, l := range list {
 		if _, twice := u.byName[l.Name]; twice || l.Name == "" {
-			return nil, fmt.Errorf("broker: user %q: each user needs a name of his own: %w", l.Name, errdefs.ErrInvalidArgument)
+			return nil, fmt.Errorf("broker: user %q: the name is empty or used twice: %w", l.Name, errdefs.ErrInvalidArgument)
 		}
 		var one user
 		if l.PasswordFile != "" {
@@ -53,19 +53,19 @@ func newUsers(list []User) (*users, error) {
 	return u, nil
 }
 
-// admit checks name and password. A name that a certificate has proved needs no password.
-func (u *users) admit(name string, password []byte, proved string) bool {
+// admit checks name and password. The name in a verified certificate needs no password.
+func (u *users) admit(name string, password []byte, certified string) bool {
 	if u == nil {
 		return true
 	}
 	if name == "" {
-		name = proved
+		name = certified
 	}
 	one, ok := u.byName[name]
 	switch {
 	case !ok:
 		return false
-	case proved != "" && proved == name, one.password == nil:
+	case certified != "" && certified == name, one.password == nil:
 		return true
 	case !strings.HasPrefix(string(one.password), "$2"):
 		return subtle.ConstantTimeCompare(one.password, password) == 1
@@ -75,8 +75,8 @@ func (u *users) admit(name string, password []byte, proved string) bool {
 	return bcrypt.CompareHashAndPassword(one.password, password) == nil
 }
 
-// may tells whether a topic, or all topics of a filter, are open to a user.
-func (u *users) may(name, client, topic string, write bool) bool {
+// allowed reports whether a user has access to a topic, or to all topics that match a filter.
+func (u *users) allowed(name, client, topic string, write bool) bool {
 	if u == nil {
 		return true
 	}
@@ -90,7 +90,7 @@ func (u *users) may(name, client, topic string, write bool) bool {
 	}
 	for _, f := range filters {
 		if strings.Contains(f, "%") {
-			// A name with a wildcard in it would open more than its own topics.
+			// A name with a wildcard would match other topics than its own.
 			if strings.ContainsAny(name+client, "+#/") {
 				continue
 			}
@@ -103,10 +103,10 @@ func (u *users) may(name, client, topic string, write bool) bool {
 	return false
 }
 
-// covers tells whether every topic that matches asked, a topic or a filter, matches allowed (MQTT 5.0 §4.7).
+// covers reports whether every topic that matches asked, a topic or a filter, also matches allowed (MQTT 5.0 §4.7).
 func covers(allowed, asked string) bool {
 	if strings.HasPrefix(asked, "$") != strings.HasPrefix(allowed, "$") {
-		return false // a wildcard at the first level does not match topics of the broker's own (§4.7.2)
+		return false // a wildcard at the first level does not match topics that begin with "$" (§4.7.2)
 	}
 	for {
 		a, restA, moreA := strings.Cut(allowed, "/")
