@@ -6,16 +6,12 @@ import (
 	"io"
 )
 
-// Check is Inspect, and walks the tables: each L2 table, each refcount block and each cluster of the disk that they name must begin
-// within the image, as on a whole one. So an image that is cut off is errdefs.ErrInvalidArgument, unless it is within its last
-// cluster. What the clusters hold is not read: of an image with clusters of 64 KiB it is an eight-thousandth of the disk at most, and
-// never more than the image's own size.
+// Check is like Inspect, and also walks the tables: each L2 table, refcount block and cluster of the disk must begin
+// within the image. It returns errdefs.ErrInvalidArgument for a truncated image, unless the cut is within its last
+// cluster. Check reads the tables only. With clusters of 64 KiB these are at most 1/8000 of the disk, and never larger
+// than the image.
 func Check(r io.ReaderAt, size int64) (*Info, error) {
-	info, err := Inspect(r, size)
-	if err != nil {
-		return nil, err
-	}
-	h, err := readHeader(r, size)
+	h, info, err := inspect(r, size)
 	if err != nil {
 		return nil, err
 	}
@@ -29,20 +25,20 @@ func Check(r io.ReaderAt, size int64) (*Info, error) {
 	return info, nil
 }
 
-// compressedMask is what of a compressed cluster's entry is its offset.
+// compressedMask returns the mask of the offset in a compressed cluster's entry.
 func compressedMask(clusterBits uint32) uint64 { return 1<<(62-(clusterBits-8)) - 1 }
 
-// walk goes through the tables of an image.
+// walk walks the tables of an image.
 type walk struct {
 	r             io.ReaderAt
-	size, cluster uint64
+	size, cluster uint64 // bytes
 	extended      bool
-	compressed    uint64
-	tables        uint64 // L2 tables that were read
+	compressed    uint64 // see compressedMask
+	tables        uint64 // L2 tables read so far
 }
 
-// each calls with with each entry of a table of n entries, of which it reads a cluster at a time.
-func (w *walk) each(offset, n uint64, what string, with func(i, entry uint64) error) error {
+// each calls fn with each nonzero entry of a table of n entries. It reads one cluster of the table at a time.
+func (w *walk) each(offset, n uint64, what string, fn func(i, entry uint64) error) error {
 	buf := make([]byte, min(w.cluster, n*8))
 	for i := uint64(0); i < n; {
 		part := buf[:min(uint64(len(buf)), (n-i)*8)]
@@ -54,7 +50,7 @@ func (w *walk) each(offset, n uint64, what string, with func(i, entry uint64) er
 			if entry == 0 {
 				continue
 			}
-			if err := with(i, entry); err != nil {
+			if err := fn(i, entry); err != nil {
 				return err
 			}
 		}
@@ -81,7 +77,7 @@ func (w *walk) l1(h *header) error {
 		if table > w.size-w.cluster {
 			return invalidf("the L2 table %d is at %#x, and the image has %d bytes: it is cut off", i, table, w.size)
 		}
-		// No two entries have the same table; so no table is read twice.
+		// Entries that share a table would make Check read it again and again.
 		if w.tables++; w.tables > w.size/w.cluster {
 			return invalidf("the L1 table names more L2 tables than the image has clusters")
 		}
@@ -89,7 +85,7 @@ func (w *walk) l1(h *header) error {
 	})
 }
 
-// l2 goes through the nth L2 table.
+// l2 walks the nth L2 table.
 func (w *walk) l2(table, nth uint64) error {
 	width := uint64(1)
 	if w.extended {
@@ -111,7 +107,7 @@ func (w *walk) l2(table, nth uint64) error {
 	})
 }
 
-// begins checks where something begins: at a cluster's beginning, within the image; 0 is nowhere.
+// begins checks that offset is a multiple of the cluster size within the image. It accepts 0, which means unallocated.
 func (w *walk) begins(offset uint64, what string, n uint64) error {
 	if offset%w.cluster != 0 {
 		return invalidf(what+" is at %#x, which is not a cluster's beginning", n, offset)
@@ -122,7 +118,7 @@ func (w *walk) begins(offset uint64, what string, n uint64) error {
 	return nil
 }
 
-// readFull reads all of buf from an image, what names what is there.
+// readFull fills buf from the image. what names the data in errors.
 func readFull(r io.ReaderAt, buf []byte, offset uint64, what string) error {
 	if _, err := r.ReadAt(buf, int64(offset)); err != nil {
 		return fmt.Errorf("qcow2: read %s at %#x: %w", what, offset, err)

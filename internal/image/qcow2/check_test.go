@@ -24,8 +24,8 @@ func (c *counted) ReadAt(p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// TestV5CutOff: an image that is whole is taken, whatever made it; one that is cut off is not, wherever that is, up to its last
-// cluster. Inspect, which reads the header alone, takes most of those.
+// TestV5CutOff: an image that is whole is taken, whatever made it; one that is cut off is not, wherever that is, up to
+// its last cluster. Inspect, which reads the header alone, takes most of those.
 func TestV5CutOff(t *testing.T) {
 	dir := t.TempDir()
 	raw := filepath.Join(dir, "raw")
@@ -65,8 +65,8 @@ func TestV5CutOff(t *testing.T) {
 	}
 }
 
-// TestCheckReadsTablesOnly: of a large image the tables are read and not what is in it, and of one whose L1 table names one L2 table
-// again and again no more than it has.
+// TestCheckReadsTablesOnly: of a large image the tables are read and not what is in it, and of one whose L1 table names
+// one L2 table again and again no more than it has.
 func TestCheckReadsTablesOnly(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "large")
 	qemuImg(t, "create", "-f", "qcow2", "-o", "preallocation=metadata", path, "64G")
@@ -98,7 +98,8 @@ func TestCheckReadsTablesOnly(t *testing.T) {
 	}
 }
 
-// FuzzCheck: whatever the tables say, Check ends, reads no more than twice the image, and what it takes has clusters that can be read.
+// FuzzCheck: whatever the tables say, Check ends, reads no more than twice the image, and what it takes has clusters
+// that can be read.
 func FuzzCheck(f *testing.F) {
 	path := filepath.Join(f.TempDir(), "image")
 	check(f, CreateOverlay(f.Context(), path, 1<<20, Overlay{ClusterBits: 12}))

@@ -2,14 +2,13 @@
 //
 //	Inspect(base) ──▶ Info, or why it is refused           CreateOverlay ──▶ header │ refcount table │ refcount block │ L1
 //	      │
-//	      ├ names another file (backing file, data file)   refused: QEMU would open what the image's author chose (faults I5)
-//	      ├ is encrypted, corrupt, of unknown features     refused: it could not be used
-//	      └ tables beyond the format's limits or the file  refused: nothing of their size is ever allocated here
+//	      ├ names another file (backing file, data file)   refused: QEMU would open a file of the author's choice (fault I5)
+//	      ├ encrypted, corrupt or with unknown features    refused: QEMU or Tripod could not use it
+//	      └ tables beyond the format's limits or the file  refused: the package never allocates memory of their size
 //
 // Sources: QEMU, docs/interop/qcow2.txt, versions 2 and 3; the limits are those of QEMU's block/qcow2.h.
 //
-// The package reads a header and its extensions, at most one cluster, and never what a guest wrote: that tables are
-// consistent within themselves is for QEMU to find. It knows neither images nor pods, and asks nobody which format a
-// file has: Inspect is for files that are known to be qcow2, and an overlay's base is named to QEMU by the caller, not
-// by the overlay.
+// Inspect reads the header and its extensions, at most one cluster. Check also walks the tables; whether they are
+// consistent is left to QEMU. The package must not know images or pods, nor detect formats: callers pass files that are
+// known to be qcow2. An overlay does not name its base; the caller names it to QEMU.
 package qcow2

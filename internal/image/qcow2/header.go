@@ -13,11 +13,11 @@ import (
 // Magic begins every qcow2 image.
 const Magic = "QFI\xfb"
 
-// Sizes and limits of the format, in bytes where they are sizes.
+// Sizes, in bytes, and limits of the format.
 const (
 	headerV2 = 72
 	headerV3 = 104
-	// The largest header that anybody writes has the compression type, and padding after it.
+	// headerCompression is the largest header in use. It ends with the compression type and padding.
 	headerCompression = 112
 
 	minClusterBits = 9
@@ -26,7 +26,7 @@ const (
 	maxL1Bytes     = 32 << 20
 	maxRefcount    = 8 << 20
 	maxSnapshots   = 65536
-	// maxSize is what QEMU takes for the length of a disk.
+	// maxSize is QEMU's limit of a disk's size.
 	maxSize = 1<<63 - 1<<30
 )
 
@@ -49,7 +49,7 @@ const (
 	extensionDataFile      = 0x44415441
 )
 
-// Info is what a header says of a sound image.
+// Info describes a usable image.
 type Info struct {
 	// Version is 2 or 3.
 	Version uint32
@@ -59,15 +59,15 @@ type Info struct {
 	ClusterSize uint64
 	// Snapshots counts the internal snapshots.
 	Snapshots uint32
-	// Dirty says that the image was not closed in order: reference counts may be off, what it holds is not.
+	// Dirty means that the image was not closed properly. Reference counts can be wrong, but the data is not.
 	Dirty bool
-	// Zstd says that compressed clusters are compressed by zstd, not by zlib.
+	// Zstd means that compressed clusters use zstd instead of zlib.
 	Zstd bool
-	// ExtendedL2 says that clusters have subclusters.
+	// ExtendedL2 means that clusters have subclusters.
 	ExtendedL2 bool
 }
 
-// header is the header as it is in the file (big endian), with what version 3 adds.
+// header is the header in the file (big endian), with the fields that version 3 adds.
 type header struct {
 	Magic                 [4]byte
 	Version               uint32
@@ -93,27 +93,32 @@ type header struct {
 	Padding         [7]byte
 }
 
-// Is reports whether what begins with head is a qcow2 image by its magic number. It decides nothing about a disk that a
-// guest can write to: such a guest writes what it likes there.
+// Is reports whether head begins with qcow2's magic number. Do not use it for a disk that a guest can write to, because
+// the guest can write the magic number.
 func Is(head []byte) bool { return strings.HasPrefix(string(head), Magic) }
 
-// Inspect checks an image of size bytes, and tells what it is. Whatever is wrong with it is errdefs.ErrInvalidArgument
-// that names the field: not qcow2, cut off, a table over its limit or outside of the file, a backing file or an external
-// data file (faults I5), encryption, a corrupt mark, features that nobody here knows. Errors of r are returned as they are.
+// Inspect checks the header of an image of size bytes. It returns errdefs.ErrInvalidArgument, with the name of the
+// field, for an image that is not qcow2 or is truncated, has a table over its limit or outside the file, names a
+// backing file or an external data file (fault I5), is encrypted or marked as corrupt, or has unknown features. It
+// returns errors of r unchanged.
 func Inspect(r io.ReaderAt, size int64) (*Info, error) {
+	_, info, err := inspect(r, size)
+	return info, err
+}
+
+func inspect(r io.ReaderAt, size int64) (*header, *Info, error) {
 	h, err := readHeader(r, size)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	for _, check := range []func() error{h.checkFeatures, h.checkReferences, func() error { return h.checkTables(size) }} {
+	for _, check := range []func() error{
+		h.checkFeatures, h.checkReferences, func() error { return h.checkTables(size) }, func() error { return h.checkExtensions(r, size) },
+	} {
 		if err := check(); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
-	if err := h.checkExtensions(r, size); err != nil {
-		return nil, err
-	}
-	return &Info{
+	return h, &Info{
 		Version: h.Version, VirtualSize: h.Size, ClusterSize: h.clusterSize(), Snapshots: h.NbSnapshots,
 		Dirty: h.IncompatibleFeatures&featureDirty != 0, Zstd: h.CompressionType == 1,
 		ExtendedL2: h.IncompatibleFeatures&featureExtendedL2 != 0,
@@ -124,7 +129,7 @@ func invalidf(format string, args ...any) error {
 	return fmt.Errorf("qcow2: "+format+": %w", append(args, errdefs.ErrInvalidArgument)...)
 }
 
-// readHeader reads the header, and fills in what version 2 leaves out.
+// readHeader reads the header and sets the fields that version 2 does not have.
 func readHeader(r io.ReaderAt, size int64) (*header, error) {
 	var buf [headerCompression]byte
 	n := min(size, headerCompression)
@@ -150,7 +155,7 @@ func readHeader(r io.ReaderAt, size int64) (*header, error) {
 	case size < need:
 		return nil, invalidf("the image ends within its header, after %d bytes", size)
 	case h.ClusterBits < minClusterBits || h.ClusterBits > maxClusterBits:
-		return nil, invalidf("cluster_bits is %d, where %d to %d may be", h.ClusterBits, minClusterBits, maxClusterBits)
+		return nil, invalidf("cluster_bits is %d, not %d to %d", h.ClusterBits, minClusterBits, maxClusterBits)
 	}
 	if h.Version == 2 {
 		h.IncompatibleFeatures, h.CompatibleFeatures, h.AutoclearFeatures = 0, 0, 0
@@ -168,31 +173,31 @@ func readHeader(r io.ReaderAt, size int64) (*header, error) {
 
 func (h *header) clusterSize() uint64 { return 1 << h.ClusterBits }
 
-// checkFeatures refuses what an older program must not touch.
+// checkFeatures rejects an image with unknown features, encryption or a corrupt mark.
 func (h *header) checkFeatures() error {
 	if unknown := h.IncompatibleFeatures &^ featuresKnown; unknown != 0 {
 		return invalidf("incompatible_features has the unknown bit %d (%#x in all)", bits.TrailingZeros64(unknown), h.IncompatibleFeatures)
 	}
 	switch {
 	case h.IncompatibleFeatures&featureCorrupt != 0:
-		return invalidf("the image is marked as corrupt; `qemu-img check -r all` may mend it")
+		return invalidf("the image is marked as corrupt; `qemu-img check -r all` may repair it")
 	case h.CryptMethod == 1:
 		return invalidf("crypt_method is 1 (AES): an encrypted image cannot be used")
 	case h.CryptMethod == 2:
 		return invalidf("crypt_method is 2 (LUKS): an encrypted image cannot be used")
 	case h.CryptMethod != 0:
-		return invalidf("crypt_method is %d, which nobody knows", h.CryptMethod)
+		return invalidf("crypt_method is %d, which is unknown", h.CryptMethod)
 	case h.RefcountOrder > 6:
-		return invalidf("refcount_order is %d, where 0 to 6 may be", h.RefcountOrder)
+		return invalidf("refcount_order is %d, not 0 to 6", h.RefcountOrder)
 	case h.CompressionType > 1:
 		return invalidf("compression_type is %d, which is neither zlib nor zstd", h.CompressionType)
 	case (h.CompressionType != 0) != (h.IncompatibleFeatures&featureCompression != 0):
-		return invalidf("compression_type is %d, and incompatible_features %#x", h.CompressionType, h.IncompatibleFeatures)
+		return invalidf("compression_type is %d, which contradicts incompatible_features %#x", h.CompressionType, h.IncompatibleFeatures)
 	}
 	return nil
 }
 
-// checkReferences refuses an image that has QEMU open another file.
+// checkReferences rejects an image that would make QEMU open another file.
 func (h *header) checkReferences() error {
 	switch {
 	case h.BackingFileOffset != 0 || h.BackingFileSize != 0:
@@ -204,16 +209,16 @@ func (h *header) checkReferences() error {
 	return nil
 }
 
-// checkTables holds the tables against the format's limits and the file.
+// checkTables checks the tables against the format's limits and the file's size.
 func (h *header) checkTables(size int64) error {
 	if h.Size == 0 || h.Size > maxSize {
-		return invalidf("size is %d, where 1 to %d bytes may be", h.Size, uint64(maxSize))
+		return invalidf("size is %d, not 1 to %d bytes", h.Size, uint64(maxSize))
 	}
 	if uint64(h.L1Size)*8 > maxL1Bytes {
 		return invalidf("l1_size is %d entries, more than the limit of %d", h.L1Size, maxL1Bytes/8)
 	}
 	if need := l1Entries(h.Size, h.ClusterBits, h.IncompatibleFeatures&featureExtendedL2 != 0); uint64(h.L1Size) < need {
-		return invalidf("l1_size is %d entries, too few for a disk of %d bytes, which wants %d", h.L1Size, h.Size, need)
+		return invalidf("l1_size is %d entries, too few for a disk of %d bytes, which needs %d", h.L1Size, h.Size, need)
 	}
 	if uint64(h.RefcountTableClusters)<<h.ClusterBits > maxRefcount {
 		return invalidf("refcount_table_clusters is %d, more than the limit of %d", h.RefcountTableClusters, maxRefcount>>h.ClusterBits)
@@ -224,7 +229,7 @@ func (h *header) checkTables(size int64) error {
 	if h.NbSnapshots > maxSnapshots {
 		return invalidf("nb_snapshots is %d, more than the limit of %d", h.NbSnapshots, maxSnapshots)
 	}
-	// The least that a snapshot's record takes is 40 bytes.
+	// A snapshot's record takes at least 40 bytes.
 	for _, table := range []struct {
 		field         string
 		offset, bytes uint64
@@ -246,7 +251,7 @@ func (h *header) checkTables(size int64) error {
 	return nil
 }
 
-// l1Entries is how many entries an L1 table needs for a disk of size bytes.
+// l1Entries returns the number of entries that an L1 table needs for a disk of size bytes.
 func l1Entries(size uint64, clusterBits uint32, extended bool) uint64 {
 	entryBits := uint32(3)
 	if extended {

@@ -15,7 +15,7 @@ import (
 	"github.com/tripod-run/tripod/internal/failpoint"
 )
 
-// Lines at which the crash tests stop the program.
+// Fail points of the crash tests.
 var (
 	failWrite  = failpoint.New("qcow2.overlay.write")
 	failRename = failpoint.New("qcow2.overlay.rename")
@@ -24,20 +24,22 @@ var (
 // defaultClusterBits is QEMU's own choice, 64 KiB.
 const defaultClusterBits = 16
 
-// Overlay is how an overlay is made.
+// Overlay configures a new overlay.
 type Overlay struct {
-	// ClusterBits is the logarithm of the cluster size; 0 is 16 (64 KiB).
+	// ClusterBits is log2 of the cluster size; 0 means 16 (64 KiB).
 	ClusterBits uint32
-	// Mode is the file's; 0 is 0600.
+	// Mode is the mode of the file; 0 means 0600.
 	Mode os.FileMode
-	// UID and GID are the file's owner; 0 is root.
+	// UID and GID are the owner of the file.
 	UID, GID int
 }
 
-// CreateOverlay makes an empty qcow2 image of virtualSize bytes, a multiple of 512, at path. It names no file below it:
-// who opens it gives QEMU the base as a block node of its own ("backing"). The file is there whole or not at all,
-// whatever happens (fault V4): it is written beside path, synced, and renamed. A file that is there already is
-// errdefs.ErrAlreadyExists, a full disk errdefs.ErrResourceExhausted.
+// CreateOverlay makes an empty qcow2 image of virtualSize bytes, a multiple of 512, at path. The image does not name
+// its base; the caller gives QEMU the base as a separate block node ("backing"). To be complete even after a crash
+// (fault V4), the file is written beside path, synced, and renamed.
+//
+// Errors: errdefs.ErrAlreadyExists if path exists; ErrResourceExhausted if the disk is full; ErrInvalidArgument for a
+// size or cluster size out of range.
 func CreateOverlay(ctx context.Context, path string, virtualSize uint64, o Overlay) (err error) {
 	defer func() {
 		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
@@ -56,7 +58,7 @@ func CreateOverlay(ctx context.Context, path string, virtualSize uint64, o Overl
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	temp := path + ".new" // what a crash left there is written over
+	temp := path + ".new" // may exist after a crash
 	if err := os.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -76,13 +78,13 @@ func CreateOverlay(ctx context.Context, path string, virtualSize uint64, o Overl
 	return syncDir(filepath.Dir(path))
 }
 
-// layout is a new image: what is written where, and how long the file is.
+// layout is the content of a new image.
 type layout struct {
 	header        header
 	refcountTable uint64   // offset of its only entry
 	refcountBlock uint64   // offset
 	refcounts     []uint16 // of the clusters in use
-	length        int64
+	length        int64    // of the file in bytes
 }
 
 // layOut arranges header, refcount table, refcount block and L1 table in this order, as `qemu-img create` does.
@@ -90,21 +92,21 @@ func layOut(virtualSize uint64, clusterBits uint32) (*layout, error) {
 	if clusterBits == 0 {
 		clusterBits = defaultClusterBits
 	}
-	// Below 4 KiB a cluster's refcounts would not reach over the largest L1 table.
+	// With clusters below 4 KiB, one refcount block would not cover the largest L1 table.
 	if clusterBits < 12 || clusterBits > maxClusterBits {
-		return nil, invalidf("cluster_bits is %d, where 12 to %d may be", clusterBits, maxClusterBits)
+		return nil, invalidf("cluster_bits is %d, not 12 to %d", clusterBits, maxClusterBits)
 	}
 	if virtualSize == 0 || virtualSize%512 != 0 || virtualSize > maxSize {
-		return nil, invalidf("a size of %d bytes, which is not a multiple of 512 from 512 to %d", virtualSize, uint64(maxSize))
+		return nil, invalidf("size is %d bytes, which is not a multiple of 512 from 512 to %d", virtualSize, uint64(maxSize))
 	}
 	cluster := uint64(1) << clusterBits
 	l1 := l1Entries(virtualSize, clusterBits, false)
 	if l1*8 > maxL1Bytes {
-		return nil, invalidf("a size of %d bytes wants an L1 table of %d entries, more than the limit of %d", virtualSize, l1, maxL1Bytes/8)
+		return nil, invalidf("size is %d bytes, which needs an L1 table of %d entries, more than the limit of %d", virtualSize, l1, maxL1Bytes/8)
 	}
 	used := 3 + (l1*8+cluster-1)/cluster
 	if used > cluster/2 {
-		return nil, invalidf("a size of %d bytes with clusters of %d: one refcount block does not do", virtualSize, cluster)
+		return nil, invalidf("size is %d bytes with clusters of %d bytes, more than one refcount block covers", virtualSize, cluster)
 	}
 	l := &layout{refcountTable: cluster, refcountBlock: 2 * cluster, refcounts: make([]uint16, used), length: int64(3*cluster + l1*8)}
 	for i := range l.refcounts {
@@ -118,7 +120,7 @@ func layOut(virtualSize uint64, clusterBits uint32) (*layout, error) {
 	return l, nil
 }
 
-// write makes the file, with the owner it is for, and syncs it. All that is zero stays a hole.
+// write makes the file with its owner and mode, and syncs it. It leaves zeros as holes.
 func (l *layout) write(ctx context.Context, path string, o Overlay) (err error) {
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
 	if err != nil {

@@ -36,7 +36,7 @@ func check(t testing.TB, err error) {
 	}
 }
 
-func inspect(t testing.TB, path string) (*Info, error) {
+func inspectFile(t testing.TB, path string) (*Info, error) {
 	t.Helper()
 	data, err := os.ReadFile(path)
 	check(t, err)
@@ -77,7 +77,7 @@ func TestInspectImagesOfQEMU(t *testing.T) {
 				args = append(args, "-o", c.options)
 			}
 			qemuImg(t, append(args, path, c.size)...)
-			got, err := inspect(t, path)
+			got, err := inspectFile(t, path)
 			check(t, err)
 			if *got != c.want {
 				t.Errorf("got %+v, want %+v", *got, c.want)
@@ -87,7 +87,7 @@ func TestInspectImagesOfQEMU(t *testing.T) {
 	path := filepath.Join(dir, "snapshots")
 	qemuImg(t, "create", "-q", "-f", "qcow2", path, "1M")
 	qemuImg(t, "snapshot", "-c", "one", path)
-	if got, err := inspect(t, path); err != nil || got.Snapshots != 1 {
+	if got, err := inspectFile(t, path); err != nil || got.Snapshots != 1 {
 		t.Errorf("with a snapshot: %+v, %v", got, err)
 	}
 }
@@ -102,7 +102,7 @@ func TestI5ExternalReferences(t *testing.T) {
 	qemuImg(t, "create", "-q", "-f", "qcow2", "-o", "data_file="+in("data")+",data_file_raw=on", in("external"), "1M")
 	qemuImg(t, "create", "-q", "-f", "qcow2", "-o", "compat=0.10", "-u", "-b", "nbd://127.0.0.1:1/x", "-F", "raw", in("v2"), "1M")
 	for name, word := range map[string]string{"backing": "backing file", "json": "backing file", "external": "external data file", "v2": "backing file"} {
-		_, err := inspect(t, in(name))
+		_, err := inspectFile(t, in(name))
 		wantRefused(t, err, word)
 	}
 	// The same, when only a part of it is there.
@@ -130,7 +130,7 @@ func TestInspectRefusesEncryption(t *testing.T) {
 			t.Fatalf("qemu-img: %v\n%s", err, out)
 		}
 	}
-	_, err := inspect(t, path)
+	_, err := inspectFile(t, path)
 	wantRefused(t, err, "LUKS")
 	data, err := os.ReadFile(path)
 	check(t, err)
@@ -217,7 +217,7 @@ func TestCreateOverlay(t *testing.T) {
 		if info.VirtualSize != size || info.ClusterSize != 1<<16 || info.Backing != "" {
 			t.Errorf("qemu-img info of %d bytes: %+v", size, info)
 		}
-		if got, err := inspect(t, path); err != nil || got.VirtualSize != size || got.Version != 3 {
+		if got, err := inspectFile(t, path); err != nil || got.VirtualSize != size || got.Version != 3 {
 			t.Errorf("Inspect of %d bytes: %+v, %v", size, got, err)
 		}
 		if size <= 1<<30 {
@@ -274,7 +274,8 @@ func TestOverlayReadsItsBase(t *testing.T) {
 	}
 }
 
-// TestV4OverlayIsWholeOrAbsent: whatever ends the writing, there is no file under the name, and the next attempt makes one.
+// TestV4OverlayIsWholeOrAbsent: whatever ends the writing, there is no file under the name, and the next attempt makes
+// one.
 func TestV4OverlayIsWholeOrAbsent(t *testing.T) {
 	failpoint.Needed(t)
 	path := filepath.Join(t.TempDir(), "root.qcow2")

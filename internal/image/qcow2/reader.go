@@ -10,7 +10,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// Bits of the entries of the L1 and L2 tables, and what of them is an offset.
+// Bits of the entries in L1 and L2 tables.
 const (
 	entryCompressed = 1 << 62
 	entryZero       = 1 << 0
@@ -18,27 +18,23 @@ const (
 	subclusters     = 32
 )
 
-// Reader reads what a guest would read of an image. It opens nothing by itself: an image that Inspect refuses has no Reader.
-// Its methods must not be called from several goroutines at a time.
+// Reader reads an image's disk as a guest would. It opens no files. It is not safe for concurrent use.
 type Reader struct {
 	r    io.ReaderAt
 	size int64
 	h    *header
 	info *Info
 
-	// l2 is the table at l2At, the one that was used last.
+	// l2 caches the last L2 table used, which is at l2At.
 	l2   []byte
 	l2At uint64
 	zstd *zstd.Decoder
 }
 
-// NewReader inspects an image of size bytes; errors are those of Inspect. Close it.
+// NewReader returns a Reader for an image of size bytes. Its errors are those of Inspect. The caller must close the
+// Reader.
 func NewReader(r io.ReaderAt, size int64) (*Reader, error) {
-	info, err := Inspect(r, size)
-	if err != nil {
-		return nil, err
-	}
-	h, err := readHeader(r, size)
+	h, info, err := inspect(r, size)
 	if err != nil {
 		return nil, err
 	}
@@ -52,19 +48,19 @@ func NewReader(r io.ReaderAt, size int64) (*Reader, error) {
 	return q, nil
 }
 
-// Close frees what the Reader holds; the image stays open.
+// Close frees the Reader's memory. The image stays open.
 func (q *Reader) Close() {
 	if q.zstd != nil {
 		q.zstd.Close()
 	}
 }
 
-// Info is what Inspect says of the image.
+// Info returns Inspect's description of the image.
 func (q *Reader) Info() Info { return *q.info }
 
-// ReadCluster reads cluster n of the disk into buf, which has Info.ClusterSize bytes, and reports whether all of it is zero
-// without looking at each byte. What is behind the end of the disk in its last cluster says nothing. A table or a cluster that
-// is not within the image is errdefs.ErrInvalidArgument.
+// ReadCluster reads cluster n of the disk into buf, which must have Info.ClusterSize bytes. zero means that the tables
+// mark the whole cluster as zero. The bytes beyond the end of the disk are undefined. The error is
+// errdefs.ErrInvalidArgument if a table or the cluster is not within the image.
 func (q *Reader) ReadCluster(n uint64, buf []byte) (zero bool, err error) {
 	if uint64(len(buf)) != q.info.ClusterSize || n > (q.h.Size-1)/q.info.ClusterSize {
 		return false, invalidf("cluster %d into %d bytes, of a disk of %d", n, len(buf), q.h.Size)
@@ -84,7 +80,7 @@ func (q *Reader) ReadCluster(n uint64, buf []byte) (zero bool, err error) {
 	return false, q.read(n, entry&offsetMask, buf)
 }
 
-// ReadAt implements io.ReaderAt over the disk; errors are those of ReadCluster.
+// ReadAt implements io.ReaderAt for the disk. Its errors are those of ReadCluster.
 func (q *Reader) ReadAt(p []byte, off int64) (n int, err error) {
 	if off < 0 {
 		return 0, invalidf("offset %d is negative", off)
@@ -105,7 +101,7 @@ func (q *Reader) ReadAt(p []byte, off int64) (n int, err error) {
 	return n, nil
 }
 
-// entry is that of cluster n in its L2 table, with the bitmap of its subclusters where there are such.
+// entry returns the L2 entry of cluster n and, with ExtendedL2, the bitmap of its subclusters.
 func (q *Reader) entry(n uint64) (entry, bitmap uint64, err error) {
 	cluster, width := q.info.ClusterSize, uint64(8)
 	if q.info.ExtendedL2 {
@@ -138,7 +134,7 @@ func (q *Reader) entry(n uint64) (entry, bitmap uint64, err error) {
 	return entry, bitmap, nil
 }
 
-// read reads a cluster that stands in the file as it is; the file may end within it.
+// read reads an uncompressed cluster. If the file ends within the cluster, the rest is zero.
 func (q *Reader) read(n, offset uint64, buf []byte) error {
 	if offset >= uint64(q.size) {
 		return invalidf("cluster %d is at %#x, and the image has %d bytes: it is cut off", n, offset, q.size)
@@ -151,10 +147,10 @@ func (q *Reader) read(n, offset uint64, buf []byte) error {
 	return nil
 }
 
-// readParts reads a cluster whose subclusters are there, zero, or neither.
+// readParts reads a cluster with subclusters. Those that are not allocated read as zero.
 func (q *Reader) readParts(n, offset, bitmap uint64, buf []byte) (zero bool, err error) {
-	there := uint32(bitmap)
-	if there == 0 {
+	allocated := uint32(bitmap)
+	if allocated == 0 {
 		clear(buf)
 		return true, nil
 	}
@@ -163,14 +159,14 @@ func (q *Reader) readParts(n, offset, bitmap uint64, buf []byte) (zero bool, err
 	}
 	part := len(buf) / subclusters
 	for i := range subclusters {
-		if there&(1<<i) == 0 {
+		if allocated&(1<<i) == 0 {
 			clear(buf[i*part : (i+1)*part])
 		}
 	}
 	return false, nil
 }
 
-// decompress reads a compressed cluster: where it is, and how many sectors it touches, are both in its entry.
+// decompress reads a compressed cluster. Its entry contains its offset and the number of sectors that it touches.
 func (q *Reader) decompress(n, entry uint64, buf []byte) error {
 	shift := 62 - (q.h.ClusterBits - 8)
 	offset := entry & compressedMask(q.h.ClusterBits)
@@ -198,7 +194,7 @@ func (q *Reader) decompress(n, entry uint64, buf []byte) error {
 	return nil
 }
 
-// at reads all of buf from the image.
+// at fills buf from the image. what names the data in errors.
 func (q *Reader) at(buf []byte, offset uint64, what string) error {
 	if offset > uint64(q.size) || uint64(len(buf)) > uint64(q.size)-offset {
 		return invalidf("%s is at %#x: %d bytes there are not within the image, which has %d: it is cut off", what, offset, len(buf), q.size)

@@ -33,8 +33,8 @@ func newTLS(serverName string, insecure bool) *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS12, ServerName: serverName, InsecureSkipVerify: insecure}
 }
 
-// addCertificate adds the certificates of a PEM text. One with a key (in key or in the text) that is not an authority's
-// becomes a client certificate; all others are trusted in addition to the system's.
+// addCertificate adds the certificates of a PEM text to c. If key or the text contains a private key, certificates that
+// are not an authority's become client certificates. All others are trusted in addition to the system's.
 func addCertificate(c *tls.Config, text, key string) error {
 	var certificates []*pem.Block
 	var private *pem.Block
@@ -53,7 +53,7 @@ func addCertificate(c *tls.Config, text, key string) error {
 		}
 	}
 	if len(certificates) == 0 {
-		return invalidf("there is no PEM block of the type CERTIFICATE")
+		return invalidf("no PEM block has the type CERTIFICATE")
 	}
 	for _, block := range certificates {
 		parsed, err := x509.ParseCertificate(block.Bytes)
@@ -78,7 +78,7 @@ func addCertificate(c *tls.Config, text, key string) error {
 	return nil
 }
 
-// Client makes the client of one download. Close its idle connections with CloseIdleConnections.
+// Client returns a client for one download. The caller must close it with CloseIdleConnections.
 func (t Transport) Client() *http.Client {
 	base := &http.Transport{
 		Proxy: http.ProxyFromEnvironment, TLSClientConfig: t.TLS, ForceAttemptHTTP2: true,

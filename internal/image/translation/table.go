@@ -17,7 +17,6 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Limits of what is read.
 const (
 	maxFile  = 4 << 20 // bytes
 	maxFiles = 1000
@@ -26,7 +25,7 @@ const (
 // Table holds the rules of all files.
 type Table struct{ files []file }
 
-// Endpoint is the location of an image and how to reach it.
+// Endpoint is the location of an image and the transport to use.
 type Endpoint struct {
 	URL *url.URL
 	// Source is the file with the rule; empty if the name itself is the URL.
@@ -42,7 +41,7 @@ type file struct {
 	path string
 }
 
-// document is a file, or Virtlet's custom resource that contains one.
+// document is a file, or Virtlet's custom resource with the file's content in Spec.
 type document struct {
 	file
 	APIVersion string         `json:"apiVersion"`
@@ -61,7 +60,7 @@ type rule struct {
 	expression *regexp.Regexp
 }
 
-// transport is the file's form of Transport.
+// transport is the form of Transport in a file.
 type transport struct {
 	// Timeout is in milliseconds; 0 means none.
 	Timeout      int64  `json:"timeout"`
@@ -79,13 +78,14 @@ type transport struct {
 	built Transport
 }
 
-// invalidf is the error for unusable files: the node's configuration is at fault, not the request.
+// invalidf returns an error for an invalid file: errdefs.ErrFailedPrecondition, because the node's configuration is at
+// fault and not the request.
 func invalidf(format string, args ...any) error {
 	return fmt.Errorf(format+": %w", append(args, errdefs.ErrFailedPrecondition)...)
 }
 
-// Load reads the files *.yaml and *.yml of dir. A missing directory has none. Errors are errdefs.ErrFailedPrecondition and
-// name every invalid file.
+// Load reads the files *.yaml and *.yml of dir, which may be missing. If files are invalid, the error is
+// errdefs.ErrFailedPrecondition and names all of them.
 func Load(dir string) (*Table, error) {
 	t := &Table{}
 	if dir == "" {
@@ -207,10 +207,11 @@ func parseURL(text string) (*url.URL, error) {
 	return u, nil
 }
 
-// Find returns where name leads: an image name without the common prefix, and its tag ("ubuntu/22.04", "1"). It searches the
-// files in order of their names, in each first the rules with names and then those with regular expressions, in order. A rule
-// may name the tag too; if none does, the tag is ignored. A name without a rule that begins with a host
-// ("example.org/disk.qcow2") is its own URL, by https. Any other is errdefs.ErrNotFound.
+// Find returns the endpoint of an image name, given without the common prefix, and its tag ("ubuntu/22.04", "1"). It
+// searches the files in order of their names, in each first the rules with names and then those with regular
+// expressions, in order. A rule's name can include the tag; if no such rule matches, the tag is ignored. A name without
+// a rule that begins with a host ("example.org/disk.qcow2") is an https URL itself. For other names the error is
+// errdefs.ErrNotFound.
 func (t *Table) Find(name, tag string) (*Endpoint, error) {
 	if tag != "" && tag != "latest" {
 		for i := range t.files {
@@ -231,7 +232,7 @@ func (t *Table) Find(name, tag string) (*Endpoint, error) {
 	return nil, fmt.Errorf("no translation file has a rule for %q, and it is not a host and path: %w", name, errdefs.ErrNotFound)
 }
 
-// find searches one file; nil if it has no rule. expressions says whether to use its regular expressions.
+// find searches one file and returns nil if no rule matches. It uses regular expressions only if expressions is set.
 func (f *file) find(name string, expressions bool) (*Endpoint, error) {
 	if f.Prefix != "" {
 		below, ok := strings.CutPrefix(name, f.Prefix+"/")
