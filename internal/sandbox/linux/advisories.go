@@ -20,12 +20,12 @@ import (
 // advisory is a published vulnerability of an OCI runtime.
 type advisory struct {
 	cve string
-	// since is the first affected version; empty: all before the fix.
+	// since is the first affected version; "" means every version before the fix.
 	since string
-	// fixed are the first fixed versions, one for each release line (major.minor) that has a fix, in order. Later lines are
-	// not affected, earlier ones are. Empty: no release had the fix when this was written (November 2026).
+	// fixed lists, in order, the first fixed version of each release line (major.minor) that has a fix. Earlier lines are
+	// affected, later lines are not. If it is empty, no release had the fix in November 2026.
 	fixed []string
-	// unreached says why no container here can exploit it; empty: one may.
+	// unreached says why no container here can exploit the vulnerability; "" means that a container might.
 	unreached string
 }
 
@@ -38,9 +38,9 @@ const (
 
 // advisories lists the advisories of crun and runc. Sources: release notes and security advisories
 // (github.com/opencontainers/runc/releases, github.com/containers/crun/releases, both with /security/advisories), and
-// nvd.nist.gov for those before 2020. crun's maintainers found crun not affected by CVE-2024-21626 (release 1.14.1) and by
-// CVE-2025-31133, -52565 and -52881 (github.com/containers/crun/issues/1906). A fix in a release candidate of 1.0.0 counts as
-// 1.0.0.
+// nvd.nist.gov for the years before 2020. According to its maintainers, crun is not affected by CVE-2024-21626 (release
+// 1.14.1) and by CVE-2025-31133, -52565 and -52881 (github.com/containers/crun/issues/1906). A fix in a release
+// candidate of 1.0.0 counts as 1.0.0.
 var advisories = map[string][]advisory{
 	"runc": {
 		{cve: "CVE-2019-5736", fixed: []string{"1.0.0"}},
@@ -89,7 +89,7 @@ func (a advisory) has(v *semver.Version) bool {
 // versionLine matches the first line of `crun --version` and `runc --version`: "runc version 1.1.5+ds1".
 var versionLine = regexp.MustCompile(`^(crun|runc) version (\S+)`)
 
-// parseVersion parses the first line of --version. ok is false for a runtime without a table of advisories.
+// parseVersion parses the first line of --version. ok is false for an unknown runtime or version.
 func parseVersion(line string) (name string, v *semver.Version, ok bool) {
 	m := versionLine.FindStringSubmatch(line)
 	if m == nil {
@@ -99,14 +99,14 @@ func parseVersion(line string) (name string, v *semver.Version, ok bool) {
 	return m[1], v, err == nil
 }
 
-// debianPackage is the package that installed a program. named are the CVEs in its changelog, which the package has fixed
-// whatever its version number; nil if there is no changelog.
+// debianPackage is the package that owns a program. named lists the CVEs in its changelog, which the package fixes
+// regardless of its version number; nil means that it has no changelog.
 type debianPackage struct {
 	version string
 	named   []string
 }
 
-// advisoryFinding compares a runtime's version to the table.
+// advisoryFinding reports which advisories apply to a runtime's version.
 func advisoryFinding(line string, pkg *debianPackage) Finding {
 	name, v, ok := parseVersion(line)
 	if !ok {
@@ -146,14 +146,14 @@ func advisoryFinding(line string, pkg *debianPackage) Finding {
 	}
 	f.OK, f.Detail = len(open) == 0, strings.Join(parts, "; ")
 	f.Remedy = "install a release with the fixes; masked paths, read-only paths, dropped capabilities and seccomp do not stop these, " +
-		"but exploiting them takes the right to create pods with shared volumes or with one's own images"
+		"but only users who can create pods with shared volumes or their own images can exploit them"
 	return f
 }
 
 // packageTime limits the queries to dpkg.
 const packageTime = 5 * time.Second
 
-// packageOf asks dpkg which package installed a program; nil if none, or without dpkg.
+// packageOf asks dpkg which package owns a program. It returns nil if no package does, or without dpkg.
 func packageOf(ctx context.Context, program string) *debianPackage {
 	ctx, cancel := context.WithTimeout(ctx, packageTime)
 	defer cancel()

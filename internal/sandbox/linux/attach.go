@@ -16,13 +16,13 @@ import (
 const (
 	// maxSide is the largest height or width that conmon accepts.
 	maxSide = 1000
-	// partTime is how long the backend's Close waits for conmons to notice.
-	partTime = time.Second
+	// disconnectTime limits how long Close waits for conmons to notice that the hubs disconnect.
+	disconnectTime = time.Second
 )
 
-// Attach implements sandbox.Attacher. A client that does not read its output does not block the container: once
-// stream.MaxBacklog waits for it, it is disconnected with errdefs.ErrResourceExhausted. After Attach returns, a read of
-// req.Stdin or a write to req.Stdout or req.Stderr may still be under way.
+// Attach implements sandbox.Attacher. A client that does not read its output does not block the container: it is
+// disconnected with errdefs.ErrResourceExhausted once its backlog reaches stream.MaxBacklog. After Attach returns, a
+// read of req.Stdin or a write to req.Stdout or req.Stderr can still be in progress.
 func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.AttachRequest) error {
 	h, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {
@@ -32,12 +32,12 @@ func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Contain
 	if err != nil {
 		return err
 	}
-	defer hub.drop(client)
+	defer hub.remove(client)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go b.followAttachSize(h, req.Resize, ctx.Done())
 	if req.Stdin != nil && c.Config.GetStdin() {
-		if hub.once {
+		if hub.stdinOnce {
 			defer hub.endInput()
 		}
 		go hub.send(ctx, req.Stdin)
@@ -53,31 +53,31 @@ func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Contain
 func (l *life) join(bundle string, c *sandbox.Container) (*hub, *stream.OutputQueue, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	before := make(chan struct{})
+	previous := make(chan struct{})
 	if l.hub == nil {
-		close(before)
+		close(previous)
 	} else {
 		if client := l.hub.add(); client != nil {
 			return l.hub, client, nil
 		}
-		before = l.hub.gone
+		previous = l.hub.disconnected
 	}
 	conn, err := dialAttach(bundle)
 	if err != nil {
 		return nil, nil, err
 	}
 	once := endsStdin(c.Config.GetStdinOnce(), c.Config.GetTty())
-	hub, client := newHub(conn, c.Config.GetStdin(), once, before)
+	hub, client := newHub(conn, c.Config.GetStdin(), once, previous)
 	l.hub = hub
 	return hub, client, nil
 }
 
-// endsStdin reports whether the end of the first client's input closes the container's stdin. A terminal stays open: its
-// users have other ways to end input (Ctrl-D), and it serves the next client.
+// endsStdin reports whether the end of the first client's input closes the container's stdin. A terminal stays open for
+// the next client, because its users can end input with Ctrl-D.
 func endsStdin(once, tty bool) bool { return once && !tty }
 
-// dialAttach connects to conmon's attach socket. The socket's path is too long for a socket address, so it goes through an
-// open directory descriptor.
+// dialAttach connects to conmon's attach socket. The socket's path is too long for a socket address, so the address
+// goes through a descriptor of the bundle's directory.
 func dialAttach(bundle string) (*net.UnixConn, error) {
 	dir, err := unix.Open(bundle, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -92,15 +92,15 @@ func dialAttach(bundle string) (*net.UnixConn, error) {
 	return conn, nil
 }
 
-// disconnectAll has all hubs disconnect and waits for at most partTime.
+// disconnectAll disconnects all hubs and waits for them, for at most disconnectTime.
 func (b *Backend) disconnectAll() {
-	limit, hubs := time.After(partTime), b.hubs()
+	limit, hubs := time.After(disconnectTime), b.hubs()
 	for _, hub := range hubs {
-		go hub.leave()
+		go hub.disconnect()
 	}
 	for _, hub := range hubs {
 		select {
-		case <-hub.gone:
+		case <-hub.disconnected:
 		case <-limit:
 			return
 		}

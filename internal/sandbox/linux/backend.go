@@ -50,22 +50,23 @@ type Services struct {
 	Logger *slog.Logger
 }
 
-// ImageStore is what the backend needs of the image service; implemented by *image.Store. Keys name snapshots: ours are
-// "linux-<container>" and "linux-<container>-volume-<n>". Missing things are errdefs.ErrNotFound.
+// ImageStore is the part of the image service that the backend uses; *image.Store implements it. A key names a
+// snapshot: the backend's keys are "linux-<container>" and "linux-<container>-volume-<n>". Methods return
+// errdefs.ErrNotFound if the image or snapshot does not exist.
 type ImageStore interface {
 	// Get finds an image by ID or reference.
 	Get(ctx context.Context, refOrID string) (image.Image, error)
-	// Prepare makes a writable snapshot of an image, or finds the one with that key, and returns its mounts.
+	// Prepare creates a writable snapshot of an image, unless a snapshot with this key exists, and returns its mounts.
 	Prepare(ctx context.Context, key, imageID string, labels map[string]string) ([]mount.Mount, error)
-	// View is Prepare for a read-only snapshot.
+	// View is like Prepare, but for a read-only snapshot.
 	View(ctx context.Context, key, imageID string) ([]mount.Mount, error)
 	// Mounts returns the mounts of an existing snapshot.
 	Mounts(ctx context.Context, key string) ([]mount.Mount, error)
-	// Release drops an unmounted snapshot; a missing one is a success.
+	// Release removes an unmounted snapshot. It succeeds if the snapshot does not exist.
 	Release(ctx context.Context, key string) error
 	// Snapshots lists the keys of all snapshots, including other users'.
 	Snapshots(ctx context.Context) ([]string, error)
-	// Usage returns the disk usage of a snapshot's own layer. It does not measure; the value may be seconds old.
+	// Usage returns the last measured disk usage of a snapshot's own layer, which can be seconds old.
 	Usage(ctx context.Context, key string) (image.Usage, error)
 }
 
@@ -79,7 +80,7 @@ type Backend struct {
 	conmon  monitor
 	cgroups cgroups
 	sampler *stats.Sampler
-	// volatile means that containers' layers are mounted without syncs.
+	// volatile means that containers' layers are mounted with the option "volatile".
 	volatile bool
 
 	ledger *ledger.Ledger[state, life]
@@ -153,7 +154,7 @@ func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
 // Close releases what Open acquired. Containers keep running; the backend must not be used afterwards.
 func (b *Backend) Close() error {
 	b.disconnectAll()
-	b.conmon.close()
+	b.conmon.spawner.close()
 	return nil
 }
 
@@ -174,7 +175,7 @@ func (c Config) check() error {
 	return nil
 }
 
-// Paths. All of them follow from the configuration and the IDs.
+// All paths derive from the configuration and the IDs.
 
 func (c Config) exitDir() string { return filepath.Join(c.RunDir, "exits") }
 func (c Config) ociDir() string  { return filepath.Join(c.RunDir, "oci") }
@@ -187,10 +188,10 @@ func (c Config) stateFile(pod, container string) string {
 	return filepath.Join(c.bundle(pod, container), "state.json")
 }
 
-// idPattern matches every ID that the node assigns. Other names below our directories are not ours.
+// idPattern matches the IDs that the node assigns. Recovery ignores files with other names.
 var idPattern = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// snapshotPrefix marks our snapshots.
+// snapshotPrefix begins the keys of our snapshots.
 const snapshotPrefix = "linux-"
 
 func (b *Backend) Capabilities() sandbox.Capabilities {

@@ -47,7 +47,8 @@ func rootfsDir(bundle string) string  { return filepath.Join(bundle, "rootfs") }
 func volumesDir(bundle string) string { return filepath.Join(bundle, "volumes") }
 func configFile(bundle string) string { return filepath.Join(bundle, "config.json") }
 
-// volumeKey and volumeDir name the snapshot and mount point of the n-th mount of the request, if it is an image.
+// volumeKey returns the key of the snapshot, and volumeDir the mount point, of an image volume: the n-th mount of the
+// request.
 func volumeKey(id string, n int) string { return fmt.Sprintf("%s%s-volume-%d", snapshotPrefix, id, n) }
 func volumeDir(bundle string, n int) string {
 	return filepath.Join(volumesDir(bundle), strconv.Itoa(n))
@@ -92,13 +93,8 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	if err := ledger.WriteJSON(configFile(bundle), config); err != nil {
 		return sandbox.Resolved{}, err
 	}
-	return answer, b.created(p, c, config, answer)
-}
-
-// created writes the state file. From then on the container exists.
-func (b *Backend) created(p *sandbox.Pod, c *sandbox.Container, config *specs.Spec, answer sandbox.Resolved) error {
 	_, cgroup := b.cgroups.container(p, c.ID)
-	return b.ledger.Create(p.ID, c.ID, state{
+	return answer, b.ledger.Create(p.ID, c.ID, state{
 		Record: ledger.Record{Phase: ledger.Created}, BootID: bootID(), OwnPID: ownPID(config), Cgroup: cgroup, TTY: c.Config.GetTty(),
 		Resolved: resolved{User: answer.User, Mounts: answer.Mounts, StopSignal: answer.StopSignal},
 	})
@@ -114,7 +110,7 @@ func ownPID(config *specs.Spec) bool {
 	return false
 }
 
-// build mounts the container's file systems and makes its specification from them.
+// build mounts the container's file systems and builds its OCI specification.
 func (b *Backend) build(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*specs.Spec, sandbox.Resolved, error) {
 	bundle := b.cfg.bundle(p.ID, c.ID)
 	img, err := b.images.Get(ctx, c.ImageID)
@@ -132,12 +128,16 @@ func (b *Backend) build(ctx context.Context, p *sandbox.Pod, c *sandbox.Containe
 		pid = b.targetPin(p.ID, c.ID)
 	}
 	oci, _ := b.cgroups.container(p, c.ID)
+	dirs := map[string]string{}
+	for path, v := range volumes {
+		dirs[path] = v.dir
+	}
 	config, answer, err := spec.Build(spec.Input{
 		Pod: p, Container: c, Image: img.Config.Config, Rootfs: rootfsDir(bundle),
 		Net: at.net, IPC: at.ipc, UTS: at.uts, PID: pid,
 		CgroupsPath: oci, ShmPath: files.shm,
 		ResolvConf: files.resolvConf, Hosts: files.hosts, HostnameFile: files.hostname,
-		ImageVolumes: sources(volumes),
+		ImageVolumes: dirs,
 	}, b.host)
 	for _, m := range answer.Mounts {
 		if v, ok := volumes[m.ContainerPath]; ok {
@@ -150,16 +150,8 @@ func (b *Backend) build(ctx context.Context, p *sandbox.Pod, c *sandbox.Containe
 // volume is an image mounted for a container: its path on the host and the image's ID.
 type volume struct{ dir, imageID string }
 
-func sources(volumes map[string]volume) map[string]string {
-	dirs := make(map[string]string, len(volumes))
-	for path, v := range volumes {
-		dirs[path] = v.dir
-	}
-	return dirs
-}
-
-// mountAll mounts the root file system and the image volumes unless they are mounted. It returns the volumes by their path in
-// the container.
+// mountAll mounts the root file system and the image volumes unless they are mounted already. It returns the volumes,
+// keyed by their path in the container.
 func (b *Backend) mountAll(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (map[string]volume, error) {
 	bundle := b.cfg.bundle(p.ID, c.ID)
 	mounts, err := b.images.Mounts(ctx, snapshotPrefix+c.ID)
@@ -203,7 +195,7 @@ func (b *Backend) mountVolume(ctx context.Context, id, bundle string, n int, m *
 	return volume{dir, img.ID}, err
 }
 
-// mountOn mounts a snapshot on a directory unless something is mounted there.
+// mountOn mounts a snapshot on a directory unless it is a mount point already.
 func mountOn(mounts []mount.Mount, dir string) error {
 	if mountedOn(dir) {
 		return nil
@@ -218,8 +210,8 @@ func mountOn(mounts []mount.Mount, dir string) error {
 	return nil
 }
 
-// remount restores the mounts and the specification before a start. A reboot removes the mounts, and a power failure may have
-// damaged files written shortly before, including the container's layer.
+// remount restores the mounts and the specification before a start. A reboot removes the mounts, and a power failure
+// can damage files that were written shortly before it, including the container's layer.
 func (b *Backend) remount(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle) error {
 	lost, err := b.layerLost(ctx, h)
 	if err != nil {
@@ -277,7 +269,8 @@ func unmountAll(bundle string) error {
 	return err
 }
 
-// releaseSnapshots drops the container's snapshots. Volumes' snapshots are found by their mount points.
+// releaseSnapshots releases the snapshots of the container and of its image volumes, which it finds by their mount
+// points.
 func (b *Backend) releaseSnapshots(ctx context.Context, bundle, id string) error {
 	volumes, err := volumesIn(bundle)
 	if err != nil {
@@ -295,8 +288,8 @@ func (b *Backend) releaseSnapshots(ctx context.Context, bundle, id string) error
 	return nil
 }
 
-// removeBundle removes the bundle. It first removes the mount points with rmdir, which fails if one is mounted or not empty,
-// so that the recursive removal never reaches the file systems behind them.
+// removeBundle removes the bundle. It first removes the mount points with rmdir, which fails if one of them is mounted
+// or not empty, so that the recursive removal never enters a mount.
 func removeBundle(bundle string) error {
 	volumes, err := volumesIn(bundle)
 	if err != nil {

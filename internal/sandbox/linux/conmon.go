@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -21,9 +22,9 @@ import (
 	"github.com/tripod-run/tripod/internal/process"
 )
 
-// monitor starts conmons (https://github.com/containers/conmon). Each is its own daemon: it creates the container, holds its
-// stdio, writes its log, serves its attach socket and writes its exit code to a file. It holds no resources of ours and
-// outlives us.
+// monitor starts conmon processes (https://github.com/containers/conmon). Each conmon creates one container, holds its
+// stdio, writes its log, serves its attach socket and writes its exit code to a file. It has no descriptors of ours and
+// outlives the daemon.
 type monitor struct {
 	path, version string
 	spawner       *spawner
@@ -46,8 +47,6 @@ func findMonitor(ctx context.Context, cfg Config) (monitor, error) {
 	return monitor{path: found, version: version}, nil
 }
 
-func (m monitor) close() { m.spawner.close() }
-
 // launch holds the parameters of one conmon.
 type launch struct {
 	id, bundle string
@@ -61,7 +60,7 @@ type launch struct {
 func initPidFile(bundle string) string   { return filepath.Join(bundle, "init.pid") }
 func conmonPidFile(bundle string) string { return filepath.Join(bundle, "conmon.pid") }
 
-// args returns conmon's command line. Recovery recognises our conmons by the bundle in it.
+// args returns conmon's command line. Recovery recognises our conmons by the bundle that it names.
 func (m monitor) args(l launch, cfg Config, rt ociRuntime) []string {
 	args := []string{
 		"--api-version", "1",
@@ -70,7 +69,7 @@ func (m monitor) args(l launch, cfg Config, rt ociRuntime) []string {
 		"--bundle", l.bundle,
 		"--container-pidfile", initPidFile(l.bundle),
 		"--conmon-pidfile", conmonPidFile(l.bundle),
-		"--exit-dir", cfg.exitDir(), // only one: if the disk had no room for a second exit file, conmon would write neither
+		"--exit-dir", cfg.exitDir(), // only one, because conmon writes neither file if the disk has no room for both
 		"--full-attach",
 		"--no-sync-log",
 		"--log-level", "error",
@@ -98,9 +97,9 @@ func (m monitor) args(l launch, cfg Config, rt ociRuntime) []string {
 	return args
 }
 
-// execCommand runs a conmon that only waits for an additional program in a container. The program has conmon's stdio
-// ("passthrough"), and its exit code becomes conmon's. dir holds process.json and receives the PID file and the runtime's
-// log.
+// execCommand returns the command of a conmon that runs an additional program in a container and exits with its exit
+// code. The program inherits conmon's stdio ("passthrough"). dir contains process.json and receives the PID file and
+// the runtime's log.
 func (m monitor) execCommand(id, dir string, rt ociRuntime, options []string) *exec.Cmd {
 	args := []string{
 		"--api-version", "1", "--exec", "--sync",
@@ -124,21 +123,17 @@ func (m monitor) execCommand(id, dir string, rt ociRuntime, options []string) *e
 	return cmd
 }
 
-// syncMessage is what conmon writes to its sync pipe: the PID of the container's init, or -1 and the runtime's error.
+// syncMessage is conmon's message on its sync pipe: the PID of the container's init, or -1 and the runtime's error.
 type syncMessage struct {
 	Data    int    `json:"data"`
 	Message string `json:"message"`
 }
 
-type errCreate struct{ message string }
-
-func (e errCreate) Error() string { return e.message }
-
-// launched is a container that conmon has created and the runtime has not started.
+// launched holds the two processes of a container.
 type launched struct{ conmon, init *process.Process }
 
-// start launches conmon and returns once conmon has created the container. The result holds the monitor even on error, so
-// that the caller can end it.
+// start launches conmon and returns once conmon has created the container. The result includes conmon even on error, so
+// that the caller can kill it.
 func (m monitor) start(ctx context.Context, l launch, cfg Config, rt ociRuntime) (launched, error) {
 	reader, writer, err := os.Pipe()
 	if err != nil {
@@ -155,7 +150,7 @@ func (m monitor) start(ctx context.Context, l launch, cfg Config, rt ociRuntime)
 	if err != nil {
 		return launched{}, fmt.Errorf("start conmon: %w", err)
 	}
-	// The first process forks the one that stays, and exits.
+	// conmon forks into the background.
 	if err := cmd.Wait(); err != nil {
 		return launched{}, fmt.Errorf("conmon: %w", err)
 	}
@@ -165,7 +160,7 @@ func (m monitor) start(ctx context.Context, l launch, cfg Config, rt ociRuntime)
 		return launched{}, fmt.Errorf("conmon: %w", err)
 	}
 	if got.conmon, err = process.Open(pid); errdefs.IsNotFound(err) {
-		got.conmon = process.Ended(process.ID{Pid: pid}) // its message is in the pipe
+		got.conmon = process.Ended(process.ID{Pid: pid}) // the pipe has the reason
 	} else if err != nil {
 		return got, err
 	}
@@ -178,13 +173,13 @@ func (m monitor) start(ctx context.Context, l launch, cfg Config, rt ociRuntime)
 	}
 	got.init, err = process.Open(initPid)
 	if errdefs.IsNotFound(err) {
-		err = errCreate{"the container's first process ended before it was started"}
+		err = errors.New("the container's first process ended before it was started")
 	}
 	return got, err
 }
 
-// conmonEnv is the environment of conmon and, by inheritance, of the OCI runtime. It leaves out the daemon's own, because
-// NOTIFY_SOCKET and LISTEN_FDS would affect them.
+// conmonEnv returns the environment of conmon, which the OCI runtime inherits. It leaves out most of the daemon's
+// variables, because NOTIFY_SOCKET and LISTEN_FDS would affect both programs.
 func conmonEnv() []string {
 	env := []string{"_OCI_SYNCPIPE=3", "PATH=" + os.Getenv("PATH"), "LC_ALL=C"}
 	for _, name := range []string{"XDG_RUNTIME_DIR", "TMPDIR"} {
@@ -195,7 +190,8 @@ func conmonEnv() []string {
 	return env
 }
 
-// readSync waits for conmon's message. If the pipe ends without one, conmon gave up.
+// readSync waits for conmon's message and returns the PID of the container's init. If the pipe ends without a message,
+// conmon has failed.
 func readSync(ctx context.Context, pipe *os.File) (int, error) {
 	stop := context.AfterFunc(ctx, func() { _ = pipe.Close() })
 	defer stop()
@@ -204,14 +200,14 @@ func readSync(ctx context.Context, pipe *os.File) (int, error) {
 		return 0, fmt.Errorf("wait for the OCI runtime to create the container: %w", ctx.Err())
 	}
 	if err != nil && len(line) == 0 {
-		return 0, errCreate{"the container's monitor ended before the container was created"}
+		return 0, errors.New("the container's monitor ended before the container was created")
 	}
 	var msg syncMessage
 	if err := json.Unmarshal(line, &msg); err != nil {
 		return 0, fmt.Errorf("parse conmon's message %q: %w", line, err)
 	}
 	if msg.Data <= 0 {
-		return 0, errCreate{runtimeMessage(msg.Message)}
+		return 0, errors.New(runtimeMessage(msg.Message))
 	}
 	return msg.Data, nil
 }
@@ -228,15 +224,16 @@ func readPid(file string) (int, error) {
 	return pid, nil
 }
 
-// spawner is a thread in the conmons' cgroup, so that conmons are born there. On cgroup v1, moving a process costs an RCU
-// grace period of the kernel per hierarchy (over 1 ms each); a thread that moves itself once avoids this. On v2 the kernel
-// puts a child into a cgroup at fork.
+// spawner starts conmons in their own cgroup, which all pods share: a conmon must not be killed by its pod's limits or
+// end with the daemon's service.
 //
-// All pods share the cgroup: a conmon must not be killed by its pod's limits or end with the daemon's service.
+// On cgroup v1, moving a process takes an RCU grace period of the kernel per hierarchy (over 1 ms each). To avoid this,
+// one thread moves itself into the cgroup once and starts all conmons. On v2 the kernel places a child in the cgroup at
+// fork.
 type spawner struct {
 	jobs chan func()
-	// into is the cgroup's directory on v2; nil on v1.
-	into *os.File
+	// dir is the cgroup's directory on v2; nil on v1.
+	dir *os.File
 }
 
 // conmonCgroup is the conmons' cgroup below the default parent.
@@ -260,7 +257,7 @@ func newSpawner(g cgroups) (*spawner, error) {
 		if err != nil {
 			return nil, err
 		}
-		s.into = f
+		s.dir = f
 	}
 	ready := make(chan error)
 	go s.loop(func() error { return g.Enter(dir) }, ready)
@@ -271,7 +268,7 @@ func newSpawner(g cgroups) (*spawner, error) {
 	return s, nil
 }
 
-// ownCgroup is the cgroup in which the daemon was started and which systemd delegates to it.
+// ownCgroup returns the cgroup in which systemd started the daemon and which it delegates to the daemon.
 func ownCgroup(g cgroups) (string, error) {
 	raw, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
@@ -289,11 +286,11 @@ func ownCgroup(g cgroups) (string, error) {
 	return "", fmt.Errorf("/proc/self/cgroup names no cgroup of systemd: %w", errdefs.ErrUnavailable)
 }
 
-// loop runs jobs on a thread that is never reused: it ends with the spawner.
+// loop enters the cgroup and runs jobs on its own thread, which ends with the spawner.
 func (s *spawner) loop(enter func() error, ready chan<- error) {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {
-		// The main thread cannot end, and the process appears in its cgroup. Occupy it until another thread has taken over.
+		// The main thread cannot end, and its cgroup counts as the process's. Block it while another thread runs the loop.
 		done := make(chan struct{})
 		go func() { defer close(done); s.loop(enter, ready) }()
 		<-done
@@ -308,15 +305,15 @@ func (s *spawner) loop(enter func() error, ready chan<- error) {
 
 func (s *spawner) close() {
 	close(s.jobs)
-	if s.into != nil {
-		_ = s.into.Close()
+	if s.dir != nil {
+		_ = s.dir.Close()
 	}
 }
 
 // start starts cmd in the cgroup.
 func (s *spawner) start(cmd *exec.Cmd) error {
-	if s.into != nil {
-		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(s.into.Fd())
+	if s.dir != nil {
+		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(s.dir.Fd())
 		return cmd.Start()
 	}
 	done := make(chan error, 1)
@@ -324,8 +321,8 @@ func (s *spawner) start(cmd *exec.Cmd) error {
 	return <-done
 }
 
-// monitors maps container IDs to the conmons of our bundles, by their command lines. It reads all of /proc; only recovery
-// uses it, because files may be incomplete then.
+// monitors finds the conmons of our bundles by their command lines and returns them by container ID. It reads all of
+// /proc, so only recovery and failed starts use it, where the PID file may be missing.
 func monitors(root string) map[string]process.ID {
 	found := map[string]process.ID{}
 	entries, err := os.ReadDir("/proc")

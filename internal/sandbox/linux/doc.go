@@ -5,24 +5,24 @@
 //	           │                                         attach  ctl  *.pid           (conmon's)
 //	           │ CreateSandbox                       <RunDir>/pods/<pod>/        gone after a reboot
 //	           │   a thread unshares ipc and uts,        ns/{ipc,uts,pid}        pins
-//	           │   joins the pod's netns, sets host      etc/  shm/              tmpfs of the pod's own
-//	           │   name and sysctls, pins, ends          pause/                  PID mode POD only
+//	           │   joins the pod's netns, sets host      etc/  shm/              the pod's own tmpfs
+//	           │   name and sysctls, pins, exits         pause/                  PID mode POD only
 //	           │                                     <RunDir>/{oci,exits,exec}/  runtime's state, exit codes, execs
 //	           │ StartContainer
 //	           ├──▶ conmon ──▶ crun create ──▶ init ◀── crun start
 //	           │      │ stdio, CRI log, attach socket, exit file; outlives us
 //	           │      ▼
-//	           ├── pidfds of conmon and of init: the two witnesses of a container's end
+//	           ├── pidfds of conmon and of init: the container has ended when either process exits
 //	           └── hub: one connection to the attach socket, shared by all attach clients
 //
-// Everything can be found by the IDs of pod and container: directories, cgroups (tripod-<id>), snapshots (linux-<id>), the
-// OCI runtime's state, and conmon by its command line. Every order can therefore be repeated, every removal works on
-// half-made things, and recovery needs no other record. Recover removes whatever carries our names and is not in the node's
+// All state is found through the pod and container IDs: directories, cgroups (tripod-<id>), snapshots (linux-<id>), the
+// OCI runtime's state, and conmon by its command line. So every order can be repeated, removal works on partly created
+// containers, and recovery needs no other record. Recover removes what has one of our names and is not in the node's
 // record, and nothing else.
 //
 // A container has no process until it is started, and a pod has none unless its containers share a PID namespace,
 // which needs an init (docs/adr/0006).
 //
-// The package must not set up networking (it receives the network namespace), decide states (the node does), or know how
-// images are stored (ImageStore). The package spec below makes the OCI specification.
+// The package must not set up networking (it receives the network namespace), decide states (the node does), or know
+// how images are stored (ImageStore). Its internal package spec builds the OCI specification.
 package linux

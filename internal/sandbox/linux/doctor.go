@@ -3,8 +3,10 @@ package linux
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -16,13 +18,13 @@ import (
 type Finding struct {
 	// Subject names what was checked: "OCI runtime crun", "conmon" …
 	Subject string
-	// OK means that the check passed; Required, that pods cannot run without it.
+	// OK means that the check passed. Required means that pods cannot run unless it passes.
 	OK, Required bool
-	// Detail is what was found, Remedy what to do if it is not OK.
+	// Detail describes the result. Remedy says what to do if the check failed.
 	Detail, Remedy string
 }
 
-// Doctor checks by trial what the backend needs on this host. It leaves no changes behind.
+// Doctor tests whether this host has what the backend needs. It leaves no changes behind.
 func Doctor(ctx context.Context, cfg Config) []Finding {
 	cfg = cfg.withDefaults()
 	var findings []Finding
@@ -58,11 +60,7 @@ func cgroupFinding(g cgroups, err error) Finding {
 		f.Detail = "v2, driver " + g.Driver
 		return f
 	}
-	names := make([]string, 0, len(g.Roots))
-	for name := range g.Roots {
-		names = append(names, name)
-	}
-	f.Detail = fmt.Sprintf("v1 (%s), driver %s", strings.Join(names, " "), g.Driver)
+	f.Detail = fmt.Sprintf("v1 (%s), driver %s", strings.Join(slices.Sorted(maps.Keys(g.Roots)), " "), g.Driver)
 	return f
 }
 
@@ -85,12 +83,12 @@ func doctorRuntimes(ctx context.Context, cfg Config, g cgroups) (findings []Find
 		}()
 	}
 	works := false
-	var known []Finding // of the runtimes that work
+	var vulnerabilities []Finding // of the runtimes that work
 	for _, name := range names {
 		f := Finding{Subject: "OCI runtime " + name}
 		if rt, err := tryRuntime(ctx, cfg, g, name); err == nil {
 			f.OK, f.Detail, works = true, rt.path+": "+rt.version, true
-			known = append(known, advisoryFinding(rt.version, packageOf(ctx, rt.path)))
+			vulnerabilities = append(vulnerabilities, advisoryFinding(rt.version, packageOf(ctx, rt.path)))
 		} else {
 			f.Detail, f.Remedy = err.Error(), runtimeRemedy(name, err)
 		}
@@ -99,7 +97,7 @@ func doctorRuntimes(ctx context.Context, cfg Config, g cgroups) (findings []Find
 	for i := range findings {
 		findings[i].Required = !works // one working runtime is enough
 	}
-	return append(findings, known...)
+	return append(findings, vulnerabilities...)
 }
 
 func runtimeRemedy(name string, err error) string {
@@ -113,7 +111,7 @@ func runtimeRemedy(name string, err error) string {
 	return "run the command manually to see more, or configure another runtime"
 }
 
-// pidfdFinding opens a pidfd of this process. Noticing the end of containers depends on pidfds.
+// pidfdFinding tests pidfd_open, with which the backend notices the end of containers.
 func pidfdFinding() Finding {
 	fd, err := unix.PidfdOpen(os.Getpid(), unix.PIDFD_NONBLOCK)
 	if err != nil {

@@ -22,17 +22,18 @@ import (
 )
 
 const (
-	// execDrain is how long output is read after the program has ended while a child of it holds its stdio.
+	// execDrain limits how long output is read after the program has exited if one of its children holds its stdio.
 	execDrain = time.Second
-	// execKill is how long a killed program, and then its monitor, may take to exit.
+	// execKill limits how long a killed program, and then its monitor, can take to exit.
 	execKill = 5 * time.Second
 	// killPause is the interval of polling for the PID of a program that must be killed.
 	killPause = 5 * time.Millisecond
 )
 
-// Exec implements sandbox.Execer. conmon is the program's parent here too, but it only waits: the program has our pipes, or a
-// terminal that we receive. Without conmon, a child of the program that holds its output would delay the exit code, because
-// runc waits for it, and nobody would reap what a failed exec leaves in the PID namespace.
+// Exec implements sandbox.Execer. The program's parent is a conmon that only waits for it. The program's stdio are our
+// pipes, or a terminal whose other end we receive. Without conmon, runc would wait for any child that holds the
+// program's output, which delays the exit code, and no process would reap what a failed exec leaves in the PID
+// namespace.
 func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.ExecRequest) (int32, error) {
 	h, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {
@@ -73,18 +74,18 @@ type execution struct {
 	dir       string
 	container *life
 
-	stdin, stdout, stderr *os.File       // the program's ends, or with a terminal the runtime's; closed once started
-	whenUp                []func()       // called once the program runs
+	stdin, stdout, stderr *os.File       // the program's ends of the pipes (with a terminal, the runtime's); closed after the start
+	onStart               []func()       // run as goroutines after the start
 	output                sync.WaitGroup // goroutines that copy the program's output
 
-	mu     sync.Mutex
-	ours   []io.Closer // our ends; closed at the end
-	closed bool
+	mu      sync.Mutex
+	closers []io.Closer // our ends, for close
+	closed  bool
 }
 
 func (x *execution) pidFile() string { return filepath.Join(x.dir, "pid") }
 
-// closeAtEnd registers c to be closed at the end; if the end has passed, it closes c at once.
+// closeAtEnd has close also close c. After close, it closes c immediately.
 func (x *execution) closeAtEnd(c io.Closer) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -92,14 +93,14 @@ func (x *execution) closeAtEnd(c io.Closer) {
 		_ = c.Close()
 		return
 	}
-	x.ours = append(x.ours, c)
+	x.closers = append(x.closers, c)
 }
 
 func (x *execution) close() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.closed = true
-	for _, c := range x.ours {
+	for _, c := range x.closers {
 		_ = c.Close()
 	}
 	x.closeProgramEnds()
@@ -113,8 +114,8 @@ func (x *execution) closeProgramEnds() {
 	}
 }
 
-// pipes connects plain stdio. A stream that nobody asked for is a pipe too, an empty or a drained one, and not the host's
-// /dev/null: the program could change that file, and crun would make the program's user its owner.
+// pipes connects the program's stdio to pipes. A stream that the request lacks is an empty or drained pipe rather than
+// the host's /dev/null, because the program could change that file, and crun makes the program's user its owner.
 func (x *execution) pipes(req sandbox.ExecRequest) error {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -122,7 +123,7 @@ func (x *execution) pipes(req sandbox.ExecRequest) error {
 	}
 	x.stdin = r
 	x.closeAtEnd(w)
-	x.whenUp = append(x.whenUp, func() {
+	x.onStart = append(x.onStart, func() {
 		if req.Stdin != nil {
 			_, _ = io.Copy(w, req.Stdin)
 		}
@@ -139,18 +140,18 @@ func (x *execution) pipes(req sandbox.ExecRequest) error {
 		*out.their = w
 		x.closeAtEnd(r)
 		x.output.Add(1)
-		x.whenUp = append(x.whenUp, func() {
+		x.onStart = append(x.onStart, func() {
 			defer x.output.Done()
 			if out.to != nil {
 				_, _ = io.Copy(out.to, r)
 			}
-			_, _ = io.Copy(io.Discard, r) // nobody listens, or the client has gone: the program must not block
+			_, _ = io.Copy(io.Discard, r) // without a client, or after its disconnect: the program must not block
 		})
 	}
 	return nil
 }
 
-// terminal has the runtime make a terminal in the container and pass us its other end. It returns the runtime's options.
+// terminal prepares to receive a terminal that the runtime creates in the container. It returns the runtime's options.
 func (x *execution) terminal(req sandbox.ExecRequest) ([]string, error) {
 	console, err := listenConsole(x.dir)
 	if err != nil {
@@ -162,7 +163,7 @@ func (x *execution) terminal(req sandbox.ExecRequest) ([]string, error) {
 		out = io.Discard
 	}
 	x.output.Add(1)
-	x.whenUp = append(x.whenUp, func() {
+	x.onStart = append(x.onStart, func() {
 		defer x.output.Done()
 		terminal, err := console.receive()
 		if err != nil {
@@ -190,7 +191,7 @@ func (x *execution) run(ctx context.Context, m monitor, cmd *exec.Cmd) (int32, e
 		return 0, fmt.Errorf("exec: start conmon: %w", err)
 	}
 	x.closeProgramEnds()
-	for _, f := range x.whenUp {
+	for _, f := range x.onStart {
 		go f()
 	}
 	var err error
@@ -212,7 +213,7 @@ func (x *execution) run(ctx context.Context, m monitor, cmd *exec.Cmd) (int32, e
 	return code, err
 }
 
-// drain waits until the output is read, or until execDrain if some process holds it open.
+// drain waits until all output is read, for at most execDrain in case a process holds it open.
 func (x *execution) drain(ctx context.Context) {
 	done := make(chan struct{})
 	go func() { x.output.Wait(); close(done) }()
@@ -223,19 +224,20 @@ func (x *execution) drain(ctx context.Context) {
 	}
 }
 
-// result separates a program's exit code, which is also conmon's, from a failure of the runtime: only a program that started
-// has its PID in the file.
+// result returns the program's exit code, which is also conmon's, or the runtime's failure to start the program. The
+// PID file exists only if the program started.
 func (x *execution) result(err error) (int32, error) {
 	if !exists(x.pidFile()) {
 		message := lastMessage(filepath.Join(x.dir, "log"))
 		switch {
-		// What ends a container ends the program, and the runtime starting it, before the container's own end is visible.
+		// The end of a container kills the program, or the runtime that starts it, before the container's own end is
+		// visible.
 		case message == "" && x.container.init.WaitFor(execKill), x.container.init.Ending():
 			return 0, fmt.Errorf("exec: the container has ended: %w", errdefs.ErrFailedPrecondition)
 		case message != "":
 			return 0, fmt.Errorf("failed to exec: %s: %w", message, classifyMessage(message))
 		}
-		// It was killed, probably by the container: until the program runs, the runtime is a process in there.
+		// The runtime was killed, probably by a process in the container, which it joins before it starts the program.
 		return 0, fmt.Errorf("exec: the OCI runtime ended before the program began: %w: %w", err, errdefs.ErrUnavailable)
 	}
 	var exit *exec.ExitError
@@ -250,8 +252,9 @@ func (x *execution) result(err error) (int32, error) {
 	return int32(exit.ExitCode()), nil
 }
 
-// classifyMessage classifies an OCI runtime's last message about an exec. It ends in the text of an errno, crun's with a capital
-// letter. Any other message is a fault of the request, for instance a missing program.
+// classifyMessage returns the error class of an OCI runtime's last message about an exec. If the host is at fault, the
+// message ends with the text of an errno, which crun capitalizes. Other messages blame the request, for instance a
+// missing program.
 func classifyMessage(message string) error {
 	message = strings.ToLower(message)
 	for kind, numbers := range map[error][]syscall.Errno{
@@ -271,7 +274,7 @@ func classifyMessage(message string) error {
 func (x *execution) kill(cmd *exec.Cmd, ended <-chan struct{}) {
 	limit, again := time.After(execKill), time.NewTicker(killPause)
 	defer again.Stop()
-	// The program may run before the runtime has written its PID. Without the monitor nobody would write it.
+	// The program can already run before the runtime has written its PID, and the monitor must live until then.
 	for killed := false; ; {
 		killed = killed || x.killProgram()
 		if killed {

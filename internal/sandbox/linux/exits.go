@@ -13,8 +13,8 @@ import (
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
-// drainTime is how long a conmon may run after its container has ended. It drains the output into the log and writes the exit
-// file, which takes milliseconds unless the disk hangs.
+// drainTime limits how long conmon can run after its container has ended. conmon then drains the output into the log
+// and writes the exit file, which takes milliseconds unless the disk hangs.
 const drainTime = 10 * time.Second
 
 type end struct {
@@ -24,7 +24,7 @@ type end struct {
 	message string
 }
 
-// exitFile is what conmon writes, atomically, when the container has ended.
+// exitFile returns the path of the file that conmon writes, atomically, when the container has ended.
 func (b *Backend) exitFile(id string) string { return filepath.Join(b.cfg.exitDir(), id) }
 
 // watch waits for the end of a container, records it and reports it. It watches two processes by pidfd, without polling:
@@ -39,27 +39,27 @@ func (b *Backend) watch(h *handle, l *life) {
 	b.ledger.Report(sandbox.Event{PodID: h.PodID, ContainerID: h.ID, Status: status})
 }
 
-// settle ends both processes. It is called when one of them has ended.
+// settle waits until both processes of a container have ended, and kills what still runs. One of them must have ended.
 func (b *Backend) settle(h *handle, l *life) {
 	s, _ := h.Snapshot()
 	if l.init.Alive() {
-		// Without its monitor nobody reads the container's output or records its exit code, so it cannot continue. If the
-		// exit file exists, the kernel is about to report init's end.
+		// Without conmon, no process reads the container's output or records its exit code, so the container cannot
+		// continue. If the exit file exists, the kernel is about to report init's end.
 		if !exists(b.exitFile(h.ID)) {
-			b.log.Error("the container's monitor has ended before it; killing the container", "container", h.ID, "conmon", l.conmon.Pid)
+			b.log.Error("conmon exited before its container; killing the container", "container", h.ID, "conmon", l.conmon.Pid)
 		}
 		b.killLife(h, l)
 		if !l.init.WaitFor(drainTime) {
-			b.log.Error("the container's first process cannot be killed", "container", h.ID, "pid", l.init.Pid)
+			b.log.Error("the container's init cannot be killed", "container", h.ID, "pid", l.init.Pid)
 			<-l.init.Dead
 		}
 		return
 	}
 	if !s.OwnPID {
-		b.killLife(h, l) // the processes that it left in a shared PID namespace
+		b.killLife(h, l) // the processes that the container left in a shared PID namespace
 	}
 	if !l.conmon.WaitFor(drainTime) {
-		b.log.Error("the container's monitor does not exit; killing it", "container", h.ID, "conmon", l.conmon.Pid)
+		b.log.Error("conmon does not exit; killing it", "container", h.ID, "conmon", l.conmon.Pid)
 		_ = l.conmon.KillGroup()
 		<-l.conmon.Dead
 	}
@@ -77,7 +77,7 @@ func (b *Backend) record(h *handle, l *life, e end) sandbox.Status {
 	return status
 }
 
-// findEnd determines how a container ended whose processes are gone.
+// findEnd determines how a container ended, once its processes are gone.
 func (b *Backend) findEnd(h *handle) end {
 	s, _ := h.Snapshot()
 	code, at, err := readExit(b.exitFile(h.ID))
@@ -91,7 +91,7 @@ func (b *Backend) findEnd(h *handle) end {
 	e := end{at: at, code: code, reason: sandbox.ReasonCompleted}
 	if code != 0 {
 		e.reason = sandbox.ReasonError
-		// The cgroup lives until the runtime deletes the container, so its counter belongs to this run.
+		// The cgroup exists until the runtime deletes the container, so its counter belongs to this run.
 		if kills, err := stats.OOMKills(s.Cgroup); err == nil && kills > 0 {
 			e.reason = sandbox.ReasonOOMKilled
 		}

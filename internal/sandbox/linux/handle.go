@@ -32,10 +32,10 @@ var (
 // cleanupTime limits the rollback of a step whose caller may be gone.
 const cleanupTime = 30 * time.Second
 
-// handle is one container of the ledger.
+// handle is a container in the ledger.
 type handle = ledger.Handle[state, life]
 
-// bundleOf is the directory of a container's bundle.
+// bundleOf returns the directory of a container's bundle.
 func (b *Backend) bundleOf(h *handle) string { return b.cfg.bundle(h.PodID, h.ID) }
 
 // life is one run of a container, from its start until its end is recorded.
@@ -48,7 +48,7 @@ type life struct {
 	signalled bool        // the stop signal was sent
 	deadline  time.Time   // when kill fires
 	kill      *time.Timer // kills the container
-	hub       *hub        // the clients attached to it; nil until the first one comes
+	hub       *hub        // the connection of attach clients; nil until the first client
 }
 
 func newLife(l launched) *life { return &life{launched: l, ended: make(chan struct{})} }
@@ -74,7 +74,8 @@ func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox
 	return b.run(ctx, p, c, h)
 }
 
-// prepareStart restores what a start needs and may have disappeared since the creation.
+// prepareStart restores the mounts, specification and log file, which can disappear after the creation, and records the
+// start.
 func (b *Backend) prepareStart(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle) error {
 	if err := b.remount(ctx, p, c, h); err != nil {
 		return err
@@ -116,7 +117,7 @@ func (b *Backend) run(ctx context.Context, p *sandbox.Pod, c *sandbox.Container,
 	return b.watchRunning(h, got, began)
 }
 
-// watchRunning records that the container runs and watches it from now on.
+// watchRunning records that the container is running, and starts to watch it.
 func (b *Backend) watchRunning(h *handle, got launched, began time.Time) error {
 	l := newLife(got)
 	h.Adopt(l)
@@ -167,11 +168,11 @@ func (b *Backend) clearEarlierRun(ctx context.Context, h *handle) error {
 	return nil
 }
 
-// deleteRuntimeState removes what the OCI runtime holds of a container, including its cgroup. For a half-made container it first kills what
-// runs in the cgroup, because nobody has seen its end. A runtime that was killed during its work may leave state that it
-// cannot read.
-func (b *Backend) deleteRuntimeState(ctx context.Context, id, cgroup string, halfMade bool) error {
-	if halfMade && cgroup != "" {
+// deleteRuntimeState removes the OCI runtime's state of a container, and its cgroup. If the container's start may have
+// been interrupted, it first kills the processes in the cgroup. A runtime that is killed can leave state that it cannot
+// read.
+func (b *Backend) deleteRuntimeState(ctx context.Context, id, cgroup string, interrupted bool) error {
+	if interrupted && cgroup != "" {
 		if err := b.cgroups.Kill(ctx, cgroup); err != nil {
 			return err
 		}
@@ -188,7 +189,7 @@ func (b *Backend) deleteRuntimeState(ctx context.Context, id, cgroup string, hal
 	return b.cgroups.Remove(ctx, cgroup)
 }
 
-// pinTarget pins the PID namespace of another container of the pod for one that joins it.
+// pinTarget pins the PID namespace of the container target, for the container id to join.
 func (b *Backend) pinTarget(p *sandbox.Pod, target, id string) error {
 	_, l, err := b.ledger.FindRun(p.ID, target)
 	if err != nil {
@@ -200,7 +201,7 @@ func (b *Backend) pinTarget(p *sandbox.Pod, target, id string) error {
 	return fmt.Errorf("target container %s of the PID namespace is not running in this pod: %w", target, errdefs.ErrFailedPrecondition)
 }
 
-// targetPin is the pin of the PID namespace that a container joins with TARGET.
+// targetPin returns the path of the pin of the PID namespace that a container joins with mode TARGET.
 func (b *Backend) targetPin(podID, id string) string {
 	return filepath.Join(b.cfg.podRunDir(podID), "ns", "pid-"+id)
 }
@@ -225,8 +226,8 @@ func (b *Backend) StopContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.
 	}
 }
 
-// askToStop sends the stop signal, once per life, and schedules the kill after grace, or earlier if an earlier call demanded
-// that.
+// askToStop sends the stop signal, once per life, and schedules the kill after grace. An earlier deadline of a previous
+// call stays in effect.
 func (b *Backend) askToStop(h *handle, l *life, s state, grace time.Duration) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -269,13 +270,14 @@ func (b *Backend) RemoveContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	return b.removeContainer(ctx, p.ID, c.ID, cgroup)
 }
 
-// removeContainer removes all of a container, whether known or not. An empty cgroup is looked up.
+// removeContainer removes everything that belongs to a container, which need not be in the record. If cgroup is "", the
+// container's state names it.
 func (b *Backend) removeContainer(ctx context.Context, podID, id, cgroup string) error {
 	h, err := b.ledger.Find(podID, id)
 	if err != nil {
 		return err
 	}
-	halfMade := true
+	interrupted := true
 	if h != nil {
 		s, l := h.Snapshot()
 		if cgroup == "" {
@@ -284,9 +286,9 @@ func (b *Backend) removeContainer(ctx context.Context, podID, id, cgroup string)
 		if err := b.endLife(ctx, h, l); err != nil {
 			return err
 		}
-		halfMade = s.Phase == ledger.Starting
+		interrupted = s.Phase == ledger.Starting
 	}
-	if err := b.deleteRuntimeState(ctx, id, cgroup, halfMade); err != nil {
+	if err := b.deleteRuntimeState(ctx, id, cgroup, interrupted); err != nil {
 		return err
 	}
 	if err := fpDeleted.Hit(ctx); err != nil {

@@ -16,54 +16,58 @@ import (
 )
 
 const (
-	// attachPacket is at least the size of conmon's packets: a byte that names the stream and 8 KiB of data.
+	// attachPacket is more than the size of conmon's packets: a byte that names the stream and 8 KiB of data.
 	attachPacket = 16 << 10
-	// attachWrite is the largest input that conmon accepts at once.
+	// attachWrite is the largest packet of input that conmon accepts.
 	attachWrite = 8 << 10
-	// conmon's numbers of the streams.
+	// attachStdout and attachStderr are conmon's numbers of the streams.
 	attachStdout, attachStderr = 2, 3
-	// farewellPause and farewellPauseMax are the first and the longest pause between two checks for conmon's answer.
-	farewellPause, farewellPauseMax = time.Millisecond, time.Second
+	// eofPause and eofPauseMax are the first and the longest pause between two checks whether conmon has seen the end of
+	// input.
+	eofPause, eofPauseMax = time.Millisecond, time.Second
 )
 
-// hub is our single connection to a container's conmon, shared by all attach clients of a run. The first client opens it, so
-// a container without clients costs nothing.
+// hub is a connection to a container's conmon that all attach clients of a run share. The first client opens it, so a
+// container without clients costs nothing.
 //
 //	conmon ══ SOCK_SEQPACKET ══▶ read ──▶ queue ──▶ client      queue full: the client is disconnected
 //	   ▲                           └────▶ queue ──▶ client      no clients: dropped, and the hub disconnects
 //	   ╚══════════════════════════ feed ◀── input ── clients
 //
-// Two properties of conmon (2.1) make it necessary. First, conmon writes output to each connection and waits until it is
-// read. So the hub always reads, and no client can block the container. Second, conmon crashes if a connection closes at the
-// wrong time: when a write to it fails before conmon has seen its end, conmon frees the connection, sees the end, and uses it
-// again. Once conmon has seen the end of a connection's input, a failing write just frees it. Therefore the hub sends a
-// farewell before it closes: an empty packet, which conmon takes for the end of input. conmon then shuts down its reading
-// side, our writes fail, and only then the connection is closed. A container without stdin gets the farewell at once, so that
-// even our crash is harmless.
+// The hub works around two properties of conmon 2.1:
 //
-// With stdin_once the farewell also closes the container's stdin. The hub sends it after the first client's input has ended.
+//   - conmon writes output to each connection and waits until it is read. The hub always reads, so no client can block the
+//     container.
+//   - conmon crashes if a connection closes at the wrong time. If a write fails before conmon has seen the end of the
+//     connection's input, conmon frees the connection and then uses it when it sees that end. So the hub first sends an empty
+//     packet, which conmon takes for the end of input. conmon then shuts down its reading side, so that the hub's writes fail.
+//     Only then does the hub close the connection. If the container has no stdin, the hub sends the empty packet at the
+//     start, so that even a crash of the daemon is harmless.
+//
+// With stdin_once, the end of input also closes the container's stdin. The hub sends it after the first client's input
+// ends.
 type hub struct {
-	conn *net.UnixConn
-	once bool
-	// before is closed when the run's previous hub is gone, so that at most one hub waits for conmon's answer.
-	before <-chan struct{}
+	conn      *net.UnixConn
+	stdinOnce bool
+	// previous is closed when the run's previous hub has disconnected, so that at most one hub waits for conmon.
+	previous <-chan struct{}
 
-	input    chan []byte
-	bye      chan struct{} // closed when no more input follows
-	sayBye   sync.Once
-	parted   chan struct{} // closed when conmon has seen the end of input: the connection can be closed
-	gone     chan struct{} // closed after the connection
-	mu       sync.Mutex
-	clients  map[*stream.OutputQueue]struct{}
-	departed bool  // accepts no more clients
-	err      error // why output ended, unless the container did
+	input        chan []byte
+	noInput      chan struct{} // closed when no more input follows
+	endOnce      sync.Once     // closes noInput
+	closable     chan struct{} // closed when conmon has seen the end of input: the connection can be closed
+	disconnected chan struct{} // closed after the connection is closed
+	mu           sync.Mutex
+	clients      map[*stream.OutputQueue]struct{}
+	closing      bool  // accepts no more clients
+	err          error // why output ended, unless the container did
 }
 
-// newHub makes a hub with its first client; without one it would disconnect again.
-func newHub(conn *net.UnixConn, stdin, once bool, before <-chan struct{}) (*hub, *stream.OutputQueue) {
+// newHub returns a hub with its first client, because a hub without clients disconnects.
+func newHub(conn *net.UnixConn, stdin, once bool, previous <-chan struct{}) (*hub, *stream.OutputQueue) {
 	h := &hub{
-		conn: conn, once: once, before: before, input: make(chan []byte), bye: make(chan struct{}),
-		parted: make(chan struct{}), gone: make(chan struct{}), clients: map[*stream.OutputQueue]struct{}{},
+		conn: conn, stdinOnce: once, previous: previous, input: make(chan []byte), noInput: make(chan struct{}),
+		closable: make(chan struct{}), disconnected: make(chan struct{}), clients: map[*stream.OutputQueue]struct{}{},
 	}
 	if !stdin {
 		h.endInput()
@@ -78,7 +82,7 @@ func newHub(conn *net.UnixConn, stdin, once bool, before <-chan struct{}) (*hub,
 func (h *hub) add() *stream.OutputQueue {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.departed {
+	if h.closing {
 		return nil
 	}
 	c := stream.NewOutputQueue()
@@ -86,7 +90,7 @@ func (h *hub) add() *stream.OutputQueue {
 	return c
 }
 
-func (h *hub) drop(c *stream.OutputQueue) {
+func (h *hub) remove(c *stream.OutputQueue) {
 	h.mu.Lock()
 	delete(h.clients, c)
 	h.mu.Unlock()
@@ -103,11 +107,11 @@ func (h *hub) read() {
 			break
 		}
 		if n > 1 && !h.fanOut(buf[0], buf[1:n]) {
-			go h.leave()
+			go h.disconnect()
 		}
 	}
 	h.mu.Lock()
-	h.departed = true
+	h.closing = true
 	if !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, net.ErrClosed) {
 		h.err = fmt.Errorf("attach: %w", err)
 	}
@@ -116,19 +120,19 @@ func (h *hub) read() {
 	}
 	h.mu.Unlock()
 	_ = h.conn.Close()
-	close(h.gone)
+	close(h.disconnected)
 }
 
-// fanOut sends output to the clients. It returns false if the hub should disconnect because there are none. It waits for
-// output to do so, because only then conmon notices a closed connection.
+// fanOut sends output to the clients. It returns false if the hub should disconnect because it has no clients. The hub
+// disconnects only on output, because conmon notices a closed connection only when it writes.
 func (h *hub) fanOut(origin byte, data []byte) (stay bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.clients) == 0 {
-		if h.departed || !h.canLeave() {
-			return true
+		if h.closing || h.stdinOnce && !isClosed(h.noInput) || !isClosed(h.previous) {
+			return true // with stdin_once, disconnecting would close stdin before the first client's input
 		}
-		h.departed = true
+		h.closing = true
 		return false
 	}
 	p := stream.Packet{Stderr: origin == attachStderr, Data: bytes.Clone(data)}
@@ -140,52 +144,47 @@ func (h *hub) fanOut(origin byte, data []byte) (stay bool) {
 	return true
 }
 
-func (h *hub) canLeave() bool {
-	if h.once && !closed(h.bye) {
-		return false // that would close the stdin before its first client
-	}
-	return closed(h.before)
-}
-
-// leave closes the connection as soon as possible.
-func (h *hub) leave() {
+// disconnect ends the input and closes the connection as soon as conmon allows it.
+func (h *hub) disconnect() {
 	h.endInput()
-	<-h.parted
+	<-h.closable
 	_ = h.conn.Close()
 }
 
-// endInput requests the farewell.
-func (h *hub) endInput() { h.sayBye.Do(func() { close(h.bye) }) }
+// endInput has feed send the end of input.
+func (h *hub) endInput() { h.endOnce.Do(func() { close(h.noInput) }) }
 
-// feed sends the clients' input to conmon, and finally the farewell.
+// feed sends the clients' input to conmon, and then the end of input.
 func (h *hub) feed() {
-	defer close(h.parted)
+	defer close(h.closable)
 	for {
 		select {
 		case data := <-h.input:
 			if _, err := h.conn.Write(data); err != nil {
 				return // conmon is gone, and with it the container
 			}
-		case <-h.bye:
-			h.farewell()
+		case <-h.noInput:
+			h.sendEOF()
 			return
-		case <-h.gone:
+		case <-h.disconnected:
 			return
 		}
 	}
 }
 
-// farewell ends the input and returns once conmon has seen it, which waits for the container to read earlier input.
-func (h *hub) farewell() {
-	for pause := farewellPause; ; pause = min(2*pause, farewellPauseMax) {
-		// conmon no longer reads further empty packets; they test whether it has shut down its reading side.
+// sendEOF sends the end of input and returns once conmon has seen it, which conmon does after the container has read
+// all earlier input.
+func (h *hub) sendEOF() {
+	for pause := eofPause; ; pause = min(2*pause, eofPauseMax) {
+		// After the first empty packet conmon reads no more; later packets only test whether it has shut down its reading
+		// side.
 		if _, err := h.conn.Write(nil); err != nil && !errors.Is(err, unix.EAGAIN) {
 			return
 		}
 		select {
-		case <-h.gone:
+		case <-h.disconnected:
 			return
-		case <-time.After(pause): // there is no event for a peer that stops reading
+		case <-time.After(pause): // no event reports that a peer stops reading
 		}
 	}
 }
@@ -198,14 +197,14 @@ func (h *hub) send(ctx context.Context, input io.Reader) {
 		if n > 0 {
 			select {
 			case h.input <- bytes.Clone(buf[:n]):
-			case <-h.parted:
+			case <-h.closable:
 				return
 			case <-ctx.Done():
 				return
 			}
 		}
 		if err != nil {
-			if h.once {
+			if h.stdinOnce {
 				h.endInput()
 			}
 			return
@@ -213,7 +212,7 @@ func (h *hub) send(ctx context.Context, input io.Reader) {
 	}
 }
 
-func closed(c <-chan struct{}) bool {
+func isClosed(c <-chan struct{}) bool {
 	select {
 	case <-c:
 		return true

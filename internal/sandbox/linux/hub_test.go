@@ -146,21 +146,21 @@ func countSockets(t *testing.T, pid int) (n int) {
 	return n
 }
 
-// TestFarewell: conmon survives the closing of a connection during a write if the farewell was sent. Without it, conmon may
-// crash, which shows why it is needed.
-func TestFarewell(t *testing.T) {
+// TestEndOfInputBeforeClose: conmon survives a connection that closes during a write if the hub has sent the end of
+// input. Otherwise conmon may crash, which shows why the hub sends it.
+func TestEndOfInputBeforeClose(t *testing.T) {
 	r := newRig(t, "crun")
 	r.strictConmon()
 	p := r.pod()
-	for _, said := range []bool{true, false} {
+	for _, sent := range []bool{true, false} {
 		c := p.container("until test -e /go; do sleep 0.01; done; exec yes", func(c *runtimeapi.ContainerConfig) { c.LogPath = "" }).start()
 		h := c.handle(t)
 		conn, err := dialAttach(r.bundleOf(h))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if said {
-			(&hub{conn: conn, gone: make(chan struct{})}).farewell()
+		if sent {
+			(&hub{conn: conn, disconnected: make(chan struct{})}).sendEOF()
 		}
 		c.exec("touch /go")
 		s, _ := h.Snapshot()
@@ -170,13 +170,13 @@ func TestFarewell(t *testing.T) {
 			for n := 0; n < 2000 && err == nil; n++ {
 				_, err = again.Read(make([]byte, attachPacket))
 			}
-			if err != nil && said {
-				t.Errorf("conmon did not survive: %v", err)
+			if err != nil && sent {
+				t.Errorf("read from conmon after the first connection closed: %v", err)
 			}
-			t.Logf("farewell %t: then %v", said, err)
+			t.Logf("end of input sent: %t, then reading from conmon: %v", sent, err)
 			again.Close()
-		} else if said {
-			t.Error(err)
+		} else if sent {
+			t.Errorf("connect to conmon after the first connection closed: %v", err)
 		}
 	}
 }
@@ -368,7 +368,7 @@ func TestN2AttachedFlood(t *testing.T) {
 			result := c.attach(t.Context(), sandbox.AttachRequest{Stdout: writerFunc(func(p []byte) (int, error) { once(); return len(p), nil })})
 			await(t, "no output", seen)
 			h := c.hub(t)
-			await(t, "conmon has not taken notice", h.parted)
+			await(t, "conmon has not seen the end of input", h.closable)
 			_ = h.conn.Close()
 			wantResult(t, result, fine)
 			if s := c.status(); s.State != sandbox.StateRunning {

@@ -16,10 +16,10 @@ import (
 	"github.com/tripod-run/tripod/internal/stream"
 )
 
-// reopenTime is how long conmon may take to reopen its log.
+// reopenTime limits how long conmon can take to reopen its log.
 const reopenTime = 10 * time.Second
 
-// logPath is the container's CRI log file (log_path below the pod's log_directory), or "".
+// logPath returns the path of the container's CRI log file (log_path below the pod's log_directory), or "" for none.
 func logPath(p *sandbox.Pod, c *sandbox.Container) (string, error) {
 	full, err := stream.LogPath(p.Config.GetLogDirectory(), c.Config.GetLogPath())
 	if err == nil && strings.Contains(full, ":") {
@@ -29,8 +29,8 @@ func logPath(p *sandbox.Pod, c *sandbox.Container) (string, error) {
 	return full, err
 }
 
-// openLog makes the log file and returns its path. conmon opens the path again with our rights; anybody who can write to the
-// log directory in between is trusted with the node's logs.
+// openLog creates the log file and returns its path. conmon opens the path again, as root, so everyone who can write to
+// the log directory must be trusted with the node's files.
 func openLog(p *sandbox.Pod, c *sandbox.Container) (string, error) {
 	full, err := logPath(p, c)
 	if err != nil || full == "" {
@@ -99,7 +99,7 @@ func holdsFile(pid int, name string) bool {
 
 // control writes one line to conmon's control fifo: "1 HEIGHT WIDTH" resizes the terminal, "2 0 0" reopens the log.
 func control(bundle, line string) error {
-	// Non-blocking: a fifo without a reader is an error.
+	// With O_NONBLOCK, opening a fifo without a reader fails instead of waiting.
 	fd, err := unix.Open(filepath.Join(bundle, "ctl"), unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("conmon's control fifo: %w: %w", err, errdefs.ErrUnavailable)

@@ -17,8 +17,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
 
-// pins are the files on which a pod's namespaces are bind-mounted to keep them alive without a process. A kind that the pod
-// shares with the node is empty.
+// pins are the paths of the files on which a pod's namespaces are bind-mounted, which keeps a namespace alive without a
+// process. The path is "" for a namespace that the pod shares with the node.
 type pins struct{ net, ipc, uts, pid string }
 
 // podPins derives the pins of a pod from its configuration.
@@ -38,11 +38,11 @@ func podPins(p *sandbox.Pod, runDir string) pins {
 	return at
 }
 
-// sharesPID reports whether the pod has its own PID namespace and thus an init process.
+// sharesPID reports whether the pod has its own PID namespace, and so an init process.
 func sharesPID(p *sandbox.Pod) bool { return spec.PodModes(p).PID == runtimeapi.NamespaceMode_POD }
 
-// makeNamespaces makes and pins the pod's ipc and uts namespaces and sets what belongs to namespaces: host name and kernel
-// parameters. It replaces existing pins.
+// makeNamespaces creates and pins the pod's ipc and uts namespaces, and sets the host name and kernel parameters in the
+// pod's namespaces. It replaces existing pins.
 func makeNamespaces(p *sandbox.Pod, at pins) error {
 	sysctls, err := spec.Sysctls(p)
 	if err != nil {
@@ -60,10 +60,10 @@ func makeNamespaces(p *sandbox.Pod, at pins) error {
 			return err
 		}
 	}
-	return onNewThread(func() error { return fillNamespaces(p, at, sysctls, defaults) })
+	return onNewThread(func() error { return setUpNamespaces(p, at, sysctls, defaults) })
 }
 
-// makePin makes the empty file that a namespace is mounted on, and removes an earlier attempt's pin.
+// makePin creates the empty file on which a namespace is mounted. It first removes the pin of an earlier attempt.
 func makePin(pin string) error {
 	if err := unpin(pin); err != nil {
 		return err
@@ -78,8 +78,8 @@ func makePin(pin string) error {
 	return f.Close()
 }
 
-// fillNamespaces runs on its own thread, which is in the new namespaces afterwards.
-func fillNamespaces(p *sandbox.Pod, at pins, sysctls, defaults map[string]string) error {
+// setUpNamespaces creates, configures and pins the namespaces. It leaves the calling thread in them.
+func setUpNamespaces(p *sandbox.Pod, at pins, sysctls, defaults map[string]string) error {
 	if at.net != "" {
 		netns, err := unix.Open(at.net, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
@@ -127,7 +127,7 @@ func fillNamespaces(p *sandbox.Pod, at pins, sysctls, defaults map[string]string
 	return nil
 }
 
-// setSysctl sets a kernel parameter in the thread's namespaces, which /proc/sys shows.
+// setSysctl sets a kernel parameter in the calling thread's namespaces.
 func setSysctl(key, value string) error {
 	if err := os.WriteFile(filepath.Join("/proc/sys", key), []byte(value), 0); err != nil {
 		return fmt.Errorf("set kernel parameter %s=%s: %w", key, value, err)
@@ -143,7 +143,7 @@ func pinNamespace(ns, pin string) error {
 	return nil
 }
 
-// unpin releases a namespace. A missing pin is a success.
+// unpin removes a pin, so that the namespace can end. It succeeds if the pin does not exist.
 func unpin(pin string) error {
 	if err := unmount(pin); err != nil {
 		return err
@@ -154,8 +154,8 @@ func unpin(pin string) error {
 	return nil
 }
 
-// pinPID pins the PID namespace of an init process. The process is checked to be alive after the namespace was opened, so its
-// PID cannot have been reused.
+// pinPID pins the PID namespace of an init process. It opens the namespace and then checks that the process is alive,
+// which proves that its PID was not reused.
 func pinPID(init *process.Process, pin string) error {
 	if err := makePin(pin); err != nil {
 		return err
@@ -193,7 +193,8 @@ func onNewThread(fn func() error) error {
 	return <-done
 }
 
-// unmount removes all mounts on a path, busy ones lazily. A path without mounts, or a missing one, is a success.
+// unmount removes all mounts on a path; it detaches busy mounts. It succeeds if the path has no mounts or does not
+// exist.
 func unmount(target string) error {
 	for {
 		err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW)

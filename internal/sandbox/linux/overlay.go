@@ -18,20 +18,20 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// A container writes to the upper directory of its overlay, which is not durable. With the mount option "volatile" (Linux
-// 5.10; Documentation/filesystems/overlayfs.rst) the kernel never syncs it. Without the option, an unmount writes out
-// everything that is dirty on the underlying file system, including others' data. In return the kernel marks the layer and
-// refuses to mount it again until the mark is removed, because after a crash of the machine the layer's content is
-// unreliable. See docs/adr/0027.
+// volatile is the overlayfs mount option with which the kernel never syncs the upper directory, where a container's
+// writes go (Linux 5.10; Documentation/filesystems/overlayfs.rst). Those writes need not be durable. Without the
+// option, an unmount writes out all dirty data of the underlying file system, including other programs' data. With it,
+// the kernel marks the layer and refuses to mount it again until the mark is removed, because a crash of the machine
+// makes the layer's content unreliable. See docs/adr/0027.
 const volatile = "volatile"
 
-// volatileMark is the kernel's mark, below an overlay's work directory.
+// volatileMark is the path of the kernel's mark below an overlay's work directory.
 const volatileMark = "work/incompat/volatile"
 
-// probeVolatile tries, below dir, to mount an overlay with "volatile" and returns the error.
+// probeVolatile mounts an overlay with "volatile" in a temporary directory below dir, and returns the error.
 func probeVolatile(dir string) (err error) {
 	trial := filepath.Join(dir, "overlay-trial")
-	if err := os.RemoveAll(trial); err != nil { // from a process that was killed here
+	if err := os.RemoveAll(trial); err != nil { // left by a probe that was killed
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(trial)) }()
@@ -56,8 +56,8 @@ func probeVolatile(dir string) (err error) {
 	})
 }
 
-// mountLayer mounts a container's root file system unless it is mounted. Its layer was written since this boot (see
-// layerLost), so all writes are there and the kernel's mark can be removed.
+// mountLayer mounts a container's root file system unless it is mounted already. It removes the kernel's mark. This is
+// safe because the machine has not crashed since the layer was last mounted (see layerLost).
 func (b *Backend) mountLayer(mounts []mount.Mount, dir string) error {
 	if mountedOn(dir) {
 		return nil
@@ -71,7 +71,7 @@ func (b *Backend) mountLayer(mounts []mount.Mount, dir string) error {
 	return mountOn(mounts, dir)
 }
 
-// asVolatile adds the option to the overlay among mounts.
+// asVolatile returns mounts with the option added to each overlay.
 func asVolatile(mounts []mount.Mount) []mount.Mount {
 	mounts = slices.Clone(mounts)
 	for i, m := range mounts {
@@ -82,7 +82,7 @@ func asVolatile(mounts []mount.Mount) []mount.Mount {
 	return mounts
 }
 
-// markOf is the path of the kernel's mark for the overlay among mounts; "" if there is no overlay.
+// markOf returns the path of the kernel's mark for the overlay in mounts, or "" if mounts contains no overlay.
 func markOf(mounts []mount.Mount) string {
 	for _, m := range mounts {
 		for _, option := range m.Options {
@@ -94,8 +94,8 @@ func markOf(mounts []mount.Mount) string {
 	return ""
 }
 
-// layerLost reports whether a container's layer is unreliable: it was in use without syncs when the machine went down, or
-// renewLayer was interrupted.
+// layerLost reports whether a container's layer is unreliable: it was mounted with "volatile" when the machine went
+// down, or renewLayer was interrupted.
 func (b *Backend) layerLost(ctx context.Context, h *handle) (bool, error) {
 	s, _ := h.Snapshot()
 	if s.BootID == bootID() {
@@ -118,10 +118,10 @@ func (b *Backend) layerLost(ctx context.Context, h *handle) (bool, error) {
 	return false, nil
 }
 
-// renewLayer replaces a lost layer with an empty one over the container's image and repeats what the creation adds to it. The
-// caller records the boot ID.
+// renewLayer replaces a lost layer with an empty layer over the container's image, mounts it and rebuilds the
+// specification. The caller records the boot ID.
 func (b *Backend) renewLayer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, h *handle) (*specs.Spec, error) {
-	b.log.Warn("a container's writes before the node went down were not synced and are dropped; it starts from its image", "container", c.ID)
+	b.log.Warn("the container's layer was not synced before the node went down; starting from the image", "container", c.ID)
 	if err := unmountAll(b.bundleOf(h)); err != nil {
 		return nil, err
 	}
@@ -135,7 +135,7 @@ func (b *Backend) renewLayer(ctx context.Context, p *sandbox.Pod, c *sandbox.Con
 	return config, err
 }
 
-// prepareLayer makes the container's writable layer.
+// prepareLayer creates the container's writable layer.
 func (b *Backend) prepareLayer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
 	if _, err := b.images.Prepare(ctx, snapshotPrefix+c.ID, c.ImageID, map[string]string{"pod": p.ID}); err != nil {
 		return fmt.Errorf("root file system of image %s: %w", c.ImageID, err)

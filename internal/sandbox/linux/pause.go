@@ -15,9 +15,11 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
 
-// A PID namespace lives as long as its first process. A pod that shares one therefore has a process that only waits and
-// reaps: catatonit -P, as a container of the OCI runtime, without a monitor. Its ID is the pod's.
+// A PID namespace exists as long as its first process. A pod with a shared PID namespace therefore has an init process
+// that only waits and reaps: catatonit -P, in a container of the OCI runtime without conmon. The container's ID is the
+// pod's.
 
+// catatonit returns the absolute path of catatonit, or "" if it is not installed.
 func (c Config) catatonit() string {
 	name := c.Catatonit
 	if name == "" {
@@ -27,21 +29,20 @@ func (c Config) catatonit() string {
 	if err != nil {
 		return ""
 	}
-	found, err = filepath.Abs(found)
-	if err != nil {
+	if found, err = filepath.Abs(found); err != nil {
 		return ""
 	}
 	return found
 }
 
-// startPause runs the pod's init process and pins its PID namespace. It replaces an earlier attempt's.
+// startPause runs the pod's init process and pins its PID namespace. It first stops the process of an earlier attempt.
 func (b *Backend) startPause(ctx context.Context, p *sandbox.Pod, at pins) (*process.Process, error) {
 	if err := b.stopPause(ctx, p.ID); err != nil {
 		return nil, err
 	}
 	bundle := filepath.Join(b.cfg.podRunDir(p.ID), "pause")
 	rootfs := filepath.Join(bundle, "rootfs")
-	// An unprivileged program has it as root directory, so its mode must not depend on our umask.
+	// The init process is unprivileged and this is its root directory, so the mode must not depend on our umask.
 	if err := errors.Join(os.MkdirAll(rootfs, 0o755), os.Chmod(rootfs, 0o755)); err != nil {
 		return nil, err
 	}
@@ -76,8 +77,8 @@ func (b *Backend) startPause(ctx context.Context, p *sandbox.Pod, at pins) (*pro
 	return init, nil
 }
 
-// keepPause registers a pod's init process and reports an unexpected exit, after which the pod is unusable.
-func (b *Backend) keepPause(podID string, init *process.Process) {
+// watchPause registers a pod's init process and reports an unexpected exit, after which the pod is unusable.
+func (b *Backend) watchPause(podID string, init *process.Process) {
 	b.mu.Lock()
 	b.pauses[podID] = init
 	b.mu.Unlock()
@@ -99,7 +100,7 @@ func (b *Backend) keepPause(podID string, init *process.Process) {
 	}()
 }
 
-// stopPause kills the pod's init process and with it everything in the PID namespace.
+// stopPause kills the pod's init process, and with it every process in the PID namespace.
 func (b *Backend) stopPause(ctx context.Context, podID string) error {
 	b.mu.Lock()
 	delete(b.pauses, podID)

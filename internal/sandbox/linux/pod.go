@@ -23,7 +23,7 @@ var (
 	fpUnpinned   = failpoint.New("linux.remove-sandbox.unpinned")
 )
 
-// CreateSandbox implements sandbox.Backend. It completes a half-made pod.
+// CreateSandbox implements sandbox.Backend. It also completes a partly created pod.
 func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	run := b.cfg.podRunDir(p.ID)
 	for _, dir := range []string{run, b.cfg.podDir(p.ID)} {
@@ -74,13 +74,13 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 		init.Close()
 		return err
 	}
-	b.keepPause(p.ID, init)
+	b.watchPause(p.ID, init)
 	state.Pause = init.ID
 	return state.write(run)
 }
 
-// StopSandbox implements sandbox.Backend. Only the init process runs and holds the network namespace; RemoveSandbox removes
-// the rest.
+// StopSandbox implements sandbox.Backend. It stops only the pod's init process, because nothing else of the pod holds
+// the network namespace; RemoveSandbox removes the rest.
 func (b *Backend) StopSandbox(ctx context.Context, p *sandbox.Pod) error {
 	return b.stopPause(ctx, p.ID)
 }
@@ -93,7 +93,8 @@ func (b *Backend) RemoveSandbox(ctx context.Context, p *sandbox.Pod) error {
 	return b.removeSandbox(ctx, p.ID, dir)
 }
 
-// removeSandbox removes all of a pod, whether known or not. cgroup is the pod's own; an empty one is looked up.
+// removeSandbox removes everything that belongs to a pod, which need not be in the record. cgroup is the pod's own
+// cgroup; if it is "", the pod's state file names it.
 func (b *Backend) removeSandbox(ctx context.Context, podID, cgroup string) error {
 	if err := b.stopPause(ctx, podID); err != nil {
 		return err
@@ -125,7 +126,8 @@ func (b *Backend) removeSandbox(ctx context.Context, podID, cgroup string) error
 	return errors.Join(os.RemoveAll(run), ledger.RemoveFile(b.cfg.podDir(podID)))
 }
 
-// removeMountPoint unmounts and removes a directory. rmdir fails while it is mounted, so nothing behind the mount is removed.
+// removeMountPoint unmounts and removes a directory. It uses rmdir, which fails if a mount is left, so it never deletes
+// files inside a mount.
 func removeMountPoint(dir string) error {
 	if err := unmount(dir); err != nil {
 		return err
@@ -133,8 +135,8 @@ func removeMountPoint(dir string) error {
 	return ledger.RemoveFile(dir)
 }
 
-// sandboxReady reports whether everything exists that the pod's containers share and that cannot be recreated. The files for
-// /etc can be, see makeEtc.
+// sandboxReady reports whether all shared parts of the pod exist, except the files for /etc, which makeEtc can
+// recreate.
 func (b *Backend) sandboxReady(p *sandbox.Pod) bool {
 	run := b.cfg.podRunDir(p.ID)
 	state, err := readPodState(run)

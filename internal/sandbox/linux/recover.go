@@ -37,13 +37,13 @@ func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandb
 		}
 	}
 	if err := b.removeOrphans(ctx, keep, conmons); err != nil {
-		// What cannot be removed now does not harm the known pods.
+		// Known pods do not depend on this removal.
 		b.log.Error("remove containers and pods that are not in the record", "err", err)
 	}
 	return found, nil
 }
 
-// recoverPod reports whether the pod's shared parts exist, and watches its init process again.
+// recoverPod reports whether the pod's shared parts exist, and resumes watching its init process.
 func (b *Backend) recoverPod(p *sandbox.Pod) bool {
 	if !b.sandboxReady(p) {
 		return false
@@ -65,7 +65,7 @@ func (b *Backend) recoverPod(p *sandbox.Pod) bool {
 	if err != nil {
 		return false
 	}
-	b.keepPause(p.ID, init)
+	b.watchPause(p.ID, init)
 	return true
 }
 
@@ -76,7 +76,8 @@ func (b *Backend) recoverContainer(ctx context.Context, podID, id string, conmon
 		return sandbox.Status{}, err
 	}
 	if h == nil {
-		// Half made, or damaged: the node will have it removed. A monitor without a state file must not stay.
+		// The container was partly created, or its state file is damaged. The node removes it, but its conmon must not
+		// stay.
 		return sandbox.Status{}, b.killMonitor(ctx, conmons[id])
 	}
 	s, _ := h.Snapshot()
@@ -119,8 +120,8 @@ func (b *Backend) recoverRunning(h *handle) error {
 	return nil
 }
 
-// adoptOrDead is process.Adopt, but returns a dead process for one that is gone. Any other failure does not prove that the
-// process ended.
+// adoptOrDead is like process.Adopt, but returns an ended process for errdefs.ErrNotFound. No other error proves that
+// the process has ended.
 func adoptOrDead(id process.ID) (*process.Process, error) {
 	p, err := process.Adopt(id)
 	if errdefs.IsNotFound(err) {
@@ -129,8 +130,8 @@ func adoptOrDead(id process.ID) (*process.Process, error) {
 	return p, err
 }
 
-// recoverStarting decides about a container that was being started: if its program was started, it is a running container;
-// otherwise the start is rolled back.
+// recoverStarting handles a container whose start was interrupted. If its program was started, the container is adopted
+// as running; otherwise the start is rolled back.
 func (b *Backend) recoverStarting(ctx context.Context, h *handle, conmon process.ID) error {
 	s, _ := h.Snapshot()
 	if s.BootID == bootID() {
@@ -190,7 +191,7 @@ func (b *Backend) endUnrecorded(h *handle, conmon *process.Process) bool {
 	return true
 }
 
-// killMonitor kills a conmon and the OCI runtime that it is running.
+// killMonitor kills a conmon and the OCI runtime that it runs.
 func (b *Backend) killMonitor(ctx context.Context, id process.ID) error {
 	p, err := adoptOrDead(id)
 	if err != nil || !p.Alive() {
@@ -202,7 +203,7 @@ func (b *Backend) killMonitor(ctx context.Context, id process.ID) error {
 	return p.Wait(ctx)
 }
 
-// removeOrphans removes what carries our names and is not known.
+// removeOrphans removes what has one of our names and is not in the record.
 func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool, conmons map[string]process.ID) error {
 	var errs []error
 	for id, conmon := range conmons {
@@ -267,7 +268,7 @@ func (b *Backend) releaseOrphans(ctx context.Context, keep map[string]bool) erro
 	return errors.Join(errs...)
 }
 
-// idsIn lists the directory entries that look like an ID.
+// idsIn lists the entries of a directory whose names look like IDs.
 func idsIn(dir string) (ids []string) {
 	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {

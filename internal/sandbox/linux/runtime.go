@@ -22,25 +22,18 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 )
 
-// probeDeadline is how long an OCI runtime may take to make and delete a trivial container.
+// probeDeadline limits how long an OCI runtime can take to create and delete a trivial container.
 const probeDeadline = 20 * time.Second
 
-// ociRuntime is a crun or runc that has passed the probe. Its state is in our run directory, so it holds our containers and
-// no others.
+// ociRuntime is a crun or runc that has passed the probe. Its state is in our run directory, so it knows only our
+// containers.
 type ociRuntime struct {
 	path, version string
 	root          string
 	systemd       bool
-	// recursiveReadOnly means that it supports the mount option "rro".
+	// recursiveReadOnly means that the runtime supports the mount option "rro".
 	recursiveReadOnly bool
 	cli               *runc.Runc
-}
-
-func newRuntime(cfg Config, path, version string) ociRuntime {
-	systemd := cfg.CgroupDriver == cgroup.DriverSystemd
-	return ociRuntime{path: path, version: version, root: cfg.ociDir(), systemd: systemd, cli: &runc.Runc{
-		Command: path, Root: cfg.ociDir(), SystemdCgroup: systemd, Setpgid: true,
-	}}
 }
 
 // findRuntime returns the configured runtime, or the first of crun and runc that works.
@@ -77,15 +70,18 @@ func tryRuntime(ctx context.Context, cfg Config, g cgroups, name string) (ociRun
 		return ociRuntime{}, fmt.Errorf("%s --version: %w", found, err)
 	}
 	version, _, _ := strings.Cut(string(out), "\n")
-	rt := newRuntime(cfg, found, version)
+	systemd := cfg.CgroupDriver == cgroup.DriverSystemd
+	rt := ociRuntime{path: found, version: version, root: cfg.ociDir(), systemd: systemd, cli: &runc.Runc{
+		Command: found, Root: cfg.ociDir(), SystemdCgroup: systemd, Setpgid: true,
+	}}
 	if rt.recursiveReadOnly, err = rt.probe(ctx, cfg, g); err != nil {
 		return ociRuntime{}, fmt.Errorf("%s (%s) does not work on this host: %w", found, version, err)
 	}
 	return rt, nil
 }
 
-// probe makes and deletes a container without starting it, which tests this host's cgroups, namespaces and mounts; a version
-// number says nothing about those. It reports whether recursive read-only mounts work.
+// probe creates and deletes a container without starting it, which tests this host's cgroups, namespaces and mounts. It
+// reports whether recursive read-only mounts work.
 func (r ociRuntime) probe(ctx context.Context, cfg Config, g cgroups) (recursive bool, err error) {
 	dir, err := os.MkdirTemp(cfg.RunDir, "probe-")
 	if err != nil {
@@ -167,7 +163,7 @@ func writeProbeBundle(dir, id string, g cgroups) error {
 	return ledger.WriteJSON(filepath.Join(dir, "config.json"), config)
 }
 
-// globals returns the options before the command.
+// globals returns the options that precede the command.
 func (r ociRuntime) globals() []string {
 	args := []string{"--root", r.root}
 	if r.systemd {
@@ -176,8 +172,8 @@ func (r ociRuntime) globals() []string {
 	return args
 }
 
-// command makes a call that go-runc does not support. The runtime logs to a file (see lastMessage): a container's init inherits the
-// standard files, so these must be neither pipes nor ours.
+// command returns the command of a call that go-runc does not support. The runtime logs to a file (see lastMessage),
+// because a container's init inherits its stdio, which must be neither pipes nor our files.
 func (r ociRuntime) command(ctx context.Context, log string, args ...string) *exec.Cmd {
 	args = slices.Concat(r.globals(), []string{"--log", log, "--log-format", "json"}, args)
 	cmd := exec.CommandContext(ctx, r.path, args...)
@@ -199,7 +195,8 @@ func (r ociRuntime) start(ctx context.Context, id string) error {
 	return nil
 }
 
-// delete removes what the runtime holds of a container and kills what still runs. An unknown container is a success.
+// delete removes the runtime's state of a container and kills its processes. It succeeds if the runtime does not know
+// the container.
 func (r ociRuntime) delete(ctx context.Context, id string) error {
 	if !r.knows(id) {
 		return nil
@@ -210,7 +207,7 @@ func (r ociRuntime) delete(ctx context.Context, id string) error {
 	return nil
 }
 
-// knows checks without running the runtime: both runtimes keep a directory per container.
+// knows reports whether the runtime's directory of a container exists, which both runtimes create.
 func (r ociRuntime) knows(id string) bool { return exists(filepath.Join(r.root, id)) }
 
 // started reports whether the container's program was started.
@@ -228,8 +225,9 @@ func (r ociRuntime) update(ctx context.Context, id string, res *specs.LinuxResou
 
 // runtimeMessage extracts the runtime's message from its log lines: runc's time="…" level=error msg="…", its JSON form, or
 // crun's plain text.
-func runtimeMessage(said string) string {
-	lines := strings.Split(strings.TrimSpace(said), "\n")
+func runtimeMessage(log string) string {
+	log = strings.TrimSpace(log)
+	lines := strings.Split(log, "\n")
 	last := lines[len(lines)-1]
 	var entry struct {
 		Msg string `json:"msg"`
@@ -243,5 +241,5 @@ func runtimeMessage(said string) string {
 		}
 		return quoted
 	}
-	return strings.TrimSpace(said)
+	return log
 }

@@ -15,20 +15,20 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/linux/internal/spec"
 )
 
-// shmSize is the customary size of a pod's /dev/shm: 64 MiB.
-const shmSize = 64 << 20
-
-// etcSpare is how many bytes containers may add to the files of their /etc. etcInodes is how many files and extended
-// attributes may exist: the directory, the three files, and each once more while it is replaced.
 const (
-	etcSpare  = 1 << 20
+	// shmSize is the size of a pod's /dev/shm in bytes; other runtimes use the same.
+	shmSize = 64 << 20
+	// etcSpare is the number of bytes that containers can add to the pod's files for /etc.
+	etcSpare = 1 << 20
+	// etcInodes limits files and extended attributes on the file system of those files: the directory, three files, and a
+	// second copy of each file during its replacement.
 	etcInodes = 16
 )
 
-// podFiles are the files that the pod's containers share. Containers write to them, so they are on two file systems of the
-// pod's own: bounded, in memory charged to the writer's cgroup, and separate from the node's (fault C10).
+// podFiles are the paths of the files that the pod's containers share. Containers can write to them, so they are on two
+// tmpfs of the pod: limited, charged to the writer's cgroup, and separate from the node's file systems (fault C10).
 type podFiles struct {
-	etc                         string // the file system of the next three
+	etc                         string // the tmpfs of the next three
 	resolvConf, hosts, hostname string
 	shm                         string
 }
@@ -49,7 +49,7 @@ func filesOf(p *sandbox.Pod, runDir string) podFiles {
 	return f
 }
 
-// makeEtc mounts and writes the files for /etc. It replaces an earlier attempt's.
+// makeEtc writes the files for /etc on a new tmpfs. It replaces an existing mount.
 func makeEtc(p *sandbox.Pod, f podFiles) error {
 	resolv, err := resolvConf(p.Config.GetDnsConfig())
 	if err != nil {
@@ -119,8 +119,8 @@ func resolvConf(dns *runtimeapi.DNSConfig) ([]byte, error) {
 	return []byte(b.String()), nil
 }
 
-// hostsFile returns /etc/hosts for pods whose caller mounts none (the kubelet does): loopback and the pod's name, or the
-// node's file on the host network.
+// hostsFile returns /etc/hosts: loopback and the pod's name, or on the host network the node's file. The kubelet mounts
+// its own file over it.
 func hostsFile(p *sandbox.Pod) ([]byte, error) {
 	if !spec.PodModes(p).UTS() {
 		return ignoreMissing(os.ReadFile("/etc/hosts"))
@@ -142,7 +142,7 @@ func ignoreMissing(content []byte, err error) ([]byte, error) {
 	return content, err
 }
 
-// mountedOn reports whether something is mounted on the directory itself.
+// mountedOn reports whether dir is a mount point.
 func mountedOn(dir string) bool {
 	var st unix.Statx_t
 	err := unix.Statx(unix.AT_FDCWD, dir, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, 0, &st)

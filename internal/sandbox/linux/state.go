@@ -11,10 +11,10 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/ledger"
 )
 
-// format is the version of the files below.
+// format is the version of state.json and pod.json.
 const format ledger.Format = 1
 
-// state is what recovery needs of a container: <bundle>/state.json.
+// state is a container's state for recovery, stored in <bundle>/state.json.
 type state struct {
 	ledger.Record
 	BootID string `json:"bootID,omitempty"`
@@ -32,7 +32,8 @@ type state struct {
 	Resolved resolved `json:"resolved"`
 }
 
-// podState is what the removal of an unrecorded pod needs: <run dir>/pod.json.
+// podState is a pod's state, stored in <run dir>/pod.json. Recovery uses it, also to remove pods that are not in the
+// record.
 type podState struct {
 	BootID string `json:"bootID"`
 	// Cgroup is the pod's own cgroup, the parent of its containers'.

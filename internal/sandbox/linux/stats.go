@@ -11,7 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
-// ContainerStats implements sandbox.StatsProvider. A stopped container has only a writable layer.
+// ContainerStats implements sandbox.StatsProvider. For a stopped container it reports only the writable layer.
 func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, error) {
 	h, err := b.ledger.Get(p.ID, c.ID)
 	if err != nil {
@@ -61,7 +61,7 @@ func (b *Backend) writableLayer(ctx context.Context, h *handle) *runtimeapi.File
 	}
 }
 
-// Inspect implements sandbox.Inspector. Its single key, "info", is the one that tools know from other runtimes.
+// Inspect implements sandbox.Inspector.
 func (b *Backend) Inspect(_ context.Context, p *sandbox.Pod, c *sandbox.Container) (map[string]any, error) {
 	if c == nil {
 		return b.inspectPod(p), nil

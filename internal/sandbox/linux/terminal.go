@@ -14,7 +14,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// consoleTime is how long a started runtime may take to pass the terminal.
+// consoleTime limits how long a started runtime can take to pass the terminal.
 const consoleTime = time.Minute
 
 // console is a socket on which an OCI runtime passes a terminal.
@@ -43,7 +43,7 @@ func listenConsole(dir string) (*console, error) {
 
 func (c *console) Close() error { return errors.Join(c.UnixListener.Close(), unix.Close(c.dir)) }
 
-// receive waits for the terminal. The result can be closed during a read.
+// receive waits for the terminal. Closing the result interrupts a read.
 func (c *console) receive() (*os.File, error) {
 	if err := c.SetDeadline(time.Now().Add(consoleTime)); err != nil {
 		return nil, err
@@ -76,7 +76,7 @@ func (c *console) receive() (*os.File, error) {
 		}
 		return os.NewFile(uintptr(fds[0]), "terminal"), nil
 	}
-	return nil, errors.New("the OCI runtime handed over no terminal")
+	return nil, errors.New("the OCI runtime passed no terminal")
 }
 
 // setSize sets the size of a terminal; its processes get SIGWINCH.
@@ -92,7 +92,7 @@ func setSize(terminal *os.File, size sandbox.TermSize) error {
 	return errors.Join(err, setErr)
 }
 
-// followSize applies every received size to the terminal until stop.
+// followSize applies every size received to the terminal until stop is closed.
 func followSize(terminal *os.File, sizes <-chan sandbox.TermSize, stop <-chan struct{}) {
 	for {
 		select {
