@@ -38,7 +38,7 @@ func ExecSync(ctx context.Context, rt Runtime, containerID string, cmd []string,
 		ctx, cancel = context.WithTimeoutCause(ctx, timeout, errExecTimeout)
 		defer cancel()
 	}
-	out := output{left: MaxExecSyncOutput}
+	out := output{room: MaxExecSyncOutput}
 	code, err := rt.Exec(ctx, containerID, sandbox.ExecRequest{
 		Cmd:    cmd,
 		Stdout: outputWriter{&out, &out.stdout},
@@ -58,7 +58,7 @@ func ExecSync(ctx context.Context, rt Runtime, containerID string, cmd []string,
 // program has ended and the result was taken.
 type output struct {
 	mu             sync.Mutex
-	left           int
+	room           int
 	dropped        int64
 	stdout, stderr bytes.Buffer
 	taken          bool
@@ -75,9 +75,9 @@ func (w outputWriter) Write(p []byte) (int, error) {
 	if w.out.taken {
 		return len(p), nil
 	}
-	n := min(len(p), w.out.left)
+	n := min(len(p), w.out.room)
 	w.buf.Write(p[:n])
-	w.out.left -= n
+	w.out.room -= n
 	w.out.dropped += int64(len(p) - n)
 	return len(p), nil
 }

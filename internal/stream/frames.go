@@ -94,7 +94,7 @@ func (g *spdyGuard) answered(ctx context.Context, stream uint32) {
 }
 
 // settle waits until every stream is answered, over is closed, or settleTime has passed.
-func (g *spdyGuard) settle(over <-chan struct{}) {
+func (g *spdyGuard) settle(done <-chan struct{}) {
 	g.mu.Lock()
 	answers := slices.Collect(maps.Values(g.unanswered))
 	g.mu.Unlock()
@@ -102,7 +102,7 @@ func (g *spdyGuard) settle(over <-chan struct{}) {
 	for _, answer := range answers {
 		select {
 		case <-answer:
-		case <-over:
+		case <-done:
 			return
 		case <-timeout:
 			return

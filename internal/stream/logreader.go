@@ -110,11 +110,11 @@ func (r *logReader) copy(ctx context.Context) error {
 		part, err := r.buf.ReadSlice('\n')
 		switch {
 		case err == nil, errors.Is(err, bufio.ErrBufferFull):
-			if err := r.take(part); err != nil {
+			if err := r.writeEntry(part); err != nil {
 				return err
 			}
 		case errors.Is(err, io.EOF):
-			return r.hold(part)
+			return r.keepPart(part)
 		default:
 			return fmt.Errorf("log %s: %w", r.path, err)
 		}
@@ -123,19 +123,19 @@ func (r *logReader) copy(ctx context.Context) error {
 }
 
 // hold keeps an incomplete entry until more is written to the file.
-func (r *logReader) hold(part []byte) error {
+func (r *logReader) keepPart(part []byte) error {
 	switch {
 	case len(part) == 0:
 		return nil
 	case r.long != nil || len(r.line)+len(part) > readSize:
-		return r.take(part)
+		return r.writeEntry(part)
 	}
 	r.line = append(r.line, part...)
 	return nil
 }
 
 // take writes an entry, or a part of one that is longer than the buffer.
-func (r *logReader) take(part []byte) error {
+func (r *logReader) writeEntry(part []byte) error {
 	if len(r.line) > 0 {
 		part = append(r.line, part...)
 		r.line = nil
@@ -228,7 +228,7 @@ func (r *logReader) flush() error {
 	if _, err := crilog.Parse(line); len(line) == 0 || err != nil {
 		return nil
 	}
-	return r.take(append(line, '\n'))
+	return r.writeEntry(append(line, '\n'))
 }
 
 // logSink is where the output of one stream goes.

@@ -35,7 +35,7 @@ func control(conn net.Conn, f func(fd int)) {
 
 // left tells whether the other end of a connection within this machine was closed. When the kernel cannot tell, as one
 // without inet_diag, it was not.
-func left(conn net.Conn) bool {
+func peerGone(conn net.Conn) bool {
 	known := false // from our own socket: an end that has arrived, or a reset
 	control(conn, func(fd int) {
 		info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)

@@ -44,19 +44,19 @@ func TestLeft(t *testing.T) {
 			},
 		} {
 			client, server := pair(t, address)
-			if left(server) || left(client) || unread(server) != 0 {
+			if peerGone(server) || peerGone(client) || unread(server) != 0 {
 				t.Errorf("%s, %s: a living client is taken for gone", address, how)
 			}
 			client.Write([]byte("hello"))
-			if left(server) || unread(server) != 5 {
+			if peerGone(server) || unread(server) != 5 {
 				t.Errorf("%s, %s: gone after it wrote, or %d bytes unread", address, how, unread(server))
 			}
 			leave(client)
-			if left(server) {
+			if peerGone(server) {
 				t.Errorf("%s, %s: gone before it closed", address, how)
 			}
 			client.Close()
-			if !left(server) {
+			if !peerGone(server) {
 				t.Errorf("%s, %s: a client that is gone is taken for living", address, how)
 			}
 		}

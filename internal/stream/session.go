@@ -35,17 +35,17 @@ var errClientGone = errors.New("the client is gone")
 // ends with the client, and the connection with the session.
 type session struct {
 	http.ResponseWriter
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-	server *Server
-	spdy   *spdyGuard
-	conn   *clientConn // nil until the protocol library has taken it
-	unhook func() bool
-	keep   func() bool // takes abandon back
+	ctx         context.Context
+	cancel      context.CancelCauseFunc
+	server      *Server
+	spdy        *spdyGuard
+	conn        *clientConn // nil until the protocol library has taken it
+	stopCutOff  func() bool
+	stopAbandon func() bool // takes abandon back
 
-	mu      sync.Mutex
-	started bool // it does what it is for
-	given   bool // the server does not count it any more
+	mu       sync.Mutex
+	started  bool // it does what it is for
+	released bool // the server does not count it any more
 }
 
 // begin makes the session of a request, which the server counts; the request that comes with it carries the session's
@@ -56,7 +56,7 @@ func (s *Server) begin(w http.ResponseWriter, r *http.Request, maxStreams int) (
 	if !wsstream.IsWebSocketRequest(r) {
 		ss.spdy = newSPDYGuard(maxStreams)
 	}
-	ss.keep = context.AfterFunc(s.ctx, ss.abandon)
+	ss.stopAbandon = context.AfterFunc(s.ctx, ss.abandon)
 	return ss, r.WithContext(ctx)
 }
 
@@ -64,7 +64,7 @@ func (s *Server) begin(w http.ResponseWriter, r *http.Request, maxStreams int) (
 func (ss *session) start() error {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
-	if ss.given {
+	if ss.released {
 		return errServerClosed
 	}
 	ss.started = true
@@ -76,8 +76,8 @@ func (ss *session) start() error {
 func (ss *session) abandon() {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
-	if !ss.started && !ss.given {
-		ss.given = true
+	if !ss.started && !ss.released {
+		ss.released = true
 		ss.server.sessions.Done()
 	}
 }
@@ -85,16 +85,16 @@ func (ss *session) abandon() {
 // end closes what is still open. After a session that ran its course, the client gets time to read the end of it.
 func (ss *session) end() {
 	if ss.conn != nil {
-		ss.unhook()
+		ss.stopCutOff()
 		ss.conn.Close()
 	}
 	ss.mu.Lock()
-	if !ss.given {
-		ss.given = true
+	if !ss.released {
+		ss.released = true
 		ss.server.sessions.Done()
 	}
 	ss.mu.Unlock()
-	ss.keep()
+	ss.stopAbandon()
 	ss.cancel(nil)
 }
 
@@ -103,7 +103,7 @@ func (ss *session) spawn(work func()) {
 	work = guard.Func(ss.server.log, "streaming session", work)
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
-	if ss.given {
+	if ss.released {
 		go work()
 		return
 	}
@@ -126,16 +126,16 @@ func (ss *session) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	ahead, _ := rw.Reader.Peek(rw.Reader.Buffered())
+	buffered, _ := rw.Reader.Peek(rw.Reader.Buffered())
 	ss.conn = &clientConn{
-		Conn:  raw,
-		ahead: bytes.NewReader(bytes.Clone(ahead)),
-		gone:  ss.cancel,
-		spdy:  ss.spdy,
-		over:  make(chan struct{}),
-		spawn: ss.spawn,
+		Conn:     raw,
+		buffered: bytes.NewReader(bytes.Clone(buffered)),
+		gone:     ss.cancel,
+		spdy:     ss.spdy,
+		done:     make(chan struct{}),
+		spawn:    ss.spawn,
 	}
-	ss.unhook = context.AfterFunc(ss.ctx, func() { ss.cutOff(raw) })
+	ss.stopCutOff = context.AfterFunc(ss.ctx, func() { ss.cutOff(raw) })
 	ss.spawn(func() { ss.conn.watch(ss.ctx) })
 	return ss.conn, bufio.NewReadWriter(bufio.NewReader(ss.conn), bufio.NewWriter(ss.conn)), nil
 }
@@ -143,14 +143,14 @@ func (ss *session) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 // clientConn is a client's connection that tells when the client is gone.
 type clientConn struct {
 	net.Conn
-	ahead *bytes.Reader // what the HTTP server has read already
-	end   error         // why there is no more to read
-	gone  context.CancelCauseFunc
-	spdy  *spdyGuard // nil with WebSocket
-	spawn func(func())
+	buffered *bytes.Reader // what the HTTP server has read already
+	end      error         // why there is no more to read
+	gone     context.CancelCauseFunc
+	spdy     *spdyGuard // nil with WebSocket
+	spawn    func(func())
 
 	closed atomic.Bool
-	over   chan struct{} // closed with closed
+	done   chan struct{} // closed with closed
 }
 
 func (c *clientConn) Read(p []byte) (int, error) {
@@ -174,14 +174,14 @@ func (c *clientConn) Read(p []byte) (int, error) {
 		return n, nil
 	}
 	if c.spdy != nil {
-		c.spdy.settle(c.over)
+		c.spdy.settle(c.done)
 	}
 	return 0, err
 }
 
 func (c *clientConn) read(p []byte) (int, error) {
-	if c.ahead.Len() > 0 {
-		return c.ahead.Read(p)
+	if c.buffered.Len() > 0 {
+		return c.buffered.Read(p)
 	}
 	return c.Conn.Read(p)
 }
@@ -205,7 +205,7 @@ func (c *clientConn) Close() error {
 	if c.closed.Swap(true) {
 		return nil
 	}
-	close(c.over)
+	close(c.done)
 	half, ok := c.Conn.(interface{ CloseWrite() error })
 	if !ok || half.CloseWrite() != nil {
 		return c.Conn.Close()
@@ -232,7 +232,7 @@ func (c *clientConn) watch(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
-		if !left(c.Conn) {
+		if !peerGone(c.Conn) {
 			continue
 		}
 		if since.IsZero() {
