@@ -1,5 +1,5 @@
-// Package stream carries the bytes that go between a client and a container: exec, attach and port-forward
-// sessions, ExecSync, and container logs.
+// Package stream carries the bytes between clients and containers: exec, attach and port-forward sessions, ExecSync,
+// and container logs.
 //
 //	kubelet ──CRI Exec──► internal/cri ──► Server.GetExec ──► token, one minute, one use
 //	   │◄──────────────── URL http://127.0.0.1:port/exec/token ◄──┘
@@ -8,21 +8,21 @@
 //	                                  │                                                  ▲
 //	                                  └── watches the connection; client gone ──► context ends
 //
-// The wire protocols are those of k8s.io/cri-streaming and k8s.io/streaming. What is ours is what those leave open:
+// k8s.io/cri-streaming and k8s.io/streaming implement the wire protocols. This package adds what they lack:
 //
-//   - A session's context ends when its client is gone, also while nobody reads what the client sent, and the
-//     connection is closed whatever happens, so that vanished clients leave neither goroutine nor descriptor.
-//   - A client can neither open more SPDY streams than its request has, nor go while one is being opened, and so leave
-//     the SPDY library waiting for ever.
-//   - The end of a session waits for the client to read it (RFC 9112, 9.6), so that an exit code is not lost when a
+//   - A session's context ends when its client is gone, even if nothing reads what the client sent. The connection is
+//     always closed, so clients that vanish leave no goroutines and no descriptors.
+//   - The SPDY library waits for ever if a client opens more streams than its request has, or vanishes while a stream is
+//     being opened. spdyGuard prevents both.
+//   - A session's last bytes wait for the client to read them (RFC 9112, 9.6), so that the exit code is not lost if a
 //     program ends before it has read its input.
-//   - WebSocket protocol v5 (stdin can be closed), which cri-streaming lacks.
-//   - Tokens of 130 bits.
+//   - WebSocket protocol v5, in which the client can close stdin.
+//   - Tokens have 130 random bits.
 //
-// ExecSync runs a program and gathers its output within what a CRI message can hold. PortForwardTCP joins a stream
-// with a TCP port of a pod, through a dial function that knows the way into it. ReadLogs reads
-// container logs in the CRI's format (internal/crilog), across rotations; OpenLogFile opens them for who writes them.
+// ExecSync runs a program and collects as much output as fits into a CRI message. PortForwardTCP connects a stream to a
+// TCP port of a pod, through a dial function for the pod's network. OpenLogFile opens container logs for writing, and
+// ReadLogs reads them across rotations, in the CRI's format (internal/crilog).
 //
-// The package knows containers and pods by their IDs alone; what Runtime does with them is the node's.
+// The package knows containers and pods only by their IDs; the node implements Runtime.
 // See docs/adr/0007-streaming-by-cri-streaming.md.
 package stream

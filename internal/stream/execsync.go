@@ -13,18 +13,17 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// MaxExecSyncOutput is how many bytes of output, stdout and stderr together, ExecSync returns. The kubelet's client
-// takes messages of up to 16 MiB; a longer one would be lost as a whole. The rest is room for what goes with it.
+// MaxExecSyncOutput limits the output that ExecSync returns, stdout and stderr together, in bytes. The kubelet refuses
+// messages of more than 16 MiB; the rest is for the other fields of the message.
 const MaxExecSyncOutput = 16<<20 - 64<<10
 
 var errExecTimeout = errors.New("exec timeout")
 
-// ExecSync runs a program in a container and returns its output and exit code, also when it is not 0. What it writes
-// beyond MaxExecSyncOutput is dropped, and the last line of stderr tells how much.
+// ExecSync runs a program in a container and returns its output and exit code; an exit code other than 0 is not an
+// error. Output beyond MaxExecSyncOutput is dropped, and the last line of stderr says how much.
 //
-// With a timeout (0: none) the program is killed when it is over; the error then says that it timed out and is of
-// the class errdefs.IsDeadlineExceeded, as the kubelet expects. An empty cmd or a negative timeout is an
-// errdefs.ErrInvalidArgument.
+// After timeout, the program is killed, and the error is context.DeadlineExceeded, as the kubelet expects; 0 means no
+// timeout. An empty cmd or a negative timeout is an errdefs.ErrInvalidArgument.
 func ExecSync(ctx context.Context, rt Runtime, containerID string, cmd []string, timeout time.Duration) (*runtimeapi.ExecSyncResponse, error) {
 	switch {
 	case containerID == "":
@@ -54,8 +53,8 @@ func ExecSync(ctx context.Context, rt Runtime, containerID string, cmd []string,
 	return &runtimeapi.ExecSyncResponse{Stdout: stdout, Stderr: stderr, ExitCode: code}, nil
 }
 
-// output gathers stdout and stderr within one limit. A program's child may hold on to its stdio and write after the
-// program has ended and the result was taken.
+// output collects stdout and stderr within a common limit. Writes after result are ignored: a child process may still
+// write to the program's stdio after the program has ended.
 type output struct {
 	mu             sync.Mutex
 	room           int

@@ -21,7 +21,7 @@ import (
 	"github.com/tripod-run/tripod/internal/stream"
 )
 
-// fakeRuntime does what its functions say.
+// fakeRuntime is a Runtime that calls its functions; a nil function is not implemented.
 type fakeRuntime struct {
 	exec    func(ctx context.Context, id string, req sandbox.ExecRequest) (int32, error)
 	attach  func(ctx context.Context, id string, req sandbox.AttachRequest) error
@@ -49,7 +49,7 @@ func (f fakeRuntime) PortForward(ctx context.Context, id string, port int32, s i
 	return f.forward(ctx, id, port, s)
 }
 
-// serve runs a server until the test ends, and checks then that it ends well.
+// serve runs a server until the test ends, and then checks that Serve returns nil.
 func serve(t *testing.T, config stream.Config) *stream.Server {
 	t.Helper()
 	config.Logger = slog.New(slog.DiscardHandler)
@@ -63,13 +63,13 @@ func serve(t *testing.T, config stream.Config) *stream.Server {
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
-			t.Errorf("Serve: %v", err)
+			t.Errorf("Serve = %v, want nil", err)
 		}
 	})
 	return s
 }
 
-// protocols are the ways in which clients speak, by name.
+// protocols maps the names of the clients' protocols to functions that make a client for a URL.
 var protocols = map[string]func(url string) (remotecommand.Executor, error){
 	"SPDY": func(u string) (remotecommand.Executor, error) {
 		parsed, err := url.Parse(u)
@@ -86,10 +86,10 @@ var protocols = map[string]func(url string) (remotecommand.Executor, error){
 	},
 }
 
-// canCloseStdin says whether a protocol has a half-close.
+// canCloseStdin reports whether a client can close stdin in a protocol.
 func canCloseStdin(protocol string) bool { return protocol != "WebSocket v4" }
 
-// relay stands between clients and a server and can cut them off.
+// relay forwards connections from clients to a server, and can cut them off.
 type relay struct {
 	listener net.Listener
 	target   string
@@ -133,23 +133,23 @@ func (r *relay) accept() {
 	}
 }
 
-// pass copies without splice(2), whose pipes the standard library keeps for a while.
+// pass copies without splice(2), because the standard library keeps splice's pipes open for a while.
 func pass(to, from net.Conn) {
 	io.Copy(struct{ io.Writer }{to}, struct{ io.Reader }{from})
 	to.Close()
 	from.Close()
 }
 
-// through is a server's URL by way of the relay.
+// through returns a URL that reaches the server's URL through the relay.
 func (r *relay) through(t *testing.T, u string) string {
 	t.Helper()
 	if !strings.Contains(u, r.target) {
-		t.Fatalf("URL %s is not one of %s", u, r.target)
+		t.Fatalf("URL %s does not contain the server's address %s", u, r.target)
 	}
 	return strings.Replace(u, r.target, r.listener.Addr().String(), 1)
 }
 
-// cut closes all connections, with a reset if so wanted.
+// cut closes all connections, by a reset if reset is set.
 func (r *relay) cut(reset bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -162,7 +162,7 @@ func (r *relay) cut(reset bool) {
 	r.conns = nil
 }
 
-// usage is what the process holds.
+// usage is the number of goroutines and open descriptors of the process.
 type usage struct{ goroutines, fds int }
 
 func use(t *testing.T) usage {
@@ -174,7 +174,7 @@ func use(t *testing.T) usage {
 	return usage{runtime.NumGoroutine(), len(fds)}
 }
 
-// backTo waits until the process holds no more than it did before, and fails the test if that does not come about.
+// backTo waits until the process has no more goroutines and descriptors than before. It fails the test after 30 s.
 func backTo(t *testing.T, before usage) {
 	t.Helper()
 	deadline := time.Now().Add(30 * time.Second)
@@ -186,8 +186,8 @@ func backTo(t *testing.T, before usage) {
 		if time.Now().After(deadline) {
 			stacks := make([]byte, 1<<20)
 			stacks = stacks[:runtime.Stack(stacks, true)]
-			t.Fatalf("held before: %+v, now: %+v\n%.20000s", before, now, stacks)
+			t.Fatalf("usage = %+v, want at most %+v\n%.20000s", now, before, stacks)
 		}
-		time.Sleep(20 * time.Millisecond) // there is nothing to wait on: goroutines end unseen
+		time.Sleep(20 * time.Millisecond) // pacing: nothing signals the end of a goroutine
 	}
 }

@@ -11,21 +11,20 @@ import (
 	"time"
 )
 
-// The SPDY library (moby/spdystream, used by k8s.io/streaming) has two ways of being left waiting for ever by its client,
-// and one of confusing it:
+// spdyGuard works around three faults of the SPDY library (moby/spdystream, used by k8s.io/streaming):
 //
-//   - Of the streams that a client opens, the session's handler takes as many as the request has. Each more leaves a
-//     goroutine behind that wants to hand it over.
-//   - A stream is answered before it is written to. If the client goes in between, the answer fails, and whoever
-//     writes to the stream waits for the answer. After a client's GOAWAY, too, nothing can be written.
-//   - A stream is handed over before it is answered. If it is reset in between, the client learns of no stream, and not
-//     of the reason that goes with the reset.
+//   - The session's handler accepts only as many streams as the request has. For each further stream that the client
+//     opens, a goroutine waits for ever to hand the stream over.
+//   - The library answers a stream (SYN_REPLY) before it writes to the stream. If the client goes away in between, or has
+//     sent GOAWAY, the answer fails, and every write to the stream waits for the answer for ever.
+//   - The library hands a stream over before it answers the stream. If the handler resets the stream in between, the
+//     client gets no answer, and so no reason for the reset.
 //
-// spdyGuard follows the frames of a connection in both directions, lets no stream beyond a limit through, and holds
-// the news of the client's end back until all streams are answered. A GOAWAY, by which clients take their leave, is such
-// an end. What is written to a client that is gone succeeds. Who may reset a stream waits for its answer.
+// spdyGuard follows the frames of a connection in both directions. It rejects streams beyond the limit, and delays the
+// end of the client's input (EOF or GOAWAY) until all streams are answered. Writes to a client that is gone succeed. A
+// handler must call answered before it resets a stream.
 type spdyGuard struct {
-	// max is how many streams the client may open, 0 for any number.
+	// max limits the streams that the client may open; 0 means no limit.
 	max int
 
 	mu         sync.Mutex
@@ -34,14 +33,14 @@ type spdyGuard struct {
 	unanswered map[uint32]chan struct{} // closed with the stream's answer
 }
 
-// settleTime is how long at most the client's end is held back. Streams that were refused are never answered.
+// settleTime limits how long the end of the client's input is delayed, because refused streams are never answered.
 const settleTime = 3 * time.Second
 
 func newSPDYGuard(max int) *spdyGuard {
 	return &spdyGuard{max: max, unanswered: map[uint32]chan struct{}{}}
 }
 
-// received looks at bytes from the client and returns how many of them may pass: all, unless there is an error.
+// received inspects bytes from the client and returns how many of them may be passed on: all, unless it fails.
 func (g *spdyGuard) received(p []byte) (int, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -52,7 +51,7 @@ func (g *spdyGuard) received(p []byte) (int, error) {
 			if g.opened++; g.max > 0 && g.opened > g.max {
 				return done, fmt.Errorf("it opened more than the %d streams of its request", g.max)
 			}
-			if g.unanswered[frame.stream] == nil { // a number may not come twice; if it does, one answer is for both
+			if g.unanswered[frame.stream] == nil { // if a client wrongly repeats an ID, one answer is for both streams
 				g.unanswered[frame.stream] = make(chan struct{})
 			}
 		case spdyGoAway:
@@ -63,13 +62,13 @@ func (g *spdyGuard) received(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// sent looks at bytes to the client.
+// sent inspects bytes to the client.
 func (g *spdyGuard) sent(p []byte) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for done := 0; done < len(p); {
 		frame, n := g.out.next(p[done:])
-		if frame.kind == spdySynReply { // a reset is none: it may come while the answer is under way
+		if frame.kind == spdySynReply { // a reset is not an answer: it can overtake one
 			if answer := g.unanswered[frame.stream]; answer != nil {
 				close(answer)
 				delete(g.unanswered, frame.stream)
@@ -93,7 +92,7 @@ func (g *spdyGuard) answered(ctx context.Context, stream uint32) {
 	}
 }
 
-// settle waits until every stream is answered, over is closed, or settleTime has passed.
+// settle waits until every stream is answered, done is closed, or settleTime has passed.
 func (g *spdyGuard) settle(done <-chan struct{}) {
 	g.mu.Lock()
 	answers := slices.Collect(maps.Values(g.unanswered))
@@ -110,31 +109,32 @@ func (g *spdyGuard) settle(done <-chan struct{}) {
 	}
 }
 
-var errGoAway = errors.New("it said so (GOAWAY)")
+var errGoAway = errors.New("it sent GOAWAY")
 
-// Kinds of SPDY control frame (SPDY/3.1, 2.6).
+// Types of SPDY control frames (SPDY/3.1, 2.6).
 const (
 	spdySynStream = 1
 	spdySynReply  = 2
 	spdyGoAway    = 7
 )
 
-// frameReader finds the frames in a stream of bytes. A frame (SPDY/3.1, 2.2) has a head of eight bytes, with a control
-// bit, the kind in 15 bits and, after four bytes, flags and the length of its body in 24 bits. The body of the control
-// frames above begins with the stream's number.
+// frameReader finds frames in a stream of bytes. A frame (SPDY/3.1, 2.2) has a header of eight bytes. Of a control
+// frame, bytes 2 and 3 are its type; bytes 5 to 7 are the length of the body. The body of the control frames above
+// begins with the stream ID.
 type frameReader struct {
 	head [longHead]byte
-	have int    // bytes of head that are there
-	skip uint32 // bytes of the frame's body to come
+	have int    // bytes of head already read
+	skip uint32 // bytes of the frame's body not yet read
 }
 
-// controlFrame is what frameReader reports about a frame; kind is 0 for any other kind.
+// controlFrame is a frame found by frameReader. kind is 0 for frames other than the control frames above.
 type controlFrame struct {
 	kind   uint16
 	stream uint32
 }
 
-// next takes bytes from p, up to the end of p or of a frame's head, and tells how many, and of what frame the head is.
+// next reads bytes from p, up to the end of p or of a frame's header, and returns their number. If they complete a
+// header, it also returns the frame.
 func (r *frameReader) next(p []byte) (frame controlFrame, n int) {
 	if r.skip > 0 {
 		n = int(min(r.skip, uint32(len(p))))
@@ -157,13 +157,13 @@ func (r *frameReader) next(p []byte) (frame controlFrame, n int) {
 	return frame, n
 }
 
-// A head is read with the first four bytes of the body where these are wanted.
+// Header lengths: without the stream ID, and with it.
 const (
 	shortHead = 8
 	longHead  = 12
 )
 
-// headLen is how much of a head to read, as far as can be told from what is there.
+// headLen returns the length of the header, as far as the bytes already read show it.
 func (r *frameReader) headLen() int {
 	if r.have >= shortHead && r.kind() != 0 && r.length() >= longHead-shortHead {
 		return longHead

@@ -11,7 +11,7 @@ import (
 	"github.com/moby/spdystream/spdy"
 )
 
-// frames is a connection's beginning as the SPDY library writes it.
+// frames returns the bytes that the SPDY library writes for the frames on a new connection.
 func frames(t testing.TB, list ...spdy.Frame) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -31,7 +31,7 @@ func open(id spdy.StreamId) spdy.Frame {
 	return &spdy.SynStreamFrame{StreamId: id, Headers: http.Header{"streamType": {"stdout"}}}
 }
 
-// However the bytes are cut into portions, the frames are found.
+// TestFrameReader checks that the frames are found in portions of any size.
 func TestFrameReader(t *testing.T) {
 	b := frames(t, open(1), &spdy.DataFrame{StreamId: 1}, &spdy.PingFrame{Id: 1}, &spdy.DataFrame{StreamId: 1, Data: make([]byte, 300)},
 		&spdy.SynReplyFrame{StreamId: 3}, &spdy.GoAwayFrame{}, &spdy.RstStreamFrame{StreamId: 5, Status: spdy.Cancel}, open(7))
@@ -49,12 +49,12 @@ func TestFrameReader(t *testing.T) {
 			}
 		}
 		if !slices.Equal(got, want) || r.skip != 0 || r.have != 0 {
-			t.Fatalf("in portions of %d: %v, want %v", portion, got, want)
+			t.Fatalf("frames found in portions of %d bytes = %v, want %v", portion, got, want)
 		}
 	}
 }
 
-// A stream too many does not pass, and all before it does.
+// TestGuardLimit checks that a stream beyond the limit is rejected, and that everything before it passes.
 func TestGuardLimit(t *testing.T) {
 	within := frames(t, open(1), open(3))
 	b := frames(t, open(1), open(3), open(5), open(7))
@@ -70,23 +70,23 @@ func TestGuardLimit(t *testing.T) {
 				break
 			}
 		}
-		// With small portions a part of the third head has passed before it could be told what it is.
+		// In small portions, a part of the third header passes before its type is known.
 		if err == nil || passed < len(within) || passed >= len(within)+12 {
-			t.Fatalf("in portions of %d: %d bytes passed, %v; the two streams have %d", portion, passed, err, len(within))
+			t.Fatalf("in portions of %d bytes, %d bytes passed, %v, want an error after the %d bytes of two streams", portion, passed, err, len(within))
 		}
 	}
 }
 
-// A GOAWAY is the end: what stands before it passes.
+// TestGuardGoAway checks that received ends with errGoAway at a GOAWAY, and that everything before it passes.
 func TestGuardGoAway(t *testing.T) {
 	before := frames(t, open(1), &spdy.DataFrame{StreamId: 1, Data: []byte("bye")})
 	b := append(bytes.Clone(before), frames(t, &spdy.GoAwayFrame{})...)
 	if n, err := newSPDYGuard(0).received(b); n != len(before) || !errors.Is(err, errGoAway) {
-		t.Errorf("%d bytes of %d passed, %v", n, len(before), err)
+		t.Errorf("received = %d, %v, want %d, errGoAway", n, err, len(before))
 	}
 }
 
-// The end waits for the answers.
+// TestGuardSettles checks that settle waits for the answers to all streams.
 func TestGuardSettles(t *testing.T) {
 	g := newSPDYGuard(0)
 	never := make(chan struct{})
@@ -100,10 +100,10 @@ func TestGuardSettles(t *testing.T) {
 	g.sent(frames(t, &spdy.SynReplyFrame{StreamId: 1}))
 	select {
 	case <-done:
-		t.Fatal("settled with a stream unanswered")
+		t.Fatal("settle returned before all streams were answered")
 	default:
 	}
-	// One writer's bytes follow on another's, as on a connection.
+	// As on a connection, the frames share one write.
 	g.sent(frames(t, &spdy.RstStreamFrame{StreamId: 3, Status: spdy.Cancel}, &spdy.SynReplyFrame{StreamId: 3}))
 	<-done
 	over := make(chan struct{})
@@ -112,7 +112,7 @@ func TestGuardSettles(t *testing.T) {
 	g.settle(over)
 }
 
-// Who would reset a stream waits for its answer, whatever comes of others; and no longer than its session lasts.
+// TestGuardAnswered checks that answered waits for the answer to its own stream, but not longer than its context.
 func TestGuardAnswered(t *testing.T) {
 	g := newSPDYGuard(0)
 	g.answered(t.Context(), 1)
@@ -125,7 +125,7 @@ func TestGuardAnswered(t *testing.T) {
 	g.sent(frames(t, &spdy.SynReplyFrame{StreamId: 1}))
 	select {
 	case <-done:
-		t.Fatal("the answer of another stream was taken for its own")
+		t.Fatal("answered returned after the answer to another stream")
 	default:
 	}
 	g.sent(frames(t, &spdy.SynReplyFrame{StreamId: 3}))
@@ -136,7 +136,7 @@ func TestGuardAnswered(t *testing.T) {
 	g.answered(over, 5)
 }
 
-// FuzzGuard: the guard takes any bytes, in any portions, in the same way.
+// FuzzGuard checks that received finds the same streams in any bytes, whatever the portions.
 func FuzzGuard(f *testing.F) {
 	f.Add(frames(f, open(1), open(3)), 1)
 	f.Add([]byte("GET / HTTP/1.1\r\n"), 5)
@@ -149,7 +149,8 @@ func FuzzGuard(f *testing.F) {
 			}
 		}
 		if whole.opened != parts.opened || len(whole.unanswered) != len(parts.unanswered) {
-			t.Errorf("%d streams at once, %d in portions", whole.opened, parts.opened)
+			t.Errorf("streams opened in portions = %d, %d unanswered; in one piece %d, %d unanswered",
+				parts.opened, len(parts.unanswered), whole.opened, len(whole.unanswered))
 		}
 	})
 }

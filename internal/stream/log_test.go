@@ -19,7 +19,7 @@ import (
 	"github.com/tripod-run/tripod/internal/stream"
 )
 
-// A log as runtimes write it, with pieces and both streams in one another.
+// sampleLog has entries of both streams interleaved, and a line in two entries.
 const sampleLog = `2026-01-02T03:04:05.000000001Z stdout F one
 2026-01-02T03:04:06.000000001Z stderr F two
 2026-01-02T03:04:07.000000001Z stdout P thr
@@ -68,7 +68,7 @@ func TestReadLogs(t *testing.T) {
 				t.Fatal(err)
 			}
 			if stdout.String() != c.stdout || stderr.String() != c.stderr {
-				t.Errorf("stdout %q, want %q\nstderr %q, want %q", stdout.String(), c.stdout, stderr.String(), c.stderr)
+				t.Errorf("stdout = %q, want %q\nstderr = %q, want %q", stdout.String(), c.stdout, stderr.String(), c.stderr)
 			}
 		})
 	}
@@ -91,19 +91,19 @@ func TestReadLogsOddEnds(t *testing.T) {
 				t.Fatal(err)
 			}
 			if out.String() != c.want {
-				t.Errorf("got %.80q (%d), want %.80q (%d)", out.String(), out.Len(), c.want, len(c.want))
+				t.Errorf("stdout = %.80q (%d bytes), want %.80q (%d bytes)", out.String(), out.Len(), c.want, len(c.want))
 			}
 		})
 	}
 	if err := stream.ReadLogs(t.Context(), writeFile(t, "hello\n"), stream.LogOptions{}, nil, nil); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("a file that is no log: %v", err)
+		t.Errorf("ReadLogs of a file that is not a log = %v, want an invalid argument", err)
 	}
 	if err := stream.ReadLogs(t.Context(), filepath.Join(t.TempDir(), "0.log"), stream.LogOptions{}, nil, nil); !errdefs.IsNotFound(err) {
-		t.Errorf("no file: %v", err)
+		t.Errorf("ReadLogs of a missing file = %v, want not found", err)
 	}
 }
 
-// The tail of a log over many blocks is that of the lines.
+// TestTailOverBlocks checks a tail that spans many blocks of the backward search.
 func TestTailOverBlocks(t *testing.T) {
 	var log, lines strings.Builder
 	for i := range 20_000 {
@@ -118,7 +118,7 @@ func TestTailOverBlocks(t *testing.T) {
 		t.Fatal(err)
 	}
 	if out.String() != lines.String() {
-		t.Errorf("the tail has %d bytes and begins %.20q; want %d, %.20q", out.Len(), out.String(), lines.Len(), lines.String())
+		t.Errorf("the tail has %d bytes and begins %.20q, want %d bytes and %.20q", out.Len(), out.String(), lines.Len(), lines.String())
 	}
 }
 
@@ -131,7 +131,7 @@ func openLog(t *testing.T, path string) *os.File {
 	return f
 }
 
-// What the writer writes, in whatever portions, the reader reads.
+// TestLogRoundTrip checks that ReadLogs returns what a crilog.Writer wrote, whatever the portions.
 func TestLogRoundTrip(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	var want [2]bytes.Buffer
@@ -153,7 +153,7 @@ func TestLogRoundTrip(t *testing.T) {
 			}
 		}
 		s.Write([]byte("end"))
-		want[i].WriteString("end\n") // Close makes the last line whole
+		want[i].WriteString("end\n") // Close adds the newline
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}
@@ -167,12 +167,12 @@ func TestLogRoundTrip(t *testing.T) {
 	}
 	for i := range got {
 		if !bytes.Equal(got[i].Bytes(), want[i].Bytes()) {
-			t.Errorf("stream %d: %d bytes came back of %d", i, got[i].Len(), want[i].Len())
+			t.Errorf("stream %d: read %d bytes, want the %d bytes that were written", i, got[i].Len(), want[i].Len())
 		}
 	}
 }
 
-// expecting is a writer that can be waited on.
+// expecting is a writer whose content a test can wait for.
 type expecting struct {
 	mu    sync.Mutex
 	buf   bytes.Buffer
@@ -198,7 +198,7 @@ func (e *expecting) String() string {
 	return e.buf.String()
 }
 
-// wait waits until ok says so of what was written.
+// wait waits until ok returns true for everything written so far.
 func (e *expecting) wait(t *testing.T, ok func(string) bool) {
 	t.Helper()
 	timeout := time.After(20 * time.Second)
@@ -206,7 +206,7 @@ func (e *expecting) wait(t *testing.T, ok func(string) bool) {
 		select {
 		case <-e.grown:
 		case <-timeout:
-			t.Fatalf("waited for more than %.200q", e.String())
+			t.Fatalf("wrote only %.200q within 20 s", e.String())
 		}
 	}
 }
@@ -216,7 +216,8 @@ func (e *expecting) waitFor(t *testing.T, want string) {
 	e.wait(t, func(s string) bool { return s == want })
 }
 
-// A follower sees every line once, across rotations as the kubelet makes them: rename, then reopen.
+// TestFollowAcrossRotation checks that a follower gets every line once while the log is rotated as the kubelet does:
+// rename, then reopen.
 func TestFollowAcrossRotation(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "0.log")
 	w := crilog.NewWriter(openLog(t, path), 0)
@@ -253,7 +254,8 @@ func TestFollowAcrossRotation(t *testing.T) {
 	out.waitFor(t, want+"last words\n")
 }
 
-// A follower of half an entry waits for the rest, and ends with its context.
+// TestFollowHalfAnEntry checks that a follower waits for the rest of an entry, handles truncation, and ends with its
+// context.
 func TestFollowHalfAnEntry(t *testing.T) {
 	path := writeFile(t, "2026-01-02T03:04:05Z stdout F one\n2026-01-02T03:04")
 	out, done := newExpecting(), make(chan error, 1)
@@ -275,11 +277,11 @@ func TestFollowHalfAnEntry(t *testing.T) {
 	out.waitFor(t, "one\ntwo\nthree\n")
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Error(err)
+		t.Errorf("ReadLogs = %v, want context.Canceled", err)
 	}
 }
 
-// FuzzReadLogs: whatever stands in a log file, reading it does not panic, and never gives more than was put in.
+// FuzzReadLogs checks that reading any file does not panic, and returns no more bytes than the file has.
 func FuzzReadLogs(f *testing.F) {
 	f.Add([]byte(sampleLog), 2)
 	f.Add([]byte("2026-01-02T03:04:05Z stdout F\n"), 1)
@@ -288,7 +290,7 @@ func FuzzReadLogs(f *testing.F) {
 	path := filepath.Join(f.TempDir(), "0.log")
 	f.Fuzz(func(t *testing.T, log []byte, tail int) {
 		if line, err := crilog.Parse(log); err == nil && (line.Stream != crilog.Stdout && line.Stream != crilog.Stderr || len(line.Content) > len(log)) {
-			t.Errorf("%q parsed as %+v", log, line)
+			t.Errorf("Parse(%q) = %+v, want stdout or stderr, and content from the input", log, line)
 		}
 		if err := os.WriteFile(path, log, 0o600); err != nil {
 			t.Fatal(err)
@@ -299,16 +301,16 @@ func FuzzReadLogs(f *testing.F) {
 			t.Fatal(err)
 		}
 		if out.Len() > len(log) {
-			t.Errorf("%d bytes of output from a log of %d", out.Len(), len(log))
+			t.Errorf("ReadLogs wrote %d bytes, want at most the %d bytes of the log", out.Len(), len(log))
 		}
 		if err != nil {
 			return
 		}
 		if err := stream.ReadLogs(t.Context(), path, stream.LogOptions{TailSet: true, Tail: tail}, &part, &part); err != nil {
-			t.Fatalf("the log can be read, its tail cannot: %v", err)
+			t.Fatalf("ReadLogs of the tail = %v, although the whole log can be read", err)
 		}
 		if !strings.HasSuffix(out.String(), part.String()) {
-			t.Errorf("tail %q of %q", part.String(), out.String())
+			t.Errorf("the tail %q is not a suffix of the log %q", part.String(), out.String())
 		}
 	})
 }

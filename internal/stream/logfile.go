@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LogPath is a container's log file: name (CRI ContainerConfig.log_path) below the pod's log directory; "" when the
-// request asks for none. A name that leads out of the directory is an errdefs.ErrInvalidArgument.
+// LogPath returns the path of a container's log: name (CRI ContainerConfig.log_path) in the pod's log directory, or ""
+// if either is empty. A name that leads out of the directory is an errdefs.ErrInvalidArgument.
 func LogPath(directory, name string) (string, error) {
 	if directory == "" || name == "" {
 		return "", nil
@@ -26,9 +26,8 @@ func LogPath(directory, name string) (string, error) {
 	return filepath.Join(directory, name), nil
 }
 
-// OpenLogFile opens a container's log for appending and makes it, and the directories on the way, where they are not
-// there. Nothing below the log directory may be a symlink or lead out of it (errdefs.ErrInvalidArgument). The file is nil
-// when the request asks for no log.
+// OpenLogFile opens a container's log for appending. It creates the file and missing directories. A symlink below the
+// log directory, or a path that leads out of it, is an errdefs.ErrInvalidArgument. The file is nil if LogPath is "".
 func OpenLogFile(directory, name string) (*os.File, error) {
 	full, err := LogPath(directory, name)
 	if err != nil || full == "" {
@@ -64,7 +63,7 @@ func OpenLogFile(directory, name string) (*os.File, error) {
 	return regular(fd, full)
 }
 
-// regular makes a file of the descriptor if it is of a regular one, and closes it otherwise.
+// regular returns the descriptor as a file. It closes and refuses descriptors of anything but regular files.
 func regular(fd int, full string) (*os.File, error) {
 	var st unix.Stat_t
 	err := unix.Fstat(fd, &st)
@@ -78,7 +77,7 @@ func regular(fd int, full string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), full), nil
 }
 
-// openBeneath opens one name in a directory, never through a symlink.
+// openBeneath opens a name in a directory. It does not follow symlinks.
 func openBeneath(dir int, name string, flags uint64) (int, error) {
 	how := unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS}
 	if flags&unix.O_CREAT != 0 {

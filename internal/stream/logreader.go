@@ -19,24 +19,24 @@ import (
 
 // LogOptions selects a part of a log.
 type LogOptions struct {
-	// Follow waits for more at the end of the log, across rotations, until the context ends or Ended is closed.
+	// Follow waits for more lines at the end of the log, across rotations, until the context ends or Ended is closed.
 	Follow bool
-	// Ended, if not nil, is closed once the container has ended. The log is then read to its end.
+	// Ended, if not nil, is closed when the container has ended. ReadLogs then reads the rest of the log and returns.
 	Ended <-chan struct{}
-	// Tail is the number of lines from the end to begin with, if TailSet; otherwise all lines are read.
+	// Tail is the number of lines to read from the end of the log, if TailSet is set. Otherwise all lines are read.
 	Tail    int
 	TailSet bool
-	// Since leaves out older lines.
+	// Since omits lines older than this time.
 	Since time.Time
-	// Timestamps puts each line's time before it.
+	// Timestamps writes each line's time before the line.
 	Timestamps bool
 }
 
-// readSize is the reader's buffer; longer lines pass through it in parts.
+// readSize is the size of the read buffer, in bytes. Longer lines are written in parts.
 const readSize = 64 << 10
 
-// ReadLogs writes the content of a container's log to the two writers; nil discards a stream. It returns
-// errdefs.ErrInvalidArgument for a line in another format, and ErrNotFound when there is no log at path.
+// ReadLogs writes the content of the container's log at path to the two writers; a nil writer discards its stream. It
+// returns errdefs.ErrInvalidArgument for a line in another format, and ErrNotFound if the file does not exist.
 func ReadLogs(ctx context.Context, path string, opts LogOptions, stdout, stderr io.Writer) error {
 	r := &logReader{path: path, opts: opts, out: map[string]*logSink{
 		crilog.Stdout: {w: stdout}, crilog.Stderr: {w: stderr},
@@ -82,11 +82,11 @@ type logReader struct {
 	file  *os.File
 	buf   *bufio.Reader
 	line  []byte // an incomplete entry, at most readSize bytes
-	long  *entry // a longer entry, of which a part was written
+	long  *entry // a longer entry, if a part of it was already written
 	ended bool   // LogOptions.Ended is closed: this is the last read
 }
 
-// entry is what all parts of an entry have in common.
+// entry holds the properties of an entry that apply to all its parts.
 type entry struct {
 	sink    *logSink
 	partial bool
@@ -122,7 +122,7 @@ func (r *logReader) copy(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// hold keeps an incomplete entry until more is written to the file.
+// keepPart keeps a part of an incomplete entry until the rest is written to the file.
 func (r *logReader) keepPart(part []byte) error {
 	switch {
 	case len(part) == 0:
@@ -134,7 +134,7 @@ func (r *logReader) keepPart(part []byte) error {
 	return nil
 }
 
-// take writes an entry, or a part of one that is longer than the buffer.
+// writeEntry writes an entry, or a part of an entry that is longer than the buffer.
 func (r *logReader) writeEntry(part []byte) error {
 	if len(r.line) > 0 {
 		part = append(r.line, part...)
@@ -159,7 +159,7 @@ func (r *logReader) writeEntry(part []byte) error {
 	return e.sink.write(content, whole && !e.partial)
 }
 
-// waitForMore waits at the end of the file. It returns false when the log has ended.
+// waitForMore waits until there is more to read. It returns false at the end of the log.
 func (r *logReader) waitForMore(ctx context.Context) (bool, error) {
 	if !r.opts.Follow {
 		return false, r.flush()
@@ -178,7 +178,7 @@ func (r *logReader) waitForMore(ctx context.Context) (bool, error) {
 			r.ended = true
 			return true, nil
 		case err := <-r.watcher.Errors:
-			// An overflow of the queue loses events, which rotate makes up for by looking at the files.
+			// An overflow of the queue loses events, but rotate looks at the files anyway.
 			if err != nil && !errors.Is(err, fsnotify.ErrEventOverflow) {
 				return false, fmt.Errorf("follow %s: %w", r.path, err)
 			}
@@ -187,8 +187,8 @@ func (r *logReader) waitForMore(ctx context.Context) (bool, error) {
 	}
 }
 
-// rotate switches to the file that is now at the path, once the previous one is read to its end. It reports whether there is
-// more to read.
+// rotate switches to the file that is now at the path, once the previous file is read to its end. It reports whether
+// there is more to read.
 func (r *logReader) rotate() (bool, error) {
 	old, err := r.file.Stat()
 	if err != nil {
@@ -203,7 +203,7 @@ func (r *logReader) rotate() (bool, error) {
 	case old.Size() > at:
 		return true, nil
 	case errors.Is(err, os.ErrNotExist):
-		return false, nil // renamed, and not replaced yet
+		return false, nil // renamed and not yet replaced
 	case err != nil:
 		return false, err
 	case !os.SameFile(old, now):
@@ -221,7 +221,8 @@ func (r *logReader) rotate() (bool, error) {
 	return false, nil
 }
 
-// flush writes a last entry that has no newline. If it cannot be parsed, a crash has truncated it, and it is dropped.
+// flush writes a last entry without a newline. It drops an entry that it cannot parse, because a crash has truncated
+// it.
 func (r *logReader) flush() error {
 	line := r.line
 	r.line, r.long = nil, nil
@@ -231,14 +232,14 @@ func (r *logReader) flush() error {
 	return r.writeEntry(append(line, '\n'))
 }
 
-// logSink is where the output of one stream goes.
+// logSink writes the lines of one stream.
 type logSink struct {
 	w      io.Writer
 	inLine bool // in the middle of a line
 	old    bool // the line is older than LogOptions.Since
 }
 
-// begin handles the time of an entry if it begins a line.
+// begin handles the start of an entry. If the entry starts a line, it compares and writes the time.
 func (s *logSink) begin(line crilog.Line, opts LogOptions) error {
 	if s.inLine {
 		return nil

@@ -9,7 +9,7 @@ import (
 	"github.com/tripod-run/tripod/internal/crilog"
 )
 
-// seekTail sets the file's position to the start of its last n lines. All pieces of a long line count as one.
+// seekTail sets the file's position to the start of its last n lines. All entries of a long line count as one line.
 func seekTail(file *os.File, n int) error {
 	end, err := file.Seek(0, io.SeekEnd)
 	if err != nil || n <= 0 {
@@ -23,9 +23,9 @@ func seekTail(file *os.File, n int) error {
 	return err
 }
 
-// tailStart walks backwards over the entries to the one that ends the line before the last n.
+// tailStart returns the offset of the last n lines. It walks backwards to the entry that ends the line before them.
 func tailStart(file io.ReaderAt, end int64, n int) (int64, error) {
-	next := end // the start of the entry after this one
+	next := end // the offset of the following entry
 	for start, err := range entriesBackwards(file, end) {
 		if err != nil {
 			return 0, err
@@ -72,9 +72,9 @@ func entriesBackwards(file io.ReaderAt, end int64) func(yield func(int64, error)
 	}
 }
 
-// endsLine reports whether the entry at start ends a line. Anything that is not an entry counts as one that does.
+// endsLine reports whether the entry at start ends a line. Bytes that are not an entry count as ending a line.
 func endsLine(file io.ReaderAt, start int64) (bool, error) {
-	var head [80]byte // holds the time, the stream and the tag
+	var head [80]byte // long enough for the time, the stream and the tag
 	n, err := file.ReadAt(head[:], start)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return false, err

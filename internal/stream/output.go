@@ -10,15 +10,15 @@ import (
 )
 
 const (
-	// MaxBacklog bounds the output that waits for an attached client, in bytes. Clients share the bytes that wait for
-	// them, so it bounds the memory of a container, not of each client.
+	// MaxBacklog limits the output that waits for an attached client, in bytes. The queues of a container's clients
+	// share the bytes, so the limit applies to the container's memory, not to each client's.
 	MaxBacklog = 8 << 20
-	// PacketCost is charged for each packet on top of its bytes.
+	// PacketCost is added for each packet to the size of its data, in bytes.
 	PacketCost = 64
 )
 
-// ErrSlowClient is the error of a client that was cut off.
-var ErrSlowClient = fmt.Errorf("attach: cut off, since the client reads more slowly than the container writes and %d MiB of output wait: %w",
+// ErrSlowClient is the error for a client that was cut off because it reads too slowly.
+var ErrSlowClient = fmt.Errorf("attach: cut off, because the client reads more slowly than the container writes and %d MiB of output wait: %w",
 	MaxBacklog>>20, errdefs.ErrResourceExhausted)
 
 // Packet is a piece of a container's output. Queues share its bytes.
@@ -27,8 +27,8 @@ type Packet struct {
 	Data   []byte
 }
 
-// OutputQueue holds the output that waits for one attached client, so that whoever reads the container's output never waits
-// for a client. A client that falls too far behind is cut off.
+// OutputQueue holds the output that waits for one attached client, so that the reader of the container's output never
+// waits for clients. A client that falls too far behind is cut off.
 //
 //	output ──▶ Put ──▶ queue ──▶ Deliver ──▶ the client's stdout and stderr
 //	                     └ full: Put returns false, Cut is closed
@@ -39,7 +39,7 @@ type OutputQueue struct {
 	more  sync.Cond
 	queue []Packet
 	size  int
-	ended bool // takes no more packets
+	ended bool // Put ignores further packets
 	err   error
 }
 
@@ -50,10 +50,11 @@ func NewOutputQueue() *OutputQueue {
 	return q
 }
 
-// Cut is closed when the client is cut off; its error is ErrSlowClient.
+// Cut returns a channel that is closed when the client is cut off with ErrSlowClient.
 func (q *OutputQueue) Cut() <-chan struct{} { return q.cut }
 
-// Put adds a packet. It returns false when it cuts the client off. After the end it does nothing.
+// Put adds a packet. It returns false if the queue is full, and cuts the client off. After the queue has ended, it does
+// nothing and returns true.
 func (q *OutputQueue) Put(p Packet) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -71,7 +72,8 @@ func (q *OutputQueue) Put(p Packet) bool {
 	return true
 }
 
-// End marks the end of the output, after what is queued. err is nil when the container has ended.
+// End marks the end of the output: Deliver writes the queued packets and then returns err, which is nil if the
+// container has ended.
 func (q *OutputQueue) End(err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -79,7 +81,7 @@ func (q *OutputQueue) End(err error) {
 	q.more.Signal()
 }
 
-// Discard ends the queue and drops what is in it.
+// Discard ends the queue and drops its packets.
 func (q *OutputQueue) Discard() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -103,7 +105,7 @@ func (q *OutputQueue) next() (p Packet, ok bool, err error) {
 	return p, true, nil
 }
 
-// Deliver writes the queue to the client until the output ends or a write fails. A nil writer receives nothing.
+// Deliver writes the queue to the client until the output ends or a write fails. A nil writer discards its stream.
 func (q *OutputQueue) Deliver(stdout, stderr io.Writer) error {
 	for {
 		p, ok, err := q.next()
@@ -123,7 +125,7 @@ func (q *OutputQueue) Deliver(stdout, stderr io.Writer) error {
 	}
 }
 
-// Serve is Deliver until ctx ends or the client is cut off.
+// Serve is like Deliver, but also returns when ctx ends or the client is cut off.
 func (q *OutputQueue) Serve(ctx context.Context, stdout, stderr io.Writer) error {
 	delivered := make(chan error, 1)
 	go func() { delivered <- q.Deliver(stdout, stderr) }()

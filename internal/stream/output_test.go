@@ -10,7 +10,7 @@ import (
 	"github.com/tripod-run/tripod/internal/stream"
 )
 
-// TestBacklog: what waits is bounded, by bytes and by pieces.
+// TestBacklog checks that the queue is limited both for large and for small packets.
 func TestBacklog(t *testing.T) {
 	for _, size := range []int{1, 8192} {
 		c := stream.NewOutputQueue()
@@ -21,14 +21,14 @@ func TestBacklog(t *testing.T) {
 		select {
 		case <-c.Cut():
 		default:
-			t.Error("not cut off")
+			t.Error("Cut is not closed after Put returned false")
 		}
-		if n != stream.MaxBacklog/(size+stream.PacketCost) {
-			t.Errorf("%d packets of %d bytes", n, size)
+		if want := stream.MaxBacklog / (size + stream.PacketCost); n != want {
+			t.Errorf("the queue took %d packets of %d bytes, want %d", n, size, want)
 		}
 	}
 	if !errdefs.IsResourceExhausted(stream.ErrSlowClient) {
-		t.Error(stream.ErrSlowClient)
+		t.Errorf("ErrSlowClient = %v, want resource exhausted", stream.ErrSlowClient)
 	}
 }
 
@@ -37,11 +37,11 @@ func TestDeliver(t *testing.T) {
 	c.Put(stream.Packet{Data: []byte("one ")})
 	c.Put(stream.Packet{Data: []byte("two"), Stderr: true})
 	c.Put(stream.Packet{Data: []byte("three")})
-	why := errors.New("the reason")
-	c.End(why)
+	want := errors.New("the reason")
+	c.End(want)
 	c.Put(stream.Packet{Data: []byte("late")})
 	var out, errOut bytes.Buffer
-	if err := c.Deliver(&out, &errOut); err != why || out.String() != "one three" || errOut.String() != "two" {
-		t.Errorf("%q and %q, %v", out.String(), errOut.String(), err)
+	if err := c.Deliver(&out, &errOut); err != want || out.String() != "one three" || errOut.String() != "two" {
+		t.Errorf("Deliver wrote %q and %q and returned %v, want \"one three\", \"two\" and %v", out.String(), errOut.String(), err, want)
 	}
 }

@@ -10,21 +10,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Has a client gone whose data nobody reads? Its end cannot arrive behind a full receive window, so our own socket does
-// not know. But the client is on this machine (see Config.Address), and the kernel knows its socket: inet_diag, as
-// ss(8) uses it.
+// The functions of this file find out whether a client is gone while nothing reads its data. If the receive window is
+// full, the client's FIN cannot arrive, so our socket does not show it. But the client is on this machine (see
+// Config.Address), so the kernel can be asked for the client's socket, by inet_diag like ss(8).
 
-// tcpEstablished is the state of a socket whose two ends are open (net/tcp_states.h).
+// tcpEstablished is the state of a socket that is open in both directions (net/tcp_states.h).
 const tcpEstablished = 1
 
-// unread is how many bytes have arrived on the connection that nobody has read.
+// unread returns the number of bytes that have arrived on the connection but are not read yet.
 func unread(conn net.Conn) int {
 	n := 0
 	control(conn, func(fd int) { n, _ = unix.IoctlGetInt(fd, unix.SIOCINQ) })
 	return n
 }
 
-// control calls f with the descriptor of a connection that is open.
+// control calls f with the descriptor of a connection, unless the connection is closed.
 func control(conn net.Conn, f func(fd int)) {
 	if socket, ok := conn.(syscall.Conn); ok {
 		if raw, err := socket.SyscallConn(); err == nil {
@@ -33,10 +33,10 @@ func control(conn net.Conn, f func(fd int)) {
 	}
 }
 
-// left tells whether the other end of a connection within this machine was closed. When the kernel cannot tell, as one
-// without inet_diag, it was not.
+// peerGone reports whether the other end of a connection within this machine was closed. It returns false if the kernel
+// cannot tell, for example without inet_diag.
 func peerGone(conn net.Conn) bool {
-	known := false // from our own socket: an end that has arrived, or a reset
+	known := false // our own socket shows a FIN or a reset
 	control(conn, func(fd int) {
 		info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 		known = err == nil && info.State != tcpEstablished
@@ -44,7 +44,7 @@ func peerGone(conn net.Conn) bool {
 	return known || unread(conn) > 0 && peerClosed(conn)
 }
 
-// peerClosed looks at the client's own socket.
+// peerClosed reports whether the client's own socket is closed or closing.
 func peerClosed(conn net.Conn) bool {
 	ours, ok1 := conn.LocalAddr().(*net.TCPAddr)
 	theirs, ok2 := conn.RemoteAddr().(*net.TCPAddr)
@@ -53,13 +53,13 @@ func peerClosed(conn net.Conn) bool {
 	}
 	state, err := socketState(theirs, ours)
 	if errors.Is(err, unix.ENOENT) {
-		_, err = socketState(ours, theirs) // surely there: else the answer means nothing
+		_, err = socketState(ours, theirs) // must exist; otherwise the answers are wrong
 		return err == nil
 	}
 	return err == nil && state != tcpEstablished
 }
 
-// socketState is the state of the TCP socket with these ends; ENOENT when there is none.
+// socketState returns the state of the TCP socket with these addresses, or ENOENT if it does not exist.
 func socketState(local, remote *net.TCPAddr) (uint8, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_INET_DIAG)
 	if err != nil {
@@ -70,15 +70,15 @@ func socketState(local, remote *net.TCPAddr) (uint8, error) {
 		return 0, err
 	}
 	answer := make([]byte, 1024)
-	n, _, err := unix.Recvfrom(fd, answer, unix.MSG_DONTWAIT) // the kernel has answered within Sendto
+	n, _, err := unix.Recvfrom(fd, answer, unix.MSG_DONTWAIT) // the kernel answers before Sendto returns
 	if err != nil {
 		return 0, err
 	}
 	return diagAnswer(answer[:n])
 }
 
-// diagAnswer reads a message of the kernel: a struct nlmsghdr and then a struct inet_diag_msg, which begins with the family and
-// the state, or a negative error number.
+// diagAnswer decodes the kernel's answer: a struct nlmsghdr, followed by a struct inet_diag_msg, which begins with the
+// family and the state, or by a negative error number.
 func diagAnswer(b []byte) (uint8, error) {
 	if len(b) < unix.NLMSG_HDRLEN+4 {
 		return 0, errors.New("inet_diag gave no answer")
@@ -93,7 +93,8 @@ func diagAnswer(b []byte) (uint8, error) {
 	return 0, fmt.Errorf("inet_diag answered with a message of kind %d", kind)
 }
 
-// diagRequest asks for one socket in any state: a struct nlmsghdr and a struct inet_diag_req_v2 (linux/inet_diag.h).
+// diagRequest encodes a request for one socket in any state: a struct nlmsghdr and a struct inet_diag_req_v2
+// (linux/inet_diag.h).
 func diagRequest(local, remote *net.TCPAddr) []byte {
 	family, from, to := byte(unix.AF_INET), local.IP.To4(), remote.IP.To4()
 	if from == nil || to == nil {

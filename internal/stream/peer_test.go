@@ -28,7 +28,8 @@ func pair(t testing.TB, address string) (client, server *net.TCPConn) {
 	return a.(*net.TCPConn), b.(*net.TCPConn)
 }
 
-// A client that closes, resets, or closes behind more than fits into the buffers, is gone; before that it is not.
+// TestLeft checks that peerGone recognises clients that close or reset their connection, even with full buffers, but no
+// connected ones.
 func TestLeft(t *testing.T) {
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
 		for how, leave := range map[string]func(*net.TCPConn){
@@ -45,26 +46,26 @@ func TestLeft(t *testing.T) {
 		} {
 			client, server := pair(t, address)
 			if peerGone(server) || peerGone(client) || unread(server) != 0 {
-				t.Errorf("%s, %s: a living client is taken for gone", address, how)
+				t.Errorf("%s, %s: a connected client counts as gone, or has unread bytes", address, how)
 			}
 			client.Write([]byte("hello"))
 			if peerGone(server) || unread(server) != 5 {
-				t.Errorf("%s, %s: gone after it wrote, or %d bytes unread", address, how, unread(server))
+				t.Errorf("%s, %s: after 5 bytes were written, the client counts as gone, or %d bytes are unread", address, how, unread(server))
 			}
 			leave(client)
 			if peerGone(server) {
-				t.Errorf("%s, %s: gone before it closed", address, how)
+				t.Errorf("%s, %s: the client counts as gone before it closes", address, how)
 			}
 			client.Close()
 			if !peerGone(server) {
-				t.Errorf("%s, %s: a client that is gone is taken for living", address, how)
+				t.Errorf("%s, %s: the client does not count as gone after it closed", address, how)
 			}
 		}
 	}
 	for _, address := range []string{"127.0.0.1", "::1"} {
 		nobody := &net.TCPAddr{IP: net.ParseIP(address), Port: 1}
 		if state, err := socketState(nobody, nobody); !errors.Is(err, unix.ENOENT) {
-			t.Errorf("%s: a socket that is not there has state %d, %v", address, state, err)
+			t.Errorf("%s: socketState of a missing socket = %d, %v, want ENOENT", address, state, err)
 		}
 	}
 }

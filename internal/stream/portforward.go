@@ -12,19 +12,19 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// halfOpenTime is how long a client may go on sending after the pod has closed its side. Nearly always the pod has
-// closed both, which TCP does not tell before something is sent.
+// halfOpenTime is how long a client may continue to send after the pod has closed its side. The pod has nearly always
+// closed both directions, but TCP shows that only when something is sent.
 const halfOpenTime = 30 * time.Second
 
-// Dial opens a connection in the network of a pod; it has the form of net.Dialer.DialContext.
+// Dial opens a connection in the network of a pod, like net.Dialer.DialContext.
 type Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// PortForwardTCP joins stream with a TCP port on the pod's localhost, IPv4 first, then IPv6, and copies both ways until
-// both sides have closed, or ctx ends. An end of one direction is passed on as such. After an error stream is still the
-// caller's to close.
+// PortForwardTCP connects to a TCP port on the pod's localhost, by IPv4 first, then by IPv6. It copies between stream
+// and the connection in both directions until both sides have closed, or ctx ends. If one side closes one direction, it
+// closes that direction of the other side. After an error, the caller must close stream.
 //
-// The error is about the connection's coming up (an errdefs.ErrUnavailable when nobody listens) or the end of ctx. What
-// happens to a connection that was up is passed on as its end: kubectl gives up all its forwarded connections at an error.
+// It returns an error if it cannot connect (errdefs.ErrUnavailable if nothing listens) or if ctx ends. The failure of
+// an established connection only closes stream: after an error, kubectl drops all its forwarded connections.
 func PortForwardTCP(ctx context.Context, dial Dial, port int32, stream io.ReadWriteCloser) error {
 	if !validPort(port) {
 		return invalid("port-forward: port %d is not between 1 and 65535", port)
@@ -50,7 +50,8 @@ func PortForwardTCP(ctx context.Context, dial Dial, port int32, stream io.ReadWr
 	return join(ctx, conn, stream, fromClient, fromPod)
 }
 
-// join waits for both directions and makes them end when they must. When it returns, neither is under way.
+// join waits until both directions have ended. It ends them if ctx ends, or halfOpenTime after the pod has closed its
+// side.
 func join(ctx context.Context, conn net.Conn, stream io.ReadWriteCloser, fromClient <-chan error, fromPod <-chan struct{}) error {
 	var halfOpen <-chan time.Time
 	var result error
@@ -58,7 +59,7 @@ func join(ctx context.Context, conn net.Conn, stream io.ReadWriteCloser, fromCli
 		select {
 		case err := <-fromClient:
 			fromClient = nil
-			if err != nil { // the pod takes no more
+			if err != nil { // the pod accepts no more data
 				abort(stream)
 			}
 			continue
@@ -103,7 +104,7 @@ func closeWrite(conn net.Conn) {
 	conn.Close()
 }
 
-// abort ends a stream in both directions. An SPDY stream's Close ends one only.
+// abort closes a stream in both directions. Close of an SPDY stream closes only one.
 func abort(stream io.Closer) {
 	if both, ok := stream.(interface{ Reset() error }); ok {
 		_ = both.Reset()

@@ -25,7 +25,7 @@ import (
 	"github.com/tripod-run/tripod/internal/stream"
 )
 
-// podServer is a TCP server that handles each connection with serve.
+// podServer starts a TCP server that handles each connection with serve, and returns its port.
 func podServer(t *testing.T, network, address string, serve func(*net.TCPConn)) int32 {
 	t.Helper()
 	listener, err := net.Listen(network, address)
@@ -52,7 +52,7 @@ func podServer(t *testing.T, network, address string, serve func(*net.TCPConn)) 
 	return int32(listener.Addr().(*net.TCPAddr).Port)
 }
 
-// echo sends all back when the client has said that it is done.
+// echo reads until the client half-closes the connection, and sends everything back.
 func echo(conn *net.TCPConn) {
 	all, err := io.ReadAll(conn)
 	if err == nil {
@@ -60,19 +60,19 @@ func echo(conn *net.TCPConn) {
 	}
 }
 
-// dialHost is a stream.Dial into the network of this process.
+// dialHost is a stream.Dial for the network of this process.
 func dialHost(ctx context.Context, network, address string) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, network, address)
 }
 
-// hostRuntime forwards to this process's network.
+// hostRuntime returns a Runtime that forwards to the network of this process.
 func hostRuntime() fakeRuntime {
 	return fakeRuntime{forward: func(ctx context.Context, _ string, port int32, s io.ReadWriteCloser) error {
 		return stream.PortForwardTCP(ctx, dialHost, port, s)
 	}}
 }
 
-// Both directions, with half-close, on IPv4 and on IPv6.
+// TestPortForwardTCP checks both directions and half-close, with IPv4 and IPv6.
 func TestPortForwardTCP(t *testing.T) {
 	message := bytes.Repeat([]byte("0123456789"), 100_000)
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
@@ -85,7 +85,7 @@ func TestPortForwardTCP(t *testing.T) {
 			ours.Write(message)
 			ours.CloseWrite()
 			if got, err := io.ReadAll(ours); err != nil || !bytes.Equal(got, message) {
-				t.Errorf("%d of %d bytes came back, %v", len(got), len(message), err)
+				t.Errorf("read %d bytes, %v, want the %d bytes of the message", len(got), err, len(message))
 			}
 			if err := <-done; err != nil {
 				t.Error(err)
@@ -95,8 +95,8 @@ func TestPortForwardTCP(t *testing.T) {
 	}
 }
 
-// halfCloser is a stream whose Close ends one direction, as that of an SPDY stream does, and whose Reset ends both.
-// It shows no more of the connection, lest io.Copy use splice(2), whose pipes stay open for a while.
+// halfCloser is a stream like an SPDY stream: Close closes one direction, Reset both. It hides the connection's other
+// methods so that io.Copy does not use splice(2), whose pipes stay open for a while.
 type halfCloser struct{ conn *net.TCPConn }
 
 func (h halfCloser) Read(p []byte) (int, error)  { return h.conn.Read(p) }
@@ -123,19 +123,20 @@ func tcpPair(t *testing.T) (a, b *net.TCPConn) {
 	return client.(*net.TCPConn), server.(*net.TCPConn)
 }
 
-// Nobody listens, no such port, the client's context ends, the pod's server hangs up in the middle.
+// TestPortForwardTCPEnds checks what PortForwardTCP returns when it cannot connect, when its context ends, and when the
+// pod resets the connection.
 func TestPortForwardTCPEnds(t *testing.T) {
 	before := use(t)
 	t.Run("nobody listens", func(t *testing.T) {
 		_, theirs := tcpPair(t)
 		if err := stream.PortForwardTCP(t.Context(), dialHost, 1, theirs); !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "port 1 ") {
-			t.Error(err)
+			t.Errorf("PortForwardTCP = %v, want unavailable with the port's number", err)
 		}
 	})
 	t.Run("no port", func(t *testing.T) {
 		for _, port := range []int32{-1, 0, 65536} {
 			if err := stream.PortForwardTCP(t.Context(), dialHost, port, nil); !errdefs.IsInvalidArgument(err) {
-				t.Errorf("port %d: %v", port, err)
+				t.Errorf("PortForwardTCP for port %d = %v, want an invalid argument", port, err)
 			}
 		}
 	})
@@ -152,30 +153,30 @@ func TestPortForwardTCPEnds(t *testing.T) {
 		<-reached
 		cancel()
 		if err := <-done; !errors.Is(err, context.Canceled) {
-			t.Error(err)
+			t.Errorf("PortForwardTCP = %v, want context.Canceled", err)
 		}
 	})
 	t.Run("pod resets", func(t *testing.T) {
 		port := podServer(t, "tcp", "127.0.0.1:0", func(conn *net.TCPConn) {
-			conn.Read(make([]byte, 1)) // a reset at once would look like nobody listening
+			conn.Read(make([]byte, 1)) // an immediate reset would look as if nothing listened
 			conn.SetLinger(0)
 		})
 		ours, theirs := tcpPair(t)
 		done := make(chan error, 1)
 		go func() { done <- stream.PortForwardTCP(t.Context(), dialHost, port, halfCloser{theirs}) }()
-		for { // the client sends until it learns
+		for { // send until the reset arrives
 			if _, err := ours.Write(make([]byte, 4096)); err != nil {
 				break
 			}
 		}
 		if err := <-done; err != nil {
-			t.Errorf("a connection's end was told as the session's: %v", err)
+			t.Errorf("PortForwardTCP after a reset by the pod = %v, want nil", err)
 		}
 	})
 	backTo(t, before)
 }
 
-// A whole kubectl port-forward: many connections over one session, one of them to a port where nobody listens.
+// TestPortForwardSession forwards many connections over one session, with the client of kubectl port-forward.
 func TestPortForwardSession(t *testing.T) {
 	port := podServer(t, "tcp", "127.0.0.1:0", echo)
 	s := serve(t, stream.Config{Runtime: hostRuntime()})
@@ -221,7 +222,7 @@ func TestPortForwardSession(t *testing.T) {
 			conn.Write(message)
 			conn.(*net.TCPConn).CloseWrite()
 			if got, err := io.ReadAll(conn); err != nil || !bytes.Equal(got, message) {
-				t.Errorf("connection %d: %d bytes came back, %v", i, len(got), err)
+				t.Errorf("connection %d: read %d bytes, %v, want the %d bytes of the message", i, len(got), err, len(message))
 			}
 		})
 	}
@@ -232,8 +233,8 @@ func TestPortForwardSession(t *testing.T) {
 	}
 }
 
-// Ports beyond those that the URL was made for are refused, with the reason. A refusal is quick, and may not reach the
-// client before the answer to the stream that it is about: one in twenty once did.
+// TestPortForwardOtherPort checks that a port that the URL was not issued for is refused with the reason. The refusal
+// is fast, but must not overtake the answer to its stream: once, one in twenty did.
 func TestPortForwardOtherPort(t *testing.T) {
 	s := serve(t, stream.Config{Runtime: hostRuntime()})
 	resp, err := s.GetPortForward(&runtimeapi.PortForwardRequest{PodSandboxId: "p", Port: []int32{80}})
@@ -252,13 +253,14 @@ func TestPortForwardOtherPort(t *testing.T) {
 		if _, err := conn.CreateStream(headers); err != nil {
 			t.Fatalf("connection %d: %v", i, err)
 		}
-		if text, err := io.ReadAll(errs); err != nil || !strings.Contains(string(text), "port 22 was not asked for") {
-			t.Fatalf("connection %d: told %q, %v", i, text, err)
+		if text, err := io.ReadAll(errs); err != nil || !strings.Contains(string(text), "port 22 was not requested") {
+			t.Fatalf("connection %d: error stream = %q, %v, want that port 22 was not requested", i, text, err)
 		}
 	}
 }
 
-// The WebSocket protocol: a pair of channels per port of the request, each beginning with the port's number.
+// TestPortForwardWebSocket checks the WebSocket protocol: two channels per requested port, each of which begins with
+// the port's number.
 func TestPortForwardWebSocket(t *testing.T) {
 	port := podServer(t, "tcp", "127.0.0.1:0", func(conn *net.TCPConn) {
 		line := make([]byte, 5)
@@ -287,6 +289,6 @@ func TestPortForwardWebSocket(t *testing.T) {
 	}
 	number := []byte{byte(port), byte(port >> 8)}
 	if !bytes.Equal(got[0], append(bytes.Clone(number), "HELLO"...)) || !bytes.Equal(got[1], number) {
-		t.Errorf("data %q, error %q", got[0], got[1])
+		t.Errorf("data channel = %q, error channel = %q, want %q with HELLO, and %q", got[0], got[1], number, number)
 	}
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// routes knows one path per kind of session; clients use GET (WebSocket) and POST (SPDY).
+// routes returns the handler of all paths: one per kind of session, with GET for WebSocket and POST for SPDY.
 func (s *Server) routes() http.Handler {
 	mux := http.NewServeMux()
 	for _, method := range []string{http.MethodGet, http.MethodPost} {
@@ -31,7 +31,7 @@ func (s *Server) routes() http.Handler {
 	return guard.Handler(s.log, "streaming server", mux)
 }
 
-// handle serves the sessions of a kind, from the token to the end.
+// handle returns a handler that redeems a token and serves its session.
 func (s *Server) handle(kind string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		req, ok := s.tokens.redeem(kind, r.PathValue("token"))
@@ -56,28 +56,28 @@ func (s *Server) handle(kind string) http.HandlerFunc {
 	}
 }
 
-// stdio is what a session has for the three streams and the terminal; what was not asked for is nil.
+// stdio holds a session's streams and the sizes of its terminal. The ones that the client did not request are nil.
 type stdio struct {
 	in       io.Reader
 	out, err io.Writer
 	resize   <-chan sandbox.TermSize
 }
 
-// execution runs a program in a container.
+// execution returns a function that runs the requested program in its container.
 func execution(rt Runtime, req *runtimeapi.ExecRequest) func(context.Context, stdio) error {
 	return func(ctx context.Context, std stdio) error {
 		code, err := rt.Exec(ctx, req.GetContainerId(), sandbox.ExecRequest{
 			Cmd: req.GetCmd(), TTY: req.GetTty(), Stdin: std.in, Stdout: std.out, Stderr: std.err, Resize: std.resize,
 		})
 		if err == nil && code != 0 {
-			// By this type the protocol library knows an exit code from a failure.
+			// The protocol library recognises an exit code by this type; any other error is a failure.
 			err = utilexec.CodeExitError{Err: fmt.Errorf("exit code %d", code), Code: int(code)}
 		}
 		return err
 	}
 }
 
-// attachment joins the stdio of a container.
+// attachment returns a function that attaches to the stdio of the requested container.
 func attachment(rt Runtime, req *runtimeapi.AttachRequest) func(context.Context, stdio) error {
 	return func(ctx context.Context, std stdio) error {
 		return rt.Attach(ctx, req.GetContainerId(), sandbox.AttachRequest{
@@ -86,7 +86,7 @@ func attachment(rt Runtime, req *runtimeapi.AttachRequest) func(context.Context,
 	}
 }
 
-// serveStdio serves an exec or attach session in whichever protocol the client speaks.
+// serveStdio serves an exec or attach session in the client's protocol.
 func (s *Server) serveStdio(w http.ResponseWriter, r *http.Request, session stdioSession) {
 	opts, streams := session.options()
 	ss, r := s.begin(w, r, streams)
@@ -103,7 +103,7 @@ func (s *Server) serveStdio(w http.ResponseWriter, r *http.Request, session stdi
 	}
 }
 
-// stdioSession is an exec or attach session as the protocol library wants it: it is called once the client's streams are there.
+// stdioSession is an exec or attach session. The protocol library calls it once the client has opened its streams.
 type stdioSession struct {
 	req    stdioRequest
 	run    func(context.Context, stdio) error
@@ -124,10 +124,10 @@ func (s stdioSession) AttachContainer(ctx context.Context, _, _, _ string, in io
 	return s.serve(ctx, in, out, err, resize)
 }
 
-// options are what the protocol library must know, with the number of SPDY streams that the client is to open.
+// options returns the protocol library's options, and the number of SPDY streams that the client must open.
 func (s stdioSession) options() (*remotecommand.Options, int) {
 	opts := &remotecommand.Options{Stdin: s.req.GetStdin(), Stdout: s.req.GetStdout(), Stderr: s.req.GetStderr(), TTY: s.req.GetTty()}
-	streams := 1 // the error stream; with a terminal there is one for its size
+	streams := 1 // the error stream; a terminal adds one for its sizes
 	for _, more := range []bool{opts.Stdin, opts.Stdout, opts.Stderr, opts.TTY} {
 		if more {
 			streams++
@@ -136,7 +136,7 @@ func (s stdioSession) options() (*remotecommand.Options, int) {
 	return opts, streams
 }
 
-// serve runs the session with those of the protocol's streams that the request asked for.
+// serve runs the session with the streams that the request asked for.
 func (s stdioSession) serve(ctx context.Context, in io.Reader, out, err io.WriteCloser, resize <-chan remotecommand.TerminalSize) error {
 	if err := s.start(); err != nil {
 		return err
@@ -149,7 +149,7 @@ func (s stdioSession) serve(ctx context.Context, in io.Reader, out, err io.Write
 	}
 	if s.req.GetStdout() && out != nil {
 		std.out = chunked{ctx, out}
-		defer out.Close() // tells the client that no more comes
+		defer out.Close() // ends the client's stdout
 	}
 	if s.req.GetStderr() && err != nil {
 		std.err = chunked{ctx, err}
@@ -164,7 +164,8 @@ func (s stdioSession) serve(ctx context.Context, in io.Reader, out, err io.Write
 	return s.run(ctx, std)
 }
 
-// chunked writes in portions that any client takes as one frame (an SPDY frame cannot hold more than 16 MiB), until ctx ends.
+// chunked writes to w until ctx ends, in chunks that every client accepts as a frame. (An SPDY frame holds at most 16
+// MiB.)
 type chunked struct {
 	ctx context.Context
 	w   io.Writer
@@ -186,14 +187,14 @@ func (c chunked) Write(p []byte) (int, error) {
 	return written, nil
 }
 
-// termSizes passes sizes on in the contract's type until ctx ends or there are no more. Of sizes that nobody takes the last
-// one stands: over WebSocket, a size that waits would hold up the client's stdin.
+// termSizes converts terminal sizes, until from is closed or ctx ends. It never blocks from: a newer size replaces one
+// that was not received yet. Over WebSocket, a blocked size would block the client's stdin.
 func termSizes(ctx context.Context, from <-chan remotecommand.TerminalSize) <-chan sandbox.TermSize {
 	to := make(chan sandbox.TermSize)
 	go func() {
 		defer close(to)
 		var last sandbox.TermSize
-		var out chan<- sandbox.TermSize // nil while there is nothing to pass on
+		var out chan<- sandbox.TermSize // nil if last was already sent
 		for from != nil || out != nil {
 			select {
 			case size, ok := <-from:
@@ -212,7 +213,7 @@ func termSizes(ctx context.Context, from <-chan remotecommand.TerminalSize) <-ch
 	return to
 }
 
-// servePortForward serves a session that forwards any number of connections.
+// servePortForward serves a port-forward session, which has any number of connections.
 func (s *Server) servePortForward(w http.ResponseWriter, r *http.Request, req *runtimeapi.PortForwardRequest) {
 	ss, r := s.begin(w, r, 0)
 	defer ss.end()
@@ -228,8 +229,8 @@ func (s *Server) servePortForward(w http.ResponseWriter, r *http.Request, req *r
 		s.config.IdleTimeout, s.config.CreationTimeout, portforward.SupportedProtocols)
 }
 
-// forwarder forwards the connections of one session. The protocol library calls it with a context that never ends;
-// the session's takes its place. It also calls it when the client may not have been told yet that its stream is there.
+// forwarder forwards the connections of one session. It uses the session's context, because the protocol library's
+// never ends. It also waits until the stream is answered: the library may call it before that.
 type forwarder struct {
 	runtime Runtime
 	session *session
@@ -241,7 +242,7 @@ func (f *forwarder) PortForward(_ context.Context, _, _ string, port int32, stre
 		f.session.spdy.answered(f.session.ctx, spdy.Identifier())
 	}
 	if allowed := f.req.GetPort(); !validPort(port) || len(allowed) > 0 && !slices.Contains(allowed, port) {
-		return invalid("port %d was not asked for: the session is for %v", port, allowed)
+		return invalid("port %d was not requested: the session is for %v", port, allowed)
 	}
 	ctx := f.session.ctx
 	err := f.runtime.PortForward(ctx, f.req.GetPodSandboxId(), port, stream)

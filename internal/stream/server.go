@@ -19,13 +19,13 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// Runtime is what sessions are made of. Implemented by the node.
+// Runtime performs the work of sessions. The node implements it.
 type Runtime interface {
-	// Exec runs a program in a container, as sandbox.Execer has it.
+	// Exec runs a program in a container; see sandbox.Execer.
 	Exec(ctx context.Context, containerID string, req sandbox.ExecRequest) (exitCode int32, err error)
-	// Attach joins a container's stdio, as sandbox.Attacher has it.
+	// Attach connects to a container's stdio; see sandbox.Attacher.
 	Attach(ctx context.Context, containerID string, req sandbox.AttachRequest) error
-	// PortForward joins stream with a port of a pod until one of the two ends, or ctx does.
+	// PortForward connects stream to a port of a pod, until either of them or ctx ends.
 	PortForward(ctx context.Context, podID string, port int32, stream io.ReadWriteCloser) error
 }
 
@@ -41,39 +41,41 @@ const (
 // closeWait is how long Close waits for sessions to end.
 const closeWait = 5 * time.Second
 
-// Config is what a Server needs. Zero values are the defaults; Runtime has none.
+// Config configures a Server. Runtime is required; the zero values of the other fields stand for their defaults.
 type Config struct {
-	// Address is a loopback IP address and a TCP port, 0 for any. Others are refused: sessions are not encrypted,
-	// and the kubelet, which is the server's client, is on the same machine.
+	// Address is a loopback IP address and a TCP port; port 0 means any. Other addresses are refused, because sessions
+	// are not encrypted. The server's client, the kubelet, is on the same machine.
 	Address string
 	Runtime Runtime
-	// Logger gets sessions' beginnings and ends at debug level, and what klog-using libraries say.
+	// Logger logs the end of each session at debug level. It also gets the messages of libraries that use klog.
 	Logger *slog.Logger
-	// IdleTimeout ends a session in which nothing was sent for so long.
+	// IdleTimeout ends a session after this time without traffic.
 	IdleTimeout time.Duration
-	// CreationTimeout is how long an SPDY client may take to open its streams.
+	// CreationTimeout limits the time in which an SPDY client must open its streams.
 	CreationTimeout time.Duration
-	// TokenTTL is how long a URL may be used, MaxTokens how many unused ones there may be.
+	// TokenTTL is the lifetime of an unused URL, MaxTokens the limit on unused URLs.
 	TokenTTL  time.Duration
 	MaxTokens int
-	// Connections bounds those of Address; nil: by its defaults.
+	// Connections limits the connections to Address; nil means the defaults of connlimit.
 	Connections *connlimit.Limiter
 }
 
-// FilesPerSession is how many descriptors a session holds: its connection, and the program's pipes or terminal.
+// FilesPerSession is the number of descriptors that a session holds: its connection, and the program's pipes or
+// terminal.
 const FilesPerSession = 8
 
-// Server serves exec, attach and port-forward sessions. Its URLs work as soon as New returns, once Serve runs.
+// Server serves exec, attach and port-forward sessions. It issues URLs as soon as New returns; they work once Serve
+// runs.
 type Server struct {
 	config   Config
 	log      *slog.Logger
 	tokens   *tokens
 	listener net.Listener
 	http     *http.Server
-	ctx      context.Context // its end is that of all sessions
+	ctx      context.Context // ends all sessions
 	cancel   context.CancelCauseFunc
 
-	mu       sync.Mutex // orders the beginning of sessions with the end of ctx
+	mu       sync.Mutex // held to start a session and to cancel ctx, so that no session starts later
 	sessions sync.WaitGroup
 }
 
@@ -126,10 +128,10 @@ func checkLoopback(address string) error {
 	return nil
 }
 
-// Addr is the address that the server listens on, with the port it was given.
+// Addr returns the address that the server listens on, with the actual port.
 func (s *Server) Addr() net.Addr { return s.listener.Addr() }
 
-// Serve serves until ctx ends or Close is called, and then closes the server. It returns nil in both cases.
+// Serve serves until ctx ends or Close is called, and then closes the server. In both cases it returns nil.
 func (s *Server) Serve(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { s.Close() })
 	defer stop()
@@ -140,14 +142,14 @@ func (s *Server) Serve(ctx context.Context) error {
 	return s.Close()
 }
 
-// Close stops listening, ends all sessions and waits for them, a few seconds at most: a runtime that is stuck must not
-// hold up the end of the daemon.
+// Close stops listening, ends all sessions and waits for them, at most closeWait: a stuck runtime must not delay the
+// end of the daemon.
 func (s *Server) Close() error {
 	s.mu.Lock()
 	s.cancel(errServerClosed)
 	s.mu.Unlock()
 	err := s.http.Close()
-	// Serve may never have been called; then the listener is not known to s.http.
+	// If Serve was never called, s.http does not know the listener.
 	if lerr := s.listener.Close(); lerr != nil && !errors.Is(lerr, net.ErrClosed) {
 		err = errors.Join(err, lerr)
 	}
@@ -162,11 +164,11 @@ func (s *Server) Close() error {
 	case <-ended:
 		return err
 	case <-timer.C:
-		return errors.Join(err, fmt.Errorf("streaming sessions did not end within %s of being told to", closeWait))
+		return errors.Join(err, fmt.Errorf("streaming sessions did not end within %s of the server's close", closeWait))
 	}
 }
 
-// enter counts a session in, unless the server is closed; the session counts itself out.
+// enter registers a session, and reports false if the server is closed. The session calls s.sessions.Done when it ends.
 func (s *Server) enter() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -177,8 +179,8 @@ func (s *Server) enter() bool {
 	return true
 }
 
-// GetExec checks the request and returns a URL for it. The errors are errdefs.ErrInvalidArgument and, with too many
-// URLs unused, ErrResourceExhausted.
+// GetExec checks the request and returns a URL for it. It returns errdefs.ErrInvalidArgument for an invalid request,
+// and ErrResourceExhausted if too many URLs are unused.
 func (s *Server) GetExec(req *runtimeapi.ExecRequest) (*runtimeapi.ExecResponse, error) {
 	if err := checkContainer("exec", req); err != nil {
 		return nil, err
@@ -193,7 +195,7 @@ func (s *Server) GetExec(req *runtimeapi.ExecRequest) (*runtimeapi.ExecResponse,
 	return &runtimeapi.ExecResponse{Url: url}, nil
 }
 
-// GetAttach is GetExec for attach.
+// GetAttach is like GetExec, for attach.
 func (s *Server) GetAttach(req *runtimeapi.AttachRequest) (*runtimeapi.AttachResponse, error) {
 	if err := checkContainer("attach", req); err != nil {
 		return nil, err
@@ -205,7 +207,8 @@ func (s *Server) GetAttach(req *runtimeapi.AttachRequest) (*runtimeapi.AttachRes
 	return &runtimeapi.AttachResponse{Url: url}, nil
 }
 
-// GetPortForward is GetExec for port-forward. Ports may be empty: SPDY clients name them for each connection.
+// GetPortForward is like GetExec, for port-forward. The request may name no ports, because SPDY clients name a port for
+// each connection.
 func (s *Server) GetPortForward(req *runtimeapi.PortForwardRequest) (*runtimeapi.PortForwardResponse, error) {
 	if req.GetPodSandboxId() == "" {
 		return nil, invalid("port-forward: pod_sandbox_id is empty")
@@ -230,7 +233,7 @@ func (s *Server) url(kind string, req any) (string, error) {
 	return fmt.Sprintf("http://%s/%s/%s", s.Addr(), kind, token), nil
 }
 
-// stdioRequest is what exec and attach requests have in common.
+// stdioRequest has the common methods of exec and attach requests.
 type stdioRequest interface {
 	GetContainerId() string
 	GetTty() bool

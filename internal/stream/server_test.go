@@ -21,7 +21,7 @@ import (
 	"github.com/tripod-run/tripod/internal/stream"
 )
 
-// execURL asks for an exec session.
+// execURL returns the URL of a new exec session.
 func execURL(t *testing.T, s *stream.Server, req *runtimeapi.ExecRequest) string {
 	t.Helper()
 	req.ContainerId, req.Cmd = "c1", []string{"prog", "arg"}
@@ -32,7 +32,7 @@ func execURL(t *testing.T, s *stream.Server, req *runtimeapi.ExecRequest) string
 	return resp.Url
 }
 
-// client makes a client for a URL in the named protocol.
+// client makes a client for a URL that uses the named protocol.
 func client(t *testing.T, protocol, url string) remotecommand.Executor {
 	t.Helper()
 	c, err := protocols[protocol](url)
@@ -48,12 +48,12 @@ func eachProtocol(t *testing.T, test func(t *testing.T, protocol string)) {
 	}
 }
 
-// Output and exit code come through, and the request as it was asked for.
+// TestExec checks that the runtime gets the request, and the client gets the output and the exit code.
 func TestExec(t *testing.T) {
 	for _, code := range []int32{0, 1, 42, 255} {
 		s := serve(t, stream.Config{Runtime: fakeRuntime{exec: func(_ context.Context, id string, req sandbox.ExecRequest) (int32, error) {
 			if id != "c1" || len(req.Cmd) != 2 || req.TTY || req.Stdin != nil || req.Resize != nil {
-				t.Errorf("asked to run %v in %s: %+v", req.Cmd, id, req)
+				t.Errorf("Exec(%s, %+v), want container c1, two words, no terminal and no stdin", id, req)
 			}
 			fmt.Fprint(req.Stdout, "out of ", req.Cmd[0])
 			fmt.Fprint(req.Stderr, "err of ", req.Cmd[1])
@@ -64,20 +64,20 @@ func TestExec(t *testing.T) {
 			url := execURL(t, s, &runtimeapi.ExecRequest{Stdout: true, Stderr: true})
 			err := client(t, protocol, url).StreamWithContext(t.Context(), remotecommand.StreamOptions{Stdout: &stdout, Stderr: &stderr})
 			if stdout.String() != "out of prog" || stderr.String() != "err of arg" {
-				t.Errorf("stdout %q, stderr %q", stdout.String(), stderr.String())
+				t.Errorf("stdout = %q, stderr = %q, want \"out of prog\" and \"err of arg\"", stdout.String(), stderr.String())
 			}
 			var exit utilexec.CodeExitError
 			switch {
 			case code == 0 && err != nil:
-				t.Errorf("exit code 0 came as %v", err)
+				t.Errorf("client's result of exit code 0 = %v, want nil", err)
 			case code != 0 && (!errors.As(err, &exit) || exit.Code != int(code)):
-				t.Errorf("exit code %d came as %v", code, err)
+				t.Errorf("client's result of exit code %d = %v, want a CodeExitError", code, err)
 			}
 		})
 	}
 }
 
-// A failure is reported as one, not as an exit code, and with its text.
+// TestExecFails checks that a failure of Exec reaches the client with its text, and not as an exit code.
 func TestExecFails(t *testing.T) {
 	s := serve(t, stream.Config{Runtime: fakeRuntime{exec: func(context.Context, string, sandbox.ExecRequest) (int32, error) {
 		return 0, fmt.Errorf("container c1: %w", errdefs.ErrNotFound)
@@ -86,12 +86,12 @@ func TestExecFails(t *testing.T) {
 		url := execURL(t, s, &runtimeapi.ExecRequest{Stdout: true})
 		err := client(t, protocol, url).StreamWithContext(t.Context(), remotecommand.StreamOptions{Stdout: io.Discard})
 		if err == nil || !strings.Contains(err.Error(), "container c1: not found") || errors.As(err, new(utilexec.CodeExitError)) {
-			t.Errorf("error %v", err)
+			t.Errorf("client's result = %v, want the error of Exec and no CodeExitError", err)
 		}
 	})
 }
 
-// Stdin goes in, its end is seen where the protocol can tell it, and much output comes back whole.
+// TestExecStdin checks that the program gets all of stdin and its end, and that the client gets all of a large output.
 func TestExecStdin(t *testing.T) {
 	input := bytes.Repeat([]byte("0123456789abcdef"), 64<<10)
 	s := serve(t, stream.Config{Runtime: fakeRuntime{exec: func(_ context.Context, _ string, req sandbox.ExecRequest) (int32, error) {
@@ -99,9 +99,9 @@ func TestExecStdin(t *testing.T) {
 		if _, err := io.ReadFull(req.Stdin, all); err != nil {
 			return 0, err
 		}
-		req.Stdout.Write(all) // in one piece, longer than a frame may be for some
+		req.Stdout.Write(all) // one write, longer than some clients accept as a frame
 		if n, err := io.Copy(io.Discard, req.Stdin); n != 0 || err != nil {
-			t.Errorf("after the input came %d bytes, %v", n, err)
+			t.Errorf("read %d more bytes after the input, %v, want EOF", n, err)
 		}
 		return 0, nil
 	}}})
@@ -113,12 +113,13 @@ func TestExecStdin(t *testing.T) {
 		url := execURL(t, s, &runtimeapi.ExecRequest{Stdin: true, Stdout: true})
 		err := client(t, protocol, url).StreamWithContext(t.Context(), remotecommand.StreamOptions{Stdin: bytes.NewReader(input), Stdout: &stdout})
 		if err != nil || !bytes.Equal(stdout.Bytes(), input) {
-			t.Errorf("%d bytes of %d came back, %v", stdout.Len(), len(input), err)
+			t.Errorf("client got %d bytes of stdout, %v, want the %d bytes of the input", stdout.Len(), err, len(input))
 		}
 	})
 }
 
-// A program that ends without having read its input: its exit code must not get lost.
+// TestExecEndsBeforeItsInput checks that the exit code of a program that does not read all its input reaches the
+// client.
 func TestExecEndsBeforeItsInput(t *testing.T) {
 	s := serve(t, stream.Config{Runtime: fakeRuntime{exec: func(_ context.Context, _ string, req sandbox.ExecRequest) (int32, error) {
 		_, err := io.ReadFull(req.Stdin, make([]byte, 10))
@@ -130,7 +131,7 @@ func TestExecEndsBeforeItsInput(t *testing.T) {
 			err := client(t, protocol, url).StreamWithContext(t.Context(), remotecommand.StreamOptions{Stdin: endless{}, Stdout: io.Discard})
 			var exit utilexec.CodeExitError
 			if !errors.As(err, &exit) || exit.Code != 7 {
-				t.Fatalf("exit code 7 came as %v", err)
+				t.Fatalf("client's result = %v, want exit code 7", err)
 			}
 		}
 	})
@@ -140,11 +141,12 @@ type endless struct{}
 
 func (endless) Read(p []byte) (int, error) { return len(p), nil }
 
-// Sizes of the terminal come through, and a runtime that does not care for them is not held up.
+// TestExecTerminal checks that the runtime gets the terminal's sizes, and that sizes that it does not read block
+// nothing.
 func TestExecTerminal(t *testing.T) {
 	s := serve(t, stream.Config{Runtime: fakeRuntime{exec: func(ctx context.Context, _ string, req sandbox.ExecRequest) (int32, error) {
 		if !req.TTY || req.Stderr != nil || req.Resize == nil {
-			t.Errorf("request %+v", req)
+			t.Errorf("Exec got the request %+v, want a terminal with sizes and no stderr", req)
 		}
 		for size := range req.Resize {
 			fmt.Fprintf(req.Stdout, "%dx%d", size.Width, size.Height)
@@ -170,7 +172,7 @@ func TestExecTerminal(t *testing.T) {
 			sizes <- remotecommand.TerminalSize{Width: 132, Height: uint16(41 + height)}
 		}
 		stdout.wait(t, func(s string) bool { return strings.HasSuffix(s, "132x50") })
-		for range 10 { // nobody takes these
+		for range 10 { // the runtime does not read these
 			sizes <- remotecommand.TerminalSize{Width: 1, Height: 1}
 		}
 		io.WriteString(typing, "exit")
@@ -195,7 +197,7 @@ func (q sizeQueue) Next() *remotecommand.TerminalSize {
 func TestAttach(t *testing.T) {
 	s := serve(t, stream.Config{Runtime: fakeRuntime{attach: func(ctx context.Context, id string, req sandbox.AttachRequest) error {
 		if id != "c1" || req.TTY || req.Stderr == nil {
-			t.Errorf("attach to %s: %+v", id, req)
+			t.Errorf("Attach(%s, %+v), want container c1, stderr and no terminal", id, req)
 		}
 		line := make([]byte, 5)
 		if _, err := io.ReadFull(req.Stdin, line); err != nil {
@@ -218,10 +220,10 @@ func TestAttach(t *testing.T) {
 				Stdin: strings.NewReader(word), Stdout: &stdout, Stderr: io.Discard,
 			})
 			if stdout.String() != "got "+word {
-				t.Errorf("stdout %q", stdout.String())
+				t.Errorf("stdout = %q, want \"got %s\"", stdout.String(), word)
 			}
 			if failed := err != nil && strings.Contains(err.Error(), "the container has no stdin"); failed != (word == "error") {
-				t.Errorf("attach with %q: %v", word, err)
+				t.Errorf("client's result after input %q = %v, want Attach's error only for \"error\"", word, err)
 			}
 		}
 	})
@@ -237,11 +239,11 @@ func TestRequestsAreChecked(t *testing.T) {
 		"terminal and error": {ContainerId: "c", Cmd: cmd, Stdout: true, Stderr: true, Tty: true},
 	} {
 		if resp, err := s.GetExec(req); !errdefs.IsInvalidArgument(err) || resp != nil {
-			t.Errorf("exec, %s: %v, %v", name, resp, err)
+			t.Errorf("%s: GetExec = %v, %v, want an invalid argument", name, resp, err)
 		}
 		attach := &runtimeapi.AttachRequest{ContainerId: req.ContainerId, Stdout: req.Stdout, Stderr: req.Stderr, Tty: req.Tty}
 		if resp, err := s.GetAttach(attach); name != "no command" && (!errdefs.IsInvalidArgument(err) || resp != nil) {
-			t.Errorf("attach, %s: %v, %v", name, resp, err)
+			t.Errorf("%s: GetAttach = %v, %v, want an invalid argument", name, resp, err)
 		}
 	}
 	for name, req := range map[string]*runtimeapi.PortForwardRequest{
@@ -251,11 +253,11 @@ func TestRequestsAreChecked(t *testing.T) {
 		"too high": {PodSandboxId: "p", Port: []int32{65536}},
 	} {
 		if resp, err := s.GetPortForward(req); !errdefs.IsInvalidArgument(err) || resp != nil {
-			t.Errorf("port-forward, %s: %v, %v", name, resp, err)
+			t.Errorf("%s: GetPortForward = %v, %v, want an invalid argument", name, resp, err)
 		}
 	}
 	if _, err := s.GetPortForward(&runtimeapi.PortForwardRequest{PodSandboxId: "p"}); err != nil {
-		t.Errorf("ports may be left to the client: %v", err)
+		t.Errorf("GetPortForward without ports = %v, want nil", err)
 	}
 }
 
@@ -263,7 +265,7 @@ func TestAddressMustBeLoopback(t *testing.T) {
 	for _, address := range []string{"0.0.0.0:0", ":0", "192.0.2.1:0", "127.0.0.1", "example.com:0", "[::]:0"} {
 		s, err := stream.New(stream.Config{Address: address, Runtime: fakeRuntime{}, Logger: slog.New(slog.DiscardHandler)})
 		if !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%s: %v", address, err)
+			t.Errorf("New with address %s = %v, want an invalid argument", address, err)
 		}
 		if s != nil {
 			s.Close()
@@ -271,7 +273,7 @@ func TestAddressMustBeLoopback(t *testing.T) {
 	}
 }
 
-// A URL works once, for its own kind of session, and there are not endlessly many.
+// TestTokens checks that a URL works once and only for its own kind of session, and that the number of URLs is limited.
 func TestTokens(t *testing.T) {
 	s := serve(t, stream.Config{MaxTokens: 3, Runtime: fakeRuntime{}})
 	urls := map[string]bool{}
@@ -279,22 +281,22 @@ func TestTokens(t *testing.T) {
 		urls[execURL(t, s, &runtimeapi.ExecRequest{Stdout: true})] = true
 	}
 	if len(urls) != 3 {
-		t.Errorf("three requests have %d URLs", len(urls))
+		t.Errorf("three requests got %d different URLs, want 3", len(urls))
 	}
 	if _, err := s.GetPortForward(&runtimeapi.PortForwardRequest{PodSandboxId: "p"}); !errdefs.IsResourceExhausted(err) {
-		t.Errorf("one too many: %v", err)
+		t.Errorf("GetPortForward beyond MaxTokens = %v, want resource exhausted", err)
 	}
 	for u := range urls {
 		for what, wrong := range map[string]string{"other kind": strings.Replace(u, "/exec/", "/attach/", 1), "other token": u[:len(u)-1] + "0"} {
 			if code := get(t, wrong); code != http.StatusNotFound {
-				t.Errorf("%s: status %d", what, code)
+				t.Errorf("URL with %s: status %d, want 404", what, code)
 			}
 		}
 		if code := get(t, u); code == http.StatusNotFound {
-			t.Error("the right URL is not known")
+			t.Error("first use of a URL: status 404")
 		}
 		if code := get(t, u); code != http.StatusNotFound {
-			t.Errorf("used again: status %d", code)
+			t.Errorf("second use of a URL: status %d, want 404", code)
 		}
 	}
 	execURL(t, s, &runtimeapi.ExecRequest{Stdout: true})
@@ -310,7 +312,7 @@ func get(t *testing.T, url string) int {
 	return resp.StatusCode
 }
 
-// Close ends the sessions under way, and their clients hear of it.
+// TestCloseEndsSessions checks that Close ends running sessions, and that their clients get an error.
 func TestCloseEndsSessions(t *testing.T) {
 	eachProtocol(t, func(t *testing.T, protocol string) {
 		running := make(chan struct{})
@@ -334,13 +336,13 @@ func TestCloseEndsSessions(t *testing.T) {
 		<-running
 		start := time.Now()
 		if err := s.Close(); err != nil || time.Since(start) > 4*time.Second {
-			t.Errorf("Close took %s: %v", time.Since(start), err)
+			t.Errorf("Close = %v after %s, want nil within 4 s", err, time.Since(start))
 		}
 		if err := <-served; err != nil {
-			t.Errorf("Serve: %v", err)
+			t.Errorf("Serve = %v, want nil", err)
 		}
 		if err := <-ended; err == nil {
-			t.Error("the client was told that the program ended well")
+			t.Error("client's result = nil, want an error")
 		}
 		if _, err := http.Get(url); err == nil {
 			t.Error("the server still listens")

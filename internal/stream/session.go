@@ -20,19 +20,19 @@ import (
 )
 
 const (
-	// lingerTime is how long the end of a session waits for the client to close its side (RFC 9112, 9.6).
+	// lingerTime is how long a closed session waits for the client to close its side (RFC 9112, 9.6).
 	lingerTime = 2 * time.Second
-	// watchPeriod is how often a connection that nobody reads is looked at.
+	// watchPeriod is the time between checks whether the client is gone.
 	watchPeriod = time.Second
-	// drainTime is how long a program may still take to read what a client sent before it went.
+	// drainTime is how long a program has to read what a client sent before it went away.
 	drainTime = 5 * time.Second
 )
 
 var errClientGone = errors.New("the client is gone")
 
-// session is one HTTP request that becomes a connection of SPDY or WebSocket frames. It is the ResponseWriter that the
-// protocol libraries take the connection from, and makes sure of two things that they do not: the request's context
-// ends with the client, and the connection with the session.
+// session is an HTTP request that becomes a connection of SPDY or WebSocket frames. The protocol libraries hijack the
+// connection from it. It adds two guarantees: the request's context ends when the client is gone, and the connection is
+// closed when the session ends.
 type session struct {
 	http.ResponseWriter
 	ctx         context.Context
@@ -41,15 +41,15 @@ type session struct {
 	spdy        *spdyGuard
 	conn        *clientConn // nil until the protocol library has taken it
 	stopCutOff  func() bool
-	stopAbandon func() bool // takes abandon back
+	stopAbandon func() bool
 
 	mu       sync.Mutex
-	started  bool // it does what it is for
-	released bool // the server does not count it any more
+	started  bool
+	released bool // Server.Close no longer waits for the session
 }
 
-// begin makes the session of a request, which the server counts; the request that comes with it carries the session's
-// context. maxStreams is how many SPDY streams the client may open; 0 for any number.
+// begin makes the session of a request, after Server.enter. The returned request carries the session's context.
+// maxStreams limits the SPDY streams that the client may open; 0 means no limit.
 func (s *Server) begin(w http.ResponseWriter, r *http.Request, maxStreams int) (*session, *http.Request) {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	ss := &session{ResponseWriter: w, ctx: ctx, cancel: cancel, server: s}
@@ -60,7 +60,7 @@ func (s *Server) begin(w http.ResponseWriter, r *http.Request, maxStreams int) (
 	return ss, r.WithContext(ctx)
 }
 
-// start says that the session begins to do what it is for. It must not once the server has closed.
+// start marks the session as started. It fails if the server has already closed.
 func (ss *session) start() error {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
@@ -71,8 +71,8 @@ func (ss *session) start() error {
 	return nil
 }
 
-// abandon gives a session up that has not started when the server closes: for CreationTimeout, the SPDY library waits for
-// the streams even of a client that is gone.
+// abandon releases a session that has not started when the server closes: for CreationTimeout, the SPDY library waits
+// for the client's streams, even if the client is gone.
 func (ss *session) abandon() {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
@@ -82,7 +82,7 @@ func (ss *session) abandon() {
 	}
 }
 
-// end closes what is still open. After a session that ran its course, the client gets time to read the end of it.
+// end closes the connection and releases the session. The client still has lingerTime to read the session's last bytes.
 func (ss *session) end() {
 	if ss.conn != nil {
 		ss.stopCutOff()
@@ -98,7 +98,7 @@ func (ss *session) end() {
 	ss.cancel(nil)
 }
 
-// spawn does work that the server waits for as long as it waits for the session.
+// spawn runs work in a goroutine. Server.Close waits for it, unless the session is already released.
 func (ss *session) spawn(work func()) {
 	work = guard.Func(ss.server.log, "streaming session", work)
 	ss.mu.Lock()
@@ -110,8 +110,9 @@ func (ss *session) spawn(work func()) {
 	ss.server.sessions.Go(work)
 }
 
-// cutOff closes the connection of a session whose context has ended, so that nobody waits for its client any more. When the
-// server itself ends, it notifies the client first if that is quick: an SPDY client takes silence for success.
+// cutOff closes the connection of a session whose context has ended, so that nothing waits for its client. If the
+// server is closing, it waits for lingerTime first, so that the client can be notified: an SPDY client takes silence
+// for success.
 func (ss *session) cutOff(raw net.Conn) {
 	if errors.Is(context.Cause(ss.ctx), errServerClosed) {
 		time.AfterFunc(lingerTime, func() { raw.Close() })
@@ -120,7 +121,7 @@ func (ss *session) cutOff(raw net.Conn) {
 	raw.Close()
 }
 
-// Hijack hands out the connection (http.Hijacker). What the HTTP server has read too much is read first.
+// Hijack returns the connection (http.Hijacker). Reads first return what the HTTP server has already buffered.
 func (ss *session) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	raw, rw, err := http.NewResponseController(ss.ResponseWriter).Hijack()
 	if err != nil {
@@ -140,11 +141,11 @@ func (ss *session) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return ss.conn, bufio.NewReadWriter(bufio.NewReader(ss.conn), bufio.NewWriter(ss.conn)), nil
 }
 
-// clientConn is a client's connection that tells when the client is gone.
+// clientConn is a client's connection. It calls gone when the client is gone.
 type clientConn struct {
 	net.Conn
 	buffered *bytes.Reader // what the HTTP server has read already
-	end      error         // why there is no more to read
+	end      error         // the error that ended reading
 	gone     context.CancelCauseFunc
 	spdy     *spdyGuard // nil with WebSocket
 	spawn    func(func())
@@ -186,8 +187,8 @@ func (c *clientConn) read(p []byte) (int, error) {
 	return c.Conn.Read(p)
 }
 
-// Write does not fail: the SPDY library would wait for ever for a stream whose answer it could not write. The end of the
-// session's context shows that the client is gone.
+// Write never fails, because the SPDY library would wait for ever for a stream whose answer it could not write. If the
+// client is gone, the session's context ends.
 func (c *clientConn) Write(p []byte) (int, error) {
 	if _, err := c.Conn.Write(p); err != nil {
 		c.gone(fmt.Errorf("%w: %w", errClientGone, err))
@@ -198,9 +199,9 @@ func (c *clientConn) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Close ends the connection as a server should: no more is sent, what still arrives is thrown away, and when the client
-// closes too, or after lingerTime, all is closed. Closing at once would make the kernel send a reset if the client had sent
-// anything unread, and the client might lose what was sent to it last, such as an exit code.
+// Close shuts down the writing side, and discards what still arrives until the client closes too or lingerTime is over.
+// Then it closes the connection. If Close closed it immediately, the kernel would send a reset if any input was unread,
+// and the client might lose the last bytes, such as an exit code.
 func (c *clientConn) Close() error {
 	if c.closed.Swap(true) {
 		return nil
@@ -210,7 +211,7 @@ func (c *clientConn) Close() error {
 	if !ok || half.CloseWrite() != nil {
 		return c.Conn.Close()
 	}
-	// A timer, not a deadline: the protocol library sets deadlines of its own.
+	// A deadline would not do, because the protocol library sets its own deadlines.
 	timer := time.AfterFunc(lingerTime, func() { c.Conn.Close() })
 	c.spawn(func() {
 		_, _ = io.Copy(io.Discard, c.Conn)
@@ -220,12 +221,12 @@ func (c *clientConn) Close() error {
 	return nil
 }
 
-// watch looks after the client until ctx ends. Who reads the connection notices the client's end; while nobody does, because
-// a program leaves its input alone, it is noticed here.
+// watch checks until ctx ends whether the client is gone. Read notices that too, but nothing may be reading, for
+// example because a program ignores its input.
 func (c *clientConn) watch(ctx context.Context) {
 	ticker := time.NewTicker(watchPeriod)
 	defer ticker.Stop()
-	var since time.Time // when the client was first found to have left
+	var since time.Time // when the client was first found to be gone
 	for {
 		select {
 		case <-ctx.Done():

@@ -9,20 +9,20 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// The kinds of session; they are the first element of a URL's path.
+// The kinds of session, which are the first element of a URL's path.
 const (
 	kindExec        = "exec"
 	kindAttach      = "attach"
 	kindPortForward = "portforward"
 )
 
-// tokens keeps checked requests until a client comes for them. A token is used once, within ttl.
+// tokens holds checked requests until a client redeems their tokens. A token works once, within ttl.
 type tokens struct {
 	ttl time.Duration
 	max int
 
 	mu sync.Mutex
-	// pending holds the requests by token, order their tokens by age (redeemed ones are skipped when met).
+	// pending holds the requests by token. order holds their tokens, the oldest first, and may contain redeemed tokens.
 	pending map[string]ticket
 	order   []string
 }
@@ -37,14 +37,14 @@ func newTokens(ttl time.Duration, max int) *tokens {
 	return &tokens{ttl: ttl, max: max, pending: map[string]ticket{}}
 }
 
-// issue keeps a request; with max requests waiting it is an errdefs.ErrResourceExhausted.
+// issue stores a request and returns its token. If max requests are pending, it returns errdefs.ErrResourceExhausted.
 func (t *tokens) issue(kind string, req any) (string, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := time.Now()
 	t.expire(now)
 	if len(t.pending) >= t.max {
-		return "", fmt.Errorf("%d streaming URLs are waiting to be used, no more are given out: use them, or wait %s: %w",
+		return "", fmt.Errorf("too many unused streaming URLs (%d): use them, or wait %s: %w",
 			len(t.pending), t.ttl, errdefs.ErrResourceExhausted)
 	}
 	token := rand.Text()
@@ -53,7 +53,8 @@ func (t *tokens) issue(kind string, req any) (string, error) {
 	return token, nil
 }
 
-// redeem takes the request out; false when there is none of that kind, or no longer.
+// redeem removes and returns the request of a token. It returns false if the token is unknown, expired, or of another
+// kind.
 func (t *tokens) redeem(kind, token string) (any, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -65,7 +66,7 @@ func (t *tokens) redeem(kind, token string) (any, bool) {
 	return found.req, time.Now().Before(found.expires)
 }
 
-// expire drops what is too old. All tokens live equally long, so the oldest stand first.
+// expire drops expired tokens. All tokens have the same ttl, so the first in order expires first.
 func (t *tokens) expire(now time.Time) {
 	done := 0
 	for _, token := range t.order {

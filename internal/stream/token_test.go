@@ -8,7 +8,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// A token is good for its time and makes room when that is over.
+// TestTokenExpiry checks that a token works until it expires, and then makes room for another.
 func TestTokenExpiry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tokens := newTokens(time.Minute, 2)
@@ -23,14 +23,14 @@ func TestTokenExpiry(t *testing.T) {
 		time.Sleep(30 * time.Second)
 		late := issue("late")
 		if _, err := tokens.issue(kindExec, "full"); !errdefs.IsResourceExhausted(err) {
-			t.Errorf("a third token of two: %v", err)
+			t.Errorf("issue of a third token of two = %v, want resource exhausted", err)
 		}
 		time.Sleep(30 * time.Second)
 		if req, ok := tokens.redeem(kindExec, early); ok {
-			t.Errorf("a token is redeemed after its minute, for %v", req)
+			t.Errorf("redeem of an expired token = %v, true, want false", req)
 		}
 		if req, ok := tokens.redeem(kindExec, late); !ok || req != "late" {
-			t.Errorf("a token within its minute: got %v, %t, want late, true", req, ok)
+			t.Errorf("redeem of a valid token = %v, %t, want late, true", req, ok)
 		}
 		for range 100 {
 			issue("a")
@@ -38,7 +38,7 @@ func TestTokenExpiry(t *testing.T) {
 			time.Sleep(time.Minute)
 		}
 		if tokens.expire(time.Now()); len(tokens.order) != 0 || len(tokens.pending) != 0 {
-			t.Errorf("%d tokens in order, %d pending after all have expired", len(tokens.order), len(tokens.pending))
+			t.Errorf("%d tokens in order and %d pending after all have expired, want none", len(tokens.order), len(tokens.pending))
 		}
 	})
 }

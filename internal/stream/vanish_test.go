@@ -29,7 +29,7 @@ import (
 	"github.com/tripod-run/tripod/internal/stream"
 )
 
-// stubborn is a runtime whose programs and servers say one word, and then do nothing until they are ended.
+// stubborn is a Runtime whose programs and servers write one word, and then block until their context ends.
 type stubborn struct{ running atomic.Int64 }
 
 func (s *stubborn) stay(ctx context.Context) error {
@@ -45,7 +45,7 @@ func (s *stubborn) Exec(ctx context.Context, _ string, req sandbox.ExecRequest) 
 }
 
 func (s *stubborn) Attach(ctx context.Context, _ string, req sandbox.AttachRequest) error {
-	// As a real one does: copies until the stream ends, in a goroutine that it leaves to the session's end.
+	// Like a real runtime, it leaves behind a goroutine that ends with the stream.
 	go io.Copy(io.Discard, req.Stdin)
 	io.WriteString(req.Stdout, "begun")
 	return s.stay(ctx)
@@ -63,7 +63,8 @@ func (s *stubborn) PortForward(ctx context.Context, _ string, port int32, client
 	return stream.PortForwardTCP(ctx, dial, port, client)
 }
 
-// vanisher is a client to be: it begins a session through the relay, says when it has begun, and returns when it is over.
+// vanisher is a client that will vanish. It starts a session through the relay, signals begun, and returns when the
+// session has ended.
 type vanisher struct {
 	t     *testing.T
 	s     *stream.Server
@@ -71,7 +72,7 @@ type vanisher struct {
 	begun chan<- struct{}
 }
 
-// vanishing are the kinds of client that vanish. Those that flood send more than anybody reads.
+// vanishing lists the kinds of clients that vanish. The flooding ones send more than the server reads.
 var vanishing = map[string]func(ctx context.Context, v vanisher){
 	"exec SPDY":               func(ctx context.Context, v vanisher) { v.exec(ctx, "SPDY", nil) },
 	"exec WebSocket v4":       func(ctx context.Context, v vanisher) { v.exec(ctx, "WebSocket v4", nil) },
@@ -116,7 +117,7 @@ func (v vanisher) stdio(ctx context.Context, protocol, u string, stdin io.Reader
 	c.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: stopping{ctx, stdin}, Stdout: signal{v.begun}, Stderr: io.Discard})
 }
 
-// signal is a writer that announces each write.
+// signal is a writer that sends to a channel for each write.
 type signal struct{ to chan<- struct{} }
 
 func (s signal) Write(p []byte) (int, error) {
@@ -156,7 +157,7 @@ func (v vanisher) forward(ctx context.Context, flood bool) {
 	}
 }
 
-// dialSPDY opens an SPDY connection; when that fails it fails the test and returns nil.
+// dialSPDY opens an SPDY connection. If it cannot, it fails the test and returns nil.
 func dialSPDY(t *testing.T, address, protocol string) httpstream.Connection {
 	u, err := url.Parse(address)
 	if err != nil {
@@ -176,7 +177,7 @@ func dialSPDY(t *testing.T, address, protocol string) httpstream.Connection {
 	return conn
 }
 
-// stopping is a reader that ends with its context.
+// stopping is a reader that returns EOF once its context has ended.
 type stopping struct {
 	ctx context.Context
 	io.Reader
@@ -189,7 +190,8 @@ func (s stopping) Read(p []byte) (int, error) {
 	return s.Reader.Read(p)
 }
 
-// C5: a thousand clients that vanish, politely or not, whatever they were about, leave nothing behind.
+// TestVanishedClientsC5 checks that clients of all kinds leave nothing behind when they vanish, by a close or by a
+// reset.
 func TestVanishedClientsC5(t *testing.T) {
 	const clients, atATime = 1000, 50
 	rt := &stubborn{}
@@ -204,11 +206,11 @@ func TestVanishedClientsC5(t *testing.T) {
 	}
 	backTo(t, before)
 	if n := rt.running.Load(); n != 0 {
-		t.Errorf("%d programs run without a client", n)
+		t.Errorf("%d programs still run without a client", n)
 	}
 }
 
-// vanish begins n sessions, cuts their clients off, and waits for the clients' ends.
+// vanish starts n sessions, cuts their clients off, and waits until the clients have returned.
 func vanish(v vanisher, reset bool, kind func(i int) func(context.Context, vanisher), n int) {
 	begun := make(chan struct{}, n)
 	v.begun = begun
@@ -222,7 +224,7 @@ func vanish(v vanisher, reset bool, kind func(i int) func(context.Context, vanis
 		select {
 		case <-begun:
 		case <-time.After(30 * time.Second):
-			v.t.Error("a session did not begin")
+			v.t.Error("a session did not start within 30 s")
 		}
 	}
 	v.r.cut(reset)
@@ -230,7 +232,7 @@ func vanish(v vanisher, reset bool, kind func(i int) func(context.Context, vanis
 	wg.Wait()
 }
 
-// rawSPDY upgrades a connection and returns it, with nobody else reading or writing it.
+// rawSPDY upgrades a connection to SPDY and returns it, without an SPDY library on top.
 func rawSPDY(t *testing.T, address, protocol string) *net.TCPConn {
 	t.Helper()
 	req, err := http.NewRequest("POST", address, nil)
@@ -247,9 +249,9 @@ func rawSPDY(t *testing.T, address, protocol string) *net.TCPConn {
 	if err := req.Write(conn); err != nil {
 		t.Fatal(err)
 	}
-	resp, err := http.ReadResponse(bufio.NewReaderSize(conn, 16), req) // the server says no more before it is asked
+	resp, err := http.ReadResponse(bufio.NewReaderSize(conn, 16), req) // the server sends no frames before the client does
 	if err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
-		t.Fatalf("upgrade: %v, %v", resp, err)
+		t.Fatalf("upgrade to SPDY = %v, %v, want status 101", resp, err)
 	}
 	return conn.(*net.TCPConn)
 }
@@ -267,7 +269,7 @@ func openStreams(t *testing.T, conn net.Conn, n int, headers func(i int) http.He
 			t.Fatal(err)
 		}
 	}
-	conn.Write(b.Bytes()) // fails when the server has closed already
+	conn.Write(b.Bytes()) // fails if the server has already closed the connection
 }
 
 func stdioHeaders(i int) http.Header {
@@ -278,7 +280,7 @@ func forwardHeaders(i int) http.Header {
 	return http.Header{"Streamtype": {[]string{"error", "data"}[i%2]}, "Port": {"80"}, "Requestid": {fmt.Sprint(i / 2)}}
 }
 
-// Clients that open no streams, too few, or too many, are sent away and leave nothing behind.
+// TestOddClients checks that clients that open too few or too many streams are disconnected and leave nothing behind.
 func TestOddClients(t *testing.T) {
 	s := serve(t, stream.Config{Runtime: &stubborn{}, CreationTimeout: 2 * time.Second})
 	before := use(t)
@@ -294,14 +296,14 @@ func TestOddClients(t *testing.T) {
 		openStreams(t, conn, streams, stdioHeaders)
 		conn.SetReadDeadline(time.Now().Add(20 * time.Second))
 		if _, err := io.Copy(io.Discard, struct{ io.Reader }{conn}); errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("a client with %d streams was not sent away", streams)
+			t.Errorf("a client with %d streams was not disconnected within 20 s", streams)
 		}
 		conn.Close()
 	}
 	backTo(t, before)
 }
 
-// A client that takes its leave by GOAWAY ends its session, though its connection stays.
+// TestGoAway checks that a GOAWAY from the client ends its session, although the connection stays open.
 func TestGoAway(t *testing.T) {
 	ended := make(chan struct{})
 	s := serve(t, stream.Config{Runtime: fakeRuntime{exec: func(ctx context.Context, _ string, req sandbox.ExecRequest) (int32, error) {
@@ -328,7 +330,7 @@ func TestGoAway(t *testing.T) {
 	backTo(t, before)
 }
 
-// Clients that vanish in the very act of opening their streams.
+// TestClientsThatVanishAtOnce checks that clients that vanish while they open their streams leave nothing behind.
 func TestClientsThatVanishAtOnce(t *testing.T) {
 	s := serve(t, stream.Config{Runtime: &stubborn{}, CreationTimeout: 2 * time.Second})
 	before := use(t)
@@ -354,7 +356,8 @@ func TestClientsThatVanishAtOnce(t *testing.T) {
 	backTo(t, before)
 }
 
-// The end of the server does not wait for the streams of clients that have not opened them, gone or there.
+// TestCloseWithoutStreams checks that Close does not wait for clients that have not opened all their streams, whether
+// they are still connected or not.
 func TestCloseWithoutStreams(t *testing.T) {
 	s := serve(t, stream.Config{Runtime: &stubborn{}})
 	for i := range 3 {

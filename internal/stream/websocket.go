@@ -13,8 +13,8 @@ import (
 	utilexec "k8s.io/utils/exec"
 )
 
-// serveWebSocketV5 serves an exec or attach session in the protocol v5.channel.k8s.io (KEP-4006): v4 and a signal
-// by which the client closes its stdin. kubectl speaks it, and so does everything made with client-go.
+// serveWebSocketV5 serves an exec or attach session in the protocol v5.channel.k8s.io (KEP-4006), which is v4 plus a
+// signal to close stdin. kubectl and other programs that use client-go speak it.
 func (s *Server) serveWebSocketV5(ss *session, r *http.Request, opts *remotecommand.Options, session stdioSession) {
 	conn := wsstream.NewConn(map[string]wsstream.ChannelProtocolConfig{
 		remotecommand.StreamProtocolV5Name: {Binary: true, Channels: []wsstream.ChannelType{
@@ -46,7 +46,7 @@ func channelType(wanted bool, kind wsstream.ChannelType) wsstream.ChannelType {
 	return kind
 }
 
-// decodeSizes reads terminal sizes until there are no more, or ctx ends.
+// decodeSizes reads terminal sizes from JSON until reading fails or ctx ends.
 func decodeSizes(ctx context.Context, from io.Reader) <-chan remotecommand.TerminalSize {
 	to := make(chan remotecommand.TerminalSize)
 	go func() {
@@ -66,7 +66,7 @@ func decodeSizes(ctx context.Context, from io.Reader) <-chan remotecommand.Termi
 	return to
 }
 
-// status is the part of the Kubernetes type metav1.Status that tells the end of an exec session.
+// status is the part of Kubernetes' metav1.Status that reports the result of an exec session.
 type status struct {
 	Status  string         `json:"status"`
 	Message string         `json:"message,omitempty"`
@@ -79,7 +79,7 @@ type statusDetails struct {
 	Causes []statusCause `json:"causes"`
 }
 
-// statusCause: its type is called "reason" on the wire.
+// statusCause is metav1.StatusCause. In JSON, Type is called "reason".
 type statusCause struct {
 	Type    string `json:"reason"`
 	Message string `json:"message"`
