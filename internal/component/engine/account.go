@@ -11,15 +11,15 @@ import (
 	"unsafe"
 )
 
-// Account adds up what several instances use and hold (a pod's), and bounds it. It is safe for concurrent use.
+// Account sums what several instances (of one pod) use and hold, and limits it. It is safe for concurrent use.
 type Account struct {
-	c      *C.tw_account // in C's memory: the guests' threads write to it
-	within *Account      // which c points to; nil: none
+	c      *C.tw_account // in C memory, because the guests' threads write to it
+	within *Account      // keeps alive what c.within points to; nil if unset
 	live   atomic.Int64
 }
 
-// NewAccount makes an account with a limit of memory: the sum of the linear memories, in bytes; 0: none. An instance
-// that grows beyond it ends with ErrMemory at its next tick.
+// NewAccount makes an account. memory limits the sum of the linear memories, in bytes; 0 means no limit. An instance
+// that grows beyond the limit ends with ErrMemory at its next tick.
 func NewAccount(memory uint64) *Account {
 	a := &Account{c: (*C.tw_account)(C.calloc(1, C.size_t(unsafe.Sizeof(C.tw_account{}))))}
 	runtime.AddCleanup(a, func(c *C.tw_account) { C.free(unsafe.Pointer(c)) }, a.c)
@@ -27,36 +27,36 @@ func NewAccount(memory uint64) *Account {
 	return a
 }
 
-// SetMemory changes the limit.
+// SetMemory changes the limit of NewAccount.
 func (a *Account) SetMemory(limit uint64) {
 	C.tw_account_set_limit(a.c, C.int64_t(min(limit, 1<<62)))
 	runtime.KeepAlive(a)
 }
 
-// Held is a kind of what guests hold of the worker through the host, beside memory of their own.
+// Held is a kind of resource that guests hold through the host, besides their own memory.
 type Held int
 
 // The kinds.
 const (
 	HeldFiles     Held = C.TW_FILES     // open files and directories
-	HeldResources Held = C.TW_RESOURCES // resources of the host: streams, pollables, timers, fields …
-	HeldBytes     Held = C.TW_BYTES     // bytes that the host keeps for resources
+	HeldResources Held = C.TW_RESOURCES // resources of the host: streams, pollables, timers, fields, ...
+	HeldBytes     Held = C.TW_BYTES     // bytes that the host stores for resources
 )
 
-// Within has what this account counts of Held count for another one as well: that of all of a worker's pods. It is called
-// before there are instances.
+// Within makes each Held of this account count in all too, for example a pod's in the account of its worker. Call it
+// before any instance uses the account.
 func (a *Account) Within(all *Account) {
 	a.within, a.c.within = all, all.c
 }
 
-// Bound sets how much of a kind the instances may hold, all together; 0: no bound. What goes beyond is refused: an open
-// file is EMFILE for the guest, a resource ends its call with ErrHandles.
+// Bound limits how much of a kind all instances together may hold; 0 means no limit. Beyond the limit, opening a file
+// fails with EMFILE, and making a resource ends the guest's call with ErrHandles.
 func (a *Account) Bound(what Held, most int64) {
 	C.tw_account_bound(a.c, C.int(what), C.int64_t(most))
 	runtime.KeepAlive(a)
 }
 
-// Take counts n more of a kind, unless that is more than there may be. A nil Account counts nothing.
+// Take adds n to a kind, and reports false if that would exceed the limit. A nil Account always reports true.
 func (a *Account) Take(what Held, n int64) bool {
 	if a == nil {
 		return true
@@ -65,7 +65,7 @@ func (a *Account) Take(what Held, n int64) bool {
 	return bool(C.tw_take(a.c, C.int(what), C.int64_t(n)))
 }
 
-// Give takes back what Take has counted.
+// Give subtracts what Take has added.
 func (a *Account) Give(what Held, n int64) {
 	if a != nil {
 		C.tw_give(a.c, C.int(what), C.int64_t(n))
@@ -73,11 +73,11 @@ func (a *Account) Give(what Held, n int64) {
 	}
 }
 
-// Held is how much of a kind the instances hold now.
+// Held returns how much of a kind the instances hold now.
 func (a *Account) Held(what Held) int64 { return a.load(&a.c.held[what]) }
 
-// SetCPU lets the instances run for quota in every period, all together; beyond, their threads sleep until the next
-// period begins, and this sleep is not computing. A quota of 0 lifts it.
+// SetCPU lets all instances together run for quota in each period. Beyond the quota their threads sleep until the next
+// period; that sleep does not count as computing. A quota of 0 removes the limit.
 func (a *Account) SetCPU(quota, period time.Duration) {
 	if quota <= 0 || period <= 0 {
 		quota, period = 0, 0
@@ -86,23 +86,23 @@ func (a *Account) SetCPU(quota, period time.Duration) {
 	runtime.KeepAlive(a)
 }
 
-// Memory is the sum of the linear memories at the last ticks, in bytes.
+// Memory returns the sum of the linear memories at the latest ticks, in bytes.
 func (a *Account) Memory() uint64 { return uint64(max(a.load(&a.c.memory), 0)) }
 
-// MemoryPeak is the largest that Memory has been.
+// MemoryPeak returns the highest value of Memory so far.
 func (a *Account) MemoryPeak() uint64 { return uint64(a.load(&a.c.peak)) }
 
-// CPU is the time that guests have run up to the last ticks, with instances which are closed.
+// CPU returns the time that guests have run up to the latest ticks, including instances that are closed.
 func (a *Account) CPU() time.Duration { return time.Duration(a.load(&a.c.cpu)) }
 
-// Throttled is how long the threads of guests have slept for the CPU quota, all together.
+// Throttled returns the total time that guests' threads have slept because of the CPU quota.
 func (a *Account) Throttled() time.Duration { return time.Duration(a.load(&a.c.throttled)) }
 
-// Instances is how many instances there are, with those that are closed and still wait in WASI.
+// Instances returns the number of instances, including closed ones that still wait in WASI.
 func (a *Account) Instances() int { return int(a.live.Load()) }
 
-// use adds n instances. A nil Account counts none.
-func (a *Account) use(n int64) {
+// addInstances adds n to the number of instances. A nil Account counts none.
+func (a *Account) addInstances(n int64) {
 	if a != nil {
 		a.live.Add(n)
 	}

@@ -84,8 +84,8 @@ func BenchmarkNeighbour(b *testing.B) {
 	testEngine(b)
 	for name, byIdle := range map[string]bool{"idle": true, "polite": false} {
 		b.Run(name, func(b *testing.B) {
-			standBack(byIdle)
-			defer standBack(true)
+			yieldByIdle(byIdle)
+			defer yieldByIdle(true)
 			benchNeighbour(b)
 		})
 	}

@@ -13,7 +13,7 @@ func invalid(format string, args ...any) error {
 	return fmt.Errorf(format+": %w", append(args, errdefs.ErrInvalidArgument)...)
 }
 
-// declared checks what a module asks for before it does anything.
+// declared checks the memories and tables that a module declares against the limits.
 func declared(m wasmbin.Module, cfg Config) error {
 	if n := len(m.Memories); n > 1 {
 		return invalid("%s has %d memories, limit 1", titleOf(m), n)
@@ -38,7 +38,7 @@ func titleOf(m wasmbin.Module) string {
 	return "the core module"
 }
 
-// minMemory is the sum of the memories that a module defines, in bytes.
+// minMemory returns the total initial size of the memories that a module defines, in bytes.
 func minMemory(m wasmbin.Module) (sum uint64) {
 	for _, l := range m.Memories {
 		sum += l.Min * l.PageSize
@@ -56,7 +56,7 @@ func inBytes(n uint64) string {
 	return fmt.Sprintf("%d KiB", n>>10)
 }
 
-// coreShape tells why the core path cannot be taken, or "".
+// coreShape returns why the binary cannot take the core path, or "".
 func coreShape(b *wasmbin.Binary) string {
 	if !b.Component || b.Odd != "" || len(b.Modules) == 0 {
 		return b.Odd
@@ -66,7 +66,7 @@ func coreShape(b *wasmbin.Binary) string {
 	}
 	for _, i := range b.Modules[0].Imports {
 		if i.Kind != wasmbin.Func {
-			return fmt.Sprintf("the core module imports %s.%s, which is no function", i.Module, i.Name)
+			return fmt.Sprintf("the core module imports %s.%s, which is not a function", i.Module, i.Name)
 		}
 		if strings.HasPrefix(i.Module, "[export]") {
 			return "the guest defines resources"

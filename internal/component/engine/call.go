@@ -17,22 +17,23 @@ import (
 )
 
 // Call calls f with the flat parameters args, and appends the flat result to out. It returns when the guest does, or
-// soon (a tick) after ctx ends, Kill is called, or the compute budget is used up. Errors: *Trap, *Exit, ErrMemory,
-// ErrHandles, ErrHostCalls, ErrValue, ErrStarved, ErrKilled, ErrDead, context.DeadlineExceeded, context.Cause(ctx), and
-// errdefs.ErrInvalidArgument for args that do not fit the types, which leaves the instance as it was.
+// within about a tick after ctx ends, Kill is called, or the compute budget is used up. Its errors are *Trap, *Exit,
+// ErrMemory, ErrHandles, ErrHostCalls, ErrValue, ErrStarved, ErrKilled, ErrDead, context.DeadlineExceeded,
+// context.Cause(ctx), and errdefs.ErrInvalidArgument for args that do not match the types, which leaves the instance
+// usable.
 func (i *Instance) Call(ctx context.Context, f *Func, args, out []byte) ([]byte, error) {
 	if f.code != i.code {
-		return out, invalid("%v belongs to other code than the instance", f)
+		return out, invalid("%v belongs to a Code other than the instance's", f)
 	}
-	fn, err := f.in(i.link)
+	fn, err := f.bind(i.link)
 	if err != nil {
 		return out, err
 	}
 	room := out[len(out):cap(out)]
-	if i.waits { // the guest may outlive this call, and what its caller then does with these
+	if i.canWait { // an abandoned guest may still use these buffers after Call returns
 		room, args = nil, bytes.Clone(args)
 	}
-	err = i.do(ctx, func(c *C.tw_inst, seq C.uint64_t) C.int {
+	err = i.enter(ctx, func(c *C.tw_inst, seq C.uint64_t) C.int {
 		return C.tw_call(c, fn, seq, bytePtr(args), C.size_t(len(args)), bytePtr(room), C.size_t(len(room)))
 	}, func(c *C.tw_inst) error {
 		n := int(c.out.len)
@@ -47,18 +48,18 @@ func (i *Instance) Call(ctx context.Context, f *Func, args, out []byte) ([]byte,
 	return out, err
 }
 
-// Run runs a command to its end: its exit code, or the errors of Call. An instance runs once.
+// Run runs a command to its end and returns its exit code. Its errors are those of Call. An instance can run only once.
 func (i *Instance) Run(ctx context.Context) (int, error) {
 	if i.code.img.World != WorldCommand {
-		return 0, invalid("the guest is no command; its world is %s", i.code.img.World)
+		return 0, invalid("the guest is not a command; its world is %s", i.code.img.World)
 	}
 	code := 0
 	i.running = true
-	err := i.do(ctx, i.run, func(c *C.tw_inst) error {
+	err := i.enter(ctx, i.run, func(c *C.tw_inst) error {
 		code = int(c.exit_code)
 		return nil
 	})
-	i.die(errRan)
+	i.markDead(errRan)
 	var exit *Exit
 	if errors.As(err, &exit) {
 		return exit.Code, nil
@@ -66,14 +67,14 @@ func (i *Instance) Run(ctx context.Context) (int, error) {
 	return code, err
 }
 
-// run runs the command on the guest's thread, which may outlive Run.
+// run runs the command on the guest's thread, which can outlive Run.
 func (i *Instance) run(c *C.tw_inst, seq C.uint64_t) C.int {
 	if i.link.module != nil {
 		return C.tw_run(c, nil, seq)
 	}
 	var index *C.wasmtime_component_export_index_t
 	for _, item := range i.code.img.Exports {
-		if track(item.Interface) == cliRun && item.Name == "run" {
+		if compatName(item.Interface) == cliRun && item.Name == "run" {
 			index = exportIndex(i.link.c.component, item)
 			break
 		}
@@ -84,11 +85,11 @@ func (i *Instance) run(c *C.tw_inst, seq C.uint64_t) C.int {
 	return C.tw_run(c, index, seq)
 }
 
-var errRan = fmt.Errorf("%w: it has run to its end", ErrDead)
+var errRan = fmt.Errorf("%w: it has already run", ErrDead)
 
-// do runs the guest on this goroutine's thread; or, if it can wait where no tick reaches it, on another that can be left
-// behind. If the guest ended well, result reads what it has left.
-func (i *Instance) do(ctx context.Context, guest func(*C.tw_inst, C.uint64_t) C.int, result func(*C.tw_inst) error) error {
+// enter runs the guest on this goroutine's thread. If the guest can wait where no tick reaches it, enter runs it on
+// another thread, which can be abandoned. If the guest ended without an error, result reads its result.
+func (i *Instance) enter(ctx context.Context, guest func(*C.tw_inst, C.uint64_t) C.int, result func(*C.tw_inst) error) error {
 	seq, err := i.begin(ctx)
 	if err != nil {
 		return err
@@ -97,31 +98,31 @@ func (i *Instance) do(ctx context.Context, guest func(*C.tw_inst, C.uint64_t) C.
 		defer context.AfterFunc(ctx, func() { i.kill(seq) })()
 	}
 	var why int
-	if !i.waits {
+	if !i.canWait {
 		why = int(guest(i.c, C.uint64_t(seq)))
-	} else if why, err = i.doBeside(ctx, seq, guest); err != nil {
+	} else if why, err = i.enterDetached(ctx, seq, guest); err != nil {
 		return err
 	}
 	defer i.end()
 	if why != C.TW_OK {
 		return i.outcome(ctx, why)
 	}
-	if i.c.spent { // it has trapped after it gave its result
-		i.die(fmt.Errorf("%w: %s", ErrDead, C.GoString(i.c.message)))
+	if i.c.spent { // it trapped after it had returned its result
+		i.markDead(fmt.Errorf("%w: %s", ErrDead, C.GoString(i.c.message)))
 	}
 	return result(i.c)
 }
 
-// doBeside runs the guest on a goroutine of its own, and leaves it there if it does not end when it is killed.
-func (i *Instance) doBeside(ctx context.Context, seq uint64, guest func(*C.tw_inst, C.uint64_t) C.int) (int, error) {
+// enterDetached runs the guest on another goroutine, and abandons that if the guest does not end when it is killed.
+func (i *Instance) enterDetached(ctx context.Context, seq uint64, guest func(*C.tw_inst, C.uint64_t) C.int) (int, error) {
 	done := make(chan int, 1)
 	go func() {
 		why := guest(i.c, C.uint64_t(seq))
 		i.mu.Lock()
-		i.back = true
-		left := i.left
+		i.returned = true
+		abandoned := i.abandoned
 		i.mu.Unlock()
-		if left {
+		if abandoned {
 			i.end()
 		}
 		done <- int(why)
@@ -129,7 +130,7 @@ func (i *Instance) doBeside(ctx context.Context, seq uint64, guest func(*C.tw_in
 	return i.await(ctx, seq, done)
 }
 
-// await waits for the guest's end. A guest that sleeps in WASI sees no tick, so that its budget is looked after here.
+// await waits for the guest's end. It enforces the budget itself, because a guest that sleeps in WASI sees no tick.
 func (i *Instance) await(ctx context.Context, seq uint64, done <-chan int) (int, error) {
 	budget := i.opts.Deadline
 	if i.running || budget == 0 {
@@ -142,27 +143,27 @@ func (i *Instance) await(ctx context.Context, seq uint64, done <-chan int) (int,
 		case why := <-done:
 			return why, nil
 		case <-ctx.Done():
-			return i.leave(ctx, seq, done)
+			return i.killAndWait(ctx, seq, done)
 		case <-i.killed:
-			return i.leave(ctx, seq, done)
+			return i.killAndWait(ctx, seq, done)
 		case <-timer.C:
-			left := budget
+			remaining := budget
 			if seen := int64(C.tw_load(&i.c.seen)); seen != 0 {
-				left -= time.Duration(int64(C.tw_now()) - seen)
+				remaining -= time.Duration(int64(C.tw_now()) - seen)
 			}
-			if left > 0 {
-				timer.Reset(left)
+			if remaining > 0 {
+				timer.Reset(remaining)
 				continue
 			}
 			i.late = true
-			return i.leave(ctx, seq, done)
+			return i.killAndWait(ctx, seq, done)
 		}
 	}
 }
 
-// leave gives a guest that has been killed a moment to end, and then leaves it to itself.
-func (i *Instance) leave(ctx context.Context, seq uint64, done <-chan int) (int, error) {
-	i.kill(seq) // from here on it calls no host function any more
+// killAndWait kills the guest, waits abandonAfter for its end, and then abandons it.
+func (i *Instance) killAndWait(ctx context.Context, seq uint64, done <-chan int) (int, error) {
+	i.kill(seq) // from here on the guest cannot call host functions
 	patience := time.NewTimer(abandonAfter)
 	defer patience.Stop()
 	select {
@@ -176,7 +177,7 @@ func (i *Instance) leave(ctx context.Context, seq uint64, done <-chan int) (int,
 	return 0, i.ended(ctx)
 }
 
-// begin makes the call under way the instance's only one, and numbers it.
+// begin marks the instance as busy with one call and returns that call's number.
 func (i *Instance) begin(ctx context.Context) (seq uint64, err error) {
 	if ctx.Err() != nil {
 		return 0, context.Cause(ctx)
@@ -189,9 +190,9 @@ func (i *Instance) begin(ctx context.Context) (seq uint64, err error) {
 	case i.closed:
 		return 0, fmt.Errorf("%w: closed", ErrDead)
 	case i.busy:
-		return 0, invalid("the instance is in a call already")
+		return 0, invalid("the instance is already in a call")
 	}
-	i.busy, i.back, i.ctx, i.hostErr = true, false, ctx, nil
+	i.busy, i.returned, i.ctx, i.hostErr = true, false, ctx, nil
 	i.seq++
 	return i.seq, nil
 }
@@ -204,26 +205,27 @@ func (i *Instance) end() {
 		i.cancel()
 		i.cancel, i.derived = nil, nil
 	}
-	if i.left {
+	if i.abandoned {
 		i.release()
 	}
 	i.idle.Broadcast()
 }
 
-// abandon leaves a guest that waits to itself: end releases it. It gives false if it has ended meanwhile, or is in one of
-// the host's functions: they end with the call's context, and use what is the caller's.
+// abandon leaves the waiting guest behind; end will release it. It reports false if the guest has returned meanwhile,
+// or is in a host function. A host function ends with the call's context, and may use memory of Call's caller until
+// then.
 func (i *Instance) abandon() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if i.back || i.hosting.Load() {
+	if i.returned || i.hosting.Load() {
 		return false
 	}
-	i.left, i.dead = true, fmt.Errorf("%w: it was left waiting", ErrDead)
-	i.code.engine.cfg.Logger.Warn("a killed guest waits in WASI, and is left there until it wakes up")
+	i.abandoned, i.dead = true, fmt.Errorf("%w: abandoned while it waited", ErrDead)
+	i.code.engine.cfg.Logger.Warn("killed guest still waits in WASI; released when it wakes up")
 	return true
 }
 
-// callContext is the context of the call under way, which also ends with Kill. It is made when it is asked for.
+// callContext returns the context of the current call, which also ends with Kill. It is made on first use.
 func (i *Instance) callContext() context.Context {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -238,7 +240,7 @@ func (i *Instance) callContext() context.Context {
 	return i.derived
 }
 
-// Kill ends what the instance does, and the instance. It does not wait.
+// Kill ends the current call and the instance. It does not wait.
 func (i *Instance) Kill() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -258,11 +260,11 @@ func (i *Instance) Kill() {
 		i.cancel()
 	}
 	if i.stdin != nil {
-		_ = i.stdin.Close() // a guest that waits for input finds its end
+		_ = i.stdin.Close() // a guest that waits for input gets EOF
 	}
 }
 
-// kill ends one call, if it is still under way.
+// kill ends the call seq, if it is still running.
 func (i *Instance) kill(seq uint64) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -275,14 +277,14 @@ func (i *Instance) kill(seq uint64) {
 	}
 }
 
-// Alive tells whether the instance may be called again.
+// Alive reports whether the instance can be called again.
 func (i *Instance) Alive() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return i.dead == nil && !i.closed
 }
 
-func (i *Instance) die(err error) {
+func (i *Instance) markDead(err error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.dead == nil {
@@ -290,7 +292,7 @@ func (i *Instance) die(err error) {
 	}
 }
 
-// CPU is the time that the guest has run (system and user, of its thread), up to the last tick.
+// CPU returns the time that the guest's thread has run (system and user), up to the latest tick.
 func (i *Instance) CPU() time.Duration {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -300,8 +302,8 @@ func (i *Instance) CPU() time.Duration {
 	return time.Duration(C.tw_load(&i.c.cpu))
 }
 
-// Memory is the size of the guest's linear memory in bytes, up to the last tick; 0 when it is released. (On the component
-// path: what it has declared at least.)
+// Memory returns the size of the guest's linear memory in bytes at the latest tick, or 0 once it is released. (On the
+// component path it is the size that the guest declares, or more.)
 func (i *Instance) Memory() uint64 {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -311,17 +313,17 @@ func (i *Instance) Memory() uint64 {
 	return uint64(C.tw_load(&i.c.mem))
 }
 
-// Close ends the instance, waits until nothing runs in it any more, and releases it. (A guest that a killed call has left
-// waiting in WASI is released when it wakes up.) It may be called again.
+// Close kills the current call, waits until it has ended, and releases the instance. (An abandoned guest, which still
+// waits in WASI, is released when it wakes up.) Close may be called more than once.
 func (i *Instance) Close() {
 	i.mu.Lock()
-	if i.busy && !i.left {
+	if i.busy && !i.abandoned {
 		i.mu.Unlock()
 		i.Kill()
 		i.mu.Lock()
 	}
 	defer i.mu.Unlock()
-	for i.busy && !i.left {
+	for i.busy && !i.abandoned {
 		i.idle.Wait()
 	}
 	i.closed = true
@@ -330,7 +332,7 @@ func (i *Instance) Close() {
 	}
 }
 
-// release frees what the instance holds, once. i.mu is held and no guest code runs.
+// release frees everything that the instance holds, once. The caller holds i.mu, and no guest code runs.
 func (i *Instance) release() {
 	if i.handle == 0 {
 		return
@@ -346,30 +348,30 @@ func (i *Instance) release() {
 		_ = i.stdin.Close()
 		_ = i.stdinEnd.Close()
 	}
-	if i.extra {
+	if i.overflow {
 		i.code.engine.overflow.Add(-1)
 	}
-	i.opts.Account.use(-1)
-	_ = i.code.use(-1)
+	i.opts.Account.addInstances(-1)
+	_ = i.code.addUsers(-1)
 }
 
-// ended is the error of a call that was killed: by its context, or by Kill.
+// ended returns the error of a call that was killed, by its context, its budget or Kill.
 func (i *Instance) ended(ctx context.Context) error {
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case i.late:
-		return fmt.Errorf("guest has waited in WASI for %v: %w", i.opts.Deadline, context.DeadlineExceeded)
+		return fmt.Errorf("guest waited in WASI for %v: %w", i.opts.Deadline, context.DeadlineExceeded)
 	}
 	return ErrKilled
 }
 
-// outcome turns the bad end of a call into its error. After any but the caller's own mistake the instance is dead.
+// outcome returns the error of a failed call. The instance is dead, unless the caller passed wrong arguments.
 func (i *Instance) outcome(ctx context.Context, why int) error {
 	text := C.GoString(i.c.message)
 	err := i.failed(ctx, why, text)
 	if why != C.TW_ARGS {
-		i.die(fmt.Errorf("%w: %s", ErrDead, err.Error()))
+		i.markDead(fmt.Errorf("%w: %s", ErrDead, err.Error()))
 	}
 	return err
 }
@@ -384,7 +386,7 @@ func (i *Instance) failed(ctx context.Context, why int, text string) error {
 		}
 		return fmt.Errorf("%w: it exited with code %d at %s of %s", ErrMemory, i.c.exit_code, inBytes(i.size()), inBytes(i.limit))
 	case C.TW_DEADLINE:
-		return fmt.Errorf("guest has computed for %v: %w", i.opts.Deadline, context.DeadlineExceeded)
+		return fmt.Errorf("guest computed for %v: %w", i.opts.Deadline, context.DeadlineExceeded)
 	case C.TW_KILLED:
 		return i.ended(ctx)
 	case C.TW_MEMORY:
@@ -407,7 +409,7 @@ func (i *Instance) failed(ctx context.Context, why int, text string) error {
 	return fmt.Errorf("engine: %s", text)
 }
 
-// trapped tells what a trap's text says. Text is all that the component API gives.
+// trapped parses a trap's message, because the component API reports nothing but text.
 func (i *Instance) trapped(text string) error {
 	if strings.Contains(text, "maximum concurrent") {
 		return fmt.Errorf("%w: %s", errNoRoom, text)
@@ -430,8 +432,8 @@ func (i *Instance) trapped(text string) error {
 	return &Trap{Kind: kind, Message: text}
 }
 
-// full tells whether the guest's memory is so near its limit that giving up is most likely for want of memory: an
-// allocator that is refused more has no way to tell us.
+// full reports whether the guest's memory is so near its limit that lack of memory is the likely cause of a trap or
+// exit. The allocator of a guest cannot report a refused allocation to us in another way.
 func (i *Instance) full() bool {
 	return i.size() > 0 && i.size()+i.limit/8+wasmbin.PageSize > i.limit
 }
@@ -440,7 +442,7 @@ func (i *Instance) size() uint64 { return uint64(C.tw_load(&i.c.mem)) }
 
 func (i *Instance) account() string {
 	if a := i.opts.Account; a != nil && a.limit() > 0 {
-		return fmt.Sprintf("; all instances together have %s of %s", inBytes(a.Memory()), inBytes(a.limit()))
+		return fmt.Sprintf("; all instances together use %s of %s", inBytes(a.Memory()), inBytes(a.limit()))
 	}
 	return ""
 }

@@ -12,14 +12,14 @@ import (
 	_ "github.com/bytecodealliance/wasmtime-go/v39"
 )
 
-// cString gives a string to C until free is called.
+// cString copies a string to C memory. The caller must call free.
 func cString(s string) (p *C.char, free func()) {
 	p = C.CString(s)
 	return p, func() { C.free(unsafe.Pointer(p)) }
 }
 
-// taken turns a message in C's memory into a string, and frees it; "" for NULL.
-func taken(p *C.char) string {
+// takeString copies a message from C memory and frees the original; it returns "" for NULL.
+func takeString(p *C.char) string {
 	if p == nil {
 		return ""
 	}
@@ -27,8 +27,8 @@ func taken(p *C.char) string {
 	return C.GoString(p)
 }
 
-// zeroed is memory of C's, for C.free. ErrStarved when there is none.
-func zeroed[T any]() (*T, error) {
+// callocOne allocates a zeroed T in C memory, to be freed by C.free. It returns ErrStarved if there is no memory.
+func callocOne[T any]() (*T, error) {
 	var t T
 	p := (*T)(C.tw_zeroed(C.size_t(unsafe.Sizeof(t))))
 	if p == nil {
@@ -37,16 +37,16 @@ func zeroed[T any]() (*T, error) {
 	return p, nil
 }
 
-// spare lets n allocations of the C half succeed from now on, and no more; negative: all. For tests.
-func spare(n int64) { C.tw_spare = C.int64_t(n) }
+// failAllocsAfter makes all allocations of the C half fail after the next n; a negative n stops that. For tests.
+func failAllocsAfter(n int64) { C.tw_spare = C.int64_t(n) }
 
 func bytePtr(b []byte) *C.uint8_t { return (*C.uint8_t)(unsafe.SliceData(b)) }
 
-// member reads a pointer out of a C union.
-func member[P any](union unsafe.Pointer) P { return *(*P)(union) }
+// unionPointer reads a pointer from a C union.
+func unionPointer[P any](union unsafe.Pointer) P { return *(*P)(union) }
 
-// nameOf is a name that C lends.
+// nameOf copies a name from C memory.
 func nameOf(p *C.char, n C.size_t) string { return C.GoStringN(p, C.int(n)) }
 
-// standBack chooses how guests that compute for long stand back; for tests.
-func standBack(byIdle bool) { C.tw_stand_back(C.bool(byIdle)) }
+// yieldByIdle selects how guests that compute for long yield: as SCHED_IDLE, or by sleeping. For tests.
+func yieldByIdle(on bool) { C.tw_stand_back(C.bool(on)) }

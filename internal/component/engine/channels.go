@@ -13,31 +13,33 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Channels are the channels that a guest of preview 1 finds in the directory /ch, each under its name. Those with the names
-// stdin, stdout and stderr take the place of these streams. Components have no such directory.
+// Channels are the channels of a preview 1 guest, by their names in its directory /ch. A channel called stdin, stdout
+// or stderr replaces that stream. Components have no such directory.
 type Channels interface {
-	// Open opens a channel. errdefs.ErrNotFound: there is none of this name; ErrPermissionDenied: not for reading, or writing;
-	// ErrResourceExhausted: too many are open. Neither read nor write asks only whether there is one, and opens nothing.
-	// The channel calls wake, from any goroutine and without locks of its own, when a call that gave ErrWait may do better
-	// now; also when the instance is closed already. Whoever made the Channels closes what the guest leaves open.
+	// Open opens a channel. It returns errdefs.ErrNotFound if no channel has the name, ErrPermissionDenied if the
+	// channel cannot be read or written as asked, and ErrResourceExhausted if too many are open. With read and write
+	// both false, Open only checks that the channel exists and opens nothing. The channel calls wake when an operation
+	// that returned ErrWait should be tried again. It calls wake without holding its own locks; any goroutine may do
+	// so, even after the instance is closed. The creator of the Channels closes whatever the guest leaves open.
 	Open(name string, read, write bool, wake func()) (Channel, error)
 }
 
 // Channel is an open channel of one guest. Its methods are called on the guest's thread and must not wait.
 type Channel interface {
-	// Send publishes a message, p, which is the guest's again when it returns. ErrWait: there is no room now.
+	// Send publishes the message p, which belongs to the guest again when Send returns. ErrWait means that there is no
+	// room now.
 	Send(p []byte) error
-	// Receive gives the next message; ErrWait: there is none now, io.EOF: there will be none any more.
+	// Receive returns the next message. ErrWait means that there is none now, io.EOF that there will be no more.
 	Receive() ([]byte, error)
-	// Ready tells whether Receive, or Send, would give anything else than ErrWait.
+	// Ready reports whether Send (if write) or Receive would return something other than ErrWait.
 	Ready(write bool) bool
 	Close()
 }
 
-// ErrWait is what a Channel gives that would have to wait.
+// ErrWait is the error of a Channel's methods that would have to wait.
 var ErrWait = errors.New("would wait")
 
-// Error numbers of preview 1, and the modes of the C half.
+// Error numbers of preview 1, modes of the C half, and limits.
 const (
 	errnoACCES  = 2
 	errnoAGAIN  = 6
@@ -48,25 +50,25 @@ const (
 	errnoPIPE   = 64
 	modeRead    = C.TW_READ
 	modeWrite   = C.TW_WRITE
-	maxChannels = 1 << 16 // of a guest, by any name
+	maxChannels = 1 << 16 // open descriptors of channels per guest
 )
 
-// descriptor is a channel that the guest has open; rest is of the message that it has begun to read.
+// descriptor is a guest's open channel; rest is the unread part of the current message.
 type descriptor struct {
 	Channel
 	rest []byte
 }
 
-// stdioNames are the channels that are standard streams.
+// stdioNames are the channels that replace standard streams, by descriptor.
 var stdioNames = [3]string{"stdin", "stdout", "stderr"}
 
-// withFiles gives a guest of preview 1 what it needs for directories and channels.
-func (i *Instance) withFiles(o *C.tw_opts) error {
+// addFiles sets the options with which a preview 1 guest reaches directories and channels.
+func (i *Instance) addFiles(o *C.tw_opts) error {
 	if i.link.module == nil || !i.code.img.CoreWASI {
 		return nil
 	}
 	if len(i.opts.Preopens) > 0 {
-		p, err := i.code.engine.passings.of(i.link.c.engine)
+		p, err := i.code.engine.forwarders.forEngine(i.link.c.engine)
 		if err != nil {
 			return err
 		}
@@ -79,7 +81,7 @@ func (i *Instance) withFiles(o *C.tw_opts) error {
 	return i.openStdio(o)
 }
 
-// closeChannels closes what the guest has open. It does not run.
+// closeChannels closes the channels that the guest has open. The guest must not be running.
 func (i *Instance) closeChannels() {
 	for _, d := range i.channels {
 		if d != nil {
@@ -89,7 +91,7 @@ func (i *Instance) closeChannels() {
 	i.channels = nil
 }
 
-// openStdio opens the channels that are standard streams.
+// openStdio opens the channels that replace standard streams.
 func (i *Instance) openStdio(o *C.tw_opts) error {
 	for fd, name := range stdioNames {
 		o.stdio[fd] = -1
@@ -131,7 +133,7 @@ func (i *Instance) wake() {
 	}
 }
 
-// errno is the number by which a guest knows an error of a channel.
+// errno returns the preview 1 error number for an error of a channel.
 func errno(err error) int {
 	switch {
 	case errors.Is(err, ErrWait):
@@ -150,13 +152,13 @@ func errno(err error) int {
 	return errnoIO
 }
 
-// onChannel does something with a channel, on the guest's thread. A panic is an I/O error for the guest.
+// onChannel calls do with the channel n, on the guest's thread. The guest sees a panic as an I/O error.
 func onChannel(handle C.uintptr_t, n C.int, do func(d *descriptor) int) (result int) {
 	i := cgo.Handle(handle).Value().(*Instance)
 	i.hosting.Store(true)
 	defer i.hosting.Store(false)
 	result = -errnoIO
-	defer i.contain("channel")
+	defer i.recoverPanic("channel")
 	if n := int(n); n < len(i.channels) && i.channels[n] != nil {
 		return do(i.channels[n])
 	}
@@ -169,7 +171,7 @@ func twChannelOpen(handle C.uintptr_t, name *C.uint8_t, n C.size_t, modes C.int)
 	i.hosting.Store(true)
 	defer i.hosting.Store(false)
 	result = -errnoIO
-	defer i.contain("channel")
+	defer i.recoverPanic("channel")
 	number, err := i.openChannel(C.GoStringN((*C.char)(unsafe.Pointer(name)), C.int(n)), modes&modeRead != 0, modes&modeWrite != 0)
 	if err != nil {
 		return C.int(-errno(err))
@@ -186,7 +188,8 @@ func twChannelClose(handle C.uintptr_t, n C.int) {
 	})
 }
 
-// twChannelRead gives the guest of a message what fits. Empty messages are passed over: to a guest they would be the end.
+// twChannelRead copies as much of the current message as fits. It skips empty messages, which a guest would take for
+// EOF.
 //
 //export twChannelRead
 func twChannelRead(handle C.uintptr_t, n C.int, p *C.uint8_t, size C.size_t, more C.bool) C.int64_t {

@@ -17,7 +17,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// Code is a loaded guest; any number of instances are made of it. It is safe for concurrent use.
+// Code is a loaded guest, from which any number of instances can be made. It is safe for concurrent use.
 type Code struct {
 	engine *Engine
 	img    *image
@@ -26,12 +26,12 @@ type Code struct {
 
 	mu     sync.Mutex
 	links  [4]*link // by path and engine
-	users  int      // instances
+	users  int      // number of instances
 	closed bool
-	frees  []func() // in the order of making
+	frees  []func() // destructors, called in reverse order
 }
 
-// link is the guest in one of the engines, bound to its imports, for one of the paths.
+// link is the guest loaded into one of the engines for one of the paths, with its imports bound.
 type link struct {
 	slot   int
 	c      C.tw_code
@@ -39,10 +39,10 @@ type link struct {
 	sigs   map[string]string // core path: exported functions and their types ("ii>i")
 }
 
-// Load makes guests from a code image. The image must come from Compile of an engine with the same Fingerprint, over a
-// way that is trusted: it holds machine code. One that is damaged or of another fingerprint is
-// errdefs.ErrFailedPrecondition (compile again). An import that neither WASI nor host provides, or with another type, is
-// errdefs.ErrInvalidArgument and named. The image's bytes are not needed after Load.
+// Load makes a guest from a code image. The image contains machine code, so it must come by a trusted way from Compile
+// of an engine with the same Fingerprint. If it is damaged or has another fingerprint, the error is
+// errdefs.ErrFailedPrecondition (compile again). If neither WASI nor host provides an import, or only with another
+// type, the error is errdefs.ErrInvalidArgument and names the import. The image's bytes are not needed after Load.
 func (e *Engine) Load(image []byte, host Host) (*Code, error) {
 	img, err := decodeImage(image)
 	if err != nil {
@@ -65,7 +65,7 @@ func (e *Engine) load(img *image, host Host) (*Code, error) {
 		c.Close()
 		return nil, err
 	}
-	// What is linked is a copy, so that the caller may reuse the image's bytes. Only a second path still needs them.
+	// The links have copies, so that the caller may reuse the image's bytes. Only a second path still needs them.
 	if img.module = nil; c.path == PathComponent {
 		img.component = nil
 	}
@@ -73,22 +73,22 @@ func (e *Engine) load(img *image, host Host) (*Code, error) {
 	return c, nil
 }
 
-// World is what the guest is made for.
+// World returns the guest's world.
 func (c *Code) World() World { return c.img.World }
 
-// Component tells whether the guest is a component, on whatever path; else it is a core module.
+// Component reports whether the guest is a component, on either path, and not a core module.
 func (c *Code) Component() bool { return c.img.Component }
 
-// Exports are the functions that the guest exports, with their types (core modules: names only).
+// Exports returns the functions that the guest exports, with their types (core modules: names only).
 func (c *Code) Exports() []Item { return slices.Clone(c.img.Exports) }
 
-// Imports are the functions that the guest imports.
+// Imports returns the functions that the guest imports.
 func (c *Code) Imports() []Item { return slices.Clone(c.img.Imports) }
 
-// Path is the way that calls take by default: PathCore or PathComponent.
+// Path returns the path that calls take by default: PathCore or PathComponent.
 func (c *Code) Path() Path { return c.path }
 
-// WhyComponent tells what keeps the guest from the core path; "" if nothing does.
+// WhyComponent returns what keeps the guest off the core path, or "".
 func (c *Code) WhyComponent() string { return c.img.CoreOdd }
 
 // Close releases the code once its last instance is closed.
@@ -101,7 +101,7 @@ func (c *Code) Close() {
 	}
 }
 
-// release frees everything when nobody needs it any more. c.mu is held, but when the code is still being made.
+// release frees everything if the code is closed and has no instances. The caller holds c.mu, except during load.
 func (c *Code) release() {
 	if !c.closed || c.users > 0 {
 		return
@@ -112,8 +112,8 @@ func (c *Code) release() {
 	c.frees = nil
 }
 
-// use counts an instance; it fails on closed code.
-func (c *Code) use(n int) error {
+// addUsers adds n to the number of instances. With n > 0, it fails if the code is closed.
+func (c *Code) addUsers(n int) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed && n > 0 {
@@ -124,6 +124,7 @@ func (c *Code) use(n int) error {
 	return nil
 }
 
+// slotOf returns the index in Code.links.
 func slotOf(path Path, pooled bool) int {
 	slot := 2 * int(path-PathComponent)
 	if pooled {
@@ -132,7 +133,7 @@ func slotOf(path Path, pooled bool) int {
 	return slot
 }
 
-// linked gives the guest for a path in one of the engines, and makes it the first time.
+// linked returns the link for a path and engine, and makes it on first use.
 func (c *Code) linked(path Path, pooled bool) (*link, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -175,13 +176,13 @@ func (c *Code) linkCore(l *link) error {
 	return c.preInstance(l)
 }
 
-// preInstance binds the module to WASI and to what the host offers.
+// preInstance binds the module to WASI and to the host's functions.
 func (c *Code) preInstance(l *link) error {
 	linker := C.wasmtime_linker_new(l.c.engine)
 	defer C.wasmtime_linker_delete(linker)
 	if c.img.CoreWASI {
-		if text := taken(C.tw_define_preview1(linker)); text != "" {
-			return fmt.Errorf("linking WASI: %s", text)
+		if text := takeString(C.tw_define_preview1(linker)); text != "" {
+			return fmt.Errorf("link WASI: %s", text)
 		}
 	}
 	if err := c.host.defineCore(linker); err != nil {
@@ -196,7 +197,7 @@ func (c *Code) preInstance(l *link) error {
 	return nil
 }
 
-// moduleBytes are those of the image while it is being loaded, and later those of the engine that has them.
+// moduleBytes returns the serialized module: from the image during load, later from an engine that has loaded it.
 func (c *Code) moduleBytes() ([]byte, error) {
 	if len(c.img.module) > 0 {
 		return c.img.module, nil
@@ -255,15 +256,15 @@ func (c *Code) linkComponent(l *link) error {
 	}
 	if l.c.wasi {
 		if err := failure(C.wasmtime_component_linker_add_wasip2(linker)); err != nil {
-			return fmt.Errorf("linking WASI: %w", err)
+			return fmt.Errorf("link WASI: %w", err)
 		}
 	}
 	l.c.linker, l.c.component = linker, comp
 	return c.host.defineComponent(linker)
 }
 
-// exportedFuncs are the functions of a module with their types. The core path calls them without further checks, so
-// this is the engine's word, not that of our own reading.
+// exportedFuncs returns the types of a module's exported functions by name. Calls on the core path are unchecked, so
+// the types come from the engine and not from our own parser.
 func exportedFuncs(m *C.wasmtime_module_t) (map[string]string, error) {
 	var v C.wasm_exporttype_vec_t
 	C.wasmtime_module_exports(m, &v)
@@ -298,9 +299,9 @@ func kinds(v *C.wasm_valtype_vec_t) string {
 	return s.String()
 }
 
-const coreLetters = "ilfd" // as wit.CoreType and wasmtime count them
+const coreLetters = "ilfd" // indexed by wit.CoreType, which has wasmtime's numbers
 
-// coreType is the type of the core function behind an exported function of the component model.
+// coreType returns the type of the core function that implements an exported component function.
 func coreType(params []*wit.Type, result *wit.Type) string {
 	var p strings.Builder
 	n := 0

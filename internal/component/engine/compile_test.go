@@ -70,7 +70,7 @@ func TestBadGuests(t *testing.T) {
 		"damaged":          {append(bytes.Clone(whole[:5000]), bytes.Repeat([]byte{0xff}, len(whole)-5000)...), ""},
 		"no _start":        {start(nil), "_start"},
 		"import of a module": {imported("env", "magic"),
-			"import env.magic: nobody provides it"},
+			"import env.magic: nothing provides it"},
 		"import that WASI does not have": {imported(preview1, "fd_magic"), "fd_magic"},
 		"import of another type":         {imported(preview1, "fd_write"), "fd_write"},
 		"4 GiB of memory":                {memory(65536), "declares 4 GiB of memory, limit 1 GiB"},
@@ -112,9 +112,9 @@ func TestHostsThatDoNotFit(t *testing.T) {
 		change func(h *Host)
 		says   string
 	}{
-		"a function is missing":    {func(h *Host) { h.Funcs = h.Funcs[1:] }, "[constructor]thing: nobody provides it"},
+		"a function is missing":    {func(h *Host) { h.Funcs = h.Funcs[1:] }, "[constructor]thing: nothing provides it"},
 		"a resource is missing":    {func(h *Host) { h.Resources = nil }, "thing"},
-		"another interface":        {func(h *Host) { h.Funcs[3].Interface = "test:guest/host@2.0.0" }, "wait: nobody provides it"},
+		"another interface":        {func(h *Host) { h.Funcs[3].Interface = "test:guest/host@2.0.0" }, "wait: nothing provides it"},
 		"another parameter":        {func(h *Host) { h.Funcs[3].Params = []*wit.Type{tStr} }, "wait: parameter 1: u32, not string"},
 		"another result":           {func(h *Host) { h.Funcs[3].Result = tStr }, "wait: result: u32, not string"},
 		"more parameters":          {func(h *Host) { h.Funcs[3].Params = []*wit.Type{tU32, tU32} }, "wait has 1 parameters, not 2"},
@@ -135,7 +135,7 @@ func TestFuncsThatDoNotFit(t *testing.T) {
 		is   func(error) bool
 		says string
 	}{
-		"no such function":  {Signature{Interface: "test:guest/api@1.0.0", Name: "nope"}, errdefs.IsNotFound, "of that interface it has mixed, sum"},
+		"no such function":  {Signature{Interface: "test:guest/api@1.0.0", Name: "nope"}, errdefs.IsNotFound, "but only mixed, sum"},
 		"no such interface": {Signature{Interface: "test:guest/more@1.0.0", Name: "sum"}, errdefs.IsNotFound, "it exports test:guest/api@1.2.0"},
 		"another version":   {Signature{Interface: "test:guest/api@2.0.0", Name: "sum"}, errdefs.IsNotFound, "exports test:guest/api@1.2.0"},
 		"another parameter": {Signature{"test:guest/api@1.0.0", "sum", []*wit.Type{tStr}, tU32}, errdefs.IsInvalidArgument,
@@ -192,13 +192,13 @@ func TestDamagedImages(t *testing.T) {
 	}
 }
 
-func TestTracks(t *testing.T) {
+func TestCompatName(t *testing.T) {
 	for in, want := range map[string]string{
 		"wasi:http/types@0.2.12": "wasi:http/types@0.2", "a:b/c@1.4.0": "a:b/c@1", "a:b/c@0.0.3": "a:b/c@0.0.3", "a:b/c": "a:b/c",
 		"a:b/c@0.2.0-rc": "a:b/c@0.2.0-rc", "a:b/c@x": "a:b/c@x",
 	} {
-		if got := track(in); got != want {
-			t.Errorf("%s: %s, want %s", in, got, want)
+		if got := compatName(in); got != want {
+			t.Errorf("compatName(%q) = %q, want %q", in, got, want)
 		}
 	}
 }

@@ -18,10 +18,10 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wasmbin"
 )
 
-// wasmtimeVersion is that of the Go module which brings the library; a test compares it to go.mod.
+// wasmtimeVersion is the version of the Go module that contains the library; a test compares it with go.mod.
 const wasmtimeVersion = "39.0.1"
 
-// codeVersion counts the changes to how we configure the compiler and to the form of code images.
+// codeVersion increases with every change of the compiler's configuration or of the code image's format.
 const codeVersion = 2
 
 // Defaults of Config.
@@ -31,22 +31,23 @@ const (
 	defaultMaxTable  = 65536
 )
 
-// Engine compiles and runs guests. It is safe for concurrent use. It is never closed: a process has one.
+// Engine compiles and runs guests. It is safe for concurrent use. It is never closed, because a process has only one.
 type Engine struct {
 	cfg Config
-	// pooled has the pool; nil without. plain makes instances on demand: for compiling, and when the pool is full.
+	// pooled has the pool; nil without one. plain allocates instances on demand: for compiling, and when the pool is
+	// full.
 	pooled, plain *C.wasm_engine_t
-	overflow      atomic.Int64 // instances outside of the pool
-	passings      passings
+	overflow      atomic.Int64 // instances outside the pool
+	forwarders    forwarders
 }
 
-// Fingerprint names the engine's version, its configuration and the target: what compiled code depends on. A cache of
-// code images has it in its keys.
+// Fingerprint identifies everything that compiled code depends on: the engine's version, its configuration and the
+// target. Use it in the keys of a cache of code images.
 func Fingerprint() string {
 	return fmt.Sprintf("wasmtime-%s+%d-%s-%s", wasmtimeVersion, codeVersion, runtime.GOOS, runtime.GOARCH)
 }
 
-// New makes an engine. It maps the pool's address space; that it cannot is errdefs.ErrResourceExhausted.
+// New makes an engine and maps the pool's address space. If it cannot, the error is errdefs.ErrResourceExhausted.
 func New(cfg Config) (*Engine, error) {
 	if cfg.Instances < 0 || cfg.Instances > 1<<20 || cfg.MaxMemory > 4<<30 {
 		return nil, invalid("engine: %d instances (at most %d), %d bytes of memory (at most 4 GiB)",
@@ -77,18 +78,19 @@ func New(cfg Config) (*Engine, error) {
 	return e, nil
 }
 
-// open makes one of wasmtime's engines. Both have the same configuration but for the allocation, so that what one has
-// compiled is code for the other.
+// open makes one of the two wasmtime engines. They differ only in allocation, so that each can load code that the other
+// compiled.
 func (e *Engine) open(slots int) (*C.wasm_engine_t, error) {
 	c := C.wasm_config_new()
 	C.wasmtime_config_strategy_set(c, C.TW_STRATEGY_CRANELIFT)
 	C.wasmtime_config_cranelift_opt_level_set(c, C.TW_OPT_SPEED)
 	C.wasmtime_config_parallel_compilation_set(c, true)
-	C.wasmtime_config_native_unwind_info_set(c, false) // backtraces go by frame pointers
+	C.wasmtime_config_native_unwind_info_set(c, false) // backtraces use frame pointers
 	C.wasmtime_config_epoch_interruption_set(c, true)
 	C.wasmtime_config_wasm_component_model_set(c, true)
-	// Shared memories could make a guest wait where no tick reaches it; the others have no limits of their own here.
-	// (Several memories are what the engine's own adapters between modules of a component have; guests may not.)
+	// Shared memories could make a guest wait where no tick reaches it; the other features have no limits of their own
+	// here. (Multiple memories stay enabled because wasmtime's adapters between a component's modules need them;
+	// declared refuses them to guests.)
 	C.wasmtime_config_wasm_threads_set(c, false)
 	C.wasmtime_config_wasm_gc_set(c, false)
 	C.wasmtime_config_wasm_exceptions_set(c, false)
@@ -102,18 +104,18 @@ func (e *Engine) open(slots int) (*C.wasm_engine_t, error) {
 	if engine == nil {
 		return nil, fmt.Errorf("engine: no address space for a pool of %d instances: %w", slots, errdefs.ErrResourceExhausted)
 	}
-	demotes := C.tw_ticker(engine)
-	if demotes < 0 {
-		return nil, fmt.Errorf("engine: the ticker cannot be started: %w", syscall.Errno(-demotes))
+	canUndoIdle := C.tw_ticker(engine)
+	if canUndoIdle < 0 {
+		return nil, fmt.Errorf("engine: start the ticker: %w", syscall.Errno(-canUndoIdle))
 	}
-	if demotes == 0 && slots > 0 {
-		e.cfg.Logger.Info("guests that compute for long stand back by sleeping when the processors are busy, " +
-			"since this process may not take threads out of SCHED_IDLE again (RLIMIT_NICE of 20 would allow it)")
+	if canUndoIdle == 0 && slots > 0 {
+		e.cfg.Logger.Info("guests that compute for long yield by sleeping, because this process may not take threads " +
+			"out of SCHED_IDLE (RLIMIT_NICE of 20 would allow it)")
 	}
 	return engine, nil
 }
 
-// pool sizes the pooling allocator. A component has some core instances beside its main one.
+// pool configures the pooling allocator. It has slots for some small core instances besides each component's main one.
 func (e *Engine) pool(c *C.wasm_config_t, slots int) {
 	const coreInstances = 4
 	p := C.wasmtime_pooling_allocation_config_new()
@@ -126,16 +128,16 @@ func (e *Engine) pool(c *C.wasm_config_t, slots int) {
 	C.wasmtime_pooling_allocation_config_max_memory_size_set(p, C.size_t(e.cfg.MaxMemory))
 	C.wasmtime_pooling_allocation_config_table_elements_set(p, C.size_t(e.cfg.MaxTableElements))
 	C.wasmtime_pooling_allocation_config_max_tables_per_module_set(p, coreInstances)
-	// What a used slot keeps for the next instance, cleared by hand rather than by the kernel.
+	// A released slot keeps this much resident for its next instance: wasmtime clears it instead of the kernel.
 	C.wasmtime_pooling_allocation_config_linear_memory_keep_resident_set(p, 128<<10)
 	C.wasmtime_pooling_allocation_config_table_keep_resident_set(p, 4<<10)
 	C.wasmtime_pooling_allocation_strategy_set(c, p)
 }
 
-// Compile makes the code image of a component or of a core module with _start. What is wrong with the guest is
-// errdefs.ErrInvalidArgument and named: not WebAssembly, truncated, invalid, an import that nobody provides, a
-// memory or table beyond the limits, nothing exported that could be served. It takes CPU and memory in proportion to
-// the guest (10 s and 600 MB for 12 MB): run it in a child process with limits. ctx is looked at between steps only.
+// Compile makes the code image of a component, or of a core module with _start. It returns errdefs.ErrInvalidArgument,
+// with the reason, for a guest that is not WebAssembly, truncated or invalid, needs an import that nothing provides,
+// declares memory or tables beyond the limits, or exports nothing to serve. Compile takes CPU and memory in proportion
+// to the guest (10 s and 600 MB for 12 MB), so run it in a child process with limits. It checks ctx only between steps.
 func (e *Engine) Compile(ctx context.Context, wasm []byte, opts CompileOptions) ([]byte, error) {
 	bin, err := wasmbin.Parse(wasm)
 	if err != nil {
@@ -160,7 +162,7 @@ func (e *Engine) Compile(ctx context.Context, wasm []byte, opts CompileOptions) 
 	return img.encode()
 }
 
-// compileCommand compiles a core module, which is a command of preview 1.
+// compileCommand compiles a core module, which must be a preview 1 command.
 func (e *Engine) compileCommand(ctx context.Context, bin *wasmbin.Binary, img *image) error {
 	m := bin.Modules[0]
 	if m.Exports["_start"] != wasmbin.Func || !hasKey(m.Exports, "_start") {
@@ -168,7 +170,7 @@ func (e *Engine) compileCommand(ctx context.Context, bin *wasmbin.Binary, img *i
 	}
 	for _, i := range m.Imports {
 		if i.Module != preview1 {
-			return invalid("import %s.%s: nobody provides it (a core module gets %s only)", i.Module, i.Name, preview1)
+			return invalid("import %s.%s: nothing provides it (a core module gets %s only)", i.Module, i.Name, preview1)
 		}
 	}
 	img.describeCore(m)
@@ -198,13 +200,13 @@ func (e *Engine) compileModule(ctx context.Context, code []byte, img *image) (er
 	defer C.wasmtime_module_delete(m)
 	var v C.wasm_byte_vec_t
 	if err := failure(C.wasmtime_module_serialize(m, &v)); err != nil {
-		return fmt.Errorf("serialising the module: %w", err)
+		return fmt.Errorf("serialize the module: %w", err)
 	}
 	img.module = takeBytes(&v)
 	return nil
 }
 
-// linkable links a command as Load will: imports of preview 1 that do not exist, or with other types, show here.
+// linkable links a command as Load will, to find imports of preview 1 that do not exist or have the wrong type.
 func (e *Engine) linkable(img *image) error {
 	loading := *img
 	c, err := e.load(&loading, Host{})
@@ -227,7 +229,7 @@ func (e *Engine) compileComponent(ctx context.Context, wasm []byte, bin *wasmbin
 	if err := inspect(e.plain, c, &img.inspection); err != nil {
 		return err
 	}
-	if err := img.provided(opts.Provided); err != nil {
+	if err := img.checkImports(opts.Provided); err != nil {
 		return err
 	}
 	if img.World = worldOf(img.Exports); img.World == "" {
@@ -237,7 +239,7 @@ func (e *Engine) compileComponent(ctx context.Context, wasm []byte, bin *wasmbin
 	if img.CoreOdd != "" || opts.Both {
 		var v C.wasm_byte_vec_t
 		if err := failure(C.wasmtime_component_serialize(c, &v)); err != nil {
-			return fmt.Errorf("serialising the component: %w", err)
+			return fmt.Errorf("serialize the component: %w", err)
 		}
 		img.component = takeBytes(&v)
 	}
@@ -249,7 +251,7 @@ func (e *Engine) compileComponent(ctx context.Context, wasm []byte, bin *wasmbin
 
 func worldOf(exports []Item) (w World) {
 	for _, i := range exports {
-		switch track(i.Interface) {
+		switch compatName(i.Interface) {
 		case httpHandler:
 			return WorldHTTP
 		case cliRun:
@@ -263,12 +265,12 @@ func worldOf(exports []Item) (w World) {
 	return w
 }
 
-// failure turns the engine's error, which it frees, into one of ours.
+// failure converts a wasmtime error, which it frees.
 func failure(err *C.wasmtime_error_t) error {
 	if err == nil {
 		return nil
 	}
-	return errors.New(taken(C.tw_error(err)))
+	return errors.New(takeString(C.tw_error(err)))
 }
 
 func takeBytes(v *C.wasm_byte_vec_t) []byte {

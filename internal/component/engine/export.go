@@ -12,20 +12,20 @@ import (
 	"unsafe"
 )
 
-// HostCall is one call of a host function. It is valid until the function returns.
+// HostCall is a call of a host function. It is valid until the function returns.
 type HostCall struct {
 	inst *Instance
 	c    *C.tw_inst
 }
 
-// Context is that of the Call or Run under way; it also ends when the instance is killed.
+// Context returns the context of the current Call or Run. It also ends when the instance is killed.
 func (c *HostCall) Context() context.Context { return c.inst.callContext() }
 
-// Host is InstanceOptions.Host.
+// Host returns InstanceOptions.Host.
 func (c *HostCall) Host() any { return c.inst.opts.Host }
 
-// Renew gives the guest's call a fresh compute budget and quota of host calls: for functions that bring new work (the
-// next message of a stream).
+// Renew resets the compute budget and the quota of host calls of the guest call that made this host call. Use it when
+// the host call hands the guest new work, such as the next message of a stream.
 func (c *HostCall) Renew() { c.c.renew = true }
 
 // twHost runs on the guest's thread, within a Call, Run or Instantiate of this instance.
@@ -53,7 +53,8 @@ func twHost(handle C.uintptr_t, fn C.uint32_t, args *C.uint8_t, n C.size_t, ci *
 	return C.TW_OK
 }
 
-// callHost keeps a panic of a host function from crossing the frames of the guest, which would end the process.
+// callHost calls f and turns a panic into an error. The panic would otherwise unwind into the guest's frames and end
+// the process.
 func callHost(f *HostFunc, c *HostCall, args []byte) (out []byte, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -71,13 +72,13 @@ func twDrop(handle C.uintptr_t, resource, rep C.uint32_t) {
 	if drop := i.code.host.drops[resource]; drop != nil {
 		i.hosting.Store(true)
 		defer i.hosting.Store(false)
-		defer i.contain("drop of a resource")
+		defer i.recoverPanic("drop of a resource")
 		drop(i.opts.Host, uint32(rep))
 	}
 }
 
-// contain is deferred around the host's code where there is no error to return.
-func (i *Instance) contain(what string) {
+// recoverPanic recovers and logs a panic in a host callback that cannot return an error. Defer it.
+func (i *Instance) recoverPanic(what string) {
 	if p := recover(); p != nil {
 		i.code.engine.cfg.Logger.Error(what+" panicked", "panic", p, "stack", string(debug.Stack()))
 	}
@@ -88,8 +89,8 @@ func twWrite(handle C.uintptr_t, fd C.int, p *C.uchar, n C.size_t) C.ptrdiff_t {
 	return C.ptrdiff_t(write(cgo.Handle(handle), int(fd), unsafe.Slice((*byte)(p), int(n))))
 }
 
-// write writes a guest's output and returns the number of bytes, or a negative errno. Output of an instance that is closed is
-// discarded.
+// write writes a guest's output and returns the number of bytes, or a negative errno. It discards output of a released
+// instance.
 func write(handle cgo.Handle, fd int, p []byte) (n int) {
 	const eio = 5
 	i := owner(handle)
@@ -104,7 +105,7 @@ func write(handle cgo.Handle, fd int, p []byte) (n int) {
 		return len(p)
 	}
 	n = -eio
-	defer i.contain("writer of a guest's output")
+	defer i.recoverPanic("writer of a guest's output")
 	k, err := w.Write(p)
 	if err != nil && k == 0 {
 		return -eio
@@ -112,8 +113,8 @@ func write(handle cgo.Handle, fd int, p []byte) (n int) {
 	return k
 }
 
-// owner is the instance of a handle, or nil once it is released: the engine's own WASI writes in the background, on threads that
-// can outlive the instance.
+// owner returns the instance of a handle, or nil if it is released: wasmtime's WASI writes in the background, on
+// threads that can outlive the instance.
 func owner(handle cgo.Handle) *Instance {
 	defer func() { _ = recover() }() // Value panics for a deleted handle; handles are never reused
 	return handle.Value().(*Instance)

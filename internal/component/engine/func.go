@@ -16,7 +16,8 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// Func is a function bound to the types that its caller uses. It belongs to a Code and serves all its instances.
+// Func is an exported function, bound to the types that its caller uses. It belongs to a Code and works with all its
+// instances.
 type Func struct {
 	code *Code
 	item Item
@@ -24,14 +25,14 @@ type Func struct {
 	name *C.char
 
 	mu    sync.Mutex
-	bound [4]*C.tw_func // by the slot of the link
+	bound [4]*C.tw_func // indexed by link.slot
 }
 
-// String is the function's full name.
+// String returns the function's full name.
 func (f *Func) String() string { return f.item.String() }
 
-// Func binds an exported function. One that does not exist is errdefs.ErrNotFound; one of another type is
-// errdefs.ErrInvalidArgument, naming the function, the place in the type and both types.
+// Func binds an exported function. If the function does not exist, the error is errdefs.ErrNotFound. If it has another
+// type, the error is errdefs.ErrInvalidArgument and says where in the type both differ.
 func (c *Code) Func(sig Signature) (*Func, error) {
 	item, err := c.export(sig)
 	if err != nil {
@@ -40,9 +41,9 @@ func (c *Code) Func(sig Signature) (*Func, error) {
 	seen := make(map[*wit.Type]*wit.Type)
 	params := make([]*wit.Type, len(sig.Params))
 	for i, p := range sig.Params {
-		params[i] = normalised(p, seen)
+		params[i] = normalized(p, seen)
 	}
-	result := normalised(sig.Result, seen)
+	result := normalized(sig.Result, seen)
 	if err := sameTypes(item, params, result); err != nil {
 		return nil, fmt.Errorf("exported function %w", err)
 	}
@@ -63,19 +64,19 @@ func (c *Code) Func(sig Signature) (*Func, error) {
 }
 
 func (c *Code) export(sig Signature) (Item, error) {
-	var there []string
+	var names []string
 	for _, i := range c.img.Exports {
-		if track(i.Interface) == track(sig.Interface) {
+		if compatName(i.Interface) == compatName(sig.Interface) {
 			if i.Name == sig.Name {
 				return i, nil
 			}
-			there = append(there, i.Name)
+			names = append(names, i.Name)
 		}
 	}
 	want := Item{Interface: sig.Interface, Name: sig.Name}
-	if len(there) > 0 {
-		return want, fmt.Errorf("the guest does not export %v; of that interface it has %s: %w",
-			want, strings.Join(there, ", "), errdefs.ErrNotFound)
+	if len(names) > 0 {
+		return want, fmt.Errorf("the guest does not export %v, but only %s of that interface: %w",
+			want, strings.Join(names, ", "), errdefs.ErrNotFound)
 	}
 	return want, fmt.Errorf("the guest does not export %v; it exports %s: %w", want, c.interfaces(), errdefs.ErrNotFound)
 }
@@ -92,7 +93,7 @@ func (c *Code) interfaces() string {
 	return strings.Join(all, ", ")
 }
 
-// sameTypes compares the guest's function with the types of its user.
+// sameTypes checks that the guest's function has the expected types.
 func sameTypes(item Item, params []*wit.Type, result *wit.Type) error {
 	if len(item.Params) != len(params) {
 		return invalid("%v has %d parameters, not %d", item, len(item.Params), len(params))
@@ -108,7 +109,7 @@ func sameTypes(item Item, params []*wit.Type, result *wit.Type) error {
 	return nil
 }
 
-// coreFunc checks that the core module's functions are what calls without checks take them for.
+// coreFunc checks the types of the core functions that implement item, because calls on the core path are unchecked.
 func (c *Code) coreFunc(item Item, params []*wit.Type, result *wit.Type) error {
 	sigs, want := c.links[slotOf(PathCore, c.engine.pooled != nil)].sigs, coreType(params, result)
 	if got := sigs[item.String()]; got != want {
@@ -123,14 +124,14 @@ func (c *Code) coreFunc(item Item, params []*wit.Type, result *wit.Type) error {
 
 func postReturn(item Item) string { return "cabi_post_" + item.String() }
 
-// in gives the function for one link.
-func (f *Func) in(l *link) (*C.tw_func, error) {
+// bind returns the function for one link, and makes it on first use.
+func (f *Func) bind(l *link) (*C.tw_func, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if b := f.bound[l.slot]; b != nil {
 		return b, nil
 	}
-	b, err := zeroed[C.tw_func]()
+	b, err := callocOne[C.tw_func]()
 	if err != nil {
 		return nil, err
 	}
@@ -176,10 +177,10 @@ func exportIndex(c *C.wasmtime_component_t, item Item) *C.wasmtime_component_exp
 	return C.wasmtime_component_get_export_index(c, iface, name, C.size_t(len(item.Name)))
 }
 
-// maxTypeDepth bounds the recursion of the C half, which goes by types.
+// maxTypeDepth limits the recursion of the C half, which descends into types.
 const maxTypeDepth = 64
 
-// program makes the type table of a function for the C half, with the numbers of its resources.
+// program makes a function's type table for the C half, with the numbers of its resources.
 func (h *hostTable) program(item Item, params []*wit.Type, result *wit.Type) (*C.tw_prog, error) {
 	for _, t := range append([]*wit.Type{result}, params...) {
 		if d := depth(t, make(map[*wit.Type]int)); d > maxTypeDepth {
@@ -193,7 +194,7 @@ func (h *hostTable) program(item Item, params []*wit.Type, result *wit.Type) (*C
 	}
 	prog := C.tw_prog_new(bytePtr(table), C.size_t(len(table)), (*C.uint32_t)(unsafe.SliceData(resources)))
 	if prog == nil {
-		return nil, fmt.Errorf("%v: the table of its types: %w", item, ErrStarved)
+		return nil, fmt.Errorf("%v: no memory for the table of its types: %w", item, ErrStarved)
 	}
 	return prog, nil
 }
@@ -216,7 +217,8 @@ func depth(t *wit.Type, seen map[*wit.Type]int) int {
 	return deepest + 1
 }
 
-// numbers gives, for each node of a type table, the host's number of the resource if it is one.
+// numbers returns, for each node of a type table, the host's number of the resource, or 0 if the node is not a
+// resource.
 func (h *hostTable) numbers(item Item, table []byte) ([]uint32, error) {
 	const headerWords, nodeWords, childWords = 8, 10, 3
 	word := func(n int) int { return int(binary.LittleEndian.Uint32(table[4*n:])) }
@@ -230,7 +232,7 @@ func (h *hostTable) numbers(item Item, table []byte) ([]uint32, error) {
 		name, _, _ := strings.Cut(string(table[names+word(at+1):]), "\x00")
 		number, ok := h.resources[name]
 		if !ok {
-			return nil, invalid("%v: resource %q is not the host's", item, name)
+			return nil, invalid("%v: the host does not define the resource %q", item, name)
 		}
 		all[n] = uint32(number)
 	}

@@ -10,15 +10,15 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// hostTable is a Host as one guest imports it: checked against the guest's types, and known to the C half by numbers.
+// hostTable is a Host as seen by one guest: checked against the guest's types, and indexed by the numbers that C uses.
 type hostTable struct {
 	img       *image
 	funcs     []HostFunc
 	drops     []func(host any, rep uint32)
-	ifaces    map[string]bool   // by track
-	names     map[[2]string]int // interface by track, name → funcs
-	resources map[string]int    // "interface by track#name" → drops
-	cfuncs    []*C.tw_hostfn    // by number; nil: the guest does not import it
+	ifaces    map[string]bool   // by compatName
+	names     map[[2]string]int // compatName of the interface, name → funcs
+	resources map[string]int    // "compatName of the interface#name" → drops
+	cfuncs    []*C.tw_hostfn    // by number; nil if the guest does not import it
 	cdrops    []*C.tw_hostfn
 }
 
@@ -28,12 +28,12 @@ func newHostTable(c *Code, host Host) (*hostTable, error) {
 		resources: make(map[string]int), cfuncs: make([]*C.tw_hostfn, len(host.Funcs)),
 	}
 	for n, f := range host.Funcs {
-		h.ifaces[track(f.Interface)] = true
-		h.names[[2]string{track(f.Interface), f.Name}] = n
+		h.ifaces[compatName(f.Interface)] = true
+		h.names[[2]string{compatName(f.Interface), f.Name}] = n
 	}
 	for n, r := range host.Resources {
-		h.ifaces[track(r.Interface)] = true
-		h.resources[track(r.Interface)+"#"+r.Name] = n
+		h.ifaces[compatName(r.Interface)] = true
+		h.resources[compatName(r.Interface)+"#"+r.Name] = n
 		h.drops = append(h.drops, r.Drop)
 		fn, err := c.hostfn(n)
 		if err != nil {
@@ -49,15 +49,15 @@ func newHostTable(c *Code, host Host) (*hostTable, error) {
 	}
 	for _, r := range c.img.Resources {
 		if _, ok := h.resources[r.Of]; !ok && (!wasiOwn(r.Interface) || h.provides(r.Interface)) {
-			return nil, invalid("import %s#%s: nobody provides the resource %s", r.Interface, r.Name, r.Of)
+			return nil, invalid("import %s#%s: nothing provides the resource %s", r.Interface, r.Name, r.Of)
 		}
 	}
 	return h, nil
 }
 
-// hostfn makes what the C half keeps of a function or resource.
+// hostfn allocates the C half's record of a function or resource.
 func (c *Code) hostfn(n int) (*C.tw_hostfn, error) {
-	fn, err := zeroed[C.tw_hostfn]()
+	fn, err := callocOne[C.tw_hostfn]()
 	if err != nil {
 		return nil, err
 	}
@@ -66,23 +66,23 @@ func (c *Code) hostfn(n int) (*C.tw_hostfn, error) {
 	return fn, nil
 }
 
-func (h *hostTable) provides(iface string) bool { return h.ifaces[track(iface)] }
+func (h *hostTable) provides(iface string) bool { return h.ifaces[compatName(iface)] }
 
-// bind checks one import and prepares it.
+// bind checks one import and prepares its C record.
 func (h *hostTable) bind(c *Code, item Item) error {
-	n, ok := h.names[[2]string{track(item.Interface), item.Name}]
+	n, ok := h.names[[2]string{compatName(item.Interface), item.Name}]
 	if !ok {
 		if !c.img.Component || (wasiOwn(item.Interface) && !h.provides(item.Interface)) {
-			return nil // the engine's own, or refused by it when it links
+			return nil // the engine provides it, or refuses it when it links
 		}
-		return invalid("import %v: nobody provides it", item)
+		return invalid("import %v: nothing provides it", item)
 	}
 	seen := make(map[*wit.Type]*wit.Type)
 	params := make([]*wit.Type, len(h.funcs[n].Params))
 	for i, p := range h.funcs[n].Params {
-		params[i] = normalised(p, seen)
+		params[i] = normalized(p, seen)
 	}
-	result := normalised(h.funcs[n].Result, seen)
+	result := normalized(h.funcs[n].Result, seen)
 	if err := sameTypes(item, params, result); err != nil {
 		return invalid("import %v", err)
 	}
@@ -107,14 +107,14 @@ func (h *hostTable) defineCore(l *C.wasmtime_linker_t) error {
 		defer freeIface()
 		cname, freeName := cString(name)
 		defer freeName()
-		if text := taken(C.tw_define_core(l, ciface, cname, fn)); text != "" {
+		if text := takeString(C.tw_define_core(l, ciface, cname, fn)); text != "" {
 			return invalid("import %s#%s: %s", iface, name, text)
 		}
 		return nil
 	})
 }
 
-// coreName is the module that wit-component has a core module import a function from.
+// coreName returns the module name under which wit-component makes a core module import an interface's functions.
 func coreName(iface string) string {
 	if iface == "" {
 		return rootModule
@@ -122,10 +122,10 @@ func coreName(iface string) string {
 	return iface
 }
 
-// each calls f for what the guest imports of the host, by the guest's names.
+// each calls f for each function and resource that the guest imports from the host, with the guest's names.
 func (h *hostTable) each(f func(iface, name string, fn *C.tw_hostfn) error) error {
 	for _, item := range h.img.Imports {
-		if n, ok := h.names[[2]string{track(item.Interface), item.Name}]; ok {
+		if n, ok := h.names[[2]string{compatName(item.Interface), item.Name}]; ok {
 			if err := f(item.Interface, item.Name, h.cfuncs[n]); err != nil {
 				return err
 			}
@@ -153,7 +153,7 @@ func (h *hostTable) defineComponent(l *C.wasmtime_component_linker_t) error {
 			if fn.drop {
 				define = func() *C.char { return C.tw_define_resource(li, cname, fn) }
 			}
-			if text := taken(define()); text != "" {
+			if text := takeString(define()); text != "" {
 				return invalid("import %s#%s: %s", iface, name, text)
 			}
 			return nil

@@ -15,23 +15,24 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// Names of WASI that the engine treats as special.
+// WASI names with a special meaning to the engine.
 const (
 	preview1    = "wasi_snapshot_preview1"
 	httpHandler = "wasi:http/incoming-handler@0.2"
 	cliRun      = "wasi:cli/run@0.2"
-	rootModule  = "$root" // functions without an interface, to a core module
+	rootModule  = "$root" // a core module imports functions without an interface from here
 )
 
-// image is a code image, decoded:
+// image is a decoded code image. The format:
 //
 //	magic (8 bytes) | SHA-256 of all that follows | u32 length, fingerprint | u32 length, inspection (gob) |
 //	u32 length, component | u32 length, module
 //
-// Lengths are little-endian. The sum finds damage; it is no protection, which is the business of whoever stores it.
+// Lengths are little-endian. The sum detects damage. It does not protect against forgery; whoever stores the image
+// must.
 type image struct {
 	inspection
-	component, module []byte // serialised by wasmtime; empty: none
+	component, module []byte // serialized by wasmtime; empty if absent
 }
 
 const imageMagic = "TRIPODWX"
@@ -39,7 +40,7 @@ const imageMagic = "TRIPODWX"
 func (i *image) encode() ([]byte, error) {
 	var head bytes.Buffer
 	if err := gob.NewEncoder(&head).Encode(&i.inspection); err != nil {
-		return nil, fmt.Errorf("encoding the inspection: %w", err)
+		return nil, fmt.Errorf("encode the inspection: %w", err)
 	}
 	out := make([]byte, len(imageMagic)+sha256.Size, 1024+head.Len()+len(i.component)+len(i.module))
 	for _, part := range [][]byte{[]byte(Fingerprint()), head.Bytes(), i.component, i.module} {
@@ -54,10 +55,10 @@ func (i *image) encode() ([]byte, error) {
 func decodeImage(b []byte) (*image, error) {
 	head := len(imageMagic) + sha256.Size
 	if len(b) < head || !bytes.HasPrefix(b, []byte(imageMagic)) {
-		return nil, stale("it does not begin like one")
+		return nil, stale("no magic number at its start")
 	}
 	if sum := sha256.Sum256(b[head:]); !bytes.Equal(sum[:], b[len(imageMagic):head]) {
-		return nil, stale("its checksum does not fit")
+		return nil, stale("wrong checksum")
 	}
 	var parts [4][]byte
 	for rest, n := b[head:], 0; n < len(parts); n++ {
@@ -81,7 +82,7 @@ func stale(why string) error {
 	return fmt.Errorf("code image: %s; compile the guest again: %w", why, errdefs.ErrFailedPrecondition)
 }
 
-// waits are the functions of preview 1 in which a guest can stay beyond the reach of the ticker.
+// waits are the functions of preview 1 in which a guest can wait where no tick reaches it.
 var waits = []string{"poll_oneoff", "fd_read", "fd_pread", "sock_accept", "sock_recv"}
 
 func (i *inspection) describeCore(m wasmbin.Module) {
@@ -93,7 +94,7 @@ func (i *inspection) describeCore(m wasmbin.Module) {
 	}
 }
 
-// findCore decides whether the component can be called on its core module.
+// findCore determines whether the component can be called on its core module.
 func (i *inspection) findCore(bin *wasmbin.Binary, host func(string) bool) {
 	if i.CoreOdd = coreShape(bin); i.CoreOdd != "" {
 		return
@@ -113,8 +114,8 @@ func (i *inspection) findCore(bin *wasmbin.Binary, host func(string) bool) {
 	i.CoreOdd = i.coreExports(bin)
 }
 
-// provided checks the imports of a component by their names.
-func (i *inspection) provided(host func(string) bool) error {
+// checkImports returns an error that names the component's imports that neither WASI nor the host provides.
+func (i *inspection) checkImports(host func(string) bool) error {
 	var missing []string
 	for _, item := range i.Imports {
 		if !wasiOwn(item.Interface) && (host == nil || !host(item.Interface)) {
@@ -128,21 +129,21 @@ func (i *inspection) provided(host func(string) bool) error {
 	if len(missing) > 5 {
 		more = fmt.Sprintf(" and %d more", len(missing)-5)
 	}
-	return invalid("import %s%s: nobody provides it", strings.Join(missing[:min(len(missing), 5)], ", "), more)
+	return invalid("import %s%s: nothing provides it", strings.Join(missing[:min(len(missing), 5)], ", "), more)
 }
 
-// coreExports tells why the component's functions cannot be called on its core module, or "".
+// coreExports returns why the component's functions cannot be called on its core module, or "".
 func (i *inspection) coreExports(bin *wasmbin.Binary) string {
 	m := bin.Modules[0]
 	if i.World == WorldCommand {
-		// What is lifted is the adapter's function, which calls _start.
+		// The lifted function is the adapter's, which calls _start.
 		if !hasKey(m.Exports, "_start") || len(bin.Lifted) > 0 {
-			return "the core module is no preview 1 command"
+			return "the core module is not a preview 1 command"
 		}
 		return ""
 	}
 	if len(bin.Foreign) > 0 {
-		return fmt.Sprintf("a function (%s) is not the first core module's", bin.Foreign[0])
+		return fmt.Sprintf("the function %s does not belong to the first core module", bin.Foreign[0])
 	}
 	if kind, ok := m.Exports["memory"]; !ok || kind != wasmbin.Memory {
 		return "the core module exports no memory"
@@ -155,8 +156,9 @@ func (i *inspection) coreExports(bin *wasmbin.Binary) string {
 	return ""
 }
 
-// normalised is t with the names of resources in the form of [track], so that versions which are compatible are equal.
-func normalised(t *wit.Type, seen map[*wit.Type]*wit.Type) *wit.Type {
+// normalized returns t with the names of resources in the form of [compatName], so that compatible versions compare
+// equal.
+func normalized(t *wit.Type, seen map[*wit.Type]*wit.Type) *wit.Type {
 	if t == nil {
 		return nil
 	}
@@ -168,14 +170,14 @@ func normalised(t *wit.Type, seen map[*wit.Type]*wit.Type) *wit.Type {
 	if t.Kind == wit.Own || t.Kind == wit.Borrow {
 		out.Name = resourceName(t.Name)
 	}
-	out.Elem, out.Ok, out.Err = normalised(t.Elem, seen), normalised(t.Ok, seen), normalised(t.Err, seen)
+	out.Elem, out.Ok, out.Err = normalized(t.Elem, seen), normalized(t.Ok, seen), normalized(t.Err, seen)
 	out.Fields = slices.Clone(t.Fields)
 	for k := range out.Fields {
-		out.Fields[k].Type = normalised(t.Fields[k].Type, seen)
+		out.Fields[k].Type = normalized(t.Fields[k].Type, seen)
 	}
 	out.Cases = slices.Clone(t.Cases)
 	for k := range out.Cases {
-		out.Cases[k].Type = normalised(t.Cases[k].Type, seen)
+		out.Cases[k].Type = normalized(t.Cases[k].Type, seen)
 	}
 	return &out
 }
@@ -185,5 +187,5 @@ func resourceName(full string) string {
 	if !ok {
 		return full
 	}
-	return track(iface) + "#" + name
+	return compatName(iface) + "#" + name
 }

@@ -11,21 +11,21 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// inspection is what a code image says about its guest.
+// inspection is the description of the guest in a code image.
 type inspection struct {
 	World     World
 	Component bool
 	Imports   []Item
 	Exports   []Item
 	Resources []resourceItem // imported
-	MinMemory uint64         // bytes that its core modules declare, all together
-	Memories  int            // how many they define
+	MinMemory uint64         // bytes that its core modules declare, in total
+	Memories  int            // number of memories that its core modules define
 	CoreOdd   string         // why there is no core path; "" if there is one
 	CoreWASI  bool           // the core module imports preview 1
 	CoreWaits bool           // it imports functions of preview 1 that can wait
 }
 
-// resourceItem is a resource that the guest imports by the name Interface#Name, and Of is where it is defined.
+// resourceItem is a resource that the guest imports as Interface#Name. Of is the resource's name where it is defined.
 type resourceItem struct {
 	Interface, Name, Of string
 }
@@ -67,7 +67,7 @@ func inspect(engine *C.wasm_engine_t, c *C.wasmtime_component_t, out *inspection
 
 type nth func(name **C.char, length *C.size_t, item *C.wasmtime_component_item_t) bool
 
-// top reads an import or export of the component itself: an interface, or a function without one.
+// top adds an import or export of the component itself to the list: the functions of an interface, or one function.
 func (in *inspector) top(to *[]Item, imported bool, get nth) {
 	var name *C.char
 	var length C.size_t
@@ -79,9 +79,9 @@ func (in *inspector) top(to *[]Item, imported bool, get nth) {
 	iface := nameOf(name, length)
 	switch item.kind {
 	case C.TW_ITEM_FUNC:
-		*to = append(*to, in.function("", iface, member[*C.wasmtime_component_func_type_t](unsafe.Pointer(&item.of))))
+		*to = append(*to, in.function("", iface, unionPointer[*C.wasmtime_component_func_type_t](unsafe.Pointer(&item.of))))
 	case C.TW_ITEM_INSTANCE:
-		t := member[*C.wasmtime_component_instance_type_t](unsafe.Pointer(&item.of))
+		t := unionPointer[*C.wasmtime_component_instance_type_t](unsafe.Pointer(&item.of))
 		for n := range C.wasmtime_component_instance_type_export_count(t, in.engine) {
 			in.member(to, imported, iface, func(name **C.char, length *C.size_t, item *C.wasmtime_component_item_t) bool {
 				return bool(C.wasmtime_component_instance_type_export_nth(t, in.engine, n, name, length, item))
@@ -90,12 +90,12 @@ func (in *inspector) top(to *[]Item, imported bool, get nth) {
 	case C.TW_ITEM_TYPE:
 	default: // modules, components, resources outside of an interface
 		if imported && in.err == nil {
-			in.err = invalid("import %s: nobody provides it", iface)
+			in.err = invalid("import %s: nothing provides it", iface)
 		}
 	}
 }
 
-// member reads one item of an interface.
+// member adds one item of an interface to the list.
 func (in *inspector) member(to *[]Item, imported bool, iface string, get nth) {
 	var name *C.char
 	var length C.size_t
@@ -106,17 +106,17 @@ func (in *inspector) member(to *[]Item, imported bool, iface string, get nth) {
 	defer C.wasmtime_component_item_delete(&item)
 	switch item.kind {
 	case C.TW_ITEM_FUNC:
-		*to = append(*to, in.function(iface, nameOf(name, length), member[*C.wasmtime_component_func_type_t](unsafe.Pointer(&item.of))))
+		*to = append(*to, in.function(iface, nameOf(name, length), unionPointer[*C.wasmtime_component_func_type_t](unsafe.Pointer(&item.of))))
 	case C.TW_ITEM_RESOURCE:
-		in.resource(iface, nameOf(name, length), imported, member[*C.wasmtime_component_resource_type_t](unsafe.Pointer(&item.of)))
+		in.resource(iface, nameOf(name, length), imported, unionPointer[*C.wasmtime_component_resource_type_t](unsafe.Pointer(&item.of)))
 	}
 }
 
-// resource remembers where a resource is seen first: the interface that defines it comes before those that use it.
+// resource records a resource under the name of its first appearance, since a defining interface precedes its users.
 func (in *inspector) resource(iface, name string, imported bool, t *C.wasmtime_component_resource_type_t) {
 	of := in.find(t)
 	if of == "" {
-		of = track(iface) + "#" + name
+		of = compatName(iface) + "#" + name
 		in.resources = append(in.resources, namedResource{C.wasmtime_component_resource_type_clone(t), of})
 	}
 	if imported {
@@ -157,7 +157,7 @@ var scalarKinds = map[C.uint8_t]wit.Kind{
 	C.TW_TYPE_STRING: wit.String,
 }
 
-// valtype translates a type, and frees the engine's. where is for messages.
+// valtype converts a wasmtime type, and frees it. Errors name the function where.
 func (in *inspector) valtype(t *C.wasmtime_component_valtype_t, where Item) *wit.Type {
 	defer C.wasmtime_component_valtype_delete(t)
 	if k, ok := scalarKinds[t.kind]; ok {
@@ -166,15 +166,15 @@ func (in *inspector) valtype(t *C.wasmtime_component_valtype_t, where Item) *wit
 	var sub C.wasmtime_component_valtype_t
 	switch t.kind {
 	case C.TW_TYPE_LIST:
-		C.wasmtime_component_list_type_element(member[*C.wasmtime_component_list_type_t](unsafe.Pointer(&t.of)), &sub)
+		C.wasmtime_component_list_type_element(unionPointer[*C.wasmtime_component_list_type_t](unsafe.Pointer(&t.of)), &sub)
 		return &wit.Type{Kind: wit.List, Elem: in.valtype(&sub, where)}
 	case C.TW_TYPE_OPTION:
-		C.wasmtime_component_option_type_ty(member[*C.wasmtime_component_option_type_t](unsafe.Pointer(&t.of)), &sub)
+		C.wasmtime_component_option_type_ty(unionPointer[*C.wasmtime_component_option_type_t](unsafe.Pointer(&t.of)), &sub)
 		return &wit.Type{Kind: wit.Option, Elem: in.valtype(&sub, where)}
 	case C.TW_TYPE_OWN:
-		return &wit.Type{Kind: wit.Own, Name: in.find(member[*C.wasmtime_component_resource_type_t](unsafe.Pointer(&t.of)))}
+		return &wit.Type{Kind: wit.Own, Name: in.find(unionPointer[*C.wasmtime_component_resource_type_t](unsafe.Pointer(&t.of)))}
 	case C.TW_TYPE_BORROW:
-		return &wit.Type{Kind: wit.Borrow, Name: in.find(member[*C.wasmtime_component_resource_type_t](unsafe.Pointer(&t.of)))}
+		return &wit.Type{Kind: wit.Borrow, Name: in.find(unionPointer[*C.wasmtime_component_resource_type_t](unsafe.Pointer(&t.of)))}
 	}
 	return in.compound(t, where)
 }
@@ -185,21 +185,21 @@ func (in *inspector) compound(t *C.wasmtime_component_valtype_t, where Item) *wi
 	var length C.size_t
 	switch t.kind {
 	case C.TW_TYPE_RECORD:
-		r, out := member[*C.wasmtime_component_record_type_t](unsafe.Pointer(&t.of)), &wit.Type{Kind: wit.Record}
+		r, out := unionPointer[*C.wasmtime_component_record_type_t](unsafe.Pointer(&t.of)), &wit.Type{Kind: wit.Record}
 		for n := range C.wasmtime_component_record_type_field_count(r) {
 			C.wasmtime_component_record_type_field_nth(r, n, &name, &length, &sub)
 			out.Fields = append(out.Fields, wit.Field{Name: nameOf(name, length), Type: in.valtype(&sub, where)})
 		}
 		return out
 	case C.TW_TYPE_TUPLE:
-		r, out := member[*C.wasmtime_component_tuple_type_t](unsafe.Pointer(&t.of)), &wit.Type{Kind: wit.Tuple}
+		r, out := unionPointer[*C.wasmtime_component_tuple_type_t](unsafe.Pointer(&t.of)), &wit.Type{Kind: wit.Tuple}
 		for n := range C.wasmtime_component_tuple_type_types_count(r) {
 			C.wasmtime_component_tuple_type_types_nth(r, n, &sub)
 			out.Fields = append(out.Fields, wit.Field{Type: in.valtype(&sub, where)})
 		}
 		return out
 	case C.TW_TYPE_RESULT:
-		r, out := member[*C.wasmtime_component_result_type_t](unsafe.Pointer(&t.of)), &wit.Type{Kind: wit.Result}
+		r, out := unionPointer[*C.wasmtime_component_result_type_t](unsafe.Pointer(&t.of)), &wit.Type{Kind: wit.Result}
 		if C.wasmtime_component_result_type_ok(r, &sub) {
 			out.Ok = in.valtype(&sub, where)
 		}
@@ -211,7 +211,7 @@ func (in *inspector) compound(t *C.wasmtime_component_valtype_t, where Item) *wi
 	return in.named(t, where)
 }
 
-// named translates what is a list of names.
+// named converts a variant, enum or flags type.
 func (in *inspector) named(t *C.wasmtime_component_valtype_t, where Item) *wit.Type {
 	var sub C.wasmtime_component_valtype_t
 	var name *C.char
@@ -220,7 +220,7 @@ func (in *inspector) named(t *C.wasmtime_component_valtype_t, where Item) *wit.T
 	switch t.kind {
 	case C.TW_TYPE_VARIANT:
 		out.Kind = wit.Variant
-		v := member[*C.wasmtime_component_variant_type_t](unsafe.Pointer(&t.of))
+		v := unionPointer[*C.wasmtime_component_variant_type_t](unsafe.Pointer(&t.of))
 		for n := range C.wasmtime_component_variant_type_case_count(v) {
 			var has C.bool
 			C.wasmtime_component_variant_type_case_nth(v, n, &name, &length, &has, &sub)
@@ -232,14 +232,14 @@ func (in *inspector) named(t *C.wasmtime_component_valtype_t, where Item) *wit.T
 		}
 	case C.TW_TYPE_ENUM:
 		out.Kind = wit.Enum
-		v := member[*C.wasmtime_component_enum_type_t](unsafe.Pointer(&t.of))
+		v := unionPointer[*C.wasmtime_component_enum_type_t](unsafe.Pointer(&t.of))
 		for n := range C.wasmtime_component_enum_type_names_count(v) {
 			C.wasmtime_component_enum_type_names_nth(v, n, &name, &length)
 			out.Cases = append(out.Cases, wit.Case{Name: nameOf(name, length)})
 		}
 	case C.TW_TYPE_FLAGS:
 		out.Kind = wit.Flags
-		v := member[*C.wasmtime_component_flags_type_t](unsafe.Pointer(&t.of))
+		v := unionPointer[*C.wasmtime_component_flags_type_t](unsafe.Pointer(&t.of))
 		for n := range C.wasmtime_component_flags_type_names_count(v) {
 			C.wasmtime_component_flags_type_names_nth(v, n, &name, &length)
 			out.Cases = append(out.Cases, wit.Case{Name: nameOf(name, length)})
@@ -252,9 +252,9 @@ func (in *inspector) named(t *C.wasmtime_component_valtype_t, where Item) *wit.T
 	return out
 }
 
-// track is an interface's name with only that part of its version which names what it is compatible with: 0.2 of
-// 0.2.12, 1 of 1.4.0 (https://semver.org, as the component model's linking reads it).
-func track(iface string) string {
+// compatName returns an interface's name with its version cut to the compatible part: 0.2 for 0.2.12, 1 for 1.4.0
+// (https://semver.org, as the component model's linking applies it).
+func compatName(iface string) string {
 	base, version, ok := strings.Cut(iface, "@")
 	if !ok || strings.ContainsAny(version, "-+") {
 		return iface
@@ -271,9 +271,9 @@ func track(iface string) string {
 	return iface
 }
 
-// wasiOwn tells whether the engine itself brings an interface.
+// wasiOwn reports whether the engine itself provides an interface.
 func wasiOwn(iface string) bool {
-	base, ok := strings.CutSuffix(track(iface), "@0.2")
+	base, ok := strings.CutSuffix(compatName(iface), "@0.2")
 	if !ok {
 		return false
 	}

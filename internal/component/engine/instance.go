@@ -28,48 +28,48 @@ const (
 	defaultMaxValue   = 64 << 20
 )
 
-// abandonAfter is how long a killed guest may take to end before it is left alone: it sleeps or waits in WASI, where no
-// tick reaches it, and its thread and memory are released when it wakes up.
+// abandonAfter is the time that a killed guest has to end before it is abandoned. Such a guest sleeps or waits in WASI,
+// where no tick reaches it. Its thread and memory are released when it wakes up.
 const abandonAfter = 100 * time.Millisecond
 
-// Instance is one running guest with memory of its own. One goroutine at a time calls it; Kill, CPU and Memory may be
-// used by others meanwhile.
+// Instance is a running guest with its own memory. Only one goroutine at a time may call it; others may use Kill, CPU
+// and Memory meanwhile.
 type Instance struct {
 	code     *Code
 	link     *link
 	opts     InstanceOptions
-	waits    bool        // whether it can wait where no tick reaches it
-	limit    uint64      // of its memory, bytes
-	extra    bool        // outside of the pool
+	canWait  bool        // it can wait where no tick reaches it
+	limit    uint64      // of its memory, in bytes
+	overflow bool        // outside the pool
 	hosting  atomic.Bool // in a host function
 	handle   cgo.Handle
-	channels []*descriptor // by the C half's number; nil: free. The guest's thread only
-	// Our end of the pipe, and the guest's.
+	channels []*descriptor // by the C half's number, nil if free; used on the guest's thread only
+	// The pipe for standard input: our end and the guest's.
 	stdin, stdinEnd *os.File
 
-	mu     sync.Mutex
-	c      *C.tw_inst // nil: released
-	seq    uint64
-	busy   bool
-	back   bool  // the call under way has come back from the guest
-	left   bool  // abandoned: released when its call returns
-	closed bool  // Close was called
-	dead   error // why it may not be called any more
-	idle   sync.Cond
-	cpu    time.Duration // at the release
-	killed chan struct{} // closed by Kill
+	mu        sync.Mutex
+	c         *C.tw_inst // nil: released
+	seq       uint64
+	busy      bool
+	returned  bool  // the current call has returned from the guest
+	abandoned bool  // released when its call returns
+	closed    bool  // Close was called
+	dead      error // why the instance can no longer be called
+	idle      sync.Cond
+	cpu       time.Duration // set on release
+	killed    chan struct{} // closed by Kill
 
-	// The call under way; cancel is guarded by mu.
+	// State of the current call; cancel is guarded by mu.
 	ctx     context.Context
 	derived context.Context
 	cancel  context.CancelFunc
 	hostErr error
-	late    bool // it was killed for its budget, from here
-	running bool // it is a Run, which has no budget
+	late    bool // await killed it, because its budget was used up
+	running bool // the call is a Run, which has no budget
 }
 
-// Instantiate makes an instance, which runs the guest's own initialisation within opts.Deadline and ctx. Errors are
-// those of Instance.Call, and errdefs.ErrResourceExhausted when there is no room for one more.
+// Instantiate makes an instance and runs the guest's own initialization, within opts.Deadline and ctx. Its errors are
+// those of Instance.Call, and errdefs.ErrResourceExhausted if there is no room for another instance.
 func (c *Code) Instantiate(ctx context.Context, opts InstanceOptions) (*Instance, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, context.Cause(ctx)
@@ -89,7 +89,7 @@ func (c *Code) Instantiate(ctx context.Context, opts InstanceOptions) (*Instance
 	return i, err
 }
 
-// errNoRoom is the pool's.
+// errNoRoom means that the pool, or the space outside it, is full.
 var errNoRoom = fmt.Errorf("no room for one more instance: %w", errdefs.ErrResourceExhausted)
 
 func (c *Code) instantiate(ctx context.Context, path Path, pooled bool, opts InstanceOptions, strs []byte) (*Instance, error) {
@@ -102,28 +102,28 @@ func (c *Code) instantiate(ctx context.Context, path Path, pooled bool, opts Ins
 	if i.limit, err = i.memoryLimit(); err != nil {
 		return nil, err
 	}
-	if err := c.use(1); err != nil {
+	if err := c.addUsers(1); err != nil {
 		return nil, err
 	}
 	if !pooled {
 		if n := c.engine.overflow.Add(1); n > int64(c.engine.cfg.Overflow) {
 			c.engine.overflow.Add(-1)
-			_ = c.use(-1)
-			return nil, fmt.Errorf("%w (%d in the pool, %d beside it)", errNoRoom, c.engine.cfg.Instances, n-1)
+			_ = c.addUsers(-1)
+			return nil, fmt.Errorf("%w (%d in the pool, %d outside it)", errNoRoom, c.engine.cfg.Instances, n-1)
 		}
-		i.extra = true
+		i.overflow = true
 	}
-	i.waits = path == PathCore && c.img.CoreWaits && len(opts.Preopens) > 0 || path == PathComponent && bool(l.c.wasi)
+	i.canWait = path == PathCore && c.img.CoreWaits && len(opts.Preopens) > 0 || path == PathComponent && bool(l.c.wasi)
 	i.handle = cgo.NewHandle(i)
-	opts.Account.use(1)
+	opts.Account.addInstances(1)
 	if err := i.make(strs); err != nil {
 		i.Close()
 		return nil, err
 	}
-	err = i.do(ctx, func(c *C.tw_inst, seq C.uint64_t) C.int { return C.tw_start(c, &l.c, seq) },
+	err = i.enter(ctx, func(c *C.tw_inst, seq C.uint64_t) C.int { return C.tw_start(c, &l.c, seq) },
 		func(*C.tw_inst) error { return nil })
 	if errors.Is(err, errNoRoom) {
-		i.closeChannels() // for there may be another try
+		i.closeChannels() // because Instantiate may try again
 	}
 	if err != nil {
 		i.Close()
@@ -132,7 +132,7 @@ func (c *Code) instantiate(ctx context.Context, path Path, pooled bool, opts Ins
 	return i, nil
 }
 
-// memoryLimit is the least of all limits; a guest that declares more is refused.
+// memoryLimit returns the lowest of all memory limits, or ErrMemory if the guest declares more.
 func (i *Instance) memoryLimit() (uint64, error) {
 	limit := i.code.engine.cfg.MaxMemory
 	if i.opts.MaxMemory > 0 {
@@ -147,7 +147,7 @@ func (i *Instance) memoryLimit() (uint64, error) {
 	return limit, nil
 }
 
-// make makes the C half, with its world.
+// make allocates the C half, with the guest's environment.
 func (i *Instance) make(strs []byte) error {
 	o := i.copts()
 	if i.opts.Stdin != nil && bool(i.link.c.wasi) {
@@ -159,10 +159,10 @@ func (i *Instance) make(strs []byte) error {
 		go feed(w, i.opts.Stdin)
 		o.stdin_fd = C.int(r.Fd())
 	}
-	if err := i.withFiles(&o); err != nil {
+	if err := i.addFiles(&o); err != nil {
 		return err
 	}
-	i.mu.Lock() // for wake, which a channel may call already
+	i.mu.Lock() // a channel may already call wake
 	defer i.mu.Unlock()
 	i.c = C.tw_new(&i.link.c, &o, (*C.char)(unsafe.Pointer(unsafe.SliceData(strs))), C.size_t(len(strs)))
 	switch {
@@ -173,7 +173,7 @@ func (i *Instance) make(strs []byte) error {
 	case i.c.why == C.TW_HANDLES:
 		return fmt.Errorf("%w: %s", ErrHandles, C.GoString(i.c.message))
 	case i.c.why != C.TW_OK:
-		return invalid("the guest's world: %s", C.GoString(i.c.message))
+		return invalid("the guest's environment: %s", C.GoString(i.c.message))
 	}
 	return nil
 }
@@ -207,13 +207,13 @@ func (i *Instance) copts() C.tw_opts {
 	return o
 }
 
-// feed copies the reader's bytes to the guest until one of them has enough.
+// feed copies r to the guest until the reader ends or the guest closes the pipe.
 func feed(w *os.File, r io.Reader) {
 	_, _ = io.Copy(w, r)
 	_ = w.Close()
 }
 
-// pack makes the strings for the C half (see tw_new).
+// pack encodes the strings for the C half (see tw_new).
 func (o *InstanceOptions) pack() ([]byte, error) {
 	var b []byte
 	add := func(s string) { b = append(append(b, s...), 0) }
@@ -234,7 +234,7 @@ func (o *InstanceOptions) pack() ([]byte, error) {
 		return nil, invalid("arguments, environment and paths must be UTF-8 without NUL")
 	}
 	if len(o.Preopens) > 64 {
-		return nil, invalid("%d directories for the guest, at most 64", len(o.Preopens))
+		return nil, invalid("%d directories for the guest; at most 64 are possible", len(o.Preopens))
 	}
 	return append(b, 0), nil
 }

@@ -2,7 +2,7 @@
 // numbers. Each holds one of the worker's, so they are counted: what is one too many is EMFILE.
 //
 // The engine's functions find the memory of the guest by who calls them: an instance that exports it. So each such guest
-// has a second, tiny one (passing.go), which has the guest's memory and calls what it is told to. It is made when it is needed
+// has a second, tiny one (forwarder.go), which has the guest's memory and calls what it is told to. It is made when it is needed
 // for the first time.
 #include "p1.h"
 #include <stdlib.h>

@@ -39,9 +39,9 @@ func TestStarvedCalls(t *testing.T) {
 		}
 		n := int64(0)
 		for ; n < 1000; n++ {
-			spare(n)
+			failAllocsAfter(n)
 			err := all()
-			spare(-1)
+			failAllocsAfter(-1)
 			if err == nil {
 				break
 			}

@@ -1,7 +1,7 @@
 package engine
 
-// Inspect tells what the guest of a code image is made for, before Load, which must be given the host of that world. Its
-// errors are those of Load.
+// Inspect returns the world of the guest in a code image, from which the caller chooses the Host for Load. It returns
+// the same errors as Load for an unusable image.
 func Inspect(image []byte) (World, error) {
 	img, err := decodeImage(image)
 	if err != nil {

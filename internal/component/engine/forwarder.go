@@ -9,20 +9,20 @@ import (
 	"sync"
 )
 
-// passing is what passes calls of preview 1 on to the engine's own WASI for guests with directories (p1pass.c).
-type passing struct {
+// forwarder forwards calls of preview 1 to wasmtime's WASI, for guests with directories (p1pass.c).
+type forwarder struct {
 	linker *C.wasmtime_linker_t
 	module *C.wasmtime_module_t
 }
 
-// passings are made when the first such guest comes: one of the module has to be compiled.
-type passings struct {
+// forwarders are the engines' forwarders. They are made on first use, because their module has to be compiled.
+type forwarders struct {
 	mu   sync.Mutex
-	made map[*C.wasm_engine_t]passing
+	made map[*C.wasm_engine_t]forwarder
 }
 
-// of gives the one for an engine, which is kept as long as the engine is.
-func (p *passings) of(engine *C.wasm_engine_t) (passing, error) {
+// forEngine returns the forwarder of an engine. It is never freed, because engines are not.
+func (p *forwarders) forEngine(engine *C.wasm_engine_t) (forwarder, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	made, ok := p.made[engine]
@@ -32,30 +32,31 @@ func (p *passings) of(engine *C.wasm_engine_t) (passing, error) {
 	made.linker = C.wasmtime_linker_new(engine)
 	err := failure(C.wasmtime_linker_define_wasi(made.linker))
 	if err == nil {
-		code := passingModule()
+		code := forwarderModule()
 		err = failure(C.wasmtime_module_new(engine, bytePtr(code), C.size_t(len(code)), &made.module))
 	}
 	if err != nil {
 		C.wasmtime_linker_delete(made.linker)
-		return passing{}, fmt.Errorf("passing WASI on: %w", err)
+		return forwarder{}, fmt.Errorf("forward WASI: %w", err)
 	}
 	if p.made == nil {
-		p.made = map[*C.wasm_engine_t]passing{}
+		p.made = map[*C.wasm_engine_t]forwarder{}
 	}
 	p.made[engine] = made
 	return made, nil
 }
 
-// passingModule imports a memory and the functions of preview 1 that have descriptors, and exports the memory and functions
-// of the same names that call those. (https://webassembly.github.io/spec/core/binary)
-func passingModule() []byte {
+// forwarderModule returns a module that imports a memory and those functions of preview 1 that take descriptors. It
+// exports the memory, and functions of the same names that call the imports.
+// (https://webassembly.github.io/spec/core/binary)
+func forwarderModule() []byte {
 	const (
 		i32, i64     = 0x7f, 0x7e
 		kindFunction = 0
 		kindMemory   = 2
 	)
 	name := func(b []byte, s string) []byte { return append(binary.AppendUvarint(b, uint64(len(s))), s...) }
-	types, imports := []byte{}, append(name(name(nil, "guest"), "memory"), kindMemory, 0, 0) // at least no pages
+	types, imports := []byte{}, append(name(name(nil, "guest"), "memory"), kindMemory, 0, 0) // minimum of 0 pages
 	var functions, codes []byte
 	exports := append(name(nil, "memory"), kindMemory, 0)
 	n := 0
@@ -98,7 +99,7 @@ func passingModule() []byte {
 		id, count int
 		entries   []byte
 	}{{1, n, types}, {2, n + 1, imports}, {3, n, functions}, {7, n + 1, exports}, {10, n, codes}} {
-		body := append([]byte{byte(s.count)}, s.entries...) // all counts are below 128
+		body := append([]byte{byte(s.count)}, s.entries...) // each count is below 128
 		module = append(binary.AppendUvarint(append(module, byte(s.id)), uint64(len(body))), body...)
 	}
 	return module
