@@ -6,31 +6,31 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// Messages that stay serialized, or that are dropped because another member of their oneof comes later, are checked by
-// the same first pass; in place of the second one stand these functions, which write nothing. Partial allows required
+// Messages that stay serialized, or that a later member of their oneof replaces, get the same first pass as all others.
+// Instead of the second pass, the functions of this file check them without writing anything. partial allows required
 // fields to be missing.
 
-// check looks at a message that comes in pieces.
+// check checks a message that is in several pieces.
 func (d *decoder) check(m *Message, first uint32, depth int, partial bool) error {
-	base, regions := d.frame(m)
+	base, regions := d.push(m)
 	for c := d.cursor(first); c.next(); {
 		if err := d.index(m, base, c.record.start, c.record.end, depth); err != nil {
 			return err
 		}
 	}
 	err := d.checkSlots(m, base, depth, partial)
-	d.drop(base, regions)
+	d.pop(base, regions)
 	return err
 }
 
-// checkOne looks at a message in one piece.
+// checkOne checks a message that is contiguous in the input.
 func (d *decoder) checkOne(m *Message, r record, depth int, partial bool) error {
-	base, regions := d.frame(m)
+	base, regions := d.push(m)
 	if err := d.index(m, base, r.start, r.end, depth); err != nil {
 		return err
 	}
 	err := d.checkSlots(m, base, depth, partial)
-	d.drop(base, regions)
+	d.pop(base, regions)
 	return err
 }
 
@@ -44,7 +44,7 @@ func (d *decoder) checkSlots(m *Message, base, depth int, partial bool) error {
 			err = errRequired
 		case s.kind == slotList || s.kind == slotMap:
 			err = d.checkList(f, st.first, depth, partial)
-		case f.msg != nil && (st.set || s.kind == slotValue): // a missing value of a map is the empty message
+		case f.msg != nil && (st.set || s.kind == slotValue): // a missing map value is the empty message
 			err = d.check(f.msg, st.first, depth+1, partial)
 		}
 		if err != nil {

@@ -2,13 +2,13 @@ package protowit
 
 import "google.golang.org/protobuf/reflect/protoreflect"
 
-// WIT has no recursive types. A field that closes a cycle (its message can contain the message it stands in) carries
-// the serialized message instead, as list<u8>. The rule looks at the messages alone, so that a message is mapped the
-// same way wherever it is used. google.protobuf.Value is the one exception: there it is the fields of Value that are
-// serialized, so that Struct and ListValue hold values.
+// WIT has no recursive types. A field that closes a cycle (its message can contain the message of the field) carries
+// the serialized message as list<u8> instead. The rule depends only on the two messages, so a message maps to the same
+// type everywhere. The one exception is google.protobuf.Value: it is Value's own fields that are serialized, so that
+// Struct and ListValue contain values.
 
-// cycles finds the strongly connected components of the graph of messages (Tarjan's algorithm, kept small: messages
-// are few). Two messages with the same component number can contain each other.
+// cycles holds the strongly connected components of the graph of messages (Tarjan's algorithm, in a simple form because
+// messages are few). Two messages with the same component number can contain each other.
 type cycles map[protoreflect.FullName]*node
 
 type node struct {
@@ -17,7 +17,7 @@ type node struct {
 	component  int
 }
 
-// raw tells whether a field whose (map value's) message is given carries serialized messages.
+// raw reports whether fields of parent carry the message child (or a map with child as value) serialized.
 func (c cycles) raw(parent, child protoreflect.MessageDescriptor) bool {
 	if parent.FullName() == "google.protobuf.Value" {
 		return true
@@ -60,7 +60,7 @@ func (c cycles) walk(m protoreflect.MessageDescriptor, stack *[]*node) *node {
 	}
 }
 
-// children are the messages that a message can contain directly.
+// children returns the messages that a message can contain directly.
 func children(m protoreflect.MessageDescriptor) []protoreflect.MessageDescriptor {
 	if m.FullName() == "google.protobuf.Value" {
 		return nil
@@ -74,7 +74,7 @@ func children(m protoreflect.MessageDescriptor) []protoreflect.MessageDescriptor
 	return all
 }
 
-// contained is the message that a field holds, or the values of its map; nil: none.
+// contained returns the message type of a field, or of a map's values, or nil.
 func contained(fd protoreflect.FieldDescriptor) protoreflect.MessageDescriptor {
 	if fd.IsMap() {
 		fd = fd.MapValue()

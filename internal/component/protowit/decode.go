@@ -11,18 +11,18 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// MaxDepth is how deep messages may nest in one another; C++ and Java allow as much.
+// MaxDepth is the maximum nesting depth of messages. C++ and Java have the same limit.
 const MaxDepth = 100
 
-// Expansion bounds what a message may grow to, in flat bytes, as a multiple of its size; a field that is absent takes
-// room too, so that a list of empty messages grows by as much as the message has fields. ExpansionFree is always
-// allowed.
+// Expansion limits the flat size of a message, as a multiple of its serialized size. Absent fields take space too, so a
+// list of empty messages grows with the number of the message's fields. ExpansionFree bytes are always allowed in
+// addition.
 const (
 	Expansion     = 16
 	ExpansionFree = 1 << 20
 )
 
-// Decode appends the flat value of a serialized message. It fails with an [*Error]; dst is then to be thrown away.
+// Decode appends the flat value of a serialized message. Errors are of type [*Error]; after one, dst must not be used.
 func (m *Message) Decode(dst, msg []byte) ([]byte, error) {
 	if len(msg) > MaxMessage {
 		return nil, &Error{Err: errSize}
@@ -39,7 +39,7 @@ func (m *Message) Decode(dst, msg []byte) ([]byte, error) {
 	return dst, nil
 }
 
-// decoder is the memory of one conversion: two stacks, on which each message that is being read has a frame.
+// decoder is the state of one conversion: stacks on which each message being read has a frame.
 type decoder struct {
 	b       []byte
 	limit   int // of dst
@@ -49,22 +49,22 @@ type decoder struct {
 	table   []uint32
 }
 
-// state is what the first pass finds out about a slot.
+// state is what the first pass records about a slot.
 type state struct {
 	set    bool
 	member uint16 // of a oneof
-	// Regions of the input that hold the values, as 1 + the index in regions: messages, lists, maps.
+	// Regions of the input with the values of messages, lists and maps; each is 1 + the index in regions.
 	first, last uint32
-	// The last value (varint and fixed), or the start<<32 | end of its bytes.
+	// The last value (varint and fixed), or start<<32 | end of its bytes.
 	bits uint64
 }
 
-// region holds one or more fields with the same number, tags and all, without a gap.
+// region holds consecutive fields with the same number, including their tags.
 type region struct{ start, end, next uint32 }
 
 var decoders = sync.Pool{New: func() any { return new(decoder) }}
 
-// release gives the memory back, except what one huge message has blown up.
+// release returns the decoder to the pool, unless a huge message has made it large.
 func (d *decoder) release() {
 	const most = 1 << 16
 	d.b = nil
@@ -74,53 +74,53 @@ func (d *decoder) release() {
 	}
 }
 
-// frame makes room for the states of a message and tells how to give it back.
-func (d *decoder) frame(m *Message) (base, regions int) {
+// push adds a frame for the states of a message, and returns the arguments for pop.
+func (d *decoder) push(m *Message) (base, regions int) {
 	base, regions = len(d.states), len(d.regions)
 	d.states = slices.Grow(d.states, len(m.slots))[:base+len(m.slots)]
 	clear(d.states[base:])
 	return base, regions
 }
 
-func (d *decoder) drop(base, regions int) {
+func (d *decoder) pop(base, regions int) {
 	d.states, d.regions = d.states[:base], d.regions[:regions]
 }
 
-// message converts one message whose bytes are in one piece.
+// message converts a message that is contiguous in the input.
 func (d *decoder) message(dst []byte, m *Message, r record, depth int) ([]byte, error) {
-	base, regions := d.frame(m)
+	base, regions := d.push(m)
 	if err := d.index(m, base, r.start, r.end, depth); err != nil {
 		return nil, err
 	}
 	dst, err := d.emit(dst, m, base, depth)
-	d.drop(base, regions)
+	d.pop(base, regions)
 	return dst, err
 }
 
-// pieces converts one message that is the concatenation of all records of a field.
+// pieces converts a message that is the concatenation of all records of a field.
 func (d *decoder) pieces(dst []byte, m *Message, first uint32, depth int) ([]byte, error) {
-	base, regions := d.frame(m)
+	base, regions := d.push(m)
 	for c := d.cursor(first); c.next(); {
 		if err := d.index(m, base, c.record.start, c.record.end, depth); err != nil {
 			return nil, err
 		}
 	}
 	dst, err := d.emit(dst, m, base, depth)
-	d.drop(base, regions)
+	d.pop(base, regions)
 	return dst, err
 }
 
-// cursor walks over the records of a field.
+// cursor iterates over the records of a field.
 type cursor struct {
 	d        *decoder
-	region   uint32 // the one after this
+	region   uint32 // the next one
 	pos, end int
 	record   record
 }
 
 func (d *decoder) cursor(first uint32) cursor { return cursor{d: d, region: first} }
 
-// next reads a record. The first pass has seen that all is well with it.
+// next reads a record. It cannot fail, because the first pass has checked the record.
 func (c *cursor) next() bool {
 	if c.pos >= c.end {
 		if c.region == 0 {
@@ -160,16 +160,16 @@ func (d *decoder) index(m *Message, base, start, end, depth int) error {
 			return err
 		}
 		if f == nil || !f.takes(wire) {
-			continue // unknown: dropped
+			continue // unknown, so dropped
 		}
-		if err := d.note(m, f, base, depth, r, at, pos); err != nil {
+		if err := d.save(m, f, base, depth, r, at, pos); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// takes tells whether a field of that wire type is this field; if not, it is an unknown one.
+// takes reports whether a record of that wire type belongs to the field; otherwise the record is an unknown field.
 func (f *field) takes(wire protowire.Type) bool {
 	return wire == f.wire || f.list && f.packable() && wire == protowire.BytesType
 }
@@ -178,13 +178,13 @@ func (f *field) packable() bool {
 	return f.wire != protowire.BytesType && f.wire != protowire.StartGroupType
 }
 
-// note keeps a record that stands in [at, end) of the input.
-func (d *decoder) note(m *Message, f *field, base, depth int, r record, at, end int) error {
+// save records the value of a field, whose record is at [at, end) of the input.
+func (d *decoder) save(m *Message, f *field, base, depth int, r record, at, end int) error {
 	i := base + f.slot
 	if s := &d.states[i]; s.set && int(s.member) != f.member {
-		// Another member of the oneof was set before. It is gone, but was to be well-formed.
+		// Another member of the oneof was set before. It is replaced, but must have been well-formed.
 		old := m.slots[f.slot].fields[s.member]
-		if err := d.gone(old, *s, depth); err != nil {
+		if err := d.checkReplaced(old, *s, depth); err != nil {
 			return within(err, old.name)
 		}
 		d.states[i] = state{}
@@ -192,7 +192,7 @@ func (d *decoder) note(m *Message, f *field, base, depth int, r record, at, end 
 	s := &d.states[i]
 	s.set, s.member = true, uint16(f.member)
 	switch {
-	case f.spread:
+	case f.multi:
 		d.extend(s, at, end)
 	case f.op == opString:
 		if !utf8.Valid(d.b[r.start:r.end]) {
@@ -207,15 +207,15 @@ func (d *decoder) note(m *Message, f *field, base, depth int, r record, at, end 
 	return nil
 }
 
-// gone checks a member of a oneof that another one replaces.
-func (d *decoder) gone(f *field, s state, depth int) error {
+// checkReplaced checks a member of a oneof that another one replaces.
+func (d *decoder) checkReplaced(f *field, s state, depth int) error {
 	if f.msg == nil {
 		return nil
 	}
 	return d.check(f.msg, s.first, depth+1, true)
 }
 
-// extend adds a record to the regions of a slot; one that follows the last without a gap joins it.
+// extend adds a record to the regions of a slot. A record directly after the last region extends that region.
 func (d *decoder) extend(s *state, at, end int) {
 	if s.last != 0 && d.regions[s.last-1].end == uint32(at) {
 		d.regions[s.last-1].end = uint32(end)
@@ -231,7 +231,7 @@ func (d *decoder) extend(s *state, at, end int) {
 	s.last = n
 }
 
-// emit is the second pass: the slots in their order.
+// emit is the second pass: it writes the slots in order.
 func (d *decoder) emit(dst []byte, m *Message, base, depth int) ([]byte, error) {
 	if len(m.slots) == 0 {
 		return wit.AppendCase(dst, 0), nil // an enum with one case
@@ -258,7 +258,7 @@ func (d *decoder) emit(dst []byte, m *Message, base, depth int) ([]byte, error) 
 	return dst, nil
 }
 
-// single writes a slot that has one value or none.
+// single writes a slot that has at most one value.
 func (d *decoder) single(dst []byte, kind slotKind, f *field, st state, depth int) ([]byte, error) {
 	switch kind {
 	case slotOption, slotOneof:
@@ -274,7 +274,7 @@ func (d *decoder) single(dst []byte, kind slotKind, f *field, st state, depth in
 			return nil, errRequired
 		}
 	}
-	if !f.spread {
+	if !f.multi {
 		return d.scalar(dst, f, record{bits: st.bits, start: int(st.bits >> 32), end: int(uint32(st.bits))}), nil
 	}
 	if f.raw {
@@ -283,7 +283,7 @@ func (d *decoder) single(dst []byte, kind slotKind, f *field, st state, depth in
 	return d.pieces(dst, f.msg, st.first, depth+1)
 }
 
-// raw copies the pieces of a message that stays serialized: one after the other they mean what they mean together.
+// raw copies the pieces of a message that stays serialized. Their concatenation is the merged message.
 func (d *decoder) raw(dst []byte, f *field, first uint32, depth int) ([]byte, error) {
 	if err := d.check(f.msg, first, depth+1, false); err != nil {
 		return nil, err
@@ -297,7 +297,7 @@ func (d *decoder) raw(dst []byte, f *field, first uint32, depth int) ([]byte, er
 	return dst, nil
 }
 
-// list writes the elements of a list; records of a packed list hold any number of them.
+// list writes the elements of a list. Records of a packed list can hold any number of them.
 func (d *decoder) list(dst []byte, f *field, first uint32, depth int) ([]byte, error) {
 	at, n := len(dst), 0
 	dst = wit.AppendLen(dst, 0)
@@ -318,7 +318,7 @@ func (d *decoder) list(dst []byte, f *field, first uint32, depth int) ([]byte, e
 	return dst, nil
 }
 
-// element writes one element of a list that is not packed.
+// element writes one element of an unpacked list.
 func (d *decoder) element(dst []byte, f *field, r record, depth int) ([]byte, error) {
 	switch {
 	case f.raw:

@@ -9,10 +9,10 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// entrySpan is where an entry of a map lies in the flat bytes; end is 0 once a later entry has taken its key.
+// entrySpan is the position of a map entry in the flat bytes. end is 0 if a later entry has the same key.
 type entrySpan struct{ start, value, end int }
 
-// mapping writes the entries of a map as a list of tuples. Of entries with the same key the last one stays, where it is.
+// mapping writes the entries of a map as a list of tuples. It keeps only the last entry for each key, in place.
 func (d *decoder) mapping(dst []byte, f *field, first uint32, depth int) ([]byte, error) {
 	at, base := len(dst), len(d.entries)
 	dst = wit.AppendLen(dst, 0)
@@ -27,8 +27,8 @@ func (d *decoder) mapping(dst []byte, f *field, first uint32, depth int) ([]byte
 		d.entries = append(d.entries, span)
 	}
 	entries := d.entries[base:]
-	if gone := d.duplicates(dst, entries); gone > 0 {
-		n -= gone
+	if dropped := d.duplicates(dst, entries); dropped > 0 {
+		n -= dropped
 		dst = compact(dst, entries)
 	}
 	d.entries = d.entries[:base]
@@ -36,10 +36,10 @@ func (d *decoder) mapping(dst []byte, f *field, first uint32, depth int) ([]byte
 	return dst, nil
 }
 
-// entry writes one entry: a message with a key and a value, of which either may be missing. It is not a level of
-// nesting of its own.
+// entry writes one entry: a message with a key and a value, either of which may be missing. An entry does not count as
+// a level of nesting.
 func (d *decoder) entry(dst []byte, m *Message, r record, depth int) (_ []byte, valueAt int, err error) {
-	base, regions := d.frame(m)
+	base, regions := d.push(m)
 	if err := d.index(m, base, r.start, r.end, depth); err != nil {
 		return nil, 0, err
 	}
@@ -50,32 +50,32 @@ func (d *decoder) entry(dst []byte, m *Message, r record, depth int) (_ []byte, 
 			return nil, 0, within(err, f.name)
 		}
 	}
-	d.drop(base, regions)
+	d.pop(base, regions)
 	if len(dst) > d.limit {
 		return nil, 0, errExpansion
 	}
 	return dst, valueAt, nil
 }
 
-// few is up to how many entries each key is compared with each other.
-const few = 8
+// linearMax is the largest number of entries for which duplicates compares each key with all others.
+const linearMax = 8
 
-// duplicates marks the entries whose keys come again and counts them.
-func (d *decoder) duplicates(dst []byte, entries []entrySpan) (gone int) {
+// duplicates marks the entries whose keys appear again later, and returns their number.
+func (d *decoder) duplicates(dst []byte, entries []entrySpan) (dropped int) {
 	key := func(e entrySpan) []byte { return dst[e.start:e.value] }
-	if len(entries) <= few {
+	if len(entries) <= linearMax {
 		for i := range entries {
 			for _, later := range entries[i+1:] {
 				if bytes.Equal(key(entries[i]), key(later)) {
 					entries[i].end = 0
-					gone++
+					dropped++
 					break
 				}
 			}
 		}
-		return gone
+		return dropped
 	}
-	// A hash table with open addressing, at most half full; 0 is a free place.
+	// A hash table with open addressing, at most half full; 0 marks a free slot.
 	size := 1 << bits.Len(uint(2*len(entries)-1))
 	if cap(d.table) < size {
 		d.table = make([]uint32, size)
@@ -91,19 +91,19 @@ func (d *decoder) duplicates(dst []byte, entries []entrySpan) (gone int) {
 			}
 			if old := &entries[*p-1]; bytes.Equal(key(*old), key(e)) {
 				old.end = 0
-				gone++
+				dropped++
 				*p = uint32(i + 1)
 				break
 			}
 		}
 	}
-	return gone
+	return dropped
 }
 
-// seed makes keys that collide impossible to choose from outside.
+// seed is random, so that clients cannot choose keys that collide.
 var seed = maphash.MakeSeed()
 
-// compact closes the gaps that entries have left.
+// compact removes the marked entries.
 func compact(dst []byte, entries []entrySpan) []byte {
 	to := entries[0].start
 	for _, e := range entries {

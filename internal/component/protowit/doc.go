@@ -11,22 +11,22 @@
 //
 // # Semantics
 //
-// Those of google.golang.org/protobuf, which is the oracle of the differential fuzz test: fields in any order, the last
-// value of a scalar wins, the parts of a message are merged (also as the member of a oneof), both packed and unpacked lists
-// are read, varints of up to ten bytes are cut to the width of the field, the last entry of a map's key wins, a missing key
-// or value is the default, unknown numbers of enums are kept. Decided here:
+// The semantics are those of google.golang.org/protobuf, the oracle of the differential fuzz test. Fields can be in any
+// order, and the last value of a scalar wins. The parts of a message are merged (also as a member of a oneof). Both
+// packed and unpacked lists are read. Varints of up to ten bytes are cut to the width of the field. The last entry for
+// a map key wins, and a missing key or value is the default. Unknown enum numbers are kept. Decisions of this package:
 //
-//   - Unknown fields (extensions too) are checked and dropped: a guest forwards no messages.
-//   - Strings must be UTF-8, also in proto2, since WIT has no others.
+//   - Unknown fields (extensions too) are checked and dropped, because guests do not forward messages.
+//   - Strings must be UTF-8, also in proto2, because WIT has no other strings.
 //   - Messages may nest [MaxDepth] deep.
-//   - Enums are open, also those that proto2 declares closed, as they are in Go.
-//   - A required field (proto2) that is missing in an entry of a map is an error even if a later entry replaces the entry.
-//   - Messages that recur stay serialized, and are checked (see cycles.go).
+//   - Enums are open, even those that proto2 declares closed, as in Go.
+//   - A required field (proto2) that is missing in a map entry is an error, even if a later entry replaces that entry.
+//   - Recursive messages stay serialized, but are checked (see cycles.go).
 //
-// # How it is done
+// # Implementation
 //
-// A message is read twice. The first pass reads the tags and notes, per field of the record, the last value or the regions of
-// the input with its values. The second writes the flat fields in the order of the record, and recurs. Memory for the notes is
-// reused: a conversion allocates nothing but its result. Encoding also takes two passes, one that measures and one that
-// writes, so a long bytes field is copied once in either direction.
+// Decoding reads a message twice. The first pass reads the tags and records, for each field of the WIT record, the last
+// value or the regions of the input with its values. The second pass writes the flat fields in the order of the record,
+// and recurses. The memory for the first pass is reused, so a conversion allocates only its result. Encoding also takes
+// two passes: the first measures, the second writes. So a long bytes field is copied only once in either direction.
 package protowit

@@ -7,9 +7,9 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// Encode appends the serialized message of a flat value, which must be of m's Type. The fields stand in the order of
-// their numbers (a oneof where its first member would), values that are the default of a field without presence are
-// left out, maps keep the order of the guest: the same value gives the same bytes. It fails with an [*Error].
+// Encode appends the serialized message for a flat value, which must have the type m.Type. The same value always gives
+// the same bytes: fields are in the order of their numbers (a oneof at its lowest number), default values of fields
+// without presence are omitted, and maps keep the guest's order. Errors are of type [*Error].
 func (m *Message) Encode(dst, flat []byte) ([]byte, error) {
 	e := encoders.Get().(*encoder)
 	defer e.release()
@@ -27,12 +27,12 @@ func (m *Message) Encode(dst, flat []byte) ([]byte, error) {
 	return e.write(slices.Grow(dst, size), m), nil
 }
 
-// encoder is the memory of one conversion. The first pass (measure.go) reads the flat value, checks it and notes the
-// sizes of all that has its length written before it; the second finds them in the same order.
+// encoder is the state of one conversion. The first pass (measure.go) reads and checks the flat value and records the
+// size of everything that is length-prefixed. The second pass uses the sizes in the same order.
 type encoder struct {
 	b     []byte
 	pos   int
-	bad   bool // a read went beyond the end, or met what no value has
+	bad   bool // a read went past the end, or found something that no value contains
 	sizes []int
 	used  int
 }
@@ -47,7 +47,7 @@ func (e *encoder) release() {
 	}
 }
 
-// size is the next one that the first pass noted.
+// size returns the next size that the first pass recorded.
 func (e *encoder) size() int {
 	e.used++
 	return e.sizes[e.used-1]
@@ -69,7 +69,7 @@ func (e *encoder) u32() uint32 {
 	return 0
 }
 
-// count reads the length of a list or string; every element takes a byte at least.
+// count reads the length of a list or string. Every element takes at least one byte.
 func (e *encoder) count() int {
 	n := e.u32()
 	if uint64(n) > uint64(len(e.b)-e.pos) {
@@ -81,7 +81,7 @@ func (e *encoder) count() int {
 
 func (e *encoder) bytes() []byte { return e.raw(e.count()) }
 
-// which reads a case of n.
+// which reads the case of a type with n cases.
 func (e *encoder) which(n int) int {
 	c := e.u32()
 	if uint64(c) >= uint64(n) {
@@ -91,7 +91,7 @@ func (e *encoder) which(n int) int {
 	return int(c)
 }
 
-// number reads a numeric value and gives its bits on the wire.
+// number reads a numeric value and returns its bits on the wire.
 func (e *encoder) number(f *field) uint64 {
 	switch f.op {
 	case opBool:
@@ -126,7 +126,7 @@ func (e *encoder) number(f *field) uint64 {
 	return le64(b)
 }
 
-// write is the second pass.
+// write is the second pass of Encode.
 func (e *encoder) write(dst []byte, m *Message) []byte {
 	if len(m.slots) == 0 {
 		e.u32()
@@ -161,7 +161,7 @@ func (e *encoder) write(dst []byte, m *Message) []byte {
 	return dst
 }
 
-// writeImplicit leaves out the default.
+// writeImplicit writes a field without presence, unless it has the default value.
 func (e *encoder) writeImplicit(dst []byte, f *field) []byte {
 	if f.op == opString || f.op == opBytes {
 		b := e.bytes()

@@ -8,11 +8,11 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Error is what is wrong with one message, and where in it. It unwraps to errdefs.ErrInvalidArgument for a request
-// that is malformed, to errdefs.ErrResourceExhausted for one that is beyond a limit, and to errdefs.ErrInternal for
-// flat bytes or strings of a guest that are no message.
+// Error describes what is wrong with a message, and where. It wraps errdefs.ErrInvalidArgument for a malformed request,
+// errdefs.ErrResourceExhausted for one that exceeds a limit, and errdefs.ErrInternal for flat bytes or strings of a
+// guest that do not form a message.
 type Error struct {
-	Path string // "items[3].name"; "": the message as a whole
+	Path string // "items[3].name", or "" for the whole message
 	Err  error
 }
 
@@ -23,10 +23,10 @@ func (e *Error) Error() string {
 	return e.Path + ": " + e.Err.Error()
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// fault is a kind of damage. It is made once and carries no place.
+// fault is a kind of damage. Its values are constants, without a position.
 type fault struct {
 	text  string
 	class error
@@ -52,7 +52,7 @@ var (
 	errGuestSize = &fault{"the guest's message has 2 GiB or more", errdefs.ErrInternal}
 )
 
-// within puts a step before the path of an error.
+// within adds a step in front of an error's path.
 func within(err error, step string) error {
 	var e *Error
 	if !errors.As(err, &e) {
@@ -69,7 +69,7 @@ func within(err error, step string) error {
 	return e
 }
 
-// whole makes an [*Error] of any error.
+// whole converts any error to an [*Error].
 func whole(err error) error {
 	var e *Error
 	if errors.As(err, &e) {
@@ -78,5 +78,5 @@ func whole(err error) error {
 	return &Error{Err: err}
 }
 
-// element is the step into a list.
+// element adds a list index in front of an error's path.
 func element(err error, i int) error { return within(err, "["+strconv.Itoa(i)+"]") }

@@ -4,14 +4,14 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// The interfaces of the host package, as components name them.
+// The names of the host package and its interfaces.
 const (
 	HostPackage       = "tripod:grpc@0.1.0"
 	TypesInterface    = "tripod:grpc/types@0.1.0"
 	ResponseInterface = "tripod:grpc/response@0.1.0"
 )
 
-// Functions of ResponseInterface: func(e: entry), no result.
+// Functions of ResponseInterface, of the type func(e: entry).
 const (
 	SetHeader  = "set-header"
 	SetTrailer = "set-trailer"
@@ -97,15 +97,15 @@ type Entry struct {
 	Value []byte
 }
 
-// Context is what a call brings with it.
+// Context describes a call to the guest.
 type Context struct {
 	Method, Peer string
-	// Timeout is nanoseconds until the deadline; nil without one.
+	// Timeout is the time until the deadline, in nanoseconds; nil means no deadline.
 	Timeout  *uint64
 	Metadata []Entry
 }
 
-// Status is how a call failed.
+// Status is the failure of a call.
 type Status struct {
 	Code    uint32
 	Message string
@@ -138,7 +138,7 @@ func AppendStatus(dst []byte, s *Status) []byte {
 	return dst
 }
 
-// ReadStatus reads a value of StatusType. Details share the memory of the reader, whose Err tells failures.
+// ReadStatus reads a value of StatusType. Details share memory with the reader's input. Check r.Err for failures.
 func ReadStatus(r *wit.Reader) Status {
 	s := Status{Code: r.U32(), Message: r.String()}
 	for range r.Len() {
@@ -149,7 +149,7 @@ func ReadStatus(r *wit.Reader) Status {
 	return s
 }
 
-// ReadEntry reads a value of EntryType, which shares the memory of the reader.
+// ReadEntry reads a value of EntryType. Value shares memory with the reader's input.
 func ReadEntry(r *wit.Reader) Entry {
 	return Entry{Key: r.String(), Value: r.Bytes()}
 }

@@ -9,20 +9,20 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// op is how one value is converted.
+// op is the conversion of one value.
 type op uint8
 
 const (
 	opNone    op = iota // messages
 	opBool              // varint ↔ 1 byte
-	op32                // varint of 32 bits, sign-extended as it is written ↔ 4 bytes
+	op32                // varint of 32 bits, written sign-extended ↔ 4 bytes
 	opU32               // varint of 32 bits ↔ 4 bytes
 	opZig32             // zigzag varint ↔ 4 bytes
 	opFixed32           // 4 bytes ↔ 4 bytes
 	op64                // varint ↔ 8 bytes
 	opZig64             // zigzag varint ↔ 8 bytes
 	opFixed64           // 8 bytes ↔ 8 bytes
-	opEnum              // varint ↔ case and, of an unrecognized number, 4 bytes
+	opEnum              // varint ↔ case, and 4 bytes for an unrecognized number
 	opString
 	opBytes
 )
@@ -57,7 +57,7 @@ var kinds = map[protoreflect.Kind]kindInfo{
 func le32(b []byte) uint32 { return binary.LittleEndian.Uint32(b) }
 func le64(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
 
-// scalar appends a value that is no message, from its bits on the wire.
+// scalar appends a value other than a message, from its bits on the wire.
 func (d *decoder) scalar(dst []byte, f *field, r record) []byte {
 	switch f.op {
 	case opString, opBytes:
@@ -67,7 +67,7 @@ func (d *decoder) scalar(dst []byte, f *field, r record) []byte {
 	}
 }
 
-// number appends a numeric value; varints are cut to the width of the field, as protobuf does.
+// number appends a numeric value. As in protobuf, varints are cut to the width of the field.
 func number(dst []byte, f *field, v uint64) []byte {
 	switch f.op {
 	case opBool:
@@ -88,14 +88,14 @@ func number(dst []byte, f *field, v uint64) []byte {
 	return wit.AppendU64(dst, v)
 }
 
-// packed appends the values of a packed list and counts them.
+// packed appends the values of a packed list and returns their number.
 func packed(dst []byte, f *field, b []byte) (_ []byte, n int, err error) {
 	switch f.wire {
 	case protowire.Fixed32Type:
 		if len(b)%4 != 0 {
 			return nil, len(b) / 4, errTruncated
 		}
-		return append(dst, b...), len(b) / 4, nil // the same bytes in both forms
+		return append(dst, b...), len(b) / 4, nil // both encodings are the same bytes
 	case protowire.Fixed64Type:
 		if len(b)%8 != 0 {
 			return nil, len(b) / 8, errTruncated

@@ -8,11 +8,11 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// measure is the first pass of Encode: how many bytes the message takes.
+// measure is the first pass of Encode. It returns the size of the message.
 func (e *encoder) measure(m *Message) (size int, err error) {
 	if len(m.slots) == 0 {
 		e.which(1)
-		return 0, e.sound()
+		return 0, e.err()
 	}
 	for i := range m.slots {
 		s := &m.slots[i]
@@ -38,7 +38,7 @@ func (e *encoder) measure(m *Message) (size int, err error) {
 			n, err = e.measureMap(f)
 		}
 		if err == nil {
-			err = e.sound()
+			err = e.err()
 		}
 		if err != nil {
 			return 0, within(err, f.name)
@@ -48,8 +48,8 @@ func (e *encoder) measure(m *Message) (size int, err error) {
 	return size, nil
 }
 
-// sound tells whether all reads so far were.
-func (e *encoder) sound() error {
+// err returns an error if any read so far has failed.
+func (e *encoder) err() error {
 	if e.bad {
 		return errGuestFlat
 	}
@@ -62,7 +62,7 @@ func (e *encoder) measureImplicit(f *field) (int, error) {
 		if len(b) == 0 {
 			return 0, nil
 		}
-		return len(f.tag) + prefixed(len(b)), text(f, b)
+		return len(f.tag) + prefixed(len(b)), checkText(f, b)
 	}
 	v := e.number(f)
 	if v == 0 {
@@ -71,8 +71,8 @@ func (e *encoder) measureImplicit(f *field) (int, error) {
 	return len(f.tag) + numberLen(f.wire, v), nil
 }
 
-// text checks a string.
-func text(f *field, b []byte) error {
+// checkText checks that a string is UTF-8.
+func checkText(f *field, b []byte) error {
 	if f.op == opString && !utf8.Valid(b) {
 		return errGuestUTF8
 	}
@@ -84,7 +84,7 @@ func (e *encoder) measureField(f *field) (int, error) {
 	switch {
 	case f.op == opString || f.op == opBytes:
 		b := e.bytes()
-		return len(f.tag) + prefixed(len(b)), text(f, b)
+		return len(f.tag) + prefixed(len(b)), checkText(f, b)
 	case f.op != opNone:
 		return len(f.tag) + numberLen(f.wire, e.number(f)), nil
 	case f.endTag != nil:
@@ -109,8 +109,8 @@ func (e *encoder) measureGroup(f *field) (int, error) {
 	return e.measure(f.msg)
 }
 
-// checkRaw looks at a message that the guest has serialized itself: what is not well-formed would be taken for damage
-// by the client, and in a group for what follows it.
+// checkRaw checks a message that the guest has serialized itself. If it were not well-formed, clients would see a
+// damaged message, and a group could not be told from the fields after it.
 func (e *encoder) checkRaw(m *Message, b []byte) error {
 	if e.bad || len(b) > MaxMessage {
 		return errGuestFlat
@@ -119,7 +119,7 @@ func (e *encoder) checkRaw(m *Message, b []byte) error {
 	defer d.release()
 	d.b = b
 	if err := d.checkOne(m, record{end: len(b)}, 0, false); err != nil {
-		return fmt.Errorf("the guest's bytes are no %s: %v: %w", m.Desc.FullName(), err, errdefs.ErrInternal)
+		return fmt.Errorf("the guest's bytes are not a valid %s: %v: %w", m.Desc.FullName(), err, errdefs.ErrInternal)
 	}
 	return nil
 }
@@ -135,7 +135,7 @@ func (e *encoder) measureList(f *field) (size int, err error) {
 	for i := range n {
 		one, err := e.measureField(f)
 		if err == nil {
-			err = e.sound()
+			err = e.err()
 		}
 		if err != nil {
 			return 0, element(err, i)
@@ -168,7 +168,7 @@ func (e *encoder) measureMap(f *field) (size int, err error) {
 		for j := range f.entry.slots {
 			n, err := e.measureField(f.entry.slots[j].fields[0])
 			if err == nil {
-				err = e.sound()
+				err = e.err()
 			}
 			if err != nil {
 				return 0, element(within(err, f.entry.slots[j].fields[0].name), i)
@@ -180,7 +180,7 @@ func (e *encoder) measureMap(f *field) (size int, err error) {
 	return size, nil
 }
 
-// prefixed is the size of n bytes with their length before them.
+// prefixed returns the size of n bytes with a length prefix.
 func prefixed(n int) int { return varintLen(uint64(n)) + n }
 
 func numberLen(wire protowire.Type, v uint64) int {

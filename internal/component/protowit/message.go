@@ -11,73 +11,73 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// MaxTypeSize is how much room a message may take in linear memory, in bytes, without its lists and strings. Messages
-// that nest each other by the hundred grow beyond any use.
+// MaxTypeSize is the maximum size of a message in linear memory, in bytes, without the contents of its lists and
+// strings. It stops messages that contain each other hundreds of times from growing beyond use.
 const MaxTypeSize = 1 << 20
 
-// Message converts the values of one message type between their two forms. It is immutable.
+// Message converts the values of one message type between protobuf and flat bytes. It is immutable.
 type Message struct {
 	Desc protoreflect.MessageDescriptor
-	// Type is the WIT type: a record as a rule, an enum with one case for a message without fields, and the scalar
-	// itself for the wrappers of google/protobuf/wrappers.proto.
+	// Type is the WIT type: usually a record, an enum with one case for a message without fields, or the scalar itself
+	// for the wrappers of google/protobuf/wrappers.proto.
 	Type *wit.Type
 
-	name   string // "hello-request", also where Type has no name
+	name   string // "hello-request", even if Type has no name
 	slots  []slot
-	fields []*field // by number
-	dense  []*field // fields by number, while numbers are small
+	fields []*field // sorted by number
+	dense  []*field // indexed by number, for small numbers
 }
 
 type slotKind uint8
 
 const (
-	slotValue    slotKind = iota // no presence: always a value, the default is not sent
-	slotOption                   // presence: option
-	slotRequired                 // presence, and must be: a value
+	slotValue    slotKind = iota // no presence: always a value; the default is not sent
+	slotOption                   // presence: an option
+	slotRequired                 // required: always a value
 	slotList
 	slotMap
-	slotOneof // option of a variant
+	slotOneof // an option of a variant
 )
 
-// slot is a field of the record, in the order of the flat bytes.
+// slot is a field of the WIT record. Slots are in the order of the flat bytes.
 type slot struct {
 	kind   slotKind
-	fields []*field // one; for a oneof those of its cases
+	fields []*field // one field; for a oneof, the fields of its cases
 }
 
-// field is a field of the message.
+// field is a field of the protobuf message.
 type field struct {
 	number protowire.Number
-	name   string // for messages to people
+	name   string // for errors
 	kind   protoreflect.Kind
-	wire   protowire.Type // of one value that is not packed
-	op     op             // of one value that is no message
-	spread bool           // what it holds may be in many places: a list, a map, a message
-	tag    []byte         // as it is written; of a packed list that of the whole
-	endTag []byte         // of a group
+	wire   protowire.Type // of one unpacked value
+	op     op             // of one value other than a message
+	multi  bool           // its value can be in several places of the input: a list, a map or a message
+	tag    []byte         // as written; for a packed list, the tag of the whole list
+	endTag []byte         // for a group
 	slot   int
 	member int  // the case, in a oneof
 	list   bool // slotList
-	packed bool // as it is written; both are read
+	packed bool // as written; both forms are read
 	raw    bool // a message that stays serialized
 	msg    *Message
 	enum   *enum
-	// entry is the message of a map entry, with the fields key (slot 0) and value (slot 1).
+	// entry is the message of a map entry: slot 0 is the key, slot 1 the value.
 	entry *Message
 }
 
-// enum is an open enum: each number has one case, all others go with the last case, "unrecognized".
+// enum is an open enum: each number has one case. All other numbers belong to the last case, "unrecognized".
 type enum struct {
 	typ     *wit.Type
-	numbers []int32 // of the cases
+	numbers []int32 // by case
 	cases   map[int32]uint32
-	dense   []uint32 // case+1 by number, while numbers are small
+	dense   []uint32 // case+1, indexed by number, for small numbers
 }
 
-// denseLimit bounds tables that are indexed by number.
+// denseLimit is the size limit of tables that are indexed by number.
 const denseLimit = 256
 
-// lookup finds a field by its number.
+// lookup returns the field with a number, or nil.
 func (m *Message) lookup(n protowire.Number) *field {
 	if int(n) < len(m.dense) {
 		return m.dense[n]
@@ -91,7 +91,7 @@ func (m *Message) lookup(n protowire.Number) *field {
 	return m.fields[i]
 }
 
-// request plans the message of a method, with all that it contains.
+// request plans the message of a method and everything that it contains.
 func (p *witPackage) request(md protoreflect.MessageDescriptor) (*Message, error) {
 	m, err := p.message(md)
 	for err == nil && len(p.pending) > 0 {
@@ -102,7 +102,7 @@ func (p *witPackage) request(md protoreflect.MessageDescriptor) (*Message, error
 	return m, err
 }
 
-// message plans a message and all that it contains, save what a raw field holds.
+// message plans a message and everything that it contains, except the messages of raw fields.
 func (p *witPackage) message(md protoreflect.MessageDescriptor) (*Message, error) {
 	if m := p.messages[md.FullName()]; m != nil {
 		return m, nil
@@ -120,13 +120,13 @@ func (p *witPackage) message(md protoreflect.MessageDescriptor) (*Message, error
 		p.order[at].typ = nil
 	}
 	if size, _ := m.Type.Layout(); size > MaxTypeSize {
-		return nil, fmt.Errorf("%s: a value takes %d bytes with all that is nested in it, more than %d: %w", md.FullName(),
+		return nil, fmt.Errorf("%s: a value with everything nested in it takes %d bytes, more than %d: %w", md.FullName(),
 			size, MaxTypeSize, errdefs.ErrInvalidArgument)
 	}
 	return m, nil
 }
 
-// plan lays out the slots, by number of field (a oneof stands at its first one), and the type they make.
+// plan creates the slots, ordered by field number (a oneof at its lowest number), and the type that they form.
 func (p *witPackage) plan(m *Message) ([]protoreflect.Descriptor, error) {
 	fds := fieldsByNumber(m.Desc)
 	record := &wit.Type{Kind: wit.Record, Name: m.name}
@@ -165,7 +165,7 @@ func (p *witPackage) plan(m *Message) ([]protoreflect.Descriptor, error) {
 	return docs, nil
 }
 
-// index builds the tables of lookup.
+// index builds the tables that lookup uses.
 func (m *Message) index() {
 	slices.SortFunc(m.fields, func(a, b *field) int { return int(a.number) - int(b.number) })
 	for _, f := range m.fields {
@@ -196,7 +196,7 @@ var wrappers = map[protoreflect.FullName]bool{
 	"google.protobuf.BoolValue": true, "google.protobuf.StringValue": true, "google.protobuf.BytesValue": true,
 }
 
-// isWrapper trusts the name no further than the shape.
+// isWrapper reports whether a message is one of the wrappers, by its name and its shape.
 func isWrapper(md protoreflect.MessageDescriptor) bool {
 	if !wrappers[md.FullName()] || md.Fields().Len() != 1 {
 		return false
@@ -205,7 +205,7 @@ func isWrapper(md protoreflect.MessageDescriptor) bool {
 	return fd.Number() == 1 && fd.Cardinality() == protoreflect.Optional && !fd.HasPresence()
 }
 
-// single plans a field outside of a oneof.
+// single plans a field outside any oneof.
 func (p *witPackage) single(m *Message, fd protoreflect.FieldDescriptor) (*wit.Type, error) {
 	f, t, err := p.field(m, m.Desc, fd)
 	if err != nil {
@@ -229,7 +229,7 @@ func (p *witPackage) single(m *Message, fd protoreflect.FieldDescriptor) (*wit.T
 	return t, nil
 }
 
-// oneof plans all fields of a oneof as the cases of a variant.
+// oneof plans the fields of a oneof as the cases of a variant.
 func (p *witPackage) oneof(m *Message, od protoreflect.OneofDescriptor) (*wit.Type, error) {
 	at := len(m.slots)
 	m.slots = append(m.slots, slot{kind: slotOneof})
@@ -252,14 +252,15 @@ func (p *witPackage) oneof(m *Message, od protoreflect.OneofDescriptor) (*wit.Ty
 	return optionOf(v), nil
 }
 
-// field plans one value of a field (an element of a list, an entry of a map) and gives its type. Parent is m's own
-// descriptor, or of an entry that of the message with the map: between them a cycle closes.
+// field plans one value of a field (an element of a list, an entry of a map) and returns its type. A cycle can close
+// between parent and the field's message: parent is the descriptor of m, or for a map entry, of the message that
+// contains the map.
 func (p *witPackage) field(
 	m *Message, parent protoreflect.MessageDescriptor, fd protoreflect.FieldDescriptor,
 ) (*field, *wit.Type, error) {
 	f := &field{
 		number: fd.Number(), name: string(fd.Name()), kind: fd.Kind(), slot: len(m.slots),
-		wire: kinds[fd.Kind()].wire, op: kinds[fd.Kind()].op, spread: fd.IsList() || contained(fd) != nil || fd.IsMap(),
+		wire: kinds[fd.Kind()].wire, op: kinds[fd.Kind()].op, multi: fd.IsList() || contained(fd) != nil || fd.IsMap(),
 	}
 	f.tag = protowire.AppendTag(nil, f.number, f.wire)
 	if fd.IsPacked() {
@@ -288,8 +289,8 @@ func (p *witPackage) field(
 	return f, kinds[fd.Kind()].typ, nil
 }
 
-// nested plans the message of a field. That of a raw field is planned too, for its bytes are checked, but later: it may
-// be one that is being planned.
+// nested plans the message of a field. The message of a raw field is planned too, because its bytes are checked, but
+// later, since it may be one of those being planned now.
 func (p *witPackage) nested(f *field, parent, md protoreflect.MessageDescriptor) (*wit.Type, error) {
 	if f.raw = p.cycles.raw(parent, md); f.raw {
 		p.pending = append(p.pending, func() (err error) {
@@ -306,7 +307,7 @@ func (p *witPackage) nested(f *field, parent, md protoreflect.MessageDescriptor)
 	return msg.Type, nil
 }
 
-// entry plans a map: its entries are tuples of two slots.
+// entry plans a map, whose entries are tuples of two slots.
 func (p *witPackage) entry(f *field, fd protoreflect.FieldDescriptor) (*wit.Type, error) {
 	e := &Message{Desc: fd.Message(), name: f.name}
 	f.entry = e
@@ -317,8 +318,8 @@ func (p *witPackage) entry(f *field, fd protoreflect.FieldDescriptor) (*wit.Type
 			return nil, err
 		}
 		t.Fields = append(t.Fields, wit.Field{Type: pt})
-		// A part that is missing in an entry is the default of its type, which is 0 also for an enum: presence does not
-		// show.
+		// A part that is missing in an entry has the default of its type, which is 0 even for an enum. So presence does
+		// not matter.
 		e.slots = append(e.slots, slot{kind: slotValue, fields: []*field{pf}})
 	}
 	e.index()
@@ -370,7 +371,7 @@ func (e *enum) index() {
 	}
 }
 
-// caseOf is the case of a number; false: it is not a value of the enum.
+// caseOf returns the case of a number, or false if the enum does not have the number.
 func (e *enum) caseOf(n int32) (uint32, bool) {
 	if n >= 0 && int(n) < len(e.dense) {
 		c := e.dense[n]

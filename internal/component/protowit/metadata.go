@@ -9,9 +9,9 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// Vimana, another node runtime for components, ships its own description of the services beside the component: a
-// message "Metadata" with a table of messages that refer to each other by index. What follows reads it by its field
-// numbers; metadata_descriptor.go makes descriptors of it, so that the rest of the package sees no difference.
+// Vimana, another node runtime for components, ships its own description of the services with the component: a message
+// "Metadata" with a table of messages that refer to each other by index. This file parses it by its field numbers.
+// metadata_descriptor.go converts it to descriptors, so that the rest of the package needs no special case.
 //
 //	Metadata      1 services: map<string, Service>   2 messages: list of Message
 //	Service       2 methods: map<string, Method>
@@ -19,8 +19,8 @@ import (
 //	Message       1 fields: list of Field
 //	Field         1 number   2 name   3 scalar coding   4 compound coding   5 message: index   6 variants: list of Field
 //
-// A scalar coding is 4*kind + mode, a compound one 4*{0 enum, 1 message} + mode or 8, a oneof; the modes are implicit
-// presence, packed, explicit presence, expanded (repeated but not packed).
+// A scalar coding is 4*kind + mode. A compound coding is 4*{0 enum, 1 message} + mode, or 8 for a oneof. The modes are
+// implicit presence, packed, explicit presence, expanded (repeated but not packed).
 
 type metadata struct {
 	services []metaService
@@ -44,12 +44,12 @@ type metaField struct {
 	number           uint64
 	name             string
 	scalar, compound uint64
-	isScalar         bool // the last of the two codings is the scalar one
+	isScalar         bool // the scalar coding came after the compound one, and applies
 	message          uint64
 	variants         []metaField
 }
 
-// ParseMetadata is [Parse] for Vimana's Metadata message.
+// ParseMetadata is like [Parse] for Vimana's Metadata message.
 func ParseMetadata(b []byte, services ...string) (*Schema, error) {
 	var m metadata
 	if err := m.parse(b); err != nil {
@@ -67,7 +67,7 @@ func ParseMetadata(b []byte, services ...string) (*Schema, error) {
 	return s, nil
 }
 
-// rename gives the methods the functions that the metadata names.
+// rename sets the function names that the metadata gives.
 func (s *Schema) rename(m *metadata) {
 	for _, method := range s.Methods {
 		for _, ms := range m.services {
@@ -80,7 +80,7 @@ func (s *Schema) rename(m *metadata) {
 	}
 }
 
-// fields calls back for each field of a message.
+// fields calls each for every field of a message.
 func fields(b []byte, each func(n protowire.Number, r record, payload []byte) error) error {
 	for pos := 0; pos < len(b); {
 		n, wire, after, err := tag(b, pos)
@@ -121,12 +121,12 @@ func (m *metadata) parse(b []byte) error {
 		}
 		return nil
 	})
-	// Maps have no order of their own.
+	// Maps have no order, so sort them.
 	slices.SortFunc(m.services, func(a, b metaService) int { return strings.Compare(a.name, b.name) })
 	return err
 }
 
-// mapEntry splits an entry with a string as key and a message as value.
+// mapEntry splits a map entry whose key is a string and whose value is a message.
 func mapEntry(b []byte) (key string, body []byte, err error) {
 	err = fields(b, func(n protowire.Number, r record, payload []byte) error {
 		switch {
@@ -172,7 +172,7 @@ func (m *metaMethod) parse(b []byte) error {
 		case n == 4 && r.wire == protowire.VarintType:
 			m.response = r.bits
 		case n == 3 || n == 4:
-			return fmt.Errorf("a request or response that is no index into the table of messages (metadata of an older version?)")
+			return fmt.Errorf("a request or response is not an index into the table of messages (metadata of an older version?)")
 		}
 		return nil
 	})
@@ -192,7 +192,7 @@ func (m *metaMessage) parse(b []byte) error {
 	})
 }
 
-// parse reads a field. Depth: the variants of a oneof may be enums, which have variants.
+// parse reads a field. depth counts nested variants: a oneof's variants can be enums, which have variants too.
 func (f *metaField) parse(b []byte, depth int) error {
 	if depth > 2 {
 		return fmt.Errorf("variants nested more than 2 deep")

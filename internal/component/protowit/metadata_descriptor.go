@@ -9,13 +9,13 @@ import (
 	"google.golang.org/protobuf/types/descriptorpb"
 )
 
-// metadataPackage is where the messages of metadata go, which have no names of their own.
+// metadataPackage is the package for the messages of metadata, which have no names.
 const metadataPackage = "metadata"
 
 const metadataFile = "metadata.proto"
 
-// descriptors makes a file of the messages, and one per package of the services. Editions can say of each field what
-// its coding says.
+// descriptors makes a file of the messages, and one for each package of services. The files use editions, because these
+// can express every coding field by field.
 func (m *metadata) descriptors() (*descriptorpb.FileDescriptorSet, error) {
 	messages := newFile(metadataFile, metadataPackage)
 	for i := range m.messages {
@@ -117,7 +117,7 @@ const (
 	codingOneof   = 8
 )
 
-// scalarKinds are the kinds of scalar codings. The third is a string that need not be UTF-8.
+// scalarKinds are the types for the kinds of scalar codings. The third is a string that need not be UTF-8.
 var scalarKinds = []descriptorpb.FieldDescriptorProto_Type{
 	descriptorpb.FieldDescriptorProto_TYPE_BYTES, descriptorpb.FieldDescriptorProto_TYPE_STRING,
 	descriptorpb.FieldDescriptorProto_TYPE_STRING, descriptorpb.FieldDescriptorProto_TYPE_BOOL,
@@ -129,7 +129,7 @@ var scalarKinds = []descriptorpb.FieldDescriptorProto_Type{
 	descriptorpb.FieldDescriptorProto_TYPE_FLOAT, descriptorpb.FieldDescriptorProto_TYPE_DOUBLE,
 }
 
-// field adds a field to a message; oneof is the index of the one it belongs to, or -1.
+// field adds a field to a message. oneof is the index of the field's oneof, or -1.
 func (m *metadata) field(d *descriptorpb.DescriptorProto, f metaField, oneof int) error {
 	if f.number > 1<<29-1 {
 		return fmt.Errorf("number %d", f.number)
@@ -160,7 +160,7 @@ func (m *metadata) field(d *descriptorpb.DescriptorProto, f metaField, oneof int
 	return nil
 }
 
-// fieldType finds the type and mode of a field. An enum is declared in the message.
+// fieldType sets the type of fd and returns the mode. It declares an enum in the message d.
 func (m *metadata) fieldType(
 	d *descriptorpb.DescriptorProto, fd *descriptorpb.FieldDescriptorProto, f metaField,
 ) (mode uint64, err error) {
@@ -192,11 +192,11 @@ func (m *metadata) fieldType(
 	return f.compound % 4, nil
 }
 
-// enumDescriptor makes an enum of the variants. It is open, with 0 as first value, if it has one; values carry the name
-// of the enum in theirs, since their scope is the message (the WIT names do without again).
+// enumDescriptor makes an enum of the variants. It is open if it has a value 0, which then comes first. Values are
+// prefixed with the enum's name, since their scope is the message; WIT names omit the prefix again.
 func enumDescriptor(f metaField) (*descriptorpb.EnumDescriptorProto, error) {
 	if len(f.variants) == 0 {
-		return nil, fmt.Errorf("an enum without values")
+		return nil, fmt.Errorf("an enum has no values")
 	}
 	e := &descriptorpb.EnumDescriptorProto{Name: proto.String("Enum_" + snake(f.name))}
 	prefix := strings.ToUpper(strings.ReplaceAll(kebab(e.GetName()), "-", "_")) + "_"
@@ -234,5 +234,5 @@ func compareBool(a, b bool) int {
 	return 1
 }
 
-// snake is the protobuf name of a WIT name.
+// snake returns the protobuf name for a WIT name.
 func snake(name string) string { return strings.ReplaceAll(name, "-", "_") }

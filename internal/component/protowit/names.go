@@ -6,10 +6,10 @@ import (
 	"unicode"
 )
 
-// kebab is the WIT name of a protobuf identifier: words in lower case, joined by hyphens. A word begins after an
-// underscore or a dot, at an upper-case letter that follows a lower-case one or a digit (fooBar, v2Beta), and at the
-// last upper-case letter of a run that a lower-case one follows (HTTPServer). WIT words begin with a letter, so
-// digits belong to the word before them: foo_2 is foo2.
+// kebab returns the WIT name for a protobuf identifier: lower-case words joined by hyphens. A word begins after an
+// underscore or a dot, at an upper-case letter after a lower-case one or a digit (fooBar, v2Beta), and at the last
+// upper-case letter of a run before a lower-case one (HTTPServer). WIT words begin with a letter, so digits belong to
+// the previous word: foo_2 becomes foo2.
 func kebab(identifier string) string {
 	var b strings.Builder
 	runes := []rune(identifier)
@@ -37,10 +37,10 @@ func kebab(identifier string) string {
 	return b.String()
 }
 
-// scope hands out names that are unique in one WIT namespace.
+// scope assigns names that are unique in one WIT namespace.
 type scope map[string]bool
 
-// name takes the wanted name, or the first free one of wanted-x2, wanted-x3 and so on.
+// name assigns the wanted name, or the first free one of wanted-x2, wanted-x3 and so on.
 func (s scope) name(wanted string) string {
 	name := wanted
 	for n := 2; s[name]; n++ {
@@ -50,7 +50,7 @@ func (s scope) name(wanted string) string {
 	return name
 }
 
-// keywords of WIT, those of its drafts included: as identifiers they are written with a % before them.
+// keywords are the keywords of WIT and its drafts. As identifiers they need a % prefix.
 var keywords = func() map[string]bool {
 	all := make(map[string]bool)
 	for _, w := range strings.Fields(`as async bool borrow char constructor enum error-context export external f32 f64
@@ -61,7 +61,7 @@ var keywords = func() map[string]bool {
 	return all
 }()
 
-// ident is a name as WIT text.
+// ident returns a name as WIT text.
 func ident(name string) string {
 	if keywords[name] {
 		return "%" + name
@@ -69,8 +69,8 @@ func ident(name string) string {
 	return name
 }
 
-// enumPrefix is what all values of an enum begin with by convention, the enum's own name (COLOR_ in enum Color), if
-// they do and something that is a name of its own follows.
+// enumPrefix returns the prefix that all values of an enum share by convention, which is the enum's name (COLOR_ in
+// enum Color). It returns "" unless all values have the prefix and a valid name follows in each.
 func enumPrefix(enum string, values []string) string {
 	prefix := strings.ToUpper(strings.ReplaceAll(kebab(enum), "-", "_")) + "_"
 	for _, v := range values {

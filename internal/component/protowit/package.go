@@ -8,13 +8,13 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// Names of the package's own items; a service that would be called like one gets "-service" after its name.
+// Names of the package's own items. A service with one of these names gets the suffix "-service".
 const (
 	typesName = "types"
 	worldName = "server"
 )
 
-// witPackage is the WIT package of one protobuf package: the services, and all types they need in one interface.
+// witPackage is the WIT package for a protobuf package: its services, and one interface with all types that they need.
 type witPackage struct {
 	proto    protoreflect.FullName
 	name     string // "proto:greet-v1"
@@ -24,15 +24,15 @@ type witPackage struct {
 	messages map[protoreflect.FullName]*Message
 	enums    map[protoreflect.FullName]*enum
 	cycles   cycles
-	pending  []func() error // planning of messages that raw fields hold
+	pending  []func() error // plans the messages of raw fields
 	services []*witService
 }
 
-// witType is a named type of the interface "types", with what it came from.
+// witType is a named type of the interface "types", with its origin.
 type witType struct {
 	typ  *wit.Type
 	from protoreflect.Descriptor
-	docs []protoreflect.Descriptor // of the fields or cases; nil: none
+	docs []protoreflect.Descriptor // origin of each field or case, or nil
 }
 
 type witService struct {
@@ -58,8 +58,8 @@ func newPackage(proto protoreflect.FullName) *witPackage {
 	}
 }
 
-// typeName is the name of a message or enum in the interface "types": its name within the package, nested names joined;
-// what comes from another protobuf package has that one's name before it.
+// typeName returns the name of a message or enum in the interface "types": its name within the package, with nested
+// names joined. A type from another protobuf package has the name of that package as a prefix.
 func (p *witPackage) typeName(d protoreflect.Descriptor) string {
 	full := string(d.FullName())
 	if pkg := d.ParentFile().Package(); pkg == p.proto && pkg != "" {
@@ -68,7 +68,7 @@ func (p *witPackage) typeName(d protoreflect.Descriptor) string {
 	return p.types.name(kebab(full))
 }
 
-// itemName finds a name for an interface.
+// itemName assigns a name to an interface.
 func (p *witPackage) itemName(wanted string) string {
 	if wanted == typesName || wanted == worldName {
 		wanted += "-service"
@@ -100,7 +100,7 @@ func (p *witPackage) addService(sd protoreflect.ServiceDescriptor) ([]*Method, e
 	return s.methods, nil
 }
 
-// sign gives the method the type of its function.
+// sign sets the type of the method's function.
 func (p *witPackage) sign(s *witService, m *Method) {
 	m.Params = []*wit.Type{ContextType}
 	m.Result = &wit.Type{Kind: wit.Result, Err: StatusType}

@@ -7,7 +7,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// varint reads a varint at pos. A tenth byte may hold one bit.
+// varint reads a varint at pos. A tenth byte must not exceed 1.
 func varint(b []byte, pos int) (v uint64, next int, err error) {
 	if pos < len(b) && b[pos] < 0x80 {
 		return uint64(b[pos]), pos + 1, nil
@@ -29,8 +29,8 @@ func varint(b []byte, pos int) (v uint64, next int, err error) {
 	return 0, 0, errVarint
 }
 
-// tag reads number and wire type of a field. Numbers above protowire.MaxValidNumber are for the caller to refuse: in a
-// group that nobody knows they are let pass, as by the Go implementation.
+// tag reads a field's number and wire type. Callers must refuse numbers above protowire.MaxValidNumber; in unknown
+// groups such numbers are accepted, as in the Go implementation.
 func tag(b []byte, pos int) (n protowire.Number, wire protowire.Type, next int, err error) {
 	v, next, err := varint(b, pos)
 	if err != nil {
@@ -42,15 +42,15 @@ func tag(b []byte, pos int) (n protowire.Number, wire protowire.Type, next int, 
 	return protowire.Number(v >> 3), protowire.Type(v & 7), next, nil
 }
 
-// record is a field as it stands in the input. Bits is its value (varint and fixed wire types), start and end bound
-// its payload (bytes and groups).
+// record is a field as found in the input: bits is the value (varint and fixed wire types), start and end are the
+// bounds of the payload (bytes and groups).
 type record struct {
 	wire       protowire.Type
 	bits       uint64
 	start, end int
 }
 
-// read reads the value after a tag; next is behind it. The payload of a group ends before its end tag.
+// read reads the value after a tag; next is the position after it. A group's payload ends before its end tag.
 func read(b []byte, n protowire.Number, wire protowire.Type, pos int) (r record, next int, err error) {
 	r.wire = wire
 	switch wire {
@@ -89,7 +89,7 @@ func read(b []byte, n protowire.Number, wire protowire.Type, pos int) (r record,
 	return r, 0, errWireType
 }
 
-// group finds the end of a group: end is where its end tag begins, next is behind that.
+// group finds the end of a group: end is the position of its end tag, next the position after that.
 func group(b []byte, n protowire.Number, pos int) (end, next int, err error) {
 	var open [MaxDepth + 1]protowire.Number
 	open[0] = n
@@ -123,7 +123,7 @@ func group(b []byte, n protowire.Number, pos int) (end, next int, err error) {
 	}
 }
 
-// varints counts the values of a packed list.
+// varints checks the values of a packed list and returns their number.
 func varints(b []byte) (n int, err error) {
 	for pos := 0; pos < len(b); n++ {
 		if _, pos, err = varint(b, pos); err != nil {
@@ -133,7 +133,7 @@ func varints(b []byte) (n int, err error) {
 	return n, nil
 }
 
-// varintLen is how many bytes a varint takes.
+// varintLen returns the size of a varint in bytes.
 func varintLen(v uint64) int { return (bits.Len64(v|1) + 6) / 7 }
 
 func zigzag32(v uint32) uint32 { return v>>1 ^ -(v & 1) }
@@ -142,5 +142,5 @@ func zigzag64(v uint64) uint64 { return v>>1 ^ -(v & 1) }
 func unzigzag32(v uint32) uint32 { return v<<1 ^ uint32(int32(v)>>31) }
 func unzigzag64(v uint64) uint64 { return v<<1 ^ uint64(int64(v)>>63) }
 
-// MaxMessage is the largest message, in bytes.
+// MaxMessage is the maximum size of a message, in bytes.
 const MaxMessage = math.MaxInt32

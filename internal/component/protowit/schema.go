@@ -26,10 +26,10 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// Schema is what a component with gRPC services must export, and how its messages are converted. It is immutable and
-// may be used by many goroutines.
+// Schema describes what a component with gRPC services must export, and converts its messages. It is immutable and safe
+// for concurrent use.
 type Schema struct {
-	// Methods of all services, in the order of the descriptors.
+	// Methods are the methods of all services, in the order of the descriptors.
 	Methods []*Method
 	// Files are the descriptors, for reflection.
 	Files *protoregistry.Files
@@ -42,19 +42,19 @@ type Method struct {
 	Procedure string // "/greet.v1.Greeter/SayHello"
 	Desc      protoreflect.MethodDescriptor
 
-	// Interface and Function name what the guest exports, Params and Result are its type:
+	// Interface and Function name the function that the guest exports, Params and Result are its type:
 	//
 	//	unary          func(context, request) -> result<response, status>
 	//	client stream  func(context, requests: borrow<reader>) -> result<response, status>
 	//	server stream  func(context, request, replies: borrow<writer>) -> result<_, status>
-	//	both           func(context, requests: borrow<reader>, replies: borrow<writer>) -> result<_, status>
+	//	both streams   func(context, requests: borrow<reader>, replies: borrow<writer>) -> result<_, status>
 	Interface, Function string
 	Params              []*wit.Type
 	Result              *wit.Type
 
 	Request, Response *Message
-	// Reader is the host resource that the guest takes requests from, Writer the one it sends replies to; nil where the
-	// method does not stream in that direction. Methods of one service share them where they share the message.
+	// Reader is the host resource from which the guest reads requests, Writer the one to which it writes replies. They
+	// are nil for a direction that does not stream. Methods of a service share them where the message is the same.
 	Reader, Writer *Stream
 }
 
@@ -62,23 +62,24 @@ type Method struct {
 type Stream struct {
 	Interface string // "proto:greet-v1/greeter-streams"
 	Resource  string // "hello-request-reader"
-	// Function is the name of the method in the component model, "[method]hello-request-reader.next".
+	// Function is the method's name in the component model, "[method]hello-request-reader.next".
 	Function string
+	// Params and Result are the type of Function; the first parameter is a borrow of the resource itself.
 	// Params and Result are those of Function: a borrow of the resource itself comes first.
 	//
 	//	next: func() -> result<option<request>, status>
 	//	send: func(message: response) -> result<_, status>
 	Params []*wit.Type
 	Result *wit.Type
-	// Message is what the stream carries.
+	// Message is the type of the stream's messages.
 	Message *Message
 }
 
-// Compile reads descriptors and plans the conversion for services of theirs (full names). Without names these are the
-// services of the files that no other file of the set imports. The set need not hold google/protobuf/*.proto.
+// Compile reads descriptors and prepares the conversion for the named services (full names). Without names, it uses the
+// services of the files that no other file of the set imports. The set may omit google/protobuf/*.proto.
 //
-// What cannot be mapped is refused with errdefs.ErrInvalidArgument and its name: a service or import that is missing,
-// descriptors that are none, types of more than [MaxTypeSize] bytes.
+// Compile returns errdefs.ErrInvalidArgument, with the name, for a missing service or import, invalid descriptors, and
+// types of more than [MaxTypeSize] bytes.
 func Compile(set *descriptorpb.FileDescriptorSet, services ...string) (*Schema, error) {
 	files, err := link(set)
 	if err != nil {
@@ -107,7 +108,7 @@ func Compile(set *descriptorpb.FileDescriptorSet, services ...string) (*Schema, 
 	return s, nil
 }
 
-// Parse is [Compile] for the bytes of a FileDescriptorSet, as protoc --descriptor_set_out writes it.
+// Parse is like [Compile] for a serialized FileDescriptorSet, as protoc --descriptor_set_out writes it.
 func Parse(set []byte, services ...string) (*Schema, error) {
 	var fds descriptorpb.FileDescriptorSet
 	if err := proto.Unmarshal(set, &fds); err != nil {
@@ -116,7 +117,7 @@ func Parse(set []byte, services ...string) (*Schema, error) {
 	return Compile(&fds, services...)
 }
 
-// link resolves the files; the well-known ones that are imported but missing are added.
+// link resolves the files. It adds well-known files that are imported but missing.
 func link(set *descriptorpb.FileDescriptorSet) (*protoregistry.Files, error) {
 	all := slices.Clone(set.GetFile())
 	have := make(map[string]bool)
@@ -187,7 +188,7 @@ func rootServices(
 		}
 	}
 	if len(found) == 0 {
-		return nil, fmt.Errorf("descriptors: no file of the set (those that others import aside) has a service: %w",
+		return nil, fmt.Errorf("descriptors: no file of the set (except imported ones) has a service: %w",
 			errdefs.ErrInvalidArgument)
 	}
 	return found, nil

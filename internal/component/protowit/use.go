@@ -4,26 +4,26 @@ import (
 	"strings"
 )
 
-// uses are what an interface calls the items it uses: its functions and resources keep their names, and a used item
-// that is called like one of them gets another name in there.
-type uses struct {
+// localNames maps the items that an interface imports to their names in that interface. An item whose name clashes with
+// one of the interface's own functions or resources is renamed.
+type localNames struct {
 	taken scope
-	local map[string]string // "types.hello-request" → name here
+	local map[string]string // "types.hello-request" → name in this interface
 }
 
-func newUses(taken []string) *uses {
-	u := &uses{taken: make(scope), local: make(map[string]string)}
+func newLocalNames(taken []string) *localNames {
+	u := &localNames{taken: make(scope), local: make(map[string]string)}
 	for _, t := range taken {
 		u.taken[t] = true
 	}
 	return u
 }
 
-// of is the text for an item of an interface, or for a type without a name of its own (a scalar).
-func (u *uses) of(from, name string) string { return ident(u.local[from+"."+name]) }
+// ref returns the local name of an item of an interface, as WIT text.
+func (u *localNames) ref(from, name string) string { return ident(u.local[from+"."+name]) }
 
-// clause writes the use statement for items of one interface; "" and repeated ones are left out.
-func (u *uses) clause(w *writer, from string, items []string, suffix string) {
+// use writes the use statement for items of one interface. It skips empty and repeated names.
+func (u *localNames) use(w *writer, from string, items []string, suffix string) {
 	var parts []string
 	for _, name := range items {
 		key := from + "." + name
@@ -47,10 +47,10 @@ func (u *uses) clause(w *writer, from string, items []string, suffix string) {
 	}
 }
 
-// typ is the text for the type of a message.
-func (u *uses) typ(m *Message) string {
+// typ returns the WIT text for the type of a message.
+func (u *localNames) typ(m *Message) string {
 	if m.Type.Name != "" {
-		return u.of(typesName, m.Type.Name)
+		return u.ref(typesName, m.Type.Name)
 	}
 	return typeText(m.Type)
 }

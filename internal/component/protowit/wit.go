@@ -10,14 +10,14 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// File is a file of the directory that describes a component: wasm tools take it as it is.
+// File is a file of a component's WIT directory, in the form that wasm tools expect.
 type File struct {
 	Path string // "greet-v1.wit", "deps/tripod-grpc/grpc.wit"
 	Text string
 }
 
-// WIT renders the packages of the schema's services. With one package its file lies at the root of the directory; with
-// several that is a package "tripod:component", whose world "server" includes all of theirs.
+// WIT renders the packages of the schema's services. A single package becomes the root file of the directory. With
+// several packages, the root file is a package "tripod:component", whose world "server" includes all of theirs.
 func (s *Schema) WIT() []File {
 	files := []File{{"deps/tripod-grpc/grpc.wit", HostWIT}}
 	if len(s.packages) == 1 {
@@ -36,7 +36,7 @@ func (s *Schema) WIT() []File {
 	return append(files, File{"component.wit", w.String()})
 }
 
-// Document is the text of [Schema.WIT] as one file, the packages it depends on nested in braces.
+// Document returns the text of [Schema.WIT] as one file. The packages that it depends on are nested in braces.
 func (s *Schema) Document() string {
 	var root, deps strings.Builder
 	for _, f := range s.WIT() {
@@ -56,7 +56,7 @@ func (s *Schema) Document() string {
 
 func (p *witPackage) file() string { return strings.TrimPrefix(p.name, "proto:") }
 
-// text is the name of the package as it is written.
+// text returns the package's name as WIT text.
 func (p *witPackage) text() string { return "proto:" + ident(p.file()) }
 
 type writer struct {
@@ -82,7 +82,7 @@ func (w *writer) close() {
 	w.line("}")
 }
 
-// docs writes the comment that stands before a declaration in the .proto, if the descriptors have it.
+// docs writes the comment that precedes a declaration in the .proto file, if the descriptors contain it.
 func (w *writer) docs(d protoreflect.Descriptor) {
 	if d == nil {
 		return
@@ -96,7 +96,8 @@ func (w *writer) docs(d protoreflect.Descriptor) {
 	}
 }
 
-// printable drops what WIT refuses in its text: control characters and those that change the direction of writing.
+// printable removes what WIT does not allow in its text: control characters, and characters that change the direction
+// of writing.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -141,7 +142,7 @@ func (p *witPackage) render() string {
 	return w.String()
 }
 
-// used are the named types that the methods need, in the order in which they were met.
+// used returns the named types that the methods need, in the order in which they were planned.
 func (p *witPackage) used() []witType {
 	reached := make(map[*wit.Type]bool)
 	for _, s := range p.services {
@@ -193,7 +194,8 @@ func (p *witPackage) renderType(w *writer, t witType) {
 	w.close()
 }
 
-// note tells what the type alone does not: what the bytes of a recursive field are, and the default of an absent one.
+// note documents what the type alone does not say: the message in the bytes of a recursive field, and the default of an
+// absent field.
 func (w *writer) note(d protoreflect.Descriptor) {
 	fd, ok := d.(protoreflect.FieldDescriptor)
 	if !ok {
@@ -217,7 +219,7 @@ func defaultText(fd protoreflect.FieldDescriptor) string {
 	return fmt.Sprint(fd.Default().Interface())
 }
 
-// typeText is a type where it is used: named types by name.
+// typeText returns a reference to a type: its name if it has one.
 func typeText(t *wit.Type) string {
 	switch {
 	case t == nil:
@@ -245,13 +247,13 @@ func (p *witPackage) renderStreams(w *writer, s *witService) {
 	if len(resources) == 0 {
 		return
 	}
-	u := newUses(resources)
+	u := newLocalNames(resources)
 	w.line("")
 	w.line("/// The streams of %s.", s.desc.FullName())
 	w.open("interface %s", ident(s.streams))
-	u.clause(w, TypesInterface, []string{"status"}, "-of-call")
-	u.clause(w, typesName, messages, "-message")
-	status := u.of(TypesInterface, "status")
+	u.use(w, TypesInterface, []string{"status"}, "-of-call")
+	u.use(w, typesName, messages, "-message")
+	status := u.ref(TypesInterface, "status")
 	for _, st := range s.readers {
 		w.line("")
 		w.open("resource %s", st.Resource)
@@ -284,13 +286,13 @@ func (p *witPackage) renderService(w *writer, s *witService) {
 	for _, st := range slices.Concat(s.readers, s.writers) {
 		resources = append(resources, st.Resource)
 	}
-	u := newUses(functions)
+	u := newLocalNames(functions)
 	w.line("")
 	w.docs(s.desc)
 	w.open("interface %s", ident(s.name))
-	u.clause(w, TypesInterface, host, "-of-call")
-	u.clause(w, ident(s.streams), resources, "-stream")
-	u.clause(w, typesName, messages, "-message")
+	u.use(w, TypesInterface, host, "-of-call")
+	u.use(w, ident(s.streams), resources, "-stream")
+	u.use(w, typesName, messages, "-message")
 	for _, m := range s.methods {
 		w.line("")
 		w.docs(m.Desc)
@@ -299,18 +301,18 @@ func (p *witPackage) renderService(w *writer, s *witService) {
 	w.close()
 }
 
-// function is the text of the type that sign gives a method.
-func (u *uses) function(m *Method, streams string) string {
+// function returns the WIT text of a method's type, as set by sign.
+func (u *localNames) function(m *Method, streams string) string {
 	param, ok := "request: ", u.typ(m.Response)
 	if m.Reader != nil {
-		param = fmt.Sprintf("requests: borrow<%s>", u.of(streams, m.Reader.Resource))
+		param = fmt.Sprintf("requests: borrow<%s>", u.ref(streams, m.Reader.Resource))
 	} else {
 		param += u.typ(m.Request)
 	}
 	if m.Writer != nil {
-		param += fmt.Sprintf(", replies: borrow<%s>", u.of(streams, m.Writer.Resource))
+		param += fmt.Sprintf(", replies: borrow<%s>", u.ref(streams, m.Writer.Resource))
 		ok = "_"
 	}
-	return fmt.Sprintf("func(context: %s, %s) -> result<%s, %s>", u.of(TypesInterface, "context"), param, ok,
-		u.of(TypesInterface, "status"))
+	return fmt.Sprintf("func(context: %s, %s) -> result<%s, %s>", u.ref(TypesInterface, "context"), param, ok,
+		u.ref(TypesInterface, "status"))
 }

@@ -61,7 +61,7 @@ var fileFuncs = map[string]Func{
 	"[method]descriptor.set-times-at": onDir(true, func(c *Call, d *descriptor) error {
 		follow, name := c.In.U32()&symlinkFollow != 0, c.In.String()
 		if info, err := d.dir.Lstat(name); err == nil && !follow && fileType(info.Mode()) == 5 {
-			return unix.ENOTSUP // the times of a link itself
+			return unix.ENOTSUP // setting the times of a link itself
 		}
 		return done(c, d.dir.Chtimes(name, c.timestamp(), c.timestamp()))
 	}),
@@ -120,7 +120,7 @@ func isSame(c *Call) error {
 	return nil
 }
 
-// streamErrorCode finds the error-code in the error of a stream that belongs to a file.
+// streamErrorCode returns the error-code of a stream's error, if the stream belongs to a file.
 func streamErrorCode(c *Call) error {
 	e, err := Get[*StreamError](c.State, c.In.U32())
 	if err != nil {
@@ -134,7 +134,7 @@ func streamErrorCode(c *Call) error {
 	return nil
 }
 
-// errorCodes are the cases of error-code, in their order, by the error numbers of Linux.
+// errorCodes are the Linux error numbers for the cases of error-code, in the order of the cases.
 var errorCodes = [...]unix.Errno{
 	unix.EACCES, unix.EAGAIN, unix.EALREADY, unix.EBADF, unix.EBUSY, unix.EDEADLK, unix.EDQUOT, unix.EEXIST, unix.EFBIG, unix.EILSEQ,
 	unix.EINPROGRESS, unix.EINTR, unix.EINVAL, unix.EIO, unix.EISDIR, unix.ELOOP, unix.EMLINK, unix.EMSGSIZE, unix.ENAMETOOLONG, unix.ENODEV,
@@ -142,7 +142,8 @@ var errorCodes = [...]unix.Errno{
 	unix.ENOTTY, unix.ENXIO, unix.EOVERFLOW, unix.EPERM, unix.EPIPE, unix.EROFS, unix.ESPIPE, unix.ETXTBSY, unix.EXDEV,
 }
 
-// errorCode is the case for an error. What is not of the system is os.Root's, about a path that leads out.
+// errorCode returns the error-code for an error. An error without a number comes from os.Root and means that a path
+// leads out of the root.
 func errorCode(err error) int {
 	number, ok := errors.AsType[unix.Errno](err)
 	if !ok {

@@ -17,7 +17,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// maxOpen is how many files and directories an instance may have open.
+// maxOpen is the maximum number of open files and directories per instance.
 const maxOpen = 256
 
 // descriptor is the resource of wasi:filesystem/types: a file, or a directory below which paths are resolved.
@@ -25,8 +25,8 @@ type descriptor struct {
 	state *State
 	// file is the open file, nil for a directory.
 	file *os.File
-	// dir is the directory: no path leads out of it. top is the preopened directory that it was opened from, and at its path
-	// below top.
+	// dir is the open directory, which no path can leave. top is the preopened directory from which dir was opened, and
+	// at is the path of dir below top.
 	dir, top *os.Root
 	at       string
 	flags    uint32
@@ -59,10 +59,10 @@ func (d *descriptor) Close() error {
 	return d.dir.Close()
 }
 
-// errReadOnly and the like have their own numbers (errno) so that there is one table of errors.
+// errReadOnly is an error number, like all errors here, so that one table (errorCodes) converts them.
 const errReadOnly = unix.EROFS
 
-// preopens gives the guest its directories, once each time it asks.
+// preopens returns the guest's directories. Each call opens them again.
 func preopens(c *Call) error {
 	var opened []*descriptor
 	var names []string
@@ -87,7 +87,7 @@ func preopens(c *Call) error {
 
 func (c *Call) openRoot(path string) (*os.Root, error) {
 	if !c.openMore(1) {
-		return nil, fmt.Errorf("%d files and directories are open, and one more is too many: %w", c.open, errdefs.ErrResourceExhausted)
+		return nil, fmt.Errorf("%d files and directories are open, which is the limit: %w", c.open, errdefs.ErrResourceExhausted)
 	}
 	root, err := os.OpenRoot(path)
 	if err != nil {
@@ -103,7 +103,7 @@ func dirFlags(readOnly bool) uint32 {
 	return flagRead | flagMutate
 }
 
-// onFile and onDir make functions of descriptors; an error of do is the guest's, as an error-code.
+// onDescriptor, onFile and onDir make functions of descriptors. The guest gets an error of do as an error-code.
 func onDescriptor(do func(c *Call, d *descriptor) error) Func {
 	return func(c *Call) error {
 		d, err := Get[*descriptor](c.State, c.In.U32())
@@ -143,7 +143,7 @@ func onDir(changes bool, do func(c *Call, d *descriptor) error) Func {
 	})
 }
 
-// done is a result without a value.
+// done writes an ok result without a value, unless err is set.
 func done(c *Call, err error) error {
 	if err == nil {
 		c.OK()
@@ -151,7 +151,7 @@ func done(c *Call, err error) error {
 	return err
 }
 
-// position is an offset that the guest names.
+// position converts an offset that the guest passes.
 func position(n uint64) (int64, error) {
 	if int64(n) < 0 {
 		return 0, unix.EINVAL
@@ -185,7 +185,7 @@ func appendVia(c *Call, d *descriptor) error {
 	return nil
 }
 
-// fileInput reads a file from a place on. Files are always ready.
+// fileInput reads a file from an offset. Files are always ready.
 type fileInput struct {
 	file *os.File
 	at   int64
@@ -205,7 +205,7 @@ func (f *fileInput) Ready() bool { return true }
 func (f *fileInput) Begin()      {}
 func (f *fileInput) Fill()       {}
 
-// appender writes to the end of a file, wherever that is by now.
+// appender writes to the current end of a file.
 type appender struct{ file *os.File }
 
 func (a appender) Write(p []byte) (int, error) {
@@ -247,7 +247,7 @@ func writeAt(c *Call, d *descriptor) error {
 	return nil
 }
 
-// openAt opens a file or a directory.
+// openAt implements open-at, for files and directories.
 func openAt(c *Call, d *descriptor) error {
 	follow, name := c.In.U32()&symlinkFollow != 0, c.In.String()
 	how, flags := c.In.U32(), c.In.U32()
@@ -290,7 +290,7 @@ func (d *descriptor) openAny(name string, how, flags uint32) (*descriptor, error
 		made.dir, err = d.dir.OpenRoot(name)
 		return made, err
 	}
-	// Only files: a pipe or a device would have the guest wait outside of its limits.
+	// A pipe or a device could make the guest wait outside its limits.
 	if err == nil && !info.Mode().IsRegular() {
 		return nil, unix.EPERM
 	}
@@ -299,7 +299,7 @@ func (d *descriptor) openAny(name string, how, flags uint32) (*descriptor, error
 	return made, err
 }
 
-// openMode are the flags of open(2).
+// openMode returns the flags for open(2).
 func openMode(how, flags uint32) int {
 	mode := unix.O_NONBLOCK | map[uint32]int{flagWrite: os.O_WRONLY, flagRead | flagWrite: os.O_RDWR}[flags&(flagRead|flagWrite)]
 	for _, m := range []struct {
@@ -316,13 +316,13 @@ func openMode(how, flags uint32) int {
 	return mode
 }
 
-// entries is the resource of a directory that is being read.
+// entries is the resource directory-entry-stream.
 type entries struct {
 	state *State
 	dir   *os.File
 }
 
-// Close is documented at descriptor.
+// Close closes the directory.
 func (e *entries) Close() error {
 	e.state.openMore(-1)
 	return e.dir.Close()
@@ -363,7 +363,7 @@ func readEntry(c *Call) error {
 	return nil
 }
 
-// Cases of descriptor-type.
+// fileType returns the case of descriptor-type.
 func fileType(m fs.FileMode) int {
 	switch {
 	case m.IsRegular():
@@ -384,7 +384,7 @@ func fileType(m fs.FileMode) int {
 	return 0
 }
 
-// statAt is Stat or Lstat below a directory, as the guest's path-flags say.
+// statAt calls Stat or Lstat on a path below the directory, depending on the path-flags.
 func (d *descriptor) statAt(flags uint32, name string) (fs.FileInfo, error) {
 	if flags&symlinkFollow != 0 {
 		return d.dir.Stat(name)
@@ -392,7 +392,7 @@ func (d *descriptor) statAt(flags uint32, name string) (fs.FileInfo, error) {
 	return d.dir.Lstat(name)
 }
 
-// info describes what the descriptor is of.
+// info returns the FileInfo of the descriptor's file or directory.
 func (d *descriptor) info() (fs.FileInfo, error) {
 	if d.file != nil {
 		return d.file.Stat()
@@ -418,7 +418,7 @@ func (c *Call) stat(info fs.FileInfo, err error) error {
 	return nil
 }
 
-// hash is the identity of a file and what changes when the file does.
+// hash writes a hash of the file's identity and of its modification times.
 func (c *Call) hash(info fs.FileInfo, err error) error {
 	if err != nil {
 		return err
@@ -433,7 +433,7 @@ func (c *Call) hash(info fs.FileInfo, err error) error {
 	return nil
 }
 
-// timestamp reads a new-timestamp; the zero time is for no change.
+// timestamp reads a new-timestamp. The zero time means no change.
 func (c *Call) timestamp() time.Time {
 	switch c.In.Case(3) {
 	case 1:
@@ -444,8 +444,8 @@ func (c *Call) timestamp() time.Time {
 	return time.Time{}
 }
 
-// together gives the way of both names from the root that two descriptors share.
-func together(d, other *descriptor, name, otherName string) (root *os.Root, a, b string, err error) {
+// commonRoot returns the root that two directories share, and both names as paths below it.
+func commonRoot(d, other *descriptor, name, otherName string) (root *os.Root, a, b string, err error) {
 	if d == other {
 		return d.dir, name, otherName, nil
 	}
@@ -461,7 +461,7 @@ func together(d, other *descriptor, name, otherName string) (root *os.Root, a, b
 	return d.top, path.Join(d.at, name), path.Join(other.at, otherName), nil
 }
 
-// move makes rename-at, and link-at after its path-flags.
+// move makes rename-at, and link-at after the path-flags are read.
 func move(do func(root *os.Root, from, to string) error) func(c *Call, d *descriptor) error {
 	return func(c *Call, d *descriptor) error {
 		from := c.In.String()
@@ -472,7 +472,7 @@ func move(do func(root *os.Root, from, to string) error) func(c *Call, d *descri
 		if other.readOnly {
 			return errReadOnly
 		}
-		root, from, to, err := together(d, other, from, c.In.String())
+		root, from, to, err := commonRoot(d, other, from, c.In.String())
 		if err != nil {
 			return err
 		}
@@ -480,7 +480,7 @@ func move(do func(root *os.Root, from, to string) error) func(c *Call, d *descri
 	}
 }
 
-// remove makes unlink-file-at and remove-directory-at: os.Root.Remove does either.
+// remove makes unlink-file-at and remove-directory-at, which must check the type because os.Root.Remove removes both.
 func remove(directory bool) func(c *Call, d *descriptor) error {
 	return func(c *Call, d *descriptor) error {
 		name := c.In.String()

@@ -11,7 +11,7 @@ import (
 //go:embed wit
 var texts embed.FS
 
-// functions are what the functions of each interface do; those of wasi:sockets are refused.
+// functions are the implementations of each interface's functions, except those of wasi:sockets (see refuse).
 var functions = map[string]map[string]Func{
 	"wasi:io/error@0.2.12":               errorFuncs,
 	"wasi:io/poll@0.2.12":                pollFuncs,
@@ -24,21 +24,21 @@ var functions = map[string]map[string]Func{
 	"wasi:filesystem/preopens@0.2.12":    preopenFuncs,
 }
 
-// Interfaces are those of this package, with the functions of all of them.
+// Interfaces returns the interfaces of this package, and the functions of all of them.
 var Interfaces = sync.OnceValues(func() ([]*Interface, []Bound) {
 	var known []*Interface
 	var bound []Bound
 	for _, name := range []string{"io", "clocks", "cli", "filesystem", "sockets"} {
 		text, err := texts.ReadFile("wit/" + name + ".wit")
 		if err != nil {
-			panic(err) // embedded in the program
+			panic(err) // the file is embedded in the program
 		}
 		interfaces, err := ParseWIT(string(text), known...)
 		if err != nil {
-			panic(fmt.Errorf("%s.wit: %w", name, err)) // a test reads them all
+			panic(fmt.Errorf("%s.wit: %w", name, err)) // a test parses all files
 		}
 		for _, i := range interfaces {
-			funcs, err := Bind(i, does(i))
+			funcs, err := Bind(i, implementations(i))
 			if err != nil {
 				panic(err)
 			}
@@ -49,13 +49,13 @@ var Interfaces = sync.OnceValues(func() ([]*Interface, []Bound) {
 	return known, bound
 })
 
-func does(i *Interface) map[string]Func {
+func implementations(i *Interface) map[string]Func {
 	if !strings.HasPrefix(i.Name, "wasi:sockets/") {
 		return functions[i.Name]
 	}
-	do := map[string]Func{}
+	refused := map[string]Func{}
 	for _, f := range i.Funcs {
-		do[f.Name] = refuse(f)
+		refused[f.Name] = refuse(f)
 	}
-	return do
+	return refused
 }

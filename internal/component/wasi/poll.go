@@ -7,16 +7,16 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// Pollable is the resource of wasi:io/poll: it tells whether what it stands for is ready, and if not, when to look again
-// although nobody called State.Wake (the zero time: not).
+// Pollable is the resource of wasi:io/poll. It reports whether it is ready. If it is not, again is the time to check it
+// even without State.Wake; the zero time means never.
 type Pollable func() (ready bool, again time.Time)
 
-// When is the pollable of something that calls State.Wake when it changes.
+// When returns the pollable for a condition whose changes cause a State.Wake.
 func When(ready func() bool) Pollable {
 	return func() (bool, time.Time) { return ready(), time.Time{} }
 }
 
-// at is the pollable of a moment.
+// at returns the pollable that is ready at t.
 func at(t time.Time) Pollable {
 	return func() (bool, time.Time) { return !time.Now().Before(t), t }
 }
@@ -41,7 +41,7 @@ var pollFuncs = map[string]Func{
 	"poll": poll,
 }
 
-// poll waits until some of the pollables are ready and gives their places in the list.
+// poll waits until at least one pollable is ready, and returns the indices of the ready ones.
 func poll(c *Call) error {
 	polled := make([]Pollable, c.In.Len())
 	for i := range polled {
@@ -52,15 +52,15 @@ func poll(c *Call) error {
 		polled[i] = p
 	}
 	if len(polled) == 0 {
-		return errors.New("poll of no pollable would wait for ever")
+		return errors.New("poll of an empty list would wait forever")
 	}
 	var ready []uint32
 	err := c.wait(c, func() (bool, time.Time) {
 		ready = ready[:0]
 		var soonest time.Time
 		for i, p := range polled {
-			is, again := p()
-			if is {
+			ok, again := p()
+			if ok {
 				ready = append(ready, uint32(i))
 			}
 			if !again.IsZero() && (soonest.IsZero() || again.Before(soonest)) {
@@ -76,7 +76,7 @@ func poll(c *Call) error {
 	return err
 }
 
-// The monotonic clock counts from the start of the program, so that it tells nothing of the host.
+// epoch is the start of the program: the monotonic clock counts from it, so that it reveals nothing about the host.
 var epoch = time.Now()
 
 var clockFuncs = map[string]Func{
@@ -98,5 +98,5 @@ var clockFuncs = map[string]Func{
 	},
 }
 
-// duration is one of the guest's, which may be longer than Go can say.
+// duration converts a guest's duration, which may exceed the range of time.Duration.
 func duration(ns uint64) time.Duration { return time.Duration(min(ns, uint64(100*365*24*time.Hour))) }

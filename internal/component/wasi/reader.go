@@ -5,65 +5,65 @@ import (
 	"sync"
 )
 
-// window is how much is read ahead of the guest, and written behind it, per stream.
+// window is the number of bytes that each stream may read ahead of the guest, or buffer behind it.
 const window = 64 << 10
 
 var windows = sync.Pool{New: func() any { return new([window]byte) }}
 
-// Input is what an input-stream reads from. All but Ready are called by the guest's thread only.
+// Input is the source of an input-stream. Only the guest's thread calls its methods, except Ready.
 type Input interface {
-	// Next gives up to n bytes of those that are there, valid until the next call, or none when there are none yet. The
-	// end is io.EOF; after another error the stream is closed.
+	// Next returns up to n available bytes, which are valid until the next call, or no bytes if none are available yet.
+	// At the end it returns io.EOF. After any other error the stream is closed.
 	Next(n int) ([]byte, error)
-	// Ready tells whether Next would give something, be it the end.
+	// Ready reports whether Next would return bytes or an error.
 	Ready() bool
-	// Begin has something read in the background, if nothing is there; Fill does so now, unless Begin is at it, and
-	// may block.
+	// Begin starts to read in the background, unless bytes are available. Fill reads immediately and may block, unless
+	// bytes are available or Begin is reading.
 	Begin()
 	Fill()
 }
 
-// Reader is the Input of an io.Reader that blocks. It reads on the guest's thread while the guest only ever waits for
-// this stream, and from then on when it does not, in a goroutine at a time.
+// Reader is the Input for a blocking io.Reader. It reads on the guest's thread while the guest waits for this stream
+// only, otherwise in the background, in at most one goroutine at a time.
 type Reader struct {
 	from io.Reader
 	wake func()
 
 	mu     sync.Mutex
-	idle   sync.Cond // on mu: busy has become false
+	idle   sync.Cond // on mu; signals that busy has become false
 	busy   bool
 	window *[window]byte
-	there  []byte
+	unread []byte
 	err    error
 }
 
-// NewReader makes a Reader; wake is called when something has come.
+// NewReader makes a Reader, which calls wake after it has read something in the background.
 func NewReader(from io.Reader, wake func()) *Reader {
 	r := &Reader{from: from, wake: wake}
 	r.idle.L = &r.mu
 	return r
 }
 
-// Next is documented at Input.
+// Next implements Input.
 func (r *Reader) Next(n int) ([]byte, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.there) == 0 {
+	if len(r.unread) == 0 {
 		return nil, r.err
 	}
-	next := r.there[:min(n, len(r.there))]
-	r.there = r.there[len(next):]
+	next := r.unread[:min(n, len(r.unread))]
+	r.unread = r.unread[len(next):]
 	return next, nil
 }
 
-// Ready is documented at Input.
+// Ready implements Input.
 func (r *Reader) Ready() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return len(r.there) > 0 || r.err != nil
+	return len(r.unread) > 0 || r.err != nil
 }
 
-// Begin is documented at Input.
+// Begin implements Input.
 func (r *Reader) Begin() {
 	if r.take() {
 		go func() {
@@ -73,18 +73,18 @@ func (r *Reader) Begin() {
 	}
 }
 
-// Fill is documented at Input.
+// Fill implements Input.
 func (r *Reader) Fill() {
 	if r.take() {
 		r.read()
 	}
 }
 
-// take makes the caller the one who reads, if that is needed.
+// take marks the Reader as busy and reports true if the caller should read.
 func (r *Reader) take() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.busy || len(r.there) > 0 || r.err != nil {
+	if r.busy || len(r.unread) > 0 || r.err != nil {
 		return false
 	}
 	r.busy = true
@@ -101,12 +101,12 @@ func (r *Reader) read() {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.busy, r.there, r.err = false, r.window[:n], err
+	r.busy, r.unread, r.err = false, r.window[:n], err
 	r.idle.Broadcast()
 }
 
-// Release ends the Reader and gives its memory back. When a goroutine reads it has from interrupted, by interrupt, and
-// waits for it.
+// Release ends the Reader and frees its memory. If a goroutine is reading, Release calls interrupt, which must end the
+// read, and waits.
 func (r *Reader) Release(interrupt func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -118,22 +118,22 @@ func (r *Reader) Release(interrupt func()) {
 	}
 	if r.window != nil {
 		windows.Put(r.window)
-		r.window, r.there = nil, nil
+		r.window, r.unread = nil, nil
 	}
 	r.err = io.ErrClosedPipe
 }
 
-// Empty is the Input of a stream that is at its end.
+// Empty is the Input of a stream at its end.
 type Empty struct{}
 
-// Next is documented at Input, as are the others.
+// Next implements Input.
 func (Empty) Next(int) ([]byte, error) { return nil, io.EOF }
 
-// Ready says yes.
+// Ready implements Input.
 func (Empty) Ready() bool { return true }
 
-// Begin does nothing.
+// Begin implements Input.
 func (Empty) Begin() {}
 
-// Fill does nothing.
+// Fill implements Input.
 func (Empty) Fill() {}

@@ -8,10 +8,10 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// accessDenied is the case of wasi:sockets' error-code.
+// accessDenied is a case of error-code in wasi:sockets.
 const accessDenied = 1
 
-// refuse is what every function of wasi:sockets does: there is a network, but nothing is allowed in it.
+// refuse returns the implementation of a function of wasi:sockets: the network exists, but allows nothing.
 func refuse(f Signature) Func {
 	switch {
 	case f.Name == "instance-network":
@@ -22,6 +22,6 @@ func refuse(f Signature) Func {
 		return func(c *Call) error { c.In.Raw(len(c.In.Rest())); c.FailedWith(accessDenied); return nil }
 	}
 	return func(*Call) error {
-		return fmt.Errorf("a socket, where there is none: %w", errdefs.ErrInternal)
+		return fmt.Errorf("a socket was used, but none can exist: %w", errdefs.ErrInternal)
 	}
 }

@@ -12,31 +12,31 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// Options are what an instance is given of the world.
+// Options configure what an instance may use.
 type Options struct {
-	Stdin          io.Reader // nil: empty
-	Stdout, Stderr io.Writer // nil: discarded
+	Stdin          io.Reader // nil means empty
+	Stdout, Stderr io.Writer // nil discards the output
 	Preopens       []Preopen
-	// Files and Bytes are the share of what several instances hold together: open files and directories, and bytes that the
-	// host keeps for resources. nil: this instance has bounds of its own only.
+	// Files and Bytes count what several instances hold together: open files and directories, and bytes that the host
+	// stores for resources. With nil, only the instance's own limits apply.
 	Files, Bytes Quota
 }
 
-// Quota counts what several instances hold of a kind. Take counts nothing, and is false, when n more is too much.
+// Quota limits how much of something several instances hold. Take adds n, or returns false if that exceeds the limit.
 type Quota interface {
 	Take(n int64) bool
 	Give(n int64)
 }
 
-// Preopen is a directory that the guest is given.
+// Preopen is a directory of the host that the guest can use.
 type Preopen struct {
-	Path     string // on the host ("/proc/self/fd/7" is one)
+	Path     string // on the host (for example "/proc/self/fd/7")
 	Guest    string // absolute, as the guest sees it
 	ReadOnly bool
 }
 
-// State is what the host has of one instance: its resources and what it waits for. Its methods are for the thread of the
-// guest, but for Wake.
+// State is the host's data for one instance: its resources, and what wakes it when it waits. Only the guest's thread
+// may call its methods, except Wake.
 type State struct {
 	options Options
 	slots   []any
@@ -48,15 +48,15 @@ type State struct {
 	stdin   *Reader
 }
 
-// maxHeld is how much memory of the host, in bytes, the resources of an instance may hold together, besides a window for
-// each of its streams.
+// maxHeld is the maximum amount of host memory, in bytes, that all resources of an instance may use, besides a window
+// for each stream.
 const maxHeld = 16 << 20
 
-// ErrHeld ends a guest that would hold more.
+// ErrHeld ends a guest whose resources would use more than maxHeld.
 var ErrHeld = fmt.Errorf("the guest's resources hold more than %d bytes: %w", maxHeld, errdefs.ErrResourceExhausted)
 
-// Hold counts n bytes more that a resource holds, or -n that it holds no more. It counts nothing, and is false, when
-// that would be too much.
+// Hold adds n to the bytes of host memory that resources use; a negative n subtracts. If that exceeds a limit, it adds
+// nothing and returns false.
 func (s *State) Hold(n int) bool {
 	if n > 0 && n > maxHeld-s.held || !count(s.options.Bytes, n) {
 		return false
@@ -65,8 +65,8 @@ func (s *State) Hold(n int) bool {
 	return true
 }
 
-// openMore counts n files and directories more that are open, or -n that are so no more. It counts nothing, and is false, when
-// that would be too many.
+// openMore adds n to the number of open files and directories; a negative n subtracts. If that exceeds a limit, it adds
+// nothing and returns false.
 func (s *State) openMore(n int) bool {
 	if n > 0 && n > maxOpen-s.open || !count(s.options.Files, n) {
 		return false
@@ -75,7 +75,7 @@ func (s *State) openMore(n int) bool {
 	return true
 }
 
-// count takes from a quota, or gives back.
+// count takes n from a quota, or gives -n back.
 func count(q Quota, n int) bool {
 	switch {
 	case q == nil:
@@ -87,7 +87,7 @@ func count(q Quota, n int) bool {
 	return true
 }
 
-// NewState makes the State of an instance. Nothing is opened before the guest asks for it.
+// NewState makes the State of an instance. It opens nothing until the guest asks for it.
 func NewState(o Options) *State {
 	return &State{options: o, wake: make(chan struct{}, 1)}
 }
@@ -97,11 +97,11 @@ func (s *State) Close() {
 	for rep := range s.slots {
 		s.Drop(uint32(rep))
 	}
-	s.Hold(-s.held) // of resources that are no Closers
+	s.Hold(-s.held) // of resources that are not Closers
 	s.slots, s.free = nil, nil
 }
 
-// Put enters a resource into the table and returns its number.
+// Put adds a resource to the table and returns its number.
 func (s *State) Put(resource any) uint32 {
 	if n := len(s.free); n > 0 {
 		rep := s.free[n-1]
@@ -113,7 +113,7 @@ func (s *State) Put(resource any) uint32 {
 	return uint32(len(s.slots) - 1)
 }
 
-// Drop takes a resource out of the table and, when it is an io.Closer, closes it.
+// Drop removes a resource from the table. It closes the resource if that is an io.Closer.
 func (s *State) Drop(rep uint32) {
 	if int(rep) >= len(s.slots) || s.slots[rep] == nil {
 		return
@@ -129,11 +129,12 @@ func (s *State) remove(rep uint32) {
 	s.free = append(s.free, rep)
 }
 
-// Get finds a resource. That it is another, or gone, is a mistake of the host, for the engine knows the types of handles.
+// Get returns a resource. The engine checks the types of handles, so a missing resource or one of another type is an
+// internal error.
 func Get[T any](s *State, rep uint32) (T, error) {
 	var none T
 	if int(rep) >= len(s.slots) {
-		return none, fmt.Errorf("resource %d is not there: %w", rep, errdefs.ErrInternal)
+		return none, fmt.Errorf("resource %d does not exist: %w", rep, errdefs.ErrInternal)
 	}
 	r, ok := s.slots[rep].(T)
 	if !ok {
@@ -142,7 +143,7 @@ func Get[T any](s *State, rep uint32) (T, error) {
 	return r, nil
 }
 
-// Take is Get for a resource that its owner gives away: it leaves the table.
+// Take is like Get, but also removes the resource from the table, because its owner gives it away.
 func Take[T any](s *State, rep uint32) (T, error) {
 	r, err := Get[T](s, rep)
 	if err == nil {
@@ -151,7 +152,7 @@ func Take[T any](s *State, rep uint32) (T, error) {
 	return r, err
 }
 
-// Wake makes a guest that waits look again. Anyone may call it.
+// Wake makes a waiting guest check its pollables again. Any goroutine may call it.
 func (s *State) Wake() {
 	select {
 	case s.wake <- struct{}{}:
@@ -159,12 +160,12 @@ func (s *State) Wake() {
 	}
 }
 
-// wait returns when ready is true. It looks when woken, and at the time that ready returns when it is false (the zero
-// time: only when woken). The error is that of ctx.
+// wait returns when ready reports true. It calls ready again when woken, and at the time that ready returned (the zero
+// time means only when woken). If ctx ends first, wait returns its cause.
 func (s *State) wait(ctx context.Context, ready func() (bool, time.Time)) error {
 	for {
-		is, again := ready()
-		if is {
+		ok, again := ready()
+		if ok {
 			return nil
 		}
 		if err := s.sleep(ctx, again); err != nil {
@@ -173,7 +174,7 @@ func (s *State) wait(ctx context.Context, ready func() (bool, time.Time)) error 
 	}
 }
 
-// sleep returns when woken, or at the time until, unless that is zero.
+// sleep returns when woken, or at the time until if that is not zero.
 func (s *State) sleep(ctx context.Context, until time.Time) error {
 	var timeout <-chan time.Time
 	if !until.IsZero() {
@@ -190,29 +191,30 @@ func (s *State) sleep(ctx context.Context, until time.Time) error {
 	return nil
 }
 
-// Call is one call of a host function: its parameters and where its result goes.
+// Call is one call of a host function.
 type Call struct {
 	context.Context
 	*State
-	// In reads the parameters, in their order; what it hands out is valid until the end of the call.
+	// In reads the parameters in order. Slices that it returns are valid until the end of the call.
 	In *wit.Reader
-	// Out takes the result.
+	// Out collects the flat result.
 	Out []byte
-	// Renew gives the guest's own call a fresh budget: for calls that bring it new work.
+	// Renew resets the budget of the guest call that made this host call. Use it when the host call hands the guest new
+	// work.
 	Renew func()
 }
 
-// Func does what a host function does: it reads c.In and appends the result to c.Out. An error traps the guest.
+// Func implements a host function: it reads c.In and appends the result to c.Out. An error traps the guest.
 type Func func(c *Call) error
 
-// Bound is a function that guests are offered.
+// Bound is a function of an interface with its implementation.
 type Bound struct {
 	Signature
 	Interface string
 	Do        Func
 }
 
-// Invoke calls the function with flat parameters. The result is valid until the next call of a function with s.
+// Invoke calls the function with flat parameters. The result is valid until the next Invoke with s.
 func (b *Bound) Invoke(ctx context.Context, s *State, args []byte, renew func()) ([]byte, error) {
 	c := &Call{Context: ctx, State: s, In: wit.NewReader(args), Out: s.out[:0], Renew: renew}
 	if err := b.Do(c); err != nil {
@@ -222,35 +224,33 @@ func (b *Bound) Invoke(ctx context.Context, s *State, args []byte, renew func())
 	return c.Out, c.In.Err()
 }
 
-// Bind joins the functions of an interface with what they do, by the component model's names. Each must have its Func.
+// Bind joins the functions of an interface with their implementations, by name. Each function must have one.
 func Bind(i *Interface, do map[string]Func) ([]Bound, error) {
 	var all []Bound
 	var errs []error
 	for _, f := range i.Funcs {
 		if do[f.Name] == nil {
-			errs = append(errs, fmt.Errorf("%s#%s does nothing", i.Name, f.Name))
+			errs = append(errs, fmt.Errorf("%s#%s has no implementation", i.Name, f.Name))
 		}
 		all = append(all, Bound{Signature: f, Interface: i.Name, Do: do[f.Name]})
 	}
 	if len(do) > len(all) {
-		errs = append(errs, fmt.Errorf("%s has %d functions, not %d", i.Name, len(all), len(do)))
+		errs = append(errs, fmt.Errorf("%s has %d functions, but %d implementations", i.Name, len(all), len(do)))
 	}
 	return all, errors.Join(errs...)
 }
 
-// Results, as functions write them.
-
-// OK begins a result that is good; the value follows, if it has one.
+// OK begins an ok result. The caller appends the value, if any.
 func (c *Call) OK() { c.Out = wit.AppendCase(c.Out, 0) }
 
-// Failed begins a result that is an error; its value follows, if it has one.
+// Failed begins an error result. The caller appends the error's value, if any.
 func (c *Call) Failed() { c.Out = wit.AppendCase(c.Out, 1) }
 
-// FailedWith is a result whose error is a case without payload.
+// FailedWith writes an error result whose value is a case without payload.
 func (c *Call) FailedWith(i int) {
 	c.Failed()
 	c.Out = wit.AppendCase(c.Out, i)
 }
 
-// Own enters a resource into the table and appends its handle.
+// Own adds a resource to the table and appends its handle.
 func (c *Call) Own(resource any) { c.Out = wit.AppendU32(c.Out, c.Put(resource)) }

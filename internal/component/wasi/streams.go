@@ -10,28 +10,29 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// InputStream and OutputStream are the resources of wasi:io/streams; StreamError is that of wasi:io/error.
+// InputStream is the resource input-stream of wasi:io/streams.
 type InputStream struct {
 	Input
 	failed bool
 }
 
-// OutputStream is documented at InputStream.
+// OutputStream is the resource output-stream of wasi:io/streams.
 type OutputStream struct {
 	Output
 	failed bool
 }
 
-// StreamError is documented at InputStream.
+// StreamError is the resource of wasi:io/error.
 type StreamError struct{ Cause error }
 
-// maxRead is how much one read gives at most: what it gives is copied into the guest's memory at once.
+// maxRead is the maximum size of one read, because the result is copied into the guest's memory in one piece.
 const maxRead = window
 
-// most is a length that the guest names, as far as a call goes in one piece.
+// most limits a length that the guest passes to what one call may process.
 func most(n uint64) int { return int(min(n, maxRead)) }
 
-// streamFailed writes the error of a stream's operation: what happened, the first time; afterwards, that it is closed.
+// streamFailed writes the error of a stream's operation: the error itself the first time, then that the stream is
+// closed.
 func (c *Call) streamFailed(failed *bool, err error) {
 	if *failed || errors.Is(err, io.EOF) || errors.Is(err, io.ErrClosedPipe) {
 		c.FailedWith(1) // closed
@@ -42,12 +43,12 @@ func (c *Call) streamFailed(failed *bool, err error) {
 	c.Own(&StreamError{err})
 }
 
-// read gives up to n bytes; with wait it waits for the first.
+// read returns up to n bytes. With wait, it waits for the first byte.
 func (c *Call) read(s *InputStream, n int, wait bool) ([]byte, error) {
 	if wait && n > 0 {
 		s.Fill()
 		if err := c.wait(c, When(s.Ready)); err != nil {
-			return nil, &interrupted{err}
+			return nil, &callError{err}
 		}
 	}
 	data, err := s.Next(n)
@@ -60,18 +61,18 @@ func (c *Call) read(s *InputStream, n int, wait bool) ([]byte, error) {
 	return data, err
 }
 
-// interrupted is an error that ends the guest's call, not an error of a stream.
-type interrupted struct{ error }
+// callError is an error that ends the guest's call, as opposed to an error of the stream.
+type callError struct{ error }
 
-func (i *interrupted) Unwrap() error { return i.error }
+func (e *callError) Unwrap() error { return e.error }
 
-func ended(err error) bool {
-	i, ok := errors.AsType[*interrupted](err)
-	return ok && i != nil
+func isCallError(err error) bool {
+	e, ok := errors.AsType[*callError](err)
+	return ok && e != nil
 }
 
-// reads makes the four functions that read; give writes what was read.
-func reads(wait bool, give func(c *Call, data []byte)) Func {
+// readFunc returns one of the four functions that read from a stream; write appends the bytes or their number.
+func readFunc(wait bool, write func(c *Call, data []byte)) Func {
 	return func(c *Call) error {
 		s, err := Get[*InputStream](c.State, c.In.U32())
 		if err != nil {
@@ -79,23 +80,24 @@ func reads(wait bool, give func(c *Call, data []byte)) Func {
 		}
 		data, err := c.read(s, most(c.In.U64()), wait)
 		switch {
-		case ended(err):
+		case isCallError(err):
 			return err
 		case err != nil:
 			c.streamFailed(&s.failed, err)
 		default:
 			c.OK()
-			give(c, data)
+			write(c, data)
 		}
 		return nil
 	}
 }
 
-func giveBytes(c *Call, data []byte) { c.Out = wit.AppendBytes(c.Out, data) }
+func writeBytes(c *Call, data []byte) { c.Out = wit.AppendBytes(c.Out, data) }
 
-func giveLength(c *Call, data []byte) { c.Out = wit.AppendU64(c.Out, uint64(len(data))) }
+func writeLength(c *Call, data []byte) { c.Out = wit.AppendU64(c.Out, uint64(len(data))) }
 
-// subscribeInput is ready when a read would give something, and has it read ahead until then.
+// subscribeInput returns a pollable that is ready when a read would return something. Until then the stream reads
+// ahead.
 func subscribeInput(c *Call) error {
 	s, err := Get[*InputStream](c.State, c.In.U32())
 	if err != nil {
@@ -111,15 +113,15 @@ func subscribeInput(c *Call) error {
 	return nil
 }
 
-// writes makes a function of an output-stream.
-func writes(do func(c *Call, s *OutputStream) error) Func {
+// writeFunc makes a function of an output-stream.
+func writeFunc(do func(c *Call, s *OutputStream) error) Func {
 	return func(c *Call) error {
 		s, err := Get[*OutputStream](c.State, c.In.U32())
 		if err != nil {
 			return err
 		}
 		err = do(c, s)
-		if err == nil || ended(err) {
+		if err == nil || isCallError(err) {
 			return errors.Unwrap(err)
 		}
 		c.streamFailed(&s.failed, err)
@@ -137,14 +139,14 @@ func checkWrite(c *Call, s *OutputStream) error {
 	return nil
 }
 
-// write takes what check-write has allowed; more is the guest's mistake, and ends it.
+// write writes p, which must not be longer than the last check-write allowed; otherwise the guest's call ends.
 func write(c *Call, s *OutputStream, p []byte) error {
 	n, err := s.Room()
 	if err != nil {
 		return err
 	}
 	if len(p) > n {
-		return &interrupted{fmt.Errorf("%d bytes were written where %d were allowed", len(p), n)}
+		return &callError{fmt.Errorf("%d bytes were written where %d were allowed", len(p), n)}
 	}
 	if err := s.Write(p); err != nil {
 		return err
@@ -153,16 +155,16 @@ func write(c *Call, s *OutputStream, p []byte) error {
 	return nil
 }
 
-// through writes and waits until it has gone.
+// through writes p and waits until everything is sent.
 func through(c *Call, s *OutputStream, p []byte) error {
 	for done := false; !done; {
 		if err := c.wait(c, When(s.Idle)); err != nil {
-			return &interrupted{err}
+			return &callError{err}
 		}
 		var err error
 		done, err = s.Through(p)
 		if err != nil && c.Err() != nil {
-			return &interrupted{context.Cause(c)}
+			return &callError{context.Cause(c)}
 		}
 		if err != nil {
 			return err
@@ -183,27 +185,27 @@ func flush(c *Call, s *OutputStream) error {
 
 var zeroes [window]byte
 
-// zeroesOf are as many zeroes as the guest asks to have written; more than a window is never allowed.
+// zeroesOf returns n zero bytes. More than a window is never allowed.
 func zeroesOf(n uint64) ([]byte, error) {
 	if n > window {
-		return nil, &interrupted{fmt.Errorf("%d zeroes were written where %d are allowed at most", n, window)}
+		return nil, &callError{fmt.Errorf("%d zeroes were written where at most %d are allowed", n, window)}
 	}
 	return zeroes[:n], nil
 }
 
-// splice moves bytes from one stream to another; with wait it waits for both.
+// splice moves bytes from one stream to another. With wait, it waits for both.
 func splice(wait bool) func(c *Call, to *OutputStream) error {
 	return func(c *Call, to *OutputStream) error {
 		from, err := Get[*InputStream](c.State, c.In.U32())
 		if err != nil {
-			return &interrupted{err}
+			return &callError{err}
 		}
 		n := most(c.In.U64())
 		room := func() bool { free, err := to.Room(); return free > 0 || err != nil }
 		if wait && n > 0 && !room() {
 			to.Flush()
 			if err := c.wait(c, When(room)); err != nil {
-				return &interrupted{err}
+				return &callError{err}
 			}
 		}
 		free, err := to.Room()
@@ -218,7 +220,7 @@ func splice(wait bool) func(c *Call, to *OutputStream) error {
 			return err
 		}
 		c.OK()
-		giveLength(c, data)
+		writeLength(c, data)
 		return nil
 	}
 }
@@ -236,36 +238,36 @@ func subscribeOutput(c *Call) error {
 }
 
 var streamFuncs = map[string]Func{
-	"[method]input-stream.read":          reads(false, giveBytes),
-	"[method]input-stream.blocking-read": reads(true, giveBytes),
-	"[method]input-stream.skip":          reads(false, giveLength),
-	"[method]input-stream.blocking-skip": reads(true, giveLength),
+	"[method]input-stream.read":          readFunc(false, writeBytes),
+	"[method]input-stream.blocking-read": readFunc(true, writeBytes),
+	"[method]input-stream.skip":          readFunc(false, writeLength),
+	"[method]input-stream.blocking-skip": readFunc(true, writeLength),
 	"[method]input-stream.subscribe":     subscribeInput,
 
-	"[method]output-stream.check-write": writes(checkWrite),
-	"[method]output-stream.write":       writes(func(c *Call, s *OutputStream) error { return write(c, s, c.In.Bytes()) }),
-	"[method]output-stream.blocking-write-and-flush": writes(func(c *Call, s *OutputStream) error {
+	"[method]output-stream.check-write": writeFunc(checkWrite),
+	"[method]output-stream.write":       writeFunc(func(c *Call, s *OutputStream) error { return write(c, s, c.In.Bytes()) }),
+	"[method]output-stream.blocking-write-and-flush": writeFunc(func(c *Call, s *OutputStream) error {
 		return through(c, s, c.In.Bytes())
 	}),
-	"[method]output-stream.flush":          writes(flush),
-	"[method]output-stream.blocking-flush": writes(func(c *Call, s *OutputStream) error { return through(c, s, nil) }),
+	"[method]output-stream.flush":          writeFunc(flush),
+	"[method]output-stream.blocking-flush": writeFunc(func(c *Call, s *OutputStream) error { return through(c, s, nil) }),
 	"[method]output-stream.subscribe":      subscribeOutput,
-	"[method]output-stream.write-zeroes": writes(func(c *Call, s *OutputStream) error {
+	"[method]output-stream.write-zeroes": writeFunc(func(c *Call, s *OutputStream) error {
 		p, err := zeroesOf(c.In.U64())
 		if err != nil {
 			return err
 		}
 		return write(c, s, p)
 	}),
-	"[method]output-stream.blocking-write-zeroes-and-flush": writes(func(c *Call, s *OutputStream) error {
+	"[method]output-stream.blocking-write-zeroes-and-flush": writeFunc(func(c *Call, s *OutputStream) error {
 		p, err := zeroesOf(c.In.U64())
 		if err != nil {
 			return err
 		}
 		return through(c, s, p)
 	}),
-	"[method]output-stream.splice":          writes(splice(false)),
-	"[method]output-stream.blocking-splice": writes(splice(true)),
+	"[method]output-stream.splice":          writeFunc(splice(false)),
+	"[method]output-stream.blocking-splice": writeFunc(splice(true)),
 }
 
 var errorFuncs = map[string]Func{
@@ -279,7 +281,7 @@ var errorFuncs = map[string]Func{
 	},
 }
 
-// stdio makes the function that gives a standard stream.
+// stdout makes get-stdout or get-stderr.
 func stdout(of func(o Options) io.Writer) Func {
 	return func(c *Call) error {
 		to := of(c.options)
@@ -291,8 +293,8 @@ func stdout(of func(o Options) io.Writer) Func {
 	}
 }
 
-// stdin reads ahead in a goroutine that ends when the reader does: whoever gives one has to see to that. However often the guest
-// asks, what it reads is the same.
+// stdin returns a stream that reads ahead in a goroutine. The goroutine ends when the reader does, which the reader's
+// owner must ensure. All streams share one Reader, however often the guest asks.
 func stdin(c *Call) error {
 	s := &InputStream{Input: Empty{}}
 	if from := c.options.Stdin; from != nil {
@@ -305,15 +307,16 @@ func stdin(c *Call) error {
 	return nil
 }
 
-// background is a Reader that never holds up the guest's thread, where its end would not be noticed.
+// background is a Reader that never blocks the guest's thread, because a blocked thread would not notice its end.
 type background struct{ *Reader }
 
 func (b background) Fill() { b.Begin() }
 
-// Discard reads a stream to its end. An error of the stream is its end; the error is that of the guest's call.
+// Discard reads a stream to its end, and treats an error of the stream as its end. It returns only errors that end the
+// guest's call.
 func (c *Call) Discard(in Input) error {
 	for s := (&InputStream{Input: in}); ; {
-		if _, err := c.read(s, maxRead, true); ended(err) {
+		if _, err := c.read(s, maxRead, true); isCallError(err) {
 			return err
 		} else if err != nil {
 			return nil

@@ -9,30 +9,30 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// Interface is a WIT interface, as ParseWIT reads it.
+// Interface is a WIT interface read by ParseWIT.
 type Interface struct {
-	// Name is the full name: "wasi:io/poll@0.2.12".
+	// Name is the full name, such as "wasi:io/poll@0.2.12".
 	Name      string
 	Resources []string
 	Funcs     []Signature
 
-	types map[string]*wit.Type // by the interface's own names; a resource stands for an own handle of it
+	types map[string]*wit.Type // by the interface's own names; a resource's name refers to its own handle type
 }
 
-// Type finds a type that the interface declares or uses; nil when there is none of that name.
+// Type returns the type that the interface declares or uses under the name, or nil.
 func (i *Interface) Type(name string) *wit.Type { return i.types[name] }
 
-// Signature is a function of an Interface, with the name that the component model gives it
-// ("[method]pollable.ready"). The borrowed self of a method is its first parameter.
+// Signature is a function of an Interface. Its name is the component model's ("[method]pollable.ready"). A method's
+// first parameter is the borrowed self.
 type Signature struct {
 	Name   string
 	Params []*wit.Type
 	Result *wit.Type // nil: none
 }
 
-// ParseWIT reads interfaces from WIT, in the subset that the texts of WASI need when their comments and annotations are
-// taken out: one package, interfaces, use by full name, no type before it is declared (but resources). known are
-// interfaces that the text uses. The grammar is
+// ParseWIT reads interfaces from WIT. It supports the subset that WASI's texts need without their comments and
+// annotations: one package with interfaces, use by full name, and no type used before its declaration (except
+// resources). The text may use the interfaces in known. The grammar is
 // https://github.com/WebAssembly/component-model/blob/main/design/mvp/WIT.md.
 func ParseWIT(text string, known ...*Interface) (all []*Interface, err error) {
 	p := &parser{tokens: tokens(text), known: slices.Clone(known)}
@@ -52,7 +52,8 @@ func ParseWIT(text string, known ...*Interface) (all []*Interface, err error) {
 	return all, nil
 }
 
-// A name may hold a package and a version; what follows a name's own colon is set apart by a space.
+// token matches one token. A name may include a package and a version, so a colon that follows a name needs a space
+// before it.
 var token = regexp.MustCompile(`%?[A-Za-z_][A-Za-z0-9-]*(:[a-z-]+(/[a-z-]+)?(@[0-9]+\.[0-9]+\.[0-9]+)?)?|->|[{}()<>,;:=.]`)
 
 func tokens(text string) []string {
@@ -68,12 +69,12 @@ type syntaxError string
 
 func (e syntaxError) Error() string { return "WIT: " + string(e) }
 
-// parser consumes tokens; what it does not expect it panics with, as a syntaxError.
+// parser consumes tokens. It panics with a syntaxError if it finds an unexpected one.
 type parser struct {
 	tokens []string
 	known  []*Interface
-	i      *Interface // the one that is read
-	// declared are its resources that have been declared, not only named.
+	i      *Interface // being parsed
+	// declared are the resources of i whose declarations were parsed, as opposed to names only.
 	declared []string
 }
 
@@ -89,7 +90,7 @@ func (p *parser) peek() string {
 func (p *parser) next() string {
 	t := p.peek()
 	if t == "" {
-		p.fail("it ends too soon")
+		p.fail("unexpected end of the text")
 	}
 	p.tokens = p.tokens[1:]
 	return strings.TrimPrefix(t, "%")
@@ -105,11 +106,11 @@ func (p *parser) accept(t string) bool {
 
 func (p *parser) expect(t string) {
 	if got := p.next(); got != t {
-		p.fail("%q where %q belongs", got, t)
+		p.fail("found %q, expected %q", got, t)
 	}
 }
 
-// list reads items, separated by commas, up to the closing token.
+// list parses items separated by commas, up to the closing token.
 func (p *parser) list(closing string, item func()) {
 	for !p.accept(closing) {
 		item()
@@ -200,7 +201,7 @@ func (p *parser) resource(name string) {
 	}
 }
 
-// own is the type of an own handle of a resource of the interface, which may be declared further down.
+// own returns the own handle type of a resource of the interface, which may be declared later.
 func (p *parser) own(name string) *wit.Type {
 	if p.i.types[name] == nil {
 		p.i.types[name] = &wit.Type{Kind: wit.Own, Name: p.i.Name + "#" + name}
@@ -209,7 +210,7 @@ func (p *parser) own(name string) *wit.Type {
 	return p.i.types[name]
 }
 
-// function reads a function, or a constructor, method or static function of a resource, after its name.
+// function parses the rest of a function, or of a resource's constructor, method or static function, after its name.
 func (p *parser) function(name, resource string) {
 	f := Signature{Name: name}
 	switch {
@@ -272,10 +273,10 @@ func (p *parser) typ() *wit.Type {
 	if t := p.i.types[name]; t != nil {
 		return t
 	}
-	return p.own(name) // a resource that is declared further down
+	return p.own(name) // a resource that is declared later
 }
 
-// arguments are the types between angle brackets; "_" is nil.
+// arguments parses the types between angle brackets; "_" is nil.
 func (p *parser) arguments() []*wit.Type {
 	var all []*wit.Type
 	p.expect("<")

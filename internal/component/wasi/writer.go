@@ -6,59 +6,59 @@ import (
 	"time"
 )
 
-// Output is what an output-stream writes to. It is used by the guest's thread only, but for Room and Idle.
+// Output is the destination of an output-stream. Only the guest's thread calls its methods, except Room and Idle.
 type Output interface {
-	// Room is how many bytes Write takes now; an error when it will never take any more, io.ErrClosedPipe for a stream
-	// that has been closed in order.
+	// Room returns the number of bytes that Write accepts now. It returns an error if Write will never accept more:
+	// io.ErrClosedPipe for a stream that was closed normally.
 	Room() (int, error)
-	// Write takes p, which is no longer than Room. It does not block.
+	// Write writes p, which must not be longer than Room. It does not block.
 	Write(p []byte) error
-	// Flush has what was written go its way, in the background.
+	// Flush starts to send what was written, in the background.
 	Flush()
-	// Idle tells whether all that was written and flushed has gone, or an error is to be told.
+	// Idle reports whether everything written and flushed has been sent, or an error has occurred.
 	Idle() bool
-	// Through writes p after all that was written before, and may block. It does nothing and returns false when the
-	// Output is not Idle.
+	// Through writes p after everything written before, and may block. If the Output is not Idle, Through does nothing
+	// and returns false.
 	Through(p []byte) (done bool, err error)
 }
 
-// flushDelay is how long flushed bytes may wait for more of them before they are sent as a packet of their own.
+// flushDelay is how long flushed bytes wait for more, to be sent in the same packet.
 const flushDelay = time.Millisecond
 
-// Writer is the Output of an io.Writer that blocks. What the guest waits for is written on its own thread, the rest by a
-// goroutine at a time.
+// Writer adapts a blocking io.Writer to Output. Blocking writes run on the guest's thread; other writes run in the
+// background, in at most one goroutine at a time.
 type Writer struct {
 	to io.Writer
-	// send makes what is written to to leave; it is called some time after Flush, never during a write.
+	// send flushes to. It is called some time after Flush, never during a write.
 	send func() error
 	wake func()
 
 	mu      sync.Mutex
-	idle    sync.Cond // on mu: busy has become false
-	busy    bool      // somebody writes or sends
+	idle    sync.Cond // on mu; signals that busy has become false
+	busy    bool      // a goroutine or the guest's thread is writing or sending
 	closed  bool
 	pending []byte
-	unsent  bool // bytes were written since the last send, and a flush was asked for
+	unsent  bool // bytes were written since the last send, and Flush was called
 	timer   *time.Timer
 	err     error
 }
 
-// NewWriter makes a Writer; wake is called when something has been written. Nothing happens in the background after its
-// Close.
+// NewWriter makes a Writer, which calls wake after it has written something in the background. Nothing runs in the
+// background after Close.
 func NewWriter(to io.Writer, send func() error, wake func()) *Writer {
 	w := &Writer{to: to, send: send, wake: wake}
 	w.idle.L = &w.mu
 	return w
 }
 
-// Room is documented at Output.
+// Room implements Output.
 func (w *Writer) Room() (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return max(0, window-len(w.pending)), w.err
 }
 
-// Write is documented at Output.
+// Write implements Output.
 func (w *Writer) Write(p []byte) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -72,7 +72,7 @@ func (w *Writer) Write(p []byte) error {
 	return nil
 }
 
-// Flush is documented at Output.
+// Flush implements Output.
 func (w *Writer) Flush() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -84,7 +84,7 @@ func (w *Writer) Flush() {
 	}
 }
 
-// begin has what is pending written in the background. The lock is held.
+// begin starts to write the pending bytes in the background. The caller holds the lock.
 func (w *Writer) begin() {
 	if w.busy || w.err != nil {
 		return
@@ -96,7 +96,7 @@ func (w *Writer) begin() {
 	}()
 }
 
-// drain writes what is pending, and then last. The caller has made the Writer busy.
+// drain writes the pending bytes, and then last. The caller has set busy.
 func (w *Writer) drain(last []byte) {
 	for {
 		w.mu.Lock()
@@ -121,7 +121,7 @@ func (w *Writer) drain(last []byte) {
 	}
 }
 
-// Fail has the stream end with err, unless it has ended already.
+// Fail makes the stream end with err, unless it has already ended.
 func (w *Writer) Fail(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -130,7 +130,7 @@ func (w *Writer) Fail(err error) {
 	}
 }
 
-// sendSoon arms the timer of send. The lock is held.
+// sendSoon starts the timer that calls send. The caller holds the lock.
 func (w *Writer) sendSoon() {
 	if w.timer == nil && w.send != nil && w.err == nil && !w.closed {
 		w.timer = time.AfterFunc(flushDelay, w.sendNow)
@@ -140,7 +140,7 @@ func (w *Writer) sendSoon() {
 func (w *Writer) sendNow() {
 	w.mu.Lock()
 	w.timer = nil
-	if w.busy || w.err != nil || w.closed || !w.unsent { // who is busy sees to it afterwards
+	if w.busy || w.err != nil || w.closed || !w.unsent { // if busy, drain calls sendSoon later
 		w.mu.Unlock()
 		return
 	}
@@ -153,14 +153,14 @@ func (w *Writer) sendNow() {
 	w.wake()
 }
 
-// Idle is documented at Output.
+// Idle implements Output.
 func (w *Writer) Idle() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return !w.busy && (len(w.pending) == 0 || w.err != nil)
 }
 
-// Through is documented at Output.
+// Through implements Output.
 func (w *Writer) Through(p []byte) (bool, error) {
 	w.mu.Lock()
 	if w.busy || w.err != nil {
@@ -175,8 +175,8 @@ func (w *Writer) Through(p []byte) (bool, error) {
 	return true, w.err
 }
 
-// Close writes what is pending, takes no more, and returns the error that the stream met, if any. It waits for what goes on in
-// the background.
+// Close waits for background work, writes the pending bytes and ends the Writer. It returns the error that the stream
+// met, if any.
 func (w *Writer) Close() error {
 	w.mu.Lock()
 	w.closed = true
@@ -197,7 +197,7 @@ func (w *Writer) Close() error {
 	return err
 }
 
-// direct is the Output of an io.Writer that takes everything at once: a log, a file.
+// direct is the Output for an io.Writer that never blocks for long, such as a log or a file.
 type direct struct{ io.Writer }
 
 func (d direct) Room() (int, error) { return window, nil }

@@ -1,16 +1,19 @@
-// Package wasihttp serves HTTP requests by guests of the world wasi:http/incoming-handler (WASI 0.2). The engine's C API
-// has no wasi:http, so its types are host resources here, over net/http, and its streams are those of internal/component/wasi.
+// Package wasihttp serves HTTP requests with guests of the world wasi:http/incoming-handler (WASI 0.2). The engine's C
+// API has no wasi:http, so this package implements its types as host resources on top of net/http. The streams come
+// from internal/component/wasi.
 //
 //	http.Handler of the worker ──► Session.Serve(w, r, call) ──call: the guest's handle(request, response-outparam)──► guest
 //	        ▲                            │                                                                              │
-//	        │ status, header, body ◄── exchange ◄── host functions: incoming-request, outgoing-response, streams … ◄────┘
+//	        │ status, header, body ◄── exchange ◄── host functions: incoming-request, outgoing-response, streams, ...
+//	    ◄─┘
 //
-// A Session is the host's side of one instance, an exchange one request and its response. The request is over when handle
-// returns: what the guest has not finished by then is cut off. Bodies are streamed in both directions with at most 64 KiB
-// between the guest and the network, so that either holds up the other.
+// A Session is the host's side of one instance, an exchange is one request with its response. The request ends when
+// handle returns: a body that the guest has not finished by then is cut off. Bodies are streamed in both directions
+// with at most 64 KiB of buffer between guest and network, so each side slows down the other.
 //
-// The server keeps what belongs to it: fields such as connection, host or transfer-encoding are forbidden to the guest. The
-// guest has no network: outgoing-handler is there, so that guests which import it can run, and denies every request.
+// The server owns the connection: guests cannot use fields such as connection, host or transfer-encoding. Guests have
+// no network: outgoing-handler exists, so that guests that import it can run, but denies every request.
 //
-// The package must not know pods or sockets. It imports the engine (cgo) in one file, for the types of its host functions.
+// The package must not depend on pods or sockets. Only one file imports the engine (cgo), for the types of host
+// functions.
 package wasihttp

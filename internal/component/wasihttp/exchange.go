@@ -12,7 +12,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wasi"
 )
 
-// exchange is one request and its response.
+// exchange is one request with its response.
 type exchange struct {
 	state   *wasi.State
 	w       http.ResponseWriter
@@ -21,27 +21,28 @@ type exchange struct {
 
 	body *wasi.Reader // of the request; nil until the guest asks for it
 
-	// The response: begun when its header has been written, over when nothing more comes.
+	// The response has begun when its header is written, and is over when it is complete.
 	begun, over bool
-	writing     atomic.Bool // it has begun, for interrupt
-	failed      *CodeError  // in place of a response
-	out         *outBody    // its body; nil when the guest asks for none
+	writing     atomic.Bool // it has begun and has a body; read by interrupt
+	failed      *CodeError  // set instead of a response
+	out         *outBody    // its body; nil if the guest asks for none
 
-	// ended: w and r are the server's again. A guest that is used for more requests may still have resources of this one.
+	// ended means that w and r belong to the server again. A guest that serves several requests may still hold
+	// resources of this one.
 	ended bool
 }
 
-// errEnded ends a guest that answers a request which is over.
+// errEnded ends a guest that answers a request that is over.
 var errEnded = errors.New("the resource belongs to a request that is over")
 
 func newExchange(s *wasi.State, w http.ResponseWriter, r *http.Request) *exchange {
 	return &exchange{state: s, w: w, r: r, control: http.NewResponseController(w)}
 }
 
-// past is a deadline that makes what blocks on the network return at once.
+// past is a deadline that makes blocked network operations return immediately.
 var past = time.Unix(1, 0)
 
-// interrupt makes reads of the request fail, and writes of a response that has begun, also those under way.
+// interrupt makes reads of the request fail, and writes of a response that has begun, including operations in progress.
 func (x *exchange) interrupt() {
 	x.interruptRead()
 	if x.writing.Load() {
@@ -49,7 +50,7 @@ func (x *exchange) interrupt() {
 	}
 }
 
-// interruptWrite does nothing with a server that has no deadlines; there the connection's end is what ends a write.
+// interruptWrite does nothing if the server has no deadlines. There a write ends with the connection.
 func (x *exchange) interruptWrite() { _ = x.control.SetWriteDeadline(past) }
 
 func (x *exchange) interruptRead() {
@@ -58,26 +59,26 @@ func (x *exchange) interruptRead() {
 	}
 }
 
-// requestBody is the input of the request's body.
+// requestBody returns the Input for the request's body.
 func (x *exchange) requestBody() wasi.Input {
 	if x.r.Body == nil || x.r.Body == http.NoBody || x.ended && x.body == nil {
 		return wasi.Empty{}
 	}
 	if x.body == nil {
-		// Else a server of HTTP/1.1 reads the rest of the body itself before it writes a response, and waits for it. Others
-		// need not be told.
+		// Otherwise an HTTP/1.1 server would read the rest of the body before it writes a response. Servers that do not
+		// support this call do not need it.
 		_ = x.control.EnableFullDuplex()
 		x.body = wasi.NewReader(x.r.Body, x.state.Wake)
 	}
 	return x.body
 }
 
-// begin writes the header of the response. What is a field of the server is not among h.
+// begin writes the header of the response. The guest's headers cannot contain fields that belong to the server.
 func (x *exchange) begin(response *outgoingResponse) {
 	x.begun, x.out = true, response.body
 	response.headers.copyTo(x.w.Header(), "")
 	if x.w.Header()["Content-Type"] == nil {
-		x.w.Header()["Content-Type"] = nil // what it is, the guest knows; net/http would guess
+		x.w.Header()["Content-Type"] = nil // keeps net/http from guessing
 	}
 	x.w.WriteHeader(response.status)
 	if x.out == nil {
@@ -91,8 +92,8 @@ func (x *exchange) begin(response *outgoingResponse) {
 	}
 }
 
-// end is called when the guest's handle has returned; err is its error. It returns when nothing goes on in the background
-// any more.
+// end ends the exchange when the guest's handle has returned err. It returns when nothing runs in the background any
+// more.
 func (x *exchange) end(err error) error {
 	x.ended = true
 	if x.body != nil {
@@ -110,42 +111,42 @@ func (x *exchange) end(err error) error {
 		err = x.failed
 	case !x.begun:
 		err = ErrNoResponse
-	case !x.over && x.r.Context().Err() == nil && !x.gone():
+	case !x.over && x.r.Context().Err() == nil && !x.clientGone():
 		err = ErrUnfinished
 	}
 	if err != nil && x.begun {
-		return &begun{err}
+		return &startedError{err}
 	}
 	return err
 }
 
-// gone tells whether the response could not be written because the client does not take it.
-func (x *exchange) gone() bool { return x.out != nil && x.out.lost }
+// clientGone reports whether the response could not be written because the client is gone.
+func (x *exchange) clientGone() bool { return x.out != nil && x.out.lost }
 
-// outBody is the body of a response, the resource outgoing-body.
+// outBody is the body of a response: the resource outgoing-body.
 type outBody struct {
 	exchange *exchange    // nil until the response is set
-	stream   *wasi.Writer // nil until then, too
+	stream   *wasi.Writer // nil until the response is set
 	taken    bool         // the guest has its output-stream
 	early    *earlyOutput // what the guest writes before the response is set
-	lost     bool         // the client takes no more
-	limit    int64        // bytes that the content-length leaves; -1: none was given
+	lost     bool         // the client accepts no more
+	limit    int64        // bytes left of the content-length, or -1 without one
 }
 
-// open joins the body to the response that is being sent.
+// open connects the body to the response that is being sent.
 func (b *outBody) open(x *exchange, length int64) {
 	b.exchange, b.limit = x, length
 	b.stream = wasi.NewWriter(b, x.control.Flush, x.state.Wake)
-	b.stream.Flush() // a guest that takes its time with the body does not hold back the header
+	b.stream.Flush() // sends the header even if the guest takes its time with the body
 	if b.early != nil {
-		b.early.join(b.stream)
+		b.early.connect(b.stream)
 	}
 }
 
-// errTooLong is the guest's stream error when it writes more than its content-length.
+// errTooLong is the stream error for a guest that writes more than its content-length.
 var errTooLong = errors.New("HTTP-response-body-size: more bytes than the content-length")
 
-// Write takes the bytes of the body; it is called by the Writer.
+// Write writes bytes of the body to the client. The Writer calls it.
 func (b *outBody) Write(p []byte) (int, error) {
 	if b.limit >= 0 && int64(len(p)) > b.limit {
 		return 0, errTooLong
@@ -156,18 +157,18 @@ func (b *outBody) Write(p []byte) (int, error) {
 	}
 	if err != nil {
 		b.lost = !errors.Is(err, http.ErrBodyNotAllowed)
-		return n, io.ErrClosedPipe // closed, for the guest: it is not for it to know why
+		return n, io.ErrClosedPipe // the guest must not learn the cause
 	}
 	return n, nil
 }
 
-// finish ends the body, with trailers if there are any. The error says what is wrong with it.
+// finish ends the body, with trailers if there are any. It returns an error if the body's length is wrong.
 func (b *outBody) finish(trailers *fields) error {
 	if b.stream == nil { // of a response that was never set
 		return nil
 	}
 	x := b.exchange
-	if x.ended { // and with it the stream
+	if x.ended { // the stream has ended, too
 		return nil
 	}
 	if err := b.stream.Close(); err != nil && !errors.Is(err, io.ErrClosedPipe) {
@@ -177,7 +178,7 @@ func (b *outBody) finish(trailers *fields) error {
 		return fmt.Errorf("HTTP-response-body-size: %d bytes less than the content-length", b.limit)
 	}
 	if trailers != nil && len(trailers.list) > 0 {
-		// Once the header has gone net/http knows that the length is not, and that there may be trailers.
+		// Flush sends the header now, so net/http learns that the length is unknown and that trailers may follow.
 		if err := x.control.Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {
 			b.lost = true
 		}
@@ -187,38 +188,38 @@ func (b *outBody) finish(trailers *fields) error {
 	return nil
 }
 
-// earlyOutput is an output-stream of a body whose response is not set yet: it takes what fits into a window and has the
-// guest wait for more room until then.
+// earlyOutput is the output-stream of a body whose response is not set yet. It accepts up to a window of bytes; for
+// more, the guest has to wait until the response is set.
 type earlyOutput struct {
 	state   *wasi.State
-	written []byte // held
+	written []byte // counted by State.Hold
 	to      *wasi.Writer
 	closed  bool
 }
 
 const earlyWindow = 64 << 10
 
-func (e *earlyOutput) join(to *wasi.Writer) {
+func (e *earlyOutput) connect(to *wasi.Writer) {
 	e.to = to
 	_ = to.Write(e.written)
-	e.forget()
+	e.discard()
 }
 
-func (e *earlyOutput) forget() {
+func (e *earlyOutput) discard() {
 	e.state.Hold(-len(e.written))
 	e.written = nil
 }
 
-// Close is called when the guest drops the body: what was written of it goes nowhere.
+// Close discards what the guest has written when it drops the body.
 func (b *outBody) Close() error {
 	if b.early != nil && b.stream == nil {
 		b.early.closed = true
-		b.early.forget()
+		b.early.discard()
 	}
 	return nil
 }
 
-// Room is documented at wasi.Output, as are the others.
+// Room implements wasi.Output, like the methods below.
 func (e *earlyOutput) Room() (int, error) {
 	if e.to != nil {
 		return e.to.Room()
@@ -256,12 +257,12 @@ func (e *earlyOutput) Through(p []byte) (bool, error) {
 		return true, io.ErrClosedPipe
 	}
 	if len(e.written)+len(p) > earlyWindow {
-		return true, errors.New("the body of a response that is not set has no more room")
+		return true, errors.New("the body has no more room until its response is set")
 	}
 	return true, e.Write(p)
 }
 
-// contentLength is what the guest says the length of the body is; -1 when it does not.
+// contentLength returns the body length that the guest declares, or -1.
 func (r *outgoingResponse) contentLength() int64 {
 	values := r.headers.get("content-length")
 	if len(values) != 1 {

@@ -19,16 +19,17 @@ const (
 	immutable
 )
 
-// maxFields bounds one fields resource, in bytes: its names and values, and for each what a field takes (as RFC 7541, 4.1).
+// maxFields limits one fields resource, in bytes. Each field counts its name, its value and fieldOverhead (as in RFC
+// 7541, 4.1).
 const (
 	maxFields     = 1 << 20
 	fieldOverhead = 32
 )
 
-// fields is the resource of that name: names in lower case, in the order in which they were given.
+// fields is the resource of that name. Names are in lower case, fields in the order in which they were added.
 type fields struct {
 	list      []field
-	size      int // held of the state
+	size      int // counted by State.Hold
 	immutable bool
 	state     *wasi.State
 }
@@ -37,7 +38,7 @@ type field struct{ name, value string }
 
 func (x field) size() int { return len(x.name) + len(x.value) + fieldOverhead }
 
-// newFields are fields with a list of their own, or one that they share; either is held.
+// newFields makes fields of a list, which may be shared. Its size counts as held by the State.
 func newFields(s *wasi.State, list []field, immutable bool) (*fields, error) {
 	f := &fields{list: list, immutable: immutable, state: s}
 	for _, x := range list {
@@ -49,7 +50,7 @@ func newFields(s *wasi.State, list []field, immutable bool) (*fields, error) {
 	return f, nil
 }
 
-// ownFields gives the guest newFields.
+// ownFields returns newFields to the guest.
 func ownFields(c *wasi.Call, list []field, immutable bool) error {
 	f, err := newFields(c.State, list, immutable)
 	if err == nil {
@@ -58,20 +59,21 @@ func ownFields(c *wasi.Call, list []field, immutable bool) error {
 	return err
 }
 
-// Close is called when the fields are dropped, or have been used up.
+// Close releases the fields when they are dropped or used.
 func (f *fields) Close() error {
 	f.state.Hold(-f.size)
 	f.list, f.size = nil, 0
 	return nil
 }
 
-// forbiddenNames are of the connection, which is the server's (RFC 9110, 7.6.1), or say what the server says itself.
+// forbiddenNames are fields of the connection, which belongs to the server (RFC 9110, 7.6.1), and fields that the
+// server sets itself.
 var forbiddenNames = []string{
 	"connection", "host", "http2-settings", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te",
 	"transfer-encoding", "upgrade",
 }
 
-// fieldsOf are the fields of a header of net/http, without those that are forbidden; their order is that of the names.
+// fieldsOf returns the fields of an http.Header, without forbidden ones, sorted by name.
 func fieldsOf(header http.Header) (list []field) {
 	names := make([]string, 0, len(header))
 	for name := range header {
@@ -90,7 +92,7 @@ func fieldsOf(header http.Header) (list []field) {
 	return list
 }
 
-// check tells why a name and its values cannot be added: a case of header-error, or -1.
+// check returns why the field cannot be added, as a case of header-error, or -1.
 func (f *fields) check(name string, values ...string) int {
 	switch {
 	case f.immutable:
@@ -110,7 +112,7 @@ func (f *fields) check(name string, values ...string) int {
 	if size > maxFields || !f.state.Hold(size-f.size) {
 		return forbidden
 	}
-	f.state.Hold(f.size - size) // add will
+	f.state.Hold(f.size - size) // add holds it again
 	return -1
 }
 
@@ -142,7 +144,7 @@ func (f *fields) get(name string) []string {
 	return values
 }
 
-// copyTo adds the fields to a header of net/http; prefix is for the names of trailers.
+// copyTo adds the fields to an http.Header. prefix is added to each name, for trailers.
 func (f *fields) copyTo(header http.Header, prefix string) {
 	for _, x := range f.list {
 		name := prefix + textproto.CanonicalMIMEHeaderKey(x.name)
@@ -158,7 +160,7 @@ func onFields(do func(c *wasi.Call, f *fields)) wasi.Func {
 	})
 }
 
-// changed writes a result<_, header-error>, after doing what is allowed.
+// changed writes a result<_, header-error>. It calls do unless the change was refused.
 func changed(c *wasi.Call, refused int, do func()) {
 	if refused >= 0 {
 		c.FailedWith(refused)

@@ -11,14 +11,14 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wasi"
 )
 
-// Guest is what the InstanceOptions.Host of a guest must be that is offered Host or WASI.
+// Guest must be implemented by the InstanceOptions.Host of any instance that uses Host or WASI.
 type Guest interface{ WASI() *wasi.State }
 
-// Host is what guests of the world are offered, for engine.Engine.Load: WASI, and wasi:http, for which their Guest must be a
-// *Session.
+// Host returns the functions for guests of the world wasi:http, for engine.Engine.Load: WASI and wasi:http. For
+// wasi:http the Guest must be a *Session.
 func Host() engine.Host { return hostOf(interfaces()) }
 
-// WASI is what guests of other worlds are offered: the interfaces of internal/component/wasi.
+// WASI returns the functions for guests of other worlds: the interfaces of internal/component/wasi.
 func WASI() engine.Host { return hostOf(wasi.Interfaces()) }
 
 func hostOf(all []*wasi.Interface, bound []wasi.Bound) engine.Host {
@@ -43,13 +43,13 @@ func hostFunc(f wasi.Bound) engine.HostFunc {
 		Call: func(c *engine.HostCall, args []byte) ([]byte, error) {
 			g, ok := c.Host().(Guest)
 			if !ok {
-				return nil, fmt.Errorf("%s of an instance without a State: %w", f.Name, errdefs.ErrInternal)
+				return nil, fmt.Errorf("%s was called in an instance without a State: %w", f.Name, errdefs.ErrInternal)
 			}
 			return f.Invoke(c.Context(), g.WASI(), args, c.Renew)
 		}}
 }
 
-// Provided tells whether an interface of that name, in any version that is compatible, is among those of Host.
+// Provided reports whether Host includes an interface of that name, in any compatible version.
 func Provided(iface string) bool {
 	all, _ := interfaces()
 	name, version, _ := strings.Cut(iface, "@")
@@ -59,7 +59,7 @@ func Provided(iface string) bool {
 	})
 }
 
-// Signature is the function that Serve calls.
+// Signature returns the function that Serve calls.
 func Signature() engine.Signature {
 	f := handle()
 	return engine.Signature{Interface: handlerInterface, Name: f.Name, Params: f.Params, Result: f.Result}

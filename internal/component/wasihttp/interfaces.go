@@ -14,28 +14,28 @@ import (
 //go:embed http.wit
 var text string
 
-// The interfaces of wasi:http.
+// The names of the interfaces of wasi:http.
 const (
 	typesInterface    = "wasi:http/types@0.2.12"
 	handlerInterface  = "wasi:http/incoming-handler@0.2.12"
 	outgoingInterface = "wasi:http/outgoing-handler@0.2.12"
 )
 
-// declared are the interfaces of http.wit.
-var declared = sync.OnceValue(func() []*wasi.Interface {
+// httpInterfaces returns the interfaces of http.wit.
+var httpInterfaces = sync.OnceValue(func() []*wasi.Interface {
 	known, _ := wasi.Interfaces()
 	own, err := wasi.ParseWIT(text, known...)
 	if err != nil {
-		panic(err) // embedded in the program; a test reads it
+		panic(err) // the text is embedded in the program, and a test parses it
 	}
 	return own
 })
 
 func declaration(name string) *wasi.Interface {
-	return declared()[slices.IndexFunc(declared(), func(i *wasi.Interface) bool { return i.Name == name })]
+	return httpInterfaces()[slices.IndexFunc(httpInterfaces(), func(i *wasi.Interface) bool { return i.Name == name })]
 }
 
-// interfaces are all that a guest is offered, those of internal/component/wasi included, and their functions.
+// interfaces returns everything that guests can import, including internal/component/wasi, with the functions.
 var interfaces = sync.OnceValues(func() ([]*wasi.Interface, []wasi.Bound) {
 	known, bound := wasi.Interfaces()
 	types := outgoingFuncs()
@@ -46,20 +46,20 @@ var interfaces = sync.OnceValues(func() ([]*wasi.Interface, []wasi.Bound) {
 	for name, do := range map[string]map[string]wasi.Func{typesInterface: types, outgoingInterface: {"handle": deny}} {
 		funcs, err := wasi.Bind(declaration(name), do)
 		if err != nil {
-			panic(fmt.Errorf("http.wit: %w", err)) // likewise
+			panic(fmt.Errorf("http.wit: %w", err)) // a test binds all functions
 		}
 		all, bound = append(all, declaration(name)), append(bound, funcs...)
 	}
 	return all, bound
 })
 
-// handle is the function that the guest exports.
+// handle returns the signature of the function that the guest exports.
 func handle() wasi.Signature { return declaration(handlerInterface).Funcs[0] }
 
-// errorCodes is the variant error-code.
+// errorCodes returns the variant error-code.
 func errorCodes() *wit.Type { return declaration(typesInterface).Type("error-code") }
 
-// caseOf is the number of an error-code.
+// caseOf returns the index of a case of error-code.
 func caseOf(name string) int {
 	return slices.IndexFunc(errorCodes().Cases, func(c wit.Case) bool { return c.Name == name })
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// What a guest that asks others has; none of its requests leaves.
+// The resources of outgoing requests. No request is ever sent.
 type (
 	outgoingRequest struct {
 		properties
@@ -18,11 +18,11 @@ type (
 		properties
 		state *wasi.State
 	}
-	incomingResponse       struct{} // there is never one
-	futureIncomingResponse struct{} // nor this
+	incomingResponse       struct{} // never exists
+	futureIncomingResponse struct{} // never exists
 )
 
-// properties are what has been set, as flat values; they are held.
+// properties are the values that the guest has set, in flat form. Their size counts as held by the State.
 type properties map[string][]byte
 
 func (p properties) set(s *wasi.State, name string, v []byte) bool {
@@ -40,13 +40,13 @@ func (p properties) free(s *wasi.State) {
 	clear(p)
 }
 
-// Close is called when the options are dropped.
+// Close releases the options when they are dropped.
 func (o *requestOptions) Close() error {
 	o.free(o.state)
 	return nil
 }
 
-// Close is called when the request is dropped, or asked for in vain.
+// Close releases the request when it is dropped or denied.
 func (q *outgoingRequest) Close() error {
 	q.free(q.headers.state)
 	return q.headers.Close()
@@ -56,7 +56,7 @@ func (p properties) get(name string) []byte {
 	if v := p[name]; v != nil {
 		return v
 	}
-	return wit.AppendCase(nil, 0) // none; of a method: get
+	return wit.AppendCase(nil, 0) // none; for the property method: get
 }
 
 // property adds the getter and the setter of a property to funcs.
@@ -78,7 +78,7 @@ func property[T interface {
 	})
 }
 
-// impossible is a method of a resource of which there is none.
+// impossible makes a method of a resource that never exists.
 func impossible[T any]() wasi.Func {
 	return on(func(*wasi.Call, T) error { return nil })
 }
@@ -118,7 +118,7 @@ func outgoingFuncs() map[string]wasi.Func {
 	return funcs
 }
 
-// deny is outgoing-handler.handle.
+// deny implements outgoing-handler.handle.
 func deny(c *wasi.Call) error {
 	request, err := wasi.Take[*outgoingRequest](c.State, c.In.U32())
 	if err != nil {

@@ -12,25 +12,25 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// Session is the host's side of one instance. One goroutine at a time uses it.
+// Session is the host's side of one instance. Only one goroutine at a time may use it.
 type Session struct {
 	state *wasi.State
 }
 
-// NewSession makes the host's side of an instance; it is what the instance's Host must be.
+// NewSession makes the host's side of an instance. It must be the instance's InstanceOptions.Host.
 func NewSession(o wasi.Options) *Session { return &Session{state: wasi.NewState(o)} }
 
-// WASI is the instance's State.
+// WASI returns the instance's State.
 func (s *Session) WASI() *wasi.State { return s.state }
 
-// Close releases what the guest has left, once its instance is closed.
+// Close releases what the guest has left open. Close the instance first.
 func (s *Session) Close() { s.state.Close() }
 
-// Serve answers one request by the guest. call is to call the guest's handle, as Signature describes it, with these
-// parameters. Serve returns when the response has been written, or was given up. Its error is that of call, or one of
-// the below; Fail is for writing it.
+// Serve answers one request with the guest. call must call the guest's handle, which Signature describes, with the
+// given parameters. Serve returns when the response is written or given up. The error is that of call, or one of those
+// below; Fail writes it to the client.
 //
-// A client that goes away is no error of the guest: it sees its streams end, and r's context.
+// A client that disconnects is not an error of the guest. The guest then sees its streams end, and r's context ends.
 func (s *Session) Serve(w http.ResponseWriter, r *http.Request, call func(ctx context.Context, params []byte) error) error {
 	x := newExchange(s.state, w, r)
 	params := wit.AppendU32(nil, s.state.Put(&incomingRequest{exchange: x}))
@@ -42,25 +42,25 @@ func (s *Session) Serve(w http.ResponseWriter, r *http.Request, call func(ctx co
 	})
 	defer func() {
 		if !stop() {
-			<-interrupted // the writer must not be used after its handler
+			<-interrupted // w must not be used after Serve returns
 		}
 	}()
 	return x.end(call(r.Context(), params))
 }
 
-// What a guest can do wrong without a trap.
+// Errors of guests that misbehave without a trap.
 var (
-	// ErrNoResponse: handle returned without response-outparam.set.
+	// ErrNoResponse: handle returned without calling response-outparam.set.
 	ErrNoResponse = fmt.Errorf("the guest gave no response: %w", errdefs.ErrInternal)
-	// ErrUnfinished: the guest did not finish the body of its response, or not with as many bytes as its content-length.
+	// ErrUnfinished: the guest did not finish the body of its response, or wrote fewer bytes than its content-length.
 	ErrUnfinished = fmt.Errorf("the guest did not finish its response: %w", errdefs.ErrInternal)
 )
 
-// CodeError is an error-code that the guest has set in place of a response.
+// CodeError is an error-code that the guest has set instead of a response.
 type CodeError struct {
-	// Code is the name of the case: "HTTP-request-denied".
+	// Code is the name of the case, such as "HTTP-request-denied".
 	Code string
-	// Message is that of internal-error, if there is one.
+	// Message is the payload of internal-error, if any.
 	Message string
 }
 
@@ -71,7 +71,7 @@ func (e *CodeError) Error() string {
 	return "the guest answered with the error " + e.Code + ": " + e.Message
 }
 
-// statuses are the answers for error-codes that are not just the guest's own trouble.
+// statuses are the HTTP statuses for error-codes that mean more than an internal error.
 var statuses = map[string]int{
 	"HTTP-request-denied": http.StatusForbidden, "HTTP-request-length-required": http.StatusLengthRequired,
 	"HTTP-request-body-size": http.StatusRequestEntityTooLarge, "HTTP-request-method-invalid": http.StatusMethodNotAllowed,
@@ -87,8 +87,8 @@ var statuses = map[string]int{
 	"TLS-protocol-error": http.StatusBadGateway, "TLS-certificate-error": http.StatusBadGateway, "TLS-alert-received": http.StatusBadGateway,
 }
 
-// Status is the HTTP status for an error of Serve: 504 when time is up, 503 when something is used up, 500 for a trap and
-// what else the guest does wrong.
+// Status returns the HTTP status for an error of Serve: 504 for a timeout, 503 for an exhausted resource, 500 for a
+// trap and other errors of the guest.
 func Status(err error) int {
 	if code, ok := errors.AsType[*CodeError](err); ok && statuses[code.Code] != 0 {
 		return statuses[code.Code]
@@ -102,16 +102,16 @@ func Status(err error) int {
 	return http.StatusInternalServerError
 }
 
-// begun is an error of a response whose header has gone out.
-type begun struct{ error }
+// startedError is an error of a response whose header has been sent.
+type startedError struct{ error }
 
-func (b *begun) Unwrap() error { return b.error }
+func (e *startedError) Unwrap() error { return e.error }
 
-// Fail answers a request whose Serve failed: with a status and no word of the cause, which is for the log. When the
-// response has begun it breaks it off instead, by the panic http.ErrAbortHandler, as net/http wants it: call it last, in
-// the handler's own goroutine.
+// Fail answers a request whose Serve failed, with a status but without the cause, which is only for the log. If the
+// response has started, Fail aborts it with the panic http.ErrAbortHandler. So call it last, in the handler's
+// goroutine.
 func Fail(w http.ResponseWriter, err error) {
-	if _, ok := errors.AsType[*begun](err); ok {
+	if _, ok := errors.AsType[*startedError](err); ok {
 		panic(http.ErrAbortHandler)
 	}
 	status := Status(err)

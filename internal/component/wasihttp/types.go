@@ -11,7 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// The resources of wasi:http/types, apart from fields and outgoing-body.
+// The resources of wasi:http/types, except fields and outgoing-body.
 type (
 	incomingRequest struct {
 		*exchange
@@ -33,7 +33,7 @@ type (
 	}
 )
 
-// Close gives up the headers; those of a body are its own.
+// Close releases the headers. A body is a resource of its own.
 func (o *outgoingResponse) Close() error { return o.headers.Close() }
 
 // on makes a method of a resource.
@@ -47,7 +47,7 @@ func on[T any](do func(c *wasi.Call, self T) error) wasi.Func {
 	}
 }
 
-// once gives a resource the first time, and an error afterwards: result<T>.
+// once returns a resource the first time, and an error afterwards, as a result<T>.
 func once(c *wasi.Call, given *bool, resource func() any) error {
 	if *given {
 		c.Failed()
@@ -59,7 +59,7 @@ func once(c *wasi.Call, given *bool, resource func() any) error {
 	return nil
 }
 
-// methods are the cases of the variant method; the last one, other, has the name.
+// methods are the cases of the variant method, except the last: other, whose payload is the method's name.
 var methods = []string{"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"}
 
 func appendMethod(dst []byte, method string) []byte {
@@ -117,7 +117,7 @@ var requestFuncs = map[string]wasi.Func{
 		c.Own(&futureTrailers{exchange: b.exchange})
 		return nil
 	},
-	// The trailers come with the end of the body: whoever asks for them waits for that.
+	// Trailers arrive at the end of the body. The pollable is always ready, and get waits for the end.
 	"[method]future-trailers.subscribe": on(func(c *wasi.Call, t *futureTrailers) error {
 		c.Own(wasi.When(func() bool { return true }))
 		return nil
@@ -125,7 +125,7 @@ var requestFuncs = map[string]wasi.Func{
 	"[method]future-trailers.get": on(trailersGet),
 }
 
-// trailersGet gives option<result<result<option<trailers>, error-code>>>: some, once, what came of it.
+// trailersGet returns option<result<result<option<trailers>, error-code>>>. The option is always some.
 func trailersGet(c *wasi.Call, t *futureTrailers) error {
 	c.Out = wit.AppendOption(c.Out, true)
 	if t.given {
@@ -160,7 +160,7 @@ var responseFuncs = map[string]wasi.Func{
 	}),
 	"[method]outgoing-response.set-status-code": on(func(c *wasi.Call, o *outgoingResponse) error {
 		status := int(c.In.U16())
-		if status < 200 || status > 999 { // those below are sent by send-informational
+		if status < 200 || status > 999 { // 1xx is sent by send-informational
 			c.Failed()
 			return nil
 		}
@@ -225,7 +225,7 @@ func bodyFinish(c *wasi.Call) error {
 	return nil
 }
 
-// outparamSet takes a result<outgoing-response, error-code>.
+// outparamSet reads a result<outgoing-response, error-code>, and begins the response or records the error.
 func outparamSet(c *wasi.Call) error {
 	p, err := wasi.Take[*outparam](c.State, c.In.U32())
 	if err != nil {
@@ -234,7 +234,7 @@ func outparamSet(c *wasi.Call) error {
 	if p.ended {
 		return errEnded
 	}
-	if failed := c.In.Option(); failed { // a result is encoded as an option is: 1 for the error
+	if failed := c.In.Option(); failed { // a result is encoded like an option, with 1 for an error
 		p.failed = readCode(c.In)
 		return c.In.Err()
 	}
@@ -246,7 +246,7 @@ func outparamSet(c *wasi.Call) error {
 	return response.Close()
 }
 
-// readCode reads an error-code; of the payloads only that of internal-error is kept.
+// readCode reads an error-code. Of the payloads it keeps only that of internal-error.
 func readCode(in *wit.Reader) *CodeError {
 	i := in.Case(len(errorCodes().Cases))
 	e := &CodeError{Code: errorCodes().Cases[i].Name}
@@ -257,7 +257,7 @@ func readCode(in *wit.Reader) *CodeError {
 	return e
 }
 
-// sendInformational sends a response of status 1xx before the one to come (early hints, RFC 8297).
+// sendInformational sends a 1xx response before the final one (early hints, RFC 8297).
 func sendInformational(c *wasi.Call, p *outparam) error {
 	if p.ended {
 		return errEnded

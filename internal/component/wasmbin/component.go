@@ -5,40 +5,40 @@ import (
 	"fmt"
 )
 
-// Binary is a module or component, as far as its core modules can be told apart: what they declare, and which of their functions
-// the component exports.
+// Binary is a module or component: what its core modules declare, and which of their functions the component exports.
 type Binary struct {
 	Component bool
-	// Modules are the core modules at the top level of the component, in order; of a core module, itself. Nested are those of
-	// components within it.
+	// Modules are the core modules at the top level of the component, in order; for a core module, the module itself.
+	// Nested are the core modules of nested components.
 	Modules, Nested []Module
-	// Lifted are the functions of the first core module that the component lifts, Foreign those of others.
+	// Lifted are the functions of the first core module that the component lifts, Foreign those of other modules.
 	Lifted  map[string]bool
 	Foreign []string
-	// Odd says why a caller cannot speak the canonical ABI on the first core module alone; "" when nothing stands against it.
+	// Odd is the reason why a caller cannot use the canonical ABI on the first core module alone, or "".
 	Odd string
 
-	// Index spaces of the component's own core instances and functions, as far as they lead to core modules.
-	coreInstances []int       // the module that each one instantiates, or -1
-	coreFuncs     []coreAlias // where each one comes from
+	// Index spaces of the component's own core instances and functions. They contain only what is needed to find core
+	// modules.
+	coreInstances []int       // the index of the module that each instantiates, or -1
+	coreFuncs     []coreAlias // the origin of each function
 }
 
-// coreAlias is an export of a core instance; instance -1: a function that the component itself defines.
+// coreAlias is an export of a core instance. For a function that the component itself defines, instance is -1.
 type coreAlias struct {
 	instance int
 	name     string
 }
 
-// ModuleHeader and ComponentHeader are what modules and components begin with.
+// ModuleHeader and ComponentHeader are the first bytes of modules and components.
 const (
 	ModuleHeader    = "\x00asm\x01\x00\x00\x00"
 	ComponentHeader = "\x00asm\x0d\x00\x01\x00"
 )
 
-// maxNesting bounds components within components.
+// maxNesting is the maximum depth of components within components.
 const maxNesting = 100
 
-// Parse reads the structure of a binary. What it returns refers to b.
+// Parse reads the structure of a binary. The result refers to b.
 func Parse(b []byte) (*Binary, error) {
 	component, err := preamble(bytes.NewReader(b), int64(len(b)))
 	if err != nil {
@@ -90,8 +90,8 @@ func (b *Binary) parseComponent(code []byte, depth int) error {
 	})
 }
 
-// topLevel follows the component's core functions back to the module that they are from. Where it loses its way, the
-// component is odd, and the rest of the section does not matter.
+// topLevel traces the component's core functions to their modules. When it cannot, it sets Odd, and ignores the rest of
+// the section.
 func (b *Binary) topLevel(id byte, c *cursor) {
 	for n := c.u32(); n > 0 && c.err == nil && b.Odd == ""; n-- {
 		switch id {
@@ -130,7 +130,8 @@ func (b *Binary) coreInstance(c *cursor) {
 	b.coreInstances = append(b.coreInstances, module)
 }
 
-// alias notes those of core functions. Others matter only if they make core modules or instances that we do not know.
+// alias records aliases of core functions. Others matter only if they make core modules or instances that we do not
+// know.
 func (b *Binary) alias(c *cursor) {
 	sort, core := c.u8(), byte(0)
 	if sort == 0 {
@@ -154,8 +155,8 @@ func (b *Binary) alias(c *cursor) {
 	}
 }
 
-// canon looks for what the core path does not speak: encodings other than UTF-8, asynchronous functions, resources that
-// the guest defines itself, and functions of any but the first core module.
+// canon sets Odd for anything that the core path does not support: encodings other than UTF-8, asynchronous functions,
+// resources that the guest defines, and functions of other core modules than the first.
 func (b *Binary) canon(c *cursor) {
 	switch op := c.u8(); op {
 	case 0:
@@ -181,12 +182,12 @@ func (b *Binary) canon(c *cursor) {
 
 func (b *Binary) lift(f int) {
 	if f >= len(b.coreFuncs) {
-		b.Odd = "a function from nowhere"
+		b.Odd = "a lifted function does not exist"
 		return
 	}
 	from := b.coreFuncs[f]
 	if from.instance < 0 || from.instance >= len(b.coreInstances) || b.coreInstances[from.instance] != 0 {
-		// Commands are exported by the adapter of preview 1, which calls _start.
+		// A command's export belongs to the preview 1 adapter, which calls _start.
 		b.Foreign = append(b.Foreign, from.name)
 		return
 	}

@@ -1,14 +1,14 @@
 package wasmbin
 
-// Module is what a core module declares.
+// Module is the declarations of a core module.
 type Module struct {
 	Code []byte
-	// Name is the module's own, from the section "name"; often empty.
+	// Name is the module's name from the section "name"; often empty.
 	Name    string
 	Imports []Import
-	// Exports are the kinds of the exports by name.
+	// Exports are the kinds of the exports, by name.
 	Exports map[string]Kind
-	// Memories and Tables are those that the module defines itself.
+	// Memories and Tables are those that the module defines, without imported ones.
 	Memories, Tables []Limits
 }
 
@@ -59,7 +59,7 @@ func parseModule(b []byte) (Module, error) {
 	return m, err
 }
 
-// custom reads the module's own name from the section "name". That is for people: damage there is no error.
+// custom reads the module's name from the section "name". The name is informative only, so damage is not an error.
 func (m *Module) custom(c *cursor) {
 	if c.name() == "name" && len(c.rest) > 0 && c.u8() == 0 {
 		c.u32()
@@ -97,7 +97,7 @@ func (c *cursor) moduleExport() (name string, kind Kind) {
 }
 
 func (m *Module) table(c *cursor) {
-	if len(c.rest) > 1 && c.rest[0] == 0x40 { // a table with an initial value: its expression is not worth parsing
+	if len(c.rest) > 1 && c.rest[0] == 0x40 { // a table with an initial value, whose expression is not worth parsing
 		c.u8()
 		c.u8()
 		c.refType()

@@ -5,14 +5,14 @@ import "fmt"
 // maxLEB is the length of the longest 32-bit number in LEB128.
 const maxLEB = 5
 
-// cutName takes a name off the front of a custom section.
+// cutName splits a custom section into its name and the rest.
 func cutName(b []byte) (name string, rest []byte, ok bool) {
 	c := &cursor{rest: b}
 	name = c.name()
 	return name, c.rest, c.err == nil
 }
 
-// cursor reads through the content of a section. After a failure every read gives zero.
+// cursor reads the content of a section. After an error every read returns zero.
 type cursor struct {
 	rest []byte
 	err  error
@@ -25,7 +25,7 @@ func (c *cursor) fail(format string, args ...any) {
 	c.rest = nil
 }
 
-// each calls read for every element of a vector.
+// each calls read for each element of a vector.
 func (c *cursor) each(read func()) {
 	for n := c.u32(); n > 0 && c.err == nil; n-- {
 		read()
@@ -34,7 +34,7 @@ func (c *cursor) each(read func()) {
 
 func (c *cursor) take(n uint32) []byte {
 	if uint64(n) > uint64(len(c.rest)) {
-		c.fail("%d bytes wanted, %d left (truncated?)", n, len(c.rest))
+		c.fail("%d bytes needed, %d left (truncated?)", n, len(c.rest))
 		return nil
 	}
 	out := c.rest[:n:n]
@@ -97,7 +97,7 @@ func (c *cursor) limits() Limits {
 	return l
 }
 
-// externName reads the name of a component's import or export: a kind byte, then the name; kind 2 has options after it
+// externName reads the name of a component's import or export: a kind byte and the name. Kind 2 is followed by options
 // (component-model Binary.md, importname' and exportname').
 func (c *cursor) externName() string {
 	kind := c.u8()
@@ -120,7 +120,7 @@ func (c *cursor) externDesc() {
 	switch kind := c.u8(); kind {
 	case 0: // core module
 		if c.u8() != 0x11 {
-			c.fail("a core type that is no module")
+			c.fail("a core type that is not a module")
 		}
 		c.u32()
 	case 1, 4, 5: // func, component, instance

@@ -9,21 +9,21 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Max is how large a section with names may be, in bytes; a custom section has the limit of its caller.
+// Max is the maximum size of a section with names, in bytes. For custom sections the caller sets the limit.
 const Max = 4 << 20
 
-// Outline is what a binary says of itself.
+// Outline is a summary of a binary.
 type Outline struct {
-	// Component says that it is a component; otherwise it is a core module.
+	// Component is true for a component, false for a core module.
 	Component bool
-	// Imports are the names a component imports, or "module name" pairs of a module; Exports likewise, names only.
-	// Both are in the order of the file.
+	// Imports are the names that a component imports, or for a module "MODULE NAME" pairs. Exports are names only. Both
+	// are in the order of the file.
 	Imports, Exports []string
 	// Custom are the names of the custom sections.
 	Custom []string
 }
 
-// HasExport reports whether an export has the name.
+// HasExport reports whether the binary has an export of that name.
 func (o *Outline) HasExport(name string) bool { return slices.Contains(o.Exports, name) }
 
 // Section numbers.
@@ -39,7 +39,7 @@ const (
 	componentExports = 11
 )
 
-// Read reads the outline of a binary of size bytes. It also finds binaries that were cut off.
+// Read reads the outline of a binary of size bytes. It returns an error for a truncated binary.
 func Read(r io.ReaderAt, size int64) (*Outline, error) {
 	o := &Outline{}
 	var err error
@@ -53,8 +53,8 @@ func Read(r io.ReaderAt, size int64) (*Outline, error) {
 	return o, nil
 }
 
-// Custom returns the content of the first custom section of a name, nil when there is none. One of more than limit
-// bytes is refused.
+// Custom returns the content of the first custom section called name, or nil. It refuses a section larger than limit
+// bytes.
 func Custom(r io.ReaderAt, size int64, name string, limit int64) ([]byte, error) {
 	if _, err := preamble(r, size); err != nil {
 		return nil, err
@@ -64,7 +64,7 @@ func Custom(r io.ReaderAt, size int64, name string, limit int64) ([]byte, error)
 		if s.id != sectionCustom || found != nil {
 			return nil
 		}
-		// The name is at the front; what follows may be debug information of any size.
+		// The name comes first; debug information of any size can follow.
 		head, err := s.read(r, min(s.size, int64(len(name))+maxLEB))
 		if err != nil {
 			return err
@@ -85,7 +85,7 @@ func Custom(r io.ReaderAt, size int64, name string, limit int64) ([]byte, error)
 	return found, err
 }
 
-// preamble tells components from modules and refuses everything else.
+// preamble distinguishes components from modules, and refuses everything else.
 func preamble(r io.ReaderAt, size int64) (component bool, err error) {
 	var head [8]byte
 	n, err := r.ReadAt(head[:min(size, 8)], 0)
@@ -101,13 +101,13 @@ func preamble(r io.ReaderAt, size int64) (component bool, err error) {
 	case version == 13 && layer == 1:
 		return true, nil
 	default:
-		return false, invalid(4, "WebAssembly of version %d, layer %d: only modules (1, 0) and components (13, 1) are known", version, layer)
+		return false, invalid(4, "WebAssembly version %d, layer %d: only modules (1, 0) and components (13, 1) are supported", version, layer)
 	}
 }
 
 func le16(b []byte) uint16 { return uint16(b[0]) | uint16(b[1])<<8 }
 
-// section is one section of the file: where its content begins and how long it is.
+// section is the position of a section's content in the file.
 type section struct {
 	id           byte
 	offset, size int64
@@ -121,7 +121,7 @@ func (s section) read(r io.ReaderAt, n int64) ([]byte, error) {
 	return data, nil
 }
 
-// sections calls do for each section at the top of the file.
+// sections calls do for each top-level section of the file.
 func sections(r io.ReaderAt, size int64, do func(section) error) error {
 	for at := int64(8); at < size; {
 		head := make([]byte, min(size-at, 1+maxLEB))
@@ -160,7 +160,7 @@ func bodies(b []byte, do func(id byte, body *cursor) error) error {
 	})
 }
 
-// section takes the names of a section into the outline.
+// section adds the names in a section to the outline.
 func (o *Outline) section(r io.ReaderAt, s section) error {
 	var names func(*cursor)
 	switch {

@@ -80,7 +80,7 @@ func TestBadBinaries(t *testing.T) {
 	} {
 		_, err := read(text)
 		if !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), words) {
-			t.Errorf("%q: %v, want %q", text, err, words)
+			t.Errorf("Read(%q): error %v, want %q", text, err, words)
 		}
 	}
 }
@@ -92,18 +92,18 @@ func TestCustom(t *testing.T) {
 	}
 	for want, content := range map[string]string{"name": "content", "na": "no", "empty": ""} {
 		if got, err := custom(want, 100); err != nil || got == nil || string(got) != content {
-			t.Errorf("%s: %q, %v", want, got, err)
+			t.Errorf("Custom(%s) = %q, %v; want %q", want, got, err, content)
 		}
 	}
 	if got, err := custom("nam", 100); err != nil || got != nil {
-		t.Errorf("a name that is not there: %q, %v", got, err)
+		t.Errorf("Custom of a missing name = %q, %v; want nil", got, err)
 	}
 	if _, err := custom("name", 10); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), `"name"`) {
-		t.Errorf("a section above the limit: %v", err)
+		t.Errorf("Custom of a section above the limit: %v", err)
 	}
 }
 
-// TestExample reads what real tools make.
+// TestExample reads the output of real tools.
 func TestExample(t *testing.T) {
 	data, err := os.ReadFile("../../../examples/wasm/greeter-c/greeter-c.wasm")
 	if err != nil {
@@ -122,7 +122,7 @@ func TestExample(t *testing.T) {
 		}
 		o, err := Read(bytes.NewReader(data[:cut]), int64(cut))
 		if err == nil && o.HasExport("proto:greet-v1/greeter") && cut < 40000 {
-			t.Fatalf("cut off at %d of %d, nothing is missing", cut, len(data))
+			t.Fatalf("Read of a file cut off at %d of %d bytes found the export and no error", cut, len(data))
 		}
 	}
 }
@@ -134,16 +134,16 @@ func FuzzRead(f *testing.F) {
 		o, err := Read(bytes.NewReader(data), int64(len(data)))
 		if err != nil {
 			if !errdefs.IsInvalidArgument(err) {
-				t.Errorf("the fault of a file is no invalid argument: %v", err)
+				t.Errorf("error of a bad file: %v, want errdefs.ErrInvalidArgument", err)
 			}
 			return
 		}
 		if n := len(o.Imports) + len(o.Exports) + len(o.Custom); n > len(data) {
-			t.Errorf("%d names in %d bytes", n, len(data))
+			t.Errorf("Read found %d names in %d bytes", n, len(data))
 		}
 		for _, name := range o.Custom[:min(3, len(o.Custom))] {
 			if _, err := Custom(bytes.NewReader(data), int64(len(data)), name, 1<<20); err != nil {
-				t.Errorf("a custom section that is there: %v", err)
+				t.Errorf("Custom of an existing section: %v", err)
 			}
 		}
 	})

@@ -2,9 +2,9 @@ package wit
 
 import "unicode/utf8"
 
-// Check reads one value of type t, whatever the bytes are, and leaves the reader behind it: it is the definition of the
-// flat encoding in code. It refuses bools that are not 0 or 1, cases that do not exist, chars that are not Unicode
-// scalar values, strings that are not UTF-8 and flags that do not exist.
+// Check reads one value of type t. Any input is allowed: Check defines the flat encoding in code. It refuses bools
+// other than 0 and 1, unknown cases and flags, chars that are not Unicode scalar values, and strings that are not
+// UTF-8.
 func (r *Reader) Check(t *Type) {
 	switch t.Kind {
 	case Bool:
@@ -19,7 +19,7 @@ func (r *Reader) Check(t *Type) {
 		r.U64()
 	case Char:
 		if c := r.U32(); c >= 0x110000 || !utf8.ValidRune(rune(c)) {
-			r.Fail("%#x is no Unicode scalar value", c)
+			r.Fail("%#x is not a Unicode scalar value", c)
 		}
 	case String:
 		if !utf8.Valid(r.Bytes()) {
@@ -55,7 +55,7 @@ func (r *Reader) checkList(elem *Type) {
 func (r *Reader) checkFlags(n int) {
 	for ; n > 0; n -= 32 {
 		if w := r.U32(); n < 32 && w>>n != 0 {
-			r.Fail("flags %#x of %d", w, n)
+			r.Fail("flags %#x, but the type has %d flags", w, n)
 		}
 	}
 }

@@ -3,8 +3,8 @@
 //
 //	protobuf bytes ──protowit──► flat bytes ──engine (one cgo crossing, reads Program)──► guest memory
 //
-// It is pure Go and knows neither protobuf nor WebAssembly. The C half of internal/component/engine reads the tables that
-// [Program] writes; the numbers of [Kind] and the format are fixed by the comments there.
+// It is pure Go and does not depend on protobuf or on a WebAssembly engine. The C half of internal/component/engine
+// reads the tables that [Program] writes. The comments there fix their format and the numbers of [Kind].
 //
 // # The flat encoding
 //
@@ -20,9 +20,9 @@
 //	variant, enum, option, result   u32 case, then the payload of that case, if it has one
 //	                                (option: 0 none, 1 some; result: 0 ok, 1 error)
 //	flags                           ceil(n/32) u32 words, flag i is bit i%32 of word i/32
-//	own, borrow                     u32 representation: the host's own number of the resource
+//	own, borrow                     u32 representation: the host's number for the resource
 //
-// The parameters of a function are their values one after the other; a result is one value.
+// The parameters of a function are their values in order, without a count. A result is one value.
 //
 // Layout and flattening follow the Canonical ABI explainer of the component model
 // (https://github.com/WebAssembly/component-model/blob/main/design/mvp/CanonicalABI.md).

@@ -2,14 +2,14 @@ package wit
 
 import "fmt"
 
-// Equal reports the first difference between two types, with the path that leads to it, or nil. As in the component
-// model itself types are equal by their shape: names of fields and cases count, the name of the type does not, except
-// that of a resource (and only where both sides know it).
+// Equal returns an error that names the first difference between two types and its path, or nil. As in the component
+// model, types are equal by shape: names of fields and cases count, names of types do not. Names of resources count
+// where both types have one.
 func Equal(a, b *Type) error {
 	return equal("", a, b, make(map[[2]*Type]bool))
 }
 
-// equal remembers the pairs it has seen: parts are shared, and a walk over all paths could take for ever.
+// equal records the pairs that it has compared, because shared parts could otherwise make it take exponential time.
 func equal(path string, a, b *Type, seen map[[2]*Type]bool) error {
 	if a == nil && b == nil || seen[[2]*Type{a, b}] {
 		return nil

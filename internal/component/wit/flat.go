@@ -22,7 +22,7 @@ func AppendU8(dst []byte, v uint8) []byte { return append(dst, v) }
 // AppendU16 appends a u16 or s16.
 func AppendU16(dst []byte, v uint16) []byte { return binary.LittleEndian.AppendUint16(dst, v) }
 
-// AppendU32 appends a u32, s32 or char, a case, or the representation of a resource.
+// AppendU32 appends a u32, s32, char or case, or the representation of a resource.
 func AppendU32(dst []byte, v uint32) []byte { return binary.LittleEndian.AppendUint32(dst, v) }
 
 // AppendU64 appends a u64 or s64.
@@ -34,7 +34,7 @@ func AppendF32(dst []byte, v float32) []byte { return AppendU32(dst, math.Float3
 // AppendF64 appends an f64.
 func AppendF64(dst []byte, v float64) []byte { return AppendU64(dst, math.Float64bits(v)) }
 
-// AppendLen begins a list of n elements.
+// AppendLen begins a list of n elements; the elements follow.
 func AppendLen(dst []byte, n int) []byte { return AppendU32(dst, uint32(n)) }
 
 // AppendCase begins a variant, enum, option or result; the payload follows.
@@ -46,7 +46,7 @@ func AppendString(dst []byte, s string) []byte { return append(AppendLen(dst, le
 // AppendBytes appends a list<u8>.
 func AppendBytes(dst, b []byte) []byte { return append(AppendLen(dst, len(b)), b...) }
 
-// AppendOption begins an option; if it is some, the value follows.
+// AppendOption begins an option; the value follows if some is true.
 func AppendOption(dst []byte, some bool) []byte {
 	if some {
 		return AppendCase(dst, 1)
@@ -54,27 +54,27 @@ func AppendOption(dst []byte, some bool) []byte {
 	return AppendCase(dst, 0)
 }
 
-// Reader reads flat values. After a failure, which Err tells, every read gives zero; it never panics, whatever the
-// bytes are, and it allocates only for String.
+// Reader reads flat values. After the first error, which Err returns, every read returns zero. It never panics,
+// whatever the input, and allocates only in String.
 type Reader struct {
 	b   []byte
 	pos int
 	err error
 }
 
-// NewReader reads b; byte slices it hands out share its memory.
+// NewReader makes a Reader of b. The byte slices that it returns share memory with b.
 func NewReader(b []byte) *Reader { return &Reader{b: b} }
 
-// Err is the first failure: errdefs.ErrInvalidArgument. Reading past the end is one.
+// Err returns the first error, an errdefs.ErrInvalidArgument. Reading past the end is an error.
 func (r *Reader) Err() error { return r.err }
 
-// Pos is how many bytes have been read.
+// Pos returns the number of bytes read.
 func (r *Reader) Pos() int { return r.pos }
 
-// Rest is what has not been read.
+// Rest returns the unread bytes.
 func (r *Reader) Rest() []byte { return r.b[r.pos:] }
 
-// Fail makes the reader fail, if it has not failed already.
+// Fail sets the reader's error, unless it already has one.
 func (r *Reader) Fail(format string, args ...any) {
 	if r.err == nil {
 		r.err = fmt.Errorf("flat value at byte %d: %s: %w", r.pos, fmt.Sprintf(format, args...), errdefs.ErrInvalidArgument)
@@ -84,7 +84,7 @@ func (r *Reader) Fail(format string, args ...any) {
 // Raw reads n bytes.
 func (r *Reader) Raw(n int) []byte {
 	if r.err != nil || n < 0 || n > len(r.b)-r.pos {
-		r.Fail("%d bytes wanted, %d left", n, len(r.b)-r.pos)
+		r.Fail("%d bytes needed, %d left", n, len(r.b)-r.pos)
 		return nil
 	}
 	r.pos += n
@@ -99,7 +99,7 @@ func (r *Reader) U8() uint8 {
 	return 0
 }
 
-// Bool reads a bool, which is 0 or 1.
+// Bool reads a bool, which must be 0 or 1.
 func (r *Reader) Bool() bool {
 	v := r.U8()
 	if v > 1 {
@@ -138,7 +138,7 @@ func (r *Reader) F32() float32 { return math.Float32frombits(r.U32()) }
 // F64 reads an f64.
 func (r *Reader) F64() float64 { return math.Float64frombits(r.U64()) }
 
-// Case reads the case of a type with n cases.
+// Case reads the case of a value whose type has n cases.
 func (r *Reader) Case(n int) int {
 	c := r.U32()
 	if uint64(c) >= uint64(n) {
@@ -148,11 +148,11 @@ func (r *Reader) Case(n int) int {
 	return int(c)
 }
 
-// Option reads whether a value follows.
+// Option reads whether the option has a value, which follows.
 func (r *Reader) Option() bool { return r.Case(2) == 1 }
 
-// Len reads the number of elements of a list. It is not more than the bytes that are left, so that it may size an
-// allocation; every element takes at least one byte, since the component model has no empty types.
+// Len reads the number of elements of a list. The result never exceeds the number of bytes left, so it can size an
+// allocation: every element takes at least one byte, because the component model has no empty types.
 func (r *Reader) Len() int {
 	n := r.U32()
 	if uint64(n) > uint64(len(r.b)-r.pos) {
@@ -162,7 +162,7 @@ func (r *Reader) Len() int {
 	return int(n)
 }
 
-// Bytes reads a list<u8>, or a string without looking at its encoding. It shares the memory of the reader.
+// Bytes reads a list<u8>, or a string without checking its encoding. The result shares memory with the reader's input.
 func (r *Reader) Bytes() []byte { return r.Raw(r.Len()) }
 
 // String reads a string.

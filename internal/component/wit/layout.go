@@ -2,11 +2,11 @@ package wit
 
 import "math"
 
-// MaxFlat is how many core values the canonical ABI passes by themselves as parameters; more go through memory. Of
-// results it passes one.
+// MaxFlat is the maximum number of core values that the canonical ABI passes as parameters; more go through memory. For
+// results the maximum is one.
 const MaxFlat = 16
 
-// CoreType is a type of a core function. The numbers are part of the format of [Program].
+// CoreType is the type of a core value. The numbers are part of the format of [Program].
 type CoreType uint8
 
 // The core types.
@@ -17,25 +17,25 @@ const (
 	CoreF64
 )
 
-// Layout is the size and alignment of the type in linear memory, in bytes. A size that does not fit saturates at
-// [math.MaxUint32].
+// Layout returns the type's size and alignment in linear memory, in bytes. A size beyond the range is [math.MaxUint32].
 func (t *Type) Layout() (size, align uint32) {
 	return make(layouts).of(t)
 }
 
-// Offsets are the places of the fields of a record or tuple in memory.
+// Offsets returns the offsets in memory of a record's or tuple's fields.
 func (t *Type) Offsets() []uint32 {
 	return make(layouts).offsets(t)
 }
 
-// Payload is, of anything with cases, the size of the discriminant (1, 2 or 4) and the offset of the payload.
+// Payload returns the size of the discriminant (1, 2 or 4) and the offset of the payload, for a type with cases.
 func (t *Type) Payload() (discriminant, offset uint32) {
 	return make(layouts).payload(t)
 }
 
 type layout struct{ size, align uint32 }
 
-// layouts remembers: types are shared, and a chain of records that each hold the next one twice has 2^n paths.
+// layouts caches layouts, because types are shared: a chain of records that each contain the next one twice has 2^n
+// paths.
 type layouts map[*Type]layout
 
 func (m layouts) of(t *Type) (size, align uint32) {
@@ -137,7 +137,7 @@ func alignUp(n, align uint32) uint32 {
 	return (n + align - 1) &^ (align - 1)
 }
 
-// Flatten is the type as core values, or nil and false if they are more than [MaxFlat].
+// Flatten returns the type as core values, or nil and false if it has more than [MaxFlat].
 func (t *Type) Flatten() ([]CoreType, bool) {
 	return make(flattened).of(t)
 }
@@ -159,7 +159,7 @@ func (m flattened) of(t *Type) ([]CoreType, bool) {
 	return flat, true
 }
 
-// tooMany stands for any list that is longer than MaxFlat.
+// tooMany stands for any list longer than MaxFlat.
 var tooMany = make([]CoreType, MaxFlat+1)
 
 func (m flattened) compute(t *Type) []CoreType {
@@ -192,7 +192,7 @@ func (m flattened) compute(t *Type) []CoreType {
 	return m.cases(t)
 }
 
-// cases joins the payloads: position by position, what can carry both.
+// cases joins the payloads: each position gets a core type that can hold all of them.
 func (m flattened) cases(t *Type) []CoreType {
 	joined := []CoreType{I32}
 	for _, p := range t.Payloads() {

@@ -2,20 +2,20 @@ package wit
 
 import "encoding/binary"
 
-// ProgramMagic begins the bytes of [Program]: "TVP1" read as a little-endian u32.
+// ProgramMagic is the first word of [Program]: "TVP1" read as a little-endian u32.
 const ProgramMagic = 0x31505654
 
-// NoNode stands where there is no type.
+// NoNode marks a missing type.
 const NoNode = 0xffffffff
 
-// Program writes the types of a function as the table that the C half of the engine walks. All words are u32,
-// little-endian, and indices count from 0.
+// Program encodes the types of a function as a table for the C half of the engine. All words are u32, little-endian,
+// and indices start at 0.
 //
 //	header   magic, total bytes, nodes, children, cores bytes, names bytes, params, result node (or NoNode)
 //	params   params x { node }
 //	nodes    nodes x 10 words:
 //	           0 kind            number of Kind
-//	           1 name            offset in names (named types and resources; else the empty name)
+//	           1 name            offset in names (named types and resources; otherwise the empty name)
 //	           2 first child     index in children
 //	           3 child count     record, tuple: fields; variant, enum, option, result: cases; list: 1; flags: flags
 //	           4 size            in linear memory
@@ -25,13 +25,13 @@ const NoNode = 0xffffffff
 //	           8 first core      index in cores of the flattened types
 //	           9 core count      number of core values; NoNode if they are more than MaxFlat
 //	children children x 3 words:
-//	           0 node            NoNode: a case without payload, or a flag
-//	           1 offset          record, tuple: the field's place in memory; else 0
+//	           0 node            NoNode for a case without payload, or a flag
+//	           1 offset          record, tuple: the field's offset in memory; otherwise 0
 //	           2 name            offset in names (option and result: "none", "some", "ok", "error"; tuple, list: empty)
 //	cores    one byte for each core value (CoreType), padded with zeros to a multiple of 4
 //	names    NUL-terminated; offset 0 is the empty name
 //
-// A node stands after all nodes it refers to. The size of a variant's payload type may be less than the room it has.
+// A node follows all nodes that it refers to. A variant's payload can be smaller than the space for it.
 func Program(params []*Type, result *Type) []byte {
 	b := &programBuilder{
 		index: make(map[*Type]uint32), layouts: make(layouts), flat: make(flattened),

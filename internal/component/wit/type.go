@@ -5,10 +5,10 @@ import (
 	"strings"
 )
 
-// Kind is the constructor of a type. The numbers are part of the format of [Program].
+// Kind is the kind of a type. The numbers are part of the format of [Program].
 type Kind uint8
 
-// The kinds, in the order the C side knows.
+// The kinds, in the order that the C half knows.
 const (
 	Bool Kind = iota
 	S8
@@ -40,7 +40,7 @@ var kindNames = [...]string{
 	"list", "record", "tuple", "variant", "enum", "option", "result", "flags", "own", "borrow",
 }
 
-// String is the word that WIT has for the kind.
+// String returns the WIT keyword of the kind.
 func (k Kind) String() string {
 	if int(k) < len(kindNames) {
 		return kindNames[k]
@@ -48,35 +48,35 @@ func (k Kind) String() string {
 	return fmt.Sprintf("kind(%d)", uint8(k))
 }
 
-// Type is a type of the component model. Types form a graph without cycles (the component model knows none); parts may
-// be shared, and are never changed once they are in use.
+// Type is a type of the component model. Types form an acyclic graph, since the component model has no recursive types.
+// Parts may be shared, and must not change once in use.
 type Type struct {
 	Kind Kind
-	// Name is the WIT name of a named type (record, variant, enum, flags), "" if it has none. For Own and Borrow it is the
-	// resource: its interface, '#', its name ("proto:greet-v1/greeter-streams#hello-request-reader").
+	// Name is the WIT name of a named type (record, variant, enum, flags), or "". For Own and Borrow it names the
+	// resource as INTERFACE#NAME ("proto:greet-v1/greeter-streams#hello-request-reader").
 	Name string
 	Elem *Type // List, Option
-	// Fields are those of a Record, or of a Tuple (whose names are empty).
+	// Fields are the fields of a Record or a Tuple; a tuple's fields have no names.
 	Fields []Field
-	// Cases are those of a Variant, an Enum or Flags; a nil type has no payload.
+	// Cases are the cases of a Variant or Enum, or the flags of Flags. A case with a nil type has no payload.
 	Cases []Case
-	// Ok and Err belong to a Result; nil has no payload.
+	// Ok and Err are the types of a Result; nil means no payload.
 	Ok, Err *Type
 }
 
-// Field is a part of a record or tuple.
+// Field is a field of a record or tuple.
 type Field struct {
 	Name string
 	Type *Type
 }
 
-// Case is an alternative of a variant or enum, or one of the flags.
+// Case is a case of a variant or enum, or one of the flags.
 type Case struct {
 	Name string
 	Type *Type
 }
 
-// String renders the type as WIT would: by name if it has one, else by its shape.
+// String formats the type as in WIT: by its name if it has one, otherwise by its shape.
 func (t *Type) String() string {
 	switch {
 	case t == nil:
@@ -130,8 +130,8 @@ func resultShape(t *Type) string {
 	return "result<" + t.Ok.String() + ", " + t.Err.String() + ">"
 }
 
-// Payloads are the types of the cases of anything that is flat-encoded as a case and a payload (variant, enum, option,
-// result), nil where there is none; nil for all other kinds.
+// Payloads returns the payload types of the cases of a variant, enum, option or result, with nil for a case without
+// payload. For other kinds it returns nil.
 func (t *Type) Payloads() []*Type {
 	switch t.Kind {
 	case Option:

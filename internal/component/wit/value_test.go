@@ -45,7 +45,7 @@ func many(kind wit.Kind, n int) *wit.Type {
 	return &wit.Type{Kind: kind, Cases: make([]wit.Case, n)}
 }
 
-// TestLayout has figures worked out by hand after the Canonical ABI.
+// TestLayout compares layouts with figures worked out by hand from the Canonical ABI.
 func TestLayout(t *testing.T) {
 	for _, tc := range []struct {
 		typ         *wit.Type
@@ -91,7 +91,7 @@ func TestLayoutOfBombs(t *testing.T) {
 		t.Errorf("size %d, align %d", size, align)
 	}
 	if _, ok := bomb.Flatten(); ok {
-		t.Error("flattened")
+		t.Error("flattened a type of 2^100 fields")
 	}
 	if err := wit.Equal(bomb, bomb); err != nil {
 		t.Error(err)
@@ -130,7 +130,7 @@ func TestEqual(t *testing.T) {
 	}
 }
 
-// TestReaderRefuses has bytes that are no value of their type.
+// TestReaderRefuses checks bytes that are not a value of their type.
 func TestReaderRefuses(t *testing.T) {
 	char := &wit.Type{Kind: wit.Char}
 	for _, tc := range []struct {
@@ -138,11 +138,11 @@ func TestReaderRefuses(t *testing.T) {
 		flat []byte
 		want string
 	}{
-		{boolT, []byte{2}, "a bool of 2"}, {u64, []byte{1, 2}, "8 bytes wanted, 2 left"},
-		{char, wit.AppendU32(nil, 0xd800), "no Unicode scalar value"}, {char, wit.AppendU32(nil, 0x110000), "no Unicode scalar value"},
+		{boolT, []byte{2}, "a bool of 2"}, {u64, []byte{1, 2}, "8 bytes needed, 2 left"},
+		{char, wit.AppendU32(nil, 0xd800), "not a Unicode scalar value"}, {char, wit.AppendU32(nil, 0x110000), "not a Unicode scalar value"},
 		{str, wit.AppendString(nil, "\xff"), "not UTF-8"}, {str, wit.AppendU32(nil, 5), "5 elements in 0 bytes"},
 		{list(u64), wit.AppendU32(nil, math.MaxUint32), "4294967295 elements"},
-		{option(u8), wit.AppendU32(nil, 2), "case 2 of 2"}, {many(wit.Flags, 3), wit.AppendU32(nil, 8), "flags 0x8 of 3"},
+		{option(u8), wit.AppendU32(nil, 2), "case 2 of 2"}, {many(wit.Flags, 3), wit.AppendU32(nil, 8), "flags 0x8, but the type has 3"},
 		{many(wit.Enum, 3), wit.AppendU32(nil, 3), "case 3 of 3"},
 	} {
 		r := wit.NewReader(tc.flat)
@@ -153,7 +153,7 @@ func TestReaderRefuses(t *testing.T) {
 	}
 }
 
-// TestReader reads back what Append wrote.
+// TestReader reads what the Append functions wrote.
 func TestReader(t *testing.T) {
 	b := wit.AppendBool(nil, true)
 	b = wit.AppendU8(b, 2)
@@ -170,14 +170,14 @@ func TestReader(t *testing.T) {
 	r := wit.NewReader(b)
 	if !r.Bool() || r.U8() != 2 || r.U16() != 3 || r.U32() != 4 || r.U64() != 5 || r.F32() != 6 || r.F64() != 7 || r.String() != "eight" ||
 		string(r.Bytes()) != "\x09" || r.Option() || !r.Option() || r.Case(13) != 12 || r.Err() != nil || len(r.Rest()) != 0 || r.Pos() != len(b) {
-		t.Errorf("read something else; error %v, %d bytes left", r.Err(), len(r.Rest()))
+		t.Errorf("the Reader returned other values; error %v, %d bytes left", r.Err(), len(r.Rest()))
 	}
 	if r.U8() != 0 || r.Err() == nil || r.Bytes() != nil || r.U64() != 0 {
-		t.Error("reads behind the end give something")
+		t.Error("reads past the end returned values or no error")
 	}
 }
 
-// TestProgram walks the table as the C side does and rebuilds the types from it.
+// TestProgram rebuilds the types from the table, walking it as the C half does.
 func TestProgram(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	for range 500 {
@@ -185,7 +185,7 @@ func TestProgram(t *testing.T) {
 		result := wittest.Type(r)
 		p := &program{t: t, b: wit.Program(params, result)}
 		if p.word(0) != wit.ProgramMagic || int(p.word(1)) != len(p.b) || p.word(6) != 2 {
-			t.Fatalf("header %x, %d bytes", p.b[:32], len(p.b))
+			t.Fatalf("wrong header %x of %d bytes", p.b[:32], len(p.b))
 		}
 		for i, want := range append(params, result) {
 			node := p.word(8 + i)
@@ -198,7 +198,7 @@ func TestProgram(t *testing.T) {
 		}
 	}
 	if p := (&program{t: t, b: wit.Program(nil, nil)}); p.word(7) != wit.NoNode || p.word(2) != 0 {
-		t.Error("a function without types has some")
+		t.Error("Program(nil, nil) has types")
 	}
 }
 
@@ -252,7 +252,7 @@ func (p *program) typ(node uint32) *wit.Type {
 	return t
 }
 
-// layout holds the figures of a node against those of the type.
+// layout compares the figures of a node with those of the type.
 func (p *program) layout(t *wit.Type, at int, offsets []uint32) {
 	size, align := t.Layout()
 	if p.word(at+4) != size || p.word(at+5) != align {
@@ -275,12 +275,12 @@ func (p *program) layout(t *wit.Type, at int, offsets []uint32) {
 	cores := p.b[len(p.b)-int(p.word(5))-int(p.word(4)):]
 	for i, c := range flat {
 		if cores[int(p.word(at+8))+i] != byte(c) {
-			p.t.Fatalf("%v: core value %d", t, i)
+			p.t.Fatalf("%v: core value %d has another type in the table", t, i)
 		}
 	}
 }
 
-// TestRandomValues: values of random types are what Check says they are, and no piece of them is.
+// TestRandomValues: Check accepts values of random types, and refuses truncated ones.
 func TestRandomValues(t *testing.T) {
 	r := rand.New(rand.NewPCG(2, 2))
 	for range 2000 {
@@ -292,7 +292,7 @@ func TestRandomValues(t *testing.T) {
 		}
 		c = wit.NewReader(flat[:r.IntN(len(flat))])
 		if c.Check(typ); c.Err() == nil {
-			t.Fatalf("%v: a part is whole", typ)
+			t.Fatalf("%v: Check accepted a truncated value", typ)
 		}
 	}
 }
@@ -304,7 +304,7 @@ func FuzzReader(f *testing.F) {
 		r := wit.NewReader(flat)
 		r.Check(wittest.Type(rand.New(rand.NewPCG(seed, 0))))
 		if r.Pos() > len(flat) {
-			t.Fatal("read too far")
+			t.Fatal("Check read past the end")
 		}
 	})
 }

@@ -1,11 +1,11 @@
 package wit
 
-// World is what a guest is made for.
+// World is the kind of service that a guest implements.
 type World string
 
 // The worlds.
 const (
-	// WorldGRPC exports functions of interfaces of its own.
+	// WorldGRPC exports functions of its own interfaces.
 	WorldGRPC World = "grpc"
 	// WorldHTTP exports wasi:http/incoming-handler@0.2.
 	WorldHTTP World = "http"

@@ -1,4 +1,4 @@
-// Package protosource compiles .proto files to descriptors, without protoc. It is apart from protowit so that a
-// component's worker does not carry a compiler; the commands that read .proto files use it. It must not know what is
-// done with the descriptors.
+// Package protosource compiles .proto files to descriptors, without protoc. It is separate from protowit so that a
+// component's worker does not include a compiler; only commands that read .proto files use it. It must not depend on
+// what is done with the descriptors.
 package protosource

@@ -17,20 +17,20 @@ import (
 	"google.golang.org/protobuf/types/descriptorpb"
 )
 
-// Result is what files were compiled to.
+// Result is the output of Compile.
 type Result struct {
-	// Set holds the files and all that they import (the well-known types too), imported ones first, with the comments of
-	// the source.
+	// Set contains the files and everything that they import (well-known types too), imported files first, with the
+	// comments of the sources.
 	Set *descriptorpb.FileDescriptorSet
-	// Services are the full names of those that the files themselves declare, in their order.
+	// Services are the full names of the services that the files themselves declare, in order.
 	Services []string
 }
 
-// Compile reads files. Imports are looked for in the import paths, in their order, like protoc's -I does; without any
-// they are looked for in the directory of each file. google/protobuf/*.proto are built in.
+// Compile compiles .proto files. It searches the import paths in order, like protoc's -I. Without import paths, it
+// searches the directory of each file. google/protobuf/*.proto are built in.
 //
-// A file or import that cannot be found is errdefs.ErrNotFound, one that does not compile errdefs.ErrInvalidArgument with
-// file, line and column of every mistake.
+// Compile returns errdefs.ErrNotFound for a file or import that does not exist. For files that do not compile, it
+// returns errdefs.ErrInvalidArgument with file, line and column of every mistake.
 func Compile(ctx context.Context, files, importPaths []string) (*Result, error) {
 	names, paths, err := locate(files, importPaths)
 	if err != nil {
@@ -59,7 +59,7 @@ func Compile(ctx context.Context, files, importPaths []string) (*Result, error) 
 	return collect(linked), nil
 }
 
-// locate finds the names that the compiler shall know the files by: relative to an import path that holds them.
+// locate returns the names by which the compiler finds the files: relative to an import path that contains them.
 func locate(files, importPaths []string) (names, paths []string, err error) {
 	paths = append(paths, importPaths...)
 	for _, file := range files {
@@ -68,7 +68,7 @@ func locate(files, importPaths []string) (names, paths []string, err error) {
 			paths = append(paths, filepath.Dir(file))
 			continue
 		}
-		name, ok := below(file, importPaths)
+		name, ok := relative(file, importPaths)
 		if !ok {
 			return nil, nil, fmt.Errorf("%s is in none of the import paths %s (-I): %w", file,
 				strings.Join(importPaths, ", "), errdefs.ErrInvalidArgument)
@@ -78,8 +78,8 @@ func locate(files, importPaths []string) (names, paths []string, err error) {
 	return names, paths, nil
 }
 
-// below is the name of the file under the first import path that holds it.
-func below(file string, importPaths []string) (string, bool) {
+// relative returns the file's name relative to the first import path that contains it.
+func relative(file string, importPaths []string) (string, bool) {
 	abs, err := filepath.Abs(file)
 	if err != nil {
 		return "", false

@@ -1,3 +1,3 @@
-// Package wittest makes types and values at random, for tests that hold one implementation of the flat encoding or of
-// the canonical ABI against another. Nothing but tests imports it.
+// Package wittest makes random types and values, for tests that compare implementations of the flat encoding or of the
+// canonical ABI. Only tests import it.
 package wittest

@@ -7,7 +7,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// Type makes a type, without resources. It is small as a rule, and valid: no record or variant is empty.
+// Type makes a type without resources. It is usually small, and valid: no record or variant is empty.
 func Type(r *rand.Rand) *wit.Type { return typ(r, 3) }
 
 func typ(r *rand.Rand, depth int) *wit.Type {
@@ -47,7 +47,7 @@ func perhaps(r *rand.Rand, depth int) *wit.Type {
 	return typ(r, depth)
 }
 
-// Append appends a value of the type. Floats are no NaN, whose bits need not survive a guest.
+// Append appends a random value of the type. Floats are never NaN, because a guest need not preserve NaN bits.
 func Append(dst []byte, r *rand.Rand, t *wit.Type) []byte {
 	switch t.Kind {
 	case wit.Bool:
