@@ -110,7 +110,7 @@ func TestMetadataRefused(t *testing.T) {
 		"a nested one too far": {message(metaCompound(1, "f", 6, 3)), `field "f": message 3 of 1`},
 		"a scalar coding":      {message(metaScalar(1, "f", 64)), "scalar coding 64"},
 		"a compound coding":    {message(metaCompound(1, "f", 12, 0)), "compound coding 12"},
-		"an empty enum":        {message(metaCompound(1, "f", 0, 0)), "an enum without values"},
+		"an empty enum":        {message(metaCompound(1, "f", 0, 0)), "an enum has no values"},
 		"an empty oneof":       {message(metaCompound(1, "f", 8, 0)), "has no members"},
 		"field number 0":       {message(metaScalar(0, "f", 0)), "number"},
 		"one number twice":     {message(metaScalar(1, "f", 0), metaScalar(1, "g", 0)), "conflicting fields"},

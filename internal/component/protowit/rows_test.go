@@ -359,7 +359,7 @@ func TestGuestMistakes(t *testing.T) {
 	}{
 		"a string that is not UTF-8":       {bytes.Replace(good, []byte("text"), []byte("te\xfft"), 1), "text: the guest's string is not UTF-8"},
 		"a nested one":                     {bytes.Replace(good, []byte("label"), []byte("labe\xff"), 1), "tree.label: the guest's string is not UTF-8"},
-		"a message that is none":           {bytes.Replace(good, []byte(leaf), []byte("\x0a\x44leaf"), 1), "tree.children[0]: the guest's bytes are no greet.v1.Tree: label: "},
+		"a message that is none":           {bytes.Replace(good, []byte(leaf), []byte("\x0a\x44leaf"), 1), "tree.children[0]: the guest's bytes are not a valid greet.v1.Tree: label: "},
 		"flat bytes that are cut off":      {good[:len(good)-1], "not of its type"},
 		"flat bytes with some behind them": {append(bytes.Clone(good), 0), "not of its type"},
 		"a bool of 2":                      {append([]byte{2}, good[1:]...), "b: the guest's value is not of its type"},
