@@ -14,7 +14,7 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// A component is loaded, and a function that it exports is called:
+// This example loads a component and calls a function that it exports:
 //
 //	echo: func(ctx: context, request: payload) -> result<payload, status>
 func Example_call() {
@@ -37,7 +37,7 @@ func Example_call() {
 	}
 	defer code.Close()
 
-	// What is called has a type, which is checked once.
+	// A function's type is checked once, here.
 	payload := &wit.Type{Kind: wit.Record, Fields: []wit.Field{{Name: "data", Type: &wit.Type{Kind: wit.List, Elem: &wit.Type{Kind: wit.U8}}}}}
 	echo, err := code.Func(engine.Signature{
 		Interface: "proto:echo-v1/echo", Name: "echo", Params: []*wit.Type{protowit.ContextType, payload},

@@ -12,10 +12,10 @@ import (
 	"github.com/tripod-run/tripod/internal/component/wit"
 )
 
-// echoDir has a component that answers each request with the request, and its proto file.
+// echoDir contains a component that answers each request with the request, and its .proto file.
 const echoDir = "../../examples/wasm/echo-c/"
 
-// A message of a gRPC service becomes the values that a component gets, and comes back.
+// This example converts a message of a gRPC service to the values that a component receives, and back.
 func Example_protobuf() {
 	source, err := protosource.Compile(context.Background(), []string{echoDir + "echo.proto"}, nil)
 	if err != nil {
