@@ -14,7 +14,7 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// bench is a client of the orchestrator that follows what becomes of its modules.
+// bench is a client of the orchestrator that follows the state of its modules.
 type bench struct {
 	mqtt.Client
 	topics       wire.Topics
@@ -52,12 +52,12 @@ func connect(ctx context.Context, url string, handler func(mqtt.Message)) (mqtt.
 func closeClient(c mqtt.Client) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	_ = c.Close(ctx) // what is measured has been measured
+	_ = c.Close(ctx) // errors no longer matter: the measurement is done
 }
 
 func (b *bench) close() { closeClient(b.Client) }
 
-// module are the data of a new one: an example, its arguments and its channels "in" and "out".
+// module returns the data of a new module: an example, its arguments and its channels "in" and "out".
 func (b *bench) module(example, in, out string, args ...string) (string, map[string]any) {
 	id := uuid.NewString()
 	return id, map[string]any{
@@ -67,11 +67,11 @@ func (b *bench) module(example, in, out string, args ...string) (string, map[str
 	}
 }
 
-func (b *bench) ask(ctx context.Context, action string, data any) error {
-	return b.askAt(ctx, b.topics.Control(), action, data)
+func (b *bench) order(ctx context.Context, action string, data any) error {
+	return b.orderAt(ctx, b.topics.Control(), action, data)
 }
 
-func (b *bench) askAt(ctx context.Context, topic, action string, data any) error {
+func (b *bench) orderAt(ctx context.Context, topic, action string, data any) error {
 	raw, err := json.Marshal(data)
 	if err != nil {
 		return err
@@ -80,15 +80,15 @@ func (b *bench) askAt(ctx context.Context, topic, action string, data any) error
 	return b.Publish(ctx, topic, 2, false, e.Bytes())
 }
 
-// create makes a module and waits until it runs; it returns how long that took.
+// create makes a module and waits until it runs. It returns the time that this took.
 func (b *bench) create(ctx context.Context, id string, data any) (time.Duration, error) {
-	return b.createBy(ctx, b.topics.Control(), id, data)
+	return b.createAt(ctx, b.topics.Control(), id, data)
 }
 
-// createBy does so by a message on the topic.
-func (b *bench) createBy(ctx context.Context, topic, id string, data any) (time.Duration, error) {
+// createAt is like create, with the order sent to topic.
+func (b *bench) createAt(ctx context.Context, topic, id string, data any) (time.Duration, error) {
 	begin := time.Now()
-	if err := b.askAt(ctx, topic, wire.ActionCreate, data); err != nil {
+	if err := b.orderAt(ctx, topic, wire.ActionCreate, data); err != nil {
 		return 0, err
 	}
 	err := b.await(ctx, "a module runs", func(m mqtt.Message) bool {
@@ -106,7 +106,7 @@ func (b *bench) remove(ctx context.Context, ids ...string) error {
 	left := map[string]bool{}
 	for _, id := range ids {
 		left[id] = true
-		if err := b.ask(ctx, wire.ActionDelete, map[string]string{"type": "module", "uuid": id}); err != nil {
+		if err := b.order(ctx, wire.ActionDelete, map[string]string{"type": "module", "uuid": id}); err != nil {
 			return err
 		}
 	}
@@ -116,7 +116,7 @@ func (b *bench) remove(ctx context.Context, ids ...string) error {
 	})
 }
 
-// await takes messages until one is what is waited for. An error of the orchestrator is one.
+// await receives messages until one matches. An error from the orchestrator ends it too.
 func (b *bench) await(ctx context.Context, what string, is func(mqtt.Message) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -135,7 +135,7 @@ func (b *bench) await(ctx context.Context, what string, is func(mqtt.Message) bo
 	}
 }
 
-// states are those of the modules in a manager's report.
+// states returns the modules' states in a manager's report, by UUID.
 func (b *bench) states(m mqtt.Message) map[string]string {
 	var report struct {
 		Modules []struct {
@@ -153,7 +153,7 @@ func (b *bench) states(m mqtt.Message) map[string]string {
 	return states
 }
 
-// exited is the uuid of the module whose end a message tells.
+// exited returns the UUID of the module that has exited according to the message, or "".
 func exited(m mqtt.Message) string {
 	e, err := wire.ParseEnvelope(m.Payload)
 	if err != nil || e.Action != wire.ActionExited {
@@ -162,6 +162,6 @@ func exited(m mqtt.Message) string {
 	var data struct {
 		UUID string `json:"uuid"`
 	}
-	_ = json.Unmarshal(e.Data, &data) // not an object: it is not ours
+	_ = json.Unmarshal(e.Data, &data) // on failure the message is not about a module
 	return data.UUID
 }

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// limit is how long any one step may take.
+// limit is the timeout of each step.
 const limit = time.Minute
 
 func main() {

@@ -13,26 +13,26 @@ import (
 	"github.com/tripod-run/tripod/internal/edge/wire"
 )
 
-// small is the payload of the messages in bytes.
+// small is the payload size of the messages, in bytes.
 const small = 64
 
-// batch is half of what may be under way to a subscriber: brokers keep a thousand messages for one.
+// batch is half the number of messages that may be in flight to a subscriber: brokers queue up to a thousand for each.
 const batch = 250
 
-// latency has a module send messages to another one and back, as the module itself measures it.
+// latency makes a module send messages to another module and back, and prints what the first module measures.
 func (b *bench) latency(ctx context.Context, n int) error {
 	relay, data := b.module("relay", "bench/there", "bench/back", "plain")
-	if err := b.ask(ctx, wire.ActionCreate, data); err != nil {
+	if err := b.order(ctx, wire.ActionCreate, data); err != nil {
 		return err
 	}
-	ready := func(m mqtt.Message) bool { // its channels are open
+	ready := func(m mqtt.Message) bool { // the relay's channels are open
 		return m.Topic == b.topics.RuntimeLog(relay) && strings.Contains(string(m.Payload), "ready")
 	}
 	if err := b.await(ctx, "the relay is ready", ready); err != nil {
 		return err
 	}
 	ping, data := b.module("ping", "bench/back", "bench/there", strconv.Itoa(n), strconv.Itoa(small))
-	if err := b.ask(ctx, wire.ActionCreate, data); err != nil {
+	if err := b.order(ctx, wire.ActionCreate, data); err != nil {
 		return err
 	}
 	var p50, p99, largest int64
@@ -51,7 +51,8 @@ func (b *bench) latency(ctx context.Context, n int) error {
 
 func micro(nanos int64) float64 { return float64(nanos) / 1000 }
 
-// rates compares messages that a module publishes with messages of a plain client, as one subscriber sees them, in turns.
+// rates compares the rates of messages published by a module and by a plain client, in turns, as seen by one
+// subscriber.
 func (b *bench) rates(ctx context.Context, url string, n, turns int) error {
 	var own, plain []float64
 	for range turns {
@@ -71,13 +72,13 @@ func (b *bench) rates(ctx context.Context, url string, n, turns int) error {
 	return nil
 }
 
-// turn is how many messages a second a subscriber got on the topic while publish had n of them published. After each batch the
-// subscriber says that it has it, or a broker would drop what it cannot deliver.
+// turn returns the messages per second that a subscriber received while publish published n. The subscriber
+// acknowledges each batch; otherwise the broker would drop what it cannot deliver.
 func (b *bench) turn(ctx context.Context, url string, n int, topic string, publish func() (end func() error, err error)) (float64, error) {
 	var count atomic.Int64
 	var first time.Time
 	took, batches := make(chan time.Duration, 1), make(chan struct{}, n)
-	sub, err := connect(ctx, url, func(mqtt.Message) { // one at a time
+	sub, err := connect(ctx, url, func(mqtt.Message) { // never called concurrently
 		got := count.Add(1)
 		if got == 1 {
 			first = time.Now()
@@ -117,7 +118,7 @@ func (b *bench) turn(ctx context.Context, url string, n int, topic string, publi
 	}
 }
 
-// plain has a client publish what flood has a module publish.
+// plain publishes from a client what flood publishes from a module.
 func (b *bench) plain(ctx context.Context, url string, n int, topic string) (func() error, error) {
 	credit := make(chan struct{}, n)
 	client, err := connect(ctx, url, func(mqtt.Message) { credit <- struct{}{} })
@@ -152,7 +153,8 @@ func (b *bench) flood(ctx context.Context, n int, topic string) (func() error, e
 	return func() error { return b.remove(ctx, id) }, nil
 }
 
-// creation makes modules one after the other, whose code is compiled already: by the orchestrator, and by a message to the manager.
+// creation creates modules whose code is already compiled, one after the other: through the orchestrator, and by an
+// order to the manager.
 func (b *bench) creation(ctx context.Context, rounds int) error {
 	fmt.Printf("| ms from create to the manager's report that the module runs, %d modules one after the other | p50 | p95 |\n|---|---:|---:|\n", rounds)
 	for _, way := range []struct{ name, to string }{
@@ -162,14 +164,14 @@ func (b *bench) creation(ctx context.Context, rounds int) error {
 		var took []float64
 		for i := range rounds + 1 {
 			id, data := b.module("relay", "bench/in", "bench/out")
-			t, err := b.createBy(ctx, way.to, id, data)
+			t, err := b.createAt(ctx, way.to, id, data)
 			if err != nil {
 				return err
 			}
 			if err := b.remove(ctx, id); err != nil {
 				return err
 			}
-			if i > 0 { // the first one may have had to be compiled
+			if i > 0 { // the first module may have needed compilation
 				took = append(took, t.Seconds()*1000)
 			}
 		}
@@ -180,14 +182,14 @@ func (b *bench) creation(ctx context.Context, rounds int) error {
 	return nil
 }
 
-// crowd runs as many modules at a time as a runtime has room for.
+// crowd runs as many modules at a time as fit into a runtime.
 func (b *bench) crowd(ctx context.Context, many int) error {
 	ids, began := make([]string, many), time.Now()
 	left := map[string]bool{}
 	for i := range ids {
 		id, data := b.module("relay", fmt.Sprintf("bench/%d/in", i), fmt.Sprintf("bench/%d/out", i))
 		ids[i], left[id] = id, true
-		if err := b.ask(ctx, wire.ActionCreate, data); err != nil {
+		if err := b.order(ctx, wire.ActionCreate, data); err != nil {
 			return err
 		}
 	}

@@ -24,20 +24,20 @@ www-data:x:33:
 nogroup:x:65534:
 `
 
-// pgrep and ipcs are missing from Debian's busybox, and CRI test suites call them.
+// Debian's busybox lacks pgrep and ipcs, which CRI test suites call.
 const (
 	pgrep = "#!/bin/sh\n# pgrep NAME: the process IDs, one a line\npids=$(pidof \"$@\") || exit 1\nprintf '%s\\n' $pids\n"
 	ipcs  = "#!/bin/sh\n# ipcs [-m|-q|-s]\ncase $1 in -q) t=msg ;; -s) t=sem ;; *) t=shm ;; esac\nexec cat /proc/sysvipc/$t\n"
 )
 
-// notApplets are names that busybox lists but that would stand in the way of what an image brings.
+// notApplets are names that busybox lists but that would shadow files of the images.
 var notApplets = []string{"busybox", "linuxrc", "rpm", "rpm2cpio"}
 
-// base is the root file system under nearly every image: busybox, its applets, users and the usual directories.
+// base returns the root file system of nearly every image: busybox, its applets, users and the usual directories.
 //
-// The applets are hard links, for symbolic links break when a test mounts something over /bin/busybox. The shell is
-// the one of the plain busybox package: that of busybox-static runs applets without looking at the files of that
-// name, so that a masked or read-only path could not be tested.
+// The applets are hard links, because symbolic links break when a test mounts something over /bin/busybox. The shell
+// comes from the plain busybox package. The one from busybox-static runs applets without looking up their files, so
+// masked and read-only paths could not be tested.
 func (d debian) base(ctx context.Context, scratch string) (tree, error) {
 	box, err := d.find("bin/busybox-static")
 	if err != nil {
@@ -65,7 +65,7 @@ func (d debian) base(ctx context.Context, scratch string) (tree, error) {
 	return t, nil
 }
 
-// listApplets asks the program itself what it can do.
+// listApplets asks the busybox program for its applets.
 func listApplets(ctx context.Context, program []byte, scratch string) ([]string, error) {
 	file := filepath.Join(scratch, "busybox")
 	if err := os.WriteFile(file, program, 0o755); err != nil {

@@ -9,10 +9,10 @@ import (
 	"path/filepath"
 )
 
-// The disk has a master boot record and one FAT16 partition with the kernel, the initramfs, SYSLINUX and room to write.
+// The disk has a master boot record and one FAT16 partition with the kernel, the initramfs, SYSLINUX and free space.
 const (
 	sectorSize     = 512
-	partitionStart = 2048 // sectors, as every partitioning tool has it
+	partitionStart = 2048 // in sectors, as in all partitioning tools
 	partitionSize  = 39 << 20
 	bootLabel      = "TRIPODBOOT"
 
@@ -20,13 +20,12 @@ const (
 		"LABEL guest\nKERNEL vmlinuz\nAPPEND initrd=initrd " + cmdline + " tripod.boot=" + bootLabel + "\n"
 )
 
-// diskTools are the programs that make it, from Debian's packages; "in" is where a package has them.
+// diskTools are the programs that make the disk, by name, with their paths in Debian's packages.
 var diskTools = map[string]string{
 	"syslinux": "usr/bin/syslinux", "mkfs.fat": "sbin/mkfs.fat", "mcopy": "usr/bin/mtools", "mattrib": "usr/bin/mtools", "mmove": "usr/bin/mtools",
 }
 
-// bootDisk makes a disk that a PC's firmware boots, as qcow2. It begins without dates, so that the same content makes
-// the same disk.
+// bootDisk makes a qcow2 disk that PC firmware can boot. File dates are fixed, so the same content makes the same disk.
 func (s *set) bootDisk(ctx context.Context, vmlinuz, initrd []byte) ([]byte, error) {
 	dir, err := filepath.Abs(filepath.Join(s.scratch, "disk"))
 	if err != nil {
@@ -46,7 +45,7 @@ func (s *set) bootDisk(ctx context.Context, vmlinuz, initrd []byte) ([]byte, err
 	}
 	run := func(args ...string) error {
 		name := args[0]
-		if _, ours := diskTools[name]; ours {
+		if _, fromDebian := diskTools[name]; fromDebian {
 			name = filepath.Join(dir, "bin", name)
 		}
 		c := exec.CommandContext(ctx, name, args[1:]...)
@@ -90,12 +89,12 @@ func (s *set) bootDisk(ctx context.Context, vmlinuz, initrd []byte) ([]byte, err
 	return os.ReadFile(filepath.Join(dir, "disk.qcow2"))
 }
 
-// masterBootRecord writes the boot code and a table with one active partition of sectors sectors.
+// masterBootRecord writes the boot code, and a table with one active partition of the given number of sectors.
 func masterBootRecord(disk, code []byte, sectors int) {
 	copy(disk, code)
 	entry := disk[446:462]
 	entry[0] = 0x80 // active
-	entry[4] = 0x0e // FAT16, by logical addresses
+	entry[4] = 0x0e // FAT16 with LBA
 	copy(entry[1:4], "\xfe\xff\xff")
 	copy(entry[5:8], "\xfe\xff\xff")
 	binary.LittleEndian.PutUint32(entry[8:], partitionStart)
@@ -103,7 +102,7 @@ func masterBootRecord(disk, code []byte, sectors int) {
 	disk[510], disk[511] = 0x55, 0xaa
 }
 
-// hostileDisks are images with disks that a node must refuse (fault I5).
+// hostileDisks adds images with disks that a node must refuse (fault I5).
 func (s *set) hostileDisks(ctx context.Context) error {
 	file := filepath.Join(s.scratch, "backing.qcow2")
 	out, err := exec.CommandContext(ctx, "qemu-img", "create", "-q", "-f", "qcow2", "-u", "-F", "raw", "-b", "/etc/shadow", file, "16M").CombinedOutput()

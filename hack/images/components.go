@@ -25,14 +25,14 @@ const examples = "examples/wasm"
 
 const wasm = house + "wasm/"
 
-// component is an OCI artifact of the set: NAME:TAG, and what it is pushed as.
+// component is an OCI artifact of the set, with the NAME:TAG to which it is pushed.
 type component struct {
 	name string
 	*artifact.Image
 }
 
-// components makes the artifacts of the examples, and some that a node must refuse (fault I6): what `tripod push` would
-// not let through is built here without its check.
+// components makes the artifacts of the examples, and some that a node must refuse (fault I6). Those that `tripod push`
+// would reject are built here without its check.
 func components(ctx context.Context) ([]component, error) {
 	b := builder{ctx: ctx}
 	greeter, faults := b.descriptors("greeter/greeter.proto"), b.descriptors("faults-c/faults.proto")
@@ -43,7 +43,7 @@ func components(ctx context.Context) ([]component, error) {
 	b.add("hello-http-c:1", b.example("hello-http-c"), nil, nil)
 	b.add("command-go:1", b.example("command-go"), nil, nil)
 
-	// Two that pods may run by the labels example.com:greet.Greeter@1.0.0: the one says so, the other is called so.
+	// Pods can run both of these as example.com:greet.Greeter@1.0.0: the first by its labels, the second by its name.
 	b.add("named:1", b.example("greeter-c"), greeter, map[string]string{
 		"vimana.host/domain": "example.com", "vimana.host/server": "greet.Greeter", "vimana.host/version": "1.0.0",
 	})
@@ -55,11 +55,11 @@ func components(ctx context.Context) ([]component, error) {
 	b.add("no-descriptors:1", b.example("greeter-c"), nil, nil)
 	b.add("unknown-import:1", module(`env missing`, 1, "\x00\x0b"), nil, nil)
 	b.add("huge-memory:1", module(``, 65536, "\x00\x0b"), nil, nil)
-	b.add("invalid:1", module(``, 1, "\x00\x6a\x0b"), nil, nil) // adds two numbers that are not there
+	b.add("invalid:1", module(``, 1, "\x00\x6a\x0b"), nil, nil) // adds two numbers from an empty stack
 	return b.all, b.err
 }
 
-// builder keeps the first error for the end.
+// builder collects artifacts. It keeps the first error.
 type builder struct {
 	ctx context.Context
 	all []component
@@ -98,8 +98,8 @@ func (b *builder) add(name string, binary, descriptors []byte, notes map[string]
 	b.all = append(b.all, component{wasm + name, im})
 }
 
-// vimana adds an artifact in Vimana's layout: a component, and a Metadata message that describes one of its methods,
-// echo.v1.Echo/Echo, by field numbers (internal/component/protowit reads it). Its messages are one with bytes in field 1.
+// vimana adds an artifact in Vimana's layout: a component, and a Metadata message that describes its method
+// echo.v1.Echo/Echo (see internal/component/protowit). The method's messages have one bytes field, with number 1.
 func (b *builder) vimana(name string, binary []byte) {
 	text := func(n protowire.Number, s string) []byte {
 		return protowire.AppendString(protowire.AppendTag(nil, n, protowire.BytesType), s)
@@ -124,8 +124,8 @@ func (b *builder) vimana(name string, binary []byte) {
 	}})
 }
 
-// module assembles a core module with a function _start: what it imports ("module name", a function, or nothing), how
-// many pages of memory it begins with, and the function's code (its locals, then its instructions).
+// module assembles a core module with a function _start. imports is "MODULE NAME" of an imported function, or ""; pages
+// is the initial memory size; code is the function's locals and instructions.
 func module(imports string, pages uint64, code string) []byte {
 	var m bytes.Buffer
 	m.WriteString("\x00asm\x01\x00\x00\x00")
@@ -150,7 +150,7 @@ func module(imports string, pages uint64, code string) []byte {
 	return m.Bytes()
 }
 
-// leb is an unsigned LEB128 number.
+// leb encodes an unsigned LEB128 number.
 func leb(n uint64) []byte {
 	var b []byte
 	for ; n >= 0x80; n >>= 7 {
@@ -165,7 +165,7 @@ func (c component) push(ctx context.Context, addr string) error {
 	return err
 }
 
-// wasmRootfs is a container image whose entrypoint is a .wasm file, behind a symbolic link as images have them.
+// wasmRootfs adds a container image whose entrypoint is a .wasm file, behind a symbolic link as in real images.
 func (s *set) wasmRootfs() {
 	data, err := os.ReadFile(filepath.Join(examples, "command-go", "command-go.wasm"))
 	if err != nil {

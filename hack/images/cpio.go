@@ -9,9 +9,9 @@ import (
 	"slices"
 )
 
-// cpio packs the tree as an initramfs: the "newc" format of the kernel's Documentation/driver-api/early-userspace/
-// buffer-format.rst, uncompressed, for an emulated machine loads faster than it decompresses. Hard links become
-// symbolic ones.
+// cpio packs the tree as an initramfs, in the "newc" format of the kernel's
+// Documentation/driver-api/early-userspace/buffer-format.rst. It is uncompressed, because an emulated machine loads
+// faster than it decompresses. Hard links become symbolic links.
 func (t tree) cpio() []byte {
 	var b bytes.Buffer
 	inode := 0

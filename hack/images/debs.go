@@ -17,19 +17,19 @@ import (
 	"strings"
 )
 
-// packages are Debian's packages that the images are made of. They are downloaded and read, not installed, so what
-// the host has installed does not matter.
+// packages are the Debian packages from which the images are made. They are downloaded and read, not installed, so the
+// host's own packages do not matter.
 var packages = []string{
 	"busybox", "busybox-static", "nginx", "libc6", "libcrypt1", "libpcre2-8-0", "libssl3", "zlib1g",
-	"syslinux", "syslinux-common", "mtools", "dosfstools", // a disk that boots
-	// what Kubernetes' tests want besides; curl is linked with much
+	"syslinux", "syslinux-common", "mtools", "dosfstools", // for the bootable disk
+	// for Kubernetes' tests; curl has many libraries
 	"bash", "libtinfo6", "hostname", "netcat-openbsd", "libbsd0", "libmd0",
 	"curl", "libcurl4", "libbrotli1", "libcom-err2", "libffi8", "libgmp10", "libgnutls30", "libgssapi-krb5-2", "libhogweed6", "libidn2-0",
 	"libk5crypto3", "libkeyutils1", "libkrb5-3", "libkrb5support0", "libldap-2.5-0", "libnettle8", "libnghttp2-14", "libp11-kit0", "libpsl5",
 	"librtmp1", "libsasl2-2", "libssh2-1", "libtasn1-6", "libunistring2", "libzstd1",
 }
 
-// download is what is downloaded: the packages and the current kernels.
+// download lists the files to download: the packages and the current kernels.
 type download struct {
 	packages    []string
 	cloud, full string
@@ -37,7 +37,7 @@ type download struct {
 	files []string
 }
 
-// find asks apt, which may not know all of it.
+// find asks apt for the file names. It reports false if apt does not know all packages.
 func (d *download) find(ctx context.Context) bool {
 	kernels := kernelPackages(ctx, cloudKernel, fullKernel)
 	d.cloud, d.full = kernels[cloudKernel], kernels[fullKernel]
@@ -54,10 +54,10 @@ func (d *download) find(ctx context.Context) bool {
 	return len(d.files) == len(d.packages)
 }
 
-// uriLine is a line of `apt-get download --print-uris`: 'URI' FILE SIZE HASH. The file name holds the version.
+// uriLine matches a line of `apt-get download --print-uris`: 'URI' FILE SIZE HASH. FILE includes the version.
 var uriLine = regexp.MustCompile(`(?m)^'[^']+' (\S+\.deb) `)
 
-// findDebs asks apt for the packages' current versions, renewing its lists when it does not know them all.
+// findDebs asks apt for the packages' current versions. It updates apt's lists if packages are missing from them.
 func findDebs(ctx context.Context) (*download, error) {
 	d := &download{}
 	if d.find(ctx) {
@@ -67,12 +67,12 @@ func findDebs(ctx context.Context) (*download, error) {
 		return nil, err
 	}
 	if !d.find(ctx) {
-		return nil, fmt.Errorf("apt-get knows %v of the packages %v and of what %s and %s depend on", d.files, packages, cloudKernel, fullKernel)
+		return nil, fmt.Errorf("apt-get knows only %v of the packages %v and of the dependencies of %s and %s", d.files, packages, cloudKernel, fullKernel)
 	}
 	return d, nil
 }
 
-// apt runs apt-get in dir. As root, apt would rather download as another user, who cannot write there.
+// apt runs apt-get in dir, as root, because the user to which apt would switch cannot write there.
 func apt(ctx context.Context, dir string, args ...string) error {
 	c := exec.CommandContext(ctx, "apt-get", append([]string{"-qq", "-o", "APT::Sandbox::User=root"}, args...)...)
 	c.Dir = dir
@@ -85,7 +85,7 @@ func apt(ctx context.Context, dir string, args ...string) error {
 // debian is the content of the packages: files by path without a leading slash.
 type debian map[string]*entry
 
-// fetch downloads what is missing in dir, and removes what is of another version.
+// fetch downloads the packages that are missing in dir, and removes other versions.
 func (d *download) fetch(ctx context.Context, dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -107,13 +107,13 @@ func (d *download) fetch(ctx context.Context, dir string) error {
 	}
 	get := append([]string{"download"}, d.packages...)
 	if err := apt(ctx, dir, get...); err != nil {
-		// Lists that have grown old name versions that the mirror no longer has.
+		// The lists are outdated and name versions that the mirror no longer has.
 		return errors.Join(apt(ctx, dir, "update"), apt(ctx, dir, get...))
 	}
 	return nil
 }
 
-// readDebs reads the packages in dir, but the kernels.
+// readDebs reads the packages in dir, except the kernels.
 func readDebs(ctx context.Context, dir string, names []string) (debian, error) {
 	d := debian{}
 	for _, n := range names {
@@ -128,7 +128,7 @@ func readDebs(ctx context.Context, dir string, names []string) (debian, error) {
 }
 
 func (d debian) read(ctx context.Context, file string) error {
-	// busybox-static and busybox both hold bin/busybox: the static one gets a name of its own.
+	// Both busybox packages contain bin/busybox, so rename the static one.
 	rename := strings.NewReplacer()
 	if strings.HasPrefix(filepath.Base(file), "busybox-static_") {
 		rename = strings.NewReplacer("bin/busybox", "bin/busybox-static")
@@ -152,12 +152,12 @@ func (d debian) read(ctx context.Context, file string) error {
 	}
 }
 
-// find returns the file at name, following symbolic links.
+// find returns the file at name. It follows symbolic links.
 func (d debian) find(name string) (*entry, error) {
 	for range 8 {
 		e := d[name]
 		if e == nil {
-			return nil, fmt.Errorf("no package has %s", name)
+			return nil, fmt.Errorf("no package contains %s", name)
 		}
 		if e.typ != tar.TypeSymlink {
 			return e, nil
@@ -168,10 +168,10 @@ func (d debian) find(name string) (*entry, error) {
 			name = path.Join(path.Dir(name), e.link)
 		}
 	}
-	return nil, fmt.Errorf("too many links at %s", name)
+	return nil, fmt.Errorf("too many symbolic links at %s", name)
 }
 
-// install puts the program src of the packages into t as dst, with the loader and the libraries it needs.
+// install copies the program src from the packages to dst in t, with its loader and libraries.
 func (d debian) install(t tree, src, dst string) error {
 	e, err := d.find(src)
 	if err != nil {
@@ -181,7 +181,7 @@ func (d debian) install(t tree, src, dst string) error {
 	return d.libraries(t, e.data)
 }
 
-// libraries puts what the ELF file needs into t, where the loader looks for it.
+// libraries copies the loader and libraries that an ELF file needs to t, where the loader finds them.
 func (d debian) libraries(t tree, data []byte) error {
 	f, err := elf.NewFile(bytes.NewReader(data))
 	if err != nil {
@@ -227,5 +227,5 @@ func (d debian) library(t tree, lib string) error {
 		t.file(name, 0o644, e.data)
 		return d.libraries(t, e.data)
 	}
-	return fmt.Errorf("no package has the library %s", lib)
+	return fmt.Errorf("no package contains the library %s", lib)
 }

@@ -19,15 +19,15 @@ import (
 	"github.com/pierrec/lz4/v4"
 )
 
-// kernel is one of Debian's kernels, out of its package.
+// kernel is the content of a Debian kernel package.
 type kernel struct {
 	vmlinuz []byte
-	// modules holds the modules by name, "-" written as "_".
+	// modules are the modules by name, with "-" replaced by "_".
 	modules map[string][]byte
 }
 
-// kernelMetas are the packages whose dependency is the current kernel: the one for virtual machines, and the one for
-// everything, which has virtio-9p.
+// Metapackages that depend on the current kernel: the kernel for virtual machines, and the full one, which has
+// virtio-9p.
 const (
 	cloudKernel = "linux-image-cloud-amd64"
 	fullKernel  = "linux-image-amd64"
@@ -35,7 +35,7 @@ const (
 
 var kernelDepends = regexp.MustCompile(`(?m)^(\S+)\n\s*Depends: (linux-image-[0-9]\S+)$`)
 
-// kernelPackages asks apt for the packages of the kernels that the metapackages mean, by metapackage.
+// kernelPackages asks apt for the kernel packages of metapackages. The result is by metapackage.
 func kernelPackages(ctx context.Context, metas ...string) map[string]string {
 	out, _ := exec.CommandContext(ctx, "apt-cache", append([]string{"depends"}, metas...)...).Output()
 	found := map[string]string{}
@@ -45,7 +45,7 @@ func kernelPackages(ctx context.Context, metas ...string) map[string]string {
 	return found
 }
 
-// readKernel reads the package of the kernel: dir has its file, one of names.
+// readKernel reads the kernel package pkg from dir, which contains the files names.
 func readKernel(ctx context.Context, dir string, names []string, pkg string) (*kernel, error) {
 	i := slices.IndexFunc(names, func(n string) bool { return strings.HasPrefix(n, pkg+"_") })
 	if i < 0 {
@@ -90,8 +90,8 @@ func (k *kernel) read(from io.Reader) error {
 
 func moduleName(s string) string { return strings.ReplaceAll(s, "-", "_") }
 
-// guestModules are the modules that the test guest loads, by group; "base" always, virtio-0xNNNN when there is a device
-// of that kind. A kernel that has one built in, or not at all, has none of the name. What they need is loaded first.
+// guestModules are the modules that the test guest loads, by group: "base" always, virtio-0xNNNN if a device of that
+// kind exists. Modules that the kernel package lacks, or that are built in, are skipped. Dependencies are loaded first.
 var guestModules = map[string][]string{
 	"base": {"virtio_pci", "isofs", "button", "evdev", "pvpanic_mmio", "pvpanic_pci", "vfat", "nls_cp437", "nls_ascii"},
 
@@ -105,7 +105,7 @@ var guestModules = map[string][]string{
 	"virtio-0x001a": {"virtiofs"},
 }
 
-// helpers are modules that those need; which, their .modinfo says.
+// helpers are dependencies of guestModules. The .modinfo sections say which module needs which.
 var helpers = []string{
 	"virtio", "virtio_ring", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "failover", "net_failover", "cdrom", "pvpanic", "fat",
 	"scsi_mod", "scsi_common", "t10_pi", "crc_t10dif", "crct10dif_common", "crct10dif_generic", "crc64", "crc64_rocksoft", "crc64_rocksoft_generic",
@@ -122,8 +122,8 @@ func wantModule(file string) bool {
 	return slices.Contains(helpers, name)
 }
 
-// install puts the modules into the tree of an initramfs as lib/modules/NAME.ko, and a list of each group, in the order
-// of loading, as lib/modules/GROUP.
+// install adds the modules to the tree of an initramfs as lib/modules/NAME.ko, and a list of each group in loading
+// order as lib/modules/GROUP.
 func (k *kernel) install(t tree) error {
 	for group, names := range guestModules {
 		var order []string
@@ -143,7 +143,7 @@ func (k *kernel) install(t tree) error {
 	return nil
 }
 
-// closure appends the module and what it needs to a list of what is loaded before.
+// closure appends the module, after its dependencies, to the modules in loading order.
 func (k *kernel) closure(order []string, name string) ([]string, error) {
 	data := k.modules[name]
 	if data == nil || slices.Contains(order, name) {
@@ -175,14 +175,14 @@ func (k *kernel) closure(order []string, name string) ([]string, error) {
 	return append(order, name), nil
 }
 
-// What the compressed kernels in vmlinuz begin with: LZ4's legacy frame, and XZ.
+// First bytes of the compressed kernels in vmlinuz: LZ4's legacy frame, and XZ.
 var (
 	lz4Magic = []byte{0x02, 0x21, 0x4c, 0x18}
 	xzMagic  = []byte("\xfd7zXZ\x00")
 )
 
-// vmlinux is the kernel as an ELF file, which QEMU starts (by PVH) without the guest having to decompress it. The program
-// xz knows the filter for x86 code, which Go's libraries do not.
+// vmlinux returns the kernel as an ELF file, which QEMU can start (by PVH) without decompression in the guest. It runs
+// the program xz, because Go's libraries lack XZ's filter for x86 code.
 func (k *kernel) vmlinux(ctx context.Context) ([]byte, error) {
 	unpack := func(magic []byte, open func([]byte) ([]byte, error)) []byte {
 		for i := 0; ; i++ {
@@ -191,7 +191,7 @@ func (k *kernel) vmlinux(ctx context.Context) ([]byte, error) {
 				return nil
 			}
 			i += next
-			// What follows the compressed data, its size, is an error of the format; the kernel is complete by then.
+			// The size that follows the compressed data is a format error, but by then the kernel is complete.
 			if data, _ := open(k.vmlinuz[i:]); bytes.HasPrefix(data, []byte(elf.ELFMAG)) {
 				return data
 			}
@@ -214,7 +214,7 @@ func (k *kernel) vmlinux(ctx context.Context) ([]byte, error) {
 	return data, nil
 }
 
-// writeProgram makes data a program that can be started.
+// writeProgram writes an executable file.
 func writeProgram(dir, name string, data []byte) (string, error) {
 	file := filepath.Join(dir, name)
 	return file, os.WriteFile(file, data, 0o755)

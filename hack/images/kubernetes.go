@@ -13,8 +13,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// agnhostProgram is the program that hack/kube.sh builds, or "" when it has not been built: that takes minutes, and only
-// test/e2enode needs it.
+// agnhostProgram returns the path of the program that hack/kube.sh builds, or "" if it is not built. Building it takes
+// minutes, and only test/e2enode needs it.
 func agnhostProgram(ctx context.Context) string {
 	out, err := exec.CommandContext(ctx, "hack/kube.sh", "check", "e2e").Output()
 	if err != nil {
@@ -23,7 +23,7 @@ func agnhostProgram(ctx context.Context) string {
 	return filepath.Join(strings.TrimSpace(string(out)), "agnhost")
 }
 
-// kubernetes adds what Kubernetes' public node tests ask for, under the names that are in v1.37 of them.
+// kubernetes adds the images of Kubernetes' public node tests, under the names used in v1.37.
 func (s *set) kubernetes(ctx context.Context, agnhost string) {
 	shell, err := s.shell(ctx)
 	if err != nil {
@@ -33,7 +33,7 @@ func (s *set) kubernetes(ctx context.Context, agnhost string) {
 	s.on(e2e+"busybox:1.37.0-2", v1.Config{Env: env, Cmd: []string{"sh"}}, shell)
 	s.on(e2e+"nonroot:1.5", v1.Config{Env: env, Cmd: []string{"sh"}, User: "1234"}, shell)
 
-	resolver := tree{} // its hostname -f asks the C library
+	resolver := tree{} // its hostname -f uses the C library
 	s.install(resolver, "bin/hostname")
 	s.on(e2e+"glibc-dns-testing:2.1.1", v1.Config{Env: env}, shell, resolver)
 
@@ -49,13 +49,13 @@ func (s *set) kubernetes(ctx context.Context, agnhost string) {
 	for _, tag := range []string{"2.66.1", "2.55"} {
 		s.on(e2e+"agnhost:"+tag, c, shell, t, mark("version", tag))
 	}
-	// What a test looks for when this is an image volume.
+	// A test reads these files when the image is mounted as a volume.
 	volume := mark("data.json", `{"image": "kitten.jpg"}`)
 	volume.text("etc/os-release", "NAME=\"a stand-in for Alpine Linux\"\n")
 	s.on(e2e+"kitten:1.8", v1.Config{Env: env, Cmd: []string{"/agnhost", "test-webserver"}}, shell, t, volume)
 }
 
-// install puts programs of the packages where the packages have them, keeping the first error for the end.
+// install copies programs to the paths that they have in the packages. It keeps the first error.
 func (s *set) install(t tree, programs ...string) {
 	for _, p := range programs {
 		if err := s.debian.install(t, p, p); err != nil && s.err == nil {
@@ -64,7 +64,7 @@ func (s *set) install(t tree, programs ...string) {
 	}
 }
 
-// shell is a layer with a shell that hands on the whole environment.
+// shell returns a layer with a shell that passes on the whole environment.
 func (s *set) shell(ctx context.Context) (tree, error) {
 	program, err := compile(ctx, "./hack/images/shell", s.scratch)
 	if err != nil {
@@ -76,8 +76,8 @@ func (s *set) shell(ctx context.Context) (tree, error) {
 	return t, nil
 }
 
-// agnhost is a layer with that program and what its tests expect around it: its certificate, curl, netcat, users, a directory
-// for uploads, and the image that it serves as a registry.
+// agnhost returns a layer with that program and what its tests expect: its certificate, curl, netcat, users, a
+// directory for uploads, and the image that it serves as a registry.
 func (s *set) agnhost(ctx context.Context, program string) (tree, error) {
 	data, err1 := os.ReadFile(program)
 	source, err2 := exec.CommandContext(ctx, "go", "list", "-C", "hack/kube", "-f", "{{.Dir}}", "k8s.io/kubernetes/test/images/agnhost/porter").Output()
@@ -98,17 +98,17 @@ func (s *set) agnhost(ctx context.Context, program string) (tree, error) {
 	t.text("etc/passwd", passwd+"user-defined-in-image:x:1000:1000::/home/user-defined-in-image:/bin/sh\n")
 	t.text("etc/group", group+"user-defined-in-image:x:1000:\ngroup-defined-in-image:x:50000:user-defined-in-image\n")
 	s.install(t, "usr/bin/curl", "bin/nc.openbsd")
-	t.symlink("bin/nc", "nc.openbsd") // busybox's has no UDP
+	t.symlink("bin/nc", "nc.openbsd") // busybox's nc lacks UDP
 	for _, im := range s.images {
 		if im.name == "pause:3.10.2" {
 			return t, serve(t, "pause", "testing", im)
 		}
 	}
-	return nil, errors.New("there is no pause:3.10.2")
+	return nil, errors.New("the image pause:3.10.2 is missing")
 }
 
-// serve puts an image into t as `agnhost fake-registry-server` serves it: a tag is a file with a digest, and what a digest
-// is of is in var/registry/NAME/{manifests,blobs}/sha256/AB/ABCD…/data.
+// serve adds an image to t in the layout that `agnhost fake-registry-server` serves: a tag is a file that contains a
+// digest, and content is in var/registry/NAME/{manifests,blobs}/sha256/AB/ABCD.../data.
 func serve(t tree, name, tag string, im image) error {
 	one, err := im.manifest(runtime.GOARCH)
 	if err != nil {

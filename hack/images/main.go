@@ -24,7 +24,7 @@ func main() {
 	}
 }
 
-// run works in the root of the repository.
+// run must be called in the root directory of the repository.
 func run(ctx context.Context, s store, args []string) error {
 	if len(args) == 0 {
 		args = []string{"build"}
@@ -37,7 +37,7 @@ func run(ctx context.Context, s store, args []string) error {
 	switch cmd := fmt.Sprint(args[0], "/", len(args)-1); cmd {
 	case "build/0":
 		return nil
-	case "fill/0": // build's own, inside a network namespace
+	case "fill/0": // called by build, in a network namespace
 		return s.fill(ctx)
 	case "list/0":
 		data, err := os.ReadFile(s.path("images.txt"))
@@ -55,7 +55,7 @@ func run(ctx context.Context, s store, args []string) error {
 
 // serve serves a copy of the storage until ctx ends.
 func (s store) serve(ctx context.Context, addr string) error {
-	dir, err := os.MkdirTemp("", "tripod-registry-") // below TMPDIR: in a test world it goes with that
+	dir, err := os.MkdirTemp("", "tripod-registry-") // below TMPDIR, which a test environment removes
 	if err != nil {
 		return err
 	}

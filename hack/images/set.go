@@ -10,7 +10,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// The public repositories that the stand-ins are named after, without the registry's host.
+// The public repositories whose images are replaced, without the registry's host.
 const (
 	e2e   = "e2e-test-images/"
 	cri   = "k8s-staging-cri-tools/"
@@ -23,9 +23,9 @@ type image struct {
 	name   string
 	layers []v1.Layer
 	config v1.Config
-	// arches are the platforms of the index; nil is this machine's alone.
+	// arches are the platforms of the index; nil means only this machine's.
 	arches []string
-	// bare makes it a manifest without an index.
+	// bare omits the index: the tag refers to a manifest.
 	bare bool
 }
 
@@ -42,7 +42,7 @@ type set struct {
 
 var env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 
-// newSet makes every image from the packages and, where it has been built, the program agnhost.
+// newSet makes every image from the packages, and from the program agnhost if it is built.
 func (s store) newSet(ctx context.Context, debs *download, agnhost, scratch string) ([]image, error) {
 	d, err := readDebs(ctx, s.path("debs"), debs.files)
 	if err != nil {
@@ -75,7 +75,7 @@ func (s store) newSet(ctx context.Context, debs *download, agnhost, scratch stri
 	return b.images, b.err
 }
 
-// layer packs a tree, keeping the first error for the end.
+// layer packs a tree. It keeps the first error.
 func (s *set) layer(t tree) v1.Layer {
 	l, err := t.layer()
 	if err != nil && s.err == nil {
@@ -84,10 +84,10 @@ func (s *set) layer(t tree) v1.Layer {
 	return l
 }
 
-// shell is the configuration of an image that runs a shell.
+// shell returns the configuration of an image that runs a shell.
 func shell() v1.Config { return v1.Config{Env: env, Cmd: []string{"sh"}} }
 
-// on adds an image that is the base with a layer per tree on it.
+// on adds an image: the base layer, and a layer for each tree on top.
 func (s *set) on(name string, c v1.Config, trees ...tree) *image {
 	im := image{name: name, config: c, layers: []v1.Layer{s.base}}
 	for _, t := range trees {
@@ -97,7 +97,7 @@ func (s *set) on(name string, c v1.Config, trees ...tree) *image {
 	return &s.images[len(s.images)-1]
 }
 
-// mark is a layer of one small file, which makes an image differ from its siblings.
+// mark returns a layer with one small file, which makes an image differ from similar ones.
 func mark(name, content string) tree {
 	t := tree{}
 	t.text(name, content+"\n")
@@ -111,7 +111,7 @@ func (s *set) busyboxes() {
 	}
 }
 
-// users are images with a default user.
+// users adds images with a default user.
 func (s *set) users() {
 	for name, user := range map[string]string{
 		"uid": "1002", "username": "www-data", "uid-group": "1003:1004", "username-group": "www-data:1004",
@@ -128,7 +128,7 @@ func (s *set) users() {
 	s.on(cri+"test-image-predefined-group:latest", c, t)
 }
 
-// markers are images for pulling, tagging and listing.
+// markers adds images for pulling, tagging and listing.
 func (s *set) markers() {
 	for _, n := range []string{"1", "2", "3", "latest", "digest"} {
 		s.on(cri+"test-image-"+n+":latest", shell(), mark("test-image-"+n, n))
@@ -153,7 +153,7 @@ http {
 }
 `
 
-// servers are web servers.
+// servers adds web servers.
 func (s *set) servers() {
 	for name, port := range map[string]string{
 		e2e + "nginx:1.14-2": "80", e2e + "nginx:1.27.0-2": "80", cri + "hostnet-nginx-amd64:latest": "12003",
@@ -170,7 +170,7 @@ func (s *set) servers() {
 			ExposedPorts: map[string]struct{}{port + "/tcp": {}}, StopSignal: "SIGQUIT",
 		}, t)
 	}
-	// The log begins with the command line, as Apache's does: suites look for it.
+	// The log begins with the command line, like Apache's, because test suites look for it.
 	t := tree{}
 	t.text("www/index.html", "It works!\n")
 	s.on(e2e+"httpd:2.4.39-4", v1.Config{
@@ -179,7 +179,7 @@ func (s *set) servers() {
 	}, t)
 }
 
-// programs are images around one program of ours.
+// programs adds images of our own small programs.
 func (s *set) programs(ctx context.Context) {
 	nnp, err := compile(ctx, "./hack/images/nonewprivs", s.scratch)
 	if err != nil {
@@ -206,13 +206,13 @@ func (s *set) programs(ctx context.Context) {
 	}
 }
 
-// own are images that no public suite needs, each for something that a runtime can get wrong.
+// own adds images that no public suite needs, each for something that a runtime can get wrong.
 func (s *set) own() {
 	s.on(house+"busybox:1", shell())
 	s.on(house+"bare:1", shell(), mark("bare", "a manifest without an index")).bare = true
 	s.on(house+"index:1", shell()).arches = []string{"amd64", "arm64", "s390x"}
 
-	// Everything that an image configuration can say, and labels that spell control keys of runtimes.
+	// Everything that an image configuration can contain, and labels that look like control keys of runtimes.
 	t := tree{}
 	t.dir(0o755, "data")
 	t.text("data/seed", "from the image\n")
@@ -232,7 +232,7 @@ func (s *set) own() {
 		},
 	}, t)
 
-	// A program that ends well only by the image's stop signal.
+	// A program that exits cleanly only on the image's stop signal.
 	s.on(house+"stopsignal:1", v1.Config{
 		Env: env, StopSignal: "SIGUSR1",
 		Cmd: []string{"sh", "-c", "trap 'echo got USR1; exit 7' USR1; trap 'echo got TERM; exit 15' TERM; echo ready; while :; do sleep 1 & wait $!; done"},
@@ -241,7 +241,7 @@ func (s *set) own() {
 	s.hostile()
 }
 
-// layered is an image whose upper layers change the lower ones in each way that a layer can.
+// layered adds an image whose upper layer changes the lower one in every way that layers can.
 func (s *set) layered() {
 	low, high := tree{}, tree{}
 	low.text("layers/kept", "low\n")
@@ -262,9 +262,9 @@ func (s *set) layered() {
 	s.on(house+"layers:1", shell(), low, high)
 }
 
-// hostile are images that are well made but mean harm: see docs/testing.md.
+// hostile adds images that are valid but malicious (see docs/testing.md).
 func (s *set) hostile() {
-	t := tree{} // paths that a runtime opens or mounts, all leading out
+	t := tree{} // paths that a runtime opens or mounts, all of which lead outside
 	t.symlink("etc/passwd", "/../../../../etc/tripod-outside/passwd")
 	t.symlink("etc/group", "../../../../../etc/tripod-outside/group")
 	t.symlink("work", "/../../../../etc")
@@ -272,7 +272,7 @@ func (s *set) hostile() {
 	t.symlink("loop", "loop")
 	s.on(house+"symlinks:1", v1.Config{Env: env, Cmd: []string{"sh"}, Volumes: map[string]struct{}{"/data": {}}}, t)
 
-	t = tree{} // users that a number, a size or a range can confuse
+	t = tree{} // users that are confusing as numbers, in size, or in range
 	t.text("etc/passwd", passwd+"1000:x:2000:2000::/:/bin/sh\nbig:x:4294967299:1::/:/bin/sh\nnegative:x:-5:1::/:/bin/sh\n")
 	t.text("etc/group", group+strings.Repeat("g:x:7:"+strings.Repeat("member,", 140)+"x\n", 32<<10))
 	s.on(house+"users:1", shell(), t)

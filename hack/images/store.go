@@ -37,15 +37,15 @@ import (
 //go:embed *.go pause nonewprivs shell guest
 var sources embed.FS
 
-// store is the directory that the images are built into.
+// store is the directory into which the images are built.
 type store string
 
 func (s store) path(elem ...string) string {
 	return filepath.Join(append([]string{string(s)}, elem...)...)
 }
 
-// build makes everything, unless it is there and was made from the same packages and sources. Of several builds
-// at a time one works and the others wait for it.
+// build makes everything, unless it exists and was made from the same packages and sources. Concurrent builds wait for
+// each other.
 func (s store) build(ctx context.Context) error {
 	if err := os.MkdirAll(string(s), 0o755); err != nil {
 		return err
@@ -104,10 +104,10 @@ func (s store) build(ctx context.Context) error {
 	return os.WriteFile(s.path("key"), key, 0o644)
 }
 
-// buildKey is what the images depend on, as text.
+// buildKey returns everything on which the images depend, as text.
 func buildKey(debs []string, comps []component, agnhost string) []byte {
 	var b bytes.Buffer
-	// The path of agnhost has its version.
+	// The path of agnhost contains its version.
 	fmt.Fprintf(&b, "%s %s\n%s\n%s\n", runtime.Version(), runtime.GOARCH, strings.Join(debs, "\n"), agnhost)
 	for _, c := range comps {
 		fmt.Fprintf(&b, "%s %s\n", c.name, c.Manifest.Digest)
@@ -122,7 +122,7 @@ func buildKey(debs []string, comps []component, agnhost string) []byte {
 	return b.Bytes()
 }
 
-// writeLayout writes one OCI image layout with all the images, and the lists, which the components are on as well.
+// writeLayout writes one OCI image layout with all images, and the lists of images and components.
 func (s store) writeLayout(images []image, comps []component) error {
 	p, err := layout.Write(s.path("oci"), empty.Index)
 	if err != nil {
@@ -144,7 +144,7 @@ func (s store) writeLayout(images []image, comps []component) error {
 	return errors.Join(os.WriteFile(s.path("images.txt"), list.Bytes(), 0o644), os.WriteFile(s.path("images.yaml"), []byte(yaml), 0o644))
 }
 
-// append adds the image to a layout and returns the digest that its name stands for.
+// append adds the image to a layout and returns the digest to which its name refers.
 func (im image) append(p layout.Path) (v1.Hash, error) {
 	named := layout.WithAnnotations(map[string]string{ocispec.AnnotationRefName: im.name})
 	if im.bare {
@@ -180,8 +180,8 @@ func (im image) append(p layout.Path) (v1.Hash, error) {
 	return appendIndex(p, im.name, manifests)
 }
 
-// appendIndex writes an image index. Skopeo marshals an index again when it copies it, in the order of the image
-// specification's Go types; only an index that was written in that order keeps its digest.
+// appendIndex writes an image index. Skopeo marshals an index again when it copies it, with the field order of the
+// image specification's Go types. The index keeps its digest only if it is written in that order.
 func appendIndex(p layout.Path, name string, manifests []ocispec.Descriptor) (v1.Hash, error) {
 	data, err := json.Marshal(ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex, Manifests: manifests})
 	if err != nil {
@@ -198,8 +198,8 @@ func appendIndex(p layout.Path, name string, manifests []ocispec.Descriptor) (v1
 		Annotations: map[string]string{ocispec.AnnotationRefName: name}})
 }
 
-// manifest is the image for one platform. In an image for several, each says so in a file of its own, whose
-// content a test can read.
+// manifest builds the image for one platform. A multi-platform image gets a layer with a file that names the platform,
+// for tests to read.
 func (im image) manifest(arch string) (v1.Image, error) {
 	layers := im.layers
 	if im.arches != nil {
@@ -223,15 +223,15 @@ func (im image) manifest(arch string) (v1.Image, error) {
 	return mutate.ConfigFile(one, cf)
 }
 
-// fillInPrivate pushes the images to a docker-registry over build/images/registry, in a network namespace of its
-// own: no port of the host is used.
+// fillInPrivate fills the storage in build/images/registry by pushing the images to a docker-registry. It runs in its
+// own network namespace, so it uses no port of the host.
 func (s store) fillInPrivate() error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
 	}
 	if code := testns.Run([]string{self, "fill"}, testns.Options{Strict: true}); code != 0 {
-		return fmt.Errorf("filling the registry failed with code %d", code)
+		return fmt.Errorf("fill the registry: exit code %d", code)
 	}
 	return nil
 }
@@ -244,8 +244,8 @@ func (s store) fill(ctx context.Context) error {
 	return errors.Join(s.push(ctx, srv.Addr), srv.Stop())
 }
 
-// push copies the images to a registry with skopeo, and the components without, and checks that the registry has them
-// under the digests of the list.
+// push copies the images to a registry with skopeo, pushes the components itself, and checks that the registry has the
+// listed digests.
 func (s store) push(ctx context.Context, addr string) error {
 	list, err := os.ReadFile(s.path("images.txt"))
 	if err != nil {
@@ -293,7 +293,7 @@ func verify(ctx context.Context, addr, name, want string) error {
 	}
 	resp.Body.Close()
 	if got := resp.Header.Get("Docker-Content-Digest"); got != want {
-		return fmt.Errorf("%s: the registry has digest %q (%s), built was %q", name, got, resp.Status, want)
+		return fmt.Errorf("%s: the registry has digest %q (%s), want %q", name, got, resp.Status, want)
 	}
 	return nil
 }

@@ -2,12 +2,13 @@ package main
 
 import "slices"
 
-// tinyTicks is a guest in one sector: it says "tick 00001", "tick 00002" … on the serial console, about five times a second, and
-// turns the machine off when the power button is pressed. A PC's firmware boots it in a fraction of the time that any kernel
-// takes, so that tests of a machine's life, not of a guest, need not wait. It is loaded at 0x7c00, in real mode.
+// tinyTicks is a guest in one sector. It prints "tick 00001", "tick 00002", ... on the serial console, about five times
+// a second, and turns the machine off when the power button is pressed. PC firmware boots it in a fraction of the time
+// that any kernel takes, for tests of a machine's life cycle that need no real guest. It is loaded at 0x7c00, in real
+// mode.
 //
-// The registers are those of QEMU's q35: PM1_STS 0x600 and PM1_EN 0x602, in which bit 8 is the power button, and PM1_CNT 0x604,
-// in which 0x2000 is "sleep, state 5".
+// The registers are those of QEMU's q35: PM1_STS 0x600 and PM1_EN 0x602, whose bit 8 is the power button, and PM1_CNT
+// 0x604, where 0x2000 means "sleep, state 5".
 var tinyTicks = slices.Concat(
 	[]byte{
 		0x31, 0xc0, // 00       xor  ax, ax
@@ -49,8 +50,8 @@ var tinyTicks = slices.Concat(
 	[]byte("tick 00001\r\n\x00"), // 4a text
 )
 
-// tinyMachines adds machines whose disk is such a sector: one that ticks, one that says one line and turns itself off, one that
-// ticks and does not see the power button.
+// tinyMachines adds machines whose disk is such a sector: one that ticks, one that prints one line and turns itself
+// off, and one that ticks and ignores the power button.
 func (s *set) tinyMachines() {
 	ends, deaf := slices.Clone(tinyTicks), slices.Clone(tinyTicks)
 	copy(ends[0x2f:], []byte{0xeb, 0x0f}) // wait: jmp off

@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// tree is a file system layer under construction; the keys are paths without a leading slash.
+// tree is a file system layer being built; the keys are paths without a leading slash.
 type tree map[string]*entry
 
 // entry is a file, directory (typ tar.TypeDir) or link (tar.TypeLink, tar.TypeSymlink).
@@ -39,7 +39,7 @@ func (t tree) file(name string, mode int64, data []byte) {
 
 func (t tree) text(name, data string) { t.file(name, 0o644, []byte(data)) }
 
-// hardlink adds a second name of target, a path in this tree.
+// hardlink adds another name for target, which is a path in this tree.
 func (t tree) hardlink(name, target string) {
 	t.add(name, &entry{typ: tar.TypeLink, mode: 0o755, link: target})
 }
@@ -48,7 +48,7 @@ func (t tree) symlink(name, target string) {
 	t.add(name, &entry{typ: tar.TypeSymlink, mode: 0o777, link: target})
 }
 
-// add adds an entry and the directories above it.
+// add adds an entry and its parent directories.
 func (t tree) add(name string, e *entry) {
 	t[name] = e
 	for d := path.Dir(name); d != "."; d = path.Dir(d) {
@@ -58,8 +58,8 @@ func (t tree) add(name string, e *entry) {
 	}
 }
 
-// layer packs the tree: sorted, with no dates, so that the digest depends on the content alone. A hard link needs
-// its target first, which is why links come last.
+// layer packs the tree, sorted and without dates, so that the digest depends only on the content. Hard links come last,
+// because they need their targets first.
 func (t tree) layer() (v1.Layer, error) {
 	names := slices.SortedFunc(maps.Keys(t), func(a, b string) int {
 		if la, lb := t[a].typ == tar.TypeLink, t[b].typ == tar.TypeLink; la != lb {

@@ -20,22 +20,22 @@ import (
 
 const vm = house + "vm/"
 
-// guest is what the test guest has beside busybox and the kernel's modules.
+// guest contains the test guest's files, besides busybox and kernel modules.
 //
 //go:embed guest
 var guest embed.FS
 
-// guestFiles says where in the guest they are.
+// guestFiles are the paths of those files in the guest.
 var guestFiles = map[string]string{
 	"init": "init", "files.awk": "lib/guest/files.awk", "network.awk": "lib/guest/network.awk", "dhcp": "lib/guest/dhcp", "power-button": "etc/acpi/PWRF/00000080",
 	"info": "www/cgi-bin/info", "blob": "www/cgi-bin/blob", "count": "www/cgi-bin/count",
 }
 
-// cmdline is the kernel's command line in the images that are booted directly. The check of the timer takes a busy host for
-// broken hardware, and panics.
+// cmdline is the kernel command line of the images that are booted directly. no_timer_check is needed because on a busy
+// host the kernel would take its timer for broken hardware, and panic.
 const cmdline = "console=ttyS0 quiet no_timer_check"
 
-// machines adds the images of virtual machines, and writes what they consist of to dir, for tests that need no registry.
+// machines adds the images of virtual machines. It also writes their parts to dir, for tests that need no registry.
 func (s *set) machines(ctx context.Context, dir string) {
 	if s.err == nil {
 		s.err = s.addMachines(ctx, dir)
@@ -91,12 +91,12 @@ func (s *set) addMachines(ctx context.Context, dir string) error {
 	return errors.Join(save("disk.qcow2", disk), save("cmdline", []byte(cmdline)), s.hostileDisks(ctx))
 }
 
-// bare adds an image that is one layer and nothing to run.
+// bare adds an image with one layer and no configuration.
 func (s *set) bare(name string, t tree) {
 	s.images = append(s.images, image{name: name, layers: []v1.Layer{s.layer(t)}})
 }
 
-// guestInitrd is the guest's initramfs, which is all of its file system.
+// guestInitrd makes the guest's initramfs, which is its whole file system.
 func guestInitrd(k *kernel, busybox []byte, applets []string) ([]byte, error) {
 	t := tree{}
 	t.dir(0o755, "bin", "dev", "etc", "mnt", "proc", "root", "run", "sys", "tmp", "var")
@@ -121,7 +121,7 @@ func guestInitrd(k *kernel, busybox []byte, applets []string) ([]byte, error) {
 	return t.cpio(), nil
 }
 
-// diskArtifact is the disk in dir as an OCI artifact with one layer.
+// diskArtifact returns the disk in dir as an OCI artifact with one layer.
 func diskArtifact(dir string) (component, error) {
 	data, err := os.ReadFile(filepath.Join(dir, "disk.qcow2"))
 	if err != nil {

@@ -1,6 +1,6 @@
 //go:build tools
 
-// Package tools names what hack/kube.sh and the tests build of Kubernetes, so that go mod tidy keeps go.mod and go.sum.
+// Package tools imports the parts of Kubernetes that hack/kube.sh and the tests build, so that go mod tidy keeps them.
 package tools
 
 import (

@@ -1,5 +1,5 @@
-// Command kubenode is a Kubernetes cluster of one node, for a person to try things on: the cluster of the tests, until a
-// signal ends it. It runs inside a world that hack/testns makes; hack/kube.sh up starts it.
+// Command kubenode runs a Kubernetes cluster of one node, for people to try things: the cluster of the tests, until it
+// gets a signal. It must run in an environment made by hack/testns; hack/kube.sh up starts it.
 package main
 
 import (
@@ -24,17 +24,18 @@ func main() {
 	}
 }
 
-// run keeps the cluster until ctx ends. The file "kubeconfig" in the world's directory says that it is up.
+// run keeps the cluster running until ctx ends. Once the cluster is ready, the environment's directory contains
+// "kubeconfig".
 func run(ctx context.Context) error {
 	if harness.Dir() == "" {
-		return errors.New("this is no world of its own; start it with hack/kube.sh up")
+		return errors.New("not in an environment of hack/testns; start it with hack/kube.sh up")
 	}
 	defer harness.CloseRegistry()
 	c, err := kube.Start()
 	if err != nil {
 		return err
 	}
-	c.Daemon.Supervise() // as the unit file does; a person may kill it to see what happens
+	c.Daemon.Supervise() // like the unit file, because people may kill the daemon to see what happens
 	up := filepath.Join(harness.Dir(), "kubeconfig")
 	if err := os.Symlink(c.Kubeconfig(), up); err != nil {
 		return errors.Join(err, c.Stop())

@@ -1,5 +1,5 @@
-// Command testns runs a command as root in namespaces of its own, with loopback up and a directory and a cgroup of
-// its own, and leaves nothing behind. See the package test/harness/testns.
+// Command testns runs a command as root in new namespaces, with loopback up and its own directory and cgroup, and
+// leaves nothing behind. See the package test/harness/testns.
 package main
 
 import (
@@ -16,7 +16,7 @@ func main() {
 	flag.Usage = func() {
 		fmt.Fprintf(flag.CommandLine.Output(), "usage: testns [-strict] COMMAND [ARG...]\n\n"+
 			"Runs COMMAND in new network, mount, PID, IPC and UTS namespaces and exits with its code.\n"+
-			"It finds $%s (a directory) and $%s (a cgroup path); both are removed afterwards.\n", testns.EnvDir, testns.EnvCgroup)
+			"It sets $%s (a directory) and $%s (a cgroup path); both are removed afterwards.\n", testns.EnvDir, testns.EnvCgroup)
 		flag.PrintDefaults()
 	}
 	flag.Parse()

@@ -22,10 +22,10 @@ import (
 	"github.com/tripod-run/tripod/internal/network/netthread"
 )
 
-// echoPort is where the bare handler listens beside the component's own ports.
+// echoPort is the port of the bare handler, which must differ from the component's ports.
 const echoPort = 8443
 
-// serveEcho is `wasmbench echo NETNS`: the bare handler inside a network namespace, until it is killed.
+// serveEcho implements `wasmbench echo NETNS`: it runs the bare handler in a network namespace until it is killed.
 func serveEcho(netns string) error {
 	fd, err := netthread.Open(netns)
 	if err != nil {
@@ -52,7 +52,7 @@ func serveEcho(netns string) error {
 	return server.Serve(socket)
 }
 
-// bareEcho answers as gRPC's Echo does, without a look at what it is sent.
+// bareEcho answers like gRPC's Echo, without parsing the request.
 func bareEcho(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/grpc")
 	w.WriteHeader(http.StatusOK)
@@ -70,7 +70,7 @@ func selfSigned() (tls.Certificate, error) {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, err
 }
 
-// startEcho runs the bare handler as a process of its own, as the worker is one. The function that it returns ends it.
+// startEcho runs the bare handler in its own process, like the worker. The returned function ends the process.
 func startEcho(ctx context.Context, netns string) (stop func(), err error) {
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", "echo", netns)
 	cmd.Stderr = os.Stderr
@@ -84,7 +84,7 @@ func startEcho(ctx context.Context, netns string) (stop func(), err error) {
 	stop = func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }
 	if _, err := io.ReadFull(out, make([]byte, len("ready\n"))); err != nil {
 		stop()
-		return nil, fmt.Errorf("the bare handler does not start: %w", err)
+		return nil, fmt.Errorf("start the bare handler: %w", err)
 	}
 	return stop, nil
 }

@@ -20,28 +20,28 @@ const (
 	spinProcedure = "/faults.v1.Faults/Spin"
 )
 
-// conn is a connection to one server, over which gRPC calls are made.
+// conn is a connection to one server, for gRPC calls.
 type conn struct {
 	base      string
 	transport http.RoundTripper
 	close     func()
 }
 
-// dial is for HTTP/3.
+// dial connects by HTTP/3.
 func dial(addr string) *conn {
-	// Who answers is not the question here: the certificates are made for the moment.
+	// Authentication does not matter here, and the certificates are temporary.
 	transport := &http3.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h3"}}}
 	return &conn{base: "https://" + addr, transport: transport, close: func() { _ = transport.Close() }}
 }
 
-// dialCleartext is for HTTP/2 without TLS.
+// dialCleartext connects by HTTP/2 without TLS.
 func dialCleartext(addr string) *conn {
 	transport := &http.Transport{Protocols: new(http.Protocols)}
 	transport.Protocols.SetUnencryptedHTTP2(true)
 	return &conn{base: "http://" + addr, transport: transport, close: transport.CloseIdleConnections}
 }
 
-// payload is a request of Echo in gRPC's framing: one message with one field of so many bytes.
+// payload returns a request for Echo in gRPC's framing: one message with one field of size bytes.
 func payload(size int) []byte {
 	message := binary.AppendUvarint([]byte{1<<3 | 2}, uint64(size))
 	data := make([]byte, size)
@@ -49,7 +49,7 @@ func payload(size int) []byte {
 	return framed(append(message, data...))
 }
 
-// spin is a request of Spin: compute until the deadline.
+// spin returns a request for Spin, which computes until the deadline.
 func spin() []byte { return framed(nil) }
 
 func framed(message []byte) []byte {
@@ -78,7 +78,7 @@ func (c *conn) call(ctx context.Context, procedure string, frame []byte) ([]byte
 	if response.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("HTTP status %s", response.Status)
 	}
-	reply := make([]byte, 0, len(frame)+1) // Echo's, with room to see the end
+	reply := make([]byte, 0, len(frame)+1) // the size of Echo's reply, and one byte to detect EOF
 	for {
 		n, err := response.Body.Read(reply[len(reply):cap(reply)])
 		reply = reply[:len(reply)+n]
@@ -93,7 +93,7 @@ func (c *conn) call(ctx context.Context, procedure string, frame []byte) ([]byte
 		}
 	}
 	trailer := response.Trailer
-	if code := response.Header.Get("Grpc-Status"); code != "" { // a response of trailers only
+	if code := response.Header.Get("Grpc-Status"); code != "" { // a trailers-only response
 		trailer = response.Header
 	}
 	if code := trailer.Get("Grpc-Status"); code != "0" {
@@ -102,7 +102,7 @@ func (c *conn) call(ctx context.Context, procedure string, frame []byte) ([]byte
 	return reply, nil
 }
 
-// echo makes one call of Echo and compares.
+// echo calls Echo and compares the reply with the request.
 func (c *conn) echo(ctx context.Context, frame []byte) error {
 	reply, err := c.call(ctx, echoProcedure, frame)
 	if err == nil && !bytes.Equal(reply, frame) {

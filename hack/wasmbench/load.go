@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// rate asks as fast as answers come, so many at a time, and returns the answers a second.
-func rate(ctx context.Context, c *conn, frame []byte, atATime int, duration time.Duration) (float64, error) {
+// rate calls Echo from the given number of goroutines for the duration, and returns the answers per second.
+func rate(ctx context.Context, c *conn, frame []byte, concurrency int, duration time.Duration) (float64, error) {
 	var answers atomic.Int64
 	var wg sync.WaitGroup
 	var first sync.Once
 	var failure error
 	started := time.Now()
-	for range atATime {
+	for range concurrency {
 		wg.Go(func() {
 			for time.Since(started) < duration {
 				if err := c.echo(ctx, frame); err != nil {
@@ -31,7 +31,7 @@ func rate(ctx context.Context, c *conn, frame []byte, atATime int, duration time
 	return float64(answers.Load()) / time.Since(started).Seconds(), failure
 }
 
-// latencies asks so many times a second, whether or not earlier answers have come, and returns how long each took.
+// latencies calls Echo perSecond times a second, without waiting for earlier answers, and returns the sorted durations.
 func latencies(ctx context.Context, c *conn, frame []byte, perSecond int, duration time.Duration) ([]time.Duration, error) {
 	var mu sync.Mutex
 	var took []time.Duration
@@ -40,12 +40,12 @@ func latencies(ctx context.Context, c *conn, frame []byte, perSecond int, durati
 	tick := time.NewTicker(time.Second / time.Duration(perSecond))
 	defer tick.Stop()
 	for started := time.Now(); time.Since(started) < duration; {
-		asked := <-tick.C
+		start := <-tick.C
 		wg.Go(func() {
 			err := c.echo(ctx, frame)
 			mu.Lock()
 			defer mu.Unlock()
-			took, failures = append(took, time.Since(asked)), append(failures, err)
+			took, failures = append(took, time.Since(start)), append(failures, err)
 		})
 	}
 	wg.Wait()
@@ -53,12 +53,12 @@ func latencies(ctx context.Context, c *conn, frame []byte, perSecond int, durati
 	return took, errors.Join(failures...)
 }
 
-// quantile of sorted values, by nearest rank.
+// quantile returns a quantile of sorted values, by nearest rank.
 func quantile(sorted []time.Duration, q float64) time.Duration {
 	return sorted[min(int(float64(len(sorted))*q), len(sorted)-1)]
 }
 
-// median of values.
+// median returns the median of values.
 func median(values []float64) float64 {
 	sorted := slices.Sorted(slices.Values(values))
 	return sorted[len(sorted)/2]

@@ -51,7 +51,7 @@ func run(ctx context.Context) error {
 	case flag.Arg(0) == "many" && flag.NArg() == 2:
 		var pods int
 		if _, err := fmt.Sscan(flag.Arg(1), &pods); err != nil || pods < 1 {
-			return fmt.Errorf("%q is no number of pods", flag.Arg(1))
+			return fmt.Errorf("%q is not a number of pods", flag.Arg(1))
 		}
 		return n.many(ctx, pods)
 	default:

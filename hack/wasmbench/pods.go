@@ -13,7 +13,7 @@ import (
 	"github.com/tripod-run/tripod/internal/cli"
 )
 
-// node is what pods are made of.
+// node is the node on which pods run, and what they need.
 type node struct {
 	client *cli.Client
 	image  string
@@ -25,8 +25,8 @@ type node struct {
 // pod is a running pod of the component.
 type pod struct{ id, container, ip string }
 
-// up starts a pod and learns its address.
-func (n *node) up(ctx context.Context, name string) (*pod, error) {
+// start runs a pod and gets its address.
+func (n *node) start(ctx context.Context, name string) (*pod, error) {
 	sandbox := &runtimeapi.PodSandboxConfig{
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "wasmbench", Uid: name},
 		LogDirectory: filepath.Join(n.logs, "wasmbench_"+name), Linux: &runtimeapi.LinuxPodSandboxConfig{},
@@ -57,8 +57,8 @@ func (n *node) up(ctx context.Context, name string) (*pod, error) {
 // dial connects to the pod's HTTP/3 port.
 func (p *pod) dial() *conn { return dial(p.ip + ":443") }
 
-// down removes pods, ten at a time; it has a time of its own.
-func (n *node) down(ctx context.Context, pods ...*pod) error {
+// remove removes pods, ten at a time. It ignores ctx's deadline and has its own.
+func (n *node) remove(ctx context.Context, pods ...*pod) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Minute)
 	defer cancel()
 	failures := make([]error, len(pods))
@@ -73,7 +73,7 @@ func (n *node) down(ctx context.Context, pods ...*pod) error {
 	return errors.Join(failures...)
 }
 
-// ensureImage pulls the image if it is not there.
+// ensureImage pulls the image if the node does not have it.
 func (n *node) ensureImage(ctx context.Context) error {
 	if image, err := n.client.ImageStatus(ctx, n.image); err != nil || image != nil {
 		return err
@@ -82,9 +82,9 @@ func (n *node) ensureImage(ctx context.Context) error {
 	return err
 }
 
-// each runs do for 0 … n-1, so many at a time.
-func each(atATime, n int, do func(i int)) {
-	slots := make(chan struct{}, atATime)
+// each calls do for 0 to n-1, with limited concurrency.
+func each(concurrency, n int, do func(i int)) {
+	slots := make(chan struct{}, concurrency)
 	var wg sync.WaitGroup
 	for i := range n {
 		slots <- struct{}{}

@@ -12,20 +12,20 @@ import (
 )
 
 const (
-	// turns is how often the component and the bare handler are asked in turn; the report has the medians.
+	// turns is the number of measurements of both the component and the bare handler; the report has the medians.
 	turns = 7
-	// smallSize is the payload of the unary calls, largeSize of those whose bytes a second count.
+	// smallSize is the payload of calls whose rate counts, largeSize of calls whose throughput counts, in bytes.
 	smallSize, largeSize = 128, 1 << 20
-	// smallAtATime is less than what a pod lets in by default, 64; largeAtATime keeps both sides busy.
-	smallAtATime, largeAtATime = 32, 4
-	// bystanderRate is how often a bystander is asked while others spin: seldom enough that it does not queue.
+	// smallConcurrency is below a pod's default limit of 64; largeConcurrency keeps both sides busy.
+	smallConcurrency, largeConcurrency = 32, 4
+	// bystanderRate is the number of calls per second to a bystander while others spin, low enough to avoid queueing.
 	bystanderRate = 200
 )
 
-// calls measures unary calls of two sizes beside the bare handler, and a bystander beside a guest that spins.
+// calls compares unary calls of two sizes with the bare handler, and measures a bystander while another guest spins.
 func (n *node) calls(ctx context.Context, duration time.Duration) (err error) {
-	component, err := n.up(ctx, "component")
-	defer func() { err = errors.Join(err, n.down(ctx, component)) }()
+	component, err := n.start(ctx, "component")
+	defer func() { err = errors.Join(err, n.remove(ctx, component)) }()
 	if err != nil {
 		return err
 	}
@@ -39,37 +39,37 @@ func (n *node) calls(ctx context.Context, duration time.Duration) (err error) {
 	defer bare.close()
 
 	fmt.Println("| unary gRPC over HTTP/3 (median of", turns, "turns) | component | bare handler | component : bare |\n|---|---:|---:|---:|")
-	mine, theirs, err := inTurns(ctx, own, bare, payload(smallSize), smallAtATime, duration)
+	mine, theirs, err := inTurns(ctx, own, bare, payload(smallSize), smallConcurrency, duration)
 	if err != nil {
 		return err
 	}
-	fmt.Printf("| %d bytes each way, %d at a time, calls/s | %.0f | %.0f | %.2f |\n", smallSize, smallAtATime, mine, theirs, mine/theirs)
-	if mine, theirs, err = inTurns(ctx, own, bare, payload(largeSize), largeAtATime, duration); err != nil {
+	fmt.Printf("| %d bytes each way, %d at a time, calls/s | %.0f | %.0f | %.2f |\n", smallSize, smallConcurrency, mine, theirs, mine/theirs)
+	if mine, theirs, err = inTurns(ctx, own, bare, payload(largeSize), largeConcurrency, duration); err != nil {
 		return err
 	}
-	fmt.Printf("| 1 MiB each way, %d at a time, MB/s each way | %.0f | %.0f | %.2f |\n", largeAtATime, megabytes(mine), megabytes(theirs), mine/theirs)
+	fmt.Printf("| 1 MiB each way, %d at a time, MB/s each way | %.0f | %.0f | %.2f |\n", largeConcurrency, megabytes(mine), megabytes(theirs), mine/theirs)
 	cleartext := dialCleartext(component.ip + ":80")
 	defer cleartext.close()
-	if mine, err = rate(ctx, cleartext, payload(largeSize), largeAtATime, 2*duration); err != nil {
+	if mine, err = rate(ctx, cleartext, payload(largeSize), largeConcurrency, 2*duration); err != nil {
 		return err
 	}
 	fmt.Printf("| the same over HTTP/2 without TLS, MB/s each way | %.0f | | |\n", megabytes(mine))
 	return n.beside(ctx, own, duration)
 }
 
-// megabytes a second of calls a second with large payloads.
+// megabytes converts calls per second with large payloads to megabytes per second.
 func megabytes(calls float64) float64 { return calls * largeSize / 1e6 }
 
-// inTurns asks both, one after the other, again and again.
-func inTurns(ctx context.Context, own, bare *conn, frame []byte, atATime int, duration time.Duration) (mine, theirs float64, err error) {
+// inTurns measures the rate of both connections alternately, and returns the medians.
+func inTurns(ctx context.Context, own, bare *conn, frame []byte, concurrency int, duration time.Duration) (mine, theirs float64, err error) {
 	rates := [2][]float64{}
 	for turn := range turns + 1 {
 		for i, c := range []*conn{own, bare} {
-			r, err := rate(ctx, c, frame, atATime, duration)
+			r, err := rate(ctx, c, frame, concurrency, duration)
 			if err != nil {
 				return 0, 0, err
 			}
-			if turn > 0 { // the first is to warm up
+			if turn > 0 { // the first turn is a warm-up
 				rates[i] = append(rates[i], r)
 			}
 		}
@@ -77,10 +77,10 @@ func inTurns(ctx context.Context, own, bare *conn, frame []byte, atATime int, du
 	return median(rates[0]), median(rates[1]), nil
 }
 
-// beside measures how long a bystander takes to answer, without and with another pod whose guest computes without end.
+// beside measures a bystander's latency, alone and while another pod's guest computes without end.
 func (n *node) beside(ctx context.Context, bystander *conn, duration time.Duration) (err error) {
-	spinner, err := n.up(ctx, "spinner")
-	defer func() { err = errors.Join(err, n.down(ctx, spinner)) }()
+	spinner, err := n.start(ctx, "spinner")
+	defer func() { err = errors.Join(err, n.remove(ctx, spinner)) }()
 	if err != nil {
 		return err
 	}
@@ -112,14 +112,14 @@ func tail(ctx context.Context, c *conn, duration time.Duration) (p50, p99 float6
 	return ms(quantile(took, 0.5)), ms(quantile(took, 0.99)), nil
 }
 
-// tailBesideSpinner is tail while a call of Spin is under way.
+// tailBesideSpinner calls tail while a call of Spin is running.
 func (n *node) tailBesideSpinner(ctx context.Context, c *conn, spinner *pod, duration time.Duration) (p50, p99 float64, err error) {
 	spinning, cancel := context.WithTimeout(ctx, duration+time.Minute)
 	defer cancel()
 	other := spinner.dial()
 	defer other.close()
 	var wg sync.WaitGroup
-	wg.Go(func() { _, _ = other.call(spinning, spinProcedure, spin()) }) // it ends with its context
+	wg.Go(func() { _, _ = other.call(spinning, spinProcedure, spin()) }) // ends with its context
 	defer wg.Wait()
 	defer cancel()
 	if err := n.awaitSpin(ctx, spinner); err != nil {
@@ -128,7 +128,7 @@ func (n *node) tailBesideSpinner(ctx context.Context, c *conn, spinner *pod, dur
 	return tail(ctx, c, duration)
 }
 
-// awaitSpin waits until the pod has used processor time that only a guest that spins uses.
+// awaitSpin waits until the pod has used more processor time than an idle guest would.
 func (n *node) awaitSpin(ctx context.Context, spinner *pod) error {
 	used := func() (uint64, error) {
 		stats, err := n.client.ContainerStats(ctx, spinner.container)
@@ -148,14 +148,14 @@ func (n *node) awaitSpin(ctx context.Context, spinner *pod) error {
 	return err
 }
 
-// many starts so many pods, asks each until it answers, and takes them down.
+// many starts count pods, calls each until it answers, and removes them.
 func (n *node) many(ctx context.Context, count int) (err error) {
 	pods := make([]*pod, count)
-	defer func() { err = errors.Join(err, n.down(ctx, pods...)) }()
-	failures, again := make([]error, count), make([]int, count)
+	defer func() { err = errors.Join(err, n.remove(ctx, pods...)) }()
+	failures, retries := make([]error, count), make([]int, count)
 	started := time.Now()
 	each(10, count, func(i int) {
-		pods[i], failures[i] = n.up(ctx, fmt.Sprintf("many-%d", i))
+		pods[i], failures[i] = n.start(ctx, fmt.Sprintf("many-%d", i))
 	})
 	up := time.Since(started)
 	if err := errors.Join(failures...); err != nil {
@@ -163,35 +163,36 @@ func (n *node) many(ctx context.Context, count int) (err error) {
 	}
 	frame, asking := payload(smallSize), time.Now()
 	each(10, count, func(i int) {
-		again[i], failures[i] = pods[i].askUntilItAnswers(ctx, frame)
+		retries[i], failures[i] = pods[i].echoUntilAnswered(ctx, frame)
 	})
 	if err := errors.Join(failures...); err != nil {
 		return err
 	}
-	repeated := count - len(slices.DeleteFunc(again, func(n int) bool { return n > 0 }))
+	repeated := count - len(slices.DeleteFunc(retries, func(n int) bool { return n > 0 }))
 	fmt.Printf("%d pods on one node, 10 at a time: all running after %.1f s (%.0f pods/s); each has answered over HTTP/3, on a connection of its own, after %.1f s more, %d of them not at the first attempt.\n",
 		count, up.Seconds(), float64(count)/up.Seconds(), time.Since(asking).Seconds(), repeated)
 	_, err = fmt.Fprintln(os.Stderr, "wasmbench:", count, "pods have answered")
 	return err
 }
 
-// patience is how long a pod is asked. The kernel resolves only so many neighbours in half a minute, in all network
-// namespaces together (net.ipv4.neigh.default.gc_thresh3, 1024), two for each pod, and drops packets to others.
+// patience is how long to wait for a pod's answer. The kernel's neighbour table is shared by all network namespaces and
+// has 1024 entries (net.ipv4.neigh.default.gc_thresh3), two per pod. When it is full, packets to other pods are dropped
+// for up to half a minute.
 const patience = 90 * time.Second
 
-// askUntilItAnswers tells how many attempts were in vain.
-func (p *pod) askUntilItAnswers(ctx context.Context, frame []byte) (inVain int, err error) {
+// echoUntilAnswered calls Echo until the pod answers, and returns the number of failed attempts.
+func (p *pod) echoUntilAnswered(ctx context.Context, frame []byte) (failed int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	for ; ; inVain++ {
+	for ; ; failed++ {
 		c := p.dial()
 		err = c.echo(ctx, frame)
 		c.close()
 		if err == nil {
-			return inVain, nil
+			return failed, nil
 		}
 		if ctx.Err() != nil {
-			return inVain, fmt.Errorf("pod at %s: %w", p.ip, err)
+			return failed, fmt.Errorf("pod at %s: %w", p.ip, err)
 		}
 		time.Sleep(time.Second) // pacing
 	}

@@ -1,5 +1,5 @@
-// Command nonewprivs prints its effective user ID. Its file is set-user-ID root in the image, so a process that
-// may gain privileges sees 0.
+// Command nonewprivs prints its effective user ID. In the image its file is set-user-ID root, so the ID is 0 if the
+// process can gain privileges.
 package main
 
 import (

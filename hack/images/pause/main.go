@@ -1,4 +1,5 @@
-// Command pause sleeps until a signal ends it, and reaps the processes that it inherits: the process of a pod that has no other.
+// Command pause is the main process of a pod without one. It reaps the processes that it inherits, and exits on a
+// signal.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Command shell is /bin/sh of the images of Kubernetes' tests. It becomes bash where the environment has a name that is no
-// identifier ("data-1"), which Debian's ash would not hand on, and ash everywhere else: the tests know ash's messages.
+// Command shell is /bin/sh in the Kubernetes test images. If an environment variable has an invalid name ("data-1"),
+// which Debian's ash would drop, it runs bash. Otherwise it runs ash, whose messages the tests expect.
 package main
 
 import (
@@ -17,7 +17,7 @@ func main() {
 	if slices.ContainsFunc(os.Environ(), func(v string) bool { return !identifier.MatchString(v) }) {
 		program = "/bin/bash"
 	}
-	// Both go by the name that they are called, and are a POSIX shell when that is sh.
+	// Both take their mode from the name they are called by, and sh means a POSIX shell.
 	err := syscall.Exec(program, os.Args, os.Environ()) //nolint:forbidigo // it opens nothing that could be inherited
 	fmt.Fprintln(os.Stderr, "sh:", err)
 	os.Exit(127)
