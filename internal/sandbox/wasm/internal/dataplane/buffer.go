@@ -10,36 +10,37 @@ import (
 	"github.com/klauspost/compress/gzip"
 )
 
-// buffer is a byte slice that is used again.
+// buffer is a byte slice from the pool buffers.
 type buffer struct{ bytes []byte }
 
 var buffers = sync.Pool{New: func() any { return &buffer{bytes: make([]byte, 0, 1024)} }}
 
 const (
-	// keepUpTo is the capacity up to which buffers are kept for later.
-	keepUpTo = 5 << 20
-	// growBy is how far a buffer runs ahead of what has arrived: a prefix that announces 4 MiB costs nothing yet.
-	growBy = 64 << 10
+	// maxPooled is the maximum capacity of a buffer in the pool.
+	maxPooled = 5 << 20
+	// firstRead is how much readFrom allocates before any byte has arrived, so that a prefix that only announces a
+	// large message costs little.
+	firstRead = 64 << 10
 )
 
 func getBuffer() *buffer { return buffers.Get().(*buffer) }
 
 func (b *buffer) free() {
-	if b != nil && cap(b.bytes) <= keepUpTo {
+	if b != nil && cap(b.bytes) <= maxPooled {
 		buffers.Put(b)
 	}
 }
 
-// room makes the buffer n bytes long.
+// room sets the buffer's length to n and returns its bytes, with undefined content.
 func (b *buffer) room(n int) []byte {
 	b.bytes = slices.Grow(b.bytes[:0], n)[:n]
 	return b.bytes
 }
 
-// readFrom fills the buffer with n bytes of r; io.ErrUnexpectedEOF, or io.EOF, when there are fewer.
+// readFrom fills the buffer with n bytes of r. It returns io.ErrUnexpectedEOF or io.EOF if r has fewer.
 func (b *buffer) readFrom(r io.Reader, n int) error {
 	b.bytes = b.bytes[:0]
-	for step := growBy; len(b.bytes) < n; step *= 4 {
+	for step := firstRead; len(b.bytes) < n; step *= 4 {
 		have := len(b.bytes)
 		want := min(n-have, step)
 		b.bytes = slices.Grow(b.bytes, want)[:have+want]
@@ -50,7 +51,7 @@ func (b *buffer) readFrom(r io.Reader, n int) error {
 	return nil
 }
 
-// Write appends; gzip writers use it.
+// Write implements io.Writer for gzip writers.
 func (b *buffer) Write(p []byte) (int, error) {
 	b.bytes = append(b.bytes, p...)
 	return len(p), nil
@@ -62,7 +63,7 @@ var (
 	errTooLong  = errors.New("too long")
 )
 
-// gzipTo appends message to b, compressed.
+// gzipTo compresses message and appends it to b.
 func gzipTo(b *buffer, message []byte) error {
 	w := gzipWriters.Get().(*gzip.Writer)
 	defer gzipWriters.Put(w)
@@ -73,7 +74,7 @@ func gzipTo(b *buffer, message []byte) error {
 	return w.Close()
 }
 
-// gunzip fills b with what compressed holds; errTooLong when that is more than limit bytes.
+// gunzip decompresses into b. It returns errTooLong if the result exceeds limit bytes.
 func gunzip(b *buffer, compressed []byte, limit int) error {
 	r := gzipReaders.Get().(*gzip.Reader)
 	defer gzipReaders.Put(r)

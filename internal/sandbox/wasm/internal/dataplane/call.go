@@ -9,12 +9,12 @@ import (
 
 // Method is one method that a component serves.
 type Method struct {
-	// Procedure is the path of its requests, /package.Service/Method.
+	// Procedure is the path of the method's requests, /package.Service/Method.
 	Procedure string
 	Desc      protoreflect.MethodDescriptor
 }
 
-// Methods lists the methods of a service in the order of its declaration.
+// Methods returns the methods of a service in the order of their declaration.
 func Methods(service protoreflect.ServiceDescriptor) []*Method {
 	list := service.Methods()
 	methods := make([]*Method, list.Len())
@@ -25,30 +25,29 @@ func Methods(service protoreflect.ServiceDescriptor) []*Method {
 	return methods
 }
 
-// Invoker answers calls. The worker implements it with a component.
+// Invoker carries out calls. The worker implements it with a component.
 type Invoker interface {
-	// Invoke answers one call and returns when the call is over. ctx ends at the request's deadline and when the client
-	// goes away. An error that is not a *Status and not that of a context becomes INTERNAL, and its text goes to the log
-	// only.
+	// Invoke carries out one call. ctx ends at the request's deadline and when the client disconnects. An error that is
+	// neither a *Status nor a context error becomes INTERNAL, and only the log has its text.
 	Invoke(ctx context.Context, m *Method, c Call) error
 }
 
-// Call is one call of a method, of any arity, in protobuf's binary encoding whatever the client speaks.
+// Call is one call of a method. Messages are in protobuf's binary encoding for every client protocol.
 //
-// Receive and Send may be used by two goroutines at the same time, each of them by one.
+// One goroutine can call Receive while another calls Send.
 type Call interface {
-	// Receive waits for the next message of the client; io.EOF when there is none any more. A method that does not
-	// stream from its client has one message exactly. The message is valid until the next Receive, or the end of Invoke.
+	// Receive waits for the client's next message, and returns io.EOF after the last one. If the method does not stream
+	// from its client, the client sends exactly one message. The message is valid until the next Receive or the end of
+	// Invoke.
 	Receive() ([]byte, error)
-	// Send sends a message, and blocks while the client does not read. A method that does not stream to its client sends
-	// one exactly. The message is the caller's again when Send returns, also when it fails.
+	// Send sends a message, and blocks while the client does not read. If the method does not stream to its client,
+	// call Send exactly once. Send does not retain message, even if it fails.
 	Send(message []byte) error
-	// RequestHeader is the request's header as it came; Metadata reads it as gRPC metadata.
+	// RequestHeader returns the unmodified request header, which Metadata converts to gRPC metadata.
 	RequestHeader() http.Header
-	// ResponseHeader takes metadata until the first Send, ResponseTrailer until the end of Invoke; SetMetadata writes
-	// them.
+	// ResponseHeader is sent by the first Send, ResponseTrailer at the end of Invoke. Use SetMetadata to add to them.
 	ResponseHeader() http.Header
 	ResponseTrailer() http.Header
-	// Peer is the client's address, IP:port.
+	// Peer returns the client's address, IP:port.
 	Peer() string
 }

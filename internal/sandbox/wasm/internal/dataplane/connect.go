@@ -18,14 +18,14 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// newConnect makes the handler of one method for gRPC-Web, Connect, and gRPC with JSON.
+// newConnect returns the handler for one method over gRPC-Web, Connect, and gRPC with JSON.
 func (h *grpcHandler) newConnect(e *endpoint) http.Handler {
 	options := []connect.HandlerOption{
 		connect.WithCodec(binaryCodec{}),
 		connect.WithCodec(jsonCodec{input: e.Desc.Input(), output: e.Desc.Output(), types: h.types()}),
 		connect.WithReadMaxBytes(h.MaxMessageBytes),
-		connect.WithCompressMinBytes(compressFrom),
-		connect.WithIdempotency(idempotency(e.Desc)), // what has no side effects may be asked for by GET
+		connect.WithCompressMinBytes(compressMin),
+		connect.WithIdempotency(idempotency(e.Desc)), // GET is allowed for methods without side effects
 	}
 	switch {
 	case e.Desc.IsStreamingClient() && e.Desc.IsStreamingServer():
@@ -58,7 +58,7 @@ func (h *grpcHandler) newConnect(e *endpoint) http.Handler {
 	}
 }
 
-// idempotency is what the .proto says of a method's side effects.
+// idempotency converts a method's idempotency_level option.
 func idempotency(m protoreflect.MethodDescriptor) connect.IdempotencyLevel {
 	options, _ := m.Options().(*descriptorpb.MethodOptions)
 	switch options.GetIdempotencyLevel() {
@@ -70,7 +70,7 @@ func idempotency(m protoreflect.MethodDescriptor) connect.IdempotencyLevel {
 	return connect.IdempotencyUnknown
 }
 
-// runConnect has a call answered that streams its responses.
+// runConnect runs a call that streams its responses.
 func (h *grpcHandler) runConnect(ctx context.Context, e *endpoint, c *connectCall) error {
 	if status := h.run(ctx, e, c, c.peer.Protocol); status != nil {
 		return status.connectError()
@@ -78,15 +78,15 @@ func (h *grpcHandler) runConnect(ctx context.Context, e *endpoint, c *connectCal
 	return nil
 }
 
-// runConnectOne has a call answered that has one response. Its metadata goes through the CallInfo of connect-go, which
-// keeps the header apart from the trailer also when there is no response.
+// runConnectOne runs a call that has one response. It sets metadata through connect-go's CallInfo, which separates
+// header and trailer even if there is no response.
 func (h *grpcHandler) runConnectOne(ctx context.Context, e *endpoint, c *connectCall) (*connect.Response[frame], error) {
 	info, _ := connect.CallInfoForHandlerContext(ctx)
 	c.header, c.trailer = info.ResponseHeader(), info.ResponseTrailer()
 	var response *frame
 	c.send = func(f *frame) error {
 		if response != nil {
-			return Errorf(codes.Internal, "the method sends one message, and has sent it")
+			return errSecondResponse()
 		}
 		response = &frame{bytes: append([]byte(nil), f.bytes...)}
 		return nil
@@ -95,8 +95,7 @@ func (h *grpcHandler) runConnectOne(ctx context.Context, e *endpoint, c *connect
 		return nil, status.connectError()
 	}
 	if response == nil {
-		h.Logger.ErrorContext(ctx, "a method without a response", "procedure", e.Procedure)
-		return nil, Errorf(codes.Internal, "the method ended without a response").connectError()
+		return nil, h.noResponse(ctx, e).connectError()
 	}
 	return connect.NewResponse(response), nil
 }
@@ -135,7 +134,7 @@ func (c *connectCall) Send(message []byte) error {
 	return nil
 }
 
-// once gives out the one message of a request that does not stream.
+// once returns a function that returns f once and then io.EOF.
 func once(f *frame) func() (*frame, error) {
 	return func() (*frame, error) {
 		if f == nil {
@@ -156,13 +155,13 @@ func receiveFrom(s *connect.ClientStream[frame]) (*frame, error) {
 	return nil, io.EOF
 }
 
-// connectError is the status as connect-go has it.
+// connectError converts the status to connect-go's error.
 func (s *Status) connectError() *connect.Error {
 	err := connect.NewError(connect.Code(s.Code), errors.New(s.Message))
 	for _, d := range s.Details {
 		packed := &anypb.Any{}
 		if proto.Unmarshal(d, packed) != nil {
-			continue // the component gave bytes that are no Any, which only gRPC's own encoding can pass on
+			continue // not an Any; only gRPC framing can transmit such a detail
 		}
 		if detail, e := connect.NewErrorDetail(packed); e == nil {
 			err.AddDetail(detail)
@@ -171,7 +170,7 @@ func (s *Status) connectError() *connect.Error {
 	return err
 }
 
-// fromConnect is the Status of connect-go's error for a broken stream.
+// fromConnect converts connect-go's error for a broken stream to a Status.
 func fromConnect(err error) error {
 	if ce, ok := errors.AsType[*connect.Error](err); ok {
 		return &Status{Code: codes.Code(ce.Code()), Message: ce.Message()}
@@ -182,15 +181,15 @@ func fromConnect(err error) error {
 // frame is a message in protobuf's binary encoding.
 type frame struct{ bytes []byte }
 
-// binaryCodec moves the bytes as they are.
+// binaryCodec copies messages, which are already in the binary encoding.
 type binaryCodec struct{}
 
 func (binaryCodec) Name() string { return "proto" }
 
-// Marshal gives away what it returns: connect-go puts it into its pool.
+// Marshal returns a new slice, because connect-go puts it into its pool.
 func (c binaryCodec) Marshal(m any) ([]byte, error) { return c.MarshalAppend(nil, m) }
 
-// MarshalAppend is what connect-go calls where a codec has it, with memory of its own pool.
+// MarshalAppend appends to a buffer of connect-go's pool. connect-go prefers it to Marshal.
 func (binaryCodec) MarshalAppend(to []byte, m any) ([]byte, error) {
 	if f, ok := m.(*frame); ok {
 		return append(to, f.bytes...), nil
@@ -200,11 +199,11 @@ func (binaryCodec) MarshalAppend(to []byte, m any) ([]byte, error) {
 
 func (binaryCodec) Unmarshal(b []byte, m any) error {
 	f := m.(*frame)
-	f.bytes = append(f.bytes[:0], b...) // connect-go uses b again
+	f.bytes = append(f.bytes[:0], b...) // connect-go reuses b
 	return nil
 }
 
-// jsonCodec turns one method's messages from and into protobuf's JSON.
+// jsonCodec converts one method's messages from and to protobuf's JSON format.
 type jsonCodec struct {
 	input, output protoreflect.MessageDescriptor
 	types         *dynamicpb.Types
@@ -227,7 +226,7 @@ func (c jsonCodec) Marshal(m any) ([]byte, error) {
 func (c jsonCodec) Unmarshal(b []byte, m any) error {
 	message := dynamicpb.NewMessage(c.input)
 	if err := (protojson.UnmarshalOptions{Resolver: c.types, DiscardUnknown: true}).Unmarshal(b, message); err != nil {
-		// The library varies its spaces on purpose, so that nobody parses them.
+		// The library randomly uses non-breaking spaces to discourage parsing.
 		return errors.New(strings.ReplaceAll(err.Error(), "\u00a0", " "))
 	}
 	binary, err := proto.Marshal(message)

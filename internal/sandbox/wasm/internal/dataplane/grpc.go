@@ -18,7 +18,7 @@ const (
 	gzipEncoding    = "gzip"
 )
 
-// isGRPC tells application/grpc, with or without +codec and parameters, from gRPC-Web and the rest.
+// isGRPC reports whether contentType is application/grpc, with or without +codec and parameters; gRPC-Web is not.
 func isGRPC(contentType string) bool {
 	rest, ok := strings.CutPrefix(contentType, grpcContentType)
 	return ok && (rest == "" || rest[0] == '+' || rest[0] == ';')
@@ -26,7 +26,7 @@ func isGRPC(contentType string) bool {
 
 func isJSON(contentType string) bool { return strings.HasPrefix(contentType, grpcContentType+"+json") }
 
-// serveGRPC answers one request of gRPC over HTTP/2 or HTTP/3.
+// serveGRPC serves one gRPC request over HTTP/2 or HTTP/3.
 func (h *grpcHandler) serveGRPC(w http.ResponseWriter, r *http.Request, e *endpoint, contentType string) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
@@ -35,7 +35,7 @@ func (h *grpcHandler) serveGRPC(w http.ResponseWriter, r *http.Request, e *endpo
 	}
 	header := w.Header()
 	header["Content-Type"] = []string{contentType}
-	header["Date"] = nil // gRPC has none (PROTOCOL-HTTP2.md, "Response-Headers"), and it takes time to write
+	header["Date"] = nil // not in gRPC (PROTOCOL-HTTP2.md, "Response-Headers"); saves time
 	c := &grpcCall{
 		request: r, writer: w, stats: e.stats, max: h.MaxMessageBytes,
 		clientStreams: e.Desc.IsStreamingClient(), serverStreams: e.Desc.IsStreamingServer(),
@@ -47,13 +47,18 @@ func (h *grpcHandler) serveGRPC(w http.ResponseWriter, r *http.Request, e *endpo
 		status = h.runWithDeadline(r, e, c)
 	}
 	if status == nil && !c.serverStreams && !c.sent {
-		h.Logger.ErrorContext(r.Context(), "a method without a response", "procedure", e.Procedure)
-		status = Errorf(codes.Internal, "the method ended without a response")
+		status = h.noResponse(r.Context(), e)
 	}
 	c.finish(status)
 }
 
-// runWithDeadline runs the call within the time that the client and MaxTimeout allow it.
+// noResponse logs that a method has sent no response, and returns the status.
+func (h *grpcHandler) noResponse(ctx context.Context, e *endpoint) *Status {
+	h.Logger.ErrorContext(ctx, "method sent no response", "procedure", e.Procedure)
+	return Errorf(codes.Internal, "the method sent no response")
+}
+
+// runWithDeadline runs the call within the client's timeout and MaxTimeout.
 func (h *grpcHandler) runWithDeadline(r *http.Request, e *endpoint, c *grpcCall) *Status {
 	timeout, err := parseTimeout(firstValue(r.Header, "Grpc-Timeout"))
 	if err != nil {
@@ -75,37 +80,37 @@ func (h *grpcHandler) runWithDeadline(r *http.Request, e *endpoint, c *grpcCall)
 	return h.run(ctx, e, c, "grpc")
 }
 
-// maxTimeout keeps times that are computed from a client's timeout within what time.Time can tell.
+// maxTimeout bounds a client's timeout, so that deadlines stay within the range of time.Time.
 const maxTimeout = 10 * 365 * 24 * time.Hour
 
-// resetGrace is how long a Send that is blocked at the deadline may go on: what is not blocked gets its status out.
-const resetGrace = 100 * time.Millisecond
+// statusGrace is how long writes can continue after the deadline, to send the status.
+const statusGrace = 100 * time.Millisecond
 
-// unblockAtEnd ends the reads and writes of a request that still wait when ctx ends. The function that it returns
-// waits until nothing of that is under way; the writer must not be used after its handler.
+// unblockAtEnd unblocks the request's reads and writes when ctx ends. The handler must call stop before it returns:
+// after stop, w is no longer used.
 func unblockAtEnd(ctx context.Context, w http.ResponseWriter) (stop func()) {
 	var mu sync.Mutex
-	over := false
-	disarm := context.AfterFunc(ctx, func() {
+	stopped := false
+	cancel := context.AfterFunc(ctx, func() {
 		mu.Lock()
 		defer mu.Unlock()
-		if over {
+		if stopped {
 			return
 		}
 		now := time.Now()
 		control := http.NewResponseController(w)
-		_ = control.SetReadDeadline(now) // HTTP/2 and HTTP/3 both have deadlines per stream
-		_ = control.SetWriteDeadline(now.Add(resetGrace))
+		_ = control.SetReadDeadline(now) // per stream in both HTTP/2 and HTTP/3
+		_ = control.SetWriteDeadline(now.Add(statusGrace))
 	})
 	return func() {
-		disarm()
+		cancel()
 		mu.Lock()
-		over = true
+		stopped = true
 		mu.Unlock()
 	}
 }
 
-// parseTimeout reads grpc-timeout: up to eight digits and a unit. Without one it is negative: none.
+// parseTimeout parses grpc-timeout: up to eight digits and a unit. It returns -1 for an empty string.
 func parseTimeout(s string) (time.Duration, error) {
 	if s == "" {
 		return -1, nil
@@ -139,7 +144,7 @@ func timeoutUnit(c byte) time.Duration {
 	return 0
 }
 
-// addTo writes the status into a header or trailer; prefix is http.TrailerPrefix or nothing.
+// addTo adds the status to a header or trailer. prefix is http.TrailerPrefix or empty.
 func (s *Status) addTo(h http.Header, prefix string) {
 	if s == nil {
 		h[prefix+"Grpc-Status"] = []string{"0"}

@@ -10,31 +10,31 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// grpcCall is a Call over gRPC's own framing: each message has a byte of flags and four of length before it
+// grpcCall is a Call with gRPC framing: a prefix of one byte of flags and four bytes of length before each message
 // (PROTOCOL-HTTP2.md, "Length-Prefixed-Message").
 type grpcCall struct {
 	request *http.Request
 	writer  http.ResponseWriter
 	trailer http.Header
 	stats   *methodMetrics
-	max     int // bytes of a message of the client
+	max     int // maximum size of a client message, in bytes
 
 	clientStreams, serverStreams bool
 	compressedIn, compressOut    bool
 
-	in       *buffer // holds the message that Receive gave out last
-	out      *buffer // holds a message with its prefix
+	in       *buffer // the last message that Receive returned
+	out      *buffer // the message being sent, with its prefix
 	received bool
-	sent     bool // the response's header is out
+	sent     bool // the response header has been sent
 }
 
 const (
 	prefixSize     = 5
 	flagCompressed = 1
-	// compressFrom is the size from which messages are worth compressing.
-	compressFrom = 1024
-	// joinUpTo is the size up to which a message is copied behind its prefix, so as to be written as one.
-	joinUpTo = 32 << 10
+	// compressMin is the minimum size, in bytes, of a message to compress.
+	compressMin = 1024
+	// copyMax is the maximum size, in bytes, of a message that is copied behind its prefix for a single write.
+	copyMax = 32 << 10
 )
 
 func (c *grpcCall) RequestHeader() http.Header   { return c.request.Header }
@@ -42,7 +42,7 @@ func (c *grpcCall) ResponseHeader() http.Header  { return c.writer.Header() }
 func (c *grpcCall) ResponseTrailer() http.Header { return c.trailer }
 func (c *grpcCall) Peer() string                 { return c.request.RemoteAddr }
 
-// negotiate settles the compression of both directions. Messages go out compressed to clients that compress theirs.
+// negotiate selects the compression in both directions. Responses are compressed if the client compresses its requests.
 func (c *grpcCall) negotiate() *Status {
 	switch encoding := firstValue(c.request.Header, "Grpc-Encoding"); encoding {
 	case "", "identity":
@@ -53,7 +53,7 @@ func (c *grpcCall) negotiate() *Status {
 		}
 	default:
 		c.writer.Header()["Grpc-Accept-Encoding"] = []string{gzipEncoding}
-		return Errorf(codes.Unimplemented, "grpc-encoding %q is not supported, gzip is", encoding)
+		return Errorf(codes.Unimplemented, "grpc-encoding %q is not supported; use gzip", encoding)
 	}
 	if c.compressOut {
 		c.writer.Header()["Grpc-Encoding"] = []string{gzipEncoding}
@@ -68,7 +68,7 @@ func (c *grpcCall) Receive() ([]byte, error) {
 	}
 	message, err := c.readMessage()
 	if err == io.EOF && !c.clientStreams {
-		return nil, Errorf(codes.Unimplemented, "the method takes one message, the request has none")
+		return nil, Errorf(codes.Unimplemented, "the method needs one message, but the request has none")
 	}
 	if err != nil {
 		return nil, err
@@ -83,14 +83,14 @@ func (c *grpcCall) Receive() ([]byte, error) {
 	return message, nil
 }
 
-// expectEnd waits for the client to close its side.
+// expectEnd waits for the end of the request, and returns an error if another message follows.
 func (c *grpcCall) expectEnd() error {
 	var b [1]byte
 	for {
 		n, err := c.request.Body.Read(b[:])
 		switch {
 		case n > 0:
-			return Errorf(codes.Unimplemented, "the method takes one message, the request has more")
+			return Errorf(codes.Unimplemented, "the method takes only one message, but the request has more")
 		case err == io.EOF:
 			return nil
 		case err != nil:
@@ -112,12 +112,12 @@ func (c *grpcCall) readMessage() ([]byte, error) {
 	flags, size := prefix[0], binary.BigEndian.Uint32(prefix[1:])
 	switch {
 	case flags > flagCompressed:
-		return nil, Errorf(codes.InvalidArgument, "message prefix: flags 0x%02x are not known", flags)
+		return nil, Errorf(codes.InvalidArgument, "message prefix: unknown flags 0x%02x", flags)
 	case flags == flagCompressed && !c.compressedIn:
-		// grpc/doc/compression.md wants this code.
+		// grpc/doc/compression.md requires this code.
 		return nil, Errorf(codes.Internal, "message prefix: the message is compressed, but there is no grpc-encoding")
 	case uint64(size) > uint64(c.max):
-		return nil, Errorf(codes.ResourceExhausted, "message of %d bytes is over the limit of %d", size, c.max)
+		return nil, Errorf(codes.ResourceExhausted, "message: %d bytes are over the limit of %d", size, c.max)
 	}
 	if err := c.in.readFrom(c.request.Body, int(size)); err != nil {
 		if err == io.EOF {
@@ -125,19 +125,19 @@ func (c *grpcCall) readMessage() ([]byte, error) {
 		}
 		return nil, c.readError(err)
 	}
-	if flags == 0 || size == 0 { // some clients set the flag on what is too little to compress
+	if flags == 0 || size == 0 { // some clients set flagCompressed on empty messages
 		return c.in.bytes, nil
 	}
 	return c.decompress()
 }
 
-// decompress replaces the message in c.in.
+// decompress replaces the message in c.in by its decompressed content.
 func (c *grpcCall) decompress() ([]byte, error) {
 	plain := getBuffer()
 	switch err := gunzip(plain, c.in.bytes, c.max); {
 	case errors.Is(err, errTooLong):
 		plain.free()
-		return nil, Errorf(codes.ResourceExhausted, "message: more than %d bytes when decompressed", c.max)
+		return nil, Errorf(codes.ResourceExhausted, "message: over the limit of %d bytes when decompressed", c.max)
 	case err != nil:
 		plain.free()
 		return nil, Errorf(codes.InvalidArgument, "message: gzip: %v", err)
@@ -147,23 +147,23 @@ func (c *grpcCall) decompress() ([]byte, error) {
 	return plain.bytes, nil
 }
 
-// readError says what the end of a request's body in its middle means.
+// readError returns the status for an error within a message.
 func (c *grpcCall) readError(err error) error {
 	if errors.Is(err, io.ErrUnexpectedEOF) {
 		return Errorf(codes.InvalidArgument, "the request ends in the middle of a message")
 	}
-	return c.brokenOff(err)
+	return streamError(err)
 }
 
-// brokenOff is the error of a stream that takes or gives nothing any more: its deadline, or a client that went away.
-func (c *grpcCall) brokenOff(err error) error {
+// streamError returns the status for a failed read or write: the deadline has passed, or the client has disconnected.
+func streamError(err error) error {
 	if isTimeout(err) {
-		return Errorf(codes.DeadlineExceeded, "the deadline of the request has passed")
+		return Errorf(codes.DeadlineExceeded, "the request's deadline has passed")
 	}
-	return Errorf(codes.Canceled, "the client is gone: %v", err)
+	return Errorf(codes.Canceled, "the client disconnected: %v", err)
 }
 
-// isTimeout tells an I/O deadline of any transport.
+// isTimeout reports whether err is an I/O timeout of any transport.
 func isTimeout(err error) bool {
 	timeout, ok := errors.AsType[interface {
 		error
@@ -175,36 +175,40 @@ func isTimeout(err error) bool {
 // Send implements Call.
 func (c *grpcCall) Send(message []byte) error {
 	if c.sent && !c.serverStreams {
-		return Errorf(codes.Internal, "the method sends one message, and has sent it")
+		return errSecondResponse()
 	}
 	if c.out == nil {
 		c.out = getBuffer()
 	}
 	c.sent = true
 	if err := c.write(message); err != nil {
-		return c.brokenOff(err)
+		return streamError(err)
 	}
 	c.stats.addSent(len(message))
 	if !c.serverStreams {
-		return nil // goes out with the trailer
+		return nil // flushed with the trailer
 	}
 	if err := http.NewResponseController(c.writer).Flush(); err != nil {
-		return c.brokenOff(err)
+		return streamError(err)
 	}
 	return nil
+}
+
+func errSecondResponse() error {
+	return Errorf(codes.Internal, "the method sends one message and has already sent it")
 }
 
 func (c *grpcCall) write(message []byte) error {
 	flags := byte(0)
 	prefix := c.out.room(prefixSize)
 	switch {
-	case c.compressOut && len(message) >= compressFrom:
+	case c.compressOut && len(message) >= compressMin:
 		flags = flagCompressed
 		if err := gzipTo(c.out, message); err != nil {
 			return err
 		}
 		message = nil
-	case len(message) <= joinUpTo:
+	case len(message) <= copyMax:
 		c.out.bytes = append(prefix, message...)
 		message = nil
 	}
@@ -220,13 +224,14 @@ func (c *grpcCall) write(message []byte) error {
 	return err
 }
 
-// finish ends the response: in the trailer, or in the header when there is nothing else ("Trailers-Only"). A client takes
-// all of the latter for the trailer, so that metadata of the header goes ahead, without a message if there is none.
+// finish ends the response with the status: in the trailer, or in the header if nothing else has been sent
+// ("Trailers-Only"). Clients take a Trailers-Only header for the trailer. So if there is header metadata, finish first
+// sends the header by itself.
 func (c *grpcCall) finish(status *Status) {
 	header, prefix := c.writer.Header(), ""
 	if !c.sent && hasMetadata(header) {
 		c.sent = true
-		_ = http.NewResponseController(c.writer).Flush() // a client that is gone needs no status
+		_ = http.NewResponseController(c.writer).Flush() // fails only if the client has disconnected
 	}
 	if c.sent {
 		prefix = http.TrailerPrefix

@@ -17,17 +17,17 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// Options are what handlers of both kinds take.
+// Options are the options common to NewGRPC and NewHTTP.
 type Options struct {
-	// Limiter bounds the requests under way; nil is no bound. Health and reflection are not bounded.
+	// Limiter bounds the concurrent requests; nil means no limit. Health and reflection are not limited.
 	Limiter *Limiter
-	// MaxTimeout bounds how long a request may take, whatever the client allows it; 0 is no bound.
+	// MaxTimeout bounds the duration of a request, even if the client allows more; 0 means no limit.
 	MaxTimeout time.Duration
-	// Metrics counts; nil is no counting. Health and reflection are not counted.
+	// Metrics counts requests, except health and reflection; nil counts nothing.
 	Metrics *Metrics
-	// Tracer makes a span per request, a child of the request's traceparent; nil is no spans.
+	// Tracer makes a span per request, as a child of the request's traceparent; nil makes no spans.
 	Tracer trace.TracerProvider
-	// Logger takes the causes that clients are not told; slog.Default() by default.
+	// Logger gets the causes of internal errors, which clients do not see; slog.Default() by default.
 	Logger *slog.Logger
 }
 
@@ -36,39 +36,38 @@ type GRPCOptions struct {
 	Options
 	Methods []*Method
 	Invoker Invoker
-	// MaxMessageBytes bounds each message of a client, uncompressed; 4 MiB by default. What a component sends is bounded by
-	// the Invoker.
+	// MaxMessageBytes bounds each client message, uncompressed; 4 MiB by default. The Invoker bounds responses.
 	MaxMessageBytes int
-	// ReceiveTimeout bounds how long the one message of a request that does not stream may take to arrive: a client that
-	// holds it back holds a place of the Limiter. 30 seconds by default.
+	// ReceiveTimeout bounds the wait for the message of a request that does not stream, because a waiting request
+	// occupies a slot of the Limiter. 30 seconds by default.
 	ReceiveTimeout time.Duration
-	// Health answers grpc.health.v1.Health; by default every service of Methods is SERVING.
+	// Health serves grpc.health.v1.Health; by default every service of Methods is SERVING.
 	Health *Health
-	// Files are the descriptors that server reflection (v1 and v1alpha) tells, and in which JSON finds the types of
-	// google.protobuf.Any; nil: no reflection.
+	// Files are the descriptors for server reflection (v1 and v1alpha) and for google.protobuf.Any in JSON; nil
+	// disables reflection.
 	Files *protoregistry.Files
 }
 
-// grpcHandler answers the requests of a gRPC component: gRPC itself, the rest through connect-go.
+// grpcHandler serves the requests to a gRPC component: gRPC itself, and other protocols through connect-go.
 type grpcHandler struct {
 	GRPCOptions
 	endpoints  map[string]*endpoint
 	tracer     tracer
-	reflection func() http.Handler // made at its first use
+	reflection func() http.Handler // created on first use
 }
 
-// endpoint is one method and who answers it.
+// endpoint is a method with its Invoker and limits.
 type endpoint struct {
 	*Method
 	invoker Invoker
 	limiter *Limiter
-	timeout time.Duration // the longest that a request may take; 0 is no bound
+	timeout time.Duration // maximum duration of a request; 0 means no limit
 	stats   *methodMetrics
-	connect func() http.Handler // made at its first use
+	connect func() http.Handler // created on first use
 }
 
-// NewGRPC makes the handler of a gRPC component. errdefs.ErrInvalidArgument when two methods have one procedure, or
-// there is no Invoker.
+// NewGRPC returns the handler for a gRPC component. It returns errdefs.ErrInvalidArgument if two methods have the same
+// procedure or there is no Invoker.
 func NewGRPC(o GRPCOptions) (http.Handler, error) {
 	if o.Invoker == nil {
 		return nil, fmt.Errorf("a gRPC handler needs an Invoker: %w", errdefs.ErrInvalidArgument)
@@ -89,14 +88,14 @@ func NewGRPC(o GRPCOptions) (http.Handler, error) {
 	h.reflection = sync.OnceValue(h.newReflection)
 	for _, m := range o.Methods {
 		if h.endpoints[m.Procedure] != nil {
-			return nil, fmt.Errorf("two methods are called %s: %w", m.Procedure, errdefs.ErrInvalidArgument)
+			return nil, fmt.Errorf("duplicate method %s: %w", m.Procedure, errdefs.ErrInvalidArgument)
 		}
 		h.add(&endpoint{
 			Method: m, invoker: o.Invoker, limiter: o.Limiter, timeout: o.MaxTimeout, stats: o.Metrics.method(m.Procedure),
 		})
 	}
 	for _, m := range healthMethods() {
-		if h.endpoints[m.Procedure] == nil { // a component may answer for itself
+		if h.endpoints[m.Procedure] == nil { // unless the component serves it
 			h.add(&endpoint{Method: m, invoker: o.Health})
 		}
 	}
@@ -133,10 +132,10 @@ func (h *grpcHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// unknownMethod answers requests for what the component does not serve.
+// unknownMethod answers a request to a method that the component does not serve.
 func (h *grpcHandler) unknownMethod(w http.ResponseWriter, r *http.Request, contentType string) {
-	status := Errorf(codes.Unimplemented, "no method %s here", r.URL.Path)
-	if strings.HasPrefix(contentType, grpcContentType) { // gRPC-Web takes the status from the header too
+	status := Errorf(codes.Unimplemented, "unknown method %s", r.URL.Path)
+	if strings.HasPrefix(contentType, grpcContentType) { // gRPC-Web too reads the status from the header
 		header := w.Header()
 		header["Content-Type"] = []string{contentType}
 		status.addTo(header, "")
@@ -146,7 +145,7 @@ func (h *grpcHandler) unknownMethod(w http.ResponseWriter, r *http.Request, cont
 	http.Error(w, status.Message, http.StatusNotFound)
 }
 
-// run has a call answered: bounds, span, counters. nil is success.
+// run invokes a call with its limit, span and counters. nil means success.
 func (h *grpcHandler) run(ctx context.Context, e *endpoint, c Call, protocol string) *Status {
 	started := time.Now()
 	e.stats.begin()
@@ -165,18 +164,18 @@ func (h *grpcHandler) run(ctx context.Context, e *endpoint, c Call, protocol str
 	return status
 }
 
-// invoke calls the Invoker. A panic of it, or of what it calls, is one request's end and no more.
+// invoke calls the Invoker. It recovers a panic, which fails only this request.
 func (h *grpcHandler) invoke(ctx context.Context, e *endpoint, c Call) (status *Status) {
 	defer func() {
 		if p := recover(); p != nil {
 			_ = guard.Report(h.Logger.With("procedure", e.Procedure), "gRPC request", p)
-			status = Errorf(codes.Internal, "internal error, see the log of the node")
+			status = errInternal()
 		}
 	}()
 	return statusOf(ctx, e.invoker.Invoke(ctx, e.Method, c), h.Logger, e.Method)
 }
 
-// serviceNames are the services that methods belong to, in order and once each.
+// serviceNames returns the services of the methods, in order and without duplicates.
 func serviceNames(methods []*Method) []string {
 	var names []string
 	seen := map[string]bool{}
@@ -190,7 +189,7 @@ func serviceNames(methods []*Method) []string {
 	return names
 }
 
-// firstValue is Header.Get for a canonical key, without its cost.
+// firstValue is a faster Header.Get for a canonical key.
 func firstValue(h http.Header, key string) string {
 	if v := h[key]; len(v) > 0 {
 		return v[0]

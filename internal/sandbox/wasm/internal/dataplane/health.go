@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/types/descriptorpb"
 )
 
-// Health says which services are served (grpc.health.v1, grpc/doc/health-checking.md). It is an Invoker.
+// Health implements the health service (grpc.health.v1, grpc/doc/health-checking.md) as an Invoker.
 type Health struct {
 	mu       sync.Mutex
 	services map[string]bool
@@ -22,7 +22,7 @@ type Health struct {
 	changed  chan struct{} // closed at the next change
 }
 
-// NewHealth makes a Health that says SERVING of the process, whose name is empty, and of the named services.
+// NewHealth returns a Health that reports SERVING for the server, whose name is empty, and for the named services.
 func NewHealth(services ...string) *Health {
 	h := &Health{services: map[string]bool{"": true}, serving: true, changed: make(chan struct{})}
 	for _, s := range services {
@@ -31,7 +31,7 @@ func NewHealth(services ...string) *Health {
 	return h
 }
 
-// SetServing changes what is said of all services, and tells the watchers. A drain begins with false.
+// SetServing sets the status of all services and notifies the watchers. A drain begins with false.
 func (h *Health) SetServing(serving bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -49,7 +49,7 @@ const (
 	healthServiceUnknown = 3
 )
 
-// state tells a service's status and a channel that is closed when it may have changed.
+// state returns a service's status, and a channel that is closed when any status changes.
 func (h *Health) state(service string) (status uint64, changed <-chan struct{}) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -80,12 +80,12 @@ func (h *Health) Invoke(ctx context.Context, m *Method, c Call) error {
 	}
 	status, _ := h.state(service)
 	if status == healthServiceUnknown {
-		return Errorf(codes.NotFound, "no service %q here", service)
+		return Errorf(codes.NotFound, "unknown service %q", service)
 	}
 	return c.Send(healthResponse(status))
 }
 
-// watch sends the status of a service now and whenever it changes.
+// watch sends the current status of a service, and then each change.
 func (h *Health) watch(ctx context.Context, service string, c Call) error {
 	last := uint64(0)
 	for {
@@ -104,7 +104,7 @@ func (h *Health) watch(ctx context.Context, service string, c Call) error {
 	}
 }
 
-// list is a HealthListResponse: a map from service to response.
+// list encodes a HealthListResponse: a map from service to response.
 func (h *Health) list() []byte {
 	h.mu.Lock()
 	names := slices.Sorted(maps.Keys(h.services))
@@ -119,7 +119,7 @@ func (h *Health) list() []byte {
 	return b
 }
 
-// healthService reads HealthCheckRequest: service = 1.
+// healthService decodes a HealthCheckRequest: service = 1.
 func healthService(b []byte) (service string, err error) {
 	for len(b) > 0 {
 		number, kind, n := protowire.ConsumeTag(b)
@@ -140,12 +140,12 @@ func healthService(b []byte) (service string, err error) {
 	return service, nil
 }
 
-// healthResponse is HealthCheckResponse: status = 1.
+// healthResponse encodes a HealthCheckResponse: status = 1.
 func healthResponse(status uint64) []byte {
 	return protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), status)
 }
 
-// healthFile describes grpc.health.v1, once: generated code for it would bring grpc-go into the worker.
+// healthFile returns the descriptor of grpc.health.v1. The package with the generated code would import grpc-go.
 var healthFile = sync.OnceValue(func() protoreflect.FileDescriptor {
 	field := func(name string, number int32, kind descriptorpb.FieldDescriptorProto_Type, of string) *descriptorpb.FieldDescriptorProto {
 		f := &descriptorpb.FieldDescriptorProto{
@@ -195,7 +195,7 @@ var healthFile = sync.OnceValue(func() protoreflect.FileDescriptor {
 		}},
 	}, nil)
 	if err != nil {
-		panic(err) // the literal above is wrong
+		panic(err) // a mistake in the literal above
 	}
 	return file
 })

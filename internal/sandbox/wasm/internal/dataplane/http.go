@@ -12,8 +12,8 @@ import (
 	"github.com/tripod-run/tripod/internal/guard"
 )
 
-// NewHTTP makes the handler of a wasi:http component out of next, which answers the requests. Over the limit it answers
-// 503; a request over MaxTimeout finds its context ended.
+// NewHTTP returns the handler for a wasi:http component, which wraps next. It answers 503 to requests over the limit,
+// and cancels the context of a request after MaxTimeout.
 func NewHTTP(o Options, next http.Handler) http.Handler {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -50,7 +50,7 @@ func (h *httpHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		span.endHTTP(status)
 		h.stats.end(status, time.Since(started))
 		if p != nil {
-			panic(http.ErrAbortHandler) // the client sees a response that breaks off
+			panic(http.ErrAbortHandler) // aborts the response
 		}
 	}()
 	if refused := h.Limiter.acquire(ctx); refused != nil {
@@ -65,7 +65,7 @@ func (h *httpHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.next.ServeHTTP(counted, r)
 }
 
-// refuse answers a request for which there is no room.
+// refuse answers a request that the Limiter refused.
 func refuse(w http.ResponseWriter, s *Status) {
 	status := http.StatusServiceUnavailable
 	if s.Code == codes.DeadlineExceeded {
@@ -75,14 +75,14 @@ func refuse(w http.ResponseWriter, s *Status) {
 	http.Error(w, s.Message, status)
 }
 
-// countingWriter counts what is written and remembers the status.
+// countingWriter counts the bytes written and records the status.
 type countingWriter struct {
 	http.ResponseWriter
 	stats  *methodMetrics
 	status int
 }
 
-// Unwrap lets http.ResponseController reach the writer below.
+// Unwrap lets http.ResponseController use the wrapped writer.
 func (w *countingWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 func (w *countingWriter) WriteHeader(status int) {
@@ -101,10 +101,10 @@ func (w *countingWriter) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// Flush implements http.Flusher for those who ask for it by type.
+// Flush implements http.Flusher.
 func (w *countingWriter) Flush() { _ = http.NewResponseController(w.ResponseWriter).Flush() }
 
-// countingBody counts what is read.
+// countingBody counts the bytes read.
 type countingBody struct {
 	io.ReadCloser
 	stats *methodMetrics

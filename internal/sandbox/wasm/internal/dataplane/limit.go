@@ -8,19 +8,20 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Limiter bounds how many requests are under way at a time. More wait in a bounded queue for a short while.
+// Limiter bounds the concurrent requests. Further requests wait in a bounded queue for a limited time.
 type Limiter struct {
 	slots   chan struct{}
 	waiting atomic.Int64
 	wait    time.Duration
 }
 
-// NewLimiter makes a Limiter for limit requests at a time, with as many again waiting, each for at most wait.
+// NewLimiter returns a Limiter for limit concurrent requests and a queue of the same size. A request waits at most
+// wait.
 func NewLimiter(limit int, wait time.Duration) *Limiter {
 	return &Limiter{slots: make(chan struct{}, limit), wait: wait}
 }
 
-// acquire takes a slot, which release gives back. A nil Limiter has no end of slots.
+// acquire takes a slot, which release gives back. A nil Limiter has no limit.
 func (l *Limiter) acquire(ctx context.Context) *Status {
 	if l == nil {
 		return nil
@@ -32,7 +33,7 @@ func (l *Limiter) acquire(ctx context.Context) *Status {
 	}
 	defer l.waiting.Add(-1)
 	if l.waiting.Add(1) > int64(cap(l.slots)) {
-		return Errorf(codes.ResourceExhausted, "%d requests are under way and as many wait; no more are taken", cap(l.slots))
+		return Errorf(codes.ResourceExhausted, "%d requests are in progress and as many are waiting", cap(l.slots))
 	}
 	timer := time.NewTimer(l.wait)
 	defer timer.Stop()
@@ -40,9 +41,9 @@ func (l *Limiter) acquire(ctx context.Context) *Status {
 	case l.slots <- struct{}{}:
 		return nil
 	case <-timer.C:
-		return Errorf(codes.ResourceExhausted, "%d requests are under way, and none ended within %v", cap(l.slots), l.wait)
+		return Errorf(codes.ResourceExhausted, "%d requests are in progress, and none ended within %v", cap(l.slots), l.wait)
 	case <-ctx.Done():
-		return Errorf(codeOf(ctx.Err()), "the request ended while it waited for its turn")
+		return Errorf(codeOf(ctx.Err()), "the request ended while it waited for other requests")
 	}
 }
 
@@ -52,7 +53,7 @@ func (l *Limiter) release() {
 	}
 }
 
-// codeOf is the code of a context's end.
+// codeOf returns the code for a context error.
 func codeOf(err error) codes.Code {
 	if err == context.DeadlineExceeded {
 		return codes.DeadlineExceeded

@@ -11,7 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// reserved are header fields that are HTTP's, gRPC's or Connect's own and no metadata.
+// reserved holds the header fields of HTTP, gRPC and Connect themselves, which are not metadata.
 var reserved = map[string]bool{
 	"Connection": true, "Content-Encoding": true, "Content-Length": true, "Content-Type": true, "Accept-Encoding": true,
 	"Host": true, "Http2-Settings": true, "Keep-Alive": true, "Proxy-Connection": true, "Te": true, "Trailer": true,
@@ -25,7 +25,7 @@ func isReserved(canonical string) bool {
 		strings.HasPrefix(canonical, http.TrailerPrefix)
 }
 
-// hasMetadata tells whether a response's header holds more than what is the protocol's own.
+// hasMetadata reports whether a response header has fields that are not reserved.
 func hasMetadata(header http.Header) bool {
 	for name := range header {
 		if !isReserved(name) {
@@ -35,8 +35,8 @@ func hasMetadata(header http.Header) bool {
 	return false
 }
 
-// Metadata reads a request's header as gRPC metadata: keys in lower case, values of "-bin" keys decoded, without what
-// belongs to HTTP and gRPC themselves (content-type, te, grpc-timeout …). A value that is no base64 is left out.
+// Metadata returns a request's header as gRPC metadata: keys in lower case, values of "-bin" keys decoded, without
+// reserved fields (content-type, te, grpc-timeout …). It skips "-bin" values that are not base64.
 func Metadata(header http.Header) iter.Seq2[string, []byte] {
 	return func(yield func(string, []byte) bool) {
 		for name, values := range header {
@@ -53,8 +53,8 @@ func Metadata(header http.Header) iter.Seq2[string, []byte] {
 	}
 }
 
-// yieldValues yields the value of one header field. A "-bin" field may hold several, with commas between them
-// (PROTOCOL-HTTP2.md, "Custom-Metadata").
+// yieldValues yields the value of one header field, or several for a "-bin" field, which can have a comma-separated
+// list (PROTOCOL-HTTP2.md, "Custom-Metadata").
 func yieldValues(key, v string, yield func(string, []byte) bool) bool {
 	if !strings.HasSuffix(key, "-bin") {
 		return yield(key, []byte(v))
@@ -68,11 +68,11 @@ func yieldValues(key, v string, yield func(string, []byte) bool) bool {
 	return true
 }
 
-// SetMetadata adds an entry of gRPC metadata to a response's header or trailer; "-bin" values are encoded.
-// errdefs.ErrInvalidArgument when the key or value cannot be one, or is reserved.
+// SetMetadata adds an entry of gRPC metadata to a response's header or trailer. It encodes "-bin" values. It returns
+// errdefs.ErrInvalidArgument if the key or value is invalid, or if the key is reserved.
 func SetMetadata(header http.Header, key string, value []byte) error {
 	if !validKey(key) {
-		return fmt.Errorf("metadata key %q: lower-case letters, digits, '-', '_' and '.' are allowed: %w",
+		return fmt.Errorf("metadata key %q: only lower-case letters, digits, '-', '_' and '.' are allowed: %w",
 			key, errdefs.ErrInvalidArgument)
 	}
 	name := textproto.CanonicalMIMEHeaderKey(key)
@@ -85,7 +85,7 @@ func SetMetadata(header http.Header, key string, value []byte) error {
 	}
 	for _, c := range value {
 		if c < ' ' || c > '~' {
-			return fmt.Errorf("metadata %q: byte 0x%02x is not printable ASCII, use a key that ends in -bin: %w",
+			return fmt.Errorf("metadata %q: byte 0x%02x is not printable ASCII; use a key that ends in -bin: %w",
 				key, c, errdefs.ErrInvalidArgument)
 		}
 	}
@@ -93,7 +93,7 @@ func SetMetadata(header http.Header, key string, value []byte) error {
 	return nil
 }
 
-// validKey is Header-Name of PROTOCOL-HTTP2.md.
+// validKey reports whether key is a Header-Name in PROTOCOL-HTTP2.md.
 func validKey(key string) bool {
 	for i := range len(key) {
 		switch c := key[i]; {

@@ -11,38 +11,38 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Metrics counts requests by method. Counting takes no lock.
+// Metrics counts requests by method. Counting is lock-free.
 type Metrics struct {
 	mu      sync.Mutex
 	methods map[string]*methodMetrics
 }
 
-// NewMetrics makes empty Metrics.
+// NewMetrics returns empty Metrics.
 func NewMetrics() *Metrics { return &Metrics{methods: map[string]*methodMetrics{}} }
 
-// MethodStats are the figures of one method.
+// MethodStats are the statistics of one method.
 type MethodStats struct {
 	Procedure string `json:"procedure"`
 	InFlight  int64  `json:"inFlight"`
-	// Codes are the requests that ended, by gRPC code (OK, INTERNAL …) or HTTP status (200 …).
+	// Codes counts completed requests by gRPC code (OK, INTERNAL …) or HTTP status (200 …).
 	Codes map[string]uint64 `json:"codes"`
-	// ReceivedBytes and SentBytes are messages without their framing, uncompressed; bodies for plain HTTP.
+	// ReceivedBytes and SentBytes count uncompressed messages without framing; for plain HTTP, bodies.
 	ReceivedBytes uint64    `json:"receivedBytes"`
 	SentBytes     uint64    `json:"sentBytes"`
 	Latency       Histogram `json:"latency"`
 }
 
-// Histogram is a histogram of seconds.
+// Histogram is a histogram of durations in seconds.
 type Histogram struct {
-	// Bounds are the upper bounds of the buckets, without the last one, +Inf.
+	// Bounds are the upper bounds of the buckets, except for the last, +Inf.
 	Bounds []float64 `json:"bounds"`
-	// Counts are those of each bucket alone; there is one more than Bounds.
+	// Counts has one more element than Bounds. It is not cumulative.
 	Counts []uint64 `json:"counts"`
-	// Sum is of all that was observed, in seconds.
+	// Sum is the sum of all durations, in seconds.
 	Sum float64 `json:"sum"`
 }
 
-// latencyBounds are the buckets: a component answers in tens of microseconds, a stream may last for ever.
+// latencyBounds are the upper bounds of the buckets. A component can answer within tens of microseconds.
 var latencyBounds = [...]time.Duration{
 	50 * time.Microsecond, 100 * time.Microsecond, 250 * time.Microsecond, 500 * time.Microsecond,
 	time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond,
@@ -50,7 +50,7 @@ var latencyBounds = [...]time.Duration{
 	time.Second, 2500 * time.Millisecond, 5 * time.Second, 10 * time.Second, 30 * time.Second,
 }
 
-// methodMetrics is one method's counters. codes has the gRPC codes, or, for plain HTTP, the statuses 100…599.
+// methodMetrics holds one method's counters. codes is indexed by gRPC code or, for plain HTTP, by status minus 100.
 type methodMetrics struct {
 	http           bool
 	inFlight       atomic.Int64
@@ -66,7 +66,7 @@ const (
 	maxHTTPStatus = 599
 )
 
-// method finds or makes the counters of a procedure; nil when nothing is counted.
+// method returns the counters of a procedure, or nil if m is nil.
 func (m *Metrics) method(procedure string) *methodMetrics {
 	if m == nil {
 		return nil
@@ -85,7 +85,7 @@ func (m *Metrics) method(procedure string) *methodMetrics {
 	return mm
 }
 
-// begin counts a request that begins, end one that has ended.
+// begin counts the start of a request, end its completion.
 func (m *methodMetrics) begin() {
 	if m != nil {
 		m.inFlight.Add(1)
@@ -99,7 +99,7 @@ func (m *methodMetrics) end(code int, took time.Duration) {
 	m.inFlight.Add(-1)
 	if m.http {
 		code -= minHTTPStatus
-	} else if code >= len(m.codes) { // a code that gRPC does not have
+	} else if code >= len(m.codes) { // not defined by gRPC
 		code = int(codes.Unknown)
 	}
 	m.codes[min(max(code, 0), len(m.codes)-1)].Add(1)
@@ -120,7 +120,7 @@ func (m *methodMetrics) addSent(n int) {
 	}
 }
 
-// Snapshot is what was counted so far, in the order of procedures; plain requests have the procedure "HTTP".
+// Snapshot returns the current statistics, sorted by procedure. The procedure of plain HTTP requests is "HTTP".
 func (m *Metrics) Snapshot() []MethodStats {
 	m.mu.Lock()
 	defer m.mu.Unlock()

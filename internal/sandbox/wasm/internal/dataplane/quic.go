@@ -15,26 +15,26 @@ import (
 	"github.com/tripod-run/tripod/internal/connlimit"
 )
 
-// quicServer serves HTTP/3 on one UDP socket. Until the first packet comes there is a goroutine and nothing else.
+// quicServer serves HTTP/3 on one UDP socket. Until the first packet arrives, it has only one goroutine.
 type quicServer struct {
 	server *Server
 	conn   *net.UDPConn
 
-	mu        sync.Mutex // guards what the first packet makes, and closed
+	mu        sync.Mutex // guards closed and the fields that listen sets
 	closed    bool
 	transport *quic.Transport
 	listener  *quic.Listener
 	http      *http3.Server
-	accepted  chan struct{} // closed when no connection is accepted any more
+	accepted  chan struct{} // closed when serve returns
 
 	handshakes atomic.Int64
 }
 
 const (
-	// handshakesUnverified is how many handshakes may be under way before clients have to prove their address
-	// (RFC 9000, 8.1.2), so that a flood of forged ones costs a datagram each and no state.
+	// handshakesUnverified is the number of concurrent handshakes above which clients must prove their address (RFC
+	// 9000, 8.1.2). A flood from forged addresses then costs one datagram per handshake, and no state.
 	handshakesUnverified = 16
-	// The windows bound what a peer may send ahead of a reader: per stream, and over all streams of a connection.
+	// The windows bound the unread bytes that a peer can send, per stream and per connection.
 	streamWindow     = 1 << 20
 	connectionWindow = 4 << 20
 )
@@ -43,25 +43,25 @@ func newQUICServer(s *Server, conn *net.UDPConn) *quicServer {
 	return &quicServer{server: s, conn: conn, accepted: make(chan struct{})}
 }
 
-// serve waits for the first packet and then for the end of all connections' being accepted.
+// serve waits for the first packet, and then accepts connections until shutdown or close.
 func (q *quicServer) serve() {
 	defer close(q.accepted)
 	if err := awaitPacket(q.conn); err != nil {
 		return // closed
 	}
 	if err := q.listen(); err != nil {
-		q.server.Logger.Error("HTTP/3 is not served", "address", q.conn.LocalAddr().String(), "err", err)
+		q.server.Logger.Error("serve HTTP/3 failed", "address", q.conn.LocalAddr().String(), "err", err)
 		return
 	}
 	if q.http == nil {
 		return // closed in the meantime
 	}
-	if err := q.http.ServeListener(established{q.listener, q}); !errors.Is(err, http.ErrServerClosed) {
-		q.server.Logger.Error("a socket is served no more", "address", q.conn.LocalAddr().String(), "err", err)
+	if err := q.http.ServeListener(quicListener{q.listener, q}); !errors.Is(err, http.ErrServerClosed) {
+		q.server.Logger.Error("serve HTTP/3 failed", "address", q.conn.LocalAddr().String(), "err", err)
 	}
 }
 
-// awaitPacket returns when a packet lies in the socket, which it leaves there.
+// awaitPacket waits for a packet without reading it.
 func awaitPacket(conn *net.UDPConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -85,13 +85,13 @@ func (q *quicServer) listen() error {
 		VerifySourceAddress: func(net.Addr) bool { return q.handshakes.Load() >= handshakesUnverified },
 		ConnContext:         q.admit,
 	}
-	// Not ListenEarly: connections count, and are served, once the client has proved who it is.
+	// Listen, unlike ListenEarly, returns connections only after the client is authenticated.
 	listener, err := transport.Listen(q.server.TLS.config(http3.NextProtoH3), &quic.Config{
-		HandshakeIdleTimeout:           q.server.udp.HeaderTimeout / 2, // quic-go allows twice that for the whole handshake
-		MaxIdleTimeout:                 goneAfter,                      // http3.Server's IdleTimeout ends those that are merely idle
-		KeepAlivePeriod:                pingAfter,                      // quic-go takes half of goneAfter
+		HandshakeIdleTimeout:           q.server.udp.HeaderTimeout / 2, // quic-go allows twice as long for the whole handshake
+		MaxIdleTimeout:                 goneAfter,                      // for silent peers; http3.Server's IdleTimeout ends idle connections
+		KeepAlivePeriod:                pingAfter,                      // quic-go uses at most half of goneAfter
 		MaxIncomingStreams:             maxStreams,
-		MaxIncomingUniStreams:          8, // HTTP/3 has three, and clients may grease
+		MaxIncomingUniStreams:          8, // HTTP/3 has three; clients can send reserved types (grease)
 		MaxStreamReceiveWindow:         streamWindow,
 		MaxConnectionReceiveWindow:     connectionWindow,
 		InitialStreamReceiveWindow:     streamWindow / 4,
@@ -111,17 +111,17 @@ func (q *quicServer) listen() error {
 	return nil
 }
 
-// connection is a QUIC connection from its first packet to its end.
+// connection is the state of a QUIC connection from its first packet to its end.
 type connection struct {
-	entry *connlimit.Conn
-	over  atomic.Bool // the handshake is
+	entry       *connlimit.Conn
+	established atomic.Bool
 }
 
 type connectionKey struct{}
 
-// admit counts a new connection, or refuses it. It is called before any work is done for it.
+// admit counts a new connection or refuses it. quic-go calls it before it allocates state for the connection.
 func (q *quicServer) admit(ctx context.Context, info *quic.ClientInfo) (context.Context, error) {
-	entry, err := q.server.udp.Admit(info.RemoteAddr, nil) // quic-go ends handshakes itself
+	entry, err := q.server.udp.Admit(info.RemoteAddr, nil) // nil: quic-go times handshakes out by itself
 	if err != nil {
 		return nil, err
 	}
@@ -129,48 +129,48 @@ func (q *quicServer) admit(ctx context.Context, info *quic.ClientInfo) (context.
 	c := &connection{entry: entry}
 	context.AfterFunc(ctx, func() {
 		entry.Leave()
-		if q.established(c) {
+		if q.endHandshake(c) {
 			q.server.log.warn("QUIC handshake failed", "peer", info.RemoteAddr.String(), "err", context.Cause(ctx))
 		}
 	})
 	return context.WithValue(ctx, connectionKey{}, c), nil
 }
 
-// established ends the handshake of a connection; the first call returns true.
-func (q *quicServer) established(c *connection) bool {
-	first := c.over.CompareAndSwap(false, true)
+// endHandshake marks a connection as established. It returns true on the first call for the connection.
+func (q *quicServer) endHandshake(c *connection) bool {
+	first := c.established.CompareAndSwap(false, true)
 	if first {
 		q.handshakes.Add(-1)
 	}
 	return first
 }
 
-// established is the listener that tells admit which handshakes have succeeded.
-type established struct {
+// quicListener marks accepted connections as established and lets connlimit close them.
+type quicListener struct {
 	*quic.Listener
 	server *quicServer
 }
 
 // Accept implements http3.QUICListener.
-func (l established) Accept(ctx context.Context) (*quic.Conn, error) {
+func (l quicListener) Accept(ctx context.Context) (*quic.Conn, error) {
 	conn, err := l.Listener.Accept(ctx)
 	if err != nil {
 		return nil, err
 	}
 	c := conn.Context().Value(connectionKey{}).(*connection)
-	l.server.established(c)
+	l.server.endHandshake(c)
 	c.entry.Closable(func() {
 		_ = conn.CloseWithError(quic.ApplicationErrorCode(http3.ErrCodeExcessiveLoad), "too many connections")
 	})
 	return conn, nil
 }
 
-// entryContext gives requests the entry of their connection.
+// entryContext adds the connection's connlimit entry to the context of its requests.
 func entryContext(ctx context.Context, conn *quic.Conn) context.Context {
 	return connlimit.WithConn(ctx, conn.Context().Value(connectionKey{}).(*connection).entry)
 }
 
-// shutdown sends GOAWAY and waits for the clients to close, or the end of ctx.
+// shutdown sends GOAWAY and waits until the clients have closed or ctx ends.
 func (q *quicServer) shutdown(ctx context.Context) {
 	q.mu.Lock()
 	q.closed = true
@@ -181,13 +181,13 @@ func (q *quicServer) shutdown(ctx context.Context) {
 		return
 	}
 	q.mu.Unlock()
-	// http3.Server miscounts connections that come in while it shuts down, so there must be none.
+	// http3.Server miscounts connections that arrive while it shuts down, so stop accepting first.
 	q.listener.Close()
 	<-q.accepted
-	_ = q.http.Shutdown(ctx) // ctx's error, which the caller has
+	_ = q.http.Shutdown(ctx) // returns only ctx's error, which the caller checks
 }
 
-// close ends everything at once.
+// close closes all connections and the socket immediately.
 func (q *quicServer) close() {
 	q.mu.Lock()
 	q.closed = true
@@ -196,7 +196,7 @@ func (q *quicServer) close() {
 	}
 	q.mu.Unlock()
 	if q.http != nil {
-		// It waits for handlers, which a component may keep busy for longer than anyone wants to wait.
+		// Close waits for handlers, which a component can block.
 		go q.http.Close()
 		q.transport.Close()
 	}

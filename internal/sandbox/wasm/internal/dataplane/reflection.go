@@ -10,10 +10,10 @@ import (
 	"google.golang.org/protobuf/types/dynamicpb"
 )
 
-// reflectionPrefix begins the paths of grpc.reflection.v1 and v1alpha.
+// reflectionPrefix is the path prefix of grpc.reflection.v1 and v1alpha.
 const reflectionPrefix = "/grpc.reflection."
 
-// newReflection makes the handler of server reflection (grpc/doc/server-reflection.md).
+// newReflection returns the handler for server reflection (grpc/doc/server-reflection.md).
 func (h *grpcHandler) newReflection() http.Handler {
 	names := append(serviceNames(h.Methods), serviceNames(healthMethods())...)
 	reflector := grpcreflect.NewReflector(
@@ -30,7 +30,7 @@ func (h *grpcHandler) newReflection() http.Handler {
 	return mux
 }
 
-// types are the component's messages and extensions for those who look for them by name; nil without descriptors.
+// types returns a resolver for the component's messages and extensions. It is empty without descriptors.
 func (h *grpcHandler) types() *dynamicpb.Types {
 	if h.Files == nil {
 		return dynamicpb.NewTypes(new(protoregistry.Files))
@@ -38,7 +38,7 @@ func (h *grpcHandler) types() *dynamicpb.Types {
 	return dynamicpb.NewTypes(h.Files)
 }
 
-// resolver finds descriptors of the component, and of the services that the host answers for it.
+// resolver finds the descriptors of the component and of the health service.
 type resolver struct{ *protoregistry.Files }
 
 func (r resolver) FindFileByPath(path string) (protoreflect.FileDescriptor, error) {
@@ -65,7 +65,7 @@ func (r resolver) FindDescriptorByName(name protoreflect.FullName) (protoreflect
 	return d, err
 }
 
-// extensions lists the extensions of a message, which dynamicpb.Types does not.
+// extensions adds RangeExtensionsByMessage, which dynamicpb.Types lacks.
 type extensions struct {
 	*dynamicpb.Types
 	files *protoregistry.Files
@@ -77,7 +77,7 @@ func (x extensions) RangeExtensionsByMessage(message protoreflect.FullName, yiel
 	})
 }
 
-// declarer is what extensions are declared in: a file or a message.
+// declarer is a file or a message, which can declare extensions.
 type declarer interface {
 	Extensions() protoreflect.ExtensionDescriptors
 	Messages() protoreflect.MessageDescriptors

@@ -20,43 +20,43 @@ import (
 	"github.com/tripod-run/tripod/internal/connlimit"
 )
 
-// Config is what a Server is made of.
+// Config configures a Server.
 type Config struct {
-	// Handler answers every request: NewGRPC's or NewHTTP's.
+	// Handler serves all requests. It is from NewGRPC or NewHTTP.
 	Handler http.Handler
-	// TLS holds the certificate for the TLS and QUIC sockets; may be nil where there are none.
+	// TLS is the TLS configuration of the TLS and QUIC sockets, or nil if there are none.
 	TLS *TLS
-	// Name is that of the server in the figures of Group, which counts its connections; a Group of its own by default.
+	// Name is the server's name in Group, which counts its connections; by default the server has its own Group.
 	Name  string
 	Group *connlimit.Group
-	// Connections bounds the TCP connections and, apart from them, the QUIC connections.
+	// Connections limits the TCP connections and, separately, the QUIC connections.
 	Connections connlimit.Config
-	// AltSvcPort is the UDP port that Alt-Svc advertises; by default that of the QUIC socket.
+	// AltSvcPort is the UDP port that Alt-Svc advertises; by default the port of the QUIC socket.
 	AltSvcPort int
-	// Logger takes failed handshakes, ten a second at most; slog.Default() by default.
+	// Logger gets, among others, failed handshakes, at most ten per second; slog.Default() by default.
 	Logger *slog.Logger
 }
 
-// Sockets are the bound sockets of a pod; each may be nil. The Server closes them.
+// Sockets are the bound sockets of a pod. Each can be nil. The Server closes them.
 type Sockets struct {
-	// TLS takes HTTP/2 and HTTP/1.1 over TLS.
+	// TLS serves HTTP/2 and HTTP/1.1 over TLS.
 	TLS net.Listener
-	// QUIC takes HTTP/3.
+	// QUIC serves HTTP/3.
 	QUIC *net.UDPConn
-	// Cleartext takes HTTP/2 with prior knowledge (h2c) and HTTP/1.1.
+	// Cleartext serves HTTP/2 with prior knowledge (h2c) and HTTP/1.1.
 	Cleartext net.Listener
 }
 
-// Stats counts what a Server has open.
+// Stats are a Server's open connections and requests.
 type Stats struct {
 	Connections     int
 	QUICConnections int
 	Requests        int64
-	// Rejected counts the connections that were refused or closed early, by connlimit's reasons.
+	// Rejected counts refused and forcibly closed connections by connlimit's reasons.
 	Rejected map[string]uint64
 }
 
-// Server serves one pod's sockets. What a pod without clients does not need is made when the first one comes.
+// Server serves one pod's sockets.
 type Server struct {
 	Config
 	http   *http.Server
@@ -70,18 +70,17 @@ type Server struct {
 }
 
 const (
-	// maxStreams bounds the requests of one connection that are under way at a time.
+	// maxStreams bounds the concurrent requests of one connection.
 	maxStreams = 250
-	// pingAfter is how long a connection is silent before its peer is asked for a sign, and goneAfter when a peer without
-	// one is taken for gone.
+	// A connection's peer is pinged after pingAfter of silence, and considered gone after goneAfter.
 	pingAfter = 30 * time.Second
 	goneAfter = 45 * time.Second
-	// linger is how long a drain leaves connections open whose requests have ended: for responses on their way, and
-	// for clients to close on GOAWAY.
+	// linger is how long a drain keeps connections open after their last request, to deliver responses and to let
+	// clients close on GOAWAY.
 	linger = 250 * time.Millisecond
 )
 
-// NewServer makes a Server; errdefs.ErrInvalidArgument when there is nothing to answer requests.
+// NewServer returns a Server. It returns errdefs.ErrInvalidArgument if there is no Handler.
 func NewServer(c Config) (*Server, error) {
 	if c.Handler == nil {
 		return nil, fmt.Errorf("a data plane server needs a Handler: %w", errdefs.ErrInvalidArgument)
@@ -98,7 +97,7 @@ func NewServer(c Config) (*Server, error) {
 	return s, nil
 }
 
-// newHTTP makes the server of both kinds of TCP sockets.
+// newHTTP returns the HTTP server for both TCP sockets.
 func (s *Server) newHTTP() *http.Server {
 	protocols := &http.Protocols{}
 	protocols.SetHTTP1(true)
@@ -108,7 +107,7 @@ func (s *Server) newHTTP() *http.Server {
 	server.Protocols = protocols
 	server.HTTP2 = &http.HTTP2Config{
 		MaxConcurrentStreams: maxStreams,
-		// What a client may send ahead of a reader, as for QUIC.
+		// The unread bytes that a client can send, as for QUIC.
 		MaxReceiveBufferPerStream:     streamWindow,
 		MaxReceiveBufferPerConnection: connectionWindow,
 		SendPingTimeout:               pingAfter,
@@ -118,8 +117,8 @@ func (s *Server) newHTTP() *http.Server {
 	return server
 }
 
-// Start serves the sockets until Shutdown or Close, in goroutines of its own. It is called once.
-// TLS and QUIC sockets need Config.TLS: errdefs.ErrInvalidArgument.
+// Start serves the sockets in the background until Shutdown or Close. Call it once. It returns
+// errdefs.ErrInvalidArgument if there is a TLS or QUIC socket but no Config.TLS.
 func (s *Server) Start(sockets Sockets) error {
 	if s.TLS == nil && (sockets.TLS != nil || sockets.QUIC != nil) {
 		return fmt.Errorf("sockets for TLS and QUIC need a certificate: %w", errdefs.ErrInvalidArgument)
@@ -145,12 +144,12 @@ func (s *Server) Start(sockets Sockets) error {
 func (s *Server) serveTCP(ln net.Listener) {
 	s.serving.Go(func() {
 		if err := s.http.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
-			s.Logger.Error("a socket is served no more", "address", ln.Addr().String(), "err", err)
+			s.Logger.Error("serve HTTP failed", "address", ln.Addr().String(), "err", err)
 		}
 	})
 }
 
-// serveHTTP is where requests of all protocols meet.
+// serveHTTP serves the requests of all protocols.
 func (s *Server) serveHTTP(w http.ResponseWriter, r *http.Request) {
 	s.requests.Add(1)
 	defer s.requests.Add(-1)
@@ -160,7 +159,7 @@ func (s *Server) serveHTTP(w http.ResponseWriter, r *http.Request) {
 	s.Handler.ServeHTTP(w, r)
 }
 
-// Stats tells what is open now.
+// Stats returns the current statistics.
 func (s *Server) Stats() Stats {
 	tcp, udp := s.tcp.Stats(), s.udp.Stats()
 	rejected := map[string]uint64{}
@@ -172,8 +171,8 @@ func (s *Server) Stats() Stats {
 	return Stats{Connections: tcp.Open, QUICConnections: udp.Open, Requests: s.requests.Load(), Rejected: rejected}
 }
 
-// Shutdown accepts no more connections, sends GOAWAY on those there are, waits for the requests under way and closes.
-// At the end of ctx it closes what is left as Close does, and returns ctx's error.
+// Shutdown stops accepting connections, sends GOAWAY on the open ones, waits for the requests in progress and closes.
+// If ctx ends first, it closes everything like Close and returns ctx's error.
 func (s *Server) Shutdown(ctx context.Context) error {
 	drain, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -181,7 +180,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	go func() {
 		defer close(done)
 		var wg sync.WaitGroup
-		wg.Go(func() { _ = s.http.Shutdown(drain) }) // its errors are those of listeners that are closed already
+		wg.Go(func() { _ = s.http.Shutdown(drain) }) // returns only drain's error, or errors from closing listeners
 		if s.quic != nil {
 			wg.Go(func() { s.quic.shutdown(drain) })
 		}
@@ -193,9 +192,9 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	return err
 }
 
-// awaitDrain waits for clients to have closed, or for the requests to have ended and linger to have passed.
+// awaitDrain waits until the clients have closed, or until linger after the last request.
 func (s *Server) awaitDrain(ctx context.Context, done <-chan struct{}) error {
-	// Counting requests down takes no lock, so their end is looked for.
+	// The request counter is lock-free, so its zero must be polled for.
 	poll := time.NewTicker(5 * time.Millisecond)
 	defer poll.Stop()
 	var idleSince time.Time
@@ -205,7 +204,7 @@ func (s *Server) awaitDrain(ctx context.Context, done <-chan struct{}) error {
 			if s.requests.Load() == 0 {
 				return nil
 			}
-			return ctx.Err() // which is why they are done
+			return ctx.Err() // the end of ctx also closes done
 		case <-ctx.Done():
 			return ctx.Err()
 		case now := <-poll.C:
@@ -221,7 +220,7 @@ func (s *Server) awaitDrain(ctx context.Context, done <-chan struct{}) error {
 	}
 }
 
-// Close closes sockets and connections at once. Requests under way see their context end.
+// Close closes sockets and connections immediately. The contexts of the requests in progress end.
 func (s *Server) Close() error {
 	err := s.http.Close()
 	if s.quic != nil {
@@ -233,7 +232,7 @@ func (s *Server) Close() error {
 	return err
 }
 
-// throttledLog is a slog.Handler that lets floods of refusals not become floods of lines.
+// throttledLog is a slog.Handler that drops records over a rate limit.
 type throttledLog struct {
 	slog.Handler
 	limit *rate.Limiter

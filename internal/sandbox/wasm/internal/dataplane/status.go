@@ -12,7 +12,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// Status is how a call ended when it ended badly (google.rpc.Status). It is an error.
+// Status is the status of a failed call (google.rpc.Status). It is an error.
 type Status struct {
 	Code    codes.Code
 	Message string
@@ -20,7 +20,7 @@ type Status struct {
 	Details [][]byte
 }
 
-// Errorf makes a status.
+// Errorf returns a Status with a formatted message.
 func Errorf(code codes.Code, format string, args ...any) *Status {
 	return &Status{Code: code, Message: fmt.Sprintf(format, args...)}
 }
@@ -32,14 +32,14 @@ func (s *Status) Error() string {
 	return codeName(s.Code) + ": " + s.Message
 }
 
-// codeNames are the names of grpc/doc/statuscodes.md by number.
+// codeNames are the names of the codes in grpc/doc/statuscodes.md, by number.
 var codeNames = [...]string{
 	"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
 	"PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
 	"INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
 }
 
-// codeName names any code; those past the list are not gRPC's and are told by number.
+// codeName returns the name of a code, or "CODE_" and its number if gRPC does not define the code.
 func codeName(c codes.Code) string {
 	if int(c) < len(codeNames) {
 		return codeNames[c]
@@ -47,27 +47,29 @@ func codeName(c codes.Code) string {
 	return "CODE_" + strconv.FormatUint(uint64(c), 10)
 }
 
-// statusOf finds what to tell the client of what Invoke returned; nil is success. The text of an error that was not
-// made for clients goes to the log.
+// statusOf maps an error from Invoke to the client's status; nil means success. It logs errors whose text is not meant
+// for clients.
 func statusOf(ctx context.Context, err error, logger *slog.Logger, m *Method) *Status {
 	if err == nil {
 		return nil
 	}
 	if s, ok := errors.AsType[*Status](err); ok {
-		if s.Code == codes.OK { // an error is an error
+		if s.Code == codes.OK { // never turn an error into success
 			return &Status{Code: codes.Internal, Message: s.Message, Details: s.Details}
 		}
 		return s
 	}
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(ctx.Err(), context.DeadlineExceeded):
-		return Errorf(codes.DeadlineExceeded, "the deadline of the request has passed")
+		return Errorf(codes.DeadlineExceeded, "the request's deadline has passed")
 	case errors.Is(err, context.Canceled), ctx.Err() != nil:
 		return Errorf(codes.Canceled, "the request was cancelled")
 	}
 	logger.ErrorContext(ctx, "request failed", "procedure", m.Procedure, "err", err)
-	return Errorf(codes.Internal, "internal error, see the log of the node")
+	return errInternal()
 }
+
+func errInternal() *Status { return Errorf(codes.Internal, "internal error; see the node's log") }
 
 // appendTo encodes the status as google.rpc.Status: code = 1, message = 2, details = 3.
 func (s *Status) appendTo(b []byte) []byte {
@@ -84,7 +86,7 @@ func (s *Status) appendTo(b []byte) []byte {
 	return b
 }
 
-// percentEncode encodes a grpc-message (PROTOCOL-HTTP2.md): printable ASCII but '%' stays.
+// percentEncode encodes a grpc-message (PROTOCOL-HTTP2.md). It keeps printable ASCII except '%'.
 func percentEncode(s string) string {
 	const hex = "0123456789ABCDEF"
 	plain := func(c byte) bool { return c >= ' ' && c <= '~' && c != '%' }

@@ -18,24 +18,25 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Material is what a server proves itself with and whom it believes, all in PEM.
+// Material is a server's certificate and key and its clients' authorities, in PEM.
 type Material struct {
 	// Certificate is the chain, leaf first.
 	Certificate []byte `json:"certificate"`
 	Key         []byte `json:"key"`
-	// ClientCAs are the authorities of client certificates; a client that shows a certificate of another is refused.
+	// ClientCAs are the authorities for client certificates. A client with a certificate from another authority is
+	// refused.
 	ClientCAs []byte `json:"clientCAs,omitempty"`
-	// RequireClient refuses clients without a certificate; it needs ClientCAs.
+	// RequireClient refuses clients without a certificate. It requires ClientCAs.
 	RequireClient bool `json:"requireClient,omitempty"`
 }
 
-// TLS holds a Server's TLS configuration, TLS 1.3 for QUIC and 1.2 at least for TCP. The material can be replaced while
-// connections are open; those keep what they were made with.
+// TLS holds a Server's TLS configuration: TLS 1.3 for QUIC, and at least TLS 1.2 for TCP. The material can be replaced
+// at any time; open connections keep theirs.
 type TLS struct {
 	current atomic.Pointer[tls.Config]
 }
 
-// NewTLS reads m; errdefs.ErrInvalidArgument says which part is wrong.
+// NewTLS parses m. It returns errdefs.ErrInvalidArgument if m is invalid.
 func NewTLS(m Material) (*TLS, error) {
 	t := &TLS{}
 	if err := t.Update(m); err != nil {
@@ -44,7 +45,7 @@ func NewTLS(m Material) (*TLS, error) {
 	return t, nil
 }
 
-// Update replaces the material for connections made from now on; after an error the old one stays.
+// Update replaces the material for new connections. If m is invalid, the old material stays.
 func (t *TLS) Update(m Material) error {
 	c, err := m.config()
 	if err != nil {
@@ -54,7 +55,7 @@ func (t *TLS) Update(m Material) error {
 	return nil
 }
 
-// config is what listeners are made with: it leads each handshake to the material of the moment.
+// config returns the configuration for a listener. It uses the current material for each handshake.
 func (t *TLS) config(protocols ...string) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12,
@@ -74,20 +75,20 @@ func (m Material) config() (*tls.Config, error) {
 	}
 	c := &tls.Config{
 		Certificates: []tls.Certificate{pair},
-		MinVersion:   tls.VersionTLS12, // its cipher suites in Go are AEAD with ECDHE first, RSA key exchange is off
+		MinVersion:   tls.VersionTLS12, // Go prefers AEAD with ECDHE and disables RSA key exchange
 	}
 	if len(m.ClientCAs) > 0 {
 		c.ClientCAs = x509.NewCertPool()
 		if !c.ClientCAs.AppendCertsFromPEM(m.ClientCAs) {
-			return nil, fmt.Errorf("TLS client CAs: no certificate in PEM found: %w", errdefs.ErrInvalidArgument)
+			return nil, fmt.Errorf("TLS client CAs: no PEM certificate found: %w", errdefs.ErrInvalidArgument)
 		}
 		c.ClientAuth = tls.VerifyClientCertIfGiven
-		// A session ticket would carry the judgement of the authorities of its day past an Update.
+		// A session resumed by a ticket would not be verified again after an Update.
 		c.SessionTicketsDisabled = true
 	}
 	if m.RequireClient {
 		if c.ClientCAs == nil {
-			return nil, fmt.Errorf("TLS: client certificates are required, but there are no client CAs: %w",
+			return nil, fmt.Errorf("TLS: client certificates are required, but no client CAs are set: %w",
 				errdefs.ErrInvalidArgument)
 		}
 		c.ClientAuth = tls.RequireAndVerifyClientCert
@@ -95,7 +96,8 @@ func (m Material) config() (*tls.Config, error) {
 	return c, nil
 }
 
-// SelfSigned makes a certificate, valid for ten years, of a fresh P-256 key for the given names and addresses.
+// SelfSigned returns a new P-256 key and a self-signed certificate for the given names and addresses, valid for ten
+// years.
 func SelfSigned(names []string, addresses []netip.Addr) (Material, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -108,7 +110,7 @@ func SelfSigned(names []string, addresses []netip.Addr) (Material, error) {
 	template := &x509.Certificate{
 		SerialNumber: serial,
 		Subject:      pkix.Name{Organization: []string{"Tripod (generated)"}},
-		// An hour back for clients whose clocks are behind.
+		// One hour in the past, for clients whose clocks are slow.
 		NotBefore:             time.Now().Add(-time.Hour),
 		NotAfter:              time.Now().AddDate(10, 0, 0),
 		KeyUsage:              x509.KeyUsageDigitalSignature,

@@ -14,8 +14,9 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// tracer makes a server span per request (OpenTelemetry semantic conventions for RPC and HTTP), child of the request's
-// traceparent; the request's header then carries the span's own, so that the component can hand it on.
+// tracer makes a server span per request (OpenTelemetry semantic conventions for RPC and HTTP), as a child of the
+// request's traceparent. It replaces the traceparent in the request's header by the span's, so that the component can
+// propagate it.
 type tracer struct{ trace.Tracer }
 
 const tracerName = "github.com/tripod-run/tripod/internal/sandbox/wasm/internal/dataplane"
@@ -27,7 +28,7 @@ func newTracer(p trace.TracerProvider) tracer {
 	return tracer{p.Tracer(tracerName)}
 }
 
-// span is one request's; the zero span does nothing.
+// span is the span of one request. The zero span does nothing.
 type span struct{ trace.Span }
 
 func (t tracer) startSpan(ctx context.Context, name string, header http.Header, peer string, more ...attribute.KeyValue) (context.Context, span) {
@@ -42,7 +43,7 @@ func (t tracer) startSpan(ctx context.Context, name string, header http.Header, 
 	return ctx, span{s}
 }
 
-// start begins the span of a call.
+// start starts the span of a call.
 func (t tracer) start(ctx context.Context, m *Method, c Call, protocol string) (context.Context, span) {
 	if t.Tracer == nil {
 		return ctx, span{}
@@ -53,7 +54,7 @@ func (t tracer) start(ctx context.Context, m *Method, c Call, protocol string) (
 		attribute.String("rpc.service", service), attribute.String("rpc.method", method))
 }
 
-// startHTTP begins the span of a plain request.
+// startHTTP starts the span of a plain HTTP request.
 func (t tracer) startHTTP(r *http.Request) (context.Context, span) {
 	if t.Tracer == nil {
 		return r.Context(), span{}
@@ -67,7 +68,7 @@ func (s span) end(code codes.Code, status *Status) {
 		return
 	}
 	s.SetAttributes(attribute.Int("rpc.grpc.status_code", int(code)))
-	switch code { // those that are the server's fault, by the conventions for gRPC
+	switch code { // server errors according to the conventions for gRPC
 	case codes.Unknown, codes.DeadlineExceeded, codes.Unimplemented, codes.Internal, codes.Unavailable, codes.DataLoss:
 		s.SetStatus(otelcodes.Error, status.Error())
 	}
