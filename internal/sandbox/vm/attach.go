@@ -2,11 +2,9 @@ package vm
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"strconv"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -19,10 +17,10 @@ import (
 
 var fpUpdated = failpoint.New("vm.update-container.updated")
 
-// agentTime bounds the wait for a session with an agent, which matters just after the daemon has started.
+// agentTime bounds the wait for a session with the agent. After a restart of the daemon, the session takes a moment.
 const agentTime = 500 * time.Millisecond
 
-// Exec implements sandbox.Execer by tripod-agent, or by qemu-guest-agent when no terminal is requested.
+// Exec implements sandbox.Execer. It uses tripod-agent or, if no terminal is requested, qemu-guest-agent.
 func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.ExecRequest) (int32, error) {
 	_, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {
@@ -43,11 +41,11 @@ func (b *Backend) Exec(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	if !req.TTY && l.qga.Ping(ctx) == nil {
 		return l.qga.ExecSync(ctx, command)
 	}
-	return 0, fmt.Errorf("no agent answers in the guest: it has not booted yet, or has none. Images with cloud-init start tripod-agent from the disk "+
-		"labelled TRIPODAGENT that every machine has; others must do so themselves, or have qemu-guest-agent (for commands without a terminal): %w", errdefs.ErrNotImplemented)
+	return 0, fmt.Errorf("no agent answers in the guest: it has not booted yet, or has no agent. Images with cloud-init start tripod-agent from the disk "+
+		"labelled TRIPODAGENT, which every machine has; other images must start it themselves, or run qemu-guest-agent (for commands without a terminal): %w", errdefs.ErrNotImplemented)
 }
 
-// Attach implements sandbox.Attacher: it attaches to the serial console.
+// Attach implements sandbox.Attacher. It attaches to the serial console.
 func (b *Backend) Attach(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, req sandbox.AttachRequest) error {
 	_, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {
@@ -68,11 +66,11 @@ func (b *Backend) ReopenLog(_ context.Context, p *sandbox.Pod, c *sandbox.Contai
 	return l.console.ReopenLog()
 }
 
-// Dial implements sandbox.Dialer. A loopback address is the guest's own if its agent answers. Otherwise the pod's address of
-// that family is dialled, as any client would.
+// Dial implements sandbox.Dialer. A loopback address is dialled in the guest if its agent answers, otherwise at the
+// pod's addresses of the same family.
 func (b *Backend) Dial(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, network, address string) (net.Conn, error) {
 	if c == nil {
-		return nil, fmt.Errorf("the machine of pod %s does not run: %w", p.ID, errdefs.ErrUnavailable)
+		return nil, fmt.Errorf("the machine of pod %s is not running: %w", p.ID, errdefs.ErrUnavailable)
 	}
 	_, l, err := b.ledger.GetRun(p.ID, c.ID)
 	if err != nil {
@@ -88,7 +86,7 @@ func (b *Backend) Dial(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	if a := l.agent.Load(); a != nil && a.Ready() && network == "tcp" {
 		return a.DialTCP(ctx, at.Port())
 	}
-	var errs []error
+	failed := fmt.Errorf("the guest has no agent to connect to port %d on its localhost: %w", at.Port(), errdefs.ErrUnavailable)
 	for _, ip := range p.IPs {
 		if ip.Is4() != at.Addr().Is4() {
 			continue
@@ -97,10 +95,9 @@ func (b *Backend) Dial(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 		if err == nil {
 			return conn, nil
 		}
-		errs = append(errs, err)
+		failed = fmt.Errorf("%w; at the pod's address: %w", failed, err)
 	}
-	return nil, fmt.Errorf("the guest has no agent that could connect to port %s on its localhost, and not at the pod's address either: %w: %w",
-		strconv.Itoa(int(at.Port())), errors.Join(errs...), errdefs.ErrUnavailable)
+	return nil, failed
 }
 
 func dial(ctx context.Context, network string, at netip.AddrPort) (net.Conn, error) {
@@ -134,7 +131,7 @@ func (b *Backend) UpdateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 		return fpUpdated.Hit(ctx)
 	}
 	if memory != s.Definition.Memory {
-		return fields.Unsupported("linux.resources.memory_limit_in_bytes", "a guest that runs has the memory that it was started with, %d bytes; stop it first", s.Definition.Memory)
+		return fields.Unsupported("linux.resources.memory_limit_in_bytes", "a running guest keeps the memory that it was started with, %d bytes; stop it first", s.Definition.Memory)
 	}
 	if err := b.limit(s.Definition.Cgroup, memory, res); err != nil {
 		return fmt.Errorf("update container %s: %w", c.ID, err)

@@ -20,51 +20,52 @@ import (
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
-// settings are the configuration with the parts that Open makes of it.
+// settings is the configuration and the parts that Open builds from it.
 type settings struct {
 	Config
-	// Driver runs the machines. Close closes it.
+	// Driver runs the machines. Backend.Close closes it.
 	Driver machine.Driver
 	// Accel may be nil.
 	Accel accelFunc
 	// Cgroup is the host's tree, the same as the driver's.
 	Cgroup cgroup.Tree
-	// Virtiofs reports why directories cannot be shared with machines by virtio-fs; nil: they can.
+	// Virtiofs returns nil if virtio-fs works on this host, otherwise the reason.
 	Virtiofs func(context.Context) error
-	// AgentDisk is the path of the disk image with the guest's agent; "" for none.
+	// AgentDisk is the path of the disk image with the guest's agent; "" means that machines get none.
 	AgentDisk string
 	Images    Images
 	Network   network
 	Logger    *slog.Logger
 }
 
-// Images is what the backend needs of the image service; *image.Store is one.
+// Images is the part of the image service that the backend uses; *image.Store implements it.
 type Images interface {
-	// Machine returns what a machine can use of an image: errdefs.ErrInvalidArgument if nothing.
+	// Machine describes the disk or kernel in an image. It returns errdefs.ErrInvalidArgument if the image has neither.
 	Machine(ctx context.Context, imageID string) (*image.MachineImage, error)
-	// OpenDisk leases an image's files under key until CloseDisk; Disks lists the keys.
+	// OpenDisk opens an image's files and leases the image under key until CloseDisk. Disks lists the keys.
 	OpenDisk(ctx context.Context, key, imageID string) (*image.DiskFiles, error)
 	CloseDisk(ctx context.Context, key string) error
 	Disks(ctx context.Context) ([]string, error)
 }
 
-// network joins machines to the pods' networks; taps is one.
+// network connects machines to the pods' networks; taps implements it.
 type network interface {
-	// Wire makes a tap for each link of the namespace and removes the link's addresses. Read returns the result of Wire.
+	// Wire makes a tap for each link in the namespace and removes the link's addresses.
 	Wire(ctx context.Context, netns string, o tap.Options) ([]tap.Interface, error)
+	// Read returns the recorded result of Wire.
 	Read(record string) ([]tap.Interface, error)
 	Unwire(ctx context.Context, netns, record string) error
-	// Serve gives the guest its addresses (DHCP, router advertisements) until the result is closed.
+	// Serve serves the guest its addresses (DHCP, router advertisements) until the result is closed.
 	Serve(ctx context.Context, netns string, interfaces []tap.Interface, c tap.Config) (io.Closer, error)
 }
 
-// Backend is the sandbox.Backend of virtual machines. Made by Open.
+// Backend is the sandbox.Backend for virtual machines. Open makes it.
 type Backend struct {
 	cfg     settings
 	log     *slog.Logger
 	cgroups cgroup.Tree
 	sampler *stats.Sampler
-	// tasks watch boots, until ctx ends, and record ends of machines.
+	// tasks watch machines boot, until ctx ends, and record their ends.
 	tasks sync.WaitGroup
 	ctx   context.Context
 	end   context.CancelFunc
@@ -87,7 +88,7 @@ var (
 	_ sandbox.Readier       = (*Backend)(nil)
 )
 
-// newBackend makes the directories.
+// newBackend checks cfg, makes the backend's directories and returns the backend.
 func newBackend(cfg settings) (*Backend, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
@@ -104,7 +105,7 @@ func newBackend(cfg settings) (*Backend, error) {
 	}, nil
 }
 
-// Close releases the driver, consoles and responders. The machines go on running.
+// Close closes the driver, consoles and responders. The machines keep running.
 func (b *Backend) Close() error {
 	b.ledger.ReportTo(nil)
 	b.mu.Lock()
@@ -137,7 +138,7 @@ func (c settings) check() error {
 	return nil
 }
 
-// Where things are. All of it follows from the configuration and the IDs.
+// Paths are derived from the configuration and the IDs.
 
 func (c Config) disksDir() string             { return filepath.Join(c.Root, "pods") }
 func (c Config) diskDir(id string) string     { return filepath.Join(c.disksDir(), id) }

@@ -20,8 +20,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// TestLife: a machine is defined from its image and its pod, started, stopped by its power button, started again on the same
-// disk, and removed without a trace.
+// TestLife: a machine is defined from its image and pod, started, stopped by its power button, started again on the
+// same disk, and removed without a trace.
 func TestLife(t *testing.T) {
 	r := newRig(t)
 	p := r.pod("life", func(c *runtimeapi.PodSandboxConfig) {
@@ -34,25 +34,25 @@ func TestLife(t *testing.T) {
 	d := r.driver.guest(c.ID).definition
 	if d.CPUs != 2 || d.Memory != 64<<20 || d.UID < 300_000 || len(d.Disks) != 2 || d.Disks[0].Base.Format != "raw" || d.Disks[1].ID != "cidata" ||
 		len(d.NICs) != 1 || d.NICs[0].Netns != p.Netns || d.Kernel != nil || len(d.UUID) != 36 {
-		t.Errorf("definition %+v", d)
+		t.Errorf("wrong definition %+v", d)
 	}
 	r.wantState(p, c, sandbox.StateCreated)
 	for range 2 {
 		r.must(r.StartContainer(r.ctx(), p, c))
 		r.must(r.StartContainer(r.ctx(), p, c)) // a repeat
 		if s := r.wantState(p, c, sandbox.StateRunning); s.Pid == 0 || s.StartedAt.IsZero() {
-			t.Errorf("running: %+v", s)
+			t.Errorf("running machine's status = %+v, want a PID and a start time", s)
 		}
 		r.must(r.StopContainer(r.ctx(), p, c, time.Minute))
 		if s := r.wantState(p, c, sandbox.StateExited); s.ExitCode != 0 || s.Reason != sandbox.ReasonCompleted || s.FinishedAt.Before(s.StartedAt) {
-			t.Errorf("stopped: %+v", s)
+			t.Errorf("stopped machine's status = %+v, want exit code 0, reason Completed", s)
 		}
 	}
 	if log := r.log(p); strings.Count(log, "booted") != 2 || strings.Count(log, "the last word") != 2 {
-		t.Errorf("log %q", log)
+		t.Errorf("log = %q, want the output of two runs", log)
 	}
 	if info, err := os.Stat(d.Disks[0].Path); err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("root disk %v, %v", info, err)
+		t.Errorf("Stat(root disk) = %v, %v; want mode 0600", info, err)
 	}
 	r.must(r.RemoveContainer(r.ctx(), p, c))
 	r.wantState(p, c, sandbox.StateAbsent)
@@ -60,7 +60,7 @@ func TestLife(t *testing.T) {
 	r.must(r.StopSandbox(r.ctx(), p))
 }
 
-// TestEnds: how a machine ended is what its container's status says.
+// TestEnds: the container's status says how the machine ended.
 func TestEnds(t *testing.T) {
 	r := newRig(t)
 	p := r.pod("ends")
@@ -80,12 +80,13 @@ func TestEnds(t *testing.T) {
 		r.driver.end(c.ID, cause, code)
 		got := r.waitEnd(c)
 		if got.ExitCode != want.ExitCode || got.Reason != want.Reason || !strings.HasPrefix(got.Message, string(cause)) || got.State != sandbox.StateExited {
-			t.Errorf("%s: %+v, want %+v", cause, got, want)
+			t.Errorf("status after cause %s = %+v, want %+v", cause, got, want)
 		}
 	}
 }
 
-// TestV1DeafGuest: one that ignores its power button is asked again and killed when its grace is over.
+// TestV1DeafGuest: if a guest ignores its power button, the button is pressed again, and the machine is killed after
+// the grace.
 func TestV1DeafGuest(t *testing.T) {
 	r := newRig(t)
 	p, c := r.run("deaf", "disk")
@@ -93,86 +94,87 @@ func TestV1DeafGuest(t *testing.T) {
 	begin := time.Now()
 	r.must(r.StopContainer(r.ctx(), p, c, 1500*time.Millisecond))
 	if took := time.Since(begin); took < 1500*time.Millisecond {
-		t.Errorf("it was killed after %v", took)
+		t.Errorf("killed after %v, want at least 1.5s", took)
 	}
 	if s := r.wantState(p, c, sandbox.StateExited); s.ExitCode != sandbox.ExitKilled || s.Reason != sandbox.ReasonError {
-		t.Errorf("status %+v", s)
+		t.Errorf("status = %+v, want exit code 137, reason Error", s)
 	}
 	if n := r.driver.guest(c.ID).pressed; n != 2 {
-		t.Errorf("its power button was pressed %d times", n)
+		t.Errorf("the power button was pressed %d times, want 2", n)
 	}
 }
 
-// TestStartFails: the hypervisor's words come with the error and stay in the status; the next start may work.
+// TestStartFails: the error and the status of a failed start contain the hypervisor's message, and the next start can
+// succeed.
 func TestStartFails(t *testing.T) {
 	r := newRig(t)
 	p := r.pod("fails")
 	c := r.create(p, "disk")
 	r.driver.refuse = errors.New("no such accelerator")
 	if err := r.StartContainer(r.ctx(), p, c); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "no such accelerator") {
-		t.Errorf("start: %v", err)
+		t.Errorf("StartContainer error = %v, want ErrFailedPrecondition with the hypervisor's message", err)
 	}
 	if s := r.wantState(p, c, sandbox.StateExited); s.ExitCode != sandbox.ExitStartError || s.Reason != sandbox.ReasonStartError || !strings.Contains(s.Message, "no such accelerator") {
-		t.Errorf("status %+v", s)
+		t.Errorf("status = %+v, want StartError with the hypervisor's message", s)
 	}
 	r.driver.refuse = nil
 	r.must(r.StartContainer(r.ctx(), p, c))
 	r.wantState(p, c, sandbox.StateRunning)
 }
 
-// TestRecover: after its process was killed a backend finds what runs, what ended and how, and what was never started.
+// TestRecover: after the daemon was killed, the next one finds running, ended and created machines.
 func TestRecover(t *testing.T) {
 	r := newRig(t)
 	running, runs := r.run("runs", "disk")
 	ended, ends := r.run("ends", "disk")
-	created := r.pod("created")
-	waits := r.create(created, "kernel")
+	created := r.create(r.pod("created"), "kernel")
 	before := r.wantState(running, runs, sandbox.StateRunning)
-	r.part()
+	r.stop()
 	r.driver.end(ends.ID, machine.CausePanic, 1)
 	found := r.open()
 	if len(found.Sandboxes) != 3 || r.wires.serving() != 3 {
-		t.Errorf("found %v; %d responders", found.Sandboxes, r.wires.serving())
+		t.Errorf("found pods %v with %d responders, want 3 with 3", found.Sandboxes, r.wires.serving())
 	}
 	if s := found.Containers[runs.ID]; s.State != sandbox.StateRunning || !s.StartedAt.Equal(before.StartedAt) {
-		t.Errorf("what runs is %+v", s)
+		t.Errorf("running machine's status = %+v, want state running since %v", s, before.StartedAt)
 	}
 	if s := found.Containers[ends.ID]; s.State != sandbox.StateExited || s.Reason != sandbox.ReasonGuestPanic {
-		t.Errorf("what ended is %+v", s)
+		t.Errorf("ended machine's status = %+v, want reason GuestPanic", s)
 	}
 	if log := r.log(ended); strings.Count(log, "the last word") != 1 {
-		t.Errorf("log of what ended %q", log)
+		t.Errorf("ended machine's log = %q, want its last output once", log)
 	}
-	if s := found.Containers[waits.ID]; s.State != sandbox.StateCreated {
-		t.Errorf("what waits is %+v", s)
+	if s := found.Containers[created.ID]; s.State != sandbox.StateCreated {
+		t.Errorf("created machine's status = %+v, want state created", s)
 	}
 	r.must(r.StartContainer(r.ctx(), ended, ends))
 	r.must(r.StopContainer(r.ctx(), running, runs, time.Minute))
 	if s := r.waitEnd(runs); s.Reason != sandbox.ReasonCompleted {
-		t.Errorf("stopped %+v", s)
+		t.Errorf("stopped machine's status = %+v, want reason Completed", s)
 	}
 }
 
-// TestV3Reboot: after a reboot of the node nothing runs and the taps are gone; the pod is not there, its disk goes with it.
+// TestV3Reboot: after a reboot of the node, no machine runs and the taps are gone. Recover does not find the pod, and
+// StopSandbox releases its image.
 func TestV3Reboot(t *testing.T) {
 	r := newRig(t)
 	p, c := r.run("reboot", "disk")
-	r.part()
+	r.stop()
 	r.driver.end(c.ID, machine.CauseUnknown, 255)
 	r.must(unix.Unmount(r.config.serialDir(c.ID), unix.MNT_DETACH))
 	r.must(os.RemoveAll(r.config.RunDir))
 	found := r.open()
 	if len(found.Sandboxes) != 0 || len(found.Containers) != 0 {
-		t.Errorf("found %+v", found)
+		t.Errorf("Recover = %+v, want nothing", found)
 	}
 	r.must(r.StopContainer(r.ctx(), p, c, 0))
 	r.must(r.StopSandbox(r.ctx(), p))
-	if leased, _ := r.shelf.Disks(r.ctx()); len(leased) != 0 {
-		t.Errorf("leased %v", leased)
+	if leased, _ := r.images.Disks(r.ctx()); len(leased) != 0 {
+		t.Errorf("leases left: %v", leased)
 	}
 }
 
-// TestUnknownIsRemoved: what belongs to no pod of the record goes at recovery, and nothing else.
+// TestUnknownIsRemoved: recovery removes everything of a pod that is not in the record, and nothing else.
 func TestUnknownIsRemoved(t *testing.T) {
 	r := newRig(t)
 	p, c := r.run("known", "disk")
@@ -180,20 +182,20 @@ func TestUnknownIsRemoved(t *testing.T) {
 	foreign := filepath.Join(r.config.disksDir(), "lost+found")
 	r.must(os.Mkdir(foreign, 0o700))
 	delete(r.known, lost.ID)
-	r.abandon()
+	r.restart()
 	r.wantState(p, c, sandbox.StateRunning)
-	if leased, _ := r.shelf.Disks(r.ctx()); len(leased) != 1 {
-		t.Errorf("leased %v", leased)
+	if leased, _ := r.images.Disks(r.ctx()); len(leased) != 1 {
+		t.Errorf("leases = %v, want only the known pod's", leased)
 	}
 	for _, dir := range []string{r.config.podDir(lost.ID), r.config.diskDir(lost.ID)} {
 		if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s: %v", dir, err)
+			t.Errorf("Stat(%s) error = %v, want ErrNotExist", dir, err)
 		}
 	}
 	r.must(os.Remove(foreign))
 }
 
-// TestRefused: what is wrong with an image or the annotations is said where it is asked for.
+// TestRefused: CreateContainer refuses bad images, annotations and devices, and the error names the reason.
 func TestRefused(t *testing.T) {
 	r := newRig(t)
 	for name, test := range map[string]struct {
@@ -223,45 +225,45 @@ func TestRefused(t *testing.T) {
 			})
 			_, err := r.CreateContainer(r.ctx(), p, &sandbox.Container{ID: p.ID, ImageID: test.image, Config: config})
 			if !test.class(err) || !strings.Contains(err.Error(), test.says) {
-				t.Error(err)
+				t.Errorf("CreateContainer error = %v, want %q", err, test.says)
 			}
 			r.must(r.RemoveSandbox(r.ctx(), p))
 		})
 	}
 }
 
-// TestKernelImage: it boots its kernel, with the container's arguments on the command line and no root disk.
+// TestKernelImage: a kernel image boots its kernel, with the container's arguments on the command line and no root
+// disk.
 func TestKernelImage(t *testing.T) {
 	r := newRig(t)
 	p := r.pod("kernel")
 	c := r.create(p, "kernel", func(c *runtimeapi.ContainerConfig) { c.Args = []string{"panic=1"} })
 	d := r.driver.guest(c.ID).definition
 	if d.Kernel == nil || d.Cmdline != "console=ttyS0 quiet panic=1" || d.Disks[0].ID != "cidata" {
-		t.Errorf("definition %+v", d)
+		t.Errorf("wrong definition %+v", d)
 	}
 }
 
-// TestUsers: pods never share a user, and there can be as many as configured.
+// TestUsers: pods never share a user, and the configured number of users can be used up.
 func TestUsers(t *testing.T) {
 	r := newRig(t)
 	seen := map[int]bool{}
 	for i := range 3 {
-		p, c := r.run(fmt.Sprint(i), "disk")
+		_, c := r.run(fmt.Sprint(i), "disk")
 		seen[r.driver.guest(c.ID).definition.UID] = true
-		_ = p
 	}
 	if len(seen) != 3 {
-		t.Errorf("users %v", seen)
+		t.Errorf("three pods have the users %v", seen)
 	}
-	r.abandon()
+	r.restart()
 	p := r.podConfig("one too many")
 	if err := r.CreateSandbox(r.ctx(), p); !errdefs.IsResourceExhausted(err) {
-		t.Errorf("a fourth of three: %v", err)
+		t.Errorf("CreateSandbox without a free user: error = %v, want ErrResourceExhausted", err)
 	}
 	r.must(r.RemoveSandbox(r.ctx(), p))
 }
 
-// TestUpdate: shares of the CPU change in place, memory while the machine does not run.
+// TestUpdate: CPU limits change in place, memory only while the machine is stopped.
 func TestUpdate(t *testing.T) {
 	r := newRig(t)
 	p, c := r.run("update", "disk")
@@ -269,30 +271,30 @@ func TestUpdate(t *testing.T) {
 	r.must(r.UpdateContainer(r.ctx(), p, c))
 	c.Config.Linux.Resources.MemoryLimitInBytes = 64 << 20
 	if err := r.UpdateContainer(r.ctx(), p, c); !errdefs.IsNotImplemented(err) {
-		t.Errorf("memory of a guest that runs: %v", err)
+		t.Errorf("UpdateContainer with the memory of a running guest: error = %v, want ErrNotImplemented", err)
 	}
 	r.must(r.StopContainer(r.ctx(), p, c, time.Minute))
 	r.must(r.UpdateContainer(r.ctx(), p, c))
 	if d := r.driver.guest(c.ID).definition; d.Memory != 64<<20 {
-		t.Errorf("memory %d", d.Memory)
+		t.Errorf("memory = %d, want 64 MiB", d.Memory)
 	}
 }
 
-// TestWithoutAgent: exec says how to get one; figures and inspection do without.
+// TestWithoutAgent: without an agent, Exec fails and says how to get one, and statistics and Inspect still work.
 func TestWithoutAgent(t *testing.T) {
 	r := newRig(t)
 	p, c := r.run("dumb", "disk")
 	if _, err := r.Exec(r.ctx(), p, c, sandbox.ExecRequest{Cmd: []string{"true"}}); !errdefs.IsNotImplemented(err) || !strings.Contains(err.Error(), "TRIPODAGENT") {
-		t.Errorf("exec: %v", err)
+		t.Errorf("Exec error = %v, want ErrNotImplemented that names the agent's disk", err)
 	}
 	if _, err := r.Dial(r.ctx(), p, c, "tcp", "127.0.0.1:1"); !errdefs.IsUnavailable(err) {
-		t.Errorf("dial: %v", err)
+		t.Errorf("Dial error = %v, want ErrUnavailable", err)
 	}
 	if s, err := r.ContainerStats(r.ctx(), p, c); err != nil || s.WritableLayer == nil || s.Cpu == nil {
-		t.Errorf("figures %v, %v", s, err)
+		t.Errorf("ContainerStats = %v, %v; want disk and CPU", s, err)
 	}
 	if s, err := r.PodStats(r.ctx(), p); err != nil || s.Memory == nil {
-		t.Errorf("figures of the pod %v, %v", s, err)
+		t.Errorf("PodStats = %v, %v; want memory", s, err)
 	}
 	info, err := r.Inspect(r.ctx(), p, c)
 	r.must(err)
@@ -305,26 +307,26 @@ func TestWithoutAgent(t *testing.T) {
 	r.must(err)
 	r.must(json.Unmarshal(raw, &v))
 	if v.Driver != "fake" || v.Agent.Ready || v.Definition.Name != c.ID {
-		t.Errorf("inspection %s", raw)
+		t.Errorf("Inspect = %s, want the driver, the definition and no agent", raw)
 	}
 }
 
-// TestN4NetworkFails: a pod whose taps cannot be made is removed again without a trace, once that works.
+// TestN4NetworkFails: a pod whose taps could not be made is removed without a trace once the network works again.
 func TestN4NetworkFails(t *testing.T) {
 	r := newRig(t)
 	r.wires.set(fmt.Errorf("no taps: %w", errdefs.ErrUnavailable))
 	p := r.podConfig("unwired")
 	if err := r.CreateSandbox(r.ctx(), p); !errdefs.IsUnavailable(err) {
-		t.Errorf("create: %v", err)
+		t.Errorf("CreateSandbox error = %v, want ErrUnavailable", err)
 	}
 	if err := r.RemoveSandbox(r.ctx(), p); !errdefs.IsUnavailable(err) {
-		t.Errorf("remove while it fails: %v", err)
+		t.Errorf("RemoveSandbox while the network fails: error = %v, want ErrUnavailable", err)
 	}
 	r.wires.set(nil)
 	r.must(r.RemoveSandbox(r.ctx(), p))
 }
 
-// TestN1FailPoints: an order that fails at any line can be undone, and leaves nothing.
+// TestN1FailPoints: if an order fails at any fail point, the pod can be removed and leaves nothing behind.
 func TestN1FailPoints(t *testing.T) {
 	failpoint.Needed(t)
 	r := newRig(t)
@@ -360,7 +362,7 @@ func TestN1FailPoints(t *testing.T) {
 			r.must(failpoint.Arm(name, "1*error"))
 			p := r.podConfig(name)
 			if err := life(p); err == nil || !strings.Contains(err.Error(), name) {
-				t.Errorf("a life with a fault at it: %v", err)
+				t.Errorf("error = %v, want the fail point's", err)
 			}
 			r.must(failpoint.Arm(name, ""))
 			r.must(r.RemoveSandbox(r.ctx(), p))
@@ -370,23 +372,23 @@ func TestN1FailPoints(t *testing.T) {
 		})
 	}
 	if n < 19 {
-		t.Errorf("only %d fail points were visited", n)
+		t.Errorf("only %d fail points were visited, want at least 19", n)
 	}
 }
 
-// TestUnknownAnnotations: they are reported where a person looks, and prevent nothing.
+// TestUnknownAnnotations: Inspect warns about unknown annotations, which have no other effect.
 func TestUnknownAnnotations(t *testing.T) {
 	r := newRig(t)
 	p := r.pod("warned", func(c *runtimeapi.PodSandboxConfig) { c.Annotations["VirtletVCPUsCount"] = "2" })
 	info, err := r.Inspect(r.ctx(), p, nil)
 	r.must(err)
 	if !strings.Contains(fmt.Sprint(info["warnings"]), "VirtletVCPUsCount") {
-		t.Errorf("inspection %v", info)
+		t.Errorf("Inspect = %v, want a warning about VirtletVCPUsCount", info)
 	}
 }
 
-// TestCutOffStart: a start whose caller goes away leaves the container as it was created, and nothing that runs, whether the
-// driver's word of the machine's end comes late or early.
+// TestCutOffStart: if the caller of a start goes away, the container returns to the state Created and no machine runs,
+// whether the driver's event of the machine's end comes early or late.
 func TestCutOffStart(t *testing.T) {
 	failpoint.Needed(t)
 	for _, early := range []bool{false, true} {
@@ -397,7 +399,7 @@ func TestCutOffStart(t *testing.T) {
 			if early {
 				h, err := r.ledger.Find(c.ID, c.ID)
 				r.must(err)
-				r.driver.told = func() {
+				r.driver.destroyed = func() {
 					if _, l := h.Snapshot(); l != nil {
 						<-l.ended
 					}
@@ -413,9 +415,9 @@ func TestCutOffStart(t *testing.T) {
 			}
 			r.wantState(p, c, sandbox.StateCreated)
 			if s := r.driver.guest(c.ID).state; s.Phase == machine.Running {
-				t.Errorf("the machine is %+v", s)
+				t.Errorf("the machine's state = %+v, want it not running", s)
 			}
-			r.driver.told = nil
+			r.driver.destroyed = nil
 			r.must(r.StartContainer(r.ctx(), p, c))
 		})
 	}

@@ -18,17 +18,17 @@ var (
 )
 
 const (
-	// The firmware's log is polled at intervals that double from pollMin to pollMax, and start over when the machine
-	// reboots. pollMax is how long a firmware waits before it looks for a boot device again.
+	// The firmware's log is polled at intervals that double from pollMin to pollMax, and restart at pollMin when the
+	// machine reboots. pollMax is the interval at which a firmware searches for a boot device again.
 	pollMin, pollMax = 250 * time.Millisecond, firmware.RetryTime
-	// killTime bounds one attempt to end a machine that cannot boot.
+	// killTime bounds one attempt to kill a machine that cannot boot.
 	killTime = 30 * time.Second
 )
 
 func (b *Backend) bootTimeout() time.Duration { return time.Duration(b.cfg.VM.BootTimeout) }
 
-// watchBoot polls the firmware's log for as long as the machine runs. It ends a machine that cannot boot, and notes in the
-// container's log when the guest shows no sign of life for vm.boot_timeout.
+// watchBoot polls the firmware's log while the machine runs. It kills a machine that cannot boot, and writes to the
+// container's log if the guest shows no sign of life for vm.boot_timeout.
 func (b *Backend) watchBoot(h *handle, l *life, started time.Time) {
 	var report firmware.Report
 	var silence <-chan time.Time
@@ -41,7 +41,7 @@ func (b *Backend) watchBoot(h *handle, l *life, started time.Time) {
 		defer timer.Stop()
 		silence = timer.C
 	}
-	due := false
+	timedOut := false
 	for pause := pollMin; ; pause = min(2*pause, pollMax) {
 		if b.readFirmware(h.ID, &report) {
 			pause = pollMin
@@ -49,9 +49,9 @@ func (b *Backend) watchBoot(h *handle, l *life, started time.Time) {
 		if b.endUnbootable(h, l, &report) {
 			return
 		}
-		if due {
+		if timedOut {
 			b.noteSilence(h, l, report)
-			due = false
+			timedOut = false
 		}
 		select {
 		case <-l.ended:
@@ -59,63 +59,62 @@ func (b *Backend) watchBoot(h *handle, l *life, started time.Time) {
 		case <-b.ctx.Done():
 			return
 		case <-silence:
-			due = true
+			timedOut = true
 		case <-time.After(pause):
 		}
 	}
 }
 
-// readFirmware adds what the firmware has written since the last call to the report, and reports whether the machine has
-// rebooted.
+// readFirmware adds the firmware's output since the last call to report. It returns whether the machine has rebooted.
 func (b *Backend) readFirmware(id string, report *firmware.Report) (rebooted bool) {
-	said, err := b.cfg.Driver.Firmware(b.ctx, id)
+	output, err := b.cfg.Driver.Firmware(b.ctx, id)
 	if err != nil {
-		b.log.Debug("the firmware's log of a machine cannot be read", "container", id, "err", err)
+		b.log.Debug("cannot read the firmware's log", "container", id, "err", err)
 	}
-	return report.Read(said)
+	return report.Read(output)
 }
 
-// endUnbootable ends a machine that cannot boot, and reports whether it did. The reason is recorded first, so that it is the
-// same if the daemon restarts before the machine has ended.
+// endUnbootable kills a machine that cannot boot, and reports whether the watch is over. It records the reason first,
+// so that the reason is the same if the daemon restarts before the machine has ended.
 func (b *Backend) endUnbootable(h *handle, l *life, report *firmware.Report) bool {
-	s, now := h.Snapshot()
+	s, current := h.Snapshot()
 	why := s.NoBoot
 	switch {
-	case now != l:
+	case current != l:
 		return true
 	case why != "": // recorded by an earlier attempt or an earlier daemon
 	case report.Failed:
-		why = "the machine's firmware found no bootable device; it said: " + strings.Join(report.Lines, "; ")
+		why = "the machine's firmware found no bootable device; its output: " + strings.Join(report.Lines, "; ")
 	case report.HandedOver && s.Unbootable != "":
 		why = "no bootable device: " + s.Unbootable
 	default:
 		return false
 	}
 	if err := b.refuseBoot(h, l, why, report.Lines); err != nil {
-		b.log.Error("a machine that cannot boot has not ended; will try again", "container", h.ID, "reason", why, "err", err)
+		b.log.Error("cannot kill a machine that cannot boot; will retry", "container", h.ID, "reason", why, "err", err)
 		return false
 	}
 	return true
 }
 
-// refuseBoot writes to the record, the daemon's log and the container's log why a machine cannot boot, and ends the machine.
+// refuseBoot writes the reason to the state, the daemon's log and the container's log, and kills the machine.
 func (b *Backend) refuseBoot(h *handle, l *life, why string, lines []string) error {
 	ctx, cancel := context.WithTimeout(b.ctx, killTime)
 	defer cancel()
 	if err := fpNoBootHeard.Hit(ctx); err != nil {
 		return err
 	}
-	var noted bool
-	present, err := h.Update(l, func(s *state) { noted, s.NoBoot = s.NoBoot != "", why })
-	if !present {
+	var logged bool
+	current, err := h.Update(l, func(s *state) { logged, s.NoBoot = s.NoBoot != "", why })
+	if !current {
 		return nil
 	}
-	if !noted {
-		b.log.Warn("a machine cannot boot; ending it", "container", h.ID, "reason", why)
+	if !logged {
+		b.log.Warn("machine cannot boot; killing it", "container", h.ID, "reason", why)
 		err = errors.Join(err, b.note(l, lines, why))
 	}
 	if err != nil {
-		b.log.Error("cannot record why a machine does not boot", "container", h.ID, "err", err)
+		b.log.Error("cannot record why a machine cannot boot", "container", h.ID, "err", err)
 	}
 	if err := fpNoBootRecorded.Hit(ctx); err != nil {
 		return err
@@ -123,26 +122,26 @@ func (b *Backend) refuseBoot(h *handle, l *life, why string, lines []string) err
 	return b.force(ctx, h, l)
 }
 
-// note writes the firmware's lines and what they mean to the container's log.
-func (b *Backend) note(l *life, lines []string, what string) error {
+// note writes the firmware's output, and a message that explains it, to the container's log.
+func (b *Backend) note(l *life, lines []string, message string) error {
 	var errs []error
 	for _, line := range lines {
 		errs = append(errs, l.console.Note("firmware: "+line))
 	}
-	return errors.Join(append(errs, l.console.Note("tripod: "+what))...)
+	return errors.Join(append(errs, l.console.Note("tripod: "+message))...)
 }
 
-// noteSilence notes once, in the container's log, that a guest shows no sign of life. The machine goes on running: its guest
-// may not use the serial console.
+// noteSilence writes to the container's log, once, that the guest shows no sign of life. The machine keeps running,
+// because its guest may simply not use the serial console.
 func (b *Backend) noteSilence(h *handle, l *life, report firmware.Report) {
 	s, _ := h.Snapshot()
 	if s.Silent || b.isAlive(h.ID, s, l) {
 		return
 	}
-	what := fmt.Sprintf("the guest has shown no sign of life in %s: nothing on its first serial port (console=ttyS0), no agent, nothing written to a disk. "+
-		"Either it does not use them, or it did not boot: its boot loader or its kernel may be damaged, or wait on a screen (annotation tripod.dev/vm.vnc shows that)", b.bootTimeout())
-	b.log.Warn("a machine may not have booted", "container", h.ID, "firmware", strings.Join(report.Lines, "; "), "timeout", b.bootTimeout())
-	err := b.note(l, report.Lines, what)
+	message := fmt.Sprintf("the guest has shown no sign of life in %s: no output on its first serial port (console=ttyS0), no agent, no write to a disk. "+
+		"Either it uses none of them, or it did not boot: its boot loader or kernel may be damaged, or wait for input on the screen (see annotation tripod.dev/vm.vnc)", b.bootTimeout())
+	b.log.Warn("machine may not have booted", "container", h.ID, "firmware", strings.Join(report.Lines, "; "), "timeout", b.bootTimeout())
+	err := b.note(l, report.Lines, message)
 	if err == nil {
 		err = h.Set(func(s *state) { s.Silent = true })
 	}
@@ -151,7 +150,7 @@ func (b *Backend) noteSilence(h *handle, l *life, report firmware.Report) {
 	}
 }
 
-// isAlive reports whether the guest has shown any activity since its start.
+// isAlive reports whether the guest has shown any activity since its start, or if that is unknown.
 func (b *Backend) isAlive(id string, s state, l *life) bool {
 	if a := l.agent.Load(); a != nil && a.Ready() || sizeOf(s.Definition.SerialLog) > s.SerialBefore {
 		return true
@@ -160,7 +159,7 @@ func (b *Backend) isAlive(id string, s state, l *life) bool {
 	defer cancel()
 	figures, err := b.cfg.Driver.Stats(ctx, id)
 	if err != nil {
-		return true // unknown
+		return true
 	}
 	for _, disk := range figures.Blocks {
 		if disk.WriteOps > 0 {

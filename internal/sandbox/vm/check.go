@@ -23,8 +23,8 @@ import (
 // Finding is one result of Check.
 type Finding = machine.Finding
 
-// Check tries what machines need on this host, and leaves nothing behind. Without QEMU everything but machines works, so
-// findings are required only where the configuration names an emulator.
+// Check tests whether this host can run machines, and leaves nothing behind. Pods of other kinds run without QEMU, so
+// findings are required only if the configuration names an emulator.
 func Check(ctx context.Context, c Config) []Finding {
 	tree, err := c.cgroups()
 	if err != nil {
@@ -45,11 +45,11 @@ func Check(ctx context.Context, c Config) []Finding {
 	return append(findings, checkNetwork(ctx, required))
 }
 
-// checkVirtiofs has a directory shared by virtio-fs. Without it machines use 9p.
+// checkVirtiofs shares a directory by virtio-fs. The finding is not required, because machines can use 9p.
 func checkVirtiofs(ctx context.Context, probe *virtiofsd.Prober) Finding {
 	f := Finding{
-		Subject: "virtiofsd", OK: true, Detail: probe.Program + ": serves a directory, as root of a user namespace of its own",
-		Remedy: "install virtiofsd (Debian 12: qemu-system-common), or set vm.virtiofsd; allow user namespaces (user.max_user_namespaces). Until then machines have directories by 9p, without owners, and copies of Secrets and ConfigMaps",
+		Subject: "virtiofsd", OK: true, Detail: probe.Program + ": serves a directory, as root in its own user namespace",
+		Remedy: "install virtiofsd (Debian 12: qemu-system-common), or set vm.virtiofsd; allow user namespaces (user.max_user_namespaces). Until then machines get directories by 9p, without owners, and copies of Secrets and ConfigMaps",
 	}
 	if err := probe.Probe(ctx); err != nil {
 		f.OK, f.Detail = false, err.Error()
@@ -57,18 +57,17 @@ func checkVirtiofs(ctx context.Context, probe *virtiofsd.Prober) Finding {
 	return f
 }
 
-// checkNetwork joins a tap to a link in a namespace of its own.
+// checkNetwork connects a tap to a link in a temporary network namespace.
 func checkNetwork(ctx context.Context, required bool) Finding {
-	f := Finding{Subject: "vm network", Required: required, OK: true, Detail: "a tap is joined to a pod's link by tc u32 and mirred",
+	f := Finding{Subject: "vm network", Required: required, OK: true, Detail: "tc u32 and mirred connect a tap to a pod's link",
 		Remedy: "run as root, with /dev/net/tun and the kernel modules tun, sch_ingress, cls_u32 and act_mirred"}
-	if err := tryTap(ctx); err != nil {
+	if err := testTap(ctx); err != nil {
 		f.OK, f.Detail = false, err.Error()
 	}
 	return f
 }
 
-// tryTap joins a tap to a link.
-func tryTap(ctx context.Context) (err error) {
+func testTap(ctx context.Context) (err error) {
 	dir, err := os.MkdirTemp("", "tripod-check-")
 	if err != nil {
 		return err
@@ -76,20 +75,20 @@ func tryTap(ctx context.Context) (err error) {
 	defer os.RemoveAll(dir)
 	netthread.Run(func() (restored bool) {
 		if err = unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			err = fmt.Errorf("a network namespace: %w", err)
-			return false // the thread ends, and the namespace with it
+			err = fmt.Errorf("make a network namespace: %w", err)
+			return false // the thread ends, and its namespace with it
 		}
-		err = wireHere(ctx, fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()), filepath.Join(dir, "taps.json"))
+		err = wireLink(ctx, fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()), filepath.Join(dir, "taps.json"))
 		return false
 	})
 	return err
 }
 
-// wireHere makes a link in the namespace of the calling thread, whose path is netns, and joins a tap to it.
-func wireHere(ctx context.Context, netns, record string) error {
+// wireLink makes a link in the calling thread's network namespace, whose path is netns, and connects a tap to it.
+func wireLink(ctx context.Context, netns, record string) error {
 	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "peer0"}
 	if err := errors.Join(netlink.LinkAdd(link), netlink.LinkSetUp(link)); err != nil {
-		return fmt.Errorf("a link: %w", err)
+		return fmt.Errorf("make a link: %w", err)
 	}
 	const nobody = 65534
 	wired, err := tap.Wire(ctx, netns, tap.Options{Record: record, UID: nobody, GID: nobody})
@@ -97,7 +96,7 @@ func wireHere(ctx context.Context, netns, record string) error {
 		return err
 	}
 	if len(wired) != 1 {
-		return fmt.Errorf("%d taps for one link", len(wired))
+		return fmt.Errorf("one link got %d taps", len(wired))
 	}
 	opened, err := tap.Open(ctx, netns, wired[0].Tap)
 	if err != nil {

@@ -31,24 +31,23 @@ var (
 	fpCreated   = failpoint.New("vm.create-container.created")
 )
 
-// plan is everything that CreateContainer makes a machine from.
+// plan holds everything from which CreateContainer makes a machine.
 type plan struct {
 	pod       *sandbox.Pod
 	container *sandbox.Container
 	at        *pod
 	options   annotations.Options
 	files     *image.DiskFiles
-	// root is the root disk on a block device, if the pod has one.
+	// root is the root disk, if it is on a block device.
 	root       rootdisk.Disk
 	interfaces []tap.Interface
 	volumes    volumes
 	warnings   []string
-	// unbootable is state.Unbootable.
-	unbootable string
+	unbootable string // see state.Unbootable
 }
 
-// CreateContainer implements sandbox.Backend. It leases the image, makes the root disk, the cloud-init image and the definition,
-// and finds what is wrong with the image or the volumes.
+// CreateContainer implements sandbox.Backend. It checks the image and the volumes, leases the image, and makes the root
+// disk, the cloud-init image and the definition.
 func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (sandbox.Resolved, error) {
 	o, err := b.plan(ctx, p, c)
 	if err != nil {
@@ -69,7 +68,7 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 		return sandbox.Resolved{}, err
 	}
 	for _, w := range o.warnings {
-		b.log.Warn("container of a vm pod", "container", c.ID, "warning", w)
+		b.log.Warn("container configuration", "container", c.ID, "warning", w)
 	}
 	err = b.ledger.Create(p.ID, c.ID, state{
 		Record: ledger.Record{ID: c.ID, Phase: ledger.Created}, Image: c.ImageID, Layout: string(o.files.Layout), Definition: definition,
@@ -81,7 +80,7 @@ func (b *Backend) CreateContainer(ctx context.Context, p *sandbox.Pod, c *sandbo
 	return sandbox.Resolved{Mounts: o.volumes.mounts, StopSignal: runtimeapi.Signal_SIGNAL_SIGTERM}, fpCreated.Hit(ctx)
 }
 
-// plan gathers what the machine is made from, and leases its image.
+// plan checks and collects everything from which the machine is made, and leases its image.
 func (b *Backend) plan(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (o *plan, err error) {
 	o = &plan{pod: p, container: c}
 	if o.at, err = b.sandbox(p.ID); err != nil {
@@ -90,9 +89,9 @@ func (b *Backend) plan(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	if o.options, _, err = annotations.Parse(p.Config.GetAnnotations()); err != nil {
 		return nil, err
 	}
-	made, err := b.cfg.Images.Machine(ctx, c.ImageID)
+	img, err := b.cfg.Images.Machine(ctx, c.ImageID)
 	if err != nil {
-		return nil, fmt.Errorf("image of the machine: %w", err)
+		return nil, fmt.Errorf("the machine's image: %w", err)
 	}
 	driver, why, err := b.shareDriver(ctx, o)
 	if err != nil {
@@ -103,22 +102,22 @@ func (b *Backend) plan(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 		return nil, err
 	}
 	if why != "" && len(o.volumes.guestMounts) > 0 {
-		b.log.Warn("volumes of a machine", "container", c.ID, "warning", why)
+		b.log.Warn("volumes of a machine are limited", "container", c.ID, "reason", why)
 		o.warnings = append(o.warnings, why)
 	}
 	o.volumes.scratch(o.options.ScratchDisks, func(disk string) string { return b.cfg.scratchFile(c.ID, disk) })
 	if o.interfaces, err = b.cfg.Network.Read(b.cfg.tapsFile(p.ID)); err != nil {
 		return nil, fmt.Errorf("the pod's taps: %w", err)
 	}
-	if size := o.options.RootVolumeSize; made.Format != "" && size > 0 && size < made.VirtualSize {
+	if size := o.options.RootVolumeSize; img.Format != "" && size > 0 && size < img.VirtualSize {
 		return nil, fmt.Errorf("annotation VirtletRootVolumeSize (tripod.dev/vm.root-volume-size): %d bytes are less than the %d of the image's disk, which cannot shrink: %w",
-			size, made.VirtualSize, errdefs.ErrInvalidArgument)
+			size, img.VirtualSize, errdefs.ErrInvalidArgument)
 	}
-	if len(c.Config.GetArgs()) > 0 && made.Layout != image.LayoutKernel {
-		return nil, fields.Unsupported("args", "%q: only an image with a kernel of its own has a command line; a disk boots what is on it", c.Config.GetArgs())
+	if len(c.Config.GetArgs()) > 0 && img.Layout != image.LayoutKernel {
+		return nil, fields.Unsupported("args", "%q: only an image with its own kernel has a command line; a disk boots the system on it", c.Config.GetArgs())
 	}
 	if o.files, err = b.cfg.Images.OpenDisk(ctx, c.ID, c.ImageID); err != nil {
-		return nil, fmt.Errorf("image of the machine: %w", err)
+		return nil, fmt.Errorf("the machine's image: %w", err)
 	}
 	if err := fpLeased.Hit(ctx); err != nil {
 		o.files.Close()
@@ -127,14 +126,14 @@ func (b *Backend) plan(ctx context.Context, p *sandbox.Pod, c *sandbox.Container
 	return o, nil
 }
 
-// makeDisks makes the root disk and the cloud-init image, and replaces what an earlier attempt has left.
+// makeDisks makes the root disk, the scratch disks and the cloud-init image. It replaces those of an earlier attempt.
 func (b *Backend) makeDisks(ctx context.Context, o *plan) error {
 	id := o.container.ID
 	if err := os.RemoveAll(b.cfg.diskDir(id)); err != nil {
-		return sandbox.DiskError(fmt.Errorf("the machine's directory: %w", err))
+		return sandbox.DiskError(fmt.Errorf("clear the machine's directory: %w", err))
 	}
 	if err := os.MkdirAll(b.cfg.diskDir(id), 0o700); err != nil {
-		return sandbox.DiskError(fmt.Errorf("the machine's directory: %w", err))
+		return sandbox.DiskError(fmt.Errorf("make the machine's directory: %w", err))
 	}
 	if err := b.makeSerialDir(id); err != nil {
 		return err
@@ -164,7 +163,7 @@ func (b *Backend) makeDisks(ctx context.Context, o *plan) error {
 	return fpCloudInit.Hit(ctx)
 }
 
-// makeRoot makes the root disk: an overlay on the image's disk, or a copy of it on the pod's block device.
+// makeRoot makes the root disk: an overlay on the image's disk, or a copy of that disk on the pod's block device.
 func (b *Backend) makeRoot(ctx context.Context, o *plan) error {
 	if o.volumes.root == "" {
 		if o.files.Disk == nil {
@@ -177,7 +176,7 @@ func (b *Backend) makeRoot(ctx context.Context, o *plan) error {
 		return nil
 	}
 	if o.files.Disk == nil {
-		return fields.Invalid("devices", "%s at / is to be the root disk, and the image has no disk to begin it with", o.volumes.root)
+		return fields.Invalid("devices", "%s at / would be the root disk, but the image has no disk to copy to it", o.volumes.root)
 	}
 	info, err := o.files.Disk.Stat()
 	if err != nil {
@@ -188,15 +187,15 @@ func (b *Backend) makeRoot(ctx context.Context, o *plan) error {
 		return sandbox.DiskError(err)
 	}
 	if o.root.Image != o.container.ImageID {
-		o.warnings = append(o.warnings, fmt.Sprintf("the root disk on %s was made of the image %s and is kept; annotation root-device-overwrite: image replaces it", o.volumes.root, o.root.Image))
+		o.warnings = append(o.warnings, fmt.Sprintf("the root disk on %s was made from image %s and is kept; annotation root-device-overwrite: image replaces it", o.volumes.root, o.root.Image))
 	}
 	if size := o.options.RootVolumeSize; size > o.root.Size {
-		o.warnings = append(o.warnings, fmt.Sprintf("annotation root-volume-size: the root disk has the %d bytes that its device has room for", o.root.Size))
+		o.warnings = append(o.warnings, fmt.Sprintf("annotation root-volume-size: the root disk has only %d bytes, the size of its device", o.root.Size))
 	}
 	return nil
 }
 
-// inspectRoot finds out whether the firmware can boot the root disk.
+// inspectRoot sets o.unbootable if the firmware cannot boot the root disk.
 func (o *plan) inspectRoot() error {
 	if o.files.Kernel != nil {
 		return nil // QEMU loads the kernel
@@ -211,7 +210,7 @@ func (o *plan) inspectRoot() error {
 	return err
 }
 
-// openRoot opens the root disk with the content that the guest will find.
+// openRoot opens the root disk with the content that the guest will see.
 func (o *plan) openRoot() (disk io.ReaderAt, size uint64, closeDisk func(), err error) {
 	if o.volumes.root != "" {
 		device, err := os.Open(o.volumes.root)
@@ -235,7 +234,7 @@ func (o *plan) openRoot() (disk io.ReaderAt, size uint64, closeDisk func(), err 
 	return q, size, q.Close, nil
 }
 
-// cloudInit returns what cloud-init tells the guest at its first boot.
+// cloudInit returns the input of the cloud-init image, which the guest reads at its first boot.
 func (b *Backend) cloudInit(o *plan) cloudinit.Input {
 	dns := o.pod.Config.GetDnsConfig()
 	in := cloudinit.Input{

@@ -12,11 +12,11 @@ import (
 )
 
 const (
-	// rootID is the ID of the root disk, and its serial number in the guest.
+	// rootID is the ID of the root disk and its serial number in the guest.
 	rootID = "root"
-	// minMemory is the least memory of a guest in bytes: enough for a kernel to report that it has too little.
+	// minMemory is the minimum memory of a guest in bytes: enough for a kernel to report that it needs more.
 	minMemory = 16 << 20
-	// defaultCmdline is for images without a command line. It sends the kernel's messages to the container's log.
+	// defaultCmdline is used for images without a command line. It sends the kernel's messages to the container's log.
 	defaultCmdline = "console=ttyS0"
 )
 
@@ -62,7 +62,7 @@ func (b *Backend) definition(o *plan) (machine.Definition, error) {
 		d.NICs = append(d.NICs, machine.NIC{MAC: n.MAC, MTU: n.MTU, Netns: o.pod.Netns, Tap: n.Tap})
 	}
 	if d.LibvirtCPU != "" && b.cfg.Driver.Name() != "libvirt" {
-		return d, fields.Unsupported("annotation VirtletLibvirtCPUSetting", `the driver here is %q; name a model with VirtletCPUModel, or set vm.driver = "libvirt"`, b.cfg.Driver.Name())
+		return d, fields.Unsupported("annotation VirtletLibvirtCPUSetting", `this node's driver is %q; name a model with VirtletCPUModel, or set vm.driver = "libvirt"`, b.cfg.Driver.Name())
 	}
 	return d, nil
 }
@@ -71,7 +71,7 @@ func readOnlyDisk(id, path string, bus machine.Bus) machine.Disk {
 	return machine.Disk{ID: id, File: machine.File{Path: path}, Format: "raw", ReadOnly: true, Bus: bus}
 }
 
-// cpus returns the annotation's number, or as many CPUs as the quota can keep busy, or the default.
+// cpus returns the number of CPUs: from the annotation, otherwise from the quota, rounded up, otherwise the default.
 func (b *Backend) cpus(o *plan, res *runtimeapi.LinuxContainerResources) int {
 	if o.options.VCPUsSet {
 		return o.options.VCPUs

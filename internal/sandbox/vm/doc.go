@@ -1,6 +1,6 @@
-// Package vm runs unit pods whose one container is a virtual machine: its image is the machine's disk, or its kernel. The
-// daemon's part is here: it joins the image, the pod's network, cloud-init, the console and the guest's agent to a
-// definition, and has a driver (internal/sandbox/vm/internal/machine) run it.
+// Package vm runs unit pods whose one container is a virtual machine. The container's image holds the machine's disk or
+// kernel. The package makes a definition from the image, the pod's network, cloud-init, the console and the guest's
+// agent, and has a driver (internal/sandbox/vm/internal/machine) run it.
 //
 //	node ──▶ Backend                                    <Root>/pods/<id>/              survives a reboot
 //	           │ CreateSandbox                              root.qcow2                 overlay on the image's disk
@@ -11,17 +11,17 @@
 //	           │ StartContainer
 //	           ▼   console · agent
 //	         machine.Driver ──▶ QEMU                     outlives the daemon
-//	           │ Event: it ended, and how
+//	           │ Event: the machine ended, and how
 //	           ▼
 //	         log complete ──▶ state ──▶ node
 //
-// What a machine is doing is known by the driver, which keeps its end until the next start. The files say what was ordered
-// (created, started, exited), so that a daemon that was killed at any line can tell a machine that never started from one
+// The driver knows the state of each machine, and keeps how it ended until the next start. The files record the orders
+// (created, started, exited). So a daemon that was killed at any line can tell a machine that never started from one
 // that has ended.
 //
-// A container that is started again is the same machine with the same root disk. The next attempt is a new container: its
-// overlay is fresh.
+// A container that is started again is the same machine with the same root disk. The next attempt is a new container
+// with a new overlay.
 //
-// Begin with Open, which chooses the driver and finds the programs; the Backend does not know which driver it has. The
-// package must not decide states (the node does) or make a network: the pod's exists before the backend is called.
+// Begin with Open, which chooses the driver and finds the programs. The Backend does not know which driver it has. The
+// package must not decide states (the node does) or make the pod's network, which exists before the backend is called.
 package vm

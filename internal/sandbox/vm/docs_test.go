@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestHarmlessIsDocumented: docs/vm-fields.md ends with the table of what is accepted and not acted upon.
+// TestHarmlessIsDocumented: docs/vm-fields.md ends with the table of fields that are accepted without effect.
 func TestHarmlessIsDocumented(t *testing.T) {
 	var table strings.Builder
 	for _, field := range slices.Sorted(maps.Keys(Harmless)) {
@@ -24,7 +24,7 @@ func TestHarmlessIsDocumented(t *testing.T) {
 	}
 }
 
-// TestCheckNetwork: a tap can be joined to a link here, or it says what is missing.
+// TestCheckNetwork: the test's host can connect a tap to a link.
 func TestCheckNetwork(t *testing.T) {
 	if f := checkNetwork(t.Context(), true); !f.OK {
 		t.Errorf("%s: %s", f.Subject, f.Detail)

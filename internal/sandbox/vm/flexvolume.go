@@ -10,8 +10,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/fields"
 )
 
-// flexVolume matches the path of a flexVolume: pods/UID/volumes/VENDOR~DRIVER/NAME. The kubelet's own plugins, CSI among them,
-// have the vendor kubernetes.io.
+// flexVolume matches the path of a flexVolume: pods/UID/volumes/VENDOR~DRIVER/NAME. The kubelet's own plugins,
+// including CSI, have the vendor kubernetes.io.
 var flexVolume = regexp.MustCompile(`/pods/[^/]+/volumes/([^/~]+)~([^/]+)/([^/]+)(?:/|$)`)
 
 const kubernetesVendor = "kubernetes.io"
@@ -25,23 +25,24 @@ func flexDriver(m *runtimeapi.Mount) (driver, volume string, ok bool) {
 	return found[1] + "/" + found[2], found[3], true
 }
 
-// virtletDriver is Virtlet's driver. The directory holds a description of a disk (an image file, a device, or a Ceph volume with
-// its secret), which Virtlet turns into the disk.
+// virtletDriver is Virtlet's flexVolume driver. Its directories hold the description of a disk (an image file, a
+// device, or a Ceph volume with its secret), from which Virtlet makes the disk.
 const virtletDriver = "virtlet/flexvolume_driver"
 
-// refuseFlexVolume refuses Virtlet's volumes: a guest that shared the directory would get the description instead of the disk.
+// refuseFlexVolume refuses volumes of Virtlet's driver: if the directory were shared, the guest would get the
+// description of the disk instead of the disk.
 func refuseFlexVolume(field string, m *runtimeapi.Mount) error {
 	if driver, volume, ok := flexDriver(m); ok && driver == virtletDriver {
-		return fields.Unsupported(field+".host_path", "the volume %q is a disk of Virtlet's flexVolume driver, which is not made here; give the machine block devices by volumeDevices, empty disks by the annotation scratch-disks", volume)
+		return fields.Unsupported(field+".host_path", "the volume %q is a disk of Virtlet's flexVolume driver, which is not supported; give the machine block devices with volumeDevices, empty disks with the annotation scratch-disks", volume)
 	}
 	return nil
 }
 
-// flexWarnings lists the flexVolumes of other drivers, which are shared as directories.
+// flexWarnings returns a warning for each flexVolume: the directory is shared as the driver left it.
 func flexWarnings(mounts []*runtimeapi.Mount) (warnings []string) {
 	for _, m := range mounts {
 		if driver, volume, ok := flexDriver(m); ok {
-			warnings = append(warnings, fmt.Sprintf("the flexVolume %q of the driver %s, at %s, is shared with the guest as a directory, whatever the driver has put there", volume, driver, m.GetContainerPath()))
+			warnings = append(warnings, fmt.Sprintf("the flexVolume %q of driver %s, at %s, is shared with the guest as a directory, with whatever content the driver put there", volume, driver, m.GetContainerPath()))
 		}
 	}
 	return warnings

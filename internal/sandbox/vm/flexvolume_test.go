@@ -10,7 +10,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// TestFlexVolume: that a flexVolume is shared as a directory is said where a person looks; of the kubelet's own volumes nothing is.
+// TestFlexVolume: Inspect warns that a flexVolume is shared as a directory. It does not warn about the kubelet's own
+// volumes.
 func TestFlexVolume(t *testing.T) {
 	r := newRig(t)
 	p := r.pod("flex")
@@ -25,9 +26,9 @@ func TestFlexVolume(t *testing.T) {
 	info, err := r.Inspect(r.ctx(), p, c)
 	r.must(err)
 	if said := fmt.Sprint(info); !strings.Contains(said, "example.com/nfs, at /data,") || strings.Contains(said, "empty-dir, at") || strings.Count(said, "flexVolume") != 1 {
-		t.Errorf("inspection %s", said)
+		t.Errorf("Inspect = %s, want one warning, about example.com/nfs", said)
 	}
 	if d := r.driver.guest(c.ID).definition; len(d.Shares) != 2 {
-		t.Errorf("shares %+v", d.Shares)
+		t.Errorf("shares = %+v, want 2", d.Shares)
 	}
 }

@@ -25,11 +25,10 @@ var (
 )
 
 const (
-	// drainTime bounds the wait for the last of a machine's output to be in the log.
+	// drainTime bounds the wait until a machine's last output is in the log.
 	drainTime = 10 * time.Second
-	// pressAgain is how long a guest may take to notice the power button before it is pressed again: one whose kernel was
-	// not up yet has missed it.
-	pressAgain = time.Second
+	// pressInterval is the time between presses of the power button. A guest whose kernel is not up yet misses a press.
+	pressInterval = time.Second
 )
 
 // handle is one container of the ledger.
@@ -42,23 +41,23 @@ type life struct {
 	console   *console.Console
 	agent     atomic.Pointer[agent.Agent]
 	qga       *agent.QGA
-	// claimed is set by the first to report the end; ended is closed when that is in the handle's state and on the disk.
-	claimed atomic.Bool
-	ended   chan struct{}
-	// oomKills is oomKills of the cgroup before the start.
+	// recording is set by the first call of record. ended is closed once the end is in the handle's state and on disk.
+	recording atomic.Bool
+	ended     chan struct{}
+	// oomKills is the cgroup's count of OOM kills before the start.
 	oomKills uint64
-	// failed is set by a start that failed before it kills the machine, for the first to report the end.
+	// failed is set by a failed start before it kills the machine. record then uses it instead of the driver's event.
 	failed atomic.Pointer[failedStart]
 }
 
-// failedStart is the end of a start that failed; only its caller learns of it.
+// failedStart is how a failed start ended. It is reported only to the caller of the start, not as an event.
 type failedStart struct {
 	end machine.State
-	// undone: the container is as it was created.
+	// undone means that the container returns to the state Created.
 	undone bool
 }
 
-// close releases the machine's sockets and its log.
+// close closes the machine's sockets and log.
 func (l *life) close() {
 	if a := l.agent.Load(); a != nil {
 		a.Close()
@@ -71,31 +70,31 @@ func (b *Backend) Status(_ context.Context, p *sandbox.Pod, c *sandbox.Container
 	return b.ledger.Status(p.ID, c.ID)
 }
 
-// machineEnded takes the driver's event that a machine has ended. It does not wait for the log.
+// machineEnded handles the driver's event that a machine has ended. It does not wait for the log.
 func (b *Backend) machineEnded(e machine.Event) {
 	h := b.ledger.Loaded(e.Name)
 	if h == nil {
 		return
 	}
 	s, l := h.Snapshot()
-	if l == nil || !e.State.StartedAt.IsZero() && e.State.StartedAt.Equal(s.Former) {
-		return // of a run that is over already
+	if l == nil || !e.State.StartedAt.IsZero() && e.State.StartedAt.Equal(s.PreviousStart) {
+		return // the event of an earlier run
 	}
 	b.tasks.Go(guard.Func(b.log, "end of a machine", func() { b.finish(h, l, e.State) }))
 }
 
-// finish records the end of a life and reports it, once: the first to report the end decides how it was. It returns when that is
-// done, whoever does it.
+// finish records and reports the end of a run, unless another call already does, and returns when the end is recorded.
+// The first call decides how the run ended.
 func (b *Backend) finish(h *handle, l *life, end machine.State) {
 	if status, ok := b.record(h, l, end); ok {
 		b.ledger.Report(sandbox.Event{PodID: h.PodID, ContainerID: h.ID, Status: status})
 	}
 }
 
-// record puts the end of a life into the handle and on the disk once its log is complete, unless that has been done. It reports
-// whether the node must hear of it.
+// record waits until the log is complete, and then writes the end of a run to the handle and to disk. If another call
+// already does that, record waits for it. It returns the status, and whether to report an event.
 func (b *Backend) record(h *handle, l *life, end machine.State) (sandbox.Status, bool) {
-	if !l.claimed.CompareAndSwap(false, true) {
+	if !l.recording.CompareAndSwap(false, true) {
 		<-l.ended
 		return sandbox.Status{}, false
 	}
@@ -118,12 +117,12 @@ func (b *Backend) record(h *handle, l *life, end machine.State) (sandbox.Status,
 	return status, failed == nil
 }
 
-// drain waits until all that the machine has said is in the log, and closes its console.
+// drain waits until all of the machine's output is in the log, and closes l.
 func (b *Backend) drain(id string, l *life) {
 	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
 	defer cancel()
 	if err := l.console.Drain(ctx); err != nil {
-		b.log.Error("the log of a machine that has ended is not complete", "container", id, "err", err)
+		b.log.Error("the log of an ended machine is incomplete", "container", id, "err", err)
 	}
 	l.close()
 }
@@ -145,15 +144,15 @@ func (b *Backend) StopContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.
 	return fpStopped.Hit(ctx)
 }
 
-// askToEnd presses the power button and waits for the end, for grace at most.
+// askToEnd presses the power button, repeatedly, until the machine ends or grace is over.
 func (b *Backend) askToEnd(ctx context.Context, id string, l *life, grace time.Duration) error {
 	over := time.NewTimer(grace)
 	defer over.Stop()
-	again := time.NewTicker(pressAgain)
+	again := time.NewTicker(pressInterval)
 	defer again.Stop()
 	for first := true; ; first = false {
 		if err := b.cfg.Driver.Shutdown(ctx, id); err != nil && ctx.Err() == nil {
-			b.log.Warn("press the power button", "container", id, "err", err)
+			b.log.Warn("cannot press the power button", "container", id, "err", err)
 		}
 		if first {
 			if err := fpPressed.Hit(ctx); err != nil {
@@ -172,7 +171,7 @@ func (b *Backend) askToEnd(ctx context.Context, id string, l *life, grace time.D
 	}
 }
 
-// force kills what still runs of a life and returns when its end is recorded.
+// force kills the machine, if it still runs, and returns when its end is recorded.
 func (b *Backend) force(ctx context.Context, h *handle, l *life) error {
 	select {
 	case <-l.ended:
@@ -184,7 +183,7 @@ func (b *Backend) force(ctx context.Context, h *handle, l *life) error {
 	}
 	end, err := b.cfg.Driver.State(ctx, h.ID)
 	if err != nil || end.Phase != machine.Ended {
-		end = machine.State{Cause: machine.CauseKilled, ExitCode: sandbox.ExitKilled, Message: "it was killed"}
+		end = machine.State{Cause: machine.CauseKilled, ExitCode: sandbox.ExitKilled, Message: "the machine was killed"}
 	}
 	b.finish(h, l, end)
 	return nil
@@ -195,7 +194,7 @@ func (b *Backend) RemoveContainer(ctx context.Context, _ *sandbox.Pod, c *sandbo
 	return b.removeContainer(ctx, c.ID)
 }
 
-// removeContainer removes what there is of a container, known or not.
+// removeContainer removes every trace of a container, even if it has no state file.
 func (b *Backend) removeContainer(ctx context.Context, id string) error {
 	h, err := b.ledger.Find(id, id)
 	if err != nil {
@@ -209,7 +208,7 @@ func (b *Backend) removeContainer(ctx context.Context, id string) error {
 		}
 	}
 	if err := b.cfg.Driver.Undefine(ctx, id); err != nil {
-		return fmt.Errorf("forget the machine of container %s: %w", id, err)
+		return fmt.Errorf("remove the machine of container %s: %w", id, err)
 	}
 	if err := fpUndefined.Hit(ctx); err != nil {
 		return err
@@ -218,7 +217,7 @@ func (b *Backend) removeContainer(ctx context.Context, id string) error {
 		return err
 	}
 	if err := b.cfg.Images.CloseDisk(ctx, id); err != nil {
-		return fmt.Errorf("let go of the image of container %s: %w", id, err)
+		return fmt.Errorf("release the image of container %s: %w", id, err)
 	}
 	if err := b.ledger.Remove(id, id); err != nil {
 		return err

@@ -11,11 +11,11 @@ import (
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
-// shortage explains that the pod's parent cgroup is limited to less than a machine with that much memory may take; "" if it is
-// not. A kubelet sets that limit to the requests of the containers plus the overhead of the RuntimeClass, and QEMU needs more
-// than the guest.
+// shortage returns a warning if the pod's parent cgroup has too low a limit for a machine with that much memory in
+// bytes, otherwise "". A kubelet sets the limit to the containers' requests plus the RuntimeClass's overhead, and QEMU
+// needs more memory than the guest.
 //
-// It is a warning only: a guest takes its memory page by page, and may never use all of it.
+// This is only a warning, because a guest takes its memory page by page, and may never use all of it.
 func (b *Backend) shortage(p *sandbox.Pod, memory uint64) string {
 	linux := p.Config.GetLinux()
 	if linux.GetCgroupParent() == "" {
@@ -31,7 +31,7 @@ func (b *Backend) shortage(p *sandbox.Pod, memory uint64) string {
 		quantity(uint64(linux.GetOverhead().GetMemoryLimitInBytes())), quantity(b.cfg.VM.MemoryOverhead))
 }
 
-// outOfMemory explains why the kernel killed a hypervisor for lack of memory, and what to change.
+// outOfMemory explains why the kernel killed the hypervisor for lack of memory, and what to change.
 func (b *Backend) outOfMemory(p *sandbox.Pod, memory uint64) string {
 	if why := b.shortage(p, memory); why != "" {
 		return why
@@ -40,12 +40,12 @@ func (b *Backend) outOfMemory(p *sandbox.Pod, memory uint64) string {
 		quantity(b.cfg.VM.MemoryOverhead), quantity(memory))
 }
 
-// failedEnd returns the end of a failed start, and the caller's error. A driver cannot tell why a hypervisor died as it
-// started; the cgroup's count of kills shows whether memory was the reason.
+// failedEnd returns how a failed start ended, and the error for its caller. A driver cannot tell why a hypervisor died
+// while it started, but the cgroup's count of OOM kills shows whether memory was the reason.
 func (b *Backend) failedEnd(id string, l *life, cause error, def machine.Definition) (machine.State, error) {
 	killed := oomKills(def.Cgroup) > l.oomKills
 	if killed {
-		cause = fmt.Errorf("QEMU was killed for want of memory: %s (%v): %w", b.outOfMemory(l.pod, def.Memory), cause, errdefs.ErrFailedPrecondition)
+		cause = fmt.Errorf("QEMU was killed for lack of memory: %s (%v): %w", b.outOfMemory(l.pod, def.Memory), cause, errdefs.ErrFailedPrecondition)
 	}
 	cause = fmt.Errorf("start container %s: %w", id, cause)
 	end := startError(cause)
@@ -55,8 +55,8 @@ func (b *Backend) failedEnd(id string, l *life, cause error, def machine.Definit
 	return end, cause
 }
 
-// oomKills returns how many processes of a cgroup the kernel has killed for lack of memory, by its own limit or by that of a
-// cgroup above; 0 if unknown.
+// oomKills returns how many processes of a cgroup the kernel has killed because of the memory limit of the cgroup or of
+// a parent; 0 if unknown.
 func oomKills(dir string) uint64 {
 	kills, err := stats.OOMKills(dir)
 	if err != nil {
@@ -65,7 +65,7 @@ func oomKills(dir string) uint64 {
 	return kills
 }
 
-// quantity formats bytes as Kubernetes does, in whole MiB if possible.
+// quantity formats n bytes as a Kubernetes quantity, in whole MiB if possible.
 func quantity(n uint64) string {
 	if n%(1<<20) == 0 {
 		return fmt.Sprintf("%dMi", n>>20)

@@ -10,7 +10,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// limitedPod is a pod whose cgroup a kubelet has limited to so many bytes; 0 is no limit.
+// limitedPod makes a pod whose parent cgroup has a memory limit in bytes; 0 means no limit.
 func (r *rig) limitedPod(name string, limit int64) *sandbox.Pod {
 	r.Helper()
 	tree := r.config.Cgroup
@@ -20,8 +20,8 @@ func (r *rig) limitedPod(name string, limit int64) *sandbox.Pod {
 	return r.pod(name, func(p *runtimeapi.PodSandboxConfig) { p.Linux.CgroupParent = parent })
 }
 
-// TestOutOfMemory: what a machine ended of that the kernel killed is said with what would help: the overhead of the pod's
-// RuntimeClass where the pod's cgroup has no room for it, else the configuration.
+// TestOutOfMemory: the status of a machine that the kernel killed for lack of memory says what to change: the overhead
+// in the pod's RuntimeClass if the pod's cgroup is too small, otherwise the configuration.
 func TestOutOfMemory(t *testing.T) {
 	r := newRig(t, func(c *settings) { c.VM.DefaultMemory, c.VM.MemoryOverhead = 64<<20, 128<<20 })
 	for name, c := range map[string]struct {
@@ -36,23 +36,21 @@ func TestOutOfMemory(t *testing.T) {
 		r.must(r.StartContainer(r.ctx(), p, container))
 		info, err := r.Inspect(r.ctx(), p, container)
 		if warned := info["memoryWarning"] != nil; err != nil || warned != (name == "without") {
-			t.Errorf("%s the overhead: %v, %v", name, info, err)
+			t.Errorf("%s the overhead: Inspect = %v, %v", name, info, err)
 		}
 		r.driver.end(container.ID, machine.CauseOOM, 137)
 		if got := r.waitEnd(container); got.Reason != sandbox.ReasonOOMKilled || !strings.Contains(got.Message, c.says) {
-			t.Errorf("%s the overhead: %+v", name, got)
+			t.Errorf("%s the overhead: status = %+v, want OOMKilled and %q", name, got, c.says)
 		}
 	}
 }
 
-// TestShortageIsOfThePodsOwnCgroup: of what nobody limited nothing is said.
-func TestShortageIsOfThePodsOwnCgroup(t *testing.T) {
+// TestNoShortage: without a parent cgroup, or without a limit on it, there is no warning.
+func TestNoShortage(t *testing.T) {
 	r := newRig(t)
-	if why := r.shortage(r.pod("by-hand"), 1<<40); why != "" {
-		t.Error(why)
-	}
-	p := r.limitedPod("unlimited", 0)
-	if why := r.shortage(p, 1<<40); why != "" {
-		t.Error(why)
+	for _, p := range []*sandbox.Pod{r.pod("by-hand"), r.limitedPod("unlimited", 0)} {
+		if why := r.shortage(p, 1<<40); why != "" {
+			t.Errorf("shortage(pod %s) = %q, want none", p.Config.Metadata.Name, why)
+		}
 	}
 }

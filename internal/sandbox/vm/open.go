@@ -16,36 +16,35 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/virtiofsd"
 )
 
-// driverLibvirt is the value of vm.driver that has libvirtd start QEMU; with any other the daemon starts it.
+// driverLibvirt is the value of vm.driver with which libvirtd starts QEMU. With other values the daemon starts it.
 const driverLibvirt = "libvirt"
 
-// Config says where the backend keeps its files and what its machines are made with.
+// Config configures the backend and its machines.
 type Config struct {
-	// VM is the section [vm] of the node's configuration. It is valid and complete.
+	// VM is the section [vm] of the node's configuration, valid and with defaults filled in.
 	VM config.VM
-	// Root holds the machines' disks and must survive a reboot. RunDir holds what must not: the pods' files and sockets.
+	// Root holds the machines' disks and must survive a reboot. RunDir holds the pods' files and sockets and must not.
 	Root, RunDir string
-	// LibvirtDir is the directory of the driver "libvirt". Users without rights must be able to reach it: libvirtd runs its
-	// wrapper as the pod's user.
+	// LibvirtDir is the directory of the driver "libvirt". Unprivileged users must be able to enter it, because libvirtd
+	// runs the driver's wrapper as the pod's user.
 	LibvirtDir string
-	// Owner marks the domains of this node among those of libvirtd: the daemon's root directory.
+	// Owner marks this node's domains among all domains of libvirtd. It is the daemon's root directory.
 	Owner string
-	// CgroupDriver and CgroupParent say where pods that name no cgroup are placed; a parent of "" is the driver's default.
+	// CgroupDriver and CgroupParent place pods that name no parent cgroup. A CgroupParent of "" is the driver's default.
 	CgroupDriver, CgroupParent string
-	// LogSizeMax is how large the log file of a container may get, in bytes; 0 is no bound.
+	// LogSizeMax is the maximum size of a container's log file in bytes; 0 means no limit.
 	LogSizeMax int64
 }
 
-// Services are what the backend uses of the node.
+// Services are the services of the node that the backend uses.
 type Services struct {
-	// Images gives disks.
 	Images Images
-	// Logger takes what no caller is there to receive; nil discards it.
+	// Logger logs what cannot be returned to a caller; nil discards it.
 	Logger *slog.Logger
 }
 
-// Open opens the backend with the driver that the configuration names: errdefs.ErrNotFound when there is no QEMU. Nothing
-// runs before Recover.
+// Open opens the backend with the driver that the configuration names. It returns errdefs.ErrNotFound if QEMU is
+// missing. Nothing runs before Recover.
 func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
 	if s.Logger == nil {
 		s.Logger = slog.New(slog.DiscardHandler)
@@ -59,12 +58,12 @@ func Open(ctx context.Context, c Config, s Services) (*Backend, error) {
 		return nil, fmt.Errorf("vm backend: %w", err)
 	}
 	if set.AgentDisk, err = c.agentDisk(); err != nil {
-		s.Logger.Warn("machines have no agent: nothing can be run in them but by qemu-guest-agent", "reason", err)
+		s.Logger.Warn("machines get no agent; exec needs qemu-guest-agent in the guest", "err", err)
 	}
 	return newBackend(set)
 }
 
-// cgroups is the host's tree, with the parent of pods that name none.
+// cgroups opens the host's cgroup tree, with the parent for pods that name none.
 func (c Config) cgroups() (cgroup.Tree, error) {
 	standard := map[string]string{cgroup.DriverCgroupfs: "/tripod", cgroup.DriverSystemd: "tripod.slice"}
 	return cgroup.Open(c.CgroupDriver, cmp.Or(c.CgroupParent, standard[c.CgroupDriver]))
@@ -77,13 +76,13 @@ func (c Config) qemu(tree cgroup.Tree, log *slog.Logger) qemu.Config {
 	}
 }
 
-// virtiofsd tries virtio-fs. On a host without the program its probe says so.
+// virtiofsd returns a prober of virtio-fs. On a host without the program, its Probe reports that.
 func (c Config) virtiofsd() *virtiofsd.Prober {
 	program, _ := virtiofsd.Find(c.VM.Virtiofsd)
 	return &virtiofsd.Prober{Options: virtiofsd.Options{Program: program, UID: c.VM.UIDBase, GID: c.VM.UIDBase}}
 }
 
-// agentDisk makes the disk image by which guests get the agent.
+// agentDisk makes the disk image with the guest's agent, and returns its path.
 func (c Config) agentDisk() (string, error) {
 	program, err := agent.FindProgram()
 	if err != nil {
@@ -92,10 +91,10 @@ func (c Config) agentDisk() (string, error) {
 	return agent.Disk(c.Root, program)
 }
 
-// accelFunc reports how guests execute (kvm, tcg) and why. It may take as long as a boot.
+// accelFunc returns the accelerator of guests (kvm, tcg) and the reason for it. It may take as long as a boot.
 type accelFunc func(context.Context) (accel, why string, err error)
 
-// openDriver opens what runs the machines.
+// openDriver opens the driver that the configuration names.
 func (c Config) openDriver(ctx context.Context, tree cgroup.Tree, log *slog.Logger) (machine.Driver, accelFunc, error) {
 	direct, err := qemu.New(c.qemu(tree, log))
 	if err != nil {

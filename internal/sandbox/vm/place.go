@@ -10,8 +10,8 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// cgroupOf returns the path of the cgroup of a pod's hypervisor process, below the parent of the request or the node's default.
-// Its name differs from those of other backends, which remove cgroups that they do not know.
+// cgroupOf returns the cgroup path of a pod's hypervisor process, below the requested parent or the node's default. The
+// name differs from the names of other backends, which remove cgroups that they do not know.
 //
 //	cgroupfs   <parent>/tripod-vm-<id>
 //	systemd    <the pod's slice>/tripod-vm-<id>
@@ -28,13 +28,12 @@ func (b *Backend) cgroupOf(p *sandbox.Pod) string {
 	return path.Join(parent, name)
 }
 
-// limit applies a container's resources to the cgroup: the guest's memory plus the hypervisor's overhead, CPU quota and shares,
-// cpuset.
+// limit applies a container's resources to a cgroup: the guest's memory plus the hypervisor's overhead, and CPU limits.
 func (b *Backend) limit(dir string, memory uint64, res *runtimeapi.LinuxContainerResources) error {
-	held := &runtimeapi.LinuxContainerResources{
+	own := &runtimeapi.LinuxContainerResources{
 		MemoryLimitInBytes: int64(memory), CpuQuota: res.GetCpuQuota(), CpuPeriod: res.GetCpuPeriod(), CpuShares: res.GetCpuShares(),
 	}
-	writes := b.cgroups.Limits(held, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: int64(b.cfg.VM.MemoryOverhead)})
+	writes := b.cgroups.Limits(own, &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: int64(b.cfg.VM.MemoryOverhead)})
 	if err := b.cgroups.Apply(dir, append(writes, cgroup.CPUSet(res)...)); err != nil {
 		return err
 	}
@@ -44,8 +43,8 @@ func (b *Backend) limit(dir string, memory uint64, res *runtimeapi.LinuxContaine
 	return nil
 }
 
-// leaveCgroup kills what is left in a cgroup and removes it.
-func (b *Backend) leaveCgroup(ctx context.Context, dir string) error {
+// removeCgroup kills the processes in a cgroup and removes the cgroup.
+func (b *Backend) removeCgroup(ctx context.Context, dir string) error {
 	if dir == "" {
 		return nil
 	}

@@ -24,7 +24,7 @@ var (
 	fpPodRemoved  = failpoint.New("vm.remove-sandbox.removed")
 )
 
-// pod is one sandbox: its state on disk, and the responder that serves the guest its addresses.
+// pod is one sandbox: its state, which is also on disk, and the responder that serves the guest its addresses.
 type pod struct {
 	state podState
 
@@ -32,7 +32,7 @@ type pod struct {
 	responder io.Closer
 }
 
-// closeResponder is idempotent.
+// closeResponder closes the responder, if it is open.
 func (p *pod) closeResponder() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -42,14 +42,14 @@ func (p *pod) closeResponder() {
 	}
 }
 
-// CreateSandbox implements sandbox.Backend. It gives the pod a user, a cgroup, and taps on its network.
+// CreateSandbox implements sandbox.Backend. It makes the pod's user, cgroup and taps, and starts the responder.
 func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	_, warnings, err := annotations.Parse(p.Config.GetAnnotations())
 	if err != nil {
 		return err
 	}
 	for _, w := range warnings {
-		b.log.Warn("annotations of a vm pod", "pod", p.ID, "warning", w)
+		b.log.Warn("pod annotations", "pod", p.ID, "warning", w)
 	}
 	at, err := b.admit(p, warnings)
 	if err != nil {
@@ -67,7 +67,7 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	uid := at.state.UID
 	interfaces, err := b.cfg.Network.Wire(ctx, p.Netns, tap.Options{Record: b.cfg.tapsFile(p.ID), UID: uid, GID: uid})
 	if err != nil {
-		return fmt.Errorf("join the machine to the pod's network: %w", err)
+		return fmt.Errorf("connect the machine to the pod's network: %w", err)
 	}
 	if err := fpPodWired.Hit(ctx); err != nil {
 		return err
@@ -82,7 +82,7 @@ func (b *Backend) CreateSandbox(ctx context.Context, p *sandbox.Pod) error {
 	return fpPodMade.Hit(ctx)
 }
 
-// admit gives the pod a user and writes its state, before anything else of it exists.
+// admit assigns a user to the pod and writes the pod's state file, before anything else of the pod exists.
 func (b *Backend) admit(p *sandbox.Pod, warnings []string) (*pod, error) {
 	if err := os.MkdirAll(b.cfg.podDir(p.ID), 0o700); err != nil {
 		return nil, sandbox.DiskError(fmt.Errorf("vm pod: %w", err))
@@ -101,14 +101,14 @@ func (b *Backend) admit(p *sandbox.Pod, warnings []string) (*pod, error) {
 	return at, nil
 }
 
-// serve starts the responder that gives the guest its addresses.
+// serve starts the responder that serves the guest its addresses.
 func (b *Backend) serve(ctx context.Context, at *pod, p *sandbox.Pod, interfaces []tap.Interface) error {
 	dns := p.Config.GetDnsConfig()
 	responder, err := b.cfg.Network.Serve(ctx, p.Netns, interfaces, tap.Config{
 		Servers: dns.GetServers(), Searches: dns.GetSearches(), Hostname: hostname(p), Logger: b.log.With("pod", p.ID),
 	})
 	if err != nil {
-		return fmt.Errorf("serve the guest its addresses: %w", err)
+		return fmt.Errorf("serve addresses to the guest: %w", err)
 	}
 	at.mu.Lock()
 	defer at.mu.Unlock()
@@ -119,7 +119,7 @@ func (b *Backend) serve(ctx context.Context, at *pod, p *sandbox.Pod, interfaces
 	return nil
 }
 
-// hostname returns the guest's host name: the pod's, or the name of the pod.
+// hostname returns the guest's host name: the pod's host name, or its name if it has none.
 func hostname(p *sandbox.Pod) string {
 	if name := p.Config.GetHostname(); name != "" {
 		return name
@@ -127,13 +127,13 @@ func hostname(p *sandbox.Pod) string {
 	return p.Config.GetMetadata().GetName()
 }
 
-// StopSandbox implements sandbox.Backend. The machine has ended. The network is restored to what it was, the cgroup is removed,
-// since a kubelet is about to remove its parent, and the image is released.
+// StopSandbox implements sandbox.Backend. The machine has already ended. StopSandbox restores the pod's network,
+// removes the cgroup, whose parent a kubelet is about to remove, and releases the image.
 func (b *Backend) StopSandbox(ctx context.Context, p *sandbox.Pod) error {
 	return b.releaseSandbox(ctx, b.podState(p))
 }
 
-// podState returns the state on disk or, after a reboot, what follows from the pod's configuration.
+// podState returns the pod's state. If its file is missing, as after a reboot, it is derived from the configuration.
 func (b *Backend) podState(p *sandbox.Pod) podState {
 	if at, err := b.sandbox(p.ID); err == nil {
 		return at.state
@@ -149,12 +149,12 @@ func (b *Backend) releaseSandbox(ctx context.Context, s podState) error {
 		at.closeResponder()
 	}
 	if err := b.cfg.Network.Unwire(ctx, s.Netns, b.cfg.tapsFile(s.ID)); err != nil {
-		return fmt.Errorf("take the machine off the pod's network: %w", err)
+		return fmt.Errorf("disconnect the machine from the pod's network: %w", err)
 	}
 	if err := fpPodUnwired.Hit(ctx); err != nil {
 		return err
 	}
-	if err := b.leaveCgroup(ctx, s.Cgroup); err != nil {
+	if err := b.removeCgroup(ctx, s.Cgroup); err != nil {
 		return err
 	}
 	if err := b.cfg.Images.CloseDisk(ctx, s.ID); err != nil {
@@ -163,7 +163,7 @@ func (b *Backend) releaseSandbox(ctx context.Context, s podState) error {
 	return fpPodReleased.Hit(ctx)
 }
 
-// sandbox returns a pod from memory or from the disk: errdefs.ErrNotFound.
+// sandbox returns a pod from memory or from disk. A missing pod is errdefs.ErrNotFound.
 func (b *Backend) sandbox(id string) (*pod, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -183,7 +183,7 @@ func (b *Backend) RemoveSandbox(ctx context.Context, p *sandbox.Pod) error {
 	return b.removeSandbox(ctx, b.podState(p))
 }
 
-// removeSandbox removes everything of a pod, whether it is in memory or not.
+// removeSandbox removes every trace of a pod, whether it is in memory or not.
 func (b *Backend) removeSandbox(ctx context.Context, s podState) error {
 	id := s.ID
 	if err := b.removeContainer(ctx, id); err != nil {

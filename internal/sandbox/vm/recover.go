@@ -14,10 +14,10 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// hexID is the form of the IDs of pods.
+// hexID matches a pod ID.
 var hexID = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// Recover implements sandbox.Backend. The driver knows what runs; the files know what was ordered.
+// Recover implements sandbox.Backend. The driver knows which machines run; the files record the orders.
 func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandbox.Sink) (sandbox.Found, error) {
 	b.ledger.ReportTo(sink)
 	found := sandbox.NewFound()
@@ -27,7 +27,7 @@ func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandb
 		keep[k.Pod.ID] = true
 		names = append(names, k.Pod.ID)
 		for _, c := range k.Containers {
-			// In memory before the driver can report its end.
+			// Load the container before the driver can report its end.
 			if _, err := b.ledger.Find(k.Pod.ID, c.ID); err != nil {
 				return found, err
 			}
@@ -35,22 +35,22 @@ func (b *Backend) Recover(ctx context.Context, known []sandbox.Known, sink sandb
 	}
 	machines, err := b.cfg.Driver.Recover(ctx, names, b.machineEnded)
 	if err != nil {
-		return found, b.away(err)
+		return found, b.driverError(err)
 	}
 	for _, k := range known {
 		if err := b.recoverPod(ctx, k, machines, &found); err != nil {
-			return found, b.away(err)
+			return found, b.driverError(err)
 		}
 	}
 	if err := b.removeOrphans(ctx, keep); err != nil {
-		// What cannot be removed now does no harm to the pods that are known.
-		b.log.Error("remove what is not in the record", "err", err)
+		// Orphans do no harm to the known pods.
+		b.log.Error("cannot remove pods that are not in the record", "err", err)
 	}
 	return found, nil
 }
 
-// away says of an error of Recover whether it is that the driver cannot reach who runs the machines.
-func (b *Backend) away(err error) error {
+// driverError adds the driver's name to err, and sandbox.ErrAway if the driver cannot reach libvirtd.
+func (b *Backend) driverError(err error) error {
 	err = fmt.Errorf("driver %s: %w", b.cfg.Driver.Name(), err)
 	if errdefs.IsUnavailable(err) {
 		return fmt.Errorf("%w: %w", err, sandbox.ErrAway)
@@ -58,7 +58,7 @@ func (b *Backend) away(err error) error {
 	return err
 }
 
-// recoverPod takes over a pod with its container.
+// recoverPod recovers a pod and its container, and adds them to found.
 func (b *Backend) recoverPod(ctx context.Context, k sandbox.Known, machines map[string]machine.State, found *sandbox.Found) error {
 	for _, c := range k.Containers {
 		status, err := b.recoverContainer(ctx, k.Pod, c, machines)
@@ -72,39 +72,39 @@ func (b *Backend) recoverPod(ctx context.Context, k sandbox.Known, machines map[
 		return err
 	}
 	if at == nil || !at.state.Made {
-		return nil // half made, or gone with a reboot
+		return nil // not completely made, or lost in a reboot
 	}
 	interfaces, err := b.cfg.Network.Read(b.cfg.tapsFile(k.Pod.ID))
 	if err == nil {
 		err = b.serve(ctx, at, k.Pod, interfaces)
 	}
 	if err != nil {
-		b.log.Warn("the network of a vm pod is not there any more", "pod", k.Pod.ID, "err", err)
+		b.log.Warn("pod network is gone", "pod", k.Pod.ID, "err", err)
 		return nil
 	}
 	found.Sandboxes[k.Pod.ID] = true
 	return nil
 }
 
-// recoverContainer finds out what became of a container while nobody looked.
+// recoverContainer returns the status of a container after a restart of the daemon.
 func (b *Backend) recoverContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container, machines map[string]machine.State) (sandbox.Status, error) {
 	h, err := b.ledger.Find(p.ID, c.ID)
 	if h == nil {
-		return sandbox.Status{}, err // half made, or gone with a reboot
+		return sandbox.Status{}, err // not completely made, or lost in a reboot
 	}
-	now, there := machines[c.ID]
+	actual, ok := machines[c.ID]
 	s, l := h.Snapshot()
 	switch {
-	case l != nil: // taken over by an earlier try
+	case l != nil: // recovered by an earlier call
 	case s.Phase == ledger.Started:
-		if !there {
-			now = machine.State{Phase: machine.Ended, Cause: machine.CauseUnknown, Message: "the driver knows nothing of it any more"}
+		if !ok {
+			actual = machine.State{Phase: machine.Ended, Cause: machine.CauseUnknown, Message: "the driver no longer knows the machine"}
 		}
-		if err := b.recoverStarted(h, p, c, now); err != nil {
+		if err := b.recoverStarted(h, p, c, actual); err != nil {
 			return sandbox.Status{}, err
 		}
-	case now.Phase == machine.Running:
-		b.log.Error("a machine runs that was not ordered to; killing it", "container", c.ID, "phase", s.Phase)
+	case actual.Phase == machine.Running:
+		b.log.Error("killing a machine that runs without an order", "container", c.ID, "phase", s.Phase)
 		if err := b.cfg.Driver.Destroy(ctx, c.ID); err != nil {
 			return sandbox.Status{}, err
 		}
@@ -113,27 +113,28 @@ func (b *Backend) recoverContainer(ctx context.Context, p *sandbox.Pod, c *sandb
 	return s.Status(), nil
 }
 
-// recoverStarted decides about a container whose machine was about to be started when it was last heard of.
-func (b *Backend) recoverStarted(h *handle, p *sandbox.Pod, c *sandbox.Container, now machine.State) error {
+// recoverStarted recovers a container in the phase Started, whose machine is in the state actual. If the driver never
+// got the order to start, the container returns to Created.
+func (b *Backend) recoverStarted(h *handle, p *sandbox.Pod, c *sandbox.Container, actual machine.State) error {
 	s, _ := h.Snapshot()
-	if now.Phase == machine.Defined || now.Phase == machine.Ended && !now.StartedAt.IsZero() && now.StartedAt.Equal(s.Former) {
-		return h.Set(func(s *state) { s.Phase, s.StartedAt = ledger.Created, s.Former }) // the driver was never told
+	if actual.Phase == machine.Defined || actual.Phase == machine.Ended && !actual.StartedAt.IsZero() && actual.StartedAt.Equal(s.PreviousStart) {
+		return h.Set(func(s *state) { s.Phase, s.StartedAt = ledger.Created, s.PreviousStart })
 	}
 	l, err := b.openLife(p, c, h)
 	if err != nil {
 		return err
 	}
 	h.Adopt(l)
-	if now.Phase == machine.Ended {
-		b.record(h, l, now)
+	if actual.Phase == machine.Ended {
+		b.record(h, l, actual)
 		return nil
 	}
-	_, err = b.booted(h, l, now)
+	_, err = b.booted(h, l, actual)
 	return err
 }
 
-// removeOrphans removes what is in our directories, and leased for us, and belongs to no pod of the record. The driver has done
-// the same for its machines.
+// removeOrphans removes pods that have a directory or an image lease, but are not in keep. The driver has already
+// removed the machines of such pods.
 func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool) error {
 	orphans := map[string]bool{}
 	for _, dir := range []string{b.cfg.podsDir(), b.cfg.disksDir()} {
@@ -158,7 +159,7 @@ func (b *Backend) removeOrphans(ctx context.Context, keep map[string]bool) error
 	}
 	var errs []error
 	for id := range orphans {
-		b.log.Info("removing a vm pod that is not in the record", "pod", id)
+		b.log.Info("removing a pod that is not in the record", "pod", id)
 		var s podState
 		if err := format.Read(b.cfg.podFile(id), &s); err != nil && !errdefs.IsNotFound(err) {
 			errs = append(errs, err)

@@ -30,8 +30,8 @@ import (
 	"github.com/tripod-run/tripod/test/until"
 )
 
-// shelf is an image store. What an image is called says what it is: disk…, kernel…; anything else is none.
-type shelf struct {
+// imageStore is a fake image store. An image's name says what it contains: disk… or kernel…; others contain neither.
+type imageStore struct {
 	dir string
 
 	mu     sync.Mutex
@@ -40,7 +40,7 @@ type shelf struct {
 
 const diskSize = 1 << 20
 
-func (s *shelf) Machine(_ context.Context, id string) (*image.MachineImage, error) {
+func (s *imageStore) Machine(_ context.Context, id string) (*image.MachineImage, error) {
 	switch {
 	case strings.HasPrefix(id, "disk"):
 		return &image.MachineImage{Layout: image.LayoutContainerDisk, Format: "raw", VirtualSize: diskSize}, nil
@@ -50,7 +50,7 @@ func (s *shelf) Machine(_ context.Context, id string) (*image.MachineImage, erro
 	return nil, fmt.Errorf("image %s has neither a disk nor a kernel: %w", id, errdefs.ErrInvalidArgument)
 }
 
-func (s *shelf) OpenDisk(ctx context.Context, key, id string) (*image.DiskFiles, error) {
+func (s *imageStore) OpenDisk(ctx context.Context, key, id string) (*image.DiskFiles, error) {
 	made, err := s.Machine(ctx, id)
 	if err != nil {
 		return nil, err
@@ -72,8 +72,9 @@ func (s *shelf) OpenDisk(ctx context.Context, key, id string) (*image.DiskFiles,
 	return &image.DiskFiles{MachineImage: *made, Disk: f, DiskPath: path}, err
 }
 
-// bootSector is that of an image: without code, for UEFI, where its name says uefi; with code and a partition that is longer than
-// the disk where it says cut; else zeros.
+// bootSector returns an image's boot sector. If the name contains uefi, the boot sector is for UEFI, without code. If
+// the name contains cut, the boot sector has code, and a partition that is longer than the disk. Otherwise it is all
+// zeros.
 func bootSector(id string) []byte {
 	boot := make([]byte, 512)
 	signed, kind := true, byte(0xef)
@@ -91,20 +92,20 @@ func bootSector(id string) []byte {
 	return boot
 }
 
-func (s *shelf) CloseDisk(_ context.Context, key string) error {
+func (s *imageStore) CloseDisk(_ context.Context, key string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.leases, key)
 	return nil
 }
 
-func (s *shelf) Disks(context.Context) ([]string, error) {
+func (s *imageStore) Disks(context.Context) ([]string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Sorted(maps.Keys(s.leases)), nil
 }
 
-// wires is a network in which each pod has one interface.
+// wires is a fake network in which each pod has one interface.
 type wires struct {
 	mu     sync.Mutex
 	serves map[string]int // by namespace
@@ -175,26 +176,29 @@ type closer func()
 
 func (c closer) Close() error { c(); return nil }
 
-// hypervisor is a driver whose machines are numbers in memory. It outlives the backends that use it.
+// hypervisor is a fake driver, whose machines exist only in memory. It outlives the backends that use it.
 type hypervisor struct {
 	mu       sync.Mutex
 	sink     func(machine.Event)
 	machines map[string]*guest
-	// refuse makes the next starts fail, deaf guests ignore the power button.
+	// refuse, if not nil, makes starts fail.
 	refuse error
-	deaf   bool
-	// firmware is what the firmware of each machine says, once; mute guests say nothing on the console.
+	// deaf makes guests ignore the power button.
+	deaf bool
+	// firmware is the output of each machine's firmware, which is returned once.
 	firmware string
-	mute     bool
-	// told, unless nil, is called by Destroy once it has reported the end.
-	told func()
+	// mute makes guests write nothing to the console.
+	mute bool
+	// destroyed, if not nil, is called by Destroy after it has reported the end.
+	destroyed func()
 }
 
 type guest struct {
 	definition machine.Definition
 	state      machine.State
 	pressed    int
-	heard      bool
+
+	firmwareRead bool
 }
 
 func (d *hypervisor) Name() string { return "fake" }
@@ -243,14 +247,14 @@ func (d *hypervisor) Start(_ context.Context, name string) error {
 	if err := os.MkdirAll(g.definition.Dir, 0o700); err != nil {
 		return err
 	}
-	g.state, g.heard = machine.State{Phase: machine.Running, Pid: os.Getpid(), StartedAt: now}, false
+	g.state, g.firmwareRead = machine.State{Phase: machine.Running, Pid: os.Getpid(), StartedAt: now}, false
 	if d.mute {
 		return nil
 	}
 	return say(g, "booted\n")
 }
 
-// say writes to the console.
+// say writes to the guest's console.
 func say(g *guest, text string) error {
 	f, err := os.OpenFile(g.definition.SerialLog, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -273,7 +277,7 @@ func (d *hypervisor) Shutdown(_ context.Context, name string) error {
 	return nil
 }
 
-// end makes a machine end, as by itself.
+// end ends a machine, as if it ended on its own.
 func (d *hypervisor) end(name string, cause machine.Cause, code int32) {
 	d.mu.Lock()
 	g, sink := d.machines[name], d.sink
@@ -292,8 +296,8 @@ func (d *hypervisor) end(name string, cause machine.Cause, code int32) {
 
 func (d *hypervisor) Destroy(_ context.Context, name string) error {
 	d.end(name, machine.CauseKilled, sandbox.ExitKilled)
-	if d.told != nil {
-		d.told()
+	if d.destroyed != nil {
+		d.destroyed()
 	}
 	return nil
 }
@@ -318,19 +322,18 @@ func (d *hypervisor) Firmware(_ context.Context, name string) (string, error) {
 	if g == nil || g.state.Phase != machine.Running {
 		return "", errdefs.ErrFailedPrecondition
 	}
-	said := d.firmware
-	if g.heard {
-		said = ""
+	if g.firmwareRead {
+		return "", nil
 	}
-	g.heard = true
-	return said, nil
+	g.firmwareRead = true
+	return d.firmware, nil
 }
 
-// sayAgain has the firmware of a machine look for something to boot again.
-func (d *hypervisor) sayAgain(name string) {
+// repeatFirmware makes a machine's firmware write its output again.
+func (d *hypervisor) repeatFirmware(name string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.machines[name].heard = false
+	d.machines[name].firmwareRead = false
 }
 
 func (d *hypervisor) Undefine(ctx context.Context, name string) error {
@@ -341,7 +344,7 @@ func (d *hypervisor) Undefine(ctx context.Context, name string) error {
 	return nil
 }
 
-// Close is the end of the process that listened.
+// Close discards the sink, as if the daemon's process had ended.
 func (d *hypervisor) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -358,13 +361,13 @@ func (d *hypervisor) guest(name string) guest {
 	return guest{}
 }
 
-// rig is a backend under test with its fakes. The backend can be abandoned, as if its process were killed, and opened again on
-// the same files.
+// rig is a backend under test with its fakes. The backend can be stopped, as if the daemon were killed, and opened
+// again on the same files.
 type rig struct {
 	testing.TB
 	*Backend
 	config settings
-	shelf  *shelf
+	images *imageStore
 	wires  *wires
 	driver *hypervisor
 	events chan sandbox.Event
@@ -383,14 +386,14 @@ func newRig(t testing.TB, change ...func(*settings)) *rig {
 	}
 	dir := t.TempDir()
 	r := &rig{
-		TB: t, shelf: &shelf{dir: t.TempDir(), leases: map[string]string{}}, wires: &wires{serves: map[string]int{}},
+		TB: t, images: &imageStore{dir: t.TempDir(), leases: map[string]string{}}, wires: &wires{serves: map[string]int{}},
 		driver: &hypervisor{machines: map[string]*guest{}}, events: make(chan sandbox.Event, 1000), known: map[string]sandbox.Known{},
 	}
 	section := config.Default().VM
 	section.UIDBase, section.UIDCount, section.BootTimeout = 300_000, 3, 0
 	r.config = settings{
 		Config: Config{VM: section, Root: filepath.Join(dir, "root"), RunDir: filepath.Join(dir, "run")},
-		Driver: r.driver, Images: r.shelf, Network: r.wires, Cgroup: tree,
+		Driver: r.driver, Images: r.images, Network: r.wires, Cgroup: tree,
 		Virtiofs: func(context.Context) error { return errdefs.ErrNotFound },
 		Logger:   slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
@@ -408,7 +411,7 @@ func newRig(t testing.TB, change ...func(*settings)) *rig {
 	return r
 }
 
-// open makes the backend and recovers what is there.
+// open makes a backend and calls Recover with the known pods.
 func (r *rig) open() sandbox.Found {
 	r.Helper()
 	b, err := newBackend(r.config)
@@ -419,14 +422,14 @@ func (r *rig) open() sandbox.Found {
 	return found
 }
 
-// part makes the backend deaf and mute, as if its process were gone.
-func (r *rig) part() { r.must(r.Close()) }
+// stop cuts the backend off from machines and node, as if the daemon's process had ended.
+func (r *rig) stop() { r.must(r.Close()) }
 
-// abandon parts with the backend and opens another one.
-func (r *rig) abandon() sandbox.Found {
+// restart stops the backend and opens another one.
+func (r *rig) restart() {
 	r.Helper()
-	r.part()
-	return r.open()
+	r.stop()
+	r.open()
 }
 
 func (r *rig) ctx() context.Context {
@@ -442,27 +445,27 @@ func (r *rig) must(err error) {
 	}
 }
 
-// noneLeft looks for files, leases, machines, responders and cgroups of pods.
+// noneLeft checks that no files, leases, machines, responders or cgroups of pods are left.
 func (r *rig) noneLeft() {
 	r.Helper()
 	for _, dir := range []string{r.config.podsDir(), r.config.disksDir()} {
 		entries, err := os.ReadDir(dir)
 		if err != nil || len(entries) > 0 {
-			r.Errorf("%s has %v, %v", dir, entries, err)
+			r.Errorf("ReadDir(%s) = %v, %v; want no entries", dir, entries, err)
 		}
 	}
-	if leased, _ := r.shelf.Disks(r.ctx()); len(leased) > 0 {
-		r.Errorf("images are leased: %v", leased)
+	if leased, _ := r.images.Disks(r.ctx()); len(leased) > 0 {
+		r.Errorf("leases left: %v", leased)
 	}
 	if len(r.driver.machines) > 0 {
-		r.Errorf("machines are defined: %v", r.driver.machines)
+		r.Errorf("machines left: %v", r.driver.machines)
 	}
 	if n := r.wires.serving(); n != 0 {
-		r.Errorf("%d responders", n)
+		r.Errorf("%d responders left", n)
 	}
 	for _, dir := range r.config.Cgroup.Dirs(r.config.Cgroup.Parent) {
 		if left, _ := filepath.Glob(filepath.Join(dir, "tripod-vm-*")); len(left) > 0 {
-			r.Errorf("cgroups: %v", left)
+			r.Errorf("cgroups left: %v", left)
 		}
 	}
 }
@@ -472,7 +475,7 @@ func hashOf(text string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// pod makes a sandbox.
+// pod makes a pod.
 func (r *rig) pod(name string, change ...func(*runtimeapi.PodSandboxConfig)) *sandbox.Pod {
 	r.Helper()
 	p := r.podConfig(name, change...)
@@ -493,7 +496,7 @@ func (r *rig) podConfig(name string, change ...func(*runtimeapi.PodSandboxConfig
 	return &sandbox.Pod{ID: hashOf(name), Handler: "vm", Config: config, Netns: "/somewhere/" + name, IPs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}}
 }
 
-// container makes the configuration of a container of an image.
+// container returns a container with the image, without creating it.
 func (r *rig) container(p *sandbox.Pod, image string) *sandbox.Container {
 	return &sandbox.Container{ID: p.ID, ImageID: image, Config: &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: "c"}, Image: &runtimeapi.ImageSpec{Image: image},
@@ -523,13 +526,13 @@ func (r *rig) run(name, image string) (*sandbox.Pod, *sandbox.Container) {
 	return p, c
 }
 
-// wantState checks what there is of a container.
+// wantState checks the state in a container's status, and returns the status.
 func (r *rig) wantState(p *sandbox.Pod, c *sandbox.Container, want sandbox.State) sandbox.Status {
 	r.Helper()
 	s, err := r.Status(r.ctx(), p, c)
 	r.must(err)
 	if s.State != want {
-		r.Fatalf("container of %s is %+v, want state %d", p.Config.Metadata.Name, s, want)
+		r.Fatalf("Status(%s) = %+v, want state %d", p.Config.Metadata.Name, s, want)
 	}
 	return s
 }
@@ -545,18 +548,18 @@ func (r *rig) waitEnd(c *sandbox.Container) sandbox.Status {
 				return e.Status
 			}
 		case <-timeout:
-			r.Fatal("the end of the container is not reported")
+			r.Fatal("no event reports the end of the container")
 		}
 	}
 }
 
-// eventually waits for a condition that nothing announces.
-func (r *rig) eventually(what string, is func() bool) {
+// eventually polls until a condition holds.
+func (r *rig) eventually(what string, holds func() bool) {
 	r.Helper()
-	until.Holds(r, what, is)
+	until.Holds(r, what, holds)
 }
 
-// log is what the container's log has.
+// log returns the content of the container's log.
 func (r *rig) log(p *sandbox.Pod) string {
 	raw, err := os.ReadFile(filepath.Join(p.Config.LogDirectory, "c.log"))
 	r.must(err)

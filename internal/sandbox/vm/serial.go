@@ -10,27 +10,27 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox"
 )
 
-// A machine's serial log is on a tmpfs of its own. QEMU appends to it even while nobody reads, so a file on disk would grow
-// for as long as the daemon is down or the container's log cannot be written. The tmpfs is bounded by vm.console_buffer, its
-// pages are charged to the pod's cgroup, and it exists until the container is removed.
+// Each machine's serial log is on its own tmpfs. QEMU appends to the log even if the daemon does not read it. On disk,
+// the file would grow while the daemon is down or the container's log cannot be written. The tmpfs is limited by
+// vm.console_buffer, its pages are charged to the pod's cgroup, and it exists until the container is removed.
 
-// makeSerialDir mounts the tmpfs of a container's serial log, and replaces that of an earlier attempt.
+// makeSerialDir mounts the tmpfs for a container's serial log. It replaces the tmpfs of an unfinished earlier attempt.
 func (b *Backend) makeSerialDir(id string) error {
 	if err := b.removeSerialDir(id); err != nil {
 		return err
 	}
 	dir := b.cfg.serialDir(id)
 	if err := os.Mkdir(dir, 0o700); err != nil {
-		return sandbox.DiskError(fmt.Errorf("the directory of the serial log: %w", err))
+		return sandbox.DiskError(fmt.Errorf("make the directory of the serial log: %w", err))
 	}
 	options := fmt.Sprintf("mode=0700,nr_inodes=8,size=%d", b.cfg.VM.ConsoleBuffer)
 	if err := unix.Mount("tripod-console", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, options); err != nil {
-		return sandbox.DiskError(fmt.Errorf("mount the file system of the serial log at %s: %w", dir, err))
+		return sandbox.DiskError(fmt.Errorf("mount the tmpfs of the serial log at %s: %w", dir, err))
 	}
 	return nil
 }
 
-// removeSerialDir removes the tmpfs, if there is one.
+// removeSerialDir unmounts the tmpfs, if it is mounted, and removes its directory.
 func (b *Backend) removeSerialDir(id string) error {
 	dir := b.cfg.serialDir(id)
 	for {
@@ -39,7 +39,7 @@ func (b *Backend) removeSerialDir(id string) error {
 			return os.RemoveAll(dir)
 		}
 		if err != nil {
-			return fmt.Errorf("unmount the file system of the serial log at %s: %w", dir, err)
+			return fmt.Errorf("unmount the tmpfs of the serial log at %s: %w", dir, err)
 		}
 	}
 }

@@ -26,11 +26,11 @@ var (
 	fpStarted = failpoint.New("vm.start-container.started")
 )
 
-// cleanupTime bounds the roll-back of a failed start, whose caller may have left.
+// cleanupTime bounds the rollback of a failed start, which continues after the caller's context ends.
 const cleanupTime = 30 * time.Second
 
-// StartContainer implements sandbox.Backend. It returns when the machine's CPUs run or, if the pod's annotation asks for it,
-// when the guest's agent answers.
+// StartContainer implements sandbox.Backend. It returns when the machine's CPUs run or, if the annotation
+// wait-for-agent is set, when the guest's agent answers.
 func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) error {
 	h, err := b.ledger.Startable(p.ID, c.ID)
 	if h == nil {
@@ -49,12 +49,12 @@ func (b *Backend) StartContainer(ctx context.Context, p *sandbox.Pod, c *sandbox
 	return fpStarted.Hit(ctx)
 }
 
-// prepare checks or makes what the machine needs outside its own directory: image, root device, cgroup.
+// prepare checks the image and the root device, and makes the cgroup.
 func (b *Backend) prepare(ctx context.Context, h *handle, c *sandbox.Container) error {
 	s, _ := h.Snapshot()
 	files, err := b.cfg.Images.OpenDisk(ctx, h.ID, s.Image)
 	if err != nil {
-		return fmt.Errorf("image of the machine: %w", err)
+		return fmt.Errorf("the machine's image: %w", err)
 	}
 	files.Close()
 	if s.RootID != "" {
@@ -71,7 +71,7 @@ func (b *Backend) prepare(ctx context.Context, h *handle, c *sandbox.Container) 
 	return fpOpened.Hit(ctx)
 }
 
-// openLife opens the machine's console, which writes to the container's log.
+// openLife opens the machine's console, which writes to the container's log, and returns a new life.
 func (b *Backend) openLife(p *sandbox.Pod, c *sandbox.Container, h *handle) (*life, error) {
 	s, _ := h.Snapshot()
 	terminal, err := console.Open(console.Config{
@@ -81,21 +81,21 @@ func (b *Backend) openLife(p *sandbox.Pod, c *sandbox.Container, h *handle) (*li
 		Logger:     b.log.With("container", c.ID),
 	})
 	if err != nil {
-		return nil, fmt.Errorf("the machine's console: %w", err)
+		return nil, fmt.Errorf("open the machine's console: %w", err)
 	}
 	qga := agent.OpenQGA(b.cfg.socket(c.ID, machine.QGASocket))
 	return &life{pod: p, container: c, console: terminal, qga: qga, ended: make(chan struct{})}, nil
 }
 
-// run boots the machine.
+// run starts the machine and, if the container asks for it, waits for the guest's agent.
 func (b *Backend) run(ctx context.Context, h *handle, l *life) error {
 	s, _ := h.Snapshot()
 	if why := b.shortage(l.pod, s.Definition.Memory); why != "" {
-		b.log.Warn("the kernel may kill a machine for lack of memory", "container", h.ID, "reason", why)
+		b.log.Warn("machine may run out of memory", "container", h.ID, "reason", why)
 	}
 	l.oomKills = oomKills(s.Definition.Cgroup)
 	err := h.Begin(l, func(s *state) {
-		s.Former = s.StartedAt
+		s.PreviousStart = s.StartedAt
 		s.Start()
 		s.NoBoot, s.Silent, s.SerialBefore = "", false, sizeOf(s.Definition.SerialLog)
 	})
@@ -111,33 +111,31 @@ func (b *Backend) run(ctx context.Context, h *handle, l *life) error {
 	if err := fpBooted.Hit(ctx); err != nil {
 		return err
 	}
-	now, err := b.cfg.Driver.State(ctx, h.ID)
+	actual, err := b.cfg.Driver.State(ctx, h.ID)
 	if err != nil {
 		return err
 	}
-	wait, err := b.booted(h, l, now)
+	wait, err := b.booted(h, l, actual)
 	if err != nil || !wait {
 		return err
 	}
 	return b.awaitAgent(ctx, h, l)
 }
 
-// booted records the driver's state of a started machine and connects to its agent. It reports whether to wait for the agent.
-func (b *Backend) booted(h *handle, l *life, now machine.State) (wait bool, err error) {
+// booted records the state of a started machine and connects to its agent. It returns whether to wait for the agent.
+func (b *Backend) booted(h *handle, l *life, actual machine.State) (wait bool, err error) {
 	l.agent.Store(agent.Open(b.cfg.socket(h.ID, machine.AgentSocket), b.log.With("container", h.ID)))
-	if now.Phase != machine.Running {
+	if actual.Phase != machine.Running {
 		return false, nil // it has ended
 	}
-	present, err := h.Update(l, func(s *state) {
-		s.Pid, s.StartedAt, wait = now.Pid, now.StartedAt, s.WaitForAgent
-	})
-	if present {
-		b.tasks.Go(guard.Func(b.log, "boot of a machine", func() { b.watchBoot(h, l, now.StartedAt) }))
+	current, err := h.Update(l, func(s *state) { s.Pid, s.StartedAt, wait = actual.Pid, actual.StartedAt, s.WaitForAgent })
+	if current {
+		b.tasks.Go(guard.Func(b.log, "boot of a machine", func() { b.watchBoot(h, l, actual.StartedAt) }))
 	}
 	return wait, err
 }
 
-// awaitAgent waits for the guest's agent, or the machine's end.
+// awaitAgent waits until the guest's agent answers. It returns an error if the machine ends first.
 func (b *Backend) awaitAgent(ctx context.Context, h *handle, l *life) error {
 	waiting, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -159,7 +157,7 @@ func (b *Backend) awaitAgent(ctx context.Context, h *handle, l *life) error {
 	return nil
 }
 
-// refuseStart records a start that failed before it reached the driver.
+// refuseStart records a start that failed before the driver was called.
 func (b *Backend) refuseStart(ctx context.Context, h *handle, cause error) error {
 	cause = fmt.Errorf("start container %s: %w", h.ID, cause)
 	if ctx.Err() != nil {
@@ -173,8 +171,8 @@ func startError(cause error) machine.State {
 	return machine.State{Phase: machine.Ended, Cause: machine.CauseStart, StartedAt: now, FinishedAt: now, Message: cause.Error()}
 }
 
-// failStart ends the machine of a failed start and records the failure. If the caller has left, the container returns to the
-// state Created.
+// failStart kills the machine of a failed start and records the failure. If ctx has ended, the container returns to the
+// state Created instead.
 func (b *Backend) failStart(ctx context.Context, h *handle, l *life, cause error) error {
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()
@@ -183,7 +181,7 @@ func (b *Backend) failStart(ctx context.Context, h *handle, l *life, cause error
 	l.failed.Store(&failedStart{end: end, undone: ctx.Err() != nil})
 	if err := b.cfg.Driver.Destroy(undo, h.ID); err != nil {
 		l.failed.Store(nil)
-		return errors.Join(cause, fmt.Errorf("kill what was started: %w", err)) // it may still run
+		return errors.Join(cause, fmt.Errorf("kill the machine: %w", err)) // it may still run
 	}
 	b.record(h, l, machine.State{})
 	return cause

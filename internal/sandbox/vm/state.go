@@ -8,53 +8,53 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// format is the version of the files below.
+// format is the version of container.json and pod.json.
 const format ledger.Format = 1
 
-// state is what recovery and a start need of a container: container.json in the pod's directory.
+// state is a container's state for recovery and restarts, in container.json in the pod's directory.
 type state struct {
 	ledger.Record
-	// Image is the image's ID, Layout what kind of image it is.
-	Image  string `json:"image"`
-	Layout string `json:"layout"`
-	// Definition is what the driver was told.
+	// Image is the image's ID, Layout its image.Layout.
+	Image      string             `json:"image"`
+	Layout     string             `json:"layout"`
 	Definition machine.Definition `json:"definition"`
-	// RootID is that of the root disk, where it is on a block device.
+	// RootID identifies the root disk, if it is on a block device.
 	RootID string `json:"rootID,omitempty"`
-	// Warnings are what a person should know of the configuration.
+	// Warnings are warnings about the configuration, for people to read.
 	Warnings []string `json:"warnings,omitempty"`
 	// WaitForAgent makes a start wait for the guest's agent.
 	WaitForAgent bool `json:"waitForAgent,omitempty"`
-	// Unbootable says what is wrong with a root disk that the firmware takes for bootable and that cannot be booted.
+	// Unbootable says why the root disk cannot be booted, if the firmware would not report that.
 	Unbootable string `json:"unbootable,omitempty"`
-	// NoBoot says why the present run cannot boot: it is being ended for that.
+	// NoBoot says why the current run cannot boot. The machine is being killed for this reason.
 	NoBoot string `json:"noBoot,omitempty"`
-	// SerialBefore is how many bytes the serial log had before the present run; Silent, that it was noted that nothing came after.
+	// SerialBefore is the size of the serial log in bytes before the current run.
 	SerialBefore int64 `json:"serialBefore,omitempty"`
-	Silent       bool  `json:"silent,omitempty"`
-	// Former is when the previous run began. The driver may still report the end of that one.
-	Former time.Time `json:"former,omitzero"`
-	// Pid is that of the hypervisor process.
+	// Silent means that the container's log already says that the guest shows no sign of life.
+	Silent bool `json:"silent,omitempty"`
+	// PreviousStart is when the previous run began. The driver may still report the end of that run.
+	PreviousStart time.Time `json:"former,omitzero"`
+	// Pid is the PID of the hypervisor process.
 	Pid int `json:"pid,omitempty"`
 }
 
-// podState marks a sandbox as being made: pod.json. It is written before anything else of the pod is.
+// podState is a pod's state, in pod.json. It is written before anything else of the pod is made.
 type podState struct {
 	ID string `json:"id"`
-	// UID is the user and the group of the hypervisor process.
+	// UID is the user ID and group ID of the hypervisor process.
 	UID    int    `json:"uid"`
 	Netns  string `json:"netns"`
 	Cgroup string `json:"cgroup"`
-	// Made says that all of it was made.
+	// Made means that CreateSandbox has completed.
 	Made bool `json:"made"`
-	// Warnings are what a person should know of the configuration.
+	// Warnings are warnings about the annotations, for people to read.
 	Warnings []string `json:"warnings,omitempty"`
 }
 
 // Status implements ledger.State.
 func (s state) Status() sandbox.Status { return s.StatusOf(s.Pid) }
 
-// end puts the end of a run into the state.
+// end records the end of a run in the state.
 func (s *state) end(m machine.State) {
 	code := m.ExitCode
 	switch {
@@ -63,7 +63,7 @@ func (s *state) end(m machine.State) {
 	case m.Cause == machine.CauseUnknown:
 		code = sandbox.ExitUnknown
 	case m.Cause != machine.CausePowerOff && m.ExitCode == 0:
-		code = 1 // a panic, or a hypervisor that left as if nothing were wrong
+		code = 1 // a panic, or a hypervisor that failed but exited with 0
 	}
 	at := m.FinishedAt
 	if at.IsZero() {
@@ -79,7 +79,7 @@ func (s *state) end(m machine.State) {
 	s.Exit(at, code, reasonOf(m.Cause), m.Message)
 }
 
-// reasonOf is the CRI's reason for the way in which a machine ended.
+// reasonOf returns the CRI exit reason for the cause of a machine's end.
 func reasonOf(c machine.Cause) string {
 	switch c {
 	case machine.CausePowerOff:

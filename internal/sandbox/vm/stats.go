@@ -13,11 +13,11 @@ import (
 	"github.com/tripod-run/tripod/internal/stats"
 )
 
-// askTime bounds each query of a guest or a hypervisor, which may hang.
+// askTime bounds each query to a guest or a hypervisor, which may hang.
 const askTime = time.Second
 
-// ContainerStats implements sandbox.StatsProvider. All figures are the cgroup's, except for available memory, which only the
-// guest knows. A stopped machine has a root disk only.
+// ContainerStats implements sandbox.StatsProvider. All statistics come from the cgroup, except available memory, which
+// only the guest knows. For a stopped machine, only the root disk is reported.
 func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox.Container) (*runtimeapi.ContainerStats, error) {
 	result := &runtimeapi.ContainerStats{WritableLayer: b.rootDisk(c.ID)}
 	h, err := b.ledger.Find(p.ID, c.ID)
@@ -42,7 +42,7 @@ func (b *Backend) ContainerStats(ctx context.Context, p *sandbox.Pod, c *sandbox
 	return result, nil
 }
 
-// guestFigures asks the agent; nil if none answers.
+// guestFigures returns the agent's statistics of the guest, or nil if no agent answers.
 func (l *life) guestFigures(ctx context.Context) *agent.Stats {
 	a := l.agent.Load()
 	if a == nil || !a.Ready() {
@@ -57,7 +57,7 @@ func (l *life) guestFigures(ctx context.Context) *agent.Stats {
 	return &figures
 }
 
-// rootDisk returns the disk usage of the overlay, nil if there is none.
+// rootDisk returns the disk usage of the root disk's overlay, or nil if the machine has no overlay.
 func (b *Backend) rootDisk(id string) *runtimeapi.FilesystemUsage {
 	var st unix.Stat_t
 	if err := unix.Stat(b.cfg.overlayFile(id), &st); err != nil {
@@ -71,7 +71,7 @@ func (b *Backend) rootDisk(id string) *runtimeapi.FilesystemUsage {
 	}
 }
 
-// PodStats implements sandbox.StatsProvider. A pod's figures are those of its hypervisor process.
+// PodStats implements sandbox.StatsProvider. The statistics are those of the pod's hypervisor process.
 func (b *Backend) PodStats(_ context.Context, p *sandbox.Pod) (*runtimeapi.LinuxPodSandboxStats, error) {
 	result := &runtimeapi.LinuxPodSandboxStats{}
 	at, err := b.sandbox(p.ID)
@@ -143,7 +143,7 @@ func (b *Backend) inspectContainer(ctx context.Context, p *sandbox.Pod, id strin
 	return nil
 }
 
-// inspectAgent returns whether the guest's agent answers, and what it reports of the guest.
+// inspectAgent returns whether the guest's agent answers, and what it reports about the guest.
 func (l *life) inspectAgent(ctx context.Context) map[string]any {
 	a := l.agent.Load()
 	if a == nil || !a.Ready() {

@@ -11,7 +11,7 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/tap"
 )
 
-// taps is the network of a node, and what opens its taps for a driver.
+// taps implements network and machine.Opener with the taps of package tap.
 type taps struct{}
 
 var (

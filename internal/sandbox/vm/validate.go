@@ -15,39 +15,39 @@ import (
 	"github.com/tripod-run/tripod/internal/stream"
 )
 
-// Harmless lists what is accepted although nothing is done about it: what the kubelet sends with every pod, and what a
-// machine is held to more strictly than asked. Everything else is enforced or refused.
+// Harmless lists the fields that are accepted without effect, and why. The kubelet sends them with every pod, or
+// machines are more strictly isolated anyway. Every other field is enforced or refused.
 var Harmless = map[string]string{
-	"linux.resources.cpu_period without cpu_quota":            "says nothing without a quota",
-	"linux.resources.hugepage_limits":                         "the guest's memory is not made of huge pages",
-	"linux.resources.memory_swap_limit_in_bytes":              "the guest's memory is what it is, swapped out or not",
-	"linux.resources.oom_score_adj":                           "the hypervisor process is bounded by its cgroup, which has room for the guest's whole memory",
-	"linux.resources.unified memory.oom.group":                "a machine ends as a whole anyway",
-	"linux.resources.unified memory.high, low, min, swap.max": "a kubelet on cgroup v2 writes them for every container. A guest has its memory as a whole: throttled at a part of it, it would stand still",
-	"linux.security_context.capabilities.drop":                "the hypervisor process has none to drop; the guest's are the guest's own",
-	"linux.security_context.masked_paths, readonly_paths":     "there is no /proc of the node in a guest",
-	"linux.security_context.no_new_privs":                     "always so for the hypervisor process; the guest's processes are the guest's own",
-	"linux.security_context.run_as_user, groups, fsGroup":     "users in the guest are the guest's own; the hypervisor process has one that no other pod has",
-	"linux.security_context.selinux_options of level s0":      "the level that every process has where no label is applied",
+	"linux.resources.cpu_period without cpu_quota":            "has no effect without a quota",
+	"linux.resources.hugepage_limits":                         "the guest's memory does not use huge pages",
+	"linux.resources.memory_swap_limit_in_bytes":              "the guest always has its whole memory, swapped out or not",
+	"linux.resources.oom_score_adj":                           "the hypervisor process is limited by its cgroup, which has room for the guest's whole memory",
+	"linux.resources.unified memory.oom.group":                "a machine always ends as a whole",
+	"linux.resources.unified memory.high, low, min, swap.max": "a kubelet on cgroup v2 sets them for every container. They throttle or protect a part of a guest's memory, and a throttled guest would stand still",
+	"linux.security_context.capabilities.drop":                "the hypervisor process has no capabilities; the guest's are the guest's own",
+	"linux.security_context.masked_paths, readonly_paths":     "a guest does not see the node's /proc",
+	"linux.security_context.no_new_privs":                     "always set for the hypervisor process; the guest's processes are the guest's own",
+	"linux.security_context.run_as_user, groups, fsGroup":     "users in the guest are the guest's own; each hypervisor process has its own user on the node",
+	"linux.security_context.selinux_options of level s0":      "every process has this level if no label is applied",
 	"linux.security_context.seccomp, apparmor, not a file":    "the hypervisor process has QEMU's own filter",
 	"linux.sysctls net.ipv4.ip_unprivileged_port_start":       "ports in the guest are the guest's own",
-	"mounts of the termination message":                       "the kubelet's: a machine reports its end by its status",
-	"mounts.selinux_relabel, propagation PRIVATE":             "there is nothing to relabel, and no mount to propagate",
-	"namespace_options of pid, ipc: POD, CONTAINER":           "a guest has processes of its own only",
-	"pod linux.resources, overhead":                           "sums for information",
-	"stop_signal":                                             "a machine is asked to end by its power button",
-	"tty":                                                     "the console of a machine is a terminal always",
+	"mounts of the termination message":                       "made by the kubelet; a machine's status reports how it ended",
+	"mounts.selinux_relabel, propagation PRIVATE":             "there is nothing to relabel and no mount to propagate",
+	"namespace_options of pid, ipc: POD, CONTAINER":           "a guest has only its own processes",
+	"pod linux.resources, overhead":                           "sums, for information only",
+	"stop_signal":                                             "a machine is asked to end with its power button",
+	"tty":                                                     "a machine's console is always a terminal",
 }
 
-// reasons are why a machine cannot have what some fields ask for.
+// reasons explain why machines do not support certain fields.
 var reasons = fields.Reasons{
-	Profile:     "what runs in a guest calls the guest's kernel",
-	Label:       "the processes of a guest have the guest's labels",
-	PID:         "a guest sees its own processes only",
-	IPC:         "a guest has its own System V IPC only",
-	Users:       "users in a guest are none of the node's anyway",
+	Profile:     "programs in a guest call the guest's kernel",
+	Label:       "processes in a guest have the guest's labels",
+	PID:         "a guest sees only its own processes",
+	IPC:         "a guest has only its own System V IPC",
+	Users:       "users in a guest are not users of the node anyway",
 	ImageVolume: "a machine cannot have image volumes",
-	Propagation: "mounts do not cross the border of a guest",
+	Propagation: "mounts do not propagate into or out of a guest",
 	MountOwners: "users in a guest are not mapped",
 }
 
@@ -83,11 +83,11 @@ func validatePod(config *runtimeapi.PodSandboxConfig) error {
 	case config.GetWindows() != nil:
 		return fields.Invalid("windows", "this is a Linux node")
 	case sc.GetPrivileged():
-		return fields.Unsupported("linux.security_context.privileged", "a machine has nothing of the node that it could be let at")
+		return fields.Unsupported("linux.security_context.privileged", "a machine cannot access the node")
 	case sc.GetReadonlyRootfs():
-		return fields.Unsupported("linux.security_context.readonly_rootfs", "a machine writes to its root disk, which is a layer on the image's")
+		return fields.Unsupported("linux.security_context.readonly_rootfs", "a machine always writes to its root disk, an overlay on the image's disk")
 	case len(demanded) > 0:
-		return fields.Unsupported("linux.sysctls", "%v: the kernel is the guest's; set them there, by cloud-init for instance", demanded)
+		return fields.Unsupported("linux.sysctls", "%v: a guest has its own kernel; set them in the guest, for instance by cloud-init", demanded)
 	}
 	if err := reasons.Profiles(sc.GetSeccomp(), sc.GetApparmor(), sc.GetSelinuxOptions()); err != nil {
 		return err
@@ -100,15 +100,15 @@ func validateContainer(config *runtimeapi.ContainerConfig) error {
 	case config.GetWindows() != nil:
 		return fields.Invalid("windows", "this is a Linux node")
 	case len(config.GetCommand()) > 0:
-		return fields.Unsupported("command", "%q: a machine boots what is on its disk; have cloud-init run it (annotation VirtletCloudInitUserData)", config.GetCommand())
+		return fields.Unsupported("command", "%q: a machine boots the system on its disk; have cloud-init run the command (annotation VirtletCloudInitUserData)", config.GetCommand())
 	case len(config.GetCDIDevices()) > 0:
-		return fields.Unsupported("CDI_devices", "a machine can be given block devices only")
+		return fields.Unsupported("CDI_devices", "a machine can have only block devices")
 	case config.GetWorkingDir() != "" && path.Clean(config.GetWorkingDir()) != "/":
 		return fields.Unsupported("working_dir", "%q: a machine has no working directory", config.GetWorkingDir())
 	}
 	for i, arg := range config.GetArgs() {
 		if arg == "" || strings.ContainsAny(arg, "\x00\n") {
-			return fields.Invalid(fmt.Sprintf("args[%d]", i), "%q cannot stand on a kernel's command line", arg)
+			return fields.Invalid(fmt.Sprintf("args[%d]", i), "%q cannot be part of a kernel command line", arg)
 		}
 	}
 	return fields.Env(config.GetEnvs())
@@ -119,11 +119,11 @@ func validateSecurity(sc *runtimeapi.LinuxContainerSecurityContext) error {
 	added := slices.Concat(caps.GetAddCapabilities(), caps.GetAddAmbientCapabilities())
 	switch {
 	case sc.GetPrivileged():
-		return fields.Unsupported("linux.security_context.privileged", "a machine has nothing of the node that it could be let at")
+		return fields.Unsupported("linux.security_context.privileged", "a machine cannot access the node")
 	case sc.GetReadonlyRootfs():
-		return fields.Unsupported("linux.security_context.readonly_rootfs", "a machine writes to its root disk, which is a layer on the image's")
+		return fields.Unsupported("linux.security_context.readonly_rootfs", "a machine always writes to its root disk, an overlay on the image's disk")
 	case len(added) > 0:
-		return fields.Unsupported("linux.security_context.capabilities", "a machine cannot have %v of the node's; in the guest root has them all", added)
+		return fields.Unsupported("linux.security_context.capabilities", "a machine cannot have the node's %v; root has all capabilities in the guest", added)
 	}
 	if err := reasons.Profiles(sc.GetSeccomp(), sc.GetApparmor(), sc.GetSelinuxOptions()); err != nil {
 		return err
@@ -133,24 +133,24 @@ func validateSecurity(sc *runtimeapi.LinuxContainerSecurityContext) error {
 
 func validateNamespaces(o *runtimeapi.NamespaceOption) error {
 	if o.GetNetwork() == runtimeapi.NamespaceMode_NODE {
-		return fields.Unsupported("linux.security_context.namespace_options.network", "a machine has network cards, which are the pod's; the node's own network cannot be shared with it")
+		return fields.Unsupported("linux.security_context.namespace_options.network", "a machine is connected to the pod's network and cannot share the node's")
 	}
 	return reasons.Namespaces(o)
 }
 
 func validateResources(res *runtimeapi.LinuxContainerResources) error {
 	if limit := res.GetMemoryLimitInBytes(); limit < 0 || limit > 0 && limit < minMemory {
-		return fields.Invalid("linux.resources.memory_limit_in_bytes", "%d is the guest's whole memory, which cannot be less than %d", limit, minMemory)
+		return fields.Invalid("linux.resources.memory_limit_in_bytes", "%d is the guest's whole memory, which must be at least %d", limit, minMemory)
 	}
 	if demanded := sandbox.DemandedUnified(res); demanded != nil {
-		return fields.Unsupported("linux.resources.unified", "%v: not among what the hypervisor's cgroup is given", demanded)
+		return fields.Unsupported("linux.resources.unified", "%v: not supported for the hypervisor's cgroup", demanded)
 	}
 	return fields.CPU(res)
 }
 
 func validateMount(field string, m *runtimeapi.Mount) error {
 	if len(m.GetMountOptions()) > 0 {
-		return fields.Unsupported(field+".mount_options", "%v: the guest mounts, with its own options", m.GetMountOptions())
+		return fields.Unsupported(field+".mount_options", "%v: the guest mounts volumes with its own options", m.GetMountOptions())
 	}
 	return refuseFlexVolume(field, m)
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/tripod-run/tripod/test/sandboxtest/corpus"
 )
 
-// kubelets is a pod of which every field that passes is set.
-func kubelets() (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig) {
+// acceptedPod returns a pod and a container in which every accepted field is set.
+func acceptedPod() (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig) {
 	runtimeDefault := &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault}
 	namespaces := &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER}
 	pod := &runtimeapi.PodSandboxConfig{
@@ -53,8 +53,8 @@ func kubelets() (*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig) {
 	return pod, container
 }
 
-// TestWhatAKubeletSends: every request of the corpus passes, but for the node's network. A machine is given none of the files
-// that a kubelet makes for the end of a container.
+// TestWhatAKubeletSends: every request in the corpus is accepted, except for the node's network. Machines do not get
+// the kubelet's termination message file.
 func TestWhatAKubeletSends(t *testing.T) {
 	b := &Backend{cfg: settings{Config: Config{VM: config.Default().VM}}}
 	for _, c := range corpus.Pods(t) {
@@ -63,15 +63,16 @@ func TestWhatAKubeletSends(t *testing.T) {
 		v, err := volumesOf(c.Container, machine.ShareVirtiofs)
 		err = errors.Join(b.Validate(p, nil), b.Validate(p, &sandbox.Container{ID: p.ID, Config: c.Container}), err)
 		if hostNetwork := c.Name == "host-network"; (err != nil) != hostNetwork || hostNetwork && !errdefs.IsNotImplemented(err) {
-			t.Errorf("%s: %v", c.Name, err)
+			t.Errorf("%s: error = %v", c.Name, err)
 		}
-		if kept, want := len(v.mounts), len(c.Container.GetMounts())-1; kept != want {
-			t.Errorf("%s: of %d mounts %d are the guest's: %v", c.Name, want+1, kept, v.mounts)
+		if got, want := len(v.mounts), len(c.Container.GetMounts())-1; got != want {
+			t.Errorf("%s: the guest gets %d mounts, want %d: %v", c.Name, got, want, v.mounts)
 		}
 	}
 }
 
-// TestEnforcedOrRefused: what a machine cannot have is refused, and the field is named (rule 6 of the lifecycle).
+// TestEnforcedOrRefused: fields that machines do not support are refused, and the error names the field (rule 6 of the
+// lifecycle).
 func TestEnforcedOrRefused(t *testing.T) {
 	b := &Backend{cfg: settings{Config: Config{VM: config.Default().VM}}}
 	type pod = runtimeapi.PodSandboxConfig
@@ -120,7 +121,7 @@ func TestEnforcedOrRefused(t *testing.T) {
 		"tripod.dev/vm.disk-driver": {func(p *pod, _ *ctr) { p.Annotations = map[string]string{"tripod.dev/vm.disk-driver": "ide"} }, errdefs.IsInvalidArgument},
 	} {
 		t.Run(field, func(t *testing.T) {
-			pod, container := kubelets()
+			pod, container := acceptedPod()
 			pod, container = proto.CloneOf(pod), proto.CloneOf(container)
 			c.change(pod, container)
 			p := &sandbox.Pod{ID: hashOf("p"), Config: pod}
@@ -129,7 +130,7 @@ func TestEnforcedOrRefused(t *testing.T) {
 				err = b.Validate(p, &sandbox.Container{ID: p.ID, Config: container})
 			}
 			if !c.is(err) || !strings.Contains(err.Error(), field) {
-				t.Errorf("validate: %v", err)
+				t.Errorf("Validate error = %v, want a refusal that names %s", err, field)
 			}
 		})
 	}

@@ -17,23 +17,24 @@ import (
 	"github.com/tripod-run/tripod/internal/sandbox/vm/internal/machine"
 )
 
-// volumes are what a machine gets of the node: directories that the guest mounts, block devices that become its disks, files that
-// cloud-init writes.
+// volumes are a machine's volumes: directories that the guest mounts, block devices that become its disks, and files
+// that cloud-init writes.
 type volumes struct {
-	// driver is how directories are shared with the guest.
+	// driver shares directories with the guest.
 	driver machine.ShareDriver
 	shares []machine.Share
 	disks  []machine.Disk
-	// guestMounts and devices are what cloud-init mounts in the guest.
+	// cloud-init mounts guestMounts, and links or mounts devices, in the guest.
 	guestMounts []cloudinit.Mount
 	devices     []cloudinit.Device
-	// mounts are those of the request that take effect.
+	// mounts are the requested mounts that take effect.
 	mounts []*runtimeapi.Mount
-	// root is the block device to become the root disk; "" for an overlay on the image's disk.
+	// root is the path of the block device for the root disk; "" means an overlay on the image's disk.
 	root string
 }
 
-// shareDriver returns how directories are shared: as the pod asks, or by virtio-fs if that works, or by 9p with the reason why.
+// shareDriver returns the driver for shared directories: the one that the pod asks for, otherwise virtio-fs if it
+// works, otherwise 9p and the reason.
 func (b *Backend) shareDriver(ctx context.Context, o *plan) (driver machine.ShareDriver, why string, err error) {
 	driver = o.options.ShareDriver
 	switch {
@@ -47,20 +48,20 @@ func (b *Backend) shareDriver(ctx context.Context, o *plan) (driver machine.Shar
 	case err == nil:
 		return machine.ShareVirtiofs, "", nil
 	case driver == machine.ShareVirtiofs:
-		return "", "", fmt.Errorf("annotation %sshare-driver: virtiofs: directories cannot be shared by virtio-fs here: %w: %w", annotations.Prefix, err, errdefs.ErrFailedPrecondition)
+		return "", "", fmt.Errorf("annotation %sshare-driver: virtiofs: virtio-fs does not work on this node: %w: %w", annotations.Prefix, err, errdefs.ErrFailedPrecondition)
 	case ctx.Err() != nil:
 		return "", "", err
 	default:
-		return machine.Share9p, fmt.Sprintf("directories are shared by 9p, without owners, and Secrets and ConfigMaps are copied once: no virtio-fs: %v", err), nil
+		return machine.Share9p, fmt.Sprintf("directories are shared by 9p, without owners, and Secrets and ConfigMaps are copied once, because there is no virtio-fs: %v", err), nil
 	}
 }
 
-// volumesOf sorts a container's mounts and devices by kind.
+// volumesOf converts a container's mounts and devices to volumes.
 func volumesOf(config *runtimeapi.ContainerConfig, driver machine.ShareDriver) (v volumes, err error) {
 	v.driver = driver
 	for i, m := range config.GetMounts() {
 		if path.Clean(m.GetContainerPath()) == sandbox.TerminationMessagePath(config) {
-			continue // the kubelet's; the status reports how a machine ended
+			continue // made by the kubelet; the status reports how a machine ended
 		}
 		if err := v.mount(m); err != nil {
 			return v, fmt.Errorf("mounts[%d].host_path: %s: %w", i, m.GetHostPath(), err)
@@ -87,7 +88,7 @@ func (v *volumes) mount(m *runtimeapi.Mount) error {
 		}
 	case cloudinit.KindShare:
 		if path.Clean(m.GetContainerPath()) == "/" {
-			return fmt.Errorf("at / is the root disk, and a directory is none; give the machine a block device there (volumeDevices): %w", errdefs.ErrInvalidArgument)
+			return fmt.Errorf("a directory cannot be the root disk; give the machine a block device at / (volumeDevices): %w", errdefs.ErrInvalidArgument)
 		}
 		mount.Tag = cloudinit.ShareTag(len(v.shares))
 		v.shares = append(v.shares, machine.Share{Tag: mount.Tag, Path: m.GetHostPath(), Driver: v.driver, ReadOnly: m.GetReadonly()})
@@ -99,21 +100,21 @@ func (v *volumes) mount(m *runtimeapi.Mount) error {
 	return nil
 }
 
-// device gives the guest a block device as a disk, which the guest finds by its serial number.
+// device adds a block device as a disk, which the guest finds by its serial number.
 func (v *volumes) device(host, container string, readonly bool) error {
 	info, err := os.Stat(host)
 	if err != nil {
 		return fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
 	}
 	if info.Mode()&os.ModeDevice == 0 || info.Mode()&os.ModeCharDevice != 0 {
-		return fmt.Errorf("is not a block device, and a machine can be given no other: %w", errdefs.ErrNotImplemented)
+		return fmt.Errorf("is not a block device, the only kind of device that a machine can have: %w", errdefs.ErrNotImplemented)
 	}
 	if !readonly && unix.Access(host, unix.W_OK) != nil {
-		return fmt.Errorf("cannot be written to, and is not asked for read-only: %w", errdefs.ErrInvalidArgument)
+		return fmt.Errorf("is not writable, but was not requested read-only: %w", errdefs.ErrInvalidArgument)
 	}
 	if path.Clean(container) == "/" {
 		if readonly || v.root != "" {
-			return fmt.Errorf("at / is the root disk, which is one, and is written to: %w", errdefs.ErrInvalidArgument)
+			return fmt.Errorf("the root disk at / must be the only one there, and writable: %w", errdefs.ErrInvalidArgument)
 		}
 		v.root = host
 		return nil
@@ -124,7 +125,7 @@ func (v *volumes) device(host, container string, readonly bool) error {
 	return nil
 }
 
-// scratch adds the empty disks that the annotations ask for. Their files are made later.
+// scratch adds the empty disks that the annotations ask for. makeDisks makes their files.
 func (v *volumes) scratch(wanted []annotations.ScratchDisk, file func(id string) string) {
 	for i, w := range wanted {
 		disk := machine.Disk{ID: fmt.Sprintf("scratch%d", i), Format: "qcow2"}
